@@ -1,0 +1,138 @@
+"""What inputs may be: the conversions and errors that every function shares."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+_INT32 = np.iinfo(np.int32)
+
+
+def _unheld(dtype: Any) -> bool:
+    """Whether `dtype` is float64 and this configuration would cut it to float32."""
+    return dtype == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64
+
+
+def is_known(x: Any) -> bool:
+    """Whether the values of an array can be looked at now."""
+    return not isinstance(x, Tracer)
+
+
+def _describe(value: Any) -> str:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {value!r:.60}"
+
+
+def array(where: str, name: str, value: Any, kinds: str = "integer or float") -> Any:
+    """`value` as an array of a dtype that positions may have; Python numbers become int32 or float32."""
+    message = "{}: {} must be an {} array, got {}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not _INT32.min <= value <= _INT32.max:
+            raise ValueError(f"{where}: {name} must fit into int32, got {value}")
+        value = np.int32(value)
+    elif type(value) is float:
+        value = np.float32(value)
+    elif not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        raise TypeError(message.format(where, name, kinds, _describe(value)))
+    integer, floating = jnp.issubdtype(value.dtype, jnp.integer), jnp.issubdtype(value.dtype, jnp.floating)
+    if not (integer and "integer" in kinds or floating and "float" in kinds):
+        raise TypeError(message.format(where, name, kinds, _describe(value)))
+    if _unheld(value.dtype):
+        raise TypeError(f"{where}: {name} is float64, which jax_enable_x64=False cannot hold; pass float32 or integers")
+    if floating and value.dtype.itemsize < 4:
+        return value.astype(np.float32)
+    if not integer or value.dtype == np.int32:
+        return value
+    wide = value.dtype.itemsize > 4 or value.dtype == np.uint32
+    if wide and not is_known(value):
+        return value  # its values are not known yet: `_phase.wave` gives NaN outside int32
+    if wide and value.size:
+        low, high = int(value.min()), int(value.max())
+        if low < _INT32.min or high > _INT32.max:
+            raise ValueError(f"{where}: {name} must fit into int32, got {value.dtype} values from {low} to {high}")
+    return value.astype(np.int32)
+
+
+def broadcastable(where: str, name: str, shape: tuple[int, ...], target_name: str, target: tuple[int, ...]) -> None:
+    """Raises unless `shape` broadcasts to `target`."""
+    ok = len(shape) <= len(target) and all(a == 1 or a == b for a, b in zip(shape[::-1], target[::-1], strict=False))
+    if not ok:
+        raise ValueError(f"{where}: {name} of shape {shape} must broadcast to {target_name}, shape {target}")
+
+
+def align(x: Any, ndim: int) -> Any:
+    """Leading axes of one, for jax_numpy_rank_promotion="raise"."""
+    return x.reshape((1,) * (ndim - x.ndim) + x.shape)
+
+
+def floating_dtype(where: str, dtype: Any) -> np.dtype:
+    """`dtype` as a float dtype that this configuration can hold."""
+    try:
+        result = jnp.dtype(dtype)
+    except TypeError:
+        raise TypeError(f"{where}: dtype must be a float dtype, got {dtype!r}") from None
+    if not jnp.issubdtype(result, jnp.floating):
+        raise TypeError(f"{where}: dtype must be a float dtype, got {result}")
+    if _unheld(result):
+        raise TypeError(f"{where}: dtype float64 needs jax_enable_x64=True")
+    return result
+
+
+def one_of(where: str, name: str, value: Any, options: tuple[str, ...]) -> Any:
+    """`value`, which must be one of `options`."""
+    if not isinstance(value, str) or value not in options:
+        raise ValueError(f"{where}: {name} must be one of {options}, got {value!r}")
+    return value
+
+
+def layout(where: str, value: Any) -> Any:
+    """How the two waves of a pair are stored."""
+    return one_of(where, "layout", value, ("interleaved", "half"))
+
+
+def out_of_range(where: str, value: Any) -> Any:
+    """What a position outside a table gives."""
+    return one_of(where, "out_of_range", value, ("error", "nan", "zeros"))
+
+
+def number(where: str, name: str, value: Any) -> float:
+    """`value` as a finite Python float."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{where}: {name} must be a number, got {_describe(value)}")
+    if not math.isfinite(value):
+        raise ValueError(f"{where}: {name} must be finite, got {value}")
+    return float(value)
+
+
+def positive_int(where: str, name: str, value: Any) -> int:
+    """`value` as a Python integer of at least one."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{where}: {name} must be an integer, got {_describe(value)}")
+    if value < 1:
+        raise ValueError(f"{where}: {name} must be at least 1, got {value}")
+    return int(value)
+
+
+def floats(where: str, name: str, x: Any, axes: str) -> jax.Array:
+    """`x` as an array of floats of at least the axes that `axes` names behind its dots; its dtype is kept."""
+    if not isinstance(x, (jax.Array, np.ndarray)) or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{where}: {name} must be a float array of shape {axes}, got {_describe(x)}")
+    if _unheld(x.dtype):
+        raise TypeError(f"{where}: {name} is float64, which jax_enable_x64=False cannot hold; pass float32")
+    if x.ndim < axes.count(","):
+        raise ValueError(f"{where}: {name} must have shape {axes}, got {x.shape}")
+    return jnp.asarray(x)
+
+
+def scalar(where: str, name: str, value: Any) -> jax.Array:
+    """`value` as a scalar array of floats or integers."""
+    result = jnp.asarray(array(where, name, value))
+    if result.ndim:
+        raise ValueError(f"{where}: {name} must be a scalar, got shape {result.shape}")
+    return result

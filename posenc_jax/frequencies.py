@@ -1,0 +1,301 @@
+r"""How fast each pair of features turns: `Frequencies`, and the spectra that models use."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from decimal import Context, Decimal
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posenc_jax import _check, _phase
+
+Layout = Literal["interleaved", "half"]
+Precision = Literal["exact", "float32"]
+
+_DECIMAL = Context(prec=60)
+_TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563281257241799")
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Frequencies:
+    r"""How fast each pair of features turns, which coordinate of the position turns it, and the amplitude.
+
+    Feature pair $i$ of an encoding is $a\,(\sin \omega_i p_{c_i}, \cos \omega_i p_{c_i})$ for a position $p$. The
+    $\omega_i$ are held exactly (to $2^{-128}$ turn a position), so that phases are right at every int32 position.
+
+    Immutable, hashable and without arrays: static under `jax.jit`, safe as a plain attribute of a Flax module.
+    Usually made by `geometric` or `axial`.
+
+    Args:
+      turns: $\omega_i / 2\pi$, turns a unit of position, as integers in units of $2^{-128}$ turn.
+      dim: features covered, 2 × pairs, or one less: the last cosine is dropped.
+      axes: the coordinate $c_i$ that drives each pair; `None` for positions of one coordinate.
+      attention_factor: the amplitude $a$ of sine and cosine.
+      precision: "exact", or "float32" to reproduce what float32 references compute: float32 $\omega$, float32 product.
+
+    Raises:
+      ValueError: if the arguments do not fit each other.
+
+    Example:
+      >>> import posenc_jax as pe
+      >>> f = pe.geometric(6)
+      >>> f.dim, f.num_pairs, f.num_axes
+      (6, 3, 1)
+      >>> [round(float(w), 4) for w in 1 / f.angular]
+      [1.0, 21.5443, 464.1589]
+    """
+
+    turns: tuple[int, ...]
+    dim: int
+    axes: tuple[int, ...] | None = None
+    attention_factor: float = 1.0
+    precision: Precision = "exact"
+
+    def __post_init__(self):
+        """Checks the fields against each other and hashes them once."""
+        pairs = len(self.turns)
+        if pairs < 1 or self.dim not in (2 * pairs, 2 * pairs - 1):
+            expected = f"{2 * pairs} or {2 * pairs - 1}"
+            raise ValueError(f"Frequencies: dim must be {expected} for {pairs} pairs, got {self.dim}")
+        if self.axes is None:
+            object.__setattr__(self, "axes", (0,) * pairs)
+        if len(self._axes) != pairs or min(self._axes) < 0:
+            raise ValueError(f"Frequencies: axes must hold {pairs} coordinates of at least 0, got {self.axes}")
+        if not math.isfinite(self.attention_factor):
+            raise ValueError(f"Frequencies: attention_factor must be finite, got {self.attention_factor}")
+        _check.one_of("Frequencies", "precision", self.precision, ("exact", "float32"))
+        # Hashed at every call of a jitted function: the turns are many, so only once.
+        object.__setattr__(self, "_key", (self.dim, self.axes, self.attention_factor, self.precision, self.turns))
+        object.__setattr__(self, "_hash", hash(self._key))  # type: ignore[attr-defined]
+
+    @property
+    def _axes(self) -> tuple[int, ...]:
+        assert self.axes is not None
+        return self.axes
+
+    def __hash__(self):
+        """Of the value: equal spectra are interchangeable."""
+        return self._hash  # type: ignore[attr-defined]
+
+    def __eq__(self, other):
+        """Equal when all fields are."""
+        if not isinstance(other, Frequencies):
+            return NotImplemented
+        return self is other or self._key == other._key  # type: ignore[attr-defined]
+
+    def __repr__(self):
+        """A line: the spectrum is too long to print."""
+        w = self.angular
+        rest = f", num_axes={self.num_axes}" if self.num_axes > 1 else ""
+        rest += f", attention_factor={self.attention_factor}" if self.attention_factor != 1 else ""
+        rest += ", precision='float32'" if self.precision == "float32" else ""
+        return f"Frequencies(dim={self.dim}, angular={w[0]:.6g} … {w[-1]:.6g}{rest})"
+
+    @property
+    def num_pairs(self) -> int:
+        """The number of (sine, cosine) pairs."""
+        return len(self.turns)
+
+    @property
+    def num_axes(self) -> int:
+        """The number of coordinates of a position; positions have a trailing axis of this size when it is over 1."""
+        return max(self._axes) + 1
+
+    @property
+    def angular(self) -> np.ndarray:
+        r"""$\omega_i$ in radians a unit of position, float64, shape (num_pairs,)."""
+        return _phase.angular_from_turns(self.turns)
+
+    @property
+    def wavelengths(self) -> np.ndarray:
+        r"""$2\pi/\omega_i$ in positions a turn, float64, shape (num_pairs,); inf where a pair does not turn."""
+        return np.array([(1 << _phase.TURN_BITS) / t if t else math.inf for t in self.turns])
+
+    def with_precision(self, precision: Precision) -> Frequencies:
+        """The same spectrum, computed as "exact" or as "float32" references do."""
+        return dataclasses.replace(self, precision=precision)
+
+
+def _turns(angular: Decimal) -> int:
+    """Radians to units of 2⁻¹²⁸ turn."""
+    scaled = _DECIMAL.divide(_DECIMAL.multiply(angular, Decimal(1 << _phase.TURN_BITS)), _TWO_PI)
+    return int(scaled.to_integral_value())
+
+
+@functools.lru_cache(maxsize=256)
+def _spectrum(pairs: int, base: float, numerator: int, denominator: int) -> tuple[int, ...]:
+    """ω_i = base^(−i·numerator/denominator) to 60 digits, in turns."""
+    exponent = _DECIMAL.divide(Decimal(-numerator), Decimal(denominator))
+    ratio = _DECIMAL.power(Decimal(base), exponent)
+    angular, turns = Decimal(1), []
+    for _ in range(pairs):
+        turns.append(_turns(angular))
+        angular = _DECIMAL.multiply(angular, ratio)
+    return tuple(turns)
+
+
+def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Frequencies:
+    r"""The geometric spectrum of the Transformer, $\omega_i = \text{base}^{-2i/\text{dim}}$.
+
+    Wavelengths run from $2\pi$ to $2\pi\cdot\text{base}^{(d-2)/d}$, one step short of $2\pi\cdot\text{base}$.
+
+    Args:
+      dim: number of features, at least 1. An odd width has (dim + 1)/2 pairs and drops the last cosine.
+      base: positive and finite.
+      endpoint: space the pairs to end at exactly 1/base, $\omega_i = \text{base}^{-i/(n-1)}$ for $n$ pairs, as
+        Tensor2Tensor, the Flax examples and diffusion models do. A single pair has $\omega_0 = 1$.
+
+    Returns:
+      Frequencies of (dim + 1)//2 pairs, correct to 2⁻¹²⁸ turn.
+
+    Raises:
+      TypeError: if dim is not an integer or base not a number.
+      ValueError: if dim < 1, or base is not positive and finite.
+
+    Example:
+      >>> import posenc_jax as pe
+      >>> pe.geometric(4).angular.round(6).tolist()
+      [1.0, 0.01]
+      >>> pe.geometric(4, endpoint=True).angular.round(6).tolist()
+      [1.0, 0.0001]
+
+    Reference:
+      Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
+    """
+    dim = _check.positive_int("geometric", "dim", dim)
+    base = _check.number("geometric", "base", base)
+    if base <= 0:
+        raise ValueError(f"geometric: base must be positive, got {base}")
+    pairs = (dim + 1) // 2
+    step = (1, max(pairs - 1, 1)) if endpoint else (2, dim)
+    return Frequencies(_spectrum(pairs, base, *step), dim)
+
+
+def axial(dim: int, num_axes: int, base: float = 10_000.0) -> Frequencies:
+    r"""A position of several coordinates: each drives an equal share of the features with its own spectrum.
+
+    Axis $c$ has the dim/num_axes features from $c \cdot \text{dim}/\text{num\_axes}$ on in the interleaved layout,
+    with the spectrum of `geometric(dim // num_axes, base)`: the encoding of $(p_0, p_1, …)$ is the concatenation
+    of the encodings of $p_0$, $p_1$, ….
+
+    Args:
+      dim: number of features, a multiple of 2·num_axes.
+      num_axes: number of coordinates: 2 for images, 3 for video.
+      base: as for `geometric`.
+
+    Returns:
+      Frequencies; positions have shape (..., num_axes), or (...,) when num_axes is 1.
+
+    Raises:
+      TypeError: if dim or num_axes is not an integer.
+      ValueError: if dim is not a multiple of 2·num_axes, or base is not positive.
+
+    Example:
+      >>> import posenc_jax as pe
+      >>> f = pe.axial(8, 2)
+      >>> f.axes
+      (0, 0, 1, 1)
+      >>> f.angular.round(6).tolist()
+      [1.0, 0.01, 1.0, 0.01]
+
+    Reference:
+      Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, appendix D.4, whose 2-D encoding is learned;
+      this is its sinusoidal counterpart.
+    """
+    dim = _check.positive_int("axial", "dim", dim)
+    num_axes = _check.positive_int("axial", "num_axes", num_axes)
+    if dim % (2 * num_axes):
+        raise ValueError(f"axial: dim must be a multiple of 2·num_axes = {2 * num_axes}, got {dim}")
+    one = geometric(dim // num_axes, base)
+    axes = tuple(axis for axis in range(num_axes) for _ in one.turns)
+    return Frequencies(one.turns * num_axes, dim, axes)
+
+
+def resolve(where: str, frequencies: Any, *, even: bool = False) -> Frequencies | jax.Array:
+    """What a `frequencies` argument means: Frequencies, a width, or a float array of ω (num_pairs,)."""
+    if isinstance(frequencies, (int, np.integer)) and not isinstance(frequencies, bool):
+        frequencies = geometric(_check.positive_int(where, "frequencies (a width)", frequencies))
+    if isinstance(frequencies, Frequencies):
+        if even and frequencies.dim % 2:
+            raise ValueError(f"{where}: frequencies must have an even dim, got {frequencies.dim}")
+        return frequencies
+    if not isinstance(frequencies, (jax.Array, np.ndarray)):
+        raise TypeError(
+            f"{where}: frequencies must be Frequencies, an integer width or a float array of angular frequencies, "
+            f"got {type(frequencies).__name__} {frequencies!r}"
+        )
+    result = _check.array(where, "frequencies", frequencies, "float")
+    if result.ndim != 1 or not result.size:
+        raise ValueError(f"{where}: frequencies as an array must have shape (num_pairs,), got {result.shape}")
+    return jnp.asarray(result)
+
+
+def resolve_static(where: str, frequencies: Any) -> Frequencies:
+    """The same for a module's setting, which cannot be an array: that would become its state."""
+    if isinstance(frequencies, (jax.Array, np.ndarray)):
+        raise TypeError(f"{where}: frequencies must be Frequencies or an integer width, got an array")
+    result = resolve(where, frequencies)
+    assert isinstance(result, Frequencies)
+    return result
+
+
+def dim_of(frequencies: Frequencies | jax.Array) -> int:
+    """The number of features."""
+    return frequencies.dim if isinstance(frequencies, Frequencies) else 2 * frequencies.shape[0]
+
+
+def positions_of(where: str, name: str, positions: Any, frequencies: Frequencies | jax.Array) -> jax.Array:
+    """A `positions` argument as int32 or float, with one trailing axis of coordinates: (..., num_axes)."""
+    positions = jnp.asarray(_check.array(where, name, positions))
+    num_axes = frequencies.num_axes if isinstance(frequencies, Frequencies) else 1
+    if num_axes == 1:
+        return positions[..., None]
+    if positions.ndim < 1 or positions.shape[-1] != num_axes:
+        raise ValueError(
+            f"{where}: {name} must have a last axis of size {num_axes}, one coordinate for each axis of the "
+            f"frequencies, got shape {positions.shape}"
+        )
+    return positions
+
+
+def _waves(positions: jax.Array, frequencies: Frequencies | jax.Array, expand: Any, quarter: np.ndarray) -> jax.Array:
+    """The sine of ω·p + quarter·π/2 for each column that `expand` makes of the pairs; the last may be dropped."""
+    if not isinstance(frequencies, Frequencies):
+        return _phase.wave(positions, expand(frequencies), quarter)
+    column = expand(np.arange(frequencies.num_pairs))[: len(quarter)]
+    turns = tuple(frequencies.turns[i] for i in column)
+    axes = _check.align(np.array(frequencies.axes)[column], positions.ndim)
+    coordinate = positions[..., :1]
+    for axis in range(1, frequencies.num_axes):  # a select for each axis: it fuses, a gather does not
+        coordinate = jnp.where(axes == axis, positions[..., axis : axis + 1], coordinate)
+    wave = _phase.wave if frequencies.precision == "exact" else _phase.wave_float32
+    result = wave(coordinate, turns, quarter)
+    return result if frequencies.attention_factor == 1 else result * np.float32(frequencies.attention_factor)
+
+
+def features(
+    positions: jax.Array, frequencies: Frequencies | jax.Array, layout: Layout, quarter: np.ndarray | None = None
+) -> jax.Array:
+    """The encoding, float32 (..., dim), of positions (..., num_axes): one elementwise expression.
+
+    `quarter` says for each feature which wave of its pair it is: sin(ω·p + quarter·π/2).
+    """
+    dim = dim_of(frequencies)
+    if quarter is None:
+        quarter = np.arange(dim) % 2 if layout == "interleaved" else np.arange(dim) // ((dim + 1) // 2)
+    if layout == "interleaved":
+        return _waves(positions, frequencies, lambda x: x.repeat(2), quarter)
+    return _waves(positions, frequencies, lambda x: x[None].repeat(2, axis=0).reshape(-1), quarter)
+
+
+def sine_cosine(positions: jax.Array, frequencies: Frequencies | jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sine and cosine of each pair's phase, float32 (..., num_pairs)."""
+    pairs = (dim_of(frequencies) + 1) // 2
+    sine, cosine = (_waves(positions, frequencies, lambda x: x, np.full(pairs, quarter)) for quarter in (0, 1))
+    return sine, cosine

@@ -1,0 +1,195 @@
+r"""What moving by an offset does to the sinusoidal encoding: the rotation $M_k$ with $PE(p+k) = M_k PE(p)$."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from posenc_jax import _check
+from posenc_jax.frequencies import (
+    Frequencies,
+    Layout,
+    dim_of,
+    features,
+    positions_of,
+    resolve,
+    sine_cosine,
+)
+
+
+def rotation_matrix(
+    offset: ArrayLike,
+    frequencies: Frequencies | int | jax.Array,
+    *,
+    layout: Layout = "interleaved",
+    dtype: Any = jnp.float32,
+) -> jax.Array:
+    r"""$M_k$, the matrix with $PE(p+k) = M_k\,PE(p)$ for every position $p$.
+
+    Block diagonal (in the interleaved layout), one rotation for each pair, by the angle-addition identities:
+
+    $$\begin{bmatrix} \sin\omega(p+k) \\ \cos\omega(p+k) \end{bmatrix} =
+      \begin{bmatrix} \cos\omega k & \sin\omega k \\ -\sin\omega k & \cos\omega k \end{bmatrix}
+      \begin{bmatrix} \sin\omega p \\ \cos\omega p \end{bmatrix}$$
+
+    so it depends on $k$ alone, $M_j M_k = M_{j+k}$ and $M_k^{-1} = M_{-k} = M_k^T$. The amplitude of the frequencies
+    (`attention_factor`) is no part of it.
+
+    Args:
+      offset: $k$, integers or floats of shape (...,), or (..., axes) when the frequencies use several axes.
+      frequencies: as for `sinusoidal`; the width must be even.
+      layout: as for `sinusoidal`.
+      dtype: any float dtype.
+
+    Returns:
+      The matrices, shape (..., dim, dim), of the given dtype.
+
+    Raises:
+      TypeError: if the offset is not of integers or floats, or as `sinusoidal`.
+      ValueError: if the width is odd (a pair whose cosine was dropped has no rotation), or as `sinusoidal`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> M = pe.rotation_matrix(5, 8)
+      >>> moved = jnp.matmul(M, pe.sinusoidal(3, 8), precision="highest")
+      >>> bool(jnp.allclose(moved, pe.sinusoidal(8, 8), atol=5e-7))
+      True
+
+    Reference:
+      Vaswani et al., "Attention Is All You Need", 2017, section 3.5: "for any fixed offset k, PE(pos+k) can be
+      represented as a linear function of PE(pos)".
+    """
+    where = "rotation_matrix"
+    _check.layout(where, layout)
+    frequencies = resolve(where, frequencies, even=True)
+    offset = positions_of(where, "offset", offset, frequencies)
+    return _rotation_matrix(offset, frequencies, layout=layout, dtype=_check.floating_dtype(where, dtype))
+
+
+@functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)
+def _rotation_matrix(offset, frequencies, *, layout, dtype):
+    dim = dim_of(frequencies)
+    index = np.arange(dim)
+    # Row r turns feature r, the sine or the cosine of a pair, and takes from its other one, `partner`.
+    is_cosine, distance = (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
+    partner = index + distance - 2 * distance * is_cosine
+    frequencies = _unit(frequencies)
+    diagonal = features(offset, frequencies, layout, np.ones(dim, int))[..., None]  # cos ωk
+    other = features(offset, frequencies, layout, 2 * is_cosine)[..., None]  # sin ωk, −sin ωk
+    to_column = lambda x: _check.align(x[:, None] == index[None, :], diagonal.ndim)  # noqa: E731
+    return jnp.where(to_column(index), diagonal, jnp.where(to_column(partner), other, np.float32(0))).astype(dtype)
+
+
+def shift(
+    encodings: ArrayLike,
+    offset: ArrayLike,
+    frequencies: Frequencies | int | jax.Array,
+    *,
+    layout: Layout = "interleaved",
+) -> jax.Array:
+    r"""$M_k$ applied to encodings without building the matrix: $PE(p)$ becomes $PE(p+k)$.
+
+    Args:
+      encodings: floats of shape (..., dim).
+      offset: $k$, integers or floats of a shape that broadcasts to that of the encodings without their last axis,
+        with a further last axis when the frequencies use several axes.
+      frequencies: as for `sinusoidal`, of the encodings' width, which must be even.
+      layout: as for `sinusoidal`.
+
+    Returns:
+      The shifted encodings, of the shape and dtype of `encodings`; computed in float32 (float64 if they are).
+
+    Raises:
+      TypeError: if encodings are not floats, or as `rotation_matrix`.
+      ValueError: if the width does not match or the offset does not broadcast, or as `rotation_matrix`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> table = pe.sinusoidal(jnp.arange(10), 8)
+      >>> bool(jnp.allclose(pe.shift(table, 100, 8), pe.sinusoidal(jnp.arange(100, 110), 8), atol=5e-7))
+      True
+
+    Reference:
+      Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
+    """
+    where = "shift"
+    _check.layout(where, layout)
+    encodings = _check.floats(where, "encodings", encodings, "(..., dim)")
+    frequencies = resolve(where, frequencies, even=True)
+    if dim_of(frequencies) != encodings.shape[-1]:
+        width = dim_of(frequencies)
+        raise ValueError(f"{where}: frequencies of width {width} must match encodings, shape {encodings.shape}")
+    offset = positions_of(where, "offset", offset, frequencies)
+    _check.broadcastable(where, "offset", offset.shape[:-1], "encodings without their last axis", encodings.shape[:-1])
+    return _shift(encodings, offset, frequencies, layout=layout)
+
+
+@functools.partial(jax.jit, static_argnames=("layout",), inline=True)
+def _shift(encodings, offset, frequencies, *, layout):
+    inside = jnp.promote_types(encodings.dtype, jnp.float32)
+    # Pairs by reshape: (..., pairs, 2) interleaved, (..., 2, pairs) in halves.
+    axis = -1 if layout == "interleaved" else -2
+    pairs = (-1, 2) if layout == "interleaved" else (2, -1)
+    split = encodings.astype(inside).reshape(encodings.shape[:-1] + pairs)
+    sine, cosine = (jax.lax.index_in_dim(split, i, split.ndim + axis, keepdims=False) for i in (0, 1))
+    rotation = sine_cosine(offset, _unit(frequencies))
+    sin_k, cos_k = (_check.align(x.astype(inside), encodings.ndim) for x in rotation)
+    moved = jnp.stack([sine * cos_k + cosine * sin_k, cosine * cos_k - sine * sin_k], axis=axis)
+    return moved.reshape(encodings.shape).astype(encodings.dtype)
+
+
+def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Array) -> jax.Array:
+    r"""The dot product of two encodings, which depends on their offset alone.
+
+    $$PE(p) \cdot PE(p+k) = \sum_i \cos \omega_i k$$
+
+    exactly, at every $p$; times the square of the frequencies' `attention_factor`.
+
+    Args:
+      offset: $k$, integers or floats of shape (...,), or (..., axes) when the frequencies use several axes.
+      frequencies: as for `sinusoidal`; the width must be even.
+
+    Returns:
+      float32 of shape (...,). At offset 0, the squared norm of every encoding: dim / 2.
+
+    Raises:
+      TypeError: as `rotation_matrix`.
+      ValueError: if the width is odd (with a cosine dropped, the product depends on the position), or as
+        `rotation_matrix`.
+
+    Example:
+      >>> import posenc_jax as pe
+      >>> print(pe.offset_similarity(0, 16))
+      8.0
+      >>> print(pe.offset_similarity(-3, 16) == pe.offset_similarity(3, 16))
+      True
+
+    Reference:
+      Vaswani et al., "Attention Is All You Need", 2017, section 3.5; the sum follows from the identity
+      cos(a)cos(b) + sin(a)sin(b) = cos(a − b).
+    """
+    where = "offset_similarity"
+    frequencies = resolve(where, frequencies, even=True)
+    return _offset_similarity(positions_of(where, "offset", offset, frequencies), frequencies)
+
+
+@functools.partial(jax.jit, inline=True)
+def _offset_similarity(offset, frequencies):
+    _, cosine = sine_cosine(offset, _unit(frequencies))
+    amplitude = frequencies.attention_factor if isinstance(frequencies, Frequencies) else 1.0
+    return jnp.sum(cosine, axis=-1) * np.float32(amplitude**2)
+
+
+def _unit(frequencies):
+    """Of amplitude 1: a rotation keeps norms."""
+    if isinstance(frequencies, Frequencies):
+        return dataclasses.replace(frequencies, attention_factor=1.0)
+    return frequencies
