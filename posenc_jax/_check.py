@@ -130,9 +130,16 @@ def floats(where: str, name: str, x: Any, axes: str) -> jax.Array:
     return jnp.asarray(x)
 
 
-def scalar(where: str, name: str, value: Any) -> jax.Array:
-    """`value` as a scalar array of floats or integers."""
-    result = jnp.asarray(array(where, name, value))
+def scalar(where: str, name: str, value: Any, dtype: Any) -> jax.Array:
+    """`value` as a scalar array; Python and NumPy numbers are rounded to `dtype` only."""
+    if isinstance(value, (int, float, np.integer, np.floating)):
+        return jnp.asarray(number(where, name, value), dtype)
+    result = array(where, name, value)
     if result.ndim:
         raise ValueError(f"{where}: {name} must be a scalar, got shape {result.shape}")
-    return result
+    return jnp.asarray(result)
+
+
+def inside(*arrays: Any) -> Any:
+    """The dtype to compute in: float64 if an array is, else float32."""
+    return np.float64 if any(x.dtype == np.float64 for x in arrays) else np.float32

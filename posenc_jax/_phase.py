@@ -29,9 +29,11 @@ TURN_BITS = 128  # static frequencies are integers in units of 2⁻¹²⁸ turn 
 # 1/2π as a 96-bit binary fraction, in 16-bit digits, most significant first.
 _INVERSE_TWO_PI = (0x28BE, 0x60DB, 0x9391, 0x054A, 0x7F09, 0xD5F4)
 
-# sin(πz/2) = z + v·z·Q(v), v = 1 − z², minimax over 0 ≤ z ≤ 1 with float32 coefficients: the correction
-# vanishes at both ends, so that the last addition carries nearly all of the rounding.
-_Q = (0.4999998211860657, 0.0665767639875412, 0.0040687075816094875, 0.00015101114695426077)
+# sin(πz/2) = z + z·v·Q(v) with v = 1 − z² and Q(v) = c₀ + v·(c₁ + c₃·v·(v + r)), minimax over 0 ≤ z ≤ 1 with float32
+# coefficients: the correction to z vanishes at both ends and stays below 0.22.
+_C0, _C1, _C3, _R = (
+    np.float32(c) for c in (0.4999997913837433, 0.06657696515321732, 0.00015119873569346964, 26.90729522705078)
+)
 
 
 class Word(NamedTuple):
@@ -122,19 +124,40 @@ def _phase_of_fraction(fraction: jax.Array, word: Word) -> jax.Array:
 
 
 def _sine(phase: jax.Array) -> jax.Array:
-    """The sine of (phase − ¼ turn), float32, for an int32 phase in units of 2⁻³² turn."""
+    """The sine of (phase − ¼ turn), float32, for an int32 phase in units of 2⁻³² turn.
+
+    The same bits in every program: a compiler that may contract a·b + c to one rounding does so in one place and not
+    in another, so no product here meets an addition. |a·b| is the product where it is known to be positive.
+    """
     # Reflect into a quarter turn either side of zero: a triangle wave. |−2³¹| wraps to −2³¹, which is right.
-    folded = jnp.abs(phase) - np.int32(2**30)
-    # The float takes the upper 24 bits without rounding; the lower six enter at first order, where the slope
-    # (π/2)·cos(πz/2) is near 1.5·v.
-    low = folded & 63
-    z = (folded - low).astype(jnp.float32) * np.float32(2.0**-30)
-    delta = low.astype(jnp.float32) * np.float32(1.5 * 2.0**-30)
-    v = 1 - z * z
-    q = np.float32(_Q[3])
-    for coefficient in _Q[2::-1]:
-        q = q * v + np.float32(coefficient)
-    return z + v * (z * q + delta)
+    t = jnp.abs(phase) - np.int32(2**30)
+    rounded = t.astype(jnp.float32)
+    z = rounded * np.float32(2.0**-30)
+    v = (1 - z) * (1 + z)
+    q = jnp.abs(_C3 * v * (v + _R)) + _C1
+    q = jnp.abs(v * q) + _C0
+    # The correction is added to the exact integer t: what the float lost of t, and a rounding, are saved.
+    correction = (rounded * (v * q)).astype(jnp.int32)
+    return (t + correction).astype(jnp.float32) * np.float32(2.0**-30)
+
+
+@jax.custom_jvp
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a·b, rounded by itself in every program (see `_sine`): the magnitude, with the sign put back as a bit."""
+    integer = np.dtype(f"int{8 * a.dtype.itemsize}")
+    bits = lambda x: jax.lax.bitcast_convert_type(x, integer)  # noqa: E731
+    sign = (bits(a) ^ bits(b)) & np.asarray(np.iinfo(integer).min, integer)
+    return jax.lax.bitcast_convert_type(bits(jnp.abs(a * b)) | sign, a.dtype)
+
+
+def _product_jvp(primals, tangents):
+    a, b = primals
+    result = product(a, b)
+    terms = [x * d for x, d in zip((b, a), tangents, strict=True) if not isinstance(d, SymbolicZero)]
+    return result, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(result)
+
+
+product.defjvp(_product_jvp, symbolic_zeros=True)
 
 
 @jax.custom_jvp

@@ -250,6 +250,11 @@ def dim_of(frequencies: Frequencies | jax.Array) -> int:
     return frequencies.dim if isinstance(frequencies, Frequencies) else 2 * frequencies.shape[0]
 
 
+def amplitude_of(frequencies: Frequencies | jax.Array) -> float:
+    """The factor of sines and cosines."""
+    return frequencies.attention_factor if isinstance(frequencies, Frequencies) else 1.0
+
+
 def positions_of(where: str, name: str, positions: Any, frequencies: Frequencies | jax.Array) -> jax.Array:
     """A `positions` argument as int32 or float, with one trailing axis of coordinates: (..., num_axes)."""
     positions = jnp.asarray(_check.array(where, name, positions))
@@ -276,7 +281,8 @@ def _waves(positions: jax.Array, frequencies: Frequencies | jax.Array, expand: A
         coordinate = jnp.where(axes == axis, positions[..., axis : axis + 1], coordinate)
     wave = _phase.wave if frequencies.precision == "exact" else _phase.wave_float32
     result = wave(coordinate, turns, quarter)
-    return result if frequencies.attention_factor == 1 else result * np.float32(frequencies.attention_factor)
+    amplitude = frequencies.attention_factor
+    return result if amplitude == 1 else _phase.product(result, jnp.asarray(amplitude, jnp.float32))
 
 
 def features(

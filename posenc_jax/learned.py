@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax import _check
+from posenc_jax._phase import product
 
 OutOfRange = Literal["error", "nan", "zeros"]
 
@@ -124,7 +124,7 @@ def add_learned(
     table = _table(where, table)
     if table.shape[1] != x.shape[-1]:
         raise ValueError(f"{where}: table of width {table.shape[1]} must match x, shape {x.shape}")
-    scale = _check.scalar(where, "scale", scale)
+    scale = _check.scalar(where, "scale", scale, _check.inside(x, table))
     if positions is not None:
         positions = _positions(where, positions, table.shape[0], out_of_range)
         _check.broadcastable(where, "positions", positions.shape, "x without its last axis", x.shape[:-1])
@@ -136,9 +136,10 @@ def add_learned(
 @functools.partial(jax.jit, static_argnames=("out_of_range",), inline=True)
 def _add_learned(x, table, positions, scale, *, out_of_range):
     rows = table[: x.shape[-2]] if positions is None else _learned(positions, table, out_of_range=out_of_range)
-    inside = jnp.promote_types(jnp.promote_types(x.dtype, table.dtype), jnp.float32)
+    inside = _check.inside(x, table)
     rows = _check.align(rows.astype(inside), x.ndim)
-    return (scale.astype(inside) * x.astype(inside) + rows).astype(x.dtype)
+    scaled = product(scale.astype(inside), x.astype(inside))
+    return (scaled + rows).astype(x.dtype)
 
 
 def resize_table(
@@ -176,7 +177,7 @@ def resize_table(
     where = "resize_table"
     _check.one_of(where, "method", method, ("linear", "cubic"))
     table = _check.floats(where, "table", table, "(length, dim)")
-    entries: Any = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    entries: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
     grid = tuple(_check.positive_int(where, "each entry of shape", n) for n in entries)
     if len(grid) != table.ndim - 1:
         expected = f"{table.ndim - 1} entries for a table of shape {table.shape}"
@@ -186,7 +187,7 @@ def resize_table(
 
 @functools.partial(jax.jit, static_argnames=("grid", "method"), inline=True)
 def _resize_table(table, *, grid, method):
-    inside = table.astype(jnp.promote_types(table.dtype, jnp.float32))
+    inside = table.astype(_check.inside(table))
     return jax.image.resize(inside, (*grid, table.shape[-1]), method, precision=jax.lax.Precision.HIGHEST).astype(
         table.dtype
     )

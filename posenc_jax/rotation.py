@@ -12,9 +12,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax import _check
+from posenc_jax._phase import product
 from posenc_jax.frequencies import (
     Frequencies,
     Layout,
+    amplitude_of,
     dim_of,
     features,
     positions_of,
@@ -134,7 +136,7 @@ def shift(
 
 @functools.partial(jax.jit, static_argnames=("layout",), inline=True)
 def _shift(encodings, offset, frequencies, *, layout):
-    inside = jnp.promote_types(encodings.dtype, jnp.float32)
+    inside = _check.inside(encodings)
     # Pairs by reshape: (..., pairs, 2) interleaved, (..., 2, pairs) in halves.
     axis = -1 if layout == "interleaved" else -2
     pairs = (-1, 2) if layout == "interleaved" else (2, -1)
@@ -142,7 +144,9 @@ def _shift(encodings, offset, frequencies, *, layout):
     sine, cosine = (jax.lax.index_in_dim(split, i, split.ndim + axis, keepdims=False) for i in (0, 1))
     rotation = sine_cosine(offset, _unit(frequencies))
     sin_k, cos_k = (_check.align(x.astype(inside), encodings.ndim) for x in rotation)
-    moved = jnp.stack([sine * cos_k + cosine * sin_k, cosine * cos_k - sine * sin_k], axis=axis)
+    new_sine = product(sine, cos_k) + product(cosine, sin_k)
+    new_cosine = product(cosine, cos_k) - product(sine, sin_k)
+    moved = jnp.stack([new_sine, new_cosine], axis=axis)
     return moved.reshape(encodings.shape).astype(encodings.dtype)
 
 
@@ -184,8 +188,7 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
 @functools.partial(jax.jit, inline=True)
 def _offset_similarity(offset, frequencies):
     _, cosine = sine_cosine(offset, _unit(frequencies))
-    amplitude = frequencies.attention_factor if isinstance(frequencies, Frequencies) else 1.0
-    return jnp.sum(cosine, axis=-1) * np.float32(amplitude**2)
+    return jnp.sum(cosine, axis=-1) * np.float32(amplitude_of(frequencies) ** 2)
 
 
 def _unit(frequencies):

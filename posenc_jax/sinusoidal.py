@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from posenc_jax import _check
+from posenc_jax._phase import product
 from posenc_jax.frequencies import Frequencies, Layout, dim_of, features, positions_of, resolve
 
 
@@ -109,7 +110,7 @@ def add_sinusoidal(
     frequencies = resolve(where, x.shape[-1] if frequencies is None else frequencies)
     if dim_of(frequencies) != x.shape[-1]:
         raise ValueError(f"{where}: frequencies of width {dim_of(frequencies)} must match x, shape {x.shape}")
-    scale = _check.scalar(where, "scale", scale)
+    scale = _check.scalar(where, "scale", scale, _check.inside(x))
     if positions is not None:
         positions = positions_of(where, "positions", positions, frequencies)
         _check.broadcastable(where, "positions", positions.shape[:-1], "x without its last axis", x.shape[:-1])
@@ -126,5 +127,6 @@ def _add_sinusoidal(x, positions, frequencies, scale, *, layout):
     # which costs a TPU or GPU more than computing each element where it is added.
     positions = jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1]))
     encoding = features(positions, frequencies, layout)
-    inside = jnp.promote_types(x.dtype, jnp.float32)
-    return (scale.astype(inside) * x.astype(inside) + encoding.astype(inside)).astype(x.dtype)
+    inside = _check.inside(x)
+    scaled = product(scale.astype(inside), x.astype(inside))
+    return (scaled + encoding.astype(inside)).astype(x.dtype)

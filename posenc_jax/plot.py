@@ -1,0 +1,463 @@
+r"""Figures of positional encodings: what a table looks like, what it measures, and how wrong float32 becomes.
+
+Needs matplotlib, `pip install posenc_jax[plot]`. Every function returns a new `matplotlib.figure.Figure` that belongs
+to the caller alone: save it with `figure.savefig`, or leave it as the last line of a notebook cell after
+`%matplotlib inline`. Nothing is shown and pyplot is left alone.
+
+Colours of text, axes and background are those of `matplotlib.rcParams` when the function is called, so styles such as
+"dark_background" apply. Colours of data do not depend on the style: they stand out from light and dark backgrounds,
+can be told apart by the colour-blind, and differ in dashes or markers too, for print in grey.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from posenc_jax import _check, _phase
+from posenc_jax.frequencies import Frequencies, resolve, resolve_static
+from posenc_jax.rotation import offset_similarity
+from posenc_jax.sinusoidal import sinusoidal
+
+try:
+    from matplotlib import rcParams
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+    from matplotlib.ticker import MaxNLocator
+except ImportError as error:
+    raise ImportError("posenc_jax.plot needs matplotlib: pip install posenc_jax[plot]") from error
+
+__all__ = ["attention_weights", "heatmap", "offset_products", "phase_error", "similarity", "spectrum", "waves"]
+
+# Okabe and Ito's colours without black and yellow, which vanish on dark and on light backgrounds. The numbers of
+# colours, dashes and markers have few common divisors, so that combinations repeat late.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (9, 1.5)))
+_MARKERS = ("o", "s", "D", "^", "v")
+
+_BOUND = 9e-8  # what `sinusoidal` promises
+_INT32_MAX = 2**31 - 1
+
+
+def heatmap(table: ArrayLike, *, title: str = "Positional encoding") -> Figure:
+    """A table of encodings, positions × features: red above zero, blue below, white at zero.
+
+    Args:
+      table: finite numbers of shape (length, dim), sinusoidal or learned. Position 0 is at the top.
+      title: above the figure.
+
+    Returns:
+      The figure. The limits of its colours are ±max |table|, so that white is zero.
+
+    Raises:
+      TypeError: if the table is not an array of integers or floats.
+      ValueError: if it is not of shape (length, dim), is empty, or has entries that are not finite.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> from posenc_jax import plot
+      >>> figure = plot.heatmap(pe.sinusoidal(jnp.arange(50), 16))
+      >>> figure.axes[0].images[0].get_clim()
+      (-1.0, 1.0)
+    """
+    values = _matrix("heatmap", "table", table, "(length, dim)")
+    limit = float(np.abs(values).max()) or 1.0
+    figure, axes = _single(title, "feature", "position (tokens)")
+    image = _image(axes, values, "RdBu_r", -limit, limit, "auto")
+    figure.colorbar(image, ax=axes, label="value", ticks=MaxNLocator(4))
+    return figure
+
+
+def waves(
+    table: ArrayLike, features: Sequence[int] | None = None, *, title: str = "Single features against position"
+) -> Figure:
+    """Columns of a table against position: fast waves in the first features, slow ones in the last.
+
+    Args:
+      table: finite numbers of shape (length, dim), sinusoidal or learned.
+      features: which columns, from 0 to dim − 1. `None` means those at 0, 1/8, 1/4, 1/2 and 7/8 of the width,
+        rounded down to an even number: sines, in the interleaved layout.
+      title: above the figure.
+
+    Returns:
+      The figure, one line for each feature.
+
+    Raises:
+      TypeError: if the table is not an array of integers or floats, or features are not integers.
+      ValueError: if there are no features, or one that the table does not have; else as `heatmap`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> from posenc_jax import plot
+      >>> figure = plot.waves(pe.sinusoidal(jnp.arange(50), 16))
+      >>> [line.get_label() for line in figure.axes[0].lines]
+      ['0', '2', '4', '8', '14']
+    """
+    where = "waves"
+    values = _matrix(where, "table", table, "(length, dim)")
+    length, dim = values.shape
+    if features is None:
+        features = sorted({dim * eighths // 16 * 2 for eighths in (0, 1, 2, 4, 7)})
+    features = _integers(where, "features", features, 0, dim - 1)
+    figure, axes = _single(title, "position (tokens)", "value")
+    for i, feature in enumerate(features):
+        # A few markers each, at different positions for each line.
+        every = max(1, length // 8)
+        axes.plot(values[:, feature], label=str(feature), markevery=(i * every // len(features), every), **_line(i))
+    axes.xaxis.set_major_locator(_whole_ticks())
+    _legend(figure, "feature")
+    return figure
+
+
+def similarity(table: ArrayLike, *, title: str = "Cosine similarity of positions") -> Figure:
+    r"""The cosine of the angle between the encodings of all pairs of positions, $t_p \cdot t_q / |t_p||t_q|$.
+
+    Args:
+      table: finite numbers of shape (length, dim), sinusoidal or learned, no row all zero.
+      title: above the figure.
+
+    Returns:
+      The figure. Its colours end at 1, and begin at 0 or at the least similarity, if that is negative.
+
+    Raises:
+      TypeError: if the table is not an array of integers or floats.
+      ValueError: if a row is all zero, which has no direction; else as `heatmap`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> from posenc_jax import plot
+      >>> figure = plot.similarity(pe.sinusoidal(jnp.arange(50), 16))
+      >>> figure.axes[0].images[0].get_array().shape
+      (50, 50)
+    """
+    where = "similarity"
+    values = _matrix(where, "table", table, "(length, dim)")
+    # By the largest entry first: the square of a tiny or huge one would leave the range of floats.
+    largest = np.abs(values).max(axis=1, keepdims=True)
+    if not largest.all():
+        raise ValueError(f"{where}: table must have no row of zeros, got one at position {int(largest.argmin())}")
+    values = values / largest
+    values /= np.linalg.norm(values, axis=1, keepdims=True)
+    cosines = values @ values.T
+    figure, axes = _single(title, "position (tokens)", "position (tokens)", 4.4)
+    image = _image(axes, cosines, "viridis", min(0.0, float(cosines.min())), 1.0, "equal")
+    figure.colorbar(image, ax=axes, label="cosine similarity")
+    return figure
+
+
+def offset_products(
+    frequencies: Frequencies | int | jax.Array,
+    *,
+    starts: Sequence[int] = (0, 5, 10, 20),
+    max_offset: int = 20,
+) -> Figure:
+    r"""Dot products $PE(p) \cdot PE(p+k)$ from several $p$, upon the one curve $\sum_i \cos \omega_i k$.
+
+    Args:
+      frequencies: as for `sinusoidal`, of one axis; the width must be even.
+      starts: the positions $p$.
+      max_offset: the largest $k$; marks stand at whole offsets, about 24 at most for each start.
+
+    Returns:
+      The figure: a line for the curve, `offset_similarity` between whole offsets too, then marks for each start,
+      which are products of encodings made by `sinusoidal`.
+
+    Raises:
+      TypeError: if starts or max_offset are not integers, or as `offset_similarity`.
+      ValueError: if a position leaves int32, max_offset < 1, the frequencies have several axes, or as
+        `offset_similarity`.
+
+    Example:
+      >>> from posenc_jax import plot
+      >>> figure = plot.offset_products(16)
+      >>> [line.get_label() for line in figure.axes[0].lines]
+      ['any p (exact)', 'p = 0', 'p = 5', 'p = 10', 'p = 20']
+
+    Reference:
+      Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
+    """
+    where = "offset_products"
+    resolved = _one_axis(where, resolve(where, frequencies, even=True))
+    max_offset = _check.positive_int(where, "max_offset", max_offset)
+    starts = _integers(where, "starts", starts, -(2**31), _INT32_MAX - max_offset)
+    offsets = np.arange(max_offset + 1)
+    encodings = np.asarray(sinusoidal(np.add.outer(starts, offsets), resolved)).astype(np.float64)
+    products = np.sum(encodings[:, :1] * encodings, axis=-1)
+    between = np.linspace(0, max_offset, 801, dtype=np.float32)
+
+    figure, axes = _single(
+        "The dot product depends on the offset alone", "offset k (tokens)", "dot product PE(p) · PE(p + k)"
+    )
+    axes.plot(between, np.asarray(offset_similarity(between, resolved)), color=rcParams["text.color"], lw=1)
+    axes.lines[0].set_label("any p (exact)")
+    for i, (start, product) in enumerate(zip(starts, products, strict=True)):
+        # The marks coincide, by the theorem: hollow ones that shrink by equal ratios lie inside each other.
+        style = _line(i) | {"linestyle": "none", "markersize": 12 * 0.25 ** (i / max(1, len(starts) - 1))}
+        axes.plot(offsets, product, label=f"p = {start}", markevery=-(-max_offset // 24), **style)
+    axes.xaxis.set_major_locator(_whole_ticks())
+    _legend(figure)
+    return figure
+
+
+def spectrum(
+    frequencies: Frequencies | int | jax.Array | Mapping[str, Frequencies | int | jax.Array],
+) -> Figure:
+    r"""How many positions each pair of features takes for a turn, $2\pi/\omega_i$, on a logarithmic axis.
+
+    Args:
+      frequencies: as for `sinusoidal`, or a mapping from labels to such, to compare. A pair that does not turn has no
+        wavelength and is left out.
+
+    Returns:
+      The figure, a line for each spectrum; with a legend, if there were labels.
+
+    Raises:
+      TypeError: as `sinusoidal`.
+      ValueError: if the mapping is empty, or as `sinusoidal`.
+
+    Example:
+      >>> import posenc_jax as pe
+      >>> from posenc_jax import plot
+      >>> figure = plot.spectrum({"base 10⁴": pe.geometric(64), "base 10⁶": pe.geometric(64, 1e6)})
+      >>> figure.axes[0].get_ylabel()
+      'wavelength (positions per turn)'
+    """
+    where = "spectrum"
+    labelled = frequencies if isinstance(frequencies, Mapping) else {"": frequencies}
+    if not labelled:
+        raise ValueError(f"{where}: frequencies as a mapping must hold at least one spectrum, got none")
+    figure, axes = _single("Wavelengths", "pair of features i", "wavelength (positions per turn)")
+    axes.set_yscale("log", nonpositive="mask")
+    for i, (label, value) in enumerate(labelled.items()):
+        spectrum = resolve(where, value)
+        if isinstance(spectrum, Frequencies):
+            wavelengths = np.abs(spectrum.wavelengths)
+        else:
+            angular = np.abs(np.asarray(spectrum).astype(np.float64))
+            wavelengths = np.divide(2 * np.pi, angular, where=angular > 0, out=np.full_like(angular, np.inf))
+        wavelengths = np.where(np.isfinite(wavelengths), wavelengths, np.nan)
+        axes.plot(wavelengths, label=str(label), markevery=max(1, len(wavelengths) // 16), **_line(i))
+    axes.xaxis.set_major_locator(_whole_ticks())
+    if isinstance(frequencies, Mapping):
+        _legend(figure)
+    return figure
+
+
+def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] | None = None) -> Figure:
+    r"""Self-attention without projections, $\text{softmax}(h h^T\!/\sqrt d)$: $h = x$ beside $h = \sqrt d\,x + PE$.
+
+    Without positions, the weights of permuted tokens are the permuted weights: the order of the tokens has no
+    influence.
+
+    Args:
+      x: embeddings, finite numbers of shape (seq, dim).
+      table: encodings, finite numbers of shape (length, dim), length ≥ seq, of which the first seq are added.
+      tokens: seq labels. `None`: the positions are numbered.
+
+    Returns:
+      The figure: two panels with the same colours, of queries × keys; up to 6 tokens, with the weights as numbers.
+
+    Raises:
+      TypeError: if x or table is not an array of integers or floats.
+      ValueError: if the widths differ, the table is shorter than x, or the tokens are not as many as x has rows;
+        else as `heatmap`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> from posenc_jax import plot
+      >>> x = 0.1 * jax.random.normal(jax.random.key(0), (4, 16))
+      >>> table = pe.sinusoidal(jnp.arange(4), 16)
+      >>> figure = plot.attention_weights(x, table, tokens=["The", "cat", "sat", "down"])
+      >>> [axes.get_title() for axes in figure.axes[:2]]
+      ['without positions', 'with positions']
+
+    Reference:
+      Vaswani et al., "Attention Is All You Need", 2017, sections 3.2.1 and 3.4.
+    """
+    where = "attention_weights"
+    x = _matrix(where, "x", x, "(seq, dim)")
+    table = _matrix(where, "table", table, "(length, dim)")
+    seq, dim = x.shape
+    if table.shape[1] != dim:
+        raise ValueError(f"{where}: table of width {table.shape[1]} must match x, shape {x.shape}")
+    if table.shape[0] < seq:
+        raise ValueError(f"{where}: table of {table.shape[0]} rows is too small for a sequence of {seq}")
+    if tokens is not None and len(tokens) != seq:
+        raise ValueError(f"{where}: tokens must be {seq} labels, one for each row of x, got {len(tokens)}")
+
+    panels = {"without positions": _self_attention(x), "with positions": _self_attention(dim**0.5 * x + table[:seq])}
+    largest = max(float(weights.max()) for weights in panels.values())
+    figure = Figure(figsize=(5.2, 4.0), layout="constrained")
+    figure.suptitle("Attention weights")
+    both = figure.subplots(1, 2, sharey=True)
+    for axes, (name, weights) in zip(both, panels.items(), strict=True):
+        axes.set_title(name, size="medium")
+        axes.set_xlabel("key")
+        image = _image(axes, weights, "magma", 0.0, largest, "equal")
+        if tokens is not None:
+            shown = range(0, seq, -(-seq // 12))
+            labels = [str(tokens[i]) for i in shown]
+            upright = len(labels) * max(map(len, labels)) > 20
+            axes.set_xticks(shown, labels, rotation=90 if upright else 0)
+            axes.set_yticks(shown, labels)
+        if seq <= 6:
+            _write_cells(axes, image, weights)
+    both[0].set_ylabel("query")
+    figure.colorbar(both[0].images[0], ax=both, label="weight", location="bottom", shrink=0.6, aspect=30)
+    return figure
+
+
+def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MAX, samples: int = 300) -> Figure:
+    r"""The largest error of any feature against position: textbook float32 beside this library.
+
+    Textbook code rounds $\omega$ and the product $\omega p$ to float32. That turns the wave by up to $2^{-24}\omega p$
+    radian each, so the error grows with the position until nothing is right.
+
+    Args:
+      frequencies: `Frequencies` of one axis, or a width. Both precisions are drawn, at amplitude 1, whatever the
+        frequencies' own are.
+      max_position: the last position, from 1 to 2³¹ − 1.
+      samples: how many positions, at equal ratios from 1 to max_position; less those that coincide when rounded.
+
+    Returns:
+      The figure, both axes logarithmic: a line for float32, one for the library, and its bound of 9e-8. The truth
+      that they are compared with is computed from exact integers. An error of zero is left out.
+
+    Raises:
+      TypeError: if frequencies are an array (whose turns are not known exactly), or anything else is not an integer.
+      ValueError: if the frequencies have several axes, max_position does not fit into int32, or anything is under 1.
+
+    Example:
+      >>> from posenc_jax import plot
+      >>> figure = plot.phase_error(16, samples=50)
+      >>> textbook, exact, bound = (line.get_ydata() for line in figure.axes[0].lines)
+      >>> bool(textbook[-1] > 0.1), bool(exact.max() < 9e-8)
+      (True, True)
+    """
+    where = "phase_error"
+    resolved = _one_axis(where, resolve_static(where, frequencies))
+    max_position = _check.positive_int(where, "max_position", max_position)
+    if max_position > _INT32_MAX:
+        raise ValueError(f"{where}: max_position must fit into int32, got {max_position}")
+    samples = _check.positive_int(where, "samples", samples)
+    resolved = dataclasses.replace(resolved, attention_factor=1.0)
+    positions = np.unique(np.geomspace(1, max_position, samples).round().astype(np.int32))
+    feature = np.arange(resolved.dim)
+    turns = tuple(resolved.turns[i] for i in feature // 2)
+    truth = _phase.wave_float64(positions, turns, feature % 2)
+
+    figure, axes = _single("Error of the encoding", "position (tokens)", "largest error of any feature")
+    axes.set_xscale("log")
+    axes.set_yscale("log", nonpositive="mask")
+    for i, (label, precision) in enumerate({"textbook float32": "float32", "exact phases": "exact"}.items()):
+        encoding = np.asarray(sinusoidal(positions, resolved.with_precision(precision))).astype(np.float64)
+        style = {"color": _COLOURS[1 - i], "linestyle": _DASHES[i]}
+        axes.plot(positions, np.abs(encoding - truth).max(axis=1), label=label, lw=1.3, **style)
+    axes.axhline(_BOUND, color=rcParams["text.color"], lw=1, ls=":", label="bound 9e-8")
+    _legend(figure)
+    return figure
+
+
+def _matrix(where: str, name: str, value: Any, axes: str) -> np.ndarray:
+    """`value` in float64, which holds every entry of every dtype that tables have."""
+    known = isinstance(value, (jax.Array, np.ndarray))
+    if not known or not any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating)):
+        got = f"{value.dtype} of shape {value.shape}" if known else f"{type(value).__name__} {value!r:.60}"
+        raise TypeError(f"{where}: {name} must be an integer or float array of shape {axes}, got {got}")
+    if value.ndim != 2 or not value.size:
+        raise ValueError(f"{where}: {name} must have shape {axes}, not empty, got {value.shape}")
+    result = np.asarray(value).astype(np.float64)
+    if not np.isfinite(result).all():
+        row, column = np.argwhere(~np.isfinite(result))[0]
+        raise ValueError(f"{where}: {name} must be finite, got {result[row, column]} at ({row}, {column})")
+    return result
+
+
+def _integers(where: str, name: str, values: Sequence[int], low: int, high: int) -> list[int]:
+    result = np.asarray(values)
+    if result.ndim != 1 or not result.size:
+        raise ValueError(f"{where}: {name} must be one or more integers, got {values!r:.60}")
+    if not np.issubdtype(result.dtype, np.integer):
+        raise TypeError(f"{where}: {name} must be integers, got {values!r:.60}")
+    if result.min() < low or result.max() > high:
+        raise ValueError(f"{where}: {name} must be from {low} to {high}, got {values!r:.60}")
+    return result.tolist()
+
+
+def _one_axis(where: str, frequencies: Any) -> Any:
+    if isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
+        raise ValueError(f"{where}: frequencies must have one axis, got {frequencies.num_axes}")
+    return frequencies
+
+
+def _self_attention(h: np.ndarray) -> np.ndarray:
+    scores = h @ h.T / h.shape[1] ** 0.5
+    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def _single(title: str, xlabel: str, ylabel: str, width: float = 5.2) -> tuple[Figure, Axes]:
+    """A figure of one panel, small for its text, so that it can be read when shown in a narrow column."""
+    figure = Figure(figsize=(width, 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    return figure, axes
+
+
+def _line(i: int) -> dict[str, Any]:
+    return {
+        "color": _COLOURS[i % len(_COLOURS)],
+        "linestyle": _DASHES[i % len(_DASHES)],
+        "marker": _MARKERS[i % len(_MARKERS)],
+        "markerfacecolor": "none",
+        "markersize": 5,
+    }
+
+
+def _legend(figure: Figure, title: str | None = None) -> None:
+    """Below the axes, where it hides no data; without a frame, which would be opaque on transparent figures."""
+    labels = [str(line.get_label()) for line in figure.axes[0].lines]
+    # As many columns as fit: a character is about 0.6 em wide, a handle with its margins 4.5 em.
+    width = 72 * figure.get_figwidth() / rcParams["font.size"]
+    columns = int(width / (0.6 * max(map(len, labels)) + 4.5))
+    columns = min(max(columns, 1), len(labels))
+    figure.legend(
+        loc="outside lower center", ncols=columns, title=title, frameon=False, handlelength=2.5, columnspacing=1
+    )
+
+
+def _whole_ticks() -> MaxNLocator:
+    return MaxNLocator(6, integer=True, steps=[1, 2, 5, 10])
+
+
+def _image(axes: Axes, values: np.ndarray, cmap: str, low: float, high: float, aspect: Any) -> AxesImage:
+    # Where entries are smaller than pixels, average the values: averaged colours may be none of the map.
+    image = axes.imshow(
+        values, cmap=cmap, vmin=low, vmax=high, aspect=aspect, origin="upper", interpolation_stage="data"
+    )
+    axes.grid(False)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(_whole_ticks())
+    return image
+
+
+def _write_cells(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
+    """The numbers, black or white: cells are opaque, so the contrast is with them, whatever the style."""
+    # Relative luminance as WCAG 2 defines it; black and white contrast equally with one of about 0.18.
+    rgb = np.asarray(image.to_rgba(values))[..., :3]
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    luminance = linear @ np.array([0.2126, 0.7152, 0.0722])
+    for (row, column), value in np.ndenumerate(values):
+        colour = "black" if luminance[row, column] > 0.18 else "white"
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", size="small", color=colour)

@@ -1,0 +1,258 @@
+"""Exact phases: the error bound, the tuning words, the derivatives, the edges."""
+
+import ast
+from fractions import Fraction
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import oracle
+import pytest
+
+import posenc_jax as pe
+from posenc_jax import _phase
+
+INT32 = np.iinfo(np.int32)
+BOUND = 9e-8
+
+
+def positions_to_try(seed, each=12):
+    rng = np.random.default_rng(seed)
+    edges = [
+        0,
+        1,
+        -1,
+        2**16,
+        2**16 - 1,
+        2**16 + 1,
+        -(2**16),
+        -(2**16) - 1,
+        2**31 - 1,
+        -(2**31),
+        -(2**31) + 1,
+        2**24 + 1,
+    ]
+    drawn = [rng.integers(0, 101, each), rng.integers(0, 2**20, each), rng.integers(INT32.min, INT32.max, 2 * each)]
+    return np.concatenate([edges, *drawn, -rng.integers(1, 2**31, each)]).astype(np.int32)
+
+
+def turns_of(angular):
+    """Exact ω/2π in units of 2⁻¹²⁸ turn."""
+    with mpmath.workdps(80):
+        return [int(mpmath.nint(mpmath.mpf(float(w)) / (2 * mpmath.pi) * mpmath.mpf(2) ** 128)) for w in angular]
+
+
+@pytest.mark.parametrize("base", [100, 10_000, 500_000, 1e7])
+@pytest.mark.parametrize("dim", [6, 7, 64, 128])
+def test_error_is_within_the_bound_at_every_int32_position(dim, base):
+    positions = positions_to_try(dim)
+    got = np.asarray(pe.sinusoidal(positions, pe.geometric(dim, base)), np.float64)
+    assert np.abs(got - oracle.encode(positions, dim, base)).max() <= BOUND
+
+
+@pytest.mark.parametrize("dim", [512, 4096])
+def test_error_of_wide_encodings(dim):
+    positions = positions_to_try(dim, each=4)[:: 1 if dim == 512 else 5]
+    got = np.asarray(pe.sinusoidal(positions, pe.geometric(dim, 1e7)), np.float64)
+    assert np.abs(got - oracle.encode(positions, dim, 1e7)).max() <= BOUND
+
+
+def test_sine_of_a_phase():
+    rng = np.random.default_rng(0)
+    phase = np.concatenate([rng.integers(INT32.min, INT32.max, 2**20), np.arange(-(2**31), 2**31, 2**12)]).astype(
+        np.int32
+    )
+    got = np.asarray(jax.jit(_phase._sine)(phase), np.float64)
+    assert np.abs(got - np.sin(2 * np.pi * (phase.astype(np.float64) / 2**32 - 0.25))).max() <= 8.2e-8
+    assert np.abs(got).max() <= 1.0
+
+
+def test_quarter_turns_are_exact():
+    quarters = np.array([-(2**31), -(2**30), 0, 2**30], np.int32)  # a quarter turn behind: sin at 180°, 270°… of φ−90°
+    np.testing.assert_array_equal(jax.jit(_phase._sine)(quarters), [1.0, 0.0, -1.0, 0.0])
+    origin = np.asarray(pe.sinusoidal(0, 8))
+    np.testing.assert_array_equal(origin, [0, 1] * 4)
+
+
+def test_tuning_words_on_host_and_device_agree():
+    rng = np.random.default_rng(1)
+    angular = (10.0 ** rng.uniform(-12, 6, 400) * rng.choice([-1, 1], 400)).astype(np.float32)
+    angular[:6] = [0.0, np.pi, -np.pi, 2 * np.pi, 1.0, -1.0]
+    host = _phase.word_from_turns(tuple(turns_of(angular)))
+    device = jax.jit(_phase.word_from_angular)(jnp.asarray(angular))
+
+    def value(word):  # step + remainder, in units of 2⁻⁴⁷ turn, mod a turn; whole turns aside
+        step = [(int(s) << 15) + int(r) for s, r in zip(word.step, word.step_low, strict=True)]
+        jump = [(int(s) << 15) + int(r) for s, r in zip(word.jump, word.jump_low, strict=True)]
+        return np.array(step), np.array(jump)
+
+    for mine, theirs in zip(value(host), value(device), strict=True):
+        distance = (mine - theirs + 2**46) % 2**47 - 2**46
+        assert np.abs(distance).max() <= 1
+    exact = [Fraction(t, 2**128) for t in turns_of(angular)]
+    for word in (host, device):
+        whole = np.array([int(w) + int(s) / 2**32 for w, s in zip(word.whole, word.step, strict=True)])
+        assert np.abs(whole - np.array([float(x) for x in exact])).max() < 2**-32 + 2**-53 * 2e5
+
+
+@pytest.mark.parametrize("fraction", [2**-33, 1 - 2**-33, 0.5 - 2**-34, 0.5, 0.5 + 2**-33, 1 - 2**-20])
+def test_whole_turns_round_with_the_step(fraction):
+    word = _phase.word_from_turns((int(fraction * 2**128) + (3 << 128), int(fraction * 2**128) - (5 << 128)))
+    value = word.whole + word.step / 2**32 + word.step_low / 2**47
+    np.testing.assert_allclose(value, [3 + fraction, fraction - 5], rtol=0, atol=2**-46)
+
+
+def test_array_frequencies_are_exact_relative_to_their_float():
+    angular = np.array([1.0, 0.3, 1e-4, 3.0, -0.7, 0.0, 2.0**-60, 20.5], np.float32)
+    positions = positions_to_try(3)
+    sine, cosine = oracle.waves(positions, [float(w) for w in angular])
+    got = np.asarray(pe.sinusoidal(positions, jnp.asarray(angular), layout="half"), np.float64)
+    assert np.abs(got - np.concatenate([sine, cosine], 1)).max() <= BOUND
+
+
+@pytest.mark.parametrize("frequencies", [16, np.array([1.0, 0.25, 7.5, -0.01], np.float32)], ids=["static", "array"])
+def test_float_positions_are_exact(frequencies):
+    rng = np.random.default_rng(4)
+    positions = np.concatenate([rng.uniform(-2, 2, 50), rng.uniform(-1e4, 1e4, 50), rng.uniform(-2e9, 2e9, 20)])
+    positions = np.concatenate([positions, [0.5, -0.5, 1.5, 2.5, 1e-20, -0.0, 2.0**31 - 128, -(2.0**31)]]).astype(
+        np.float32
+    )
+    omegas = oracle.geometric(16, 10_000) if isinstance(frequencies, int) else [float(w) for w in frequencies]
+    got = np.asarray(pe.sinusoidal(positions, frequencies, layout="half"), np.float64)
+    # 2⁻³² of a position is the resolution of a fraction: it adds ω·2⁻³².
+    assert np.abs(got - np.concatenate(oracle.waves(positions, omegas), 1)).max() <= BOUND + 7.5 * 2**-32
+
+
+def test_integers_as_floats_give_the_same_bits():
+    positions = np.arange(-1000, 1000, dtype=np.int32)
+    whole = np.asarray(pe.sinusoidal(positions, 64))
+    np.testing.assert_array_equal(whole, pe.sinusoidal(positions.astype(np.float32), 64))
+
+
+def test_derivative_in_position():
+    omegas = np.array([float(w) for w in oracle.geometric(8, 10_000)])
+    for p in (0.3, 2.5, -1234.5, 1e6):
+        sine, cosine = oracle.waves([p], omegas.tolist())
+        got = jax.jacfwd(lambda x: pe.sinusoidal(x, 8, layout="half"))(jnp.float32(p))
+        want = np.concatenate([omegas * cosine[0], -omegas * sine[0]])
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-7)
+        np.testing.assert_allclose(jax.jacrev(lambda x: pe.sinusoidal(x, 8, layout="half"))(jnp.float32(p)), got)
+        second = jax.jacfwd(jax.jacrev(lambda x: pe.sinusoidal(x, 8, layout="half")))(jnp.float32(p))
+        np.testing.assert_allclose(
+            second, np.concatenate([-(omegas**2) * sine[0], -(omegas**2) * cosine[0]]), atol=2e-7
+        )
+
+
+def test_derivative_in_frequencies():
+    angular = jnp.array([1.0, 0.3, -0.02], jnp.float32)
+    for p in (3, -70_000, 2.5):
+        sine, cosine = oracle.waves([p], [float(w) for w in angular])
+        got = jax.jacfwd(lambda w, p=p: pe.sinusoidal(p, w, layout="half"))(angular)
+        want = np.concatenate([np.diag(p * cosine[0]), np.diag(-p * sine[0])])
+        np.testing.assert_allclose(got, want, rtol=3e-7, atol=abs(p) * 1e-7)
+        reverse = jax.jacrev(lambda w, p=p: pe.sinusoidal(p, w, layout="half"))(angular)
+        np.testing.assert_array_equal(reverse, got)
+
+
+def test_both_derivatives_at_once():
+    positions, angular = jnp.array([0.5, 3.0], jnp.float32), jnp.array([1.0, 0.1], jnp.float32)
+    primal, tangent = jax.jvp(
+        lambda p, w: pe.sinusoidal(p, w, layout="half"), (positions, angular), (positions, angular)
+    )
+    phase = np.asarray(positions)[:, None] * np.asarray(angular)[None, :]
+    want = np.concatenate([2 * phase * np.cos(phase), -2 * phase * np.sin(phase)], 1)
+    np.testing.assert_allclose(tangent, want, atol=1e-6)
+    np.testing.assert_array_equal(primal, pe.sinusoidal(positions, angular, layout="half"))
+
+
+def test_float32_precision_is_what_references_compute():
+    frequencies = pe.geometric(64).with_precision("float32")
+    positions = np.array([0, 1, 511, 4095, 1_000_000], np.int32)
+    omega = (10_000.0 ** (-np.arange(0, 64, 2) / 64)).astype(np.float32)
+    phase = positions.astype(np.float32)[:, None] * omega[None, :]  # rounded to float32
+    want = np.concatenate([np.sin(phase.astype(np.float64)), np.cos(phase.astype(np.float64))], 1)
+    got = np.asarray(pe.sinusoidal(positions, frequencies, layout="half"), np.float64)
+    np.testing.assert_allclose(got, want, rtol=0, atol=3e-7)
+    exact = np.asarray(pe.sinusoidal(positions, 64, layout="half"), np.float64)
+    assert np.abs(got - exact)[-1].max() > 0.01
+    np.testing.assert_allclose(pe.rotation_matrix(3, frequencies), pe.rotation_matrix(3, 64), atol=1e-6)
+    np.testing.assert_allclose(pe.offset_similarity(3, frequencies), pe.offset_similarity(3, 64), atol=1e-5)
+
+
+@pytest.mark.parametrize("frequencies", [4, np.array([1.0, 0.01], np.float32)], ids=["static", "array"])
+def test_floats_that_are_no_int32_position_give_nan(frequencies):
+    positions = np.array([np.nan, np.inf, -np.inf, 2.0**31, -(2.0**31) - 256, 2.0**31 - 128], np.float32)
+    got = np.asarray(pe.sinusoidal(positions, frequencies))
+    assert np.isnan(got[:5]).all() and np.isfinite(got[5]).all()
+
+
+def test_frequencies_that_are_no_numbers_give_nan():
+    angular = np.array([np.nan, np.inf, 2.0**31, 1.0], np.float32)
+    got = np.asarray(pe.sinusoidal(np.arange(3), angular, layout="half")).reshape(3, 2, 4)
+    assert np.isnan(got[..., :3]).all() and np.isfinite(got[..., 3]).all()
+
+
+def test_traced_uint32_beyond_int32_gives_nan_and_is_right_within():
+    positions = np.array([5, 2**31 - 1, 2**31, 2**32 - 1], np.uint32)
+    got = np.asarray(jax.jit(lambda p: pe.sinusoidal(p, 6))(positions))
+    np.testing.assert_array_equal(got[:2], pe.sinusoidal(np.array([5, 2**31 - 1]), 6))
+    assert np.isnan(got[2:]).all()
+
+
+def test_traced_int64_beyond_int32_gives_nan_and_is_right_within():
+    with jax.enable_x64(True):
+        positions = np.array([-5, 2**31 - 1, 2**31, -(2**31) - 1, 2**32 + 5, 2**63 - 1], np.int64)
+        got = np.asarray(jax.jit(lambda p: pe.sinusoidal(p, 6))(positions))
+    np.testing.assert_array_equal(got[:2], pe.sinusoidal(np.array([-5, 2**31 - 1]), 6))
+    assert np.isnan(got[2:]).all()
+
+
+def test_x64_gives_the_same_bits():
+    positions, angular = np.arange(-50, 50, dtype=np.int32), np.array([0.1, 0.7], np.float32)
+    floats = np.linspace(-9, 9, 100, dtype=np.float32)
+    with jax.enable_x64(False):
+        without = [pe.sinusoidal(positions, 32), pe.sinusoidal(floats, 32), pe.sinusoidal(positions, angular)]
+    with jax.enable_x64(True):
+        wide = [pe.sinusoidal(positions.astype(np.int64), 32), pe.sinusoidal(floats.astype(np.float64), 32)]
+        wide.append(pe.sinusoidal(positions, angular.astype(np.float64)))
+    for a, b in zip(without, wide, strict=True):
+        assert b.dtype == np.float32
+        np.testing.assert_array_equal(a, b)
+
+
+def test_float64_frequencies_are_exact_under_x64():
+    with jax.enable_x64(True):
+        angular = np.array([0.1, 1 / 3, 2e-5])
+        positions = positions_to_try(9)
+        got = np.asarray(pe.sinusoidal(positions, angular, layout="half"), np.float64)
+    assert np.abs(got - np.concatenate(oracle.waves(positions, angular.tolist()), 1)).max() <= BOUND
+
+
+@pytest.mark.parametrize(
+    "positions", [np.arange(4, dtype=np.int32), np.arange(4, dtype=np.float32)], ids=["int", "float"]
+)
+@pytest.mark.parametrize("frequencies", [16, np.ones(8, np.float32)], ids=["static", "array"])
+def test_no_sine_no_matmul_no_gather_no_float64_in_the_phase_path(positions, frequencies):
+    text = str(
+        jax.make_jaxpr(lambda p, w: pe.sinusoidal(p, frequencies if w is None else w))(
+            positions, None if isinstance(frequencies, int) else jnp.asarray(frequencies)
+        )
+    )
+    for word in ("= sin ", "= cos ", "dot_general", "gather", "f64", "i64", "concatenate"):
+        if word == "concatenate" and not isinstance(frequencies, int):
+            continue  # the digits of a learned frequency, (digits, pairs), are stacked
+        assert word not in text, word
+
+
+def test_only_the_phase_module_calls_sine_or_cosine():
+    package = Path(_phase.__file__).parent
+    names = {"sin", "cos", "tan", "sinc", "exp2", "sincos"}
+    calls = {
+        path.name
+        for path in package.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in names
+    }
+    assert calls == {"_phase.py"}

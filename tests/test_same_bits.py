@@ -1,0 +1,135 @@
+"""The same position gives the same bits however it is reached."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import posenc_jax as pe
+
+SEQ, DIM = 64, 12
+RNG = np.random.default_rng(0)
+POSITIONS = RNG.integers(-(2**31), 2**31, SEQ).astype(np.int32)
+FLOATS = RNG.uniform(-1e4, 1e4, SEQ).astype(np.float32)
+LEARNED = RNG.uniform(0.01, 2, DIM // 2).astype(np.float32)
+X = RNG.normal(size=(SEQ, DIM)).astype(np.float32)
+SCALED = dataclasses.replace(pe.geometric(DIM), attention_factor=1.3)
+
+# name → (function of positions (n,) and x (n, DIM) that gives (n, DIM), positions)
+CASES = {
+    "sinusoidal": (lambda p, x: pe.sinusoidal(p, DIM), POSITIONS),
+    "half": (lambda p, x: pe.sinusoidal(p, DIM, layout="half"), POSITIONS),
+    "float positions": (lambda p, x: pe.sinusoidal(p, DIM), FLOATS),
+    "array frequencies": (lambda p, x: pe.sinusoidal(p, jnp.asarray(LEARNED)), POSITIONS),
+    "bfloat16": (lambda p, x: pe.sinusoidal(p, DIM, dtype=jnp.bfloat16).astype(jnp.float32), POSITIONS),
+    "add": (lambda p, x: pe.add_sinusoidal(x, p, scale=1.7), POSITIONS),
+    "add, amplitude": (lambda p, x: pe.add_sinusoidal(x, p, SCALED, scale=0.3), POSITIONS),
+    "shift": (lambda p, x: pe.shift(x, p, DIM), POSITIONS),
+}
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request):
+    f, positions = CASES[request.param]
+    return f, positions, np.asarray(jax.jit(f)(positions, X))
+
+
+def mesh():
+    return Mesh(np.array(jax.devices()).reshape(-1), ("d",), axis_types=(AxisType.Auto,))
+
+
+def test_eager(case):
+    f, positions, whole = case
+    np.testing.assert_array_equal(f(positions, X), whole)
+
+
+def test_one_row_at_a_time(case):
+    f, positions, whole = case
+    for i in range(0, SEQ, 5):
+        np.testing.assert_array_equal(f(positions[i : i + 1], X[i : i + 1])[0], whole[i])
+
+
+@pytest.mark.parametrize("length", [2, 3, 7, 8, 9, 31])
+def test_prefixes_of_any_length(case, length):
+    f, positions, whole = case
+    np.testing.assert_array_equal(jax.jit(f)(positions[:length], X[:length]), whole[:length])
+
+
+def test_decode_steps_in_a_scan(case):
+    f, positions, whole = case
+    step = lambda carry, px: (carry, f(px[0][None], px[1][None])[0])  # noqa: E731
+    np.testing.assert_array_equal(jax.jit(lambda p, x: jax.lax.scan(step, 0, (p, x))[1])(positions, X), whole)
+
+
+def test_vmap(case):
+    f, positions, whole = case
+    rows = jax.vmap(lambda p, x: f(p[None], x[None])[0])(positions, X)
+    np.testing.assert_array_equal(rows, whole)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(lambda p, x: f(p[None], x[None])[0]))(positions, X), whole)
+
+
+@pytest.mark.parametrize("shape", [(4, 16), (2, 4, 8), (16, 1, 4), (1, 64), (64, 1)])
+def test_packed_in_any_shape(case, shape):
+    f, positions, whole = case
+    got = jax.jit(f)(positions.reshape(shape), X.reshape(*shape, DIM))
+    np.testing.assert_array_equal(np.asarray(got).reshape(SEQ, DIM), whole)
+
+
+def test_remat_and_value_and_grad(case):
+    f, positions, whole = case
+
+    def loss(x):
+        y = jax.checkpoint(f)(positions, x)
+        return jnp.sum(y), y
+
+    np.testing.assert_array_equal(jax.jit(jax.value_and_grad(loss, has_aux=True))(X)[0][1], whole)
+
+
+def test_sharded_jit(case):
+    f, positions, whole = case
+    devices = mesh()
+    assert devices.size == len(jax.devices())
+    put = lambda a, spec: jax.device_put(a, NamedSharding(devices, spec))  # noqa: E731
+    for spec in (P("d"), P()):
+        got = jax.jit(f)(put(positions, spec), put(X, P(*spec, None)))
+        np.testing.assert_array_equal(got, whole)
+
+
+def test_shard_map(case):
+    f, positions, whole = case
+    got = jax.jit(jax.shard_map(f, mesh=mesh(), in_specs=(P("d"), P("d", None)), out_specs=P("d", None)))(positions, X)
+    np.testing.assert_array_equal(got, whole)
+
+
+def test_export_with_symbolic_shapes(case):
+    f, positions, whole = case
+    (n,) = export.symbolic_shape("n")
+    args = jax.ShapeDtypeStruct((n,), positions.dtype), jax.ShapeDtypeStruct((n, DIM), jnp.float32)
+    restored = export.deserialize(export.export(jax.jit(f))(*args).serialize())
+    np.testing.assert_array_equal(restored.call(positions, X), whole)
+
+
+def test_inside_a_larger_program(case):
+    f, positions, whole = case
+    got = jax.jit(lambda p, x: f(p, jnp.sin(jnp.arcsin(jnp.zeros(()))) + x) * 2.0)(positions, X)
+    np.testing.assert_array_equal(np.asarray(got) / 2, whole)
+
+
+def test_none_positions_are_the_count(case):
+    x = np.stack([X[:32], X[32:]])
+    expected = pe.add_sinusoidal(x, np.arange(32), scale=1.7)
+    np.testing.assert_array_equal(pe.add_sinusoidal(x, scale=1.7), expected)
+    (b, s) = export.symbolic_shape("b, s")
+    exported = export.export(jax.jit(pe.add_sinusoidal))(jax.ShapeDtypeStruct((b, s, DIM), jnp.float32))
+    np.testing.assert_array_equal(exported.call(x), pe.add_sinusoidal(x))
+
+
+def test_width_does_not_matter_where_the_frequencies_are_the_same():
+    wide = pe.geometric(128)
+    narrow = dataclasses.replace(wide, turns=wide.turns[:5], dim=10, axes=None)
+    np.testing.assert_array_equal(pe.sinusoidal(POSITIONS, narrow), pe.sinusoidal(POSITIONS, wide)[:, :10])
