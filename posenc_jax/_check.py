@@ -71,16 +71,16 @@ def align(x: Any, ndim: int) -> Any:
     return x.reshape((1,) * (ndim - x.ndim) + x.shape)
 
 
-def floating_dtype(where: str, dtype: Any) -> np.dtype:
+def floating_dtype(where: str, dtype: Any, name: str = "dtype") -> np.dtype:
     """`dtype` as a float dtype that this configuration can hold."""
     try:
         result = jnp.dtype(dtype)
     except TypeError:
-        raise TypeError(f"{where}: dtype must be a float dtype, got {dtype!r}") from None
+        raise TypeError(f"{where}: {name} must be a float dtype, got {dtype!r}") from None
     if not jnp.issubdtype(result, jnp.floating):
-        raise TypeError(f"{where}: dtype must be a float dtype, got {result}")
+        raise TypeError(f"{where}: {name} must be a float dtype, got {result}")
     if _unheld(result):
-        raise TypeError(f"{where}: dtype float64 needs jax_enable_x64=True")
+        raise TypeError(f"{where}: {name} float64 needs jax_enable_x64=True")
     return result
 
 

@@ -104,7 +104,7 @@ class LearnedEncoding(nn.Module):
         _check.positive_int(where, "features", self.features)
         _check.out_of_range(where, self.out_of_range)
         _check.number(where, "scale", self.scale)
-        _check.floating_dtype(where, self.param_dtype)
+        _check.floating_dtype(where, self.param_dtype, "param_dtype")
         super().__post_init__()
 
     @nn.compact

@@ -108,7 +108,7 @@ class LearnedEncoding(nnx.Module):
         self.features = _check.positive_int(where, "features", features)
         self.out_of_range = _check.out_of_range(where, out_of_range)
         self.scale = _check.number(where, "scale", scale)
-        param_dtype = _check.floating_dtype(where, param_dtype)
+        param_dtype = _check.floating_dtype(where, param_dtype, "param_dtype")
         value = embedding_init(rngs.params(), (self.num_embeddings, self.features), param_dtype)
         self.embedding = nnx.Param(value, **embedding_metadata)
 
