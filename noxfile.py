@@ -1,48 +1,116 @@
 """Every check and program of the project: `nox -l` lists them, `nox -s NAME` runs one."""
 
-import json
 import shutil
-import sys
-import sysconfig
+import subprocess
 from pathlib import Path
 
 import nox
 
 nox.options.sessions = ["tests", "lint", "types"]
-nox.options.reuse_existing_virtualenvs = True
+nox.options.reuse_venv = "yes"
 
+PROJECT = nox.project.load_toml("pyproject.toml")
 ACCELERATORS = {"cpu": [], "cuda13": ["jax[cuda13]"], "tpu": ["jax[tpu]"]}
-TPU_ENVIRONMENT = {
+PLATFORMS = {"cpu": "cpu", "cuda13": "cuda", "tpu": "tpu"}
+# A TPU's compiler runs without the device when it is told not to look for one.
+NO_TPU = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
 }
-CUDA_COMPILER = [
-    "jax-cuda13-plugin",
-    "jax-cuda13-pjrt",
-    "nvidia-cuda-nvcc",
-    "nvidia-nvvm",
-    "nvidia-cuda-runtime",
-    "nvidia-nvjitlink",
-    "nvidia-cuda-cupti",
-    "nvidia-cuda-nvrtc",
+# The CUDA compiler alone: neither cuDNN nor cuBLAS nor NCCL.
+CUDA_COMPILER = ["jax-cuda13-plugin", "jax-cuda13-pjrt"] + [
+    f"nvidia-{name}" for name in ("cuda-nvcc", "nvvm", "cuda-runtime", "nvjitlink", "cuda-cupti", "cuda-nvrtc")
 ]
 
 
 def group(name):
-    return nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), name)
+    return nox.project.dependency_groups(PROJECT, name)
+
+
+def missing(accelerator):
+    """Why an accelerator cannot be tested here, or None."""
+    if accelerator == "cuda13":
+        answers = (
+            shutil.which("nvidia-smi") and not subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode
+        )
+        return None if answers else "no NVIDIA GPU answers here (nvidia-smi -L)"
+    if accelerator == "tpu":
+        devices = [*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")]
+        return None if devices else "no TPU here (neither /dev/accel* nor /dev/vfio/*)"
+    return None
+
+
+def pytest(session, *args, **environment):
+    session.run("pytest", *args, *session.posargs, env=environment)
 
 
 @nox.session
 @nox.parametrize("accelerator", [nox.param(name, id=name) for name in ACCELERATORS])
 def tests(session, accelerator):
-    """The test suite, on the CPU; tests(cuda13) and tests(tpu) run it where such a device answers."""
-    if accelerator == "cuda13" and not shutil.which("nvidia-smi"):
-        session.skip("no NVIDIA driver here: nvidia-smi was not found")
-    if accelerator == "tpu" and not any(Path("/dev").glob("accel*")) and not any(Path("/dev/vfio").glob("[0-9]*")):
-        session.skip("no TPU here: neither /dev/accel* nor /dev/vfio/* was found")
-    session.install(".[plot,demo]", *group("test"), *ACCELERATORS[accelerator])
-    platform = {"cpu": "cpu", "cuda13": "cuda", "tpu": "tpu"}[accelerator]
-    workers = ["-n", "auto"] if accelerator == "cpu" else []
-    session.run("pytest", *workers, *session.posargs, env={"JAX_PLATFORMS": platform})
+    """The test suite on the CPU; tests(cuda13) and tests(tpu) where such a device answers, else skipped."""
+    if reason := missing(accelerator):
+        session.skip(reason)
+    session.install("-e", ".[plot,demo]", *group("test"), *ACCELERATORS[accelerator])
+    workers = ["-n", "auto"] if accelerator == "cpu" else []  # one process holds an accelerator
+    pytest(session, *workers, JAX_PLATFORMS=PLATFORMS[accelerator])
+
+
+@nox.session
+def x64(session):
+    """The test suite with jax_enable_x64 on from the start."""
+    session.install("-e", ".[plot,demo]", *group("test"))
+    pytest(session, "-n", "auto", JAX_PLATFORMS="cpu", POSENC_TEST_X64="1")
+
+
+@nox.session(python="3.11")
+def minimums(session):
+    """The test suite on the lowest versions that pyproject.toml allows."""
+    requirements = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["demo"]
+    session.install("-e", ".[plot,demo]", *group("test"), *(r.replace(">=", "==") for r in requirements))
+    pytest(session, "-n", "auto", JAX_PLATFORMS="cpu")
+
+
+@nox.session
+def compile_tpu(session):
+    """Every public function compiled for TPU v5e and v6e, no device needed: fusions, temporaries, cycles."""
+    session.install("-e", ".", "jax[tpu]", *group("test"))
+    pytest(session, "-s", "tests/compile", "-m", "compile_tpu", **NO_TPU)
+
+
+@nox.session
+def compile_cuda(session):
+    """Every public function compiled for an H200, no device needed: fusions, temporaries."""
+    session.install("-e", ".", *CUDA_COMPILER, *group("test"))
+    pytest(session, "-s", "tests/compile", "-m", "compile_cuda", JAX_PLATFORMS="cpu")
+
+
+@nox.session
+def lint(session):
+    """Ruff, format and lint."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session):
+    """Pyright on the package."""
+    session.install("-e", ".[plot]", *group("types"))
+    session.run("pyright")
+
+
+@nox.session
+def demo(session):
+    """Trains a small Transformer on real text and writes demo/index.html; `-- --help` for its options."""
+    session.install(".[demo]")
+    session.run("python", "examples/train_text.py", *session.posargs)
+
+
+@nox.session
+def bench(session):
+    """Accuracy against mpmath and speed against a plain copy, in one run each."""
+    session.install(".", *group("bench"))
+    session.run("python", "benchmarks/accuracy.py")
+    session.run("python", "benchmarks/speed.py")
