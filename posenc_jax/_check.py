@@ -23,7 +23,8 @@ def is_known(x: Any) -> bool:
     return not isinstance(x, Tracer)
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """A value in an error message: dtype and shape of an array, else its type and beginning."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype} of shape {tuple(value.shape)}"
     return f"{type(value).__name__} {value!r:.60}"
@@ -39,10 +40,10 @@ def array(where: str, name: str, value: Any, kinds: str = "integer or float") ->
     elif type(value) is float:
         value = np.float32(value)
     elif not isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        raise TypeError(message.format(where, name, kinds, _describe(value)))
+        raise TypeError(message.format(where, name, kinds, describe(value)))
     integer, floating = jnp.issubdtype(value.dtype, jnp.integer), jnp.issubdtype(value.dtype, jnp.floating)
     if not (integer and "integer" in kinds or floating and "float" in kinds):
-        raise TypeError(message.format(where, name, kinds, _describe(value)))
+        raise TypeError(message.format(where, name, kinds, describe(value)))
     if _unheld(value.dtype):
         raise TypeError(f"{where}: {name} is float64, which jax_enable_x64=False cannot hold; pass float32 or integers")
     if floating and value.dtype.itemsize < 4:
@@ -104,7 +105,7 @@ def out_of_range(where: str, value: Any) -> Any:
 def number(where: str, name: str, value: Any) -> float:
     """`value` as a finite Python float."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{where}: {name} must be a number, got {_describe(value)}")
+        raise TypeError(f"{where}: {name} must be a number, got {describe(value)}")
     if not math.isfinite(value):
         raise ValueError(f"{where}: {name} must be finite, got {value}")
     return float(value)
@@ -113,7 +114,7 @@ def number(where: str, name: str, value: Any) -> float:
 def positive_int(where: str, name: str, value: Any) -> int:
     """`value` as a Python integer of at least one."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{where}: {name} must be an integer, got {_describe(value)}")
+        raise TypeError(f"{where}: {name} must be an integer, got {describe(value)}")
     if value < 1:
         raise ValueError(f"{where}: {name} must be at least 1, got {value}")
     return int(value)
@@ -122,7 +123,7 @@ def positive_int(where: str, name: str, value: Any) -> int:
 def floats(where: str, name: str, x: Any, axes: str) -> jax.Array:
     """`x` as an array of floats of at least the axes that `axes` names behind its dots; its dtype is kept."""
     if not isinstance(x, (jax.Array, np.ndarray)) or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{where}: {name} must be a float array of shape {axes}, got {_describe(x)}")
+        raise TypeError(f"{where}: {name} must be a float array of shape {axes}, got {describe(x)}")
     if _unheld(x.dtype):
         raise TypeError(f"{where}: {name} is float64, which jax_enable_x64=False cannot hold; pass float32")
     if x.ndim < axes.count(","):

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -27,20 +25,14 @@ from posenc_jax.sinusoidal import sinusoidal
 
 try:
     from matplotlib import rcParams
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
     from matplotlib.ticker import MaxNLocator
+
+    from posenc_jax import _figure
 except ImportError as error:
     raise ImportError("posenc_jax.plot needs matplotlib: pip install posenc_jax[plot]") from error
 
 __all__ = ["attention_weights", "heatmap", "offset_products", "phase_error", "similarity", "spectrum", "waves"]
-
-# Okabe and Ito's colours without black and yellow, which vanish on dark and on light backgrounds. The numbers of
-# colours, dashes and markers have few common divisors, so that combinations repeat late.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (9, 1.5)))
-_MARKERS = ("o", "s", "D", "^", "v")
 
 _BOUND = 9e-8  # what `sinusoidal` promises
 _INT32_MAX = 2**31 - 1
@@ -68,10 +60,10 @@ def heatmap(table: ArrayLike, *, title: str = "Positional encoding") -> Figure:
       >>> figure.axes[0].images[0].get_clim()
       (-1.0, 1.0)
     """
-    values = _matrix("heatmap", "table", table, "(length, dim)")
+    values = _figure.matrix("heatmap", "table", table, "(length, dim)")
     limit = float(np.abs(values).max()) or 1.0
-    figure, axes = _single(title, "feature", "position (tokens)")
-    image = _image(axes, values, "RdBu_r", -limit, limit, "auto")
+    figure, axes = _figure.single(title, "feature", "position (tokens)")
+    image = _figure.image(axes, values, "RdBu_r", -limit, limit, "auto")
     figure.colorbar(image, ax=axes, label="value", ticks=MaxNLocator(4))
     return figure
 
@@ -103,18 +95,20 @@ def waves(
       ['0', '2', '4', '8', '14']
     """
     where = "waves"
-    values = _matrix(where, "table", table, "(length, dim)")
+    values = _figure.matrix(where, "table", table, "(length, dim)")
     length, dim = values.shape
     if features is None:
         features = sorted({dim * eighths // 16 * 2 for eighths in (0, 1, 2, 4, 7)})
-    features = _integers(where, "features", features, 0, dim - 1)
-    figure, axes = _single(title, "position (tokens)", "value")
+    features = _figure.integers(where, "features", features, 0, dim - 1)
+    figure, axes = _figure.single(title, "position (tokens)", "value")
     for i, feature in enumerate(features):
         # A few markers each, at different positions for each line.
         every = max(1, length // 8)
-        axes.plot(values[:, feature], label=str(feature), markevery=(i * every // len(features), every), **_line(i))
-    axes.xaxis.set_major_locator(_whole_ticks())
-    _legend(figure, "feature")
+        axes.plot(
+            values[:, feature], label=str(feature), markevery=(i * every // len(features), every), **_figure.line(i)
+        )
+    axes.xaxis.set_major_locator(_figure.whole_ticks())
+    _figure.legend(figure, "feature")
     return figure
 
 
@@ -141,7 +135,7 @@ def similarity(table: ArrayLike, *, title: str = "Cosine similarity of positions
       (50, 50)
     """
     where = "similarity"
-    values = _matrix(where, "table", table, "(length, dim)")
+    values = _figure.matrix(where, "table", table, "(length, dim)")
     # By the largest entry first: the square of a tiny or huge one would leave the range of floats.
     largest = np.abs(values).max(axis=1, keepdims=True)
     if not largest.all():
@@ -149,8 +143,8 @@ def similarity(table: ArrayLike, *, title: str = "Cosine similarity of positions
     values = values / largest
     values /= np.linalg.norm(values, axis=1, keepdims=True)
     cosines = values @ values.T
-    figure, axes = _single(title, "position (tokens)", "position (tokens)", 4.4)
-    image = _image(axes, cosines, "viridis", min(0.0, float(cosines.min())), 1.0, "equal")
+    figure, axes = _figure.single(title, "position (tokens)", "position (tokens)", 4.4)
+    image = _figure.image(axes, cosines, "viridis", min(0.0, float(cosines.min())), 1.0, "equal")
     figure.colorbar(image, ax=axes, label="cosine similarity")
     return figure
 
@@ -187,25 +181,25 @@ def offset_products(
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
     where = "offset_products"
-    resolved = _one_axis(where, resolve(where, frequencies, even=True))
+    resolved = _figure.one_axis(where, resolve(where, frequencies, even=True))
     max_offset = _check.positive_int(where, "max_offset", max_offset)
-    starts = _integers(where, "starts", starts, -(2**31), _INT32_MAX - max_offset)
+    starts = _figure.integers(where, "starts", starts, -(2**31), _INT32_MAX - max_offset)
     offsets = np.arange(max_offset + 1)
     encodings = np.asarray(sinusoidal(np.add.outer(starts, offsets), resolved)).astype(np.float64)
     products = np.sum(encodings[:, :1] * encodings, axis=-1)
     between = np.linspace(0, max_offset, 801, dtype=np.float32)
 
-    figure, axes = _single(
+    figure, axes = _figure.single(
         "The dot product depends on the offset alone", "offset k (tokens)", "dot product PE(p) · PE(p + k)"
     )
     axes.plot(between, np.asarray(offset_similarity(between, resolved)), color=rcParams["text.color"], lw=1)
     axes.lines[0].set_label("any p (exact)")
     for i, (start, product) in enumerate(zip(starts, products, strict=True)):
         # The marks coincide, by the theorem: hollow ones that shrink by equal ratios lie inside each other.
-        style = _line(i) | {"linestyle": "none", "markersize": 12 * 0.25 ** (i / max(1, len(starts) - 1))}
+        style = _figure.line(i) | {"linestyle": "none", "markersize": 12 * 0.25 ** (i / max(1, len(starts) - 1))}
         axes.plot(offsets, product, label=f"p = {start}", markevery=-(-max_offset // 24), **style)
-    axes.xaxis.set_major_locator(_whole_ticks())
-    _legend(figure)
+    axes.xaxis.set_major_locator(_figure.whole_ticks())
+    _figure.legend(figure)
     return figure
 
 
@@ -236,7 +230,7 @@ def spectrum(
     labelled = frequencies if isinstance(frequencies, Mapping) else {"": frequencies}
     if not labelled:
         raise ValueError(f"{where}: frequencies as a mapping must hold at least one spectrum, got none")
-    figure, axes = _single("Wavelengths", "pair of features i", "wavelength (positions per turn)")
+    figure, axes = _figure.single("Wavelengths", "pair of features i", "wavelength (positions per turn)")
     axes.set_yscale("log", nonpositive="mask")
     for i, (label, value) in enumerate(labelled.items()):
         spectrum = resolve(where, value)
@@ -246,10 +240,10 @@ def spectrum(
             angular = np.abs(np.asarray(spectrum).astype(np.float64))
             wavelengths = np.divide(2 * np.pi, angular, where=angular > 0, out=np.full_like(angular, np.inf))
         wavelengths = np.where(np.isfinite(wavelengths), wavelengths, np.nan)
-        axes.plot(wavelengths, label=str(label), markevery=max(1, len(wavelengths) // 16), **_line(i))
-    axes.xaxis.set_major_locator(_whole_ticks())
+        axes.plot(wavelengths, label=str(label), markevery=max(1, len(wavelengths) // 16), **_figure.line(i))
+    axes.xaxis.set_major_locator(_figure.whole_ticks())
     if isinstance(frequencies, Mapping):
-        _legend(figure)
+        _figure.legend(figure)
     return figure
 
 
@@ -286,8 +280,8 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
       Vaswani et al., "Attention Is All You Need", 2017, sections 3.2.1 and 3.4.
     """
     where = "attention_weights"
-    x = _matrix(where, "x", x, "(seq, dim)")
-    table = _matrix(where, "table", table, "(length, dim)")
+    x = _figure.matrix(where, "x", x, "(seq, dim)")
+    table = _figure.matrix(where, "table", table, "(length, dim)")
     seq, dim = x.shape
     if table.shape[1] != dim:
         raise ValueError(f"{where}: table of width {table.shape[1]} must match x, shape {x.shape}")
@@ -296,7 +290,10 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
     if tokens is not None and len(tokens) != seq:
         raise ValueError(f"{where}: tokens must be {seq} labels, one for each row of x, got {len(tokens)}")
 
-    panels = {"without positions": _self_attention(x), "with positions": _self_attention(dim**0.5 * x + table[:seq])}
+    panels = {
+        "without positions": _figure.self_attention(x),
+        "with positions": _figure.self_attention(dim**0.5 * x + table[:seq]),
+    }
     largest = max(float(weights.max()) for weights in panels.values())
     figure = Figure(figsize=(5.2, 4.0), layout="constrained")
     figure.suptitle("Attention weights")
@@ -304,7 +301,7 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
     for axes, (name, weights) in zip(both, panels.items(), strict=True):
         axes.set_title(name, size="medium")
         axes.set_xlabel("key")
-        image = _image(axes, weights, "magma", 0.0, largest, "equal")
+        image = _figure.image(axes, weights, "magma", 0.0, largest, "equal")
         if tokens is not None:
             shown = range(0, seq, -(-seq // 12))
             labels = [str(tokens[i]) for i in shown]
@@ -312,7 +309,7 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
             axes.set_xticks(shown, labels, rotation=90 if upright else 0)
             axes.set_yticks(shown, labels)
         if seq <= 6:
-            _write_cells(axes, image, weights)
+            _figure.write_cells(axes, image, weights)
     both[0].set_ylabel("query")
     figure.colorbar(both[0].images[0], ax=both, label="weight", location="bottom", shrink=0.6, aspect=30)
     return figure
@@ -346,7 +343,7 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
       (True, True)
     """
     where = "phase_error"
-    resolved = _one_axis(where, resolve_static(where, frequencies))
+    resolved = _figure.one_axis(where, resolve_static(where, frequencies))
     max_position = _check.positive_int(where, "max_position", max_position)
     if max_position > _INT32_MAX:
         raise ValueError(f"{where}: max_position must fit into int32, got {max_position}")
@@ -357,107 +354,13 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
     turns = tuple(resolved.turns[i] for i in feature // 2)
     truth = _phase.wave_float64(positions, turns, feature % 2)
 
-    figure, axes = _single("Error of the encoding", "position (tokens)", "largest error of any feature")
+    figure, axes = _figure.single("Error of the encoding", "position (tokens)", "largest error of any feature")
     axes.set_xscale("log")
     axes.set_yscale("log", nonpositive="mask")
     for i, (label, precision) in enumerate({"textbook float32": "float32", "exact phases": "exact"}.items()):
         encoding = np.asarray(sinusoidal(positions, resolved.with_precision(precision))).astype(np.float64)
-        style = {"color": _COLOURS[1 - i], "linestyle": _DASHES[i]}
+        style = {"color": _figure.COLOURS[1 - i], "linestyle": _figure.DASHES[i]}
         axes.plot(positions, np.abs(encoding - truth).max(axis=1), label=label, lw=1.3, **style)
     axes.axhline(_BOUND, color=rcParams["text.color"], lw=1, ls=":", label="bound 9e-8")
-    _legend(figure)
+    _figure.legend(figure)
     return figure
-
-
-def _matrix(where: str, name: str, value: Any, axes: str) -> np.ndarray:
-    """`value` in float64, which holds every entry of every dtype that tables have."""
-    known = isinstance(value, (jax.Array, np.ndarray))
-    if not known or not any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating)):
-        got = f"{value.dtype} of shape {value.shape}" if known else f"{type(value).__name__} {value!r:.60}"
-        raise TypeError(f"{where}: {name} must be an integer or float array of shape {axes}, got {got}")
-    if value.ndim != 2 or not value.size:
-        raise ValueError(f"{where}: {name} must have shape {axes}, not empty, got {value.shape}")
-    result = np.asarray(value).astype(np.float64)
-    if not np.isfinite(result).all():
-        row, column = np.argwhere(~np.isfinite(result))[0]
-        raise ValueError(f"{where}: {name} must be finite, got {result[row, column]} at ({row}, {column})")
-    return result
-
-
-def _integers(where: str, name: str, values: Sequence[int], low: int, high: int) -> list[int]:
-    result = np.asarray(values)
-    if result.ndim != 1 or not result.size:
-        raise ValueError(f"{where}: {name} must be one or more integers, got {values!r:.60}")
-    if not np.issubdtype(result.dtype, np.integer):
-        raise TypeError(f"{where}: {name} must be integers, got {values!r:.60}")
-    if result.min() < low or result.max() > high:
-        raise ValueError(f"{where}: {name} must be from {low} to {high}, got {values!r:.60}")
-    return result.tolist()
-
-
-def _one_axis(where: str, frequencies: Any) -> Any:
-    if isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
-        raise ValueError(f"{where}: frequencies must have one axis, got {frequencies.num_axes}")
-    return frequencies
-
-
-def _self_attention(h: np.ndarray) -> np.ndarray:
-    scores = h @ h.T / h.shape[1] ** 0.5
-    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
-
-
-def _single(title: str, xlabel: str, ylabel: str, width: float = 5.2) -> tuple[Figure, Axes]:
-    """A figure of one panel, small for its text, so that it can be read when shown in a narrow column."""
-    figure = Figure(figsize=(width, 3.6), layout="constrained")
-    axes = figure.subplots()
-    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
-    return figure, axes
-
-
-def _line(i: int) -> dict[str, Any]:
-    return {
-        "color": _COLOURS[i % len(_COLOURS)],
-        "linestyle": _DASHES[i % len(_DASHES)],
-        "marker": _MARKERS[i % len(_MARKERS)],
-        "markerfacecolor": "none",
-        "markersize": 5,
-    }
-
-
-def _legend(figure: Figure, title: str | None = None) -> None:
-    """Below the axes, where it hides no data; without a frame, which would be opaque on transparent figures."""
-    labels = [str(line.get_label()) for line in figure.axes[0].lines]
-    # As many columns as fit: a character is about 0.6 em wide, a handle with its margins 4.5 em.
-    width = 72 * figure.get_figwidth() / rcParams["font.size"]
-    columns = int(width / (0.6 * max(map(len, labels)) + 4.5))
-    columns = min(max(columns, 1), len(labels))
-    figure.legend(
-        loc="outside lower center", ncols=columns, title=title, frameon=False, handlelength=2.5, columnspacing=1
-    )
-
-
-def _whole_ticks() -> MaxNLocator:
-    return MaxNLocator(6, integer=True, steps=[1, 2, 5, 10])
-
-
-def _image(axes: Axes, values: np.ndarray, cmap: str, low: float, high: float, aspect: Any) -> AxesImage:
-    # Where entries are smaller than pixels, average the values: averaged colours may be none of the map.
-    image = axes.imshow(
-        values, cmap=cmap, vmin=low, vmax=high, aspect=aspect, origin="upper", interpolation_stage="data"
-    )
-    axes.grid(False)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(_whole_ticks())
-    return image
-
-
-def _write_cells(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
-    """The numbers, black or white: cells are opaque, so the contrast is with them, whatever the style."""
-    # Relative luminance as WCAG 2 defines it; black and white contrast equally with one of about 0.18.
-    rgb = np.asarray(image.to_rgba(values))[..., :3]
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    luminance = linear @ np.array([0.2126, 0.7152, 0.0722])
-    for (row, column), value in np.ndenumerate(values):
-        colour = "black" if luminance[row, column] > 0.18 else "white"
-        axes.text(column, row, f"{value:.2f}", ha="center", va="center", size="small", color=colour)

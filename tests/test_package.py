@@ -23,6 +23,7 @@ FLOORS = {
     "learned": 2,
     "nnx": 3,
     "linen": 3,
+    "_figure": 2,
     "plot": 3,
     "__init__": 4,
 }

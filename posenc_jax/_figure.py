@@ -1,0 +1,124 @@
+"""What the figures share: their inputs, colours, lines, legends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+
+from posenc_jax import _check
+from posenc_jax.frequencies import Frequencies
+
+# Okabe and Ito's colours without black and yellow, which vanish on dark and on light backgrounds. The numbers of
+# colours, dashes and markers have few common divisors, so that combinations repeat late.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (9, 1.5)))
+MARKERS = ("o", "s", "D", "^", "v")
+
+
+def matrix(where: str, name: str, value: Any, axes: str) -> np.ndarray:
+    """`value` in float64, which holds every entry of every dtype that tables have."""
+    known = isinstance(value, (jax.Array, np.ndarray))
+    if not known or not any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating)):
+        got = _check.describe(value)
+        raise TypeError(f"{where}: {name} must be an integer or float array of shape {axes}, got {got}")
+    if value.ndim != 2 or not value.size:
+        raise ValueError(f"{where}: {name} must have shape {axes}, not empty, got {value.shape}")
+    result = np.asarray(value).astype(np.float64)
+    if not np.isfinite(result).all():
+        row, column = np.argwhere(~np.isfinite(result))[0]
+        raise ValueError(f"{where}: {name} must be finite, got {result[row, column]} at ({row}, {column})")
+    return result
+
+
+def integers(where: str, name: str, values: Sequence[int], low: int, high: int) -> list[int]:
+    """`values` as Python integers from `low` to `high`, at least one."""
+    result = np.asarray(values)
+    if result.ndim != 1 or not result.size:
+        raise ValueError(f"{where}: {name} must be one or more integers, got {values!r:.60}")
+    if not np.issubdtype(result.dtype, np.integer):
+        raise TypeError(f"{where}: {name} must be integers, got {values!r:.60}")
+    if result.min() < low or result.max() > high:
+        raise ValueError(f"{where}: {name} must be from {low} to {high}, got {values!r:.60}")
+    return result.tolist()
+
+
+def one_axis(where: str, frequencies: Any) -> Any:
+    """`frequencies`, which must be driven by one coordinate."""
+    if isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
+        raise ValueError(f"{where}: frequencies must have one axis, got {frequencies.num_axes}")
+    return frequencies
+
+
+def self_attention(h: np.ndarray) -> np.ndarray:
+    """The weights softmax(h hᵀ/√d)."""
+    scores = h @ h.T / h.shape[1] ** 0.5
+    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def single(title: str, xlabel: str, ylabel: str, width: float = 5.2) -> tuple[Figure, Axes]:
+    """A figure of one panel, small for its text, so that it can be read when shown in a narrow column."""
+    figure = Figure(figsize=(width, 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    return figure, axes
+
+
+def line(i: int) -> dict[str, Any]:
+    """How line i is drawn."""
+    return {
+        "color": COLOURS[i % len(COLOURS)],
+        "linestyle": DASHES[i % len(DASHES)],
+        "marker": MARKERS[i % len(MARKERS)],
+        "markerfacecolor": "none",
+        "markersize": 5,
+    }
+
+
+def legend(figure: Figure, title: str | None = None) -> None:
+    """Below the axes, where it hides no data; without a frame, which would be opaque on transparent figures."""
+    labels = [str(line.get_label()) for line in figure.axes[0].lines]
+    # As many columns as fit: a character is about 0.6 em wide, a handle with its margins 4.5 em.
+    width = 72 * figure.get_figwidth() / rcParams["font.size"]
+    columns = int(width / (0.6 * max(map(len, labels)) + 4.5))
+    columns = min(max(columns, 1), len(labels))
+    figure.legend(
+        loc="outside lower center", ncols=columns, title=title, frameon=False, handlelength=2.5, columnspacing=1
+    )
+
+
+def whole_ticks() -> MaxNLocator:
+    """At most six ticks, at whole numbers."""
+    return MaxNLocator(6, integer=True, steps=[1, 2, 5, 10])
+
+
+def image(axes: Axes, values: np.ndarray, cmap: str, low: float, high: float, aspect: Any) -> AxesImage:
+    """An array as a picture, its first row at the top."""
+    # Where entries are smaller than pixels, average the values: averaged colours may be none of the map.
+    image = axes.imshow(
+        values, cmap=cmap, vmin=low, vmax=high, aspect=aspect, origin="upper", interpolation_stage="data"
+    )
+    axes.grid(False)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(whole_ticks())
+    return image
+
+
+def write_cells(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
+    """The numbers, black or white: cells are opaque, so the contrast is with them, whatever the style."""
+    # Relative luminance as WCAG 2 defines it; black and white contrast equally with one of about 0.18.
+    rgb = np.asarray(image.to_rgba(values))[..., :3]
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    luminance = linear @ np.array([0.2126, 0.7152, 0.0722])
+    for (row, column), value in np.ndenumerate(values):
+        colour = "black" if luminance[row, column] > 0.18 else "white"
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", size="small", color=colour)
