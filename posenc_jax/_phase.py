@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 TURN_BITS = 128  # static frequencies are integers in units of 2⁻¹²⁸ turn a position
@@ -108,19 +109,19 @@ def word_from_angular(angular: jax.Array) -> Word:
     return Word(*(part * sign for part in _word_from_digits(columns[::-1])))
 
 
-def _phase(positions: jax.Array, word: Word) -> jax.Array:
-    """The fraction of a turn at int32 positions."""
-    high, low = positions >> 16, positions & 0xFFFF
-    remainder = (high * word.jump_low + low * word.step_low) >> 15
-    return high * word.jump + low * word.step + remainder
+# The next functions are every program's hot path: `lax` rather than operators, for a trace three times shorter.
 
 
-def _phase_of_fraction(fraction: jax.Array, word: Word) -> jax.Array:
-    """The phase at a fraction of a position, |fraction| ≤ 2³⁰ in units of 2⁻³¹: twice the high half of a product."""
-    high, low = fraction >> 16, fraction & 0xFFFF
-    step_high, step_low = word.step >> 16, word.step & 0xFFFF
-    cross = ((high * step_low) >> 15) + ((low * step_high) >> 15)
-    return ((high * step_high + fraction * word.whole) << 1) + cross
+def _phase(positions: jax.Array, word: Word, offset: Any) -> jax.Array:
+    """The fraction of a turn at int32 positions, plus an offset."""
+    shape = lax.broadcast_shapes(positions.shape, word.step.shape)
+    spread = lambda x: lax.broadcast_in_dim(x, shape, range(len(shape)))  # noqa: E731
+    high = spread(lax.shift_right_arithmetic(positions, np.int32(16)))
+    low = spread(lax.bitwise_and(positions, np.int32(0xFFFF)))
+    _, step, step_low, jump, jump_low = map(spread, word)
+    remainder = lax.add(lax.mul(high, jump_low), lax.mul(low, step_low))
+    phase = lax.add(lax.mul(high, jump), lax.mul(low, step))
+    return lax.add(lax.add(phase, lax.shift_right_arithmetic(remainder, np.int32(15))), spread(offset))
 
 
 def _sine(phase: jax.Array) -> jax.Array:
@@ -130,24 +131,38 @@ def _sine(phase: jax.Array) -> jax.Array:
     in another, so no product here meets an addition. |a·b| is the product where it is known to be positive.
     """
     # Reflect into a quarter turn either side of zero: a triangle wave. |−2³¹| wraps to −2³¹, which is right.
-    t = jnp.abs(phase) - np.int32(2**30)
-    rounded = t.astype(jnp.float32)
-    z = rounded * np.float32(2.0**-30)
-    v = (1 - z) * (1 + z)
-    q = jnp.abs(_C3 * v * (v + _R)) + _C1
-    q = jnp.abs(v * q) + _C0
+    t = lax.sub(lax.abs(phase), np.int32(2**30))
+    rounded = lax.convert_element_type(t, np.float32)
+    z = lax.mul(rounded, np.float32(2.0**-30))
+    v = lax.mul(lax.sub(np.float32(1), z), lax.add(np.float32(1), z))
+    q = lax.add(lax.abs(lax.mul(lax.mul(_C3, v), lax.add(v, _R))), _C1)
+    q = lax.add(lax.abs(lax.mul(v, q)), _C0)
     # The correction is added to the exact integer t: what the float lost of t, and a rounding, are saved.
-    correction = (rounded * (v * q)).astype(jnp.int32)
-    return (t + correction).astype(jnp.float32) * np.float32(2.0**-30)
+    correction = lax.convert_element_type(lax.mul(rounded, lax.mul(v, q)), np.int32)
+    return lax.mul(lax.convert_element_type(lax.add(t, correction), np.float32), np.float32(2.0**-30))
+
+
+def _phase_of_fraction(fraction: jax.Array, angular: jax.Array, word: Word) -> jax.Array:
+    """The phase at a fraction of a position, |fraction| ≤ ½: an integer multiple of 2⁻³¹, and what is left."""
+    scaled = fraction * 2.0**31
+    units = jnp.round(scaled).astype(jnp.int32)
+    high, low = units >> 16, units & 0xFFFF
+    step_high, step_low = word.step >> 16, word.step & 0xFFFF
+    # Twice the high half of units × step, and whole turns.
+    cross = ((high * step_low) >> 15) + ((low * step_high) >> 15)
+    phase = ((high * step_high + units * word.whole) << 1) + cross
+    # Less than 2⁻³² of a position is left: it counts where ω is large.
+    rest = (scaled - jnp.round(scaled)).astype(jnp.float32) * (angular.astype(jnp.float32) * np.float32(1 / np.pi))
+    return phase + jnp.round(rest).astype(jnp.int32)
 
 
 @jax.custom_jvp
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
     """a·b, rounded by itself in every program (see `_sine`): the magnitude, with the sign put back as a bit."""
     integer = np.dtype(f"int{8 * a.dtype.itemsize}")
-    bits = lambda x: jax.lax.bitcast_convert_type(x, integer)  # noqa: E731
+    bits = lambda x: lax.bitcast_convert_type(x, integer)  # noqa: E731
     sign = (bits(a) ^ bits(b)) & np.asarray(np.iinfo(integer).min, integer)
-    return jax.lax.bitcast_convert_type(bits(jnp.abs(a * b)) | sign, a.dtype)
+    return lax.bitcast_convert_type(bits(jnp.abs(a * b)) | sign, a.dtype)
 
 
 def _product_jvp(primals, tangents):
@@ -164,10 +179,10 @@ product.defjvp(_product_jvp, symbolic_zeros=True)
 def _wave(positions: jax.Array, angular: jax.Array, word: Word, offset: jax.Array) -> jax.Array:
     """The sine of ω·p + offset for int32 or float positions; `word` is the exact form of ω."""
     if positions.dtype == jnp.int32:
-        return _sine(_phase(positions, word) + offset)
+        return _sine(_phase(positions, word, offset))
     nearest = jnp.round(positions)
-    fraction = jnp.round((positions - nearest) * 2.0**31).astype(jnp.int32)
-    return _sine(_phase(nearest.astype(jnp.int32), word) + _phase_of_fraction(fraction, word) + offset)
+    phase = _phase(nearest.astype(jnp.int32), word, offset)
+    return _sine(phase + _phase_of_fraction(positions - nearest, angular, word))
 
 
 def _wave_jvp(primals, tangents):
@@ -211,13 +226,13 @@ def wave(positions: jax.Array, frequencies: tuple[int, ...] | jax.Array, quarter
     if isinstance(frequencies, tuple):
         word = Word(*(part.reshape(row) for part in word_from_turns(frequencies)))
         if positions.dtype == jnp.int32:
-            result = _sine(_phase(positions, word) + offset)
+            result = _sine(_phase(positions, word, offset))
         else:
             angular = angular_from_turns(frequencies).astype(np.float32).reshape(row)
             result = _wave(positions, angular, word, offset)
     else:
         angular = frequencies.reshape(row)
-        word = word_from_angular(jax.lax.stop_gradient(angular))
+        word = word_from_angular(lax.stop_gradient(angular))
         result = _wave(positions, angular, word, offset)
         fits = jnp.abs(angular) < 2.0**31
         known = fits if known is None else known & fits

@@ -77,16 +77,27 @@ def rotation_matrix(
 
 @functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)
 def _rotation_matrix(offset, frequencies, *, layout, dtype):
-    dim = dim_of(frequencies)
+    cosine, sine = (x[..., None] for x in _waves(offset, frequencies, layout))
+    is_cosine, distance = _pairing(dim_of(frequencies), layout)
+    row = np.arange(len(is_cosine))[:, None]
+    column = row.T
+    partner = row + distance * (1 - 2 * is_cosine[:, None])
+    mask = lambda x: _check.align(x == column, cosine.ndim)  # noqa: E731
+    return jnp.where(mask(row), cosine, jnp.where(mask(partner), sine, np.float32(0))).astype(dtype)
+
+
+def _pairing(dim, layout):
+    """Which features are cosines (1) and which sines (0), and how far the two of a pair stand apart."""
     index = np.arange(dim)
-    # Row r turns feature r, the sine or the cosine of a pair, and takes from its other one, `partner`.
-    is_cosine, distance = (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
-    partner = index + distance - 2 * distance * is_cosine
+    return (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
+
+
+def _waves(offset, frequencies, layout):
+    """Row r of M_k holds cos ωk at feature r and, at the other of its pair, sin ωk (r a sine) or −sin ωk."""
+    is_cosine, _ = _pairing(dim_of(frequencies), layout)
     frequencies = _unit(frequencies)
-    diagonal = features(offset, frequencies, layout, np.ones(dim, int))[..., None]  # cos ωk
-    other = features(offset, frequencies, layout, 2 * is_cosine)[..., None]  # sin ωk, −sin ωk
-    to_column = lambda x: _check.align(x[:, None] == index[None, :], diagonal.ndim)  # noqa: E731
-    return jnp.where(to_column(index), diagonal, jnp.where(to_column(partner), other, np.float32(0))).astype(dtype)
+    cosine = features(offset, frequencies, layout, np.ones_like(is_cosine))
+    return cosine, features(offset, frequencies, layout, 2 * is_cosine)
 
 
 def shift(
@@ -136,18 +147,35 @@ def shift(
 
 @functools.partial(jax.jit, static_argnames=("layout",), inline=True)
 def _shift(encodings, offset, frequencies, *, layout):
+    cosine, sine = _waves(offset, frequencies, layout)
+    if offset.size == offset.shape[-1]:  # one offset for all: its waves are a row each, made once, not for each element
+        cosine, sine = jax.lax.optimization_barrier((cosine, sine))
+    partner = _partner(encodings, layout)
     inside = _check.inside(encodings)
-    # Pairs by reshape: (..., pairs, 2) interleaved, (..., 2, pairs) in halves.
-    axis = -1 if layout == "interleaved" else -2
-    pairs = (-1, 2) if layout == "interleaved" else (2, -1)
-    split = encodings.astype(inside).reshape(encodings.shape[:-1] + pairs)
-    sine, cosine = (jax.lax.index_in_dim(split, i, split.ndim + axis, keepdims=False) for i in (0, 1))
-    rotation = sine_cosine(offset, _unit(frequencies))
-    sin_k, cos_k = (_check.align(x.astype(inside), encodings.ndim) for x in rotation)
-    new_sine = product(sine, cos_k) + product(cosine, sin_k)
-    new_cosine = product(cosine, cos_k) - product(sine, sin_k)
-    moved = jnp.stack([new_sine, new_cosine], axis=axis)
-    return moved.reshape(encodings.shape).astype(encodings.dtype)
+    terms = [
+        product(x.astype(inside), _check.align(wave.astype(inside), encodings.ndim))
+        for x, wave in ((encodings, cosine), (partner, sine))
+    ]
+    return (terms[0] + terms[1]).astype(encodings.dtype)
+
+
+def _partner(x, layout):
+    """The other feature of each pair, for every feature."""
+    is_cosine, distance = _pairing(x.shape[-1], layout)
+
+    def by_reads(x):
+        untouched, zero = [(0, 0, 0)] * (x.ndim - 1), np.zeros((), x.dtype)
+        left, right = (jax.lax.pad(x, zero, [*untouched, (d, -d, 0)]) for d in (distance, -distance))
+        return jnp.where(_check.align(is_cosine == 1, x.ndim), left, right)
+
+    def by_pairs(x):
+        return jax.lax.rev(x.reshape(*x.shape[:-1], -1, 2), [x.ndim]).reshape(x.shape)
+
+    # Two padded reads and a select are elementwise: one pass on TPU and GPU, where a reshape to pairs copies the array
+    # first. A CPU vectorises reads that are far apart, but of neighbours the reversed pairs.
+    if layout == "interleaved":
+        return jax.lax.platform_dependent(x, cpu=by_pairs, default=by_reads)
+    return by_reads(x)
 
 
 def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Array) -> jax.Array:

@@ -121,8 +121,16 @@ def test_float_positions_are_exact(frequencies):
     )
     omegas = oracle.geometric(16, 10_000) if isinstance(frequencies, int) else [float(w) for w in frequencies]
     got = np.asarray(pe.sinusoidal(positions, frequencies, layout="half"), np.float64)
-    # 2⁻³² of a position is the resolution of a fraction: it adds ω·2⁻³².
-    assert np.abs(got - np.concatenate(oracle.waves(positions, omegas), 1)).max() <= BOUND + 7.5 * 2**-32
+    assert np.abs(got - np.concatenate(oracle.waves(positions, omegas), 1)).max() <= BOUND
+
+
+def test_small_float_positions_and_fast_frequencies():
+    rng = np.random.default_rng(5)
+    positions = (10.0 ** rng.uniform(-9, 0, 60) * rng.choice([-1, 1], 60)).astype(np.float32)
+    angular = (10.0 ** rng.uniform(0, 6, 16)).astype(np.float32)
+    sine, cosine = oracle.waves(positions, [float(w) for w in angular])
+    got = np.asarray(pe.sinusoidal(positions, angular, layout="half"), np.float64)
+    assert np.abs(got - np.concatenate([sine, cosine], 1)).max() <= BOUND
 
 
 def test_integers_as_floats_give_the_same_bits():

@@ -1,0 +1,237 @@
+"""Ahead-of-time compilation for accelerators that are not there, and what the compiled text shows.
+
+The compilers are the real ones, so fusions, temporaries and collectives are facts; only the running is missing.
+Here is how to compile and what is compiled; `test_tpu.py` and `test_cuda.py` say what must hold.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import posenc_jax as pe
+
+COLLECTIVES = {"all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"}
+# A matrix product rounds phases to TF32 or bfloat16; the others are passes over memory of their own.
+SLOW = {"dot", "convolution", "custom-call", "sort", "gather", "scatter", "while"}
+FREE = {"parameter", "bitcast", "tuple", "get-tuple-element", "constant"}  # they write nothing
+NAMES_OF_BUFFERS = ("AllocateBuffer", "AssumeGatherIndicesInBound")  # custom calls that compute nothing
+
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][\w\-]*)\((.*)$", re.M)
+_SHAPE = re.compile(r"\b(?:pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+_ROWS = pytest.StashKey[list]()
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What a compiler made of a function."""
+
+    text: str
+    temporaries: int  # bytes
+    elements: int  # of the output, on one device
+
+    @functools.cached_property
+    def cycles(self):
+        """As the TPU compiler estimates them; the CUDA compiler estimates none."""
+        cycles = [int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', self.text)]
+        return sum(n for n in cycles if n < 2**62)  # the largest int64 stands for "unknown"
+
+    @functools.cached_property
+    def operations(self):
+        """The names of all operations, inside fusions too; an asynchronous one under its plain name."""
+        found = _INSTRUCTION.findall(self.text)
+        named = {name for _, name, rest in found if not any(f'"{target}"' in rest for target in NAMES_OF_BUFFERS)}
+        return {re.sub(r"-(start|done|update)$", "", name) for name in named}
+
+    @functools.cached_property
+    def large(self):
+        """The operations, outside fusions, that write at least as many elements as the output has."""
+        entry = self.text[self.text.index("\nENTRY ") :]
+        sizes = [(_elements(shape), name) for shape, name, _ in _INSTRUCTION.findall(entry)]
+        return [name for size, name in sizes if size >= self.elements and name not in FREE]
+
+    @property
+    def fusions(self):
+        return len(re.findall(r" fusion\(", self.text))
+
+    def check_elementwise(self, temporaries):
+        """One pass over memory: one fusion writes the output, and nothing else of its size exists."""
+        assert self.large == ["fusion"]
+        assert self.temporaries <= temporaries
+        self.check_exact()
+
+    def check_exact(self):
+        """Nothing that rounds a phase or leaves the device."""
+        assert not self.operations & (SLOW | COLLECTIVES)
+        assert "f64[" not in self.text
+
+
+def _elements(shape):
+    """The largest array in an HLO type."""
+    return max((math.prod(int(n) for n in s.split(",") if n) for s in _SHAPE.findall(shape)), default=0)
+
+
+class Target:
+    """A chip, or a mesh ("x", "y") of chips, to compile for."""
+
+    def __init__(self, name, topology, mesh=(1, 1)):
+        self.name = name
+        devices = np.array(topology.devices).reshape(-1)[: math.prod(mesh)]
+        self.mesh = Mesh(devices.reshape(mesh), ("x", "y"))
+
+    def _sharding(self, spec):
+        return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+    def compile(self, function, *arguments, out=()):
+        """`function`, jitted, for arguments (shape, dtype, *axes of the mesh), its one result sharded by `out`."""
+        described = [jax.ShapeDtypeStruct(s, d, sharding=self._sharding(spec)) for s, d, *spec in arguments]
+        result, sharding = jax.eval_shape(function, *described), self._sharding(out)
+        compiled = jax.jit(function, out_shardings=sharding).lower(*described).compile()
+        elements = math.prod(sharding.shard_shape(result.shape))
+        return Compiled(compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes, elements)
+
+    @functools.cache  # noqa: B019 - targets live as long as the session
+    def copy(self, shape, dtype):
+        """The yardstick: one elementwise read and write."""
+        return self.compile(lambda x: x + jnp.ones((), dtype), (shape, dtype))
+
+    @functools.cache  # noqa: B019
+    def fill(self, shape, dtype):
+        """The yardstick for what reads nothing: one write, of a value that cannot be folded into a constant."""
+        return self.compile(lambda value: jnp.full(shape, value), ((), dtype))
+
+
+def textbook(positions, dim):
+    """The formula as it is usually written."""
+    angular = (10_000.0 ** (-2 * np.arange(dim // 2) / dim)).astype(np.float32)
+    phase = positions[:, None].astype(jnp.float32) * angular[None]
+    return jnp.stack([jnp.sin(phase), jnp.cos(phase)], axis=-1).reshape(*positions.shape, dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A public function with arguments, each (shape, dtype)."""
+
+    name: str
+    function: Callable
+    arguments: tuple
+    elementwise: bool = True
+    oscillates: bool = True  # all but the learned tables
+
+    @property
+    def result(self):
+        return jax.eval_shape(self.function, *(jax.ShapeDtypeStruct(*a) for a in self.arguments))
+
+    @property
+    def kept(self):
+        """Bytes that a compiler may keep: two words for each row's position, six if it is a float, and the
+        tuning words that are made of an array.
+        """
+        shape = self.result.shape
+        rows, columns = (shape[:-1], shape[-1]) if self.elementwise else (shape, 0)
+        floats = any(dtype == F32 for _, dtype in self.arguments[self.arguments[0] in (X, XB) :])
+        return math.prod(rows) * (28 if floats else 8) + 48 * columns * floats + 4096
+
+
+F32, BF16, I32 = np.dtype(np.float32), jnp.dtype(jnp.bfloat16), np.dtype(np.int32)
+P, PF, W, W256 = ((131072,), I32), ((131072,), F32), ((64,), F32), ((256,), F32)
+SEQ, BATCH, BATCHF = ((4096,), I32), ((16, 4096), I32), ((16, 4096), F32)
+X, XB, WIDE = ((16, 4096, 512), F32), ((16, 4096, 512), BF16), ((2, 65536, 512), F32)
+TABLE, TABLEB, K, KF, K1 = ((8192, 512), F32), ((8192, 512), BF16), ((1024,), I32), ((1024,), F32), ((), I32)
+
+
+def _array(x, frequencies):
+    return pe.add_sinusoidal(x, None, frequencies)
+
+
+_table, _add, _matrix = partial(pe.sinusoidal, frequencies=128), pe.add_sinusoidal, pe.rotation_matrix
+_shift, _similarity = partial(pe.shift, frequencies=512), pe.offset_similarity
+_half, _learned = {"layout": "half"}, {"elementwise": False, "oscillates": False}
+
+CASES = [
+    Case("sinusoidal", _table, (P,)),
+    Case("sinusoidal, bfloat16", partial(_table, dtype=BF16), (P,)),
+    Case("sinusoidal, half", partial(_table, **_half), (P,)),
+    Case("sinusoidal, width 127", partial(pe.sinusoidal, frequencies=127), (P,)),
+    Case("sinusoidal, (batch, seq)", _table, (((16, 8192), I32),)),
+    Case("sinusoidal, float positions", _table, (PF,)),
+    Case("sinusoidal, array frequencies", pe.sinusoidal, (P, W)),
+    Case("sinusoidal, both", pe.sinusoidal, (PF, W)),
+    Case("sinusoidal, axial", partial(pe.sinusoidal, frequencies=pe.axial(128, 2)), (((131072, 2), I32),)),
+    Case("add_sinusoidal", _add, (X,)),
+    Case("add_sinusoidal, bfloat16", _add, (XB,)),
+    Case("add_sinusoidal, long", _add, (WIDE,)),
+    Case("add_sinusoidal, long, bfloat16", _add, ((WIDE[0], BF16),)),
+    Case("add_sinusoidal, (seq,)", _add, (X, SEQ)),
+    Case("add_sinusoidal, (batch, seq)", _add, (X, BATCH)),
+    Case("add_sinusoidal, float positions", _add, (X, ((4096,), F32))),
+    Case("add_sinusoidal, array frequencies", _array, (X, W256)),
+    Case("add_sinusoidal, both, bfloat16", _add, (XB, BATCHF, W256)),
+    Case("add_sinusoidal, axial", partial(_add, frequencies=pe.axial(512, 2)), (X, ((4096, 2), I32))),
+    Case("rotation_matrix", partial(_matrix, frequencies=128), (K,)),
+    Case("rotation_matrix, half, bfloat16", partial(_matrix, frequencies=128, dtype=BF16, **_half), (K,)),
+    Case("rotation_matrix, one offset", partial(_matrix, frequencies=1024), (K1,)),
+    Case("rotation_matrix, both", _matrix, (KF, W)),
+    Case("shift", _shift, (X, K1)),
+    Case("shift, half", partial(_shift, **_half), (X, K1)),
+    Case("shift, bfloat16", _shift, (XB, K1)),
+    Case("shift, (batch, seq)", _shift, (X, BATCH)),
+    Case("shift, both", pe.shift, (X, ((), F32), W256)),
+    Case("offset_similarity", partial(_similarity, frequencies=128), (P,), elementwise=False),
+    Case("offset_similarity, both", _similarity, (PF, W), elementwise=False),
+    Case("learned", pe.learned, (BATCH, TABLE), **_learned),
+    Case("learned, bfloat16", pe.learned, (BATCH, TABLEB), **_learned),
+    Case("add_learned", pe.add_learned, (X, TABLE), **_learned),
+    Case("add_learned, (seq,)", pe.add_learned, (X, TABLE, SEQ), **_learned),
+    Case("resize_table", partial(pe.resize_table, shape=8192), (((512, 1024), F32),), **_learned),
+    Case(
+        "resize_table, grid, bfloat16",
+        partial(pe.resize_table, shape=(64, 48), method="cubic"),
+        (((16, 16, 1024), BF16),),
+        **_learned,
+    ),
+]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name.replace(", ", "-"))
+def case(request):
+    return request.param
+
+
+@pytest.fixture
+def control():
+    return textbook
+
+
+@pytest.fixture
+def record(request):
+    """Adds a line to the table at the end of the session."""
+    rows = request.config.stash.setdefault(_ROWS, [])
+
+    def add(name, target, compiled, copy=None, fill=None):
+        ratios = [f"{compiled.cycles / y.cycles:.2f}" if y and y.cycles else "–" for y in (copy, fill)]
+        rows.append((name, target.name, *ratios, f"{compiled.temporaries:,}", str(compiled.fusions)))
+
+    return add
+
+
+@pytest.fixture
+def make_target():
+    return Target
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    rows = config.stash.get(_ROWS, [])
+    if rows:
+        terminalreporter.section("compiled ahead of time")
+        head = ("function", "target", "cycles / copy", "cycles / fill", "temporaries, bytes", "fusions")
+        for row in (head, ("---",) * len(head), *rows):
+            terminalreporter.write_line("| " + " | ".join(row) + " |")

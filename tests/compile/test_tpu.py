@@ -1,0 +1,116 @@
+"""What the TPU compilers make of the library: `nox -s compile_tpu`."""
+
+import functools
+
+import jax.numpy as jnp
+import pytest
+from jax.experimental import topologies
+
+import posenc_jax as pe
+
+pytestmark = pytest.mark.compile_tpu
+
+LENGTH, DIM = 131_072, 128
+POSITIONS = ((LENGTH,), jnp.int32)
+SMALL = 8192  # bytes of high-bandwidth memory that count as none
+
+
+@functools.cache
+def topology(name):
+    return topologies.get_topology_desc(platform="tpu", topology_name=name)
+
+
+@functools.cache
+def chip_of(make, name):
+    return make(name, topology(f"{name}:2x2"))
+
+
+@pytest.fixture(params=["v5e", "v6e"])
+def chip(request, make_target):
+    return chip_of(make_target, request.param)
+
+
+def table(positions):
+    return pe.sinusoidal(positions, DIM)
+
+
+def test_every_function(chip, case, record):
+    compiled, result = chip.compile(case.function, *case.arguments), case.result
+    fill = chip.fill(result.shape, result.dtype) if case.name.startswith(("sinusoidal", "rotation")) else None
+    record(case.name, chip, compiled, chip.copy(result.shape, result.dtype), fill)
+    assert "f64[" not in compiled.text
+    if case.oscillates:
+        compiled.check_exact()
+        assert compiled.temporaries <= SMALL
+    if case.elementwise:
+        compiled.check_elementwise(SMALL)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_shift_is_one_pass(chip, layout, dtype):
+    shift = functools.partial(pe.shift, frequencies=512, layout=layout)
+    chip.compile(shift, ((16, 4096, 512), dtype), ((), jnp.int32)).check_elementwise(SMALL)
+
+
+def test_a_table_costs_little_more_than_its_memory(chip, control, record):
+    ours = chip.compile(table, POSITIONS)
+    theirs = chip.compile(lambda positions: control(positions, DIM), POSITIONS)
+    shape = (LENGTH, DIM), jnp.dtype(jnp.float32)
+    record("textbook formula", chip, theirs, chip.copy(*shape), chip.fill(*shape))
+    assert ours.cycles <= 0.5 * theirs.cycles
+    assert ours.cycles <= 2.3 * chip.fill(*shape).cycles
+
+
+@pytest.mark.parametrize("shape", [(16, 4096, 512), (2, 65_536, 512)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_an_addition_costs_a_copy(chip, shape, dtype):
+    # Nor is a (seq, d_model) table kept for the batch to share, which for the second shape is half of x.
+    compiled = chip.compile(pe.add_sinusoidal, (shape, dtype))
+    compiled.check_elementwise(SMALL)
+    assert compiled.cycles <= 1.25 * chip.copy(shape, jnp.dtype(dtype)).cycles
+
+
+SHARDED = {
+    # function, arguments with the axes of the mesh, those of the result, bytes for each position of a device's share
+    "table, rows": (table, [((2**28,), jnp.int32, ("x", "y"))], [("x", "y")], 0),
+    "table, rows and columns": (table, [((2**28,), jnp.int32, "x")], ["x", "y"], 8 * 2**24),
+    "add, batch and width": (pe.add_sinusoidal, [((256, 4096, 4096), jnp.bfloat16, "x", None, "y")], None, 8 * 4096),
+    "add, batch and sequence": (pe.add_sinusoidal, [((256, 32_768, 512), jnp.float32, "x", "y")], None, 8 * 4096),
+    "add, sharded positions": (
+        pe.add_sinusoidal,
+        [((256, 32_768, 512), jnp.float32, "x", "y"), ((32_768,), jnp.int32, "y")],
+        None,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_sharded_over_256_chips(name, make_target, record):
+    mesh = make_target("v5e:16x16", topology("v5e:16x16"), (16, 16))
+    function, arguments, out, kept = SHARDED[name]
+    compiled = mesh.compile(function, *arguments, out=arguments[0][2:] if out is None else out)
+    record(name, mesh, compiled)
+    compiled.check_elementwise(SMALL + kept)
+
+
+def test_control_the_textbook_formula_is_caught(chip, control):
+    compiled = chip.compile(lambda positions: control(positions, DIM), POSITIONS)
+    assert compiled.temporaries > 2**20
+    assert len(compiled.large) > 1
+    with pytest.raises(AssertionError):
+        compiled.check_elementwise(SMALL)
+
+
+def test_control_a_collective_is_caught(make_target):
+    mesh = make_target("v5e:16x16", topology("v5e:16x16"), (16, 16))
+    compiled = mesh.compile(lambda x: x - x.mean(axis=-1, keepdims=True), ((256, 256), jnp.float32, "x", "y"))
+    with pytest.raises(AssertionError):
+        compiled.check_exact()
+
+
+def test_control_a_matrix_product_is_caught(chip):
+    matrix = jnp.zeros((DIM, 512))
+    with pytest.raises(AssertionError):
+        chip.compile(lambda positions: table(positions) @ matrix, POSITIONS).check_exact()

@@ -1,0 +1,193 @@
+"""The training demo: `examples/train_text.py` and the page that it writes."""
+
+import importlib
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "examples" / "train_text.py"
+# One CPU device as a user has it, not those of conftest.py, and no display.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")} | {
+    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+}
+TINY = "Setup(width=16, depth=1, heads=2, length=16, batch=2, segments=8)"
+VOID = {"meta", "source", "img", "br"}
+
+
+def tiny(*arguments):
+    """The demo with a tiny model, as a command; SIGINT interrupts it even if it is ignored here."""
+    code = (
+        f"import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r}); from train_text import Setup, main; "
+        f"sys.exit(main(sys.argv[1:], {TINY}))"
+    )
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+def execute(command):
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+
+
+def load(folder):
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+class Page(HTMLParser):
+    """Counts elements, collects what they refer to, and checks that every one is closed."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.open, self.seen, self.links, self.images, self.text = [], [], [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.seen.append(tag)
+        self.links += [value for name, value in attrs.items() if name in ("src", "srcset", "href")]
+        if tag == "img":
+            self.images.append(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """The command as a user gives it, but for the number of steps."""
+    folder = tmp_path_factory.mktemp("demo") / "new" / "folder"
+    process = execute([sys.executable, str(SCRIPT), "--steps", "3", "--output", str(folder)])
+    assert process.returncode == 0, process.stderr
+    return folder, process.stdout
+
+
+@pytest.fixture
+def train_text(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    return importlib.import_module("train_text")
+
+
+def test_results(real):
+    results = load(real[0])
+    assert results["complete"] and results["steps"] == 3 and results["seed"] == 0
+    assert results["versions"]["python"] == sys.version.split()[0] and results["data"]["held_out_bytes"] > 2**16
+    assert list(results["variants"]) == ["none", "sinusoidal", "learned"]
+    for name, variant in results["variants"].items():
+        assert list(variant["windows"]) == ["128", "256", "512"]
+        for length, window in variant["windows"].items():
+            if name == "learned" and length != "128":
+                reason = f"add_learned: table of 128 rows is too small for a sequence of {length}"
+                assert window == {"bits_per_byte": None, "no_answer": reason}
+            else:
+                assert 1 < window["bits_per_byte"] < 9 and all(map(math.isfinite, window["by_position"]))
+                assert (window["beyond_training_length"] is None) == (length == "128")
+        assert all(map(math.isfinite, variant["training"]["bits_per_byte"]))
+    parameters = {name: variant["parameters"] for name, variant in results["variants"].items()}
+    assert parameters["sinusoidal"] == parameters["none"] == parameters["learned"] - 128 * results["setup"]["width"]
+
+
+def test_initial_weights_are_shared(train_text):
+    setup = train_text.Setup(width=16, depth=1, heads=2, length=16)
+    weights = []
+    for variant in train_text.VARIANTS.values():
+        state = nnx.to_flat_state(nnx.state(train_text.Decoder(setup, variant, 0)))
+        weights.append({path: leaf[...] for path, leaf in state if path[0] != "positions"})
+    for other in weights[1:]:
+        assert other.keys() == weights[0].keys()
+        assert all(np.array_equal(other[path], weights[0][path]) for path in other)
+
+
+def test_checks(real):
+    checks = load(real[0])["checks"]
+    assert len(checks) == 6
+    for check in checks:
+        assert check["passed"], check
+        assert math.isfinite(check["value"])
+    assert checks[-1]["float32_formula"] > 0.1 > 9e-8 >= checks[-1]["value"]
+
+
+def test_page_is_complete_in_itself(real):
+    page = Page(real[0] / "index.html")
+    assert page.links and all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
+    source = (real[0] / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"<script|<link|@import|url\(", source)
+    assert {"main", "h1", "table", "caption", "figure", "figcaption", "picture"} <= set(page.seen)
+    assert page.seen.count("img") == page.seen.count("source") == 11
+    assert all(len(image["alt"]) > 20 for image in page.images)
+    text = "".join(page.text)
+    assert "no answer" in text and "prefers-color-scheme: dark" in source
+
+
+def test_output_ends_with_the_table_and_the_page(real):
+    folder, output = real
+    *_, none, sinusoidal, learned, blank, path = output.splitlines()
+    assert learned.split()[:2] == ["learned", "positions"] and learned.count("no answer") == 2 and not blank
+    assert path == str((folder / "index.html").resolve())
+    assert sorted(p.name for p in folder.iterdir()) == ["index.html", "results.json"]
+
+
+def test_the_same_seed_gives_the_same_numbers(train_text):
+    setup = train_text.Setup(width=16, depth=1, heads=2, length=16, batch=2, segments=8)
+    text = np.frombuffer(SCRIPT.read_bytes(), np.uint8)
+
+    def losses_and_answers(seed):
+        model, losses = train_text.train(setup, train_text.VARIANTS["learned"], text, 5, seed)
+        return losses, train_text.evaluate(setup, model, text)
+
+    with jax.numpy_dtype_promotion("standard"):  # which optax needs
+        once, again = losses_and_answers(1), losses_and_answers(1)
+        _, other = train_text.train(setup, train_text.VARIANTS["learned"], text, 5, 2)
+    assert once == again and once[0] != other
+
+
+def test_an_interruption_keeps_what_is_finished(tmp_path):
+    with subprocess.Popen(
+        tiny("--steps", 3000, "--output", tmp_path), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        deadline = time.monotonic() + 200
+        while not ((tmp_path / "results.json").exists() and load(tmp_path)["variants"]):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == 130
+    assert "Finished and kept" in output and "no positions" in output
+    results = load(tmp_path)
+    assert not results["complete"] and "none" in results["variants"] and "learned" not in results["variants"]
+    assert "Not all models are finished" in "".join(Page(tmp_path / "index.html").text)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["index.html", "results.json"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--steps", "0"], "argument --steps: must be at least 1, got 0"),
+        (["--steps", "many"], "argument --steps: must be a whole number, got 'many'"),
+        (["--seed", "-1"], "argument --seed: must be at least 0 and at most 2147483647, got -1"),
+        (["--output", str(SCRIPT)], "cannot be a folder: File exists"),
+    ],
+)
+def test_wrong_options_are_explained(arguments, message, train_text, capsys):
+    with pytest.raises(SystemExit) as error:
+        train_text.main(arguments)
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,30 @@
+"""The README's examples run, and say what is so."""
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import posenc_jax as pe
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_examples():
+    namespace = {}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a user has them
+        for block in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL):
+            exec(block, namespace)
+        assert namespace["model"](np.array([[1, 2, 3]])).shape == (1, 3, 512)
+    np.testing.assert_allclose(namespace["moved"], pe.sinusoidal(np.arange(5, 1029), 512), rtol=0, atol=5e-7)
+    assert namespace["M"].shape == (512, 512) and namespace["curve"][0] == 256
+    assert namespace["patches"].shape == (14, 14, 384) and namespace["x"].shape == (2, 1024, 512)
+
+
+def test_files_it_names_exist():
+    root = Path(__file__).parent.parent
+    names = re.findall(r"\]\(([^)#:]+)\)|src(?:set)?=\"([^\"]+)\"|`((?:benchmarks|tests|examples)/[\w./]+)`", README)
+    paths = {name for found in names for name in found if name}
+    assert {"CITATION.cff", "docs/phase_error.png", "benchmarks/speed.py"} <= paths
+    assert all((root / path).exists() for path in paths), paths
