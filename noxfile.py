@@ -49,7 +49,7 @@ def pytest(session, *args, **environment):
 @nox.session
 @nox.parametrize("accelerator", [nox.param(name, id=name) for name in ACCELERATORS])
 def tests(session, accelerator):
-    """The test suite on the CPU; tests(cuda13) and tests(tpu) where such a device answers, else skipped."""
+    """The test suite on the CPU, and on an NVIDIA GPU and a TPU where one answers; else those are skipped."""
     if reason := missing(accelerator):
         session.skip(reason)
     session.install("-e", ".[plot,demo]", *group("test"), *ACCELERATORS[accelerator])

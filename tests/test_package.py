@@ -1,6 +1,8 @@
 """The package as a whole: its names, what it imports, and how a call is traced."""
 
 import ast
+import doctest
+import importlib
 import json
 import subprocess
 import sys
@@ -59,6 +61,12 @@ def test_public_names_are_documented():
     assert (PACKAGE / "py.typed").exists()
 
 
+@pytest.mark.parametrize("module", ["frequencies", "sinusoidal", "rotation", "learned", "nnx", "linen", "plot"])
+def test_the_examples_in_docstrings(module):
+    result = doctest.testmod(importlib.import_module(f"posenc_jax.{module}"))
+    assert result.attempted >= 4 and result.failed == 0
+
+
 def test_importing_brings_in_no_flax_no_matplotlib_and_starts_no_backend():
     code = (
         "import sys, json, posenc_jax, jax; from jax._src import xla_bridge;"
@@ -71,9 +79,9 @@ def test_importing_brings_in_no_flax_no_matplotlib_and_starts_no_backend():
 
 def test_a_call_is_traced_in_few_equations():
     table = jax.make_jaxpr(lambda p: pe.sinusoidal(p, 128))(jnp.arange(16, dtype=jnp.int32))
-    assert len(table.eqns) <= 40
+    assert len(table.eqns) <= 45
     added = jax.make_jaxpr(pe.add_sinusoidal)(jnp.zeros((2, 16, 128)))
-    assert len(added.eqns) <= 60
+    assert len(added.eqns) <= 65
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ class Case:
 
     @property
     def kept(self):
-        """Bytes that a compiler may keep: two words for each row's position, six if it is a float, and the
+        """Bytes that a compiler may keep: two words for each row's position, seven if it is a float, and the
         tuning words that are made of an array.
         """
         shape = self.result.shape
