@@ -132,12 +132,14 @@ def floats(rng, result):
     p = np.concatenate([draw(rng, 0, 2**31 - 1, 1000), draw(rng, -(2**31), -1, 1000)])
     learned = (rng.choice([-1, 1], 64) * 10.0 ** rng.uniform(-7, 0, 64)).astype(np.float32)
     fast = (rng.choice([-1, 1], 64) * 10.0 ** rng.uniform(0, 9, 64)).astype(np.float32)
+    medium = fast[np.abs(fast) < 1e6]
 
     cases = {
         "float positions, below 2^31 in size": (x, 128, geometric_turns(128, 10_000.0)),
         "array frequencies, ω up to 1, every int32 position": (p, jnp.array(learned), float_turns(learned)),
         "array frequencies, ω from 1 to 10^9, every int32 position": (p, jnp.array(fast), float_turns(fast)),
         "array frequencies, ω up to 1, float positions": (x, jnp.array(learned), float_turns(learned)),
+        "array frequencies, ω from 1 to 10^6, float positions": (x, jnp.array(medium), float_turns(medium)),
     }
     for name, (positions, f, turns) in cases.items():
         found = pe.sinusoidal(positions, f, layout="half")

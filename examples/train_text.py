@@ -95,7 +95,7 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The same shape, (batch, length, width)."""
-        x = x + self.attention(self.norms[0](x), is_causal=True)
+        x = x + self.attention(self.norms[0](x), mask=nnx.make_causal_mask(x[..., 0]))
         return x + self.down(jax.nn.gelu(self.up(self.norms[1](x))))
 
 
