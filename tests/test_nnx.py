@@ -116,7 +116,7 @@ def test_sharded_input():
         (lambda: SinusoidalEncoding(0), ValueError, "SinusoidalEncoding: frequencies .* must be at least 1, got 0"),
         (lambda: SinusoidalEncoding(jnp.ones(4)), TypeError, "SinusoidalEncoding: frequencies must be Frequencies or an integer width, got an array"),  # type: ignore
         (lambda: SinusoidalEncoding(8, layout="x"), ValueError, "SinusoidalEncoding: layout must be one of"),  # type: ignore
-        (lambda: SinusoidalEncoding(8, scale=jnp.ones(())), TypeError, "SinusoidalEncoding: scale must be a number, got float32"),  # type: ignore
+        (lambda: SinusoidalEncoding(8, scale=jnp.ones((), jnp.float32)), TypeError, "SinusoidalEncoding: scale must be a number, got float32"),  # type: ignore
         (lambda: SinusoidalEncoding(8).table(0), ValueError, "SinusoidalEncoding.table: length must be at least 1, got 0"),
         (lambda: SinusoidalEncoding(8).table(2.5), TypeError, "SinusoidalEncoding.table: length must be an integer, got float 2.5"),  # type: ignore
         (lambda: SinusoidalEncoding(6)(X), ValueError, r"frequencies of width 6 must match x, shape \(2, 5, 8\)"),

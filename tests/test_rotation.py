@@ -26,7 +26,7 @@ def test_moving_by_an_offset_is_one_linear_map(p, q, layout, base):
         k, q = 77, max(min(p, 2**31 - 78), -(2**31))
         p, q = q, q + 77
     f = pe.geometric(64, base)
-    here, there = pe.sinusoidal(p, f, layout=layout), pe.sinusoidal(q, f, layout=layout)
+    here, there = (np.asarray(pe.sinusoidal(x, f, layout=layout)) for x in (p, q))
     assert np.abs(moved(pe.rotation_matrix(k, f, layout=layout), here) - there).max() <= BOUND
     assert np.abs(np.asarray(pe.shift(here, k, f, layout=layout)) - there).max() <= BOUND
 

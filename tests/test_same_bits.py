@@ -116,7 +116,7 @@ def test_export_with_symbolic_shapes(case):
 
 def test_inside_a_larger_program(case):
     f, positions, whole = case
-    got = jax.jit(lambda p, x: f(p, jnp.sin(jnp.arcsin(jnp.zeros(()))) + x) * 2.0)(positions, X)
+    got = jax.jit(lambda p, x: f(p, jnp.sin(jnp.arcsin(jnp.zeros((), jnp.float32))) + x) * 2.0)(positions, X)
     np.testing.assert_array_equal(np.asarray(got) / 2, whole)
 
 

@@ -97,8 +97,7 @@ def test_sharded_over_256_chips(name, make_target, record):
 
 def test_control_the_textbook_formula_is_caught(chip, control):
     compiled = chip.compile(lambda positions: control(positions, DIM), POSITIONS)
-    assert compiled.temporaries > 2**20
-    assert len(compiled.large) > 1
+    assert len(compiled.large) > 1  # an array of its own for the waves, in HBM or VMEM as the compiler likes
     with pytest.raises(AssertionError):
         compiled.check_elementwise(SMALL)
 
