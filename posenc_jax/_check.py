@@ -13,9 +13,11 @@ from jax.core import Tracer
 _INT32 = np.iinfo(np.int32)
 
 
-def _unheld(dtype: Any) -> bool:
-    """Whether `dtype` is float64 and this configuration would cut it to float32."""
-    return dtype == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64
+def _unheld(dtype: Any) -> str:
+    """Why JAX cannot hold a dtype here as it is, or nothing."""
+    if dtype == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+        return ", which jax_enable_x64=False cannot hold"
+    return "" if dtype.itemsize <= 8 and dtype.isnative else ", which JAX does not have"
 
 
 def is_known(x: Any) -> bool:
@@ -30,22 +32,25 @@ def describe(value: Any) -> str:
     return f"{type(value).__name__} {value!r:.60}"
 
 
-def array(where: str, name: str, value: Any, kinds: str = "integer or float") -> Any:
-    """`value` as an array of a dtype that positions may have; Python numbers become int32 or float32."""
-    message = "{}: {} must be an {} array, got {}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        if not _INT32.min <= value <= _INT32.max:
-            raise ValueError(f"{where}: {name} must fit into int32, got {value}")
-        value = np.int32(value)
-    elif type(value) is float:
+def array(where: str, name: str, value: Any, kinds: str = "an integer or float array") -> Any:
+    """`value` as an array of a dtype that positions may have.
+
+    A Python number that is whole becomes int32, any other is rounded to float32.
+    """
+    message = "{}: {} must be {}, got {}"
+    if isinstance(value, int) and not isinstance(value, bool) or type(value) is float and "float" in kinds:
+        if abs(value) != math.inf and value == int(value if value == value else 0):
+            if not _INT32.min <= value <= _INT32.max:
+                raise ValueError(f"{where}: {name} must fit into int32, got {value}")
+            return np.int32(value)
         value = np.float32(value)
-    elif not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+    elif not isinstance(value, (jax.Array, np.ndarray, np.generic)) or value.dtype.kind == "m":
         raise TypeError(message.format(where, name, kinds, describe(value)))
     integer, floating = jnp.issubdtype(value.dtype, jnp.integer), jnp.issubdtype(value.dtype, jnp.floating)
     if not (integer and "integer" in kinds or floating and "float" in kinds):
         raise TypeError(message.format(where, name, kinds, describe(value)))
-    if _unheld(value.dtype):
-        raise TypeError(f"{where}: {name} is float64, which jax_enable_x64=False cannot hold; pass float32 or integers")
+    if unheld := _unheld(value.dtype):
+        raise TypeError(f"{where}: {name} is {value.dtype}{unheld}; pass float32 or integers")
     if floating and value.dtype.itemsize < 4:
         return value.astype(np.float32)
     if not integer or value.dtype == np.int32:
@@ -75,13 +80,13 @@ def align(x: Any, ndim: int) -> Any:
 def floating_dtype(where: str, dtype: Any, name: str = "dtype") -> np.dtype:
     """`dtype` as a float dtype that this configuration can hold."""
     try:
-        result = jnp.dtype(dtype)
+        result = None if dtype is None else jnp.dtype(dtype)
     except TypeError:
-        raise TypeError(f"{where}: {name} must be a float dtype, got {dtype!r}") from None
-    if not jnp.issubdtype(result, jnp.floating):
-        raise TypeError(f"{where}: {name} must be a float dtype, got {result}")
-    if _unheld(result):
-        raise TypeError(f"{where}: {name} float64 needs jax_enable_x64=True")
+        result = None
+    if result is None or not jnp.issubdtype(result, jnp.floating):
+        raise TypeError(f"{where}: {name} must be a float dtype, got {dtype if result is None else result!s}")
+    if unheld := _unheld(result):
+        raise TypeError(f"{where}: {name} is {result}{unheld}")
     return result
 
 
@@ -106,9 +111,13 @@ def number(where: str, name: str, value: Any) -> float:
     """`value` as a finite Python float."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{where}: {name} must be a number, got {describe(value)}")
-    if not math.isfinite(value):
-        raise ValueError(f"{where}: {name} must be finite, got {value}")
-    return float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result):
+        raise ValueError(f"{where}: {name} must be finite, got {result}")
+    return result
 
 
 def positive_int(where: str, name: str, value: Any) -> int:
@@ -124,8 +133,8 @@ def floats(where: str, name: str, x: Any, axes: str) -> jax.Array:
     """`x` as an array of floats of at least the axes that `axes` names behind its dots; its dtype is kept."""
     if not isinstance(x, (jax.Array, np.ndarray)) or not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{where}: {name} must be a float array of shape {axes}, got {describe(x)}")
-    if _unheld(x.dtype):
-        raise TypeError(f"{where}: {name} is float64, which jax_enable_x64=False cannot hold; pass float32")
+    if unheld := _unheld(x.dtype):
+        raise TypeError(f"{where}: {name} is {x.dtype}{unheld}; pass float32")
     if x.ndim < axes.count(","):
         raise ValueError(f"{where}: {name} must have shape {axes}, got {x.shape}")
     return jnp.asarray(x)
@@ -134,8 +143,11 @@ def floats(where: str, name: str, x: Any, axes: str) -> jax.Array:
 def scalar(where: str, name: str, value: Any, dtype: Any) -> jax.Array:
     """`value` as a scalar array; Python and NumPy numbers are rounded to `dtype` only."""
     if isinstance(value, (int, float, np.integer, np.floating)):
-        return jnp.asarray(number(where, name, value), dtype)
-    result = array(where, name, value)
+        result = number(where, name, value)
+        if abs(result) > float(np.finfo(dtype).max):
+            raise ValueError(f"{where}: {name} must fit into {np.dtype(dtype)}, got {result}")
+        return jnp.asarray(result, dtype)
+    result = array(where, name, value, "a number or a scalar integer or float array")
     if result.ndim:
         raise ValueError(f"{where}: {name} must be a scalar, got shape {result.shape}")
     return jnp.asarray(result)

@@ -245,8 +245,6 @@ def wave_float32(positions: jax.Array, frequencies: tuple[int, ...], quarter: np
     angular = angular_from_turns(frequencies).astype(np.float32).reshape(row)
     phase = positions.astype(jnp.float32) * angular
     odd, sign = (quarter % 2 == 1).reshape(row), np.where(quarter < 2, 1, -1).astype(np.float32).reshape(row)
-    if odd.all():
-        return jnp.cos(phase) * sign
     return jnp.where(odd, jnp.cos(phase), jnp.sin(phase)) * sign
 
 

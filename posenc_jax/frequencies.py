@@ -40,7 +40,8 @@ class Frequencies:
       precision: "exact", or "float32" to reproduce what float32 references compute: float32 $\omega$, float32 product.
 
     Raises:
-      ValueError: if the arguments do not fit each other.
+      TypeError: if dim or attention_factor is not a number.
+      ValueError: if the arguments do not fit each other, or a pair turns 2²⁸ times a position or faster.
 
     Example:
       >>> import posenc_jax as pe
@@ -58,21 +59,31 @@ class Frequencies:
     precision: Precision = "exact"
 
     def __post_init__(self):
-        """Checks the fields against each other and hashes them once."""
-        pairs = len(self.turns)
-        if pairs < 1 or self.dim not in (2 * pairs, 2 * pairs - 1):
+        """Checks the fields, each and against each other, and hashes them once."""
+        where, pairs = "Frequencies", len(self.turns)
+        limit = 1 << (_phase.TURN_BITS + 28)  # ω below 1.6e9: more than a turn has no place in a float's fraction
+        if not all(isinstance(t, int) and abs(t) < limit for t in self.turns):
+            raise ValueError(f"{where}: turns must be integers below 2²⁸ turns a position, in units of 2⁻¹²⁸")
+        if _check.positive_int(where, "dim", self.dim) not in (2 * pairs, 2 * pairs - 1):
             expected = f"{2 * pairs} or {2 * pairs - 1}"
-            raise ValueError(f"Frequencies: dim must be {expected} for {pairs} pairs, got {self.dim}")
-        if self.axes is None:
-            object.__setattr__(self, "axes", (0,) * pairs)
-        if len(self._axes) != pairs or min(self._axes) < 0:
-            raise ValueError(f"Frequencies: axes must hold {pairs} coordinates of at least 0, got {self.axes}")
-        if not math.isfinite(self.attention_factor):
-            raise ValueError(f"Frequencies: attention_factor must be finite, got {self.attention_factor}")
-        _check.one_of("Frequencies", "precision", self.precision, ("exact", "float32"))
+            raise ValueError(f"{where}: dim must be {expected} for {pairs} pairs, got {self.dim}")
+        axes = (0,) * pairs if self.axes is None else tuple(self.axes)
+        if len(axes) != pairs or not all(isinstance(axis, int) and axis >= 0 for axis in axes):
+            raise ValueError(f"{where}: axes must hold {pairs} coordinates of at least 0, got {self.axes}")
+        factor = _check.number(where, "attention_factor", self.attention_factor)
+        if abs(factor) > float(np.finfo(np.float32).max):
+            raise ValueError(f"{where}: attention_factor must fit into float32, got {factor}")
+        _check.one_of(where, "precision", self.precision, ("exact", "float32"))
+        values = {"turns": tuple(self.turns), "dim": int(self.dim), "axes": axes, "attention_factor": factor}
         # Hashed at every call of a jitted function: the turns are many, so only once.
-        object.__setattr__(self, "_key", (self.dim, self.axes, self.attention_factor, self.precision, self.turns))
-        object.__setattr__(self, "_hash", hash(self._key))  # type: ignore[attr-defined]
+        values["_key"] = (*values.values(), self.precision)
+        values["_hash"] = hash(values["_key"])
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __reduce__(self):
+        """By the fields alone: hashes of strings differ between processes."""
+        return Frequencies, (self.turns, self.dim, self.axes, self.attention_factor, self.precision)
 
     @property
     def _axes(self) -> tuple[int, ...]:
@@ -156,7 +167,8 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
 
     Raises:
       TypeError: if dim is not an integer or base not a number.
-      ValueError: if dim < 1, or base is not positive and finite.
+      ValueError: if dim is not from 1 to 2²⁰, base is not positive and finite, or so small that a pair would turn 2²⁸
+        times a position.
 
     Example:
       >>> import posenc_jax as pe
@@ -169,6 +181,8 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
     dim = _check.positive_int("geometric", "dim", dim)
+    if dim > 2**20:
+        raise ValueError(f"geometric: dim must be at most 2²⁰, got {dim}")
     base = _check.number("geometric", "base", base)
     if base <= 0:
         raise ValueError(f"geometric: base must be positive, got {base}")
@@ -228,9 +242,9 @@ def resolve(where: str, frequencies: Any, *, even: bool = False) -> Frequencies 
     if not isinstance(frequencies, (jax.Array, np.ndarray)):
         raise TypeError(
             f"{where}: frequencies must be Frequencies, an integer width or a float array of angular frequencies, "
-            f"got {type(frequencies).__name__} {frequencies!r}"
+            f"got {_check.describe(frequencies)}"
         )
-    result = _check.array(where, "frequencies", frequencies, "float")
+    result = _check.array(where, "frequencies", frequencies, "a float array")
     if result.ndim != 1 or not result.size:
         raise ValueError(f"{where}: frequencies as an array must have shape (num_pairs,), got {result.shape}")
     return jnp.asarray(result)
@@ -300,8 +314,7 @@ def features(
     return _waves(positions, frequencies, lambda x: x[None].repeat(2, axis=0).reshape(-1), quarter)
 
 
-def sine_cosine(positions: jax.Array, frequencies: Frequencies | jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sine and cosine of each pair's phase, float32 (..., num_pairs)."""
+def cosines(positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
+    """The cosine of each pair's phase, float32 (..., num_pairs)."""
     pairs = (dim_of(frequencies) + 1) // 2
-    sine, cosine = (_waves(positions, frequencies, lambda x: x, np.full(pairs, quarter)) for quarter in (0, 1))
-    return sine, cosine
+    return _waves(positions, frequencies, lambda x: x, np.ones(pairs, int))

@@ -57,14 +57,14 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
 
 def _table(where, table):
     table = _check.floats(where, "table", table, "(length, dim)")
-    if table.ndim != 2:
-        raise ValueError(f"{where}: table must have shape (length, dim), got {table.shape}")
+    if table.ndim != 2 or table.shape[0] < 1:
+        raise ValueError(f"{where}: table must have shape (length, dim) with length at least 1, got {table.shape}")
     return table
 
 
 def _positions(where, positions, length, out_of_range):
     _check.out_of_range(where, out_of_range)
-    positions = _check.array(where, "positions", positions, "integer")
+    positions = _check.array(where, "positions", positions, "an integer array")
     if out_of_range == "error" and positions.size and _check.is_known(positions):
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= length:
@@ -179,6 +179,8 @@ def resize_table(
     table = _check.floats(where, "table", table, "(length, dim)")
     entries: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
     grid = tuple(_check.positive_int(where, "each entry of shape", n) for n in entries)
+    if 0 in table.shape[:-1]:
+        raise ValueError(f"{where}: table must have at least one row, got {table.shape}")
     if len(grid) != table.ndim - 1:
         expected = f"{table.ndim - 1} entries for a table of shape {table.shape}"
         raise ValueError(f"{where}: shape must have {expected}, got {grid}")

@@ -17,11 +17,11 @@ from posenc_jax.frequencies import (
     Frequencies,
     Layout,
     amplitude_of,
+    cosines,
     dim_of,
     features,
     positions_of,
     resolve,
-    sine_cosine,
 )
 
 
@@ -159,20 +159,26 @@ def _shift(encodings, offset, frequencies, *, layout):
     return (terms[0] + terms[1]).astype(encodings.dtype)
 
 
-def _partner(x, layout):
-    """The other feature of each pair, for every feature."""
-    is_cosine, distance = _pairing(x.shape[-1], layout)
+def partners(layout):
+    """Two ways to get the other feature of each pair, for every feature: by reads, and by pairs."""
 
     def by_reads(x):
+        is_cosine, distance = _pairing(x.shape[-1], layout)
         untouched, zero = [(0, 0, 0)] * (x.ndim - 1), np.zeros((), x.dtype)
         left, right = (jax.lax.pad(x, zero, [*untouched, (d, -d, 0)]) for d in (distance, -distance))
         return jnp.where(_check.align(is_cosine == 1, x.ndim), left, right)
 
     def by_pairs(x):
-        return jax.lax.rev(x.reshape(*x.shape[:-1], -1, 2), [x.ndim]).reshape(x.shape)
+        pairs, axis = ((-1, 2), x.ndim) if layout == "interleaved" else ((2, -1), x.ndim - 1)
+        return jax.lax.rev(x.reshape(x.shape[:-1] + pairs), [axis]).reshape(x.shape)
 
+    return by_reads, by_pairs
+
+
+def _partner(x, layout):
     # Two padded reads and a select are elementwise: one pass on TPU and GPU, where a reshape to pairs copies the array
     # first. A CPU vectorises reads that are far apart, but of neighbours the reversed pairs.
+    by_reads, by_pairs = partners(layout)
     if layout == "interleaved":
         return jax.lax.platform_dependent(x, cpu=by_pairs, default=by_reads)
     return by_reads(x)
@@ -190,7 +196,8 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
       frequencies: as for `sinusoidal`; the width must be even.
 
     Returns:
-      float32 of shape (...,). At offset 0, the squared norm of every encoding: dim / 2.
+      float32 of shape (...,). At offset 0, the squared norm of every encoding: dim / 2. The compiler chooses the order
+      of the sum, so the last bit may differ between programs.
 
     Raises:
       TypeError: as `rotation_matrix`.
@@ -215,8 +222,7 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
 
 @functools.partial(jax.jit, inline=True)
 def _offset_similarity(offset, frequencies):
-    _, cosine = sine_cosine(offset, _unit(frequencies))
-    return jnp.sum(cosine, axis=-1) * np.float32(amplitude_of(frequencies) ** 2)
+    return jnp.sum(cosines(offset, _unit(frequencies)), axis=-1) * np.float32(amplitude_of(frequencies) ** 2)
 
 
 def _unit(frequencies):

@@ -23,11 +23,13 @@ def sinusoidal(
 ) -> jax.Array:
     r"""The sinusoidal encoding, $PE(p)_{2i} = \sin \omega_i p$, $PE(p)_{2i+1} = \cos \omega_i p$.
 
-    Within 9e-8 of the true value at every int32 position, of either sign, for every width and base.
+    times the frequencies' `attention_factor`. In float32 (and without such a factor), within 9e-8 of the true value at
+    every int32 position, of either sign, for every width and base.
 
     Args:
       positions: integers or floats of shape (...,), or (..., axes) when the frequencies use several axes. Their unit
-        is the token. Floats are taken at their exact value.
+        is the token. The floats of an array are taken at their exact value; a Python float is rounded to float32
+        unless it is whole.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`), or a float array of angular frequencies of
         shape (num_pairs,), learned or traced: the encoding is differentiable in them and in float positions.
       layout: "interleaved": features (2i, 2i+1) are the sine and cosine of pair i. "half": features
@@ -36,7 +38,8 @@ def sinusoidal(
 
     Returns:
       The encoding, shape (..., dim), of the given dtype. NaN where a position is NaN or outside int32 and this
-      could not be known when tracing (a traced int64 or uint32, or a float).
+      could not be known when tracing (a traced int64 or uint32, or a float). With precision="float32", whatever the
+      float32 formula gives.
 
     Raises:
       TypeError: if positions are not integers or floats; if anything is float64 where x64 is off.

@@ -121,6 +121,9 @@ def test_resizing_keeps_bits_dtype_and_constants(method):
     np.testing.assert_array_equal(pe.resize_table(TABLE, 7, method=method), TABLE)
     narrow = pe.resize_table(TABLE.astype(jnp.bfloat16), 9, method=method)
     assert narrow.dtype == jnp.bfloat16 and narrow.shape == (9, 4)
+    inside = pe.resize_table(TABLE.astype(jnp.bfloat16).astype(np.float32), 9, method=method)
+    np.testing.assert_array_equal(narrow, inside.astype(jnp.bfloat16))  # computed in float32, rounded once
+    assert "HIGHEST" in str(jax.make_jaxpr(lambda t: pe.resize_table(t, 9, method=method))(TABLE))  # no TF32
     np.testing.assert_allclose(pe.resize_table(np.full((5, 2), 3, np.float32), 11, method=method), 3.0, rtol=1e-6)
 
 
@@ -142,8 +145,10 @@ X = np.zeros((2, 5, 4), np.float32)
         (lambda: pe.learned(1.0, TABLE), TypeError, "learned: positions must be an integer array, got float"),
         (lambda: pe.learned(True, TABLE), TypeError, "learned: positions must be an integer array, got bool True"),
         (lambda: pe.learned(1, TABLE.astype(int)), TypeError, r"learned: table must be a float array of shape \(length, dim\), got int64"),
-        (lambda: pe.learned(1, TABLE[0]), ValueError, r"learned: table must have shape \(length, dim\), got \(4,\)"),
-        (lambda: pe.learned(1, TABLE[None]), ValueError, r"learned: table must have shape \(length, dim\), got \(1, 7, 4\)"),
+        (lambda: pe.learned(1, TABLE[0]), ValueError, r"learned: table must have shape \(length, dim\) with length at least 1, got \(4,\)"),
+        (lambda: pe.learned(1, TABLE[None]), ValueError, r"learned: table must have shape \(length, dim\) .* got \(1, 7, 4\)"),
+        (lambda: pe.learned(1, TABLE[:0]), ValueError, r"learned: table must have shape .* length at least 1, got \(0, 4\)"),
+        (lambda: pe.resize_table(TABLE[:0], 3), ValueError, r"resize_table: table must have at least one row, got \(0, 4\)"),
         (lambda: pe.learned(1, TABLE, out_of_range="clip"), ValueError, "learned: out_of_range must be one of .* got 'clip'"),  # type: ignore
         (lambda: pe.add_learned(np.zeros((8, 4), np.float32), TABLE), ValueError, "add_learned: table of 7 rows is too small for a sequence of 8"),
         (lambda: jax.jit(pe.add_learned)(np.zeros((8, 4), np.float32), TABLE), ValueError, "table of 7 rows is too small for a sequence of 8"),

@@ -200,6 +200,8 @@ def test_frequencies_that_are_no_numbers_give_nan():
     angular = np.array([np.nan, np.inf, 2.0**31, 1.0], np.float32)
     got = np.asarray(pe.sinusoidal(np.arange(3), angular, layout="half")).reshape(3, 2, 4)
     assert np.isnan(got[..., :3]).all() and np.isfinite(got[..., 3]).all()
+    floats = np.asarray(pe.sinusoidal(np.array([0.5, np.nan], np.float32), angular, layout="half")).reshape(2, 2, 4)
+    assert np.isnan(floats[0, :, :3]).all() and np.isfinite(floats[0, :, 3]).all() and np.isnan(floats[1]).all()
 
 
 def test_traced_uint32_beyond_int32_gives_nan_and_is_right_within():

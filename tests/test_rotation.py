@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import posenc_jax as pe
+from posenc_jax import rotation
 
 BOUND = 5e-7
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -97,6 +98,20 @@ def test_dtypes(dtype):
     got = pe.shift(encoding, 5, 8)
     assert got.dtype == dtype
     np.testing.assert_array_equal(got, pe.shift(encoding.astype(jnp.float32), 5, 8).astype(dtype))
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+def test_every_platforms_partner_is_the_same(layout):
+    x = jnp.asarray(np.random.default_rng(6).normal(size=(3, 2, 8)).astype(np.float32))
+    text = (
+        jax.jit(lambda x: pe.shift(x, 3, 8, layout=layout)).trace(x).lower(lowering_platforms=("cpu", "tpu")).as_text()
+    )
+    assert "stablehlo.pad" in text and ("stablehlo.reverse" in text) == (layout == "interleaved")
+    matrix = np.asarray(pe.rotation_matrix(3, 8, layout=layout))
+    by_reads, by_pairs = (f(x) for f in rotation.partners(layout))
+    np.testing.assert_array_equal(by_reads, by_pairs)
+    want = np.einsum("rc,...c->...r", (np.abs(matrix) > 0) & ~np.eye(8, dtype=bool), x)
+    np.testing.assert_array_equal(by_reads, want)
 
 
 def test_norms_are_kept():

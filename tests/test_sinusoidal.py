@@ -185,9 +185,19 @@ X = np.zeros((2, 5, 8), np.float32)
         (lambda: pe.sinusoidal(np.array([-(2**40), 2]), 8), ValueError, "int32, got int64 values from -1099511627776 to 2"),
         (lambda: pe.sinusoidal(np.array([2**32 - 1], np.uint32), 8), ValueError, "int32, got uint32 values from 4294967295"),
         (lambda: pe.sinusoidal(jnp.array([2**31], jnp.uint32), 8), ValueError, "int32, got uint32 values from 2147483648"),
+        (lambda: pe.sinusoidal(float(2**31), 8), ValueError, "sinusoidal: positions must fit into int32, got 2147483648.0"),
+        (lambda: pe.sinusoidal(1e300, 8), ValueError, "positions must fit into int32, got 1e"),
+        (lambda: pe.sinusoidal(np.array([1], "timedelta64[s]"), 8), TypeError, "positions must be an integer or float array, got timedelta64"),
+        (lambda: pe.sinusoidal(np.array([1.0], np.longdouble), 8), TypeError, "positions is float128, which JAX does not have"),
+        (lambda: pe.sinusoidal(np.array([1.0], ">f4"), 8), TypeError, "positions is >f4, which JAX does not have"),
+        (lambda: pe.sinusoidal(0, 8, dtype=None), TypeError, "sinusoidal: dtype must be a float dtype, got None"),
+        (lambda: pe.add_sinusoidal(X.astype(">f4")), TypeError, "add_sinusoidal: x is >f4, which JAX does not have"),
+        (lambda: pe.add_sinusoidal(X, scale=10**400), ValueError, "add_sinusoidal: scale must be finite, got inf"),
+        (lambda: pe.add_sinusoidal(X, scale=1e40), ValueError, "scale must fit into float32, got 1e"),
+        (lambda: pe.add_sinusoidal(X, scale=1j), TypeError, "scale must be a number or a scalar .* got complex 1j"),  # type: ignore
         (lambda: pe.sinusoidal(0, 8, layout="split"), ValueError, r"sinusoidal: layout must be one of \('interleaved', 'half'\), got 'split'"),  # type: ignore
         (lambda: pe.sinusoidal(0, 8, layout=None), ValueError, "layout must be one of .* got None"),  # type: ignore
-        (lambda: pe.sinusoidal(0, 8, dtype="float31"), TypeError, "sinusoidal: dtype must be a float dtype, got 'float31'"),
+        (lambda: pe.sinusoidal(0, 8, dtype="float31"), TypeError, "sinusoidal: dtype must be a float dtype, got float31"),
         (lambda: pe.sinusoidal(0, 8, dtype=jnp.int32), TypeError, "dtype must be a float dtype, got int32"),
         (lambda: pe.sinusoidal(0, 8, dtype=jnp.complex64), TypeError, "dtype must be a float dtype, got complex64"),
         (lambda: pe.sinusoidal(np.zeros((4, 3), np.int32), pe.axial(8, 2)), ValueError, r"positions must have a last axis of size 2, .* got shape \(4, 3\)"),
@@ -217,7 +227,7 @@ def test_bad_input(call, error, match):
         (lambda: pe.sinusoidal(np.array([0.5]), 8), "sinusoidal: positions is float64, which jax_enable_x64=False cannot hold"),
         (lambda: pe.sinusoidal(np.float64(0.5), 8), "positions is float64"),
         (lambda: pe.sinusoidal(0, np.array([0.5])), "sinusoidal: frequencies is float64"),
-        (lambda: pe.sinusoidal(0, 8, dtype=np.float64), "sinusoidal: dtype float64 needs jax_enable_x64=True"),
+        (lambda: pe.sinusoidal(0, 8, dtype=np.float64), "sinusoidal: dtype is float64, which jax_enable_x64=False cannot hold"),
         (lambda: pe.add_sinusoidal(np.zeros((5, 8))), "add_sinusoidal: x is float64"),
     ],
 )  # fmt: skip
@@ -231,6 +241,13 @@ def test_errors_come_at_trace_time():
         jax.eval_shape(pe.add_sinusoidal, X, np.arange(4, dtype=np.int32))
     with pytest.raises(TypeError, match="positions must be an integer or float array, got bool"):
         jax.jit(lambda p: pe.sinusoidal(p, 8))(np.array([True]))
+
+
+def test_python_floats_that_are_whole_are_exact():
+    for p in (16_777_217, 2**31 - 1, -(2**31)):
+        np.testing.assert_array_equal(pe.sinusoidal(float(p), 8), pe.sinusoidal(p, 8))
+    np.testing.assert_array_equal(pe.sinusoidal(0.1, 8), pe.sinusoidal(np.float32(0.1), 8))
+    assert np.isnan(pe.sinusoidal(float("nan"), 8)).all() and np.isnan(pe.sinusoidal(float("inf"), 8)).all()
 
 
 def test_numpy_narrow_floats_are_floats():
