@@ -44,7 +44,7 @@ def array(where: str, name: str, value: Any, kinds: str = "an integer or float a
                 raise ValueError(f"{where}: {name} must fit into int32, got {value}")
             return np.int32(value)
         value = np.float32(value)
-    elif not isinstance(value, (jax.Array, np.ndarray, np.generic)) or value.dtype.kind == "m":
+    elif not isinstance(value, (jax.Array, np.ndarray, np.generic)) or getattr(value.dtype, "kind", "") == "m":
         raise TypeError(message.format(where, name, kinds, describe(value)))
     integer, floating = jnp.issubdtype(value.dtype, jnp.integer), jnp.issubdtype(value.dtype, jnp.floating)
     if not (integer and "integer" in kinds or floating and "float" in kinds):

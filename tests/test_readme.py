@@ -22,6 +22,10 @@ def test_the_examples():
     assert namespace["patches"].shape == (14, 14, 384) and namespace["x"].shape == (2, 1024, 512)
 
 
+def test_nothing_is_left_to_fill_in():
+    assert not re.findall(r"\b[A-Z]{3,}_[A-Z]+\b|TODO|TBD", README)
+
+
 def test_files_it_names_exist():
     root = Path(__file__).parent.parent
     names = re.findall(r"\]\(([^)#:]+)\)|src(?:set)?=\"([^\"]+)\"|`((?:benchmarks|tests|examples)/[\w./]+)`", README)
