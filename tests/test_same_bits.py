@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
+from posenc_jax import _phase
 
 SEQ, DIM = 64, 12
 RNG = np.random.default_rng(0)
@@ -133,3 +134,25 @@ def test_width_does_not_matter_where_the_frequencies_are_the_same():
     wide = pe.geometric(128)
     narrow = dataclasses.replace(wide, turns=wide.turns[:5], dim=10, axes=None)
     np.testing.assert_array_equal(pe.sinusoidal(POSITIONS, narrow), pe.sinusoidal(POSITIONS, wide)[:, :10])
+
+
+def test_a_sine_is_what_numpy_computes_operation_by_operation():
+    # No compiler's contraction of a·b + c to one rounding is in it: NumPy has none.
+    phase = np.concatenate([RNG.integers(-(2**31), 2**31, 2**16), np.arange(-(2**31), 2**31, 2**18)]).astype(np.int32)
+    one, c0, c1, c3, r = np.float32(1), _phase._C0, _phase._C1, _phase._C3, _phase._R
+    t = np.abs(phase) - np.int32(2**30)
+    rounded = t.astype(np.float32)
+    z = rounded * np.float32(2.0**-30)
+    v = (one - z) * (one + z)
+    q = np.abs(v * (np.abs(c3 * v * (v + r)) + c1)) + c0
+    want = (t + (rounded * (v * q)).astype(np.int32)).astype(np.float32) * np.float32(2.0**-30)
+    np.testing.assert_array_equal(jax.jit(_phase._sine)(phase), want)
+
+
+def test_additions_round_the_product_and_then_the_sum():
+    encoding, scale = np.asarray(pe.sinusoidal(POSITIONS, DIM)), np.float32(1.7)
+    np.testing.assert_array_equal(pe.add_sinusoidal(X, POSITIONS, scale=1.7), scale * X + encoding)
+    np.testing.assert_array_equal(pe.add_learned(X, encoding, scale=1.7), scale * X + encoding)
+    sine, cosine = encoding[:, 0::2], encoding[:, 1::2]
+    moved = np.stack([X[:, 0::2] * cosine + X[:, 1::2] * sine, X[:, 1::2] * cosine - X[:, 0::2] * sine], -1)
+    np.testing.assert_array_equal(pe.shift(X, POSITIONS, DIM), moved.reshape(X.shape))
