@@ -1,4 +1,4 @@
-r"""Trains a small language model three times, with its positions given in different ways, and reports what came out.
+r"""Trains a small Transformer three times, with its positions given in different ways, and reports what came out.
 
 The text is the source code of Python's standard library, byte by byte, so that nothing is downloaded. The models
 differ in nothing but their positions: none, the sinusoidal encoding, or a learned table. Each is then asked to predict

@@ -207,7 +207,7 @@ def wave(positions: jax.Array, frequencies: tuple[int, ...] | jax.Array, quarter
     Args:
       positions: integers or floats of shape (..., 1) or (..., columns).
       frequencies: turns in units of 2⁻¹²⁸ a position, static, or an array of ω (columns,).
-      quarter: NumPy integers (columns,): 0 for the sine, 1 for the cosine.
+      quarter: NumPy integers (columns,): 0 for the sine, 1 for the cosine, 2 for the negated sine.
 
     Returns:
       float32 (..., columns); NaN where a position is not a number in the range of int32, or |ω| ≥ 2³¹.
