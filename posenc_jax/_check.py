@@ -39,7 +39,7 @@ def array(where: str, name: str, value: Any, kinds: str = "an integer or float a
     """
     message = "{}: {} must be {}, got {}"
     if isinstance(value, int) and not isinstance(value, bool) or type(value) is float and "float" in kinds:
-        if abs(value) != math.inf and value == int(value if value == value else 0):
+        if isinstance(value, int) or value.is_integer():  # neither NaN nor an infinity is
             if not _INT32.min <= value <= _INT32.max:
                 raise ValueError(f"{where}: {name} must fit into int32, got {value}")
             return np.int32(value)

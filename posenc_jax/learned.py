@@ -74,7 +74,7 @@ def _positions(where, positions, length, out_of_range):
 
 @functools.partial(jax.jit, static_argnames=("out_of_range",), inline=True)
 def _learned(positions, table, *, out_of_range):
-    # A negative index would count from the end; `length` is out of range in every integer dtype that holds it.
+    # Compared before the cast to int32, which could wrap; a negative index would count from the end.
     length = table.shape[0]
     inside = (positions >= 0) & (positions < length)
     index = jnp.where(inside, positions, 0).astype(jnp.int32)
