@@ -23,8 +23,8 @@ def sinusoidal(
 ) -> jax.Array:
     r"""The sinusoidal encoding, $PE(p)_{2i} = \sin \omega_i p$, $PE(p)_{2i+1} = \cos \omega_i p$.
 
-    All of it is multiplied by the frequencies' `attention_factor`. In float32 (and without such a factor), within 9e-8 of the true value at
-    every int32 position, of either sign, for every width and base.
+    All of it is multiplied by the frequencies' `attention_factor`. In float32 (and without such a factor), within 9e-8
+    of the true value at every int32 position, of either sign, for every width and base.
 
     Args:
       positions: integers or floats of shape (...,), or (..., axes) when the frequencies use several axes. Their unit
