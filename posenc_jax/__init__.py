@@ -1,8 +1,10 @@
 """Positional encodings for JAX and Flax: right at every position, at the speed of memory."""
 
-from posenc_jax.frequencies import Frequencies, axial, geometric
+from posenc_jax.axes import axial, multi_section
+from posenc_jax.frequencies import Frequencies, geometric
 from posenc_jax.learned import add_learned, learned, resize_table
 from posenc_jax.rotation import offset_similarity, rotation_matrix, shift
+from posenc_jax.scalings import dynamic_ntk, linear_scaling, llama3, longrope, ntk, proportional, yarn
 from posenc_jax.sinusoidal import add_sinusoidal, sinusoidal
 
 __version__ = "0.1.0"
@@ -12,11 +14,19 @@ __all__ = [
     "add_learned",
     "add_sinusoidal",
     "axial",
+    "dynamic_ntk",
     "geometric",
     "learned",
+    "linear_scaling",
+    "llama3",
+    "longrope",
+    "multi_section",
+    "ntk",
     "offset_similarity",
+    "proportional",
     "resize_table",
     "rotation_matrix",
     "shift",
     "sinusoidal",
+    "yarn",
 ]

@@ -120,6 +120,14 @@ def number(where: str, name: str, value: Any) -> float:
     return result
 
 
+def positive(where: str, name: str, value: Any) -> float:
+    """`value` as a finite Python float above zero."""
+    result = number(where, name, value)
+    if result <= 0:
+        raise ValueError(f"{where}: {name} must be positive, got {result}")
+    return result
+
+
 def positive_int(where: str, name: str, value: Any) -> int:
     """`value` as a Python integer of at least one."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
@@ -127,6 +135,13 @@ def positive_int(where: str, name: str, value: Any) -> int:
     if value < 1:
         raise ValueError(f"{where}: {name} must be at least 1, got {value}")
     return int(value)
+
+
+def flag(where: str, name: str, value: Any) -> bool:
+    """`value` as a Python bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{where}: {name} must be True or False, got {describe(value)}")
+    return bool(value)
 
 
 def floats(where: str, name: str, x: Any, axes: str) -> jax.Array:

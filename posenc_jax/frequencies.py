@@ -17,8 +17,8 @@ from posenc_jax import _check, _phase
 Layout = Literal["interleaved", "half"]
 Precision = Literal["exact", "float32"]
 
-_DECIMAL = Context(prec=60)
-_TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563281257241799")
+DECIMAL = Context(prec=60)
+TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563281257241799")
 
 
 @jax.tree_util.register_static
@@ -135,19 +135,19 @@ class Frequencies:
 
 def _turns(angular: Decimal) -> int:
     """Radians to units of 2⁻¹²⁸ turn."""
-    scaled = _DECIMAL.divide(_DECIMAL.multiply(angular, Decimal(1 << _phase.TURN_BITS)), _TWO_PI)
+    scaled = DECIMAL.divide(DECIMAL.multiply(angular, Decimal(1 << _phase.TURN_BITS)), TWO_PI)
     return int(scaled.to_integral_value())
 
 
 @functools.lru_cache(maxsize=256)
-def _spectrum(pairs: int, base: float, numerator: int, denominator: int) -> tuple[int, ...]:
+def spectrum(pairs: int, base: float | Decimal, numerator: int, denominator: int) -> tuple[int, ...]:
     """ω_i = base^(−i·numerator/denominator) to 60 digits, in turns."""
-    exponent = _DECIMAL.divide(Decimal(-numerator), Decimal(denominator))
-    ratio = _DECIMAL.power(Decimal(base), exponent)
+    exponent = DECIMAL.divide(Decimal(-numerator), Decimal(denominator))
+    ratio = DECIMAL.power(Decimal(base), exponent)
     angular, turns = Decimal(1), []
     for _ in range(pairs):
         turns.append(_turns(angular))
-        angular = _DECIMAL.multiply(angular, ratio)
+        angular = DECIMAL.multiply(angular, ratio)
     return tuple(turns)
 
 
@@ -183,52 +183,10 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
     dim = _check.positive_int("geometric", "dim", dim)
     if dim > 2**20:
         raise ValueError(f"geometric: dim must be at most 2²⁰, got {dim}")
-    base = _check.number("geometric", "base", base)
-    if base <= 0:
-        raise ValueError(f"geometric: base must be positive, got {base}")
+    base = _check.positive("geometric", "base", base)
     pairs = (dim + 1) // 2
     step = (1, max(pairs - 1, 1)) if endpoint else (2, dim)
-    return Frequencies(_spectrum(pairs, base, *step), dim)
-
-
-def axial(dim: int, num_axes: int, base: float = 10_000.0) -> Frequencies:
-    r"""A position of several coordinates: each drives an equal share of the features with its own spectrum.
-
-    Axis $c$ has the dim/num_axes features from $c \cdot \text{dim}/\text{num\_axes}$ on in the interleaved layout,
-    with the spectrum of `geometric(dim // num_axes, base)`: the encoding of $(p_0, p_1, …)$ is the concatenation
-    of the encodings of $p_0$, $p_1$, ….
-
-    Args:
-      dim: number of features, a multiple of 2·num_axes.
-      num_axes: number of coordinates: 2 for images, 3 for video.
-      base: as for `geometric`.
-
-    Returns:
-      Frequencies; positions have shape (..., num_axes), or (...,) when num_axes is 1.
-
-    Raises:
-      TypeError: if dim or num_axes is not an integer.
-      ValueError: if dim is not a multiple of 2·num_axes, or base is not positive.
-
-    Example:
-      >>> import posenc_jax as pe
-      >>> f = pe.axial(8, 2)
-      >>> f.axes
-      (0, 0, 1, 1)
-      >>> f.angular.round(6).tolist()
-      [1.0, 0.01, 1.0, 0.01]
-
-    Reference:
-      Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, appendix D.4, whose 2-D encoding is learned;
-      this is its sinusoidal counterpart.
-    """
-    dim = _check.positive_int("axial", "dim", dim)
-    num_axes = _check.positive_int("axial", "num_axes", num_axes)
-    if dim % (2 * num_axes):
-        raise ValueError(f"axial: dim must be a multiple of 2·num_axes = {2 * num_axes}, got {dim}")
-    one = geometric(dim // num_axes, base)
-    axes = tuple(axis for axis in range(num_axes) for _ in one.turns)
-    return Frequencies(one.turns * num_axes, dim, axes)
+    return Frequencies(spectrum(pairs, base, *step), dim)
 
 
 def resolve(where: str, frequencies: Any, *, even: bool = False) -> Frequencies | jax.Array:

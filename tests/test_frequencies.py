@@ -50,14 +50,6 @@ def test_a_pair_that_does_not_turn():
     np.testing.assert_array_equal(pe.sinusoidal(123, still)[:2], [0.0, 1.0])
 
 
-def test_axial_is_an_equal_share_for_each_axis():
-    one, two = pe.geometric(8, 100.0), pe.axial(16, 2, 100.0)
-    assert two.axes == (0,) * 4 + (1,) * 4 and two.num_axes == 2 and two.dim == 16
-    np.testing.assert_array_equal(two.angular, np.tile(one.angular, 2))
-    assert pe.axial(16, 1) == pe.geometric(16)
-    assert pe.axial(4, 2).angular.tolist() == [1.0, 1.0]
-
-
 def test_equality_and_hash_are_by_value_of_every_field():
     f = pe.geometric(8, 100.0)
     changed = [
@@ -127,9 +119,6 @@ def test_amplitude():
         (lambda: pe.geometric(4, float("nan")), ValueError, "geometric: base must be finite, got nan"),
         (lambda: pe.geometric(4, float("inf")), ValueError, "geometric: base must be finite, got inf"),
         (lambda: pe.geometric(4, "10000"), TypeError, "geometric: base must be a number, got str '10000'"),  # type: ignore
-        (lambda: pe.axial(6, 2), ValueError, r"axial: dim must be a multiple of 2·num_axes = 4, got 6"),
-        (lambda: pe.axial(8, 0), ValueError, "axial: num_axes must be at least 1, got 0"),
-        (lambda: pe.axial(8, 2, -1.0), ValueError, "base must be positive, got -1.0"),
         (lambda: pe.geometric(10**30), ValueError, "geometric: dim must be at most 2²⁰, got 1000"),
         (lambda: pe.geometric(4, 10**400), ValueError, "geometric: base must be finite, got inf"),
         (lambda: pe.geometric(16, 1e-12), ValueError, "Frequencies: turns must be integers below 2²⁸ turns a position"),

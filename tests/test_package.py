@@ -20,6 +20,8 @@ FLOORS = {
     "_check": 0,
     "_phase": 0,
     "frequencies": 1,
+    "axes": 2,
+    "scalings": 2,
     "sinusoidal": 2,
     "rotation": 2,
     "learned": 2,
@@ -61,7 +63,7 @@ def test_public_names_are_documented():
     assert (PACKAGE / "py.typed").exists()
 
 
-@pytest.mark.parametrize("module", ["frequencies", "sinusoidal", "rotation", "learned", "nnx", "linen", "plot"])
+@pytest.mark.parametrize("module", ["frequencies", "axes", "scalings", "sinusoidal", "rotation", "learned", "nnx", "linen", "plot"])
 def test_the_examples_in_docstrings(module):
     result = doctest.testmod(importlib.import_module(f"posenc_jax.{module}"))
     assert result.attempted >= 4 and result.failed == 0
