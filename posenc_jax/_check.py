@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -135,6 +136,13 @@ def positive_int(where: str, name: str, value: Any) -> int:
     if value < 1:
         raise ValueError(f"{where}: {name} must be at least 1, got {value}")
     return int(value)
+
+
+def sequence(where: str, name: str, value: Any, kinds: str) -> tuple[Any, ...]:
+    """`value` as a tuple; its items are for the caller to check."""
+    if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)) or getattr(value, "ndim", 1) == 0:
+        raise TypeError(f"{where}: {name} must be a sequence of {kinds}, got {describe(value)}")
+    return tuple(value)
 
 
 def flag(where: str, name: str, value: Any) -> bool:

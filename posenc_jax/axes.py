@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from posenc_jax import _check
 from posenc_jax.frequencies import Frequencies, geometric, resolve_static
 
@@ -114,8 +112,7 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
     """
     where = "multi_section"
     frequencies = _one_axis(where, frequencies)
-    if isinstance(sections, str) or not isinstance(sections, (Sequence, np.ndarray)):
-        raise TypeError(f"{where}: sections must be a sequence of integers, got {_check.describe(sections)}")
+    sections = _check.sequence(where, "sections", sections, "integers")
     sections = tuple(_check.positive_int(where, f"sections[{i}]", n) for i, n in enumerate(sections))
     pairs = frequencies.num_pairs
     if sum(sections) != pairs:
@@ -123,11 +120,10 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
     if interleaved := _check.flag(where, "interleaved", interleaved):
         n = len(sections)
         axes = tuple(i % n if i < n * sections[i % n] else 0 for i in range(pairs))
-        counts = tuple(axes.count(axis) for axis in range(n))
-        if counts != sections:
-            raise ValueError(
-                f"{where}: sections must leave room for each when dealt out in turn, got {sections}, dealt {counts}"
-            )
+        dealt = tuple(axes.count(axis) for axis in range(n))
+        if dealt != sections:  # places run out before the pairs of a section do: it would be cut short in silence
+            message = "must leave each its share when the pairs are dealt out in turn"
+            raise ValueError(f"{where}: sections {message}, got {sections}, of which {dealt} found a place")
     else:
         axes = tuple(axis for axis, count in enumerate(sections) for _ in range(count))
     return dataclasses.replace(frequencies, axes=axes)

@@ -1,4 +1,7 @@
-r"""Context extension: spectra that turn more slowly, so that a model may read beyond the length it was trained on."""
+r"""Context extension: spectra that turn more slowly, for positions beyond those that a model was trained on.
+
+Numbers are taken at their exact value, and spectra computed to 60 digits or as fractions: right to 2⁻¹²⁸ turn.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,28 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from posenc_jax import _check, _phase
 from posenc_jax.frequencies import DECIMAL, TWO_PI, Frequencies, geometric, resolve_static, spectrum
 
-_MAX_LENGTH = np.iinfo(np.int32).max
-
 
 def _scaled(frequencies: Frequencies, weights: Iterable[Fraction], attention_factor: float = 1.0) -> Frequencies:
-    """Each ω_i times a weight: a rational number, so that nothing but the result is rounded."""
+    """Each ω_i times a weight: nothing but the result is rounded."""
     turns = tuple(round(t * w) for t, w in zip(frequencies.turns, weights, strict=True))
-    attention_factor *= frequencies.attention_factor
-    return dataclasses.replace(frequencies, turns=turns, attention_factor=attention_factor)
+    amplitude = frequencies.attention_factor * attention_factor
+    return dataclasses.replace(frequencies, turns=turns, attention_factor=amplitude)
+
+
+def _clip(x: Fraction) -> Fraction:
+    return min(max(x, Fraction(0)), Fraction(1))
 
 
 def _even(where: str, dim: Any, least: int = 2) -> int:
@@ -34,79 +40,150 @@ def _even(where: str, dim: Any, least: int = 2) -> int:
     return dim
 
 
-def _factor(where: str, factor: Any) -> Fraction:
-    """A factor by which a context grows, at its exact value."""
-    factor = _check.number(where, "factor", factor)
-    if factor < 1:
-        raise ValueError(f"{where}: factor must be at least 1, got {factor}")
-    return Fraction(factor)
+def _growth(where: str, factor: Any) -> Fraction:
+    if (result := _check.number(where, "factor", factor)) < 1:
+        raise ValueError(f"{where}: factor must be at least 1, got {result}")
+    return Fraction(result)
 
 
 def _length(where: str, name: str, value: Any) -> int:
-    value = _check.positive_int(where, name, value)
-    if value > _MAX_LENGTH:
-        raise ValueError(f"{where}: {name} must fit into int32, got {value}")
-    return value
-
-
-def _decimal(x: Fraction) -> Decimal:
-    return DECIMAL.divide(Decimal(x.numerator), Decimal(x.denominator))
+    if (result := _check.positive_int(where, name, value)) >= 2**31:
+        raise ValueError(f"{where}: {name} must fit into int32, got {result}")
+    return result
 
 
 def temperature(factor: float, mscale: float = 1.0) -> float:
-    """YaRN's g: 1 + 0.1·mscale·ln(factor), and 1 where the context does not grow."""
+    """YaRN's amplitude, 1 + 0.1·mscale·ln(factor); 1 where the context does not grow."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def linear_scaling(frequencies: Frequencies | int, factor: float) -> Frequencies:
+    r"""Position interpolation: every pair turns `factor` times more slowly, $\omega'_i = \omega_i / s$.
+
+    Args:
+      frequencies: Frequencies, or an int, a width: `geometric(width)`.
+      factor: $s$, positive.
+
+    Returns:
+      Frequencies with the axes, attention factor and precision of the given.
+
+    Raises:
+      TypeError: if frequencies are neither Frequencies nor an integer, or factor is not a number.
+      ValueError: if factor is not positive, or so small that a pair would turn 2²⁸ times a position.
+
+    Example:
+      >>> import posenc_jax as pe
+      >>> pe.linear_scaling(4, 8).angular.round(6).tolist()
+      [0.125, 0.00125]
+
+    Reference:
+      Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation", 2023, equation 4.
+    """
     frequencies = resolve_static("linear_scaling", frequencies)
-    factor = _check.positive("linear_scaling", "factor", factor)
-    return _scaled(frequencies, [1 / Fraction(factor)] * frequencies.num_pairs)
+    s = Fraction(_check.positive("linear_scaling", "factor", factor))
+    return _scaled(frequencies, [1 / s] * frequencies.num_pairs)
 
 
 def ntk(dim: int, base: float, factor: float) -> Frequencies:
+    r"""NTK-aware scaling: a larger base, $b' = b\,s^{r/(r-2)}$ for $r$ features.
+
+    The fastest pair is left as it is and the slowest interpolated in full, $\omega'_{r/2-1} = \omega_{r/2-1} / s$.
+
+    Args:
+      dim: $r$, the number of features, even and at least 4.
+      base: $b$, positive.
+      factor: $s$, at least 1.
+
+    Returns:
+      Frequencies of dim/2 pairs.
+
+    Raises:
+      TypeError: if dim is not an integer, or another argument not a number.
+      ValueError: if dim is odd or below 4, base not positive, or factor below 1.
+
+    Example:
+      >>> import posenc_jax as pe
+      >>> pe.ntk(6, 1000, 8).angular.round(6).tolist()
+      [1.0, 0.035355, 0.00125]
+
+    Reference:
+      bloc97, "NTK-Aware Scaled RoPE", 2023; Peng et al., "YaRN", 2023, section 3.1.
+    """
     dim, base = _even("ntk", dim, 4), _check.positive("ntk", "base", base)
-    return _ntk(dim, base, _factor("ntk", factor))
+    return _ntk(dim, base, _growth("ntk", factor))
 
 
-def _ntk(dim: int, base: float, stretch: Fraction) -> Frequencies:
-    exponent = DECIMAL.divide(Decimal(dim), Decimal(dim - 2))
-    base = DECIMAL.multiply(Decimal(base), DECIMAL.power(_decimal(stretch), exponent))
-    return Frequencies(spectrum(dim // 2, base, 2, dim), dim)
+def _ntk(dim: int, base: float, s: Fraction) -> Frequencies:
+    with localcontext(DECIMAL):
+        stretched = Decimal(base) * (Decimal(s.numerator) / s.denominator) ** (Decimal(dim) / (dim - 2))
+    return Frequencies(spectrum(dim // 2, stretched, 2, dim), dim)
 
 
-def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length: Any) -> Frequencies | jax.Array:
+def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length: ArrayLike) -> Frequencies | jax.Array:
+    r"""NTK-aware scaling that grows with the length $S$ of the sequence, and leaves short ones as they are.
+
+    $$b' = b\,m^{r/(r-2)}, \qquad m = s\,S/L - (s - 1)$$
+
+    Keys rotated for one length do not fit queries rotated for another: keep one for a cache's whole life.
+
+    Args:
+      dim: $r$, the number of features, even and at least 4.
+      base: $b$, positive.
+      factor: $s$, at least 1.
+      original_max: $L$, the length of the training.
+      length: $S$, an integer, or a scalar integer array, traced or not. Below original_max it counts as that.
+
+    Returns:
+      Frequencies of dim/2 pairs; for an array, the $\omega_i$ as float32 (dim/2,), each within a few units in the last
+      place, which every function takes for `frequencies`.
+
+    Raises:
+      TypeError: if dim, original_max or length is not of integers, or another argument not a number.
+      ValueError: if dim is odd or below 4, base not positive, factor below 1 (or, with an array, above 2⁹⁶),
+        original_max or length not from 1 to 2³¹ − 1, or an array not a scalar.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> pe.dynamic_ntk(4, 10_000, 2, original_max=2048, length=4096).angular.round(6).tolist()
+      [1.0, 0.003333]
+      >>> print(pe.dynamic_ntk(4, 10_000, 2, 2048, jnp.int32(4096)).round(6))
+      [1.       0.003333]
+
+    Reference:
+      emozilla, "Dynamically Scaled RoPE", 2023; Peng et al., "YaRN", 2023, section 3.3.
+    """
     where = "dynamic_ntk"
-    dim, base = _even(where, dim, 4), _check.positive(where, "base", base)
-    factor, original_max = _factor(where, factor), _length(where, "original_max", original_max)
-    if isinstance(length, (jax.Array, np.ndarray)):
-        length = _check.array(where, "length", length, "an integer or a scalar integer array")
-        if length.ndim:
-            raise ValueError(f"{where}: length must be a scalar, got shape {length.shape}")
-        return _dynamic_ntk(length, geometric(dim, base), factor, original_max)
-    beyond = max(_length(where, "length", length) - original_max, 0)
-    return _ntk(dim, base, 1 + factor * beyond / original_max)
+    dim, base, s = _even(where, dim, 4), _check.positive(where, "base", base), _growth(where, factor)
+    original_max = _length(where, "original_max", original_max)
+    if not isinstance(length, (jax.Array, np.ndarray)):
+        return _ntk(dim, base, 1 + s * max(_length(where, "length", length) - original_max, 0) / original_max)
+    length = jnp.asarray(_check.array(where, "length", length, "an integer or a scalar integer array"))
+    if length.ndim:
+        raise ValueError(f"{where}: length must be a scalar, got shape {length.shape}")
+    if s > 2**96:
+        raise ValueError(f"{where}: factor must be at most 2⁹⁶ for a length that is an array, got {float(s)}")
+    return _dynamic_ntk(length, geometric(dim, base), s / original_max, original_max)
 
 
-def _dynamic_ntk(length, frequencies, factor, original_max):
-    threshold = np.asarray(original_max, length.dtype)
-    beyond = (jnp.maximum(length, threshold) - threshold).astype(jnp.float32)
-    m = 1 + beyond * np.float32(float(factor / original_max))
-    pairs = frequencies.num_pairs
-    exponent = -np.arange(pairs) / (pairs - 1)
-    return frequencies.angular.astype(np.float32) * m ** exponent.astype(np.float32)
+@functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+def _dynamic_ntk(length: jax.Array, frequencies: Frequencies, slope: Fraction, original_max: int) -> jax.Array:
+    """ω_i·m^(−y), y = i/(n−1) for n pairs, as ω_i·2^(−y·log₂ m).
 
-
-def _ramp(dim, base, original_max, beta_fast, beta_slow, truncate):
-    def index(beta):
-        turns = DECIMAL.divide(Decimal(original_max), DECIMAL.multiply(TWO_PI, Decimal(beta)))
-        return DECIMAL.divide(dim * DECIMAL.ln(turns), 2 * DECIMAL.ln(Decimal(base)))
-
-    low, high = index(beta_fast), index(beta_slow)
-    if truncate:
-        low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
-    low, high = max(Fraction(low), Fraction(0)), min(Fraction(high), Fraction(dim - 1))
-    return low, high + Fraction(1, 1000) if low == high else high
+    y·log₂ m may be large, and then a float32 keeps too few places: with m = f·2^e and y = c + d, c of 12 bits, c·e is
+    exact, its whole part becomes the exponent, and what is left is small. |a·b| keeps products apart from additions
+    (see `_phase`): the same bits in every program.
+    """
+    start = np.asarray(original_max, length.dtype)
+    beyond = (jnp.maximum(length, start) - start).astype(jnp.float32)
+    half, e = jnp.frexp(1 + jnp.abs(beyond * np.float32(float(slope))))
+    e, log_f = (e - 1).astype(jnp.float32), jnp.log2(2 * half)
+    y = np.arange(frequencies.num_pairs) / (frequencies.num_pairs - 1)
+    c = np.floor(y * 2**12) / 2**12
+    y, c, d = (part.astype(np.float32) for part in (y, c, y - c))
+    whole = jnp.round(c * e)
+    rest = (c * e - whole) + jnp.abs(d * e) + jnp.abs(y * log_f)
+    return jnp.ldexp(frequencies.angular.astype(np.float32) * jnp.exp2(-rest), -whole.astype(jnp.int32))
 
 
 def yarn(
@@ -120,14 +197,73 @@ def yarn(
     truncate: bool = True,
     attention_factor: float | None = None,
 ) -> Frequencies:
+    r"""YaRN: fast pairs as they are, slow pairs interpolated, a ramp between, and a larger amplitude.
+
+    $$\omega'_i = \omega_i \left(1 - \gamma_i + \frac{\gamma_i}{s}\right), \quad
+      \gamma_i = \operatorname{clip}\left(\frac{i - l}{h - l}, 0, 1\right), \quad
+      c(\beta) = \frac{r \ln(L / 2\pi\beta)}{2 \ln b}$$
+
+    The pair of index $c(\beta)$ turns $\beta$ times in the original length. $l$ is $c(\beta_\text{fast})$, at least 0,
+    and $h$ is $c(\beta_\text{slow})$, at most $r - 1$, or 0.001 more than an equal $l$.
+
+    Args:
+      dim: $r$, the number of features, even.
+      base: $b$, over 1.
+      factor: $s$, at least 1.
+      original_max: $L$, the length of the training.
+      beta_fast: pairs that turn at least so often in $L$ are left as they are.
+      beta_slow: pairs that turn at most so often in $L$ are interpolated in full; at most beta_fast.
+      truncate: round $c(\beta)$ to whole indices first, outwards.
+      attention_factor: the amplitude, positive; $0.1 \ln s + 1$ by default.
+
+    Returns:
+      Frequencies of dim/2 pairs.
+
+    Raises:
+      TypeError: if dim or original_max is not an integer, truncate not a bool, or another argument not a number.
+      ValueError: if an argument is outside its range, original_max is not from 1 to 2³¹ − 1, or $h < l$.
+
+    Example:
+      >>> import posenc_jax as pe
+      >>> f = pe.yarn(8, 10_000, 4, original_max=2048)
+      >>> (f.angular / pe.geometric(8).angular).round(6).tolist(), round(f.attention_factor, 6)
+      ([1.0, 1.0, 0.625, 0.25], 1.138629)
+
+    Reference:
+      Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023, sections 3.2 and 3.4.
+    """
     where = "yarn"
-    dim, base = _even(where, dim), _check.positive(where, "base", base)
-    factor, original_max = _factor(where, factor), _length(where, "original_max", original_max)
-    low, high = _ramp(dim, base, original_max, beta_fast, beta_slow, truncate)
-    share = [min(max((i - low) / (high - low), Fraction(0)), Fraction(1)) for i in range(dim // 2)]
-    if attention_factor is None:
-        attention_factor = temperature(float(factor))
-    return _scaled(geometric(dim, base), [1 - x + x / factor for x in share], attention_factor)
+    dim, base, s = _even(where, dim), _check.positive(where, "base", base), _growth(where, factor)
+    original_max = _length(where, "original_max", original_max)
+    fast, slow = _check.positive(where, "beta_fast", beta_fast), _check.positive(where, "beta_slow", beta_slow)
+    if base <= 1:
+        raise ValueError(f"{where}: base must be over 1, got {base}")
+    if fast < slow:
+        raise ValueError(f"{where}: beta_fast must be at least beta_slow = {slow}, got {fast}")
+    with localcontext(DECIMAL):
+        turns = [original_max / (TWO_PI * Decimal(beta)) for beta in (fast, slow)]
+        low, high = (dim * x.ln() / (2 * Decimal(base).ln()) for x in turns)
+    if _check.flag(where, "truncate", truncate):
+        low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
+    low, high = max(Fraction(low), Fraction(0)), min(Fraction(high), Fraction(dim - 1))
+    if high < low:  # references go on, with a ramp that falls: fast pairs are interpolated, slow pairs are not
+        bounds = f"from {float(low):.6g} to {float(high):.6g}"
+        raise ValueError(f"{where}: original_max must give a ramp that rises, got {original_max}: {bounds}")
+    width = high - low or Fraction(1, 1000)
+    gammas = [_clip((i - low) / width) for i in range(dim // 2)]
+    amplitude = _amplitude(where, attention_factor, temperature(float(s)))
+    return _scaled(geometric(dim, base), [1 - gamma + gamma / s for gamma in gammas], amplitude)
+
+
+def _amplitude(where: str, attention_factor: Any, default: float) -> float:
+    return default if attention_factor is None else _check.positive(where, "attention_factor", attention_factor)
+
+
+def _divisors(where: str, name: str, values: Any, pairs: int) -> list[Fraction]:
+    values = _check.sequence(where, name, values, "numbers")
+    if len(values) != pairs:
+        raise ValueError(f"{where}: {name} must have {pairs} entries, one for each pair, got {len(values)}")
+    return [Fraction(_check.positive(where, f"{name}[{i}]", value)) for i, value in enumerate(values)]
 
 
 def longrope(
@@ -140,13 +276,51 @@ def longrope(
     length: int,
     attention_factor: float | None = None,
 ) -> Frequencies:
+    r"""LongRoPE: a divisor for each pair, found by search, from one list for short sequences and one for long.
+
+    $$\omega'_i = \omega_i / \lambda_i, \qquad a = \sqrt{1 + \frac{\ln s}{\ln L}} \text{ (1 where } s \le 1 \text{)}$$
+
+    Keys rotated by one list do not fit queries rotated by the other: keep one length for a cache's whole life.
+
+    Args:
+      frequencies: Frequencies, or an int, a width: `geometric(width)`.
+      short_factor: $\lambda$ where length is at most $L$: a positive number for each pair.
+      long_factor: $\lambda$ where length is over $L$.
+      original_max: $L$, the length of the training, at least 2 where $a$ needs its logarithm.
+      factor: $s$, the longest length of the model over $L$, positive.
+      length: the longest sequence of this use.
+      attention_factor: the amplitude, positive; $a$ by default. It multiplies that of the frequencies.
+
+    Returns:
+      Frequencies with the axes and precision of the given.
+
+    Raises:
+      TypeError: if original_max or length is not an integer, a list not a sequence, or another argument not a number.
+      ValueError: if a list has not one entry for each pair, an argument is outside its range, or original_max or length
+        is not from 1 to 2³¹ − 1.
+
+    Example:
+      >>> import posenc_jax as pe
+      >>> f = pe.longrope(4, [1, 1], [1, 8], original_max=4096, factor=32, length=100_000)
+      >>> f.angular.round(6).tolist(), round(f.attention_factor, 6)
+      ([1.0, 0.00125], 1.190238)
+
+    Reference:
+      Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", 2024, section 3; the amplitude is
+      that of Phi-3, Abdin et al., "Phi-3 Technical Report", 2024.
+    """
     where = "longrope"
-    frequencies = resolve_static(where, frequencies)
-    factor = _check.positive(where, "factor", factor)
-    if attention_factor is None:
-        attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_max))
-    divisors = long_factor if length > original_max else short_factor
-    return _scaled(frequencies, [1 / Fraction(float(x)) for x in divisors], attention_factor)
+    frequencies, s = resolve_static(where, frequencies), _check.positive(where, "factor", factor)
+    original_max, length = _length(where, "original_max", original_max), _length(where, "length", length)
+    short = _divisors(where, "short_factor", short_factor, frequencies.num_pairs)
+    long = _divisors(where, "long_factor", long_factor, frequencies.num_pairs)
+    default = 1.0
+    if s > 1 and attention_factor is None:
+        if original_max == 1:
+            raise ValueError(f"{where}: original_max must be at least 2 for the amplitude of factor {s}, got 1")
+        default = math.sqrt(1 + math.log(s) / math.log(original_max))
+    weights = [1 / x for x in (long if length > original_max else short)]
+    return _scaled(frequencies, weights, _amplitude(where, attention_factor, default))
 
 
 def llama3(
@@ -157,22 +331,78 @@ def llama3(
     high_freq_factor: float,
     original_max: int,
 ) -> Frequencies:
+    r"""Llama 3.1: pairs that turn often in the original length are kept, those that turn seldom interpolated.
+
+    $$\omega'_i = \omega_i \left(\frac{1 - \sigma_i}{s} + \sigma_i\right), \qquad
+      \sigma_i = \operatorname{clip}\left(\frac{L\,|\omega_i| / 2\pi - \alpha}{\beta - \alpha}, 0, 1\right)$$
+
+    Args:
+      frequencies: Frequencies, or an int, a width: `geometric(width)`.
+      factor: $s$, at least 1.
+      low_freq_factor: $\alpha$, positive; pairs that turn at most so often in $L$ are interpolated in full.
+      high_freq_factor: $\beta$, over $\alpha$; pairs that turn at least so often in $L$ are left as they are.
+      original_max: $L$, the length of the training.
+
+    Returns:
+      Frequencies with the axes, attention factor and precision of the given.
+
+    Raises:
+      TypeError: if original_max is not an integer, or another argument not a number.
+      ValueError: if an argument is outside its range, or original_max is not from 1 to 2³¹ − 1.
+
+    Example:
+      >>> import posenc_jax as pe
+      >>> f = pe.geometric(128, 500_000)
+      >>> scaled = pe.llama3(f, 8, low_freq_factor=1, high_freq_factor=4, original_max=8192)
+      >>> (scaled.angular / f.angular)[[0, 28, 29, 34, 35, 63]].round(4).tolist()
+      [1.0, 1.0, 0.8282, 0.1902, 0.125, 0.125]
+
+    Reference:
+      Grattafiori et al., "The Llama 3 Herd of Models", 2024; `apply_scaling` of Meta's llama-models.
+    """
     where = "llama3"
-    frequencies = resolve_static(where, frequencies)
-    factor, original_max = _factor(where, factor), _length(where, "original_max", original_max)
-    low, high = Fraction(low_freq_factor), Fraction(high_freq_factor)
-
-    def weight(turns):
-        in_context = Fraction(original_max * abs(turns), 1 << _phase.TURN_BITS)
-        kept = min(max((in_context - low) / (high - low), Fraction(0)), Fraction(1))
-        return (1 - kept) / factor + kept
-
-    return _scaled(frequencies, map(weight, frequencies.turns))
+    frequencies, s = resolve_static(where, frequencies), _growth(where, factor)
+    original_max = _length(where, "original_max", original_max)
+    low = Fraction(_check.positive(where, "low_freq_factor", low_freq_factor))
+    high = Fraction(_check.positive(where, "high_freq_factor", high_freq_factor))
+    if high <= low:
+        raise ValueError(f"{where}: high_freq_factor must be over low_freq_factor = {float(low)}, got {float(high)}")
+    turns = [Fraction(original_max * abs(t), 1 << _phase.TURN_BITS) for t in frequencies.turns]
+    sigmas = [_clip((t - low) / (high - low)) for t in turns]
+    return _scaled(frequencies, [(1 - sigma) / s + sigma for sigma in sigmas])
 
 
 def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) -> Frequencies:
+    r"""Gemma 4: the fastest pairs of a whole head's spectrum; the others rest.
+
+    $$\omega_i = \begin{cases} b^{-2i/d} / s & i < \lfloor \rho d / 2 \rfloor \\ 0 & \text{else} \end{cases}$$
+
+    Args:
+      dim: $d$, the number of features, even.
+      base: $b$, positive.
+      fraction: $\rho$, the share of the pairs that turn, over 0 and at most 1.
+      factor: $s$, positive.
+
+    Returns:
+      Frequencies of dim/2 pairs.
+
+    Raises:
+      TypeError: if dim is not an integer, or another argument not a number.
+      ValueError: if an argument is outside its range, or fraction so small that no pair turns.
+
+    Example:
+      >>> import posenc_jax as pe
+      >>> pe.proportional(8, 10_000, 0.5).angular.round(6).tolist()
+      [1.0, 0.1, 0.0, 0.0]
+
+    Reference:
+      Gemma 4, 2026: "proportional" in its configurations.
+    """
     where = "proportional"
-    dim, base = _even(where, dim), _check.positive(where, "base", base)
-    fraction, factor = _check.positive(where, "fraction", fraction), _check.positive(where, "factor", factor)
-    turning = int(fraction * dim // 2)
-    return _scaled(geometric(dim, base), [Fraction(i < turning) / Fraction(factor) for i in range(dim // 2)])
+    dim, base, s = _even(where, dim), _check.positive(where, "base", base), _check.positive(where, "factor", factor)
+    if not 0 < (fraction := _check.number(where, "fraction", fraction)) <= 1:
+        raise ValueError(f"{where}: fraction must be over 0 and at most 1, got {fraction}")
+    turning = int(fraction * dim // 2)  # the product rounded to float64, as references do: 0.7 of 20 features is 14
+    if not turning:
+        raise ValueError(f"{where}: fraction must leave a pair of the {dim} features to turn, got {fraction}")
+    return _scaled(geometric(dim, base), [(i < turning) / Fraction(s) for i in range(dim // 2)])
