@@ -136,7 +136,7 @@ class Frequencies:
 def _turns(angular: Decimal) -> int:
     """Radians to units of 2⁻¹²⁸ turn."""
     scaled = DECIMAL.divide(DECIMAL.multiply(angular, Decimal(1 << _phase.TURN_BITS)), TWO_PI)
-    return int(scaled.to_integral_value())
+    return int(DECIMAL.to_integral_value(scaled))  # not by the rounding of the caller's context
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,6 +1,7 @@
 r"""Context extension: spectra that turn more slowly, for positions beyond those that a model was trained on.
 
-Numbers are taken at their exact value, and spectra computed to 60 digits or as fractions: right to 2⁻¹²⁸ turn.
+Numbers are taken at their exact value, and spectra computed to 60 digits or as fractions: right to a unit or two of
+2⁻¹²⁸ turn.
 """
 
 from __future__ import annotations

@@ -1,0 +1,477 @@
+"""The scalings against formulas at 60 digits, written from the papers and the reference implementations."""
+
+import dataclasses
+import decimal
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+import posenc_jax as pe
+from posenc_jax import scalings
+
+MP = oracle.WORKING
+WIDTHS = [(4, 10_000.0), (8, 10.0), (64, 150_000.0), (128, 500_000.0)]
+
+
+def assert_exact(got, omegas, units=2.01):
+    """Within `units` of 2⁻¹²⁸ turn, and `angular` to the last place."""
+    omegas = [MP.mpf(w) for w in omegas]
+    assert got.num_pairs == len(omegas) and got.dim == 2 * len(omegas)
+    assert max(abs(w / (2 * MP.pi) * MP.mpf(2) ** 128 - t) for w, t in zip(omegas, got.turns, strict=True)) <= units
+    np.testing.assert_allclose(got.angular, [float(w) for w in omegas], rtol=1e-15)
+
+
+# Formulas, in terms of wavelengths λ or rotary bases as their authors write them.
+
+
+def ntk_omegas(dim, base, factor):
+    stretched = MP.mpf(base) * MP.mpf(factor) ** (MP.mpf(dim) / (dim - 2))
+    return [1 / stretched ** (MP.mpf(2 * i) / dim) for i in range(dim // 2)]
+
+
+def yarn_bounds(dim, base, original_max, beta_fast, beta_slow, truncate):
+    def correction(turns):
+        return dim * MP.log(original_max / (turns * 2 * MP.pi)) / (2 * MP.log(base))
+
+    low, high = correction(MP.mpf(beta_fast)), correction(MP.mpf(beta_slow))
+    if truncate:
+        low, high = MP.floor(low), MP.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    return low, (high + MP.mpf(1) / 1000 if low == high else high)
+
+
+def yarn_omegas(dim, base, factor, original_max, beta_fast=32, beta_slow=1, truncate=True):
+    low, high = yarn_bounds(dim, base, original_max, beta_fast, beta_slow, truncate)
+    omegas = []
+    for i, extrapolated in enumerate(oracle.geometric(dim, base)):
+        interpolated = extrapolated / MP.mpf(factor)
+        share = 0 if i <= low else 1 if i >= high else (i - low) / (high - low)
+        omegas.append(interpolated * share + extrapolated * (1 - share))
+    return omegas
+
+
+def llama3_omegas(dim, base, factor, low, high, original_max):
+    omegas = []
+    for omega in oracle.geometric(dim, base):
+        wavelength = 2 * MP.pi / omega
+        if wavelength < original_max / MP.mpf(high):
+            omegas.append(omega)
+        elif wavelength > original_max / MP.mpf(low):
+            omegas.append(omega / MP.mpf(factor))
+        else:
+            smooth = (original_max / wavelength - MP.mpf(low)) / (MP.mpf(high) - MP.mpf(low))
+            omegas.append((1 - smooth) * omega / MP.mpf(factor) + smooth * omega)
+    return omegas
+
+
+@pytest.mark.parametrize(("dim", "base"), WIDTHS)
+@pytest.mark.parametrize("factor", [0.75, 1, 2.0, 1.1, 32, 1e-3, 1e6])
+def test_linear_scaling(dim, base, factor):
+    expected = [w / MP.mpf(factor) for w in oracle.geometric(dim, base)]
+    assert_exact(pe.linear_scaling(pe.geometric(dim, base), factor), expected, 0.51 + 0.51 / factor)
+
+
+@pytest.mark.parametrize(("dim", "base"), [*WIDTHS, (6, 0.5)])
+@pytest.mark.parametrize("factor", [1.0, 1.1, 2.0, 8, 40])
+def test_ntk(dim, base, factor):
+    got = pe.ntk(dim, base, factor)
+    assert_exact(got, ntk_omegas(dim, base, factor), 0.51)
+    slowest = pe.linear_scaling(pe.geometric(dim, base), factor).turns[-1]
+    assert got.turns[0] == pe.geometric(dim, base).turns[0] and abs(got.turns[-1] - slowest) <= 2
+
+
+@pytest.mark.parametrize(("dim", "base"), WIDTHS)
+@pytest.mark.parametrize("factor", [1.0, 1.1, 8])
+@pytest.mark.parametrize(
+    ("original_max", "length"), [(2048, 1), (2048, 2048), (2048, 2049), (1000, 7777), (1, 2**31 - 1)]
+)
+def test_dynamic_ntk_of_a_known_length(dim, base, factor, original_max, length):
+    got = pe.dynamic_ntk(dim, base, factor, original_max, length)
+    m = MP.mpf(factor) * max(length, original_max) / original_max - (MP.mpf(factor) - 1)
+    assert_exact(got, ntk_omegas(dim, base, m), 0.51)
+    assert pe.dynamic_ntk(dim, base, factor, original_max, np.int16(min(length, 2**15 - 1))) == pe.dynamic_ntk(
+        dim, base, factor, original_max, min(length, 2**15 - 1)
+    )
+
+
+def test_dynamic_ntk_is_static_ntk_of_its_growth():
+    assert pe.dynamic_ntk(64, 1e4, 2, 1024, 1024) == pe.dynamic_ntk(64, 1e4, 2, 1024, 3) == pe.geometric(64)
+    assert pe.dynamic_ntk(64, 1e4, 2, 1024, 4096) == pe.ntk(64, 1e4, 7)
+    assert pe.dynamic_ntk(64, 1e4, 1, 1024, 4096) == pe.ntk(64, 1e4, 4)
+
+
+YARN = [
+    (64, 150_000.0, 32, 4096, {}),
+    (64, 150_000.0, 32, 4096, {"truncate": False}),
+    (64, 10_000.0, 40, 4096, {"beta_fast": 32, "beta_slow": 1}),
+    (128, 1e6, 4, 32768, {}),
+    (128, 1e6, 1.1, 32768, {"beta_fast": 40.5, "beta_slow": 1.5}),
+    (64, 10_000.0, 8, 131072, {}),  # the ramp ends behind the last pair
+    (8, 10.0, 8, 4096, {}),  # and beyond r − 1
+    (8, 10.0, 8, 4096, {"truncate": False}),
+    (64, 10_000.0, 8, 64, {"truncate": False}),  # the ramp would begin before the first
+    (64, 10_000.0, 8, 4096, {"beta_fast": 3, "beta_slow": 3, "truncate": False}),  # no ramp
+    (8, 10_000.0, 8, 4, {}),  # no ramp either: both bounds are 0
+    (2, 10_000.0, 8, 4096, {}),
+]
+
+
+@pytest.mark.parametrize(("dim", "base", "factor", "original_max", "settings"), YARN)
+def test_yarn(dim, base, factor, original_max, settings):
+    got = pe.yarn(dim, base, factor, original_max, **settings)
+    assert_exact(got, yarn_omegas(dim, base, factor, original_max, **settings), 1.01)
+    assert got.attention_factor == pytest.approx(float(1 + MP.log(factor) / 10), rel=1e-15)
+
+
+@pytest.mark.parametrize(("truncate", "low", "high"), [(False, 8.092779, 17.398025), (True, 8, 18)])
+def test_the_ramp_of_gpt_oss(truncate, low, high):
+    got = pe.yarn(64, 150_000, 32, 4096, truncate=truncate)
+    weight = [a / b for a, b in zip(got.turns, pe.geometric(64, 150_000).turns, strict=True)]
+    share = [(1 - w) / (1 - 1 / 32) for w in weight]
+    slope = (share[17] - share[9]) / 8
+    assert (9 - share[9] / slope, 17 + (1 - share[17]) / slope) == pytest.approx((low, high), abs=5e-7)
+    assert weight[:9] == [1] * 9 and weight[18:] == pytest.approx([1 / 32] * 14, rel=1e-15)
+
+
+def test_amplitudes_of_published_models():
+    assert pe.yarn(64, 150_000, 32, 4096).attention_factor == pytest.approx(1.3465735902799727, rel=1e-15)  # gpt-oss
+    assert scalings.temperature(40.0) ** 2 == pytest.approx(1.8739, abs=5e-5)  # DeepSeek-V3's softmax scale
+    assert scalings.temperature(40.0, 0.707) == pytest.approx(1 + 0.0707 * math.log(40), rel=1e-15)
+    assert scalings.temperature(1.0, 0.5) == scalings.temperature(0.5) == 1
+    phi3 = pe.longrope(4, [1, 1], [1, 1], original_max=4096, factor=32, length=1)
+    assert phi3.attention_factor == pytest.approx(1.190238, abs=5e-7)
+    assert phi3.attention_factor == pytest.approx(float(MP.sqrt(1 + MP.log(32) / MP.log(4096))), rel=1e-15)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1, 1.5, 32])
+@pytest.mark.parametrize(("length", "long"), [(1, False), (4096, False), (4097, True), (10**6, True)])
+def test_longrope(length, long, factor):
+    f = pe.geometric(8, 10_000)
+    short_factor, long_factor = [1, 1.1, 1.25, 3], (1.05, 2.5, np.float32(17.3), 64)
+    got = pe.longrope(f, short_factor, np.array(long_factor), original_max=4096, factor=factor, length=length)
+    divisors = long_factor if long else short_factor
+    expected = [w / MP.mpf(float(x)) for w, x in zip(oracle.geometric(8, 10_000), divisors, strict=True)]
+    assert_exact(got, expected, 1.01)
+    amplitude = 1 if factor <= 1 else MP.sqrt(1 + MP.log(factor) / MP.log(4096))
+    assert got.attention_factor == pytest.approx(float(amplitude), rel=1e-15)
+
+
+@pytest.mark.parametrize(("dim", "base"), WIDTHS)
+@pytest.mark.parametrize("factor", [1, 1.1, 8.0, 32])
+@pytest.mark.parametrize(("low", "high"), [(1, 4), (1, 2), (0.3, 50.7)])
+@pytest.mark.parametrize("original_max", [64, 8192])
+def test_llama3(dim, base, factor, low, high, original_max):
+    f = pe.geometric(dim, base)
+    got = pe.llama3(f, factor, low_freq_factor=low, high_freq_factor=high, original_max=original_max)
+    assert_exact(got, llama3_omegas(dim, base, factor, low, high, original_max))
+    assert got.attention_factor == 1
+
+
+def test_llama3_of_pairs_that_rest_or_turn_backwards():
+    turns = pe.geometric(64, 5e5).turns
+    settings = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192}
+    forwards = pe.llama3(pe.Frequencies((0, *turns), 66), **settings)
+    backwards = pe.llama3(pe.Frequencies(tuple(-t for t in (0, *turns)), 66), **settings)
+    assert forwards.turns[0] == 0 and backwards.turns == tuple(-t for t in forwards.turns)
+
+
+@pytest.mark.parametrize(
+    ("dim", "fraction", "turning"),
+    [(8, 1, 4), (8, 0.25, 1), (512, 0.25, 64), (10, 0.3, 1), (20, 0.7, 7), (20, 0.69, 6)],
+)
+@pytest.mark.parametrize("factor", [1.0, 8, 1.1])
+def test_proportional(dim, fraction, turning, factor):
+    expected = [w / MP.mpf(factor) if i < turning else 0 for i, w in enumerate(oracle.geometric(dim, 1e6))]
+    got = pe.proportional(dim, 1e6, fraction, factor)
+    assert_exact(got, expected, 1.01)
+    assert got.turns[turning:] == (0,) * (dim // 2 - turning)
+
+
+def test_what_leaves_a_spectrum_as_it_is():
+    f = dataclasses.replace(pe.geometric(16, 5e5), attention_factor=1.5)
+    assert pe.linear_scaling(f, 1) == f
+    assert pe.llama3(f, 1, low_freq_factor=1, high_freq_factor=4, original_max=64) == f
+    assert pe.longrope(f, [1] * 8, [2] * 8, original_max=64, factor=1, length=64) == f
+    for same in (pe.ntk(16, 5e5, 1), pe.yarn(16, 5e5, 1, 64), pe.proportional(16, 5e5, 1)):
+        assert same == pe.geometric(16, 5e5)
+    assert pe.linear_scaling(16, 2) == pe.linear_scaling(pe.geometric(16), 2)
+
+
+CALLS = [
+    (pe.ntk, {"dim": 16, "base": 1e4, "factor": 2}, {"dim": 18, "base": 1e5, "factor": 3}),
+    (pe.dynamic_ntk, {"dim": 16, "base": 1e4, "factor": 2, "original_max": 64, "length": 100}, {"dim": 18, "base": 1e5, "factor": 3, "original_max": 65, "length": 101}),
+    (pe.yarn, {"dim": 64, "base": 1e4, "factor": 2, "original_max": 4096}, {"dim": 66, "base": 1e5, "factor": 3, "original_max": 8192, "beta_fast": 64, "beta_slow": 2, "truncate": False, "attention_factor": 1}),
+    (pe.longrope, {"frequencies": 4, "short_factor": [1, 2], "long_factor": [3, 4], "original_max": 64, "factor": 2, "length": 64}, {"short_factor": [1, 3], "original_max": 63, "factor": 3, "length": 65, "attention_factor": 1}),
+    (pe.llama3, {"frequencies": 64, "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192}, {"frequencies": 62, "factor": 4, "low_freq_factor": 2, "high_freq_factor": 5, "original_max": 8193}),
+    (pe.proportional, {"dim": 16, "base": 1e4, "fraction": 0.5}, {"dim": 18, "base": 1e5, "fraction": 0.75, "factor": 2}),
+    (pe.linear_scaling, {"frequencies": 16, "factor": 2}, {"frequencies": 18, "factor": 3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "settings", "changes"), CALLS)
+def test_every_argument_matters_and_equal_ones_are_equal(function, settings, changes):
+    first = function(**settings)
+    assert function(**settings) == first and hash(function(**settings)) == hash(first)
+    changed = [function(**{**settings, name: value}) for name, value in changes.items()]
+    assert len({first, *changed}) == 1 + len(changes)
+
+
+def test_a_given_amplitude():
+    assert pe.yarn(64, 1e4, 8, 4096, attention_factor=0.5).attention_factor == 0.5
+    f = dataclasses.replace(pe.geometric(4), attention_factor=3.0)
+    lists = {"short_factor": [1, 1], "long_factor": [1, 1], "original_max": 64, "factor": 8, "length": 1}
+    assert pe.longrope(f, **lists, attention_factor=0.5).attention_factor == 1.5
+    assert pe.longrope(f, **lists).attention_factor == pytest.approx(3 * math.sqrt(1.5), rel=1e-15)
+    lists["original_max"] = 1
+    assert pe.longrope(f, **lists, attention_factor=0.5).attention_factor == 1.5
+
+
+def scale_linear(f):
+    return pe.linear_scaling(f, 3)
+
+
+def scale_llama3(f):
+    return pe.llama3(f, 8, low_freq_factor=1, high_freq_factor=4, original_max=8192)
+
+
+def scale_longrope(f):
+    repeated = [1 + i % 12 for i in range(pe.linear_scaling(f, 1).num_pairs)]
+    return pe.longrope(f, repeated, repeated, original_max=64, factor=8, length=100)
+
+
+@pytest.mark.parametrize("scale", [scale_linear, scale_llama3, scale_longrope])
+@pytest.mark.parametrize("give_axes", [lambda f: pe.axial(f, 3), lambda f: pe.multi_section(f, (6, 4, 2)), lambda f: pe.multi_section(f, (4, 4, 4), interleaved=True)])  # fmt: skip
+def test_scalings_and_axes_compose_in_either_order(scale, give_axes):
+    f = dataclasses.replace(pe.geometric(24, 5e5), attention_factor=1.5, precision="float32")
+    got = scale(give_axes(f))
+    assert got == give_axes(scale(f)) and got.axes == give_axes(f).axes
+    assert got.precision == "float32" and got.num_axes == 3
+    assert got.attention_factor == (1.5 * math.sqrt(1.5) if scale is scale_longrope else 1.5)
+    assert got.turns != give_axes(f).turns
+
+
+def test_scalings_of_scalings():
+    twice, once = pe.linear_scaling(pe.linear_scaling(16, 2), 4), pe.linear_scaling(16, 8)
+    assert max(abs(a - b) for a, b in zip(twice.turns, once.turns, strict=True)) <= 1
+    yarn = pe.yarn(16, 1e4, 8, 4096)
+    both = pe.linear_scaling(yarn, 2)
+    assert both.attention_factor == yarn.attention_factor
+    np.testing.assert_allclose(both.angular, yarn.angular / 2, rtol=1e-15)
+
+
+def test_an_interpolated_position_is_the_fraction_of_it():
+    positions = jnp.arange(0, 4096, 4)
+    got = pe.sinusoidal(positions, pe.linear_scaling(64, 4))
+    np.testing.assert_allclose(got, pe.sinusoidal(positions // 4, 64), rtol=0, atol=1.8e-7)
+
+
+def test_the_encoding_is_exact_at_any_position():
+    omegas = yarn_omegas(16, 1e4, 40, 4096)
+    positions = np.array([3, 163_840, 2_000_000_011])
+    sine, cosine = oracle.waves(positions, omegas)
+    amplitude = 1 + math.log(40) / 10
+    got = pe.sinusoidal(positions, pe.yarn(16, 1e4, 40, 4096), layout="half")
+    np.testing.assert_allclose(got, amplitude * np.concatenate([sine, cosine], axis=1), rtol=0, atol=1.5e-7)
+
+
+def test_as_float32_references_compute_it():
+    f = pe.llama3(pe.geometric(64, 5e5), 8, low_freq_factor=1, high_freq_factor=4, original_max=8192)
+    positions = np.arange(0, 8192, 321)
+    phases = positions.astype(np.float32)[:, None] * f.angular.astype(np.float32)
+    got = pe.sinusoidal(positions, f.with_precision("float32"), layout="half")
+    np.testing.assert_allclose(got, np.concatenate([np.sin(phases), np.cos(phases)], axis=1), rtol=0, atol=2e-7)
+
+
+def test_static_under_jit():
+    traces = []
+
+    @jax.jit
+    def encode(positions, frequencies):
+        traces.append(frequencies)
+        return pe.sinusoidal(positions, frequencies)
+
+    for factor in (8, 8.0, 9):
+        encode(jnp.arange(3), pe.yarn(16, 1e4, factor, 4096))
+    assert len(traces) == 2
+    inside = jax.jit(lambda p: pe.sinusoidal(p, pe.dynamic_ntk(16, 1e4, 2, 64, len(p))))(jnp.arange(100))
+    np.testing.assert_array_equal(inside, pe.sinusoidal(jnp.arange(100), pe.dynamic_ntk(16, 1e4, 2, 64, 100)))
+
+
+def test_the_callers_decimal_context_changes_nothing():
+    expected = [pe.yarn(34, 1234.5, 3, 4096, truncate=False), pe.ntk(34, 1234.5, 3)]
+    pe.frequencies.spectrum.cache_clear()
+    with decimal.localcontext(prec=3, rounding=decimal.ROUND_UP, traps=[decimal.Inexact]):
+        assert [pe.yarn(34, 1234.5, 3, 4096, truncate=False), pe.ntk(34, 1234.5, 3)] == expected
+
+
+# A length that is an array.
+
+
+def dynamic(dim, base, factor, original_max):
+    return lambda length: pe.dynamic_ntk(dim, base, factor, original_max, length)
+
+
+@pytest.mark.parametrize(("dim", "base"), [*WIDTHS, (256, 5e5)])
+@pytest.mark.parametrize("factor", [1.0, 1.5, 8, 1e6])
+@pytest.mark.parametrize("original_max", [1, 2048, 131072])
+def test_a_traced_length_gives_each_frequency_to_a_few_ulp(dim, base, factor, original_max):
+    f = jax.jit(dynamic(dim, base, factor, original_max))
+    for length in (original_max + 1, 3 * original_max + 7, 1_932_175_153, 2**31 - 1):
+        m = MP.mpf(factor) * length / original_max - (MP.mpf(factor) - 1)
+        expected = np.array([float(w) for w in ntk_omegas(dim, base, m)])
+        got = f(jnp.int32(length))
+        assert got.shape == (dim // 2,) and got.dtype == jnp.float32
+        assert np.max(np.abs(got - expected) / np.spacing(expected.astype(np.float32))) <= 4
+
+
+@pytest.mark.parametrize("length", [-5, 0, 1, 2047, 2048])
+def test_a_traced_length_within_the_original_changes_nothing(length):
+    got = jax.jit(dynamic(64, 1e4, 8, 2048))(jnp.int32(length))
+    np.testing.assert_array_equal(got, pe.geometric(64).angular.astype(np.float32))
+
+
+def test_a_traced_length_gives_the_same_bits_in_every_program():
+    f = dynamic(64, 1e4, 8, 2048)
+    lengths = jnp.array([1, 2048, 2049, 5000, 131072, 2**31 - 1], jnp.int32)
+    expected = [f(n) for n in lengths]
+    np.testing.assert_array_equal([jax.jit(f)(n) for n in lengths], expected)
+    np.testing.assert_array_equal(jax.vmap(f)(lengths), expected)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(f))(lengths), expected)
+    np.testing.assert_array_equal(jax.lax.map(f, lengths), expected)
+    np.testing.assert_array_equal(jax.jit(lambda n: f(n) * 2 + 1)(lengths[3]), expected[3] * 2 + 1)
+
+
+def test_every_integer_dtype_of_length():
+    f = dynamic(16, 1e4, 8, 2048)
+    expected = f(jnp.int32(5000))
+    for dtype in (np.int16, np.uint16, np.uint32, jnp.int64 if jax.config.jax_enable_x64 else np.int32):
+        for length in (jnp.asarray(5000, dtype), np.asarray(5000, dtype)):
+            np.testing.assert_array_equal(f(length), expected)
+            np.testing.assert_array_equal(jax.jit(f)(length), expected)
+    np.testing.assert_array_equal(jax.jit(f)(jnp.uint8(200)), f(jnp.int32(200)))
+    large = jax.jit(f)(jnp.uint32(2**32 - 1))
+    np.testing.assert_allclose(large, f(jnp.int32(2**31 - 1)) * 0.5 ** (np.arange(8) / 7), rtol=1e-6)
+
+
+def test_no_float64_and_few_equations():
+    traced = jax.make_jaxpr(dynamic(64, 1e4, 8, 2048))(jnp.int32(5000))
+    assert "f64" not in str(traced) and len(traced.eqns) <= 45
+
+
+def test_frequencies_of_a_traced_length_encode():
+    def encode(length):
+        return pe.sinusoidal(jnp.arange(300, dtype=jnp.int32), pe.dynamic_ntk(16, 1e4, 4, 64, length))
+
+    expected = pe.sinusoidal(np.arange(300), pe.dynamic_ntk(16, 1e4, 4, 64, 300))
+    np.testing.assert_allclose(jax.jit(encode)(jnp.int32(300)), expected, rtol=0, atol=300 * 3e-7)
+
+
+LISTS = {"short_factor": [1, 1], "long_factor": [2, 2], "original_max": 64, "factor": 2, "length": 64}
+LLAMA = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192}
+nan, inf = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: pe.linear_scaling(8, 0), ValueError, "linear_scaling: factor must be positive, got 0.0"),
+        (lambda: pe.linear_scaling(8, -2), ValueError, "linear_scaling: factor must be positive, got -2.0"),
+        (lambda: pe.linear_scaling(8, nan), ValueError, "linear_scaling: factor must be finite, got nan"),
+        (lambda: pe.linear_scaling(8, inf), ValueError, "linear_scaling: factor must be finite, got inf"),
+        (lambda: pe.linear_scaling(8, True), TypeError, "linear_scaling: factor must be a number, got bool True"),
+        (lambda: pe.linear_scaling(8, "2"), TypeError, "linear_scaling: factor must be a number, got str '2'"),  # type: ignore
+        (lambda: pe.linear_scaling(8, jnp.float32(2)), TypeError, "linear_scaling: factor must be a number, got float32 of shape"),  # type: ignore
+        (lambda: pe.linear_scaling(8, 1e-10), ValueError, "turns must be integers below 2²⁸ turns a position"),
+        (lambda: pe.linear_scaling(jnp.ones(4), 2), TypeError, "linear_scaling: frequencies must be Frequencies or an integer width"),  # type: ignore
+        (lambda: pe.linear_scaling(0, 2), ValueError, r"linear_scaling: frequencies \(a width\) must be at least 1, got 0"),
+        (lambda: pe.linear_scaling(True, 2), TypeError, "linear_scaling: frequencies must be Frequencies"),
+        (lambda: pe.linear_scaling(8.0, 2), TypeError, "linear_scaling: frequencies must be Frequencies"),  # type: ignore
+        (lambda: pe.ntk(2, 1e4, 2), ValueError, "ntk: dim must be even, from 4 to 2²⁰, got 2"),
+        (lambda: pe.ntk(7, 1e4, 2), ValueError, "ntk: dim must be even, from 4 to 2²⁰, got 7"),
+        (lambda: pe.ntk(2**21, 1e4, 2), ValueError, "ntk: dim must be even, from 4 to 2²⁰, got 2097152"),
+        (lambda: pe.ntk(0, 1e4, 2), ValueError, "ntk: dim must be at least 1, got 0"),
+        (lambda: pe.ntk(8.0, 1e4, 2), TypeError, "ntk: dim must be an integer, got float 8.0"),  # type: ignore
+        (lambda: pe.ntk(True, 1e4, 2), TypeError, "ntk: dim must be an integer, got bool True"),
+        (lambda: pe.ntk(8, 0, 2), ValueError, "ntk: base must be positive, got 0.0"),
+        (lambda: pe.ntk(8, -1e4, 2), ValueError, "ntk: base must be positive, got -10000.0"),
+        (lambda: pe.ntk(8, inf, 2), ValueError, "ntk: base must be finite, got inf"),
+        (lambda: pe.ntk(8, 1e4, 0.5), ValueError, "ntk: factor must be at least 1, got 0.5"),
+        (lambda: pe.ntk(8, 1e4, nan), ValueError, "ntk: factor must be finite, got nan"),
+        (lambda: pe.ntk(8, 1e4, True), TypeError, "ntk: factor must be a number, got bool True"),
+        (lambda: pe.ntk(16, 1e-12, 1), ValueError, "turns must be integers below 2²⁸ turns a position"),
+        (lambda: pe.dynamic_ntk(2, 1e4, 2, 64, 64), ValueError, "dynamic_ntk: dim must be even, from 4 to 2²⁰, got 2"),
+        (lambda: pe.dynamic_ntk(9, 1e4, 2, 64, jnp.int32(64)), ValueError, "dynamic_ntk: dim must be even, from 4 to 2²⁰, got 9"),
+        (lambda: pe.dynamic_ntk(8, 0.0, 2, 64, 64), ValueError, "dynamic_ntk: base must be positive, got 0.0"),
+        (lambda: pe.dynamic_ntk(8, 1e4, 0.9, 64, 64), ValueError, "dynamic_ntk: factor must be at least 1, got 0.9"),
+        (lambda: pe.dynamic_ntk(8, 1e4, 2, 0, 64), ValueError, "dynamic_ntk: original_max must be at least 1, got 0"),
+        (lambda: pe.dynamic_ntk(8, 1e4, 2, 64.0, 64), TypeError, "dynamic_ntk: original_max must be an integer, got float 64.0"),  # type: ignore
+        (lambda: pe.dynamic_ntk(8, 1e4, 2, 2**31, 64), ValueError, "dynamic_ntk: original_max must fit into int32, got 2147483648"),
+        (lambda: pe.dynamic_ntk(8, 1e4, 2, 64, 0), ValueError, "dynamic_ntk: length must be at least 1, got 0"),
+        (lambda: pe.dynamic_ntk(8, 1e4, 2, 64, 2**31), ValueError, "dynamic_ntk: length must fit into int32, got 2147483648"),
+        (lambda: pe.dynamic_ntk(8, 1e4, 2, 64, 64.0), TypeError, "dynamic_ntk: length must be an integer, got float 64.0"),
+        (lambda: pe.dynamic_ntk(8, 1e4, 2, 64, True), TypeError, "dynamic_ntk: length must be an integer, got bool True"),
+        (lambda: pe.dynamic_ntk(8, 1e4, 2, 64, None), TypeError, "dynamic_ntk: length must be an integer, got NoneType None"),  # type: ignore
+        (lambda: pe.dynamic_ntk(8, 1e4, 2, 64, jnp.ones(3, int)), ValueError, r"dynamic_ntk: length must be a scalar, got shape \(3,\)"),
+        (lambda: pe.dynamic_ntk(8, 1e4, 2, 64, jnp.float32(64)), TypeError, r"dynamic_ntk: length must be an integer or a scalar integer array, got float32 of shape \(\)"),
+        (lambda: pe.dynamic_ntk(8, 1e4, 2, 64, jnp.array(True)), TypeError, "dynamic_ntk: length must be an integer or a scalar integer array, got bool"),
+        (lambda: jax.jit(dynamic(8, 1e4, 2, 64))(64.0), TypeError, "dynamic_ntk: length must be an integer or a scalar integer array, got float32"),
+        (lambda: pe.dynamic_ntk(8, 1e4, 1e30, 64, jnp.int32(64)), ValueError, r"dynamic_ntk: factor must be at most 2⁹⁶ for a length that is an array, got 1e\+30"),
+        (lambda: pe.yarn(7, 1e4, 2, 64), ValueError, "yarn: dim must be even, from 2 to 2²⁰, got 7"),
+        (lambda: pe.yarn(8, 0, 2, 64), ValueError, "yarn: base must be positive, got 0.0"),
+        (lambda: pe.yarn(8, 1, 2, 64), ValueError, "yarn: base must be over 1, got 1.0"),
+        (lambda: pe.yarn(8, 0.5, 2, 64), ValueError, "yarn: base must be over 1, got 0.5"),
+        (lambda: pe.yarn(8, 1e4, 0.5, 64), ValueError, "yarn: factor must be at least 1, got 0.5"),
+        (lambda: pe.yarn(8, 1e4, inf, 64), ValueError, "yarn: factor must be finite, got inf"),
+        (lambda: pe.yarn(8, 1e4, 2, -64), ValueError, "yarn: original_max must be at least 1, got -64"),
+        (lambda: pe.yarn(8, 1e4, 2, 64.5), TypeError, "yarn: original_max must be an integer, got float 64.5"),  # type: ignore
+        (lambda: pe.yarn(64, 1e4, 2, 4), ValueError, "yarn: original_max must give a ramp that rises, got 4: from 0 to -1"),
+        (lambda: pe.yarn(8, 2, 2, 10**9), ValueError, "yarn: original_max must give a ramp that rises, got 1000000000: from 88 to 7"),
+        (lambda: pe.yarn(8, 1e4, 2, 64, beta_fast=1, beta_slow=2), ValueError, "yarn: beta_fast must be at least beta_slow = 2.0, got 1.0"),
+        (lambda: pe.yarn(8, 1e4, 2, 64, beta_fast=0), ValueError, "yarn: beta_fast must be positive, got 0.0"),
+        (lambda: pe.yarn(8, 1e4, 2, 64, beta_slow=-1), ValueError, "yarn: beta_slow must be positive, got -1.0"),
+        (lambda: pe.yarn(8, 1e4, 2, 64, beta_slow=None), TypeError, "yarn: beta_slow must be a number, got NoneType None"),  # type: ignore
+        (lambda: pe.yarn(8, 1e4, 2, 64, truncate=1), TypeError, "yarn: truncate must be True or False, got int 1"),  # type: ignore
+        (lambda: pe.yarn(8, 1e4, 2, 64, attention_factor=0), ValueError, "yarn: attention_factor must be positive, got 0.0"),
+        (lambda: pe.yarn(8, 1e4, 2, 64, attention_factor=True), TypeError, "yarn: attention_factor must be a number, got bool True"),
+        (lambda: pe.longrope(6, **LISTS), ValueError, "longrope: short_factor must have 3 entries, one for each pair, got 2"),
+        (lambda: pe.longrope(4, **{**LISTS, "long_factor": [1, 1, 1]}), ValueError, "longrope: long_factor must have 2 entries, one for each pair, got 3"),
+        (lambda: pe.longrope(4, **{**LISTS, "long_factor": [1, 0]}), ValueError, r"longrope: long_factor\[1\] must be positive, got 0.0"),
+        (lambda: pe.longrope(4, **{**LISTS, "short_factor": [-1, 1]}), ValueError, r"longrope: short_factor\[0\] must be positive, got -1.0"),
+        (lambda: pe.longrope(4, **{**LISTS, "short_factor": [1, nan]}), ValueError, r"longrope: short_factor\[1\] must be finite, got nan"),
+        (lambda: pe.longrope(4, **{**LISTS, "short_factor": [1, True]}), TypeError, r"longrope: short_factor\[1\] must be a number, got bool True"),
+        (lambda: pe.longrope(4, **{**LISTS, "short_factor": 2.0}), TypeError, "longrope: short_factor must be a sequence of numbers, got float 2.0"),
+        (lambda: pe.longrope(4, **{**LISTS, "short_factor": "12"}), TypeError, "longrope: short_factor must be a sequence of numbers, got str '12'"),
+        (lambda: pe.longrope(4, **{**LISTS, "short_factor": np.array(1.0)}), TypeError, r"longrope: short_factor must be a sequence of numbers, got float64 of shape \(\)"),
+        (lambda: pe.longrope(4, **{**LISTS, "short_factor": jnp.ones(2)}), TypeError, "longrope: short_factor must be a sequence of numbers, got float32"),
+        (lambda: pe.longrope(4, **{**LISTS, "factor": 0}), ValueError, "longrope: factor must be positive, got 0.0"),
+        (lambda: pe.longrope(4, **{**LISTS, "original_max": 0}), ValueError, "longrope: original_max must be at least 1, got 0"),
+        (lambda: pe.longrope(4, **{**LISTS, "original_max": 1}), ValueError, "longrope: original_max must be at least 2 for the amplitude of factor 2.0, got 1"),
+        (lambda: pe.longrope(4, **{**LISTS, "length": 0}), ValueError, "longrope: length must be at least 1, got 0"),
+        (lambda: pe.longrope(4, **{**LISTS, "length": jnp.int32(9)}), TypeError, r"longrope: length must be an integer, got int32 of shape \(\)"),
+        (lambda: pe.longrope(4, **LISTS, attention_factor=-1), ValueError, "longrope: attention_factor must be positive, got -1.0"),
+        (lambda: pe.longrope("4", **LISTS), TypeError, "longrope: frequencies must be Frequencies"),
+        (lambda: pe.llama3(8, **{**LLAMA, "factor": 0.5}), ValueError, "llama3: factor must be at least 1, got 0.5"),
+        (lambda: pe.llama3(8, **{**LLAMA, "low_freq_factor": 4}), ValueError, "llama3: high_freq_factor must be over low_freq_factor = 4.0, got 4.0"),
+        (lambda: pe.llama3(8, **{**LLAMA, "high_freq_factor": 0.5}), ValueError, "llama3: high_freq_factor must be over low_freq_factor = 1.0, got 0.5"),
+        (lambda: pe.llama3(8, **{**LLAMA, "low_freq_factor": 0}), ValueError, "llama3: low_freq_factor must be positive, got 0.0"),
+        (lambda: pe.llama3(8, **{**LLAMA, "high_freq_factor": inf}), ValueError, "llama3: high_freq_factor must be finite, got inf"),
+        (lambda: pe.llama3(8, **{**LLAMA, "original_max": 0}), ValueError, "llama3: original_max must be at least 1, got 0"),
+        (lambda: pe.llama3(8, **{**LLAMA, "original_max": True}), TypeError, "llama3: original_max must be an integer, got bool True"),
+        (lambda: pe.llama3(None, **LLAMA), TypeError, "llama3: frequencies must be Frequencies"),
+        (lambda: pe.proportional(7, 1e4, 0.5), ValueError, "proportional: dim must be even, from 2 to 2²⁰, got 7"),
+        (lambda: pe.proportional(8, 0, 0.5), ValueError, "proportional: base must be positive, got 0.0"),
+        (lambda: pe.proportional(8, 1e4, 0), ValueError, "proportional: fraction must be over 0 and at most 1, got 0.0"),
+        (lambda: pe.proportional(8, 1e4, 1.5), ValueError, "proportional: fraction must be over 0 and at most 1, got 1.5"),
+        (lambda: pe.proportional(8, 1e4, nan), ValueError, "proportional: fraction must be finite, got nan"),
+        (lambda: pe.proportional(8, 1e4, True), TypeError, "proportional: fraction must be a number, got bool True"),
+        (lambda: pe.proportional(8, 1e4, 0.2), ValueError, "proportional: fraction must leave a pair of the 8 features to turn, got 0.2"),
+        (lambda: pe.proportional(8, 1e4, 0.5, 0), ValueError, "proportional: factor must be positive, got 0.0"),
+    ],
+)  # fmt: skip
+def test_bad_input(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
