@@ -132,7 +132,7 @@ F = pe.geometric(12)
         (lambda: pe.axial(0, 2), ValueError, r"axial: frequencies \(a width\) must be at least 1, got 0"),
         (lambda: pe.axial(True, 2), TypeError, r"axial: frequencies \(a width\) must be an integer, got bool True"),
         (lambda: pe.axial("8", 2), TypeError, r"axial: frequencies \(a width\) must be an integer, got str '8'"),  # type: ignore
-        (lambda: pe.axial(jnp.ones(4), 2), TypeError, r"axial: frequencies \(a width\) must be an integer, got float32 of shape \(4,\)"),  # type: ignore
+        (lambda: pe.axial(jnp.ones(4), 2), TypeError, r"axial: frequencies \(a width\) must be an integer, got float.. of shape \(4,\)"),  # type: ignore
         (lambda: pe.axial(F, 2, 10_000), ValueError, "axial: base must not be given with Frequencies, which have their own, got 10000"),
         (lambda: pe.axial(pe.geometric(7), 2), ValueError, "axial: frequencies must have an even dim, got 7"),
         (lambda: pe.axial(pe.axial(8, 2), 2), ValueError, "axial: frequencies must have one axis, got 2"),
