@@ -87,6 +87,17 @@ def compile_cuda(session):
 
 
 @nox.session
+def parity(session):
+    """Rotary embeddings beside those of transformers, in small random models; `-- --record` writes tests/data."""
+    session.install("-e", ".", *group("parity"))
+    offline = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    if "--record" in session.posargs:
+        session.run("python", "tests/parity/record.py", env=offline)
+    else:
+        pytest(session, "tests/parity", "-m", "parity", **offline)
+
+
+@nox.session
 def lint(session):
     """Ruff, format and lint."""
     session.install(*group("lint"))

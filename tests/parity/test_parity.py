@@ -1,0 +1,102 @@
+"""Rotary embeddings beside transformers' own, as it computes them here and now."""
+
+import functools
+
+import legacy
+import models
+import numpy as np
+import pytest
+import rope_checks as checks
+import rope_reference as reference
+import spectra
+import torch
+import transformers
+from transformers.models.llama import modeling_llama
+
+import posenc_jax as pe
+from posenc_jax import hf
+
+pytestmark = pytest.mark.parity
+CASES = {case.name: case for case in models.CASES}
+
+
+@functools.cache
+def described(name):
+    return models.describe(CASES[name])
+
+
+@pytest.mark.parametrize("case", list(spectra.cases()), ids=spectra.name)
+def test_frequencies(case):
+    case = spectra.describe(case)
+    config = case["config"]
+    by_hand = checks.functions_of(
+        config["rope_parameters"], case["head_dim"], config["max_position_embeddings"], case["length"]
+    )
+    checks.check_spectrum(by_hand, case)
+    assert {layer.frequencies for layer in hf.rotary_from_config(config, length=case["length"]).layers} == {by_hand}
+
+
+def test_recorded_frequencies_are_those_of_this_version():
+    recorded = reference.read_frequencies()
+    assert (recorded["transformers"], recorded["torch"]) == (transformers.__version__, torch.__version__)
+    fresh = [spectra.describe(case) for case in spectra.cases()]
+    for old, new in zip(recorded["cases"], fresh, strict=True):
+        assert {**old, "frequencies": None} == {**new, "frequencies": None}
+        np.testing.assert_allclose(old["frequencies"], new["frequencies"], rtol=2**-22)  # the machine's own power
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plans(name):
+    checks.check_plan(described(name))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rotations(name, record):
+    model = described(name)
+    for layer in model["layers"]:
+        if layer["turns"]:
+            record((name, f"{layer['index']} {layer['kind']}", checks.check_layer(model, layer["index"])))
+        else:
+            record((name, f"{layer['index']} {layer['kind']}", {"reference": "does not turn"}))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_configuration_is_read_as_an_object_too(name):
+    config, length = CASES[name].make()[0], int(CASES[name].positions.max()) + 1
+    assert hf.rotary_from_config(config, length=length) == checks.plan_of(described(name))
+
+
+def test_every_position_below_4096():
+    config = transformers.LlamaConfig(hidden_size=128, num_attention_heads=1, num_hidden_layers=1)
+    embedding, positions = modeling_llama.LlamaRotaryEmbedding(config), torch.arange(4096)[None]
+    x = torch.randn(1, 1, 4096, 128, generator=torch.Generator().manual_seed(0))
+    theirs, _ = modeling_llama.apply_rotary_pos_emb(x, x, *embedding(x, positions))
+    plan = hf.rotary_from_config(config)
+    turns = checks.turns_of(map(float, embedding.inv_freq.numpy()))
+    frequencies = pe.Frequencies(turns, 128, precision="float32")
+    ours = pe.rotary(x.numpy(), positions.numpy().astype(np.int32), frequencies, layout=plan.layout, head_axis=-3)
+    where = (64, "half", "first")
+    a, b, _ = reference.split(x.numpy(), *where)
+    assert np.max(reference.distance(np.asarray(ours), theirs.numpy(), np.hypot(a, b), *where)) <= checks.FLOAT32
+
+
+@pytest.mark.parametrize("name", legacy.CASES)
+def test_older_spellings(name):
+    raw, config, embedding, length = legacy.read(name)
+    plan, same = (hf.rotary_from_config(x, length=length) for x in (raw, config))
+    assert (plan.layout, plan.part, plan.softmax_scale) == (same.layout, same.part, same.softmax_scale)
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    for kind, ours, theirs in zip(kinds, plan.layers, same.layers, strict=True):
+        assert (ours.frequencies, ours.head_dim, ours.query_scale) == (
+            theirs.frequencies,
+            theirs.head_dim,
+            theirs.query_scale,
+        )
+        if ours.frequencies is None:
+            continue
+        prefix = f"{kind}_" if hasattr(embedding, f"{kind}_inv_freq") else ""
+        positions = torch.tensor([[(length or 1) - 1]])  # longrope and dynamic choose by the last position
+        embedding(torch.zeros(1), positions, *([kind] if prefix else []))
+        inverse = getattr(embedding, f"{prefix}inv_freq").numpy()
+        np.testing.assert_allclose(ours.frequencies.angular, inverse, rtol=checks.bound_of_float32(75e6), atol=0)
+        assert ours.frequencies.attention_factor == getattr(embedding, f"{prefix}attention_scaling")
