@@ -3,9 +3,11 @@
 from posenc_jax.axes import axial, multi_section
 from posenc_jax.frequencies import Frequencies, geometric
 from posenc_jax.learned import add_learned, learned, resize_table
+from posenc_jax.rotary import convert_layout, rotary
 from posenc_jax.rotation import offset_similarity, rotation_matrix, shift
 from posenc_jax.scalings import dynamic_ntk, linear_scaling, llama3, longrope, ntk, proportional, yarn
 from posenc_jax.sinusoidal import add_sinusoidal, sinusoidal
+from posenc_jax.xpos import xpos
 
 __version__ = "0.1.0"
 
@@ -14,6 +16,7 @@ __all__ = [
     "add_learned",
     "add_sinusoidal",
     "axial",
+    "convert_layout",
     "dynamic_ntk",
     "geometric",
     "learned",
@@ -25,8 +28,10 @@ __all__ = [
     "offset_similarity",
     "proportional",
     "resize_table",
+    "rotary",
     "rotation_matrix",
     "shift",
     "sinusoidal",
+    "xpos",
     "yarn",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax import _check
-from posenc_jax._phase import product
+from posenc_jax._turn import Settings, turn
 from posenc_jax.frequencies import (
     Frequencies,
     Layout,
@@ -77,27 +77,15 @@ def rotation_matrix(
 
 @functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)
 def _rotation_matrix(offset, frequencies, *, layout, dtype):
-    cosine, sine = (x[..., None] for x in _waves(offset, frequencies, layout))
-    is_cosine, distance = _pairing(dim_of(frequencies), layout)
-    row = np.arange(len(is_cosine))[:, None]
-    column = row.T
+    index, dim, unit = np.arange(dim_of(frequencies)), dim_of(frequencies), _unit(frequencies)
+    is_cosine, distance = (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
+    # Row r holds cos ωk at feature r and, at the other of its pair, sin ωk (r a sine) or −sin ωk.
+    cosine = features(offset, unit, layout, np.ones(dim, int))[..., None]
+    sine = features(offset, unit, layout, 2 * is_cosine)[..., None]
+    row, column = index[:, None], index[None]
     partner = row + distance * (1 - 2 * is_cosine[:, None])
     mask = lambda x: _check.align(x == column, cosine.ndim)  # noqa: E731
     return jnp.where(mask(row), cosine, jnp.where(mask(partner), sine, np.float32(0))).astype(dtype)
-
-
-def _pairing(dim, layout):
-    """Which features are cosines (1) and which sines (0), and how far the two of a pair stand apart."""
-    index = np.arange(dim)
-    return (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
-
-
-def _waves(offset, frequencies, layout):
-    """Row r of M_k holds cos ωk at feature r and, at the other of its pair, sin ωk (r a sine) or −sin ωk."""
-    is_cosine, _ = _pairing(dim_of(frequencies), layout)
-    frequencies = _unit(frequencies)
-    cosine = features(offset, frequencies, layout, np.ones_like(is_cosine))
-    return cosine, features(offset, frequencies, layout, 2 * is_cosine)
 
 
 def shift(
@@ -118,6 +106,7 @@ def shift(
 
     Returns:
       The shifted encodings, of the shape and dtype of `encodings`; computed in float32 (float64 if they are).
+      Differentiable in reverse mode.
 
     Raises:
       TypeError: if encodings are not floats, or as `rotation_matrix`.
@@ -147,41 +136,9 @@ def shift(
 
 @functools.partial(jax.jit, static_argnames=("layout",), inline=True)
 def _shift(encodings, offset, frequencies, *, layout):
-    cosine, sine = _waves(offset, frequencies, layout)
-    if offset.size == offset.shape[-1]:  # one offset for all: its waves are a row each, made once, not for each element
-        cosine, sine = jax.lax.optimization_barrier((cosine, sine))
-    partner = _partner(encodings, layout)
-    inside = _check.inside(encodings)
-    terms = [
-        product(x.astype(inside), _check.align(wave.astype(inside), encodings.ndim))
-        for x, wave in ((encodings, cosine), (partner, sine))
-    ]
-    return (terms[0] + terms[1]).astype(encodings.dtype)
-
-
-def partners(layout):
-    """Two ways to get the other feature of each pair, for every feature: by reads, and by pairs."""
-
-    def by_reads(x):
-        is_cosine, distance = _pairing(x.shape[-1], layout)
-        untouched, zero = [(0, 0, 0)] * (x.ndim - 1), np.zeros((), x.dtype)
-        left, right = (jax.lax.pad(x, zero, [*untouched, (d, -d, 0)]) for d in (distance, -distance))
-        return jnp.where(_check.align(is_cosine == 1, x.ndim), left, right)
-
-    def by_pairs(x):
-        pairs, axis = ((-1, 2), x.ndim) if layout == "interleaved" else ((2, -1), x.ndim - 1)
-        return jax.lax.rev(x.reshape(x.shape[:-1] + pairs), [axis]).reshape(x.shape)
-
-    return by_reads, by_pairs
-
-
-def _partner(x, layout):
-    # Two padded reads and a select are elementwise: one pass on TPU and GPU, where a reshape to pairs copies the array
-    # first. A CPU vectorises reads that are far apart, but of neighbours the reversed pairs.
-    by_reads, by_pairs = partners(layout)
-    if layout == "interleaved":
-        return jax.lax.platform_dependent(x, cpu=by_pairs, default=by_reads)
-    return by_reads(x)
+    # With (sine, cosine) for the two features of a pair, M_k turns backward.
+    settings = Settings(layout, backward=True)
+    return turn(settings, encodings, _check.align(offset, encodings.ndim), _unit(frequencies))
 
 
 def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Array) -> jax.Array:

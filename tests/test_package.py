@@ -22,14 +22,17 @@ FLOORS = {
     "frequencies": 1,
     "axes": 2,
     "scalings": 2,
+    "_turn": 2,
     "sinusoidal": 2,
-    "rotation": 2,
+    "rotation": 3,
+    "rotary": 3,
+    "xpos": 4,
     "learned": 2,
-    "nnx": 3,
-    "linen": 3,
+    "nnx": 5,
+    "linen": 5,
     "_figure": 2,
-    "plot": 3,
-    "__init__": 4,
+    "plot": 5,
+    "__init__": 6,
 }
 
 

@@ -100,20 +100,6 @@ def test_dtypes(dtype):
     np.testing.assert_array_equal(got, pe.shift(encoding.astype(jnp.float32), 5, 8).astype(dtype))
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "half"])
-def test_every_platforms_partner_is_the_same(layout):
-    x = jnp.asarray(np.random.default_rng(6).normal(size=(3, 2, 8)).astype(np.float32))
-    text = (
-        jax.jit(lambda x: pe.shift(x, 3, 8, layout=layout)).trace(x).lower(lowering_platforms=("cpu", "tpu")).as_text()
-    )
-    assert "stablehlo.pad" in text and ("stablehlo.reverse" in text) == (layout == "interleaved")
-    matrix = np.asarray(pe.rotation_matrix(3, 8, layout=layout))
-    by_reads, by_pairs = (f(x) for f in rotation.partners(layout))
-    np.testing.assert_array_equal(by_reads, by_pairs)
-    want = np.einsum("rc,...c->...r", (np.abs(matrix) > 0) & ~np.eye(8, dtype=bool), x)
-    np.testing.assert_array_equal(by_reads, want)
-
-
 def test_norms_are_kept():
     x = np.random.default_rng(3).normal(size=(100, 64)).astype(np.float32)
     offsets = np.random.default_rng(4).integers(-(2**31), 2**31, 100)
