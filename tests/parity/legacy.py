@@ -2,7 +2,7 @@
 
 import importlib
 
-_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "type": "yarn"}
+_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "rope_type": "yarn"}
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _FACTORS = {"short_factor": [1.0 + 0.25 * i for i in range(16)], "long_factor": [1.0 + i for i in range(16)]}
 _SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 4, "max_position_embeddings": 131072}
@@ -104,7 +104,7 @@ CASES = {
             "qk_nope_head_dim": 16,
             "qk_rope_head_dim": 32,
             "rope_theta": 10_000,
-            "rope_scaling": _YARN
+            "rope_scaling": {"type": "yarn"}
             | {"factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096},
         },
         None,

@@ -2,6 +2,7 @@
 
 import functools
 
+import families
 import legacy
 import models
 import numpy as np
@@ -18,6 +19,14 @@ from posenc_jax import hf
 
 pytestmark = pytest.mark.parity
 CASES = {case.name: case for case in models.CASES}
+
+
+def compare_with_embedding(layer, kind, embedding):
+    """The frequencies of a layer and those of a model's own class."""
+    prefix = f"{kind}_" if hasattr(embedding, f"{kind}_inv_freq") else ""
+    inverse = getattr(embedding, f"{prefix}inv_freq").float().numpy()
+    np.testing.assert_allclose(layer.frequencies.angular, inverse, rtol=checks.bound_of_float32(1e8), atol=0)
+    assert layer.frequencies.attention_factor == getattr(embedding, f"{prefix}attention_scaling", 1.0)
 
 
 @functools.cache
@@ -54,10 +63,8 @@ def test_plans(name):
 def test_rotations(name, record):
     model = described(name)
     for layer in model["layers"]:
-        if layer["turns"]:
-            record((name, f"{layer['index']} {layer['kind']}", checks.check_layer(model, layer["index"])))
-        else:
-            record((name, f"{layer['index']} {layer['kind']}", {"reference": "does not turn"}))
+        errors = checks.check_layer(model, layer["index"]) if layer["turns"] else {"": "does not turn"}
+        record((name, f"{layer['index']} {layer['kind']}", errors))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -72,8 +79,7 @@ def test_every_position_below_4096():
     x = torch.randn(1, 1, 4096, 128, generator=torch.Generator().manual_seed(0))
     theirs, _ = modeling_llama.apply_rotary_pos_emb(x, x, *embedding(x, positions))
     plan = hf.rotary_from_config(config)
-    turns = checks.turns_of(map(float, embedding.inv_freq.numpy()))
-    frequencies = pe.Frequencies(turns, 128, precision="float32")
+    frequencies = checks.with_float32(plan.layers[0].frequencies, embedding.inv_freq.numpy())
     ours = pe.rotary(x.numpy(), positions.numpy().astype(np.int32), frequencies, layout=plan.layout, head_axis=-3)
     where = (64, "half", "first")
     a, b, _ = reference.split(x.numpy(), *where)
@@ -92,11 +98,29 @@ def test_older_spellings(name):
             theirs.head_dim,
             theirs.query_scale,
         )
-        if ours.frequencies is None:
-            continue
-        prefix = f"{kind}_" if hasattr(embedding, f"{kind}_inv_freq") else ""
-        positions = torch.tensor([[(length or 1) - 1]])  # longrope and dynamic choose by the last position
-        embedding(torch.zeros(1), positions, *([kind] if prefix else []))
-        inverse = getattr(embedding, f"{prefix}inv_freq").numpy()
-        np.testing.assert_allclose(ours.frequencies.angular, inverse, rtol=checks.bound_of_float32(75e6), atol=0)
-        assert ours.frequencies.attention_factor == getattr(embedding, f"{prefix}attention_scaling")
+        if ours.frequencies is not None:
+            if length:  # the spectrum is chosen by the last position
+                embedding(torch.zeros(1), torch.tensor([[length - 1]]))
+            compare_with_embedding(ours, kind, embedding)
+
+
+@pytest.mark.parametrize("model_type", families.TYPES)
+def test_every_model_type(model_type):
+    config, embedding, layout = families.read(model_type)
+    plan = hf.rotary_from_config(config, length=4096)
+    assert layout in (plan.layout, None)
+    kinds = getattr(config, "layer_types", None) or [""] * len(plan.layers)
+    compared = [
+        compare_with_embedding(layer, kind, embedding)
+        for kind, layer in zip(kinds, plan.layers, strict=True)
+        if layer.frequencies is not None
+    ]
+    assert compared
+    # What a configuration does not say is read as its class has it, or refused.
+    said = {key: value for key, value in config.to_dict().items() if key not in families.LEFT_OUT}
+    try:
+        silent = hf.rotary_from_config(said, length=4096)
+    except ValueError as error:
+        assert "missing" in str(error) or "sections" in str(error)
+    else:
+        assert [layer.frequencies for layer in silent.layers] == [layer.frequencies for layer in plan.layers]

@@ -1,0 +1,60 @@
+"""The model types that the library knows, with the settings of their classes in transformers."""
+
+import importlib
+
+import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from posenc_jax import _hf_models
+
+# Without model code, or without a class for frequencies; Bamba's layers stand under a key of its own, which is refused.
+WITHOUT = {"bamba", "codegen", "gptj", "granite4_vision_text", "internlm3", "iquestcoder"}
+TYPES = sorted(set(_hf_models.MODELS) - WITHOUT)
+
+_PARTIAL = {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 10_000.0, "mrope_section": [8, 12, 12]}
+# Where the defaults of a class make no model with rotary layers.
+SETTINGS = {
+    "glm4_moe": {"head_dim": 128},
+    "glm4v_moe_text": {"head_dim": 128, "rope_parameters": _PARTIAL},
+    "glm4v_text": {"rope_parameters": _PARTIAL},
+    "glm_image_text": {"rope_parameters": _PARTIAL},
+    "granitemoehybrid": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "position_embedding_type": "rope",
+    },
+    "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+    "qwen3_omni_moe_text": {"head_dim": 128},
+}
+# What a class makes up when a configuration does not say it: the keys to leave out.
+LEFT_OUT = (
+    "rope_parameters",
+    "rope_theta",
+    "partial_rotary_factor",
+    "layer_types",
+    "no_rope_layers",
+)
+
+
+def read(model_type):
+    """The configuration of a model type, its class for frequencies, and the layout of its pairs."""
+    config = CONFIG_MAPPING[model_type](**SETTINGS.get(model_type, {}))
+    modeling = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    classes = [
+        value
+        for name, value in vars(modeling).items()
+        if name.endswith("RotaryEmbedding") and not any(word in name for word in ("Vision", "Audio"))
+    ]
+    text = [value for value in classes if "Text" in value.__name__ or "Thinker" in value.__name__]
+    return config, (text or classes)[0](config), _layout(modeling)
+
+
+def _layout(modeling):
+    """As its code turns eight features by a quarter; None where it has no function for that."""
+    if hasattr(modeling, "apply_rotary_pos_emb_interleave"):
+        return "interleaved"
+    quarter = getattr(modeling, "rotate_half_llm", getattr(modeling, "rotate_half", None))
+    if quarter is None:
+        return None
+    turned = quarter(torch.arange(1.0, 9.0)[None, None, None]).flatten().tolist()
+    return {-2.0: "interleaved", -5.0: "half"}[turned[0]]
