@@ -28,6 +28,10 @@ FLOORS = {
     "rotary": 3,
     "xpos": 4,
     "learned": 2,
+    "_hf_models": 0,
+    "_hf_config": 2,
+    "_hf_rope": 3,
+    "hf": 4,
     "nnx": 5,
     "linen": 5,
     "_figure": 2,
@@ -66,7 +70,9 @@ def test_public_names_are_documented():
     assert (PACKAGE / "py.typed").exists()
 
 
-@pytest.mark.parametrize("module", ["frequencies", "axes", "scalings", "sinusoidal", "rotation", "learned", "nnx", "linen", "plot"])
+@pytest.mark.parametrize(
+    "module", ["frequencies", "axes", "scalings", "sinusoidal", "rotation", "learned", "hf", "nnx", "linen", "plot"]
+)
 def test_the_examples_in_docstrings(module):
     result = doctest.testmod(importlib.import_module(f"posenc_jax.{module}"))
     assert result.attempted >= 4 and result.failed == 0
