@@ -117,7 +117,7 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
     pairs = frequencies.num_pairs
     if sum(sections) != pairs:
         raise ValueError(f"{where}: sections must sum to the {pairs} pairs of frequencies, got {sections}")
-    if interleaved := _check.flag(where, "interleaved", interleaved):
+    if _check.flag(where, "interleaved", interleaved):
         n = len(sections)
         axes = tuple(i % n if i < n * sections[i % n] else 0 for i in range(pairs))
         dealt = tuple(axes.count(axis) for axis in range(n))

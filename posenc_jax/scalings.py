@@ -172,18 +172,18 @@ def _dynamic_ntk(length: jax.Array, frequencies: Frequencies, slope: Fraction, o
     """ω_i·m^(−y), y = i/(n−1) for n pairs, as ω_i·2^(−y·log₂ m).
 
     y·log₂ m may be large, and then a float32 keeps too few places: with m = f·2^e and y = c + d, c of 12 bits, c·e is
-    exact, its whole part becomes the exponent, and what is left is small. |a·b| keeps products apart from additions
-    (see `_phase`): the same bits in every program.
+    exact, its whole part becomes the exponent, and what is left is small; y·log₂ f is (y/ln 2)·ln f. |a·b| keeps
+    products apart from additions (see `_phase`): the same bits in every program.
     """
     start = np.asarray(original_max, length.dtype)
     beyond = (jnp.maximum(length, start) - start).astype(jnp.float32)
     half, e = jnp.frexp(1 + jnp.abs(beyond * np.float32(float(slope))))
-    e, log_f = (e - 1).astype(jnp.float32), jnp.log2(2 * half)
+    e, ln_f = (e - 1).astype(jnp.float32), jnp.log(2 * half)
     y = np.arange(frequencies.num_pairs) / (frequencies.num_pairs - 1)
     c = np.floor(y * 2**12) / 2**12
-    y, c, d = (part.astype(np.float32) for part in (y, c, y - c))
+    y, c, d = (part.astype(np.float32) for part in (y / math.log(2), c, y - c))
     whole = jnp.round(c * e)
-    rest = (c * e - whole) + jnp.abs(d * e) + jnp.abs(y * log_f)
+    rest = (c * e - whole) + jnp.abs(d * e) + jnp.abs(y * ln_f)
     return jnp.ldexp(frequencies.angular.astype(np.float32) * jnp.exp2(-rest), -whole.astype(jnp.int32))
 
 
