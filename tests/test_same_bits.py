@@ -20,6 +20,18 @@ FLOATS = RNG.uniform(-1e4, 1e4, SEQ).astype(np.float32)
 LEARNED = RNG.uniform(0.01, 2, DIM // 2).astype(np.float32)
 X = RNG.normal(size=(SEQ, DIM)).astype(np.float32)
 SCALED = dataclasses.replace(pe.geometric(DIM), attention_factor=1.3)
+NEAR = RNG.integers(-9000, 9000, SEQ).astype(np.int32)
+
+
+def heads(f, x):
+    """The last of enough heads for them to share a table of waves."""
+    return f(jnp.stack([x] * 8, axis=-2))[..., -1, :]
+
+
+def turned_back(p, dy):
+    return jax.vjp(lambda x: pe.rotary(x, p, SCALED, head_axis=None), jnp.zeros_like(dy))[1](dy)[0]
+
+
 
 # name → (function of positions (n,) and x (n, DIM) that gives (n, DIM), positions)
 CASES = {
@@ -31,6 +43,14 @@ CASES = {
     "add": (lambda p, x: pe.add_sinusoidal(x, p, scale=1.7), POSITIONS),
     "add, amplitude": (lambda p, x: pe.add_sinusoidal(x, p, SCALED, scale=0.3), POSITIONS),
     "shift": (lambda p, x: pe.shift(x, p, DIM), POSITIONS),
+    "rotary": (lambda p, x: pe.rotary(x, p, SCALED, head_axis=None), POSITIONS),
+    "rotary, interleaved": (lambda p, x: pe.rotary(x, p, layout="interleaved", head_axis=None), POSITIONS),
+    "rotary, heads": (lambda p, x: heads(lambda h: pe.rotary(h, p, 4, part="last"), x), POSITIONS),
+    "rotary, float positions": (lambda p, x: heads(lambda h: pe.rotary(h, p, 8), x), FLOATS),
+    "rotary, array frequencies": (lambda p, x: heads(lambda h: pe.rotary(h, p, jnp.asarray(LEARNED)), x), POSITIONS),
+    "rotary, derivative": (turned_back, POSITIONS),
+    "xpos, query": (lambda p, x: heads(lambda h: pe.xpos(h, h, p, origin=100)[0], x), NEAR),
+    "xpos, key": (lambda p, x: pe.xpos(x, x, p, origin=100, head_axis=None)[1], NEAR),
 }
 
 
@@ -156,3 +176,6 @@ def test_additions_round_the_product_and_then_the_sum():
     sine, cosine = encoding[:, 0::2], encoding[:, 1::2]
     moved = np.stack([X[:, 0::2] * cosine + X[:, 1::2] * sine, X[:, 1::2] * cosine - X[:, 0::2] * sine], -1)
     np.testing.assert_array_equal(pe.shift(X, POSITIONS, DIM), moved.reshape(X.shape))
+    turned = np.stack([X[:, 0::2] * cosine - X[:, 1::2] * sine, X[:, 1::2] * cosine + X[:, 0::2] * sine], -1)
+    rotary = pe.rotary(X, POSITIONS, layout="interleaved", head_axis=None)
+    np.testing.assert_array_equal(rotary, turned.reshape(X.shape))

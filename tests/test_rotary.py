@@ -1,0 +1,412 @@
+"""Rotary embeddings against complex numbers at 40 digits, and the properties they exist for."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from flax import nnx
+from jax import lax
+
+import posenc_jax as pe
+from posenc_jax import _turn
+
+LAYOUTS = ["half", "interleaved"]
+EDGES = [0, 1, 2, 3, 1000, 65_535, 65_536, 1_000_003, 2_000_000_000, 2**31 - 1, -1, -(2**16), -(2**31)]
+SCALED = dataclasses.replace(pe.geometric(8), attention_factor=1.25)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def pairs_of(x, layout):
+    """x as complex numbers, one for each pair."""
+    n = x.shape[-1] // 2
+    x = np.asarray(x, np.float64)
+    return x[..., :n] + 1j * x[..., n:] if layout == "half" else x[..., 0::2] + 1j * x[..., 1::2]
+
+
+def features_of(z, layout):
+    parts = z.real, z.imag
+    return np.concatenate(parts, -1) if layout == "half" else np.stack(parts, -1).reshape(*z.shape[:-1], -1)
+
+
+def naive(x, angles, layout, dim=None, last=False):
+    """float64: pairs times e^(iθ), for angles that broadcast to (..., pairs)."""
+    x = np.asarray(x, np.float64)
+    dim = dim or x.shape[-1]
+    start = x.shape[-1] - dim if last else 0
+    turned = features_of(pairs_of(x[..., start : start + dim], layout) * np.exp(1j * angles), layout)
+    return np.concatenate([x[..., :start], turned, x[..., start + dim :]], -1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("dim", "base"), [(2, 10_000), (6, 10_000), (64, 500_000), (128, 100)])
+def test_pairs_are_within_3e_7_at_any_position(layout, dim, base):
+    positions = np.concatenate([EDGES, np.random.default_rng(1).integers(-(2**31), 2**31, 30)]).astype(np.int32)
+    x = normal(len(positions), 2, dim)
+    sine, cosine = oracle.waves(positions, oracle.geometric(dim, base))
+    z = pairs_of(x, layout)
+    want = z * (cosine + 1j * sine)[:, None]
+    got = pairs_of(pe.rotary(x, positions, pe.geometric(dim, base), layout=layout), layout)
+    assert np.max(np.abs(got - want) / np.abs(z)) <= 3e-7
+
+
+def test_the_rotation_is_the_one_of_llama_and_of_gpt_j():
+    # As their code writes it: x·cos + rotate_half(x)·sin, and rotate_every_two.
+    x, p = normal(5, 3, 8), np.arange(5)
+    angles = p[:, None] / 10_000 ** (np.arange(0, 8, 2) / 8)
+    half = np.concatenate([angles, angles], -1)[:, None]
+    swapped = np.concatenate([-x[..., 4:], x[..., :4]], -1)
+    np.testing.assert_allclose(pe.rotary(x, p), x * np.cos(half) + swapped * np.sin(half), atol=1e-6)
+    every = np.repeat(angles, 2, -1)[:, None]
+    swapped = np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
+    want = x * np.cos(every) + swapped * np.sin(every)
+    np.testing.assert_allclose(pe.rotary(x, p, layout="interleaved"), want, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scores_depend_on_the_offset_alone(layout):
+    q, k = normal(64, 1, 128), normal(64, 1, 128, seed=1)
+    offsets = np.arange(64)
+
+    def scores(start):
+        turned = (pe.rotary(v, p, layout=layout) for v, p in ((q, start + offsets), (k, start)))
+        return np.einsum("shd,shd->s", *(np.asarray(v, np.float64) for v in turned))
+
+    size = np.linalg.norm(q, axis=-1)[:, 0] * np.linalg.norm(k, axis=-1)[:, 0]
+    near = scores(3)
+    want = np.real(np.sum(np.conj(pairs_of(k, layout)) * pairs_of(naive(q, offsets[:, None, None] * pe.geometric(128).angular, layout), layout), -1))[:, 0]  # fmt: skip
+    np.testing.assert_allclose(near / size, want / size, atol=3e-7)
+    for start in (-3, 2_000_000_000, -(2**31)):
+        assert np.max(np.abs(scores(start) - near) / size) <= 3e-7
+    assert np.max(np.abs(np.diff(near))) > 0.1  # and they do depend on it
+
+
+def test_norms_are_kept_and_rotations_compose():
+    x = normal(7, 2, 16)
+    p = np.random.default_rng(2).integers(-(2**30), 2**30, (2, 7)).astype(np.int32)
+    norm = lambda v: np.linalg.norm(np.asarray(v, np.float64), axis=-1)  # noqa: E731
+    np.testing.assert_allclose(norm(pe.rotary(x, p[0])), norm(x), rtol=3e-7)
+    twice = pe.rotary(pe.rotary(x, p[0]), p[1])
+    np.testing.assert_allclose(twice, pe.rotary(x, p[0] + p[1]), atol=2e-6)
+
+
+def test_cached_keys_move_by_an_offset():
+    keys = normal(2, 6, 3, 16)
+    cached = pe.rotary(keys, np.arange(40, 46))
+    for offset in (-40, 5, 1_000_000_000):
+        moved = pe.rotary(cached, offset)
+        np.testing.assert_allclose(moved, pe.rotary(keys, np.arange(40, 46) + offset), atol=2e-6)
+    of_each = pe.rotary(cached, np.array([[7], [-40]]))
+    np.testing.assert_allclose(of_each[1], pe.rotary(keys[1], np.arange(6)), atol=2e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("head_dim", "dim"), [(8, 8), (8, 4), (16, 4), (16, 6), (16, 12), (7, 4)])
+@pytest.mark.parametrize("part", ["first", "last"])
+def test_partial(layout, head_dim, dim, part):
+    x, p = normal(2, 5, 3, head_dim), np.arange(100, 105)
+    y = np.asarray(pe.rotary(x, p, dim, layout=layout, part=part))
+    angles = p[:, None, None] * pe.geometric(dim).angular
+    np.testing.assert_allclose(y, naive(x, angles, layout, dim, part == "last"), atol=1e-6)
+    kept = np.s_[..., dim:] if part == "first" else np.s_[..., : head_dim - dim]
+    np.testing.assert_array_equal(y[kept], x[kept])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("last", "backward"), [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("heads", [1, 16])
+def test_every_platform_computes_the_same(layout, last, backward, heads):
+    settings, p = _turn.Settings(layout, last, backward), np.arange(-3, 4).reshape(-1, 1, 1)
+    for dim in (2, 6, 8, 16):
+        args = normal(7, heads, 16), p, pe.geometric(dim)
+        pairs, reads = (jax.jit(functools.partial(f, settings))(*args) for f in (_turn._by_pairs, _turn._by_reads))
+        np.testing.assert_allclose(reads, pairs, atol=3e-7)
+        text = (
+            jax.jit(functools.partial(_turn.turn, settings)).trace(*args).lower(lowering_platforms=("tpu",)).as_text()
+        )
+        assert "stablehlo.pad" in text and "stablehlo.concatenate" not in text
+
+
+def test_head_axes():
+    x, p = normal(2, 5, 3, 8), np.random.default_rng(3).integers(0, 1000, (2, 5))
+    want = np.asarray(pe.rotary(x, p))
+    for axis, moved in ((-3, 1), (1, 1), (0, 0), (-4, 0), (2, 2)):
+        got = pe.rotary(np.moveaxis(x, 2, moved), p, head_axis=axis)
+        np.testing.assert_array_equal(np.moveaxis(np.asarray(got), moved, 2), want)
+    for head in range(3):
+        np.testing.assert_array_equal(pe.rotary(x[:, :, head], p, head_axis=None), want[:, :, head])
+    np.testing.assert_array_equal(pe.rotary(x.reshape(10, 3, 8), p.reshape(10)), want.reshape(10, 3, 8))
+
+
+def test_shapes_of_positions():
+    x, p = normal(2, 5, 3, 8), np.arange(50, 55)
+    want = np.asarray(pe.rotary(x, np.stack([p, p])))
+    for positions in (p, p[None], jnp.asarray(p), p.astype(np.int64), p.astype(np.float32)):
+        np.testing.assert_array_equal(pe.rotary(x, positions), want)
+    np.testing.assert_array_equal(pe.rotary(x, np.array([[3], [4]]))[1, 2], pe.rotary(x, 4)[1, 2])
+    np.testing.assert_array_equal(pe.rotary(x[0, 0], 50), want[0, 0])
+    assert np.abs(want - np.asarray(pe.rotary(x, p + 1))).max() > 0.5
+
+
+@pytest.mark.parametrize(("head_axis", "seq_axis"), [(-2, 1), (-3, 2), (0, 2), (None, 2)])
+def test_positions_count_from_zero(head_axis, seq_axis):
+    x = normal(2, 5, 3, 8)
+    y = np.asarray(pe.rotary(x, head_axis=head_axis))
+    for row in range(x.shape[seq_axis]):
+        alone = pe.rotary(x.take(row, axis=seq_axis), row, head_axis=None)
+        np.testing.assert_array_equal(y.take(row, axis=seq_axis), alone)
+
+
+def test_prefill_then_steps_is_the_whole_sequence():
+    x, f = normal(2, 9, 4, 16), pe.yarn(16, 10_000.0, 4.0, 64)
+    whole = np.asarray(pe.rotary(x, None, f))
+    np.testing.assert_array_equal(pe.rotary(x[:, :5], None, f), whole[:, :5])
+    step = jax.jit(lambda x, p: pe.rotary(x, p, f))
+    for i in range(5, 9):
+        np.testing.assert_array_equal(step(x[:, i : i + 1], jnp.full((2, 1), i)), whole[:, i : i + 1])
+    packed = pe.rotary(x.reshape(18, 4, 16), np.tile(np.arange(9), 2), f)
+    np.testing.assert_array_equal(np.asarray(packed).reshape(x.shape), whole)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("frequencies", [None, 6, SCALED, jnp.array([1.0, 0.3])])
+def test_inverse(layout, frequencies):
+    x, p = normal(2, 5, 3, 8), np.arange(2_000_000_000, 2_000_000_005)
+    there = functools.partial(pe.rotary, positions=p, frequencies=frequencies, layout=layout)
+    np.testing.assert_allclose(there(there(x), inverse=True), x, atol=1e-6)
+    np.testing.assert_allclose(there(there(x, inverse=True)), x, atol=1e-6)
+
+
+def test_the_attention_factor_multiplies_what_is_turned():
+    x, p = normal(5, 2, 10), np.arange(5)
+    plain, scaled = (np.asarray(pe.rotary(x, p, f)) for f in (8, SCALED))
+    np.testing.assert_allclose(scaled[..., :8], 1.25 * plain[..., :8], atol=1e-6)
+    np.testing.assert_array_equal(scaled[..., 8:], x[..., 8:])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_float32_rounded_once(layout, dtype):
+    x = jnp.asarray(normal(3, 50, 8, 16), dtype)
+    y = pe.rotary(x, np.arange(5000, 5050), 8, layout=layout)
+    assert y.dtype == dtype
+    full = pe.rotary(x.astype(jnp.float32), np.arange(5000, 5050), 8, layout=layout)
+    np.testing.assert_array_equal(y, full.astype(dtype))
+
+
+@pytest.mark.skipif(not jax.config.read("jax_enable_x64"), reason="float64 needs x64: nox -s x64")
+def test_float64_is_kept():
+    x = normal(5, 2, 8).astype(np.float64)
+    y = pe.rotary(x, np.arange(5))
+    assert y.dtype == np.float64
+    np.testing.assert_allclose(y, naive(x, np.arange(5)[:, None, None] * pe.geometric(8).angular, "half"), atol=3e-7)
+    np.testing.assert_allclose(jax.grad(lambda x: jnp.sum(pe.rotary(x, np.arange(5)) ** 2))(x), 2 * x, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_pair_turns_by_its_own_coordinate(layout):
+    p = np.random.default_rng(4).integers(0, 1000, (2, 5, 3))
+    x = normal(2, 5, 4, 16)
+    spectrum = pe.geometric(16)
+    for f in (
+        pe.multi_section(spectrum, [2, 3, 3]),
+        pe.multi_section(spectrum, [4, 2, 2], interleaved=True),
+        pe.axial(12, 3),
+    ):
+        angles = np.take(p, f.axes, axis=-1) * f.angular
+        want = naive(x, angles[:, :, None], layout, f.dim)
+        np.testing.assert_allclose(pe.rotary(x, p, f, layout=layout), want, atol=1e-6)
+        np.testing.assert_array_equal(pe.rotary(x[0], p[0, 0], f), pe.rotary(x[0], np.tile(p[0, 0], (5, 1)), f))
+
+
+def test_text_of_three_equal_coordinates_is_ordinary():
+    x, p = normal(5, 2, 16), np.arange(7, 12)
+    sections = pe.multi_section(16, [2, 3, 3])
+    np.testing.assert_array_equal(pe.rotary(x, np.stack([p] * 3, -1), sections), pe.rotary(x, p))
+
+
+def test_an_infinity_stays_in_its_pair():
+    x = normal(4, 10, 12)
+    x[1, 2, 3], x[1, 2, 9] = np.inf, np.nan  # 9 is not turned
+    for f in (_turn._by_pairs, _turn._by_reads):
+        y = np.asarray(
+            jax.jit(functools.partial(f, _turn.Settings()))(x, np.arange(4).reshape(4, 1, 1), pe.geometric(8))
+        )
+        bad = ~np.isfinite(y)
+        assert bad[1, 2, [3, 7, 9]].all() and bad.sum() == 3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_float32_precision_is_what_references_compute(layout):
+    x, p, f = normal(50, 2, 16), np.arange(4000, 4050), pe.geometric(16).with_precision("float32")
+    angles = (p[:, None].astype(np.float32) * f.angular.astype(np.float32))[:, None]
+    want = naive(x, angles.astype(np.float64), layout)
+    np.testing.assert_allclose(pe.rotary(x, p, f, layout=layout), want, atol=1e-6)
+    assert np.abs(want - np.asarray(pe.rotary(x, p, layout=layout))).max() > 2e-5  # the float32 phases' own error
+
+
+# Derivatives
+
+
+def complex_loss(x, p, w, weights, layout, dim):
+    """The same in jnp, differentiable by JAX itself: float32 at small positions."""
+    n, angles = dim // 2, (p[..., None] * w)[..., None, :]
+    first, second = (x[..., :n], x[..., n:dim]) if layout == "half" else (x[..., 0:dim:2], x[..., 1:dim:2])
+    parts = first * jnp.cos(angles) - second * jnp.sin(angles), second * jnp.cos(angles) + first * jnp.sin(angles)
+    y = jnp.concatenate(parts, -1) if layout == "half" else jnp.stack(parts, -1).reshape(*x.shape[:-1], dim)
+    return jnp.sum(weights * jnp.concatenate([y, x[..., dim:]], -1) ** 2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("shape", [(2, 5), (5,), (2, 1), ()])
+def test_derivatives_in_x_positions_and_frequencies(layout, inverse, shape):
+    x, weights = jnp.asarray(normal(2, 5, 3, 8)), jnp.asarray(normal(2, 5, 3, 8, seed=1))
+    p = jnp.asarray(np.random.default_rng(5).uniform(-3, 3, shape).astype(np.float32))
+    w = jnp.asarray([1.3, 0.2, 0.7], jnp.float32)
+    ours = lambda x, p, w: jnp.sum(weights * pe.rotary(x, p, w, layout=layout, inverse=inverse) ** 2)  # noqa: E731
+    spread = lambda p: jnp.broadcast_to(p.reshape((1,) * (2 - p.ndim) + p.shape), (2, 5))  # noqa: E731
+    sign = -1 if inverse else 1
+    with jax.numpy_rank_promotion("allow"):
+        theirs = jax.grad(lambda x, p, w: complex_loss(x, sign * spread(p), w, weights, layout, 6), argnums=(0, 1, 2))(
+            x, p, w
+        )
+    for got, want in zip(jax.jit(jax.grad(ours, argnums=(0, 1, 2)))(x, p, w), theirs, strict=True):
+        assert got.shape == want.shape and got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(jax.grad(ours, argnums=1)(x, p, w), theirs[1], rtol=2e-5, atol=2e-5)
+
+
+def test_derivatives_in_positions_of_several_coordinates():
+    x, f = jnp.asarray(normal(2, 5, 3, 8)), pe.multi_section(pe.geometric(8), [1, 2, 1])
+    p = jnp.asarray(np.random.default_rng(6).uniform(-3, 3, (5, 3)).astype(np.float32))
+    loss = lambda p: jnp.sum(pe.rotary(x, p, f) * x)  # noqa: E731
+    got = np.asarray(jax.grad(loss)(p))
+    z = pairs_of(x, "half")
+    angles = np.take(np.asarray(p, np.float64), f.axes, -1) * f.angular
+    slopes = -np.sin(angles)[None, :, None] * np.abs(z) ** 2 * f.angular  # d/dθ Re(z̄ z e^{iθ})
+    want = np.stack([slopes[..., np.array(f.axes) == c].sum((0, 2, 3)) for c in range(3)], -1)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_derivative_is_the_rotation_backward(layout):
+    x, dy = jnp.asarray(normal(2, 5, 3, 10), jnp.bfloat16), jnp.asarray(normal(2, 5, 3, 10, seed=1), jnp.bfloat16)
+    p = np.random.default_rng(7).integers(-(2**31), 2**31, (2, 5)).astype(np.int32)
+    dx = jax.vjp(lambda x: pe.rotary(x, p, SCALED, layout=layout), x)[1](dy)[0]
+    undone = dataclasses.replace(SCALED, attention_factor=1 / SCALED.attention_factor)
+    assert dx.dtype == x.dtype
+    np.testing.assert_array_equal(dx, pe.rotary(dy, p, undone, layout=layout, inverse=True))
+
+
+def test_derivatives_compose():
+    x, p = jnp.asarray(normal(4, 3, 2, 8)), jnp.arange(3)
+    loss = lambda x: jnp.sum(pe.rotary(x, p) ** 4)  # noqa: E731
+    plain = jax.grad(loss)(x)
+    np.testing.assert_array_equal(jax.vmap(jax.grad(loss))(x), plain)
+    np.testing.assert_array_equal(jax.grad(jax.checkpoint(loss))(x), plain)
+    scanned = jax.grad(lambda x: lax.scan(lambda c, v: (c + loss(v), None), jnp.zeros(()), x)[0])(x)
+    np.testing.assert_allclose(scanned, plain, rtol=1e-6)
+    along = jax.grad(lambda x: jnp.vdot(jax.grad(loss)(x), x))(x)  # H·x + ∇ = 3∇ + ∇ for a quartic
+    np.testing.assert_allclose(along, 4 * plain, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(jax.jacrev(lambda x: pe.rotary(x, 3, head_axis=None))(x[0, 0, 0]) @ x[0, 0, 0], pe.rotary(x[0, 0, 0], 3, head_axis=None), atol=1e-6)  # fmt: skip
+
+
+# Layouts of weights
+
+
+@pytest.mark.parametrize(("part", "dim"), [("first", 8), ("first", 4), ("last", 6)])
+def test_convert_layout_keeps_the_scores_of_a_layer(part, dim):
+    heads, head_dim, p = 2, 8, np.arange(5)
+    layer = nnx.MultiHeadAttention(heads, heads * head_dim, use_bias=True, decode=False, rngs=nnx.Rngs(0))
+    x = normal(5, heads * head_dim)
+    bias = normal(heads, head_dim, seed=9)
+    kernels = [np.asarray(layer.query.kernel[...]), np.asarray(layer.key.kernel[...])]
+
+    def scores(kernels, biases, layout):
+        turned = [
+            pe.rotary(np.einsum("si,ihd->shd", x, kernel) + b, p, dim, layout=layout, part=part)
+            for kernel, b in zip(kernels, biases, strict=True)
+        ]
+        return np.einsum("qhd,khd->hqk", *map(np.asarray, turned))
+
+    convert = functools.partial(pe.convert_layout, frequencies=dim, source="interleaved", target="half", part=part)
+    moved = [np.asarray(convert(k, axis=-1, num_heads=1)) for k in kernels]
+    biases = [np.asarray(convert(bias, axis=1, num_heads=1))] * 2
+    want = scores(kernels, [bias] * 2, "interleaved")
+    np.testing.assert_allclose(scores(moved, biases, "half"), want, atol=1e-4)
+    assert np.abs(scores(kernels, [bias] * 2, "half") - want).max() > 1e-2
+    # The same outputs in one axis, head by head, as torch's (outputs, inputs) and a flat bias hold them.
+    for k, m in zip(kernels, moved, strict=True):
+        flat = k.reshape(len(k), -1)
+        np.testing.assert_array_equal(convert(flat.T, axis=0, num_heads=heads), m.reshape(len(k), -1).T)
+    np.testing.assert_array_equal(convert(bias.reshape(-1), axis=0, num_heads=heads), biases[0].reshape(-1))
+    back = pe.convert_layout(moved[0], dim, source="half", target="interleaved", axis=2, num_heads=1, part=part)
+    np.testing.assert_array_equal(back, kernels[0])
+    np.testing.assert_array_equal(pe.convert_layout(bias, 4, source="half", target="half", axis=1, num_heads=1), bias)
+
+
+def test_convert_layout_keeps_dtypes():
+    for dtype in (jnp.bfloat16, np.int8, np.float32):
+        got = pe.convert_layout(np.arange(8).astype(dtype), 8, source="half", target="interleaved", axis=0, num_heads=1)
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got.astype(np.float32), [0, 4, 1, 5, 2, 6, 3, 7])
+
+
+X = np.zeros((2, 5, 3, 8), np.float32)
+convert = functools.partial(pe.convert_layout, source="half", target="interleaved")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: pe.rotary(X, None, 10), ValueError, r"rotary: frequencies of width 10 must fit into head_dim, x has shape \(2, 5, 3, 8\)"),
+        (lambda: pe.rotary(X, None, 7), ValueError, "rotary: frequencies must have an even dim, got 7"),
+        (lambda: pe.rotary(X[..., :7]), ValueError, "rotary: frequencies must have an even dim, got 7"),
+        (lambda: pe.rotary(X, np.arange(4)), ValueError, r"rotary: positions of shape \(4,\) must broadcast to x without its head axis and its last, shape \(2, 5\)"),
+        (lambda: pe.rotary(X, np.zeros((2, 5, 3), int)), ValueError, r"positions of shape \(2, 5, 3\) must broadcast .* \(2, 5\)"),
+        (lambda: pe.rotary(X, np.zeros((5, 2), int)), ValueError, r"positions of shape \(5, 2\) must broadcast .* \(2, 5\)"),
+        (lambda: pe.rotary(X, np.arange(5), head_axis=-3), ValueError, r"positions of shape \(5,\) must broadcast .* shape \(2, 3\)"),
+        (lambda: pe.rotary(X, None, pe.axial(8, 2)), ValueError, "rotary: positions must be given for frequencies of 2 axes, got None"),
+        (lambda: pe.rotary(X, np.arange(5), pe.axial(8, 2)), ValueError, r"rotary: positions must have a last axis of size 2, .* got shape \(5,\)"),
+        (lambda: pe.rotary(X[0, 0]), ValueError, r"rotary: positions must be given where x has no sequence axis, shape \(3, 8\)"),
+        (lambda: pe.rotary(X.astype(int)), TypeError, r"rotary: x must be a float array of shape \(..., heads, head_dim\), got int64"),
+        (lambda: pe.rotary([1.0, 2.0]), TypeError, r"rotary: x must be a float array"),  # type: ignore
+        (lambda: pe.rotary(X[0, 0, 0]), ValueError, r"rotary: x must have shape \(..., heads, head_dim\), got \(8,\)"),
+        (lambda: pe.rotary(X, head_axis=-1), ValueError, r"rotary: head_axis must be an axis of x other than its last, .* got -1"),
+        (lambda: pe.rotary(X, head_axis=3), ValueError, "rotary: head_axis must be an axis of x other than its last"),
+        (lambda: pe.rotary(X, head_axis=4), ValueError, "rotary: head_axis must be an axis of x other than its last"),
+        (lambda: pe.rotary(X, head_axis=True), TypeError, "rotary: head_axis must be an integer or None, got bool True"),
+        (lambda: pe.rotary(X, layout="neox"), ValueError, "rotary: layout must be one of .* got 'neox'"),  # type: ignore
+        (lambda: pe.rotary(X, part="middle"), ValueError, "rotary: part must be one of .* got 'middle'"),  # type: ignore
+        (lambda: pe.rotary(X, inverse="no"), TypeError, "rotary: inverse must be"),  # type: ignore
+        (lambda: pe.rotary(X, None, dataclasses.replace(pe.geometric(8), attention_factor=0.0), inverse=True), ValueError, "rotary: inverse needs frequencies with an attention_factor other than 0"),
+        (lambda: pe.rotary(X, "3"), TypeError, "rotary: positions must be an integer or float array, got str '3'"),  # type: ignore
+        (lambda: pe.rotary(X, np.array([2**31])), ValueError, "rotary: positions must fit into int32"),
+        (lambda: pe.rotary(X, None, "8"), TypeError, "rotary: frequencies must be Frequencies, an integer width"),  # type: ignore
+        (lambda: convert([1, 2], 2, axis=0, num_heads=1), TypeError, "convert_layout: weights must be an array, got list"),  # type: ignore
+        (lambda: convert(X, 8, axis=4, num_heads=1), ValueError, r"convert_layout: axis must be one of weights, shape \(2, 5, 3, 8\), got 4"),
+        (lambda: convert(X, 8, axis=0.0, num_heads=1), TypeError, "convert_layout: axis must be an integer, got float 0.0"),  # type: ignore
+        (lambda: convert(X, 8, axis=-1, num_heads=3), ValueError, "convert_layout: num_heads must divide axis 3 of weights, .* got 3"),
+        (lambda: convert(X, 8, axis=-1, num_heads=2), ValueError, "convert_layout: frequencies must have an even width of at most 4, the head_dim, got 8"),
+        (lambda: convert(X, 3, axis=-1, num_heads=1), ValueError, "convert_layout: frequencies must have an even width of at most 8, the head_dim, got 3"),
+        (lambda: convert(X, 8, axis=-1, num_heads=0), ValueError, "convert_layout: num_heads must be at least 1, got 0"),
+        (lambda: convert(X, 8, axis=-1, num_heads=1, part="all"), ValueError, "convert_layout: part must be one of"),
+        (lambda: pe.convert_layout(X, 8, source="meta", target="half", axis=-1, num_heads=1), ValueError, "convert_layout: source must be one of"),  # type: ignore
+    ],
+)  # fmt: skip
+def test_bad_input(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
+
+
+def test_positions_that_are_not_known_to_fit_give_nan():
+    p = jnp.asarray([1.0, 3e9, np.nan], jnp.float32)
+    y = np.asarray(pe.rotary(np.ones((3, 2, 4), np.float32), p))
+    assert np.isfinite(y[0]).all() and np.isnan(y[1:]).all()

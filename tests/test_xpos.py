@@ -1,0 +1,127 @@
+"""xPos against its formula in float64, and the properties it exists for."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+
+EXP2 = importlib.import_module("posenc_jax.xpos")._exp2
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def naive(x, positions, sign, base=512.0, gamma=0.4, layout="half"):
+    """float64, pair by pair, as equation and appendix of the paper give it, with the origin at 0."""
+    x, y = np.asarray(x, np.float64), np.zeros(x.shape)
+    d = x.shape[-1]
+    for j in range(d // 2):
+        a, b = (2 * j, 2 * j + 1) if layout == "interleaved" else (j, j + d // 2)
+        angle = positions / 10_000.0 ** (2 * j / d)
+        zeta = ((2 * j + gamma * d) / ((1 + gamma) * d)) ** (sign * positions / base)
+        y[..., a] = (x[..., a].T * np.cos(angle) - x[..., b].T * np.sin(angle)).T * zeta[:, None]
+        y[..., b] = (x[..., b].T * np.cos(angle) + x[..., a].T * np.sin(angle)).T * zeta[:, None]
+    return y
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize(("base", "gamma"), [(512.0, 0.4), (64, 1.0)])
+def test_the_formula(layout, base, gamma):
+    q, k, p = normal(50, 2, 8), normal(50, 1, 8, seed=1), np.arange(50) * 7 - 100
+    got = pe.xpos(q, k, p, scale_base=base, gamma=gamma, layout=layout)
+    for y, x, sign in zip(got, (q, k), (1, -1), strict=True):
+        want = naive(x, p, sign, base, gamma, layout)
+        np.testing.assert_allclose(y, want, rtol=2e-5, atol=2e-6 * np.abs(want).max())
+
+
+def scores(q, k, query_positions, key_positions, **settings):
+    q, k = pe.xpos(q, k, query_positions, key_positions=key_positions, **settings)
+    return np.einsum("qhd,khd->hqk", np.asarray(q, np.float64), np.asarray(k, np.float64))
+
+
+def test_scores_depend_on_the_offset_alone():
+    q, k, p = normal(30, 1, 16), normal(30, 1, 16, seed=1), np.arange(30)
+    want = scores(q, k, p, p)
+    for start, origin in ((5000, 0), (5000, 5000), (2_000_000_000, 2_000_000_010), (-(2**31), -(2**31) + 3)):
+        np.testing.assert_allclose(scores(q, k, start + p, start + p, origin=origin), want, rtol=1e-4, atol=2e-4)
+    assert np.abs(scores(q, k, p + 1, p) - want).max() > 0.1
+
+
+def test_a_cached_key_fits_every_later_query():
+    # The position decides, not the length of the call.
+    x = normal(100, 2, 16)
+    whole = pe.xpos(x, x)
+    for stop in (1, 7, 50):
+        for part, full in zip(pe.xpos(x[:stop], x[:stop]), whole, strict=True):
+            np.testing.assert_array_equal(part, full[:stop])
+    query, key = pe.xpos(x[99:], x, 99, key_positions=np.arange(100))
+    np.testing.assert_array_equal(query, whole[0][99:])
+    np.testing.assert_array_equal(key, whole[1])
+
+
+def test_equal_vectors_score_less_the_farther_they_are():
+    x = np.ones((2001, 1, 64), np.float32)
+    got = scores(x, x, np.arange(2001), np.arange(2001))[0][-1, ::-1]
+    envelope = [np.abs(got[i : i + 500]).max() for i in range(0, 2000, 500)]
+    assert np.all(np.diff(envelope) < 0)
+
+
+def test_two_to_the_power():
+    x = np.concatenate([np.linspace(-126, 128, 100_001)[:-1], [0, 1, -1, 127.99999]]).astype(np.float32)
+    got = np.asarray(jax.jit(EXP2)(x), np.float64)
+    np.testing.assert_allclose(got, np.exp2(x.astype(np.float64)), rtol=2e-7)
+    whole = np.arange(-126, 128, dtype=np.float32)
+    np.testing.assert_array_equal(EXP2(whole), np.exp2(whole))
+    beyond = np.array([128, 1e9, np.inf, -127, -1e9, -np.inf, np.nan], np.float32)
+    np.testing.assert_array_equal(EXP2(beyond), [np.inf, np.inf, np.nan, 0, 0, np.nan, np.nan])
+
+
+def test_features_beyond_the_width_are_neither_turned_nor_scaled():
+    x = normal(5, 2, 10)
+    for y in pe.xpos(x, x, np.arange(500, 505), 4):
+        np.testing.assert_array_equal(y[..., 4:], x[..., 4:])
+        assert np.abs(np.asarray(y)[..., :4] - x[..., :4]).max() > 0.1
+
+
+def test_dtypes_axes_and_derivatives():
+    x = jnp.asarray(normal(2, 6, 3, 8))
+    want = pe.xpos(x, x)
+    for y, full in zip(pe.xpos(x.astype(jnp.bfloat16), x.astype(jnp.bfloat16)), want, strict=True):
+        assert y.dtype == jnp.bfloat16
+        np.testing.assert_allclose(y.astype(jnp.float32), full, rtol=2e-2, atol=2e-2)
+    moved = jnp.moveaxis(x, 2, 1)
+    for y, full in zip(pe.xpos(moved, moved, head_axis=-3), want, strict=True):
+        np.testing.assert_array_equal(jnp.moveaxis(y, 1, 2), full)
+    # Linear in the query: the derivative of ⟨y(x), c⟩ at any x gives back ⟨y(x), c⟩ on x.
+    c = jnp.asarray(normal(2, 6, 3, 8, seed=2))
+    product = lambda x: jnp.vdot(pe.xpos(x, x)[0], c)  # noqa: E731
+    np.testing.assert_allclose(jnp.vdot(jax.jit(jax.grad(product))(x), x), product(x), rtol=1e-5)
+
+
+X = np.zeros((5, 3, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: pe.xpos(X, X, np.arange(4)), ValueError, r"xpos: positions of shape \(4,\) must broadcast to query without"),
+        (lambda: pe.xpos(X, X[:2], np.arange(5)), ValueError, r"xpos: positions of shape \(5,\) must broadcast to key without"),
+        (lambda: pe.xpos(X, X, None, key_positions=np.arange(4)), ValueError, r"xpos: key_positions of shape \(4,\) must broadcast to key"),
+        (lambda: pe.xpos(X, X, np.zeros((5, 2), int), pe.axial(8, 2)), ValueError, "xpos: frequencies must have one axis, got 2"),
+        (lambda: pe.xpos(X, X, scale_base=0), ValueError, "xpos: scale_base must be positive, got 0"),
+        (lambda: pe.xpos(X, X, gamma=-1), ValueError, "xpos: gamma must be positive, got -1"),
+        (lambda: pe.xpos(X, X, gamma="1"), TypeError, "xpos: gamma must be a number, got str '1'"),  # type: ignore
+        (lambda: pe.xpos(X, X, origin=np.arange(2)), ValueError, r"xpos: origin must be a scalar, got shape \(2,\)"),
+        (lambda: pe.xpos(X, X.astype(int)), TypeError, "xpos: key must be a float array"),
+        (lambda: pe.xpos(X, X, None, 10), ValueError, "xpos: frequencies of width 10 must fit into head_dim, query has shape"),
+        (lambda: pe.xpos(X, X, head_axis=-1), ValueError, "xpos: head_axis must be an axis of query other than its last"),
+    ],
+)  # fmt: skip
+def test_bad_input(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
