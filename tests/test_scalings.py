@@ -279,6 +279,20 @@ def test_the_encoding_is_exact_at_any_position():
     np.testing.assert_allclose(got, amplitude * np.concatenate([sine, cosine], axis=1), rtol=0, atol=1.5e-7)
 
 
+def test_a_part_of_a_head_turns_by_several_coordinates_scaled_and_amplified():
+    f = pe.multi_section(pe.yarn(16, 1e4, 40, 4096), (3, 3, 2), interleaved=True)
+    positions = np.array([[3, 70, 900], [163_840, 0, 2_000_000_011]])
+    x = np.random.default_rng(0).standard_normal((2, 1, 24)).astype(np.float32)
+    got = np.asarray(pe.rotary(x, positions, f))
+    np.testing.assert_array_equal(got[..., 16:], x[..., 16:])
+    for i, omega in enumerate(yarn_omegas(16, 1e4, 40, 4096)):
+        sine, cosine = (w[:, 0] for w in oracle.waves(positions[:, i % 3], [omega]))
+        first, second = x[:, 0, i].astype(float), x[:, 0, i + 8].astype(float)
+        expected = [first * cosine - second * sine, second * cosine + first * sine]
+        amplitude = 1 + math.log(40) / 10
+        np.testing.assert_allclose(got[:, 0, [i, i + 8]].T, amplitude * np.array(expected), rtol=0, atol=1.5e-6)
+
+
 def test_as_float32_references_compute_it():
     f = pe.llama3(pe.geometric(64, 5e5), 8, low_freq_factor=1, high_freq_factor=4, original_max=8192)
     positions = np.arange(0, 8192, 321)
