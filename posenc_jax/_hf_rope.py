@@ -22,7 +22,7 @@ def rope_type(d: Keys) -> str:
     """The rope type, in today's spelling."""
     found = d.found("rope_type", "type")
     result = one({name: _ALIASES.get(str(value), value) for name, value in found.items()}, "default")
-    if result not in _TYPES:
+    if not isinstance(result, str) or result not in _TYPES:
         raise error(f"{next(iter(found))} must be one of {sorted(_TYPES)}, got {result!r}")
     if "mrope" in found.values():
         d.need("mrope_section")
