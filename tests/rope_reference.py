@@ -13,9 +13,9 @@ DATA = Path(__file__).parent / "data"
 MP = oracle.WORKING
 
 
-def read_frequencies():
-    """The recorded frequencies of every rope_type."""
-    return json.loads((DATA / "hf_frequencies.json").read_text(encoding="utf-8"))
+def read_cases(name):
+    """The recorded cases of a file."""
+    return json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))["cases"]
 
 
 def read_rotations():

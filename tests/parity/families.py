@@ -26,13 +26,18 @@ SETTINGS = {
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "qwen3_omni_moe_text": {"head_dim": 128},
 }
-# What a class makes up when a configuration does not say it: the keys to leave out.
-LEFT_OUT = (
-    "rope_parameters",
-    "rope_theta",
-    "partial_rotary_factor",
-    "layer_types",
-    "no_rope_layers",
+# What a configuration needs to say; what else speaks of rotations, a class makes up.
+SAID = (
+    "model_type",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "head_dim",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "max_position_embeddings",
+    "position_embedding_type",
+    "global_head_dim",
 )
 
 
@@ -47,6 +52,21 @@ def read(model_type):
     ]
     text = [value for value in classes if "Text" in value.__name__ or "Thinker" in value.__name__]
     return config, (text or classes)[0](config), _layout(modeling)
+
+
+def describe(model_type):
+    """All that is recorded of a model type: what of its spectra its class makes up."""
+    config, embedding, layout = read(model_type)
+    spectra = set()
+    for kind in getattr(config, "layer_types", None) or [""]:
+        prefix = f"{kind}_" if hasattr(embedding, f"{kind}_inv_freq") else ""
+        inverse = getattr(embedding, f"{prefix}inv_freq", None)  # none for layers that are no attention
+        if inverse is not None:
+            slowest = float(str(inverse[inverse > 0].min().float().numpy()))
+            spectra.add((len(inverse), slowest, getattr(embedding, f"{prefix}attention_scaling", 1.0)))
+    written = config.to_dict()
+    said = {key: written[key] for key in SAID if written.get(key) is not None}
+    return {"config": said, "layout": layout, "spectra": sorted(spectra)}
 
 
 def _layout(modeling):

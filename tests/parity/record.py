@@ -6,6 +6,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+import families
 import models
 import numpy as np
 import rope_reference
@@ -22,12 +23,16 @@ ABOUT = {
 _ARRAYS = ("q", "k", "q_rotated", "k_rotated", "q_attended", "k_attended", "frequencies")
 
 
+def _write(name, cases):
+    lines = ",\n".join(map(json.dumps, cases))
+    text = f'{json.dumps(ABOUT, indent=1)[:-2]},\n "cases": [\n{lines}\n]\n}}\n'
+    (rope_reference.DATA / name).write_text(text, encoding="utf-8")
+
+
 def record():
-    """Frequencies as text, a line for each; rotations as arrays, with their description as text."""
-    lines = ",\n".join(json.dumps(spectra.describe(case)) for case in spectra.cases())
-    head = json.dumps(ABOUT, indent=1)[:-2]
-    text = f'{head},\n "cases": [\n{lines}\n]\n}}\n'
-    (rope_reference.DATA / "hf_frequencies.json").write_text(text, encoding="utf-8")
+    """Frequencies as text, a line for each case; rotations as arrays, with their description as text."""
+    _write("hf_frequencies.json", map(spectra.describe, spectra.cases()))
+    _write("hf_model_types.json", map(families.describe, families.TYPES))
 
     about, arrays = {**ABOUT, "models": {}}, {}
     for case in models.CASES:
