@@ -263,31 +263,35 @@ def complex_loss(x, p, w, weights, layout, dim):
     return jnp.sum(weights * jnp.concatenate([y, x[..., dim:]], -1) ** 2)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("inverse", [False, True])
-@pytest.mark.parametrize("shape", [(2, 5), (5,), (2, 1), ()])
+@pytest.mark.parametrize(
+    ("layout", "inverse", "shape"),
+    [("half", False, (2, 5)), ("interleaved", True, (5,)), ("half", True, (2, 1)), ("interleaved", False, ())],
+)
 def test_derivatives_in_x_positions_and_frequencies(layout, inverse, shape):
     x, weights = jnp.asarray(normal(2, 5, 3, 8)), jnp.asarray(normal(2, 5, 3, 8, seed=1))
     p = jnp.asarray(np.random.default_rng(5).uniform(-3, 3, shape).astype(np.float32))
     w = jnp.asarray([1.3, 0.2, 0.7], jnp.float32)
     ours = lambda x, p, w: jnp.sum(weights * pe.rotary(x, p, w, layout=layout, inverse=inverse) ** 2)  # noqa: E731
-    spread = lambda p: jnp.broadcast_to(p.reshape((1,) * (2 - p.ndim) + p.shape), (2, 5))  # noqa: E731
-    sign = -1 if inverse else 1
+
+    def theirs(x, p, w):
+        p = jnp.broadcast_to(p.reshape((1,) * (2 - p.ndim) + p.shape), (2, 5))
+        return complex_loss(x, -p if inverse else p, w, weights, layout, 6)
+
     with jax.numpy_rank_promotion("allow"):
-        theirs = jax.grad(lambda x, p, w: complex_loss(x, sign * spread(p), w, weights, layout, 6), argnums=(0, 1, 2))(
-            x, p, w
-        )
-    for got, want in zip(jax.jit(jax.grad(ours, argnums=(0, 1, 2)))(x, p, w), theirs, strict=True):
+        expected = jax.jit(jax.grad(theirs, argnums=(0, 1, 2)))(x, p, w)
+    for got, want in zip(jax.jit(jax.grad(ours, argnums=(0, 1, 2)))(x, p, w), expected, strict=True):
         assert got.shape == want.shape and got.dtype == want.dtype
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
-    np.testing.assert_allclose(jax.grad(ours, argnums=1)(x, p, w), theirs[1], rtol=2e-5, atol=2e-5)
+    for argnum in (1, 2):  # each alone
+        alone = jax.jit(jax.grad(lambda v: ours(*[v if i == argnum else a for i, a in enumerate((x, p, w))])))  # noqa: B023
+        np.testing.assert_allclose(alone((x, p, w)[argnum]), expected[argnum], rtol=2e-5, atol=2e-5)
 
 
 def test_derivatives_in_positions_of_several_coordinates():
     x, f = jnp.asarray(normal(2, 5, 3, 8)), pe.multi_section(pe.geometric(8), [1, 2, 1])
     p = jnp.asarray(np.random.default_rng(6).uniform(-3, 3, (5, 3)).astype(np.float32))
     loss = lambda p: jnp.sum(pe.rotary(x, p, f) * x)  # noqa: E731
-    got = np.asarray(jax.grad(loss)(p))
+    got = np.asarray(jax.jit(jax.grad(loss))(p))
     z = pairs_of(x, "half")
     angles = np.take(np.asarray(p, np.float64), f.axes, -1) * f.angular
     slopes = -np.sin(angles)[None, :, None] * np.abs(z) ** 2 * f.angular  # d/dθ Re(z̄ z e^{iθ})
@@ -308,14 +312,17 @@ def test_the_derivative_is_the_rotation_backward(layout):
 def test_derivatives_compose():
     x, p = jnp.asarray(normal(4, 3, 2, 8)), jnp.arange(3)
     loss = lambda x: jnp.sum(pe.rotary(x, p) ** 4)  # noqa: E731
-    plain = jax.grad(loss)(x)
-    np.testing.assert_array_equal(jax.vmap(jax.grad(loss))(x), plain)
-    np.testing.assert_array_equal(jax.grad(jax.checkpoint(loss))(x), plain)
-    scanned = jax.grad(lambda x: lax.scan(lambda c, v: (c + loss(v), None), jnp.zeros(()), x)[0])(x)
+    grad = lambda f: jax.jit(jax.grad(f))  # noqa: E731
+    plain = grad(loss)(x)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(jax.grad(loss)))(x), plain)
+    np.testing.assert_array_equal(grad(jax.checkpoint(loss))(x), plain)
+    scanned = grad(lambda x: lax.scan(lambda c, v: (c + loss(v), None), jnp.zeros(()), x)[0])(x)
     np.testing.assert_allclose(scanned, plain, rtol=1e-6)
-    along = jax.grad(lambda x: jnp.vdot(jax.grad(loss)(x), x))(x)  # H·x + ∇ = 3∇ + ∇ for a quartic
+    along = grad(lambda x: jnp.vdot(jax.grad(loss)(x), x))(x)  # H·x + ∇ = 3∇ + ∇ for a quartic
     np.testing.assert_allclose(along, 4 * plain, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(jax.jacrev(lambda x: pe.rotary(x, 3, head_axis=None))(x[0, 0, 0]) @ x[0, 0, 0], pe.rotary(x[0, 0, 0], 3, head_axis=None), atol=1e-6)  # fmt: skip
+    one = x[0, 0, 0]
+    jacobian = jax.jit(jax.jacrev(lambda x: pe.rotary(x, 3, head_axis=None)))(one)
+    np.testing.assert_allclose(jacobian @ one, pe.rotary(one, 3, head_axis=None), atol=1e-6)
 
 
 # Layouts of weights
