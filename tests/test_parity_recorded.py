@@ -1,7 +1,6 @@
 """Rotary embeddings beside what transformers computed: recorded values, with their provenance in the files."""
 
 import dataclasses
-import re
 
 import numpy as np
 import pytest
@@ -13,6 +12,12 @@ from posenc_jax import hf
 SPECTRA = reference.read_cases("hf_frequencies")
 TYPES = reference.read_cases("hf_model_types")
 MODELS = reference.read_rotations()["models"]
+# Of these a bare configuration says too little: their classes have layer types or spectra of their own making.
+REFUSED = set(
+    "apertus beam cwm diffusion_gemma_text flint gemma4_text gemma4_unified_text glm4_moe glm4v_moe_text glm4v_text "
+    "glm_image_text gpt_oss granitemoehybrid kolibri1 laguna lfm2 lfm2_moe lfm3 mellum mimo_v2_flash minimax ministral3 "
+    "mistral4 moonshine olmo_hybrid openai_privacy_filter qwen3_omni_moe_text zaya".split()
+)
 TURNING = [(name, layer["index"]) for name, model in MODELS.items() for layer in model["layers"] if layer["turns"]]
 FACTORED = [(name, i) for name, i in TURNING if MODELS[name]["layers"][i]["attention_factor"] != 1]
 
@@ -49,9 +54,12 @@ def test_what_a_configuration_leaves_out(case):
     try:
         plan = hf.rotary_from_config(case["config"], length=4096)
     except ValueError as error:
-        assert re.search("missing|sections|no multiple", str(error))
+        assert case["config"]["model_type"] in REFUSED, error
         return
+    assert case["config"]["model_type"] not in REFUSED
     assert plan.layout == (case["layout"] or plan.layout)
+    if case["turns"]:
+        assert [layer.frequencies is not None for layer in plan.layers] == list(map(bool, case["turns"]))
     found = {layer.frequencies for layer in plan.layers} - {None}
     assert len(found) == len(case["spectra"])
     ordered = sorted(found, key=lambda f: (f.num_pairs, min(f.angular[f.angular > 0])))

@@ -32,7 +32,6 @@ SAID = (
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
-    "head_dim",
     "qk_nope_head_dim",
     "qk_rope_head_dim",
     "max_position_embeddings",
@@ -66,7 +65,8 @@ def describe(model_type):
             spectra.add((len(inverse), slowest, getattr(embedding, f"{prefix}attention_scaling", 1.0)))
     written = config.to_dict()
     said = {key: written[key] for key in SAID if written.get(key) is not None}
-    return {"config": said, "layout": layout, "spectra": sorted(spectra)}
+    turns = getattr(config, "no_rope_layers", None)  # one where a layer has positions
+    return {"config": said, "layout": layout, "spectra": sorted(spectra), "turns": turns or None}
 
 
 def _layout(modeling):
