@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from decimal import Context, Decimal
 from typing import Any, Literal
 
@@ -131,6 +132,24 @@ class Frequencies:
     def with_precision(self, precision: Precision) -> Frequencies:
         """The same spectrum, computed as "exact" or as "float32" references do."""
         return dataclasses.replace(self, precision=precision)
+
+    def with_angular(self, angular: Sequence[float] | np.ndarray) -> Frequencies:
+        r"""The same, but for other $\omega_i$: a number for each pair, taken at its exact value.
+
+        A reference's float32 frequencies are a few roundings off, which position 4,095 makes 2e-4 of: with the
+        `inv_freq` of a model, `f.with_angular(inv_freq).with_precision("float32")` reproduces it to 1e-6.
+
+        Raises:
+          TypeError: if it is not a sequence of numbers.
+          ValueError: if they are not one for each pair, or not finite.
+        """
+        where = "Frequencies.with_angular"
+        values = [_check.number(where, "angular", w) for w in _check.sequence(where, "angular", angular, "numbers")]
+        if len(values) != self.num_pairs:
+            raise ValueError(
+                f"{where}: angular must hold {self.num_pairs} numbers, one for each pair, got {len(values)}"
+            )
+        return dataclasses.replace(self, turns=tuple(_turns(Decimal(w)) for w in values))
 
 
 def _turns(angular: Decimal) -> int:

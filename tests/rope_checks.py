@@ -1,6 +1,5 @@
 """The library beside what transformers computes and beside the truth, for recorded and for fresh values alike."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -22,7 +21,8 @@ def turns_of(angular):
 
 def with_float32(frequencies, angular):
     """In float32 precision with the float32 ω that a reference computed; axes and amplitude are kept."""
-    result = dataclasses.replace(frequencies, turns=turns_of(map(float, angular)), precision="float32")
+    result = frequencies.with_angular(angular).with_precision("float32")
+    assert result.turns == turns_of(map(float, angular))
     np.testing.assert_array_equal(result.angular.astype(np.float32), angular)
     return result
 

@@ -107,6 +107,16 @@ def test_amplitude():
     np.testing.assert_allclose(pe.shift(pe.sinusoidal(positions, f), 9, f), pe.sinusoidal(positions + 9, f), atol=5e-7)
 
 
+def test_other_frequencies_are_taken_at_their_exact_value():
+    axes, values = pe.axial(8, 2), np.array([1.0, 0.1, -0.3, 1e-7], np.float32)
+    f = dataclasses.replace(axes, attention_factor=1.5).with_angular(values)
+    assert (f.axes, f.dim, f.attention_factor) == (axes.axes, 8, 1.5)
+    scale = oracle.WORKING.mpf(2) ** 128 / (2 * oracle.WORKING.pi)
+    assert f.turns == tuple(int(oracle.WORKING.nint(oracle.WORKING.mpf(w) * scale)) for w in values.tolist())
+    np.testing.assert_array_equal(f.angular.astype(np.float32), values)
+    assert f.with_angular(list(axes.angular)).angular.tolist() == axes.angular.tolist()
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -132,6 +142,10 @@ def test_amplitude():
         (lambda: pe.Frequencies((1, 2), 4, axes=(0, -1)), ValueError, "axes must hold 2 coordinates of at least 0"),
         (lambda: pe.Frequencies((1,), 2, attention_factor=np.nan), ValueError, "attention_factor must be finite, got nan"),
         (lambda: pe.geometric(4).with_precision("float16"), ValueError, "precision must be one of .* got 'float16'"),  # type: ignore
+        (lambda: pe.geometric(4).with_angular([1.0]), ValueError, "Frequencies.with_angular: angular must hold 2 numbers, one for each pair, got 1"),
+        (lambda: pe.geometric(4).with_angular(3.0), TypeError, "Frequencies.with_angular: angular must be a sequence of numbers"),  # type: ignore
+        (lambda: pe.geometric(4).with_angular([1.0, "2"]), TypeError, "Frequencies.with_angular: angular must be a number, got str"),  # type: ignore
+        (lambda: pe.geometric(4).with_angular([1.0, np.nan]), ValueError, "Frequencies.with_angular: angular must be finite, got nan"),
         (lambda: pe.sinusoidal(0, "8"), TypeError, "sinusoidal: frequencies must be Frequencies, an integer width or a float array"),  # type: ignore
         (lambda: pe.sinusoidal(0, 8.0), TypeError, "sinusoidal: frequencies must be Frequencies"),  # type: ignore
         (lambda: pe.sinusoidal(0, True), TypeError, "sinusoidal: frequencies must be Frequencies"),
