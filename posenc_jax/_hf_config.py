@@ -130,7 +130,9 @@ def layer_types(config: Keys, model: Model | None, count: int) -> list[str]:
                 f"layer_types must name the {count} layers of num_hidden_layers, got {len(types)}: {types!r:.60}"
             )
         return [_LEGACY.get(str(name), str(name)) for name in types]
-    indices = config.get("attn_layer_indices", "full_attn_idxs")
+    indices, blocks = config.get("attn_layer_indices", "full_attn_idxs"), config.get("block_types")
+    if blocks:  # repeated, as by RecurrentGemma
+        indices = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
     if indices is not None:
         return ["full_attention" if i in indices else "linear_attention" for i in range(count)]
     if model and model.typed:
@@ -168,8 +170,8 @@ def rotates(config: Keys, model: Model | None, types: list[str]) -> list[bool]:
         if i not in range(count):
             raise error(f"cross_attention_layers must be of the {count} layers, got {i!r}")
         result[i] = False
-    if config.get("alibi"):
-        raise error("alibi = True: the model has no rotary embedding")
+    if config.get("alibi") or not config.get("rotary", default=True):
+        raise error("the model has no rotary embedding: alibi is true, or rotary false")
     position = config.get("position_embedding_type")
     if model and model.position or position is not None and model is None:
         if position in (None, "nope"):
@@ -257,7 +259,7 @@ def width_of(d: Keys, config: Keys, model: Model | None, head_dim: int) -> int:
     shares = d.found("partial_rotary_factor")
     shares |= config.found("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
     found = {f"{name} (of {head_dim})": int(head_dim * _check.number(WHERE, name, x)) for name, x in shares.items()}
-    found |= config.found("rotary_dim")
+    found |= config.found("rotary_dim", "attn_rotary_emb")
     if model and model.partial is None:
         found[f"the width of model_type {config.values['model_type']!r}"] = head_dim
     elif model and model.rotary_dim and "rotary_dim" not in config.values and not found:

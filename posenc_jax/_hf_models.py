@@ -109,6 +109,7 @@ MODELS: dict[str, Model] = {
     **_all("minimax", theta=1e6, typed=True),
     **_all("olmo_hybrid", typed=True, null_theta=True),
     **_all("bamba", partial=0.5, typed=True),
+    **_all("recurrent_gemma", partial=0.5, typed=True),
     **_all("lfm2 lfm2_moe", theta=1e6, typed=True),
     **_all("qwen3_next", partial=0.25, head_dim=256, pattern=_LINEAR),
     # a spectrum for each layer type

@@ -127,7 +127,7 @@ class RotaryPlan:
 
 def _layout(config: Keys, model: Model | None, layout: Any) -> Layout:
     """Which features make a pair: what the caller says, else the model's code, else the config."""
-    found = config.found("rope_interleave", "rotary_emb_interleaved")
+    found = config.found("rope_interleave", "rope_interleaved", "rotary_emb_interleaved")
     said: dict[str, Layout] = {name: "interleaved" if value else "half" for name, value in found.items()}
     name = config.values.get("model_type")
     if layout is not None:

@@ -487,6 +487,10 @@ def test_layers_of_other_kinds():
     assert [x.rotary_dim for x in rotary_from_config(qwen | {"full_attention_interval": 2}).layers] == [0, 64, 0, 64]
     bamba = {"model_type": "bamba", "head_dim": 64, "num_hidden_layers": 3, "attn_layer_indices": [1]}
     assert [layer.rotary_dim for layer in rotary_from_config(bamba).layers] == [0, 32, 0]
+    assert rotary_from_config(bamba | {"attn_rotary_emb": 32}) == rotary_from_config(bamba)
+    gemma = {"model_type": "recurrent_gemma", "head_dim": 64, "num_hidden_layers": 5}
+    gemma |= {"block_types": ["recurrent", "recurrent", "attention"]}
+    assert [layer.rotary_dim for layer in rotary_from_config(gemma).layers] == [0, 0, 32, 0, 0]
     vision = {"model_type": "mllama_text_model", "head_dim": 64, "num_hidden_layers": 3, "cross_attention_layers": [1]}
     assert [layer.rotary_dim for layer in rotary_from_config(vision).layers] == [64, 0, 64]
     granite = {"model_type": "granitemoehybrid", "head_dim": 64, "num_hidden_layers": 2, "rope_theta": 10000}
@@ -581,6 +585,21 @@ def test_there_and_back(name):
     assert plan_to_config(rotary_from_config(said, length=5000)) == said
 
 
+def test_the_share_of_proportional_may_stand_outside():
+    config = scaled("proportional", factor=2.0) | {"partial_rotary_factor": 0.3}
+    assert rotary_from_config(config) == rotary_from_config(
+        scaled("proportional", factor=2.0, partial_rotary_factor=0.3)
+    )
+
+
+def test_sections_of_a_model_that_is_not_known():
+    settings = {"rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    config = {"head_dim": 16, "num_hidden_layers": 1, "rope_parameters": settings}
+    assert rotary_from_config(config, layout="half").layers[0].frequencies.axes == (0, 0, 0, 0, 1, 1, 2, 2)
+    settings["mrope_interleaved"] = True
+    assert rotary_from_config(config, layout="half").layers[0].frequencies.axes == (0, 1, 2, 0, 1, 2, 0, 0)
+
+
 def test_hunyuan_keeps_keys_that_it_does_not_read():
     close(spectrum_of(rotary_from_config(HUNYUAN)), plain(128, 1e4 * 1000 ** (128 / 126)))
     with pytest.raises(ValueError, match="factor = 2.0 contradicts"):
@@ -610,6 +629,18 @@ def test_an_object_with_to_dict():
     )
 
 
+def test_settings_beside_the_text_config():
+    text = LLAMA_31 | {"model_type": None}
+    outer = {"model_type": "llama", "text_config": text, "thinker_config": None}
+    assert rotary_from_config(outer) == rotary_from_config(LLAMA_31)
+    twice = {key: LLAMA_31[key] for key in ("rope_theta", "rope_scaling", "hidden_size")}
+    assert rotary_from_config(outer | twice) == rotary_from_config(LLAMA_31)
+    for keys in ({"rope_theta": 1e4}, {"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rotary_pct": 1.0}):
+        with pytest.raises(ValueError, match=f"the key {next(iter(keys))} = .* is not known or not used here"):
+            rotary_from_config(outer | keys)
+    assert rotary_from_config({"thinker_config": outer}) == rotary_from_config(LLAMA_31)
+
+
 def test_nothing_given_is_changed():
     before = json.dumps(GEMMA_3)
     rotary_from_config(GEMMA_3)
@@ -622,6 +653,8 @@ def test_the_layout_is_the_model_s_or_the_caller_s():
         "axk1 axk2 codegen cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5 ernie4_5_moe glm glm4 glm4_moe_lite "
         "glm4v_text glm_moe_dsa glm_ocr_text gptj helium llama4_text mistral4 moonshine openai_privacy_filter youtu".split()
     )
+    for said in ("rope_interleave", "rope_interleaved", "rotary_emb_interleaved"):
+        assert rotary_from_config(LLAMA_31 | {said: False}) == rotary_from_config(LLAMA_31)
     assert rotary_from_config(LLAMA_31, layout="interleaved").layout == "interleaved"
     assert rotary_from_config(LLAMA_31, layout="interleaved").layers == rotary_from_config(LLAMA_31).layers
     unknown = {"model_type": "mine", "head_dim": 8, "num_hidden_layers": 1, "rope_theta": 1e4}
@@ -665,7 +698,7 @@ def test_the_share_that_no_key_says():
     shares |= {"glm4_moe": 0.5, "gptj": 0.5, "codegen": 0.5, "phi3": 1.0, "llama": 1.0, "minimax_m2": 1.0}
     for name, share in shares.items():
         assert rotary_from_config(base | {"model_type": name}).layers[0].rotary_dim == 128 * share, name
-    gptj = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 1, "rotary_dim": 32}
+    gptj = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 1, "rotary_dim": 32, "rotary": True}
     assert (rotary_from_config(gptj).layers[0].head_dim, rotary_from_config(gptj).layers[0].rotary_dim) == (256, 32)
 
 
@@ -751,7 +784,7 @@ BAD = [
     (llama(n_embd=32), "hidden_size = 64 contradicts n_embd = 32"),
     (QWEN_25_VL | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24], "mrope_interleaved": True}}, "mrope_interleaved = True contradicts that of model_type 'qwen2_5_vl' = False"),
     (DEEPSEEK_V3 | {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 contradicts qk_rope_head_dim = 64 of 192 features"),
-    (scaled("yarn", factor=2.0, max_position_embeddings=4096), "rope_parameters.max_position_embeddings = 4096 contradicts max_position_embeddings = 8192"),
+    (scaled("yarn", factor=2.0, original_max_position_embeddings=2048, max_position_embeddings=4096), "rope_parameters.max_position_embeddings = 4096 contradicts max_position_embeddings = 8192"),
     (llama(layer_types=["full_attention"] * 2, rope_theta=1e5, rope_parameters={"full_attention": {"rope_theta": 1e6}}), r"rope_theta = 100000.0 contradicts the \[1000000.0\]"),
     # what does not fit
     (scaled("longrope", short_factor=SPREAD[1:], long_factor=SPREAD), "rope_parameters.rope_type 'longrope': longrope: short_factor"),
@@ -771,7 +804,8 @@ BAD = [
     (llama(per_layer_config={"2": {"head_dim": 8}}), "per_layer_config must map layers below 2 to mappings, got '2'"),
     (llama(rope_theta=-1.0), "rope_theta must be positive, got -1.0"),
     # what is no rotary embedding, or none that a plan can say
-    ({"model_type": "falcon", "head_dim": 64, "num_hidden_layers": 1, "alibi": True}, "alibi = True: the model has no rotary embedding"),
+    ({"model_type": "falcon", "head_dim": 64, "num_hidden_layers": 1, "alibi": True}, "the model has no rotary embedding"),
+    ({"model_type": "gptj", "head_dim": 64, "num_hidden_layers": 1, "rotary": False}, "the model has no rotary embedding"),
     ({"head_dim": 64, "num_hidden_layers": 1, "position_embedding_type": "absolute", "rope_interleave": False}, "position_embedding_type = 'absolute' is not rotary"),
     (llama(model_type="nanochat"), "model_type 'nanochat' rotates in a way that a plan cannot say: it rotates backwards"),
     # the two spectra of Gemma 3
@@ -786,7 +820,7 @@ BAD = [
 def test_what_is_refused(config, match):
     with pytest.raises(ValueError, match=match) as e:
         rotary_from_config(config, length=9)
-    assert str(e.value).startswith("rotary_from_config: ")
+    assert str(e.value).startswith("rotary_from_config: ") and str(e.value).count("rotary_from_config") == 1
 
 
 @pytest.mark.parametrize(
