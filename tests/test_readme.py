@@ -17,6 +17,11 @@ def test_the_examples():
         for block in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL):
             exec(block, namespace)
         assert namespace["model"](np.array([[1, 2, 3]])).shape == (1, 3, 512)
+        assert namespace["layer"](np.ones((1, 3, 512), np.float32)).shape == (1, 3, 512)
+        assert namespace["rotate"](namespace["key"], 31).shape == namespace["key"].shape
+        again = pe.rotary(namespace["query"], np.arange(-40, 60))
+        np.testing.assert_allclose(*(x.astype(np.float32) for x in (namespace["earlier"], again)), rtol=0, atol=0.03)
+        np.testing.assert_array_equal(namespace["partial"][..., 64:], namespace["key"][..., 64:])
     np.testing.assert_allclose(namespace["moved"], pe.sinusoidal(np.arange(5, 1029), 512), rtol=0, atol=5e-7)
     assert namespace["M"].shape == (512, 512) and namespace["curve"][0] == 256
     assert namespace["patches"].shape == (14, 14, 384) and namespace["x"].shape == (2, 1024, 512)
