@@ -29,6 +29,27 @@ def test_sinusoidal_is_that_of_nnx(settings, positions):
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [{}, {"layout": "interleaved", "part": "last", "frequencies": pe.yarn(4, 99.0, 2.0, 64)}, {"head_axis": None}],
+    ids=str,
+)
+@pytest.mark.parametrize("positions", [None, POSITIONS], ids=["none", "given"])
+def test_rotary_is_that_of_nnx(settings, positions):
+    settings = {"frequencies": 8, "head_axis": -2} | settings
+    x = X if settings["head_axis"] is None else X[:, :, None] * np.ones((3, 1), np.float32)
+    module, other = linen.RotaryEncoding(**settings), nnx_modules.RotaryEncoding(**settings)
+    assert module.init(KEY, x) == {}
+    want = pe.rotary(x, positions, **settings)
+    np.testing.assert_array_equal(module.apply({}, x, positions), want)
+    np.testing.assert_array_equal(other(x, positions), want)
+
+
+def test_rotary_does_not_guess_the_head_axis():
+    with pytest.raises(TypeError, match="head_axis"):
+        linen.RotaryEncoding(8)  # type: ignore
+
+
+@pytest.mark.parametrize(
     "settings", [{}, {"out_of_range": "zeros", "scale": 0.3, "param_dtype": jnp.bfloat16}], ids=str
 )
 def test_learned_is_that_of_nnx(settings):
@@ -73,6 +94,8 @@ def test_in_a_model_under_jit_and_bound():
 def test_modules_are_values():
     assert linen.SinusoidalEncoding(8) == linen.SinusoidalEncoding(pe.geometric(8))
     assert hash(linen.SinusoidalEncoding(8)) == hash(linen.SinusoidalEncoding(8))
+    assert linen.RotaryEncoding(8, head_axis=-2) == linen.RotaryEncoding(pe.geometric(8), head_axis=-2)
+    assert linen.RotaryEncoding(8, head_axis=-2) != linen.RotaryEncoding(8, head_axis=None)
     clone = linen.SinusoidalEncoding(8).clone(scale=2.0)
     np.testing.assert_array_equal(clone.apply({}, X), pe.add_sinusoidal(X, scale=2.0))
 
@@ -85,6 +108,10 @@ def test_modules_are_values():
         (lambda: linen.SinusoidalEncoding(8, layout="x"), ValueError, "SinusoidalEncoding: layout must be one of"),  # type: ignore
         (lambda: linen.SinusoidalEncoding(8, scale="1"), TypeError, "SinusoidalEncoding: scale must be a number, got str '1'"),  # type: ignore
         (lambda: linen.SinusoidalEncoding(8).table(0), ValueError, "SinusoidalEncoding.table: length must be at least 1"),
+        (lambda: linen.RotaryEncoding(jnp.ones(4), head_axis=-2), TypeError, "RotaryEncoding: frequencies must be .* got an array"),  # type: ignore
+        (lambda: linen.RotaryEncoding(7, head_axis=-2), ValueError, "RotaryEncoding: frequencies must have an even dim, got 7"),
+        (lambda: linen.RotaryEncoding(8, head_axis=-2, layout="x"), ValueError, "RotaryEncoding: layout must be one of"),  # type: ignore
+        (lambda: linen.RotaryEncoding(8, head_axis=-2, part=None), ValueError, "RotaryEncoding: part must be one of"),  # type: ignore
         (lambda: linen.LearnedEncoding(0, 8), ValueError, "LearnedEncoding: num_embeddings must be at least 1, got 0"),
         (lambda: linen.LearnedEncoding(8, True), TypeError, "LearnedEncoding: features must be an integer, got bool True"),
         (lambda: linen.LearnedEncoding(4, 8, out_of_range="wrap"), ValueError, "LearnedEncoding: out_of_range must be one of"),  # type: ignore

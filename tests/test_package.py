@@ -27,6 +27,7 @@ FLOORS = {
     "rotation": 3,
     "rotary": 3,
     "xpos": 4,
+    "_rotary_attention": 4,
     "learned": 2,
     "_hf_models": 0,
     "_hf_config": 2,
