@@ -323,6 +323,13 @@ def test_deepseek_v3():
     assert plan.softmax_scale == pytest.approx(g[1] ** 2, rel=1e-15)
 
 
+def test_a_share_in_latent_attention_may_be_of_the_head_or_of_its_last_part():
+    for share in (1.0, 64 / 192, 0.335):  # Mistral 4 writes the share of the whole head
+        assert rotary_from_config(DEEPSEEK_V3 | {"partial_rotary_factor": share}) == rotary_from_config(DEEPSEEK_V3)
+        settings = DEEPSEEK_V3["rope_scaling"] | {"partial_rotary_factor": share}
+        assert rotary_from_config(DEEPSEEK_V3 | {"rope_scaling": settings}) == rotary_from_config(DEEPSEEK_V3)
+
+
 def test_mscale_all_dim_scales_no_scores_outside_latent_attention():
     plan = rotary_from_config(MINISTRAL_3)
     assert plan.softmax_scale == 1
@@ -353,6 +360,17 @@ def test_gemma_3_in_all_spellings():
         ValueError, match=r"sliding_attention.rope_theta = 20000.0 contradicts rope_local_base_freq = 1"
     ):
         rotary_from_config(base | {"rope_local_base_freq": 1e4})
+
+
+def test_gemma_3_of_one_layer_type():
+    keys = {"num_hidden_layers": 2, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": None}
+    for kind, theta in (("full_attention", 1e6), ("sliding_attention", 1e4)):
+        plan = rotary_from_config(GEMMA_3["text_config"] | keys | {"layer_types": [kind] * 2})
+        close(spectrum_of(plan), plain(256, theta))
+    with pytest.raises(
+        ValueError, match="the layer type 'chunked_attention' is not known for model_type 'gemma3_text'"
+    ):
+        rotary_from_config(GEMMA_3["text_config"] | keys | {"layer_types": ["chunked_attention"] * 2})
 
 
 def test_gemma_3_with_a_head_of_its_own():
@@ -421,6 +439,13 @@ def test_llama_4():
     assert rotary_from_config(text | {"no_rope_layer_interval": 2}).layers[1].frequencies is None
     every = rotary_from_config(text | {"no_rope_layers": [1] * 8})
     assert all(layer.frequencies is not None for layer in every.layers)
+
+
+def test_the_query_scale_of_a_model_that_is_not_known():
+    keys = {"head_dim": 64, "num_hidden_layers": 2, "no_rope_layers": [1, 0], "attn_scale": 0.2, "floor_scale": 16}
+    for tuned, scale in ((True, QueryScale(0.2, 16, 1)), (False, None), (None, None)):
+        plan = rotary_from_config(keys | {"attn_temperature_tuning": tuned}, layout="half")
+        assert [layer.query_scale for layer in plan.layers] == [None, scale]
 
 
 def test_ministral_3():
@@ -607,7 +632,7 @@ def test_hunyuan_keeps_keys_that_it_does_not_read():
 
 
 def test_a_share_of_the_head_survives_the_way_back():
-    for head_dim in (49 * 2, 96, 107 * 2, 192, 206):
+    for head_dim in (44, 46, 52, 86, 96, 128, 192):  # int(44 · (30 / 44)) is 29
         for width in range(2, head_dim, 2):
             config = {"num_hidden_layers": 1, "head_dim": head_dim, "rotary_dim": width}
             plan = rotary_from_config(config, layout="half")
@@ -711,17 +736,20 @@ def test_the_plan_is_static_and_hashable():
     )
     assert rotated.shape == (1, 4, 2, 128)
     assert plans[0] != rotary_from_config(LLAMA_4, layout="half")
+    assert RotaryPlan(plans[0].layers, "interleaved") == plans[0]
     assert "parameters" not in repr(plans[0])
 
 
-@pytest.mark.parametrize("scale", [QueryScale(0.1, 8192, 1), QueryScale(0.25, 16384, 0), QueryScale(1.0, 3, 2)])
+@pytest.mark.parametrize(
+    "scale", [QueryScale(0.1, 8192, 1), QueryScale(0.25, 16384, 0), QueryScale(1.0, 3, 2), QueryScale(0.1, 2**31 - 1)]
+)
 def test_query_scale(scale):
     positions = [0, 1, 2, 3, 8190, 8191, 8192, 16383, 16384, 131071, 10**6, 2**31 - 2, 2**31 - 1]
     want = [1 + scale.coefficient * math.log(1 + (p + scale.offset) // scale.period) for p in positions]
     got = scale(np.array(positions, np.int32))
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, want, rtol=2.5e-7)
-    few = positions[:10]
+    few = positions[:10]  # which float32 holds
     np.testing.assert_array_equal(scale(jnp.array(few, jnp.float32)), got[:10])
     np.testing.assert_array_equal(jax.jit(scale)(jnp.array(few)), got[:10])
     assert scale(7).shape == ()
