@@ -125,3 +125,4 @@ def bench(session):
     session.install(".", *group("bench"))
     session.run("python", "benchmarks/accuracy.py")
     session.run("python", "benchmarks/speed.py")
+    session.run("python", "benchmarks/rotary.py")

@@ -24,6 +24,7 @@ import posenc_jax as pe
 
 LENGTH, WIDTH = 131_072, 128
 SHAPE = (16, 4096, 512)
+HEAD = ["stage", "", "median, ms", "min, ms", "ratio (of minima)", "temporaries, bytes", "target", ""]
 
 IMPORT = """
 import time, jax, flax
@@ -67,9 +68,9 @@ def interleaved(functions, argument, rounds):
     temporaries = {name: f.memory_analysis().temp_size_in_bytes for name, f in compiled.items()}
     calls = {name: jax.jit(f) for name, f in functions.items()}
     for f in calls.values():  # compile, then see whether one call is long enough to time
-        f(argument).block_until_ready()
+        jax.block_until_ready(f(argument))
     start = time.perf_counter()
-    next(iter(calls.values()))(argument).block_until_ready()
+    jax.block_until_ready(next(iter(calls.values()))(argument))
     # Short calls are queued, so that a device works while the next one is on its way to it.
     repeat = max(1, min(100, int(5e-3 / (time.perf_counter() - start))))
     times, names = {name: [] for name in calls}, list(calls)
@@ -79,7 +80,7 @@ def interleaved(functions, argument, rounds):
             start = time.perf_counter()
             for _ in range(repeat):
                 out = calls[name](argument)
-            out.block_until_ready()
+            jax.block_until_ready(out)
             times[name].append((time.perf_counter() - start) / repeat)
             del out
     return times, temporaries
@@ -188,8 +189,7 @@ def main():
     device = jax.devices()[0]
     name = f"JAX {jax.__version__}, {device.platform}, {device.device_kind}, {os.cpu_count()} CPU cores"
     print(f"{name}; medians of {options.rounds} interleaved rounds, {options.processes} fresh processes:\n")
-    head = ["stage", "", "median, ms", "min, ms", "ratio (of minima)", "temporaries, bytes", "target", ""]
-    print(markdown(head, [row(figure) for figure in figures]))
+    print(markdown(HEAD, [row(figure) for figure in figures]))
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"device": name, "rounds": options.rounds, "figures": figures}, file, indent=1)
