@@ -92,13 +92,15 @@ def _dynamic(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
 def _yarn(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
     if "factor" not in x.d.values:
         x.d.need("factor")  # null has a meaning, absence has none
+    if x.d.nested and x.d.get("truncate") is False:
+        raise error(f"{x.d.label}truncate = False, which transformers does not read in settings for a layer type")
     factor, original = x.factor(), x.original()
     mscale, all_dim = x.d.number("mscale", None), x.d.number("mscale_all_dim", None)
     own = temperature(factor, mscale) / temperature(factor, all_dim) if mscale and all_dim else temperature(factor)
     settings = {
         "beta_fast": x.d.number("beta_fast", None) or 32.0,
         "beta_slow": x.d.number("beta_slow", None) or 1.0,
-        "truncate": x.d.get("truncate", default=True),  # which transformers overlooks in settings for a layer type
+        "truncate": x.d.get("truncate", default=True),
         "attention_factor": x.d.number("attention_factor", own),
     }
     result = yarn(x.width, x.theta, factor, original, **settings)

@@ -188,8 +188,8 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
     For a query $q$ at position $p$ and a key $k$ at position $p'$, with the rotation $R$ of `rotary`,
 
-    $$	ext{score} = rac{	ext{softmax\_scale}}{\sqrt{	ext{head\_dim}}}\,
-        ext{query\_scale}(p)\, (R_p q) \cdot (R_{p'} k)$$
+    $$\text{score} = \frac{\text{softmax\_scale}}{\sqrt{\text{head\_dim}}}\,
+        \text{query\_scale}(p)\, (R_p q) \cdot (R_{p'} k)$$
 
     The settings stand in `rope_parameters`, or in the older `rope_scaling`, `rope_theta`, `rotary_pct` and so on, for
     all layers or for each layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3, proportional;

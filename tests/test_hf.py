@@ -709,6 +709,45 @@ def test_the_base_that_no_key_says():
             rotary_from_config(base | keys, layout="half")
 
 
+def test_the_defaults_of_classes():
+    """As the configuration classes of transformers 5.23.0 have them; those that are not there have the usual one."""
+    thetas = {
+        1e3: "nomic_bert",
+        2e4: "jina_embeddings_v3",
+        1e5: "helium",
+        150_000: "gpt_oss openai_privacy_filter",
+        160_000: "gte",
+        5e5: "bitnet cohere csm ernie4_5 ernie4_5_moe flex_olmo llama4_text mllama_text_model paddleocr_vl_text "
+        "qwen3_vl_moe_text qwen3_vl_text",
+        1e6: "cwm emu3_text_model lfm2 lfm2_moe minimax mixtral phimoe qwen2_5_omni_text qwen2_5_vl_text qwen2_vl_text "
+        "qwen3_omni_moe_text solar_open",
+        2e6: "smollm3",
+        5e6: "minimax_m2",
+        11_158_840: "hy_v3",
+        12e6: "apertus",
+        None: "ministral3 mistral4",
+    }
+    heads = {
+        64: "gpt_oss openai_privacy_filter",
+        128: "afmoe beam cwm ernie4_5 flint glm glm4 helium hy_v3 internlm3 iquestcoder jetmoe kolibri1 laguna lfm3 "
+        "llama4_text mellum minimax_m2 ministral3 paddleocr_vl_text qwen3 qwen3_vl_text seed_oss solar_open zaya",
+        192: "mimo_v2_flash",
+        256: "diffusion_gemma_text gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text "
+        "qwen3_5_moe_text qwen3_5_text qwen3_next t5gemma2_decoder t5gemma2_text vaultgemma",
+    }
+    shares = {
+        0.25: "gpt_neox qwen3_5_moe_text qwen3_5_text qwen3_next stablelm",
+        0.334: "mimo_v2_flash",
+        0.5: "bamba glm glm4 glm4_moe glm4v_moe_text nemotron persimmon phi recurrent_gemma",
+        0.9: "moonshine",
+        1.0: "codegen glm4v_text glm_image_text glm_ocr_text gpt_neox_japanese gptj laguna mellum minimax_m2 phi3 "
+        "phi4_multimodal solar_open zaya",
+    }
+    for field, usual, facts in (("theta", 1e4, thetas), ("head_dim", None, heads), ("partial", None, shares)):
+        expected = {name: value for value, names in facts.items() for name in names.split()}
+        assert {name: getattr(m, field) for name, m in MODELS.items() if getattr(m, field) != usual} == expected
+
+
 def test_the_share_that_no_key_says():
     base = {"head_dim": 128, "num_hidden_layers": 1}
     shares = {
@@ -798,6 +837,7 @@ BAD = [
     (llama(layer_types=["full_attention", "moe"]), r"the layer types \['moe'\] of layer_types are not known"),
     (llama(layer_types=["full_attention"] * 2, rope_parameters={"full_attention": {}, "main": {}}), "the key rope_parameters.main = {} is none of the layer_types"),
     (llama(layer_types=["full_attention"] * 2, rope_parameters={"full_attention": {"rope_theta": 1.0}, "truncate": False}), "the key rope_parameters.truncate = False is none of"),
+    (llama(layer_types=["full_attention"] * 2, rope_parameters={"full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4096, "truncate": False}}), "rope_parameters.full_attention.truncate = False, which transformers does not read"),
     (llama(per_layer_config={"0": {"rope_theta": 1e4}}), "the key per_layer_config.0.rope_theta is not known"),
     # what contradicts
     (llama(rope_theta=1e6, rope_parameters={"rope_theta": 1e4}), r"rope_parameters.rope_theta = 10000.0 contradicts rope_theta = 1000000.0"),
