@@ -35,7 +35,7 @@ class Settings(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def turn(settings: Settings, x: jax.Array, positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
-    """The pairs of x (..., features) turned, in its dtype; positions (..., axes) are of its rank and broadcast to it."""
+    """The pairs of x (..., features) turned, in its dtype; positions (..., axes) of its rank broadcast to it."""
     by_reads, by_pairs = (functools.partial(f, settings) for f in (_by_reads, _by_pairs))
     return lax.platform_dependent(x, positions, frequencies, tpu=by_reads, default=by_pairs)
 
@@ -49,7 +49,7 @@ def _forward(settings, x, positions, frequencies):
 def _backward(settings, residuals, dy):
     x, positions, frequencies = residuals
     if isinstance(dy, SymbolicZero):
-        dy = jnp.zeros(dy.shape, dy.dtype)
+        dy = jnp.zeros(dy.shape, dy.dtype)  # type: ignore[arg-type]
     dx = turn(settings._replace(backward=not settings.backward), dy, positions, frequencies)
     if x is None:
         return dx, None, None

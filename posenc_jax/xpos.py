@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,11 +95,11 @@ def xpos(
     if origin.ndim:
         raise ValueError(f"{where}: origin must be a scalar, got shape {origin.shape}")
     settings = {"scale_base": scale_base, "gamma": gamma, "layout": layout}
-    query, key = (
+    turned_query, turned_key = (
         _xpos(x, positions, spectrum, origin, head_axis=axis, sign=sign, **settings)
         for (x, positions, spectrum, axis), sign in arguments
     )
-    return query, key
+    return turned_query, turned_key
 
 
 @functools.partial(jax.jit, static_argnames=("head_axis", "sign", "scale_base", "gamma", "layout"), inline=True)
@@ -113,7 +114,7 @@ def _xpos(x, positions, frequencies, origin, *, head_axis, sign, scale_base, gam
     else:
         distance = positions.astype(jnp.float32) - origin.astype(jnp.float32)
     scale = _exp2(product(*jnp.broadcast_arrays(distance, _check.align(columns, x.ndim))))
-    turned = turn(Settings(layout), x.astype(inside), positions, frequencies)
+    turned: Any = turn(Settings(layout), x.astype(inside), positions, frequencies)
     return (turned * jnp.broadcast_to(scale.astype(inside), x.shape)).astype(x.dtype)
 
 

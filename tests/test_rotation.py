@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import posenc_jax as pe
-from posenc_jax import rotation
 
 BOUND = 5e-7
 INT32 = st.integers(-(2**31), 2**31 - 1)
