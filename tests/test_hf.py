@@ -323,6 +323,17 @@ def test_deepseek_v3():
     assert plan.softmax_scale == pytest.approx(g[1] ** 2, rel=1e-15)
 
 
+def test_one_scale_of_the_scores():
+    own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4096}
+    types = ["full_attention", "sliding_attention"]
+    nested = {kind: own | {"mscale_all_dim": all_dim} for kind, all_dim in zip(types, (1.0, 0.5), strict=True)}
+    config = DEEPSEEK_V3 | {"layer_types": types, "rope_scaling": None, "rope_theta": None, "rope_parameters": nested}
+    with pytest.raises(ValueError, match="mscale_all_dim asks for different scales of the scores"):
+        rotary_from_config(config)
+    nested["full_attention"] = nested["sliding_attention"]
+    assert rotary_from_config(config).softmax_scale == pytest.approx((0.05 * math.log(4) + 1) ** 2, rel=1e-15)
+
+
 def test_a_share_in_latent_attention_may_be_of_the_head_or_of_its_last_part():
     for share in (1.0, 64 / 192, 0.335):  # Mistral 4 writes the share of the whole head
         assert rotary_from_config(DEEPSEEK_V3 | {"partial_rotary_factor": share}) == rotary_from_config(DEEPSEEK_V3)
@@ -743,6 +754,11 @@ def test_the_defaults_of_classes():
         1.0: "codegen glm4v_text glm_image_text glm_ocr_text gpt_neox_japanese gptj laguna mellum minimax_m2 phi3 "
         "phi4_multimodal solar_open zaya",
     }
+    required = {name for name, model in MODELS.items() if model.required}  # a rope type, or a spectrum for each type
+    assert required == set(
+        "apertus beam cwm diffusion_gemma_text gemma4_text gemma4_unified_text gpt_oss laguna lfm3 mellum mimo_v2_flash "
+        "ministral3 mistral4 openai_privacy_filter zaya".split()
+    )
     for field, usual, facts in (("theta", 1e4, thetas), ("head_dim", None, heads), ("partial", None, shares)):
         expected = {name: value for value, names in facts.items() for name in names.split()}
         assert {name: getattr(m, field) for name, m in MODELS.items() if getattr(m, field) != usual} == expected
