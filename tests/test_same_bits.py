@@ -32,7 +32,6 @@ def turned_back(p, dy):
     return jax.vjp(lambda x: pe.rotary(x, p, SCALED, head_axis=None), jnp.zeros_like(dy))[1](dy)[0]
 
 
-
 # name → (function of positions (n,) and x (n, DIM) that gives (n, DIM), positions)
 CASES = {
     "sinusoidal": (lambda p, x: pe.sinusoidal(p, DIM), POSITIONS),
