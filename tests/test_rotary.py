@@ -282,6 +282,12 @@ def test_derivatives_in_x_positions_and_frequencies(layout, inverse, shape):
     for got, want in zip(jax.jit(jax.grad(ours, argnums=(0, 1, 2)))(x, p, w), expected, strict=True):
         assert got.shape == want.shape and got.dtype == want.dtype
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    # The last features instead of the first: the same of features in another order.
+    turned_round = lambda v: jnp.concatenate([v[..., 6:], v[..., :6]], -1)  # noqa: E731
+    last = lambda p, w: pe.rotary(turned_round(x), p, w, layout=layout, inverse=inverse, part="last")  # noqa: E731
+    loss = lambda p, w: jnp.sum(turned_round(weights) * last(p, w) ** 2)  # noqa: E731
+    for got, want in zip(jax.jit(jax.grad(loss, argnums=(0, 1)))(p, w), expected[1:], strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
     for argnum in (1, 2):  # each alone
         alone = jax.jit(jax.grad(lambda v: ours(*[v if i == argnum else a for i, a in enumerate((x, p, w))])))  # noqa: B023
         np.testing.assert_allclose(alone((x, p, w)[argnum]), expected[argnum], rtol=2e-5, atol=2e-5)
