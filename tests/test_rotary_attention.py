@@ -189,7 +189,7 @@ def test_grouped_queries(as_flax):
     )
     x = np.concatenate([X, X[::-1]], axis=-1)
     want = layer_in_numpy(layer, x, np.arange(6), CAUSAL, heads=4)
-    np.testing.assert_allclose(layer(x, is_causal=True), want, atol=2e-6)
+    np.testing.assert_allclose(layer(x, mask=jnp.asarray(CAUSAL)), want, atol=2e-6)
 
 
 def test_linen_passes_on_all_that_its_own_function_takes():
@@ -409,7 +409,7 @@ def test_scanned_nnx_layers(as_flax):
     stacked = nnx.merge(
         graphdef, jax.tree.map(lambda *leaves: jnp.stack(leaves), *(nnx.state(layer) for layer in layers))
     )
-    step = lambda x, layer: x + layer(x, is_causal=True)  # noqa: E731
+    step = lambda x, layer: x + layer(x, mask=jnp.asarray(CAUSAL))  # noqa: E731
     scanned = nnx.scan(nnx.remat(step), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
     got, grads = nnx.jit(nnx.value_and_grad(lambda m: jnp.sum(jnp.sin(scanned(X, m)))))(stacked)
     want, wanted = nnx.jit(nnx.value_and_grad(lambda m: jnp.sum(jnp.sin(step(step(X, m[0]), m[1])))))(nnx.List(layers))
