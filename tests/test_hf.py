@@ -754,14 +754,58 @@ def test_the_defaults_of_classes():
         1.0: "codegen glm4v_text glm_image_text glm_ocr_text gpt_neox_japanese gptj laguna mellum minimax_m2 phi3 "
         "phi4_multimodal solar_open zaya",
     }
-    required = {name for name, model in MODELS.items() if model.required}  # a rope type, or a spectrum for each type
-    assert required == set(
-        "apertus beam cwm diffusion_gemma_text gemma4_text gemma4_unified_text gpt_oss laguna lfm3 mellum mimo_v2_flash "
-        "ministral3 mistral4 openai_privacy_filter zaya".split()
-    )
     for field, usual, facts in (("theta", 1e4, thetas), ("head_dim", None, heads), ("partial", None, shares)):
         expected = {name: value for value, names in facts.items() for name in names.split()}
         assert {name: getattr(m, field) for name, m in MODELS.items() if getattr(m, field) != usual} == expected
+
+
+def test_the_facts_of_code():
+    """As the modelling code of transformers 5.23.0 has them."""
+    facts = {
+        "required": "apertus beam cwm diffusion_gemma_text gemma4_text gemma4_unified_text gpt_oss laguna lfm3 mellum "
+        "mimo_v2_flash ministral3 mistral4 openai_privacy_filter zaya",
+        "sliding_only": "afmoe cohere2 exaone4 exaone_moe flint kolibri1",
+        "windowless": "exaone4 exaone_moe kolibri1",
+        "typed": "bamba beam flint granitemoehybrid kolibri1 laguna lfm2 lfm2_moe lfm3 mellum mimo_v2_flash minimax "
+        "olmo_hybrid recurrent_gemma zaya",
+        "nested": "beam diffusion_gemma_text gemma4_text gemma4_unified_text laguna lfm3 mellum mimo_v2_flash zaya",
+        "thetas": "gemma3_text gemma3n_text modernbert modernbert-decoder olmo3 t5gemma2_decoder t5gemma2_text",
+        "latent": "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 minicpm3 mistral4 youtu",
+        "switched": "axk1 deepseek_v3 glm4_moe_lite mistral4 youtu",
+        "dealt": "qwen3_5_moe_text qwen3_5_text qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text",
+        "layer_thetas": "granite_swa granitemoe_swa",
+        "interval": "llama4_text smollm3",
+        "temperature": "llama4_text ministral3 mistral4",
+    }
+    for field, names in facts.items():
+        assert {name for name, model in MODELS.items() if getattr(model, field)} == set(names.split()), field
+    sections = {name: model.sections for name, model in MODELS.items() if model.sections}
+    assert {sections.pop(f"qwen2_{x}_text") for x in ("vl", "5_vl", "5_omni")} == {(16, 24, 24)}
+    assert {sections.pop(f"qwen3_{x}_text") for x in ("vl", "vl_moe", "omni_moe")} == {(24, 20, 20)}
+    assert {sections.pop(f"qwen3_{x}_text") for x in ("5", "5_moe")} == {(11, 11, 10)}
+    assert sections.pop("paddleocr_vl_text") == (16, 24, 24)
+    assert set(sections) == {"glm4v_text", "glm_ocr_text", "glm4v_moe_text", "glm_image_text"}
+    assert set(sections.values()) == {(8, 12, 12)}
+
+
+def test_the_layer_types_that_no_key_says():
+    base = {"head_dim": 64, "num_hidden_layers": 13, "rope_theta": 7e5}
+    full = {"gemma3_text": 6, "gemma3n_text": 5, "t5gemma2_text": 6, "t5gemma2_decoder": 6}
+    for name, period in full.items():
+        layers = rotary_from_config(base | {"model_type": name}).layers
+        assert [layer.frequencies == layers[period - 1].frequencies for layer in layers] == [
+            (i + 1) % period == 0 for i in range(13)
+        ], name
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    layers = rotary_from_config(base | {"model_type": "olmo3", "rope_scaling": scaling}).layers
+    for i, layer in enumerate(layers):
+        close(layer.frequencies, plain(64, 7e5) / (2 if i % 4 == 3 else 1))
+    base = {"head_dim": 64, "num_hidden_layers": 9}
+    for name in ("cohere2", "afmoe", "exaone4", "exaone_moe"):
+        layers = rotary_from_config(base | {"model_type": name, "sliding_window": 64}).layers
+        assert [layer.frequencies is None for layer in layers] == [False, False, False, True] * 2 + [False], name
+    key = {"model_type": "afmoe", "global_attn_every_n_layers": 3}
+    assert rotary_from_config(base | key).layers[2].frequencies is None
 
 
 def test_the_share_that_no_key_says():
