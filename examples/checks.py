@@ -1,4 +1,4 @@
-r"""The facts that make sinusoidal positions work, measured: for each a figure, its limit, and whether it was kept.
+r"""The facts that make positions work, measured: for each a figure, its limit, and whether it was kept.
 
 The truth that encodings are compared with is computed here in decimal arithmetic, without the library.
 """
@@ -9,6 +9,7 @@ import decimal
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -18,9 +19,10 @@ import posenc_jax as pe
 TWO_PI = decimal.Decimal("6.2831853071795864769252867665590057683943387987502")
 
 
-def run(width: int, seed: int) -> list[dict[str, Any]]:
-    """All checks, for encodings of this width."""
-    return [*permutation(width, seed), rotation(width, seed), offsets(width), *precision(width)]
+def run(width: int, head_dim: int, seed: int) -> list[dict[str, Any]]:
+    """All checks, for encodings of this width and heads of this size."""
+    sinusoidal = [*permutation(width, seed), rotation(width, seed), offsets(width), *precision(width)]
+    return [*sinusoidal, scores(head_dim, seed), decoding(head_dim, seed)]
 
 
 def truth(positions: Any, width: int) -> np.ndarray:
@@ -31,11 +33,23 @@ def truth(positions: Any, width: int) -> np.ndarray:
     return np.stack([np.sin(phases), np.cos(phases)], axis=-1).reshape(len(phases), width)
 
 
+def float32_phases(positions: Any, width: int) -> jax.Array:
+    """The phases as they are usually computed, (..., width/2)."""
+    omegas = jnp.exp(jnp.arange(0, width, 2) * -(math.log(10_000.0) / width))
+    return jnp.asarray(positions, jnp.float32)[..., None] * omegas
+
+
 def textbook(position: int, width: int) -> np.ndarray:
     """The encoding as it is usually written, in float32."""
-    omegas = jnp.exp(jnp.arange(0, width, 2) * -(math.log(10_000.0) / width))
-    phases = jnp.float32(position) * omegas
+    phases = float32_phases([position], width)
     return np.stack([jnp.sin(phases), jnp.cos(phases)], axis=-1).reshape(1, width)
+
+
+def textbook_rotary(x: jax.Array, positions: Any) -> jax.Array:
+    """Rotary positions as they are usually written, in float32; x is (seq, head_dim)."""
+    phases = float32_phases(positions, x.shape[-1])
+    (x1, x2), cos, sin = jnp.split(x, 2, axis=-1), jnp.cos(phases), jnp.sin(phases)
+    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
 
 
 def tens(value: float) -> str:
@@ -121,3 +135,43 @@ def precision(width: int) -> list[dict[str, Any]]:
         found.append(check(f"The encoding of position {label}", figure, ours, ours <= 9e-8))
         found[-1]["float32_formula"] = float(usual)
     return found
+
+
+def scores(head_dim: int, seed: int) -> dict[str, Any]:
+    """The score of a rotated query and a rotated key does not depend on where the two stand, but on how far apart."""
+    query, key = jax.random.normal(jax.random.key(seed), (2, 512, head_dim))
+    lengths = np.linalg.norm(query, axis=-1)[:, None] * np.linalg.norm(key, axis=-1)
+
+    def difference(rotate):
+        near, far = (
+            np.asarray(rotate(query, positions), np.float64) @ np.asarray(rotate(key, positions), np.float64).T
+            for positions in (np.arange(start, start + 512, dtype=np.int32) for start in (3, 2_000_000_000))
+        )
+        return (np.abs(far - near) / lengths).max()
+
+    ours = difference(lambda x, positions: pe.rotary(x, positions, head_axis=None))
+    usual = difference(textbook_rotary)
+    found = check(
+        "Rotary scores of 512 queries and 512 keys are the same from position 3 and from 2,000,000,000",
+        f"largest difference {tens(ours)} of |q||k|, at most 1.2·10⁻⁶; the usual float32 formula: {usual:#.2g}",
+        ours,
+        ours <= 1.2e-6,  # each of the four vectors within 3e-7 of its length
+    )
+    return found | {"float32_formula": float(usual)}
+
+
+def decoding(head_dim: int, seed: int) -> dict[str, Any]:
+    """Keys that are rotated one by one, as in generation, are those of the whole sequence."""
+    keys = jax.random.normal(jax.random.key(seed), (2, 64, 4, head_dim))
+    different = 0
+    for start in (0, 2_000_000_000):
+        positions = np.arange(start, start + 64, dtype=np.int32)
+        whole = pe.rotary(keys, positions)
+        steps = [pe.rotary(keys[:, i : i + 1], positions[i : i + 1]) for i in range(64)]
+        different += int((np.asarray(whole).view(np.int32) != np.concatenate(steps, axis=1).view(np.int32)).sum())
+    return check(
+        "Rotary decode steps, one position each, give the same bits as the whole sequence",
+        f"{different} of {2 * keys.size:,} numbers differ, none may",
+        different,
+        different == 0,
+    )

@@ -12,6 +12,8 @@ from typing import Any
 import figures
 import numpy as np
 
+import posenc_jax as pe
+
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 
 
@@ -35,21 +37,23 @@ def text_table(results: dict[str, Any]) -> str:
     for name, variant in results["variants"].items():
         values = [w["bits_per_byte"] for w in variant["windows"].values()]
         cells = ["no answer" if value is None else f"{value:.3f}" for value in values]
-        rows.append([variant["label"], *cells, f"{results['seconds'][name]['training']:.0f} s"])
+        seconds = results["seconds"][name]["training"]
+        rows.append([variant["label"], *cells, "none" if seconds is None else f"{seconds:.0f} s"])
     return "\n".join("".join(f"{cell:>20}" for cell in row) for row in rows)
 
 
 def result_table(results: dict[str, Any]) -> str:
-    lengths = lengths_of(results)
+    lengths, variants = lengths_of(results), results["variants"]
     columns = [*(f"{n} bytes" for n in lengths), f"{lengths[-1]} bytes, from position {results['setup']['length']} on"]
     body = ""
-    for name, variant in results["variants"].items():
+    for name, variant in variants.items():
         windows = list(variant["windows"].values())
         cells = "".join(cell(window["bits_per_byte"], window.get("no_answer", "")) for window in windows)
         cells += cell(windows[-1].get("beyond_training_length"))
         seconds = results["seconds"][name]["training"]
-        body += f'<tr><th scope="row">{escape(variant["label"])}</th>{cells}'
-        body += f"<td>{variant['parameters']:,}</td><td>{seconds:.0f} s</td></tr>"
+        training = f"none<br><small>weights: {variants[variant['weights']]['label']}</small>"
+        body += f'<tr><th scope="row">{escape(variant["label"])}</th>{cells}<td>{variant["parameters"]:,}</td>'
+        body += f"<td>{training if seconds is None else f'{seconds:.0f} s'}</td></tr>"
     header = "".join(f'<th scope="col">{name}</th>' for name in ["model", *columns, "parameters", "training"])
     return scroll("Held-out bits per byte by length of the window; fewer are better", header, body)
 
@@ -82,11 +86,12 @@ def summary(results: dict[str, Any]) -> str:
         return "The run was interrupted before a model was finished."
     short, *_, long = lengths_of(results)
     cost = {v["label"]: [v["windows"][n]["bits_per_byte"] for n in (short, long)] for v in variants.values()}
+    trained = [v["label"] for v in variants.values() if v["training"]]
     parts = [
         f"A small Transformer learned to predict the next byte of the {data['text']}, in {results['steps']} steps on "
-        f"windows of {short} bytes, once with each of: {listing(cost)}. All else was the same, initial weights and "
+        f"windows of {short} bytes, once with each of: {listing(trained)}. All else was the same, initial weights and "
         "batches included. In files that it had not seen, a byte then cost "
-        + listing(f"{near:.2f} bits with {label}" for label, (near, _) in cost.items())
+        + listing(f"{cost[label][0]:.2f} bits with {label}" for label in trained)
         + " in windows of that length. Fewer are better."
     ]
     worse = [f"{far:.2f} bits with {label}" for label, (near, far) in cost.items() if far and far > near]
@@ -104,6 +109,39 @@ def summary(results: dict[str, Any]) -> str:
     if not results["complete"]:
         parts.append("<strong>Not all models are finished: this page shows those that are.</strong>")
     return " ".join(parts)
+
+
+def yarn(results: dict[str, Any]) -> str:
+    """What YaRN does to these frequencies, and what came of it."""
+    variants, setup = results["variants"], results["setup"]
+    if "yarn" not in variants:
+        return ""
+    short, *longer = lengths_of(results)
+    dim, length, factors = setup["width"] // setup["heads"], setup["length"], [int(n) // int(short) for n in longer]
+    plain = pe.geometric(dim)
+    stretched = pe.yarn(dim, 10_000.0, factors[-1], original_max=length)
+    slowing = plain.angular / stretched.angular
+    kept, full = (int(np.isclose(slowing, x).sum()) for x in (1, factors[-1]))
+    sharper = listing(f"{pe.yarn(dim, 10_000.0, s, length).attention_factor ** 2:.2f} for s = {s}" for s in factors)
+    within = [np.mean(variants[name]["windows"][longer[-1]]["by_position"][:8]) for name in ("yarn", "rotary")]
+    outcome = []
+    for n in longer:
+        before, after = (round(variants[name]["windows"][n]["bits_per_byte"], 3) for name in ("rotary", "yarn"))
+        verdict = "fewer" if after < before else "more" if after > before else "as many"
+        outcome.append(f"{after:.3f} bits instead of {before:.3f} in windows of {n} bytes ({verdict})")
+    return f"""<p>“Rotary + YaRN” is the rotary model as it was trained, without a further step. For windows of s times
+the training length, its frequencies are exchanged for those of YaRN (Peng et al., “YaRN: Efficient Context Window
+Extension of Large Language Models”, 2023, sections 3.2 and 3.4). Pairs of features that turn less than once in a
+training window would come to angles that no batch had, so they turn s times more slowly; the fastest stay as they are,
+to tell neighbours apart; along the ramp between, each pair is slowed more than the one before. And as attention spreads
+over more bytes, scores are multiplied by (0.1 ln s + 1)², {sharper}: a lower temperature of the softmax. With s = 1
+nothing changes, so the result in windows of {short} bytes is that of rotary positions by construction.</p>
+<p>YaRN’s constants were chosen for Llama models, with some training after the exchange; here they are used as they are,
+with none. They leave a pair alone from 32 turns in a training window on. Here the fastest of {plain.num_pairs} pairs
+makes {length / plain.wavelengths[0]:.0f}, so the ramp begins at that one. Left alone: {kept}; on the ramp:
+{plain.num_pairs - kept - full}; s times more slowly: {full}. A byte then cost {listing(outcome)}.
+Among these, at the first {length} positions of windows of {longer[-1]} bytes, where nothing is out of reach, it cost
+{within[0]:.3f} instead of {within[1]:.3f}.</p>"""
 
 
 def listing(items: Iterable[str]) -> str:
@@ -153,6 +191,7 @@ chance.</p>"""
 <section><h2>Held-out bits per byte</h2>
 {result_table(results) if results["variants"] else ""}
 {measured}
+{yarn(results)}
 {figures.of_training(results)}
 </section>
 <section><h2>What makes it work, checked</h2>

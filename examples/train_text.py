@@ -1,9 +1,10 @@
-r"""Trains a small Transformer three times, with its positions given in different ways, and reports what came out.
+r"""Trains a small Transformer four times, with its positions given in different ways, and reports what came out.
 
 The text is the source code of Python's standard library, byte by byte, so that nothing is downloaded. The models
-differ in nothing but their positions: none, the sinusoidal encoding, or a learned table. Each is then asked to predict
-the same held-out bytes in windows of its training length, of twice that and of four times that. The results go to
-`index.html` (which needs no network) and `results.json`, written anew after every model; Ctrl-C keeps what is there.
+differ in nothing but their positions: none, the sinusoidal encoding, a learned table, or rotary. Each is then asked to
+predict the same held-out bytes in windows of its training length, of twice that and of four times that; the rotary one
+also with its spectrum stretched to those lengths by YaRN. The results go to `index.html` (which needs no network) and
+`results.json`, written anew after every model; Ctrl-C keeps what is there.
 
     python examples/train_text.py [--steps N] [--seed N] [--output FOLDER]
 """
@@ -33,8 +34,8 @@ import report
 from flax import nnx
 from tqdm import tqdm
 
-import posenc_jax
-from posenc_jax.nnx import LearnedEncoding, SinusoidalEncoding
+import posenc_jax as pe
+from posenc_jax.nnx import LearnedEncoding, SinusoidalEncoding, rotary_attention
 
 LENGTHS = (1, 2, 4)  # of the windows to predict, in training lengths
 
@@ -56,6 +57,11 @@ class Setup:
         """√d. Embeddings begin with variance 1/d; this makes it 1, beside ½ for the sinusoidal encoding."""
         return self.width**0.5
 
+    @property
+    def head_dim(self) -> int:
+        """Features of a head."""
+        return self.width // self.heads
+
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
@@ -63,12 +69,14 @@ class Variant:
 
     Both are made from the setup and a source of initial values of their own, so that all other weights of two variants
     begin the same. `embed` makes a function of the embeddings (batch, length, width), which also multiplies them by
-    √d. `attention` makes the `attention_fn` of one layer's `nnx.MultiHeadAttention`.
+    √d. `attention` makes the `attention_fn` of one layer's `nnx.MultiHeadAttention`; it also gets the length of the
+    windows, as some change with it. With `weights` a variant is not trained: it takes those of that earlier variant.
     """
 
     label: str
     embed: Callable[[Setup, nnx.Rngs], Callable] = lambda s, rngs: lambda x: s.scale * x
-    attention: Callable[[Setup, nnx.Rngs], Callable] = lambda s, rngs: nnx.dot_product_attention
+    attention: Callable[[Setup, nnx.Rngs, int], Callable] = lambda s, rngs, length: nnx.dot_product_attention
+    weights: str | None = None
 
 
 VARIANTS = {
@@ -77,6 +85,14 @@ VARIANTS = {
     "learned": Variant(
         "learned positions",
         embed=lambda s, rngs: LearnedEncoding(s.length, s.width, scale=s.scale, rngs=rngs),
+    ),
+    "rotary": Variant("rotary positions", attention=lambda s, rngs, length: rotary_attention(s.head_dim)),
+    "yarn": Variant(
+        "rotary + YaRN",
+        attention=lambda s, rngs, length: rotary_attention(
+            pe.yarn(s.head_dim, 10_000.0, length / s.length, original_max=s.length)
+        ),
+        weights="rotary",
     ),
 }
 
@@ -100,15 +116,15 @@ class Block(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """A decoder-only Transformer over bytes; the embeddings also serve as the last layer."""
+    """A decoder-only Transformer over bytes, for windows of one length; the embeddings also serve as the last layer."""
 
-    def __init__(self, setup: Setup, variant: Variant, seed: int):
+    def __init__(self, setup: Setup, variant: Variant, seed: int, length: int):
         rngs, own = nnx.Rngs(seed), nnx.Rngs(seed + 1)
         self.embedding = nnx.Embed(
             256, setup.width, embedding_init=nnx.initializers.normal(setup.width**-0.5), rngs=rngs
         )
         self.positions = variant.embed(setup, own)
-        self.blocks = nnx.List([Block(setup, variant.attention(setup, own), rngs) for _ in range(setup.depth)])
+        self.blocks = nnx.List([Block(setup, variant.attention(setup, own, length), rngs) for _ in range(setup.depth)])
         self.norm = nnx.LayerNorm(setup.width, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -127,7 +143,7 @@ def bits(graph: nnx.GraphDef, weights: nnx.State, windows: jax.Array) -> jax.Arr
 
 def train(setup: Setup, variant: Variant, text: np.ndarray, steps: int, seed: int) -> tuple[Decoder, list[float]]:
     """A trained model, and its bits per byte of each batch."""
-    graph, weights = nnx.split(Decoder(setup, variant, seed))
+    graph, weights = nnx.split(Decoder(setup, variant, seed, setup.length))
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, setup.learning_rate, min(100, 1 + steps // 10), steps + 2, setup.learning_rate / 20
     )
@@ -151,8 +167,8 @@ def train(setup: Setup, variant: Variant, text: np.ndarray, steps: int, seed: in
     return nnx.merge(graph, weights), losses
 
 
-def evaluate(setup: Setup, model: Decoder, text: np.ndarray) -> dict[str, Any]:
-    """Bits per held-out byte in windows of each length.
+def evaluate(setup: Setup, variant: Variant, weights: nnx.State, text: np.ndarray) -> dict[str, Any]:
+    """Bits per held-out byte in windows of each length, for which the model is built anew with the same weights.
 
     The segments of the text, evenly spaced, are the same for all lengths: cut into windows of one length, their bytes
     are predicted each once, from those before it in its window. So every length predicts the same bytes.
@@ -160,10 +176,10 @@ def evaluate(setup: Setup, model: Decoder, text: np.ndarray) -> dict[str, Any]:
     longest = LENGTHS[-1] * setup.length
     starts = np.linspace(0, len(text) - longest - 1, setup.segments).astype(int)
     segments = text[starts[:, None] + np.arange(longest + 1)].astype(np.int32).reshape(-1, 8, longest + 1)
-    graph, weights = nnx.split(model)
-    measure = jax.jit(functools.partial(bits, graph))
     result: dict[str, Any] = {}
     for length in (multiple * setup.length for multiple in LENGTHS):
+        model = Decoder(setup, variant, 0, length)
+        measure = jax.jit(functools.partial(bits, nnx.graphdef(model)))
         try:
             model.positions(jnp.zeros((1, length, setup.width)))
         except ValueError as error:  # the encoding has none at this length
@@ -186,7 +202,7 @@ def evaluate(setup: Setup, model: Decoder, text: np.ndarray) -> dict[str, Any]:
 def describe(setup: Setup, steps: int, seed: int) -> dict[str, Any]:
     """All that the numbers depend on, but for the text."""
     device = jax.devices()[0]
-    packages = {"jax": jax, "flax": flax, "optax": optax, "numpy": np, "posenc_jax": posenc_jax}
+    packages = {"jax": jax, "flax": flax, "optax": optax, "numpy": np, "posenc_jax": pe}
     return {
         "command": f"python examples/train_text.py --steps {steps} --seed {seed}",
         "seed": seed,
@@ -208,25 +224,29 @@ def run(results: dict[str, Any], tables: dict[str, np.ndarray], setup: Setup, ou
     """Fills `results` and `tables`, and writes them after every model."""
     began, (steps, seed) = time.perf_counter(), (results["steps"], results["seed"])
     training, held_out, results["data"] = corpus.read()
-    results["checks"] = checks.run(setup.width, seed)
+    results["checks"] = checks.run(setup.width, setup.head_dim, seed)
     for check in results["checks"]:
         print(f"{'ok  ' if check['passed'] else 'FAIL'}  {check['name']}: {check['figure']}", flush=True)
     report.write(output, results, tables)
+    models: dict[str, Decoder] = {}
     for name, variant in VARIANTS.items():
-        started = time.perf_counter()
-        model, losses = train(setup, variant, training, steps, seed)
-        trained = time.perf_counter()
-        windows = evaluate(setup, model, held_out)
+        started, training_curve = time.perf_counter(), None
+        if variant.weights is None:
+            models[name], losses = train(setup, variant, training, steps, seed)
+            training_curve = curve(losses)
+        model, trained = models[variant.weights or name], time.perf_counter()
+        windows = evaluate(setup, variant, nnx.state(model), held_out)
         if isinstance(model.positions, LearnedEncoding):
             tables[name] = np.asarray(model.positions.embedding[...])
         results["seconds"][name] = {
-            "training": round(trained - started, 1),
+            "training": round(trained - started, 1) if training_curve else None,
             "evaluation": round(time.perf_counter() - trained, 1),
         }
         results["variants"][name] = {
             "label": variant.label,
+            "weights": variant.weights or name,
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))),
-            "training": curve(losses),
+            "training": training_curve,
             "windows": windows,
         }
         results["complete"] = len(results["variants"]) == len(VARIANTS)
@@ -237,8 +257,8 @@ def run(results: dict[str, Any], tables: dict[str, np.ndarray], setup: Setup, ou
 def main(arguments: list[str] | None = None, setup: Setup = Setup()) -> int:  # noqa: B008 (frozen)
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        description="Train a byte-level Transformer without positions, with the sinusoidal encoding and with a learned "
-        "table, and write what came out to FOLDER/index.html and FOLDER/results.json.",
+        description="Train a byte-level Transformer without positions, with the sinusoidal encoding, with a learned "
+        "table and with rotary positions, and write what came out to FOLDER/index.html and FOLDER/results.json.",
         epilog="Ctrl-C keeps the models that are finished. The same seed gives the same numbers on the same machine.",
     )
     parser.add_argument("--steps", type=whole(1), default=700, metavar="N", help="for each model (default: 700)")

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import posenc_jax as pe
+
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "examples" / "train_text.py"
 # One CPU device as a user has it, not those of conftest.py, and no display.
@@ -38,7 +40,7 @@ def tiny(*arguments):
 
 
 def execute(command):
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
 
 
 def load(folder):
@@ -90,7 +92,7 @@ def test_results(real):
     results = load(real[0])
     assert results["complete"] and results["steps"] == 3 and results["seed"] == 0
     assert results["versions"]["python"] == sys.version.split()[0] and results["data"]["held_out_bytes"] > 2**16
-    assert list(results["variants"]) == ["none", "sinusoidal", "learned"]
+    assert list(results["variants"]) == ["none", "sinusoidal", "learned", "rotary", "yarn"]
     for name, variant in results["variants"].items():
         assert list(variant["windows"]) == ["128", "256", "512"]
         for length, window in variant["windows"].items():
@@ -100,16 +102,55 @@ def test_results(real):
             else:
                 assert 1 < window["bits_per_byte"] < 9 and all(map(math.isfinite, window["by_position"]))
                 assert (window["beyond_training_length"] is None) == (length == "128")
-        assert all(map(math.isfinite, variant["training"]["bits_per_byte"]))
+        assert variant["training"] is None or all(map(math.isfinite, variant["training"]["bits_per_byte"]))
     parameters = {name: variant["parameters"] for name, variant in results["variants"].items()}
-    assert parameters["sinusoidal"] == parameters["none"] == parameters["learned"] - 128 * results["setup"]["width"]
+    assert parameters["learned"] == parameters["none"] + 128 * results["setup"]["width"]
+    assert parameters["sinusoidal"] == parameters["rotary"] == parameters["yarn"] == parameters["none"]
+
+
+def test_yarn_is_the_rotary_model_evaluated_otherwise(real):
+    results = load(real[0])
+    rotary, yarn = results["variants"]["rotary"], results["variants"]["yarn"]
+    assert yarn["weights"] == "rotary" and yarn["training"] is results["seconds"]["yarn"]["training"] is None
+    assert all(variant["weights"] == name for name, variant in results["variants"].items() if name != "yarn")
+    assert [yarn["windows"][n] == rotary["windows"][n] for n in ("128", "256", "512")] == [True, False, False]
+
+
+def test_yarn_differs_from_rotary_in_the_spectrum_of_long_windows(train_text):
+    setup, variants = train_text.Setup(), train_text.VARIANTS
+    for length in (128, 256, 512):
+        plain, scaled = (variants[name].attention(setup, None, length).frequencies for name in ("rotary", "yarn"))
+        assert plain == pe.geometric(24) and scaled == pe.yarn(24, 10_000.0, length / 128, original_max=128)
+        assert (plain == scaled) == (length == 128)
+
+
+def test_the_page_says_what_yarn_did(real):
+    text = " ".join("".join(Page(real[0] / "index.html").text).split())
+    # By hand: pair i turns 128 · 10000^(−i/12) / 2π times; 20, 9.5, 4.4, 2.04 and then less than once.
+    assert "1.14 for s = 2 and 1.30 for s = 4" in text and "the fastest of 12 pairs makes 20," in text
+    assert "Left alone: 1; on the ramp: 3; s times more slowly: 8." in text
+    windows = {name: load(real[0])["variants"][name]["windows"] for name in ("rotary", "yarn")}
+    for n in ("256", "512"):
+        plain, scaled = (windows[name][n]["bits_per_byte"] for name in ("rotary", "yarn"))
+        assert f"{scaled:.3f} bits instead of {plain:.3f} in windows of {n} bytes" in text
+    near = [f"{np.mean(windows[name]['512']['by_position'][:8]):.3f}" for name in ("yarn", "rotary")]
+    assert f"where nothing is out of reach, it cost {near[0]} instead of {near[1]}." in text
+    assert "once with each of: no positions, sinusoidal positions, learned positions and rotary positions." in text
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "learned", "rotary"])
+def test_positions_reach_the_logits(name, train_text):
+    setup = train_text.Setup(width=16, depth=1, heads=2, length=16)
+    none, variant = (train_text.Decoder(setup, train_text.VARIANTS[n], 0, 16) for n in ("none", name))
+    tokens = np.array([[3, 1, 4, 1, 5]], np.int32)
+    assert abs(variant(tokens) - none(tokens))[:, 1:].max() > 1e-3
 
 
 def test_initial_weights_are_shared(train_text):
     setup = train_text.Setup(width=16, depth=1, heads=2, length=16)
     weights = []
     for variant in train_text.VARIANTS.values():
-        state = nnx.to_flat_state(nnx.state(train_text.Decoder(setup, variant, 0)))
+        state = nnx.to_flat_state(nnx.state(train_text.Decoder(setup, variant, 0, 16)))
         weights.append({path: leaf[...] for path, leaf in state if path[0] != "positions"})
     for other in weights[1:]:
         assert other.keys() == weights[0].keys()
@@ -118,11 +159,21 @@ def test_initial_weights_are_shared(train_text):
 
 def test_checks(real):
     checks = load(real[0])["checks"]
-    assert len(checks) == 6
+    assert len(checks) == 8
     for check in checks:
         assert check["passed"], check
         assert math.isfinite(check["value"])
-    assert checks[-1]["float32_formula"] > 0.1 > 9e-8 >= checks[-1]["value"]
+    assert checks[5]["float32_formula"] > 0.1 > 9e-8 >= checks[5]["value"]
+    assert checks[6]["float32_formula"] > 0.1 > 1.2e-6 >= checks[6]["value"]
+
+
+def test_checks_of_rotary_find_what_is_wrong(train_text, monkeypatch):
+    checks, rotary = train_text.checks, pe.rotary
+    monkeypatch.setattr(pe, "rotary", lambda x, positions, head_axis: checks.textbook_rotary(x, positions))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a user has them
+        assert not checks.scores(24, 0)["passed"]
+    monkeypatch.setattr(pe, "rotary", lambda x, positions: rotary(x, positions - positions[0]))
+    assert not checks.decoding(24, 0)["passed"]
 
 
 def test_page_is_complete_in_itself(real):
@@ -139,23 +190,24 @@ def test_page_is_complete_in_itself(real):
 
 def test_output_ends_with_the_table_and_the_page(real):
     folder, output = real
-    *_, none, sinusoidal, learned, blank, path = output.splitlines()
+    *_, none, sinusoidal, learned, rotary, yarn, blank, path = output.splitlines()
     assert learned.split()[:2] == ["learned", "positions"] and learned.count("no answer") == 2 and not blank
+    assert rotary.endswith(" s") and yarn.endswith("none") and yarn.split()[3] == rotary.split()[2]
     assert path == str((folder / "index.html").resolve())
     assert sorted(p.name for p in folder.iterdir()) == ["index.html", "results.json"]
 
 
 def test_the_same_seed_gives_the_same_numbers(train_text):
     setup = train_text.Setup(width=16, depth=1, heads=2, length=16, batch=2, segments=8)
-    text = np.frombuffer(SCRIPT.read_bytes(), np.uint8)
+    text, variant = np.frombuffer(SCRIPT.read_bytes(), np.uint8), train_text.VARIANTS["learned"]
 
     def losses_and_answers(seed):
-        model, losses = train_text.train(setup, train_text.VARIANTS["learned"], text, 5, seed)
-        return losses, train_text.evaluate(setup, model, text)
+        model, losses = train_text.train(setup, variant, text, 5, seed)
+        return losses, train_text.evaluate(setup, variant, nnx.state(model), text)
 
     with jax.numpy_dtype_promotion("standard"):  # which optax needs
         once, again = losses_and_answers(1), losses_and_answers(1)
-        _, other = train_text.train(setup, train_text.VARIANTS["learned"], text, 5, 2)
+        _, other = train_text.train(setup, variant, text, 5, 2)
     assert once == again and once[0] != other
 
 
