@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 
 from posenc_jax import _check
 from posenc_jax._phase import product
@@ -41,15 +40,14 @@ def turn(settings: Settings, x: jax.Array, positions: jax.Array, frequencies: Fr
 
 
 def _forward(settings, x, positions, frequencies):
-    perturbed = any(leaf.perturbed for leaf in jax.tree.leaves((positions, frequencies)))
-    x, positions, frequencies = jax.tree.map(lambda leaf: leaf.value, (x, positions, frequencies))
-    return turn(settings, x, positions, frequencies), (x if perturbed else None, positions, frequencies)
+    # x is kept for the derivatives in the others, which integers and static frequencies do not have. Whether those are
+    # asked for is not looked at (`symbolic_zeros`): JAX 0.10 mixes up the two kinds of one traced call.
+    others = jnp.issubdtype(positions.dtype, jnp.floating) or not isinstance(frequencies, Frequencies)
+    return turn(settings, x, positions, frequencies), (x if others else None, positions, frequencies)
 
 
 def _backward(settings, residuals, dy):
     x, positions, frequencies = residuals
-    if isinstance(dy, SymbolicZero):
-        dy = jnp.zeros(dy.shape, dy.dtype)  # type: ignore[arg-type]
     dx = turn(settings._replace(backward=not settings.backward), dy, positions, frequencies)
     if x is None:
         return dx, None, None
@@ -72,7 +70,7 @@ def _backward(settings, residuals, dy):
     return dx, d_positions, d_frequencies
 
 
-turn.defvjp(_forward, _backward, symbolic_zeros=True)
+turn.defvjp(_forward, _backward)
 
 
 def _turned(settings, x, dim):

@@ -62,8 +62,8 @@ def rotary(
 
     Returns:
       The rotated x, of its shape and dtype; computed in float32 (float64 if x is) and rounded once. NaN where a
-      position is outside int32 and this could not be known when tracing. Differentiable in reverse mode: in x (for
-      which nothing but the positions is kept), in float positions, and in frequencies that are an array.
+      position is outside int32 and this could not be known when tracing. Differentiable in reverse mode, in x, in float
+      positions and in frequencies that are an array; without the last two, nothing but the positions is kept for it.
 
     Raises:
       TypeError: if x is not an array of floats, positions are not integers or floats, or head_axis is not an integer.

@@ -113,9 +113,14 @@ def _xpos(x, positions, frequencies, origin, *, head_axis, sign, scale_base, gam
         distance = (positions - origin).astype(jnp.float32)  # exact before it is rounded
     else:
         distance = positions.astype(jnp.float32) - origin.astype(jnp.float32)
-    scale = _exp2(product(*jnp.broadcast_arrays(distance, _check.align(columns, x.ndim))))
     turned: Any = turn(Settings(layout), x.astype(inside), positions, frequencies)
-    return (turned * jnp.broadcast_to(scale.astype(inside), x.shape)).astype(x.dtype)
+    return _scaled(turned, distance, _check.align(columns, x.ndim)).astype(x.dtype)
+
+
+@jax.checkpoint  # else scales of x's size are kept for the derivative
+def _scaled(x, distance, decays):
+    scale = _exp2(product(*jnp.broadcast_arrays(distance, decays)))
+    return x * jnp.broadcast_to(scale.astype(x.dtype), x.shape)
 
 
 def _exp2(x):

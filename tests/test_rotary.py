@@ -331,38 +331,6 @@ def test_derivatives_compose():
     np.testing.assert_allclose(jacobian @ one, pe.rotary(one, 3, head_axis=None), atol=1e-6)
 
 
-def residuals(f, *arguments):
-    """The shapes of what is kept between the forward and the backward pass, inputs too."""
-    return sorted(leaf.shape for leaf in jax.tree.leaves(jax.vjp(jax.jit(f), *arguments)[1]) if np.size(leaf) > 1)
-
-
-def test_only_positions_are_kept_for_the_derivative():
-    x, p, w = jnp.zeros((2, 50, 16, 8)), jnp.zeros((2, 50), jnp.int32), jnp.ones(4)
-    pf = p.astype(jnp.float32)
-    assert residuals(pe.rotary, x) in ([], [(1, 50, 1, 1)])
-    assert residuals(lambda x: pe.rotary(x, p, SCALED, layout="interleaved"), x) == [(2, 50, 1, 1)]
-    assert residuals(lambda x: pe.rotary(x, pf), x) == [(2, 50, 1, 1)]  # floats, but no derivative in them is asked for
-    assert (2, 50, 16, 8) not in residuals(lambda x: pe.rotary(x, p, w), x)
-    for f, arguments in ((pe.rotary, (x, pf)), (lambda x, w: pe.rotary(x, p, w), (x, w))):
-        kept = residuals(f, *arguments)
-        assert kept.count((2, 50, 16, 8)) == 1 and sum(map(np.prod, kept)) <= x.size + p.size + w.size  # x itself
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_nothing_of_the_size_of_x_is_made_on_the_way(layout, dtype):
-    x = jax.ShapeDtypeStruct((1, 512, 32, 64), dtype)
-    rotate = functools.partial(pe.rotary, layout=layout)
-
-    def both(x, dy):
-        y, back = jax.vjp(rotate, x)
-        return y, back(dy)
-
-    for f, arguments in ((rotate, (x,)), (both, (x, x))):
-        memory = jax.jit(f).lower(*arguments).compile().memory_analysis()
-        assert memory.temp_size_in_bytes <= 4 * 512 * 64 + 4096  # a table of waves for the heads to share
-
-
 # Layouts of weights
 
 

@@ -91,11 +91,13 @@ class Target:
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def compile(self, function, *arguments, out=()):
-        """`function`, jitted, for arguments (shape, dtype, *axes of the mesh), its one result sharded by `out`."""
+        """`function`, jitted, for arguments (shape, dtype, *axes of the mesh), its first result sharded by `out`."""
         described = [jax.ShapeDtypeStruct(s, d, sharding=self._sharding(spec)) for s, d, *spec in arguments]
-        result, sharding = jax.eval_shape(function, *described), self._sharding(out)
-        compiled = jax.jit(function, out_shardings=sharding).lower(*described).compile()
-        elements = math.prod(sharding.shard_shape(result.shape))
+        results, sharding = jax.eval_shape(function, *described), self._sharding(out)
+        first, structure = jax.tree.leaves(results)[0], jax.tree.structure(results)
+        shardings = [sharding] + [self._sharding(())] * (structure.num_leaves - 1)
+        compiled = jax.jit(function, out_shardings=structure.unflatten(shardings)).lower(*described).compile()
+        elements = math.prod(sharding.shard_shape(first.shape))
         return Compiled(compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes, elements)
 
     @functools.cache  # noqa: B019 - targets live as long as the session
@@ -116,6 +118,26 @@ def textbook(positions, dim):
     return jnp.stack([jnp.sin(phase), jnp.cos(phase)], axis=-1).reshape(*positions.shape, dim)
 
 
+def _shared_waves(x):
+    """The true sine and cosine of each pair, for all batches and heads."""
+    return jnp.split(pe.sinusoidal(jnp.arange(x.shape[1]), x.shape[3], layout="half")[None, :, None], 2, axis=-1)
+
+
+def halves(x):
+    """Rotary embeddings as libraries write them, but with exact phases."""
+    sine, cosine = _shared_waves(x)
+    x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([x1 * cosine - x2 * sine, x2 * cosine + x1 * sine], axis=-1).astype(x.dtype)
+
+
+def swapped(x):
+    """The partner of each feature by the matrix unit: x C + (x R) S, with one ±1 in each column of R."""
+    (sine, cosine), n = (jnp.tile(wave, 2) for wave in _shared_waves(x)), x.shape[3] // 2
+    swap = jnp.asarray(np.eye(2 * n, k=n) - np.eye(2 * n, k=-n), x.dtype)
+    partner = jnp.einsum("...i,ij->...j", x, swap, precision="highest", preferred_element_type=jnp.float32)
+    return (x.astype(jnp.float32) * cosine + partner * sine).astype(x.dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A public function with arguments, each (shape, dtype)."""
@@ -125,26 +147,32 @@ class Case:
     arguments: tuple
     elementwise: bool = True
     oscillates: bool = True  # all but the learned tables
+    copies: float = math.inf  # the most that it may cost on a TPU, where an elementwise copy costs 1
+    table: int = 0  # positions whose waves, float32, are kept for the heads to share
 
     @property
     def result(self):
-        return jax.eval_shape(self.function, *(jax.ShapeDtypeStruct(*a) for a in self.arguments))
+        """The first."""
+        return jax.tree.leaves(jax.eval_shape(self.function, *(jax.ShapeDtypeStruct(*a) for a in self.arguments)))[0]
 
     @property
     def kept(self):
-        """Bytes that a compiler may keep: two words for each row's position, seven if it is a float, and the
-        tuning words that are made of an array.
+        """Bytes that a compiler may keep: two words for each row's position, seven if it is a float, the tuning words
+        that are made of an array, and a table where there is one.
         """
         shape = self.result.shape
         rows, columns = (shape[:-1], shape[-1]) if self.elementwise else (shape, 0)
-        floats = any(dtype == F32 for _, dtype in self.arguments[self.arguments[0] in (X, XB) :])
-        return math.prod(rows) * (28 if floats else 8) + 48 * columns * floats + 4096
+        floats = any(dtype == F32 and len(shape) < 3 for shape, dtype in self.arguments)
+        positions = self.table or math.prod(rows)
+        return positions * (28 if floats else 8) + 4 * columns * self.table + 48 * columns * floats + 4096
 
 
 F32, BF16, I32 = np.dtype(np.float32), jnp.dtype(jnp.bfloat16), np.dtype(np.int32)
 P, PF, W, W256 = ((131072,), I32), ((131072,), F32), ((64,), F32), ((256,), F32)
 SEQ, BATCH, BATCHF = ((4096,), I32), ((16, 4096), I32), ((16, 4096), F32)
 X, XB, WIDE = ((16, 4096, 512), F32), ((16, 4096, 512), BF16), ((2, 65536, 512), F32)
+Q, QB, MLA = ((1, 4096, 32, 128), F32), ((1, 4096, 32, 128), BF16), ((1, 4096, 16, 192), BF16)
+QS, QSB, EACH, EACHF = ((8, 1024, 16, 128), F32), ((8, 1024, 16, 128), BF16), ((8, 1024), I32), ((8, 1024), F32)
 TABLE, TABLEB, K, KF, K1 = ((8192, 512), F32), ((8192, 512), BF16), ((1024,), I32), ((1024,), F32), ((), I32)
 
 
@@ -152,8 +180,18 @@ def _array(x, frequencies):
     return pe.add_sinusoidal(x, None, frequencies)
 
 
+def _back(x, dy, *arguments, **settings):
+    """The derivatives by x and the arrays among the arguments."""
+    return jax.vjp(partial(pe.rotary, **settings), x, *arguments)[1](dy)
+
+
+def _query(x, **settings):
+    return pe.xpos(x, x[:, :, :8], **settings)[0]
+
+
 _table, _add, _matrix = partial(pe.sinusoidal, frequencies=128), pe.add_sinusoidal, pe.rotation_matrix
 _shift, _similarity = partial(pe.shift, frequencies=512), pe.offset_similarity
+_sections, _last = pe.multi_section(128, (16, 24, 24)), {"part": "last"}
 _half, _learned = {"layout": "half"}, {"elementwise": False, "oscillates": False}
 
 CASES = [
@@ -184,7 +222,34 @@ CASES = [
     Case("shift, half", partial(_shift, **_half), (X, K1)),
     Case("shift, bfloat16", _shift, (XB, K1)),
     Case("shift, (batch, seq)", _shift, (X, BATCH)),
+    Case("shift, (batch, seq), bfloat16", _shift, (XB, BATCH)),
     Case("shift, both", pe.shift, (X, ((), F32), W256)),
+    *(
+        Case(f"{name}, {layout}, {dtype}", partial(function, layout=layout), arguments, copies=2.1, table=4096)
+        for layout in ("half", "interleaved")
+        for dtype, x in (("float32", Q), ("bfloat16", QB))
+        for name, function, arguments in (("rotary", pe.rotary, (x,)), ("rotary, backward", _back, (x, x)))
+    ),
+    Case("rotary, (seq,)", pe.rotary, (Q, SEQ), table=4096),
+    Case("rotary, (batch, seq)", pe.rotary, (QS, EACH), table=8192),
+    Case("rotary, (batch, seq), float positions, bfloat16", pe.rotary, (QSB, EACHF), table=8192),
+    Case("rotary, 64 first", partial(pe.rotary, frequencies=64), (Q,), table=4096),
+    Case("rotary, 96 last, bfloat16", partial(pe.rotary, frequencies=96, **_last), (QB,), table=4096),
+    Case("rotary, 64 last of 192, bfloat16", partial(pe.rotary, frequencies=64, **_last), (MLA,), table=4096),
+    Case("rotary, head_axis=-3", partial(pe.rotary, head_axis=-3), (((1, 32, 4096, 128), F32),), table=4096),
+    Case("rotary, head_axis=None", partial(pe.rotary, head_axis=None), (((32, 4096, 128), F32),), table=4096),
+    Case("rotary, 8 heads", pe.rotary, (((1, 4096, 8, 128), F32),), table=4096),
+    Case("rotary, 8 heads, bfloat16", pe.rotary, (((1, 4096, 8, 128), BF16),), table=4096),
+    Case("rotary, no heads", partial(pe.rotary, head_axis=None), (((32, 4096, 128), BF16), ((32, 4096), I32))),
+    Case("rotary, one head, 64 last", partial(pe.rotary, frequencies=64, **_last), (((1, 131072, 1, 128), F32),)),
+    Case("rotary, axial", partial(pe.rotary, frequencies=pe.axial(128, 2)), (Q, ((4096, 2), I32)), table=4096),
+    Case("rotary, sections", partial(pe.rotary, frequencies=_sections), (QSB, ((8, 1024, 3), I32)), table=8192),
+    Case("rotary, array frequencies", lambda x, w: pe.rotary(x, None, w), (Q, W), table=4096),
+    Case("rotary, both, bfloat16", pe.rotary, (QB, ((4096,), F32), W), table=4096),
+    Case("rotary, backward, both", _back, (Q, Q, ((4096,), F32), W), table=2 * 4096),
+    Case("rotary, decode step", pe.rotary, (((32, 1, 32, 128), BF16), ((32, 1), I32)), table=32),
+    Case("xpos", _query, (Q,), table=2 * 4096),
+    Case("xpos, bfloat16", _query, (QB,), table=2 * 4096),
     Case("offset_similarity", partial(_similarity, frequencies=128), (P,), elementwise=False),
     Case("offset_similarity, both", _similarity, (PF, W), elementwise=False),
     Case("learned", pe.learned, (BATCH, TABLE), **_learned),
@@ -209,6 +274,11 @@ def case(request):
 @pytest.fixture
 def control():
     return textbook
+
+
+@pytest.fixture
+def plain_rotary():
+    return halves, swapped
 
 
 @pytest.fixture
