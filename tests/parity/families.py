@@ -7,8 +7,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from posenc_jax import _hf_models
 
-# Without model code, or without a class for frequencies; Bamba's layers stand under a key of its own, which is refused.
-WITHOUT = {"bamba", "codegen", "gptj", "granite4_vision_text", "internlm3", "iquestcoder"}
+# Without model code, or without a class for frequencies; Bamba's and RecurrentGemma's layers stand under other keys.
+WITHOUT = {"bamba", "codegen", "gptj", "granite4_vision_text", "internlm3", "iquestcoder", "recurrent_gemma"}
 TYPES = sorted(set(_hf_models.MODELS) - WITHOUT)
 
 _PARTIAL = {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 10_000.0, "mrope_section": [8, 12, 12]}
