@@ -1,25 +1,43 @@
 """How exact and how fast rotary embeddings are: `python benchmarks/rotary.py [--rounds N] [--json PATH]`.
 
-Exact: pairs beside the truth of `reference.py`, and scores q·k at offsets from 3 and from 2,000,000,000. Fast: as in
-`speed.py`, multiples of one elementwise copy of the array in the same run; beside it what models usually have, the
-halves concatenated with float32 phases, and `flax.nnx.RoPE` where flax has it.
+Exact: pairs beside the truth of `reference.py`, as in `accuracy.py`, and scores q·k at offsets from 3 and from
+2,000,000,000. Fast: as in `speed.py`, multiples of one elementwise copy of the array in the same run; beside it what
+models usually have, the halves concatenated with float32 phases, and `flax.nnx.RoPE` where flax has it. Exits with
+status 1 if a bound of exactness is missed.
 """
 
 import argparse
 import json
 import os
+import sys
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
+from accuracy import RANGES, draw
 from flax import nnx
-from reference import check_sample, geometric_turns, markdown, true_waves
+from reference import BITS, check_sample, geometric_turns, markdown, true_waves
 from speed import HEAD, interleaved, progress, row, summary
 
 import posenc_jax as pe
 
 SHAPE, STEP = (1, 4096, 32, 128), (32, 1, 32, 128)
+LAYOUTS = ("half", "interleaved")
 BOUND, SCORES = 3e-7, 1e-5
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max": 8192}
+LONGROPE = {"original_max": 4096, "factor": 32.0, "length": 131_072}
+# Scaled spectra are taken as the library has them, to 2⁻¹²⁸ turn: they have tests of their own.
+SPECTRA = {
+    **{f"width {dim}, base {base:,.0f}": (dim, base) for dim, base in ((2, 1e4), (64, 1e4), (128, 5e5), (512, 1e7))},
+    "linear": pe.linear_scaling(128, 4.0),
+    "NTK": pe.ntk(128, 10_000.0, 8.0),
+    "dynamic NTK": pe.dynamic_ntk(128, 10_000.0, 4.0, 4096, 20_000),
+    "YaRN": pe.yarn(64, 150_000.0, 32.0, 4096, truncate=False),
+    "LongRoPE": pe.longrope(96, [1.0] * 48, np.linspace(1, 60, 48), **LONGROPE),
+    "Llama 3": pe.llama3(pe.geometric(128, 5e5), 8.0, **LLAMA3),
+    "proportional": pe.proportional(128, 1e6, 0.25),
+}
 
 
 def textbook(x, positions=None, base=10_000.0):
@@ -37,51 +55,67 @@ def pairs_of(x, layout):
     return x[..., :half] + 1j * x[..., half:] if layout == "half" else x[..., 0::2] + 1j * x[..., 1::2]
 
 
-def worst_pair(dim, base, layout, rng, rotate):
-    """The largest error of a pair over its length, at random int32 positions and the ends."""
-    edges = [0, 1, 2, 65_535, 65_536, 2**31 - 1, -1, -(2**31)]
-    positions = np.concatenate([edges, rng.integers(-(2**31), 2**31, 2000)]).astype(np.int32)
-    x = rng.normal(size=(len(positions), 1, dim)).astype(np.float32)
-    waves = true_waves(positions, geometric_turns(dim, base))
-    check = check_sample(positions, dim, base, waves, 40, rng)
-    assert check < 1e-15, check
-    pairs = pairs_of(x, layout)
-    got = pairs_of(rotate(x, positions, pe.geometric(dim, base), layout), layout)
-    return np.max(np.abs(got - pairs * (waves[1] + 1j * waves[0])[:, None]) / np.abs(pairs))
+def worst_pair(found, x, rotation, layout):
+    """The largest error of a pair over its length."""
+    true = pairs_of(x, layout) * rotation
+    return float(np.max(np.abs(pairs_of(found, layout) - true) / np.abs(true)))
 
 
-def exactness():
-    """Rows of a table, and whether each is within its bound."""
-    rng, rows, figures = np.random.default_rng(0), [], {}
-    ours = lambda x, p, f, layout: pe.rotary(x, p, f, layout=layout)  # noqa: E731
-    for layout in ("half", "interleaved"):
-        for dim, base in ((64, 1e4), (128, 5e5), (256, 1e6)):
-            progress(f"pairs, {layout}, width {dim}")
-            name = f"pair, {layout}, width {dim}, base {base:,.0f}"
-            figures[name] = (worst_pair(dim, base, layout, rng, ours), BOUND)
-    wrong = worst_pair(
-        128, 1e4, "half", rng, lambda x, p, f, layout: textbook(jnp.asarray(x)[:, None], p[:, None])[:, 0]
-    )
-    figures["pair, textbook float32"] = (wrong, None)
-    q, k = (rng.normal(size=(64, 8, 128)).astype(np.float32) for _ in range(2))
-    offsets = np.arange(64)[:, None]
-    for name, rotate in (
-        ("ours", lambda x, p: pe.rotary(x, p)),
-        ("textbook float32", lambda x, p: textbook(jnp.asarray(x), p)),
-    ):
+def pairs(rng):
+    """Each spectrum in each range of positions, and the number of 16-bit results unlike the float32 result rounded."""
+    rows, most, textbooks, mismatches = [], 0.0, 0.0, 0
+    for name, spectrum in SPECTRA.items():
+        progress(f"pairs, {name}")
+        geometric = isinstance(spectrum, tuple)
+        f = pe.geometric(*spectrum) if geometric else spectrum
+        turns = geometric_turns(*spectrum) if geometric else [t << (BITS - 128) for t in f.turns]
+        worst = []
+        for low, high in RANGES.values():
+            positions = draw(rng, low, high, max(150, 200_000 // f.dim))
+            x = rng.standard_normal((len(positions), f.dim), np.float32)
+            waves = true_waves(positions, turns)
+            if geometric and (check := check_sample(positions, *spectrum, waves, 10, rng)) > 1e-15:
+                raise AssertionError(f"the reference differs from mpmath at 40 digits by {check}")
+            rotation, errors = f.attention_factor * (waves[1] + 1j * waves[0]), []
+            for layout in LAYOUTS:
+                rotate = lambda x, p=positions, f=f, lay=layout: np.asarray(  # noqa: E731
+                    pe.rotary(x, p, f, layout=lay, head_axis=None)
+                )
+                errors.append(worst_pair(rotate(x), x, rotation, layout))
+                for dtype in (ml_dtypes.bfloat16, np.float16):
+                    short, long = rotate(x.astype(dtype)), rotate(x.astype(dtype).astype(np.float32))
+                    mismatches += int((short.view(np.uint16) != long.astype(dtype).view(np.uint16)).sum())
+            worst.append(max(errors))
+            if geometric:
+                plain = textbook(jnp.asarray(x)[:, None], jnp.asarray(positions), spectrum[1])[:, 0]
+                textbooks = max(textbooks, worst_pair(plain, x, rotation, "half"))
+        most = max(most, *worst)
+        rows.append([name, *(f"{error:.1e}" for error in worst)])
+    print("Worst error of `posenc_jax.rotary`, both layouts, as a multiple of the pair's length:\n")
+    print(markdown(["frequencies", *RANGES], rows) + "\n")
+    return {
+        "pairs, every int32 position, over their length": (most, BOUND),
+        "the same, textbook in float32": (textbooks, None),
+        "bfloat16 and float16 results unlike float32 rounded": (mismatches, 0),
+    }
 
-        def scores(start, rotate=rotate):
+
+def scores(rng):
+    """How far scores q·k, which depend on p − q alone, are apart at offsets from 3 and from 2,000,000,000."""
+    q, k = rng.standard_normal((2, 64, 8, 128), np.float32)
+    size, figures = np.einsum("ih,jh->hij", *(np.linalg.norm(v, axis=-1) for v in (q, k))), {}
+    for name, rotate in (("posenc_jax", pe.rotary), ("textbook in float32", jax.jit(textbook))):
+
+        def at(start, rotate=rotate):
             # Every query of 64 positions with every key, by offset: the score of (i, j) at i − j.
-            turned = (np.asarray(rotate(v, start + offsets[:, 0]), np.float64) for v in (q, k))
-            return np.einsum("ihd,jhd->hij", *turned)
+            positions = np.arange(start, start + 64, dtype=np.int32)
+            return np.einsum("ihd,jhd->hij", *(np.asarray(rotate(v, positions), np.float64) for v in (q, k)))
 
-        size = np.einsum("ih,jh->hij", *(np.linalg.norm(v, axis=-1) for v in (q, k)))
-        apart = np.max(np.abs(scores(2_000_000_000) - scores(3)) / size)
-        figures[f"score at 3 and at 2,000,000,000, over |q||k|, {name}"] = (apart, SCORES if name == "ours" else None)
-    for name, (error, bound) in figures.items():
-        verdict = "" if bound is None else ("met" if error <= bound else "MISSED")
-        rows.append([name, f"{error:.1e}", "" if bound is None else f"≤ {bound:.0e}", verdict])
-    return rows, figures
+        near, bound = at(3), SCORES if name == "posenc_jax" else None
+        apart = np.abs(at(2_000_000_000) - near)
+        figures[f"scores at 3 and at 2,000,000,000, over |q||k|, {name}"] = float(np.max(apart / size)), bound
+        figures[f"the same, over the scores' standard deviation, {name}"] = float(np.max(apart) / np.std(near)), bound
+    return figures
 
 
 def both(function):
@@ -105,7 +139,7 @@ def speed(dtype, layout, rounds):
         "rotary": lambda a: rotary(a[0]),
         "rotary, forward and backward": both(rotary),
         "rotary, 64 of 128 features": lambda a: rotary(a[0], frequencies=64),
-        "rotary, 96 of 128 features": lambda a: rotary(a[0], frequencies=96),
+        "rotary, last 96 of 128 features": lambda a: rotary(a[0], frequencies=96, part="last"),
     }
     if layout == "half":
         functions |= {"textbook": lambda a: textbook(a[0]), "textbook, forward and backward": both(textbook)}
@@ -121,11 +155,16 @@ def decode(dtype, rounds):
     progress(f"decode step, {jnp.dtype(dtype).name}")
     x = jax.random.normal(jax.random.key(0), STEP, jnp.float32).astype(dtype)
     positions = 1000 + 77 * jnp.arange(STEP[0], dtype=jnp.int32)[:, None]
-    functions = {"textbook": lambda a: textbook(*a), "rotary": lambda a: pe.rotary(*a)}
-    functions["rotary, interleaved"] = lambda a: pe.rotary(*a, layout="interleaved")
+    functions = {
+        "textbook": lambda a: textbook(*a),
+        "textbook again": lambda a: textbook(*a),
+        "rotary": lambda a: pe.rotary(*a),
+        "rotary, interleaved": lambda a: pe.rotary(*a, layout="interleaved"),
+    }
     stage = f"decode step {STEP}, {jnp.dtype(dtype).name}"
     targets = {"rotary": 1.0, "rotary, interleaved": 1.0}
-    return summary(stage, *interleaved(functions, (x, positions), rounds), ["textbook"], targets)
+    timed = interleaved(functions, (x, positions), 3 * rounds)
+    return summary(stage, *timed, ["textbook", "textbook again"], targets)
 
 
 def main():
@@ -133,8 +172,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
-    rows, figures = exactness()
-    print(markdown(["largest error", "", "target", ""], rows) + "\n")
+    rng = np.random.default_rng(0)
+    errors = {**pairs(rng), **scores(rng)}
+    verdicts = {name: "" if bound is None else "met" if e <= bound else "MISSED" for name, (e, bound) in errors.items()}
+    rows = [
+        [name, f"{error:.1e}", "" if bound is None else f"≤ {bound:.0e}", verdicts[name]]
+        for name, (error, bound) in errors.items()
+    ]
+    print(markdown(["largest error", "", "target", ""], rows) + "\n", flush=True)
     timed = [
         f for d in (jnp.float32, jnp.bfloat16) for lay in ("half", "interleaved") for f in speed(d, lay, options.rounds)
     ]
@@ -144,10 +189,10 @@ def main():
     print(f"{name}; medians of {options.rounds} interleaved rounds:\n")
     print(markdown(HEAD, [row(figure) for figure in timed]))
     if options.json:
-        errors = {key: float(error) for key, (error, _) in figures.items()}
         with open(options.json, "w") as file:
             json.dump({"device": name, "errors": errors, "figures": timed}, file, indent=1)
+    return 1 if "MISSED" in verdicts.values() else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
