@@ -201,20 +201,20 @@ def _wave_jvp(primals, tangents):
 _wave.defjvp(_wave_jvp, symbolic_zeros=True)
 
 
-def wave(positions: jax.Array, frequencies: tuple[int, ...] | jax.Array, quarter: np.ndarray) -> jax.Array:
+def wave(positions: jax.Array, frequencies: tuple[int, ...] | jax.Array, quarter: Any) -> jax.Array:
     r"""The sine of ω·p + quarter·π/2 in float32, exact at every int32 position.
 
     Args:
       positions: integers or floats of shape (..., 1) or (..., columns).
       frequencies: turns in units of 2⁻¹²⁸ a position, static, or an array of ω (columns,).
-      quarter: NumPy integers (columns,): 0 for the sine, 1 for the cosine, 2 for the negated sine.
+      quarter: integers (columns,) or (): 0 for the sine, 1 for the cosine, 2 for the negated sine.
 
     Returns:
       float32 (..., columns); NaN where a position is not a number in the range of int32, or |ω| ≥ 2³¹.
     """
     row = (1,) * (positions.ndim - 1) + (-1,)  # explicit, for jax_numpy_rank_promotion="raise"
     # `_sine` is a quarter turn behind.
-    offset = ((quarter.astype(np.int64) + 1) << 30).astype(np.uint32).view(np.int32).reshape(row)
+    offset = ((quarter.astype(np.int32) + 1) << 30).reshape(row)
     known = None
     if jnp.issubdtype(positions.dtype, jnp.floating):
         nearest = jnp.round(positions)
@@ -239,12 +239,12 @@ def wave(positions: jax.Array, frequencies: tuple[int, ...] | jax.Array, quarter
     return result if known is None else jnp.where(known, result, np.float32(np.nan))
 
 
-def wave_float32(positions: jax.Array, frequencies: tuple[int, ...], quarter: np.ndarray) -> jax.Array:
+def wave_float32(positions: jax.Array, frequencies: tuple[int, ...], quarter: Any) -> jax.Array:
     """The same as float32 references compute it: ω rounded, the product rounded, sine or cosine of that."""
     row = (1,) * (positions.ndim - 1) + (-1,)
     angular = angular_from_turns(frequencies).astype(np.float32).reshape(row)
     phase = positions.astype(jnp.float32) * angular
-    odd, sign = (quarter % 2 == 1).reshape(row), np.where(quarter < 2, 1, -1).astype(np.float32).reshape(row)
+    odd, sign = ((quarter & 1) == 1).reshape(row), (1 - (quarter & 2)).astype(np.float32).reshape(row)
     return jnp.where(odd, jnp.cos(phase), jnp.sin(phase)) * sign
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jax import lax
 
 from posenc_jax import _check
 from posenc_jax._phase import product
-from posenc_jax.frequencies import Frequencies, Layout, dim_of, features
+from posenc_jax.frequencies import Frequencies, Layout, dim_of, features, pairs
 
 
 class Settings(NamedTuple):
@@ -35,22 +35,32 @@ class Settings(NamedTuple):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def turn(settings: Settings, x: jax.Array, positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
     """The pairs of x (..., features) turned, in its dtype; positions (..., axes) of its rank broadcast to it."""
-    by_reads, by_pairs = (functools.partial(f, settings) for f in (_by_reads, _by_pairs))
-    return lax.platform_dependent(x, positions, frequencies, tpu=by_reads, default=by_pairs)
+    shared = _is_shared(x, positions)
+    cpu = functools.partial(_by_pieces, settings, _waves_in_a_loop if shared else _waves)
+    # Where a table does not pay, a GPU's compiler would keep one of phases for a form by pieces.
+    gpu = (
+        functools.partial(_by_pieces, settings, _kept_waves)
+        if shared
+        else functools.partial(_by_reads, settings, product)
+    )
+    # A TPU multiplies and adds in instructions of their own: there is nothing to contract to.
+    tpu = functools.partial(_by_reads, settings, lax.mul)
+    return lax.platform_dependent(x, positions, frequencies, tpu=tpu, cuda=gpu, rocm=gpu, default=cpu)
 
 
 def _forward(settings, x, positions, frequencies):
     # x is kept for the derivatives in the others, which integers and static frequencies do not have. Whether those are
     # asked for is not looked at (`symbolic_zeros`): JAX 0.10 mixes up the two kinds of one traced call.
     others = jnp.issubdtype(positions.dtype, jnp.floating) or not isinstance(frequencies, Frequencies)
-    return turn(settings, x, positions, frequencies), (x if others else None, positions, frequencies)
+    y = turn(settings, x, positions, frequencies)
+    return y, (_Type(jax.typeof(x)), x if others else None, positions, frequencies)
 
 
 def _backward(settings, residuals, dy):
-    x, positions, frequencies = residuals
+    x_type, x, positions, frequencies = residuals
     dx = turn(settings._replace(backward=not settings.backward), dy, positions, frequencies)
     if x is None:
-        return dx, None, None
+        return _on_mesh_as(x_type.value, dx), None, None
     # With J a quarter turn, the derivative by the phase is dy·(a J R x) = (a Rᵀ dy)·(J x) = dx·(J x), for each pair.
     inside, dim = _check.inside(x), dim_of(frequencies)
     (x1, x2), (d1, d2) = (_split(_turned(settings, v, dim), settings.layout, inside) for v in (x, dx))
@@ -60,17 +70,35 @@ def _backward(settings, residuals, dy):
     static = isinstance(frequencies, Frequencies)
     if not static:
         rows = jnp.sum(slope, axis=shared, keepdims=True) * positions.astype(inside)
-        d_frequencies = jnp.sum(rows, axis=tuple(range(x.ndim - 1))).astype(frequencies.dtype)
+        rows = jnp.sum(rows, axis=tuple(range(x.ndim - 1))).astype(frequencies.dtype)
+        d_frequencies = _on_mesh_as(jax.typeof(frequencies), rows)
     if jnp.issubdtype(positions.dtype, jnp.floating):
         angular = jnp.asarray(frequencies.angular if static else frequencies).astype(inside)
         rows = jnp.sum(slope * _check.align(angular, x.ndim), axis=shared, keepdims=True)
         axes = np.array(frequencies.axes if static else [0] * (dim // 2))
         masks = (_check.align((axes == axis).astype(inside), x.ndim) for axis in range(positions.shape[-1]))
-        d_positions = jnp.stack([jnp.sum(rows * mask, axis=-1) for mask in masks], -1).astype(positions.dtype)
-    return dx, d_positions, d_frequencies
+        rows = jnp.stack([jnp.sum(rows * mask, axis=-1) for mask in masks], -1).astype(positions.dtype)
+        d_positions = _on_mesh_as(jax.typeof(positions), rows)
+    return _on_mesh_as(x_type.value, dx), d_positions, d_frequencies
 
 
 turn.defvjp(_forward, _backward)
+
+
+@jax.tree_util.register_static
+class _Type(NamedTuple):
+    """The type of an array, as a residual."""
+
+    value: Any
+
+
+def _on_mesh_as(primal, cotangent):
+    """A cotangent summed over the manual mesh axes along which its primal does not vary, and sharded as that is."""
+    found = jax.typeof(cotangent)
+    axes = found.manual_axis_type.varying - primal.manual_axis_type.varying
+    cotangent = lax.psum(cotangent, tuple(axes)) if axes else cotangent
+    spec = primal.sharding.spec
+    return cotangent if found.sharding.spec == spec else jax.sharding.reshard(cotangent, spec)
 
 
 def _turned(settings, x, dim):
@@ -78,68 +106,91 @@ def _turned(settings, x, dim):
     return x[..., x.shape[-1] - dim :] if settings.last else x[..., :dim]
 
 
+def _margin(settings, x, dim):
+    """How many features stand before and after those that turn."""
+    rest = x.shape[-1] - dim
+    return (rest, 0) if settings.last else (0, rest)
+
+
 def _split(x, layout, dtype):
     """The first and the second feature of each pair."""
-    axis = x.ndim - 1 if layout == "half" else x.ndim
-    pairs = x.reshape(*x.shape[:-1], *((2, -1) if layout == "half" else (-1, 2)))
+    axis, shape = (x.ndim - 1, (2, x.shape[-1] // 2)) if layout == "half" else (x.ndim, (x.shape[-1] // 2, 2))
+    pairs = x.reshape(*x.shape[:-1], *shape)
     return tuple(lax.index_in_dim(pairs, i, axis, keepdims=False).astype(dtype) for i in range(2))
 
 
-def _shared(x, positions):
-    """How many vectors of x each position serves, at least."""
-    return math.prod(n for n, m in zip(x.shape[:-1], positions.shape, strict=False) if m == 1 and isinstance(n, int))
+def _is_shared(x, positions):
+    """Whether each position serves so many vectors of x that a table of its waves pays."""
+    sizes = zip(x.shape[:-1], positions.shape, strict=False)
+    return math.prod(n for n, m in sizes if m == 1 and isinstance(n, int)) >= 4
 
 
-def _by_pairs(settings, x, positions, frequencies):
-    """For CPU and GPU: both features of a pair at once, and a table of waves where enough heads share it."""
-    dim = dim_of(frequencies)
-    waves = features(positions, frequencies, "half")  # sines, then cosines
-    if _shared(x, positions) >= 8:
-        waves = lax.optimization_barrier(waves)
-    if x.shape[-1] % dim == 0:
-        return _turn_groups(settings, x, waves, dim)
-    y = _turn_groups(settings, _turned(settings, x, dim), waves, dim)
-    rest = x.shape[-1] - dim
-    return jnp.concatenate([x[..., :rest], y] if settings.last else [y, x[..., dim:]], axis=-1)
+def _waves(positions, frequencies):
+    """The sines and the cosines, each (..., num_pairs)."""
+    return tuple(pairs(positions, frequencies, quarter) for quarter in np.arange(2, dtype=np.int32))
 
 
-def _turn_groups(settings, x, waves, dim):
-    """Of the groups of `dim` features of x, one turns."""
-    layout, last, backward = settings
-    groups, inside = x.shape[-1] // dim, _check.inside(x)
-    first, second = _split(x.reshape(*x.shape[:-1], groups, dim), layout, inside)
-    spread = lambda w: jnp.broadcast_to(w.astype(inside)[..., None, :], first.shape)  # noqa: E731
-    sine, cosine = spread(waves[..., : dim // 2]), spread(waves[..., dim // 2 :])
+def _kept_waves(positions, frequencies):
+    """The same as a table."""
+    return lax.optimization_barrier(_waves(positions, frequencies))
+
+
+def _waves_in_a_loop(positions, frequencies):
+    """The same as a table, for a CPU: there JAX 0.10 drops the barrier and computes the waves anew for each head."""
+    return lax.map(functools.partial(pairs, positions, frequencies), jnp.arange(2, dtype=jnp.int32))
+
+
+def _by_pieces(settings, waves_of, x, positions, frequencies):
+    """For CPU and GPU: slices of x with both features of a pair in the same place, turned and stacked again."""
+    layout, _, backward = settings
+    dim, inside, (before, after) = dim_of(frequencies), _check.inside(x), _margin(settings, x, dim_of(frequencies))
+    size = math.gcd(dim // 2, before + after) if layout == "half" else 2
+    if x.shape[-1] % size or layout == "half" and x.shape[-1] // size > 16:  # too many pieces, or none
+        y = _by_pieces(settings, waves_of, _turned(settings, x, dim), positions, frequencies)
+        return jnp.concatenate([x[..., :before], y, x[..., x.shape[-1] - after :]], axis=-1)
+    waves = waves_of(positions, frequencies)
+    if layout == "interleaved":
+        old = _split(x, layout, inside)
+        margin = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
+        y = _rotate(old, [lax.pad(w, np.float32(0), margin) for w in waves], backward)
+        if before or after:
+            here = _check.align(np.pad(np.ones(dim // 2, bool), margin[-1][:2]), x.ndim)
+            y = [jnp.where(here, *both) for both in zip(y, old, strict=True)]
+        return jnp.stack(y, -1).reshape(x.shape).astype(x.dtype)
+    pieces = x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
+    y = [lax.index_in_dim(pieces, i, x.ndim - 1, keepdims=False).astype(inside) for i in range(x.shape[-1] // size)]
+    for i in range(dim // 2 // size):
+        first, second = before // size + i, before // size + i + dim // 2 // size
+        here = slice(i * size, (i + 1) * size)
+        y[first], y[second] = _rotate((y[first], y[second]), [w[..., here] for w in waves], backward)
+    return jnp.stack(y, -2).reshape(x.shape).astype(x.dtype)
+
+
+def _rotate(features, waves, backward):
+    """The two features of pairs, turned by their sines and cosines."""
+    first, second = features
+    sine, cosine = (jnp.broadcast_to(w.astype(first.dtype), first.shape) for w in waves)
     add, subtract = (lax.sub, lax.add) if backward else (lax.add, lax.sub)
-    y = [
-        subtract(product(first, cosine), product(second, sine)),
-        add(product(second, cosine), product(first, sine)),
-    ]
-    if groups > 1:
-        here = _check.align(np.arange(groups)[:, None] == (groups - 1 if last else 0), first.ndim)
-        y = [jnp.where(here, new, old) for new, old in zip(y, (first, second), strict=True)]
-    return jnp.stack(y, -2 if layout == "half" else -1).reshape(x.shape).astype(x.dtype)
+    y1 = subtract(product(first, cosine), product(second, sine))
+    return y1, add(product(second, cosine), product(first, sine))
 
 
-def _by_reads(settings, x, positions, frequencies):
+def _by_reads(settings, multiply, x, positions, frequencies):
     """For TPU, where a reshape to pairs copies x: the partner of each feature by two padded reads and a select."""
-    layout, last, backward = settings
+    layout, _, backward = settings
     dim, inside = dim_of(frequencies), _check.inside(x)
-    before, after = (x.shape[-1] - dim, 0) if last else (0, x.shape[-1] - dim)
-    index = np.arange(dim)
+    margin, index = _margin(settings, x, dim), np.arange(dim)
     is_second, distance = (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
-    table = before or after or _shared(x, positions) >= 8
+    table = _is_shared(x, positions)
     if not table:  # the waves where they are used, for each element: broadcasting them would keep a table all the same
         positions = jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1]))
-    cosine = features(positions, frequencies, layout, np.ones(dim, int))
-    sine = features(positions, frequencies, layout, 2 * (is_second == backward))  # 0 is the sine, 2 the negated sine
+    quarters = np.ones(dim, int), 2 * (is_second == backward)  # 0 is the sine, 1 the cosine, 2 the negated sine
+    waves = tuple(features(positions, frequencies, layout, quarter, margin) for quarter in quarters)
     if table:
-        cosine, sine = lax.optimization_barrier((cosine, sine))
-    untouched = [(0, 0, 0)] * (x.ndim - 1)
-    pad = lambda v, low, high: lax.pad(v, np.zeros((), v.dtype), [*untouched, (low, high, 0)])  # noqa: E731
-    row = lambda v: _check.align(np.pad(v, (before, after)), x.ndim) == 1  # noqa: E731
-    partner = jnp.where(row(is_second), pad(x, distance, -distance), pad(x, -distance, distance))
-    cosine, sine = (jnp.broadcast_to(pad(v, before, after).astype(inside), x.shape) for v in (cosine, sine))
-    # No `product` here: a TPU multiplies and adds in instructions of their own, there is nothing to contract to.
-    y = (x.astype(inside) * cosine + partner.astype(inside) * sine).astype(x.dtype)
-    return jnp.where(row(np.ones(dim, int)), y, x) if before or after else y
+        waves = lax.optimization_barrier(waves)
+    cosine, sine = (jnp.broadcast_to(w.astype(inside), x.shape) for w in waves)
+    read = lambda by: lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0)] * (x.ndim - 1) + [(by, -by, 0)])  # noqa: E731
+    row = lambda v: _check.align(np.pad(v, margin), x.ndim) == 1  # noqa: E731
+    partner = jnp.where(row(is_second), read(distance), read(-distance))
+    y = (multiply(x.astype(inside), cosine) + multiply(partner.astype(inside), sine)).astype(x.dtype)
+    return jnp.where(row(np.ones(dim, int)), y, x) if any(margin) else y

@@ -260,13 +260,13 @@ def positions_of(where: str, name: str, positions: Any, frequencies: Frequencies
     return positions
 
 
-def _waves(positions: jax.Array, frequencies: Frequencies | jax.Array, expand: Any, quarter: np.ndarray) -> jax.Array:
-    """The sine of ω·p + quarter·π/2 for each column that `expand` makes of the pairs; the last may be dropped."""
+def _waves(positions: jax.Array, frequencies: Frequencies | jax.Array, expand: Any, quarter: Any) -> jax.Array:
+    """The sine of ω·p + quarter·π/2 for each column; `expand` makes columns of something for each pair."""
     if not isinstance(frequencies, Frequencies):
         return _phase.wave(positions, expand(frequencies), quarter)
-    column = expand(np.arange(frequencies.num_pairs))[: len(quarter)]
-    turns = tuple(frequencies.turns[i] for i in column)
-    axes = _check.align(np.array(frequencies.axes)[column], positions.ndim)
+    column = expand(np.arange(1, frequencies.num_pairs + 1))  # 0 where there is none
+    turns = tuple((0, *frequencies.turns)[i] for i in column)
+    axes = _check.align(np.array((0, *frequencies.axes))[column], positions.ndim)
     coordinate = positions[..., :1]
     for axis in range(1, frequencies.num_axes):  # a select for each axis: it fuses, a gather does not
         coordinate = jnp.where(axes == axis, positions[..., axis : axis + 1], coordinate)
@@ -277,21 +277,28 @@ def _waves(positions: jax.Array, frequencies: Frequencies | jax.Array, expand: A
 
 
 def features(
-    positions: jax.Array, frequencies: Frequencies | jax.Array, layout: Layout, quarter: np.ndarray | None = None
+    positions: jax.Array,
+    frequencies: Frequencies | jax.Array,
+    layout: Layout,
+    quarter: np.ndarray | None = None,
+    margin: tuple[int, int] = (0, 0),
 ) -> jax.Array:
     """The encoding, float32 (..., dim), of positions (..., num_axes): one elementwise expression.
 
-    `quarter` says for each feature which wave of its pair it is: sin(ω·p + quarter·π/2).
+    `quarter` says for each feature which wave of its pair it is: sin(ω·p + quarter·π/2). `margin` is a number of
+    columns of no frequency before and after them.
     """
     dim = dim_of(frequencies)
     if quarter is None:
         quarter = np.arange(dim) % 2 if layout == "interleaved" else np.arange(dim) // ((dim + 1) // 2)
-    if layout == "interleaved":
-        return _waves(positions, frequencies, lambda x: x.repeat(2), quarter)
-    return _waves(positions, frequencies, lambda x: x[None].repeat(2, axis=0).reshape(-1), quarter)
+
+    def expand(x):
+        twice = x.repeat(2) if layout == "interleaved" else x[None].repeat(2, axis=0).reshape(-1)
+        return (np if isinstance(x, np.ndarray) else jnp).pad(twice[:dim], margin) if any(margin) else twice[:dim]
+
+    return _waves(positions, frequencies, expand, np.pad(quarter, margin))
 
 
-def cosines(positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
-    """The cosine of each pair's phase, float32 (..., num_pairs)."""
-    pairs = (dim_of(frequencies) + 1) // 2
-    return _waves(positions, frequencies, lambda x: x, np.ones(pairs, int))
+def pairs(positions: jax.Array, frequencies: Frequencies | jax.Array, quarter: np.integer | jax.Array) -> jax.Array:
+    """One wave of each pair, float32 (..., num_pairs): sin(ω·p + quarter·π/2)."""
+    return _waves(positions, frequencies, lambda x: x, quarter)

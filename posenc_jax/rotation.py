@@ -17,9 +17,9 @@ from posenc_jax.frequencies import (
     Frequencies,
     Layout,
     amplitude_of,
-    cosines,
     dim_of,
     features,
+    pairs,
     positions_of,
     resolve,
 )
@@ -179,7 +179,7 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
 
 @functools.partial(jax.jit, inline=True)
 def _offset_similarity(offset, frequencies):
-    return jnp.sum(cosines(offset, _unit(frequencies)), axis=-1) * np.float32(amplitude_of(frequencies) ** 2)
+    return jnp.sum(pairs(offset, _unit(frequencies), np.int32(1)), axis=-1) * np.float32(amplitude_of(frequencies) ** 2)
 
 
 def _unit(frequencies):

@@ -109,12 +109,21 @@ def _xpos(x, positions, frequencies, origin, *, head_axis, sign, scale_base, gam
     decays = [sign * math.log2((j / n + gamma) / (1 + gamma)) / scale_base for j in range(n)]
     columns = np.repeat(decays, 2) if layout == "interleaved" else np.tile(decays, 2)
     columns = np.pad(columns, (0, x.shape[-1] - dim)).astype(np.float32)
-    if positions.dtype == origin.dtype == jnp.int32:
-        distance = (positions - origin).astype(jnp.float32)  # exact before it is rounded
-    else:
-        distance = positions.astype(jnp.float32) - origin.astype(jnp.float32)
+    distance = _distance(positions, origin)
     turned: Any = turn(Settings(layout), x.astype(inside), positions, frequencies)
     return _scaled(turned, distance, _check.align(columns, x.ndim)).astype(x.dtype)
+
+
+def _distance(positions, origin):
+    """Positions − origin in float32, of integers rounded once."""
+    if not all(jnp.issubdtype(x.dtype, jnp.integer) for x in (positions, origin)):
+        return positions.astype(jnp.float32) - origin.astype(jnp.float32)
+    positions, origin = (
+        x.astype(jnp.int32) for x in (positions, origin)
+    )  # wider ones are NaN already where that wraps
+    ahead = positions >= origin
+    apart = jnp.where(ahead, positions - origin, origin - positions).astype(jnp.uint32).astype(jnp.float32)
+    return jnp.where(ahead, apart, -apart)
 
 
 @jax.checkpoint  # else scales of x's size are kept for the derivative

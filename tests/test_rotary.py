@@ -10,6 +10,8 @@ import oracle
 import pytest
 from flax import nnx
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from posenc_jax import _turn
@@ -107,7 +109,7 @@ def test_cached_keys_move_by_an_offset():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("head_dim", "dim"), [(8, 8), (8, 4), (16, 4), (16, 6), (16, 12), (7, 4)])
+@pytest.mark.parametrize(("head_dim", "dim"), [(8, 8), (8, 4), (16, 4), (16, 6), (16, 12), (7, 4), (40, 4)])
 @pytest.mark.parametrize("part", ["first", "last"])
 def test_partial(layout, head_dim, dim, part):
     x, p = normal(2, 5, 3, head_dim), np.arange(100, 105)
@@ -118,19 +120,61 @@ def test_partial(layout, head_dim, dim, part):
     np.testing.assert_array_equal(y[kept], x[kept])
 
 
+# The forms that platforms choose from, all of which run on a CPU too.
+FORMS = {
+    "pieces": (_turn._by_pieces, _turn._waves),
+    "pieces, table": (_turn._by_pieces, _turn._kept_waves),
+    "pieces, loop": (_turn._by_pieces, _turn._waves_in_a_loop),
+    "reads": (_turn._by_reads, _turn.product),
+    "reads, plain products": (_turn._by_reads, lax.mul),
+}
+
+
+def form(name, settings):
+    function, how = FORMS[name]
+    return jax.jit(functools.partial(function, settings, how))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("last", "backward"), [(False, False), (False, True), (True, False), (True, True)])
-@pytest.mark.parametrize("heads", [1, 16])
-def test_every_platform_computes_the_same(layout, last, backward, heads):
+def test_every_form_computes_the_same(layout, last, backward):
     settings, p = _turn.Settings(layout, last, backward), np.arange(-3, 4).reshape(-1, 1, 1)
-    for dim in (2, 6, 8, 16):
+    for dim, heads in ((6, 1), (6, 4), (16, 4)):
         args = normal(7, heads, 16), p, pe.geometric(dim)
-        pairs, reads = (jax.jit(functools.partial(f, settings))(*args) for f in (_turn._by_pairs, _turn._by_reads))
-        np.testing.assert_allclose(reads, pairs, atol=3e-7)
-        text = (
-            jax.jit(functools.partial(_turn.turn, settings)).trace(*args).lower(lowering_platforms=("tpu",)).as_text()
-        )
-        assert "stablehlo.pad" in text and "stablehlo.concatenate" not in text
+        want = form("pieces", settings)(*args)
+        for name in FORMS:
+            got = form(name, settings)(*args)
+            if "plain" in name:  # a CPU contracts them
+                np.testing.assert_allclose(got, want, atol=3e-7)
+            else:
+                np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("platform", "heads", "expected", "missing"),
+    [
+        ("tpu", 16, ["pad", "optimization_barrier"], ["concatenate", "while", "reshape %x"]),
+        ("tpu", 1, ["pad"], ["concatenate", "while", "optimization_barrier"]),
+        ("cuda", 16, ["concatenate", "optimization_barrier"], ["pad", "while"]),
+        ("cuda", 1, ["pad"], ["concatenate", "while", "optimization_barrier"]),
+        ("cpu", 16, ["concatenate", "while"], ["pad"]),
+        ("cpu", 1, ["concatenate"], ["pad", "while", "optimization_barrier"]),
+    ],
+)
+def test_each_platform_gets_its_form(platform, heads, expected, missing):
+    traced = jax.jit(pe.rotary).trace(normal(7, heads, 16))
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert all(f"stablehlo.{name}" in text for name in expected)
+    assert not any(f"stablehlo.{name}" in text for name in missing)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 3, 8), (2, 0, 3, 8), (5, 0, 8)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_to_turn(shape, layout):
+    for name in FORMS:
+        settings, p = _turn.Settings(layout), np.zeros((1,) * len(shape), np.int32)
+        assert form(name, settings)(np.zeros(shape, np.float32), p, pe.geometric(6)).shape == shape
+    assert jax.grad(lambda x: pe.rotary(x, None, 6, layout=layout).sum())(jnp.zeros(shape)).shape == shape
 
 
 def test_head_axes():
@@ -234,10 +278,8 @@ def test_text_of_three_equal_coordinates_is_ordinary():
 def test_an_infinity_stays_in_its_pair():
     x = normal(4, 10, 12)
     x[1, 2, 3], x[1, 2, 9] = np.inf, np.nan  # 9 is not turned
-    for f in (_turn._by_pairs, _turn._by_reads):
-        y = np.asarray(
-            jax.jit(functools.partial(f, _turn.Settings()))(x, np.arange(4).reshape(4, 1, 1), pe.geometric(8))
-        )
+    for name in FORMS:
+        y = np.asarray(form(name, _turn.Settings())(x, np.arange(4).reshape(4, 1, 1), pe.geometric(8)))
         bad = ~np.isfinite(y)
         assert bad[1, 2, [3, 7, 9]].all() and bad.sum() == 3
 
@@ -329,6 +371,51 @@ def test_derivatives_compose():
     one = x[0, 0, 0]
     jacobian = jax.jit(jax.jacrev(lambda x: pe.rotary(x, 3, head_axis=None)))(one)
     np.testing.assert_allclose(jacobian @ one, pe.rotary(one, 3, head_axis=None), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, "shard_map"])
+@pytest.mark.parametrize(
+    ("x_spec", "p_spec"), [(P("d"), P()), (P(), P("d")), (P("d"), P("d"))], ids=["x", "positions", "both"]
+)
+def test_derivatives_on_a_mesh(kind, x_spec, p_spec):
+    # Each has the type of its argument: summed over the devices where the argument is one for all.
+    x, p = jnp.asarray(normal(8, 3, 6)), jnp.linspace(-3, 3, 8)
+    w = jnp.asarray([1.3, 0.2, 0.7], jnp.float32)
+    total = lambda x, p, w: jnp.sum(pe.rotary(x, p, w) ** 3)  # noqa: E731
+    want = jax.grad(total, (0, 1, 2))(x, p, w)
+    explicit = kind != "shard_map"
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(kind if explicit else AxisType.Auto,))
+    if not explicit:
+
+        def total(x, p, w):
+            def local(x, p, w):
+                if x.shape[0] > p.shape[0]:  # all of x on each device
+                    x = lax.dynamic_slice_in_dim(x, lax.axis_index("d"), 1)
+                elif p.shape[0] > x.shape[0]:
+                    p = lax.dynamic_slice_in_dim(p, lax.axis_index("d"), 1)
+                return lax.psum(jnp.sum(pe.rotary(x, p, w) ** 3), "d")
+
+            return jax.shard_map(local, mesh=mesh, in_specs=(x_spec, p_spec, P()), out_specs=P())(x, p, w)
+
+    with jax.set_mesh(mesh):
+        if explicit:
+            x, p = (jax.device_put(v, NamedSharding(mesh, spec)) for v, spec in ((x, x_spec), (p, p_spec)))
+        got = jax.jit(jax.grad(total, (0, 1, 2)))(x, p, w)
+        by_x = jax.jit(jax.grad(lambda x: total(x, p, pe.geometric(6)) if explicit else total(x, p, w)))(x)
+    for one, true in zip(got, want, strict=True):
+        np.testing.assert_allclose(np.asarray(one), true, rtol=1e-4, atol=1e-5)
+    assert np.isfinite(np.asarray(by_x)).all()
+
+
+def test_an_x_that_is_one_for_all_devices():
+    x, p = jnp.asarray(normal(1, 3, 6)), jnp.arange(8)
+    weights = jnp.asarray(normal(8, 3, 6, seed=1))
+    total = lambda x, p, c: jnp.sum(c * pe.rotary(x, p))  # noqa: E731
+    want = sum(jax.grad(total)(x, p[i : i + 1], weights[i : i + 1]) for i in range(8))
+    local = lambda x, p, c: lax.psum(total(x, p, c), "d")  # noqa: E731
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    got = jax.jit(jax.grad(jax.shard_map(local, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=P())))
+    np.testing.assert_allclose(got(x, p, weights), want, rtol=1e-5, atol=1e-6)
 
 
 # Layouts of weights

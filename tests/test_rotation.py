@@ -1,5 +1,7 @@
 """M_k: PE(p+k) = M_k PE(p), as a matrix, without it, and through the dot product."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,6 +107,15 @@ def test_norms_are_kept():
     norm = lambda a: np.linalg.norm(np.asarray(a, np.float64), axis=-1)  # noqa: E731
     np.testing.assert_allclose(norm(pe.shift(x, offsets, 64)), norm(x), rtol=2e-7)
     np.testing.assert_allclose(norm(pe.sinusoidal(offsets, 64)), np.sqrt(32), rtol=1e-7)
+
+
+def test_an_amplitude_is_that_of_the_encodings_and_no_move_changes_it():
+    f = dataclasses.replace(pe.geometric(8), attention_factor=1.25)
+    here, there = pe.sinusoidal(np.arange(9), f), pe.sinusoidal(np.arange(9) + 1000, f)
+    np.testing.assert_allclose(pe.shift(here, 1000, f), there, rtol=0, atol=1.25 * BOUND)
+    np.testing.assert_allclose(moved(pe.rotation_matrix(1000, f), here), there, rtol=0, atol=1.25 * BOUND)
+    products = np.sum(np.asarray(here, np.float64) * there, axis=-1)
+    np.testing.assert_allclose(products, np.full(9, pe.offset_similarity(1000, f)), rtol=0, atol=4e-6)
 
 
 def test_offset_similarity_is_the_sum_of_cosines():

@@ -52,6 +52,37 @@ def test_scores_depend_on_the_offset_alone():
     assert np.abs(scores(q, k, p + 1, p) - want).max() > 0.1
 
 
+def test_positions_of_every_kind_count_from_the_origin():
+    x, p, far = normal(5, 1, 8), np.arange(5), 2_000_000_001
+    want = pe.xpos(x, x, p)
+    for y, full in zip(pe.xpos(x, x, (p + 2.5).astype(np.float32), origin=2.5), want, strict=True):
+        norms = lambda v: np.linalg.norm(pairs_of(v), axis=-2)  # noqa: E731
+        np.testing.assert_allclose(norms(y), norms(full), rtol=1e-5)  # scaled the same, turned by 2.5 more
+    for y, full in zip(pe.xpos(x, x, (p + 2).astype(np.float32)), pe.xpos(x, x, p + 2), strict=True):
+        np.testing.assert_array_equal(y, full)
+    known, traced = (
+        pe.xpos(x, x, far + p, origin=far),
+        jax.jit(lambda p: pe.xpos(x, x, p, origin=far))(jnp.asarray(far + p, jnp.uint32)),
+    )
+    for one, other in zip(known, traced, strict=True):
+        np.testing.assert_array_equal(one, other)
+    # 2³² − 1 positions apart: the query's scale is 0, that of a query before its origin is infinite.
+    ends = 2**31 - 1, -(2**31)
+    one = np.ones((1, 8), np.float32)
+    assert not np.asarray(pe.xpos(one, one, ends[0], origin=ends[1], head_axis=None)[0]).any()
+    assert not np.isfinite(pe.xpos(one, one, ends[1], origin=ends[0], head_axis=None)[0]).all()
+
+
+def pairs_of(x):
+    return np.stack(np.split(np.asarray(x, np.float64), 2, axis=-1), -2)
+
+
+def test_a_16_bit_result_is_rounded_once():
+    x = jnp.asarray(normal(64, 2, 16)).astype(jnp.bfloat16)
+    for short, full in zip(pe.xpos(x, x), pe.xpos(x.astype(jnp.float32), x.astype(jnp.float32)), strict=True):
+        np.testing.assert_array_equal(short, full.astype(jnp.bfloat16))
+
+
 def test_a_cached_key_fits_every_later_query():
     # The position decides, not the length of the call.
     x = normal(100, 2, 16)
