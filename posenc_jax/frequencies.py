@@ -264,7 +264,7 @@ def _waves(positions: jax.Array, frequencies: Frequencies | jax.Array, expand: A
     """The sine of ω·p + quarter·π/2 for each column; `expand` makes columns of something for each pair."""
     if not isinstance(frequencies, Frequencies):
         return _phase.wave(positions, expand(frequencies), quarter)
-    column = expand(np.arange(1, frequencies.num_pairs + 1))  # 0 where there is none
+    column: np.ndarray = expand(np.arange(1, frequencies.num_pairs + 1))  # 0 where there is none
     turns = tuple((0, *frequencies.turns)[i] for i in column)
     axes = _check.align(np.array((0, *frequencies.axes))[column], positions.ndim)
     coordinate = positions[..., :1]
