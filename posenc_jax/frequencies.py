@@ -264,9 +264,9 @@ def _waves(positions: jax.Array, frequencies: Frequencies | jax.Array, expand: A
     """The sine of ω·p + quarter·π/2 for each column; `expand` makes columns of something for each pair."""
     if not isinstance(frequencies, Frequencies):
         return _phase.wave(positions, expand(frequencies), quarter)
-    column: np.ndarray = expand(np.arange(1, frequencies.num_pairs + 1))  # 0 where there is none
+    column = expand(np.arange(1, frequencies.num_pairs + 1))  # 0 where there is none
     turns = tuple((0, *frequencies.turns)[i] for i in column)
-    axes = _check.align(np.array((0, *frequencies.axes))[column], positions.ndim)
+    axes = _check.align(np.pad(np.array(frequencies.axes), (1, 0))[column], positions.ndim)
     coordinate = positions[..., :1]
     for axis in range(1, frequencies.num_axes):  # a select for each axis: it fuses, a gather does not
         coordinate = jnp.where(axes == axis, positions[..., axis : axis + 1], coordinate)
