@@ -131,8 +131,8 @@ def _waves(positions, frequencies):
 
 
 def _kept_waves(positions, frequencies):
-    """The same as a table."""
-    return lax.optimization_barrier(_waves(positions, frequencies))
+    """The same as one table."""
+    return jnp.split(lax.optimization_barrier(features(positions, frequencies, "half")), 2, axis=-1)
 
 
 def _waves_in_a_loop(positions, frequencies):
