@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from posenc_jax import _check
@@ -125,10 +124,8 @@ def _longrope(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
 def _llama3(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
     x.d.need("factor")
     low, high = x.d.number("low_freq_factor"), x.d.number("high_freq_factor")
-    # Llama 4 Scout has equal bounds: a step, which a ramp as narrow as a float can say is.
-    top = math.nextafter(low, math.inf) if high == low else high
-    result = llama3(x.plain, x.factor(), low_freq_factor=low, high_freq_factor=top, original_max=x.original())
     bounds = {"low_freq_factor": low, "high_freq_factor": high}
+    result = llama3(x.plain, x.factor(), original_max=x.original(), **bounds)
     return result, bounds | {"factor": x.factor(), ORIGINAL: x.original()}
 
 

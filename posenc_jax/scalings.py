@@ -341,7 +341,8 @@ def llama3(
       frequencies: Frequencies, or an int, a width: `geometric(width)`.
       factor: $s$, at least 1.
       low_freq_factor: $\alpha$, positive; pairs that turn at most so often in $L$ are interpolated in full.
-      high_freq_factor: $\beta$, over $\alpha$; pairs that turn at least so often in $L$ are left as they are.
+      high_freq_factor: $\beta$, at least $\alpha$; pairs that turn at least so often in $L$ are left as they are. If it
+        is $\alpha$, those that turn more often are, with nothing between.
       original_max: $L$, the length of the training.
 
     Returns:
@@ -366,10 +367,12 @@ def llama3(
     original_max = _length(where, "original_max", original_max)
     low = Fraction(_check.positive(where, "low_freq_factor", low_freq_factor))
     high = Fraction(_check.positive(where, "high_freq_factor", high_freq_factor))
-    if high <= low:
-        raise ValueError(f"{where}: high_freq_factor must be over low_freq_factor = {float(low)}, got {float(high)}")
+    if high < low:
+        raise ValueError(
+            f"{where}: high_freq_factor must be at least low_freq_factor = {float(low)}, got {float(high)}"
+        )
     turns = [Fraction(original_max * abs(t), 1 << _phase.TURN_BITS) for t in frequencies.turns]
-    sigmas = [_clip((t - low) / (high - low)) for t in turns]
+    sigmas = [_clip((t - low) / (high - low)) if low < high else Fraction(t > low) for t in turns]
     return _scaled(frequencies, [(1 - sigma) / s + sigma for sigma in sigmas])
 
 

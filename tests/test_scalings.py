@@ -172,6 +172,16 @@ def test_llama3(dim, base, factor, low, high, original_max):
     assert got.attention_factor == 1
 
 
+def test_llama3_with_one_bound_is_a_step():
+    # Llama 4 Scout: pairs that turn more than once in 8,192 positions are kept, the others divided.
+    f = pe.geometric(128, 500_000)
+    got = pe.llama3(f, 16, low_freq_factor=1, high_freq_factor=1, original_max=8192).angular
+    np.testing.assert_allclose(got, np.where(f.wavelengths < 8192, f.angular, f.angular / 16), rtol=1e-15)
+    # At the bound itself a pair is divided: ω = 2π/8192, as turns of exactly 2⁻¹³.
+    edge = dataclasses.replace(pe.geometric(2), turns=(1 << 115,))
+    assert pe.llama3(edge, 16, low_freq_factor=1, high_freq_factor=1, original_max=8192).turns == (1 << 111,)
+
+
 def test_llama3_of_pairs_that_rest_or_turn_backwards():
     turns = pe.geometric(64, 5e5).turns
     settings = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192}
@@ -472,8 +482,7 @@ nan, inf = float("nan"), float("inf")
         (lambda: pe.longrope(4, **LISTS, attention_factor=-1), ValueError, "longrope: attention_factor must be positive, got -1.0"),
         (lambda: pe.longrope("4", **LISTS), TypeError, "longrope: frequencies must be Frequencies"),
         (lambda: pe.llama3(8, **{**LLAMA, "factor": 0.5}), ValueError, "llama3: factor must be at least 1, got 0.5"),
-        (lambda: pe.llama3(8, **{**LLAMA, "low_freq_factor": 4}), ValueError, "llama3: high_freq_factor must be over low_freq_factor = 4.0, got 4.0"),
-        (lambda: pe.llama3(8, **{**LLAMA, "high_freq_factor": 0.5}), ValueError, "llama3: high_freq_factor must be over low_freq_factor = 1.0, got 0.5"),
+        (lambda: pe.llama3(8, **{**LLAMA, "high_freq_factor": 0.5}), ValueError, "llama3: high_freq_factor must be at least low_freq_factor 1.0, got 0.5"),
         (lambda: pe.llama3(8, **{**LLAMA, "low_freq_factor": 0}), ValueError, "llama3: low_freq_factor must be positive, got 0.0"),
         (lambda: pe.llama3(8, **{**LLAMA, "high_freq_factor": inf}), ValueError, "llama3: high_freq_factor must be finite, got inf"),
         (lambda: pe.llama3(8, **{**LLAMA, "original_max": 0}), ValueError, "llama3: original_max must be at least 1, got 0"),
