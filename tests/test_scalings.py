@@ -482,7 +482,7 @@ nan, inf = float("nan"), float("inf")
         (lambda: pe.longrope(4, **LISTS, attention_factor=-1), ValueError, "longrope: attention_factor must be positive, got -1.0"),
         (lambda: pe.longrope("4", **LISTS), TypeError, "longrope: frequencies must be Frequencies"),
         (lambda: pe.llama3(8, **{**LLAMA, "factor": 0.5}), ValueError, "llama3: factor must be at least 1, got 0.5"),
-        (lambda: pe.llama3(8, **{**LLAMA, "high_freq_factor": 0.5}), ValueError, "llama3: high_freq_factor must be at least low_freq_factor 1.0, got 0.5"),
+        (lambda: pe.llama3(8, **{**LLAMA, "high_freq_factor": 0.5}), ValueError, "llama3: high_freq_factor must be at least low_freq_factor = 1.0, got 0.5"),
         (lambda: pe.llama3(8, **{**LLAMA, "low_freq_factor": 0}), ValueError, "llama3: low_freq_factor must be positive, got 0.0"),
         (lambda: pe.llama3(8, **{**LLAMA, "high_freq_factor": inf}), ValueError, "llama3: high_freq_factor must be finite, got inf"),
         (lambda: pe.llama3(8, **{**LLAMA, "original_max": 0}), ValueError, "llama3: original_max must be at least 1, got 0"),
