@@ -63,18 +63,19 @@ def _backward(settings, residuals, dy):
         return _on_mesh_as(x_type.value, dx), None, None
     # With J a quarter turn, the derivative by the phase is dy·(a J R x) = (a Rᵀ dy)·(J x) = dx·(J x), for each pair.
     inside, dim = _check.inside(x), dim_of(frequencies)
-    (x1, x2), (d1, d2) = (_split(_turned(settings, v, dim), settings.layout, inside) for v in (x, dx))
-    slope = d1 * x2 - d2 * x1 if settings.backward else d2 * x1 - d1 * x2
-    d_positions = d_frequencies = None
     shared = tuple(axis for axis in range(x.ndim - 1) if positions.shape[axis] == 1)
+    # Summed before it is split into pairs, which is cheap in a small array alone.
+    products = jnp.sum(dx.astype(inside) * _partner(settings, x, dim).astype(inside), axis=shared, keepdims=True)
+    first, second = _split(_turned(settings, products, dim), settings.layout, inside)
+    slope = first - second if settings.backward else second - first
+    d_positions = d_frequencies = None
     static = isinstance(frequencies, Frequencies)
     if not static:
-        rows = jnp.sum(slope, axis=shared, keepdims=True) * positions.astype(inside)
-        rows = jnp.sum(rows, axis=tuple(range(x.ndim - 1))).astype(frequencies.dtype)
+        rows = jnp.sum(slope * positions.astype(inside), axis=tuple(range(x.ndim - 1))).astype(frequencies.dtype)
         d_frequencies = _on_mesh_as(jax.typeof(frequencies), rows)
     if jnp.issubdtype(positions.dtype, jnp.floating):
         angular = jnp.asarray(frequencies.angular if static else frequencies).astype(inside)
-        rows = jnp.sum(slope * _check.align(angular, x.ndim), axis=shared, keepdims=True)
+        rows = slope * _check.align(angular, x.ndim)
         axes = np.array(frequencies.axes if static else [0] * (dim // 2))
         masks = (_check.align((axes == axis).astype(inside), x.ndim) for axis in range(positions.shape[-1]))
         rows = jnp.stack([jnp.sum(rows * mask, axis=-1) for mask in masks], -1).astype(positions.dtype)
@@ -175,22 +176,29 @@ def _rotate(features, waves, backward):
     return y1, add(product(second, cosine), product(first, sine))
 
 
+def _partner(settings, x, dim):
+    """The other feature of each pair, by two padded reads and a select."""
+    half, index = settings.layout == "half", np.arange(dim)
+    is_second, distance = (index // (dim // 2), dim // 2) if half else (index % 2, 1)
+    read = lambda by: lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0)] * (x.ndim - 1) + [(by, -by, 0)])  # noqa: E731
+    second = _check.align(np.pad(is_second == 1, _margin(settings, x, dim)), x.ndim)
+    return jnp.where(second, read(distance), read(-distance))
+
+
 def _by_reads(settings, multiply, x, positions, frequencies):
-    """For TPU, where a reshape to pairs copies x: the partner of each feature by two padded reads and a select."""
+    """For TPU, where a reshape to pairs copies x: a sum of two products for each feature."""
     layout, _, backward = settings
     dim, inside = dim_of(frequencies), _check.inside(x)
     margin, index = _margin(settings, x, dim), np.arange(dim)
-    is_second, distance = (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
     table = _is_shared(x, positions)
     if not table:  # the waves where they are used, for each element: broadcasting them would keep a table all the same
         positions = jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1]))
+    is_second = index % 2 if layout == "interleaved" else index // (dim // 2)
     quarters = np.ones(dim, int), 2 * (is_second == backward)  # 0 is the sine, 1 the cosine, 2 the negated sine
     waves = tuple(features(positions, frequencies, layout, quarter, margin) for quarter in quarters)
     if table:
         waves = lax.optimization_barrier(waves)
     cosine, sine = (jnp.broadcast_to(w.astype(inside), x.shape) for w in waves)
-    read = lambda by: lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0)] * (x.ndim - 1) + [(by, -by, 0)])  # noqa: E731
-    row = lambda v: _check.align(np.pad(v, margin), x.ndim) == 1  # noqa: E731
-    partner = jnp.where(row(is_second), read(distance), read(-distance))
-    y = (multiply(x.astype(inside), cosine) + multiply(partner.astype(inside), sine)).astype(x.dtype)
-    return jnp.where(row(np.ones(dim, int)), y, x) if any(margin) else y
+    y = multiply(x.astype(inside), cosine) + multiply(_partner(settings, x, dim).astype(inside), sine)
+    turned = _check.align(np.pad(np.ones(dim, bool), margin), x.ndim)
+    return jnp.where(turned, y.astype(x.dtype), x) if any(margin) else y.astype(x.dtype)
