@@ -29,7 +29,7 @@ def one(found: Mapping[str, Any], default: Any = _MISSING, *, missing: str = "")
     """The value that all spellings of a setting agree on."""
     for name, value in found.items():
         first, agreed = next(iter(found.items()))
-        if value != agreed:
+        if value is not agreed and value != agreed:
             raise error(f"{first} = {agreed!r:.60} contradicts {name} = {value!r:.60}")
     if not found and default is _MISSING:
         raise error(f"{missing} is missing")
@@ -71,6 +71,19 @@ class Keys:
         """The value of a setting that must be there, an integer of at least one."""
         return _check.positive_int(WHERE, self.label + names[0], self.need(*names))
 
+    def flag(self, *names: str, default: Any = None) -> Any:
+        """The value of a setting that is true or false, or a number in their place (Llama 4 has 4)."""
+        found = self.found(*names)
+        for name, value in found.items():
+            if not isinstance(value, int):
+                raise TypeError(f"{WHERE}: {name} must be true or false, got {_check.describe(value)}")
+        return bool(one(found, default))
+
+    def items(self, *names: str) -> tuple[Any, ...] | None:
+        """The value of a setting that is a list, None if it is not there."""
+        value = self.get(*names)
+        return None if value is None else _check.sequence(WHERE, self.label + names[0], value, "strings or numbers")
+
     def finish(self, pattern: re.Pattern | None = _ROPE) -> None:
         """Raises if a key that speaks of rotations (None: any key) was not read."""
         for name, value in self.values.items():
@@ -99,6 +112,9 @@ def text_of(config: Any) -> dict[str, Any]:
         config = config.to_dict()
     if not isinstance(config, Mapping):
         raise TypeError(f"{WHERE}: config must be a mapping or have to_dict(), got {_check.describe(config)}")
+    for name in config:
+        if not isinstance(name, str):
+            raise TypeError(f"{WHERE}: config must have keys that are strings, got {_check.describe(name)}")
     for part in ("thinker_config", "text_config", "language_config"):
         if config.get(part) is not None:
             inner = text_of(config[part])
@@ -122,18 +138,18 @@ def model_of(name: Any) -> Model | None:
 
 def layer_types(config: Keys, model: Model | None, count: int) -> list[str]:
     """The type of each layer; "full_attention" where the types make no difference."""
-    types = config.get("layer_types", "layers_block_type")
+    types = config.items("layer_types", "layers_block_type")
     if types is not None:
-        types = _check.sequence(WHERE, "layer_types", types, "strings")
         if len(types) != count or not all(isinstance(name, str) for name in types):
             raise error(
                 f"layer_types must name the {count} layers of num_hidden_layers, got {len(types)}: {types!r:.60}"
             )
         return [_LEGACY.get(str(name), str(name)) for name in types]
-    indices, blocks = config.get("attn_layer_indices", "full_attn_idxs"), config.get("block_types")
+    indices, blocks = config.items("attn_layer_indices", "full_attn_idxs"), config.items("block_types")
     if blocks:  # repeated, as by RecurrentGemma
         indices = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
     if indices is not None:
+        _layers("attn_layer_indices", indices, count)
         return ["full_attention" if i in indices else "linear_attention" for i in range(count)]
     if model and model.typed:
         raise error("layer_types is missing")
@@ -143,6 +159,12 @@ def layer_types(config: Keys, model: Model | None, count: int) -> list[str]:
     period = config.integer(pattern.key) if pattern.key and config.found(pattern.key) else pattern.period
     full = [(i + pattern.phase) % period == 0 or (pattern.last and i == count - 1) for i in range(count)]
     return ["full_attention" if x else pattern.other for x in full]
+
+
+def _layers(name: str, indices: Any, count: int) -> None:
+    for i in indices:
+        if not isinstance(i, int) or i not in range(count):
+            raise error(f"{name} must be of the {count} layers, got {i!r:.60}")
 
 
 def _windowless(config: Keys, model: Model) -> bool:
@@ -157,20 +179,19 @@ def rotates(config: Keys, model: Model | None, types: list[str]) -> list[bool]:
         result = [name == "sliding_attention" for name in types]
     if model is None or model.interval:
         # A list wins over the interval, which transformers writes even where it is not the list's.
-        flags = config.get("no_rope_layers")
+        flags = config.items("no_rope_layers")
         interval = config.get("no_rope_layer_interval", default=model and model.interval)
         if flags:
-            if len(flags) != count or not set(flags) <= {0, 1}:
-                raise error(f"no_rope_layers must hold {count} times 0 or 1, got {flags!r:.60}")
+            if len(flags) != count or not all(flag in (0, 1) for flag in flags):
+                raise error(f"no_rope_layers must hold {count} times 0 or 1, got {list(flags)!r:.60}")
             result = [x and bool(flag) for x, flag in zip(result, flags, strict=True)]
         elif interval is not None:
             interval = _check.positive_int(WHERE, "no_rope_layer_interval", interval)
             result = [x and (i + 1) % interval != 0 for i, x in enumerate(result)]
-    for i in config.get("cross_attention_layers", default=()):
-        if i not in range(count):
-            raise error(f"cross_attention_layers must be of the {count} layers, got {i!r}")
-        result[i] = False
-    if config.get("alibi") or not config.get("rotary", default=True):
+    crossed = config.items("cross_attention_layers") or ()
+    _layers("cross_attention_layers", crossed, count)
+    result = [x and i not in crossed for i, x in enumerate(result)]
+    if config.flag("alibi") or not config.flag("rotary", default=True):
         raise error("the model has no rotary embedding: alibi is true, or rotary false")
     position = config.get("position_embedding_type")
     if model and model.position or position is not None and model is None:
@@ -205,7 +226,7 @@ def settings_of(config: Keys, model: Model | None, types: list[str]) -> dict[str
         own = [d.values.get("rope_theta") for d in result.values() if d is not None]
         outside = config.get("rope_theta")
         if not (model and model.thetas) and outside is not None and outside not in own and None not in own:
-            raise error(f"rope_theta = {outside!r} contradicts the {own} of {name}")
+            raise error(f"rope_theta = {outside!r} contradicts {name}, whose layer types have {own or 'no positions'}")
         return result
     if unknown := set(types) - ROTATING - _STILL:
         raise error(f"the layer types {sorted(unknown)} of layer_types are not known")
@@ -228,7 +249,7 @@ def theta_of(d: Keys, config: Keys, model: Model | None, kind: str) -> float:
         outside = config.found(key)
     elif d.nested:  # the outer one is for the layer types that have none
         outside = {} if own else outside
-    elif "rope_theta" not in d.values:  # a null is not a default
+    elif "rope_theta" not in d.values and config.values.get("rope_theta", "") is not None:  # a null is not a default
         default = model.theta if model else None if config.values.get("model_type") else 10_000.0
     found = own | outside or ({} if default is None else {"default": default})
     return _check.positive(WHERE, "rope_theta", one(found, missing="rope_theta"))
@@ -266,6 +287,11 @@ def width_of(d: Keys, config: Keys, model: Model | None, head_dim: int) -> int:
         found = {"rotary_dim": model.rotary_dim}
     width = one(found, int(head_dim * model.partial) if model and model.partial else head_dim)
     name = next(iter(found), "head_dim")
+    return even(name, width, head_dim)
+
+
+def even(name: str, width: Any, head_dim: int) -> int:
+    """A number of features that can be rotated."""
     if not isinstance(width, int) or width % 2 or not 2 <= width <= head_dim:
         raise error(f"{name} must rotate an even number of features, from 2 to {head_dim}, got {width!r}")
     return width

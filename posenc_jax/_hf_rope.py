@@ -23,8 +23,8 @@ def rope_type(d: Keys) -> str:
     result = one({name: _ALIASES.get(str(value), value) for name, value in found.items()}, "default")
     if not isinstance(result, str) or result not in _TYPES:
         raise error(f"{next(iter(found))} must be one of {sorted(_TYPES)}, got {result!r}")
-    if "mrope" in found.values():
-        d.need("mrope_section")
+    if "mrope" in found.values() and d.values.get("mrope_section") is None:
+        raise error(f"{d.label}mrope_section is missing")
     return result
 
 

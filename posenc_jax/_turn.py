@@ -58,14 +58,15 @@ def _forward(settings, x, positions, frequencies):
 
 def _backward(settings, residuals, dy):
     x_type, x, positions, frequencies = residuals
-    dx = turn(settings._replace(backward=not settings.backward), dy, positions, frequencies)
+    back = settings._replace(backward=not settings.backward)
     if x is None:
-        return _on_mesh_as(x_type.value, dx), None, None
+        return _on_mesh_as(x_type.value, turn(back, dy, positions, frequencies)), None, None
     # With J a quarter turn, the derivative by the phase is dy·(a J R x) = (a Rᵀ dy)·(J x) = dx·(J x), for each pair.
     inside, dim = _check.inside(x), dim_of(frequencies)
+    dx: jax.Array = turn(back, dy.astype(inside), positions, frequencies)
     shared = tuple(axis for axis in range(x.ndim - 1) if positions.shape[axis] == 1)
     # Summed before it is split into pairs, which is cheap in a small array alone.
-    products = jnp.sum(dx.astype(inside) * _partner(settings, x, dim).astype(inside), axis=shared, keepdims=True)
+    products = jnp.sum(dx * _partner(settings, x, dim).astype(inside), axis=shared, keepdims=True)
     first, second = _split(_turned(settings, products, dim), settings.layout, inside)
     slope = first - second if settings.backward else second - first
     d_positions = d_frequencies = None
@@ -80,7 +81,7 @@ def _backward(settings, residuals, dy):
         masks = (_check.align((axes == axis).astype(inside), x.ndim) for axis in range(positions.shape[-1]))
         rows = jnp.stack([jnp.sum(rows * mask, axis=-1) for mask in masks], -1).astype(positions.dtype)
         d_positions = _on_mesh_as(jax.typeof(positions), rows)
-    return _on_mesh_as(x_type.value, dx), d_positions, d_frequencies
+    return _on_mesh_as(x_type.value, dx.astype(x.dtype)), d_positions, d_frequencies
 
 
 turn.defvjp(_forward, _backward)

@@ -127,8 +127,8 @@ class RotaryPlan:
 
 def _layout(config: Keys, model: Model | None, layout: Any) -> Layout:
     """Which features make a pair: what the caller says, else the model's code, else the config."""
-    found = config.found("rope_interleave", "rope_interleaved", "rotary_emb_interleaved")
-    said: dict[str, Layout] = {name: "interleaved" if value else "half" for name, value in found.items()}
+    names = [n for n in ("rope_interleave", "rope_interleaved", "rotary_emb_interleaved") if config.found(n)]
+    said: dict[str, Layout] = {name: "interleaved" if config.flag(name) else "half" for name in names}
     name = config.values.get("model_type")
     if layout is not None:
         return _check.layout(WHERE, layout)
@@ -142,10 +142,11 @@ def _layout(config: Keys, model: Model | None, layout: Any) -> Layout:
 def _scale_without_positions(config: Keys, model: Model | None) -> QueryScale | None:
     """The query scale of layers without positions."""
     names = ("attn_temperature_tuning", "attn_scale", "floor_scale")
-    if model is None and config.get(names[0]):
+    if model is None and config.flag(names[0]):
         return QueryScale(config.number(names[1]), config.integer(names[2]), 1)
-    if model and model.temperature == "llama4" and config.get(names[0], default=True):
-        return QueryScale(config.number(names[1], 0.1), config.get(names[2], default=8192), 1)
+    if model and model.temperature == "llama4" and config.flag(names[0], default=True):
+        period = config.integer(names[2]) if config.found(names[2]) else 8192
+        return QueryScale(config.number(names[1], 0.1), period, 1)
     return None
 
 
@@ -156,6 +157,7 @@ def _layer(
     if latent:
         width = config.integer("qk_rope_head_dim")
         head_dim = config.integer("qk_nope_head_dim") + width
+        _hf_config.even("qk_rope_head_dim", width, head_dim)
     else:
         width = head_dim = _hf_config.head_dim_of(config, model, kind)
     if d is None:
@@ -163,6 +165,7 @@ def _layer(
     if latent:
         shares = d.found("partial_rotary_factor") | config.found("partial_rotary_factor")
         for name, share in shares.items():  # of the whole head, or of its rotated part
+            share = _check.number(WHERE, name, share)
             if width not in (int(head_dim * share), int(width * share)):
                 raise error(f"{name} = {share!r} contradicts qk_rope_head_dim = {width} of {head_dim} features")
     elif rope_type(d) != "proportional":
@@ -243,7 +246,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     settings, overrides = _hf_config.settings_of(keys, model, types), _hf_config.overrides(keys, count)
     rotates = _hf_config.rotates(keys, model, types)
     latent = model.latent if model else bool(keys.get("qk_rope_head_dim"))
-    bases = keys.get("layer_rope_theta") if model is None or model.layer_thetas else None
+    bases = keys.items("layer_rope_theta") if model is None or model.layer_thetas else None
     bases = [None] * count if bases is None else [base or 0 for base in bases]
     if len(bases) != count:
         raise error(f"layer_rope_theta must hold {count} numbers, got {len(bases)}")
@@ -298,6 +301,8 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
     if not isinstance(plan, RotaryPlan):
         raise TypeError(f"plan_to_config: plan must be a RotaryPlan, got {_check.describe(plan)}")
     layers = plan.layers
+    if not isinstance(layers, tuple) or not layers or not all(isinstance(layer, RotaryLayer) for layer in layers):
+        raise TypeError(f"plan_to_config: plan.layers must be a tuple of RotaryLayer, got {_check.describe(layers)}")
     config: dict[str, Any] = {"num_hidden_layers": len(layers), "rope_interleave": plan.layout == "interleaved"}
     head_dim = layers[0].head_dim
     if plan.part == "last":

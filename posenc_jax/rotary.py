@@ -61,7 +61,8 @@ def rotary(
       inverse: undo it, $y \mapsto x$: turns by $-\omega_i p$ and divides by $a$.
 
     Returns:
-      The rotated x, of its shape and dtype; computed in float32 (float64 if x is) and rounded once. NaN where a
+      The rotated x, of its shape and dtype; computed in float32 and rounded once (products and sums in float64 if x
+      is, of float32 waves). NaN where a
       position is outside int32 and this could not be known when tracing. Differentiable in reverse mode, in x, in float
       positions and in frequencies that are an array; without the last two, nothing but the positions is kept for it.
 
@@ -110,6 +111,8 @@ def inputs(where, x, positions, frequencies, layout, head_axis, part, name="x", 
             message = f"head_axis must be an axis of {name} other than its last, shape {x.shape}, got {head_axis}"
             raise ValueError(f"{where}: {message}")
         head_axis = int(head_axis) % x.ndim
+    if not x.shape[-1]:
+        raise ValueError(f"{where}: {name} must have features to turn, got shape {x.shape}")
     frequencies = resolve(where, x.shape[-1] if frequencies is None else frequencies, even=True)
     if dim_of(frequencies) > x.shape[-1]:
         width = dim_of(frequencies)

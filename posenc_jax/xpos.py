@@ -115,15 +115,19 @@ def _xpos(x, positions, frequencies, origin, *, head_axis, sign, scale_base, gam
 
 
 def _distance(positions, origin):
-    """Positions − origin in float32, of integers rounded once."""
-    if not all(jnp.issubdtype(x.dtype, jnp.integer) for x in (positions, origin)):
-        return positions.astype(jnp.float32) - origin.astype(jnp.float32)
-    positions, origin = (
-        x.astype(jnp.int32) for x in (positions, origin)
-    )  # wider ones are NaN already where that wraps
-    ahead = positions >= origin
-    apart = jnp.where(ahead, positions - origin, origin - positions).astype(jnp.uint32).astype(jnp.float32)
-    return jnp.where(ahead, apart, -apart)
+    """How far positions are from the origin, in float32: of integers, or of what is nearest to floats, rounded once."""
+    (whole, rest), (start, less) = (_whole(x) for x in (positions, origin))
+    ahead = whole >= start
+    apart = jnp.where(ahead, whole - start, start - whole).astype(jnp.uint32).astype(jnp.float32)
+    return jnp.where(ahead, apart, -apart) + (rest - less)
+
+
+def _whole(x):
+    """An int32 and what is left; where that wraps, the waves are NaN already."""
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return x.astype(jnp.int32), np.float32(0)
+    nearest = jnp.round(x)
+    return nearest.astype(jnp.int32), (x - nearest).astype(jnp.float32)
 
 
 @jax.checkpoint  # else scales of x's size are kept for the derivative

@@ -872,6 +872,7 @@ BAD = [
     (scaled("dynamic", factor=2.0) | {"max_position_embeddings": None}, "max_position_embeddings is missing"),
     (scaled("yarn", factor=2.0) | {"max_position_embeddings": None}, "max_position_embeddings is missing"),
     (scaled("mrope"), "rope_parameters.mrope_section is missing"),
+    (llama(rope_theta=None), "rope_theta is missing"),
     ({"model_type": "gpt_oss", "num_hidden_layers": 1}, "rope_parameters is missing, and model_type 'gpt_oss' has a default of its own"),
     (GEMMA_4 | {"rope_parameters": None}, "rope_parameters is missing, and model_type 'gemma4_text' has"),
     ({"model_type": "lfm2", "num_hidden_layers": 1, "head_dim": 8}, "layer_types is missing"),
@@ -891,6 +892,7 @@ BAD = [
     (llama(rope_local_base_freq=1e4), "the key rope_local_base_freq = 10000.0 is not known or not used here"),
     (llama(no_rope_layers=[1, 0]), r"the key no_rope_layers = \[1, 0\] is not known or not used here"),
     (llama(layer_rope_theta=[1e4, 0]), "the key layer_rope_theta"),
+    (llama(rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]}), r"the key rope_scaling.mrope_section = \[2, 3, 3\] is not known or not used"),
     (llama(rope_ratio=50), "the key rope_ratio = 50 is not known"),
     (llama(qk_rope_head_dim=64), "the key qk_rope_head_dim = 64"),
     ({"model_type": "m", "text_config": llama(), "rope_scaling": {"type": "linear", "factor": 2.0}}, "the key rope_scaling = .* is not known or not used here"),
@@ -913,7 +915,8 @@ BAD = [
     (QWEN_25_VL | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24], "mrope_interleaved": True}}, "mrope_interleaved = True contradicts that of model_type 'qwen2_5_vl' = False"),
     (DEEPSEEK_V3 | {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 contradicts qk_rope_head_dim = 64 of 192 features"),
     (scaled("yarn", factor=2.0, original_max_position_embeddings=2048, max_position_embeddings=4096), "rope_parameters.max_position_embeddings = 4096 contradicts max_position_embeddings = 8192"),
-    (llama(layer_types=["full_attention"] * 2, rope_theta=1e5, rope_parameters={"full_attention": {"rope_theta": 1e6}}), r"rope_theta = 100000.0 contradicts the \[1000000.0\]"),
+    (llama(layer_types=["full_attention"] * 2, rope_theta=1e5, rope_parameters={"full_attention": {"rope_theta": 1e6}}), r"rope_theta = 100000.0 contradicts rope_parameters, whose layer types have \[1000000.0\]"),
+    (llama(layer_types=["full_attention"] * 2, rope_theta=1e5, rope_parameters={"full_attention": None}), "rope_theta = 100000.0 contradicts rope_parameters, whose layer types have no positions"),
     # what does not fit
     (scaled("longrope", short_factor=SPREAD[1:], long_factor=SPREAD), "rope_parameters.rope_type 'longrope': longrope: short_factor"),
     (scaled("linear", factor=0), "rope_parameters.rope_type 'linear': linear_scaling: factor must be positive, got 0.0"),
@@ -923,6 +926,11 @@ BAD = [
     (QWEN_25_VL | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 20]}}, "multi_section: sections must sum to the 64 pairs"),
     ({"model_type": "phi", "head_dim": 30, "num_hidden_layers": 1}, "head_dim must rotate an even number of features, from 2 to 30, got 15"),
     ({"model_type": "phi", "head_dim": 32, "num_hidden_layers": 1, "rotary_dim": 64}, "rotary_dim must rotate an even number of features, from 2 to 32, got 64"),
+    (DEEPSEEK_V3 | {"qk_rope_head_dim": 7}, "qk_rope_head_dim must rotate an even number of features, from 2 to 135, got 7"),
+    (llama(rope_theta=float("nan")), "rope_theta must be finite, got nan"),
+    ({"model_type": "bamba", "head_dim": 8, "num_hidden_layers": 2, "attn_layer_indices": [7]}, "attn_layer_indices must be of the 2 layers, got 7"),
+    (SMOLLM_3 | {"no_rope_layers": [[1], 0, 1, 0, 1, 0]}, "no_rope_layers must hold 6 times 0 or 1"),
+    (LLAMA_4["text_config"] | {"floor_scale": 0}, "floor_scale must be at least 1, got 0"),
     (llama(head_dim=15), "must rotate an even number of features, from 2 to 15, got 15"),
     (llama(layer_types=["full_attention"]), "layer_types must name the 2 layers of num_hidden_layers, got 1"),
     (SMOLLM_3 | {"no_rope_layers": [1, 0]}, r"no_rope_layers must hold 6 times 0 or 1, got \[1, 0\]"),
@@ -964,6 +972,21 @@ def test_what_is_refused(config, match):
         (lambda: rotary_from_config(scaled("yarn", factor=2.0, truncate="no")), TypeError, "rope_type 'yarn': yarn: truncate must be True or False"),
         (lambda: rotary_from_config(scaled("longrope", short_factor=3, long_factor=SPREAD), length=1), TypeError, "short_factor must be a sequence of numbers"),
         (lambda: rotary_from_config(llama(layer_types="full_attention")), TypeError, "layer_types must be a sequence of strings"),
+        (lambda: rotary_from_config(llama(cross_attention_layers=5)), TypeError, "cross_attention_layers must be a sequence of strings or numbers, got int 5"),
+        (lambda: rotary_from_config(SMOLLM_3 | {"no_rope_layers": 5}), TypeError, "no_rope_layers must be a sequence of strings or numbers, got int 5"),
+        (lambda: rotary_from_config({"model_type": "recurrent_gemma", "head_dim": 8, "num_hidden_layers": 2, "block_types": 5}), TypeError, "block_types must be a sequence"),
+        (lambda: rotary_from_config({"model_type": "bamba", "head_dim": 8, "num_hidden_layers": 2, "attn_layer_indices": 5}), TypeError, "attn_layer_indices must be a sequence"),
+        (lambda: rotary_from_config({"model_type": "granite_swa", "head_dim": 8, "num_hidden_layers": 2, "layer_rope_theta": 5}), TypeError, "layer_rope_theta must be a sequence"),
+        (lambda: rotary_from_config(DEEPSEEK_V3 | {"partial_rotary_factor": "a"}), TypeError, "partial_rotary_factor must be a number, got str 'a'"),
+        (lambda: rotary_from_config(LLAMA_4["text_config"] | {"floor_scale": "a"}), TypeError, "floor_scale must be an integer, got str 'a'"),
+        (lambda: rotary_from_config(LLAMA_4["text_config"] | {"attn_temperature_tuning": "false"}), TypeError, "attn_temperature_tuning must be true or false, got str 'false'"),
+        (lambda: rotary_from_config(DEEPSEEK_V3 | {"rope_interleave": "false"}), TypeError, "rope_interleave must be true or false, got str 'false'"),
+        (lambda: rotary_from_config({"model_type": "gptj", "head_dim": 64, "num_hidden_layers": 1, "rotary": "false"}), TypeError, "rotary must be true or false"),
+        (lambda: rotary_from_config({"model_type": "falcon", "head_dim": 64, "num_hidden_layers": 1, "alibi": "false"}), TypeError, "alibi must be true or false"),
+        (lambda: rotary_from_config({1: 2}), TypeError, "config must have keys that are strings, got int 1"),
+        (lambda: plan_to_config(RotaryPlan((), "half")), TypeError, r"plan_to_config: plan.layers must be a tuple of RotaryLayer, got tuple \(\)"),
+        (lambda: plan_to_config(RotaryPlan((5,), "half")), TypeError, "plan_to_config: plan.layers must be a tuple of RotaryLayer"),  # type: ignore
+        (lambda: plan_to_config(RotaryPlan(None, "half")), TypeError, "plan_to_config: plan.layers must be a tuple of RotaryLayer, got NoneType"),  # type: ignore
         (lambda: rotary_from_config(llama(per_layer_config=[])), TypeError, "per_layer_config must be a mapping"),
         (lambda: rotary_from_config({"model_type": "exaone4", "num_hidden_layers": 2, "sliding_window_pattern": "LLLG"}), TypeError, "sliding_window_pattern must be an integer"),
         (lambda: rotary_from_config(llama(rope_parameters={"full_attention": 3, "sliding_attention": {}})), TypeError, "rope_parameters.full_attention must be a mapping"),
@@ -985,6 +1008,25 @@ def test_what_is_refused(config, match):
 def test_bad_input(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+def test_the_settings_of_a_query_scale_are_read():
+    given = LLAMA_4["text_config"] | {"attn_temperature_tuning": True, "attn_scale": 0.25, "floor_scale": 100}
+    scales = {layer.query_scale for layer in rotary_from_config(given).layers}
+    assert scales == {None, QueryScale(0.25, 100, 1)}
+    off = rotary_from_config(given | {"attn_temperature_tuning": False})
+    assert {layer.query_scale for layer in off.layers} == {None}
+
+
+def test_a_share_of_a_head_is_rounded_down():
+    moonshine = {"model_type": "moonshine", "head_dim": 52, "num_hidden_layers": 1}
+    for given in (moonshine, moonshine | {"partial_rotary_factor": 0.9}):  # 46.8
+        assert rotary_from_config(given).layers[0].rotary_dim == 46
+
+
+def test_a_null_window_leaves_the_pattern():
+    cohere = {"model_type": "cohere2", "head_dim": 16, "num_hidden_layers": 4, "sliding_window": None}
+    assert [layer.frequencies is None for layer in rotary_from_config(cohere).layers] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

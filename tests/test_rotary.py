@@ -357,6 +357,14 @@ def test_the_derivative_is_the_rotation_backward(layout):
     np.testing.assert_array_equal(dx, pe.rotary(dy, p, undone, layout=layout, inverse=True))
 
 
+def test_derivatives_by_frequencies_are_not_rounded_to_16_bits():
+    x, weights = (jnp.asarray(normal(64, 4, 8, seed=i)).astype(jnp.bfloat16) for i in range(2))
+    w = jnp.asarray([1.3, 0.2, 0.7, 0.01], jnp.float32)
+    total = lambda w, x: jnp.vdot(weights.astype(jnp.float32), pe.rotary(x, None, w).astype(jnp.float32))  # noqa: E731
+    got, want = (jax.jit(jax.grad(total))(w, v) for v in (x, x.astype(jnp.float32)))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)  # sums of 256 terms of up to 64 · 3
+
+
 def test_derivatives_compose():
     x, p = jnp.asarray(normal(4, 3, 2, 8)), jnp.arange(3)
     loss = lambda x: jnp.sum(pe.rotary(x, p) ** 4)  # noqa: E731

@@ -66,6 +66,12 @@ def test_positions_of_every_kind_count_from_the_origin():
     )
     for one, other in zip(known, traced, strict=True):
         np.testing.assert_array_equal(one, other)
+    # Integers from a float, and floats from an integer, of 63 positions at two billion.
+    for p, origin in ((np.int32(2**31 - 65), np.float32(2**31 - 128)), (np.float32(2**31 - 128), np.int32(2**31 - 65))):
+        query, key = pe.xpos(x[:1], x[:1], p, origin=origin)
+        norms = lambda v: np.linalg.norm(pairs_of(v), axis=-2)[0, 0, 0]  # noqa: E731
+        ratio = (0.4 / 1.4) ** (63 / 512)
+        assert norms(query) / norms(x[:1]) == pytest.approx(ratio if origin < p else 1 / ratio, rel=1e-4)
     # 2³² − 1 positions apart: the query's scale is 0, that of a query before its origin is infinite.
     ends = 2**31 - 1, -(2**31)
     one = np.ones((1, 8), np.float32)
