@@ -201,7 +201,7 @@ def rotary_attention(
       >>> from posenc_jax.linen import rotary_attention
       >>> attend = rotary_attention(8)
       >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
-      >>> x = jnp.ones((1, 5, 16))
+      >>> x = jnp.ones((1, 5, 16), jnp.float32)
       >>> variables = layer.init(jax.random.key(0), x)
       >>> far = layer.clone(attention_fn=functools.partial(attend, input_positions=jnp.arange(1000, 1005)))
       >>> bool(jnp.allclose(layer.apply(variables, x), far.apply(variables, x), atol=1e-5))
