@@ -42,7 +42,7 @@ class Side(NamedTuple):
 
     positions: jax.Array
     segments: jax.Array | None = None
-    real: jax.Array | None = None  # False where the last block is filled up, if it is
+    real: jax.Array | None = None  # of keys: False where the last block is filled up, if it is
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -187,13 +187,10 @@ def grid(settings, length):
 
 def _blocks(settings, query, key, value, sides):
     """Queries with their side and keys, values with theirs, block by block."""
-    kv_heads = key.shape[2]
-    sides = [
-        side._replace(real=jnp.ones(n, bool) if n != math.prod(grid(settings, n)) else None)
-        for side, n in zip(sides, (query.shape[1], key.shape[1]), strict=True)
-    ]
-    sides[0] = sides[0]._replace(real=None)  # what queries beyond the last give is dropped
-    q_side, k_side = (jax.tree.map(functools.partial(_cut_side, settings), side) for side in sides)
+    (q_side, k_side), (length, kv_heads) = sides, key.shape[1:3]
+    if length != math.prod(grid(settings, length)):  # what queries beyond the last give is dropped
+        k_side = k_side._replace(real=jnp.ones(length, bool))
+    q_side, k_side = (jax.tree.map(functools.partial(_cut_side, settings), side) for side in (q_side, k_side))
     keys = (_cut(settings, jnp.swapaxes(x, 1, 2)) for x in (key, value))
     return (_cut(settings, _heads_first(query, kv_heads)), q_side), (*keys, k_side)
 

@@ -1,7 +1,7 @@
 r"""Attention biases that are learned functions of the distance, for any tile of positions: T5's buckets and FIRE.
 
 Positions are as for the biases by formula. A tile of `t5` has the bits of that tile of the whole; of `fire`, which
-divides and sums as the compiler likes, all but the last. Derivatives keep nothing of the bias's size but a distance.
+divides and sums as the compiler likes, all but the last. For derivatives only distances are kept, one for all heads.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
     where = "grid_positions"
     _check.one_of(where, "order", order, ("row", "column"))
     shape = _check.sequence(where, "shape", shape, "integers")
-    shape = tuple(_check.integer(where, f"shape[{i}]", n, 1) for i, n in enumerate(shape))
+    shape = tuple(_check.positive_int(where, f"shape[{i}]", n) for i, n in enumerate(shape))
     leading = _check.integer(where, "leading", leading, 0)
     if len(shape) < (2 if order == "column" else 1):
         raise ValueError(f"{where}: shape must have more sides for order={order!r}, got {shape}")
@@ -216,7 +216,7 @@ def multimodal_positions(
     for i, part in enumerate(_check.sequence(where, "parts", parts, "integers and grids")):
         name = f"parts[{i}]"
         if isinstance(part, (int, np.integer)):
-            length = side = _check.integer(where, name, part, 1)
+            length = side = _check.positive_int(where, name, part)
             grid = np.repeat(np.arange(length)[:, None], 3, axis=1)
         else:
             (time, height, width), step = _grid(where, name, part)
@@ -237,7 +237,7 @@ def _grid(where: str, name: str, part: Any) -> tuple[tuple[int, int, int], float
     numbers = _check.sequence(where, name, part, "numbers, or an integer")
     if len(numbers) not in (3, 4):
         raise ValueError(f"{where}: {name} must be a length, (time, height, width) or these and Δ, got {part!r}")
-    time, height, width = (_check.integer(where, f"{name}[{i}]", n, 1) for i, n in enumerate(numbers[:3]))
+    time, height, width = (_check.positive_int(where, f"{name}[{i}]", n) for i, n in enumerate(numbers[:3]))
     return (time, height, width), _check.positive(where, f"{name}[3]", numbers[3]) if len(numbers) == 4 else 1.0
 
 
@@ -284,8 +284,8 @@ def shard_positions(
     """
     where = "shard_positions"
     _check.one_of(where, "order", order, ("contiguous", "zigzag", "striped"))
-    length = _check.integer(where, "length", length, 1)
-    shards = _check.integer(where, "shards", shards, 1)
+    length = _check.positive_int(where, "length", length)
+    shards = _check.positive_int(where, "shards", shards)
     chunks = 2 * shards if order == "zigzag" else shards
     if length % chunks:
         multiple = f"2·shards = {chunks} for order='zigzag'" if order == "zigzag" else f"shards = {shards}"
