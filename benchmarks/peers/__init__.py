@@ -17,7 +17,8 @@ write; what the documentation says to do once, at the model's construction, is d
     attention(case)  → f(q, k, v (batch, seq, heads, head_dim)) → causal attention under ALiBi
     waves(position)  → complex NumPy (64,), cos + i·sin as found in its results at that position, width 128 and base
                        10,000, by its public call; `None` where its interface does not reach
+    EAGER            kinds, such as ("table",), that are not to be jitted: they work on the host
     ENDPOINT         True if the frequencies of `table` and `waves` end at exactly 1/base (Tensor2Tensor's spacing)
 
-Functions of JAX libraries are jitted by who calls them; those of torch run as they are.
+Functions of JAX libraries are jitted by who calls them, but for those of `EAGER`; those of torch run as they are.
 """
