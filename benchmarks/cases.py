@@ -30,6 +30,11 @@ class Case:
         return ", ".join([w for w in words if w] + ["forward and backward"] * self.backward)
 
     @property
+    def slow(self):
+        """Left out of a quick run."""
+        return self.kind == "attention" and self.shape[1] > 4096 or self.kind == "rotary" and self.shape[1] > 512
+
+    @property
     def size(self):
         """Bytes of the array that is copied or filled beside it."""
         return math.prod(self.shape) * ITEMSIZE[self.dtype]
@@ -56,5 +61,6 @@ GROWTH = {
     + [Case("rotary", (1, n, 1, 128), "float32", "half") for n in LENGTHS],
     "heads": [Case("rotary", (1, 4096, n, 128), "float32", "half") for n in HEADS],
 }
+FIRST = [Case("table", (1024, 128))] + [Case("rotary", (1, 1024, 8, 128), "float32", layout) for layout in LAYOUTS]
 POSITIONS = (10, 10**3, 10**4, 10**5, 10**6, 10**7, 2**31 - 1)  # where accuracy is measured
 WIDTH, BASE = 128, 10_000.0  # there, and of every table and rotation whose shape does not say otherwise

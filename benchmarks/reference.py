@@ -31,10 +31,12 @@ def scattered(positions, dim, base=10_000.0):
 
 
 @functools.cache
-def geometric_turns(dim, base):
-    """ω_i/2π of a geometric spectrum as integers in units of 2⁻²⁵⁶."""
+def geometric_turns(dim, base, endpoint=False):
+    """ω_i/2π of a geometric spectrum as integers in units of 2⁻²⁵⁶; `endpoint` if it ends at 1/base."""
     with mpmath.workdps(100):
-        return [_fixed(mpmath.mpf(base) ** (mpmath.mpf(-2 * i) / dim)) for i in range((dim + 1) // 2)]
+        pairs = (dim + 1) // 2
+        powers = [mpmath.mpf(-i) / (pairs - 1) if endpoint else mpmath.mpf(-2 * i) / dim for i in range(pairs)]
+        return [_fixed(mpmath.mpf(base) ** power) for power in powers]
 
 
 def float_turns(angular):
