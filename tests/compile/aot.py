@@ -20,7 +20,11 @@ COLLECTIVES = {"all-gather", "all-reduce", "reduce-scatter", "collective-permute
 # A matrix product rounds phases to TF32 or bfloat16; the others are passes over memory of their own.
 SLOW = {"dot", "convolution", "custom-call", "sort", "gather", "scatter", "while"}
 FREE = {"parameter", "bitcast", "tuple", "get-tuple-element", "constant"}  # they write nothing
-NAMES_OF_BUFFERS = ("AllocateBuffer", "AssumeGatherIndicesInBound")  # custom calls that compute nothing
+NAMES_OF_BUFFERS = (
+    "AllocateBuffer",
+    "AssumeGatherIndicesInBound",
+    "ConcatBitcast",
+)  # custom calls that compute nothing
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][\w\-]*)\((.*)$", re.M)
 _SHAPE = re.compile(r"\b(?:pred|[a-z]+\d+\w*)\[([\d,]*)\]")
@@ -52,6 +56,21 @@ class Compiled:
         """As the TPU compiler estimates them; the CUDA compiler estimates none."""
         cycles = [int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', self.text)]
         return sum(n for n in cycles if n < 2**62)  # the largest int64 stands for "unknown"
+
+    @functools.cached_property
+    def unestimated(self):
+        """The operations outside fusions without an estimate, but for small ones and transfers that run beside others:
+        where there are any, `cycles` is less than all. What a loop repeats is estimated once.
+        """
+        entry, names = self.text[self.text.index("\nENTRY ") :], []
+        for shape, name, rest in _INSTRUCTION.findall(entry):
+            estimate = re.search(r'"estimated_cycles":"(\d+)"', rest)
+            beside = (
+                name in FREE or name.endswith(("-start", "-done")) or any(f'"{t}"' in rest for t in NAMES_OF_BUFFERS)
+            )
+            if not beside and _elements(shape) >= 1024 and (not estimate or int(estimate[1]) >= 2**62):
+                names.append(name)
+        return names
 
     @functools.cached_property
     def operations(self):
