@@ -4,8 +4,9 @@
 it in the environments that the compilers need. The compilers are the real ones and only the running is missing:
 
     cycles        as the TPU compiler estimates them, over those of an elementwise copy of the result's size or, for a
-                  table, of a fill; "≥" where some operation has no estimate (reshapes that copy, some scatters), "–"
-                  where there is a loop, which is estimated for one turn, and from the CUDA compiler, which has none
+                  table, of a fill; transfers to and from faster memory, which have no estimate, at the copy's rate.
+                  "≥" where another large operation has none (reshapes that copy, scatters), "–" where a loop is
+                  estimated for one turn, and from the CUDA compiler
     temporaries   bytes of the device's memory that the program keeps for itself
     writes        operations that write an array of at least the result's size, beside transfers to faster memory: one
                   is least, also where there are two results
@@ -90,20 +91,20 @@ def _both(function, x, dy):
     return y, back(dy)[0]
 
 
-def yardstick(target, case):
-    return (target.fill if case.kind == "table" else target.copy)(case.shape, jnp.dtype(case.dtype))
-
-
 def figure(target, case, peer):
     compiled = target.compile(*program(case, peer))
-    cycles = compiled.cycles if target.name != "h200" and "while" not in compiled.unestimated else None
+    yardstick, arrays = (target.fill, 1) if case.kind == "table" else (target.copy, 2)  # as many are read and written
+    yardstick = yardstick(case.shape, jnp.dtype(case.dtype)).cycles
+    known = target.name != "h200" and "while" not in compiled.unestimated
+    cycles = round(compiled.cycles + compiled.transferred / (arrays * case.size) * yardstick) if known else None
     return {
         "target": target.name,
         "case": case.name,
         "who": peer.NAME,
         "cycles": cycles,
-        "ratio": cycles and cycles / yardstick(target, case).cycles,
-        "unestimated": compiled.unestimated if cycles else [],
+        "ratio": cycles / yardstick if known else None,
+        "transferred": compiled.transferred,
+        "unestimated": compiled.unestimated if known else [],
         "temporaries": compiled.temporaries,
         "writes": sum(not name.endswith(("-start", "-done")) for name in compiled.large),
         "fusions": compiled.fusions,

@@ -59,18 +59,31 @@ class Compiled:
 
     @functools.cached_property
     def unestimated(self):
-        """The operations outside fusions without an estimate, but for small ones and transfers that run beside others:
-        where there are any, `cycles` is less than all. What a loop repeats is estimated once.
+        """The operations outside fusions without an estimate that write at least a sixteenth of the result.
+
+        Where there are any, `cycles` is less than all. What a loop repeats is estimated once. Asynchronous transfers
+        are `transferred`.
         """
-        entry, names = self.text[self.text.index("\nENTRY ") :], []
-        for shape, name, rest in _INSTRUCTION.findall(entry):
+        names = []
+        for shape, name, rest in self._outside:
             estimate = re.search(r'"estimated_cycles":"(\d+)"', rest)
-            beside = (
+            nothing = (
                 name in FREE or name.endswith(("-start", "-done")) or any(f'"{t}"' in rest for t in NAMES_OF_BUFFERS)
             )
-            if not beside and _elements(shape) >= 1024 and (not estimate or int(estimate[1]) >= 2**62):
+            if not nothing and 16 * _elements(shape) >= self.elements and (not estimate or int(estimate[1]) >= 2**62):
                 names.append(name)
         return names
+
+    @functools.cached_property
+    def transferred(self):
+        """Bytes that asynchronous copies move between memories, for which there is no estimate."""
+        moved = (_sizes(shape) for shape, name, _ in self._outside if name in ("copy-start", "slice-start"))
+        return sum(min(sizes) for sizes in moved if sizes)  # of a slice the type has its source too
+
+    @property
+    def _outside(self):
+        """The types, names and the rest of the operations outside fusions."""
+        return _INSTRUCTION.findall(self.text[self.text.index("\nENTRY ") :])
 
     @functools.cached_property
     def operations(self):
@@ -112,6 +125,12 @@ class Compiled:
 def _elements(shape):
     """The largest array in an HLO type."""
     return max((math.prod(int(n) for n in s.split(",") if n) for s in _SHAPE.findall(shape)), default=0)
+
+
+def _sizes(shape):
+    """The bytes of each array in an HLO type but for scalars."""
+    found = re.findall(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]+)\]", shape)
+    return [math.prod(int(n) for n in dims.split(",")) * int(bits or 8) // 8 for _, bits, dims in found]
 
 
 class Target:
