@@ -134,3 +134,12 @@ def bench(session):
     session.run("python", "benchmarks/speed.py")
     session.run("python", "benchmarks/rotary.py")
     session.run("python", "benchmarks/attention.py")
+
+
+@nox.session
+@nox.parametrize("compiler", [nox.param(name, id=name) for name in ("tpu", "cuda")])
+def bench_compiled(session, compiler):
+    """The library beside its peers as compiled for TPU v5e and v6e and for an H200, no device needed."""
+    packages, targets = {"tpu": (["jax[tpu]"], ["v5e", "v6e"]), "cuda": (CUDA_COMPILER, ["h200"])}[compiler]
+    session.install("-e", ".", *packages, *group("bench"))
+    session.run("python", "benchmarks/compiled.py", "--target", *targets, *session.posargs, env=NO_TPU)

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from reference import check_sample, float_turns, geometric_turns, in_layout, markdown, textbook, true_waves
+from formulas import textbook
+from reference import check_sample, float_turns, geometric_turns, in_layout, markdown, true_waves
 
 import posenc_jax as pe
 

@@ -16,7 +16,8 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from reference import markdown, textbook
+from formulas import textbook
+from reference import markdown
 from speed import HEAD, interleaved, progress, row, summary
 
 import posenc_jax as pe

@@ -1,33 +1,16 @@
-"""What the benchmarks compare with: the textbook formula in float32, and the true values.
+"""The true values, beside which the benchmarks measure errors.
 
-The truth is computed from scratch and shares nothing with the library: mpmath gives ω/2π to 256 binary digits, integers
+They are computed from scratch and share nothing with the library: mpmath gives ω/2π to 256 binary digits, integers
 of any size give the fraction of a turn at a position without any rounding, and float64 the sine and cosine of a phase
 reduced to an eighth of a turn, within 3e-16. `precise` is mpmath throughout, at 40 digits, to check that on a sample.
 """
 
 import functools
 
-import jax.numpy as jnp
 import mpmath
 import numpy as np
 
 BITS = 256
-
-
-def textbook(positions, dim, base=10_000.0):
-    """The formula as it is usually written, and computed: every product rounded to float32."""
-    angular = (base ** (-2 * np.arange((dim + 1) // 2) / dim)).astype(np.float32)
-    phase = positions[..., None].astype(jnp.float32) * angular
-    waves = jnp.stack([jnp.sin(phase), jnp.cos(phase)], axis=-1)
-    return waves.reshape(*positions.shape, -1)[..., :dim]
-
-
-def scattered(positions, dim, base=10_000.0):
-    """The same into zeros, a wave at a time, as implementations translated from PyTorch do."""
-    angular = (base ** (-2 * np.arange(dim // 2) / dim)).astype(np.float32)
-    phase = positions[..., None].astype(jnp.float32) * angular
-    table = jnp.zeros((*positions.shape, dim))
-    return table.at[..., 0::2].set(jnp.sin(phase)).at[..., 1::2].set(jnp.cos(phase))
 
 
 @functools.cache

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from accuracy import RANGES, draw
 from flax import nnx
+from formulas import BASE, halves, phases
 from reference import BITS, check_sample, geometric_turns, markdown, true_waves
 from speed import HEAD, interleaved, progress, row, summary
 
@@ -40,14 +41,11 @@ SPECTRA = {
 }
 
 
-def textbook(x, positions=None, base=10_000.0):
+def textbook(x, positions=None, base=BASE):
     """What libraries do: float32 phases, and halves that are concatenated."""
-    half = x.shape[-1] // 2
     positions = jnp.arange(x.shape[-3]) if positions is None else positions
-    angular = (base ** (-np.arange(half) / half)).astype(np.float32)
-    phase = (positions[..., None].astype(jnp.float32) * angular)[..., None, :]
-    sine, cosine, (first, second) = jnp.sin(phase), jnp.cos(phase), jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], -1).astype(x.dtype)
+    phase = phases(positions, x.shape[-1], base)[..., None, :]
+    return halves(x, jnp.cos(phase), jnp.sin(phase)).astype(x.dtype)
 
 
 def pairs_of(x, layout):

@@ -18,7 +18,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import jax.numpy as jnp
-from reference import markdown, scattered, textbook
+from formulas import scattered, textbook
+from reference import markdown
 
 import posenc_jax as pe
 
@@ -34,7 +35,7 @@ print(time.perf_counter() - start)
 """
 FIRST_CALL = """
 import time, jax, jax.numpy as jnp, posenc_jax as pe
-from reference import textbook
+from formulas import textbook
 positions = jnp.arange(1024)
 (positions + 1).block_until_ready()
 start = time.perf_counter()

@@ -1,13 +1,7 @@
-"""Ahead-of-time compilation for accelerators that are not there, and what the compiled text shows.
-
-The compilers are the real ones, so fusions, temporaries and collectives are facts; only the running is missing.
-Here is how to compile and what is compiled; `test_tpu.py` and `test_cuda.py` say what must hold.
-"""
+"""What is compiled ahead of time, by `aot.py`; `test_tpu.py` and `test_cuda.py` say what must hold."""
 
 import dataclasses
-import functools
 import math
-import re
 from collections.abc import Callable
 from functools import partial
 
@@ -15,107 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from aot import Target
 
 import posenc_jax as pe
 
-COLLECTIVES = {"all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"}
-# A matrix product rounds phases to TF32 or bfloat16; the others are passes over memory of their own.
-SLOW = {"dot", "convolution", "custom-call", "sort", "gather", "scatter", "while"}
-FREE = {"parameter", "bitcast", "tuple", "get-tuple-element", "constant"}  # they write nothing
-NAMES_OF_BUFFERS = ("AllocateBuffer", "AssumeGatherIndicesInBound")  # custom calls that compute nothing
-
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][\w\-]*)\((.*)$", re.M)
-_SHAPE = re.compile(r"\b(?:pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 _ROWS = pytest.StashKey[list]()
-
-
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """What a compiler made of a function."""
-
-    text: str
-    temporaries: int  # bytes
-    elements: int  # of the output, on one device
-
-    @functools.cached_property
-    def cycles(self):
-        """As the TPU compiler estimates them; the CUDA compiler estimates none."""
-        cycles = [int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', self.text)]
-        return sum(n for n in cycles if n < 2**62)  # the largest int64 stands for "unknown"
-
-    @functools.cached_property
-    def operations(self):
-        """The names of all operations, inside fusions too; an asynchronous one under its plain name."""
-        found = _INSTRUCTION.findall(self.text)
-        named = {name for _, name, rest in found if not any(f'"{target}"' in rest for target in NAMES_OF_BUFFERS)}
-        return {re.sub(r"-(start|done|update)$", "", name) for name in named}
-
-    @functools.cached_property
-    def large(self):
-        """The operations, outside fusions, that write at least as many elements as the output has."""
-        entry = self.text[self.text.index("\nENTRY ") :]
-        sizes = [(_elements(shape), name) for shape, name, _ in _INSTRUCTION.findall(entry)]
-        return [name for size, name in sizes if size >= self.elements and name not in FREE]
-
-    @functools.cached_property
-    def collectives(self):
-        """The names of all collectives, and of those that no loop repeats."""
-        entry = self.text[self.text.index("\nENTRY ") :]
-        called = ([re.sub(r"-(start|done)$", "", n) for _, n, _ in _INSTRUCTION.findall(t)] for t in (self.text, entry))
-        return tuple([name for name in names if name in COLLECTIVES] for names in called)
-
-    @property
-    def fusions(self):
-        return len(re.findall(r" fusion\(", self.text))
-
-    def check_elementwise(self, temporaries):
-        """One pass over memory: one fusion writes the output, and nothing else of its size exists."""
-        assert self.large == ["fusion"]
-        assert self.temporaries <= temporaries
-        self.check_exact()
-
-    def check_exact(self):
-        """Nothing that rounds a phase or leaves the device."""
-        assert not self.operations & (SLOW | COLLECTIVES)
-        assert "f64[" not in self.text
-
-
-def _elements(shape):
-    """The largest array in an HLO type."""
-    return max((math.prod(int(n) for n in s.split(",") if n) for s in _SHAPE.findall(shape)), default=0)
-
-
-class Target:
-    """A chip, or a mesh ("x", "y") of chips, to compile for."""
-
-    def __init__(self, name, topology, mesh=(1, 1)):
-        self.name = name
-        devices = np.array(topology.devices).reshape(-1)[: math.prod(mesh)]
-        self.mesh = Mesh(devices.reshape(mesh), ("x", "y"))
-
-    def _sharding(self, spec):
-        return NamedSharding(self.mesh, PartitionSpec(*spec))
-
-    def compile(self, function, *arguments, out=()):
-        """`function`, jitted, for arguments (shape, dtype, *axes of the mesh), its first result sharded by `out`."""
-        described = [jax.ShapeDtypeStruct(s, d, sharding=self._sharding(spec)) for s, d, *spec in arguments]
-        results, sharding = jax.eval_shape(function, *described), self._sharding(out)
-        first, structure = jax.tree.leaves(results)[0], jax.tree.structure(results)
-        shardings = [sharding] + [self._sharding(())] * (structure.num_leaves - 1)
-        compiled = jax.jit(function, out_shardings=structure.unflatten(shardings)).lower(*described).compile()
-        elements = math.prod(sharding.shard_shape(first.shape))
-        return Compiled(compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes, elements)
-
-    @functools.cache  # noqa: B019 - targets live as long as the session
-    def copy(self, shape, dtype):
-        """The yardstick: one elementwise read and write."""
-        return self.compile(lambda x: x + jnp.ones((), dtype), (shape, dtype))
-
-    @functools.cache  # noqa: B019
-    def fill(self, shape, dtype):
-        """The yardstick for what reads nothing: one write, of a value that cannot be folded into a constant."""
-        return self.compile(lambda value: jnp.full(shape, value), ((), dtype))
 
 
 def textbook(positions, dim):

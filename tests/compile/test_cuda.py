@@ -1,11 +1,10 @@
 """What the CUDA compiler makes of the library for an H200: `nox -s compile_cuda`."""
 
 import functools
-from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
-from jax.experimental import topologies
+from aot import h200_topology
 
 import posenc_jax as pe
 
@@ -16,8 +15,7 @@ POSITIONS = ((131_072,), jnp.int32)
 
 @functools.cache
 def gpu_of(make):
-    config = (Path(__file__).parent / "h200.txtpb").read_text()
-    return make("H200", topologies.get_topology_desc("h200", platform="cuda", topology="1x1x1", target_config=config))
+    return make("H200", h200_topology())
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental import topologies
+from aot import tpu_topology
 from jax.sharding import PartitionSpec
 
 import posenc_jax as pe
@@ -19,13 +19,8 @@ SMALL = 8192  # bytes of high-bandwidth memory that count as none
 
 
 @functools.cache
-def topology(name):
-    return topologies.get_topology_desc(platform="tpu", topology_name=name)
-
-
-@functools.cache
 def chip_of(make, name):
-    return make(name, topology(f"{name}:2x2"))
+    return make(name, tpu_topology(f"{name}:2x2"))
 
 
 @pytest.fixture(params=["v5e", "v6e"])
@@ -128,7 +123,7 @@ def test_attention_keeps_arrays_like_the_queries_and_tiles(chip, attention, reco
 
 
 def test_attention_over_batch_and_heads(make_target, record):
-    mesh = make_target("v5e:2x2", topology("v5e:2x2"), (2, 2))
+    mesh = make_target("v5e:2x2", tpu_topology("v5e:2x2"), (2, 2))
     axes, x = ("x", None, "y"), ((4, 2048, 8, 64), jnp.bfloat16, "x", None, "y")
     slopes = (8,), jnp.float32, "y"
 
@@ -184,7 +179,7 @@ SHARDED = {
 
 @pytest.mark.parametrize("name", SHARDED)
 def test_sharded_over_256_chips(name, make_target, record):
-    mesh = make_target("v5e:16x16", topology("v5e:16x16"), (16, 16))
+    mesh = make_target("v5e:16x16", tpu_topology("v5e:16x16"), (16, 16))
     function, arguments, out, kept = SHARDED[name]
     compiled = mesh.compile(function, *arguments, out=arguments[0][2:] if out is None else out)
     record(name, mesh, compiled)
@@ -199,7 +194,7 @@ def test_control_the_textbook_formula_is_caught(chip, control):
 
 
 def test_control_a_collective_is_caught(make_target):
-    mesh = make_target("v5e:16x16", topology("v5e:16x16"), (16, 16))
+    mesh = make_target("v5e:16x16", tpu_topology("v5e:16x16"), (16, 16))
     compiled = mesh.compile(lambda x: x - x.mean(axis=-1, keepdims=True), ((256, 256), jnp.float32, "x", "y"))
     with pytest.raises(AssertionError):
         compiled.check_exact()

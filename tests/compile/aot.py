@@ -1,0 +1,165 @@
+"""Ahead-of-time compilation for accelerators that are not there, and what the compiled text shows.
+
+The compilers are the real ones, so fusions, temporaries and collectives are facts; only the running is missing. Tests
+and `benchmarks/compiled.py` both compile by this.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+COLLECTIVES = {"all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"}
+# A matrix product rounds phases to TF32 or bfloat16; the others are passes over memory of their own.
+SLOW = {"dot", "convolution", "custom-call", "sort", "gather", "scatter", "while"}
+FREE = {"parameter", "bitcast", "tuple", "get-tuple-element", "constant"}  # they write nothing
+NAMES_OF_BUFFERS = (
+    "AllocateBuffer",
+    "AssumeGatherIndicesInBound",
+    "ConcatBitcast",
+)  # custom calls that compute nothing
+
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][\w\-]*)\((.*)$", re.M)
+_SHAPE = re.compile(r"\b(?:pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+
+
+@functools.cache
+def tpu_topology(name):
+    """As "v5e:2x2"; needs libtpu, told not to look for a device."""
+    return topologies.get_topology_desc(platform="tpu", topology_name=name)
+
+
+@functools.cache
+def h200_topology():
+    """Needs the CUDA plugin of JAX and its compiler alone."""
+    config = (Path(__file__).parent / "h200.txtpb").read_text()
+    return topologies.get_topology_desc("h200", platform="cuda", topology="1x1x1", target_config=config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What a compiler made of a function."""
+
+    text: str
+    temporaries: int  # bytes
+    elements: int  # of the output, on one device
+
+    @functools.cached_property
+    def cycles(self):
+        """As the TPU compiler estimates them; the CUDA compiler estimates none."""
+        cycles = [int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', self.text)]
+        return sum(n for n in cycles if n < 2**62)  # the largest int64 stands for "unknown"
+
+    @functools.cached_property
+    def unestimated(self):
+        """The operations outside fusions without an estimate that write at least a sixteenth of the result.
+
+        Where there are any, `cycles` is less than all. What a loop repeats is estimated once. Asynchronous transfers
+        are `transferred`.
+        """
+        names = []
+        for shape, name, rest in self._outside:
+            estimate = re.search(r'"estimated_cycles":"(\d+)"', rest)
+            nothing = (
+                name in FREE or name.endswith(("-start", "-done")) or any(f'"{t}"' in rest for t in NAMES_OF_BUFFERS)
+            )
+            if not nothing and 16 * _elements(shape) >= self.elements and (not estimate or int(estimate[1]) >= 2**62):
+                names.append(name)
+        return names
+
+    @functools.cached_property
+    def transferred(self):
+        """Bytes that asynchronous copies move between memories, for which there is no estimate."""
+        moved = (_sizes(shape) for shape, name, _ in self._outside if name in ("copy-start", "slice-start"))
+        return sum(min(sizes) for sizes in moved if sizes)  # of a slice the type has its source too
+
+    @property
+    def _outside(self):
+        """The types, names and the rest of the operations outside fusions."""
+        return _INSTRUCTION.findall(self.text[self.text.index("\nENTRY ") :])
+
+    @functools.cached_property
+    def operations(self):
+        """The names of all operations, inside fusions too; an asynchronous one under its plain name."""
+        found = _INSTRUCTION.findall(self.text)
+        named = {name for _, name, rest in found if not any(f'"{target}"' in rest for target in NAMES_OF_BUFFERS)}
+        return {re.sub(r"-(start|done|update)$", "", name) for name in named}
+
+    @functools.cached_property
+    def large(self):
+        """The operations, outside fusions, that write at least as many elements as the output has."""
+        entry = self.text[self.text.index("\nENTRY ") :]
+        sizes = [(_elements(shape), name) for shape, name, _ in _INSTRUCTION.findall(entry)]
+        return [name for size, name in sizes if size >= self.elements and name not in FREE]
+
+    @functools.cached_property
+    def collectives(self):
+        """The names of all collectives, and of those that no loop repeats."""
+        entry = self.text[self.text.index("\nENTRY ") :]
+        called = ([re.sub(r"-(start|done)$", "", n) for _, n, _ in _INSTRUCTION.findall(t)] for t in (self.text, entry))
+        return tuple([name for name in names if name in COLLECTIVES] for names in called)
+
+    @property
+    def fusions(self):
+        return len(re.findall(r" fusion\(", self.text))
+
+    def check_elementwise(self, temporaries):
+        """One pass over memory: one fusion writes the output, and nothing else of its size exists."""
+        assert self.large == ["fusion"]
+        assert self.temporaries <= temporaries
+        self.check_exact()
+
+    def check_exact(self):
+        """Nothing that rounds a phase or leaves the device."""
+        assert not self.operations & (SLOW | COLLECTIVES)
+        assert "f64[" not in self.text
+
+
+def _elements(shape):
+    """The largest array in an HLO type."""
+    return max((math.prod(int(n) for n in s.split(",") if n) for s in _SHAPE.findall(shape)), default=0)
+
+
+def _sizes(shape):
+    """The bytes of each array in an HLO type but for scalars."""
+    found = re.findall(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]+)\]", shape)
+    return [math.prod(int(n) for n in dims.split(",")) * int(bits or 8) // 8 for _, bits, dims in found]
+
+
+class Target:
+    """A chip, or a mesh ("x", "y") of chips, to compile for."""
+
+    def __init__(self, name, topology, mesh=(1, 1)):
+        self.name = name
+        devices = np.array(topology.devices).reshape(-1)[: math.prod(mesh)]
+        self.mesh = Mesh(devices.reshape(mesh), ("x", "y"))
+
+    def _sharding(self, spec):
+        return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+    def compile(self, function, *arguments, out=()):
+        """`function`, jitted, for arguments (shape, dtype, *axes of the mesh), its first result sharded by `out`."""
+        described = [jax.ShapeDtypeStruct(s, d, sharding=self._sharding(spec)) for s, d, *spec in arguments]
+        results, sharding = jax.eval_shape(function, *described), self._sharding(out)
+        first, structure = jax.tree.leaves(results)[0], jax.tree.structure(results)
+        shardings = [sharding] + [self._sharding(())] * (structure.num_leaves - 1)
+        compiled = jax.jit(function, out_shardings=structure.unflatten(shardings)).lower(*described).compile()
+        elements = math.prod(sharding.shard_shape(first.shape))
+        return Compiled(compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes, elements)
+
+    @functools.cache  # noqa: B019 - targets live as long as the session
+    def copy(self, shape, dtype):
+        """The yardstick: one elementwise read and write."""
+        return self.compile(lambda x: x + jnp.ones((), dtype), (shape, dtype))
+
+    @functools.cache  # noqa: B019
+    def fill(self, shape, dtype):
+        """The yardstick for what reads nothing: one write, of a value that cannot be folded into a constant."""
+        return self.compile(lambda value: jnp.full(shape, value), ((), dtype))
