@@ -95,9 +95,8 @@ class Compiled:
     @functools.cached_property
     def large(self):
         """The operations, outside fusions, that write at least as many elements as the output has."""
-        entry = self.text[self.text.index("\nENTRY ") :]
-        sizes = [(_elements(shape), name) for shape, name, _ in _INSTRUCTION.findall(entry)]
-        return [name for size, name in sizes if size >= self.elements and name not in FREE]
+        wrote = [x for x in self._outside if x[1] not in FREE and not any(f'"{t}"' in x[2] for t in NAMES_OF_BUFFERS)]
+        return [name for shape, name, _ in wrote if _elements(shape) >= self.elements]
 
     @functools.cached_property
     def collectives(self):
