@@ -25,8 +25,8 @@ SCHEMES = {
     "": {"text": "#24292f", "ours": "#0072B2", "jax": "#6e7781", "torch": "#b4bcc4", "grid": "#8c959f40"},
     "_dark": {"text": "#d7dde3", "ours": "#56B4E9", "jax": "#9aa4ae", "torch": "#59636e", "grid": "#8c959f40"},
 }
-# Okabe and Ito's without blues, black and yellow, and a grey; with the markers, 20 different lines.
-COLOURS, MARKERS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#8A8F95"), ("o", "s", "D", "^")
+# Okabe and Ito's without blues, black and yellow; a violet and a grey. A circle is this library's.
+COLOURS, MARKERS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#8A63D2", "#8A8F95"), ("s", "D", "^", "v")
 PAGE = 4096  # bytes: the least that is seen
 DASHES = ("-", (0, (5, 1.5)))
 LEGEND = {"ours": "posenc_jax", "jax": "libraries for JAX", "torch": "libraries for PyTorch"}
@@ -52,12 +52,17 @@ def title_of(case):
 
 def style_of(result, scheme):
     """How the line of each peer looks: the same in each figure of growth."""
-    peers = sorted({name for entry in result["growth"] for name in entry["times"]} - {OURS, *COPIES})
+    rotary, others = (
+        {n for entry in result["growth"] if (entry["case"]["kind"] == "rotary") == is_rotary for n in entry["times"]}
+        for is_rotary in (True, False)
+    )
+    # First those of the fullest panels, so that no colour is there twice.
+    peers = [name for name in [*sorted(rotary), *sorted(others - rotary)] if name not in (OURS, *COPIES)]
     styles = {OURS: {"color": scheme["ours"], "marker": "o", "markersize": 5, "lw": 2.4, "zorder": 4}}
     styles[COPY] = {"color": scheme["text"], "ls": ":", "lw": 1.2}
     for i, name in enumerate(peers):
         look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markerfacecolor": "none"}
-        styles[name] = look | {"markersize": 5, "lw": 1, "ls": DASHES[i // len(COLOURS) % 2]}
+        styles[name] = look | {"markersize": 6, "lw": 1, "ls": DASHES[i // len(COLOURS) % 2]}
     return styles
 
 
@@ -69,28 +74,33 @@ def bars(result, scheme):
     if not rows:
         return None
     counts = [max(len(found.get(case, ())) for case in row) for row in rows]
-    figure = Figure(figsize=(7.5, 0.17 * sum(counts) + 0.7 * len(rows) + 0.9), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.07)
-    grid = figure.subplots(len(rows), 2, squeeze=False, height_ratios=[count + 0.2 for count in counts])
-    drawn = [
-        (panel, case) for line, row in zip(grid, rows, strict=True) for panel, case in zip(line, row, strict=False)
-    ]
-    for panel in {*grid.flat} - {panel for panel, case in drawn if found.get(case)}:
-        panel.axis("off")
+    # In inches: names at the left of bars, and above and below each row its title and its numbers.
+    width, names, beside, bar, above, below, top = 7.5, 1.62, 1.98, 0.19, 0.44, 0.36, 0.4
+    beneath = 0.4 * (len(rows[0]) > 1)  # for the legend, if the first row has no room
+    height = top + bar * sum(counts) + (above + below) * len(rows) + beneath
+    figure, drawn, bottom = Figure(figsize=(width, height)), [], height - top
+    for row, count in zip(rows, counts, strict=True):
+        bottom -= above + bar * count
+        for i, case in enumerate(row):
+            if found.get(case):
+                place = ((i * width / 2 + names) / width, bottom / height, beside / width, bar * count / height)
+                drawn.append((figure.add_axes(place), case))
+        bottom -= below
     # Decode steps are short, so that what a call costs is many copies: they have an axis of their own.
     for decode in (False, True):
-        part = [(panel, case) for panel, case in drawn if found.get(case) and (case.kind == "decode") == decode]
+        part = [(panel, case) for panel, case in drawn if (case.kind == "decode") == decode]
         limits = limits_of([x for _, case in part for x in found[case].values()])
         for panel, case in part:
             draw_bars(panel, found[case], result["peers"], scheme, limits)
-            panel.set_title(title_of(case), loc="left", size="medium", x=-0.7)
+            panel.set_title(title_of(case), loc="left", size="medium", x=0.08 - names / beside)
     handles = [Patch(color=scheme[key], label=label) for key, label in LEGEND.items()]
     handles.append(Line2D([], [], color=scheme["text"], lw=1, label="1: a plain copy or fill of as many bytes"))
-    figure.suptitle("Time, as a multiple of a plain copy", size="large")
-    if len(rows[0]) == 1:
-        grid[0, 1].legend(handles=handles, loc="center", frameon=False, borderaxespad=0)
+    figure.suptitle("Time, as a multiple of a plain copy", size="large", y=1 - 0.1 / height, va="top")
+    if not beneath:
+        where = {"loc": "upper left", "bbox_to_anchor": (0.52, 1 - (top + above - 0.1) / height)}
     else:
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+        where = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.05 / height), "ncols": 2}
+    figure.legend(handles=handles, frameon=False, borderaxespad=0, **where)
     return figure
 
 
@@ -154,7 +164,7 @@ def accuracy(result, scheme):
         last = "" if reach == positions[-1] else f" (no further than {reach:,})"
         for name in group:
             row = [np.nan if e is None else max(e, 1e-12) for e in errors[name]]
-            style = {"color": colour, "marker": marker, "markersize": 5, "lw": 2.4 if ours else 1}
+            style = {"color": colour, "marker": marker, "markersize": 5 if ours else 6, "lw": 2.4 if ours else 1}
             label = textwrap.fill(names + last, 76) if name == group[0] else None
             face = colour if ours else "none"
             axes.plot(positions, row, label=label, markerfacecolor=face, zorder=4 if ours else 2, **style)

@@ -1,0 +1,162 @@
+"""What the benchmarks make of their measurements: ratios, aims, tables, figures. Nothing is measured."""
+
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """The modules of the folder, some of which have names that others have in other folders."""
+    names = [path.stem for path in FOLDER.glob("*.py")]
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    sys.path.insert(0, str(FOLDER))
+    try:
+        wanted = ("cases", "worker", "report", "figures")
+        return SimpleNamespace(**{name: importlib.import_module(name) for name in wanted})
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(others)
+
+
+def entry(case, **ratios):
+    """A case, timed in four rounds, of which the third is ten times as slow."""
+    copy = 1e-3 * np.array([1.0, 1.0, 10.0, 1.0])
+    times = {name: (ratio * copy).tolist() for name, ratio in ratios.items()}
+    both = {"plain": (0.9 * copy).tolist(), "plain again": (1.1 * copy).tolist()}
+    return {"case": dataclasses.asdict(case), "name": case.name, "times": times | both}
+
+
+@pytest.fixture
+def result(bench):
+    case = bench.cases.Case
+    table, add = case("table", (131_072, 128), aim=1.1), case("add", (16, 4096, 512), aim=1.15)
+    decode = case("decode", (32, 1, 32, 128), layout="half")
+    names = {"posenc": "posenc_jax", "flax_nnx": "flax.nnx.RoPE", "flax_examples": "Flax examples", "plain": "copy"}
+    peers = {name: {"name": title, "framework": "jax", "versions": {"jax": "1.2.3"}} for name, title in names.items()}
+    peers["torchtune_rope"] = {"name": "torchtune", "framework": "torch", "versions": {"torch": "4.5.6"}}
+    peers["liger_rope"] = {"name": "Liger-Kernel", "framework": "torch", "missing": "ModuleNotFoundError: No module"}
+    growth = [
+        {"over": over} | entry(case(kind, shape, layout=layout), posenc=1.1, flax_nnx=2)
+        for over, kind, layout, shapes in (
+            ("length", "table", "", [(1024, 128), (4096, 128)]),
+            ("length", "rotary", "half", [(1, 1024, 1, 128), (1, 4096, 1, 128)]),
+            ("heads", "rotary", "half", [(1, 4096, 1, 128), (1, 4096, 4, 128)]),
+        )
+        for shape in shapes
+    ]
+    first = case("table", (1024, 128))
+    calls = {"posenc": [0.05], "flax_nnx": [0.04], "flax_examples": [0.001]}
+    speed = [
+        entry(table, posenc=1.04, flax_examples=4.2),
+        entry(add, posenc=1.1, flax_examples=1.05, torchtune_rope=7),
+        entry(decode, posenc=3, flax_nnx=2.98),
+    ]
+    return {
+        "date": "2026-01-01",
+        "quick": False,
+        "platform": "cpu",
+        "device": "a processor",
+        "python": "3.12.1",
+        "peers": peers,
+        "failures": [{"peer": "flax_nnx", "ask": "time", "request": {}, "error": "ValueError: bad\nluck"}] * 2,
+        "speed": speed,
+        "growth": growth,
+        "accuracy": {"positions": [10, 10**6], "errors": {"posenc": [5e-8, 5e-8], "flax_nnx": [2e-7, None]}},
+        "first": [
+            {"case": dataclasses.asdict(first), "name": first.name, "imports": {"posenc": [0.1]}, "calls": calls}
+        ],
+        "memory": [{"case": e["case"], "name": e["name"], "bytes": {"posenc": 12_300_000}} for e in [*speed, *growth]],
+    }
+
+
+def row(text, start):
+    return next(line for line in text.splitlines() if line.startswith(f"| {start} |"))
+
+
+def test_a_ratio_is_to_the_copies_of_the_same_round(bench):
+    slow_round = entry(bench.cases.Case("table", (8, 8)), posenc=1.5)
+    np.testing.assert_allclose(bench.report.ratios(slow_round)["posenc"], 4 * [1.5])
+    slow_round["times"]["posenc"].pop()
+    np.testing.assert_allclose(bench.report.ratios(slow_round)["posenc"], 3 * [1.5])
+    slow_round["times"]["posenc"][0] *= 2  # in this round it is slow itself
+    np.testing.assert_allclose(bench.report.ratios(slow_round)["posenc"], [3, 1.5, 1.5])
+    assert bench.report.medians(slow_round) == {"posenc": pytest.approx(1.5)}
+    del slow_round["times"]["plain"]
+    assert bench.report.ratios(slow_round) == {}
+
+
+def test_the_report(bench, result):
+    text = bench.report.text(result)
+    speed, _, missed = text.partition("## Missed")
+    assert "a processor, 2026-01-01, Python 3.12.1, jax 1.2.3, torch 4.5.6.\n" in text
+    assert "Without Liger-Kernel: No module\n" in text and "- flax.nnx.RoPE, time: bad luck (2 times)\n" in text
+    table = "1.04 (1.04–1.04) | ≤ 1.1 | met | Flax examples, 4.20 | 4.04 | Flax examples, 4.20 | 4.04, met |"
+    assert row(text, "table, (131072,128), float32").endswith(table)
+    add = "| ≤ 1.15 | met, BEHIND | Flax examples, 1.05 | 0.95 | Flax examples, 1.05 | 0.95 |"
+    assert row(text, "add, (16,4096,512), float32").endswith(add)
+    assert "| the fastest peer | met | flax.nnx.RoPE, 2.98 | 0.99 |" in row(
+        text, "decode, (32,1,32,128), float32, half"
+    )
+    assert "| add, (16,4096,512), float32 | 1.10 | 1.05 | 7.00 |" in speed  # beside all
+    assert "| add, (16,4096,512), float32 | 12.3 |" in speed  # MB
+    assert "| flax.nnx.RoPE | 2.0e-07 | – |" in speed and "| position | 10 | 1,000,000 |" in speed
+    # The first call beside that of the peer that compiles, which is not the fastest.
+    first = "table, (1024,128), float32, first call, at most 1.1 times that of flax.nnx.RoPE, 40.0 ms: 50.0 ms"
+    assert f"- {first}, MISSED." in speed and "- Flax examples makes its table on the host" in speed
+    behind = "add, (16,4096,512), float32: BEHIND Flax examples, 1.05, at 1.10"
+    assert missed.split("\n- ")[1:] == [behind, f"{first}\n"]
+
+
+def test_the_report_without_what_is_missed(bench, result):
+    result["speed"] = result["speed"][:1]
+    for name in ("growth", "accuracy", "first", "memory"):
+        del result[name]
+    assert bench.report.text(result).endswith("\n\nAll aims are met.\n")
+    del result["speed"][0]["times"]["posenc"]
+    assert bench.report.text(result).endswith("## Missed\n\n- table, (131072,128), float32: not measured\n")
+
+
+def test_the_figures(bench, result, tmp_path, monkeypatch):
+    part = result | {"speed": result["speed"][1:], "growth": [], "accuracy": {}, "first": [], "memory": []}
+    names = [path.name for path in bench.figures.draw(part, tmp_path, "part")]
+    assert names == ["part_bars.png", "part_bars_dark.png"]
+    monkeypatch.setattr(bench.figures, "SCHEMES", {"_dark": bench.figures.SCHEMES["_dark"]})
+    paths = bench.figures.draw(result, tmp_path, "cpu")
+    assert [path.name for path in paths] == [f"cpu_{what}_dark.png" for what in ("bars", "errors", "length", "heads")]
+    assert {path.name for path in tmp_path.iterdir()} == {*names, *(path.name for path in paths)}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
+
+
+def test_what_coincides_is_told_together(bench):
+    errors = {"a": [1e-7, 1e-3], "b": [1e-7, None], "c": [1.5e-7, 0.9e-3], "d": [1e-7, 1e-2], "e": [1.9e-7, None]}
+    assert bench.figures.alike(errors) == [["a", "c"], ["b", "e"], ["d"]]
+
+
+def test_the_constants_of_peers_are_read_without_importing_them(bench):
+    names = [path.stem for path in (FOLDER / "peers").glob("[a-z]*.py")]
+    assert {"posenc", "plain"} < set(names)
+    for name in names:
+        found = bench.worker.settings(name)
+        assert found["FRAMEWORK"] in ("jax", "torch") and found["IMPORT"].startswith(("import ", "from "))
+        assert isinstance(found["NAME"], str) and isinstance(found["PACKAGES"], tuple)
+    assert not {name for name in sys.modules if name.startswith("peers.")}
+    assert bench.worker.settings("flax_examples")["EAGER"] == ("table",)
+
+
+def test_names_of_cases_are_unique(bench):
+    for cases in (bench.cases.SPEED, bench.cases.FIRST, *bench.cases.GROWTH.values()):
+        assert len({case.name for case in cases}) == len(cases)
+    every = {*bench.cases.SPEED, *bench.cases.FIRST, *(c for cases in bench.cases.GROWTH.values() for c in cases)}
+    assert len({case.name for case in every}) == len(every)
+    drawn = {case.name for row in bench.figures.BARS for case in row}
+    assert drawn <= {case.name for case in bench.cases.SPEED}
