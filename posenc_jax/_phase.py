@@ -170,13 +170,18 @@ def _phase_of_fraction(fraction: jax.Array, angular: jax.Array, word: Word) -> j
     return phase + jnp.round(rest).astype(jnp.int32)
 
 
-@jax.custom_jvp
-def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """a·b, rounded by itself in every program (see `_sine`): the magnitude, with the sign put back as a bit."""
-    integer = np.dtype(f"int{8 * a.dtype.itemsize}")
-    bits = lambda x: lax.bitcast_convert_type(x, integer)  # noqa: E731
-    sign = (bits(a) ^ bits(b)) & np.asarray(np.iinfo(integer).min, integer)
-    return lax.bitcast_convert_type(bits(jnp.abs(a * b)) | sign, a.dtype)
+def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a·b, rounded by itself in every program (see `_sine`); without derivatives.
+
+    A compiler that cannot know that no product is the NaN of all ones cannot look through the select.
+    """
+    result = lax.mul(a, b)
+    bits = lax.bitcast_convert_type(result, np.dtype(f"int{8 * result.dtype.itemsize}"))
+    ones = lax.eq(bits, lax.full_like(bits, -1))
+    return lax.select(ones, lax.full_like(result, np.nan), result)
+
+
+product = jax.custom_jvp(rounded_product)
 
 
 def _product_jvp(primals, tangents):
@@ -187,6 +192,15 @@ def _product_jvp(primals, tangents):
 
 
 product.defjvp(_product_jvp, symbolic_zeros=True)
+
+
+def kept(wave: jax.Array) -> jax.Array:
+    """A wave as an array of its own, on a CPU: whose compiler else computes it anew for each use.
+
+    It keeps what it takes for expensive: the remainder by 2³² − 1, which changes no bits but those of one NaN.
+    """
+    bits = lax.bitcast_convert_type(wave, np.uint32)
+    return lax.bitcast_convert_type(lax.rem(bits, lax.full_like(bits, 2**32 - 1)), np.float32)
 
 
 def _in_range(positions: jax.Array) -> tuple[jax.Array, jax.Array | None]:

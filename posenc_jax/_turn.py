@@ -20,8 +20,8 @@ import numpy as np
 from jax import lax
 
 from posenc_jax import _check
-from posenc_jax._phase import product
-from posenc_jax.frequencies import Frequencies, Layout, dim_of, features, pairs
+from posenc_jax._phase import kept, rounded_product
+from posenc_jax.frequencies import Frequencies, Layout, dim_of, features, has_derivatives, is_shared, pairs
 
 
 class Settings(NamedTuple):
@@ -36,13 +36,13 @@ class Settings(NamedTuple):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def turn(settings: Settings, x: jax.Array, positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
     """The pairs of x (..., features) turned; positions (..., axes) of its rank broadcast to it."""
-    shared = _is_shared(x, positions)
-    cpu = functools.partial(_by_pieces, settings, _waves_in_a_loop if shared else _waves)
+    shared = is_shared(x, positions)
+    cpu = functools.partial(_by_pieces, settings, _kept_waves if shared else _waves)
     # Where a table does not pay, a GPU's compiler would keep one of phases for a form by pieces.
     gpu = (
-        functools.partial(_by_pieces, settings, _kept_waves)
+        functools.partial(_by_pieces, settings, _barred_waves)
         if shared
-        else functools.partial(_by_reads, settings, product)
+        else functools.partial(_by_reads, settings, rounded_product)
     )
     # A TPU multiplies and adds in instructions of their own: there is nothing to contract to.
     tpu = functools.partial(_by_reads, settings, lax.mul)
@@ -50,9 +50,9 @@ def turn(settings: Settings, x: jax.Array, positions: jax.Array, frequencies: Fr
 
 
 def _forward(settings, x, positions, frequencies):
-    # x is kept for the derivatives in the others, which integers and static frequencies do not have. Whether those are
-    # asked for is not looked at (`symbolic_zeros`): JAX 0.10 mixes up the two kinds of one traced call.
-    others = jnp.issubdtype(positions.dtype, jnp.floating) or not isinstance(frequencies, Frequencies)
+    # x is kept for the derivatives in the others. Whether those are asked for is not looked at (`symbolic_zeros`): JAX
+    # 0.10 mixes up the two kinds of one traced call.
+    others = has_derivatives(positions, frequencies)
     y = turn(settings, x, positions, frequencies)
     return y, (_Type(jax.typeof(x)), x if others else None, positions, frequencies)
 
@@ -122,30 +122,31 @@ def _split(x, layout, dtype):
     return tuple(lax.index_in_dim(pairs, i, axis, keepdims=False).astype(dtype) for i in range(2))
 
 
-def _is_shared(x, positions):
-    """Whether each position serves so many vectors of x that a table of its waves pays."""
-    sizes = zip(x.shape[:-1], positions.shape, strict=False)
-    return math.prod(n for n, m in sizes if m == 1 and isinstance(n, int)) >= 4
-
-
 def _waves(positions, frequencies):
     """The sines and the cosines, each (..., num_pairs)."""
     return tuple(pairs(positions, frequencies, quarter) for quarter in np.arange(2, dtype=np.int32))
 
 
 def _kept_waves(positions, frequencies):
-    """The same as one table."""
+    """The same as one table, for a CPU."""
+    return jnp.split(kept(features(positions, frequencies, "half")), 2, axis=-1)
+
+
+def _barred_waves(positions, frequencies):
+    """The same, for a GPU."""
     return jnp.split(lax.optimization_barrier(features(positions, frequencies, "half")), 2, axis=-1)
-
-
-def _waves_in_a_loop(positions, frequencies):
-    """The same as a table, for a CPU: there JAX 0.10 drops the barrier and computes the waves anew for each head."""
-    return lax.map(functools.partial(pairs, positions, frequencies), jnp.arange(2, dtype=jnp.int32))
 
 
 def _by_pieces(settings, waves_of, x, positions, frequencies):
     """For CPU and GPU: slices of x with both features of a pair in the same place, turned and stacked again."""
     layout, _, backward, result = settings
+    if ones := _inner_ones(x):
+        within = settings._replace(result=np.dtype(_check.inside(x)))
+        y = _by_pieces(within, waves_of, lax.squeeze(x, ones), lax.squeeze(positions, ones), frequencies)
+        y = lax.expand_dims(y, ones)
+        # Alone, a CPU's compiler gives an array with axes of one another order, and copies it number by number. To meet
+        # x keeps it in order: where x is NaN, so is y.
+        return jnp.where(jnp.isnan(x), x.astype(y.dtype), y).astype(result or x.dtype)
     dim, inside, (before, after) = dim_of(frequencies), _check.inside(x), _margin(settings, x, dim_of(frequencies))
     size = math.gcd(dim // 2, before + after) if layout == "half" else 2
     if x.shape[-1] % size or layout == "half" and x.shape[-1] // size > 16:  # too many pieces, or none
@@ -170,13 +171,19 @@ def _by_pieces(settings, waves_of, x, positions, frequencies):
     return jnp.stack(y, -2).reshape(x.shape).astype(result or x.dtype)
 
 
+def _inner_ones(x):
+    """The axes of one between others."""
+    one = [isinstance(n, int) and n == 1 for n in x.shape[:-1]]
+    return [axis for axis in range(x.ndim - 1) if one[axis] and not all(one[:axis])]
+
+
 def _rotate(features, waves, backward):
     """The two features of pairs, turned by their sines and cosines."""
     first, second = features
     sine, cosine = (jnp.broadcast_to(w.astype(first.dtype), first.shape) for w in waves)
     add, subtract = (lax.sub, lax.add) if backward else (lax.add, lax.sub)
-    y1 = subtract(product(first, cosine), product(second, sine))
-    return y1, add(product(second, cosine), product(first, sine))
+    y1 = subtract(rounded_product(first, cosine), rounded_product(second, sine))
+    return y1, add(rounded_product(second, cosine), rounded_product(first, sine))
 
 
 def _partner(settings, x, dim):
@@ -193,7 +200,7 @@ def _by_reads(settings, multiply, x, positions, frequencies):
     layout, _, backward, result = settings
     dim, inside = dim_of(frequencies), _check.inside(x)
     margin, index = _margin(settings, x, dim), np.arange(dim)
-    table = _is_shared(x, positions)
+    table = is_shared(x, positions)
     if not table:  # the waves where they are used, for each element: broadcasting them would keep a table all the same
         positions = jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1]))
     is_second = index % 2 if layout == "interleaved" else index // (dim // 2)

@@ -260,6 +260,17 @@ def positions_of(where: str, name: str, positions: Any, frequencies: Frequencies
     return positions
 
 
+def has_derivatives(positions: jax.Array, frequencies: Frequencies | jax.Array) -> bool:
+    """Whether waves have: integers and static frequencies give none."""
+    return jnp.issubdtype(positions.dtype, jnp.floating) or not isinstance(frequencies, Frequencies)
+
+
+def is_shared(x: jax.Array, positions: jax.Array) -> bool:
+    """Whether each position, of (..., axes), serves so many vectors of x that a table of its waves pays."""
+    sizes = zip(x.shape[:-1], positions.shape, strict=False)
+    return math.prod(n for n, m in sizes if m == 1 and isinstance(n, int)) >= 4
+
+
 def _waves(positions: jax.Array, frequencies: Frequencies | jax.Array, expand: Any, quarter: Any) -> jax.Array:
     """The sine of ω·p + quarter·π/2 for each column; `expand` makes columns of something for each pair."""
     if not isinstance(frequencies, Frequencies):

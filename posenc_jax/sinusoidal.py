@@ -10,8 +10,17 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from posenc_jax import _check
-from posenc_jax._phase import product
-from posenc_jax.frequencies import Frequencies, Layout, dim_of, features, positions_of, resolve
+from posenc_jax._phase import kept, product
+from posenc_jax.frequencies import (
+    Frequencies,
+    Layout,
+    dim_of,
+    features,
+    has_derivatives,
+    is_shared,
+    positions_of,
+    resolve,
+)
 
 
 def sinusoidal(
@@ -80,6 +89,8 @@ def add_sinusoidal(
 ) -> jax.Array:
     r"""Embeddings with their positions, $\text{scale} \cdot x + PE$, in one read and one write of x.
 
+    A CPU keeps the encodings, float32 (seq, d_model), while it runs if four sequences or more share their positions.
+
     Args:
       x: floats of shape (..., seq, d_model).
       positions: of a shape that broadcasts to (..., seq), so (seq,), (batch, seq) or (batch, 1), with a further last
@@ -113,23 +124,37 @@ def add_sinusoidal(
     frequencies = resolve(where, x.shape[-1] if frequencies is None else frequencies)
     if dim_of(frequencies) != x.shape[-1]:
         raise ValueError(f"{where}: frequencies of width {dim_of(frequencies)} must match x, shape {x.shape}")
-    scale = _check.scalar(where, "scale", scale, _check.inside(x))
+    one = isinstance(scale, (int, float)) and scale == 1
+    factor = None if one else _check.scalar(where, "scale", scale, _check.inside(x))
     if positions is not None:
         positions = positions_of(where, "positions", positions, frequencies)
         _check.broadcastable(where, "positions", positions.shape[:-1], "x without its last axis", x.shape[:-1])
     elif isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
         raise ValueError(f"{where}: positions must be given for frequencies of {frequencies.num_axes} axes, got None")
-    return _add_sinusoidal(x, positions, frequencies, scale, layout=layout)
+    return _add_sinusoidal(x, positions, frequencies, factor, layout=layout)
 
 
 @functools.partial(jax.jit, static_argnames=("layout",), inline=True)
 def _add_sinusoidal(x, positions, frequencies, scale, *, layout):
     if positions is None:
         positions = jax.lax.iota(jnp.int32, x.shape[-2])[:, None]
+    positions, inside = _check.align(positions, x.ndim), _check.inside(x)
+
     # Broadcast the positions, not the encoding: else compilers keep a (seq, d_model) table for the batch to share,
     # which costs a TPU or GPU more than computing each element where it is added.
-    positions = jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1]))
-    encoding = features(positions, frequencies, layout)
-    inside = _check.inside(x)
-    scaled = product(scale.astype(inside), x.astype(inside))
+    def each(positions):
+        positions = jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1]))
+        return features(positions, frequencies, layout)
+
+    # A CPU computes slower than it reads.
+    def shared(positions):
+        return jnp.broadcast_to(kept(features(positions, frequencies, layout)), x.shape)
+
+    if is_shared(x, positions) and not has_derivatives(positions, frequencies):
+        encoding = jax.lax.platform_dependent(positions, cpu=shared, default=each)
+    else:
+        encoding = each(positions)
+    scaled = x.astype(inside)
+    if scale is not None:
+        scaled = product(scale.astype(inside), scaled)
     return (scaled + encoding.astype(inside)).astype(x.dtype)

@@ -124,8 +124,8 @@ def test_partial(layout, head_dim, dim, part):
 FORMS = {
     "pieces": (_turn._by_pieces, _turn._waves),
     "pieces, table": (_turn._by_pieces, _turn._kept_waves),
-    "pieces, loop": (_turn._by_pieces, _turn._waves_in_a_loop),
-    "reads": (_turn._by_reads, _turn.product),
+    "pieces, table behind a barrier": (_turn._by_pieces, _turn._barred_waves),
+    "reads": (_turn._by_reads, _turn.rounded_product),
     "reads, plain products": (_turn._by_reads, lax.mul),
 }
 
@@ -157,8 +157,8 @@ def test_every_form_computes_the_same(layout, last, backward):
         ("tpu", 1, ["pad"], ["concatenate", "while", "optimization_barrier"]),
         ("cuda", 16, ["concatenate", "optimization_barrier"], ["pad", "while"]),
         ("cuda", 1, ["pad"], ["concatenate", "while", "optimization_barrier"]),
-        ("cpu", 16, ["concatenate", "while"], ["pad"]),
-        ("cpu", 1, ["concatenate"], ["pad", "while", "optimization_barrier"]),
+        ("cpu", 16, ["concatenate", "remainder"], ["pad", "while", "optimization_barrier"]),
+        ("cpu", 1, ["concatenate"], ["pad", "while", "optimization_barrier", "remainder"]),
     ],
 )
 def test_each_platform_gets_its_form(platform, heads, expected, missing):
