@@ -128,12 +128,19 @@ def demo(session):
 
 @nox.session
 def bench(session):
-    """Accuracy against mpmath and speed against a plain copy, in one run each."""
-    session.install(".", *group("bench"))
-    session.run("python", "benchmarks/accuracy.py")
-    session.run("python", "benchmarks/speed.py")
-    session.run("python", "benchmarks/rotary.py")
-    session.run("python", "benchmarks/attention.py")
+    """Accuracy against mpmath; speed, memory and errors beside other libraries; `-- --quick` for a short run."""
+    session.install(".", *group("bench"), *group("peers-jax"))
+    session.install("--no-deps", *group("peers-jax-alone"))
+    # What needs torch lives in an environment of its own.
+    torch = Path(session.create_tmp(), "torch")
+    if not (torch / "bin" / "python").exists():
+        session.run("python", "-m", "venv", str(torch))
+    session.run(str(torch / "bin" / "pip"), "install", "-q", *group("peers-torch"), external=True)
+    if "--quick" not in session.posargs:
+        session.run("python", "benchmarks/accuracy.py")
+        session.run("python", "benchmarks/rotary.py")
+        session.run("python", "benchmarks/attention.py")
+    session.run("python", "benchmarks/run.py", "--torch", str(torch / "bin" / "python"), *session.posargs)
 
 
 @nox.session

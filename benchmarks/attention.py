@@ -2,7 +2,7 @@
 
 Attention at 4,096 beside `jax.nn.dot_product_attention` with the dense bias, which is made within the same jitted
 function as (1, heads, queries, keys), so that the compiler may fuse it as it likes; each round times all. Memory as the
-compiler gives it, without running. Biases as multiples of filling the memory of (8, 1024, 1024), as in `speed.py`,
+compiler gives it, without running. Biases as multiples of filling the memory of (8, 1024, 1024),
 beside the formulas as their authors' code has them. Exits with status 1 if attention keeps more than its bound.
 """
 
@@ -11,14 +11,15 @@ import functools
 import json
 import math
 import os
+import statistics
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from formulas import textbook
-from reference import markdown
-from speed import HEAD, interleaved, progress, row, summary
+from reference import markdown, progress
 
 import posenc_jax as pe
 
@@ -26,6 +27,64 @@ HEADS, WIDTH, LENGTH, TILE = 8, 64, 4096, 1024
 LENGTHS = (4096, 8192, 16_384, 32_768, 65_536)
 BOUND = 0.05  # of the dense bias, at 32,768 and bfloat16
 SLOPES = np.exp2(-np.arange(1.0, HEADS + 1)).astype(np.float32)
+
+HEAD = ["stage", "", "median, ms", "min, ms", "ratio (of minima)", "temporaries, bytes", "target", ""]
+
+
+def interleaved(functions, argument, rounds):
+    """Seconds that each compiled function takes, and bytes of its temporaries."""
+    compiled = {name: jax.jit(f).lower(argument).compile() for name, f in functions.items()}
+    temporaries = {name: f.memory_analysis().temp_size_in_bytes for name, f in compiled.items()}
+    calls = {name: jax.jit(f) for name, f in functions.items()}
+    for f in calls.values():  # compile, then see whether one call is long enough to time
+        jax.block_until_ready(f(argument))
+    start = time.perf_counter()
+    jax.block_until_ready(next(iter(calls.values()))(argument))
+    # Short calls are queued, so that a device works while the next one is on its way to it.
+    repeat = max(1, min(100, int(5e-3 / (time.perf_counter() - start))))
+    times, names = {name: [] for name in calls}, list(calls)
+    for _ in range(rounds):
+        names = names[1:] + names[:1]
+        for name in names:
+            start = time.perf_counter()
+            for _ in range(repeat):
+                out = calls[name](argument)
+            jax.block_until_ready(out)
+            times[name].append((time.perf_counter() - start) / repeat)
+            del out
+    return times, temporaries
+
+
+def summary(stage, times, temporaries, yardstick, targets):
+    """The figures of a stage: ratios to its yardstick."""
+    base = [t for name in yardstick for t in times[name]]
+    return [
+        {
+            "stage": stage,
+            "what": name,
+            "median_ms": 1e3 * statistics.median(t),
+            "min_ms": 1e3 * min(t),
+            "ratio": statistics.median(t) / statistics.median(base),
+            "ratio_of_minima": min(t) / min(base),
+            "temporaries": temporaries.get(name),
+            "target": targets.get(name),
+        }
+        for name, t in times.items()
+    ]
+
+
+def verdict(figure):
+    """Target and whether it is met."""
+    if not figure["target"]:
+        return "", ""
+    return f"≤ {figure['target']} ×", "met" if figure["ratio"] <= figure["target"] else "MISSED"
+
+
+def row(figure):
+    ratio = f"{figure['ratio']:.2f} × ({figure['ratio_of_minima']:.2f})" if "ratio" in figure else ""
+    kept = figure.get("temporaries")
+    times = [f"{figure['median_ms']:.2f}", f"{figure['min_ms']:.2f}"]
+    return [figure["stage"], figure["what"], *times, ratio, "" if kept is None else f"{kept:,}", *verdict(figure)]
 
 
 def blockwise(q, k, v, biased, causal):

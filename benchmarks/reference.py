@@ -6,6 +6,7 @@ reduced to an eighth of a turn, within 3e-16. `precise` is mpmath throughout, at
 """
 
 import functools
+import sys
 
 import mpmath
 import numpy as np
@@ -71,3 +72,10 @@ def markdown(head, rows):
     """A table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def progress(text, end="\n"):
+    if sys.stderr.isatty():
+        print(f"\r\033[K  … {text}", file=sys.stderr, end=end, flush=True)
+    elif end == "\n":
+        print(f"  … {text}", file=sys.stderr, flush=True)

@@ -22,20 +22,13 @@ import figures
 import numpy as np
 import report
 from cases import BASE, FIRST, GROWTH, POSITIONS, SPEED, WIDTH
-from reference import check_sample, geometric_turns, true_waves
+from reference import check_sample, geometric_turns, progress, true_waves
 from worker import PEERS, settings
 
 HERE = pathlib.Path(__file__).parent
 YARDSTICK = "plain"
 # So that all that is allocated in a call is seen to come and go.
 PLAIN_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-
-
-def progress(text, end="\n"):
-    if sys.stderr.isatty():
-        print(f"\r\033[K  … {text}", file=sys.stderr, end=end, flush=True)
-    elif end == "\n":
-        print(f"  … {text}", file=sys.stderr, flush=True)
 
 
 class Process:
@@ -120,11 +113,11 @@ class Bench:
             order, round = order[1:] + order[:1], round + 1
             progress(f"{case.name}: round {round}", end="\r")
             for name in order:
-                process = loaded.get(name.removesuffix(" again"))
-                if process and (found := self.each({name: process}, "time")):
-                    times[name] += found.values()
+                found = self.each({name: loaded[name.removesuffix(" again")]}, "time")
+                times[name] += found.values()
         progress(f"{case.name}: {round} rounds of {len(loaded)}")
-        return {"case": case_of, "name": case.name, "times": {name: t for name, t in times.items() if t}}
+        # One that failed in a round is left out: its others would meet the copies of other rounds.
+        return {"case": case_of, "name": case.name, "times": {name: t for name, t in times.items() if len(t) == round}}
 
     def memory(self, cases):
         """Bytes of each case that a call takes beside what it is given and gives."""

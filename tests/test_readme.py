@@ -46,5 +46,5 @@ def test_files_it_names_exist():
     root = Path(__file__).parent.parent
     names = re.findall(r"\]\(([^)#:]+)\)|src(?:set)?=\"([^\"]+)\"|`((?:benchmarks|tests|examples)/[\w./]+)`", README)
     paths = {name for found in names for name in found if name}
-    assert {"CITATION.cff", "docs/phase_error.png", "benchmarks/speed.py"} <= paths
+    assert {"CITATION.cff", "docs/phase_error.png", "benchmarks/rotary.py"} <= paths
     assert all((root / path).exists() for path in paths), paths
