@@ -139,6 +139,8 @@ class Bench:
         imports, calls = {}, {}
         for round in range(rounds):
             for name in self.processes:
+                if round and self.peers[name]["framework"] == "torch":  # nothing is compiled, and imports take seconds
+                    continue
                 progress(f"import and first call, {case.name}: {round + 1} of {rounds}, {name}", end="\r")
                 process = self.start(name)
                 for imported, called in self.each({name: process}, "first", case=dataclasses.asdict(case)).values():

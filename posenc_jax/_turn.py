@@ -146,7 +146,8 @@ def _by_pieces(settings, waves_of, x, positions, frequencies):
         y = lax.expand_dims(y, ones)
         # Alone, a CPU's compiler gives an array with axes of one another order, and copies it number by number. To meet
         # x keeps it in order: where x is NaN, so is y.
-        return jnp.where(jnp.isnan(x), x.astype(y.dtype), y).astype(result or x.dtype)
+        old = x.astype(y.dtype)
+        return jnp.where(jnp.isnan(old), old, y).astype(result or x.dtype)
     dim, inside, (before, after) = dim_of(frequencies), _check.inside(x), _margin(settings, x, dim_of(frequencies))
     size = math.gcd(dim // 2, before + after) if layout == "half" else 2
     if x.shape[-1] % size or layout == "half" and x.shape[-1] // size > 16:  # too many pieces, or none
