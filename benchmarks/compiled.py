@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 from cases import SPEED
 from formulas import FORMULAS
+from reference import progress
 
 HERE = Path(__file__).parent
 # The helpers of the tests that compile, which are not part of the package: benchmarks use tests, not the reverse.
@@ -37,6 +38,7 @@ sys.path.append(str(HERE.parent / "tests" / "compile"))
 import aot  # noqa: E402
 import peers  # noqa: E402
 import peers.posenc as library  # noqa: E402
+from peers import plain  # noqa: E402
 
 TARGETS, TIE = ("v5e", "v6e", "h200"), 0.02
 COMPILERS = ("libtpu", "jax-cuda13-plugin", "nvidia-cuda-nvcc")
@@ -44,10 +46,6 @@ COMPILERS = ("libtpu", "jax-cuda13-plugin", "nvidia-cuda-nvcc")
 CASES = [case for case in SPEED if case.kind != "attention" or case.shape[1] <= 4096]
 QUICK = [case for case in CASES if case.dtype == "float32" and case.shape[1] != 512 and case.kind != "attention"]
 HEAD = ["case", "", "cycles, copies or fills", "temporaries, bytes", "writes", "fusions"]
-
-
-def progress(text):
-    print(f"  … {text}", file=sys.stderr, flush=True)
 
 
 def rivals():
@@ -59,7 +57,7 @@ def rivals():
         except ImportError as error:
             progress(f"without {module.name}: {error}")
             continue
-        if peer.FRAMEWORK == "jax" and peer is not library:
+        if peer.FRAMEWORK == "jax" and peer not in (library, plain):
             found.append(peer)
     return found + FORMULAS
 
@@ -72,7 +70,7 @@ def make_target(name):
 def program(case, peer):
     """The function and its arguments, or `None` where the peer has none."""
     make = getattr(peer, case.kind, None)
-    if make is None or case.layout and case.layout not in peer.LAYOUTS:
+    if make is None or case.kind in getattr(peer, "EAGER", ()) or case.layout and case.layout not in peer.LAYOUTS:
         return None
     function, (batch, length) = make(case), case.shape[:2]
     if case.kind == "table":

@@ -1,7 +1,7 @@
 """This library beside its peers, in one run: `python benchmarks/run.py [--quick] [--torch PYTHON]`.
 
 Each peer has a process of its own (`worker.py`), and all of them the same cases (`cases.py`). A round times each once,
-in an order that rotates, and a plain copy or fill of the same bytes twice; so what slows the machine down slows all.
+in an order drawn anew, and a plain copy or fill of the same bytes twice; so what slows the machine down slows all.
 Then, by the same processes or fresh ones: growth with length and heads, memory, import and first call, and errors.
 Writes all figures to a JSON file, prints them as tables (`report.py`) and draws them (`figures.py`).
 """
@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import platform
+import random
 import subprocess
 import sys
 import time
@@ -60,7 +61,8 @@ class Process:
         return reply["answer"]
 
     def close(self):
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait()
 
 
@@ -97,10 +99,13 @@ class Bench:
             try:
                 found[name] = process.ask(ask, **request)
             except RuntimeError as error:
-                self.failures.append({"peer": name, "ask": ask, "request": request, "error": str(error)})
+                self.failures.append(
+                    {"peer": name.removesuffix(" again"), "ask": ask, "request": request, "error": str(error)}
+                )
                 progress(f"{name}, {ask}: {error}")
                 if process.process.poll() is not None:
-                    del processes[name]
+                    processes.pop(name)
+                    self.processes = {n: p for n, p in self.processes.items() if p is not process}
         return {name: answer for name, answer in found.items() if answer is not None}
 
     def times(self, case, seconds):
@@ -109,12 +114,15 @@ class Bench:
         loaded = {name: self.processes[name] for name in self.each(self.processes, "load", case=case_of)}
         times = {name: [] for name in loaded} | {f"{YARDSTICK} again": []}
         order, start, round = list(times), time.perf_counter(), 0
+        shuffle = random.Random(0).shuffle  # who comes after whom may matter
         while round < 3 or round < self.options.rounds and time.perf_counter() - start < seconds:
-            order, round = order[1:] + order[:1], round + 1
+            shuffle(order)
+            round += 1
             progress(f"{case.name}: round {round}", end="\r")
             for name in order:
-                found = self.each({name: loaded[name.removesuffix(" again")]}, "time")
-                times[name] += found.values()
+                process = loaded[name.removesuffix(" again")]
+                if process.process.poll() is None:
+                    times[name] += self.each({name: process}, "time").values()
         progress(f"{case.name}: {round} rounds of {len(loaded)}")
         # One that failed in a round is left out: its others would meet the copies of other rounds.
         return {"case": case_of, "name": case.name, "times": {name: t for name, t in times.items() if len(t) == round}}
@@ -212,11 +220,11 @@ def main():
         result["accuracy"] = bench.accuracy()
         result["first"] = [bench.first(case, 1 if options.quick else 5) for case in FIRST]
         result["memory"] = bench.memory(list(dict.fromkeys([*speed, *(case for _, case in growth)])))
-    for process in bench.processes.values():
-        process.close()
-    name = f"{device['platform']}{'_quick' * options.quick}{'_part' * bool(options.cases)}"
+    name = f"{device['platform']}{'_quick' * options.quick}{'_part' * bool(options.cases or options.peers)}"
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    for process in bench.processes.values():
+        process.close()
     text = report.text(result)
     (options.out / f"{name}.md").write_text(text)
     print(text)

@@ -181,7 +181,10 @@ def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
     return lax.select(ones, lax.full_like(result, np.nan), result)
 
 
-product = jax.custom_jvp(rounded_product)
+@jax.custom_jvp
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The same with derivatives."""
+    return rounded_product(a, b)
 
 
 def _product_jvp(primals, tangents):
@@ -197,9 +200,11 @@ product.defjvp(_product_jvp, symbolic_zeros=True)
 def kept(wave: jax.Array) -> jax.Array:
     """A wave as an array of its own, on a CPU: whose compiler else computes it anew for each use.
 
-    It keeps what it takes for expensive: the remainder by 2³² − 1, which changes no bits but those of one NaN.
+    It keeps what it takes for expensive: the remainder by 2³² − 1, of bits that are less. Of them only the NaN of all
+    ones is not, and it is made another.
     """
     bits = lax.bitcast_convert_type(wave, np.uint32)
+    bits = lax.min(bits, lax.full_like(bits, 2**32 - 2))
     return lax.bitcast_convert_type(lax.rem(bits, lax.full_like(bits, 2**32 - 1)), np.float32)
 
 

@@ -173,8 +173,9 @@ def _by_pieces(settings, waves_of, x, positions, frequencies):
 
 
 def _inner_ones(x):
-    """The axes of one between others."""
-    one = [isinstance(n, int) and n == 1 for n in x.shape[:-1]]
+    """The axes of one between others, that no mesh axis shards."""
+    spec = (*jax.typeof(x).sharding.spec, *(None,) * x.ndim)
+    one = [isinstance(n, int) and n == 1 and s is None for n, s in zip(x.shape[:-1], spec, strict=False)]
     return [axis for axis in range(x.ndim - 1) if one[axis] and not all(one[:axis])]
 
 

@@ -311,6 +311,6 @@ def features(
     return _waves(positions, frequencies, expand, np.pad(quarter, margin))
 
 
-def pairs(positions: jax.Array, frequencies: Frequencies | jax.Array, quarter: np.integer | jax.Array) -> jax.Array:
+def pairs(positions: jax.Array, frequencies: Frequencies | jax.Array, quarter: np.integer) -> jax.Array:
     """One wave of each pair, float32 (..., num_pairs): sin(ω·p + quarter·π/2)."""
     return _waves(positions, frequencies, lambda x: x, quarter)

@@ -89,7 +89,8 @@ def add_sinusoidal(
 ) -> jax.Array:
     r"""Embeddings with their positions, $\text{scale} \cdot x + PE$, in one read and one write of x.
 
-    A CPU keeps the encodings, float32 (seq, d_model), while it runs if four sequences or more share their positions.
+    A CPU keeps the encodings, float32 (seq, d_model), while it runs, if four sequences or more share integer positions
+    and frequencies are static.
 
     Args:
       x: floats of shape (..., seq, d_model).
@@ -124,7 +125,7 @@ def add_sinusoidal(
     frequencies = resolve(where, x.shape[-1] if frequencies is None else frequencies)
     if dim_of(frequencies) != x.shape[-1]:
         raise ValueError(f"{where}: frequencies of width {dim_of(frequencies)} must match x, shape {x.shape}")
-    one = isinstance(scale, (int, float)) and scale == 1
+    one = isinstance(scale, (int, float)) and not isinstance(scale, bool) and scale == 1
     factor = None if one else _check.scalar(where, "scale", scale, _check.inside(x))
     if positions is not None:
         positions = positions_of(where, "positions", positions, frequencies)

@@ -415,6 +415,38 @@ def test_derivatives_on_a_mesh(kind, x_spec, p_spec):
     assert np.isfinite(np.asarray(by_x)).all()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 9, 1, 16), (9, 1, 5, 16), (1, 9, 1, 16), (3, 1, 1, 16)])
+def test_axes_of_one_change_no_bits(shape, dtype, layout):
+    x = normal(*shape)
+    x[0, 0, 0, 1], x[-1, -1, -1, 7], x[-1, -1, -1, 2] = np.nan, np.inf, -0.0
+    x = jnp.asarray(x, dtype)
+    positions = 1_000_003 * np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape[:2])
+    for options in ({}, {"frequencies": 8}, {"frequencies": 6, "part": "last", "inverse": True}):
+        got = pe.rotary(x, positions, layout=layout, **options).astype(jnp.float32)
+        for i, j in np.ndindex(shape[:2]):
+            want = pe.rotary(x[i, j], positions[i, j], layout=layout, head_axis=-2, **options).astype(jnp.float32)
+            np.testing.assert_array_equal(got[i, j], want)
+
+
+def test_an_axis_of_one_that_a_mesh_shards():
+    mesh = jax.make_mesh((8, 1), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)
+    x = normal(8, 4, 1, 6)
+    with jax.set_mesh(mesh):
+        got = jax.jit(pe.rotary)(jax.device_put(x, NamedSharding(mesh, P("d", None, "m", None))))
+        assert jax.typeof(got).sharding.spec == P("d", None, "m", None)
+    np.testing.assert_array_equal(got, pe.rotary(x))
+
+
+def test_a_table_keeps_what_is_no_number():
+    positions = np.array([0xFFFFFFFF, 0], np.uint32).view(np.float32)  # the NaN of all ones
+    f = pe.geometric(6).with_precision("float32")
+    for heads in (2, 8):  # without a table and with one
+        turned = np.asarray(pe.rotary(np.ones((2, heads, 6), np.float32), positions, f))
+        assert np.isnan(turned[0]).all() and np.isfinite(turned[1]).all()
+
+
 def test_an_x_that_is_one_for_all_devices():
     x, p = jnp.asarray(normal(1, 3, 6)), jnp.arange(8)
     weights = jnp.asarray(normal(8, 3, 6, seed=1))

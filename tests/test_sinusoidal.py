@@ -194,6 +194,7 @@ X = np.zeros((2, 5, 8), np.float32)
         (lambda: pe.add_sinusoidal(X.astype(">f4")), TypeError, "add_sinusoidal: x is >f4, which JAX does not have"),
         (lambda: pe.add_sinusoidal(X, scale=10**400), ValueError, "add_sinusoidal: scale must be finite, got inf"),
         (lambda: pe.add_sinusoidal(X, scale=1e40), ValueError, "scale must fit into float32, got 1e"),
+        (lambda: pe.add_sinusoidal(X, scale=True), TypeError, "scale must be a number"),  # type: ignore
         (lambda: pe.add_sinusoidal(X, scale=1j), TypeError, "scale must be a number or a scalar .* got complex 1j"),  # type: ignore
         (lambda: pe.sinusoidal(0, 8, layout="split"), ValueError, r"sinusoidal: layout must be one of \('interleaved', 'half'\), got 'split'"),  # type: ignore
         (lambda: pe.sinusoidal(0, 8, layout=None), ValueError, "layout must be one of .* got None"),  # type: ignore
@@ -253,3 +254,19 @@ def test_python_floats_that_are_whole_are_exact():
 def test_numpy_narrow_floats_are_floats():
     positions = np.array([0.5, 2.0], ml_dtypes.bfloat16)
     np.testing.assert_array_equal(pe.sinusoidal(positions, 8), pe.sinusoidal(np.float32([0.5, 2.0]), 8))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_batch_that_shares_a_table_gives_the_same_bits(dtype):
+    x = jnp.asarray(np.random.default_rng(5).normal(size=(6, 33, 20)), dtype)
+    positions = np.arange(33, dtype=np.int32) * 60_000_000
+    for add in (pe.add_sinusoidal, lambda x: pe.add_sinusoidal(x, positions, scale=1.7)):
+        together = np.asarray(jax.jit(add)(x).astype(jnp.float32))
+        for row in range(6):
+            np.testing.assert_array_equal(np.asarray(add(x[row]).astype(jnp.float32)), together[row])
+
+
+def test_a_cpu_computes_what_a_batch_shares_once():
+    text = lambda batch: jax.jit(pe.add_sinusoidal).lower(jnp.ones((batch, 64, 128))).compile()  # noqa: E731
+    assert text(3).memory_analysis().temp_size_in_bytes == 0
+    assert text(16).memory_analysis().temp_size_in_bytes == 4 * 64 * 128
