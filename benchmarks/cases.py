@@ -1,4 +1,4 @@
-"""What is timed: each case by name, with its shapes, the bytes that it must move, and the aim."""
+"""What is timed: each case by name, with its shapes and the aim."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ class Case:
     def size(self):
         """Bytes of the array that is copied or filled beside it."""
         return math.prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+def case_of(fields):
+    """A case from its fields as JSON has them."""
+    return Case(**fields | {"shape": tuple(fields["shape"])})
 
 
 BOTH, LAYOUTS = ("float32", "bfloat16"), ("half", "interleaved")

@@ -128,24 +128,18 @@ def add_computed(x, table):
     return x + table(jnp.arange(x.shape[-2]), x.shape[-1]).astype(x.dtype)
 
 
-def alibi(length, heads, of_keys):
-    """(heads, queries, keys); of the keys' positions alone it is the same under a softmax and a causal mask."""
-    slopes, i = np.exp2(-8 * np.arange(1, heads + 1) / heads).astype(np.float32), jnp.arange(length)
-    distance = i[None, :] if of_keys else i[None, :] - i[:, None]
-    return slopes[:, None, None] * distance.astype(jnp.float32)
+def alibi(length, heads):
+    """(heads, 1, keys): of the keys' positions alone it is the same under a softmax and a causal mask."""
+    slopes = np.exp2(-8 * np.arange(1, heads + 1) / heads).astype(np.float32)
+    return slopes[:, None, None] * jnp.arange(length)[None, :].astype(jnp.float32)
 
 
 def softmax_attention(q, k, v):
     """Scores, bias, mask, softmax, as a model's code has them; the bias of keys as in BLOOM."""
     scores = jnp.einsum("bihd,bjhd->bhij", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
     causal = np.tril(np.ones((q.shape[1],) * 2, bool))
-    scores = jnp.where(causal, scores + alibi(q.shape[1], q.shape[2], True), -jnp.inf)
+    scores = jnp.where(causal, scores + alibi(q.shape[1], q.shape[2]), -jnp.inf)
     return jnp.einsum("bhij,bjhd->bihd", jax.nn.softmax(scores, axis=-1).astype(q.dtype), v)
-
-
-def dense_attention(q, k, v):
-    """JAX's own, with the bias as an array."""
-    return jax.nn.dot_product_attention(q, k, v, bias=alibi(q.shape[1], q.shape[2], False)[None], is_causal=True)
 
 
 # As peers.
@@ -210,5 +204,4 @@ FORMULAS = [
     _rotation("two rolls", roll_pairs, "interleaved"),
     _rotation("±1 matrix, pairs", functools.partial(swapped, layout="interleaved"), "interleaved"),
     _peer("softmax, bias of keys (BLOOM)", attention=lambda case: softmax_attention),
-    _peer("jax.nn.dot_product_attention, dense bias", attention=lambda case: dense_attention),
 ]

@@ -7,7 +7,7 @@ import math
 import pathlib
 
 import numpy as np
-from cases import Case
+from cases import case_of
 from reference import markdown
 from worker import settings
 
@@ -107,7 +107,7 @@ class Report:
         counts = collections.Counter()
         for failure in result["failures"]:
             case = failure["request"].get("case")
-            of = f", {Case(**case | {'shape': tuple(case['shape'])}).name}" if case else ""
+            of = f", {case_of(case).name}" if case else ""
             counts[f"{self.title(failure['peer'])}, {failure['ask']}{of}: {brief(failure['error'])}"] += 1
         failed = [text + f" ({count} times)" * (count > 1) for text, count in counts.items()]
         return lines + (["Failed:", listed(failed)] if failed else [])

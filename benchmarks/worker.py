@@ -21,7 +21,7 @@ import sys
 import time
 
 import numpy as np
-from cases import Case
+from cases import case_of
 
 PEERS = pathlib.Path(__file__).parent / "peers"
 NAMES = ("NAME", "PACKAGES", "FRAMEWORK", "IMPORT", "HEAD_AXIS", "LAYOUTS", "EAGER", "ENDPOINT")
@@ -159,7 +159,7 @@ class Worker:
     def load(self, case):
         self.run = lambda: None
         gc.collect()  # of the case before
-        if (made := self.function_of(Case(**case | {"shape": tuple(case["shape"])}))) is None:
+        if (made := self.function_of(case_of(case))) is None:
             return None
         self.run = made()
         self.framework.wait(self.run())
@@ -192,7 +192,7 @@ class Worker:
         start = time.perf_counter()
         exec(self.settings["IMPORT"], {})
         imported = time.perf_counter() - start
-        made = self.function_of(Case(**case | {"shape": tuple(case["shape"])}))
+        made = self.function_of(case_of(case))
         if made is None:
             return imported, None
         start = time.perf_counter()

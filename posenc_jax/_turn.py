@@ -37,10 +37,10 @@ class Settings(NamedTuple):
 def turn(settings: Settings, x: jax.Array, positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
     """The pairs of x (..., features) turned; positions (..., axes) of its rank broadcast to it."""
     shared = is_shared(x, positions)
-    cpu = functools.partial(_by_pieces, settings, _kept_waves if shared else _waves)
+    cpu = functools.partial(_by_pieces, settings, functools.partial(_table, kept) if shared else _waves)
     # Where a table does not pay, a GPU's compiler would keep one of phases for a form by pieces.
     gpu = (
-        functools.partial(_by_pieces, settings, _barred_waves)
+        functools.partial(_by_pieces, settings, functools.partial(_table, lax.optimization_barrier))
         if shared
         else functools.partial(_by_reads, settings, rounded_product)
     )
@@ -127,14 +127,9 @@ def _waves(positions, frequencies):
     return tuple(pairs(positions, frequencies, quarter) for quarter in np.arange(2, dtype=np.int32))
 
 
-def _kept_waves(positions, frequencies):
-    """The same as one table, for a CPU."""
-    return jnp.split(kept(features(positions, frequencies, "half")), 2, axis=-1)
-
-
-def _barred_waves(positions, frequencies):
-    """The same, for a GPU."""
-    return jnp.split(lax.optimization_barrier(features(positions, frequencies, "half")), 2, axis=-1)
+def _table(keep, positions, frequencies):
+    """The same as one array, which `keep` makes the compiler keep."""
+    return jnp.split(keep(features(positions, frequencies, "half")), 2, axis=-1)
 
 
 def _by_pieces(settings, waves_of, x, positions, frequencies):

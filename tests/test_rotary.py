@@ -123,8 +123,8 @@ def test_partial(layout, head_dim, dim, part):
 # The forms that platforms choose from, all of which run on a CPU too.
 FORMS = {
     "pieces": (_turn._by_pieces, _turn._waves),
-    "pieces, table": (_turn._by_pieces, _turn._kept_waves),
-    "pieces, table behind a barrier": (_turn._by_pieces, _turn._barred_waves),
+    "pieces, table": (_turn._by_pieces, functools.partial(_turn._table, _turn.kept)),
+    "pieces, table behind a barrier": (_turn._by_pieces, functools.partial(_turn._table, lax.optimization_barrier)),
     "reads": (_turn._by_reads, _turn.rounded_product),
     "reads, plain products": (_turn._by_reads, lax.mul),
 }
