@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from cases import SPEED
 from formulas import FORMULAS
-from reference import progress
+from reference import markdown, progress
 
 HERE = Path(__file__).parent
 # The helpers of the tests that compile, which are not part of the package: benchmarks use tests, not the reverse.
@@ -170,8 +170,7 @@ def main():
     lost, tied = [], []
     for name in options.target:
         figures = measure(make_target(name), QUICK if options.quick else CASES)
-        print(f"## {name}\n\n| " + " | ".join(HEAD) + " |\n" + "| --- " * len(HEAD) + "|")
-        print("\n".join("| " + " | ".join(row(f)) + " |" for f in figures) + "\n", flush=True)
+        print(f"## {name}\n\n{markdown(HEAD, [row(f) for f in figures])}\n", flush=True)
         if path := options.json or (None if options.quick else HERE / "results" / "compiled.json"):
             write(path, name, figures)
         lost += below(figures, 1 - TIE)

@@ -6,6 +6,7 @@ blue; peers are grey in bars, and differ by colour and marker in lines. The back
 
 import argparse
 import collections
+import itertools
 import json
 import pathlib
 import textwrap
@@ -13,11 +14,11 @@ import textwrap
 import matplotlib
 import numpy as np
 from cases import LAYOUTS, Case
+from comparison import COPIES, OURS, medians, short
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, NullLocator
-from report import COPIES, OURS, medians, short
 
 COPY = COPIES[0]
 COLOURED = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color")
@@ -155,7 +156,7 @@ def accuracy(result, scheme):
     errors = {name: row for name, row in errors.items() if any(e is not None for e in row)}
     figure, axes = single("Error of the encoding", "position (tokens)", "largest error of a cosine or sine", 4.6)
     groups = sorted(alike(errors), key=lambda group: (OURS not in group, -len(group)))
-    plain = iter([*zip(COLOURS, MARKERS, strict=False)] * len(groups))
+    plain = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), strict=False)
     for group in groups:
         ours = OURS in group
         colour, marker = (scheme["ours"], "o") if ours else next(plain)
@@ -210,7 +211,7 @@ def growth(result, scheme, over):
         times = series([{n: 1e3 * np.median(t) for n, t in entry["times"].items()} for entry in entries])
         times.pop(COPIES[1], None)
         bytes_ = series([memory.get(entry["name"], {}) for entry in entries])
-        bytes_ = {n: np.maximum(row, PAGE) / 1e6 for n, row in bytes_.items() if n != COPY}
+        bytes_ = {n: np.maximum(row, PAGE) / 1e6 for n, row in bytes_.items() if n in styles and n != COPY}
         words = KINDS[kind], entries[0]["case"]["layout"], entries[0]["case"]["dtype"]
         for panel, label, values in zip(line, columns, (times, bytes_), strict=False):
             for name, row in values.items():

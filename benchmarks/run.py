@@ -15,35 +15,40 @@ import os
 import pathlib
 import platform
 import random
+import select
 import subprocess
 import sys
+import tempfile
 import time
 
 import figures
 import numpy as np
 import report
 from cases import BASE, FIRST, GROWTH, POSITIONS, SPEED, WIDTH
+from comparison import COPIES, OURS
 from reference import check_sample, geometric_turns, progress, true_waves
 from worker import PEERS, settings
 
 HERE = pathlib.Path(__file__).parent
-YARDSTICK = "plain"
+YARDSTICK, AGAIN = COPIES  # the same process, timed twice in a round
+LIMIT = 600.0  # seconds for an answer
 # So that all that is allocated in a call is seen to come and go.
 PLAIN_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 class Process:
-    """A worker, asked through pipes; one that ends while it is asked is told apart from one that answers an error."""
+    """A worker, asked through pipes; of one that ends or does not answer in time, the last that it wrote is told."""
 
     def __init__(self, name, python, environment=None):
         # A second process must find memory on the GPU, and nothing is to be downloaded.
         wanted = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "HF_HUB_OFFLINE": "1"}
+        self.written = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [python, str(HERE / "worker.py"), name],
             env={**os.environ, **wanted, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.written,
             text=True,
         )
 
@@ -51,18 +56,28 @@ class Process:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps({"ask": what, **request}) + "\n")
             self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"ended with status {self.process.wait()}")
+        in_time = select.select([self.process.stdout], [], [], LIMIT)[0]
+        if not in_time:
+            self.process.kill()
+        if not (line := self.process.stdout.readline()).endswith("\n"):  # ended before or in an answer
+            status = self.process.wait()
+            what = f"ended with status {status}" if in_time else f"no answer in {LIMIT:g} s"
+            raise RuntimeError(f"{what}; {self.last_written()}")
         reply = json.loads(line)
         if "error" in reply:
             raise RuntimeError(reply["error"])
         return reply["answer"]
 
+    def last_written(self, most=300):
+        self.written.seek(0)
+        return self.written.read()[-most:].decode(errors="replace")
+
     def close(self):
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
+        self.process.stdout.close()
         self.process.wait()
+        self.written.close()
 
 
 class Bench:
@@ -71,7 +86,7 @@ class Bench:
     def __init__(self, options):
         self.options, self.processes = options, {}
         names = [path.stem for path in sorted(PEERS.glob("[a-z]*.py"))]
-        self.names = [n for n in names if not options.peers or n in ("posenc", YARDSTICK, *options.peers)]
+        self.names = [n for n in names if not options.peers or n in (OURS, YARDSTICK, *options.peers)]
         self.peers, self.failures = {}, []
 
     def start(self, name, environment=None):
@@ -90,6 +105,8 @@ class Bench:
                 self.peers[name]["missing"] = str(error)
                 process.close()
                 progress(f"without {name}: {error}")
+        for name in {OURS, YARDSTICK} - set(self.processes):
+            raise SystemExit(f"{name} cannot be measured: {self.peers[name]['missing']}")
 
     def each(self, processes, ask, **request):
         """The answers of all that have one."""
@@ -105,13 +122,14 @@ class Bench:
                 if process.process.poll() is not None:
                     processes.pop(name)
                     self.processes = {n: p for n, p in self.processes.items() if p is not process}
+                    process.close()
         return {name: answer for name, answer in found.items() if answer is not None}
 
     def times(self, case, seconds):
         """Seconds of each in each round."""
         case_of = dataclasses.asdict(case)
         loaded = {name: self.processes[name] for name in self.each(self.processes, "load", case=case_of)}
-        times = {name: [] for name in loaded} | {f"{YARDSTICK} again": []}
+        times = {name: [] for name in loaded} | ({AGAIN: []} if YARDSTICK in loaded else {})
         order, start, round = list(times), time.perf_counter(), 0
         shuffle = random.Random(0).shuffle  # who comes after whom may matter
         while round < 3 or round < self.options.rounds and time.perf_counter() - start < seconds:
@@ -135,6 +153,7 @@ class Bench:
             case_of = dataclasses.asdict(case)
             loaded = {name: processes[name] for name in self.each(processes, "load", case=case_of)}
             twice = [self.each(loaded, "memory") for _ in range(2)]
+            processes = {name: p for name, p in processes.items() if p.process.poll() is None}
             least = {name: min(found[name] for found in twice) for name in twice[0] if name in twice[1]}
             figures.append({"case": case_of, "name": case.name, "bytes": least})
         for process in processes.values():
@@ -198,7 +217,7 @@ def main():
     options = parser.parse_args()
     bench = Bench(options)
     bench.start_all()
-    device = bench.peers["posenc"]
+    device = bench.peers[OURS]
     result = {
         "date": datetime.date.today().isoformat(),
         "quick": options.quick,

@@ -79,6 +79,8 @@ class Torch:
         self.torch = torch
         torch.set_num_threads(os.cpu_count() or 1)
         self.platform = "cuda" if torch.cuda.is_available() else "cpu"
+        if self.platform == "cuda":  # for the peers' modules too; on a CPU it would cost each call a little
+            torch.set_default_device("cuda")
         self.device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
     def array(self, x, dtype=None):
@@ -103,7 +105,10 @@ class Torch:
 
 
 def arguments(case, head_axis, framework):
-    """What the functions of a kind take: standard normal numbers; positions counted, or drawn for decode steps."""
+    """What the functions of a kind take: standard normal numbers; positions counted, or drawn for decode steps.
+
+    Each gets a contiguous array in the order of axes that it wants, which in a model may be a transposed view.
+    """
     random, shape = np.random.default_rng(0), case.shape
     if case.kind == "table":
         return (framework.array(np.arange(shape[0], dtype=np.int32)),)

@@ -36,16 +36,16 @@ class Settings(NamedTuple):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def turn(settings: Settings, x: jax.Array, positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
     """The pairs of x (..., features) turned; positions (..., axes) of its rank broadcast to it."""
-    shared = is_shared(x, positions)
-    cpu = functools.partial(_by_pieces, settings, functools.partial(_table, kept) if shared else _waves)
+    shared, barrier = is_shared(x, positions), lax.optimization_barrier
+    cpu = functools.partial(_form_on_cpu(settings, x, frequencies, shared), settings)
     # Where a table does not pay, a GPU's compiler would keep one of phases for a form by pieces.
     gpu = (
-        functools.partial(_by_pieces, settings, functools.partial(_table, lax.optimization_barrier))
+        functools.partial(_by_pieces, settings, waves_of=functools.partial(_table, barrier))
         if shared
-        else functools.partial(_by_reads, settings, rounded_product)
+        else functools.partial(_by_reads, settings, partner_of=_padded, multiply=rounded_product, keep=barrier)
     )
     # A TPU multiplies and adds in instructions of their own: there is nothing to contract to.
-    tpu = functools.partial(_by_reads, settings, lax.mul)
+    tpu = functools.partial(_by_reads, settings, partner_of=_padded, multiply=lax.mul, keep=barrier)
     return lax.platform_dependent(x, positions, frequencies, tpu=tpu, cuda=gpu, rocm=gpu, default=cpu)
 
 
@@ -67,7 +67,7 @@ def _backward(settings, residuals, dy):
     dx: jax.Array = turn(back._replace(result=np.dtype(inside)), dy, positions, frequencies)
     shared = tuple(axis for axis in range(x.ndim - 1) if positions.shape[axis] == 1)
     # Summed before it is split into pairs, which is cheap in a small array alone.
-    products = jnp.sum(dx * _partner(settings, x, dim).astype(inside), axis=shared, keepdims=True)
+    products = jnp.sum(dx * _padded(settings, x, dim).astype(inside), axis=shared, keepdims=True)
     first, second = _split(_turned(settings, products, dim), settings.layout, inside)
     slope = first - second if settings.backward else second - first
     d_positions = d_frequencies = None
@@ -132,12 +132,24 @@ def _table(keep, positions, frequencies):
     return jnp.split(keep(features(positions, frequencies, "half")), 2, axis=-1)
 
 
-def _by_pieces(settings, waves_of, x, positions, frequencies):
+def _form_on_cpu(settings, x, frequencies, shared):
+    """One pass over x if the compiler can; narrow floats cost it more to convert than to read again."""
+    if shared and x.dtype == _check.inside(x):
+        if settings.layout == "interleaved" and x.shape[-1] % 2 == 0:
+            return functools.partial(_by_reads, partner_of=_reversed, multiply=rounded_product, keep=kept)
+        # JAX before 0.12 drops the barrier; next to axes of one the compiler would give the halves another order.
+        halves = settings.layout == "half" and x.shape[-1] == dim_of(frequencies) and not _inner_ones(x)
+        if halves and jax.__version_info__ >= (0, 12):
+            return _by_halves
+    return functools.partial(_by_pieces, waves_of=functools.partial(_table, kept) if shared else _waves)
+
+
+def _by_pieces(settings, x, positions, frequencies, *, waves_of):
     """For CPU and GPU: slices of x with both features of a pair in the same place, turned and stacked again."""
     layout, _, backward, result = settings
     if ones := _inner_ones(x):
         within = settings._replace(result=np.dtype(_check.inside(x)))
-        y = _by_pieces(within, waves_of, lax.squeeze(x, ones), lax.squeeze(positions, ones), frequencies)
+        y = _by_pieces(within, lax.squeeze(x, ones), lax.squeeze(positions, ones), frequencies, waves_of=waves_of)
         y = lax.expand_dims(y, ones)
         # Alone, a CPU's compiler gives an array with axes of one another order, and copies it number by number. To meet
         # x keeps it in order: where x is NaN, so is y.
@@ -146,7 +158,7 @@ def _by_pieces(settings, waves_of, x, positions, frequencies):
     dim, inside, (before, after) = dim_of(frequencies), _check.inside(x), _margin(settings, x, dim_of(frequencies))
     size = math.gcd(dim // 2, before + after) if layout == "half" else 2
     if x.shape[-1] % size or layout == "half" and x.shape[-1] // size > 16:  # too many pieces, or none
-        y = _by_pieces(settings, waves_of, _turned(settings, x, dim), positions, frequencies)
+        y = _by_pieces(settings, _turned(settings, x, dim), positions, frequencies, waves_of=waves_of)
         x = x.astype(y.dtype)
         return jnp.concatenate([x[..., :before], y, x[..., x.shape[-1] - after :]], axis=-1)
     waves = waves_of(positions, frequencies)
@@ -183,7 +195,7 @@ def _rotate(features, waves, backward):
     return y1, add(rounded_product(second, cosine), rounded_product(first, sine))
 
 
-def _partner(settings, x, dim):
+def _padded(settings, x, dim):
     """The other feature of each pair, by two padded reads and a select."""
     half, index = settings.layout == "half", np.arange(dim)
     is_second, distance = (index // (dim // 2), dim // 2) if half else (index % 2, 1)
@@ -192,8 +204,28 @@ def _partner(settings, x, dim):
     return jnp.where(second, read(distance), read(-distance))
 
 
-def _by_reads(settings, multiply, x, positions, frequencies):
-    """For TPU, where a reshape to pairs copies x: a sum of two products for each feature."""
+def _reversed(settings, x, dim):
+    """The same where pairs are interleaved in all of x."""
+    return lax.rev(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2), (x.ndim,)).reshape(x.shape)
+
+
+def _by_halves(settings, x, positions, frequencies):
+    """x·C + x′·S in one pass for halves that are all of x, of its precision, where waves are shared.
+
+    A loop over the two halves, which the barrier keeps from being one with that over features.
+    """
+    axis, shape = x.ndim - 1, (*x.shape[:-1], 2, x.shape[-1] // 2)
+    waves = (lax.expand_dims(w.astype(x.dtype), [axis]) for w in _table(kept, positions, frequencies))
+    sine, cosine = (jnp.broadcast_to(w, shape) for w in waves)
+    # A product and no select, for which the compiler makes two loops.
+    sign = _check.align(np.array([[1], [-1]] if settings.backward else [[-1], [1]], x.dtype), len(shape))
+    pairs = x.reshape(shape)
+    y = rounded_product(pairs, cosine) + rounded_product(lax.rev(pairs, [axis]), sine * sign)
+    return lax.optimization_barrier(y).reshape(x.shape).astype(settings.result or x.dtype)
+
+
+def _by_reads(settings, x, positions, frequencies, *, partner_of, multiply, keep):
+    """x·C + x′·S with the partners x′, in one pass. On a TPU slices of pairs would copy x."""
     layout, _, backward, result = settings
     dim, inside = dim_of(frequencies), _check.inside(x)
     margin, index = _margin(settings, x, dim), np.arange(dim)
@@ -201,12 +233,13 @@ def _by_reads(settings, multiply, x, positions, frequencies):
     if not table:  # the waves where they are used, for each element: broadcasting them would keep a table all the same
         positions = jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1]))
     is_second = index % 2 if layout == "interleaved" else index // (dim // 2)
-    quarters = np.ones(dim, int), 2 * (is_second == backward)  # 0 is the sine, 1 the cosine, 2 the negated sine
-    waves = tuple(features(positions, frequencies, layout, quarter, margin) for quarter in quarters)
+    cosine, sine = (features(positions, frequencies, layout, np.full(dim, quarter), margin) for quarter in (1, 0))
+    # Negated by a product, so that a zero has the sign that it has in the other forms.
+    sine *= _check.align(np.pad(np.where(is_second == backward, -1, 1).astype(sine.dtype), margin), x.ndim)
     if table:
-        waves = lax.optimization_barrier(waves)
-    cosine, sine = (jnp.broadcast_to(w.astype(inside), x.shape) for w in waves)
-    y = multiply(x.astype(inside), cosine) + multiply(_partner(settings, x, dim).astype(inside), sine)
+        cosine, sine = keep(cosine), keep(sine)
+    cosine, sine = (jnp.broadcast_to(w.astype(inside), x.shape) for w in (cosine, sine))
+    y = multiply(x.astype(inside), cosine) + multiply(partner_of(settings, x, dim).astype(inside), sine)
     turned = _check.align(np.pad(np.ones(dim, bool), margin), x.ndim)
     y = y.astype(result or x.dtype)
     return jnp.where(turned, y, x.astype(y.dtype)) if any(margin) else y

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ def bench():
     others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(FOLDER))
     try:
-        wanted = ("cases", "worker", "report", "figures")
+        wanted = ("cases", "worker", "comparison", "report", "figures", "run")
         return SimpleNamespace(**{name: importlib.import_module(name) for name in wanted})
     finally:
         sys.path.remove(str(FOLDER))
@@ -85,14 +86,15 @@ def row(text, start):
 
 def test_a_ratio_is_to_the_copies_of_the_same_round(bench):
     slow_round = entry(bench.cases.Case("table", (8, 8)), posenc=1.5)
-    np.testing.assert_allclose(bench.report.ratios(slow_round)["posenc"], 4 * [1.5])
+    np.testing.assert_allclose(bench.comparison.ratios(slow_round)["posenc"], 4 * [1.5])
     slow_round["times"]["posenc"].pop()
-    np.testing.assert_allclose(bench.report.ratios(slow_round)["posenc"], 3 * [1.5])
+    np.testing.assert_allclose(bench.comparison.ratios(slow_round)["posenc"], 3 * [1.5])
     slow_round["times"]["posenc"][0] *= 2  # in this round it is slow itself
-    np.testing.assert_allclose(bench.report.ratios(slow_round)["posenc"], [3, 1.5, 1.5])
-    assert bench.report.medians(slow_round) == {"posenc": pytest.approx(1.5)}
+    np.testing.assert_allclose(bench.comparison.ratios(slow_round)["posenc"], [3, 1.5, 1.5])
+    assert bench.comparison.medians(slow_round) == {"posenc": pytest.approx(1.5)}
+    assert bench.comparison.noise(slow_round) == pytest.approx(0.2)
     del slow_round["times"]["plain"]
-    assert bench.report.ratios(slow_round) == {}
+    assert bench.comparison.ratios(slow_round) == {} and np.isnan(bench.comparison.noise(slow_round))
 
 
 def test_the_report(bench, result):
@@ -104,9 +106,11 @@ def test_the_report(bench, result):
     assert row(text, "table, (131072,128), float32").endswith(table)
     add = "| ≤ 1.15 | met, BEHIND | Flax examples, 1.05 | 0.95 | Flax examples, 1.05 | 0.95 |"
     assert row(text, "add, (16,4096,512), float32").endswith(add)
+    assert "half | 4 | 1.10 | 3.00 (3.00–3.00) | the" in text  # rounds, copy in ms, ours
     assert "| the fastest peer | met | flax.nnx.RoPE, 2.98 | 0.99 |" in row(
         text, "decode, (32,1,32,128), float32, half"
     )
+    assert "The two copies of a round differ by 20.0 % in the median case, 20.0 to 20.0 % in all." in speed
     assert "| add, (16,4096,512), float32 | 1.10 | 1.05 | 7.00 |" in speed  # beside all
     assert "| add, (16,4096,512), float32 | 12.3 |" in speed  # MB
     assert "| flax.nnx.RoPE | 2.0e-07 | – |" in speed and "| position | 10 | 1,000,000 |" in speed
@@ -115,6 +119,50 @@ def test_the_report(bench, result):
     assert f"- {first}, MISSED." in speed and "- Flax examples makes its table on the host" in speed
     behind = "add, (16,4096,512), float32: BEHIND Flax examples, 1.05, at 1.10"
     assert missed.split("\n- ")[1:] == [behind, f"{first}\n"]
+
+
+def test_the_summary(bench, result):
+    lines = bench.report.summary(result).splitlines()
+    assert lines[0] == "|  | posenc_jax | aim | the fastest other |"
+    assert lines[3] == "| add, (16,4096,512), float32 | 1.10 | 1.15 | 1.05, Flax examples |"
+    assert lines[4] == "| decode, (32,1,32,128), float32, half | 3.00 | 2.98 | 2.98, flax.nnx.RoPE |"
+
+
+def test_the_readme_has_the_figures_of_the_results(bench):
+    result = json.loads((FOLDER / "results" / "cpu.json").read_text())
+    assert bench.report.summary(result) in (FOLDER.parent / "README.md").read_text()
+    assert bench.report.text(result) == (FOLDER / "results" / "cpu.md").read_text()
+
+
+def test_behind_is_what_is_slower_in_most_rounds(bench, result):
+    add = result["speed"][1]
+    times = add["times"]
+    copies = np.array(times["plain"]) / 0.9
+
+    def verdict(**ratios):
+        times.update({name: (copies * ratio).tolist() for name, ratio in ratios.items()})
+        return row(bench.report.text(result), add["name"])
+
+    assert "BEHIND" in verdict(posenc=[0.5, 1.1, 1.1, 1.1], flax_examples=[1.0] * 4)
+    assert "BEHIND" not in verdict(posenc=[0.5, 0.9, 1.2, 1.2], flax_examples=[1.0] * 4)  # in two rounds of four
+    assert "BEHIND" not in verdict(posenc=[1.01] * 4, flax_examples=[1.0] * 4)
+    # Any peer counts: here not the one that is the fastest at the median, in two rounds.
+    assert "BEHIND" in verdict(posenc=[1.0] * 4, flax_examples=[0.5, 0.5, 1.2, 1.2], torchtune_rope=[0.9] * 4)
+    assert "BEHIND torchtune, 0.90, at 1.00" in bench.report.text(result)
+
+
+def test_a_process_that_hangs_or_fails_tells_why(bench, tmp_path, monkeypatch):
+    hangs, fails = ("exec sleep 60", 0.5, "no answer in 0.5 s"), ("echo broken >&2; exit 3", 60, "status 3; broken")
+    half = ("echo broken >&2; printf '{\"answer'; exit 4", 60, "status 4; broken")
+    for script, limit, reason in (hangs, fails, half):
+        monkeypatch.setattr(bench.run, "LIMIT", limit)
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        process = bench.run.Process("plain", str(python))
+        with pytest.raises(RuntimeError, match=reason):
+            process.ask("versions")
+        process.close()
 
 
 def test_the_report_without_what_is_missed(bench, result):

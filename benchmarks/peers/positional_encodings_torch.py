@@ -23,5 +23,5 @@ def add(case):
 def waves(position):
     if position >= 2**20:
         return None
-    row = PositionalEncoding1D(128)(torch.zeros(1, position + 1, 128))[0, -1].numpy()
+    row = PositionalEncoding1D(128)(torch.zeros(1, position + 1, 128))[0, -1].cpu().numpy()
     return row[1::2] + 1j * row[::2]

@@ -20,5 +20,5 @@ def rotary(case):
 def waves(position):
     x = torch.ones(1, 1, 1, 128)
     x[..., 1::2] = 0
-    turned = RotaryEmbedding(dim=128).rotate_queries_or_keys(x, offset=position).numpy()[0, 0, 0]
+    turned = RotaryEmbedding(dim=128).rotate_queries_or_keys(x, offset=position).cpu().numpy()[0, 0, 0]
     return turned[::2] + 1j * turned[1::2]

@@ -23,5 +23,5 @@ def waves(position):
     x = torch.ones(1, 1, 1, 128)
     x[..., 1::2] = 0
     rope = RotaryPositionalEmbeddings(dim=128, max_seq_len=position + 1)
-    turned = rope(x, input_pos=torch.tensor([[position]])).numpy()[0, 0, 0]
+    turned = rope(x, input_pos=torch.tensor([[position]])).cpu().numpy()[0, 0, 0]
     return turned[::2] + 1j * turned[1::2]

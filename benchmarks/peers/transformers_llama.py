@@ -35,5 +35,5 @@ def decode(case):
 def waves(position):
     x = torch.ones(1, 1, 1, 128)
     x[..., 64:] = 0
-    turned = apply_rotary_pos_emb(x, x, *embedding(1, 128)(x, torch.tensor([[position]])))[0].numpy()[0, 0, 0]
+    turned = apply_rotary_pos_emb(x, x, *embedding(1, 128)(x, torch.tensor([[position]])))[0].cpu().numpy()[0, 0, 0]
     return turned[:64] + 1j * turned[64:]

@@ -39,5 +39,5 @@ def attention(case):
 def waves(position):
     x = torch.ones(1, 1, 1, 128)
     x[..., 1::2] = 0
-    turned = apply_rotary_pos_emb(x, *RotaryEmbedding(128)(torch.tensor([position]))).numpy()[0, 0, 0]
+    turned = apply_rotary_pos_emb(x, *RotaryEmbedding(128)(torch.tensor([position]))).cpu().numpy()[0, 0, 0]
     return turned[::2] + 1j * turned[1::2]
