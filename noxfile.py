@@ -119,6 +119,31 @@ def types(session):
     session.run("pyright")
 
 
+def build_site(session):
+    """The figures and the outputs of the pages' code, then the pages."""
+    session.run("python", "docs/figures.py")
+    session.run("python", "docs/outputs.py")
+    session.run("mkdocs", "build", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
+def docs(session):
+    """The documentation site, built strictly into site/, its links and names checked."""
+    session.install("-e", ".[plot]", *group("docs"))
+    build_site(session)
+    pytest(session, "tests/site", "-m", "site")
+
+
+@nox.session
+def docs_browser(session):
+    """Every page of the site in headless Chromium: errors, foreign requests, accessibility, phones; screenshots."""
+    if not (chromium := shutil.which("chromium")):
+        session.skip("no Chromium here: apt-get install chromium")
+    session.install("-e", ".[plot]", *group("docs-browser"))
+    build_site(session)
+    pytest(session, "tests/browser", "-m", "browser", CHROMIUM=chromium)
+
+
 @nox.session
 def demo(session):
     """Trains a small Transformer on real text and writes demo/index.html; `-- --help` for its options."""

@@ -33,7 +33,7 @@ class ALiBi(nn.Module):
       TypeError: if num_heads is not an integer.
       ValueError: if it is not positive.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax.linen import ALiBi
       >>> ALiBi(8).apply({}, jnp.arange(5), jnp.arange(7)).shape
@@ -71,7 +71,7 @@ class T5Bias(nn.Module):
       TypeError: if a number is not an integer or bidirectional not a bool.
       ValueError: if a number is not positive. When called: as `posenc_jax.t5`.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp
       >>> from posenc_jax.linen import T5Bias
       >>> bias, positions = T5Bias(8), jnp.arange(5)
@@ -129,7 +129,7 @@ class KERPLE(nn.Module):
       TypeError: if num_heads is not an integer.
       ValueError: if it is not positive or form is unknown.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp
       >>> from posenc_jax.linen import KERPLE
       >>> bias, positions = KERPLE(8), jnp.arange(5)
@@ -187,7 +187,7 @@ class FIRE(nn.Module):
       TypeError: if a size is not an integer, or c or threshold not a number.
       ValueError: if one of these is not positive.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp
       >>> from posenc_jax.linen import FIRE
       >>> bias, positions = FIRE(8), jnp.arange(5)
@@ -296,7 +296,7 @@ def positional_attention(
         positions have several axes. When called: if positions are missing, or not one for each, or the bias is not of
         the shape above.
 
-    Example:
+    Examples:
       >>> import functools
       >>> import jax, jax.numpy as jnp
       >>> from flax import linen as nn

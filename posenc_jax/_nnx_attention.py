@@ -33,7 +33,7 @@ class ALiBi(nnx.Module):
       TypeError: if num_heads is not an integer.
       ValueError: if it is not positive.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax.nnx import ALiBi
       >>> ALiBi(8)(jnp.arange(5), jnp.arange(7)).shape
@@ -69,7 +69,7 @@ class T5Bias(nnx.Module):
       TypeError: if a number is not an integer or bidirectional not a bool.
       ValueError: if a number is not positive. When called: as `posenc_jax.t5`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from posenc_jax.nnx import T5Bias
@@ -130,7 +130,7 @@ class KERPLE(nnx.Module):
       TypeError: if num_heads is not an integer.
       ValueError: if it is not positive or form is unknown.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from posenc_jax.nnx import KERPLE
@@ -191,7 +191,7 @@ class FIRE(nnx.Module):
       TypeError: if a size is not an integer, or c or threshold not a number.
       ValueError: if one of these is not positive.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from posenc_jax.nnx import FIRE
@@ -296,7 +296,7 @@ def positional_attention(
         positions have several axes. When called: if positions are missing, or not one for each, or the bias is not of
         the shape above.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp
       >>> from flax import nnx
       >>> from posenc_jax.nnx import T5Bias, positional_attention

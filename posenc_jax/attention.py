@@ -71,7 +71,7 @@ def attention(
         one side only are given, positions are needed and cannot be counted, a tile of the bias has another shape, or
         block_size is below 1.
 
-    Example:
+    Examples:
       >>> import jax
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe

@@ -40,7 +40,7 @@ def axial(frequencies: Frequencies | int, num_axes: int, base: float | None = No
       ValueError: if a width is not a multiple of 2·num_axes, or of over 2²⁰ features; if given Frequencies have
         several axes or an odd width, or come with a base; if base is not positive.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> f = pe.axial(8, 2)
       >>> f.axes
@@ -100,7 +100,7 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
       ValueError: if the sections do not sum to the number of pairs, if dealing the pairs out runs out of places for a
         section, or if the frequencies have several axes already.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> pe.multi_section(12, (2, 3, 1)).axes
       (0, 0, 1, 1, 1, 2)

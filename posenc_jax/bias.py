@@ -66,7 +66,7 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
       ValueError: if positions have no axis or their leading axes do not broadcast, or heads is below 1 or not of shape
         (heads,).
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> positions = jnp.arange(4)
@@ -124,7 +124,7 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
       TypeError: if scale or rate is not of floats, or as `alibi`.
       ValueError: if scale or rate has another shape, or as `alibi`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> positions = jnp.arange(3)
@@ -172,7 +172,7 @@ def kerple_power(
       TypeError: if scale or exponent is not of floats, or as `alibi`.
       ValueError: if scale or exponent has another shape, or as `alibi`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> print(pe.kerple_power(jnp.array([4]), jnp.arange(5), jnp.array([1.0]), jnp.array([0.5]))[0, 0].round(1))
@@ -222,7 +222,7 @@ def sandwich(
       TypeError: if heads is not an integer, or as `alibi` or `sinusoidal`.
       ValueError: if heads is below 1, the width is odd, the frequencies have several axes, or as `alibi`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> print(pe.sandwich(jnp.array([100]), jnp.array([99, 90, 0]), 8, 128)[:2, 0].round(1))

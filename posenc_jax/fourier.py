@@ -43,7 +43,7 @@ def fourier_features(
       TypeError: if x is not of floats or integers or the matrix not of floats; if anything is float64 where x64 is off.
       ValueError: if the matrix has not two axes, x has not its number of inputs, or the layout is another.
 
-    Example:
+    Examples:
       >>> import numpy as np
       >>> import posenc_jax as pe
       >>> B = np.array([[1.0, 0.0], [0.0, 0.5]], np.float32)
@@ -113,7 +113,7 @@ def timestep_embedding(
       ValueError: if dim is below 2, the shift not below n, scale or max_period not positive, or so that a frequency
         would turn 2²⁸ times a timestep.
 
-    Example:
+    Examples:
       >>> import numpy as np
       >>> import posenc_jax as pe
       >>> print(np.asarray(pe.timestep_embedding(np.array([0.5]).astype(np.float32), 5, flip_sin_to_cos=True)).round(4))

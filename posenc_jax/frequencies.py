@@ -44,7 +44,7 @@ class Frequencies:
       TypeError: if dim or attention_factor is not a number.
       ValueError: if the arguments do not fit each other, or a pair turns 2²⁸ times a position or faster.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> f = pe.geometric(6)
       >>> f.dim, f.num_pairs, f.num_axes
@@ -189,7 +189,7 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
       ValueError: if dim is not from 1 to 2²⁰, base is not positive and finite, or so small that a pair would turn 2²⁸
         times a position.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> pe.geometric(4).angular.round(6).tolist()
       [1.0, 0.01]

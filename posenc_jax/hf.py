@@ -35,7 +35,7 @@ class QueryScale:
       period: $n$, an integer of at least 1.
       offset: $o$, an integer from 0 to below the period: 1 for Llama 4, 0 for Ministral 3.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax.hf import QueryScale
       >>> QueryScale(0.1, 8192, 1)(jnp.array([0, 8190, 8191])).round(3).tolist()
@@ -80,7 +80,7 @@ class RotaryLayer:
       query_scale: a factor of the queries by position, or None.
       parameters: the rope settings, complete and sorted, from which `plan_to_config` writes them.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> from posenc_jax.hf import RotaryLayer
       >>> RotaryLayer(pe.geometric(32), head_dim=128).rotary_dim
@@ -111,7 +111,7 @@ class RotaryPlan:
       softmax_scale: a factor of the scores, beside $1/\sqrt{\text{head\_dim}}$ or what else the model has.
       length: the length for which the spectra were chosen; None if they do not depend on it.
 
-    Example:
+    Examples:
       >>> from posenc_jax.hf import rotary_from_config
       >>> plan = rotary_from_config({"model_type": "gpt_neox", "head_dim": 64, "num_hidden_layers": 2})
       >>> plan.layers[0]
@@ -220,7 +220,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
       ValueError: if a key is missing, not known, not used or contradicts another, a value is outside its range,
         length or layout is needed and not given, or the model rotates in a way that a plan cannot say.
 
-    Example:
+    Examples:
       >>> from posenc_jax.hf import rotary_from_config
       >>> llama = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 2,
       ...          "rope_theta": 500000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
@@ -289,7 +289,7 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
       TypeError: if plan is not a RotaryPlan.
       ValueError: if no config says it, as of a plan that was put together or changed by hand.
 
-    Example:
+    Examples:
       >>> from posenc_jax.hf import plan_to_config, rotary_from_config
       >>> config = {"model_type": "gpt_neox", "head_dim": 64, "num_hidden_layers": 2, "rotary_emb_base": 5000}
       >>> plan_to_config(rotary_from_config(config))["rope_parameters"]

@@ -35,7 +35,7 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
       TypeError: if positions are not integers or the table not of floats.
       ValueError: if the table has not two axes, or positions are known to be out of range.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> table = jnp.array([[0.0, 1.0], [2.0, 3.0]])
@@ -109,7 +109,7 @@ def add_learned(
       ValueError: if the widths differ, the positions do not broadcast or are known to be out of range, or there are
         no positions and the sequence is longer than the table (for any `out_of_range`: its length is static).
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> x, table = jnp.ones((2, 3, 4)), jnp.full((8, 4), 0.5)
@@ -164,7 +164,7 @@ def resize_table(
       TypeError: if table is not of floats or shape not of integers.
       ValueError: if shape has not one positive entry for each axis before the last, or method is another.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> print(pe.resize_table(jnp.array([[0.0], [1.0]]), 4)[:, 0])

@@ -53,7 +53,7 @@ def t5(
       ValueError: if the table has not two axes, or rows for fewer than two buckets a direction or an odd number for
         two directions, max_distance is not above the distances that have buckets of their own, or as `alibi`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> table = jnp.arange(32.0)[:, None]  # one head, to which each bucket gives its number
@@ -187,7 +187,7 @@ def fire(
       TypeError: if the weights are not of floats, c or threshold is not a number or a scalar, or as `alibi`.
       ValueError: if the weights' shapes do not fit each other, a number is not positive, or as `alibi`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> mlp = jnp.array([1.0]), jnp.array([0.0]), jnp.array([[-2.0]]), jnp.array([0.0])

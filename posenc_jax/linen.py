@@ -46,7 +46,7 @@ class SinusoidalEncoding(nn.Module):
       TypeError: if frequencies is an array or scale is not a number.
       ValueError: as `posenc_jax.sinusoidal`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax.linen import SinusoidalEncoding
       >>> encoding = SinusoidalEncoding(8)
@@ -95,7 +95,7 @@ class LearnedEncoding(nn.Module):
       TypeError: if a size is not an integer or scale not a number.
       ValueError: if a size is not positive or out_of_range is unknown.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp
       >>> from posenc_jax.linen import LearnedEncoding
       >>> encoding, x = LearnedEncoding(16, 8), jnp.zeros((2, 5, 8))
@@ -146,7 +146,7 @@ class RotaryEncoding(nn.Module):
       TypeError: if frequencies is an array (call `posenc_jax.rotary` with learned frequencies).
       ValueError: as `posenc_jax.rotary`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax.linen import RotaryEncoding
       >>> rope = RotaryEncoding(8, head_axis=-2)
@@ -193,7 +193,7 @@ class FourierFeatures(nn.Module):
       TypeError: if a size is not an integer, scale not a number or learned not a bool.
       ValueError: if a size or scale is not positive.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp
       >>> from posenc_jax.linen import FourierFeatures
       >>> features, x = FourierFeatures(2, 64, scale=10.0), jnp.zeros((5, 2))
@@ -254,7 +254,7 @@ class TimestepEmbedding(nn.Module):
       TypeError: as `posenc_jax.timestep_embedding`.
       ValueError: as `posenc_jax.timestep_embedding`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax.linen import TimestepEmbedding
       >>> embedding = TimestepEmbedding(320, flip_sin_to_cos=True, downscale_freq_shift=0)

@@ -48,7 +48,7 @@ class SinusoidalEncoding(nnx.Module):
         not a number.
       ValueError: as `posenc_jax.sinusoidal`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax.nnx import SinusoidalEncoding
       >>> encoding = SinusoidalEncoding(8)
@@ -94,7 +94,7 @@ class LearnedEncoding(nnx.Module):
       TypeError: if a size is not an integer or scale not a number.
       ValueError: if a size is not positive or out_of_range is unknown.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from posenc_jax.nnx import LearnedEncoding
@@ -151,7 +151,7 @@ class RotaryEncoding(nnx.Module):
       TypeError: if frequencies is an array (call `posenc_jax.rotary` with learned frequencies).
       ValueError: as `posenc_jax.rotary`.
 
-    Example:
+    Examples:
       A cache of turned keys, filled at once and then step by step, has the bits of the whole sequence.
 
       >>> import jax, jax.numpy as jnp
@@ -209,7 +209,7 @@ class FourierFeatures(nnx.Module):
       TypeError: if a size is not an integer, scale not a number or learned not a bool.
       ValueError: if a size or scale is not positive.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from posenc_jax.nnx import FourierFeatures
@@ -265,7 +265,7 @@ class TimestepEmbedding(nnx.Module):
       TypeError: as `posenc_jax.timestep_embedding`.
       ValueError: as `posenc_jax.timestep_embedding`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax.nnx import TimestepEmbedding
       >>> TimestepEmbedding(320, flip_sin_to_cos=True, downscale_freq_shift=0)(jnp.array([0, 999])).shape

@@ -52,7 +52,7 @@ def heatmap(table: ArrayLike, *, title: str = "Positional encoding") -> Figure:
       TypeError: if the table is not an array of integers or floats.
       ValueError: if it is not of shape (length, dim), is empty, or has entries that are not finite.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> from posenc_jax import plot
@@ -86,7 +86,7 @@ def waves(
       TypeError: if the table is not an array of integers or floats, or features are not integers.
       ValueError: if there are no features, or one that the table does not have; else as `heatmap`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> from posenc_jax import plot
@@ -126,7 +126,7 @@ def similarity(table: ArrayLike, *, title: str = "Cosine similarity of positions
       TypeError: if the table is not an array of integers or floats.
       ValueError: if a row is all zero, which has no direction; else as `heatmap`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> from posenc_jax import plot
@@ -171,7 +171,7 @@ def offset_products(
       ValueError: if a position leaves int32, max_offset < 1, the frequencies have several axes, or as
         `offset_similarity`.
 
-    Example:
+    Examples:
       >>> from posenc_jax import plot
       >>> figure = plot.offset_products(16)
       >>> [line.get_label() for line in figure.axes[0].lines]
@@ -219,7 +219,7 @@ def spectrum(
       TypeError: as `sinusoidal`.
       ValueError: if the mapping is empty, or as `sinusoidal`.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> from posenc_jax import plot
       >>> figure = plot.spectrum({"base 10⁴": pe.geometric(64), "base 10⁶": pe.geometric(64, 1e6)})
@@ -266,7 +266,7 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
       ValueError: if the widths differ, the table is shorter than x, or the tokens are not as many as x has rows;
         else as `heatmap`.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> from posenc_jax import plot
@@ -335,7 +335,7 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
       TypeError: if frequencies are an array (whose turns are not known exactly), or anything else is not an integer.
       ValueError: if the frequencies have several axes, max_position does not fit into int32, or anything is under 1.
 
-    Example:
+    Examples:
       >>> from posenc_jax import plot
       >>> figure = plot.phase_error(16, samples=50)
       >>> textbook, exact, bound = (line.get_ydata() for line in figure.axes[0].lines)

@@ -37,7 +37,7 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
       TypeError: if ids are not an array of integers, or padding is not an integer.
       ValueError: if ids have no axis, or they or padding are known not to fit into int32.
 
-    Example:
+    Examples:
       >>> import numpy as np
       >>> import posenc_jax as pe
       >>> print(pe.positions_from_segments(np.array([7, 7, 7, 3, 3, 0, 0]), padding=0))
@@ -92,7 +92,7 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
       TypeError: if the mask is not an array of booleans or integers: floats are masks to add to scores.
       ValueError: if it has no axis, or is known to hold other integers than 0 and 1.
 
-    Example:
+    Examples:
       >>> import numpy as np
       >>> import posenc_jax as pe
       >>> print(pe.positions_from_mask(np.array([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])))
@@ -139,7 +139,7 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
       ValueError: if a side is below 1, leading below 0, order is not one of the above, or is "column" for a single
         side, or there are 2³¹ tokens or more.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> pe.grid_positions((2, 3)).tolist()
       [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
@@ -200,7 +200,7 @@ def multimodal_positions(
       ValueError: if a length or side is below 1, Δ not positive, a grid not of three or four numbers, following not one
         of the above, or a position is beyond int32.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> pe.multimodal_positions([2, (1, 2, 2), 1]).tolist()
       [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [2, 3, 2], [2, 3, 3], [4, 4, 4]]
@@ -269,7 +269,7 @@ def shard_positions(
       ValueError: if either is below 1, length is 2³¹ or more or no multiple of shards (of 2·shards for "zigzag"), or
         order is not one of the above.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> pe.shard_positions(8, 2).tolist()
       [[0, 1, 2, 3], [4, 5, 6, 7]]

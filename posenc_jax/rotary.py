@@ -71,7 +71,7 @@ def rotary(
       ValueError: if the width is odd or above head_dim, positions do not broadcast or are missing where they cannot be
         counted (several axes, no sequence axis), or a setting is not one of the above.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> query = jnp.ones((2, 5, 4, 64), jnp.bfloat16)  # batch, seq, heads, head_dim
@@ -181,7 +181,7 @@ def convert_layout(
       ValueError: if axis is not one of the weights, its size not a multiple of num_heads, the width odd or above
         head_dim, or a setting unknown.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> pe.convert_layout(jnp.arange(8), 4, source="interleaved", target="half", axis=0, num_heads=2)

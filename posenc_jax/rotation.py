@@ -56,7 +56,7 @@ def rotation_matrix(
       TypeError: if the offset is not of integers or floats, or as `sinusoidal`.
       ValueError: if the width is odd (a pair whose cosine was dropped has no rotation), or as `sinusoidal`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> M = pe.rotation_matrix(5, 8)
@@ -112,7 +112,7 @@ def shift(
       TypeError: if encodings are not floats, or as `rotation_matrix`.
       ValueError: if the width does not match or the offset does not broadcast, or as `rotation_matrix`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> table = pe.sinusoidal(jnp.arange(10), 8)
@@ -161,7 +161,7 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
       ValueError: if the width is odd (with a cosine dropped, the product depends on the position), or as
         `rotation_matrix`.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> print(pe.offset_similarity(0, 16))
       8.0

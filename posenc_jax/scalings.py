@@ -72,7 +72,7 @@ def linear_scaling(frequencies: Frequencies | int, factor: float) -> Frequencies
       TypeError: if frequencies are neither Frequencies nor an integer, or factor is not a number.
       ValueError: if factor is not positive, or so small that a pair would turn 2²⁸ times a position.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> pe.linear_scaling(4, 8).angular.round(6).tolist()
       [0.125, 0.00125]
@@ -102,7 +102,7 @@ def ntk(dim: int, base: float, factor: float) -> Frequencies:
       TypeError: if dim is not an integer, or another argument not a number.
       ValueError: if dim is odd or below 4, base not positive, or factor below 1.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> pe.ntk(6, 1000, 8).angular.round(6).tolist()
       [1.0, 0.035355, 0.00125]
@@ -143,7 +143,7 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
       ValueError: if dim is odd or below 4, base not positive, factor below 1 (or, with an array, above 2⁹⁶),
         original_max or length not from 1 to 2³¹ − 1, or an array not a scalar.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> pe.dynamic_ntk(4, 10_000, 2, original_max=2048, length=4096).angular.round(6).tolist()
@@ -224,7 +224,7 @@ def yarn(
       TypeError: if dim or original_max is not an integer, truncate not a bool, or another argument not a number.
       ValueError: if an argument is outside its range, original_max is not from 1 to 2³¹ − 1, or $h < l$.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> f = pe.yarn(8, 10_000, 4, original_max=2048)
       >>> (f.angular / pe.geometric(8).angular).round(6).tolist(), round(f.attention_factor, 6)
@@ -300,7 +300,7 @@ def longrope(
       ValueError: if a list has not one entry for each pair, an argument is outside its range, or original_max or length
         is not from 1 to 2³¹ − 1.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> f = pe.longrope(4, [1, 1], [1, 8], original_max=4096, factor=32, length=100_000)
       >>> f.angular.round(6).tolist(), round(f.attention_factor, 6)
@@ -352,7 +352,7 @@ def llama3(
       TypeError: if original_max is not an integer, or another argument not a number.
       ValueError: if an argument is outside its range, or original_max is not from 1 to 2³¹ − 1.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> f = pe.geometric(128, 500_000)
       >>> scaled = pe.llama3(f, 8, low_freq_factor=1, high_freq_factor=4, original_max=8192)
@@ -394,7 +394,7 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
       TypeError: if dim is not an integer, or another argument not a number.
       ValueError: if an argument is outside its range, or fraction so small that no pair turns.
 
-    Example:
+    Examples:
       >>> import posenc_jax as pe
       >>> pe.proportional(8, 10_000, 0.5).angular.round(6).tolist()
       [1.0, 0.1, 0.0, 0.0]

@@ -54,7 +54,7 @@ def sinusoidal(
       TypeError: if positions are not integers or floats; if anything is float64 where x64 is off.
       ValueError: if integer positions are known to lie outside int32, or shape or layout is not one of the above.
 
-    Example:
+    Examples:
       >>> import numpy as np
       >>> import posenc_jax as pe
       >>> print(np.asarray(pe.sinusoidal(np.arange(3), 4)).round(3))
@@ -108,7 +108,7 @@ def add_sinusoidal(
       ValueError: if the width is not that of x, if positions do not broadcast, if `None` positions are given to
         frequencies of several axes, or scale is not a scalar; else as `sinusoidal`.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> x = jnp.zeros((2, 5, 8), jnp.bfloat16)

@@ -68,7 +68,7 @@ def xpos(
       TypeError: as `rotary`; if a setting is not a number.
       ValueError: as `rotary`; if the frequencies have several axes, or scale_base or gamma is not positive.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> x = jnp.ones((1, 600, 2, 64))

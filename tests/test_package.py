@@ -71,7 +71,7 @@ def test_public_names_are_documented():
     assert sorted(pe.__all__) == pe.__all__
     for name in pe.__all__:
         doc = getattr(pe, name).__doc__
-        for part in ("Args:", "Example:", ">>> "):
+        for part in ("Args:", "Examples:", ">>> "):
             assert part in doc, (name, part)
         if name != "Frequencies":
             for part in ("Returns:", "Raises:", "Reference:"):

@@ -1,0 +1,15 @@
+// Sets the mathematics: arithmatex leaves \(…\) and \[…\] in elements of its class.
+for (const element of document.querySelectorAll(".arithmatex")) {
+  const text = element.textContent.trim();
+  katex.render(text.slice(2, -2), element, {displayMode: text.startsWith("\\["), throwOnError: true, strict: "error"});
+}
+
+// What may be wider than a phone scrolls by itself, so a keyboard must be able to reach it.
+function reachable() {
+  for (const element of document.querySelectorAll(".katex-display, .md-typeset__scrollwrap, .md-typeset pre > code")) {
+    if (element.scrollWidth > element.clientWidth) element.tabIndex = 0;
+    else element.removeAttribute("tabindex");
+  }
+}
+addEventListener("load", reachable);
+addEventListener("resize", reachable);

@@ -1,0 +1,79 @@
+"""Runs the Python blocks of the pages and writes what they print where the pages include it: `python docs/outputs.py`.
+
+A page's blocks share one namespace, in their order. What a block prints is shown by the include of
+`outputs/NAME` that follows it, in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing.
+"""
+
+import argparse
+import contextlib
+import io
+import pathlib
+import re
+import textwrap
+import time
+from typing import NamedTuple
+
+DOCS = pathlib.Path(__file__).parent
+INCLUDES = DOCS.parent / "build" / "docs"
+BLOCK = re.compile(
+    r"^(?P<indent> *)```python[^\n]*\n(?P<code>.*?)^(?P=indent)```\n"
+    r'(?:\s*(?:```text[^\n]*\n *)?--8<-- "outputs/(?P<output>[\w.]+)"\n)?',
+    flags=re.MULTILINE | re.DOTALL,
+)
+
+
+class Block(NamedTuple):
+    """A block of code, the line it begins at, and the file that takes what it prints."""
+
+    code: str
+    line: int
+    output: str | None
+
+
+def pages():
+    """Every page with Python in it."""
+    return sorted(p for p in DOCS.rglob("*.md") if "```python" in p.read_text(encoding="utf-8"))
+
+
+def blocks_of(page):
+    """The blocks of a page."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(textwrap.dedent(match["code"]), text.count("\n", 0, match.start()) + 2, match["output"])
+        for match in BLOCK.finditer(text)
+    ]
+
+
+def run(page):
+    """What the blocks of a page print, by the names of the files that the page includes."""
+    namespace, printed = {"__name__": "__main__"}, {}
+    for code, line, output in blocks_of(page):
+        stream = io.StringIO()
+        # Blank lines, so that a traceback names the line of the page.
+        with contextlib.redirect_stdout(stream):
+            exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+        text = stream.getvalue()
+        if bool(text) != bool(output) or output in printed:
+            what = "prints what the page does not include" if text else "prints nothing or twice into one file"
+            raise RuntimeError(f"{page.name}, line {line}: the block {what}")
+        if output:
+            printed[output] = text
+    return printed
+
+
+def main():
+    """Runs all pages, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pages", nargs="*", type=pathlib.Path, help="pages; all of them if none is named")
+    parser.add_argument("--includes", type=pathlib.Path, default=INCLUDES / "outputs", help="where the lines go")
+    args = parser.parse_args()
+    args.includes.mkdir(parents=True, exist_ok=True)
+    for page in args.pages or pages():
+        start = time.perf_counter()
+        for name, text in run(page).items():
+            (args.includes / name).write_text(text, encoding="utf-8")
+        print(f"{page.name}: {len(blocks_of(page))} blocks, {time.perf_counter() - start:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
