@@ -1,12 +1,62 @@
-"""The sinusoidal encoding."""
+"""The sinusoidal encoding: its table, its columns, its wavelengths, and binary digits."""
 
 import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
 
 import posenc_jax as pe
-from posenc_jax import plot
+from posenc_jax import _figure, plot
 
 
 def mesh():
     """Heatmap of 128 positions by 256 features in red and blue. Features at the left alternate within a few
     positions; towards the right the stripes grow wider, until the last columns keep one colour from top to bottom."""
-    return plot.heatmap(pe.sinusoidal(jnp.arange(128), 256), title="128 positions, 256 features")
+    figure = plot.heatmap(pe.sinusoidal(jnp.arange(128), 256), title="128 positions, 256 features")
+    figure.set_size_inches(6.8, 4.0)
+    return figure
+
+
+def small_mesh():
+    """Heatmap of 50 positions by 16 features: stripes of red and blue that are short in the first columns and longer
+    in each pair of columns after them."""
+    return plot.heatmap(pe.sinusoidal(jnp.arange(50), 16), title="50 positions, 16 features")
+
+
+def five_waves():
+    """Five sine waves over 50 positions. Feature 0 makes eight turns, feature 2 two and a half, feature 4 under one;
+    feature 8 rises slowly to 0.5 and feature 14 stays near zero."""
+    return plot.waves(pe.sinusoidal(jnp.arange(50), 16))
+
+
+def wavelengths():
+    """Wavelength against pair of features on a logarithmic axis. Widths 16, 64 and 128 give straight lines that start
+    at 6.3; a wider encoding has a line that rises more gently, and ends nearer to 62,832. A base of one million
+    makes the line of width 128 steeper."""
+    spectra = {f"width {d}": d for d in (16, 64, 128)} | {"width 128, base 10⁶": pe.geometric(128, 1e6)}
+    return plot.spectrum(spectra)
+
+
+def similarities():
+    """Square heatmap of cosine similarities between 50 positions: a bright diagonal, and parallel bands beside it that
+    are alternately darker and brighter, constant along every diagonal."""
+    return plot.similarity(pe.sinusoidal(jnp.arange(50), 16))
+
+
+def counter():
+    """Two heatmaps over positions 0 to 31, five columns each. Left, the bits of the position: the first column
+    alternates at each step, the second every two steps, up to the fifth, which is 0 in the upper half and 1 in the
+    lower. Right, five waves with the same periods: negative in the same cells where the bit is 1, in softer steps."""
+    positions, j = np.arange(32), np.arange(5)
+    bits = positions[:, None] >> j & 1
+    frequencies = jnp.asarray(2 * np.pi / 2.0 ** (j + 1), jnp.float32)
+    waves = pe.sinusoidal(jnp.asarray(positions, jnp.float32) + 0.5, frequencies, layout="half")[:, :5]
+    figure = Figure(figsize=(5.6, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, values, title in ((left, 1 - 2 * bits, "bits (blue: 1)"), (right, np.asarray(waves), "waves")):
+        image = _figure.image(axes, values, "RdBu_r", -1, 1, "auto")
+        axes.set_title(title, size="medium")
+        axes.set_xticks(j, [f"{2 ** (k + 1)}" for k in j])
+        axes.set_xlabel("period (positions)")
+    left.set_ylabel("position")
+    figure.colorbar(image, ax=right, label="value of the wave", ticks=[-1, 0, 1])
+    return figure
