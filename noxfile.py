@@ -137,7 +137,7 @@ def docs(session):
 @nox.session
 def docs_browser(session):
     """Every page of the site in headless Chromium: errors, foreign requests, accessibility, phones; screenshots."""
-    if not (chromium := shutil.which("chromium")):
+    if not (chromium := shutil.which("chromium") or shutil.which("google-chrome")):
         session.skip("no Chromium here: apt-get install chromium")
     session.install("-e", ".[plot]", *group("docs-browser"))
     build_site(session)

@@ -53,8 +53,12 @@ def run(page):
         with contextlib.redirect_stdout(stream):
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
         text = stream.getvalue()
-        if bool(text) != bool(output) or output in printed:
-            what = "prints what the page does not include" if text else "prints nothing or twice into one file"
+        wrong = {
+            "prints what the page does not include": text and not output,
+            "prints nothing, but the page includes it": output and not text,
+            "prints what is included as another's": output in printed,
+        }
+        for what in filter(wrong.get, wrong):
             raise RuntimeError(f"{page.name}, line {line}: the block {what}")
         if output:
             printed[output] = text

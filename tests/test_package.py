@@ -83,7 +83,7 @@ def test_public_names_are_documented():
 
 @pytest.mark.parametrize(
     "module",
-    "frequencies positions axes scalings sinusoidal rotation bias learned_bias attention learned fourier hf nnx _nnx_attention linen _linen_attention plot".split(),
+    "frequencies positions axes scalings sinusoidal rotation rotary xpos bias learned_bias attention learned fourier hf nnx _nnx_attention linen _linen_attention plot".split(),
 )
 def test_the_examples_in_docstrings(module):
     result = doctest.testmod(importlib.import_module(f"posenc_jax.{module}"))
