@@ -1,7 +1,8 @@
 """Runs the Python blocks of the pages and writes what they print where the pages include it: `python docs/outputs.py`.
 
 A page's blocks share one namespace, in their order. What a block prints is shown by the include of
-`outputs/NAME` that follows it, in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing.
+`outputs/NAME` that follows it, in a fence of `text` or, if it is Markdown, by itself; a block without one prints
+nothing.
 """
 
 import argparse

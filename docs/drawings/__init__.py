@@ -1,0 +1,1 @@
+"""The drawings of the site, a module for each page or two."""

@@ -31,8 +31,8 @@ def _drawn(function, *args):
 
 def benchmark_bars():
     """Bars for each of fifteen cases: the time of each library as a multiple of a plain copy of the same bytes, on
-    logarithmic axes. The bar of posenc_jax is blue and ends between 0.9 and 2.3. It is the shortest for the table and in
-    all rotary and decode cases; in the two of the addition one or two others are shorter by a tenth. The table below
+    logarithmic axes. The bar of posenc_jax is blue and ends between 0.9 and 2.3. It is the shortest for the table and
+    in all rotary and decode cases; in the two of the addition one or two others are shorter by a tenth. The table below
     gives the numbers."""
     return _drawn("bars")
 
@@ -46,8 +46,8 @@ def benchmark_errors():
 def benchmark_length():
     """Time of a call and memory beside the result against length, for tables and rotary embeddings, each library a
     line, on logarithmic axes. All times grow in proportion to the length, and the thick line of posenc_jax is the
-    lowest but for rotary embeddings of short sequences, where lines cross. Its memory stays at the bottom of the axis up
-    to 256 thousand positions, where the others grow with the length."""
+    lowest but for rotary embeddings of short sequences, where lines cross. Its memory stays at the bottom of the axis
+    up to 256 thousand positions, where the others grow with the length."""
     return _drawn("growth", "length")
 
 

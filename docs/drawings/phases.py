@@ -11,8 +11,8 @@ FEATURE = 16  # the sine of pair 8 at width 128: 20 positions a turn
 
 
 def torn():
-    """One sine wave of 20 positions a turn, near position one million and near one hundred million. Near one million the
-    squares of float32 phases lie on the line or just beside it. Near one hundred million they are scattered in
+    """One sine wave of 20 positions a turn, near position one million and near one hundred million. Near one million
+    the squares of float32 phases lie on the line or just beside it. Near one hundred million they are scattered in
     steps, with no likeness to the line."""
     spectra = pe.geometric(128), pe.geometric(128).with_precision("float32")
     figure = Figure(figsize=(6.8, 3.4), layout="constrained")

@@ -9,8 +9,8 @@ from posenc_jax import _figure
 
 def heads():
     """Two curves of score against how many tokens back the key stands. The first peaks at 1 for the token itself and
-    falls to one half within forty tokens, with ripples. The second has the same shape moved by five: its peak stands at the key
-    five tokens back."""
+    falls to one half within forty tokens, with ripples. The second has the same shape moved by five: its peak
+    stands at the key five tokens back."""
     back = jnp.arange(41)
     ones = jnp.ones((41, 1, 64))
     figure, axes = _figure.single("What one head can look for", "key, tokens before the query", "score / largest")
