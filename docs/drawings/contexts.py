@@ -5,7 +5,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import posenc_jax as pe
-from posenc_jax import _figure
+from posenc_jax import _figure, plot
+from posenc_jax.hf import rotary_from_config
 
 _DIM, _BASE, _LENGTH, _FACTOR = 128, 10_000.0, 4096, 8
 
@@ -69,4 +70,23 @@ def scaling_ratios():
     axes.minorticks_off()
     axes.set_ylim(0.85, 18)
     _figure.legend(figure)
+    return figure
+
+
+def layer_spectra():
+    """Wavelengths of two kinds of layers of one model, on a logarithmic axis. The lines are nearly parallel at first, full
+    attention eight times above sliding windows, and spread: the last pair turns once in 58,000 positions in layers with
+    a window and once in 45 million in the others."""
+    config = {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "head_dim": 256,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window_pattern": 6,
+    }
+    layers = rotary_from_config(config).layers
+    figure = plot.spectrum({"layers 0 to 4: sliding window": layers[0].frequencies, "layer 5: full attention": layers[5].frequencies})
+    figure.axes[0].set_title("Two spectra in one model")
     return figure
