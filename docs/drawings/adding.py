@@ -82,14 +82,14 @@ def tokens_attention():
 
 
 def table_similarity():
-    """Cosine similarities of 64 positions with each other, in two panels. Sinusoidal encodings show a bright band along
-    the diagonal with fainter bands beside it, the same for every position. A random table shows a bright diagonal line
-    on an even ground of noise around zero."""
+    """Cosine similarities of 64 positions with each other, in two panels. Sinusoidal encodings show a strong band along
+    the diagonal with weaker stripes beside it, the same for every position, and all cosines are positive. A random table
+    shows a thin diagonal line on noise around zero."""
     tables = {
         "sinusoidal": pe.sinusoidal(jnp.arange(64), 64),
         "fresh table": 0.02 * jax.random.normal(jax.random.key(0), (64, 64)),
     }
-    figure = Figure(figsize=(6, 3.9), layout="constrained")
+    figure = Figure(figsize=(6, 4.3), layout="constrained")
     both = figure.subplots(1, 2, sharey=True)
     for axes, (name, table) in zip(both, tables.items(), strict=True):
         rows = np.asarray(table) / np.linalg.norm(table, axis=1, keepdims=True)
