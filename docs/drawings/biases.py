@@ -11,7 +11,7 @@ from posenc_jax import _figure
 
 def _mlp(heads, hidden=32):
     """Weights as the module of FIRE begins with."""
-    keys = jax.random.split(jax.random.key(5), 4)
+    keys = jax.random.split(jax.random.key(7), 4)
     shapes = (hidden,), (hidden,), (hidden, heads), (heads,)
     bounds = 1.0, 1.0, hidden**-0.5, 1.0
     draws = zip(keys, shapes, bounds, strict=True)
@@ -46,26 +46,28 @@ def bias_curves():
         "KERPLE, power": [
             (f"{a:g}, {b:g}", row) for a, b, row in zip(*powers, rows(pe.kerple_power(query, keys, *powers)), strict=True)
         ],
-        "FIRE, one head": [],
+        "FIRE, random weights": [],
         "Sandwich": [(f"head {h}", rows(pe.sandwich(query, keys, 8, 128))[h - 1]) for h in (1, 2, 4, 8)],
     }
     for p in (64, 128, 256):
         reach = jnp.arange(p + 1)
         value = pe.fire(jnp.array([p]), p - reach, _mlp(1), c=0.1, threshold=64.0)[0, 0]
-        panels["FIRE, one head"].append((f"p = {p}", np.asarray(value)))
+        panels["FIRE, random weights"].append((f"p = {p}", np.asarray(value)))
     figure = Figure(figsize=(7, 7.6), layout="constrained")
     for axes, (name, curves) in zip(figure.subplots(3, 2, sharex=True).flat, panels.items(), strict=True):
         axes.set_title(name, size="medium")
         for i, (label, values) in enumerate(curves):
             style = _figure.line(i) | {"marker": ""}
             axes.plot(np.arange(len(values)), values, label=label, **style)
-        axes.legend(frameon=False, fontsize="small", handlelength=2.2)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low - 0.32 * (high - low), high)  # room for the legend
+        axes.legend(frameon=False, fontsize="small", handlelength=2.2, ncols=2, loc="lower center")
         axes.xaxis.set_major_locator(_figure.whole_ticks())
     for axes in figure.axes[-2:]:
         axes.set_xlabel("distance (tokens)")
     for axes in figure.axes[::2]:
         axes.set_ylabel("bias")
-    figure.axes[2].set_ylabel("bias")
+    figure.axes[1].set_ylabel("bucket")
     return figure
 
 
@@ -84,7 +86,7 @@ def bias_tiles():
         "Sandwich": pe.sandwich(p, p, 8, 128)[7],
         "FIRE, random weights": fire,
     }
-    figure = Figure(figsize=(6.4, 6.4), layout="constrained")
+    figure = Figure(figsize=(6.4, 5.8), layout="constrained")
     for axes, (name, tile) in zip(figure.subplots(2, 2).flat, tiles.items(), strict=True):
         tile = np.asarray(tile)
         image = _figure.image(axes, tile, "viridis", np.nanmin(tile), np.nanmax(tile), "equal")
