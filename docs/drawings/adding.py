@@ -1,0 +1,101 @@
+"""Encodings added to embeddings, and learned tables."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+import posenc_jax as pe
+from posenc_jax import _figure, plot
+
+
+def content_over_position():
+    """Ratio of the norms of content and position against the width, on logarithmic axes. Two cases lie on one level line
+    at 1.4: variance 1 without the factor, and variance 1/d with the root of d. Variance 1 with the factor rises to 128
+    at width 8192; variance 1/d without it falls to 0.016; 0.02 stays at 0.028 without the factor and crosses 1 near
+    width 1250 with it."""
+    figure, axes = _figure.single("Content over position, before training", "width d", "‖s x‖ / ‖PE‖", 6)
+    widths = 2 ** np.arange(6, 14)
+    cases = (
+        ("N(0, 1), s = √d", lambda d: 1.0, True),
+        ("N(0, 1), s = 1", lambda d: 1.0, False),
+        ("N(0, 1/d), s = √d", lambda d: d**-0.5, True),
+        ("N(0, 0.02²), s = √d", lambda d: 0.02, True),
+        ("N(0, 0.02²), s = 1", lambda d: 0.02, False),
+        ("N(0, 1/d), s = 1", lambda d: d**-0.5, False),
+    )
+    measured = {}
+    for d in widths.tolist():
+        x = jax.random.normal(jax.random.key(d), (256, d))
+        measured[d] = float(jnp.linalg.norm(x, axis=-1).mean() / jnp.linalg.norm(pe.sinusoidal(7, d)))
+    for i, (label, sigma, scaled) in enumerate(cases):
+        s = np.array([sigma(d) * (d**0.5 if scaled else 1.0) for d in widths])
+        style = _figure.line(i)
+        lines = {key: style[key] for key in ("color", "linestyle")}
+        # The two that coincide: marks of one inside those of the other.
+        size = 9 if i == 1 else 5
+        axes.plot(widths, s * 2**0.5, **lines)
+        axes.plot(widths, s * np.array(list(measured.values())), **style | {"linestyle": "none", "markersize": size})
+        axes.lines[-2].set_label("_")
+        axes.lines[-1].set_label(label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(widths[::1], [str(d) for d in widths])
+    axes.minorticks_off()
+    handles = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def four_terms():
+    """Four heatmaps of nine words by nine words. Content with content is large on the diagonal and where the returning
+    words the and sat meet themselves; content with position and position with content are weak and irregular, mirror
+    images of each other; position with position is constant along diagonals and falls with the distance."""
+    sentence = "the cat sat down and the dog sat up".split()
+    words = sorted(set(sentence))
+    embedding = jax.random.normal(jax.random.key(2), (len(words), 64))
+    content = embedding[jnp.array([words.index(word) for word in sentence])]
+    places = pe.sinusoidal(jnp.arange(len(sentence)), 64)
+    parts = {"content": content, "position": places}
+    figure = Figure(figsize=(6, 6.2), layout="constrained")
+    grid = figure.subplots(2, 2, sharex=True, sharey=True)
+    limit = float(jnp.abs(content @ content.T).max())
+    for row, (of, a) in zip(grid, parts.items(), strict=True):
+        for axes, (to, b) in zip(row, parts.items(), strict=True):
+            image = _figure.image(axes, np.asarray(a @ b.T), "RdBu_r", -limit, limit, "equal")
+            axes.set_title(f"{of}, {to}", size="medium")
+            axes.set_xticks(range(len(sentence)), sentence, rotation=90)
+            axes.set_yticks(range(len(sentence)), sentence)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("query")
+    for axes in grid[1]:
+        axes.set_xlabel("key")
+    figure.colorbar(image, ax=grid, label="part of the score", location="bottom", shrink=0.6, aspect=30)
+    return figure
+
+
+def tokens_attention():
+    """Attention weights of the tokens The, cat, sat, down, four by four in two panels. Without positions all weights are
+    close to a quarter. With positions they range from 0.08 to 0.56, and all tokens but sat attend most to themselves."""
+    x = 0.1 * jax.random.normal(jax.random.key(0), (4, 16))
+    return plot.attention_weights(x, pe.sinusoidal(jnp.arange(4), 16), tokens=["The", "cat", "sat", "down"])
+
+
+def table_similarity():
+    """Cosine similarities of 64 positions with each other, in two panels. Sinusoidal encodings show a strong band along
+    the diagonal with weaker stripes beside it, the same for every position, and all cosines are positive. A random table
+    shows a thin diagonal line on noise around zero."""
+    tables = {
+        "sinusoidal": pe.sinusoidal(jnp.arange(64), 64),
+        "fresh table": 0.02 * jax.random.normal(jax.random.key(0), (64, 64)),
+    }
+    figure = Figure(figsize=(6, 4.3), layout="constrained")
+    both = figure.subplots(1, 2, sharey=True)
+    for axes, (name, table) in zip(both, tables.items(), strict=True):
+        rows = np.asarray(table) / np.linalg.norm(table, axis=1, keepdims=True)
+        image = _figure.image(axes, rows @ rows.T, "RdBu_r", -1.0, 1.0, "equal")
+        axes.set_title(name, size="medium")
+        axes.set_xlabel("position")
+    both[0].set_ylabel("position")
+    figure.colorbar(image, ax=both, label="cosine similarity", location="bottom", shrink=0.6, aspect=30)
+    return figure
