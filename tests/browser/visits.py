@@ -1,0 +1,30 @@
+"""What the tests in Chromium share: where the site is, sizes of windows, and waiting until a page is still."""
+
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[2]
+SITE = ROOT / "site"
+SCREENSHOTS = ROOT / "build" / "screenshots"
+WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+
+
+def settle(page):
+    """Until fonts are there, transitions are over, and what is drawn by frames has been drawn."""
+    page.evaluate(
+        """async () => {
+          await document.fonts.ready;
+          const frame = () => new Promise(requestAnimationFrame);
+          await frame(); await frame();
+          const running = document.getAnimations().filter((a) => a.effect.getComputedTiming().endTime < Infinity);
+          await Promise.allSettled(running.map((a) => a.finished));
+        }"""
+    )
+
+
+def show(page, scheme, size):
+    """The page in a scheme of colours, by the theme's own switch, and in a window."""
+    page.set_viewport_size(size)
+    wanted = "slate" if scheme == "dark" else "default"
+    page.evaluate("(wanted) => document.querySelector(`input[data-md-color-scheme=${wanted}]`).click()", wanted)
+    page.wait_for_function("(wanted) => document.body.dataset.mdColorScheme === wanted", arg=wanted)
+    settle(page)
