@@ -220,7 +220,7 @@
   }
 
   function drawHeatmap(model) {
-    const {d, length, p, k} = model;
+    const {d, base, length, p, k} = model;
     const canvas = $("heatmap");
     const start = firstRow(model);
     paintRaster(model, start);
@@ -255,9 +255,9 @@
       if (k || name === "p") g.fillText(name, left + w + 14, Math.min(Math.max(y(at) + away, 8), height - 8));
     }
     const how = model.arithmetic === "exact" ? "exact phases" : "textbook float32";
+    const marked = marks.map(([at, name]) => `${name} at ${count(at)}`).join(", ");
     canvas.setAttribute("aria-label", `Heatmap of positions ${count(start)} to ${count(start + length - 1)} by ${d} `
-      + `features, ${how}: red above zero, blue below. Marked: ${marks.map(([at, name]) => `${name} at ${count(at)}`)
-        .join(", ")}.`);
+      + `features, base ${count(base)}, ${how}: red above zero, blue below. Marked: ${marked}.`);
   }
 
   // Frames a row, p's with a full line and the other's with a broken one, and points at it.

@@ -5,8 +5,9 @@ for (const element of document.querySelectorAll(".arithmatex")) {
 }
 
 // What may be wider than a phone scrolls by itself, so a keyboard must be able to reach it.
+const WIDE = ".katex-display, div.arithmatex, .md-typeset__scrollwrap, .md-typeset pre > code";
 function reachable() {
-  for (const element of document.querySelectorAll(".katex-display, div.arithmatex, .md-typeset__scrollwrap, .md-typeset pre > code")) {
+  for (const element of document.querySelectorAll(WIDE)) {
     if (element.scrollWidth > element.clientWidth) element.tabIndex = 0;
     else element.removeAttribute("tabindex");
   }

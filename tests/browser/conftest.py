@@ -9,7 +9,7 @@ import os
 import threading
 
 import pytest
-from visits import PHONE, SITE, WIDE
+from visits import PHONE, SITE, WIDE, watch
 
 
 
@@ -84,24 +84,5 @@ def page(reader):
 
 @pytest.fixture
 def faults(page, origin):
-    """What goes wrong in the page: messages of its console, errors, requests that fail or leave for another host."""
-    found = []
-
-    def asked(request):
-        if not request.url.startswith((origin + "/", "file://", "data:", "blob:")):
-            found.append(f"asks another host: {request.url}")
-
-    def answered(response):
-        if response.status >= 400:
-            found.append(f"{response.status} for {response.url}")
-
-    def said(message):
-        if message.type in ("error", "warning", "assert"):
-            found.append(f"console.{message.type}: {message.text}")
-
-    page.on("console", said)
-    page.on("pageerror", lambda error: found.append(f"uncaught {error}"))
-    page.on("request", asked)
-    page.on("requestfailed", lambda request: found.append(f"no answer ({request.failure}): {request.url}"))
-    page.on("response", answered)
-    return found
+    """What goes wrong in the page."""
+    return watch(page, origin)

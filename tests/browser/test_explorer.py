@@ -1,17 +1,21 @@
 """The explorer: its controls move its pictures, and its numbers are those of the library."""
 
+import base64
+import io
+import itertools
 import math
 import re
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from visits import SITE, WIDE, settle, show
+from visits import SITE, WIDE, settle, show, watch
 
 import posenc_jax as pe
 
 pytestmark = pytest.mark.browser
 
+VISITS = itertools.count()
 HEATMAP, CLOCKS, SIMILARITY, SPECTRUM = "heatmap", "clocks", "similarity", "spectrum"
 # What each slider moves; what is not named stays as it is.
 MOVED = {
@@ -36,16 +40,28 @@ LIBRARY = {
 }
 
 
-@pytest.fixture
-def explorer(page, faults, origin):
+@pytest.fixture(scope="module")
+def visit(reader, origin):
+    """One page for all, and what goes wrong in it."""
+    page = reader.new_page()
+    faults = watch(page, origin)
     page.goto(f"{origin}/explorer.html")
-    settle(page)
+    yield page, faults
+    page.close()
+
+
+@pytest.fixture
+def explorer(visit):
+    """The explorer as it is at first."""
+    page, faults = visit
+    put(page)
     yield page
     assert not faults, "\n".join(faults)
 
 
 def put(page, **settings):
-    """Settings by the address."""
+    """Settings by the address, which is new each time, and nothing else is otherwise than at first."""
+    settings["visit"] = next(VISITS)
     page.evaluate("(hash) => { location.hash = hash; }", "&".join(f"{k}={v}" for k, v in settings.items()))
     settle(page)
 
@@ -154,24 +170,19 @@ def test_hands_point_where_the_encoding_says(explorer, d, base, p, k):
 @pytest.mark.parametrize("p", [3, 2_000_000_000])
 def test_the_heatmap_shows_the_table(explorer, p, arithmetic):
     """The colour in the middle of each cell is red above zero, blue below."""
+    mpl_image = pytest.importorskip("matplotlib.image")
     d, length = 8, 16
     put(explorer, d=d, length=length, p=p, k=0, arithmetic=arithmetic)
-    pixels = explorer.evaluate(
-        """() => {
-          const {width, height} = document.getElementById("explorer-heatmap");
-          const image = document.getElementById("explorer-heatmap").getContext("2d").getImageData(0, 0, width, height);
-          return [height, width, [...image.data]];
-        }"""
-    )
-    image = np.array(pixels[2]).reshape(*pixels[:2], 4)
-    opaque = image[..., 3] == 255  # the table; round it is only text
+    url = explorer.evaluate("document.querySelector('#explorer-heatmap').toDataURL()")
+    image = mpl_image.imread(io.BytesIO(base64.b64decode(url.split(",")[1])))
+    opaque = image[..., 3] == 1  # the table; round it is only text
     rows, columns = (np.flatnonzero(opaque.mean(axis) > 0.5)[[0, -1]] + [0, 1] for axis in (1, 0))
     y, x = (np.linspace(a, b, 2 * n + 1)[1::2].astype(int) for (a, b), n in ((rows, length), (columns, d)))
     seen = image[np.ix_(y, x)]
     first = 0 if p < length else p - length // 2
     f = pe.geometric(d).with_precision(arithmetic)
     values = np.asarray(pe.sinusoidal(jnp.arange(length, dtype=jnp.int32) + jnp.int32(first), f))
-    redness = (seen[..., 0] - seen[..., 2]) / 255
+    redness = (seen[..., 0] - seen[..., 2])
     clear = (0.1 < np.abs(values)) & (np.abs(values) < 0.95)
     assert np.all(np.sign(redness[clear]) == np.sign(values[clear]))
     near_zero = np.abs(values) < 0.02

@@ -28,3 +28,27 @@ def show(page, scheme, size):
     page.evaluate("(wanted) => document.querySelector(`input[data-md-color-scheme=${wanted}]`).click()", wanted)
     page.wait_for_function("(wanted) => document.body.dataset.mdColorScheme === wanted", arg=wanted)
     settle(page)
+
+
+def watch(page, origin):
+    """A list that fills with messages of the console, errors, requests that fail or leave for another host."""
+    found = []
+
+    def asked(request):
+        if not request.url.startswith((origin + "/", "file://", "data:", "blob:")):
+            found.append(f"asks another host: {request.url}")
+
+    def answered(response):
+        if response.status >= 400:
+            found.append(f"{response.status} for {response.url}")
+
+    def said(message):
+        if message.type in ("error", "warning", "assert"):
+            found.append(f"console.{message.type}: {message.text}")
+
+    page.on("console", said)
+    page.on("pageerror", lambda error: found.append(f"uncaught {error}"))
+    page.on("request", asked)
+    page.on("requestfailed", lambda request: found.append(f"no answer ({request.failure}): {request.url}"))
+    page.on("response", answered)
+    return found
