@@ -5,11 +5,18 @@ for (const element of document.querySelectorAll(".arithmatex")) {
 }
 
 // What may be wider than a phone scrolls by itself, so a keyboard must be able to reach it.
+const WIDE = ".katex-display, div.arithmatex, .md-typeset__scrollwrap, .md-typeset pre > code";
 function reachable() {
-  for (const element of document.querySelectorAll(".katex-display, .md-typeset__scrollwrap, .md-typeset pre > code")) {
+  for (const element of document.querySelectorAll(WIDE)) {
     if (element.scrollWidth > element.clientWidth) element.tabIndex = 0;
     else element.removeAttribute("tabindex");
   }
 }
 addEventListener("load", reachable);
 addEventListener("resize", reachable);
+
+// The theme leaves its search without a name, and makes a landmark of every block's copy button.
+document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
+new MutationObserver(() => {
+  for (const buttons of document.querySelectorAll(".md-code__nav:not([role])")) buttons.setAttribute("role", "none");
+}).observe(document.querySelector(".md-content"), {childList: true, subtree: true});

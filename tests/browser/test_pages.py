@@ -1,0 +1,101 @@
+"""Every page of the site in Chromium: nothing fails, nothing leaves the host, everyone can read it, on a phone too."""
+
+import pathlib
+
+import pytest
+from visits import PHONE, ROOT, SCREENSHOTS, SITE, WIDE, settle, show
+
+pytestmark = pytest.mark.browser
+
+PAGES = sorted(path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md"))
+AXE = pathlib.Path(__file__).parent / "axe" / "axe.min.js"
+SHOWN = (
+    *("index", "why", "sinusoidal", "rotations", "rope", "contexts", "phases", "explorer", "choose", "benchmarks"),
+    "api/rotary",
+)
+
+# Formulas that are not set, or are set wrongly.
+FORMULAS = """() => [
+  ...[...document.querySelectorAll(".katex-error")].map((e) => `KaTeX cannot read ${e.textContent}`),
+  ...[...document.querySelectorAll(".arithmatex:not(:has(.katex))")].map((e) => `not set: ${e.textContent}`),
+]"""
+# Pictures that are broken, say nothing, or belong to the other scheme.
+PICTURES = """(dark) => [...document.images].flatMap((image) => {
+  const faults = [];
+  if (!image.naturalWidth) faults.push("does not load");
+  if (!image.alt.trim()) faults.push("has no alt text");
+  const only = /#only-(light|dark)$/.exec(image.getAttribute("src"));
+  if (only && (image.offsetWidth > 0) !== (only[1] === (dark ? "dark" : "light"))) {
+    faults.push(`is ${image.offsetWidth ? "shown" : "hidden"} in the ${dark ? "dark" : "light"} scheme`);
+  }
+  return faults.map((fault) => `${image.getAttribute("src")} ${fault}`);
+})"""
+# What is wider than the window. The names of the first that stick out say where to look.
+TOO_WIDE = """() => {
+  const {scrollWidth, clientWidth} = document.scrollingElement;
+  if (scrollWidth <= clientWidth) return [];
+  const out = [...document.querySelectorAll("main *")].filter((e) => e.getBoundingClientRect().right > clientWidth + 1);
+  const names = out.slice(0, 4).map((e) => `${e.tagName.toLowerCase()}.${e.className}`);
+  return [`scrolls sideways at ${clientWidth} px, is ${scrollWidth} px wide: ${names.join(", ")}`];
+}"""
+RUN_AXE = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations.flatMap((rule) =>
+  rule.nodes.map((node) => `axe ${rule.id}: ${node.target.join(" ")}: ${node.failureSummary.replace(/\\s+/g, " ")}`))"""
+
+
+def report(where, faults):
+    if faults:
+        pytest.fail("\n".join([f"{where}:", *faults]), pytrace=False)
+
+
+def picture(page, name, what):
+    if name in SHOWN:
+        page.screenshot(path=SCREENSHOTS / f"{name.replace('/', '_')}_{what}.png", full_page=True)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page(page, faults, origin, name):
+    """One visit: light on a wide screen, dark, dark on a phone, light on a phone; axe in the first and the third."""
+    assert page.goto(f"{origin}/{name}.html").ok, f"{name}.html does not exist"
+    page.add_script_tag(path=AXE)
+    show(page, "light", WIDE)
+    faults += page.evaluate(FORMULAS)
+    faults += page.evaluate(PICTURES, False)
+    faults += [f"light, wide: {fault}" for fault in page.evaluate(RUN_AXE)]
+    picture(page, name, "light")
+
+    show(page, "dark", WIDE)
+    faults += page.evaluate(PICTURES, True)
+    picture(page, name, "dark")
+
+    show(page, "dark", PHONE)
+    faults += page.evaluate(TOO_WIDE)
+    faults += [f"dark, phone: {fault}" for fault in page.evaluate(RUN_AXE)]
+
+    if name in SHOWN:
+        show(page, "light", PHONE)
+        picture(page, name, "phone")
+    report(f"{name}.html", faults)
+
+
+@pytest.mark.parametrize("where", ["http", "file"])
+def test_search_finds(page, faults, origin, where):
+    """Over HTTP below a path, and from the file system, where a browser lets a page load little."""
+    page.goto(f"{origin if where == 'http' else SITE.as_uri()}/index.html")
+    page.keyboard.press("/")
+    page.keyboard.type("rotary", delay=20)
+    found = page.locator(".md-search-result__link")
+    found.first.wait_for()
+    assert any("rotary" in link.get_attribute("href") for link in found.all()), "no result leads to a page on rotary"
+    found.first.click()
+    page.wait_for_load_state()
+    assert page.locator("h1").count(), f"{page.url} is no page"
+    report(page.url, faults)
+
+
+@pytest.mark.parametrize("name", ["index", "explorer", "rotations", "api/rotary"])
+def test_page_from_file(page, faults, name):
+    page.goto(f"{SITE.as_uri()}/{name}.html")
+    settle(page)
+    faults += page.evaluate(FORMULAS)
+    faults += page.evaluate(PICTURES, False)
+    report(f"{name}.html", faults)
