@@ -79,8 +79,8 @@ def scaling_ratios():
 
 def layer_spectra():
     """Wavelengths of two kinds of layers of one model, on a logarithmic axis. Full attention begins eight times above
-    sliding windows and rises more steeply: the last pair turns once in 58 thousand positions in layers with a window and
-    once in 45 million in the others."""
+    sliding windows and rises more steeply: the last pair turns once in 58 thousand positions where there is a window
+    and once in 45 million in the other layer."""
     config = {
         "model_type": "gemma3_text",
         "num_hidden_layers": 6,
