@@ -23,7 +23,11 @@ def unseen_phases():
         axes.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25))
         axes.set_title(f"pair {i}", size="medium")
         seen, used = (min(1.0, length * turns[i]) for length in (_LENGTH, _FACTOR * _LENGTH))
-        styles = ((0.0, 1.0, "#8c959f60", 2.0), (seen, used, _figure.COLOURS[1], 5.0), (0.0, seen, _figure.COLOURS[0], 9.0))
+        styles = (
+            (0.0, 1.0, "#8c959f60", 2.0),
+            (seen, used, _figure.COLOURS[1], 5.0),
+            (0.0, seen, _figure.COLOURS[0], 9.0),
+        )
         for start, stop, colour, width in styles:
             angle = 2 * np.pi * np.linspace(start, stop, 200)
             if stop > start:
@@ -74,9 +78,9 @@ def scaling_ratios():
 
 
 def layer_spectra():
-    """Wavelengths of two kinds of layers of one model, on a logarithmic axis. The lines are nearly parallel at first, full
-    attention eight times above sliding windows, and spread: the last pair turns once in 58,000 positions in layers with
-    a window and once in 45 million in the others."""
+    """Wavelengths of two kinds of layers of one model, on a logarithmic axis. Full attention begins eight times above
+    sliding windows and rises more steeply: the last pair turns once in 58 thousand positions where there is a window
+    and once in 45 million in the other layer."""
     config = {
         "model_type": "gemma3_text",
         "num_hidden_layers": 6,
@@ -87,6 +91,8 @@ def layer_spectra():
         "sliding_window_pattern": 6,
     }
     layers = rotary_from_config(config).layers
-    figure = plot.spectrum({"layers 0 to 4: sliding window": layers[0].frequencies, "layer 5: full attention": layers[5].frequencies})
+    figure = plot.spectrum(
+        {"layers 0 to 4: sliding window": layers[0].frequencies, "layer 5: full attention": layers[5].frequencies}
+    )
     figure.axes[0].set_title("Two spectra in one model")
     return figure
