@@ -14,7 +14,7 @@ def content_over_position():
     at 1.4: variance 1 without the factor, and variance 1/d with the root of d. Variance 1 with the factor rises to 128
     at width 8192; variance 1/d without it falls to 0.016; 0.02 stays at 0.028 without the factor and crosses 1 near
     width 1250 with it."""
-    figure, axes = _figure.single("Content over position, before training", "width d", "‖s x‖ / ‖PE‖", 6)
+    figure, axes = _figure.single("Content over position, before training", "width d", "‖s x‖ / ‖PE‖", 5.6)
     widths = 2 ** np.arange(6, 14)
     cases = (
         ("N(0, 1), s = √d", lambda d: 1.0, True),
@@ -57,7 +57,7 @@ def four_terms():
     content = embedding[jnp.array([words.index(word) for word in sentence])]
     places = pe.sinusoidal(jnp.arange(len(sentence)), 64)
     parts = {"content": content, "position": places}
-    figure = Figure(figsize=(6, 6.2), layout="constrained")
+    figure = Figure(figsize=(5.4, 5.9), layout="constrained")
     grid = figure.subplots(2, 2, sharex=True, sharey=True)
     limit = float(jnp.abs(content @ content.T).max())
     for row, (of, a) in zip(grid, parts.items(), strict=True):
@@ -89,7 +89,7 @@ def table_similarity():
         "sinusoidal": pe.sinusoidal(jnp.arange(64), 64),
         "fresh table": 0.02 * jax.random.normal(jax.random.key(0), (64, 64)),
     }
-    figure = Figure(figsize=(6, 4.3), layout="constrained")
+    figure = Figure(figsize=(5.4, 4.0), layout="constrained")
     both = figure.subplots(1, 2, sharey=True)
     for axes, (name, table) in zip(both, tables.items(), strict=True):
         rows = np.asarray(table) / np.linalg.norm(table, axis=1, keepdims=True)

@@ -53,7 +53,7 @@ def bias_curves():
         reach = jnp.arange(p + 1)
         value = pe.fire(jnp.array([p]), p - reach, _mlp(1), c=0.1, threshold=64.0)[0, 0]
         panels["FIRE, random weights"].append((f"p = {p}", np.asarray(value)))
-    figure = Figure(figsize=(7, 7.6), layout="constrained")
+    figure = Figure(figsize=(5.8, 7.4), layout="constrained")
     for axes, (name, curves) in zip(figure.subplots(3, 2, sharex=True).flat, panels.items(), strict=True):
         axes.set_title(name, size="medium")
         for i, (label, values) in enumerate(curves):
@@ -86,7 +86,7 @@ def bias_tiles():
         "Sandwich": pe.sandwich(p, p, 8, 128)[7],
         "FIRE, random weights": fire,
     }
-    figure = Figure(figsize=(6.4, 5.8), layout="constrained")
+    figure = Figure(figsize=(5.6, 5.1), layout="constrained")
     for axes, (name, tile) in zip(figure.subplots(2, 2).flat, tiles.items(), strict=True):
         tile = np.asarray(tile)
         image = _figure.image(axes, tile, "viridis", np.nanmin(tile), np.nanmax(tile), "equal")
