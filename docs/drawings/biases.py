@@ -44,7 +44,8 @@ def bias_curves():
             (f"{a:g}, {b:g}", row) for a, b, row in zip(*two, rows(pe.kerple_log(query, keys, *two)), strict=True)
         ],
         "KERPLE, power": [
-            (f"{a:g}, {b:g}", row) for a, b, row in zip(*powers, rows(pe.kerple_power(query, keys, *powers)), strict=True)
+            (f"{a:g}, {b:g}", row)
+            for a, b, row in zip(*powers, rows(pe.kerple_power(query, keys, *powers)), strict=True)
         ],
         "FIRE, random weights": [],
         "Sandwich": [(f"head {h}", rows(pe.sandwich(query, keys, 8, 128))[h - 1]) for h in (1, 2, 4, 8)],
@@ -61,7 +62,7 @@ def bias_curves():
             axes.plot(np.arange(len(values)), values, label=label, **style)
         low, high = axes.get_ylim()
         axes.set_ylim(low - 0.32 * (high - low), high)  # room for the legend
-        axes.legend(frameon=False, fontsize="small", handlelength=2.2, ncols=2, loc="lower center")
+        axes.legend(frameon=False, fontsize="small", handlelength=1.8, columnspacing=0.9, ncols=2, loc="lower center")
         axes.xaxis.set_major_locator(_figure.whole_ticks())
     for axes in figure.axes[-2:]:
         axes.set_xlabel("distance (tokens)")
@@ -74,8 +75,8 @@ def bias_curves():
 def bias_tiles():
     """Four heatmaps of 48 queries by 48 keys. ALiBi: zero on the diagonal, falling evenly to both sides. T5 with a random
     table: stripes along diagonals, thin near the main one and wide far from it, different above and below. Sandwich:
-    zero on the diagonal, falling fast and then slowly to both sides. FIRE, below the diagonal only: stripes along
-    diagonals for the first 24 queries, then fanning out."""
+    zero on the diagonal, falling fast and then slowly to both sides. FIRE, below the diagonal only: highest on
+    the diagonal and falling to the left, for the first 24 queries at one rate, then ever more slowly."""
     p = jnp.arange(48)
     table = 0.3 * jax.random.normal(jax.random.key(1), (32, 1))
     fire = np.array(pe.fire(p, p, _mlp(1), c=0.5, threshold=24.0)[0])
