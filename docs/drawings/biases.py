@@ -19,10 +19,13 @@ def _mlp(heads, hidden=32):
 
 
 def bias_curves():
-    """Six panels of bias against distance up to 256. ALiBi: straight lines of different slope. T5: a staircase of buckets
-    whose steps become longer, and level from 128 on. KERPLE log: curves that flatten. KERPLE power: curves between lines and
-    steps. FIRE: one curve that is stretched wider as the query moves from position 64 to 128 to 256. Sandwich: curves that
-    fall fast, wave a little and flatten."""
+    """Six panels of bias against distance up to 256.
+
+    ALiBi: straight lines of different slope. T5: a staircase of buckets whose steps become longer, and level from
+    128 on. KERPLE log: curves that flatten. KERPLE power: curves between lines and steps. FIRE: one curve that is
+    stretched wider as the query moves from position 64 to 128 to 256. Sandwich: curves that fall fast, wave a
+    little and flatten.
+    """
     distance = jnp.arange(257)
     query = jnp.array([256])
     keys = query - distance
@@ -73,10 +76,13 @@ def bias_curves():
 
 
 def bias_tiles():
-    """Four heatmaps of 48 queries by 48 keys. ALiBi: zero on the diagonal, falling evenly to both sides. T5 with a random
-    table: stripes along diagonals, thin near the main one and wide far from it, different above and below. Sandwich:
-    zero on the diagonal, falling fast and then slowly to both sides. FIRE, below the diagonal only: highest on
-    the diagonal and falling to the left, for the first 24 queries at one rate, then ever more slowly."""
+    """Four heatmaps of 48 queries by 48 keys.
+
+    ALiBi: zero on the diagonal, falling evenly to both sides. T5 with a random table: stripes along diagonals, thin
+    near the main one and wide far from it, different above and below. Sandwich: zero on the diagonal, falling fast
+    and then slowly to both sides. FIRE, below the diagonal only: highest on the diagonal and falling to the left,
+    for the first 24 queries at one rate, then ever more slowly.
+    """
     p = jnp.arange(48)
     table = 0.3 * jax.random.normal(jax.random.key(1), (32, 1))
     fire = np.array(pe.fire(p, p, _mlp(1), c=0.5, threshold=24.0)[0])
