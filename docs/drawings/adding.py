@@ -10,11 +10,13 @@ from posenc_jax import _figure, plot
 
 
 def content_over_position():
-    """Ratio of the norms of content and position against the width, on logarithmic axes. Two cases lie on one level line
-    at 1.4: variance 1 without the factor, and variance 1/d with the root of d. Variance 1 with the factor rises to 128
-    at width 8192; variance 1/d without it falls to 0.016; 0.02 stays at 0.028 without the factor and crosses 1 near
-    width 1250 with it."""
-    figure, axes = _figure.single("Content over position, before training", "width d", "‖s x‖ / ‖PE‖", 6)
+    """Ratio of the norms of content and position against the width, on logarithmic axes.
+
+    Two cases lie on one level line at 1.4: variance 1 without the factor, and variance 1/d with the root of d.
+    Variance 1 with the factor rises to 128 at width 8192; variance 1/d without it falls to 0.016; 0.02 stays at
+    0.028 without the factor and crosses 1 near width 1250 with it.
+    """
+    figure, axes = _figure.single("Content over position, before training", "width d", "‖s x‖ / ‖PE‖", 5.6)
     widths = 2 ** np.arange(6, 14)
     cases = (
         ("N(0, 1), s = √d", lambda d: 1.0, True),
@@ -48,16 +50,19 @@ def content_over_position():
 
 
 def four_terms():
-    """Four heatmaps of nine words by nine words. Content with content is large on the diagonal and where the returning
-    words the and sat meet themselves; content with position and position with content are weak and irregular, mirror
-    images of each other; position with position is constant along diagonals and falls with the distance."""
+    """Four heatmaps of nine words by nine words.
+
+    Content with content is large on the diagonal and where the returning words the and sat meet themselves; content
+    with position and position with content are weak and irregular, mirror images of each other; position with
+    position is constant along diagonals and falls with the distance.
+    """
     sentence = "the cat sat down and the dog sat up".split()
     words = sorted(set(sentence))
     embedding = jax.random.normal(jax.random.key(2), (len(words), 64))
     content = embedding[jnp.array([words.index(word) for word in sentence])]
     places = pe.sinusoidal(jnp.arange(len(sentence)), 64)
     parts = {"content": content, "position": places}
-    figure = Figure(figsize=(6, 6.2), layout="constrained")
+    figure = Figure(figsize=(5.4, 5.9), layout="constrained")
     grid = figure.subplots(2, 2, sharex=True, sharey=True)
     limit = float(jnp.abs(content @ content.T).max())
     for row, (of, a) in zip(grid, parts.items(), strict=True):
@@ -75,21 +80,26 @@ def four_terms():
 
 
 def tokens_attention():
-    """Attention weights of the tokens The, cat, sat, down, four by four in two panels. Without positions all weights are
-    close to a quarter. With positions they range from 0.08 to 0.56, and all tokens but sat attend most to themselves."""
+    """Attention weights of the tokens The, cat, sat, down, four by four in two panels.
+
+    Without positions all weights are close to a quarter. With positions they range from 0.08 to 0.56, and all
+    tokens but sat attend most to themselves.
+    """
     x = 0.1 * jax.random.normal(jax.random.key(0), (4, 16))
     return plot.attention_weights(x, pe.sinusoidal(jnp.arange(4), 16), tokens=["The", "cat", "sat", "down"])
 
 
 def table_similarity():
-    """Cosine similarities of 64 positions with each other, in two panels. Sinusoidal encodings show a strong band along
-    the diagonal with weaker stripes beside it, the same for every position, and all cosines are positive. A random table
-    shows a thin diagonal line on noise around zero."""
+    """Cosine similarities of 64 positions with each other, in two panels.
+
+    Sinusoidal encodings show a strong band along the diagonal with weaker stripes beside it, the same for every
+    position, and all cosines are positive. A random table shows a thin diagonal line on noise around zero.
+    """
     tables = {
         "sinusoidal": pe.sinusoidal(jnp.arange(64), 64),
         "fresh table": 0.02 * jax.random.normal(jax.random.key(0), (64, 64)),
     }
-    figure = Figure(figsize=(6, 4.3), layout="constrained")
+    figure = Figure(figsize=(5.4, 4.0), layout="constrained")
     both = figure.subplots(1, 2, sharey=True)
     for axes, (name, table) in zip(both, tables.items(), strict=True):
         rows = np.asarray(table) / np.linalg.norm(table, axis=1, keepdims=True)

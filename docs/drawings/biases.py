@@ -19,10 +19,13 @@ def _mlp(heads, hidden=32):
 
 
 def bias_curves():
-    """Six panels of bias against distance up to 256. ALiBi: straight lines of different slope. T5: a staircase of buckets
-    whose steps become longer, and level from 128 on. KERPLE log: curves that flatten. KERPLE power: curves between lines and
-    steps. FIRE: one curve that is stretched wider as the query moves from position 64 to 128 to 256. Sandwich: curves that
-    fall fast, wave a little and flatten."""
+    """Six panels of bias against distance up to 256.
+
+    ALiBi: straight lines of different slope. T5: a staircase of buckets whose steps become longer, and level from
+    128 on. KERPLE log: curves that flatten. KERPLE power: curves between lines and steps. FIRE: one curve that is
+    stretched wider as the query moves from position 64 to 128 to 256. Sandwich: curves that fall fast, wave a
+    little and flatten.
+    """
     distance = jnp.arange(257)
     query = jnp.array([256])
     keys = query - distance
@@ -44,7 +47,8 @@ def bias_curves():
             (f"{a:g}, {b:g}", row) for a, b, row in zip(*two, rows(pe.kerple_log(query, keys, *two)), strict=True)
         ],
         "KERPLE, power": [
-            (f"{a:g}, {b:g}", row) for a, b, row in zip(*powers, rows(pe.kerple_power(query, keys, *powers)), strict=True)
+            (f"{a:g}, {b:g}", row)
+            for a, b, row in zip(*powers, rows(pe.kerple_power(query, keys, *powers)), strict=True)
         ],
         "FIRE, random weights": [],
         "Sandwich": [(f"head {h}", rows(pe.sandwich(query, keys, 8, 128))[h - 1]) for h in (1, 2, 4, 8)],
@@ -53,7 +57,7 @@ def bias_curves():
         reach = jnp.arange(p + 1)
         value = pe.fire(jnp.array([p]), p - reach, _mlp(1), c=0.1, threshold=64.0)[0, 0]
         panels["FIRE, random weights"].append((f"p = {p}", np.asarray(value)))
-    figure = Figure(figsize=(7, 7.6), layout="constrained")
+    figure = Figure(figsize=(5.8, 7.4), layout="constrained")
     for axes, (name, curves) in zip(figure.subplots(3, 2, sharex=True).flat, panels.items(), strict=True):
         axes.set_title(name, size="medium")
         for i, (label, values) in enumerate(curves):
@@ -61,7 +65,7 @@ def bias_curves():
             axes.plot(np.arange(len(values)), values, label=label, **style)
         low, high = axes.get_ylim()
         axes.set_ylim(low - 0.32 * (high - low), high)  # room for the legend
-        axes.legend(frameon=False, fontsize="small", handlelength=2.2, ncols=2, loc="lower center")
+        axes.legend(frameon=False, fontsize="small", handlelength=1.8, columnspacing=0.9, ncols=2, loc="lower center")
         axes.xaxis.set_major_locator(_figure.whole_ticks())
     for axes in figure.axes[-2:]:
         axes.set_xlabel("distance (tokens)")
@@ -72,10 +76,13 @@ def bias_curves():
 
 
 def bias_tiles():
-    """Four heatmaps of 48 queries by 48 keys. ALiBi: zero on the diagonal, falling evenly to both sides. T5 with a random
-    table: stripes along diagonals, thin near the main one and wide far from it, different above and below. Sandwich:
-    zero on the diagonal, falling fast and then slowly to both sides. FIRE, below the diagonal only: stripes along
-    diagonals for the first 24 queries, then fanning out."""
+    """Four heatmaps of 48 queries by 48 keys.
+
+    ALiBi: zero on the diagonal, falling evenly to both sides. T5 with a random table: stripes along diagonals, thin
+    near the main one and wide far from it, different above and below. Sandwich: zero on the diagonal, falling fast
+    and then slowly to both sides. FIRE, below the diagonal only: highest on the diagonal and falling to the left,
+    for the first 24 queries at one rate, then ever more slowly.
+    """
     p = jnp.arange(48)
     table = 0.3 * jax.random.normal(jax.random.key(1), (32, 1))
     fire = np.array(pe.fire(p, p, _mlp(1), c=0.5, threshold=24.0)[0])
@@ -86,7 +93,7 @@ def bias_tiles():
         "Sandwich": pe.sandwich(p, p, 8, 128)[7],
         "FIRE, random weights": fire,
     }
-    figure = Figure(figsize=(6.4, 5.8), layout="constrained")
+    figure = Figure(figsize=(5.6, 5.1), layout="constrained")
     for axes, (name, tile) in zip(figure.subplots(2, 2).flat, tiles.items(), strict=True):
         tile = np.asarray(tile)
         image = _figure.image(axes, tile, "viridis", np.nanmin(tile), np.nanmax(tile), "equal")
