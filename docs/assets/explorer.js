@@ -299,7 +299,8 @@
   function drawClocks({turns, omega, p, k}, ahead = 0) {
     const svg = $("clocks");
     const width = svg.clientWidth;
-    const columns = Math.min(Math.floor(width / (omega.length > 32 && width > 600 ? 50 : 54)), 16);
+    const most = Math.min(Math.floor(width / (width > 600 && omega.length <= 32 ? 68 : 52)), 16);
+    const columns = Math.ceil(omega.length / Math.ceil(omega.length / most)); // rows of about the same length
     const cell = width / columns;
     const radius = Math.min(cell / 2 - 4, 32);
     const row = 2 * radius + 26;

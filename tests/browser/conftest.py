@@ -12,7 +12,6 @@ import pytest
 from visits import PHONE, SITE, WIDE, watch
 
 
-
 class UnderPath(http.server.SimpleHTTPRequestHandler):
     """Serves the site at /sub/path/ and nothing above it, as project pages of a host do."""
 

@@ -182,7 +182,7 @@ def test_the_heatmap_shows_the_table(explorer, p, arithmetic):
     first = 0 if p < length else p - length // 2
     f = pe.geometric(d).with_precision(arithmetic)
     values = np.asarray(pe.sinusoidal(jnp.arange(length, dtype=jnp.int32) + jnp.int32(first), f))
-    redness = (seen[..., 0] - seen[..., 2])
+    redness = seen[..., 0] - seen[..., 2]
     clear = (0.1 < np.abs(values)) & (np.abs(values) < 0.95)
     assert np.all(np.sign(redness[clear]) == np.sign(values[clear]))
     near_zero = np.abs(values) < 0.02
@@ -225,9 +225,7 @@ def test_spectra_are_the_librarys(explorer, scaling, d, base, factor, original):
     assert f"{within} of {d // 2} pairs make a full turn" in words
 
 
-@pytest.mark.parametrize(
-    "scaling, d, base, original", [("yarn", 4, 10, 131_072), ("proportional", 4, 10_000, 512)]
-)
+@pytest.mark.parametrize("scaling, d, base, original", [("yarn", 4, 10, 131_072), ("proportional", 4, 10_000, 512)])
 def test_what_the_library_refuses_is_said(explorer, scaling, d, base, original):
     with pytest.raises(ValueError):
         LIBRARY[scaling](d, base, 8, original)
@@ -304,7 +302,13 @@ def test_the_address_keeps_the_settings(page, faults, origin, where):
     start = origin if where == "http" else SITE.as_uri()
     page.goto(f"{start}/explorer.html#d=16&base=100&p=300000&k=-3&scaling=ntk&factor=4")
     settle(page)
-    assert [text(page, f"{name}-value") for name in ("d", "base", "p", "k", "factor")] == ["16", "100", "300,000", "−3", "4"]
+    assert [text(page, f"{name}-value") for name in ("d", "base", "p", "k", "factor")] == [
+        "16",
+        "100",
+        "300,000",
+        "−3",
+        "4",
+    ]
     assert page.locator("#explorer-scaling").input_value() == "ntk"
     page.locator("#explorer-k").focus()
     page.keyboard.press("ArrowRight")
