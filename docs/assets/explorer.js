@@ -457,14 +457,14 @@
     draw();
   }
 
-  function play(started, gone = 0) {
+  // `ahead`: how far the hands are beyond p. A page that was hidden goes on from where it was.
+  function play(before, ahead = 0) {
     requestAnimationFrame((now) => {
       if (!playing) return draw();
-      const steps = ((now - started) / 1000) * POSITIONS_A_SECOND;
-      const whole = Math.floor(steps);
-      if (whole > gone) step(whole - gone);
-      drawClocks(model, steps - whole);
-      play(started, whole);
+      const next = ahead + Math.min((now - before) / 1000, 0.1) * POSITIONS_A_SECOND;
+      if (next >= 1) step(1);
+      drawClocks(model, next % 1);
+      play(now, next % 1);
     });
   }
 
