@@ -142,13 +142,14 @@ def _sine(phase: jax.Array) -> jax.Array:
     """The sine of (phase − ¼ turn), float32, for an int32 phase in units of 2⁻³² turn.
 
     The same bits in every program: a compiler that may contract a·b + c to one rounding does so in one place and not
-    in another, so no product here meets an addition. |a·b| is the product where it is known to be positive.
+    in another, so no product that is rounded meets an addition here. |a·b| is the product where it is known to be
+    positive.
     """
     # Reflect into a quarter turn either side of zero: a triangle wave. |−2³¹| wraps to −2³¹, which is right.
     t = lax.sub(lax.abs(phase), np.int32(2**30))
     rounded = lax.convert_element_type(t, np.float32)
     z = lax.mul(rounded, np.float32(2.0**-30))
-    v = lax.mul(lax.sub(np.float32(1), z), lax.add(np.float32(1), z))
+    v = lax.abs(lax.mul(lax.sub(np.float32(1), z), lax.add(np.float32(1), z)))
     q = lax.add(lax.abs(lax.mul(lax.mul(_C3, v), lax.add(v, _R))), _C1)
     q = lax.add(lax.abs(lax.mul(v, q)), _C0)
     # The correction is added to the exact integer t: what the float lost of t, and a rounding, are saved.

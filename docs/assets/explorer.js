@@ -299,7 +299,8 @@
   function drawClocks({turns, omega, p, k}, ahead = 0) {
     const svg = $("clocks");
     const width = svg.clientWidth;
-    const columns = Math.min(Math.floor(width / (omega.length > 32 && width > 600 ? 50 : 54)), 16);
+    const most = Math.min(Math.floor(width / (width > 600 && omega.length <= 32 ? 68 : 52)), 16);
+    const columns = Math.ceil(omega.length / Math.ceil(omega.length / most)); // rows of about the same length
     const cell = width / columns;
     const radius = Math.min(cell / 2 - 4, 32);
     const row = 2 * radius + 26;
@@ -456,14 +457,14 @@
     draw();
   }
 
-  function play(started, gone = 0) {
+  // `ahead`: how far the hands are beyond p. A page that was hidden goes on from where it was.
+  function play(before, ahead = 0) {
     requestAnimationFrame((now) => {
       if (!playing) return draw();
-      const steps = ((now - started) / 1000) * POSITIONS_A_SECOND;
-      const whole = Math.floor(steps);
-      if (whole > gone) step(whole - gone);
-      drawClocks(model, steps - whole);
-      play(started, whole);
+      const next = ahead + Math.min((now - before) / 1000, 0.1) * POSITIONS_A_SECOND;
+      if (next >= 1) step(1);
+      drawClocks(model, next % 1);
+      play(now, next % 1);
     });
   }
 

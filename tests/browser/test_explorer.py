@@ -326,3 +326,11 @@ def test_canvases_are_sharp(browser, origin):
     wide, drawn = page.evaluate("(({clientWidth, width}) => [clientWidth, width])(document.querySelector('canvas'))")
     assert math.isclose(drawn, 3 * wide, abs_tol=1)
     page.close()
+
+
+def test_without_scripts_the_page_says_so(browser, origin):
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(f"{origin}/explorer.html")
+    assert page.locator(".explorer-noscript").is_visible()
+    assert not page.locator(".explorer").is_visible()
+    page.close()

@@ -99,3 +99,11 @@ def test_page_from_file(page, faults, name):
     faults += page.evaluate(FORMULAS)
     faults += page.evaluate(PICTURES, False)
     report(f"{name}.html", faults)
+
+
+@pytest.mark.parametrize("wanted, scheme", [("light", "default"), ("dark", "slate")])
+def test_the_scheme_is_the_readers(browser, origin, wanted, scheme):
+    page = browser.new_page(color_scheme=wanted)
+    page.goto(f"{origin}/index.html")
+    assert page.evaluate("document.body.dataset.mdColorScheme") == scheme
+    page.close()
