@@ -1,4 +1,4 @@
-"""Positional encodings for JAX and Flax: right at every position, at the speed of memory."""
+"""Positional encodings for JAX and Flax: right at every position, close to the speed of memory."""
 
 from posenc_jax.attention import attention
 from posenc_jax.axes import axial, multi_section
