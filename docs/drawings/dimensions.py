@@ -13,7 +13,8 @@ def patch_similarity():
     """Similarity of one patch, in row 4 and column 15 of a grid of 14 rows and 24 columns, with all others, in three
     panels. Encoded by row and column, it is largest at the patch and along its row and its column, a cross. Encoded by
     its place in the flattened order, a few patches to its left and right are similar, and the patches above and below
-    are not. Encoded with the sides of the grid exchanged, the cross breaks into slanted streaks all over the image."""
+    are not. Encoded with the sides of the grid exchanged, the cross breaks into short dashes all over the image, in
+    slanting rows."""
     height, width, row, column = 14, 24, 4, 15
     f = pe.axial(64, 2, 100.0)
     tables = {
