@@ -16,7 +16,9 @@ def settle(page):
           const frame = () => new Promise(requestAnimationFrame);
           await frame(); await frame();
           const running = document.getAnimations().filter((a) => a.effect.getComputedTiming().endTime < Infinity);
-          await Promise.allSettled(running.map((a) => a.finished));
+          // A transition of what is no longer shown may never end.
+          const second = new Promise((resolve) => setTimeout(resolve, 1000));
+          await Promise.race([Promise.allSettled(running.map((a) => a.finished)), second]);
         }"""
     )
 
