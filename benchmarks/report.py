@@ -244,7 +244,7 @@ def summary(result):
             aim = found.get(best)
         beside = f"{short(found[best])}, {report.title(best)}" if best else "–"
         rows.append([entry["name"], short(ours) if ours else "–", short(aim) if aim else "–", beside])
-    return markdown(["", "posenc_jax", "aim", "the fastest other"], rows) + "\n"
+    return markdown(["case", "posenc_jax", "aim", "the fastest other"], rows) + "\n"
 
 
 def main():

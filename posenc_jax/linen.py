@@ -87,7 +87,8 @@ class LearnedEncoding(nn.Module):
       num_embeddings: length of the table.
       features: its width d_model.
       param_dtype: dtype of the table; the result has that of x.
-      embedding_init: initialiser of the table, possibly with metadata (`nn.with_partitioning`).
+      embedding_init: initialiser of the table, possibly with metadata (`nn.with_partitioning`); normal of deviation
+        0.02 by default, as in BERT (GPT-2: 0.01).
       out_of_range: as for `posenc_jax.learned`.
       scale: multiplies x, a Python number.
 

@@ -84,7 +84,7 @@ class LearnedEncoding(nnx.Module):
       num_embeddings: length of the table.
       features: its width d_model.
       param_dtype: dtype of the table; the result has that of x.
-      embedding_init: initialiser of the table; normal of deviation 0.02 by default, as in BERT and GPT-2.
+      embedding_init: initialiser of the table; normal of deviation 0.02 by default, as in BERT (GPT-2: 0.01).
       out_of_range: as for `posenc_jax.learned`.
       scale: multiplies x, a Python number.
       embedding_metadata: metadata of the parameter, such as its sharding.

@@ -21,9 +21,9 @@ def _mlp(heads, hidden=32):
 def bias_curves():
     """Six panels of bias against distance up to 256.
 
-    ALiBi: straight lines of different slope. T5: a staircase of buckets whose steps become longer, and level from
-    128 on. KERPLE log: curves that flatten. KERPLE power: curves between lines and steps. FIRE: one curve that is
-    stretched wider as the query moves from position 64 to 128 to 256. Sandwich: curves that fall fast, wave a
+    ALiBi: straight lines of different slope. T5: staircases of buckets whose steps become longer, and level beyond
+    a hundred or so. KERPLE log: curves that flatten. KERPLE power: curves between lines and steps. FIRE: one curve that
+    is stretched wider as the query moves from position 64 to 128 to 256. Sandwich: curves that fall fast, wave a
     little and flatten.
     """
     distance = jnp.arange(257)
