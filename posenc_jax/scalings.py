@@ -108,7 +108,7 @@ def ntk(dim: int, base: float, factor: float) -> Frequencies:
       [1.0, 0.035355, 0.00125]
 
     Reference:
-      bloc97, "NTK-Aware Scaled RoPE", 2023; Peng et al., "YaRN", 2023, section 3.1.
+      bloc97, "NTK-Aware Scaled RoPE", 2023; Peng et al., "YaRN", 2023, section 3.1 (arXiv version 2).
     """
     dim, base = _even("ntk", dim, 4), _check.positive("ntk", "base", base)
     return _ntk(dim, base, _growth("ntk", factor))
@@ -152,7 +152,7 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
       [1.       0.003333]
 
     Reference:
-      emozilla, "Dynamically Scaled RoPE", 2023; Peng et al., "YaRN", 2023, section 3.3.
+      emozilla, "Dynamically Scaled RoPE", 2023; Peng et al., "YaRN", 2023, section 3.3 (arXiv version 2).
     """
     where = "dynamic_ntk"
     dim, base, s = _even(where, dim, 4), _check.positive(where, "base", base), _growth(where, factor)
