@@ -123,7 +123,7 @@ def test_the_report(bench, result):
 
 def test_the_summary(bench, result):
     lines = bench.report.summary(result).splitlines()
-    assert lines[0] == "|  | posenc_jax | aim | the fastest other |"
+    assert lines[0] == "| case | posenc_jax | aim | the fastest other |"
     assert lines[3] == "| add, (16,4096,512), float32 | 1.10 | 1.15 | 1.05, Flax examples |"
     assert lines[4] == "| decode, (32,1,32,128), float32, half | 3.00 | 2.98 | 2.98, flax.nnx.RoPE |"
 
