@@ -115,7 +115,7 @@ WRONG = {
     "turned backwards": ("rotary", {"positions": lambda a: [-p for p in a["positions"]]}, "(rotary|partial)-.*"),
     "a position late": ("sinusoidal", {"positions": lambda a: [p + 1 for p in a["positions"]]}, "sinusoidal-.*"),
     "the other spacing": ("sinusoidal", {"endpoint": lambda a: not a.get("endpoint")}, "sinusoidal-.*"),
-    "no scaling": ("rotary", {"scaling": lambda a: None}, "scaling-(?!dynamic.*near|dynamic.*text).*"),
+    "no scaling": ("rotary", {"scaling": lambda a: None}, "scaling-(?!dynamic.*near).*"),
     "all turned": ("rotary", {"rotary_width": lambda a: len(a["x"])}, "partial-.*"),
     "one coordinate": ("rotary", {"axes": lambda a: None}, "axes-(axial|sections|interleaved).*"),
     "slopes in one series": (
