@@ -168,6 +168,20 @@ def bench(session):
 
 
 @nox.session
+def conformance(session):
+    """The vectors of conformance/ through this library, which must pass, and its peers; writes results/table.md."""
+    session.install(".", *group("peers-jax"), *group("parity"))
+    session.install("--no-deps", *group("peers-jax-alone"))
+    environment = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    session.run("python", "-m", "conformance.vectors", "--check")
+    runner = ["python", "-m", "conformance.run", "--adapter"]
+    session.run(*runner, "posenc_jax", env=environment)
+    peers = ["flax_nnx", "equinox", "keras_hub", "gemma", "transformers"]
+    page = ["--markdown", "conformance/results/table.md"]
+    session.run(*runner, "posenc_jax", *peers, *page, *session.posargs, env=environment)
+
+
+@nox.session
 @nox.parametrize("compiler", [nox.param(name, id=name) for name in ("tpu", "cuda")])
 def bench_compiled(session, compiler):
     """The library beside its peers as compiled for TPU v5e and v6e and for an H200, no device needed."""

@@ -1,0 +1,76 @@
+"""This library."""
+
+import numpy as np
+
+import posenc_jax as pe
+
+NAME, PACKAGES = "posenc_jax", ("posenc_jax", "jax")
+
+
+def integers(values):
+    return np.array(values, np.int32)
+
+
+def floats(values):
+    return np.array(values, np.float32)
+
+
+def scaled(width, base, scaling):
+    settings = {name: value for name, value in (scaling or {}).items() if name != "type"}
+    match scaling and scaling["type"]:
+        case None:
+            return pe.geometric(width, base)
+        case "linear":
+            return pe.linear_scaling(pe.geometric(width, base), **settings)
+        case "dynamic":
+            return pe.dynamic_ntk(width, base, **settings)
+        case "longrope" | "llama3" as kind:
+            return getattr(pe, kind)(pe.geometric(width, base), **settings)
+        case kind:  # ntk, yarn, proportional
+            return getattr(pe, kind)(width, base, **settings)
+
+
+def frequencies(width, base, scaling, axes):
+    if axes and axes["type"] == "axial":
+        return pe.axial(width, axes["count"], base)
+    if axes:
+        interleaved = axes["type"] == "interleaved"
+        return pe.multi_section(scaled(width, base, scaling), axes["sections"], interleaved=interleaved)
+    return scaled(width, base, scaling)
+
+
+def sinusoidal(positions, width, base, layout, endpoint=False, axes=None):
+    f = frequencies(width, base, None, axes) if axes else pe.geometric(width, base, endpoint=endpoint)
+    return pe.sinusoidal(integers(positions), f, layout=layout)
+
+
+def rotary(positions, x, rotary_width, base, layout, scaling=None, axes=None):
+    rows = np.tile(floats(x), (len(positions), 1))
+    f = frequencies(rotary_width, base, scaling, axes)
+    return pe.rotary(rows, integers(positions), f, layout=layout, head_axis=None)
+
+
+def alibi(queries, keys, heads):
+    return pe.alibi(integers(queries), integers(keys), heads)
+
+
+def kerple_log(queries, keys, scale, rate):
+    return pe.kerple_log(integers(queries), integers(keys), floats(scale), floats(rate))
+
+
+def kerple_power(queries, keys, scale, exponent):
+    return pe.kerple_power(integers(queries), integers(keys), floats(scale), floats(exponent))
+
+
+def sandwich(queries, keys, heads, width, base):
+    return pe.sandwich(integers(queries), integers(keys), heads, pe.geometric(width, base))
+
+
+def fire(queries, keys, w1, b1, w2, b2, c, threshold):
+    mlp = tuple(floats(w) for w in (w1, b1, w2, b2))
+    return pe.fire(integers(queries), integers(keys), mlp, c=c, threshold=threshold)
+
+
+def t5(queries, keys, table, bidirectional, max_distance):
+    settings = {"bidirectional": bidirectional, "max_distance": max_distance}
+    return pe.t5(integers(queries), integers(keys), floats(table), **settings)

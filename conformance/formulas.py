@@ -1,0 +1,196 @@
+"""The formulas of README.md in mpmath, at 50 digits of the result, and nothing else: no library is asked.
+
+Numbers that come in (bases, factors, positions, weights) are taken at their exact value.
+"""
+
+import mpmath
+
+# Reducing a phase of 2³¹ radians loses ten digits, so 50 digits are kept by working with 70.
+M = mpmath.MPContext()
+M.dps = 70
+
+
+def spectrum(width, base, endpoint=False):
+    """ω_i of each pair; an odd width has a last pair of which the cosine is dropped."""
+    pairs = (width + 1) // 2
+    steps = [M.mpf(i) / max(pairs - 1, 1) if endpoint else M.mpf(2 * i) / width for i in range(pairs)]
+    return [M.mpf(base) ** -y for y in steps]
+
+
+def clip(x, low=0, high=1):
+    return min(max(x, M.mpf(low)), M.mpf(high))
+
+
+def linear(width, base, factor):
+    return [w / M.mpf(factor) for w in spectrum(width, base)], M.mpf(1)
+
+
+def ntk(width, base, factor):
+    stretched = M.mpf(base) * M.mpf(factor) ** (M.mpf(width) / (width - 2))
+    return spectrum(width, stretched), M.mpf(1)
+
+
+def dynamic(width, base, factor, original_max, length):
+    s, longest = M.mpf(factor), max(length, original_max)
+    return ntk(width, base, s * longest / original_max - (s - 1))
+
+
+def yarn(width, base, factor, original_max, beta_fast=32, beta_slow=1, truncate=True, attention_factor=None):
+    s = M.mpf(factor)
+    low, high = (
+        width * M.log(original_max / (2 * M.pi * M.mpf(beta))) / (2 * M.log(base)) for beta in (beta_fast, beta_slow)
+    )
+    if truncate:
+        low, high = M.floor(low), M.ceil(high)
+    low, high = max(low, M.mpf(0)), min(high, M.mpf(width - 1))
+    if high == low:
+        high += M.mpf(1) / 1000
+    gammas = [clip((i - low) / (high - low)) for i in range(width // 2)]
+    amplitude = M.log(s) / 10 + 1 if attention_factor is None else M.mpf(attention_factor)
+    return [w * (1 - g + g / s) for w, g in zip(spectrum(width, base), gammas, strict=True)], amplitude
+
+
+def longrope(width, base, short_factor, long_factor, original_max, factor, length):
+    divisors = long_factor if length > original_max else short_factor
+    amplitude = M.sqrt(1 + M.log(factor) / M.log(original_max)) if factor > 1 else M.mpf(1)
+    return [w / M.mpf(d) for w, d in zip(spectrum(width, base), divisors, strict=True)], amplitude
+
+
+def llama3(width, base, factor, low_freq_factor, high_freq_factor, original_max):
+    s, low, high = M.mpf(factor), M.mpf(low_freq_factor), M.mpf(high_freq_factor)
+    omegas = spectrum(width, base)
+    sigmas = [clip((original_max * w / (2 * M.pi) - low) / (high - low)) for w in omegas]
+    return [w * ((1 - g) / s + g) for w, g in zip(omegas, sigmas, strict=True)], M.mpf(1)
+
+
+def proportional(width, base, fraction, factor=1):
+    turning = int(M.mpf(fraction) * width / 2)
+    omegas = spectrum(width, base)
+    return [w / M.mpf(factor) if i < turning else M.mpf(0) for i, w in enumerate(omegas)], M.mpf(1)
+
+
+SCALINGS = {f.__name__: f for f in (linear, ntk, dynamic, yarn, longrope, llama3, proportional)}
+
+
+def frequencies(width, base, endpoint=False, scaling=None, axes=None):
+    """Of each pair ω, which coordinate of the position turns it, and the amplitude of all."""
+    if axes and axes["type"] == "axial":
+        one = spectrum(width // axes["count"], base)
+        return one * axes["count"], [c for c in range(axes["count"]) for _ in one], M.mpf(1)
+    if scaling:
+        settings = {name: value for name, value in scaling.items() if name != "type"}
+        omegas, amplitude = SCALINGS[scaling["type"]](width, base, **settings)
+    else:
+        omegas, amplitude = spectrum(width, base, endpoint), M.mpf(1)
+    which = [0] * len(omegas)
+    if axes and axes["type"] == "sections":
+        which = [c for c, count in enumerate(axes["sections"]) for _ in range(count)]
+    if axes and axes["type"] == "interleaved":
+        s, n = axes["sections"], len(axes["sections"])
+        which = [i % n if i < n * s[i % n] else 0 for i in range(len(omegas))]
+    return omegas, which, amplitude
+
+
+def phases(positions, omegas, which):
+    """p·ω for each position, a number or one for each coordinate, and each pair."""
+    points = [p if isinstance(p, list) else [p] for p in positions]
+    return [[M.mpf(p[axis]) * w for w, axis in zip(omegas, which, strict=True)] for p in points]
+
+
+def places(i, pairs, layout):
+    """The two features of pair i."""
+    return (2 * i, 2 * i + 1) if layout == "interleaved" else (i, i + pairs)
+
+
+def sinusoidal(positions, width, base, layout, endpoint=False, axes=None):
+    omegas, which, _ = frequencies(width, base, endpoint, axes=axes)
+    rows = []
+    for row in phases(positions, omegas, which):
+        out = [M.mpf(0)] * (width + 1)
+        for i, phase in enumerate(row):
+            sine, cosine = places(i, len(omegas), layout)
+            out[sine], out[cosine] = M.sin(phase), M.cos(phase)
+        rows.append(out[:width])
+    return rows
+
+
+def rotary(positions, x, rotary_width, base, layout, scaling=None, axes=None):
+    """Turns x; the features beyond rotary_width stay as they are."""
+    omegas, which, amplitude = frequencies(rotary_width, base, scaling=scaling, axes=axes)
+    rows = []
+    for row in phases(positions, omegas, which):
+        out = [M.mpf(value) for value in x]
+        for i, phase in enumerate(row):
+            first, second = places(i, len(omegas), layout)
+            a, b = M.mpf(x[first]), M.mpf(x[second])
+            sine, cosine = amplitude * M.sin(phase), amplitude * M.cos(phase)
+            out[first], out[second] = a * cosine - b * sine, b * cosine + a * sine
+        rows.append(out)
+    return rows
+
+
+def slopes(heads):
+    power = 2 ** (heads.bit_length() - 1)
+    own = [M.mpf(2) ** (-M.mpf(8) * h / power) for h in range(1, power + 1)]
+    return own + [M.mpf(2) ** (-M.mpf(4) * h / power) for h in range(1, 2 * (heads - power), 2)]
+
+
+def of_pairs(f, queries, keys, heads):
+    return [[[f(h, i, j) for j in keys] for i in queries] for h in range(heads)]
+
+
+def alibi(queries, keys, heads):
+    m = slopes(heads)
+    return of_pairs(lambda h, i, j: -m[h] * abs(i - j), queries, keys, heads)
+
+
+def kerple_log(queries, keys, scale, rate):
+    return of_pairs(
+        lambda h, i, j: -M.mpf(scale[h]) * M.log(1 + M.mpf(rate[h]) * abs(i - j)), queries, keys, len(scale)
+    )
+
+
+def kerple_power(queries, keys, scale, exponent):
+    return of_pairs(lambda h, i, j: -M.mpf(scale[h]) * M.mpf(abs(i - j)) ** exponent[h], queries, keys, len(scale))
+
+
+def sandwich(queries, keys, heads, width, base):
+    omegas = spectrum(width, base)
+
+    def f(h, i, j):
+        return M.mpf(heads) / (8 * (h + 1)) * sum(M.cos(w * (i - j)) - 1 for w in omegas)
+
+    return of_pairs(f, queries, keys, heads)
+
+
+def fire(queries, keys, w1, b1, w2, b2, c, threshold):
+    def f(h, i, j):
+        far = max(M.mpf(threshold), M.mpf(i))
+        x = M.log(M.mpf(c) * abs(i - j) + 1) / M.log(M.mpf(c) * far + 1)
+        hidden = [max(M.mpf(w) * x + M.mpf(b), M.mpf(0)) for w, b in zip(w1, b1, strict=True)]
+        return sum(M.mpf(row[h]) * u for row, u in zip(w2, hidden, strict=True)) + M.mpf(b2[h])
+
+    return of_pairs(f, queries, keys, len(b2))
+
+
+def bucket(distance, buckets, max_distance):
+    """T5's, of a direction. The logarithm's whole part is found in integers: d^n ≥ max^k · e^(n − k)."""
+    exact = buckets // 2
+    if distance < exact:
+        return distance
+    n = buckets - exact
+    return exact + max(k for k in range(n) if k == 0 or distance**n >= max_distance**k * exact ** (n - k))
+
+
+def t5(queries, keys, table, bidirectional, max_distance):
+    buckets = len(table) // (1 + bidirectional)
+
+    def f(h, i, j):
+        after = j > i
+        distance = abs(i - j) if bidirectional or not after else 0
+        return M.mpf(table[bucket(distance, buckets, max_distance) + (buckets if after and bidirectional else 0)][h])
+
+    return of_pairs(f, queries, keys, len(table[0]))
+
+
+FUNCTIONS = {f.__name__: f for f in (sinusoidal, rotary, alibi, kerple_log, kerple_power, sandwich, fire, t5)}

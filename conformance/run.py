@@ -1,0 +1,157 @@
+"""Runs the vectors through libraries: `python -m conformance.run --adapter NAME … [--markdown FILE]`.
+
+Beside tables it prints a line for each failure, by which that case alone is run again. A failure is put down to
+"float32 phases" where rounding position times frequency to float32 explains an error of that size, and to "beyond
+float32 phases" where that rounding may be of a radian or more, so that any error is explained. It exits with 1 if a
+case failed, but for --markdown, where the tables are what was asked for.
+"""
+
+import argparse
+import datetime
+import importlib
+import importlib.metadata
+import json
+import platform
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from conformance.adapters import NotOffered
+
+FOLDER = Path(__file__).parent / "vectors"
+ADAPTERS = ("posenc_jax", "flax_nnx", "equinox", "keras_hub", "gemma", "transformers")
+PASSED, FAILED, ABSENT = "passed", "failed", "not offered"
+ROUNDED, LOST = "float32 phases", "beyond float32 phases"
+
+
+def load(folder=FOLDER):
+    """All cases, each with the name of its group."""
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    return [case | {"group": file["group"]} for file in files for case in file["cases"]]
+
+
+def judge(case, adapter):
+    """The outcome of a case, the largest error, and why it failed."""
+    function = getattr(adapter, case["function"], None)
+    if function is None:
+        return ABSENT, None, f"no {case['function']}"
+    try:
+        got = np.asarray(function(**case["inputs"], **case["parameters"]), np.float64)
+    except NotOffered as reason:
+        return ABSENT, None, str(reason)
+    except Exception as error:  # an error for what it says it offers
+        return FAILED, float("inf"), f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    expected = np.array(case["expected"])
+    if got.shape != expected.shape:
+        return FAILED, float("inf"), f"shape {got.shape}, expected {expected.shape}"
+    errors = np.abs(got - expected)
+    allowed = case["tolerance"]["absolute"] + case["tolerance"]["relative"] * np.abs(expected)
+    worst = float(errors.max()) if np.isfinite(errors).all() else float("inf")
+    if (errors <= allowed).all():
+        return PASSED, worst, ""
+    if worst <= (explained := case.get("float32_phases", 0)):
+        return FAILED, worst, ROUNDED if explained < 1 else LOST
+    return FAILED, worst, f"allowed {allowed.reshape(-1)[np.argmax(np.nan_to_num(errors, nan=np.inf))]:.1e}"
+
+
+def versions(adapter):
+    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in adapter.PACKAGES)
+
+
+def cell(outcomes):
+    count = Counter(outcomes)
+    tried = count[PASSED] + count[FAILED]
+    return f"{count[PASSED]} of {tried}" if tried else "–"
+
+
+def table(rows):
+    """Markdown of rows of texts, the first of which is the head."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "| --- |" + " --- |" * (len(rows[0]) - 1), *lines[1:]])
+
+
+def by(key, results):
+    """Passed of those tried, for every value of a key of the cases and each library."""
+    values = list(dict.fromkeys(key(case) for outcomes in results.values() for case, *_ in outcomes))
+    rows = [["", *results]]
+    for value in values:
+        rows.append([value, *(cell(o for c, o, *_ in found if key(c) == value) for found in results.values())])
+    return table(rows)
+
+
+def summary(results):
+    """How many passed, how many were not offered, and why others failed."""
+    counts = []
+    for found in results.values():
+        reasons = [why for _, outcome, _, why in found if outcome == FAILED]
+        passed, absent = (sum(o == outcome for _, o, *_ in found) for outcome in (PASSED, ABSENT))
+        rounded, lost = reasons.count(ROUNDED), reasons.count(LOST)
+        counts.append((passed, rounded, lost, len(reasons) - rounded - lost, absent))
+    labels = ("passed", f"failed: {ROUNDED}", f"failed: {LOST}", "failed: anything else", "not offered")
+    rows = [[label, *map(str, row)] for label, row in zip(labels, zip(*counts, strict=True), strict=True)]
+    return table([["", *results], *rows])
+
+
+def failures(name, outcomes):
+    lines = [
+        f"python -m conformance.run --adapter {name} --case {case['name']}  # error {worst:.1e}, {why}"
+        for case, outcome, worst, why in outcomes
+        if outcome == FAILED
+    ]
+    return "\n".join(lines)
+
+
+def report(adapters, results):
+    """The tables, and each failure with the line that repeats it."""
+    named = {adapters[name].NAME: outcomes for name, outcomes in results.items()}
+    made = "; ".join(versions(adapter) for adapter in adapters.values())
+    total = len(next(iter(named.values())))
+    parts = [f"{total} cases, {datetime.date.today()}, Python {platform.python_version()}: {made}.", summary(named)]
+    parts += ["Passed of those that a library offers, by group; – where it offers none:"]
+    parts += [by(lambda case: case["group"], named), "The same by the range of positions:"]
+    parts += [by(lambda case: case["name"].rsplit("-", 1)[1], named)]
+    for name, outcomes in results.items():
+        if lines := failures(name, outcomes):
+            count = len(lines.splitlines())
+            head = f'<details markdown="1"><summary>{adapters[name].NAME}: {count} failures</summary>'
+            parts += [f"{head}\n\n```text\n{lines}\n```\n\n</details>"]
+    return "\n\n".join(parts) + "\n"
+
+
+def main(arguments=None):
+    """Runs it; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.run", description=__doc__)
+    parser.add_argument("--adapter", nargs="+", required=True, choices=ADAPTERS)
+    parser.add_argument("--case", nargs="+", help="names of cases, else all")
+    parser.add_argument("--markdown", type=Path, help="write the tables and failures there")
+    options = parser.parse_args(arguments)
+    cases = load()
+    if unknown := set(options.case or ()) - {case["name"] for case in cases}:
+        parser.error(f"no case {', '.join(sorted(unknown))}")
+    chosen = [case for case in cases if not options.case or case["name"] in options.case]
+    adapters = {}
+    for name in options.adapter:
+        try:
+            adapters[name] = importlib.import_module(f"conformance.adapters.{name}")
+        except ModuleNotFoundError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    if not adapters:
+        return 1
+    results = {name: [(c, *judge(c, adapter)) for c in chosen] for name, adapter in adapters.items()}
+    if options.case:
+        for name, outcomes in results.items():
+            for case, outcome, worst, why in outcomes:
+                error = "" if worst is None else f", error {worst:.3e}"
+                print(f"{name} {case['name']}: {outcome}{error}{', ' + why if why else ''}")
+    else:
+        print(report(adapters, results))
+    if options.markdown:
+        options.markdown.write_text(report(adapters, results), encoding="utf-8")
+        return 0
+    return int(any(outcome == FAILED for outcomes in results.values() for _, outcome, *_ in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

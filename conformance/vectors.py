@@ -1,0 +1,216 @@
+"""Writes vectors/*.json from the formulas: `python -m conformance.vectors`; with `--check` it only compares.
+
+Every number that goes in is one that float32 has exactly, so that no rounding of inputs is part of an error.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from conformance.formulas import FUNCTIONS, M, bucket, frequencies, phases
+
+FOLDER = Path(__file__).parent / "vectors"
+LAYOUTS = ("half", "interleaved")
+RANGES = {
+    "near": [0, 1, 2, 3, 5, 8, 13, 21],
+    "text": [64, 511, 512, 2047, 4095],
+    "long": [8191, 32768, 100003, 131071],
+    "far": [1000003, 16777217, 1000000007, 2147483646, 2147483647],
+    "negative": [-1, -2, -17, -4095, -131071, -16777217, -2147483648],
+}
+# Of two and three coordinates.
+POINTS = {
+    2: {"near": [[0, 0], [0, 1], [1, 0], [13, 7], [3, 21]], "far": [[100003, 7], [1, 16777217], [2147483647, 46341]]},
+    3: {"near": [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [5, 5, 5], [4, 13, 21]], "far": [[100003, 7, 2147483647]]},
+}
+SINE = 9e-8
+REASONS = {
+    "sinusoidal": "a sine correctly rounded to float32 is within 3e-8; 9e-8 leaves room for the rounding of a phase",
+    "rotary": "two sines within 9e-8 and three roundings of float32, for |x| ≤ 1; times the amplitude",
+    "alibi": "roundings of the slope, the distance and their product to float32, relative to it",
+    "t5": "an entry of the table, exact in float32",
+    "kerple_log": "a logarithm of a few units in the last place of float32, relative to it",
+    "kerple_power": "a power of float32, whose exponent's rounding grows with the logarithm of the distance; relative",
+    "sandwich": "for each pair four sines within 9e-8 and their roundings, times the greatest rate, heads/8",
+    "fire": "two logarithms, a quotient and a sum of products of float32, for weights of about 1",
+}
+
+
+def case(name, function, parameters, inputs, absolute, relative=0.0):
+    """One case: the expected numbers, the error allowed, and what an evaluation in float32 phases would come to."""
+    expected = FUNCTIONS[function](**inputs, **parameters)
+    result = {"name": name, "function": function, "parameters": parameters, "inputs": inputs}
+    result |= {"tolerance": {"absolute": absolute, "relative": relative}, "reason": REASONS[function]}
+    if "positions" in inputs:
+        width = parameters.get("width", parameters.get("rotary_width"))
+        names = ("base", "endpoint", "scaling", "axes")
+        omegas, which, amplitude = frequencies(width, **{n: parameters[n] for n in names if n in parameters})
+        largest = max(abs(phase) for row in phases(inputs["positions"], omegas, which) for phase in row)
+        # 16 roundings of float32: of p, of ω (a power: several), of their product and of its division by a factor.
+        result["float32_phases"] = rounded(largest * amplitude / 2**20 + absolute, 3)
+    return result | {"expected": nested(expected)}
+
+
+def nested(values):
+    """The nearest float64, which JSON writes with at most 17 digits."""
+    return [nested(value) for value in values] if isinstance(values, list) else float(values)
+
+
+def rounded(x, digits):
+    return float(f"{float(x):.{digits - 1}e}")
+
+
+def x_of(width):
+    """Sixteenths from −1 to 1, different for neighbours and for the two features of every pair in both layouts."""
+    return [((7 * j + 3) % 33 - 16) / 16 for j in range(width)]
+
+
+def sinusoidal_cases():
+    for width, base, endpoint in ((64, 10000, False), (64, 10000, True), (7, 10000, False), (16, 500, False)):
+        for layout in LAYOUTS:
+            for name, positions in RANGES.items():
+                spacing = "-endpoint" if endpoint else ""
+                parameters = {"width": width, "base": base, "layout": layout, "endpoint": endpoint}
+                full = f"sinusoidal-{width}-{base}{spacing}-{layout}-{name}"
+                yield case(full, "sinusoidal", parameters, {"positions": positions}, SINE)
+
+
+def rotary_case(name, positions, head_width, rotary_width, base, layout, **settings):
+    parameters = {"rotary_width": rotary_width, "base": base, "layout": layout, **settings}
+    amplitude = frequencies(rotary_width, base, **settings)[2]
+    absolute = rounded(3.2e-7 * amplitude, 3)
+    return case(name, "rotary", parameters, {"positions": positions, "x": x_of(head_width)}, absolute)
+
+
+def rotary_cases():
+    for width, base in ((8, 10000), (64, 500000), (128, 10000)):
+        for layout in LAYOUTS:
+            for name, positions in RANGES.items():
+                yield rotary_case(f"rotary-{width}-{base}-{layout}-{name}", positions, width, width, base, layout)
+
+
+def partial_cases():
+    for head, width in ((32, 8), (24, 12)):
+        for layout in LAYOUTS:
+            for name in ("near", "text", "far"):
+                full = f"partial-{width}-of-{head}-{layout}-{name}"
+                yield rotary_case(full, RANGES[name], head, width, 10000, layout)
+
+
+def scalings(length):
+    """Settings as configurations of models have them, for a use up to a length."""
+    divisors = {"short_factor": [1 + i / 32 for i in range(16)], "long_factor": [1 + i * i / 4 for i in range(16)]}
+    phi = {"original_max": 4096, "factor": 32, "length": length}
+    deep = {"factor": 40, "original_max": 4096}
+    return {
+        "linear-8": (32, 10000, {"type": "linear", "factor": 8}),
+        "linear-2.5": (32, 10000, {"type": "linear", "factor": 2.5}),
+        "ntk-4": (32, 10000, {"type": "ntk", "factor": 4}),
+        "dynamic-2": (32, 10000, {"type": "dynamic", "factor": 2, "original_max": 2048, "length": length}),
+        "yarn-4": (32, 1000000, {"type": "yarn", "factor": 4, "original_max": 32768}),
+        "yarn-40": (64, 10000, {"type": "yarn", **deep, "beta_fast": 32, "beta_slow": 1, "attention_factor": 1.0}),
+        "yarn-32-untruncated": (64, 150000, {"type": "yarn", "factor": 32, "original_max": 4096, "truncate": False}),
+        "longrope-32": (32, 10000, {"type": "longrope", **phi, **divisors}),
+        "llama3-8": (
+            64,
+            500000,
+            {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192},
+        ),
+        "proportional-0.25": (64, 1000000, {"type": "proportional", "fraction": 0.25}),
+        "proportional-0.5-by-8": (32, 10000, {"type": "proportional", "fraction": 0.5, "factor": 8}),
+    }
+
+
+def scaling_cases():
+    for name in ("near", "text", "long", "far"):
+        positions = [p for p in RANGES[name] if p < 2**31 - 1][-4:]  # so that the length, one more, is an int32
+        for label, (width, base, scaling) in scalings(positions[-1] + 1).items():
+            for layout in LAYOUTS if label == "yarn-40" else ("half",):
+                full = f"scaling-{label}-{layout}-{name}"
+                yield rotary_case(full, positions, width, width, base, layout, scaling=scaling)
+
+
+def axes_cases():
+    maps = [
+        ("axial", {"type": "axial", "count": 2}, 2, 32),
+        ("axial", {"type": "axial", "count": 3}, 3, 48),
+        ("sections", {"type": "sections", "sections": [4, 6, 6]}, 3, 32),
+        ("interleaved", {"type": "interleaved", "sections": [6, 5, 5]}, 3, 32),
+    ]
+    for label, axes, count, width in maps:
+        for name, positions in POINTS[count].items():
+            for layout in LAYOUTS if label == "axial" else ("half",):
+                full = f"axes-{label}-{count}-{layout}-{name}"
+                yield rotary_case(full, positions, width, width, 10000, layout, axes=axes)
+                if label == "axial":
+                    parameters = {"width": width, "base": 10000, "layout": layout, "axes": axes}
+                    inputs = {"positions": positions}
+                    yield case(f"axes-encoding-{count}-{layout}-{name}", "sinusoidal", parameters, inputs, SINE)
+
+
+TILES = {
+    "near": {"queries": [0, 1, 5, 31], "keys": [0, 1, 2, 5, 17, 31, 40]},
+    "causal": {"queries": list(range(12)), "keys": list(range(12))},
+    "far": {"queries": [131072, 2147483647], "keys": [0, 1, 100003, 131071, 2147483647]},
+    "decode": {"queries": [4095], "keys": [0, 1, 2047, 4094, 4095]},
+}
+
+
+def bias_cases():
+    for heads in (1, 2, 3, 6, 8, 12, 20, 40):
+        for name in ("decode", "far") if heads > 12 else ("causal", "decode", "far"):
+            yield case(f"alibi-{heads}-{name}", "alibi", {"heads": heads}, TILES[name], 0.0, 1.8e-7)
+    coarse = {"queries": [700], "keys": [700 + s * d for d in (0, 1, 9, 40, 100, 500) for s in (1, -1)]}
+    for label, buckets, both, furthest in (("both", 32, 1, 128), ("causal", 32, 0, 128), ("wide", 64, 0, 512)):
+        table = [[float(row), (row * 5 % 17 - 8) / 8] for row in range(buckets)]
+        parameters = {"table": table, "bidirectional": bool(both), "max_distance": furthest}
+        # The last distance of each bucket and the first of the next, where a rounded logarithm may be one off.
+        of = [bucket(distance, buckets // (1 + both), furthest) for distance in range(furthest + 2)]
+        edges = [d + side for d in range(furthest + 1) if of[d] != of[d + 1] for side in (0, 1)]
+        edges += [furthest, furthest + 1]
+        tiles = TILES | {"edges": {"queries": [1000], "keys": [1000 - d for d in sorted(set(edges))]}, "coarse": coarse}
+        for name in ("near", "edges", "coarse", "far"):
+            yield case(f"t5-{label}-{name}", "t5", parameters, tiles[name], 0.0)
+    scale, other = [0.5, 1.0, 2.5], [0.125, 1.0, 0.75]
+    for name, tile in TILES.items():
+        yield case(f"kerple-log-{name}", "kerple_log", {"scale": scale, "rate": other}, tile, 0.0, 5e-7)
+        yield case(f"kerple-power-{name}", "kerple_power", {"scale": scale, "exponent": other}, tile, 0.0, 3e-6)
+        sandwich = {"heads": 8, "width": 64, "base": 10000}
+        yield case(f"sandwich-{name}", "sandwich", sandwich, tile, rounded(32 * 4e-7, 3))
+        first, second = [(3 * u - 8) / 8 for u in range(6)], [(2 - u) / 4 for u in range(6)]
+        out = [[(u + 1) / 8, (3 - u) / 4] for u in range(6)]
+        mlp = {"w1": first, "b1": second, "w2": out, "b2": [0.25, -0.5], "c": 0.125, "threshold": 16.0}
+        yield case(f"fire-{name}", "fire", mlp, tile, 1e-6)
+
+
+GROUPS = {
+    "sinusoidal": sinusoidal_cases,
+    "rotary": rotary_cases,
+    "partial": partial_cases,
+    "scaling": scaling_cases,
+    "axes": axes_cases,
+    "bias": bias_cases,
+}
+
+
+def text(group, cases):
+    lines = ",\n".join(json.dumps(c, ensure_ascii=False, separators=(", ", ": ")) for c in cases)
+    return f'{{"group": "{group}", "digits": {M.dps - 20}, "cases": [\n{lines}\n]}}\n'
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail if a file is not what the formulas give")
+    check = parser.parse_args().check
+    FOLDER.mkdir(exist_ok=True)
+    for group, cases in GROUPS.items():
+        path, new = FOLDER / f"{group}.json", text(group, cases())
+        if check and path.read_text(encoding="utf-8") != new:
+            sys.exit(f"{path} is not what the formulas give")
+        if not check:
+            path.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

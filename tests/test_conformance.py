@@ -1,0 +1,213 @@
+"""The vectors of conformance/: this library passes them all, they are what the formulas give, wrong libraries fail."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import mpmath
+import numpy as np
+import oracle
+import pytest
+
+from conformance import formulas, run, vectors
+from conformance.adapters import NotOffered
+
+FOLDER = Path(run.__file__).parent
+CASES = run.load()
+RESULTS = (FOLDER / "results" / "table.md").read_text(encoding="utf-8")
+
+
+def named(pattern):
+    found = [case for case in CASES if re.fullmatch(pattern, case["name"])]
+    assert found, pattern
+    return found
+
+
+def outcomes(adapter, pattern=".*"):
+    return {case["name"]: run.judge(case, adapter)[0] for case in named(pattern)}
+
+
+@pytest.mark.parametrize("group", vectors.GROUPS)
+def test_this_library_passes_every_case(group):
+    adapter = importlib.import_module("conformance.adapters.posenc_jax")
+    judged = [(case["name"], *run.judge(case, adapter)) for case in CASES if case["group"] == group]
+    assert judged and not [line for line in judged if line[1] != run.PASSED]
+
+
+@pytest.mark.parametrize("group", vectors.GROUPS)
+def test_the_vectors_are_what_the_formulas_give(group):
+    committed = (vectors.FOLDER / f"{group}.json").read_text(encoding="utf-8")
+    assert committed == vectors.text(group, vectors.GROUPS[group]())
+
+
+def test_every_case_is_named_once_and_its_inputs_are_exact_in_float32():
+    assert len({case["name"] for case in CASES}) == len(CASES)
+
+    def numbers(value):
+        if isinstance(value, dict):
+            value = list(value.values())
+        return [n for v in value for n in numbers(v)] if isinstance(value, list) else [value]
+
+    for case in CASES:
+        positions = case["inputs"].get("positions") or case["inputs"]["queries"] + case["inputs"]["keys"]
+        assert np.array_equal(np.array(positions, np.int32), positions), case["name"]
+        settings = numbers([case["parameters"], case["inputs"].get("x", [])])
+        assert all(np.float32(n) == n for n in settings if isinstance(n, float)), case["name"]
+
+
+def test_the_formulas_are_those_of_the_other_oracle():
+    positions = [0, 7, 4095, 2**31 - 1, -(2**31)]
+    for layout, endpoint in (("half", True), ("interleaved", False)):
+        expected = oracle.encode(positions, 6, 500, layout, endpoint)
+        assert np.array_equal(np.array(formulas.sinusoidal(positions, 6, 500, layout, endpoint), float), expected)
+    x = [1.0, 1.0, 0.0, 0.0]
+    turned = np.array(formulas.rotary(positions, x, 4, 10000, "half"), float)
+    waves = oracle.encode(positions, 4, layout="half")
+    assert np.array_equal(turned, np.concatenate([waves[:, 2:], waves[:, :2]], axis=1))
+
+
+def test_the_formulas_give_figures_that_are_published():
+    assert [float(m) for m in formulas.slopes(8)] == [2.0**-h for h in range(1, 9)]
+    assert [float(m) for m in formulas.slopes(3)] == [2**-4, 2**-8, 2**-2]
+    _, phi3 = formulas.longrope(4, 10000, [1, 1], [1, 8], 4096, 32, 5000)
+    assert round(float(phi3), 6) == 1.190238
+    kept, interpolated = formulas.M.mpf(1), formulas.M.mpf(1) / 8
+    scaled, _ = formulas.llama3(128, 500000, 8, 1, 4, 8192)
+    ratios = [s / w for s, w in zip(scaled, formulas.spectrum(128, 500000), strict=True)]
+    assert ratios[28] == kept > ratios[29] > ratios[34] > ratios[35] == interpolated
+    # gpt-oss: the ramp begins at 8.092779 and ends at 17.398025.
+    scaled, _ = formulas.yarn(64, 150000, 32, 4096, truncate=False)
+    gammas = [(1 - s / w) * 32 / 31 for s, w in zip(scaled, formulas.spectrum(64, 150000), strict=True)]
+    expected = np.clip((np.arange(32) - 8.092779) / (17.398025 - 8.092779), 0, 1)
+    np.testing.assert_allclose(np.array(gammas, float), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("buckets, furthest", [(16, 128), (32, 128), (32, 512)])
+def test_buckets_are_those_of_the_logarithm(buckets, furthest):
+    exact = buckets // 2
+    for distance in range(exact, 2 * furthest):
+        with mpmath.workdps(60):  # where it is whole, 60 digits may leave it a little less
+            logarithm = mpmath.log(mpmath.mpf(distance) / exact) / mpmath.log(mpmath.mpf(furthest) / exact)
+            beyond = int(mpmath.floor(logarithm * (buckets - exact) + mpmath.mpf(10) ** -50))
+        assert formulas.bucket(distance, buckets, furthest) == min(exact + beyond, buckets - 1)
+
+
+def wrong(function, **changes):
+    """The formulas themselves, in mpmath, with arguments that a mistake would change."""
+
+    def f(**arguments):
+        return formulas.FUNCTIONS[function](**arguments | {k: v(arguments) for k, v in changes.items()})
+
+    return SimpleNamespace(**{function: f})
+
+
+def other_layout(arguments):
+    return {"half": "interleaved", "interleaved": "half"}[arguments["layout"]]
+
+
+WRONG = {
+    "transposed": ("rotary", {"layout": other_layout}, "(rotary|partial|scaling|axes)-(?!encoding).*"),
+    "sines and cosines transposed": ("sinusoidal", {"layout": other_layout}, "sinusoidal-.*"),
+    "a wrong base": ("rotary", {"base": lambda a: a["base"] * 1.001}, "(rotary|partial)-.*"),
+    "turned backwards": ("rotary", {"positions": lambda a: [-p for p in a["positions"]]}, "(rotary|partial)-.*"),
+    "a position late": ("sinusoidal", {"positions": lambda a: [p + 1 for p in a["positions"]]}, "sinusoidal-.*"),
+    "the other spacing": ("sinusoidal", {"endpoint": lambda a: not a.get("endpoint")}, "sinusoidal-.*"),
+    "no scaling": ("rotary", {"scaling": lambda a: None}, "scaling-(?!dynamic.*near).*"),
+    "all turned": ("rotary", {"rotary_width": lambda a: len(a["x"])}, "partial-.*"),
+    "one coordinate": ("rotary", {"axes": lambda a: None}, "axes-(axial|sections|interleaved).*"),
+    "slopes in one series": (
+        "alibi",
+        {"queries": lambda a: a["queries"], "heads": lambda a: 2 ** (a["heads"] - 1).bit_length()},
+        "alibi-(3|6|12|20|40)-.*",
+    ),
+    "buckets one off": ("t5", {"max_distance": lambda a: a["max_distance"] - 1}, "t5-.*-edges"),
+    "a distance early": ("kerple_log", {"keys": lambda a: [j + 1 for j in a["keys"]]}, "kerple-log-.*"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_library_fails_every_case_that_shows_it(mistake):
+    function, changes, pattern = WRONG[mistake]
+    right = outcomes(wrong(function), pattern)
+    assert set(right.values()) == {run.PASSED}
+    result = outcomes(wrong(function, **changes), pattern)
+    assert set(result.values()) == {run.FAILED}, [name for name in result if result[name] != run.FAILED]
+
+
+def float32_phases(positions, x, rotary_width, base, layout, scaling=None, axes=None):
+    """As most libraries have it; half layout, whole heads."""
+    omega = np.float32(base) ** (-np.arange(0, rotary_width, 2, dtype=np.float32) / np.float32(rotary_width))
+    phase = np.array(positions, np.float32)[:, None] * omega
+    a, b = np.split(np.array(x, np.float32), 2)
+    sine, cosine = np.sin(phase.astype(np.float64)), np.cos(phase.astype(np.float64))
+    return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=1)
+
+
+def test_float32_phases_fail_and_are_told_from_wrong_formulas():
+    def reasons(adapter, pattern):
+        return {run.judge(case, adapter)[::2] for case in named(pattern)}
+
+    rounded = SimpleNamespace(rotary=float32_phases)
+    assert reasons(rounded, "rotary-.*-half-(text|long)") == {(run.FAILED, run.ROUNDED)}
+    assert reasons(rounded, "rotary-.*-half-far") == {(run.FAILED, run.LOST)}
+    mistaken = wrong("rotary", base=lambda a: a["base"] * 1.01)
+    assert not {why for _, why in reasons(mistaken, "rotary-.*-(near|text)")} & {run.ROUNDED, run.LOST}
+
+
+def raises(error):
+    def f(**arguments):
+        raise error
+
+    return f
+
+
+def test_what_is_not_offered_is_no_failure_and_an_error_is():
+    [case] = named("rotary-8-10000-half-near")
+    right = wrong("rotary").rotary
+    assert run.judge(case, SimpleNamespace())[::2] == (run.ABSENT, "no rotary")
+    assert run.judge(case, SimpleNamespace(rotary=raises(NotOffered("x"))))[::2] == (run.ABSENT, "x")
+    assert run.judge(case, SimpleNamespace(rotary=raises(ValueError("y\nz"))))[::2] == (run.FAILED, "ValueError: y")
+    shape = run.judge(case, SimpleNamespace(rotary=lambda **a: right(**a)[1:]))
+    assert shape[::2] == (run.FAILED, "shape (7, 8), expected (8, 8)")
+    nan = run.judge(case, SimpleNamespace(rotary=lambda **a: np.array(right(**a), float) * np.nan))
+    assert nan[:2] == (run.FAILED, np.inf)
+
+
+def test_the_program_reports_and_repeats_a_failure(monkeypatch, capsys, tmp_path):
+    names = ["rotary-8-10000-half-near", "alibi-12-decode"]
+    broken = SimpleNamespace(NAME="broken", PACKAGES=("numpy",), **vars(wrong("rotary", layout=other_layout)))
+    monkeypatch.setitem(sys.modules, "conformance.adapters.gemma", broken)
+    arguments = ["--adapter", "gemma", "--case", *names]
+    assert run.main(arguments) == 1
+    out = capsys.readouterr().out
+    assert "gemma rotary-8-10000-half-near: failed, error" in out and "alibi-12-decode: not offered, no alibi" in out
+    page = tmp_path / "table.md"
+    assert run.main([*arguments, "--markdown", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "| rotary | 0 of 1 |\n" in text and "| bias | – |\n" in text and "| failed: anything else | 1 |" in text
+    assert text.count("python -m conformance.run --adapter gemma --case rotary-8-10000-half-near  # error") == 1
+    broken.rotary = wrong("rotary").rotary
+    assert run.main(["--adapter", "gemma", "--case", names[0]]) == 0
+    with pytest.raises(SystemExit):
+        run.main(["--adapter", "gemma", "--case", "no-such-case"])
+    assert "no case no-such-case" in capsys.readouterr().err
+
+
+def test_neither_the_runner_nor_the_formulas_import_a_library():
+    code = "import sys, conformance.run, conformance.vectors; print({'posenc_jax', 'jax', 'torch'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=FOLDER.parent)
+    assert result.stdout == "set()\n", result.stderr
+
+
+def test_the_page_of_results_is_of_these_cases():
+    assert f"{len(CASES)} cases, " in RESULTS
+    shown = re.findall(r"^python -m conformance.run --adapter (\w+) --case (\S+)  # error", RESULTS, re.MULTILINE)
+    assert shown and {case for _, case in shown} <= {case["name"] for case in CASES}
+    assert {adapter for adapter, _ in shown} <= set(run.ADAPTERS) - {"posenc_jax"}
+    rows = [line.split(" | ") for line in RESULTS.splitlines() if line.startswith(("| passed", "| failed", "| not"))]
+    counts = [[int(cell.strip(" |")) for cell in row[1:]] for row in rows]
+    assert len(counts) == 5 and [sum(column) for column in zip(*counts, strict=True)] == [len(CASES)] * 6
+    assert sum(map(sum, counts[1:4])) == len(shown)
