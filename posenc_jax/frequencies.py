@@ -12,6 +12,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from posenc_jax import _check, _phase
 
@@ -260,6 +262,15 @@ def positions_of(where: str, name: str, positions: Any, frequencies: Frequencies
     return positions
 
 
+def counted(x: jax.Array, axis: int) -> jax.Array:
+    """0, 1, 2, … along an axis of x, of its rank; on a mesh with Explicit axes sharded as that axis is."""
+    shape = [n if i == axis else 1 for i, n in enumerate(x.shape)]
+    sharding = jax.typeof(x).sharding
+    spec = PartitionSpec(*(s if i == axis else None for i, s in enumerate(sharding.spec)))
+    out = NamedSharding(sharding.mesh, spec) if any(spec) else None
+    return lax.broadcasted_iota(jnp.int32, shape, axis, out_sharding=out)
+
+
 def has_derivatives(positions: jax.Array, frequencies: Frequencies | jax.Array) -> bool:
     """Whether waves have: integers and static frequencies give none."""
     return jnp.issubdtype(positions.dtype, jnp.floating) or not isinstance(frequencies, Frequencies)
@@ -305,7 +316,8 @@ def features(
         quarter = np.arange(dim) % 2 if layout == "interleaved" else np.arange(dim) // ((dim + 1) // 2)
 
     def expand(x):
-        twice = x.repeat(2) if layout == "interleaved" else x[None].repeat(2, axis=0).reshape(-1)
+        # Along an axis of its own, which keeps the sharding of x on a mesh with Explicit axes.
+        twice = (x[:, None].repeat(2, axis=1) if layout == "interleaved" else x[None].repeat(2, axis=0)).reshape(-1)
         return (np if isinstance(x, np.ndarray) else jnp).pad(twice[:dim], margin) if any(margin) else twice[:dim]
 
     return _waves(positions, frequencies, expand, np.pad(quarter, margin))

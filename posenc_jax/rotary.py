@@ -9,12 +9,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
 from posenc_jax import _check
 from posenc_jax._turn import Settings, turn
-from posenc_jax.frequencies import Frequencies, Layout, dim_of, positions_of, resolve, resolve_static
+from posenc_jax.frequencies import Frequencies, Layout, counted, dim_of, positions_of, resolve, resolve_static
 
 Part = Literal["first", "last"]
 
@@ -133,9 +132,7 @@ def inputs(where, x, positions, frequencies, layout, head_axis, part, name="x", 
 def placed(x, positions, head_axis):
     """Positions of x's rank, (..., axes): counted where there are none, with the head axis put in."""
     if positions is None:
-        seq_axis = x.ndim - (3 if head_axis == x.ndim - 2 else 2)
-        shape = tuple(x.shape[axis] if axis == seq_axis else 1 for axis in range(x.ndim))
-        return lax.broadcasted_iota(jnp.int32, shape, seq_axis)
+        return counted(x, x.ndim - (3 if head_axis == x.ndim - 2 else 2))
     if head_axis is None:
         return _check.align(positions, x.ndim)
     return jnp.expand_dims(_check.align(positions, x.ndim - 1), head_axis)

@@ -14,6 +14,7 @@ from posenc_jax._phase import kept, product
 from posenc_jax.frequencies import (
     Frequencies,
     Layout,
+    counted,
     dim_of,
     features,
     has_derivatives,
@@ -138,7 +139,7 @@ def add_sinusoidal(
 @functools.partial(jax.jit, static_argnames=("layout",), inline=True)
 def _add_sinusoidal(x, positions, frequencies, scale, *, layout):
     if positions is None:
-        positions = jax.lax.iota(jnp.int32, x.shape[-2])[:, None]
+        positions = counted(x, x.ndim - 2)
     positions, inside = _check.align(positions, x.ndim), _check.inside(x)
 
     # Broadcast the positions, not the encoding: else compilers keep a (seq, d_model) table for the batch to share,

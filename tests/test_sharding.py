@@ -1,0 +1,314 @@
+"""Over many devices every function computes its part where it is: no collective, nothing of the global length."""
+
+import functools
+import importlib.util
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compile.aot import Compiled
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import posenc_jax as pe
+
+AXES = D, S, H = "data", "sequence", "heads"
+BATCH, LENGTH, HEADS, DIM, KEYS = 8, 2048, 16, 8, 16
+RNG = np.random.default_rng(0)
+EACH = RNG.integers(-(2**31), 2**31, (BATCH, LENGTH)).astype(np.int32)
+NEAR = RNG.integers(0, 9000, (BATCH, LENGTH)).astype(np.int32)
+COUNT = np.arange(LENGTH, dtype=np.int32)
+TIMES = RNG.uniform(0, 1000, (BATCH, LENGTH)).astype(np.float32)
+
+
+def normal(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+X, Q, SLOPES = (
+    normal(BATCH, LENGTH, DIM),
+    normal(BATCH, LENGTH, HEADS, DIM),
+    np.linspace(0.1, 0.9, HEADS, dtype=np.float32),
+)
+QB, W, TABLE = Q.astype(jnp.bfloat16), RNG.uniform(0.01, 2, HEADS).astype(np.float32), normal(50, DIM)
+ROWS, HEADED, BIAS, ONE = P(D, S), P(D, S, H), P(D, H, S), P(H)
+TILE = [(NEAR, ROWS), (NEAR[:, :KEYS], P(D))]  # the queries of a bias are sharded, its keys are not
+MLP = [(normal(4), P()), (normal(4), P()), (normal(4, HEADS), P(None, H)), (normal(HEADS), ONE)]
+
+
+def back(x, dy, p):
+    return jax.vjp(lambda x: pe.rotary(x, p), x)[1](dy)[0]
+
+
+def fire(i, j, *mlp):
+    return pe.fire(i, j, mlp, c=0.1, threshold=50.0)
+
+
+# name → function, its arguments with what shards them, what shards the result
+CASES = {
+    "sinusoidal": (partial(pe.sinusoidal, frequencies=DIM), [(EACH, ROWS)], ROWS),
+    "sinusoidal, features": (pe.sinusoidal, [(EACH, ROWS), (W, ONE)], HEADED),
+    "add_sinusoidal": (pe.add_sinusoidal, [(X, ROWS), (COUNT, P(S))], ROWS),
+    "add_sinusoidal, counted": (pe.add_sinusoidal, [(X, ROWS)], ROWS),
+    "learned": (pe.learned, [(NEAR % 50, ROWS), (TABLE, P())], ROWS),
+    "learned, width": (pe.learned, [(NEAR % 50, ROWS), (TABLE, P(None, H))], HEADED),
+    "add_learned": (pe.add_learned, [(X, ROWS), (TABLE, P()), (COUNT % 50, P(S))], ROWS),
+    "fourier_features": (pe.fourier_features, [(normal(BATCH, LENGTH, 3), ROWS), (normal(3, 4), P())], ROWS),
+    "timestep_embedding": (partial(pe.timestep_embedding, dim=DIM), [(TIMES, ROWS)], ROWS),
+    "rotary, half": (pe.rotary, [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "rotary, interleaved": (partial(pe.rotary, layout="interleaved"), [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "rotary, bfloat16": (pe.rotary, [(QB, HEADED), (EACH, ROWS)], HEADED),
+    "rotary, counted": (pe.rotary, [(Q, HEADED)], HEADED),
+    "rotary, derivative": (back, [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
+    "xpos": (pe.xpos, [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
+    "shift": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (EACH, ROWS)], ROWS),
+    "shift, one": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (np.int32(5), P())], ROWS),
+    "rotation_matrix": (partial(pe.rotation_matrix, frequencies=8), [(EACH, ROWS)], ROWS),
+    "offset_similarity": (partial(pe.offset_similarity, frequencies=DIM), [(EACH, ROWS)], ROWS),
+    "alibi": (pe.alibi, [*TILE, (SLOPES, ONE)], BIAS),
+    "t5": (pe.t5, [*TILE, (normal(8, HEADS), P(None, H))], BIAS),
+    "kerple_log": (pe.kerple_log, [*TILE, (SLOPES, ONE), (SLOPES[::-1], ONE)], BIAS),
+    "kerple_power": (pe.kerple_power, [*TILE, (SLOPES, ONE), (SLOPES[::-1], ONE)], BIAS),
+    "fire": (fire, [*TILE, *MLP], BIAS),
+    "sandwich": (partial(pe.sandwich, heads=HEADS, frequencies=DIM), TILE, P(D, None, S)),
+}
+
+
+def mesh_of(shape=(2, 2, 2), kind=AxisType.Auto):
+    return jax.make_mesh(shape, AXES, axis_types=(kind,) * 3)
+
+
+def put(mesh, arguments):
+    return [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in arguments]
+
+
+def compile_and_run(f, *arrays):
+    """What the compiler made of it for one device, and its results there."""
+    compiled = jax.jit(f).lower(*arrays).compile()
+    return Compiled(compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes, 0), compiled(*arrays)
+
+
+@functools.cache
+def on_one(name):
+    function, arguments, _ = CASES[name]
+    compiled, results = compile_and_run(function, *(x for x, _ in arguments))
+    return compiled.temporaries, jax.tree.map(np.asarray, results)
+
+
+def on_many(name, mode, shape):
+    function, arguments, out = CASES[name]
+    mesh = mesh_of(shape, AxisType.Explicit if mode == "explicit" else AxisType.Auto)
+    if mode == "shard_map":
+        function = jax.shard_map(function, mesh=mesh, in_specs=tuple(spec for _, spec in arguments), out_specs=out)
+    if mode == "auto":
+        function = jax.jit(function, out_shardings=NamedSharding(mesh, out))
+    with jax.set_mesh(mesh):
+        compiled, results = compile_and_run(function, *put(mesh, arguments))
+    for y in jax.tree.leaves(results):  # on Explicit axes by JAX's rules, which each operation must follow
+        assert y.sharding.is_equivalent_to(NamedSharding(mesh, out), y.ndim)
+    return compiled, results
+
+
+def check_local(compiled, whole, sequence):
+    """No collective; a device's share of the temporaries on one device, and 4 KiB, less than positions of all."""
+    assert compiled.collectives == ([], [])
+    assert compiled.temporaries <= whole // sequence + 4096 < whole // sequence + 4 * LENGTH
+
+
+MODES = [("auto", (2, 2, 2)), ("auto", (8, 1, 1)), ("auto", (1, 8, 1)), ("auto", (1, 1, 8))]
+MODES += [("explicit", (2, 2, 2)), ("shard_map", (2, 2, 2))]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "shape"),
+    # Inside shard_map each device would count its own part from 0.
+    [(name, *mode) for name in CASES for mode in MODES if mode[0] != "shard_map" or "counted" not in name],
+)
+def test_each_device_computes_its_part(name, mode, shape):
+    (temporaries, want), (compiled, got) = on_one(name), on_many(name, mode, shape)
+    check_local(compiled, temporaries, shape[1])
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if name == "offset_similarity":  # sums of DIM / 2 cosines, in whatever order
+            np.testing.assert_allclose(a, b, rtol=0, atol=DIM * 2.0**-23)
+        else:
+            np.testing.assert_array_equal(np.asarray(a), b)
+
+
+def test_control_a_collective_is_caught():
+    mesh = mesh_of()
+    compiled, _ = compile_and_run(lambda x: x - x.mean(1, keepdims=True), *put(mesh, [(X, ROWS)]))
+    with pytest.raises(AssertionError):
+        check_local(compiled, 2**30, 2)
+
+
+def test_control_a_table_of_the_global_length_is_caught():
+    # Positions that are not sharded, on Explicit axes: every device computes the waves of all.
+    mesh = mesh_of(kind=AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        compiled, _ = compile_and_run(pe.rotary, *put(mesh, [(Q, HEADED), (COUNT, P())]))
+    with pytest.raises(AssertionError):
+        check_local(compiled, on_one("rotary, half")[0], 2)
+
+
+# What JAX refuses on Explicit axes, where it wants to be told
+
+
+@pytest.mark.parametrize(
+    ("f", "arguments", "match"),
+    [
+        # A loop over blocks of a sequence cannot be sharded.
+        (partial(pe.attention, block_size=16), [(Q[:, :64], HEADED)] * 3, "xs should be replicated"),
+        # The result would be sharded in two of its axes by one axis of the mesh.
+        (pe.learned, [(NEAR % 50, ROWS), (TABLE, P(None, D))], "duplicate entries"),
+        # In halves a device with some of the frequencies has two pieces of the result.
+        (partial(pe.sinusoidal, layout="half"), [(EACH, ROWS), (W, ONE)], "reshape is not supported"),
+    ],
+)
+def test_refused_on_explicit_axes(f, arguments, match):
+    mesh = mesh_of(kind=AxisType.Explicit)
+    with jax.set_mesh(mesh), pytest.raises(Exception, match=match):
+        f(*put(mesh, arguments))
+
+
+# Derivatives by what is one for all devices
+
+
+@pytest.mark.parametrize("table", [P(), P(None, H), P(H)], ids=str)
+def test_derivatives_of_a_lookup_on_explicit_axes(table):
+    mesh, dy = mesh_of(kind=AxisType.Explicit), X.astype(np.float64)
+    want = np.zeros(TABLE.shape)
+    np.add.at(want, NEAR % 50, dy)
+    gradient = jax.jit(jax.grad(lambda t, p, dy: jnp.sum(dy * pe.learned(p, t))))
+    with jax.set_mesh(mesh):
+        got = gradient(*put(mesh, [(TABLE, table), (NEAR % 50, ROWS), (X, ROWS)]))
+    assert got.sharding.is_equivalent_to(NamedSharding(mesh, table), 2)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)  # sums of some 300 numbers
+
+
+def attend(q, k, v, slopes):
+    return pe.attention(q, k, v, bias=lambda i, j: pe.alibi(i, j, slopes), causal=True, block_size=16)
+
+
+def slope(q, k, v, dy, slopes, along=()):
+    def total(slopes):
+        slopes = lax.pcast(slopes, along, to="varying") if along else slopes
+        return jnp.sum(attend(q, k, v, slopes) * dy)
+
+    return jax.grad(total)(slopes)
+
+
+# Once if the slopes vary along the batch as the rest does; else with every tile, in the loop.
+@pytest.mark.parametrize(
+    ("f", "mode", "collectives"),
+    [
+        *((attend, mode, ([], [])) for mode in ("auto", "explicit", "shard_map")),
+        *((slope, mode, (["all-reduce"], [])) for mode in ("auto", "explicit", "shard_map")),
+        (partial(slope, along=(D,)), "shard_map", (["all-reduce"], ["all-reduce"])),
+    ],
+)
+def test_attention_over_batch_and_heads(f, mode, collectives):
+    spec, one = P(D, None, H), attend if f is attend else slope
+    x = [Q[:4, 64 * i : 64 * i + 64, :4] for i in range(3 if f is attend else 4)]
+    want = jax.jit(one)(*x, SLOPES[:4])
+    mesh = mesh_of(kind=AxisType.Explicit if mode == "explicit" else AxisType.Auto)
+    if mode == "shard_map":
+        f = jax.shard_map(f, mesh=mesh, in_specs=(*[spec] * len(x), ONE), out_specs=spec if one is attend else ONE)
+    with jax.set_mesh(mesh):
+        compiled, got = compile_and_run(f, *put(mesh, [*((a, spec) for a in x), (SLOPES[:4], ONE)]))
+    assert compiled.collectives == collectives
+    # A slope's derivative is a sum of 16,384 products with distances up to 63.
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-6 if one is attend else 1e-3)
+
+
+# Context parallelism: sequences in any order, packed
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "ring_attention.py"
+ORDERS = ["contiguous", "zigzag", "striped"]
+SEGMENTS = np.repeat(np.arange(4, dtype=np.int32), [5, 20, 32, 7])
+T5_TABLE = normal(8, 4)
+BIASES = {
+    "none": None,
+    "alibi": partial(pe.alibi, heads=4),
+    "t5": lambda i, j: pe.t5(i, j, T5_TABLE, bidirectional=False),
+    "fire": lambda i, j: fire(i, j, *(w[..., :4] for w, _ in MLP)),
+}
+
+
+@functools.cache
+def example():
+    spec = importlib.util.spec_from_file_location("ring_attention", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def packed():
+    """Queries, keys, values, positions, segments."""
+    return *(Q[:2, 64 * i : 64 * i + 64, :4] for i in range(3)), pe.positions_from_segments(SEGMENTS), SEGMENTS
+
+
+def sharded(arrays, devices, order="zigzag"):
+    """The arrays in the order of the shards, and that order."""
+    order = pe.shard_positions(64, devices, order=order).reshape(-1)
+    return [x[:, order] for x in arrays[:3]] + [x[order] for x in arrays[3:]], order
+
+
+def ring_of(devices):
+    return jax.make_mesh((devices,), (S,), axis_types=(AxisType.Auto,))
+
+
+def test_context_parallel_with_gathered_keys():
+    def local(q, k, v, positions, segments):
+        q, k = pe.rotary(q, positions), pe.rotary(k, positions)
+        gathered = lambda x, axis=0: lax.all_gather(x, S, axis=axis, tiled=True)  # noqa: E731
+        here = {"query_positions": positions, "query_segments": segments}
+        there = {"key_positions": gathered(positions), "key_segments": gathered(segments)}
+        bias, k, v = BIASES["alibi"], gathered(k, 1), gathered(v, 1)
+        return q, pe.attention(q, k, v, bias=bias, causal=True, block_size=8, **here, **there)
+
+    mesh, arrays = jax.make_mesh((2, 4), (D, S), axis_types=(AxisType.Auto,) * 2), packed()
+    f = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(*[ROWS] * 3, P(S), P(S)), out_specs=ROWS))
+    rotated, attended = jax.jit(pe.rotary)(arrays[0], arrays[3]), example().alone(BIASES["alibi"])(*arrays)
+    for name in ORDERS:
+        parts, order = sharded(arrays, 4, name)
+        got = f(*parts)
+        np.testing.assert_array_equal(got[0], rotated[:, order])
+        np.testing.assert_allclose(got[1], attended[:, order], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_ring_with_any_bias_in_any_order(name):
+    arrays, ring = packed(), example().sharded(ring_of(8), BIASES[name])
+    want = example().alone(BIASES[name])(*arrays)
+    for order in ORDERS:
+        parts, order = sharded(arrays, 8, order)
+        np.testing.assert_allclose(ring(*parts), want[:, order], rtol=0, atol=2e-6)
+
+
+def test_derivatives_of_a_ring():
+    arrays, bias = packed(), BIASES["alibi"]
+    parts, order = sharded(arrays, 4)
+    gradients = lambda f, x: jax.jit(jax.grad(lambda *qkv: jnp.sum(f(*qkv, *x[3:]) ** 2), (0, 1, 2)))(*x[:3])  # noqa: E731
+    got, want = gradients(example().sharded(ring_of(4), bias), parts), gradients(example().alone(bias), arrays)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b[:, order], rtol=1e-4, atol=1e-5)
+
+
+def test_a_ring_sends_keys_to_the_neighbour_and_no_more():
+    compiled, _ = compile_and_run(example().sharded(ring_of(8)), *sharded(packed(), 8)[0])
+    assert set(compiled.collectives[0]) == {"collective-permute"} and not compiled.collectives[1]
+
+
+def test_the_example_runs():
+    out = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=True, timeout=300).stdout
+    (difference,) = re.findall(r"on 8 devices: largest difference from pe.attention on one (\S+)\n", out)
+    sizes = re.findall(r"(?:holds|alone are) ([\d,]+) bytes", out)
+    one, alone, scores = (int(size.replace(",", "")) for size in sizes)
+    assert float(difference) <= 2e-6 and 4 * one < alone < scores
