@@ -75,7 +75,7 @@ def table(rows):
 def by(key, results):
     """Passed of those tried, for every value of a key of the cases and each library."""
     values = list(dict.fromkeys(key(case) for outcomes in results.values() for case, *_ in outcomes))
-    rows = [["", *results]]
+    rows = [["cases", *results]]
     for value in values:
         rows.append([value, *(cell(o for c, o, *_ in found if key(c) == value) for found in results.values())])
     return table(rows)
@@ -91,7 +91,7 @@ def summary(results):
         counts.append((passed, rounded, lost, len(reasons) - rounded - lost, absent))
     labels = ("passed", f"failed: {ROUNDED}", f"failed: {LOST}", "failed: anything else", "not offered")
     rows = [[label, *map(str, row)] for label, row in zip(labels, zip(*counts, strict=True), strict=True)]
-    return table([["", *results], *rows])
+    return table([["outcome", *results], *rows])
 
 
 def failures(name, outcomes):
