@@ -73,6 +73,14 @@ def minimums(session):
 
 
 @nox.session
+def hostile(session):
+    """Hostile input and broken configs, thirty times as many as in the tests; prints how many."""
+    session.install("-e", ".[plot]", *group("test"))
+    files = ["tests/test_hostile.py", "tests/test_hostile_configs.py"]
+    pytest(session, "-s", *files, JAX_PLATFORMS="cpu", POSENC_HOSTILE="30")
+
+
+@nox.session
 def compile_tpu(session):
     """Every public function compiled for TPU v5e and v6e, no device needed: fusions, temporaries, cycles."""
     session.install("-e", ".", "jax[tpu]", *group("test"))

@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 _INT32 = np.iinfo(np.int32)
+_NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # Python and NumPy derive them from integers
 
 
 def _unheld(dtype: Any) -> str:
@@ -28,7 +29,7 @@ def is_known(x: Any) -> bool:
 
 def describe(value: Any) -> str:
     """A value in an error message: dtype and shape of an array, else its type and beginning."""
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
+    if isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype"):
         return f"{value.dtype} of shape {tuple(value.shape)}"
     return f"{type(value).__name__} {value!r:.60}"
 
@@ -111,7 +112,7 @@ def align(x: Any, ndim: int) -> Any:
 def floating_dtype(where: str, dtype: Any, name: str = "dtype") -> np.dtype:
     """`dtype` as a float dtype that this configuration can hold."""
     try:
-        result = None if dtype is None else jnp.dtype(dtype)
+        result = None if dtype is None or isinstance(dtype, (jax.Array, np.ndarray)) else jnp.dtype(dtype)
     except TypeError:
         result = None
     if result is None or not jnp.issubdtype(result, jnp.floating):
@@ -140,7 +141,7 @@ def out_of_range(where: str, value: Any) -> Any:
 
 def number(where: str, name: str, value: Any) -> float:
     """`value` as a finite Python float."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+    if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{where}: {name} must be a number, got {describe(value)}")
     try:
         result = float(value)
@@ -161,7 +162,7 @@ def positive(where: str, name: str, value: Any) -> float:
 
 def integer(where: str, name: str, value: Any, least: int | None = None) -> int:
     """`value` as a Python integer, of at least `least`."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+    if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{where}: {name} must be an integer, got {describe(value)}")
     if least is not None and value < least:
         raise ValueError(f"{where}: {name} must be at least {least}, got {value}")
@@ -171,6 +172,13 @@ def integer(where: str, name: str, value: Any, least: int | None = None) -> int:
 def positive_int(where: str, name: str, value: Any) -> int:
     """`value` as a Python integer of at least one."""
     return integer(where, name, value, 1)
+
+
+def size(where: str, name: str, value: Any) -> int:
+    """`value` as a number of features or heads: what is computed for each of them on the host stays small."""
+    if (result := positive_int(where, name, value)) > 2**20:
+        raise ValueError(f"{where}: {name} must be at most 2²⁰, got {result}")
+    return result
 
 
 def sequence(where: str, name: str, value: Any, kinds: str) -> tuple[Any, ...]:

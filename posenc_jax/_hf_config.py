@@ -29,11 +29,18 @@ def one(found: Mapping[str, Any], default: Any = _MISSING, *, missing: str = "")
     """The value that all spellings of a setting agree on."""
     for name, value in found.items():
         first, agreed = next(iter(found.items()))
-        if value is not agreed and value != agreed:
+        if value is not agreed and not _equal(value, agreed):
             raise error(f"{first} = {agreed!r:.60} contradicts {name} = {value!r:.60}")
     if not found and default is _MISSING:
         raise error(f"{missing} is missing")
     return next(iter(found.values()), default)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except ValueError:  # arrays
+        return False
 
 
 class Keys:
@@ -81,8 +88,12 @@ class Keys:
 
     def items(self, *names: str) -> tuple[Any, ...] | None:
         """The value of a setting that is a list, None if it is not there."""
-        value = self.get(*names)
-        return None if value is None else _check.sequence(WHERE, self.label + names[0], value, "strings or numbers")
+        name, value, kinds = self.label + names[0], self.get(*names), "strings or numbers"
+        result = None if value is None else _check.sequence(WHERE, name, value, kinds)
+        for item in result or ():
+            if getattr(item, "ndim", 0):
+                raise TypeError(f"{WHERE}: {name} must be a sequence of {kinds}, got one of {_check.describe(item)}")
+        return result
 
     def finish(self, pattern: re.Pattern | None = _ROPE) -> None:
         """Raises if a key that speaks of rotations (None: any key) was not read."""
@@ -106,8 +117,10 @@ def overrides(config: Keys, count: int) -> dict[int, Mapping[str, Any]]:
     return result
 
 
-def text_of(config: Any) -> dict[str, Any]:
-    """The language model's part of a config."""
+def text_of(config: Any, depth: int = 4) -> dict[str, Any]:
+    """The language model's part of a config, at most so many levels deep."""
+    if not depth:
+        raise error("config must hold its text_config within four levels")
     if hasattr(config, "to_dict"):
         config = config.to_dict()
     if not isinstance(config, Mapping):
@@ -115,14 +128,26 @@ def text_of(config: Any) -> dict[str, Any]:
     for name in config:
         if not isinstance(name, str):
             raise TypeError(f"{WHERE}: config must have keys that are strings, got {_check.describe(name)}")
-    for part in ("thinker_config", "text_config", "language_config"):
-        if config.get(part) is not None:
-            inner = text_of(config[part])
-            inner["model_type"] = inner.get("model_type") or config.get("model_type")
-            # transformers 4 wrote some settings in both places; transformers 5 reads the inner.
-            Keys(config, read={name for name in inner if inner[name] == config.get(name)}).finish()
-            return inner
-    return dict(config)
+    parts = Keys(config).found("thinker_config", "text_config", "language_config")
+    if not parts:
+        return dict(config)
+    inner = one({name: text_of(part, depth - 1) for name, part in parts.items()})
+    inner["model_type"] = inner.get("model_type") or config.get("model_type")
+    # transformers 4 wrote some settings in both places; transformers 5 reads the inner.
+    Keys(config, read={name for name in inner if _equal(inner[name], config.get(name))}).finish()
+    return inner
+
+
+def rope_settings(values: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The rope settings of a config in both spellings, those that are there and not empty."""
+    found = Keys(values).found("rope_scaling", "rope_parameters")
+    for name, value in found.items():
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{WHERE}: {name} must be a mapping, got {_check.describe(value)}")
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"{WHERE}: {name} must have keys that are strings, got {_check.describe(key)}")
+    return {name: value for name, value in found.items() if value}
 
 
 def model_of(name: Any) -> Model | None:
@@ -194,6 +219,8 @@ def rotates(config: Keys, model: Model | None, types: list[str]) -> list[bool]:
     if config.flag("alibi") or not config.flag("rotary", default=True):
         raise error("the model has no rotary embedding: alibi is true, or rotary false")
     position = config.get("position_embedding_type")
+    if position is not None and not isinstance(position, str):
+        raise TypeError(f"{WHERE}: position_embedding_type must be a string, got {_check.describe(position)}")
     if model and model.position or position is not None and model is None:
         if position in (None, "nope"):
             return [False] * count
@@ -204,11 +231,8 @@ def rotates(config: Keys, model: Model | None, types: list[str]) -> list[bool]:
 
 def settings_of(config: Keys, model: Model | None, types: list[str]) -> dict[str, Keys | None]:
     """The rope settings of each layer type, None for layers without positions."""
-    name = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
     config.found("rope_scaling", "rope_parameters")
-    raw = config.values.get(name) or {}
-    if not isinstance(raw, Mapping):
-        raise TypeError(f"{WHERE}: {name} must be a mapping, got {_check.describe(raw)}")
+    name, raw = next(iter(rope_settings(config.values).items()), ("rope_parameters", {}))
     if model and model.required and not raw:
         raise error(f"{name} is missing, and model_type {config.values['model_type']!r} has a default of its own")
     if any(key in types or isinstance(value, Mapping) for key, value in raw.items()):
@@ -221,11 +245,15 @@ def settings_of(config: Keys, model: Model | None, types: list[str]) -> dict[str
             if value is None and model and model.thetas:
                 raise error(f"{name}.{key} = None: no model_type {config.values['model_type']!r} is without positions")
             result[key] = None if value is None else Keys(value, f"{name}.{key}.")
+        if not (config.found("layer_types", "layers_block_type") or model and model.pattern) and not set(raw) <= set(
+            types
+        ):
+            raise error(f"layer_types is missing, and {name} has settings for {sorted(raw)}")
         for missing in ROTATING.intersection(types).difference(raw):
             raise error(f"{name}.{missing} is missing")
         own = [d.values.get("rope_theta") for d in result.values() if d is not None]
-        outside = config.get("rope_theta")
-        if not (model and model.thetas) and outside is not None and outside not in own and None not in own:
+        outside = None if model and model.thetas else config.get("rope_theta")
+        if outside is not None and outside not in own and None not in own:
             raise error(f"rope_theta = {outside!r} contradicts {name}, whose layer types have {own or 'no positions'}")
         return result
     if unknown := set(types) - ROTATING - _STILL:
@@ -240,7 +268,8 @@ def settings_of(config: Keys, model: Model | None, types: list[str]) -> dict[str
 
 def theta_of(d: Keys, config: Keys, model: Model | None, kind: str) -> float:
     """The base of a layer type."""
-    own, outside, default = d.found("rope_theta"), config.found("rope_theta", "rotary_emb_base"), None
+    own, default = d.found("rope_theta"), None
+    outside = {} if model and model.thetas else config.found("rope_theta", "rotary_emb_base")
     if model and model.thetas:
         if kind not in model.thetas:
             raise error(f"the layer type {kind!r} is not known for model_type {config.values['model_type']!r}")
@@ -272,14 +301,26 @@ def head_dim_of(config: Keys, model: Model | None, kind: str) -> int:
         written = "per_layer_config" in config.values  # which then holds what differs
         outside = config.found("global_head_dim")
         result = one(outside | ({"head_dim": result} if written else {}), model.global_head_dim)
-    return _check.positive_int(WHERE, "head_dim", result)
+    return features("head_dim", result)
+
+
+def features(name: str, value: Any) -> int:
+    """A number of features, of which no spectrum has more."""
+    if (result := _check.positive_int(WHERE, name, value)) > 2**20:
+        raise error(f"{name} must be at most 2²⁰, got {result!r:.60}")
+    return result
+
+
+def share_of(name: str, value: Any, whole: int) -> int:
+    """So many of the features as a share says, rounded down."""
+    return int(_check.number(WHERE, name, whole * _check.number(WHERE, name, value)))
 
 
 def width_of(d: Keys, config: Keys, model: Model | None, head_dim: int) -> int:
     """The features of a head that are rotated."""
     shares = d.found("partial_rotary_factor")
     shares |= config.found("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
-    found = {f"{name} (of {head_dim})": int(head_dim * _check.number(WHERE, name, x)) for name, x in shares.items()}
+    found = {f"{name} (of {head_dim})": share_of(name, x, head_dim) for name, x in shares.items()}
     found |= config.found("rotary_dim", "attn_rotary_emb")
     if model and model.partial is None:
         found[f"the width of model_type {config.values['model_type']!r}"] = head_dim
@@ -293,5 +334,5 @@ def width_of(d: Keys, config: Keys, model: Model | None, head_dim: int) -> int:
 def even(name: str, width: Any, head_dim: int) -> int:
     """A number of features that can be rotated."""
     if not isinstance(width, int) or width % 2 or not 2 <= width <= head_dim:
-        raise error(f"{name} must rotate an even number of features, from 2 to {head_dim}, got {width!r}")
+        raise error(f"{name} must rotate an even number of features, from 2 to {head_dim}, got {width!r:.60}")
     return width

@@ -28,6 +28,13 @@ def rope_type(d: Keys) -> str:
     return result
 
 
+def _positions(name: str, value: Any) -> int:
+    """A number of positions."""
+    if (result := _check.positive_int(WHERE, name, value)) >= 2**31:
+        raise error(f"{name} must fit into int32, got {result!r:.60}")
+    return result
+
+
 @dataclasses.dataclass(frozen=True)
 class Rope:
     """The rope settings `d` of a layer, and what they refer to."""
@@ -45,7 +52,7 @@ class Rope:
 
     def maximum(self) -> int:
         value = one(self.d.found(MAXIMUM) | self.config.found(MAXIMUM), missing=MAXIMUM)
-        return _check.positive_int(WHERE, MAXIMUM, value)
+        return _positions(MAXIMUM, value)
 
     def original(self) -> int:
         within, outside = self.d.found(ORIGINAL), self.config.found(ORIGINAL)
@@ -54,7 +61,7 @@ class Rope:
             one(within | outside)
         # Outside, as Phi-3 writes it, it wins, but not over settings for one layer type.
         found = within if self.d.nested else outside or within
-        return _check.positive_int(WHERE, ORIGINAL, one(found, None) or self.maximum())
+        return _positions(ORIGINAL, one(found) if found else self.maximum())
 
     def factor(self) -> float:
         value = self.d.number("factor", None)
@@ -103,7 +110,8 @@ def _yarn(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
         "attention_factor": x.d.number("attention_factor", own),
     }
     result = yarn(x.width, x.theta, factor, original, **settings)
-    return result, settings | {"factor": factor, ORIGINAL: original} | ({"mscale_all_dim": all_dim} if all_dim else {})
+    settings |= {"truncate": bool(settings["truncate"]), "factor": factor, ORIGINAL: original}  # not NumPy's
+    return result, settings | ({"mscale_all_dim": all_dim} if all_dim else {})
 
 
 def _longrope(x: Rope) -> tuple[Frequencies, dict[str, Any]]:

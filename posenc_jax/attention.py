@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
@@ -100,6 +101,8 @@ def attention(
         raise TypeError(f"{where}: bias must be a function of positions, got {_check.describe(bias)}")
     causal = _check.flag(where, "causal", causal)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else _check.number(where, "scale", scale)
+    if abs(scale) > float(np.finfo(np.float32).max):
+        raise ValueError(f"{where}: scale must fit into float32, got {scale}")
     block_size = _check.positive_int(where, "block_size", block_size)
     positions = _rows(where, "positions", query_positions, key_positions, query, key)
     if positions is None:

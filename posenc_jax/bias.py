@@ -89,7 +89,7 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
     positions = _check.pair(where, "positions", query_positions, key_positions)
     if isinstance(heads, (jax.Array, np.ndarray)):
         return _alibi(*positions, _of_heads(where, "heads", heads))
-    return _alibi(*positions, _slopes(_check.positive_int(where, "heads", heads)))
+    return _alibi(*positions, _slopes(_check.size(where, "heads", heads)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -236,7 +236,7 @@ def sandwich(
     """
     where = "sandwich"
     positions = _check.pair(where, "positions", query_positions, key_positions)
-    heads = _check.positive_int(where, "heads", heads)
+    heads = _check.size(where, "heads", heads)
     frequencies = resolve(where, frequencies, even=True)
     if isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
         raise ValueError(f"{where}: frequencies must have one axis, got {frequencies.num_axes}")

@@ -123,7 +123,7 @@ def timestep_embedding(
       Ho et al., "Denoising Diffusion Probabilistic Models", 2020, appendix B; `get_timestep_embedding` of diffusers.
     """
     where = "timestep_embedding"
-    dim = _check.integer(where, "dim", dim, 2)
+    dim = _check.integer(where, "dim", _check.size(where, "dim", dim), 2)
     flip = _check.flag(where, "flip_sin_to_cos", flip_sin_to_cos)
     shift = _check.number(where, "downscale_freq_shift", downscale_freq_shift)
     scale = _check.positive(where, "scale", scale)

@@ -63,14 +63,15 @@ class Frequencies:
 
     def __post_init__(self):
         """Checks the fields, each and against each other, and hashes them once."""
-        where, pairs = "Frequencies", len(self.turns)
+        where = "Frequencies"
+        pairs = len(_check.sequence(where, "turns", self.turns, "integers"))
         limit = 1 << (_phase.TURN_BITS + 28)  # ω below 1.6e9: more than a turn has no place in a float's fraction
         if not all(isinstance(t, int) and abs(t) < limit for t in self.turns):
             raise ValueError(f"{where}: turns must be integers below 2²⁸ turns a position, in units of 2⁻¹²⁸")
         if _check.positive_int(where, "dim", self.dim) not in (2 * pairs, 2 * pairs - 1):
             expected = f"{2 * pairs} or {2 * pairs - 1}"
             raise ValueError(f"{where}: dim must be {expected} for {pairs} pairs, got {self.dim}")
-        axes = (0,) * pairs if self.axes is None else tuple(self.axes)
+        axes = (0,) * pairs if self.axes is None else _check.sequence(where, "axes", self.axes, "integers")
         if len(axes) != pairs or not all(isinstance(axis, int) and axis >= 0 for axis in axes):
             raise ValueError(f"{where}: axes must hold {pairs} coordinates of at least 0, got {self.axes}")
         factor = _check.number(where, "attention_factor", self.attention_factor)
@@ -187,7 +188,7 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
       Frequencies of (dim + 1)//2 pairs, correct to 2⁻¹²⁸ turn.
 
     Raises:
-      TypeError: if dim is not an integer or base not a number.
+      TypeError: if dim is not an integer, base not a number or endpoint not a bool.
       ValueError: if dim is not from 1 to 2²⁰, base is not positive and finite, or so small that a pair would turn 2²⁸
         times a position.
 
@@ -201,19 +202,17 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    dim = _check.positive_int("geometric", "dim", dim)
-    if dim > 2**20:
-        raise ValueError(f"geometric: dim must be at most 2²⁰, got {dim}")
+    dim = _check.size("geometric", "dim", dim)
     base = _check.positive("geometric", "base", base)
     pairs = (dim + 1) // 2
-    step = (1, max(pairs - 1, 1)) if endpoint else (2, dim)
+    step = (1, max(pairs - 1, 1)) if _check.flag("geometric", "endpoint", endpoint) else (2, dim)
     return Frequencies(spectrum(pairs, base, *step), dim)
 
 
 def resolve(where: str, frequencies: Any, *, even: bool = False) -> Frequencies | jax.Array:
     """What a `frequencies` argument means: Frequencies, a width, or a float array of ω (num_pairs,)."""
     if isinstance(frequencies, (int, np.integer)) and not isinstance(frequencies, bool):
-        frequencies = geometric(_check.positive_int(where, "frequencies (a width)", frequencies))
+        frequencies = geometric(_check.size(where, "frequencies (a width)", frequencies))
     if isinstance(frequencies, Frequencies):
         if even and frequencies.dim % 2:
             raise ValueError(f"{where}: frequencies must have an even dim, got {frequencies.dim}")

@@ -156,7 +156,7 @@ def _layer(
     """A layer of a type with its rope settings, None where it has no positions, and a base of its own, if any."""
     if latent:
         width = config.integer("qk_rope_head_dim")
-        head_dim = config.integer("qk_nope_head_dim") + width
+        head_dim = _hf_config.features("head_dim", config.integer("qk_nope_head_dim") + width)
         _hf_config.even("qk_rope_head_dim", width, head_dim)
     else:
         width = head_dim = _hf_config.head_dim_of(config, model, kind)
@@ -165,8 +165,7 @@ def _layer(
     if latent:
         shares = d.found("partial_rotary_factor") | config.found("partial_rotary_factor")
         for name, share in shares.items():  # of the whole head, or of its rotated part
-            share = _check.number(WHERE, name, share)
-            if width not in (int(head_dim * share), int(width * share)):
+            if width not in (_hf_config.share_of(name, share, n) for n in (head_dim, width)):
                 raise error(f"{name} = {share!r} contradicts qk_rope_head_dim = {width} of {head_dim} features")
     elif rope_type(d) != "proportional":
         width = _hf_config.width_of(d, config, model, head_dim)
@@ -232,7 +231,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
       Hugging Face transformers 5.23.0: modeling_rope_utils.py, configuration_utils.py and the models' own modules.
     """
     values = _hf_config.text_of(config)
-    both = [name for name in ("rope_scaling", "rope_parameters") if values.get(name)]
+    both = list(_hf_config.rope_settings(values))
     if len(both) == 2:  # transformers takes the first
         plans = [rotary_from_config(values | {name: None}, layout=layout, length=length) for name in both]
         if plans[0] != plans[1]:
@@ -242,12 +241,15 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
         length = _check.positive_int(WHERE, "length", length)
     keys, model = Keys(values), _hf_config.model_of(values.get("model_type"))
     count = keys.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers")
+    if count > 2**16:
+        raise error(f"num_hidden_layers must be at most 65,536, got {count!r:.60}")
     types = _hf_config.layer_types(keys, model, count)
     settings, overrides = _hf_config.settings_of(keys, model, types), _hf_config.overrides(keys, count)
     rotates = _hf_config.rotates(keys, model, types)
     latent = model.latent if model else bool(keys.get("qk_rope_head_dim"))
     bases = keys.items("layer_rope_theta") if model is None or model.layer_thetas else None
-    bases = [None] * count if bases is None else [base or 0 for base in bases]
+    name = "layer_rope_theta"
+    bases = [None] * count if bases is None else [_check.number(WHERE, name, 0 if b is None else b) for b in bases]
     if len(bases) != count:
         raise error(f"layer_rope_theta must hold {count} numbers, got {len(bases)}")
     layers, known = [], {}
@@ -262,7 +264,8 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     parameters = [dict(layer.parameters) for layer in layers]
     if any(parameters):  # else the keys are there, but no layer rotates
         keys.finish()
-    scales = {temperature(p["factor"], p["mscale_all_dim"]) ** 2 for p in parameters if "mscale_all_dim" in p} or {1.0}
+    roots = [temperature(p["factor"], p["mscale_all_dim"]) for p in parameters if "mscale_all_dim" in p]
+    scales = {_check.number(WHERE, "the square that mscale_all_dim asks for", x * x) for x in roots} or {1.0}
     if len(scales) > 1:
         raise error(f"mscale_all_dim asks for different scales of the scores, {sorted(scales)}")
     chosen = any("short_factor" in p or MAXIMUM in p for p in parameters)

@@ -190,6 +190,8 @@ def resize_table(
     if len(grid) != table.ndim - 1:
         expected = f"{table.ndim - 1} entries for a table of shape {table.shape}"
         raise ValueError(f"{where}: shape must have {expected}, got {grid}")
+    if math.prod(grid) >= 2**31:
+        raise ValueError(f"{where}: shape must have fewer than 2³¹ rows, got {grid}")
     return _resize_table(table, grid=grid, method=method)
 
 

@@ -217,10 +217,12 @@ def multimodal_positions(
         name = f"parts[{i}]"
         if isinstance(part, (int, np.integer)):
             length = side = _check.positive_int(where, name, part)
+            _fits(where, name, length)
             grid = np.repeat(np.arange(length)[:, None], 3, axis=1)
         else:
             (time, height, width), step = _grid(where, name, part)
             side = max(height, width)
+            _fits(where, name, time * height * width)
             # In float32, as the models do: it decides which whole number a product just below one becomes.
             times = np.floor(np.arange(time, dtype=np.float32) * np.float32(step)).astype(np.int64)
             grid = np.stack(np.meshgrid(times, np.arange(height), np.arange(width), indexing="ij"), -1).reshape(-1, 3)
@@ -230,6 +232,11 @@ def multimodal_positions(
     if positions.size and positions.max() >= _LIMIT:
         raise ValueError(f"{where}: positions must fit into int32, got up to {positions.max()}")
     return jnp.asarray(positions.astype(np.int32))
+
+
+def _fits(where: str, name: str, tokens: int) -> None:
+    if tokens >= _LIMIT:
+        raise ValueError(f"{where}: {name} must have fewer than 2³¹ tokens, got {tokens}")
 
 
 def _grid(where: str, name: str, part: Any) -> tuple[tuple[int, int, int], float]:

@@ -1,0 +1,363 @@
+"""Hostile input: the right result, or an error that names the function and the argument; never anything else.
+
+POSENC_HOSTILE=N multiplies what is tried (`nox -s hostile`); every draw is the same in every run.
+"""
+
+import collections
+import os
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jax import export
+
+import posenc_jax as pe
+
+MANY = int(os.environ.get("POSENC_HOSTILE", "1"))
+NAN, INF = float("nan"), float("inf")
+TRIED = collections.Counter()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def print_what_was_tried():
+    yield
+    print("\ntried:", dict(TRIED))
+
+
+# Every argument of every function, and what it should not be
+
+P, X, H = np.arange(6, dtype=np.int32), np.ones((6, 8), np.float32), np.ones((6, 2, 8), np.float32)
+ONES, TILE = np.ones(2, np.float32), {"query_positions": P, "key_positions": P}
+MLP = tuple(np.ones(shape, np.float32) for shape in ((4,), (4,), (4, 2), (2,)))
+EXTENDED = {"dim": 8, "base": 1e4, "factor": 2.0}
+VALID = {
+    "Frequencies": {"turns": (1 << 120, 1 << 119), "dim": 4, "axes": (0, 1), "attention_factor": 1.0, "precision": "exact"},
+    "add_learned": {"x": X, "table": X, "positions": P, "scale": 1.0, "out_of_range": "nan"},
+    "add_sinusoidal": {"x": X, "positions": P, "frequencies": 8, "layout": "half", "scale": 2.0},
+    "alibi": {**TILE, "heads": 2},
+    "attention": {"query": H, "key": H, "value": H, **TILE, "query_segments": P, "key_segments": P, "causal": True, "scale": 0.5, "block_size": 4},
+    "axial": {"frequencies": 8, "num_axes": 2, "base": 1e4},
+    "convert_layout": {"weights": X, "frequencies": 8, "source": "half", "target": "interleaved", "axis": 1, "num_heads": 1, "part": "first"},
+    "dynamic_ntk": {**EXTENDED, "original_max": 64, "length": 128},
+    "fire": {**TILE, "mlp": MLP, "c": 0.1, "threshold": 8.0},
+    "fourier_features": {"x": X, "matrix": np.ones((8, 3), np.float32), "layout": "half", "dtype": jnp.float32},
+    "geometric": {"dim": 8, "base": 1e4, "endpoint": True},
+    "grid_positions": {"shape": (2, 3), "order": "row", "leading": 1},
+    "kerple_log": {**TILE, "scale": ONES, "rate": ONES},
+    "kerple_power": {**TILE, "scale": ONES, "exponent": ONES},
+    "learned": {"positions": P, "table": X, "out_of_range": "nan"},
+    "linear_scaling": {"frequencies": 8, "factor": 2.0},
+    "llama3": {"frequencies": 8, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max": 64},
+    "longrope": {"frequencies": 8, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max": 64, "factor": 2.0, "length": 100, "attention_factor": None},
+    "multi_section": {"frequencies": 8, "sections": (2, 1, 1), "interleaved": False},
+    "multimodal_positions": {"parts": [2, (1, 2, 2)], "following": "side"},
+    "ntk": EXTENDED,
+    "offset_similarity": {"offset": P, "frequencies": 8},
+    "positions_from_mask": {"mask": np.ones(6, bool)},
+    "positions_from_segments": {"ids": P, "padding": 0},
+    "proportional": {"dim": 8, "base": 1e4, "fraction": 0.5, "factor": 1.0},
+    "resize_table": {"table": X, "shape": 4, "method": "linear"},
+    "rotary": {"x": H, "positions": P, "frequencies": 8, "layout": "half", "head_axis": -2, "part": "first", "inverse": False},
+    "rotation_matrix": {"offset": P, "frequencies": 8, "layout": "half", "dtype": jnp.float32},
+    "sandwich": {**TILE, "heads": 2, "frequencies": 8},
+    "shard_positions": {"length": 8, "shards": 2, "order": "zigzag"},
+    "shift": {"encodings": X, "offset": P, "frequencies": 8, "layout": "half"},
+    "sinusoidal": {"positions": P, "frequencies": 8, "layout": "half", "dtype": jnp.float32},
+    "t5": {**TILE, "table": np.ones((8, 2), np.float32), "bidirectional": True, "max_distance": 16},
+    "timestep_embedding": {"timesteps": P, "dim": 8, "flip_sin_to_cos": True, "downscale_freq_shift": 1.0, "scale": 1.0, "max_period": 1e4, "dtype": jnp.float32},
+    "xpos": {"query": H, "key": H, "positions": P, "frequencies": 8, "key_positions": P, "origin": 0, "scale_base": 512.0, "gamma": 0.4, "layout": "half", "head_axis": -2},
+    "yarn": {**EXTENDED, "original_max": 64, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "attention_factor": 1.0},
+}  # fmt: skip
+KEYS = jax.random.split(jax.random.key(0), 6)
+JUNK = [
+    None, True, False, 0, -1, 1, 3, 7, -0.0, 0.5, 1e-320, 1e308, -2.5, NAN, INF, -INF, 2**31, -(2**31) - 1, 2**63, 10**400,
+    "", "half", "nan", "²", b"x", 1j, object(), [], [1], [[1.0]], [None], (), (1, 2), (1.0, NAN), {}, {1: 2}, {1, 2}, range(3),
+    np.int32, jnp.complex64, "float33", jnp.float64,
+    np.float32(2), np.float32(NAN), np.int64(3), np.bool_(True), np.float64(1.5), np.timedelta64(1, "s"), np.array(2), np.array(NAN, np.float32),
+    np.zeros(0, np.float32), np.zeros((0, 8), np.float32), np.zeros((6, 0), np.float32), np.zeros((2, 3, 4, 5), np.float32),
+    np.ones(6, bool), np.ones(6, np.complex64), np.ones(6), np.full(6, 2**40), np.full(6, 2**32 - 1, np.uint32),
+    np.full(6, NAN, np.float32), np.full(6, INF, np.float32), np.array(["a"] * 6), np.array([None] * 6), np.zeros(6, "M8[D]"),
+    np.ones(6, "m8[s]"), np.ones(6, ">f4"), np.ones(6, np.longdouble), np.ones(6, np.float16), np.arange(6, dtype=np.uint8),
+    KEYS[0], KEYS, jnp.zeros(6, jnp.bfloat16), jnp.zeros(6, jnp.int4), jnp.zeros(6, jnp.float8_e4m3fn), jax.ShapeDtypeStruct((6,), jnp.float32),
+    pe.geometric(8), pe.axial(8, 2), pe.geometric(7),
+]  # fmt: skip
+
+
+def check_message(name, argument, error):
+    message = str(error)
+    # An error of what a function is made of has that one's name.
+    begins = any(
+        message.startswith(f"{f}: ") for f in (name, *({"geometric", "Frequencies"} if name in pe.__all__ else ()))
+    )
+    assert begins and len(message) > len(name) + 10, (name, argument, message)
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_every_argument_is_checked(name):
+    assert set(VALID) == set(pe.__all__)
+    f, valid = getattr(pe, name), VALID[name]
+    f(**valid)
+    for i, argument in enumerate(valid):
+        # In the default suite a part of what does not belong, another for each argument.
+        for junk in JUNK if MANY > 1 else JUNK[i % 8 :: 8]:
+            TRIED["arguments"] += 1
+            try:
+                jax.block_until_ready(f(**valid | {argument: junk}))
+            except (TypeError, ValueError) as e:
+                check_message(name, argument, e)
+            except Exception as e:
+                raise AssertionError(f"{name}: {argument} = {junk!r:.60} gives {type(e).__name__}: {e}") from e
+
+
+# Positions, widths, layouts and transforms beside the oracle
+
+INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+FLOATS = (np.float16, jnp.bfloat16, np.float32)
+EDGES = [0, 1, -1, 2, 65535, 65536, -65536, 2**30, 2**31 - 1, -(2**31), 10**6, 2**31 - 65536]
+SPECIAL = [
+    0.0,
+    -0.0,
+    0.5,
+    -0.5,
+    1e-40,
+    5e-39,
+    1e-20,
+    NAN,
+    INF,
+    -INF,
+    2.0**31,
+    -(2.0**31),
+    2.0**31 - 128,
+    1e30,
+    12345.678,
+    1e6 + 0.25,
+]
+
+
+@st.composite
+def positions(draw):
+    """An array of four positions of any dtype that is allowed."""
+    dtype = np.dtype(draw(st.sampled_from(INTEGERS + FLOATS)))
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        low, high = max(info.min, -(2**31)), min(info.max, 2**31 - 1)
+        values = st.sampled_from([x for x in EDGES if low <= x <= high]) | st.integers(low, high)
+    else:
+        values = st.sampled_from(SPECIAL) | st.floats(-(2.0**31), 2.0**31, width=32, exclude_max=True)
+    with warnings.catch_warnings():  # 1e30 in float16 is infinite
+        warnings.simplefilter("ignore")
+        return np.array(draw(st.lists(values, min_size=4, max_size=4))).astype(dtype)
+
+
+def waves_of(p, omegas):
+    """True sine and cosine, NaN where a position is no number in the range of int32."""
+    p = np.asarray(p).astype(np.float64)
+    fits = np.isfinite(p) & (np.round(p) >= -(2.0**31)) & (np.round(p) < 2.0**31)
+    result = oracle.waves(np.where(fits, p, 0), omegas)
+    return tuple(np.where(fits[:, None], w, NAN) for w in result)
+
+
+def split(x, layout):
+    n = x.shape[-1] // 2
+    return (x[..., :n], x[..., n:]) if layout == "half" else (x[..., 0::2], x[..., 1::2])
+
+
+def join(a, b, layout):
+    return np.concatenate([a, b], -1) if layout == "half" else np.stack([a, b], -1).reshape(*a.shape[:-1], -1)
+
+
+ROWS = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+
+
+def turn(x, sine, cosine, layout):
+    a, b = split(x.astype(np.float64), layout)
+    return join(a * cosine - b * sine, b * cosine + a * sine, layout)
+
+
+def matrices(sine, cosine, layout):
+    dim = 2 * sine.shape[-1]
+    columns = [turn(np.broadcast_to(e, (4, dim)), -sine, cosine, layout) for e in np.eye(dim)]
+    return np.stack(columns, -1)
+
+
+# name → (function of positions (n,), rows (n, dim), dim and layout; the truth of rows, waves and layout)
+FUNCTIONS = {
+    "sinusoidal": (lambda p, x, dim, way: pe.sinusoidal(p, dim, layout=way), lambda x, s, c, way: join(s, c, way)),
+    "add_sinusoidal": (lambda p, x, dim, way: pe.add_sinusoidal(x, p, layout=way), lambda x, s, c, way: x + join(s, c, way)),
+    "rotary": (lambda p, x, dim, way: pe.rotary(x, p, layout=way, head_axis=None), turn),
+    "shift": (lambda p, x, dim, way: pe.shift(x, p, dim, layout=way), lambda x, s, c, way: turn(x, -s, c, way)),
+    "rotation_matrix": (lambda p, x, dim, way: pe.rotation_matrix(p, dim, layout=way), lambda x, s, c, way: matrices(s, c, way)),
+    "offset_similarity": (lambda p, x, dim, way: pe.offset_similarity(p, dim), lambda x, s, c, way: c.sum(-1)),
+    "timestep_embedding": (
+        lambda p, x, dim, way: pe.timestep_embedding(p, dim, downscale_freq_shift=0),
+        lambda x, s, c, way: join(s, c, "half"),
+    ),
+}  # fmt: skip
+
+
+def exported(f, p, x):
+    (n,) = export.symbolic_shape("n")
+    shapes = (jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype) for a in (p, x))
+    return export.deserialize(export.export(jax.jit(f))(*shapes).serialize()).call(p, x)
+
+
+def donated(f, p, x):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        return jax.jit(f, donate_argnums=1)(p, jnp.array(x))
+
+
+def gradients(f, p, x):
+    """The primal of a derivative, whose cotangents must be finite where the primal is."""
+    y, back = jax.vjp(lambda x: f(p, x), x)
+    (dx,) = back(jnp.ones_like(y))
+    rows = np.isfinite(np.asarray(y)).reshape(len(p), -1).all(-1)
+    assert np.isfinite(np.asarray(dx)[rows]).all()
+    return y
+
+
+TRANSFORMS = {
+    "jit": lambda f, p, x: jax.jit(f)(p, x),
+    "vmap": lambda f, p, x: jax.vmap(lambda p, x: f(p[None], x[None])[0])(p, x),
+    "vmap of the last axis": lambda f, p, x: jnp.moveaxis(jax.vmap(lambda p, x: f(p, x), (1, 2), -1)(p[:, None], x[..., None]), -1, 0)[0],
+    "scan": lambda f, p, x: jax.lax.scan(lambda c, px: (c, f(px[0][None], px[1][None])[0]), 0, (p, x))[1],
+    "remat": lambda f, p, x: jax.jit(jax.checkpoint(f))(p, x),
+    "export": exported,
+    "donate": donated,
+    "grad": gradients,
+    "jacfwd": lambda f, p, x: jax.jacfwd(lambda t: f(p, x) * t, has_aux=False)(1.0),
+    "jvp": lambda f, p, x: jax.jvp(lambda t: f(p, x) * t, (1.0,), (1.0,))[0],
+}  # fmt: skip
+
+
+def profile(examples):
+    return settings(
+        max_examples=examples * MANY,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+
+
+@profile(40)
+@given(
+    st.sampled_from(sorted(FUNCTIONS)),
+    st.sampled_from(sorted(TRANSFORMS)),
+    positions(),
+    st.sampled_from([2, 4, 10]),
+    st.sampled_from(["half", "interleaved"]),
+    st.booleans(),
+)
+def test_positions_of_every_dtype_under_every_transform(name, transform, p, dim, way, wide):
+    TRIED["positions"] += 1
+    call, truth = FUNCTIONS[name]
+    x = ROWS[:, :dim]
+    f = lambda p, x: call(p, x, dim, way)  # noqa: E731
+    with jax.enable_x64(wide):
+        eager = np.asarray(f(p, x))
+        if wide or p.dtype.itemsize <= 4:  # else JAX makes 32 bits of it before it comes to the function
+            got = np.asarray(TRANSFORMS[transform](f, jnp.asarray(p), jnp.asarray(x)))
+            if name == "offset_similarity":
+                np.testing.assert_allclose(got, eager, rtol=0, atol=dim * 1e-7)
+            else:
+                np.testing.assert_array_equal(got, eager)
+    want = truth(x, *waves_of(p, oracle.geometric(dim, 10_000)), way)
+    assert eager.dtype == np.float32 and eager.shape == want.shape
+    size = 1 + np.abs(x).max()
+    finite = np.isfinite(want)
+    if name != "rotation_matrix":  # whose zeros are zeros beside any position
+        np.testing.assert_array_equal(np.isfinite(eager), finite)
+    assert np.abs(eager - want)[finite].max(initial=0) <= 3e-7 * size * (dim if name == "offset_similarity" else 1)
+
+
+# A bias for two heads → its truth from exact distances (queries, keys), the derivative's limit apart
+BIASES = {
+    "alibi": (lambda i, j: pe.alibi(i, j, ONES / 3), lambda d, after: -d * float(ONES[0] / 3)),
+    "kerple_log": (lambda i, j: pe.kerple_log(i, j, ONES, ONES), lambda d, after: -np.log1p(d)),
+    "kerple_power": (lambda i, j: pe.kerple_power(i, j, ONES, ONES / 2), lambda d, after: -np.sqrt(d)),
+    "t5": (
+        lambda i, j: pe.t5(i, j, np.repeat(np.arange(8.0, dtype=np.float32)[:, None], 2, 1), max_distance=16),
+        lambda d, after: np.minimum(np.where(d < 2, d, np.where(d < 6, 2, 3)), 3) + 4 * after,  # √(2·16) = 5.7
+    ),
+}
+
+
+@profile(40)
+@given(st.sampled_from(sorted(BIASES)), st.sampled_from(INTEGERS[:3] + INTEGERS[4:6]), st.data())
+def test_biases_of_exact_distances(name, dtype, data):
+    TRIED["biases"] += 1
+    info = np.iinfo(dtype)
+    values = st.sampled_from([info.min, info.max, 0, 1, 5, 6]) | st.integers(info.min, info.max)
+    i, j = (np.array(data.draw(st.lists(values, min_size=3, max_size=3)), dtype) for _ in range(2))
+    call, truth = BIASES[name]
+    got = call(i, j)
+    distance = i[:, None].astype(np.int64) - j[None].astype(np.int64)
+    want = truth(np.abs(distance).astype(np.float64), distance < 0)
+    assert got.dtype == np.float32 and got.shape == (2, 3, 3)
+    np.testing.assert_allclose(got, np.broadcast_to(want, got.shape), rtol=2e-6, atol=0)
+    np.testing.assert_array_equal(jax.jit(call)(i, j), got)
+
+
+@profile(30)
+@given(
+    st.lists(st.integers(-(2**31), 2**31 - 1) | st.sampled_from([0, 1, 2]), min_size=1, max_size=8),
+    st.sampled_from(["zeros", "nan"]),
+)
+def test_learned_gives_its_row_or_none(rows, rule):
+    TRIED["learned"] += 1
+    got = np.asarray(pe.learned(np.array(rows, np.int32), ROWS[:3], out_of_range=rule))
+    for p, row in zip(rows, got, strict=True):
+        want = ROWS[p] if 0 <= p < 3 else np.full(64, 0 if rule == "zeros" else NAN, np.float32)
+        np.testing.assert_array_equal(row, want)
+
+
+@profile(30)
+@given(st.lists(st.sampled_from([0, 0, 0, 1, -(2**31), 2**31 - 1]), min_size=1, max_size=12))
+def test_positions_of_any_segments_and_masks(ids):
+    TRIED["segments"] += 1
+    want, count = [], 0
+    for i, segment in enumerate(ids):
+        count = count + 1 if i and ids[i - 1] == segment else 0
+        want.append(count)
+    np.testing.assert_array_equal(pe.positions_from_segments(np.array(ids, np.int32)), want)
+    mask = np.array(ids) == 0
+    counted = [sum(mask[:i]) if m else 0 for i, m in enumerate(mask)]
+    np.testing.assert_array_equal(pe.positions_from_mask(mask), counted)
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.uint64], ids=str)
+def test_traced_positions_outside_int32_are_nan_and_known_ones_refused(name, dtype):
+    call = FUNCTIONS[name][0]
+    f = lambda p: call(p, ROWS[:2, :4], 4, "half")  # noqa: E731
+    with jax.enable_x64(True):
+        p = jnp.array([5, 2**32 - 1 if dtype != np.int64 else -(2**31) - 1], dtype)
+        with pytest.raises(
+            ValueError, match=f"^{name}: (positions|offset|timesteps) must fit into int32, got {np.dtype(dtype)}"
+        ):
+            f(p)
+        first, second = np.asarray(jax.jit(f)(p))
+    assert np.isfinite(first).all() and np.isnan(second).any()
+
+
+def test_no_nan_on_the_way_to_a_number():
+    p = np.array([0.0, -0.0, 0.5, 1e-40, 2.0**31 - 128, -(2.0**31), 1e6 + 0.25, 3.0], np.float32)
+    x = np.resize(ROWS, (8, 8)).astype(np.float32)
+    with jax.debug_nans(True):
+        for call, _ in FUNCTIONS.values():
+            for way in ("half", "interleaved"):
+                jax.block_until_ready(call(p, x, 8, way))
+                # Within jax.jit: outside, JAX looks at every operation, and one fills with a NaN that a select leaves out.
+                grad = jax.jit(jax.grad(lambda p, c=call, w=way: jnp.sum(c(p, x, 8, w))))
+                jax.block_until_ready(grad(jnp.asarray(p)))
+        for call, _ in BIASES.values():
+            jax.block_until_ready(call(EXTREMES, EXTREMES))
+
+
+EXTREMES = np.array([-(2**31), 2**31 - 1, 0, 1], np.int32)

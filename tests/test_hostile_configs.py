@@ -1,0 +1,269 @@
+"""Configs of Hugging Face, broken at random: a plan that is right by the formulas, or an error that names the key.
+
+POSENC_HOSTILE=N multiplies the number of configs (`nox -s hostile`). A failure names its case: `config_of(case)`.
+"""
+
+import collections
+import copy
+import functools
+import json
+import os
+import random
+import re
+
+import numpy as np
+import pytest
+import rope_reference as reference
+from rope_checks import turns_of
+from test_hf import PUBLISHED
+
+from posenc_jax.hf import plan_to_config, rotary_from_config
+
+CASES = 3000 * int(os.environ.get("POSENC_HOSTILE", "1"))
+CHUNKS = 4
+RECORDED = [case["config"] for name in ("hf_model_types", "hf_frequencies") for case in reference.read_cases(name)]
+SEEDS = [*PUBLISHED.values(), *RECORDED]
+NAMES = sorted(
+    set(
+        "rope_theta rotary_emb_base rotary_pct rotary_dim rotary_emb_fraction partial_rotary_factor rope_scaling "
+        "rope_parameters rope_type type factor alpha low_freq_factor high_freq_factor beta_fast beta_slow mscale "
+        "mscale_all_dim attention_factor truncate short_factor long_factor original_max_position_embeddings "
+        "max_position_embeddings mrope_section mrope_interleaved interleaved llama_4_scaling_beta rope_interleave "
+        "rope_interleaved rotary_emb_interleaved no_rope_layers no_rope_layer_interval layer_types layers_block_type "
+        "attn_layer_indices full_attn_idxs block_types cross_attention_layers alibi rotary position_embedding_type "
+        "per_layer_config layer_rope_theta head_dim kv_channels attention_head_dim hidden_size n_embd d_model "
+        "num_attention_heads n_head n_heads num_hidden_layers n_layer n_layers num_layers qk_rope_head_dim "
+        "qk_nope_head_dim global_head_dim attn_temperature_tuning attn_scale floor_scale sliding_window "
+        "sliding_window_pattern global_attn_every_n_layers full_attention_interval local_rope_theta global_rope_theta "
+        "rope_local_base_freq attn_rotary_emb text_config thinker_config language_config model_type rope_ratio "
+        "full_attention sliding_attention use_rope".split()
+    )
+)
+# What stands where something else should; no sizes at which a spectrum takes long.
+WIDTH = re.compile("dim|channels|hidden|embd|d_model")
+JUNK = [
+    None, True, False, 0, 1, 2, 3, -1, 0.5, 1.5, -0.0, 5e-324, 1e-300, 1e308, 1e9, 10**9, 10**400, -(10**400), 2**31 - 1,
+    2**31, 2**63, float("nan"), float("inf"), -float("inf"), "", "8.0", "yarn", "0x10", "²", "é" * 500, b"x", 1j, object(),
+    float, [], [None], [1, 2], [[1]], ["1"] * 8, ["full_attention"], [0.0] * 8, [float("nan")] * 8, [1e308] * 8, (1, 2),
+    {1, 2}, range(3), {}, {1: 2}, {"a": {}}, {"full_attention": {}}, {"full_attention": None, "sliding_attention": {}},
+    np.float32(2), np.int64(4), np.float64("nan"), np.bool_(True), np.array(2.0), np.arange(3), np.ones((2, 2)),
+]  # fmt: skip
+
+
+def mappings(config, depth=3):
+    inner = [m for value in config.values() if isinstance(value, dict) and depth for m in mappings(value, depth - 1)]
+    return [config, *inner]
+
+
+def mutate(config, rng):
+    """One key is lost, renamed, of another type, new, of another model, or of another number or length."""
+    d = rng.choice(mappings(config))
+    key = rng.choice([*d, None])
+    kind = rng.randrange(6)
+    if kind == 0 or key is None:
+        d[rng.choice(NAMES)] = rng.choice(JUNK)
+    elif kind == 1:
+        del d[key]
+    elif kind == 2:
+        value, name = d.pop(key), rng.choice(NAMES)
+        d[name] = (
+            value if not WIDTH.search(name) or not isinstance(value, int) else min(value, 4096)
+        )  # else it takes long
+    elif kind == 3:
+        d[key] = rng.choice(JUNK)
+    elif kind == 4:
+        other = rng.choice(mappings(rng.choice(SEEDS)))
+        d.update(copy.deepcopy(dict(rng.sample(sorted(other.items(), key=str), min(len(other), 1)))))
+    elif isinstance(d[key], list):
+        d[key] = d[key][:-1] if rng.random() < 0.5 else d[key] * 2
+    elif isinstance(d[key], (bool, str)):
+        d[key] = str(d[key]) + "s"
+    elif isinstance(d[key], (int, float)) and abs(d[key]) < 1e9:
+        d[key] *= rng.choice([2, 0.5, -1, 2.0, 1e300])
+
+
+def config_of(case):
+    """A broken config and the arguments that go with it."""
+    rng = random.Random(case)
+    config = copy.deepcopy(rng.choice(SEEDS))
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        mutate(config, rng)
+    length = rng.choice([None, 9, 5000, 100_000, 2**31 - 1])
+    return config, {"length": length, "layout": rng.choice([None, None, "half"])}
+
+
+def outcome(case, config, **arguments):
+    """The plan, or the message of an error that is clear."""
+    try:
+        return rotary_from_config(config, **arguments)
+    except (TypeError, ValueError) as e:
+        message = str(e)
+        assert message.startswith("rotary_from_config: ") and message.count("rotary_from_config") == 1, (case, message)
+        words = set(re.findall(r"\w+", message)) - {"rotary_from_config"}
+        keys = {str(key) for m in mappings(config) for key in m}
+        assert words & ({*NAMES, "layout", "length", "config"} | keys), (case, message)
+        return message
+    except Exception as e:
+        raise AssertionError(f"case {case}: {type(e).__name__}: {e}") from e
+
+
+@functools.lru_cache(maxsize=4096)
+def true_spectrum(parameters, head_dim, maximum, length):
+    rope = dict(parameters)
+    if rope["rope_type"] == "llama3" and rope["low_freq_factor"] == rope["high_freq_factor"]:  # a step
+        omega, amplitude = reference.spectrum(rope | {"rope_type": "default"}, head_dim, maximum, length)
+        turning = rope["low_freq_factor"] * 2 * reference.MP.pi / rope["original_max_position_embeddings"]
+        return turns_of(w if w > turning else w / reference.MP.mpf(rope["factor"]) for w in omega), amplitude
+    omega, amplitude = reference.spectrum(rope, head_dim, maximum, length)
+    return turns_of(omega), amplitude
+
+
+def check_layer(layer, length):
+    """A layer's frequencies by the formulas, from its settings."""
+    rope = dict(layer.parameters)
+    head_dim = layer.head_dim
+    if layer.frequencies is None:
+        assert not rope
+        return
+    if rope.get("factor", 1) > 1e40 or layer.rotary_dim > 1024:
+        return  # the reference has 60 digits, and takes its time
+    if rope["rope_type"] != "proportional" and layer.rotary_dim != int(head_dim * rope.get("partial_rotary_factor", 1)):
+        head_dim = layer.rotary_dim  # of latent attention
+    turns, amplitude = true_spectrum(layer.parameters, head_dim, rope.get("max_position_embeddings", 1), length)
+    assert max(abs(a - b) for a, b in zip(layer.frequencies.turns, turns, strict=True)) <= 2
+    assert abs(layer.frequencies.attention_factor - amplitude) <= 4e-16 * abs(amplitude)
+    if "mrope_section" in rope:
+        assert layer.frequencies.axes == tuple(reference.axes_of(rope, len(turns)))
+
+
+# Rope settings that a layer's own must repeat wherever they are written.
+SETTINGS = "factor alpha low_freq_factor high_freq_factor attention_factor short_factor long_factor llama_4_scaling_beta".split()
+
+
+def check_said(plan, config):
+    """What the config writes is what the plan says."""
+    text = next((config[k] for k in ("thinker_config", "text_config", "language_config") if config.get(k)), None)
+    if text is not None:
+        return check_said(plan, text)
+    of_all = [dict(layer.parameters) for layer in plan.layers if layer.parameters]
+    for name in ("rope_scaling", "rope_parameters"):
+        raw = config.get(name) or {}
+        few = len(plan.layers) < 6  # possibly none of the layer type that the settings are for
+        for settings in (m for m in mappings(raw) if of_all and not few):
+            for key in SETTINGS:
+                said = settings.get(key)
+                if said is not None and (settings is raw or len(raw) == 1):
+                    said = tuple(said) if isinstance(said, (list, range, np.ndarray)) else said
+                    # alpha = 0 is none, and where there is one its factor of 1 says nothing.
+                    if not (key == "alpha" and not said or key == "factor" and any("alpha" in s for s in of_all)):
+                        assert any(s.get(key) == said for s in of_all), key
+    thetas = {s["rope_theta"] for s in of_all}
+    for key in ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "local_rope_theta", "global_rope_theta"):
+        one_type = len(set(config.get("layer_types") or [0, 1])) == 1 or config.get("layer_rope_theta")
+        if of_all and config.get(key) is not None and not one_type:
+            assert config[key] in thetas or len(plan.layers) < 6, key
+    for key in ("num_hidden_layers", "n_layer", "num_layers"):
+        assert config.get(key) in (None, len(plan.layers))
+
+
+def check_plan(plan, config):
+    hash(plan)
+    for layer in set(plan.layers):
+        check_layer(layer, plan.length)
+    check_said(plan, config)
+    said = json.loads(json.dumps(plan_to_config(plan)))
+    assert rotary_from_config(said, length=plan.length) == plan
+
+
+# What a plan may leave unread: what transformers does not read either, or what another key overrules.
+UNREAD = {
+    "mscale", "mscale_all_dim",  # outside latent attention, or one without the other, or beside attention_factor
+    "max_position_embeddings",  # Ministral 3 keeps a copy within
+    "no_rope_layer_interval",  # beside no_rope_layers
+}  # fmt: skip
+SPEAKS = re.compile("rope|rotary|theta|alibi")
+
+
+def rotating_keys(config, within=False):
+    """(mapping, key) of each value that speaks of rotations."""
+    for key, value in config.items():
+        if key in UNREAD:
+            continue
+        if isinstance(value, dict) and (
+            within or SPEAKS.search(key) or key.endswith(("text_config", "thinker_config"))
+        ):
+            yield from rotating_keys(value, within=not key.endswith("_config"))
+        elif (within or SPEAKS.search(key)) and value is not None:
+            yield config, key
+
+
+def is_unread(config, key, layout):
+    """Whether a plan may leave a key unread: transformers does not read it either, or another key overrules it."""
+    settings = {key for m in mappings(config) for key in m}
+    return (
+        key in UNREAD
+        or "interleave" in key
+        and layout is not None  # what the caller says
+        or key.startswith("beta_")
+        and "alpha" in settings  # Hunyuan
+        or key == "original_max_position_embeddings"
+        and sum(key in m for m in mappings(config)) > 1  # the outer one wins
+    )
+
+
+def another(key, value):
+    """Another value of the same type."""
+    if isinstance(value, (bool, np.bool_)) or key.endswith(("interleave", "interleaved", "alibi", "rotary")):
+        return not value
+    if isinstance(value, str):
+        return {"linear": "dynamic", "default": "linear", "mrope": "linear"}.get(value, "default")
+    if isinstance(value, (list, tuple)):
+        return [*value[:-1], another(key, value[-1])] if value else [1]
+    return type(value)(value * 3 / 4 or 0.3) if isinstance(value, float) else value * 2 + 1
+
+
+def check_sensitive(case, plan, config, arguments):
+    """No key that speaks of rotations can be changed without changing the plan."""
+    changes = 0
+    used = {layer.parameters for layer in plan.layers if layer.parameters}
+    by_type = re.search("gemma3|modernbert|olmo3", str([m.get("model_type") for m in mappings(config)]))
+    if not used or by_type and len(plan.layers) < 6:  # possibly none of the layer type that the settings are for
+        return changes
+    kinds = [
+        m for m in mappings(config) for key, m in m.items() if str(key).endswith("_attention") and isinstance(m, dict)
+    ]
+    for d, key in list(rotating_keys(config)):
+        old = d[key]
+        if is_unread(config, key, arguments["layout"]) or d in kinds and len(used) < len(kinds):
+            continue  # the last: settings for a layer type that no layer is of
+        try:
+            new = another(key, old)
+        except (TypeError, ValueError):
+            continue
+        d[key] = new
+        got = outcome(case, config, **arguments)
+        d[key] = old
+        changes += 1
+        assert got != plan, f"case {case}: {key} = {old!r} and {new!r} give the same plan of {config}"
+    return changes
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_a_broken_config_gives_the_right_plan_or_a_clear_error(chunk, record_property):
+    counts = collections.Counter()
+    for case in range(chunk, CASES, CHUNKS):
+        config, arguments = config_of(case)
+        result = outcome(case, config, **arguments)
+        counts["configs"] += 1
+        if isinstance(result, str):
+            counts["refused"] += 1
+            continue
+        counts["plans"] += 1
+        try:
+            check_plan(result, config)
+        except Exception as e:
+            raise AssertionError(f"case {case}: {type(e).__name__} {e} {config}") from e
+        counts["changed keys"] += check_sensitive(case, result, config, arguments)
+    print(dict(counts))
+    record_property("counts", str(dict(counts)))
+    assert counts["plans"] > counts["configs"] / 20 and counts["refused"] > counts["configs"] / 4
