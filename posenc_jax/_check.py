@@ -177,7 +177,7 @@ def positive_int(where: str, name: str, value: Any) -> int:
 def size(where: str, name: str, value: Any) -> int:
     """`value` as a number of features or heads: what is computed for each of them on the host stays small."""
     if (result := positive_int(where, name, value)) > 2**20:
-        raise ValueError(f"{where}: {name} must be at most 2²⁰, got {result}")
+        raise ValueError(f"{where}: {name} must be at most 2²⁰, got {result!r:.60}")
     return result
 
 

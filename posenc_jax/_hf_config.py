@@ -301,14 +301,7 @@ def head_dim_of(config: Keys, model: Model | None, kind: str) -> int:
         written = "per_layer_config" in config.values  # which then holds what differs
         outside = config.found("global_head_dim")
         result = one(outside | ({"head_dim": result} if written else {}), model.global_head_dim)
-    return features("head_dim", result)
-
-
-def features(name: str, value: Any) -> int:
-    """A number of features, of which no spectrum has more."""
-    if (result := _check.positive_int(WHERE, name, value)) > 2**20:
-        raise error(f"{name} must be at most 2²⁰, got {result!r:.60}")
-    return result
+    return _check.size(WHERE, "head_dim", result)
 
 
 def share_of(name: str, value: Any, whole: int) -> int:

@@ -156,7 +156,7 @@ def _layer(
     """A layer of a type with its rope settings, None where it has no positions, and a base of its own, if any."""
     if latent:
         width = config.integer("qk_rope_head_dim")
-        head_dim = _hf_config.features("head_dim", config.integer("qk_nope_head_dim") + width)
+        head_dim = _check.size(WHERE, "head_dim", config.integer("qk_nope_head_dim") + width)
         _hf_config.even("qk_rope_head_dim", width, head_dim)
     else:
         width = head_dim = _hf_config.head_dim_of(config, model, kind)
