@@ -110,6 +110,13 @@ def hostile(session):
 
 
 @nox.session
+def mutation(session):
+    """Small faults put into the library, and whether a test fails; `-- --sample N` draws N of each module."""
+    session.install("-e", ".[plot,demo]", *group("test"), "coverage>=7.6")
+    session.run("python", "tests/mutation/run.py", *session.posargs, env={"JAX_PLATFORMS": "cpu"})
+
+
+@nox.session
 def compile_tpu(session):
     """Every public function compiled for TPU v5e and v6e, no device needed: fusions, temporaries, cycles."""
     session.install("-e", ".", "jax[tpu]", *group("test"))
