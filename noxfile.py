@@ -95,6 +95,13 @@ def compile_cuda(session):
 
 
 @nox.session
+def distributed(session):
+    """Training over two processes: losses, checkpoints, and processes that die."""
+    session.install("-e", ".[plot,demo]", *group("test"))  # flax brings orbax-checkpoint
+    pytest(session, "tests/distributed", "-m", "distributed", JAX_PLATFORMS="cpu")
+
+
+@nox.session
 def parity(session):
     """Rotary embeddings beside those of transformers, in small random models; `-- --record` writes tests/data.
 

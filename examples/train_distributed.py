@@ -1,4 +1,4 @@
-r"""Trains models of `train_text.py` over several processes: the batch split along one axis of devices, sequences along one.
+r"""Trains models of `train_text.py` over several processes: batches split along an axis of devices, sequences along one.
 
 Each process has a few CPU devices, and all devices make one mesh, ("data", "sequence"), of which one axis runs across
 the processes. Positions count along the whole sequence, wherever a device's part begins, so the losses are those of one
@@ -9,7 +9,7 @@ happened. If a process dies the others are ended, and the error says which one, 
         [--steps N] [--checkpoints FOLDER [--every N] [--resume]]
 
 The losses, in bits per byte, go to standard output as lines of JSON, all else to standard error. What each process
-writes is in process-0.log and so on beside the checkpoints, or in a temporary folder, which is kept if there is an error.
+writes is in process-0.log and so on beside the checkpoints, or in a temporary folder, which is kept after an error.
 """
 
 from __future__ import annotations
@@ -82,17 +82,19 @@ def train(setup: Setup, variant: Variant, mesh: Mesh, text: np.ndarray, steps: i
         state = {"weights": optax.apply_updates(state["weights"], change), "optimizer": inner}
         return jax.lax.with_sharding_constraint((state, cost), everywhere)
 
-    def spread(x):
-        return jax.make_array_from_callback(x.shape, split, lambda index: x[index])
+    def place(x, sharding):  # every process has all of it
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
     if last := keep.last():
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), jax.eval_shape(begin))
+        like = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), jax.eval_shape(begin)
+        )
         state = keep.restore(last, like)
     else:
-        state = jax.jit(begin, out_shardings=everywhere)()
+        state = jax.tree.map(lambda x: place(np.asarray(x), everywhere), jax.jit(begin)())
     for step in range(last + 1, steps + 1):
         windows = batch(setup, text, step)
-        state, loss = update(state, spread(windows[:, :-1]), spread(windows[:, 1:]))
+        state, loss = update(state, place(windows[:, :-1], split), place(windows[:, 1:], split))
         yield step, float(loss)
         keep.save(step, state, always=step == steps)
 
@@ -261,7 +263,9 @@ def main(arguments: list[str] | None = None, setup: Setup = Setup()) -> int:  # 
     if devices % options.data or setup.batch % options.data:
         parser.error(f"argument --data: must divide {devices} devices and a batch of {setup.batch}, got {options.data}")
     if setup.length % (devices // options.data):
-        parser.error(f"{devices // options.data} parts of a sequence of {setup.length}: give --devices or --data another number")
+        parser.error(
+            f"{devices // options.data} parts of a sequence of {setup.length}: give --devices or --data another number"
+        )
     if options.resume and not options.checkpoints:
         parser.error("argument --resume: needs --checkpoints FOLDER")
     if options.checkpoints:
@@ -270,7 +274,9 @@ def main(arguments: list[str] | None = None, setup: Setup = Setup()) -> int:  # 
         if options.worker is None and options.resume and not kept:
             parser.error(f"argument --resume: no checkpoint of {', '.join(options.variant)} in {options.checkpoints}")
         if options.worker is None and kept and not options.resume:
-            parser.error(f"{options.checkpoints} has checkpoints of {', '.join(kept)}: add --resume, or name another folder")
+            parser.error(
+                f"{options.checkpoints} has checkpoints of {', '.join(kept)}: add --resume, or name another folder"
+            )
     if options.worker:
         try:
             work(options, setup)
