@@ -1,4 +1,4 @@
-r"""Trains models of `train_text.py` over several processes: batches split along an axis of devices, sequences along one.
+r"""Trains models of `train_text.py` over several processes: batches split over some devices, sequences over others.
 
 Each process has a few CPU devices, and all devices make one mesh, ("data", "sequence"), of which one axis runs across
 the processes. Positions count along the whole sequence, wherever a device's part begins, so the losses are those of one
@@ -204,8 +204,9 @@ class Process:
         return f"process {self.index} (pid {self.child.pid}) {how}, {where}"
 
     def tail(self, count: int = 6) -> str:
-        """Its last lines, without the addresses of a stack."""
-        said = [line for line in self.lines() if line.strip() and not line.startswith(("    @", "[Gloo]"))]
+        """Its last lines, without where in XLA they come from."""
+        noise = ("    @ ", "***", "===", "external/", "[Gloo]")
+        said = [line for line in self.lines() if line.strip() and not line.startswith(noise)]
         return "".join(f"    {line[:500]}\n" for line in said[-count:])
 
 
