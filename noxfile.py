@@ -98,7 +98,7 @@ def exports(session):
     written.mkdir()
     environment = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": "tests", "POSENC_EXPORTS": str(written)}
     session.run(str(lowest / "bin" / "python"), "tests/exports/write.py", str(written), env=environment, external=True)
-    pytest(session, "tests/exports", "-m", "exports", **environment)
+    pytest(session, "tests/exports", **environment)
 
 
 @nox.session
@@ -128,6 +128,13 @@ def compile_cuda(session):
     """Every public function compiled for an H200, no device needed: fusions, temporaries."""
     session.install("-e", ".", *CUDA_COMPILER, *group("test"))
     pytest(session, "-s", "tests/compile", "-m", "compile_cuda", JAX_PLATFORMS="cpu")
+
+
+@nox.session
+def distributed(session):
+    """Training over two processes: losses, checkpoints, and processes that die."""
+    session.install("-e", ".[plot,demo]", *group("test"))  # flax brings orbax-checkpoint
+    pytest(session, "tests/distributed", JAX_PLATFORMS="cpu")
 
 
 @nox.session
