@@ -20,7 +20,7 @@ def bench():
     others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(FOLDER))
     try:
-        wanted = ("cases", "worker", "comparison", "report", "figures", "run")
+        wanted = ("cases", "worker", "comparison", "report", "figures", "run", "pods")
         return SimpleNamespace(**{name: importlib.import_module(name) for name in wanted})
     finally:
         sys.path.remove(str(FOLDER))
@@ -208,3 +208,28 @@ def test_names_of_cases_are_unique(bench):
     assert len({case.name for case in every}) == len(every)
     drawn = {case.name for row in bench.figures.BARS for case in row}
     assert drawn <= {case.name for case in bench.cases.SPEED}
+
+
+def test_the_tables_of_pods_are_of_their_figures(bench):
+    result = json.loads((FOLDER / "results" / "pods.json").read_text(encoding="utf-8"))
+    assert bench.pods.text(result) == (FOLDER / "results" / "pods.md").read_text(encoding="utf-8")
+    on_pods, figures = bench.pods.pods, {(f["target"], f["function"]): f for f in result["figures"]}
+    cases = {(pod, case.name): case for pod in on_pods.PODS for case in (*on_pods.cases(pod), on_pods.TEXTBOOK)}
+    assert list(figures) == list(cases)
+    for (pod, name), case in cases.items():
+        assert figures[pod, name]["first"] == bench.pods.first(case)
+        if case is on_pods.TEXTBOOK:
+            with pytest.raises(AssertionError, match="temporaries"):
+                case.check(pod, figures[pod, name])
+        else:
+            case.check(pod, figures[pod, name])
+
+
+def test_on_paper_a_device_has_what_its_positions_ask_for(bench):
+    # 2³¹ positions over 65,536 devices are 32,768 for each: 128 KiB of int32, and 512 bytes of waves for every one.
+    assert bench.pods.LENGTH // bench.pods.SHARDS == 32_768
+    result = json.loads((FOLDER / "results" / "pods.json").read_text(encoding="utf-8"))
+    rows = {row.split(" | ")[0][2:]: row[:-2].split(" | ")[1:] for row in bench.pods.paper(result).splitlines()}
+    assert rows["sinusoidal"] == ["4", "512", "0", "0.12", "16.00", "0.00"]
+    assert rows["rotary, two heads"] == ["512", "512", "0", "16.00", "16.00", "0.00"]
+    assert rows["learned"][:3] == ["4", "256", "256"] and rows["learned"][3] == "2.12"  # with a table of 2 MiB
