@@ -225,11 +225,25 @@ def test_the_tables_of_pods_are_of_their_figures(bench):
             case.check(pod, figures[pod, name])
 
 
+def test_the_line_of_two_pods_foretells_a_third(bench):
+    result = json.loads((FOLDER / "results" / "pods.json").read_text(encoding="utf-8"))
+    on_pods, third = bench.pods.pods, {f["function"]: f for f in result["sizes"] if f["target"] == "v5p:16x16x16"}
+    assert list(third) == bench.pods.ON_PAPER
+    for case in on_pods.cases("v5p:16x16x16"):
+        if case.name in third:
+            case.check("v5p:16x16x16", third[case.name])
+            for size in ("arguments", "result", "temporaries"):
+                constant, each = bench.pods.line(result, case.name, size)
+                foretold = constant + each * case.positions("v5p:16x16x16")
+                assert third[case.name][size] == foretold or size == "temporaries" and third[case.name][size] < foretold
+                assert 0 <= constant <= 2**17 or (case.name, size) == ("learned", "arguments")
+
+
 def test_on_paper_a_device_has_what_its_positions_ask_for(bench):
     # 2³¹ positions over 65,536 devices are 32,768 for each: 128 KiB of int32, and 512 bytes of waves for every one.
     assert bench.pods.LENGTH // bench.pods.SHARDS == 32_768
     result = json.loads((FOLDER / "results" / "pods.json").read_text(encoding="utf-8"))
     rows = {row.split(" | ")[0][2:]: row[:-2].split(" | ")[1:] for row in bench.pods.paper(result).splitlines()}
-    assert rows["sinusoidal"] == ["4", "512", "0", "0.12", "16.00", "0.00"]
-    assert rows["rotary, two heads"] == ["512", "512", "0", "16.00", "16.00", "0.00"]
-    assert rows["learned"][:3] == ["4", "256", "256"] and rows["learned"][3] == "2.12"  # with a table of 2 MiB
+    assert rows["sinusoidal"] == ["4", "512", "0", "0.1", "16.0", "0.0"]
+    assert rows["rotary, two heads"] == ["512", "512", "0", "16.0", "16.0", "0.0"]
+    assert rows["learned"] == ["4", "256", "256", "2.1", "8.0", "8.1"]  # with a table of 2 MiB
