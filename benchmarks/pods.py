@@ -33,9 +33,13 @@ ON_PAPER = [
 ]
 
 
+COMPILED = ["sinusoidal"]  # for 65,536
+
+
 def measure():
     figures = [figure(pod, case) for pod in pods.PODS for case in (*pods.cases(pod), pods.TEXTBOOK)]
     sizes = [figure(pod, case) for pod in pods.SIZES for case in pods.cases(pod) if case.name in ON_PAPER]
+    sizes += [figure(pod, case) for pod in pods.LARGEST for case in pods.cases(pod) if case.name in COMPILED]
     versions = {"python": sys.version.split()[0], "jax": jax.__version__, "libtpu": metadata.version("libtpu")}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return {"date": today, "versions": versions, "figures": figures, "sizes": sizes}
@@ -78,7 +82,7 @@ def line(result, function, size):
         if f["function"] == function:
             (case,) = (case for case in pods.cases(f["target"]) if case.name == function)
             points.append((case.positions(f["target"]), f[size]))
-    (few, x), (many, y), _ = points
+    (few, x), (many, y), *_ = points
     each = (x - y) / (few - many)
     return x - each * few, each
 

@@ -239,6 +239,14 @@ def test_the_line_of_two_pods_foretells_a_third(bench):
                 assert 0 <= constant <= 2**17 or (case.name, size) == ("learned", "arguments")
 
 
+def test_a_device_of_65_536_as_compiled(bench):
+    result = json.loads((FOLDER / "results" / "pods.json").read_text(encoding="utf-8"))
+    found = [f for f in result["sizes"] if f["target"] in bench.pods.pods.LARGEST]
+    assert [f["function"] for f in found] == bench.pods.COMPILED
+    (sizes,) = ([f[size] for size in ("arguments", "result", "temporaries", "collectives")] for f in found)
+    assert sizes == [4 * 2**14, 4 * 128 * 2**14, 0, []]  # positions and rows of 2³⁰ over 65,536
+
+
 def test_on_paper_a_device_has_what_its_positions_ask_for(bench):
     # 2³¹ positions over 65,536 devices are 32,768 for each: 128 KiB of int32, and 512 bytes of waves for every one.
     assert bench.pods.LENGTH // bench.pods.SHARDS == 32_768
