@@ -124,6 +124,13 @@ def compile_tpu(session):
 
 
 @nox.session
+def pods(session):
+    """Bytes of each device of whole TPU pods, as compiled: writes benchmarks/results/pods.json and pods.md."""
+    session.install("-e", ".", "jax[tpu]", *group("bench"))
+    session.run("python", "benchmarks/pods.py", *session.posargs, env=NO_TPU)
+
+
+@nox.session
 def compile_cuda(session):
     """Every public function compiled for an H200, no device needed: fusions, temporaries."""
     session.install("-e", ".", *CUDA_COMPILER, *group("test"))
