@@ -5,6 +5,7 @@ POSENC_HOSTILE=N multiplies what is tried (`nox -s hostile`); every draw is the 
 
 import collections
 import os
+import re
 import warnings
 
 import jax
@@ -96,7 +97,7 @@ TOGETHER |= {("Frequencies", "turns"), ("axial", "frequencies"), ("longrope", "f
 def check_message(name, argument, error):
     message = str(error)
     names = {*VALID[name]} if (name, argument) in TOGETHER else {argument}
-    right = message.startswith(f"{name}: ") and any(n in message for n in names)
+    right = message.startswith(f"{name}: ") and any(re.search(rf"\b{n}\b", message) for n in names)
     assert right and len(message) > len(name) + 10, (name, argument, message)
 
 
