@@ -19,6 +19,8 @@ NO_TPU = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
 }
+# Where the JAX project puts its nightly builds.
+JAX_NIGHTLY = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
 # The CUDA compiler alone: neither cuDNN nor cuBLAS nor NCCL.
 CUDA_COMPILER = ["jax-cuda13-plugin", "jax-cuda13-pjrt"] + [
     f"nvidia-{name}" for name in ("cuda-nvcc", "nvvm", "cuda-runtime", "nvjitlink", "cuda-cupti", "cuda-nvrtc")
@@ -70,6 +72,33 @@ def minimums(session):
     requirements = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["demo"]
     session.install("-e", ".[plot,demo]", *group("test"), *(r.replace(">=", "==") for r in requirements))
     pytest(session, "-n", "auto", JAX_PLATFORMS="cpu")
+
+
+@nox.session
+def nightly(session):
+    """The test suite on tonight's JAX and Flax and the newest NumPy, released or not; needs the network."""
+    session.install("-e", ".[plot,demo]", *group("test"))
+    session.install("-U", "--pre", "jax", "jaxlib", "numpy", "--extra-index-url", JAX_NIGHTLY)
+    session.install("-U", "flax @ git+https://github.com/google/flax")
+    pytest(session, "-n", "auto", JAX_PLATFORMS="cpu")
+
+
+@nox.session
+def exports(session):
+    """What `jax.export` makes on the lowest JAX allowed, loaded on the newest that this Python has."""
+    session.install("-e", ".", *group("test"))
+    folder = Path(session.create_tmp())
+    lowest = folder / "lowest"
+    if not (lowest / "bin" / "python").exists():
+        session.run("python", "-m", "venv", str(lowest))
+    requirements = [r.replace(">=", "==") for r in PROJECT["project"]["dependencies"]]
+    session.run(str(lowest / "bin" / "pip"), "install", "-q", "-e", ".", *group("test"), *requirements, external=True)
+    written = folder / "written"
+    shutil.rmtree(written, ignore_errors=True)
+    written.mkdir()
+    environment = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": "tests", "POSENC_EXPORTS": str(written)}
+    session.run(str(lowest / "bin" / "python"), "tests/exports/write.py", str(written), env=environment, external=True)
+    pytest(session, "tests/exports", "-m", "exports", **environment)
 
 
 @nox.session

@@ -57,6 +57,7 @@ def _forward(settings, x, positions, frequencies):
     return y, (_Type(jax.typeof(x)), x if others else None, positions, frequencies)
 
 
+@functools.partial(jax.jit, static_argnums=0, inline=True)  # else op by op in an eager `jax.grad`
 def _backward(settings, residuals, dy):
     x_type, x, positions, frequencies = residuals
     back = settings._replace(backward=not settings.backward, result=x_type.value.dtype)

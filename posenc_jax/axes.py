@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from posenc_jax import _check
-from posenc_jax.frequencies import Frequencies, geometric, resolve_static
+from posenc_jax.frequencies import Frequencies, from_base, resolve_static
 
 
 def _one_axis(where: str, frequencies: Frequencies | int) -> Frequencies:
@@ -70,9 +70,9 @@ def axial(frequencies: Frequencies | int, num_axes: int, base: float | None = No
             raise ValueError(f"{where}: frequencies (a width) must be {multiple}, got {dim}")
         one = None
     if dim > 2**20:
-        raise ValueError(f"{where}: the width of all axes must be at most 2²⁰, got {dim}")
+        raise ValueError(f"{where}: frequencies of all axes must have a width of at most 2²⁰, got {dim!r:.60}")
     if one is None:
-        one = geometric(dim // num_axes, 10_000.0 if base is None else base)
+        one = from_base(where, dim // num_axes, 10_000.0 if base is None else base)
     axes = tuple(axis for axis in range(num_axes) for _ in one.turns)
     return dataclasses.replace(one, turns=one.turns * num_axes, dim=dim, axes=axes)
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax import _check, _phase
-from posenc_jax.frequencies import Frequencies, Layout, features, positions_of, spectrum
+from posenc_jax.frequencies import Frequencies, Layout, features, limited, positions_of, spectrum
 
 
 def fourier_features(
@@ -143,7 +143,8 @@ def timestep_embedding(
 def _timestep_frequencies(half: int, shift: Fraction, scale: Fraction, max_period: float) -> Frequencies:
     step = 1 / (half - shift) if half > 1 else Fraction(0)
     turns = spectrum(half, max_period, step.numerator, step.denominator)
-    return Frequencies(tuple(round(t * scale) for t in turns), 2 * half)
+    turns = limited("timestep_embedding", "max_period", max_period, tuple(round(t * scale) for t in turns))
+    return Frequencies(turns, 2 * half)
 
 
 @functools.partial(jax.jit, static_argnames=("odd", "flip", "dtype"), inline=True)

@@ -21,6 +21,7 @@ Layout = Literal["interleaved", "half"]
 Precision = Literal["exact", "float32"]
 
 DECIMAL = Context(prec=60)
+LIMIT = 1 << (_phase.TURN_BITS + 28)  # ω below 1.6e9: more than a turn has no place in a float's fraction
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563281257241799")
 
 
@@ -65,8 +66,7 @@ class Frequencies:
         """Checks the fields, each and against each other, and hashes them once."""
         where = "Frequencies"
         pairs = len(_check.sequence(where, "turns", self.turns, "integers"))
-        limit = 1 << (_phase.TURN_BITS + 28)  # ω below 1.6e9: more than a turn has no place in a float's fraction
-        if not all(isinstance(t, int) and abs(t) < limit for t in self.turns):
+        if not all(isinstance(t, int) and abs(t) < LIMIT for t in self.turns):
             raise ValueError(f"{where}: turns must be integers below 2²⁸ turns a position, in units of 2⁻¹²⁸")
         if _check.positive_int(where, "dim", self.dim) not in (2 * pairs, 2 * pairs - 1):
             expected = f"{2 * pairs} or {2 * pairs - 1}"
@@ -202,11 +202,21 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    dim = _check.size("geometric", "dim", dim)
-    base = _check.positive("geometric", "base", base)
-    pairs = (dim + 1) // 2
-    step = (1, max(pairs - 1, 1)) if _check.flag("geometric", "endpoint", endpoint) else (2, dim)
-    return Frequencies(spectrum(pairs, base, *step), dim)
+    return from_base("geometric", _check.size("geometric", "dim", dim), base, endpoint)
+
+
+def from_base(where: str, dim: int, base: float, endpoint: bool = False) -> Frequencies:
+    """`geometric` of a width that was checked, by the name of another function."""
+    base, pairs = _check.positive(where, "base", base), (dim + 1) // 2
+    step = (1, max(pairs - 1, 1)) if _check.flag(where, "endpoint", endpoint) else (2, dim)
+    return Frequencies(limited(where, "base", base, spectrum(pairs, base, *step)), dim)
+
+
+def limited(where: str, name: str, value: Any, turns: tuple[int, ...]) -> tuple[int, ...]:
+    """The turns that an argument gives, if they are below the limit."""
+    if max(map(abs, turns)) >= LIMIT:
+        raise ValueError(f"{where}: {name} must let no pair turn 2²⁸ times a position, got {value!r:.60}")
+    return turns
 
 
 def resolve(where: str, frequencies: Any, *, even: bool = False) -> Frequencies | jax.Array:

@@ -161,7 +161,7 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
     if len(shape) < (2 if order == "column" else 1):
         raise ValueError(f"{where}: shape must have more sides for order={order!r}, got {shape}")
     if leading + math.prod(shape) >= _LIMIT:
-        raise ValueError(f"{where}: shape must have fewer than 2³¹ tokens, got {shape} after {leading}")
+        raise ValueError(f"{where}: shape must have fewer than 2³¹ tokens, got {shape} after leading={leading}")
     return _grid_positions(shape=shape, order=order, leading=leading)
 
 

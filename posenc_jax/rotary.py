@@ -104,12 +104,11 @@ def inputs(where, x, positions, frequencies, layout, head_axis, part, name="x", 
     _check.one_of(where, "part", part, ("first", "last"))
     x = _check.floats(where, name, x, "(..., head_dim)" if head_axis is None else "(..., heads, head_dim)")
     if head_axis is not None:
-        if isinstance(head_axis, bool) or not isinstance(head_axis, (int, np.integer)):
-            raise TypeError(f"{where}: head_axis must be an integer or None, got {_check.describe(head_axis)}")
+        head_axis = _check.integer(where, "head_axis", head_axis)
         if not -x.ndim <= head_axis < x.ndim or head_axis % x.ndim == x.ndim - 1:
             message = f"head_axis must be an axis of {name} other than its last, shape {x.shape}, got {head_axis}"
             raise ValueError(f"{where}: {message}")
-        head_axis = int(head_axis) % x.ndim
+        head_axis %= x.ndim
     if not x.shape[-1]:
         raise ValueError(f"{where}: {name} must have features to turn, got shape {x.shape}")
     frequencies = resolve(where, x.shape[-1] if frequencies is None else frequencies, even=True)
@@ -193,14 +192,13 @@ def convert_layout(
     _check.one_of(where, "part", part, ("first", "last"))
     if not isinstance(weights, (jax.Array, np.ndarray)):
         raise TypeError(f"{where}: weights must be an array, got {_check.describe(weights)}")
-    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
-        raise TypeError(f"{where}: axis must be an integer, got {_check.describe(axis)}")
+    axis = _check.integer(where, "axis", axis)
     if not -weights.ndim <= axis < weights.ndim:
         raise ValueError(f"{where}: axis must be one of weights, shape {weights.shape}, got {axis}")
     if jax.dtypes.canonicalize_dtype(weights.dtype) != weights.dtype:
         raise TypeError(f"{where}: weights are {weights.dtype}, which this configuration cannot hold; pass 32 bits")
     num_heads = _check.positive_int(where, "num_heads", num_heads)
-    size, axis = weights.shape[axis], int(axis) % weights.ndim
+    size, axis = weights.shape[axis], axis % weights.ndim
     if size % num_heads:
         raise ValueError(
             f"{where}: num_heads must divide axis {axis} of weights, shape {weights.shape}, got {num_heads}"

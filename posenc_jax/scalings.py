@@ -20,12 +20,20 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax import _check, _phase
-from posenc_jax.frequencies import DECIMAL, TWO_PI, Frequencies, geometric, resolve_static, spectrum
+from posenc_jax.frequencies import DECIMAL, TWO_PI, Frequencies, from_base, limited, resolve_static, spectrum
 
 
-def _scaled(frequencies: Frequencies, weights: Iterable[Fraction], attention_factor: float = 1.0) -> Frequencies:
-    """Each ω_i times a weight: nothing but the result is rounded."""
+def _scaled(
+    where: str,
+    name: str,
+    value: Any,
+    frequencies: Frequencies,
+    weights: Iterable[Fraction],
+    attention_factor: float = 1.0,
+) -> Frequencies:
+    """Each ω_i times a weight, which came from the argument of that name: nothing but the result is rounded."""
     turns = tuple(round(t * w) for t, w in zip(frequencies.turns, weights, strict=True))
+    turns = limited(where, name, value, turns)
     amplitude = frequencies.attention_factor * attention_factor
     return dataclasses.replace(frequencies, turns=turns, attention_factor=amplitude)
 
@@ -82,7 +90,7 @@ def linear_scaling(frequencies: Frequencies | int, factor: float) -> Frequencies
     """
     frequencies = resolve_static("linear_scaling", frequencies)
     s = Fraction(_check.positive("linear_scaling", "factor", factor))
-    return _scaled(frequencies, [1 / s] * frequencies.num_pairs)
+    return _scaled("linear_scaling", "factor", factor, frequencies, [1 / s] * frequencies.num_pairs)
 
 
 def ntk(dim: int, base: float, factor: float) -> Frequencies:
@@ -111,13 +119,13 @@ def ntk(dim: int, base: float, factor: float) -> Frequencies:
       bloc97, "NTK-Aware Scaled RoPE", 2023; Peng et al., "YaRN", 2023, section 3.1 (arXiv version 2).
     """
     dim, base = _even("ntk", dim, 4), _check.positive("ntk", "base", base)
-    return _ntk(dim, base, _growth("ntk", factor))
+    return _ntk("ntk", dim, base, _growth("ntk", factor))
 
 
-def _ntk(dim: int, base: float, s: Fraction) -> Frequencies:
+def _ntk(where: str, dim: int, base: float, s: Fraction) -> Frequencies:
     with localcontext(DECIMAL):
         stretched = Decimal(base) * (Decimal(s.numerator) / s.denominator) ** (Decimal(dim) / (dim - 2))
-    return Frequencies(spectrum(dim // 2, stretched, 2, dim), dim)
+    return Frequencies(limited(where, "base", base, spectrum(dim // 2, stretched, 2, dim)), dim)
 
 
 def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length: ArrayLike) -> Frequencies | jax.Array:
@@ -158,13 +166,14 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
     dim, base, s = _even(where, dim, 4), _check.positive(where, "base", base), _growth(where, factor)
     original_max = _length(where, "original_max", original_max)
     if not isinstance(length, (jax.Array, np.ndarray)):
-        return _ntk(dim, base, 1 + s * max(_length(where, "length", length) - original_max, 0) / original_max)
+        longer = max(_length(where, "length", length) - original_max, 0)
+        return _ntk(where, dim, base, 1 + s * longer / original_max)
     length = jnp.asarray(_check.array(where, "length", length, "an integer or a scalar integer array"))
     if length.ndim:
         raise ValueError(f"{where}: length must be a scalar, got shape {length.shape}")
     if s > 2**96:
         raise ValueError(f"{where}: factor must be at most 2⁹⁶ for a length that is an array, got {float(s)}")
-    return _dynamic_ntk(length, geometric(dim, base), s / original_max, original_max)
+    return _dynamic_ntk(length, from_base(where, dim, base), s / original_max, original_max)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
@@ -253,11 +262,15 @@ def yarn(
     width = high - low or Fraction(1, 1000)
     gammas = [_clip((i - low) / width) for i in range(dim // 2)]
     amplitude = _amplitude(where, attention_factor, temperature(float(s)))
-    return _scaled(geometric(dim, base), [1 - gamma + gamma / s for gamma in gammas], amplitude)
+    return _scaled(where, "factor", factor, from_base(where, dim, base), [1 - g + g / s for g in gammas], amplitude)
 
 
 def _amplitude(where: str, attention_factor: Any, default: float) -> float:
-    return default if attention_factor is None else _check.positive(where, "attention_factor", attention_factor)
+    if attention_factor is None:
+        return default
+    if (result := _check.positive(where, "attention_factor", attention_factor)) > float(np.finfo(np.float32).max):
+        raise ValueError(f"{where}: attention_factor must fit into float32, got {result}")
+    return result
 
 
 def _divisors(where: str, name: str, values: Any, pairs: int) -> list[Fraction]:
@@ -320,8 +333,9 @@ def longrope(
         if original_max == 1:
             raise ValueError(f"{where}: original_max must be at least 2 for the amplitude of factor {s}, got 1")
         default = math.sqrt(1 + math.log(s) / math.log(original_max))
-    weights = [1 / x for x in (long if length > original_max else short)]
-    return _scaled(frequencies, weights, _amplitude(where, attention_factor, default))
+    name, divisors = ("long_factor", long) if length > original_max else ("short_factor", short)
+    amplitude = _amplitude(where, attention_factor, default)
+    return _scaled(where, name, [*map(float, divisors)], frequencies, [1 / x for x in divisors], amplitude)
 
 
 def llama3(
@@ -373,7 +387,7 @@ def llama3(
         )
     turns = [Fraction(original_max * abs(t), 1 << _phase.TURN_BITS) for t in frequencies.turns]
     sigmas = [_clip((t - low) / (high - low)) if low < high else Fraction(t > low) for t in turns]
-    return _scaled(frequencies, [(1 - sigma) / s + sigma for sigma in sigmas])
+    return _scaled(where, "factor", factor, frequencies, [(1 - sigma) / s + sigma for sigma in sigmas])
 
 
 def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) -> Frequencies:
@@ -409,4 +423,5 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
     turning = int(fraction * dim // 2)  # the product rounded to float64, as references do: 0.7 of 20 features is 14
     if not turning:
         raise ValueError(f"{where}: fraction must leave a pair of the {dim} features to turn, got {fraction}")
-    return _scaled(geometric(dim, base), [(i < turning) / Fraction(s) for i in range(dim // 2)])
+    weights = [(i < turning) / Fraction(s) for i in range(dim // 2)]
+    return _scaled(where, "factor", factor, from_base(where, dim, base), weights)

@@ -112,7 +112,7 @@ def test_resizing_as_timm_does(case):
         (lambda: pe.grid_positions((-1, 3)), ValueError, r"grid_positions: shape\[0\] must be at least 1, got -1"),
         (lambda: pe.grid_positions(()), ValueError, r"grid_positions: shape must have more sides for order='row', got \(\)"),
         (lambda: pe.grid_positions((3,), order="column"), ValueError, r"grid_positions: shape must have more sides for order='column', got \(3,\)"),
-        (lambda: pe.grid_positions((2**16, 2**15)), ValueError, r"grid_positions: shape must have fewer than 2³¹ tokens, got \(65536, 32768\) after 0"),
+        (lambda: pe.grid_positions((2**16, 2**15)), ValueError, r"grid_positions: shape must have fewer than 2³¹ tokens, got \(65536, 32768\) after leading=0"),
         (lambda: pe.grid_positions(4), TypeError, "grid_positions: shape must be a sequence of integers, got int 4"),  # type: ignore
         (lambda: pe.grid_positions((2.0, 3)), TypeError, r"grid_positions: shape\[0\] must be an integer, got float 2.0"),  # type: ignore
         (lambda: pe.grid_positions((2, 3), leading=-1), ValueError, "grid_positions: leading must be at least 0, got -1"),

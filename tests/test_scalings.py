@@ -412,7 +412,7 @@ nan, inf = float("nan"), float("inf")
         (lambda: pe.linear_scaling(8, True), TypeError, "linear_scaling: factor must be a number, got bool True"),
         (lambda: pe.linear_scaling(8, "2"), TypeError, "linear_scaling: factor must be a number, got str '2'"),  # type: ignore
         (lambda: pe.linear_scaling(8, jnp.float32(2)), TypeError, "linear_scaling: factor must be a number, got float32 of shape"),  # type: ignore
-        (lambda: pe.linear_scaling(8, 1e-10), ValueError, "turns must be integers below 2²⁸ turns a position"),
+        (lambda: pe.linear_scaling(8, 1e-10), ValueError, "linear_scaling: factor must let no pair turn 2²⁸ times a position, got 1e-10"),
         (lambda: pe.linear_scaling(jnp.ones(4), 2), TypeError, "linear_scaling: frequencies must be Frequencies or an integer width"),  # type: ignore
         (lambda: pe.linear_scaling(0, 2), ValueError, r"linear_scaling: frequencies \(a width\) must be at least 1, got 0"),
         (lambda: pe.linear_scaling(True, 2), TypeError, "linear_scaling: frequencies must be Frequencies"),
@@ -429,7 +429,16 @@ nan, inf = float("nan"), float("inf")
         (lambda: pe.ntk(8, 1e4, 0.5), ValueError, "ntk: factor must be at least 1, got 0.5"),
         (lambda: pe.ntk(8, 1e4, nan), ValueError, "ntk: factor must be finite, got nan"),
         (lambda: pe.ntk(8, 1e4, True), TypeError, "ntk: factor must be a number, got bool True"),
-        (lambda: pe.ntk(16, 1e-12, 1), ValueError, "turns must be integers below 2²⁸ turns a position"),
+        (lambda: pe.ntk(16, 1e-12, 1), ValueError, "ntk: base must let no pair turn 2²⁸ times a position, got 1e-12"),
+        (lambda: pe.dynamic_ntk(16, 1e-12, 1, 8, 9), ValueError, "dynamic_ntk: base must let no pair turn 2²⁸ times"),
+        (lambda: pe.axial(32, 2, 1e-12), ValueError, "axial: base must let no pair turn 2²⁸ times a position, got 1e-12"),
+        (lambda: pe.proportional(8, 10_000, 0.5, 1e-10), ValueError, "proportional: factor must let no pair turn 2²⁸ times a position, got 1e-10"),
+        (lambda: pe.longrope(4, **{**LISTS, "short_factor": [1e-10, 1]}), ValueError, r"longrope: short_factor must let no pair turn 2²⁸ times a position, got \[1e-10, 1.0\]"),
+        (lambda: pe.longrope(4, **LISTS, attention_factor=1e39), ValueError, "longrope: attention_factor must fit into float32, got 1e\\+39"),
+        (lambda: pe.yarn(8, 10_000, 4, 64, attention_factor=1e39), ValueError, "yarn: attention_factor must fit into float32, got 1e\\+39"),
+        (lambda: pe.timestep_embedding(1, 64, max_period=1e-10), ValueError, "timestep_embedding: max_period must let no pair turn 2²⁸ times"),
+        (lambda: pe.rotary(np.ones((2, 1, 4), np.float32), head_axis=np.timedelta64(1, "s")), TypeError, "rotary: head_axis must be an integer, got timedelta64"),
+        (lambda: pe.convert_layout(np.ones(8), 8, source="half", target="half", axis=np.timedelta64(0, "s"), num_heads=1), TypeError, "convert_layout: axis must be an integer, got timedelta64"),
         (lambda: pe.dynamic_ntk(2, 1e4, 2, 64, 64), ValueError, "dynamic_ntk: dim must be even, from 4 to 2²⁰, got 2"),
         (lambda: pe.dynamic_ntk(9, 1e4, 2, 64, jnp.int32(64)), ValueError, "dynamic_ntk: dim must be even, from 4 to 2²⁰, got 9"),
         (lambda: pe.dynamic_ntk(8, 0.0, 2, 64, 64), ValueError, "dynamic_ntk: base must be positive, got 0.0"),

@@ -1,0 +1,290 @@
+"""Spectra, widths, axes, dtypes and settings of every kind, drawn, beside oracles that share nothing with the library.
+
+POSENC_HOSTILE=N multiplies what is tried, as in test_hostile.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_hostile import EDGES, FLOATS, TRIED, join, profile, split
+
+import posenc_jax as pe
+from conformance import formulas
+
+MP = oracle.WORKING
+
+
+@pytest.fixture(autouse=True, scope="module")
+def print_what_was_tried():
+    yield
+    print("\ntried:", dict(TRIED))
+
+
+def normal(*shape):
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+INT32 = st.sampled_from(EDGES) | st.integers(-(2**31), 2**31 - 1)
+LAYOUT = st.sampled_from(["half", "interleaved"])
+
+
+@st.composite
+def spectra(draw, odd=False):
+    """Frequencies or an array, with what the oracle needs: (argument, ω of each pair, its axis, amplitude)."""
+    pairs = draw(st.integers(1, 6) | st.sampled_from([33, 64]))
+    base = draw(st.sampled_from([10_000.0, 500_000.0, 2.0, 1.0, 0.5, 1e-3]))
+    kind = draw(st.sampled_from(["geometric", "endpoint", "axial", "sections", "dealt", "array", "angular"]))
+    drop = int(odd and kind in ("geometric", "endpoint") and draw(st.booleans()))
+    dim = 2 * pairs - drop
+    factor = draw(st.sampled_from([1.0, 0.7, 3.0])) if kind != "array" else 1.0
+    axes = [0] * pairs
+    match kind:
+        case "geometric" | "endpoint":
+            f = pe.geometric(dim, base, endpoint=kind == "endpoint")
+            omegas = oracle.geometric(dim, base, kind == "endpoint")
+        case "axial":
+            count = draw(st.integers(2, 3))
+            f, omegas = pe.axial(2 * pairs * count, count, base), oracle.geometric(2 * pairs, base) * count
+            axes = [axis for axis in range(count) for _ in range(pairs)]
+        case "sections":
+            cut = draw(st.integers(1, max(pairs - 1, 1)))
+            sections = (cut, pairs - cut) if pairs > 1 else (1,)
+            f, omegas = pe.multi_section(pe.geometric(dim, base), sections), oracle.geometric(dim, base)
+            axes = [axis for axis, n in enumerate(sections) for _ in range(n)]
+        case "dealt":
+            sections = tuple(len(range(axis, pairs, 2)) for axis in range(min(pairs, 2)))
+            f, omegas = (
+                pe.multi_section(pe.geometric(dim, base), sections, interleaved=True),
+                oracle.geometric(dim, base),
+            )
+            axes = [i % len(sections) for i in range(pairs)]
+        case _:
+            values = st.floats(-1e8, 1e8, width=32) | st.sampled_from([0.0, 1e-20, 1.0, 2.0**27])
+            drawn = np.array(draw(st.lists(values, min_size=pairs, max_size=pairs)), np.float32)
+            omegas = [MP.mpf(float(w)) for w in drawn]
+            f = drawn if kind == "array" else pe.geometric(dim).with_angular(drawn)
+    if factor != 1:
+        f = type(f)(f.turns, f.dim, f.axes, factor)
+    return f, omegas, axes, factor
+
+
+def waves_at(points, omegas, axes, factor):
+    """a·sin and a·cos of ω·p, for points (n, axes)."""
+    phases = [[MP.mpf(int(p[axis])) * w for w, axis in zip(omegas, axes, strict=True)] for p in points]
+    waves = (np.array([[float(f(x)) for x in row] for row in phases]) for f in (MP.sin, MP.cos))
+    return tuple(factor * wave for wave in waves)
+
+
+def points_for(data, axes):
+    count = max(axes) + 1
+    points = np.array(data.draw(st.lists(INT32, min_size=3 * count, max_size=3 * count)), np.int32).reshape(3, count)
+    return points, points if count > 1 else points[:, 0]
+
+
+@profile(16)
+@given(spectra(odd=True), LAYOUT, st.sampled_from(FLOATS), st.data())
+def test_sinusoidal_of_every_spectrum(spectrum, way, dtype, data):
+    TRIED["spectra"] += 1
+    f, omegas, axes, factor = spectrum
+    points, given_points = points_for(data, axes)
+    sine, cosine = waves_at(points, omegas, axes, factor)
+    dim = f.dim if isinstance(f, pe.Frequencies) else 2 * len(omegas)
+    want = join(sine, cosine, way)[:, :dim]
+    got = pe.sinusoidal(given_points, f, layout=way)
+    assert got.shape == want.shape and np.abs(got - want).max() <= 1e-7 * max(factor, 1)
+    narrow = pe.sinusoidal(given_points, f, layout=way, dtype=dtype)
+    np.testing.assert_array_equal(narrow, got.astype(dtype))  # rounded once
+    x = normal(*want.shape)
+    added = pe.add_sinusoidal(x.astype(dtype), given_points, f, layout=way)
+    assert added.dtype == dtype
+    exact = np.asarray(x.astype(dtype), np.float64) + want
+    assert np.abs(np.asarray(added, np.float64) - exact).max() <= float(jnp.finfo(dtype).eps) * (
+        1 + np.abs(exact).max()
+    )
+
+
+@profile(12)
+@given(
+    spectra(), LAYOUT, st.sampled_from(FLOATS), st.sampled_from([0, 2, 3, 8]), st.booleans(), st.booleans(), st.data()
+)
+def test_rotary_of_every_spectrum_part_and_axis(spectrum, way, dtype, rest, last, inverse, data):
+    TRIED["rotary"] += 1
+    f, omegas, axes, factor = spectrum
+    points, given_points = points_for(data, axes)
+    sine, cosine = waves_at(points, omegas, axes, 1 / factor if inverse else factor)
+    dim = 2 * len(omegas)
+    x = normal(3, dim + rest).astype(dtype)
+    turned = slice(rest, None) if last else slice(0, dim)
+    want, (a, b) = np.asarray(x, np.float64), split(np.asarray(x, np.float64)[:, turned], way)
+    sine = -sine if inverse else sine
+    want[:, turned] = join(a * cosine - b * sine, b * cosine + a * sine, way)
+    settings = {"layout": way, "part": "last" if last else "first", "inverse": inverse}
+    got = pe.rotary(x, given_points, f, head_axis=None, **settings)
+    assert got.dtype == dtype
+    error = np.abs(np.asarray(got, np.float64) - want).max()
+    assert error <= (float(jnp.finfo(dtype).eps) + 4e-7) * np.abs(want).max()
+    # The head axis anywhere, and any axis by vmap: the same bits.
+    axis = data.draw(st.integers(0, 2))
+    heads = np.stack([x[None]] * 4, axis)  # (1, 3, …) with four heads at 0, 1 or 2
+    where = np.asarray(given_points)[None]
+    several = pe.rotary(heads, where, f, head_axis=axis, **settings)
+    np.testing.assert_array_equal(several, np.stack([got[None]] * 4, axis))
+    mapped = jax.vmap(lambda x: pe.rotary(x, where, f, head_axis=None, **settings), axis, axis)(heads)
+    np.testing.assert_array_equal(mapped, several)
+
+
+@profile(8)
+@given(spectra(), LAYOUT, st.data())
+def test_derivatives_by_positions_and_frequencies(spectrum, way, data):
+    TRIED["derivatives"] += 1
+    f, omegas, axes, factor = spectrum
+    values = st.floats(-(2.0**20), 2.0**20, width=32) | st.sampled_from([0.0, 0.5, 1e-30])
+    count = max(axes) + 1
+    p = np.array(data.draw(st.lists(values, min_size=count, max_size=count)), np.float32)
+    sine, cosine = (
+        np.array([factor * float(wave(MP.mpf(float(p[axis])) * w)) for w, axis in zip(omegas, axes, strict=True)])
+        for wave in (MP.sin, MP.cos)
+    )
+    encode = lambda p, f: pe.sinusoidal(p if count > 1 else p[0], f, layout=way)  # noqa: E731
+    rates = np.array([float(w) for w in omegas])
+    scale = np.abs(rates).max() * factor + 1e-30
+    forward, reverse = jax.jacfwd(encode)(jnp.asarray(p), f), jax.jacrev(encode)(jnp.asarray(p), f)
+    want = np.stack(
+        [
+            join(rates * cosine * (np.array(axes) == a), -rates * sine * (np.array(axes) == a), way)
+            for a in range(count)
+        ],
+        -1,
+    )
+    for got in (forward, reverse):
+        np.testing.assert_allclose(got, want, rtol=0, atol=3e-7 * scale)
+    direction = np.full(count, 2.0, np.float32)
+    _, tangent = jax.jvp(lambda p: encode(p, f), (jnp.asarray(p),), (direction,))
+    np.testing.assert_allclose(tangent, 2 * want.sum(-1), rtol=0, atol=1e-6 * scale)
+    if not isinstance(f, pe.Frequencies):
+        by_f = jax.jacfwd(encode, 1)(jnp.asarray(p), jnp.asarray(f))
+        every = np.eye(len(omegas))
+        want = join(every * cosine * p[0], -every * sine * p[0], way)  # (pairs, features)
+        np.testing.assert_allclose(by_f.T, want, rtol=0, atol=3e-7 * (1 + abs(p[0])))
+
+
+@profile(10)
+@given(
+    st.integers(-9000, 9000), st.integers(-9000, 9000), st.integers(-500, 500), LAYOUT, st.integers(1, 5),
+    st.sampled_from([512.0, 64.0, 4096.0]), st.sampled_from([0.4, 0.1, 2.0]),
+)  # fmt: skip
+def test_xpos_of_every_setting(p, q, origin, way, pairs, scale_base, gamma):
+    TRIED["xpos"] += 1
+    x = normal(2, 1, 2 * pairs)
+    settings = {"key_positions": np.int32([q]), "origin": origin, "scale_base": scale_base, "gamma": gamma}
+    got = pe.xpos(x[0], x[1], np.int32([p]), layout=way, head_axis=None, **settings)
+    omegas = oracle.geometric(2 * pairs, 10_000)
+    zeta = [(MP.mpf(j) / pairs + MP.mpf(gamma)) / (1 + MP.mpf(gamma)) for j in range(pairs)]
+    for row, at, sign, turned in zip(x, (p, q), (1, -1), got, strict=True):
+        scales = [z ** (MP.mpf(sign * (at - origin)) / MP.mpf(scale_base)) for z in zeta]
+        a, b = split(row, way)
+        want = [
+            [s * (MP.mpf(float(u)) * MP.cos(at * w) - MP.mpf(float(v)) * MP.sin(at * w)), s * (MP.mpf(float(v)) * MP.cos(at * w) + MP.mpf(float(u)) * MP.sin(at * w))]
+            for s, w, u, v in zip(scales, omegas, a[0], b[0], strict=True)
+        ]  # fmt: skip
+        lengths = np.array([float(MP.hypot(*pair)) for pair in want])
+        first, second = split(np.asarray(turned, np.float64)[0], way)
+        for i, (pair, length) in enumerate(zip(want, lengths, strict=True)):
+            if 1e-30 < length < 1e38:  # beyond, float32 has no such number
+                assert np.abs([first[i] - float(pair[0]), second[i] - float(pair[1])]).max() <= 3e-5 * length
+
+
+@profile(10)
+@given(st.integers(1, 3), st.integers(1, 4), LAYOUT, st.sampled_from(FLOATS), st.data())
+def test_fourier_features_of_any_matrix(inputs, n, way, dtype, data):
+    TRIED["fourier"] += 1
+    numbers = lambda size: st.lists(size, min_size=inputs * n, max_size=inputs * n)  # noqa: E731
+    small = st.floats(-(2.0**20), 2.0**20, width=32) | st.sampled_from([0.0, 0.5, 1e-30, 2.0**27])
+    matrix = np.array(data.draw(numbers(small)), np.float32).reshape(inputs, n)
+    values = st.floats(-(2.0**30), 2.0**30, width=32) | INT32.map(float) | st.sampled_from([0.25, -0.0, 1e-40])
+    x = np.array(data.draw(st.lists(values, min_size=inputs, max_size=inputs))).astype(np.float32)
+    x = np.minimum(x, np.float32(2.0**31 - 128))
+    want = np.zeros((2, n))
+    for j in range(n):
+        turns = sum(MP.mpf(float(x[k])) * MP.mpf(float(matrix[k, j])) for k in range(inputs))
+        want[:, j] = float(MP.sin(2 * MP.pi * turns)), float(MP.cos(2 * MP.pi * turns))
+    got = pe.fourier_features(x[None], matrix, layout=way)[0]
+    assert np.abs(got - join(*want, way)).max() <= 9e-8 + 1e-8 * inputs
+    np.testing.assert_array_equal(pe.fourier_features(x[None], matrix, layout=way, dtype=dtype)[0], got.astype(dtype))
+
+
+@profile(12)
+@given(st.data(), st.sampled_from(["fire", "sandwich"]))
+def test_fire_and_sandwich_of_exact_distances(data, name):
+    TRIED["biases"] += 1
+    i, j = (data.draw(st.lists(INT32, min_size=2, max_size=3)) for _ in range(2))
+    at = np.array(i, np.int32), np.array(j, np.int32)
+    if name == "sandwich":
+        heads, width = data.draw(st.sampled_from([1, 2, 5])), data.draw(st.sampled_from([2, 6, 16]))
+        got, want = pe.sandwich(*at, heads, width), formulas.sandwich(i, j, heads, width, 10_000)
+        bound = heads / 8 * width * 5e-7
+    else:
+        hidden, c, threshold = 4, data.draw(st.sampled_from([0.125, 1.0, 8.0])), data.draw(st.sampled_from([1.0, 64.0]))
+        mlp = tuple(normal(*shape) for shape in ((hidden,), (hidden,), (hidden, 2), (2,)))
+        i = [abs(p + (p == -(2**31))) for p in i]  # queries from 0 on, as in the formula
+        got = pe.fire(np.array(i, np.int32), at[1], mlp, c=c, threshold=threshold)
+        want = formulas.fire(i, j, *(w.tolist() for w in mlp), c, threshold)
+        bound = 1e-6 * np.array(formulas.fire(i, j, *(np.abs(w).tolist() for w in mlp), c, threshold), np.float64)
+    want = np.array(want, np.float64)
+    assert got.shape == want.shape and (np.abs(got - want) <= bound).all()
+
+
+@profile(10)
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=3), st.booleans(), st.integers(0, 3), st.integers(1, 4), st.data()
+)
+def test_grids_shards_and_parts_as_loops_count_them(shape, by_column, leading, shards, data):
+    TRIED["positions of a place"] += 1
+    order = "column" if by_column and len(shape) > 1 else "row"
+    want = [list(point) for point in itertools.product(*map(range, shape))]
+    if order == "column":
+        want = [[*point[:-2], point[-1], point[-2]] for point in want]
+    got = pe.grid_positions(tuple(shape), order=order, leading=leading)
+    np.testing.assert_array_equal(got, [[0] * len(shape)] * leading + want)
+    chunk = data.draw(st.integers(1, 3))
+    length = 2 * shards * chunk
+    contiguous = np.arange(length).reshape(shards, -1)
+    chunks = np.arange(length).reshape(2 * shards, chunk)
+    truth = {
+        "contiguous": contiguous,
+        "zigzag": np.stack([np.concatenate([chunks[s], chunks[2 * shards - 1 - s]]) for s in range(shards)]),
+        "striped": np.arange(length).reshape(-1, shards).T,
+    }
+    for name, want_shards in truth.items():
+        np.testing.assert_array_equal(pe.shard_positions(length, shards, order=name), want_shards)
+
+
+@profile(25)
+@given(
+    st.lists(
+        st.integers(1, 3) | st.tuples(*[st.integers(1, 3)] * 3) | st.tuples(*[st.integers(1, 3)] * 3, st.sampled_from([0.5, 1.0, 2.75])),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from(["maximum", "side"]),
+)  # fmt: skip
+def test_parts_as_loops_count_them(parts, following):
+    TRIED["parts"] += 1
+    want, start = [], 0
+    for part in parts:
+        if isinstance(part, int):
+            want += [[start + i] * 3 for i in range(part)]
+            start += part
+            continue
+        frames, height, width, *step = part
+        delta = step[0] if step else 1
+        grid = [[int(t * delta), y, x] for t in range(frames) for y in range(height) for x in range(width)]
+        want += [[start + c for c in point] for point in grid]
+        start = max(map(max, want)) + 1 if following == "maximum" else start + max(height, width)
+    np.testing.assert_array_equal(pe.multimodal_positions(parts, following=following), want)
