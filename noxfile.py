@@ -91,14 +91,14 @@ def exports(session):
     lowest = folder / "lowest"
     if not (lowest / "bin" / "python").exists():
         session.run("python", "-m", "venv", str(lowest))
-    requirements = [r.replace(">=", "==") for r in PROJECT["project"]["dependencies"]]
-    session.run(str(lowest / "bin" / "pip"), "install", "-q", "-e", ".", *group("test"), *requirements, external=True)
+    lowest_jax = [r.replace(">=", "==") for r in PROJECT["project"]["dependencies"] if r.startswith("jax")]
+    session.run(str(lowest / "bin" / "pip"), "install", "-q", "-e", ".", *group("test"), *lowest_jax, external=True)
     written = folder / "written"
     shutil.rmtree(written, ignore_errors=True)
     written.mkdir()
     environment = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": "tests", "POSENC_EXPORTS": str(written)}
     session.run(str(lowest / "bin" / "python"), "tests/exports/write.py", str(written), env=environment, external=True)
-    pytest(session, "tests/exports", "-m", "exports", **environment)
+    pytest(session, "tests/exports", **environment)
 
 
 @nox.session
@@ -110,6 +110,13 @@ def hostile(session):
 
 
 @nox.session
+def mutation(session):
+    """Small faults put into the library, and whether a test fails; `-- --sample N` draws N of each module."""
+    session.install("-e", ".[plot,demo]", *group("test"), "coverage>=7.6")
+    session.run("python", "tests/mutation/run.py", *session.posargs, env={"JAX_PLATFORMS": "cpu"})
+
+
+@nox.session
 def compile_tpu(session):
     """Every public function compiled for TPU v5e and v6e, no device needed: fusions, temporaries, cycles."""
     session.install("-e", ".", "jax[tpu]", *group("test"))
@@ -117,10 +124,24 @@ def compile_tpu(session):
 
 
 @nox.session
+def pods(session):
+    """Bytes of each device of whole TPU pods, as compiled: writes benchmarks/results/pods.json and pods.md."""
+    session.install("-e", ".", "jax[tpu]", *group("bench"))
+    session.run("python", "benchmarks/pods.py", *session.posargs, env=NO_TPU)
+
+
+@nox.session
 def compile_cuda(session):
     """Every public function compiled for an H200, no device needed: fusions, temporaries."""
     session.install("-e", ".", *CUDA_COMPILER, *group("test"))
     pytest(session, "-s", "tests/compile", "-m", "compile_cuda", JAX_PLATFORMS="cpu")
+
+
+@nox.session
+def distributed(session):
+    """Training over two processes: losses, checkpoints, and processes that die."""
+    session.install("-e", ".[plot,demo]", *group("test"))  # flax brings orbax-checkpoint
+    pytest(session, "tests/distributed", JAX_PLATFORMS="cpu")
 
 
 @nox.session

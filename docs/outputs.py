@@ -14,6 +14,8 @@ import textwrap
 import time
 from typing import NamedTuple
 
+import jax
+
 DOCS = pathlib.Path(__file__).parent
 INCLUDES = DOCS.parent / "build" / "docs"
 BLOCK = re.compile(
@@ -72,6 +74,7 @@ def main():
     parser.add_argument("pages", nargs="*", type=pathlib.Path, help="pages; all of them if none is named")
     parser.add_argument("--includes", type=pathlib.Path, default=INCLUDES / "outputs", help="where the lines go")
     args = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 8)  # of devices.md; the others use one
     args.includes.mkdir(parents=True, exist_ok=True)
     for page in args.pages or pages():
         start = time.perf_counter()

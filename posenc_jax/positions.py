@@ -304,10 +304,12 @@ def shard_positions(
 
 @functools.partial(jax.jit, static_argnames=("length", "shards", "order"), inline=True)
 def _shard_positions(*, length, shards, order):
-    index = lax.iota(jnp.int32, length)
+    # Each from its own place alone: of this, indexed by a device's number, a compiler keeps that device's row.
+    part = length // shards
+    shard, index = (lax.broadcasted_iota(jnp.int32, (shards, part), axis) for axis in range(2))
     if order == "contiguous":
-        return index.reshape(shards, -1)
+        return part * shard + index
     if order == "striped":
-        return index.reshape(-1, shards).T
-    chunks = index.reshape(2 * shards, -1)
-    return jnp.concatenate([chunks[:shards], chunks[: shards - 1 : -1]], axis=1)
+        return shards * index + shard
+    half = part // 2
+    return index + half * jnp.where(index < half, shard, 2 * shards - 2 - shard)

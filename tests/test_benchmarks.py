@@ -20,7 +20,7 @@ def bench():
     others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(FOLDER))
     try:
-        wanted = ("cases", "worker", "comparison", "report", "figures", "run")
+        wanted = ("cases", "worker", "comparison", "report", "figures", "run", "pods")
         return SimpleNamespace(**{name: importlib.import_module(name) for name in wanted})
     finally:
         sys.path.remove(str(FOLDER))
@@ -208,3 +208,50 @@ def test_names_of_cases_are_unique(bench):
     assert len({case.name for case in every}) == len(every)
     drawn = {case.name for row in bench.figures.BARS for case in row}
     assert drawn <= {case.name for case in bench.cases.SPEED}
+
+
+def test_the_tables_of_pods_are_of_their_figures(bench):
+    result = json.loads((FOLDER / "results" / "pods.json").read_text(encoding="utf-8"))
+    assert bench.pods.text(result) == (FOLDER / "results" / "pods.md").read_text(encoding="utf-8")
+    on_pods, figures = bench.pods.pods, {(f["target"], f["function"]): f for f in result["figures"]}
+    cases = {(pod, case.name): case for pod in on_pods.PODS for case in (*on_pods.cases(pod), on_pods.TEXTBOOK)}
+    assert list(figures) == list(cases)
+    for (pod, name), case in cases.items():
+        assert figures[pod, name]["first"] == bench.pods.first(case)
+        if case is on_pods.TEXTBOOK:
+            with pytest.raises(AssertionError, match="temporaries"):
+                case.check(pod, figures[pod, name])
+        else:
+            case.check(pod, figures[pod, name])
+
+
+def test_the_line_of_two_pods_foretells_a_third(bench):
+    result = json.loads((FOLDER / "results" / "pods.json").read_text(encoding="utf-8"))
+    on_pods, third = bench.pods.pods, {f["function"]: f for f in result["sizes"] if f["target"] == "v5p:16x16x16"}
+    assert list(third) == bench.pods.ON_PAPER
+    for case in on_pods.cases("v5p:16x16x16"):
+        if case.name in third:
+            case.check("v5p:16x16x16", third[case.name])
+            for size in ("arguments", "result", "temporaries"):
+                constant, each = bench.pods.line(result, case.name, size)
+                foretold = constant + each * case.positions("v5p:16x16x16")
+                assert third[case.name][size] == foretold or size == "temporaries" and third[case.name][size] < foretold
+                assert 0 <= constant <= 2**17 or (case.name, size) == ("learned", "arguments")
+
+
+def test_a_device_of_65_536_as_compiled(bench):
+    result = json.loads((FOLDER / "results" / "pods.json").read_text(encoding="utf-8"))
+    found = [f for f in result["sizes"] if f["target"] in bench.pods.pods.LARGEST]
+    assert [f["function"] for f in found] == bench.pods.COMPILED
+    (sizes,) = ([f[size] for size in ("arguments", "result", "temporaries", "collectives")] for f in found)
+    assert sizes == [4 * 2**14, 4 * 128 * 2**14, 0, []]  # positions and rows of 2³⁰ over 65,536
+
+
+def test_on_paper_a_device_has_what_its_positions_ask_for(bench):
+    # 2³¹ positions over 65,536 devices are 32,768 for each: 128 KiB of int32, and 512 bytes of waves for every one.
+    assert bench.pods.LENGTH // bench.pods.SHARDS == 32_768
+    result = json.loads((FOLDER / "results" / "pods.json").read_text(encoding="utf-8"))
+    rows = {row.split(" | ")[0][2:]: row[:-2].split(" | ")[1:] for row in bench.pods.paper(result).splitlines()}
+    assert rows["sinusoidal"] == ["4", "512", "0", "0.1", "16.0", "0.0"]
+    assert rows["rotary, two heads"] == ["512", "512", "0", "16.0", "16.0", "0.0"]
+    assert rows["learned"] == ["4", "256", "256", "2.1", "8.0", "8.1"]  # with a table of 2 MiB

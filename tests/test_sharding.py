@@ -260,6 +260,18 @@ def sharded(arrays, devices, order="zigzag"):
     return [x[:, order] for x in arrays[:3]] + [x[order] for x in arrays[3:]], order
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_positions_of_a_shard_are_its_own(order):
+    # By its number in shard_map, as their docstring says: no array of the global length for a row of it.
+    mesh, length = mesh_of((1, 8, 1)), 2**20
+    mine = lambda: pe.shard_positions(length, 8, order=order)[lax.axis_index(S)]  # noqa: E731
+    with jax.set_mesh(mesh):
+        compiled, got = compile_and_run(jax.shard_map(mine, mesh=mesh, in_specs=(), out_specs=P(S)))
+    np.testing.assert_array_equal(got, pe.shard_positions(length, 8, order=order).reshape(-1))
+    assert compiled.collectives == ([], [])
+    assert compiled.temporaries <= 4096
+
+
 def ring_of(devices):
     return jax.make_mesh((devices,), (S,), axis_types=(AxisType.Auto,))
 

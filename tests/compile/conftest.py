@@ -10,17 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from aot import Target
+from on_pods import textbook
 
 import posenc_jax as pe
 
 _ROWS = pytest.StashKey[list]()
-
-
-def textbook(positions, dim):
-    """The formula as it is usually written."""
-    angular = (10_000.0 ** (-2 * np.arange(dim // 2) / dim)).astype(np.float32)
-    phase = positions[:, None].astype(jnp.float32) * angular[None]
-    return jnp.stack([jnp.sin(phase), jnp.cos(phase)], axis=-1).reshape(*positions.shape, dim)
 
 
 def _shared_waves(x):

@@ -9,7 +9,6 @@ import pytest
 from cases import ROUNDED, cases, sharding
 from jax import export
 
-pytestmark = pytest.mark.exports
 FOLDER = Path(os.environ.get("POSENC_EXPORTS", ""))
 
 
