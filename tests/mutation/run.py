@@ -11,6 +11,7 @@ one without a reason survives.
 """
 
 import argparse
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -35,14 +36,25 @@ MODULES = {
     "bias": ["bias", "learned_bias"],
     "hf": ["hf", "_hf_config", "_hf_models", "_hf_rope"],
 }
-# Not those that look at the source, at other programs, or at all functions of the library at length.
+# Not those that look at the source, at other programs or at whole models.
 TESTS = [
     f"tests/test_{name}.py"
     for name in "phase frequencies scalings axes sinusoidal rotary rotary_memory rotation xpos bias bias_modules "
-    "fourier same_bits parity_recorded hf conformance api positional_attention nnx attention".split()
+    "fourier same_bits parity_recorded hf conformance api positional_attention nnx attention plot hostile hostile_configs hostile_spectra".split()
 ]
-BUDGET, SLOWEST = 40.0, 20.0  # seconds: of the tests for a mutant, of one test
-FLAGS = ["-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", "-Wignore::pytest.PytestAssertRewriteWarning", f"--rootdir={ROOT}"]
+BUDGET, SLOWEST = 60.0, 30.0  # seconds: of the tests for a mutant, of one test
+FLAGS = [
+    "-q",
+    "-x",
+    "--no-header",
+    "--tb=line",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-Wignore::pytest.PytestAssertRewriteWarning",
+    f"--rootdir={ROOT}",
+]
 
 
 class Record:
@@ -116,42 +128,55 @@ def fork(work, log=os.devnull):
         os._exit(status)
 
 
-def first_run(folder):
+def first_run(folder, jobs):
     """The tests once as they are: seconds and lines of each."""
 
-    def work():
+    def work(i):
         import pytest
 
         plugin = Record()
         plugin.coverage.start()
-        pytest.main([*(f for f in FLAGS if f != "-x"), *TESTS], plugins=[plugin])
+        pytest.main([*(f for f in FLAGS if f != "-x"), *TESTS[i::jobs]], plugins=[plugin])
         plugin.coverage.stop()
         found = {"seconds": plugin.seconds, "failed": plugin.failed, "lines": plugin.lines()}
-        (folder / "first.json").write_text(json.dumps(found))
+        (folder / f"{i}.json").write_text(json.dumps(found))
         return 0
 
-    if os.waitpid(fork(work, folder / "log"), 0)[1]:
-        sys.exit((folder / "log").read_text() + "the first run of the tests broke off")
-    found = json.loads((folder / "first.json").read_text())
-    if found["failed"]:
-        sys.exit(f"these tests fail without a mutant: {', '.join(found['failed'])}")
-    return found
+    jobs = min(jobs, len(TESTS))
+    children = [fork(functools.partial(work, i), folder / f"{i}.log") for i in range(jobs)]
+    first = {"seconds": {}, "failed": [], "lines": defaultdict(lambda: defaultdict(list))}
+    for i, child in enumerate(children):
+        if os.waitpid(child, 0)[1]:
+            sys.exit((folder / f"{i}.log").read_text() + "the first run of the tests broke off")
+        found = json.loads((folder / f"{i}.json").read_text())
+        first["seconds"] |= found["seconds"]
+        first["failed"] += found["failed"]
+        for file, lines in found["lines"].items():
+            for line, tests in lines.items():
+                first["lines"][file][line] += tests
+    if first["failed"]:
+        sys.exit(f"these tests fail without a mutant: {', '.join(first['failed'])}")
+    return json.loads(json.dumps(first))
 
 
-def tests_for(mutant, first):
-    """Those that run its statement: of each function its quickest case first, for BUDGET seconds."""
-    lines, seconds = first["lines"].get(mutant.file, {}), first["seconds"]
-    everywhere = {test for tests in lines.values() for test in tests if test}
-    here = {test for line in mutant.lines for test in lines.get(str(line), []) if test}
+def tests_for(mutant, files, first):
+    """Those that run its statement, for BUDGET seconds.
+
+    The tests of its module come first, and of each function its quickest case.
+    """
+    lines, seconds = first["lines"], first["seconds"]
+    own = "tests/test_{}.py".format(next(iter(files)).removesuffix(".py").lstrip("_"))
+    everywhere = {test for file in files for tests in lines.get(file, {}).values() for test in tests if test}
+    here = {test for line in mutant.lines for test in lines.get(mutant.file, {}).get(str(line), []) if test}
     functions = defaultdict(list)
     for test in here or everywhere:  # what runs at import is seen by all
         if seconds.get(test, SLOWEST) < SLOWEST:
             functions[test.split("[")[0]].append(test)
     order = []
     for tests in functions.values():
-        order += enumerate(sorted(tests, key=seconds.get))
+        order += [(not test.startswith(own), i, test) for i, test in enumerate(sorted(tests, key=seconds.get))]
     chosen, total = [], 0.0
-    for _, test in sorted(order, key=lambda item: (item[0], seconds[item[1]])):
+    for *_, test in sorted(order, key=lambda item: (*item[:2], seconds[item[2]])):
         total += seconds[test]
         if total > BUDGET and chosen:
             break
@@ -173,13 +198,13 @@ def try_mutant(mutant, tests):
     return fork(work)
 
 
-def run(mutants, first, jobs):
+def run(mutants, files, first, jobs):
     """Yields (mutant, outcome) as they end."""
     waiting, running = list(mutants)[::-1], {}
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.pop()
-            if tests := tests_for(mutant, first):
+            if tests := tests_for(mutant, files, first):
                 running[try_mutant(mutant, tests)] = mutant, time.monotonic() + 4 * BUDGET + 60
             else:
                 yield mutant, "not run by any test"
@@ -211,9 +236,8 @@ def main():
     os.chdir(ROOT)
     os.environ["JAX_PLATFORMS"] = "cpu"
     import hypothesis
-    from mutants import mutants_of
-
     import jax  # noqa: F401  once for all processes; its devices are not begun here
+    from mutants import mutants_of
 
     hypothesis.settings.register_profile(
         "mutation", database=None, derandomize=True, deadline=None, phases=list(hypothesis.Phase)[:3]
@@ -229,7 +253,7 @@ def main():
         if options.first and options.first.exists():
             first = json.loads(options.first.read_text())
         else:
-            first = first_run(Path(folder))
+            first = first_run(Path(folder), options.jobs)
             if options.first:
                 options.first.write_text(json.dumps(first))
         print(f"{len(first['seconds'])} tests in {time.monotonic() - start:.0f} s", flush=True)
@@ -241,7 +265,7 @@ def main():
             if options.sample and options.sample < total:
                 mutants = random.Random(f"{options.seed} {module}").sample(mutants, options.sample)
             counts = Counter()
-            for mutant, outcome in run(mutants, first, options.jobs):
+            for mutant, outcome in run(mutants, texts, first, options.jobs):
                 counts[outcome] += 1
                 outcomes.append({"line": mutant.line, "name": mutant.name, "outcome": outcome})
                 if outcome != "killed":
