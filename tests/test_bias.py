@@ -171,7 +171,7 @@ def test_a_bucket_begins_where_a_logarithm_in_floats_is_one_off():
         assert got.reshape(-1, 2).tolist() == [[exact + k - 1, exact + k] for k in range(1, power)]
 
 
-@pytest.mark.parametrize(("rows", "both"), [(18, True), (10, True), (31, False), (3, False)])
+@pytest.mark.parametrize(("rows", "both"), [(18, True), (10, True), (4, True), (31, False), (3, False), (2, False)])
 def test_odd_numbers_of_buckets(rows, both):
     n, d = rows // (1 + both), np.arange(3000)
     want = [bucket(int(x), n, 500) for x in d]
@@ -420,6 +420,10 @@ P, H = np.arange(4), np.ones(3, np.float32)
         (lambda: pe.fire(P, P, MLP[:3], c=1.0, threshold=1.0), TypeError, "fire: mlp must be four arrays"),  # type: ignore
         (lambda: pe.fire(P, P, (*MLP[:2], MLP[2].T, MLP[3]), c=1.0, threshold=1.0), ValueError, r"fire: mlp must have shapes \(hidden,\)"),
         (lambda: pe.fire(P, P, (MLP[0][None], *MLP[1:]), c=1.0, threshold=1.0), ValueError, r"fire: mlp must have shapes"),
+        (lambda: pe.fire(P, P, (MLP[0][:0], MLP[1][:0], MLP[2][:0], MLP[3]), c=1.0, threshold=1.0), ValueError, "fire: mlp must have shapes"),
+        (lambda: pe.fire(P, P, (*MLP[:2], MLP[2][..., None], MLP[3]), c=1.0, threshold=1.0), ValueError, "fire: mlp must have shapes"),
+        (lambda: pe.fire(P, P, (MLP[0][:1], *MLP[1:]), c=1.0, threshold=1.0), ValueError, "fire: mlp must have shapes"),
+        (lambda: pe.fire(P, P, (*MLP[:3], MLP[3][:1]), c=1.0, threshold=1.0), ValueError, "fire: mlp must have shapes"),
         (lambda: pe.fire(P, P, MLP, c=0, threshold=1.0), ValueError, "fire: c must be positive, got 0"),
         (lambda: pe.fire(P, P, MLP, c=1.0, threshold=-1), ValueError, "fire: threshold must be positive, got -1"),
         (lambda: pe.fire(P, P, MLP, c=H, threshold=1.0), ValueError, "fire: c must be a scalar"),

@@ -34,7 +34,8 @@ def bound(inputs):
 
 @pytest.mark.parametrize("inputs", [1, 2, 3, 16, 64])
 @pytest.mark.parametrize(
-    ("x_scale", "b_scale"), [(1, 1), (1, 10), (1, 4e6), (1e-3, 4e6), (1e4, 1e3), (6e8, 4e6), (6e8, 1e-12), (1e-30, 1e5)]
+    ("x_scale", "b_scale"),
+    [(1, 1), (1, 10), (1, 4e6), (1e-3, 4e6), (1e4, 1e3), (6e8, 4e6), (6e8, 1e-12), (1e-30, 1e5), (1e-10, 6e7)],
 )
 def test_accuracy(inputs, x_scale, b_scale):
     x = (RNG.normal(size=(12, inputs)) * x_scale).clip(-2e9, 2e9).astype(np.float32)

@@ -42,7 +42,7 @@ def spectra(draw, odd=False):
     kind = draw(st.sampled_from(["geometric", "endpoint", "axial", "sections", "dealt", "array", "angular"]))
     drop = int(odd and kind in ("geometric", "endpoint") and draw(st.booleans()))
     dim = 2 * pairs - drop
-    factor = draw(st.sampled_from([1.0, 0.7, 3.0])) if kind != "array" else 1.0
+    factor = draw(st.sampled_from([1.0, 0.7, 2.0])) if kind != "array" else 1.0
     axes = [0] * pairs
     match kind:
         case "geometric" | "endpoint":

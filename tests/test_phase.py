@@ -97,7 +97,10 @@ def test_tuning_words_on_host_and_device_agree():
         assert np.abs(whole - np.array([float(x) for x in exact])).max() < 2**-32 + 2**-53 * 2e5
 
 
-@pytest.mark.parametrize("fraction", [2**-33, 1 - 2**-33, 0.5 - 2**-34, 0.5, 0.5 + 2**-33, 1 - 2**-20])
+# The last two are rounded to half a turn and to a whole one, in the step.
+@pytest.mark.parametrize(
+    "fraction", [2**-33, 1 - 2**-33, 0.5 - 2**-34, 0.5, 0.5 + 2**-33, 1 - 2**-20, 0.5 - 2**-40, 1 - 2**-40]
+)
 def test_whole_turns_round_with_the_step(fraction):
     word = _phase.word_from_turns((int(fraction * 2**128) + (3 << 128), int(fraction * 2**128) - (5 << 128)))
     value = word.whole + word.step / 2**32 + word.step_low / 2**47
@@ -254,6 +257,13 @@ def test_no_sine_no_matmul_no_gather_no_float64_in_the_phase_path(positions, fre
         if word == "concatenate" and not isinstance(frequencies, int):
             continue  # the digits of a learned frequency, (digits, pairs), are stacked
         assert word not in text, word
+
+
+def test_the_truth_of_figures():
+    positions, quarter = np.array([0, 1, 4095, 2**31 - 1, 2**40]), np.array([0, 1])
+    got = _phase.wave_float64(positions, pe.geometric(4).turns, quarter)
+    want = np.stack([w[:, i] for i, w in enumerate(oracle.waves(positions, oracle.geometric(4, 10_000)))], -1)
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-15)
 
 
 def test_only_the_phase_module_calls_sine_or_cosine():
