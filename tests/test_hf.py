@@ -675,6 +675,7 @@ def test_settings_beside_the_text_config():
         with pytest.raises(ValueError, match=f"the key {next(iter(keys))} = .* is not known or not used here"):
             rotary_from_config(outer | keys)
     assert rotary_from_config({"thinker_config": outer}) == rotary_from_config(LLAMA_31)
+    assert rotary_from_config({"language_config": LLAMA_31}) == rotary_from_config(LLAMA_31)
 
 
 def test_nothing_given_is_changed():
