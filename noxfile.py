@@ -105,7 +105,7 @@ def exports(session):
 def hostile(session):
     """Hostile input and broken configs, thirty times as many as in the tests; prints how many."""
     session.install("-e", ".[plot]", *group("test"))
-    files = ["tests/test_hostile.py", "tests/test_hostile_configs.py"]
+    files = [f"tests/test_hostile{name}.py" for name in ("", "_configs", "_spectra")]
     pytest(session, "-s", *files, JAX_PLATFORMS="cpu", POSENC_HOSTILE="30")
 
 
