@@ -65,14 +65,17 @@ def mib(size):
 
 
 def table(result, pods):
-    """Targets of the same figures in one row."""
+    """Targets of the same figures in one row; they are named where they differ."""
     rows = {}
     for f in result["figures"]:
         if f["target"] in pods:
             key = f["function"], f["first"], *(mib(f[size]) for size in SIZES), ", ".join(f["collectives"]) or "none"
             rows.setdefault(key, []).append(f["target"])
-    head = ["function", "first argument", "target", "arguments, MiB", "result, MiB", "temporaries, MiB", "collectives"]
-    return markdown(head, [[*key[:2], ", ".join(targets), *key[2:]] for key, targets in rows.items()])
+    alike = len({tuple(targets) for targets in rows.values()}) == 1
+    target = {key: [] if alike else [", ".join(targets)] for key, targets in rows.items()}
+    head = ["function", "first argument", *([] if alike else ["target"])]
+    head += [*(f"{size}, MiB" for size in SIZES), "collectives"]
+    return markdown(head, [[*key[:2], *target[key], *key[2:]] for key in rows])
 
 
 def line(result, function, size):
