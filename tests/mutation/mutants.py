@@ -65,7 +65,7 @@ class Mutant(NamedTuple):
 
     file: str
     line: int
-    column: int
+    text: str  # of that line
     before: str
     after: str
     lines: tuple[int, ...]  # of the statement: a test that runs none of them cannot see the fault
@@ -73,8 +73,8 @@ class Mutant(NamedTuple):
 
     @property
     def name(self):
-        """By which it is known while the text around it changes."""
-        return f"{self.file}: {self.before} → {self.after}"
+        """By which it is known while other lines change."""
+        return f"{self.file}, {self.text}: {self.before} → {self.after}"
 
 
 def variants(node):
@@ -143,7 +143,7 @@ def _lines(statement):
 def mutants_of(file, source):
     """All mutants of a file, in the order of its text."""
     text = source.encode()  # columns count bytes
-    starts = [0]
+    rows, starts = source.splitlines(), [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     found = []
@@ -172,7 +172,7 @@ def mutants_of(file, source):
             inside = f"({after})" if isinstance(node, (ast.expr, ast.If)) else after
             mutated = (text[:start] + inside.encode() + text[end:]).decode()
             line = node.lineno
-            found.append(Mutant(file, line, node.col_offset, before, after, lines, mutated))
+            found.append(Mutant(file, line, rows[line - 1].strip(), before, after, lines, mutated))
         for child in _children(node):
             visit(child, lines)
 

@@ -271,7 +271,7 @@ def main():
                 if outcome != "killed":
                     why = reasons.get(mutant.name)
                     counts["explained"] += bool(why)
-                    print(f"  {outcome}: line {mutant.line} of {mutant.name}{f' ({why})' if why else ''}", flush=True)
+                    print(f"  {outcome}: {mutant.line}: {mutant.name}{f' ({why})' if why else ''}", flush=True)
                 if options.json:
                     options.json.write_text(json.dumps(outcomes, indent=1))
             share = counts["killed"] / len(mutants)
