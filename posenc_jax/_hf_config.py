@@ -172,6 +172,7 @@ def layer_types(config: Keys, model: Model | None, count: int) -> list[str]:
         return [_LEGACY.get(str(name), str(name)) for name in types]
     indices, blocks = config.items("attn_layer_indices", "full_attn_idxs"), config.items("block_types")
     if blocks:  # repeated, as by RecurrentGemma
+        blocks = [_check.one_of(WHERE, "block_types", block, ("recurrent", "attention")) for block in blocks]
         indices = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
     if indices is not None:
         _layers("attn_layer_indices", indices, count)

@@ -150,6 +150,11 @@ def _scale_without_positions(config: Keys, model: Model | None) -> QueryScale | 
     return None
 
 
+def _is_set(width: Any) -> bool:
+    """Whether a width is there, right or wrong, and not 0."""
+    return not (width is None or isinstance(width, int) and width == 0)
+
+
 def _layer(
     kind: str, d: Keys | None, config: Keys, model: Model | None, latent: bool, theta: float | None, length: int | None
 ) -> RotaryLayer:
@@ -246,7 +251,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     types = _hf_config.layer_types(keys, model, count)
     settings, overrides = _hf_config.settings_of(keys, model, types), _hf_config.overrides(keys, count)
     rotates = _hf_config.rotates(keys, model, types)
-    latent = model.latent if model else bool(keys.get("qk_rope_head_dim"))
+    latent = model.latent if model else _is_set(keys.get("qk_rope_head_dim"))
     bases = keys.items("layer_rope_theta") if model is None or model.layer_thetas else None
     name = "layer_rope_theta"
     bases = [None] * count if bases is None else [_check.number(WHERE, name, 0 if b is None else b) for b in bases]
@@ -269,7 +274,8 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     if len(scales) > 1:
         raise error(f"mscale_all_dim asks for different scales of the scores, {sorted(scales)}")
     chosen = any("short_factor" in p or MAXIMUM in p for p in parameters)
-    return RotaryPlan(tuple(layers), layout, "last" if latent else "first", scales.pop(), length if chosen else None)
+    part = "last" if latent and any(parameters) else "first"
+    return RotaryPlan(tuple(layers), layout, part, scales.pop(), length if chosen else None)
 
 
 def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:

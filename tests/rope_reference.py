@@ -77,7 +77,7 @@ def spectrum(rope, head_dim, max_length, length=None):
         omega = [w / x for w, x in zip(omega, rope["long_factor" if long else "short_factor"], strict=True)]
         amplitude = MP.mpf(1) if factor <= 1 else MP.sqrt(1 + MP.log(factor) / MP.log(original))
     elif kind == "llama3":
-        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        low, high = MP.mpf(rope["low_freq_factor"]), MP.mpf(rope["high_freq_factor"])  # a float difference is rounded
         kept = [(original * w / (2 * MP.pi) - low) / (high - low) for w in omega]
         kept = [min(max(s, MP.mpf(0)), MP.mpf(1)) for s in kept]
         omega = [(1 - s) * w / factor + s * w for w, s in zip(omega, kept, strict=True)]

@@ -937,6 +937,7 @@ BAD = [
     (SMOLLM_3 | {"no_rope_layers": [1, 0]}, r"no_rope_layers must hold 6 times 0 or 1, got \[1, 0\]"),
     (SMOLLM_3 | {"no_rope_layers": [4] * 6}, "no_rope_layers must hold 6 times 0 or 1"),
     ({"model_type": "granite_swa", "head_dim": 8, "num_hidden_layers": 2, "layer_rope_theta": [1.0]}, "layer_rope_theta must hold 2 numbers, got 1"),
+    (llama(block_types=["1"]), r"block_types must be one of \('recurrent', 'attention'\), got '1'"),
     (llama(cross_attention_layers=[2]), "cross_attention_layers must be of the 2 layers, got 2"),
     (llama(per_layer_config={"2": {"head_dim": 8}}), "per_layer_config must map layers below 2 to mappings, got '2'"),
     (llama(rope_theta=-1.0), "rope_theta must be positive, got -1.0"),
@@ -973,6 +974,7 @@ def test_what_is_refused(config, match):
         (lambda: rotary_from_config(scaled("yarn", factor=2.0, truncate="no")), TypeError, "rope_type 'yarn': yarn: truncate must be True or False"),
         (lambda: rotary_from_config(scaled("longrope", short_factor=3, long_factor=SPREAD), length=1), TypeError, "short_factor must be a sequence of numbers"),
         (lambda: rotary_from_config(llama(layer_types="full_attention")), TypeError, "layer_types must be a sequence of strings"),
+        (lambda: rotary_from_config(llama(model_type=None, qk_rope_head_dim=np.ones((2, 2)))), TypeError, "qk_rope_head_dim must be an integer, got float64 of shape"),
         (lambda: rotary_from_config(llama(cross_attention_layers=5)), TypeError, "cross_attention_layers must be a sequence of strings or numbers, got int 5"),
         (lambda: rotary_from_config(SMOLLM_3 | {"no_rope_layers": 5}), TypeError, "no_rope_layers must be a sequence of strings or numbers, got int 5"),
         (lambda: rotary_from_config({"model_type": "recurrent_gemma", "head_dim": 8, "num_hidden_layers": 2, "block_types": 5}), TypeError, "block_types must be a sequence"),
@@ -1065,3 +1067,9 @@ def test_every_model_type_reads():
         assert first.frequencies is not None and first.frequencies.angular[1] < 1, name
         assert first.frequencies.angular[1] == pytest.approx(123 ** (-2 / first.rotary_dim)), name
         assert rotary_from_config(plan_to_config(plan)) == plan, name
+
+
+def test_latent_attention_of_which_no_layer_rotates():
+    plan = rotary_from_config(DEEPSEEK_V3 | {"block_types": ["recurrent"]})
+    assert {(layer.frequencies, layer.head_dim) for layer in plan.layers} == {(None, 192)}
+    assert plan.part == "first" and rotary_from_config(plan_to_config(plan)) == plan
