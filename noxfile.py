@@ -86,7 +86,7 @@ def nightly(session):
 @nox.session
 def exports(session):
     """What `jax.export` makes on the lowest JAX allowed, loaded on the newest that this Python has."""
-    session.install("-e", ".", *group("test"))
+    session.install("-U", "-e", ".", *group("test"), "jax")
     folder = Path(session.create_tmp())
     lowest = folder / "lowest"
     if not (lowest / "bin" / "python").exists():
@@ -97,6 +97,7 @@ def exports(session):
     shutil.rmtree(written, ignore_errors=True)
     written.mkdir()
     environment = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": "tests", "POSENC_EXPORTS": str(written)}
+    environment["POSENC_LOWEST"] = lowest_jax[0].removeprefix("jax==")
     session.run(str(lowest / "bin" / "python"), "tests/exports/write.py", str(written), env=environment, external=True)
     pytest(session, "tests/exports", **environment)
 

@@ -20,6 +20,7 @@ import json
 import math
 import os
 import queue
+import re
 import shutil
 import signal
 import socket
@@ -94,7 +95,10 @@ def train(setup: Setup, variant: Variant, mesh: Mesh, text: np.ndarray, steps: i
         state = jax.tree.map(lambda x: place(np.asarray(x), everywhere), jax.jit(begin)())
     for step in range(last + 1, steps + 1):
         windows = batch(setup, text, step)
-        state, loss = update(state, place(windows[:, :-1], split), place(windows[:, 1:], split))
+        tokens, following = (place(x, split) for x in (windows[:, :-1], windows[:, 1:]))
+        if step == last + 1:
+            print("holds", [[(s.start or 0, s.stop) for s in x.index] for x in tokens.addressable_shards], flush=True)
+        state, loss = update(state, tokens, following)
         yield step, float(loss)
         keep.save(step, state, always=step == steps)
 
@@ -184,7 +188,7 @@ class Process:
 
     def finished(self) -> bool:
         """Whether it has done all of its work."""
-        return self.child.poll() == 0 and self.lines()[-1:] == ["finished"]
+        return self.child.poll() == 0 and "finished" in self.lines()
 
     def kill(self) -> None:
         """Ends it for good. SIGTERM would not: JAX takes that for a notice of preemption."""
@@ -244,8 +248,8 @@ def tell(text: str, end: str = "\n") -> None:
     print(text, end=end, file=sys.stderr, flush=True)
 
 
-def main(arguments: list[str] | None = None, setup: Setup = Setup()) -> int:  # noqa: B008 (frozen)
-    """The command line; returns the exit status."""
+def main(setup: Setup = Setup()) -> int:  # noqa: B008 (frozen)
+    """The command line, which the processes get too; returns the exit status."""
     parser = argparse.ArgumentParser(description="Train small Transformers over several processes with CPU devices.")
     add = parser.add_argument
     names = [name for name, variant in VARIANTS.items() if variant.weights is None]
@@ -259,7 +263,7 @@ def main(arguments: list[str] | None = None, setup: Setup = Setup()) -> int:  # 
     add("--every", type=positive, default=10, metavar="N", help="steps from one checkpoint to the next (default: 10)")
     add("--resume", action="store_true", help="go on from the last checkpoints in FOLDER")
     add("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     devices = options.processes * options.devices
     if devices % options.data or setup.batch % options.data:
         parser.error(f"argument --data: must divide {devices} devices and a batch of {setup.batch}, got {options.data}")
@@ -271,7 +275,8 @@ def main(arguments: list[str] | None = None, setup: Setup = Setup()) -> int:  # 
         parser.error("argument --resume: needs --checkpoints FOLDER")
     if options.checkpoints:
         options.checkpoints = options.checkpoints.resolve()
-        kept = [name for name in options.variant if any((options.checkpoints / name).glob("[0-9]*"))]
+        steps = {name: (options.checkpoints / name).glob("[0-9]*") for name in options.variant}
+        kept = [name for name, found in steps.items() if any(step.name.isdecimal() for step in found)]
         if options.worker is None and options.resume and not kept:
             parser.error(f"argument --resume: no checkpoint of {', '.join(options.variant)} in {options.checkpoints}")
         if options.worker is None and kept and not options.resume:
@@ -283,20 +288,24 @@ def main(arguments: list[str] | None = None, setup: Setup = Setup()) -> int:  # 
             work(options, setup)
         except BaseException as error:
             traceback.print_exc()
-            alone = isinstance(error, jax.errors.JaxRuntimeError) and options.processes > 1
+            alone = isinstance(error, jax.errors.JaxRuntimeError) and re.search("[Gg]loo|coordination", str(error))
             print(f"process {options.worker[0]} lost another one" if alone else "", flush=True)
             os._exit(LOST if alone else 1)  # a regular exit would wait for the others
         return 0
     folder = options.checkpoints or Path(tempfile.mkdtemp(prefix="train_distributed-"))
     folder.mkdir(parents=True, exist_ok=True)
-    good, keep = False, False
+    good, keep = False, True
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         good = launch(options, folder)
         keep = not good
     except KeyboardInterrupt:
+        keep = False
         tell("\ninterrupted; all processes are ended")
         return 130
+    except SystemExit:
+        keep = False
+        raise
     finally:
         if not options.checkpoints and not keep:
             shutil.rmtree(folder, ignore_errors=True)

@@ -160,10 +160,10 @@ def positive(where: str, name: str, value: Any) -> float:
     return result
 
 
-def integer(where: str, name: str, value: Any, least: int | None = None) -> int:
+def integer(where: str, name: str, value: Any, least: int | None = None, kinds: str = "an integer") -> int:
     """`value` as a Python integer, of at least `least`."""
     if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{where}: {name} must be an integer, got {describe(value)}")
+        raise TypeError(f"{where}: {name} must be {kinds}, got {describe(value)}")
     if least is not None and value < least:
         raise ValueError(f"{where}: {name} must be at least {least}, got {value}")
     return int(value)

@@ -104,7 +104,7 @@ def inputs(where, x, positions, frequencies, layout, head_axis, part, name="x", 
     _check.one_of(where, "part", part, ("first", "last"))
     x = _check.floats(where, name, x, "(..., head_dim)" if head_axis is None else "(..., heads, head_dim)")
     if head_axis is not None:
-        head_axis = _check.integer(where, "head_axis", head_axis)
+        head_axis = _check.integer(where, "head_axis", head_axis, kinds="an integer or None")
         if not -x.ndim <= head_axis < x.ndim or head_axis % x.ndim == x.ndim - 1:
             message = f"head_axis must be an axis of {name} other than its last, shape {x.shape}, got {head_axis}"
             raise ValueError(f"{where}: {message}")

@@ -244,7 +244,7 @@ def test_fire_and_sandwich_of_exact_distances(data, name):
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=3), st.booleans(), st.integers(0, 3), st.integers(1, 4), st.data()
 )
-def test_grids_shards_and_parts_as_loops_count_them(shape, by_column, leading, shards, data):
+def test_grids_and_shards_as_loops_count_them(shape, by_column, leading, shards, data):
     TRIED["positions of a place"] += 1
     order = "column" if by_column and len(shape) > 1 else "row"
     want = [list(point) for point in itertools.product(*map(range, shape))]

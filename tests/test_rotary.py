@@ -545,7 +545,7 @@ convert = functools.partial(pe.convert_layout, source="half", target="interleave
         (lambda: pe.rotary(X, head_axis=-1), ValueError, r"rotary: head_axis must be an axis of x other than its last, .* got -1"),
         (lambda: pe.rotary(X, head_axis=3), ValueError, "rotary: head_axis must be an axis of x other than its last"),
         (lambda: pe.rotary(X, head_axis=4), ValueError, "rotary: head_axis must be an axis of x other than its last"),
-        (lambda: pe.rotary(X, head_axis=True), TypeError, "rotary: head_axis must be an integer, got bool True"),
+        (lambda: pe.rotary(X, head_axis=True), TypeError, "rotary: head_axis must be an integer or None, got bool True"),
         (lambda: pe.rotary(X, layout="neox"), ValueError, "rotary: layout must be one of .* got 'neox'"),  # type: ignore
         (lambda: pe.rotary(X, part="middle"), ValueError, "rotary: part must be one of .* got 'middle'"),  # type: ignore
         (lambda: pe.rotary(X, inverse="no"), TypeError, "rotary: inverse must be"),  # type: ignore

@@ -437,7 +437,7 @@ nan, inf = float("nan"), float("inf")
         (lambda: pe.longrope(4, **LISTS, attention_factor=1e39), ValueError, "longrope: attention_factor must fit into float32, got 1e\\+39"),
         (lambda: pe.yarn(8, 10_000, 4, 64, attention_factor=1e39), ValueError, "yarn: attention_factor must fit into float32, got 1e\\+39"),
         (lambda: pe.timestep_embedding(1, 64, max_period=1e-10), ValueError, "timestep_embedding: max_period must let no pair turn 2²⁸ times"),
-        (lambda: pe.rotary(np.ones((2, 1, 4), np.float32), head_axis=np.timedelta64(1, "s")), TypeError, "rotary: head_axis must be an integer, got timedelta64"),
+        (lambda: pe.rotary(np.ones((2, 1, 4), np.float32), head_axis=np.timedelta64(1, "s")), TypeError, "rotary: head_axis must be an integer or None, got timedelta64"),
         (lambda: pe.convert_layout(np.ones(8), 8, source="half", target="half", axis=np.timedelta64(0, "s"), num_heads=1), TypeError, "convert_layout: axis must be an integer, got timedelta64"),
         (lambda: pe.dynamic_ntk(2, 1e4, 2, 64, 64), ValueError, "dynamic_ntk: dim must be even, from 4 to 2²⁰, got 2"),
         (lambda: pe.dynamic_ntk(9, 1e4, 2, 64, jnp.int32(64)), ValueError, "dynamic_ntk: dim must be even, from 4 to 2²⁰, got 9"),
