@@ -1,7 +1,7 @@
 """Mutants of a module: its source with one small fault each, where a test should see it.
 
-Left alone: docstrings, annotations, the wording of messages (f-strings and what a `raise` says), imports, and `assert`,
-which is for the type checker.
+Left alone: docstrings, annotations, decorators, the wording of messages (f-strings and what a `raise` says), imports, and
+`assert`, which is for the type checker.
 """
 
 import ast
@@ -34,22 +34,17 @@ COMPARE = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
-CALLS = {
+BUILTINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+CALLS = BUILTINS | {  # of jnp, lax and np, which have both
     "add": "sub",
     "sub": "add",
     "mul": "add",
-    "min": "max",
-    "max": "min",
     "minimum": "maximum",
     "maximum": "minimum",
     "floor": "ceil",
     "round": "floor",
     "cos": "sin",
     "sin": "cos",
-    "any": "all",
-    "all": "any",
-    "append": "remove",
-    "abs": "neg",
     "exp": "log",
     "log": "exp",
     "exp2": "exp",
@@ -107,12 +102,20 @@ def variants(node):
         case ast.Constant(value=str()) if node.value:
             yield ast.Constant("XX" + node.value)
         case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=args):
-            if name in CALLS:
-                other = CALLS[name]
-                func = _replaced(node.func, **{"attr" if isinstance(node.func, ast.Attribute) else "id": other})
-                yield changed(func=func)
+            if isinstance(node.func, ast.Name) and name in BUILTINS:
+                yield changed(func=ast.Name(BUILTINS[name]))
+            if (
+                name in CALLS
+                and isinstance(node.func, ast.Attribute)
+                and _name(node.func.value) in ("jnp", "lax", "np")
+            ):
+                yield changed(func=_replaced(node.func, attr=CALLS[name]))
             if name in SWAPPED and len(args) == 3:
                 yield changed(args=[args[0], args[2], args[1]])
+
+
+def _name(node):
+    return getattr(node, "id", None)
 
 
 def _replaced(node, **fields):
