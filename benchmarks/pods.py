@@ -1,4 +1,4 @@
-"""Bytes that each device of a whole TPU pod holds, for every encoding, rotation and bias, as the TPU compiler says; no device needed.
+"""Bytes that each device of a whole TPU pod holds, as the TPU compiler says: every encoding, rotation and bias.
 
 `python benchmarks/pods.py` compiles and writes results/pods.json and results/pods.md, which the documentation includes;
 `nox -s pods` runs it in the environment that the compiler needs. `--tables` writes the tables of the JSON anew. The

@@ -288,3 +288,17 @@ def test_parts_as_loops_count_them(parts, following):
         want += [[start + c for c in point] for point in grid]
         start = max(map(max, want)) + 1 if following == "maximum" else start + max(height, width)
     np.testing.assert_array_equal(pe.multimodal_positions(parts, following=following), want)
+
+
+@pytest.mark.parametrize("name", ["rotary", "shift", "xpos", "attention"])
+def test_forward_mode_is_refused_where_there_is_none(name):
+    x = jnp.ones((1, 4, 2, 8))
+    call = {
+        "rotary": pe.rotary,
+        "shift": lambda x: pe.shift(x, 3, 8),
+        "xpos": lambda x: pe.xpos(x, x)[0],
+        "attention": lambda x: pe.attention(x, x, x),
+    }[name]
+    assert jax.jacrev(call)(x).shape == (*x.shape, *x.shape)
+    with pytest.raises(TypeError, match="forward-mode autodiff"):
+        jax.jvp(call, (x,), (x,))

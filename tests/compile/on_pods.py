@@ -24,7 +24,7 @@ AXES = D, S, H = "data", "sequence", "heads"
 PODS = {"v5e:16x16": (4, 16, 4), "v6e:16x16": (4, 16, 4), "v5p:8x8x8": (8, 8, 8)}
 SIZES = {"v5p:4x8x8": (4, 8, 8), "v5p:8x8x8": (8, 8, 8), "v5p:16x16x16": (16, 16, 16)}  # of one kind of chip
 LARGEST = {"v5p:64x32x32": (64, 32, 32)}  # the compiler takes it, two minutes a case; no such pod is built
-N, SMALL = 2**30, 2**22  # positions; bytes that count as none, half of an int32 for each position of a device's share
+N, SMALL = 2**30, 2**22  # positions; bytes that count as none, an int32 for a quarter of a device's positions at 256
 F32, BF16, I32 = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.int32)
 
 
