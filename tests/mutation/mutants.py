@@ -100,7 +100,7 @@ def variants(node):
         case ast.Constant(value=float()):
             yield ast.Constant(node.value * 1.001 if node.value else 1.0)
         case ast.Constant(value=str()) if node.value:
-            yield ast.Constant("XX" + node.value)
+            yield ast.Constant(node.value + "XX")
         case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=args):
             if isinstance(node.func, ast.Name) and name in BUILTINS:
                 yield changed(func=ast.Name(BUILTINS[name]))
