@@ -61,7 +61,7 @@ def mutate(config, rng):
     key = rng.choice([*d, None])
     kind = rng.randrange(6)
     if kind == 0 or key is None:
-        d[rng.choice(NAMES)] = rng.choice(JUNK)
+        d[rng.choice(NAMES)] = copy.deepcopy(rng.choice(JUNK))
     elif kind == 1:
         del d[key]
     elif kind == 2:
@@ -70,7 +70,7 @@ def mutate(config, rng):
             value if not WIDTH.search(name) or not isinstance(value, int) else min(value, 4096)
         )  # else it takes long
     elif kind == 3:
-        d[key] = rng.choice(JUNK)
+        d[key] = copy.deepcopy(rng.choice(JUNK))
     elif kind == 4:
         other = rng.choice(mappings(rng.choice(SEEDS)))
         d.update(copy.deepcopy(dict(rng.sample(sorted(other.items(), key=str), min(len(other), 1)))))
@@ -234,6 +234,8 @@ def check_sensitive(case, plan, config, arguments):
     ]
     for d, key in list(rotating_keys(config)):
         old = d[key]
+        if key == "no_rope_layers" and isinstance(old, list) and not old:
+            continue  # as if it were not there
         if is_unread(config, key, arguments["layout"]) or d in kinds and len(used) < len(kinds):
             continue  # the last: settings for a layer type that no layer is of
         try:
