@@ -163,3 +163,15 @@ def test_other_frequencies_are_taken_at_their_exact_value():
 def test_bad_input(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+def test_the_largest_amplitude():
+    largest = float(np.finfo(np.float32).max)
+    assert pe.Frequencies((1,), 2, attention_factor=largest).attention_factor == largest
+
+
+def test_a_line_for_a_spectrum():
+    assert repr(pe.geometric(6)) == "Frequencies(dim=6, angular=1 … 0.00215443)"
+    assert repr(pe.axial(8, 2)) == "Frequencies(dim=8, angular=1 … 0.01, num_axes=2)"
+    scaled = pe.yarn(4, 10_000, 2, 64, attention_factor=0.5).with_precision("float32")
+    assert repr(scaled).endswith(", attention_factor=0.5, precision='float32')")
