@@ -6,6 +6,7 @@ Left alone: docstrings, annotations, decorators, the wording of messages (f-stri
 
 import ast
 import copy
+from collections import Counter
 from typing import NamedTuple
 
 BINARY = {
@@ -60,7 +61,7 @@ class Mutant(NamedTuple):
 
     file: str
     line: int
-    text: str  # of that line
+    text: str  # of that line, numbered where the same fault is there again
     before: str
     after: str
     lines: tuple[int, ...]  # of the statement: a test that runs none of them cannot see the fault
@@ -149,7 +150,7 @@ def mutants_of(file, source):
     rows, starts = source.splitlines(), [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found = []
+    found, again = [], Counter()
 
     def visit(node, lines):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
@@ -175,7 +176,11 @@ def mutants_of(file, source):
             inside = f"({after})" if isinstance(node, (ast.expr, ast.If)) else after
             mutated = (text[:start] + inside.encode() + text[end:]).decode()
             line = node.lineno
-            found.append(Mutant(file, line, rows[line - 1].strip(), before, after, lines, mutated))
+            row = rows[line - 1].strip()
+            again[row, before, after] += 1
+            if (count := again[row, before, after]) > 1:
+                row += f" ({count})"
+            found.append(Mutant(file, line, row, before, after, lines, mutated))
         for child in _children(node):
             visit(child, lines)
 

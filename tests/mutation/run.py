@@ -150,7 +150,7 @@ def first_run(folder, jobs):
 def tests_for(mutant, files, first):
     """Those that run its statement, for BUDGET seconds.
 
-    The tests of its module come first, and of each function its quickest case.
+    Of each function its quickest case comes first, and of those the tests of its module.
     """
     lines, seconds = first["lines"], first["seconds"]
     own = "tests/test_{}.py".format(next(iter(files)).removesuffix(".py").lstrip("_"))
@@ -162,7 +162,7 @@ def tests_for(mutant, files, first):
             functions[test.split("[")[0]].append(test)
     order = []
     for tests in functions.values():
-        order += [(not test.startswith(own), i, test) for i, test in enumerate(sorted(tests, key=seconds.get))]
+        order += [(i, not test.startswith(own), test) for i, test in enumerate(sorted(tests, key=seconds.get))]
     chosen, total = [], 0.0
     for *_, test in sorted(order, key=lambda item: (*item[:2], seconds[item[2]])):
         total += seconds[test]
