@@ -148,26 +148,26 @@ def first_run(folder, jobs):
 
 
 def tests_for(mutant, files, first):
-    """Those that run its statement, for BUDGET seconds.
+    """Those that run its statement, for BUDGET seconds by the first run's clock.
 
-    Of each function its quickest case comes first, and of those the tests of its module.
+    For half of them the tests of its module, the quickest first; then of every function its quickest case, and so on.
     """
     lines, seconds = first["lines"], first["seconds"]
     own = "tests/test_{}.py".format(next(iter(files)).removesuffix(".py").lstrip("_"))
     everywhere = {test for file in files for tests in lines.get(file, {}).values() for test in tests if test}
     here = {test for line in mutant.lines for test in lines.get(mutant.file, {}).get(str(line), []) if test}
-    functions = defaultdict(list)
-    for test in here or everywhere:  # what runs at import is seen by all
-        if seconds.get(test, SLOWEST) < SLOWEST:
+    functions, chosen, left = defaultdict(list), [], BUDGET
+    for test in sorted(here or everywhere, key=seconds.get):  # what runs at import is seen by all
+        if test.startswith(own) and seconds[test] <= left - BUDGET / 2:
+            left -= seconds[test]
+            chosen.append(test)
+        elif seconds[test] < SLOWEST:
             functions[test.split("[")[0]].append(test)
-    order = []
-    for tests in functions.values():
-        order += [(i, not test.startswith(own), test) for i, test in enumerate(sorted(tests, key=seconds.get))]
-    chosen, total = [], 0.0
-    for *_, test in sorted(order, key=lambda item: (*item[:2], seconds[item[2]])):
-        total += seconds[test]
-        if total > BUDGET and chosen:
+    ranked = [(i, seconds[test], test) for tests in functions.values() for i, test in enumerate(tests)]
+    for _, cost, test in sorted(ranked):
+        if cost > left and chosen:
             break
+        left -= cost
         chosen.append(test)
     return chosen
 
