@@ -138,6 +138,7 @@ F = pe.geometric(12)
         (lambda: pe.axial(pe.axial(8, 2), 2), ValueError, "axial: frequencies must have one axis, got 2"),
         (lambda: pe.axial(pe.multi_section(F, (2, 2, 2)), 2), ValueError, "axial: frequencies must have one axis, got 3"),
         (lambda: pe.axial(2**21, 2), ValueError, "axial: frequencies of all axes must have a width of at most 2²⁰, got 2097152"),
+        (lambda: pe.axial(32, 2, 1e-12), ValueError, "axial: base must let no pair turn 2²⁸ times a position, got 1e-12"),
         (lambda: pe.axial(F, 10**9), ValueError, "axial: frequencies of all axes must have a width of at most 2²⁰, got 12000000000"),
         (lambda: pe.multi_section(F, (2, 2, 3)), ValueError, r"multi_section: sections must sum to the 6 pairs of frequencies, got \(2, 2, 3\)"),
         (lambda: pe.multi_section(F, (2, 3)), ValueError, r"multi_section: sections must sum to the 6 pairs of frequencies, got \(2, 3\)"),

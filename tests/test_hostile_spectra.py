@@ -12,18 +12,12 @@ import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_hostile import EDGES, FLOATS, TRIED, join, profile, split
+from test_hostile import EDGES, FLOATS, TRIED, join, print_what_was_tried, profile, split  # noqa: F401 (a fixture)
 
 import posenc_jax as pe
 from conformance import formulas
 
 MP = oracle.WORKING
-
-
-@pytest.fixture(autouse=True, scope="module")
-def print_what_was_tried():
-    yield
-    print("\ntried:", dict(TRIED))
 
 
 def normal(*shape):

@@ -546,6 +546,8 @@ convert = functools.partial(pe.convert_layout, source="half", target="interleave
         (lambda: pe.rotary(X, head_axis=3), ValueError, "rotary: head_axis must be an axis of x other than its last"),
         (lambda: pe.rotary(X, head_axis=4), ValueError, "rotary: head_axis must be an axis of x other than its last"),
         (lambda: pe.rotary(X, head_axis=True), TypeError, "rotary: head_axis must be an integer or None, got bool True"),
+        (lambda: pe.rotary(np.ones((2, 1, 4), np.float32), head_axis=np.timedelta64(1, "s")), TypeError, "rotary: head_axis must be an integer or None, got timedelta64"),
+        (lambda: pe.convert_layout(np.ones(8), 8, source="half", target="half", axis=np.timedelta64(0, "s"), num_heads=1), TypeError, "convert_layout: axis must be an integer, got timedelta64"),
         (lambda: pe.rotary(X, layout="neox"), ValueError, "rotary: layout must be one of .* got 'neox'"),  # type: ignore
         (lambda: pe.rotary(X, part="middle"), ValueError, "rotary: part must be one of .* got 'middle'"),  # type: ignore
         (lambda: pe.rotary(X, inverse="no"), TypeError, "rotary: inverse must be"),  # type: ignore

@@ -40,7 +40,8 @@ MODULES = {
 TESTS = [
     f"tests/test_{name}.py"
     for name in "phase frequencies scalings axes sinusoidal rotary rotary_memory rotation xpos bias bias_modules "
-    "fourier same_bits parity_recorded hf conformance api positional_attention nnx attention plot sharding hostile hostile_configs hostile_spectra".split()
+    "fourier same_bits parity_recorded hf conformance api positional_attention nnx attention plot sharding hostile "
+    "hostile_configs hostile_spectra".split()
 ]
 BUDGET, SLOWEST = 60.0, 30.0  # seconds: of the tests for a mutant, of one test
 FLAGS = [
@@ -144,7 +145,7 @@ def first_run(folder, jobs):
         for file, lines in found["lines"].items():
             for line, tests in lines.items():
                 first["lines"][file][line] += tests
-    return json.loads(json.dumps(first))
+    return first
 
 
 def tests_for(mutant, files, first):
