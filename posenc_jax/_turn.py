@@ -37,10 +37,10 @@ class Settings(NamedTuple):
 def turn(settings: Settings, x: jax.Array, positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
     """The pairs of x (..., features) turned; positions (..., axes) of its rank broadcast to it."""
     shared, barrier = is_shared(x, positions), lax.optimization_barrier
-    cpu = functools.partial(_form_on_cpu(settings, x, frequencies, shared), settings)
+    cpu = functools.partial(_form_on_cpu(settings, x, shared), settings)
     # Where a table does not pay, a GPU's compiler would keep one of phases for a form by pieces.
     gpu = (
-        functools.partial(_by_pieces, settings, waves_of=functools.partial(_table, barrier))
+        functools.partial(_by_pieces, settings, keep=barrier)
         if shared
         else functools.partial(_by_reads, settings, partner_of=_padded, multiply=rounded_product, keep=barrier)
     )
@@ -133,36 +133,30 @@ def _table(keep, positions, frequencies):
     return jnp.split(keep(features(positions, frequencies, "half")), 2, axis=-1)
 
 
-def _form_on_cpu(settings, x, frequencies, shared):
-    """One pass over x if the compiler can; narrow floats cost it more to convert than to read again."""
-    if shared and x.dtype == _check.inside(x):
-        if settings.layout == "interleaved" and x.shape[-1] % 2 == 0:
-            return functools.partial(_by_reads, partner_of=_reversed, multiply=rounded_product, keep=kept)
-        # JAX before 0.12 drops the barrier; next to axes of one the compiler would give the halves another order.
-        halves = settings.layout == "half" and x.shape[-1] == dim_of(frequencies) and not _inner_ones(x)
-        if halves and jax.__version_info__ >= (0, 12):
-            return _by_halves
-    return functools.partial(_by_pieces, waves_of=functools.partial(_table, kept) if shared else _waves)
+def _form_on_cpu(settings, x, shared):
+    """One pass over x; narrow floats cost more to convert twice than to read again."""
+    if not shared or x.dtype != _check.inside(x):
+        return functools.partial(_by_pieces, keep=kept)
+    partner_of = _reversed if settings.layout == "interleaved" and x.shape[-1] % 2 == 0 else _padded
+    return functools.partial(_by_reads, partner_of=partner_of, multiply=rounded_product, keep=kept)
 
 
-def _by_pieces(settings, x, positions, frequencies, *, waves_of):
+def _by_pieces(settings, x, positions, frequencies, *, keep):
     """For CPU and GPU: slices of x with both features of a pair in the same place, turned and stacked again."""
     layout, _, backward, result = settings
+    dim, inside, (before, after) = dim_of(frequencies), _check.inside(x), _margin(settings, x, dim_of(frequencies))
+    size = math.gcd(dim // 2, before + after) if layout == "half" else 2
+    if x.shape[-1] % size or layout == "half" and x.shape[-1] // size > 8:  # the compiler joins no more in one pass
+        return _by_reads(settings, x, positions, frequencies, partner_of=_padded, multiply=rounded_product, keep=keep)
     if ones := _inner_ones(x):
         within = settings._replace(result=np.dtype(_check.inside(x)))
-        y = _by_pieces(within, lax.squeeze(x, ones), lax.squeeze(positions, ones), frequencies, waves_of=waves_of)
+        y = _by_pieces(within, lax.squeeze(x, ones), lax.squeeze(positions, ones), frequencies, keep=keep)
         y = lax.expand_dims(y, ones)
         # Alone, a CPU's compiler gives an array with axes of one another order, and copies it number by number. To meet
         # x keeps it in order: where x is NaN, so is y.
         old = x.astype(y.dtype)
         return jnp.where(jnp.isnan(old), old, y).astype(result or x.dtype)
-    dim, inside, (before, after) = dim_of(frequencies), _check.inside(x), _margin(settings, x, dim_of(frequencies))
-    size = math.gcd(dim // 2, before + after) if layout == "half" else 2
-    if x.shape[-1] % size or layout == "half" and x.shape[-1] // size > 16:  # too many pieces, or none
-        y = _by_pieces(settings, _turned(settings, x, dim), positions, frequencies, waves_of=waves_of)
-        x = x.astype(y.dtype)
-        return jnp.concatenate([x[..., :before], y, x[..., x.shape[-1] - after :]], axis=-1)
-    waves = waves_of(positions, frequencies)
+    waves = _table(keep, positions, frequencies) if is_shared(x, positions) else _waves(positions, frequencies)
     if layout == "interleaved":
         old = _split(x, layout, inside)
         margin = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
@@ -210,23 +204,8 @@ def _reversed(settings, x, dim):
     return lax.rev(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2), (x.ndim,)).reshape(x.shape)
 
 
-def _by_halves(settings, x, positions, frequencies):
-    """x·C + x′·S in one pass for halves that are all of x, of its precision, where waves are shared.
-
-    A loop over the two halves, which the barrier keeps from being one with that over features.
-    """
-    axis, shape = x.ndim - 1, (*x.shape[:-1], 2, x.shape[-1] // 2)
-    waves = (lax.expand_dims(w.astype(x.dtype), [axis]) for w in _table(kept, positions, frequencies))
-    sine, cosine = (jnp.broadcast_to(w, shape) for w in waves)
-    # A product and no select, for which the compiler makes two loops.
-    sign = _check.align(np.array([[1], [-1]] if settings.backward else [[-1], [1]], x.dtype), len(shape))
-    pairs = x.reshape(shape)
-    y = rounded_product(pairs, cosine) + rounded_product(lax.rev(pairs, [axis]), sine * sign)
-    return lax.optimization_barrier(y).reshape(x.shape).astype(settings.result or x.dtype)
-
-
 def _by_reads(settings, x, positions, frequencies, *, partner_of, multiply, keep):
-    """x·C + x′·S with the partners x′, in one pass. On a TPU slices of pairs would copy x."""
+    """x·C + x′·S with the partners x′, in one pass. On a TPU slices of pairs would copy x, on a CPU read it twice."""
     layout, _, backward, result = settings
     dim, inside = dim_of(frequencies), _check.inside(x)
     margin, index = _margin(settings, x, dim), np.arange(dim)

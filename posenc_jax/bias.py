@@ -245,8 +245,7 @@ def sandwich(
 
 @functools.partial(jax.jit, static_argnames=("heads",), inline=True)
 def _sandwich(queries, keys, frequencies, *, heads):
-    ndim = max(queries.ndim, keys.ndim)
-    queries, keys = (_check.align(sinusoidal(p, frequencies, layout="half"), ndim + 1) for p in (queries, keys))
+    queries, keys = (sinusoidal(p, frequencies, layout="half") for p in (queries, keys))
     # The phases are exact; a cosine of every distance would take many times as long as this product of their waves.
     similarity = jnp.matmul(queries, jnp.swapaxes(keys, -1, -2), precision=lax.Precision.HIGHEST)[..., None, :, :]
     norm = np.float32(dim_of(frequencies) / 2 * amplitude_of(frequencies) ** 2)

@@ -178,6 +178,20 @@ def test_odd_numbers_of_buckets(rows, both):
     np.testing.assert_array_equal(buckets_of(-d, rows, 500, both), want)
 
 
+@pytest.mark.parametrize(("rows", "largest"), [(8, 5), (8, 6), (16, 9), (7, 4), (2, 2), (3, 2)])
+def test_last_buckets_that_begin_together(rows, largest):
+    d = np.arange(largest + 3)
+    np.testing.assert_array_equal(buckets_of(-d, rows, largest, False), [bucket(int(x), rows, largest) for x in d])
+
+
+def test_a_bucket_that_begins_at_the_largest_distance():
+    keys = np.array([-(2**31), -(2**31) + 1], np.int32)  # 2³² − 1 and one less from the query
+    table = np.arange(3, dtype=np.float32)[:, None]
+    for largest, want in (((2**32 - 1) ** 2, [2, 1]), ((2**32 - 1) ** 2 + 1, [1, 1])):
+        got = pe.t5(np.array([2**31 - 1]), keys, table, bidirectional=False, max_distance=largest)
+        assert got[0, 0].tolist() == want
+
+
 @pytest.mark.parametrize("largest", [128, 10_000, 2**31, 2**32 - 1, 2**32, 2**35, 2**40, 10**30])
 def test_buckets_at_any_distance_of_int32(largest):
     table = np.arange(32, dtype=np.float32)[:, None]
@@ -404,11 +418,11 @@ P, H = np.arange(4), np.ones(3, np.float32)
         (lambda: pe.alibi(P.reshape(2, 2), np.zeros((3, 2), int), 2), ValueError, r"alibi: the leading axes of query_positions, shape \(2, 2\), and"),
         (lambda: pe.alibi(np.array([2**31]), P, 2), ValueError, "alibi: query_positions must fit into int32"),
         (lambda: pe.t5(P.astype(np.float32), P, TABLE), TypeError, "t5: query_positions must be an integer array, got float32"),
-        (lambda: pe.t5(P, P, TABLE.astype(int)), TypeError, "t5: table must be a float array"),
+        (lambda: pe.t5(P, P, TABLE.astype(int)), TypeError, r"t5: table must be a float array of shape \(buckets, heads\), got int64"),
         (lambda: pe.t5(P, P, TABLE[0]), ValueError, r"t5: table must have shape \(buckets, heads\), got \(3,\)"),
-        (lambda: pe.t5(P, P, TABLE[:31]), ValueError, "t5: table must have an even number of rows, at least 4"),
-        (lambda: pe.t5(P, P, TABLE[:2]), ValueError, "t5: table must have an even number of rows, at least 4"),
-        (lambda: pe.t5(P, P, TABLE[:1], bidirectional=False), ValueError, "t5: table must have at least 2 rows"),
+        (lambda: pe.t5(P, P, TABLE[:31]), ValueError, "t5: table must have an even number of rows, at least 4 with bidirectional=True, got"),
+        (lambda: pe.t5(P, P, TABLE[:2]), ValueError, "t5: table must have an even number of rows, at least 4 with bidirectional=True, got"),
+        (lambda: pe.t5(P, P, TABLE[:1], bidirectional=False), ValueError, "t5: table must have at least 2 rows with bidirectional=False, got"),
         (lambda: pe.t5(P, P, TABLE[:, :0]), ValueError, "t5: table must have shape"),
         (lambda: pe.t5(P, P, TABLE, max_distance=8), ValueError, "t5: max_distance must be above 8, half the buckets"),
         (lambda: pe.t5(P, P, TABLE, max_distance=128.0), TypeError, "t5: max_distance must be an integer"),  # type: ignore
@@ -418,12 +432,16 @@ P, H = np.arange(4), np.ones(3, np.float32)
         (lambda: pe.kerple_log(P, P, 1.0, H), TypeError, r"kerple_log: scale must be a float array of shape \(heads,\), got float"),
         (lambda: pe.kerple_log(P, P, H[:0], H[:0]), ValueError, r"kerple_log: scale must have shape \(heads,\), got \(0,\)"),
         (lambda: pe.fire(P, P, MLP[:3], c=1.0, threshold=1.0), TypeError, "fire: mlp must be four arrays"),  # type: ignore
-        (lambda: pe.fire(P, P, (*MLP[:2], MLP[2].T, MLP[3]), c=1.0, threshold=1.0), ValueError, r"fire: mlp must have shapes \(hidden,\)"),
+        (lambda: pe.fire(P, P, (*MLP[:2], MLP[2].T, MLP[3]), c=1.0, threshold=1.0), ValueError, r"fire: mlp must have shapes \(hidden,\), \(hidden,\), \(hidden, heads\), \(heads,\), got \("),
         (lambda: pe.fire(P, P, (MLP[0][None], *MLP[1:]), c=1.0, threshold=1.0), ValueError, r"fire: mlp must have shapes"),
         (lambda: pe.fire(P, P, (MLP[0][:0], MLP[1][:0], MLP[2][:0], MLP[3]), c=1.0, threshold=1.0), ValueError, "fire: mlp must have shapes"),
         (lambda: pe.fire(P, P, (*MLP[:2], MLP[2][..., None], MLP[3]), c=1.0, threshold=1.0), ValueError, "fire: mlp must have shapes"),
         (lambda: pe.fire(P, P, (MLP[0][:1], *MLP[1:]), c=1.0, threshold=1.0), ValueError, "fire: mlp must have shapes"),
         (lambda: pe.fire(P, P, (*MLP[:3], MLP[3][:1]), c=1.0, threshold=1.0), ValueError, "fire: mlp must have shapes"),
+        (lambda: pe.fire(P, P, (MLP[0].astype(int), MLP[1], MLP[2], MLP[3]), c=1.0, threshold=1.0), TypeError, "fire: w1 of mlp must be a float array of shape"),
+        (lambda: pe.fire(P, P, (MLP[0], MLP[1].astype(int), MLP[2], MLP[3]), c=1.0, threshold=1.0), TypeError, "fire: b1 of mlp must be a float array of shape"),
+        (lambda: pe.fire(P, P, (MLP[0], MLP[1], MLP[2].astype(int), MLP[3]), c=1.0, threshold=1.0), TypeError, "fire: w2 of mlp must be a float array of shape"),
+        (lambda: pe.fire(P, P, (MLP[0], MLP[1], MLP[2], MLP[3].astype(int)), c=1.0, threshold=1.0), TypeError, "fire: b2 of mlp must be a float array of shape"),
         (lambda: pe.fire(P, P, MLP, c=0, threshold=1.0), ValueError, "fire: c must be positive, got 0"),
         (lambda: pe.fire(P, P, MLP, c=1.0, threshold=-1), ValueError, "fire: threshold must be positive, got -1"),
         (lambda: pe.fire(P, P, MLP, c=H, threshold=1.0), ValueError, "fire: c must be a scalar"),

@@ -50,6 +50,20 @@ def test_a_pair_that_does_not_turn():
     np.testing.assert_array_equal(pe.sinusoidal(123, still)[:2], [0.0, 1.0])
 
 
+def test_fields_are_plain_values():
+    f = pe.Frequencies([3 << 120, 5], np.int64(4), [0, 1], np.float32(0.5))  # type: ignore
+    assert (f.turns, f.dim, f.axes, f.attention_factor) == ((3 << 120, 5), 4, (0, 1), 0.5)
+    assert [type(v) for v in (f.turns, f.dim, f.axes, f.attention_factor)] == [tuple, int, tuple, float]
+
+
+def test_no_frequency_of_2_to_the_28_turns():
+    limit = 2 ** (128 + 28)
+    assert pe.Frequencies((limit - 1, 1 - limit), 4).num_pairs == 2
+    for turns in (limit, -limit):
+        with pytest.raises(ValueError, match="Frequencies: turns must be integers below 2²⁸ turns a position"):
+            pe.Frequencies((turns,), 2)
+
+
 def test_equality_and_hash_are_by_value_of_every_field():
     f = pe.geometric(8, 100.0)
     changed = [
@@ -129,6 +143,7 @@ def test_other_frequencies_are_taken_at_their_exact_value():
         (lambda: pe.geometric(4, float("nan")), ValueError, "geometric: base must be finite, got nan"),
         (lambda: pe.geometric(4, float("inf")), ValueError, "geometric: base must be finite, got inf"),
         (lambda: pe.geometric(4, "10000"), TypeError, "geometric: base must be a number, got str '10000'"),  # type: ignore
+        (lambda: pe.geometric(4, endpoint=1), TypeError, "geometric: endpoint must be True or False, got int 1"),  # type: ignore
         (lambda: pe.geometric(10**30), ValueError, "geometric: dim must be at most 2²⁰, got 1000"),
         (lambda: pe.geometric(4, 10**400), ValueError, "geometric: base must be finite, got inf"),
         (lambda: pe.geometric(16, 1e-12), ValueError, "geometric: base must let no pair turn 2²⁸ times a position, got 1e-12"),
@@ -146,7 +161,7 @@ def test_other_frequencies_are_taken_at_their_exact_value():
         (lambda: pe.Frequencies((1,), 2, attention_factor=np.nan), ValueError, "attention_factor must be finite, got nan"),
         (lambda: pe.geometric(4).with_precision("float16"), ValueError, "Frequencies: precision must be one of .* got 'float16'"),  # type: ignore
         (lambda: pe.geometric(4).with_angular([1.0]), ValueError, "Frequencies.with_angular: angular must hold 2 numbers, one for each pair, got 1"),
-        (lambda: pe.geometric(4).with_angular(3.0), TypeError, "Frequencies.with_angular: angular must be a sequence of numbers"),  # type: ignore
+        (lambda: pe.geometric(4).with_angular(3.0), TypeError, "Frequencies.with_angular: angular must be a sequence of numbers, got float 3.0"),  # type: ignore
         (lambda: pe.geometric(4).with_angular([1.0, "2"]), TypeError, "Frequencies.with_angular: angular must be a number, got str"),  # type: ignore
         (lambda: pe.geometric(4).with_angular([1.0, np.nan]), ValueError, "Frequencies.with_angular: angular must be finite, got nan"),
         (lambda: pe.sinusoidal(0, "8"), TypeError, "sinusoidal: frequencies must be Frequencies, an integer width or a float array"),  # type: ignore

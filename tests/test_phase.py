@@ -243,6 +243,15 @@ def test_float64_frequencies_are_exact_under_x64():
     assert np.abs(got - np.concatenate(oracle.waves(positions, angular.tolist()), 1)).max() <= BOUND
 
 
+def test_half_a_turn_a_position():
+    # −2³¹ units of 2⁻³² turn, which has no positive; whole turns count where positions are not whole.
+    positions = np.array([-1.5, -0.25, 0.25, 0.5, 1.25, 3.75, 100_000.125])
+    with jax.enable_x64(True):
+        angular = np.pi * np.array([-1, 1, -3, 3])
+        got = np.asarray(pe.sinusoidal(positions, angular, layout="half"), np.float64)
+    assert np.abs(got - np.concatenate(oracle.waves(positions, angular.tolist()), 1)).max() <= BOUND
+
+
 @pytest.mark.parametrize(
     "positions", [np.arange(4, dtype=np.int32), np.arange(4, dtype=np.float32)], ids=["int", "float"]
 )

@@ -1,5 +1,7 @@
 """What rotary keeps: for the derivative, and while it runs."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,3 +83,42 @@ def test_temporaries_are_small(layout, dtype, derivative):
 
     compiled = jax.jit(both).lower(x, x).compile() if derivative else jax.jit(forward).lower(x).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < x.size * x.dtype.itemsize / 4
+
+
+# x, what of it turns, the layout, and the program on a CPU. Bits do not show which it is: the time does.
+PROGRAMS = {
+    "halves": ((2, 64, 8, 64), 64, "half", jnp.float32, "reads"),
+    "one batch": ((1, 64, 4, 64), 64, "half", jnp.float32, "reads"),
+    "halves of a part": ((2, 64, 8, 64), 32, "half", jnp.float32, "reads"),
+    "pairs": ((2, 64, 8, 64), 64, "interleaved", jnp.float32, "reversed"),
+    "pairs of a part": ((2, 64, 8, 64), 32, "interleaved", jnp.float32, "reversed"),
+    "pairs of an odd width": ((2, 64, 8, 65), 32, "interleaved", jnp.float32, "reads"),
+    "narrow halves": ((2, 64, 8, 64), 64, "half", jnp.bfloat16, "pieces"),
+    "narrow pairs": ((2, 64, 8, 64), 64, "interleaved", jnp.bfloat16, "pieces"),
+    "8 narrow pieces": ((2, 64, 8, 64), 16, "half", jnp.bfloat16, "pieces"),
+    "9 narrow pieces": ((2, 64, 8, 72), 64, "half", jnp.bfloat16, "reads"),
+    "too few heads": ((1, 64, 3, 64), 64, "half", jnp.float32, "pieces"),
+    "one head": ((2, 64, 1, 64), 64, "half", jnp.float32, "pieces"),
+    "one narrow head of pairs": ((2, 64, 1, 64), 64, "interleaved", jnp.bfloat16, "pieces"),
+    "9 pieces of one head": ((2, 64, 1, 72), 64, "half", jnp.float32, "reads"),
+    "one step": ((2, 1, 8, 64), 64, "half", jnp.float32, "reads"),
+    "one narrow step": ((2, 1, 8, 64), 64, "half", jnp.bfloat16, "pieces"),
+}
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of a CPU")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_pass_on_a_cpu(name):
+    shape, dim, layout, dtype, program = PROGRAMS[name]
+    x, p = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[1:2], jnp.int32)
+    compiled = jax.jit(lambda x, p: pe.rotary(x, p, dim, layout=layout)).lower(x, p).compile()
+    text = compiled.as_text()
+    forms = {"pad": "reads", "reverse": "reversed", "concatenate": "pieces"}
+    assert {form for op, form in forms.items() if f" {op}(" in text} == {program}
+    # The waves that heads share are made once, for each pair or for each feature.
+    table = shape[1] * (dim if program == "pieces" else 2 * shape[3]) * 4 if shape[2] >= 4 else 0
+    assert table <= compiled.memory_analysis().temp_size_in_bytes <= table + 1024
+    # Rows as they lie in memory: in another order each number would be moved by itself.
+    orders = re.findall(r"\w\[[\d,]+\]\{([\d,]+)[}:]", text)
+    assert orders and all(order == ",".join(map(str, range(order.count(","), -1, -1))) for order in orders)
+    assert " copy(" not in text

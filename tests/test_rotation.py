@@ -168,7 +168,7 @@ X = np.zeros((2, 5, 8), np.float32)
         (lambda: pe.rotation_matrix(1, pe.axial(8, 2)), ValueError, r"rotation_matrix: offset must have a last axis of size 2, .* got shape \(\)"),
         (lambda: pe.shift(X, 1, 6), ValueError, r"shift: frequencies of width 6 must match encodings, shape \(2, 5, 8\)"),
         (lambda: pe.shift(X, np.arange(4), 8), ValueError, r"shift: offset of shape \(4,\) must broadcast to encodings without their last axis, shape \(2, 5\)"),
-        (lambda: pe.shift(X.astype(int), 1, 8), TypeError, "shift: encodings must be a float array"),
+        (lambda: pe.shift(X.astype(int), 1, 8), TypeError, r"shift: encodings must be a float array of shape \(..., dim\), got int64"),
         (lambda: pe.shift(np.float32(1), 1, 8), TypeError, "shift: encodings must be a float array"),
         (lambda: pe.shift(X, 1, 8, layout="x"), ValueError, "shift: layout must be one of"),  # type: ignore
     ],

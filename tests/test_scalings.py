@@ -412,6 +412,7 @@ nan, inf = float("nan"), float("inf")
         (lambda: pe.linear_scaling(8, True), TypeError, "linear_scaling: factor must be a number, got bool True"),
         (lambda: pe.linear_scaling(8, "2"), TypeError, "linear_scaling: factor must be a number, got str '2'"),  # type: ignore
         (lambda: pe.linear_scaling(8, jnp.float32(2)), TypeError, "linear_scaling: factor must be a number, got float32 of shape"),  # type: ignore
+        (lambda: pe.linear_scaling(pe.Frequencies((1 << 155,), 2), 0.5), ValueError, "linear_scaling: factor must let no pair turn 2²⁸ times"),
         (lambda: pe.linear_scaling(8, 1e-10), ValueError, "linear_scaling: factor must let no pair turn 2²⁸ times a position, got 1e-10"),
         (lambda: pe.linear_scaling(jnp.ones(4), 2), TypeError, "linear_scaling: frequencies must be Frequencies or an integer width"),  # type: ignore
         (lambda: pe.linear_scaling(0, 2), ValueError, r"linear_scaling: frequencies \(a width\) must be at least 1, got 0"),

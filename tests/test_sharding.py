@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
+from posenc_jax.frequencies import counted
 
 AXES = D, S, H = "data", "sequence", "heads"
 BATCH, LENGTH, HEADS, DIM, KEYS = 8, 2048, 16, 8, 16
@@ -124,6 +125,16 @@ def check_local(compiled, whole, sequence):
 
 MODES = [("auto", (2, 2, 2)), ("auto", (8, 1, 1)), ("auto", (1, 8, 1)), ("auto", (1, 1, 8))]
 MODES += [("explicit", (2, 2, 2)), ("shard_map", (2, 2, 2))]
+
+
+def test_counted_positions_are_sharded_as_their_axis():
+    x = jax.ShapeDtypeStruct((2, 8, 4), np.float32)
+    assert jax.typeof(jax.eval_shape(partial(counted, axis=1), x)).sharding.spec == P(None, None, None)
+    mesh = jax.make_mesh((2, 4), (D, S), (AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        for spec, want in ((P(D, S), P(None, S, None)), (P(D), P(None, None, None))):
+            found = jax.eval_shape(partial(counted, axis=1), x.update(sharding=NamedSharding(mesh, spec)))
+            assert found.sharding.spec == want
 
 
 @pytest.mark.parametrize(
