@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 def turn(settings: Settings, x: jax.Array, positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
     """The pairs of x (..., features) turned; positions (..., axes) of its rank broadcast to it."""
     shared, barrier = is_shared(x, positions), lax.optimization_barrier
-    cpu = functools.partial(_form_on_cpu(settings, x, shared), settings)
+    cpu = functools.partial(_form_on_cpu(settings, x, dim_of(frequencies), shared), settings)
     # Where a table does not pay, a GPU's compiler would keep one of phases for a form by pieces.
     gpu = (
         functools.partial(_by_pieces, settings, keep=barrier)
@@ -133,21 +133,25 @@ def _table(keep, positions, frequencies):
     return jnp.split(keep(features(positions, frequencies, "half")), 2, axis=-1)
 
 
-def _form_on_cpu(settings, x, shared):
-    """One pass over x; narrow floats cost more to convert twice than to read again."""
-    if not shared or x.dtype != _check.inside(x):
+def _form_on_cpu(settings, x, dim, shared):
+    """One pass over x; narrow floats cost more to convert twice than to read again, unless there are many pieces."""
+    if _piece(settings, x, dim, most=8) and not (shared and x.dtype == _check.inside(x)):
         return functools.partial(_by_pieces, keep=kept)
     partner_of = _reversed if settings.layout == "interleaved" and x.shape[-1] % 2 == 0 else _padded
     return functools.partial(_by_reads, partner_of=partner_of, multiply=rounded_product, keep=kept)
 
 
+def _piece(settings, x, dim, most):
+    """How wide the slices of x are that hold either feature of their pairs, or 0 if they are more than so many."""
+    if settings.layout == "interleaved":
+        return 0 if x.shape[-1] % 2 else 2
+    size = math.gcd(dim // 2, x.shape[-1] - dim)
+    return size if x.shape[-1] <= most * size else 0
+
+
 def _by_pieces(settings, x, positions, frequencies, *, keep):
     """For CPU and GPU: slices of x with both features of a pair in the same place, turned and stacked again."""
     layout, _, backward, result = settings
-    dim, inside, (before, after) = dim_of(frequencies), _check.inside(x), _margin(settings, x, dim_of(frequencies))
-    size = math.gcd(dim // 2, before + after) if layout == "half" else 2
-    if x.shape[-1] % size or layout == "half" and x.shape[-1] // size > 8:  # the compiler joins no more in one pass
-        return _by_reads(settings, x, positions, frequencies, partner_of=_padded, multiply=rounded_product, keep=keep)
     if ones := _inner_ones(x):
         within = settings._replace(result=np.dtype(_check.inside(x)))
         y = _by_pieces(within, lax.squeeze(x, ones), lax.squeeze(positions, ones), frequencies, keep=keep)
@@ -156,6 +160,11 @@ def _by_pieces(settings, x, positions, frequencies, *, keep):
         # x keeps it in order: where x is NaN, so is y.
         old = x.astype(y.dtype)
         return jnp.where(jnp.isnan(old), old, y).astype(result or x.dtype)
+    dim, inside, (before, after) = dim_of(frequencies), _check.inside(x), _margin(settings, x, dim_of(frequencies))
+    if not (size := _piece(settings, x, dim, most=16)):  # a GPU's compiler joins what is concatenated in the same pass
+        y = _by_pieces(settings, _turned(settings, x, dim), positions, frequencies, keep=keep)
+        x = x.astype(y.dtype)
+        return jnp.concatenate([x[..., :before], y, x[..., x.shape[-1] - after :]], axis=-1)
     waves = _table(keep, positions, frequencies) if is_shared(x, positions) else _waves(positions, frequencies)
     if layout == "interleaved":
         old = _split(x, layout, inside)

@@ -151,6 +151,7 @@ CASES = [
     Case("rotary, (batch, seq), float positions, bfloat16", pe.rotary, (QSB, EACHF), table=8192),
     Case("rotary, 64 first", partial(pe.rotary, frequencies=64), (Q,), table=4096),
     Case("rotary, 96 last, bfloat16", partial(pe.rotary, frequencies=96, **_last), (QB,), table=4096),
+    Case("rotary, 112 first, bfloat16", partial(pe.rotary, frequencies=112), (QB,), table=4096),
     Case("rotary, 64 last of 192, bfloat16", partial(pe.rotary, frequencies=64, **_last), (MLA,), table=4096),
     Case("rotary, head_axis=-3", partial(pe.rotary, head_axis=-3), (((1, 32, 4096, 128), F32),), table=4096),
     Case("rotary, head_axis=None", partial(pe.rotary, head_axis=None), (((32, 4096, 128), F32),), table=4096),
