@@ -134,9 +134,13 @@ def _table(keep, positions, frequencies):
 
 
 def _form_on_cpu(settings, x, dim, shared):
-    """One pass over x; narrow floats cost more to convert twice than to read again, unless there are many pieces."""
+    """One pass over x; narrow floats cost more to convert twice than to read again, unless the pieces are many."""
     if _piece(settings, x, dim, most=8) and not (shared and x.dtype == _check.inside(x)):
         return functools.partial(_by_pieces, keep=kept)
+    # JAX before 0.12 drops the barrier; next to axes of one the compiler would give the halves another order.
+    halves = settings.layout == "half" and x.shape[-1] == dim and not _inner_ones(x)
+    if halves and jax.__version_info__ >= (0, 12):
+        return _by_halves
     partner_of = _reversed if settings.layout == "interleaved" and x.shape[-1] % 2 == 0 else _padded
     return functools.partial(_by_reads, partner_of=partner_of, multiply=rounded_product, keep=kept)
 
@@ -211,6 +215,21 @@ def _padded(settings, x, dim):
 def _reversed(settings, x, dim):
     """The same where pairs are interleaved in all of x."""
     return lax.rev(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2), (x.ndim,)).reshape(x.shape)
+
+
+def _by_halves(settings, x, positions, frequencies):
+    """x·C + x′·S in one pass for halves that are all of x, of its precision, where waves are shared.
+
+    A loop over the two halves, which the barrier keeps from being one with that over features.
+    """
+    axis, shape = x.ndim - 1, (*x.shape[:-1], 2, x.shape[-1] // 2)
+    waves = (lax.expand_dims(w.astype(x.dtype), [axis]) for w in _table(kept, positions, frequencies))
+    sine, cosine = (jnp.broadcast_to(w, shape) for w in waves)
+    # A product and no select, for which the compiler makes two loops.
+    sign = _check.align(np.array([[1], [-1]] if settings.backward else [[-1], [1]], x.dtype), len(shape))
+    pairs = x.reshape(shape)
+    y = rounded_product(pairs, cosine) + rounded_product(lax.rev(pairs, [axis]), sine * sign)
+    return lax.optimization_barrier(y).reshape(x.shape).astype(settings.result or x.dtype)
 
 
 def _by_reads(settings, x, positions, frequencies, *, partner_of, multiply, keep):

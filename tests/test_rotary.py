@@ -128,12 +128,13 @@ FORMS = {
     "reads": functools.partial(READS, multiply=_turn.rounded_product),
     "reads, plain products": functools.partial(READS, multiply=lax.mul),
     "reversed": functools.partial(READS, partner_of=_turn._reversed, multiply=_turn.rounded_product, keep=_turn.kept),
+    "halves": _turn._by_halves,
 }
 
 
-def forms(layout):
-    """Those that turn such features: one is of one layout alone."""
-    return [name for name in FORMS if name != "reversed" or layout == "interleaved"]
+def forms(layout, whole):
+    """Those that turn such features: of one layout, or all of a vector, alone."""
+    return [n for n in FORMS if n != {"half": "reversed", "interleaved": "halves"}[layout] and (whole or n != "halves")]
 
 
 def form(name, settings):
@@ -148,12 +149,15 @@ def test_every_form_computes_the_same(layout, last, backward):
         x = normal(7, heads, 16)
         x[3] = np.where(np.arange(16) % 3, 0.0, -0.0)  # at position 0, where all sines are zero
         want = np.asarray(form("pieces", settings)(x, p, pe.geometric(dim)))
-        for name in forms(layout):
+        for name in forms(layout, dim == 16):
             got = np.asarray(form(name, settings)(x, p, pe.geometric(dim)))
             if "plain" in name:  # a CPU contracts them
                 np.testing.assert_allclose(got, want, atol=3e-7)
             else:
                 np.testing.assert_array_equal(got.view(np.int32), want.view(np.int32))
+
+
+ONE_PASS = jax.__version_info__ >= (0, 12)  # over both halves: before, JAX drops the barrier
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,9 @@ def test_every_form_computes_the_same(layout, last, backward):
         ("cpu", 16, "bfloat16", "interleaved", ["concatenate", "remainder"], ["while", "reverse", "barrier"]),
         ("cpu", 16, "float32", "interleaved", ["reverse", "remainder"], ["concatenate", "pad", "while", "barrier"]),
         ("cpu", 1, "float32", "half", ["concatenate"], ["pad", "while", "reverse", "barrier", "remainder"]),
-        ("cpu", 16, "float32", "half", ["pad", "remainder"], ["concatenate", "reverse", "while", "barrier"]),
+        ("cpu", 16, "float32", "half", ["reverse", "barrier", "remainder"], ["concatenate", "pad", "while"])
+        if ONE_PASS
+        else ("cpu", 16, "float32", "half", ["pad", "remainder"], ["concatenate", "reverse", "while", "barrier"]),
     ],
 )
 def test_each_platform_gets_its_form(platform, heads, dtype, layout, expected, missing):
@@ -183,7 +189,7 @@ def test_each_platform_gets_its_form(platform, heads, dtype, layout, expected, m
 def test_nothing_to_turn(shape, layout):
     settings, p = _turn.Settings(layout), np.zeros((1,) * len(shape), np.int32)
     for dim in (6, 8):
-        for name in forms(layout):
+        for name in forms(layout, dim == 8):
             assert form(name, settings)(np.zeros(shape, np.float32), p, pe.geometric(dim)).shape == shape
         assert jax.grad(lambda x: pe.rotary(x, None, dim, layout=layout).sum())(jnp.zeros(shape)).shape == shape  # noqa: B023
 
@@ -292,7 +298,7 @@ def test_an_infinity_stays_in_its_pair(layout):
     for width in (8, 12):
         x = normal(4, 10, width)
         x[1, 2, 3], x[1, 2, 8:] = np.inf, np.nan  # 8 and what follows is not turned
-        for name in forms(layout):
+        for name in forms(layout, width == 8):
             y = np.asarray(form(name, _turn.Settings(layout))(x, np.arange(4).reshape(4, 1, 1), pe.geometric(8)))
             bad = ~np.isfinite(y)
             assert bad[1, 2, [3, partner]].all() and bad[1, 2, 8:].all() and bad.sum() == width - 6

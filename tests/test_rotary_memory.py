@@ -85,10 +85,11 @@ def test_temporaries_are_small(layout, dtype, derivative):
     assert compiled.memory_analysis().temp_size_in_bytes < x.size * x.dtype.itemsize / 4
 
 
+HALVES = "halves" if jax.__version_info__ >= (0, 12) else "reads"  # for it JAX must keep a barrier
 # x, what of it turns, the layout, and the program on a CPU. Bits do not show which it is: the time does.
 PROGRAMS = {
-    "halves": ((2, 64, 8, 64), 64, "half", jnp.float32, "reads"),
-    "one batch": ((1, 64, 4, 64), 64, "half", jnp.float32, "reads"),
+    "halves": ((2, 64, 8, 64), 64, "half", jnp.float32, HALVES),
+    "one batch": ((1, 64, 4, 64), 64, "half", jnp.float32, HALVES),
     "halves of a part": ((2, 64, 8, 64), 32, "half", jnp.float32, "reads"),
     "pairs": ((2, 64, 8, 64), 64, "interleaved", jnp.float32, "reversed"),
     "pairs of a part": ((2, 64, 8, 64), 32, "interleaved", jnp.float32, "reversed"),
@@ -113,10 +114,10 @@ def test_one_pass_on_a_cpu(name):
     x, p = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[1:2], jnp.int32)
     compiled = jax.jit(lambda x, p: pe.rotary(x, p, dim, layout=layout)).lower(x, p).compile()
     text = compiled.as_text()
-    forms = {"pad": "reads", "reverse": "reversed", "concatenate": "pieces"}
-    assert {form for op, form in forms.items() if f" {op}(" in text} == {program}
+    forms = {"reads": "pad", "reversed": "reverse", "halves": "reverse", "pieces": "concatenate"}
+    assert [op for op in ("pad", "reverse", "concatenate") if f" {op}(" in text] == [forms[program]]
     # The waves that heads share are made once, for each pair or for each feature.
-    table = shape[1] * (dim if program == "pieces" else 2 * shape[3]) * 4 if shape[2] >= 4 else 0
+    table = shape[1] * (dim if program in ("pieces", "halves") else 2 * shape[3]) * 4 if shape[2] >= 4 else 0
     assert table <= compiled.memory_analysis().temp_size_in_bytes <= table + 1024
     # Rows as they lie in memory: in another order each number would be moved by itself.
     orders = re.findall(r"\w\[[\d,]+\]\{([\d,]+)[}:]", text)
