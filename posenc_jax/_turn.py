@@ -27,7 +27,7 @@ from posenc_jax.frequencies import Frequencies, Layout, dim_of, features, has_de
 class Settings(NamedTuple):
     """How the pairs lie in the last axis of x, and which way they turn."""
 
-    layout: Layout = "half"
+    layout: Layout
     last: bool = False  # whether the features that turn are the last ones rather than the first
     backward: bool = False
     result: np.dtype | None = None  # the dtype of the result; None: that of x

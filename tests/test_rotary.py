@@ -510,6 +510,7 @@ def test_convert_layout_keeps_the_scores_of_a_layer(part, dim):
     back = pe.convert_layout(moved[0], dim, source="half", target="interleaved", axis=2, num_heads=1, part=part)
     np.testing.assert_array_equal(back, kernels[0])
     np.testing.assert_array_equal(pe.convert_layout(bias, 4, source="half", target="half", axis=1, num_heads=1), bias)
+    np.testing.assert_array_equal(convert(bias.reshape(-1), axis=-1, num_heads=heads), biases[0].reshape(-1))
 
 
 def test_convert_layout_keeps_dtypes():
@@ -517,6 +518,8 @@ def test_convert_layout_keeps_dtypes():
         got = pe.convert_layout(np.arange(8).astype(dtype), 8, source="half", target="interleaved", axis=0, num_heads=1)
         assert got.dtype == dtype
         np.testing.assert_array_equal(got.astype(np.float32), [0, 4, 1, 5, 2, 6, 3, 7])
+    with jax.enable_x64(False), pytest.raises(TypeError, match="convert_layout: weights are float64, which this"):
+        pe.convert_layout(np.zeros(8), 8, source="half", target="interleaved", axis=0, num_heads=1)
 
 
 X = np.zeros((2, 5, 3, 8), np.float32)
@@ -538,6 +541,8 @@ convert = functools.partial(pe.convert_layout, source="half", target="interleave
         (lambda: pe.rotary(X[0, 0]), ValueError, r"rotary: positions must be given where x has no sequence axis, shape \(3, 8\)"),
         (lambda: pe.rotary(X.astype(int)), TypeError, r"rotary: x must be a float array of shape \(..., heads, head_dim\), got int64"),
         (lambda: pe.rotary([1.0, 2.0]), TypeError, r"rotary: x must be a float array"),  # type: ignore
+        (lambda: pe.rotary(X.astype(int), head_axis=None), TypeError, r"rotary: x must be a float array of shape \(..., head_dim\), got int64"),
+        (lambda: pe.rotary(X[..., :0]), ValueError, r"rotary: x must have features to turn, got shape \(2, 5, 3, 0\)"),
         (lambda: pe.rotary(X[0, 0, 0]), ValueError, r"rotary: x must have shape \(..., heads, head_dim\), got \(8,\)"),
         (lambda: pe.rotary(X, head_axis=-1), ValueError, r"rotary: head_axis must be an axis of x other than its last, .* got -1"),
         (lambda: pe.rotary(X, head_axis=3), ValueError, "rotary: head_axis must be an axis of x other than its last"),
@@ -560,6 +565,7 @@ convert = functools.partial(pe.convert_layout, source="half", target="interleave
         (lambda: convert(X, 3, axis=-1, num_heads=1), ValueError, "convert_layout: frequencies must have an even width of at most 8, the head_dim, got 3"),
         (lambda: convert(X, 8, axis=-1, num_heads=0), ValueError, "convert_layout: num_heads must be at least 1, got 0"),
         (lambda: convert(X, 8, axis=-1, num_heads=1, part="all"), ValueError, "convert_layout: part must be one of"),
+        (lambda: pe.convert_layout(X, 8, source="half", target="meta", axis=-1, num_heads=1), ValueError, "convert_layout: target must be one of"),  # type: ignore
         (lambda: pe.convert_layout(X, 8, source="meta", target="half", axis=-1, num_heads=1), ValueError, "convert_layout: source must be one of"),  # type: ignore
     ],
 )  # fmt: skip
