@@ -149,7 +149,7 @@ def _piece(settings, x, dim, most):
     """How wide the slices of x are that hold either feature of their pairs, or 0 if they are more than so many."""
     if settings.layout == "interleaved":
         return 0 if x.shape[-1] % 2 else 2
-    size = math.gcd(dim // 2, x.shape[-1] - dim)
+    size = math.gcd(dim // 2, x.shape[-1])
     return size if x.shape[-1] <= most * size else 0
 
 
