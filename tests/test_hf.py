@@ -524,6 +524,8 @@ def test_layers_of_other_kinds():
     bamba = {"model_type": "bamba", "head_dim": 64, "num_hidden_layers": 3, "attn_layer_indices": [1]}
     assert [layer.rotary_dim for layer in rotary_from_config(bamba).layers] == [0, 32, 0]
     assert rotary_from_config(bamba | {"attn_rotary_emb": 32}) == rotary_from_config(bamba)
+    lfm = {"model_type": "lfm2", "head_dim": 64, "num_hidden_layers": 3, "full_attn_idxs": [0, 2]}
+    assert [layer.rotary_dim for layer in rotary_from_config(lfm).layers] == [64, 0, 64]
     gemma = {"model_type": "recurrent_gemma", "head_dim": 64, "num_hidden_layers": 5}
     gemma |= {"block_types": ["recurrent", "recurrent", "attention"]}
     assert [layer.rotary_dim for layer in rotary_from_config(gemma).layers] == [0, 0, 32, 0, 0]
@@ -540,9 +542,39 @@ def test_layers_of_other_kinds():
     close(one.frequencies, plain(64, 1e4))
     close(three.frequencies, plain(64, 2e4))
     assert two.frequencies is None
+    assert rotary_from_config(swa | {"layer_rope_theta": [1e4, None, 2e4]}).layers == (one, two, three)
+    said = plan_to_config(rotary_from_config(swa))
+    assert said["layer_types"] == ["rope_0", "no_rope", "rope_1"] == list(said["rope_parameters"])
     olmo = {"model_type": "olmo_hybrid", "head_dim": 64, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
     assert rotary_from_config(olmo | {"rope_parameters": {"rope_theta": None}}).layers[0].frequencies is None
     assert rotary_from_config(olmo).layers[0].frequencies is not None
+
+
+def test_every_layer_type():
+    """As transformers names them, today and before."""
+    turning = (
+        "attention chunked_attention deepseek_sparse_attention full_attention hybrid hybrid_sliding indexed_attention "
+        "reference_sliding_attention sliding_attention"
+    )
+    for names, width in ((turning, 16), ("conv linear_attention mamba", 0)):
+        for name in names.split():
+            assert rotary_from_config(llama(layer_types=[name] * 2)).layers[0].rotary_dim == width, name
+
+
+def test_every_spelling_of_a_size():
+    """GPT-J, MPT, Falcon and Moonshine have names of their own for them."""
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    plan = rotary_from_config(config, layout="half")
+    for name, others in {
+        "num_hidden_layers": "n_layer n_layers num_layers decoder_num_hidden_layers",
+        "hidden_size": "n_embd d_model",
+        "num_attention_heads": "n_head n_heads decoder_num_attention_heads",
+    }.items():
+        for other in others.split():
+            renamed = {other if key == name else key: value for key, value in config.items()}
+            assert rotary_from_config(renamed, layout="half") == plan, other
+    for other in ("head_dim", "kv_channels", "attention_head_dim"):
+        assert rotary_from_config({"num_hidden_layers": 2, other: 16}, layout="half") == plan, other
 
 
 def test_settings_for_each_layer_type():
@@ -561,6 +593,11 @@ def test_settings_for_each_layer_type():
     part = {"full_attention": scaling, "sliding_attention": None}
     plan = rotary_from_config(llama(**keys | {"rope_parameters": part}, original_max_position_embeddings=1024))
     close(plan.layers[1].frequencies, yarn(16, 1e4, 4, 2048))
+    for name in ("layer_types", "layers_block_type"):  # settings for a type that no layer has
+        plan = rotary_from_config(llama(**{name: ["full_attention"] * 2}, rope_parameters=part))
+        close(spectrum_of(plan), yarn(16, 1e4, 4, 2048))
+    only = {"full_attention": scaling}  # without layer_types, which make no difference
+    assert rotary_from_config(llama(rope_parameters=only)) == plan
     mimo = {"partial_rotary_factor": 0.334, "rope_theta": 1e4}  # int(192 · 0.334) = 64
     keys = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "rope_parameters": {"full_attention": mimo}}
     assert rotary_from_config({"model_type": "mimo_v2_flash", **keys}).layers[0].rotary_dim == 64
@@ -649,6 +686,10 @@ def test_a_share_of_the_head_survives_the_way_back():
             plan = rotary_from_config(config, layout="half")
             assert plan.layers[0].rotary_dim == width
             assert rotary_from_config(plan_to_config(plan)) == plan
+    said = plan_to_config(
+        rotary_from_config({"num_hidden_layers": 1, "head_dim": 128, "rotary_dim": 32}, layout="half")
+    )
+    assert said["rope_parameters"]["partial_rotary_factor"] == 0.25
 
 
 def test_an_object_with_to_dict():
@@ -676,12 +717,22 @@ def test_settings_beside_the_text_config():
             rotary_from_config(outer | keys)
     assert rotary_from_config({"thinker_config": outer}) == rotary_from_config(LLAMA_31)
     assert rotary_from_config({"language_config": LLAMA_31}) == rotary_from_config(LLAMA_31)
+    assert rotary_from_config({"text_config": {"text_config": outer}}) == rotary_from_config(LLAMA_31)
+    with pytest.raises(ValueError, match="config must hold its text_config within four levels"):
+        rotary_from_config({"text_config": {"text_config": {"text_config": outer}}})
 
 
 def test_nothing_given_is_changed():
     before = json.dumps(GEMMA_3)
     rotary_from_config(GEMMA_3)
     assert json.dumps(GEMMA_3) == before
+
+
+def test_the_name_of_the_positions():
+    base = {"head_dim": 64, "num_hidden_layers": 1}
+    for name, width in (("rope", 64), ("rotary", 64), ("nope", 0)):
+        plan = rotary_from_config(base | {"position_embedding_type": name}, layout="half")
+        assert plan.layers[0].rotary_dim == width, name
 
 
 def test_the_layout_is_the_model_s_or_the_caller_s():
@@ -777,6 +828,7 @@ def test_the_facts_of_code():
         "layer_thetas": "granite_swa granitemoe_swa",
         "interval": "llama4_text smollm3",
         "temperature": "llama4_text ministral3 mistral4",
+        "null_theta": "olmo_hybrid",
     }
     for field, names in facts.items():
         assert {name for name, model in MODELS.items() if getattr(model, field)} == set(names.split()), field
@@ -823,6 +875,8 @@ def test_the_share_that_no_key_says():
     shares |= {"glm4_moe": 0.5, "gptj": 0.5, "codegen": 0.5, "phi3": 1.0, "llama": 1.0, "minimax_m2": 1.0}
     for name, share in shares.items():
         assert rotary_from_config(base | {"model_type": name}).layers[0].rotary_dim == 128 * share, name
+    whole = base | {"model_type": "gptj", "rotary_dim": None}  # null is not absence
+    assert rotary_from_config(whole).layers[0].rotary_dim == 128
     gptj = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 1, "rotary_dim": 32, "rotary": True}
     assert (rotary_from_config(gptj).layers[0].head_dim, rotary_from_config(gptj).layers[0].rotary_dim) == (256, 32)
 
@@ -874,9 +928,11 @@ BAD = [
     (scaled("yarn", factor=2.0) | {"max_position_embeddings": None}, "max_position_embeddings is missing"),
     (scaled("mrope"), "rope_parameters.mrope_section is missing"),
     (llama(rope_theta=None), "rope_theta is missing"),
+    (llama(rope_parameters={"rope_theta": None}), "rope_theta is missing"),
     ({"model_type": "gpt_oss", "num_hidden_layers": 1}, "rope_parameters is missing, and model_type 'gpt_oss' has a default of its own"),
     (GEMMA_4 | {"rope_parameters": None}, "rope_parameters is missing, and model_type 'gemma4_text' has"),
     ({"model_type": "lfm2", "num_hidden_layers": 1, "head_dim": 8}, "layer_types is missing"),
+    (llama(rope_parameters={"full_attention": {"rope_theta": 1e4}, "sliding_attention": {}}), r"layer_types is missing, and rope_parameters has settings for \['full_attention', 'sliding_attention'\]"),
     # what is not known or not used
     (scaled("ntk", factor=2.0), r"rope_type must be one of \['default', 'dynamic', .*\], got 'ntk'"),
     (scaled("axial"), "got 'axial'"),
@@ -895,6 +951,7 @@ BAD = [
     (llama(layer_rope_theta=[1e4, 0]), "the key layer_rope_theta"),
     (llama(rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]}), r"the key rope_scaling.mrope_section = \[2, 3, 3\] is not known or not used"),
     (llama(rope_ratio=50), "the key rope_ratio = 50 is not known"),
+    (llama(alibi_bias_max=8), "the key alibi_bias_max = 8 is not known"),
     (llama(qk_rope_head_dim=64), "the key qk_rope_head_dim = 64"),
     ({"model_type": "m", "text_config": llama(), "rope_scaling": {"type": "linear", "factor": 2.0}}, "the key rope_scaling = .* is not known or not used here"),
     (llama(layer_types=["full_attention", "moe"]), r"the layer types \['moe'\] of layer_types are not known"),
@@ -918,7 +975,11 @@ BAD = [
     (scaled("yarn", factor=2.0, original_max_position_embeddings=2048, max_position_embeddings=4096), "rope_parameters.max_position_embeddings = 4096 contradicts max_position_embeddings = 8192"),
     (llama(layer_types=["full_attention"] * 2, rope_theta=1e5, rope_parameters={"full_attention": {"rope_theta": 1e6}}), r"rope_theta = 100000.0 contradicts rope_parameters, whose layer types have \[1000000.0\]"),
     (llama(layer_types=["full_attention"] * 2, rope_theta=1e5, rope_parameters={"full_attention": None}), "rope_theta = 100000.0 contradicts rope_parameters, whose layer types have no positions"),
+    (llama(attn_layer_indices=np.arange(2), full_attn_idxs=np.arange(2, 4)), r"attn_layer_indices = array\(\[0, 1\]\) contradicts full_attn_idxs"),
     # what does not fit
+    (llama(num_hidden_layers=2**16 + 1), "num_hidden_layers must be at most 65,536, got 65537"),
+    (llama(layer_types=["full_attention", 3]), "layer_types must name the 2 layers of num_hidden_layers"),
+    (DEEPSEEK_V3 | {"rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"mscale_all_dim": 1e200}}, "the square that mscale_all_dim asks for must be finite"),
     (scaled("longrope", short_factor=SPREAD[1:], long_factor=SPREAD), "rope_parameters.rope_type 'longrope': longrope: short_factor"),
     (scaled("linear", factor=0), "rope_parameters.rope_type 'linear': linear_scaling: factor must be positive, got 0.0"),
     (scaled("yarn", factor=0.5), "rope_type 'yarn': yarn: factor must be at least 1, got 0.5"),
@@ -927,6 +988,7 @@ BAD = [
     (QWEN_25_VL | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 20]}}, "multi_section: sections must sum to the 64 pairs"),
     ({"model_type": "phi", "head_dim": 30, "num_hidden_layers": 1}, "head_dim must rotate an even number of features, from 2 to 30, got 15"),
     ({"model_type": "phi", "head_dim": 32, "num_hidden_layers": 1, "rotary_dim": 64}, "rotary_dim must rotate an even number of features, from 2 to 32, got 64"),
+    ({"model_type": "gptj", "head_dim": 32, "num_hidden_layers": 1}, "rotary_dim must rotate an even number of features, from 2 to 32, got 64"),
     (DEEPSEEK_V3 | {"qk_rope_head_dim": 7}, "qk_rope_head_dim must rotate an even number of features, from 2 to 135, got 7"),
     (llama(rope_theta=float("nan")), "rope_theta must be finite, got nan"),
     ({"model_type": "bamba", "head_dim": 8, "num_hidden_layers": 2, "attn_layer_indices": [7]}, "attn_layer_indices must be of the 2 layers, got 7"),
@@ -980,15 +1042,19 @@ def test_what_is_refused(config, match):
         (lambda: rotary_from_config({"model_type": "recurrent_gemma", "head_dim": 8, "num_hidden_layers": 2, "block_types": 5}), TypeError, "block_types must be a sequence"),
         (lambda: rotary_from_config({"model_type": "bamba", "head_dim": 8, "num_hidden_layers": 2, "attn_layer_indices": 5}), TypeError, "attn_layer_indices must be a sequence"),
         (lambda: rotary_from_config({"model_type": "granite_swa", "head_dim": 8, "num_hidden_layers": 2, "layer_rope_theta": 5}), TypeError, "layer_rope_theta must be a sequence"),
+        (lambda: rotary_from_config({"model_type": "granite_swa", "head_dim": 8, "num_hidden_layers": 1, "layer_rope_theta": ["1"]}), TypeError, "layer_rope_theta must be a number, got str '1'"),
+        (lambda: rotary_from_config(llama(layer_types=np.ones((2, 2)))), TypeError, "layer_types must be a sequence of strings or numbers, got one of float64 of shape"),
+        (lambda: rotary_from_config(llama(rope_scaling={1: 2})), TypeError, "rope_scaling must have keys that are strings, got int 1"),
         (lambda: rotary_from_config(DEEPSEEK_V3 | {"partial_rotary_factor": "a"}), TypeError, "partial_rotary_factor must be a number, got str 'a'"),
         (lambda: rotary_from_config(LLAMA_4["text_config"] | {"floor_scale": "a"}), TypeError, "floor_scale must be an integer, got str 'a'"),
         (lambda: rotary_from_config(LLAMA_4["text_config"] | {"attn_temperature_tuning": "false"}), TypeError, "attn_temperature_tuning must be true or false, got str 'false'"),
         (lambda: rotary_from_config(DEEPSEEK_V3 | {"rope_interleave": "false"}), TypeError, "rope_interleave must be true or false, got str 'false'"),
         (lambda: rotary_from_config({"model_type": "gptj", "head_dim": 64, "num_hidden_layers": 1, "rotary": "false"}), TypeError, "rotary must be true or false"),
         (lambda: rotary_from_config({"model_type": "falcon", "head_dim": 64, "num_hidden_layers": 1, "alibi": "false"}), TypeError, "alibi must be true or false"),
+        (lambda: rotary_from_config(llama(position_embedding_type=5)), TypeError, "position_embedding_type must be a string, got int 5"),
         (lambda: rotary_from_config({1: 2}), TypeError, "config must have keys that are strings, got int 1"),
         (lambda: plan_to_config(RotaryPlan((), "half")), TypeError, r"plan_to_config: plan.layers must be a tuple of RotaryLayer, got tuple \(\)"),
-        (lambda: plan_to_config(RotaryPlan((5,), "half")), TypeError, "plan_to_config: plan.layers must be a tuple of RotaryLayer"),  # type: ignore
+        (lambda: plan_to_config(RotaryPlan((RotaryLayer(None, 8), 5), "half")), TypeError, "plan_to_config: plan.layers must be a tuple of RotaryLayer"),  # type: ignore
         (lambda: plan_to_config(RotaryPlan(None, "half")), TypeError, "plan_to_config: plan.layers must be a tuple of RotaryLayer, got NoneType"),  # type: ignore
         (lambda: rotary_from_config(llama(per_layer_config=[])), TypeError, "per_layer_config must be a mapping"),
         (lambda: rotary_from_config({"model_type": "exaone4", "num_hidden_layers": 2, "sliding_window_pattern": "LLLG"}), TypeError, "sliding_window_pattern must be an integer"),
@@ -1067,6 +1133,31 @@ def test_every_model_type_reads():
         assert first.frequencies is not None and first.frequencies.angular[1] < 1, name
         assert first.frequencies.angular[1] == pytest.approx(123 ** (-2 / first.rotary_dim)), name
         assert rotary_from_config(plan_to_config(plan)) == plan, name
+
+
+def test_latent_attention_of_which_some_layers_rotate():
+    plan = rotary_from_config(DEEPSEEK_V3 | {"layer_types": ["full_attention", "linear_attention"]})
+    assert plan.part == "last" and [layer.rotary_dim for layer in plan.layers] == [64, 0]
+    assert rotary_from_config(plan_to_config(plan)) == plan
+
+
+def test_a_width_of_0_is_no_latent_attention():
+    config = {"num_hidden_layers": 1, "head_dim": 16}
+    plan = rotary_from_config(config, layout="half")
+    assert rotary_from_config(config | {"qk_rope_head_dim": 0}, layout="half") == plan
+
+
+def test_the_length_is_the_plan_s_where_one_layer_needs_it():
+    nested = {"full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}  # fmt: skip
+    types = ["full_attention", "sliding_attention"]
+    config = llama(layer_types=types, rope_parameters=nested, max_position_embeddings=512)
+    plan = rotary_from_config(config, length=2000)
+    close(plan.layers[0].frequencies, dynamic(16, 1e4, 2, 512, 2000))
+    assert plan.length == 2000 and rotary_from_config(plan_to_config(plan), length=2000) == plan
+
+
+def test_so_many_layers():
+    assert len(rotary_from_config(llama(num_hidden_layers=2**16)).layers) == 2**16
 
 
 def test_latent_attention_of_which_no_layer_rotates():
