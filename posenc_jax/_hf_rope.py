@@ -70,7 +70,7 @@ class Rope:
     def need_length(self) -> int:
         if self.length is None:
             raise error(f"length must be given: the spectrum of {self.d.label}rope_type depends on it")
-        return _check.positive_int(WHERE, "length", self.length)
+        return self.length
 
 
 def _default(x: Rope) -> tuple[Frequencies, dict[str, Any]]:

@@ -618,6 +618,8 @@ def test_settings_for_each_layer_type():
          None, yarn(16, 1e4, 4, 512, 8, 0.5), 1.25),
         (scaled("yarn", factor=4.0, mscale=0.5, mscale_all_dim=0.0), None, yarn(16, 1e4, 4, 8192), 0.1 * math.log(4) + 1),
         (scaled("yarn", factor=4.0, mscale=0.5), None, yarn(16, 1e4, 4, 8192), 0.1 * math.log(4) + 1),
+        (scaled("yarn", factor=4.0, original_max_position_embeddings=512, truncate=False), None, yarn(16, 1e4, 4, 512, truncate=False),
+         0.1 * math.log(4) + 1),
         (scaled("yarn", factor=1.0), None, plain(16, 1e4), 1),
         (scaled("longrope", short_factor=[1.0] * 8, long_factor=SPREAD), 9000, plain(16, 1e4) / SPREAD, 1),
         (scaled("longrope", short_factor=SPREAD, long_factor=[1.0] * 8, factor=16.0), 9, plain(16, 1e4) / SPREAD,
@@ -669,13 +671,14 @@ def test_sections_of_a_model_that_is_not_known():
     settings = {"rope_theta": 1e4, "mrope_section": [4, 2, 2]}
     config = {"head_dim": 16, "num_hidden_layers": 1, "rope_parameters": settings}
     assert rotary_from_config(config, layout="half").layers[0].frequencies.axes == (0, 0, 0, 0, 1, 1, 2, 2)
-    settings["mrope_interleaved"] = True
-    assert rotary_from_config(config, layout="half").layers[0].frequencies.axes == (0, 1, 2, 0, 1, 2, 0, 0)
+    for name in ("mrope_interleaved", "interleaved"):
+        dealt = config | {"rope_parameters": settings | {name: True}}
+        assert rotary_from_config(dealt, layout="half").layers[0].frequencies.axes == (0, 1, 2, 0, 1, 2, 0, 0)
 
 
 def test_hunyuan_keeps_keys_that_it_does_not_read():
     close(spectrum_of(rotary_from_config(HUNYUAN)), plain(128, 1e4 * 1000 ** (128 / 126)))
-    with pytest.raises(ValueError, match="factor = 2.0 contradicts"):
+    with pytest.raises(ValueError, match="factor = 2.0 contradicts the factor that goes with alpha = 1.0"):
         rotary_from_config(HUNYUAN | {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 2.0}})
 
 
@@ -977,6 +980,7 @@ BAD = [
     (llama(layer_types=["full_attention"] * 2, rope_theta=1e5, rope_parameters={"full_attention": None}), "rope_theta = 100000.0 contradicts rope_parameters, whose layer types have no positions"),
     (llama(attn_layer_indices=np.arange(2), full_attn_idxs=np.arange(2, 4)), r"attn_layer_indices = array\(\[0, 1\]\) contradicts full_attn_idxs"),
     # what does not fit
+    (scaled("dynamic", factor=2.0) | {"max_position_embeddings": 2**31}, "^rotary_from_config: max_position_embeddings must fit into int32, got 2147483648"),
     (llama(num_hidden_layers=2**16 + 1), "num_hidden_layers must be at most 65,536, got 65537"),
     (llama(layer_types=["full_attention", 3]), "layer_types must name the 2 layers of num_hidden_layers"),
     (DEEPSEEK_V3 | {"rope_scaling": DEEPSEEK_V3["rope_scaling"] | {"mscale_all_dim": 1e200}}, "the square that mscale_all_dim asks for must be finite"),
@@ -1034,7 +1038,7 @@ def test_what_is_refused(config, match):
         (lambda: rotary_from_config(llama(rope_theta="10000")), TypeError, "rope_theta must be a number, got str '10000'"),
         (lambda: rotary_from_config(scaled("linear", factor="2")), TypeError, "rope_parameters.factor must be a number, got str '2'"),
         (lambda: rotary_from_config(scaled("yarn", factor=2.0, truncate="no")), TypeError, "rope_type 'yarn': yarn: truncate must be True or False"),
-        (lambda: rotary_from_config(scaled("longrope", short_factor=3, long_factor=SPREAD), length=1), TypeError, "short_factor must be a sequence of numbers"),
+        (lambda: rotary_from_config(scaled("longrope", short_factor=3, long_factor=SPREAD), length=1), TypeError, "short_factor must be a sequence of numbers, got int 3"),
         (lambda: rotary_from_config(llama(layer_types="full_attention")), TypeError, "layer_types must be a sequence of strings"),
         (lambda: rotary_from_config(llama(model_type=None, qk_rope_head_dim=np.ones((2, 2)))), TypeError, "qk_rope_head_dim must be an integer, got float64 of shape"),
         (lambda: rotary_from_config(llama(cross_attention_layers=5)), TypeError, "cross_attention_layers must be a sequence of strings or numbers, got int 5"),
