@@ -156,6 +156,7 @@ def tests_for(mutant, files, first):
     lines, seconds = first["lines"], first["seconds"]
     own = "tests/test_{}.py".format(next(iter(files)).removesuffix(".py").lstrip("_"))
     everywhere = {test for file in files for tests in lines.get(file, {}).values() for test in tests if test}
+    everywhere |= {test for test in seconds if test.startswith(own)}  # some read only what an import made
     here = {test for line in mutant.lines for test in lines.get(mutant.file, {}).get(str(line), []) if test}
     functions, chosen, left = defaultdict(list), [], BUDGET
     for test in sorted(here or everywhere, key=seconds.get):  # what runs at import is seen by all
