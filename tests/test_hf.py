@@ -414,7 +414,10 @@ def test_modernbert():
         close(layer.frequencies, plain(64, theta))
     scaling = {"rope_type": "linear", "factor": 4.0}  # of both, other than with Gemma 3
     plan = rotary_from_config(MODERNBERT | {"rope_scaling": scaling})
+    close(plan.layers[0].frequencies, plain(64, 160000) / 4)
     close(plan.layers[1].frequencies, plain(64, 10000) / 4)
+    layers = rotary_from_config(MODERNBERT | {"global_attn_every_n_layers": 2}).layers
+    assert [layer == layers[0] for layer in layers] == [True, False] * 3 + [True]
     absent = {k: v for k, v in MODERNBERT.items() if "theta" not in k and "every" not in k}
     assert rotary_from_config(absent) == rotary_from_config(MODERNBERT)
 
@@ -464,6 +467,8 @@ def test_ministral_3():
     close(spectrum_of(plan), yarn(128, 1e6, 16, 16384))
     assert spectrum_of(plan).attention_factor == 1  # mscale over mscale_all_dim
     assert plan.layers[0].query_scale == QueryScale(0.1, 16384, 0)
+    mistral = MINISTRAL_3["text_config"] | {"model_type": "mistral4", "qk_nope_head_dim": 64, "qk_rope_head_dim": 64}
+    assert rotary_from_config(mistral).layers[0].query_scale == QueryScale(0.1, 16384, 0)
 
 
 def test_gpt_oss_does_not_truncate():
@@ -842,6 +847,8 @@ def test_the_facts_of_code():
     assert sections.pop("paddleocr_vl_text") == (16, 24, 24)
     assert set(sections) == {"glm4v_text", "glm_ocr_text", "glm4v_moe_text", "glm_image_text"}
     assert set(sections.values()) == {(8, 12, 12)}
+    refused = "cohere2_moe deepseek_v4 ernie4_5_vl_moe hunyuan_vl mistral_large4 nanochat neomme"
+    assert set(REFUSED) == set(refused.split())
 
 
 def test_the_layer_types_that_no_key_says():
