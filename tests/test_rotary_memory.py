@@ -100,6 +100,7 @@ PROGRAMS = {
     "9 narrow pieces": ((2, 64, 8, 72), 64, "half", jnp.bfloat16, "reads"),
     "too few heads": ((1, 64, 3, 64), 64, "half", jnp.float32, "pieces"),
     "one head": ((2, 64, 1, 64), 64, "half", jnp.float32, "pieces"),
+    "one head of one batch": ((1, 64, 1, 64), 64, "half", jnp.float32, "pieces"),
     "one narrow head of pairs": ((2, 64, 1, 64), 64, "interleaved", jnp.bfloat16, "pieces"),
     "9 pieces of one head": ((2, 64, 1, 72), 64, "half", jnp.float32, "reads"),
     "one step": ((2, 1, 8, 64), 64, "half", jnp.float32, "reads"),

@@ -126,6 +126,17 @@ def test_features_beyond_the_width_are_neither_turned_nor_scaled():
         assert np.abs(np.asarray(y)[..., :4] - x[..., :4]).max() > 0.1
 
 
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_derivative_in_16_bits_is_rounded_once(layout, dtype):
+    x, dy, p = normal(2, 9, 4, 8), jnp.asarray(normal(2, 9, 4, 8, seed=1), dtype), np.arange(9)
+    turned = lambda x: pe.xpos(x, x, p, layout=layout)[0]  # noqa: E731
+    (got,) = jax.vjp(turned, jnp.asarray(x, dtype))[1](dy)
+    (want,) = jax.vjp(turned, jnp.asarray(x))[1](dy.astype(jnp.float32))
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got, want.astype(dtype))
+
+
 def test_dtypes_axes_and_derivatives():
     x = jnp.asarray(normal(2, 6, 3, 8))
     want = pe.xpos(x, x)
