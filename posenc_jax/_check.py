@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 _INT32 = np.iinfo(np.int32)
 _NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # Python and NumPy derive them from integers
@@ -107,6 +108,21 @@ def broadcastable(where: str, name: str, shape: tuple[int, ...], target_name: st
 def align(x: Any, ndim: int) -> Any:
     """Leading axes of one, for jax_numpy_rank_promotion="raise"."""
     return x.reshape((1,) * (ndim - x.ndim) + x.shape)
+
+
+def sharding(like: jax.Array, spec: Iterable[Any]) -> NamedSharding | None:
+    """That spec on the mesh of an array, for operations that must be told on a mesh with Explicit axes; else None."""
+    mesh = jax.typeof(like).sharding.mesh
+    return NamedSharding(mesh, PartitionSpec(*spec)) if AxisType.Explicit in mesh.axis_types else None
+
+
+def sharded_as(f: Callable[..., Any], *like: jax.Array) -> Callable[..., Any]:
+    """`f`, whose results, and what leads to them, are sharded as arrays are: on Explicit axes JAX wants to be told."""
+    mesh, specs = jax.typeof(like[0]).sharding.mesh, (jax.typeof(x).sharding.spec for x in like)
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    axes = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
+    spec = PartitionSpec(*(next(filter(None, names), None) for names in zip(*specs, strict=True)))
+    return jax.sharding.auto_axes(f, axes=axes, out_sharding=spec) if axes else f
 
 
 def floating_dtype(where: str, dtype: Any, name: str = "dtype") -> np.dtype:

@@ -66,19 +66,23 @@ def _backward(settings, residuals, dy):
     # With J a quarter turn, the derivative by the phase is dy·(a J R x) = (a Rᵀ dy)·(J x) = dx·(J x), for each pair.
     inside, dim = _check.inside(x), dim_of(frequencies)
     dx: jax.Array = turn(back._replace(result=np.dtype(inside)), dy, positions, frequencies)
-    shared = tuple(axis for axis in range(x.ndim - 1) if positions.shape[axis] == 1)
-    # Summed before it is split into pairs, which is cheap in a small array alone.
-    products = jnp.sum(dx * _padded(settings, x, dim).astype(inside), axis=shared, keepdims=True)
-    first, second = _split(_turned(settings, products, dim), settings.layout, inside)
-    slope = first - second if settings.backward else second - first
+    products = dx * _padded(settings, x, dim).astype(inside)
+
+    def slopes(products, axes):  # summed before they are split into pairs, which is cheap in a small array alone
+        summed = jnp.sum(products, axis=axes, keepdims=True)
+        first, second = _split(_turned(settings, summed, dim), settings.layout, inside)
+        return first - second if settings.backward else second - first
+
     d_positions = d_frequencies = None
     static = isinstance(frequencies, Frequencies)
     if not static:
-        rows = jnp.sum(slope * positions.astype(inside), axis=tuple(range(x.ndim - 1))).astype(frequencies.dtype)
-        d_frequencies = on_mesh_as(jax.typeof(frequencies), rows)
+        # Over all at once: over several devices one row is communicated, and not one for each position.
+        rows = slopes(products * positions.astype(inside), tuple(range(x.ndim - 1))).reshape(-1)
+        d_frequencies = on_mesh_as(jax.typeof(frequencies), rows.astype(frequencies.dtype))
     if jnp.issubdtype(positions.dtype, jnp.floating):
         angular = jnp.asarray(frequencies.angular if static else frequencies).astype(inside)
-        rows = slope * _check.align(angular, x.ndim)
+        shared = tuple(axis for axis in range(x.ndim - 1) if positions.shape[axis] == 1)
+        rows = slopes(products, shared) * _check.align(angular, x.ndim)
         axes = np.array(frequencies.axes if static else [0] * (dim // 2))
         masks = (_check.align((axes == axis).astype(inside), x.ndim) for axis in range(positions.shape[-1]))
         rows = jnp.stack([jnp.sum(rows * mask, axis=-1) for mask in masks], -1).astype(positions.dtype)
@@ -197,7 +201,7 @@ def _inner_ones(x):
 def _rotate(features, waves, backward):
     """The two features of pairs, turned by their sines and cosines."""
     first, second = features
-    sine, cosine = (jnp.broadcast_to(w.astype(first.dtype), first.shape) for w in waves)
+    sine, cosine = (w.astype(first.dtype) for w in waves)
     add, subtract = (lax.sub, lax.add) if backward else (lax.add, lax.sub)
     y1 = subtract(rounded_product(first, cosine), rounded_product(second, sine))
     return y1, add(rounded_product(second, cosine), rounded_product(first, sine))
@@ -223,8 +227,7 @@ def _by_halves(settings, x, positions, frequencies):
     A loop over the two halves, which the barrier keeps from being one with that over features.
     """
     axis, shape = x.ndim - 1, (*x.shape[:-1], 2, x.shape[-1] // 2)
-    waves = (lax.expand_dims(w.astype(x.dtype), [axis]) for w in _table(kept, positions, frequencies))
-    sine, cosine = (jnp.broadcast_to(w, shape) for w in waves)
+    sine, cosine = (lax.expand_dims(w.astype(x.dtype), [axis]) for w in _table(kept, positions, frequencies))
     # A product and no select, for which the compiler makes two loops.
     sign = _check.align(np.array([[1], [-1]] if settings.backward else [[-1], [1]], x.dtype), len(shape))
     pairs = x.reshape(shape)
@@ -238,15 +241,19 @@ def _by_reads(settings, x, positions, frequencies, *, partner_of, multiply, keep
     dim, inside = dim_of(frequencies), _check.inside(x)
     margin, index = _margin(settings, x, dim), np.arange(dim)
     table = is_shared(x, positions)
-    if not table:  # the waves where they are used, for each element: broadcasting them would keep a table all the same
-        positions = jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1]))
+
+    def waves(positions, frequencies):
+        if not table:  # where they are used, for each element: broadcasting them would keep a table all the same
+            positions = jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1]))
+        return [features(positions, frequencies, layout, np.full(dim, quarter), margin) for quarter in (1, 0)]
+
     is_second = index % 2 if layout == "interleaved" else index // (dim // 2)
-    cosine, sine = (features(positions, frequencies, layout, np.full(dim, quarter), margin) for quarter in (1, 0))
+    cosine, sine = (waves if table else _check.sharded_as(waves, x, positions))(positions, frequencies)
     # Negated by a product, so that a zero has the sign that it has in the other forms.
     sine *= _check.align(np.pad(np.where(is_second == backward, -1, 1).astype(sine.dtype), margin), x.ndim)
     if table:
         cosine, sine = keep(cosine), keep(sine)
-    cosine, sine = (jnp.broadcast_to(w.astype(inside), x.shape) for w in (cosine, sine))
+    cosine, sine = (w.astype(inside) for w in (cosine, sine))
     y = multiply(x.astype(inside), cosine) + multiply(partner_of(settings, x, dim).astype(inside), sine)
     turned = _check.align(np.pad(np.ones(dim, bool), margin), x.ndim)
     y = y.astype(result or x.dtype)

@@ -145,9 +145,8 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
 def _kerple_log(queries, keys, scale, rate):
     distance = tile_distance(queries, keys)
     scale, rate = per_head(scale, distance), per_head(rate, distance)
-    shape = jnp.broadcast_shapes(rate.shape, distance.shape)
     # Rounded by itself, for log1p begins with an addition.
-    return -scale * jnp.log1p(product(jnp.broadcast_to(rate, shape), jnp.broadcast_to(distance, shape)))
+    return -scale * jnp.log1p(product(rate, distance))
 
 
 def kerple_power(

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from posenc_jax import _check, _phase
 
@@ -274,10 +273,8 @@ def positions_of(where: str, name: str, positions: Any, frequencies: Frequencies
 def counted(x: jax.Array, axis: int) -> jax.Array:
     """0, 1, 2, … along an axis of x, of its rank; on a mesh with Explicit axes sharded as that axis is."""
     shape = [n if i == axis else 1 for i, n in enumerate(x.shape)]
-    sharding = jax.typeof(x).sharding
-    spec = PartitionSpec(*(s if i == axis else None for i, s in enumerate(sharding.spec)))
-    out = NamedSharding(sharding.mesh, spec) if any(spec) else None
-    return lax.broadcasted_iota(jnp.int32, shape, axis, out_sharding=out)
+    spec = (s if i == axis else None for i, s in enumerate(jax.typeof(x).sharding.spec))
+    return lax.broadcasted_iota(jnp.int32, shape, axis, out_sharding=_check.sharding(x, spec))
 
 
 def has_derivatives(positions: jax.Array, frequencies: Frequencies | jax.Array) -> bool:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from posenc_jax import _check
@@ -80,10 +79,8 @@ def _learned(positions, table, *, out_of_range):
     inside = (positions >= 0) & (positions < length)
     index = jnp.where(inside, positions, 0).astype(jnp.int32)
     # On a mesh with Explicit axes a lookup must be told that its rows are sharded as the positions are.
-    sharding = jax.typeof(index).sharding
-    spec = PartitionSpec(*sharding.spec, jax.typeof(table).sharding.spec[1])
-    out = NamedSharding(sharding.mesh, spec) if any(spec) else None
-    rows = table.at[index].get(mode="promise_in_bounds", out_sharding=out)
+    spec = (*jax.typeof(index).sharding.spec, jax.typeof(table).sharding.spec[1])
+    rows = table.at[index].get(mode="promise_in_bounds", out_sharding=_check.sharding(index, spec))
     fill = 0.0 if out_of_range == "zeros" else math.nan
     return jnp.where(inside[..., None], rows, jnp.asarray(fill, table.dtype))
 

@@ -133,17 +133,18 @@ def _rows_backward(buckets, residuals, dy):
     distance, after, table = residuals
     # A TPU's matrix unit makes the one-hot matrix as it multiplies; elsewhere it would be the size of many biases.
     sums = functools.partial(lax.platform_dependent, tpu=_sums_by_product, default=_sums_by_scatter)
-    # A mesh with Explicit axes leaves the sum over sharded ones to who writes it.
-    if jax.sharding.AxisType.Explicit in jax.typeof(dy).sharding.mesh.axis_types:
-        sums = jax.sharding.auto_axes(out_sharding=jax.typeof(table).sharding.spec)(sums)
-    return None, None, on_mesh_as(jax.typeof(table), sums(_row(buckets, distance, after), dy, table))
+    total = _check.sharded_as(sums, table)(_row(buckets, distance, after), dy, table)
+    return None, None, on_mesh_as(jax.typeof(table), total)
 
 
 _rows.defvjp(_rows_forward, _rows_backward)
 
 
 def _sums_by_scatter(row, dy, table):
-    return jnp.zeros_like(table).at[row].add(jnp.moveaxis(dy, -3, -1))
+    # Of each query by itself: one number after the other, a sum of ones in float32 ends at 2²⁴.
+    of_query = jnp.vectorize(lambda row, dy: jnp.zeros_like(table).at[row].add(dy), signature="(k),(k,h)->(b,h)")
+    sums = of_query(row, jnp.moveaxis(dy, -3, -1))
+    return jnp.sum(sums, axis=tuple(range(sums.ndim - 2)))
 
 
 def _sums_by_product(row, dy, table):

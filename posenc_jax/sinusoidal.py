@@ -144,18 +144,18 @@ def _add_sinusoidal(x, positions, frequencies, scale, *, layout):
 
     # Broadcast the positions, not the encoding: else compilers keep a (seq, d_model) table for the batch to share,
     # which costs a TPU or GPU more than computing each element where it is added.
-    def each(positions):
+    def each(positions, frequencies):
         positions = jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1]))
         return features(positions, frequencies, layout)
 
     # A CPU computes slower than it reads.
-    def shared(positions):
+    def shared(positions, frequencies):
         return jnp.broadcast_to(kept(features(positions, frequencies, layout)), x.shape)
 
+    encode = each
     if is_shared(x, positions) and not has_derivatives(positions, frequencies):
-        encoding = jax.lax.platform_dependent(positions, cpu=shared, default=each)
-    else:
-        encoding = each(positions)
+        encode = functools.partial(jax.lax.platform_dependent, cpu=shared, default=each)
+    encoding = _check.sharded_as(encode, x, positions)(positions, frequencies)
     scaled = x.astype(inside)
     if scale is not None:
         scaled = product(scale.astype(inside), scaled)

@@ -134,8 +134,8 @@ def _whole(x):
 
 @jax.checkpoint  # else scales of x's size are kept for the derivative
 def _scaled(x, distance, decays):
-    scale = _exp2(product(*jnp.broadcast_arrays(distance, decays)))
-    return x * jnp.broadcast_to(scale.astype(x.dtype), x.shape)
+    scale = _exp2(product(distance, decays))
+    return x * scale.astype(x.dtype)
 
 
 def _exp2(x):

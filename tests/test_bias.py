@@ -369,6 +369,13 @@ def test_the_derivative_by_the_table_counts_buckets(both):
     np.testing.assert_array_equal(got, np.repeat(want[:, None], HEADS, 1))
 
 
+def test_the_derivative_by_the_table_counts_beyond_2_to_the_24():
+    n = 4200  # all at one place: a sum of ones in float32, one after the other, ends at 16,777,216
+    same = np.zeros(n, np.int32)
+    got = jax.grad(lambda t: jnp.sum(pe.t5(same, same, t)))(jnp.zeros((4, 1)))
+    np.testing.assert_array_equal(got, [[n * n], [0], [0], [0]])
+
+
 @pytest.mark.parametrize("form", [learned_bias._by_units, learned_bias._by_product])
 def test_the_perceptron_on_every_platform(form):
     x = RNG.uniform(0, 1, (2, 1, 5, 6)).astype(np.float32)

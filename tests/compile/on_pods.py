@@ -135,6 +135,7 @@ def cases(pod):
     x, wide = ((1, N, 128), F32, rows), ((1, N, 512), BF16, rows)
     q, few = (((1, N, heads, 128), BF16, rows) for heads in (4, 2))
     each, q3 = ((d, long), I32, P(D, S)), ((d, long, 8 * h, 128), BF16, headed)
+    x3 = (d, long, 1024 * h), BF16, headed
     table, shift = partial(pe.sinusoidal, frequencies=128), partial(pe.shift, frequencies=128)
     matrix, similarity = (partial(f, frequencies=128) for f in (pe.rotation_matrix, pe.offset_similarity))
     half, interleaved = ({"layout": layout} for layout in ("half", "interleaved"))
@@ -161,13 +162,8 @@ def cases(pod):
         Case("add_sinusoidal", pe.add_sinusoidal, (wide, p), rows),
         Case("add_sinusoidal, counted", pe.add_sinusoidal, (wide,), rows),
         Case("add_sinusoidal, counted, Explicit", pe.add_sinusoidal, (wide,), rows, **explicit),
-        Case(
-            "add_sinusoidal, batch and width",
-            pe.add_sinusoidal,
-            (((d, long, 1024 * h), BF16, headed),),
-            headed,
-            **three,
-        ),
+        Case("add_sinusoidal, batch and width", pe.add_sinusoidal, (x3,), headed, **three),
+        Case("add_sinusoidal, batch and width, Explicit", pe.add_sinusoidal, (x3,), headed, **explicit, **three),
         Case("add_sinusoidal, 2³¹ positions", pe.add_sinusoidal, (((1, 2 * N, 256), BF16, rows),), rows, length=2 * N),
         Case("rotary, half", pe.rotary, (q, p), rows, **waves),
         Case("rotary, half, counted", pe.rotary, (q,), rows, **waves),

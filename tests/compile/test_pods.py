@@ -15,6 +15,7 @@ FEW = {
     "sinusoidal",
     "sinusoidal, zigzag, in shard_map",
     "add_sinusoidal, counted, Explicit",
+    "add_sinusoidal, batch and width, Explicit",
     "rotary, half, counted",
     "rotary, batch and heads",
     "learned",
