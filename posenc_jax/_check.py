@@ -110,19 +110,26 @@ def align(x: Any, ndim: int) -> Any:
     return x.reshape((1,) * (ndim - x.ndim) + x.shape)
 
 
-def sharding(like: jax.Array, spec: Iterable[Any]) -> NamedSharding | None:
-    """That spec on the mesh of an array, for operations that must be told on a mesh with Explicit axes; else None."""
-    mesh = jax.typeof(like).sharding.mesh
-    return NamedSharding(mesh, PartitionSpec(*spec)) if AxisType.Explicit in mesh.axis_types else None
+def sharding(spec: Iterable[Any], *arrays: jax.Array) -> NamedSharding | None:
+    """That spec on the mesh of some arrays, for operations that must be told on Explicit axes; else None."""
+    mesh, explicit = _mesh(arrays)
+    return NamedSharding(mesh, PartitionSpec(*spec)) if explicit else None
 
 
-def sharded_as(f: Callable[..., Any], *like: jax.Array) -> Callable[..., Any]:
-    """`f`, whose results, and what leads to them, are sharded as arrays are: on Explicit axes JAX wants to be told."""
-    mesh, specs = jax.typeof(like[0]).sharding.mesh, (jax.typeof(x).sharding.spec for x in like)
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    axes = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
+def sharded_as(like: Sequence[jax.Array], f: Callable[..., Any], *arguments: Any) -> Any:
+    """f(*arguments), sharded as those arrays are, and so what leads to it: on Explicit axes JAX wants to be told."""
+    _, explicit = _mesh((*like, *jax.tree.leaves(arguments)))
+    specs = (jax.typeof(x).sharding.spec for x in like)
     spec = PartitionSpec(*(next(filter(None, names), None) for names in zip(*specs, strict=True)))
-    return jax.sharding.auto_axes(f, axes=axes, out_sharding=spec) if axes else f
+    return (jax.sharding.auto_axes(f, axes=explicit, out_sharding=spec) if explicit else f)(*arguments)
+
+
+def _mesh(arrays: Iterable[jax.Array]) -> tuple[Any, tuple[Any, ...]]:
+    """The mesh that arrays are on, if one of them is, and the names of its Explicit axes."""
+    meshes = [jax.typeof(x).sharding.mesh for x in arrays]
+    mesh = next((mesh for mesh in meshes if not mesh.empty), meshes[0])
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return mesh, tuple(name for name, kind in kinds if kind == AxisType.Explicit)
 
 
 def floating_dtype(where: str, dtype: Any, name: str = "dtype") -> np.dtype:

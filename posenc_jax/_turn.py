@@ -243,12 +243,16 @@ def _by_reads(settings, x, positions, frequencies, *, partner_of, multiply, keep
     table = is_shared(x, positions)
 
     def waves(positions, frequencies):
-        if not table:  # where they are used, for each element: broadcasting them would keep a table all the same
-            positions = jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1]))
         return [features(positions, frequencies, layout, np.full(dim, quarter), margin) for quarter in (1, 0)]
 
+    def of_each(positions, frequencies):
+        return waves(jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1])), frequencies)
+
     is_second = index % 2 if layout == "interleaved" else index // (dim // 2)
-    cosine, sine = (waves if table else _check.sharded_as(waves, x, positions))(positions, frequencies)
+    if table:
+        cosine, sine = waves(positions, frequencies)
+    else:  # where they are used, for each element: broadcasting them would keep a table all the same
+        cosine, sine = _check.sharded_as([x, positions], of_each, positions, frequencies)
     # Negated by a product, so that a zero has the sign that it has in the other forms.
     sine *= _check.align(np.pad(np.where(is_second == backward, -1, 1).astype(sine.dtype), margin), x.ndim)
     if table:

@@ -80,7 +80,7 @@ def _learned(positions, table, *, out_of_range):
     index = jnp.where(inside, positions, 0).astype(jnp.int32)
     # On a mesh with Explicit axes a lookup must be told that its rows are sharded as the positions are.
     spec = (*jax.typeof(index).sharding.spec, jax.typeof(table).sharding.spec[1])
-    rows = table.at[index].get(mode="promise_in_bounds", out_sharding=_check.sharding(index, spec))
+    rows = table.at[index].get(mode="promise_in_bounds", out_sharding=_check.sharding(spec, index, table))
     fill = 0.0 if out_of_range == "zeros" else math.nan
     return jnp.where(inside[..., None], rows, jnp.asarray(fill, table.dtype))
 

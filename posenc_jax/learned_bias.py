@@ -133,7 +133,7 @@ def _rows_backward(buckets, residuals, dy):
     distance, after, table = residuals
     # A TPU's matrix unit makes the one-hot matrix as it multiplies; elsewhere it would be the size of many biases.
     sums = functools.partial(lax.platform_dependent, tpu=_sums_by_product, default=_sums_by_scatter)
-    total = _check.sharded_as(sums, table)(_row(buckets, distance, after), dy, table)
+    total = _check.sharded_as([table], sums, _row(buckets, distance, after), dy, table)
     return None, None, on_mesh_as(jax.typeof(table), total)
 
 

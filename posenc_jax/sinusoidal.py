@@ -155,7 +155,7 @@ def _add_sinusoidal(x, positions, frequencies, scale, *, layout):
     encode = each
     if is_shared(x, positions) and not has_derivatives(positions, frequencies):
         encode = functools.partial(jax.lax.platform_dependent, cpu=shared, default=each)
-    encoding = _check.sharded_as(encode, x, positions)(positions, frequencies)
+    encoding = _check.sharded_as([x, positions], encode, positions, frequencies)
     scaled = x.astype(inside)
     if scale is not None:
         scaled = product(scale.astype(inside), scaled)
