@@ -89,7 +89,7 @@ HALVES = "halves" if jax.__version_info__ >= (0, 12) else "reads"  # for it JAX 
 # x, what of it turns, the layout, and the program on a CPU. Bits do not show which it is: the time does.
 PROGRAMS = {
     "halves": ((2, 64, 8, 64), 64, "half", jnp.float32, HALVES),
-    "one batch": ((1, 64, 4, 64), 64, "half", jnp.float32, HALVES),
+    "one batch": ((1, 48, 4, 64), 64, "half", jnp.float32, HALVES),
     "halves of a part": ((2, 64, 8, 64), 32, "half", jnp.float32, "reads"),
     "pairs": ((2, 64, 8, 64), 64, "interleaved", jnp.float32, "reversed"),
     "pairs of a part": ((2, 64, 8, 64), 32, "interleaved", jnp.float32, "reversed"),

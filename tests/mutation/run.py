@@ -4,9 +4,9 @@ r"""How strong the tests are: small faults put into the library, and whether a t
 
 First the tests run once as they are, with what lines each runs and how long it takes. Then each mutant (see
 `mutants.py`) is imported in place of its module in a process of its own, and the tests that run its statement are run,
-the quick ones first, for at most `BUDGET` seconds by the first run's clock: one that fails kills it. A mutant that no
-test kills survives. `survivors.json` gives the reason for those that were looked at: most change the speed alone, or
-nothing. It exits with 1 if fewer than nine tenths of a module's mutants are killed, or if all mutants were tried and
+the quick ones first, for at most `BUDGET` seconds by the first run's clock: one that fails kills it. `survivors.json`
+gives the reason for those that were looked at: most change the speed alone, or nothing. One that has none is tried
+again, for `LONG` seconds; if no test kills it then, it survives. It exits with 1 if fewer than nine tenths of a module's mutants are killed, or if all mutants were tried and
 one without a reason survives.
 """
 
@@ -33,7 +33,7 @@ MODULES = {
     "frequencies": ["frequencies"],
     "rotary": ["rotary", "_turn"],
     "rotation": ["rotation"],
-    "bias": ["bias", "learned_bias"],
+    "bias": ["bias", "learned_bias", "_distance"],
     "hf": ["hf", "_hf_config", "_hf_models", "_hf_rope"],
 }
 # Not those that look at the source, at other programs or at whole models.
@@ -43,7 +43,8 @@ TESTS = [
     "fourier same_bits parity_recorded hf conformance api positional_attention nnx attention plot sharding hostile "
     "hostile_configs hostile_spectra".split()
 ]
-BUDGET, SLOWEST = 60.0, 30.0  # seconds: of the tests for a mutant, of one test
+BUDGET, LONG, SLOWEST = 60.0, 480.0, 30.0  # seconds: of the tests for a mutant, at first and again; of one test
+DEAD = "killed", "late"
 FLAGS = [
     *("-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"),
     "-Wignore::pytest.PytestAssertRewriteWarning",
@@ -148,8 +149,8 @@ def first_run(folder, jobs):
     return first
 
 
-def tests_for(mutant, files, first):
-    """Those that run its statement, for BUDGET seconds by the first run's clock.
+def tests_for(mutant, files, first, budget):
+    """Those that run its statement, for so many seconds by the first run's clock.
 
     For half of them the tests of its module, the quickest first; then of every function its quickest case, and so on.
     """
@@ -158,9 +159,9 @@ def tests_for(mutant, files, first):
     everywhere = {test for file in files for tests in lines.get(file, {}).values() for test in tests if test}
     everywhere |= {test for test in seconds if test.startswith(own)}  # some read only what an import made
     here = {test for line in mutant.lines for test in lines.get(mutant.file, {}).get(str(line), []) if test}
-    functions, chosen, left = defaultdict(list), [], BUDGET
+    functions, chosen, left = defaultdict(list), [], budget
     for test in sorted(here or everywhere, key=seconds.get):  # what runs at import is seen by all
-        if test.startswith(own) and seconds[test] <= left - BUDGET / 2:
+        if test.startswith(own) and seconds[test] <= left - budget / 2:
             left -= seconds[test]
             chosen.append(test)
         elif seconds[test] < SLOWEST:
@@ -190,14 +191,14 @@ def try_mutant(mutant, tests):
     return fork(work)
 
 
-def run(mutants, files, first, jobs):
+def run(mutants, files, first, jobs, budget=BUDGET):
     """Yields (mutant, outcome) as they end."""
     waiting, running = list(mutants)[::-1], {}
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.pop()
-            if tests := tests_for(mutant, files, first):
-                running[try_mutant(mutant, tests)] = mutant, time.monotonic() + 4 * BUDGET + 60
+            if tests := tests_for(mutant, files, first, budget):
+                running[try_mutant(mutant, tests)] = mutant, time.monotonic() + 4 * budget + 60
             else:
                 yield mutant, "not run by any test"
         for child, (mutant, deadline) in list(running.items()):
@@ -214,6 +215,17 @@ def run(mutants, files, first, jobs):
                 )
                 yield mutant, "late" if late else ended
         time.sleep(0.02)
+
+
+def run_twice(mutants, reasons, *settings):
+    """The same; those that survive for no reason that is known are tried again with more tests."""
+    again = []
+    for mutant, outcome in run(mutants, *settings):
+        if outcome in DEAD or mutant.name in reasons:
+            yield mutant, outcome
+        else:
+            again.append(mutant)
+    yield from run(again, *settings, LONG)
 
 
 def main():
@@ -259,10 +271,10 @@ def main():
             if [outcome for _, outcome in run([control], texts, first, 1)] != ["survived"]:
                 sys.exit(f"{module} as it is fails a test")
             counts = Counter()
-            for mutant, outcome in run(mutants, texts, first, options.jobs):
+            for mutant, outcome in run_twice(mutants, reasons, texts, first, options.jobs):
                 counts[outcome] += 1
                 outcomes.append({"line": mutant.line, "name": mutant.name, "outcome": outcome})
-                if outcome not in ("killed", "late"):
+                if outcome not in DEAD:
                     why = reasons.get(mutant.name)
                     counts["explained"] += bool(why)
                     print(f"  {outcome}: {mutant.line}: {mutant.name}{f' ({why})' if why else ''}", flush=True)
