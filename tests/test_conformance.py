@@ -247,6 +247,7 @@ def test_a_failure_that_needs_earlier_cases_is_named_with_them(monkeypatch, caps
     for line in shown:
         assert f" {run.FAILED}, error" in afresh("gemma", line.split())
         assert f" {run.PASSED}, error" in afresh("gemma", line.split()[1:])
+    assert afresh("gemma", [f"{second}near", first]).startswith(f"gemma {first}: {run.FAILED}, error")  # in that order
     # One that fails alone is named alone, and one that needs two is named with two.
     judged = lambda needs: lambda name, cases: f"{name} {cases[-1]}: failed, x" if needs <= set(cases) else ""  # noqa: E731
     for needs, named_with in ((set(), []), ({"b"}, ["b"]), ({"b", "c"}, ["b", "c", "d"])):
