@@ -129,6 +129,53 @@ def rotary(positions, x, rotary_width, base, layout, scaling=None, axes=None):
     return rows
 
 
+def decays(rotary_width, of, distance, scale_base=512, gamma="0.4"):
+    """What xPos scales each pair by in a query, or in a key, at a distance from the origin."""
+    pairs, sign = rotary_width // 2, {"query": 1, "key": -1}[of]
+    zetas = [(M.mpf(i) / pairs + M.mpf(gamma)) / (1 + M.mpf(gamma)) for i in range(pairs)]
+    return [zeta ** (sign * M.mpf(distance) / scale_base) for zeta in zetas]
+
+
+def xpos(positions, x, rotary_width, base, layout, of, origin, **settings):
+    """Turned as by rotary, and scaled."""
+    rows = rotary(positions, x, rotary_width, base, layout)
+    for p, row in zip(positions, rows, strict=True):
+        for i, scale in enumerate(decays(rotary_width, of, p - origin, **settings)):
+            for place in places(i, rotary_width // 2, layout):
+                row[place] *= scale
+    return rows
+
+
+def timestep_phases(positions, width, base, shift, scale):
+    n = width // 2
+    omegas = [scale * M.mpf(base) ** (-M.mpf(i) / (n - shift)) for i in range(n)]
+    return phases(positions, omegas, [0] * n)
+
+
+def timestep(positions, width, base, shift, scale, cosines_first):
+    rows = []
+    for row in timestep_phases(positions, width, base, shift, scale):
+        sines, cosines = [M.sin(phase) for phase in row], [M.cos(phase) for phase in row]
+        rows.append((cosines + sines if cosines_first else sines + cosines) + [M.mpf(0)] * (width % 2))
+    return rows
+
+
+def turns(positions, matrix):
+    columns = list(zip(*matrix, strict=True))
+    return [[sum(M.mpf(a) * M.mpf(b) for a, b in zip(x, c, strict=True)) for c in columns] for x in positions]
+
+
+def fourier(positions, matrix, layout):
+    rows = []
+    for row in turns(positions, matrix):
+        out = [M.mpf(0)] * (2 * len(row))
+        for j, turn in enumerate(row):
+            sine, cosine = places(j, len(row), layout)
+            out[sine], out[cosine] = M.sinpi(2 * turn), M.cospi(2 * turn)
+        rows.append(out)
+    return rows
+
+
 def slopes(heads):
     power = 2 ** (heads.bit_length() - 1)
     own = [M.mpf(2) ** (-M.mpf(8) * h / power) for h in range(1, power + 1)]
@@ -193,4 +240,7 @@ def t5(queries, keys, table, bidirectional, max_distance):
     return of_pairs(f, queries, keys, len(table[0]))
 
 
-FUNCTIONS = {f.__name__: f for f in (sinusoidal, rotary, alibi, kerple_log, kerple_power, sandwich, fire, t5)}
+FUNCTIONS = {
+    f.__name__: f
+    for f in (sinusoidal, rotary, xpos, timestep, fourier, alibi, kerple_log, kerple_power, sandwich, fire, t5)
+}

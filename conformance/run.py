@@ -1,9 +1,11 @@
 """Runs the vectors through libraries: `python -m conformance.run --adapter NAME … [--markdown FILE]`.
 
-Beside tables it prints a line for each failure, by which that case alone is run again. A failure is put down to
-"float32 phases" where rounding position times frequency to float32 explains an error of that size, and to "beyond
-float32 phases" where that rounding may be of a radian or more, so that any error is explained. It exits with 1 if a
-case failed, but for --markdown, where the tables are what was asked for.
+Beside tables it prints a line for each failure, by which that case is run again. A failure is put down to "float32
+phases" where rounding position times frequency to float32 explains an error of that size, and to "beyond float32
+phases" where that rounding may be of a radian or more, so that any error is explained. Any other failure is run again
+in new processes: where the case does not fail so alone, as with a table that a library keeps from an earlier case, its
+line names those that it needs before it. It exits with 1 if a case failed, but for --markdown, where the tables are
+what was asked for.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import importlib
 import importlib.metadata
 import json
 import platform
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -94,12 +97,44 @@ def summary(results):
     return table([["outcome", *results], *rows])
 
 
+def line(name, case, outcome, worst, why):
+    error = "" if worst is None else f", error {worst:.3e}"
+    return f"{name} {case['name']}: {outcome}{error}{', ' + why if why else ''}"
+
+
+def afresh(name, cases):
+    """What a new process that judges these cases says of the last."""
+    command = [sys.executable, "-m", "conformance.run", "--adapter", name, "--case", *cases]
+    return "".join(subprocess.run(command, capture_output=True, text=True).stdout.splitlines()[-1:])
+
+
+def repeat(name, earlier, case, why):
+    """The names by which a new process repeats a failure: that of the case, after earlier ones if it needs them."""
+
+    def fails(before):
+        said = afresh(name, [*before, case])
+        return said.startswith(f"{name} {case}: {FAILED}, ") and said.endswith(why)
+
+    if fails([]):
+        return [case]
+    low, high = 0, len(earlier)  # it fails after all from low on, and not after those from high on
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fails(earlier[middle:]) else (low, middle)
+    one = earlier[low:high]
+    return [*(one if fails(one) else earlier[low:]), case]
+
+
 def failures(name, outcomes):
-    lines = [
-        f"python -m conformance.run --adapter {name} --case {case['name']}  # error {worst:.1e}, {why}"
-        for case, outcome, worst, why in outcomes
-        if outcome == FAILED
-    ]
+    lines, tried = [], []
+    for case, outcome, worst, why in outcomes:
+        if outcome == FAILED:
+            cases = [case["name"]] if why in (ROUNDED, LOST) else repeat(name, tried, case["name"], why)
+            lines.append(
+                f"python -m conformance.run --adapter {name} --case {' '.join(cases)}  # error {worst:.1e}, {why}"
+            )
+        if outcome != ABSENT:
+            tried.append(case["name"])
     return "\n".join(lines)
 
 
@@ -124,13 +159,13 @@ def main(arguments=None):
     """Runs it; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m conformance.run", description=__doc__)
     parser.add_argument("--adapter", nargs="+", required=True, choices=ADAPTERS)
-    parser.add_argument("--case", nargs="+", help="names of cases, else all")
+    parser.add_argument("--case", nargs="+", help="names of cases, in order, else all")
     parser.add_argument("--markdown", type=Path, help="write the tables and failures there")
     options = parser.parse_args(arguments)
-    cases = load()
-    if unknown := set(options.case or ()) - {case["name"] for case in cases}:
+    cases = {case["name"]: case for case in load()}
+    if unknown := set(options.case or ()) - set(cases):
         parser.error(f"no case {', '.join(sorted(unknown))}")
-    chosen = [case for case in cases if not options.case or case["name"] in options.case]
+    chosen = [cases[name] for name in options.case or cases]
     adapters = {}
     for name in options.adapter:
         try:
@@ -141,14 +176,12 @@ def main(arguments=None):
         return 1
     results = {name: [(c, *judge(c, adapter)) for c in chosen] for name, adapter in adapters.items()}
     if options.case:
-        for name, outcomes in results.items():
-            for case, outcome, worst, why in outcomes:
-                error = "" if worst is None else f", error {worst:.3e}"
-                print(f"{name} {case['name']}: {outcome}{error}{', ' + why if why else ''}")
-    else:
-        print(report(adapters, results))
+        print(*(line(name, *found) for name, outcomes in results.items() for found in outcomes), sep="\n")
+    page = report(adapters, results) if options.markdown or not options.case else ""
+    if not options.case:
+        print(page)
     if options.markdown:
-        options.markdown.write_text(report(adapters, results), encoding="utf-8")
+        options.markdown.write_text(page, encoding="utf-8")
         return 0
     return int(any(outcome == FAILED for outcomes in results.values() for _, outcome, *_ in outcomes))
 

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from conformance.formulas import FUNCTIONS, M, bucket, frequencies, phases
+from conformance.formulas import FUNCTIONS, M, bucket, decays, frequencies, phases, timestep_phases, turns
 
 FOLDER = Path(__file__).parent / "vectors"
 LAYOUTS = ("half", "interleaved")
@@ -19,6 +19,7 @@ RANGES = {
     "far": [1000003, 16777217, 1000000007, 2147483646, 2147483647],
     "negative": [-1, -2, -17, -4095, -131071, -16777217, -2147483648],
 }
+UNIT = [0.0, 0.0009765625, 0.33203125, -0.71875, 1.0]
 # Of two and three coordinates.
 POINTS = {
     2: {"near": [[0, 0], [0, 1], [1, 0], [13, 7], [3, 21]], "far": [[100003, 7], [1, 16777217], [2147483647, 46341]]},
@@ -28,6 +29,9 @@ SINE = 9e-8
 REASONS = {
     "sinusoidal": "a sine correctly rounded to float32 is within 3e-8; 9e-8 leaves room for the rounding of a phase",
     "rotary": "two sines within 9e-8 and three roundings of float32, for |x| ≤ 1; times the amplitude",
+    "xpos": "as for rotary, times the greatest scale; relative: the roundings of a scale's exponent, of up to 8 bits",
+    "timestep": "a sine within 9e-8, as for sinusoidal",
+    "fourier": "a sine within 9e-8, as for sinusoidal",
     "alibi": "roundings of the slope, the distance and their product to float32, relative to it",
     "t5": "an entry of the table, exact in float32",
     "kerple_log": "a logarithm of a few units in the last place of float32, relative to it",
@@ -37,16 +41,13 @@ REASONS = {
 }
 
 
-def case(name, function, parameters, inputs, absolute, relative=0.0):
-    """One case: the expected numbers, the error allowed, and what an evaluation in float32 phases would come to."""
+def case(name, function, parameters, inputs, absolute, relative=0.0, turned=None, amplitude=1):
+    """One case: the expected numbers, the error allowed, and what its phases `turned`, in float32, would come to."""
     expected = FUNCTIONS[function](**inputs, **parameters)
     result = {"name": name, "function": function, "parameters": parameters, "inputs": inputs}
     result |= {"tolerance": {"absolute": absolute, "relative": relative}, "reason": REASONS[function]}
-    if "positions" in inputs:
-        width = parameters.get("width", parameters.get("rotary_width"))
-        names = ("base", "endpoint", "scaling", "axes")
-        omegas, which, amplitude = frequencies(width, **{n: parameters[n] for n in names if n in parameters})
-        largest = max(abs(phase) for row in phases(inputs["positions"], omegas, which) for phase in row)
+    if turned:
+        largest = max(abs(phase) for row in turned for phase in row)
         # 16 roundings of float32: of p, of ω (a power: several), of their product and of its division by a factor.
         result["float32_phases"] = rounded(largest * amplitude / 2**20 + absolute, 3)
     return result | {"expected": nested(expected)}
@@ -66,25 +67,35 @@ def x_of(width):
     return [((7 * j + 3) % 33 - 16) / 16 for j in range(width)]
 
 
+def sinusoidal_case(name, positions, width, base, layout, **settings):
+    parameters = {"width": width, "base": base, "layout": layout, **settings}
+    turned = phases(positions, *frequencies(width, base, **settings)[:2])
+    return case(name, "sinusoidal", parameters, {"positions": positions}, SINE, turned=turned)
+
+
+# In these, and in the rotary ones, a width comes again with another base: a table that is looked up by width is wrong.
+SINUSOIDAL = ((64, 10000, False), (64, 10000, True), (7, 10000, False), (16, 500, False), (7, 500, False))
+
+
 def sinusoidal_cases():
-    for width, base, endpoint in ((64, 10000, False), (64, 10000, True), (7, 10000, False), (16, 500, False)):
+    for width, base, endpoint in SINUSOIDAL:
         for layout in LAYOUTS:
             for name, positions in RANGES.items():
                 spacing = "-endpoint" if endpoint else ""
-                parameters = {"width": width, "base": base, "layout": layout, "endpoint": endpoint}
                 full = f"sinusoidal-{width}-{base}{spacing}-{layout}-{name}"
-                yield case(full, "sinusoidal", parameters, {"positions": positions}, SINE)
+                yield sinusoidal_case(full, positions, width, base, layout, endpoint=endpoint)
 
 
 def rotary_case(name, positions, head_width, rotary_width, base, layout, **settings):
     parameters = {"rotary_width": rotary_width, "base": base, "layout": layout, **settings}
-    amplitude = frequencies(rotary_width, base, **settings)[2]
-    absolute = rounded(3.2e-7 * amplitude, 3)
-    return case(name, "rotary", parameters, {"positions": positions, "x": x_of(head_width)}, absolute)
+    omegas, which, amplitude = frequencies(rotary_width, base, **settings)
+    inputs, absolute = {"positions": positions, "x": x_of(head_width)}, rounded(3.2e-7 * amplitude, 3)
+    turned = phases(positions, omegas, which)
+    return case(name, "rotary", parameters, inputs, absolute, turned=turned, amplitude=amplitude)
 
 
 def rotary_cases():
-    for width, base in ((8, 10000), (64, 500000), (128, 10000)):
+    for width, base in ((8, 10000), (64, 500000), (128, 10000), (8, 500000)):
         for layout in LAYOUTS:
             for name, positions in RANGES.items():
                 yield rotary_case(f"rotary-{width}-{base}-{layout}-{name}", positions, width, width, base, layout)
@@ -144,9 +155,52 @@ def axes_cases():
                 full = f"axes-{label}-{count}-{layout}-{name}"
                 yield rotary_case(full, positions, width, width, 10000, layout, axes=axes)
                 if label == "axial":
-                    parameters = {"width": width, "base": 10000, "layout": layout, "axes": axes}
-                    inputs = {"positions": positions}
-                    yield case(f"axes-encoding-{count}-{layout}-{name}", "sinusoidal", parameters, inputs, SINE)
+                    full = f"axes-encoding-{count}-{layout}-{name}"
+                    yield sinusoidal_case(full, positions, width, 10000, layout, axes=axes)
+
+
+def xpos_cases():
+    # An origin and positions around it: float32 holds the scales near the origin, wherever that is.
+    around = {"near": (0, RANGES["near"]), "text": (2048, RANGES["text"])}
+    around["far"] = (2**31 - 512, [2**31 - before for before in (1536, 1023, 512, 129, 1)])
+    around["negative"] = (-(2**31) + 512, [-(2**31) + after for after in (0, 1, 511, 513, 1536)])
+    for layout, base, settings in (("half", 10000, {}), ("interleaved", 500, {"scale_base": 1024, "gamma": 0.5})):
+        for of in ("query", "key"):
+            for name, (origin, positions) in around.items():
+                parameters = {"rotary_width": 8, "base": base, "layout": layout, "of": of, "origin": origin, **settings}
+                greatest = max(max(decays(8, of, p - origin, **settings)) for p in positions)
+                inputs, absolute = {"positions": positions, "x": x_of(8)}, rounded(3.2e-7 * greatest, 3)
+                turned = phases(positions, *frequencies(8, base)[:2])
+                full = f"xpos-{of}-{layout}-{name}"
+                yield case(full, "xpos", parameters, inputs, absolute, 2e-6, turned, greatest)
+
+
+def timestep_cases():
+    settings = {"width": 16, "base": 10000, "shift": 0, "scale": 1}
+    for label, changes, cosines_first, ranges in (
+        ("sines-first", {"width": 9, "shift": 1}, False, ("near", "text", "far")),
+        ("cosines-first", {}, True, ("near", "text", "far")),
+        ("scaled", {"scale": 1000}, True, ("unit",)),
+    ):
+        for name in ranges:
+            spectrum, positions = settings | changes, UNIT if name == "unit" else RANGES[name]
+            parameters, inputs = spectrum | {"cosines_first": cosines_first}, {"positions": positions}
+            turned = timestep_phases(positions, **spectrum)
+            yield case(f"timestep-{label}-{name}", "timestep", parameters, inputs, SINE, turned=turned)
+
+
+def fourier_cases():
+    octaves = [[2.0**k / 2 if row == axis else 0.0 for axis in range(2) for k in range(6)] for row in range(2)]
+    dense = [[((37 * j + 11 * row) % 129 - 64) / 8 for j in range(6)] for row in range(2)]
+    points = [[a, b] for a, b in zip(UNIT, UNIT[2:] + UNIT[:2], strict=True)]
+    for name, matrix, layout, positions in (
+        ("octaves-unit", octaves, "interleaved", points),
+        ("dense-unit", dense, "half", points),
+        ("dense-far", dense, "half", POINTS[2]["far"]),
+    ):
+        parameters, inputs = {"matrix": matrix, "layout": layout}, {"positions": positions}
+        turned = [[2 * M.pi * turn for turn in row] for row in turns(positions, matrix)]
+        yield case(f"fourier-{name}", "fourier", parameters, inputs, SINE, turned=turned)
 
 
 TILES = {
@@ -190,6 +244,9 @@ GROUPS = {
     "partial": partial_cases,
     "scaling": scaling_cases,
     "axes": axes_cases,
+    "xpos": xpos_cases,
+    "timestep": timestep_cases,
+    "fourier": fourier_cases,
     "bias": bias_cases,
 }
 

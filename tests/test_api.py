@@ -3,10 +3,14 @@
 `python tests/test_api.py` records them anew, where a change is intended.
 """
 
+from __future__ import annotations
+
 import difflib
 import importlib
 import inspect
+import sys
 from pathlib import Path
+from typing import Literal, get_origin
 
 RECORDED = Path(__file__).parent / "data" / "api.txt"
 COMMAND = "python tests/test_api.py"
@@ -21,8 +25,13 @@ def default(value):
     return f"<{value.__qualname__}>" if callable(value) and hasattr(value, "__qualname__") else repr(value)
 
 
+def returns(f):
+    annotation = inspect.signature(f).return_annotation
+    return f" -> {annotation}" if isinstance(annotation, str) else ""  # a dataclass's __init__ has the object None
+
+
 def signature(f):
-    """Names, kinds and defaults, without annotations."""
+    """Names, kinds, annotations as in the source, where they stay strings, and defaults."""
     f = f.__init__ if inspect.isclass(f) else f  # a metaclass may hide it
     kept, bare = [], False
     for p in inspect.signature(f).parameters.values():
@@ -32,8 +41,9 @@ def signature(f):
             kept.append("*")
         bare |= p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
         stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-        kept.append(stars + p.name + ("" if p.default is p.empty else f"={default(p.default)}"))
-    return f"({', '.join(kept)})"
+        annotation = "" if p.annotation is p.empty else f": {p.annotation}"
+        kept.append(stars + p.name + annotation + ("" if p.default is p.empty else f" = {default(p.default)}"))
+    return f"({', '.join(kept)}){returns(f)}"
 
 
 def public(module):
@@ -49,7 +59,7 @@ def public(module):
 
 
 def lines():
-    """A line for each function, class, method and property."""
+    """A line for each function, class, method and property, and for each name of strings to choose from."""
     for name in MODULES:
         for public_name, value in public(importlib.import_module(name)).items():
             yield f"{name}.{public_name}{signature(value)}"
@@ -58,9 +68,11 @@ def lines():
             for member, x in sorted(vars(value).items()):
                 own = getattr(x, "__module__", "").startswith("posenc_jax")
                 if isinstance(x, property) and not member.startswith("_"):
-                    yield f"{name}.{public_name}.{member}"
+                    yield f"{name}.{public_name}.{member}{returns(x.fget)}"
                 elif inspect.isfunction(x) and own and (not member.startswith("_") or member == "__call__"):
                     yield f"{name}.{public_name}.{member}{signature(x)}"
+    own = [vars(module) for name, module in sys.modules.items() if name.split(".")[0] == "posenc_jax"]
+    yield from sorted({f"{alias} = {x}" for names in own for alias, x in names.items() if get_origin(x) is Literal})
 
 
 def test_the_public_signatures_are_those_recorded():
@@ -70,15 +82,26 @@ def test_the_public_signatures_are_those_recorded():
 
 
 def test_a_change_is_seen():
-    def before(x, positions=None, *, layout="half"):
+    def before(x: float, *, layout: Literal["half", "interleaved"] = "half") -> float:
         return x
 
-    def after(x, positions=None, *, layout="interleaved"):
+    def default(x: float, *, layout: Literal["half", "interleaved"] = "interleaved") -> float:
         return x
 
-    assert signature(before) == "(x, positions=None, *, layout='half')"
-    assert signature(after) != signature(before)
-    assert len(RECORDED.read_text(encoding="utf-8").splitlines()) > 60
+    def narrower(x: float, *, layout: Literal["half"] = "half") -> float:
+        return x
+
+    def untyped(x, *, layout: Literal["half", "interleaved"] = "half") -> float:
+        return x
+
+    def returned(x: float, *, layout: Literal["half", "interleaved"] = "half") -> int:
+        return x
+
+    written = "(x: float, *, layout: Literal['half', 'interleaved'] = 'half') -> float"
+    assert signature(before) == written
+    assert written not in map(signature, (default, narrower, untyped, returned))
+    recorded = RECORDED.read_text(encoding="utf-8").splitlines()
+    assert len(recorded) > 60 and "Layout = typing.Literal['interleaved', 'half']" in recorded
 
 
 if __name__ == "__main__":

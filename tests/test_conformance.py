@@ -52,9 +52,11 @@ def test_every_case_is_named_once_and_its_inputs_are_exact_in_float32():
         return [n for v in value for n in numbers(v)] if isinstance(value, list) else [value]
 
     for case in CASES:
-        positions = case["inputs"].get("positions") or case["inputs"]["queries"] + case["inputs"]["keys"]
-        assert np.array_equal(np.array(positions, np.int32), positions), case["name"]
-        settings = numbers([case["parameters"], case["inputs"].get("x", [])])
+        inputs = case["inputs"]
+        positions = numbers(inputs.get("positions") or inputs["queries"] + inputs["keys"])
+        assert all(abs(n) <= 2**31 and n < 2**31 for n in positions), case["name"]
+        assert case["function"] in ("timestep", "fourier") or all(isinstance(n, int) for n in positions), case["name"]
+        settings = numbers([case["parameters"], inputs])
         assert all(np.float32(n) == n for n in settings if isinstance(n, float)), case["name"]
 
 
@@ -67,6 +69,9 @@ def test_the_formulas_are_those_of_the_other_oracle():
     turned = np.array(formulas.rotary(positions, x, 4, 10000, "half"), float)
     waves = oracle.encode(positions, 4, layout="half")
     assert np.array_equal(turned, np.concatenate([waves[:, 2:], waves[:, :2]], axis=1))
+    timesteps = np.array(formulas.timestep(positions, 7, 500, 1, 1, False), float)
+    assert np.array_equal(timesteps[:, :6], oracle.encode(positions, 6, 500, "half", endpoint=True))
+    assert not timesteps[:, 6].any()
 
 
 def test_the_formulas_give_figures_that_are_published():
@@ -78,6 +83,10 @@ def test_the_formulas_give_figures_that_are_published():
     scaled, _ = formulas.llama3(128, 500000, 8, 1, 4, 8192)
     ratios = [s / w for s, w in zip(scaled, formulas.spectrum(128, 500000), strict=True)]
     assert ratios[28] == kept > ratios[29] > ratios[34] > ratios[35] == interpolated
+    # xPos, 512 positions from the origin: (i/n + 0.4)/1.4.
+    expected = [0.4 / 1.4, 0.65 / 1.4, 0.9 / 1.4, 1.15 / 1.4]
+    np.testing.assert_allclose(np.array(formulas.decays(8, "query", 512), float), expected, rtol=1e-15)
+    np.testing.assert_allclose(np.array(formulas.decays(8, "key", 512), float), 1 / np.array(expected), rtol=1e-15)
     # gpt-oss: the ramp begins at 8.092779 and ends at 17.398025.
     scaled, _ = formulas.yarn(64, 150000, 32, 4096, truncate=False)
     gammas = [(1 - s / w) * 32 / 31 for s, w in zip(scaled, formulas.spectrum(64, 150000), strict=True)]
@@ -95,6 +104,27 @@ def test_buckets_are_those_of_the_logarithm(buckets, furthest):
         assert formulas.bucket(distance, buckets, furthest) == min(exact + beyond, buckets - 1)
 
 
+@pytest.mark.parametrize("layout", vectors.LAYOUTS)
+def test_a_score_of_xpos_is_of_the_distance_alone_and_decays(layout):
+    def score(p, q, origin):
+        x = [1.0] * 8
+        [query], [key] = (formulas.xpos([n], x, 8, 500, layout, of, origin) for n, of in ((p, "query"), (q, "key")))
+        return sum(a * b for a, b in zip(query, key, strict=True))
+
+    exact = sum(
+        2 * scale * formulas.M.cos(512 * w)
+        for scale, w in zip(formulas.decays(8, "query", 512), formulas.spectrum(8, 500), strict=True)
+    )
+    for p, origin in ((512, 0), (512, -7), (2**31 - 1, 2**31 - 600)):
+        assert abs(score(p, p - 512, origin) - exact) < 1e-12
+
+
+def test_fourier_features_are_of_fractions_of_a_turn():
+    rows = np.array(formulas.fourier([[0.25, 2], [0.5, 0.125]], [[1, 0, 2], [0, 1, 1]], "interleaved"), float)
+    half = np.sqrt(0.5)
+    assert np.array_equal(rows, [[1, 0, 0, 1, 0, -1], [0, -1, half, half, half, half]])
+
+
 def wrong(function, **changes):
     """The formulas themselves, in mpmath, with arguments that a mistake would change."""
 
@@ -108,16 +138,35 @@ def other_layout(arguments):
     return {"half": "interleaved", "interleaved": "half"}[arguments["layout"]]
 
 
+def first_base():
+    """The base of the first call with a width, whatever base comes later."""
+    bases = {}
+    return lambda a: bases.setdefault(a.get("rotary_width", a.get("width")), a["base"])
+
+
+# A function, what a mistake makes of its arguments, the cases that show it, and those that it takes before them.
 WRONG = {
     "transposed": ("rotary", {"layout": other_layout}, "(rotary|partial|scaling|axes)-(?!encoding).*"),
     "sines and cosines transposed": ("sinusoidal", {"layout": other_layout}, "sinusoidal-.*"),
     "a wrong base": ("rotary", {"base": lambda a: a["base"] * 1.001}, "(rotary|partial)-.*"),
     "turned backwards": ("rotary", {"positions": lambda a: [-p for p in a["positions"]]}, "(rotary|partial)-.*"),
+    "a table kept by width": ("rotary", {"base": first_base()}, "rotary-8-500000-.*", "rotary-8-10000-.*"),
+    "an encoding kept by width": ("sinusoidal", {"base": first_base()}, "sinusoidal-7-500-.*", "sinusoidal-7-10000-.*"),
     "a position late": ("sinusoidal", {"positions": lambda a: [p + 1 for p in a["positions"]]}, "sinusoidal-.*"),
     "the other spacing": ("sinusoidal", {"endpoint": lambda a: not a.get("endpoint")}, "sinusoidal-.*"),
     "no scaling": ("rotary", {"scaling": lambda a: None}, "scaling-(?!dynamic.*near).*"),
     "all turned": ("rotary", {"rotary_width": lambda a: len(a["x"])}, "partial-.*"),
     "one coordinate": ("rotary", {"axes": lambda a: None}, "axes-(axial|sections|interleaved).*"),
+    "keys as queries": ("xpos", {"of": lambda a: "query"}, "xpos-key-.*"),
+    "another origin": ("xpos", {"origin": lambda a: a["origin"] + 8}, "xpos-.*"),
+    "a slower decay": ("xpos", {"scale_base": lambda a: 2 * a.get("scale_base", 512)}, "xpos-.*"),
+    "the other half first": ("timestep", {"cosines_first": lambda a: not a["cosines_first"]}, "timestep-.*"),
+    "the other shift": ("timestep", {"shift": lambda a: 1 - a["shift"]}, "timestep-.*"),
+    "radians for turns": (
+        "fourier",
+        {"matrix": lambda a: [[b / (2 * np.pi) for b in row] for row in a["matrix"]]},
+        "fourier-.*",
+    ),
     "slopes in one series": (
         "alibi",
         {"queries": lambda a: a["queries"], "heads": lambda a: 2 ** (a["heads"] - 1).bit_length()},
@@ -130,10 +179,13 @@ WRONG = {
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_wrong_library_fails_every_case_that_shows_it(mistake):
-    function, changes, pattern = WRONG[mistake]
+    function, changes, pattern, *before = WRONG[mistake]
     right = outcomes(wrong(function), pattern)
     assert set(right.values()) == {run.PASSED}
-    result = outcomes(wrong(function, **changes), pattern)
+    library = wrong(function, **changes)
+    for earlier in before:
+        assert set(outcomes(library, earlier).values()) == {run.PASSED}
+    result = outcomes(library, pattern)
     assert set(result.values()) == {run.FAILED}, [name for name in result if result[name] != run.FAILED]
 
 
@@ -176,10 +228,43 @@ def test_what_is_not_offered_is_no_failure_and_an_error_is():
     assert nan[:2] == (run.FAILED, np.inf)
 
 
+def test_a_failure_that_needs_earlier_cases_is_named_with_them(monkeypatch, capsys):
+    def adapter():
+        return SimpleNamespace(NAME="keeps", PACKAGES=("numpy",), **vars(wrong("rotary", base=first_base())))
+
+    def afresh(name, cases):
+        monkeypatch.setitem(sys.modules, "conformance.adapters.gemma", adapter())
+        run.main(["--adapter", name, "--case", *cases])
+        return capsys.readouterr().out.splitlines()[-1]
+
+    monkeypatch.setattr(run, "afresh", afresh)
+    monkeypatch.setattr(run, "load", lambda: named("rotary-(8|64)-.*-half-(near|text)"))
+    monkeypatch.setitem(sys.modules, "conformance.adapters.gemma", adapter())
+    assert run.main(["--adapter", "gemma"]) == 1
+    shown = re.findall("--case (.*)  #", capsys.readouterr().out)
+    first, second = "rotary-8-10000-half-text", "rotary-8-500000-half-"
+    assert shown == [f"{first} {second}{name}" for name in ("near", "text")]
+    for line in shown:
+        assert f" {run.FAILED}, error" in afresh("gemma", line.split())
+        assert f" {run.PASSED}, error" in afresh("gemma", line.split()[1:])
+    assert afresh("gemma", [f"{second}near", first]).startswith(f"gemma {first}: {run.FAILED}, error")  # in that order
+    # One that fails alone is named alone, and one that needs two is named with two.
+    judged = lambda needs: lambda name, cases: f"{name} {cases[-1]}: failed, x" if needs <= set(cases) else ""  # noqa: E731
+    for needs, named_with in ((set(), []), ({"b"}, ["b"]), ({"b", "c"}, ["b", "c", "d"])):
+        monkeypatch.setattr(run, "afresh", judged(needs))
+        assert run.repeat("gemma", ["a", "b", "c", "d"], "e", "x") == [*named_with, "e"]
+
+
+def test_a_case_is_run_in_a_new_process():
+    case = "rotary-8-10000-half-near"
+    assert run.afresh("posenc_jax", ["alibi-1-decode", case]).startswith(f"posenc_jax {case}: {run.PASSED}, error ")
+
+
 def test_the_program_reports_and_repeats_a_failure(monkeypatch, capsys, tmp_path):
     names = ["rotary-8-10000-half-near", "alibi-12-decode"]
     broken = SimpleNamespace(NAME="broken", PACKAGES=("numpy",), **vars(wrong("rotary", layout=other_layout)))
     monkeypatch.setitem(sys.modules, "conformance.adapters.gemma", broken)
+    monkeypatch.setattr(run, "afresh", lambda name, cases: f"{name} {cases[-1]}: failed, error 1, allowed 3.2e-07")
     arguments = ["--adapter", "gemma", "--case", *names]
     assert run.main(arguments) == 1
     out = capsys.readouterr().out
@@ -204,8 +289,8 @@ def test_neither_the_runner_nor_the_formulas_import_a_library():
 
 def test_the_page_of_results_is_of_these_cases():
     assert f"{len(CASES)} cases, " in RESULTS
-    shown = re.findall(r"^python -m conformance.run --adapter (\w+) --case (\S+)  # error", RESULTS, re.MULTILINE)
-    assert shown and {case for _, case in shown} <= {case["name"] for case in CASES}
+    shown = re.findall(r"^python -m conformance.run --adapter (\w+) --case (.+)  # error", RESULTS, re.MULTILINE)
+    assert shown and {case for _, cases in shown for case in cases.split()} <= {case["name"] for case in CASES}
     assert {adapter for adapter, _ in shown} <= set(run.ADAPTERS) - {"posenc_jax"}
     rows = [line.split(" | ") for line in RESULTS.splitlines() if line.startswith(("| passed", "| failed", "| not"))]
     counts = [[int(cell.strip(" |")) for cell in row[1:]] for row in rows]

@@ -50,6 +50,24 @@ def rotary(positions, x, rotary_width, base, layout, scaling=None, axes=None):
     return pe.rotary(rows, integers(positions), f, layout=layout, head_axis=None)
 
 
+def xpos(positions, x, rotary_width, base, layout, of, origin, **settings):
+    rows = np.tile(floats(x), (len(positions), 1))
+    settings |= {"origin": origin, "layout": layout, "head_axis": None}
+    query, key = pe.xpos(rows, rows, integers(positions), pe.geometric(rotary_width, base), **settings)
+    return {"query": query, "key": key}[of]
+
+
+def timestep(positions, width, base, shift, scale, cosines_first):
+    exact = floats(positions) if isinstance(positions[0], float) else integers(positions)
+    settings = {"flip_sin_to_cos": cosines_first, "downscale_freq_shift": shift, "scale": scale, "max_period": base}
+    return pe.timestep_embedding(exact, width, **settings)
+
+
+def fourier(positions, matrix, layout):
+    exact = floats(positions) if isinstance(positions[0][0], float) else integers(positions)
+    return pe.fourier_features(exact, floats(matrix), layout=layout)
+
+
 def alibi(queries, keys, heads):
     return pe.alibi(integers(queries), integers(keys), heads)
 
