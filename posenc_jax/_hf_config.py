@@ -121,7 +121,7 @@ def text_of(config: Any, depth: int = 4) -> dict[str, Any]:
     """The language model's part of a config, at most so many levels deep."""
     if not depth:
         raise error("config must hold its text_config within four levels")
-    if hasattr(config, "to_dict"):
+    if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
         config = config.to_dict()
     if not isinstance(config, Mapping):
         raise TypeError(f"{WHERE}: config must be a mapping or have to_dict(), got {_check.describe(config)}")

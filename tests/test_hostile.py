@@ -4,12 +4,14 @@ POSENC_HOSTILE=N multiplies what is tried (`nox -s hostile`); every draw is the 
 """
 
 import collections
+import functools
 import os
 import re
 import warnings
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import oracle
 import pytest
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from jax import export
 
 import posenc_jax as pe
+from posenc_jax import linen, nnx
 
 MANY = int(os.environ.get("POSENC_HOSTILE", "1"))
 NAN, INF = float("nan"), float("inf")
@@ -83,8 +86,9 @@ JUNK = [
     np.zeros(0, np.float32), np.zeros((0, 8), np.float32), np.zeros((6, 0), np.float32), np.zeros((2, 3, 4, 5), np.float32),
     np.ones(6, bool), np.ones(6, np.complex64), np.ones(6), np.full(6, 2**40), np.full(6, 2**32 - 1, np.uint32),
     np.full(6, NAN, np.float32), np.full(6, INF, np.float32), np.array(["a"] * 6), np.array([None] * 6), np.zeros(6, "M8[D]"),
-    np.ones(6, "m8[s]"), np.ones(6, ">f4"), np.ones(6, np.longdouble), np.ones(6, np.float16), np.arange(6, dtype=np.uint8),
+    np.ones(6, "m8[s]"), np.ones(6, ">f4"), np.ones(6, ">i4"), np.ma.ones((6, 8)), np.ones(6, np.longdouble), np.ones(6, np.float16), np.arange(6, dtype=np.uint8),
     KEYS[0], KEYS, jnp.zeros(6, jnp.bfloat16), jnp.zeros(6, jnp.int4), jnp.zeros(6, jnp.float8_e4m3fn), jax.ShapeDtypeStruct((6,), jnp.float32),
+    np.ones((6, 8), jnp.float4_e2m1fn), jnp.float4_e2m1fn, np.ones((6, 8), jnp.float8_e8m0fnu), np.full((6, 8), "a"), np.zeros((6, 8), "m8[s]"),
     pe.geometric(8), pe.axial(8, 2), pe.geometric(7),
 ]  # fmt: skip
 
@@ -366,3 +370,111 @@ def test_no_nan_on_the_way_to_a_number():
 
 
 EXTREMES = np.array([-(2**31), 2**31 - 1, 0, 1], np.int32)
+
+
+# What cannot be counted, held or known
+
+SHAPE, FLOAT = jax.ShapeDtypeStruct, jnp.float32
+ATTEND = nnx.positional_attention(bias=functools.partial(pe.alibi, heads=1))
+# Calls that count positions, of an array with n along its sequence
+COUNTS = {
+    "add_sinusoidal": (pe.add_sinusoidal, lambda n: SHAPE((2, n, 8), FLOAT)),
+    "rotary": (pe.rotary, lambda n: SHAPE((n, 2, 8), FLOAT)),
+    "rotary, heads first": (functools.partial(pe.rotary, head_axis=-3), lambda n: SHAPE((2, n, 8), FLOAT)),
+    "xpos": (lambda x: pe.xpos(x, x), lambda n: SHAPE((n, 2, 8), FLOAT)),
+    "positions_from_mask": (pe.positions_from_mask, lambda n: SHAPE((2, n), jnp.bool_)),
+    "positions_from_segments": (pe.positions_from_segments, lambda n: SHAPE((2, n), jnp.int32)),
+    "positional_attention": (lambda x: ATTEND(x, x, x), lambda n: SHAPE((n, 1, 8), FLOAT)),
+    "add_sinusoidal, NNX": (nnx.SinusoidalEncoding(8), lambda n: SHAPE((n, 8), FLOAT)),
+    "rotary, NNX": (nnx.RotaryEncoding(8, head_axis=-2), lambda n: SHAPE((n, 2, 8), FLOAT)),
+    "add_sinusoidal, Linen": (linen.SinusoidalEncoding(8).bind({}), lambda n: SHAPE((n, 8), FLOAT)),
+    "rotary, Linen": (linen.RotaryEncoding(8, head_axis=-2).bind({}), lambda n: SHAPE((n, 2, 8), FLOAT)),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_no_more_positions_are_counted_than_int32_has(name):
+    call, of_length = COUNTS[name]
+    jax.eval_shape(call, of_length(2**31))
+    for n in (2**31 + 1, 2**40):
+        with pytest.raises(
+            ValueError, match=f"^{name.split(',')[0]}: at most 2³¹ positions can be counted, .* length {n}\\b"
+        ):
+            jax.eval_shape(call, of_length(n))
+    (n,) = export.symbolic_shape("n")
+    jax.eval_shape(call, of_length(n))
+
+
+@pytest.mark.parametrize(
+    "module", [nnx.SinusoidalEncoding(8), linen.SinusoidalEncoding(8).bind({})], ids=["NNX", "Linen"]
+)
+def test_a_table_ends_with_int32(module):
+    assert jax.eval_shape(lambda: module.table(2**31)).shape == (2**31, 8)
+    with pytest.raises(ValueError, match="^SinusoidalEncoding.table: at most 2³¹ positions can be counted, got table"):
+        jax.eval_shape(lambda: module.table(2**31 + 1))
+
+
+# Which would give a number where NaN is due, or NaN for each negative wave
+LACKING = {"float4_e2m1fn": "no NaN", "float6_e2m3fn": "no NaN", "float6_e3m2fn": "no NaN", "float8_e8m0fnu": "no negative numbers"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_formats_without_nan_or_sign_are_refused(name):
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    x = np.ones((6, 8)).astype(dtype)
+    calls = {
+        "sinusoidal: dtype": lambda: pe.sinusoidal(NAN, 8, dtype=dtype),
+        "sinusoidal: positions": lambda: pe.sinusoidal(x, 8),
+        "sinusoidal: frequencies": lambda: pe.sinusoidal(P, x[0]),
+        "learned: table": lambda: jax.jit(pe.learned)(P, x),
+        "add_sinusoidal: x": lambda: pe.add_sinusoidal(x),
+        "LearnedEncoding: param_dtype": lambda: linen.LearnedEncoding(8, 8, param_dtype=dtype).init(KEYS[0], X),
+    }
+    for begin, call in calls.items():
+        with pytest.raises(TypeError, match=f"^{begin} is {name}, which has {LACKING[name]}"):
+            call()
+
+
+@pytest.mark.parametrize("name", ["e3m4", "e4m3", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2", "e5m2fnuz"])
+def test_the_other_formats_of_8_bits_hold_what_they_must(name):
+    dtype = np.dtype(getattr(ml_dtypes, f"float8_{name}"))
+    got = np.asarray(pe.sinusoidal(np.array([-1, NAN], np.float32), 4, dtype=dtype)).astype(np.float32)
+    assert got[0, 0] < -0.8 and np.isnan(got[1]).all()
+    rows = jax.jit(pe.learned)(np.array([5, 0]), -np.ones((3, 2)).astype(dtype))
+    np.testing.assert_array_equal(np.asarray(rows).astype(np.float32), [[NAN] * 2, [-1] * 2])
+
+
+@pytest.mark.parametrize("dtype", [">i4", ">u2", ">i8"])
+def test_integers_of_any_byte_order(dtype):
+    p = np.array([0, 5, 300])
+    np.testing.assert_array_equal(pe.sinusoidal(p.astype(dtype), 4), pe.sinusoidal(p, 4))
+    np.testing.assert_array_equal(pe.alibi(p.astype(dtype), p.astype(">i2"), 2), pe.alibi(p, p, 2))
+
+
+def test_a_width_must_be_known():
+    (d,) = export.symbolic_shape("d")
+    for name, call in {"rotary": pe.rotary, "add_sinusoidal": pe.add_sinusoidal}.items():
+        for frequencies in (None, 8, pe.geometric(4)):
+            with pytest.raises(ValueError, match=f"^{name}: x must have a last axis of known size, got shape .*d"):
+                jax.eval_shape(lambda x, f=frequencies, g=call: g(x, None, f), SHAPE((6, 2, d), FLOAT))
+
+
+def test_a_bound_on_a_symbolic_length_is_enough_for_a_table():
+    (s,) = export.symbolic_shape("s", constraints=["s <= 6"])
+    exported = export.export(jax.jit(pe.add_learned))(SHAPE((s, 8), FLOAT), SHAPE((6, 8), FLOAT))
+    np.testing.assert_array_equal(exported.call(X[:4], X), pe.add_learned(X[:4], X))
+
+
+@pytest.mark.parametrize("p", [NAN, INF, -INF, 2.0**31, 1e38])
+def test_a_masked_row_leaves_the_derivative_by_frequencies_alone(p):
+    w, at = jnp.array([0.5, 2.0]), jnp.array([3.0, p], FLOAT)
+    calls = {
+        "sinusoidal": lambda w, at: pe.sinusoidal(at, w),
+        "add_sinusoidal": lambda w, at: pe.add_sinusoidal(ROWS[: len(at), :4], at, w),
+        "rotation_matrix": lambda w, at: pe.rotation_matrix(at, w),
+        "offset_similarity": lambda w, at: pe.offset_similarity(at, w),
+        "fourier_features": lambda w, at: pe.fourier_features(at[:, None], w[None]),
+    }
+    for name, call in calls.items():
+        masked = jax.grad(lambda w, at, f=call: jnp.sum(f(w, at)[0]))
+        np.testing.assert_allclose(masked(w, at), masked(w, at[:1]), rtol=1e-6, err_msg=name)
