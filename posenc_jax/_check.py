@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,16 @@ _NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # Python and NumPy derive them f
 
 
 def _unheld(dtype: Any) -> str:
-    """Why JAX cannot hold a dtype here as it is, or nothing."""
+    """Why a float dtype cannot hold here what it must, or nothing."""
     if dtype == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
         return ", which jax_enable_x64=False cannot hold"
-    return "" if dtype.itemsize <= 8 and dtype.isnative else ", which JAX does not have"
+    if dtype.itemsize > 8 or not dtype.isnative:
+        return ", which JAX does not have"
+    if dtype.itemsize > 1:
+        return ""
+    if float(jnp.finfo(dtype).min) >= 0:  # float8_e8m0fnu: half of all waves
+        return ", which has no negative numbers"
+    return "" if np.isnan(np.full((), np.nan, dtype)) else ", which has no NaN"  # float4 and float6: a wrong number
 
 
 def is_known(x: Any) -> bool:
@@ -28,10 +34,16 @@ def is_known(x: Any) -> bool:
     return not isinstance(x, Tracer)
 
 
+def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray]:
+    """Whether it is an array, of which JAX can make its own: it has no masks."""
+    return isinstance(x, (jax.Array, np.ndarray)) and not isinstance(x, np.ma.MaskedArray)
+
+
 def describe(value: Any) -> str:
     """A value in an error message: dtype and shape of an array, else its type and beginning."""
     if isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype"):
-        return f"{value.dtype} of shape {tuple(value.shape)}"
+        masked = "masked " if isinstance(value, np.ma.MaskedArray) else ""
+        return f"{masked}{value.dtype} of shape {tuple(value.shape)}"
     return f"{type(value).__name__} {value!r:.60}"
 
 
@@ -47,12 +59,12 @@ def array(where: str, name: str, value: Any, kinds: str = "an integer or float a
                 raise ValueError(f"{where}: {name} must fit into int32, got {value}")
             return np.int32(value)
         value = np.float32(value)
-    elif not isinstance(value, (jax.Array, np.ndarray, np.generic)) or getattr(value.dtype, "kind", "") == "m":
+    elif not (is_array(value) or isinstance(value, np.generic)) or getattr(value.dtype, "kind", "") == "m":
         raise TypeError(message.format(where, name, kinds, describe(value)))
     integer, floating = jnp.issubdtype(value.dtype, jnp.integer), jnp.issubdtype(value.dtype, jnp.floating)
     if not (integer and "integer" in kinds or floating and "float" in kinds):
         raise TypeError(message.format(where, name, kinds, describe(value)))
-    if unheld := _unheld(value.dtype):
+    if floating and (unheld := _unheld(value.dtype)):  # integers are cast below, from any byte order
         raise TypeError(f"{where}: {name} is {value.dtype}{unheld}; pass float32 or integers")
     if floating and value.dtype.itemsize < 4:
         return value.astype(np.float32)
@@ -103,6 +115,19 @@ def broadcastable(where: str, name: str, shape: tuple[int, ...], target_name: st
     ok = len(shape) <= len(target) and all(a == 1 or a == b for a, b in zip(shape[::-1], target[::-1], strict=False))
     if not ok:
         raise ValueError(f"{where}: {name} of shape {shape} must broadcast to {target_name}, shape {target}")
+
+
+def counted(where: str, name: str, length: Any) -> Any:
+    """`length`, if int32 can count 0, 1, …, length − 1; that of a symbolic one is not known yet."""
+    if isinstance(length, int) and length > 2**31:
+        raise ValueError(f"{where}: at most 2³¹ positions can be counted, got {name} of length {length}")
+    return length
+
+
+def known_width(where: str, name: str, shape: tuple[int, ...]) -> None:
+    """Raises where the last axis is symbolic: of its size depends how many frequencies there are."""
+    if not isinstance(shape[-1], int):
+        raise ValueError(f"{where}: {name} must have a last axis of known size, got shape {shape}")
 
 
 def align(x: Any, ndim: int) -> Any:
@@ -220,7 +245,7 @@ def flag(where: str, name: str, value: Any) -> bool:
 
 def floats(where: str, name: str, x: Any, axes: str) -> jax.Array:
     """`x` as an array of floats of at least the axes that `axes` names behind its dots; its dtype is kept."""
-    if not isinstance(x, (jax.Array, np.ndarray)) or not jnp.issubdtype(x.dtype, jnp.floating):
+    if not is_array(x) or not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{where}: {name} must be a float array of shape {axes}, got {describe(x)}")
     if unheld := _unheld(x.dtype):
         raise TypeError(f"{where}: {name} is {x.dtype}{unheld}; pass float32")

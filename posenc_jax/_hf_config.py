@@ -61,6 +61,10 @@ class Keys:
         self.read.update(names)
         return {self.label + name: self.values[name] for name in names if self.values.get(name) is not None}
 
+    def spelled(self, *names: str) -> str:
+        """How a setting is spelled here: an error names what is written."""
+        return next(iter(self.found(*names)), self.label + names[0])
+
     def get(self, *names: str, default: Any = None) -> Any:
         """The value of a setting."""
         return one(self.found(*names), default)
@@ -76,7 +80,7 @@ class Keys:
 
     def integer(self, *names: str) -> int:
         """The value of a setting that must be there, an integer of at least one."""
-        return _check.positive_int(WHERE, self.label + names[0], self.need(*names))
+        return _check.positive_int(WHERE, self.spelled(*names), self.need(*names))
 
     def flag(self, *names: str, default: Any = None) -> Any:
         """The value of a setting that is true or false, or a number in their place (Llama 4 has 4)."""
@@ -88,7 +92,7 @@ class Keys:
 
     def items(self, *names: str) -> tuple[Any, ...] | None:
         """The value of a setting that is a list, None if it is not there."""
-        name, value, kinds = self.label + names[0], self.get(*names), "strings or numbers"
+        name, value, kinds = self.spelled(*names), self.get(*names), "strings or numbers"
         result = None if value is None else _check.sequence(WHERE, name, value, kinds)
         for item in result or ():
             if getattr(item, "ndim", 0):
@@ -121,7 +125,7 @@ def text_of(config: Any, depth: int = 4) -> dict[str, Any]:
     """The language model's part of a config, at most so many levels deep."""
     if not depth:
         raise error("config must hold its text_config within four levels")
-    if hasattr(config, "to_dict"):
+    if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
         config = config.to_dict()
     if not isinstance(config, Mapping):
         raise TypeError(f"{WHERE}: config must be a mapping or have to_dict(), got {_check.describe(config)}")
@@ -163,19 +167,19 @@ def model_of(name: Any) -> Model | None:
 
 def layer_types(config: Keys, model: Model | None, count: int) -> list[str]:
     """The type of each layer; "full_attention" where the types make no difference."""
-    types = config.items("layer_types", "layers_block_type")
+    names = "layer_types", "layers_block_type"
+    types = config.items(*names)
     if types is not None:
         if len(types) != count or not all(isinstance(name, str) for name in types):
-            raise error(
-                f"layer_types must name the {count} layers of num_hidden_layers, got {len(types)}: {types!r:.60}"
-            )
+            expected = f"the {count} layers of num_hidden_layers"
+            raise error(f"{config.spelled(*names)} must name {expected}, got {len(types)}: {types!r:.60}")
         return [_LEGACY.get(str(name), str(name)) for name in types]
     indices, blocks = config.items("attn_layer_indices", "full_attn_idxs"), config.items("block_types")
     if blocks:  # repeated, as by RecurrentGemma
         blocks = [_check.one_of(WHERE, "block_types", block, ("recurrent", "attention")) for block in blocks]
         indices = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
     if indices is not None:
-        _layers("attn_layer_indices", indices, count)
+        _layers(config.spelled("attn_layer_indices", "full_attn_idxs", "block_types"), indices, count)
         return ["full_attention" if i in indices else "linear_attention" for i in range(count)]
     if model and model.typed:
         raise error("layer_types is missing")
@@ -282,12 +286,13 @@ def theta_of(d: Keys, config: Keys, model: Model | None, kind: str) -> float:
     elif "rope_theta" not in d.values and config.values.get("rope_theta", "") is not None:  # a null is not a default
         default = model.theta if model else None if config.values.get("model_type") else 10_000.0
     found = own | outside or ({} if default is None else {"default": default})
-    return _check.positive(WHERE, "rope_theta", one(found, missing="rope_theta"))
+    return _check.positive(WHERE, next(iter(own | outside), "rope_theta"), one(found, missing="rope_theta"))
 
 
 def head_dim_of(config: Keys, model: Model | None, kind: str) -> int:
     """The features of a query and key of one head."""
     names = ("head_dim", "kv_channels", "attention_head_dim")
+    name = config.spelled(*names)
     if found := config.found(*names):
         result = one(found)
     elif model and model.head_dim and not any(name in config.values for name in names):
@@ -301,8 +306,9 @@ def head_dim_of(config: Keys, model: Model | None, kind: str) -> int:
     if model and model.global_head_dim and kind == "full_attention":
         written = "per_layer_config" in config.values  # which then holds what differs
         outside = config.found("global_head_dim")
+        name = next(iter(outside), name)
         result = one(outside | ({"head_dim": result} if written else {}), model.global_head_dim)
-    return _check.size(WHERE, "head_dim", result)
+    return _check.size(WHERE, name, result)
 
 
 def share_of(name: str, value: Any, whole: int) -> int:

@@ -229,6 +229,12 @@ def _phase_at(positions: jax.Array, angular: jax.Array, word: Word, offset: Any)
     return phase + _phase_of_fraction(positions - nearest, angular, word)
 
 
+def _finite(positions: jax.Array) -> jax.Array:
+    """In float32, 0 where there is no number: a row that a mask leaves out adds 0·p to the derivative by ω, no NaN."""
+    positions = positions.astype(jnp.float32)
+    return jnp.where(jnp.isfinite(positions), positions, np.float32(0))
+
+
 @jax.custom_jvp
 def _wave(positions: jax.Array, angular: jax.Array, word: Word, offset: jax.Array) -> jax.Array:
     """The sine of ω·p + offset for int32 or float positions; `word` is the exact form of ω."""
@@ -244,7 +250,7 @@ def _wave_jvp(primals, tangents):
     if not isinstance(d_positions, SymbolicZero):
         tangent += slope * (angular.astype(jnp.float32) * d_positions.astype(jnp.float32))
     if not isinstance(d_angular, SymbolicZero):
-        tangent += slope * (positions.astype(jnp.float32) * d_angular.astype(jnp.float32))
+        tangent += slope * (_finite(positions) * d_angular.astype(jnp.float32))
     return wave, tangent
 
 
@@ -297,7 +303,7 @@ def _wave_of_dot_jvp(primals, tangents):
     x, matrix, offset = primals
     d_x, d_matrix = tangents[:2]
     dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-    x32, matrix32 = x.astype(jnp.float32), matrix.astype(jnp.float32)
+    x32, matrix32 = _finite(x), matrix.astype(jnp.float32)
     wave = _wave_of_dot(*primals)
     d_turns = jnp.zeros_like(wave)
     if not isinstance(d_x, SymbolicZero):

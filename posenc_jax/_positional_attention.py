@@ -81,8 +81,8 @@ class Settings:
             raise ValueError(f"{WHERE}: key_positions must be given {differ}{hint}, got None")
         if bias is not None:
             counted = (
-                jnp.arange(n, dtype=jnp.int32) if p is None else p
-                for p, n in ((input_positions, queries), (key_positions, keys))
+                jnp.arange(_check.counted(WHERE, name, n), dtype=jnp.int32) if p is None else p
+                for name, p, n in (("query", input_positions, queries), ("key", key_positions, keys))
             )
             given = _sum(given, bias(*counted), (*query.shape[:-3], query.shape[-2], queries, keys))
         if self.frequencies is not None:

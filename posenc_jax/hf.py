@@ -161,7 +161,7 @@ def _layer(
     """A layer of a type with its rope settings, None where it has no positions, and a base of its own, if any."""
     if latent:
         width = config.integer("qk_rope_head_dim")
-        head_dim = _check.size(WHERE, "head_dim", config.integer("qk_nope_head_dim") + width)
+        head_dim = _check.size(WHERE, "qk_nope_head_dim + qk_rope_head_dim", config.integer("qk_nope_head_dim") + width)
         _hf_config.even("qk_rope_head_dim", width, head_dim)
     else:
         width = head_dim = _hf_config.head_dim_of(config, model, kind)
@@ -245,9 +245,10 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     if length is not None:
         length = _check.positive_int(WHERE, "length", length)
     keys, model = Keys(values), _hf_config.model_of(values.get("model_type"))
-    count = keys.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers")
+    names = "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers"
+    count = keys.integer(*names)
     if count > 2**16:
-        raise error(f"num_hidden_layers must be at most 65,536, got {count!r:.60}")
+        raise error(f"{keys.spelled(*names)} must be at most 65,536, got {count!r:.60}")
     types = _hf_config.layer_types(keys, model, count)
     settings, overrides = _hf_config.settings_of(keys, model, types), _hf_config.overrides(keys, count)
     rotates = _hf_config.rotates(keys, model, types)

@@ -99,7 +99,7 @@ def add_learned(
       x: floats of shape (..., seq, d_model).
       table: floats of shape (length, d_model).
       positions: integers of a shape that broadcasts to (..., seq). `None` means 0, 1, 2, …: the first rows of the
-        table, read without a lookup.
+        table, read without a lookup; a symbolic seq needs a constraint, such as "seq <= 512".
       scale: multiplies x, a scalar.
       out_of_range: as for `learned`.
 

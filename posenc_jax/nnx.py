@@ -73,7 +73,8 @@ class SinusoidalEncoding(nnx.Module):
 
     def table(self, length: int, dtype: Any = jnp.float32) -> jax.Array:
         """The encodings of positions 0 to length − 1, shape (length, d_model)."""
-        length = _check.positive_int("SinusoidalEncoding.table", "length", length)
+        where = "SinusoidalEncoding.table"
+        length = _check.counted(where, "table", _check.positive_int(where, "length", length))
         return sinusoidal(jnp.arange(length, dtype=jnp.int32), self.frequencies, layout=self.layout, dtype=dtype)
 
 

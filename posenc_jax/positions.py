@@ -35,7 +35,7 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
 
     Raises:
       TypeError: if ids are not an array of integers, or padding is not an integer.
-      ValueError: if ids have no axis, or they or padding are known not to fit into int32.
+      ValueError: if ids have no axis or one of more than 2³¹, or they or padding are known not to fit into int32.
 
     Examples:
       >>> import numpy as np
@@ -56,6 +56,7 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
 def _sequences(where, name, x):
     if x.ndim < 1:
         raise ValueError(f"{where}: {name} must have shape (..., length), got {x.shape}")
+    _check.counted(where, name, x.shape[-1])
     return jnp.asarray(x)
 
 
@@ -90,7 +91,7 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
 
     Raises:
       TypeError: if the mask is not an array of booleans or integers: floats are masks to add to scores.
-      ValueError: if it has no axis, or is known to hold other integers than 0 and 1.
+      ValueError: if it has no axis or one of more than 2³¹, or is known to hold other integers than 0 and 1.
 
     Examples:
       >>> import numpy as np
@@ -103,7 +104,7 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
       Wolf et al., "Transformers", 2020: `position_ids` in generation with left padding.
     """
     where = "positions_from_mask"
-    if isinstance(mask, (jax.Array, np.ndarray)) and mask.dtype == np.bool_:
+    if _check.is_array(mask) and mask.dtype == np.bool_:
         return _positions_from_mask(_sequences(where, "mask", mask))
     values = _check.array(where, "mask", mask, "a boolean or integer array")
     if _check.is_known(values) and values.size and not 0 <= int(values.min()) <= int(values.max()) <= 1:

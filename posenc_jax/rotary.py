@@ -62,13 +62,15 @@ def rotary(
     Returns:
       The rotated x, of its shape and dtype; computed in float32 and rounded once (products and sums in float64 if x
       is, of float32 waves). NaN where a
-      position is outside int32 and this could not be known when tracing. Differentiable in reverse mode, in x, in float
-      positions and in frequencies that are an array; without the last two, nothing but the positions is kept for it.
+      position is outside int32 and this could not be known when tracing: then the derivative by frequencies is NaN too,
+      even where such rows are masked. Differentiable in reverse mode, in x, in float positions and in frequencies that
+      are an array; without the last two, nothing but the positions is kept for it.
 
     Raises:
       TypeError: if x is not an array of floats, positions are not integers or floats, or head_axis is not an integer.
       ValueError: if the width is odd or above head_dim, positions do not broadcast or are missing where they cannot be
-        counted (several axes, no sequence axis), or a setting is not one of the above.
+        counted (several axes, no sequence axis, more than 2³¹ of them), head_dim is symbolic, or a setting is not one
+        of the above.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -109,6 +111,7 @@ def inputs(where, x, positions, frequencies, layout, head_axis, part, name="x", 
             message = f"head_axis must be an axis of {name} other than its last, shape {x.shape}, got {head_axis}"
             raise ValueError(f"{where}: {message}")
         head_axis %= x.ndim
+    _check.known_width(where, name, x.shape)
     if not x.shape[-1]:
         raise ValueError(f"{where}: {name} must have features to turn, got shape {x.shape}")
     frequencies = resolve(where, x.shape[-1] if frequencies is None else frequencies, even=True)
@@ -125,6 +128,8 @@ def inputs(where, x, positions, frequencies, layout, head_axis, part, name="x", 
         raise ValueError(f"{where}: {positions_name} must be given for frequencies of {axes} axes, got None")
     elif not rows:
         raise ValueError(f"{where}: {positions_name} must be given where {name} has no sequence axis, shape {x.shape}")
+    else:
+        _check.counted(where, name, rows[-1])
     return x, positions, frequencies, head_axis
 
 
@@ -190,19 +195,21 @@ def convert_layout(
     for name, value in (("source", source), ("target", target)):
         _check.one_of(where, name, value, ("interleaved", "half"))
     _check.one_of(where, "part", part, ("first", "last"))
-    if not isinstance(weights, (jax.Array, np.ndarray)):
-        raise TypeError(f"{where}: weights must be an array, got {_check.describe(weights)}")
+    try:
+        held = jnp.asarray(weights) if _check.is_array(weights) else None
+    except TypeError:  # strings, times, another byte order
+        held = None
+    if held is None:
+        raise TypeError(f"{where}: weights must be an array that JAX can hold, got {_check.describe(weights)}")
     axis = _check.integer(where, "axis", axis)
-    if not -weights.ndim <= axis < weights.ndim:
-        raise ValueError(f"{where}: axis must be one of weights, shape {weights.shape}, got {axis}")
-    if jax.dtypes.canonicalize_dtype(weights.dtype) != weights.dtype:
-        raise TypeError(f"{where}: weights are {weights.dtype}, which this configuration cannot hold; pass 32 bits")
+    if not -held.ndim <= axis < held.ndim:
+        raise ValueError(f"{where}: axis must be one of weights, shape {held.shape}, got {axis}")
+    if held.dtype != (dtype := getattr(weights, "dtype", None)):
+        raise TypeError(f"{where}: weights are {dtype}, which this configuration cannot hold; pass 32 bits")
     num_heads = _check.positive_int(where, "num_heads", num_heads)
-    size, axis = weights.shape[axis], axis % weights.ndim
+    size, axis = held.shape[axis], axis % held.ndim
     if size % num_heads:
-        raise ValueError(
-            f"{where}: num_heads must divide axis {axis} of weights, shape {weights.shape}, got {num_heads}"
-        )
+        raise ValueError(f"{where}: num_heads must divide axis {axis} of weights, shape {held.shape}, got {num_heads}")
     head_dim, dim = size // num_heads, resolve_static(where, frequencies).dim
     if dim % 2 or dim > head_dim:
         raise ValueError(f"{where}: frequencies must have an even width of at most {head_dim}, the head_dim, got {dim}")
@@ -213,4 +220,4 @@ def convert_layout(
     if source != target:
         order[turned] = order[turned].reshape(shape).T.reshape(-1)
     outputs = (np.arange(num_heads)[:, None] * head_dim + order).reshape(-1)
-    return jnp.take(jnp.asarray(weights), outputs, axis=axis)
+    return jnp.take(held, outputs, axis=axis)

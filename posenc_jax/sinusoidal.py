@@ -107,7 +107,8 @@ def add_sinusoidal(
     Raises:
       TypeError: if x is not an array of floats, or as `sinusoidal`.
       ValueError: if the width is not that of x, if positions do not broadcast, if `None` positions are given to
-        frequencies of several axes, or scale is not a scalar; else as `sinusoidal`.
+        frequencies of several axes or to more than 2³¹ rows, d_model is symbolic, or scale is not a scalar; else as
+        `sinusoidal`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -123,6 +124,7 @@ def add_sinusoidal(
     where = "add_sinusoidal"
     _check.layout(where, layout)
     x = _check.floats(where, "x", x, "(..., seq, d_model)")
+    _check.known_width(where, "x", x.shape)
     frequencies = resolve(where, x.shape[-1] if frequencies is None else frequencies)
     if dim_of(frequencies) != x.shape[-1]:
         raise ValueError(f"{where}: frequencies of width {dim_of(frequencies)} must match x, shape {x.shape}")
@@ -133,6 +135,8 @@ def add_sinusoidal(
         _check.broadcastable(where, "positions", positions.shape[:-1], "x without its last axis", x.shape[:-1])
     elif isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
         raise ValueError(f"{where}: positions must be given for frequencies of {frequencies.num_axes} axes, got None")
+    else:
+        _check.counted(where, "x", x.shape[-2])
     return _add_sinusoidal(x, positions, frequencies, factor, layout=layout)
 
 

@@ -712,6 +712,9 @@ def test_an_object_with_to_dict():
     assert rotary_from_config(Config({"model_type": "llava", "text_config": Config(LLAMA_31)})) == rotary_from_config(
         LLAMA_31
     )
+    for wrong in (Config, dict, type("Odd", (), {"to_dict": LLAMA_31})()):
+        with pytest.raises(TypeError, match=r"^rotary_from_config: config must be a mapping or have to_dict\(\), got "):
+            rotary_from_config(wrong)
 
 
 def test_settings_beside_the_text_config():

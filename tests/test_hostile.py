@@ -4,12 +4,15 @@ POSENC_HOSTILE=N multiplies what is tried (`nox -s hostile`); every draw is the 
 """
 
 import collections
+import functools
+import math
 import os
 import re
 import warnings
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import oracle
 import pytest
@@ -18,7 +21,9 @@ from hypothesis import strategies as st
 from jax import export
 
 import posenc_jax as pe
+from posenc_jax import linen, nnx
 
+SHAPE, FLOAT = jax.ShapeDtypeStruct, jnp.float32
 MANY = int(os.environ.get("POSENC_HOSTILE", "1"))
 NAN, INF = float("nan"), float("inf")
 TRIED = collections.Counter()
@@ -83,8 +88,9 @@ JUNK = [
     np.zeros(0, np.float32), np.zeros((0, 8), np.float32), np.zeros((6, 0), np.float32), np.zeros((2, 3, 4, 5), np.float32),
     np.ones(6, bool), np.ones(6, np.complex64), np.ones(6), np.full(6, 2**40), np.full(6, 2**32 - 1, np.uint32),
     np.full(6, NAN, np.float32), np.full(6, INF, np.float32), np.array(["a"] * 6), np.array([None] * 6), np.zeros(6, "M8[D]"),
-    np.ones(6, "m8[s]"), np.ones(6, ">f4"), np.ones(6, np.longdouble), np.ones(6, np.float16), np.arange(6, dtype=np.uint8),
+    np.ones(6, "m8[s]"), np.ones(6, ">f4"), np.ones(6, ">i4"), np.ma.ones((6, 8)), np.ones(6, np.longdouble), np.ones(6, np.float16), np.arange(6, dtype=np.uint8),
     KEYS[0], KEYS, jnp.zeros(6, jnp.bfloat16), jnp.zeros(6, jnp.int4), jnp.zeros(6, jnp.float8_e4m3fn), jax.ShapeDtypeStruct((6,), jnp.float32),
+    np.ones((6, 8), jnp.float4_e2m1fn), jnp.float4_e2m1fn, np.ones((6, 8), jnp.float8_e8m0fnu), np.full((6, 8), "a"), np.zeros((6, 8), "m8[s]"),
     pe.geometric(8), pe.axial(8, 2), pe.geometric(7),
 ]  # fmt: skip
 
@@ -118,9 +124,9 @@ def test_every_argument_is_checked(name):
                 raise AssertionError(f"{name}: {argument} = {junk!r:.60} gives {type(e).__name__}: {e}") from e
 
 
-# Positions, widths, layouts and transforms beside the oracle
+# Shapes, dtypes and transforms, drawn
 
-INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+INTEGERS = (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.int64, np.uint32, np.uint64)
 FLOATS = (np.float16, jnp.bfloat16, np.float32)
 EDGES = [0, 1, -1, 2, 65535, 65536, -65536, 2**30, 2**31 - 1, -(2**31), 10**6, 2**31 - 65536]
 SPECIAL = [
@@ -141,102 +147,9 @@ SPECIAL = [
     12345.678,
     1e6 + 0.25,
 ]
-
-
-@st.composite
-def positions(draw):
-    """An array of four positions of any dtype that is allowed."""
-    dtype = np.dtype(draw(st.sampled_from(INTEGERS + FLOATS)))
-    if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        low, high = max(info.min, -(2**31)), min(info.max, 2**31 - 1)
-        values = st.sampled_from([x for x in EDGES if low <= x <= high]) | st.integers(low, high)
-    else:
-        values = st.sampled_from(SPECIAL) | st.floats(-(2.0**31), 2.0**31, width=32, exclude_max=True)
-    with warnings.catch_warnings():  # 1e30 in float16 is infinite
-        warnings.simplefilter("ignore")
-        return np.array(draw(st.lists(values, min_size=4, max_size=4))).astype(dtype)
-
-
-def waves_of(p, omegas):
-    """True sine and cosine, NaN where a position is no number in the range of int32."""
-    p = np.asarray(p).astype(np.float64)
-    fits = np.isfinite(p) & (np.round(p) >= -(2.0**31)) & (np.round(p) < 2.0**31)
-    result = oracle.waves(np.where(fits, p, 0), omegas)
-    return tuple(np.where(fits[:, None], w, NAN) for w in result)
-
-
-def split(x, layout):
-    n = x.shape[-1] // 2
-    return (x[..., :n], x[..., n:]) if layout == "half" else (x[..., 0::2], x[..., 1::2])
-
-
-def join(a, b, layout):
-    return np.concatenate([a, b], -1) if layout == "half" else np.stack([a, b], -1).reshape(*a.shape[:-1], -1)
-
-
-ROWS = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
-
-
-def turn(x, sine, cosine, layout):
-    a, b = split(x.astype(np.float64), layout)
-    return join(a * cosine - b * sine, b * cosine + a * sine, layout)
-
-
-def matrices(sine, cosine, layout):
-    dim = 2 * sine.shape[-1]
-    columns = [turn(np.broadcast_to(e, (4, dim)), -sine, cosine, layout) for e in np.eye(dim)]
-    return np.stack(columns, -1)
-
-
-# name → (function of positions (n,), rows (n, dim), dim and layout; the truth of rows, waves and layout)
-FUNCTIONS = {
-    "sinusoidal": (lambda p, x, dim, way: pe.sinusoidal(p, dim, layout=way), lambda x, s, c, way: join(s, c, way)),
-    "add_sinusoidal": (lambda p, x, dim, way: pe.add_sinusoidal(x, p, layout=way), lambda x, s, c, way: x + join(s, c, way)),
-    "rotary": (lambda p, x, dim, way: pe.rotary(x, p, layout=way, head_axis=None), turn),
-    "shift": (lambda p, x, dim, way: pe.shift(x, p, dim, layout=way), lambda x, s, c, way: turn(x, -s, c, way)),
-    "rotation_matrix": (lambda p, x, dim, way: pe.rotation_matrix(p, dim, layout=way), lambda x, s, c, way: matrices(s, c, way)),
-    "offset_similarity": (lambda p, x, dim, way: pe.offset_similarity(p, dim), lambda x, s, c, way: c.sum(-1)),
-    "timestep_embedding": (
-        lambda p, x, dim, way: pe.timestep_embedding(p, dim, downscale_freq_shift=0),
-        lambda x, s, c, way: join(s, c, "half"),
-    ),
-}  # fmt: skip
-
-
-def exported(f, p, x):
-    (n,) = export.symbolic_shape("n")
-    shapes = (jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype) for a in (p, x))
-    return export.deserialize(export.export(jax.jit(f))(*shapes).serialize()).call(p, x)
-
-
-def donated(f, p, x):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-        return jax.jit(f, donate_argnums=1)(p, jnp.array(x))
-
-
-def gradients(f, p, x):
-    """The primal of a derivative, whose cotangents must be finite where the primal is."""
-    y, back = jax.vjp(lambda x: f(p, x), x)
-    (dx,) = back(jnp.ones_like(y))
-    rows = np.isfinite(np.asarray(y)).reshape(len(p), -1).all(-1)
-    assert np.isfinite(np.asarray(dx)[rows]).all()
-    return y
-
-
-TRANSFORMS = {
-    "jit": lambda f, p, x: jax.jit(f)(p, x),
-    "vmap": lambda f, p, x: jax.vmap(lambda p, x: f(p[None], x[None])[0])(p, x),
-    "vmap of the last axis": lambda f, p, x: jnp.moveaxis(jax.vmap(lambda p, x: f(p, x), (1, 2), -1)(p[:, None], x[..., None]), -1, 0)[0],
-    "scan": lambda f, p, x: jax.lax.scan(lambda c, px: (c, f(px[0][None], px[1][None])[0]), 0, (p, x))[1],
-    "remat": lambda f, p, x: jax.jit(jax.checkpoint(f))(p, x),
-    "export": exported,
-    "donate": donated,
-    "grad": gradients,
-    "jacfwd": lambda f, p, x: jax.jacfwd(lambda t: f(p, x) * t, has_aux=False)(1.0),
-    "jvp": lambda f, p, x: jax.jvp(lambda t: f(p, x) * t, (1.0,), (1.0,))[0],
-}  # fmt: skip
+SPECIAL_64 = [5e-324, 2.0**31 - 0.6, 2.0**31 - 0.4, -(2.0**31) - 0.4, -(2.0**31) - 0.6, 1e300]
+# Axes of none, of one and of more, in any number
+ROWS_SHAPE = st.lists(st.sampled_from([2, 3, 1, 2, 3, 0]), max_size=3).map(tuple)
 
 
 def profile(examples):
@@ -249,77 +162,525 @@ def profile(examples):
     )
 
 
-@profile(40)
-@given(
-    st.sampled_from(sorted(FUNCTIONS)),
-    st.sampled_from(sorted(TRANSFORMS)),
-    positions(),
-    st.sampled_from([2, 4, 10]),
-    st.sampled_from(["half", "interleaved"]),
-    st.booleans(),
-)
-def test_positions_of_every_dtype_under_every_transform(name, transform, p, dim, way, wide):
-    TRIED["positions"] += 1
-    call, truth = FUNCTIONS[name]
-    x = ROWS[:, :dim]
-    f = lambda p, x: call(p, x, dim, way)  # noqa: E731
-    with jax.enable_x64(wide):
-        eager = np.asarray(f(p, x))
-        if wide or p.dtype.itemsize <= 4:  # else JAX makes 32 bits of it before it comes to the function
-            got = np.asarray(TRANSFORMS[transform](f, jnp.asarray(p), jnp.asarray(x)))
-            if name == "offset_similarity":
-                np.testing.assert_allclose(got, eager, rtol=0, atol=dim * 1e-7)
-            else:
-                np.testing.assert_array_equal(got, eager)
-    want = truth(x, *waves_of(p, oracle.geometric(dim, 10_000)), way)
-    assert eager.dtype == np.float32 and eager.shape == want.shape
-    size = 1 + np.abs(x).max()
-    finite = np.isfinite(want)
-    if name != "rotation_matrix":  # whose zeros are zeros beside any position
-        np.testing.assert_array_equal(np.isfinite(eager), finite)
-    assert np.abs(eager - want)[finite].max(initial=0) <= 3e-7 * size * (dim if name == "offset_similarity" else 1)
+def numbers(data, shape, dtype, within=(-(2**31), 2**31 - 1), finite=False):
+    """An array of anything that the dtype holds, integers within limits, or of floats that have derivatives."""
+    dtype, size = np.dtype(dtype), math.prod(shape)
+    if dtype.kind in "iu":
+        low, high = max(np.iinfo(dtype).min, within[0]), min(np.iinfo(dtype).max, within[1])
+        values = st.sampled_from([x for x in (low, high, *EDGES) if low <= x <= high]) | st.integers(low, high)
+    else:
+        wide = dtype == np.float64
+        special = (
+            [x for x in SPECIAL if abs(x) < INF and not 0 < abs(x) < 1e-30] if finite else SPECIAL + SPECIAL_64 * wide
+        )
+        drawn = st.floats(-(2.0**31), 2.0**31, width=64 if wide else 32, exclude_max=True, allow_subnormal=not finite)
+        values = st.sampled_from(special) | drawn
+    with warnings.catch_warnings():  # 1e30 in float16 is infinite
+        warnings.simplefilter("ignore")
+        drawn = data.draw(st.lists(values, min_size=size, max_size=size))
+        return np.array(drawn, dtype if dtype.kind in "iu" else np.float64).astype(dtype).reshape(shape)
 
 
-# A bias for two heads → its truth from exact distances (queries, keys), the derivative's limit apart
-BIASES = {
-    "alibi": (lambda i, j: pe.alibi(i, j, ONES / 3), lambda d, after: -d * float(ONES[0] / 3)),
-    "kerple_log": (lambda i, j: pe.kerple_log(i, j, ONES, ONES), lambda d, after: -np.log1p(d)),
-    # Not ½, which a compiler that knows it makes a square root, with other bits.
-    "kerple_power": (lambda i, j: pe.kerple_power(i, j, ONES, ONES * 0.75), lambda d, after: -(d**0.75)),
-    "t5": (
-        lambda i, j: pe.t5(i, j, np.repeat(np.arange(8.0, dtype=np.float32)[:, None], 2, 1), max_distance=16),
-        lambda d, after: np.minimum(np.where(d < 2, d, np.where(d < 6, 2, 3)), 3) + 4 * after,  # √(2·16) = 5.7
-    ),
+def narrower(data, shape):
+    """A shape that broadcasts to another."""
+    ones = data.draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)))
+    short = tuple(1 if one and data.draw(st.booleans()) else n for n, one in zip(shape, ones, strict=True))
+    return short[data.draw(st.integers(0, len(shape))) if data.draw(st.booleans()) else 0 :]
+
+
+def part_along(x, own, shape, k):
+    """What of x, whose first axes broadcast to a shape, goes with axis k of that: an array, and its axis or None."""
+    axis = k - (len(shape) - own)
+    if axis < 0:
+        return x, None
+    return (x, axis) if x.shape[axis] == shape[k] else (x.squeeze(axis), None)
+
+
+def scanned(f, arrays, axes, out):
+    moving = [jnp.moveaxis(x, axis, 0) for x, axis in zip(arrays, axes, strict=True) if axis is not None]
+
+    def step(carry, rows):
+        rows = iter(rows)
+        return carry, f(*(x if axis is None else next(rows) for x, axis in zip(arrays, axes, strict=True)))
+
+    return jnp.moveaxis(jax.lax.scan(step, 0, moving)[1], 0, out)
+
+
+def exported(f, arrays, axes, out):
+    (n,) = export.symbolic_shape("n")
+    shapes = [tuple(n if i == axis else m for i, m in enumerate(x.shape)) for x, axis in zip(arrays, axes, strict=True)]
+    types = (SHAPE(shape, x.dtype) for shape, x in zip(shapes, arrays, strict=True))
+    return export.deserialize(export.export(jax.jit(f))(*types).serialize()).call(*arrays)
+
+
+def donated(f, arrays, axes, out):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        return jax.jit(f, donate_argnums=len(arrays) - 1)(*arrays[:-1], jnp.array(arrays[-1]))
+
+
+# f of arrays, mapped along one axis of each, or None, to one of the result: the same bits
+SAME = {
+    "jit": lambda f, arrays, axes, out: jax.jit(f)(*arrays),
+    "vmap": lambda f, arrays, axes, out: jax.vmap(f, axes, out)(*arrays),
+    "scan": scanned,
+    "export": exported,
+    "donate": donated,
 }
 
 
-@profile(40)
-@given(st.sampled_from(sorted(BIASES)), st.sampled_from(INTEGERS[:3] + INTEGERS[4:6]), st.data())
-def test_biases_of_exact_distances(name, dtype, data):
-    TRIED["biases"] += 1
-    info = np.iinfo(dtype)
-    values = st.sampled_from([info.min, info.max, 0, 1, 5, 6]) | st.integers(info.min, info.max)
-    i, j = (np.array(data.draw(st.lists(values, min_size=3, max_size=3)), dtype) for _ in range(2))
-    call, truth = BIASES[name]
-    got = call(i, j)
-    distance = i[:, None].astype(np.int64) - j[None].astype(np.int64)
-    want = truth(np.abs(distance).astype(np.float64), distance < 0)
-    assert got.dtype == np.float32 and got.shape == (2, 3, 3)
-    np.testing.assert_allclose(got, np.broadcast_to(want, got.shape), rtol=2e-6, atol=0)
-    np.testing.assert_array_equal(jax.jit(call)(i, j), got)
+def check_same(transform, f, want, arrays, own, shape, k=0, out=None, close=None):
+    """Along axis k of a shape, to which the first axes of arrays broadcast; `own` says how many of each they are."""
+    parts = (
+        [part_along(x, n, shape, k) for x, n in zip(arrays, own, strict=True)] if shape else [(x, None) for x in arrays]
+    )
+    moved, axes = zip(*parts, strict=True)
+    sizes = {x.shape[axis] for x, axis in parts if axis is not None}
+    if not sizes or transform == "export" and 0 in sizes:  # nothing to map; symbolic sizes are at least 1
+        transform = "jit"
+    TRIED[transform] += 1
+    arrays = [jnp.asarray(x) for x in (moved if transform in ("vmap", "scan") else arrays)]
+    got = SAME[transform](f, arrays, axes, k if out is None else out)
+    assert got.dtype == want.dtype and got.shape == want.shape
+    got, want = (np.asarray(y).astype(np.float64) for y in (got, want))
+    np.testing.assert_allclose(got, want, rtol=0, atol=close) if close else np.testing.assert_array_equal(got, want)
 
 
-@profile(30)
+def axis_of(data, shape):
+    return data.draw(st.integers(0, max(len(shape) - 1, 0)))
+
+
+def eps(*dtypes):
+    return max(float(jnp.finfo(d).eps) for d in dtypes if jnp.issubdtype(d, jnp.floating))
+
+
+# Positions beside the oracle
+
+
+def waves_of(p, omegas):
+    """True sine and cosine, NaN where a position is no number in the range of int32."""
+    p = np.asarray(p).astype(np.float64)
+    fits = np.isfinite(p) & (np.round(p) >= -(2.0**31)) & (np.round(p) < 2.0**31)
+    result = (w.reshape(*p.shape, len(omegas)) for w in oracle.waves(np.where(fits, p, 0).ravel(), omegas))
+    return tuple(np.where(fits[..., None], w, NAN) for w in result)
+
+
+def split(x, layout):
+    n = x.shape[-1] // 2
+    return (x[..., :n], x[..., n:]) if layout == "half" else (x[..., 0::2], x[..., 1::2])
+
+
+def join(a, b, layout):
+    both = np.concatenate([a, b], -1) if layout == "half" else np.stack([a, b], -1)
+    return both.reshape(*a.shape[:-1], 2 * a.shape[-1])
+
+
+ROWS = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+
+
+def turn(x, sine, cosine, layout):
+    a, b = split(x.astype(np.float64), layout)
+    return join(a * cosine - b * sine, b * cosine + a * sine, layout)
+
+
+def matrices(sine, cosine, layout):
+    columns = [turn(e, -sine, cosine, layout) for e in np.eye(2 * sine.shape[-1])]
+    return np.stack(columns, -1)
+
+
+# name → (function of positions, rows (..., dim), layout and dtype; the truth of rows, waves and layout, affine in rows
+# and in waves). An axis more where a function asks for a sequence.
+FUNCTIONS = {
+    "sinusoidal": (lambda p, x, way: pe.sinusoidal(p, x.shape[-1], layout=way, dtype=x.dtype), lambda x, s, c, way: join(s, c, way)),
+    "add_sinusoidal": (lambda p, x, way: pe.add_sinusoidal(x[None], p[None], layout=way)[0], lambda x, s, c, way: x + join(s, c, way)),
+    "rotary": (lambda p, x, way: pe.rotary(x, p, layout=way, head_axis=None), turn),
+    "shift": (lambda p, x, way: pe.shift(x, p, x.shape[-1], layout=way), lambda x, s, c, way: turn(x, -s, c, way)),
+    "rotation_matrix": (lambda p, x, way: pe.rotation_matrix(p, x.shape[-1], layout=way, dtype=x.dtype), lambda x, s, c, way: matrices(s, c, way)),
+    "offset_similarity": (lambda p, x, way: pe.offset_similarity(p, x.shape[-1]), lambda x, s, c, way: c.sum(-1)),
+    "timestep_embedding": (
+        lambda p, x, way: pe.timestep_embedding(p, x.shape[-1], downscale_freq_shift=0, dtype=x.dtype),
+        lambda x, s, c, way: join(s, c, "half"),
+    ),
+}  # fmt: skip
+OF_ROWS = ("add_sinusoidal", "rotary", "shift")
+REVERSE_ONLY = ("rotary", "shift", "t5", "fire", "attention")  # of custom_vjp
+NO_FORWARD = "forward-mode autodiff"
+
+
+def derivatives(kind, name, f, p, x, by_p, by_x, known, bound):
+    """Of f(p, x) by floats p and by x, beside ∂f/∂p and, of a direction v, ∂f/∂x·v; `known`: positions that are."""
+    TRIED[kind] += 1
+    of_floats = jnp.issubdtype(p.dtype, jnp.floating)
+    argnums, v = ((0, 1) if of_floats else (1,)), np.resize(ROWS[1:], x.shape).astype(x.dtype)
+    arrays = tuple((p, x)[i] for i in argnums)
+    g = lambda *floats: f(*floats) if of_floats else f(p, *floats)  # noqa: E731
+    y = np.asarray(f(p, x)).astype(np.float64)
+    rows = np.broadcast_to(known, x.shape[:-1])
+    tail = tuple(range(rows.ndim, y.ndim))
+    if kind in ("jvp", "jacfwd"):
+        if name in REVERSE_ONLY:
+            with pytest.raises(TypeError, match=NO_FORWARD):
+                jax.jvp(g, arrays, arrays) if kind == "jvp" else jax.jacfwd(g, 0)(*arrays)
+            return
+        want = by_x(v) + by_p * of_floats
+        if kind == "jvp":
+            got = np.asarray(jax.jvp(g, arrays, (*(jnp.ones_like(p) for _ in argnums[1:]), v))[1], np.float64)
+        else:  # along the same direction, of all that is differentiated by
+            jacobians = [jax.jacfwd(g, n)(*arrays) for n in range(len(arrays))]
+            ways = (*(np.ones(p.shape) for _ in argnums[1:]), v.astype(np.float64))
+            products = (
+                np.asarray(j, np.float64).reshape(*y.shape, w.size) * w.ravel()
+                for j, w in zip(jacobians, ways, strict=True)
+            )
+            got = sum(product.sum(-1) for product in products)
+        assert np.abs(got - want)[rows].max(initial=0) <= bound
+        return
+    ct = np.resize(ROWS[2:], y.shape).astype(f(p, x).dtype)
+    loss = lambda *floats: jnp.sum((jax.checkpoint(g) if kind == "remat" else g)(*floats) * ct)  # noqa: E731
+    *dp, dx = (np.asarray(d, np.float64) for d in jax.grad(loss, tuple(range(len(arrays))))(*arrays))
+    ct = ct.astype(np.float64)
+    want = np.stack([(ct * by_x(np.broadcast_to(e, x.shape))).sum(tail) for e in np.eye(x.shape[-1])], -1)
+    if name in OF_ROWS:
+        assert np.abs(dx - want)[rows].max(initial=0) <= bound
+    else:
+        assert not dx.any()
+    for d in dp:
+        each = np.where(rows, np.broadcast_to((ct * by_p).sum(tail), rows.shape), 0)
+        lead = each.ndim - p.ndim
+        shared = tuple(i for i in range(each.ndim) if i < lead or p.shape[i - lead] == 1)
+        want = each.sum(shared, keepdims=True).reshape(p.shape)
+        assert np.abs(d - want)[known].max(initial=0) <= bound * (1 + np.abs(ct).sum())
+
+
+DERIVATIVES = ("grad", "remat", "jvp", "jacfwd")
+
+
+@pytest.mark.parametrize("transform", [*SAME, *DERIVATIVES])
+@profile(4)
 @given(
-    st.lists(st.integers(-(2**31), 2**31 - 1) | st.sampled_from([0, 1, 2]), min_size=1, max_size=8),
-    st.sampled_from(["zeros", "nan"]),
+    st.sampled_from(sorted(FUNCTIONS)),
+    ROWS_SHAPE,
+    st.sampled_from([2, 4, 10]),
+    st.sampled_from(["half", "interleaved"]),
+    st.booleans(),
+    st.data(),
 )
-def test_learned_gives_its_row_or_none(rows, rule):
+def test_positions_of_every_dtype_and_shape_under_every_transform(transform, name, shape, dim, way, wide, data):
+    TRIED["positions"] += 1
+    call, truth = FUNCTIONS[name]
+    floats = (*FLOATS, np.float64) if wide else FLOATS
+    p = numbers(data, narrower(data, shape), data.draw(st.sampled_from(INTEGERS + floats)))
+    lead = shape if name in OF_ROWS else p.shape
+    x = np.resize(ROWS, (*lead, dim)).astype(data.draw(st.sampled_from(floats)))
+    f = lambda p, x: call(p, x, way)  # noqa: E731
+    omegas, exact = oracle.geometric(dim, 10_000), x.astype(np.float64)
+    sine, cosine = waves_of(p, omegas)
+    want = truth(exact, sine, cosine, way)
+    known = np.isfinite(sine).all(-1)
+    bound = (4e-7 + eps(x.dtype)) * (1 + np.abs(exact).max(initial=0)) * (dim if name == "offset_similarity" else 1)
+    with jax.enable_x64(wide):
+        eager = np.asarray(f(p, x))
+        if transform in SAME:
+            # Where x is there for its width and dtype alone, one row of it.
+            arrays, own = ((p, x), (p.ndim, len(lead))) if name in OF_ROWS else ((p, np.resize(x, dim)), (p.ndim, 0))
+            close = dim * 1e-7 if name == "offset_similarity" else None
+            check_same(transform, f, eager, arrays, own, lead, axis_of(data, lead), close=close)
+        else:
+            rates = np.array([float(w) for w in omegas])
+            by_p = truth(exact, rates * cosine, -rates * sine, way) - truth(exact, 0 * sine, 0 * cosine, way)
+            by_x = lambda v: truth(v, sine, cosine, way) - truth(0 * v, sine, cosine, way)  # noqa: E731
+            bound_of = 4 * dim * (bound + eps(p.dtype, x.dtype) * (1 + np.abs(exact).max(initial=0)))
+            derivatives(transform, name, f, jnp.asarray(p), jnp.asarray(x), by_p, by_x, known, bound_of)
+    assert eager.dtype == (np.float32 if name == "offset_similarity" else x.dtype) and eager.shape == want.shape
+    eager, finite = eager.astype(np.float64), np.isfinite(want)
+    if name != "rotation_matrix":  # whose zeros are zeros beside any position
+        np.testing.assert_array_equal(np.isfinite(eager), finite)
+    assert np.abs(eager - want)[finite].max(initial=0) <= bound
+
+
+# Biases of exact distances
+
+
+def per_head(*values):
+    return np.array(values).reshape(-1, 1, 1)
+
+
+def buckets(d, after):
+    return (np.minimum(np.where(d < 2, d, np.where(d < 6, 2, 3)), 3) + 4 * after).astype(int)  # √(2·16) = 5.7
+
+
+def perceptron(x, w1, b1, w2, b2):
+    units = [np.maximum(w * x + b, 0)[..., None] * row for w, b, row in zip(w1, b1, w2, strict=True)]
+    return np.moveaxis((sum(units) + b2)[..., 0, :, :, :], -1, -3)
+
+
+def decay(i, d, dim=6):
+    waves = [
+        sum(oracle.WORKING.cos(w * oracle.WORKING.mpf(x)) - 1 for w in oracle.geometric(dim, 10_000)) for x in d.ravel()
+    ]
+    return np.array([float(w) for w in waves]).reshape(d.shape) * per_head(2 / 8, 2 / 16)
+
+
+M, T5_TABLE = np.float32([0.5, 0.3]), np.resize(ROWS, (8, 2))
+FIRE = tuple(np.resize(ROWS[k], shape) for k, shape in enumerate(((4,), (4,), (4, 2), (2,))))
+# A bias for two heads → its truth from the query's position, the exact distance and whether the key is after it; and by
+# how much it grows with the distance. The power is not ½, which a compiler that knows it makes a square root.
+BIASES = {
+    "alibi": (lambda i, j: pe.alibi(i, j, M), lambda i, d, after: -d * per_head(*M), lambda d: -per_head(*M) + 0 * d),
+    "kerple_log": (
+        lambda i, j: pe.kerple_log(i, j, M, M),
+        lambda i, d, after: -per_head(*M) * np.log1p(per_head(*M) * d),
+        lambda d: -(per_head(*M) ** 2) / (1 + per_head(*M) * d),
+    ),
+    "kerple_power": (
+        lambda i, j: pe.kerple_power(i, j, M, np.float32([0.75, 1.5])),
+        lambda i, d, after: -per_head(*M) * d ** per_head(0.75, 1.5),
+        lambda d: -per_head(*M) * per_head(0.75, 1.5) * np.where(d == 0, 1, d) ** per_head(-0.25, 0.5),
+    ),
+    "t5": (lambda i, j: pe.t5(i, j, T5_TABLE, max_distance=16), lambda i, d, after: np.moveaxis(T5_TABLE[buckets(d, after)][..., 0, :, :, :], -1, -3), None),
+    "fire": (
+        lambda i, j: pe.fire(i, j, FIRE, c=0.125, threshold=64.0),
+        lambda i, d, after: perceptron(np.log1p(0.125 * d) / np.log1p(0.125 * np.maximum(i, 64)), *map(np.float64, FIRE)),
+        None,
+    ),
+    "sandwich": (lambda i, j: pe.sandwich(i, j, 2, 6), lambda i, d, after: decay(i, d), None),
+}  # fmt: skip
+SLOPING = [(np.float32, np.float32), (np.int32, np.float32), (np.float32, np.uint8)]
+PAIRS = [(d, d) for d in INTEGERS + FLOATS] + [
+    (np.int32, np.float32),
+    (np.float16, np.uint8),
+    (jnp.bfloat16, np.float32),
+    (np.uint8, np.int16),
+]
+WIDE_PAIRS = [(np.float64,) * 2, (np.float64, np.int64), (np.float32, np.float64), (np.uint64, np.float16)]
+
+
+def exact_tile(i, j):
+    """The query's position, |i − j| of Python's exact integers, or of floats, and whether i < j, (..., 1, queries, keys)."""
+    if {i.dtype.kind, j.dtype.kind} - {*"iu"}:  # where one side is of floats, so is the other
+        inside = np.float64 if np.float64 in (i.dtype, j.dtype) else np.float32
+        i, j = i.astype(inside).astype(np.float64), j.astype(inside).astype(np.float64)
+    i, j = i.astype(object)[..., None, :, None], j.astype(object)[..., None, None, :]
+    with np.errstate(invalid="ignore"):
+        return i.astype(np.float64), abs(i - j), i < j
+
+
+def beyond_int32(*arrays):
+    return any(x.dtype.kind in "iu" and x.size and not -(2**31) <= int(x.min()) <= int(x.max()) < 2**31 for x in arrays)
+
+
+def base_of(name, f, *arrays):
+    """f(*arrays) by jit, if it is refused for the known integers among them, and whether it is."""
+    if not beyond_int32(*arrays):
+        return np.asarray(f(*arrays))
+    with pytest.raises(ValueError, match=f"^{name}: (query_|key_)?positions must fit into int32, got "):
+        f(*arrays)
+    return np.asarray(jax.jit(f)(*map(jnp.asarray, arrays)))
+
+
+def check_slopes(kind, f, i, j, d, after, slope):
+    """Derivatives by float32 positions, from how the bias grows with the distance: by i as by −j, but at distance 0."""
+    TRIED[f"{kind} of a bias"] += 1
+    apart = np.broadcast_to(d != 0, slope(d).shape)
+    by_i = slope(d) * np.where(after, -1.0, 1.0) * apart
+    signs = [sign for sign, x in zip((1, -1), (i, j), strict=True) if x.dtype == np.float32]
+    floats = [jnp.asarray(x) for x in (i, j) if x.dtype == np.float32]
+    g = lambda *x: f(*x) if len(x) == 2 else f(x[0], j) if i.dtype == np.float32 else f(i, x[0])  # noqa: E731
+    if kind == "jvp":
+        ways = [np.float32(1), np.float32(3)][: len(floats)]
+        got = jax.jvp(g, floats, [jnp.full_like(x, w) for x, w in zip(floats, ways, strict=True)])[1]
+        want = sum(by_i * s * w for s, w in zip(signs, ways, strict=True))
+        np.testing.assert_allclose(np.where(apart, got, 0), want, rtol=1e-5, atol=1e-6)
+        return
+    ct = np.resize(ROWS, by_i.shape) * apart
+    loss = lambda *x: jnp.sum((jax.checkpoint(g) if kind == "remat" else g)(*x) * ct)  # noqa: E731
+    for x, sign, got in zip(floats, signs, jax.grad(loss, tuple(range(len(floats))))(*floats), strict=True):
+        rows = (ct * by_i).sum((-3, -1 if x is floats[0] and i.dtype == np.float32 else -2)) * sign
+        lead = rows.ndim - x.ndim
+        want = rows.sum(tuple(k for k in range(rows.ndim - 1) if k < lead or x.shape[k - lead] == 1), keepdims=True)
+        np.testing.assert_allclose(got, want.reshape(x.shape), rtol=1e-5, atol=1e-6 + 1e-5 * np.abs(ct * by_i).sum())
+
+
+@pytest.mark.parametrize("transform", [*SAME, "a step", *DERIVATIVES[:3]])
+@profile(3)
+@given(
+    st.sampled_from(sorted(BIASES)),
+    ROWS_SHAPE,
+    st.booleans(),
+    st.data(),
+)
+def test_biases_of_any_positions_under_every_transform(transform, name, batch, wide, data):
+    TRIED["biases"] += 1
+    call, truth, slope = BIASES[name]
+    pairs = [pair for pair in PAIRS + WIDE_PAIRS * wide if name != "t5" or {np.dtype(d).kind for d in pair} <= {*"iu"}]
+    sloping = slope is not None and transform in DERIVATIVES
+    kinds, batch = data.draw(st.sampled_from(SLOPING if sloping else pairs)), batch[:2]
+    full = name not in ("sandwich", "fire")
+    within = [
+        (-(2**63), 2**64) if full and (wide or np.dtype(d).itemsize <= 4) else (-(2**31), 2**31 - 1) for d in kinds
+    ]
+    lengths = (data.draw(st.sampled_from([1, 3, 0])) for _ in range(2))
+    i, j = (
+        numbers(data, (*narrower(data, batch), n), d, limits, sloping)
+        for n, d, limits in zip(lengths, kinds, within, strict=True)
+    )
+    batch = np.broadcast_shapes(i.shape[:-1], j.shape[:-1])
+    at, d, after = exact_tile(i, j)
+    with np.errstate(all="ignore"):
+        at, far = (x.astype(np.float32).astype(np.float64) for x in (at, d))
+        if name == "sandwich":
+            fits = np.isfinite(at) & (abs(np.round(at)) <= 2.0**31) & np.isfinite(far)
+            fits &= np.isfinite(waves_of(i, [1])[0][..., None, :, None, 0]) & np.isfinite(
+                waves_of(j, [1])[0][..., None, None, :, 0]
+            )
+            want = np.where(fits, truth(at, np.where(fits, d, 0), after), NAN)
+        else:
+            want = truth(at, far, after)
+    with jax.enable_x64(wide):
+        got = base_of(name, call, i, j)
+        close = 2e-5 if name in ("sandwich", "fire") else None  # which sum as the compiler likes
+        if transform == "a step":  # of decoding, for each query
+            step = jax.jit(lambda i, j: call(i[..., None], j)[..., 0, :])
+            way = data.draw(st.sampled_from(["vmap", "scan"]))
+            check_same(way, step, got, (i, j), (i.ndim, 0), i.shape, i.ndim - 1, got.ndim - 2, close)
+        elif transform in SAME:
+            own = i.ndim - 1, j.ndim - 1
+            check_same(transform, jax.jit(call), got, (i, j), own, batch, axis_of(data, batch), close=close)
+        elif sloping and ((d == 0) | (far > 1e-30)).all():
+            check_slopes(transform, call, i, j, far, after, slope)
+    assert got.dtype == np.float32 and got.shape == want.shape == (*batch, 2, i.shape[-1], j.shape[-1])
+    with np.errstate(over="ignore"):
+        want = want.astype(np.float32)
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol={"sandwich": 6e-6, "fire": 2e-5}.get(name, 1e-37))
+
+
+# Tables
+
+
+@pytest.mark.parametrize("transform", [*SAME, *DERIVATIVES[:3]])
+@profile(2)
+@given(ROWS_SHAPE, st.sampled_from(INTEGERS), st.sampled_from(["error", "zeros", "nan"]), st.booleans(), st.data())  # fmt: skip
+def test_learned_gives_its_row_or_none(transform, shape, dtype, rule, wide, data):
     TRIED["learned"] += 1
-    got = np.asarray(pe.learned(np.array(rows, np.int32), ROWS[:3], out_of_range=rule))
-    for p, row in zip(rows, got, strict=True):
-        want = ROWS[p] if 0 <= p < 3 else np.full(64, 0 if rule == "zeros" else NAN, np.float32)
-        np.testing.assert_array_equal(row, want)
+    limits = (-(2**63), 2**64) if wide or np.dtype(dtype).itemsize <= 4 else (-(2**31), 2**31 - 1)
+    p = data.draw(
+        st.sampled_from([lambda: numbers(data, shape, dtype, limits), lambda: numbers(data, shape, dtype, (0, 3))])
+    )()
+    table = ROWS[:3, :2].astype(data.draw(st.sampled_from((*FLOATS, np.float64) if wide else FLOATS)))
+    f = lambda p, table: pe.learned(p, table, out_of_range=rule)  # noqa: E731
+    inside = np.array([0 <= int(x) < 3 for x in p.ravel()], bool).reshape(shape)
+    rows = np.where(inside, p, 0).astype(int)
+    want = np.where(inside[..., None], table[rows].astype(np.float64), 0.0 if rule == "zeros" else NAN)
+    with jax.enable_x64(wide):
+        if rule == "error" and not inside.all():
+            with pytest.raises(ValueError, match="^learned: positions must (be from 0 to 2|fit into int32), got "):
+                f(p, table)
+            got = np.asarray(jax.jit(f)(jnp.asarray(p), table))
+        else:
+            got = base_of("learned", f, p, table)
+        np.testing.assert_array_equal(got.astype(np.float64), want)
+        assert got.dtype == table.dtype
+        if transform in SAME:
+            check_same(transform, jax.jit(f), got, (p, table), (p.ndim, 0), shape, axis_of(data, shape))
+            return
+        g = functools.partial(jax.jit(f), jnp.asarray(p))
+        if transform == "jvp":
+            want = np.where(inside[..., None], table[rows].astype(np.float64), 0)
+            np.testing.assert_array_equal(np.asarray(jax.jvp(g, (table,), (table,))[1]).astype(np.float64), want)
+            return
+        ct = np.resize(np.arange(-3.0, 4), got.shape)  # whose sums are exact
+        loss = lambda t: jnp.sum((jax.checkpoint(g) if transform == "remat" else g)(t) * ct.astype(t.dtype))  # noqa: E731
+        want = np.stack([ct[inside & (rows == row)].sum(0) for row in range(3)])
+        np.testing.assert_array_equal(np.asarray(jax.grad(loss)(jnp.asarray(table))).astype(np.float64), want)
+
+
+# Attention beside the dense one, in NumPy
+
+
+def dense(q, k, v, bias, seen, scale):
+    """The result, and the cotangents of q, k and v by that of the result; a query that sees nothing gives zeros."""
+    heads = q.shape[-2] // k.shape[-2]
+    repeated = [np.repeat(x, heads, -2) for x in (k, v)]
+    scores = np.where(seen, scale * np.einsum("...qhd,...khd->...hqk", q, repeated[0]) + bias, -INF)
+    top = scores.max(-1, keepdims=True, initial=-INF)
+    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-300)
+    y = np.einsum("...hqk,...khd->...qhd", weights, repeated[1])
+
+    def back(dy):
+        dw = np.einsum("...qhd,...khd->...hqk", dy, repeated[1])
+        ds = weights * (dw - (weights * dw).sum(-1, keepdims=True)) * scale
+        dq, dk, dv = (
+            np.einsum(s, a, b)
+            for s, a, b in (
+                ("...hqk,...khd->...qhd", ds, repeated[0]),
+                ("...hqk,...qhd->...khd", ds, q),
+                ("...hqk,...qhd->...khd", weights, dy),
+            )
+        )
+        summed = (x.reshape(*x.shape[:-2], x.shape[-2] // heads, heads, x.shape[-1]).sum(-2) for x in (dk, dv))
+        return dq, *summed
+
+    return y, back
+
+
+# Positions far and near: between, the sum of a score and a bias is rounded to many a score
+FAR = st.integers(-20, 20) | st.sampled_from([*range(-(2**31), -(2**31) + 5), *range(2**31 - 5, 2**31)])
+SIDES = ("query_positions", "key_positions", "query_segments", "key_segments")
+
+
+@pytest.mark.parametrize("transform", [*SAME, *DERIVATIVES[:3]])
+@profile(2)
+@given(
+    st.sampled_from([None, "alibi", "kerple_log", "t5"]), ROWS_SHAPE, st.booleans(),
+    st.booleans(), st.booleans(), st.sampled_from([None, 0.5, -2.0]), st.sampled_from([1, 2, 512]), st.booleans(), st.data(),
+)  # fmt: skip
+def test_attention_of_any_positions_under_every_transform(
+    transform, bias, batch, placed, segmented, causal, scale, block, wide, data
+):
+    TRIED["attention"] += 1
+    batch, dtype = batch[:2], data.draw(st.sampled_from((*FLOATS, np.float64) if wide else FLOATS))
+    queries, kv_heads = data.draw(st.sampled_from([1, 3, 0])), data.draw(st.sampled_from([1, 2]))
+    keys = data.draw(st.sampled_from([1, 4, 0])) if placed else queries
+    q, k, v = (
+        np.resize(ROWS[n:], (*batch, rows, heads, 2)).astype(dtype)
+        for n, (rows, heads) in enumerate([(queries, 2), (keys, kv_heads), (keys, kv_heads)])
+    )
+    draw = lambda values, n: np.array(data.draw(st.lists(values, min_size=n, max_size=n)), np.int32)  # noqa: E731
+    i, j = (draw(FAR, queries), draw(FAR, keys)) if placed else (np.arange(queries), np.arange(keys))
+    given_sides = {"query_positions": i, "key_positions": j} if placed else {}
+    seen = np.ones((1, queries, keys), bool)
+    if segmented:
+        parts = draw(st.integers(-1, 1), queries), draw(st.integers(-1, 1), keys)
+        given_sides |= dict(zip(SIDES[2:], parts, strict=True))
+        seen &= parts[0][:, None] == parts[1]
+    at, d, after = exact_tile(i, j)
+    seen = seen & ~after if causal else seen
+    call, truth, _ = BIASES[bias] if bias else (None, lambda i, d, after: np.zeros((2, *d.shape[-2:])), None)
+    added = truth(at, d.astype(np.float64), after).astype(np.float32).astype(np.float64)
+    f = lambda q, k, v: pe.attention(q, k, v, bias=call, causal=causal, scale=scale, block_size=block, **given_sides)  # noqa: E731
+    wide_q, wide_k, wide_v = (x.astype(np.float64) for x in (q, k, v))
+    want, back = dense(wide_q, wide_k, wide_v, added, seen, 2**-0.5 if scale is None else scale)
+    bound = 20 * (eps(dtype) + 1e-6) * (1 + np.abs(ROWS[:, :32]).max())
+    with jax.enable_x64(wide):
+        got = np.asarray(f(q, k, v))
+        if transform in SAME:
+            check_same(transform, f, got, (q, k, v), (len(batch),) * 3, batch, axis_of(data, batch), close=bound)
+        elif transform == "jvp":
+            with pytest.raises(TypeError, match=NO_FORWARD):
+                jax.jvp(f, (q, k, v), (q, k, v))
+        else:
+            TRIED[f"{transform} of attention"] += 1
+            dy = np.resize(ROWS[3:], got.shape).astype(dtype)
+            g = jax.checkpoint(f) if transform == "remat" else f
+            cotangents = jax.grad(lambda *x: jnp.sum(g(*x) * dy), (0, 1, 2))(*map(jnp.asarray, (q, k, v)))
+            for mine, true in zip(cotangents, back(dy.astype(np.float64)), strict=True):
+                assert np.abs(np.asarray(mine, np.float64) - true).max(initial=0) <= 20 * bound
+    assert got.dtype == dtype and got.shape == q.shape
+    assert np.abs(got.astype(np.float64) - want).max(initial=0) <= bound
+
+
+# Segments and masks
 
 
 @profile(30)
@@ -340,7 +701,7 @@ def test_positions_of_any_segments_and_masks(ids):
 @pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.uint64], ids=str)
 def test_traced_positions_outside_int32_are_nan_and_known_ones_refused(name, dtype):
     call = FUNCTIONS[name][0]
-    f = lambda p: call(p, ROWS[:2, :4], 4, "half")  # noqa: E731
+    f = lambda p: call(p, ROWS[:2, :4], "half")  # noqa: E731
     with jax.enable_x64(True):
         p = jnp.array([5, 2**32 - 1 if dtype != np.int64 else -(2**31) - 1], dtype)
         with pytest.raises(
@@ -357,12 +718,119 @@ def test_no_nan_on_the_way_to_a_number():
     with jax.debug_nans(True):
         for call, _ in FUNCTIONS.values():
             for way in ("half", "interleaved"):
-                jax.block_until_ready(call(p, x, 8, way))
+                jax.block_until_ready(call(p, x, way))
                 # Not within jax.jit, so that JAX looks at every operation of the derivative.
-                grad = jax.grad(lambda p, c=call, w=way: jnp.sum(c(p, x, 8, w)))
+                grad = jax.grad(lambda p, c=call, w=way: jnp.sum(c(p, x, w)))
                 jax.block_until_ready(grad(jnp.asarray(p)))
-        for call, _ in BIASES.values():
+        for call, *_ in BIASES.values():
             jax.block_until_ready(call(EXTREMES, EXTREMES))
 
 
 EXTREMES = np.array([-(2**31), 2**31 - 1, 0, 1], np.int32)
+
+
+# What cannot be counted, held or known
+
+ATTEND = nnx.positional_attention(bias=functools.partial(pe.alibi, heads=1))
+# Calls that count positions, of an array with n along its sequence
+COUNTS = {
+    "add_sinusoidal": (pe.add_sinusoidal, lambda n: SHAPE((2, n, 8), FLOAT)),
+    "rotary": (pe.rotary, lambda n: SHAPE((n, 2, 8), FLOAT)),
+    "rotary, heads first": (functools.partial(pe.rotary, head_axis=-3), lambda n: SHAPE((2, n, 8), FLOAT)),
+    "xpos": (lambda x: pe.xpos(x, x), lambda n: SHAPE((n, 2, 8), FLOAT)),
+    "positions_from_mask": (pe.positions_from_mask, lambda n: SHAPE((2, n), jnp.bool_)),
+    "positions_from_segments": (pe.positions_from_segments, lambda n: SHAPE((2, n), jnp.int32)),
+    "positional_attention": (lambda x: ATTEND(x, x, x), lambda n: SHAPE((n, 1, 8), FLOAT)),
+    "add_sinusoidal, NNX": (nnx.SinusoidalEncoding(8), lambda n: SHAPE((n, 8), FLOAT)),
+    "rotary, NNX": (nnx.RotaryEncoding(8, head_axis=-2), lambda n: SHAPE((n, 2, 8), FLOAT)),
+    "add_sinusoidal, Linen": (linen.SinusoidalEncoding(8).bind({}), lambda n: SHAPE((n, 8), FLOAT)),
+    "rotary, Linen": (linen.RotaryEncoding(8, head_axis=-2).bind({}), lambda n: SHAPE((n, 2, 8), FLOAT)),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_no_more_positions_are_counted_than_int32_has(name):
+    call, of_length = COUNTS[name]
+    jax.eval_shape(call, of_length(2**31))
+    for n in (2**31 + 1, 2**40):
+        with pytest.raises(
+            ValueError, match=f"^{name.split(',')[0]}: at most 2³¹ positions can be counted, .* length {n}\\b"
+        ):
+            jax.eval_shape(call, of_length(n))
+    (n,) = export.symbolic_shape("n")
+    jax.eval_shape(call, of_length(n))
+
+
+@pytest.mark.parametrize(
+    "module", [nnx.SinusoidalEncoding(8), linen.SinusoidalEncoding(8).bind({})], ids=["NNX", "Linen"]
+)
+def test_a_table_ends_with_int32(module):
+    assert jax.eval_shape(lambda: module.table(2**31)).shape == (2**31, 8)
+    with pytest.raises(ValueError, match="^SinusoidalEncoding.table: at most 2³¹ positions can be counted, got table"):
+        jax.eval_shape(lambda: module.table(2**31 + 1))
+
+
+# Which would give a number where NaN is due, or NaN for each negative wave
+LACKING = {"float4_e2m1fn": "no NaN", "float6_e2m3fn": "no NaN", "float6_e3m2fn": "no NaN", "float8_e8m0fnu": "no negative numbers"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_formats_without_nan_or_sign_are_refused(name):
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    x = np.ones((6, 8)).astype(dtype)
+    calls = {
+        "sinusoidal: dtype": lambda: pe.sinusoidal(NAN, 8, dtype=dtype),
+        "sinusoidal: positions": lambda: pe.sinusoidal(x, 8),
+        "sinusoidal: frequencies": lambda: pe.sinusoidal(P, x[0]),
+        "learned: table": lambda: jax.jit(pe.learned)(P, x),
+        "add_sinusoidal: x": lambda: pe.add_sinusoidal(x),
+        "LearnedEncoding: param_dtype": lambda: linen.LearnedEncoding(8, 8, param_dtype=dtype).init(KEYS[0], X),
+    }
+    for begin, call in calls.items():
+        with pytest.raises(TypeError, match=f"^{begin} is {name}, which has {LACKING[name]}"):
+            call()
+
+
+@pytest.mark.parametrize("name", ["e3m4", "e4m3", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2", "e5m2fnuz"])
+def test_the_other_formats_of_8_bits_hold_what_they_must(name):
+    dtype = np.dtype(getattr(ml_dtypes, f"float8_{name}"))
+    got = np.asarray(pe.sinusoidal(np.array([-1, NAN], np.float32), 4, dtype=dtype)).astype(np.float32)
+    assert got[0, 0] < -0.8 and np.isnan(got[1]).all()
+    rows = jax.jit(pe.learned)(np.array([5, 0]), -np.ones((3, 2)).astype(dtype))
+    np.testing.assert_array_equal(np.asarray(rows).astype(np.float32), [[NAN] * 2, [-1] * 2])
+
+
+@pytest.mark.parametrize("dtype", [">i4", ">u2", ">i8"])
+def test_integers_of_any_byte_order(dtype):
+    p = np.array([0, 5, 300])
+    np.testing.assert_array_equal(pe.sinusoidal(p.astype(dtype), 4), pe.sinusoidal(p, 4))
+    np.testing.assert_array_equal(pe.alibi(p.astype(dtype), p.astype(">i2"), 2), pe.alibi(p, p, 2))
+
+
+def test_a_width_must_be_known():
+    (d,) = export.symbolic_shape("d")
+    for name, call in {"rotary": pe.rotary, "add_sinusoidal": pe.add_sinusoidal}.items():
+        for frequencies in (None, 8, pe.geometric(4)):
+            with pytest.raises(ValueError, match=f"^{name}: x must have a last axis of known size, got shape .*d"):
+                jax.eval_shape(lambda x, f=frequencies, g=call: g(x, None, f), SHAPE((6, 2, d), FLOAT))
+
+
+def test_a_bound_on_a_symbolic_length_is_enough_for_a_table():
+    (s,) = export.symbolic_shape("s", constraints=["s <= 6"])
+    exported = export.export(jax.jit(pe.add_learned))(SHAPE((s, 8), FLOAT), SHAPE((6, 8), FLOAT))
+    np.testing.assert_array_equal(exported.call(X[:4], X), pe.add_learned(X[:4], X))
+
+
+@pytest.mark.parametrize("p", [NAN, INF])
+def test_a_masked_row_leaves_the_derivative_by_frequencies_alone(p):
+    w, at = jnp.array([0.5, 2.0]), jnp.array([3.0, p], FLOAT)
+    calls = {
+        "sinusoidal": lambda w, at: pe.sinusoidal(at, w),
+        "add_sinusoidal": lambda w, at: pe.add_sinusoidal(ROWS[: len(at), :4], at, w),
+        "rotation_matrix": lambda w, at: pe.rotation_matrix(at, w),
+        "offset_similarity": lambda w, at: pe.offset_similarity(at, w),
+        "fourier_features": lambda w, at: pe.fourier_features(at[:, None], w[None]),
+    }
+    for name, call in calls.items():
+        masked = jax.jit(jax.grad(lambda w, at, f=call: jnp.sum(f(w, at)[0])))
+        np.testing.assert_allclose(masked(w, at), masked(w, at[:1]), rtol=1e-6, err_msg=name)

@@ -92,16 +92,41 @@ def config_of(case):
     return config, {"length": length, "layout": rng.choice([None, None, "half"])}
 
 
+class WithToDict:
+    """A config as transformers has them."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def to_dict(self):
+        return self.values
+
+
+# What an error may speak of though the config does not: an argument, what is computed, what a default is.
+SPOKEN_OF = {"layout", "length", "config", "head_dim", "rope_parameters", "rope_type"}
+SUBJECT = re.compile(r"rotary_from_config: (?:the key |the width of |the layer type '\w+' is not known for )?([\w.]+)")
+
+
+def check_clear(case, config, message):
+    """An error names the key at fault, as the config writes it, and its value; or keys that are missing."""
+    assert message.startswith("rotary_from_config: ") and message.count("rotary_from_config") == 1, (case, message)
+    keys, subject = {str(key) for m in mappings(config) for key in m}, SUBJECT.match(message)
+    if " is missing" in message:
+        assert subject and subject[1].split(".")[-1] in NAMES, (case, message)
+    elif "has no rotary embedding" in message:
+        assert re.search(rf"\b({'|'.join(keys)})\b", message.partition(": ")[2]), (case, message)
+    else:
+        assert subject and {*subject[1].split(".")} <= keys | SPOKEN_OF, (case, message)
+        assert re.search(r"( = |, got |'|must be given|layer types \[)", message), (case, message)
+
+
 def outcome(case, config, **arguments):
     """The plan, or the message of an error that is clear."""
     try:
-        return rotary_from_config(config, **arguments)
+        return rotary_from_config(WithToDict(config) if case % 3 == 0 else config, **arguments)
     except (TypeError, ValueError) as e:
         message = str(e)
-        assert message.startswith("rotary_from_config: ") and message.count("rotary_from_config") == 1, (case, message)
-        words = set(re.findall(r"\w+", message)) - {"rotary_from_config"}
-        keys = {str(key) for m in mappings(config) for key in m}
-        assert words & ({*NAMES, "layout", "length", "config"} | keys), (case, message)
+        check_clear(case, config, message)
         return message
     except Exception as e:
         raise AssertionError(f"case {case}: {type(e).__name__}: {e}") from e

@@ -3,6 +3,7 @@
 POSENC_HOSTILE=N multiplies what is tried, as in test_hostile.
 """
 
+import functools
 import itertools
 
 import jax
@@ -33,10 +34,11 @@ def spectra(draw, odd=False):
     """Frequencies or an array, with what the oracle needs: (argument, ω of each pair, its axis, amplitude)."""
     pairs = draw(st.integers(1, 6) | st.sampled_from([33, 64]))
     base = draw(st.sampled_from([10_000.0, 500_000.0, 2.0, 1.0, 0.5, 1e-3]))
-    kind = draw(st.sampled_from(["geometric", "endpoint", "axial", "sections", "dealt", "array", "angular"]))
+    kinds = ["geometric", "endpoint", "axial", "sections", "dealt", "array", "angular", "float64 array"]
+    kind = draw(st.sampled_from(kinds))
     drop = int(odd and kind in ("geometric", "endpoint") and draw(st.booleans()))
     dim = 2 * pairs - drop
-    factor = draw(st.sampled_from([1.0, 0.7, 2.0])) if kind != "array" else 1.0
+    factor = draw(st.sampled_from([1.0, 0.7, 2.0])) if "array" not in kind else 1.0
     axes = [0] * pairs
     match kind:
         case "geometric" | "endpoint":
@@ -59,13 +61,25 @@ def spectra(draw, odd=False):
             )
             axes = [i % len(sections) for i in range(pairs)]
         case _:
-            values = st.floats(-1e8, 1e8, width=32) | st.sampled_from([0.0, 1e-20, 1.0, 2.0**27])
-            drawn = np.array(draw(st.lists(values, min_size=pairs, max_size=pairs)), np.float32)
+            width = 64 if kind == "float64 array" else 32
+            values = st.floats(-1e8, 1e8, width=width) | st.sampled_from([0.0, 1e-20, 1.0, 2.0**27])
+            drawn = np.array(draw(st.lists(values, min_size=pairs, max_size=pairs)), f"f{width // 8}")
             omegas = [MP.mpf(float(w)) for w in drawn]
-            f = drawn if kind == "array" else pe.geometric(dim).with_angular(drawn)
+            f = pe.geometric(dim).with_angular(drawn) if kind == "angular" else drawn
     if factor != 1:
         f = type(f)(f.turns, f.dim, f.axes, factor)
     return f, omegas, axes, factor
+
+
+def with_x64(test):
+    """A test of a spectrum, with x64 on where that is an array of float64."""
+
+    @functools.wraps(test)
+    def run(spectrum, *args, **kwargs):
+        with jax.enable_x64(getattr(spectrum[0], "dtype", None) == np.float64 or jax.config.read("jax_enable_x64")):
+            test(spectrum, *args, **kwargs)
+
+    return run
 
 
 def waves_at(points, omegas, axes, factor):
@@ -83,6 +97,7 @@ def points_for(data, axes):
 
 @profile(16)
 @given(spectra(odd=True), LAYOUT, st.sampled_from(FLOATS), st.data())
+@with_x64
 def test_sinusoidal_of_every_spectrum(spectrum, way, dtype, data):
     TRIED["spectra"] += 1
     f, omegas, axes, factor = spectrum
@@ -91,6 +106,7 @@ def test_sinusoidal_of_every_spectrum(spectrum, way, dtype, data):
     dim = f.dim if isinstance(f, pe.Frequencies) else 2 * len(omegas)
     want = join(sine, cosine, way)[:, :dim]
     got = pe.sinusoidal(given_points, f, layout=way)
+    got = np.asarray(got)
     assert got.shape == want.shape and np.abs(got - want).max() <= 1e-7 * max(factor, 1)
     narrow = pe.sinusoidal(given_points, f, layout=way, dtype=dtype)
     np.testing.assert_array_equal(narrow, got.astype(dtype))  # rounded once
@@ -107,6 +123,7 @@ def test_sinusoidal_of_every_spectrum(spectrum, way, dtype, data):
 @given(
     spectra(), LAYOUT, st.sampled_from(FLOATS), st.sampled_from([0, 2, 3, 8]), st.booleans(), st.booleans(), st.data()
 )
+@with_x64
 def test_rotary_of_every_spectrum_part_and_axis(spectrum, way, dtype, rest, last, inverse, data):
     TRIED["rotary"] += 1
     f, omegas, axes, factor = spectrum
@@ -135,6 +152,7 @@ def test_rotary_of_every_spectrum_part_and_axis(spectrum, way, dtype, rest, last
 
 @profile(8)
 @given(spectra(), LAYOUT, st.data())
+@with_x64
 def test_derivatives_by_positions_and_frequencies(spectrum, way, data):
     TRIED["derivatives"] += 1
     f, omegas, axes, factor = spectrum

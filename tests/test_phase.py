@@ -199,6 +199,14 @@ def test_floats_that_are_no_int32_position_give_nan(frequencies):
     assert np.isnan(got[:5]).all() and np.isfinite(got[5]).all()
 
 
+def test_floats_that_round_beyond_the_ends_give_nan():
+    ends = [2.0**31 - 0.6, 2.0**31 - 0.4, -(2.0**31) - 0.4, -(2.0**31) - 0.6]
+    with jax.enable_x64(True):
+        got = np.asarray(pe.sinusoidal(np.array(ends), 2))
+    np.testing.assert_array_equal(np.isnan(got).any(1), [False, True, False, True])
+    assert np.abs(got[::2] - oracle.encode(ends[::2], 2)).max() <= BOUND
+
+
 def test_frequencies_that_are_no_numbers_give_nan():
     angular = np.array([np.nan, np.inf, 2.0**31, 1.0], np.float32)
     got = np.asarray(pe.sinusoidal(np.arange(3), angular, layout="half")).reshape(3, 2, 4)

@@ -557,7 +557,9 @@ convert = functools.partial(pe.convert_layout, source="half", target="interleave
         (lambda: pe.rotary(X, "3"), TypeError, "rotary: positions must be an integer or float array, got str '3'"),  # type: ignore
         (lambda: pe.rotary(X, np.array([2**31])), ValueError, "rotary: positions must fit into int32"),
         (lambda: pe.rotary(X, None, "8"), TypeError, "rotary: frequencies must be Frequencies, an integer width"),  # type: ignore
-        (lambda: convert([1, 2], 2, axis=0, num_heads=1), TypeError, "convert_layout: weights must be an array, got list"),  # type: ignore
+        (lambda: convert([1, 2], 2, axis=0, num_heads=1), TypeError, "convert_layout: weights must be an array that JAX can hold, got list"),  # type: ignore
+        (lambda: convert(np.full((2, 8), "a"), 8, axis=1, num_heads=1), TypeError, "convert_layout: weights must be an array that JAX can hold, got <U1"),
+        (lambda: convert(np.ma.ones((2, 8), np.float32), 8, axis=1, num_heads=1), TypeError, "convert_layout: weights must be an array that JAX can hold, got masked float32"),
         (lambda: convert(X, 8, axis=4, num_heads=1), ValueError, r"convert_layout: axis must be one of weights, shape \(2, 5, 3, 8\), got 4"),
         (lambda: convert(X, 8, axis=0.0, num_heads=1), TypeError, "convert_layout: axis must be an integer, got float 0.0"),  # type: ignore
         (lambda: convert(X, 8, axis=-1, num_heads=3), ValueError, "convert_layout: num_heads must divide axis 3 of weights, .* got 3"),
