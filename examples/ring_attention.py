@@ -1,10 +1,17 @@
 r"""Ring attention: a sequence over many devices, with any bias of positions.
 
 Each device keeps the queries of its part of the sequence. The keys and values go round: at each of n steps a device
-attends to those that it has, and hands them on to its neighbour with their positions. The softmax is summed online,
-under a running maximum, as in `pe.attention`, so that no device ever has all keys or a row of scores. The positions
-say what is where; nothing else depends on the order. In "zigzag" order a device holds a chunk from the beginning and
-one from the end, so that under a causal mask all have the same work: a tile in which nothing is seen is passed over.
+attends to those that it has, and hands them on to its neighbour with their positions. From part $s$ of the keys comes,
+by `pe.attention`, a result $o^s$ and the logarithm $\ell^s$ of its sum of weights, for each query; with
+$\ell = \ln \sum_s e^{\ell^s}$
+
+$$o = \sum_s e^{\ell^s - \ell} o^s, \qquad \dot o^s = e^{\ell^s - \ell} \dot o, \qquad
+  \dot\ell^s = \dot o^s \cdot (o^s - o).$$
+
+For the derivative the keys go round once more and their cotangents with them, so that no device ever has all keys or a
+row of scores: what it holds grows with its part alone. The positions say what is where; nothing else depends on the
+order. In "zigzag" order a device holds a chunk from the beginning and one from the end, so that under a causal mask all
+have the same work: a tile in which nothing is seen is passed over.
 
     python examples/ring_attention.py
 
@@ -12,10 +19,10 @@ Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for Near-In
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -23,81 +30,106 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 
 
-def ring_attention(q, k, v, positions, segments, *, axis, bias=None):
+def ring_attention(q, k, v, positions, segments, *parameters, axis, bias=None):
     """Causal attention inside `jax.shard_map` over the mesh axis that shards the sequence.
 
-    q, k and v are a device's (batch, length, heads, head_dim), positions and segments its (length,) integers: a query
-    sees keys of its own segment at its own position and before. bias gives (heads, queries, keys) for positions of
-    both. Each device's part is two chunks.
+    q is a device's (batch, length, heads, head_dim); k and v may have fewer heads, each for as many consecutive ones of
+    q; positions and segments are (length,) integers: a query sees keys of its own segment at its own position and
+    before. bias(i, j, *parameters) gives (heads, queries, keys) for positions of both; parameters are trees of floats,
+    the same on all devices, and differentiable. It must not close over traced arrays.
     """
-    chunks = lambda x, axis=0: jnp.stack(jnp.split(x, 2, axis))  # noqa: E731
-    queries = chunks(q, 1), chunks(positions), chunks(segments)
-    keys = chunks(k, 1), chunks(v, 1), chunks(positions), chunks(segments)
+    for x in jax.make_jaxpr(bias)(positions[:1], positions[:1], *parameters).consts if bias else ():
+        if isinstance(x, jax.core.Tracer):
+            raise ValueError(f"ring_attention: bias must have traced arrays as parameters, got {x.aval} closed over")
+    varying = lambda x: jax.typeof(x).manual_axis_type.varying  # noqa: E731
+    # As each device's own: their cotangents are then summed over devices once, at the end, and not in every tile.
+    own = lambda x: lax.pcast(x, tuple(varying(q) - varying(x)), to="varying")  # noqa: E731
+    return _ring(axis, bias, q, (k, v), jax.tree.map(own, parameters), (positions, segments))
+
+
+def _part(bias, here, there, q, kv, parameters):
+    """The results of a part of the keys, and the logarithms of the sums of their weights."""
+    where = {"query_positions": here[0], "key_positions": there[0]}
+    packed = {"query_segments": here[1], "key_segments": there[1]}
+    tile = bias and (lambda i, j: bias(i, j, *parameters))
+    size = min(512, -(-q.shape[1] // 2))  # of a tile: no more than a chunk of a zigzag
+    out, total = pe.attention(q, *kv, bias=tile, causal=True, block_size=size, return_residual=True, **where, **packed)
+    return out.astype(total.dtype), total
+
+
+def _hand_on(axis, x):
     devices = lax.axis_size(axis)
-    ring = [(i, (i + 1) % devices) for i in range(devices)]
+    return lax.ppermute(x, axis, [(i, (i + 1) % devices) for i in range(devices)])
 
-    @jax.checkpoint  # a derivative computes the scores anew
-    def visit(sums, keys):
-        def row(of):
-            query, sums = of
-            return lax.scan(lambda sums, chunk: (_add(bias, query, sums, chunk), None), sums, keys)[0]
 
-        return lax.map(row, (queries, sums))
+def _zeros(tree):
+    """To sum in."""
+    return jax.tree.map(lambda x: jnp.zeros_like(x, np.promote_types(x.dtype, np.float32)), tree)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _ring(*arguments):
+    return _forward(*arguments)[0]
+
+
+def _forward(axis, bias, q, kv, parameters, here):
+    def step(carry, _):
+        (out, total), keys = carry
+        arriving = _hand_on(axis, keys)  # while this device computes
+        part, of_part = _part(bias, here, keys[1], q, keys[0], parameters)
+        both = jnp.logaddexp(total, of_part)  # finite: a device's own keys come first, and a query sees itself
+        out = out * jnp.exp(total - both)[..., None] + part * jnp.exp(of_part - both)[..., None]
+        return ((out, both), arriving), None
+
+    nothing = _zeros(q), _zeros(q[..., 0]) - jnp.inf
+    ((out, total), _), _ = lax.scan(step, (nothing, (kv, here)), length=lax.axis_size(axis))
+    return out.astype(q.dtype), (q, kv, parameters, here, out, total)
+
+
+def _backward(axis, bias, saved, d_out):
+    q, kv, parameters, here, out, total = saved
+    add = functools.partial(jax.tree.map, lambda total, x: total + x.astype(total.dtype))
 
     def step(carry, _):
-        sums, keys = carry
-        arriving = lax.ppermute(keys, axis, ring)  # while this device computes
-        return (visit(sums, keys), arriving), None
+        d_here, keys, d_keys = carry
+        arriving = _hand_on(axis, keys)
+        (part, of_part), pull = jax.vjp(functools.partial(_part, bias, here, keys[1]), q, keys[0], parameters)
+        d_part = d_out.astype(out.dtype) * jnp.exp(of_part - total)[..., None]
+        dq, d_kv, d_parameters = pull((d_part, jnp.sum(d_part * (part - out), -1)))
+        d_keys = _hand_on(axis, add(d_keys, d_kv))  # after the last step they are where their keys came from
+        return (add(d_here, (dq, d_parameters)), arriving, d_keys), None
 
-    out = jnp.zeros_like(queries[0], jnp.float32).swapaxes(2, 3)  # (2, batch, heads, queries, head_dim)
-    nothing = jnp.full_like(out[..., 0], -jnp.inf), jnp.zeros_like(out[..., 0]), out
-    (sums, keys), _ = lax.scan(step, (nothing, keys), length=devices - 1)
-    _, total, out = visit(sums, keys)
-    out = out / total[..., None]  # no total is 0: a query sees itself
-    return jnp.concatenate(list(out), axis=2).swapaxes(1, 2).astype(q.dtype)
+    start = _zeros((q, parameters)), (kv, here), _zeros(kv)
+    ((dq, d_parameters), _, d_kv), _ = lax.scan(step, start, length=lax.axis_size(axis))
+    given = q, kv, parameters
+    return *jax.tree.map(lambda x, like: x.astype(like.dtype), (dq, d_kv, d_parameters), given), None
 
 
-def _add(bias, query, sums, chunk):
-    """The maximum, the sum of weights and the weighted sum of values of each query, with a chunk of keys added."""
-    (q, i, q_segments), (k, v, j, k_segments) = query, chunk
-    seen = (i[:, None] >= j[None, :]) & (q_segments[:, None] == k_segments[None, :])
-
-    def tile():
-        top, total, out = sums
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32) / math.sqrt(q.shape[-1])
-        if bias is not None:
-            scores += bias(i, j)[None]
-        scores = jnp.where(seen[None, None], scores, -jnp.inf)
-        higher = jnp.maximum(top, jnp.max(scores, -1))
-        finite = jnp.where(jnp.isneginf(higher), 0, higher)  # of a query that has seen nothing yet
-        weights, shrink = jnp.exp(scores - finite[..., None]), jnp.exp(top - finite)
-        values = jnp.einsum("bhqk,bkhd->bhqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-        return higher, total * shrink + jnp.sum(weights, -1), out * shrink[..., None] + values
-
-    return lax.cond(jnp.any(seen), tile, lambda: sums)
+_ring.defvjp(_forward, _backward)
 
 
 def sharded(mesh, bias=None, axis="sequence"):
-    """Rotary and ring attention as a function of whole arrays in the order of the shards."""
+    """Rotary and ring attention of whole arrays in the order of the shards and of what parameters the bias has."""
 
-    def local(q, k, v, positions, segments):
-        return ring_attention(
-            pe.rotary(q, positions), pe.rotary(k, positions), v, positions, segments, axis=axis, bias=bias
-        )
+    def local(q, k, v, positions, segments, parameters):
+        q, k = pe.rotary(q, positions), pe.rotary(k, positions)
+        return ring_attention(q, k, v, positions, segments, *parameters, axis=axis, bias=bias)
 
     x, row = P(None, axis), P(axis)
-    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(x, x, x, row, row), out_specs=x))
+    split = jax.shard_map(local, mesh=mesh, in_specs=(x, x, x, row, row, P()), out_specs=x)
+    return jax.jit(lambda q, k, v, positions, segments, *of_bias: split(q, k, v, positions, segments, of_bias))
 
 
 def alone(bias=None):
     """The same on one device, by `pe.attention`."""
 
     @jax.jit
-    def attend(q, k, v, positions, segments):
+    def attend(q, k, v, positions, segments, *parameters):
         q, k = pe.rotary(q, positions), pe.rotary(k, positions)
         where = {"query_positions": positions, "key_positions": positions}
         packed = {"query_segments": segments, "key_segments": segments}
-        return pe.attention(q, k, v, bias=bias, causal=True, **where, **packed)
+        tile = bias and (lambda i, j: bias(i, j, *parameters))
+        return pe.attention(q, k, v, bias=tile, causal=True, **where, **packed)
 
     return attend
 

@@ -4,8 +4,8 @@ With the scores $s_{ij} = c\,q_i \cdot k_j + b(i, j)$ of the keys $j$ that query
 
 $$o_i = \sum_j p_{ij} v_j, \qquad p_{ij} = e^{s_{ij} - \ell_i}, \qquad \ell_i = \ln \sum_j e^{s_{ij}}$$
 
-is summed tile by tile under a running maximum. With $\delta_i = \dot o_i \cdot o_i$ for the cotangents $\dot o$, the
-derivative computes each tile anew from $\ell$:
+is summed tile by tile under a running maximum. With $\delta_i = \dot o_i \cdot o_i - \dot\ell_i$ for the cotangents
+$\dot o$ and $\dot\ell$, the derivative computes each tile anew from $\ell$:
 
 $$\dot v_j = \sum_i p_{ij} \dot o_i, \qquad \dot s_{ij} = p_{ij} (\dot o_i \cdot v_j - \delta_i), \qquad
   \dot q_i = c \sum_j \dot s_{ij} k_j, \qquad \dot k_j = c \sum_i \dot s_{ij} q_i,$$
@@ -33,6 +33,7 @@ class Settings(NamedTuple):
     scale: float
     block_size: int
     skips: bool  # whether a tile in which nothing is seen is passed over
+    residual: bool = False  # whether ℓ is a result too
     bias: Any = None  # a jaxpr of the positions of a tile
     learned: tuple[int, ...] = ()  # those of its arrays that may have derivatives
 
@@ -73,20 +74,24 @@ def _forward(settings, query, key, value, sides, arrays):
         start = _full(q[..., 0], -jnp.inf), _full(q[..., 0], 0), _full(q, 0)
         (top, total, out), _ = lax.scan(step, start, keys)
         seen = total > 0
-        normalizer = jnp.where(seen, top + jnp.log(total), 0)  # all scores are −∞ where nothing is seen
-        return (out / jnp.where(seen, total, 1)[..., None]).astype(q.dtype), normalizer
+        return (out / jnp.where(seen, total, 1)[..., None]).astype(q.dtype), top + jnp.log(total)
 
     out, normalizer = lax.map(row, queries)
     out = _whole(out, query)
-    return out, (query, key, value, sides, arrays, out, normalizer)
+    results = (out, _whole(normalizer[..., None], query[..., :1])[..., 0]) if settings.residual else out
+    return results, (query, key, value, sides, arrays, out, normalizer)
 
 
-def _backward(settings, residuals, d_out):
+def _backward(settings, residuals, d_results):
     query, key, value, sides, arrays, out, normalizer = residuals
+    normalizer = jnp.where(jnp.isneginf(normalizer), 0, normalizer)  # all scores are −∞ where nothing is seen
+    d_out, d_normalizer = d_results if settings.residual else (d_results, None)
     queries, keys = _blocks(settings, query, key, value, sides)
     inside = _check.inside(query)
     d_outs, outs = (_cut(settings, _heads_first(x, key.shape[2])) for x in (d_out, out))
     delta = jnp.sum(d_outs.astype(inside) * outs.astype(inside), -1)
+    if d_normalizer is not None:
+        delta -= _cut(settings, _heads_first(d_normalizer[..., None], key.shape[2]))[..., 0]
     learned = [arrays[i] for i in settings.learned]
 
     def biased(q_side, k_side, scores, *learned):

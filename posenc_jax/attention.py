@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,30 @@ from posenc_jax import _check
 from posenc_jax._blockwise import Settings, Side, blockwise, grid, mesh_axes, vary
 
 
+class _Options(TypedDict, total=False):
+    bias: Callable[[jax.Array, jax.Array], jax.Array] | None
+    query_positions: ArrayLike | None
+    key_positions: ArrayLike | None
+    query_segments: ArrayLike | None
+    key_segments: ArrayLike | None
+    causal: bool
+    scale: float | None
+    block_size: int
+
+
+@overload
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    return_residual: Literal[False] = ...,
+    **options: Unpack[_Options],
+) -> jax.Array: ...
+@overload
+def attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, *, return_residual: Literal[True], **options: Unpack[_Options]
+) -> tuple[jax.Array, jax.Array]: ...
 def attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -29,7 +54,8 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     block_size: int = 512,
-) -> jax.Array:
+    return_residual: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     r"""Attention in memory that grows with the length, not with its square.
 
     $$o_i = \sum_j \frac{e^{s_{ij}}}{\sum_k e^{s_{ik}}} v_j, \qquad s_{ij} = c\,q_i \cdot k_j + b(i, j),$$
@@ -44,6 +70,11 @@ def attention(
     unless it is inside `jax.jit`. On a mesh with Explicit axes sequences must not be sharded. Inside `jax.shard_map`
     they may be; give bias its replicated parameters as `jax.lax.pcast(parameters, axes, to="varying")` there: their
     cotangents are then summed over devices once, and not for every tile.
+
+    Keys in parts $s$, such as those of several devices, are attended to one part at a time: of the results $o^s$ and
+    residuals $\ell^s_i = \ln \sum_{j \in s} e^{s_{ij}}$ of all parts
+
+    $$\ell_i = \ln \sum_s e^{\ell^s_i}, \qquad o_i = \sum_s e^{\ell^s_i - \ell_i} o^s_i.$$
 
     Args:
       query: floats of shape (..., queries, heads, head_dim).
@@ -61,9 +92,12 @@ def attention(
       causal: whether a query sees no key at a position after its own.
       scale: $c$; None for $1/\sqrt{\text{head\_dim}}$.
       block_size: how many queries, and how many keys, a tile has.
+      return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too. Unlike that of
+        `jax.nn.dot_product_attention` it has a derivative, and is not rounded to the dtype of key.
 
     Returns:
-      Like query.
+      Like query. With return_residual, that and the residuals, of shape (..., queries, heads), in float32 (float64 for
+      float64): $-\infty$ where a query sees nothing.
 
     Raises:
       TypeError: if an operand is not of floats or not of query's dtype, positions or segments are not integers, bias is
@@ -90,6 +124,14 @@ def attention(
       >>> bool(jnp.allclose(y, pe.attention(q[:, :7], k[:, :7], v[:, :7], causal=True)[:, 6:], atol=1e-6))
       True
 
+      Keys in two parts:
+
+      >>> parts = [pe.attention(q, k[:, s], v[:, s], return_residual=True) for s in (slice(600), slice(600, None))]
+      >>> (a, of_a), (b, of_b) = parts
+      >>> share = jax.nn.sigmoid(of_a - of_b)[..., None]
+      >>> bool(jnp.allclose(share * a + (1 - share) * b, pe.attention(q, k, v), atol=1e-6))
+      True
+
     Reference:
       Rabe and Staats, "Self-attention Does Not Need O(n²) Memory", 2021, section 2; Dao et al., "FlashAttention", 2022,
       appendix B, for the derivative.
@@ -104,23 +146,29 @@ def attention(
     if abs(scale) > float(np.finfo(np.float32).max):
         raise ValueError(f"{where}: scale must fit into float32, got {scale}")
     block_size = _check.positive_int(where, "block_size", block_size)
+    return_residual = _check.flag(where, "return_residual", return_residual)
     positions = _rows(where, "positions", query_positions, key_positions, query, key)
     if positions is None:
         lengths = query.shape[-3], key.shape[-3]
         if lengths[0] != lengths[1] and (causal or bias is not None):
             message = "query_positions and key_positions must be given for {} queries and {} keys"
             raise ValueError(f"{where}: {message.format(*lengths)}")
-        positions = tuple(jnp.arange(n, dtype=jnp.int32) for n in lengths)
+        named = zip(("query", "key"), lengths, strict=True)
+        positions = tuple(jnp.arange(_check.counted(where, name, n), dtype=jnp.int32) for name, n in named)
     segments = _rows(where, "segments", query_segments, key_segments, query, key) or (None, None)
     sides = tuple(map(Side, positions, segments))
     operands = tuple(x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in operands)
     # All as varying along the same axes of a mesh; the transpose of this sums the cotangents along them, once.
     axes = frozenset().union(*map(mesh_axes, jax.tree.leaves((operands, sides))))
     operands, sides = jax.tree.map(functools.partial(vary, axes=axes), (operands, sides))
-    settings, arrays = Settings(causal, scale, block_size, causal or query_segments is not None), []
+    skips = causal or query_segments is not None
+    settings, arrays = Settings(causal, scale, block_size, skips, return_residual), []
     if bias is not None:
         settings, arrays = _traced(where, settings, bias, operands, sides, axes)
-    return blockwise(settings, *operands, sides, arrays).reshape(query.shape)
+    results = blockwise(settings, *operands, sides, arrays)
+    if return_residual:
+        return results[0].reshape(query.shape), results[1].reshape(query.shape[:-1])
+    return results.reshape(query.shape)
 
 
 # What the arguments may be

@@ -206,6 +206,60 @@ def test_what_sees_nothing_gives_zeros():
     check(pe.attention(Q, K, V, bias=lambda i, j: jnp.full((i.size, j.size), -jnp.inf)), jnp.zeros_like(Q), 0)
 
 
+# Residuals, by which keys may come in parts
+
+APART = SEGMENTS.at[:, 4].set(77)  # of queries: those numbered 4 see nothing
+UNDER_ALIBI = {"bias": lambda i, j: pe.alibi(i, j, SLOPES), "causal": True, "block_size": 4}
+
+
+def test_residuals_against_float64_in_numpy():
+    q, k, slopes = (np.asarray(x, float) for x in (Q, np.repeat(K, 2, 2), SLOPES))
+    apart = np.subtract.outer(np.arange(LENGTH), np.arange(LENGTH))
+    scores = np.einsum("bihd,bjhd->bihj", q, k) / np.sqrt(WIDTH) - (apart[:, None] * slopes[:, None])
+    seen = (apart >= 0) & (np.asarray(APART)[:, :, None] == np.asarray(SEGMENTS)[:, None])
+    want = np.sum(np.where(seen[:, :, None], np.exp(scores), 0), -1)
+    want = np.log(want, where=want > 0, out=np.full_like(want, -np.inf))
+    options = UNDER_ALIBI | {"query_segments": APART, "key_segments": SEGMENTS}
+    y, got = pe.attention(Q, K, V, return_residual=True, **options)
+    assert got.dtype == np.float32 and np.all(np.isneginf(got[:, 4])) and np.all(np.isfinite(np.delete(got, 4, 1)))
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
+    np.testing.assert_array_equal(y, pe.attention(Q, K, V, **options))
+    low = [x.astype(jnp.bfloat16) for x in (Q[0], K[0], V[0])]  # no leading axis
+    y, got = jax.eval_shape(functools.partial(pe.attention, return_residual=True), *low)
+    assert y.dtype == jnp.bfloat16 and got.dtype == jnp.float32 and got.shape == (LENGTH, HEADS)
+
+
+def test_derivatives_of_residuals():
+    bias, parameters = BIASES["t5"]
+
+    def tiles(q, k, v, parameters):
+        return tiled(q, k, v, parameters, bias, causal=True, block_size=4, return_residual=True)
+
+    def whole(q, k, v, parameters):
+        scores = jnp.einsum("bihd,bjhd->bhij", q, jnp.repeat(k, 2, 2)) / np.sqrt(WIDTH).astype(np.float32)
+        scores += bias(POSITIONS, POSITIONS, *parameters)[None]
+        scores = jnp.where((POSITIONS[:, None] >= POSITIONS[None])[None, None], scores, -jnp.inf)
+        y = dense(q, k, v, parameters, bias, causal=True)
+        return y, jnp.swapaxes(jax.nn.logsumexp(scores, -1), 1, 2)
+
+    dy = W, W[..., 0] - 2 * W[..., 1]
+    got, want = (jax.jit(lambda *x, f=f: jax.vjp(f, *x)[1](dy))(Q, K, V, parameters) for f in (tiles, whole))
+    check(got, want)
+
+
+def test_keys_in_parts():
+    first, options = jnp.arange(LENGTH) < 6, UNDER_ALIBI | {"return_residual": True}
+    packed = lambda x: {"query_segments": SEGMENTS, "key_segments": jnp.where(x[None], SEGMENTS, 99)}  # noqa: E731
+
+    def merged(*qkv):  # some queries see nothing of one part, and some nothing of the other
+        (a, of_a), (b, of_b) = (pe.attention(*qkv, **options, **packed(x)) for x in (first, ~first))
+        both = jnp.logaddexp(of_a, of_b)
+        return a * jnp.exp(of_a - both)[..., None] + b * jnp.exp(of_b - both)[..., None]
+
+    want = both(lambda *qkv: pe.attention(*qkv, **UNDER_ALIBI, **packed(first | ~first)), Q, K, V)
+    check(jax.jit(lambda *x: both(merged, *x))(Q, K, V), want)
+
+
 def test_large_scores():
     y, (dq, *_) = both(lambda q: pe.attention(1e3 * q, 1e3 * K, V, block_size=4), Q)
     want = dense(1e3 * Q, 1e3 * K, V, (), None)
@@ -442,6 +496,7 @@ def test_blocks_are_even():
         ({"block_size": 0}, ValueError, "attention: block_size must be at least 1, got 0"),
         ({"block_size": 2.0}, TypeError, "attention: block_size must be an integer"),
         ({"causal": 1}, TypeError, "attention: causal must be True or False"),
+        ({"return_residual": 1}, TypeError, "attention: return_residual must be True or False"),
         ({"scale": "a"}, TypeError, "attention: scale must be a number"),
         ({"scale": np.inf}, ValueError, "attention: scale must be finite"),
         ({"query_positions": POSITIONS}, ValueError, "attention: query_positions and key_positions must be given together"),

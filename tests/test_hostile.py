@@ -761,6 +761,15 @@ def test_no_more_positions_are_counted_than_int32_has(name):
     jax.eval_shape(call, of_length(n))
 
 
+def test_attention_counts_no_more_either():
+    call = functools.partial(pe.attention, causal=True)
+    jax.eval_shape(call, *[SHAPE((2**31, 2, 8), FLOAT)] * 3)
+    with pytest.raises(
+        ValueError, match="^attention: at most 2³¹ positions can be counted, got query of length 2147483649"
+    ):
+        jax.eval_shape(call, *[SHAPE((2**31 + 1, 2, 8), FLOAT)] * 3)
+
+
 @pytest.mark.parametrize(
     "module", [nnx.SinusoidalEncoding(8), linen.SinusoidalEncoding(8).bind({})], ids=["NNX", "Linen"]
 )

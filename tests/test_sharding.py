@@ -409,13 +409,57 @@ def test_a_ring_with_any_bias_in_any_order(name):
         np.testing.assert_allclose(ring(*parts), want[:, order], rtol=0, atol=2e-6)
 
 
-def test_derivatives_of_a_ring():
-    arrays, bias = packed(), BIASES["alibi"]
-    parts, order = sharded(arrays, 4)
-    gradients = lambda f, x: jax.jit(jax.grad(lambda *qkv: jnp.sum(f(*qkv, *x[3:]) ** 2), (0, 1, 2)))(*x[:3])  # noqa: E731
-    got, want = gradients(example().sharded(ring_of(4), bias), parts), gradients(example().alone(bias), arrays)
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b[:, order], rtol=1e-4, atol=1e-5)
+def learned(i, j, slopes, table, kerple, mlp):
+    return pe.alibi(i, j, slopes) + pe.t5(i, j, table) + pe.kerple_log(i, j, *kerple) + fire(i, j, *mlp)
+
+
+def test_derivatives_of_a_ring_under_learned_biases():
+    # 15 positions a device, 2 heads of keys; each device has other tiles in which nothing is seen.
+    q, k, v, positions, segments = packed()
+    arrays = q[:, :60], k[:, :60, :2], v[:, :60, :2], positions[:60], segments[:60]
+    parameters = SLOPES[:4], T5_TABLE, (SLOPES[4:8], SLOPES[8:12]), tuple(w[..., :4] for w, _ in MLP)
+    place = pe.shard_positions(60, 4, order="striped").reshape(-1)
+    parts = [x[:, place] for x in arrays[:3]] + [x[place] for x in arrays[3:]]
+
+    def gradients(f, positions, segments):
+        total = lambda qkv, parameters: jnp.sum(f(*qkv, positions, segments, *parameters) ** 2)  # noqa: E731
+        return jax.grad(total, (0, 1))
+
+    ring = gradients(example().sharded(ring_of(4), learned), *parts[3:])
+    compiled, (of_parts, got) = compile_and_run(ring, tuple(parts[:3]), parameters)
+    of_arrays, want = jax.jit(gradients(example().alone(learned), *arrays[3:]))(arrays[:3], parameters)
+    for a, b in zip(of_parts, of_arrays, strict=True):
+        np.testing.assert_allclose(a, b[:, place], rtol=1e-4, atol=1e-5)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        # Sums over all pairs: relative to the largest. One number for all keys moves no weight.
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.max(np.abs(b), initial=10))
+    once = compiled.collectives[1]
+    assert once and once == [name for name in compiled.collectives[0] if name != "collective-permute"]
+
+
+def test_a_ring_passes_over_what_is_not_seen():
+    local, x = partial(example().ring_attention, axis=S, bias=pe.alibi), P(None, S)
+    ring = jax.shard_map(local, mesh=ring_of(4), in_specs=(x, x, x, P(S), P(S), P()), out_specs=x)
+    f = jax.grad(lambda slopes: jnp.sum(ring(*packed(), slopes)))
+    assert str(jax.make_jaxpr(f)(SLOPES[:4])).count("cond[") == 3  # there, and for the derivative again and back
+
+
+@pytest.mark.parametrize("by", [0, 1], ids=["queries", "slopes"])
+def test_what_a_ring_cannot_differentiate_it_refuses(by):
+    (q, *arrays), mesh = packed(), ring_of(4)
+    f = lambda q, slopes: jnp.sum(example().sharded(mesh, lambda i, j: pe.alibi(i, j, slopes))(q, *arrays))  # noqa: E731
+    with pytest.raises(ValueError, match=r"ring_attention: bias must have traced .* got float32\[4\] closed over"):
+        jax.jit(jax.grad(f, by)).trace(q, SLOPES[:4])
+
+
+def test_memory_of_a_ring_grows_with_a_device_s_part():
+    def held(devices, local):
+        x, row = (jax.ShapeDtypeStruct(s, t) for s, t in (((1, devices * local, 1, 64), np.float32), ((devices * local,), np.int32)))  # fmt: skip
+        f = example().sharded(ring_of(devices), BIASES["none"])
+        g = lambda q, k, v, dy, *rows: jax.vjp(lambda *qkv: f(*qkv, *rows), q, k, v)[1](dy)  # noqa: E731
+        return jax.jit(g).lower(x, x, x, x, row, row).compile().memory_analysis().temp_size_in_bytes
+
+    assert held(8, 4096) <= 2 * held(2, 2048)  # with its length, and not with that of the sequence
 
 
 def test_a_ring_sends_keys_to_the_neighbour_and_no_more():

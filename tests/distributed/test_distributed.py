@@ -36,6 +36,7 @@ PARTS = 4  # of a sequence, on two rows of four devices
 # which the gradients' sums are too, it is what was seen: 1.2e-7 at most.
 TOLERANCE = 2 * (SETUP.batch * SETUP.length / 8 + 8) * 2.0**-24
 PATIENCE = 300  # seconds for any command: only a test that fails ever waits for it
+MARGIN = 10  # seconds by which a busy machine may be late to end processes, and to say so
 
 
 @pytest.fixture(scope="module")
@@ -237,14 +238,25 @@ def at(step, **does):
     return f"whole = program.batch\ndef batch(setup, text, step):\n{deeds}    return whole(setup, text, step)\nprogram.batch = batch"
 
 
-SIGKILL, SIGSTOP = ("os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGSTOP)")
+DYING = "print('dies at', time.monotonic(), flush=True); "  # on the clock of the machine, which all processes share
+SIGKILL, SIGSTOP = (DYING + "os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGSTOP)")
+
+
+def end_of_dying(process, grace=program.GRACE):
+    """The status, output and errors of a process that should end, others with it, soon after one says that it dies."""
+    status, output, errors = end(process)
+    (death,) = re.findall(r"^    dies at (\S+)$", errors, re.M)
+    late = time.monotonic() - float(death)
+    print(f"ended {late:.1f} s after the death")
+    assert late <= grace + MARGIN
+    return status, output, errors
 
 
 @pytest.fixture(scope="module")
 def died(start, tmp_path_factory):
     """Training in which process 1 is killed: the result of the command, and the folder of its checkpoints."""
     folder = tmp_path_factory.mktemp("died")
-    return end(start("--variant", "t5", "--checkpoints", folder, patch=at(DEATH, process_1=SIGKILL))), folder
+    return end_of_dying(start("--variant", "t5", "--checkpoints", folder, patch=at(DEATH, process_1=SIGKILL))), folder
 
 
 def test_a_process_that_is_killed(died, undisturbed):
@@ -277,6 +289,30 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(start, died, one, tmp_pa
     check_same(found, one["t5"], range((DEATH - 1) // EVERY * EVERY + 1, STEPS + 1))
 
 
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_that_is_killed_while_a_checkpoint_is_written(start, undisturbed, tmp_path, process):
+    # Of the checkpoint after step 4, whose folder is there under a temporary name, one process writes nothing.
+    patch = f"""
+import orbax.checkpoint as ocp
+whole = ocp.StandardCheckpointHandler.async_save
+async def write(handler, directory, *args, **kwargs):
+    if "{2 * EVERY}.orbax" in str(directory) and program.jax.process_index() == {process}:
+        {SIGKILL}
+    return await whole(handler, directory, *args, **kwargs)
+ocp.StandardCheckpointHandler.async_save = write
+"""
+    command = "--variant", "t5", "--checkpoints", tmp_path
+    status, output, errors = end_of_dying(start(*command, patch=patch))
+    assert status == 1
+    killed = rf"^error: process {process} \(pid \d+\) was killed by SIGKILL, after step {2 * EVERY} of t5"
+    assert re.search(killed, errors, re.M)
+    assert not any(map(running, pids(errors)))
+    kept = sorted(path.name for path in (tmp_path / "t5").iterdir())
+    assert kept[0] == str(EVERY) and len(kept) == 2 and kept[1].startswith(f"{2 * EVERY}.orbax-checkpoint-tmp")
+    found = trained(start(*command, "--resume"))["t5"]
+    assert found == {i: undisturbed[0]["t5"][i] for i in range(EVERY + 1, STEPS + 1)}
+
+
 def test_an_error_in_the_first_process(start):
     status, output, errors = end(start("--variant", "t5", patch=at(2, process_0="raise ValueError('no such window')")))
     assert status == 1 and list(losses(output)["t5"]) == [1]
@@ -301,8 +337,8 @@ def test_an_error_of_xla_in_a_process_is_its_own(start):
 
 
 def test_a_process_that_never_ends_is_ended(start):
-    patch = "program.GRACE = 2\n" + at(2, process_0=SIGSTOP, process_1="time.sleep(1); os._exit(0)")
-    status, _, errors = end(start("--variant", "t5", patch=patch))
+    patch = "program.GRACE = 2\n" + at(2, process_0=SIGSTOP, process_1=f"time.sleep(1); {DYING}os._exit(0)")
+    status, _, errors = end_of_dying(start("--variant", "t5", patch=patch), grace=2)
     assert status == 1
     zero, one = pids(errors)
     assert f"error: process 1 (pid {one}) ended with status 0, after step 1 of t5" in errors
@@ -311,8 +347,8 @@ def test_a_process_that_never_ends_is_ended(start):
 
 
 def test_a_process_that_falls_silent(start):
-    patch = "program.GRACE, program.HEARTBEAT = 2, 5\n" + at(2, process_1=SIGSTOP)
-    status, _, errors = end(start("--variant", "t5", patch=patch))
+    patch = "program.GRACE, program.HEARTBEAT = 2, 5\n" + at(2, process_1=DYING + SIGSTOP)
+    status, _, errors = end_of_dying(start("--variant", "t5", patch=patch), grace=2 * 5 + 2)
     assert status == 1 and "stopped sending heartbeats" in errors
     assert re.search(r"^error: process 0 .* was killed by SIGABRT, after step 1 of t5", errors, re.M)
     assert re.search(r"^process 1 .* still waited after 2 s, so it was ended, after step 1 of t5", errors, re.M)
