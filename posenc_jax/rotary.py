@@ -185,8 +185,8 @@ def convert_layout(
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
-      >>> pe.convert_layout(jnp.arange(8), 4, source="interleaved", target="half", axis=0, num_heads=2)
-      Array([0, 2, 1, 3, 4, 6, 5, 7], dtype=int32)
+      >>> print(pe.convert_layout(jnp.arange(8), 4, source="interleaved", target="half", axis=0, num_heads=2))
+      [0 2 1 3 4 6 5 7]
 
     Reference:
       Su et al., "RoFormer", 2021, equation 34, is interleaved; GPT-NeoX and Hugging Face's Llama are in halves.

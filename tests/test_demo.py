@@ -182,7 +182,7 @@ def test_the_same_bytes_are_compared(train_text, monkeypatch):
             return x
 
     def bits(graph, weights, windows):  # of a byte: its value, its position in the window, and the byte before it
-        return windows[:, 1:] * np.arange(1, windows.shape[1])[None] + windows[:, :-1]
+        return windows[:, 1:] * np.arange(1, windows.shape[1], dtype=np.int32)[None] + windows[:, :-1]
 
     monkeypatch.setattr(train_text, "Decoder", Fake)
     monkeypatch.setattr(train_text, "bits", bits)

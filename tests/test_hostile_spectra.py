@@ -226,7 +226,7 @@ def test_fourier_features_of_any_matrix(inputs, n, way, dtype, data):
     for j in range(n):
         turns = sum(MP.mpf(float(x[k])) * MP.mpf(float(matrix[k, j])) for k in range(inputs))
         want[:, j] = float(MP.sin(2 * MP.pi * turns)), float(MP.cos(2 * MP.pi * turns))
-    got = pe.fourier_features(x[None], matrix, layout=way)[0]
+    got = np.asarray(pe.fourier_features(x[None], matrix, layout=way)[0])
     assert np.abs(got - join(*want, way)).max() <= 9e-8 + 1e-8 * inputs
     np.testing.assert_array_equal(pe.fourier_features(x[None], matrix, layout=way, dtype=dtype)[0], got.astype(dtype))
 
@@ -249,7 +249,7 @@ def test_fire_and_sandwich_of_exact_distances(data, name):
         want = formulas.fire(i, j, *(w.tolist() for w in mlp), c, threshold)
         bound = 1e-6 * np.array(formulas.fire(i, j, *(np.abs(w).tolist() for w in mlp), c, threshold), np.float64)
     want = np.array(want, np.float64)
-    assert got.shape == want.shape and (np.abs(got - want) <= bound).all()
+    assert got.shape == want.shape and (np.abs(np.asarray(got) - want) <= bound).all()
 
 
 @profile(10)
