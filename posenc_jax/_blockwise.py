@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 from jax.core import eval_jaxpr
 
-from posenc_jax import _check
+from posenc_jax import _check, _mesh
 
 
 class Settings(NamedTuple):
@@ -229,18 +229,8 @@ def _whole(blocks, like):
 
 def _full(x, value):
     """To sum in, placed on a mesh as x is."""
-    return vary(jnp.full_like(x, value, _check.inside(x)), mesh_axes(x))
+    return _mesh.vary(jnp.full_like(x, value, _check.inside(x)), _mesh.varying(x))
 
 
 def _zeros(like):
     return jax.tree.map(lambda x: _full(x, 0), like)
-
-
-def mesh_axes(x):
-    """The manual axes of a mesh along which x varies."""
-    return jax.typeof(x).manual_axis_type.varying
-
-
-def vary(x, axes):
-    missing = axes - mesh_axes(x)
-    return lax.pcast(x, tuple(missing), to="varying") if missing else x

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 _INT32 = np.iinfo(np.int32)
 _NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # Python and NumPy derive them from integers
@@ -133,28 +132,6 @@ def known_width(where: str, name: str, shape: tuple[int, ...]) -> None:
 def align(x: Any, ndim: int) -> Any:
     """Leading axes of one, for jax_numpy_rank_promotion="raise"."""
     return x.reshape((1,) * (ndim - x.ndim) + x.shape)
-
-
-def sharding(spec: Iterable[Any], *arrays: jax.Array) -> NamedSharding | None:
-    """That spec on the mesh of some arrays, for operations that must be told on Explicit axes; else None."""
-    mesh, explicit = _mesh(arrays)
-    return NamedSharding(mesh, PartitionSpec(*spec)) if explicit else None
-
-
-def sharded_as(like: Sequence[jax.Array], f: Callable[..., Any], *arguments: Any) -> Any:
-    """f(*arguments), sharded as those arrays are, and so what leads to it: on Explicit axes JAX wants to be told."""
-    _, explicit = _mesh((*like, *jax.tree.leaves(arguments)))
-    specs = (jax.typeof(x).sharding.spec for x in like)
-    spec = PartitionSpec(*(next(filter(None, names), None) for names in zip(*specs, strict=True)))
-    return (jax.sharding.auto_axes(f, axes=explicit, out_sharding=spec) if explicit else f)(*arguments)
-
-
-def _mesh(arrays: Iterable[jax.Array]) -> tuple[Any, tuple[Any, ...]]:
-    """The mesh that arrays are on, if one of them is, and the names of its Explicit axes."""
-    meshes = [jax.typeof(x).sharding.mesh for x in arrays]
-    mesh = next((mesh for mesh in meshes if not mesh.empty), meshes[0])
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return mesh, tuple(name for name, kind in kinds if kind == AxisType.Explicit)
 
 
 def floating_dtype(where: str, dtype: Any, name: str = "dtype") -> np.dtype:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax import _check
+from posenc_jax import _check, _mesh
 from posenc_jax._phase import kept, rounded_product
 from posenc_jax.frequencies import Frequencies, Layout, dim_of, features, has_derivatives, is_shared, pairs
 
@@ -62,7 +62,7 @@ def _backward(settings, residuals, dy):
     x_type, x, positions, frequencies = residuals
     back = settings._replace(backward=not settings.backward, result=x_type.value.dtype)
     if x is None:
-        return on_mesh_as(x_type.value, turn(back, dy, positions, frequencies)), None, None
+        return _mesh.cotangent_of(x_type.value, turn(back, dy, positions, frequencies)), None, None
     # With J a quarter turn, the derivative by the phase is dy·(a J R x) = (a Rᵀ dy)·(J x) = dx·(J x), for each pair.
     inside, dim = _check.inside(x), dim_of(frequencies)
     dx: jax.Array = turn(back._replace(result=np.dtype(inside)), dy, positions, frequencies)
@@ -78,7 +78,7 @@ def _backward(settings, residuals, dy):
     if not static:
         # Over all at once: over several devices one row is communicated, and not one for each position.
         rows = slopes(products * positions.astype(inside), tuple(range(x.ndim - 1))).reshape(-1)
-        d_frequencies = on_mesh_as(jax.typeof(frequencies), rows.astype(frequencies.dtype))
+        d_frequencies = _mesh.cotangent_of(jax.typeof(frequencies), rows.astype(frequencies.dtype))
     if jnp.issubdtype(positions.dtype, jnp.floating):
         angular = jnp.asarray(frequencies.angular if static else frequencies).astype(inside)
         shared = tuple(axis for axis in range(x.ndim - 1) if positions.shape[axis] == 1)
@@ -86,8 +86,8 @@ def _backward(settings, residuals, dy):
         axes = np.array(frequencies.axes if static else [0] * (dim // 2))
         masks = (_check.align((axes == axis).astype(inside), x.ndim) for axis in range(positions.shape[-1]))
         rows = jnp.stack([jnp.sum(rows * mask, axis=-1) for mask in masks], -1).astype(positions.dtype)
-        d_positions = on_mesh_as(jax.typeof(positions), rows)
-    return on_mesh_as(x_type.value, dx.astype(x.dtype)), d_positions, d_frequencies
+        d_positions = _mesh.cotangent_of(jax.typeof(positions), rows)
+    return _mesh.cotangent_of(x_type.value, dx.astype(x.dtype)), d_positions, d_frequencies
 
 
 turn.defvjp(_forward, _backward)
@@ -98,15 +98,6 @@ class _Type(NamedTuple):
     """The type of an array, as a residual."""
 
     value: Any
-
-
-def on_mesh_as(primal, cotangent):
-    """A cotangent summed over the manual mesh axes along which its primal does not vary, and sharded as that is."""
-    found = jax.typeof(cotangent)
-    axes = found.manual_axis_type.varying - primal.manual_axis_type.varying
-    cotangent = lax.psum(cotangent, tuple(axes)) if axes else cotangent
-    spec = primal.sharding.spec
-    return cotangent if found.sharding.spec == spec else jax.sharding.reshard(cotangent, spec)
 
 
 def _turned(settings, x, dim):
@@ -252,7 +243,7 @@ def _by_reads(settings, x, positions, frequencies, *, partner_of, multiply, keep
     if table:
         cosine, sine = waves(positions, frequencies)
     else:  # where they are used, for each element: broadcasting them would keep a table all the same
-        cosine, sine = _check.sharded_as([x, positions], of_each, positions, frequencies)
+        cosine, sine = _mesh.sharded_as([x, positions], of_each, positions, frequencies)
     # Negated by a product, so that a zero has the sign that it has in the other forms.
     sine *= _check.align(np.pad(np.where(is_second == backward, -1, 1).astype(sine.dtype), margin), x.ndim)
     if table:

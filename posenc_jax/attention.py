@@ -13,8 +13,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from posenc_jax import _check
-from posenc_jax._blockwise import Settings, Side, blockwise, grid, mesh_axes, vary
+from posenc_jax import _check, _mesh
+from posenc_jax._blockwise import Settings, Side, blockwise, grid
 
 
 class _Options(TypedDict, total=False):
@@ -159,8 +159,8 @@ def attention(
     sides = tuple(map(Side, positions, segments))
     operands = tuple(x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in operands)
     # All as varying along the same axes of a mesh; the transpose of this sums the cotangents along them, once.
-    axes = frozenset().union(*map(mesh_axes, jax.tree.leaves((operands, sides))))
-    operands, sides = jax.tree.map(functools.partial(vary, axes=axes), (operands, sides))
+    axes = frozenset().union(*map(_mesh.varying, jax.tree.leaves((operands, sides))))
+    operands, sides = jax.tree.map(functools.partial(_mesh.vary, axes=axes), (operands, sides))
     skips = causal or query_segments is not None
     settings, arrays = Settings(causal, scale, block_size, skips, return_residual), []
     if bias is not None:
@@ -222,7 +222,7 @@ def _traced(where, settings, bias, operands, sides, axes):
     """The settings with the bias as a jaxpr, and the arrays it closes over, of which derivatives are to be explicit."""
     lengths = [x.shape[1] for x in operands[:2]]
     tiles = [
-        vary(jnp.zeros((*side.positions.shape[:-1], grid(settings, n)[1]), side.positions.dtype), axes)
+        _mesh.vary(jnp.zeros((*side.positions.shape[:-1], grid(settings, n)[1]), side.positions.dtype), axes)
         for side, n in zip(sides, lengths, strict=True)
     ]
     traced = jax.make_jaxpr(bias)(*tiles)
@@ -234,5 +234,5 @@ def _traced(where, settings, bias, operands, sides, axes):
     # Only what is being transformed can have a derivative.
     learned = [i for i, x in enumerate(arrays) if isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating)]
     # The cotangent of a parameter that is the same along an axis is summed along it with every tile, on all devices.
-    skips = settings.skips and all(mesh_axes(arrays[i]) == axes for i in learned)
+    skips = settings.skips and all(_mesh.varying(arrays[i]) == axes for i in learned)
     return settings._replace(skips=skips, bias=traced.jaxpr, learned=tuple(learned)), arrays

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax import _check, _phase
+from posenc_jax import _check, _mesh, _phase
 
 Layout = Literal["interleaved", "half"]
 Precision = Literal["exact", "float32"]
@@ -274,7 +274,7 @@ def counted(x: jax.Array, axis: int) -> jax.Array:
     """0, 1, 2, … along an axis of x, of its rank; on a mesh with Explicit axes sharded as that axis is."""
     shape = [n if i == axis else 1 for i, n in enumerate(x.shape)]
     spec = (s if i == axis else None for i, s in enumerate(jax.typeof(x).sharding.spec))
-    return lax.broadcasted_iota(jnp.int32, shape, axis, out_sharding=_check.sharding(spec, x))
+    return lax.broadcasted_iota(jnp.int32, shape, axis, out_sharding=_mesh.sharding(spec, x))
 
 
 def has_derivatives(positions: jax.Array, frequencies: Frequencies | jax.Array) -> bool:

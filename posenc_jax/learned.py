@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from posenc_jax import _check
+from posenc_jax import _check, _mesh
 from posenc_jax._phase import product
 
 OutOfRange = Literal["error", "nan", "zeros"]
@@ -80,7 +80,7 @@ def _learned(positions, table, *, out_of_range):
     index = jnp.where(inside, positions, 0).astype(jnp.int32)
     # On a mesh with Explicit axes a lookup must be told that its rows are sharded as the positions are.
     spec = (*jax.typeof(index).sharding.spec, jax.typeof(table).sharding.spec[1])
-    rows = table.at[index].get(mode="promise_in_bounds", out_sharding=_check.sharding(spec, index, table))
+    rows = table.at[index].get(mode="promise_in_bounds", out_sharding=_mesh.sharding(spec, index, table))
     fill = 0.0 if out_of_range == "zeros" else math.nan
     return jnp.where(inside[..., None], rows, jnp.asarray(fill, table.dtype))
 

@@ -15,9 +15,8 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from posenc_jax import _check
+from posenc_jax import _check, _mesh
 from posenc_jax._distance import per_head, tile_difference, tile_distance
-from posenc_jax._turn import on_mesh_as
 
 
 def t5(
@@ -133,8 +132,8 @@ def _rows_backward(buckets, residuals, dy):
     distance, after, table = residuals
     # A TPU's matrix unit makes the one-hot matrix as it multiplies; elsewhere it would be the size of many biases.
     sums = functools.partial(lax.platform_dependent, tpu=_sums_by_product, default=_sums_by_scatter)
-    total = _check.sharded_as([table], sums, _row(buckets, distance, after), dy, table)
-    return None, None, on_mesh_as(jax.typeof(table), total)
+    total = _mesh.sharded_as([table], sums, _row(buckets, distance, after), dy, table)
+    return None, None, _mesh.cotangent_of(jax.typeof(table), total)
 
 
 _rows.defvjp(_rows_forward, _rows_backward)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from posenc_jax import _check
+from posenc_jax import _check, _mesh
 from posenc_jax._phase import kept, product
 from posenc_jax.frequencies import (
     Frequencies,
@@ -159,7 +159,7 @@ def _add_sinusoidal(x, positions, frequencies, scale, *, layout):
     encode = each
     if is_shared(x, positions) and not has_derivatives(positions, frequencies):
         encode = functools.partial(jax.lax.platform_dependent, cpu=shared, default=each)
-    encoding = _check.sharded_as([x, positions], encode, positions, frequencies)
+    encoding = _mesh.sharded_as([x, positions], encode, positions, frequencies)
     scaled = x.astype(inside)
     if scale is not None:
         scaled = product(scale.astype(inside), scaled)

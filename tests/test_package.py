@@ -18,6 +18,7 @@ import posenc_jax as pe
 PACKAGE = Path(pe.__file__).parent
 FLOORS = {
     "_check": 0,
+    "_mesh": 0,
     "_distance": 1,
     "_blockwise": 1,
     "_phase": 0,

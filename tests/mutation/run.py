@@ -6,8 +6,8 @@ First the tests run once as they are, with what lines each runs and how long it 
 `mutants.py`) is imported in place of its module in a process of its own, and the tests that run its statement are run,
 the quick ones first, for at most `BUDGET` seconds by the first run's clock: one that fails kills it. `survivors.json`
 gives the reason for those that were looked at: most change the speed alone, or nothing. One that has none is tried
-again, for `LONG` seconds; if no test kills it then, it survives. It exits with 1 if fewer than nine tenths of a module's mutants are killed, or if all mutants were tried and
-one without a reason survives.
+again, for `LONG` seconds; if no test kills it then, it survives. It exits with 1 if fewer than nine tenths of a
+module's mutants are killed, or if all mutants were tried and one without a reason survives.
 """
 
 import argparse
@@ -31,7 +31,7 @@ FOLDER = ROOT / "posenc_jax"
 MODULES = {
     "_phase": ["_phase"],
     "frequencies": ["frequencies"],
-    "rotary": ["rotary", "_turn"],
+    "rotary": ["rotary", "_turn", "_mesh"],
     "rotation": ["rotation"],
     "bias": ["bias", "learned_bias", "_distance"],
     "hf": ["hf", "_hf_config", "_hf_models", "_hf_rope"],
