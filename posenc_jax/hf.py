@@ -236,11 +236,11 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
       Hugging Face transformers 5.23.0: modeling_rope_utils.py, configuration_utils.py and the models' own modules.
     """
     values = _hf_config.text_of(config)
-    both = list(_hf_config.rope_settings(values))
+    both = _hf_config.rope_settings(values)
     if len(both) == 2:  # transformers takes the first
         plans = [rotary_from_config(values | {name: None}, layout=layout, length=length) for name in both]
         if plans[0] != plans[1]:
-            raise error("rope_scaling contradicts rope_parameters")
+            raise error(" contradicts ".join(f"{name} = {value!r:.60}" for name, value in both.items()))
         return plans[0]
     if length is not None:
         length = _check.positive_int(WHERE, "length", length)
