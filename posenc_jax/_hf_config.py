@@ -179,7 +179,7 @@ def layer_types(config: Keys, model: Model | None, count: int) -> list[str]:
         blocks = [_check.one_of(WHERE, "block_types", block, ("recurrent", "attention")) for block in blocks]
         indices = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
     if indices is not None:
-        _layers(config.spelled("attn_layer_indices", "full_attn_idxs", "block_types"), indices, count)
+        _layers(config.spelled("attn_layer_indices", "full_attn_idxs"), indices, count)
         return ["full_attention" if i in indices else "linear_attention" for i in range(count)]
     if model and model.typed:
         raise error("layer_types is missing")

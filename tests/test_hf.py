@@ -929,6 +929,7 @@ BAD = [
     ({"num_hidden_layers": 2, "hidden_size": 64}, "num_attention_heads or .* is missing"),
     ({"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 3}, "head_dim is missing, and hidden_size = 64 is no multiple of 3 heads"),
     (DEEPSEEK_V3 | {"qk_nope_head_dim": None}, "qk_nope_head_dim is missing"),
+    (DEEPSEEK_V3 | {"qk_nope_head_dim": 2**20}, r"qk_nope_head_dim \+ qk_rope_head_dim must be at most 2²⁰, got 1048640"),
     (scaled("linear"), "rope_parameters.factor is missing"),
     (scaled("dynamic"), "rope_parameters.factor is missing"),
     (scaled("yarn"), "rope_parameters.factor is missing"),
