@@ -16,12 +16,17 @@ def sharding(spec: Iterable[Any], *arrays: jax.Array) -> NamedSharding | None:
     return NamedSharding(mesh, PartitionSpec(*spec)) if explicit else None
 
 
-def sharded_as(like: Sequence[jax.Array], f: Callable[..., Any], *arguments: Any) -> Any:
-    """f(*arguments), sharded as those arrays are, and so what leads to it: on Explicit axes JAX wants to be told."""
-    _, explicit = _mesh((*like, *jax.tree.leaves(arguments)))
-    specs = (jax.typeof(x).sharding.spec for x in like)
-    spec = PartitionSpec(*(next(filter(None, names), None) for names in zip(*specs, strict=True)))
-    return (jax.sharding.auto_axes(f, axes=explicit, out_sharding=spec) if explicit else f)(*arguments)
+def sharded_as(like: Any, f: Callable[..., Any], *arguments: Any) -> Any:
+    """f(*arguments), each result and what leads to it sharded as the arrays of its list in `like`."""
+    _, explicit = _mesh(jax.tree.leaves((like, arguments)))
+    specs = jax.tree.map(_spec, like, is_leaf=lambda x: isinstance(x, list))
+    return (jax.sharding.auto_axes(f, axes=explicit, out_sharding=specs) if explicit else f)(*arguments)
+
+
+def _spec(arrays: Sequence[jax.Array]) -> PartitionSpec:
+    """The axes of a mesh along which one of some arrays is sharded."""
+    specs = (jax.typeof(x).sharding.spec for x in arrays)
+    return PartitionSpec(*(next(filter(None, names), None) for names in zip(*specs, strict=True)))
 
 
 def _mesh(arrays: Iterable[jax.Array]) -> tuple[Any, tuple[Any, ...]]:

@@ -247,7 +247,9 @@ def _by_units(x, w1, b1, w2, b2):
     return y
 
 
-_perceptron.defvjp(
-    lambda *arguments: (_perceptron(*arguments), arguments),
-    lambda arguments, dy: jax.vjp(_by_product, *arguments)[1](dy),
-)
+def _perceptron_backward(arguments, dy):
+    like = tuple([x] for x in arguments)
+    return _mesh.sharded_as(like, lambda arguments, dy: jax.vjp(_by_product, *arguments)[1](dy), arguments, dy)
+
+
+_perceptron.defvjp(lambda *arguments: (_perceptron(*arguments), arguments), _perceptron_backward)
