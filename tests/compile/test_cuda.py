@@ -59,11 +59,12 @@ def test_a_bias_keeps_one_array_for_the_heads_to_share(gpu, biases, name, limit,
 
 
 def test_what_the_derivative_of_a_bias_keeps(gpu, derivative, record):
-    # Near what was seen. T5: the cotangent with the heads last. FIRE: hidden features, and which of them are positive.
+    # Near what was seen. T5: the cotangent with the heads last, and the sums of each query in 32 buckets, a 32nd of that.
+    # FIRE: hidden features, and which of them are positive.
     name, back, arguments = derivative
     compiled = gpu.compile(back, *arguments)
     record(f"{name}, backward", gpu, compiled)
-    assert compiled.temporaries <= {"t5": 1.01, "fire": 5.3}[name] * 4 * 8 * 1024**2
+    assert compiled.temporaries <= {"t5": 1.032, "fire": 5.3}[name] * 4 * 8 * 1024**2
 
 
 def test_attention_keeps_arrays_like_the_queries_and_tiles(gpu, attention, record):
