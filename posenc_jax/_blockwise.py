@@ -201,8 +201,12 @@ def _blocks(settings, query, key, value, sides):
 
 
 def _cut_side(settings, x):
-    # With the last position again: a bias need not be finite at others, and 0 · NaN is NaN in a derivative.
-    return _cut(settings, x, -1, "edge" if x.dtype != np.bool_ and x.shape[-1] else "constant")
+    if x.dtype == np.bool_ or not x.shape[-1]:
+        return _cut(settings, x, -1)
+    # With the last position again: a bias need not be finite at others, and 0 · NaN is NaN in a derivative. jnp.pad by
+    # edges would cut the axis of batches too, which may be sharded.
+    last = x[..., -1:]
+    return _cut(settings, x - last, -1) + last[None]
 
 
 def _heads_first(x, kv_heads):
@@ -211,12 +215,12 @@ def _heads_first(x, kv_heads):
     return x.reshape(batch, length, kv_heads, heads // kv_heads, width).transpose(0, 2, 3, 1, 4)
 
 
-def _cut(settings, x, axis=-2, mode="constant"):
-    """Blocks along an axis in front, the last filled up, with zeros unless another mode is given."""
+def _cut(settings, x, axis=-2):
+    """Blocks along an axis in front, the last filled up with zeros."""
     axis += x.ndim
     length = x.shape[axis]
     count, size = grid(settings, length)
-    x = jnp.pad(x, [(0, count * size - length if i == axis else 0) for i in range(x.ndim)], mode)
+    x = jnp.pad(x, [(0, count * size - length if i == axis else 0) for i in range(x.ndim)])
     return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
 
 

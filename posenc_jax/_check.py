@@ -100,6 +100,7 @@ def pair(where: str, what: str, queries: Any, keys: Any, kinds: str = "an intege
     except ValueError:
         message = f"{names[0]}, shape {queries.shape}, and {names[1]}, shape {keys.shape}, must broadcast"
         raise ValueError(f"{where}: the leading axes of {message}") from None
+    apart(where, f"the last axes of {' and '.join(names)}", *(jax.typeof(x).sharding.spec[-1] for x in (queries, keys)))
     if all(jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys)) and queries.dtype != keys.dtype:
         common = np.promote_types(queries.dtype, keys.dtype)
         if common.kind == "f" or jax.dtypes.canonicalize_dtype(common) != common:
@@ -134,10 +135,25 @@ def align(x: Any, ndim: int) -> Any:
     return x.reshape((1,) * (ndim - x.ndim) + x.shape)
 
 
+def whole(where: str, name: str, x: Any, axis: int = -1) -> None:
+    """Raises where x is split along an axis over Explicit axes of a mesh: its parts are needed together."""
+    spec = jax.typeof(x).sharding.spec
+    if spec[axis] is not None:
+        message = f"{name} must not be sharded along axis {axis % x.ndim} on Explicit axes of a mesh, got {spec}"
+        raise ValueError(f"{where}: {message}; reshard it, or use jax.shard_map")
+
+
+def apart(where: str, what: str, first: Any, second: Any) -> None:
+    """Raises where two entries of the spec of one result would name the same Explicit axis of a mesh."""
+    if both := {*jax.tree.leaves(first)} & {*jax.tree.leaves(second)}:
+        raise ValueError(f"{where}: {what} must not be sharded over one Explicit axis of a mesh, got {sorted(both)}")
+
+
 def floating_dtype(where: str, dtype: Any, name: str = "dtype") -> np.dtype:
     """`dtype` as a float dtype that this configuration can hold."""
+    has_shape = isinstance(getattr(dtype, "shape", None), tuple) and not isinstance(dtype, np.dtype)
     try:
-        result = None if dtype is None or isinstance(dtype, (jax.Array, np.ndarray)) else jnp.dtype(dtype)
+        result = None if dtype is None or has_shape else jnp.dtype(dtype)  # not that of an array or a number
     except TypeError:
         result = None
     if result is None or not jnp.issubdtype(result, jnp.floating):
@@ -185,6 +201,15 @@ def positive(where: str, name: str, value: Any) -> float:
     return result
 
 
+def positive_float32(where: str, name: str, value: Any) -> float:
+    """`value` as a Python float that float32 holds: a smaller one is rounded to zero, or taken for it on a device."""
+    result, limits = positive(where, name, value), np.finfo(np.float32)
+    least, most = float(limits.tiny), float(limits.max)
+    if not least <= result <= most:
+        raise ValueError(f"{where}: {name} must be from {least:.1e} to {most:.1e} for float32, got {result}")
+    return result
+
+
 def integer(where: str, name: str, value: Any, least: int | None = None, kinds: str = "an integer") -> int:
     """`value` as a Python integer, of at least `least`."""
     if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
@@ -208,7 +233,8 @@ def size(where: str, name: str, value: Any) -> int:
 
 def sequence(where: str, name: str, value: Any, kinds: str) -> tuple[Any, ...]:
     """`value` as a tuple; its items are for the caller to check."""
-    if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)) or getattr(value, "ndim", 1) == 0:
+    no_items = isinstance(value, (str, bytes, bytearray, memoryview)) or getattr(value, "ndim", 1) == 0
+    if no_items or not isinstance(value, (Sequence, np.ndarray)):
         raise TypeError(f"{where}: {name} must be a sequence of {kinds}, got {describe(value)}")
     return tuple(value)
 

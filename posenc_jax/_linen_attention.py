@@ -214,8 +214,8 @@ class FIRE(nn.Module):
         where = "FIRE"
         _check.positive_int(where, "num_heads", self.num_heads)
         _check.positive_int(where, "hidden", self.hidden)
-        _check.positive(where, "c", self.c)
-        _check.positive(where, "threshold", self.threshold)
+        _check.positive_float32(where, "c", self.c)
+        _check.positive_float32(where, "threshold", self.threshold)
         _check.floating_dtype(where, self.param_dtype, "param_dtype")
         super().__post_init__()
 

@@ -221,8 +221,8 @@ class FIRE(nnx.Module):
         where = "FIRE"
         self.num_heads = _check.positive_int(where, "num_heads", num_heads)
         self.hidden = _check.positive_int(where, "hidden", hidden)
-        self.threshold = _check.positive(where, "threshold", threshold)
-        start = free.free(_check.positive(where, "c", c))
+        self.threshold = _check.positive_float32(where, "threshold", threshold)
+        start = free.free(_check.positive_float32(where, "c", c))
         dtype = _check.floating_dtype(where, param_dtype, "param_dtype")
         shapes = (1, self.hidden), (self.hidden, self.num_heads)
         self.kernel1, self.kernel2 = (

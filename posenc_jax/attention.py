@@ -103,8 +103,8 @@ def attention(
       TypeError: if an operand is not of floats or not of query's dtype, positions or segments are not integers, bias is
         not a function or gives anything but floats, or another argument has the wrong type.
       ValueError: if shapes do not fit each other, the heads of query are no multiple of key's, positions or segments of
-        one side only are given, positions are needed and cannot be counted, a tile of the bias has another shape, or
-        block_size is below 1.
+        one side only are given, positions are needed and cannot be counted, a tile of the bias has another shape,
+        block_size is below 1, or on Explicit axes a sequence or head_dim is sharded, or batch or heads not alike.
 
     Examples:
       >>> import jax
@@ -191,6 +191,14 @@ def _operands(where, query, key, value):
         raise ValueError(f"{where}: head_dim must be at least 1, got 0")
     if kv_heads < 1 or heads % kv_heads:
         raise ValueError(f"{where}: the heads of query must be a multiple of those of key, got {heads} and {kv_heads}")
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        for axis in (-3, -1):
+            _check.whole(where, name, x, axis)
+        spec, got = (jax.typeof(of).sharding.spec for of in (query, x))
+        if got[:-3] != spec[:-3] or got[-2] != spec[-2] and kv_heads > 1:
+            raise ValueError(
+                f"{where}: {name} must be sharded on Explicit axes of a mesh as query is, {spec}, got {got}"
+            )
     return query, key, value
 
 
@@ -206,6 +214,11 @@ def _rows(where, what, queries, keys, query, key):
         if x.shape[-1] != length:
             raise ValueError(f"{where}: {side}_{what} must have shape (..., {length}), got {x.shape}")
         _check.broadcastable(where, f"{side}_{what}", x.shape, f"{side} without heads", of.shape[:-2])
+        _check.whole(where, f"{side}_{what}", x)
+        spec, got = (jax.typeof(a).sharding.spec for a in (of, x))
+        if any(a not in (None, b) for a, b in zip(got[-2::-1], spec[-4::-1], strict=False)):
+            message = f"sharded on Explicit axes of a mesh as {side} is, {spec}, or not at all, got {got}"
+            raise ValueError(f"{where}: {side}_{what} must be {message}")
     if all(x.ndim == 1 for x in rows):
         return rows
     return tuple(_of_batch(x, of.shape[:-3]) for x, of in zip(rows, (query, key), strict=True))
@@ -220,11 +233,8 @@ def _of_batch(x, batch):
 
 def _traced(where, settings, bias, operands, sides, axes):
     """The settings with the bias as a jaxpr, and the arrays it closes over, of which derivatives are to be explicit."""
-    lengths = [x.shape[1] for x in operands[:2]]
-    tiles = [
-        _mesh.vary(jnp.zeros((*side.positions.shape[:-1], grid(settings, n)[1]), side.positions.dtype), axes)
-        for side, n in zip(sides, lengths, strict=True)
-    ]
+    positions = [jax.typeof(side.positions) for side in sides]
+    tiles = [x.update(shape=(*x.shape[:-1], grid(settings, x.shape[-1])[1])) for x in positions]
     traced = jax.make_jaxpr(bias)(*tiles)
     found, arrays = traced.out_avals, traced.consts
     if len(found) != 1 or not jnp.issubdtype(found[0].dtype, jnp.floating):

@@ -38,7 +38,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from posenc_jax import _check
+from posenc_jax import _check, _mesh
 from posenc_jax._distance import per_head, tile_distance
 from posenc_jax._phase import product
 from posenc_jax.frequencies import Frequencies, amplitude_of, dim_of, resolve
@@ -239,14 +239,18 @@ def sandwich(
     frequencies = resolve(where, frequencies, even=True)
     if isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
         raise ValueError(f"{where}: frequencies must have one axis, got {frequencies.num_axes}")
+    if not isinstance(frequencies, Frequencies):
+        _check.whole(where, "frequencies", frequencies)
     return _sandwich(*positions, frequencies, heads=heads)
 
 
 @functools.partial(jax.jit, static_argnames=("heads",), inline=True)
 def _sandwich(queries, keys, frequencies, *, heads):
-    queries, keys = (sinusoidal(p, frequencies, layout="half") for p in (queries, keys))
+    ndim = 1 + max(queries.ndim, keys.ndim)
+    queries, keys = (_check.align(sinusoidal(p, frequencies, layout="half"), ndim) for p in (queries, keys))
+    keys, product = jnp.swapaxes(keys, -1, -2), functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
     # The phases are exact; a cosine of every distance would take many times as long as this product of their waves.
-    similarity = jnp.matmul(queries, jnp.swapaxes(keys, -1, -2), precision=lax.Precision.HIGHEST)[..., None, :, :]
+    similarity = _mesh.sharded_as([queries, keys], product, queries, keys)[..., None, :, :]
     norm = np.float32(dim_of(frequencies) / 2 * amplitude_of(frequencies) ** 2)
     rate = (heads / (8 * np.arange(1, heads + 1))).astype(np.float32)
     return per_head(rate, similarity) * (similarity - norm)

@@ -267,6 +267,7 @@ def positions_of(where: str, name: str, positions: Any, frequencies: Frequencies
             f"{where}: {name} must have a last axis of size {num_axes}, one coordinate for each axis of the "
             f"frequencies, got shape {positions.shape}"
         )
+    _check.whole(where, name, positions)
     return positions
 
 

@@ -51,7 +51,7 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
     """
     where = "learned"
     table = _table(where, table)
-    positions = _positions(where, positions, table.shape[0], out_of_range)
+    positions = _positions(where, positions, table, out_of_range)
     return _learned(positions, table, out_of_range=out_of_range)
 
 
@@ -62,13 +62,15 @@ def _table(where, table):
     return table
 
 
-def _positions(where, positions, length, out_of_range):
+def _positions(where, positions, table, out_of_range):
     _check.out_of_range(where, out_of_range)
-    positions = _check.array(where, "positions", positions, "an integer array")
+    positions, length = _check.array(where, "positions", positions, "an integer array"), table.shape[0]
     if out_of_range == "error" and positions.size and _check.is_known(positions):
         low, high = _check.limits(positions)
         if low < 0 or high >= length:
             raise ValueError(f"{where}: positions must be from 0 to {length - 1}, got {low} to {high}")
+    specs = tuple(jax.typeof(positions).sharding.spec), jax.typeof(table).sharding.spec[1]
+    _check.apart(where, "positions and the width of table", *specs)
     return jnp.asarray(positions)
 
 
@@ -128,7 +130,7 @@ def add_learned(
         raise ValueError(f"{where}: table of width {table.shape[1]} must match x, shape {x.shape}")
     scale = _check.scalar(where, "scale", scale, _check.inside(x, table))
     if positions is not None:
-        positions = _positions(where, positions, table.shape[0], out_of_range)
+        positions = _positions(where, positions, table, out_of_range)
         _check.broadcastable(where, "positions", positions.shape, "x without its last axis", x.shape[:-1])
     elif x.shape[-2] > table.shape[0]:
         raise ValueError(f"{where}: table of {table.shape[0]} rows is too small for a sequence of {x.shape[-2]}")

@@ -68,6 +68,7 @@ def t5(
     table = _check.floats(where, "table", table, "(buckets, heads)")
     if table.ndim != 2 or not table.shape[1]:
         raise ValueError(f"{where}: table must have shape (buckets, heads), got {table.shape}")
+    _check.whole(where, "table", table, 0)
     directions = 1 + _check.flag(where, "bidirectional", bidirectional)
     buckets, odd = divmod(table.shape[0], directions)
     if odd or buckets < 2:
@@ -185,7 +186,8 @@ def fire(
 
     Raises:
       TypeError: if the weights are not of floats, c or threshold is not a number or a scalar, or as `alibi`.
-      ValueError: if the weights' shapes do not fit each other, a number is not positive, or as `alibi`.
+      ValueError: if the weights' shapes do not fit each other, a number is not positive or float32 takes it for 0, or as
+        `alibi`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -209,10 +211,12 @@ def fire(
     shapes = tuple(w.shape for w in weights)
     if weights[2].ndim != 2 or shapes != (shapes[2][:1], shapes[2][:1], shapes[2], shapes[2][1:]) or 0 in shapes[2]:
         raise ValueError(f"{where}: mlp must have shapes {', '.join(axes)}, got {shapes}")
+    for n, w in zip(names[:3], weights, strict=False):
+        _check.whole(where, f"{n} of mlp", w, 0)
     scalars = {"c": c, "threshold": threshold}
     for name, value in scalars.items():
         if isinstance(value, (int, float, np.integer, np.floating)):
-            _check.positive(where, name, value)
+            _check.positive_float32(where, name, value)
         scalars[name] = _check.scalar(where, name, value, np.float32)
     return _fire(*positions, weights, *scalars.values())
 

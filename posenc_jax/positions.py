@@ -57,6 +57,7 @@ def _sequences(where, name, x):
     if x.ndim < 1:
         raise ValueError(f"{where}: {name} must have shape (..., length), got {x.shape}")
     _check.counted(where, name, x.shape[-1])
+    _check.whole(where, name, x)
     return jnp.asarray(x)
 
 

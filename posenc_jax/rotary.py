@@ -118,6 +118,10 @@ def inputs(where, x, positions, frequencies, layout, head_axis, part, name="x", 
     if dim_of(frequencies) > x.shape[-1]:
         width = dim_of(frequencies)
         raise ValueError(f"{where}: frequencies of width {width} must fit into head_dim, {name} has shape {x.shape}")
+    if layout == "half" or dim_of(frequencies) < x.shape[-1]:
+        _check.whole(where, name, x)
+    if not isinstance(frequencies, Frequencies):
+        _check.whole(where, "frequencies", frequencies)
     rows = x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
     if positions is not None:
         positions = positions_of(where, positions_name, positions, frequencies)
@@ -210,6 +214,7 @@ def convert_layout(
     size, axis = held.shape[axis], axis % held.ndim
     if size % num_heads:
         raise ValueError(f"{where}: num_heads must divide axis {axis} of weights, shape {held.shape}, got {num_heads}")
+    _check.whole(where, "weights", held, axis)
     head_dim, dim = size // num_heads, resolve_static(where, frequencies).dim
     if dim % 2 or dim > head_dim:
         raise ValueError(f"{where}: frequencies must have an even width of at most {head_dim}, the head_dim, got {dim}")

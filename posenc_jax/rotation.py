@@ -71,6 +71,8 @@ def rotation_matrix(
     where = "rotation_matrix"
     _check.layout(where, layout)
     frequencies = resolve(where, frequencies, even=True)
+    if layout == "half" and not isinstance(frequencies, Frequencies):
+        _check.whole(where, "frequencies", frequencies)
     offset = positions_of(where, "offset", offset, frequencies)
     return _rotation_matrix(offset, frequencies, layout=layout, dtype=_check.floating_dtype(where, dtype))
 
@@ -129,6 +131,10 @@ def shift(
     if dim_of(frequencies) != encodings.shape[-1]:
         width = dim_of(frequencies)
         raise ValueError(f"{where}: frequencies of width {width} must match encodings, shape {encodings.shape}")
+    if layout == "half":
+        _check.whole(where, "encodings", encodings)
+    if not isinstance(frequencies, Frequencies):
+        _check.whole(where, "frequencies", frequencies)
     offset = positions_of(where, "offset", offset, frequencies)
     _check.broadcastable(where, "offset", offset.shape[:-1], "encodings without their last axis", encodings.shape[:-1])
     return _shift(encodings, offset, frequencies, layout=layout)

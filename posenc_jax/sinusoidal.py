@@ -71,6 +71,8 @@ def sinusoidal(
     where = "sinusoidal"
     _check.layout(where, layout)
     frequencies = resolve(where, frequencies)
+    if layout == "half" and not isinstance(frequencies, Frequencies):
+        _check.whole(where, "frequencies", frequencies)
     positions = positions_of(where, "positions", positions, frequencies)
     return _sinusoidal(positions, frequencies, layout=layout, dtype=_check.floating_dtype(where, dtype))
 

@@ -253,6 +253,8 @@ def test_timestep_embedding(settings):
         ("FIRE", (2,), {"hidden": 0}, ValueError, "FIRE: hidden must be at least 1"),
         ("FIRE", (2,), {"c": 0}, ValueError, "FIRE: c must be positive"),
         ("FIRE", (2,), {"threshold": -1.0}, ValueError, "FIRE: threshold must be positive"),
+        ("FIRE", (2,), {"c": 1e-300}, ValueError, "FIRE: c must be from 1.2e-38 to .* for float32, got 1e-300"),
+        ("FIRE", (2,), {"threshold": 1e-39}, ValueError, "FIRE: threshold must be from 1.2e-38 to .* for float32, got 1e-39"),
         ("FIRE", (2,), {"threshold": np.ones(2)}, TypeError, "FIRE: threshold must be a number"),
         ("FIRE", (2,), {"param_dtype": int}, TypeError, "FIRE: param_dtype must be a float dtype"),
         ("FourierFeatures", (0, 2), {"scale": 1.0}, ValueError, "FourierFeatures: in_features must be at least 1"),

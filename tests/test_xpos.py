@@ -162,6 +162,8 @@ X = np.zeros((5, 3, 8), np.float32)
         (lambda: pe.xpos(X, X[:2], np.arange(5)), ValueError, r"xpos: positions of shape \(5,\) must broadcast to key without"),
         (lambda: pe.xpos(X, X, None, key_positions=np.arange(4)), ValueError, r"xpos: key_positions of shape \(4,\) must broadcast to key"),
         (lambda: pe.xpos(X, X, np.zeros((5, 2), int), pe.axial(8, 2)), ValueError, "xpos: frequencies must have one axis, got 2"),
+        (lambda: pe.xpos(X, X, scale_base=1e-39), ValueError, "xpos: scale_base and gamma must give decays that fit into float32, got 1e-39 and 0.4$"),
+        (lambda: pe.xpos(X, X, scale_base=2e-36, gamma=1e-300), ValueError, "xpos: scale_base and gamma must .*, got 2e-36 and 1e-300$"),
         (lambda: pe.xpos(X, X, scale_base=0), ValueError, "xpos: scale_base must be positive, got 0"),
         (lambda: pe.xpos(X, X, gamma=-1), ValueError, "xpos: gamma must be positive, got -1"),
         (lambda: pe.xpos(X, X, gamma="1"), TypeError, "xpos: gamma must be a number, got str '1'"),  # type: ignore

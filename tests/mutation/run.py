@@ -40,7 +40,7 @@ MODULES = {
 TESTS = [
     f"tests/test_{name}.py"
     for name in "phase frequencies scalings axes sinusoidal rotary rotary_memory rotation xpos bias bias_modules "
-    "fourier same_bits parity_recorded hf conformance api positional_attention nnx attention plot sharding hostile "
+    "fourier same_bits parity_recorded hf conformance api positional_attention nnx attention plot sharding explicit_axes hostile "
     "hostile_configs hostile_spectra".split()
 ]
 BUDGET, LONG, SLOWEST = 60.0, 480.0, 30.0  # seconds: of the tests for a mutant, at first and again; of one test

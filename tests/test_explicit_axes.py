@@ -1,0 +1,148 @@
+"""On Explicit axes of a mesh: what cannot be split says so, where the compiler may not fetch what it needs."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compile.aot import Compiled
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import posenc_jax as pe
+
+D, H = "data", "heads"
+AT, X = np.arange(128, dtype=np.int32).reshape(8, 16), np.ones((8, 16, 8, 16), np.float32)
+ONES, SQUARE = np.ones(8, np.float32), np.ones((8, 8), np.float32)
+
+
+def fire(i, j, w1, b1, w2, b2):
+    return pe.fire(i, j, (w1, b1, w2, b2), c=0.1, threshold=9.0)
+
+
+def place(*arguments):
+    """Arrays on the mesh that is set; each is given alone or with what shards it."""
+    pairs = (x if isinstance(x, tuple) else (x, P()) for x in arguments)
+    return [jax.device_put(x, NamedSharding(jax.sharding.get_mesh(), spec)) for x, spec in pairs]
+
+
+@pytest.fixture
+def mesh():
+    with jax.set_mesh(jax.make_mesh((2, 4), (D, H), (AxisType.Explicit,) * 2)) as mesh:
+        yield mesh
+
+
+# function, its arguments, the name of one of them and its axis that must be whole
+WHOLE = [
+    (partial(pe.sinusoidal, layout="half"), [AT, ONES], "frequencies", 0),
+    (partial(pe.sinusoidal, frequencies=pe.axial(16, 2)), [AT[..., None].repeat(2, -1)], "positions", 2),
+    (pe.fourier_features, [SQUARE, SQUARE], "matrix", 1),
+    (pe.rotary, [X, AT], "x", 3),
+    (partial(pe.rotary, frequencies=8, layout="interleaved"), [X, AT], "x", 3),
+    (pe.rotary, [X, AT, ONES], "frequencies", 0),
+    (pe.xpos, [X, X, AT], "query", 3),
+    (pe.xpos, [X, X, AT], "key", 3),
+    (partial(pe.shift, offset=3, frequencies=16, layout="half"), [X], "encodings", 3),
+    (lambda x, f: pe.shift(x, 3, f), [X, ONES], "frequencies", 0),
+    (partial(pe.rotation_matrix, layout="half"), [AT, ONES], "frequencies", 0),
+    (pe.t5, [AT, AT, SQUARE], "table", 0),
+    (fire, [AT, AT, ONES, ONES, SQUARE, ONES], "w1 of mlp", 0),
+    (fire, [AT, AT, ONES, ONES, SQUARE, ONES], "b1 of mlp", 0),
+    (fire, [AT, AT, ONES, ONES, SQUARE, ONES], "w2 of mlp", 0),
+    (lambda i, j, f: pe.sandwich(i, j, 2, f), [AT, AT, ONES], "frequencies", 0),
+    (pe.attention, [X, X, X], "query", 1),
+    (pe.attention, [X, X, X], "key", 1),
+    (pe.attention, [X, X, X], "value", 3),
+    (lambda q, i, j: pe.attention(q, q, q, query_positions=i, key_positions=j), [X, AT, AT], "query_positions", 1),
+    (lambda q, i, j: pe.attention(q, q, q, query_segments=i, key_segments=j), [X, AT, AT], "key_segments", 1),
+    (pe.positions_from_segments, [AT], "ids", 1),
+    (pe.positions_from_mask, [AT > 0], "mask", 1),
+    (partial(pe.convert_layout, frequencies=8, source="half", target="interleaved", axis=-1, num_heads=1), [SQUARE], "weights", 1),
+]  # fmt: skip
+INDEX = {
+    "query": 0, "key": 1, "value": 2, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
+    "w1 of mlp": 2, "b1 of mlp": 3, "w2 of mlp": 4, "query_positions": 1, "key_segments": 2, "ids": 0, "mask": 0, "weights": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("f", "arguments", "name", "axis"), WHOLE)
+def test_what_must_be_whole(mesh, f, arguments, name, axis):
+    arguments = list(arguments)
+    jax.eval_shape(f, *place(*arguments))
+    split = P(*[None] * axis, D)
+    arguments[INDEX[name]] = arguments[INDEX[name]], split
+    message = rf"{name} must not be sharded along axis {axis} on Explicit axes of a mesh, got P.*'data'.*; reshard it"
+    with pytest.raises(ValueError, match=rf"^\w+: {message}, or use jax.shard_map"):
+        f(*place(*arguments))
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(f, *place(*arguments))
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "learned", "add_learned"])
+def test_one_axis_of_a_mesh_for_two_of_the_result(mesh, name):
+    f = {
+        "alibi": lambda i, j: pe.alibi(i, j, 2),
+        "t5": lambda i, j: pe.t5(i, j, SQUARE),
+        "learned": lambda i, j: pe.learned(i % 8, j.astype(jnp.float32).T),
+        "add_learned": lambda i, j: pe.add_learned(jnp.zeros((8, 16, 8)), j.astype(jnp.float32).T, i % 8),
+    }[name]
+    i, j = (AT, P(None, D)), (AT, P(None, D)) if name in ("alibi", "t5") else (AT, P(D))
+    f(*place(i, AT))
+    what = (
+        "the last axes of query_positions and key_positions"
+        if name in ("alibi", "t5")
+        else "positions and the width of table"
+    )
+    with pytest.raises(
+        ValueError, match=rf"^{name}: {what} must not be sharded over one Explicit axis of a mesh, got \['data'\]$"
+    ):
+        f(*place(i, j))
+
+
+ROWS = P(D, None, H)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "positions", "message"),
+    [
+        (ROWS, P(D), ROWS, P(D), "key must be sharded on Explicit axes of a mesh as query is"),
+        (ROWS, ROWS, P(None, None, H), P(D), "value must be sharded on Explicit axes of a mesh as query is"),
+        (P(None, None, H), P(None, None, H), P(None, None, H), P(D), "key_positions must be sharded on .* as key is, .*, or not at all"),
+    ],
+)  # fmt: skip
+def test_attention_wants_one_sharding(mesh, q, k, v, positions, message):
+    operands = [(X, spec) for spec in (q, k, v)]
+    with pytest.raises(ValueError, match=rf"^attention: {message}"):
+        q, k, v, i, j = place(*operands, AT, (AT, positions))
+        pe.attention(q, k, v, query_positions=i, key_positions=j)
+
+
+BIASES = {
+    "none": None,
+    "t5": lambda i, j: pe.t5(i, j, np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)),
+    "sandwich": lambda i, j: pe.sandwich(i, j, 8, 16),
+}
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(("bias", "i_spec"), [("none", P(D)), ("t5", P(D)), ("sandwich", P())])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_rows_with_positions_of_their_own(bias, i_spec, kind, causal):
+    rng = np.random.default_rng(0)
+    q, i = rng.normal(size=(8, 17, 8, 4)).astype(np.float32), rng.integers(0, 99, (8, 17)).astype(np.int32)
+
+    @jax.jit
+    def attend(q, i, j):
+        sides = {"query_positions": i, "key_positions": j, "causal": causal}
+        return pe.attention(q, q, q, bias=BIASES[bias], block_size=8, **sides)
+
+    with jax.set_mesh(jax.make_mesh((2, 4), (D, H), axis_types=(kind,) * 2)):
+        arguments = place((q, ROWS), (i, i_spec), (i, P(D)))
+        compiled = attend.lower(*arguments).compile()
+        np.testing.assert_allclose(compiled(*arguments), attend(q, i, i), rtol=0, atol=1e-6)
+    found = Compiled(compiled.as_text(), 0, 0).collectives
+    assert {*found[0], *found[1]} == ({"all-reduce"} if causal else set())
+    # Whether a tile is passed over is asked of all rows; nothing else is.
+    assert {*re.findall(r"= (.+?) all-reduce\(", compiled.as_text())} == ({"pred[]"} if causal else set())
