@@ -186,7 +186,7 @@ def fire(
 
     Raises:
       TypeError: if the weights are not of floats, c or threshold is not a number or a scalar, or as `alibi`.
-      ValueError: if the weights' shapes do not fit each other, a number is not positive or float32 takes it for 0, or as
+      ValueError: if the weights' shapes do not fit each other, a number is not positive, float32 takes it for 0, or as
         `alibi`.
 
     Examples:
