@@ -80,6 +80,28 @@ def test_what_must_be_whole(mesh, f, arguments, name, axis):
         jax.eval_shape(f, *place(*arguments))
 
 
+@pytest.mark.parametrize(
+    ("f", "arguments", "index", "axis"),
+    [
+        (partial(pe.rotary, layout="interleaved"), [X, AT], 0, 3),
+        (partial(pe.xpos, layout="interleaved"), [X, X, AT], 1, 3),
+        (partial(pe.shift, offset=3, frequencies=16), [X], 0, 3),
+        (pe.sinusoidal, [AT, ONES], 1, 0),
+        (pe.rotation_matrix, [AT, ONES], 1, 0),
+        (partial(pe.fourier_features, layout="interleaved"), [SQUARE, SQUARE], 1, 1),
+        (fire, [AT, AT, ONES, ONES, SQUARE, ONES], 4, 1),
+        (fire, [AT, AT, ONES, ONES, SQUARE, ONES], 5, 0),
+    ],
+)
+def test_what_may_be_split(mesh, f, arguments, index, axis):
+    placed = list(arguments)
+    placed[index] = placed[index], P(*[None] * axis, D)
+    got = jax.tree.leaves(f(*place(*placed)))
+    assert any(D in jax.typeof(y).sharding.spec for y in got)
+    for a, b in zip(got, jax.tree.leaves(f(*arguments)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("name", ["alibi", "t5", "learned", "add_learned"])
 def test_one_axis_of_a_mesh_for_two_of_the_result(mesh, name):
     f = {
