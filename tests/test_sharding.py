@@ -313,6 +313,7 @@ LEARNED = {
     "kerple_log": (pe.kerple_log, CASES["kerple_log"][1]),
     "kerple_power": (pe.kerple_power, CASES["kerple_power"][1]),
     "fire": (fire, CASES["fire"][1]),
+    "fire, kernel": (lambda i, j, *x: fire(i, j, *x[:2], x[-1], x[2]), [*TILE, *MLP[:2], MLP[3], MLP[2]]),
     "sandwich": (lambda i, j, w: pe.sandwich(i, j, HEADS, w), [*TILE, (W[:4], P())]),
 }
 
