@@ -11,7 +11,8 @@ nox.options.reuse_venv = "yes"
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 ACCELERATORS = {"cpu": [], "cuda13": ["jax[cuda13]"], "tpu": ["jax[tpu]"]}
-PLATFORMS = {"cpu": "cpu", "cuda13": "cuda", "tpu": "tpu"}
+# The first computes; tests of several devices take those of the CPU.
+PLATFORMS = {"cpu": "cpu", "cuda13": "cuda,cpu", "tpu": "tpu,cpu"}
 # A TPU's compiler runs without the device when it is told not to look for one.
 NO_TPU = {
     "JAX_PLATFORMS": "cpu",

@@ -390,7 +390,7 @@ def test_derivatives_in_shard_map(over, name):
         y = tiled(q, k, v, parameters, bias, query_positions=i, key_positions=POSITIONS[:n], causal=True, block_size=3)
         return lax.psum(jnp.sum(y * w), "d")
 
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
     f = jax.shard_map(local, mesh=mesh, in_specs=(*spec, spec[0], P()), out_specs=P())
     got = jax.jit(jax.grad(f, (0, 1, 2, 4)))(q, k, v, W[:, :n], parameters)
     total = lambda *x: jnp.vdot(dense(*x, bias, i=POSITIONS[:n], causal=True), W[:, :n])  # noqa: E731
@@ -398,8 +398,8 @@ def test_derivatives_in_shard_map(over, name):
 
 
 @pytest.mark.parametrize("spec", [P("d"), P(None, None, "d")], ids=["batch", "heads"])
-def test_on_a_mesh_with_explicit_axes(spec):
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,))
+def test_on_a_mesh_with_explicit_axes(spec, on_cpu):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu"))
     want = gradients_of_dense()
     with jax.set_mesh(mesh):
         q, k, v, w = (jax.device_put(x, NamedSharding(mesh, spec)) for x in (Q, K, V, W))

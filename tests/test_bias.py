@@ -385,8 +385,8 @@ def test_the_perceptron_on_every_platform(form):
 
 
 @pytest.mark.parametrize("name", ["alibi, slopes", "t5", "kerple_log", "kerple_power", "fire"])
-def test_on_a_mesh_with_explicit_axes(name):
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+def test_on_a_mesh_with_explicit_axes(name, on_cpu):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu"))
     f, parameters = CASES[name]
     q, k, w = jnp.arange(8, dtype=jnp.int32), jnp.arange(6, dtype=jnp.int32), RNG.normal(size=(HEADS, 8, 6))
     grad = jax.jit(jax.grad(lambda p, q, k, w: jnp.sum(w * f(q, k, *p))))

@@ -405,14 +405,14 @@ def test_derivatives_compose():
 @pytest.mark.parametrize(
     ("x_spec", "p_spec"), [(P("d"), P()), (P(), P("d")), (P("d"), P("d"))], ids=["x", "positions", "both"]
 )
-def test_derivatives_on_a_mesh(kind, x_spec, p_spec):
+def test_derivatives_on_a_mesh(kind, x_spec, p_spec, on_cpu):
     # Each has the type of its argument: summed over the devices where the argument is one for all.
     x, p = jnp.asarray(normal(8, 3, 6)), jnp.linspace(-3, 3, 8)
     w = jnp.asarray([1.3, 0.2, 0.7], jnp.float32)
     total = lambda x, p, w: jnp.sum(pe.rotary(x, p, w) ** 3)  # noqa: E731
     want = jax.grad(total, (0, 1, 2))(x, p, w)
     explicit = kind != "shard_map"
-    mesh = jax.make_mesh((8,), ("d",), axis_types=(kind if explicit else AxisType.Auto,))
+    mesh = jax.make_mesh((8,), ("d",), (kind if explicit else AxisType.Auto,), devices=jax.devices("cpu"))
     if not explicit:
 
         def total(x, p, w):
@@ -450,8 +450,8 @@ def test_axes_of_one_change_no_bits(shape, dtype, layout):
             np.testing.assert_array_equal(got[i, j], want)
 
 
-def test_an_axis_of_one_that_a_mesh_shards():
-    mesh = jax.make_mesh((8, 1), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)
+def test_an_axis_of_one_that_a_mesh_shards(on_cpu):
+    mesh = jax.make_mesh((8, 1), ("d", "m"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
     x = normal(8, 4, 1, 6)
     with jax.set_mesh(mesh):
         got = jax.jit(pe.rotary)(jax.device_put(x, NamedSharding(mesh, P("d", None, "m", None))))
@@ -467,13 +467,13 @@ def test_a_table_keeps_what_is_no_number():
         assert np.isnan(turned[0]).all() and np.isfinite(turned[1]).all()
 
 
-def test_an_x_that_is_one_for_all_devices():
+def test_an_x_that_is_one_for_all_devices(on_cpu):
     x, p = jnp.asarray(normal(1, 3, 6)), jnp.arange(8)
     weights = jnp.asarray(normal(8, 3, 6, seed=1))
     total = lambda x, p, c: jnp.sum(c * pe.rotary(x, p))  # noqa: E731
     want = sum(jax.grad(total)(x, p[i : i + 1], weights[i : i + 1]) for i in range(8))
     local = lambda x, p, c: lax.psum(total(x, p, c), "d")  # noqa: E731
-    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
     got = jax.jit(jax.grad(jax.shard_map(local, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=P())))
     np.testing.assert_allclose(got(x, p, weights), want, rtol=1e-5, atol=1e-6)
 

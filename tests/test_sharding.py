@@ -22,13 +22,15 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from posenc_jax.frequencies import counted
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
 AXES = D, S, H = "data", "sequence", "heads"
-BATCH, LENGTH, HEADS, DIM, KEYS = 8, 2048, 16, 8, 16
+BATCH, LENGTH, HEADS, DIM, KEYS = 8, 128 * 17, 16, 8, 16
 RNG = np.random.default_rng(0)
 EACH = RNG.integers(-(2**31), 2**31, (BATCH, LENGTH)).astype(np.int32)
 NEAR = RNG.integers(0, 9000, (BATCH, LENGTH)).astype(np.int32)
 COUNT = np.arange(LENGTH, dtype=np.int32)
 TIMES = RNG.uniform(0, 1000, (BATCH, LENGTH)).astype(np.float32)
+PLACES = RNG.integers(0, 9000, (BATCH, LENGTH, 2)).astype(np.int32)
 
 
 def normal(*shape):
@@ -40,9 +42,13 @@ X, Q, SLOPES = (
     normal(BATCH, LENGTH, HEADS, DIM),
     np.linspace(0.1, 0.9, HEADS, dtype=np.float32),
 )
+LAST = {"frequencies": 4, "part": "last", "inverse": True}
+FLOAT32, SECTIONS = pe.geometric(DIM).with_precision("float32"), pe.multi_section(DIM, (1, 3))
 QB, W, TABLE = Q.astype(jnp.bfloat16), RNG.uniform(0.01, 2, HEADS).astype(np.float32), normal(50, DIM)
 ROWS, HEADED, BIAS, ONE = P(D, S), P(D, S, H), P(D, H, S), P(H)
 TILE = [(NEAR, ROWS), (NEAR[:, :KEYS], P(D))]  # the queries of a bias are sharded, its keys are not
+FLOATS = [(TIMES, ROWS), (TIMES[:, :KEYS], P(D))]
+COLUMNS = TILE[::-1]  # its keys are, and not its queries
 MLP = [(normal(4), P()), (normal(4), P()), (normal(4, HEADS), P(None, H)), (normal(HEADS), ONE)]
 
 
@@ -84,10 +90,44 @@ CASES = {
     "fire": (fire, [*TILE, *MLP], BIAS),
     "sandwich": (partial(pe.sandwich, heads=HEADS, frequencies=DIM), TILE, P(D, None, S)),
 }
+# Other forms of these, on one mesh
+FORMS = {
+    "sinusoidal, half": (partial(pe.sinusoidal, frequencies=DIM, layout="half"), [(EACH, ROWS)], ROWS),
+    "sinusoidal, odd": (partial(pe.sinusoidal, frequencies=7), [(EACH, ROWS)], ROWS),
+    "sinusoidal, half, odd": (partial(pe.sinusoidal, frequencies=7, layout="half"), [(EACH, ROWS)], ROWS),
+    "sinusoidal, axial": (partial(pe.sinusoidal, frequencies=pe.axial(DIM, 2)), [(PLACES, ROWS)], ROWS),
+    "sinusoidal, floats": (partial(pe.sinusoidal, frequencies=DIM), [(TIMES, ROWS)], ROWS),
+    "sinusoidal, float32": (partial(pe.sinusoidal, frequencies=FLOAT32), [(NEAR, ROWS)], ROWS),
+    "rotary, sections": (partial(pe.rotary, frequencies=SECTIONS), [(Q, HEADED), (PLACES, ROWS)], HEADED),
+    "rotary, axial": (partial(pe.rotary, frequencies=pe.axial(DIM, 2)), [(Q, HEADED), (PLACES[0], P(S))], HEADED),
+    "rotary, partial": (partial(pe.rotary, frequencies=4), [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "rotary, last, inverse": (partial(pe.rotary, **LAST), [(Q, HEADED), (EACH, ROWS)], HEADED),
+    "rotary, learned": (pe.rotary, [(Q, HEADED), (COUNT, P(S)), (W[:4], P())], HEADED),
+    "rotary, floats": (pe.rotary, [(Q, HEADED), (TIMES, ROWS)], HEADED),
+    "rotary, heads first": (partial(pe.rotary, head_axis=-3), [(Q.swapaxes(1, 2), BIAS), (EACH, ROWS)], BIAS),
+    "rotary, no heads": (partial(pe.rotary, head_axis=None), [(X, ROWS), (COUNT, P(S))], ROWS),
+    "xpos, interleaved": (partial(pe.xpos, layout="interleaved"), CASES["xpos"][1], HEADED),
+    "shift, half": (partial(pe.shift, frequencies=DIM, layout="half"), [(X, ROWS), (EACH, ROWS)], ROWS),
+    "rotation_matrix, half": (partial(pe.rotation_matrix, frequencies=DIM, layout="half"), [(EACH, ROWS)], ROWS),
+    "t5, causal": (partial(pe.t5, bidirectional=False), CASES["t5"][1], BIAS),
+}
+BIASED = {name: CASES[name] for name in ("alibi", "t5", "kerple_log", "kerple_power", "fire", "sandwich")}
+FORMS |= {f"{name}, keys": (f, [*COLUMNS, *x[2:]], P(*spec[:2], None, S)) for name, (f, x, spec) in BIASED.items()}
+FORMS |= {f"{name}, floats": (f, [*FLOATS, *x[2:]], spec) for name, (f, x, spec) in BIASED.items() if name != "t5"}
+
+MANY = {  # the kinds of the axes
+    "auto": (AxisType.Auto,) * 3,
+    "explicit": (AxisType.Explicit,) * 3,
+    "shard_map": (AxisType.Auto,) * 3,
+    "explicit batch": (AxisType.Explicit, AxisType.Auto, AxisType.Auto),
+    "explicit sequence": (AxisType.Auto, AxisType.Explicit, AxisType.Auto),
+}
+# Of each kind of function one
+MIXED = {"add_sinusoidal", "learned", "rotary, half", "shift", "t5", "fire"}
 
 
-def mesh_of(shape=(2, 2, 2), kind=AxisType.Auto):
-    return jax.make_mesh(shape, AXES, axis_types=(kind,) * 3)
+def mesh_of(shape=(2, 2, 2), kinds=MANY["auto"]):
+    return jax.make_mesh(shape, AXES, axis_types=kinds, devices=jax.devices("cpu"))
 
 
 def put(mesh, arguments):
@@ -117,17 +157,17 @@ def compile_and_run(f, *arrays):
 
 @functools.cache
 def on_one(name):
-    function, arguments, _ = CASES[name]
+    function, arguments, _ = (CASES | FORMS)[name]
     compiled, results = compile_and_run(function, *(x for x, _ in arguments))
     return compiled, jax.tree.map(np.asarray, results)
 
 
 def on_many(name, mode, shape):
-    function, arguments, out = CASES[name]
-    mesh = mesh_of(shape, AxisType.Explicit if mode == "explicit" else AxisType.Auto)
+    function, arguments, out = (CASES | FORMS)[name]
+    mesh = mesh_of(shape, MANY[mode])
     if mode == "shard_map":
         function = jax.shard_map(function, mesh=mesh, in_specs=tuple(spec for _, spec in arguments), out_specs=out)
-    if mode == "auto":
+    elif mode != "explicit":
         function = jax.jit(function, out_shardings=NamedSharding(mesh, out))
     with jax.set_mesh(mesh):
         compiled, results = compile_and_run(function, *put(mesh, arguments))
@@ -136,11 +176,12 @@ def on_many(name, mode, shape):
     return compiled, results
 
 
-def check_local(compiled, whole, sequence):
-    """No collective; a device's share of what one alone does and keeps, and 4 KiB, less than positions of all."""
+def check_local(compiled, whole, sequence, batch=1):
+    """No collective, nothing of the global length; a device's share of what one alone does and keeps, and 4 KiB."""
     assert compiled.collectives == ([], [])
+    assert sequence == 1 or not [n for n in compiled.sizes if n % LENGTH == 0]
     for here, all_of_it in ((compiled.temporaries, whole.temporaries), (compiled.work, whole.work)):
-        assert here <= 1.02 * all_of_it // sequence + 4096 < 1.02 * all_of_it // sequence + 4 * LENGTH
+        assert here <= 1.02 * all_of_it // (sequence * batch) + 4096
 
 
 SHAPES = [(2, 2, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)]
@@ -149,7 +190,7 @@ SHAPES = [(2, 2, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)]
 def test_counted_positions_are_sharded_as_their_axis():
     x = jax.ShapeDtypeStruct((2, 8, 4), np.float32)
     assert jax.typeof(jax.eval_shape(partial(counted, axis=1), x)).sharding.spec == P(None, None, None)
-    mesh = jax.make_mesh((2, 4), (D, S), (AxisType.Explicit,) * 2)
+    mesh = jax.make_mesh((2, 4), (D, S), (AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
     with jax.set_mesh(mesh):
         for spec, want in ((P(D, S), P(None, S, None)), (P(D), P(None, None, None))):
             found = jax.eval_shape(partial(counted, axis=1), x.update(sharding=NamedSharding(mesh, spec)))
@@ -157,17 +198,25 @@ def test_counted_positions_are_sharded_as_their_axis():
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [(name, shape) for name in CASES for shape in SHAPES if shape[2] < 8 or H in CASES[name][2]]
+    ("name", "shape"),
+    [
+        *((name, shape) for name in CASES for shape in SHAPES if shape[2] < 8 or H in CASES[name][2]),
+        *((name, SHAPES[0]) for name in FORMS),
+    ],
 )
 def test_each_device_computes_its_part(name, shape):
     whole, want = on_one(name)
+    rows = [spec for x, spec in (CASES | FORMS)[name][1] if LENGTH in x.shape]
+    batch = shape[0] if "counted" not in name and all(D in spec for spec in rows) else 1  # else it shares positions
     modes = ["auto", "explicit"]
-    if shape == SHAPES[0] and "counted" not in name:  # in shard_map each device would count its own part from 0
-        modes.append("shard_map")
+    if "counted" not in name and (shape == SHAPES[0] or shape == SHAPES[2] and name in MIXED):
+        modes.append("shard_map")  # where each device would count its own part from 0
+    if shape == SHAPES[0] and name in MIXED:
+        modes += ["explicit batch", "explicit sequence"]
     made = {}
     for mode in modes:
         made[mode], got = on_many(name, mode, shape)
-        check_local(made[mode], whole, shape[1])
+        check_local(made[mode], whole, shape[1], batch)
         # What is not cut along the sequence is cut as the compiler does where it may choose.
         assert made[mode].work <= 1.01 * made["auto"].work
         assert made[mode].temporaries <= made["auto"].temporaries + 4096
@@ -187,11 +236,27 @@ def test_control_a_collective_is_caught():
 
 def test_control_a_table_of_the_global_length_is_caught():
     # Positions that are not sharded, on Explicit axes: every device computes the waves of all.
-    mesh = mesh_of(kind=AxisType.Explicit)
+    mesh = mesh_of(kinds=MANY["explicit"])
     with jax.set_mesh(mesh):
         compiled, _ = compile_and_run(pe.rotary, *put(mesh, [(Q, HEADED), (COUNT, P())]))
     with pytest.raises(AssertionError):
         check_local(compiled, on_one("rotary, half")[0], 2)
+
+
+@pytest.mark.parametrize("steps", [1, 3])  # a loop of one step is none
+def test_control_a_row_of_the_global_length_is_caught(steps):
+    # Of integers, and each device uses its part of them: no more memory than the share of a large temporary.
+    def step(i, x):
+        row = lax.sort(jnp.arange(LENGTH, dtype=np.int32) ^ i)  # what a fusion cannot keep to itself
+        return x + pe.sinusoidal(lax.dynamic_slice_in_dim(row, lax.axis_index(S) * x.shape[1], x.shape[1]), DIM)[None]
+
+    mesh, f = mesh_of(), lambda x: lax.fori_loop(0, steps, step, x)
+    with jax.set_mesh(mesh):
+        mapped = jax.shard_map(f, mesh=mesh, in_specs=ROWS, out_specs=ROWS)
+        compiled, _ = compile_and_run(mapped, *put(mesh, [(X, ROWS)]))
+    assert ("while" in compiled.operations) == (steps > 1)
+    with pytest.raises(AssertionError, match=rf"\[{LENGTH}\]"):
+        check_local(compiled, OnDevice("", 2**30, 0, 2.0**30), 2)
 
 
 def test_control_the_waves_of_all_batches_are_caught():
@@ -199,8 +264,8 @@ def test_control_the_waves_of_all_batches_are_caught():
         return x + pe.sinusoidal(jnp.broadcast_to(positions, x.shape[:-1]), DIM)
 
     made = []
-    for kind in (AxisType.Auto, AxisType.Explicit):
-        mesh = mesh_of((8, 1, 1), kind)
+    for kinds in (MANY["auto"], MANY["explicit"]):
+        mesh = mesh_of((8, 1, 1), kinds)
         with jax.set_mesh(mesh):
             made.append(compile_and_run(add, *put(mesh, [(X, ROWS), (COUNT[None], P())]))[0])
     assert made[1].work > 6 * made[0].work
@@ -221,7 +286,7 @@ def test_control_the_waves_of_all_batches_are_caught():
     ],
 )
 def test_refused_on_explicit_axes(f, arguments, match):
-    mesh = mesh_of(kind=AxisType.Explicit)
+    mesh = mesh_of(kinds=MANY["explicit"])
     with jax.set_mesh(mesh), pytest.raises(Exception, match=match):
         f(*put(mesh, arguments))
 
@@ -250,6 +315,7 @@ LEARNED = {
     "kerple_log": (pe.kerple_log, CASES["kerple_log"][1]),
     "kerple_power": (pe.kerple_power, CASES["kerple_power"][1]),
     "fire": (fire, CASES["fire"][1]),
+    "fire, kernel": (lambda i, j, *x: fire(i, j, *x[:2], x[-1], x[2]), [*TILE, *MLP[:2], MLP[3], MLP[2]]),
     "sandwich": (lambda i, j, w: pe.sandwich(i, j, HEADS, w), [*TILE, (W[:4], P())]),
 }
 
@@ -258,24 +324,27 @@ LEARNED = {
 def test_derivatives_by_parameters(name):
     f, arguments = LEARNED[name]
     parameter, spec = arguments[-1]
-    whole, want = compile_and_run(by_last(f), *(x for x, _ in arguments))
-    for kind in (AxisType.Auto, AxisType.Explicit):
-        mesh = mesh_of(kind=kind)
+    gradient = by_last(f)
+    whole, want = compile_and_run(gradient, *(x for x, _ in arguments))
+    for mode in ("auto", "explicit", "shard_map"):
+        mesh = mesh_of(kinds=MANY[mode])
+        if mode == "shard_map":  # by what is one for all devices but those along the heads
+            gradient = jax.shard_map(gradient, mesh=mesh, in_specs=tuple(spec for _, spec in arguments), out_specs=spec)
         with jax.set_mesh(mesh):
-            compiled, got = compile_and_run(by_last(f), *put(mesh, arguments))
+            compiled, got = compile_and_run(gradient, *put(mesh, arguments))
         assert set(compiled.collectives[0]) == {"all-reduce"}
         # The parameter's own sums alone, before or after pairs are made of features; here those of waves of keys too.
         few = BATCH // 2 * KEYS * DIM if name == "sandwich" else 0
         assert max(compiled.reduced) <= max(2 * parameter.size, few)
         assert compiled.work <= 0.3 * whole.work
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5 * np.abs(want).max())
-        if kind == AxisType.Explicit:
+        if mode != "auto":
             assert got.sharding.is_equivalent_to(NamedSharding(mesh, spec), got.ndim)
 
 
 @pytest.mark.parametrize("spmd", [None, D])
 def test_a_lookup_where_the_mapped_axis_alone_is_sharded(spmd):
-    mesh, rows, x = mesh_of((8, 1, 1), AxisType.Explicit), NEAR[:, :50] % 50, X[:, :50]
+    mesh, rows, x = mesh_of((8, 1, 1), MANY["explicit"]), NEAR[:, :50] % 50, X[:, :50]
     with jax.set_mesh(mesh):
         here = put(mesh, [(rows, P(D)), (x, P(D))])
         mapped = partial(jax.vmap, spmd_axis_name=spmd)
@@ -287,7 +356,7 @@ def test_a_lookup_where_the_mapped_axis_alone_is_sharded(spmd):
 
 @pytest.mark.parametrize("table", [P(), P(None, H), P(H)], ids=str)
 def test_derivatives_of_a_lookup_on_explicit_axes(table):
-    mesh, dy = mesh_of(kind=AxisType.Explicit), X.astype(np.float64)
+    mesh, dy = mesh_of(kinds=MANY["explicit"]), X.astype(np.float64)
     want = np.zeros(TABLE.shape)
     np.add.at(want, NEAR % 50, dy)
     gradient = jax.jit(jax.grad(lambda t, p, dy: jnp.sum(dy * pe.learned(p, t))))
@@ -322,7 +391,7 @@ def test_attention_over_batch_and_heads(f, mode, collectives):
     spec, one = P(D, None, H), attend if f is attend else slope
     x = [Q[:4, 64 * i : 64 * i + 64, :4] for i in range(3 if f is attend else 4)]
     want = jax.jit(one)(*x, SLOPES[:4])
-    mesh = mesh_of(kind=AxisType.Explicit if mode == "explicit" else AxisType.Auto)
+    mesh = mesh_of(kinds=MANY[mode])
     if mode == "shard_map":
         f = jax.shard_map(f, mesh=mesh, in_specs=(*[spec] * len(x), ONE), out_specs=spec if one is attend else ONE)
     with jax.set_mesh(mesh):
@@ -343,6 +412,9 @@ BIASES = {
     "alibi": partial(pe.alibi, heads=4),
     "t5": lambda i, j: pe.t5(i, j, T5_TABLE, bidirectional=False),
     "fire": lambda i, j: fire(i, j, *(w[..., :4] for w, _ in MLP)),
+    "kerple_log": lambda i, j: pe.kerple_log(i, j, SLOPES[:4], SLOPES[4:8]),
+    "kerple_power": lambda i, j: pe.kerple_power(i, j, SLOPES[:4], SLOPES[4:8]),
+    "sandwich": partial(pe.sandwich, heads=4, frequencies=DIM),
 }
 
 
@@ -378,7 +450,7 @@ def test_positions_of_a_shard_are_its_own(order):
 
 
 def ring_of(devices):
-    return jax.make_mesh((devices,), (S,), axis_types=(AxisType.Auto,))
+    return jax.make_mesh((devices,), (S,), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
 
 
 def test_context_parallel_with_gathered_keys():
@@ -390,7 +462,7 @@ def test_context_parallel_with_gathered_keys():
         bias, k, v = BIASES["alibi"], gathered(k, 1), gathered(v, 1)
         return q, pe.attention(q, k, v, bias=bias, causal=True, block_size=8, **here, **there)
 
-    mesh, arrays = jax.make_mesh((2, 4), (D, S), axis_types=(AxisType.Auto,) * 2), packed()
+    mesh, arrays = mesh_of((2, 4, 1)), packed()
     f = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(*[ROWS] * 3, P(S), P(S)), out_specs=ROWS))
     rotated, attended = jax.jit(pe.rotary)(arrays[0], arrays[3]), example().alone(BIASES["alibi"])(*arrays)
     for name in ORDERS:
@@ -407,6 +479,21 @@ def test_a_ring_with_any_bias_in_any_order(name):
     for order in ORDERS:
         parts, order = sharded(arrays, 8, order)
         np.testing.assert_allclose(ring(*parts), want[:, order], rtol=0, atol=2e-6)
+
+
+def test_rings_over_batch_and_heads():
+    def local(q, k, v, positions, segments, slopes):
+        q, k = pe.rotary(q, positions), pe.rotary(k, positions)
+        return example().ring_attention(q, k, v, positions, segments, slopes, axis=S, bias=pe.alibi)
+
+    mesh, specs = mesh_of(kinds=MANY["explicit"]), [*[HEADED] * 3, P(S), P(S), ONE]
+    parts, order = sharded(packed(), 2)
+    with jax.set_mesh(mesh):
+        f = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=HEADED)
+        compiled, got = compile_and_run(f, *put(mesh, zip([*parts, SLOPES[:4]], specs, strict=True)))
+    assert set(compiled.collectives[0]) == {"collective-permute"}
+    want = example().alone(pe.alibi)(*packed(), SLOPES[:4])
+    np.testing.assert_allclose(got, want[:, order], rtol=0, atol=2e-6)
 
 
 def learned(i, j, slopes, table, kerple, mlp):

@@ -16,7 +16,8 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-COLLECTIVES = {"all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all"}
+COLLECTIVES = {"all-gather", "all-reduce", "reduce-scatter", "collective-permute", "collective-broadcast"}
+COLLECTIVES |= {"all-to-all", "ragged-all-to-all"}
 # A matrix product rounds phases to TF32 or bfloat16; the others are passes over memory of their own.
 SLOW = {"dot", "convolution", "custom-call", "sort", "gather", "scatter", "while"}
 FREE = {"parameter", "bitcast", "tuple", "get-tuple-element", "constant"}  # they write nothing
@@ -27,6 +28,7 @@ NAMES_OF_BUFFERS = (
 )  # custom calls that compute nothing
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][\w\-]*)\((.*)$", re.M)
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", re.M | re.S)
 _SHAPE = re.compile(r"\b(?:pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 
 
@@ -84,6 +86,14 @@ class Compiled:
     def _outside(self):
         """The types, names and the rest of the operations outside fusions."""
         return _INSTRUCTION.findall(self.text[self.text.index("\nENTRY ") :])
+
+    @functools.cached_property
+    def sizes(self):
+        """Of all axes of all arrays, in loops too; what is inside a fusion is no array in memory."""
+        fused = set(re.findall(r" fusion\([^\n]*?calls=%?([\w.\-]+)", self.text))
+        bodies = [body for name, body in _COMPUTATION.findall(self.text) if name not in fused]
+        types = (shape for body in bodies for shape, _, _ in _INSTRUCTION.findall(body))
+        return {int(n) for shape in types for dims in _SHAPE.findall(shape) for n in dims.split(",") if n}
 
     @functools.cached_property
     def operations(self):
