@@ -271,26 +271,6 @@ def test_control_the_waves_of_all_batches_are_caught():
     assert made[1].work > 6 * made[0].work
 
 
-# What JAX refuses on Explicit axes, where it wants to be told
-
-
-@pytest.mark.parametrize(
-    ("f", "arguments", "match"),
-    [
-        # A loop over blocks of a sequence cannot be sharded.
-        (partial(pe.attention, block_size=16), [(Q[:, :64], HEADED)] * 3, "xs should be replicated"),
-        # The result would be sharded in two of its axes by one axis of the mesh.
-        (pe.learned, [(NEAR % 50, ROWS), (TABLE, P(None, D))], "duplicate entries"),
-        # In halves a device with some of the frequencies has two pieces of the result.
-        (partial(pe.sinusoidal, layout="half"), [(EACH, ROWS), (W, ONE)], "reshape is not supported"),
-    ],
-)
-def test_refused_on_explicit_axes(f, arguments, match):
-    mesh = mesh_of(kinds=MANY["explicit"])
-    with jax.set_mesh(mesh), pytest.raises(Exception, match=match):
-        f(*put(mesh, arguments))
-
-
 # Derivatives by what is one for all devices
 
 
