@@ -216,6 +216,7 @@ IDS = np.array([1, 1, 2], np.int32)
         (lambda: pe.positions_from_mask([True, False]), TypeError, "positions_from_mask: mask must be a boolean or integer array, got list"),
         (lambda: pe.positions_from_mask(np.array(True)), ValueError, r"positions_from_mask: mask must have shape \(..., length\), got \(\)"),
         (lambda: pe.multimodal_positions(7), TypeError, "multimodal_positions: parts must be a sequence of integers and grids, got int 7"),  # type: ignore
+        (lambda: pe.multimodal_positions(b"\1\2"), TypeError, "multimodal_positions: parts must be a sequence of integers and grids, got bytes"),  # type: ignore
         (lambda: pe.multimodal_positions([0]), ValueError, r"multimodal_positions: parts\[0\] must be at least 1, got 0"),
         (lambda: pe.multimodal_positions([1, (1, 2)]), ValueError, r"multimodal_positions: parts\[1\] must be a length, \(time, height, width\) or these and Δ, got \(1, 2\)"),
         (lambda: pe.multimodal_positions([(1, 0, 2)]), ValueError, r"multimodal_positions: parts\[0\]\[1\] must be at least 1, got 0"),

@@ -200,6 +200,8 @@ X = np.zeros((2, 5, 8), np.float32)
         (lambda: pe.sinusoidal(0, 8, layout=None), ValueError, "layout must be one of .* got None"),  # type: ignore
         (lambda: pe.sinusoidal(0, 8, dtype="float31"), TypeError, "sinusoidal: dtype must be a float dtype, got float31"),
         (lambda: pe.sinusoidal(0, 8, dtype=jnp.int32), TypeError, "dtype must be a float dtype, got int32"),
+        (lambda: pe.sinusoidal(0, 8, dtype=np.float32(2)), TypeError, "dtype must be a float dtype, got 2.0"),  # type: ignore
+        (lambda: pe.sinusoidal(0, 8, dtype=jax.ShapeDtypeStruct((), jnp.float32)), TypeError, "dtype must be a float dtype, got ShapeDtypeStruct"),  # type: ignore
         (lambda: pe.sinusoidal(0, 8, dtype=jnp.complex64), TypeError, "dtype must be a float dtype, got complex64"),
         (lambda: pe.sinusoidal(np.zeros((4, 3), np.int32), pe.axial(8, 2)), ValueError, r"positions must have a last axis of size 2, .* got shape \(4, 3\)"),
         (lambda: pe.sinusoidal(3, pe.axial(8, 2)), ValueError, r"positions must have a last axis of size 2, .* got shape \(\)"),
