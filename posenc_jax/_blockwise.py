@@ -107,12 +107,12 @@ def _backward(settings, residuals, d_results):
             def visit():
                 p = jnp.exp(_scores(settings, q, k, q_side, k_side, arrays) - normalizer[..., None])
                 ds = p * (_dot("bkgqd,bksd->bkgqs", do, v) - delta[..., None])
-                dv = _dot("bkgqs,bkgqd->bksd", p.astype(do.dtype), do)
+                dv = _dot("bkgqs,bkgqd->bksd", p.astype(do.dtype), do, like=v)
                 d_learned = ()
                 if learned:
                     d_learned = jax.vjp(functools.partial(biased, q_side, k_side, _full(ds, 0)), *learned)[1](ds)
                 ds = ds.astype(q.dtype)
-                dq, dk = _dot("bkgqs,bksd->bkgqd", ds, k), _dot("bkgqs,bkgqd->bksd", ds, q)
+                dq, dk = _dot("bkgqs,bksd->bkgqd", ds, k), _dot("bkgqs,bkgqd->bksd", ds, q, like=k)
                 return dq, (dk, dv, [x.astype(_check.inside(x)) for x in d_learned])
 
             dq, sums = carry
@@ -177,8 +177,10 @@ def _unless_blank(settings, q_side, k_side, visit, blank):
     return visit() if seen is None else lax.cond(jnp.any(seen), visit, blank)
 
 
-def _dot(axes, a, b):
-    return jnp.einsum(axes, a, b, preferred_element_type=_check.inside(a))
+def _dot(axes, a, b, like=None):
+    """The product, sharded as `like` on Explicit axes: one head of keys is of all groups, which may be split."""
+    sharding = None if like is None else _mesh.sharding(jax.typeof(like).sharding.spec, like)
+    return jnp.einsum(axes, a, b, preferred_element_type=_check.inside(a), out_sharding=sharding)
 
 
 # Arrays (batch, length, heads, head_dim) as blocks of one size and back

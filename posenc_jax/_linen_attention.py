@@ -17,7 +17,7 @@ from posenc_jax import _check
 from posenc_jax._positional_attention import Settings
 from posenc_jax.bias import alibi
 from posenc_jax.frequencies import Frequencies, Layout
-from posenc_jax.learned_bias import t5
+from posenc_jax.learned_bias import check_scale, t5
 from posenc_jax.rotary import Part
 
 default_t5_init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
@@ -214,8 +214,7 @@ class FIRE(nn.Module):
         where = "FIRE"
         _check.positive_int(where, "num_heads", self.num_heads)
         _check.positive_int(where, "hidden", self.hidden)
-        _check.positive_float32(where, "c", self.c)
-        _check.positive_float32(where, "threshold", self.threshold)
+        check_scale(where, self.c, self.threshold)
         _check.floating_dtype(where, self.param_dtype, "param_dtype")
         super().__post_init__()
 

@@ -16,7 +16,7 @@ from posenc_jax import _check
 from posenc_jax._positional_attention import Settings
 from posenc_jax.bias import alibi
 from posenc_jax.frequencies import Frequencies, Layout
-from posenc_jax.learned_bias import t5
+from posenc_jax.learned_bias import check_scale, t5
 from posenc_jax.rotary import Part
 
 default_t5_init = nnx.initializers.variance_scaling(1.0, "fan_avg", "uniform")
@@ -221,8 +221,8 @@ class FIRE(nnx.Module):
         where = "FIRE"
         self.num_heads = _check.positive_int(where, "num_heads", num_heads)
         self.hidden = _check.positive_int(where, "hidden", hidden)
-        self.threshold = _check.positive_float32(where, "threshold", threshold)
-        start = free.free(_check.positive_float32(where, "c", c))
+        c, self.threshold = check_scale(where, c, threshold)
+        start = free.free(c)
         dtype = _check.floating_dtype(where, param_dtype, "param_dtype")
         shapes = (1, self.hidden), (self.hidden, self.num_heads)
         self.kernel1, self.kernel2 = (

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 from posenc_jax import _check, _mesh
@@ -194,12 +195,21 @@ def _operands(where, query, key, value):
     for name, x in (("query", query), ("key", key), ("value", value)):
         for axis in (-3, -1):
             _check.whole(where, name, x, axis)
-        spec, got = (jax.typeof(of).sharding.spec for of in (query, x))
-        if got[:-3] != spec[:-3] or got[-2] != spec[-2] and kv_heads > 1:
-            raise ValueError(
-                f"{where}: {name} must be sharded on Explicit axes of a mesh as query is, {spec}, got {got}"
-            )
-    return query, key, value
+    return query, _placed(where, "key", key, query), _placed(where, "value", value, query)
+
+
+def _placed(where, name, x, query) -> jax.Array:
+    """Keys or values split on Explicit axes as the queries are, where they are whole; of one head, along the batch."""
+    (*batch, _, heads, _), got = jax.typeof(query).sharding.spec, jax.typeof(x).sharding.spec
+    want = P(*batch, None, heads if x.shape[-2] > 1 else None, None)
+    if any(a not in (None, b) for a, b in zip(got, want, strict=True)):
+        message = f"sharded on Explicit axes of a mesh as query is, {want}, or not at all, got {got}"
+        raise ValueError(f"{where}: {name} must be {message}")
+    parts = math.prod(jax.typeof(query).sharding.mesh.shape[axis] for axis in jax.tree.leaves(want[-2]))
+    if x.shape[-2] % parts:
+        message = f"as many as query's are split into on Explicit axes of a mesh, {parts}, or a multiple, or one"
+        raise ValueError(f"{where}: the heads of {name} must be {message}, got {x.shape[-2]}")
+    return x if got == want else jax.sharding.reshard(x, _mesh.sharding(want, query))
 
 
 def _rows(where, what, queries, keys, query, key):
@@ -234,7 +244,7 @@ def _of_batch(x, batch):
 def _traced(where, settings, bias, operands, sides, axes):
     """The settings with the bias as a jaxpr, and the arrays it closes over, of which derivatives are to be explicit."""
     positions = [jax.typeof(side.positions) for side in sides]
-    tiles = [x.update(shape=(*x.shape[:-1], grid(settings, x.shape[-1])[1])) for x in positions]
+    tiles = [x.update(shape=(*x.shape[:-1], grid(settings, x.shape[-1])[1]), weak_type=False) for x in positions]
     traced = jax.make_jaxpr(bias)(*tiles)
     found, arrays = traced.out_avals, traced.consts
     if len(found) != 1 or not jnp.issubdtype(found[0].dtype, jnp.floating):

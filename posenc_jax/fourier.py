@@ -63,7 +63,7 @@ def fourier_features(
     matrix = jnp.asarray(_check.array(where, "matrix", matrix, "a float array"))
     if matrix.ndim != 2:
         raise ValueError(f"{where}: matrix must have shape (inputs, n), got {matrix.shape}")
-    if _check.layout(where, layout) == "half":
+    if layout == "half":
         _check.whole(where, "matrix", matrix)
     if x.ndim < 1 or x.shape[-1] != matrix.shape[0]:
         raise ValueError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -186,8 +187,8 @@ def fire(
 
     Raises:
       TypeError: if the weights are not of floats, c or threshold is not a number or a scalar, or as `alibi`.
-      ValueError: if the weights' shapes do not fit each other, a number is not positive, float32 takes it for 0, or as
-        `alibi`.
+      ValueError: if the weights' shapes do not fit each other, a number is not positive, float32 cannot hold it or $c$
+        times $L$ or any distance, or as `alibi`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -214,11 +215,17 @@ def fire(
     for n, w in zip(names[:3], weights, strict=False):
         _check.whole(where, f"{n} of mlp", w, 0)
     scalars = {"c": c, "threshold": threshold}
-    for name, value in scalars.items():
-        if isinstance(value, (int, float, np.integer, np.floating)):
-            _check.positive_float32(where, name, value)
-        scalars[name] = _check.scalar(where, name, value, np.float32)
-    return _fire(*positions, weights, *scalars.values())
+    numbers = {n: x for n, x in scalars.items() if isinstance(x, (int, float, np.integer, np.floating))}
+    check_scale(where, **numbers)
+    return _fire(*positions, weights, *(_check.scalar(where, n, x, np.float32) for n, x in scalars.items()))
+
+
+def check_scale(where: str, c: Any = 1.0, threshold: Any = 1.0) -> tuple[float, float]:
+    """$c$ and $L$ as Python floats, where float32 holds them, and $c$ times $L$ and any distance."""
+    c, threshold = _check.positive_float32(where, "c", c), _check.positive_float32(where, "threshold", threshold)
+    _check.positive_float32(where, "c times the threshold", c * threshold)
+    _check.positive_float32(where, "c times a distance of 2³²", c * 2.0**32)
+    return c, threshold
 
 
 @functools.partial(jax.jit, inline=True)

@@ -68,7 +68,7 @@ def xpos(
     Raises:
       TypeError: as `rotary`; if a setting is not a number.
       ValueError: as `rotary`; if the frequencies have several axes, scale_base or gamma is not positive, or
-        they give decays beyond float32.
+        together they give exponents beyond float32.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -85,9 +85,10 @@ def xpos(
     """
     where = "xpos"
     scale_base, gamma = _check.positive(where, "scale_base", scale_base), _check.positive(where, "gamma", gamma)
-    if -math.log2(gamma / (1 + gamma)) / scale_base > float(np.finfo(np.float32).max):  # the steepest, of j = 0
-        message = f"scale_base and gamma must give decays that fit into float32, got {scale_base} and {gamma}"
-        raise ValueError(f"{where}: {message}")
+    steepest = -math.log2(gamma / (1 + gamma)) / scale_base  # of j = 0
+    if steepest * 2**32 > float(np.finfo(np.float32).max):
+        message = f"give exponents at a distance of 2³² that fit into float32, got {scale_base} and {gamma}"
+        raise ValueError(f"{where}: scale_base and gamma must {message}")
     key_name = "positions" if key_positions is None else "key_positions"
     key_positions = positions if key_positions is None else key_positions
     arguments = (

@@ -445,6 +445,8 @@ P, H = np.arange(4), np.ones(3, np.float32)
         (lambda: pe.fire(P, P, (*MLP[:2], MLP[2][..., None], MLP[3]), c=1.0, threshold=1.0), ValueError, "fire: mlp must have shapes"),
         (lambda: pe.fire(P, P, (MLP[0][:1], *MLP[1:]), c=1.0, threshold=1.0), ValueError, "fire: mlp must have shapes"),
         (lambda: pe.fire(P, P, MLP, c=1e-39, threshold=1.0), ValueError, r"fire: c must be from 1.2e-38 to 3.4e\+38 for float32, got 1e-39$"),
+        (lambda: pe.fire(P, P, MLP, c=1e-20, threshold=1e-20), ValueError, r"fire: c times the threshold must be from 1.2e-38 to 3.4e\+38 for float32, got 1e-40$"),
+        (lambda: pe.fire(P, P, MLP, c=1e29, threshold=1.0), ValueError, r"fire: c times a distance of 2³² must be from 1.2e-38 to 3.4e\+38 for float32, got 4.29"),
         (lambda: pe.fire(P, P, MLP, c=1.0, threshold=1e39), ValueError, r"fire: threshold must be from 1.2e-38 to 3.4e\+38 for float32, got 1e\+39$"),
         (lambda: pe.fire(P, P, (*MLP[:3], MLP[3][:1]), c=1.0, threshold=1.0), ValueError, "fire: mlp must have shapes"),
         (lambda: pe.fire(P, P, (MLP[0].astype(int), MLP[1], MLP[2], MLP[3]), c=1.0, threshold=1.0), TypeError, "fire: w1 of mlp must be a float array of shape"),

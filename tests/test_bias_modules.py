@@ -254,6 +254,7 @@ def test_timestep_embedding(settings):
         ("FIRE", (2,), {"c": 0}, ValueError, "FIRE: c must be positive"),
         ("FIRE", (2,), {"threshold": -1.0}, ValueError, "FIRE: threshold must be positive"),
         ("FIRE", (2,), {"c": 1e-300}, ValueError, "FIRE: c must be from 1.2e-38 to .* for float32, got 1e-300"),
+        ("FIRE", (2,), {"c": 1e-20, "threshold": 1e-20}, ValueError, "FIRE: c times the threshold must be from 1.2e-38 to .* for float32, got 1e-40"),
         ("FIRE", (2,), {"threshold": 1e-39}, ValueError, "FIRE: threshold must be from 1.2e-38 to .* for float32, got 1e-39"),
         ("FIRE", (2,), {"threshold": np.ones(2)}, TypeError, "FIRE: threshold must be a number"),
         ("FIRE", (2,), {"param_dtype": int}, TypeError, "FIRE: param_dtype must be a float dtype"),

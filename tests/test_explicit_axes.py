@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
 D, H = "data", "heads"
 AT, X = np.arange(128, dtype=np.int32).reshape(8, 16), np.ones((8, 16, 8, 16), np.float32)
 ONES, SQUARE = np.ones(8, np.float32), np.ones((8, 8), np.float32)
@@ -28,9 +29,13 @@ def place(*arguments):
     return [jax.device_put(x, NamedSharding(jax.sharding.get_mesh(), spec)) for x, spec in pairs]
 
 
+def mesh_of(kind):
+    return jax.make_mesh((2, 4), (D, H), (kind,) * 2, devices=jax.devices("cpu"))
+
+
 @pytest.fixture
 def mesh():
-    with jax.set_mesh(jax.make_mesh((2, 4), (D, H), (AxisType.Explicit,) * 2)) as mesh:
+    with jax.set_mesh(mesh_of(AxisType.Explicit)) as mesh:
         yield mesh
 
 
@@ -123,15 +128,15 @@ def test_one_axis_of_a_mesh_for_two_of_the_result(mesh, name):
         f(*place(i, j))
 
 
-ROWS = P(D, None, H)
+ROWS, OF_HEADS = P(D, None, H), P(None, None, H)
 
 
 @pytest.mark.parametrize(
     ("q", "k", "v", "positions", "message"),
     [
-        (ROWS, P(D), ROWS, P(D), "key must be sharded on Explicit axes of a mesh as query is"),
-        (ROWS, ROWS, P(None, None, H), P(D), "value must be sharded on Explicit axes of a mesh as query is"),
-        (P(None, None, H), P(None, None, H), P(None, None, H), P(D), "key_positions must be sharded on .* as key is, .*, or not at all"),
+        (P(D), ROWS, P(D), P(D), "key must be sharded on Explicit axes of a mesh as query is, P.*, or not at all, got P"),
+        (OF_HEADS, OF_HEADS, ROWS, P(), "value must be sharded on Explicit axes of a mesh as query is"),
+        (OF_HEADS, P(), P(), P(D), "key_positions must be sharded on .* as key is, .*, or not at all"),
     ],
 )  # fmt: skip
 def test_attention_wants_one_sharding(mesh, q, k, v, positions, message):
@@ -139,6 +144,46 @@ def test_attention_wants_one_sharding(mesh, q, k, v, positions, message):
     with pytest.raises(ValueError, match=rf"^attention: {message}"):
         q, k, v, i, j = place(*operands, AT, (AT, positions))
         pe.attention(q, k, v, query_positions=i, key_positions=j)
+
+
+def test_attention_of_more_parts_than_heads_of_keys(mesh):
+    q, k = place((X, ROWS), X[:, :, :2])
+    message = (
+        "heads of key must be as many as query's are split into on Explicit axes of a mesh, 4, or a multiple, or one"
+    )
+    with pytest.raises(ValueError, match=rf"^attention: the {message}, got 2$"):
+        pe.attention(q, k, k)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "q_spec", "k_spec", "v_spec", "collectives"),
+    [
+        (8, ROWS, P(D), P(), {"all-gather"}),  # of the keys' derivative
+        (4, ROWS, ROWS, OF_HEADS, {"all-gather"}),
+        (1, ROWS, P(D), P(D), {"all-reduce"}),  # over the heads that share a key
+        (1, OF_HEADS, P(), P(), {"all-reduce"}),
+        (1, P(D), P(D), P(D), set()),
+    ],
+)
+def test_attention_to_keys_that_are_whole(mesh, kv_heads, q_spec, k_spec, v_spec, collectives):
+    rng = np.random.default_rng(0)
+    q, dy, k, v = (rng.normal(size=(8, 17, heads, 4)).astype(np.float32) for heads in (8, 8, kv_heads, kv_heads))
+    f = partial(pe.attention, causal=True, block_size=8, bias=partial(pe.alibi, heads=8))
+
+    @jax.jit
+    def derivatives(q, k, v, dy):
+        y, transpose = jax.vjp(f, q, k, v)
+        return y, *transpose(dy)
+
+    placed = place((q, q_spec), (k, k_spec), (v, v_spec), (dy, q_spec))
+    compiled = derivatives.lower(*placed).compile()
+    assert set(Compiled(compiled.as_text(), 0, 0).collectives[0]) == collectives
+    want = derivatives(q, k, v, dy)
+    for a, b, like in zip(compiled(*placed), want, (placed[0], *placed[:3]), strict=True):
+        assert a.sharding.is_equivalent_to(like.sharding, a.ndim)
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)
+    forward = jax.jit(f).lower(*placed[:3]).compile().as_text()
+    assert Compiled(forward, 0, 0).collectives == ([], [])
 
 
 BIASES = {
@@ -160,7 +205,7 @@ def test_attention_of_rows_with_positions_of_their_own(bias, i_spec, kind, causa
         sides = {"query_positions": i, "key_positions": j, "causal": causal}
         return pe.attention(q, q, q, bias=BIASES[bias], block_size=8, **sides)
 
-    with jax.set_mesh(jax.make_mesh((2, 4), (D, H), axis_types=(kind,) * 2)):
+    with jax.set_mesh(mesh_of(kind)):
         arguments = place((q, ROWS), (i, i_spec), (i, P(D)))
         compiled = attend.lower(*arguments).compile()
         np.testing.assert_allclose(compiled(*arguments), attend(q, i, i), rtol=0, atol=1e-6)
