@@ -105,8 +105,8 @@ def attention(
         not a function or gives anything but floats, or another argument has the wrong type.
       ValueError: if shapes do not fit each other, the heads of query are no multiple of key's, positions or segments of
         one side only are given, positions are needed and cannot be counted, a tile of the bias has another shape,
-        block_size is below 1, or on Explicit axes a sequence or head_dim is sharded, or batch or heads of keys otherwise
-        than those of query.
+        block_size is below 1, or on Explicit axes a sequence or head_dim is sharded, or a key's batch or heads
+        otherwise than query's.
 
     Examples:
       >>> import jax
