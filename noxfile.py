@@ -180,9 +180,9 @@ def types(session):
 
 
 def build_site(session):
-    """The figures and the outputs of the pages' code, then the pages."""
+    """The figures and the outputs of the pages' code, in which a warning is an error, then the pages."""
     session.run("python", "docs/figures.py")
-    session.run("python", "docs/outputs.py")
+    session.run("python", "-W", "error", "docs/outputs.py")
     session.run("mkdocs", "build", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
 
 

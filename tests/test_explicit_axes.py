@@ -162,7 +162,6 @@ def test_attention_of_more_parts_than_heads_of_keys(mesh):
         (4, ROWS, ROWS, OF_HEADS, {"all-gather"}),
         (1, ROWS, P(D), P(D), {"all-reduce"}),  # over the heads that share a key
         (1, OF_HEADS, P(), P(), {"all-reduce"}),
-        (1, P(D), P(D), P(D), set()),
     ],
 )
 def test_attention_to_keys_that_are_whole(mesh, kv_heads, q_spec, k_spec, v_spec, collectives):
