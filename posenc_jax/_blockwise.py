@@ -2,10 +2,12 @@ r"""Attention tile by tile, forward and in reverse: what `attention` computes.
 
 With the scores $s_{ij} = c\,q_i \cdot k_j + b(i, j)$ of the keys $j$ that query $i$ sees,
 
-$$o_i = \sum_j p_{ij} v_j, \qquad p_{ij} = e^{s_{ij} - \ell_i}, \qquad \ell_i = \ln \sum_j e^{s_{ij}}$$
+$$o_i = \sum_j p_{ij} v_j, \qquad p_{ij} = e^{s_{ij} - m_i} / t_i, \qquad m_i = \max_j s_{ij}, \qquad
+  t_i = \sum_j e^{s_{ij} - m_i}, \qquad \ell_i = m_i + \ln t_i$$
 
 is summed tile by tile under a running maximum. With $\delta_i = \dot o_i \cdot o_i - \dot\ell_i$ for the cotangents
-$\dot o$ and $\dot\ell$, the derivative computes each tile anew from $\ell$:
+$\dot o$ and $\dot\ell$, the derivative computes each tile anew from $m$ and $t$, since $\ell$ in float32 loses
+$\ln t$ beside the large $m$ of a query whose keys are all far away under a bias:
 
 $$\dot v_j = \sum_i p_{ij} \dot o_i, \qquad \dot s_{ij} = p_{ij} (\dot o_i \cdot v_j - \delta_i), \qquad
   \dot q_i = c \sum_j \dot s_{ij} k_j, \qquad \dot k_j = c \sum_i \dot s_{ij} q_i,$$
@@ -74,17 +76,18 @@ def _forward(settings, query, key, value, sides, arrays):
         start = _full(q[..., 0], -jnp.inf), _full(q[..., 0], 0), _full(q, 0)
         (top, total, out), _ = lax.scan(step, start, keys)
         seen = total > 0
-        return (out / jnp.where(seen, total, 1)[..., None]).astype(q.dtype), top + jnp.log(total)
+        return (out / jnp.where(seen, total, 1)[..., None]).astype(q.dtype), top, total
 
-    out, normalizer = lax.map(row, queries)
+    out, top, total = lax.map(row, queries)
     out = _whole(out, query)
-    results = (out, _whole(normalizer[..., None], query[..., :1])[..., 0]) if settings.residual else out
-    return results, (query, key, value, sides, arrays, out, normalizer)
+    results = (out, _whole((top + jnp.log(total))[..., None], query[..., :1])[..., 0]) if settings.residual else out
+    return results, (query, key, value, sides, arrays, out, top, total)
 
 
 def _backward(settings, residuals, d_results):
-    query, key, value, sides, arrays, out, normalizer = residuals
-    normalizer = jnp.where(jnp.isneginf(normalizer), 0, normalizer)  # all scores are −∞ where nothing is seen
+    query, key, value, sides, arrays, out, top, total = residuals
+    top = jnp.where(jnp.isneginf(top), 0, top)  # all scores are −∞ where nothing is seen
+    share = 1 / jnp.where(total > 0, total, 1)
     d_out, d_normalizer = d_results if settings.residual else (d_results, None)
     queries, keys = _blocks(settings, query, key, value, sides)
     inside = _check.inside(query)
@@ -102,10 +105,10 @@ def _backward(settings, residuals, d_results):
         k, v, k_side = block
 
         def step(carry, block):
-            i, (q, q_side), do, normalizer, delta = block
+            i, (q, q_side), do, top, share, delta = block
 
             def visit():
-                p = jnp.exp(_scores(settings, q, k, q_side, k_side, arrays) - normalizer[..., None])
+                p = jnp.exp(_scores(settings, q, k, q_side, k_side, arrays) - top[..., None]) * share[..., None]
                 ds = p * (_dot("bkgqd,bksd->bkgqs", do, v) - delta[..., None])
                 dv = _dot("bkgqs,bkgqd->bksd", p.astype(do.dtype), do, like=v)
                 d_learned = ()
@@ -121,7 +124,7 @@ def _backward(settings, residuals, d_results):
 
         dq, d_learned = carry
         index = jnp.arange(len(queries[0]), dtype=jnp.int32)
-        blocks = index, queries, d_outs, normalizer, delta
+        blocks = index, queries, d_outs, top, share, delta
         (dq, (dk, dv, d_learned)), _ = lax.scan(step, (dq, (*_zeros((k, v)), d_learned)), blocks)
         return (dq, d_learned), ((dk * settings.scale).astype(k.dtype), dv.astype(v.dtype))
 

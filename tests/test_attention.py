@@ -206,6 +206,20 @@ def test_what_sees_nothing_gives_zeros():
     check(pe.attention(Q, K, V, bias=lambda i, j: jnp.full((i.size, j.size), -jnp.inf)), jnp.zeros_like(Q), 0)
 
 
+@pytest.mark.parametrize("block", [3, 512])
+def test_keys_that_are_all_far_away(block):
+    """−2³¹·slope, the same for all keys, changes no weight; beside it float32 does not hold ln(keys)."""
+
+    def at(distance):
+        i, j = jnp.full(LENGTH, distance, jnp.int32), jnp.zeros(LENGTH, jnp.int32)
+        options = {"query_positions": i, "key_positions": j, "causal": True, "block_size": block}
+        return both(lambda *qkv: pe.attention(*qkv, bias=lambda i, j: pe.alibi(i, j, HEADS), **options), 0 * Q, K, V)
+
+    far = at(2**31 - 1)
+    jax.tree.map(np.testing.assert_array_equal, far, at(0))
+    check(far, both(lambda *qkv: dense(*qkv, (), None), 0 * Q, K, V))
+
+
 # Residuals, by which keys may come in parts
 
 APART = SEGMENTS.at[:, 4].set(77)  # of queries: those numbered 4 see nothing
