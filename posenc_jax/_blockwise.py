@@ -75,8 +75,8 @@ def _forward(settings, query, key, value, sides, arrays):
 
         start = _full(q[..., 0], -jnp.inf), _full(q[..., 0], 0), _full(q, 0)
         (top, total, out), _ = lax.scan(step, start, keys)
-        seen = total > 0
-        return (out / jnp.where(seen, total, 1)[..., None]).astype(q.dtype), top, total
+        total = jnp.where(total == 0, 1, total)  # of a query that sees nothing
+        return (out / total[..., None]).astype(q.dtype), top, total
 
     out, top, total = lax.map(row, queries)
     out = _whole(out, query)
@@ -87,7 +87,7 @@ def _forward(settings, query, key, value, sides, arrays):
 def _backward(settings, residuals, d_results):
     query, key, value, sides, arrays, out, top, total = residuals
     top = jnp.where(jnp.isneginf(top), 0, top)  # all scores are −∞ where nothing is seen
-    share = 1 / jnp.where(total > 0, total, 1)
+    share = 1 / total
     d_out, d_normalizer = d_results if settings.residual else (d_results, None)
     queries, keys = _blocks(settings, query, key, value, sides)
     inside = _check.inside(query)

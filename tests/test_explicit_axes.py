@@ -78,10 +78,11 @@ def test_what_must_be_whole(mesh, where, f, arguments, name, axis):
     jax.eval_shape(f, *place(*arguments))
     split = P(*[None] * axis, D)
     arguments[INDEX[name]] = arguments[INDEX[name]], split
-    message = f"{where}: {name} must not be sharded along axis {axis} on Explicit axes of a mesh, got P"
-    with pytest.raises(ValueError, match=rf"^{message}.*'data'.*; reshard it, or use jax.shard_map$"):
+    message = f"{where}: {name} must not be sharded along axis {axis} on Explicit axes of a mesh"
+    message = rf"^{message}, got P.*'data'.*; reshard it, or use jax.shard_map"
+    with pytest.raises(ValueError, match=message):
         f(*place(*arguments))
-    with pytest.raises(ValueError, match=rf"^{message}"):
+    with pytest.raises(ValueError, match=message):
         jax.eval_shape(f, *place(*arguments))
 
 
@@ -162,6 +163,7 @@ def test_attention_of_more_parts_than_heads_of_keys(mesh):
         (4, ROWS, ROWS, OF_HEADS, {"all-gather"}),
         (1, ROWS, P(D), P(D), {"all-reduce"}),  # over the heads that share a key
         (1, OF_HEADS, P(), P(), {"all-reduce"}),
+        (1, P(D), P(D), P(D), set()),
     ],
 )
 def test_attention_to_keys_that_are_whole(mesh, kv_heads, q_spec, k_spec, v_spec, collectives):
