@@ -18,7 +18,9 @@ import functools
 import math
 import os
 import platform
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +42,20 @@ import posenc_jax as pe
 from posenc_jax.nnx import LearnedEncoding
 
 LENGTHS = (1, 2, 4)  # of the windows to predict, in training lengths
+interrupted = threading.Event()  # by Ctrl-C
+
+
+def interrupt(*_: Any) -> None:
+    """Has the next `pause` end the run, and another Ctrl-C end it at once."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupted.set()
+    print("\nEnding after this step. Ctrl-C again ends at once.", file=sys.stderr, flush=True)
+
+
+def pause() -> None:
+    """Where Ctrl-C is heard: while JAX traces, a KeyboardInterrupt may be lost, or Python may crash as it ends."""
+    if interrupted.is_set():
+        raise KeyboardInterrupt
 
 
 def bits(graph: nnx.GraphDef, weights: nnx.State, windows: jax.Array) -> jax.Array:
@@ -66,6 +82,7 @@ def train(setup: Setup, variant: Variant, text: np.ndarray, steps: int, seed: in
     source = np.random.default_rng(seed)
     with tqdm(range(steps), desc=f"{variant.label:>20}", unit="step", mininterval=0.5) as progress:
         for _ in progress:
+            pause()
             starts = source.integers(0, len(text) - setup.length, (setup.batch, 1))
             windows = text[starts + np.arange(setup.length + 1)].astype(np.int32)
             weights, state, loss = update(weights, state, windows)
@@ -89,6 +106,7 @@ def evaluate(
     result: dict[str, Any] = {}
     costs: dict[int, np.ndarray] = {}  # (segments, longest) for each length
     for length in (multiple * setup.length for multiple in LENGTHS):
+        pause()
         model = Decoder(setup, variant, 0, length)
         measure = jax.jit(functools.partial(bits, nnx.graphdef(model)))
         try:
@@ -209,6 +227,8 @@ def main(arguments: list[str] | None = None, setup: Setup = Setup()) -> int:  # 
     results: dict[str, Any] = describe(setup, options.steps, options.seed)
     results |= {"complete": False, "data": {}, "checks": [], "variants": {}, "seconds": {}}
     tables: dict[str, np.ndarray] = {}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
+        signal.signal(signal.SIGINT, interrupt)
     try:
         run(results, tables, setup, options.output)
     except KeyboardInterrupt:

@@ -136,7 +136,8 @@ def _backward(settings, residuals, d_results):
     return dq, *(_whole(x, key) for x in d_keys), None, d_arrays
 
 
-_attention.defvjp(_forward, _backward)
+# Compiled, else it runs op by op in an eager `jax.grad`.
+_attention.defvjp(_forward, jax.jit(_backward, static_argnums=0, inline=True))
 blockwise = jax.jit(_attention, static_argnums=0, inline=True)
 
 

@@ -68,9 +68,10 @@ def attention(
     Scores and sums are of float32 (float64 for float64); weights are multiplied in the dtype of value. It is
     differentiable in reverse mode, in the arrays that bias closes over too. What a query does not see must be finite
     all the same, as in any attention. Lengths must be known when tracing. A call with a bias is compiled anew each time
-    unless it is inside `jax.jit`. On a mesh with Explicit axes sequences must not be sharded. Inside `jax.shard_map`
-    they may be; give bias its replicated parameters as `jax.lax.pcast(parameters, axes, to="varying")` there: their
-    cotangents are then summed over devices once, and not for every tile.
+    unless it is inside `jax.jit`. On a mesh with Explicit axes sequences must not be sharded, nor leading axes after
+    the first; `jax.vmap` takes those. Inside `jax.shard_map` sequences may be; give bias its replicated parameters as
+    `jax.lax.pcast(parameters, axes, to="varying")` there: their cotangents are then summed over devices once, and not
+    for every tile.
 
     Keys in parts $s$, such as those of several devices, are attended to one part at a time: of the results $o^s$ and
     residuals $\ell^s_i = \ln \sum_{j \in s} e^{s_{ij}}$ of all parts
@@ -108,8 +109,8 @@ def attention(
         not a function or gives anything but floats, or another argument has the wrong type.
       ValueError: if shapes do not fit each other, the heads of query are no multiple of key's, positions or segments of
         one side only are given, positions are needed and cannot be counted, a tile of the bias has another shape,
-        block_size is below 1, or on Explicit axes a sequence or head_dim is sharded, or a key's batch or heads
-        otherwise than query's.
+        block_size is below 1, a length, heads or head_dim are symbolic, or on Explicit axes a sequence, head_dim or
+        second leading axis is sharded, or a key's or the bias's batch or heads otherwise than query's.
 
     Examples:
       >>> import jax
@@ -183,6 +184,13 @@ def _operands(where, query, key, value):
     axes = "(..., queries, heads, head_dim)", *["(..., keys, kv_heads, head_dim)"] * 2
     named = zip(("query", "key", "value"), (query, key, value), axes, strict=True)
     query, key, value = (_check.floats(where, name, x, of) for name, x, of in named)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not all(isinstance(n, int) for n in x.shape[-3:]):
+            raise ValueError(f"{where}: {name} must have last three axes of known size, got shape {x.shape}")
+    leading = [(n, axis) for n, axis in zip(query.shape[:-3], jax.typeof(query).sharding.spec, strict=False) if n != 1]
+    if any(axis is not None for _, axis in leading[1:]):  # a reshape that would move parts
+        message = f"sharded on Explicit axes of a mesh along the first at most, got {jax.typeof(query).sharding.spec}"
+        raise ValueError(f"{where}: the leading axes of query must be {message}; use jax.vmap for the others")
     for name, x in (("key", key), ("value", value)):
         if x.dtype != query.dtype:
             raise TypeError(f"{where}: {name} must have the dtype of query, {query.dtype}, got {x.dtype}")
@@ -206,14 +214,19 @@ def _placed(where, name, x, query) -> jax.Array:
     """Keys or values split on Explicit axes as the queries are, where they are whole; of one head, along the batch."""
     (*batch, _, heads, _), got = jax.typeof(query).sharding.spec, jax.typeof(x).sharding.spec
     want = P(*batch, None, heads if x.shape[-2] > 1 else None, None)
-    if any(a not in (None, b) for a, b in zip(got, want, strict=True)):
-        message = f"sharded on Explicit axes of a mesh as query is, {want}, or not at all, got {got}"
-        raise ValueError(f"{where}: {name} must be {message}")
+    _follows(where, name, got, "query", want)
     parts = math.prod(jax.typeof(query).sharding.mesh.shape[axis] for axis in jax.tree.leaves(want[-2]))
     if x.shape[-2] % parts:
         message = f"as many as query's are split into on Explicit axes of a mesh, {parts}, or a multiple, or one"
         raise ValueError(f"{where}: the heads of {name} must be {message}, got {x.shape[-2]}")
     return x if got == want else jax.sharding.reshard(x, _mesh.sharding(want, query))
+
+
+def _follows(where, name, got, like, want):
+    """Raises unless the last axes are split on Explicit axes as `want` says, or whole."""
+    if any(a not in (None, b) for a, b in zip(got[::-1], want[::-1], strict=False)):
+        message = f"sharded on Explicit axes of a mesh as {like} is, {want}, or not at all, got {got}"
+        raise ValueError(f"{where}: {name} must be {message}")
 
 
 def _rows(where, what, queries, keys, query, key):
@@ -230,9 +243,7 @@ def _rows(where, what, queries, keys, query, key):
         _check.broadcastable(where, f"{side}_{what}", x.shape, f"{side} without heads", of.shape[:-2])
         _check.whole(where, f"{side}_{what}", x)
         spec, got = (jax.typeof(a).sharding.spec for a in (of, x))
-        if any(a not in (None, b) for a, b in zip(got[-2::-1], spec[-4::-1], strict=False)):
-            message = f"sharded on Explicit axes of a mesh as {side} is, {spec}, or not at all, got {got}"
-            raise ValueError(f"{where}: {side}_{what} must be {message}")
+        _follows(where, f"{side}_{what}", got, side, P(*spec[:-3], None))
     if all(x.ndim == 1 for x in rows):
         return rows
     return tuple(_of_batch(x, of.shape[:-3]) for x, of in zip(rows, (query, key), strict=True))
@@ -255,6 +266,8 @@ def _traced(where, settings, bias, operands, sides, axes):
         raise TypeError(f"{where}: bias must give one float array, got {', '.join(map(str, found)) or 'none'}")
     target = operands[0].shape[0], operands[0].shape[2], *(x.shape[-1] for x in tiles)
     _check.broadcastable(where, "bias", found[0].shape, "a tile (batch, heads, queries, keys)", target)
+    batch, _, heads, _ = jax.typeof(operands[0]).sharding.spec
+    _follows(where, "a tile of bias", found[0].sharding.spec, "query", P(batch, heads, None, None))
     # Only what is being transformed can have a derivative.
     learned = [i for i, x in enumerate(arrays) if isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating)]
     # The cotangent of a parameter that is the same along an axis is summed along it with every tile, on all devices.

@@ -199,8 +199,8 @@ def multimodal_positions(
 
     Raises:
       TypeError: if parts are not integers and sequences of numbers.
-      ValueError: if a length or side is below 1, Δ not positive, a grid not of three or four numbers, following not one
-        of the above, or a position is beyond int32.
+      ValueError: if a length or side is below 1, Δ not positive in float32, a grid not of three or four numbers,
+        following not one of the above, or a position is beyond int32.
 
     Examples:
       >>> import posenc_jax as pe
@@ -225,6 +225,8 @@ def multimodal_positions(
             (time, height, width), step = _grid(where, name, part)
             side = max(height, width)
             _fits(where, name, time * height * width)
+            if (last := (time - 1) * step) >= _LIMIT:  # before the cast, which would wrap around
+                raise ValueError(f"{where}: positions must fit into int32, got up to {last:.15g}")
             # In float32, as the models do: it decides which whole number a product just below one becomes.
             times = np.floor(np.arange(time, dtype=np.float32) * np.float32(step)).astype(np.int64)
             grid = np.stack(np.meshgrid(times, np.arange(height), np.arange(width), indexing="ij"), -1).reshape(-1, 3)
@@ -247,7 +249,8 @@ def _grid(where: str, name: str, part: Any) -> tuple[tuple[int, int, int], float
     if len(numbers) not in (3, 4):
         raise ValueError(f"{where}: {name} must be a length, (time, height, width) or these and Δ, got {part!r}")
     time, height, width = (_check.positive_int(where, f"{name}[{i}]", n) for i, n in enumerate(numbers[:3]))
-    return (time, height, width), _check.positive(where, f"{name}[3]", numbers[3]) if len(numbers) == 4 else 1.0
+    step = _check.positive_float32(where, f"{name}[3]", numbers[3]) if len(numbers) == 4 else 1.0
+    return (time, height, width), step
 
 
 def shard_positions(

@@ -429,6 +429,17 @@ def test_export_of_any_batch():
     check(export.deserialize(export.export(f)(*shapes).serialize()).call(Q, K, V), f(Q, K, V), 1e-6)
 
 
+@pytest.mark.parametrize("axis", [1, 2, 3])
+@pytest.mark.parametrize("name", ["query", "key"])
+def test_sizes_must_be_known(name, axis):
+    (n,) = export.symbolic_shape("n")
+    shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in (("query", Q), ("key", K), ("value", V))}
+    size = shapes[name].shape
+    shapes[name] = jax.ShapeDtypeStruct((*size[:axis], n, *size[axis + 1 :]), Q.dtype)
+    with pytest.raises(ValueError, match=f"^attention: {name} must have last three axes of known size, got shape .*n"):
+        export.export(jax.jit(pe.attention))(*shapes.values())
+
+
 def test_a_repeated_call_is_not_traced_again():
     f = jax.jit(lambda q, k, v: pe.attention(q, k, v, bias=functools.partial(pe.alibi, heads=HEADS)))
     f(Q, K, V)

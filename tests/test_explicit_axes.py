@@ -156,6 +156,47 @@ def test_attention_of_more_parts_than_heads_of_keys(mesh):
         pe.attention(q, k, k)
 
 
+@pytest.mark.parametrize("slopes", [P(H), P(D)])
+def test_attention_wants_a_bias_as_its_queries(mesh, slopes):
+    q, m = place((X, P(D)), (ONES, slopes))
+    message = r"a tile of bias must be sharded .* as query is, P\('data', None, None, None\), or not at all, got P"
+    with pytest.raises(ValueError, match=f"^attention: {message}"):
+        pe.attention(q, q, q, bias=lambda i, j: pe.alibi(i, j, m))
+
+
+def test_attention_with_more_leading_axes(mesh):
+    x = np.random.default_rng(0).normal(size=(4, 8, 17, 8, 4)).astype(np.float32)
+    f = partial(pe.attention, causal=True, block_size=8, bias=partial(pe.alibi, heads=8))
+    (q,) = place((x, P(None, D, None, H)))
+    with pytest.raises(ValueError, match=r"^attention: the leading axes of query must be sharded on .*; use jax.vmap"):
+        f(q, q, q)
+    y = jax.vmap(f)(q, q, q)
+    assert y.sharding.is_equivalent_to(q.sharding, 5)
+    for spec in (P(D, None, None, H), P(D)):
+        (first,) = place((x, spec))
+        np.testing.assert_allclose(f(first, first, first), y, rtol=0, atol=1e-6)
+    (one,) = place((x[:1], P(None, D)))  # an axis of one is none
+    np.testing.assert_allclose(f(one, one, one), y[:1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_eager_derivative_by_slopes_that_are_split(causal):
+    x, slopes = np.random.default_rng(0).normal(size=(8, 17, 8, 4)).astype(np.float32), 0.1 + 0.1 * np.arange(8)
+
+    def derivative(q, m):
+        return jax.grad(
+            lambda m: jnp.sum(
+                pe.attention(q, q, q, bias=lambda i, j: pe.alibi(i, j, m), causal=causal, block_size=8) ** 2
+            )
+        )(m)
+
+    with jax.set_mesh(mesh_of(AxisType.Explicit)):
+        q, m = place((x, ROWS), (slopes.astype(np.float32), P(H)))
+        got = derivative(q, m)
+    assert got.sharding.is_equivalent_to(m.sharding, 1) and np.all(np.abs(got) > 1e-3)
+    np.testing.assert_allclose(got, derivative(x, slopes.astype(np.float32)), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("kv_heads", "q_spec", "k_spec", "v_spec", "collectives"),
     [

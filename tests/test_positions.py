@@ -225,6 +225,9 @@ IDS = np.array([1, 1, 2], np.int32)
         (lambda: pe.multimodal_positions([1.5]), TypeError, r"multimodal_positions: parts\[0\] must be a sequence of numbers, or an integer, got float 1.5"),  # type: ignore
         (lambda: pe.multimodal_positions([True]), TypeError, r"multimodal_positions: parts\[0\] must be an integer, got bool True"),
         (lambda: pe.multimodal_positions([(3, 1, 1, 2e9)]), ValueError, "multimodal_positions: positions must fit into int32, got up to 4000000000"),
+        (lambda: pe.multimodal_positions([(3, 1, 1, 1e30)]), ValueError, r"multimodal_positions: positions must fit into int32, got up to 2e\+30"),
+        (lambda: pe.multimodal_positions([1, (2, 1, 1, 2.0**31 - 1)]), ValueError, "multimodal_positions: positions must fit into int32, got up to 2147483649"),
+        (lambda: pe.multimodal_positions([(1, 1, 1, 1e300)]), ValueError, r"multimodal_positions: parts\[0\]\[3\] must be from .* for float32, got 1e\+300"),
         (lambda: pe.multimodal_positions([1], following="grid"), ValueError, "multimodal_positions: following must be one of .* got 'grid'"),  # type: ignore
         (lambda: pe.shard_positions(10, 4), ValueError, "shard_positions: length must be a multiple of shards = 4, got 10"),
         (lambda: pe.shard_positions(12, 4, order="zigzag"), ValueError, "shard_positions: length must be a multiple of 2·shards = 8 for order='zigzag', got 12"),
