@@ -1,4 +1,4 @@
-"""What is exported on one version of JAX and loaded on another: the functions of test_same_bits, and biases."""
+"""What is exported on one version of JAX and loaded on another: what computes with positions and tables."""
 
 import functools
 
@@ -23,9 +23,11 @@ BIASES = {
     "fire": lambda i, j: pe.fire(i, j, MLP, c=0.1, threshold=50.0),
     "sandwich": functools.partial(pe.sandwich, heads=4, frequencies=DIM),
 }
+TABLE = np.linspace(-1, 1, 32 * DIM, dtype=np.float32).reshape(32, DIM)
 QUERIES, KEYS = np.arange(100, 112, dtype=np.int32), np.arange(112, dtype=np.int32)
 # Where a library function of the CPU's or a sum in an order of its own is in it, another version may round otherwise.
-ROUNDED = ("kerple_log", "kerple_power", "fire", "sandwich")
+ROUNDED = ("kerple_log", "kerple_power", "fire", "sandwich", "alibi, derivative", "t5, derivative", "offset_similarity")
+ROUNDED += ("attention", "fourier_features", "resize_table")
 
 
 def sharding():
@@ -39,6 +41,36 @@ def sharded(p, x):
     return pe.rotary(x, p, head_axis=None)
 
 
+def attend(p, x):
+    """Its own derivative, tiles that are passed over, and a bias."""
+    bias = functools.partial(pe.alibi, heads=4)
+    return pe.attention(x, x, x, bias=bias, query_positions=p, key_positions=p, causal=True, block_size=5)
+
+
+def others():
+    """name → (function, its arguments, their axes that are n when exported, whether the last has a derivative)."""
+    p, rows, x = test_same_bits.POSITIONS, np.arange(ROWS, dtype=np.int32) % 32, test_same_bits.X
+    pairs, triples = (np.stack([p // 2**k for k in range(count)], -1) for count in (2, 3))
+    heads = x[:48].reshape(3, 12, 4, 4)
+    sections = pe.multi_section(pe.geometric(DIM), (2, 2, 2))
+    return {
+        "rotation_matrix": (lambda p: pe.rotation_matrix(p, DIM), (p,), (0,), False),
+        "offset_similarity": (lambda p: pe.offset_similarity(p, DIM), (p,), (0,), False),
+        "timestep_embedding": (lambda p: pe.timestep_embedding(p, DIM), (test_same_bits.FLOATS,), (0,), False),
+        "fourier_features": (lambda c, b: pe.fourier_features(c, b), (x[:, :2], TABLE[:2]), (0, None), True),
+        "learned": (lambda p, table: pe.learned(p, table), (rows, TABLE), (0, None), True),
+        "add_learned": (lambda p, x: pe.add_learned(x, TABLE, p), (rows, x), (0, 0), True),
+        "resize_table": (lambda table: pe.resize_table(table, (6, 10)), (TABLE.reshape(4, 8, DIM),), (None,), True),
+        "positions_from_segments": (pe.positions_from_segments, (rows // 5,), (0,), False),
+        "positions_from_mask": (pe.positions_from_mask, (rows % 3 > 0,), (0,), False),
+        "two axes": (lambda p: pe.sinusoidal(p, pe.axial(DIM, 2)), (pairs,), (0,), False),
+        "sections": (lambda p, x: pe.rotary(x, p, sections, head_axis=None), (triples, x), (0, 0), True),
+        "attention": (attend, (np.arange(12, dtype=np.int32), heads), (None, 0), True),
+        "alibi, derivative": (pe.alibi, (QUERIES, KEYS, SLOPES), (0, None, None), True),
+        "t5, derivative": (pe.t5, (QUERIES, KEYS, TABLE[:, :4]), (0, None, None), True),
+    }
+
+
 def cases():
     """name → (function, its arguments, their shapes when exported, whether the last has a derivative)."""
     (n,), (m, k) = export.symbolic_shape("n"), export.symbolic_shape("m, k")
@@ -47,8 +79,20 @@ def cases():
         name: (f, (p, test_same_bits.X), (struct((n,), p.dtype), struct((n, DIM), jnp.float32)), "xpos" not in name)
         for name, (f, p) in test_same_bits.CASES.items()
     }
+    for name, (f, arguments, axes, derivative) in others().items():
+        shapes = [
+            tuple(n if i == axis else s for i, s in enumerate(x.shape)) for x, axis in zip(arguments, axes, strict=True)
+        ]
+        every[name] = f, arguments, [struct(s, x.dtype) for s, x in zip(shapes, arguments, strict=True)], derivative
     tile = struct((m,), jnp.int32), struct((k,), jnp.int32)
     every |= {name: (f, (QUERIES, KEYS), tile, False) for name, f in BIASES.items()}
     arguments = test_same_bits.POSITIONS, test_same_bits.X
     whole = tuple(struct(a.shape, a.dtype) for a in arguments)
     return every | {"sharded": (sharded, arguments, whole, False)}
+
+
+def derivative_of(f, arguments):
+    """That by the last argument, of a cotangent that tells the elements apart."""
+    *first, last = arguments
+    y, pull = jax.vjp(lambda last: f(*first, last), last)
+    return pull(jnp.linspace(-1, 1, y.size, dtype=y.dtype).reshape(y.shape))[0]

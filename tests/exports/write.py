@@ -1,12 +1,13 @@
 """`python tests/exports/write.py FOLDER`: exports every case, for CPU, CUDA and TPU, with the results here."""
 
+import functools
 import sys
 from pathlib import Path
 
 import conftest  # noqa: F401  eight devices
 import jax
 import numpy as np
-from cases import cases
+from cases import cases, derivative_of
 from jax import export
 
 
@@ -16,8 +17,7 @@ def main(folder):
         (folder / f"{name}.bin").write_bytes(made.serialize(vjp_order=int(derivative)))
         results = {"y": np.asarray(jax.jit(f)(*arguments))}
         if derivative:
-            positions, x = arguments
-            results["dx"] = np.asarray(jax.jit(lambda x, f=f, p=positions: jax.vjp(lambda x: f(p, x), x)[1](x)[0])(x))
+            results["dx"] = np.asarray(jax.jit(functools.partial(derivative_of, f))(arguments))
         np.savez(folder / f"{name}.npz", **results)
     (folder / "version").write_text(jax.__version__)
 
