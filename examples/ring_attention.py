@@ -75,7 +75,7 @@ def _ring(*arguments):
 def _forward(axis, bias, q, kv, parameters, here):
     def step(carry, _):
         (out, total), keys = carry
-        arriving = _hand_on(axis, keys)  # while this device computes
+        arriving = _hand_on(axis, keys)  # while this device computes; the last time in vain, for one trace of a step
         part, of_part = _part(bias, here, keys[1], q, keys[0], parameters)
         both = jnp.logaddexp(total, of_part)  # finite: a device's own keys come first, and a query sees itself
         out = out * jnp.exp(total - both)[..., None] + part * jnp.exp(of_part - both)[..., None]

@@ -721,6 +721,54 @@ def test_attention_of_any_positions_under_every_transform(
     assert np.abs(got.astype(np.float64) - want).max(initial=0) <= bound
 
 
+# What turns or adds near the origin, and modules
+
+MATRIX = np.resize(ROWS, (8, 3))
+# Functions of near positions and rows (..., 8), and whether they are linear in the rows
+NEAR = {
+    "xpos, query": (lambda p, x: pe.xpos(x, x, p, layout="interleaved", head_axis=None)[0], True),
+    "xpos, key": (lambda p, x: pe.xpos(x, x, p, origin=50, head_axis=None)[1], True),
+    "fourier_features": (lambda p, x: pe.fourier_features(x, MATRIX, dtype=x.dtype), False),
+    "SinusoidalEncoding, NNX": (lambda p, x: nnx.SinusoidalEncoding(8, scale=2.0)(x[None], p[None])[0], False),
+    "SinusoidalEncoding, Linen": (
+        lambda p, x: linen.SinusoidalEncoding(8, scale=2.0).apply({}, x[None], p[None])[0],
+        False,
+    ),
+    "RotaryEncoding, NNX": (lambda p, x: nnx.RotaryEncoding(8, head_axis=None)(x, p), True),
+    "RotaryEncoding, Linen": (lambda p, x: linen.RotaryEncoding(8, head_axis=None).apply({}, x, p), True),
+}
+
+
+@pytest.mark.parametrize("transform", [*SAME, "grad", "remat"])
+@profile(2)
+@given(
+    st.sampled_from(sorted(NEAR)), ROWS_SHAPE, st.sampled_from(INTEGERS + FLOATS), st.sampled_from(FLOATS), st.data()
+)
+def test_the_rest_under_every_transform(transform, name, shape, at, dtype, data):
+    TRIED["others"] += 1
+    f, linear = NEAR[name]
+    p = numbers(data, narrower(data, shape), at, (-900, 900), finite=True)
+    p = np.clip(p, -900, 900) if p.dtype.kind not in "iu" else p
+    x = np.resize(ROWS, (*shape, 8)).astype(dtype)
+    got = np.asarray(f(p, x))
+    assert got.dtype == dtype and got.shape[:-1] == shape and np.isfinite(got.astype(np.float64)).all()
+    if transform in SAME:
+        close = 4 * eps(dtype) if name == "fourier_features" else None  # a sum as the compiler likes
+        check_same(transform, f, got, (p, x), (p.ndim, len(shape)), shape, axis_of(data, shape), close=close)
+        return
+    TRIED[transform] += 1
+    ct = np.resize(ROWS[2:], got.shape).astype(dtype)
+    g = jax.checkpoint(f) if transform == "remat" else f
+    dx = np.asarray(jax.grad(lambda x: jnp.sum(g(jnp.asarray(p), x) * ct))(jnp.asarray(x)), np.float64)
+    along = (dx * x.astype(np.float64)).sum()
+    if linear:  # ẋ·x = ẏ·y
+        y = (ct.astype(np.float64) * got.astype(np.float64)).sum()
+        scale = np.abs(ct.astype(np.float64)).sum() * np.abs(got.astype(np.float64)).max(initial=0)
+        assert abs(along - y) <= 4 * eps(dtype) * scale
+    elif name.startswith("Sinusoidal"):
+        np.testing.assert_array_equal(dx, 2 * ct.astype(np.float64))
+
+
 # Segments and masks
 
 
