@@ -1,5 +1,6 @@
 """Configs of Hugging Face, broken at random: a plan that is right by the formulas, or an error that names the key.
 
+What a plan says is held against an oracle that shares nothing with the library, and its spectra against the formulas.
 POSENC_HOSTILE=N multiplies the number of configs (`nox -s hostile`). A failure names its case: `config_of(case)`.
 """
 
@@ -7,14 +8,16 @@ import collections
 import copy
 import functools
 import json
+import math
 import os
 import random
 import re
 
+import config_oracle
 import numpy as np
 import pytest
 import rope_reference as reference
-from rope_checks import turns_of
+from rope_checks import bound_of_float32, turns_of
 from test_hf import PUBLISHED
 
 from posenc_jax.hf import plan_to_config, rotary_from_config
@@ -22,6 +25,7 @@ from posenc_jax.hf import plan_to_config, rotary_from_config
 CASES = 3000 * int(os.environ.get("POSENC_HOSTILE", "1"))
 CHUNKS = 4
 RECORDED = [case["config"] for name in ("hf_model_types", "hf_frequencies") for case in reference.read_cases(name)]
+MODELS = reference.read_rotations()["models"]
 SEEDS = [*PUBLISHED.values(), *RECORDED]
 NAMES = sorted(
     set(
@@ -191,6 +195,50 @@ def check_said(plan, config):
         assert config.get(key) in (None, len(plan.layers))
 
 
+PROPERTIES = (*config_oracle.OF_LAYERS, "layout", "part", "softmax_scale")
+
+
+def read_off(plan):
+    """What a plan says, by property, as the oracle puts it."""
+    layers = []
+    for layer in plan.layers:
+        settings, scale = dict(layer.parameters), layer.query_scale
+        base, kind = settings.pop("rope_theta", None), settings.get("rope_type")
+        if kind != "proportional":
+            settings.pop("partial_rotary_factor", None)  # rotary_dim says it
+        scale = scale and (scale.coefficient, scale.period, scale.offset)
+        layers.append((layer.frequencies is not None, layer.head_dim, layer.rotary_dim, base, settings, scale))
+    rows = map(list, zip(*layers, strict=True))
+    return dict(zip(PROPERTIES, (*rows, plan.layout, plan.part, plan.softmax_scale), strict=True))
+
+
+# What few plans say: without them the comparison would see no more than the usual.
+TELLING = (
+    "interleaved", "latent", "layers of two kinds", "layers without positions", "parts of a head", "bases of a class",
+    "scaled", "query scales", "softmax scales",
+)  # fmt: skip
+
+
+def check_by_oracle(plan, config, layout):
+    """What a plan says against what it should say; which properties were compared, and which were TELLING."""
+    got, want = read_off(plan), config_oracle.expected(config, layout)
+    for key, value in want.items():
+        name = config_oracle.text_of(config).get("model_type")
+        assert got[key] == value, f"{name}: {key} is {got[key]}, by the oracle {value}"
+    telling = (
+        layout is None and plan.layout == "interleaved",
+        plan.part == "last",
+        plan.layers.count(plan.layers[0]) < len(plan.layers),
+        not all(got["rotates"]),
+        any(0 < width < whole for width, whole in zip(got["rotary_dim"], got["head_dim"], strict=True)),
+        "±" in str(want.get("base")),
+        any(settings.get("rope_type", "default") != "default" for settings in got["settings"]),
+        any(got["query_scale"]),
+        plan.softmax_scale != 1,
+    )
+    return [*want, *(name for name, true in zip(TELLING, telling, strict=True) if true and len(want) > 1)]
+
+
 def check_plan(plan, config):
     hash(plan)
     for layer in set(plan.layers):
@@ -288,9 +336,78 @@ def test_a_broken_config_gives_the_right_plan_or_a_clear_error(chunk, record_pro
         counts["plans"] += 1
         try:
             check_plan(result, config)
+            counts.update(check_by_oracle(result, config, arguments["layout"]))
         except Exception as e:
             raise AssertionError(f"case {case}: {type(e).__name__} {e} {config}") from e
         counts["changed keys"] += check_sensitive(case, result, config, arguments)
     print(dict(counts))
     record_property("counts", str(dict(counts)))
     assert counts["plans"] > counts["configs"] / 20 and counts["refused"] > counts["configs"] / 4
+    for keys, share in ((PROPERTIES, 0.95), (TELLING[:-2], 0.02)):
+        assert all(counts[key] > counts["plans"] * share for key in keys)
+
+
+def test_a_whole_config_gives_what_the_oracle_says():
+    counts = collections.Counter()
+    for config in SEEDS:
+        try:
+            plan = rotary_from_config(config, length=5000)
+        except ValueError:
+            assert config not in PUBLISHED.values()
+        else:
+            counts.update(["plans", *check_by_oracle(plan, config, None)])
+    print(dict(counts))
+    assert min(counts[key] for key in PROPERTIES) == counts["plans"] > len(SEEDS) * 0.8
+    assert min(counts[key] for key in TELLING) >= 1
+
+
+# Of these a config as recorded does not hold the layer types, or what else its class or the recorder made up.
+MADE_UP = (
+    "flint glm4_moe glm4v_moe_text glm4v_text glm_image_text kolibri1 laguna lfm3 moonshine qwen3_omni_moe_text zaya"
+)
+
+
+def test_the_oracle_says_what_was_recorded():
+    """For every model type its widths, of those that transformers wrote down which layers rotate."""
+    for name, case in config_oracle.RECORDED.items():
+        if name not in MADE_UP.split():
+            want = config_oracle.expected(case["config"])
+            assert set(want["rotary_dim"]) - {0} == {2 * pairs for pairs, _, _ in case["spectra"]}, name
+            assert want["layout"] == (case["layout"] or want["layout"])
+            assert case["turns"] in (None, list(map(int, want["rotates"]))), name
+
+
+def check_spectrum(want, index, config, length, frequencies, attention_factor):
+    """A layer's frequencies by the oracle's settings against those that transformers computed."""
+    settings, base, width = (want[key][index] for key in ("settings", "base", "rotary_dim"))
+    assert (2 * len(frequencies), attention_factor) == (width, settings.get("attention_factor", 1.0))
+    rope = {key: value for key, value in settings.items() if key != "attention_factor"} | {"rope_theta": base}
+    omega, _ = reference.spectrum(rope, width, config.get("max_position_embeddings", 1), length)
+    np.testing.assert_allclose(frequencies, np.array(omega, float), rtol=bound_of_float32(base))
+
+
+def test_the_oracle_says_the_frequencies_that_were_recorded():
+    for case in reference.read_cases("hf_frequencies"):
+        want = config_oracle.expected(case["config"])
+        check_spectrum(want, 0, case["config"], case["length"], case["frequencies"], case["attention_factor"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_oracle_says_what_the_recorded_models_do(name):
+    model, config = MODELS[name], MODELS[name]["config"]
+    unknown = config["model_type"] not in config_oracle.RECORDED
+    want = config_oracle.expected(config, model["layout"] if unknown else None)
+    layers, length = model["layers"], int(model["positions"].max()) + 1
+    assert (want["layout"], want["part"]) == (model["layout"], model["part"])
+    assert want["rotates"] == [layer["turns"] for layer in layers]
+    assert want["head_dim"] == [layer["q_attended"].shape[-1] for layer in layers]
+    for i, layer in enumerate(layers):
+        if layer["turns"]:
+            check_spectrum(want, i, config, length, layer["frequencies"], layer["attention_factor"])
+        if want["part"] == "last":
+            assert layer["softmax_scale"] * math.sqrt(want["head_dim"][i]) == want["softmax_scale"]
+        scale = np.float32(1)
+        if want["query_scale"][i]:
+            coefficient, period, offset = want["query_scale"][i]
+            scale = 1 + coefficient * np.log1p((model["scale_positions"] + offset) // period)[:, None, :, None]
+        np.testing.assert_allclose(scale * layer["q_rotated"], layer["q_attended"], rtol=3e-7)
