@@ -16,6 +16,13 @@ ROTATING = {
 }  # fmt: skip
 _STILL = {"conv", "linear_attention"}
 _LEGACY = {"attention": "full_attention", "mamba": "linear_attention", "deepseek_sparse_attention": "indexed_attention"}
+# Lists of layers, and what the model types that have them are called
+_LISTS = {
+    "attn_layer_indices": "bamba",
+    "full_attn_idxs": "lfm",
+    "block_types": "recurrent_gemma",
+    "cross_attention_layers": "mllama",
+}
 _ROPE = re.compile("rope|rotary|theta|alibi")
 _MISSING = object()
 
@@ -174,7 +181,9 @@ def layer_types(config: Keys, model: Model | None, count: int) -> list[str]:
             expected = f"the {count} layers of num_hidden_layers"
             raise error(f"{config.spelled(*names)} must name {expected}, got {len(types)}: {types!r:.60}")
         return [_LEGACY.get(str(name), str(name)) for name in types]
-    indices, blocks = config.items("attn_layer_indices", "full_attn_idxs"), config.items("block_types")
+    indices, blocks = (
+        _listed(config, model, *names) for names in (("attn_layer_indices", "full_attn_idxs"), ("block_types",))
+    )
     if blocks:  # repeated, as by RecurrentGemma
         blocks = [_check.one_of(WHERE, "block_types", block, ("recurrent", "attention")) for block in blocks]
         indices = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
@@ -189,6 +198,14 @@ def layer_types(config: Keys, model: Model | None, count: int) -> list[str]:
     period = config.integer(pattern.key) if pattern.key and config.found(pattern.key) else pattern.period
     full = [(i + pattern.phase) % period == 0 or (pattern.last and i == count - 1) for i in range(count)]
     return ["full_attention" if x else pattern.other for x in full]
+
+
+def _listed(config: Keys, model: Model | None, *names: str) -> tuple[Any, ...] | None:
+    """The value of a list of layers, which the model type, if it is known, must have."""
+    for name, value in config.found(*names).items():
+        if model and _LISTS[name] not in config.values["model_type"]:
+            raise error(f"the key {name} = {value!r:.60} is not used by model_type {config.values['model_type']!r}")
+    return config.items(*names)
 
 
 def _layers(name: str, indices: Any, count: int) -> None:
@@ -218,7 +235,7 @@ def rotates(config: Keys, model: Model | None, types: list[str]) -> list[bool]:
         elif interval is not None:
             interval = _check.positive_int(WHERE, "no_rope_layer_interval", interval)
             result = [x and (i + 1) % interval != 0 for i, x in enumerate(result)]
-    crossed = config.items("cross_attention_layers") or ()
+    crossed = _listed(config, model, "cross_attention_layers") or ()
     _layers("cross_attention_layers", crossed, count)
     result = [x and i not in crossed for i, x in enumerate(result)]
     if config.flag("alibi") or not config.flag("rotary", default=True):

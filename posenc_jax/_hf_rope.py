@@ -83,7 +83,8 @@ def _linear(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
 
 
 def _dynamic(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
-    if alpha := x.d.number("alpha", None):
+    hunyuan = x.model is None or "hunyuan" in x.config.values["model_type"]  # the others do not read it
+    if hunyuan and (alpha := x.d.number("alpha", None)):
         # Hunyuan's configs also have a factor of one and YaRN's keys, which its code does not read.
         x.d.found("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
         one(x.d.found("factor") | {"the factor that goes with alpha": 1.0})

@@ -57,8 +57,7 @@ SECTIONS = table({
 })  # fmt: skip
 # Words that only these types read (-: none recorded). A plan heeds them for all; transformers takes no notice of them.
 WORDS = table({
-    "gpt_neox": "rotary_emb_base rotary_pct", "hunyuan": "alpha", "mllama": "cross_attention_layers",
-    "minimax_m2": "rotary_dim", "-": "rotary_emb_fraction attn_rotary_emb attn_layer_indices full_attn_idxs block_types"
+    "gpt_neox": "rotary_emb_base rotary_pct", "minimax_m2": "rotary_dim", "-": "rotary_emb_fraction attn_rotary_emb",
 })  # fmt: skip
 ALIASES = {"attention": "full_attention", "mamba": "linear_attention", "su": "longrope", "mrope": "default"}
 ORIGINAL, MAXIMUM = "original_max_position_embeddings", "max_position_embeddings"
@@ -89,6 +88,10 @@ def layers_of(config, name, count, windowless):
     period, other = said(config, key, default=period), "linear" if key == "full_attention_interval" else "sliding"
     place, last = 0 if name in MODERNBERT.split() else period - 1, count - 1 if name in GEMMA_4.split() else None
     kinds = [f"{'full' if i % period == place or i == last else other}_attention" for i in range(count)]
+    listed = {} if written is not None else config
+    blocks, full = said(listed, "block_types"), said(listed, "attn_layer_indices", "full_attn_idxs")
+    full = [i for i in range(count) if blocks[i % len(blocks)] == "attention"] if blocks else full
+    kinds = kinds if full is None else [("full" if i in full else "linear") + "_attention" for i in range(count)]
     kinds = kinds if written is None else [ALIASES.get(kind, kind) for kind in map(str, written)]
     still = {"conv", "linear_attention"} | ({"full_attention"} if name in SLIDING_ONLY and not windowless else set())
     turns = [kind not in still for kind in kinds]

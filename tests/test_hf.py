@@ -616,7 +616,7 @@ def test_settings_for_each_layer_type():
         (scaled("dynamic", factor=4.0), 8192, plain(16, 1e4), 1),
         (scaled("dynamic", factor=4.0), 100, plain(16, 1e4), 1),
         (scaled("dynamic", factor=4.0), 20000, dynamic(16, 1e4, 4, 8192, 20000), 1),
-        (scaled("dynamic", alpha=50.0), None, plain(16, 1e4 * 50 ** (16 / 14)), 1),
+        (scaled("dynamic", alpha=50.0) | {"model_type": "hunyuan_v1_dense"}, None, plain(16, 1e4 * 50 ** (16 / 14)), 1),
         (scaled("yarn", factor=4.0), None, yarn(16, 1e4, 4, 8192), 0.1 * math.log(4) + 1),
         (scaled("yarn", factor=None, original_max_position_embeddings=2048), None, yarn(16, 1e4, 4, 2048), 0.1 * math.log(4) + 1),
         (scaled("yarn", factor=4.0, original_max_position_embeddings=512, beta_fast=8, beta_slow=0.5, attention_factor=1.25),
@@ -989,7 +989,7 @@ BAD = [
     (scaled("yarn", factor=2.0, original_max_position_embeddings=2048, max_position_embeddings=4096), "rope_parameters.max_position_embeddings = 4096 contradicts max_position_embeddings = 8192"),
     (llama(layer_types=["full_attention"] * 2, rope_theta=1e5, rope_parameters={"full_attention": {"rope_theta": 1e6}}), r"rope_theta = 100000.0 contradicts rope_parameters, whose layer types have \[1000000.0\]"),
     (llama(layer_types=["full_attention"] * 2, rope_theta=1e5, rope_parameters={"full_attention": None}), "rope_theta = 100000.0 contradicts rope_parameters, whose layer types have no positions"),
-    (llama(attn_layer_indices=np.arange(2), full_attn_idxs=np.arange(2, 4)), r"attn_layer_indices = array\(\[0, 1\]\) contradicts full_attn_idxs"),
+    (llama(model_type=None, attn_layer_indices=np.arange(2), full_attn_idxs=np.arange(2, 4)), r"attn_layer_indices = array\(\[0, 1\]\) contradicts full_attn_idxs"),
     # what does not fit
     (scaled("dynamic", factor=2.0) | {"max_position_embeddings": 2**31}, "^rotary_from_config: max_position_embeddings must fit into int32, got 2147483648"),
     (llama(num_hidden_layers=2**16 + 1), "num_hidden_layers must be at most 65,536, got 65537"),
@@ -1014,8 +1014,13 @@ BAD = [
     (SMOLLM_3 | {"no_rope_layers": [1, 0]}, r"no_rope_layers must hold 6 times 0 or 1, got \[1, 0\]"),
     (SMOLLM_3 | {"no_rope_layers": [4] * 6}, "no_rope_layers must hold 6 times 0 or 1"),
     ({"model_type": "granite_swa", "head_dim": 8, "num_hidden_layers": 2, "layer_rope_theta": [1.0]}, "layer_rope_theta must hold 2 numbers, got 1"),
-    (llama(block_types=["1"]), r"block_types must be one of \('recurrent', 'attention'\), got '1'"),
-    (llama(cross_attention_layers=[2]), "cross_attention_layers must be of the 2 layers, got 2"),
+    (llama(model_type="recurrent_gemma", block_types=["1"]), r"block_types must be one of \('recurrent', 'attention'\), got '1'"),
+    (llama(model_type="mllama_text_model", cross_attention_layers=[2]), "cross_attention_layers must be of the 2 layers, got 2"),
+    (llama(cross_attention_layers=[1]), r"the key cross_attention_layers = \[1\] is not used by model_type 'llama'"),
+    (llama(full_attn_idxs=[1]), r"the key full_attn_idxs = \[1\] is not used by model_type 'llama'"),
+    (llama(model_type="lfm2", attn_layer_indices=[1]), r"the key attn_layer_indices = \[1\] is not used by model_type 'lfm2'"),
+    (llama(block_types=["recurrent"]), r"the key block_types = \['recurrent'\] is not used by model_type 'llama'"),
+    (scaled("dynamic", factor=1.0, alpha=1000.0), "the key rope_parameters.alpha = 1000.0 is not known or not used here"),
     (llama(per_layer_config={"2": {"head_dim": 8}}), "per_layer_config must map layers below 2 to mappings, got '2'"),
     (llama(rope_theta=-1.0), "rope_theta must be positive, got -1.0"),
     # what is no rotary embedding, or none that a plan can say
@@ -1052,7 +1057,7 @@ def test_what_is_refused(config, match):
         (lambda: rotary_from_config(scaled("longrope", short_factor=3, long_factor=SPREAD), length=1), TypeError, "short_factor must be a sequence of numbers, got int 3"),
         (lambda: rotary_from_config(llama(layer_types="full_attention")), TypeError, "layer_types must be a sequence of strings"),
         (lambda: rotary_from_config(llama(model_type=None, qk_rope_head_dim=np.ones((2, 2)))), TypeError, "qk_rope_head_dim must be an integer, got float64 of shape"),
-        (lambda: rotary_from_config(llama(cross_attention_layers=5)), TypeError, "cross_attention_layers must be a sequence of strings or numbers, got int 5"),
+        (lambda: rotary_from_config(llama(model_type="mllama_text_model", cross_attention_layers=5)), TypeError, "cross_attention_layers must be a sequence of strings or numbers, got int 5"),
         (lambda: rotary_from_config(SMOLLM_3 | {"no_rope_layers": 5}), TypeError, "no_rope_layers must be a sequence of strings or numbers, got int 5"),
         (lambda: rotary_from_config({"model_type": "recurrent_gemma", "head_dim": 8, "num_hidden_layers": 2, "block_types": 5}), TypeError, "block_types must be a sequence"),
         (lambda: rotary_from_config({"model_type": "bamba", "head_dim": 8, "num_hidden_layers": 2, "attn_layer_indices": 5}), TypeError, "attn_layer_indices must be a sequence"),
@@ -1176,6 +1181,6 @@ def test_so_many_layers():
 
 
 def test_latent_attention_of_which_no_layer_rotates():
-    plan = rotary_from_config(DEEPSEEK_V3 | {"block_types": ["recurrent"]})
+    plan = rotary_from_config(DEEPSEEK_V3 | {"layer_types": ["linear_attention"] * 2})
     assert {(layer.frequencies, layer.head_dim) for layer in plan.layers} == {(None, 192)}
     assert plan.part == "first" and rotary_from_config(plan_to_config(plan)) == plan
