@@ -100,7 +100,7 @@ def pair(where: str, what: str, queries: Any, keys: Any, kinds: str = "an intege
     except ValueError:
         message = f"{names[0]}, shape {queries.shape}, and {names[1]}, shape {keys.shape}, must broadcast"
         raise ValueError(f"{where}: the leading axes of {message}") from None
-    apart(where, f"the last axes of {' and '.join(names)}", *(jax.typeof(x).sharding.spec[-1] for x in (queries, keys)))
+    of_tile(where, what, queries, keys)
     if all(jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys)) and queries.dtype != keys.dtype:
         common = np.promote_types(queries.dtype, keys.dtype)
         if common.kind == "f" or jax.dtypes.canonicalize_dtype(common) != common:
@@ -124,10 +124,13 @@ def counted(where: str, name: str, length: Any) -> Any:
     return length
 
 
-def known_width(where: str, name: str, shape: tuple[int, ...]) -> None:
-    """Raises where the last axis is symbolic: of its size depends how many frequencies there are."""
-    if not isinstance(shape[-1], int):
-        raise ValueError(f"{where}: {name} must have a last axis of known size, got shape {shape}")
+def known_size(where: str, name: str, shape: tuple[int, ...], *axes: int) -> None:
+    """Raises where an axis is symbolic: of its size depends what is computed."""
+    for axis in axes:
+        if not isinstance(shape[axis], int):
+            raise ValueError(
+                f"{where}: {name} must have a known size along axis {axis % len(shape)}, got shape {shape}"
+            )
 
 
 def align(x: Any, ndim: int) -> Any:
@@ -143,10 +146,33 @@ def whole(where: str, name: str, x: Any, axis: int = -1) -> None:
         raise ValueError(f"{where}: {message}; reshard it, or use jax.shard_map")
 
 
-def apart(where: str, what: str, first: Any, second: Any) -> None:
-    """Raises where two entries of the spec of one result would name the same Explicit axis of a mesh."""
-    if both := {*jax.tree.leaves(first)} & {*jax.tree.leaves(second)}:
-        raise ValueError(f"{where}: {what} must not be sharded over one Explicit axis of a mesh, got {sorted(both)}")
+def together(where: str, specs: dict[str, tuple[Any, ...]]) -> None:
+    """Raises where arguments would split one axis of their result in two ways, or two of its axes over one of a mesh.
+
+    `specs` has, by the name of an argument, what splits the last axes of the result for it, on Explicit axes.
+    """
+    split = {(i, axes) for spec in specs.values() for i, axes in enumerate(reversed(spec)) if axes is not None}
+    used = jax.tree.leaves([axes for _, axes in split])
+    if len(split) > len({i for i, _ in split}) or len(used) > len({*used}):
+        names, got = (", ".join(map(str, x)) for x in (specs, specs.values()))
+        message = "be sharded alike where they share an axis of the result, and over no Explicit axis of a mesh twice"
+        raise ValueError(f"{where}: {names} must {message}, got {got}")
+
+
+def of_tile(where: str, what: str, queries: Any, keys: Any, **of_heads: Any) -> None:
+    """`together` for (..., heads, queries, keys), of positions of both and arrays whose last axis is of heads."""
+    (*batch, rows), (*other, columns) = (jax.typeof(x).sharding.spec for x in (queries, keys))
+    specs = {f"query_{what}": (*batch, None, rows, None), f"key_{what}": (*other, None, None, columns)}
+    heads = {name: (jax.typeof(x).sharding.spec[-1], None, None) for name, x in of_heads.items()}
+    together(where, specs | heads)
+
+
+def beside(where: str, name: str, positions: Any, of: str, x: Any, head_axis: int | None = None) -> None:
+    """Raises where positions (..., axes) would split x, which has an axis of heads or none, otherwise than it is."""
+    places = [*jax.typeof(positions).sharding.spec[:-1]]
+    if head_axis is not None:
+        places.insert(max(0, len(places) + head_axis + 2 - x.ndim), None)
+    together(where, {name: (*places, None), of: tuple(jax.typeof(x).sharding.spec)})
 
 
 def floating_dtype(where: str, dtype: Any, name: str = "dtype") -> np.dtype:

@@ -69,9 +69,9 @@ class Settings:
         if input_positions is None and queries != keys:
             raise ValueError(f"{WHERE}: input_positions must be given {differ}, got None")
         if input_positions is not None:
-            input_positions = self._of("input_positions", input_positions, queries)
+            input_positions = self._of("input_positions", input_positions, "query", query)
         if key_positions is not None:
-            key_positions = self._of("key_positions", key_positions, keys)
+            key_positions = self._of("key_positions", key_positions, "key", key)
         elif queries == keys:
             key_positions = input_positions
         elif not self.decode or queries > keys:
@@ -93,15 +93,16 @@ class Settings:
         with jax.numpy_dtype_promotion("standard"):  # the sum of 16-bit scores and a float32 bias is of float32
             return attend(query, key, value, given, *args, **kwargs)
 
-    def _of(self, name: str, positions: ArrayLike, length: int) -> jax.Array:
+    def _of(self, name: str, positions: ArrayLike, side: str, x: jax.Array) -> jax.Array:
         """Positions, one for each: one for all of them would place them alike, which is no order."""
         frequencies = geometric(2) if self.frequencies is None else self.frequencies
         coordinates = positions_of(WHERE, name, positions, frequencies)
-        shape = coordinates.shape[:-1] or (1,)
+        shape, length = coordinates.shape[:-1] or (1,), x.shape[-3]
         if shape[-1] != length:
             raise ValueError(
                 f"{WHERE}: {name} must hold {length} along the sequence, got shape {coordinates.shape[:-1]}"
             )
+        _check.broadcastable(WHERE, name, shape, f"{side} without heads", x.shape[:-2])
         return coordinates.reshape(shape if frequencies.num_axes == 1 else (*shape, frequencies.num_axes))
 
 

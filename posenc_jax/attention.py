@@ -185,8 +185,7 @@ def _operands(where, query, key, value):
     named = zip(("query", "key", "value"), (query, key, value), axes, strict=True)
     query, key, value = (_check.floats(where, name, x, of) for name, x, of in named)
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if not all(isinstance(n, int) for n in x.shape[-3:]):
-            raise ValueError(f"{where}: {name} must have last three axes of known size, got shape {x.shape}")
+        _check.known_size(where, name, x.shape, -3, -2, -1)
     leading = [(n, axis) for n, axis in zip(query.shape[:-3], jax.typeof(query).sharding.spec, strict=False) if n != 1]
     if any(axis is not None for _, axis in leading[1:]):  # a reshape that would move parts
         message = f"sharded on Explicit axes of a mesh along the first at most, got {jax.typeof(query).sharding.spec}"

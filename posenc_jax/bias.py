@@ -41,7 +41,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _check, _mesh
 from posenc_jax._distance import per_head, tile_distance
 from posenc_jax._phase import product
-from posenc_jax.frequencies import Frequencies, amplitude_of, dim_of, resolve
+from posenc_jax.frequencies import Frequencies, amplitude_of, dim_of, energy_of, resolve
 from posenc_jax.sinusoidal import sinusoidal
 
 
@@ -88,7 +88,7 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
     where = "alibi"
     positions = _check.pair(where, "positions", query_positions, key_positions)
     if isinstance(heads, (jax.Array, np.ndarray)):
-        return _alibi(*positions, _of_heads(where, "heads", heads))
+        return _alibi(*positions, _of_heads(where, positions, heads=heads)[0])
     return _alibi(*positions, _slopes(_check.size(where, "heads", heads)))
 
 
@@ -138,7 +138,7 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
     """
     where = "kerple_log"
     positions = _check.pair(where, "positions", query_positions, key_positions)
-    return _kerple_log(*positions, *_scale_and(where, "rate", scale, rate))
+    return _kerple_log(*positions, *_of_heads(where, positions, scale=scale, rate=rate))
 
 
 @functools.partial(jax.jit, inline=True)
@@ -182,7 +182,7 @@ def kerple_power(
     """
     where = "kerple_power"
     positions = _check.pair(where, "positions", query_positions, key_positions)
-    return _kerple_power(*positions, *_scale_and(where, "exponent", scale, exponent))
+    return _kerple_power(*positions, *_of_heads(where, positions, scale=scale, exponent=exponent))
 
 
 @functools.partial(jax.jit, inline=True)
@@ -236,11 +236,10 @@ def sandwich(
     where = "sandwich"
     positions = _check.pair(where, "positions", query_positions, key_positions)
     heads = _check.size(where, "heads", heads)
-    frequencies = resolve(where, frequencies, even=True)
+    frequencies = resolve(where, frequencies, even=True, whole=True)
     if isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
         raise ValueError(f"{where}: frequencies must have one axis, got {frequencies.num_axes}")
-    if not isinstance(frequencies, Frequencies):
-        _check.whole(where, "frequencies", frequencies)
+    energy_of(where, frequencies, max(heads / 8, 1) * dim_of(frequencies))
     return _sandwich(*positions, frequencies, heads=heads)
 
 
@@ -256,15 +255,14 @@ def _sandwich(queries, keys, frequencies, *, heads):
     return per_head(rate, similarity) * (similarity - norm)
 
 
-def _of_heads(where, name, value):
-    value = _check.floats(where, name, value, "(heads,)")
-    if value.ndim != 1 or not value.size:
-        raise ValueError(f"{where}: {name} must have shape (heads,), got {value.shape}")
-    return value
-
-
-def _scale_and(where, name, scale, value):
-    scale, value = _of_heads(where, "scale", scale), _of_heads(where, name, value)
-    if scale.shape != value.shape:
-        raise ValueError(f"{where}: {name} of shape {value.shape} must match scale, shape {scale.shape}")
-    return scale, value
+def _of_heads(where, positions, **arrays):
+    """Arrays (heads,), of one shape, that can be split beside the positions of both sides."""
+    arrays = {name: _check.floats(where, name, x, "(heads,)") for name, x in arrays.items()}
+    first, shape = next((name, x.shape) for name, x in arrays.items())
+    for name, x in arrays.items():
+        if x.ndim != 1 or not x.size:
+            raise ValueError(f"{where}: {name} must have shape (heads,), got {x.shape}")
+        if x.shape != shape:
+            raise ValueError(f"{where}: {name} of shape {x.shape} must match {first}, shape {shape}")
+    _check.of_tile(where, "positions", *positions, **arrays)
+    return list(arrays.values())

@@ -218,8 +218,8 @@ def limited(where: str, name: str, value: Any, turns: tuple[int, ...]) -> tuple[
     return turns
 
 
-def resolve(where: str, frequencies: Any, *, even: bool = False) -> Frequencies | jax.Array:
-    """What a `frequencies` argument means: Frequencies, a width, or a float array of ω (num_pairs,)."""
+def resolve(where: str, frequencies: Any, *, even: bool = False, whole: bool = False) -> Frequencies | jax.Array:
+    """What a `frequencies` argument means: Frequencies, a width, or a float array of ω (num_pairs,), possibly whole."""
     if isinstance(frequencies, (int, np.integer)) and not isinstance(frequencies, bool):
         frequencies = geometric(_check.size(where, "frequencies (a width)", frequencies))
     if isinstance(frequencies, Frequencies):
@@ -234,6 +234,9 @@ def resolve(where: str, frequencies: Any, *, even: bool = False) -> Frequencies 
     result = _check.array(where, "frequencies", frequencies, "a float array")
     if result.ndim != 1 or not result.size:
         raise ValueError(f"{where}: frequencies as an array must have shape (num_pairs,), got {result.shape}")
+    _check.known_size(where, "frequencies", result.shape, 0)
+    if whole:
+        _check.whole(where, "frequencies", result)
     return jnp.asarray(result)
 
 
@@ -256,10 +259,22 @@ def amplitude_of(frequencies: Frequencies | jax.Array) -> float:
     return frequencies.attention_factor if isinstance(frequencies, Frequencies) else 1.0
 
 
+def energy_of(where: str, frequencies: Frequencies | jax.Array, most: float) -> float:
+    """The square of the amplitude, of a sum of products of two waves that is at most so many times that."""
+    amplitude = amplitude_of(frequencies)
+    if amplitude**2 * most > float(np.finfo(np.float32).max):
+        message = f"an attention_factor whose square, {most:g} times, fits into float32, got {amplitude}"
+        raise ValueError(f"{where}: frequencies must have {message}")
+    return amplitude**2
+
+
 def positions_of(where: str, name: str, positions: Any, frequencies: Frequencies | jax.Array) -> jax.Array:
     """A `positions` argument as int32 or float, with one trailing axis of coordinates: (..., num_axes)."""
     positions = jnp.asarray(_check.array(where, name, positions))
     num_axes = frequencies.num_axes if isinstance(frequencies, Frequencies) else 1
+    if not isinstance(frequencies, Frequencies):
+        places, pairs = (jax.typeof(x).sharding.spec for x in (positions, frequencies))
+        _check.together(where, {name: (*places, None), "frequencies": tuple(pairs)})
     if num_axes == 1:
         return positions[..., None]
     if positions.ndim < 1 or positions.shape[-1] != num_axes:

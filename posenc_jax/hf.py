@@ -52,7 +52,7 @@ class QueryScale:
         period = _check.positive_int("QueryScale", "period", self.period)
         if period > np.iinfo(np.int32).max:
             raise ValueError(f"QueryScale: period must fit into int32, got {period}")
-        if not isinstance(self.offset, int) or not 0 <= self.offset < period:
+        if isinstance(self.offset, bool) or not isinstance(self.offset, int) or not 0 <= self.offset < period:
             raise ValueError(f"QueryScale: offset must be an integer from 0 to below {period}, got {self.offset!r}")
 
     def __call__(self, positions: jax.typing.ArrayLike) -> jax.Array:

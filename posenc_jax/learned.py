@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.errors import InconclusiveDimensionOperation
 from jax.typing import ArrayLike
 
 from posenc_jax import _check, _mesh
@@ -52,6 +53,7 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
     where = "learned"
     table = _table(where, table)
     positions = _positions(where, positions, table, out_of_range)
+    _check_split(where, positions, table)
     return _learned(positions, table, out_of_range=out_of_range)
 
 
@@ -69,9 +71,16 @@ def _positions(where, positions, table, out_of_range):
         low, high = _check.limits(positions)
         if low < 0 or high >= length:
             raise ValueError(f"{where}: positions must be from 0 to {length - 1}, got {low} to {high}")
-    specs = tuple(jax.typeof(positions).sharding.spec), jax.typeof(table).sharding.spec[1]
-    _check.apart(where, "positions and the width of table", *specs)
     return jnp.asarray(positions)
+
+
+def _check_split(where, positions, table, **arrays):
+    # Of a lookup the rows of the table are no axis of the result; of the first rows they are.
+    specs = {name: tuple(jax.typeof(x).sharding.spec) for name, x in arrays.items()}
+    if positions is not None:
+        specs["positions"] = (*jax.typeof(positions).sharding.spec, None)
+    rows = jax.typeof(table).sharding.spec
+    _check.together(where, specs | {"table": tuple(rows if positions is None else rows[1:])})
 
 
 @functools.partial(jax.jit, static_argnames=("out_of_range",), inline=True)
@@ -126,15 +135,28 @@ def add_learned(
     where = "add_learned"
     x = _check.floats(where, "x", x, "(..., seq, d_model)")
     table = _table(where, table)
+    _check.known_size(where, "x", x.shape, -1)
+    _check.known_size(where, "table", table.shape, 0, 1)
     if table.shape[1] != x.shape[-1]:
         raise ValueError(f"{where}: table of width {table.shape[1]} must match x, shape {x.shape}")
     scale = _check.scalar(where, "scale", scale, _check.inside(x, table))
     if positions is not None:
         positions = _positions(where, positions, table, out_of_range)
         _check.broadcastable(where, "positions", positions.shape, "x without its last axis", x.shape[:-1])
-    elif x.shape[-2] > table.shape[0]:
+    elif _is_longer(where, x, table.shape[0]):
         raise ValueError(f"{where}: table of {table.shape[0]} rows is too small for a sequence of {x.shape[-2]}")
+    elif x.shape[-2] != table.shape[0]:
+        _check.whole(where, "table", table, 0)
+    _check_split(where, positions, table, x=x)
     return _add_learned(x, table, positions, scale, out_of_range=out_of_range)
+
+
+def _is_longer(where, x, length):
+    try:
+        return bool(x.shape[-2] > length)
+    except InconclusiveDimensionOperation:
+        message = f"a sequence of known size, or with a constraint such as 'seq <= {length}', got shape {x.shape}"
+        raise ValueError(f"{where}: x must have {message}") from None
 
 
 @functools.partial(jax.jit, static_argnames=("out_of_range",), inline=True)

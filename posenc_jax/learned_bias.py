@@ -69,7 +69,9 @@ def t5(
     table = _check.floats(where, "table", table, "(buckets, heads)")
     if table.ndim != 2 or not table.shape[1]:
         raise ValueError(f"{where}: table must have shape (buckets, heads), got {table.shape}")
+    _check.known_size(where, "table", table.shape, 0)
     _check.whole(where, "table", table, 0)
+    _check.of_tile(where, "positions", queries, keys, table=table)
     directions = 1 + _check.flag(where, "bidirectional", bidirectional)
     buckets, odd = divmod(table.shape[0], directions)
     if odd or buckets < 2:
@@ -210,8 +212,13 @@ def fire(
     names = ("w1", "b1", "w2", "b2")
     weights = tuple(_check.floats(where, f"{n} of mlp", w, a) for n, w, a in zip(names, mlp, axes, strict=True))
     shapes = tuple(w.shape for w in weights)
+    for n, shape in zip(names, shapes, strict=True):
+        _check.known_size(where, f"{n} of mlp", shape, 0)
     if weights[2].ndim != 2 or shapes != (shapes[2][:1], shapes[2][:1], shapes[2], shapes[2][1:]) or 0 in shapes[2]:
         raise ValueError(f"{where}: mlp must have shapes {', '.join(axes)}, got {shapes}")
+    _check.of_tile(
+        where, "positions", *positions, **{f"{n} of mlp": w for n, w in zip(names[2:], weights[2:], strict=True)}
+    )
     for n, w in zip(names[:3], weights, strict=False):
         _check.whole(where, f"{n} of mlp", w, 0)
     scalars = {"c": c, "threshold": threshold}

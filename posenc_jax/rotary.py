@@ -94,9 +94,10 @@ def rotary(
     x, positions, frequencies, axis = inputs(where, x, positions, frequencies, layout, head_axis, part)
     inverse = _check.flag(where, "inverse", inverse)
     if inverse and isinstance(frequencies, Frequencies):
-        if not frequencies.attention_factor:
-            raise ValueError(f"{where}: inverse needs frequencies with an attention_factor other than 0")
-        frequencies = dataclasses.replace(frequencies, attention_factor=1 / frequencies.attention_factor)
+        factor = frequencies.attention_factor
+        if abs(factor) * float(np.finfo(np.float32).max) < 1:
+            raise ValueError(f"{where}: inverse needs frequencies with an attention_factor above 3e-39, got {factor}")
+        frequencies = dataclasses.replace(frequencies, attention_factor=1 / factor)
     return _rotary(x, positions, frequencies, layout=layout, head_axis=axis, part=part, inverse=inverse)
 
 
@@ -111,22 +112,21 @@ def inputs(where, x, positions, frequencies, layout, head_axis, part, name="x", 
             message = f"head_axis must be an axis of {name} other than its last, shape {x.shape}, got {head_axis}"
             raise ValueError(f"{where}: {message}")
         head_axis %= x.ndim
-    _check.known_width(where, name, x.shape)
+    _check.known_size(where, name, x.shape, -1)
     if not x.shape[-1]:
         raise ValueError(f"{where}: {name} must have features to turn, got shape {x.shape}")
-    frequencies = resolve(where, x.shape[-1] if frequencies is None else frequencies, even=True)
+    frequencies = resolve(where, x.shape[-1] if frequencies is None else frequencies, even=True, whole=True)
     if dim_of(frequencies) > x.shape[-1]:
         width = dim_of(frequencies)
         raise ValueError(f"{where}: frequencies of width {width} must fit into head_dim, {name} has shape {x.shape}")
     if layout == "half" or dim_of(frequencies) < x.shape[-1]:
         _check.whole(where, name, x)
-    if not isinstance(frequencies, Frequencies):
-        _check.whole(where, "frequencies", frequencies)
     rows = x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
     if positions is not None:
         positions = positions_of(where, positions_name, positions, frequencies)
         target = f"{name} without its head axis and its last"
         _check.broadcastable(where, positions_name, positions.shape[:-1], target, rows)
+        _check.beside(where, positions_name, positions, name, x, head_axis)
     elif isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
         axes = frequencies.num_axes
         raise ValueError(f"{where}: {positions_name} must be given for frequencies of {axes} axes, got None")
@@ -211,6 +211,7 @@ def convert_layout(
     if held.dtype != (dtype := getattr(weights, "dtype", None)):
         raise TypeError(f"{where}: weights are {dtype}, which this configuration cannot hold; pass 32 bits")
     num_heads = _check.positive_int(where, "num_heads", num_heads)
+    _check.known_size(where, "weights", held.shape, axis)
     size, axis = held.shape[axis], axis % held.ndim
     if size % num_heads:
         raise ValueError(f"{where}: num_heads must divide axis {axis} of weights, shape {held.shape}, got {num_heads}")

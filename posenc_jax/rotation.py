@@ -18,6 +18,7 @@ from posenc_jax.frequencies import (
     Layout,
     amplitude_of,
     dim_of,
+    energy_of,
     features,
     pairs,
     positions_of,
@@ -70,9 +71,7 @@ def rotation_matrix(
     """
     where = "rotation_matrix"
     _check.layout(where, layout)
-    frequencies = resolve(where, frequencies, even=True)
-    if layout == "half" and not isinstance(frequencies, Frequencies):
-        _check.whole(where, "frequencies", frequencies)
+    frequencies = resolve(where, frequencies, even=True, whole=layout == "half")
     offset = positions_of(where, "offset", offset, frequencies)
     return _rotation_matrix(offset, frequencies, layout=layout, dtype=_check.floating_dtype(where, dtype))
 
@@ -127,16 +126,16 @@ def shift(
     where = "shift"
     _check.layout(where, layout)
     encodings = _check.floats(where, "encodings", encodings, "(..., dim)")
-    frequencies = resolve(where, frequencies, even=True)
+    _check.known_size(where, "encodings", encodings.shape, -1)
+    frequencies = resolve(where, frequencies, even=True, whole=True)
     if dim_of(frequencies) != encodings.shape[-1]:
         width = dim_of(frequencies)
         raise ValueError(f"{where}: frequencies of width {width} must match encodings, shape {encodings.shape}")
     if layout == "half":
         _check.whole(where, "encodings", encodings)
-    if not isinstance(frequencies, Frequencies):
-        _check.whole(where, "frequencies", frequencies)
     offset = positions_of(where, "offset", offset, frequencies)
     _check.broadcastable(where, "offset", offset.shape[:-1], "encodings without their last axis", encodings.shape[:-1])
+    _check.beside(where, "offset", offset, "encodings", encodings)
     return _shift(encodings, offset, frequencies, layout=layout)
 
 
@@ -180,6 +179,7 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
     """
     where = "offset_similarity"
     frequencies = resolve(where, frequencies, even=True)
+    energy_of(where, frequencies, dim_of(frequencies) / 2)
     return _offset_similarity(positions_of(where, "offset", offset, frequencies), frequencies)
 
 

@@ -70,9 +70,7 @@ def sinusoidal(
     """
     where = "sinusoidal"
     _check.layout(where, layout)
-    frequencies = resolve(where, frequencies)
-    if layout == "half" and not isinstance(frequencies, Frequencies):
-        _check.whole(where, "frequencies", frequencies)
+    frequencies = resolve(where, frequencies, whole=layout == "half")
     positions = positions_of(where, "positions", positions, frequencies)
     return _sinusoidal(positions, frequencies, layout=layout, dtype=_check.floating_dtype(where, dtype))
 
@@ -126,7 +124,7 @@ def add_sinusoidal(
     where = "add_sinusoidal"
     _check.layout(where, layout)
     x = _check.floats(where, "x", x, "(..., seq, d_model)")
-    _check.known_width(where, "x", x.shape)
+    _check.known_size(where, "x", x.shape, -1)
     frequencies = resolve(where, x.shape[-1] if frequencies is None else frequencies)
     if dim_of(frequencies) != x.shape[-1]:
         raise ValueError(f"{where}: frequencies of width {dim_of(frequencies)} must match x, shape {x.shape}")
@@ -135,6 +133,7 @@ def add_sinusoidal(
     if positions is not None:
         positions = positions_of(where, "positions", positions, frequencies)
         _check.broadcastable(where, "positions", positions.shape[:-1], "x without its last axis", x.shape[:-1])
+        _check.beside(where, "positions", positions, "x", x)
     elif isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
         raise ValueError(f"{where}: positions must be given for frequencies of {frequencies.num_axes} axes, got None")
     else:

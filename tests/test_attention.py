@@ -436,7 +436,7 @@ def test_sizes_must_be_known(name, axis):
     shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in (("query", Q), ("key", K), ("value", V))}
     size = shapes[name].shape
     shapes[name] = jax.ShapeDtypeStruct((*size[:axis], n, *size[axis + 1 :]), Q.dtype)
-    with pytest.raises(ValueError, match=f"^attention: {name} must have last three axes of known size, got shape .*n"):
+    with pytest.raises(ValueError, match=f"^attention: {name} must have a known size along axis {axis}, got shape .*n"):
         export.export(jax.jit(pe.attention))(*shapes.values())
 
 

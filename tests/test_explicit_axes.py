@@ -108,28 +108,50 @@ def test_what_may_be_split(mesh, f, arguments, index, axis):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", ["alibi", "t5", "learned", "add_learned"])
-def test_one_axis_of_a_mesh_for_two_of_the_result(mesh, name):
-    f = {
-        "alibi": lambda i, j: pe.alibi(i, j, 2),
-        "t5": lambda i, j: pe.t5(i, j, SQUARE),
-        "learned": lambda i, j: pe.learned(i % 8, j.astype(jnp.float32).T),
-        "add_learned": lambda i, j: pe.add_learned(jnp.zeros((8, 16, 8)), j.astype(jnp.float32).T, i % 8),
-    }[name]
-    i, j = (AT, P(None, D)), (AT, P(None, D)) if name in ("alibi", "t5") else (AT, P(D))
-    f(*place(i, AT))
-    what = (
-        "the last axes of query_positions and key_positions"
-        if name in ("alibi", "t5")
-        else "positions and the width of table"
-    )
-    with pytest.raises(
-        ValueError, match=rf"^{name}: {what} must not be sharded over one Explicit axis of a mesh, got \['data'\]$"
-    ):
-        f(*place(i, j))
-
-
 ROWS, OF_HEADS = P(D, None, H), P(None, None, H)
+TABLE, Y = np.ones((16, 8), np.float32), X[:, :, 0]
+# a call, its arguments as they may be split, and one of them split so that it fits no more; what the error names
+APART = [
+    (pe.sinusoidal, [(AT, P(H)), (ONES, P(D))], [(AT, P(D)), (ONES, P(D))], "positions, frequencies"),
+    (pe.rotation_matrix, [(AT, P(H)), (ONES, P(D))], [(AT, P(None, D)), (ONES, P(D))], "offset, frequencies"),
+    (pe.offset_similarity, [(AT, P(H)), (ONES, P(D))], [(AT, P(D)), (ONES, P(D))], "offset, frequencies"),
+    (lambda x, p: pe.add_sinusoidal(x, p), [(Y, P(D)), (AT[0], P(H))], [(Y, P(D)), (AT[0], P(D))], "positions, x"),
+    (pe.rotary, [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(H))], "positions, x"),
+    (pe.rotary, [(X, P(None, D, H)), (AT[0], P(D))], [(X, P(None, D, H)), (AT[0], P(H))], "positions, x"),
+    (partial(pe.rotary, head_axis=-3), [(X, P(D, H)), (AT[:1, :8], P())], [(X, P(D, H)), (AT[:1, :8], P(None, H))], "positions, x"),
+    (lambda x, p: pe.xpos(x, x, p), [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(None, D))], "positions, query"),
+    (lambda x, p: pe.shift(x, p, 16), [(Y, P(D)), (AT[:, :1], P(D))], [(Y, P(D)), (AT[:, :1], P(H))], "offset, encodings"),
+    (lambda i, j: pe.alibi(i, j, 2), [(AT, P(D)), (AT, P(None, H))], [(AT, P(None, D)), (AT, P(None, D))], "query_positions, key_positions"),
+    (lambda i, j: pe.alibi(i, j, 2), [(AT, P(D)), (AT, P(D))], [(AT, P(D)), (AT, P(H))], "query_positions, key_positions"),
+    (lambda i, j: pe.sandwich(i, j, 2, 16), [(AT, P(D)), (AT, P(None, H))], [(AT, P(D)), (AT, P(None, D))], "query_positions, key_positions"),
+    (pe.alibi, [(AT, P(D)), AT, (ONES, P(H))], [(AT, P(None, H)), AT, (ONES, P(H))], "query_positions, key_positions, heads"),
+    (pe.kerple_log, [(AT, P(D)), AT, (ONES, P(H)), ONES], [(AT, P(D)), AT, (ONES, P(D)), ONES], "query_positions, key_positions, scale, rate"),
+    (pe.kerple_power, [(AT, P(D)), AT, ONES, (ONES, P(H))], [(AT, P(H)), AT, (ONES, P(D)), (ONES, P(H))], "query_positions, key_positions, scale, exponent"),
+    (pe.t5, [AT, (AT, P(None, D)), (SQUARE, P(None, H))], [AT, (AT, P(None, H)), (SQUARE, P(None, H))], "query_positions, key_positions, table"),
+    (fire, [(AT, P(D)), AT, ONES, ONES, (SQUARE, P(None, H)), ONES], [(AT, P(H)), AT, ONES, ONES, SQUARE, (ONES, P(H))], "query_positions, key_positions, w2 of mlp, b2 of mlp"),
+    (pe.learned, [(AT % 8, P(D)), (SQUARE, P(None, H))], [(AT % 8, P(None, D)), (SQUARE, P(None, D))], "positions, table"),
+    (lambda x, t, p: pe.add_learned(x, t, p), [(Y[..., :8], P(D)), TABLE, (AT[0] % 8, P(H))], [(Y[..., :8], P(D)), TABLE, (AT[0] % 8, P(D))], "x, positions, table"),
+    (pe.add_learned, [(Y[..., :8], P(H, D)), (TABLE, P(D))], [(Y[..., :8], P(H, D)), (TABLE, P(None, D))], "x, table"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("f", "fitting", "apart", "names"), APART)
+def test_arguments_that_split_a_result_in_two_ways(mesh, f, fitting, apart, names):
+    message = f"{names} must be sharded alike where they share an axis of the result, and over no Explicit axis"
+    plain = [x[0] if isinstance(x, tuple) else x for x in fitting]
+    want = jax.tree.leaves(f(*plain))
+    for a, b in zip(jax.tree.leaves(f(*place(*fitting))), want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    for call in (f, jax.jit(f)):
+        with pytest.raises(ValueError, match=rf"^\w+: {message} of a mesh twice, got \("):
+            call(*place(*apart))
+
+
+def test_a_table_that_is_cut_must_be_whole(mesh):
+    x, table = place((Y[..., :8], P(D)), (TABLE, P(H)))
+    np.testing.assert_array_equal(pe.add_learned(x, table), 2)
+    with pytest.raises(ValueError, match="^add_learned: table must not be sharded along axis 0 on Explicit axes"):
+        pe.add_learned(x[:, :9], table)
 
 
 @pytest.mark.parametrize(

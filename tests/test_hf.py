@@ -1090,6 +1090,7 @@ def test_what_is_refused(config, match):
         (lambda: QueryScale(0.1, 0), ValueError, "QueryScale: period must be at least 1, got 0"),
         (lambda: QueryScale(0.1, 2**31), ValueError, "QueryScale: period must fit into int32, got 2147483648"),
         (lambda: QueryScale(0.1, 8, 8), ValueError, "QueryScale: offset must be an integer from 0 to below 8, got 8"),
+        (lambda: QueryScale(0.1, 8, True), ValueError, "QueryScale: offset must be an integer from 0 to below 8, got True"),
         (lambda: QueryScale(0.1, 8, -1), ValueError, "QueryScale: offset must be an integer from 0"),
         (lambda: QueryScale(0.1, 8)("7"), TypeError, "QueryScale: positions must be an integer or float array"),
     ],

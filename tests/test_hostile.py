@@ -947,12 +947,36 @@ def test_integers_of_any_byte_order(dtype):
     np.testing.assert_array_equal(pe.alibi(p.astype(dtype), p.astype(">i2"), 2), pe.alibi(p, p, 2))
 
 
-def test_a_width_must_be_known():
-    (d,) = export.symbolic_shape("d")
-    for name, call in {"rotary": pe.rotary, "add_sinusoidal": pe.add_sinusoidal}.items():
-        for frequencies in (None, 8, pe.geometric(4)):
-            with pytest.raises(ValueError, match=f"^{name}: x must have a last axis of known size, got shape .*d"):
-                jax.eval_shape(lambda x, f=frequencies, g=call: g(x, None, f), SHAPE((6, 2, d), FLOAT))
+# Calls with an array of symbolic shape, the argument that it is, that shape for n, and the axis that must be known
+UNKNOWN = [
+    *((f, "x", lambda n: (6, 2, n), 2) for f in (pe.rotary, lambda x: pe.rotary(x, None, 8), pe.add_sinusoidal)),
+    (lambda w: pe.sinusoidal(P, w), "frequencies", lambda n: (n,), 0),
+    (lambda w: pe.rotary(H, P, w), "frequencies", lambda n: (n,), 0),
+    (lambda w: pe.rotation_matrix(P, w), "frequencies", lambda n: (n,), 0),
+    (lambda x: pe.shift(x, P, 8), "encodings", lambda n: (6, n), 1),
+    (lambda t: pe.t5(P, P, t), "table", lambda n: (n, 2), 0),
+    (lambda w: pe.fire(P, P, (w, *MLP[1:]), c=0.1, threshold=9.0), "w1 of mlp", lambda n: (n,), 0),
+    (lambda w: pe.fire(P, P, (*MLP[:2], w, MLP[3]), c=0.1, threshold=9.0), "w2 of mlp", lambda n: (n, 2), 0),
+    (lambda t: pe.add_learned(X, t), "table", lambda n: (n, 8), 0),
+    (lambda x: pe.add_learned(x, X), "x", lambda n: (6, n), 1),
+    (lambda w: pe.convert_layout(w, 8, source="half", target="interleaved", axis=0, num_heads=1), "weights", lambda n: (n,), 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "name", "shape", "axis"), UNKNOWN)
+def test_what_is_computed_must_have_a_known_size(call, name, shape, axis):
+    (n,) = export.symbolic_shape("n")
+    with pytest.raises(ValueError, match=rf"^\w+: {name} must have a known size along axis {axis}, got shape .*n"):
+        jax.eval_shape(call, SHAPE(shape(n), FLOAT))
+
+
+def test_a_symbolic_length_needs_a_bound_for_a_table():
+    (n,) = export.symbolic_shape("n")
+    message = (
+        "^add_learned: x must have a sequence of known size, or with a constraint such as 'seq <= 6', got shape .*n"
+    )
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda x: pe.add_learned(x, X), SHAPE((n, 8), FLOAT))
 
 
 def test_a_bound_on_a_symbolic_length_is_enough_for_a_table():

@@ -673,7 +673,7 @@ def test_scanned_linen_layers():
         (lambda f: f(8)(Q, K, V, input_positions=3), ValueError, r"input_positions must hold 6 along the sequence, got shape \(\)"),
         (lambda f: f(8)(Q, K, V, input_positions=np.array([[3], [4]])), ValueError, r"input_positions must hold 6 along the sequence, got shape \(2, 1\)"),
         (lambda f: f(8)(Q, K, V, input_positions=np.arange(6), key_positions=np.arange(5)), ValueError, r"key_positions must hold 6 along the sequence, got shape \(5,\)"),
-        (lambda f: f(8)(Q, K, V, input_positions=np.zeros((3, 6), int)), ValueError, r"positions of shape \(3, 6\) must broadcast to x without its head axis"),
+        (lambda f: f(8)(Q, K, V, input_positions=np.zeros((3, 6), int)), ValueError, r"positional_attention: input_positions of shape \(3, 6\) must broadcast to query without heads"),
         (lambda f: f(8)(Q, K, V, input_positions=[0, 1, 2, 3, 4, 5]), TypeError, "positional_attention: input_positions must be an integer or float array"),
         (lambda f: f(16)(Q, K, V), ValueError, "frequencies of width 16 must fit into head_dim"),
         (lambda f: f(8)(Q[0, :, 0], K, V), ValueError, r"positional_attention: query must have shape \(..., seq, heads, head_dim\), got \(6, 8\)"),

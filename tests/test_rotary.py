@@ -553,7 +553,8 @@ convert = functools.partial(pe.convert_layout, source="half", target="interleave
         (lambda: pe.rotary(X, layout="neox"), ValueError, "rotary: layout must be one of .* got 'neox'"),  # type: ignore
         (lambda: pe.rotary(X, part="middle"), ValueError, "rotary: part must be one of .* got 'middle'"),  # type: ignore
         (lambda: pe.rotary(X, inverse="no"), TypeError, "rotary: inverse must be"),  # type: ignore
-        (lambda: pe.rotary(X, None, dataclasses.replace(pe.geometric(8), attention_factor=0.0), inverse=True), ValueError, "rotary: inverse needs frequencies with an attention_factor other than 0"),
+        (lambda: pe.rotary(X, None, dataclasses.replace(pe.geometric(8), attention_factor=0.0), inverse=True), ValueError, "rotary: inverse needs frequencies with an attention_factor above 3e-39, got 0.0"),
+        (lambda: pe.rotary(X, None, dataclasses.replace(pe.geometric(8), attention_factor=-2e-39), inverse=True), ValueError, "rotary: inverse needs frequencies with an attention_factor above 3e-39, got -2e-39"),
         (lambda: pe.rotary(X, "3"), TypeError, "rotary: positions must be an integer or float array, got str '3'"),  # type: ignore
         (lambda: pe.rotary(X, np.array([2**31])), ValueError, "rotary: positions must fit into int32"),
         (lambda: pe.rotary(X, None, "8"), TypeError, "rotary: frequencies must be Frequencies, an integer width"),  # type: ignore
