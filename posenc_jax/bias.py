@@ -41,7 +41,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _check, _mesh
 from posenc_jax._distance import per_head, tile_distance
 from posenc_jax._phase import product
-from posenc_jax.frequencies import Frequencies, amplitude_of, dim_of, energy_of, resolve
+from posenc_jax.frequencies import Frequencies, amplitude_of, check_energy, dim_of, resolve
 from posenc_jax.sinusoidal import sinusoidal
 
 
@@ -239,7 +239,7 @@ def sandwich(
     frequencies = resolve(where, frequencies, even=True, whole=True)
     if isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
         raise ValueError(f"{where}: frequencies must have one axis, got {frequencies.num_axes}")
-    energy_of(where, frequencies, max(heads / 8, 1) * dim_of(frequencies))
+    check_energy(where, frequencies, max(heads / 8, 1) * dim_of(frequencies))
     return _sandwich(*positions, frequencies, heads=heads)
 
 

@@ -259,13 +259,12 @@ def amplitude_of(frequencies: Frequencies | jax.Array) -> float:
     return frequencies.attention_factor if isinstance(frequencies, Frequencies) else 1.0
 
 
-def energy_of(where: str, frequencies: Frequencies | jax.Array, most: float) -> float:
-    """The square of the amplitude, of a sum of products of two waves that is at most so many times that."""
+def check_energy(where: str, frequencies: Frequencies | jax.Array, times: float) -> None:
+    """Raises where float32 cannot hold so many times the square of the amplitude: that of a sum of products of waves."""
     amplitude = amplitude_of(frequencies)
-    if amplitude**2 * most > float(np.finfo(np.float32).max):
-        message = f"an attention_factor whose square, {most:g} times, fits into float32, got {amplitude}"
+    if times * amplitude**2 > float(np.finfo(np.float32).max):
+        message = f"an attention_factor whose square float32 holds {times:g} times, got {amplitude}"
         raise ValueError(f"{where}: frequencies must have {message}")
-    return amplitude**2
 
 
 def positions_of(where: str, name: str, positions: Any, frequencies: Frequencies | jax.Array) -> jax.Array:

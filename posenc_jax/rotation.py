@@ -17,8 +17,8 @@ from posenc_jax.frequencies import (
     Frequencies,
     Layout,
     amplitude_of,
+    check_energy,
     dim_of,
-    energy_of,
     features,
     pairs,
     positions_of,
@@ -179,7 +179,7 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
     """
     where = "offset_similarity"
     frequencies = resolve(where, frequencies, even=True)
-    energy_of(where, frequencies, dim_of(frequencies) / 2)
+    check_energy(where, frequencies, dim_of(frequencies) / 2)
     return _offset_similarity(positions_of(where, "offset", offset, frequencies), frequencies)
 
 

@@ -459,7 +459,7 @@ P, H = np.arange(4), np.ones(3, np.float32)
         (lambda: pe.fire(P, P, MLP, c=H, threshold=1.0), ValueError, "fire: c must be a scalar"),
         (lambda: pe.sandwich(P, P, 0, 8), ValueError, "sandwich: heads must be at least 1"),
         (lambda: pe.sandwich(P, P, 2, 7), ValueError, "sandwich: frequencies must have an even dim, got 7"),
-        (lambda: pe.sandwich(P, P, 2, dataclasses.replace(pe.geometric(8), attention_factor=1e30)), ValueError, r"sandwich: frequencies must have an attention_factor whose square, 8 times, fits into float32, got 1e\+30"),
+        (lambda: pe.sandwich(P, P, 2, dataclasses.replace(pe.geometric(8), attention_factor=1e30)), ValueError, r"sandwich: frequencies must have an attention_factor whose square float32 holds 8 times, got 1e\+30"),
         (lambda: pe.sandwich(P, P, 2, pe.axial(8, 2)), ValueError, "sandwich: frequencies must have one axis, got 2"),
     ],
 )  # fmt: skip

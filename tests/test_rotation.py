@@ -162,7 +162,7 @@ X = np.zeros((2, 5, 8), np.float32)
         (lambda: pe.rotation_matrix(True, 8), TypeError, "rotation_matrix: offset must be an integer or float array, got bool True"),
         (lambda: pe.rotation_matrix(1j, 8), TypeError, "rotation_matrix: offset must be .* got complex 1j"),  # type: ignore
         (lambda: pe.shift(X, "3", 8), TypeError, "shift: offset must be an integer or float array, got str '3'"),  # type: ignore
-        (lambda: pe.offset_similarity(0, dataclasses.replace(pe.geometric(8), attention_factor=1.6e19)), ValueError, r"offset_similarity: frequencies must have an attention_factor whose square, 4 times, fits into float32, got 1.6e\+19"),
+        (lambda: pe.offset_similarity(0, dataclasses.replace(pe.geometric(8), attention_factor=1.6e19)), ValueError, r"offset_similarity: frequencies must have an attention_factor whose square float32 holds 4 times, got 1.6e\+19"),
         (lambda: pe.offset_similarity(2**31, 8), ValueError, "offset_similarity: offset must fit into int32, got 2147483648"),
         (lambda: pe.rotation_matrix(1, 8, layout="x"), ValueError, "rotation_matrix: layout must be one of"),  # type: ignore
         (lambda: pe.rotation_matrix(1, 8, dtype=int), TypeError, "rotation_matrix: dtype must be a float dtype, got int"),
