@@ -260,7 +260,7 @@ def amplitude_of(frequencies: Frequencies | jax.Array) -> float:
 
 
 def check_energy(where: str, frequencies: Frequencies | jax.Array, times: float) -> None:
-    """Raises where float32 cannot hold so many times the square of the amplitude: that of a sum of products of waves."""
+    """Raises where float32 cannot hold so many times the square of the amplitude: a sum of products of two waves."""
     amplitude = amplitude_of(frequencies)
     if times * amplitude**2 > float(np.finfo(np.float32).max):
         message = f"an attention_factor whose square float32 holds {times:g} times, got {amplitude}"
