@@ -69,6 +69,8 @@ def fourier_features(
         raise ValueError(
             f"{where}: x must have shape (..., {matrix.shape[0]}) for matrix {matrix.shape}, got {x.shape}"
         )
+    (*rows, _), (_, columns) = (jax.typeof(a).sharding.spec for a in (x, matrix))
+    _check.together(where, {"x": (*rows, None), "matrix": (columns,)})
     return _fourier_features(x, matrix, layout=layout, dtype=_check.floating_dtype(where, dtype))
 
 

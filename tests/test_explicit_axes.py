@@ -114,6 +114,7 @@ TABLE, Y = np.ones((16, 8), np.float32), X[:, :, 0]
 APART = [
     (pe.sinusoidal, [(AT, P(H)), (ONES, P(D))], [(AT, P(D)), (ONES, P(D))], "positions, frequencies"),
     (pe.rotation_matrix, [(AT, P(H)), (ONES, P(D))], [(AT, P(None, D)), (ONES, P(D))], "offset, frequencies"),
+    (partial(pe.fourier_features, layout="interleaved"), [(SQUARE, P(H)), (SQUARE, P(None, D))], [(SQUARE, P(D)), (SQUARE, P(None, D))], "x, matrix"),
     (pe.offset_similarity, [(AT, P(H)), (ONES, P(D))], [(AT, P(D)), (ONES, P(D))], "offset, frequencies"),
     (lambda x, p: pe.add_sinusoidal(x, p), [(Y, P(D)), (AT[0], P(H))], [(Y, P(D)), (AT[0], P(D))], "positions, x"),
     (pe.rotary, [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(H))], "positions, x"),
