@@ -244,6 +244,15 @@ def test_inverse(layout, frequencies):
     np.testing.assert_allclose(there(there(x, inverse=True)), x, atol=1e-6)
 
 
+def test_the_inverse_of_the_smallest_amplitude():
+    """Its reciprocal is the largest float32, and no more."""
+    largest = float(np.finfo(np.float32).max)
+    frequencies = dataclasses.replace(pe.geometric(8), attention_factor=1 / largest)
+    assert 1 / frequencies.attention_factor == largest
+    x = np.full((1, 1, 8), 0.5, np.float32)
+    np.testing.assert_array_equal(pe.rotary(x, None, frequencies, inverse=True), x * largest)
+
+
 def test_the_attention_factor_multiplies_what_is_turned():
     x, p = normal(5, 2, 10), np.arange(5)
     plain, scaled = (np.asarray(pe.rotary(x, p, f)) for f in (8, SCALED))

@@ -1,6 +1,7 @@
 """M_k: PE(p+k) = M_k PE(p), as a matrix, without it, and through the dot product."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -148,6 +149,14 @@ def test_derivatives():
     x = jnp.asarray(np.random.default_rng(5).normal(size=8).astype(np.float32))
     jacobian = jax.jacrev(lambda x: pe.shift(x, 3, 8))(x)
     np.testing.assert_allclose(jacobian, pe.rotation_matrix(3, 8), rtol=0, atol=1e-7)
+
+
+def test_the_largest_amplitude():
+    """Four times its square is the largest float32, and no more."""
+    largest = float(np.finfo(np.float32).max)
+    frequencies = dataclasses.replace(pe.geometric(8), attention_factor=math.sqrt(largest / 4))
+    assert 4 * frequencies.attention_factor**2 == largest
+    assert float(pe.offset_similarity(0, frequencies)) == largest
 
 
 X = np.zeros((2, 5, 8), np.float32)
