@@ -460,6 +460,7 @@ P, H = np.arange(4), np.ones(3, np.float32)
         (lambda: pe.sandwich(P, P, 0, 8), ValueError, "sandwich: heads must be at least 1"),
         (lambda: pe.sandwich(P, P, 2, 7), ValueError, "sandwich: frequencies must have an even dim, got 7"),
         (lambda: pe.sandwich(P, P, 2, dataclasses.replace(pe.geometric(8), attention_factor=1e30)), ValueError, r"sandwich: frequencies must have an attention_factor whose square float32 holds 8 times, got 1e\+30"),
+        (lambda: pe.sandwich(P, P, 16, dataclasses.replace(pe.geometric(8), attention_factor=1e30)), ValueError, r"sandwich: frequencies must have an attention_factor whose square float32 holds 16 times, got 1e\+30"),
         (lambda: pe.sandwich(P, P, 2, pe.axial(8, 2)), ValueError, "sandwich: frequencies must have one axis, got 2"),
     ],
 )  # fmt: skip
