@@ -11,9 +11,10 @@ import mpmath
 import numpy as np
 import oracle
 import pytest
+from flax import nnx
 
 from conformance import formulas, run, vectors
-from conformance.adapters import NotOffered
+from conformance.adapters import NotOffered, flax_nnx
 
 FOLDER = Path(run.__file__).parent
 CASES = run.load()
@@ -226,6 +227,11 @@ def test_what_is_not_offered_is_no_failure_and_an_error_is():
     assert shape[::2] == (run.FAILED, "shape (7, 8), expected (8, 8)")
     nan = run.judge(case, SimpleNamespace(rotary=lambda **a: np.array(right(**a), float) * np.nan))
     assert nan[:2] == (run.FAILED, np.inf)
+
+
+def test_a_flax_without_rope_offers_nothing_and_fails_nothing(monkeypatch):
+    monkeypatch.delattr(nnx, "RoPE", raising=False)
+    assert set(outcomes(flax_nnx).values()) == {run.ABSENT}
 
 
 def test_a_failure_that_needs_earlier_cases_is_named_with_them(monkeypatch, capsys):
