@@ -229,8 +229,18 @@ def test_what_is_not_offered_is_no_failure_and_an_error_is():
     assert nan[:2] == (run.FAILED, np.inf)
 
 
-def test_a_flax_without_rope_offers_nothing_and_fails_nothing(monkeypatch):
-    monkeypatch.delattr(nnx, "RoPE", raising=False)
+def test_what_flax_offers(monkeypatch):
+    """With a right RoPE all cases of the half layout, whole heads and no scaling; without one, none: no failure."""
+
+    def right_rope(theta):
+        return lambda rows, positions: formulas.rotary(
+            positions.tolist(), rows[0].tolist(), rows.shape[1], theta, "half"
+        )
+
+    monkeypatch.setattr(nnx, "RoPE", right_rope, raising=False)
+    offered = {case["name"] for case in named("rotary-.*-half-.*")}
+    assert outcomes(flax_nnx) == {c["name"]: run.PASSED if c["name"] in offered else run.ABSENT for c in CASES}
+    monkeypatch.delattr(nnx, "RoPE")
     assert set(outcomes(flax_nnx).values()) == {run.ABSENT}
 
 
