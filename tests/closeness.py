@@ -1,0 +1,29 @@
+"""How far apart two arrays are, in words: the largest error, where it is, and against what."""
+
+import numpy as np
+
+
+def assert_within(got, want, bound, *, against="expected"):
+    """Asserts |got − want| ≤ bound everywhere; NaN and infinities match themselves alone.
+
+    `bound` is a number or an array that broadcasts to both; `against` names where `want` comes from.
+    """
+    __tracebackhide__ = True
+    got, want = (np.asarray(x) for x in (got, want))
+    assert got.shape == want.shape, f"shape {got.shape}, {against}: {want.shape}"
+    wide = np.complex128 if np.iscomplexobj(got) or np.iscomplexobj(want) else np.float64
+    got, want = got.astype(wide), want.astype(wide)
+    with np.errstate(invalid="ignore"):
+        error = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0, np.abs(got - want))
+    bound = np.broadcast_to(np.asarray(bound, np.float64), got.shape)
+    beyond = ~(error <= bound)  # so NaN is beyond any bound
+    if not beyond.any():
+        return
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = np.where(beyond, np.nan_to_num(error / bound, nan=np.inf, posinf=np.inf), 0)
+    worst = np.unravel_index(np.argmax(times), got.shape)
+    place = f" at [{', '.join(map(str, worst))}]" if worst else ""
+    raise AssertionError(
+        f"largest error {error[worst]:.3g}, bound {bound[worst]:.3g}{place}: got {got[worst]}, {against} {want[worst]}; "
+        f"{np.count_nonzero(beyond)} of {got.size} elements are beyond the bound"
+    )
