@@ -1,16 +1,65 @@
-"""Eight CPU devices and strict promotion, before anything uses JAX."""
+"""Eight CPU devices and strict promotion, before anything uses JAX; programs compiled once; the cheap tests first."""
 
+import collections
 import contextlib
+import json
 import os
+from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+ROOT = Path(__file__).parent.parent
+# The kill matrix says what each test costs.
+KILLS = ROOT / "tests" / "mutation" / "kills.json"
+# Programs that earlier runs compiled; delete the folder to start cold.
+COMPILED = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / "build" / "compiled"))
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 if os.environ.get("POSENC_TEST_X64") == "1":
     jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_compilation_cache_dir", COMPILED)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class Announcer:
+    """Names a failure when it happens; pytest's report comes at the end."""
+
+    def __init__(self, terminal):
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = (crash.message if crash else str(report.longrepr)).partition("\n")[0]
+            self.terminal.write_line(f"\nFAILED {report.nodeid}: {why}")
+
+
+def pytest_configure(config):
+    if terminal := config.pluginmanager.get_plugin("terminalreporter"):  # a worker has none
+        config.pluginmanager.register(Announcer(terminal))
+
+
+def pytest_collection_modifyitems(items):
+    """Cheap tests first, the cases of a test together: a broken formula shows early."""
+    seconds = collections.Counter()
+    for test, cost in json.loads(KILLS.read_text(encoding="utf-8"))["tests"].items():
+        seconds[test.split("[")[0]] += cost
+    items.sort(key=lambda item: seconds[item.nodeid.split("[")[0]])
+
+
+@pytest.fixture
+def compiled_anew():
+    """For tests whose subject is what the compiler makes: nothing comes from the cache of compiled programs."""
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", COMPILED)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ class Quiet(http.server.ThreadingHTTPServer):
 def origin():
     """Where the site answers over HTTP, without a slash at the end."""
     if not (SITE / "index.html").exists():
-        pytest.fail("there is no site/: nox -s docs_browser builds it")
+        pytest.fail("there is no site/: nox -s docs builds it")
     with Quiet(("127.0.0.1", 0), functools.partial(UnderPath, directory=SITE)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -5,8 +5,6 @@ import pathlib
 import pytest
 from visits import PHONE, ROOT, SCREENSHOTS, SITE, WIDE, settle, show
 
-pytestmark = pytest.mark.browser
-
 PAGES = sorted(path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 AXE = pathlib.Path(__file__).parent / "axe" / "axe.min.js"
 SHOWN = (

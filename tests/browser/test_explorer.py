@@ -13,8 +13,6 @@ from visits import SITE, WIDE, settle, show, watch
 
 import posenc_jax as pe
 
-pytestmark = pytest.mark.browser
-
 VISITS = itertools.count()
 HEATMAP, CLOCKS, SIMILARITY, SPECTRUM = "heatmap", "clocks", "similarity", "spectrum"
 # What each slider moves; what is not named stays as it is.

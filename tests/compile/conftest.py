@@ -14,6 +14,7 @@ from on_pods import textbook
 
 import posenc_jax as pe
 
+jax.config.update("jax_compilation_cache_dir", None)  # what compilers make is the subject
 _ROWS = pytest.StashKey[list]()
 
 

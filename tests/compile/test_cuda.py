@@ -1,4 +1,4 @@
-"""What the CUDA compiler makes of the library for an H200: `nox -s compile_cuda`."""
+"""What the CUDA compiler makes of the library for an H200: `nox -s "compile(cuda)"`."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Whole pods of 256 and 512 chips: no collective, and a device holds its share alone. `nox -s compile_tpu`."""
+"""Whole pods of 256 and 512 chips: no collective, and a device holds its share alone. `nox -s "compile(tpu)"`."""
 
 import dataclasses
 

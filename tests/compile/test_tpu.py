@@ -1,4 +1,4 @@
-"""What the TPU compilers make of the library: `nox -s compile_tpu`."""
+"""What the TPU compilers make of the library: `nox -s "compile(tpu)"`."""
 
 import functools
 

@@ -1,17 +1,25 @@
-r"""How strong the tests are: small faults put into the library, and whether a test fails.
+r"""Small faults put into the library, to see which tests find them.
 
-    python tests/mutation/run.py [--sample N] [--seed S] [MODULE …]
+    python tests/mutation/run.py [--sample N] [--seed S] [--default] [--kills] [MODULE …]
 
-First the tests run once as they are, with what lines each runs and how long it takes. Then each mutant (see
-`mutants.py`) is imported in place of its module in a process of its own, and the tests that run its statement are run,
-the quick ones first, for at most `BUDGET` seconds by the first run's clock: one that fails kills it. `survivors.json`
-gives the reason for those that were looked at: most change the speed alone, or nothing. One that has none is tried
-again, for `LONG` seconds; if no test kills it then, it survives. It exits with 1 if fewer than nine tenths of a
-module's mutants are killed, or if all mutants were tried and one without a reason survives.
+The tests first run once as they are, to learn which lines each of them runs and what it costs; that is kept in
+`build/mutation` until the library or a test changes. Then each mutant (see `mutants.py`) is imported in place of its
+module in a process of its own, which runs the tests that reach its statement, the cheapest case of every test first.
+
+Without options, a mutant's tests stop at the first that fails. `survivors.json` gives the reason for the mutants that
+no test can kill: most change the speed alone, or nothing. The exit status is 1 if fewer than nine tenths of a module's
+mutants are killed, or if all mutants were tried and one without a reason survives. `--default` uses the tests of
+`nox -s tests` alone.
+
+With `--kills` they go on: `kills.json` lists, for each mutant, the tests that kill it and those that pass, and what
+each test costs. A mutant gets `--budget` CPU seconds, and until its first kill up to `LONG`. A later call goes on where
+an earlier one stopped, with the tests not yet tried; `cover.py` makes the default tier's cover of it.
 """
 
 import argparse
+import contextlib
 import functools
+import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -20,68 +28,95 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "posenc_jax"
-MODULES = {
-    "_phase": ["_phase"],
-    "frequencies": ["frequencies"],
-    "rotary": ["rotary", "_turn", "_mesh"],
-    "rotation": ["rotation"],
-    "bias": ["bias", "learned_bias", "_distance"],
-    "hf": ["hf", "_hf_config", "_hf_models", "_hf_rope"],
-}
-# Not those that look at the source, at other programs or at whole models.
-TESTS = [
-    f"tests/test_{name}.py"
-    for name in "phase frequencies scalings axes sinusoidal rotary rotary_memory rotation xpos bias bias_modules "
-    "fourier same_bits parity_recorded hf conformance api positional_attention nnx attention plot sharding explicit_axes hostile "
-    "hostile_configs hostile_spectra".split()
-]
-BUDGET, LONG, SLOWEST = 60.0, 480.0, 30.0  # seconds: of the tests for a mutant, at first and again; of one test
+FOLDER, WORK, KILLS = ROOT / "posenc_jax", ROOT / "build" / "mutation", Path(__file__).parent / "kills.json"
+# What draws, and what only lists names.
+MODULES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"__init__", "plot", "_figure"})
+# These look at other programs, at pages or at whole models.
+NOT_RUN = {"test_demo", "test_docs", "test_benchmarks", "test_closeness", "test_mutation"}
+TESTS = sorted(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py") if path.stem not in NOT_RUN)
+BUDGET, LONG = 60.0, 480.0  # CPU seconds of the tests of a mutant: at first, and if none kills it
+ATTEMPTS = 3 * LONG  # seconds after which a mutant hangs
 DEAD = "killed", "late"
 FLAGS = [
-    *("-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"),
+    *("-q", "-m", "", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"),
     "-Wignore::pytest.PytestAssertRewriteWarning",
-    # Processes share what they compiled: one may meet a file that another one writes.
-    "-Wignore:Error reading persistent compilation cache",
     f"--rootdir={ROOT}",
 ]
 
 
-class Record:
-    """A plugin of pytest: which lines of the library each test runs, and its seconds."""
+class Reach:
+    """A plugin of pytest: which lines of the library each test runs, its CPU seconds, and its tier."""
 
     def __init__(self):
         import coverage
 
         self.coverage = coverage.Coverage(data_file=None, include=[f"{FOLDER}/*"], config_file=False)
-        self.seconds = {}
+        self.seconds, self.thorough = {}, []
+
+    def pytest_collection_modifyitems(self, items):
+        self.thorough = [item.nodeid for item in items if item.get_closest_marker("thorough")]
 
     def pytest_runtest_logstart(self, nodeid):
         import jax
 
-        jax.clear_caches()  # what is not traced anew is not seen
+        jax.clear_caches()  # coverage sees only what is traced anew
         for module in list(sys.modules.values()):
             if module.__name__.startswith("posenc_jax"):
                 for value in list(vars(module).values()):
                     if hasattr(value, "cache_clear"):
                         value.cache_clear()
         self.coverage.switch_context(nodeid)
-        self.start = time.perf_counter()
+        self.start = time.process_time()
 
     def pytest_runtest_logfinish(self, nodeid):
-        self.seconds[nodeid] = time.perf_counter() - self.start
+        self.seconds[nodeid] = round(time.process_time() - self.start, 3)
 
     def lines(self):
         """{file: {line: tests}}"""
         data = self.coverage.get_data()
         return {Path(file).name: data.contexts_by_lineno(file) for file in data.measured_files()}
+
+
+class Outcomes:
+    """A plugin of pytest: writes what becomes of each test, and stops them all when a mutant has had its time.
+
+    That is `alive` CPU seconds if nothing kills it, and `dead` if something does or did before.
+    """
+
+    def __init__(self, tests, file, dead, alive, killed=False):
+        self.rank = {test: i for i, test in enumerate(tests)}
+        self.file, self.dead, self.alive, self.killed, self.failed = file.open("a"), dead, alive, killed, False
+
+    def _write(self, word, nodeid):
+        self.file.write(f"{word} {nodeid}\n")
+        self.file.flush()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        items.sort(key=lambda item: self.rank[item.nodeid])
+
+    def pytest_runtest_logstart(self, nodeid):
+        self.failed = False
+        self._write("start", nodeid)
+
+    def pytest_runtest_logreport(self, report):
+        self.failed |= report.failed
+
+    def pytest_runtest_logfinish(self, nodeid):
+        self.killed |= self.failed
+        self._write("fail" if self.failed else "pass", nodeid)
+
+    def pytest_runtest_teardown(self, item, nextitem):
+        if time.process_time() > (self.dead if self.killed or self.failed else self.alive):
+            item.session.shouldstop = "the time of this mutant is over"
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -121,87 +156,94 @@ def fork(work, log=os.devnull):
         os._exit(status)
 
 
-def first_run(folder, jobs):
-    """The tests once as they are: seconds and lines of each."""
+def fingerprint():
+    """Of the library and its tests."""
+    files = sorted([*FOLDER.glob("*.py"), *(ROOT / "tests").glob("*.py"), *(ROOT / "conformance").rglob("*.py")])
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+def reach(jobs):
+    """What the first run found: the seconds and lines of each test, and which are of the thorough tier."""
+    kept = WORK / f"reach-{fingerprint()}.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
 
     def work(i):
-        import pytest
 
-        plugin = Record()
+        plugin = Reach()
         plugin.coverage.start()
-        status = pytest.main([*(f for f in FLAGS if f != "-x"), *TESTS[i::jobs]], plugins=[plugin])
+        status = pytest.main([*FLAGS, *TESTS[i::jobs]], plugins=[plugin])
         plugin.coverage.stop()
-        found = {"seconds": plugin.seconds, "lines": plugin.lines()}
-        (folder / f"{i}.json").write_text(json.dumps(found))
+        found = {"seconds": plugin.seconds, "thorough": plugin.thorough, "lines": plugin.lines()}
+        (WORK / f"{i}.json").write_text(json.dumps(found))
         return status
 
     jobs = min(jobs, len(TESTS))
-    children = [fork(functools.partial(work, i), folder / f"{i}.log") for i in range(jobs)]
-    first = {"seconds": {}, "lines": defaultdict(lambda: defaultdict(list))}
+    children = [fork(functools.partial(work, i), WORK / f"{i}.log") for i in range(jobs)]
+    found = {"seconds": {}, "thorough": [], "lines": defaultdict(lambda: defaultdict(list))}
     for i, child in enumerate(children):
         if os.waitpid(child, 0)[1]:
-            sys.exit((folder / f"{i}.log").read_text() + "\nthe tests fail without a mutant")
-        found = json.loads((folder / f"{i}.json").read_text())
-        first["seconds"] |= found["seconds"]
-        for file, lines in found["lines"].items():
+            sys.exit((WORK / f"{i}.log").read_text() + "\nthe tests fail without a mutant")
+        part = json.loads((WORK / f"{i}.json").read_text())
+        found["seconds"] |= part["seconds"]
+        found["thorough"] += part["thorough"]
+        for file, lines in part["lines"].items():
             for line, tests in lines.items():
-                first["lines"][file][line] += tests
-    return first
+                found["lines"][file][line] += [test for test in tests if test]
+    kept.write_text(json.dumps(found))
+    return found
 
 
-def tests_for(mutant, files, first, budget):
-    """Those that run its statement, for so many seconds by the first run's clock.
-
-    For half of them the tests of its module, the quickest first; then of every function its quickest case, and so on.
-    """
-    lines, seconds = first["lines"], first["seconds"]
-    own = "tests/test_{}.py".format(next(iter(files)).removesuffix(".py").lstrip("_"))
-    everywhere = {test for file in files for tests in lines.get(file, {}).values() for test in tests if test}
-    everywhere |= {test for test in seconds if test.startswith(own)}  # some read only what an import made
-    here = {test for line in mutant.lines for test in lines.get(mutant.file, {}).get(str(line), []) if test}
-    functions, chosen, left = defaultdict(list), [], budget
-    for test in sorted(here or everywhere, key=seconds.get):  # what runs at import is seen by all
-        if test.startswith(own) and seconds[test] <= left - budget / 2:
-            left -= seconds[test]
-            chosen.append(test)
-        elif seconds[test] < SLOWEST:
-            functions[test.split("[")[0]].append(test)
-    ranked = [(i, seconds[test], test) for tests in functions.values() for i, test in enumerate(tests)]
-    for _, cost, test in sorted(ranked):
-        if cost > left and chosen:
-            break
-        left -= cost
-        chosen.append(test)
-    return chosen
+def tests_for(mutant, found, tier):
+    """Those of a tier that reach its statement: the cheapest case of every test, then the second, and so on."""
+    lines, seconds = found["lines"].get(mutant.file, {}), found["seconds"]
+    here = {test for line in mutant.lines for test in lines.get(str(line), [])}
+    # What runs when a module is imported is seen by all that use the module.
+    here = (here or {test for tests in lines.values() for test in tests} or set(seconds)) & tier
+    cases = defaultdict(list)
+    for test in sorted(here, key=seconds.get):
+        cases[test.split("[")[0]].append(test)
+    ranked = [(i, seconds[test], test) for tests in cases.values() for i, test in enumerate(tests)]
+    return [test for _, _, test in sorted(ranked)]
 
 
-def try_mutant(mutant, tests):
-    """In a process of its own, by pytest's status."""
+def try_mutant(mutant, tests, file, *times):
+    """Runs the tests on the mutant in a process of its own; for `times` see `Outcomes`."""
 
     def work():
         sys.meta_path.insert(0, Finder(mutant))
-        import pytest
 
         try:
             import posenc_jax.hf  # noqa: F401
         except Exception:
-            return pytest.ExitCode.TESTS_FAILED
-        return pytest.main([*FLAGS, *tests])
+            return pytest.ExitCode.USAGE_ERROR
+        return pytest.main([*FLAGS, *tests], plugins=[Outcomes(tests, file, *times)])
 
     return fork(work)
 
 
-def run(mutants, files, first, jobs, budget=BUDGET):
-    """Yields (mutant, outcome) as they end."""
-    waiting, running = list(mutants)[::-1], {}
+def outcomes_in(file):
+    """(tests that failed, tests that passed, the one that had not ended or None)"""
+    rows = [line.split(" ", 1) for line in file.read_text().splitlines()]
+    named = {word: {test for w, test in rows if w == word} for word in ("start", "fail", "pass")}
+    hanging = named["start"] - named["fail"] - named["pass"]
+    return named["fail"], named["pass"], min(hanging, default=None)
+
+
+def run(chosen, jobs):
+    """Yields (mutant, outcome, tests that fail, tests that pass) as they end, for (mutant, tests, times) in `chosen`."""
+    waiting, running = list(chosen)[::-1], {}
     while waiting or running:
         while waiting and len(running) < jobs:
-            mutant = waiting.pop()
-            if tests := tests_for(mutant, files, first, budget):
-                running[try_mutant(mutant, tests)] = mutant, time.monotonic() + 4 * budget + 60
-            else:
-                yield mutant, "not run by any test"
-        for child, (mutant, deadline) in list(running.items()):
+            mutant, tests, times = waiting.pop()
+            if not tests:
+                yield mutant, "not run by any test", set(), set()
+                continue
+            file = WORK / f"{time.monotonic_ns()}.txt"
+            file.touch()
+            child = try_mutant(mutant, tests, file, *times)
+            running[child] = mutant, file, time.monotonic() + ATTEMPTS
+        for child, (mutant, file, deadline) in list(running.items()):
             done, status = os.waitpid(child, os.WNOHANG)
             late = not done and time.monotonic() > deadline
             if late:
@@ -209,31 +251,158 @@ def run(mutants, files, first, jobs, budget=BUDGET):
                 os.waitpid(child, 0)
             if done or late:
                 del running[child]
-                # 1: a test fails; 2 and 4: a file of tests fails when it is read. A time-out counts as killed too.
-                ended = {0: "survived", 1: "killed", 2: "killed", 4: "killed"}.get(
-                    os.waitstatus_to_exitcode(status), "unclear"
-                )
-                yield mutant, "late" if late else ended
+                failed, passed, hanging = outcomes_in(file)
+                file.unlink()
+                code = None if late else os.waitstatus_to_exitcode(status)
+                failed |= {hanging} - {None}  # it hangs, or Python itself dies
+                if not failed | passed and code in (2, 4):
+                    failed = {"import"}  # of the library, or of a file of tests
+                outcome = "late" if late else "killed" if failed else "survived" if passed else "unclear"
+                yield mutant, outcome, failed, passed
         time.sleep(0.02)
 
 
-def run_twice(mutants, reasons, *settings):
-    """The same; those that survive for no reason that is known are tried again with more tests."""
-    again = []
-    for mutant, outcome in run(mutants, *settings):
-        if outcome in DEAD or mutant.name in reasons:
-            yield mutant, outcome
+class Kills:
+    """The kill matrix, as kept in a file: for each mutant the tests that kill it and those that pass."""
+
+    def __init__(self, path=KILLS):
+        self.path, self.seconds, self.mutants = path, {}, {}
+        if path.exists():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            self.seconds, names = kept["tests"], list(kept["tests"])
+            for name, row in kept["mutants"].items():
+                self.mutants[name] = {word: {names[i] for i in _numbers(row[word])} for word in ("killed", "passed")}
+                self.mutants[name]["import"] = row.get("import", False)
+
+    def keep(self, seconds, mutants):
+        """Forgets tests and mutants that are no longer there."""
+        self.seconds = dict(sorted(seconds.items()))
+        self.mutants = {name: row for name, row in self.mutants.items() if name in mutants}
+        for row in self.mutants.values():
+            for word in ("killed", "passed"):
+                row[word] &= set(seconds)
+
+    def add(self, name, failed, passed):
+        row = self.mutants.setdefault(name, {"killed": set(), "passed": set(), "import": False})
+        row["import"] |= "import" in failed
+        row["killed"] |= failed - {"import"}
+        row["passed"] |= passed
+        self.write()
+
+    def write(self):
+        number = {test: i for i, test in enumerate(self.seconds)}
+        rows = {
+            name: {word: _ranges(sorted(number[test] for test in row[word])) for word in ("killed", "passed")}
+            | ({"import": True} if row["import"] else {})
+            for name, row in sorted(self.mutants.items())
+        }
+        text = json.dumps({"tests": self.seconds, "mutants": rows}, indent=0, ensure_ascii=False)
+        new = self.path.with_suffix(".new")
+        new.write_text(text + "\n", encoding="utf-8")
+        new.replace(self.path)
+
+
+def _ranges(numbers):
+    """[1, 2, 3, 7] → "1-3 7" """
+    parts = []
+    for n in numbers:
+        if parts and parts[-1][1] == n - 1:
+            parts[-1][1] = n
         else:
-            again.append(mutant)
-    yield from run(again, *settings, LONG)
+            parts.append([n, n])
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def _numbers(text):
+    for part in text.split():
+        a, _, b = part.partition("-")
+        yield from range(int(a), int(b or a) + 1)
+
+
+def draw(modules, sample, seed):
+    """{module: (its mutants, how many there are in all, its source)}"""
+    from mutants import mutants_of
+
+    drawn = {}
+    for module in modules:
+        source = (FOLDER / f"{module}.py").read_text(encoding="utf-8")
+        mutants = mutants_of(f"{module}.py", source)
+        total = len(mutants)
+        if sample and sample < total:
+            mutants = random.Random(f"{seed} {module}").sample(mutants, sample)
+        drawn[module] = mutants, total, source
+    return drawn
+
+
+def fill(drawn, found, tier, jobs, budget):
+    """The kill matrix of the mutants drawn: of every module the first, then of every module the second, and so on."""
+    from mutants import mutants_of
+
+    kills = Kills()
+    every = {m.name for path in FOLDER.glob("*.py") for m in mutants_of(path.name, path.read_text(encoding="utf-8"))}
+    kills.keep(found["seconds"], every)
+    order = sorted((i, module) for module, (mutants, *_) in drawn.items() for i in range(len(mutants)))
+    chosen = []
+    for i, module in order:
+        mutant = drawn[module][0][i]
+        row = kills.mutants.get(mutant.name, {"killed": set(), "passed": set(), "import": False})
+        tried = row["killed"] | row["passed"]
+        spent = sum(found["seconds"][test] for test in tried)
+        left = [test for test in tests_for(mutant, found, tier) if test not in tried]
+        if left and not row["import"] and spent < (budget if row["killed"] else LONG):
+            chosen.append((mutant, left, (budget, LONG, bool(row["killed"]))))
+    print(f"{len(chosen)} of {len(order)} mutants have tests to try", flush=True)
+    for mutant, outcome, failed, passed in run(chosen, jobs):
+        kills.add(mutant.name, failed, passed)
+        print(f"{outcome} by {len(failed)} of {len(failed | passed)}: {mutant.line}: {mutant.name}", flush=True)
+    return 0
+
+
+def kill(drawn, found, tier, jobs, reasons, options):
+    """Whether a test kills each mutant drawn; prints those that survive, and the shares."""
+    weak, outcomes, start, whole = [], [], time.monotonic(), Counter()
+    for module, (mutants, total, source) in drawn.items():
+        # The module as it is, seen through the same eyes: no test may fail.
+        control = mutants[0]._replace(source=source)
+        cheap = tests_for(control, found, tier)[:20]
+        if [outcome for _, outcome, *_ in run([(control, cheap, (0, LONG))], 1)] != ["survived"]:
+            sys.exit(f"{module} as it is fails a test")
+        counts = Counter()
+        # The first failure ends a mutant's tests. What is known to survive is not tried for long.
+        chosen = [(m, tests_for(m, found, tier), (0, BUDGET if m.name in reasons else LONG)) for m in mutants]
+        for mutant, outcome, failed, _ in run(chosen, jobs):
+            counts[outcome] += 1
+            outcomes.append({"line": mutant.line, "name": mutant.name, "outcome": outcome, "by": sorted(failed)})
+            if outcome not in DEAD:
+                why = reasons.get(mutant.name)
+                counts["explained"] += bool(why)
+                print(f"  {outcome}: {mutant.line}: {mutant.name}{f' ({why})' if why else ''}", flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(outcomes, indent=1))
+        dead = counts["killed"] + counts["late"]
+        share, left = dead / len(mutants), len(mutants) - dead - counts["explained"]
+        print(
+            f"{module}: {dead} of {len(mutants)} killed, {share:.0%}, {counts['late']} by a time-out (of {total} "
+            f"mutants in all); {counts['explained']} others have a reason; {time.monotonic() - start:.0f} s",
+            flush=True,
+        )
+        whole += Counter(dead=dead, all=len(mutants), explained=counts["explained"])
+        if share < 0.9 or (left and not options.sample):
+            weak.append(module)
+    judged = whole["all"] - whole["explained"]
+    print(f"{whole['dead']} of {judged} without a reason killed, {whole['dead'] / judged:.1%}")
+    return f"weak: {', '.join(weak)}" if weak else 0
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Puts small faults into the library and looks whether a test fails.")
+    parser = argparse.ArgumentParser(description="Puts small faults into the library and looks which tests fail.")
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of {', '.join(MODULES)} (default: all)")
     parser.add_argument("--sample", type=int, metavar="N", help="mutants of each module, drawn (default: all)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the drawing (default: 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="J", help="at once (default: one a core)")
+    parser.add_argument("--default", action="store_true", help="the tests of `nox -s tests` alone")
+    parser.add_argument("--kills", action="store_true", help="all tests that kill each mutant, into kills.json")
+    parser.add_argument("--budget", type=float, default=BUDGET, metavar="B", help="of --kills: CPU seconds of a mutant")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what became of each mutant")
     options = parser.parse_args()
     if unknown := set(options.modules) - set(MODULES):
@@ -241,57 +410,27 @@ def main():
 
     sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
     os.chdir(ROOT)
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    WORK.mkdir(parents=True, exist_ok=True)
+    # Mutants compile programs of their own: they are kept apart from those of ordinary runs.
+    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(WORK / "compiled")}
     import hypothesis
     import jax  # noqa: F401  once for all processes; its devices are not begun here
-    from mutants import mutants_of
 
     hypothesis.settings.register_profile(
         "mutation", database=None, derandomize=True, deadline=None, phases=list(hypothesis.Phase)[:3]
     )
     hypothesis.settings.load_profile("mutation")
+    start = time.monotonic()
+    found = reach(options.jobs)
+    print(f"{len(found['seconds'])} tests, looked at in {time.monotonic() - start:.0f} s", flush=True)
+    tier = set(found["seconds"]) - set(found["thorough"] if options.default else ())
+    drawn = draw(options.modules or MODULES, options.sample, options.seed)
+    if options.kills:
+        with contextlib.suppress(KeyboardInterrupt):
+            return fill(drawn, found, tier, options.jobs, options.budget)
+        return 130
     reasons = json.loads((Path(__file__).parent / "survivors.json").read_text(encoding="utf-8"))
-    with tempfile.TemporaryDirectory() as folder:
-        # What is compiled is kept for all processes.
-        jax.config.update("jax_compilation_cache_dir", f"{folder}/cache")
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        start = time.monotonic()
-        first = first_run(Path(folder), options.jobs)
-        print(f"{len(first['seconds'])} tests in {time.monotonic() - start:.0f} s", flush=True)
-        weak, outcomes = [], []
-        for module in options.modules or MODULES:
-            texts = {f"{name}.py": (FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in MODULES[module]}
-            mutants = [mutant for file, text in texts.items() for mutant in mutants_of(file, text)]
-            total = len(mutants)
-            if options.sample and options.sample < total:
-                mutants = random.Random(f"{options.seed} {module}").sample(mutants, options.sample)
-            # As it is, seen through the same eyes: no test may fail.
-            control = mutants[0]._replace(source=texts[mutants[0].file])
-            if [outcome for _, outcome in run([control], texts, first, 1)] != ["survived"]:
-                sys.exit(f"{module} as it is fails a test")
-            counts = Counter()
-            for mutant, outcome in run_twice(mutants, reasons, texts, first, options.jobs):
-                counts[outcome] += 1
-                outcomes.append({"line": mutant.line, "name": mutant.name, "outcome": outcome})
-                if outcome not in DEAD:
-                    why = reasons.get(mutant.name)
-                    counts["explained"] += bool(why)
-                    print(f"  {outcome}: {mutant.line}: {mutant.name}{f' ({why})' if why else ''}", flush=True)
-                if options.json:
-                    options.json.write_text(json.dumps(outcomes, indent=1))
-            killed = counts["killed"] + counts["late"]
-            share = killed / len(mutants)
-            print(
-                f"{module}: {killed} of {len(mutants)} killed, {share:.0%}, {counts['late']} by a time-out "
-                f"(of {total} mutants in all); {counts['explained']} others have a reason; "
-                f"{time.monotonic() - start:.0f} s",
-                flush=True,
-            )
-            left = len(mutants) - killed - counts["explained"]
-            if share < 0.9 or (left and not options.sample):
-                weak.append(module)
-    return f"weak: {', '.join(weak)}" if weak else 0
+    return kill(drawn, found, tier, options.jobs, reasons, options)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from transformers.models.llama import modeling_llama
 import posenc_jax as pe
 from posenc_jax import hf
 
-pytestmark = pytest.mark.parity
 CASES = {case.name: case for case in models.CASES}
 
 
