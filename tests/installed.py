@@ -46,7 +46,7 @@ def run_docstrings():
         result = doctest.testmod(importlib.import_module(found.name))
         assert result.failed == 0, f"{result.failed} examples of {found.name} fail"
         attempted += result.attempted
-    assert attempted > 300
+    assert attempted > 200, f"only {attempted} examples were found"
     return attempted
 
 
