@@ -1,0 +1,72 @@
+"""The kill matrix: kept and read again, and the cover that is made of it."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "mutation"
+
+
+@pytest.fixture(autouse=True)
+def mutation(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield
+    for name in ("run", "cover", "mutants"):
+        sys.modules.pop(name, None)
+
+
+def test_each_mutant_is_one_fault_that_compiles():
+    from mutants import mutants_of
+
+    source = "def f(x, y=2):\n    return x + y if x < 3 else x\n"
+    found = mutants_of("f.py", source)
+    assert {(m.before, m.after) for m in found} >= {("x + y", "x - y"), ("x < 3", "x <= 3"), ("2", "3"), ("3", "4")}
+    assert len({m.source for m in found} | {source}) == len(found) + 1 and len({m.name for m in found}) == len(found)
+    for mutant in found:
+        ast.parse(mutant.source)
+
+
+def test_a_matrix_is_kept_and_read_again(tmp_path):
+    from run import Kills
+
+    tests = {f"tests/test_a.py::test_{i}": 0.1 * i for i in range(6)}
+    first, names = Kills(tmp_path / "kills.json"), list(tests)
+    first.keep(tests, {"m", "n"})
+    first.add("m", {names[0], names[1], names[2], names[5]}, {names[3]})
+    first.add("m", set(), {names[4]})
+    first.add("n", {"import"}, set())
+    again = Kills(tmp_path / "kills.json")
+    assert again.seconds == tests and again.mutants == first.mutants
+    assert again.mutants["m"] == {
+        "killed": {names[i] for i in (0, 1, 2, 5)},
+        "passed": set(names[3:5]),
+        "import": False,
+    }
+    assert again.mutants["n"]["import"]
+    # A test and a mutant that are gone are forgotten; what is known of the others stays, whatever their numbers.
+    del tests[names[1]]
+    again.keep(tests, {"m"})
+    again.write()
+    assert Kills(tmp_path / "kills.json").mutants == {
+        "m": {"killed": {names[i] for i in (0, 2, 5)}, "passed": set(names[3:5]), "import": False}
+    }
+
+
+def test_a_cover_takes_the_cheap_tests_that_kill_most():
+    from cover import cover
+
+    killers = {"a": {"quick", "dear"}, "b": {"quick", "dear"}, "c": {"dear"}, "d": {"alone", "dear"}, "e": set()}
+    seconds = {"quick": 0.1, "dear": 50.0, "alone": 1.0}
+    assert [name for name, _ in cover(killers, seconds, 1)] == ["quick", "alone", "dear"]
+    assert {name for name, _ in cover(killers | {"c": {"quick"}}, seconds, 1)} == {"quick", "alone"}
+    assert {name for name, _ in cover({"d": killers["d"]}, seconds, 2)} == {"alone", "dear"}
+
+
+def test_the_matrix_of_the_repository_names_tests_and_mutants():
+    from run import Kills
+
+    matrix = Kills()
+    assert len(matrix.seconds) > 1000 and all("::test_" in name for name in matrix.seconds)
+    assert all(set(row["killed"]) | set(row["passed"]) <= set(matrix.seconds) for row in matrix.mutants.values())
