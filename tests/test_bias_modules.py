@@ -5,7 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_within
 from flax import nnx
+from quick import QUICK
 
 import posenc_jax as pe
 import posenc_jax.linen as linen
@@ -89,21 +91,32 @@ def parameters(module):
     return nnx.to_pure_dict(nnx.state(module, nnx.Param))
 
 
+def quick(f):
+    return jax.jit(f, compiler_options=QUICK)
+
+
+def drawn_in_both(name, *sizes, **settings):
+    """The parameters that NNX and Linen draw, each in a program of its own."""
+    yield quick(lambda: parameters(made(name, *sizes, **settings)))()
+    yield quick(getattr(linen, name)(*sizes, **settings).init)(KEY, np.arange(2), np.arange(1))["params"]
+
+
 @EACH
 def test_is_the_function_in_both_stacks(name, sizes, settings, function, shapes):
     module = made(name, *sizes, **settings)
     same = getattr(linen, name)(*sizes, **settings)
     p = parameters(module)
     assert {n: x.shape for n, x in p.items()} == shapes
-    drawn = same.init(KEY, QUERIES, KEYS).get("params", {})
+    drawn = jax.eval_shape(same.init, KEY, QUERIES, KEYS).get("params", {})
     assert jax.tree.map(lambda x: (x.shape, x.dtype), drawn) == jax.tree.map(lambda x: (x.shape, x.dtype), p)
     got = module(QUERIES, KEYS)
     assert got.dtype == jnp.float32 and got.shape == (2, sizes[0], 3, 5)
     np.testing.assert_array_equal(same.apply({"params": p}, QUERIES, KEYS), got)
-    np.testing.assert_allclose(got, function(p, QUERIES, KEYS), rtol=2e-6, atol=1e-6)
+    want = np.asarray(function(p, QUERIES, KEYS))
+    assert_within(got, want, 2e-6 * np.abs(want) + 1e-6, against="the function")
     np.testing.assert_array_equal(nnx.jit(lambda m, q, k: m(q, k))(module, QUERIES, KEYS), got)
     tile = module(QUERIES[:, 1:], KEYS[2:4])
-    np.testing.assert_allclose(tile, got[..., 1:, 2:4], rtol=0, atol=0 if name != "FIRE" else 1e-6)
+    assert_within(tile, got[..., 1:, 2:4], 0 if name != "FIRE" else 1e-6, against="the same tile of the whole bias")
 
 
 @EACH
@@ -119,42 +132,45 @@ def test_all_parameters_and_nothing_else_is_learned(name, sizes, settings, funct
         return jnp.sum(b * weight)
 
     same = getattr(linen, name)(*sizes, **settings)
-    grads = nnx.to_pure_dict(nnx.grad(lambda m: loss(m(q, k)))(module))
-    wanted = jax.grad(lambda p: loss(same.apply({"params": p}, q, k)))(parameters(module))
+
+    @quick
+    def gradients(state):
+        of_linen = jax.grad(lambda p: loss(same.apply({"params": p}, q, k)))(nnx.to_pure_dict(state))
+        return nnx.to_pure_dict(nnx.grad(lambda m: loss(m(q, k)))(nnx.merge(graphdef, state))), of_linen
+
+    grads, wanted = gradients(state)
     assert set(grads) == set(shapes)
     for n in shapes:
         assert np.all(np.isfinite(grads[n])) and np.any(np.asarray(grads[n]) != 0), n
-        np.testing.assert_allclose(grads[n], wanted[n], rtol=1e-5)
+        assert_within(grads[n], wanted[n], 1e-5 * np.abs(wanted[n]), against=f"Linen's derivative by {n}")
 
 
 @pytest.mark.parametrize(("form", "first", "second"), [("log", 2, 1), ("power", 1, 2)])
 def test_kerple_begins_as_the_authors_do(form, first, second):
-    drawn = linen.KERPLE(20_000, form=form).init(KEY, np.arange(2), np.arange(1))["params"]
-    for p in (parameters(made("KERPLE", 20_000, form=form)), drawn):
+    for p in drawn_in_both("KERPLE", 20_000, form=form):
         r1 = softplus(p["free_r1"])
         r2 = 2 / (1 + np.exp(-np.asarray(p["free_r2"], np.float64))) if form == "power" else softplus(p["free_r2"])
         for values, high in ((r1, first), (r2, second)):
             assert 0.0099 < values.min() < 0.02 and 0.99 * high < values.max() < high
-            np.testing.assert_allclose(
-                np.quantile(values, [0.25, 0.5, 0.75]), np.array([1, 2, 3]) * high / 4, atol=0.03
-            )
+            quartiles = np.array([1, 2, 3]) * high / 4
+            assert_within(np.quantile(values, [0.25, 0.5, 0.75]), quartiles, 0.03, against="a uniform distribution")
         assert not np.any(np.asarray(p["free_r1"]) == np.asarray(p["free_r2"]))
 
 
 def test_fire_begins_as_the_authors_do():
-    drawn = linen.FIRE(2000).init(KEY, np.arange(2), np.arange(1))["params"]
-    for p in (parameters(made("FIRE", 2000)), drawn):
+    for p in drawn_in_both("FIRE", 2000):
         assert softplus(p["free_c"]) == pytest.approx(0.1, rel=1e-6)
         assert softplus(p["free_multiplier"]) == pytest.approx(1, rel=1e-6)
         assert np.abs(p["kernel2"]).max() == pytest.approx(32**-0.5, rel=1e-3)
         assert np.std(np.asarray(p["kernel2"])) == pytest.approx((32 * 3) ** -0.5, rel=1e-2)
         assert 0.8 < np.abs(p["kernel1"]).max() < 1 and 0.8 < np.abs(p["bias1"]).max() < 1
-    for c in (1e-6, 0.1, 3.0, 800.0):
-        assert softplus(parameters(made("FIRE", 2, c=c))["free_c"]) == pytest.approx(c, rel=1e-5)
+    of_c = quick(lambda: {c: made("FIRE", 2, c=c).free_c[...] for c in (1e-6, 0.1, 3.0, 800.0)})()
+    for c, free in of_c.items():
+        assert softplus(free) == pytest.approx(c, rel=1e-5)
 
 
 def test_t5_begins_as_t5x_does():
-    table = np.asarray(parameters(made("T5Bias", 400))["embedding"])
+    table = np.asarray(next(drawn_in_both("T5Bias", 400))["embedding"])
     assert np.std(table) == pytest.approx((2 / 432) ** 0.5, rel=0.02)
     assert np.abs(table).max() == pytest.approx((6 / 432) ** 0.5, rel=1e-3)  # uniform
 
@@ -201,7 +217,8 @@ def test_fourier_features(learned):
     assert {c: set(v) for c, v in variables.items()} == {collection: {"matrix"}}
     np.testing.assert_array_equal(same.apply({collection: {"matrix": matrix}}, X), want)
     assert np.any(variables[collection]["matrix"] != same.init(jax.random.key(1), X)[collection]["matrix"])
-    grads = nnx.grad(lambda m: m(X).astype(jnp.float32).sum())(module)
+    graphdef, state = nnx.split(module)
+    grads = jax.eval_shape(lambda s: nnx.grad(lambda m: m(X).astype(jnp.float32).sum())(nnx.merge(graphdef, s)), state)
     assert set(nnx.to_pure_dict(grads)) == ({"matrix"} if learned else set())
     assert set(nnx.to_pure_dict(nnx.state(module))) == {"matrix"}
     assert set(parameters(module)) == ({"matrix"} if learned else set())
@@ -209,8 +226,10 @@ def test_fourier_features(learned):
 
 def test_the_fourier_matrix_is_gaussian():
     for matrix in (
-        made("FourierFeatures", 100, 200, scale=10.0).matrix[...],
-        linen.FourierFeatures(100, 200, scale=10.0).init(KEY, np.zeros((1, 100), np.float32))["constants"]["matrix"],
+        quick(lambda: made("FourierFeatures", 100, 200, scale=10.0).matrix[...])(),
+        quick(linen.FourierFeatures(100, 200, scale=10.0).init)(KEY, np.zeros((1, 100), np.float32))["constants"][
+            "matrix"
+        ],
     ):
         values = np.sort(np.asarray(matrix).ravel())
         assert np.std(values) == pytest.approx(10, rel=0.02) and abs(np.mean(values)) < 0.3

@@ -1,5 +1,6 @@
 """The training demo: `examples/train_text.py` and the page that it writes."""
 
+import functools
 import importlib
 import json
 import math
@@ -15,7 +16,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from closeness import assert_within
 from flax import nnx
+from quick import QUICK
 
 import posenc_jax as pe
 
@@ -195,7 +198,7 @@ def test_the_same_bytes_are_compared(train_text, monkeypatch):
             for i in range(64):
                 found[row, i] = int(text[start + i + 1]) * (i % length + 1) + int(text[start + i])
         by_position = found.reshape(-1, length // 2, 2).mean(axis=(0, 2))
-        np.testing.assert_allclose(windows[str(length)]["by_position"], by_position, rtol=0, atol=1e-4)
+        assert_within(windows[str(length)]["by_position"], by_position, 1e-4, against=f"a loop over {length} bytes")
         assert windows[str(length)]["bits_per_byte"] == pytest.approx(found.mean(), abs=1e-4)
     near, far = (costs[length][:, 16:].mean(axis=1) for length in (16, 64))
     assert beyond["within"] == pytest.approx(near.mean(), abs=1e-4)
@@ -226,9 +229,13 @@ def test_a_verdict_needs_one_percent_and_two_standard_errors(differences, verdic
 def test_which_layers_share_a_bias(train_text):
     setup = train_text.Setup(width=16, heads=2, length=16)
     count = {}
-    for name in ("alibi", "t5", "kerple", "fire"):
+
+    def make(name):
         model = train_text.Decoder(setup, train_text.VARIANTS[name], 0, 16)
         count[name] = len({id(block.attention.attention_fn.bias) for block in model.blocks})
+
+    for name in ("alibi", "t5", "kerple", "fire"):
+        jax.eval_shape(functools.partial(make, name))
     assert count == {"alibi": 1, "t5": 1, "kerple": 1, "fire": 2}
 
 
@@ -238,38 +245,44 @@ def test_the_biases_that_are_drawn(train_text):
     drawn = {name: train_text.bias_of(setup, model) for name, model in models.items()}
     distance = np.array(drawn["alibi"]["distance"], np.float64)
     assert distance[0] == 1 and distance[-1] == 63
-    np.testing.assert_allclose(drawn["alibi"]["layers"], -np.array([2**-4, 2**-8])[None, :, None] * distance, atol=1e-4)
+    want = -np.array([2**-4, 2**-8])[None, :, None] * distance
+    assert_within(drawn["alibi"]["layers"], want, 1e-4, against="slopes times distances")
     kerple = models["kerple"].blocks[1].attention.attention_fn.bias
     p, a = (np.log1p(np.exp(np.asarray(x[...], np.float64)))[:, None] for x in (kerple.free_r1, kerple.free_r2))
-    np.testing.assert_allclose(drawn["kerple"]["layers"], [-p * np.log1p(a * distance)], rtol=0, atol=1e-4)
+    assert_within(drawn["kerple"]["layers"], [-p * np.log1p(a * distance)], 1e-4, against="the float64 formula")
     table = np.asarray(models["t5"].blocks[0].attention.attention_fn.bias.embedding[...])
-    np.testing.assert_allclose(
-        drawn["t5"]["layers"], [np.tile((table[1] - table[0])[:, None], distance.size)], atol=1e-4
-    )
+    want = [np.tile((table[1] - table[0])[:, None], distance.size)]
+    assert_within(drawn["t5"]["layers"], want, 1e-4, against="the difference of two rows")
     for curves, block in zip(drawn["fire"]["layers"], models["fire"].blocks, strict=True):
         fire = block.attention.attention_fn.bias
         far, near = (np.asarray(fire(np.array([63]), np.array([63 - d])))[:, 0, 0] for d in (63, 0))
-        np.testing.assert_allclose(np.array(curves)[:, -1], far - near, atol=1e-4)
+        assert_within(np.array(curves)[:, -1], far - near, 1e-4, against="the module's own difference")
+
+
+@functools.cache
+def logits(name, train_text):
+    setup = train_text.Setup(width=16, depth=1, heads=2, length=16)
+    graph, weights = nnx.split(train_text.Decoder(setup, train_text.VARIANTS[name], 0, 16))
+    call = jax.jit(lambda weights, tokens: nnx.merge(graph, weights)(tokens), compiler_options=QUICK)
+    return np.asarray(call(weights, np.array([[3, 1, 4, 1, 5]], np.int32)))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("none", "yarn")])
 def test_positions_reach_the_logits(name, train_text):
-    setup = train_text.Setup(width=16, depth=1, heads=2, length=16)
-    none, variant = (train_text.Decoder(setup, train_text.VARIANTS[n], 0, 16) for n in ("none", name))
-    tokens = np.array([[3, 1, 4, 1, 5]], np.int32)
-    assert abs(variant(tokens) - none(tokens))[:, 1:].max() > 1e-3
+    assert abs(logits(name, train_text) - logits("none", train_text))[:, 1:].max() > 1e-3
 
 
 def test_initial_weights_are_shared(train_text):
     setup = train_text.Setup(width=16, depth=1, heads=2, length=16)
-    weights = []
-    for variant in train_text.VARIANTS.values():
+    own = {"positions", "attention_fn"}
+    weights = {}
+    for name, variant in train_text.VARIANTS.items():
         state = nnx.to_flat_state(nnx.state(train_text.Decoder(setup, variant, 0, 16)))
-        own = ("positions", "attention_fn")
-        weights.append({path: leaf[...] for path, leaf in state if not set(own) & set(path)})
-    for other in weights[1:]:
-        assert other.keys() == weights[0].keys()
-        assert all(np.array_equal(other[path], weights[0][path]) for path in other)
+        weights[name] = {path: leaf[...] for path, leaf in state if not own & set(path)}
+    for name, other in weights.items():
+        assert other.keys() == weights["none"].keys()
+        for path, drawn in other.items():
+            np.testing.assert_array_equal(drawn, weights["none"][path], err_msg=f"{path} of {name}")
 
 
 def check_checks(real):
@@ -341,7 +354,8 @@ def check_output_ends_with_the_table_and_the_page(real):
     assert sorted(p.name for p in folder.iterdir()) == ["index.html", "results.json"]
 
 
-def test_the_same_seed_gives_the_same_numbers(train_text):
+def test_the_same_seed_gives_the_same_numbers(train_text, monkeypatch):
+    monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=QUICK))
     setup = train_text.Setup(width=16, depth=1, heads=2, length=16, batch=2, segments=8)
     text, variant = np.frombuffer(SCRIPT.read_bytes(), np.uint8), train_text.VARIANTS["learned"]
 

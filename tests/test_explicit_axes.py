@@ -1,5 +1,6 @@
 """On Explicit axes of a mesh: what cannot be split says so, where the compiler may not fetch what it needs."""
 
+import functools
 import re
 from functools import partial
 
@@ -7,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_within
 from compile.aot import Compiled
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from quick import QUICK
 
 import posenc_jax as pe
 
@@ -27,6 +30,10 @@ def place(*arguments):
     """Arrays on the mesh that is set; each is given alone or with what shards it."""
     pairs = (x if isinstance(x, tuple) else (x, P()) for x in arguments)
     return [jax.device_put(x, NamedSharding(jax.sharding.get_mesh(), spec)) for x, spec in pairs]
+
+
+def quick(f):
+    return jax.jit(f, compiler_options=QUICK)
 
 
 def mesh_of(kind):
@@ -102,9 +109,9 @@ def test_what_must_be_whole(mesh, where, f, arguments, name, axis):
 def test_what_may_be_split(mesh, f, arguments, index, axis):
     placed = list(arguments)
     placed[index] = placed[index], P(*[None] * axis, D)
-    got = jax.tree.leaves(f(*place(*placed)))
+    got = jax.tree.leaves(quick(f)(*place(*placed)))
     assert any(D in jax.typeof(y).sharding.spec for y in got)
-    for a, b in zip(got, jax.tree.leaves(f(*arguments)), strict=True):
+    for a, b in zip(got, jax.tree.leaves(quick(f)(*arguments)), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -140,9 +147,9 @@ APART = [
 def test_arguments_that_split_a_result_in_two_ways(mesh, f, fitting, apart, names):
     message = f"{names} must be sharded alike where they share an axis of the result, and over no Explicit axis"
     plain = [x[0] if isinstance(x, tuple) else x for x in fitting]
-    want = jax.tree.leaves(f(*plain))
+    want = jax.tree.leaves(quick(f)(*plain))
     for a, b in zip(jax.tree.leaves(f(*place(*fitting))), want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        assert_within(a, b, 1e-5 * np.abs(b) + 1e-5, against="one device")
     for call in (f, jax.jit(f)):
         with pytest.raises(ValueError, match=rf"^\w+: {message} of a mesh twice, got \("):
             call(*place(*apart))
@@ -193,13 +200,13 @@ def test_attention_with_more_leading_axes(mesh):
     (q,) = place((x, P(None, D, None, H)))
     with pytest.raises(ValueError, match=r"^attention: the leading axes of query must be sharded on .*; use jax.vmap"):
         f(q, q, q)
-    y = jax.vmap(f)(q, q, q)
+    y = quick(jax.vmap(f))(q, q, q)
     assert y.sharding.is_equivalent_to(q.sharding, 5)
     for spec in (P(D, None, None, H), P(D)):
         (first,) = place((x, spec))
-        np.testing.assert_allclose(f(first, first, first), y, rtol=0, atol=1e-6)
+        assert_within(quick(f)(first, first, first), y, 1e-6, against=f"jax.vmap over the first axis, split by {spec}")
     (one,) = place((x[:1], P(None, D)))  # an axis of one is none
-    np.testing.assert_allclose(f(one, one, one), y[:1], rtol=0, atol=1e-6)
+    assert_within(quick(f)(one, one, one), y[:1], 1e-6, against="jax.vmap over the first axis, of one")
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -217,7 +224,24 @@ def test_eager_derivative_by_slopes_that_are_split(causal):
         q, m = place((x, ROWS), (slopes.astype(np.float32), P(H)))
         got = derivative(q, m)
     assert got.sharding.is_equivalent_to(m.sharding, 1) and np.all(np.abs(got) > 1e-3)
-    np.testing.assert_allclose(got, derivative(x, slopes.astype(np.float32)), rtol=1e-5)
+    want = quick(derivative)(x, slopes.astype(np.float32))
+    assert_within(got, want, 1e-5 * np.abs(want), against="one device, under jit")
+
+
+to_alibi = partial(pe.attention, causal=True, block_size=8, bias=partial(pe.alibi, heads=8))
+
+
+def derivatives(q, k, v, dy):
+    y, transpose = jax.vjp(to_alibi, q, k, v)
+    return y, *transpose(dy)
+
+
+@functools.cache
+def arrays_and_derivatives(kv_heads):
+    rng = np.random.default_rng(0)
+    q, dy, k, v = (rng.normal(size=(8, 17, heads, 4)).astype(np.float32) for heads in (8, 8, kv_heads, kv_heads))
+    with jax.set_mesh(None):
+        return (q, k, v, dy), quick(derivatives)(q, k, v, dy)
 
 
 @pytest.mark.parametrize(
@@ -231,23 +255,15 @@ def test_eager_derivative_by_slopes_that_are_split(causal):
     ],
 )
 def test_attention_to_keys_that_are_whole(mesh, kv_heads, q_spec, k_spec, v_spec, collectives):
-    rng = np.random.default_rng(0)
-    q, dy, k, v = (rng.normal(size=(8, 17, heads, 4)).astype(np.float32) for heads in (8, 8, kv_heads, kv_heads))
-    f = partial(pe.attention, causal=True, block_size=8, bias=partial(pe.alibi, heads=8))
-
-    @jax.jit
-    def derivatives(q, k, v, dy):
-        y, transpose = jax.vjp(f, q, k, v)
-        return y, *transpose(dy)
-
+    (q, k, v, dy), want = arrays_and_derivatives(kv_heads)
     placed = place((q, q_spec), (k, k_spec), (v, v_spec), (dy, q_spec))
-    compiled = derivatives.lower(*placed).compile()
+    compiled = quick(derivatives).lower(*placed).compile()
     assert set(Compiled(compiled.as_text(), 0, 0).collectives[0]) == collectives
-    want = derivatives(q, k, v, dy)
-    for a, b, like in zip(compiled(*placed), want, (placed[0], *placed[:3]), strict=True):
+    results = zip(("y", "dq", "dk", "dv"), compiled(*placed), want, (placed[0], *placed[:3]), strict=True)
+    for name, a, b, like in results:
         assert a.sharding.is_equivalent_to(like.sharding, a.ndim)
-        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)
-    forward = jax.jit(f).lower(*placed[:3]).compile().as_text()
+        assert_within(a, b, 2e-6, against=f"one device: {name}")
+    forward = quick(to_alibi).lower(*placed[:3]).compile().as_text()
     assert Compiled(forward, 0, 0).collectives == ([], [])
 
 
@@ -258,22 +274,27 @@ BIASES = {
 }
 
 
+def attend(q, i, j, bias, causal):
+    sides = {"query_positions": i, "key_positions": j, "causal": causal}
+    return pe.attention(q, q, q, bias=BIASES[bias], block_size=8, **sides)
+
+
+@functools.cache
+def arrays_and_attended(bias, causal):
+    rng = np.random.default_rng(0)
+    q, i = rng.normal(size=(8, 17, 8, 4)).astype(np.float32), rng.integers(0, 99, (8, 17)).astype(np.int32)
+    return q, i, quick(partial(attend, bias=bias, causal=causal))(q, i, i)
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize(("bias", "i_spec"), [("none", P(D)), ("t5", P(D)), ("sandwich", P())])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_rows_with_positions_of_their_own(bias, i_spec, kind, causal):
-    rng = np.random.default_rng(0)
-    q, i = rng.normal(size=(8, 17, 8, 4)).astype(np.float32), rng.integers(0, 99, (8, 17)).astype(np.int32)
-
-    @jax.jit
-    def attend(q, i, j):
-        sides = {"query_positions": i, "key_positions": j, "causal": causal}
-        return pe.attention(q, q, q, bias=BIASES[bias], block_size=8, **sides)
-
+    q, i, want = arrays_and_attended(bias, causal)
     with jax.set_mesh(mesh_of(kind)):
         arguments = place((q, ROWS), (i, i_spec), (i, P(D)))
-        compiled = attend.lower(*arguments).compile()
-        np.testing.assert_allclose(compiled(*arguments), attend(q, i, i), rtol=0, atol=1e-6)
+        compiled = quick(partial(attend, bias=bias, causal=causal)).lower(*arguments).compile()
+        assert_within(compiled(*arguments), want, 1e-6, against="one device")
     found = Compiled(compiled.as_text(), 0, 0).collectives
     assert {*found[0], *found[1]} == ({"all-reduce"} if causal else set())
     # Whether a tile is passed over is asked of all rows; nothing else is.

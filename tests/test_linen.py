@@ -1,14 +1,18 @@
 """Linen modules: the same settings as in NNX, the same numbers."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_within
 from compile.aot import Compiled
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from quick import QUICK
 
 import posenc_jax as pe
 import posenc_jax.linen as linen
@@ -94,24 +98,31 @@ def test_in_a_model_under_jit_and_bound():
     assert linen.SinusoidalEncoding(8).bind({})(X).shape == X.shape
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_sharded_input(kind, on_cpu):
+@functools.cache
+def rotary_and_attention():
+    """Both as a function, its arguments, and its results on one device."""
     rotary, attend = linen.RotaryEncoding(8, head_axis=-2), linen.positional_attention(6, bias=linen.T5Bias(3))
     x, positions = np.random.default_rng(1).normal(size=(8, 5, 3, 8)).astype(np.float32), np.arange(40).reshape(8, 5)
-    variables = attend.init(KEY, x, x, x)
+    variables = jax.jit(attend.init, compiler_options=QUICK)(KEY, x, x, x)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICK)
     def f(x, positions):
         return rotary.apply({}, x, positions), attend.apply(variables, x, x, x, input_positions=positions)
 
+    return f, (x, positions), f(x, positions)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sharded_input(kind, on_cpu):
+    f, arrays, want = rotary_and_attention()
     mesh = Mesh(np.array(jax.devices("cpu")), ("d",), axis_types=(kind,))
     with jax.set_mesh(mesh):
-        put = [jax.device_put(a, NamedSharding(mesh, P("d"))) for a in (x, positions)]
+        put = [jax.device_put(a, NamedSharding(mesh, P("d"))) for a in arrays]
         compiled = f.lower(*put).compile()
-    (turned, attended), want = compiled(*put), f(x, positions)
+    turned, attended = compiled(*put)
     assert Compiled(compiled.as_text(), 0, 0).collectives == ([], [])
     np.testing.assert_array_equal(turned, want[0])
-    np.testing.assert_allclose(attended, want[1], rtol=0, atol=2e-6)  # Flax's products are in whatever order
+    assert_within(attended, want[1], 2e-6, against="one device")  # Flax's products are in whatever order
     for y in (turned, attended):
         assert y.sharding.is_equivalent_to(put[0].sharding, 4)
 

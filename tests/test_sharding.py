@@ -14,17 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_within
 from compile.aot import Compiled
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from quick import QUICK
 
 import posenc_jax as pe
 from posenc_jax.frequencies import counted
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 AXES = D, S, H = "data", "sequence", "heads"
-BATCH, LENGTH, HEADS, DIM, KEYS = 8, 128 * 17, 16, 8, 16
+BATCH, LENGTH, HEADS, DIM, KEYS = 8, 128 * 17, 16, 8, 5
 RNG = np.random.default_rng(0)
 EACH = RNG.integers(-(2**31), 2**31, (BATCH, LENGTH)).astype(np.int32)
 NEAR = RNG.integers(0, 9000, (BATCH, LENGTH)).astype(np.int32)
@@ -147,22 +149,31 @@ class OnDevice(Compiled):
         return [math.prod(map(int, filter(None, n.split(",")))) for t in types for n in re.findall(r"\[([\d,]*)\]", t)]
 
 
-def compile_and_run(f, *arrays):
+def compile_and_run(f, *arrays, options=None):
     """What the compiler made of it, and its results."""
-    compiled = jax.jit(f).lower(*arrays).compile()
+    return run(jax.jit(f).lower(*arrays), arrays, options)
+
+
+def run(lowered, arrays, options=None):
+    compiled = lowered.compile(compiler_options=options)
     costs, temporaries = compiled.cost_analysis(), compiled.memory_analysis().temp_size_in_bytes
     work = costs.get("flops", 0.0) + costs.get("transcendentals", 0.0)
     return OnDevice(compiled.as_text(), temporaries, 0, work), compiled(*arrays)
 
 
 @functools.cache
-def on_one(name):
+def lowered_on_one(name):
     function, arguments, _ = (CASES | FORMS)[name]
-    compiled, results = compile_and_run(function, *(x for x, _ in arguments))
+    return jax.jit(function).lower(*(x for x, _ in arguments))
+
+
+@functools.cache
+def on_one(name, quick=False):
+    compiled, results = run(lowered_on_one(name), [x for x, _ in (CASES | FORMS)[name][1]], QUICK if quick else None)
     return compiled, jax.tree.map(np.asarray, results)
 
 
-def on_many(name, mode, shape):
+def on_many(name, mode, shape, quick):
     function, arguments, out = (CASES | FORMS)[name]
     mesh = mesh_of(shape, MANY[mode])
     if mode == "shard_map":
@@ -170,7 +181,7 @@ def on_many(name, mode, shape):
     elif mode != "explicit":
         function = jax.jit(function, out_shardings=NamedSharding(mesh, out))
     with jax.set_mesh(mesh):
-        compiled, results = compile_and_run(function, *put(mesh, arguments))
+        compiled, results = compile_and_run(function, *put(mesh, arguments), options=QUICK if quick else None)
     for y in jax.tree.leaves(results):  # on Explicit axes by JAX's rules, which each operation must follow
         assert y.sharding.is_equivalent_to(NamedSharding(mesh, out), y.ndim)
     return compiled, results
@@ -205,7 +216,6 @@ def test_counted_positions_are_sharded_as_their_axis():
     ],
 )
 def test_each_device_computes_its_part(name, shape):
-    whole, want = on_one(name)
     rows = [spec for x, spec in (CASES | FORMS)[name][1] if LENGTH in x.shape]
     batch = shape[0] if "counted" not in name and all(D in spec for spec in rows) else 1  # else it shares positions
     modes = ["auto", "explicit"]
@@ -215,16 +225,18 @@ def test_each_device_computes_its_part(name, shape):
         modes += ["explicit batch", "explicit sequence"]
     made = {}
     for mode in modes:
-        made[mode], got = on_many(name, mode, shape)
+        quick = mode != "auto" or shape != SHAPES[0]  # the HLO is the same; machine code as users have it, once a case
+        whole, want = on_one(name, quick)
+        made[mode], got = on_many(name, mode, shape, quick)
         check_local(made[mode], whole, shape[1], batch)
         # What is not cut along the sequence is cut as the compiler does where it may choose.
         assert made[mode].work <= 1.01 * made["auto"].work
         assert made[mode].temporaries <= made["auto"].temporaries + 4096
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             if name == "offset_similarity":  # sums of DIM / 2 cosines, in whatever order
-                np.testing.assert_allclose(a, b, rtol=0, atol=DIM * 2.0**-23)
-            else:
-                np.testing.assert_array_equal(np.asarray(a), b)
+                assert_within(a, b, DIM * 2.0**-23, against=f"one device, where {mode} is on eight")
+            elif not np.array_equal(a, b):  # which is quicker than to look for the differences at once
+                np.testing.assert_array_equal(np.asarray(a), b, err_msg=mode)
 
 
 def test_control_a_collective_is_caught():
@@ -305,19 +317,19 @@ def test_derivatives_by_parameters(name):
     f, arguments = LEARNED[name]
     parameter, spec = arguments[-1]
     gradient = by_last(f)
-    whole, want = compile_and_run(gradient, *(x for x, _ in arguments))
+    whole, want = compile_and_run(gradient, *(x for x, _ in arguments), options=QUICK)
     for mode in ("auto", "explicit", "shard_map"):
         mesh = mesh_of(kinds=MANY[mode])
         if mode == "shard_map":  # by what is one for all devices but those along the heads
             gradient = jax.shard_map(gradient, mesh=mesh, in_specs=tuple(spec for _, spec in arguments), out_specs=spec)
         with jax.set_mesh(mesh):
-            compiled, got = compile_and_run(gradient, *put(mesh, arguments))
+            compiled, got = compile_and_run(gradient, *put(mesh, arguments), options=QUICK)
         assert set(compiled.collectives[0]) == {"all-reduce"}
         # The parameter's own sums alone, before or after pairs are made of features; here those of waves of keys too.
         few = BATCH // 2 * KEYS * DIM if name == "sandwich" else 0
         assert max(compiled.reduced) <= max(2 * parameter.size, few)
         assert compiled.work <= 0.3 * whole.work
-        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5 * np.abs(want).max())
+        assert_within(got, want, 2e-4 * np.abs(want) + 2e-5 * np.abs(want).max(), against=f"one device; {mode}")
         if mode != "auto":
             assert got.sharding.is_equivalent_to(NamedSharding(mesh, spec), got.ndim)
 
@@ -339,11 +351,11 @@ def test_derivatives_of_a_lookup_on_explicit_axes(table):
     mesh, dy = mesh_of(kinds=MANY["explicit"]), X.astype(np.float64)
     want = np.zeros(TABLE.shape)
     np.add.at(want, NEAR % 50, dy)
-    gradient = jax.jit(jax.grad(lambda t, p, dy: jnp.sum(dy * pe.learned(p, t))))
+    gradient = jax.jit(jax.grad(lambda t, p, dy: jnp.sum(dy * pe.learned(p, t))), compiler_options=QUICK)
     with jax.set_mesh(mesh):
         got = gradient(*put(mesh, [(TABLE, table), (NEAR % 50, ROWS), (X, ROWS)]))
     assert got.sharding.is_equivalent_to(NamedSharding(mesh, table), 2)
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)  # sums of some 300 numbers
+    assert_within(got, want, 1e-5 * np.abs(want) + 1e-4, against="float64 sums")  # of some 300 numbers
 
 
 def attend(q, k, v, slopes):
@@ -358,6 +370,16 @@ def slope(q, k, v, dy, slopes, along=()):
     return jax.grad(total)(slopes)
 
 
+def pieces(f):
+    """Its arguments but for the slopes."""
+    return [Q[:4, 64 * i : 64 * i + 64, :4] for i in range(3 if f is attend else 4)]
+
+
+@functools.cache
+def attended(f):
+    return np.asarray(jax.jit(f, compiler_options=QUICK)(*pieces(f), SLOPES[:4]))
+
+
 # Once if the slopes vary along the batch as the rest does; else with every tile, in the loop.
 @pytest.mark.parametrize(
     ("f", "mode", "collectives"),
@@ -369,16 +391,15 @@ def slope(q, k, v, dy, slopes, along=()):
 )
 def test_attention_over_batch_and_heads(f, mode, collectives):
     spec, one = P(D, None, H), attend if f is attend else slope
-    x = [Q[:4, 64 * i : 64 * i + 64, :4] for i in range(3 if f is attend else 4)]
-    want = jax.jit(one)(*x, SLOPES[:4])
+    x, want = pieces(one), attended(one)
     mesh = mesh_of(kinds=MANY[mode])
     if mode == "shard_map":
         f = jax.shard_map(f, mesh=mesh, in_specs=(*[spec] * len(x), ONE), out_specs=spec if one is attend else ONE)
     with jax.set_mesh(mesh):
-        compiled, got = compile_and_run(f, *put(mesh, [*((a, spec) for a in x), (SLOPES[:4], ONE)]))
+        compiled, got = compile_and_run(f, *put(mesh, [*((a, spec) for a in x), (SLOPES[:4], ONE)]), options=QUICK)
     assert compiled.collectives == collectives
     # A slope's derivative is a sum of 16,384 products with distances up to 63.
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-6 if one is attend else 1e-3)
+    assert_within(got, want, 1e-4 * np.abs(want) + (2e-6 if one is attend else 1e-3), against="one device")
 
 
 # Context parallelism: sequences in any order, packed
@@ -404,6 +425,10 @@ def example():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def quick(f):
+    return jax.jit(f, compiler_options=QUICK)
 
 
 def packed():
@@ -443,22 +468,22 @@ def test_context_parallel_with_gathered_keys():
         return q, pe.attention(q, k, v, bias=bias, causal=True, block_size=8, **here, **there)
 
     mesh, arrays = mesh_of((2, 4, 1)), packed()
-    f = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(*[ROWS] * 3, P(S), P(S)), out_specs=ROWS))
-    rotated, attended = jax.jit(pe.rotary)(arrays[0], arrays[3]), example().alone(BIASES["alibi"])(*arrays)
+    f = quick(jax.shard_map(local, mesh=mesh, in_specs=(*[ROWS] * 3, P(S), P(S)), out_specs=ROWS))
+    rotated, attended = (np.asarray(quick(g)(*x)) for g, x in ((pe.rotary, arrays[::3]), (example().alone(BIASES["alibi"]), arrays)))  # fmt: skip
     for name in ORDERS:
         parts, order = sharded(arrays, 4, name)
         got = f(*parts)
         np.testing.assert_array_equal(got[0], rotated[:, order])
-        np.testing.assert_allclose(got[1], attended[:, order], rtol=0, atol=2e-6)
+        assert_within(got[1], attended[:, order], 2e-6, against=f"one device, where four have them {name}")
 
 
 @pytest.mark.parametrize("name", BIASES)
 def test_a_ring_with_any_bias_in_any_order(name):
-    arrays, ring = packed(), example().sharded(ring_of(8), BIASES[name])
-    want = example().alone(BIASES[name])(*arrays)
-    for order in ORDERS:
-        parts, order = sharded(arrays, 8, order)
-        np.testing.assert_allclose(ring(*parts), want[:, order], rtol=0, atol=2e-6)
+    arrays, ring = packed(), quick(example().sharded(ring_of(8), BIASES[name]))
+    want = np.asarray(quick(example().alone(BIASES[name]))(*arrays))
+    for kind in ORDERS:
+        parts, order = sharded(arrays, 8, kind)
+        assert_within(ring(*parts), want[:, order], 2e-6, against=f"one device, where eight have them {kind}")
 
 
 def test_rings_over_batch_and_heads():
@@ -470,10 +495,10 @@ def test_rings_over_batch_and_heads():
     parts, order = sharded(packed(), 2)
     with jax.set_mesh(mesh):
         f = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=HEADED)
-        compiled, got = compile_and_run(f, *put(mesh, zip([*parts, SLOPES[:4]], specs, strict=True)))
+        compiled, got = compile_and_run(f, *put(mesh, zip([*parts, SLOPES[:4]], specs, strict=True)), options=QUICK)
     assert set(compiled.collectives[0]) == {"collective-permute"}
-    want = example().alone(pe.alibi)(*packed(), SLOPES[:4])
-    np.testing.assert_allclose(got, want[:, order], rtol=0, atol=2e-6)
+    want = np.asarray(quick(example().alone(pe.alibi))(*packed(), SLOPES[:4]))
+    assert_within(got, want[:, order], 2e-6, against="one device")
 
 
 def learned(i, j, slopes, table, kerple, mlp):
@@ -493,13 +518,15 @@ def test_derivatives_of_a_ring_under_learned_biases():
         return jax.grad(total, (0, 1))
 
     ring = gradients(example().sharded(ring_of(4), learned), *parts[3:])
-    compiled, (of_parts, got) = compile_and_run(ring, tuple(parts[:3]), parameters)
-    of_arrays, want = jax.jit(gradients(example().alone(learned), *arrays[3:]))(arrays[:3], parameters)
-    for a, b in zip(of_parts, of_arrays, strict=True):
-        np.testing.assert_allclose(a, b[:, place], rtol=1e-4, atol=1e-5)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    compiled, (of_parts, got) = compile_and_run(ring, tuple(parts[:3]), parameters, options=QUICK)
+    of_arrays, want = quick(gradients(example().alone(learned), *arrays[3:]))(arrays[:3], parameters)
+    for name, a, b in zip(("queries", "keys", "values"), of_parts, of_arrays, strict=True):
+        b = np.asarray(b)[:, place]
+        assert_within(a, b, 1e-4 * np.abs(b) + 1e-5, against=f"one device, by {name}")
+    for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
         # Sums over all pairs: relative to the largest. One number for all keys moves no weight.
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.max(np.abs(b), initial=10))
+        bound = 1e-5 * np.max(np.abs(b), initial=10)
+        assert_within(a, b, bound, against=f"one device, by parameter {jax.tree_util.keystr(path)}")
     once = compiled.collectives[1]
     assert once and once == [name for name in compiled.collectives[0] if name != "collective-permute"]
 
@@ -524,13 +551,14 @@ def test_memory_of_a_ring_grows_with_a_device_s_part():
         x, row = (jax.ShapeDtypeStruct(s, t) for s, t in (((1, devices * local, 1, 64), np.float32), ((devices * local,), np.int32)))  # fmt: skip
         f = example().sharded(ring_of(devices), BIASES["none"])
         g = lambda q, k, v, dy, *rows: jax.vjp(lambda *qkv: f(*qkv, *rows), q, k, v)[1](dy)  # noqa: E731
-        return jax.jit(g).lower(x, x, x, x, row, row).compile().memory_analysis().temp_size_in_bytes
+        compiled = jax.jit(g).lower(x, x, x, x, row, row).compile(compiler_options=QUICK)
+        return compiled.memory_analysis().temp_size_in_bytes
 
     assert held(8, 4096) <= 2 * held(2, 2048)  # with its length, and not with that of the sequence
 
 
 def test_a_ring_sends_keys_to_the_neighbour_and_no_more():
-    compiled, _ = compile_and_run(example().sharded(ring_of(8)), *sharded(packed(), 8)[0])
+    compiled, _ = compile_and_run(example().sharded(ring_of(8)), *sharded(packed(), 8)[0], options=QUICK)
     assert set(compiled.collectives[0]) == {"collective-permute"} and not compiled.collectives[1]
 
 
