@@ -118,7 +118,8 @@ def test_a_page_of_recorded_results(tmp_path, train_text, monkeypatch):
 
     def run(found, tables, setup, output):
         found |= results
-        train_text.report.write(output, found, {"learned": np.random.default_rng(0).normal(size=(128, 192))})
+        table = np.random.default_rng(0).normal(size=(128, 192)).astype(np.float32)
+        train_text.report.write(output, found, {"learned": table})
 
     monkeypatch.setattr(train_text, "run", run)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # Ctrl-C stays with pytest
