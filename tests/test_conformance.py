@@ -31,9 +31,33 @@ def outcomes(adapter, pattern=".*"):
     return {case["name"]: run.judge(case, adapter)[0] for case in named(pattern)}
 
 
+def with_rows_repeated(adapter, rows=12):
+    """The adapter with each case's last position repeated up to a multiple of `rows`, and cut off the result again.
+
+    Cases that differ in nothing but their positions then share one compiled program.
+    """
+
+    def repeated(function):
+        def f(**arguments):
+            sizes = [len(arguments[name]) for name in ("positions", "queries", "keys") if name in arguments]
+            for name in ("positions", "queries", "keys"):
+                if values := arguments.get(name):
+                    arguments[name] = values + values[-1:] * (-len(values) % rows)
+            whole = np.asarray(function(**arguments))
+            if len(sizes) == 1:
+                assert len(whole) == len(arguments["positions"])
+                return whole[: sizes[0]]
+            assert whole.shape[-2:] == (len(arguments["queries"]), len(arguments["keys"]))
+            return whole[..., : sizes[0], : sizes[1]]
+
+        return f
+
+    return SimpleNamespace(**{name: repeated(getattr(adapter, name)) for name in {case["function"] for case in CASES}})
+
+
 @pytest.mark.parametrize("group", vectors.GROUPS)
 def test_this_library_passes_every_case(group):
-    adapter = importlib.import_module("conformance.adapters.posenc_jax")
+    adapter = with_rows_repeated(importlib.import_module("conformance.adapters.posenc_jax"))
     judged = [(case["name"], *run.judge(case, adapter)) for case in CASES if case["group"] == group]
     assert judged and not [line for line in judged if line[1] != run.PASSED]
 

@@ -1,5 +1,6 @@
 """Fourier features and timesteps, against exact arithmetic and recorded values."""
 
+import functools
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from jax.test_util import check_grads
+from closeness import assert_within
 
 import posenc_jax as pe
 
@@ -40,7 +41,9 @@ def bound(inputs):
 def test_accuracy(inputs, x_scale, b_scale):
     x = (RNG.normal(size=(12, inputs)) * x_scale).clip(-2e9, 2e9).astype(np.float32)
     matrix = (RNG.normal(size=(inputs, 9)) * b_scale).astype(np.float32)
-    np.testing.assert_allclose(pe.fourier_features(x, matrix), features(x, matrix), rtol=0, atol=bound(inputs))
+    assert_within(
+        pe.fourier_features(x, matrix), features(x, matrix), bound(inputs), against="exact products, then mpmath"
+    )
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -90,11 +93,16 @@ def test_octaves_of_nerf(count):
 def test_shapes_and_layouts(shape, layout):
     x = RNG.normal(size=(*shape, 3)).astype(np.float32)
     matrix = RNG.normal(size=(3, 5)).astype(np.float32)
-    got = pe.fourier_features(x, matrix, layout=layout)
+
+    @jax.jit
+    def both(x, matrix):
+        return pe.fourier_features(x, matrix, layout=layout), pe.fourier_features(x, matrix[:, :0])
+
+    got, empty = both(x, matrix)
     assert got.shape == (*shape, 10) and got.dtype == jnp.float32
     want = features(x.reshape(-1, 3), matrix, layout).reshape(got.shape)
-    np.testing.assert_allclose(got, want, rtol=0, atol=bound(3))
-    assert pe.fourier_features(x, matrix[:, :0]).shape == (*shape, 0)
+    assert_within(got, want, bound(3), against="the exact sum of products, then mpmath")
+    assert empty.shape == (*shape, 0)
 
 
 def test_the_same_bits_in_every_program():
@@ -112,25 +120,62 @@ def test_the_same_bits_in_every_program():
     np.testing.assert_array_equal(scanned, whole)
 
 
+def derivatives_along(x, matrix, layout, one, other):
+    """float64: those of the features along the direction `one` = (dx, db), and those of these along `other`."""
+    waves, (x, matrix) = features(x, matrix), (v.astype(np.float64) for v in (x, matrix))
+    along = [2 * np.pi * (dx @ matrix + x @ db) for dx, db in (one, other)]
+    both = 2 * np.pi * (one[0] @ other[1] + other[0] @ one[1])
+    sine, cosine = np.split(waves, 2, axis=1)
+    first = cosine * along[0], -sine * along[0]
+    second = cosine * both - sine * along[0] * along[1], -sine * both - cosine * along[0] * along[1]
+    join = lambda w: np.concatenate(w, 1) if layout == "half" else np.stack(w, -1).reshape(len(x), -1)  # noqa: E731
+    return join(first), join(second)
+
+
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_derivatives_in_both(layout):
     x = RNG.uniform(-1, 1, (4, 3)).astype(np.float32)
     matrix = RNG.normal(size=(3, 5)).astype(np.float32)
-    f = lambda x, b: pe.fourier_features(x, b, layout=layout)  # noqa: E731
-    check_grads(f, (x, matrix), order=2, modes=["fwd", "rev"], rtol=2e-2, atol=2e-2, eps=1e-3)
     weights = RNG.normal(size=(4, 10)).astype(np.float32)
-    d_x, d_b = jax.grad(lambda x, b: jnp.sum(weights * f(x, b)), (0, 1))(x, matrix)
+    whole_numbers = np.arange(6, dtype=np.int32).reshape(2, 3)
+    one, other = (
+        (RNG.normal(size=(4, 3)).astype(np.float32), RNG.normal(size=(3, 5)).astype(np.float32)) for _ in range(2)
+    )
+
+    @jax.jit
+    def slopes(x, matrix, weights, whole_numbers, one, other):
+        f = lambda x, b: pe.fourier_features(x, b, layout=layout)  # noqa: E731
+        forward = lambda x, b: jax.jvp(f, (x, b), one)[1]  # noqa: E731
+        reverse = jax.grad(lambda x, b: jnp.sum(weights * f(x, b)), (0, 1))
+        dot = lambda v, direction: sum(jnp.vdot(a, b) for a, b in zip(v, direction, strict=True))  # noqa: E731
+        along = lambda x, b: dot(reverse(x, b), one)  # noqa: E731
+        by_forward = jax.grad(lambda x, b: jnp.sum(weights * forward(x, b)), (0, 1))
+        return {
+            "reverse": reverse(x, matrix),
+            "reverse, whole numbers": jax.grad(lambda b: jnp.sum(pe.fourier_features(whole_numbers, b)))(matrix),
+            "forward": forward(x, matrix),
+            "forward of forward": jax.jvp(forward, (x, matrix), other)[1],
+            "forward of reverse": dot(jax.jvp(reverse, (x, matrix), other)[1], one),
+            "reverse of forward": dot(by_forward(x, matrix), other),
+            "reverse of reverse": dot(jax.grad(along, (0, 1))(x, matrix), other),
+        }
+
+    got = slopes(x, matrix, weights, whole_numbers, one, other)
     waves, by = (
         features(x, matrix),
         weights if layout == "half" else np.concatenate([weights[:, ::2], weights[:, 1::2]], 1),
     )
     slope = 2 * np.pi * (by[:, :5] * waves[:, 5:] - by[:, 5:] * waves[:, :5])
-    np.testing.assert_allclose(d_x, slope @ matrix.T, rtol=0, atol=3e-5)
-    np.testing.assert_allclose(d_b, x.T @ slope, rtol=0, atol=3e-5)
-    whole_numbers = np.arange(6, dtype=np.int32).reshape(2, 3)
-    d_b = jax.grad(lambda b: jnp.sum(pe.fourier_features(whole_numbers, b)))(matrix)
+    for mine, want in zip(got["reverse"], (slope @ matrix.T, x.T @ slope), strict=True):
+        assert_within(mine, want, 3e-5, against="the derivative in float64")
     waves = features(whole_numbers, matrix)
-    np.testing.assert_allclose(d_b, whole_numbers.T @ (2 * np.pi * (waves[:, 5:] - waves[:, :5])), rtol=0, atol=2e-4)
+    want = whole_numbers.T @ (2 * np.pi * (waves[:, 5:] - waves[:, :5]))
+    assert_within(got["reverse, whole numbers"], want, 2e-4, against="the derivative in float64")
+    first, second = derivatives_along(x, matrix, layout, one, other)
+    assert_within(got["forward"], first, 1e-4, against="the derivative along a direction, in float64")
+    assert_within(got["forward of forward"], second, 2e-3, against="the second derivative, in float64")
+    for name in ("forward of reverse", "reverse of forward", "reverse of reverse"):
+        assert_within(got[name], np.vdot(weights, second), 2e-3, against=f"{name}: the second derivative, in float64")
 
 
 def test_what_is_out_of_range_is_nan_and_nothing_else_is():
@@ -159,27 +204,38 @@ def timesteps_by_hand(t, dim, flip=False, shift=1, scale=1, period=10_000):
     return np.concatenate([cosine, sine] if flip else [sine, cosine], 1), np.zeros((len(t), dim % 2))
 
 
-@pytest.mark.parametrize(
-    ("dim", "arguments"),
-    [
-        (8, {}),
-        (320, {"flip": True, "shift": 0}),
-        (7, {"flip": True}),
-        (9, {"shift": 0.5, "scale": 1.5, "period": 500}),
-        (64, {"shift": 0, "scale": 1000.0}),
-        (6, {"shift": -2.25, "scale": 0.1}),
-        (2, {}),
-        (3, {"shift": 0, "scale": 3}),
-    ],
-)
+TIMESTEPS = [
+    (8, {}),
+    (320, {"flip": True, "shift": 0}),
+    (7, {"flip": True}),
+    (9, {"shift": 0.5, "scale": 1.5, "period": 500}),
+    (64, {"shift": 0, "scale": 1000.0}),
+    (6, {"shift": -2.25, "scale": 0.1}),
+    (2, {}),
+    (3, {"shift": 0, "scale": 3}),
+]
+NAMES = {"flip": "flip_sin_to_cos", "shift": "downscale_freq_shift", "period": "max_period"}
+
+
+@functools.cache
+def embedded_timesteps():
+    """Float and whole timesteps, and their embeddings with the settings of each case, in one program."""
+    keywords = [{NAMES.get(k, k): v for k, v in arguments.items()} for _, arguments in TIMESTEPS]
+    t = np.float32([0, 0.5, 1, 17.25, 999, 1e6 + 0.5, -3]), np.array([0, 1, 999, 2**31 - 1, -5], np.int32)
+    embed = lambda t: [  # noqa: E731
+        [pe.timestep_embedding(each, dim, **settings) for each in t]
+        for (dim, _), settings in zip(TIMESTEPS, keywords, strict=True)
+    ]
+    return t, jax.device_get(jax.jit(embed)(t))
+
+
+@pytest.mark.parametrize(("dim", "arguments"), TIMESTEPS)
 def test_timesteps(dim, arguments):
-    names = {"flip": "flip_sin_to_cos", "shift": "downscale_freq_shift", "period": "max_period"}
-    keywords = {names.get(k, k): v for k, v in arguments.items()}
-    for t in (np.float32([0, 0.5, 1, 17.25, 999, 1e6 + 0.5, -3]), np.array([0, 1, 999, 2**31 - 1, -5], np.int32)):
+    timesteps, embedded = embedded_timesteps()
+    for t, got in zip(timesteps, embedded[TIMESTEPS.index((dim, arguments))], strict=True):
         waves, zeros = timesteps_by_hand(t, dim, **arguments)
-        got = pe.timestep_embedding(t, dim, **keywords)
         assert got.shape == (len(t), dim) and got.dtype == jnp.float32
-        np.testing.assert_allclose(got[:, : dim // 2 * 2], waves, rtol=0, atol=9e-8)
+        assert_within(got[:, : dim // 2 * 2], waves, 9e-8, against="mpmath at 60 digits")
         np.testing.assert_array_equal(got[:, dim // 2 * 2 :], zeros)
 
 
@@ -190,12 +246,15 @@ def test_timesteps_of_diffusers(case):
     got, want = pe.timestep_embedding(t, dim, **keywords), np.array(case["values"])
     # The reference rounds its frequencies, of magnitude 1 or less, and their products to float32.
     tolerance = 2e-7 + 2e-7 * keywords.get("scale", 1) * np.abs(t)[:, None]
-    assert np.all(np.abs(np.asarray(got, np.float64) - want) <= tolerance)
+    assert_within(got, want, tolerance, against="diffusers, recorded")
 
 
 def test_timesteps_of_any_shape_and_dtype():
-    for t in (3, 0.5, np.float32(0.5), jnp.ones((2, 3)), np.zeros((0,), np.int32)):
-        got = pe.timestep_embedding(t, 10, flip_sin_to_cos=True, dtype=jnp.bfloat16)
+    timesteps = (3, 0.5, np.float32(0.5), np.ones((2, 3), np.float32), np.zeros((0,), np.int32))
+    embed = functools.partial(pe.timestep_embedding, dim=10, flip_sin_to_cos=True, dtype=jnp.bfloat16)
+    assert embed(3).shape == (10,)  # called by itself
+    embedded = jax.jit(lambda each: [embed(t) for t in each])(timesteps)
+    for t, got in zip(timesteps, embedded, strict=True):
         assert got.shape == (*np.shape(t), 10) and got.dtype == jnp.bfloat16
     t = np.float32([0.25, 700.5])
     traced = jax.jit(jax.vmap(lambda t: pe.timestep_embedding(t, 9)))(t)
@@ -206,7 +265,7 @@ def test_timesteps_of_any_shape_and_dtype():
     np.testing.assert_array_equal(
         pe.timestep_embedding(t, 8, downscale_freq_shift=0), pe.sinusoidal(t, 8, layout="half")
     )
-    slope = jax.jacobian(lambda t: pe.timestep_embedding(t, 4, scale=2.0))(jnp.float32(0.3))
+    slope = jax.jit(jax.jacobian(lambda t: pe.timestep_embedding(t, 4, scale=2.0)))(jnp.float32(0.3))
     np.testing.assert_allclose(
         slope, [2 * np.cos(0.6), 2e-4, -2 * np.sin(0.6), -2e-4 * np.sin(6e-5)], rtol=0, atol=3e-7
     )

@@ -64,13 +64,13 @@ def big_vision(width, height, columns):
 @pytest.mark.parametrize("width", [8, 36, 384])
 def test_tables_of_mae_and_big_vision(shape, width):
     positions = pe.grid_positions(shape, order="column")  # each coordinate is encoded by itself, and they are joined
-    got = pe.sinusoidal(positions, width // 2, layout="half").reshape(-1, width)
+    got = np.asarray(pe.sinusoidal(positions, width // 2, layout="half")).reshape(-1, width)
     np.testing.assert_allclose(got, mae(width, *shape), rtol=0, atol=1e-7)
-    ends = pe.sinusoidal(positions, pe.geometric(width // 2, endpoint=True), layout="half").reshape(-1, width)
-    np.testing.assert_allclose(ends, big_vision(width, *shape), rtol=0, atol=1e-7)
-    rows_first = pe.sinusoidal(pe.grid_positions(shape), width // 2, layout="half").reshape(-1, width)
-    np.testing.assert_array_equal(rows_first, jnp.roll(got, width // 2, axis=1))
-    with_class = jnp.pad(got, ((1, 0), (0, 0)))  # MAE's class token
+    ends = pe.sinusoidal(positions, pe.geometric(width // 2, endpoint=True), layout="half")
+    np.testing.assert_allclose(np.asarray(ends).reshape(-1, width), big_vision(width, *shape), rtol=0, atol=1e-7)
+    rows_first = np.asarray(pe.sinusoidal(pe.grid_positions(shape), width // 2, layout="half")).reshape(-1, width)
+    np.testing.assert_array_equal(rows_first, np.roll(got, width // 2, axis=1))
+    with_class = np.pad(got, ((1, 0), (0, 0)))  # MAE's class token
     assert not with_class[0].any() and with_class.shape == (shape[0] * shape[1] + 1, width)
 
 

@@ -10,6 +10,7 @@ import mpmath
 import numpy as np
 import oracle
 import pytest
+from closeness import assert_within
 
 import posenc_jax as pe
 from posenc_jax import _phase
@@ -49,14 +50,14 @@ def turns_of(angular):
 def test_error_is_within_the_bound_at_every_int32_position(dim, base):
     positions = positions_to_try(dim)
     got = np.asarray(pe.sinusoidal(positions, pe.geometric(dim, base)), np.float64)
-    assert np.abs(got - oracle.encode(positions, dim, base)).max() <= BOUND
+    assert_within(got, oracle.encode(positions, dim, base), BOUND, against="mpmath at 60 digits")
 
 
 @pytest.mark.parametrize("dim", [512, 4096])
 def test_error_of_wide_encodings(dim):
     positions = positions_to_try(dim, each=4)[:: 1 if dim == 512 else 5]
     got = np.asarray(pe.sinusoidal(positions, pe.geometric(dim, 1e7)), np.float64)
-    assert np.abs(got - oracle.encode(positions, dim, 1e7)).max() <= BOUND
+    assert_within(got, oracle.encode(positions, dim, 1e7), BOUND, against="mpmath at 60 digits")
 
 
 def test_sine_of_a_phase():
@@ -65,7 +66,8 @@ def test_sine_of_a_phase():
         np.int32
     )
     got = np.asarray(jax.jit(_phase._sine)(phase), np.float64)
-    assert np.abs(got - np.sin(2 * np.pi * (phase.astype(np.float64) / 2**32 - 0.25))).max() <= 8.2e-8
+    want = np.sin(2 * np.pi * (phase.astype(np.float64) / 2**32 - 0.25))
+    assert_within(got, want, 8.2e-8, against="the sine in float64")
     assert np.abs(got).max() <= 1.0
 
 
@@ -112,7 +114,7 @@ def test_array_frequencies_are_exact_relative_to_their_float():
     positions = positions_to_try(3)
     sine, cosine = oracle.waves(positions, [float(w) for w in angular])
     got = np.asarray(pe.sinusoidal(positions, jnp.asarray(angular), layout="half"), np.float64)
-    assert np.abs(got - np.concatenate([sine, cosine], 1)).max() <= BOUND
+    assert_within(got, np.concatenate([sine, cosine], 1), BOUND, against="mpmath at 60 digits")
 
 
 @pytest.mark.parametrize("frequencies", [16, np.array([1.0, 0.25, 7.5, -0.01], np.float32)], ids=["static", "array"])
@@ -124,7 +126,7 @@ def test_float_positions_are_exact(frequencies):
     )
     omegas = oracle.geometric(16, 10_000) if isinstance(frequencies, int) else [float(w) for w in frequencies]
     got = np.asarray(pe.sinusoidal(positions, frequencies, layout="half"), np.float64)
-    assert np.abs(got - np.concatenate(oracle.waves(positions, omegas), 1)).max() <= BOUND
+    assert_within(got, np.concatenate(oracle.waves(positions, omegas), 1), BOUND, against="mpmath at 60 digits")
 
 
 def test_small_float_positions_and_fast_frequencies():
@@ -133,7 +135,7 @@ def test_small_float_positions_and_fast_frequencies():
     angular = (10.0 ** rng.uniform(0, 6, 16)).astype(np.float32)
     sine, cosine = oracle.waves(positions, [float(w) for w in angular])
     got = np.asarray(pe.sinusoidal(positions, angular, layout="half"), np.float64)
-    assert np.abs(got - np.concatenate([sine, cosine], 1)).max() <= BOUND
+    assert_within(got, np.concatenate([sine, cosine], 1), BOUND, against="mpmath at 60 digits")
 
 
 def test_integers_as_floats_give_the_same_bits():
@@ -144,13 +146,14 @@ def test_integers_as_floats_give_the_same_bits():
 
 def test_derivative_in_position():
     omegas = np.array([float(w) for w in oracle.geometric(8, 10_000)])
+    encode = lambda x: pe.sinusoidal(x, 8, layout="half")  # noqa: E731
+    every = jax.jit(lambda p: (jax.jacfwd(encode)(p), jax.jacrev(encode)(p), jax.jacfwd(jax.jacrev(encode))(p)))
     for p in (0.3, 2.5, -1234.5, 1e6):
         sine, cosine = oracle.waves([p], omegas.tolist())
-        got = jax.jacfwd(lambda x: pe.sinusoidal(x, 8, layout="half"))(jnp.float32(p))
+        got, reverse, second = every(jnp.float32(p))
         want = np.concatenate([omegas * cosine[0], -omegas * sine[0]])
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-7)
-        np.testing.assert_allclose(jax.jacrev(lambda x: pe.sinusoidal(x, 8, layout="half"))(jnp.float32(p)), got)
-        second = jax.jacfwd(jax.jacrev(lambda x: pe.sinusoidal(x, 8, layout="half")))(jnp.float32(p))
+        np.testing.assert_allclose(reverse, got)
         np.testing.assert_allclose(
             second, np.concatenate([-(omegas**2) * sine[0], -(omegas**2) * cosine[0]]), atol=2e-7
         )
@@ -158,12 +161,17 @@ def test_derivative_in_position():
 
 def test_derivative_in_frequencies():
     angular = jnp.array([1.0, 0.3, -0.02], jnp.float32)
+
+    @jax.jit
+    def both(p, w):
+        encode = lambda w: pe.sinusoidal(p, w, layout="half")  # noqa: E731
+        return jax.jacfwd(encode)(w), jax.jacrev(encode)(w)
+
     for p in (3, -70_000, 2.5):
         sine, cosine = oracle.waves([p], [float(w) for w in angular])
-        got = jax.jacfwd(lambda w, p=p: pe.sinusoidal(p, w, layout="half"))(angular)
+        got, reverse = both(p, angular)
         want = np.concatenate([np.diag(p * cosine[0]), np.diag(-p * sine[0])])
         np.testing.assert_allclose(got, want, rtol=3e-7, atol=abs(p) * 1e-7)
-        reverse = jax.jacrev(lambda w, p=p: pe.sinusoidal(p, w, layout="half"))(angular)
         np.testing.assert_array_equal(reverse, got)
 
 
@@ -204,7 +212,7 @@ def test_floats_that_round_beyond_the_ends_give_nan():
     with jax.enable_x64(True):
         got = np.asarray(pe.sinusoidal(np.array(ends), 2))
     np.testing.assert_array_equal(np.isnan(got).any(1), [False, True, False, True])
-    assert np.abs(got[::2] - oracle.encode(ends[::2], 2)).max() <= BOUND
+    assert_within(got[::2], oracle.encode(ends[::2], 2), BOUND, against="mpmath at 60 digits")
 
 
 def test_frequencies_that_are_no_numbers_give_nan():
@@ -248,7 +256,9 @@ def test_float64_frequencies_are_exact_under_x64():
         angular = np.array([0.1, 1 / 3, 2e-5])
         positions = positions_to_try(9)
         got = np.asarray(pe.sinusoidal(positions, angular, layout="half"), np.float64)
-    assert np.abs(got - np.concatenate(oracle.waves(positions, angular.tolist()), 1)).max() <= BOUND
+    assert_within(
+        got, np.concatenate(oracle.waves(positions, angular.tolist()), 1), BOUND, against="mpmath at 60 digits"
+    )
 
 
 def test_half_a_turn_a_position():
@@ -257,7 +267,9 @@ def test_half_a_turn_a_position():
     with jax.enable_x64(True):
         angular = np.pi * np.array([-1, 1, -3, 3])
         got = np.asarray(pe.sinusoidal(positions, angular, layout="half"), np.float64)
-    assert np.abs(got - np.concatenate(oracle.waves(positions, angular.tolist()), 1)).max() <= BOUND
+    assert_within(
+        got, np.concatenate(oracle.waves(positions, angular.tolist()), 1), BOUND, against="mpmath at 60 digits"
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from closeness import assert_within
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,15 +31,15 @@ def test_moving_by_an_offset_is_one_linear_map(p, q, layout, base):
         p, q = q, q + 77
     f = pe.geometric(64, base)
     here, there = (np.asarray(pe.sinusoidal(x, f, layout=layout)) for x in (p, q))
-    assert np.abs(moved(pe.rotation_matrix(k, f, layout=layout), here) - there).max() <= BOUND
-    assert np.abs(np.asarray(pe.shift(here, k, f, layout=layout)) - there).max() <= BOUND
+    assert_within(moved(pe.rotation_matrix(k, f, layout=layout), here), there, BOUND, against="the encoding there")
+    assert_within(pe.shift(here, k, f, layout=layout), there, BOUND, against="the encoding there")
 
 
 def test_the_matrix_is_independent_of_the_position():
     positions = np.random.default_rng(0).integers(-(2**30), 2**30, 500)
     matrix = pe.rotation_matrix(-12_345, 128)
     got = moved(matrix, pe.sinusoidal(positions, 128))
-    assert np.abs(got - oracle.encode(positions - 12_345, 128)).max() <= BOUND
+    assert_within(got, oracle.encode(positions - 12_345, 128), BOUND, against="mpmath at 60 digits")
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
