@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_within
 from flax import nnx
 
 import posenc_jax as pe
@@ -48,9 +49,10 @@ def turned(x, positions, base=10_000.0, width=8, layout="half", part="first"):
     return y
 
 
-def attended(q, k, v, mask=True):
+def attended(q, k, v, mask=True, bias=0.0):
     """Softmax attention, float64."""
-    scores = np.einsum("...qhd,...khd->...hqk", q, k) / np.sqrt(q.shape[-1])
+    scores = np.einsum("...qhd,...khd->...hqk", *(np.asarray(x, np.float64) for x in (q, k))) / np.sqrt(q.shape[-1])
+    scores = scores + bias
     weights = np.where(mask, np.exp(scores - scores.max(-1, keepdims=True)), 0.0)
     return np.einsum("...hqk,...khd->...qhd", weights / weights.sum(-1, keepdims=True), np.asarray(v, np.float64))
 
@@ -172,7 +174,8 @@ def test_in_the_layers_of_both_stacks(as_flax, masked):
     want = layer_in_numpy(layer, X, np.arange(6), CAUSAL if masked else True)
     np.testing.assert_allclose(nnx.jit(lambda m, x: m(x, mask=mask))(layer, X), want, atol=2e-6)
     np.testing.assert_allclose(jax.jit(same.apply)(parameters(layer), X, mask=mask), want, atol=2e-6)
-    assert np.abs(nnx_layer(nnx.dot_product_attention)(X, mask=mask) - want).max() > 1e-2  # the order is seen
+    unturned = layer_in_numpy(layer, X, np.zeros(6), CAUSAL if masked else True)
+    assert np.abs(unturned - want).max() > 1e-2  # the order is seen
 
 
 def test_explicit_positions_in_the_layers_of_both_stacks(as_flax):
@@ -191,7 +194,7 @@ def test_grouped_queries(as_flax):
     )
     x = np.concatenate([X, X[::-1]], axis=-1)
     want = layer_in_numpy(layer, x, np.arange(6), CAUSAL, heads=4)
-    np.testing.assert_allclose(layer(x, mask=jnp.asarray(CAUSAL)), want, atol=2e-6)
+    np.testing.assert_allclose(nnx.jit(lambda m, x: m(x, mask=jnp.asarray(CAUSAL)))(layer, x), want, atol=2e-6)
 
 
 def test_linen_passes_on_all_that_its_own_function_takes(monkeypatch):
@@ -222,11 +225,11 @@ def test_settings_of_linen(as_flax, setting):
     layer = nn.MultiHeadDotProductAttention(
         2, dtype=jnp.bfloat16, attention_fn=linen.positional_attention(8), **setting
     )
-    variables = layer.init(KEY, X)
-    got = layer.apply(variables, X)
-    plain = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8)).apply(variables, X)
+    plain = nnx_layer(nnx_modules.positional_attention(8))
+    assert jax.tree.structure(jax.eval_shape(layer.init, KEY, X)) == jax.tree.structure(parameters(plain))
+    got = jax.jit(layer.apply)(parameters(plain), X)
     assert got.dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.asarray(got, np.float32), plain, atol=2e-2)
+    np.testing.assert_allclose(np.asarray(got, np.float32), layer_in_numpy(plain, X, np.arange(6)), atol=2e-2)
 
 
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
@@ -268,27 +271,28 @@ def one_row(query, keys, values, index):
     ids=["float32", "far", "yarn, partial, bfloat16"],
 )
 def test_prefill_then_steps_is_the_whole_sequence(frequencies, offset, prefix, dtype):
-    q, k, v = (jnp.asarray(x, dtype) for x in (Q, K, V))
-    turn = jax.jit(lambda x, p: pe.rotary(x, p, frequencies))
-    positions = jnp.arange(offset, offset + 6, dtype=jnp.int32)
+    q, k, v = (x.astype(dtype) for x in (Q, K, V))
+    rotated = jax.jit(lambda x, p: pe.rotary(x, p, frequencies))
+    turn = lambda x, p: np.asarray(rotated(x, p))  # noqa: E731
+    positions = np.arange(offset, offset + 6, dtype=np.int32)
     whole_q, whole_k = turn(q, positions), turn(k, positions)
 
-    cache = {"key": jnp.zeros_like(k), "value": jnp.zeros_like(v)}  # keys as they are turned
-    cache["key"] = cache["key"].at[:, :prefix].set(turn(k[:, :prefix], positions[:prefix]))
-    cache["value"] = cache["value"].at[:, :prefix].set(v[:, :prefix])
+    cache = {"key": np.zeros_like(k), "value": np.zeros_like(v)}  # keys as they are turned
+    cache["key"][:, :prefix] = turn(k[:, :prefix], positions[:prefix])
+    cache["value"][:, :prefix] = v[:, :prefix]
     queries = [turn(q[:, :prefix], positions[:prefix])]
     rows = {}
     for i in range(prefix, 6):
-        at = jnp.full((2, 1), offset + i, jnp.int32)  # a position for each row of the batch
-        cache["key"] = cache["key"].at[:, i].set(turn(k[:, i : i + 1], at)[:, 0])
-        cache["value"] = cache["value"].at[:, i].set(v[:, i])
+        at = np.full((2, 1), offset + i, np.int32)  # a position for each row of the batch
+        cache["key"][:, i] = turn(k[:, i : i + 1], at)[:, 0]
+        cache["value"][:, i] = v[:, i]
         queries.append(turn(q[:, i : i + 1], at))
-        rows[i] = one_row(*(x.astype(jnp.float32) for x in (queries[-1][:, 0], cache["key"], cache["value"])), i)
-    np.testing.assert_array_equal(jnp.concatenate(queries, axis=1), whole_q)
+        rows[i] = one_row(*(x.astype(np.float32) for x in (queries[-1][:, 0], cache["key"], cache["value"])), i)
+    np.testing.assert_array_equal(np.concatenate(queries, axis=1), whole_q)
     np.testing.assert_array_equal(cache["key"], whole_k)
 
-    whole_q, whole_k, v = (x.astype(jnp.float32) for x in (whole_q, whole_k, v))
-    together = jax.nn.dot_product_attention(whole_q, whole_k, v, is_causal=True)
+    whole_q, whole_k, v = (x.astype(np.float32) for x in (whole_q, whole_k, v))
+    together = attended(whole_q, whole_k, v, CAUSAL)
     for i, row in rows.items():
         np.testing.assert_array_equal(row, one_row(whole_q[:, i], whole_k, v, i))
         np.testing.assert_allclose(row, together[:, i], atol=1e-6)  # sums of other programs are rounded otherwise
@@ -413,16 +417,26 @@ def test_rotary_and_a_bias_in_the_layers_of_both_stacks(as_flax, masked, learned
     layer = nnx_layer(nnx_modules.positional_attention(8, bias=of(nnx_modules)))
     same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8, bias=of(linen)))
     places = np.array([[0, 1, 2, 0, 1, 2], [7, 8, 9, 10, 11, 30]])
-    for positions in (np.arange(6), places):
-        added = np.asarray(function(positions, positions), np.float64)
-        want = dense(layer, X, positions, added, CAUSAL if masked else True)
-        call = nnx.jit(lambda m, x, p: nnx_call(m, x, p, mask=mask))
-        np.testing.assert_allclose(call(layer, X, positions), want, atol=3e-6)
-        if positions is places and not learned:
-            same = same.clone(attention_fn=functools.partial(same.attention_fn, input_positions=positions))
-        if positions is not places or not learned:
-            np.testing.assert_allclose(jax.jit(same.apply)(parameters(layer), X, mask=mask), want, atol=3e-6)
-    assert np.abs(want - layer_in_numpy(layer, X, places, CAUSAL if masked else True)).max() > 1e-2  # the bias is seen
+    attends = same.attention_fn, functools.partial(same.attention_fn, input_positions=places)
+    counted, placed = (same.clone(attention_fn=f) for f in attends)
+    variables = parameters(layer)
+
+    @nnx.jit
+    def compute(m, variables, x):
+        found = {(n, "nnx"): nnx_call(m, x, p, mask=mask) for n, p in (("counted", np.arange(6)), ("placed", places))}
+        found["counted", "linen"] = counted.apply(variables, x, mask=mask)
+        if not learned:
+            found["placed", "linen"] = placed.apply(variables, x, mask=mask)
+        return found
+
+    want = {}
+    for n, p in (("counted", np.arange(6)), ("placed", places)):
+        added = np.asarray(function(p, p), np.float64)
+        want[n] = dense(layer, X, p, added, CAUSAL if masked else True)
+    for (n, stack), got in compute(layer, variables, X).items():
+        assert_within(got, want[n], 3e-6, against=f"the dense float64 layer, positions {n}, in {stack}")
+    unbiased = layer_in_numpy(layer, X, places, CAUSAL if masked else True)
+    assert np.abs(want["placed"] - unbiased).max() > 1e-2  # the bias is seen
 
 
 def test_parameters_of_a_bias_are_those_of_the_layer(as_flax):
@@ -439,16 +453,17 @@ def test_parameters_of_a_bias_are_those_of_the_layer(as_flax):
     wanted = jax.jit(jax.grad(lambda v: jnp.sum(jnp.sin(same.apply(v, X)))))(parameters(layer))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), {"params": nnx.to_pure_dict(grads)}, wanted)
 
-    def by_hand(table):
-        bias = functools.partial(pe.t5, table=table)
-        other = nnx_layer(nnx_modules.positional_attention(8, bias=bias))
-        return jnp.sum(jnp.sin(other(X)))
-
-    np.testing.assert_allclose(
-        grads["attention_fn"]["bias"]["embedding"][...], jax.grad(by_hand)(TABLE.astype(np.float32)), atol=1e-5
-    )
+    order = np.arange(6)
+    rows = np.asarray(pe.t5(order, order, np.arange(32, dtype=np.float32)[:, None]))[0].astype(int)
+    loss = lambda table: np.sum(np.sin(dense(layer, X, order, np.moveaxis(table[rows], -1, 0))))  # noqa: E731
+    steps = 1e-5 * np.eye(TABLE.size).reshape(-1, *TABLE.shape)
+    differences = np.array([loss(TABLE + step) - loss(TABLE - step) for step in steps]).reshape(TABLE.shape) / 2e-5
+    assert np.any(differences)
+    got = grads["attention_fn"]["bias"]["embedding"][...]
+    assert_within(got, differences, 1e-5, against="differences of the dense float64 layer")
     graphdef, state = nnx.split(layer)
-    np.testing.assert_array_equal(nnx.merge(graphdef, state)(X), layer(X))
+    call = nnx.jit(lambda m, x: m(x))
+    np.testing.assert_array_equal(call(nnx.merge(graphdef, state), X), call(layer, X))
 
 
 def test_layers_share_a_bias(as_flax):
@@ -488,7 +503,8 @@ def test_the_cache_of_both_layers_with_a_bias(as_flax, name):
     settings = {} if name == "ALiBi" else {"rngs": nnx.Rngs(3)}
     attend = nnx_modules.positional_attention(8, bias=getattr(nnx_modules, name)(2, **settings), decode=True)
     layer = nnx_layer(attend)
-    whole = layer(X, mask=jnp.asarray(CAUSAL))
+    order = np.arange(6)
+    whole = dense(layer, X, order, np.asarray(attend.bias(order, order), np.float64), CAUSAL)
     params = parameters(layer)["params"]
     layer.init_cache(X.shape)
     step = nnx.jit(lambda m, x, p: nnx_call(m, x, p, decode=True))
@@ -503,7 +519,8 @@ def test_the_cache_of_both_layers_with_a_bias(as_flax, name):
             attend = functools.partial(attend, input_positions=positions)
             return nn.MultiHeadDotProductAttention(2, decode=True, attention_fn=attend, name="layer")(x)
 
-    cache = Model().init(KEY, X, jnp.arange(6))["cache"]
+    shapes = jax.eval_shape(Model().init, KEY, X, np.arange(6))["cache"]
+    cache = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)  # as Flax begins it
     params = {"bias": params.pop("attention_fn", {}).get("bias", {}), "layer": params}
     step = jax.jit(functools.partial(Model().apply, mutable=["cache"]))
     for i in range(6):
@@ -580,17 +597,23 @@ def textbook(attend, q, k, v):
     return attend(q, k, v)
 
 
+def with_grads(f):
+    return jax.jit(jax.value_and_grad(lambda *qkv: jnp.sum(jnp.sin(f(*qkv))), argnums=(0, 1, 2)))(Q, K, V)
+
+
+@functools.cache
+def textbook_with_grads():
+    return with_grads(functools.partial(textbook, nnx.dot_product_attention))
+
+
 @MAKERS
 def test_transforms(make):
     """Under the strict promotion of these tests."""
-    attend, arrays = make(8), tuple(jnp.asarray(x) for x in (Q, K, V))
+    attend = make(8)
     remat = jax.checkpoint(lambda q, k, v, p: attend(q, k, v, input_positions=p))
     each = lambda q, k, v: jax.vmap(remat, in_axes=(0, 0, 0, None))(q, k, v, jnp.arange(6))  # noqa: E731
 
-    def with_grads(f):
-        return jax.jit(jax.value_and_grad(lambda *qkv: jnp.sum(jnp.sin(f(*qkv))), argnums=(0, 1, 2)))(*arrays)
-
-    got, want = with_grads(each), with_grads(functools.partial(textbook, nnx.dot_product_attention))
+    got, want = with_grads(each), textbook_with_grads()
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6)
 
@@ -605,16 +628,20 @@ def test_dtype_is_kept(as_flax, make, dtype):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_a_float32_bias_of_16_bit_scores(make, dtype):
     """Under the strict promotion of these tests; with dropout, for which Flax adds the bias itself."""
-    q, k, v = (jnp.asarray(x, dtype) for x in (Q, K, V))
+    q, k, v = (x.astype(dtype) for x in (Q, K, V))
     bias = functools.partial(pe.alibi, heads=2)
-    got = make(bias=bias)(q, k, v)
-    # A rate so small that nothing is dropped.
-    dropped = make(bias=bias)(q, k, v, dropout_rng=KEY, dropout_rate=1e-9, deterministic=False)  # fmt: skip
-    whole = bias(jnp.arange(6), jnp.arange(6))[None]
-    want = jax.nn.dot_product_attention(*(x.astype(jnp.float32) for x in (q, k, v)), bias=whole)
-    for y in (got, dropped):
+    attend = make(bias=bias)
+
+    def with_and_without_dropout(q, k, v):
+        # A rate so small that nothing is dropped.
+        return attend(q, k, v), attend(q, k, v, dropout_rng=KEY, dropout_rate=1e-9, deterministic=False)
+
+    if dtype == jnp.bfloat16:  # on a CPU jax.jit has no product of float16 with a float32 result
+        with_and_without_dropout = jax.jit(with_and_without_dropout)
+    want = attended(*(x.astype(np.float64) for x in (q, k, v)), bias=np.asarray(bias(np.arange(6), np.arange(6))))
+    for y in with_and_without_dropout(q, k, v):
         assert y.dtype == dtype
-        np.testing.assert_allclose(y.astype(np.float32), want, atol=4 * float(jnp.finfo(dtype).eps))
+        assert_within(y, want, 4 * float(jnp.finfo(dtype).eps), against="the dense float64 formula")
 
 
 def test_scanned_nnx_layers(as_flax):
@@ -625,7 +652,7 @@ def test_scanned_nnx_layers(as_flax):
     ]
     graphdef, _ = nnx.split(layers[0])
     stacked = nnx.merge(
-        graphdef, jax.tree.map(lambda *leaves: jnp.stack(leaves), *(nnx.state(layer) for layer in layers))
+        graphdef, jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *(nnx.state(layer) for layer in layers))
     )
     step = lambda x, layer: x + layer(x, mask=jnp.asarray(CAUSAL))  # noqa: E731
     scanned = nnx.scan(nnx.remat(step), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
@@ -646,10 +673,10 @@ def test_scanned_linen_layers():
             ), None
 
     stack = nn.scan(nn.remat(Block), variable_axes={"params": 0}, split_rngs={"params": True}, length=2)()
-    variables = stack.init(KEY, X, None)
-    want = jnp.asarray(X)
+    variables = jax.tree.map(np.asarray, jax.jit(stack.init)(KEY, X, None))
+    want, block = X, jax.jit(Block().apply)
     for i in range(2):
-        want, _ = Block().apply(jax.tree.map(lambda leaf, i=i: leaf[i], variables), want, None)
+        want, _ = block(jax.tree.map(lambda leaf, i=i: leaf[i], variables), want, None)
     np.testing.assert_allclose(jax.jit(stack.apply)(variables, X, None)[0], want, atol=1e-5)
 
 
