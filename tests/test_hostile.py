@@ -47,7 +47,7 @@ VALID = {
     "add_learned": {"x": X, "table": X, "positions": P, "scale": 1.0, "out_of_range": "nan"},
     "add_sinusoidal": {"x": X, "positions": P, "frequencies": 8, "layout": "half", "scale": 2.0},
     "alibi": {**TILE, "heads": 2},
-    "attention": {"query": H, "key": H, "value": H, **TILE, "query_segments": P, "key_segments": P, "causal": True, "scale": 0.5, "block_size": 4},
+    "attention": {"query": H, "key": H, "value": H, **TILE, "query_segments": P, "key_segments": P, "causal": True, "scale": 0.5, "block_size": 6},
     "axial": {"frequencies": 8, "num_axes": 2, "base": 1e4},
     "convert_layout": {"weights": X, "frequencies": 8, "source": "half", "target": "interleaved", "axis": 1, "num_heads": 1, "part": "first"},
     "dynamic_ntk": {**EXTENDED, "original_max": 64, "length": 128},
@@ -781,8 +781,14 @@ def test_the_rest_under_every_transform(transform, name, shape, at, dtype, data)
 # Segments and masks
 
 
+# Lengths of which each compiles a program
+LISTS_OF_IDS = st.sampled_from([1, 2, 5, 12]).flatmap(
+    lambda n: st.lists(st.sampled_from([0, 0, 0, 1, -(2**31), 2**31 - 1]), min_size=n, max_size=n)
+)
+
+
 @profile(30)
-@given(st.lists(st.sampled_from([0, 0, 0, 1, -(2**31), 2**31 - 1]), min_size=1, max_size=12))
+@given(LISTS_OF_IDS)
 def test_positions_of_any_segments_and_masks(ids):
     TRIED["segments"] += 1
     want, count = [], 0
@@ -795,19 +801,30 @@ def test_positions_of_any_segments_and_masks(ids):
     np.testing.assert_array_equal(pe.positions_from_mask(mask), counted)
 
 
+@functools.cache
+def of_traced_positions(dtype):
+    """Positions of which the last is outside int32, and every function of them in one program."""
+    p = np.array([0, 5, 2**32 - 1 if dtype != np.int64 else -(2**31) - 1], dtype)
+
+    def each(p):
+        return {name: call(p, ROWS[: len(p), :4], "half") for name, (call, _) in FUNCTIONS.items()}
+
+    with jax.enable_x64(True):
+        return p, jax.jit(each)(p)
+
+
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 @pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.uint64], ids=str)
 def test_traced_positions_outside_int32_are_nan_and_known_ones_refused(name, dtype):
     call = FUNCTIONS[name][0]
     f = lambda p: call(p, ROWS[: len(p), :4], "half")  # noqa: E731
+    p, traced = of_traced_positions(dtype)
+    *known, last = np.asarray(traced[name])
+    message = f"^{name.split(',')[0]}: (positions|offset|timesteps) must fit into int32, got {np.dtype(dtype)}"
     with jax.enable_x64(True):
-        p = jnp.array([0, 5, 2**32 - 1 if dtype != np.int64 else -(2**31) - 1], dtype)
-        with pytest.raises(
-            ValueError,
-            match=f"^{name.split(',')[0]}: (positions|offset|timesteps) must fit into int32, got {np.dtype(dtype)}",
-        ):
-            f(p)
-        *known, last = np.asarray(jax.jit(f)(p))
+        for refused in (p, jax.device_put(p)):
+            with pytest.raises(ValueError, match=message):
+                f(refused)
         np.testing.assert_array_equal(known, f(p[:-1]))
     assert np.isfinite(known).all() and np.isnan(last).any()
 
