@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from closeness import assert_within
 from hypothesis import given
 from hypothesis import strategies as st
 from test_hostile import EDGES, FLOATS, TRIED, join, print_what_was_tried, profile, split  # noqa: F401 (a fixture)
@@ -19,6 +20,7 @@ import posenc_jax as pe
 from conformance import formulas
 
 MP = oracle.WORKING
+MPMATH = "mpmath at 60 digits"
 
 
 def normal(*shape):
@@ -107,16 +109,14 @@ def test_sinusoidal_of_every_spectrum(spectrum, way, dtype, data):
     want = join(sine, cosine, way)[:, :dim]
     got = pe.sinusoidal(given_points, f, layout=way)
     got = np.asarray(got)
-    assert got.shape == want.shape and np.abs(got - want).max() <= 1e-7 * max(factor, 1)
+    assert_within(got, want, 1e-7 * max(factor, 1), against=MPMATH)
     narrow = pe.sinusoidal(given_points, f, layout=way, dtype=dtype)
     np.testing.assert_array_equal(narrow, got.astype(dtype))  # rounded once
     x = normal(*want.shape)
     added = pe.add_sinusoidal(x.astype(dtype), given_points, f, layout=way)
     assert added.dtype == dtype
     exact = np.asarray(x.astype(dtype), np.float64) + want
-    assert np.abs(np.asarray(added, np.float64) - exact).max() <= float(jnp.finfo(dtype).eps) * (
-        1 + np.abs(exact).max()
-    )
+    assert_within(added, exact, float(jnp.finfo(dtype).eps) * (1 + np.abs(exact).max()), against=f"x + PE of {MPMATH}")
 
 
 @profile(12)
@@ -138,15 +138,20 @@ def test_rotary_of_every_spectrum_part_and_axis(spectrum, way, dtype, rest, last
     settings = {"layout": way, "part": "last" if last else "first", "inverse": inverse}
     got = pe.rotary(x, given_points, f, head_axis=None, **settings)
     assert got.dtype == dtype
-    error = np.abs(np.asarray(got, np.float64) - want).max()
-    assert error <= (float(jnp.finfo(dtype).eps) + 4e-7) * np.abs(want).max()
+    assert_within(got, want, (float(jnp.finfo(dtype).eps) + 4e-7) * np.abs(want).max(), against=MPMATH)
     # The head axis anywhere, and any axis by vmap: the same bits.
     axis = data.draw(st.integers(0, 2))
     heads = np.stack([x[None]] * 4, axis)  # (1, 3, …) with four heads at 0, 1 or 2
-    where = np.asarray(given_points)[None]
-    several = pe.rotary(heads, where, f, head_axis=axis, **settings)
+    where, got = np.asarray(given_points)[None], np.asarray(got)
+
+    @jax.jit
+    def several_and_mapped(heads, *floats):
+        w = floats[0] if floats else f
+        turn = functools.partial(pe.rotary, positions=where, frequencies=w, **settings)
+        return turn(heads, head_axis=axis), jax.vmap(lambda x: turn(x, head_axis=None), axis, axis)(heads)
+
+    several, mapped = several_and_mapped(heads, *([] if isinstance(f, pe.Frequencies) else [f]))
     np.testing.assert_array_equal(several, np.stack([got[None]] * 4, axis))
-    mapped = jax.vmap(lambda x: pe.rotary(x, where, f, head_axis=None, **settings), axis, axis)(heads)
     np.testing.assert_array_equal(mapped, several)
 
 
@@ -166,7 +171,17 @@ def test_derivatives_by_positions_and_frequencies(spectrum, way, data):
     encode = lambda p, f: pe.sinusoidal(p if count > 1 else p[0], f, layout=way)  # noqa: E731
     rates = np.array([float(w) for w in omegas])
     scale = np.abs(rates).max() * factor + 1e-30
-    forward, reverse = jax.jacfwd(encode)(jnp.asarray(p), f), jax.jacrev(encode)(jnp.asarray(p), f)
+    of_floats = not isinstance(f, pe.Frequencies)
+    direction = np.full(count, 2.0, np.float32)
+
+    def derivatives(p, *floats):
+        """By p forward, in reverse and along a direction; and by frequencies that are floats."""
+        by_p = functools.partial(encode, f=floats[0] if of_floats else f)
+        along = jax.jvp(by_p, (p,), (direction,))[1]
+        by_f = jax.jacfwd(lambda w: encode(p, w))(*floats) if of_floats else None
+        return jax.jacfwd(by_p)(p), jax.jacrev(by_p)(p), along, by_f
+
+    forward, reverse, tangent, by_f = jax.jit(derivatives)(p, *([f] if of_floats else []))
     want = np.stack(
         [
             join(rates * cosine * (np.array(axes) == a), -rates * sine * (np.array(axes) == a), way)
@@ -174,16 +189,13 @@ def test_derivatives_by_positions_and_frequencies(spectrum, way, data):
         ],
         -1,
     )
-    for got in (forward, reverse):
-        np.testing.assert_allclose(got, want, rtol=0, atol=3e-7 * scale)
-    direction = np.full(count, 2.0, np.float32)
-    _, tangent = jax.jvp(lambda p: encode(p, f), (jnp.asarray(p),), (direction,))
-    np.testing.assert_allclose(tangent, 2 * want.sum(-1), rtol=0, atol=1e-6 * scale)
-    if not isinstance(f, pe.Frequencies):
-        by_f = jax.jacfwd(encode, 1)(jnp.asarray(p), jnp.asarray(f))
+    assert_within(forward, want, 3e-7 * scale, against=f"jacfwd: {MPMATH}")
+    assert_within(reverse, want, 3e-7 * scale, against=f"jacrev: {MPMATH}")
+    assert_within(tangent, 2 * want.sum(-1), 1e-6 * scale, against=f"jvp: {MPMATH}")
+    if of_floats:
         every = np.eye(len(omegas))
         want = join(every * cosine * p[0], -every * sine * p[0], way)  # (pairs, features)
-        np.testing.assert_allclose(by_f.T, want, rtol=0, atol=3e-7 * (1 + abs(p[0])))
+        assert_within(by_f.T, want, 3e-7 * (1 + abs(p[0])), against=f"by frequencies: {MPMATH}")
 
 
 @profile(10)
@@ -194,8 +206,8 @@ def test_derivatives_by_positions_and_frequencies(spectrum, way, data):
 def test_xpos_of_every_setting(p, q, origin, way, pairs, scale_base, gamma):
     TRIED["xpos"] += 1
     x = normal(2, 1, 2 * pairs)
-    settings = {"key_positions": np.int32([q]), "origin": origin, "scale_base": scale_base, "gamma": gamma}
-    got = pe.xpos(x[0], x[1], np.int32([p]), layout=way, head_axis=None, **settings)
+    settings = {"origin": origin, "scale_base": scale_base, "gamma": gamma, "layout": way, "head_axis": None}
+    got = jax.jit(lambda x, p, q: pe.xpos(*x, p, key_positions=q, **settings))(x, np.int32([p]), np.int32([q]))
     omegas = oracle.geometric(2 * pairs, 10_000)
     zeta = [(MP.mpf(j) / pairs + MP.mpf(gamma)) / (1 + MP.mpf(gamma)) for j in range(pairs)]
     for row, at, sign, turned in zip(x, (p, q), (1, -1), got, strict=True):
@@ -209,7 +221,7 @@ def test_xpos_of_every_setting(p, q, origin, way, pairs, scale_base, gamma):
         first, second = split(np.asarray(turned, np.float64)[0], way)
         for i, (pair, length) in enumerate(zip(want, lengths, strict=True)):
             if 1e-30 < length < 1e38:  # beyond, float32 has no such number
-                assert np.abs([first[i] - float(pair[0]), second[i] - float(pair[1])]).max() <= 3e-5 * length
+                assert_within([first[i], second[i]], [float(x) for x in pair], 3e-5 * length, against=MPMATH)
 
 
 @profile(10)
@@ -226,9 +238,15 @@ def test_fourier_features_of_any_matrix(inputs, n, way, dtype, data):
     for j in range(n):
         turns = sum(MP.mpf(float(x[k])) * MP.mpf(float(matrix[k, j])) for k in range(inputs))
         want[:, j] = float(MP.sin(2 * MP.pi * turns)), float(MP.cos(2 * MP.pi * turns))
-    got = np.asarray(pe.fourier_features(x[None], matrix, layout=way)[0])
-    assert np.abs(got - join(*want, way)).max() <= 9e-8 + 1e-8 * inputs
-    np.testing.assert_array_equal(pe.fourier_features(x[None], matrix, layout=way, dtype=dtype)[0], got.astype(dtype))
+
+    @jax.jit
+    def whole_and_narrow(x, matrix):
+        return tuple(pe.fourier_features(x[None], matrix, layout=way, dtype=d)[0] for d in (jnp.float32, dtype))
+
+    got, narrow = map(np.asarray, whole_and_narrow(x, matrix))
+    assert_within(got, join(*want, way), 9e-8 + 1e-8 * inputs, against=MPMATH)
+    assert narrow.dtype == dtype
+    np.testing.assert_array_equal(narrow, got.astype(dtype))
 
 
 @profile(12)
@@ -248,8 +266,7 @@ def test_fire_and_sandwich_of_exact_distances(data, name):
         got = pe.fire(np.array(i, np.int32), at[1], mlp, c=c, threshold=threshold)
         want = formulas.fire(i, j, *(w.tolist() for w in mlp), c, threshold)
         bound = 1e-6 * np.array(formulas.fire(i, j, *(np.abs(w).tolist() for w in mlp), c, threshold), np.float64)
-    want = np.array(want, np.float64)
-    assert got.shape == want.shape and (np.abs(np.asarray(got) - want) <= bound).all()
+    assert_within(got, np.array(want, np.float64), bound, against=f"{name} by mpmath at 70 digits")
 
 
 @profile(10)
@@ -273,8 +290,9 @@ def test_grids_and_shards_as_loops_count_them(shape, by_column, leading, shards,
         "zigzag": np.stack([np.concatenate([chunks[s], chunks[2 * shards - 1 - s]]) for s in range(shards)]),
         "striped": np.arange(length).reshape(-1, shards).T,
     }
+    by_order = jax.jit(lambda: {name: pe.shard_positions(length, shards, order=name) for name in truth})()
     for name, want_shards in truth.items():
-        np.testing.assert_array_equal(pe.shard_positions(length, shards, order=name), want_shards)
+        np.testing.assert_array_equal(by_order[name], want_shards, err_msg=name)
 
 
 @profile(25)
@@ -311,6 +329,6 @@ def test_forward_mode_is_refused_where_there_is_none(name):
         "xpos": lambda x: pe.xpos(x, x)[0],
         "attention": lambda x: pe.attention(x, x, x),
     }[name]
-    assert jax.jacrev(call)(x).shape == (*x.shape, *x.shape)
+    assert jax.eval_shape(jax.jacrev(call), x).shape == (*x.shape, *x.shape)
     with pytest.raises(TypeError, match="forward-mode autodiff"):
         jax.jvp(call, (x,), (x,))

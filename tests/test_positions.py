@@ -1,5 +1,6 @@
 """Positions of packed, padded, multimodal and sharded sequences, against loops and recorded values."""
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -25,22 +26,31 @@ def segments_by_hand(ids, padding=None):
     return positions
 
 
-@pytest.mark.parametrize("padding", [None, 0, 2, -5, 99])
-@pytest.mark.parametrize("shape", [(1,), (40,), (3, 50), (2, 2, 17), (2, 0), (0,)])
-def test_segments(shape, padding):
+PADDINGS = [None, 0, 2, -5, 99]
+
+
+@functools.cache
+def segments_of_every_padding(shape):
+    """Ids, and their positions by each padding, traced and mapped over rows, in one program."""
     ids = np.repeat(RNG.integers(-2, 3, shape), 3, axis=-1).astype(np.int32)
     ids[ids == -2] = -5
+
+    def each(ids, padding):
+        f = functools.partial(pe.positions_from_segments, padding=padding)
+        return [f(ids), *([jax.vmap(f)(ids)] if len(shape) == 2 and shape[1] else [])]
+
+    return ids, jax.jit(lambda ids: [each(ids, padding) for padding in PADDINGS])(ids)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("shape", [(1,), (40,), (3, 50), (2, 2, 17), (2, 0), (0,)])
+def test_segments(shape, padding):
+    ids, traced = segments_of_every_padding(shape)
     rows = ids.reshape(int(np.prod(shape[:-1])), ids.shape[-1])
     want = np.array([segments_by_hand(row.tolist(), padding) for row in rows], np.int32).reshape(ids.shape)
-    for got in (
-        pe.positions_from_segments(ids, padding=padding),
-        jax.jit(lambda i: pe.positions_from_segments(i, padding=padding))(ids),
-    ):
+    for got in (pe.positions_from_segments(ids, padding=padding), *traced[PADDINGS.index(padding)]):
         assert got.dtype == jnp.int32
         np.testing.assert_array_equal(got, want)
-    if len(shape) == 2 and shape[1]:
-        each = jax.vmap(lambda i: pe.positions_from_segments(i, padding=padding))(ids)
-        np.testing.assert_array_equal(each, want)
 
 
 def test_a_segment_that_comes_back_starts_again_and_an_id_is_not_a_count():
@@ -58,12 +68,13 @@ def test_the_largest_ids(padding):
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint32, np.int64])
 def test_segments_of_any_integer_dtype(dtype):
     ids = np.array([1, 1, 3, 3, 3, 0], dtype)
-    for padding, last in ((0, 0), (None, 0), (-1, 0), (3, 0)):
+    paddings = (0, None, -1, 3)
+    traced = jax.jit(lambda ids: [pe.positions_from_segments(ids, padding=padding) for padding in paddings])(ids)
+    for padding, of_traced in zip(paddings, traced, strict=True):
         want = segments_by_hand(ids.tolist(), padding)
-        assert want[-1] == last
-        np.testing.assert_array_equal(pe.positions_from_segments(ids, padding=padding), want)
-        traced = jax.jit(lambda i, padding=padding: pe.positions_from_segments(i, padding=padding))(ids)
-        np.testing.assert_array_equal(traced, want)
+        assert want[-1] == 0
+        np.testing.assert_array_equal(pe.positions_from_segments(ids, padding=padding), want, f"padding {padding}")
+        np.testing.assert_array_equal(of_traced, want, f"padding {padding}, traced")
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int32, np.uint8, np.int64])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import decimal
+import functools
 import math
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from closeness import assert_within
 
 import posenc_jax as pe
 from posenc_jax import scalings
@@ -340,36 +342,57 @@ def dynamic(dim, base, factor, original_max):
     return lambda length: pe.dynamic_ntk(dim, base, factor, original_max, length)
 
 
+FACTORS, ORIGINALS = [1.0, 1.5, 8, 1e6], [1, 2048, 131072]
+
+
+@functools.cache
+def of_traced_lengths(dim, base):
+    """For each factor and each original length, some lengths and the frequencies of each, in one program."""
+    lengths = {o: (o + 1, 3 * o + 7, 1_932_175_153, 2**31 - 1) for o in ORIGINALS}
+
+    @jax.jit
+    def each(lengths):
+        return {
+            (factor, o): jax.vmap(dynamic(dim, base, factor, o))(lengths[o]) for factor in FACTORS for o in ORIGINALS
+        }
+
+    return lengths, each({o: np.array(ns, np.int32) for o, ns in lengths.items()})
+
+
 @pytest.mark.parametrize(("dim", "base"), [*WIDTHS, (256, 5e5)])
-@pytest.mark.parametrize("factor", [1.0, 1.5, 8, 1e6])
-@pytest.mark.parametrize("original_max", [1, 2048, 131072])
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("original_max", ORIGINALS)
 def test_a_traced_length_gives_each_frequency_to_a_few_ulp(dim, base, factor, original_max):
-    f = jax.jit(dynamic(dim, base, factor, original_max))
-    for length in (original_max + 1, 3 * original_max + 7, 1_932_175_153, 2**31 - 1):
+    lengths, frequencies = of_traced_lengths(dim, base)
+    for length, got in zip(lengths[original_max], frequencies[factor, original_max], strict=True):
         m = MP.mpf(factor) * length / original_max - (MP.mpf(factor) - 1)
         expected = np.array([float(w) for w in ntk_omegas(dim, base, m)])
-        got = f(jnp.int32(length))
-        assert got.shape == (dim // 2,) and got.dtype == jnp.float32
-        assert np.max(np.abs(np.asarray(got) - expected) / np.spacing(expected.astype(np.float32))) <= 4
+        assert got.dtype == jnp.float32
+        bound = 4 * np.spacing(expected.astype(np.float32)).astype(np.float64)
+        assert_within(got, expected, bound, against=f"mpmath at 60 digits for length {length}")
+
+
+WITHIN = jax.jit(dynamic(64, 1e4, 8, 2048))
 
 
 @pytest.mark.parametrize("length", [-5, 0, 1, 2047, 2048])
 def test_a_traced_length_within_the_original_changes_nothing(length):
-    got = jax.jit(dynamic(64, 1e4, 8, 2048))(jnp.int32(length))
+    got = WITHIN(jnp.int32(length))
     np.testing.assert_array_equal(got, pe.geometric(64).angular.astype(np.float32))
 
 
 def test_a_traced_length_gives_the_same_bits_in_every_program():
     f = dynamic(64, 1e4, 8.3, 2048)
-    lengths = jnp.array([1, 2048, 2049, *range(5000, 300_000, 7919), 2**31 - 1], jnp.int32)
+    lengths = np.array([1, 2048, 2049, *range(5000, 300_000, 7919), 2**31 - 1], np.int32)
+    each = jax.device_put(list(lengths))
     with jax.disable_jit():  # op by op: no compiler contracts a product and a sum
-        expected = [f(n) for n in lengths]
-    np.testing.assert_array_equal([f(n) for n in lengths], expected)
-    np.testing.assert_array_equal([jax.jit(f)(n) for n in lengths], expected)
+        expected = np.array([f(n) for n in each])
+    np.testing.assert_array_equal([f(n) for n in each], expected)
+    np.testing.assert_array_equal([jax.jit(f)(n) for n in each], expected)
     np.testing.assert_array_equal(jax.vmap(f)(lengths), expected)
     np.testing.assert_array_equal(jax.jit(jax.vmap(f))(lengths), expected)
-    np.testing.assert_array_equal(jax.lax.map(f, lengths), expected)
-    np.testing.assert_array_equal(jax.jit(lambda n: f(n) * 2 + 1)(lengths[3]), expected[3] * 2 + 1)
+    np.testing.assert_array_equal(jax.lax.map(f, jax.device_put(lengths)), expected)
+    np.testing.assert_array_equal(jax.jit(lambda n: f(n) * 2 + 1)(each[3]), expected[3] * np.float32(2) + np.float32(1))
 
 
 def test_every_integer_dtype_of_length():
