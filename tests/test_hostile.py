@@ -1,6 +1,6 @@
 """Hostile input: the right result, or an error that names the function and the argument; never anything else.
 
-POSENC_HOSTILE=N multiplies what is tried (`nox -s hostile`); every draw is the same in every run.
+POSENC_HOSTILE=N multiplies what is tried (`nox -s fuzz`); every draw is the same in every run.
 """
 
 import collections

@@ -1,7 +1,7 @@
 """Configs of Hugging Face, broken at random: a plan that is right by the formulas, or an error that names the key.
 
 What a plan says is held against an oracle that shares nothing with the library, and its spectra against the formulas.
-POSENC_HOSTILE=N multiplies the number of configs (`nox -s hostile`). A failure names its case: `config_of(case)`.
+POSENC_HOSTILE=N multiplies the number of configs (`nox -s fuzz`). A failure names its case: `config_of(case)`.
 """
 
 import collections

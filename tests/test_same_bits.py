@@ -141,7 +141,7 @@ def test_inside_a_larger_program(case):
     np.testing.assert_array_equal(np.asarray(got) / 2, whole)
 
 
-def test_none_positions_are_the_count(case):
+def test_none_positions_are_the_count():
     x = np.stack([X[:32], X[32:]])
     expected = pe.add_sinusoidal(x, np.arange(32), scale=1.7)
     np.testing.assert_array_equal(pe.add_sinusoidal(x, scale=1.7), expected)
