@@ -13,6 +13,7 @@ from jax import export, lax
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from tiers import thorough
 
 import posenc_jax as pe
 
@@ -219,12 +220,14 @@ def test_all_biases_with_positions_of_each_batch_and_segments(name):
     check((y, (*by, split(name, by_parameters))), exact(Q, K, V, parameters, bias, **MASKED).both)
 
 
-@pytest.mark.parametrize(("block_size", "causal"), [(1, True), (7, False), (7, True), (11, False), (1000, True)])
+@pytest.mark.parametrize(
+    ("block_size", "causal"), [(1, True), (7, False), thorough(7, True), (11, False), thorough(1000, True)]
+)
 def test_all_block_sizes(block_size, causal):
     compare("t5" if causal else NOT_SYMMETRIC, block_size, {"causal": causal}, {"causal": causal})
 
 
-@pytest.mark.parametrize("segments", [SEGMENTS, SEGMENTS[0]], ids=["of each batch", "of all"])
+@pytest.mark.parametrize("segments", [thorough(SEGMENTS), SEGMENTS[0]], ids=["of each batch", "of all"])
 def test_segments(segments):
     compare("none", 4, {"query_segments": segments, "key_segments": segments}, {"segments": segments})
 
@@ -307,7 +310,7 @@ def test_against_float64_in_numpy():
         check(doubled, want, 1e-14)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, thorough(jnp.float16)])
 def test_half_precision(dtype):
     # Weights, their cotangents and results are rounded once each: a few units in the last place of the largest.
     low = [np.asarray(x).astype(dtype) for x in (Q, K, V)]
@@ -533,7 +536,7 @@ def test_derivatives_of_derivatives():
 
 @pytest.mark.parametrize(
     ("over", "name"),
-    [("batch", "alibi"), ("heads", "one for all heads"), ("queries", "t5"), ("queries", "fire")],
+    [thorough("batch", "alibi"), ("heads", "one for all heads"), ("queries", "t5"), thorough("queries", "fire")],
 )
 def test_derivatives_in_shard_map(over, name):
     # Over queries: keys, parameters and the cotangents of both are one for all devices.

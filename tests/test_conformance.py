@@ -64,6 +64,7 @@ def test_this_library_passes_every_case(group, shapes):
     assert judged and not [line for line in judged if line[1] != run.PASSED]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("group", vectors.GROUPS)
 def test_the_vectors_are_what_the_formulas_give(group):
     committed = (vectors.FOLDER / f"{group}.json").read_text(encoding="utf-8")
@@ -204,6 +205,7 @@ WRONG = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_wrong_library_fails_every_case_that_shows_it(mistake):
     function, changes, pattern, *before = WRONG[mistake]

@@ -311,6 +311,7 @@ def test_positions_reach_the_logits(name, train_text):
     assert abs(logits(name, train_text) - logits("none", train_text))[:, 1:].max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_initial_weights_are_shared(train_text):
     setup = train_text.Setup(width=16, depth=1, heads=2, length=16)
     own = {"positions", "attention_fn"}
@@ -451,6 +452,7 @@ def test_wrong_options_are_explained(arguments, message, train_text, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_the_script_runs_as_a_command():
     process = execute([sys.executable, str(SCRIPT), "--help"])
     assert process.returncode == 0 and "for each model (default: 500)" in process.stdout

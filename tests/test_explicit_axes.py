@@ -13,6 +13,7 @@ from compile.aot import Compiled
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from quick import QUICK
+from tiers import thorough
 
 import posenc_jax as pe
 
@@ -209,6 +210,7 @@ def test_attention_with_more_leading_axes(mesh):
     assert_within(quick(f)(one, one, one), y[:1], 1e-6, against="jax.vmap over the first axis, of one")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [False, True])
 def test_eager_derivative_by_slopes_that_are_split(causal):
     x, slopes = np.random.default_rng(0).normal(size=(8, 17, 8, 4)).astype(np.float32), 0.1 + 0.1 * np.arange(8)
@@ -287,7 +289,7 @@ def arrays_and_attended(bias, causal):
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize(("bias", "i_spec"), [("none", P(D)), ("t5", P(D)), ("sandwich", P())])
+@pytest.mark.parametrize(("bias", "i_spec"), [thorough("none", P(D)), ("t5", P(D)), ("sandwich", P())])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_rows_with_positions_of_their_own(bias, i_spec, kind, causal):
     q, i, want = arrays_and_attended(bias, causal)

@@ -16,12 +16,13 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
+from closeness import assert_within
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import export
+from tiers import tiered
 
 import posenc_jax as pe
-from closeness import assert_within
 from posenc_jax import linen, nnx
 
 SHAPE, FLOAT = jax.ShapeDtypeStruct, jnp.float32
@@ -397,7 +398,7 @@ DERIVATIVES = (
 )  # the last is jvp, mapped: of what is no function of positions, jvp alone
 
 
-@pytest.mark.parametrize("transform", [*SAME, *DERIVATIVES])
+@pytest.mark.parametrize("transform", tiered([*SAME, *DERIVATIVES], ["vmap", "export", "remat", "jvp"]))
 @profile(4)
 @given(
     st.sampled_from(sorted(FUNCTIONS)),
@@ -545,7 +546,7 @@ def check_slopes(kind, f, i, j, d, after, slope):
         np.testing.assert_allclose(got, want.reshape(x.shape), rtol=1e-5, atol=1e-6 + 1e-5 * np.abs(ct * by_i).sum())
 
 
-@pytest.mark.parametrize("transform", [*SAME, "a step", *DERIVATIVES[:3]])
+@pytest.mark.parametrize("transform", tiered([*SAME, "a step", *DERIVATIVES[:3]], ["vmap", "a step", "grad"]))
 @profile(3)
 @given(
     st.sampled_from(sorted(BIASES)),
@@ -678,7 +679,7 @@ FAR = st.integers(-20, 20) | st.sampled_from([*range(-(2**31), -(2**31) + 5), *r
 SIDES = ("query_positions", "key_positions", "query_segments", "key_segments")
 
 
-@pytest.mark.parametrize("transform", [*SAME, *DERIVATIVES[:3]])
+@pytest.mark.parametrize("transform", tiered([*SAME, *DERIVATIVES[:3]], ["scan", "grad"]))
 @profile(2)
 @given(
     st.sampled_from([None, "alibi", "kerple_log", "t5"]), ROWS_SHAPE, st.booleans(),
@@ -814,7 +815,7 @@ def of_traced_positions(dtype):
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
-@pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.uint64], ids=str)
+@pytest.mark.parametrize("dtype", tiered([np.int64, np.uint32, np.uint64], [np.uint64]), ids=str)
 def test_traced_positions_outside_int32_are_nan_and_known_ones_refused(name, dtype):
     call = FUNCTIONS[name][0]
     f = lambda p: call(p, ROWS[: len(p), :4], "half")  # noqa: E731
@@ -829,6 +830,7 @@ def test_traced_positions_outside_int32_are_nan_and_known_ones_refused(name, dty
     assert np.isfinite(known).all() and np.isnan(last).any()
 
 
+@pytest.mark.thorough
 def test_no_nan_on_the_way_to_a_number():
     p = np.array([0.0, -0.0, 0.5, 1e-40, 2.0**31 - 128, -(2.0**31), 1e6 + 0.25, 3.0], np.float32)
     x = np.resize(ROWS, (8, 8)).astype(np.float32)
@@ -872,7 +874,7 @@ FREELY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FREELY)
+@pytest.mark.parametrize("name", tiered(FREELY, ["alibi", "attention", "fire", "rotary", "sandwich", "xpos"]))
 def test_no_nan_on_the_way_of_any_derivative(name):
     f, *floats = FREELY[name]
 

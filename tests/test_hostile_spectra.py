@@ -119,6 +119,7 @@ def test_sinusoidal_of_every_spectrum(spectrum, way, dtype, data):
     assert_within(added, exact, float(jnp.finfo(dtype).eps) * (1 + np.abs(exact).max()), against=f"x + PE of {MPMATH}")
 
 
+@pytest.mark.thorough
 @profile(12)
 @given(
     spectra(), LAYOUT, st.sampled_from(FLOATS), st.sampled_from([0, 2, 3, 8]), st.booleans(), st.booleans(), st.data()

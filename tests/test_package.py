@@ -82,6 +82,7 @@ def test_public_names_are_documented():
     assert (PACKAGE / "py.typed").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "module",
     "frequencies positions axes scalings sinusoidal rotation rotary xpos bias learned_bias attention learned fourier hf nnx _nnx_attention linen _linen_attention plot".split(),

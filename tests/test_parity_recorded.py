@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import rope_checks as checks
 import rope_reference as reference
+from tiers import thorough
 
 from posenc_jax import hf
 
@@ -19,6 +20,24 @@ REFUSED = set(
     "mistral4 moonshine olmo_hybrid openai_privacy_filter qwen3_omni_moe_text zaya".split()
 )
 TURNING = [(name, layer["index"]) for name, model in MODELS.items() for layer in model["layers"] if layer["turns"]]
+
+
+def kind_of(name, index):
+    """What decides how a recorded layer is turned: rope type, layout, part, sections, scales, and whether all turns."""
+    model, layer = MODELS[name], MODELS[name]["layers"][index]
+    rope, whole = layer["rope"], layer["head_dim"] == 2 * len(layer["frequencies"])
+    return (
+        rope["rope_type"],
+        model["layout"],
+        model["part"],
+        "mrope_section" in rope,
+        whole,
+        layer["attention_factor"] != 1,
+    )
+
+
+# The first layer of each kind: rope type, layout, part, axes and scales of queries.
+KINDS = list({kind_of(*case): case for case in reversed(TURNING)}.values())
 FACTORED = [(name, i) for name, i in TURNING if MODELS[name]["layers"][i]["attention_factor"] != 1]
 
 
@@ -43,7 +62,7 @@ def test_plans(name):
     checks.check_plan(MODELS[name])
 
 
-@pytest.mark.parametrize(("name", "index"), TURNING)
+@pytest.mark.parametrize(("name", "index"), [case if case in KINDS else thorough(*case) for case in TURNING])
 def test_rotations(name, index):
     checks.check_layer(MODELS[name], index)
 
@@ -82,12 +101,14 @@ def test_what_is_recorded():
 # What a wrong reading would give: each is far from what transformers computed.
 
 
+@pytest.mark.thorough  # a control of the recorded values, as the next
 @pytest.mark.parametrize(("name", "index"), TURNING)
 def test_control_the_other_layout(name, index):
     other = {"half": "interleaved", "interleaved": "half"}[MODELS[name]["layout"]]
     assert apart(name, index, layout=other) > 0.1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "index"), TURNING)
 @pytest.mark.parametrize("by", [-1, 1])
 def test_control_positions_shifted_by_one(name, index, by):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from closeness import assert_within
 from flax import nnx
+from tiers import thorough, tiered
 
 import posenc_jax as pe
 import posenc_jax.linen as linen
@@ -408,8 +409,9 @@ def test_a_bias_is_added_to_what_is_given_and_without_frequencies_nothing_turns(
     np.testing.assert_array_equal(one[0], bias(np.array([7]), np.arange(6)))
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize(
+    ("learned", "masked"), [(False, False), (True, True), thorough(False, True), thorough(True, False)]
+)
 def test_rotary_and_a_bias_in_the_layers_of_both_stacks(as_flax, masked, learned):
     mask = jnp.asarray(CAUSAL) if masked else None
     function = BIASES[0] if not learned else BIASES[1]
@@ -498,7 +500,7 @@ def test_layers_share_a_bias(as_flax):
     np.testing.assert_allclose(Same().apply({"params": params}, X, jnp.arange(6) + 90), model(X), atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["ALiBi", "T5Bias", "KERPLE", "FIRE"])
+@pytest.mark.parametrize("name", tiered(["ALiBi", "T5Bias", "KERPLE", "FIRE"], ["T5Bias"]))
 def test_the_cache_of_both_layers_with_a_bias(as_flax, name):
     settings = {} if name == "ALiBi" else {"rngs": nnx.Rngs(3)}
     attend = nnx_modules.positional_attention(8, bias=getattr(nnx_modules, name)(2, **settings), decode=True)
@@ -644,6 +646,7 @@ def test_a_float32_bias_of_16_bit_scores(make, dtype):
         assert_within(y, want, 4 * float(jnp.finfo(dtype).eps), against="the dense float64 formula")
 
 
+@pytest.mark.thorough
 def test_scanned_nnx_layers(as_flax):
     rngs = [nnx.Rngs(i) for i in range(2)]
     layers = [

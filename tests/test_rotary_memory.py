@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import tiered
 
 import posenc_jax as pe
 
@@ -87,6 +88,17 @@ def test_temporaries_are_small(layout, dtype, derivative):
 
 HALVES = "halves" if jax.__version_info__ >= (0, 12) else "reads"  # for it JAX must keep a barrier
 # x, what of it turns, the layout, and the program on a CPU. Bits do not show which it is: the time does.
+# For the default: each form, and both sides of what decides between them.
+FEW = [
+    "halves",
+    "halves of a part",
+    "pairs",
+    "narrow halves",
+    "8 narrow pieces",
+    "9 narrow pieces",
+    "too few heads",
+    "one step",
+]
 PROGRAMS = {
     "halves": ((2, 64, 8, 64), 64, "half", jnp.float32, HALVES),
     "one batch": ((1, 48, 4, 64), 64, "half", jnp.float32, HALVES),
@@ -109,7 +121,7 @@ PROGRAMS = {
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of a CPU")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", tiered(PROGRAMS, FEW))
 def test_one_pass_on_a_cpu(name):
     shape, dim, layout, dtype, program = PROGRAMS[name]
     x, p = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[1:2], jnp.int32)

@@ -20,6 +20,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from quick import QUICK
+from tiers import thorough, tiered
 
 import posenc_jax as pe
 from posenc_jax.frequencies import counted
@@ -196,6 +197,15 @@ def check_local(compiled, whole, sequence, batch=1):
 
 
 SHAPES = [(2, 2, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)]
+ON_MESHES = [(name, shape) for name in CASES for shape in SHAPES if shape[2] < 8 or H in CASES[name][2]]
+ON_MESHES += [(name, SHAPES[0]) for name in FORMS]
+# For the default: every function where all axes are split, a few where one is, and a form of each kind.
+ONE_AXIS = {"add_sinusoidal", "add_sinusoidal, counted"}
+FEW = {*CASES, "sinusoidal, axial", "rotary, sections", "rotary, learned", "t5, keys"}
+
+
+def by_default(name, shape):
+    return name in FEW and shape == SHAPES[0] or name in ONE_AXIS and shape == SHAPES[1]
 
 
 def test_counted_positions_are_sharded_as_their_axis():
@@ -210,10 +220,7 @@ def test_counted_positions_are_sharded_as_their_axis():
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [
-        *((name, shape) for name in CASES for shape in SHAPES if shape[2] < 8 or H in CASES[name][2]),
-        *((name, SHAPES[0]) for name in FORMS),
-    ],
+    [case if by_default(*case) else thorough(*case) for case in ON_MESHES],
 )
 def test_each_device_computes_its_part(name, shape):
     rows = [spec for x, spec in (CASES | FORMS)[name][1] if LENGTH in x.shape]
@@ -312,7 +319,7 @@ LEARNED = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", tiered(LEARNED, ["rotary", "fourier_features", "t5", "fire", "sandwich"]))
 def test_derivatives_by_parameters(name):
     f, arguments = LEARNED[name]
     parameter, spec = arguments[-1]
@@ -477,7 +484,7 @@ def test_context_parallel_with_gathered_keys():
         assert_within(got[1], attended[:, order], 2e-6, against=f"one device, where four have them {name}")
 
 
-@pytest.mark.parametrize("name", BIASES)
+@pytest.mark.parametrize("name", tiered(BIASES, ["none", "t5", "sandwich"]))
 def test_a_ring_with_any_bias_in_any_order(name):
     arrays, ring = packed(), quick(example().sharded(ring_of(8), BIASES[name]))
     want = np.asarray(quick(example().alone(BIASES[name]))(*arrays))
@@ -562,6 +569,7 @@ def test_a_ring_sends_keys_to_the_neighbour_and_no_more():
     assert set(compiled.collectives[0]) == {"collective-permute"} and not compiled.collectives[1]
 
 
+@pytest.mark.thorough
 def test_the_example_runs():
     out = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=True, timeout=300).stdout
     (difference,) = re.findall(r"on 8 devices: largest difference from pe.attention on one (\S+)\n", out)
