@@ -64,7 +64,7 @@ class Mutant(NamedTuple):
     text: str  # of that line, numbered where the same fault is there again
     before: str
     after: str
-    lines: tuple[int, ...]  # of the statement: a test that runs none of them cannot see the fault
+    lines: tuple[int, ...]  # of the statement: a test that runs none of them cannot see the fault; () at import
     source: str
 
     @property
@@ -156,10 +156,10 @@ def mutants_of(file, source):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
             if getattr(node.value.value, "id", "") == "Literal":  # a type
                 return
-        if isinstance(node, ast.stmt):
+        if isinstance(node, ast.FunctionDef):  # defaults are seen where the function runs
+            lines = tuple(range(node.lineno, node.end_lineno + 1))
+        elif isinstance(node, ast.stmt) and lines:
             lines = tuple(_lines(node))
-            if isinstance(node, ast.FunctionDef):  # defaults are seen where the function runs
-                lines = tuple(range(node.lineno, node.end_lineno + 1))
         for new in variants(node):
             start, end = (
                 starts[line - 1] + column
