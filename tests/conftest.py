@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import gc
 import json
 import os
 from pathlib import Path
@@ -50,6 +51,13 @@ def pytest_collection_modifyitems(items):
     for test, cost in json.loads(KILLS.read_text(encoding="utf-8"))["tests"].items():
         seconds[test.split("[")[0]] += cost
     items.sort(key=lambda item: seconds[item.nodeid.split("[")[0]])
+
+
+def pytest_collection_finish():
+    """JAX's modules and the tests stay: looking through them for garbage, again and again, took 5 % of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.fixture

@@ -278,6 +278,7 @@ def test_which_layers_share_a_bias(train_text):
     assert count == {"alibi": 1, "t5": 1, "kerple": 1, "fire": 2}
 
 
+@pytest.mark.thorough
 def test_the_biases_that_are_drawn(train_text):
     setup = train_text.Setup(width=16, heads=2, length=16)
     models = {name: train_text.Decoder(setup, train_text.VARIANTS[name], 0, 16) for name in NAMES[5:]}

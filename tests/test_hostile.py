@@ -874,7 +874,7 @@ FREELY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", tiered(FREELY, ["alibi", "attention", "fire", "rotary", "sandwich", "xpos"]))
+@pytest.mark.parametrize("name", tiered(FREELY, ["attention", "fire", "sandwich", "xpos"]))
 def test_no_nan_on_the_way_of_any_derivative(name):
     f, *floats = FREELY[name]
 

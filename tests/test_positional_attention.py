@@ -621,7 +621,7 @@ def test_transforms(make):
 
 
 @MAKERS
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("dtype", tiered([jnp.bfloat16, jnp.float16, jnp.float32], [jnp.bfloat16]))
 def test_dtype_is_kept(as_flax, make, dtype):
     assert make(8)(*(jnp.asarray(x, dtype) for x in (Q, K, V))).dtype == dtype
 

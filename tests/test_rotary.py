@@ -573,7 +573,7 @@ def turned_three_ways(layout, head_axis):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", tiered([jnp.float32, jnp.bfloat16], [jnp.bfloat16]))
 @pytest.mark.parametrize("shape", tiered([(2, 9, 1, 16), (9, 1, 5, 16), (1, 9, 1, 16), (3, 1, 1, 16)], [(2, 9, 1, 16)]))
 def test_axes_of_one_change_no_bits(shape, dtype, layout):
     x = normal(*shape)

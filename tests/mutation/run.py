@@ -26,6 +26,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -42,6 +43,7 @@ MODULES = sorted({path.stem for path in FOLDER.glob("*.py")} - {"__init__", "plo
 # These look at other programs, at pages or at whole models.
 NOT_RUN = {"test_demo", "test_docs", "test_benchmarks", "test_closeness", "test_mutation"}
 TESTS = sorted(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py") if path.stem not in NOT_RUN)
+LOOK_AT_NAMES = "tests/test_api.py", "tests/test_package.py"
 BUDGET, LONG = 60.0, 480.0  # CPU seconds of the tests of a mutant: at first, and if none kills it
 ATTEMPTS = 3 * LONG  # seconds after which a mutant hangs
 DEAD = "killed", "late"
@@ -162,24 +164,33 @@ def fingerprint():
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
+def parts_of_the_tests(number):
+    """The files of tests in parts that cost about the same, as far as kills.json knows."""
+    seconds, parts = Counter(), [[] for _ in range(min(number, len(TESTS)))]
+    for test, cost in Kills().seconds.items():
+        seconds[test.split("::")[0]] += cost
+    for file in sorted(TESTS, key=lambda file: seconds[file], reverse=True):
+        min(parts, key=lambda part: sum(seconds[f] for f in part)).append(file)
+    return parts
+
+
 def reach(jobs):
     """What the first run found: the seconds and lines of each test, and which are of the thorough tier."""
     kept = WORK / f"reach-{fingerprint()}.json"
     if kept.exists():
         return json.loads(kept.read_text())
 
-    def work(i):
-
+    def work(i, files):
         plugin = Reach()
         plugin.coverage.start()
-        status = pytest.main([*FLAGS, *TESTS[i::jobs]], plugins=[plugin])
+        status = pytest.main([*FLAGS, *files], plugins=[plugin])
         plugin.coverage.stop()
         found = {"seconds": plugin.seconds, "thorough": plugin.thorough, "lines": plugin.lines()}
         (WORK / f"{i}.json").write_text(json.dumps(found))
         return status
 
-    jobs = min(jobs, len(TESTS))
-    children = [fork(functools.partial(work, i), WORK / f"{i}.log") for i in range(jobs)]
+    parts = enumerate(parts_of_the_tests(jobs))
+    children = [fork(functools.partial(work, i, files), WORK / f"{i}.log") for i, files in parts]
     found = {"seconds": {}, "thorough": [], "lines": defaultdict(lambda: defaultdict(list))}
     for i, child in enumerate(children):
         if os.waitpid(child, 0)[1]:
@@ -194,12 +205,22 @@ def reach(jobs):
     return found
 
 
+@functools.cache
+def users_of(file):
+    """A module and those that import it."""
+    name = re.compile(rf"^from posenc_jax(\.| import .*\b){Path(file).stem}\b", re.M)
+    return [file, *(path.name for path in FOLDER.glob("*.py") if name.search(path.read_text(encoding="utf-8")))]
+
+
 def tests_for(mutant, found, tier):
     """Those of a tier that reach its statement: the cheapest case of every test, then the second, and so on."""
     lines, seconds = found["lines"].get(mutant.file, {}), found["seconds"]
     here = {test for line in mutant.lines for test in lines.get(str(line), [])}
-    # What runs when a module is imported is seen by all that use the module.
-    here = (here or {test for tests in lines.values() for test in tests} or set(seconds)) & tier
+    if not here:  # what runs when a module is imported is seen by all that use it, or what imports it, or names
+        users = [found["lines"].get(file, {}) for file in users_of(mutant.file)]
+        here = {test for lines in users for tests in lines.values() for test in tests} or set(seconds)
+        here |= {test for test in seconds if test.startswith(LOOK_AT_NAMES)}
+    here &= tier
     cases = defaultdict(list)
     for test in sorted(here, key=seconds.get):
         cases[test.split("[")[0]].append(test)
