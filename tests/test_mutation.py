@@ -33,12 +33,12 @@ def test_a_matrix_is_kept_and_read_again(tmp_path):
 
     tests = {f"tests/test_a.py::test_{i}": 0.1 * i for i in range(6)}
     first, names = Kills(tmp_path / "kills.json"), list(tests)
-    first.keep(tests, {"m", "n"})
+    first.keep(tests, names[4:], {"m", "n"})
     first.add("m", {names[0], names[1], names[2], names[5]}, {names[3]})
     first.add("m", set(), {names[4]})
     first.add("n", {"import"}, set())
     again = Kills(tmp_path / "kills.json")
-    assert again.seconds == tests and again.mutants == first.mutants
+    assert again.seconds == tests and again.thorough == set(names[4:]) and again.mutants == first.mutants
     assert again.mutants["m"] == {
         "killed": {names[i] for i in (0, 1, 2, 5)},
         "passed": set(names[3:5]),
@@ -47,7 +47,7 @@ def test_a_matrix_is_kept_and_read_again(tmp_path):
     assert again.mutants["n"]["import"]
     # A test and a mutant that are gone are forgotten; what is known of the others stays, whatever their numbers.
     del tests[names[1]]
-    again.keep(tests, {"m"})
+    again.keep(tests, names[5:], {"m"})
     again.write()
     assert Kills(tmp_path / "kills.json").mutants == {
         "m": {"killed": {names[i] for i in (0, 2, 5)}, "passed": set(names[3:5]), "import": False}
@@ -64,9 +64,26 @@ def test_a_cover_takes_the_cheap_tests_that_kill_most():
     assert {name for name, _ in cover({"d": killers["d"]}, seconds, 2)} == {"alone", "dear"}
 
 
-def test_the_matrix_of_the_repository_names_tests_and_mutants():
+def test_what_the_marks_lose():
+    from cover import lost
     from run import Kills
 
+    matrix = Kills(Path("none"))
+    matrix.seconds, matrix.thorough = {"a[1]": 1, "a[2]": 1, "b": 1}, {"a[2]", "b"}
+    rows = {"x": {"a[1]", "b"}, "y": {"a[2]", "b"}, "z": set()}
+    matrix.mutants = {name: {"killed": killed, "passed": set(), "import": False} for name, killed in rows.items()}
+    assert lost(matrix) == {"y": {"a", "b"}}
+
+
+def test_the_matrix_of_the_repository():
+    """Of every module twelve mutants, or all of them."""
+    from mutants import mutants_of
+    from run import FOLDER, MODULES, Kills
+
     matrix = Kills()
-    assert len(matrix.seconds) > 1000 and all("::test_" in name for name in matrix.seconds)
-    assert all(set(row["killed"]) | set(row["passed"]) <= set(matrix.seconds) for row in matrix.mutants.values())
+    assert len(matrix.seconds) > 3500 and all("::test_" in name for name in matrix.seconds)
+    assert 500 < len(matrix.thorough) < len(matrix.seconds) / 2
+    every = {m: mutants_of(f"{m}.py", (FOLDER / f"{m}.py").read_text(encoding="utf-8")) for m in MODULES}
+    tried = {m: [mutant for mutant in mutants if mutant.name in matrix.mutants] for m, mutants in every.items()}
+    assert {m: len(mutants) for m, mutants in tried.items() if len(mutants) < min(12, len(every[m]))} == {}
+    assert sum(bool(row["killed"] or row["import"]) for row in matrix.mutants.values()) > 0.9 * len(matrix.mutants)

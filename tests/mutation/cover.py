@@ -4,26 +4,24 @@
 
 A weighted cover, made greedily: the test function that kills the most mutants for its CPU seconds comes first, until each
 mutant is killed by N functions, or by all that kill it. What costs more than S seconds and is not in the cover is a
-candidate for the `thorough` mark; what is marked and alone kills a mutant is a candidate for losing it.
+candidate for the `thorough` mark; a case that is marked and alone kills a mutant should lose the mark.
 """
 
 import argparse
-import re
 from collections import Counter, defaultdict
 
-from run import ROOT, Kills
+from run import Kills
 
 
-def marked():
-    """The test functions that are marked thorough as a whole."""
-    names = set()
-    for path in (ROOT / "tests").glob("test_*.py"):
-        text = path.read_text(encoding="utf-8")
-        for found in re.finditer(
-            r"^@pytest\.mark\.thorough\b[^\n]*\n(?:@[^\n]*\n|[ )\]][^\n]*\n)*def (test_\w+)", text, re.M
-        ):
-            names.add(f"tests/{path.name}::{found[1]}")
-    return names
+def functions(tests):
+    """Those whose cases they are."""
+    return {test.split("[")[0] for test in tests}
+
+
+def lost(matrix):
+    """{mutant: the functions that kill it}, where all cases that do are marked thorough."""
+    killed = {name: row["killed"] for name, row in matrix.mutants.items() if row["killed"] and not row["import"]}
+    return {name: functions(tests) for name, tests in killed.items() if tests <= matrix.thorough}
 
 
 def cover(killers, seconds, times):
@@ -48,21 +46,19 @@ def main():
     parser.add_argument("--times", type=int, default=3, help="functions that are to kill each mutant (default: 3)")
     parser.add_argument("--slow", type=float, default=1.0, help="seconds from which a function is dear (default: 1)")
     options = parser.parse_args()
-    matrix, thorough, seconds = Kills(), marked(), Counter()
+    matrix, seconds = Kills(), Counter()
     for test, cost in matrix.seconds.items():
         seconds[test.split("[")[0]] += cost
+    thorough = functions(matrix.seconds) - functions(set(matrix.seconds) - matrix.thorough)
     rows = {name: row for name, row in matrix.mutants.items() if not row["import"]}
-    killers = {name: {test.split("[")[0] for test in row["killed"]} for name, row in rows.items()}
-    killed = [name for name, by in killers.items() if by]
-    lost = [name for name in killed if not killers[name] - thorough]
-    print(
-        f"{len(matrix.mutants)} mutants: {len(matrix.mutants) - len(rows)} fail at import, {len(killed)} are killed by a test"
-    )
-    total = sum(seconds.values())
-    print(f"{total:.0f} CPU seconds in all, {sum(seconds[f] for f in thorough):.0f} of them marked thorough")
-    print(f"\n{len(lost)} are killed by thorough tests alone:")
-    for name in lost:
-        print(f"  {name}\n    by {', '.join(sorted(killers[name]))}")
+    killers = {name: functions(row["killed"]) for name, row in rows.items()}
+    killed = sum(map(bool, killers.values()))
+    print(f"{len(matrix.mutants)} mutants: {len(matrix.mutants) - len(rows)} fail at import, a test kills {killed}")
+    marked = sum(matrix.seconds[test] for test in matrix.thorough)
+    print(f"{sum(seconds.values()):.0f} CPU seconds in all, {marked:.0f} of them marked thorough")
+    print(f"\nKilled by thorough cases alone: {len(lost(matrix))}")
+    for name, by in lost(matrix).items():
+        print(f"  {name}\n    by {', '.join(sorted(by))}")
     chosen = cover(killers, seconds, options.times)
     names = {function for function, _ in chosen}
     print(

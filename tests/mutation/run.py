@@ -93,8 +93,8 @@ class Outcomes:
     That is `alive` CPU seconds if nothing kills it, and `dead` if something does or did before.
     """
 
-    def __init__(self, tests, file, dead, alive, killed=False):
-        self.rank = {test: i for i, test in enumerate(tests)}
+    def __init__(self, tests, known, file, dead, alive, killed=False):
+        self.rank, self.known = {test: i for i, test in enumerate(tests)}, known
         self.file, self.dead, self.alive, self.killed, self.failed = file.open("a"), dead, alive, killed, False
 
     def _write(self, word, nodeid):
@@ -103,7 +103,10 @@ class Outcomes:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        items.sort(key=lambda item: self.rank[item.nodeid])
+        """The tests chosen, and last those to which the mutant gives other names."""
+        renamed = lambda item: item.nodeid not in self.known and not item.get_closest_marker("thorough")  # noqa: E731
+        items[:] = [item for item in items if item.nodeid in self.rank or renamed(item)]
+        items.sort(key=lambda item: self.rank.get(item.nodeid, len(self.rank)))
 
     def pytest_runtest_logstart(self, nodeid):
         self.failed = False
@@ -220,15 +223,16 @@ def tests_for(mutant, found, tier):
         users = [found["lines"].get(file, {}) for file in users_of(mutant.file)]
         here = {test for lines in users for tests in lines.values() for test in tests} or set(seconds)
         here |= {test for test in seconds if test.startswith(LOOK_AT_NAMES)}
-    here &= tier
-    cases = defaultdict(list)
-    for test in sorted(here, key=seconds.get):
-        cases[test.split("[")[0]].append(test)
+    # Cases may share what the first of them computes.
+    here, cases = {test.split("[")[0] for test in here}, defaultdict(list)
+    for test in sorted(tier, key=seconds.get):
+        if (function := test.split("[")[0]) in here:
+            cases[function].append(test)
     ranked = [(i, seconds[test], test) for tests in cases.values() for i, test in enumerate(tests)]
     return [test for _, _, test in sorted(ranked)]
 
 
-def try_mutant(mutant, tests, file, *times):
+def try_mutant(mutant, tests, known, file, *times):
     """Runs the tests on the mutant in a process of its own; for `times` see `Outcomes`."""
 
     def work():
@@ -238,7 +242,8 @@ def try_mutant(mutant, tests, file, *times):
             import posenc_jax.hf  # noqa: F401
         except Exception:
             return pytest.ExitCode.USAGE_ERROR
-        return pytest.main([*FLAGS, *tests], plugins=[Outcomes(tests, file, *times)])
+        files = sorted({test.split("::")[0] for test in tests})
+        return pytest.main([*FLAGS, *files], plugins=[Outcomes(tests, known, file, *times)])
 
     return fork(work)
 
@@ -251,7 +256,7 @@ def outcomes_in(file):
     return named["fail"], named["pass"], min(hanging, default=None)
 
 
-def run(chosen, jobs):
+def run(chosen, known, jobs):
     """Yields (mutant, outcome, tests that fail, tests that pass) as they end, for (mutant, tests, times) in `chosen`."""
     waiting, running = list(chosen)[::-1], {}
     while waiting or running:
@@ -262,7 +267,7 @@ def run(chosen, jobs):
                 continue
             file = WORK / f"{time.monotonic_ns()}.txt"
             file.touch()
-            child = try_mutant(mutant, tests, file, *times)
+            child = try_mutant(mutant, tests, known, file, *times)
             running[child] = mutant, file, time.monotonic() + ATTEMPTS
         for child, (mutant, file, deadline) in list(running.items()):
             done, status = os.waitpid(child, os.WNOHANG)
@@ -287,17 +292,18 @@ class Kills:
     """The kill matrix, as kept in a file: for each mutant the tests that kill it and those that pass."""
 
     def __init__(self, path=KILLS):
-        self.path, self.seconds, self.mutants = path, {}, {}
+        self.path, self.seconds, self.thorough, self.mutants = path, {}, set(), {}
         if path.exists():
             kept = json.loads(path.read_text(encoding="utf-8"))
             self.seconds, names = kept["tests"], list(kept["tests"])
+            self.thorough = {names[i] for i in _numbers(kept.get("thorough", ""))}
             for name, row in kept["mutants"].items():
                 self.mutants[name] = {word: {names[i] for i in _numbers(row[word])} for word in ("killed", "passed")}
                 self.mutants[name]["import"] = row.get("import", False)
 
-    def keep(self, seconds, mutants):
+    def keep(self, seconds, thorough, mutants):
         """Forgets tests and mutants that are no longer there."""
-        self.seconds = dict(sorted(seconds.items()))
+        self.seconds, self.thorough = dict(sorted(seconds.items())), set(thorough)
         self.mutants = {name: row for name, row in self.mutants.items() if name in mutants}
         for row in self.mutants.values():
             for word in ("killed", "passed"):
@@ -305,9 +311,9 @@ class Kills:
 
     def add(self, name, failed, passed):
         row = self.mutants.setdefault(name, {"killed": set(), "passed": set(), "import": False})
-        row["import"] |= "import" in failed
-        row["killed"] |= failed - {"import"}
-        row["passed"] |= passed
+        row["import"] |= not failed <= set(self.seconds)  # "import", or a test to which the mutant gives another name
+        row["killed"] |= failed & set(self.seconds)
+        row["passed"] |= passed & set(self.seconds)
         self.write()
 
     def write(self):
@@ -317,7 +323,9 @@ class Kills:
             | ({"import": True} if row["import"] else {})
             for name, row in sorted(self.mutants.items())
         }
-        text = json.dumps({"tests": self.seconds, "mutants": rows}, indent=0, ensure_ascii=False)
+        thorough = _ranges(sorted(number[test] for test in self.thorough))
+        kept = {"tests": self.seconds, "thorough": thorough, "mutants": rows}
+        text = json.dumps(kept, indent=0, ensure_ascii=False)
         new = self.path.with_suffix(".new")
         new.write_text(text + "\n", encoding="utf-8")
         new.replace(self.path)
@@ -361,7 +369,7 @@ def fill(drawn, found, tier, jobs, budget):
 
     kills = Kills()
     every = {m.name for path in FOLDER.glob("*.py") for m in mutants_of(path.name, path.read_text(encoding="utf-8"))}
-    kills.keep(found["seconds"], every)
+    kills.keep(found["seconds"], found["thorough"], every)
     order = sorted((i, module) for module, (mutants, *_) in drawn.items() for i in range(len(mutants)))
     chosen = []
     for i, module in order:
@@ -372,8 +380,9 @@ def fill(drawn, found, tier, jobs, budget):
         left = [test for test in tests_for(mutant, found, tier) if test not in tried]
         if left and not row["import"] and spent < (budget if row["killed"] else LONG):
             chosen.append((mutant, left, (budget, LONG, bool(row["killed"]))))
+    chosen.sort(key=lambda x: x[0].name in kills.mutants)  # what was never tried comes first
     print(f"{len(chosen)} of {len(order)} mutants have tests to try", flush=True)
-    for mutant, outcome, failed, passed in run(chosen, jobs):
+    for mutant, outcome, failed, passed in run(chosen, set(found["seconds"]), jobs):
         kills.add(mutant.name, failed, passed)
         print(f"{outcome} by {len(failed)} of {len(failed | passed)}: {mutant.line}: {mutant.name}", flush=True)
     return 0
@@ -386,12 +395,12 @@ def kill(drawn, found, tier, jobs, reasons, options):
         # The module as it is, seen through the same eyes: no test may fail.
         control = mutants[0]._replace(source=source)
         cheap = tests_for(control, found, tier)[:20]
-        if [outcome for _, outcome, *_ in run([(control, cheap, (0, LONG))], 1)] != ["survived"]:
+        if [outcome for _, outcome, *_ in run([(control, cheap, (0, LONG))], set(found["seconds"]), 1)] != ["survived"]:
             sys.exit(f"{module} as it is fails a test")
         counts = Counter()
         # The first failure ends a mutant's tests. What is known to survive is not tried for long.
         chosen = [(m, tests_for(m, found, tier), (0, BUDGET if m.name in reasons else LONG)) for m in mutants]
-        for mutant, outcome, failed, _ in run(chosen, jobs):
+        for mutant, outcome, failed, _ in run(chosen, set(found["seconds"]), jobs):
             counts[outcome] += 1
             outcomes.append({"line": mutant.line, "name": mutant.name, "outcome": outcome, "by": sorted(failed)})
             if outcome not in DEAD:
