@@ -38,7 +38,10 @@ def install(session, *arguments):
     """Installs what this environment does not hold yet; with sources in place (-e), it holds their changes."""
     wanted = "\n".join([*arguments, Path("pyproject.toml").read_text(encoding="utf-8")])
     stamp = Path(session.virtualenv.location, "installed.txt")
-    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+        return
+    stamp.unlink(missing_ok=True)  # an installation that is interrupted leaves none
+    if not session._runner.global_config.no_install:  # nox -R
         session.install(*arguments)
         stamp.write_text(wanted, encoding="utf-8")
 
@@ -58,7 +61,8 @@ def parallel(session, *arguments, **environment):
 def tests(session):
     """The tests, 4 minutes, less when repeated; `-- -k rotary` for some, `-- --lf` for those that failed."""
     install(session, *TESTED)
-    parallel(session)
+    again = "--lf" in session.posargs or "--last-failed" in session.posargs  # of either tier
+    parallel(session, *(["-m", ""] if again else []))
 
 
 @nox.session
@@ -115,13 +119,13 @@ def bench(session):
             session.run("python", f"benchmarks/{name}.py")
 
 
-# What is shipped, and all tests on other versions, settings and devices
+# What is shipped, and the tests on other versions, settings and devices
 
 
 @nox.session
 def package(session):
     """The wheel in an empty environment of each Python here, 2 minutes each: README's and the docstrings' examples."""
-    root, folder = Path.cwd(), Path(session.create_tmp()).resolve()
+    root, folder, tested = Path.cwd(), Path(session.create_tmp()).resolve(), []
     shutil.rmtree(folder)
     folder.mkdir()
     install(session, "build")
@@ -129,8 +133,8 @@ def package(session):
     (wheel,), (sdist,) = folder.glob("dist/*.whl"), folder.glob("dist/*.tar.gz")
     for version in ("3.11", "3.12", "3.13"):
         python = shutil.which(f"python{version}")
-        if not python or subprocess.run([python, "-c", ""], capture_output=True).returncode:
-            session.warn(f"No Python {version} here: not tested on it.")
+        if not python or subprocess.run([python, "-c", "import ensurepip"], capture_output=True).returncode:
+            session.warn(f"No Python {version} with ensurepip here: not tested on it.")
             continue
         session.run(python, "-m", "venv", str(folder / version), external=True)
         python = str(folder / version / "bin" / "python")
@@ -139,18 +143,21 @@ def package(session):
             with session.chdir(folder):
                 check = [str(root / "tests/installed.py"), str(root / "README.md"), str(sdist)]
                 session.run(python, "-I", *check, external=True, env=CPU)
+        tested.append(version)
+    if not tested:
+        session.error("No Python from 3.11 to 3.13 with ensurepip was found: nothing was tested.")
 
 
 @nox.session
 def x64(session):
-    """All tests with jax_enable_x64 on from the start."""
+    """Both tiers of tests with jax_enable_x64 on from the start."""
     install(session, *TESTED)
     parallel(session, "-m", "", POSENC_TEST_X64="1")
 
 
 @nox.session(python="3.11")
 def minimums(session):
-    """All tests on the lowest versions that pyproject.toml allows."""
+    """Both tiers of tests on the lowest versions that pyproject.toml allows."""
     requirements = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["demo"]
     install(session, *TESTED, *(r.replace(">=", "==") for r in requirements))
     parallel(session, "-m", "")
@@ -158,7 +165,7 @@ def minimums(session):
 
 @nox.session
 def nightly(session):
-    """All tests on tonight's JAX and Flax and the newest NumPy, released or not; needs the network."""
+    """Both tiers of tests on tonight's JAX and Flax and the newest NumPy, released or not; needs the network."""
     session.install(*TESTED)
     session.install("-U", "--pre", "jax", "jaxlib", "numpy", "--extra-index-url", JAX_NIGHTLY)
     session.install("-U", "flax @ git+https://github.com/google/flax")
@@ -167,7 +174,7 @@ def nightly(session):
 
 @nox.session
 def device(session):
-    """All tests on the NVIDIA GPU or the TPU that answers here."""
+    """Both tiers of tests on the NVIDIA GPU or the TPU that answers here."""
     if shutil.which("nvidia-smi") and not subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode:
         extra, platform = "cuda13", "cuda"
     elif [*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")]:
@@ -181,14 +188,14 @@ def device(session):
 
 @nox.session
 def distributed(session):
-    """Training over two processes: losses, checkpoints, and processes that die."""
+    """In neither tier: training over two processes, their losses, checkpoints, and processes that die."""
     install(session, *TESTED)  # flax brings orbax-checkpoint
     pytest(session, "tests/distributed")
 
 
 @nox.session
 def exports(session):
-    """What `jax.export` makes on the lowest JAX allowed, loaded on the newest that this Python has."""
+    """In neither tier: what `jax.export` makes on the lowest JAX allowed, loaded on the newest that this Python has."""
     session.install("-U", "-e", ".", *group("test"), "jax")
     folder = Path(session.create_tmp())
     lowest = folder / "lowest"
@@ -233,7 +240,7 @@ def bench_compiled(session, compiler):
 
 @nox.session
 def parity(session):
-    """Rotary embeddings beside those of transformers, in small random models; `-- --record` writes tests/data.
+    """In neither tier: rotary embeddings beside those of transformers; `-- --record` writes tests/data.
 
     With the files that tests/parity/record_bias.py runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too.
     """

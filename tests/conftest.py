@@ -5,9 +5,11 @@ import contextlib
 import gc
 import json
 import os
+import zlib
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -41,6 +43,8 @@ class Announcer:
 
 
 def pytest_configure(config):
+    if not config.option.markexpr:  # all tests: see quick.py
+        os.environ["POSENC_TEST_OPTIMIZED"] = "1"
     if terminal := config.pluginmanager.get_plugin("terminalreporter"):  # a worker has none
         config.pluginmanager.register(Announcer(terminal))
 
@@ -54,15 +58,22 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """JAX's modules and the tests stay: looking through them for garbage, again and again, took 5 % of the time."""
+    """JAX's modules and the tests stay, so nothing looks through them for garbage again and again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
+def drawn_anew(request):
+    """What a test draws follows from its name alone, not from the tests before it."""
+    if rng := getattr(request.module, "RNG", None):
+        rng.bit_generator.state = np.random.default_rng(zlib.crc32(request.node.nodeid.encode())).bit_generator.state
+
+
+@pytest.fixture(scope="module")
 def compiled_anew():
-    """For tests whose subject is what the compiler makes: nothing comes from the cache of compiled programs."""
+    """For files whose subject is what the compiler makes: nothing comes from the cache of compiled programs."""
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     yield

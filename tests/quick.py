@@ -1,7 +1,10 @@
 """Options with which XLA:CPU compiles in a third of the time: the same HLO, less optimized machine code.
 
-For tests of what the HLO shows (collectives, shardings, temporaries, work) and of values within a tolerance.
+For tests whose subject is the HLO (collectives, shardings, temporaries, work) or values within a tolerance. Where the
+thorough tests run too, `conftest.py` sets `POSENC_TEST_OPTIMIZED`, and every test compiles as users do.
 """
+
+import os
 
 import jax
 import jax.numpy as jnp
@@ -19,4 +22,6 @@ def _known(option, value):
 
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+if os.environ.get("POSENC_TEST_OPTIMIZED") == "1":
+    QUICK = {}
 QUICK = {option: value for option, value in QUICK.items() if _known(option, value)}

@@ -10,6 +10,7 @@ from tiers import tiered
 
 import posenc_jax as pe
 
+pytestmark = pytest.mark.usefixtures("compiled_anew")
 SHAPE = (2, 256, 8, 64)
 LAYOUTS = ("half", "interleaved")
 SEQ, EACH = np.arange(256), np.arange(512).reshape(2, 256)

@@ -14,6 +14,7 @@ from tiers import tiered
 import posenc_jax as pe
 from posenc_jax import _phase
 
+pytestmark = pytest.mark.usefixtures("compiled_anew")
 SEQ, DIM = 64, 12
 RNG = np.random.default_rng(0)
 POSITIONS = RNG.integers(-(2**31), 2**31, SEQ).astype(np.int32)

@@ -25,7 +25,7 @@ from tiers import thorough, tiered
 import posenc_jax as pe
 from posenc_jax.frequencies import counted
 
-pytestmark = pytest.mark.usefixtures("on_cpu")
+pytestmark = pytest.mark.usefixtures("on_cpu", "compiled_anew")
 AXES = D, S, H = "data", "sequence", "heads"
 BATCH, LENGTH, HEADS, DIM, KEYS = 8, 128 * 17, 16, 8, 5
 RNG = np.random.default_rng(0)
@@ -152,29 +152,20 @@ class OnDevice(Compiled):
 
 def compile_and_run(f, *arrays, options=None):
     """What the compiler made of it, and its results."""
-    return run(jax.jit(f).lower(*arrays), arrays, options)
-
-
-def run(lowered, arrays, options=None):
-    compiled = lowered.compile(compiler_options=options)
+    compiled = jax.jit(f).lower(*arrays).compile(compiler_options=options)
     costs, temporaries = compiled.cost_analysis(), compiled.memory_analysis().temp_size_in_bytes
     work = costs.get("flops", 0.0) + costs.get("transcendentals", 0.0)
     return OnDevice(compiled.as_text(), temporaries, 0, work), compiled(*arrays)
 
 
 @functools.cache
-def lowered_on_one(name):
+def on_one(name):
     function, arguments, _ = (CASES | FORMS)[name]
-    return jax.jit(function).lower(*(x for x, _ in arguments))
-
-
-@functools.cache
-def on_one(name, quick=False):
-    compiled, results = run(lowered_on_one(name), [x for x, _ in (CASES | FORMS)[name][1]], QUICK if quick else None)
+    compiled, results = compile_and_run(function, *(x for x, _ in arguments), options=QUICK)
     return compiled, jax.tree.map(np.asarray, results)
 
 
-def on_many(name, mode, shape, quick):
+def on_many(name, mode, shape):
     function, arguments, out = (CASES | FORMS)[name]
     mesh = mesh_of(shape, MANY[mode])
     if mode == "shard_map":
@@ -182,7 +173,7 @@ def on_many(name, mode, shape, quick):
     elif mode != "explicit":
         function = jax.jit(function, out_shardings=NamedSharding(mesh, out))
     with jax.set_mesh(mesh):
-        compiled, results = compile_and_run(function, *put(mesh, arguments), options=QUICK if quick else None)
+        compiled, results = compile_and_run(function, *put(mesh, arguments), options=QUICK)
     for y in jax.tree.leaves(results):  # on Explicit axes by JAX's rules, which each operation must follow
         assert y.sharding.is_equivalent_to(NamedSharding(mesh, out), y.ndim)
     return compiled, results
@@ -230,11 +221,9 @@ def test_each_device_computes_its_part(name, shape):
         modes.append("shard_map")  # where each device would count its own part from 0
     if shape == SHAPES[0] and name in MIXED:
         modes += ["explicit batch", "explicit sequence"]
-    made = {}
+    made, (whole, want) = {}, on_one(name)
     for mode in modes:
-        quick = mode != "auto" or shape != SHAPES[0]  # the HLO is the same; machine code as users have it, once a case
-        whole, want = on_one(name, quick)
-        made[mode], got = on_many(name, mode, shape, quick)
+        made[mode], got = on_many(name, mode, shape)
         check_local(made[mode], whole, shape[1], batch)
         # What is not cut along the sequence is cut as the compiler does where it may choose.
         assert made[mode].work <= 1.01 * made["auto"].work

@@ -48,7 +48,7 @@ BUDGET, LONG = 60.0, 480.0  # CPU seconds of the tests of a mutant: at first, an
 ATTEMPTS = 3 * LONG  # seconds after which a mutant hangs
 DEAD = "killed", "late"
 FLAGS = [
-    *("-q", "-m", "", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"),
+    *("-q", "-m", "thorough or not thorough", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"),
     "-Wignore::pytest.PytestAssertRewriteWarning",
     f"--rootdir={ROOT}",
 ]
