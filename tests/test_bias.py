@@ -324,6 +324,17 @@ def test_float_positions_and_dtypes():
     assert low.dtype == jnp.float32
 
 
+def test_integers_of_two_dtypes():
+    np.testing.assert_array_equal(pe.alibi(np.int8([3]), np.uint8([250]), 1), [[[-247 / 256]]])
+    mixed = jax.jit(lambda queries, keys: pe.alibi(queries, keys, 1))
+    if jax.config.jax_enable_x64:
+        np.testing.assert_array_equal(mixed(np.int32([-3]), np.uint32([7])), [[[-10 / 256]]])
+    else:
+        expected = "alibi: query_positions of int32 and key_positions of uint32 have no common dtype here; pass int32"
+        with pytest.raises(TypeError, match=expected):
+            mixed(np.int32([-3]), np.uint32([7]))
+
+
 def test_traced_wide_integers():
     every = jax.jit(lambda q, given: {name: f(q, q, *given[name]) for name, (f, _) in CASES.items()})
     for dtype in (np.uint32, np.int64 if jax.config.jax_enable_x64 else np.int32):

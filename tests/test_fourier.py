@@ -292,6 +292,7 @@ X, B = np.zeros((4, 3), np.float32), np.zeros((3, 5), np.float32)
         (lambda: pe.timestep_embedding(1, 8, downscale_freq_shift=4), ValueError, r"timestep_embedding: downscale_freq_shift must be below dim // 2 = 4, got 4.0"),
         (lambda: pe.timestep_embedding(1, 4, downscale_freq_shift=2), ValueError, r"timestep_embedding: downscale_freq_shift must be below dim // 2 = 2, got 2.0"),
         (lambda: pe.timestep_embedding(1, 8, scale=0), ValueError, "timestep_embedding: scale must be positive, got 0.0"),
+        (lambda: pe.timestep_embedding(1, 8, scale=1.6e9), ValueError, "timestep_embedding: scale must be below 1.6e9, got 1600000000.0"),
         (lambda: pe.timestep_embedding(1, 8, scale=1e10), ValueError, "timestep_embedding: scale must be below 1.6e9, got 10000000000.0"),
         (lambda: pe.timestep_embedding(1, 8, max_period=-1), ValueError, "timestep_embedding: max_period must be positive, got -1.0"),
         (lambda: pe.timestep_embedding(1, 8, flip_sin_to_cos=1), TypeError, "timestep_embedding: flip_sin_to_cos must be True or False, got int 1"),  # type: ignore

@@ -933,6 +933,8 @@ def test_attention_counts_no_more_either():
         ValueError, match="^attention: at most 2³¹ positions can be counted, got query of length 2147483649"
     ):
         jax.eval_shape(call, *[SHAPE((2**31 + 1, 2, 8), FLOAT)] * 3)
+    with pytest.raises(ValueError, match="^positional_attention: .* got query of length 2147483649"):
+        jax.eval_shape(ATTEND, *[SHAPE((2**31 + 1, 1, 8), FLOAT)] * 3)
 
 
 @pytest.mark.parametrize(

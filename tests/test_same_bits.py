@@ -56,7 +56,7 @@ CASES = {
 
 
 # For the default: each kind of program that the others share.
-FEW = ["half", "array frequencies", "add, amplitude", "rotary", "rotary, heads", "rotary, derivative", "xpos, query"]
+FEW = ["array frequencies", "add, amplitude", "rotary", "rotary, heads", "rotary, derivative", "xpos, query"]
 
 
 @pytest.fixture(params=tiered(CASES, FEW), ids=str)

@@ -219,7 +219,7 @@ def tests_for(mutant, found, tier):
     """Those of a tier that reach its statement: the cheapest case of every test, then the second, and so on."""
     lines, seconds = found["lines"].get(mutant.file, {}), found["seconds"]
     here = {test for line in mutant.lines for test in lines.get(str(line), [])}
-    if not here:  # what runs when a module is imported is seen by all that use it, or what imports it, or names
+    if not here:  # it runs at import: every test of the module, of its importers and of the public names
         users = [found["lines"].get(file, {}) for file in users_of(mutant.file)]
         here = {test for lines in users for tests in lines.values() for test in tests} or set(seconds)
         here |= {test for test in seconds if test.startswith(LOOK_AT_NAMES)}
