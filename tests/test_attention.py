@@ -154,7 +154,7 @@ def compare(name, block_size, options=None, reference=None):
     check(got, exact(*arguments, bias, **reference or {}).both)
 
 
-# The parameters of several biases, of which a number that the program is given chooses one: one program for all.
+# The parameters of several biases. A traced index selects the bias, so one program serves all.
 FAMILY = "alibi", "fire", "kerple_log", "kerple_power", "sandwich", "t5"  # sorted, as JAX sorts keys
 PARAMETERS = {name: BIASES[name][1] for name in FAMILY}
 
@@ -218,6 +218,12 @@ def test_all_biases_with_positions_of_each_batch_and_segments(name):
     y, (*by, by_parameters) = family_with_positions_of_each_batch_and_segments()(n, Q, K, V, PARAMETERS)
     bias, parameters = BIASES[name]
     check((y, (*by, split(name, by_parameters))), exact(Q, K, V, parameters, bias, **MASKED).both)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FAMILY)
+def test_each_bias_alone_with_positions_of_each_batch_and_segments(name):
+    compare(name, 4, MASKS, MASKED)
 
 
 @pytest.mark.parametrize(
@@ -415,6 +421,15 @@ def test_large_scores():
     check(got, (want.y, want.by[:1]), 2e-4)  # a score near 1000 has units of 6e-5
 
 
+@pytest.mark.thorough
+def test_large_scores_in_one_program():
+    times = np.float32(1000)
+    y, (by_q,) = both(lambda q: pe.attention(times * q, times * K, V, block_size=4), Q)
+    want = exact(times * np.asarray(Q), times * np.asarray(K), V)
+    check(y, want.y)
+    assert_within(by_q, times * want.by[0], times * 2e-3, against=FORMULA)
+
+
 def test_a_bias_need_not_be_finite_where_no_position_is():
     i = POSITIONS + 1
 
@@ -528,7 +543,7 @@ def test_derivatives_of_derivatives():
     q, k, v, w = (np.asarray(x[:1, :5], np.float64) for x in (Q, K, V, W))
     f = lambda x: jnp.sum(W[:1, :5] * tiled(x, K[:1, :5], V[:1, :5], (SLOPES,), pe.alibi, block_size=2, causal=True))  # noqa: E731  # fmt: skip
     got = jax.jit(jax.grad(lambda x: jnp.sum(jax.grad(f)(x) ** 2)))(Q[:1, :5])
-    # The derivative of |g|² is 2 H g for a gradient g, with the derivatives H of which are those of g along g.
+    # The gradient of |g|² is 2 H g; H g is the derivative of g along g.
     gradient = lambda x: exact(x, k, v, (SLOPES,), pe.alibi, i=POSITIONS[:5], causal=True, dy=w).by[0]  # noqa: E731
     g = gradient(q)
     check(got, (gradient(q + 1e-5 * g) - gradient(q - 1e-5 * g)) / 1e-5, against=f"differences of {FORMULA}")

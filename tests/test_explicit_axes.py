@@ -94,26 +94,37 @@ def test_what_must_be_whole(mesh, where, f, arguments, name, axis):
         jax.eval_shape(f, *place(*arguments))
 
 
-@pytest.mark.parametrize(
-    ("f", "arguments", "index", "axis"),
-    [
-        (partial(pe.rotary, layout="interleaved"), [X, AT], 0, 3),
-        (partial(pe.xpos, layout="interleaved"), [X, X, AT], 1, 3),
-        (partial(pe.shift, offset=3, frequencies=16), [X], 0, 3),
-        (pe.sinusoidal, [AT, ONES], 1, 0),
-        (pe.rotation_matrix, [AT, ONES], 1, 0),
-        (partial(pe.fourier_features, layout="interleaved"), [SQUARE, SQUARE], 1, 1),
-        (fire, [AT, AT, ONES, ONES, SQUARE, ONES], 4, 1),
-        (fire, [AT, AT, ONES, ONES, SQUARE, ONES], 5, 0),
-    ],
-)
-def test_what_may_be_split(mesh, f, arguments, index, axis):
+# a call, its arguments, the index of one of them and its axis that may be split
+SPLIT = [
+    (partial(pe.rotary, layout="interleaved"), [X, AT], 0, 3),
+    (partial(pe.xpos, layout="interleaved"), [X, X, AT], 1, 3),
+    (partial(pe.shift, offset=3, frequencies=16), [X], 0, 3),
+    (pe.sinusoidal, [AT, ONES], 1, 0),
+    (pe.rotation_matrix, [AT, ONES], 1, 0),
+    (partial(pe.fourier_features, layout="interleaved"), [SQUARE, SQUARE], 1, 1),
+    (fire, [AT, AT, ONES, ONES, SQUARE, ONES], 4, 1),
+    (fire, [AT, AT, ONES, ONES, SQUARE, ONES], 5, 0),
+]
+
+
+def check_split(f, arguments, index, axis):
     placed = list(arguments)
     placed[index] = placed[index], P(*[None] * axis, D)
-    got = jax.tree.leaves(quick(f)(*place(*placed)))
+    got = jax.tree.leaves(f(*place(*placed)))
     assert any(D in jax.typeof(y).sharding.spec for y in got)
-    for a, b in zip(got, jax.tree.leaves(quick(f)(*arguments)), strict=True):
+    for a, b in zip(got, jax.tree.leaves(f(*arguments)), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("f", "arguments", "index", "axis"), SPLIT)
+def test_what_may_be_split(mesh, f, arguments, index, axis):
+    check_split(quick(f), arguments, index, axis)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("f", "arguments", "index", "axis"), SPLIT)
+def test_what_may_be_split_by_eager_calls(mesh, f, arguments, index, axis):
+    check_split(f, arguments, index, axis)
 
 
 ROWS, OF_HEADS = P(D, None, H), P(None, None, H)
@@ -195,19 +206,30 @@ def test_attention_wants_a_bias_as_its_queries(mesh, slopes):
         pe.attention(q, q, q, bias=lambda i, j: pe.alibi(i, j, m))
 
 
-def test_attention_with_more_leading_axes(mesh):
+def check_more_leading_axes(program):
     x = np.random.default_rng(0).normal(size=(4, 8, 17, 8, 4)).astype(np.float32)
     f = partial(pe.attention, causal=True, block_size=8, bias=partial(pe.alibi, heads=8))
     (q,) = place((x, P(None, D, None, H)))
     with pytest.raises(ValueError, match=r"^attention: the leading axes of query must be sharded on .*; use jax.vmap"):
         f(q, q, q)
-    y = quick(jax.vmap(f))(q, q, q)
+    y = program(jax.vmap(f))(q, q, q)
     assert y.sharding.is_equivalent_to(q.sharding, 5)
     for spec in (P(D, None, None, H), P(D)):
         (first,) = place((x, spec))
-        assert_within(quick(f)(first, first, first), y, 1e-6, against=f"jax.vmap over the first axis, split by {spec}")
+        assert_within(
+            program(f)(first, first, first), y, 1e-6, against=f"jax.vmap over the first axis, split by {spec}"
+        )
     (one,) = place((x[:1], P(None, D)))  # an axis of one is none
-    assert_within(quick(f)(one, one, one), y[:1], 1e-6, against="jax.vmap over the first axis, of one")
+    assert_within(program(f)(one, one, one), y[:1], 1e-6, against="jax.vmap over the first axis, of one")
+
+
+def test_attention_with_more_leading_axes(mesh):
+    check_more_leading_axes(quick)
+
+
+@pytest.mark.thorough
+def test_eager_attention_with_more_leading_axes(mesh):
+    check_more_leading_axes(lambda f: f)
 
 
 @pytest.mark.thorough

@@ -48,7 +48,7 @@ VALID = {
     "add_learned": {"x": X, "table": X, "positions": P, "scale": 1.0, "out_of_range": "nan"},
     "add_sinusoidal": {"x": X, "positions": P, "frequencies": 8, "layout": "half", "scale": 2.0},
     "alibi": {**TILE, "heads": 2},
-    "attention": {"query": H, "key": H, "value": H, **TILE, "query_segments": P, "key_segments": P, "causal": True, "scale": 0.5, "block_size": 6},
+    "attention": {"query": H, "key": H, "value": H, **TILE, "query_segments": P, "key_segments": P, "causal": True, "scale": 0.5, "block_size": 4},
     "axial": {"frequencies": 8, "num_axes": 2, "base": 1e4},
     "convert_layout": {"weights": X, "frequencies": 8, "source": "half", "target": "interleaved", "axis": 1, "num_heads": 1, "part": "first"},
     "dynamic_ntk": {**EXTENDED, "original_max": 64, "length": 128},
@@ -343,9 +343,10 @@ NO_FORWARD = "forward-mode autodiff"
 def derivatives(kind, name, f, p, x, y, by_p, by_x, known, bound):
     """Of y = f(p, x) by floats p and by x, beside ∂f/∂p and, of a direction v, ∂f/∂x·v; `known`: positions that are.
 
-    Each is one program; `test_no_nan_on_the_way_of_any_derivative` compares programs with eager derivatives.
+    Each is one program, unless it is eager.
     """
     TRIED[kind] += 1
+    program, kind = program_of(kind)
     of_floats = jnp.issubdtype(p.dtype, jnp.floating)
     argnums, v = ((0, 1) if of_floats else (1,)), np.resize(ROWS[1:], x.shape).astype(x.dtype)
     arrays = tuple((p, x)[i] for i in argnums)
@@ -361,9 +362,9 @@ def derivatives(kind, name, f, p, x, y, by_p, by_x, known, bound):
         want = by_x(v) + by_p * of_floats
         if kind == "jvp":
             tangents = (*(np.ones(p.shape, p.dtype) for _ in argnums[1:]), v)
-            got = np.asarray(jax.jit(lambda *pairs: jax.jvp(g, *pairs)[1])(arrays, tangents), np.float64)
+            got = np.asarray(program(lambda *pairs: jax.jvp(g, *pairs)[1])(arrays, tangents), np.float64)
         else:  # along the same direction, of all that is differentiated by
-            jacobians = jax.jit(lambda *arrays: [jax.jacfwd(g, n)(*arrays) for n in range(len(arrays))])(*arrays)
+            jacobians = program(lambda *arrays: [jax.jacfwd(g, n)(*arrays) for n in range(len(arrays))])(*arrays)
             ways = (*(np.ones(p.shape) for _ in argnums[1:]), v.astype(np.float64))
             products = (
                 np.asarray(j, np.float64).reshape(*y.shape, w.size) * w.ravel()
@@ -375,7 +376,7 @@ def derivatives(kind, name, f, p, x, y, by_p, by_x, known, bound):
         return
     ct = np.resize(ROWS[2:], y.shape).astype(y.dtype)
     loss = lambda *floats: jnp.sum((jax.checkpoint(g) if kind == "remat" else g)(*floats) * ct)  # noqa: E731
-    *dp, dx = (np.asarray(d, np.float64) for d in jax.jit(jax.grad(loss, tuple(range(len(arrays)))))(*arrays))
+    *dp, dx = (np.asarray(d, np.float64) for d in program(jax.grad(loss, tuple(range(len(arrays)))))(*arrays))
     ct = ct.astype(np.float64)
     want = np.stack([(ct * by_x(np.broadcast_to(e, x.shape))).sum(tail) for e in np.eye(x.shape[-1])], -1)
     if name in OF_ROWS:
@@ -390,12 +391,19 @@ def derivatives(kind, name, f, p, x, y, by_p, by_x, known, bound):
         assert_within(d[known], want[known], bound * (1 + np.abs(ct).sum()), against=f"∂/∂p {against}")
 
 
+EAGER = "eager grad", "eager jvp"
 DERIVATIVES = (
     "grad",
     "remat",
     "jvp",
-    "jacfwd",
-)  # the last is jvp, mapped: of what is no function of positions, jvp alone
+    "jacfwd",  # jvp, mapped: of what is no function of positions, jvp alone
+    *EAGER,
+)
+
+
+def program_of(kind):
+    """How a derivative is computed, by jit or op by op, and which it is."""
+    return (lambda f: f if kind in EAGER else jax.jit(f)), kind.removeprefix("eager ")
 
 
 @pytest.mark.parametrize("transform", tiered([*SAME, *DERIVATIVES], ["vmap", "export", "remat", "jvp"]))
@@ -524,6 +532,7 @@ def base_of(name, f, *arrays):
 def check_slopes(kind, f, i, j, d, after, slope):
     """Derivatives by float32 positions, from how the bias grows with the distance: by i as by −j, but at distance 0."""
     TRIED[f"{kind} of a bias"] += 1
+    program, kind = program_of(kind)
     apart = np.broadcast_to(d != 0, slope(d).shape)
     by_i = slope(d) * np.where(after, -1.0, 1.0) * apart
     signs = [sign for sign, x in zip((1, -1), (i, j), strict=True) if x.dtype == np.float32]
@@ -532,18 +541,31 @@ def check_slopes(kind, f, i, j, d, after, slope):
     if kind == "jvp":
         ways = [np.float32(1), np.float32(3)][: len(floats)]
         tangents = [np.full_like(x, w) for x, w in zip(floats, ways, strict=True)]
-        got = jax.jit(lambda *pairs: jax.jvp(g, *pairs)[1])(floats, tangents)
+        got = program(lambda *pairs: jax.jvp(g, *pairs)[1])(floats, tangents)
         want = sum(by_i * s * w for s, w in zip(signs, ways, strict=True))
         np.testing.assert_allclose(np.where(apart, got, 0), want, rtol=1e-5, atol=1e-6)
         return
     ct = np.resize(ROWS, by_i.shape) * apart
     loss = lambda *x: jnp.sum((jax.checkpoint(g) if kind == "remat" else g)(*x) * ct)  # noqa: E731
-    cotangents = jax.jit(jax.grad(loss, tuple(range(len(floats)))))(*floats)
+    cotangents = program(jax.grad(loss, tuple(range(len(floats)))))(*floats)
     for x, sign, got in zip(floats, signs, cotangents, strict=True):
         rows = (ct * by_i).sum((-3, -1 if x is floats[0] and i.dtype == np.float32 else -2)) * sign
         lead = rows.ndim - x.ndim
         want = rows.sum(tuple(k for k in range(rows.ndim - 1) if k < lead or x.shape[k - lead] == 1), keepdims=True)
         np.testing.assert_allclose(got, want.reshape(x.shape), rtol=1e-5, atol=1e-6 + 1e-5 * np.abs(ct * by_i).sum())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [name for name, (_, _, slope) in BIASES.items() if slope])
+@pytest.mark.parametrize("kind", ["grad", "jvp", *EAGER])
+def test_slopes_of_biases_at_drawn_positions(kind, name):
+    call, _, slope = BIASES[name]
+    rng = np.random.default_rng(0)
+    i, j = rng.uniform(-50, 50, (2, 3)).astype(np.float32), rng.uniform(-50, 50, 4).astype(np.float32)
+    j[0] = i[0, 0]  # and one distance is 0
+    for queries, keys in ((i, j), (i, j.astype(np.int32)), (i.astype(np.int16), j)):
+        _, d, after = exact_tile(queries, keys)
+        check_slopes(kind, call, queries, keys, d.astype(np.float32).astype(np.float64), after, slope)
 
 
 @pytest.mark.parametrize("transform", tiered([*SAME, "a step", *DERIVATIVES[:3]], ["vmap", "a step", "grad"]))
@@ -782,8 +804,8 @@ def test_the_rest_under_every_transform(transform, name, shape, at, dtype, data)
 # Segments and masks
 
 
-# Lengths of which each compiles a program
-LISTS_OF_IDS = st.sampled_from([1, 2, 5, 12]).flatmap(
+# Each length compiles one program, so there are few by default.
+LISTS_OF_IDS = st.sampled_from([1, 2, 5, 12] if MANY == 1 else range(1, 13)).flatmap(
     lambda n: st.lists(st.sampled_from([0, 0, 0, 1, -(2**31), 2**31 - 1]), min_size=n, max_size=n)
 )
 
