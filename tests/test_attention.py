@@ -210,7 +210,7 @@ def family_with_positions_of_each_batch_and_segments():
     return jax.jit(program)
 
 
-@pytest.mark.parametrize("name", BIASES)
+@pytest.mark.parametrize("name", tiered(BIASES, [*FAMILY, "one for all heads"]))
 def test_all_biases_with_positions_of_each_batch_and_segments(name):
     if name not in FAMILY:
         return compare(name, 4, MASKS, MASKED)
@@ -227,7 +227,7 @@ def test_each_bias_alone_with_positions_of_each_batch_and_segments(name):
 
 
 @pytest.mark.parametrize(
-    ("block_size", "causal"), [(1, True), (7, False), thorough(7, True), (11, False), thorough(1000, True)]
+    ("block_size", "causal"), [(1, True), thorough(7, False), thorough(7, True), (11, False), thorough(1000, True)]
 )
 def test_all_block_sizes(block_size, causal):
     compare("t5" if causal else NOT_SYMMETRIC, block_size, {"causal": causal}, {"causal": causal})
@@ -645,7 +645,7 @@ def temporaries(length, backward):
     return jax.jit(g).lower(x, x, x, x).compile(quick).memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("backward", tiered([False, True], [True]))
 def test_memory_grows_with_the_length(backward):
     lengths = 4096, 32_768, 65_536
     found = [temporaries(n, backward) for n in lengths]

@@ -99,22 +99,22 @@ def test_in_a_model_under_jit_and_bound():
 
 
 @functools.cache
-def rotary_and_attention(options):
-    """Both as a function, its arguments, and its results on one device; `options` are items of the compiler's."""
-    program = functools.partial(jax.jit, compiler_options=dict(options))
+def rotary_and_attention():
+    """Both as a function, its arguments, and its results on one device."""
     rotary, attend = linen.RotaryEncoding(8, head_axis=-2), linen.positional_attention(6, bias=linen.T5Bias(3))
     x, positions = np.random.default_rng(1).normal(size=(8, 5, 3, 8)).astype(np.float32), np.arange(40).reshape(8, 5)
-    variables = program(attend.init)(KEY, x, x, x)
+    variables = jax.jit(attend.init, compiler_options=QUICK)(KEY, x, x, x)
 
-    @program
+    @functools.partial(jax.jit, compiler_options=QUICK)
     def f(x, positions):
         return rotary.apply({}, x, positions), attend.apply(variables, x, x, x, input_positions=positions)
 
     return f, (x, positions), f(x, positions)
 
 
-def check_sharded_input(kind, options):
-    f, arrays, want = rotary_and_attention(tuple(options.items()))
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sharded_input(kind, on_cpu):
+    f, arrays, want = rotary_and_attention()
     mesh = Mesh(np.array(jax.devices("cpu")), ("d",), axis_types=(kind,))
     with jax.set_mesh(mesh):
         put = [jax.device_put(a, NamedSharding(mesh, P("d"))) for a in arrays]
@@ -125,17 +125,6 @@ def check_sharded_input(kind, options):
     assert_within(attended, want[1], 2e-6, against="one device")  # Flax's products are in whatever order
     for y in (turned, attended):
         assert y.sharding.is_equivalent_to(put[0].sharding, 4)
-
-
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_sharded_input(kind, on_cpu):
-    check_sharded_input(kind, QUICK)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_sharded_input_of_optimized_programs(kind, on_cpu):
-    check_sharded_input(kind, {})
 
 
 def test_modules_are_values():

@@ -360,7 +360,9 @@ def of_traced_lengths(dim, base):
     return lengths, each({o: np.array(ns, np.int32) for o, ns in lengths.items()})
 
 
-@pytest.mark.parametrize(("dim", "base"), [(4, 1e4), thorough(8, 10.0), (64, 15e4), thorough(128, 5e5), thorough(256, 5e5)])
+@pytest.mark.parametrize(
+    ("dim", "base"), [(4, 1e4), thorough(8, 10.0), (64, 15e4), thorough(128, 5e5), thorough(256, 5e5)]
+)
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("original_max", tiered(ORIGINALS, [2048]))
 def test_a_traced_length_gives_each_frequency_to_a_few_ulp(dim, base, factor, original_max):
