@@ -210,7 +210,7 @@ def family_with_positions_of_each_batch_and_segments():
     return jax.jit(program)
 
 
-@pytest.mark.parametrize("name", tiered(BIASES, [*FAMILY, "one for all heads"]))
+@pytest.mark.parametrize("name", tiered(BIASES, FAMILY))
 def test_all_biases_with_positions_of_each_batch_and_segments(name):
     if name not in FAMILY:
         return compare(name, 4, MASKS, MASKED)

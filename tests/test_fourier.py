@@ -11,6 +11,7 @@ import numpy as np
 import oracle
 import pytest
 from closeness import assert_within
+from tiers import tiered
 
 import posenc_jax as pe
 
@@ -33,7 +34,7 @@ def bound(inputs):
     return 9e-8 + 6e-9 * inputs
 
 
-@pytest.mark.parametrize("inputs", [1, 2, 3, 16, 64])
+@pytest.mark.parametrize("inputs", tiered([1, 2, 3, 16, 64], [1, 3, 64]))
 @pytest.mark.parametrize(
     ("x_scale", "b_scale"),
     [(1, 1), (1, 10), (1, 4e6), (1e-3, 4e6), (1e4, 1e3), (6e8, 4e6), (6e8, 1e-12), (1e-30, 1e5), (1e-10, 6e7)],

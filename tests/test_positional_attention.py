@@ -70,7 +70,12 @@ def what_flax_gets(*arrays, frequencies=8, bias=None, layout="half", part="first
 @MAKERS
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"layout": "interleaved"}, {"width": 4, "part": "last"}, {"width": 6, "base": 50.0, "layout": "interleaved"}],
+    [
+        thorough({}),
+        thorough({"layout": "interleaved"}),
+        {"width": 4, "part": "last"},
+        {"width": 6, "base": 50.0, "layout": "interleaved"},
+    ],
     ids=str,
 )
 def test_is_attention_of_what_is_turned(make, settings):

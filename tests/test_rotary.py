@@ -256,7 +256,9 @@ def test_each_platform_gets_its_form(platform, heads, dtype, layout, expected, m
     assert not any(f"stablehlo.{name}" in text for name in missing)
 
 
-@pytest.mark.parametrize("shape", [(0, 5, 3, 8), (2, 0, 3, 8), (2, 0, 4, 8), (5, 0, 8)])
+@pytest.mark.parametrize(
+    "shape", tiered([(0, 5, 3, 8), (2, 0, 3, 8), (2, 0, 4, 8), (5, 0, 8)], [(0, 5, 3, 8), (2, 0, 4, 8)])
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_to_turn(shape, layout):
     settings, p = _turn.Settings(layout), np.zeros((1,) * len(shape), np.int32)

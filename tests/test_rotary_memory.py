@@ -34,7 +34,7 @@ def kept(function, *arguments):
     return jax.tree.leaves(jax.eval_shape(lambda *arguments: jax.vjp(function, *arguments)[1], *arguments))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", tiered([jnp.float32, jnp.bfloat16], [jnp.bfloat16]))
 @pytest.mark.parametrize("compiled", [False, True], ids=["", "jit"])
 @pytest.mark.parametrize("name", INTEGERS)
 def test_the_derivative_keeps_positions_alone(name, compiled, dtype):
