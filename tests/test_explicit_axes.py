@@ -189,8 +189,9 @@ def test_attention_wants_one_sharding(mesh, q, k, v, positions, message):
         pe.attention(q, k, v, query_positions=i, key_positions=j)
 
 
-def test_attention_of_more_parts_than_heads_of_keys(mesh):
-    q, k = place((X, ROWS), X[:, :, :2])
+@pytest.mark.parametrize("batch", [True, False])
+def test_attention_of_more_parts_than_heads_of_keys(mesh, batch):
+    q, k = place((X, ROWS), X[:, :, :2]) if batch else place((X[0], P(*ROWS[1:])), X[0, :, :2])
     message = (
         "heads of key must be as many as query's are split into on Explicit axes of a mesh, 4, or a multiple, or one"
     )
