@@ -64,15 +64,25 @@ def turned_anywhere():
     return x, jax.jit(turned)(x, ANYWHERE)
 
 
+def check_pairs(x, turned, layout, dim, base):
+    sine, cosine = oracle.waves(ANYWHERE, oracle.geometric(dim, base))
+    z = pairs_of(x, layout)
+    want = z * (cosine + 1j * sine)[:, None]
+    assert_within(pairs_of(turned, layout), want, 3e-7 * np.abs(z), against="mpmath at 60 digits")
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("dim", "base"), SPECTRA)
 def test_pairs_are_within_3e_7_at_any_position(layout, dim, base):
     x, turned = turned_anywhere()
-    sine, cosine = oracle.waves(ANYWHERE, oracle.geometric(dim, base))
-    z = pairs_of(x[dim], layout)
-    want = z * (cosine + 1j * sine)[:, None]
-    got = pairs_of(turned[layout, dim, base], layout)
-    assert_within(got, want, 3e-7 * np.abs(z), against="mpmath at 60 digits")
+    check_pairs(x[dim], turned[layout, dim, base], layout, dim, base)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pairs_are_within_3e_7_at_any_known_position(layout):
+    x, case = normal(len(ANYWHERE), 2, 64), (64, 500_000)
+    check_pairs(x, pe.rotary(x, ANYWHERE, pe.geometric(*case), layout=layout), layout, *case)
 
 
 def test_the_rotation_is_the_one_of_llama_and_of_gpt_j():
@@ -142,17 +152,29 @@ def turned_in_part():
     return x, jax.jit(turned)(x, np.arange(100, 105))
 
 
+def check_part(x, y, layout, dim, part):
+    y = np.asarray(y)
+    angles = np.arange(100, 105)[:, None, None] * pe.geometric(dim).angular
+    want = naive(x, angles, layout, dim, part == "last")
+    np.testing.assert_allclose(y, want, atol=1e-6)
+    kept = np.s_[..., dim:] if part == "first" else np.s_[..., : x.shape[-1] - dim]
+    np.testing.assert_array_equal(y[kept], x[kept])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("head_dim", "dim"), WIDTHS)
 @pytest.mark.parametrize("part", PARTS)
 def test_partial(layout, head_dim, dim, part):
-    every, turned = turned_in_part()
-    x, y = every[head_dim], np.asarray(turned[layout, head_dim, dim, part])
-    angles = np.arange(100, 105)[:, None, None] * pe.geometric(dim).angular
-    want = naive(x, angles, layout, dim, part == "last")
-    np.testing.assert_allclose(y, want, atol=1e-6)
-    kept = np.s_[..., dim:] if part == "first" else np.s_[..., : head_dim - dim]
-    np.testing.assert_array_equal(y[kept], x[kept])
+    x, turned = turned_in_part()
+    check_part(x[head_dim], turned[layout, head_dim, dim, part], layout, dim, part)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("part", PARTS)
+def test_partial_at_known_positions(layout, part):
+    x = normal(2, 5, 3, 16)
+    check_part(x, pe.rotary(x, np.arange(100, 105), 6, layout=layout, part=part), layout, 6, part)
 
 
 # The forms that platforms choose from, all of which run on a CPU too.
@@ -303,18 +325,26 @@ def there_and_back(x, p, w):
     return results
 
 
+THERE = normal(2, 5, 3, 8), np.arange(2_000_000_000, 2_000_000_005), np.float32([1.0, 0.3])
+
+
 @functools.cache
 def inverses():
-    arguments = normal(2, 5, 3, 8), np.arange(2_000_000_000, 2_000_000_005), jnp.array([1.0, 0.3])
-    return arguments[0], jax.jit(there_and_back)(*arguments)
+    return jax.jit(there_and_back)(*THERE)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("frequencies", ["None", "6", "scaled", "array"])
 def test_inverse(layout, frequencies):
-    x, results = inverses()
-    for result in results[layout, frequencies]:
-        np.testing.assert_allclose(result, x, atol=1e-6)
+    for result in inverses()[layout, frequencies]:
+        np.testing.assert_allclose(result, THERE[0], atol=1e-6)
+
+
+@pytest.mark.thorough
+def test_inverse_at_known_positions():
+    for case, results in there_and_back(*THERE).items():
+        for result in results:
+            np.testing.assert_allclose(result, THERE[0], atol=1e-6, err_msg=str(case))
 
 
 def test_the_inverse_of_the_smallest_amplitude():
@@ -352,8 +382,7 @@ def test_float64_is_kept():
     np.testing.assert_allclose(jax.grad(lambda x: jnp.sum(pe.rotary(x, np.arange(5)) ** 2))(x), 2 * x, atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_pair_turns_by_its_own_coordinate(layout):
+def check_coordinates(layout, program):
     p = np.random.default_rng(4).integers(0, 1000, (2, 5, 3))
     x = normal(2, 5, 4, 16)
     spectrum = pe.geometric(16)
@@ -363,9 +392,7 @@ def test_each_pair_turns_by_its_own_coordinate(layout):
         "axial": pe.axial(12, 3),
     }
 
-    @jax.jit
-    def turned(x, p):
-        one, each = p[0, 0], jnp.broadcast_to(p[0, 0], (5, 3))
+    def turned(x, p, one, each):
         return {
             name: (
                 pe.rotary(x, p, f, layout=layout),
@@ -375,11 +402,23 @@ def test_each_pair_turns_by_its_own_coordinate(layout):
             for name, f in every.items()
         }
 
-    for name, (got, one, each) in turned(x, p).items():
+    results = program(turned)(x, p, p[0, 0], np.tile(p[0, 0], (5, 1)))
+    for name, (got, one, each) in results.items():
         angles = np.take(p, every[name].axes, axis=-1) * every[name].angular
         want = naive(x, angles[:, :, None], layout, every[name].dim)
         np.testing.assert_allclose(got, want, atol=1e-6, err_msg=name)
         np.testing.assert_array_equal(one, each, name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_pair_turns_by_its_own_coordinate(layout):
+    check_coordinates(layout, jax.jit)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_pair_turns_by_its_own_known_coordinate(layout):
+    check_coordinates(layout, lambda f: f)
 
 
 def test_text_of_three_equal_coordinates_is_ordinary():
@@ -423,7 +462,8 @@ def test_float32_precision_is_what_references_compute(layout):
 def derivatives(x, p, w, slope_of, layout, dim, inverse=False):
     """float64: those of a loss by x, p and w, where `slope_of` gives its derivative by the turned x.
 
-    The derivative by a pair's angle θ is that along i·y for the turned pair y; back by e^(−iθ) is that by x.
+    The derivative by a pair's angle θ is the one along i·y, where y is the turned pair. Rotating the cotangent back by θ
+    gives the derivative by x.
     """
     x, p, w = (np.asarray(v, np.float64) for v in (x, p, w))
     sign = -1 if inverse else 1
