@@ -33,7 +33,7 @@ PADDINGS = [None, 0, 2, -5, 99]
 @functools.cache
 def segments_of_every_padding(shape):
     """Ids, and their positions by each padding, traced and mapped over rows, in one program."""
-    ids = np.repeat(RNG.integers(-2, 3, shape), 3, axis=-1).astype(np.int32)
+    ids = np.repeat(np.random.default_rng(0).integers(-2, 3, shape), 3, axis=-1).astype(np.int32)
     ids[ids == -2] = -5
 
     def each(ids, padding):
