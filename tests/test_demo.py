@@ -53,7 +53,7 @@ def load(folder):
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
-# results.json of `SHORT`: what the page says of a run is checked without one.
+# results.json of `SHORT`. Lets the page be checked without training.
 RECORDED = ROOT / "tests" / "data" / "demo_results.json"
 SHORT = "Setup(depth=1, segments=8)", "--steps", "3"
 

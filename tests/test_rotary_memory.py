@@ -88,7 +88,7 @@ def test_temporaries_are_small(layout, dtype, derivative):
 
 HALVES = "halves" if jax.__version_info__ >= (0, 12) else "reads"  # for it JAX must keep a barrier
 # x, what of it turns, the layout, and the program on a CPU. Bits do not show which it is: the time does.
-# For the default: each form, and both sides of what decides between them.
+# For the default: each form, and both sides of each threshold.
 FEW = [
     "halves",
     "halves of a part",
