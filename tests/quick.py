@@ -25,3 +25,8 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": Fal
 if os.environ.get("POSENC_TEST_OPTIMIZED") == "1":
     QUICK = {}
 QUICK = {option: value for option, value in QUICK.items() if _known(option, value)}
+
+
+def quick(f):
+    """`jax.jit` with these options; not inside another."""
+    return jax.jit(f, compiler_options=QUICK)

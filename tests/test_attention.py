@@ -13,6 +13,7 @@ from jax import export, lax
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from quick import quick
 from tiers import thorough, tiered
 
 import posenc_jax as pe
@@ -77,7 +78,7 @@ def _table_and_derivative(bias):
         table, pull = jax.vjp(lambda p: bias(i, j, *p), parameters)
         return table, pull(cotangent)[0]
 
-    return jax.jit(compute)
+    return quick(compute)
 
 
 def exact(
@@ -139,7 +140,7 @@ def check(got, want, tolerance=1e-5, against=FORMULA):
 def both(f, *arguments):
     """A result and the derivatives by all arguments, as one program."""
 
-    @jax.jit
+    @quick
     def program(*arguments):
         y, pull = jax.vjp(f, *arguments)
         return y, pull(jnp.broadcast_to(W[:, : y.shape[1]], y.shape).astype(y.dtype))
@@ -207,7 +208,7 @@ def family_with_positions_of_each_batch_and_segments():
         y, pull = jax.vjp(f, q, k, v, parameters)
         return y, pull(W)
 
-    return jax.jit(program)
+    return quick(program)
 
 
 @pytest.mark.parametrize("name", tiered(BIASES, FAMILY))
@@ -258,7 +259,7 @@ def test_heads_in_groups_and_other_leading_axes(kv_heads):
     i = np.asarray(BATCHED)[None, :, :6] % np.array([[[5]], [[6]], [[7]]], np.int32)
     q, j = normal(3, 2, 6, HEADS, WIDTH), np.arange(5, dtype=np.int32)
 
-    @jax.jit
+    @quick
     def attend(q, k, v, i):
         return tiled(q, k, v, (SLOPES,), pe.alibi, query_positions=i, key_positions=j, block_size=4)
 
@@ -275,7 +276,7 @@ def test_heads_in_groups_and_other_leading_axes(kv_heads):
 def test_a_step_of_decoding_is_a_row_of_the_whole():
     whole = exact(Q, K, V, (SLOPES,), pe.alibi, causal=True).y
 
-    @jax.jit
+    @quick
     def step(q, t):
         return tiled(
             q, K, V, (SLOPES,), pe.alibi, query_positions=t, key_positions=POSITIONS, causal=True, block_size=4
@@ -287,7 +288,7 @@ def test_a_step_of_decoding_is_a_row_of_the_whole():
 
 
 def test_far_positions():
-    @jax.jit
+    @quick
     def attend(i):
         return tiled(Q, K, V, (SLOPES,), pe.alibi, query_positions=i, key_positions=i, causal=True, block_size=4)
 
@@ -347,11 +348,13 @@ def test_what_sees_nothing_gives_zeros():
 def test_keys_that_are_all_far_away(block):
     """−2³¹·slope, the same for all keys, changes no weight; beside it float32 does not hold ln(keys)."""
 
-    @jax.jit
+    @quick
     def at(distance):
         i, j = jnp.full(LENGTH, distance, jnp.int32), jnp.zeros(LENGTH, jnp.int32)
         options = {"query_positions": i, "key_positions": j, "causal": True, "block_size": block}
-        return both(lambda *qkv: pe.attention(*qkv, bias=lambda i, j: pe.alibi(i, j, HEADS), **options), 0 * Q, K, V)
+        f = lambda *qkv: pe.attention(*qkv, bias=lambda i, j: pe.alibi(i, j, HEADS), **options)  # noqa: E731
+        y, pull = jax.vjp(f, 0 * Q, K, V)
+        return y, pull(W)
 
     far = at(np.int32(2**31 - 1))
     jax.tree.map(np.testing.assert_array_equal, far, at(np.int32(0)))
@@ -387,7 +390,7 @@ def test_derivatives_of_residuals():
     bias, parameters = BIASES["t5"]
     dy, dl = W, W[..., 0] - 2 * W[..., 1]
 
-    @jax.jit
+    @quick
     def pulled(*arguments):
         f = functools.partial(tiled, bias=bias, causal=True, block_size=4, return_residual=True)
         return jax.vjp(f, *arguments)[1]((dy, dl))
@@ -493,7 +496,7 @@ def family_in_programs(names):
         return lax.scan(step, np.float32(0), np.float32([0.25, 0.75]))[0]
 
     by = functools.partial(jax.grad, argnums=(1, 2, 3, 4))
-    return {"jax.checkpoint": jax.jit(by(jax.checkpoint(chosen_loss))), "jax.lax.scan": jax.jit(by(scanned))}
+    return {"jax.checkpoint": quick(by(jax.checkpoint(chosen_loss))), "jax.lax.scan": quick(by(scanned))}
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5", "fire"])
@@ -507,19 +510,19 @@ def test_parameters_closed_over_in_every_program(name):
 
 def test_vmap():
     parameters = np.stack([SLOPES, RATES, 2 * SLOPES])
-    got = jax.jit(jax.vmap(jax.jit(lambda p: jax.grad(loss, (0, 3))(Q, K, V, (p,)))))(parameters)
+    got = quick(jax.vmap(jax.jit(lambda p: jax.grad(loss, (0, 3))(Q, K, V, (p,)))))(parameters)
     want = [exact_gradients(parameters=(p,)) for p in parameters]
     check(got, (np.stack([x[0] for x in want]), (np.stack([x[3][0] for x in want]),)))
     i = np.stack([np.arange(LENGTH), np.arange(LENGTH)[::-1]]).astype(np.int32)
     rows = jax.vmap(lambda q, k, v, i: tiled(q, k, v, (SLOPES,), pe.alibi, query_positions=i, key_positions=i, causal=True))  # fmt: skip
-    check(jax.jit(rows)(Q, K, V, i), exact(Q, K, V, (SLOPES,), pe.alibi, i=i, causal=True).y)
+    check(quick(rows)(Q, K, V, i), exact(Q, K, V, (SLOPES,), pe.alibi, i=i, causal=True).y)
 
 
 def test_integers_closed_over():
     def f(q, shift, slopes):
         return jnp.sum(pe.attention(q, K, V, bias=lambda i, j: pe.alibi(i + shift, j, slopes), block_size=4) * W)
 
-    got = jax.jit(jax.vmap(jax.grad(f, (0, 2)), (None, 0, None)))(Q, np.arange(3, dtype=np.int32), SLOPES)
+    got = quick(jax.vmap(jax.grad(f, (0, 2)), (None, 0, None)))(Q, np.arange(3, dtype=np.int32), SLOPES)
     got = jax.tree.map(np.asarray, got)
     for shift in range(3):
         want = exact(Q, K, V, (SLOPES,), pe.alibi, i=POSITIONS + shift, j=POSITIONS).by
@@ -542,7 +545,7 @@ def test_a_module_closed_over():
 def test_derivatives_of_derivatives():
     q, k, v, w = (np.asarray(x[:1, :5], np.float64) for x in (Q, K, V, W))
     f = lambda x: jnp.sum(W[:1, :5] * tiled(x, K[:1, :5], V[:1, :5], (SLOPES,), pe.alibi, block_size=2, causal=True))  # noqa: E731  # fmt: skip
-    got = jax.jit(jax.grad(lambda x: jnp.sum(jax.grad(f)(x) ** 2)))(Q[:1, :5])
+    got = quick(jax.grad(lambda x: jnp.sum(jax.grad(f)(x) ** 2)))(Q[:1, :5])
     # The gradient of |g|² is 2 H g; H g is the derivative of g along g.
     gradient = lambda x: exact(x, k, v, (SLOPES,), pe.alibi, i=POSITIONS[:5], causal=True, dy=w).by[0]  # noqa: E731
     g = gradient(q)
@@ -570,7 +573,7 @@ def test_derivatives_in_shard_map(over, name):
 
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
     f = jax.shard_map(local, mesh=mesh, in_specs=(*spec, spec[0], P()), out_specs=P())
-    got = jax.jit(jax.grad(f, (0, 1, 2, 4)))(q, k, v, w, parameters)
+    got = quick(jax.grad(f, (0, 1, 2, 4)))(q, k, v, w, parameters)
     check(got, exact(q, k, v, parameters, bias, i=POSITIONS[:n], causal=True, dy=w).by)
 
 
@@ -581,7 +584,7 @@ def test_on_a_mesh_with_explicit_axes(spec, on_cpu):
     with jax.set_mesh(mesh):
         q, k, v, w = (jax.device_put(x, NamedSharding(mesh, spec)) for x in (Q, K, V, W))
         f = lambda *x: jnp.sum(tiled(*x, pe.alibi, causal=True, block_size=4) * w)  # noqa: E731
-        got = jax.jit(jax.grad(f, (0, 1, 2, 3)))(q, k, v, (SLOPES,))
+        got = quick(jax.grad(f, (0, 1, 2, 3)))(q, k, v, (SLOPES,))
     check(got, want)
 
 
@@ -641,8 +644,8 @@ def temporaries(length, backward):
     f = functools.partial(pe.attention, bias=functools.partial(pe.alibi, heads=8), causal=True)
     g = (lambda q, k, v, dy: jax.vjp(f, q, k, v)[1](dy)) if backward else (lambda q, k, v, dy: f(q, k, v))
     # Buffers are assigned before LLVM generates code, which need not be fast: it does not run.
-    quick = {"xla_backend_optimization_level": 0}
-    return jax.jit(g).lower(x, x, x, x).compile(quick).memory_analysis().temp_size_in_bytes
+    options = {"xla_backend_optimization_level": 0}
+    return jax.jit(g).lower(x, x, x, x).compile(options).memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("backward", tiered([False, True], [True]))

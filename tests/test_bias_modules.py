@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from closeness import assert_within
 from flax import nnx
-from quick import QUICK
+from quick import quick
 
 import posenc_jax as pe
 import posenc_jax.linen as linen
@@ -89,10 +89,6 @@ def made(name, *args, **settings):
 
 def parameters(module):
     return nnx.to_pure_dict(nnx.state(module, nnx.Param))
-
-
-def quick(f):
-    return jax.jit(f, compiler_options=QUICK)
 
 
 def drawn_in_both(name, *sizes, **settings):

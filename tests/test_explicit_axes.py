@@ -12,7 +12,7 @@ from closeness import assert_within
 from compile.aot import Compiled
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from quick import QUICK
+from quick import quick
 from tiers import thorough
 
 import posenc_jax as pe
@@ -31,10 +31,6 @@ def place(*arguments):
     """Arrays on the mesh that is set; each is given alone or with what shards it."""
     pairs = (x if isinstance(x, tuple) else (x, P()) for x in arguments)
     return [jax.device_put(x, NamedSharding(jax.sharding.get_mesh(), spec)) for x, spec in pairs]
-
-
-def quick(f):
-    return jax.jit(f, compiler_options=QUICK)
 
 
 def mesh_of(kind):

@@ -464,8 +464,8 @@ def test_float32_precision_is_what_references_compute(layout):
 def derivatives(x, p, w, slope_of, layout, dim, inverse=False):
     """float64: those of a loss by x, p and w, where `slope_of` gives its derivative by the turned x.
 
-    The derivative by a pair's angle θ is the one along i·y, where y is the turned pair. Rotating the cotangent back by θ gives
-    the derivative by x.
+    The derivative by a pair's angle θ is the one along i·y, where y is the turned pair. Rotating the cotangent back by θ
+    gives the derivative by x.
     """
     x, p, w = (np.asarray(v, np.float64) for v in (x, p, w))
     sign = -1 if inverse else 1

@@ -19,7 +19,7 @@ from compile.aot import Compiled
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from quick import QUICK
+from quick import QUICK, quick
 from tiers import thorough, tiered
 
 import posenc_jax as pe
@@ -373,7 +373,7 @@ def pieces(f):
 
 @functools.cache
 def attended(f):
-    return np.asarray(jax.jit(f, compiler_options=QUICK)(*pieces(f), SLOPES[:4]))
+    return np.asarray(quick(f)(*pieces(f), SLOPES[:4]))
 
 
 # Once if the slopes vary along the batch as the rest does; else with every tile, in the loop.
@@ -421,10 +421,6 @@ def example():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def quick(f):
-    return jax.jit(f, compiler_options=QUICK)
 
 
 def packed():
