@@ -11,6 +11,7 @@ import numpy as np
 import oracle
 import pytest
 from closeness import assert_within
+from quick import quick
 from tiers import tiered
 
 import posenc_jax as pe
@@ -143,7 +144,7 @@ def test_derivatives_in_both(layout):
         (RNG.normal(size=(4, 3)).astype(np.float32), RNG.normal(size=(3, 5)).astype(np.float32)) for _ in range(2)
     )
 
-    @jax.jit
+    @quick
     def slopes(x, matrix, weights, whole_numbers, one, other):
         f = lambda x, b: pe.fourier_features(x, b, layout=layout)  # noqa: E731
         forward = lambda x, b: jax.jvp(f, (x, b), one)[1]  # noqa: E731

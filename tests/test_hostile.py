@@ -20,6 +20,7 @@ from closeness import assert_within
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import export
+from quick import quick
 from tiers import tiered
 
 import posenc_jax as pe
@@ -746,7 +747,7 @@ def test_attention_of_any_positions_under_every_transform(
             TRIED[f"{transform} of attention"] += 1
             dy = np.resize(ROWS[3:], got.shape).astype(dtype)
             g = jax.checkpoint(f) if transform == "remat" else f
-            cotangents = jax.jit(jax.grad(lambda *x: jnp.sum(g(*x) * dy), (0, 1, 2)))(q, k, v)
+            cotangents = quick(jax.grad(lambda *x: jnp.sum(g(*x) * dy), (0, 1, 2)))(q, k, v)
             for name, mine, true in zip("qkv", cotangents, back(dy.astype(np.float64)), strict=True):
                 assert_within(mine, true, 2 * bound, against=f"∂/∂{name} by the dense float64 formula")
     assert got.dtype == dtype and got.shape == q.shape
@@ -791,7 +792,7 @@ def test_the_rest_under_every_transform(transform, name, shape, at, dtype, data)
     TRIED[transform] += 1
     ct = np.resize(ROWS[2:], got.shape).astype(dtype)
     g = jax.checkpoint(f) if transform == "remat" else f
-    dx = np.asarray(jax.jit(jax.grad(lambda x, p: jnp.sum(g(p, x) * ct)))(x, p), np.float64)
+    dx = np.asarray(quick(jax.grad(lambda x, p: jnp.sum(g(p, x) * ct)))(x, p), np.float64)
     along = (dx * x.astype(np.float64)).sum()
     if linear:  # ẋ·x = ẏ·y
         y = (ct.astype(np.float64) * got.astype(np.float64)).sum()
@@ -906,7 +907,7 @@ def test_no_nan_on_the_way_of_any_derivative(name):
 
     floats = jax.device_put(floats)
     with jax.debug_nans(True):
-        eager, jitted = (jax.block_until_ready(g(*floats)) for g in (by_all, jax.jit(by_all)))
+        eager, jitted = (jax.block_until_ready(g(*floats)) for g in (by_all, quick(by_all)))
     for i, (a, b) in enumerate(zip(eager, jitted, strict=True)):
         a, b = np.asarray(a), np.asarray(b)
         assert np.isfinite(a).all() and a.any()

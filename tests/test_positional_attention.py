@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from closeness import assert_within
 from flax import nnx
+from quick import quick
 from tiers import thorough, tiered
 
 import posenc_jax as pe
@@ -179,7 +180,7 @@ def test_in_the_layers_of_both_stacks(as_flax, masked):
     same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8))
     want = layer_in_numpy(layer, X, np.arange(6), CAUSAL if masked else True)
     np.testing.assert_allclose(nnx.jit(lambda m, x: m(x, mask=mask))(layer, X), want, atol=2e-6)
-    np.testing.assert_allclose(jax.jit(same.apply)(parameters(layer), X, mask=mask), want, atol=2e-6)
+    np.testing.assert_allclose(quick(same.apply)(parameters(layer), X, mask=mask), want, atol=2e-6)
     unturned = layer_in_numpy(layer, X, np.zeros(6), CAUSAL if masked else True)
     assert np.abs(unturned - want).max() > 1e-2  # the order is seen
 
@@ -233,7 +234,7 @@ def test_settings_of_linen(as_flax, setting):
     )
     plain = nnx_layer(nnx_modules.positional_attention(8))
     assert jax.tree.structure(jax.eval_shape(layer.init, KEY, X)) == jax.tree.structure(parameters(plain))
-    got = jax.jit(layer.apply)(parameters(plain), X)
+    got = quick(layer.apply)(parameters(plain), X)
     assert got.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(got, np.float32), layer_in_numpy(plain, X, np.arange(6)), atol=2e-2)
 
@@ -457,7 +458,7 @@ def test_parameters_of_a_bias_are_those_of_the_layer(as_flax):
     np.testing.assert_array_equal(layer.attention_fn.bias.embedding[...], TABLE)
 
     grads = nnx.jit(nnx.grad(lambda m: jnp.sum(jnp.sin(m(X)))))(layer)
-    wanted = jax.jit(jax.grad(lambda v: jnp.sum(jnp.sin(same.apply(v, X)))))(parameters(layer))
+    wanted = quick(jax.grad(lambda v: jnp.sum(jnp.sin(same.apply(v, X)))))(parameters(layer))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), {"params": nnx.to_pure_dict(grads)}, wanted)
 
     order = np.arange(6)
@@ -605,7 +606,7 @@ def textbook(attend, q, k, v):
 
 
 def with_grads(f):
-    return jax.jit(jax.value_and_grad(lambda *qkv: jnp.sum(jnp.sin(f(*qkv))), argnums=(0, 1, 2)))(Q, K, V)
+    return quick(jax.value_and_grad(lambda *qkv: jnp.sum(jnp.sin(f(*qkv))), argnums=(0, 1, 2)))(Q, K, V)
 
 
 @functools.cache
@@ -644,7 +645,7 @@ def test_a_float32_bias_of_16_bit_scores(make, dtype):
         return attend(q, k, v), attend(q, k, v, dropout_rng=KEY, dropout_rate=1e-9, deterministic=False)
 
     if dtype == jnp.bfloat16:  # on a CPU jax.jit has no product of float16 with a float32 result
-        with_and_without_dropout = jax.jit(with_and_without_dropout)
+        with_and_without_dropout = quick(with_and_without_dropout)
     want = attended(*(x.astype(np.float64) for x in (q, k, v)), bias=np.asarray(bias(np.arange(6), np.arange(6))))
     for y in with_and_without_dropout(q, k, v):
         assert y.dtype == dtype
@@ -681,11 +682,11 @@ def test_scanned_linen_layers():
             ), None
 
     stack = nn.scan(nn.remat(Block), variable_axes={"params": 0}, split_rngs={"params": True}, length=2)()
-    variables = jax.tree.map(np.asarray, jax.jit(stack.init)(KEY, X, None))
-    want, block = X, jax.jit(Block().apply)
+    variables = jax.tree.map(np.asarray, quick(stack.init)(KEY, X, None))
+    want, block = X, quick(Block().apply)
     for i in range(2):
         want, _ = block(jax.tree.map(lambda leaf, i=i: leaf[i], variables), want, None)
-    np.testing.assert_allclose(jax.jit(stack.apply)(variables, X, None)[0], want, atol=1e-5)
+    np.testing.assert_allclose(quick(stack.apply)(variables, X, None)[0], want, atol=1e-5)
 
 
 @MAKERS

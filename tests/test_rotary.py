@@ -13,6 +13,7 @@ from flax import nnx
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from quick import quick
 from tiers import thorough, tiered
 
 import posenc_jax as pe
@@ -263,7 +264,7 @@ def test_each_platform_gets_its_form(platform, heads, dtype, layout, expected, m
 def test_nothing_to_turn(shape, layout):
     settings, p = _turn.Settings(layout), np.zeros((1,) * len(shape), np.int32)
 
-    @jax.jit
+    @quick
     def turned(x, p):
         every = {
             (dim, n): FORMS[n](settings, x, p, pe.geometric(dim)) for dim in (6, 8) for n in forms(layout, dim == 8)
@@ -332,7 +333,7 @@ THERE = normal(2, 5, 3, 8), np.arange(2_000_000_000, 2_000_000_005), np.float32(
 
 @functools.cache
 def inverses():
-    return jax.jit(there_and_back)(*THERE)
+    return quick(there_and_back)(*THERE)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -497,7 +498,7 @@ def test_derivatives_in_x_positions_and_frequencies(layout, inverse, shape):
     w = np.asarray([1.3, 0.2, 0.7], np.float32)
     expected = derivatives(x, p, w, lambda y: 2 * weights * y, layout, 6, inverse)
 
-    @jax.jit
+    @quick
     def slopes(x, p, w):
         ours = lambda x, p, w: jnp.sum(weights * pe.rotary(x, p, w, layout=layout, inverse=inverse) ** 2)  # noqa: E731
         # The last features instead of the first: the same of features in another order.
@@ -523,7 +524,7 @@ def test_derivatives_in_positions_of_several_coordinates():
     x, f = jnp.asarray(normal(2, 5, 3, 8)), pe.multi_section(pe.geometric(8), [1, 2, 1])
     p = jnp.asarray(np.random.default_rng(6).uniform(-3, 3, (5, 3)).astype(np.float32))
     loss = lambda p: jnp.sum(pe.rotary(x, p, f) * x)  # noqa: E731
-    got = np.asarray(jax.jit(jax.grad(loss))(p))
+    got = np.asarray(quick(jax.grad(loss))(p))
     z = pairs_of(x, "half")
     angles = np.take(np.asarray(p, np.float64), f.axes, -1) * f.angular
     slopes = -np.sin(angles)[None, :, None] * np.abs(z) ** 2 * f.angular  # d/dθ Re(z̄ z e^{iθ})
@@ -561,7 +562,7 @@ def test_derivatives_compose():
     along = grad(lambda x: jnp.vdot(jax.grad(loss)(x), x))(x)  # H·x + ∇ = 3∇ + ∇ for a quartic
     np.testing.assert_allclose(along, 4 * plain, rtol=1e-5, atol=1e-5)
     one = x[0, 0, 0]
-    jacobian = jax.jit(jax.jacrev(lambda x: pe.rotary(x, 3, head_axis=None)))(one)
+    jacobian = quick(jax.jacrev(lambda x: pe.rotary(x, 3, head_axis=None)))(one)
     np.testing.assert_allclose(jacobian @ one, pe.rotary(one, 3, head_axis=None), atol=1e-6)
 
 
@@ -595,7 +596,7 @@ def test_derivatives_on_a_mesh(kind, x_spec, p_spec, on_cpu):
         if explicit:
             x, p = (jax.device_put(v, NamedSharding(mesh, spec)) for v, spec in ((x, x_spec), (p, p_spec)))
 
-        @jax.jit
+        @quick
         def slopes(x, p, w):
             by_x = jax.grad(lambda x: total(x, p, pe.geometric(6)) if explicit else total(x, p, w))
             return jax.grad(total, (0, 1, 2))(x, p, w), by_x(x)
@@ -654,7 +655,7 @@ def test_an_x_that_is_one_for_all_devices(on_cpu):
     want = naive(weights, backward, "half").sum(0, keepdims=True)
     local = lambda x, p, c: lax.psum(total(x, p, c), "d")  # noqa: E731
     mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
-    got = jax.jit(jax.grad(jax.shard_map(local, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=P())))
+    got = quick(jax.grad(jax.shard_map(local, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=P())))
     np.testing.assert_allclose(got(x, p, weights), want, rtol=1e-5, atol=1e-6)
 
 
