@@ -220,6 +220,15 @@ def test_fourier_features(learned):
     assert set(parameters(module)) == ({"matrix"} if learned else set())
 
 
+def test_kerple_begins_at_least_a_hundredth_from_its_limits():
+    """As the authors' code: r₁ of the power form within (0.01, 1), its exponent r₂ within (0.01, 1.99)."""
+    module = quick(lambda: parameters(made("KERPLE", 2**20, form="power")))()
+    drawn = {name: np.asarray(x, np.float64) for name, x in module.items()}
+    found = np.logaddexp(0, drawn["free_r1"]), 2 / (1 + np.exp(-drawn["free_r2"]))
+    for values, ends in zip(found, [(0.01, 1), (0.01, 1.99)], strict=True):
+        assert_within([values.min(), values.max()], ends, [7e-6, 2e-5], against="the ends of the interval")
+
+
 def test_the_fourier_matrix_is_gaussian():
     for matrix in (
         quick(lambda: made("FourierFeatures", 100, 200, scale=10.0).matrix[...])(),
