@@ -7,8 +7,8 @@ The tests first run once as they are, to learn which lines each of them runs and
 module in a process of its own, which runs the tests that reach its statement, the cheapest case of every test first.
 
 Without options, a mutant's tests stop at the first that fails. `survivors.json` gives the reason for the mutants that
-no test can kill: most change the speed alone, or nothing. The exit status is 1 if fewer than nine tenths of a module's
-mutants are killed, or if all mutants were tried and one without a reason survives. `--default` uses the tests of
+no test can kill: most change the speed alone, or nothing. Of the others, the exit status is 1 if fewer than nine tenths
+of a module's are killed, or if all were tried and one survives. `--default` uses the tests of
 `nox -s tests` alone.
 
 With `--kills` they go on: `kills.json` lists, for each mutant, the tests that kill it and those that pass, and what
@@ -391,37 +391,39 @@ def fill(drawn, found, tier, jobs, budget):
 
 def kill(drawn, found, tier, jobs, reasons, options):
     """Whether a test kills each mutant drawn; prints those that survive, and the shares."""
-    weak, outcomes, start, whole = [], [], time.monotonic(), Counter()
-    for module, (mutants, total, source) in drawn.items():
-        # The module as it is, seen through the same eyes: no test may fail.
-        control = mutants[0]._replace(source=source)
-        cheap = tests_for(control, found, tier)[:20]
-        if [outcome for _, outcome, *_ in run([(control, cheap, (0, LONG))], set(found["seconds"]), 1)] != ["survived"]:
-            sys.exit(f"{module} as it is fails a test")
-        counts = Counter()
-        # The first failure ends a mutant's tests. What is known to survive is not tried for long.
-        chosen = [(m, tests_for(m, found, tier), (0, BUDGET if m.name in reasons else LONG)) for m in mutants]
-        for mutant, outcome, failed, _ in run(chosen, set(found["seconds"]), jobs):
-            counts[outcome] += 1
-            outcomes.append({"line": mutant.line, "name": mutant.name, "outcome": outcome, "by": sorted(failed)})
-            if outcome not in DEAD:
-                why = reasons.get(mutant.name)
-                counts["explained"] += bool(why)
-                print(f"  {outcome}: {mutant.line}: {mutant.name}{f' ({why})' if why else ''}", flush=True)
-            if options.json:
-                options.json.write_text(json.dumps(outcomes, indent=1))
-        dead = counts["killed"] + counts["late"]
-        share, left = dead / len(mutants), len(mutants) - dead - counts["explained"]
+    known, start = set(found["seconds"]), time.monotonic()
+    # Each module as it is, seen through the same eyes: no test may fail.
+    controls = [mutants[0]._replace(source=source, name=module) for module, (mutants, _, source) in drawn.items()]
+    chosen = [(m, tests_for(m, found, tier)[:20], (0, LONG)) for m in controls]
+    for module, outcome, *_ in run(chosen, known, jobs):
+        if outcome != "survived":
+            sys.exit(f"{module.name} as it is fails a test")
+    every, counts, outcomes = [m for mutants, *_ in drawn.values() for m in mutants], defaultdict(Counter), []
+    # The first failure ends a mutant's tests. What is known to survive is not tried for long.
+    chosen = [(m, tests_for(m, found, tier), (0, BUDGET if m.name in reasons else LONG)) for m in every]
+    for mutant, outcome, failed, _ in run(chosen, known, jobs):
+        why = reasons.get(mutant.name) if outcome not in DEAD else None
+        counts[Path(mutant.file).stem] += Counter({outcome: 1, "explained": bool(why)})
+        outcomes.append({"line": mutant.line, "name": mutant.name, "outcome": outcome, "by": sorted(failed)})
+        if outcome not in DEAD:
+            print(f"  {outcome}: {mutant.line}: {mutant.name}{f' ({why})' if why else ''}", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(outcomes, indent=1))
+    weak, whole = [], Counter()
+    for module, (mutants, total, _) in drawn.items():
+        late, explained = counts[module]["late"], counts[module]["explained"]
+        dead, judged = counts[module]["killed"] + late, len(mutants) - explained
         print(
-            f"{module}: {dead} of {len(mutants)} killed, {share:.0%}, {counts['late']} by a time-out (of {total} "
-            f"mutants in all); {counts['explained']} others have a reason; {time.monotonic() - start:.0f} s",
-            flush=True,
+            f"{module}: {dead} of {len(mutants)} killed, {late} by a time-out (of {total} mutants in all); "
+            f"{explained} others have a reason"
         )
-        whole += Counter(dead=dead, all=len(mutants), explained=counts["explained"])
-        if share < 0.9 or (left and not options.sample):
+        whole += Counter(dead=dead, judged=judged)
+        if dead < 0.9 * judged or (dead < judged and not options.sample):
             weak.append(module)
-    judged = whole["all"] - whole["explained"]
-    print(f"{whole['dead']} of {judged} without a reason killed, {whole['dead'] / judged:.1%}")
+    share = whole["dead"] / whole["judged"]
+    print(
+        f"{whole['dead']} of {whole['judged']} without a reason killed, {share:.1%}; {time.monotonic() - start:.0f} s"
+    )
     return f"weak: {', '.join(weak)}" if weak else 0
 
 
