@@ -393,11 +393,11 @@ def kill(drawn, found, tier, jobs, reasons, options):
     """Whether a test kills each mutant drawn; prints those that survive, and the shares."""
     known, start = set(found["seconds"]), time.monotonic()
     # Each module as it is, seen through the same eyes: no test may fail.
-    controls = [mutants[0]._replace(source=source, name=module) for module, (mutants, _, source) in drawn.items()]
+    controls = [mutants[0]._replace(source=source) for mutants, _, source in drawn.values()]
     chosen = [(m, tests_for(m, found, tier)[:20], (0, LONG)) for m in controls]
-    for module, outcome, *_ in run(chosen, known, jobs):
+    for control, outcome, *_ in run(chosen, known, jobs):
         if outcome != "survived":
-            sys.exit(f"{module.name} as it is fails a test")
+            sys.exit(f"{control.file} as it is fails a test")
     every, counts, outcomes = [m for mutants, *_ in drawn.values() for m in mutants], defaultdict(Counter), []
     # The first failure ends a mutant's tests. What is known to survive is not tried for long.
     chosen = [(m, tests_for(m, found, tier), (0, BUDGET if m.name in reasons else LONG)) for m in every]
