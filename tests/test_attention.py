@@ -598,7 +598,7 @@ def test_export_of_any_batch():
 
 
 @pytest.mark.parametrize("axis", [1, 2, 3])
-@pytest.mark.parametrize("name", ["query", "key"])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
 def test_sizes_must_be_known(name, axis):
     (n,) = export.symbolic_shape("n")
     shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in (("query", Q), ("key", K), ("value", V))}

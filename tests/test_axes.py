@@ -160,3 +160,11 @@ F = pe.geometric(12)
 def test_bad_input(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+def test_the_width_of_all_axes_has_a_limit():
+    assert pe.axial(pe.geometric(2), 2**19).dim == 2**20
+    with pytest.raises(
+        ValueError, match="^axial: frequencies of all axes must have a width of at most 2²⁰, got 1048578$"
+    ):
+        pe.axial(pe.geometric(2), 2**19 + 1)

@@ -73,6 +73,12 @@ def test_learned_is_that_of_nnx(settings):
         np.testing.assert_array_equal(module.apply(variables, X, positions), other(X, positions))
 
 
+def test_tables_begin_with_a_standard_deviation_of_a_fiftieth():
+    for init in (linen.default_embedding_init, nnx_modules.default_embedding_init):
+        want = 0.02 * np.asarray(jax.random.normal(KEY, (64,)))
+        assert_within(init(KEY, (64,), jnp.float32), want, 1e-7 + 1e-6 * np.abs(want), against="0.02 times the normals")
+
+
 def test_metadata_passes_through():
     init = nn.with_partitioning(nn.initializers.ones, ("positions", "model"))
     module = linen.LearnedEncoding(16, 8, embedding_init=init)

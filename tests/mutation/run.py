@@ -219,11 +219,12 @@ def tests_for(mutant, found, tier):
     """Those of a tier that reach its statement: the cheapest case of every test, then the second, and so on."""
     lines, seconds = found["lines"].get(mutant.file, {}), found["seconds"]
     here = {test for line in mutant.lines for test in lines.get(str(line), [])}
-    if not here:  # it runs at import: every test of the module, of its importers, of names and of tables
+    if not here:  # it runs at import: every test of the module, of its importers and of tables
         users = [found["lines"].get(file, {}) for file in users_of(mutant.file)]
         here = {test for lines in users for tests in lines.values() for test in tests} or set(seconds)
         running = {test for lines in found["lines"].values() for tests in lines.values() for test in tests}
-        here |= {test for test in seconds if test not in running or test.startswith(LOOK_AT_NAMES)}
+        here |= set(seconds) - running
+    here |= {test for test in seconds if test.startswith(LOOK_AT_NAMES)}  # and defaults, which no line shows
     # Cases may share what the first of them computes.
     here, cases = {test.split("[")[0] for test in here}, defaultdict(list)
     for test in sorted(tier, key=seconds.get):
