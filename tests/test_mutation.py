@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -76,14 +77,12 @@ def test_what_the_marks_lose():
 
 
 def test_the_matrix_of_the_repository():
-    """Of every module twelve mutants, or all of them."""
-    from mutants import mutants_of
-    from run import FOLDER, MODULES, Kills
+    """As far as it was made: a change of the library or of a test does not ask for another."""
+    from run import Kills
 
     matrix = Kills()
     assert len(matrix.seconds) > 3500 and all("::test_" in name for name in matrix.seconds)
     assert 500 < len(matrix.thorough) < len(matrix.seconds) / 2
-    every = {m: mutants_of(f"{m}.py", (FOLDER / f"{m}.py").read_text(encoding="utf-8")) for m in MODULES}
-    tried = {m: [mutant for mutant in mutants if mutant.name in matrix.mutants] for m, mutants in every.items()}
-    assert {m: len(mutants) for m, mutants in tried.items() if len(mutants) < min(12, len(every[m]))} == {}
+    modules = Counter(name.partition(",")[0] for name in matrix.mutants)
+    assert len(modules) >= 29 and min(modules.values()) >= 12
     assert sum(bool(row["killed"] or row["import"]) for row in matrix.mutants.values()) > 0.9 * len(matrix.mutants)
