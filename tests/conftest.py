@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items):
     seconds = collections.Counter()
     for test, cost in json.loads(KILLS.read_text(encoding="utf-8"))["tests"].items():
         seconds[test.split("[")[0]] += cost
-    items.sort(key=lambda item: seconds[item.nodeid.split("[")[0]])
+    items.sort(key=lambda item: seconds.get(item.nodeid.split("[")[0], 1.0))  # one second if it is not known
 
 
 def pytest_collection_finish():
