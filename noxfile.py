@@ -129,8 +129,9 @@ def package(session):
     shutil.rmtree(folder)
     folder.mkdir()
     install(session, "build")
-    session.run("python", "-m", "build", "--outdir", str(folder / "dist"))  # the sdist, and the wheel from it
-    (wheel,), (sdist,) = folder.glob("dist/*.whl"), folder.glob("dist/*.tar.gz")
+    shutil.rmtree(root / "dist", ignore_errors=True)
+    session.run("python", "-m", "build")  # the sdist, and the wheel from it
+    (wheel,), (sdist,) = root.glob("dist/*.whl"), root.glob("dist/*.tar.gz")
     for version in ("3.11", "3.12", "3.13"):
         python = shutil.which(f"python{version}")
         if not python or subprocess.run([python, "-c", "import ensurepip"], capture_output=True).returncode:

@@ -8,8 +8,7 @@ module in a process of its own, which runs the tests that reach its statement, t
 
 Without options, a mutant's tests stop at the first that fails. `survivors.json` gives the reason for the mutants that
 no test can kill: most change the speed alone, or nothing. Of the others, the exit status is 1 if fewer than nine tenths
-of a module's are killed, or if all were tried and one survives. `--default` uses the tests of
-`nox -s tests` alone.
+of a module's are killed, or if all were tried and one survives. `--default` uses the tests of `nox -s tests` alone.
 
 With `--kills` they go on: `kills.json` lists, for each mutant, the tests that kill it and those that pass, and what
 each test costs. A mutant gets `--budget` CPU seconds, and until its first kill up to `LONG`. A later call goes on where
