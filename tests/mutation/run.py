@@ -297,7 +297,7 @@ class Kills:
         if path.exists():
             kept = json.loads(path.read_text(encoding="utf-8"))
             self.seconds, names = kept["tests"], list(kept["tests"])
-            self.thorough = {names[i] for i in _numbers(kept.get("thorough", ""))}
+            self.thorough = {names[i] for i in _numbers(kept["thorough"])}
             for name, row in kept["mutants"].items():
                 self.mutants[name] = {word: {names[i] for i in _numbers(row[word])} for word in ("killed", "passed")}
                 self.mutants[name]["import"] = row.get("import", False)
