@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -27,46 +28,51 @@ import numpy as np
 from jax import lax
 from jax.core import eval_jaxpr
 
-from posenc_jax import _check, _mesh
+from posenc_jax import _mesh
+from posenc_jax._arrays import align, compute_dtype
 
 
-class Settings(NamedTuple):
+class BlockwiseSettings(NamedTuple):
+    """How scores are masked and biased, and cut into tiles."""
+
     causal: bool
     scale: float
     block_size: int
-    skips: bool  # whether a tile in which nothing is seen is passed over
-    residual: bool = False  # whether ℓ is a result too
+    skips: bool = False  # whether to skip a tile in which no query sees a key
+    residual: bool = False  # whether to return ℓ too
     bias: Any = None  # a jaxpr of the positions of a tile
-    learned: tuple[int, ...] = ()  # those of its arrays that may have derivatives
+    learned: tuple[int, ...] = ()  # which of the arrays that it closes over may have derivatives
 
 
 class Side(NamedTuple):
-    """What masks and bias ask of the queries or of the keys: (length,), or (batch or 1, length) for both."""
+    """What masks and bias read of the queries or of the keys: (length,), or (batch or 1, length) for both."""
 
     positions: jax.Array
     segments: jax.Array | None = None
-    real: jax.Array | None = None  # of keys: False where the last block is filled up, if it is
+    real: jax.Array | None = None  # for keys: False where the last block is padded, None without padding
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(settings, query, key, value, sides, arrays):
+def _attention(settings: BlockwiseSettings, query: Any, key: Any, value: Any, sides: Any, arrays: Any) -> Any:
     return _forward(settings, query, key, value, sides, arrays)[0]
 
 
-def _forward(settings, query, key, value, sides, arrays):
+def _forward(
+    settings: BlockwiseSettings, query: Any, key: Any, value: Any, sides: Any, arrays: Any
+) -> tuple[Any, tuple[Any, ...]]:
     queries, keys = _blocks(settings, query, key, value, sides)
 
-    def row(block):
+    def row(block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         q, q_side = block
 
-        def step(sums, block):
+        def step(sums: Any, block: Any) -> tuple[Any, None]:
             k, v, k_side = block
             top, total, out = sums
 
-            def visit():
+            def visit() -> Any:
                 scores = _scores(settings, q, k, q_side, k_side, arrays)
                 higher = jnp.maximum(top, jnp.max(scores, -1))
-                finite = jnp.where(jnp.isneginf(higher), 0, higher)  # of a query that has seen nothing yet
+                finite = jnp.where(jnp.isneginf(higher), 0, higher)  # −∞ until a query sees a key
                 p, shrink = jnp.exp(scores - finite[..., None]), jnp.exp(top - finite)
                 seen = _dot("bkgqs,bksd->bkgqd", p.astype(v.dtype), v)
                 return higher, total * shrink + jnp.sum(p, -1), out * shrink[..., None] + seen
@@ -75,39 +81,39 @@ def _forward(settings, query, key, value, sides, arrays):
 
         start = _full(q[..., 0], -jnp.inf), _full(q[..., 0], 0), _full(q, 0)
         (top, total, out), _ = lax.scan(step, start, keys)
-        total = jnp.where(total == 0, 1, total)  # of a query that sees nothing
+        total = jnp.where(total == 0, 1, total)  # 0 if a query sees nothing
         return (out / total[..., None]).astype(q.dtype), top, total
 
     out, top, total = lax.map(row, queries)
-    out = _whole(out, query)
-    results = (out, _whole((top + jnp.log(total))[..., None], query[..., :1])[..., 0]) if settings.residual else out
+    out = _joined(out, query)
+    results = (out, _joined((top + jnp.log(total))[..., None], query[..., :1])[..., 0]) if settings.residual else out
     return results, (query, key, value, sides, arrays, out, top, total)
 
 
-def _backward(settings, residuals, d_results):
+def _backward(settings: BlockwiseSettings, residuals: Any, d_results: Any) -> tuple[Any, ...]:
     query, key, value, sides, arrays, out, top, total = residuals
-    top = jnp.where(jnp.isneginf(top), 0, top)  # all scores are −∞ where nothing is seen
+    top = jnp.where(jnp.isneginf(top), 0, top)  # −∞, like all its scores, if a query sees nothing
     share = 1 / total
     d_out, d_normalizer = d_results if settings.residual else (d_results, None)
     queries, keys = _blocks(settings, query, key, value, sides)
-    inside = _check.inside(query)
+    inside = compute_dtype(query)
     d_outs, outs = (_cut(settings, _heads_first(x, key.shape[2])) for x in (d_out, out))
     delta = jnp.sum(d_outs.astype(inside) * outs.astype(inside), -1)
     if d_normalizer is not None:
         delta -= _cut(settings, _heads_first(d_normalizer[..., None], key.shape[2]))[..., 0]
     learned = [arrays[i] for i in settings.learned]
 
-    def biased(q_side, k_side, scores, *learned):
+    def biased(q_side: Side, k_side: Side, scores: Any, *learned: Any) -> jax.Array:
         given = dict(enumerate(arrays)) | dict(zip(settings.learned, learned, strict=True))
         return _biased(settings, scores, q_side, k_side, list(given.values()))
 
-    def column(carry, block):
+    def column(carry: Any, block: Any) -> tuple[Any, Any]:
         k, v, k_side = block
 
-        def step(carry, block):
+        def step(carry: Any, block: Any) -> tuple[Any, None]:
             i, (q, q_side), do, top, share, delta = block
 
-            def visit():
+            def visit() -> Any:
                 p = jnp.exp(_scores(settings, q, k, q_side, k_side, arrays) - top[..., None]) * share[..., None]
                 ds = p * (_dot("bkgqd,bksd->bkgqs", do, v) - delta[..., None])
                 dv = _dot("bkgqs,bkgqd->bksd", p.astype(do.dtype), do, like=v)
@@ -116,7 +122,7 @@ def _backward(settings, residuals, d_results):
                     d_learned = jax.vjp(functools.partial(biased, q_side, k_side, _full(ds, 0)), *learned)[1](ds)
                 ds = ds.astype(q.dtype)
                 dq, dk = _dot("bkgqs,bksd->bkgqd", ds, k), _dot("bkgqs,bkgqd->bksd", ds, q, like=k)
-                return dq, (dk, dv, [x.astype(_check.inside(x)) for x in d_learned])
+                return dq, (dk, dv, [x.astype(compute_dtype(x)) for x in d_learned])
 
             dq, sums = carry
             tile = _unless_blank(settings, q_side, k_side, visit, lambda: _zeros((q, (k, v, learned))))
@@ -132,11 +138,11 @@ def _backward(settings, residuals, d_results):
     d_arrays = [None] * len(arrays)
     for i, x in zip(settings.learned, d_learned, strict=True):
         d_arrays[i] = x.astype(arrays[i].dtype)
-    dq = _whole((dq * settings.scale).astype(query.dtype), query)
-    return dq, *(_whole(x, key) for x in d_keys), None, d_arrays
+    dq = _joined((dq * settings.scale).astype(query.dtype), query)
+    return dq, *(_joined(x, key) for x in d_keys), None, d_arrays
 
 
-# Compiled, else it runs op by op in an eager `jax.grad`.
+# Compiled: an eager `jax.grad` would run it op by op.
 _attention.defvjp(_forward, jax.jit(_backward, static_argnums=0, inline=True))
 blockwise = jax.jit(_attention, static_argnums=0, inline=True)
 
@@ -144,26 +150,27 @@ blockwise = jax.jit(_attention, static_argnums=0, inline=True)
 # A tile: queries (batch, kv_heads, group, queries, head_dim), keys (batch, kv_heads, keys, head_dim)
 
 
-def _scores(settings, q, k, q_side, k_side, arrays):
-    """(batch, kv_heads, group, queries, keys), −∞ where a key is not seen."""
+def _scores(settings: BlockwiseSettings, q: Any, k: Any, q_side: Side, k_side: Side, arrays: Any) -> jax.Array:
+    """(batch, kv_heads, group, queries, keys), −∞ where a query does not see a key."""
     scores = _biased(settings, _dot("bkgqd,bksd->bkgqs", q, k) * settings.scale, q_side, k_side, arrays)
     seen = _seen(settings, q_side, k_side)
     if seen is None:
         return scores
-    return jnp.where(seen[..., None, None, :, :] if seen.ndim == 3 else _check.align(seen, 5), scores, -jnp.inf)
+    return jnp.where(seen[..., None, None, :, :] if seen.ndim == 3 else align(seen, 5), scores, -jnp.inf)
 
 
-def _biased(settings, scores, q_side, k_side, arrays):
+def _biased(settings: BlockwiseSettings, scores: Any, q_side: Side, k_side: Side, arrays: Any) -> jax.Array:
+    """The scores with the bias of their tile."""
     if settings.bias is None:
         return scores
     (bias,) = map(jnp.asarray, eval_jaxpr(settings.bias, arrays, q_side.positions, k_side.positions))
-    batch, heads, *tile = _check.align(bias, 4).shape
+    batch, heads, *tile = align(bias, 4).shape
     groups = scores.shape[1:3] if heads > 1 else (1, 1)
     return scores + bias.reshape(batch, *groups, *tile).astype(scores.dtype)
 
 
-def _seen(settings, q_side, k_side):
-    """Whether a query sees a key, (queries, keys) or (batch or 1, queries, keys); None if all is seen."""
+def _seen(settings: BlockwiseSettings, q_side: Side, k_side: Side) -> jax.Array | None:
+    """Whether a query sees a key, (queries, keys) or (batch or 1, queries, keys); None if each sees all."""
     seen = []
     if settings.causal:
         seen.append(q_side.positions[..., :, None] >= k_side.positions[..., None, :])
@@ -172,57 +179,60 @@ def _seen(settings, q_side, k_side):
     if k_side.real is not None:
         seen.append(k_side.real[None, :])
     ndim = max((x.ndim for x in seen), default=0)
-    return functools.reduce(jnp.logical_and, (_check.align(x, ndim) for x in seen)) if seen else None
+    return functools.reduce(jnp.logical_and, (align(x, ndim) for x in seen)) if seen else None
 
 
-def _unless_blank(settings, q_side, k_side, visit, blank):
-    """What a visit to a tile gives, unless no query sees a key there."""
+def _unless_blank(
+    settings: BlockwiseSettings, q_side: Side, k_side: Side, visit: Callable[[], Any], blank: Callable[[], Any]
+) -> Any:
+    """What `visit` gives for a tile, or `blank` if no query sees a key there."""
     seen = _seen(settings, q_side, k_side) if settings.skips else None
     return visit() if seen is None else lax.cond(jnp.any(seen), visit, blank)
 
 
-def _dot(axes, a, b, like=None):
-    """The product, sharded as `like` on Explicit axes: one head of keys is of all groups, which may be split."""
+def _dot(axes: str, a: jax.Array, b: jax.Array, like: jax.Array | None = None) -> jax.Array:
+    """The product, sharded as `like` on Explicit axes, which may shard the groups that share one head of keys."""
     sharding = None if like is None else _mesh.sharding(jax.typeof(like).sharding.spec, like)
-    return jnp.einsum(axes, a, b, preferred_element_type=_check.inside(a), out_sharding=sharding)
+    return jnp.einsum(axes, a, b, preferred_element_type=compute_dtype(a), out_sharding=sharding)
 
 
 # Arrays (batch, length, heads, head_dim) as blocks of one size and back
 
 
-def grid(settings, length):
-    """How many blocks, of what size: as even as can be, and at least one, for arrays that are empty too."""
+def grid(settings: BlockwiseSettings, length: int) -> tuple[int, int]:
+    """How many blocks, of what size: as even as possible, and at least one, also for empty arrays."""
     count = max(1, -(-length // settings.block_size))
     return count, max(1, -(-length // count))
 
 
-def _blocks(settings, query, key, value, sides):
-    """Queries with their side and keys, values with theirs, block by block."""
+def _blocks(settings: BlockwiseSettings, query: Any, key: Any, value: Any, sides: Any) -> tuple[Any, Any]:
+    """Blocks of queries with their side, and of keys and values with theirs."""
     (q_side, k_side), (length, kv_heads) = sides, key.shape[1:3]
-    if length != math.prod(grid(settings, length)):  # what queries beyond the last give is dropped
+    if length != math.prod(grid(settings, length)):  # for queries, `_joined` drops the padding
         k_side = k_side._replace(real=jnp.ones(length, bool))
     q_side, k_side = (jax.tree.map(functools.partial(_cut_side, settings), side) for side in (q_side, k_side))
     keys = (_cut(settings, jnp.swapaxes(x, 1, 2)) for x in (key, value))
     return (_cut(settings, _heads_first(query, kv_heads)), q_side), (*keys, k_side)
 
 
-def _cut_side(settings, x):
+def _cut_side(settings: BlockwiseSettings, x: jax.Array) -> jax.Array:
+    """Blocks of positions, segments or a mask."""
     if x.dtype == np.bool_ or not x.shape[-1]:
         return _cut(settings, x, -1)
-    # With the last position again: a bias need not be finite at others, and 0 · NaN is NaN in a derivative. jnp.pad by
-    # edges would cut the axis of batches too, which may be sharded.
+    # Pads with the last position: at others a bias need not be finite, and in a derivative 0 · NaN is NaN. Edge padding
+    # by jnp.pad would cut the batch axis too, which may be sharded.
     last = x[..., -1:]
     return _cut(settings, x - last, -1) + last[None]
 
 
-def _heads_first(x, kv_heads):
+def _heads_first(x: jax.Array, kv_heads: int) -> jax.Array:
     """(batch, kv_heads, group, length, head_dim)."""
     batch, length, heads, width = x.shape
     return x.reshape(batch, length, kv_heads, heads // kv_heads, width).transpose(0, 2, 3, 1, 4)
 
 
-def _cut(settings, x, axis=-2):
-    """Blocks along an axis in front, the last filled up with zeros."""
+def _cut(settings: BlockwiseSettings, x: jax.Array, axis: int = -2) -> jax.Array:
+    """Blocks along an axis, moved to the front, the last padded with zeros."""
     axis += x.ndim
     length = x.shape[axis]
     count, size = grid(settings, length)
@@ -230,17 +240,18 @@ def _cut(settings, x, axis=-2):
     return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
 
 
-def _whole(blocks, like):
-    """Blocks (blocks, batch, ..., block, head_dim) as an array of the given shape."""
+def _joined(blocks: jax.Array, like: jax.Array) -> jax.Array:
+    """Blocks (blocks, batch, ..., block, head_dim) joined to an array like `like`."""
     x = jnp.moveaxis(blocks, 0, -3)
     x = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])[..., : like.shape[1], :]
     return jnp.moveaxis(x, -2, 1).reshape(like.shape)
 
 
-def _full(x, value):
-    """To sum in, placed on a mesh as x is."""
-    return _mesh.vary(jnp.full_like(x, value, _check.inside(x)), _mesh.varying(x))
+def _full(x: jax.Array, value: float) -> jax.Array:
+    """An accumulator of x's shape, on the mesh as x is."""
+    return _mesh.vary(jnp.full_like(x, value, compute_dtype(x)), _mesh.varying(x))
 
 
-def _zeros(like):
+def _zeros(like: Any) -> Any:
+    """Accumulators that begin at 0."""
     return jax.tree.map(lambda x: _full(x, 0), like)

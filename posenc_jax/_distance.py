@@ -1,4 +1,4 @@
-"""How far positions are from each other: the difference before anything is rounded."""
+"""Distances of positions, exact before they are rounded to float32."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posenc_jax import _check
+from posenc_jax._arrays import align, compute_dtype
 
 
 def difference(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
     """|a − b| and whether a < b, for arrays of one rank.
 
-    Of integers (of one dtype) the magnitude is exact and unsigned: that of int32 reaches 2³² − 1, a uint32.
+    For integers (of one dtype) the magnitude is exact and unsigned: for int32 it reaches 2³² − 1, a uint32.
     """
     if not jnp.issubdtype(a.dtype, jnp.integer) or not jnp.issubdtype(b.dtype, jnp.integer):
-        inside = np.float64 if np.float64 in (a.dtype, b.dtype) else np.float32
+        inside = compute_dtype(a, b)
         a, b = a.astype(inside), b.astype(inside)
         return jnp.abs(a - b), a < b
     unsigned = np.dtype(f"uint{8 * a.dtype.itemsize}")
@@ -33,7 +33,7 @@ def tile_difference(queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax
     """|i − j| and whether j > i, of shape (..., 1, queries, keys)."""
     ndim = max(queries.ndim, keys.ndim) + 2
     queries, keys = queries[..., None, :, None], keys[..., None, None, :]
-    return difference(_check.align(queries, ndim), _check.align(keys, ndim))
+    return difference(align(queries, ndim), align(keys, ndim))
 
 
 def tile_distance(queries: jax.Array, keys: jax.Array) -> jax.Array:
@@ -42,5 +42,5 @@ def tile_distance(queries: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def per_head(x: jax.Array, like: jax.Array) -> jax.Array:
-    """A value for each head (heads,), to go with a tile."""
-    return _check.align(x.astype(jnp.float32).reshape(-1, 1, 1), like.ndim)
+    """A value for each head (heads,), shaped to broadcast to a tile."""
+    return align(x.astype(jnp.float32).reshape(-1, 1, 1), like.ndim)

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
-from posenc_jax import _check
-from posenc_jax.frequencies import Frequencies
+from posenc_jax import _checks
+from posenc_jax._checks import InvalidType, require
 
 # Okabe and Ito's colours without black and yellow, which vanish on dark and on light backgrounds. The numbers of
 # colours, dashes and markers have few common divisors, so that combinations repeat late.
@@ -24,38 +24,28 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (9, 1.5)))
 MARKERS = ("o", "s", "D", "^", "v")
 
 
-def matrix(where: str, name: str, value: Any, axes: str) -> np.ndarray:
+def matrix(name: str, value: Any, axes: str) -> np.ndarray:
     """`value` in float64, which holds every entry of every dtype that tables have."""
     known = isinstance(value, (jax.Array, np.ndarray))
     if not known or not any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating)):
-        got = _check.describe(value)
-        raise TypeError(f"{where}: {name} must be an integer or float array of shape {axes}, got {got}")
-    if value.ndim != 2 or not value.size:
-        raise ValueError(f"{where}: {name} must have shape {axes}, not empty, got {value.shape}")
+        _checks.wrong_type(name, f"an integer or float array of shape {axes}", value)
+    fits = value.ndim == 2 and value.size
+    require(fits, "{} must have shape {}, not empty, got {}", name, axes, value.shape)
     result = np.asarray(value).astype(np.float64)
-    if not np.isfinite(result).all():
-        row, column = np.argwhere(~np.isfinite(result))[0]
-        raise ValueError(f"{where}: {name} must be finite, got {result[row, column]} at ({row}, {column})")
+    for row, column in np.argwhere(~np.isfinite(result))[:1]:
+        require(False, "{} must be finite, got {} at ({}, {})", name, result[row, column], row, column)
     return result
 
 
-def integers(where: str, name: str, values: Sequence[int], low: int, high: int) -> list[int]:
+def integers(name: str, values: Sequence[int], low: int, high: int) -> list[int]:
     """`values` as Python integers from `low` to `high`, at least one."""
     result = np.asarray(values)
-    if result.ndim != 1 or not result.size:
-        raise ValueError(f"{where}: {name} must be one or more integers, got {values!r:.60}")
+    require(result.ndim == 1 and result.size, "{} must be one or more integers, got {!r:.60}", name, values)
     if not np.issubdtype(result.dtype, np.integer):
-        raise TypeError(f"{where}: {name} must be integers, got {values!r:.60}")
-    if result.min() < low or result.max() > high:
-        raise ValueError(f"{where}: {name} must be from {low} to {high}, got {values!r:.60}")
+        raise InvalidType(f"{name} must be integers, got {values!r:.60}")
+    fits = low <= result.min() and result.max() <= high
+    require(fits, "{} must be from {} to {}, got {!r:.60}", name, low, high, values)
     return result.tolist()
-
-
-def one_axis(where: str, frequencies: Any) -> Any:
-    """`frequencies`, which must be driven by one coordinate."""
-    if isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
-        raise ValueError(f"{where}: frequencies must have one axis, got {frequencies.num_axes}")
-    return frequencies
 
 
 def self_attention(h: np.ndarray) -> np.ndarray:
@@ -74,7 +64,7 @@ def single(title: str, xlabel: str, ylabel: str, width: float = 5.2) -> tuple[Fi
 
 
 def line(i: int) -> dict[str, Any]:
-    """How line i is drawn."""
+    """The style of line i."""
     return {
         "color": COLOURS[i % len(COLOURS)],
         "linestyle": DASHES[i % len(DASHES)],
@@ -102,8 +92,8 @@ def whole_ticks() -> MaxNLocator:
 
 
 def image(axes: Axes, values: np.ndarray, cmap: str, low: float, high: float, aspect: Any) -> AxesImage:
-    """An array as a picture, its first row at the top."""
-    # Where entries are smaller than pixels, average the values: averaged colours may be none of the map.
+    """An array as an image with its first row at the top."""
+    # Averages values, not colours, where entries are smaller than pixels: an average colour may not be in the map.
     image = axes.imshow(
         values, cmap=cmap, vmin=low, vmax=high, aspect=aspect, origin="upper", interpolation_stage="data"
     )
@@ -114,7 +104,7 @@ def image(axes: Axes, values: np.ndarray, cmap: str, low: float, high: float, as
 
 
 def write_cells(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
-    """The numbers, black or white: cells are opaque, so the contrast is with them, whatever the style."""
+    """Writes the values, black or white, whichever contrasts with the opaque cell."""
     # Relative luminance as WCAG 2 defines it; black and white contrast equally with one of about 0.18.
     rgb = np.asarray(image.to_rgba(values))[..., :3]
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)

@@ -18,10 +18,12 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax import _check, _phase
-from posenc_jax.frequencies import Frequencies, resolve, resolve_static
-from posenc_jax.rotation import offset_similarity
-from posenc_jax.sinusoidal import sinusoidal
+from posenc_jax import _checks
+from posenc_jax._checks import public, require
+from posenc_jax._frequencies import Frequencies, one_axis, parse, parse_static
+from posenc_jax._rotation import offset_similarity
+from posenc_jax._sinusoidal import sinusoidal
+from posenc_jax._waves import wave_float64
 
 try:
     from matplotlib import rcParams
@@ -38,6 +40,7 @@ _BOUND = 9e-8  # what `sinusoidal` promises
 _INT32_MAX = 2**31 - 1
 
 
+@public
 def heatmap(table: ArrayLike, *, title: str = "Positional encoding") -> Figure:
     """A table of encodings, positions × features: red above zero, blue below, white at zero.
 
@@ -60,7 +63,7 @@ def heatmap(table: ArrayLike, *, title: str = "Positional encoding") -> Figure:
       >>> figure.axes[0].images[0].get_clim()
       (-1.0, 1.0)
     """
-    values = _figure.matrix("heatmap", "table", table, "(length, dim)")
+    values = _figure.matrix("table", table, "(length, dim)")
     limit = float(np.abs(values).max()) or 1.0
     figure, axes = _figure.single(title, "feature", "position (tokens)")
     image = _figure.image(axes, values, "RdBu_r", -limit, limit, "auto")
@@ -68,6 +71,7 @@ def heatmap(table: ArrayLike, *, title: str = "Positional encoding") -> Figure:
     return figure
 
 
+@public
 def waves(
     table: ArrayLike, features: Sequence[int] | None = None, *, title: str = "Single features against position"
 ) -> Figure:
@@ -94,12 +98,11 @@ def waves(
       >>> [line.get_label() for line in figure.axes[0].lines]
       ['0', '2', '4', '8', '14']
     """
-    where = "waves"
-    values = _figure.matrix(where, "table", table, "(length, dim)")
+    values = _figure.matrix("table", table, "(length, dim)")
     length, dim = values.shape
     if features is None:
         features = sorted({dim * eighths // 16 * 2 for eighths in (0, 1, 2, 4, 7)})
-    features = _figure.integers(where, "features", features, 0, dim - 1)
+    features = _figure.integers("features", features, 0, dim - 1)
     figure, axes = _figure.single(title, "position (tokens)", "value")
     for i, feature in enumerate(features):
         # A few markers each, at different positions for each line.
@@ -112,6 +115,7 @@ def waves(
     return figure
 
 
+@public
 def similarity(table: ArrayLike, *, title: str = "Cosine similarity of positions") -> Figure:
     r"""The cosine of the angle between the encodings of all pairs of positions, $t_p \cdot t_q / |t_p||t_q|$.
 
@@ -134,12 +138,11 @@ def similarity(table: ArrayLike, *, title: str = "Cosine similarity of positions
       >>> figure.axes[0].images[0].get_array().shape
       (50, 50)
     """
-    where = "similarity"
-    values = _figure.matrix(where, "table", table, "(length, dim)")
-    # By the largest entry first: the square of a tiny or huge one would leave the range of floats.
+    values = _figure.matrix("table", table, "(length, dim)")
+    # Divides by the largest entry first, so that no square leaves the range of floats.
     largest = np.abs(values).max(axis=1, keepdims=True)
-    if not largest.all():
-        raise ValueError(f"{where}: table must have no row of zeros, got one at position {int(largest.argmin())}")
+    message = "table must have no row of zeros, got one at position {}"
+    require(largest.all(), message, int(largest.argmin()))
     values = values / largest
     values /= np.linalg.norm(values, axis=1, keepdims=True)
     cosines = values @ values.T
@@ -149,6 +152,7 @@ def similarity(table: ArrayLike, *, title: str = "Cosine similarity of positions
     return figure
 
 
+@public
 def offset_products(
     frequencies: Frequencies | int | jax.Array,
     *,
@@ -180,10 +184,9 @@ def offset_products(
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    where = "offset_products"
-    resolved = _figure.one_axis(where, resolve(where, frequencies, even=True))
-    max_offset = _check.positive_int(where, "max_offset", max_offset)
-    starts = _figure.integers(where, "starts", starts, -(2**31), _INT32_MAX - max_offset)
+    resolved = one_axis(parse(frequencies, even=True))
+    max_offset = _checks.positive_int("max_offset", max_offset)
+    starts = _figure.integers("starts", starts, -(2**31), _INT32_MAX - max_offset)
     offsets = np.arange(max_offset + 1)
     encodings = np.asarray(sinusoidal(np.add.outer(starts, offsets), resolved)).astype(np.float64)
     products = np.sum(encodings[:, :1] * encodings, axis=-1)
@@ -203,6 +206,7 @@ def offset_products(
     return figure
 
 
+@public
 def spectrum(
     frequencies: Frequencies | int | jax.Array | Mapping[str, Frequencies | int | jax.Array],
 ) -> Figure:
@@ -226,18 +230,16 @@ def spectrum(
       >>> figure.axes[0].get_ylabel()
       'wavelength (positions per turn)'
     """
-    where = "spectrum"
     labelled = frequencies if isinstance(frequencies, Mapping) else {"": frequencies}
-    if not labelled:
-        raise ValueError(f"{where}: frequencies as a mapping must hold at least one spectrum, got none")
+    require(labelled, "frequencies as a mapping must hold at least one spectrum, got none")
     figure, axes = _figure.single("Wavelengths", "pair of features i", "wavelength (positions per turn)")
     axes.set_yscale("log", nonpositive="mask")
     for i, (label, value) in enumerate(labelled.items()):
-        spectrum = resolve(where, value)
-        if isinstance(spectrum, Frequencies):
-            wavelengths = np.abs(spectrum.wavelengths)
+        resolved = parse(value)
+        if isinstance(resolved, Frequencies):
+            wavelengths = np.abs(resolved.wavelengths)
         else:
-            angular = np.abs(np.asarray(spectrum).astype(np.float64))
+            angular = np.abs(np.asarray(resolved).astype(np.float64))
             wavelengths = np.divide(2 * np.pi, angular, where=angular > 0, out=np.full_like(angular, np.inf))
         wavelengths = np.where(np.isfinite(wavelengths), wavelengths, np.nan)
         axes.plot(wavelengths, label=str(label), markevery=max(1, len(wavelengths) // 16), **_figure.line(i))
@@ -247,6 +249,7 @@ def spectrum(
     return figure
 
 
+@public
 def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] | None = None) -> Figure:
     r"""Self-attention without projections, $\text{softmax}(h h^T\!/\sqrt d)$: $h = x$ beside $h = \sqrt d\,x + PE$.
 
@@ -279,16 +282,12 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, sections 3.2.1 and 3.4.
     """
-    where = "attention_weights"
-    x = _figure.matrix(where, "x", x, "(seq, dim)")
-    table = _figure.matrix(where, "table", table, "(length, dim)")
-    seq, dim = x.shape
-    if table.shape[1] != dim:
-        raise ValueError(f"{where}: table of width {table.shape[1]} must match x, shape {x.shape}")
-    if table.shape[0] < seq:
-        raise ValueError(f"{where}: table of {table.shape[0]} rows is too small for a sequence of {seq}")
-    if tokens is not None and len(tokens) != seq:
-        raise ValueError(f"{where}: tokens must be {seq} labels, one for each row of x, got {len(tokens)}")
+    x, table = _figure.matrix("x", x, "(seq, dim)"), _figure.matrix("table", table, "(length, dim)")
+    (seq, dim), (length, width) = x.shape, table.shape
+    require(width == dim, "table of width {} must match x, shape {}", width, x.shape)
+    require(length >= seq, "table of {} rows is too small for a sequence of {}", length, seq)
+    labels = seq if tokens is None else len(tokens)
+    require(labels == seq, "tokens must be {} labels, one for each row of x, got {}", seq, labels)
 
     panels = {
         "without positions": _figure.self_attention(x),
@@ -304,10 +303,10 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
         image = _figure.image(axes, weights, "magma", 0.0, largest, "equal")
         if tokens is not None:
             shown = range(0, seq, -(-seq // 12))
-            labels = [str(tokens[i]) for i in shown]
-            upright = len(labels) * max(map(len, labels)) > 20
-            axes.set_xticks(shown, labels, rotation=90 if upright else 0)
-            axes.set_yticks(shown, labels)
+            words = [str(tokens[i]) for i in shown]
+            upright = len(words) * max(map(len, words)) > 20
+            axes.set_xticks(shown, words, rotation=90 if upright else 0)
+            axes.set_yticks(shown, words)
         if seq <= 6:
             _figure.write_cells(axes, image, weights)
     both[0].set_ylabel("query")
@@ -315,6 +314,7 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
     return figure
 
 
+@public
 def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MAX, samples: int = 300) -> Figure:
     r"""The largest error of any feature against position: textbook float32 beside this library.
 
@@ -342,17 +342,13 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
       >>> bool(textbook[-1] > 0.1), bool(exact.max() < 9e-8)
       (True, True)
     """
-    where = "phase_error"
-    resolved = _figure.one_axis(where, resolve_static(where, frequencies))
-    max_position = _check.positive_int(where, "max_position", max_position)
-    if max_position > _INT32_MAX:
-        raise ValueError(f"{where}: max_position must fit into int32, got {max_position}")
-    samples = _check.positive_int(where, "samples", samples)
+    resolved = one_axis(parse_static(frequencies))
+    max_position, samples = _checks.length("max_position", max_position), _checks.positive_int("samples", samples)
     resolved = dataclasses.replace(resolved, attention_factor=1.0)
     positions = np.unique(np.geomspace(1, max_position, samples).round().astype(np.int32))
     feature = np.arange(resolved.dim)
     turns = tuple(resolved.turns[i] for i in feature // 2)
-    truth = _phase.wave_float64(positions, turns, feature % 2)
+    truth = wave_float64(positions, turns, feature % 2)
 
     figure, axes = _figure.single("Error of the encoding", "position (tokens)", "largest error of any feature")
     axes.set_xscale("log")

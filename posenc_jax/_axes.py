@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
-from posenc_jax import _check
-from posenc_jax.frequencies import Frequencies, from_base, resolve_static
-
-
-def _one_axis(where: str, frequencies: Frequencies | int) -> Frequencies:
-    """Frequencies of which no pair has been given to a second coordinate."""
-    result = resolve_static(where, frequencies)
-    if result.num_axes > 1:
-        raise ValueError(f"{where}: frequencies must have one axis, got {result.num_axes}")
-    return result
+from posenc_jax import _checks
+from posenc_jax._checks import public, require
+from posenc_jax._frequencies import Frequencies, from_base, one_axis, parse_static
 
 
+@public
 def axial(frequencies: Frequencies | int, num_axes: int, base: float | None = None) -> Frequencies:
     r"""A position of several coordinates: each drives an equal share of the features with the same spectrum.
 
@@ -54,29 +49,31 @@ def axial(frequencies: Frequencies | int, num_axes: int, base: float | None = No
       Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, appendix D.4, whose 2-D encoding is learned;
       this is its sinusoidal counterpart.
     """
-    where = "axial"
-    num_axes = _check.positive_int(where, "num_axes", num_axes)
-    if isinstance(frequencies, Frequencies):
-        if base is not None:
-            raise ValueError(f"{where}: base must not be given with Frequencies, which have their own, got {base!r}")
-        one = _one_axis(where, frequencies)
-        if one.dim % 2:
-            raise ValueError(f"{where}: frequencies must have an even dim, got {one.dim}")
-        dim = one.dim * num_axes
-    else:
-        dim = _check.positive_int(where, "frequencies (a width)", frequencies)
-        if dim % (2 * num_axes):
-            multiple = f"a multiple of 2·num_axes = {2 * num_axes}"
-            raise ValueError(f"{where}: frequencies (a width) must be {multiple}, got {dim}")
-        one = None
-    if dim > 2**20:
-        raise ValueError(f"{where}: frequencies of all axes must have a width of at most 2²⁰, got {dim!r:.60}")
-    if one is None:
-        one = from_base(where, dim // num_axes, 10_000.0 if base is None else base)
+    num_axes = _checks.positive_int("num_axes", num_axes)
+    one = _of_one_axis(frequencies, num_axes, base)
     axes = tuple(axis for axis in range(num_axes) for _ in one.turns)
-    return dataclasses.replace(one, turns=one.turns * num_axes, dim=dim, axes=axes)
+    return dataclasses.replace(one, turns=one.turns * num_axes, dim=one.dim * num_axes, axes=axes)
 
 
+def _of_one_axis(frequencies: Any, num_axes: int, base: Any) -> Frequencies:
+    """The spectrum of each of so many coordinates, of an even width, at most 2²⁰ features in all."""
+    if isinstance(frequencies, Frequencies):
+        require(base is None, "base must not be given with Frequencies, which have their own, got {!r}", base)
+        one = one_axis(parse_static(frequencies, even=True))
+        _all_axes(one.dim * num_axes)
+        return one
+    dim = _checks.positive_int("frequencies (a width)", frequencies)
+    message = "frequencies (a width) must be a multiple of 2·num_axes = {}, got {}"
+    require(dim % (2 * num_axes) == 0, message, 2 * num_axes, dim)
+    _all_axes(dim)
+    return from_base(dim // num_axes, 10_000.0 if base is None else base)
+
+
+def _all_axes(dim: int) -> None:
+    require(dim <= 2**20, "frequencies of all axes must have a width of at most 2²⁰, got {!r:.60}", dim)
+
+
+@public
 def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, interleaved: bool = False) -> Frequencies:
     r"""M-RoPE: one spectrum whose pairs are shared out among the coordinates of a position.
 
@@ -110,20 +107,18 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
     Reference:
       Wang et al., "Qwen2-VL", 2024, section 2.1; Qwen3-VL, 2025, for the interleaved form.
     """
-    where = "multi_section"
-    frequencies = _one_axis(where, frequencies)
-    sections = _check.sequence(where, "sections", sections, "integers")
-    sections = tuple(_check.positive_int(where, f"sections[{i}]", n) for i, n in enumerate(sections))
-    pairs = frequencies.num_pairs
-    if sum(sections) != pairs:
-        raise ValueError(f"{where}: sections must sum to the {pairs} pairs of frequencies, got {sections}")
-    if _check.flag(where, "interleaved", interleaved):
-        n = len(sections)
+    frequencies = one_axis(parse_static(frequencies))
+    items = _checks.sequence("sections", sections, "integers")
+    sections = tuple(_checks.positive_int(f"sections[{i}]", n) for i, n in enumerate(items))
+    pairs, n = frequencies.num_pairs, len(sections)
+    require(sum(sections) == pairs, "sections must sum to the {} pairs of frequencies, got {}", pairs, sections)
+    axes = tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    if _checks.flag("interleaved", interleaved):
         axes = tuple(i % n if i < n * sections[i % n] else 0 for i in range(pairs))
         dealt = tuple(axes.count(axis) for axis in range(n))
-        if dealt != sections:  # places run out before the pairs of a section do: it would be cut short in silence
-            message = "must leave each its share when the pairs are dealt out in turn"
-            raise ValueError(f"{where}: sections {message}, got {sections}, of which {dealt} found a place")
-    else:
-        axes = tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+        # Places can run out before the pairs of a section do.
+        message = (
+            "sections must leave each its share when the pairs are dealt out in turn, got {}, of which {} found a place"
+        )
+        require(dealt == sections, message, sections, dealt)
     return dataclasses.replace(frequencies, axes=axes)

@@ -13,11 +13,13 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from posenc_jax import _check
+from posenc_jax import _checks
+from posenc_jax._checks import public, require
 
 _LIMIT = 2**31
 
 
+@public
 def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> jax.Array:
     r"""Positions of packed sequences, which start again at 0 wherever the id changes.
 
@@ -46,23 +48,22 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
     Reference:
       Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2.
     """
-    where = "positions_from_segments"
-    ids = _sequences(where, "ids", _check.array(where, "ids", ids, "an integer array"))
+    ids = _sequences("ids", _checks.array("ids", ids, _checks.INTEGERS))
     if padding is not None:
-        padding = int(_check.array(where, "padding", _check.integer(where, "padding", padding)))
+        padding = int(_checks.array("padding", _checks.integer("padding", padding)))
     return _positions_from_segments(ids, padding=padding)
 
 
-def _sequences(where, name, x):
-    if x.ndim < 1:
-        raise ValueError(f"{where}: {name} must have shape (..., length), got {x.shape}")
-    _check.counted(where, name, x.shape[-1])
-    _check.whole(where, name, x)
+def _sequences(name: str, x: Any) -> jax.Array:
+    """An array (..., length) along which positions are counted."""
+    require(x.ndim, "{} must have shape (..., length), got {}", name, x.shape)
+    _checks.countable(name, x.shape[-1])
+    _checks.unsharded(name, x)
     return jnp.asarray(x)
 
 
 @functools.partial(jax.jit, static_argnames=("padding",), inline=True)
-def _positions_from_segments(ids, *, padding):
+def _positions_from_segments(ids: jax.Array, *, padding: int | None) -> jax.Array:
     axis = ids.ndim - 1
     index = lax.broadcasted_iota(jnp.int32, ids.shape, axis)
     previous = jnp.concatenate([ids[..., :1], ids[..., :-1]], axis)
@@ -74,6 +75,7 @@ def _positions_from_segments(ids, *, padding):
     return jnp.where(ids == jnp.asarray(padding, ids.dtype), 0, positions)
 
 
+@public
 def positions_from_mask(mask: ArrayLike) -> jax.Array:
     r"""Positions of padded sequences: the tokens are counted and the padding is not.
 
@@ -104,21 +106,21 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
     Reference:
       Wolf et al., "Transformers", 2020: `position_ids` in generation with left padding.
     """
-    where = "positions_from_mask"
-    if _check.is_array(mask) and mask.dtype == np.bool_:
-        return _positions_from_mask(_sequences(where, "mask", mask))
-    values = _check.array(where, "mask", mask, "a boolean or integer array")
-    if _check.is_known(values) and values.size and not 0 <= int(values.min()) <= int(values.max()) <= 1:
-        raise ValueError(f"{where}: mask must hold 0 and 1, got {int(values.min())} to {int(values.max())}")
-    return _positions_from_mask(_sequences(where, "mask", values))
+    if not (_checks.is_array(mask) and mask.dtype == np.bool_):
+        mask = _checks.array("mask", mask, _checks.Kind("a boolean or integer array", floats=False))
+        if _checks.is_known(mask) and mask.size:
+            low, high = _checks.limits(mask)
+            require(0 <= low <= high <= 1, "mask must hold 0 and 1, got {} to {}", low, high)
+    return _positions_from_mask(_sequences("mask", mask))
 
 
 @functools.partial(jax.jit, inline=True)
-def _positions_from_mask(mask):
+def _positions_from_mask(mask: jax.Array) -> jax.Array:
     tokens = mask != jnp.zeros((), mask.dtype)
     return jnp.where(tokens, lax.cumsum(tokens.astype(jnp.int32), mask.ndim - 1) - 1, 0)
 
 
+@public
 def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "row", leading: int = 0) -> jax.Array:
     r"""Positions of the patches of an image or video, in the order in which they are flattened.
 
@@ -155,20 +157,21 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
     Reference:
       He et al., "Masked Autoencoders Are Scalable Vision Learners", 2022, appendix A.1, and its `pos_embed.py`.
     """
-    where = "grid_positions"
-    _check.one_of(where, "order", order, ("row", "column"))
-    shape = _check.sequence(where, "shape", shape, "integers")
-    shape = tuple(_check.positive_int(where, f"shape[{i}]", n) for i, n in enumerate(shape))
-    leading = _check.integer(where, "leading", leading, 0)
-    if len(shape) < (2 if order == "column" else 1):
-        raise ValueError(f"{where}: shape must have more sides for order={order!r}, got {shape}")
-    if leading + math.prod(shape) >= _LIMIT:
-        raise ValueError(f"{where}: shape must have fewer than 2³¹ tokens, got {shape} after leading={leading}")
+    _checks.one_of("order", order, ("row", "column"))
+    sides = _checks.sequence("shape", shape, "integers")
+    shape = tuple(_checks.positive_int(f"shape[{i}]", n) for i, n in enumerate(sides))
+    leading, least = _checks.integer("leading", leading, 0), 2 if order == "column" else 1
+    require(len(shape) >= least, "shape must have more sides for order={!r}, got {}", order, shape)
+    fits, message = (
+        leading + math.prod(shape) < _LIMIT,
+        "shape must have fewer than 2³¹ tokens, got {} after leading={}",
+    )
+    require(fits, message, shape, leading)
     return _grid_positions(shape=shape, order=order, leading=leading)
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "order", "leading"), inline=True)
-def _grid_positions(*, shape, order, leading):
+def _grid_positions(*, shape: tuple[int, ...], order: str, leading: int) -> jax.Array:
     axes = list(range(len(shape)))
     if order == "column":
         axes[-2:] = axes[:-3:-1]
@@ -176,6 +179,7 @@ def _grid_positions(*, shape, order, leading):
     return jnp.pad(grid.reshape(-1, len(shape)), ((leading, 0), (0, 0)))
 
 
+@public
 def multimodal_positions(
     parts: Sequence[int | Sequence[float]], *, following: Literal["maximum", "side"] = "maximum"
 ) -> jax.Array:
@@ -212,47 +216,47 @@ def multimodal_positions(
     Reference:
       Wang et al., "Qwen2-VL", 2024, section 2.1; Bai et al., "Qwen2.5-VL", 2025, section 2.1.2, for Δ.
     """
-    where = "multimodal_positions"
-    _check.one_of(where, "following", following, ("maximum", "side"))
+    _checks.one_of("following", following, ("maximum", "side"))
     pieces, start = [np.zeros((0, 3), np.int64)], 0
-    for i, part in enumerate(_check.sequence(where, "parts", parts, "integers and grids")):
-        name = f"parts[{i}]"
-        if isinstance(part, (int, np.integer)):
-            length = side = _check.positive_int(where, name, part)
-            _fits(where, name, length)
-            grid = np.repeat(np.arange(length)[:, None], 3, axis=1)
-        else:
-            (time, height, width), step = _grid(where, name, part)
-            side = max(height, width)
-            _fits(where, name, time * height * width)
-            if (last := (time - 1) * step) >= _LIMIT:  # before the cast, which would wrap around
-                raise ValueError(f"{where}: positions must fit into int32, got up to {last:.15g}")
-            # In float32, as the models do: it decides which whole number a product just below one becomes.
-            times = np.floor(np.arange(time, dtype=np.float32) * np.float32(step)).astype(np.int64)
-            grid = np.stack(np.meshgrid(times, np.arange(height), np.arange(width), indexing="ij"), -1).reshape(-1, 3)
+    for i, part in enumerate(_checks.sequence("parts", parts, "integers and grids")):
+        grid, side = _text(f"parts[{i}]", part) if isinstance(part, (int, np.integer)) else _grid(f"parts[{i}]", part)
         pieces.append(grid + start)
         start = int(pieces[-1].max()) + 1 if following == "maximum" else start + side
     positions = np.concatenate(pieces)
-    if positions.size and positions.max() >= _LIMIT:
-        raise ValueError(f"{where}: positions must fit into int32, got up to {positions.max()}")
+    fits = not positions.size or positions.max() < _LIMIT
+    require(fits, "positions must fit into int32, got up to {}", positions.max(initial=0))
     return jnp.asarray(positions.astype(np.int32))
 
 
-def _fits(where: str, name: str, tokens: int) -> None:
-    if tokens >= _LIMIT:
-        raise ValueError(f"{where}: {name} must have fewer than 2³¹ tokens, got {tokens}")
+def _text(name: str, part: Any) -> tuple[np.ndarray, int]:
+    """The positions of text from 0 on, and its length."""
+    length = _tokens(name, _checks.positive_int(name, part))
+    return np.repeat(np.arange(length)[:, None], 3, axis=1), length
 
 
-def _grid(where: str, name: str, part: Any) -> tuple[tuple[int, int, int], float]:
-    """Time, height and width of a grid, and the step of time."""
-    numbers = _check.sequence(where, name, part, "numbers, or an integer")
-    if len(numbers) not in (3, 4):
-        raise ValueError(f"{where}: {name} must be a length, (time, height, width) or these and Δ, got {part!r}")
-    time, height, width = (_check.positive_int(where, f"{name}[{i}]", n) for i, n in enumerate(numbers[:3]))
-    step = _check.positive_float32(where, f"{name}[3]", numbers[3]) if len(numbers) == 4 else 1.0
-    return (time, height, width), step
+def _grid(name: str, part: Any) -> tuple[np.ndarray, int]:
+    """The positions of an image or video that starts at 0, and its longer side."""
+    numbers = _checks.sequence(name, part, "numbers, or an integer")
+    message = "{} must be a length, (time, height, width) or these and Δ, got {!r}"
+    require(len(numbers) in (3, 4), message, name, part)
+    time, height, width = (_checks.positive_int(f"{name}[{i}]", n) for i, n in enumerate(numbers[:3]))
+    step = _checks.positive_float32(f"{name}[3]", numbers[3]) if len(numbers) == 4 else 1.0
+    _tokens(name, time * height * width)
+    last = (time - 1) * step  # checked before the cast, which would wrap around
+    require(last < _LIMIT, "positions must fit into int32, got up to {:.15g}", last)
+    # In float32, as in the models: it decides which integer a product just below one becomes.
+    times = np.floor(np.arange(time, dtype=np.float32) * np.float32(step)).astype(np.int64)
+    grid = np.stack(np.meshgrid(times, np.arange(height), np.arange(width), indexing="ij"), -1)
+    return grid.reshape(-1, 3), max(height, width)
 
 
+def _tokens(name: str, tokens: int) -> int:
+    """A number of tokens that int32 can count."""
+    require(tokens < _LIMIT, "{} must have fewer than 2³¹ tokens", name)
+    return tokens
+
+
+@public
 def shard_positions(
     length: int, shards: int, *, order: Literal["contiguous", "zigzag", "striped"] = "contiguous"
 ) -> jax.Array:
@@ -294,22 +298,18 @@ def shard_positions(
       Liu et al., "Ring Attention", 2023; Brandon et al., "Striped Attention", 2023, section 3; zigzag as in Llama 3,
       Grattafiori et al., 2024, section 3.3.2.
     """
-    where = "shard_positions"
-    _check.one_of(where, "order", order, ("contiguous", "zigzag", "striped"))
-    length = _check.positive_int(where, "length", length)
-    shards = _check.positive_int(where, "shards", shards)
+    _checks.one_of("order", order, ("contiguous", "zigzag", "striped"))
+    length, shards = _checks.positive_int("length", length), _checks.positive_int("shards", shards)
+    multiple = f"2·shards = {2 * shards} for order='zigzag'" if order == "zigzag" else f"shards = {shards}"
     chunks = 2 * shards if order == "zigzag" else shards
-    if length % chunks:
-        multiple = f"2·shards = {chunks} for order='zigzag'" if order == "zigzag" else f"shards = {shards}"
-        raise ValueError(f"{where}: length must be a multiple of {multiple}, got {length}")
-    if length >= _LIMIT:
-        raise ValueError(f"{where}: length must be below 2³¹, got {length}")
+    require(length % chunks == 0, "length must be a multiple of {}, got {}", multiple, length)
+    require(length < _LIMIT, "length must be below 2³¹, got {}", length)
     return _shard_positions(length=length, shards=shards, order=order)
 
 
 @functools.partial(jax.jit, static_argnames=("length", "shards", "order"), inline=True)
-def _shard_positions(*, length, shards, order):
-    # Each from its own place alone: of this, indexed by a device's number, a compiler keeps that device's row.
+def _shard_positions(*, length: int, shards: int, order: str) -> jax.Array:
+    # Computed from the index alone, so that indexing by device compiles to one row.
     part = length // shards
     shard, index = (lax.broadcasted_iota(jnp.int32, (shards, part), axis) for axis in range(2))
     if order == "contiguous":

@@ -11,21 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax import _check
-from posenc_jax._turn import Settings, turn
-from posenc_jax.frequencies import (
-    Frequencies,
-    Layout,
-    amplitude_of,
-    check_energy,
-    dim_of,
-    features,
-    pairs,
-    positions_of,
-    resolve,
-)
+from posenc_jax import _arguments, _checks
+from posenc_jax._arrays import align
+from posenc_jax._checks import public
+from posenc_jax._frequencies import Frequencies, Layout, amplitude_of, check_energy, dim_of, parse, parse_positions
+from posenc_jax._turn import TurnSettings, turn
+from posenc_jax._waves import features, pair_waves
 
 
+@public
 def rotation_matrix(
     offset: ArrayLike,
     frequencies: Frequencies | int | jax.Array,
@@ -69,26 +63,26 @@ def rotation_matrix(
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5: "for any fixed offset k, PE(pos+k) can be
       represented as a linear function of PE(pos)".
     """
-    where = "rotation_matrix"
-    _check.layout(where, layout)
-    frequencies = resolve(where, frequencies, even=True, whole=layout == "half")
-    offset = positions_of(where, "offset", offset, frequencies)
-    return _rotation_matrix(offset, frequencies, layout=layout, dtype=_check.floating_dtype(where, dtype))
+    offset, frequencies = _arguments.encoding(offset, frequencies, layout, "offset", even=True)
+    return _rotation_matrix(offset, frequencies, layout=layout, dtype=_checks.floating_dtype(dtype))
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)
-def _rotation_matrix(offset, frequencies, *, layout, dtype):
+def _rotation_matrix(
+    offset: jax.Array, frequencies: Frequencies | jax.Array, *, layout: Layout, dtype: Any
+) -> jax.Array:
     index, dim, unit = np.arange(dim_of(frequencies)), dim_of(frequencies), _unit(frequencies)
     is_cosine, distance = (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
-    # Row r holds cos ωk at feature r and, at the other of its pair, sin ωk (r a sine) or −sin ωk.
+    # Row r holds cos ωk in column r and, in that of its partner, sin ωk if r is a sine, else −sin ωk.
     cosine = features(offset, unit, layout, np.ones(dim, int))[..., None]
     sine = features(offset, unit, layout, 2 * is_cosine)[..., None]
     row, column = index[:, None], index[None]
     partner = row + distance * (1 - 2 * is_cosine[:, None])
-    mask = lambda x: _check.align(x == column, cosine.ndim)  # noqa: E731
-    return jnp.where(mask(row), cosine, jnp.where(mask(partner), sine, np.float32(0))).astype(dtype)
+    diagonal, beside = (align(x == column, cosine.ndim) for x in (row, partner))
+    return jnp.where(diagonal, cosine, jnp.where(beside, sine, np.float32(0))).astype(dtype)
 
 
+@public
 def shift(
     encodings: ArrayLike,
     offset: ArrayLike,
@@ -123,29 +117,20 @@ def shift(
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    where = "shift"
-    _check.layout(where, layout)
-    encodings = _check.floats(where, "encodings", encodings, "(..., dim)")
-    _check.known_size(where, "encodings", encodings.shape, -1)
-    frequencies = resolve(where, frequencies, even=True, whole=True)
-    if dim_of(frequencies) != encodings.shape[-1]:
-        width = dim_of(frequencies)
-        raise ValueError(f"{where}: frequencies of width {width} must match encodings, shape {encodings.shape}")
-    if layout == "half":
-        _check.whole(where, "encodings", encodings)
-    offset = positions_of(where, "offset", offset, frequencies)
-    _check.broadcastable(where, "offset", offset.shape[:-1], "encodings without their last axis", encodings.shape[:-1])
-    _check.beside(where, "offset", offset, "encodings", encodings)
+    encodings, offset, frequencies = _arguments.shifted(encodings, offset, frequencies, layout)
     return _shift(encodings, offset, frequencies, layout=layout)
 
 
 @functools.partial(jax.jit, static_argnames=("layout",), inline=True)
-def _shift(encodings, offset, frequencies, *, layout):
-    # With (sine, cosine) for the two features of a pair, M_k turns backward.
-    settings = Settings(layout, backward=True)
-    return turn(settings, encodings, _check.align(offset, encodings.ndim), _unit(frequencies))
+def _shift(
+    encodings: jax.Array, offset: jax.Array, frequencies: Frequencies | jax.Array, *, layout: Layout
+) -> jax.Array:
+    # A pair is (sine, cosine), so M_k turns it backward.
+    settings = TurnSettings(layout, backward=True)
+    return turn(settings, encodings, align(offset, encodings.ndim), _unit(frequencies))
 
 
+@public
 def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Array) -> jax.Array:
     r"""The dot product of two encodings, which depends on their offset alone.
 
@@ -177,19 +162,19 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5; the sum follows from the identity
       cos(a)cos(b) + sin(a)sin(b) = cos(a − b).
     """
-    where = "offset_similarity"
-    frequencies = resolve(where, frequencies, even=True)
-    check_energy(where, frequencies, dim_of(frequencies) / 2)
-    return _offset_similarity(positions_of(where, "offset", offset, frequencies), frequencies)
+    frequencies = parse(frequencies, even=True)
+    check_energy(frequencies, dim_of(frequencies) / 2)
+    return _offset_similarity(parse_positions("offset", offset, frequencies), frequencies)
 
 
 @functools.partial(jax.jit, inline=True)
-def _offset_similarity(offset, frequencies):
-    return jnp.sum(pairs(offset, _unit(frequencies), np.int32(1)), axis=-1) * np.float32(amplitude_of(frequencies) ** 2)
+def _offset_similarity(offset: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
+    cosines = pair_waves(offset, _unit(frequencies), np.int32(1))
+    return jnp.sum(cosines, axis=-1) * np.float32(amplitude_of(frequencies) ** 2)
 
 
-def _unit(frequencies):
-    """Of amplitude 1: a rotation keeps norms."""
+def _unit(frequencies: Frequencies | jax.Array) -> Frequencies | jax.Array:
+    """The frequencies with amplitude 1: a rotation keeps norms."""
     if isinstance(frequencies, Frequencies):
         return dataclasses.replace(frequencies, attention_factor=1.0)
     return frequencies

@@ -9,21 +9,15 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from posenc_jax import _check, _mesh
-from posenc_jax._phase import kept, product
-from posenc_jax.frequencies import (
-    Frequencies,
-    Layout,
-    counted,
-    dim_of,
-    features,
-    has_derivatives,
-    is_shared,
-    positions_of,
-    resolve,
-)
+from posenc_jax import _arguments, _checks, _mesh
+from posenc_jax._arrays import align, compute_dtype
+from posenc_jax._checks import public
+from posenc_jax._frequencies import Frequencies, Layout
+from posenc_jax._waves import features, has_derivatives, is_shared
+from posenc_jax._xla import materialized, product
 
 
+@public
 def sinusoidal(
     positions: ArrayLike,
     frequencies: Frequencies | int | jax.Array,
@@ -68,18 +62,16 @@ def sinusoidal(
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    where = "sinusoidal"
-    _check.layout(where, layout)
-    frequencies = resolve(where, frequencies, whole=layout == "half")
-    positions = positions_of(where, "positions", positions, frequencies)
-    return _sinusoidal(positions, frequencies, layout=layout, dtype=_check.floating_dtype(where, dtype))
+    positions, frequencies = _arguments.encoding(positions, frequencies, layout)
+    return _sinusoidal(positions, frequencies, layout=layout, dtype=_checks.floating_dtype(dtype))
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)
-def _sinusoidal(positions, frequencies, *, layout, dtype):
+def _sinusoidal(positions: jax.Array, frequencies: Frequencies | jax.Array, *, layout: Layout, dtype: Any) -> jax.Array:
     return features(positions, frequencies, layout).astype(dtype)
 
 
+@public
 def add_sinusoidal(
     x: ArrayLike,
     positions: ArrayLike | None = None,
@@ -121,47 +113,41 @@ def add_sinusoidal(
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5.
     """
-    where = "add_sinusoidal"
-    _check.layout(where, layout)
-    x = _check.floats(where, "x", x, "(..., seq, d_model)")
-    _check.known_size(where, "x", x.shape, -1)
-    frequencies = resolve(where, x.shape[-1] if frequencies is None else frequencies)
-    if dim_of(frequencies) != x.shape[-1]:
-        raise ValueError(f"{where}: frequencies of width {dim_of(frequencies)} must match x, shape {x.shape}")
+    x, positions, frequencies = _arguments.added_encoding(x, positions, frequencies, layout)
     one = isinstance(scale, (int, float)) and not isinstance(scale, bool) and scale == 1
-    factor = None if one else _check.scalar(where, "scale", scale, _check.inside(x))
-    if positions is not None:
-        positions = positions_of(where, "positions", positions, frequencies)
-        _check.broadcastable(where, "positions", positions.shape[:-1], "x without its last axis", x.shape[:-1])
-        _check.beside(where, "positions", positions, "x", x)
-    elif isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
-        raise ValueError(f"{where}: positions must be given for frequencies of {frequencies.num_axes} axes, got None")
-    else:
-        _check.counted(where, "x", x.shape[-2])
-    return _add_sinusoidal(x, positions, frequencies, factor, layout=layout)
+    return _add_sinusoidal(x, positions, frequencies, None if one else _arguments.factor(scale, x), layout=layout)
 
 
 @functools.partial(jax.jit, static_argnames=("layout",), inline=True)
-def _add_sinusoidal(x, positions, frequencies, scale, *, layout):
-    if positions is None:
-        positions = counted(x, x.ndim - 2)
-    positions, inside = _check.align(positions, x.ndim), _check.inside(x)
+def _add_sinusoidal(
+    x: jax.Array,
+    positions: jax.Array | None,
+    frequencies: Frequencies | jax.Array,
+    scale: jax.Array | None,
+    *,
+    layout: Layout,
+) -> jax.Array:
+    positions = align(_mesh.count_along(x, x.ndim - 2) if positions is None else positions, x.ndim)
+    encoding = _encoding_of(x, positions, frequencies, layout).astype(compute_dtype(x))
+    scaled = x.astype(encoding.dtype)
+    if scale is not None:
+        scaled = product(scale.astype(encoding.dtype), scaled)
+    return (scaled + encoding).astype(x.dtype)
 
-    # Broadcast the positions, not the encoding: else compilers keep a (seq, d_model) table for the batch to share,
-    # which costs a TPU or GPU more than computing each element where it is added.
-    def each(positions, frequencies):
-        positions = jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1]))
-        return features(positions, frequencies, layout)
 
-    # A CPU computes slower than it reads.
-    def shared(positions, frequencies):
-        return jnp.broadcast_to(kept(features(positions, frequencies, layout)), x.shape)
+def _encoding_of(x: jax.Array, positions: jax.Array, frequencies: Frequencies | jax.Array, layout: Layout) -> jax.Array:
+    """The encoding of positions of x's rank, with the shape of x."""
+
+    # Broadcasts the positions, not the encoding: otherwise compilers store a (seq, d_model) table for the batch to
+    # share, which costs a TPU or GPU more than computing each element where it is added.
+    def each(positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
+        return features(jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1])), frequencies, layout)
+
+    # A CPU reads faster than it computes.
+    def shared(positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
+        return jnp.broadcast_to(materialized(features(positions, frequencies, layout)), x.shape)
 
     encode = each
     if is_shared(x, positions) and not has_derivatives(positions, frequencies):
         encode = functools.partial(jax.lax.platform_dependent, cpu=shared, default=each)
-    encoding = _mesh.sharded_as([x, positions], encode, positions, frequencies)
-    scaled = x.astype(inside)
-    if scale is not None:
-        scaled = product(scale.astype(inside), scaled)
-    return (scaled + encoding.astype(inside)).astype(x.dtype)
+    return _mesh.sharded_as([x, positions], encode, positions, frequencies)

@@ -1,21 +1,21 @@
-"""Attention whose memory grows with the length, not with its square, under any bias of positions."""
+"""Attention under any bias of positions, in memory that grows with the length and not with its square."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
-from jax.sharding import PartitionSpec as P
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from posenc_jax import _check, _mesh
-from posenc_jax._blockwise import Settings, Side, blockwise, grid
+from posenc_jax import _arguments, _checks, _mesh
+from posenc_jax._blockwise import BlockwiseSettings, Side, blockwise, grid
+from posenc_jax._checks import InvalidType, public
 
 
 class _Options(TypedDict, total=False):
@@ -42,6 +42,7 @@ def attention(
 def attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, *, return_residual: Literal[True], **options: Unpack[_Options]
 ) -> tuple[jax.Array, jax.Array]: ...
+@public
 def attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -142,133 +143,50 @@ def attention(
       Rabe and Staats, "Self-attention Does Not Need O(n²) Memory", 2021, section 2; Dao et al., "FlashAttention", 2022,
       appendix B, for the derivative.
     """
-    where = "attention"
-    operands = _operands(where, query, key, value)
-    query, key, _ = operands
+    query, key, value = operands = _arguments.operands(query, key, value)
+    causal, return_residual = _checks.flag("causal", causal), _checks.flag("return_residual", return_residual)
+    scale = _checks.number("scale", 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    block_size = _checks.positive_int("block_size", block_size)
+    settings = BlockwiseSettings(causal, _checks.fits_float32("scale", scale), block_size, residual=return_residual)
     if bias is not None and not callable(bias):
-        raise TypeError(f"{where}: bias must be a function of positions, got {_check.describe(bias)}")
-    causal = _check.flag(where, "causal", causal)
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else _check.number(where, "scale", scale)
-    if abs(scale) > float(np.finfo(np.float32).max):
-        raise ValueError(f"{where}: scale must fit into float32, got {scale}")
-    block_size = _check.positive_int(where, "block_size", block_size)
-    return_residual = _check.flag(where, "return_residual", return_residual)
-    positions = _rows(where, "positions", query_positions, key_positions, query, key)
-    if positions is None:
-        lengths = query.shape[-3], key.shape[-3]
-        if lengths[0] != lengths[1] and (causal or bias is not None):
-            message = "query_positions and key_positions must be given for {} queries and {} keys"
-            raise ValueError(f"{where}: {message.format(*lengths)}")
-        named = zip(("query", "key"), lengths, strict=True)
-        positions = tuple(jnp.arange(_check.counted(where, name, n), dtype=jnp.int32) for name, n in named)
-    segments = _rows(where, "segments", query_segments, key_segments, query, key) or (None, None)
+        _checks.wrong_type("bias", "a function of positions", bias)
+
+    needed = causal or bias is not None
+    positions = _arguments.positions_of_sides(query_positions, key_positions, query, key, needed)
+    segments = _arguments.sides("segments", query_segments, key_segments, query, key) or (None, None)
+    settings = settings._replace(skips=causal or query_segments is not None)
     sides = tuple(map(Side, positions, segments))
     operands = tuple(x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in operands)
-    # All as varying along the same axes of a mesh; the transpose of this sums the cotangents along them, once.
+    # All vary along the same manual axes of a mesh; the transpose of this sums the cotangents along them, once.
     axes = frozenset().union(*map(_mesh.varying, jax.tree.leaves((operands, sides))))
     operands, sides = jax.tree.map(functools.partial(_mesh.vary, axes=axes), (operands, sides))
-    skips = causal or query_segments is not None
-    settings, arrays = Settings(causal, scale, block_size, skips, return_residual), []
+    arrays = []
     if bias is not None:
-        settings, arrays = _traced(where, settings, bias, operands, sides, axes)
+        settings, arrays = _traced(settings, bias, operands[0], sides, axes)
     results = blockwise(settings, *operands, sides, arrays)
     if return_residual:
         return results[0].reshape(query.shape), results[1].reshape(query.shape[:-1])
     return results.reshape(query.shape)
 
 
-# What the arguments may be
-
-
-def _operands(where, query, key, value):
-    axes = "(..., queries, heads, head_dim)", *["(..., keys, kv_heads, head_dim)"] * 2
-    named = zip(("query", "key", "value"), (query, key, value), axes, strict=True)
-    query, key, value = (_check.floats(where, name, x, of) for name, x, of in named)
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        _check.known_size(where, name, x.shape, -3, -2, -1)
-    leading = [(n, axis) for n, axis in zip(query.shape[:-3], jax.typeof(query).sharding.spec, strict=False) if n != 1]
-    if any(axis is not None for _, axis in leading[1:]):  # a reshape that would move parts
-        message = f"sharded on Explicit axes of a mesh along the first at most, got {jax.typeof(query).sharding.spec}"
-        raise ValueError(f"{where}: the leading axes of query must be {message}; use jax.vmap for the others")
-    for name, x in (("key", key), ("value", value)):
-        if x.dtype != query.dtype:
-            raise TypeError(f"{where}: {name} must have the dtype of query, {query.dtype}, got {x.dtype}")
-    if key.ndim != query.ndim or key.shape[:-3] != query.shape[:-3] or key.shape[-1] != query.shape[-1]:
-        message = f"key must have the leading axes and the head_dim of query, shape {query.shape}, got {key.shape}"
-        raise ValueError(f"{where}: {message}")
-    if value.shape != key.shape:
-        raise ValueError(f"{where}: value must have the shape of key, {key.shape}, got {value.shape}")
-    (heads, head_dim), kv_heads = query.shape[-2:], key.shape[-2]
-    if head_dim < 1:
-        raise ValueError(f"{where}: head_dim must be at least 1, got 0")
-    if kv_heads < 1 or heads % kv_heads:
-        raise ValueError(f"{where}: the heads of query must be a multiple of those of key, got {heads} and {kv_heads}")
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        for axis in (-3, -1):
-            _check.whole(where, name, x, axis)
-    return query, _placed(where, "key", key, query), _placed(where, "value", value, query)
-
-
-def _placed(where, name, x, query) -> jax.Array:
-    """Keys or values split on Explicit axes as the queries are, where they are whole; of one head, along the batch."""
-    (*batch, _, heads, _), got = jax.typeof(query).sharding.spec, jax.typeof(x).sharding.spec
-    want = P(*batch, None, heads if x.shape[-2] > 1 else None, None)
-    _follows(where, name, got, "query", want)
-    parts = math.prod(jax.typeof(query).sharding.mesh.shape[axis] for axis in jax.tree.leaves(want[-2]))
-    if x.shape[-2] % parts:
-        message = f"as many as query's are split into on Explicit axes of a mesh, {parts}, or a multiple, or one"
-        raise ValueError(f"{where}: the heads of {name} must be {message}, got {x.shape[-2]}")
-    return x if got == want else jax.sharding.reshard(x, _mesh.sharding(want, query))
-
-
-def _follows(where, name, got, like, want):
-    """Raises unless the last axes are split on Explicit axes as `want` says, or whole."""
-    if any(a not in (None, b) for a, b in zip(got[::-1], want[::-1], strict=False)):
-        message = f"sharded on Explicit axes of a mesh as {like} is, {want}, or not at all, got {got}"
-        raise ValueError(f"{where}: {name} must be {message}")
-
-
-def _rows(where, what, queries, keys, query, key):
-    """Positions or segments of both sides, as a `Side` has them, or None."""
-    if queries is None and keys is None:
-        return None
-    if queries is None or keys is None:
-        raise ValueError(f"{where}: query_{what} and key_{what} must be given together")
-    rows = _check.pair(where, what, queries, keys, "an integer array")
-    for side, x, of in zip(("query", "key"), rows, (query, key), strict=True):
-        length = of.shape[-3]
-        if x.shape[-1] != length:
-            raise ValueError(f"{where}: {side}_{what} must have shape (..., {length}), got {x.shape}")
-        _check.broadcastable(where, f"{side}_{what}", x.shape, f"{side} without heads", of.shape[:-2])
-        _check.whole(where, f"{side}_{what}", x)
-        spec, got = (jax.typeof(a).sharding.spec for a in (of, x))
-        _follows(where, f"{side}_{what}", got, side, P(*spec[:-3], None))
-    if all(x.ndim == 1 for x in rows):
-        return rows
-    return tuple(_of_batch(x, of.shape[:-3]) for x, of in zip(rows, (query, key), strict=True))
-
-
-def _of_batch(x, batch):
-    """(1, length) if it is one for all, or (batch, length)."""
-    if math.prod(x.shape[:-1]) != 1:
-        x = jnp.broadcast_to(x.reshape((1,) * (len(batch) + 1 - x.ndim) + x.shape), (*batch, x.shape[-1]))
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-
-
-def _traced(where, settings, bias, operands, sides, axes):
-    """The settings with the bias as a jaxpr, and the arrays it closes over, of which derivatives are to be explicit."""
+def _traced(
+    settings: BlockwiseSettings, bias: Callable[..., Any], query: jax.Array, sides: Any, axes: frozenset[Any]
+) -> tuple[BlockwiseSettings, list[Any]]:
+    """The settings with the bias as a jaxpr, and the arrays that it closes over, which may have derivatives."""
     positions = [jax.typeof(side.positions) for side in sides]
     tiles = [x.update(shape=(*x.shape[:-1], grid(settings, x.shape[-1])[1]), weak_type=False) for x in positions]
-    traced = jax.make_jaxpr(bias)(*tiles)
+    with _checks.callback():
+        traced = jax.make_jaxpr(bias)(*tiles)
     found, arrays = traced.out_avals, traced.consts
     if len(found) != 1 or not jnp.issubdtype(found[0].dtype, jnp.floating):
-        raise TypeError(f"{where}: bias must give one float array, got {', '.join(map(str, found)) or 'none'}")
-    target = operands[0].shape[0], operands[0].shape[2], *(x.shape[-1] for x in tiles)
-    _check.broadcastable(where, "bias", found[0].shape, "a tile (batch, heads, queries, keys)", target)
-    batch, _, heads, _ = jax.typeof(operands[0]).sharding.spec
-    _follows(where, "a tile of bias", found[0].sharding.spec, "query", P(batch, heads, None, None))
-    # Only what is being transformed can have a derivative.
+        raise InvalidType(f"bias must give one float array, got {', '.join(map(str, found)) or 'none'}")
+    target = query.shape[0], query.shape[2], *(x.shape[-1] for x in tiles)
+    _checks.broadcastable("bias", found[0].shape, "a tile (batch, heads, queries, keys)", target)
+    batch, _, heads, _ = jax.typeof(query).sharding.spec
+    want = PartitionSpec(batch, heads, None, None)
+    _arguments.sharded_like("a tile of bias", found[0].sharding.spec, "query", want)
+    # Only traced arrays can have a derivative.
     learned = [i for i, x in enumerate(arrays) if isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating)]
-    # The cotangent of a parameter that is the same along an axis is summed along it with every tile, on all devices.
+    # Every tile sums the cotangent of a parameter that does not vary along an axis, over all devices: none may skip.
     skips = settings.skips and all(_mesh.varying(arrays[i]) == axes for i in learned)
     return settings._replace(skips=skips, bias=traced.jaxpr, learned=tuple(learned)), arrays

@@ -16,10 +16,13 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from posenc_jax import _check, _mesh
+from posenc_jax import _arguments, _checks, _mesh
+from posenc_jax._arrays import align
+from posenc_jax._checks import public, require
 from posenc_jax._distance import per_head, tile_difference, tile_distance
 
 
+@public
 def t5(
     query_positions: ArrayLike,
     key_positions: ArrayLike,
@@ -64,34 +67,38 @@ def t5(
       Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1; the buckets as in the authors' code
       (Mesh TensorFlow).
     """
-    where = "t5"
-    queries, keys = _check.pair(where, "positions", query_positions, key_positions, "an integer array")
-    table = _check.floats(where, "table", table, "(buckets, heads)")
-    if table.ndim != 2 or not table.shape[1]:
-        raise ValueError(f"{where}: table must have shape (buckets, heads), got {table.shape}")
-    _check.known_size(where, "table", table.shape, 0)
-    _check.whole(where, "table", table, 0)
-    _check.of_tile(where, "positions", queries, keys, table=table)
-    directions = 1 + _check.flag(where, "bidirectional", bidirectional)
-    buckets, odd = divmod(table.shape[0], directions)
-    if odd or buckets < 2:
-        rows = "an even number of rows, at least 4" if directions == 2 else "at least 2 rows"
-        raise ValueError(f"{where}: table must have {rows} with bidirectional={bidirectional}, got {table.shape}")
-    max_distance = _check.positive_int(where, "max_distance", max_distance)
-    if max_distance <= buckets // 2:
-        expected = f"above {buckets // 2}, half the buckets of a direction"
-        raise ValueError(f"{where}: max_distance must be {expected}, got {max_distance}")
-    return _t5(queries, keys, table, edges=_edges(buckets, max_distance), bidirectional=directions == 2)
+    queries, keys = _arguments.tile(query_positions, key_positions, _checks.INTEGERS)
+    table, edges = _buckets(queries, keys, table, _checks.flag("bidirectional", bidirectional), max_distance)
+    return _t5(queries, keys, table, edges=edges, bidirectional=bool(bidirectional))
+
+
+def _buckets(
+    queries: jax.Array, keys: jax.Array, table: Any, bidirectional: bool, max_distance: Any
+) -> tuple[jax.Array, tuple[int, ...]]:
+    """The table (buckets, heads), and where the buckets of a direction begin."""
+    table = _checks.floats("table", table, ("buckets", "heads"))
+    require(table.shape[1], "table must have shape (buckets, heads), got {}", table.shape)
+    _checks.known_size("table", table.shape, 0)
+    _checks.unsharded("table", table, 0)
+    _arguments.tile_sharded_together(queries, keys, table=table)
+    buckets, odd = divmod(table.shape[0], 2 if bidirectional else 1)
+    rows = "an even number of rows, at least 4" if bidirectional else "at least 2 rows"
+    message = "table must have {} with bidirectional={}, got {}"
+    require(not odd and buckets >= 2, message, rows, bidirectional, table.shape)
+    max_distance, exact = _checks.positive_int("max_distance", max_distance), buckets // 2
+    message = "max_distance must be above {}, half the buckets of a direction, got {}"
+    require(max_distance > exact, message, exact, max_distance)
+    return table, _edges(buckets, max_distance)
 
 
 @functools.lru_cache(maxsize=64)
 def _edges(buckets: int, max_distance: int) -> tuple[int, ...]:
-    """The smallest distance in each bucket but the first; none for buckets that begin beyond int64."""
+    """The smallest distance in each bucket but the first, of those that begin within int64."""
     exact = buckets // 2
     steps = buckets - exact
     reachable = range(min(max_distance, 2**63 - 2) + 1)
 
-    def begins(k):
+    def begins(k: int) -> int:
         # ln(d/e) / ln(max/e) · steps ≥ k, which is d^steps ≥ max^k · e^(steps − k)
         return bisect.bisect_left(reachable, max_distance**k * exact ** (steps - k), key=lambda d: d**steps)
 
@@ -100,7 +107,9 @@ def _edges(buckets: int, max_distance: int) -> tuple[int, ...]:
 
 
 @functools.partial(jax.jit, static_argnames=("edges", "bidirectional"), inline=True)
-def _t5(queries, keys, table, *, edges, bidirectional):
+def _t5(
+    queries: jax.Array, keys: jax.Array, table: jax.Array, *, edges: tuple[int, ...], bidirectional: bool
+) -> jax.Array:
     distance, after = tile_difference(queries, keys)
     if not bidirectional:
         distance = jnp.where(after, jnp.zeros_like(distance), distance)
@@ -108,9 +117,12 @@ def _t5(queries, keys, table, *, edges, bidirectional):
     return _rows((edges, table.shape[0] // 2 * bidirectional), distance, after, table.astype(jnp.float32))
 
 
+Buckets = tuple[tuple[int, ...], int]  # where they begin, and from which row on they are for keys after the query, or 0
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rows(buckets, distance, after, table):
-    """The row of each distance's bucket; rows for keys after the query begin at an offset, unless it is 0."""
+def _rows(buckets: Buckets, distance: jax.Array, after: jax.Array, table: jax.Array) -> jax.Array:
+    """The row of the table for each distance."""
     edges, offset = buckets
     columns = [per_head(row, distance) for row in table]
     if offset:
@@ -121,20 +133,22 @@ def _rows(buckets, distance, after, table):
     return result
 
 
-def _row(buckets, distance, after):
-    """The number of that row, (..., queries, keys)."""
+def _row(buckets: Buckets, distance: jax.Array, after: jax.Array) -> jax.Array:
+    """The index of that row, (..., queries, keys)."""
     edges, offset = buckets
     begun = sum(((distance >= np.asarray(edge, distance.dtype)).astype(jnp.int32) for edge in edges), jnp.int32(0))
     return jnp.squeeze(begun + jnp.where(after, np.int32(offset), np.int32(0)), -3)
 
 
-def _rows_forward(buckets, distance, after, table):
+def _rows_forward(
+    buckets: Buckets, distance: jax.Array, after: jax.Array, table: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     return _rows(buckets, distance, after, table), (distance, after, table)
 
 
-def _rows_backward(buckets, residuals, dy):
+def _rows_backward(buckets: Buckets, residuals: tuple[jax.Array, ...], dy: jax.Array) -> tuple[None, None, jax.Array]:
     distance, after, table = residuals
-    # A TPU's matrix unit makes the one-hot matrix as it multiplies; elsewhere it would be the size of many biases.
+    # A TPU makes the one-hot matrix as it multiplies; elsewhere that matrix would be the size of many biases.
     sums = functools.partial(lax.platform_dependent, tpu=_sums_by_product, default=_sums_by_scatter)
     total = _mesh.sharded_as([table], sums, _row(buckets, distance, after), dy, table)
     return None, None, _mesh.cotangent_of(jax.typeof(table), total)
@@ -143,20 +157,21 @@ def _rows_backward(buckets, residuals, dy):
 _rows.defvjp(_rows_forward, _rows_backward)
 
 
-def _sums_by_scatter(row, dy, table):
-    # Of each query by itself: one number after the other, a sum of ones in float32 ends at 2²⁴.
+def _sums_by_scatter(row: jax.Array, dy: jax.Array, table: jax.Array) -> jax.Array:
+    # Sums each query first: a running float32 sum of ones stalls at 2²⁴.
     of_query = jnp.vectorize(lambda row, dy: jnp.zeros_like(table).at[row].add(dy), signature="(k),(k,h)->(b,h)")
     sums = of_query(row, jnp.moveaxis(dy, -3, -1))
     return jnp.sum(sums, axis=tuple(range(sums.ndim - 2)))
 
 
-def _sums_by_product(row, dy, table):
-    ones = row[..., None] == _check.align(np.arange(table.shape[0], dtype=np.int32), row.ndim + 1)
+def _sums_by_product(row: jax.Array, dy: jax.Array, table: jax.Array) -> jax.Array:
+    ones = row[..., None] == align(np.arange(table.shape[0], dtype=np.int32), row.ndim + 1)
     axes = list(range(row.ndim))
-    over = [*axes[:-2], row.ndim - 1, row.ndim]  # of dy: all but the heads
+    over = [*axes[:-2], row.ndim - 1, row.ndim]  # all axes of dy but the heads
     return jnp.tensordot(ones.astype(dy.dtype), dy, (axes, over), precision=lax.Precision.HIGHEST)
 
 
+@public
 def fire(
     query_positions: ArrayLike,
     key_positions: ArrayLike,
@@ -204,68 +219,71 @@ def fire(
       Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers", 2024, section 3
       and appendix (code), without the 1e-6 that the code adds to the denominator.
     """
-    where = "fire"
-    positions = _check.pair(where, "positions", query_positions, key_positions)
+    positions = _arguments.tile(query_positions, key_positions)
+    weights, scalars = _perceptron_weights(positions, mlp), {"c": c, "threshold": threshold}
+    check_scale(**{n: x for n, x in scalars.items() if isinstance(x, (int, float, np.integer, np.floating))})
+    return _fire(*positions, weights, *(_checks.scalar(n, x, np.float32) for n, x in scalars.items()))
+
+
+def _perceptron_weights(positions: tuple[jax.Array, jax.Array], mlp: Any) -> tuple[jax.Array, ...]:
+    """w₁ (hidden,), b₁ (hidden,), W₂ (hidden, heads) and b₂ (heads,)."""
     if not isinstance(mlp, (tuple, list)) or len(mlp) != 4:
-        raise TypeError(f"{where}: mlp must be four arrays, (w1, b1, w2, b2), got {_check.describe(mlp)}")
-    axes = ("(hidden,)", "(hidden,)", "(hidden, heads)", "(heads,)")
-    names = ("w1", "b1", "w2", "b2")
-    weights = tuple(_check.floats(where, f"{n} of mlp", w, a) for n, w, a in zip(names, mlp, axes, strict=True))
-    shapes = tuple(w.shape for w in weights)
-    for n, shape in zip(names, shapes, strict=True):
-        _check.known_size(where, f"{n} of mlp", shape, 0)
-    if weights[2].ndim != 2 or shapes != (shapes[2][:1], shapes[2][:1], shapes[2], shapes[2][1:]) or 0 in shapes[2]:
-        raise ValueError(f"{where}: mlp must have shapes {', '.join(axes)}, got {shapes}")
-    _check.of_tile(
-        where, "positions", *positions, **{f"{n} of mlp": w for n, w in zip(names[2:], weights[2:], strict=True)}
-    )
-    for n, w in zip(names[:3], weights, strict=False):
-        _check.whole(where, f"{n} of mlp", w, 0)
-    scalars = {"c": c, "threshold": threshold}
-    numbers = {n: x for n, x in scalars.items() if isinstance(x, (int, float, np.integer, np.floating))}
-    check_scale(where, **numbers)
-    return _fire(*positions, weights, *(_check.scalar(where, n, x, np.float32) for n, x in scalars.items()))
+        _checks.wrong_type("mlp", "four arrays, (w1, b1, w2, b2)", mlp)
+    axes = {"w1": ("hidden",), "b1": ("hidden",), "w2": ("hidden", "heads"), "b2": ("heads",)}
+    named = {f"{n} of mlp": _checks.floats(f"{n} of mlp", x, axes[n]) for n, x in zip(axes, mlp, strict=True)}
+    weights = tuple(named.values())
+    for name, w in named.items():
+        _checks.known_size(name, w.shape, 0)
+    (hidden, heads), shapes = weights[2].shape, tuple(w.shape for w in weights)
+    fits = shapes == ((hidden,), (hidden,), (hidden, heads), (heads,)) and 0 not in weights[2].shape
+    require(fits, "mlp must have shapes (hidden,), (hidden,), (hidden, heads), (heads,), got {}", shapes)
+    _arguments.tile_sharded_together(*positions, **{name: named[name] for name in ("w2 of mlp", "b2 of mlp")})
+    for name in ("w1 of mlp", "b1 of mlp", "w2 of mlp"):
+        _checks.unsharded(name, named[name], 0)
+    return weights
 
 
-def check_scale(where: str, c: Any = 1.0, threshold: Any = 1.0) -> tuple[float, float]:
-    """$c$ and $L$ as Python floats, where float32 holds them, and $c$ times $L$ and any distance."""
-    c, threshold = _check.positive_float32(where, "c", c), _check.positive_float32(where, "threshold", threshold)
-    _check.positive_float32(where, "c times the threshold", c * threshold)
-    _check.positive_float32(where, "c times a distance of 2³²", c * 2.0**32)
+def check_scale(c: Any = 1.0, threshold: Any = 1.0) -> tuple[float, float]:
+    """$c$ and $L$ as Python floats that float32 holds, as it holds $c$ times $L$ and times any distance."""
+    c, threshold = _checks.positive_float32("c", c), _checks.positive_float32("threshold", threshold)
+    _checks.positive_float32("c times the threshold", c * threshold)
+    _checks.positive_float32("c times a distance of 2³²", c * 2.0**32)
     return c, threshold
 
 
 @functools.partial(jax.jit, inline=True)
-def _fire(queries, keys, weights, c, threshold):
+def _fire(
+    queries: jax.Array, keys: jax.Array, weights: tuple[jax.Array, ...], c: jax.Array, threshold: jax.Array
+) -> jax.Array:
     c, threshold = c.astype(jnp.float32), threshold.astype(jnp.float32)
     distance = tile_distance(queries, keys)
-    far = _check.align(jnp.maximum(queries.astype(jnp.float32), threshold)[..., None, :, None], distance.ndim)
+    far = align(jnp.maximum(queries.astype(jnp.float32), threshold)[..., None, :, None], distance.ndim)
     argument = jnp.log1p(c * distance) / jnp.log1p(c * far)
     return _perceptron(argument, *(w.astype(jnp.float32) for w in weights))
 
 
 @jax.custom_vjp
-def _perceptron(x, w1, b1, w2, b2):
-    """f(x) for x (..., 1, queries, keys) on the axis before the queries; nothing is kept for the derivative but x."""
+def _perceptron(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> jax.Array:
+    """f(x) for x (..., 1, queries, keys), whose axis of size 1 becomes that of the heads; the derivative keeps only x."""
     return lax.platform_dependent(x, w1, b1, w2, b2, tpu=_by_product, default=_by_units)
 
 
-def _by_product(x, w1, b1, w2, b2):
-    """For TPU, where the matrix unit makes the hidden features as it multiplies, and for derivatives."""
+def _by_product(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> jax.Array:
+    """For a TPU, whose matrix unit computes the hidden features as it multiplies, and for derivatives."""
     hidden = jax.nn.relu(per_head(w1, x) * x + per_head(b1, x))
     y = jnp.tensordot(hidden, w2, ((x.ndim - 3,), (0,)), precision=lax.Precision.HIGHEST)
     return jnp.moveaxis(y, -1, -3) + per_head(b2, x)
 
 
-def _by_units(x, w1, b1, w2, b2):
-    """One elementwise expression, where hidden features would be several times the size of the bias."""
+def _by_units(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> jax.Array:
+    """One elementwise expression; the hidden features as an array would be several times the size of the bias."""
     y = jnp.broadcast_to(per_head(b2, x), (*x.shape[:-3], b2.shape[0], *x.shape[-2:]))
     for unit in range(w1.shape[0]):
         y += per_head(w2[unit], x) * jax.nn.relu(per_head(w1[unit, None], x) * x + per_head(b1[unit, None], x))
     return y
 
 
-def _perceptron_backward(arguments, dy):
+def _perceptron_backward(arguments: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array, ...]:
     like = tuple([x] for x in arguments)
     return _mesh.sharded_as(like, lambda arguments, dy: jax.vjp(_by_product, *arguments)[1](dy), arguments, dy)
 

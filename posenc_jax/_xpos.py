@@ -12,17 +12,20 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from posenc_jax import _check
+from posenc_jax import _arguments, _checks
+from posenc_jax._arrays import align, compute_dtype
+from posenc_jax._checks import public, require
 from posenc_jax._distance import difference
-from posenc_jax._phase import product
-from posenc_jax._turn import Settings, turn
-from posenc_jax.frequencies import Frequencies, Layout, dim_of
-from posenc_jax.rotary import inputs, placed
+from posenc_jax._frequencies import Frequencies, Layout, dim_of, one_axis
+from posenc_jax._rotary import placed
+from posenc_jax._turn import TurnSettings, turn
+from posenc_jax._xla import product
 
-# 2^f for 0 ≤ f < 1 is Σ cᵢ fⁱ within 1.4e-8 of its value; all coefficients are positive.
+# 2^f for 0 ≤ f < 1 is Σ cᵢ fⁱ within 1.4e-8 of its value. All coefficients are positive.
 _EXP2 = tuple(np.float32(c) for c in (1, 0.69314706, 0.24022931, 0.05548528, 0.0096754516, 0.0012467846, 0.00021612915))
 
 
+@public
 def xpos(
     query: ArrayLike,
     key: ArrayLike,
@@ -83,72 +86,83 @@ def xpos(
       Sun et al., "A Length-Extrapolatable Transformer", 2022, section 2.2; the origin is fixed where the authors' code
       takes the middle of the call's length.
     """
-    where = "xpos"
-    scale_base, gamma = _check.positive(where, "scale_base", scale_base), _check.positive(where, "gamma", gamma)
-    steepest = -math.log2(gamma / (1 + gamma)) / scale_base  # of j = 0
-    if steepest * 2**32 > float(np.finfo(np.float32).max):
-        message = f"give exponents at a distance of 2³² that fit into float32, got {scale_base} and {gamma}"
-        raise ValueError(f"{where}: scale_base and gamma must {message}")
-    key_name = "positions" if key_positions is None else "key_positions"
+    scale_base, gamma = _rate(scale_base, gamma)
+    spelled = {"layout": layout, "head_axis": head_axis}
+    queries = _arguments.rotated(query, positions, frequencies, **spelled, name="query")
+    name = "positions" if key_positions is None else "key_positions"
     key_positions = positions if key_positions is None else key_positions
-    arguments = (
-        (inputs(where, query, positions, frequencies, layout, head_axis, "first", "query"), 1),
-        (inputs(where, key, key_positions, frequencies, layout, head_axis, "first", "key", key_name), -1),
-    )
-    for (_, _, spectrum, _), _ in arguments:
-        if isinstance(spectrum, Frequencies) and spectrum.num_axes > 1:
-            raise ValueError(f"{where}: frequencies must have one axis, got {spectrum.num_axes}")
-    origin = jnp.asarray(_check.array(where, "origin", origin))
-    if origin.ndim:
-        raise ValueError(f"{where}: origin must be a scalar, got shape {origin.shape}")
+    keys = _arguments.rotated(key, key_positions, frequencies, **spelled, name="key", positions_name=name)
+    one_axis(queries[2])
+    origin = _checks.zero_dimensional("origin", jnp.asarray(_checks.array("origin", origin)))
     settings = {"scale_base": scale_base, "gamma": gamma, "layout": layout}
     turned_query, turned_key = (
         _xpos(x, positions, spectrum, origin, head_axis=axis, sign=sign, **settings)
-        for (x, positions, spectrum, axis), sign in arguments
+        for (x, positions, spectrum, axis), sign in ((queries, 1), (keys, -1))
     )
     return turned_query, turned_key
 
 
+def _rate(scale_base: Any, gamma: Any) -> tuple[float, float]:
+    """Both as positive numbers that give no exponent beyond float32."""
+    scale_base, gamma = _checks.positive("scale_base", scale_base), _checks.positive("gamma", gamma)
+    steepest = -math.log2(gamma / (1 + gamma)) / scale_base  # of j = 0
+    fits = steepest * 2**32 <= float(np.finfo(np.float32).max)
+    message = "scale_base and gamma must give exponents at a distance of 2³² that fit into float32, got {} and {}"
+    require(fits, message, scale_base, gamma)
+    return scale_base, gamma
+
+
 @functools.partial(jax.jit, static_argnames=("head_axis", "sign", "scale_base", "gamma", "layout"), inline=True)
-def _xpos(x, positions, frequencies, origin, *, head_axis, sign, scale_base, gamma, layout):
-    positions, inside, dim = placed(x, positions, head_axis), _check.inside(x), dim_of(frequencies)
+def _xpos(
+    x: jax.Array,
+    positions: jax.Array | None,
+    frequencies: Frequencies | jax.Array,
+    origin: jax.Array,
+    *,
+    head_axis: int | None,
+    sign: int,
+    scale_base: float,
+    gamma: float,
+    layout: Layout,
+) -> jax.Array:
+    positions, inside, dim = placed(x, positions, head_axis), compute_dtype(x), dim_of(frequencies)
     n = dim // 2
     decays = [sign * math.log2((j / n + gamma) / (1 + gamma)) / scale_base for j in range(n)]
     columns = np.repeat(decays, 2) if layout == "interleaved" else np.tile(decays, 2)
     columns = np.pad(columns, (0, x.shape[-1] - dim)).astype(np.float32)
     distance = _distance(positions, origin)
-    turned: Any = turn(Settings(layout, result=np.dtype(inside)), x, positions, frequencies)
-    return _scaled(turned, distance, _check.align(columns, x.ndim)).astype(x.dtype)
+    turned: Any = turn(TurnSettings(layout, result=np.dtype(inside)), x, positions, frequencies)
+    return _scaled(turned, distance, align(columns, x.ndim)).astype(x.dtype)
 
 
-def _distance(positions, origin):
-    """How far positions are from the origin, in float32: of integers, or of what is nearest to floats, rounded once."""
-    (whole, rest), (start, less) = (_whole(x) for x in (positions, origin))
-    apart, before = difference(whole, start)
+def _distance(positions: jax.Array, origin: jax.Array) -> jax.Array:
+    """The signed distance of positions from the origin in float32; that of their integer parts is rounded once."""
+    (nearest, rest), (start, less) = (_integer_part(x) for x in (positions, origin))
+    apart, before = difference(nearest, start)
     apart = apart.astype(jnp.float32)
     return jnp.where(before, -apart, apart) + (rest - less)
 
 
-def _whole(x):
-    """An int32 and what is left; where that wraps, the waves are NaN already."""
+def _integer_part(x: jax.Array) -> tuple[Any, Any]:
+    """The nearest int32 and the rest. Where that wraps, the waves are NaN already."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         return x.astype(jnp.int32), np.float32(0)
     nearest = jnp.round(x)
     return nearest.astype(jnp.int32), (x - nearest).astype(jnp.float32)
 
 
-@jax.checkpoint  # else scales of x's size are kept for the derivative
-def _scaled(x, distance, decays):
+@jax.checkpoint  # the derivative would otherwise keep scales of x's size
+def _scaled(x: jax.Array, distance: jax.Array, decays: Any) -> jax.Array:
     scale = _exp2(product(distance, decays))
     return x * scale.astype(x.dtype)
 
 
-def _exp2(x):
-    """2^x in float32, the same bits in every program (as in `_phase`, no product meets an addition)."""
-    whole = jnp.floor(x)
-    f = x - whole
+def _exp2(x: jax.Array) -> jax.Array:
+    """2^x in float32 with the same bits in every program (see `_xla.rounded_product`)."""
+    floor = jnp.floor(x)
+    f = x - floor
     y = jnp.full_like(f, _EXP2[-1])
     for c in _EXP2[-2::-1]:
-        y = jnp.abs(f * y) + c  # positive, so that |a·b| is the product
-    power = (jnp.clip(whole, -127, 128).astype(jnp.int32) + 127) << 23  # the bits of 2^whole, of 0 and of ∞
+        y = jnp.abs(f * y) + c  # positive, so |a·b| is the product
+    power = (jnp.clip(floor, -127, 128).astype(jnp.int32) + 127) << 23  # the bits of 2^floor, of 0 and of ∞
     return y * lax.bitcast_convert_type(power, jnp.float32)

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax import _check, _phase
-from posenc_jax.frequencies import Frequencies, Layout, features, limited, positions_of, spectrum
+from posenc_jax import _checks, _waves
+from posenc_jax._checks import public, require
+from posenc_jax._frequencies import Frequencies, Layout, limited, parse_positions, spectrum
 
 
+@public
 def fourier_features(
     x: ArrayLike, matrix: ArrayLike, *, layout: Layout = "half", dtype: Any = jnp.float32
 ) -> jax.Array:
@@ -57,30 +59,33 @@ def fourier_features(
       Tancik et al., "Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional Domains", 2020,
       section 5, equation 5; Mildenhall et al., "NeRF", 2020, equation 4, for octaves.
     """
-    where = "fourier_features"
-    _check.layout(where, layout)
-    x = jnp.asarray(_check.array(where, "x", x))
-    matrix = jnp.asarray(_check.array(where, "matrix", matrix, "a float array"))
-    if matrix.ndim != 2:
-        raise ValueError(f"{where}: matrix must have shape (inputs, n), got {matrix.shape}")
+    x, matrix = _coordinates(x, matrix, layout)
+    return _fourier_features(x, matrix, layout=layout, dtype=_checks.floating_dtype(dtype))
+
+
+def _coordinates(x: Any, matrix: Any, layout: Any) -> tuple[jax.Array, jax.Array]:
+    """Numbers (..., inputs), and a matrix (inputs, n)."""
+    _checks.layout(layout)
+    x = jnp.asarray(_checks.array("x", x))
+    matrix = jnp.asarray(_checks.array("matrix", matrix, _checks.FLOATS))
+    require(matrix.ndim == 2, "matrix must have shape (inputs, n), got {}", matrix.shape)
     if layout == "half":
-        _check.whole(where, "matrix", matrix)
-    if x.ndim < 1 or x.shape[-1] != matrix.shape[0]:
-        raise ValueError(
-            f"{where}: x must have shape (..., {matrix.shape[0]}) for matrix {matrix.shape}, got {x.shape}"
-        )
+        _checks.unsharded("matrix", matrix)
+    inputs, message = matrix.shape[0], "x must have shape (..., {}) for matrix {}, got {}"
+    require(x.ndim and x.shape[-1] == inputs, message, inputs, matrix.shape, x.shape)
     (*rows, _), (_, columns) = (jax.typeof(a).sharding.spec for a in (x, matrix))
-    _check.together(where, {"x": (*rows, None), "matrix": (columns,)})
-    return _fourier_features(x, matrix, layout=layout, dtype=_check.floating_dtype(where, dtype))
+    _checks.sharded_together({"x": (*rows, None), "matrix": (columns,)})
+    return x, matrix
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)
-def _fourier_features(x, matrix, *, layout, dtype):
-    sine, cosine = (_phase.wave_of_dot(x, matrix, quarter).astype(dtype) for quarter in range(2))
+def _fourier_features(x: jax.Array, matrix: jax.Array, *, layout: Layout, dtype: Any) -> jax.Array:
+    sine, cosine = (_waves.wave_of_dot(x, matrix, quarter).astype(dtype) for quarter in range(2))
     waves = jnp.stack([sine, cosine], -2 if layout == "half" else -1)
     return waves.reshape(*x.shape[:-1], 2 * matrix.shape[1])
 
 
+@public
 def timestep_embedding(
     timesteps: ArrayLike,
     dim: int,
@@ -126,34 +131,35 @@ def timestep_embedding(
     Reference:
       Ho et al., "Denoising Diffusion Probabilistic Models", 2020, appendix B; `get_timestep_embedding` of diffusers.
     """
-    where = "timestep_embedding"
-    dim = _check.integer(where, "dim", _check.size(where, "dim", dim), 2)
-    flip = _check.flag(where, "flip_sin_to_cos", flip_sin_to_cos)
-    shift = _check.number(where, "downscale_freq_shift", downscale_freq_shift)
-    scale = _check.positive(where, "scale", scale)
-    max_period = _check.positive(where, "max_period", max_period)
-    if scale >= 1.6e9:  # 2²⁸ turns
-        raise ValueError(f"{where}: scale must be below 1.6e9, got {scale}")
-    half = dim // 2
-    if half > 1 and shift >= half:
-        raise ValueError(f"{where}: downscale_freq_shift must be below dim // 2 = {half}, got {shift}")
-    frequencies = _timestep_frequencies(half, Fraction(shift), Fraction(scale), max_period)
-    timesteps = positions_of(where, "timesteps", timesteps, frequencies)
-    dtype = _check.floating_dtype(where, dtype)
+    dim = _checks.integer("dim", _checks.size("dim", dim), 2)
+    frequencies = _timestep_spectrum(dim // 2, downscale_freq_shift, scale, max_period)
+    timesteps = parse_positions("timesteps", timesteps, frequencies)
+    flip, dtype = _checks.flag("flip_sin_to_cos", flip_sin_to_cos), _checks.floating_dtype(dtype)
     return _timestep_embedding(timesteps, frequencies, odd=dim % 2, flip=flip, dtype=dtype)
+
+
+def _timestep_spectrum(half: int, shift: Any, scale: Any, max_period: Any) -> Frequencies:
+    """The frequencies of so many pairs, by checked settings."""
+    shift = _checks.number("downscale_freq_shift", shift)
+    scale, max_period = _checks.positive("scale", scale), _checks.positive("max_period", max_period)
+    require(scale < 1.6e9, "scale must be below 1.6e9, got {}", scale)  # 2²⁸ turns
+    require(half == 1 or shift < half, "downscale_freq_shift must be below dim // 2 = {}, got {}", half, shift)
+    return _timestep_frequencies(half, Fraction(shift), Fraction(scale), max_period)
 
 
 @functools.lru_cache(maxsize=256)
 def _timestep_frequencies(half: int, shift: Fraction, scale: Fraction, max_period: float) -> Frequencies:
     step = 1 / (half - shift) if half > 1 else Fraction(0)
     turns = spectrum(half, max_period, step.numerator, step.denominator)
-    turns = limited("timestep_embedding", "max_period", max_period, tuple(round(t * scale) for t in turns))
+    turns = limited("max_period", max_period, tuple(round(t * scale) for t in turns))
     return Frequencies(turns, 2 * half)
 
 
 @functools.partial(jax.jit, static_argnames=("odd", "flip", "dtype"), inline=True)
-def _timestep_embedding(timesteps, frequencies, *, odd, flip, dtype):
+def _timestep_embedding(
+    timesteps: jax.Array, frequencies: Frequencies, *, odd: int, flip: bool, dtype: Any
+) -> jax.Array:
     first = np.arange(frequencies.dim) < frequencies.num_pairs
     quarter = np.where(first, int(flip), int(not flip))
-    waves = features(timesteps, frequencies, "half", quarter).astype(dtype)
-    return jnp.pad(waves, [(0, 0)] * (waves.ndim - 1) + [(0, odd)])
+    embedding = _waves.features(timesteps, frequencies, "half", quarter).astype(dtype)
+    return jnp.pad(embedding, [(0, 0)] * (embedding.ndim - 1) + [(0, odd)])

@@ -38,13 +38,16 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from posenc_jax import _check, _mesh
+from posenc_jax import _arguments, _checks, _mesh
+from posenc_jax._arrays import align
+from posenc_jax._checks import public
 from posenc_jax._distance import per_head, tile_distance
-from posenc_jax._phase import product
-from posenc_jax.frequencies import Frequencies, amplitude_of, check_energy, dim_of, resolve
-from posenc_jax.sinusoidal import sinusoidal
+from posenc_jax._frequencies import Frequencies, amplitude_of, check_energy, dim_of, one_axis, parse
+from posenc_jax._sinusoidal import sinusoidal
+from posenc_jax._xla import product
 
 
+@public
 def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax.Array) -> jax.Array:
     r"""Attention with linear biases, $-m_h\,|i - j|$.
 
@@ -85,11 +88,10 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3; other head counts as in the authors' code.
     """
-    where = "alibi"
-    positions = _check.pair(where, "positions", query_positions, key_positions)
+    positions = _arguments.tile(query_positions, key_positions)
     if isinstance(heads, (jax.Array, np.ndarray)):
-        return _alibi(*positions, _of_heads(where, positions, heads=heads)[0])
-    return _alibi(*positions, _slopes(_check.size(where, "heads", heads)))
+        return _alibi(*positions, *_arguments.of_heads(positions, heads=heads))
+    return _alibi(*positions, _slopes(_checks.size("heads", heads)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -100,11 +102,12 @@ def _slopes(heads: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, inline=True)
-def _alibi(queries, keys, slopes):
+def _alibi(queries: jax.Array, keys: jax.Array, slopes: ArrayLike) -> jax.Array:
     distance = tile_distance(queries, keys)
     return per_head(-slopes, distance) * distance
 
 
+@public
 def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: ArrayLike, rate: ArrayLike) -> jax.Array:
     r"""KERPLE's logarithmic bias, $-p_h \ln(1 + a_h\,|i - j|)$.
 
@@ -136,19 +139,19 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
     """
-    where = "kerple_log"
-    positions = _check.pair(where, "positions", query_positions, key_positions)
-    return _kerple_log(*positions, *_of_heads(where, positions, scale=scale, rate=rate))
+    positions = _arguments.tile(query_positions, key_positions)
+    return _kerple_log(*positions, *_arguments.of_heads(positions, scale=scale, rate=rate))
 
 
 @functools.partial(jax.jit, inline=True)
-def _kerple_log(queries, keys, scale, rate):
+def _kerple_log(queries: jax.Array, keys: jax.Array, scale: jax.Array, rate: jax.Array) -> jax.Array:
     distance = tile_distance(queries, keys)
     scale, rate = per_head(scale, distance), per_head(rate, distance)
-    # Rounded by itself, for log1p begins with an addition.
+    # Rounded first: log1p begins with an addition.
     return -scale * jnp.log1p(product(rate, distance))
 
 
+@public
 def kerple_power(
     query_positions: ArrayLike, key_positions: ArrayLike, scale: ArrayLike, exponent: ArrayLike
 ) -> jax.Array:
@@ -180,21 +183,21 @@ def kerple_power(
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
     """
-    where = "kerple_power"
-    positions = _check.pair(where, "positions", query_positions, key_positions)
-    return _kerple_power(*positions, *_of_heads(where, positions, scale=scale, exponent=exponent))
+    positions = _arguments.tile(query_positions, key_positions)
+    return _kerple_power(*positions, *_arguments.of_heads(positions, scale=scale, exponent=exponent))
 
 
 @functools.partial(jax.jit, inline=True)
-def _kerple_power(queries, keys, scale, exponent):
+def _kerple_power(queries: jax.Array, keys: jax.Array, scale: jax.Array, exponent: jax.Array) -> jax.Array:
     distance = tile_distance(queries, keys)
     scale, exponent = per_head(scale, distance), per_head(exponent, distance)
-    # Neither derivative of a power is finite at 0.
+    # At distance 0 neither derivative of the power is finite.
     apart = distance != 0
     power = jnp.power(jnp.where(apart, distance, np.float32(1)), exponent)
     return -scale * jnp.where(apart, power, np.float32(0))
 
 
+@public
 def sandwich(
     query_positions: ArrayLike,
     key_positions: ArrayLike,
@@ -233,36 +236,19 @@ def sandwich(
       section 5. A width counts the frequencies from ω = 1, as sinusoidal encodings do; in NVIDIA NeMo's code, whose
       rates and norm these are, they begin a step later. The norm, one number for a head, changes no attention.
     """
-    where = "sandwich"
-    positions = _check.pair(where, "positions", query_positions, key_positions)
-    heads = _check.size(where, "heads", heads)
-    frequencies = resolve(where, frequencies, even=True, whole=True)
-    if isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
-        raise ValueError(f"{where}: frequencies must have one axis, got {frequencies.num_axes}")
-    check_energy(where, frequencies, max(heads / 8, 1) * dim_of(frequencies))
+    positions = _arguments.tile(query_positions, key_positions)
+    heads, frequencies = _checks.size("heads", heads), one_axis(parse(frequencies, even=True, unsharded=True))
+    check_energy(frequencies, max(heads / 8, 1) * dim_of(frequencies))
     return _sandwich(*positions, frequencies, heads=heads)
 
 
 @functools.partial(jax.jit, static_argnames=("heads",), inline=True)
-def _sandwich(queries, keys, frequencies, *, heads):
+def _sandwich(queries: jax.Array, keys: jax.Array, frequencies: Frequencies | jax.Array, *, heads: int) -> jax.Array:
     ndim = 1 + max(queries.ndim, keys.ndim)
-    queries, keys = (_check.align(sinusoidal(p, frequencies, layout="half"), ndim) for p in (queries, keys))
-    keys, product = jnp.swapaxes(keys, -1, -2), functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-    # The phases are exact; a cosine of every distance would take many times as long as this product of their waves.
-    similarity = _mesh.sharded_as([queries, keys], product, queries, keys)[..., None, :, :]
+    queries, keys = (align(sinusoidal(p, frequencies, layout="half"), ndim) for p in (queries, keys))
+    keys, matmul = jnp.swapaxes(keys, -1, -2), functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+    # A product of exact waves; the cosines of all distances would take many times as long.
+    similarity = _mesh.sharded_as([queries, keys], matmul, queries, keys)[..., None, :, :]
     norm = np.float32(dim_of(frequencies) / 2 * amplitude_of(frequencies) ** 2)
     rate = (heads / (8 * np.arange(1, heads + 1))).astype(np.float32)
     return per_head(rate, similarity) * (similarity - norm)
-
-
-def _of_heads(where, positions, **arrays):
-    """Arrays (heads,), of one shape, that can be split beside the positions of both sides."""
-    arrays = {name: _check.floats(where, name, x, "(heads,)") for name, x in arrays.items()}
-    first, shape = next((name, x.shape) for name, x in arrays.items())
-    for name, x in arrays.items():
-        if x.ndim != 1 or not x.size:
-            raise ValueError(f"{where}: {name} must have shape (heads,), got {x.shape}")
-        if x.shape != shape:
-            raise ValueError(f"{where}: {name} of shape {x.shape} must match {first}, shape {shape}")
-    _check.of_tile(where, "positions", *positions, **arrays)
-    return list(arrays.values())

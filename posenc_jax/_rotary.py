@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax import _check
-from posenc_jax._turn import Settings, turn
-from posenc_jax.frequencies import Frequencies, Layout, counted, dim_of, positions_of, resolve, resolve_static
+from posenc_jax import _arguments, _checks, _mesh
+from posenc_jax._arrays import align
+from posenc_jax._checks import InvalidType, public, require
+from posenc_jax._frequencies import Frequencies, Layout, parse_static
+from posenc_jax._turn import TurnSettings, turn
 
 Part = Literal["first", "last"]
 
 
+@public
 def rotary(
     x: ArrayLike,
     positions: ArrayLike | None = None,
@@ -90,68 +93,39 @@ def rotary(
     Reference:
       Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, section 3.2.2, equation 15.
     """
-    where = "rotary"
-    x, positions, frequencies, axis = inputs(where, x, positions, frequencies, layout, head_axis, part)
-    inverse = _check.flag(where, "inverse", inverse)
-    if inverse and isinstance(frequencies, Frequencies):
+    x, positions, frequencies, axis = _arguments.rotated(
+        x, positions, frequencies, layout=layout, head_axis=head_axis, part=part
+    )
+    if _checks.flag("inverse", inverse) and isinstance(frequencies, Frequencies):
         factor = frequencies.attention_factor
-        if abs(factor) * float(np.finfo(np.float32).max) < 1:
-            raise ValueError(f"{where}: inverse needs frequencies with an attention_factor above 3e-39, got {factor}")
+        representable = abs(factor) * float(np.finfo(np.float32).max) >= 1
+        require(representable, "inverse needs frequencies with an attention_factor above 3e-39, got {}", factor)
         frequencies = dataclasses.replace(frequencies, attention_factor=1 / factor)
-    return _rotary(x, positions, frequencies, layout=layout, head_axis=axis, part=part, inverse=inverse)
+    settings = TurnSettings(layout, part == "last", bool(inverse))
+    return _rotary(settings, x, positions, frequencies, axis)
 
 
-def inputs(where, x, positions, frequencies, layout, head_axis, part, name="x", positions_name="positions"):
-    """The arguments, checked: x, positions with an axis of coordinates, frequencies, the head axis from the front."""
-    _check.layout(where, layout)
-    _check.one_of(where, "part", part, ("first", "last"))
-    x = _check.floats(where, name, x, "(..., head_dim)" if head_axis is None else "(..., heads, head_dim)")
-    if head_axis is not None:
-        head_axis = _check.integer(where, "head_axis", head_axis, kinds="an integer or None")
-        if not -x.ndim <= head_axis < x.ndim or head_axis % x.ndim == x.ndim - 1:
-            message = f"head_axis must be an axis of {name} other than its last, shape {x.shape}, got {head_axis}"
-            raise ValueError(f"{where}: {message}")
-        head_axis %= x.ndim
-    _check.known_size(where, name, x.shape, -1)
-    if not x.shape[-1]:
-        raise ValueError(f"{where}: {name} must have features to turn, got shape {x.shape}")
-    frequencies = resolve(where, x.shape[-1] if frequencies is None else frequencies, even=True, whole=True)
-    if dim_of(frequencies) > x.shape[-1]:
-        width = dim_of(frequencies)
-        raise ValueError(f"{where}: frequencies of width {width} must fit into head_dim, {name} has shape {x.shape}")
-    if layout == "half" or dim_of(frequencies) < x.shape[-1]:
-        _check.whole(where, name, x)
-    rows = x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
-    if positions is not None:
-        positions = positions_of(where, positions_name, positions, frequencies)
-        target = f"{name} without its head axis and its last"
-        _check.broadcastable(where, positions_name, positions.shape[:-1], target, rows)
-        _check.beside(where, positions_name, positions, name, x, head_axis)
-    elif isinstance(frequencies, Frequencies) and frequencies.num_axes > 1:
-        axes = frequencies.num_axes
-        raise ValueError(f"{where}: {positions_name} must be given for frequencies of {axes} axes, got None")
-    elif not rows:
-        raise ValueError(f"{where}: {positions_name} must be given where {name} has no sequence axis, shape {x.shape}")
-    else:
-        _check.counted(where, name, rows[-1])
-    return x, positions, frequencies, head_axis
+@functools.partial(jax.jit, static_argnums=(0, 4), inline=True)
+def _rotary(
+    settings: TurnSettings,
+    x: jax.Array,
+    positions: jax.Array | None,
+    frequencies: Frequencies | jax.Array,
+    head_axis: int | None,
+) -> jax.Array:
+    return turn(settings, x, placed(x, positions, head_axis), frequencies)
 
 
-def placed(x, positions, head_axis):
-    """Positions of x's rank, (..., axes): counted where there are none, with the head axis put in."""
+def placed(x: jax.Array, positions: jax.Array | None, head_axis: int | None) -> jax.Array:
+    """Positions (..., axes) of x's rank: counted if there are none, with an axis for the heads."""
     if positions is None:
-        return counted(x, x.ndim - (3 if head_axis == x.ndim - 2 else 2))
+        return _mesh.count_along(x, x.ndim - (3 if head_axis == x.ndim - 2 else 2))
     if head_axis is None:
-        return _check.align(positions, x.ndim)
-    return jnp.expand_dims(_check.align(positions, x.ndim - 1), head_axis)
+        return align(positions, x.ndim)
+    return jnp.expand_dims(align(positions, x.ndim - 1), head_axis)
 
 
-@functools.partial(jax.jit, static_argnames=("layout", "head_axis", "part", "inverse"), inline=True)
-def _rotary(x, positions, frequencies, *, layout, head_axis, part, inverse):
-    positions = placed(x, positions, head_axis)
-    return turn(Settings(layout, part == "last", inverse), x, positions, frequencies)
-
-
+@public
 def convert_layout(
     weights: ArrayLike,
     frequencies: Frequencies | int,
@@ -195,30 +169,10 @@ def convert_layout(
     Reference:
       Su et al., "RoFormer", 2021, equation 34, is interleaved; GPT-NeoX and Hugging Face's Llama are in halves.
     """
-    where = "convert_layout"
+    held, axis, head_dim, dim = _projection(weights, frequencies, axis, num_heads)
     for name, value in (("source", source), ("target", target)):
-        _check.one_of(where, name, value, ("interleaved", "half"))
-    _check.one_of(where, "part", part, ("first", "last"))
-    try:
-        held = jnp.asarray(weights) if _check.is_array(weights) else None
-    except TypeError:  # strings, times, another byte order
-        held = None
-    if held is None:
-        raise TypeError(f"{where}: weights must be an array that JAX can hold, got {_check.describe(weights)}")
-    axis = _check.integer(where, "axis", axis)
-    if not -held.ndim <= axis < held.ndim:
-        raise ValueError(f"{where}: axis must be one of weights, shape {held.shape}, got {axis}")
-    if held.dtype != (dtype := getattr(weights, "dtype", None)):
-        raise TypeError(f"{where}: weights are {dtype}, which this configuration cannot hold; pass 32 bits")
-    num_heads = _check.positive_int(where, "num_heads", num_heads)
-    _check.known_size(where, "weights", held.shape, axis)
-    size, axis = held.shape[axis], axis % held.ndim
-    if size % num_heads:
-        raise ValueError(f"{where}: num_heads must divide axis {axis} of weights, shape {held.shape}, got {num_heads}")
-    _check.whole(where, "weights", held, axis)
-    head_dim, dim = size // num_heads, resolve_static(where, frequencies).dim
-    if dim % 2 or dim > head_dim:
-        raise ValueError(f"{where}: frequencies must have an even width of at most {head_dim}, the head_dim, got {dim}")
+        _checks.layout(value, name)
+    _checks.part(part)
     # order[i] is the feature that comes to i.
     shape = (-1, 2) if source == "interleaved" else (2, -1)
     order = np.arange(head_dim)
@@ -227,3 +181,27 @@ def convert_layout(
         order[turned] = order[turned].reshape(shape).T.reshape(-1)
     outputs = (np.arange(num_heads)[:, None] * head_dim + order).reshape(-1)
     return jnp.take(held, outputs, axis=axis)
+
+
+def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tuple[jax.Array, int, int, int]:
+    """The weights as JAX holds them, the axis of their outputs, the head_dim, and how many features of it turn."""
+    try:
+        held = jnp.asarray(weights) if _checks.is_array(weights) else None
+    except TypeError:  # strings, times, another byte order
+        held = None
+    if held is None:
+        _checks.wrong_type("weights", "an array that JAX can hold", weights)
+    axis = _checks.integer("axis", axis)
+    require(-held.ndim <= axis < held.ndim, "axis must be one of weights, shape {}, got {}", held.shape, axis)
+    if held.dtype != (dtype := getattr(weights, "dtype", None)):
+        raise InvalidType(f"weights are {dtype}, which this configuration cannot hold; pass 32 bits")
+    num_heads = _checks.positive_int("num_heads", num_heads)
+    _checks.known_size("weights", held.shape, axis)
+    size, axis = held.shape[axis], axis % held.ndim
+    message = "num_heads must divide axis {} of weights, shape {}, got {}"
+    require(size % num_heads == 0, message, axis, held.shape, num_heads)
+    _checks.unsharded("weights", held, axis)
+    head_dim, dim = size // num_heads, parse_static(frequencies).dim
+    message = "frequencies must have an even width of at most {}, the head_dim, got {}"
+    require(dim % 2 == 0 and dim <= head_dim, message, head_dim, dim)
+    return held, axis, head_dim, dim

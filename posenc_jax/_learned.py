@@ -11,12 +11,15 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from posenc_jax import _check, _mesh
-from posenc_jax._phase import product
+from posenc_jax import _arguments, _checks, _mesh
+from posenc_jax._arrays import align, compute_dtype
+from posenc_jax._checks import public, require
+from posenc_jax._xla import product
 
 OutOfRange = Literal["error", "nan", "zeros"]
 
 
+@public
 def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange = "error") -> jax.Array:
     r"""Rows of a learned table, $PE(p) = \text{table}_p$; never the wrong row.
 
@@ -49,52 +52,25 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
     Reference:
       Gehring et al., "Convolutional Sequence to Sequence Learning", 2017, section 3.1; Devlin et al., "BERT", 2019.
     """
-    where = "learned"
-    table = _table(where, table)
-    positions = _positions(where, positions, table, out_of_range)
-    _check_split(where, positions, table)
+    table = _arguments.table(table)
+    positions = _arguments.rows(positions, table.shape[0], out_of_range)
+    _arguments.rows_sharded_together(positions, table)
     return _learned(positions, table, out_of_range=out_of_range)
 
 
-def _table(where, table):
-    table = _check.floats(where, "table", table, "(length, dim)")
-    if table.ndim != 2 or table.shape[0] < 1:
-        raise ValueError(f"{where}: table must have shape (length, dim) with length at least 1, got {table.shape}")
-    return table
-
-
-def _positions(where, positions, table, out_of_range):
-    _check.out_of_range(where, out_of_range)
-    positions, length = _check.array(where, "positions", positions, "an integer array"), table.shape[0]
-    if out_of_range == "error" and positions.size and _check.is_known(positions):
-        low, high = _check.limits(positions)
-        if low < 0 or high >= length:
-            raise ValueError(f"{where}: positions must be from 0 to {length - 1}, got {low} to {high}")
-    return jnp.asarray(positions)
-
-
-def _check_split(where, positions, table, **arrays):
-    # Of a lookup the rows of the table are no axis of the result; of the first rows they are.
-    specs = {name: tuple(jax.typeof(x).sharding.spec) for name, x in arrays.items()}
-    if positions is not None:
-        specs["positions"] = (*jax.typeof(positions).sharding.spec, None)
-    rows = jax.typeof(table).sharding.spec
-    _check.together(where, specs | {"table": tuple(rows if positions is None else rows[1:])})
-
-
 @functools.partial(jax.jit, static_argnames=("out_of_range",), inline=True)
-def _learned(positions, table, *, out_of_range):
-    # Compared before the cast to int32, which could wrap; a negative index would count from the end.
-    length = table.shape[0]
-    inside = (positions >= 0) & (positions < length)
-    index = jnp.where(inside, positions, 0).astype(jnp.int32)
-    # On a mesh with Explicit axes a lookup must be told that its rows are sharded as the positions are.
+def _learned(positions: jax.Array, table: jax.Array, *, out_of_range: OutOfRange) -> jax.Array:
+    # Compares before the cast to int32, which could wrap; a negative index would count from the end.
+    in_range = (positions >= 0) & (positions < table.shape[0])
+    index = jnp.where(in_range, positions, 0).astype(jnp.int32)
+    # On Explicit axes of a mesh, a lookup must be told that its rows are sharded as the positions are.
     spec = (*jax.typeof(index).sharding.spec, jax.typeof(table).sharding.spec[1])
     rows = table.at[index].get(mode="promise_in_bounds", out_sharding=_mesh.sharding(spec, index, table))
     fill = 0.0 if out_of_range == "zeros" else math.nan
-    return jnp.where(inside[..., None], rows, jnp.asarray(fill, table.dtype))
+    return jnp.where(in_range[..., None], rows, jnp.asarray(fill, table.dtype))
 
 
+@public
 def add_learned(
     x: ArrayLike,
     table: ArrayLike,
@@ -131,42 +107,22 @@ def add_learned(
     Reference:
       Devlin et al., "BERT", 2019, section 3, figure 2.
     """
-    where = "add_learned"
-    x = _check.floats(where, "x", x, "(..., seq, d_model)")
-    table = _table(where, table)
-    _check.known_size(where, "x", x.shape, -1)
-    _check.known_size(where, "table", table.shape, 0, 1)
-    if table.shape[1] != x.shape[-1]:
-        raise ValueError(f"{where}: table of width {table.shape[1]} must match x, shape {x.shape}")
-    scale = _check.scalar(where, "scale", scale, _check.inside(x, table))
-    if positions is not None:
-        positions = _positions(where, positions, table, out_of_range)
-        _check.broadcastable(where, "positions", positions.shape, "x without its last axis", x.shape[:-1])
-    elif _is_longer(where, x, table.shape[0]):
-        raise ValueError(f"{where}: table of {table.shape[0]} rows is too small for a sequence of {x.shape[-2]}")
-    elif x.shape[-2] != table.shape[0]:
-        _check.whole(where, "table", table, 0)
-    _check_split(where, positions, table, x=x)
-    return _add_learned(x, table, positions, scale, out_of_range=out_of_range)
-
-
-def _is_longer(where, x, length):
-    try:
-        return bool(x.shape[-2] > length)
-    except Exception:  # InconclusiveDimensionOperation, which stands elsewhere in each version of JAX
-        message = f"a sequence of known size, or with a constraint such as 'seq <= {length}', got shape {x.shape}"
-        raise ValueError(f"{where}: x must have {message}") from None
+    x, table, positions = _arguments.added_rows(x, table, positions, out_of_range)
+    return _add_learned(x, table, positions, _arguments.factor(scale, x, table), out_of_range=out_of_range)
 
 
 @functools.partial(jax.jit, static_argnames=("out_of_range",), inline=True)
-def _add_learned(x, table, positions, scale, *, out_of_range):
+def _add_learned(
+    x: jax.Array, table: jax.Array, positions: jax.Array | None, scale: jax.Array, *, out_of_range: OutOfRange
+) -> jax.Array:
     rows = table[: x.shape[-2]] if positions is None else _learned(positions, table, out_of_range=out_of_range)
-    inside = _check.inside(x, table)
-    rows = _check.align(rows.astype(inside), x.ndim)
+    inside = compute_dtype(x, table)
+    rows = align(rows.astype(inside), x.ndim)
     scaled = product(scale.astype(inside), x.astype(inside))
     return (scaled + rows).astype(x.dtype)
 
 
+@public
 def resize_table(
     table: ArrayLike, shape: int | Sequence[int], *, method: Literal["linear", "cubic"] = "linear"
 ) -> jax.Array:
@@ -200,24 +156,18 @@ def resize_table(
     Reference:
       Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, section 3.2.
     """
-    where = "resize_table"
-    _check.one_of(where, "method", method, ("linear", "cubic"))
-    table = _check.floats(where, "table", table, "(length, dim)")
+    _checks.one_of("method", method, ("linear", "cubic"))
+    table = _checks.floats("table", table, (..., "length", "dim"))
     entries: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
-    grid = tuple(_check.positive_int(where, "each entry of shape", n) for n in entries)
-    if 0 in table.shape[:-1]:
-        raise ValueError(f"{where}: table must have at least one row, got {table.shape}")
-    if len(grid) != table.ndim - 1:
-        expected = f"{table.ndim - 1} entries for a table of shape {table.shape}"
-        raise ValueError(f"{where}: shape must have {expected}, got {grid}")
-    if math.prod(grid) >= 2**31:
-        raise ValueError(f"{where}: shape must have fewer than 2³¹ rows, got {grid}")
+    grid = tuple(_checks.positive_int("each entry of shape", n) for n in entries)
+    require(0 not in table.shape[:-1], "table must have at least one row, got {}", table.shape)
+    axes, message = table.ndim - 1, "shape must have {} entries for a table of shape {}, got {}"
+    require(len(grid) == axes, message, axes, table.shape, grid)
+    require(math.prod(grid) < 2**31, "shape must have fewer than 2³¹ rows, got {}", grid)
     return _resize_table(table, grid=grid, method=method)
 
 
 @functools.partial(jax.jit, static_argnames=("grid", "method"), inline=True)
-def _resize_table(table, *, grid, method):
-    inside = table.astype(_check.inside(table))
-    return jax.image.resize(inside, (*grid, table.shape[-1]), method, precision=jax.lax.Precision.HIGHEST).astype(
-        table.dtype
-    )
+def _resize_table(table: jax.Array, *, grid: tuple[int, ...], method: str) -> jax.Array:
+    x, precision = table.astype(compute_dtype(table)), jax.lax.Precision.HIGHEST
+    return jax.image.resize(x, (*grid, table.shape[-1]), method, precision=precision).astype(table.dtype)

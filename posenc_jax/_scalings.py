@@ -19,21 +19,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax import _check, _phase
-from posenc_jax.frequencies import DECIMAL, TWO_PI, Frequencies, from_base, limited, resolve_static, spectrum
+from posenc_jax import _checks
+from posenc_jax._checks import public, require
+from posenc_jax._fixed_point import TURN_BITS
+from posenc_jax._frequencies import DECIMAL, TWO_PI, Frequencies, from_base, limited, parse_static, spectrum
+
+# What the scalings share
 
 
 def _scaled(
-    where: str,
-    name: str,
-    value: Any,
-    frequencies: Frequencies,
-    weights: Iterable[Fraction],
-    attention_factor: float = 1.0,
+    name: str, value: Any, frequencies: Frequencies, weights: Iterable[Fraction], attention_factor: float = 1.0
 ) -> Frequencies:
-    """Each ω_i times a weight, which came from the argument of that name: nothing but the result is rounded."""
+    """Each ω_i times a weight, rounded once; `name` and `value` are the argument behind the weights."""
     turns = tuple(round(t * w) for t, w in zip(frequencies.turns, weights, strict=True))
-    turns = limited(where, name, value, turns)
+    turns = limited(name, value, turns)
     amplitude = frequencies.attention_factor * attention_factor
     return dataclasses.replace(frequencies, turns=turns, attention_factor=amplitude)
 
@@ -42,30 +41,33 @@ def _clip(x: Fraction) -> Fraction:
     return min(max(x, Fraction(0)), Fraction(1))
 
 
-def _even(where: str, dim: Any, least: int = 2) -> int:
-    dim = _check.positive_int(where, "dim", dim)
-    if dim % 2 or not least <= dim <= 2**20:
-        raise ValueError(f"{where}: dim must be even, from {least} to 2²⁰, got {dim}")
+def _even(dim: Any, least: int = 2) -> int:
+    dim = _checks.positive_int("dim", dim)
+    require(dim % 2 == 0 and least <= dim <= 2**20, "dim must be even, from {} to 2²⁰, got {}", least, dim)
     return dim
 
 
-def _growth(where: str, factor: Any) -> Fraction:
-    if (result := _check.number(where, "factor", factor)) < 1:
-        raise ValueError(f"{where}: factor must be at least 1, got {result}")
+def _growth(factor: Any) -> Fraction:
+    result = _checks.number("factor", factor)
+    require(result >= 1, "factor must be at least 1, got {}", result)
     return Fraction(result)
 
 
-def _length(where: str, name: str, value: Any) -> int:
-    if (result := _check.positive_int(where, name, value)) >= 2**31:
-        raise ValueError(f"{where}: {name} must fit into int32, got {result}")
-    return result
+def _amplitude(attention_factor: Any, default: float) -> float:
+    if attention_factor is None:
+        return default
+    return _checks.fits_float32("attention_factor", _checks.positive("attention_factor", attention_factor))
 
 
 def temperature(factor: float, mscale: float = 1.0) -> float:
-    """YaRN's amplitude, 1 + 0.1·mscale·ln(factor); 1 where the context does not grow."""
+    """YaRN's amplitude, 1 + 0.1·mscale·ln(factor); 1 if the context does not grow."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
+# The scalings
+
+
+@public
 def linear_scaling(frequencies: Frequencies | int, factor: float) -> Frequencies:
     r"""Position interpolation: every pair turns `factor` times more slowly, $\omega'_i = \omega_i / s$.
 
@@ -88,11 +90,11 @@ def linear_scaling(frequencies: Frequencies | int, factor: float) -> Frequencies
     Reference:
       Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation", 2023, equation 4.
     """
-    frequencies = resolve_static("linear_scaling", frequencies)
-    s = Fraction(_check.positive("linear_scaling", "factor", factor))
-    return _scaled("linear_scaling", "factor", factor, frequencies, [1 / s] * frequencies.num_pairs)
+    frequencies, s = parse_static(frequencies), Fraction(_checks.positive("factor", factor))
+    return _scaled("factor", factor, frequencies, [1 / s] * frequencies.num_pairs)
 
 
+@public
 def ntk(dim: int, base: float, factor: float) -> Frequencies:
     r"""NTK-aware scaling: a larger base, $b' = b\,s^{r/(r-2)}$ for $r$ features.
 
@@ -118,16 +120,16 @@ def ntk(dim: int, base: float, factor: float) -> Frequencies:
     Reference:
       bloc97, "NTK-Aware Scaled RoPE", 2023; Peng et al., "YaRN", 2023, section 3.1 (arXiv version 2).
     """
-    dim, base = _even("ntk", dim, 4), _check.positive("ntk", "base", base)
-    return _ntk("ntk", dim, base, _growth("ntk", factor))
+    return _ntk(_even(dim, 4), _checks.positive("base", base), _growth(factor))
 
 
-def _ntk(where: str, dim: int, base: float, s: Fraction) -> Frequencies:
+def _ntk(dim: int, base: float, s: Fraction) -> Frequencies:
     with localcontext(DECIMAL):
         stretched = Decimal(base) * (Decimal(s.numerator) / s.denominator) ** (Decimal(dim) / (dim - 2))
-    return Frequencies(limited(where, "base", base, spectrum(dim // 2, stretched, 2, dim)), dim)
+    return Frequencies(limited("base", base, spectrum(dim // 2, stretched, 2, dim)), dim)
 
 
+@public
 def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length: ArrayLike) -> Frequencies | jax.Array:
     r"""NTK-aware scaling that grows with the length $S$ of the sequence, and leaves short ones as they are.
 
@@ -162,27 +164,24 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
     Reference:
       emozilla, "Dynamically Scaled RoPE", 2023; Peng et al., "YaRN", 2023, section 3.3 (arXiv version 2).
     """
-    where = "dynamic_ntk"
-    dim, base, s = _even(where, dim, 4), _check.positive(where, "base", base), _growth(where, factor)
-    original_max = _length(where, "original_max", original_max)
+    dim, base, s = _even(dim, 4), _checks.positive("base", base), _growth(factor)
+    original_max = _checks.length("original_max", original_max)
     if not isinstance(length, (jax.Array, np.ndarray)):
-        longer = max(_length(where, "length", length) - original_max, 0)
-        return _ntk(where, dim, base, 1 + s * longer / original_max)
-    length = jnp.asarray(_check.array(where, "length", length, "an integer or a scalar integer array"))
-    if length.ndim:
-        raise ValueError(f"{where}: length must be a scalar, got shape {length.shape}")
-    if s > 2**96:
-        raise ValueError(f"{where}: factor must be at most 2⁹⁶ for a length that is an array, got {float(s)}")
-    return _dynamic_ntk(length, from_base(where, dim, base), s / original_max, original_max)
+        longer = max(_checks.length("length", length) - original_max, 0)
+        return _ntk(dim, base, 1 + s * longer / original_max)
+    kind = _checks.Kind("an integer or a scalar integer array", floats=False)
+    length = _checks.zero_dimensional("length", jnp.asarray(_checks.array("length", length, kind)))
+    require(s <= 2**96, "factor must be at most 2⁹⁶ for a length that is an array, got {}", float(s))
+    return _dynamic_ntk(length, from_base(dim, base), s / original_max, original_max)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
 def _dynamic_ntk(length: jax.Array, frequencies: Frequencies, slope: Fraction, original_max: int) -> jax.Array:
     """ω_i·m^(−y), y = i/(n−1) for n pairs, as ω_i·2^(−y·log₂ m).
 
-    y·log₂ m may be large, and then a float32 keeps too few places: with m = f·2^e and y = c + d, c of 12 bits, c·e is
-    exact, its whole part becomes the exponent, and what is left is small; y·log₂ f is (y/ln 2)·ln f. |a·b| keeps
-    products apart from additions (see `_phase`): the same bits in every program.
+    y·log₂ m can be large, and float32 then keeps too few places of its fraction. With m = f·2^e, and y = c + d where c
+    has 12 bits, c·e is exact; its integer part becomes the exponent, and the rest is small. y·log₂ f is (y/ln 2)·ln f.
+    |a·b| gives the same bits in every program (see `_xla.rounded_product`).
     """
     start = np.asarray(original_max, length.dtype)
     beyond = (jnp.maximum(length, start) - start).astype(jnp.float32)
@@ -191,11 +190,12 @@ def _dynamic_ntk(length: jax.Array, frequencies: Frequencies, slope: Fraction, o
     y = np.arange(frequencies.num_pairs) / (frequencies.num_pairs - 1)
     c = np.floor(y * 2**12) / 2**12
     y, c, d = (part.astype(np.float32) for part in (y / math.log(2), c, y - c))
-    whole = jnp.round(c * e)
-    rest = (c * e - whole) + jnp.abs(d * e) + jnp.abs(y * ln_f)
-    return jnp.ldexp(frequencies.angular.astype(np.float32) * jnp.exp2(-rest), -whole.astype(jnp.int32))
+    exponent = jnp.round(c * e)
+    rest = (c * e - exponent) + jnp.abs(d * e) + jnp.abs(y * ln_f)
+    return jnp.ldexp(frequencies.angular.astype(np.float32) * jnp.exp2(-rest), -exponent.astype(jnp.int32))
 
 
+@public
 def yarn(
     dim: int,
     base: float,
@@ -242,44 +242,27 @@ def yarn(
     Reference:
       Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023, sections 3.2 and 3.4.
     """
-    where = "yarn"
-    dim, base, s = _even(where, dim), _check.positive(where, "base", base), _growth(where, factor)
-    original_max = _length(where, "original_max", original_max)
-    fast, slow = _check.positive(where, "beta_fast", beta_fast), _check.positive(where, "beta_slow", beta_slow)
-    if base <= 1:
-        raise ValueError(f"{where}: base must be over 1, got {base}")
-    if fast < slow:
-        raise ValueError(f"{where}: beta_fast must be at least beta_slow = {slow}, got {fast}")
+    dim, base, s = _even(dim), _checks.positive("base", base), _growth(factor)
+    original_max = _checks.length("original_max", original_max)
+    fast, slow = _checks.positive("beta_fast", beta_fast), _checks.positive("beta_slow", beta_slow)
+    require(base > 1, "base must be over 1, got {}", base)
+    require(fast >= slow, "beta_fast must be at least beta_slow = {}, got {}", slow, fast)
     with localcontext(DECIMAL):
         turns = [original_max / (TWO_PI * Decimal(beta)) for beta in (fast, slow)]
         low, high = (dim * x.ln() / (2 * Decimal(base).ln()) for x in turns)
-    if _check.flag(where, "truncate", truncate):
+    if _checks.flag("truncate", truncate):
         low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
     low, high = max(Fraction(low), Fraction(0)), min(Fraction(high), Fraction(dim - 1))
-    if high < low:  # references go on, with a ramp that falls: fast pairs are interpolated, slow pairs are not
-        bounds = f"from {float(low):.6g} to {float(high):.6g}"
-        raise ValueError(f"{where}: original_max must give a ramp that rises, got {original_max}: {bounds}")
+    # References go on with a ramp that falls: they interpolate fast pairs and not slow ones.
+    message = "original_max must give a ramp that rises, got {}: from {:.6g} to {:.6g}"
+    require(low <= high, message, original_max, float(low), float(high))
     width = high - low or Fraction(1, 1000)
     gammas = [_clip((i - low) / width) for i in range(dim // 2)]
-    amplitude = _amplitude(where, attention_factor, temperature(float(s)))
-    return _scaled(where, "factor", factor, from_base(where, dim, base), [1 - g + g / s for g in gammas], amplitude)
+    amplitude = _amplitude(attention_factor, temperature(float(s)))
+    return _scaled("factor", factor, from_base(dim, base), [1 - g + g / s for g in gammas], amplitude)
 
 
-def _amplitude(where: str, attention_factor: Any, default: float) -> float:
-    if attention_factor is None:
-        return default
-    if (result := _check.positive(where, "attention_factor", attention_factor)) > float(np.finfo(np.float32).max):
-        raise ValueError(f"{where}: attention_factor must fit into float32, got {result}")
-    return result
-
-
-def _divisors(where: str, name: str, values: Any, pairs: int) -> list[Fraction]:
-    values = _check.sequence(where, name, values, "numbers")
-    if len(values) != pairs:
-        raise ValueError(f"{where}: {name} must have {pairs} entries, one for each pair, got {len(values)}")
-    return [Fraction(_check.positive(where, f"{name}[{i}]", value)) for i, value in enumerate(values)]
-
-
+@public
 def longrope(
     frequencies: Frequencies | int,
     short_factor: Sequence[float],
@@ -323,21 +306,26 @@ def longrope(
       Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", 2024, section 3; the amplitude is
       that of Phi-3, Abdin et al., "Phi-3 Technical Report", 2024.
     """
-    where = "longrope"
-    frequencies, s = resolve_static(where, frequencies), _check.positive(where, "factor", factor)
-    original_max, length = _length(where, "original_max", original_max), _length(where, "length", length)
-    short = _divisors(where, "short_factor", short_factor, frequencies.num_pairs)
-    long = _divisors(where, "long_factor", long_factor, frequencies.num_pairs)
+    frequencies, s = parse_static(frequencies), _checks.positive("factor", factor)
+    original_max, length = _checks.length("original_max", original_max), _checks.length("length", length)
+    lists = {"short_factor": short_factor, "long_factor": long_factor}
+    divisors = {name: _divisors(name, values, frequencies.num_pairs) for name, values in lists.items()}
     default = 1.0
     if s > 1 and attention_factor is None:
-        if original_max == 1:
-            raise ValueError(f"{where}: original_max must be at least 2 for the amplitude of factor {s}, got 1")
+        require(original_max > 1, "original_max must be at least 2 for the amplitude of factor {}, got 1", s)
         default = math.sqrt(1 + math.log(s) / math.log(original_max))
-    name, divisors = ("long_factor", long) if length > original_max else ("short_factor", short)
-    amplitude = _amplitude(where, attention_factor, default)
-    return _scaled(where, name, [*map(float, divisors)], frequencies, [1 / x for x in divisors], amplitude)
+    name = "long_factor" if length > original_max else "short_factor"
+    amplitude = _amplitude(attention_factor, default)
+    return _scaled(name, [*map(float, divisors[name])], frequencies, [1 / x for x in divisors[name]], amplitude)
 
 
+def _divisors(name: str, values: Any, pairs: int) -> list[Fraction]:
+    values = _checks.sequence(name, values, "numbers")
+    require(len(values) == pairs, "{} must have {} entries, one for each pair, got {}", name, pairs, len(values))
+    return [Fraction(_checks.positive(f"{name}[{i}]", value)) for i, value in enumerate(values)]
+
+
+@public
 def llama3(
     frequencies: Frequencies | int,
     factor: float,
@@ -376,20 +364,18 @@ def llama3(
     Reference:
       Grattafiori et al., "The Llama 3 Herd of Models", 2024; `apply_scaling` of Meta's llama-models.
     """
-    where = "llama3"
-    frequencies, s = resolve_static(where, frequencies), _growth(where, factor)
-    original_max = _length(where, "original_max", original_max)
-    low = Fraction(_check.positive(where, "low_freq_factor", low_freq_factor))
-    high = Fraction(_check.positive(where, "high_freq_factor", high_freq_factor))
-    if high < low:
-        raise ValueError(
-            f"{where}: high_freq_factor must be at least low_freq_factor = {float(low)}, got {float(high)}"
-        )
-    turns = [Fraction(original_max * abs(t), 1 << _phase.TURN_BITS) for t in frequencies.turns]
+    frequencies, s = parse_static(frequencies), _growth(factor)
+    original_max = _checks.length("original_max", original_max)
+    low = Fraction(_checks.positive("low_freq_factor", low_freq_factor))
+    high = Fraction(_checks.positive("high_freq_factor", high_freq_factor))
+    message = "high_freq_factor must be at least low_freq_factor = {}, got {}"
+    require(low <= high, message, float(low), float(high))
+    turns = [Fraction(original_max * abs(t), 1 << TURN_BITS) for t in frequencies.turns]
     sigmas = [_clip((t - low) / (high - low)) if low < high else Fraction(t > low) for t in turns]
-    return _scaled(where, "factor", factor, frequencies, [(1 - sigma) / s + sigma for sigma in sigmas])
+    return _scaled("factor", factor, frequencies, [(1 - sigma) / s + sigma for sigma in sigmas])
 
 
+@public
 def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) -> Frequencies:
     r"""Gemma 4: the fastest pairs of a whole head's spectrum; the others rest.
 
@@ -416,12 +402,10 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
     Reference:
       Gemma 4, 2026: "proportional" in its configurations.
     """
-    where = "proportional"
-    dim, base, s = _even(where, dim), _check.positive(where, "base", base), _check.positive(where, "factor", factor)
-    if not 0 < (fraction := _check.number(where, "fraction", fraction)) <= 1:
-        raise ValueError(f"{where}: fraction must be over 0 and at most 1, got {fraction}")
-    turning = int(fraction * dim // 2)  # the product rounded to float64, as references do: 0.7 of 20 features is 14
-    if not turning:
-        raise ValueError(f"{where}: fraction must leave a pair of the {dim} features to turn, got {fraction}")
+    dim, base, s = _even(dim), _checks.positive("base", base), _checks.positive("factor", factor)
+    fraction = _checks.number("fraction", fraction)
+    require(0 < fraction <= 1, "fraction must be over 0 and at most 1, got {}", fraction)
+    turning = int(fraction * dim // 2)  # float64 rounds the product, as in references: 0.7 of 20 features is 14
+    require(turning, "fraction must leave a pair of the {} features to turn, got {}", dim, fraction)
     weights = [(i < turning) / Fraction(s) for i in range(dim // 2)]
-    return _scaled(where, "factor", factor, from_base(where, dim, base), weights)
+    return _scaled("factor", factor, from_base(dim, base), weights)

@@ -1,0 +1,387 @@
+"""What an argument may be, and the decorator that names the public function in errors.
+
+A check names the argument, the constraint and what it got. It does not know which function it serves: `public` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from types import EllipsisType
+from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeGuard, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+P, R = ParamSpec("P"), TypeVar("R")
+_INT32 = np.iinfo(np.int32)
+_NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # Python and NumPy derive them from integers
+
+# Errors
+
+
+class _Invalid(Exception):
+    """An error about an argument, which `public` completes with the name of the function."""
+
+    named = final = False
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidValue(_Invalid, ValueError):
+    """Printed and pickled as the ValueError that it is."""
+
+    __module__, __qualname__ = "builtins", "ValueError"
+
+    def __reduce__(self) -> tuple[type[ValueError], tuple[str, ...]]:
+        return ValueError, self.args
+
+
+class InvalidType(_Invalid, TypeError):
+    """Printed and pickled as the TypeError that it is."""
+
+    __module__, __qualname__ = "builtins", "TypeError"
+
+    def __reduce__(self) -> tuple[type[TypeError], tuple[str, ...]]:
+        return TypeError, self.args
+
+
+def public(f: Callable[P, R]) -> Callable[P, R]:
+    """A public function or method: errors about its arguments begin with its name.
+
+    A function belongs to the public package around its module; a method `__init__` or `__call__` has the class's name.
+    """
+    name = f.__qualname__
+    for method in (".__init__", ".__post_init__", ".__call__"):
+        name = name.removesuffix(method)
+    result = naming(name)(f)
+    if "." not in f.__qualname__:
+        result.__module__ = f.__module__.split("._")[0]
+    return result
+
+
+def naming(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a function whose errors about arguments begin with a name; the outermost such function wins."""
+
+    def decorate(f: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(f)
+        def named(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return f(*args, **kwargs)
+            except _Invalid as error:
+                if not error.final:
+                    error.args, error.named = (f"{name}: {error.message}",), True
+                raise
+
+        return named
+
+    return decorate
+
+
+@contextlib.contextmanager
+def callback() -> Iterator[None]:
+    """Where a function of the caller runs: an error that a public function raises in it keeps that function's name."""
+    try:
+        yield
+    except _Invalid as error:
+        error.final = error.named
+        raise
+
+
+def require(condition: Any, message: str, *got: Any) -> None:
+    """Raises InvalidValue, its message formatted with `got`, unless the condition holds."""
+    if not condition:
+        raise InvalidValue(message.format(*got))
+
+
+def wrong_type(name: str, expected: str, value: Any) -> NoReturn:
+    """Raises InvalidType for a value."""
+    raise InvalidType(f"{name} must be {expected}, got {describe(value)}")
+
+
+def describe(value: Any) -> str:
+    """A value in an error message: dtype and shape of an array, else its type and beginning."""
+    if isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype"):
+        masked = "masked " if isinstance(value, np.ma.MaskedArray) else ""
+        return f"{masked}{value.dtype} of shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {value!r:.60}"
+
+
+# Python values
+
+
+def number(name: str, value: Any) -> float:
+    """`value` as a finite Python float."""
+    if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, float, np.integer, np.floating)):
+        wrong_type(name, "a number", value)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    require(math.isfinite(result), "{} must be finite, got {}", name, result)
+    return result
+
+
+def positive(name: str, value: Any) -> float:
+    """`value` as a finite Python float above zero."""
+    result = number(name, value)
+    require(result > 0, "{} must be positive, got {}", name, result)
+    return result
+
+
+def positive_float32(name: str, value: Any) -> float:
+    """`value` as a Python float between float32's smallest normal and largest number."""
+    result, least, most = positive(name, value), *(float(getattr(np.finfo(np.float32), n)) for n in ("tiny", "max"))
+    require(least <= result <= most, "{} must be from {:.1e} to {:.1e} for float32, got {}", name, least, most, result)
+    return result
+
+
+def fits_float32(name: str, value: float) -> float:
+    """`value`, if it does not overflow in float32."""
+    require(abs(value) <= float(np.finfo(np.float32).max), "{} must fit into float32, got {}", name, value)
+    return value
+
+
+def integer(name: str, value: Any, least: int | None = None, expected: str = "an integer") -> int:
+    """`value` as a Python integer, of at least `least`."""
+    if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
+        wrong_type(name, expected, value)
+    require(least is None or value >= least, "{} must be at least {}, got {}", name, least, value)
+    return int(value)
+
+
+def positive_int(name: str, value: Any) -> int:
+    """`value` as a Python integer of at least one."""
+    return integer(name, value, 1)
+
+
+def length(name: str, value: Any) -> int:
+    """`value` as a number of positions, from 1 to 2³¹ − 1."""
+    result = positive_int(name, value)
+    require(result <= _INT32.max, "{} must fit into int32, got {!r:.60}", name, result)
+    return result
+
+
+def size(name: str, value: Any) -> int:
+    """`value` as a number of features or heads, from 1 to 2²⁰: the host computes something for each."""
+    result = positive_int(name, value)
+    require(result <= 2**20, "{} must be at most 2²⁰, got {!r:.60}", name, result)
+    return result
+
+
+def flag(name: str, value: Any) -> bool:
+    """`value` as a Python bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        wrong_type(name, "True or False", value)
+    return bool(value)
+
+
+def one_of(name: str, value: Any, options: tuple[str, ...]) -> Any:
+    """`value`, which must be one of `options`."""
+    require(isinstance(value, str) and value in options, "{} must be one of {}, got {!r}", name, options, value)
+    return value
+
+
+def layout(value: Any, name: str = "layout") -> Any:
+    """How the two waves of a pair are stored."""
+    return one_of(name, value, ("interleaved", "half"))
+
+
+def part(value: Any) -> Any:
+    """Which features of a head turn."""
+    return one_of("part", value, ("first", "last"))
+
+
+def out_of_range(value: Any) -> Any:
+    """What a position outside a table gives."""
+    return one_of("out_of_range", value, ("error", "nan", "zeros"))
+
+
+def sequence(name: str, value: Any, items: str) -> tuple[Any, ...]:
+    """`value` as a tuple; the caller checks its items."""
+    no_items = isinstance(value, (str, bytes, bytearray, memoryview)) or getattr(value, "ndim", 1) == 0
+    if no_items or not isinstance(value, (Sequence, np.ndarray)):
+        wrong_type(name, f"a sequence of {items}", value)
+    return tuple(value)
+
+
+# Arrays
+
+
+class Kind(NamedTuple):
+    """Dtypes that an argument may have, and their name in an error."""
+
+    text: str
+    integers: bool = True
+    floats: bool = True
+
+
+NUMBERS = Kind("an integer or float array")
+INTEGERS = Kind("an integer array", floats=False)
+FLOATS = Kind("a float array", integers=False)
+
+
+def is_known(x: Any) -> bool:
+    """Whether the values of an array are known while tracing."""
+    return not isinstance(x, Tracer)
+
+
+def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray]:
+    """Whether JAX can make an array of it; a masked array would lose its mask."""
+    return isinstance(x, (jax.Array, np.ndarray)) and not isinstance(x, np.ma.MaskedArray)
+
+
+def array(name: str, value: Any, kind: Kind = NUMBERS) -> Any:
+    """`value` as an array of a dtype that positions may have.
+
+    An integral Python number becomes int32; any other is rounded to float32.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) or type(value) is float and kind.floats:
+        if isinstance(value, int) or value.is_integer():  # neither NaN nor an infinity is
+            require(_INT32.min <= value <= _INT32.max, "{} must fit into int32, got {}", name, value)
+            return np.int32(value)
+        value = np.float32(value)
+    elif not (is_array(value) or isinstance(value, np.generic)) or getattr(value.dtype, "kind", "") == "m":
+        wrong_type(name, kind.text, value)
+    integral, floating = jnp.issubdtype(value.dtype, jnp.integer), jnp.issubdtype(value.dtype, jnp.floating)
+    if not (integral and kind.integers or floating and kind.floats):
+        wrong_type(name, kind.text, value)
+    if floating:
+        _representable(f"{name} is", value.dtype, "; pass float32 or integers")
+        return value.astype(np.float32) if value.dtype.itemsize < 4 else value
+    return value if value.dtype == np.int32 else _as_int32(name, value)
+
+
+def _as_int32(name: str, value: Any) -> Any:
+    """Integers as int32. Wide ones with unknown values stay as they are; their waves are NaN outside int32."""
+    wide = value.dtype.itemsize > 4 or value.dtype == np.uint32
+    if not is_known(value):
+        return value if wide else value.astype(np.int32)
+    if wide and value.size:
+        low, high = limits(value)
+        got = value.dtype, low, high
+        require(
+            low >= _INT32.min and high <= _INT32.max, "{} must fit into int32, got {} values from {} to {}", name, *got
+        )
+    with jax.ensure_compile_time_eval():  # stays known
+        return value.astype(np.int32)
+
+
+def limits(value: Any) -> tuple[int, int]:
+    """The smallest and the largest of known integers, also while another function is traced."""
+    with jax.ensure_compile_time_eval():
+        return int(value.min()), int(value.max())
+
+
+def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...]) -> jax.Array:
+    """`x` as a float array of its dtype that has these axes; dots at the front stand for any number of them."""
+    text = f"({', '.join('...' if axis is ... else str(axis) for axis in axes)}{',' if len(axes) == 1 else ''})"
+    if not is_array(x) or not jnp.issubdtype(x.dtype, jnp.floating):
+        wrong_type(name, f"a float array of shape {text}", x)
+    _representable(f"{name} is", x.dtype, "; pass float32")
+    fits = x.ndim >= len(axes) - 1 if axes[0] is ... else x.ndim == len(axes)
+    require(fits, "{} must have shape {}, got {}", name, text, x.shape)
+    return jnp.asarray(x)
+
+
+def scalar(name: str, value: Any, dtype: Any) -> jax.Array:
+    """`value` as a scalar array; only Python and NumPy numbers are rounded to `dtype`."""
+    if isinstance(value, (int, float, np.integer, np.floating)):
+        result = number(name, value)
+        require(abs(result) <= float(np.finfo(dtype).max), "{} must fit into {}, got {}", name, np.dtype(dtype), result)
+        return jnp.asarray(result, dtype)
+    result = array(name, value, Kind("a number or a scalar integer or float array"))
+    return zero_dimensional(name, jnp.asarray(result))
+
+
+def zero_dimensional(name: str, x: jax.Array) -> jax.Array:
+    """`x`, a scalar."""
+    require(not x.ndim, "{} must be a scalar, got shape {}", name, x.shape)
+    return x
+
+
+def floating_dtype(dtype: Any, name: str = "dtype") -> np.dtype:
+    """`dtype` as a float dtype that this configuration of JAX has."""
+    has_shape = isinstance(getattr(dtype, "shape", None), tuple) and not isinstance(dtype, np.dtype)
+    try:
+        result = None if dtype is None or has_shape else jnp.dtype(dtype)  # an array or a number is no dtype
+    except TypeError:
+        result = None
+    if result is None or not jnp.issubdtype(result, jnp.floating):
+        raise InvalidType(f"{name} must be a float dtype, got {dtype if result is None else result!s}")
+    _representable(f"{name} is", result)
+    return result
+
+
+def _representable(begin: str, dtype: Any, end: str = "") -> None:
+    """Raises if results in a float dtype would be rounded in silence, or wrong."""
+    why = ""
+    if dtype == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+        why = "jax_enable_x64=False cannot hold"
+    elif dtype.itemsize > 8 or not dtype.isnative:
+        why = "JAX does not have"
+    elif dtype.itemsize == 1 and float(jnp.finfo(dtype).min) >= 0:  # float8_e8m0fnu
+        why = "has no negative numbers"
+    elif dtype.itemsize == 1 and not np.isnan(np.full((), np.nan, dtype)):  # float4 and float6
+        why = "has no NaN"
+    if why:
+        raise InvalidType(f"{begin} {dtype}, which {why}{end}")
+
+
+def broadcastable(name: str, shape: tuple[int, ...], target_name: str, target: tuple[int, ...]) -> None:
+    """Raises unless `shape` broadcasts to `target`."""
+    ok = len(shape) <= len(target) and all(a in (1, b) for a, b in zip(shape[::-1], target[::-1], strict=False))
+    require(ok, "{} of shape {} must broadcast to {}, shape {}", name, shape, target_name, target)
+
+
+def countable(name: str, length: Any) -> Any:
+    """`length`, if int32 can count 0, 1, …, length − 1. A symbolic length is not known yet."""
+    known = isinstance(length, int)
+    require(not known or length <= 2**31, "at most 2³¹ positions can be counted, got {} of length {}", name, length)
+    return length
+
+
+def known_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
+    """Raises if one of these axes is symbolic."""
+    for axis in axes:
+        known = isinstance(shape[axis], int)
+        require(known, "{} must have a known size along axis {}, got shape {}", name, axis % len(shape), shape)
+
+
+# Explicit axes of a mesh
+
+
+def unsharded(name: str, x: Any, axis: int = -1) -> None:
+    """Raises if x is sharded along an axis over Explicit axes of a mesh, where its parts are needed together."""
+    spec = jax.typeof(x).sharding.spec
+    message = (
+        "{} must not be sharded along axis {} on Explicit axes of a mesh, got {}; reshard it, or use jax.shard_map"
+    )
+    require(spec[axis] is None, message, name, axis % x.ndim, spec)
+
+
+def sharded_together(specs: dict[str, tuple[Any, ...]]) -> None:
+    """Raises if two arguments shard an axis of their result differently, or two of its axes over one axis of a mesh.
+
+    `specs` has for each argument how it shards the last axes of the result, on Explicit axes.
+    """
+    split = {(i, axes) for spec in specs.values() for i, axes in enumerate(reversed(spec)) if axes is not None}
+    used = jax.tree.leaves([axes for _, axes in split])
+    if len(split) > len({i for i, _ in split}) or len(used) > len({*used}):
+        names, got = (", ".join(map(str, x)) for x in (specs, specs.values()))
+        message = "be sharded alike where they share an axis of the result, and over no Explicit axis of a mesh twice"
+        raise InvalidValue(f"{names} must {message}, got {got}")
+
+
+def sharded_beside(name: str, positions: Any, of: str, x: Any, head_axis: int | None = None) -> None:
+    """Raises if positions (..., axes) shard the axes of x, with or without an axis of heads, differently from x."""
+    places = [*jax.typeof(positions).sharding.spec[:-1]]
+    if head_axis is not None:
+        places.insert(max(0, len(places) + head_axis + 2 - x.ndim), None)
+    sharded_together({name: (*places, None), of: tuple(jax.typeof(x).sharding.spec)})

@@ -1,0 +1,296 @@
+r"""How fast each pair of features turns: `Frequencies`, the geometric spectrum, and what callers may write for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from decimal import Context, Decimal
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posenc_jax import _checks, _fixed_point
+from posenc_jax._checks import InvalidType, public, require
+
+Layout = Literal["interleaved", "half"]
+Precision = Literal["exact", "float32"]
+
+DECIMAL = Context(prec=60)
+LIMIT = 1 << (_fixed_point.TURN_BITS + 28)  # ω below 1.6e9: more than a turn has no place in a float's fraction
+TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563281257241799")
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Frequencies:
+    r"""How fast each pair of features turns, which coordinate of the position turns it, and the amplitude.
+
+    Feature pair $i$ of an encoding is $a\,(\sin \omega_i p_{c_i}, \cos \omega_i p_{c_i})$ for a position $p$. The
+    $\omega_i$ are held exactly (to $2^{-128}$ turn a position), so that phases are right at every int32 position.
+
+    Immutable, hashable and without arrays: static under `jax.jit`, safe as a plain attribute of a Flax module.
+    Usually made by `geometric` or `axial`.
+
+    Args:
+      turns: $\omega_i / 2\pi$, turns a unit of position, as integers in units of $2^{-128}$ turn.
+      dim: features covered, 2 × pairs, or one less: the last cosine is dropped.
+      axes: the coordinate $c_i$ that drives each pair; `None` for positions of one coordinate.
+      attention_factor: the amplitude $a$ of sine and cosine.
+      precision: "exact", or "float32" to reproduce what float32 references compute: float32 $\omega$, float32 product.
+
+    Raises:
+      TypeError: if dim or attention_factor is not a number.
+      ValueError: if the arguments do not fit each other, or a pair turns 2²⁸ times a position or faster.
+
+    Examples:
+      >>> import posenc_jax as pe
+      >>> f = pe.geometric(6)
+      >>> f.dim, f.num_pairs, f.num_axes
+      (6, 3, 1)
+      >>> [round(float(w), 4) for w in 1 / f.angular]
+      [1.0, 21.5443, 464.1589]
+    """
+
+    turns: tuple[int, ...]
+    dim: int
+    axes: tuple[int, ...] | None = None
+    attention_factor: float = 1.0
+    precision: Precision = "exact"
+
+    @public
+    def __post_init__(self) -> None:
+        """Checks the fields, each and against each other, and hashes them once."""
+        pairs = len(_checks.sequence("turns", self.turns, "integers"))
+        whole = all(isinstance(t, int) and abs(t) < LIMIT for t in self.turns)
+        require(whole, "turns must be integers below 2²⁸ turns a position, in units of 2⁻¹²⁸")
+        widths = 2 * pairs, 2 * pairs - 1
+        dim = _checks.positive_int("dim", self.dim)
+        require(dim in widths, "dim must be {} or {} for {} pairs, got {}", *widths, pairs, dim)
+        axes = (0,) * pairs if self.axes is None else _checks.sequence("axes", self.axes, "integers")
+        fits = len(axes) == pairs and all(isinstance(axis, int) and axis >= 0 for axis in axes)
+        require(fits, "axes must hold {} coordinates of at least 0, got {}", pairs, self.axes)
+        factor = _checks.number("attention_factor", self.attention_factor)
+        _checks.fits_float32("attention_factor", factor)
+        _checks.one_of("precision", self.precision, ("exact", "float32"))
+        values = {"turns": tuple(self.turns), "dim": dim, "axes": axes, "attention_factor": factor}
+        # Every call of a jitted function hashes its static arguments; hashing all turns each time would be slow.
+        values["_key"] = (*values.values(), self.precision)
+        values["_hash"] = hash(values["_key"])
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By the fields alone: hashes of strings differ between processes."""
+        return Frequencies, (self.turns, self.dim, self.axes, self.attention_factor, self.precision)
+
+    @property
+    def _axes(self) -> tuple[int, ...]:
+        assert self.axes is not None
+        return self.axes
+
+    def __hash__(self) -> int:
+        """Of the value: equal spectra are interchangeable."""
+        return self._hash  # type: ignore[attr-defined]
+
+    def __eq__(self, other: object) -> bool:
+        """Equal when all fields are."""
+        if not isinstance(other, Frequencies):
+            return NotImplemented
+        return self is other or self._key == other._key  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        """One line, with the first and the last frequency."""
+        w = self.angular
+        rest = f", num_axes={self.num_axes}" if self.num_axes > 1 else ""
+        rest += f", attention_factor={self.attention_factor}" if self.attention_factor != 1 else ""
+        rest += ", precision='float32'" if self.precision == "float32" else ""
+        return f"Frequencies(dim={self.dim}, angular={w[0]:.6g} … {w[-1]:.6g}{rest})"
+
+    @property
+    def num_pairs(self) -> int:
+        """The number of (sine, cosine) pairs."""
+        return len(self.turns)
+
+    @property
+    def num_axes(self) -> int:
+        """The number of coordinates of a position. If it is over 1, positions have a last axis of this size."""
+        return max(self._axes) + 1
+
+    @property
+    def angular(self) -> np.ndarray:
+        r"""$\omega_i$ in radians a unit of position, float64, shape (num_pairs,)."""
+        return _fixed_point.angular_from_turns(self.turns)
+
+    @property
+    def wavelengths(self) -> np.ndarray:
+        r"""$2\pi/\omega_i$ in positions a turn, float64, shape (num_pairs,); inf where a pair does not turn."""
+        return np.array([(1 << _fixed_point.TURN_BITS) / t if t else math.inf for t in self.turns])
+
+    def with_precision(self, precision: Precision) -> Frequencies:
+        """The same spectrum, computed exactly ("exact") or as float32 references do ("float32")."""
+        return dataclasses.replace(self, precision=precision)
+
+    @public
+    def with_angular(self, angular: Sequence[float] | np.ndarray) -> Frequencies:
+        r"""The same with other $\omega_i$: a number for each pair, taken at its exact value.
+
+        A reference's float32 frequencies are off by a few roundings, which grow to 2e-4 at position 4,095. With the
+        `inv_freq` of a model, `f.with_angular(inv_freq).with_precision("float32")` reproduces it to 1e-6.
+
+        Raises:
+          TypeError: if it is not a sequence of numbers.
+          ValueError: if they are not one for each pair, or not finite.
+        """
+        values = [_checks.number("angular", w) for w in _checks.sequence("angular", angular, "numbers")]
+        message = "angular must hold {} numbers, one for each pair, got {}"
+        require(len(values) == self.num_pairs, message, self.num_pairs, len(values))
+        return dataclasses.replace(self, turns=tuple(_turns(Decimal(w)) for w in values))
+
+
+def _turns(angular: Decimal) -> int:
+    """Radians to units of 2⁻¹²⁸ turn."""
+    scaled = DECIMAL.divide(DECIMAL.multiply(angular, Decimal(1 << _fixed_point.TURN_BITS)), TWO_PI)
+    return int(DECIMAL.to_integral_value(scaled))  # whatever the caller's decimal context rounds
+
+
+@functools.lru_cache(maxsize=256)
+def spectrum(pairs: int, base: float | Decimal, numerator: int, denominator: int) -> tuple[int, ...]:
+    """ω_i = base^(−i·numerator/denominator) in turns, from 60 digits."""
+    exponent = DECIMAL.divide(Decimal(-numerator), Decimal(denominator))
+    ratio = DECIMAL.power(Decimal(base), exponent)
+    angular, turns = Decimal(1), []
+    for _ in range(pairs):
+        turns.append(_turns(angular))
+        angular = DECIMAL.multiply(angular, ratio)
+    return tuple(turns)
+
+
+@public
+def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Frequencies:
+    r"""The geometric spectrum of the Transformer, $\omega_i = \text{base}^{-2i/\text{dim}}$.
+
+    Wavelengths run from $2\pi$ to $2\pi\cdot\text{base}^{(d-2)/d}$, one step short of $2\pi\cdot\text{base}$.
+
+    Args:
+      dim: number of features, at least 1. An odd width has (dim + 1)/2 pairs and drops the last cosine.
+      base: positive and finite.
+      endpoint: space the pairs to end at exactly 1/base, $\omega_i = \text{base}^{-i/(n-1)}$ for $n$ pairs, as
+        Tensor2Tensor, the Flax examples and diffusion models do. A single pair has $\omega_0 = 1$.
+
+    Returns:
+      Frequencies of (dim + 1)//2 pairs, correct to 2⁻¹²⁸ turn.
+
+    Raises:
+      TypeError: if dim is not an integer, base not a number or endpoint not a bool.
+      ValueError: if dim is not from 1 to 2²⁰, base is not positive and finite, or so small that a pair would turn 2²⁸
+        times a position.
+
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.geometric(4).angular.round(6).tolist()
+      [1.0, 0.01]
+      >>> pe.geometric(4, endpoint=True).angular.round(6).tolist()
+      [1.0, 0.0001]
+
+    Reference:
+      Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
+    """
+    return from_base(_checks.size("dim", dim), base, endpoint)
+
+
+def from_base(dim: int, base: float, endpoint: bool = False) -> Frequencies:
+    """`geometric` of a checked width."""
+    base, pairs = _checks.positive("base", base), (dim + 1) // 2
+    step = (1, max(pairs - 1, 1)) if _checks.flag("endpoint", endpoint) else (2, dim)
+    return Frequencies(limited("base", base, spectrum(pairs, base, *step)), dim)
+
+
+# What a caller may write
+
+
+def limited(name: str, value: Any, turns: tuple[int, ...]) -> tuple[int, ...]:
+    """The turns that follow from an argument, below the limit."""
+    fastest = max(map(abs, turns))
+    require(fastest < LIMIT, "{} must let no pair turn 2²⁸ times a position, got {!r:.60}", name, value)
+    return turns
+
+
+def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False) -> Frequencies | jax.Array:
+    """Frequencies, or a float array of ω (num_pairs,), from what a caller may write: those or a width.
+
+    `even` demands an even width, `unsharded` an array that no Explicit axis of a mesh shards.
+    """
+    if isinstance(frequencies, (int, np.integer)) and not isinstance(frequencies, bool):
+        frequencies = geometric(_checks.size("frequencies (a width)", frequencies))
+    if isinstance(frequencies, Frequencies):
+        require(not (even and frequencies.dim % 2), "frequencies must have an even dim, got {}", frequencies.dim)
+        return frequencies
+    if not isinstance(frequencies, (jax.Array, np.ndarray)):
+        expected = "Frequencies, an integer width or a float array of angular frequencies"
+        _checks.wrong_type("frequencies", expected, frequencies)
+    result = _checks.array("frequencies", frequencies, _checks.FLOATS)
+    fits = result.ndim == 1 and result.size
+    require(fits, "frequencies as an array must have shape (num_pairs,), got {}", result.shape)
+    _checks.known_size("frequencies", result.shape, 0)
+    if unsharded:
+        _checks.unsharded("frequencies", result)
+    return jnp.asarray(result)
+
+
+def parse_static(frequencies: Any, *, even: bool = False) -> Frequencies:
+    """`parse` without arrays, for settings of modules, where they would become state, and for spectra."""
+    if isinstance(frequencies, (jax.Array, np.ndarray)):
+        raise InvalidType("frequencies must be Frequencies or an integer width, got an array")
+    result = parse(frequencies, even=even)
+    assert isinstance(result, Frequencies)
+    return result
+
+
+def num_axes_of(frequencies: Frequencies | jax.Array) -> int:
+    """The number of coordinates of a position."""
+    return frequencies.num_axes if isinstance(frequencies, Frequencies) else 1
+
+
+def one_axis(frequencies: Any) -> Any:
+    """Frequencies that turn by one coordinate."""
+    axes = num_axes_of(frequencies)
+    require(axes == 1, "frequencies must have one axis, got {}", axes)
+    return frequencies
+
+
+def parse_positions(name: str, positions: Any, frequencies: Frequencies | jax.Array) -> jax.Array:
+    """Positions as int32 or floats with a last axis of coordinates, (..., num_axes)."""
+    positions = jnp.asarray(_checks.array(name, positions))
+    if not isinstance(frequencies, Frequencies):
+        places, pairs = (jax.typeof(x).sharding.spec for x in (positions, frequencies))
+        _checks.sharded_together({name: (*places, None), "frequencies": tuple(pairs)})
+    num_axes = num_axes_of(frequencies)
+    if num_axes == 1:
+        return positions[..., None]
+    fits = positions.ndim and positions.shape[-1] == num_axes
+    message = "{} must have a last axis of size {}, one coordinate for each axis of the frequencies, got shape {}"
+    require(fits, message, name, num_axes, positions.shape)
+    _checks.unsharded(name, positions)
+    return positions
+
+
+def dim_of(frequencies: Frequencies | jax.Array) -> int:
+    """The number of features."""
+    return frequencies.dim if isinstance(frequencies, Frequencies) else 2 * frequencies.shape[0]
+
+
+def amplitude_of(frequencies: Frequencies | jax.Array) -> float:
+    """The factor of sines and cosines."""
+    return frequencies.attention_factor if isinstance(frequencies, Frequencies) else 1.0
+
+
+def check_energy(frequencies: Frequencies | jax.Array, times: float) -> None:
+    """Raises if a sum of this many squares of the amplitude, such as a dot product of encodings, overflows float32."""
+    amplitude = amplitude_of(frequencies)
+    fits = times * amplitude**2 <= float(np.finfo(np.float32).max)
+    message = "frequencies must have an attention_factor whose square float32 holds {:g} times, got {}"
+    require(fits, message, times, amplitude)

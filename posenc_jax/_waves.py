@@ -1,0 +1,239 @@
+r"""Sines of exact phases: of single waves, and of the columns of an encoding.
+
+Nothing else in the library calls a sine or a cosine.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from posenc_jax import _arrays, _fixed_point, _xla
+from posenc_jax._fixed_point import Word
+from posenc_jax._frequencies import Frequencies, Layout, dim_of
+
+# sin(πz/2) = z + z·v·Q(v) with v = 1 − z² and Q(v) = c₀ + v·(c₁ + c₃·v·(v + r)), minimax over 0 ≤ z ≤ 1 with float32
+# coefficients: the correction to z vanishes at both ends and stays below 0.22.
+_C0, _C1, _C3, _R = (
+    np.float32(c) for c in (0.4999997913837433, 0.06657696515321732, 0.00015119873569346964, 26.90729522705078)
+)
+
+
+def _sine(phase: jax.Array) -> jax.Array:
+    """The sine of (phase − ¼ turn), float32, for an int32 phase in units of 2⁻³² turn.
+
+    It has the same bits in every program because no rounded product meets an addition: each is |a·b| of a positive
+    product (see `_xla.rounded_product`). `lax` instead of operators makes the trace three times shorter.
+    """
+    # Reflect into a quarter turn either side of zero: a triangle wave. |−2³¹| wraps to −2³¹, which is right.
+    t = lax.sub(lax.abs(phase), np.int32(2**30))
+    rounded = lax.convert_element_type(t, np.float32)
+    z = lax.mul(rounded, np.float32(2.0**-30))
+    v = lax.abs(lax.mul(lax.sub(np.float32(1), z), lax.add(np.float32(1), z)))
+    q = lax.add(lax.abs(lax.mul(lax.mul(_C3, v), lax.add(v, _R))), _C1)
+    q = lax.add(lax.abs(lax.mul(v, q)), _C0)
+    # Added to the exact integer t, the correction makes up for what the float lost of t, and saves a rounding.
+    correction = lax.convert_element_type(lax.mul(rounded, lax.mul(v, q)), np.int32)
+    return lax.mul(lax.convert_element_type(lax.add(t, correction), np.float32), np.float32(2.0**-30))
+
+
+# Waves ω·p
+
+
+def _finite(positions: jax.Array) -> jax.Array:
+    """Positions in float32, 0 where not finite: a masked row then adds 0, not NaN, to the derivative by ω."""
+    positions = positions.astype(jnp.float32)
+    return jnp.where(jnp.isfinite(positions), positions, np.float32(0))
+
+
+@jax.custom_jvp
+def _wave(positions: jax.Array, angular: jax.Array, word: Word, offset: jax.Array) -> jax.Array:
+    """The sine of ω·p + offset for int32 or float positions; `word` is the exact form of ω."""
+    return _sine(_fixed_point.phase_at(positions, angular, word, offset))
+
+
+def _wave_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    positions, angular, word, offset = primals
+    d_positions, d_angular = tangents[:2]
+    result = _wave(*primals)
+    slope = _wave(positions, angular, word, offset + np.int32(2**30))
+    tangent = jnp.zeros_like(result)
+    if not isinstance(d_positions, SymbolicZero):
+        tangent += slope * (angular.astype(jnp.float32) * d_positions.astype(jnp.float32))
+    if not isinstance(d_angular, SymbolicZero):
+        tangent += slope * (_finite(positions) * d_angular.astype(jnp.float32))
+    return result, tangent
+
+
+_wave.defjvp(_wave_jvp, symbolic_zeros=True)
+
+
+def wave(positions: jax.Array, frequencies: tuple[int, ...] | jax.Array, quarter: Any) -> jax.Array:
+    r"""The sine of ω·p + quarter·π/2 in float32, exact at every int32 position.
+
+    Args:
+      positions: integers or floats of shape (..., 1) or (..., columns).
+      frequencies: static, in units of 2⁻¹²⁸ turn a position, or an array of ω (columns,).
+      quarter: integers (columns,) or (): 0 for the sine, 1 for the cosine, 2 for the negated sine.
+
+    Returns:
+      float32 (..., columns); NaN where a position is not a number in the range of int32, or |ω| ≥ 2³¹.
+    """
+    row = (1,) * (positions.ndim - 1) + (-1,)  # explicit, for jax_numpy_rank_promotion="raise"
+    # `_sine` is a quarter turn behind.
+    offset = ((quarter.astype(np.int32) + 1) << 30).reshape(row)
+    positions, known = _fixed_point.in_range(positions)
+    if isinstance(frequencies, tuple):
+        word = Word(*(part.reshape(row) for part in _fixed_point.word_from_turns(frequencies)))
+        if positions.dtype == jnp.int32:
+            result = _sine(_fixed_point.phase(positions, word, offset))
+        else:
+            angular = _fixed_point.angular_from_turns(frequencies).astype(np.float32).reshape(row)
+            result = _wave(positions, angular, word, offset)
+    else:
+        angular = frequencies.reshape(row)
+        word = _fixed_point.word_from_angular(lax.stop_gradient(angular))
+        result = _wave(positions, angular, word, offset)
+        fits = jnp.abs(angular) < 2.0**31
+        known = fits if known is None else known & fits
+    return result if known is None else jnp.where(known, result, np.float32(np.nan))
+
+
+def wave_float32(positions: jax.Array, frequencies: tuple[int, ...], quarter: Any) -> jax.Array:
+    """`wave` as float32 references compute it: the sine or cosine of the rounded product of p and the rounded ω."""
+    row = (1,) * (positions.ndim - 1) + (-1,)
+    angular = _fixed_point.angular_from_turns(frequencies).astype(np.float32).reshape(row)
+    phase = positions.astype(jnp.float32) * angular
+    odd, sign = ((quarter & 1) == 1).reshape(row), (1 - (quarter & 2)).astype(np.float32).reshape(row)
+    return jnp.where(odd, jnp.cos(phase), jnp.sin(phase)) * sign
+
+
+def wave_float64(positions: np.ndarray, frequencies: tuple[int, ...], quarter: np.ndarray) -> np.ndarray:
+    """`wave` in float64 on the host, from exact integers of any size: the truth that figures compare with."""
+    turn = 1 << _fixed_point.TURN_BITS
+    phases = [[int(p) * f % turn / turn for f in frequencies] for p in positions]
+    return np.sin(2 * np.pi * np.array(phases) + np.pi / 2 * quarter)
+
+
+# Waves 2π·x·B
+
+
+@jax.custom_jvp
+def _wave_of_dot(x: jax.Array, matrix: jax.Array, offset: Any) -> jax.Array:
+    """The sine of 2π·x·B + offset, for x (..., inputs) and B (inputs, columns)."""
+    row = (1,) * (x.ndim - 1) + matrix.shape
+    word = Word(*(part.reshape(row) for part in _fixed_point.word_from_float_turns(matrix)))
+    angular = matrix.astype(jnp.float32).reshape(row) * np.float32(2 * np.pi)
+    # Phases are integers that wrap, so their sum is exact in any order.
+    terms = _fixed_point.phase_at(x[..., None], angular, word, np.zeros((1,) * len(row), np.int32))
+    return _sine(jnp.sum(terms, axis=-2, dtype=jnp.int32) + offset)
+
+
+def _wave_of_dot_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    x, matrix, offset = primals
+    d_x, d_matrix = tangents[:2]
+    dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+    x32, matrix32 = _finite(x), matrix.astype(jnp.float32)
+    result = _wave_of_dot(*primals)
+    d_turns = jnp.zeros_like(result)
+    if not isinstance(d_x, SymbolicZero):
+        d_turns += dot(d_x.astype(jnp.float32), matrix32)
+    if not isinstance(d_matrix, SymbolicZero):
+        d_turns += dot(x32, d_matrix.astype(jnp.float32))
+    slope = _wave_of_dot(x, matrix, offset + np.int32(2**30))
+    return result, slope * (d_turns * np.float32(2 * np.pi))
+
+
+_wave_of_dot.defjvp(_wave_of_dot_jvp, symbolic_zeros=True)
+
+
+def wave_of_dot(x: jax.Array, matrix: jax.Array, quarter: int) -> jax.Array:
+    r"""The sine of 2π·x·B + quarter·π/2 in float32: the phase of each product is exact, and so is their sum.
+
+    Args:
+      x: integers or floats of shape (..., inputs).
+      matrix: B, turns a unit of each input, floats of shape (inputs, columns).
+      quarter: 0 for the sine, 1 for the cosine.
+
+    Returns:
+      float32 (..., columns); NaN where an x is not a number in the range of int32, or |B| ≥ 2²⁸.
+    """
+    x, known = _fixed_point.in_range(x)
+    result = _wave_of_dot(x, matrix, np.int32(2**30 if quarter == 0 else -(2**31)))
+    fits = jnp.all(jnp.abs(matrix) < 2.0**28, axis=0).reshape((1,) * (x.ndim - 1) + (-1,))
+    known = fits if known is None else fits & jnp.all(known, axis=-1, keepdims=True)
+    return jnp.where(known, result, np.float32(np.nan))
+
+
+# Columns of an encoding
+
+
+def has_derivatives(positions: jax.Array, frequencies: Frequencies | jax.Array) -> bool:
+    """Whether waves depend on float positions or on an array of frequencies."""
+    return jnp.issubdtype(positions.dtype, jnp.floating) or not isinstance(frequencies, Frequencies)
+
+
+def is_shared(x: jax.Array, positions: jax.Array) -> bool:
+    """Whether each position (..., axes) serves at least four vectors of x, so that a table of waves pays."""
+    sizes = zip(x.shape[:-1], positions.shape, strict=False)
+    return math.prod(n for n, m in sizes if m == 1 and isinstance(n, int)) >= 4
+
+
+def _columns(
+    positions: jax.Array, frequencies: Frequencies | jax.Array, expand: Callable[[Any], Any], quarter: Any
+) -> jax.Array:
+    """The sine of ω·p + quarter·π/2 in each column; `expand` turns an entry for each pair into one for each column."""
+    if not isinstance(frequencies, Frequencies):
+        return wave(positions, expand(frequencies), quarter)
+    pair = expand(np.arange(1, frequencies.num_pairs + 1))  # 0 where a column has none
+    of_pair = (0, *frequencies.turns)
+    turns = tuple(of_pair[i] for i in pair)
+    axes = _arrays.align(np.pad(np.array(frequencies.axes), (1, 0))[pair], positions.ndim)
+    coordinate = positions[..., :1]
+    for axis in range(1, frequencies.num_axes):  # a select for each axis: XLA fuses it, and not a gather
+        coordinate = jnp.where(axes == axis, positions[..., axis : axis + 1], coordinate)
+    compute = wave if frequencies.precision == "exact" else wave_float32
+    result = compute(coordinate, turns, quarter)
+    amplitude = frequencies.attention_factor
+    return result if amplitude == 1 else _xla.product(result, jnp.asarray(amplitude, jnp.float32))
+
+
+def features(
+    positions: jax.Array,
+    frequencies: Frequencies | jax.Array,
+    layout: Layout,
+    quarter: np.ndarray | None = None,
+    margin: tuple[int, int] = (0, 0),
+) -> jax.Array:
+    """The encoding of positions (..., num_axes), float32 (..., dim), as one elementwise expression.
+
+    Args:
+      positions: integers or floats.
+      frequencies: of dim features.
+      layout: where the two waves of a pair stand.
+      quarter: (dim,), which wave of its pair each feature is, sin(ω·p + quarter·π/2); None for sines and cosines.
+      margin: how many columns without a frequency to add before and after.
+    """
+    dim = dim_of(frequencies)
+    if quarter is None:
+        quarter = np.arange(dim) % 2 if layout == "interleaved" else np.arange(dim) // ((dim + 1) // 2)
+
+    def expand(x: Any) -> Any:
+        # Repeats along an axis of its own, which keeps the sharding of x on Explicit axes.
+        twice = (x[:, None].repeat(2, axis=1) if layout == "interleaved" else x[None].repeat(2, axis=0)).reshape(-1)
+        return (np if isinstance(x, np.ndarray) else jnp).pad(twice[:dim], margin) if any(margin) else twice[:dim]
+
+    return _columns(positions, frequencies, expand, np.pad(quarter, margin))
+
+
+def pair_waves(positions: jax.Array, frequencies: Frequencies | jax.Array, quarter: np.integer) -> jax.Array:
+    """One wave of each pair, sin(ω·p + quarter·π/2), float32 (..., num_pairs)."""
+    return _columns(positions, frequencies, lambda x: x, quarter)

@@ -1,0 +1,51 @@
+"""What compilers must be told, one function each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+
+def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a·b, rounded before anything is added to it; without derivatives.
+
+    A compiler that contracts a·b + c to an FMA does so in one program and not in another, and their bits differ. XLA
+    cannot remove this select, which blocks the contraction: it does not know that no product is the NaN of all ones.
+    Where a product is known to be positive, |a·b| blocks it too.
+    """
+    result = lax.mul(a, b)
+    bits = lax.bitcast_convert_type(result, np.dtype(f"int{8 * result.dtype.itemsize}"))
+    ones = lax.eq(bits, lax.full_like(bits, -1))
+    return lax.select(ones, lax.full_like(result, np.nan), result)
+
+
+@jax.custom_jvp
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`rounded_product` with derivatives."""
+    return rounded_product(a, b)
+
+
+def _product_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    a, b = primals
+    result = product(a, b)
+    terms = [x * d for x, d in zip((b, a), tangents, strict=True) if not isinstance(d, SymbolicZero)]
+    return result, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(result)
+
+
+product.defjvp(_product_jvp, symbolic_zeros=True)
+
+
+def materialized(x: jax.Array) -> jax.Array:
+    """Makes XLA:CPU store a float32 array instead of recomputing it at each use.
+
+    XLA does not duplicate an integer remainder, and `bits % (2³² − 1)` leaves all smaller bit patterns unchanged. The
+    only other one, the NaN of all ones, becomes another NaN.
+    """
+    bits = lax.bitcast_convert_type(x, np.uint32)
+    bits = lax.min(bits, lax.full_like(bits, 2**32 - 2))
+    return lax.bitcast_convert_type(lax.rem(bits, lax.full_like(bits, 2**32 - 1)), np.float32)
