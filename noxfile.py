@@ -27,14 +27,14 @@ CUDA_COMPILER = ["jax-cuda13-plugin", "jax-cuda13-pjrt"] + [
 COMPILERS = {"tpu": ["jax[tpu]"], "cuda": CUDA_COMPILER}
 
 
-def group(name):
+def group(name: str) -> tuple[str, ...]:
     return nox.project.dependency_groups(PROJECT, name)
 
 
 TESTED = ["-e", ".[plot,demo]", *group("test")]
 
 
-def install(session, *arguments):
+def install(session: nox.Session, *arguments: str) -> None:
     """Installs what this environment does not hold yet; with sources in place (-e), it holds their changes."""
     wanted = "\n".join([*arguments, Path("pyproject.toml").read_text(encoding="utf-8")])
     stamp = Path(session.virtualenv.location, "installed.txt")
@@ -46,11 +46,11 @@ def install(session, *arguments):
         stamp.write_text(wanted, encoding="utf-8")
 
 
-def pytest(session, *arguments, **environment):
+def pytest(session: nox.Session, *arguments: str, **environment: str) -> None:
     session.run("pytest", *arguments, *session.posargs, env=CPU | environment)
 
 
-def parallel(session, *arguments, **environment):
+def parallel(session: nox.Session, *arguments: str, **environment: str) -> None:
     pytest(session, "-n", "auto", *arguments, **environment)
 
 
@@ -58,7 +58,7 @@ def parallel(session, *arguments, **environment):
 
 
 @nox.session
-def tests(session):
+def tests(session: nox.Session) -> None:
     """The tests, 4 minutes, less when repeated; `-- -k rotary` for some, `-- --lf` for those that failed."""
     install(session, *TESTED)
     again = "--lf" in session.posargs or "--last-failed" in session.posargs  # of either tier
@@ -66,14 +66,14 @@ def tests(session):
 
 
 @nox.session
-def tests_all(session):
+def tests_all(session: nox.Session) -> None:
     """All tests, 8 minutes: the thorough ones too."""
     install(session, *TESTED)
     parallel(session, "-m", "")
 
 
 @nox.session
-def lint(session):
+def lint(session: nox.Session) -> None:
     """Ruff and pyright, 1 minute."""
     install(session, "-e", ".[plot]", *group("lint"), *group("types"))
     session.run("ruff", "check", ".")
@@ -82,40 +82,40 @@ def lint(session):
 
 
 @nox.session
-def demo(session):
-    """Trains eight small Transformers on real text, 5 minutes, and writes demo/index.html; `-- --help`."""
+def demo(session: nox.Session) -> None:
+    """Trains eight small Transformers on real text, 5 minutes, and writes build/demo/index.html; `-- --help`."""
     session.install(".[demo]")
-    session.run("python", "examples/train_text.py", *session.posargs)
+    session.run("python", "demo/train_text.py", *session.posargs)
 
 
 @nox.session
-def docs(session):
-    """The site, 2 minutes, into site/; its code, links and names checked; with Chromium each page opened, 3 more."""
+def docs(session: nox.Session) -> None:
+    """Builds the site into site/, checks code, links and names, 2 minutes; with Chromium opens each page, 3 more."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     install(session, "-e", ".[plot]", *group("docs-browser" if browser else "docs"))
     session.run("python", "docs/figures.py")
-    session.run("python", "-W", "error", "docs/outputs.py")  # the outputs of the pages' code
+    session.run("python", "-W", "error", "docs/outputs.py")
     session.run("mkdocs", "build", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
-    pytest(session, "tests/site")
+    pytest(session, "tests/docs/site")
     if browser:
-        pytest(session, "tests/browser", CHROMIUM=browser)
+        pytest(session, "tests/docs/browser", CHROMIUM=browser)
     else:
         session.warn("No Chromium here (apt-get install chromium): the pages were built, and not opened.")
 
 
 @nox.session
-def bench(session):
-    """Speed, memory and errors beside other libraries, 40 minutes; `-- --quick`, 5."""
+def bench(session: nox.Session) -> None:
+    """Speed, memory and errors beside other libraries, all of them from Python 3.12 on, 40 minutes; `-- --quick`, 5."""
     session.install(".", *group("bench"), *group("peers-jax"))
     session.install("--no-deps", *group("peers-jax-alone"))
-    # What needs torch lives in an environment of its own.
+    # Libraries that need torch get an environment of their own.
     torch = Path(session.create_tmp(), "torch")
     if not (torch / "bin" / "python").exists():
         session.run("python", "-m", "venv", str(torch))
     session.run(str(torch / "bin" / "pip"), "install", "-q", *group("peers-torch"), external=True)
     session.run("python", "benchmarks/run.py", "--torch", str(torch / "bin" / "python"), *session.posargs)
     if not session.posargs:
-        for name in ("accuracy", "rotary", "attention"):  # they fail if a bound is missed
+        for name in ("accuracy", "rotary_error", "attention_cost"):  # each fails if a bound is missed
             session.run("python", f"benchmarks/{name}.py")
 
 
@@ -123,7 +123,7 @@ def bench(session):
 
 
 @nox.session
-def package(session):
+def package(session: nox.Session) -> None:
     """The wheel in an empty environment of each Python here, 2 minutes each: README's and the docstrings' examples."""
     root, folder, tested = Path.cwd(), Path(session.create_tmp()).resolve(), []
     shutil.rmtree(folder)
@@ -142,7 +142,7 @@ def package(session):
         for extra in ("", "[plot]"):
             session.run(python, "-m", "pip", "install", "-q", f"{wheel}{extra}", external=True)
             with session.chdir(folder):
-                check = [str(root / "tests/installed.py"), str(root / "README.md"), str(sdist)]
+                check = [str(root / "tests/tools/installed.py"), str(root / "README.md"), str(sdist)]
                 session.run(python, "-I", *check, external=True, env=CPU)
         tested.append(version)
     if not tested:
@@ -150,14 +150,14 @@ def package(session):
 
 
 @nox.session
-def x64(session):
+def x64(session: nox.Session) -> None:
     """Both tiers of tests with jax_enable_x64 on from the start."""
     install(session, *TESTED)
     parallel(session, "-m", "", POSENC_TEST_X64="1")
 
 
 @nox.session(python="3.11")
-def minimums(session):
+def minimums(session: nox.Session) -> None:
     """Both tiers of tests on the lowest versions that pyproject.toml allows."""
     requirements = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["demo"]
     install(session, *TESTED, *(r.replace(">=", "==") for r in requirements))
@@ -165,7 +165,7 @@ def minimums(session):
 
 
 @nox.session
-def nightly(session):
+def nightly(session: nox.Session) -> None:
     """Both tiers of tests on tonight's JAX and Flax and the newest NumPy, released or not; needs the network."""
     session.install(*TESTED)
     session.install("-U", "--pre", "jax", "jaxlib", "numpy", "--extra-index-url", JAX_NIGHTLY)
@@ -174,7 +174,7 @@ def nightly(session):
 
 
 @nox.session
-def device(session):
+def device(session: nox.Session) -> None:
     """Both tiers of tests on the NVIDIA GPU or the TPU that answers here."""
     if shutil.which("nvidia-smi") and not subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode:
         extra, platform = "cuda13", "cuda"
@@ -188,14 +188,14 @@ def device(session):
 
 
 @nox.session
-def distributed(session):
+def distributed(session: nox.Session) -> None:
     """In neither tier: training over two processes, their losses, checkpoints, and processes that die."""
     install(session, *TESTED)  # flax brings orbax-checkpoint
-    pytest(session, "tests/distributed")
+    pytest(session, "tests/devices/distributed")
 
 
 @nox.session
-def exports(session):
+def exports(session: nox.Session) -> None:
     """In neither tier: what `jax.export` makes on the lowest JAX allowed, loaded on the newest that this Python has."""
     session.install("-U", "-e", ".", *group("test"), "jax")
     folder = Path(session.create_tmp())
@@ -209,8 +209,9 @@ def exports(session):
     written.mkdir()
     environment = CPU | {"PYTHONPATH": "tests", "POSENC_EXPORTS": str(written)}
     environment["POSENC_LOWEST"] = lowest_jax[0].removeprefix("jax==")
-    session.run(str(lowest / "bin" / "python"), "tests/exports/write.py", str(written), env=environment, external=True)
-    pytest(session, "tests/exports", **environment)
+    write = [str(lowest / "bin" / "python"), "tests/devices/exports/write.py", str(written)]
+    session.run(*write, env=environment, external=True)
+    pytest(session, "tests/devices/exports", **environment)
 
 
 # Compilers of devices that are not here
@@ -218,15 +219,15 @@ def exports(session):
 
 @nox.session
 @nox.parametrize("compiler", [nox.param(name, id=name) for name in COMPILERS])
-def compile(session, compiler):
+def compile(session: nox.Session, compiler: str) -> None:
     """Every public function compiled for TPU v5e and v6e or for an H200, no device needed: fusions, temporaries."""
     install(session, "-e", ".", *COMPILERS[compiler], *group("test"))
-    pytest(session, "-s", "tests/compile", "-m", f"compile_{compiler}", **NO_TPU)
+    pytest(session, "-s", "tests/devices/compile", "-m", f"compile_{compiler}", **NO_TPU)
 
 
 @nox.session
 @nox.parametrize("compiler", [nox.param(name, id=name) for name in COMPILERS])
-def bench_compiled(session, compiler):
+def bench_compiled(session: nox.Session, compiler: str) -> None:
     """The library beside its peers as compiled for such devices; for TPUs also the bytes of whole pods."""
     session.install("-e", ".", *COMPILERS[compiler], *group("bench"), *group("peers-jax"))
     session.install("--no-deps", *group("peers-jax-alone"))
@@ -240,25 +241,26 @@ def bench_compiled(session, compiler):
 
 
 @nox.session
-def parity(session):
-    """In neither tier: rotary embeddings beside those of transformers; `-- --record` writes tests/data.
+def parity(session: nox.Session) -> None:
+    """In neither tier: rotary embeddings beside those of transformers; `-- --record` writes tests/oracles/recorded.
 
-    With the files that tests/parity/record_bias.py runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too.
+    With the files that record_bias.py there runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too.
     """
     offline = CPU | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     if session.posargs[:1] != ["--record"]:
         install(session, "-e", ".", *group("parity"))
-        pytest(session, "tests/parity", **offline)
+        pytest(session, "tests/huggingface/parity", **offline)
         return
     session.install("-e", ".", *group("record"))
-    session.run("python", "tests/parity/record.py", env=offline)
-    session.run("python", "tests/parity/record_positions.py", env=offline)
+    folder = "tests/huggingface/parity"
+    session.run("python", f"{folder}/record.py", env=offline)
+    session.run("python", f"{folder}/record_positions.py", env=offline)
     if sources := session.posargs[1:]:
-        session.run("python", "tests/parity/record_bias.py", *sources, env=offline)
+        session.run("python", f"{folder}/record_bias.py", *sources, env=offline)
 
 
 @nox.session
-def conformance(session):
+def conformance(session: nox.Session) -> None:
     """The vectors of conformance/ through this library, which must pass, and its peers; writes results/table.md."""
     session.install(".", *group("peers-jax"), *group("parity"))
     session.install("--no-deps", *group("peers-jax-alone"))
@@ -272,15 +274,16 @@ def conformance(session):
 
 
 @nox.session
-def fuzz(session):
+def fuzz(session: nox.Session) -> None:
     """Hostile input and broken configs, thirty times as many as in the tests, 13 minutes; prints how many."""
     install(session, *TESTED)
-    files = [f"tests/test_hostile{name}.py" for name in ("", "_configs", "_spectra")]
+    rooms = {"properties": ("hostile", "hostile_spectra"), "huggingface": ("hostile_configs",)}
+    files = [f"tests/{room}/test_{name}.py" for room, names in rooms.items() for name in names]
     pytest(session, "-s", "-m", "", *files, POSENC_HOSTILE="30")
 
 
 @nox.session
-def mutation(session):
+def mutation(session: nox.Session) -> None:
     """Small faults put into the library, and which tests find them, hours; `-- --sample 12` draws of each module."""
     install(session, *TESTED, "coverage>=7.6")
-    session.run("python", "tests/mutation/run.py", *session.posargs, env=CPU)
+    session.run("python", "tests/tools/mutation/run.py", *session.posargs, env=CPU)

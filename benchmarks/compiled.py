@@ -33,12 +33,13 @@ from formulas import FORMULAS
 from reference import markdown, progress
 
 HERE = Path(__file__).parent
-# The helpers of the tests that compile, which are not part of the package: benchmarks use tests, not the reverse.
-sys.path.append(str(HERE.parent / "tests" / "compile"))
-import aot  # noqa: E402
+# The helpers of the tests that compile are not part of the package: benchmarks use tests, not the reverse.
+sys.path.append(str(HERE.parent / "tests"))
 import peers  # noqa: E402
 import peers.posenc as library  # noqa: E402
 from peers import plain  # noqa: E402
+
+from devices import aot  # noqa: E402
 
 TARGETS, TIE = ("v5e", "v6e", "h200"), 0.02
 COMPILERS = ("libtpu", "jax-cuda13-plugin", "nvidia-cuda-nvcc")

@@ -2,7 +2,7 @@
 
 `python benchmarks/pods.py` compiles and writes results/pods.json and results/pods.md, which the documentation includes;
 `nox -s "bench_compiled(tpu)"` runs it in the environment that the compiler needs. `--tables` writes the tables of the
-JSON anew. `tests/compile/on_pods.py` has the cases, and says what each device may keep.
+JSON anew. `tests/devices/on_pods.py` has the cases, and says what each device may keep.
 """
 
 import argparse
@@ -15,9 +15,10 @@ from pathlib import Path
 import jax
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "tests" / "compile"))
-import on_pods as pods  # noqa: E402
+sys.path.append(str(HERE.parent / "tests"))
 from reference import markdown, progress  # noqa: E402
+
+from devices import on_pods as pods  # noqa: E402
 
 RESULTS = HERE / "results" / "pods.json"
 SIZES = ("arguments", "result", "temporaries")

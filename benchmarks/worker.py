@@ -52,16 +52,16 @@ class Jax:
     def array(self, x, dtype=None):
         return self.jax.numpy.asarray(x, dtype)
 
-    def call(self, function, arguments, cotangent, eager):
+    def call(self, function, inputs, cotangent, eager):
         def both(x, dy):
             y, back = self.jax.vjp(function, x)
             return y, back(dy)[0]
 
         if cotangent is not None:
-            called, arguments = self.jax.jit(both), (*arguments, cotangent)
+            called, inputs = self.jax.jit(both), (*inputs, cotangent)
         else:
             called = function if eager else self.jax.jit(function)
-        return lambda: called(*arguments)
+        return lambda: called(*inputs)
 
     def wait(self, result):
         self.jax.block_until_ready(result)
@@ -86,14 +86,14 @@ class Torch:
     def array(self, x, dtype=None):
         return self.torch.as_tensor(x).to(self.platform, getattr(self.torch, dtype) if dtype else None)
 
-    def call(self, function, arguments, cotangent, eager):
+    def call(self, function, inputs, cotangent, eager):
         def both():
             y = function(x)
             return y.detach(), self.torch.autograd.grad(y, x, cotangent)[0]
 
         if cotangent is None:
-            return lambda: function(*arguments)
-        x = arguments[0].requires_grad_()
+            return lambda: function(*inputs)
+        x = inputs[0].requires_grad_()
         return both
 
     def wait(self, result):

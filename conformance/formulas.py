@@ -1,6 +1,6 @@
-"""The formulas of README.md in mpmath, at 50 digits of the result, and nothing else: no library is asked.
+"""The formulas of README.md in mpmath, to 50 digits of the result, without any library.
 
-Numbers that come in (bases, factors, positions, weights) are taken at their exact value.
+Inputs (bases, factors, positions, weights) are taken at their exact value.
 """
 
 import mpmath

@@ -1,11 +1,10 @@
 """Runs the vectors through libraries: `python -m conformance.run --adapter NAME … [--markdown FILE]`.
 
-Beside tables it prints a line for each failure, by which that case is run again. A failure is put down to "float32
-phases" where rounding position times frequency to float32 explains an error of that size, and to "beyond float32
-phases" where that rounding may be of a radian or more, so that any error is explained. Any other failure is run again
-in new processes: where the case does not fail so alone, as with a table that a library keeps from an earlier case, its
-line names those that it needs before it. It exits with 1 if a case failed, but for --markdown, where the tables are
-what was asked for.
+Prints tables, and for each failure a line that runs its case again. A failure counts as "float32 phases" if rounding
+position times frequency to float32 explains an error of that size, and as "beyond float32 phases" if that rounding may
+reach a radian, which explains any error. Every other failure is run again in new processes: if the case fails only when
+run after others, as with a table that a library keeps from an earlier case, its line names them. Exits with 1 if a case
+failed, except with --markdown, which asks for the tables alone.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Writes vectors/*.json from the formulas: `python -m conformance.vectors`; with `--check` it only compares.
 
-Every number that goes in is one that float32 has exactly, so that no rounding of inputs is part of an error.
+Every input is exact in float32, so no error comes from rounding the inputs.
 """
 
 import argparse

@@ -1,17 +1,19 @@
-"""Draws the figures of the site, light and dark, and what the pages include of them: `python docs/figures.py`.
+"""Draws the figures of the site, light and dark, and writes what pages include to show them: `python docs/figures.py`.
 
 A drawing is a public function of a module in `drawings`: it returns a matplotlib figure, its docstring is the text for
-those who do not see it, and a page shows it by including `figures/NAME.md`. Files are the same, byte for byte, in
-every run.
+those who do not see it, and a page shows it by including `figures/NAME.md`. Every run writes the same bytes.
 """
 
 import argparse
 import importlib
 import inspect
 import pathlib
+from collections.abc import Callable
+from types import ModuleType
 
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
 
 DOCS = pathlib.Path(__file__).parent
 INCLUDES = DOCS.parent / "build" / "docs"
@@ -23,17 +25,17 @@ STYLE = {
     "savefig.facecolor": "none",
     "axes.grid": False,
     "grid.color": "#8c959f40",
-    "svg.hashsalt": "posenc_jax",  # else names inside the file are random
+    "svg.hashsalt": "posenc_jax",  # without it, names inside the file are random
 }
 
 
-def modules():
+def modules() -> list[ModuleType]:
     """The modules of drawings, by name."""
     names = sorted(path.stem for path in (DOCS / "drawings").glob("[!_]*.py"))
     return [importlib.import_module(f"drawings.{name}") for name in names]
 
 
-def drawings():
+def drawings() -> dict[str, Callable[[], Figure]]:
     """Every drawing by its name."""
     found = {}
     for module in modules():
@@ -44,7 +46,7 @@ def drawings():
     return found
 
 
-def draw(name, function, figures, includes):
+def draw(name: str, function: Callable[[], Figure], figures: pathlib.Path, includes: pathlib.Path) -> None:
     """One drawing in both schemes, and the lines that show it."""
     alt = " ".join(inspect.getdoc(function).split())
     assert not set('"[]<>') & set(alt), f"{name}: text for a figure without quotes, brackets and tags, got {alt}"
@@ -61,7 +63,7 @@ def draw(name, function, figures, includes):
     (includes / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def main():
+def main() -> None:
     """Draws all, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="drawings; all of them if none is named")

@@ -1,8 +1,8 @@
 """Runs the Python blocks of the pages and writes what they print where the pages include it: `python docs/outputs.py`.
 
-A page's blocks share one namespace, in their order. What a block prints is shown by the include of
-`outputs/NAME` that follows it, in a fence of `text` or, if it is Markdown, by itself; a block without one prints
-nothing.
+A page's blocks share one namespace, in their order. The include of `outputs/NAME` after a block shows what it prints,
+in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. `outputs/sessions.md` lists
+the sessions of noxfile.py, as `nox -l` does.
 """
 
 import argparse
@@ -12,7 +12,8 @@ import pathlib
 import re
 import textwrap
 import time
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 
@@ -33,12 +34,12 @@ class Block(NamedTuple):
     output: str | None
 
 
-def pages():
+def pages() -> list[pathlib.Path]:
     """Every page with Python in it."""
     return sorted(p for p in DOCS.rglob("*.md") if "```python" in p.read_text(encoding="utf-8"))
 
 
-def blocks_of(page):
+def blocks_of(page: pathlib.Path) -> list[Block]:
     """The blocks of a page."""
     text = page.read_text(encoding="utf-8")
     return [
@@ -47,9 +48,20 @@ def blocks_of(page):
     ]
 
 
-def run(page):
+def sessions(noxfile: str) -> Iterator[str]:
+    """Lines of Markdown: a table under each heading of noxfile.py, with the first line of each session's docstring."""
+    for part in noxfile.split("\n\n\n"):
+        if part.startswith("# "):
+            yield from ("", f"**{part.removeprefix('# ')}**", "", "| session | |", "| --- | --- |")
+        elif part.startswith("@nox.session"):
+            name, text = re.search(r'^def (\w+).*\n +"""(.+?)(?:"""|$)', part, flags=re.MULTILINE).groups()
+            yield f"| `{name}` | {text} |"
+
+
+def run(page: pathlib.Path) -> dict[str, str]:
     """What the blocks of a page print, by the names of the files that the page includes."""
-    namespace, printed = {"__name__": "__main__"}, {}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    printed: dict[str, str] = {}
     for code, line, output in blocks_of(page):
         stream = io.StringIO()
         # Blank lines, so that a traceback names the line of the page.
@@ -68,14 +80,16 @@ def run(page):
     return printed
 
 
-def main():
+def main() -> None:
     """Runs all pages, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", nargs="*", type=pathlib.Path, help="pages; all of them if none is named")
     parser.add_argument("--includes", type=pathlib.Path, default=INCLUDES / "outputs", help="where the lines go")
     args = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", 8)  # of devices.md; the others use one
+    jax.config.update("jax_num_cpu_devices", 8)  # for devices.md; the other pages use one
     args.includes.mkdir(parents=True, exist_ok=True)
+    noxfile = (DOCS.parent / "noxfile.py").read_text(encoding="utf-8")
+    (args.includes / "sessions.md").write_text("\n".join(sessions(noxfile)) + "\n", encoding="utf-8")
     for page in args.pages or pages():
         start = time.perf_counter()
         for name, text in run(page).items():

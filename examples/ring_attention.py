@@ -1,24 +1,28 @@
 r"""Ring attention: a sequence over many devices, with any bias of positions.
 
 Each device keeps the queries of its part of the sequence. The keys and values go round: at each of n steps a device
-attends to those that it has, and hands them on to its neighbour with their positions. From part $s$ of the keys comes,
-by `pe.attention`, a result $o^s$ and the logarithm $\ell^s$ of its sum of weights, for each query; with
-$\ell = \ln \sum_s e^{\ell^s}$
+attends to those that it has, and hands them on to its neighbour with their positions. For part $s$ of the keys,
+`pe.attention` gives each query a result $o^s$ and the logarithm $\ell^s$ of its sum of weights. With
+$\ell = \ln \sum_s e^{\ell^s}$, the parts merge as
 
 $$o = \sum_s e^{\ell^s - \ell} o^s, \qquad \dot o^s = e^{\ell^s - \ell} \dot o, \qquad
   \dot\ell^s = \dot o^s \cdot (o^s - o).$$
 
-For the derivative the keys go round once more and their cotangents with them, so that no device ever has all keys or a
-row of scores: what it holds grows with its part alone. The positions say what is where; nothing else depends on the
-order. In "zigzag" order a device holds a chunk from the beginning and one from the end, so that under a causal mask all
-have the same work: a tile in which nothing is seen is passed over.
+For the derivative the keys go round once more, and their cotangents with them. No device ever has all keys or a row of
+scores, so its memory grows with its part alone. The positions say which token stands where; nothing else depends on the
+order. In "zigzag" order a device holds a chunk from the beginning and one from the end: `pe.attention` skips tiles that
+the causal mask hides, and in this order every device has the same work.
 
     python examples/ring_attention.py
 
 Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023.
 """
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +33,20 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 
+Bias = Callable[..., jax.Array]  # (query positions, key positions, *parameters) → (heads, queries, keys)
+Where = tuple[jax.Array, jax.Array]  # positions and segments of a device's tokens
 
-def ring_attention(q, k, v, positions, segments, *parameters, axis, bias=None):
+
+def ring_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    positions: jax.Array,
+    segments: jax.Array,
+    *parameters: Any,
+    axis: str,
+    bias: Bias | None = None,
+) -> jax.Array:
     """Causal attention inside `jax.shard_map` over the mesh axis that shards the sequence.
 
     q is a device's (batch, length, heads, head_dim); k and v may have fewer heads, each for as many consecutive ones of
@@ -42,38 +58,43 @@ def ring_attention(q, k, v, positions, segments, *parameters, axis, bias=None):
         if isinstance(x, jax.core.Tracer):
             raise ValueError(f"ring_attention: bias must have traced arrays as parameters, got {x.aval} closed over")
     varying = lambda x: jax.typeof(x).manual_axis_type.varying  # noqa: E731
-    # As each device's own: their cotangents are then summed over devices once, at the end, and not in every tile.
+    # Varying along the axis, so that their cotangents are summed over devices once, at the end, and not in every tile.
     own = lambda x: lax.pcast(x, tuple(varying(q) - varying(x)), to="varying")  # noqa: E731
     return _ring(axis, bias, q, (k, v), jax.tree.map(own, parameters), (positions, segments))
 
 
-def _part(bias, here, there, q, kv, parameters):
+def _part(
+    bias: Bias | None, here: Where, there: Where, q: jax.Array, kv: tuple[jax.Array, jax.Array], parameters: tuple
+) -> tuple[jax.Array, jax.Array]:
     """The results of a part of the keys, and the logarithms of the sums of their weights."""
     where = {"query_positions": here[0], "key_positions": there[0]}
     packed = {"query_segments": here[1], "key_segments": there[1]}
     tile = bias and (lambda i, j: bias(i, j, *parameters))
-    size = min(512, -(-q.shape[1] // 2))  # of a tile: no more than a chunk of a zigzag
+    size = min(512, -(-q.shape[1] // 2))  # a tile is no longer than a chunk of a zigzag
     out, total = pe.attention(q, *kv, bias=tile, causal=True, block_size=size, return_residual=True, **where, **packed)
     return out.astype(total.dtype), total
 
 
-def _hand_on(axis, x):
+def _hand_on(axis: str, x: Any) -> Any:
+    """Sends x to the next device of the ring."""
     devices = lax.axis_size(axis)
     return lax.ppermute(x, axis, [(i, (i + 1) % devices) for i in range(devices)])
 
 
-def _zeros(tree):
-    """To sum in."""
+def _zeros(tree: Any) -> Any:
+    """Accumulators for the arrays of the tree, in float32 at least."""
     return jax.tree.map(lambda x: jnp.zeros_like(x, np.promote_types(x.dtype, np.float32)), tree)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _ring(*arguments):
+def _ring(*arguments: Any) -> jax.Array:
     return _forward(*arguments)[0]
 
 
-def _forward(axis, bias, q, kv, parameters, here):
-    def step(carry, _):
+def _forward(
+    axis: str, bias: Bias | None, q: jax.Array, kv: tuple[jax.Array, jax.Array], parameters: tuple, here: Where
+) -> tuple[jax.Array, tuple]:
+    def step(carry: tuple, _: None) -> tuple[tuple, None]:
         (out, total), keys = carry
         arriving = _hand_on(axis, keys)  # while this device computes; the last time in vain, for one trace of a step
         part, of_part = _part(bias, here, keys[1], q, keys[0], parameters)
@@ -86,11 +107,11 @@ def _forward(axis, bias, q, kv, parameters, here):
     return out.astype(q.dtype), (q, kv, parameters, here, out, total)
 
 
-def _backward(axis, bias, saved, d_out):
+def _backward(axis: str, bias: Bias | None, saved: tuple, d_out: jax.Array) -> tuple:
     q, kv, parameters, here, out, total = saved
     add = functools.partial(jax.tree.map, lambda total, x: total + x.astype(total.dtype))
 
-    def step(carry, _):
+    def step(carry: tuple, _: None) -> tuple[tuple, None]:
         d_here, keys, d_keys = carry
         arriving = _hand_on(axis, keys)
         (part, of_part), pull = jax.vjp(functools.partial(_part, bias, here, keys[1]), q, keys[0], parameters)
@@ -108,10 +129,15 @@ def _backward(axis, bias, saved, d_out):
 _ring.defvjp(_forward, _backward)
 
 
-def sharded(mesh, bias=None, axis="sequence"):
-    """Rotary and ring attention of whole arrays in the order of the shards and of what parameters the bias has."""
+def sharded(mesh: jax.sharding.Mesh, bias: Bias | None = None, axis: str = "sequence") -> Callable[..., jax.Array]:
+    """RoPE and ring attention as one function of whole arrays, in the order of the shards.
 
-    def local(q, k, v, positions, segments, parameters):
+    Its arguments are q, k, v, positions, segments, and then the parameters of the bias.
+    """
+
+    def local(
+        q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, segments: jax.Array, parameters: tuple
+    ) -> jax.Array:
         q, k = pe.rotary(q, positions), pe.rotary(k, positions)
         return ring_attention(q, k, v, positions, segments, *parameters, axis=axis, bias=bias)
 
@@ -120,11 +146,13 @@ def sharded(mesh, bias=None, axis="sequence"):
     return jax.jit(lambda q, k, v, positions, segments, *of_bias: split(q, k, v, positions, segments, of_bias))
 
 
-def alone(bias=None):
+def alone(bias: Bias | None = None) -> Callable[..., jax.Array]:
     """The same on one device, by `pe.attention`."""
 
     @jax.jit
-    def attend(q, k, v, positions, segments, *parameters):
+    def attend(
+        q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, segments: jax.Array, *parameters: Any
+    ) -> jax.Array:
         q, k = pe.rotary(q, positions), pe.rotary(k, positions)
         where = {"query_positions": positions, "key_positions": positions}
         packed = {"query_segments": segments, "key_segments": segments}
@@ -134,8 +162,8 @@ def alone(bias=None):
     return attend
 
 
-def main(length=2048, heads=4, head_dim=32):
-    """A packed sequence in zigzag order, under ALiBi: how far from one device's result, and what each device holds."""
+def main(length: int = 2048, heads: int = 4, head_dim: int = 32) -> None:
+    """A packed sequence in zigzag order, under ALiBi, beside one device: the difference, and each one's memory."""
     devices = jax.device_count()
     mesh = jax.make_mesh((devices,), ("sequence",), axis_types=(AxisType.Auto,))
     order = pe.shard_positions(length, devices, order="zigzag").reshape(-1)

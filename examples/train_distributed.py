@@ -1,21 +1,23 @@
-r"""Trains models of `train_text.py` over several processes: batches split over some devices, sequences over others.
+r"""Trains small Transformers over several processes: batches split over some devices, sequences over others.
 
-Each process has a few CPU devices, and all devices make one mesh, ("data", "sequence"), of which one axis runs across
-the processes. Positions count along the whole sequence, wherever a device's part begins, so the losses are those of one
-process but for the order of sums. A batch depends on its step alone: training that is resumed goes on as if nothing had
-happened. If a process dies the others are ended, and the error says which one, after which step, and how to go on.
+Each process has a few CPU devices. All devices form one mesh, ("data", "sequence"), and one of its axes runs across the
+processes. Positions count along the whole sequence on every device, so the losses are those of one process, up to the
+order of sums. A batch depends on its step alone, so resumed training continues as if it had never stopped. If a process
+dies, the launcher ends the others and says which one died, after which step, and how to go on.
 
     python examples/train_distributed.py [--processes N] [--devices N] [--data N] [--across AXIS] [--variant NAME ...]
         [--steps N] [--checkpoints FOLDER [--every N] [--resume]]
 
-The losses, in bits per byte, go to standard output as lines of JSON, all else to standard error. What each process
-writes is in process-0.log and so on beside the checkpoints, or in a temporary folder, which is kept after an error.
+The models predict the next byte of the source code of Python's standard library, so nothing is downloaded. The losses,
+in bits per byte, go to standard output as lines of JSON, everything else to standard error. Each process writes to
+process-N.log beside the checkpoints, or in a temporary folder, which stays after an error.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -26,30 +28,124 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import corpus
 import jax
 import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from models import VARIANTS, Decoder, Setup, Variant
 
-CONNECT = 60  # seconds in which all processes must have come
+from posenc_jax.nnx import FIRE, KERPLE, ALiBi, LearnedEncoding, SinusoidalEncoding, T5Bias, positional_attention
+
+CONNECT = 60  # seconds in which all processes must connect
 HEARTBEAT = 10  # seconds of silence after which JAX takes a process for dead
-GRACE = 20  # seconds that the others have to say what they saw, once one has ended: about two of HEARTBEAT
+GRACE = 20  # seconds that the others have to report what they saw, once one has ended: about two of HEARTBEAT
 LOST = 75  # the exit status of a process that another one left alone
+
+# The models
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The sizes of the models and of a batch; they suit a few CPU cores."""
+
+    width: int = 96
+    depth: int = 2
+    heads: int = 4
+    length: int = 128  # of a sequence, in bytes
+    batch: int = 8
+    learning_rate: float = 4e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """Where a model gets its positions: from the function of its embeddings, or from each layer's `attention_fn`.
+
+    The function of the embeddings, (batch, length, width), also multiplies them by √width.
+    """
+
+    embed: Callable[[Setup, nnx.Rngs], Callable] = lambda s, rngs: lambda x: s.width**0.5 * x
+    attention: Callable[[Setup, nnx.Rngs], Callable] = lambda s, rngs: nnx.dot_product_attention
+
+
+VARIANTS = {
+    "none": Variant(),
+    "sinusoidal": Variant(embed=lambda s, rngs: SinusoidalEncoding(s.width, scale=s.width**0.5)),
+    "learned": Variant(embed=lambda s, rngs: LearnedEncoding(s.length, s.width, scale=s.width**0.5, rngs=rngs)),
+    "rotary": Variant(attention=lambda s, rngs: positional_attention(s.width // s.heads)),
+    "alibi": Variant(attention=lambda s, rngs: positional_attention(bias=ALiBi(s.heads))),
+    "t5": Variant(
+        attention=lambda s, rngs: positional_attention(
+            bias=T5Bias(s.heads, num_buckets=s.length // 8, max_distance=s.length // 4, bidirectional=False, rngs=rngs)
+        )
+    ),
+    "kerple": Variant(attention=lambda s, rngs: positional_attention(bias=KERPLE(s.heads, rngs=rngs))),
+    "fire": Variant(
+        attention=lambda s, rngs: positional_attention(bias=FIRE(s.heads, threshold=s.length / 4, rngs=rngs))
+    ),
+}
+
+
+class Block(nnx.Module):
+    """Causal self-attention and a feed-forward layer, each normalised before and added to its input."""
+
+    def __init__(self, setup: Setup, attention: Callable, rngs: nnx.Rngs) -> None:
+        width = setup.width
+        self.norms = nnx.List([nnx.LayerNorm(width, rngs=rngs) for _ in range(2)])
+        self.attention = nnx.MultiHeadAttention(
+            setup.heads, width, attention_fn=attention, use_bias=False, decode=False, rngs=rngs
+        )
+        self.up = nnx.Linear(width, 4 * width, rngs=rngs)
+        self.down = nnx.Linear(4 * width, width, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The same shape, (batch, length, width)."""
+        x = x + self.attention(self.norms[0](x), mask=nnx.make_causal_mask(x[..., 0]))
+        return x + self.down(jax.nn.gelu(self.up(self.norms[1](x))))
+
+
+class Decoder(nnx.Module):
+    """A decoder-only Transformer over bytes; the embeddings also serve as the last layer."""
+
+    def __init__(self, setup: Setup, variant: Variant, rngs: nnx.Rngs) -> None:
+        self.embedding = nnx.Embed(
+            256, setup.width, embedding_init=nnx.initializers.normal(setup.width**-0.5), rngs=rngs
+        )
+        self.positions = variant.embed(setup, rngs)
+        self.blocks = nnx.List([Block(setup, variant.attention(setup, rngs), rngs) for _ in range(setup.depth)])
+        self.norm = nnx.LayerNorm(setup.width, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """The logits of the next byte, (batch, length, 256)."""
+        x = self.positions(self.embedding(tokens))
+        for block in self.blocks:
+            x = block(x)
+        return self.embedding.attend(self.norm(x))
+
+
+# Their training, in each process
+
+
+def read_text() -> np.ndarray:
+    """The source code of Python's standard library, as bytes."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(path for path in folder.glob("*.py") if path.stem in sys.stdlib_module_names)
+    if not files:
+        raise SystemExit(f"this Python has no source code of its standard library in {folder}")
+    return np.frombuffer(b"".join(path.read_bytes() for path in files), np.uint8)
 
 
 def mesh_of(data: int, across: str) -> Mesh:
-    """All devices, those of a process one after another along the axis that is not `across`."""
+    """All devices; those of one process are neighbours along the axis that is not `across`."""
     devices = np.array(jax.devices())
     devices = devices.reshape(data, -1) if across == "data" else devices.reshape(-1, data).T
     return Mesh(devices, ("data", "sequence"), axis_types=(AxisType.Auto,) * 2)
@@ -61,20 +157,22 @@ def batch(setup: Setup, text: np.ndarray, step: int) -> np.ndarray:
     return text[starts + np.arange(setup.length + 1)].astype(np.int32)
 
 
-def train(setup: Setup, variant: Variant, mesh: Mesh, text: np.ndarray, steps: int, keep: Keep):
+def train(
+    setup: Setup, variant: Variant, mesh: Mesh, text: np.ndarray, steps: int, keep: Keep
+) -> Iterator[tuple[int, float]]:
     """Yields each step, from 1 or the one after the last checkpoint, and its loss in bits per byte."""
-    make = lambda: Decoder(setup, variant, 0, setup.length)  # noqa: E731
+    make = lambda: Decoder(setup, variant, nnx.Rngs(0))  # noqa: E731
     graph = nnx.graphdef(nnx.eval_shape(make))
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(setup.learning_rate, b2=0.98))
     everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data", "sequence"))
 
-    def begin():
+    def begin() -> dict[str, Any]:
         weights = nnx.to_pure_dict(nnx.state(make()))
         return {"weights": weights, "optimizer": optimizer.init(weights)}
 
     @jax.jit
-    def update(state, tokens, following):
-        def loss(weights):
+    def update(state: dict[str, Any], tokens: jax.Array, following: jax.Array) -> tuple[dict[str, Any], jax.Array]:
+        def loss(weights: Any) -> jax.Array:
             logits = nnx.merge(graph, weights)(tokens)
             return optax.softmax_cross_entropy_with_integer_labels(logits, following).mean() / math.log(2)
 
@@ -83,7 +181,7 @@ def train(setup: Setup, variant: Variant, mesh: Mesh, text: np.ndarray, steps: i
         state = {"weights": optax.apply_updates(state["weights"], change), "optimizer": inner}
         return jax.lax.with_sharding_constraint((state, cost), everywhere)
 
-    def place(x, sharding):  # every process has all of it
+    def place(x: np.ndarray, sharding: NamedSharding) -> jax.Array:  # every process has all of x
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
     if last := keep.last():
@@ -104,9 +202,9 @@ def train(setup: Setup, variant: Variant, mesh: Mesh, text: np.ndarray, steps: i
 
 
 class Keep:
-    """The checkpoints of a variant, or none where there is no folder. Every process must call every method."""
+    """The checkpoints of a variant, or none if there is no folder. Every process must call every method."""
 
-    def __init__(self, folder: Path | None, every: int):
+    def __init__(self, folder: Path | None, every: int) -> None:
         self.manager = None
         if folder is not None:
             import orbax.checkpoint as ocp
@@ -116,7 +214,7 @@ class Keep:
             self.manager, self.every = ocp.CheckpointManager(folder, options=options), every
 
     def last(self) -> int:
-        """The number of steps behind the last complete checkpoint, or 0."""
+        """The step of the last complete checkpoint, or 0."""
         return (self.manager and self.manager.latest_step()) or 0
 
     def restore(self, step: int, like: Any) -> Any:
@@ -124,7 +222,7 @@ class Keep:
         return self.manager.restore(step, args=self.args.StandardRestore(like))
 
     def save(self, step: int, state: Any, always: bool) -> None:
-        """Keeps the state after every so many steps."""
+        """Saves the state after every `every` steps, or `always`."""
         if self.manager and (always or step % self.every == 0):
             self.manager.save(step, args=self.args.StandardSave(state))
 
@@ -135,9 +233,9 @@ class Keep:
 
 
 def work(options: argparse.Namespace, setup: Setup) -> None:
-    """One process of the training. It writes a line after each step."""
+    """One process of the training. It prints a line after each step."""
     index, port = options.worker
-    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(LOST)), daemon=True).start()  # if the launcher dies
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(LOST)), daemon=True).start()  # ends with the launcher
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", options.devices)
     if options.processes > 1:
@@ -147,12 +245,12 @@ def work(options: argparse.Namespace, setup: Setup) -> None:
             address,
             options.processes,
             index,
-            coordinator_bind_address=address,  # else any machine may connect
+            coordinator_bind_address=address,  # by default any machine may connect
             initialization_timeout=CONNECT,
             heartbeat_timeout_seconds=HEARTBEAT,
             shutdown_timeout_seconds=CONNECT,
         )
-    text, mesh = corpus.read()[0], mesh_of(options.data, options.across)
+    text, mesh = read_text(), mesh_of(options.data, options.across)
     for name in options.variant:
         keep = Keep(options.checkpoints and options.checkpoints / name, options.every)
         for step, loss in train(setup, VARIANTS[name], mesh, text, options.steps, keep):
@@ -163,21 +261,24 @@ def work(options: argparse.Namespace, setup: Setup) -> None:
     print("finished", flush=True)
 
 
-class Process:
-    """A worker as its launcher sees it; puts itself into `ended` when it is."""
+# The launcher, which starts the processes and watches them
 
-    def __init__(self, index: int, port: int, folder: Path, ended: queue.Queue):
+
+class Process:
+    """A worker as its launcher sees it; it enters the queue `ended` when it has."""
+
+    def __init__(self, index: int, port: int, folder: Path, ended: queue.Queue) -> None:
         self.index, self.log, self.killed = index, folder / f"process-{index}.log", False
-        self.before = self.log.stat().st_size if self.log.exists() else 0  # by those that are resumed
+        self.before = self.log.stat().st_size if self.log.exists() else 0  # what earlier runs wrote
         command = [sys.executable, *sys.orig_argv[1:], "--worker", str(index), str(port)]
-        with self.log.open("ab") as log:  # a session of its own: Ctrl-C is the launcher's alone
+        with self.log.open("ab") as log:  # in a session of its own, so that Ctrl-C reaches the launcher alone
             self.child = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         threading.Thread(target=lambda: (self.child.wait(), ended.put(self)), daemon=True).start()
 
     def lines(self) -> list[str]:
-        """What it has written, in whole lines."""
+        """What it has written so far, in whole lines."""
         with self.log.open("rb") as log:
             log.seek(self.before)
             return log.read().decode(errors="replace").rpartition("\n")[0].splitlines()
@@ -191,7 +292,7 @@ class Process:
         return self.child.poll() == 0 and "finished" in self.lines()
 
     def kill(self) -> None:
-        """Ends it for good. SIGTERM would not: JAX takes that for a notice of preemption."""
+        """Kills it. JAX takes SIGTERM for a notice of preemption, so SIGTERM would not end it."""
         if self.child.poll() is None:
             self.killed = True
             self.child.kill()
@@ -208,7 +309,7 @@ class Process:
         return f"process {self.index} (pid {self.child.pid}) {how}, {where}"
 
     def tail(self, count: int = 6) -> str:
-        """Its last lines, without where in XLA they come from."""
+        """Its last lines, without the stack traces of XLA."""
         noise = ("    @ ", "***", "===", "external/", "[Gloo]")
         said = [line for line in self.lines() if line.strip() and not line.startswith(noise)]
         return "".join(f"    {line[:500]}\n" for line in said[-count:])
@@ -237,7 +338,7 @@ def launch(options: argparse.Namespace, folder: Path) -> bool:
         for process in processes:
             process.kill()
     early = [process for process in [*gone, *(p for p in processes if p not in gone)] if not process.finished()]
-    # Those left alone, and those that JAX ended for it, are not the cause, even if they were quicker.
+    # Last come those that were left alone or that JAX ended for it: they are not the cause, even if they ended first.
     early.sort(key=lambda p: (p.killed, p.child.returncode == LOST, p.child.returncode == -signal.SIGABRT))
     for process, title in zip(early, ["error: ", *[""] * len(early)], strict=False):
         tell(f"{title}{process.end()}. Its last lines in {process.log}:\n{process.tail()}", end="")
@@ -248,11 +349,10 @@ def tell(text: str, end: str = "\n") -> None:
     print(text, end=end, file=sys.stderr, flush=True)
 
 
-def main(setup: Setup = Setup()) -> int:  # noqa: B008 (frozen)
-    """The command line, which the processes get too; returns the exit status."""
+def options_of(setup: Setup) -> argparse.Namespace:
+    """The command line, which the processes get too."""
     parser = argparse.ArgumentParser(description="Train small Transformers over several processes with CPU devices.")
-    add = parser.add_argument
-    names = [name for name, variant in VARIANTS.items() if variant.weights is None]
+    add, names = parser.add_argument, list(VARIANTS)
     add("--processes", type=positive, default=2, metavar="N", help="(default: 2)")
     add("--devices", type=positive, default=4, metavar="N", help="of each process (default: 4)")
     add("--data", type=positive, default=2, metavar="N", help="parts of a batch; the other devices split sequences (2)")
@@ -275,14 +375,21 @@ def main(setup: Setup = Setup()) -> int:  # noqa: B008 (frozen)
         parser.error("argument --resume: needs --checkpoints FOLDER")
     if options.checkpoints:
         options.checkpoints = options.checkpoints.resolve()
+    if options.checkpoints and options.worker is None:
         steps = {name: (options.checkpoints / name).glob("[0-9]*") for name in options.variant}
         kept = [name for name, found in steps.items() if any(step.name.isdecimal() for step in found)]
-        if options.worker is None and options.resume and not kept:
+        if options.resume and not kept:
             parser.error(f"argument --resume: no checkpoint of {', '.join(options.variant)} in {options.checkpoints}")
-        if options.worker is None and kept and not options.resume:
+        if kept and not options.resume:
             parser.error(
                 f"{options.checkpoints} has checkpoints of {', '.join(kept)}: add --resume, or name another folder"
             )
+    return options
+
+
+def main(setup: Setup = Setup()) -> int:  # noqa: B008 (frozen)
+    """Launches the processes, or is one of them; returns the exit status."""
+    options = options_of(setup)
     if options.worker:
         try:
             work(options, setup)

@@ -1,24 +1,53 @@
-"""Positional encodings for JAX and Flax: right at every position, close to the speed of memory."""
+"""Positional encodings for JAX and Flax: right at every position, close to the speed of memory.
 
-from posenc_jax._attention import attention
-from posenc_jax._axes import axial, multi_section
-from posenc_jax._bias import alibi, kerple_log, kerple_power, sandwich
-from posenc_jax._fourier import fourier_features, timestep_embedding
+Flax modules are in `posenc_jax.nnx` and `posenc_jax.linen`, rotary settings of Hugging Face models in `posenc_jax.hf`,
+and figures in `posenc_jax.plot`.
+"""
+
+# The public names in reading order.
+# isort: off
+
+# Frequencies of feature pairs.
 from posenc_jax._frequencies import Frequencies, geometric
-from posenc_jax._learned import add_learned, learned, resize_table
-from posenc_jax._learned_bias import fire, t5
+
+# Frequencies for longer contexts.
+from posenc_jax._scalings import linear_scaling, yarn, longrope, llama3, proportional
+from posenc_jax._ntk import ntk, dynamic_ntk
+
+# Frequencies for positions of several coordinates.
+from posenc_jax._axes import axial, multi_section
+
+# Positions.
 from posenc_jax._positions import (
+    positions_from_segments,
+    positions_from_mask,
     grid_positions,
     multimodal_positions,
-    positions_from_mask,
-    positions_from_segments,
     shard_positions,
 )
-from posenc_jax._rotary import convert_layout, rotary
-from posenc_jax._rotation import offset_similarity, rotation_matrix, shift
-from posenc_jax._scalings import dynamic_ntk, linear_scaling, llama3, longrope, ntk, proportional, yarn
-from posenc_jax._sinusoidal import add_sinusoidal, sinusoidal
+
+# Encodings that are added to embeddings.
+from posenc_jax._sinusoidal import sinusoidal, add_sinusoidal
+from posenc_jax._learned import learned, add_learned, resize_table
+
+# Offsets in the sinusoidal encoding.
+from posenc_jax._rotation import rotation_matrix, shift, offset_similarity
+
+# Features of coordinates and of diffusion timesteps.
+from posenc_jax._fourier import fourier_features, timestep_embedding
+
+# Rotary embeddings of queries and keys.
+from posenc_jax._rotary import rotary, convert_layout
 from posenc_jax._xpos import xpos
+
+# Attention biases: by formula, then learned.
+from posenc_jax._bias import alibi, kerple_log, kerple_power, sandwich
+from posenc_jax._learned_bias import t5, fire
+
+# Attention with any position bias.
+from posenc_jax._attention import attention
+
+# isort: on
 
 __version__ = "0.1.0"
 

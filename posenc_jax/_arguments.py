@@ -6,6 +6,7 @@ Each returns the arguments in the form in which they are computed, so that the f
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -19,6 +20,23 @@ from posenc_jax._checks import InvalidType, InvalidValue, Kind, require
 from posenc_jax._frequencies import Frequencies, dim_of, num_axes_of, parse, parse_positions
 
 Spectrum = Frequencies | jax.Array
+
+# Scaled spectra
+
+
+def even_width(dim: Any, least: int = 2) -> int:
+    """A number of features, all in pairs."""
+    dim = _checks.positive_int("dim", dim)
+    require(dim % 2 == 0 and least <= dim <= 2**20, "dim must be even, from {} to 2²⁰, got {}", least, dim)
+    return dim
+
+
+def growth(factor: Any) -> Fraction:
+    """How many times longer a context becomes."""
+    result = _checks.number("factor", factor)
+    require(result >= 1, "factor must be at least 1, got {}", result)
+    return Fraction(result)
+
 
 # Encodings: of positions, by frequencies
 
@@ -42,17 +60,10 @@ def _uncounted(name: str, x_name: str, length: Any, frequencies: Spectrum) -> No
 # Vectors that encodings are added to
 
 
-def embeddings(x: Any) -> jax.Array:
-    """Floats (..., seq, d_model)."""
-    x = _checks.floats("x", x, (..., "seq", "d_model"))
-    _checks.known_size("x", x.shape, -1)
-    return x
-
-
 def added_encoding(x: Any, positions: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, Any, Spectrum]:
     """x, positions (..., axes) or None, and frequencies, for an encoding that is added to x."""
     _checks.layout(layout)
-    x = embeddings(x)
+    x = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,))
     frequencies = parse(x.shape[-1] if frequencies is None else frequencies)
     same_width("x", x, frequencies)
     if positions is None:
@@ -66,8 +77,7 @@ def added_encoding(x: Any, positions: Any, frequencies: Any, layout: Any) -> tup
 def shifted(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, jax.Array, Spectrum]:
     """Encodings (..., dim), an offset (..., axes) of theirs, and frequencies."""
     _checks.layout(layout)
-    encodings = _checks.floats("encodings", encodings, (..., "dim"))
-    _checks.known_size("encodings", encodings.shape, -1)
+    encodings = _checks.floats("encodings", encodings, (..., "dim"), known=(-1,))
     frequencies = parse(frequencies, even=True, unsharded=True)
     same_width("encodings", encodings, frequencies)
     if layout == "half":
@@ -83,10 +93,20 @@ def same_width(name: str, x: jax.Array, frequencies: Spectrum) -> None:
     require(width == x.shape[-1], "frequencies of width {} must match {}, shape {}", width, name, x.shape)
 
 
-def beside(name: str, positions: jax.Array, x_name: str, x: jax.Array, target: str) -> None:
-    """Raises unless positions (..., axes) broadcast to x without its last axis, sharded alike."""
-    _checks.broadcastable(name, positions.shape[:-1], target, x.shape[:-1])
-    _checks.sharded_beside(name, positions, x_name, x)
+def beside(
+    name: str, positions: jax.Array, x_name: str, x: jax.Array, target: str, head_axis: int | None = None
+) -> None:
+    """Raises unless positions (..., axes) broadcast to x without its last axis and its head axis, sharded alike."""
+    _checks.broadcastable(name, positions.shape[:-1], target, _rows(x, head_axis))
+    places = [*jax.typeof(positions).sharding.spec[:-1]]
+    if head_axis is not None:
+        places.insert(max(0, len(places) + head_axis + 2 - x.ndim), None)
+    _checks.sharded_together({name: (*places, None), x_name: tuple(jax.typeof(x).sharding.spec)})
+
+
+def _rows(x: jax.Array, head_axis: int | None) -> tuple[int, ...]:
+    """The shape of x without its head axis and its last."""
+    return x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
 
 
 def factor(scale: Any, *arrays: jax.Array) -> jax.Array:
@@ -97,10 +117,11 @@ def factor(scale: Any, *arrays: jax.Array) -> jax.Array:
 # Rows of a table
 
 
-def table(x: Any) -> jax.Array:
+def table(x: Any, known: tuple[int, ...] = ()) -> jax.Array:
     """Floats (length, dim), at least one row."""
-    x = _checks.floats("table", x, ("length", "dim"))
-    require(x.shape[0] >= 1, "table must have shape (length, dim) with length at least 1, got {}", x.shape)
+    x = _checks.floats("table", x, ("length", "dim"), known)
+    fits = x.ndim == 2 and x.shape[0] >= 1
+    require(fits, "table must have shape (length, dim) with length at least 1, got {}", x.shape)
     return x
 
 
@@ -126,9 +147,7 @@ def rows_sharded_together(positions: jax.Array | None, table: jax.Array, **array
 
 def added_rows(x: Any, table_: Any, positions: Any, out_of_range: Any) -> tuple[jax.Array, jax.Array, Any]:
     """x, a table of its width, and integer positions or None, for rows that are added to x."""
-    x, table_ = _checks.floats("x", x, (..., "seq", "d_model")), table(table_)
-    _checks.known_size("x", x.shape, -1)
-    _checks.known_size("table", table_.shape, 0, 1)
+    x, table_ = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,)), table(table_, known=(0, 1))
     length, width = table_.shape
     require(width == x.shape[-1], "table of width {} must match x, shape {}", width, x.shape)
     if positions is not None:
@@ -170,14 +189,14 @@ def rotated(
     """x, positions with an axis of coordinates or None, frequencies, and the head axis counted from the front."""
     _checks.layout(layout)
     _checks.part(part)
-    x = _checks.floats(name, x, (..., "head_dim") if head_axis is None else (..., "heads", "head_dim"))
+    axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
+    x = _checks.floats(name, x, axes, known=(-1,))
     if head_axis is not None:
         head_axis = _checks.integer("head_axis", head_axis, expected="an integer or None")
         fits = -x.ndim <= head_axis < x.ndim and head_axis % x.ndim != x.ndim - 1
         message = "head_axis must be an axis of {} other than its last, shape {}, got {}"
         require(fits, message, name, x.shape, head_axis)
         head_axis %= x.ndim
-    _checks.known_size(name, x.shape, -1)
     require(x.shape[-1], "{} must have features to turn, got shape {}", name, x.shape)
     frequencies = parse(x.shape[-1] if frequencies is None else frequencies, even=True, unsharded=True)
     width = dim_of(frequencies)
@@ -185,15 +204,13 @@ def rotated(
     require(width <= x.shape[-1], message, width, name, x.shape)
     if layout == "half" or width < x.shape[-1]:
         _checks.unsharded(name, x)
-    rows = x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
     if positions is None:
-        axes, message = num_axes_of(frequencies), "{} must be given where {} has no sequence axis, shape {}"
-        require(rows or axes > 1, message, positions_name, name, x.shape)
+        rows, message = _rows(x, head_axis), "{} must be given where {} has no sequence axis, shape {}"
+        require(rows or num_axes_of(frequencies) > 1, message, positions_name, name, x.shape)
         _uncounted(positions_name, name, rows[-1] if rows else 0, frequencies)
-        return x, None, frequencies, head_axis
-    positions = parse_positions(positions_name, positions, frequencies)
-    _checks.broadcastable(positions_name, positions.shape[:-1], f"{name} without its head axis and its last", rows)
-    _checks.sharded_beside(positions_name, positions, name, x, head_axis)
+    else:
+        positions = parse_positions(positions_name, positions, frequencies)
+        beside(positions_name, positions, name, x, f"{name} without its head axis and its last", head_axis)
     return x, positions, frequencies, head_axis
 
 
@@ -211,7 +228,7 @@ def tile(queries: Any, keys: Any, kind: Kind = _checks.NUMBERS, what: str = "pos
     except ValueError:
         both = f"{names[0]}, shape {queries.shape}, and {names[1]}, shape {keys.shape}"
         raise InvalidValue(f"the leading axes of {both}, must broadcast") from None
-    tile_sharded_together(queries, keys, what)
+    tile_sharded_together(queries, keys, {}, what)
     if all(jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys)) and queries.dtype != keys.dtype:
         common = np.promote_types(queries.dtype, keys.dtype)
         if common.kind == "f" or jax.dtypes.canonicalize_dtype(common) != common:
@@ -221,7 +238,9 @@ def tile(queries: Any, keys: Any, kind: Kind = _checks.NUMBERS, what: str = "pos
     return queries, keys
 
 
-def tile_sharded_together(queries: jax.Array, keys: jax.Array, what: str = "positions", **of_heads: jax.Array) -> None:
+def tile_sharded_together(
+    queries: jax.Array, keys: jax.Array, of_heads: dict[str, jax.Array], what: str = "positions"
+) -> None:
     """Raises if positions of both sides, and arrays whose last axis is of heads, shard a tile differently."""
     (*batch, rows), (*other, columns) = (jax.typeof(x).sharding.spec for x in (queries, keys))
     specs = {f"query_{what}": (*batch, None, rows, None), f"key_{what}": (*other, None, None, columns)}
@@ -234,9 +253,9 @@ def of_heads(positions: tuple[jax.Array, jax.Array], **arrays: Any) -> list[jax.
     arrays = {name: _checks.floats(name, x, ("heads",)) for name, x in arrays.items()}
     first, shape = next((name, x.shape) for name, x in arrays.items())
     for name, x in arrays.items():
-        require(x.size, "{} must have shape (heads,), got {}", name, x.shape)
+        require(x.ndim == 1 and x.size, "{} must have shape (heads,), got {}", name, x.shape)
         require(x.shape == shape, "{} of shape {} must match {}, shape {}", name, x.shape, first, shape)
-    tile_sharded_together(*positions, **arrays)
+    tile_sharded_together(*positions, arrays)
     return list(arrays.values())
 
 
@@ -245,13 +264,10 @@ def of_heads(positions: tuple[jax.Array, jax.Array], **arrays: Any) -> list[jax.
 
 def operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Query (..., queries, heads, head_dim), key and value (..., keys, kv_heads, head_dim) that fit each other."""
-    query = _checks.floats("query", query, (..., "queries", "heads", "head_dim"))
-    key, value = (
-        _checks.floats(n, x, (..., "keys", "kv_heads", "head_dim")) for n, x in (("key", key), ("value", value))
-    )
+    known, axes = (-3, -2, -1), (..., "keys", "kv_heads", "head_dim")
+    query = _checks.floats("query", query, (..., "queries", "heads", "head_dim"), known)
+    key, value = _checks.floats("key", key, axes, known), _checks.floats("value", value, axes, known)
     named = {"query": query, "key": key, "value": value}
-    for name, x in named.items():
-        _checks.known_size(name, x.shape, -3, -2, -1)
     spec = jax.typeof(query).sharding.spec
     leading = [axis for n, axis in zip(query.shape[:-3], spec, strict=False) if n != 1]
     one = not any(axis is not None for axis in leading[1:])  # else a reshape would move parts

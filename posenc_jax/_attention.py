@@ -1,4 +1,4 @@
-"""Attention under any bias of positions, in memory that grows with the length and not with its square."""
+"""Attention with any position bias, in memory linear in the sequence length."""
 
 from __future__ import annotations
 
@@ -58,60 +58,68 @@ def attention(
     block_size: int = 512,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    r"""Attention in memory that grows with the length, not with its square.
+    r"""Attention in memory linear in the sequence length, with any position bias.
 
     $$o_i = \sum_j \frac{e^{s_{ij}}}{\sum_k e^{s_{ik}}} v_j, \qquad s_{ij} = c\,q_i \cdot k_j + b(i, j),$$
 
-    over the keys $j$ that query $i$ sees, with the results and derivatives of `jax.nn.dot_product_attention` under a
-    dense bias, in tiles of at most block_size queries and as many keys. The bias is computed where it is used, in the
-    derivative too. A tile in which nothing is seen costs nothing. A query that sees nothing gives zeros.
+    where the sums run over the keys that query $i$ sees. Results and derivatives are those of
+    `jax.nn.dot_product_attention` with a dense bias, computed in tiles of at most block_size queries and block_size
+    keys. Each tile computes its part of the bias, and computes it again in the derivative. Tiles in which no query sees
+    a key are skipped. A query that sees no key yields zeros.
 
-    Scores and sums are of float32 (float64 for float64); weights are multiplied in the dtype of value. It is
-    differentiable in reverse mode, in the arrays that bias closes over too. What a query does not see must be finite
-    all the same, as in any attention. Lengths must be known when tracing. A call with a bias is compiled anew each time
-    unless it is inside `jax.jit`. On a mesh with Explicit axes sequences must not be sharded, nor leading axes after
-    the first; `jax.vmap` takes those. Inside `jax.shard_map` sequences may be; give bias its replicated parameters as
-    `jax.lax.pcast(parameters, axes, to="varying")` there: their cotangents are then summed over devices once, and not
-    for every tile.
+    Scores and sums are float32 (float64 for float64 operands). Attention weights are cast to the dtype of value before
+    they multiply it. The function is differentiable in reverse mode, including in the arrays that bias closes over.
+    Whatever is masked must still be finite, as in any attention. Sequence lengths must be known at trace time. Outside
+    `jax.jit`, every call with a bias recompiles.
 
-    Keys in parts $s$, such as those of several devices, are attended to one part at a time: of the results $o^s$ and
-    residuals $\ell^s_i = \ln \sum_{j \in s} e^{s_{ij}}$ of all parts
+    On a mesh with Explicit axes, neither the sequences nor leading axes after the first may be sharded; use `jax.vmap`
+    for such leading axes. Inside `jax.shard_map`, sequences may be sharded. There, pass bias its replicated parameters
+    as `jax.lax.pcast(parameters, axes, to="varying")`: their cotangents are then summed over devices once instead of
+    once per tile.
+
+    If the keys come in parts $s$, for example one on each device, attend to one part at a time. The results $o^s$ and
+    residuals $\ell^s_i = \ln \sum_{j \in s} e^{s_{ij}}$ of all parts combine into
 
     $$\ell_i = \ln \sum_s e^{\ell^s_i}, \qquad o_i = \sum_s e^{\ell^s_i - \ell_i} o^s_i.$$
 
-    In float32 a residual is right to $2^{-24} |\ell^s_i|$: where a bias of far keys is all that a query has, parts are
-    weighed no better than that.
+    A float32 residual is accurate to $2^{-24} |\ell^s_i|$. If a query sees only distant keys under a large bias, the
+    weights of the parts are no more accurate than that.
 
     Args:
       query: floats of shape (..., queries, heads, head_dim).
-      key: of shape (..., keys, kv_heads, head_dim) and query's dtype; each of its heads serves heads / kv_heads
-        consecutive ones of query.
-      value: like key.
-      bias: $b$, a function of positions (..., queries) and (..., keys) of a tile to floats that broadcast to (batch,
-        heads, queries, keys), such as `lambda i, j: alibi(i, j, 8)`. Positions have an axis of batches, or of one, only
-        if query_positions or key_positions has.
-      query_positions: integers of shape (..., queries), leading axes broadcast to those of query. If both are None,
-        both count from 0; with as many keys as queries, unless neither the mask nor a bias asks for them.
-      key_positions: integers of shape (..., keys), in the same way, given if query_positions is.
-      query_segments: integers of shape (..., queries), in the same way: a query sees keys with its own number only.
-      key_segments: integers of shape (..., keys), in the same way, given if query_segments is.
-      causal: whether a query sees no key at a position after its own.
+      key: floats of shape (..., keys, kv_heads, head_dim) and query's dtype. Each key head serves heads / kv_heads
+        consecutive query heads.
+      value: floats of key's shape and dtype.
+      bias: $b$, a function that takes the positions of a tile, (..., queries) and (..., keys), and returns floats that
+        broadcast to (batch, heads, queries, keys), such as `lambda i, j: alibi(i, j, 8)`. These positions
+        have a batch axis, possibly of size 1, only if query_positions or key_positions has leading axes.
+      query_positions: integers of shape (..., queries); leading axes broadcast to those of query. If query_positions
+        and key_positions are both None, both count from 0. This requires as many keys as queries, unless there is
+        neither a causal mask nor a bias.
+      key_positions: integers of shape (..., keys), broadcast likewise. Give both query_positions and key_positions, or
+        neither.
+      query_segments: integers of shape (..., queries), broadcast likewise. A query sees only keys with the same
+        segment number.
+      key_segments: integers of shape (..., keys), broadcast likewise. Give both query_segments and key_segments, or
+        neither.
+      causal: whether to mask keys at positions after the query's.
       scale: $c$; None for $1/\sqrt{\text{head\_dim}}$.
-      block_size: how many queries, and how many keys, a tile has.
-      return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too. Unlike that of
-        `jax.nn.dot_product_attention` it has a derivative, and is not rounded to the dtype of key.
+      block_size: the maximum number of queries, and of keys, in a tile.
+      return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too. Unlike the residual of
+        `jax.nn.dot_product_attention`, it is differentiable and is not rounded to the dtype of key.
 
     Returns:
-      Like query. With return_residual, that and the residuals, of shape (..., queries, heads), in float32 (float64 for
-      float64): $-\infty$ where a query sees nothing.
+      An array with the shape and dtype of query. With return_residual, a tuple of that array and the residuals,
+      float32 (float64 for float64 operands) of shape (..., queries, heads): $-\infty$ where a query sees no key.
 
     Raises:
-      TypeError: if an operand is not of floats or not of query's dtype, positions or segments are not integers, bias is
-        not a function or gives anything but floats, or another argument has the wrong type.
-      ValueError: if shapes do not fit each other, the heads of query are no multiple of key's, positions or segments of
-        one side only are given, positions are needed and cannot be counted, a tile of the bias has another shape,
-        block_size is below 1, a length, heads or head_dim are symbolic, or on Explicit axes a sequence, head_dim or
-        second leading axis is sharded, or a key's or the bias's batch or heads otherwise than query's.
+      TypeError: if an operand is not a float array of query's dtype, positions or segments are not integers, bias is
+        not a function or does not return one float array, or another argument has the wrong type.
+      ValueError: if shapes do not match, the number of query heads is not a multiple of the number of key heads,
+        positions or segments are given for one side only, positions are needed but cannot be counted, a tile of the
+        bias does not broadcast, block_size is below 1, or a length, heads or head_dim is symbolic. On Explicit axes,
+        also if a sequence, head_dim or a leading axis after the first is sharded, or if the batch or heads of key,
+        value or bias are sharded differently from query's.
 
     Examples:
       >>> import jax
@@ -124,19 +132,19 @@ def attention(
       >>> attend(q, k, v).shape
       (2, 1000, 8, 16)
 
-      One step of decoding, with the keys of a cache of which 7 are written:
+      One decode step, with a cache in which 7 keys have been written:
 
       >>> position = jnp.full((2, 1), 6)
       >>> y = pe.attention(q[:, 6:7], k, v, query_positions=position, key_positions=jnp.arange(1000), causal=True)
       >>> bool(jnp.allclose(y, pe.attention(q[:, :7], k[:, :7], v[:, :7], causal=True)[:, 6:], atol=1e-6))
       True
 
-      Keys in two parts:
+      Attention to the keys in two parts:
 
       >>> parts = [pe.attention(q, k[:, s], v[:, s], return_residual=True) for s in (slice(600), slice(600, None))]
-      >>> (a, of_a), (b, of_b) = parts
-      >>> share = jax.nn.sigmoid(of_a - of_b)[..., None]
-      >>> bool(jnp.allclose(share * a + (1 - share) * b, pe.attention(q, k, v), atol=1e-6))
+      >>> (a, residual_a), (b, residual_b) = parts
+      >>> weight = jax.nn.sigmoid(residual_a - residual_b)[..., None]
+      >>> bool(jnp.allclose(weight * a + (1 - weight) * b, pe.attention(q, k, v), atol=1e-6))
       True
 
     Reference:
@@ -157,36 +165,36 @@ def attention(
     settings = settings._replace(skips=causal or query_segments is not None)
     sides = tuple(map(Side, positions, segments))
     operands = tuple(x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in operands)
-    # All vary along the same manual axes of a mesh; the transpose of this sums the cotangents along them, once.
+    # Makes all operands vary along the same manual axes; the transpose sums their cotangents over these axes once.
     axes = frozenset().union(*map(_mesh.varying, jax.tree.leaves((operands, sides))))
     operands, sides = jax.tree.map(functools.partial(_mesh.vary, axes=axes), (operands, sides))
     arrays = []
     if bias is not None:
-        settings, arrays = _traced(settings, bias, operands[0], sides, axes)
+        settings, arrays = _trace_bias(settings, bias, operands[0], sides, axes)
     results = blockwise(settings, *operands, sides, arrays)
     if return_residual:
         return results[0].reshape(query.shape), results[1].reshape(query.shape[:-1])
     return results.reshape(query.shape)
 
 
-def _traced(
+def _trace_bias(
     settings: BlockwiseSettings, bias: Callable[..., Any], query: jax.Array, sides: Any, axes: frozenset[Any]
 ) -> tuple[BlockwiseSettings, list[Any]]:
-    """The settings with the bias as a jaxpr, and the arrays that it closes over, which may have derivatives."""
+    """Traces the bias to a jaxpr. Returns the settings with it, and the arrays that it closes over."""
     positions = [jax.typeof(side.positions) for side in sides]
     tiles = [x.update(shape=(*x.shape[:-1], grid(settings, x.shape[-1])[1]), weak_type=False) for x in positions]
     with _checks.callback():
         traced = jax.make_jaxpr(bias)(*tiles)
-    found, arrays = traced.out_avals, traced.consts
-    if len(found) != 1 or not jnp.issubdtype(found[0].dtype, jnp.floating):
-        raise InvalidType(f"bias must give one float array, got {', '.join(map(str, found)) or 'none'}")
+    outputs, arrays = traced.out_avals, traced.consts
+    if len(outputs) != 1 or not jnp.issubdtype(outputs[0].dtype, jnp.floating):
+        raise InvalidType(f"bias must give one float array, got {', '.join(map(str, outputs)) or 'none'}")
     target = query.shape[0], query.shape[2], *(x.shape[-1] for x in tiles)
-    _checks.broadcastable("bias", found[0].shape, "a tile (batch, heads, queries, keys)", target)
+    _checks.broadcastable("bias", outputs[0].shape, "a tile (batch, heads, queries, keys)", target)
     batch, _, heads, _ = jax.typeof(query).sharding.spec
     want = PartitionSpec(batch, heads, None, None)
-    _arguments.sharded_like("a tile of bias", found[0].sharding.spec, "query", want)
-    # Only traced arrays can have a derivative.
+    _arguments.sharded_like("a tile of bias", outputs[0].sharding.spec, "query", want)
+    # Only tracers can have a derivative.
     learned = [i for i, x in enumerate(arrays) if isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating)]
-    # Every tile sums the cotangent of a parameter that does not vary along an axis, over all devices: none may skip.
+    # For parameters that do not vary along all axes, a tile sums cotangents over devices, so no device may skip it.
     skips = settings.skips and all(_mesh.varying(arrays[i]) == axes for i in learned)
     return settings._replace(skips=skips, bias=traced.jaxpr, learned=tuple(learned)), arrays

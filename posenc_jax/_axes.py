@@ -1,4 +1,4 @@
-r"""Positions of several coordinates: which of them turns each pair of a spectrum."""
+r"""Positions with several coordinates: which coordinate drives each pair of a spectrum."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from posenc_jax._frequencies import Frequencies, from_base, one_axis, parse_stat
 
 @public
 def axial(frequencies: Frequencies | int, num_axes: int, base: float | None = None) -> Frequencies:
-    r"""A position of several coordinates: each drives an equal share of the features with the same spectrum.
+    r"""Axial frequencies: each coordinate of a position drives an equal share of the features with the same spectrum.
 
-    With the spectrum $\omega_0, …, \omega_{n-1}$, coordinate $c$ drives pairs $cn$ to $cn + n - 1$:
+    For the spectrum $\omega_0, …, \omega_{n-1}$, coordinate $c$ drives pairs $cn$ to $cn + n - 1$:
 
     $$\omega'_{cn+i} = \omega_i$$
 
-    In the interleaved layout the encoding of $(p_0, p_1, …)$ is thus the concatenation of those of $p_0$, $p_1$, ….
+    In the interleaved layout, the encoding of $(p_0, p_1, …)$ thus concatenates the encodings of $p_0$, $p_1$, ….
 
     Args:
-      frequencies: the spectrum of each coordinate, Frequencies of one axis and an even width (of any scaling), or an
-        int, the width of all coordinates together: `geometric(width // num_axes, base)` for each.
-      num_axes: number of coordinates: 2 for images, 3 for video.
-      base: as for `geometric`, 10,000 by default; with an int alone.
+      frequencies: the spectrum of each coordinate, as Frequencies with one axis, an even width and any scaling; or an
+        int, the total width, for `geometric(width // num_axes, base)` in each coordinate.
+      num_axes: the number of coordinates: 2 for images, 3 for video.
+      base: as for `geometric`, 10,000 by default; only allowed if frequencies is an int.
 
     Returns:
       Frequencies; positions have shape (..., num_axes), or (...,) when num_axes is 1.
 
     Raises:
-      TypeError: if frequencies or num_axes is of another type.
-      ValueError: if a width is not a multiple of 2·num_axes, or of over 2²⁰ features; if given Frequencies have
-        several axes or an odd width, or come with a base; if base is not positive.
+      TypeError: if frequencies or num_axes has the wrong type.
+      ValueError: if an int width is not a multiple of 2·num_axes; if the total width exceeds 2²⁰ features; if given
+        Frequencies have several axes or an odd width, or base is given too; if base is not positive.
 
     Examples:
       >>> import posenc_jax as pe
@@ -50,52 +50,53 @@ def axial(frequencies: Frequencies | int, num_axes: int, base: float | None = No
       this is its sinusoidal counterpart.
     """
     num_axes = _checks.positive_int("num_axes", num_axes)
-    one = _of_one_axis(frequencies, num_axes, base)
+    one = _parse_axis(frequencies, num_axes, base)
     axes = tuple(axis for axis in range(num_axes) for _ in one.turns)
     return dataclasses.replace(one, turns=one.turns * num_axes, dim=one.dim * num_axes, axes=axes)
 
 
-def _of_one_axis(frequencies: Any, num_axes: int, base: Any) -> Frequencies:
-    """The spectrum of each of so many coordinates, of an even width, at most 2²⁰ features in all."""
+def _parse_axis(frequencies: Any, num_axes: int, base: Any) -> Frequencies:
+    """The spectrum of one coordinate, of even width. Raises if all coordinates together exceed 2²⁰ features."""
     if isinstance(frequencies, Frequencies):
         require(base is None, "base must not be given with Frequencies, which have their own, got {!r}", base)
         one = one_axis(parse_static(frequencies, even=True))
-        _all_axes(one.dim * num_axes)
+        _check_total_width(one.dim * num_axes)
         return one
     dim = _checks.positive_int("frequencies (a width)", frequencies)
     message = "frequencies (a width) must be a multiple of 2·num_axes = {}, got {}"
     require(dim % (2 * num_axes) == 0, message, 2 * num_axes, dim)
-    _all_axes(dim)
+    _check_total_width(dim)
     return from_base(dim // num_axes, 10_000.0 if base is None else base)
 
 
-def _all_axes(dim: int) -> None:
+def _check_total_width(dim: int) -> None:
     require(dim <= 2**20, "frequencies of all axes must have a width of at most 2²⁰, got {!r:.60}", dim)
 
 
 @public
 def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, interleaved: bool = False) -> Frequencies:
-    r"""M-RoPE: one spectrum whose pairs are shared out among the coordinates of a position.
+    r"""M-RoPE: divides the pairs of one spectrum among the coordinates of a position.
 
-    With sections $s_0, …, s_{n-1}$, pair $i$ turns by coordinate
+    With sections $s_0, …, s_{n-1}$, pair $i$ is driven by coordinate
 
     $$c_i = \min\{c : i < s_0 + … + s_c\} \text{ (contiguous)}, \qquad
-      c_i = \begin{cases} i \bmod n & i < n s_{i \bmod n} \\ 0 & \text{else} \end{cases} \text{ (interleaved)}$$
+      c_i = \begin{cases} i \bmod n & i < n s_{i \bmod n} \\ 0 & \text{otherwise} \end{cases} \text{ (interleaved)}$$
 
-    so that a token whose coordinates are all $p$ is encoded as by `frequencies` at $p$.
+    A token whose coordinates are all $p$ is thus encoded exactly as `frequencies` encodes position $p$.
 
     Args:
-      frequencies: Frequencies of one axis, or an int, a width: `geometric(width)`.
-      sections: how many pairs each coordinate drives (time, height, width): positive, summing to the pairs.
-      interleaved: deal the pairs out in turn, as Qwen3-VL does, instead of in blocks, as Qwen2-VL does.
+      frequencies: Frequencies with one axis, or an int width for `geometric(width)`.
+      sections: how many pairs each coordinate (time, height, width) drives; positive integers that sum to the number
+        of pairs.
+      interleaved: whether to deal the pairs out in turn (Qwen3-VL) rather than in contiguous blocks (Qwen2-VL).
 
     Returns:
       Frequencies; positions have shape (..., len(sections)), or (...,) for a single section.
 
     Raises:
-      TypeError: if sections are not integers, or frequencies or interleaved of another type.
-      ValueError: if the sections do not sum to the number of pairs, if dealing the pairs out runs out of places for a
-        section, or if the frequencies have several axes already.
+      TypeError: if sections are not integers, or frequencies or interleaved has the wrong type.
+      ValueError: if the sections do not sum to the number of pairs, if a section does not get all its pairs when they
+        are dealt out in turn, or if the frequencies already have several axes.
 
     Examples:
       >>> import posenc_jax as pe
@@ -116,7 +117,7 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
     if _checks.flag("interleaved", interleaved):
         axes = tuple(i % n if i < n * sections[i % n] else 0 for i in range(pairs))
         dealt = tuple(axes.count(axis) for axis in range(n))
-        # Places can run out before the pairs of a section do.
+        # A coordinate can run out of places before its section is complete.
         message = (
             "sections must leave each its share when the pairs are dealt out in turn, got {}, of which {} found a place"
         )

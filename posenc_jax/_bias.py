@@ -1,12 +1,14 @@
-r"""Attention biases by formula: what a query and a key add to their score for where they stand, for any tile.
+r"""Attention biases given by a formula in the query and key positions, for any tile of scores.
 
-Every function takes the positions of queries (..., queries) and of keys (..., keys) and gives (..., heads, queries,
-keys). Positions are data, so a tile, a decode step, a batch with positions of its own and packed segments (whose
-positions restart; a mask keeps them apart) are one call. A tile has the bits of that tile of the whole; of `sandwich`,
-which sums as the compiler likes, all but the last. Distances of integers are exact before they are rounded to float32;
-where one side is of floats, so is the other.
+Every function takes query positions (..., queries) and key positions (..., keys) and returns (..., heads, queries,
+keys). Positions are data, so one call computes the bias for a tile, a decode step, a batch with its own positions, or
+packed segments (whose positions restart; a mask separates them). A tile has the same bits as the corresponding part of
+the full bias. In `sandwich` the last bit may differ, because the compiler chooses the order of its sum. Integer
+distances are computed exactly and then rounded to float32. If one side has float positions, the other is converted to
+float as well.
 
-A kernel of one's own asks for its tile, with the parameters among its inputs; here Pallas, without a device:
+A custom kernel computes the bias of its own tile and takes the parameters as inputs. This Pallas kernel runs in
+interpret mode, without an accelerator:
 
 >>> import jax, jax.numpy as jnp
 >>> from jax.experimental import pallas as pl
@@ -49,25 +51,25 @@ from posenc_jax._xla import product
 
 @public
 def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax.Array) -> jax.Array:
-    r"""Attention with linear biases, $-m_h\,|i - j|$.
+    r"""ALiBi (attention with linear biases), $-m_h\,|i - j|$.
 
-    For $n$ heads, $m_h = 2^{-8h/n}$ with $h = 1 \dots n$. Where $n$ is no power of two: the slopes of the largest
-    power of two below it, and then every other slope of twice that power. Under a causal mask this is the paper's bias;
-    without one it is its symmetric form.
+    For $n$ heads, $m_h = 2^{-8h/n}$ with $h = 1 \dots n$. If $n$ is not a power of two, the slopes are those for the
+    largest power of two below $n$, followed by every other slope for twice that power. With a causal mask this is the
+    paper's bias; without one it is the symmetric form.
 
     Args:
       query_positions: $i$, integers or floats of shape (..., queries).
       key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
-      heads: how many, for the paper's slopes, or a float array (heads,) of slopes, such as learned ones.
+      heads: the number of heads, for the paper's slopes; or a float array (heads,) of slopes, which may be learned.
 
     Returns:
-      float32 of shape (..., heads, queries, keys). Differentiable in the slopes and in float positions.
+      A float32 array of shape (..., heads, queries, keys), differentiable in the slopes and in float positions.
 
     Raises:
-      TypeError: if positions are not integers or floats, or traced integers of dtypes that have none in common, or
-        heads is neither an integer nor a float array.
-      ValueError: if positions have no axis or their leading axes do not broadcast, or heads is below 1 or not of shape
-        (heads,).
+      TypeError: if positions are neither integers nor floats, traced integer positions have no common dtype, or heads
+        is neither an integer nor a float array.
+      ValueError: if positions are scalars, their leading axes do not broadcast, heads is below 1, or an array of slopes
+        does not have shape (heads,).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -79,14 +81,14 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
        [-1.  -0.5 -0.  -0.5]
        [-1.5 -1.  -0.5 -0. ]]
 
-      A tile of it, as a blockwise attention kernel asks for one:
+      One tile of this bias, as a blockwise attention kernel would compute it:
 
       >>> print(pe.alibi(positions[2:], positions[:2], 8)[0])
       [[-1.  -0.5]
        [-1.5 -1. ]]
 
     Reference:
-      Press et al., "Train Short, Test Long", 2022, section 3; other head counts as in the authors' code.
+      Press et al., "Train Short, Test Long", 2022, section 3; slopes for other head counts follow the authors' code.
     """
     positions = _arguments.tile(query_positions, key_positions)
     if isinstance(heads, (jax.Array, np.ndarray)):
@@ -102,7 +104,7 @@ def _slopes(heads: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, inline=True)
-def _alibi(queries: jax.Array, keys: jax.Array, slopes: ArrayLike) -> jax.Array:
+def _alibi(queries: jax.Array, keys: jax.Array, slopes: jax.Array | np.ndarray) -> jax.Array:
     distance = tile_distance(queries, keys)
     return per_head(-slopes, distance) * distance
 
@@ -111,21 +113,22 @@ def _alibi(queries: jax.Array, keys: jax.Array, slopes: ArrayLike) -> jax.Array:
 def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: ArrayLike, rate: ArrayLike) -> jax.Array:
     r"""KERPLE's logarithmic bias, $-p_h \ln(1 + a_h\,|i - j|)$.
 
-    Its kernel is conditionally positive definite for $p, a > 0$. Parameters that are learned stay so as
-    `jax.nn.softplus` of free ones. (The authors' code sets them to 0.01 where a step has taken them below.)
+    The kernel is conditionally positive definite for $p, a > 0$. To keep learned parameters positive, compute them as
+    `jax.nn.softplus` of unconstrained ones. (The authors' code instead resets them to 0.01 when an update takes them
+    below it.)
 
     Args:
       query_positions: $i$, integers or floats of shape (..., queries).
       key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
-      scale: the paper's $r_1$, its code's $p$: positive floats of shape (heads,).
-      rate: the paper's $r_2$, its code's $a$: positive floats of shape (heads,).
+      scale: $p$ in the authors' code, $r_1$ in the paper; positive floats of shape (heads,).
+      rate: $a$ in the authors' code, $r_2$ in the paper; positive floats of shape (heads,).
 
     Returns:
-      float32 of shape (..., heads, queries, keys). Differentiable in both parameters and in float positions.
+      A float32 array of shape (..., heads, queries, keys), differentiable in both parameters and in float positions.
 
     Raises:
-      TypeError: if scale or rate is not of floats, or as `alibi`.
-      ValueError: if scale or rate has another shape, or as `alibi`.
+      TypeError: if scale or rate is not a float array, or as for `alibi`.
+      ValueError: if scale and rate do not both have shape (heads,), or as for `alibi`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -147,7 +150,7 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
 def _kerple_log(queries: jax.Array, keys: jax.Array, scale: jax.Array, rate: jax.Array) -> jax.Array:
     distance = tile_distance(queries, keys)
     scale, rate = per_head(scale, distance), per_head(rate, distance)
-    # Rounded first: log1p begins with an addition.
+    # `product` rounds before log1p adds 1: a compiler could contract the two to an FMA.
     return -scale * jnp.log1p(product(rate, distance))
 
 
@@ -155,24 +158,24 @@ def _kerple_log(queries: jax.Array, keys: jax.Array, scale: jax.Array, rate: jax
 def kerple_power(
     query_positions: ArrayLike, key_positions: ArrayLike, scale: ArrayLike, exponent: ArrayLike
 ) -> jax.Array:
-    r"""KERPLE's power bias, $-a_h\,|i - j|^{p_h}$; ALiBi where $p = 1$.
+    r"""KERPLE's power bias, $-a_h\,|i - j|^{p_h}$; ALiBi if $p = 1$.
 
-    Its kernel is conditionally positive definite for $a > 0$ and $0 < p \le 2$. Parameters that are learned stay so as
-    `jax.nn.softplus` of a free one and as 2 · `jax.nn.sigmoid` of one.
+    The kernel is conditionally positive definite for $a > 0$ and $0 < p \le 2$. To keep learned parameters in that
+    range, compute $a$ as `jax.nn.softplus` and $p$ as 2 · `jax.nn.sigmoid` of unconstrained ones.
 
     Args:
       query_positions: $i$, integers or floats of shape (..., queries).
       key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
-      scale: the paper's $r_1$, its code's $a$: positive floats of shape (heads,).
-      exponent: the paper's $r_2$, its code's $p$: floats of shape (heads,), above 0 and at most 2.
+      scale: $a$ in the authors' code, $r_1$ in the paper; positive floats of shape (heads,).
+      exponent: $p$ in the authors' code, $r_2$ in the paper; floats of shape (heads,), above 0 and at most 2.
 
     Returns:
-      float32 of shape (..., heads, queries, keys). Differentiable in both parameters and in float positions, of which
-      the derivative at distance 0 is taken as 0.
+      A float32 array of shape (..., heads, queries, keys), differentiable in both parameters and in float positions.
+      The derivative with respect to positions is defined as 0 at distance 0.
 
     Raises:
-      TypeError: if scale or exponent is not of floats, or as `alibi`.
-      ValueError: if scale or exponent has another shape, or as `alibi`.
+      TypeError: if scale or exponent is not a float array, or as for `alibi`.
+      ValueError: if scale and exponent do not both have shape (heads,), or as for `alibi`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -191,7 +194,7 @@ def kerple_power(
 def _kerple_power(queries: jax.Array, keys: jax.Array, scale: jax.Array, exponent: jax.Array) -> jax.Array:
     distance = tile_distance(queries, keys)
     scale, exponent = per_head(scale, distance), per_head(exponent, distance)
-    # At distance 0 neither derivative of the power is finite.
+    # At distance 0 the power has no finite derivative in either argument.
     apart = distance != 0
     power = jnp.power(jnp.where(apart, distance, np.float32(1)), exponent)
     return -scale * jnp.where(apart, power, np.float32(0))
@@ -204,25 +207,25 @@ def sandwich(
     heads: int,
     frequencies: Frequencies | int | jax.Array,
 ) -> jax.Array:
-    r"""Sandwich: the dot product of sinusoidal encodings, which decays with the distance, at a rate for each head.
+    r"""Sandwich: the dot product of sinusoidal encodings, which decays with distance, scaled by a rate for each head.
 
     $$\frac{n}{8h} \left(PE(i) \cdot PE(j) - \|PE\|^2\right)
       = \frac{n}{8h} \left(\sum_k \cos \omega_k (i - j) - \frac d2\right), \qquad h = 1 \dots n$$
 
-    for $n$ heads, so that it is 0 at distance 0 but for the rounding of a sum. Phases are exact at every position.
+    for $n$ heads. The bias is 0 at distance 0, up to the rounding of a sum. Phases are exact at every position.
 
     Args:
       query_positions: $i$, integers or floats of shape (..., queries).
       key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
-      heads: $n$.
-      frequencies: as for `sinusoidal`: the width $d$ (128 in the paper), `Frequencies` of one axis, or $\omega$.
+      heads: $n$, the number of heads.
+      frequencies: as for `sinusoidal`: a width $d$ (128 in the paper), `Frequencies` with one axis, or $\omega$.
 
     Returns:
-      float32 of shape (..., heads, queries, keys). Differentiable in $\omega$ and in float positions.
+      A float32 array of shape (..., heads, queries, keys), differentiable in $\omega$ and in float positions.
 
     Raises:
-      TypeError: if heads is not an integer, or as `alibi` or `sinusoidal`.
-      ValueError: if heads is below 1, the width is odd, the frequencies have several axes, or as `alibi`.
+      TypeError: if heads is not an integer, or as for `alibi` or `sinusoidal`.
+      ValueError: if heads is below 1, the width is odd, the frequencies have several axes, or as for `alibi`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -233,8 +236,9 @@ def sandwich(
 
     Reference:
       Chi et al., "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field Analysis", 2023,
-      section 5. A width counts the frequencies from ω = 1, as sinusoidal encodings do; in NVIDIA NeMo's code, whose
-      rates and norm these are, they begin a step later. The norm, one number for a head, changes no attention.
+      section 5. The rates and the norm follow NVIDIA NeMo's code. Given a width, the frequencies start at ω = 1, as in
+      sinusoidal encodings; NeMo's start one step later. The norm is constant for each head, so it does not change
+      attention weights.
     """
     positions = _arguments.tile(query_positions, key_positions)
     heads, frequencies = _checks.size("heads", heads), one_axis(parse(frequencies, even=True, unsharded=True))
@@ -247,7 +251,7 @@ def _sandwich(queries: jax.Array, keys: jax.Array, frequencies: Frequencies | ja
     ndim = 1 + max(queries.ndim, keys.ndim)
     queries, keys = (align(sinusoidal(p, frequencies, layout="half"), ndim) for p in (queries, keys))
     keys, matmul = jnp.swapaxes(keys, -1, -2), functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-    # A product of exact waves; the cosines of all distances would take many times as long.
+    # Multiplies exact waves; computing a cosine for every distance would take many times as long.
     similarity = _mesh.sharded_as([queries, keys], matmul, queries, keys)[..., None, :, :]
     norm = np.float32(dim_of(frequencies) / 2 * amplitude_of(frequencies) ** 2)
     rate = (heads / (8 * np.arange(1, heads + 1))).astype(np.float32)

@@ -1,18 +1,18 @@
-r"""Attention tile by tile, forward and in reverse: what `attention` computes.
+r"""Blockwise attention, forward and backward: the computation of `attention`.
 
-With the scores $s_{ij} = c\,q_i \cdot k_j + b(i, j)$ of the keys $j$ that query $i$ sees,
+For the scores $s_{ij} = c\,q_i \cdot k_j + b(i, j)$ of the keys $j$ that query $i$ sees, the forward pass accumulates
 
 $$o_i = \sum_j p_{ij} v_j, \qquad p_{ij} = e^{s_{ij} - m_i} / t_i, \qquad m_i = \max_j s_{ij}, \qquad
   t_i = \sum_j e^{s_{ij} - m_i}, \qquad \ell_i = m_i + \ln t_i$$
 
-is summed tile by tile under a running maximum. With $\delta_i = \dot o_i \cdot o_i - \dot\ell_i$ for the cotangents
-$\dot o$ and $\dot\ell$, the derivative computes each tile anew from $m$ and $t$, since $\ell$ in float32 loses
-$\ln t$ beside the large $m$ of a query whose keys are all far away under a bias:
+tile by tile with a running maximum. The backward pass recomputes each tile from $m$ and $t$, not from $\ell$: for a
+query whose keys are all distant, a bias can make $m$ so large that $\ell$ in float32 loses $\ln t$. With
+$\delta_i = \dot o_i \cdot o_i - \dot\ell_i$ for the cotangents $\dot o$ and $\dot\ell$,
 
 $$\dot v_j = \sum_i p_{ij} \dot o_i, \qquad \dot s_{ij} = p_{ij} (\dot o_i \cdot v_j - \delta_i), \qquad
   \dot q_i = c \sum_j \dot s_{ij} k_j, \qquad \dot k_j = c \sum_i \dot s_{ij} q_i,$$
 
-and $\dot s$ is the cotangent of the tile of the bias.
+and $\dot s$ is the cotangent of the tile's bias.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from posenc_jax._arrays import align, compute_dtype
 
 
 class BlockwiseSettings(NamedTuple):
-    """How scores are masked and biased, and cut into tiles."""
+    """How to mask, bias and tile the scores."""
 
     causal: bool
     scale: float
     block_size: int
     skips: bool = False  # whether to skip a tile in which no query sees a key
     residual: bool = False  # whether to return ℓ too
-    bias: Any = None  # a jaxpr of the positions of a tile
-    learned: tuple[int, ...] = ()  # which of the arrays that it closes over may have derivatives
+    bias: Any = None  # a jaxpr that takes the positions of a tile
+    learned: tuple[int, ...] = ()  # indices of the arrays it closes over that may have derivatives
 
 
 class Side(NamedTuple):
-    """What masks and bias read of the queries or of the keys: (length,), or (batch or 1, length) for both."""
+    """What masks and bias read of queries or keys: (length,) on both sides, or (batch or 1, length) on both."""
 
     positions: jax.Array
     segments: jax.Array | None = None
-    real: jax.Array | None = None  # for keys: False where the last block is padded, None without padding
+    real: jax.Array | None = None  # for keys: False in the padding of the last block, None without padding
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -72,33 +72,33 @@ def _forward(
             def visit() -> Any:
                 scores = _scores(settings, q, k, q_side, k_side, arrays)
                 higher = jnp.maximum(top, jnp.max(scores, -1))
-                finite = jnp.where(jnp.isneginf(higher), 0, higher)  # −∞ until a query sees a key
+                finite = jnp.where(jnp.isneginf(higher), 0, higher)  # −∞ until the query sees a key
                 p, shrink = jnp.exp(scores - finite[..., None]), jnp.exp(top - finite)
                 seen = _dot("bkgqs,bksd->bkgqd", p.astype(v.dtype), v)
                 return higher, total * shrink + jnp.sum(p, -1), out * shrink[..., None] + seen
 
-            return _unless_blank(settings, q_side, k_side, visit, lambda: sums), None
+            return _visit_or_skip(settings, q_side, k_side, visit, lambda: sums), None
 
         start = _full(q[..., 0], -jnp.inf), _full(q[..., 0], 0), _full(q, 0)
         (top, total, out), _ = lax.scan(step, start, keys)
-        total = jnp.where(total == 0, 1, total)  # 0 if a query sees nothing
+        total = jnp.where(total == 0, 1, total)  # 0 if the query sees no key
         return (out / total[..., None]).astype(q.dtype), top, total
 
     out, top, total = lax.map(row, queries)
-    out = _joined(out, query)
-    results = (out, _joined((top + jnp.log(total))[..., None], query[..., :1])[..., 0]) if settings.residual else out
+    out = _join(out, query)
+    results = (out, _join((top + jnp.log(total))[..., None], query[..., :1])[..., 0]) if settings.residual else out
     return results, (query, key, value, sides, arrays, out, top, total)
 
 
 def _backward(settings: BlockwiseSettings, residuals: Any, d_results: Any) -> tuple[Any, ...]:
     query, key, value, sides, arrays, out, top, total = residuals
-    top = jnp.where(jnp.isneginf(top), 0, top)  # −∞, like all its scores, if a query sees nothing
+    top = jnp.where(jnp.isneginf(top), 0, top)  # −∞, like all its scores, if the query sees no key
     share = 1 / total
     d_out, d_normalizer = d_results if settings.residual else (d_results, None)
     queries, keys = _blocks(settings, query, key, value, sides)
-    inside = compute_dtype(query)
+    dtype = compute_dtype(query)
     d_outs, outs = (_cut(settings, _heads_first(x, key.shape[2])) for x in (d_out, out))
-    delta = jnp.sum(d_outs.astype(inside) * outs.astype(inside), -1)
+    delta = jnp.sum(d_outs.astype(dtype) * outs.astype(dtype), -1)
     if d_normalizer is not None:
         delta -= _cut(settings, _heads_first(d_normalizer[..., None], key.shape[2]))[..., 0]
     learned = [arrays[i] for i in settings.learned]
@@ -125,7 +125,7 @@ def _backward(settings: BlockwiseSettings, residuals: Any, d_results: Any) -> tu
                 return dq, (dk, dv, [x.astype(compute_dtype(x)) for x in d_learned])
 
             dq, sums = carry
-            tile = _unless_blank(settings, q_side, k_side, visit, lambda: _zeros((q, (k, v, learned))))
+            tile = _visit_or_skip(settings, q_side, k_side, visit, lambda: _zeros((q, (k, v, learned))))
             return (dq.at[i].add(tile[0]), jax.tree.map(jnp.add, sums, tile[1])), None
 
         dq, d_learned = carry
@@ -138,11 +138,11 @@ def _backward(settings: BlockwiseSettings, residuals: Any, d_results: Any) -> tu
     d_arrays = [None] * len(arrays)
     for i, x in zip(settings.learned, d_learned, strict=True):
         d_arrays[i] = x.astype(arrays[i].dtype)
-    dq = _joined((dq * settings.scale).astype(query.dtype), query)
-    return dq, *(_joined(x, key) for x in d_keys), None, d_arrays
+    dq = _join((dq * settings.scale).astype(query.dtype), query)
+    return dq, *(_join(x, key) for x in d_keys), None, d_arrays
 
 
-# Compiled: an eager `jax.grad` would run it op by op.
+# Jitted, because an eager `jax.grad` would run it op by op.
 _attention.defvjp(_forward, jax.jit(_backward, static_argnums=0, inline=True))
 blockwise = jax.jit(_attention, static_argnums=0, inline=True)
 
@@ -151,7 +151,7 @@ blockwise = jax.jit(_attention, static_argnums=0, inline=True)
 
 
 def _scores(settings: BlockwiseSettings, q: Any, k: Any, q_side: Side, k_side: Side, arrays: Any) -> jax.Array:
-    """(batch, kv_heads, group, queries, keys), −∞ where a query does not see a key."""
+    """The scores (batch, kv_heads, group, queries, keys), −∞ where a query does not see a key."""
     scores = _biased(settings, _dot("bkgqd,bksd->bkgqs", q, k) * settings.scale, q_side, k_side, arrays)
     seen = _seen(settings, q_side, k_side)
     if seen is None:
@@ -160,7 +160,7 @@ def _scores(settings: BlockwiseSettings, q: Any, k: Any, q_side: Side, k_side: S
 
 
 def _biased(settings: BlockwiseSettings, scores: Any, q_side: Side, k_side: Side, arrays: Any) -> jax.Array:
-    """The scores with the bias of their tile."""
+    """Adds the bias of the tile to its scores."""
     if settings.bias is None:
         return scores
     (bias,) = map(jnp.asarray, eval_jaxpr(settings.bias, arrays, q_side.positions, k_side.positions))
@@ -170,11 +170,11 @@ def _biased(settings: BlockwiseSettings, scores: Any, q_side: Side, k_side: Side
 
 
 def _seen(settings: BlockwiseSettings, q_side: Side, k_side: Side) -> jax.Array | None:
-    """Whether a query sees a key, (queries, keys) or (batch or 1, queries, keys); None if each sees all."""
+    """Whether a query sees a key, (queries, keys) or (batch or 1, queries, keys); None if nothing is masked."""
     seen = []
     if settings.causal:
         seen.append(q_side.positions[..., :, None] >= k_side.positions[..., None, :])
-    if q_side.segments is not None:
+    if q_side.segments is not None and k_side.segments is not None:
         seen.append(q_side.segments[..., :, None] == k_side.segments[..., None, :])
     if k_side.real is not None:
         seen.append(k_side.real[None, :])
@@ -182,33 +182,33 @@ def _seen(settings: BlockwiseSettings, q_side: Side, k_side: Side) -> jax.Array 
     return functools.reduce(jnp.logical_and, (align(x, ndim) for x in seen)) if seen else None
 
 
-def _unless_blank(
-    settings: BlockwiseSettings, q_side: Side, k_side: Side, visit: Callable[[], Any], blank: Callable[[], Any]
+def _visit_or_skip(
+    settings: BlockwiseSettings, q_side: Side, k_side: Side, visit: Callable[[], Any], skip: Callable[[], Any]
 ) -> Any:
-    """What `visit` gives for a tile, or `blank` if no query sees a key there."""
+    """Runs `visit` for a tile, or `skip` if none of its queries sees a key."""
     seen = _seen(settings, q_side, k_side) if settings.skips else None
-    return visit() if seen is None else lax.cond(jnp.any(seen), visit, blank)
+    return visit() if seen is None else lax.cond(jnp.any(seen), visit, skip)
 
 
 def _dot(axes: str, a: jax.Array, b: jax.Array, like: jax.Array | None = None) -> jax.Array:
-    """The product, sharded as `like` on Explicit axes, which may shard the groups that share one head of keys."""
+    """An einsum. `like` gives its sharding if it sums over groups of query heads, which Explicit axes may shard."""
     sharding = None if like is None else _mesh.sharding(jax.typeof(like).sharding.spec, like)
     return jnp.einsum(axes, a, b, preferred_element_type=compute_dtype(a), out_sharding=sharding)
 
 
-# Arrays (batch, length, heads, head_dim) as blocks of one size and back
+# Cutting arrays (batch, length, heads, head_dim) into blocks of equal size, and joining them
 
 
 def grid(settings: BlockwiseSettings, length: int) -> tuple[int, int]:
-    """How many blocks, of what size: as even as possible, and at least one, also for empty arrays."""
+    """The number and size of the blocks: as even as possible, and at least 1 each, even for empty arrays."""
     count = max(1, -(-length // settings.block_size))
     return count, max(1, -(-length // count))
 
 
 def _blocks(settings: BlockwiseSettings, query: Any, key: Any, value: Any, sides: Any) -> tuple[Any, Any]:
-    """Blocks of queries with their side, and of keys and values with theirs."""
+    """Cuts the queries and their side, and the keys and values and their side, into blocks."""
     (q_side, k_side), (length, kv_heads) = sides, key.shape[1:3]
-    if length != math.prod(grid(settings, length)):  # for queries, `_joined` drops the padding
+    if length != math.prod(grid(settings, length)):  # for queries, `_join` drops the padding
         k_side = k_side._replace(real=jnp.ones(length, bool))
     q_side, k_side = (jax.tree.map(functools.partial(_cut_side, settings), side) for side in (q_side, k_side))
     keys = (_cut(settings, jnp.swapaxes(x, 1, 2)) for x in (key, value))
@@ -216,23 +216,23 @@ def _blocks(settings: BlockwiseSettings, query: Any, key: Any, value: Any, sides
 
 
 def _cut_side(settings: BlockwiseSettings, x: jax.Array) -> jax.Array:
-    """Blocks of positions, segments or a mask."""
+    """Cuts positions, segments or a mask into blocks."""
     if x.dtype == np.bool_ or not x.shape[-1]:
         return _cut(settings, x, -1)
-    # Pads with the last position: at others a bias need not be finite, and in a derivative 0 · NaN is NaN. Edge padding
-    # by jnp.pad would cut the batch axis too, which may be sharded.
+    # Pads with the last position: elsewhere the bias may not be finite, and its derivative would be 0 · NaN = NaN.
+    # Edge padding by jnp.pad would slice the batch axis too, which may be sharded.
     last = x[..., -1:]
     return _cut(settings, x - last, -1) + last[None]
 
 
 def _heads_first(x: jax.Array, kv_heads: int) -> jax.Array:
-    """(batch, kv_heads, group, length, head_dim)."""
+    """Transposes to (batch, kv_heads, group, length, head_dim)."""
     batch, length, heads, width = x.shape
     return x.reshape(batch, length, kv_heads, heads // kv_heads, width).transpose(0, 2, 3, 1, 4)
 
 
 def _cut(settings: BlockwiseSettings, x: jax.Array, axis: int = -2) -> jax.Array:
-    """Blocks along an axis, moved to the front, the last padded with zeros."""
+    """Cuts an axis into blocks along a new first axis, and pads the last with zeros."""
     axis += x.ndim
     length = x.shape[axis]
     count, size = grid(settings, length)
@@ -240,18 +240,18 @@ def _cut(settings: BlockwiseSettings, x: jax.Array, axis: int = -2) -> jax.Array
     return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
 
 
-def _joined(blocks: jax.Array, like: jax.Array) -> jax.Array:
-    """Blocks (blocks, batch, ..., block, head_dim) joined to an array like `like`."""
+def _join(blocks: jax.Array, like: jax.Array) -> jax.Array:
+    """Joins blocks (blocks, batch, ..., block, head_dim) into an array with the shape of `like`."""
     x = jnp.moveaxis(blocks, 0, -3)
     x = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])[..., : like.shape[1], :]
     return jnp.moveaxis(x, -2, 1).reshape(like.shape)
 
 
 def _full(x: jax.Array, value: float) -> jax.Array:
-    """An accumulator of x's shape, on the mesh as x is."""
+    """An accumulator filled with `value`, with x's shape and placement on the mesh."""
     return _mesh.vary(jnp.full_like(x, value, compute_dtype(x)), _mesh.varying(x))
 
 
 def _zeros(like: Any) -> Any:
-    """Accumulators that begin at 0."""
+    """Accumulators that start at 0."""
     return jax.tree.map(lambda x: _full(x, 0), like)

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-P, R = ParamSpec("P"), TypeVar("R")
-_INT32 = np.iinfo(np.int32)
+P = ParamSpec("P")
+R = TypeVar("R")
+_INT32, _FLOAT32 = np.iinfo(np.int32), np.finfo(np.float32)
 _NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # Python and NumPy derive them from integers
 
 # Errors
@@ -27,29 +28,27 @@ _NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # Python and NumPy derive them f
 class _Invalid(Exception):
     """An error about an argument, which `public` completes with the name of the function."""
 
+    builtin: type[Exception]
     named = final = False
 
     def __init__(self, message: str):
         super().__init__(message)
         self.message = message
 
+    def __reduce__(self) -> tuple[type[Exception], tuple[str, ...]]:
+        return self.builtin, self.args
+
 
 class InvalidValue(_Invalid, ValueError):
     """Printed and pickled as the ValueError that it is."""
 
-    __module__, __qualname__ = "builtins", "ValueError"
-
-    def __reduce__(self) -> tuple[type[ValueError], tuple[str, ...]]:
-        return ValueError, self.args
+    __module__, __qualname__, builtin = "builtins", "ValueError", ValueError
 
 
 class InvalidType(_Invalid, TypeError):
     """Printed and pickled as the TypeError that it is."""
 
-    __module__, __qualname__ = "builtins", "TypeError"
-
-    def __reduce__(self) -> tuple[type[TypeError], tuple[str, ...]]:
-        return TypeError, self.args
+    __module__, __qualname__, builtin = "builtins", "TypeError", TypeError
 
 
 def public(f: Callable[P, R]) -> Callable[P, R]:
@@ -137,14 +136,14 @@ def positive(name: str, value: Any) -> float:
 
 def positive_float32(name: str, value: Any) -> float:
     """`value` as a Python float between float32's smallest normal and largest number."""
-    result, least, most = positive(name, value), *(float(getattr(np.finfo(np.float32), n)) for n in ("tiny", "max"))
+    result, least, most = positive(name, value), float(_FLOAT32.tiny), float(_FLOAT32.max)
     require(least <= result <= most, "{} must be from {:.1e} to {:.1e} for float32, got {}", name, least, most, result)
     return result
 
 
 def fits_float32(name: str, value: float) -> float:
     """`value`, if it does not overflow in float32."""
-    require(abs(value) <= float(np.finfo(np.float32).max), "{} must fit into float32, got {}", name, value)
+    require(abs(value) <= float(_FLOAT32.max), "{} must fit into float32, got {}", name, value)
     return value
 
 
@@ -279,15 +278,19 @@ def limits(value: Any) -> tuple[int, int]:
         return int(value.min()), int(value.max())
 
 
-def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...]) -> jax.Array:
-    """`x` as a float array of its dtype that has these axes; dots at the front stand for any number of them."""
-    text = f"({', '.join('...' if axis is ... else str(axis) for axis in axes)}{',' if len(axes) == 1 else ''})"
+def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], known: tuple[int, ...] = ()) -> jax.Array:
+    """`x` as a float array of its dtype with at least the last of these axes, those in `known` not symbolic."""
     if not is_array(x) or not jnp.issubdtype(x.dtype, jnp.floating):
-        wrong_type(name, f"a float array of shape {text}", x)
+        wrong_type(name, f"a float array of shape {_shape(axes)}", x)
     _representable(f"{name} is", x.dtype, "; pass float32")
-    fits = x.ndim >= len(axes) - 1 if axes[0] is ... else x.ndim == len(axes)
-    require(fits, "{} must have shape {}, got {}", name, text, x.shape)
+    if x.ndim < max(1, len(axes) - 1):
+        raise InvalidValue(f"{name} must have shape {_shape(axes)}, got {x.shape}")
+    known_size(name, x.shape, *known)
     return jnp.asarray(x)
+
+
+def _shape(axes: tuple[str | EllipsisType, ...]) -> str:
+    return str(tuple(axes)).replace("Ellipsis", "...").replace("'", "")
 
 
 def scalar(name: str, value: Any, dtype: Any) -> jax.Array:
@@ -360,10 +363,8 @@ def known_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
 def unsharded(name: str, x: Any, axis: int = -1) -> None:
     """Raises if x is sharded along an axis over Explicit axes of a mesh, where its parts are needed together."""
     spec = jax.typeof(x).sharding.spec
-    message = (
-        "{} must not be sharded along axis {} on Explicit axes of a mesh, got {}; reshard it, or use jax.shard_map"
-    )
-    require(spec[axis] is None, message, name, axis % x.ndim, spec)
+    message = "{} must not be sharded along axis {} on Explicit axes of a mesh, got {}"
+    require(spec[axis] is None, message + "; reshard it, or use jax.shard_map", name, axis % x.ndim, spec)
 
 
 def sharded_together(specs: dict[str, tuple[Any, ...]]) -> None:
@@ -377,11 +378,3 @@ def sharded_together(specs: dict[str, tuple[Any, ...]]) -> None:
         names, got = (", ".join(map(str, x)) for x in (specs, specs.values()))
         message = "be sharded alike where they share an axis of the result, and over no Explicit axis of a mesh twice"
         raise InvalidValue(f"{names} must {message}, got {got}")
-
-
-def sharded_beside(name: str, positions: Any, of: str, x: Any, head_axis: int | None = None) -> None:
-    """Raises if positions (..., axes) shard the axes of x, with or without an axis of heads, differently from x."""
-    places = [*jax.typeof(positions).sharding.spec[:-1]]
-    if head_axis is not None:
-        places.insert(max(0, len(places) + head_axis + 2 - x.ndim), None)
-    sharded_together({name: (*places, None), of: tuple(jax.typeof(x).sharding.spec)})

@@ -1,4 +1,4 @@
-"""Distances of positions, exact before they are rounded to float32."""
+"""Distances between positions, exact for integers until they are rounded to float32."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from posenc_jax._arrays import align, compute_dtype
 
 
 def difference(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
-    """|a − b| and whether a < b, for arrays of one rank.
+    """|a − b| and whether a < b, for arrays of the same rank.
 
-    For integers (of one dtype) the magnitude is exact and unsigned: for int32 it reaches 2³² − 1, a uint32.
+    Integers must have the same dtype. Their difference is exact and unsigned: for int32, a uint32 of up to 2³² − 1.
     """
     if not jnp.issubdtype(a.dtype, jnp.integer) or not jnp.issubdtype(b.dtype, jnp.integer):
-        inside = compute_dtype(a, b)
-        a, b = a.astype(inside), b.astype(inside)
+        dtype = compute_dtype(a, b)
+        a, b = a.astype(dtype), b.astype(dtype)
         return jnp.abs(a - b), a < b
     unsigned = np.dtype(f"uint{8 * a.dtype.itemsize}")
     less = a < b
-    a, b = a.astype(unsigned), b.astype(unsigned)  # wraps, and the difference wraps back
+    a, b = a.astype(unsigned), b.astype(unsigned)  # wraps around, and the subtraction wraps back
     return jnp.where(less, b - a, a - b), less
 
 
-# A tile of attention, (..., heads or 1, queries, keys)
+# Tiles of scores, (..., heads or 1, queries, keys)
 
 
 def tile_difference(queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -41,6 +41,6 @@ def tile_distance(queries: jax.Array, keys: jax.Array) -> jax.Array:
     return tile_difference(queries, keys)[0].astype(jnp.float32)
 
 
-def per_head(x: jax.Array, like: jax.Array) -> jax.Array:
-    """A value for each head (heads,), shaped to broadcast to a tile."""
+def per_head(x: jax.Array | np.ndarray, like: jax.Array) -> jax.Array:
+    """Reshapes a value for each head, (heads,), to broadcast over a tile."""
     return align(x.astype(jnp.float32).reshape(-1, 1, 1), like.ndim)

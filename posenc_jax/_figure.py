@@ -1,4 +1,4 @@
-"""What the figures share: their inputs, colours, lines, legends."""
+"""Shared by all figures: inputs, colours, lines, legends and images."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from matplotlib.ticker import MaxNLocator
 from posenc_jax import _checks
 from posenc_jax._checks import InvalidType, require
 
-# Okabe and Ito's colours without black and yellow, which vanish on dark and on light backgrounds. The numbers of
-# colours, dashes and markers have few common divisors, so that combinations repeat late.
+# Okabe and Ito's colours without black and yellow, which vanish on dark and on light backgrounds. There are 6 colours
+# but 5 dashes and 5 markers, so that combinations repeat only after 30 lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (9, 1.5)))
 MARKERS = ("o", "s", "D", "^", "v")
 
 
 def matrix(name: str, value: Any, axes: str) -> np.ndarray:
-    """`value` in float64, which holds every entry of every dtype that tables have."""
+    """`value` as a float64 matrix; float64 holds every entry of every table dtype."""
     known = isinstance(value, (jax.Array, np.ndarray))
     if not known or not any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating)):
         _checks.wrong_type(name, f"an integer or float array of shape {axes}", value)
@@ -38,7 +38,7 @@ def matrix(name: str, value: Any, axes: str) -> np.ndarray:
 
 
 def integers(name: str, values: Sequence[int], low: int, high: int) -> list[int]:
-    """`values` as Python integers from `low` to `high`, at least one."""
+    """`values` as one or more Python integers from `low` to `high`."""
     result = np.asarray(values)
     require(result.ndim == 1 and result.size, "{} must be one or more integers, got {!r:.60}", name, values)
     if not np.issubdtype(result.dtype, np.integer):
@@ -49,14 +49,14 @@ def integers(name: str, values: Sequence[int], low: int, high: int) -> list[int]
 
 
 def self_attention(h: np.ndarray) -> np.ndarray:
-    """The weights softmax(h hᵀ/√d)."""
+    """The attention weights softmax(h hᵀ/√d)."""
     scores = h @ h.T / h.shape[1] ** 0.5
     exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
 def single(title: str, xlabel: str, ylabel: str, width: float = 5.2) -> tuple[Figure, Axes]:
-    """A figure of one panel, small for its text, so that it can be read when shown in a narrow column."""
+    """A figure with one panel. It is small relative to its text, to stay readable in a narrow column."""
     figure = Figure(figsize=(width, 3.6), layout="constrained")
     axes = figure.subplots()
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
@@ -75,9 +75,9 @@ def line(i: int) -> dict[str, Any]:
 
 
 def legend(figure: Figure, title: str | None = None) -> None:
-    """Below the axes, where it hides no data; without a frame, which would be opaque on transparent figures."""
-    labels = [str(line.get_label()) for line in figure.axes[0].lines]
-    # As many columns as fit: a character is about 0.6 em wide, a handle with its margins 4.5 em.
+    """Adds a legend below the axes, where it hides no data. A frame would be opaque on transparent figures."""
+    labels = [str(drawn.get_label()) for drawn in figure.axes[0].lines]
+    # Fits as many columns as possible: a character is about 0.6 em wide, a handle with its margins about 4.5 em.
     width = 72 * figure.get_figwidth() / rcParams["font.size"]
     columns = int(width / (0.6 * max(map(len, labels)) + 4.5))
     columns = min(max(columns, 1), len(labels))
@@ -87,25 +87,25 @@ def legend(figure: Figure, title: str | None = None) -> None:
 
 
 def whole_ticks() -> MaxNLocator:
-    """At most six ticks, at whole numbers."""
+    """A locator of ticks at whole numbers, with at most six intervals."""
     return MaxNLocator(6, integer=True, steps=[1, 2, 5, 10])
 
 
 def image(axes: Axes, values: np.ndarray, cmap: str, low: float, high: float, aspect: Any) -> AxesImage:
-    """An array as an image with its first row at the top."""
+    """Draws an array as an image with its first row at the top."""
     # Averages values, not colours, where entries are smaller than pixels: an average colour may not be in the map.
-    image = axes.imshow(
+    picture = axes.imshow(
         values, cmap=cmap, vmin=low, vmax=high, aspect=aspect, origin="upper", interpolation_stage="data"
     )
     axes.grid(False)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(whole_ticks())
-    return image
+    return picture
 
 
 def write_cells(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
-    """Writes the values, black or white, whichever contrasts with the opaque cell."""
-    # Relative luminance as WCAG 2 defines it; black and white contrast equally with one of about 0.18.
+    """Writes each value in its opaque cell, in black or white, whichever contrasts more."""
+    # Relative luminance as WCAG 2 defines it; at about 0.18, black and white contrast equally.
     rgb = np.asarray(image.to_rgba(values))[..., :3]
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     luminance = linear @ np.array([0.2126, 0.7152, 0.0722])

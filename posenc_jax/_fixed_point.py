@@ -4,15 +4,16 @@ A float32 product p·ω is wrong by up to half a unit in its last place, 0.03 ra
 the *fraction* of a turn, and integer multiplication that wraps around computes exactly that. A phase here is an int32 φ
 in units of 2⁻³² turn, so integer overflow is the wrap of the circle.
 
-A frequency becomes a *tuning word*. With p = 2¹⁶·h + l (h signed, 0 ≤ l < 2¹⁶) and W = ω/2π turns a position,
+A frequency becomes a *tuning word*. With p = 2¹⁶·h + l (h signed, 0 ≤ l < 2¹⁶) and W = ω/2π turns per position,
 
-    φ = h·(2¹⁶·W) + l·W   (mod 1 turn),
+    φ = h·(2¹⁶·W) + l·W   (mod 1 turn).
 
-each factor held as a 32-bit integer that wraps (`jump`, `step`) and a 15-bit remainder below it
-(`jump_low`, `step_low`) whose products are too small to overflow. The error of φ is a few units, under
-6e-9 radian, at every int32 position. A cosine is a sine a quarter turn later: add 2³⁰.
+The factors 2¹⁶·W and W are each stored as a 32-bit integer that wraps (`jump`, `step`) and a 15-bit remainder below it
+(`jump_low`, `step_low`). Products with the remainders are too small to overflow. The error of φ is a few units, under
+6e-9 radian, at every int32 position. A cosine is the sine a quarter turn later: add 2³⁰.
 
-Nothing here depends on a compiler: integers wrap alike everywhere, and each float operation is exact or rounded alone.
+Nothing here depends on a compiler: integers wrap the same way everywhere, and each float operation is either exact or
+rounded on its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-TURN_BITS = 128  # static frequencies are integers in units of 2⁻¹²⁸ turn a position
+TURN_BITS = 128  # static frequencies are integers in units of 2⁻¹²⁸ turn per position
 
 # 1/2π as a 96-bit binary fraction, in 16-bit digits, most significant first.
 _INVERSE_TWO_PI = (0x28BE, 0x60DB, 0x9391, 0x054A, 0x7F09, 0xD5F4)
@@ -33,37 +34,37 @@ _INVERSE_TWO_PI = (0x28BE, 0x60DB, 0x9391, 0x054A, 0x7F09, 0xD5F4)
 class Word(NamedTuple):
     """The tuning word of a frequency: int32 arrays, one entry for each column of the result."""
 
-    turns: Any  # whole turns a position; only fractional positions need them
-    step: Any  # turns a position, in units of 2⁻³² turn, wrapped
-    step_low: Any  # what `step` leaves, in units of 2⁻⁴⁷ turn
-    jump: Any  # turns in 2¹⁶ positions, in units of 2⁻³² turn, wrapped
-    jump_low: Any  # what `jump` leaves, in units of 2⁻⁴⁷ turn
+    turns: Any  # whole turns per position; only fractional positions need them
+    step: Any  # turns per position, in units of 2⁻³² turn, wrapped
+    step_low: Any  # the remainder of `step`, in units of 2⁻⁴⁷ turn
+    jump: Any  # turns per 2¹⁶ positions, in units of 2⁻³² turn, wrapped
+    jump_low: Any  # the remainder of `jump`, in units of 2⁻⁴⁷ turn
 
 
 def _word_from_digits(digits: Any) -> Word:
-    """The tuning word of six uint32 arrays (NumPy or JAX) of 16-bit digits, weights 2¹⁶, 2⁰, 2⁻¹⁶, … 2⁻⁶⁴ turn.
+    """Builds a tuning word from six uint32 arrays (NumPy or JAX) of 16-bit digits, weights 2¹⁶, 2⁰, 2⁻¹⁶, … 2⁻⁶⁴ turn.
 
     The remainders are centred: |remainder| ≤ 2¹⁴ units of 2⁻¹⁵.
     """
     twos, ones, a, b, c, d = digits
 
-    def pair(high: Any, low: Any, below: Any) -> tuple[Any, Any]:
-        # (high, low), plus one where the digit below rounds up; unsigned integers wrap.
+    def join(high: Any, low: Any, below: Any) -> tuple[Any, Any]:
+        # Joins two digits and adds one where the digit below rounds up; unsigned integers wrap.
         up = below >> 15
         word = (high << 16) + low + up
         remainder = ((below + 1) >> 1) - (up << 15)
         return word.astype(np.int32), remainder.astype(np.int32)
 
-    step, step_low = pair(a, b, c)
-    jump, jump_low = pair(b, c, d)
-    # `step` is signed, counted from the nearest turn, so a fraction of a half or more, before or after rounding, adds
-    # one to `turns`.
+    step, step_low = join(a, b, c)
+    jump, jump_low = join(b, c, d)
+    # `step` is signed and counts from the nearest whole turn. A fraction of half a turn or more, before or after
+    # rounding, therefore adds one to `turns`.
     turns = ((twos << 16) + ones + ((a >> 15) | (step.astype(np.uint32) >> 31))).astype(np.int32)
     return Word(turns, step, step_low, jump, jump_low)
 
 
 def word_from_turns(turns: tuple[int, ...]) -> Word:
-    """Tuning words of static frequencies in units of 2⁻¹²⁸ turn a position, as NumPy constants."""
+    """Tuning words of static frequencies in units of 2⁻¹²⁸ turn per position, as NumPy constants."""
     low = TURN_BITS - 64
     fixed = [(t + (1 << (low - 1))) >> low for t in turns]
     digits = [np.array([(t >> shift) & 0xFFFF for t in fixed], np.uint32) for shift in (80, 64, 48, 32, 16, 0)]
@@ -71,7 +72,7 @@ def word_from_turns(turns: tuple[int, ...]) -> Word:
 
 
 def _digits(x: jax.Array) -> list[jax.Array]:
-    """The 16-bit digits of |x| < 2³¹ as uint32, weights 2¹⁶ … 2⁻⁶⁴. Each subtraction is exact."""
+    """Splits |x| < 2³¹ into 16-bit digits, as uint32, weights 2¹⁶ … 2⁻⁶⁴. Each subtraction is exact."""
     rest = jnp.abs(x) * 2.0**-16
     digits = []
     for _ in range(6):
@@ -82,24 +83,24 @@ def _digits(x: jax.Array) -> list[jax.Array]:
 
 
 def _signed(word: Word, x: jax.Array) -> Word:
-    """The word of |x| with the sign of x."""
+    """Applies the sign of x to the word of |x|."""
     negative = x < 0
     sign = jnp.where(negative, np.int32(-1), np.int32(1))
     turns, *parts = (part * sign for part in word)
-    # A `step` of half a turn, −2³¹, negates to itself, so `turns` loses the turn that it counted for it.
+    # A `step` of half a turn, −2³¹, negates to itself, so `turns` must gain one.
     half = negative & (word.step == np.int32(-(2**31)))
     return Word(turns + half.astype(np.int32), *parts)
 
 
 def word_from_float_turns(turns: jax.Array) -> Word:
-    """Tuning words of floats, |turns| < 2³¹ a position, at their exact value."""
+    """Tuning words of float frequencies, |turns| < 2³¹ per position, at their exact values."""
     return _signed(_word_from_digits(_digits(turns)), turns)
 
 
 def word_from_angular(angular: jax.Array) -> Word:
-    """Tuning words of an array of ω, |ω| < 2³¹: ω/2π of the exact value of each float.
+    """Tuning words of an array of ω, |ω| < 2³¹, at the exact value of each float.
 
-    Multiplies the digits of ω by those of 1/2π in integers, as Payne and Hanek's range reduction does.
+    Multiplies the digits of ω and of 1/2π as integers, like the range reduction of Payne and Hanek.
     """
     # Column c of the product has weight 2^(16·(1−c)) and sums digit i of ω times digit c−i of 1/2π.
     digits = jnp.stack(_digits(angular))
@@ -120,26 +121,26 @@ def word_from_angular(angular: jax.Array) -> Word:
     return _signed(_word_from_digits(columns[::-1]), angular)
 
 
-# On every program's hot path: `lax` instead of operators makes the trace three times shorter.
+# Every program calls `phase`. Calling `lax` instead of operators makes its trace three times shorter.
 
 
 def phase(positions: jax.Array, word: Word, offset: Any) -> jax.Array:
-    """The fraction of a turn at int32 positions, plus an offset."""
+    """The phase ω·p + offset at int32 positions p."""
     shape = lax.broadcast_shapes(positions.shape, word.step.shape)
 
-    def spread(x: Any) -> jax.Array:
+    def broadcast(x: Any) -> jax.Array:
         return lax.broadcast_in_dim(x, shape, range(len(shape)))
 
-    high = spread(lax.shift_right_arithmetic(positions, np.int32(16)))
-    low = spread(lax.bitwise_and(positions, np.int32(0xFFFF)))
-    _, step, step_low, jump, jump_low = map(spread, word)
+    high = broadcast(lax.shift_right_arithmetic(positions, np.int32(16)))
+    low = broadcast(lax.bitwise_and(positions, np.int32(0xFFFF)))
+    _, step, step_low, jump, jump_low = map(broadcast, word)
     remainder = lax.add(lax.mul(high, jump_low), lax.mul(low, step_low))
     upper = lax.add(lax.mul(high, jump), lax.mul(low, step))
-    return lax.add(lax.add(upper, lax.shift_right_arithmetic(remainder, np.int32(15))), spread(offset))
+    return lax.add(lax.add(upper, lax.shift_right_arithmetic(remainder, np.int32(15))), broadcast(offset))
 
 
 def _phase_of_fraction(fraction: jax.Array, angular: jax.Array, word: Word) -> jax.Array:
-    """The phase at a fraction of a position, |fraction| ≤ ½, split into a multiple of 2⁻³¹ and a rest."""
+    """The phase at a fraction of a position, |fraction| ≤ ½, which is split into a multiple of 2⁻³¹ and a rest."""
     scaled = fraction * 2.0**31
     units = jnp.round(scaled).astype(jnp.int32)
     high, low = units >> 16, units & 0xFFFF
@@ -147,24 +148,24 @@ def _phase_of_fraction(fraction: jax.Array, angular: jax.Array, word: Word) -> j
     # Twice the high half of units × step, plus whole turns.
     cross = ((high * step_low) >> 15) + ((low * step_high) >> 15)
     upper = ((high * step_high + units * word.turns) << 1) + cross
-    # The rest is below 2⁻³² of a position; it counts where ω is large.
+    # The rest is at most 2⁻³² of a position and matters where ω is large.
     rest = (scaled - jnp.round(scaled)).astype(jnp.float32) * (angular.astype(jnp.float32) * np.float32(1 / np.pi))
     return upper + jnp.round(rest).astype(jnp.int32)
 
 
 def in_range(positions: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-    """Positions as int32 or floats, and a mask of the numbers in the range of int32, None if that is all."""
+    """Positions as int32 or floats, and a mask of those in the range of int32, None if all are."""
     if jnp.issubdtype(positions.dtype, jnp.floating):
         nearest = jnp.round(positions)
         return positions, (nearest >= -(2.0**31)) & (nearest < 2.0**31)  # false for NaN
     if positions.dtype == jnp.int32:
         return positions, None
-    narrow = positions.astype(jnp.int32)  # from int64, uint32 or uint64, whose values tracing does not know
+    narrow = positions.astype(jnp.int32)  # int64, uint32 or uint64 with unknown values
     return narrow, (narrow.astype(positions.dtype) == positions) & ((narrow < 0) == (positions < 0))
 
 
 def phase_at(positions: jax.Array, angular: jax.Array, word: Word, offset: Any) -> jax.Array:
-    """The fraction of a turn at int32 or float positions, plus an offset."""
+    """The phase ω·p + offset at int32 or float positions p."""
     if positions.dtype == jnp.int32:
         return phase(positions, word, offset)
     nearest = jnp.round(positions)
@@ -172,6 +173,6 @@ def phase_at(positions: jax.Array, angular: jax.Array, word: Word, offset: Any) 
 
 
 def angular_from_turns(turns: tuple[int, ...]) -> np.ndarray:
-    """Radians a position in float64, within an ulp."""
-    # Rounded twice: by Python's true division t / 2^b, and by the product.
+    """Converts turns to radians per position in float64, within an ulp."""
+    # Rounds twice: in Python's true division t / 2^b and in the product.
     return np.array([t / (1 << TURN_BITS) for t in turns], np.float64) * (2 * np.pi)

@@ -1,4 +1,4 @@
-r"""Features of coordinates and of time: random, octave or learned Fourier features, and the timesteps of diffusion."""
+r"""Fourier features of coordinates (random, octaves or learned), and embeddings of diffusion timesteps."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ def fourier_features(
 ) -> jax.Array:
     r"""Fourier features, $\gamma(x) = [\sin 2\pi x B,\ \cos 2\pi x B]$.
 
-    Every phase $x_k B_{kj}$ is a fraction of a turn in integers, and so is their sum over $k$: no matrix product rounds
-    it, and it has the same bits in every program. Of $m$ coordinates, features are within $9\cdot10^{-8} +
-    6\cdot10^{-9}\,m$ of the true value for the given $x$ and $B$, up to 2³¹ and 2²⁴ in size.
+    The phases $x_k B_{kj}$ and their sum over $k$ are fixed-point fractions of a turn. No matrix product rounds the
+    sum, and it has the same bits in every program. With $m$ coordinates, features are within $9\cdot10^{-8} +
+    6\cdot10^{-9}\,m$ of their true values for the given $x$ and $B$, up to magnitudes of 2³¹ and 2²⁴.
 
-    Gaussian features are a matrix `sigma * jax.random.normal(key, (inputs, n))`, kept as it is or learned. NeRF's
-    octaves $\sin(2^k\pi x), \cos(2^k\pi x)$ of each coordinate, $k = 0, …, L - 1$, are exactly the matrix
-    `np.kron(np.eye(inputs), 2.0 ** np.arange(-1, L - 1))` with the interleaved layout.
+    Gaussian features use the matrix `sigma * jax.random.normal(key, (inputs, n))`, fixed or learned. NeRF's octaves
+    $\sin(2^k\pi x), \cos(2^k\pi x)$ of each coordinate, $k = 0, …, L - 1$, use exactly the matrix
+    `np.kron(np.eye(inputs), 2.0 ** np.arange(-1, L - 1))` and the interleaved layout.
 
     Args:
-      x: $x$, floats or integers of shape (..., inputs), below 2³¹ in size.
-      matrix: $B$, turns a unit of each coordinate, floats of shape (inputs, n), below 2²⁸ in size.
-      layout: "half": n sines before n cosines, as the paper's code has them. "interleaved": features (2j, 2j + 1) are
-        the sine and cosine of column j; the formula of the paper has the cosine before the sine, and an amplitude.
-      dtype: any float dtype; computed in float32 and rounded once.
+      x: $x$, floats or integers of shape (..., inputs), of magnitude below 2³¹.
+      matrix: $B$, floats of shape (inputs, n), in turns per unit of each coordinate, of magnitude below 2²⁸.
+      layout: "half": n sines before n cosines, as in the paper's code. "interleaved": features 2j and 2j + 1 are the
+        sine and cosine of column j. The paper's formula puts the cosine before the sine and has an amplitude.
+      dtype: any float dtype. The features are computed in float32 and rounded once.
 
     Returns:
-      The features, shape (..., 2n), of the given dtype. NaN for an x that is NaN or out of range in a coordinate, and
-      for such a column of the matrix. Differentiable in both.
+      The features, of shape (..., 2n) and the given dtype. NaN for an x with a coordinate that is NaN or out of range,
+      and for a column of the matrix with such an entry. Differentiable in both.
 
     Raises:
-      TypeError: if x is not of floats or integers or the matrix not of floats; if anything is float64 where x64 is off.
-      ValueError: if the matrix has not two axes, x has not its number of inputs, or the layout is another.
+      TypeError: if x is not floats or integers, if the matrix is not a float array, or if anything is float64 while x64
+        is off.
+      ValueError: if the matrix does not have two axes, if the last axis of x does not match its inputs, or if the
+        layout is unknown.
 
     Examples:
       >>> import numpy as np
@@ -64,7 +66,7 @@ def fourier_features(
 
 
 def _coordinates(x: Any, matrix: Any, layout: Any) -> tuple[jax.Array, jax.Array]:
-    """Numbers (..., inputs), and a matrix (inputs, n)."""
+    """Checks x (..., inputs) and the matrix (inputs, n)."""
     _checks.layout(layout)
     x = jnp.asarray(_checks.array("x", x))
     matrix = jnp.asarray(_checks.array("matrix", matrix, _checks.FLOATS))
@@ -96,31 +98,33 @@ def timestep_embedding(
     max_period: float = 10_000.0,
     dtype: Any = jnp.float32,
 ) -> jax.Array:
-    r"""The embedding of diffusion timesteps, $[\sin \omega_i t,\ \cos \omega_i t]$ with the sines first.
+    r"""The embedding of diffusion timesteps, $[\sin \omega_i t,\ \cos \omega_i t]$, sines first.
 
     $$\omega_i = \text{scale} \cdot \text{max\_period}^{-i/(n - \text{shift})}, \quad n = \lfloor \text{dim}/2 \rfloor$$
 
-    Frequencies are exact, and the features are within 9e-8 of the true value for every timestep that an array can hold
-    below 2³¹; a float32 reference has lost 1e-4 at $t = 1000$. The names and defaults are those of diffusers.
+    Frequencies are exact, and features are within 9e-8 of their true values for every timestep below 2³¹ that an array
+    can hold. A float32 reference is already off by 1e-4 at $t = 1000$. The names and defaults are those of diffusers.
 
     Args:
       timesteps: $t$, integers or floats of shape (...,).
       dim: number of features, at least 2. An odd width ends in a zero.
-      flip_sin_to_cos: cosines first.
-      downscale_freq_shift: shift, below n: 1 ends the frequencies at exactly scale/max_period (DDPM, Stable Diffusion's
-        predecessors), 0 one step short of it (Stable Diffusion, DiT). A single frequency is `scale` for any shift.
-      scale: multiplies the timesteps, 1000 for those from 0 to 1 in many flow models.
-      max_period: positive.
-      dtype: any float dtype; computed in float32 and rounded once.
+      flip_sin_to_cos: puts the cosines first.
+      downscale_freq_shift: shift, below n. 1 ends the frequencies at exactly scale/max_period (DDPM, Stable Diffusion's
+        predecessors); 0 ends them one step short of it (Stable Diffusion, DiT). A single frequency is `scale` for any
+        shift.
+      scale: multiplies the timesteps; 1000 for timesteps from 0 to 1, as in many flow models.
+      max_period: the base of the frequencies, positive.
+      dtype: any float dtype. The embedding is computed in float32 and rounded once.
 
     Returns:
-      The embedding, shape (..., dim), of the given dtype. NaN where a timestep is NaN or outside int32. Differentiable
-      in float timesteps.
+      The embedding, of shape (..., dim) and the given dtype. NaN where a timestep is NaN or outside int32.
+      Differentiable in float timesteps.
 
     Raises:
-      TypeError: if timesteps are not integers or floats, dim not an integer, or another argument of another type.
-      ValueError: if dim is below 2, the shift not below n, scale or max_period not positive, or so that a frequency
-        would turn 2²⁸ times a timestep.
+      TypeError: if timesteps are not integers or floats, if dim is not an integer, or if another argument has the wrong
+        type.
+      ValueError: if dim is below 2, if the shift is not below n, if scale or max_period is not positive, or if a
+        frequency would reach 2²⁸ turns per timestep.
 
     Examples:
       >>> import numpy as np
@@ -139,10 +143,10 @@ def timestep_embedding(
 
 
 def _timestep_spectrum(half: int, shift: Any, scale: Any, max_period: Any) -> Frequencies:
-    """The frequencies of so many pairs, by checked settings."""
+    """Checks the settings and returns the frequencies of `half` pairs."""
     shift = _checks.number("downscale_freq_shift", shift)
     scale, max_period = _checks.positive("scale", scale), _checks.positive("max_period", max_period)
-    require(scale < 1.6e9, "scale must be below 1.6e9, got {}", scale)  # 2²⁸ turns
+    require(scale < 1.6e9, "scale must be below 1.6e9, got {}", scale)  # 2²⁸ turns per timestep
     require(half == 1 or shift < half, "downscale_freq_shift must be below dim // 2 = {}, got {}", half, shift)
     return _timestep_frequencies(half, Fraction(shift), Fraction(scale), max_period)
 

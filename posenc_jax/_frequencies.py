@@ -1,4 +1,4 @@
-r"""How fast each pair of features turns: `Frequencies`, the geometric spectrum, and what callers may write for it."""
+r"""`Frequencies`, the geometric spectrum, and the parsing of frequencies and positions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Sequence
 from decimal import Context, Decimal
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,33 +18,35 @@ from posenc_jax._checks import InvalidType, public, require
 
 Layout = Literal["interleaved", "half"]
 Precision = Literal["exact", "float32"]
+F = TypeVar("F", bound="Frequencies | jax.Array")
 
 DECIMAL = Context(prec=60)
-LIMIT = 1 << (_fixed_point.TURN_BITS + 28)  # ω below 1.6e9: more than a turn has no place in a float's fraction
+LIMIT = 1 << (_fixed_point.TURN_BITS + 28)  # 2²⁸ turns per position: above, fractional positions lose precision
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563281257241799")
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Frequencies:
-    r"""How fast each pair of features turns, which coordinate of the position turns it, and the amplitude.
+    r"""The frequency of each feature pair, the position coordinate that drives it, and the amplitude.
 
-    Feature pair $i$ of an encoding is $a\,(\sin \omega_i p_{c_i}, \cos \omega_i p_{c_i})$ for a position $p$. The
-    $\omega_i$ are held exactly (to $2^{-128}$ turn a position), so that phases are right at every int32 position.
+    At position $p$, feature pair $i$ of an encoding is $a\,(\sin \omega_i p_{c_i}, \cos \omega_i p_{c_i})$. Each
+    $\omega_i$ is stored exactly (to $2^{-128}$ turn per position), so phases are correct at every int32 position.
 
-    Immutable, hashable and without arrays: static under `jax.jit`, safe as a plain attribute of a Flax module.
-    Usually made by `geometric` or `axial`.
+    Instances are immutable and hashable and hold no arrays, so they are static under `jax.jit` and safe as plain
+    attributes of a Flax module. Most are created by `geometric` or `axial`.
 
     Args:
-      turns: $\omega_i / 2\pi$, turns a unit of position, as integers in units of $2^{-128}$ turn.
-      dim: features covered, 2 × pairs, or one less: the last cosine is dropped.
+      turns: $\omega_i / 2\pi$, the turns per unit of position, as integers in units of $2^{-128}$ turn.
+      dim: the number of features: twice the number of pairs, or one less, which drops the last cosine.
       axes: the coordinate $c_i$ that drives each pair; `None` for positions of one coordinate.
-      attention_factor: the amplitude $a$ of sine and cosine.
-      precision: "exact", or "float32" to reproduce what float32 references compute: float32 $\omega$, float32 product.
+      attention_factor: the amplitude $a$ of the sines and cosines.
+      precision: "exact", or "float32" to reproduce float32 references, which round $\omega$ and its product with the
+        position to float32.
 
     Raises:
       TypeError: if dim or attention_factor is not a number.
-      ValueError: if the arguments do not fit each other, or a pair turns 2²⁸ times a position or faster.
+      ValueError: if the arguments are inconsistent, or if a pair reaches 2²⁸ turns per position.
 
     Examples:
       >>> import posenc_jax as pe
@@ -63,10 +65,10 @@ class Frequencies:
 
     @public
     def __post_init__(self) -> None:
-        """Checks the fields, each and against each other, and hashes them once."""
+        """Checks the fields, separately and together, and caches their hash."""
         pairs = len(_checks.sequence("turns", self.turns, "integers"))
-        whole = all(isinstance(t, int) and abs(t) < LIMIT for t in self.turns)
-        require(whole, "turns must be integers below 2²⁸ turns a position, in units of 2⁻¹²⁸")
+        fits = all(isinstance(t, int) and abs(t) < LIMIT for t in self.turns)
+        require(fits, "turns must be integers below 2²⁸ turns a position, in units of 2⁻¹²⁸")
         widths = 2 * pairs, 2 * pairs - 1
         dim = _checks.positive_int("dim", self.dim)
         require(dim in widths, "dim must be {} or {} for {} pairs, got {}", *widths, pairs, dim)
@@ -77,14 +79,14 @@ class Frequencies:
         _checks.fits_float32("attention_factor", factor)
         _checks.one_of("precision", self.precision, ("exact", "float32"))
         values = {"turns": tuple(self.turns), "dim": dim, "axes": axes, "attention_factor": factor}
-        # Every call of a jitted function hashes its static arguments; hashing all turns each time would be slow.
+        # Every call of a jitted function hashes its static arguments, and hashing all turns each time would be slow.
         values["_key"] = (*values.values(), self.precision)
         values["_hash"] = hash(values["_key"])
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By the fields alone: hashes of strings differ between processes."""
+        """Pickles the fields but not the hash, because hashes of strings differ between processes."""
         return Frequencies, (self.turns, self.dim, self.axes, self.attention_factor, self.precision)
 
     @property
@@ -93,17 +95,17 @@ class Frequencies:
         return self.axes
 
     def __hash__(self) -> int:
-        """Of the value: equal spectra are interchangeable."""
+        """Hashes by value, because equal spectra are interchangeable."""
         return self._hash  # type: ignore[attr-defined]
 
     def __eq__(self, other: object) -> bool:
-        """Equal when all fields are."""
+        """Compares all fields."""
         if not isinstance(other, Frequencies):
             return NotImplemented
         return self is other or self._key == other._key  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
-        """One line, with the first and the last frequency."""
+        """One line with the first and the last frequency."""
         w = self.angular
         rest = f", num_axes={self.num_axes}" if self.num_axes > 1 else ""
         rest += f", attention_factor={self.attention_factor}" if self.attention_factor != 1 else ""
@@ -117,33 +119,33 @@ class Frequencies:
 
     @property
     def num_axes(self) -> int:
-        """The number of coordinates of a position. If it is over 1, positions have a last axis of this size."""
+        """The number of coordinates of a position. If it is above 1, positions have a last axis of this size."""
         return max(self._axes) + 1
 
     @property
     def angular(self) -> np.ndarray:
-        r"""$\omega_i$ in radians a unit of position, float64, shape (num_pairs,)."""
+        r"""$\omega_i$ in radians per unit of position, float64 of shape (num_pairs,)."""
         return _fixed_point.angular_from_turns(self.turns)
 
     @property
     def wavelengths(self) -> np.ndarray:
-        r"""$2\pi/\omega_i$ in positions a turn, float64, shape (num_pairs,); inf where a pair does not turn."""
+        r"""$2\pi/\omega_i$ in positions per turn, float64 of shape (num_pairs,); inf where $\omega_i = 0$."""
         return np.array([(1 << _fixed_point.TURN_BITS) / t if t else math.inf for t in self.turns])
 
     def with_precision(self, precision: Precision) -> Frequencies:
-        """The same spectrum, computed exactly ("exact") or as float32 references do ("float32")."""
+        """Returns the same spectrum, to be computed exactly ("exact") or as float32 references do ("float32")."""
         return dataclasses.replace(self, precision=precision)
 
     @public
     def with_angular(self, angular: Sequence[float] | np.ndarray) -> Frequencies:
-        r"""The same with other $\omega_i$: a number for each pair, taken at its exact value.
+        r"""Returns the same frequencies with other $\omega_i$, one number for each pair, taken at its exact value.
 
-        A reference's float32 frequencies are off by a few roundings, which grow to 2e-4 at position 4,095. With the
-        `inv_freq` of a model, `f.with_angular(inv_freq).with_precision("float32")` reproduces it to 1e-6.
+        The float32 frequencies of a reference contain a few rounding errors, which grow to 2e-4 at position 4,095. With
+        the `inv_freq` of a model, `f.with_angular(inv_freq).with_precision("float32")` reproduces the model to 1e-6.
 
         Raises:
-          TypeError: if it is not a sequence of numbers.
-          ValueError: if they are not one for each pair, or not finite.
+          TypeError: if angular is not a sequence of numbers.
+          ValueError: if angular does not hold one number for each pair, or a number is not finite.
         """
         values = [_checks.number("angular", w) for w in _checks.sequence("angular", angular, "numbers")]
         message = "angular must hold {} numbers, one for each pair, got {}"
@@ -152,14 +154,14 @@ class Frequencies:
 
 
 def _turns(angular: Decimal) -> int:
-    """Radians to units of 2⁻¹²⁸ turn."""
+    """Converts radians to units of 2⁻¹²⁸ turn."""
     scaled = DECIMAL.divide(DECIMAL.multiply(angular, Decimal(1 << _fixed_point.TURN_BITS)), TWO_PI)
-    return int(DECIMAL.to_integral_value(scaled))  # whatever the caller's decimal context rounds
+    return int(DECIMAL.to_integral_value(scaled))  # independent of the caller's decimal context
 
 
 @functools.lru_cache(maxsize=256)
 def spectrum(pairs: int, base: float | Decimal, numerator: int, denominator: int) -> tuple[int, ...]:
-    """ω_i = base^(−i·numerator/denominator) in turns, from 60 digits."""
+    """ω_i = base^(−i·numerator/denominator) in units of 2⁻¹²⁸ turn, computed to 60 digits."""
     exponent = DECIMAL.divide(Decimal(-numerator), Decimal(denominator))
     ratio = DECIMAL.power(Decimal(base), exponent)
     angular, turns = Decimal(1), []
@@ -178,16 +180,16 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
     Args:
       dim: number of features, at least 1. An odd width has (dim + 1)/2 pairs and drops the last cosine.
       base: positive and finite.
-      endpoint: space the pairs to end at exactly 1/base, $\omega_i = \text{base}^{-i/(n-1)}$ for $n$ pairs, as
+      endpoint: spaces the pairs to end at exactly 1/base, $\omega_i = \text{base}^{-i/(n-1)}$ for $n$ pairs, as
         Tensor2Tensor, the Flax examples and diffusion models do. A single pair has $\omega_0 = 1$.
 
     Returns:
       Frequencies of (dim + 1)//2 pairs, correct to 2⁻¹²⁸ turn.
 
     Raises:
-      TypeError: if dim is not an integer, base not a number or endpoint not a bool.
-      ValueError: if dim is not from 1 to 2²⁰, base is not positive and finite, or so small that a pair would turn 2²⁸
-        times a position.
+      TypeError: if dim is not an integer, base is not a number or endpoint is not a bool.
+      ValueError: if dim is not from 1 to 2²⁰, or if base is not positive and finite or is so small that a pair would
+        reach 2²⁸ turns per position.
 
     Examples:
       >>> import posenc_jax as pe
@@ -203,26 +205,26 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
 
 
 def from_base(dim: int, base: float, endpoint: bool = False) -> Frequencies:
-    """`geometric` of a checked width."""
+    """`geometric` for a width that has been checked."""
     base, pairs = _checks.positive("base", base), (dim + 1) // 2
     step = (1, max(pairs - 1, 1)) if _checks.flag("endpoint", endpoint) else (2, dim)
     return Frequencies(limited("base", base, spectrum(pairs, base, *step)), dim)
 
 
-# What a caller may write
+# Arguments
 
 
 def limited(name: str, value: Any, turns: tuple[int, ...]) -> tuple[int, ...]:
-    """The turns that follow from an argument, below the limit."""
+    """Returns the turns, which follow from the named argument; raises unless all are below the limit."""
     fastest = max(map(abs, turns))
     require(fastest < LIMIT, "{} must let no pair turn 2²⁸ times a position, got {!r:.60}", name, value)
     return turns
 
 
 def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False) -> Frequencies | jax.Array:
-    """Frequencies, or a float array of ω (num_pairs,), from what a caller may write: those or a width.
+    """Converts a width to Frequencies; accepts Frequencies and float arrays of ω (num_pairs,) as they are.
 
-    `even` demands an even width, `unsharded` an array that no Explicit axis of a mesh shards.
+    `even` requires an even width; `unsharded` requires that no Explicit axis of a mesh shards an array.
     """
     if isinstance(frequencies, (int, np.integer)) and not isinstance(frequencies, bool):
         frequencies = geometric(_checks.size("frequencies (a width)", frequencies))
@@ -242,7 +244,7 @@ def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False) -> F
 
 
 def parse_static(frequencies: Any, *, even: bool = False) -> Frequencies:
-    """`parse` without arrays, for settings of modules, where they would become state, and for spectra."""
+    """`parse` that rejects arrays, for spectra and for settings of modules, where an array would become state."""
     if isinstance(frequencies, (jax.Array, np.ndarray)):
         raise InvalidType("frequencies must be Frequencies or an integer width, got an array")
     result = parse(frequencies, even=even)
@@ -255,15 +257,15 @@ def num_axes_of(frequencies: Frequencies | jax.Array) -> int:
     return frequencies.num_axes if isinstance(frequencies, Frequencies) else 1
 
 
-def one_axis(frequencies: Any) -> Any:
-    """Frequencies that turn by one coordinate."""
+def one_axis(frequencies: F) -> F:
+    """Returns the frequencies; raises if they have several axes."""
     axes = num_axes_of(frequencies)
     require(axes == 1, "frequencies must have one axis, got {}", axes)
     return frequencies
 
 
 def parse_positions(name: str, positions: Any, frequencies: Frequencies | jax.Array) -> jax.Array:
-    """Positions as int32 or floats with a last axis of coordinates, (..., num_axes)."""
+    """Converts positions to integers or floats (..., num_axes), whose last axis holds the coordinates."""
     positions = jnp.asarray(_checks.array(name, positions))
     if not isinstance(frequencies, Frequencies):
         places, pairs = (jax.typeof(x).sharding.spec for x in (positions, frequencies))
@@ -284,12 +286,12 @@ def dim_of(frequencies: Frequencies | jax.Array) -> int:
 
 
 def amplitude_of(frequencies: Frequencies | jax.Array) -> float:
-    """The factor of sines and cosines."""
+    """The amplitude of the sines and cosines."""
     return frequencies.attention_factor if isinstance(frequencies, Frequencies) else 1.0
 
 
 def check_energy(frequencies: Frequencies | jax.Array, times: float) -> None:
-    """Raises if a sum of this many squares of the amplitude, such as a dot product of encodings, overflows float32."""
+    """Raises if a sum of `times` squared amplitudes, such as a dot product of encodings, overflows float32."""
     amplitude = amplitude_of(frequencies)
     fits = times * amplitude**2 <= float(np.finfo(np.float32).max)
     message = "frequencies must have an attention_factor whose square float32 holds {:g} times, got {}"

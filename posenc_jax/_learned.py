@@ -1,4 +1,4 @@
-r"""Learned position tables: lookup with a stated out-of-range rule, addition to embeddings, resizing."""
+r"""Learned position tables: lookup with an explicit out-of-range rule, addition to embeddings, and resizing."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ OutOfRange = Literal["error", "nan", "zeros"]
 
 @public
 def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange = "error") -> jax.Array:
-    r"""Rows of a learned table, $PE(p) = \text{table}_p$; never the wrong row.
+    r"""Looks up rows of a learned table, $PE(p) = \text{table}_p$, and never returns the wrong row.
 
     Args:
       positions: integers of shape (...,), each from 0 to length − 1. A negative position is out of range: it does
         not count from the end.
       table: floats of shape (length, dim).
-      out_of_range: "error": a `ValueError` where the positions are known, NaN rows where they are traced (under
-        `jax.jit` nothing can be raised). "nan": NaN rows in both cases, without looking at the positions first.
-        "zeros": rows of zeros, for padding that is marked by a position such as −1.
+      out_of_range: "error" raises a `ValueError` if positions are known and returns NaN rows if they are traced (code
+        under `jax.jit` cannot raise). "nan" returns NaN rows in both cases and does not check the positions first.
+        "zeros" returns rows of zeros, for padding that is marked by a position such as −1.
 
     Returns:
-      The rows, shape (..., dim), of the dtype of the table. Out-of-range positions pass no gradient to the table.
+      The rows, of shape (..., dim) and the dtype of the table. Out-of-range positions pass no gradient to the table.
 
     Raises:
-      TypeError: if positions are not integers or the table not of floats.
-      ValueError: if the table has not two axes, or positions are known to be out of range.
+      TypeError: if positions are not integers, or the table is not a float array.
+      ValueError: if the table does not have two axes, or positions are known to be out of range.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -60,10 +60,10 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
 
 @functools.partial(jax.jit, static_argnames=("out_of_range",), inline=True)
 def _learned(positions: jax.Array, table: jax.Array, *, out_of_range: OutOfRange) -> jax.Array:
-    # Compares before the cast to int32, which could wrap; a negative index would count from the end.
+    # Compares before the cast to int32, which could wrap. Replaces negative indices, which would count from the end.
     in_range = (positions >= 0) & (positions < table.shape[0])
     index = jnp.where(in_range, positions, 0).astype(jnp.int32)
-    # On Explicit axes of a mesh, a lookup must be told that its rows are sharded as the positions are.
+    # On Explicit axes of a mesh, JAX must be told that the rows are sharded like the positions.
     spec = (*jax.typeof(index).sharding.spec, jax.typeof(table).sharding.spec[1])
     rows = table.at[index].get(mode="promise_in_bounds", out_sharding=_mesh.sharding(spec, index, table))
     fill = 0.0 if out_of_range == "zeros" else math.nan
@@ -79,23 +79,24 @@ def add_learned(
     scale: ArrayLike = 1.0,
     out_of_range: OutOfRange = "error",
 ) -> jax.Array:
-    r"""Embeddings with their learned positions, $\text{scale} \cdot x + \text{table}_p$.
+    r"""Adds rows of a learned table to embeddings, $\text{scale} \cdot x + \text{table}_p$.
 
     Args:
       x: floats of shape (..., seq, d_model).
       table: floats of shape (length, d_model).
-      positions: integers of a shape that broadcasts to (..., seq). `None` means 0, 1, 2, …: the first rows of the
-        table, read without a lookup; a symbolic seq needs a constraint, such as "seq <= 512".
-      scale: multiplies x, a scalar.
+      positions: integers of a shape that broadcasts to (..., seq). `None` means 0, 1, 2, … and slices the first rows of
+        the table instead of looking them up. A symbolic seq then needs a constraint such as "seq <= 512".
+      scale: a scalar that multiplies x.
       out_of_range: as for `learned`.
 
     Returns:
-      The sum, of the shape and dtype of x: computed in float32 (float64 if x or the table is), rounded once.
+      The sum, with the shape and dtype of x. It is computed in float32 (float64 if x or the table is float64) and
+      rounded once.
 
     Raises:
-      TypeError: if x or table is not of floats or positions are not integers.
-      ValueError: if the widths differ, the positions do not broadcast or are known to be out of range, or there are
-        no positions and the sequence is longer than the table (for any `out_of_range`: its length is static).
+      TypeError: if x or table is not a float array, or positions are not integers.
+      ValueError: if the widths differ, if positions do not broadcast or are known to be out of range, or if positions
+        are `None` and the sequence is longer than the table (for any `out_of_range`, because the length is static).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -116,9 +117,9 @@ def _add_learned(
     x: jax.Array, table: jax.Array, positions: jax.Array | None, scale: jax.Array, *, out_of_range: OutOfRange
 ) -> jax.Array:
     rows = table[: x.shape[-2]] if positions is None else _learned(positions, table, out_of_range=out_of_range)
-    inside = compute_dtype(x, table)
-    rows = align(rows.astype(inside), x.ndim)
-    scaled = product(scale.astype(inside), x.astype(inside))
+    dtype = compute_dtype(x, table)
+    rows = align(rows.astype(dtype), x.ndim)
+    scaled = product(scale.astype(dtype), x.astype(dtype))
     return (scaled + rows).astype(x.dtype)
 
 
@@ -126,24 +127,24 @@ def _add_learned(
 def resize_table(
     table: ArrayLike, shape: int | Sequence[int], *, method: Literal["linear", "cubic"] = "linear"
 ) -> jax.Array:
-    r"""A learned table interpolated to another length or grid.
+    r"""Interpolates a learned table to another length or grid.
 
-    Rows stand at the centres of equal cells, so that the new row $j$ of $n$ is read at
-    $(j + \tfrac12)\,L/n - \tfrac12$ of $L$, as vision transformers do; beyond the first and the last centre the
-    weights are those of the rows that exist. Shrinking averages (it is antialiased).
+    Rows are at the centres of equal cells, as in vision transformers: new row $j$ of $n$ samples the $L$ old rows at
+    $(j + \tfrac12)\,L/n - \tfrac12$. Beyond the first and the last centre, only rows that exist have weight. Shrinking
+    averages rows (antialiasing).
 
     Args:
       table: floats of shape (length, dim), or (height, width, dim) and so on for a grid.
-      shape: the new length, or the new grid with as many entries as the table has axes before the last.
-      method: "linear" or "cubic" (Keys, a = −½): timm's `resample_abs_pos_embed`, and PyTorch's `interpolate` with
-        antialias=True, by "bilinear" and "bicubic". Without antialias PyTorch's "bicubic" is another (a = −¾).
+      shape: the new length, or the new grid with one entry for each axis of the table before the last.
+      method: "linear" or "cubic" (Keys, a = −½), as in timm's `resample_abs_pos_embed` and in PyTorch's `interpolate`
+        with antialias=True and mode "bilinear" or "bicubic". Without antialias, PyTorch's "bicubic" uses a = −¾.
 
     Returns:
-      The table of shape (*shape, dim), in its dtype, computed in at least float32. The same shape gives the same bits.
+      The table, of shape (*shape, dim) and its dtype, computed in at least float32. The same shape gives the same bits.
 
     Raises:
-      TypeError: if table is not of floats or shape not of integers.
-      ValueError: if shape has not one positive entry for each axis before the last, or method is another.
+      TypeError: if table is not a float array, or shape is not integers.
+      ValueError: if shape does not have one positive entry for each axis before the last, or method is unknown.
 
     Examples:
       >>> import jax.numpy as jnp

@@ -1,7 +1,8 @@
-r"""Attention biases that are learned functions of the distance, for any tile of positions: T5's buckets and FIRE.
+r"""Attention biases learned as functions of distance, for any tile of positions: T5's buckets and FIRE.
 
-Positions are as for the biases by formula. A tile of `t5` has the bits of that tile of the whole; of `fire`, which
-divides and sums as the compiler likes, all but the last. For derivatives only distances are kept, one for all heads.
+Positions work as in the biases given by a formula. A tile of `t5` has the same bits as the corresponding part of the
+full bias. In `fire` the last bit may differ, because the compiler chooses how to divide and in which order to sum.
+Derivatives store only distances, in one array for all heads.
 """
 
 from __future__ import annotations
@@ -31,56 +32,58 @@ def t5(
     bidirectional: bool = True,
     max_distance: int = 128,
 ) -> jax.Array:
-    r"""T5's learned bias for each bucket of distances.
+    r"""T5's bias: one learned value for each head and bucket of distances.
 
-    Of $n$ buckets for a direction, $e = \lfloor n/2 \rfloor$ hold one distance each, and a distance $d \ge e$ is in
+    Of the $n$ buckets in each direction, the first $e = \lfloor n/2 \rfloor$ hold one distance each. A distance
+    $d \ge e$ falls into bucket
 
     $$\min\left(n - 1,\; e + \left\lfloor \frac{\ln(d/e)}{\ln(\text{max}/e)}\,(n - e) \right\rfloor\right).$$
 
-    The distances at which a bucket begins are found in integers, so the bucket is right at every distance, where
-    a logarithm in float32 is one off at some edges. It is an elementwise expression: a select for each row, no gather.
+    Integer arithmetic finds the distance at which each bucket begins, so the bucket is right at every distance; a
+    float32 logarithm is off by one at some edges. The lookup is elementwise: one select for each row, no gather.
 
     Args:
       query_positions: integers of shape (..., queries).
       key_positions: integers of shape (..., keys); leading axes broadcast.
       table: floats of shape (buckets, heads).
-      bidirectional: the first half of the table is for keys at or before the query, the second for keys after it. If
-        not, the table is for keys at or before the query, and keys after it (to be masked) count as at distance 0.
-      max_distance: from which on all keys share the last bucket.
+      bidirectional: if True, the first half of the table is for keys at or before the query, and the second half for
+        keys after it. If False, the whole table is for keys at or before the query; keys after it, which should be
+        masked, count as distance 0.
+      max_distance: the distance from which all keys share the last bucket.
 
     Returns:
-      float32 of shape (..., heads, queries, keys). Differentiable in the table, in reverse mode.
+      A float32 array of shape (..., heads, queries, keys), differentiable in the table in reverse mode.
 
     Raises:
-      TypeError: if positions are not integers, the table not of floats, or as `alibi`.
-      ValueError: if the table has not two axes, or rows for fewer than two buckets a direction or an odd number for
-        two directions, max_distance is not above the distances that have buckets of their own, or as `alibi`.
+      TypeError: if positions are not integers, the table is not a float array, or as for `alibi`.
+      ValueError: if the table does not have two axes, has fewer than two rows per direction, or has an odd number of
+        rows for two directions; if max_distance is not above $e$; or as for `alibi`.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
-      >>> table = jnp.arange(32.0)[:, None]  # one head, to which each bucket gives its number
+      >>> table = jnp.arange(32.0)[:, None]  # one head; each bucket's value is its index
       >>> print(pe.t5(jnp.array([1000]), jnp.array([1000, 999, 992, 991, 900, 0, 1001]), table)[0, 0])
       [ 0.  1.  8.  8. 15. 15. 17.]
 
     Reference:
-      Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1; the buckets as in the authors' code
-      (Mesh TensorFlow).
+      Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1; the buckets follow the
+      authors' code (Mesh TensorFlow).
     """
     queries, keys = _arguments.tile(query_positions, key_positions, _checks.INTEGERS)
-    table, edges = _buckets(queries, keys, table, _checks.flag("bidirectional", bidirectional), max_distance)
+    table, edges = _parse_table(queries, keys, table, _checks.flag("bidirectional", bidirectional), max_distance)
     return _t5(queries, keys, table, edges=edges, bidirectional=bool(bidirectional))
 
 
-def _buckets(
+def _parse_table(
     queries: jax.Array, keys: jax.Array, table: Any, bidirectional: bool, max_distance: Any
 ) -> tuple[jax.Array, tuple[int, ...]]:
-    """The table (buckets, heads), and where the buckets of a direction begin."""
-    table = _checks.floats("table", table, ("buckets", "heads"))
-    require(table.shape[1], "table must have shape (buckets, heads), got {}", table.shape)
-    _checks.known_size("table", table.shape, 0)
+    """The table (buckets, heads), and the edges of its buckets in one direction."""
+    table = _checks.floats("table", table, ("buckets", "heads"), known=(0,))
+    fits = table.ndim == 2 and table.shape[1]
+    require(fits, "table must have shape (buckets, heads), got {}", table.shape)
     _checks.unsharded("table", table, 0)
-    _arguments.tile_sharded_together(queries, keys, table=table)
+    _arguments.tile_sharded_together(queries, keys, {"table": table})
     buckets, odd = divmod(table.shape[0], 2 if bidirectional else 1)
     rows = "an even number of rows, at least 4" if bidirectional else "at least 2 rows"
     message = "table must have {} with bidirectional={}, got {}"
@@ -93,16 +96,16 @@ def _buckets(
 
 @functools.lru_cache(maxsize=64)
 def _edges(buckets: int, max_distance: int) -> tuple[int, ...]:
-    """The smallest distance in each bucket but the first, of those that begin within int64."""
+    """The smallest distance in each bucket after the first, without buckets that begin beyond int64."""
     exact = buckets // 2
     steps = buckets - exact
     reachable = range(min(max_distance, 2**63 - 2) + 1)
 
-    def begins(k: int) -> int:
-        # ln(d/e) / ln(max/e) · steps ≥ k, which is d^steps ≥ max^k · e^(steps − k)
+    def start(k: int) -> int:
+        # ln(d/e) / ln(max/e) · steps ≥ k is equivalent to d^steps ≥ max^k · e^(steps − k).
         return bisect.bisect_left(reachable, max_distance**k * exact ** (steps - k), key=lambda d: d**steps)
 
-    edges = (*range(1, exact + 1), *(begins(k) for k in range(1, steps)))
+    edges = (*range(1, exact + 1), *(start(k) for k in range(1, steps)))
     return tuple(edge for edge in edges if edge in reachable)
 
 
@@ -117,12 +120,12 @@ def _t5(
     return _rows((edges, table.shape[0] // 2 * bidirectional), distance, after, table.astype(jnp.float32))
 
 
-Buckets = tuple[tuple[int, ...], int]  # where they begin, and from which row on they are for keys after the query, or 0
+Buckets = tuple[tuple[int, ...], int]  # edges, and the first row for keys after the query (0 if unidirectional)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _rows(buckets: Buckets, distance: jax.Array, after: jax.Array, table: jax.Array) -> jax.Array:
-    """The row of the table for each distance."""
+    """Looks up the row of the table for each distance."""
     edges, offset = buckets
     columns = [per_head(row, distance) for row in table]
     if offset:
@@ -133,11 +136,11 @@ def _rows(buckets: Buckets, distance: jax.Array, after: jax.Array, table: jax.Ar
     return result
 
 
-def _row(buckets: Buckets, distance: jax.Array, after: jax.Array) -> jax.Array:
-    """The index of that row, (..., queries, keys)."""
+def _row_index(buckets: Buckets, distance: jax.Array, after: jax.Array) -> jax.Array:
+    """The index of the row that `_rows` looks up, (..., queries, keys)."""
     edges, offset = buckets
-    begun = sum(((distance >= np.asarray(edge, distance.dtype)).astype(jnp.int32) for edge in edges), jnp.int32(0))
-    return jnp.squeeze(begun + jnp.where(after, np.int32(offset), np.int32(0)), -3)
+    bucket = sum(((distance >= np.asarray(edge, distance.dtype)).astype(jnp.int32) for edge in edges), jnp.int32(0))
+    return jnp.squeeze(bucket + jnp.where(after, np.int32(offset), np.int32(0)), -3)
 
 
 def _rows_forward(
@@ -148,9 +151,9 @@ def _rows_forward(
 
 def _rows_backward(buckets: Buckets, residuals: tuple[jax.Array, ...], dy: jax.Array) -> tuple[None, None, jax.Array]:
     distance, after, table = residuals
-    # A TPU makes the one-hot matrix as it multiplies; elsewhere that matrix would be the size of many biases.
+    # A TPU fuses the one-hot matrix into the product; elsewhere it would be stored, at the size of many biases.
     sums = functools.partial(lax.platform_dependent, tpu=_sums_by_product, default=_sums_by_scatter)
-    total = _mesh.sharded_as([table], sums, _row(buckets, distance, after), dy, table)
+    total = _mesh.sharded_as([table], sums, _row_index(buckets, distance, after), dy, table)
     return None, None, _mesh.cotangent_of(jax.typeof(table), total)
 
 
@@ -159,16 +162,16 @@ _rows.defvjp(_rows_forward, _rows_backward)
 
 def _sums_by_scatter(row: jax.Array, dy: jax.Array, table: jax.Array) -> jax.Array:
     # Sums each query first: a running float32 sum of ones stalls at 2²⁴.
-    of_query = jnp.vectorize(lambda row, dy: jnp.zeros_like(table).at[row].add(dy), signature="(k),(k,h)->(b,h)")
-    sums = of_query(row, jnp.moveaxis(dy, -3, -1))
+    sum_per_query = jnp.vectorize(lambda row, dy: jnp.zeros_like(table).at[row].add(dy), signature="(k),(k,h)->(b,h)")
+    sums = sum_per_query(row, jnp.moveaxis(dy, -3, -1))
     return jnp.sum(sums, axis=tuple(range(sums.ndim - 2)))
 
 
 def _sums_by_product(row: jax.Array, dy: jax.Array, table: jax.Array) -> jax.Array:
-    ones = row[..., None] == align(np.arange(table.shape[0], dtype=np.int32), row.ndim + 1)
+    one_hot = row[..., None] == align(np.arange(table.shape[0], dtype=np.int32), row.ndim + 1)
     axes = list(range(row.ndim))
-    over = [*axes[:-2], row.ndim - 1, row.ndim]  # all axes of dy but the heads
-    return jnp.tensordot(ones.astype(dy.dtype), dy, (axes, over), precision=lax.Precision.HIGHEST)
+    over = [*axes[:-2], row.ndim - 1, row.ndim]  # all axes of dy except the heads
+    return jnp.tensordot(one_hot.astype(dy.dtype), dy, (axes, over), precision=lax.Precision.HIGHEST)
 
 
 @public
@@ -180,38 +183,40 @@ def fire(
     c: ArrayLike,
     threshold: ArrayLike,
 ) -> jax.Array:
-    r"""FIRE: a learned function of the distance, relative to how far the query has come.
+    r"""FIRE: a learned function of the distance, normalized by the position of the query.
 
     $$f\left(\frac{\ln(c\,|i - j| + 1)}{\ln(c\,\max(L, i) + 1)}\right), \qquad
       f(x) = W_2^\top \max(w_1 x + b_1, 0) + b_2$$
 
-    Positions count from 0 at the beginning of the sequence, or of each packed segment. It is for causal attention,
-    $j \le i$, where the argument of $f$ is at most 1. Later keys are to be masked; they count by their distance, as in
-    the authors' code, so that values and gradients are finite. Learned $c$ and $L$ stay positive as `jax.nn.softplus`
-    of free ones.
+    Positions count from 0 at the start of the sequence or of each packed segment. FIRE is for causal attention,
+    $j \le i$, where the argument of $f$ is at most 1. Mask later keys. As in the authors' code, they too are biased by
+    their distance, so that values and gradients are finite. To keep learned $c$ and $L$ positive, compute them as
+    `jax.nn.softplus` of unconstrained ones.
 
     Args:
       query_positions: $i$, integers or floats of shape (..., queries).
       key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
-      mlp: $(w_1, b_1, W_2, b_2)$, floats of shapes (hidden,), (hidden,), (hidden, heads) and (heads,); 32 hidden units
-        in the paper.
-      c: positive, a number or a scalar array; 0.1 at first in the paper.
-      threshold: $L$, positive, a number or a scalar array.
+      mlp: $(w_1, b_1, W_2, b_2)$, floats of shapes (hidden,), (hidden,), (hidden, heads) and (heads,); the paper uses
+        32 hidden units.
+      c: a positive number or scalar array; the paper initializes it to 0.1.
+      threshold: $L$, a positive number or scalar array.
 
     Returns:
-      float32 of shape (..., heads, queries, keys). Differentiable in the weights, c, the threshold and float positions,
-      in reverse mode.
+      A float32 array of shape (..., heads, queries, keys), differentiable in the weights, c, threshold and float
+      positions in reverse mode.
 
     Raises:
-      TypeError: if the weights are not of floats, c or threshold is not a number or a scalar, or as `alibi`.
-      ValueError: if the weights' shapes do not fit each other, a number is not positive, float32 cannot hold it or $c$
-        times $L$ or any distance, or as `alibi`.
+      TypeError: if mlp is not four float arrays, c or threshold is neither a number nor a numeric array, or as for
+        `alibi`.
+      ValueError: if the shapes in mlp do not match, c or threshold is an array but not a scalar, or as for `alibi`. For
+        c and threshold given as numbers, also if one is not positive, or if float32 cannot hold it, $cL$ or $c$ times
+        any distance.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> mlp = jnp.array([1.0]), jnp.array([0.0]), jnp.array([[-2.0]]), jnp.array([0.0])
-      >>> print(pe.fire(jnp.array([2, 8]), jnp.array([0]), mlp, c=1.0, threshold=2)[0])  # as far as can be
+      >>> print(pe.fire(jnp.array([2, 8]), jnp.array([0]), mlp, c=1.0, threshold=2)[0])  # relative distance 1
       [[-2.]
        [-2.]]
 
@@ -226,25 +231,24 @@ def fire(
 
 
 def _perceptron_weights(positions: tuple[jax.Array, jax.Array], mlp: Any) -> tuple[jax.Array, ...]:
-    """w₁ (hidden,), b₁ (hidden,), W₂ (hidden, heads) and b₂ (heads,)."""
+    """Parses mlp into w₁ (hidden,), b₁ (hidden,), W₂ (hidden, heads) and b₂ (heads,)."""
     if not isinstance(mlp, (tuple, list)) or len(mlp) != 4:
         _checks.wrong_type("mlp", "four arrays, (w1, b1, w2, b2)", mlp)
     axes = {"w1": ("hidden",), "b1": ("hidden",), "w2": ("hidden", "heads"), "b2": ("heads",)}
-    named = {f"{n} of mlp": _checks.floats(f"{n} of mlp", x, axes[n]) for n, x in zip(axes, mlp, strict=True)}
+    named = {f"{n} of mlp": _checks.floats(f"{n} of mlp", x, axes[n], (0,)) for n, x in zip(axes, mlp, strict=True)}
     weights = tuple(named.values())
-    for name, w in named.items():
-        _checks.known_size(name, w.shape, 0)
-    (hidden, heads), shapes = weights[2].shape, tuple(w.shape for w in weights)
-    fits = shapes == ((hidden,), (hidden,), (hidden, heads), (heads,)) and 0 not in weights[2].shape
+    shapes, matrix = tuple(w.shape for w in weights), weights[2].shape
+    hidden, heads = matrix[:1], matrix[1:]
+    fits = len(matrix) == 2 and 0 not in matrix and shapes == (hidden, hidden, matrix, heads)
     require(fits, "mlp must have shapes (hidden,), (hidden,), (hidden, heads), (heads,), got {}", shapes)
-    _arguments.tile_sharded_together(*positions, **{name: named[name] for name in ("w2 of mlp", "b2 of mlp")})
+    _arguments.tile_sharded_together(*positions, {name: named[name] for name in ("w2 of mlp", "b2 of mlp")})
     for name in ("w1 of mlp", "b1 of mlp", "w2 of mlp"):
         _checks.unsharded(name, named[name], 0)
     return weights
 
 
 def check_scale(c: Any = 1.0, threshold: Any = 1.0) -> tuple[float, float]:
-    """$c$ and $L$ as Python floats that float32 holds, as it holds $c$ times $L$ and times any distance."""
+    """$c$ and $L$ as Python floats. Raises unless float32 holds them, $cL$ and $c$ times any distance."""
     c, threshold = _checks.positive_float32("c", c), _checks.positive_float32("threshold", threshold)
     _checks.positive_float32("c times the threshold", c * threshold)
     _checks.positive_float32("c times a distance of 2³²", c * 2.0**32)
@@ -257,26 +261,26 @@ def _fire(
 ) -> jax.Array:
     c, threshold = c.astype(jnp.float32), threshold.astype(jnp.float32)
     distance = tile_distance(queries, keys)
-    far = align(jnp.maximum(queries.astype(jnp.float32), threshold)[..., None, :, None], distance.ndim)
-    argument = jnp.log1p(c * distance) / jnp.log1p(c * far)
+    longest = align(jnp.maximum(queries.astype(jnp.float32), threshold)[..., None, :, None], distance.ndim)
+    argument = jnp.log1p(c * distance) / jnp.log1p(c * longest)
     return _perceptron(argument, *(w.astype(jnp.float32) for w in weights))
 
 
 @jax.custom_vjp
 def _perceptron(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> jax.Array:
-    """f(x) for x (..., 1, queries, keys), whose axis of size 1 becomes that of the heads; the derivative keeps only x."""
+    """f(x), (..., heads, queries, keys), for x (..., 1, queries, keys). The derivative stores only the inputs."""
     return lax.platform_dependent(x, w1, b1, w2, b2, tpu=_by_product, default=_by_units)
 
 
 def _by_product(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> jax.Array:
-    """For a TPU, whose matrix unit computes the hidden features as it multiplies, and for derivatives."""
+    """As a matrix product: for derivatives, and for TPUs, which fuse the hidden features into it."""
     hidden = jax.nn.relu(per_head(w1, x) * x + per_head(b1, x))
     y = jnp.tensordot(hidden, w2, ((x.ndim - 3,), (0,)), precision=lax.Precision.HIGHEST)
     return jnp.moveaxis(y, -1, -3) + per_head(b2, x)
 
 
 def _by_units(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> jax.Array:
-    """One elementwise expression; the hidden features as an array would be several times the size of the bias."""
+    """As one elementwise expression: an array of hidden features would be several times the size of the bias."""
     y = jnp.broadcast_to(per_head(b2, x), (*x.shape[:-3], b2.shape[0], *x.shape[-2:]))
     for unit in range(w1.shape[0]):
         y += per_head(w2[unit], x) * jax.nn.relu(per_head(w1[unit, None], x) * x + per_head(b1[unit, None], x))

@@ -1,4 +1,4 @@
-"""What meshes must be told: shardings on Explicit axes, and what varies along the manual axes of `shard_map`."""
+"""What meshes must be told: shardings on Explicit axes, and variation along the manual axes of `shard_map`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def sharded_as(like: Any, f: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _spec(arrays: Sequence[jax.Array]) -> PartitionSpec:
-    """Shards each axis as the first of the arrays that shards it."""
+    """Shards each axis like the first array that shards it."""
     specs = (jax.typeof(x).sharding.spec for x in arrays)
     return PartitionSpec(*(next(filter(None, names), None) for names in zip(*specs, strict=True)))
 
 
 def _mesh(arrays: Iterable[jax.Array]) -> tuple[Any, tuple[Any, ...]]:
-    """The first mesh of the arrays that is not empty, and the names of its Explicit axes."""
+    """The first nonempty mesh of the arrays, and the names of its Explicit axes."""
     meshes = [jax.typeof(x).sharding.mesh for x in arrays]
     mesh = next((mesh for mesh in meshes if not mesh.empty), meshes[0])
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -39,7 +39,7 @@ def _mesh(arrays: Iterable[jax.Array]) -> tuple[Any, tuple[Any, ...]]:
 
 
 def count_along(x: jax.Array, axis: int) -> jax.Array:
-    """0, 1, 2, … along an axis of x, with x's rank; sharded as that axis is on Explicit axes."""
+    """Counts 0, 1, 2, … along an axis of x, at x's rank, sharded like that axis on Explicit axes."""
     shape = [n if i == axis else 1 for i, n in enumerate(x.shape)]
     spec = (s if i == axis else None for i, s in enumerate(jax.typeof(x).sharding.spec))
     return lax.broadcasted_iota(jnp.int32, shape, axis, out_sharding=sharding(spec, x))
@@ -51,13 +51,13 @@ def varying(x: jax.Array) -> frozenset[Any]:
 
 
 def vary(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
-    """x, marked as varying along these manual axes too."""
+    """Marks x as varying along these manual axes too."""
     missing = axes - varying(x)
     return lax.pcast(x, tuple(missing), to="varying") if missing else x
 
 
 def cotangent_of(primal: Any, cotangent: jax.Array) -> jax.Array:
-    """The cotangent, summed over manual axes along which the primal does not vary, and sharded as the primal is."""
+    """Sums the cotangent over manual axes along which the primal does not vary, and shards it like the primal."""
     axes = varying(cotangent) - primal.manual_axis_type.varying
     cotangent = lax.psum(cotangent, tuple(axes)) if axes else cotangent
     spec = primal.sharding.spec

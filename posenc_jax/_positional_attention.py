@@ -18,8 +18,8 @@ from posenc_jax._rotary import Part, rotary
 
 
 @dataclasses.dataclass(frozen=True)
-class PositionalScores:
-    """How scores depend on positions, but for the bias: hashable, without arrays, so that equal layers compile once."""
+class PositionalSettings:
+    """All settings but the bias: hashable, without arrays, so that layers of equal settings compile once."""
 
     frequencies: Frequencies | None
     layout: Layout
@@ -36,41 +36,41 @@ class PositionalScores:
 
     def parse_bias(self, bias: Any) -> Any:
         """`bias`, if it can go with these settings."""
-        axes = 1 if self.frequencies is None else self.frequencies.num_axes
-        if bias is not None and not callable(bias):
+        if bias is None:
+            require(self.frequencies is not None, "frequencies or bias must be given, got None for both")
+        elif not callable(bias):
             _checks.wrong_type("bias", "a function of positions", bias)
-        given = bias is not None or self.frequencies is not None
-        require(given, "frequencies or bias must be given, got None for both")
-        message = "bias must be None with frequencies of {} axes: it has positions of one"
-        require(bias is None or axes == 1, message, axes)
+        elif self.frequencies is not None:
+            axes = self.frequencies.num_axes
+            require(axes == 1, "bias must be None with frequencies of {} axes: it has positions of one", axes)
         return bias
 
-    def __call__(
+    def attend(
         self,
-        attend: Callable[..., jax.Array],
-        bias: Callable[..., jax.Array] | None,
+        attention_fn: Callable[..., jax.Array],
+        position_bias: Callable[..., jax.Array] | None,
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        given: ArrayLike | None = None,
+        bias: ArrayLike | None = None,
         *args: Any,
         input_positions: ArrayLike | None = None,
         key_positions: ArrayLike | None = None,
         **kwargs: Any,
     ) -> jax.Array:
-        """`attend` with query (..., queries, heads, head_dim) and key turned, and the bias added to the given one."""
-        queries, keys = self._positions(query, key, input_positions, key_positions)
-        if bias is not None:
-            given = self._biased(given, bias, query, key, queries, keys)
+        """`attention_fn` of turned query (..., queries, heads, head_dim) and key, under the sum of both biases."""
+        queries, keys = self._parse_positions(query, key, input_positions, key_positions)
+        if position_bias is not None:
+            bias = _add_biases(bias, position_bias, query, key, queries, keys)
         if self.frequencies is not None:
             query = rotary(query, queries, self.frequencies, layout=self.layout, part=self.part)
             key = rotary(key, keys, self.frequencies, layout=self.layout, part=self.part)
-        if bias is None:
-            return attend(query, key, value, given, *args, **kwargs)
+        if position_bias is None:
+            return attention_fn(query, key, value, bias, *args, **kwargs)
         with jax.numpy_dtype_promotion("standard"):  # 16-bit scores plus a float32 bias are float32
-            return attend(query, key, value, given, *args, **kwargs)
+            return attention_fn(query, key, value, bias, *args, **kwargs)
 
-    def _positions(self, query: Any, key: Any, input_positions: Any, key_positions: Any) -> tuple[Any, Any]:
+    def _parse_positions(self, query: Any, key: Any, input_positions: Any, key_positions: Any) -> tuple[Any, Any]:
         """The positions of queries and of keys, each an array or None where they are counted."""
         axes = (..., "seq", "heads", "head_dim")
         queries = _checks.floats("query", query, axes).shape[-3]
@@ -80,9 +80,9 @@ class PositionalScores:
             require(key_positions is None, "input_positions must be given with key_positions, got None")
             require(queries == keys, "input_positions must be given {}, got None", differ)
             return None, None
-        input_positions = self._parse("input_positions", input_positions, "query", query)
+        input_positions = self._parse_side("input_positions", input_positions, "query", query)
         if key_positions is not None:
-            return input_positions, self._parse("key_positions", key_positions, "key", key)
+            return input_positions, self._parse_side("key_positions", key_positions, "key", key)
         if queries == keys:
             return input_positions, input_positions
         hint = "" if queries > keys else " (or decode=True, if the keys are Flax's cache, with position i in slot i)"
@@ -90,8 +90,8 @@ class PositionalScores:
         require(fits, "key_positions must be given {}{}, got None", differ, hint)
         return input_positions, None
 
-    def _parse(self, name: str, positions: ArrayLike, side: str, x: jax.Array) -> jax.Array:
-        """Positions, one for each token: a single one for all would put them in no order."""
+    def _parse_side(self, name: str, positions: ArrayLike, side: str, x: jax.Array) -> jax.Array:
+        """Positions, one for each token: a single one would put all tokens at the same place."""
         frequencies = geometric(2) if self.frequencies is None else self.frequencies
         coordinates = parse_positions(name, positions, frequencies)
         shape, length = coordinates.shape[:-1] or (1,), x.shape[-3]
@@ -100,26 +100,26 @@ class PositionalScores:
         _checks.broadcastable(name, shape, f"{side} without heads", x.shape[:-2])
         return coordinates.reshape(shape if frequencies.num_axes == 1 else (*shape, frequencies.num_axes))
 
-    def _biased(self, given: Any, bias: Callable[..., Any], query: Any, key: Any, queries: Any, keys: Any) -> jax.Array:
-        """The bias of positions, which must have all heads, queries and keys, plus the given one."""
-        lengths = query.shape[-3], key.shape[-3]
-        queries, keys = (
-            jnp.arange(_checks.countable(name, n), dtype=jnp.int32) if p is None else p
-            for name, p, n in zip(("query", "key"), (queries, keys), lengths, strict=True)
-        )
-        with _checks.callback():
-            values = bias(queries, keys)
-        values, shape = (
-            _checks.floats("what bias returns", values, (..., "heads", "queries", "keys")),
-            (query.shape[-2], *lengths),
-        )
-        fits = values.shape[-3:] == shape
-        require(fits, "bias must return shape (..., {}), got {}", ", ".join(map(str, shape)), values.shape)
-        target = (*query.shape[:-3], *shape)
-        _checks.broadcastable("what bias returns,", values.shape, "the scores", target)
-        values = align(values, len(target))
-        if given is None:
-            return values
-        given = jnp.asarray(given)
-        dtype = compute_dtype(values, given)
-        return values.astype(dtype) + align(given, values.ndim).astype(dtype)
+
+def _add_biases(
+    bias: ArrayLike | None, position_bias: Callable[..., Any], query: Any, key: Any, queries: Any, keys: Any
+) -> jax.Array:
+    """`position_bias` of the positions, which must have all heads, queries and keys, plus `bias`."""
+    lengths = query.shape[-3], key.shape[-3]
+    queries, keys = (
+        jnp.arange(_checks.countable(name, length), dtype=jnp.int32) if positions is None else positions
+        for name, positions, length in zip(("query", "key"), (queries, keys), lengths, strict=True)
+    )
+    with _checks.callback():
+        values = position_bias(queries, keys)
+    values = _checks.floats("what bias returns", values, (..., "heads", "queries", "keys"))
+    shape = query.shape[-2], *lengths
+    message = "bias must return shape (..., {}), got {}"
+    require(values.shape[-3:] == shape, message, ", ".join(map(str, shape)), values.shape)
+    _checks.broadcastable("what bias returns,", values.shape, "the scores", (*query.shape[:-3], *shape))
+    values = align(values, query.ndim)
+    if bias is None:
+        return values
+    bias = jnp.asarray(bias)
+    dtype = compute_dtype(values, bias)
+    return values.astype(dtype) + align(bias, values.ndim).astype(dtype)

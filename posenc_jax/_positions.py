@@ -1,4 +1,4 @@
-r"""Who stands where: int32 positions of packed, padded, two-dimensional, multimodal and sharded sequences."""
+r"""Positions of packed, padded, two-dimensional, multimodal and sharded sequences, as int32."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _LIMIT = 2**31
 
 @public
 def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> jax.Array:
-    r"""Positions of packed sequences, which start again at 0 wherever the id changes.
+    r"""Counts positions in packed sequences, restarting at 0 wherever the id changes.
 
     $$p_i = i - \max\{j \le i : j = 0 \text{ or } s_j \ne s_{j-1}\}$$
 
-    A segment is a run of equal ids, whatever their values; an id that comes back after another starts a new segment.
+    A segment is a run of equal ids, whatever their values. An id that returns after another id starts a new segment.
 
     Args:
       ids: $s$, integers of shape (..., length).
-      padding: the id of padding, whose positions are all 0. `None`: no id is special, and padding is counted as a
-        segment. Either way attention has to mask it, which `ids` says too.
+      padding: the id of padding tokens, whose positions are all 0. With `None`, no id is special, and padding is
+        counted as a segment. In both cases attention must mask padding, and `ids` shows where it is.
 
     Returns:
-      int32 of the shape of `ids`.
+      An int32 array of the shape of `ids`.
 
     Raises:
-      TypeError: if ids are not an array of integers, or padding is not an integer.
-      ValueError: if ids have no axis or one of more than 2³¹, or they or padding are known not to fit into int32.
+      TypeError: if ids are not an integer array, or padding is not an integer.
+      ValueError: if ids have no axis or a length above 2³¹, or if ids or padding are known not to fit into int32.
 
     Examples:
       >>> import numpy as np
@@ -55,7 +55,7 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
 
 
 def _sequences(name: str, x: Any) -> jax.Array:
-    """An array (..., length) along which positions are counted."""
+    """Checks that positions can be counted along the last axis of x."""
     require(x.ndim, "{} must have shape (..., length), got {}", name, x.shape)
     _checks.countable(name, x.shape[-1])
     _checks.unsharded(name, x)
@@ -77,24 +77,24 @@ def _positions_from_segments(ids: jax.Array, *, padding: int | None) -> jax.Arra
 
 @public
 def positions_from_mask(mask: ArrayLike) -> jax.Array:
-    r"""Positions of padded sequences: the tokens are counted and the padding is not.
+    r"""Counts positions in padded sequences, skipping the padding.
 
     $$p_i = m_i \left(\sum_{j \le i} m_j - 1\right)$$
 
-    So the first token is at 0 wherever the padding stands, left, right or between. Padding is at 0 too: a position that
-    every encoding and every table has, of a token that attention masks and the loss leaves out. The token that is
-    decoded next is at `mask.sum(-1)`.
+    The first token is at 0, whether the padding is on the left, on the right or in between. Padding is also at 0, a
+    position that every encoding and every table has; attention masks padding, and the loss ignores it. The next token
+    to decode is at `mask.sum(-1)`.
 
     Args:
-      mask: $m$, of shape (..., length): booleans, or integers 0 and 1 as Hugging Face's `attention_mask`; 1 and True
-        are tokens.
+      mask: $m$, of shape (..., length): booleans, or integers 0 and 1 as in Hugging Face's `attention_mask`. True and 1
+        mark tokens.
 
     Returns:
-      int32 of the shape of the mask. Integers that are not known when tracing count as tokens unless they are 0.
+      An int32 array of the shape of the mask. In a traced integer mask, every nonzero value counts as a token.
 
     Raises:
-      TypeError: if the mask is not an array of booleans or integers: floats are masks to add to scores.
-      ValueError: if it has no axis or one of more than 2³¹, or is known to hold other integers than 0 and 1.
+      TypeError: if the mask is not a boolean or integer array. A float mask is one that is added to scores.
+      ValueError: if the mask has no axis or a length above 2³¹, or is known to hold integers other than 0 and 1.
 
     Examples:
       >>> import numpy as np
@@ -106,12 +106,13 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
     Reference:
       Wolf et al., "Transformers", 2020: `position_ids` in generation with left padding.
     """
-    if not (_checks.is_array(mask) and mask.dtype == np.bool_):
-        mask = _checks.array("mask", mask, _checks.Kind("a boolean or integer array", floats=False))
-        if _checks.is_known(mask) and mask.size:
-            low, high = _checks.limits(mask)
+    values: Any = mask
+    if not (_checks.is_array(values) and values.dtype == np.bool_):
+        values = _checks.array("mask", values, _checks.Kind("a boolean or integer array", floats=False))
+        if _checks.is_known(values) and values.size:
+            low, high = _checks.limits(values)
             require(0 <= low <= high <= 1, "mask must hold 0 and 1, got {} to {}", low, high)
-    return _positions_from_mask(_sequences("mask", mask))
+    return _positions_from_mask(_sequences("mask", values))
 
 
 @functools.partial(jax.jit, inline=True)
@@ -122,26 +123,27 @@ def _positions_from_mask(mask: jax.Array) -> jax.Array:
 
 @public
 def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "row", leading: int = 0) -> jax.Array:
-    r"""Positions of the patches of an image or video, in the order in which they are flattened.
+    r"""Positions of the patches of an image or video, in the order in which the grid is flattened.
 
-    Token $i$ of a grid of $h \times w$ stands at $(\lfloor i/w \rfloor, i \bmod w)$, row before column.
+    Token $i$ of an $h \times w$ grid is at $(\lfloor i/w \rfloor, i \bmod w)$, row before column.
 
     Args:
-      shape: the sides of the grid, (height, width) or (time, height, width), or of any other number.
-      order: of the coordinates, not of the tokens. "row": as the sides, so (row, column) or (time, row, column).
-        "column": with the last two exchanged, (column, row) or (time, column, row), as MAE's and big_vision's tables.
-      leading: tokens before the grid (class, register), which stand at 0 in every coordinate. There `rotary` leaves
-        them as they are, as rotary vision transformers do. A table that is zero for them, as MAE's is, has zeros put
-        before that of the grid: no position has such an encoding.
+      shape: the sides of the grid: (height, width), (time, height, width), or any other number of sides.
+      order: the order of the coordinates, not of the tokens. "row" keeps the order of the sides: (row, column) or
+        (time, row, column). "column" swaps the last two: (column, row) or (time, column, row), as in the tables of MAE
+        and big_vision.
+      leading: the number of tokens before the grid (class, register), which are at 0 in every coordinate. `rotary`
+        leaves them unrotated, as rotary vision transformers do. No position encodes to zeros, so a table that is zero
+        for these tokens, like MAE's, needs rows of zeros before the encodings of the grid.
 
     Returns:
-      int32 (leading + product of the sides, number of sides), for frequencies of so many axes (`axial`,
-      `multi_section`).
+      An int32 array of shape (leading + product of the sides, number of sides), for frequencies with one axis for each
+      side (`axial`, `multi_section`).
 
     Raises:
-      TypeError: if shape is not a sequence of integers, or leading not an integer.
-      ValueError: if a side is below 1, leading below 0, order is not one of the above, or is "column" for a single
-        side, or there are 2³¹ tokens or more.
+      TypeError: if shape is not a sequence of integers, or leading is not an integer.
+      ValueError: if a side is below 1, if leading is below 0, if order is unknown or is "column" for a single side, or
+        if there are 2³¹ tokens or more.
 
     Examples:
       >>> import posenc_jax as pe
@@ -185,26 +187,28 @@ def multimodal_positions(
 ) -> jax.Array:
     r"""Positions of text, images and videos in one sequence, for M-RoPE: (time, row, column) of each token.
 
-    Text counts on in all three coordinates. Token $(t, y, x)$ of a grid that starts at $s$ stands at
-    $(s + \lfloor t\Delta \rfloor, s + y, s + x)$. The token that is decoded next is at `positions.max() + 1` in all
-    three coordinates, and those after it count on.
+    Each text token advances all three coordinates by 1. Token $(t, y, x)$ of a grid that starts at $s$ is at
+    $(s + \lfloor t\Delta \rfloor, s + y, s + x)$. The next token to decode is at `positions.max() + 1` in all three
+    coordinates, and later tokens count up from there.
 
     Args:
-      parts: what the sequence consists of: an integer is a number of text tokens; (time, height, width) is an image
-        (time 1) or video, in tokens, so after the model's merging of patches; (time, height, width, Δ) is a video whose
-        frames are Δ positions apart: for Qwen2.5-VL `tokens_per_second` times seconds a frame, in float32 as is its
-        product with t. Qwen3-VL has a timestamp before each frame, and so a grid of time 1 for each.
-      following: where the next part starts. "maximum": above every position so far, as the papers say and the
-        models' own code does. "side": at $s + \max(\text{height}, \text{width})$, as transformers 5 does: another
-        place only where a video is longer than wide, and there text stands beside frames.
+      parts: the parts of the sequence. An integer is a number of text tokens. (time, height, width) is an image
+        (time 1) or a video, in tokens, that is, after the model merges patches. (time, height, width, Δ) is a video
+        whose frames are Δ positions apart. For Qwen2.5-VL, Δ is `tokens_per_second` times the seconds per frame; Δ and
+        its product with t are float32. Qwen3-VL puts a timestamp before each frame, so each frame is a grid of time 1.
+      following: where the next part starts. "maximum": above every position so far, as in the papers and in the
+        models' own code. "side": at $s + \max(\text{height}, \text{width})$, as in transformers 5. The two differ only
+        after a video that spans more positions in time than in height and width; with "side", the text after it then
+        shares positions with its frames.
 
     Returns:
-      int32 (length, 3), for `multi_section`. Sequences of a batch are padded to one length with anything.
+      An int32 array of shape (length, 3), for `multi_section`. Pad the sequences of a batch to one length with any
+      value.
 
     Raises:
       TypeError: if parts are not integers and sequences of numbers.
-      ValueError: if a length or side is below 1, Δ not positive in float32, a grid not of three or four numbers,
-        following not one of the above, or a position is beyond int32.
+      ValueError: if a length or side is below 1, if Δ is not positive in float32, if a grid does not have three or four
+        numbers, if following is unknown, or if a position is beyond int32.
 
     Examples:
       >>> import posenc_jax as pe
@@ -229,7 +233,7 @@ def multimodal_positions(
 
 
 def _text(name: str, part: Any) -> tuple[np.ndarray, int]:
-    """The positions of text from 0 on, and its length."""
+    """The positions of text that starts at 0, and its length."""
     length = _tokens(name, _checks.positive_int(name, part))
     return np.repeat(np.arange(length)[:, None], 3, axis=1), length
 
@@ -242,16 +246,16 @@ def _grid(name: str, part: Any) -> tuple[np.ndarray, int]:
     time, height, width = (_checks.positive_int(f"{name}[{i}]", n) for i, n in enumerate(numbers[:3]))
     step = _checks.positive_float32(f"{name}[3]", numbers[3]) if len(numbers) == 4 else 1.0
     _tokens(name, time * height * width)
-    last = (time - 1) * step  # checked before the cast, which would wrap around
+    last = (time - 1) * step  # checked before the cast, which would wrap
     require(last < _LIMIT, "positions must fit into int32, got up to {:.15g}", last)
-    # In float32, as in the models: it decides which integer a product just below one becomes.
+    # In float32, as in the models, because rounding can carry a product across an integer.
     times = np.floor(np.arange(time, dtype=np.float32) * np.float32(step)).astype(np.int64)
     grid = np.stack(np.meshgrid(times, np.arange(height), np.arange(width), indexing="ij"), -1)
     return grid.reshape(-1, 3), max(height, width)
 
 
 def _tokens(name: str, tokens: int) -> int:
-    """A number of tokens that int32 can count."""
+    """Checks that int32 can count the tokens."""
     require(tokens < _LIMIT, "{} must have fewer than 2³¹ tokens", name)
     return tokens
 
@@ -260,30 +264,30 @@ def _tokens(name: str, tokens: int) -> int:
 def shard_positions(
     length: int, shards: int, *, order: Literal["contiguous", "zigzag", "striped"] = "contiguous"
 ) -> jax.Array:
-    r"""Which positions of a sequence each shard of it holds, for context parallelism and ring attention.
+    r"""The positions that each shard of a sequence holds, for context parallelism and ring attention.
 
-    Shard $s$ of $n$ holds, of a sequence in chunks $c_0, c_1, …$ of equal length,
+    With the sequence split into chunks $c_0, c_1, …$ of equal length, shard $s$ of $n$ holds
 
-    - "contiguous": chunk $c_s$ of $n$;
-    - "zigzag": chunks $c_s$ and $c_{2n-1-s}$ of $2n$, so that causal attention is the same work for every shard;
-    - "striped": $s, s + n, s + 2n, …$, which spreads the work too.
+    - "contiguous": chunk $c_s$ of $n$ chunks;
+    - "zigzag": chunks $c_s$ and $c_{2n-1-s}$ of $2n$ chunks, which gives every shard the same work in causal attention;
+    - "striped": positions $s, s + n, s + 2n, …$, which also spreads the work.
 
-    A sequence x is put in this order by `x[positions.reshape(-1)]` and back by
-    `y[jnp.argsort(positions.reshape(-1))]`. Inside `jax.shard_map` over an axis "context", a shard has
-    `positions[jax.lax.axis_index("context")]`, or gets them as an argument that is split along its first axis.
+    Use `x[positions.reshape(-1)]` to put a sequence x into this order and `y[jnp.argsort(positions.reshape(-1))]` to
+    restore it. Inside `jax.shard_map` over an axis "context", index with `positions[jax.lax.axis_index("context")]`, or
+    pass the positions as an argument that is split along its first axis.
 
     Args:
-      length: of the whole sequence.
-      shards: $n$.
-      order: as above.
+      length: the length of the whole sequence.
+      shards: $n$, the number of shards.
+      order: "contiguous", "zigzag" or "striped", as above.
 
     Returns:
-      int32 (shards, length / shards), every position once.
+      An int32 array of shape (shards, length / shards), with every position once.
 
     Raises:
       TypeError: if length or shards is not an integer.
-      ValueError: if either is below 1, length is 2³¹ or more or no multiple of shards (of 2·shards for "zigzag"), or
-        order is not one of the above.
+      ValueError: if either is below 1, if length is 2³¹ or more or not a multiple of shards (of 2·shards for "zigzag"),
+        or if order is unknown.
 
     Examples:
       >>> import posenc_jax as pe

@@ -1,4 +1,4 @@
-r"""Rotary position embeddings: each pair of features of a query or key turns with its position."""
+r"""Rotary position embeddings (RoPE): rotate each feature pair of a query or key according to its position."""
 
 from __future__ import annotations
 
@@ -31,49 +31,50 @@ def rotary(
     part: Part = "first",
     inverse: bool = False,
 ) -> jax.Array:
-    r"""Rotary position embedding: queries or keys turned by their positions, in one read and one write.
+    r"""Rotary position embedding (RoPE): rotates queries or keys by their positions, in one read and one write of x.
 
-    Pair $i$ of the features at position $p$ is turned by $\omega_i p$,
+    Feature pair $i$ at position $p$ rotates by the angle $\omega_i p$:
 
     $$\begin{bmatrix} y_1 \\ y_2 \end{bmatrix} = a
       \begin{bmatrix} \cos\omega_i p & -\sin\omega_i p \\ \sin\omega_i p & \cos\omega_i p \end{bmatrix}
       \begin{bmatrix} x_1 \\ x_2 \end{bmatrix}$$
 
-    with $a$ the frequencies' `attention_factor`. Rotations compose: turning by $p$ and then by $k$ is turning by
-    $p + k$. So the score of a query at $p$ and a key at $q$ depends on $p - q$ alone, and keys that are cached move by
-    an offset with `rotary(keys, offset, frequencies)` (with an `attention_factor` of 1, or it counts twice). The angles
-    are right at every int32 position, and a position gives the same bits in a whole sequence and in a decode step.
+    where $a$ is the `attention_factor` of the frequencies. Rotations compose: rotating by $p$ and then by $k$ equals
+    rotating by $p + k$. The score of a query at $p$ and a key at $q$ therefore depends only on $p - q$. To move cached
+    keys by an offset, call `rotary(keys, offset, frequencies)`; an `attention_factor` other than 1 would apply twice.
+    Angles are correct at every int32 position, and a position gives the same bits in a full sequence and in a decode
+    step.
 
-    Several coordinates, sections, scaled spectra and features that are not turned are settings of the frequencies:
-    `axial`, `multi_section`, `yarn` and the like, and a width below head_dim.
+    The frequencies also define positions of several coordinates (`axial`), M-RoPE sections (`multi_section`), context
+    extension (`yarn` and others) and partial rotation (a width below head_dim).
 
     Args:
       x: queries or keys, floats of shape (..., seq, heads, head_dim), as `jax.nn.dot_product_attention` takes them.
-      positions: integers or floats of a shape that broadcasts to that of x without its head axis and its last:
-        (seq,), (batch, seq), (batch, 1) or (); (tokens,) for x of shape (tokens, heads, head_dim). With a further last
-        axis when the frequencies use several axes. `None` means 0, 1, 2, … along the sequence axis.
+      positions: integers or floats of a shape that broadcasts to the shape of x without its head axis and its last
+        axis: (seq,), (batch, seq), (batch, 1) or (); (tokens,) for x of shape (tokens, heads, head_dim). Frequencies
+        of several axes need one more axis at the end. `None` means 0, 1, 2, … along the sequence axis.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`) or a float array of angular frequencies of shape
-        (num_pairs,). Of an even width of at most head_dim; the other features pass through. `None` means
+        (num_pairs,). The width must be even and at most head_dim; the other features pass through. `None` means
         `geometric(head_dim)`.
-      layout: "half": the features (i, i + num_pairs) of those that are turned are a pair (Llama and most models as
-        Hugging Face stores them). "interleaved": (2i, 2i + 1) are (GPT-J, Cohere, Meta's own Llama weights).
-      head_axis: the axis of the heads, -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None`
+      layout: which of the rotated features form a pair. "half": features i and i + num_pairs (Llama and most models, as
+        stored by Hugging Face). "interleaved": features 2i and 2i + 1 (GPT-J, Cohere, Meta's own Llama weights).
+      head_axis: the axis of the heads: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None`
         for (..., seq, head_dim).
-      part: which features are turned when the width is below head_dim, the "first" or the "last".
-      inverse: undo it, $y \mapsto x$: turns by $-\omega_i p$ and divides by $a$.
+      part: which features rotate if the width is below head_dim: the "first" or the "last".
+      inverse: applies the inverse, $y \mapsto x$, which rotates by $-\omega_i p$ and divides by $a$.
 
     Returns:
-      The rotated x, of its shape and dtype; computed in float32 and rounded once (products and sums in float64 if x
-      is, of float32 waves). NaN where a
-      position is outside int32 and this could not be known when tracing: then the derivative by frequencies is NaN too,
-      even where such rows are masked. Differentiable in reverse mode, in x, in float positions and in frequencies that
-      are an array; without the last two, nothing but the positions is kept for it.
+      The rotated x, with its shape and dtype. It is computed in float32 and rounded once; for float64 x, products and
+      sums are float64, but sines and cosines remain float32. Where a position lies outside int32 but could not be
+      rejected at trace time, the result is NaN, and so is the gradient for the frequencies, even if such rows are
+      masked. Reverse-mode differentiable in x, in float positions and in an array of frequencies. Without the last two,
+      only the positions are stored for the backward pass.
 
     Raises:
-      TypeError: if x is not an array of floats, positions are not integers or floats, or head_axis is not an integer.
-      ValueError: if the width is odd or above head_dim, positions do not broadcast or are missing where they cannot be
-        counted (several axes, no sequence axis, more than 2³¹ of them), head_dim is symbolic, or a setting is not one
-        of the above.
+      TypeError: if x is not a float array, positions are not integers or floats, or head_axis is not an integer.
+      ValueError: if the width is odd or above head_dim, if positions do not broadcast, if positions are `None` where
+        they cannot be counted (several axes, no sequence axis, more than 2³¹ of them), if head_dim is symbolic, or if
+        a setting is not one of the above.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -117,7 +118,7 @@ def _rotary(
 
 
 def placed(x: jax.Array, positions: jax.Array | None, head_axis: int | None) -> jax.Array:
-    """Positions (..., axes) of x's rank: counted if there are none, with an axis for the heads."""
+    """Expands positions to x's rank, with an axis for the heads; counts from 0 if positions are None."""
     if positions is None:
         return _mesh.count_along(x, x.ndim - (3 if head_axis == x.ndim - 2 else 2))
     if head_axis is None:
@@ -136,29 +137,30 @@ def convert_layout(
     num_heads: int,
     part: Part = "first",
 ) -> jax.Array:
-    r"""Weights or biases of a query or key projection, their outputs permuted from one layout to the other.
+    r"""Permutes the outputs of a query or key projection from one layout to the other.
 
-    A model whose weights are in one layout gives garbage, and no error, under the other. Within each head, feature
-    $2i$ of the interleaved layout is feature $i$ of the half layout, and $2i + 1$ is $i + n$, for $n$ pairs. Scores do
-    not change when the projections of queries and keys and the rotation all change their layout.
+    A model whose weights are in one layout gives garbage under the other, without an error. In a head of $n$ pairs,
+    feature $2i$ of the interleaved layout is feature $i$ of the half layout, and feature $2i + 1$ is feature $i + n$.
+    Attention scores do not change if the query projection, the key projection and the rotation all change layout.
 
     Args:
-      weights: of which `axis` holds the outputs, num_heads · head_dim of them, head by head: a kernel, a bias, one
-        matrix of a low-rank adapter. For a kernel (inputs, heads, head_dim) as in Flax, num_heads is 1 and axis -1.
-      frequencies: those of the rotation: `Frequencies` or a width, even, at most head_dim. Other features stay.
+      weights: a kernel, a bias, or one matrix of a low-rank adapter. Along `axis` it holds num_heads · head_dim
+        outputs, head by head. For a Flax kernel (inputs, heads, head_dim), num_heads is 1 and axis is -1.
+      frequencies: the `Frequencies` of the rotation or their width, even and at most head_dim. The other features stay
+        in place.
       source: the layout of the weights, "half" or "interleaved".
       target: the layout of the result.
-      axis: of the outputs.
-      num_heads: heads along that axis: for keys, the number of their own.
+      axis: the axis of the outputs.
+      num_heads: the number of heads along that axis; for keys, the number of key heads.
       part: as for `rotary`.
 
     Returns:
-      The permuted weights, of their shape and dtype.
+      The permuted weights, with their shape and dtype.
 
     Raises:
       TypeError: if weights are not an array, or axis or num_heads is not an integer.
-      ValueError: if axis is not one of the weights, its size not a multiple of num_heads, the width odd or above
-        head_dim, or a setting unknown.
+      ValueError: if axis is not an axis of weights, if num_heads does not divide its size, if the width is odd or above
+        head_dim, or if a setting is unknown.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -167,41 +169,41 @@ def convert_layout(
       [0 2 1 3 4 6 5 7]
 
     Reference:
-      Su et al., "RoFormer", 2021, equation 34, is interleaved; GPT-NeoX and Hugging Face's Llama are in halves.
+      Su et al., "RoFormer", 2021, equation 34, uses interleaved pairs; GPT-NeoX and Hugging Face's Llama use halves.
     """
-    held, axis, head_dim, dim = _projection(weights, frequencies, axis, num_heads)
+    array, axis, head_dim, dim = _projection(weights, frequencies, axis, num_heads)
     for name, value in (("source", source), ("target", target)):
         _checks.layout(value, name)
     _checks.part(part)
-    # order[i] is the feature that comes to i.
+    # order[i] is the old index of feature i.
     shape = (-1, 2) if source == "interleaved" else (2, -1)
     order = np.arange(head_dim)
     turned = slice(0, dim) if part == "first" else slice(head_dim - dim, head_dim)
     if source != target:
         order[turned] = order[turned].reshape(shape).T.reshape(-1)
     outputs = (np.arange(num_heads)[:, None] * head_dim + order).reshape(-1)
-    return jnp.take(held, outputs, axis=axis)
+    return jnp.take(array, outputs, axis=axis)
 
 
 def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tuple[jax.Array, int, int, int]:
-    """The weights as JAX holds them, the axis of their outputs, the head_dim, and how many features of it turn."""
+    """Checks the arguments; returns the weights in JAX, the nonnegative axis, head_dim and the number that rotate."""
     try:
-        held = jnp.asarray(weights) if _checks.is_array(weights) else None
-    except TypeError:  # strings, times, another byte order
-        held = None
-    if held is None:
+        array = jnp.asarray(weights) if _checks.is_array(weights) else None
+    except TypeError:  # strings, dates and times, another byte order
+        array = None
+    if array is None:
         _checks.wrong_type("weights", "an array that JAX can hold", weights)
     axis = _checks.integer("axis", axis)
-    require(-held.ndim <= axis < held.ndim, "axis must be one of weights, shape {}, got {}", held.shape, axis)
-    if held.dtype != (dtype := getattr(weights, "dtype", None)):
+    require(-array.ndim <= axis < array.ndim, "axis must be one of weights, shape {}, got {}", array.shape, axis)
+    if array.dtype != (dtype := getattr(weights, "dtype", None)):
         raise InvalidType(f"weights are {dtype}, which this configuration cannot hold; pass 32 bits")
     num_heads = _checks.positive_int("num_heads", num_heads)
-    _checks.known_size("weights", held.shape, axis)
-    size, axis = held.shape[axis], axis % held.ndim
+    _checks.known_size("weights", array.shape, axis)
+    size, axis = array.shape[axis], axis % array.ndim
     message = "num_heads must divide axis {} of weights, shape {}, got {}"
-    require(size % num_heads == 0, message, axis, held.shape, num_heads)
-    _checks.unsharded("weights", held, axis)
+    require(size % num_heads == 0, message, axis, array.shape, num_heads)
+    _checks.unsharded("weights", array, axis)
     head_dim, dim = size // num_heads, parse_static(frequencies).dim
     message = "frequencies must have an even width of at most {}, the head_dim, got {}"
     require(dim % 2 == 0 and dim <= head_dim, message, head_dim, dim)
-    return held, axis, head_dim, dim
+    return array, axis, head_dim, dim

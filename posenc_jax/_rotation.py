@@ -1,4 +1,4 @@
-r"""What moving by an offset does to the sinusoidal encoding: the rotation $M_k$ with $PE(p+k) = M_k PE(p)$."""
+r"""Offsets in the sinusoidal encoding: the rotation $M_k$ with $PE(p+k) = M_k PE(p)$."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ def rotation_matrix(
     layout: Layout = "interleaved",
     dtype: Any = jnp.float32,
 ) -> jax.Array:
-    r"""$M_k$, the matrix with $PE(p+k) = M_k\,PE(p)$ for every position $p$.
+    r"""The matrix $M_k$ with $PE(p+k) = M_k\,PE(p)$ for every position $p$.
 
-    Block diagonal (in the interleaved layout), one rotation for each pair, by the angle-addition identities:
+    In the interleaved layout it is block diagonal, with one rotation for each pair. The angle-addition identities give:
 
     $$\begin{bmatrix} \sin\omega(p+k) \\ \cos\omega(p+k) \end{bmatrix} =
       \begin{bmatrix} \cos\omega k & \sin\omega k \\ -\sin\omega k & \cos\omega k \end{bmatrix}
       \begin{bmatrix} \sin\omega p \\ \cos\omega p \end{bmatrix}$$
 
-    so it depends on $k$ alone, $M_j M_k = M_{j+k}$ and $M_k^{-1} = M_{-k} = M_k^T$. The amplitude of the frequencies
-    (`attention_factor`) is no part of it.
+    The matrix depends only on $k$, with $M_j M_k = M_{j+k}$ and $M_k^{-1} = M_{-k} = M_k^T$. It does not include the
+    amplitude of the frequencies (`attention_factor`).
 
     Args:
-      offset: $k$, integers or floats of shape (...,), or (..., axes) when the frequencies use several axes.
+      offset: $k$, integers or floats of shape (...,), or (..., axes) if the frequencies use several axes.
       frequencies: as for `sinusoidal`; the width must be even.
       layout: as for `sinusoidal`.
       dtype: any float dtype.
 
     Returns:
-      The matrices, shape (..., dim, dim), of the given dtype.
+      The matrices, of shape (..., dim, dim) and the given dtype.
 
     Raises:
-      TypeError: if the offset is not of integers or floats, or as `sinusoidal`.
-      ValueError: if the width is odd (a pair whose cosine was dropped has no rotation), or as `sinusoidal`.
+      TypeError: if the offset is not integers or floats, or as for `sinusoidal`.
+      ValueError: if the width is odd (a pair without its cosine has no rotation), or as for `sinusoidal`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -73,13 +73,14 @@ def _rotation_matrix(
 ) -> jax.Array:
     index, dim, unit = np.arange(dim_of(frequencies)), dim_of(frequencies), _unit(frequencies)
     is_cosine, distance = (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
-    # Row r holds cos ωk in column r and, in that of its partner, sin ωk if r is a sine, else −sin ωk.
+    # Row r holds cos ωk in column r. In the column of r's partner it holds sin ωk if r is a sine and −sin ωk if r is a
+    # cosine.
     cosine = features(offset, unit, layout, np.ones(dim, int))[..., None]
     sine = features(offset, unit, layout, 2 * is_cosine)[..., None]
     row, column = index[:, None], index[None]
     partner = row + distance * (1 - 2 * is_cosine[:, None])
-    diagonal, beside = (align(x == column, cosine.ndim) for x in (row, partner))
-    return jnp.where(diagonal, cosine, jnp.where(beside, sine, np.float32(0))).astype(dtype)
+    is_diagonal, is_partner = (align(x == column, cosine.ndim) for x in (row, partner))
+    return jnp.where(is_diagonal, cosine, jnp.where(is_partner, sine, np.float32(0))).astype(dtype)
 
 
 @public
@@ -90,22 +91,22 @@ def shift(
     *,
     layout: Layout = "interleaved",
 ) -> jax.Array:
-    r"""$M_k$ applied to encodings without building the matrix: $PE(p)$ becomes $PE(p+k)$.
+    r"""Applies $M_k$ to encodings without building the matrix: $PE(p)$ becomes $PE(p+k)$.
 
     Args:
       encodings: floats of shape (..., dim).
-      offset: $k$, integers or floats of a shape that broadcasts to that of the encodings without their last axis,
-        with a further last axis when the frequencies use several axes.
-      frequencies: as for `sinusoidal`, of the encodings' width, which must be even.
+      offset: $k$, integers or floats of a shape that broadcasts to the shape of the encodings without their last axis.
+        Frequencies of several axes need one more axis at the end.
+      frequencies: as for `sinusoidal`; the width must be even and equal to the width of the encodings.
       layout: as for `sinusoidal`.
 
     Returns:
-      The shifted encodings, of the shape and dtype of `encodings`; computed in float32 (float64 if they are).
-      Differentiable in reverse mode.
+      The shifted encodings, with the shape and dtype of `encodings`, computed in float32 (float64 if they are float64).
+      Reverse-mode differentiable.
 
     Raises:
-      TypeError: if encodings are not floats, or as `rotation_matrix`.
-      ValueError: if the width does not match or the offset does not broadcast, or as `rotation_matrix`.
+      TypeError: if encodings are not floats, or as for `rotation_matrix`.
+      ValueError: if the width does not match or the offset does not broadcast, or as for `rotation_matrix`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -125,30 +126,30 @@ def shift(
 def _shift(
     encodings: jax.Array, offset: jax.Array, frequencies: Frequencies | jax.Array, *, layout: Layout
 ) -> jax.Array:
-    # A pair is (sine, cosine), so M_k turns it backward.
+    # A pair is (sine, cosine), so M_k rotates it backward.
     settings = TurnSettings(layout, backward=True)
     return turn(settings, encodings, align(offset, encodings.ndim), _unit(frequencies))
 
 
 @public
 def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Array) -> jax.Array:
-    r"""The dot product of two encodings, which depends on their offset alone.
+    r"""The dot product of two encodings, which depends only on their offset.
 
     $$PE(p) \cdot PE(p+k) = \sum_i \cos \omega_i k$$
 
-    exactly, at every $p$; times the square of the frequencies' `attention_factor`.
+    This holds exactly, at every $p$. The square of the frequencies' `attention_factor` multiplies the sum.
 
     Args:
-      offset: $k$, integers or floats of shape (...,), or (..., axes) when the frequencies use several axes.
+      offset: $k$, integers or floats of shape (...,), or (..., axes) if the frequencies use several axes.
       frequencies: as for `sinusoidal`; the width must be even.
 
     Returns:
-      float32 of shape (...,). At offset 0, the squared norm of every encoding: dim / 2. The compiler chooses the order
-      of the sum, so the last bit may differ between programs.
+      A float32 array of shape (...,). At offset 0 it is dim / 2, the squared norm of every encoding. The compiler
+      chooses the order of the sum, so the last bit may differ between programs.
 
     Raises:
-      TypeError: as `rotation_matrix`.
-      ValueError: if the width is odd (with a cosine dropped, the product depends on the position), or as
+      TypeError: as for `rotation_matrix`.
+      ValueError: if the width is odd (without its last cosine, the product depends on the position), or as for
         `rotation_matrix`.
 
     Examples:
@@ -174,7 +175,7 @@ def _offset_similarity(offset: jax.Array, frequencies: Frequencies | jax.Array) 
 
 
 def _unit(frequencies: Frequencies | jax.Array) -> Frequencies | jax.Array:
-    """The frequencies with amplitude 1: a rotation keeps norms."""
+    """The frequencies with amplitude 1, because a rotation preserves norms."""
     if isinstance(frequencies, Frequencies):
         return dataclasses.replace(frequencies, attention_factor=1.0)
     return frequencies

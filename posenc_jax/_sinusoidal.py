@@ -1,4 +1,4 @@
-r"""The sinusoidal encoding, and its addition to embeddings."""
+r"""The sinusoidal encoding and its addition to embeddings."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ def sinusoidal(
     layout: Layout = "interleaved",
     dtype: Any = jnp.float32,
 ) -> jax.Array:
-    r"""The sinusoidal encoding, $PE(p)_{2i} = \sin \omega_i p$, $PE(p)_{2i+1} = \cos \omega_i p$.
+    r"""The sinusoidal encoding, $PE(p)_{2i} = \sin \omega_i p$ and $PE(p)_{2i+1} = \cos \omega_i p$.
 
-    All of it is multiplied by the frequencies' `attention_factor`. In float32 (and without such a factor), within 9e-8
-    of the true value at every int32 position, of either sign, for every width and base.
+    The `attention_factor` of the frequencies multiplies every feature. In float32 and with a factor of 1, each feature
+    is within 9e-8 of its true value at every int32 position, positive or negative, for every width and base.
 
     Args:
-      positions: integers or floats of shape (...,), or (..., axes) when the frequencies use several axes. Their unit
-        is the token. The floats of an array are taken at their exact value; a Python float is rounded to float32
-        unless it is whole.
+      positions: integers or floats of shape (...,), or (..., axes) if the frequencies use several axes. The unit is one
+        token. Float arrays are taken at their exact values. A Python float is rounded to float32 unless it is an
+        integer.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`), or a float array of angular frequencies of
-        shape (num_pairs,), learned or traced: the encoding is differentiable in them and in float positions.
-      layout: "interleaved": features (2i, 2i+1) are the sine and cosine of pair i. "half": features
-        (i, i + num_pairs) are. An odd width drops the last cosine.
-      dtype: any float dtype; computed in float32 and rounded once.
+        shape (num_pairs,), learned or traced. The encoding is differentiable in such an array and in float positions.
+      layout: "interleaved": features 2i and 2i + 1 are the sine and cosine of pair i. "half": features i and
+        i + num_pairs are. An odd width drops the last cosine.
+      dtype: any float dtype. The encoding is computed in float32 and rounded once.
 
     Returns:
-      The encoding, shape (..., dim), of the given dtype. NaN where a position is NaN or outside int32 and this
-      could not be known when tracing (a traced int64 or uint32, or a float). With precision="float32", whatever the
-      float32 formula gives.
+      The encoding, of shape (..., dim) and the given dtype. NaN where a position is NaN, or lies outside int32 but
+      could not be rejected at trace time (a traced int64 or uint32, or a float). With precision="float32", such
+      positions give whatever the float32 formula gives.
 
     Raises:
-      TypeError: if positions are not integers or floats; if anything is float64 where x64 is off.
-      ValueError: if integer positions are known to lie outside int32, or shape or layout is not one of the above.
+      TypeError: if positions are not integers or floats, or if anything is float64 while x64 is off.
+      ValueError: if integer positions are known to lie outside int32, or if a shape or the layout is not one of the
+        above.
 
     Examples:
       >>> import numpy as np
@@ -80,27 +81,28 @@ def add_sinusoidal(
     layout: Layout = "interleaved",
     scale: ArrayLike = 1.0,
 ) -> jax.Array:
-    r"""Embeddings with their positions, $\text{scale} \cdot x + PE$, in one read and one write of x.
+    r"""Adds the sinusoidal encoding to embeddings, $\text{scale} \cdot x + PE$, in one read and one write of x.
 
-    A CPU keeps the encodings, float32 (seq, d_model), while it runs, if four sequences or more share integer positions
-    and frequencies are static.
+    On a CPU, the call stores the encodings, float32 (seq, d_model), if at least four sequences share integer positions
+    and the frequencies are static.
 
     Args:
       x: floats of shape (..., seq, d_model).
-      positions: of a shape that broadcasts to (..., seq), so (seq,), (batch, seq) or (batch, 1), with a further last
-        axis when the frequencies use several axes. `None` means 0, 1, 2, … along the sequence axis.
+      positions: integers or floats of a shape that broadcasts to (..., seq), such as (seq,), (batch, seq) or
+        (batch, 1). Frequencies of several axes need one more axis at the end. `None` means 0, 1, 2, … along the
+        sequence axis.
       frequencies: as for `sinusoidal`, of width d_model. `None` means `geometric(d_model)`.
       layout: as for `sinusoidal`.
-      scale: multiplies x, a scalar; $\sqrt{d_{model}}$ in the original Transformer.
+      scale: a scalar that multiplies x; $\sqrt{d_{model}}$ in the original Transformer.
 
     Returns:
-      The sum, of the shape and dtype of x: computed in float32 (float64 if x is), rounded once.
+      The sum, with the shape and dtype of x. It is computed in float32 (float64 if x is float64) and rounded once.
 
     Raises:
-      TypeError: if x is not an array of floats, or as `sinusoidal`.
-      ValueError: if the width is not that of x, if positions do not broadcast, if `None` positions are given to
-        frequencies of several axes or to more than 2³¹ rows, d_model is symbolic, or scale is not a scalar; else as
-        `sinusoidal`.
+      TypeError: if x is not a float array, or as for `sinusoidal`.
+      ValueError: if the width differs from that of x, if positions do not broadcast, if positions are `None` with
+        frequencies of several axes or with more than 2³¹ rows, if d_model is symbolic, if scale is not a scalar, or as
+        for `sinusoidal`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -114,8 +116,8 @@ def add_sinusoidal(
       Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5.
     """
     x, positions, frequencies = _arguments.added_encoding(x, positions, frequencies, layout)
-    one = isinstance(scale, (int, float)) and not isinstance(scale, bool) and scale == 1
-    return _add_sinusoidal(x, positions, frequencies, None if one else _arguments.factor(scale, x), layout=layout)
+    unscaled = isinstance(scale, (int, float)) and not isinstance(scale, bool) and scale == 1
+    return _add_sinusoidal(x, positions, frequencies, None if unscaled else _arguments.factor(scale, x), layout=layout)
 
 
 @functools.partial(jax.jit, static_argnames=("layout",), inline=True)
@@ -127,8 +129,8 @@ def _add_sinusoidal(
     *,
     layout: Layout,
 ) -> jax.Array:
-    positions = align(_mesh.count_along(x, x.ndim - 2) if positions is None else positions, x.ndim)
-    encoding = _encoding_of(x, positions, frequencies, layout).astype(compute_dtype(x))
+    places = align(_mesh.count_along(x, x.ndim - 2) if positions is None else positions, x.ndim)
+    encoding = _encoding_of(x, places, frequencies, layout).astype(compute_dtype(x))
     scaled = x.astype(encoding.dtype)
     if scale is not None:
         scaled = product(scale.astype(encoding.dtype), scaled)
@@ -136,14 +138,14 @@ def _add_sinusoidal(
 
 
 def _encoding_of(x: jax.Array, positions: jax.Array, frequencies: Frequencies | jax.Array, layout: Layout) -> jax.Array:
-    """The encoding of positions of x's rank, with the shape of x."""
+    """Encodes positions of x's rank to the shape of x."""
 
     # Broadcasts the positions, not the encoding: otherwise compilers store a (seq, d_model) table for the batch to
     # share, which costs a TPU or GPU more than computing each element where it is added.
     def each(positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
         return features(jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1])), frequencies, layout)
 
-    # A CPU reads faster than it computes.
+    # A CPU reads a table faster than it computes the encoding again.
     def shared(positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
         return jnp.broadcast_to(materialized(features(positions, frequencies, layout)), x.shape)
 

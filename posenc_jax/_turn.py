@@ -1,11 +1,13 @@
-r"""Pairs of features turned by the phases of their positions: what `rotary` and `shift` have in common.
+r"""Rotates feature pairs by the phases of their positions, for `rotary`, `xpos` and `shift`.
 
-With $c = a\cos\omega p$ and $s = a\sin\omega p$ for the pair's frequency and the vector's position,
+With $c = a\cos\omega p$ and $s = a\sin\omega p$ for the frequency of a pair and the position of a vector, the forward
+rotation is
 
 $$y_1 = x_1 c - x_2 s, \qquad y_2 = x_2 c + x_1 s$$
 
-forward, and with $-s$ backward. Every product is rounded before it is added to, so a position gives the same bits in
-every program. The derivative is the same program the other way; it keeps positions, and nothing of x's size.
+and the backward rotation uses $-s$. Every product is rounded before a sum, so a position gives the same bits in every
+program. The derivative is the same program in the other direction. It stores positions, and nothing of x's size unless
+positions are floats or frequencies are an array.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ Keep = Callable[[jax.Array], jax.Array]
 
 
 class TurnSettings(NamedTuple):
-    """Where pairs stand in the last axis of x, and which way they turn."""
+    """Which features of x form pairs, and in which direction they rotate."""
 
     layout: Layout
-    last: bool = False  # whether the last features turn instead of the first
+    last: bool = False  # whether the last features rotate instead of the first
     backward: bool = False
-    result: np.dtype | None = None  # the dtype of the result; None: that of x
+    result: np.dtype | None = None  # the dtype of the result; None for the dtype of x
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def turn(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum) -> jax.Array:
-    """Turns the pairs of x (..., features) by positions (..., axes), which have its rank and broadcast to it."""
+    """Rotates the pairs of x (..., features) by positions (..., axes), which have x's rank and broadcast to it."""
     shared, barrier = is_shared(x, positions), lax.optimization_barrier
     cpu = functools.partial(_form_on_cpu(settings, x, dim_of(frequencies), shared), settings)
     # Without sharing, splitting would make the GPU compiler store a table of phases.
@@ -50,7 +52,7 @@ def turn(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies
         if shared
         else functools.partial(_by_reads, settings, partner_of=_padded, multiply=rounded_product, keep=barrier)
     )
-    # A TPU has no FMA to contract to.
+    # A TPU has no FMA to contract to, so a plain product will do.
     tpu = functools.partial(_by_reads, settings, partner_of=_padded, multiply=lax.mul, keep=barrier)
     return lax.platform_dependent(x, positions, frequencies, tpu=tpu, cuda=gpu, rocm=gpu, default=cpu)
 
@@ -58,9 +60,9 @@ def turn(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies
 def _forward(
     settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    # Keeps x wherever waves can have a derivative. `symbolic_zeros` would say whether it is wanted, but JAX 0.10 then
-    # confuses the two variants of one traced call.
-    y = turn(settings, x, positions, frequencies)
+    # Stores x whenever waves can have a derivative. `symbolic_zeros` would tell whether it is needed, but with it
+    # JAX 0.10 confuses the two variants of a traced call.
+    y: Any = turn(settings, x, positions, frequencies)
     return y, (_Type(jax.typeof(x)), x if has_derivatives(positions, frequencies) else None, positions, frequencies)
 
 
@@ -70,29 +72,29 @@ def _backward(settings: TurnSettings, residuals: tuple[Any, ...], dy: jax.Array)
     back = settings._replace(backward=not settings.backward, result=x_type.value.dtype)
     if x is None:
         return _mesh.cotangent_of(x_type.value, turn(back, dy, positions, frequencies)), None, None
-    # For each pair, with J a quarter turn, the derivative by the phase is dy·(a J R x) = (a Rᵀ dy)·(J x) = dx·(J x).
-    inside, dim = compute_dtype(x), dim_of(frequencies)
-    dx: jax.Array = turn(back._replace(result=np.dtype(inside)), dy, positions, frequencies)
-    products = dx * _padded(settings, x, dim).astype(inside)
+    # With J a quarter turn, the gradient for the phase of a pair is dy·(a J R x) = (a Rᵀ dy)·(J x) = dx·(J x).
+    dtype, dim = compute_dtype(x), dim_of(frequencies)
+    dx: jax.Array = turn(back._replace(result=np.dtype(dtype)), dy, positions, frequencies)
+    products = dx * _padded(settings, x, dim).astype(dtype)
 
     def slopes(products: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-        # Sums before it splits into pairs: only a small array is cheap to split.
+        # Sums before splitting into pairs, because only a small array is cheap to split.
         summed = jnp.sum(products, axis=axes, keepdims=True)
-        first, second = _split(_rotary_part(settings, summed, dim), settings.layout, inside)
+        first, second = _split(_rotary_part(settings, summed, dim), settings.layout, dtype)
         return first - second if settings.backward else second - first
 
     d_positions = d_frequencies = None
     static = isinstance(frequencies, Frequencies)
     if not static:
-        # Sums over all axes at once, so that devices exchange one row and not one for each position.
-        rows = slopes(products * positions.astype(inside), tuple(range(x.ndim - 1))).reshape(-1)
+        # Sums over all axes at once, so that devices exchange one row instead of one row per position.
+        rows = slopes(products * positions.astype(dtype), tuple(range(x.ndim - 1))).reshape(-1)
         d_frequencies = _mesh.cotangent_of(jax.typeof(frequencies), rows.astype(frequencies.dtype))
     if jnp.issubdtype(positions.dtype, jnp.floating):
-        angular = jnp.asarray(frequencies.angular if static else frequencies).astype(inside)
+        angular = jnp.asarray(frequencies.angular if static else frequencies).astype(dtype)
         shared = tuple(axis for axis in range(x.ndim - 1) if positions.shape[axis] == 1)
         rows = slopes(products, shared) * align(angular, x.ndim)
         axes = np.array(frequencies.axes if static else [0] * (dim // 2))
-        masks = (align((axes == axis).astype(inside), x.ndim) for axis in range(positions.shape[-1]))
+        masks = (align((axes == axis).astype(dtype), x.ndim) for axis in range(positions.shape[-1]))
         rows = jnp.stack([jnp.sum(rows * mask, axis=-1) for mask in masks], -1).astype(positions.dtype)
         d_positions = _mesh.cotangent_of(jax.typeof(positions), rows)
     return _mesh.cotangent_of(x_type.value, dx.astype(x.dtype)), d_positions, d_frequencies
@@ -103,18 +105,18 @@ turn.defvjp(_forward, _backward)
 
 @jax.tree_util.register_static
 class _Type(NamedTuple):
-    """The type of an array, as a residual."""
+    """The type of an array, wrapped to serve as a residual."""
 
     value: Any
 
 
 def _rotary_part(settings: TurnSettings, x: jax.Array, dim: int) -> jax.Array:
-    """The features of x that turn."""
+    """The features of x that rotate."""
     return x[..., x.shape[-1] - dim :] if settings.last else x[..., :dim]
 
 
 def _margin(settings: TurnSettings, x: jax.Array, dim: int) -> tuple[int, int]:
-    """How many features stand before and after those that turn."""
+    """The number of features before and after those that rotate."""
     rest = x.shape[-1] - dim
     return (rest, 0) if settings.last else (0, rest)
 
@@ -137,10 +139,10 @@ def _table(keep: Keep, positions: jax.Array, frequencies: Spectrum) -> list[jax.
 
 
 def _form_on_cpu(settings: TurnSettings, x: jax.Array, dim: int, shared: bool) -> Callable[..., jax.Array]:
-    """A form with one pass over x. Unless pieces are many, reading 16-bit floats twice beats converting them twice."""
+    """Chooses a form with one pass over x. For few pieces, reading 16-bit floats twice beats converting them twice."""
     if _piece(settings, x, dim, most=8) and not (shared and x.dtype == compute_dtype(x)):
         return functools.partial(_by_pieces, keep=materialized)
-    # JAX before 0.12 drops the barrier. Beside axes of size 1, XLA would transpose the halves.
+    # JAX before 0.12 drops the barrier. With inner axes of size 1, XLA would transpose the halves.
     halves = settings.layout == "half" and x.shape[-1] == dim and not _inner_ones(x)
     if halves and jax.__version_info__ >= (0, 12):
         return _by_halves
@@ -159,24 +161,24 @@ def _piece(settings: TurnSettings, x: jax.Array, dim: int, most: int) -> int:
 def _by_pieces(
     settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum, *, keep: Keep
 ) -> jax.Array:
-    """For CPU and GPU: slices x so that the members of pairs stand in the same place, turns and stacks the slices."""
+    """For CPU and GPU: slices x so that the members of pairs align, rotates the slices and stacks them."""
     layout, _, backward, result = settings
     if ones := _inner_ones(x):
         within = settings._replace(result=np.dtype(compute_dtype(x)))
         y = _by_pieces(within, lax.squeeze(x, ones), lax.squeeze(positions, ones), frequencies, keep=keep)
         y = lax.expand_dims(y, ones)
-        # XLA:CPU transposes size-1 axes and then copies element by element; this select keeps x's layout. It changes
-        # nothing: where x is NaN, so is y.
+        # XLA:CPU transposes size-1 axes and then copies element by element; this select keeps x's layout. It changes no
+        # value, because y is NaN wherever x is.
         old = x.astype(y.dtype)
         return jnp.where(jnp.isnan(old), old, y).astype(result or x.dtype)
-    dim, inside, (before, after) = dim_of(frequencies), compute_dtype(x), _margin(settings, x, dim_of(frequencies))
+    dim, dtype, (before, after) = dim_of(frequencies), compute_dtype(x), _margin(settings, x, dim_of(frequencies))
     if not (size := _piece(settings, x, dim, most=16)):  # the GPU compiler fuses this concatenation
         y = _by_pieces(settings, _rotary_part(settings, x, dim), positions, frequencies, keep=keep)
         x = x.astype(y.dtype)
         return jnp.concatenate([x[..., :before], y, x[..., x.shape[-1] - after :]], axis=-1)
     waves = _table(keep, positions, frequencies) if is_shared(x, positions) else _waves(positions, frequencies)
     if layout == "interleaved":
-        old = _split(x, layout, inside)
+        old = _split(x, layout, dtype)
         margin = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
         y = _rotate(old, [lax.pad(w, np.float32(0), margin) for w in waves], backward)
         if before or after:
@@ -184,7 +186,7 @@ def _by_pieces(
             y = [jnp.where(here, *both) for both in zip(y, old, strict=True)]
         return jnp.stack(y, -1).reshape(x.shape).astype(result or x.dtype)
     pieces = x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
-    y = [lax.index_in_dim(pieces, i, x.ndim - 1, keepdims=False).astype(inside) for i in range(x.shape[-1] // size)]
+    y = [lax.index_in_dim(pieces, i, x.ndim - 1, keepdims=False).astype(dtype) for i in range(x.shape[-1] // size)]
     for i in range(dim // 2 // size):
         first, second = before // size + i, before // size + i + dim // 2 // size
         here = slice(i * size, (i + 1) * size)
@@ -193,14 +195,14 @@ def _by_pieces(
 
 
 def _inner_ones(x: jax.Array) -> list[int]:
-    """The axes of size 1 between others that no Explicit axis of a mesh shards."""
+    """Axes of size 1, neither leading nor last, that no Explicit axis of a mesh shards."""
     spec = (*jax.typeof(x).sharding.spec, *(None,) * x.ndim)
     one = [isinstance(n, int) and n == 1 and s is None for n, s in zip(x.shape[:-1], spec, strict=False)]
     return [axis for axis in range(x.ndim - 1) if one[axis] and not all(one[:axis])]
 
 
 def _rotate(members: Any, waves: Any, backward: bool) -> tuple[jax.Array, jax.Array]:
-    """The first and the second members of pairs, turned by sines and cosines."""
+    """Rotates the first and the second members of pairs by sines and cosines."""
     first, second = members
     sine, cosine = (w.astype(first.dtype) for w in waves)
     add, subtract = (lax.sub, lax.add) if backward else (lax.add, lax.sub)
@@ -209,7 +211,7 @@ def _rotate(members: Any, waves: Any, backward: bool) -> tuple[jax.Array, jax.Ar
 
 
 def _padded(settings: TurnSettings, x: jax.Array, dim: int) -> jax.Array:
-    """The partner of each feature, by two padded reads and a select."""
+    """The partner of each feature, from two padded reads and a select."""
     half, index = settings.layout == "half", np.arange(dim)
     is_second, distance = (index // (dim // 2), dim // 2) if half else (index % 2, 1)
 
@@ -226,13 +228,13 @@ def _reversed(settings: TurnSettings, x: jax.Array, dim: int) -> jax.Array:
 
 
 def _by_halves(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum) -> jax.Array:
-    """For a CPU: x·C + x′·S in one pass, if halves are all of x, have its precision, and share their waves.
+    """For CPU: x·C + x′·S in one pass, if the halves make up all of x, in its compute dtype and with shared waves.
 
-    It is a loop over the two halves; the barrier keeps XLA from fusing it with the loop over features.
+    XLA compiles it to a loop over the two halves; the barrier keeps XLA from fusing that with the loop over features.
     """
     axis, shape = x.ndim - 1, (*x.shape[:-1], 2, x.shape[-1] // 2)
     sine, cosine = (lax.expand_dims(w.astype(x.dtype), [axis]) for w in _table(materialized, positions, frequencies))
-    # A product: XLA would compile a select to two loops.
+    # A product, because XLA would compile a select to two loops.
     sign = align(np.array([[1], [-1]] if settings.backward else [[-1], [1]], x.dtype), len(shape))
     halves = x.reshape(shape)
     y = rounded_product(halves, cosine) + rounded_product(lax.rev(halves, [axis]), sine * sign)
@@ -249,9 +251,9 @@ def _by_reads(
     multiply: Callable[[jax.Array, jax.Array], jax.Array],
     keep: Keep,
 ) -> jax.Array:
-    """x·C + x′·S with the partners x′, in one pass. Slices of pairs would copy x on a TPU and be read twice on a CPU."""
+    """x·C + x′·S with partners x′, in one pass. Slicing pairs would copy x on a TPU and read it twice on a CPU."""
     layout, _, backward, result = settings
-    dim, inside = dim_of(frequencies), compute_dtype(x)
+    dim, dtype = dim_of(frequencies), compute_dtype(x)
     margin, index = _margin(settings, x, dim), np.arange(dim)
     table = is_shared(x, positions)
 
@@ -264,14 +266,14 @@ def _by_reads(
     is_second = index % 2 if layout == "interleaved" else index // (dim // 2)
     if table:
         cosine, sine = waves(positions, frequencies)
-    else:  # for each element where it is used; broadcasting waves would store a table
+    else:  # computes waves where they are used; broadcasting them would store a table
         cosine, sine = _mesh.sharded_as([x, positions], waves_of_each, positions, frequencies)
-    # A product negates: a zero then has the sign that it has in the other forms.
+    # Negates by a product, so that zeros have the same sign as in the other forms.
     sine *= align(np.pad(np.where(is_second == backward, -1, 1).astype(sine.dtype), margin), x.ndim)
     if table:
         cosine, sine = keep(cosine), keep(sine)
-    cosine, sine = (w.astype(inside) for w in (cosine, sine))
-    y = multiply(x.astype(inside), cosine) + multiply(partner_of(settings, x, dim).astype(inside), sine)
-    turned = align(np.pad(np.ones(dim, bool), margin), x.ndim)
+    cosine, sine = (w.astype(dtype) for w in (cosine, sine))
+    y = multiply(x.astype(dtype), cosine) + multiply(partner_of(settings, x, dim).astype(dtype), sine)
+    rotates = align(np.pad(np.ones(dim, bool), margin), x.ndim)
     y = y.astype(result or x.dtype)
-    return jnp.where(turned, y, x.astype(y.dtype)) if any(margin) else y
+    return jnp.where(rotates, y, x.astype(y.dtype)) if any(margin) else y

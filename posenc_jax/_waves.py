@@ -1,6 +1,6 @@
-r"""Sines of exact phases: of single waves, and of the columns of an encoding.
+r"""Sines of exact phases, for single waves and for the columns of an encoding.
 
-Nothing else in the library calls a sine or a cosine.
+No other module computes a sine or a cosine.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ _C0, _C1, _C3, _R = (
 def _sine(phase: jax.Array) -> jax.Array:
     """The sine of (phase − ¼ turn), float32, for an int32 phase in units of 2⁻³² turn.
 
-    It has the same bits in every program because no rounded product meets an addition: each is |a·b| of a positive
-    product (see `_xla.rounded_product`). `lax` instead of operators makes the trace three times shorter.
+    The bits are the same in every program, because each inexact product in a sum is positive and written as |a·b|,
+    which blocks contraction to an FMA (see `_xla.rounded_product`). Calling `lax` instead of operators makes the trace
+    three times shorter.
     """
-    # Reflect into a quarter turn either side of zero: a triangle wave. |−2³¹| wraps to −2³¹, which is right.
+    # A triangle wave reflects the phase to within a quarter turn of zero. |−2³¹| wraps to −2³¹, which is right.
     t = lax.sub(lax.abs(phase), np.int32(2**30))
     rounded = lax.convert_element_type(t, np.float32)
     z = lax.mul(rounded, np.float32(2.0**-30))
     v = lax.abs(lax.mul(lax.sub(np.float32(1), z), lax.add(np.float32(1), z)))
     q = lax.add(lax.abs(lax.mul(lax.mul(_C3, v), lax.add(v, _R))), _C1)
     q = lax.add(lax.abs(lax.mul(v, q)), _C0)
-    # Added to the exact integer t, the correction makes up for what the float lost of t, and saves a rounding.
+    # Adding the correction to the exact integer t restores what the float lost of t, and saves a rounding.
     correction = lax.convert_element_type(lax.mul(rounded, lax.mul(v, q)), np.int32)
     return lax.mul(lax.convert_element_type(lax.add(t, correction), np.float32), np.float32(2.0**-30))
 
@@ -49,14 +50,14 @@ def _sine(phase: jax.Array) -> jax.Array:
 
 
 def _finite(positions: jax.Array) -> jax.Array:
-    """Positions in float32, 0 where not finite: a masked row then adds 0, not NaN, to the derivative by ω."""
+    """Positions in float32, 0 where not finite, so that a masked row adds 0 and not NaN to the gradient for ω."""
     positions = positions.astype(jnp.float32)
     return jnp.where(jnp.isfinite(positions), positions, np.float32(0))
 
 
 @jax.custom_jvp
 def _wave(positions: jax.Array, angular: jax.Array, word: Word, offset: jax.Array) -> jax.Array:
-    """The sine of ω·p + offset for int32 or float positions; `word` is the exact form of ω."""
+    """The sine of ω·p + offset for int32 or float positions; `word` is the tuning word of ω."""
     return _sine(_fixed_point.phase_at(positions, angular, word, offset))
 
 
@@ -77,20 +78,20 @@ _wave.defjvp(_wave_jvp, symbolic_zeros=True)
 
 
 def wave(positions: jax.Array, frequencies: tuple[int, ...] | jax.Array, quarter: Any) -> jax.Array:
-    r"""The sine of ω·p + quarter·π/2 in float32, exact at every int32 position.
+    r"""The sine of ω·p + quarter·π/2 in float32, with an exact phase at every int32 position.
 
     Args:
       positions: integers or floats of shape (..., 1) or (..., columns).
-      frequencies: static, in units of 2⁻¹²⁸ turn a position, or an array of ω (columns,).
+      frequencies: static, in units of 2⁻¹²⁸ turn per position, or an array of ω (columns,).
       quarter: integers (columns,) or (): 0 for the sine, 1 for the cosine, 2 for the negated sine.
 
     Returns:
-      float32 (..., columns); NaN where a position is not a number in the range of int32, or |ω| ≥ 2³¹.
+      float32 (..., columns); NaN where a position is NaN or outside int32, or where |ω| ≥ 2³¹.
     """
     row = (1,) * (positions.ndim - 1) + (-1,)  # explicit, for jax_numpy_rank_promotion="raise"
-    # `_sine` is a quarter turn behind.
+    # `_sine` lags by a quarter turn.
     offset = ((quarter.astype(np.int32) + 1) << 30).reshape(row)
-    positions, known = _fixed_point.in_range(positions)
+    positions, valid = _fixed_point.in_range(positions)
     if isinstance(frequencies, tuple):
         word = Word(*(part.reshape(row) for part in _fixed_point.word_from_turns(frequencies)))
         if positions.dtype == jnp.int32:
@@ -103,12 +104,12 @@ def wave(positions: jax.Array, frequencies: tuple[int, ...] | jax.Array, quarter
         word = _fixed_point.word_from_angular(lax.stop_gradient(angular))
         result = _wave(positions, angular, word, offset)
         fits = jnp.abs(angular) < 2.0**31
-        known = fits if known is None else known & fits
-    return result if known is None else jnp.where(known, result, np.float32(np.nan))
+        valid = fits if valid is None else valid & fits
+    return result if valid is None else jnp.where(valid, result, np.float32(np.nan))
 
 
 def wave_float32(positions: jax.Array, frequencies: tuple[int, ...], quarter: Any) -> jax.Array:
-    """`wave` as float32 references compute it: the sine or cosine of the rounded product of p and the rounded ω."""
+    """`wave` as float32 references compute it: rounds ω, and then ω·p, to float32."""
     row = (1,) * (positions.ndim - 1) + (-1,)
     angular = _fixed_point.angular_from_turns(frequencies).astype(np.float32).reshape(row)
     phase = positions.astype(jnp.float32) * angular
@@ -117,7 +118,7 @@ def wave_float32(positions: jax.Array, frequencies: tuple[int, ...], quarter: An
 
 
 def wave_float64(positions: np.ndarray, frequencies: tuple[int, ...], quarter: np.ndarray) -> np.ndarray:
-    """`wave` in float64 on the host, from exact integers of any size: the truth that figures compare with."""
+    """`wave` in float64 on the host, from exact integers of any size; figures compare with it."""
     turn = 1 << _fixed_point.TURN_BITS
     phases = [[int(p) * f % turn / turn for f in frequencies] for p in positions]
     return np.sin(2 * np.pi * np.array(phases) + np.pi / 2 * quarter)
@@ -156,33 +157,33 @@ _wave_of_dot.defjvp(_wave_of_dot_jvp, symbolic_zeros=True)
 
 
 def wave_of_dot(x: jax.Array, matrix: jax.Array, quarter: int) -> jax.Array:
-    r"""The sine of 2π·x·B + quarter·π/2 in float32: the phase of each product is exact, and so is their sum.
+    r"""The sine of 2π·x·B + quarter·π/2 in float32; the phases of the products and their sum are exact.
 
     Args:
       x: integers or floats of shape (..., inputs).
-      matrix: B, turns a unit of each input, floats of shape (inputs, columns).
+      matrix: B, floats of shape (inputs, columns), in turns per unit of each input.
       quarter: 0 for the sine, 1 for the cosine.
 
     Returns:
-      float32 (..., columns); NaN where an x is not a number in the range of int32, or |B| ≥ 2²⁸.
+      float32 (..., columns); NaN where an x is NaN or outside int32, or where |B| ≥ 2²⁸.
     """
-    x, known = _fixed_point.in_range(x)
+    x, valid = _fixed_point.in_range(x)
     result = _wave_of_dot(x, matrix, np.int32(2**30 if quarter == 0 else -(2**31)))
     fits = jnp.all(jnp.abs(matrix) < 2.0**28, axis=0).reshape((1,) * (x.ndim - 1) + (-1,))
-    known = fits if known is None else fits & jnp.all(known, axis=-1, keepdims=True)
-    return jnp.where(known, result, np.float32(np.nan))
+    valid = fits if valid is None else fits & jnp.all(valid, axis=-1, keepdims=True)
+    return jnp.where(valid, result, np.float32(np.nan))
 
 
 # Columns of an encoding
 
 
 def has_derivatives(positions: jax.Array, frequencies: Frequencies | jax.Array) -> bool:
-    """Whether waves depend on float positions or on an array of frequencies."""
+    """Whether waves have derivatives: positions are floats, or frequencies are an array."""
     return jnp.issubdtype(positions.dtype, jnp.floating) or not isinstance(frequencies, Frequencies)
 
 
 def is_shared(x: jax.Array, positions: jax.Array) -> bool:
-    """Whether each position (..., axes) serves at least four vectors of x, so that a table of waves pays."""
+    """Whether at least four vectors of x share each position (..., axes), so that a table of waves pays."""
     sizes = zip(x.shape[:-1], positions.shape, strict=False)
     return math.prod(n for n, m in sizes if m == 1 and isinstance(n, int)) >= 4
 
@@ -190,15 +191,15 @@ def is_shared(x: jax.Array, positions: jax.Array) -> bool:
 def _columns(
     positions: jax.Array, frequencies: Frequencies | jax.Array, expand: Callable[[Any], Any], quarter: Any
 ) -> jax.Array:
-    """The sine of ω·p + quarter·π/2 in each column; `expand` turns an entry for each pair into one for each column."""
+    """The sine of ω·p + quarter·π/2 in each column; `expand` maps one entry per pair to one entry per column."""
     if not isinstance(frequencies, Frequencies):
         return wave(positions, expand(frequencies), quarter)
-    pair = expand(np.arange(1, frequencies.num_pairs + 1))  # 0 where a column has none
+    pair = expand(np.arange(1, frequencies.num_pairs + 1))  # 0 for a column without a pair
     of_pair = (0, *frequencies.turns)
     turns = tuple(of_pair[i] for i in pair)
     axes = _arrays.align(np.pad(np.array(frequencies.axes), (1, 0))[pair], positions.ndim)
     coordinate = positions[..., :1]
-    for axis in range(1, frequencies.num_axes):  # a select for each axis: XLA fuses it, and not a gather
+    for axis in range(1, frequencies.num_axes):  # a select for each axis: XLA does not fuse a gather
         coordinate = jnp.where(axes == axis, positions[..., axis : axis + 1], coordinate)
     compute = wave if frequencies.precision == "exact" else wave_float32
     result = compute(coordinate, turns, quarter)
@@ -213,21 +214,21 @@ def features(
     quarter: np.ndarray | None = None,
     margin: tuple[int, int] = (0, 0),
 ) -> jax.Array:
-    """The encoding of positions (..., num_axes), float32 (..., dim), as one elementwise expression.
+    """Encodes positions (..., num_axes) to float32 (..., dim), in one elementwise expression.
 
     Args:
       positions: integers or floats.
       frequencies: of dim features.
-      layout: where the two waves of a pair stand.
+      layout: which columns hold the two waves of a pair.
       quarter: (dim,), which wave of its pair each feature is, sin(ω·p + quarter·π/2); None for sines and cosines.
-      margin: how many columns without a frequency to add before and after.
+      margin: the number of columns without a frequency to add before and after.
     """
     dim = dim_of(frequencies)
     if quarter is None:
         quarter = np.arange(dim) % 2 if layout == "interleaved" else np.arange(dim) // ((dim + 1) // 2)
 
     def expand(x: Any) -> Any:
-        # Repeats along an axis of its own, which keeps the sharding of x on Explicit axes.
+        # Repeats along a new axis, which keeps the sharding of x on Explicit axes.
         twice = (x[:, None].repeat(2, axis=1) if layout == "interleaved" else x[None].repeat(2, axis=0)).reshape(-1)
         return (np if isinstance(x, np.ndarray) else jnp).pad(twice[:dim], margin) if any(margin) else twice[:dim]
 

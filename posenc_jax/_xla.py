@@ -1,4 +1,4 @@
-"""What compilers must be told, one function each."""
+"""What compilers must be told, with one function for each case."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jax.custom_derivatives import SymbolicZero
 def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
     """a·b, rounded before anything is added to it; without derivatives.
 
-    A compiler that contracts a·b + c to an FMA does so in one program and not in another, and their bits differ. XLA
-    cannot remove this select, which blocks the contraction: it does not know that no product is the NaN of all ones.
-    Where a product is known to be positive, |a·b| blocks it too.
+    Compilers contract a·b + c to an FMA in some programs and not in others, so the bits differ. This select blocks the
+    contraction. XLA cannot remove it, because XLA does not know that no product is the NaN of all ones. Where products
+    are known to be positive, |a·b| blocks contraction too.
     """
     result = lax.mul(a, b)
     bits = lax.bitcast_convert_type(result, np.dtype(f"int{8 * result.dtype.itemsize}"))
@@ -30,7 +30,7 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
     return rounded_product(a, b)
 
 
-def _product_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _product_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
     a, b = primals
     result = product(a, b)
     terms = [x * d for x, d in zip((b, a), tangents, strict=True) if not isinstance(d, SymbolicZero)]

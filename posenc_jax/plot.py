@@ -1,12 +1,12 @@
-r"""Figures of positional encodings: what a table looks like, what it measures, and how wrong float32 becomes.
+r"""Figures of positional encodings: tables, similarities, spectra, attention weights, and the error of float32.
 
-Needs matplotlib, `pip install posenc_jax[plot]`. Every function returns a new `matplotlib.figure.Figure` that belongs
-to the caller alone: save it with `figure.savefig`, or leave it as the last line of a notebook cell after
-`%matplotlib inline`. Nothing is shown and pyplot is left alone.
+Requires matplotlib: `pip install posenc_jax[plot]`. Every function returns a new `matplotlib.figure.Figure` that only
+the caller holds: save it with `figure.savefig`, or make it the last line of a notebook cell after `%matplotlib inline`.
+No function shows a figure or touches pyplot.
 
-Colours of text, axes and background are those of `matplotlib.rcParams` when the function is called, so styles such as
-"dark_background" apply. Colours of data do not depend on the style: they stand out from light and dark backgrounds,
-can be told apart by the colour-blind, and differ in dashes or markers too, for print in grey.
+Text, axes and background take their colours from `matplotlib.rcParams` at the time of the call, so styles such as
+"dark_background" apply. Data colours do not depend on the style. They stand out on light and dark backgrounds and are
+safe for colour-blind readers; lines also differ in dashes or markers, for greyscale print.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _checks
 from posenc_jax._checks import public, require
-from posenc_jax._frequencies import Frequencies, one_axis, parse, parse_static
+from posenc_jax._frequencies import Frequencies, Precision, one_axis, parse, parse_static
 from posenc_jax._rotation import offset_similarity
 from posenc_jax._sinusoidal import sinusoidal
 from posenc_jax._waves import wave_float64
@@ -36,7 +36,7 @@ except ImportError as error:
 
 __all__ = ["attention_weights", "heatmap", "offset_products", "phase_error", "similarity", "spectrum", "waves"]
 
-_BOUND = 9e-8  # what `sinusoidal` promises
+_BOUND = 9e-8  # the error bound of `sinusoidal`
 _INT32_MAX = 2**31 - 1
 
 
@@ -46,14 +46,14 @@ def heatmap(table: ArrayLike, *, title: str = "Positional encoding") -> Figure:
 
     Args:
       table: finite numbers of shape (length, dim), sinusoidal or learned. Position 0 is at the top.
-      title: above the figure.
+      title: the title of the figure.
 
     Returns:
-      The figure. The limits of its colours are ±max |table|, so that white is zero.
+      The figure. Its colour limits are ±max |table|, so that zero is white.
 
     Raises:
       TypeError: if the table is not an array of integers or floats.
-      ValueError: if it is not of shape (length, dim), is empty, or has entries that are not finite.
+      ValueError: if the table does not have shape (length, dim), is empty, or has entries that are not finite.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -75,20 +75,20 @@ def heatmap(table: ArrayLike, *, title: str = "Positional encoding") -> Figure:
 def waves(
     table: ArrayLike, features: Sequence[int] | None = None, *, title: str = "Single features against position"
 ) -> Figure:
-    """Columns of a table against position: fast waves in the first features, slow ones in the last.
+    """Columns of a table plotted against position: fast waves in the first features, slow waves in the last.
 
     Args:
       table: finite numbers of shape (length, dim), sinusoidal or learned.
-      features: which columns, from 0 to dim − 1. `None` means those at 0, 1/8, 1/4, 1/2 and 7/8 of the width,
-        rounded down to an even number: sines, in the interleaved layout.
-      title: above the figure.
+      features: the columns to draw, from 0 to dim − 1. `None` draws the columns at 0, 1/8, 1/4, 1/2 and 7/8 of the
+        width, rounded down to even numbers, which are sines in the interleaved layout.
+      title: the title of the figure.
 
     Returns:
-      The figure, one line for each feature.
+      The figure, with one line for each feature.
 
     Raises:
       TypeError: if the table is not an array of integers or floats, or features are not integers.
-      ValueError: if there are no features, or one that the table does not have; else as `heatmap`.
+      ValueError: if features is empty or has a column outside the table, or as for `heatmap`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -105,7 +105,7 @@ def waves(
     features = _figure.integers("features", features, 0, dim - 1)
     figure, axes = _figure.single(title, "position (tokens)", "value")
     for i, feature in enumerate(features):
-        # A few markers each, at different positions for each line.
+        # Draws a few markers on each line, at positions that differ between lines.
         every = max(1, length // 8)
         axes.plot(
             values[:, feature], label=str(feature), markevery=(i * every // len(features), every), **_figure.line(i)
@@ -117,18 +117,18 @@ def waves(
 
 @public
 def similarity(table: ArrayLike, *, title: str = "Cosine similarity of positions") -> Figure:
-    r"""The cosine of the angle between the encodings of all pairs of positions, $t_p \cdot t_q / |t_p||t_q|$.
+    r"""Cosine similarity between the encodings of each pair of positions, $t_p \cdot t_q / |t_p||t_q|$.
 
     Args:
-      table: finite numbers of shape (length, dim), sinusoidal or learned, no row all zero.
-      title: above the figure.
+      table: finite numbers of shape (length, dim), sinusoidal or learned, without rows of zeros.
+      title: the title of the figure.
 
     Returns:
-      The figure. Its colours end at 1, and begin at 0 or at the least similarity, if that is negative.
+      The figure. Its colours range from 0, or the smallest similarity if that is negative, to 1.
 
     Raises:
       TypeError: if the table is not an array of integers or floats.
-      ValueError: if a row is all zero, which has no direction; else as `heatmap`.
+      ValueError: if a row is all zeros and so has no direction, or as for `heatmap`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -139,7 +139,7 @@ def similarity(table: ArrayLike, *, title: str = "Cosine similarity of positions
       (50, 50)
     """
     values = _figure.matrix("table", table, "(length, dim)")
-    # Divides by the largest entry first, so that no square leaves the range of floats.
+    # Divides by the largest entry first, so that no sum of squares overflows or underflows.
     largest = np.abs(values).max(axis=1, keepdims=True)
     message = "table must have no row of zeros, got one at position {}"
     require(largest.all(), message, int(largest.argmin()))
@@ -159,21 +159,21 @@ def offset_products(
     starts: Sequence[int] = (0, 5, 10, 20),
     max_offset: int = 20,
 ) -> Figure:
-    r"""Dot products $PE(p) \cdot PE(p+k)$ from several $p$, upon the one curve $\sum_i \cos \omega_i k$.
+    r"""Dot products $PE(p) \cdot PE(p+k)$ for several $p$, all on the curve $\sum_i \cos \omega_i k$.
 
     Args:
-      frequencies: as for `sinusoidal`, of one axis; the width must be even.
+      frequencies: as for `sinusoidal`, with one axis and an even width.
       starts: the positions $p$.
-      max_offset: the largest $k$; marks stand at whole offsets, about 24 at most for each start.
+      max_offset: the largest $k$. Markers stand at whole offsets, at most about 24 for each start.
 
     Returns:
-      The figure: a line for the curve, `offset_similarity` between whole offsets too, then marks for each start,
-      which are products of encodings made by `sinusoidal`.
+      The figure: one line for the curve, from `offset_similarity` (also between whole offsets), then markers for each
+      start, from products of `sinusoidal` encodings.
 
     Raises:
-      TypeError: if starts or max_offset are not integers, or as `offset_similarity`.
-      ValueError: if a position leaves int32, max_offset < 1, the frequencies have several axes, or as
-        `offset_similarity`.
+      TypeError: if starts or max_offset are not integers, or as for `offset_similarity`.
+      ValueError: if a position does not fit into int32, max_offset is below 1, the frequencies have several axes, or as
+        for `offset_similarity`.
 
     Examples:
       >>> from posenc_jax import plot
@@ -184,21 +184,21 @@ def offset_products(
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    resolved = one_axis(parse(frequencies, even=True))
+    parsed = one_axis(parse(frequencies, even=True))
     max_offset = _checks.positive_int("max_offset", max_offset)
     starts = _figure.integers("starts", starts, -(2**31), _INT32_MAX - max_offset)
     offsets = np.arange(max_offset + 1)
-    encodings = np.asarray(sinusoidal(np.add.outer(starts, offsets), resolved)).astype(np.float64)
+    encodings = np.asarray(sinusoidal(np.add.outer(starts, offsets), parsed)).astype(np.float64)
     products = np.sum(encodings[:, :1] * encodings, axis=-1)
     between = np.linspace(0, max_offset, 801, dtype=np.float32)
 
     figure, axes = _figure.single(
         "The dot product depends on the offset alone", "offset k (tokens)", "dot product PE(p) · PE(p + k)"
     )
-    axes.plot(between, np.asarray(offset_similarity(between, resolved)), color=rcParams["text.color"], lw=1)
+    axes.plot(between, np.asarray(offset_similarity(between, parsed)), color=rcParams["text.color"], lw=1)
     axes.lines[0].set_label("any p (exact)")
     for i, (start, product) in enumerate(zip(starts, products, strict=True)):
-        # The marks coincide, by the theorem: hollow ones that shrink by equal ratios lie inside each other.
+        # The markers coincide, by the theorem. They are hollow and shrink by equal ratios, so that they nest.
         style = _figure.line(i) | {"linestyle": "none", "markersize": 12 * 0.25 ** (i / max(1, len(starts) - 1))}
         axes.plot(offsets, product, label=f"p = {start}", markevery=-(-max_offset // 24), **style)
     axes.xaxis.set_major_locator(_figure.whole_ticks())
@@ -210,18 +210,18 @@ def offset_products(
 def spectrum(
     frequencies: Frequencies | int | jax.Array | Mapping[str, Frequencies | int | jax.Array],
 ) -> Figure:
-    r"""How many positions each pair of features takes for a turn, $2\pi/\omega_i$, on a logarithmic axis.
+    r"""The wavelength of each pair of features, $2\pi/\omega_i$ positions per turn, on a logarithmic axis.
 
     Args:
-      frequencies: as for `sinusoidal`, or a mapping from labels to such, to compare. A pair that does not turn has no
-        wavelength and is left out.
+      frequencies: as for `sinusoidal`, or a mapping from labels to frequencies, to compare them. Pairs that do not turn
+        have no wavelength and are omitted.
 
     Returns:
-      The figure, a line for each spectrum; with a legend, if there were labels.
+      The figure, with one line for each spectrum, and a legend if frequencies is a mapping.
 
     Raises:
-      TypeError: as `sinusoidal`.
-      ValueError: if the mapping is empty, or as `sinusoidal`.
+      TypeError: as for `sinusoidal`.
+      ValueError: if the mapping is empty, or as for `sinusoidal`.
 
     Examples:
       >>> import posenc_jax as pe
@@ -235,11 +235,11 @@ def spectrum(
     figure, axes = _figure.single("Wavelengths", "pair of features i", "wavelength (positions per turn)")
     axes.set_yscale("log", nonpositive="mask")
     for i, (label, value) in enumerate(labelled.items()):
-        resolved = parse(value)
-        if isinstance(resolved, Frequencies):
-            wavelengths = np.abs(resolved.wavelengths)
+        parsed = parse(value)
+        if isinstance(parsed, Frequencies):
+            wavelengths = np.abs(parsed.wavelengths)
         else:
-            angular = np.abs(np.asarray(resolved).astype(np.float64))
+            angular = np.abs(np.asarray(parsed).astype(np.float64))
             wavelengths = np.divide(2 * np.pi, angular, where=angular > 0, out=np.full_like(angular, np.inf))
         wavelengths = np.where(np.isfinite(wavelengths), wavelengths, np.nan)
         axes.plot(wavelengths, label=str(label), markevery=max(1, len(wavelengths) // 16), **_figure.line(i))
@@ -251,23 +251,24 @@ def spectrum(
 
 @public
 def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] | None = None) -> Figure:
-    r"""Self-attention without projections, $\text{softmax}(h h^T\!/\sqrt d)$: $h = x$ beside $h = \sqrt d\,x + PE$.
+    r"""Self-attention weights without projections, $\text{softmax}(h h^T\!/\sqrt d)$, with and without positions.
 
-    Without positions, the weights of permuted tokens are the permuted weights: the order of the tokens has no
-    influence.
+    One panel shows $h = x$, the other $h = \sqrt d\,x + PE$. Without positions, permuting the tokens only permutes the
+    weights: the order of the tokens has no influence.
 
     Args:
       x: embeddings, finite numbers of shape (seq, dim).
-      table: encodings, finite numbers of shape (length, dim), length ≥ seq, of which the first seq are added.
-      tokens: seq labels. `None`: the positions are numbered.
+      table: encodings, finite numbers of shape (length, dim) with length ≥ seq. The first seq rows are added.
+      tokens: seq labels. `None` numbers the positions.
 
     Returns:
-      The figure: two panels with the same colours, of queries × keys; up to 6 tokens, with the weights as numbers.
+      The figure: two panels of queries × keys with the same colour scale. With at most 6 tokens, each cell also shows
+      its weight as a number.
 
     Raises:
       TypeError: if x or table is not an array of integers or floats.
-      ValueError: if the widths differ, the table is shorter than x, or the tokens are not as many as x has rows;
-        else as `heatmap`.
+      ValueError: if the widths differ, the table is shorter than x, there is not one token for each row of x, or as for
+        `heatmap`.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -316,24 +317,25 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
 
 @public
 def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MAX, samples: int = 300) -> Figure:
-    r"""The largest error of any feature against position: textbook float32 beside this library.
+    r"""The largest error of any feature against position: textbook float32 compared with this library.
 
-    Textbook code rounds $\omega$ and the product $\omega p$ to float32. That turns the wave by up to $2^{-24}\omega p$
-    radian each, so the error grows with the position until nothing is right.
+    Textbook code rounds $\omega$ and the product $\omega p$ to float32. Each rounding shifts the phase by up to
+    $2^{-24}\omega p$ radians, so the error grows with the position until no digit is right.
 
     Args:
-      frequencies: `Frequencies` of one axis, or a width. Both precisions are drawn, at amplitude 1, whatever the
-        frequencies' own are.
+      frequencies: `Frequencies` with one axis, or a width. The figure always shows both precisions at amplitude 1; the
+        precision and amplitude of the frequencies are ignored.
       max_position: the last position, from 1 to 2³¹ − 1.
-      samples: how many positions, at equal ratios from 1 to max_position; less those that coincide when rounded.
+      samples: the number of positions, spaced at equal ratios from 1 to max_position. Positions that coincide after
+        rounding are drawn once.
 
     Returns:
-      The figure, both axes logarithmic: a line for float32, one for the library, and its bound of 9e-8. The truth
-      that they are compared with is computed from exact integers. An error of zero is left out.
+      The figure, with both axes logarithmic: one line for float32, one for the library, and one for its bound of 9e-8.
+      The reference values are computed from exact integers. Errors of zero are omitted.
 
     Raises:
-      TypeError: if frequencies are an array (whose turns are not known exactly), or anything else is not an integer.
-      ValueError: if the frequencies have several axes, max_position does not fit into int32, or anything is under 1.
+      TypeError: if frequencies is an array (whose turns are not known exactly), or another argument is not an integer.
+      ValueError: if the frequencies have several axes, max_position does not fit into int32, or an argument is below 1.
 
     Examples:
       >>> from posenc_jax import plot
@@ -342,19 +344,20 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
       >>> bool(textbook[-1] > 0.1), bool(exact.max() < 9e-8)
       (True, True)
     """
-    resolved = one_axis(parse_static(frequencies))
+    parsed = one_axis(parse_static(frequencies))
     max_position, samples = _checks.length("max_position", max_position), _checks.positive_int("samples", samples)
-    resolved = dataclasses.replace(resolved, attention_factor=1.0)
+    parsed = dataclasses.replace(parsed, attention_factor=1.0)
     positions = np.unique(np.geomspace(1, max_position, samples).round().astype(np.int32))
-    feature = np.arange(resolved.dim)
-    turns = tuple(resolved.turns[i] for i in feature // 2)
+    feature = np.arange(parsed.dim)
+    turns = tuple(parsed.turns[i] for i in feature // 2)
     truth = wave_float64(positions, turns, feature % 2)
 
     figure, axes = _figure.single("Error of the encoding", "position (tokens)", "largest error of any feature")
     axes.set_xscale("log")
     axes.set_yscale("log", nonpositive="mask")
-    for i, (label, precision) in enumerate({"textbook float32": "float32", "exact phases": "exact"}.items()):
-        encoding = np.asarray(sinusoidal(positions, resolved.with_precision(precision))).astype(np.float64)
+    precisions: dict[str, Precision] = {"textbook float32": "float32", "exact phases": "exact"}
+    for i, (label, precision) in enumerate(precisions.items()):
+        encoding = np.asarray(sinusoidal(positions, parsed.with_precision(precision))).astype(np.float64)
         style = {"color": _figure.COLOURS[1 - i], "linestyle": _figure.DASHES[i]}
         axes.plot(positions, np.abs(encoding - truth).max(axis=1), label=label, lw=1.3, **style)
     axes.axhline(_BOUND, color=rcParams["text.color"], lw=1, ls=":", label="bound 9e-8")

@@ -15,7 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 ROOT = Path(__file__).parent.parent
 # The kill matrix says what each test costs.
-KILLS = ROOT / "tests" / "mutation" / "kills.json"
+KILLS = ROOT / "tests" / "tools" / "mutation" / "kills.json"
 # Programs that earlier runs compiled; delete the folder to start cold.
 COMPILED = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / "build" / "compiled"))
 
@@ -66,9 +66,10 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def drawn_anew(request):
-    """What a test draws follows from its name alone, not from the tests before it."""
+    """What a test draws follows from its file's name and its own, not from the tests before it."""
     if rng := getattr(request.module, "RNG", None):
-        rng.bit_generator.state = np.random.default_rng(zlib.crc32(request.node.nodeid.encode())).bit_generator.state
+        name = f"{request.path.name}::{request.node.name}"
+        rng.bit_generator.state = np.random.default_rng(zlib.crc32(name.encode())).bit_generator.state
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ def initial(length, width):
     half = width // 2
     angular = np.exp(np.arange(half) * (-np.log(10_000.0) / (half - 1)))
     phase = np.arange(length)[:, None] * angular
-    table = np.zeros((length, width), np.float32)
-    table[:, :half] = np.sin(phase)
-    table[:, half : 2 * half] = np.cos(phase)
-    return jnp.array(table)
+    rows = np.zeros((length, width), np.float32)
+    rows[:, :half] = np.sin(phase)
+    rows[:, half : 2 * half] = np.cos(phase)
+    return jnp.array(rows)
 
 
 def table(case):

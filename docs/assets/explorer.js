@@ -69,7 +69,7 @@
   const clip = (x) => Math.min(Math.max(x, 0), 1);
   const spectrum = (d, base) => Array.from({length: d / 2}, (_, i) => base ** ((-2 * i) / d));
 
-  // The scalings, as posenc_jax.scalings has them: the new ω_i, and the amplitude where it is not 1. What the library
+  // The scalings as posenc_jax computes them: the new ω_i, and the amplitude where it is not 1. What the library
   // refuses throws here too.
   const scalings = {
     linear: ({d, base, factor}) => ({omega: spectrum(d, base).map((w) => w / factor)}),

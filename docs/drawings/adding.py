@@ -9,7 +9,7 @@ import posenc_jax as pe
 from posenc_jax import _figure, plot
 
 
-def content_over_position():
+def content_over_position() -> Figure:
     """Ratio of the norms of content and position against the width, on logarithmic axes.
 
     Two cases lie on one level line at 1.4: variance 1 without the factor, and variance 1/d with the root of d.
@@ -49,7 +49,7 @@ def content_over_position():
     return figure
 
 
-def four_terms():
+def four_terms() -> Figure:
     """Four heatmaps of nine words by nine words.
 
     Content with content is large on the diagonal and where the returning words the and sat meet themselves; content
@@ -79,7 +79,7 @@ def four_terms():
     return figure
 
 
-def tokens_attention():
+def tokens_attention() -> Figure:
     """Attention weights of the tokens The, cat, sat, down, four by four in two panels.
 
     Without positions all weights are close to a quarter. With positions they range from 0.08 to 0.56, and all
@@ -89,7 +89,7 @@ def tokens_attention():
     return plot.attention_weights(x, pe.sinusoidal(jnp.arange(4), 16), tokens=["The", "cat", "sat", "down"])
 
 
-def table_similarity():
+def table_similarity() -> Figure:
     """Cosine similarities of 64 positions with each other, in two panels.
 
     Sinusoidal encodings show a strong band along the diagonal with weaker stripes beside it, the same for every

@@ -4,13 +4,16 @@ import importlib.util
 import json
 import pathlib
 import sys
+from types import ModuleType
+from typing import Any
 
 import matplotlib
+from matplotlib.figure import Figure
 
 FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
 
 
-def _module():
+def _module() -> ModuleType:
     """benchmarks/figures.py, which imports its neighbours."""
     if "benchmark_figures" not in sys.modules:
         sys.path.append(str(FOLDER))
@@ -20,7 +23,7 @@ def _module():
     return sys.modules["benchmark_figures"]
 
 
-def _drawn(function, *args):
+def _drawn(function: str, *args: Any) -> Figure:
     result = json.loads((FOLDER / "results" / "cpu.json").read_text())
     drawer = _module()
     scheme = next(s for s in drawer.SCHEMES.values() if s["text"] == matplotlib.rcParams["text.color"])
@@ -29,7 +32,7 @@ def _drawn(function, *args):
         return getattr(drawer, function)(result, scheme, *args)
 
 
-def benchmark_bars():
+def benchmark_bars() -> Figure:
     """Bars for each of fifteen cases: the time of each library as a multiple of a plain copy of the same bytes, on
     logarithmic axes. The bar of posenc_jax is blue and ends between 0.9 and 2.3. It is the shortest for the table and
     in all rotary and decode cases; in the two of the addition one or two others are shorter by a tenth. The table below
@@ -37,14 +40,14 @@ def benchmark_bars():
     return _drawn("bars")
 
 
-def benchmark_errors():
+def benchmark_errors() -> Figure:
     """Largest error against position for each library on logarithmic axes. posenc_jax stays level at 5e-8 to two
     billion. Libraries with phases in float32 rise together in a straight line from 2e-7 to 2; three of them end at one
     million. So do the Flax examples, which stay level at 3e-8."""
     return _drawn("accuracy")
 
 
-def benchmark_length():
+def benchmark_length() -> Figure:
     """Time of a call and memory beside the result against length, for tables and rotary embeddings, each library a
     line, on logarithmic axes. All times grow with the length, and the thick line of posenc_jax is the lowest of the
     libraries but for rotary embeddings of short sequences, where lines cross. Its memory stays at the bottom of the
@@ -53,7 +56,7 @@ def benchmark_length():
     return _drawn("growth", "length")
 
 
-def benchmark_heads():
+def benchmark_heads() -> Figure:
     """Time of a call and memory beside the result against the number of heads, on logarithmic axes. The times of all
     grow with the heads; the line of posenc_jax is the lowest from four heads on. Its memory is 2 megabytes from four
     heads on and next to nothing with one; that of most others grows with the heads."""

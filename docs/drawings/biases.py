@@ -9,7 +9,7 @@ import posenc_jax as pe
 from posenc_jax import _figure
 
 
-def _mlp(heads, hidden=32):
+def _mlp(heads: int, hidden: int = 32) -> tuple[jax.Array, ...]:
     """Weights as the module of FIRE begins with."""
     keys = jax.random.split(jax.random.key(7), 4)
     shapes = (hidden,), (hidden,), (hidden, heads), (heads,)
@@ -18,7 +18,7 @@ def _mlp(heads, hidden=32):
     return tuple(jax.random.uniform(key, shape, minval=-b, maxval=b) for key, shape, b in draws)
 
 
-def bias_curves():
+def bias_curves() -> Figure:
     """Six panels of bias against distance up to 256.
 
     ALiBi: straight lines of different slope. T5: staircases of buckets whose steps become longer, and level beyond
@@ -30,7 +30,7 @@ def bias_curves():
     query = jnp.array([256])
     keys = query - distance
 
-    def rows(bias):
+    def rows(bias: jax.Array) -> np.ndarray:
         return np.asarray(bias)[:, 0]
 
     slopes = -np.asarray(pe.alibi(jnp.array([1]), jnp.array([0]), 8))[:, 0, 0]
@@ -75,7 +75,7 @@ def bias_curves():
     return figure
 
 
-def bias_tiles():
+def bias_tiles() -> Figure:
     """Four heatmaps of 48 queries by 48 keys.
 
     ALiBi: zero on the diagonal, falling evenly to both sides. T5 with a random table: stripes along diagonals, thin

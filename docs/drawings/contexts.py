@@ -11,7 +11,7 @@ from posenc_jax.hf import rotary_from_config
 _DIM, _BASE, _LENGTH, _FACTOR = 128, 10_000.0, 4096, 8
 
 
-def unseen_phases():
+def unseen_phases() -> Figure:
     """Four dials, for pairs 30, 47, 55 and 63 of 64. The arc that positions below 4,096 cover is blue, what positions
     up to 32,768 add is vermilion. Pair 30 is blue all round; of pair 47 a quarter is new, of pair 55 three quarters,
     and of pair 63, blue for a thirteenth of the dial, half of the dial is new and the rest still never reached."""
@@ -41,7 +41,7 @@ def unseen_phases():
     return figure
 
 
-def scaling_ratios():
+def scaling_ratios() -> Figure:
     """How many times longer each scaling makes a wavelength, against the wavelength, both axes logarithmic. Linear is
     flat at 8. NTK rises in a straight line from 1 at the fastest pair to 8 at the slowest; dynamic NTK does so to 15.
     YaRN and Llama 3 stay at 1 for fast pairs, reach 8 at about the trained length and stay there; Llama 3 climbs later
@@ -77,7 +77,7 @@ def scaling_ratios():
     return figure
 
 
-def layer_spectra():
+def layer_spectra() -> Figure:
     """Wavelengths of two kinds of layers of one model, on a logarithmic axis. Full attention begins eight times above
     sliding windows and rises more steeply: the last pair turns once in 58 thousand positions where there is a window
     and once in 45 million in the other layer."""

@@ -9,7 +9,7 @@ import posenc_jax as pe
 from posenc_jax import _figure
 
 
-def patch_similarity():
+def patch_similarity() -> Figure:
     """Similarity of one patch, in row 4 and column 15 of a grid of 14 rows and 24 columns, with all others, in three
     panels. Encoded by row and column, it is largest at the patch and along its row and its column, a cross. Encoded by
     its place in the flattened order, a few patches to its left and right are similar, and the patches above and below
@@ -36,7 +36,7 @@ def patch_similarity():
     return figure
 
 
-def pair_coordinates():
+def pair_coordinates() -> Figure:
     """Three strips of 64 pairs, each with lanes for time, row and column and a mark where the coordinate turns the
     pair. Axial for an image: the first half row, the second half column. Sections in blocks, 16, 24, 24: time, then
     row, then column. Sections dealt out, 24, 20, 20: the three take turns up to pair 59, then time has the rest."""

@@ -8,7 +8,7 @@ import posenc_jax as pe
 from posenc_jax import _figure, plot
 
 
-def mesh():
+def mesh() -> Figure:
     """Heatmap of 128 positions by 256 features in red and blue. Features at the left alternate within a few
     positions; towards the right the stripes grow wider, until the last columns keep one colour from top to bottom."""
     figure = plot.heatmap(pe.sinusoidal(jnp.arange(128), 256), title="128 positions, 256 features")
@@ -16,19 +16,19 @@ def mesh():
     return figure
 
 
-def small_mesh():
+def small_mesh() -> Figure:
     """Heatmap of 50 positions by 16 features: stripes of red and blue that are short in the first columns and longer
     in each pair of columns after them."""
     return plot.heatmap(pe.sinusoidal(jnp.arange(50), 16), title="50 positions, 16 features")
 
 
-def five_waves():
+def five_waves() -> Figure:
     """Five sine waves over 50 positions. Feature 0 makes eight turns, feature 2 two and a half, feature 4 under one;
     feature 8 rises slowly to 0.5 and feature 14 stays near zero."""
     return plot.waves(pe.sinusoidal(jnp.arange(50), 16))
 
 
-def wavelengths():
+def wavelengths() -> Figure:
     """Wavelength against pair of features on a logarithmic axis. Widths 16, 64 and 128 give straight lines that start
     at 6.3; a wider encoding has a line that rises more gently, and ends nearer to 62,832. A base of one million
     makes the line of width 128 steeper."""
@@ -36,13 +36,13 @@ def wavelengths():
     return plot.spectrum(spectra)
 
 
-def similarities():
+def similarities() -> Figure:
     """Square heatmap of cosine similarities between 50 positions: a bright diagonal, and parallel bands beside it that
     are alternately darker and brighter, constant along every diagonal."""
     return plot.similarity(pe.sinusoidal(jnp.arange(50), 16))
 
 
-def counter():
+def counter() -> Figure:
     """Two heatmaps over positions 0 to 31, five columns each. Left, the bits of the position: the first column
     alternates at each step, the second every two steps, up to the fifth, which is 0 in the upper half and 1 in the
     lower. Right, five waves with the same periods: negative in the same cells where the bit is 1, in softer steps."""

@@ -10,7 +10,7 @@ from posenc_jax import _figure
 FEATURE = 16  # the sine of pair 8 at width 128: 20 positions a turn
 
 
-def torn():
+def torn() -> Figure:
     """One sine wave of 20 positions a turn, near position one million and near one hundred million. Near one million
     the squares of float32 phases lie on the line or just beside it. Near one hundred million they are scattered in
     steps, with no likeness to the line."""

@@ -2,12 +2,13 @@
 
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
 import posenc_jax as pe
 from posenc_jax import _figure
 
 
-def heads():
+def heads() -> Figure:
     """Two curves of score against how many tokens back the key stands. The first peaks at 1 for the token itself and
     falls to one half within forty tokens, with ripples. The second has the same shape moved by five: its peak
     stands at the key five tokens back."""

@@ -7,7 +7,7 @@ import posenc_jax as pe
 from posenc_jax import _figure, plot
 
 
-def matrices():
+def matrices() -> Figure:
     """Three 16 by 16 matrices in red and blue, for k = 1, 3 and 10. All cells away from the two-by-two blocks on the
     diagonal are zero. The upper left blocks change their colours from matrix to matrix; the lower right blocks keep a
     red diagonal and pale other cells."""
@@ -22,7 +22,7 @@ def matrices():
     return figure
 
 
-def products():
+def products() -> Figure:
     """Dot product against offset, from 0 to 20, at width 16: a line that falls from 8 to 5.5 within three steps and
     then swings between 3.6 and 6.4. Hollow marks for four starting positions lie on it, inside each other."""
     return plot.offset_products(16)

@@ -26,7 +26,7 @@ class Pattern:
 class Model:
     """The facts of a model_type."""
 
-    layout: Literal["half", "interleaved"] = "half"
+    layout: Literal["half", "interleaved"] | None = "half"  # None: as the config says
     theta: float | None = 10_000.0  # where no key says it
     partial: float | None = None  # where no key says it; None: the model rotates the whole head, whatever the keys say
     rotary_dim: int | None = None  # the same as a number of features (GPT-J)
@@ -38,17 +38,19 @@ class Model:
     scaled: tuple[str, ...] = ("full_attention",)  # the layer types that an old rope_scaling is for
     pattern: Pattern | None = None  # the layer_types of a config without
     typed: bool = False  # has layers of several kinds: layer_types are needed
+    lists: tuple[str, ...] = ()  # which keys that list layers are read
     sliding_only: bool = False  # full_attention layers have no positions
     windowless: bool = False  # but all layers have where sliding_window is null
-    position: str | None = None  # the position_embedding_type without which no layer has positions
+    position: str | None = None  # the position_embedding_type of layers that rotate; "": may be absent; None: not read
     null_theta: bool = False  # a null rope_theta means that no layer has positions
-    interval: int | None = None  # no_rope_layer_interval where the key is absent; None: not read
+    interval: int | None = None  # no_rope_layer_interval where the key is absent; 0: all rotate; None: not read
     layer_thetas: bool = False  # layer_rope_theta is read
-    latent: bool = False
-    switched: bool = False  # rope_interleave is read, and true where it is absent
-    sections: tuple[int, ...] | None = None  # mrope_section where no key says it; None: positions of one coordinate
-    dealt: bool = False  # the sections are interleaved
-    temperature: str | None = None  # the position-dependent query scale: "llama4" or "beta"
+    latent: bool | None = False  # None: if the config has a qk_rope_head_dim
+    switched: bool = False  # rope_interleave is read, and wins over `layout`
+    sections: tuple[int, ...] | None = None  # mrope_section where the key is absent; (): no sections; None: not read
+    dealt: bool | None = False  # whether sections are interleaved; None: as the config says
+    temperature: Literal["llama4", "beta", "written"] | None = None  # the query scale; "written": as the config says
+    alpha: bool = False  # rope type "dynamic" reads alpha
     original_max: int | None = None  # a top-level original_max_position_embeddings where the key is absent (Phi-3)
 
 
@@ -66,11 +68,13 @@ _OLMO3 = {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("rope_the
 MODELS: dict[str, Model] = {
     **_all(
         "arcee aria_text chameleon diffllama doge dots1 eurobert falcon falcon_h1 granite granite4_vision_text "
-        "granite_docling_text granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe hyperclovax jais2 "
+        "granite_docling_text granitemoe granitemoeshared hyperclovax jais2 "
         "llama ministral mistral olmo olmo2 olmoe qwen2 qwen2_moe qwen3_moe starcoder2"
     ),
+    **_all("hunyuan_v1_dense hunyuan_v1_moe", alpha=True),
     **_all("apertus", theta=12e6, required=True),
-    **_all("bitnet csm flex_olmo mllama_text_model", theta=5e5),
+    **_all("bitnet csm flex_olmo", theta=5e5),
+    **_all("mllama_text_model", theta=5e5, lists=("cross_attention_layers",)),
     **_all("emu3_text_model mixtral phimoe", theta=1e6),
     **_all("gte", theta=160_000.0),
     **_all("jina_embeddings_v3", theta=20_000.0),
@@ -108,9 +112,9 @@ MODELS: dict[str, Model] = {
     **_all("granitemoehybrid", typed=True, position="rope"),
     **_all("minimax", theta=1e6, typed=True),
     **_all("olmo_hybrid", typed=True, null_theta=True),
-    **_all("bamba", partial=0.5, typed=True),
-    **_all("recurrent_gemma", partial=0.5, typed=True),
-    **_all("lfm2 lfm2_moe", theta=1e6, typed=True),
+    **_all("bamba", partial=0.5, typed=True, lists=("attn_layer_indices",)),
+    **_all("recurrent_gemma", partial=0.5, typed=True, lists=("block_types",)),
+    **_all("lfm2 lfm2_moe", theta=1e6, typed=True, lists=("full_attn_idxs",)),
     **_all("qwen3_next", partial=0.25, head_dim=256, pattern=_LINEAR),
     # a spectrum for each layer type
     **_all("gemma3_text t5gemma2_text t5gemma2_decoder", head_dim=256, thetas=_GEMMA3, pattern=_SIX),
@@ -132,7 +136,8 @@ MODELS: dict[str, Model] = {
     ),
     **_all("laguna mellum zaya", partial=1.0, head_dim=128, nested=True, required=True, typed=True),
     **_all("mimo_v2_flash", partial=0.334, head_dim=192, nested=True, required=True, typed=True),
-    **_all("beam lfm3", head_dim=128, nested=True, required=True, typed=True),
+    **_all("beam", head_dim=128, nested=True, required=True, typed=True),
+    **_all("lfm3", head_dim=128, nested=True, required=True, typed=True, lists=("full_attn_idxs",)),
     # latent attention
     **_all("axk1 deepseek_v3 glm4_moe_lite youtu", layout="interleaved", latent=True, switched=True),
     **_all("axk2 deepseek_v2 deepseek_v32 glm_moe_dsa", layout="interleaved", latent=True),
@@ -164,6 +169,24 @@ MODELS: dict[str, Model] = {
         dealt=True,
     ),
 }
+
+# An unknown model_type: its config says everything.
+UNKNOWN = Model(
+    layout=None,
+    theta=None,
+    partial=1.0,
+    lists=("attn_layer_indices", "full_attn_idxs", "block_types", "cross_attention_layers"),
+    position="",
+    interval=0,
+    layer_thetas=True,
+    latent=None,
+    switched=True,
+    sections=(),
+    dealt=None,
+    temperature="written",
+    alpha=True,
+)
+UNNAMED = dataclasses.replace(UNKNOWN, theta=10_000.0)  # a config without a model_type
 
 # Rotations that a plan cannot say, by model_type.
 REFUSED = {

@@ -1,37 +1,40 @@
-"""The rope types: from the settings of a config to a spectrum, and the settings complete."""
+"""The rope types: each reads its settings and names the function that makes a spectrum of them.
+
+The settings are read first, then `spectrum` calls the function: its errors get the rope type in front.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from posenc_jax import _check
-from posenc_jax._hf_config import WHERE, Keys, error, one
-from posenc_jax._hf_models import Model
-from posenc_jax.axes import multi_section
-from posenc_jax.frequencies import Frequencies, geometric
-from posenc_jax.scalings import dynamic_ntk, linear_scaling, llama3, longrope, ntk, proportional, temperature, yarn
+from posenc_jax import _checks
+from posenc_jax._axes import multi_section
+from posenc_jax._checks import InvalidType, InvalidValue, require
+from posenc_jax._frequencies import Frequencies, geometric
+from posenc_jax._ntk import dynamic_ntk, ntk
+from posenc_jax._scalings import linear_scaling, llama3, longrope, proportional, temperature, yarn
+from posenc_jax.hf._config import Config
+from posenc_jax.hf._keys import Keys, agreed, check_agreement
 
 MAXIMUM = "max_position_embeddings"
 ORIGINAL = "original_max_position_embeddings"
 _ALIASES = {"su": "longrope", "mrope": "default"}
 
+Spectrum = Callable[[], Any]
+Settings = dict[str, Any]
 
-def rope_type(d: Keys) -> str:
+
+def rope_type_of(d: Keys) -> str:
     """The rope type, in today's spelling."""
-    found = d.found("rope_type", "type")
-    result = one({name: _ALIASES.get(str(value), value) for name, value in found.items()}, "default")
-    if not isinstance(result, str) or result not in _TYPES:
-        raise error(f"{next(iter(found))} must be one of {sorted(_TYPES)}, got {result!r}")
-    if "mrope" in found.values() and d.values.get("mrope_section") is None:
-        raise error(f"{d.label}mrope_section is missing")
-    return result
-
-
-def _positions(name: str, value: Any) -> int:
-    """A number of positions."""
-    if (result := _check.positive_int(WHERE, name, value)) >= 2**31:
-        raise error(f"{name} must fit into int32, got {result!r:.60}")
+    found = d.take("rope_type", "type")
+    result = agreed({name: _ALIASES.get(str(value), value) for name, value in found.items()}, "default")
+    known = isinstance(result, str) and result in _TYPES
+    require(known, "{} must be one of {}, got {!r}", next(iter(found), ""), sorted(_TYPES), result)
+    sectioned = "mrope" not in found.values() or d.found("mrope_section")
+    require(sectioned, "{}mrope_section is missing", d.label)
     return result
 
 
@@ -40,111 +43,112 @@ class Rope:
     """The rope settings `d` of a layer, and what they refer to."""
 
     d: Keys
-    config: Keys
-    model: Model | None
+    config: Config
     width: int
     theta: float
     length: int | None
 
-    @property
     def plain(self) -> Frequencies:
+        """The spectrum before it is scaled."""
         return geometric(self.width, self.theta)
 
     def maximum(self) -> int:
-        value = one(self.d.found(MAXIMUM) | self.config.found(MAXIMUM), missing=MAXIMUM)
-        return _positions(MAXIMUM, value)
+        """The longest sequence that the model is for."""
+        value = agreed(self.d.take(MAXIMUM) | self.config.take(MAXIMUM), missing=MAXIMUM)
+        return _checks.length(MAXIMUM, value)
 
     def original(self) -> int:
-        within, outside = self.d.found(ORIGINAL), self.config.found(ORIGINAL)
-        if self.model and self.model.original_max and ORIGINAL not in self.config.values:
-            outside = {f"{ORIGINAL}, where absent,": self.model.original_max}
-            one(within | outside)
+        """The length that the model was trained for before its spectrum was scaled."""
+        within, outside = self.d.take(ORIGINAL), self.config.take(ORIGINAL)
+        default = self.config.model.original_max
+        if default and not outside and not self.config.is_null(ORIGINAL):
+            outside = {f"{ORIGINAL}, where absent,": default}
+            check_agreement(within | outside)
         # Outside, as Phi-3 writes it, it wins, but not over settings for one layer type.
         found = within if self.d.nested else outside or within
-        return _positions(ORIGINAL, one(found) if found else self.maximum())
+        return _checks.length(ORIGINAL, agreed(found)) if found else self.maximum()
 
     def factor(self) -> float:
+        """How many times longer the model's sequences are than the original ones."""
         value = self.d.number("factor", None)
         return self.maximum() / self.original() if value is None else value
 
-    def need_length(self) -> int:
+    def needed_factor(self) -> float:
+        """The factor, which the config must say."""
+        require(self.d.found("factor"), "{}factor is missing", self.d.label)
+        return self.factor()
+
+    def needed_length(self) -> int:
+        """The length, which the caller must say."""
         if self.length is None:
-            raise error(f"length must be given: the spectrum of {self.d.label}rope_type depends on it")
+            raise InvalidValue(f"length must be given: the spectrum of {self.d.label}rope_type depends on it")
         return self.length
 
 
-def _default(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
-    return x.plain, {}
+def _default(x: Rope) -> tuple[Settings, Spectrum]:
+    return {}, x.plain
 
 
-def _linear(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
-    x.d.need("factor")
-    return linear_scaling(x.plain, x.factor()), {"factor": x.factor()}
+def _linear(x: Rope) -> tuple[Settings, Spectrum]:
+    factor = x.needed_factor()
+    return {"factor": factor}, lambda: linear_scaling(x.plain(), factor)
 
 
-def _dynamic(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
-    hunyuan = x.model is None or "hunyuan" in x.config.values["model_type"]  # the others do not read it
-    if hunyuan and (alpha := x.d.number("alpha", None)):
+def _dynamic(x: Rope) -> tuple[Settings, Spectrum]:
+    if x.config.model.alpha and (alpha := x.d.number("alpha", None)):
         # Hunyuan's configs also have a factor of one and YaRN's keys, which its code does not read.
-        x.d.found("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-        one(x.d.found("factor") | {"the factor that goes with alpha": 1.0})
-        return ntk(x.width, x.theta, alpha), {"alpha": alpha}
-    x.d.need("factor")
-    settings = {"factor": x.factor(), MAXIMUM: x.maximum()}
-    result = dynamic_ntk(x.width, x.theta, x.factor(), x.maximum(), x.need_length())
-    assert isinstance(result, Frequencies)
-    return result, settings
+        x.d.use("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+        check_agreement(x.d.take("factor") | {"the factor that goes with alpha": 1.0})
+        return {"alpha": alpha}, partial(ntk, x.width, x.theta, alpha)
+    factor, maximum = x.needed_factor(), x.maximum()
+    result = partial(dynamic_ntk, x.width, x.theta, factor, maximum, x.needed_length())
+    return {"factor": factor, MAXIMUM: maximum}, result
 
 
-def _yarn(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
-    if "factor" not in x.d.values:
-        x.d.need("factor")  # null has a meaning, absence has none
-    if x.d.nested and x.d.get("truncate") is False:
-        raise error(f"{x.d.label}truncate = False, which transformers does not read in settings for a layer type")
-    factor, original = x.factor(), x.original()
+def _yarn(x: Rope) -> tuple[Settings, Spectrum]:
+    # A null factor means the ratio of the lengths; an absent one is an error.
+    factor = x.factor() if x.d.is_null("factor") else x.needed_factor()
+    truncate = x.d.get("truncate", default=True)
+    message = "{}truncate = False, which transformers does not read in settings for a layer type"
+    require(truncate is not False or not x.d.nested, message, x.d.label)
+    original = x.original()
     mscale, all_dim = x.d.number("mscale", None), x.d.number("mscale_all_dim", None)
     own = temperature(factor, mscale) / temperature(factor, all_dim) if mscale and all_dim else temperature(factor)
     settings = {
         "beta_fast": x.d.number("beta_fast", None) or 32.0,
         "beta_slow": x.d.number("beta_slow", None) or 1.0,
-        "truncate": x.d.get("truncate", default=True),
+        "truncate": truncate,
         "attention_factor": x.d.number("attention_factor", own),
     }
-    result = yarn(x.width, x.theta, factor, original, **settings)
-    settings |= {"truncate": bool(settings["truncate"]), "factor": factor, ORIGINAL: original}  # not NumPy's
-    return result, settings | ({"mscale_all_dim": all_dim} if all_dim else {})
+    result = partial(yarn, x.width, x.theta, factor, original, **settings)
+    rest = {"factor": factor, ORIGINAL: original} | ({"mscale_all_dim": all_dim} if all_dim else {})
+    return settings | rest, result
 
 
-def _longrope(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
+def _longrope(x: Rope) -> tuple[Settings, Spectrum]:
     names = ("short_factor", "long_factor")
-    lists = {name: _check.sequence(WHERE, x.d.label + name, x.d.need(name), "numbers") for name in names}
-    result = longrope(
-        x.plain,
-        **lists,
-        original_max=x.original(),
-        factor=x.factor(),
-        length=x.need_length(),
-        attention_factor=x.d.number("attention_factor", None),
-    )
-    rest = {"factor": x.factor(), ORIGINAL: x.original(), "attention_factor": result.attention_factor}
-    return result, lists | rest
+    lists = {name: _checks.sequence(x.d.label + name, x.d.need(name), "numbers") for name in names}
+    lengths = {"original_max": x.original(), "factor": x.factor(), "length": x.needed_length()}
+    amplitude = x.d.number("attention_factor", None)
+    settings = {"factor": lengths["factor"], ORIGINAL: lengths["original_max"], "attention_factor": amplitude}
+    return lists | settings, lambda: longrope(x.plain(), **lists, **lengths, attention_factor=amplitude)
 
 
-def _llama3(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
-    x.d.need("factor")
-    low, high = x.d.number("low_freq_factor"), x.d.number("high_freq_factor")
-    bounds = {"low_freq_factor": low, "high_freq_factor": high}
-    result = llama3(x.plain, x.factor(), original_max=x.original(), **bounds)
-    return result, bounds | {"factor": x.factor(), ORIGINAL: x.original()}
+def _llama3(x: Rope) -> tuple[Settings, Spectrum]:
+    factor = x.needed_factor()
+    bounds = {name: x.d.number(name) for name in ("low_freq_factor", "high_freq_factor")}
+    original = x.original()
+    settings = {"factor": factor, ORIGINAL: original}
+    return bounds | settings, lambda: llama3(x.plain(), factor, original_max=original, **bounds)
 
 
-def _proportional(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
+def _proportional(x: Rope) -> tuple[Settings, Spectrum]:
     name = "partial_rotary_factor"
-    fraction, factor = one(x.d.found(name) | x.config.found(name), 1.0), x.d.number("factor", 1.0)
-    return proportional(x.width, x.theta, fraction, factor), {name: fraction, "factor": factor}
+    fraction, factor = agreed(x.d.take(name) | x.config.take(name), 1.0), x.d.number("factor", 1.0)
+    return {name: fraction, "factor": factor}, partial(proportional, x.width, x.theta, fraction, factor)
 
 
-_TYPES = {
+_TYPES: dict[str, Callable[[Rope], tuple[Settings, Spectrum]]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
@@ -155,22 +159,35 @@ _TYPES = {
 }
 
 
-def spectrum(x: Rope) -> tuple[Frequencies, dict[str, Any]]:
+def _sections(x: Rope) -> dict[str, Any]:
+    """The arguments of `multi_section`; nothing for positions of one coordinate."""
+    model = x.config.model
+    sections = None if model.sections is None else agreed(x.d.take("mrope_section"), model.sections or None)
+    if sections is None:
+        return {}
+    form = {} if model.dealt is None else {f"that of model_type {x.config.model_type!r}": model.dealt}
+    return {"sections": sections, "interleaved": agreed(x.d.take("mrope_interleaved", "interleaved") | form, False)}
+
+
+def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
     """The spectrum that the settings say, and the settings complete."""
-    name = rope_type(x.d)
-    if x.d.found(MAXIMUM):  # Ministral 3 keeps a copy within
+    name = rope_type_of(x.d)
+    if x.d.found(MAXIMUM):  # Ministral 3 keeps a copy here, which must agree
         x.maximum()
+    settings, make = _TYPES[name](x)
+    sections = _sections(x)
     try:
-        frequencies, settings = _TYPES[name](x)
-        default = x.model.sections if x.model else None
-        sections = one(x.d.found("mrope_section"), default) if x.model is None or default else None
-        if sections is not None:
-            form = {f"that of model_type {x.config.values['model_type']!r}": x.model.dealt} if x.model else {}
-            dealt = one(x.d.found("mrope_interleaved", "interleaved") | form, False)
-            frequencies = multi_section(frequencies, sections, interleaved=dealt)
-            settings = settings | {"mrope_section": tuple(sections), "mrope_interleaved": dealt}
-    except (TypeError, ValueError) as e:
-        if str(e).startswith(WHERE):
-            raise
-        raise type(e)(f"{WHERE}: {x.d.label}rope_type {name!r}: {e}") from e
+        frequencies = make()
+        if sections:
+            frequencies = multi_section(frequencies, **sections)
+    except (InvalidType, InvalidValue) as error:  # `error` names the function that raised it
+        error.message = f"{x.d.label}rope_type {name!r}: {error}"
+        raise
+    if "attention_factor" in settings:
+        settings["attention_factor"] = frequencies.attention_factor
+    if "truncate" in settings:
+        settings["truncate"] = bool(settings["truncate"])  # not NumPy's
+    if sections:
+        settings["mrope_section"] = tuple(sections["sections"])
+        settings["mrope_interleaved"] = bool(sections["interleaved"])
     return frequencies, {"rope_type": name, "rope_theta": x.theta} | settings

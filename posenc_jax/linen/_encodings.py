@@ -1,4 +1,4 @@
-r"""Flax Linen modules: the same settings as in `posenc_jax.nnx`, and the same numbers."""
+r"""Flax Linen modules of the encodings, of Fourier features and of diffusion timesteps."""
 
 from __future__ import annotations
 
@@ -10,37 +10,23 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import ArrayLike
 
-from posenc_jax import _check
-from posenc_jax._linen_attention import FIRE, KERPLE, ALiBi, T5Bias, positional_attention
-from posenc_jax.fourier import fourier_features, timestep_embedding
-from posenc_jax.frequencies import Frequencies, Layout, resolve, resolve_static
-from posenc_jax.learned import OutOfRange, add_learned
-from posenc_jax.rotary import Part, rotary
-from posenc_jax.sinusoidal import add_sinusoidal, sinusoidal
-
-__all__ = [
-    "ALiBi",
-    "FIRE",
-    "FourierFeatures",
-    "KERPLE",
-    "LearnedEncoding",
-    "RotaryEncoding",
-    "SinusoidalEncoding",
-    "T5Bias",
-    "TimestepEmbedding",
-    "positional_attention",
-]
-
-default_embedding_init = nn.initializers.normal(0.02)
+from posenc_jax import _checks, _modules
+from posenc_jax._checks import public
+from posenc_jax._fourier import fourier_features
+from posenc_jax._frequencies import Frequencies, Layout
+from posenc_jax._learned import OutOfRange, add_learned
+from posenc_jax._modules import default_embedding_init
+from posenc_jax._rotary import Part, rotary
+from posenc_jax._sinusoidal import add_sinusoidal
 
 
 class SinusoidalEncoding(nn.Module):
     r"""Adds the sinusoidal encoding to embeddings, $\text{scale} \cdot x + PE$; it has no variables.
 
     Args:
-      frequencies: a width d_model, or `Frequencies` of that width.
+      frequencies: the width d_model, or `Frequencies` of that width.
       layout: as for `posenc_jax.sinusoidal`.
-      scale: multiplies x, a Python number.
+      scale: a Python number that multiplies x.
 
     Raises:
       TypeError: if frequencies is an array or scale is not a number.
@@ -63,38 +49,37 @@ class SinusoidalEncoding(nn.Module):
     layout: Layout = "interleaved"
     scale: float = 1.0
 
-    def __post_init__(self):
+    @public
+    def __post_init__(self) -> None:
         """Checks the settings."""
-        object.__setattr__(self, "frequencies", resolve_static("SinusoidalEncoding", self.frequencies))
-        _check.layout("SinusoidalEncoding", self.layout)
-        _check.number("SinusoidalEncoding", "scale", self.scale)
+        frequencies, *_ = _modules.parse_sinusoidal(self.frequencies, self.layout, self.scale)
+        object.__setattr__(self, "frequencies", frequencies)
         super().__post_init__()
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`add_sinusoidal` of x, (..., seq, d_model), with these settings."""
         return add_sinusoidal(x, positions, self.frequencies, layout=self.layout, scale=self.scale)
 
+    @public
     def table(self, length: int, dtype: Any = jnp.float32) -> jax.Array:
         """The encodings of positions 0 to length − 1, shape (length, d_model)."""
-        where = "SinusoidalEncoding.table"
-        length = _check.counted(where, "table", _check.positive_int(where, "length", length))
-        return sinusoidal(jnp.arange(length, dtype=jnp.int32), self.frequencies, layout=self.layout, dtype=dtype)
+        return _modules.sinusoidal_table(length, self.frequencies, self.layout, dtype)
 
 
 class LearnedEncoding(nn.Module):
-    r"""Adds a learned table's rows to embeddings, $\text{scale} \cdot x + \text{embedding}_p$.
+    r"""Adds rows of a learned table to embeddings, $\text{scale} \cdot x + \text{embedding}_p$.
 
     Args:
       num_embeddings: length of the table.
-      features: its width d_model.
-      param_dtype: dtype of the table; the result has that of x.
-      embedding_init: initialiser of the table, possibly with metadata (`nn.with_partitioning`); normal of deviation
+      features: width of the table, d_model.
+      param_dtype: dtype of the table; the result has the dtype of x.
+      embedding_init: initialiser of the table, which may add metadata (`nn.with_partitioning`); normal with deviation
         0.02 by default, as in BERT (GPT-2: 0.01).
       out_of_range: as for `posenc_jax.learned`.
-      scale: multiplies x, a Python number.
+      scale: a Python number that multiplies x.
 
     Raises:
-      TypeError: if a size is not an integer or scale not a number.
+      TypeError: if a size is not an integer or scale is not a number.
       ValueError: if a size is not positive or out_of_range is unknown.
 
     Examples:
@@ -116,22 +101,18 @@ class LearnedEncoding(nn.Module):
     out_of_range: OutOfRange = "error"
     scale: float = 1.0
 
-    def __post_init__(self):
+    @public
+    def __post_init__(self) -> None:
         """Checks the settings."""
-        where = "LearnedEncoding"
-        _check.positive_int(where, "num_embeddings", self.num_embeddings)
-        _check.positive_int(where, "features", self.features)
-        _check.out_of_range(where, self.out_of_range)
-        _check.number(where, "scale", self.scale)
-        _check.floating_dtype(where, self.param_dtype, "param_dtype")
+        _modules.parse_learned(self.num_embeddings, self.features, self.out_of_range, self.scale, self.param_dtype)
         super().__post_init__()
 
     @nn.compact
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`add_learned` of x, (..., seq, d_model), with this table and these settings."""
         shape = (self.num_embeddings, self.features)
-        table = self.param("embedding", self.embedding_init, shape, self.param_dtype)
-        return add_learned(x, table, positions, scale=self.scale, out_of_range=self.out_of_range)
+        embedding = self.param("embedding", self.embedding_init, shape, self.param_dtype)
+        return add_learned(x, embedding, positions, scale=self.scale, out_of_range=self.out_of_range)
 
 
 class RotaryEncoding(nn.Module):
@@ -141,11 +122,11 @@ class RotaryEncoding(nn.Module):
       frequencies: the width that turns, or `Frequencies` of that width; even and at most head_dim.
       layout: as for `posenc_jax.rotary`.
       head_axis: as for `posenc_jax.rotary`: -2 for (..., seq, heads, head_dim), `None` for (..., seq, head_dim). It has
-        no default: under the wrong one x would be turned by the indices of its heads, with no error.
+        no default: the wrong one turns x by the indices of its heads, without an error.
       part: as for `posenc_jax.rotary`.
 
     Raises:
-      TypeError: if frequencies is an array (call `posenc_jax.rotary` with learned frequencies).
+      TypeError: if frequencies is an array (for learned frequencies, call `posenc_jax.rotary`).
       ValueError: as `posenc_jax.rotary`.
 
     Examples:
@@ -165,12 +146,11 @@ class RotaryEncoding(nn.Module):
     head_axis: int | None
     part: Part = "first"
 
-    def __post_init__(self):
+    @public
+    def __post_init__(self) -> None:
         """Checks the settings."""
-        where = "RotaryEncoding"
-        object.__setattr__(self, "frequencies", resolve(where, resolve_static(where, self.frequencies), even=True))
-        _check.layout(where, self.layout)
-        _check.one_of(where, "part", self.part, ("first", "last"))
+        frequencies, *_ = _modules.parse_rotary(self.frequencies, self.layout, self.part)
+        object.__setattr__(self, "frequencies", frequencies)
         super().__post_init__()
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
@@ -182,17 +162,17 @@ class FourierFeatures(nn.Module):
     r"""Random Fourier features of coordinates, $[\sin 2\pi x B,\ \cos 2\pi x B]$ with a Gaussian $B$ drawn once.
 
     Args:
-      in_features: coordinates of x.
-      num_features: $n$, columns of the matrix; 2n features come out.
-      scale: standard deviation of the matrix, in turns for a unit of x.
+      in_features: number of coordinates of x.
+      num_features: $n$, columns of the matrix; the result has 2n features.
+      scale: standard deviation of the matrix, in turns per unit of x.
       learned: whether the matrix is in the collection "params". If not, it is in "constants": part of the variables and
-        of checkpoints, but not of what gradients and optimizers take, so that no weight decay shrinks it either.
+        of checkpoints, but not of what gradients and optimizers select, so weight decay does not shrink it.
       layout: as for `posenc_jax.fourier_features`.
-      dtype: of the features.
+      dtype: dtype of the features.
       param_dtype: dtype of the matrix.
 
     Raises:
-      TypeError: if a size is not an integer, scale not a number or learned not a bool.
+      TypeError: if a size is not an integer, scale is not a number or learned is not a bool.
       ValueError: if a size or scale is not positive.
 
     Examples:
@@ -217,27 +197,26 @@ class FourierFeatures(nn.Module):
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
 
-    def __post_init__(self):
+    @public
+    def __post_init__(self) -> None:
         """Checks the settings."""
-        where = "FourierFeatures"
-        _check.positive_int(where, "in_features", self.in_features)
-        _check.positive_int(where, "num_features", self.num_features)
-        _check.positive(where, "scale", self.scale)
-        _check.flag(where, "learned", self.learned)
-        _check.layout(where, self.layout)
-        _check.floating_dtype(where, self.dtype)
-        _check.floating_dtype(where, self.param_dtype, "param_dtype")
+        _modules.parse_fourier_matrix(self.in_features, self.num_features, self.scale, self.learned, self.param_dtype)
+        _checks.layout(self.layout)
+        _checks.floating_dtype(self.dtype)
         super().__post_init__()
 
     @nn.compact
     def __call__(self, x: ArrayLike) -> jax.Array:
         """`fourier_features` of x, (..., in_features), with this matrix and these settings."""
-        draw, shape = nn.initializers.normal(self.scale), (self.in_features, self.num_features)
+        matrix_init, shape = nn.initializers.normal(self.scale), (self.in_features, self.num_features)
+
+        def draw() -> jax.Array:
+            return matrix_init(self.make_rng("params"), shape, self.param_dtype)
+
         if self.learned:
-            matrix = self.param("matrix", draw, shape, self.param_dtype)
+            matrix = self.param("matrix", matrix_init, shape, self.param_dtype)
         else:
-            once = lambda: draw(self.make_rng("params"), shape, self.param_dtype)  # noqa: E731
-            matrix = self.variable("constants", "matrix", once).value
+            matrix = self.variable("constants", "matrix", draw).value
         return fourier_features(x, matrix, layout=self.layout, dtype=self.dtype)
 
 
@@ -246,11 +225,11 @@ class TimestepEmbedding(nn.Module):
 
     Args:
       dim: number of features.
-      flip_sin_to_cos: as for `posenc_jax.timestep_embedding`, like all that follow.
+      flip_sin_to_cos: as for `posenc_jax.timestep_embedding`, as are all others.
       downscale_freq_shift: 1 for DDPM, 0 for Stable Diffusion and DiT.
       scale: multiplies the timesteps.
       max_period: the base of the frequencies.
-      dtype: of the features.
+      dtype: dtype of the features.
 
     Raises:
       TypeError: as `posenc_jax.timestep_embedding`.
@@ -275,22 +254,11 @@ class TimestepEmbedding(nn.Module):
     max_period: float = 10_000.0
     dtype: Any = jnp.float32
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the settings."""
-        jax.eval_shape(self._embed, 0)
+        _modules.check_timestep_settings(self)
         super().__post_init__()
 
     def __call__(self, timesteps: ArrayLike) -> jax.Array:
         """`timestep_embedding` of timesteps (...,), with these settings."""
-        return self._embed(timesteps)
-
-    def _embed(self, timesteps):
-        return timestep_embedding(
-            timesteps,
-            self.dim,
-            flip_sin_to_cos=self.flip_sin_to_cos,
-            downscale_freq_shift=self.downscale_freq_shift,
-            scale=self.scale,
-            max_period=self.max_period,
-            dtype=self.dtype,
-        )
+        return _modules.embed_timesteps(self, timesteps)

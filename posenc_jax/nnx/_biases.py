@@ -1,8 +1,8 @@
-r"""What Flax NNX attention takes: modules of the biases, and the attention_fn of rotary embeddings and biases."""
+r"""Flax NNX modules of the attention biases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -11,23 +11,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from posenc_jax import _bias_parameters as free
-from posenc_jax import _check
-from posenc_jax._positional_attention import Settings
-from posenc_jax.bias import alibi
-from posenc_jax.frequencies import Frequencies, Layout
-from posenc_jax.learned_bias import check_scale, t5
-from posenc_jax.rotary import Part
-
-default_t5_init = nnx.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-_NONE: Mapping[str, Any] = MappingProxyType({})
+from posenc_jax import _checks, _modules
+from posenc_jax._bias import alibi
+from posenc_jax._checks import callback, public
+from posenc_jax._learned_bias import t5
+from posenc_jax._modules import Form, default_t5_init, fire_bias_init, fire_kernel_init
 
 
 class ALiBi(nnx.Module):
-    r"""The bias $-m_h\,|i - j|$ with the paper's slopes, `posenc_jax.alibi`; it has no parameters and no state.
+    r"""ALiBi's bias $-m_h\,|i - j|$ with the paper's slopes, `posenc_jax.alibi`; it has no parameters and no state.
 
     Args:
-      num_heads: how many heads.
+      num_heads: number of heads.
 
     Raises:
       TypeError: if num_heads is not an integer.
@@ -43,9 +38,9 @@ class ALiBi(nnx.Module):
       Press et al., "Train Short, Test Long", 2022, section 3.
     """
 
+    @public
     def __init__(self, num_heads: int):
-        """See the class."""
-        self.num_heads = _check.positive_int("ALiBi", "num_heads", num_heads)
+        self.num_heads = _checks.positive_int("num_heads", num_heads)
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
@@ -53,20 +48,20 @@ class ALiBi(nnx.Module):
 
 
 class T5Bias(nnx.Module):
-    r"""T5's learned bias for each bucket of distances, `posenc_jax.t5`; T5 shares one among its layers.
+    r"""T5's learned bias for each bucket of distances, `posenc_jax.t5`; the layers of T5 share one.
 
     Args:
-      num_heads: how many heads.
-      num_buckets: rows of the table, of both directions together.
+      num_heads: number of heads.
+      num_buckets: rows of the table, for both directions together.
       max_distance: as for `posenc_jax.t5`.
-      bidirectional: as for `posenc_jax.t5`; T5's decoder has `False`.
+      bidirectional: as for `posenc_jax.t5`; `False` in T5's decoder.
       param_dtype: dtype of the table.
-      embedding_init: initialiser of the table (num_buckets, num_heads); by default that of T5X.
+      embedding_init: initialiser of the table (num_buckets, num_heads); T5X's by default.
       embedding_metadata: metadata of the parameter, such as its sharding.
       rngs: source of the initial values.
 
     Raises:
-      TypeError: if a number is not an integer or bidirectional not a bool.
+      TypeError: if a number is not an integer or bidirectional is not a bool.
       ValueError: if a number is not positive. When called: as `posenc_jax.t5`.
 
     Examples:
@@ -80,6 +75,7 @@ class T5Bias(nnx.Module):
       Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1.
     """
 
+    @public
     def __init__(
         self,
         num_heads: int,
@@ -89,17 +85,14 @@ class T5Bias(nnx.Module):
         bidirectional: bool = True,
         param_dtype: Any = jnp.float32,
         embedding_init: nnx.Initializer = default_t5_init,
-        embedding_metadata: Mapping[str, Any] = _NONE,
+        embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        """See the class."""
-        where = "T5Bias"
-        self.num_heads = _check.positive_int(where, "num_heads", num_heads)
-        self.num_buckets = _check.positive_int(where, "num_buckets", num_buckets)
-        self.max_distance = _check.positive_int(where, "max_distance", max_distance)
-        self.bidirectional = _check.flag(where, "bidirectional", bidirectional)
-        param_dtype = _check.floating_dtype(where, param_dtype, "param_dtype")
-        value = embedding_init(rngs.params(), (self.num_buckets, self.num_heads), param_dtype)
+        self.num_heads, self.num_buckets, self.max_distance, self.bidirectional, param_dtype = _modules.parse_t5(
+            num_heads, num_buckets, max_distance, bidirectional, param_dtype
+        )
+        with callback():
+            value = embedding_init(rngs.params(), (self.num_buckets, self.num_heads), param_dtype)
         self.embedding = nnx.Param(value, **embedding_metadata)
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
@@ -113,16 +106,16 @@ class KERPLE(nnx.Module):
 
     $$-r_1 \ln(1 + r_2\,|i - j|) \qquad \text{or} \qquad -r_1\,|i - j|^{r_2}$$
 
-    What is learned are free numbers, `free_r1` and `free_r2`: $r_1$ and the logarithm's $r_2$ are `jax.nn.softplus` of
-    theirs, the exponent is 2 · `jax.nn.sigmoid` of it, so that the kernel stays conditionally positive definite.
+    The parameters `free_r1` and `free_r2` are unconstrained. `jax.nn.softplus` maps them to $r_1$ and to the
+    logarithm's $r_2$, 2 · `jax.nn.sigmoid` to the exponent $r_2$, so the kernel stays conditionally positive definite.
 
     Args:
-      num_heads: how many heads.
+      num_heads: number of heads.
       form: "log" or "power".
       param_dtype: dtype of the parameters.
-      r1_init: initialiser of the free numbers (num_heads,) of $r_1$. By default, as in the authors' code, $r_1$ begins
-        uniform from 0 to 2 (log) or 1 (power).
-      r2_init: the same of $r_2$, which begins uniform from 0 to 1 (log) or 2 (power).
+      r1_init: initialiser of `free_r1` (num_heads,). By default, as in the authors' code, $r_1$ is uniform from 0 to 2
+        (log) or 1 (power).
+      r2_init: initialiser of `free_r2` (num_heads,). By default $r_2$ is uniform from 0 to 1 (log) or 2 (power).
       metadata: metadata of both parameters, such as their sharding.
       rngs: source of the initial values.
 
@@ -141,54 +134,55 @@ class KERPLE(nnx.Module):
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
     """
 
+    @public
     def __init__(
         self,
         num_heads: int,
         *,
-        form: free.Form = "log",
+        form: Form = "log",
         param_dtype: Any = jnp.float32,
         r1_init: nnx.Initializer | None = None,
         r2_init: nnx.Initializer | None = None,
-        metadata: Mapping[str, Any] = _NONE,
+        metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        """See the class."""
-        where = "KERPLE"
-        self.num_heads = _check.positive_int(where, "num_heads", num_heads)
-        self.form: free.Form = free.form(where, form)
-        param_dtype = _check.floating_dtype(where, param_dtype, "param_dtype")
-        first, second = free.kerple_inits(self.form)
-        shape = (self.num_heads,)
-        self.free_r1 = nnx.Param((r1_init or first)(rngs.params(), shape, param_dtype), **metadata)
-        self.free_r2 = nnx.Param((r2_init or second)(rngs.params(), shape, param_dtype), **metadata)
+        self.num_heads, self.form, param_dtype = _modules.parse_kerple(num_heads, form, param_dtype)
+        default_r1_init, default_r2_init = _modules.default_kerple_inits(self.form)
+        with callback():
+            r1 = (r1_init or default_r1_init)(rngs.params(), (self.num_heads,), param_dtype)
+            r2 = (r2_init or default_r2_init)(rngs.params(), (self.num_heads,), param_dtype)
+        self.free_r1, self.free_r2 = nnx.Param(r1, **metadata), nnx.Param(r2, **metadata)
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
-        return free.kerple(self.form, query_positions, key_positions, self.free_r1[...], self.free_r2[...])
+        r1, r2 = self.free_r1[...], self.free_r2[...]
+        return _modules.unconstrained_kerple(self.form, query_positions, key_positions, r1, r2)
 
 
 class FIRE(nnx.Module):
     r"""FIRE, a learned function of the relative distance, `posenc_jax.fire`, with learned $c$ and threshold $L$.
 
-    What is learned of these two are free numbers: $c$ is `jax.nn.softplus` of `free_c`, and $L$ is its initial value
-    times that of `free_multiplier`, which begins at 1, so that steps of one size suit both.
+    In place of these two, the module learns unconstrained numbers: $c$ is `jax.nn.softplus` of `free_c`, and $L$ is its
+    initial value times `jax.nn.softplus` of `free_multiplier`, a factor that begins at 1, so that steps of one size
+    suit both.
 
     Args:
-      num_heads: how many heads.
-      hidden: hidden units of the perceptron.
-      c: its initial value.
+      num_heads: number of heads.
+      hidden: number of hidden units.
+      c: initial value of $c$.
       threshold: initial value of $L$.
       param_dtype: dtype of all parameters.
       kernel_init: initialiser of the weights, of shapes (1, hidden) and (hidden, num_heads); uniform within
         $\pm 1/\sqrt{\text{fan in}}$ by default, as in the authors' listing.
-      bias_init: initialiser of the biases, (hidden,) and (num_heads,); uniform within ±1 by default, as the listing has
-        the former: begun at 0, half of the units would never learn. The latter change no weight of attention.
+      bias_init: initialiser of the biases, (hidden,) and (num_heads,); uniform within ±1 by default, as the hidden
+        biases are in the listing: from 0, half of the hidden units would never learn. The biases of the heads do not
+        change the attention weights.
       kernel_metadata: metadata of the weights, such as their sharding.
       bias_metadata: metadata of the biases.
       rngs: source of the initial values.
 
     Raises:
-      TypeError: if a size is not an integer, or c or threshold not a number.
+      TypeError: if a size is not an integer, or c or threshold is not a number.
       ValueError: if one of these is not positive.
 
     Examples:
@@ -203,6 +197,7 @@ class FIRE(nnx.Module):
       and appendix (code).
     """
 
+    @public
     def __init__(
         self,
         num_heads: int,
@@ -211,105 +206,27 @@ class FIRE(nnx.Module):
         c: float = 0.1,
         threshold: float = 512.0,
         param_dtype: Any = jnp.float32,
-        kernel_init: nnx.Initializer = free.fire_kernel_init,
-        bias_init: nnx.Initializer = free.fire_bias_init,
-        kernel_metadata: Mapping[str, Any] = _NONE,
-        bias_metadata: Mapping[str, Any] = _NONE,
+        kernel_init: nnx.Initializer = fire_kernel_init,
+        bias_init: nnx.Initializer = fire_bias_init,
+        kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
+        bias_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        """See the class."""
-        where = "FIRE"
-        self.num_heads = _check.positive_int(where, "num_heads", num_heads)
-        self.hidden = _check.positive_int(where, "hidden", hidden)
-        c, self.threshold = check_scale(where, c, threshold)
-        start = free.free(c)
-        dtype = _check.floating_dtype(where, param_dtype, "param_dtype")
-        shapes = (1, self.hidden), (self.hidden, self.num_heads)
-        self.kernel1, self.kernel2 = (
-            nnx.Param(kernel_init(rngs.params(), shape, dtype), **kernel_metadata) for shape in shapes
+        self.num_heads, self.hidden, c, self.threshold, param_dtype = _modules.parse_fire(
+            num_heads, hidden, c, threshold, param_dtype
         )
-        self.bias1, self.bias2 = (
-            nnx.Param(bias_init(rngs.params(), shape[1:], dtype), **bias_metadata) for shape in shapes
-        )
-        self.free_c, self.free_multiplier = (nnx.Param(jnp.asarray(value, dtype)) for value in (start, free.ONE))
+        with callback():
+            w1 = kernel_init(rngs.params(), (1, self.hidden), param_dtype)
+            w2 = kernel_init(rngs.params(), (self.hidden, self.num_heads), param_dtype)
+            b1 = bias_init(rngs.params(), (self.hidden,), param_dtype)
+            b2 = bias_init(rngs.params(), (self.num_heads,), param_dtype)
+        self.kernel1, self.kernel2 = nnx.Param(w1, **kernel_metadata), nnx.Param(w2, **kernel_metadata)
+        self.bias1, self.bias2 = nnx.Param(b1, **bias_metadata), nnx.Param(b2, **bias_metadata)
+        self.free_c = nnx.Param(jnp.asarray(_modules.inverse_softplus(c), param_dtype))
+        self.free_multiplier = nnx.Param(jnp.asarray(_modules.SOFTPLUS_IS_ONE, param_dtype))
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
         mlp = self.kernel1[...], self.bias1[...], self.kernel2[...], self.bias2[...]
         learned = self.free_c[...], self.free_multiplier[...]
-        return free.fire_of(query_positions, key_positions, mlp, *learned, self.threshold)
-
-
-class PositionalAttention(nnx.Module):
-    """An attention_fn, made by `positional_attention`. The parameters of its bias are part of the layer's state."""
-
-    def __init__(self, settings: Settings, bias: Callable[..., jax.Array] | None):
-        """See `positional_attention`."""
-        self.settings = settings
-        self.bias = settings.fit(bias)
-
-    def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """`nnx.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
-        return self.settings(nnx.dot_product_attention, self.bias, query, key, value, *args, **kwargs)
-
-
-def positional_attention(
-    frequencies: Frequencies | int | None = None,
-    *,
-    bias: Callable[..., jax.Array] | None = None,
-    layout: Layout = "half",
-    part: Part = "first",
-    decode: bool = False,
-) -> PositionalAttention:
-    r"""An `attention_fn` for `nnx.MultiHeadAttention`: any rotary embedding and any bias, or both.
-
-    The score of a query at position $p$ and a key at $t$, with $R$ the rotation of `posenc_jax.rotary`, is
-
-    $$(R_p q) \cdot (R_t k) / \sqrt{\text{head\_dim}} + \text{bias}(p, t)$$
-
-    and the rest is `nnx.dot_product_attention`, with all of its arguments; the bias is added to one given there.
-
-    Positions are two more arguments of the attention_fn, of one position for each query or key: `input_positions` of
-    the inputs, queries and keys alike, which `nnx.MultiHeadAttention` passes on (since flax 0.12.9), and
-    `key_positions` where the keys have others. With neither, both count from zero. Where queries and keys differ in
-    number nothing is guessed: both are needed, but for `decode`.
-
-    Args:
-      frequencies: the width that turns, or `Frequencies` of that width; even and at most head_dim. `None`: no rotation.
-      bias: a function of (query_positions, key_positions) that gives floats (..., heads, queries, keys): a module of
-        `posenc_jax.nnx`, whose parameters become those of the layer, or say `functools.partial(pe.alibi, heads=8)`.
-        Layers that get the same module share its parameters.
-      layout: as for `posenc_jax.rotary`.
-      part: as for `posenc_jax.rotary`.
-      decode: where keys outnumber queries and have no positions, they are a cache that holds position i in slot i, as
-        a layer with `decode=True` fills it. `input_positions` must then be the slots of the queries, in rows that are
-        padded on the left too, if scores depend on the distance alone (those of `FIRE` do not). Flax keeps keys
-        unturned and all are turned at each step; a cache of turned keys, as in the example of `RotaryEncoding`, is
-        cheaper.
-
-    Returns:
-      The attention_fn, a module without parameters but for those of the bias.
-
-    Raises:
-      TypeError: if frequencies is an array, bias cannot be called, or decode is not a bool.
-      ValueError: if a setting is not one of the above, there are neither frequencies nor a bias, or there are both but
-        positions have several axes. When called: if positions are missing, or not one for each, or the bias is not of
-        the shape above.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from posenc_jax.nnx import T5Bias, positional_attention
-      >>> attend = positional_attention(8, bias=T5Bias(2, rngs=nnx.Rngs(1)), decode=True)
-      >>> layer = nnx.MultiHeadAttention(2, 16, decode=False, attention_fn=attend, rngs=nnx.Rngs(0))
-      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))  # batch, seq, heads, head_dim
-      >>> whole = attend(q, k, v, is_causal=True)
-      >>> written = (jnp.arange(5) <= 3)[None, None, None]
-      >>> step = attend(q[:, 3:4], k, v, input_positions=jnp.array([3]), mask=written)
-      >>> bool(jnp.allclose(step, whole[:, 3:4], atol=1e-6))
-      True
-
-    Reference:
-      Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
-    """
-    return PositionalAttention(Settings(frequencies, layout, part, decode), bias)  # type: ignore[arg-type]
+        return _modules.unconstrained_fire(query_positions, key_positions, mlp, *learned, self.threshold)

@@ -1,4 +1,4 @@
-r"""Flax NNX modules: settings and parameters, and one call to a function of the library each."""
+r"""Flax NNX modules of the encodings, of Fourier features and of diffusion timesteps."""
 
 from __future__ import annotations
 
@@ -11,41 +11,27 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from posenc_jax import _check
-from posenc_jax._nnx_attention import FIRE, KERPLE, ALiBi, T5Bias, positional_attention
-from posenc_jax.fourier import fourier_features, timestep_embedding
-from posenc_jax.frequencies import Frequencies, Layout, resolve, resolve_static
-from posenc_jax.learned import OutOfRange, add_learned
-from posenc_jax.rotary import Part, rotary
-from posenc_jax.sinusoidal import add_sinusoidal, sinusoidal
-
-__all__ = [
-    "ALiBi",
-    "FIRE",
-    "FourierFeatures",
-    "KERPLE",
-    "LearnedEncoding",
-    "RotaryEncoding",
-    "SinusoidalEncoding",
-    "T5Bias",
-    "TimestepEmbedding",
-    "positional_attention",
-]
-
-default_embedding_init = nnx.initializers.normal(0.02)
+from posenc_jax import _checks, _modules
+from posenc_jax._checks import callback, public
+from posenc_jax._fourier import fourier_features
+from posenc_jax._frequencies import Frequencies, Layout
+from posenc_jax._learned import OutOfRange, add_learned
+from posenc_jax._modules import default_embedding_init
+from posenc_jax._rotary import Part, rotary
+from posenc_jax._sinusoidal import add_sinusoidal
 
 
 class SinusoidalEncoding(nnx.Module):
     r"""Adds the sinusoidal encoding to embeddings, $\text{scale} \cdot x + PE$; it has no parameters and no state.
 
     Args:
-      frequencies: a width d_model, or `Frequencies` of that width.
+      frequencies: the width d_model, or `Frequencies` of that width.
       layout: as for `posenc_jax.sinusoidal`.
-      scale: multiplies x, a Python number; $\sqrt{d_{model}}$ in the original Transformer.
+      scale: a Python number that multiplies x; $\sqrt{d_{model}}$ in the original Transformer.
 
     Raises:
-      TypeError: if frequencies is an array (call `posenc_jax.add_sinusoidal` with learned frequencies) or scale is
-        not a number.
+      TypeError: if frequencies is an array (for learned frequencies, call `posenc_jax.add_sinusoidal`) or scale is not
+        a number.
       ValueError: as `posenc_jax.sinusoidal`.
 
     Examples:
@@ -61,38 +47,35 @@ class SinusoidalEncoding(nnx.Module):
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
 
+    @public
     def __init__(self, frequencies: Frequencies | int, *, layout: Layout = "interleaved", scale: float = 1.0):
-        """See the class."""
-        self.frequencies = resolve_static("SinusoidalEncoding", frequencies)
-        self.layout = _check.layout("SinusoidalEncoding", layout)
-        self.scale = _check.number("SinusoidalEncoding", "scale", scale)
+        self.frequencies, self.layout, self.scale = _modules.parse_sinusoidal(frequencies, layout, scale)
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`add_sinusoidal` of x, (..., seq, d_model), with these settings."""
         return add_sinusoidal(x, positions, self.frequencies, layout=self.layout, scale=self.scale)
 
+    @public
     def table(self, length: int, dtype: Any = jnp.float32) -> jax.Array:
         """The encodings of positions 0 to length − 1, shape (length, d_model)."""
-        where = "SinusoidalEncoding.table"
-        length = _check.counted(where, "table", _check.positive_int(where, "length", length))
-        return sinusoidal(jnp.arange(length, dtype=jnp.int32), self.frequencies, layout=self.layout, dtype=dtype)
+        return _modules.sinusoidal_table(length, self.frequencies, self.layout, dtype)
 
 
 class LearnedEncoding(nnx.Module):
-    r"""Adds a learned table's rows to embeddings, $\text{scale} \cdot x + \text{embedding}_p$.
+    r"""Adds rows of a learned table to embeddings, $\text{scale} \cdot x + \text{embedding}_p$.
 
     Args:
       num_embeddings: length of the table.
-      features: its width d_model.
-      param_dtype: dtype of the table; the result has that of x.
-      embedding_init: initialiser of the table; normal of deviation 0.02 by default, as in BERT (GPT-2: 0.01).
+      features: width of the table, d_model.
+      param_dtype: dtype of the table; the result has the dtype of x.
+      embedding_init: initialiser of the table; normal with deviation 0.02 by default, as in BERT (GPT-2: 0.01).
       out_of_range: as for `posenc_jax.learned`.
-      scale: multiplies x, a Python number.
+      scale: a Python number that multiplies x.
       embedding_metadata: metadata of the parameter, such as its sharding.
       rngs: source of the initial values.
 
     Raises:
-      TypeError: if a size is not an integer or scale not a number.
+      TypeError: if a size is not an integer or scale is not a number.
       ValueError: if a size is not positive or out_of_range is unknown.
 
     Examples:
@@ -107,6 +90,7 @@ class LearnedEncoding(nnx.Module):
       Devlin et al., "BERT", 2019, section 3.
     """
 
+    @public
     def __init__(
         self,
         num_embeddings: int,
@@ -119,14 +103,11 @@ class LearnedEncoding(nnx.Module):
         embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        """See the class."""
-        where = "LearnedEncoding"
-        self.num_embeddings = _check.positive_int(where, "num_embeddings", num_embeddings)
-        self.features = _check.positive_int(where, "features", features)
-        self.out_of_range = _check.out_of_range(where, out_of_range)
-        self.scale = _check.number(where, "scale", scale)
-        param_dtype = _check.floating_dtype(where, param_dtype, "param_dtype")
-        value = embedding_init(rngs.params(), (self.num_embeddings, self.features), param_dtype)
+        self.num_embeddings, self.features, self.out_of_range, self.scale, param_dtype = _modules.parse_learned(
+            num_embeddings, features, out_of_range, scale, param_dtype
+        )
+        with callback():
+            value = embedding_init(rngs.params(), (self.num_embeddings, self.features), param_dtype)
         self.embedding = nnx.Param(value, **embedding_metadata)
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
@@ -137,23 +118,23 @@ class LearnedEncoding(nnx.Module):
 class RotaryEncoding(nnx.Module):
     r"""Turns queries or keys by their positions, `posenc_jax.rotary`; it has no parameters and no state.
 
-    With `head_axis=None` it stands wherever `flax.nnx.RoPE` does, as in
+    With `head_axis=None` it can replace `flax.nnx.RoPE`, as in
     `nnx.dot_product_attention_with_rope(query, key, value, rope=RotaryEncoding(head_dim, head_axis=None))`.
 
     Args:
       frequencies: the width that turns, or `Frequencies` of that width; even and at most head_dim.
       layout: as for `posenc_jax.rotary`.
       head_axis: as for `posenc_jax.rotary`: -2 for (..., seq, heads, head_dim), `None` for (..., seq, head_dim). It has
-        no default, because the two conventions meet here: `posenc_jax.rotary` takes the former, `flax.nnx.RoPE` the
-        latter, and under the wrong one x would be turned by the indices of its heads, with no error.
+        no default because both conventions are in use: `posenc_jax.rotary` takes the former, `flax.nnx.RoPE` the
+        latter. The wrong one turns x by the indices of its heads, without an error.
       part: as for `posenc_jax.rotary`.
 
     Raises:
-      TypeError: if frequencies is an array (call `posenc_jax.rotary` with learned frequencies).
+      TypeError: if frequencies is an array (for learned frequencies, call `posenc_jax.rotary`).
       ValueError: as `posenc_jax.rotary`.
 
     Examples:
-      A cache of turned keys, filled at once and then step by step, has the bits of the whole sequence.
+      A cache of turned keys, filled at once and then step by step, has the bits of the whole sequence turned at once.
 
       >>> import jax, jax.numpy as jnp
       >>> from posenc_jax.nnx import RotaryEncoding
@@ -171,6 +152,7 @@ class RotaryEncoding(nnx.Module):
       Su et al., "RoFormer", 2021, section 3.2.2.
     """
 
+    @public
     def __init__(
         self,
         frequencies: Frequencies | int,
@@ -179,12 +161,9 @@ class RotaryEncoding(nnx.Module):
         head_axis: int | None,
         part: Part = "first",
     ):
-        """See the class."""
-        where = "RotaryEncoding"
-        self.frequencies = resolve(where, resolve_static(where, frequencies), even=True)
-        self.layout = _check.layout(where, layout)
+        self.frequencies, self.layout, part = _modules.parse_rotary(frequencies, layout, part)
         self.head_axis = head_axis
-        self.part = _check.one_of(where, "part", part, ("first", "last"))
+        self.part: Part = part
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`rotary` of x, queries or keys, with these settings."""
@@ -195,19 +174,19 @@ class FourierFeatures(nnx.Module):
     r"""Random Fourier features of coordinates, $[\sin 2\pi x B,\ \cos 2\pi x B]$ with a Gaussian $B$ drawn once.
 
     Args:
-      in_features: coordinates of x.
-      num_features: $n$, columns of the matrix; 2n features come out.
-      scale: standard deviation of the matrix, in turns for a unit of x.
+      in_features: number of coordinates of x.
+      num_features: $n$, columns of the matrix; the result has 2n features.
+      scale: standard deviation of the matrix, in turns per unit of x.
       learned: whether the matrix is an `nnx.Param`. If not, it is an `nnx.Variable`: part of the state and of
-        checkpoints, but of no kind that gradients and optimizers take, so that no weight decay shrinks it either.
+        checkpoints, but not of the variables that gradients and optimizers select, so weight decay does not shrink it.
       layout: as for `posenc_jax.fourier_features`.
-      dtype: of the features.
+      dtype: dtype of the features.
       param_dtype: dtype of the matrix.
       matrix_metadata: metadata of the matrix, such as its sharding.
       rngs: source of the matrix.
 
     Raises:
-      TypeError: if a size is not an integer, scale not a number or learned not a bool.
+      TypeError: if a size is not an integer, scale is not a number or learned is not a bool.
       ValueError: if a size or scale is not positive.
 
     Examples:
@@ -222,6 +201,7 @@ class FourierFeatures(nnx.Module):
       section 5.
     """
 
+    @public
     def __init__(
         self,
         in_features: int,
@@ -235,16 +215,13 @@ class FourierFeatures(nnx.Module):
         matrix_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        """See the class."""
-        where = "FourierFeatures"
-        self.in_features = _check.positive_int(where, "in_features", in_features)
-        self.num_features = _check.positive_int(where, "num_features", num_features)
-        self.layout = _check.layout(where, layout)
-        self.dtype = _check.floating_dtype(where, dtype)
-        draw = nnx.initializers.normal(_check.positive(where, "scale", scale))
-        kind = nnx.Param if _check.flag(where, "learned", learned) else nnx.Variable
-        param_dtype = _check.floating_dtype(where, param_dtype, "param_dtype")
-        self.matrix = kind(draw(rngs.params(), (self.in_features, self.num_features), param_dtype), **matrix_metadata)
+        self.in_features, self.num_features, scale, learned, param_dtype = _modules.parse_fourier_matrix(
+            in_features, num_features, scale, learned, param_dtype
+        )
+        self.layout, self.dtype = _checks.layout(layout), _checks.floating_dtype(dtype)
+        matrix_init, shape = nnx.initializers.normal(scale), (self.in_features, self.num_features)
+        value = matrix_init(rngs.params(), shape, param_dtype)
+        self.matrix = nnx.Param(value, **matrix_metadata) if learned else nnx.Variable(value, **matrix_metadata)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """`fourier_features` of x, (..., in_features), with this matrix and these settings."""
@@ -256,11 +233,11 @@ class TimestepEmbedding(nnx.Module):
 
     Args:
       dim: number of features.
-      flip_sin_to_cos: as for `posenc_jax.timestep_embedding`, like all that follow.
+      flip_sin_to_cos: as for `posenc_jax.timestep_embedding`, as are all others.
       downscale_freq_shift: 1 for DDPM, 0 for Stable Diffusion and DiT.
       scale: multiplies the timesteps.
       max_period: the base of the frequencies.
-      dtype: of the features.
+      dtype: dtype of the features.
 
     Raises:
       TypeError: as `posenc_jax.timestep_embedding`.
@@ -286,23 +263,14 @@ class TimestepEmbedding(nnx.Module):
         max_period: float = 10_000.0,
         dtype: Any = jnp.float32,
     ):
-        """See the class."""
         self.dim = dim
         self.flip_sin_to_cos = flip_sin_to_cos
         self.downscale_freq_shift = downscale_freq_shift
         self.scale = scale
         self.max_period = max_period
         self.dtype = dtype
-        jax.eval_shape(self, 0)  # checks the settings
+        _modules.check_timestep_settings(self)
 
     def __call__(self, timesteps: ArrayLike) -> jax.Array:
         """`timestep_embedding` of timesteps (...,), with these settings."""
-        return timestep_embedding(
-            timesteps,
-            self.dim,
-            flip_sin_to_cos=self.flip_sin_to_cos,
-            downscale_freq_shift=self.downscale_freq_shift,
-            scale=self.scale,
-            max_period=self.max_period,
-            dtype=self.dtype,
-        )
+        return _modules.embed_timesteps(self, timesteps)

@@ -1,0 +1,183 @@
+r"""What the Flax modules of both stacks share: parsed settings, initial values, and calls that take more than one line.
+
+NNX modules store the settings as parsed here. Linen modules keep their fields as given, except a width, which becomes
+`Frequencies`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.nn.initializers import Initializer
+from jax.typing import ArrayLike
+
+from posenc_jax import _checks
+from posenc_jax._bias import kerple_log, kerple_power
+from posenc_jax._fourier import timestep_embedding
+from posenc_jax._frequencies import Frequencies, Layout, parse_static
+from posenc_jax._learned_bias import check_scale, fire
+from posenc_jax._sinusoidal import sinusoidal
+
+Form = Literal["log", "power"]
+
+# Settings: each function parses those of one module. Literals are Any: unpacking would widen them to str.
+
+
+def parse_sinusoidal(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequencies, Any, float]:
+    """Settings of `SinusoidalEncoding`."""
+    return parse_static(frequencies), _checks.layout(layout), _checks.number("scale", scale)
+
+
+def parse_learned(
+    num_embeddings: Any, features: Any, out_of_range: Any, scale: Any, param_dtype: Any
+) -> tuple[int, int, Any, float, np.dtype]:
+    """Settings of `LearnedEncoding`."""
+    return (
+        _checks.positive_int("num_embeddings", num_embeddings),
+        _checks.positive_int("features", features),
+        _checks.out_of_range(out_of_range),
+        _checks.number("scale", scale),
+        _checks.floating_dtype(param_dtype, "param_dtype"),
+    )
+
+
+def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies, Any, Any]:
+    """Settings of `RotaryEncoding`, but for the head axis, which needs an array to be checked against."""
+    return parse_static(frequencies, even=True), _checks.layout(layout), _checks.part(part)
+
+
+def parse_fourier_matrix(
+    in_features: Any, num_features: Any, scale: Any, learned: Any, param_dtype: Any
+) -> tuple[int, int, float, bool, np.dtype]:
+    """Settings of the matrix of `FourierFeatures`."""
+    return (
+        _checks.positive_int("in_features", in_features),
+        _checks.positive_int("num_features", num_features),
+        _checks.positive("scale", scale),
+        _checks.flag("learned", learned),
+        _checks.floating_dtype(param_dtype, "param_dtype"),
+    )
+
+
+def check_timestep_settings(module: Any) -> None:
+    """Raises what `timestep_embedding` raises for the settings of a `TimestepEmbedding`, and under that name."""
+    jax.eval_shape(functools.partial(embed_timesteps, module), 0)
+
+
+def parse_t5(
+    num_heads: Any, num_buckets: Any, max_distance: Any, bidirectional: Any, param_dtype: Any
+) -> tuple[int, int, int, bool, np.dtype]:
+    """Settings of `T5Bias`."""
+    return (
+        _checks.positive_int("num_heads", num_heads),
+        _checks.positive_int("num_buckets", num_buckets),
+        _checks.positive_int("max_distance", max_distance),
+        _checks.flag("bidirectional", bidirectional),
+        _checks.floating_dtype(param_dtype, "param_dtype"),
+    )
+
+
+def parse_kerple(num_heads: Any, form: Any, param_dtype: Any) -> tuple[int, Any, np.dtype]:
+    """Settings of `KERPLE`."""
+    return (
+        _checks.positive_int("num_heads", num_heads),
+        _checks.one_of("form", form, ("log", "power")),
+        _checks.floating_dtype(param_dtype, "param_dtype"),
+    )
+
+
+def parse_fire(
+    num_heads: Any, hidden: Any, c: Any, threshold: Any, param_dtype: Any
+) -> tuple[int, int, float, float, np.dtype]:
+    """Settings of `FIRE`."""
+    return (
+        _checks.positive_int("num_heads", num_heads),
+        _checks.positive_int("hidden", hidden),
+        *check_scale(c, threshold),
+        _checks.floating_dtype(param_dtype, "param_dtype"),
+    )
+
+
+# Initial values
+
+default_embedding_init = jax.nn.initializers.normal(0.02)
+default_t5_init = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+fire_kernel_init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within ±1/√fan_in
+
+SOFTPLUS_IS_ONE = math.log(math.expm1(1))
+_LEAST = 0.01  # of KERPLE's parameters, as in the authors' code
+
+
+def fire_bias_init(key: Any, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
+    """Uniform within ±1. With a bias of 0, a hidden unit of negative weight is 0 at every distance, and stays so."""
+    return jax.random.uniform(key, shape, jnp.float32, -1, 1).astype(dtype)
+
+
+def default_kerple_inits(form: Form) -> tuple[Initializer, Initializer]:
+    """Initialisers of the authors' code: r₁ begins below 2 (log) or 1 (power), r₂ below 1 (log) or 2 (power)."""
+    return (_softplus_uniform(2.0), _softplus_uniform(1.0)) if form == "log" else (_softplus_uniform(1.0), _exponents)
+
+
+def _softplus_uniform(high: float) -> Initializer:
+    """Initialiser of numbers whose softplus is uniform below `high`."""
+
+    def init(key: Any, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
+        value = jax.random.uniform(key, shape, jnp.float32, _LEAST, high)
+        return (value + jnp.log(-jnp.expm1(-value))).astype(dtype)
+
+    return init
+
+
+def _exponents(key: Any, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
+    """Initialiser of numbers x with 2 · sigmoid(x) uniform between 0 and 2."""
+    value = jax.random.uniform(key, shape, jnp.float32, _LEAST, 2 - _LEAST)
+    return jnp.log(value / (2 - value)).astype(dtype)
+
+
+def inverse_softplus(value: float) -> float:
+    """The number whose softplus is `value`."""
+    return value + math.log(-math.expm1(-value))
+
+
+# Calls
+
+
+def sinusoidal_table(length: int, frequencies: Frequencies | int, layout: Layout, dtype: Any) -> jax.Array:
+    """The encodings of positions 0 to length − 1, shape (length, dim)."""
+    length = _checks.countable("table", _checks.positive_int("length", length))
+    return sinusoidal(jnp.arange(length, dtype=jnp.int32), frequencies, layout=layout, dtype=dtype)
+
+
+def embed_timesteps(module: Any, timesteps: ArrayLike) -> jax.Array:
+    """`timestep_embedding` with the settings of a module."""
+    return timestep_embedding(
+        timesteps,
+        module.dim,
+        flip_sin_to_cos=module.flip_sin_to_cos,
+        downscale_freq_shift=module.downscale_freq_shift,
+        scale=module.scale,
+        max_period=module.max_period,
+        dtype=module.dtype,
+    )
+
+
+def unconstrained_kerple(form: Form, queries: ArrayLike, keys: ArrayLike, r1: jax.Array, r2: jax.Array) -> jax.Array:
+    """KERPLE from its unconstrained parameters."""
+    r1, r2 = r1.astype(jnp.float32), r2.astype(jnp.float32)
+    if form == "log":
+        return kerple_log(queries, keys, jax.nn.softplus(r1), jax.nn.softplus(r2))
+    return kerple_power(queries, keys, jax.nn.softplus(r1), 2 * jax.nn.sigmoid(r2))
+
+
+def unconstrained_fire(
+    queries: ArrayLike, keys: ArrayLike, mlp: tuple[jax.Array, ...], c: jax.Array, multiplier: jax.Array, start: float
+) -> jax.Array:
+    """FIRE from w1 (1, hidden), the other weights, and unconstrained c and multiplier of the initial threshold."""
+    w1, b1, w2, b2 = mlp
+    c, multiplier = (jax.nn.softplus(x.astype(jnp.float32)) for x in (c, multiplier))
+    return fire(queries, keys, (w1[0], b1, w2, b2), c=c, threshold=multiplier * start)

@@ -1,0 +1,11 @@
+"""A Hugging Face config.json → how each layer of the model rotates its queries and keys, and back.
+
+Tested against transformers 5.23.0, which need not be installed. Every key that speaks of rotations is read or refused:
+a setting that is ignored would give a wrong model without an error.
+"""
+
+from posenc_jax.hf._plan import QueryScale, RotaryLayer, RotaryPlan
+from posenc_jax.hf._read import rotary_from_config
+from posenc_jax.hf._write import plan_to_config
+
+__all__ = ["QueryScale", "RotaryLayer", "RotaryPlan", "plan_to_config", "rotary_from_config"]

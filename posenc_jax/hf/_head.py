@@ -1,0 +1,99 @@
+"""The features of a head: how many there are, and how many of them rotate."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from posenc_jax import _checks
+from posenc_jax._checks import require
+from posenc_jax.hf._config import Config
+from posenc_jax.hf._keys import Keys, agreed
+from posenc_jax.hf._rope import rope_type_of
+
+_SHARE = "partial_rotary_factor"
+
+
+def widths_of(config: Config, kind: str) -> tuple[int, int]:
+    """head_dim in a layer of a type, and how many of its features may rotate: fewer in latent attention."""
+    if not config.latent:
+        head_dim = _head_dim_of(config, kind)
+        return head_dim, head_dim
+    width, rest = config.integer("qk_rope_head_dim"), config.integer("qk_nope_head_dim")
+    head_dim = _checks.size("qk_nope_head_dim + qk_rope_head_dim", rest + width)
+    return head_dim, _even("qk_rope_head_dim", width, head_dim)
+
+
+def _head_dim_of(config: Config, kind: str) -> int:
+    model, names = config.model, ("head_dim", "kv_channels", "attention_head_dim")
+    name, found = config.spelled(*names), config.take(*names)
+    if found:
+        result = agreed(found)
+    elif model.head_dim and not config.is_null(*names):
+        result = model.head_dim
+    else:
+        result = _hidden_per_head(config)
+    if model.global_head_dim and kind == "full_attention":
+        outside = config.take("global_head_dim")
+        name = next(iter(outside), name)
+        # per_layer_config, where it is written, holds what differs.
+        inside = {"head_dim": result} if "per_layer_config" in config.values else {}
+        result = agreed(outside | inside, model.global_head_dim)
+    return _checks.size(name, result)
+
+
+def _hidden_per_head(config: Config) -> int:
+    hidden = config.integer("hidden_size", "n_embd", "d_model")
+    heads = config.integer("num_attention_heads", "n_head", "n_heads", "decoder_num_attention_heads")
+    message = "head_dim is missing, and hidden_size = {} is no multiple of {} heads"
+    require(hidden % heads == 0, message, hidden, heads)
+    return hidden // heads
+
+
+def rotary_dim_of(d: Keys, config: Config, head_dim: int, width: int) -> int:
+    """How many features of a head rotate by the rope settings `d`; the last two are those of `widths_of`."""
+    if config.latent:
+        _check_latent_share(d, config, head_dim, width)
+        return width
+    if rope_type_of(d) == "proportional":  # its share is one of the frequencies
+        return head_dim
+    return _partial_width(d, config, head_dim)
+
+
+def _check_latent_share(d: Keys, config: Config, head_dim: int, width: int) -> None:
+    """Raises if a share contradicts the rotated part. It may be a share of the head or of that part."""
+    for name, share in (d.take(_SHARE) | config.take(_SHARE)).items():
+        fits = width in (_share_of(name, share, n) for n in (head_dim, width))
+        message = "{} = {!r} contradicts qk_rope_head_dim = {} of {} features"
+        require(fits, message, name, share, width, head_dim)
+
+
+def _partial_width(d: Keys, config: Config, head_dim: int) -> int:
+    model = config.model
+    shares = d.take(_SHARE) | config.take(_SHARE, "rotary_pct", "rotary_emb_fraction")
+    found = {f"{name} (of {head_dim})": _share_of(name, x, head_dim) for name, x in shares.items()}
+    found |= config.take("rotary_dim", "attn_rotary_emb")
+    if model.partial is None:
+        found[f"the width of model_type {config.model_type!r}"] = head_dim
+    elif model.rotary_dim and not found and not config.is_null("rotary_dim"):
+        found["rotary_dim"] = model.rotary_dim
+    width = agreed(found, int(head_dim * (model.partial or 1)))
+    return _even(next(iter(found), "head_dim"), width, head_dim)
+
+
+def _share_of(name: str, share: Any, whole: int) -> int:
+    """A share of the whole as a number of features, rounded down."""
+    return int(_checks.number(name, whole * _checks.number(name, share)))
+
+
+def _even(name: str, width: Any, head_dim: int) -> int:
+    """`width`, if a head can rotate so many features."""
+    fits = isinstance(width, int) and width % 2 == 0 and 2 <= width <= head_dim
+    require(fits, "{} must rotate an even number of features, from 2 to {}, got {!r:.60}", name, head_dim, width)
+    return width
+
+
+def share_for(width: int, head_dim: int) -> float:
+    """The share of the head that reads to this width."""
+    share = width / head_dim
+    return share if int(head_dim * share) == width else math.nextafter(share, 1)

@@ -1,0 +1,139 @@
+"""The keys of a mapping, each of which is used or refused.
+
+`found` looks keys up, and `use` accounts for them. The methods that read a setting do both. `finish` refuses the keys
+that were not used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from posenc_jax import _checks
+from posenc_jax._checks import InvalidType, InvalidValue, describe, require, wrong_type
+
+ROTATIONS = re.compile("rope|rotary|theta|alibi")  # in the names of keys that speak of rotations
+_MISSING: Any = object()
+
+
+def mapping(name: str, value: Any, expected: str = "a mapping") -> Mapping[Any, Any]:
+    """`value`, which must be a mapping."""
+    if not isinstance(value, Mapping):
+        wrong_type(name, expected, value)
+    return value
+
+
+def mapping_of_strings(name: str, value: Any, expected: str = "a mapping") -> Mapping[str, Any]:
+    """`value`, which must be a mapping whose keys are strings."""
+    for key in mapping(name, value, expected):
+        if not isinstance(key, str):
+            raise InvalidType(f"{name} must have keys that are strings, got {describe(key)}")
+    return value
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two values of a config are equal, of whatever types."""
+    try:
+        return bool(a == b)
+    except ValueError:  # arrays
+        return False
+
+
+def check_agreement(found: Mapping[str, Any]) -> None:
+    """Raises if two spellings of a setting contradict each other."""
+    for name, value in found.items():
+        first, result = next(iter(found.items()))
+        same = value is result or equal(value, result)
+        require(same, "{} = {!r:.60} contradicts {} = {!r:.60}", first, result, name, value)
+
+
+def agreed(found: Mapping[str, Any], default: Any = _MISSING, *, missing: str = "") -> Any:
+    """The value that all spellings of a setting agree on."""
+    require(found or default is not _MISSING, "{} is missing", missing)
+    check_agreement(found)
+    return next(iter(found.values()), default)
+
+
+class Keys:
+    """The keys of a mapping, which remembers those that are used. A null counts as no key."""
+
+    def __init__(self, values: Mapping[str, Any], name: str = "", *, nested: bool = False):
+        """The keys of `values`, which a config has under `name`; `nested` if they are for one layer type of several."""
+        self.values, self.name, self.nested = values, name, nested
+        self.label = f"{name}." if name else ""
+        self.used: set[str] = set()
+
+    # Find
+
+    def found(self, *names: str) -> dict[str, Any]:
+        """The spellings of a setting that are there, as errors name them, and their values."""
+        return {self.label + name: self.values[name] for name in names if self.values.get(name) is not None}
+
+    def spelled(self, *names: str) -> str:
+        """How the config spells a setting: an error names what is written."""
+        return next(iter(self.found(*names)), self.label + names[0])
+
+    def is_null(self, *names: str) -> bool:
+        """Whether one of these keys is a null, which rules out a default."""
+        return any(self.values.get(name, 0) is None for name in names)
+
+    # Use
+
+    def use(self, *names: str) -> None:
+        """Accounts for these keys, so that `finish` accepts them."""
+        self.used.update(names)
+
+    def finish(self, pattern: re.Pattern[str] | None = ROTATIONS) -> None:
+        """Raises if a key that speaks of rotations (None: any key) is not used."""
+        for name, value in self.values.items():
+            if value is not None and name not in self.used and (pattern is None or pattern.search(name)):
+                raise InvalidValue(f"the key {self.label}{name} = {value!r:.60} is not known or not used here")
+
+    # Both
+
+    def take(self, *names: str) -> dict[str, Any]:
+        """The spellings of a setting as `found` returns them, and uses them."""
+        self.use(*names)
+        return self.found(*names)
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The value of a setting."""
+        return agreed(self.take(*names), default)
+
+    def need(self, *names: str) -> Any:
+        """The value of a setting that must be there."""
+        return agreed(self.take(*names), missing=self.label + " or ".join(names))
+
+    def number(self, name: str, default: Any = _MISSING) -> Any:
+        """The value of a setting that is a number."""
+        value = self.need(name) if default is _MISSING else self.get(name, default=default)
+        return value if value is default else _checks.number(self.label + name, value)
+
+    def integer(self, *names: str) -> int:
+        """The value of a setting that must be there, an integer of at least one."""
+        return _checks.positive_int(self.spelled(*names), self.need(*names))
+
+    def string(self, name: str) -> str | None:
+        """The value of a setting that is a string, None if it is not there."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
+            wrong_type(self.label + name, "a string", value)
+        return value
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        """The value of a setting that is true or false, or a number in their place (Llama 4 has 4)."""
+        found = self.take(*names)
+        for name, value in found.items():
+            if not isinstance(value, int):
+                wrong_type(name, "true or false", value)
+        return bool(agreed(found, default))
+
+    def items(self, *names: str) -> tuple[Any, ...] | None:
+        """The value of a setting that is a list, None if it is not there."""
+        name, value, expected = self.spelled(*names), self.get(*names), "strings or numbers"
+        result = None if value is None else _checks.sequence(name, value, expected)
+        for item in result or ():
+            if getattr(item, "ndim", 0):
+                raise InvalidType(f"{name} must be a sequence of {expected}, got one of {describe(item)}")
+        return result

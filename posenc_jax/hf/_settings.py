@@ -1,0 +1,92 @@
+"""The rope settings of each layer type, from rope_parameters or rope_scaling, and its base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from posenc_jax import _checks
+from posenc_jax._checks import require
+from posenc_jax.hf._config import Config
+from posenc_jax.hf._keys import Keys, agreed, equal, mapping, mapping_of_strings
+from posenc_jax.hf._layers import ROTATING, STILL
+
+
+def rope_settings(values: Mapping[str, Any]) -> list[Keys]:
+    """The rope settings of a config in each spelling that it has; empty ones if it has none."""
+    found = Keys(values).found("rope_scaling", "rope_parameters")
+    settings = [Keys(mapping_of_strings(name, value), name) for name, value in found.items()]
+    return [d for d in settings if d.values] or [Keys({}, "rope_parameters")]
+
+
+def settings_by_type(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
+    """The rope settings of each layer type; a type with None, or without an entry, has no positions."""
+    config.use("rope_scaling", "rope_parameters")
+    message = "{} is missing, and model_type {!r} has a default of its own"
+    require(settings.values or not config.model.required, message, settings.name, config.model_type)
+    if any(key in types or isinstance(value, Mapping) for key, value in settings.values.items()):
+        return _nested(config, settings, types)
+    return _flat(config, settings, types)
+
+
+def _nested(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
+    """From settings that have an entry for each layer type."""
+    result = {kind: _entry(config, settings, kind, types) for kind in settings.values}
+    known = config.found("layer_types", "layers_block_type") or config.model.pattern
+    message = "layer_types is missing, and {} has settings for {}"
+    require(known or result.keys() <= set(types), message, settings.name, sorted(result))
+    for kind in sorted(ROTATING.intersection(types)):
+        require(kind in result, "{}.{} is missing", settings.name, kind)
+    if not config.model.thetas:
+        _outer_base_fits(config, settings.name, [d.values.get("rope_theta") for d in result.values() if d is not None])
+    return result
+
+
+def _entry(config: Config, settings: Keys, kind: str, types: list[str]) -> Keys | None:
+    name, value = f"{settings.name}.{kind}", settings.values[kind]
+    require(kind in types or kind in ROTATING, "the key {} = {!r:.60} is none of the layer_types", name, value)
+    if value is not None:
+        return Keys(mapping(name, value), name, nested=True)
+    message = "{} = None: no model_type {!r} is without positions"
+    require(not config.model.thetas, message, name, config.model_type)
+    return None
+
+
+def _outer_base_fits(config: Config, name: str, own: list[Any]) -> None:
+    """Raises if no layer type has the base that stands outside their settings."""
+    base = config.get("rope_theta")
+    fits = base is None or any(x is None or equal(x, base) for x in own)
+    message = "rope_theta = {!r} contradicts {}, whose layer types have {}"
+    require(fits, message, base, name, own or "no positions")
+
+
+def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
+    """From settings that are the same for all layer types."""
+    model, kinds, unknown = config.model, sorted(set(types)), sorted(set(types) - ROTATING - STILL)
+    require(not unknown, "the layer types {} of layer_types are not known", unknown)
+    old = settings.name == "rope_scaling" or not settings.values
+    alike = not model.nested and (old or not model.thetas)
+    require(alike, "{} must hold settings for each of the layer types {}", settings.name, kinds)
+    if model.null_theta and settings.is_null("rope_theta"):
+        return {}
+    scaled = model.scaled if model.thetas else kinds
+    return {kind: settings if kind in scaled else Keys({}) for kind in kinds}
+
+
+def base_of(d: Keys, config: Config, kind: str) -> float:
+    """The base of a layer type with the settings `d`."""
+    own, model, default = d.take("rope_theta"), config.model, None
+    if model.thetas:
+        known = kind in model.thetas
+        require(known, "the layer type {!r} is not known for model_type {!r}", kind, config.model_type)
+        config.use(*(key for key, _ in model.thetas.values()))  # the others are for layers of other types
+        key, default = model.thetas[kind]
+        outside = config.found(key)
+    else:
+        outside = config.take("rope_theta", "rotary_emb_base")
+        if d.nested:
+            outside = {} if own else outside  # which is for the layer types that have none
+        elif not (d.is_null("rope_theta") or config.is_null("rope_theta")):
+            default = model.theta
+    found = own | outside or ({} if default is None else {"rope_theta": default})
+    return _checks.positive(next(iter(found), "rope_theta"), agreed(found, missing="rope_theta"))

@@ -1,0 +1,24 @@
+"""Flax Linen modules: the same settings as in `posenc_jax.nnx`, and the same numbers."""
+
+from posenc_jax.linen._attention import positional_attention
+from posenc_jax.linen._biases import FIRE, KERPLE, ALiBi, T5Bias
+from posenc_jax.linen._encodings import (
+    FourierFeatures,
+    LearnedEncoding,
+    RotaryEncoding,
+    SinusoidalEncoding,
+    TimestepEmbedding,
+)
+
+__all__ = [
+    "ALiBi",
+    "FIRE",
+    "FourierFeatures",
+    "KERPLE",
+    "LearnedEncoding",
+    "RotaryEncoding",
+    "SinusoidalEncoding",
+    "T5Bias",
+    "TimestepEmbedding",
+    "positional_attention",
+]

@@ -1,0 +1,105 @@
+r"""The `attention_fn` of Flax Linen layers: rotary embeddings and biases."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from posenc_jax._checks import naming, public
+from posenc_jax._frequencies import Frequencies, Layout
+from posenc_jax._positional_attention import PositionalSettings
+from posenc_jax._rotary import Part
+
+
+class PositionalAttention(nn.Module):
+    """An attention_fn, made by `positional_attention`. A bias with parameters is a submodule of it."""
+
+    settings: PositionalSettings
+    bias: Callable[..., jax.Array] | None
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Names all arguments that are passed on: Linen's layer drops those that it does not find here, even masks."""
+        own = inspect.signature(nn.dot_product_attention).parameters.values()
+        ours = (
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+            for name in ("input_positions", "key_positions")
+        )
+        return inspect.Signature([*own, *ours])
+
+    @naming("positional_attention")
+    def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+        """`nn.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
+        return self.settings.attend(nn.dot_product_attention, self.bias, query, key, value, *args, **kwargs)
+
+
+@public
+def positional_attention(
+    frequencies: Frequencies | int | None = None,
+    *,
+    bias: Callable[..., jax.Array] | None = None,
+    layout: Layout = "half",
+    part: Part = "first",
+    decode: bool = False,
+) -> PositionalAttention:
+    r"""An `attention_fn` for `nn.MultiHeadDotProductAttention`: any rotary embedding, any bias, or both.
+
+    The score of a query at position $p$ and a key at $t$, with $R$ the rotation of `posenc_jax.rotary`, is
+
+    $$(R_p q) \cdot (R_t k) / \sqrt{\text{head\_dim}} + \text{bias}(p, t)$$
+
+    The rest is `nn.dot_product_attention` with all of its arguments; a bias given there is added to this one.
+
+    The attention_fn takes two more arguments, with one position for each query or key; bind them with
+    `functools.partial`. `input_positions` are those of the inputs, queries and keys alike. `key_positions` are for keys
+    at other positions. With neither, both count from zero. If there are not as many keys as queries, nothing is
+    guessed: give both, except with `decode`.
+
+    Args:
+      frequencies: the width that turns, or `Frequencies` of that width; even and at most head_dim. `None`: no rotation.
+      bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
+        `posenc_jax.linen`, or for example `functools.partial(pe.alibi, heads=8)`. A module made outside of others
+        becomes part of the layer; its variables are under "attention_fn" and "bias". One made in a module's `setup` or
+        `@nn.compact` belongs to that module: layers that are given it share its parameters, and positions can be bound.
+      layout: as for `posenc_jax.rotary`.
+      part: as for `posenc_jax.rotary`.
+      decode: if keys outnumber queries and have no positions, they are a cache with position i in slot i, as a layer
+        with `decode=True` fills it. `input_positions` must then be the slots of the queries. Slots are right
+        for rows padded on the left too, if scores depend on the distance alone (those of `FIRE` do not). Flax caches
+        keys before they are turned, so each step turns all of them; a cache of turned keys, as in the example of
+        `posenc_jax.nnx.RotaryEncoding`, is cheaper.
+
+    Returns:
+      The attention_fn: a module, and a hashable value without arrays, equal to another of the same settings.
+
+    Raises:
+      TypeError: if frequencies is an array, bias cannot be called, or decode is not a bool.
+      ValueError: if a setting is not one of the above, neither frequencies nor a bias is given, or both are and
+        positions have several axes. When called: if positions are missing, or not one for each token, or the bias does
+        not have the shape above.
+
+    Examples:
+      >>> import functools
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> from posenc_jax.linen import ALiBi, T5Bias, positional_attention
+      >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=positional_attention(bias=T5Bias(2)))
+      >>> x = jnp.ones((1, 5, 16), jnp.float32)
+      >>> layer.init(jax.random.key(0), x)["params"]["attention_fn"]["bias"]["embedding"].shape
+      (32, 2)
+      >>> attend = positional_attention(8, bias=ALiBi(2))  # nothing to learn, so positions can be bound here too
+      >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
+      >>> variables = layer.init(jax.random.key(0), x)
+      >>> far = layer.clone(attention_fn=functools.partial(attend, input_positions=jnp.arange(1000, 1005)))
+      >>> bool(jnp.allclose(layer.apply(variables, x), far.apply(variables, x), atol=1e-5))
+      True
+
+    Reference:
+      Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
+    """
+    settings = PositionalSettings(frequencies, layout, part, decode)  # type: ignore[arg-type]
+    return PositionalAttention(settings, settings.parse_bias(bias))

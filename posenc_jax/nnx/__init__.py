@@ -1,0 +1,24 @@
+"""Flax NNX modules: each holds settings and parameters, and calls one function of the library."""
+
+from posenc_jax.nnx._attention import positional_attention
+from posenc_jax.nnx._biases import FIRE, KERPLE, ALiBi, T5Bias
+from posenc_jax.nnx._encodings import (
+    FourierFeatures,
+    LearnedEncoding,
+    RotaryEncoding,
+    SinusoidalEncoding,
+    TimestepEmbedding,
+)
+
+__all__ = [
+    "ALiBi",
+    "FIRE",
+    "FourierFeatures",
+    "KERPLE",
+    "LearnedEncoding",
+    "RotaryEncoding",
+    "SinusoidalEncoding",
+    "T5Bias",
+    "TimestepEmbedding",
+    "positional_attention",
+]

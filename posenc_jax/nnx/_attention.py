@@ -1,0 +1,91 @@
+r"""The `attention_fn` of Flax NNX layers: rotary embeddings and biases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from posenc_jax._checks import naming, public
+from posenc_jax._frequencies import Frequencies, Layout
+from posenc_jax._positional_attention import PositionalSettings
+from posenc_jax._rotary import Part
+
+
+class PositionalAttention(nnx.Module):
+    """An attention_fn, made by `positional_attention`. The parameters of its bias are part of the layer's state."""
+
+    def __init__(self, settings: PositionalSettings, bias: Callable[..., jax.Array] | None):
+        self.settings = settings
+        self.bias = bias
+
+    @naming("positional_attention")
+    def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+        """`nnx.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
+        return self.settings.attend(nnx.dot_product_attention, self.bias, query, key, value, *args, **kwargs)
+
+
+@public
+def positional_attention(
+    frequencies: Frequencies | int | None = None,
+    *,
+    bias: Callable[..., jax.Array] | None = None,
+    layout: Layout = "half",
+    part: Part = "first",
+    decode: bool = False,
+) -> PositionalAttention:
+    r"""An `attention_fn` for `nnx.MultiHeadAttention`: any rotary embedding, any bias, or both.
+
+    The score of a query at position $p$ and a key at $t$, with $R$ the rotation of `posenc_jax.rotary`, is
+
+    $$(R_p q) \cdot (R_t k) / \sqrt{\text{head\_dim}} + \text{bias}(p, t)$$
+
+    The rest is `nnx.dot_product_attention` with all of its arguments; a bias given there is added to this one.
+
+    The attention_fn takes two more arguments, with one position for each query or key. `input_positions` are those of
+    the inputs, queries and keys alike; `nnx.MultiHeadAttention` passes them on (since flax 0.12.9). `key_positions` are
+    for keys at other positions. With neither, both count from zero. If there are not as many keys as queries, nothing
+    is guessed: give both, except with `decode`.
+
+    Args:
+      frequencies: the width that turns, or `Frequencies` of that width; even and at most head_dim. `None`: no rotation.
+      bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
+        `posenc_jax.nnx`, whose parameters become those of the layer, or for example
+        `functools.partial(pe.alibi, heads=8)`. Layers that are given the same module share its parameters.
+      layout: as for `posenc_jax.rotary`.
+      part: as for `posenc_jax.rotary`.
+      decode: if keys outnumber queries and have no positions, they are a cache with position i in slot i, as a layer
+        with `decode=True` fills it. `input_positions` must then be the slots of the queries. Slots are right
+        for rows padded on the left too, if scores depend on the distance alone (those of `FIRE` do not). Flax caches
+        keys before they are turned, so each step turns all of them; a cache of turned keys, as in the example of
+        `RotaryEncoding`, is cheaper.
+
+    Returns:
+      The attention_fn, a module whose only parameters are those of the bias.
+
+    Raises:
+      TypeError: if frequencies is an array, bias cannot be called, or decode is not a bool.
+      ValueError: if a setting is not one of the above, neither frequencies nor a bias is given, or both are and
+        positions have several axes. When called: if positions are missing, or not one for each token, or the bias does
+        not have the shape above.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import T5Bias, positional_attention
+      >>> attend = positional_attention(8, bias=T5Bias(2, rngs=nnx.Rngs(1)), decode=True)
+      >>> layer = nnx.MultiHeadAttention(2, 16, decode=False, attention_fn=attend, rngs=nnx.Rngs(0))
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))  # batch, seq, heads, head_dim
+      >>> whole = attend(q, k, v, is_causal=True)
+      >>> written = (jnp.arange(5) <= 3)[None, None, None]
+      >>> step = attend(q[:, 3:4], k, v, input_positions=jnp.array([3]), mask=written)
+      >>> bool(jnp.allclose(step, whole[:, 3:4], atol=1e-6))
+      True
+
+    Reference:
+      Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
+    """
+    settings = PositionalSettings(frequencies, layout, part, decode)  # type: ignore[arg-type]
+    return PositionalAttention(settings, settings.parse_bias(bias))

@@ -1,0 +1,103 @@
+"""The built site (`nox -s docs`): links, anchors, names, and nothing from other hosts."""
+
+import collections
+import html.parser
+import json
+import re
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SITE = ROOT / "site"
+LOADING = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src"), ("use", "href")}
+
+
+class Page(html.parser.HTMLParser):
+    """The ids of a page, and every attribute that points somewhere."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.ids, self.targets, self.without_alt = collections.Counter(), [], []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        """Called for every tag."""
+        attributes = dict(attrs)
+        if attributes.get("id"):
+            self.ids[attributes["id"]] += 1
+        if tag == "img" and not attributes.get("alt"):
+            self.without_alt.append(attributes.get("src"))
+        canonical = tag == "link" and attributes.get("rel") == "canonical"
+        for name in ("href", "src"):
+            if attributes.get(name) is not None and not canonical:
+                self.targets.append((tag, name, attributes[name]))
+
+
+@pytest.fixture(scope="module")
+def pages():
+    assert SITE.exists(), "no site: nox -s docs builds it"
+    found = {path.relative_to(SITE).as_posix(): Page(path) for path in SITE.rglob("*.html")}
+    found.pop("404.html")  # the one page that is shown in place of others, so its links begin at the site's address
+    assert len(found) == len(list((ROOT / "docs").rglob("*.md")))
+    return found
+
+
+def test_links_lead_somewhere(pages):
+    broken = []
+    for name, page in pages.items():
+        for _, _, target in page.targets:
+            url = urllib.parse.urlsplit(target)
+            if url.scheme or url.netloc:
+                continue
+            path = (SITE / name).parent / urllib.parse.unquote(url.path) if url.path else SITE / name
+            if not path.resolve().is_relative_to(SITE.resolve()) or target.startswith("/") or not path.is_file():
+                broken.append(f"{name}: {target}")
+            elif url.fragment and path.suffix == ".html":
+                there = pages[path.resolve().relative_to(SITE.resolve()).as_posix()]
+                if urllib.parse.unquote(url.fragment) not in there.ids and url.fragment != "__skip":
+                    broken.append(f"{name}: {target} has no such anchor")
+    assert broken == []
+
+
+def test_nothing_is_loaded_from_other_hosts(pages):
+    foreign = [
+        f"{name}: {target}"
+        for name, page in pages.items()
+        for tag, attribute, target in page.targets
+        if (tag, attribute) in LOADING and urllib.parse.urlsplit(target).netloc
+    ]
+    assert foreign == []
+    for path in SITE.rglob("*.css"):
+        for target in re.findall(
+            r"@import\s+[\"']([^\"']+)|url\(\s*[\"']?([^\"')]+)", path.read_text(encoding="utf-8")
+        ):
+            target = "".join(target)
+            assert target.startswith("data:") or not urllib.parse.urlsplit(target).netloc, f"{path.name}: {target}"
+
+
+def test_ids_are_unique_and_pictures_are_described(pages):
+    assert [f"{name}: {id_}" for name, page in pages.items() for id_, n in page.ids.items() if n > 1] == []
+    assert [f"{name}: {src}" for name, page in pages.items() for src in page.without_alt] == []
+
+
+def test_every_public_name_has_an_anchor(pages):
+    for path in (ROOT / "docs" / "api").glob("*.md"):
+        if path.stem != "index":
+            text = path.read_text(encoding="utf-8")
+            names = re.findall(r"^::: ([\w.]+)$(?!\n    options: {members: false)", text, flags=re.MULTILINE)
+            assert names and set(names) <= set(pages[f"api/{path.stem}.html"].ids), path.stem
+
+
+def test_the_search_finds_pages_and_functions():
+    entries = json.loads((SITE / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    places = {entry["location"] for entry in entries}
+    assert {"rope.html", "api/rotary.html#posenc_jax.rotary"} <= places
+    assert (SITE / "search" / "search_index.js").exists()  # from the file system
+
+
+def test_no_mathematics_is_left_as_text(pages):
+    for name in pages:
+        text = re.sub(r"<(pre|code|script|style)\b.*?</\1>", "", (SITE / name).read_text(encoding="utf-8"), flags=re.S)
+        assert not re.search(r"(?<!\\)\$[^$\n]{1,80}\$", re.sub(r"<[^>]*>", "", text)), name

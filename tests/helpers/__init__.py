@@ -1,0 +1,1 @@
+"""What tests share beside formulas: comparisons, tiers, quick compilation, and functions under test."""

@@ -1,0 +1,32 @@
+"""Hostile input: how much of it is tried, and what is counted. POSENC_HOSTILE=N multiplies it (`nox -s fuzz`)."""
+
+import collections
+import os
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+MANY = int(os.environ.get("POSENC_HOSTILE", "1"))
+TRIED = collections.Counter()
+FLOATS = (np.float16, jnp.bfloat16, np.float32)
+EDGES = [0, 1, -1, 2, 65535, 65536, -65536, 2**30, 2**31 - 1, -(2**31), 10**6, 2**31 - 65536]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def print_what_was_tried():
+    """Imported by the modules of hostile input."""
+    yield
+    print("\ntried:", dict(TRIED))
+
+
+def profile(examples):
+    """Hypothesis draws the same in every run."""
+    return settings(
+        max_examples=examples * MANY,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )

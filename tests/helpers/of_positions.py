@@ -1,0 +1,48 @@
+"""Functions of positions and rows that must give the same bits in every program."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import posenc_jax as pe
+
+SEQ, DIM = 64, 12
+RNG = np.random.default_rng(0)
+POSITIONS = RNG.integers(-(2**31), 2**31, SEQ).astype(np.int32)
+FLOATS = RNG.uniform(-1e4, 1e4, SEQ).astype(np.float32)
+LEARNED = RNG.uniform(0.01, 2, DIM // 2).astype(np.float32)
+X = RNG.normal(size=(SEQ, DIM)).astype(np.float32)
+SCALED = dataclasses.replace(pe.geometric(DIM), attention_factor=1.3)
+NEAR = RNG.integers(-9000, 9000, SEQ).astype(np.int32)
+
+
+def heads(f, x):
+    """The last of enough heads for them to share a table of waves."""
+    return f(jnp.stack([x] * 8, axis=-2))[..., -1, :]
+
+
+def turned_back(p, dy):
+    return jax.vjp(lambda x: pe.rotary(x, p, SCALED, head_axis=None), jnp.zeros_like(dy))[1](dy)[0]
+
+
+# name → (function of positions (n,) and x (n, DIM) that gives (n, DIM), positions)
+CASES = {
+    "sinusoidal": (lambda p, x: pe.sinusoidal(p, DIM), POSITIONS),
+    "half": (lambda p, x: pe.sinusoidal(p, DIM, layout="half"), POSITIONS),
+    "float positions": (lambda p, x: pe.sinusoidal(p, DIM), FLOATS),
+    "array frequencies": (lambda p, x: pe.sinusoidal(p, jnp.asarray(LEARNED)), POSITIONS),
+    "bfloat16": (lambda p, x: pe.sinusoidal(p, DIM, dtype=jnp.bfloat16).astype(jnp.float32), POSITIONS),
+    "add": (lambda p, x: pe.add_sinusoidal(x, p, scale=1.7), POSITIONS),
+    "add, amplitude": (lambda p, x: pe.add_sinusoidal(x, p, SCALED, scale=0.3), POSITIONS),
+    "shift": (lambda p, x: pe.shift(x, p, DIM), POSITIONS),
+    "rotary": (lambda p, x: pe.rotary(x, p, SCALED, head_axis=None), POSITIONS),
+    "rotary, interleaved": (lambda p, x: pe.rotary(x, p, layout="interleaved", head_axis=None), POSITIONS),
+    "rotary, heads": (lambda p, x: heads(lambda h: pe.rotary(h, p, 4, part="last"), x), POSITIONS),
+    "rotary, float positions": (lambda p, x: heads(lambda h: pe.rotary(h, p, 8), x), FLOATS),
+    "rotary, array frequencies": (lambda p, x: heads(lambda h: pe.rotary(h, p, jnp.asarray(LEARNED)), x), POSITIONS),
+    "rotary, derivative": (turned_back, POSITIONS),
+    "xpos, query": (lambda p, x: heads(lambda h: pe.xpos(h, h, p, origin=100)[0], x), NEAR),
+    "xpos, key": (lambda p, x: pe.xpos(x, x, p, origin=100, head_axis=None)[1], NEAR),
+}

@@ -1,0 +1,188 @@
+"""The library beside what transformers computes and beside the truth, for recorded and for fresh values alike."""
+
+import math
+
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from helpers.closeness import assert_within
+from oracles import encodings, rotations, spectra
+from posenc_jax import hf
+
+# Of |pair|: whatever the scale of queries and keys, and for pairs of length 1 the absolute error.
+EXACT, FLOAT32 = 3e-7, 1e-6
+
+
+def with_float32(frequencies, angular):
+    """In float32 precision with the float32 ω that a reference computed; axes and amplitude are kept."""
+    result = frequencies.with_angular(angular).with_precision("float32")
+    assert result.turns == spectra.turns(map(float, angular))
+    np.testing.assert_array_equal(result.angular.astype(np.float32), angular)
+    return result
+
+
+def plan_of(model, **changes):
+    """The plan of a described model, with changes to its configuration."""
+    length = int(model["positions"].max()) + 1  # what transformers takes for the length of a sequence
+    return hf.rotary_from_config(model["config"] | changes, length=length)
+
+
+class Layer:
+    """A layer of a described model that turns: what transformers made of queries and keys, the truth, and ours."""
+
+    def __init__(self, model, index=0):
+        self.model, self.index, layer = model, index, model["layers"][index]
+        self.rope, self.theirs = layer["rope"], layer["frequencies"]
+        limit, length = model["config"].get("max_position_embeddings"), int(model["positions"].max()) + 1
+        self.omega, self.amplitude = spectra.from_parameters(self.rope, layer["head_dim"], limit, length)
+        width, part = 2 * len(self.omega), model["part"]
+        self._where = (width, model["layout"], part)
+        # Queries and keys, (batch, heads, seq, head_dim): before, and as transformers turned them, in one layout.
+        self.before, after = (np.concatenate([layer[f"{name}{x}"] for name in "qk"], 1) for x in ("", "_rotated"))
+        self.reference = rotations.join(*rotations.split(after, width, model["written"], part), *self._where[1:])
+
+    def ours(self, plan=None, *, positions=None, change=lambda frequencies: frequencies, **options):
+        """Turned as the plan says; with other positions, frequencies or options for the controls."""
+        plan = plan or plan_of(self.model)
+        options = {"layout": plan.layout, "part": plan.part, "head_axis": -3} | options
+        positions = self.model["positions"] if positions is None else positions.astype(np.int32)
+        frequencies = change(plan.layers[self.index].frequencies)
+        return np.asarray(pe.rotary(self.before, positions, frequencies, **options))
+
+    def truth(self):
+        """Turned in float64, by mpmath's waves of the true frequencies."""
+        positions = self.model["positions"]
+        axes = spectra.axes_from_parameters(self.rope, len(self.omega)) if positions.ndim == 3 else None
+        sine, cosine = (float(self.amplitude) * w[:, None] for w in encodings.waves(positions, self.omega, axes))
+        return rotations.rotate(self.before, sine, cosine, *self._where[1:])
+
+    def apart(self, x, y):
+        """max |x − y| / |pair| for each pair."""
+        return distance(x, y, self.before, *self._where, amplitude=float(self.amplitude))
+
+    def with_theirs(self, frequencies):
+        """In float32 precision, with the ω of the reference."""
+        return with_float32(frequencies, self.theirs)
+
+
+def distance(x, y, before, width, layout, part, amplitude=1.0):
+    """max |x − y| / |pair| for each pair of what was turned.
+
+    A feature that does not turn must be the same bit for bit: else infinity.
+    """
+    a, b, _ = rotations.split(before.astype(np.float64), width, layout, part)
+    size = amplitude * np.hypot(a, b)
+    (*turned_x, rest_x), (*turned_y, rest_y) = (rotations.split(z, width, layout, part) for z in (x, y))
+    if not np.array_equal(rest_x, rest_y):
+        return np.full(width // 2, np.inf)
+    a, b = (u.astype(np.float64) - v.astype(np.float64) for u, v in zip(turned_x, turned_y, strict=True))
+    return np.max(np.hypot(a, b) / size, axis=(0, 1, 2))
+
+
+def largest(distances, bound, against):
+    """The largest of the distances, all of which are within the bound."""
+    assert_within(distances, np.zeros_like(distances), bound, against=against)
+    return np.max(distances)
+
+
+def check_plan(model):
+    """Which layers turn, what they turn, and by which factors attention is scaled."""
+    plan = plan_of(model)
+    assert (plan.layout, plan.part, len(plan.layers)) == (model["layout"], model["part"], len(model["layers"]))
+    for ours, theirs in zip(plan.layers, model["layers"], strict=True):
+        scale = theirs["softmax_scale"] * math.sqrt(theirs["q_attended"].shape[-1]) if plan.part == "last" else 1
+        assert plan.softmax_scale == pytest.approx(scale, rel=1e-15)
+        assert ours.head_dim == theirs["q_attended"].shape[-1]
+        assert (ours.frequencies is not None) == theirs["turns"]
+        if theirs["turns"]:
+            assert ours.rotary_dim == 2 * len(theirs["frequencies"])
+            assert ours.frequencies.attention_factor == pytest.approx(theirs["attention_factor"], rel=4e-16)
+        np.testing.assert_array_equal(theirs["k_attended"], theirs["k_rotated"])
+        if ours.query_scale is None:
+            np.testing.assert_array_equal(theirs["q_attended"], theirs["q_rotated"])
+        else:
+            factor = np.asarray(ours.query_scale(model["scale_positions"]))[:, None, :, None]
+            assert np.max(factor) > 1.05
+            np.testing.assert_allclose(factor * theirs["q_rotated"], theirs["q_attended"], rtol=3e-7)
+
+
+def check_layer(model, index):
+    """Queries and keys of a layer; returns the errors of the reference and ours, to print."""
+    layer = Layer(model, index)
+    truth, theirs = layer.truth(), layer.reference
+    ours_exact = largest(layer.apart(layer.ours(), truth), EXACT, against="mpmath's rotation, 0 away in |pair|")
+    same = layer.apart(layer.ours(change=layer.with_theirs), theirs)
+    same = largest(same, FLOAT32, against="the reference with the same ω, 0 away in |pair|")
+    # In float32 precision ω is rounded once. The reference rounds the exponent of the base, and more. Where both have
+    # come to the same ω they agree; elsewhere they lie apart by the position times the difference, and a rounding.
+    own = plan_of(model).layers[index].frequencies.with_precision("float32")
+    off = np.abs(own.angular.astype(np.float32).astype(np.float64) - layer.theirs)
+    assert np.all(off <= bound_of_float32(layer.rope["rope_theta"]) * own.angular)
+    float32 = layer.ours(change=lambda frequencies: own)
+    apart, phase = layer.apart(float32, theirs), model["positions"].max() * own.angular
+    assert np.all(apart <= FLOAT32 + (off > 0) * (model["positions"].max() * off + np.spacing(phase, dtype=np.float32)))
+    return {
+        "error of transformers": np.max(layer.apart(theirs, truth)),
+        "ours": ours_exact,
+        "ours in float32": np.max(layer.apart(float32, truth)),
+        "the two in float32 apart": np.max(apart),
+        "with the same ω": same,
+        "ω that differ": f"{np.count_nonzero(off)} of {off.size}",
+    }
+
+
+def bound_of_float32(base):
+    """How far the float32 ω of a reference may lie from the true one, relative.
+
+    It raises the base to an exponent rounded to 2⁻²⁵, which moves ω by ln(base)·2⁻²⁵; the power, quotients and
+    products add a unit of 2⁻²⁴ or so each.
+    """
+    return (math.log(base) / 2 + 5) * 2.0**-24
+
+
+def functions_of(rope, head_dim, limit, length):
+    """The frequencies of a flat `rope_parameters` by the library's functions, called by hand."""
+    kind, base, factor = rope["rope_type"], rope["rope_theta"], rope.get("factor")
+    original, width = rope.get("original_max_position_embeddings", limit), head_dim
+    if kind != "proportional":
+        width = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    plain = pe.geometric(width, base)
+    if kind == "linear":
+        return pe.linear_scaling(plain, factor)
+    if kind == "dynamic":
+        if "alpha" in rope:
+            return pe.ntk(width, base, rope["alpha"])
+        return pe.dynamic_ntk(width, base, factor, limit, length)
+    if kind == "yarn":
+        factor = factor or limit / original
+        both = [rope.get("mscale"), rope.get("mscale_all_dim")]
+        amplitude = rope.get("attention_factor")
+        if amplitude is None and all(both):
+            amplitude = float(spectra.temperature(factor, both[0]) / spectra.temperature(factor, both[1]))
+        options = {k: rope[k] for k in ("beta_fast", "beta_slow", "truncate") if k in rope}
+        return pe.yarn(width, base, factor, original, attention_factor=amplitude, **options)
+    if kind == "longrope":
+        options = {"original_max": original, "factor": factor or limit / original, "length": length}
+        amplitude = rope.get("attention_factor")
+        return pe.longrope(plain, rope["short_factor"], rope["long_factor"], attention_factor=amplitude, **options)
+    if kind == "llama3":
+        options = {k: rope[k] for k in ("low_freq_factor", "high_freq_factor")}
+        return pe.llama3(plain, factor, original_max=original, **options)
+    if kind == "proportional":
+        return pe.proportional(head_dim, base, rope["partial_rotary_factor"], factor or 1.0)
+    assert kind == "default"
+    return plain
+
+
+def check_spectrum(frequencies, case):
+    """Frequencies of a plan or a function against the truth, and the reference's against the truth."""
+    rope, limit = case["config"]["rope_parameters"], case["config"]["max_position_embeddings"]
+    omega, amplitude = spectra.from_parameters(rope, case["head_dim"], limit, case["length"])
+    errors = [abs(a - b) for a, b in zip(frequencies.turns, spectra.turns(omega), strict=True)]
+    assert max(errors) <= 2, "more than 2⁻¹²⁷ turn from the truth"
+    assert abs(frequencies.attention_factor - amplitude) <= 4e-16 * amplitude
+    assert abs(case["attention_factor"] - amplitude) <= 4e-16 * amplitude
+    theirs = np.array(case["frequencies"])
+    bound = bound_of_float32(rope["rope_theta"])
+    assert np.all(np.abs(theirs - frequencies.angular) <= bound * frequencies.angular)

@@ -1,0 +1,39 @@
+"""Plans and query scales as values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from huggingface.published import LLAMA_4
+from oracles.configs import query_scale
+from posenc_jax.hf import QueryScale, RotaryPlan, rotary_from_config
+
+
+def test_the_plan_is_static_and_hashable():
+    plans = [rotary_from_config(LLAMA_4) for _ in range(2)]
+    assert plans[0] == plans[1] and hash(plans[0]) == hash(plans[1]) and len({*plans}) == 1
+    assert jax.tree.leaves(plans[0]) == []
+    rotated = jax.jit(lambda x, plan: pe.rotary(x, None, plan.layers[0].frequencies, layout=plan.layout))(
+        jnp.ones((1, 4, 2, 128)), plans[0]
+    )
+    assert rotated.shape == (1, 4, 2, 128)
+    assert plans[0] != rotary_from_config(LLAMA_4, layout="half")
+    assert RotaryPlan(plans[0].layers, "interleaved") == plans[0]
+    assert "parameters" not in repr(plans[0])
+
+
+@pytest.mark.parametrize(
+    "scale", [QueryScale(0.1, 8192, 1), QueryScale(0.25, 16384, 0), QueryScale(1.0, 3, 2), QueryScale(0.1, 2**31 - 1)]
+)
+def test_query_scale(scale):
+    positions = [0, 1, 2, 3, 8190, 8191, 8192, 16383, 16384, 131071, 10**6, 2**31 - 2, 2**31 - 1]
+    want = query_scale(positions, scale.coefficient, scale.period, scale.offset)
+    got = scale(np.array(positions, np.int32))
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, want, rtol=2.5e-7)
+    few = positions[:10]  # which float32 holds
+    np.testing.assert_array_equal(scale(jnp.array(few, jnp.float32)), got[:10])
+    np.testing.assert_array_equal(jax.jit(scale)(jnp.array(few)), got[:10])
+    assert scale(7).shape == ()

@@ -1,0 +1,46 @@
+"""Attention with all scores at once, and its derivative by hand, in float64."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Dense(NamedTuple):
+    """What `dense` found."""
+
+    y: np.ndarray  # (..., queries, heads, head_dim)
+    residual: np.ndarray  # the logarithm of each query's sum of weights, (..., queries, heads)
+    back: Callable  # from cotangents of both to those of query, key, value and scores
+
+
+def dense(query, key, value, bias=0.0, seen=True, scale=None, rounded=np.float64):
+    """softmax(scale · q·k + bias) · v, where `seen`; a query that sees nothing gives zeros.
+
+    Queries are (..., queries, heads, head_dim), keys and values have as many heads or a divisor of them; bias and seen
+    broadcast to (..., heads, queries, keys). Scores with their bias are rounded to the dtype `rounded`.
+    """
+    q, k, v = (np.asarray(x, np.float64) for x in (query, key, value))
+    group = q.shape[-2] // k.shape[-2]
+    keys, values = (np.repeat(x, group, -2) for x in (k, v))
+    c = 1 / np.sqrt(q.shape[-1]) if scale is None else scale
+    scores = c * np.einsum("...qhd,...khd->...hqk", q, keys) + np.asarray(bias, np.float64)
+    scores = np.where(seen, scores.astype(rounded).astype(np.float64), -np.inf)
+    top = np.max(scores, -1, initial=-np.inf, keepdims=True)
+    weights = np.exp(scores - np.where(np.isneginf(top), 0, top))
+    total = weights.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        residual = np.swapaxes((top + np.log(total))[..., 0], -1, -2)
+    p = weights / np.where(total == 0, 1, total)
+
+    def back(dy, dl=0.0):
+        dl = np.swapaxes(np.broadcast_to(dl, residual.shape), -1, -2)[..., None]
+        dp = np.einsum("...qhd,...khd->...hqk", np.asarray(dy, np.float64), values)
+        ds = p * (dp - np.sum(p * dp, -1, keepdims=True) + dl)
+        dq = c * np.einsum("...hqk,...khd->...qhd", ds, keys)
+        dk = c * np.einsum("...hqk,...qhd->...khd", ds, q)
+        dv = np.einsum("...hqk,...qhd->...khd", p, np.asarray(dy, np.float64))
+        of_group = (x.reshape(*x.shape[:-2], k.shape[-2], group, x.shape[-1]).sum(-2) for x in (dk, dv))
+        return dq, *of_group, ds
+
+    return Dense(np.einsum("...hqk,...khd->...qhd", p, values), residual, back)

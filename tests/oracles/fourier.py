@@ -1,0 +1,28 @@
+"""Fourier features and timestep embeddings, feature by feature."""
+
+from fractions import Fraction
+
+import numpy as np
+
+from oracles.encodings import waves
+from oracles.rotations import features
+from oracles.spectra import MP
+
+
+def fourier_features(x, matrix, layout="half"):
+    """sin and cos of 2π times the exact sum of products, less its whole turns: a rational number until the end."""
+    sine, cosine = np.zeros((2, len(x), matrix.shape[1]))
+    for i, row in enumerate(x):
+        for j, column in enumerate(matrix.T):
+            turns = sum(Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, column, strict=True)) % 1
+            phase = 2 * MP.pi * turns.numerator / turns.denominator
+            sine[i, j], cosine[i, j] = float(MP.sin(phase)), float(MP.cos(phase))
+    return features(sine, cosine, layout)
+
+
+def timestep_embedding(timesteps, dim, flip=False, shift=1, scale=1, period=10_000):
+    """The waves, and the zeros that fill an odd width."""
+    n = dim // 2
+    exponents = [MP.mpf(i) / (n - MP.mpf(shift)) if i else MP.mpf(0) for i in range(n)]
+    sine, cosine = waves(timesteps, [MP.mpf(scale) * MP.mpf(period) ** -e for e in exponents])
+    return np.concatenate([cosine, sine] if flip else [sine, cosine], 1), np.zeros((len(timesteps), dim % 2))

@@ -1,0 +1,51 @@
+"""Positions as loops count them."""
+
+import itertools
+
+import numpy as np
+
+
+def segments(ids, padding=None):
+    """Of one row, token by token."""
+    found = []
+    for i, label in enumerate(ids):
+        found.append(found[-1] + 1 if i and label == ids[i - 1] and label != padding else 0)
+    return found
+
+
+def grid(shape, order="row", leading=0):
+    """Of each cell, after so many tokens at the origin."""
+    cells = [list(cell) for cell in itertools.product(*map(range, shape))]
+    if order == "column":
+        cells = [[*cell[:-2], cell[-1], cell[-2]] for cell in cells]
+    return np.array([[0] * len(shape)] * leading + cells)
+
+
+def multimodal(parts, following="maximum"):
+    """Of texts, given by their length, and grids (time, height, width[, Δ]): the rule of the papers, token by token.
+
+    What follows a grid begins above the maximum so far, or after the longer of its sides.
+    """
+    found, start = [], 0
+    for part in parts:
+        if isinstance(part, int):
+            found += [[start + i] * 3 for i in range(part)]
+            start += part
+            continue
+        frames, height, width, *rest = part
+        step = np.float32(rest[0] if rest else 1)
+        cells = itertools.product(range(frames), range(height), range(width))
+        found += [[start + int(step * np.float32(t)), start + y, start + x] for t, y, x in cells]
+        start = max(map(max, found)) + 1 if following == "maximum" else start + max(height, width)
+    return found
+
+
+def shards(length, number, order):
+    """Of each shard."""
+    if order == "contiguous":
+        return [list(range(s * length // number, (s + 1) * length // number)) for s in range(number)]
+    if order == "striped":
+        return [list(range(s, length, number)) for s in range(number)]
+    size = length // (2 * number)
+    chunks = [list(range(c * size, (c + 1) * size)) for c in range(2 * number)]
+    return [chunks[s] + chunks[2 * number - 1 - s] for s in range(number)]

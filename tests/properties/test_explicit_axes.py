@@ -1,0 +1,321 @@
+"""On Explicit axes of a mesh: what cannot be split says so, where the compiler may not fetch what it needs."""
+
+import functools
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import posenc_jax as pe
+from devices.aot import Compiled
+from helpers.closeness import assert_within
+from helpers.quick import quick
+from helpers.tiers import thorough
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+D, H = "data", "heads"
+AT, X = np.arange(128, dtype=np.int32).reshape(8, 16), np.ones((8, 16, 8, 16), np.float32)
+ONES, SQUARE = np.ones(8, np.float32), np.ones((8, 8), np.float32)
+
+
+def fire(i, j, w1, b1, w2, b2):
+    return pe.fire(i, j, (w1, b1, w2, b2), c=0.1, threshold=9.0)
+
+
+def place(*arguments):
+    """Arrays on the mesh that is set; each is given alone or with what shards it."""
+    pairs = (x if isinstance(x, tuple) else (x, P()) for x in arguments)
+    return [jax.device_put(x, NamedSharding(jax.sharding.get_mesh(), spec)) for x, spec in pairs]
+
+
+def mesh_of(kind):
+    return jax.make_mesh((2, 4), (D, H), (kind,) * 2, devices=jax.devices("cpu"))
+
+
+@pytest.fixture
+def mesh():
+    with jax.set_mesh(mesh_of(AxisType.Explicit)) as mesh:
+        yield mesh
+
+
+# name of a function, a call of it, its arguments, the name of one of them and its axis that must be whole
+WHOLE = [
+    ("sinusoidal", partial(pe.sinusoidal, layout="half"), [AT, ONES], "frequencies", 0),
+    ("sinusoidal", partial(pe.sinusoidal, frequencies=pe.axial(16, 2)), [AT[..., None].repeat(2, -1)], "positions", 2),
+    ("fourier_features", pe.fourier_features, [SQUARE, SQUARE], "matrix", 1),
+    ("rotary", pe.rotary, [X, AT], "x", 3),
+    ("rotary", partial(pe.rotary, frequencies=8, layout="interleaved"), [X, AT], "x", 3),
+    ("rotary", pe.rotary, [X, AT, ONES], "frequencies", 0),
+    ("xpos", pe.xpos, [X, X, AT], "query", 3),
+    ("xpos", pe.xpos, [X, X, AT], "key", 3),
+    ("shift", partial(pe.shift, offset=3, frequencies=16, layout="half"), [X], "encodings", 3),
+    ("shift", lambda x, f: pe.shift(x, 3, f), [X, ONES], "frequencies", 0),
+    ("rotation_matrix", partial(pe.rotation_matrix, layout="half"), [AT, ONES], "frequencies", 0),
+    ("t5", pe.t5, [AT, AT, SQUARE], "table", 0),
+    ("fire", fire, [AT, AT, ONES, ONES, SQUARE, ONES], "w1 of mlp", 0),
+    ("fire", fire, [AT, AT, ONES, ONES, SQUARE, ONES], "b1 of mlp", 0),
+    ("fire", fire, [AT, AT, ONES, ONES, SQUARE, ONES], "w2 of mlp", 0),
+    ("sandwich", lambda i, j, f: pe.sandwich(i, j, 2, f), [AT, AT, ONES], "frequencies", 0),
+    ("attention", pe.attention, [X, X, X], "query", 1),
+    ("attention", pe.attention, [X, X, X], "key", 1),
+    ("attention", pe.attention, [X, X, X], "value", 3),
+    ("attention", lambda q, i, j: pe.attention(q, q, q, query_positions=i, key_positions=j), [X, AT, AT], "query_positions", 1),
+    ("attention", lambda q, i, j: pe.attention(q, q, q, query_segments=i, key_segments=j), [X, AT, AT], "key_segments", 1),
+    ("positions_from_segments", pe.positions_from_segments, [AT], "ids", 1),
+    ("positions_from_mask", pe.positions_from_mask, [AT > 0], "mask", 1),
+    ("convert_layout", partial(pe.convert_layout, frequencies=8, source="half", target="interleaved", axis=-1, num_heads=1), [SQUARE], "weights", 1),
+]  # fmt: skip
+INDEX = {
+    "query": 0, "key": 1, "value": 2, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
+    "w1 of mlp": 2, "b1 of mlp": 3, "w2 of mlp": 4, "query_positions": 1, "key_segments": 2, "ids": 0, "mask": 0, "weights": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("where", "f", "arguments", "name", "axis"), WHOLE)
+def test_what_must_be_whole(mesh, where, f, arguments, name, axis):
+    arguments = list(arguments)
+    jax.eval_shape(f, *place(*arguments))
+    split = P(*[None] * axis, D)
+    arguments[INDEX[name]] = arguments[INDEX[name]], split
+    message = f"{where}: {name} must not be sharded along axis {axis} on Explicit axes of a mesh"
+    message = rf"^{message}, got P.*'data'.*; reshard it, or use jax.shard_map"
+    with pytest.raises(ValueError, match=message):
+        f(*place(*arguments))
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(f, *place(*arguments))
+
+
+# a call, its arguments, the index of one of them and its axis that may be split
+SPLIT = [
+    (partial(pe.rotary, layout="interleaved"), [X, AT], 0, 3),
+    (partial(pe.xpos, layout="interleaved"), [X, X, AT], 1, 3),
+    (partial(pe.shift, offset=3, frequencies=16), [X], 0, 3),
+    (pe.sinusoidal, [AT, ONES], 1, 0),
+    (pe.rotation_matrix, [AT, ONES], 1, 0),
+    (partial(pe.fourier_features, layout="interleaved"), [SQUARE, SQUARE], 1, 1),
+    (fire, [AT, AT, ONES, ONES, SQUARE, ONES], 4, 1),
+    (fire, [AT, AT, ONES, ONES, SQUARE, ONES], 5, 0),
+]
+
+
+def check_split(f, arguments, index, axis):
+    placed = list(arguments)
+    placed[index] = placed[index], P(*[None] * axis, D)
+    got = jax.tree.leaves(f(*place(*placed)))
+    assert any(D in jax.typeof(y).sharding.spec for y in got)
+    for a, b in zip(got, jax.tree.leaves(f(*arguments)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("f", "arguments", "index", "axis"), SPLIT)
+def test_what_may_be_split(mesh, f, arguments, index, axis):
+    check_split(quick(f), arguments, index, axis)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("f", "arguments", "index", "axis"), SPLIT)
+def test_what_may_be_split_by_eager_calls(mesh, f, arguments, index, axis):
+    check_split(f, arguments, index, axis)
+
+
+ROWS, OF_HEADS = P(D, None, H), P(None, None, H)
+TABLE, Y = np.ones((16, 8), np.float32), X[:, :, 0]
+# a call, its arguments as they may be split, and one of them split so that it fits no more; what the error names
+APART = [
+    (pe.sinusoidal, [(AT, P(H)), (ONES, P(D))], [(AT, P(D)), (ONES, P(D))], "positions, frequencies"),
+    (pe.rotation_matrix, [(AT, P(H)), (ONES, P(D))], [(AT, P(None, D)), (ONES, P(D))], "offset, frequencies"),
+    (partial(pe.fourier_features, layout="interleaved"), [(SQUARE, P(H)), (SQUARE, P(None, D))], [(SQUARE, P(D)), (SQUARE, P(None, D))], "x, matrix"),
+    (pe.offset_similarity, [(AT, P(H)), (ONES, P(D))], [(AT, P(D)), (ONES, P(D))], "offset, frequencies"),
+    (lambda x, p: pe.add_sinusoidal(x, p), [(Y, P(D)), (AT[0], P(H))], [(Y, P(D)), (AT[0], P(D))], "positions, x"),
+    (pe.rotary, [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(H))], "positions, x"),
+    (pe.rotary, [(X, P(None, D, H)), (AT[0], P(D))], [(X, P(None, D, H)), (AT[0], P(H))], "positions, x"),
+    (partial(pe.rotary, head_axis=-3), [(X, P(D, H)), (AT[:1, :8], P())], [(X, P(D, H)), (AT[:1, :8], P(None, H))], "positions, x"),
+    (lambda x, p: pe.xpos(x, x, p), [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(None, D))], "positions, query"),
+    (lambda x, p: pe.shift(x, p, 16), [(Y, P(D)), (AT[:, :1], P(D))], [(Y, P(D)), (AT[:, :1], P(H))], "offset, encodings"),
+    (lambda i, j: pe.alibi(i, j, 2), [(AT, P(D)), (AT, P(None, H))], [(AT, P(None, D)), (AT, P(None, D))], "query_positions, key_positions"),
+    (lambda i, j: pe.alibi(i, j, 2), [(AT, P(D)), (AT, P(D))], [(AT, P(D)), (AT, P(H))], "query_positions, key_positions"),
+    (lambda i, j: pe.sandwich(i, j, 2, 16), [(AT, P(D)), (AT, P(None, H))], [(AT, P(D)), (AT, P(None, D))], "query_positions, key_positions"),
+    (pe.alibi, [(AT, P(D)), AT, (ONES, P(H))], [(AT, P(None, H)), AT, (ONES, P(H))], "query_positions, key_positions, heads"),
+    (pe.kerple_log, [(AT, P(D)), AT, (ONES, P(H)), ONES], [(AT, P(D)), AT, (ONES, P(D)), ONES], "query_positions, key_positions, scale, rate"),
+    (pe.kerple_power, [(AT, P(D)), AT, ONES, (ONES, P(H))], [(AT, P(H)), AT, (ONES, P(D)), (ONES, P(H))], "query_positions, key_positions, scale, exponent"),
+    (pe.t5, [AT, (AT, P(None, D)), (SQUARE, P(None, H))], [AT, (AT, P(None, H)), (SQUARE, P(None, H))], "query_positions, key_positions, table"),
+    (fire, [(AT, P(D)), AT, ONES, ONES, (SQUARE, P(None, H)), ONES], [(AT, P(H)), AT, ONES, ONES, SQUARE, (ONES, P(H))], "query_positions, key_positions, w2 of mlp, b2 of mlp"),
+    (pe.learned, [(AT % 8, P(D)), (SQUARE, P(None, H))], [(AT % 8, P(None, D)), (SQUARE, P(None, D))], "positions, table"),
+    (lambda x, t, p: pe.add_learned(x, t, p), [(Y[..., :8], P(D)), TABLE, (AT[0] % 8, P(H))], [(Y[..., :8], P(D)), TABLE, (AT[0] % 8, P(D))], "x, positions, table"),
+    (pe.add_learned, [(Y[..., :8], P(H, D)), (TABLE, P(D))], [(Y[..., :8], P(H, D)), (TABLE, P(None, D))], "x, table"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("f", "fitting", "apart", "names"), APART)
+def test_arguments_that_split_a_result_in_two_ways(mesh, f, fitting, apart, names):
+    message = f"{names} must be sharded alike where they share an axis of the result, and over no Explicit axis"
+    plain = [x[0] if isinstance(x, tuple) else x for x in fitting]
+    want = jax.tree.leaves(quick(f)(*plain))
+    for a, b in zip(jax.tree.leaves(f(*place(*fitting))), want, strict=True):
+        assert_within(a, b, 1e-5 * np.abs(b) + 1e-5, against="one device")
+    for call in (f, jax.jit(f)):
+        with pytest.raises(ValueError, match=rf"^\w+: {message} of a mesh twice, got \("):
+            call(*place(*apart))
+
+
+def test_a_table_that_is_cut_must_be_whole(mesh):
+    x, table = place((Y[..., :8], P(D)), (TABLE, P(H)))
+    np.testing.assert_array_equal(pe.add_learned(x, table), 2)
+    with pytest.raises(ValueError, match="^add_learned: table must not be sharded along axis 0 on Explicit axes"):
+        pe.add_learned(x[:, :9], table)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "positions", "message"),
+    [
+        (P(D), ROWS, P(D), P(D), "key must be sharded on Explicit axes of a mesh as query is, P.*, or not at all, got P"),
+        (OF_HEADS, OF_HEADS, ROWS, P(), "value must be sharded on Explicit axes of a mesh as query is"),
+        (OF_HEADS, P(), P(), P(D), "key_positions must be sharded on .* as key is, .*, or not at all"),
+    ],
+)  # fmt: skip
+def test_attention_wants_one_sharding(mesh, q, k, v, positions, message):
+    operands = [(X, spec) for spec in (q, k, v)]
+    with pytest.raises(ValueError, match=rf"^attention: {message}"):
+        q, k, v, i, j = place(*operands, AT, (AT, positions))
+        pe.attention(q, k, v, query_positions=i, key_positions=j)
+
+
+def test_attention_of_more_parts_than_heads_of_keys(mesh):
+    message = (
+        "heads of key must be as many as query's are split into on Explicit axes of a mesh, 4, or a multiple, or one"
+    )
+    for q, k in (place((X, ROWS), X[:, :, :2]), place((X[0], P(*ROWS[1:])), X[0, :, :2])):
+        with pytest.raises(ValueError, match=rf"^attention: the {message}, got 2$"):
+            pe.attention(q, k, k)
+
+
+@pytest.mark.parametrize("slopes", [P(H), P(D)])
+def test_attention_wants_a_bias_as_its_queries(mesh, slopes):
+    q, m = place((X, P(D)), (ONES, slopes))
+    message = r"a tile of bias must be sharded .* as query is, P\('data', None, None, None\), or not at all, got P"
+    with pytest.raises(ValueError, match=f"^attention: {message}"):
+        pe.attention(q, q, q, bias=lambda i, j: pe.alibi(i, j, m))
+
+
+def check_more_leading_axes(program):
+    x = np.random.default_rng(0).normal(size=(4, 8, 17, 8, 4)).astype(np.float32)
+    f = partial(pe.attention, causal=True, block_size=8, bias=partial(pe.alibi, heads=8))
+    (q,) = place((x, P(None, D, None, H)))
+    with pytest.raises(ValueError, match=r"^attention: the leading axes of query must be sharded on .*; use jax.vmap"):
+        f(q, q, q)
+    y = program(jax.vmap(f))(q, q, q)
+    assert y.sharding.is_equivalent_to(q.sharding, 5)
+    for spec in (P(D, None, None, H), P(D)):
+        (first,) = place((x, spec))
+        assert_within(
+            program(f)(first, first, first), y, 1e-6, against=f"jax.vmap over the first axis, split by {spec}"
+        )
+    (one,) = place((x[:1], P(None, D)))  # an axis of one is none
+    assert_within(program(f)(one, one, one), y[:1], 1e-6, against="jax.vmap over the first axis, of one")
+
+
+def test_attention_with_more_leading_axes(mesh):
+    check_more_leading_axes(quick)
+
+
+@pytest.mark.thorough
+def test_eager_attention_with_more_leading_axes(mesh):
+    check_more_leading_axes(lambda f: f)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("causal", [False, True])
+def test_eager_derivative_by_slopes_that_are_split(causal):
+    x, slopes = np.random.default_rng(0).normal(size=(8, 17, 8, 4)).astype(np.float32), 0.1 + 0.1 * np.arange(8)
+
+    def derivative(q, m):
+        return jax.grad(
+            lambda m: jnp.sum(
+                pe.attention(q, q, q, bias=lambda i, j: pe.alibi(i, j, m), causal=causal, block_size=8) ** 2
+            )
+        )(m)
+
+    with jax.set_mesh(mesh_of(AxisType.Explicit)):
+        q, m = place((x, ROWS), (slopes.astype(np.float32), P(H)))
+        got = derivative(q, m)
+    assert got.sharding.is_equivalent_to(m.sharding, 1) and np.all(np.abs(got) > 1e-3)
+    want = quick(derivative)(x, slopes.astype(np.float32))
+    assert_within(got, want, 1e-5 * np.abs(want), against="one device, under jit")
+
+
+to_alibi = partial(pe.attention, causal=True, block_size=8, bias=partial(pe.alibi, heads=8))
+
+
+def derivatives(q, k, v, dy):
+    y, transpose = jax.vjp(to_alibi, q, k, v)
+    return y, *transpose(dy)
+
+
+@functools.cache
+def arrays_and_derivatives(kv_heads):
+    rng = np.random.default_rng(0)
+    q, dy, k, v = (rng.normal(size=(8, 17, heads, 4)).astype(np.float32) for heads in (8, 8, kv_heads, kv_heads))
+    with jax.set_mesh(None):
+        return (q, k, v, dy), quick(derivatives)(q, k, v, dy)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "q_spec", "k_spec", "v_spec", "collectives"),
+    [
+        (8, ROWS, P(D), P(), {"all-gather"}),  # of the keys' derivative
+        (4, ROWS, ROWS, OF_HEADS, {"all-gather"}),
+        (1, ROWS, P(D), P(D), {"all-reduce"}),  # over the heads that share a key
+        (1, OF_HEADS, P(), P(), {"all-reduce"}),
+        (1, P(D), P(D), P(D), set()),
+    ],
+)
+def test_attention_to_keys_that_are_whole(mesh, kv_heads, q_spec, k_spec, v_spec, collectives):
+    (q, k, v, dy), want = arrays_and_derivatives(kv_heads)
+    placed = place((q, q_spec), (k, k_spec), (v, v_spec), (dy, q_spec))
+    compiled = quick(derivatives).lower(*placed).compile()
+    assert set(Compiled(compiled.as_text(), 0, 0).collectives[0]) == collectives
+    results = zip(("y", "dq", "dk", "dv"), compiled(*placed), want, (placed[0], *placed[:3]), strict=True)
+    for name, a, b, like in results:
+        assert a.sharding.is_equivalent_to(like.sharding, a.ndim)
+        assert_within(a, b, 2e-6, against=f"one device: {name}")
+    forward = quick(to_alibi).lower(*placed[:3]).compile().as_text()
+    assert Compiled(forward, 0, 0).collectives == ([], [])
+
+
+BIASES = {
+    "none": None,
+    "t5": lambda i, j: pe.t5(i, j, np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)),
+    "sandwich": lambda i, j: pe.sandwich(i, j, 8, 16),
+}
+
+
+def attend(q, i, j, bias, causal):
+    sides = {"query_positions": i, "key_positions": j, "causal": causal}
+    return pe.attention(q, q, q, bias=BIASES[bias], block_size=8, **sides)
+
+
+@functools.cache
+def arrays_and_attended(bias, causal):
+    rng = np.random.default_rng(0)
+    q, i = rng.normal(size=(8, 17, 8, 4)).astype(np.float32), rng.integers(0, 99, (8, 17)).astype(np.int32)
+    return q, i, quick(partial(attend, bias=bias, causal=causal))(q, i, i)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(("bias", "i_spec"), [thorough("none", P(D)), ("t5", P(D)), ("sandwich", P())])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_rows_with_positions_of_their_own(bias, i_spec, kind, causal):
+    q, i, want = arrays_and_attended(bias, causal)
+    with jax.set_mesh(mesh_of(kind)):
+        arguments = place((q, ROWS), (i, i_spec), (i, P(D)))
+        compiled = quick(partial(attend, bias=bias, causal=causal)).lower(*arguments).compile()
+        assert_within(compiled(*arguments), want, 1e-6, against="one device")
+    found = Compiled(compiled.as_text(), 0, 0).collectives
+    assert {*found[0], *found[1]} == ({"all-reduce"} if causal else set())
+    # Whether a tile is passed over is asked of all rows; nothing else is.
+    assert {*re.findall(r"= (.+?) all-reduce\(", compiled.as_text())} == ({"pred[]"} if causal else set())

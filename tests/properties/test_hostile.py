@@ -1,0 +1,998 @@
+"""Hostile input: the right result, or an error that names the function and the argument; never anything else.
+
+POSENC_HOSTILE=N multiplies what is tried (`nox -s fuzz`); every draw is the same in every run.
+"""
+
+import functools
+import math
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import export
+
+import posenc_jax as pe
+from helpers.closeness import assert_within
+from helpers.hostile import EDGES, FLOATS, MANY, TRIED, print_what_was_tried, profile  # noqa: F401 (a fixture)
+from helpers.quick import quick
+from helpers.tiers import tiered
+from oracles import biases, encodings, spectra
+from oracles.attention import dense
+from oracles.positions import segments
+from oracles.rotations import features, rotate
+from posenc_jax import linen, nnx
+
+SHAPE, FLOAT = jax.ShapeDtypeStruct, jnp.float32
+NAN, INF = float("nan"), float("inf")
+
+
+# Every argument of every function, and what it should not be
+
+P, X, H = np.arange(6, dtype=np.int32), np.ones((6, 8), np.float32), np.ones((6, 2, 8), np.float32)
+ONES, TILE = np.ones(2, np.float32), {"query_positions": P, "key_positions": P}
+MLP = tuple(np.ones(shape, np.float32) for shape in ((4,), (4,), (4, 2), (2,)))
+EXTENDED = {"dim": 8, "base": 1e4, "factor": 2.0}
+VALID = {
+    "Frequencies": {"turns": (1 << 120, 1 << 119), "dim": 4, "axes": (0, 1), "attention_factor": 1.0, "precision": "exact"},
+    "add_learned": {"x": X, "table": X, "positions": P, "scale": 1.0, "out_of_range": "nan"},
+    "add_sinusoidal": {"x": X, "positions": P, "frequencies": 8, "layout": "half", "scale": 2.0},
+    "alibi": {**TILE, "heads": 2},
+    "attention": {"query": H, "key": H, "value": H, **TILE, "query_segments": P, "key_segments": P, "causal": True, "scale": 0.5, "block_size": 4},
+    "axial": {"frequencies": 8, "num_axes": 2, "base": 1e4},
+    "convert_layout": {"weights": X, "frequencies": 8, "source": "half", "target": "interleaved", "axis": 1, "num_heads": 1, "part": "first"},
+    "dynamic_ntk": {**EXTENDED, "original_max": 64, "length": 128},
+    "fire": {**TILE, "mlp": MLP, "c": 0.1, "threshold": 8.0},
+    "fourier_features": {"x": X, "matrix": np.ones((8, 3), np.float32), "layout": "half", "dtype": jnp.float32},
+    "geometric": {"dim": 8, "base": 1e4, "endpoint": True},
+    "grid_positions": {"shape": (2, 3), "order": "row", "leading": 1},
+    "kerple_log": {**TILE, "scale": ONES, "rate": ONES},
+    "kerple_power": {**TILE, "scale": ONES, "exponent": ONES},
+    "learned": {"positions": P, "table": X, "out_of_range": "nan"},
+    "linear_scaling": {"frequencies": 8, "factor": 2.0},
+    "llama3": {"frequencies": 8, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max": 64},
+    "longrope": {"frequencies": 8, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max": 64, "factor": 2.0, "length": 100, "attention_factor": None},
+    "multi_section": {"frequencies": 8, "sections": (2, 1, 1), "interleaved": False},
+    "multimodal_positions": {"parts": [2, (1, 2, 2)], "following": "side"},
+    "ntk": EXTENDED,
+    "offset_similarity": {"offset": P, "frequencies": 8},
+    "positions_from_mask": {"mask": np.ones(6, bool)},
+    "positions_from_segments": {"ids": P, "padding": 0},
+    "proportional": {"dim": 8, "base": 1e4, "fraction": 0.5, "factor": 1.0},
+    "resize_table": {"table": X, "shape": 4, "method": "linear"},
+    "rotary": {"x": H, "positions": P, "frequencies": 8, "layout": "half", "head_axis": -2, "part": "first", "inverse": False},
+    "rotation_matrix": {"offset": P, "frequencies": 8, "layout": "half", "dtype": jnp.float32},
+    "sandwich": {**TILE, "heads": 2, "frequencies": 8},
+    "shard_positions": {"length": 8, "shards": 2, "order": "zigzag"},
+    "shift": {"encodings": X, "offset": P, "frequencies": 8, "layout": "half"},
+    "sinusoidal": {"positions": P, "frequencies": 8, "layout": "half", "dtype": jnp.float32},
+    "t5": {**TILE, "table": np.ones((8, 2), np.float32), "bidirectional": True, "max_distance": 16},
+    "timestep_embedding": {"timesteps": P, "dim": 8, "flip_sin_to_cos": True, "downscale_freq_shift": 1.0, "scale": 1.0, "max_period": 1e4, "dtype": jnp.float32},
+    "xpos": {"query": H, "key": H, "positions": P, "frequencies": 8, "key_positions": P, "origin": 0, "scale_base": 512.0, "gamma": 0.4, "layout": "half", "head_axis": -2},
+    "yarn": {**EXTENDED, "original_max": 64, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "attention_factor": 1.0},
+}  # fmt: skip
+KEYS = jax.random.split(jax.random.key(0), 6)
+JUNK = [
+    None, True, False, 0, -1, 1, 3, 7, -0.0, 0.5, 1e-320, 1e-39, 2e-38, 1e-20, 1e38, 1e308, -2.5, NAN, INF, -INF, 2**31, -(2**31) - 1, 2**63, 10**400,
+    "", "half", "nan", "²", b"x", b"\2\2", 1j, object(), [], [1], [[1.0]], [None], (), (1, 2), (1.0, NAN), {}, {1: 2}, {1, 2}, range(3),
+    np.int32, jnp.complex64, "float33", jnp.float64,
+    np.float32(2), np.float32(1e-39), np.float32(NAN), np.int64(3), np.bool_(True), np.float64(1.5), np.timedelta64(1, "s"), np.array(2), np.array(NAN, np.float32),
+    np.zeros(0, np.float32), np.zeros((0, 8), np.float32), np.zeros((6, 0), np.float32), np.zeros((2, 3, 4, 5), np.float32),
+    np.ones(6, bool), np.ones(6, np.complex64), np.ones(6), np.full(6, 2**40), np.full(6, 2**32 - 1, np.uint32),
+    np.full(6, NAN, np.float32), np.full(6, INF, np.float32), np.array(["a"] * 6), np.array([None] * 6), np.zeros(6, "M8[D]"),
+    np.ones(6, "m8[s]"), np.ones(6, ">f4"), np.ones(6, ">i4"), np.ma.ones((6, 8)), np.ones(6, np.longdouble), np.ones(6, np.float16), np.arange(6, dtype=np.uint8),
+    KEYS[0], KEYS, jnp.zeros(6, jnp.bfloat16), jnp.zeros(6, jnp.int4), jnp.zeros(6, jnp.float8_e4m3fn), jax.ShapeDtypeStruct((6,), jnp.float32),
+    np.ones((6, 8), jnp.float4_e2m1fn), jnp.float4_e2m1fn, np.ones((6, 8), jnp.float8_e8m0fnu), np.full((6, 8), "a"), np.zeros((6, 8), "m8[s]"),
+    pe.geometric(8), pe.axial(8, 2), pe.geometric(7),
+]  # fmt: skip
+
+
+# Where two arguments must fit each other, the error may name the other one.
+TOGETHER = {("convert_layout", "weights"), ("convert_layout", "axis"), ("rotary", "head_axis"), ("xpos", "head_axis")}
+TOGETHER |= {("Frequencies", "turns"), ("axial", "frequencies"), ("longrope", "frequencies")}
+
+
+def check_message(name, argument, error):
+    message = str(error)
+    names = {*VALID[name]} if (name, argument) in TOGETHER else {argument}
+    right = message.startswith(f"{name}: ") and any(re.search(rf"\b{n}\b", message) for n in names)
+    assert right and len(message) > len(name) + 10, (name, argument, message)
+
+
+# Where a finite position has no row in the table, for which the valid call asks NaN, or what it leads to is beyond float32
+OUTSIDE = {("learned", "positions"), ("add_learned", "positions"), ("attention", "scale"), ("xpos", "scale_base")}
+
+
+def is_finite(x):
+    """Whether no float in it is NaN or infinite, nor a frequency."""
+    leaves = jax.tree.leaves(x, is_leaf=lambda x: isinstance(x, pe.Frequencies))
+    floats = (getattr(leaf, "angular", leaf) for leaf in leaves)
+    floats = (x for x in floats if isinstance(x, float) or jnp.issubdtype(getattr(x, "dtype", None), jnp.floating))
+    return all(np.isfinite(np.asarray(x, np.float64)).all() for x in floats)
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_every_argument_is_checked(name):
+    assert set(VALID) == set(pe.__all__)
+    f, valid = getattr(pe, name), VALID[name]
+    f(**valid)
+    for i, argument in enumerate(valid):
+        # In the default suite a part of what does not belong, another for each argument.
+        for junk in JUNK if MANY > 1 else JUNK[i % 8 :: 8]:
+            TRIED["arguments"] += 1
+            try:
+                result = f(**valid | {argument: junk})
+                assert is_finite(result) or not is_finite(junk) or (name, argument) in OUTSIDE, "of finite numbers"
+            except (TypeError, ValueError) as e:
+                check_message(name, argument, e)
+            except Exception as e:
+                raise AssertionError(f"{name}: {argument} = {junk!r:.60} gives {type(e).__name__}: {e}") from e
+
+
+# Shapes, dtypes and transforms, drawn
+
+INTEGERS = (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.int64, np.uint32, np.uint64)
+SPECIAL = [
+    0.0,
+    -0.0,
+    0.5,
+    -0.5,
+    1e-40,
+    5e-39,
+    1e-20,
+    NAN,
+    INF,
+    -INF,
+    2.0**31,
+    -(2.0**31),
+    2.0**31 - 128,
+    1e30,
+    12345.678,
+    1e6 + 0.25,
+]
+SPECIAL_64 = [5e-324, 2.0**31 - 0.6, 2.0**31 - 0.4, -(2.0**31) - 0.4, -(2.0**31) - 0.6, 1e300]
+# Axes of none, of one and of more, in any number
+ROWS_SHAPE = st.lists(st.sampled_from([2, 3, 1, 2, 3, 0]), max_size=3).map(tuple)
+
+
+def numbers(data, shape, dtype, within=(-(2**31), 2**31 - 1), finite=False):
+    """An array of anything that the dtype holds, integers within limits, or of floats that have derivatives."""
+    dtype, size = np.dtype(dtype), math.prod(shape)
+    if dtype.kind in "iu":
+        low, high = max(np.iinfo(dtype).min, within[0]), min(np.iinfo(dtype).max, within[1])
+        values = st.sampled_from([x for x in (low, high, *EDGES) if low <= x <= high]) | st.integers(low, high)
+    else:
+        wide = dtype == np.float64
+        special = (
+            [x for x in SPECIAL if abs(x) < INF and not 0 < abs(x) < 1e-30] if finite else SPECIAL + SPECIAL_64 * wide
+        )
+        drawn = st.floats(-(2.0**31), 2.0**31, width=64 if wide else 32, exclude_max=True, allow_subnormal=not finite)
+        values = st.sampled_from(special) | drawn
+    with warnings.catch_warnings():  # 1e30 in float16 is infinite
+        warnings.simplefilter("ignore")
+        drawn = data.draw(st.lists(values, min_size=size, max_size=size))
+        return np.array(drawn, dtype if dtype.kind in "iu" else np.float64).astype(dtype).reshape(shape)
+
+
+def narrower(data, shape):
+    """A shape that broadcasts to another."""
+    ones = data.draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)))
+    short = tuple(1 if one and data.draw(st.booleans()) else n for n, one in zip(shape, ones, strict=True))
+    return short[data.draw(st.integers(0, len(shape))) if data.draw(st.booleans()) else 0 :]
+
+
+def part_along(x, own, shape, k):
+    """What of x, whose first axes broadcast to a shape, goes with axis k of that: an array, and its axis or None."""
+    axis = k - (len(shape) - own)
+    if axis < 0:
+        return x, None
+    return (x, axis) if x.shape[axis] == shape[k] else (x.squeeze(axis), None)
+
+
+def scanned(f, arrays, axes, out):
+    moving = [jnp.moveaxis(x, axis, 0) for x, axis in zip(arrays, axes, strict=True) if axis is not None]
+
+    def step(carry, rows):
+        rows = iter(rows)
+        return carry, f(*(x if axis is None else next(rows) for x, axis in zip(arrays, axes, strict=True)))
+
+    return jnp.moveaxis(jax.lax.scan(step, 0, moving)[1], 0, out)
+
+
+def exported(f, arrays, axes, out):
+    (n,) = export.symbolic_shape("n")
+    shapes = [tuple(n if i == axis else m for i, m in enumerate(x.shape)) for x, axis in zip(arrays, axes, strict=True)]
+    types = (SHAPE(shape, x.dtype) for shape, x in zip(shapes, arrays, strict=True))
+    return export.deserialize(export.export(jax.jit(f))(*types).serialize()).call(*arrays)
+
+
+def donated(f, arrays, axes, out):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        return jax.jit(f, donate_argnums=len(arrays) - 1)(*arrays[:-1], jnp.array(arrays[-1]))
+
+
+# f of arrays, mapped along one axis of each, or None, to one of the result: the same bits
+SAME = {
+    "jit": lambda f, arrays, axes, out: jax.jit(f)(*arrays),
+    "vmap": lambda f, arrays, axes, out: jax.vmap(f, axes, out)(*arrays),
+    "scan": scanned,
+    "export": exported,
+    "donate": donated,
+}
+
+
+def check_same(transform, f, want, arrays, own, shape, k=0, out=None, close=None):
+    """Along axis k of a shape, to which the first axes of arrays broadcast; `own` says how many of each they are."""
+    parts = (
+        [part_along(x, n, shape, k) for x, n in zip(arrays, own, strict=True)] if shape else [(x, None) for x in arrays]
+    )
+    moved, axes = zip(*parts, strict=True)
+    sizes = {x.shape[axis] for x, axis in parts if axis is not None}
+    if not sizes or transform == "export" and 0 in sizes:  # nothing to map; symbolic sizes are at least 1
+        transform = "jit"
+    TRIED[transform] += 1
+    arrays = jax.device_put(list(moved if transform in ("vmap", "scan") else arrays))
+    got = SAME[transform](f, arrays, axes, k if out is None else out)
+    assert got.dtype == want.dtype and got.shape == want.shape
+    got, want = (np.asarray(y).astype(np.float64) for y in (got, want))
+    np.testing.assert_allclose(got, want, rtol=0, atol=close) if close else np.testing.assert_array_equal(got, want)
+
+
+def axis_of(data, shape):
+    return data.draw(st.integers(0, max(len(shape) - 1, 0)))
+
+
+def eps(*dtypes):
+    return max(float(jnp.finfo(d).eps) for d in dtypes if jnp.issubdtype(d, jnp.floating))
+
+
+# Positions beside the oracle
+
+
+def waves_of(p, omegas):
+    """True sine and cosine, NaN where a position is no number in the range of int32."""
+    p = np.asarray(p).astype(np.float64)
+    fits = np.isfinite(p) & (np.round(p) >= -(2.0**31)) & (np.round(p) < 2.0**31)
+    result = (w.reshape(*p.shape, len(omegas)) for w in encodings.waves(np.where(fits, p, 0).ravel(), omegas))
+    return tuple(np.where(fits[..., None], w, NAN) for w in result)
+
+
+ROWS = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+
+
+def matrices(sine, cosine, layout):
+    columns = [rotate(e, -sine, cosine, layout) for e in np.eye(2 * sine.shape[-1])]
+    return np.stack(columns, -1)
+
+
+def last_of_a_head(p, x, way):
+    dim, heads = x.shape[-1], jnp.stack([jnp.concatenate([x, x], -1)] * 3, -2)
+    return pe.rotary(heads, p, dim, layout=way, part="last")[..., 1, dim:]
+
+
+def second_of_two_axes(p, x, way):
+    dim, places = x.shape[-1], jnp.stack([jnp.zeros_like(p), p], -1)
+    twice = jnp.concatenate([x, x], -1)
+    return pe.rotary(twice, places, pe.axial(2 * dim, 2), layout="interleaved", head_axis=None)[..., dim:]
+
+
+# name → (function of positions, rows (..., dim), layout and dtype; the truth of rows, waves and layout, affine in rows
+# and in waves). An axis more where a function asks for a sequence.
+FUNCTIONS = {
+    "sinusoidal": (lambda p, x, way: pe.sinusoidal(p, x.shape[-1], layout=way, dtype=x.dtype), lambda x, s, c, way: features(s, c, way)),
+    "add_sinusoidal": (lambda p, x, way: pe.add_sinusoidal(x[None], p[None], layout=way)[0], lambda x, s, c, way: x + features(s, c, way)),
+    "rotary": (lambda p, x, way: pe.rotary(x, p, layout=way, head_axis=None), rotate),
+    "rotary, inverse": (
+        lambda p, x, way: pe.rotary(x, p, layout=way, head_axis=None, inverse=True),
+        lambda x, s, c, way: rotate(x, -s, c, way),
+    ),
+    "rotary, heads first": (lambda p, x, way: pe.rotary(x[None, None], p[None], layout=way, head_axis=0)[0, 0], rotate),
+    "rotary, last of a head": (last_of_a_head, rotate),
+    "rotary, second of two axes": (second_of_two_axes, lambda x, s, c, way: rotate(x, s, c, "interleaved")),
+    "shift": (lambda p, x, way: pe.shift(x, p, x.shape[-1], layout=way), lambda x, s, c, way: rotate(x, -s, c, way)),
+    "rotation_matrix": (lambda p, x, way: pe.rotation_matrix(p, x.shape[-1], layout=way, dtype=x.dtype), lambda x, s, c, way: matrices(s, c, way)),
+    "offset_similarity": (lambda p, x, way: pe.offset_similarity(p, x.shape[-1]), lambda x, s, c, way: c.sum(-1)),
+    "timestep_embedding": (
+        lambda p, x, way: pe.timestep_embedding(p, x.shape[-1], downscale_freq_shift=0, dtype=x.dtype),
+        lambda x, s, c, way: features(s, c, "half"),
+    ),
+}  # fmt: skip
+OF_ROWS = ("add_sinusoidal", "shift", *(name for name in FUNCTIONS if name.startswith("rotary")))
+REVERSE_ONLY = (*OF_ROWS[1:], "t5", "fire", "attention")  # of custom_vjp
+NO_FORWARD = "forward-mode autodiff"
+
+
+def derivatives(kind, name, f, p, x, y, by_p, by_x, known, bound):
+    """Of y = f(p, x) by floats p and by x, beside ∂f/∂p and, of a direction v, ∂f/∂x·v; `known`: positions that are.
+
+    Each is one program, unless it is eager.
+    """
+    TRIED[kind] += 1
+    program, kind = program_of(kind)
+    of_floats = jnp.issubdtype(p.dtype, jnp.floating)
+    argnums, v = ((0, 1) if of_floats else (1,)), np.resize(ROWS[1:], x.shape).astype(x.dtype)
+    arrays = tuple((p, x)[i] for i in argnums)
+    g = lambda *floats: f(*floats) if of_floats else f(p, *floats)  # noqa: E731
+    rows = np.broadcast_to(known, x.shape[:-1])
+    tail = tuple(range(rows.ndim, y.ndim))
+    against = f"of {name} by waves of mpmath at 60 digits"
+    if kind in ("jvp", "jacfwd"):
+        if name in REVERSE_ONLY:
+            with pytest.raises(TypeError, match=NO_FORWARD):
+                jax.jvp(g, arrays, arrays) if kind == "jvp" else jax.jacfwd(g, 0)(*arrays)
+            return
+        want = by_x(v) + by_p * of_floats
+        if kind == "jvp":
+            tangents = (*(np.ones(p.shape, p.dtype) for _ in argnums[1:]), v)
+            got = np.asarray(program(lambda *pairs: jax.jvp(g, *pairs)[1])(arrays, tangents), np.float64)
+        else:  # along the same direction, of all that is differentiated by
+            jacobians = program(lambda *arrays: [jax.jacfwd(g, n)(*arrays) for n in range(len(arrays))])(*arrays)
+            ways = (*(np.ones(p.shape) for _ in argnums[1:]), v.astype(np.float64))
+            products = (
+                np.asarray(j, np.float64).reshape(*y.shape, w.size) * w.ravel()
+                for j, w in zip(jacobians, ways, strict=True)
+            )
+            got = sum(product.sum(-1) for product in products)
+        want = np.broadcast_to(want, got.shape)
+        assert_within(got[rows], want[rows], bound, against=f"tangent {against}")
+        return
+    ct = np.resize(ROWS[2:], y.shape).astype(y.dtype)
+    loss = lambda *floats: jnp.sum((jax.checkpoint(g) if kind == "remat" else g)(*floats) * ct)  # noqa: E731
+    *dp, dx = (np.asarray(d, np.float64) for d in program(jax.grad(loss, tuple(range(len(arrays)))))(*arrays))
+    ct = ct.astype(np.float64)
+    want = np.stack([(ct * by_x(np.broadcast_to(e, x.shape))).sum(tail) for e in np.eye(x.shape[-1])], -1)
+    if name in OF_ROWS:
+        assert_within(dx[rows], want[rows], bound, against=f"∂/∂x {against}")
+    else:
+        assert not dx.any()
+    for d in dp:
+        each = np.where(rows, np.broadcast_to((ct * by_p).sum(tail), rows.shape), 0)
+        lead = each.ndim - p.ndim
+        shared = tuple(i for i in range(each.ndim) if i < lead or p.shape[i - lead] == 1)
+        want = each.sum(shared, keepdims=True).reshape(p.shape)
+        assert_within(d[known], want[known], bound * (1 + np.abs(ct).sum()), against=f"∂/∂p {against}")
+
+
+EAGER = "eager grad", "eager jvp"
+DERIVATIVES = (
+    "grad",
+    "remat",
+    "jvp",
+    "jacfwd",  # jvp, mapped: of what is no function of positions, jvp alone
+    *EAGER,
+)
+
+
+def program_of(kind):
+    """How a derivative is computed, by jit or op by op, and which it is."""
+    return (lambda f: f if kind in EAGER else jax.jit(f)), kind.removeprefix("eager ")
+
+
+@pytest.mark.parametrize("transform", tiered([*SAME, *DERIVATIVES], ["vmap", "export", "remat", "jvp"]))
+@profile(4)
+@given(
+    st.sampled_from(sorted(FUNCTIONS)),
+    ROWS_SHAPE,
+    st.sampled_from([2, 4, 10]),
+    st.sampled_from(["half", "interleaved"]),
+    st.booleans(),
+    st.data(),
+)
+def test_positions_of_every_dtype_and_shape_under_every_transform(transform, name, shape, dim, way, wide, data):
+    TRIED["positions"] += 1
+    call, truth = FUNCTIONS[name]
+    floats = (*FLOATS, np.float64) if wide else FLOATS
+    p = numbers(data, narrower(data, shape), data.draw(st.sampled_from(INTEGERS + floats)))
+    lead = shape if name in OF_ROWS else p.shape
+    x = np.resize(ROWS, (*lead, dim)).astype(data.draw(st.sampled_from(floats)))
+    f = lambda p, x: call(p, x, way)  # noqa: E731
+    omegas, exact = spectra.geometric(dim, 10_000), x.astype(np.float64)
+    sine, cosine = waves_of(p, omegas)
+    want = truth(exact, sine, cosine, way)
+    known = np.isfinite(sine).all(-1)
+    bound = (4e-7 + eps(x.dtype)) * (1 + np.abs(exact).max(initial=0)) * (dim if name == "offset_similarity" else 1)
+    with jax.enable_x64(wide):
+        eager = np.asarray(f(p, x))
+        if transform in SAME:
+            # Where x is there for its width and dtype alone, one row of it.
+            arrays, own = ((p, x), (p.ndim, len(lead))) if name in OF_ROWS else ((p, np.resize(x, dim)), (p.ndim, 0))
+            close = dim * 1e-7 if name == "offset_similarity" else None
+            check_same(transform, f, eager, arrays, own, lead, axis_of(data, lead), close=close)
+        else:
+            rates = np.array([float(w) for w in omegas])
+            by_p = truth(exact, rates * cosine, -rates * sine, way) - truth(exact, 0 * sine, 0 * cosine, way)
+            by_x = lambda v: truth(v, sine, cosine, way) - truth(0 * v, sine, cosine, way)  # noqa: E731
+            bound_of = 4 * dim * (bound + eps(p.dtype, x.dtype) * (1 + np.abs(exact).max(initial=0)))
+            derivatives(transform, name, f, *jax.device_put((p, x)), eager, by_p, by_x, known, bound_of)
+    assert eager.dtype == (np.float32 if name == "offset_similarity" else x.dtype) and eager.shape == want.shape
+    eager, finite = eager.astype(np.float64), np.isfinite(want)
+    if name != "rotation_matrix":  # whose zeros are zeros beside any position
+        np.testing.assert_array_equal(np.isfinite(eager), finite)
+    assert_within(eager[finite], want[finite], bound, against=f"{name} by waves of mpmath at 60 digits")
+
+
+# Biases of exact distances
+
+
+def per_head(*values):
+    return np.array(values).reshape(-1, 1, 1)
+
+
+M, POWERS, T5_TABLE = np.float32([0.5, 0.3]), np.float32([0.75, 1.5]), np.resize(ROWS, (8, 2))
+FIRE = tuple(np.resize(ROWS[k], shape) for k, shape in enumerate(((4,), (4,), (4, 2), (2,))))
+# A bias for two heads → its truth from the query's position, the exact distance and whether the key is after it; and by
+# how much it grows with the distance. The power is not ½, which a compiler that knows it makes a square root.
+BIASES = {
+    "alibi": (lambda i, j: pe.alibi(i, j, M), lambda i, d, after: biases.alibi(d, M), lambda d: biases.alibi(1, M) + 0 * d),
+    "kerple_log": (
+        lambda i, j: pe.kerple_log(i, j, M, M),
+        lambda i, d, after: biases.kerple_log(d, M, M),
+        lambda d: -(per_head(*M) ** 2) / (1 + per_head(*M) * d),
+    ),
+    "kerple_power": (
+        lambda i, j: pe.kerple_power(i, j, M, POWERS),
+        lambda i, d, after: biases.kerple_power(d, M, POWERS),
+        lambda d: -per_head(*M) * per_head(0.75, 1.5) * np.where(d == 0, 1, d) ** per_head(-0.25, 0.5),
+    ),
+    "t5": (lambda i, j: pe.t5(i, j, T5_TABLE, max_distance=16), lambda i, d, after: biases.t5(d, after, T5_TABLE, max_distance=16), None),
+    "fire": (
+        lambda i, j: pe.fire(i, j, FIRE, c=0.125, threshold=64.0),
+        lambda i, d, after: biases.fire(d, i, FIRE, 0.125, 64),
+        None,
+    ),
+    "sandwich": (lambda i, j: pe.sandwich(i, j, 2, 6), lambda i, d, after: biases.sandwich(d, 2, spectra.geometric(6, 10_000)), None),
+}  # fmt: skip
+SLOPING = [(np.float32, np.float32), (np.int32, np.float32), (np.float32, np.uint8)]
+PAIRS = [(d, d) for d in INTEGERS + FLOATS] + [
+    (np.int32, np.float32),
+    (np.float16, np.uint8),
+    (jnp.bfloat16, np.float32),
+    (np.uint8, np.int16),
+]
+WIDE_PAIRS = [(np.float64,) * 2, (np.float64, np.int64), (np.float32, np.float64), (np.uint64, np.float16)]
+
+
+def exact_tile(i, j):
+    """The query's position, |i − j| of Python's exact integers, or of floats, and whether i < j, (..., 1, queries, keys)."""
+    if {i.dtype.kind, j.dtype.kind} - {*"iu"}:  # where one side is of floats, so is the other
+        inside = np.float64 if np.float64 in (i.dtype, j.dtype) else np.float32
+        i, j = i.astype(inside).astype(np.float64), j.astype(inside).astype(np.float64)
+    i, j = i.astype(object)[..., None, :, None], j.astype(object)[..., None, None, :]
+    with np.errstate(invalid="ignore"):
+        return i.astype(np.float64), abs(i - j), i < j
+
+
+def beyond_int32(*arrays):
+    return any(x.dtype.kind in "iu" and x.size and not -(2**31) <= int(x.min()) <= int(x.max()) < 2**31 for x in arrays)
+
+
+def base_of(name, f, *arrays):
+    """f(*arrays) by jit, if it is refused for the known integers among them, and whether it is."""
+    if not beyond_int32(*arrays):
+        return np.asarray(f(*arrays))
+    with pytest.raises(ValueError, match=f"^{name}: (query_|key_)?positions must fit into int32, got "):
+        f(*arrays)
+    return np.asarray(jax.jit(f)(*jax.device_put(arrays)))
+
+
+def check_slopes(kind, f, i, j, d, after, slope):
+    """Derivatives by float32 positions, from how the bias grows with the distance: by i as by −j, but at distance 0."""
+    TRIED[f"{kind} of a bias"] += 1
+    program, kind = program_of(kind)
+    apart = np.broadcast_to(d != 0, slope(d).shape)
+    by_i = slope(d) * np.where(after, -1.0, 1.0) * apart
+    signs = [sign for sign, x in zip((1, -1), (i, j), strict=True) if x.dtype == np.float32]
+    floats = [x for x in (i, j) if x.dtype == np.float32]
+    g = lambda *x: f(*x) if len(x) == 2 else f(x[0], j) if i.dtype == np.float32 else f(i, x[0])  # noqa: E731
+    if kind == "jvp":
+        ways = [np.float32(1), np.float32(3)][: len(floats)]
+        tangents = [np.full_like(x, w) for x, w in zip(floats, ways, strict=True)]
+        got = program(lambda *pairs: jax.jvp(g, *pairs)[1])(floats, tangents)
+        want = sum(by_i * s * w for s, w in zip(signs, ways, strict=True))
+        np.testing.assert_allclose(np.where(apart, got, 0), want, rtol=1e-5, atol=1e-6)
+        return
+    ct = np.resize(ROWS, by_i.shape) * apart
+    loss = lambda *x: jnp.sum((jax.checkpoint(g) if kind == "remat" else g)(*x) * ct)  # noqa: E731
+    cotangents = program(jax.grad(loss, tuple(range(len(floats)))))(*floats)
+    for x, sign, got in zip(floats, signs, cotangents, strict=True):
+        rows = (ct * by_i).sum((-3, -1 if x is floats[0] and i.dtype == np.float32 else -2)) * sign
+        lead = rows.ndim - x.ndim
+        want = rows.sum(tuple(k for k in range(rows.ndim - 1) if k < lead or x.shape[k - lead] == 1), keepdims=True)
+        np.testing.assert_allclose(got, want.reshape(x.shape), rtol=1e-5, atol=1e-6 + 1e-5 * np.abs(ct * by_i).sum())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [name for name, (_, _, slope) in BIASES.items() if slope])
+@pytest.mark.parametrize("kind", ["grad", "jvp", *EAGER])
+def test_slopes_of_biases_at_drawn_positions(kind, name):
+    call, _, slope = BIASES[name]
+    rng = np.random.default_rng(0)
+    i, j = rng.uniform(-50, 50, (2, 3)).astype(np.float32), rng.uniform(-50, 50, 4).astype(np.float32)
+    j[0] = i[0, 0]  # and one distance is 0
+    for queries, keys in ((i, j), (i, j.astype(np.int32)), (i.astype(np.int16), j)):
+        _, d, after = exact_tile(queries, keys)
+        check_slopes(kind, call, queries, keys, d.astype(np.float32).astype(np.float64), after, slope)
+
+
+@pytest.mark.parametrize("transform", tiered([*SAME, "a step", *DERIVATIVES[:3]], ["vmap", "a step", "grad"]))
+@profile(3)
+@given(
+    st.sampled_from(sorted(BIASES)),
+    ROWS_SHAPE,
+    st.booleans(),
+    st.data(),
+)
+def test_biases_of_any_positions_under_every_transform(transform, name, batch, wide, data):
+    TRIED["biases"] += 1
+    call, truth, slope = BIASES[name]
+    pairs = [pair for pair in PAIRS + WIDE_PAIRS * wide if name != "t5" or {np.dtype(d).kind for d in pair} <= {*"iu"}]
+    sloping = slope is not None and transform in DERIVATIVES
+    kinds, batch = data.draw(st.sampled_from(SLOPING if sloping else pairs)), batch[:2]
+    full = name not in ("sandwich", "fire")
+    within = [
+        (-(2**63), 2**64) if full and (wide or np.dtype(d).itemsize <= 4) else (-(2**31), 2**31 - 1) for d in kinds
+    ]
+    lengths = (data.draw(st.sampled_from([1, 3, 0])) for _ in range(2))
+    i, j = (
+        numbers(data, (*narrower(data, batch), n), d, limits, sloping)
+        for n, d, limits in zip(lengths, kinds, within, strict=True)
+    )
+    batch = np.broadcast_shapes(i.shape[:-1], j.shape[:-1])
+    at, d, after = exact_tile(i, j)
+    with np.errstate(all="ignore"):
+        at, far = (x.astype(np.float32).astype(np.float64) for x in (at, d))
+        if name == "sandwich":
+            fits = np.isfinite(at) & (abs(np.round(at)) <= 2.0**31) & np.isfinite(far)
+            fits &= np.isfinite(waves_of(i, [1])[0][..., None, :, None, 0]) & np.isfinite(
+                waves_of(j, [1])[0][..., None, None, :, 0]
+            )
+            want = np.where(fits, truth(at, np.where(fits, d, 0), after), NAN)
+        else:
+            want = truth(at, far, after)
+    with jax.enable_x64(wide):
+        got = base_of(name, call, i, j)
+        close = 2e-5 if name in ("sandwich", "fire") else None  # which sum as the compiler likes
+        if transform == "a step":  # of decoding, for each query
+            step = jax.jit(lambda i, j: call(i[..., None], j)[..., 0, :])
+            way = data.draw(st.sampled_from(["vmap", "scan"]))
+            check_same(way, step, got, (i, j), (i.ndim, 0), i.shape, i.ndim - 1, got.ndim - 2, close)
+        elif transform in SAME:
+            own = i.ndim - 1, j.ndim - 1
+            check_same(transform, jax.jit(call), got, (i, j), own, batch, axis_of(data, batch), close=close)
+        elif sloping and ((d == 0) | (far > 1e-30)).all():
+            check_slopes(transform, call, i, j, far, after, slope)
+    assert got.dtype == np.float32 and got.shape == want.shape == (*batch, 2, i.shape[-1], j.shape[-1])
+    with np.errstate(over="ignore"):
+        want = want.astype(np.float32)
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol={"sandwich": 6e-6, "fire": 2e-5}.get(name, 1e-37))
+
+
+# Tables
+
+
+@pytest.mark.parametrize("transform", [*SAME, *DERIVATIVES[:3]])
+@profile(2)
+@given(ROWS_SHAPE, st.sampled_from(INTEGERS), st.sampled_from(["error", "zeros", "nan"]), st.booleans(), st.data())  # fmt: skip
+def test_learned_gives_its_row_or_none(transform, shape, dtype, rule, wide, data):
+    TRIED["learned"] += 1
+    limits = (-(2**63), 2**64) if wide or np.dtype(dtype).itemsize <= 4 else (-(2**31), 2**31 - 1)
+    p = data.draw(
+        st.sampled_from([lambda: numbers(data, shape, dtype, limits), lambda: numbers(data, shape, dtype, (0, 3))])
+    )()
+    table = ROWS[:3, :2].astype(data.draw(st.sampled_from((*FLOATS, np.float64) if wide else FLOATS)))
+    f = lambda p, table: pe.learned(p, table, out_of_range=rule)  # noqa: E731
+    inside = np.array([0 <= int(x) < 3 for x in p.ravel()], bool).reshape(shape)
+    rows = np.where(inside, p, 0).astype(int)
+    want = np.where(inside[..., None], table[rows].astype(np.float64), 0.0 if rule == "zeros" else NAN)
+    with jax.enable_x64(wide):
+        if rule == "error" and not inside.all():
+            with pytest.raises(ValueError, match="^learned: positions must (be from 0 to 2|fit into int32), got "):
+                f(p, table)
+            got = np.asarray(jax.jit(f)(p, table))
+        else:
+            got = base_of("learned", f, p, table)
+        np.testing.assert_array_equal(got.astype(np.float64), want)
+        assert got.dtype == table.dtype
+        if transform in SAME:
+            check_same(transform, jax.jit(f), got, (p, table), (p.ndim, 0), shape, axis_of(data, shape))
+            return
+        if transform == "jvp":
+            want = np.where(inside[..., None], table[rows].astype(np.float64), 0)
+            tangent = jax.jit(lambda p, t: jax.jvp(functools.partial(f, p), (t,), (t,))[1])(p, table)
+            np.testing.assert_array_equal(np.asarray(tangent).astype(np.float64), want)
+            return
+        ct = np.resize(np.arange(-3.0, 4), got.shape)  # whose sums are exact
+        g = jax.checkpoint(f) if transform == "remat" else f
+        loss = lambda t, p: jnp.sum(g(p, t) * ct.astype(t.dtype))  # noqa: E731
+        want = np.stack([ct[inside & (rows == row)].sum(0) for row in range(3)])
+        np.testing.assert_array_equal(np.asarray(jax.jit(jax.grad(loss))(table, p)).astype(np.float64), want)
+
+
+# Attention beside the dense one
+
+
+# Positions far and near
+FAR = st.integers(-20, 20) | st.sampled_from([*range(-(2**31), -(2**31) + 5), *range(2**31 - 5, 2**31)])
+SIDES = ("query_positions", "key_positions", "query_segments", "key_segments")
+
+
+@pytest.mark.parametrize("transform", tiered([*SAME, *DERIVATIVES[:3]], ["scan", "grad"]))
+@profile(2)
+@given(
+    st.sampled_from([None, "alibi", "kerple_log", "t5"]), ROWS_SHAPE, st.booleans(),
+    st.booleans(), st.booleans(), st.sampled_from([None, 0.5, -2.0]), st.sampled_from([1, 2, 512]), st.booleans(), st.data(),
+)  # fmt: skip
+def test_attention_of_any_positions_under_every_transform(
+    transform, bias, batch, placed, segmented, causal, scale, block, wide, data
+):
+    TRIED["attention"] += 1
+    batch, dtype = batch[:2], data.draw(st.sampled_from((*FLOATS, np.float64) if wide else FLOATS))
+    queries, kv_heads = data.draw(st.sampled_from([1, 3, 0])), data.draw(st.sampled_from([1, 2]))
+    keys = data.draw(st.sampled_from([1, 4, 0])) if placed else queries
+    q, k, v = (
+        np.resize(ROWS[n:], (*batch, rows, heads, 2)).astype(dtype)
+        for n, (rows, heads) in enumerate([(queries, 2), (keys, kv_heads), (keys, kv_heads)])
+    )
+    draw = lambda values, n: np.array(data.draw(st.lists(values, min_size=n, max_size=n)), np.int32)  # noqa: E731
+    i, j = (draw(FAR, queries), draw(FAR, keys)) if placed else (np.arange(queries), np.arange(keys))
+    given_sides = {"query_positions": i, "key_positions": j} if placed else {}
+    seen = np.ones((1, queries, keys), bool)
+    if segmented:
+        parts = draw(st.integers(-1, 1), queries), draw(st.integers(-1, 1), keys)
+        given_sides |= dict(zip(SIDES[2:], parts, strict=True))
+        seen &= parts[0][:, None] == parts[1]
+    at, d, after = exact_tile(i, j)
+    seen = seen & ~after if causal else seen
+    call, truth, _ = BIASES[bias] if bias else (None, lambda i, d, after: np.zeros((2, *d.shape[-2:])), None)
+    added = truth(at, d.astype(np.float64), after).astype(np.float32).astype(np.float64)
+    f = lambda q, k, v: pe.attention(q, k, v, bias=call, causal=causal, scale=scale, block_size=block, **given_sides)  # noqa: E731
+    inside = np.float64 if dtype == np.float64 else np.float32
+    want, _, back = dense(q, k, v, added, seen, scale, inside)
+    bound = 2 * (eps(dtype) + 1e-6) * (1 + np.abs(ROWS[:, :32]).max())
+    with jax.enable_x64(wide):
+        got = np.asarray(f(q, k, v))
+        if transform in SAME:
+            check_same(transform, f, got, (q, k, v), (len(batch),) * 3, batch, axis_of(data, batch), close=bound)
+        elif transform == "jvp":
+            with pytest.raises(TypeError, match=NO_FORWARD):
+                jax.jvp(f, (q, k, v), (q, k, v))
+        else:
+            TRIED[f"{transform} of attention"] += 1
+            dy = np.resize(ROWS[3:], got.shape).astype(dtype)
+            g = jax.checkpoint(f) if transform == "remat" else f
+            cotangents = quick(jax.grad(lambda *x: jnp.sum(g(*x) * dy), (0, 1, 2)))(q, k, v)
+            for name, mine, true in zip("qkv", cotangents, back(dy)[:3], strict=True):
+                assert_within(mine, true, 2 * bound, against=f"∂/∂{name} by the dense float64 formula")
+    assert got.dtype == dtype and got.shape == q.shape
+    assert_within(got, want, bound, against="the dense float64 formula")
+
+
+# What turns or adds near the origin, and modules
+
+MATRIX = np.resize(ROWS, (8, 3))
+# Functions of near positions and rows (..., 8), and whether they are linear in the rows
+NEAR = {
+    "xpos, query": (lambda p, x: pe.xpos(x, x, p, layout="interleaved", head_axis=None)[0], True),
+    "xpos, key": (lambda p, x: pe.xpos(x, x, p, origin=50, head_axis=None)[1], True),
+    "fourier_features": (lambda p, x: pe.fourier_features(x, MATRIX, dtype=x.dtype), False),
+    "SinusoidalEncoding, NNX": (lambda p, x: nnx.SinusoidalEncoding(8, scale=2.0)(x[None], p[None])[0], False),
+    "SinusoidalEncoding, Linen": (
+        lambda p, x: linen.SinusoidalEncoding(8, scale=2.0).apply({}, x[None], p[None])[0],
+        False,
+    ),
+    "RotaryEncoding, NNX": (lambda p, x: nnx.RotaryEncoding(8, head_axis=None)(x, p), True),
+    "RotaryEncoding, Linen": (lambda p, x: linen.RotaryEncoding(8, head_axis=None).apply({}, x, p), True),
+}
+
+
+@pytest.mark.parametrize("transform", [*SAME, "grad", "remat"])
+@profile(2)
+@given(
+    st.sampled_from(sorted(NEAR)), ROWS_SHAPE, st.sampled_from(INTEGERS + FLOATS), st.sampled_from(FLOATS), st.data()
+)
+def test_the_rest_under_every_transform(transform, name, shape, at, dtype, data):
+    TRIED["others"] += 1
+    f, linear = NEAR[name]
+    p = numbers(data, narrower(data, shape), at, (-900, 900), finite=True)
+    p = np.clip(p, -900, 900) if p.dtype.kind not in "iu" else p
+    x = np.resize(ROWS, (*shape, 8)).astype(dtype)
+    got = np.asarray(f(p, x))
+    assert got.dtype == dtype and got.shape[:-1] == shape and np.isfinite(got.astype(np.float64)).all()
+    if transform in SAME:
+        close = 4 * eps(dtype) if name == "fourier_features" else None  # a sum as the compiler likes
+        check_same(transform, f, got, (p, x), (p.ndim, len(shape)), shape, axis_of(data, shape), close=close)
+        return
+    TRIED[transform] += 1
+    ct = np.resize(ROWS[2:], got.shape).astype(dtype)
+    g = jax.checkpoint(f) if transform == "remat" else f
+    dx = np.asarray(quick(jax.grad(lambda x, p: jnp.sum(g(p, x) * ct)))(x, p), np.float64)
+    along = (dx * x.astype(np.float64)).sum()
+    if linear:  # ẋ·x = ẏ·y
+        y = (ct.astype(np.float64) * got.astype(np.float64)).sum()
+        scale = np.abs(ct.astype(np.float64)).sum() * np.abs(got.astype(np.float64)).max(initial=0)
+        assert abs(along - y) <= 4 * eps(dtype) * scale
+    elif name.startswith("Sinusoidal"):
+        np.testing.assert_array_equal(dx, 2 * ct.astype(np.float64))
+
+
+# Segments and masks
+
+
+# Each length compiles one program, so there are few by default.
+LISTS_OF_IDS = st.sampled_from([1, 2, 5, 12] if MANY == 1 else range(1, 13)).flatmap(
+    lambda n: st.lists(st.sampled_from([0, 0, 0, 1, -(2**31), 2**31 - 1]), min_size=n, max_size=n)
+)
+
+
+@profile(30)
+@given(LISTS_OF_IDS)
+def test_positions_of_any_segments_and_masks(ids):
+    TRIED["segments"] += 1
+    np.testing.assert_array_equal(pe.positions_from_segments(np.array(ids, np.int32)), segments(ids))
+    mask = np.array(ids) == 0
+    counted = [sum(mask[:i]) if m else 0 for i, m in enumerate(mask)]
+    np.testing.assert_array_equal(pe.positions_from_mask(mask), counted)
+
+
+@functools.cache
+def of_traced_positions(dtype):
+    """Positions of which the last is outside int32, and every function of them in one program."""
+    p = np.array([0, 5, 2**32 - 1 if dtype != np.int64 else -(2**31) - 1], dtype)
+
+    def each(p):
+        return {name: call(p, ROWS[: len(p), :4], "half") for name, (call, _) in FUNCTIONS.items()}
+
+    with jax.enable_x64(True):
+        return p, jax.jit(each)(p)
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("dtype", tiered([np.int64, np.uint32, np.uint64], [np.uint64]), ids=str)
+def test_traced_positions_outside_int32_are_nan_and_known_ones_refused(name, dtype):
+    call = FUNCTIONS[name][0]
+    f = lambda p: call(p, ROWS[: len(p), :4], "half")  # noqa: E731
+    p, traced = of_traced_positions(dtype)
+    *known, last = np.asarray(traced[name])
+    message = f"^{name.split(',')[0]}: (positions|offset|timesteps) must fit into int32, got {np.dtype(dtype)}"
+    with jax.enable_x64(True):
+        for refused in (p, jax.device_put(p)):
+            with pytest.raises(ValueError, match=message):
+                f(refused)
+        np.testing.assert_array_equal(known, f(p[:-1]))
+    assert np.isfinite(known).all() and np.isnan(last).any()
+
+
+@pytest.mark.thorough
+def test_no_nan_on_the_way_to_a_number():
+    p = np.array([0.0, -0.0, 0.5, 1e-40, 2.0**31 - 128, -(2.0**31), 1e6 + 0.25, 3.0], np.float32)
+    x = np.resize(ROWS, (8, 8)).astype(np.float32)
+
+    def value_and_cotangents(call, *arrays):
+        y, back = jax.vjp(call, *arrays)
+        return jax.block_until_ready((y, back(np.ones(y.shape, y.dtype))))
+
+    with jax.debug_nans(True):
+        for name, (call, _) in FUNCTIONS.items():
+            calls = [functools.partial(call, way=way) for way in ("half", "interleaved")]
+            if name in REVERSE_ONLY:  # whose derivative is one program even if eager: JAX looks at its results
+                jax.jit(lambda *arrays, cs=calls: [value_and_cotangents(c, *arrays) for c in cs])(p, x)
+                continue
+            for c in calls:
+                # Not within jax.jit, so that JAX looks at every operation of the derivative.
+                value_and_cotangents(lambda p, c=c: c(p, x), jax.device_put(p))
+        for call, *_ in BIASES.values():
+            jax.block_until_ready(call(EXTREMES, EXTREMES))
+
+
+FREE, SOME = np.array([0.0, 1e-3, 1.0, 3.0], np.float32), np.array([-1, 0, 7, 2**31 - 1], np.int32)
+SLOPES, NONE = np.float32([0.5, 2.0]), {"query_segments": np.array([9, 0, 0]), "key_segments": np.zeros(3, np.int32)}
+# Functions of floats, by all of which there are derivatives; the first query sees nothing
+FREELY = {
+    "alibi": (lambda i, m: pe.alibi(i, SOME, m), FREE, SLOPES),
+    "attention": (
+        lambda q, k, v, m: pe.attention(q, k, v, bias=lambda i, j: pe.alibi(i, j, m), causal=True, block_size=2, **NONE),
+        *np.float32(np.resize(ROWS, (3, 3, 2, 4))), SLOPES,
+    ),
+    "fire": (lambda i, c, t, *mlp: pe.fire(i, FREE, mlp, c=c, threshold=t), FREE, np.float32(0.1), np.float32(8), *MLP),
+    "fourier_features": (pe.fourier_features, np.resize(FREE, (4, 2)), np.resize(FREE, (2, 3))),
+    "kerple_log": (lambda i, a, b: pe.kerple_log(i, FREE, a, b), FREE, SLOPES, SLOPES),
+    "kerple_power": (lambda i, a, b: pe.kerple_power(i, FREE, a, b), FREE, SLOPES, SLOPES / 2),
+    "learned": (lambda table: pe.learned(np.array([0, 2, 1]), table), np.ones((3, 2), np.float32)),
+    "rotary": (lambda x, p, w: pe.rotary(x, p, w, head_axis=None), np.ones((4, 8), np.float32), FREE, FREE),
+    "sandwich": (lambda i, j, w: pe.sandwich(i, j, 2, w), FREE, FREE, FREE),
+    "sinusoidal": (pe.sinusoidal, FREE, FREE),
+    "t5": (lambda table: pe.t5(SOME, SOME[::-1], table, max_distance=16), np.ones((8, 2), np.float32)),
+    "xpos": (lambda q, k, p: pe.xpos(q, k, p), H[:4], H[:4], FREE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", tiered(FREELY, ["attention", "fire", "sandwich"]))
+def test_no_nan_on_the_way_of_any_derivative(name):
+    f, *floats = FREELY[name]
+
+    def by_all(*floats):
+        y, back = jax.vjp(f, *floats)
+        return back(jax.tree.map(lambda y: np.resize(ROWS, y.shape), y))
+
+    floats = jax.device_put(floats)
+    with jax.debug_nans(True):
+        eager, jitted = (jax.block_until_ready(g(*floats)) for g in (by_all, quick(by_all)))
+    for i, (a, b) in enumerate(zip(eager, jitted, strict=True)):
+        a, b = np.asarray(a), np.asarray(b)
+        assert np.isfinite(a).all() and a.any()
+        assert_within(a, b, 1e-4 * (np.abs(a).max() + np.abs(b)), against=f"∂/∂ argument {i} in one program")
+
+
+EXTREMES = np.array([-(2**31), 2**31 - 1, 0, 1], np.int32)
+
+
+# What cannot be counted, held or known
+
+ATTEND = nnx.positional_attention(bias=functools.partial(pe.alibi, heads=1))
+# Calls that count positions, of an array with n along its sequence
+COUNTS = {
+    "add_sinusoidal": (pe.add_sinusoidal, lambda n: SHAPE((2, n, 8), FLOAT)),
+    "rotary": (pe.rotary, lambda n: SHAPE((n, 2, 8), FLOAT)),
+    "rotary, heads first": (functools.partial(pe.rotary, head_axis=-3), lambda n: SHAPE((2, n, 8), FLOAT)),
+    "xpos": (lambda x: pe.xpos(x, x), lambda n: SHAPE((n, 2, 8), FLOAT)),
+    "positions_from_mask": (pe.positions_from_mask, lambda n: SHAPE((2, n), jnp.bool_)),
+    "positions_from_segments": (pe.positions_from_segments, lambda n: SHAPE((2, n), jnp.int32)),
+    "positional_attention": (lambda x: ATTEND(x, x, x), lambda n: SHAPE((n, 1, 8), FLOAT)),
+    "add_sinusoidal, NNX": (nnx.SinusoidalEncoding(8), lambda n: SHAPE((n, 8), FLOAT)),
+    "rotary, NNX": (nnx.RotaryEncoding(8, head_axis=-2), lambda n: SHAPE((n, 2, 8), FLOAT)),
+    "add_sinusoidal, Linen": (linen.SinusoidalEncoding(8).bind({}), lambda n: SHAPE((n, 8), FLOAT)),
+    "rotary, Linen": (linen.RotaryEncoding(8, head_axis=-2).bind({}), lambda n: SHAPE((n, 2, 8), FLOAT)),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_no_more_positions_are_counted_than_int32_has(name):
+    call, of_length = COUNTS[name]
+    jax.eval_shape(call, of_length(2**31))
+    for n in (2**31 + 1, 2**40):
+        with pytest.raises(
+            ValueError, match=f"^{name.split(',')[0]}: at most 2³¹ positions can be counted, .* length {n}\\b"
+        ):
+            jax.eval_shape(call, of_length(n))
+    (n,) = export.symbolic_shape("n")
+    jax.eval_shape(call, of_length(n))
+
+
+def test_attention_counts_no_more_either():
+    call = functools.partial(pe.attention, causal=True)
+    jax.eval_shape(call, *[SHAPE((2**31, 2, 8), FLOAT)] * 3)
+    with pytest.raises(
+        ValueError, match="^attention: at most 2³¹ positions can be counted, got query of length 2147483649"
+    ):
+        jax.eval_shape(call, *[SHAPE((2**31 + 1, 2, 8), FLOAT)] * 3)
+    with pytest.raises(ValueError, match="^positional_attention: .* got query of length 2147483649"):
+        jax.eval_shape(ATTEND, *[SHAPE((2**31 + 1, 1, 8), FLOAT)] * 3)
+
+
+@pytest.mark.parametrize(
+    "module", [nnx.SinusoidalEncoding(8), linen.SinusoidalEncoding(8).bind({})], ids=["NNX", "Linen"]
+)
+def test_a_table_ends_with_int32(module):
+    assert jax.eval_shape(lambda: module.table(2**31)).shape == (2**31, 8)
+    with pytest.raises(ValueError, match="^SinusoidalEncoding.table: at most 2³¹ positions can be counted, got table"):
+        jax.eval_shape(lambda: module.table(2**31 + 1))
+
+
+# Which would give a number where NaN is due, or NaN for each negative wave
+LACKING = {"float4_e2m1fn": "no NaN", "float6_e2m3fn": "no NaN", "float6_e3m2fn": "no NaN", "float8_e8m0fnu": "no negative numbers"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_formats_without_nan_or_sign_are_refused(name):
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    x = np.ones((6, 8)).astype(dtype)
+    calls = {
+        "sinusoidal: dtype": lambda: pe.sinusoidal(NAN, 8, dtype=dtype),
+        "sinusoidal: positions": lambda: pe.sinusoidal(x, 8),
+        "sinusoidal: frequencies": lambda: pe.sinusoidal(P, x[0]),
+        "learned: table": lambda: jax.jit(lambda p: pe.learned(p, x))(P),
+        "add_sinusoidal: x": lambda: pe.add_sinusoidal(x),
+        "LearnedEncoding: param_dtype": lambda: linen.LearnedEncoding(8, 8, param_dtype=dtype).init(KEYS[0], X),
+    }
+    for begin, call in calls.items():
+        # To an older JAX a format that it does not have is none of floats.
+        is_float = jnp.issubdtype(dtype, jnp.floating)
+        why = f"is {name}, which has {LACKING[name]}" if is_float else f"must be .*float.* got {name}"
+        with pytest.raises(TypeError, match=f"^{begin} {why}"):
+            call()
+
+
+FORMATS = {
+    name: np.dtype(getattr(ml_dtypes, f"float8_{name}"))
+    for name in ("e3m4", "e4m3", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2", "e5m2fnuz")
+}
+
+
+@functools.cache
+def encodings_and_rows_of_every_format():
+    def each(p, at, tables):
+        return {name: (pe.sinusoidal(p, 4, dtype=FORMATS[name]), pe.learned(at, t)) for name, t in tables.items()}
+
+    tables = {name: -np.ones((3, 2)).astype(dtype) for name, dtype in FORMATS.items()}
+    return jax.jit(each)(np.array([-1, NAN], np.float32), np.array([5, 0]), tables)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_other_formats_of_8_bits_hold_what_they_must(name):
+    got, rows = encodings_and_rows_of_every_format()[name]
+    assert got.dtype == rows.dtype == FORMATS[name]
+    got = np.asarray(got).astype(np.float32)
+    assert got[0, 0] < -0.8 and np.isnan(got[1]).all()
+    np.testing.assert_array_equal(np.asarray(rows).astype(np.float32), [[NAN] * 2, [-1] * 2])
+
+
+@pytest.mark.parametrize("dtype", [">i4", ">u2", ">i8"])
+def test_integers_of_any_byte_order(dtype):
+    p = np.array([0, 5, 300])
+    np.testing.assert_array_equal(pe.sinusoidal(p.astype(dtype), 4), pe.sinusoidal(p, 4))
+    np.testing.assert_array_equal(pe.alibi(p.astype(dtype), p.astype(">i2"), 2), pe.alibi(p, p, 2))
+
+
+# Calls with an array of symbolic shape, the argument that it is, that shape for n, and the axis that must be known
+UNKNOWN = [
+    *((f, "x", lambda n: (6, 2, n), 2) for f in (pe.rotary, lambda x: pe.rotary(x, None, 8), pe.add_sinusoidal)),
+    (lambda w: pe.sinusoidal(P, w), "frequencies", lambda n: (n,), 0),
+    (lambda w: pe.rotary(H, P, w), "frequencies", lambda n: (n,), 0),
+    (lambda w: pe.rotation_matrix(P, w), "frequencies", lambda n: (n,), 0),
+    (lambda x: pe.shift(x, P, 8), "encodings", lambda n: (6, n), 1),
+    (lambda t: pe.t5(P, P, t), "table", lambda n: (n, 2), 0),
+    (lambda w: pe.fire(P, P, (w, *MLP[1:]), c=0.1, threshold=9.0), "w1 of mlp", lambda n: (n,), 0),
+    (lambda w: pe.fire(P, P, (*MLP[:2], w, MLP[3]), c=0.1, threshold=9.0), "w2 of mlp", lambda n: (n, 2), 0),
+    (lambda t: pe.add_learned(X, t), "table", lambda n: (n, 8), 0),
+    (lambda x: pe.add_learned(x, X), "x", lambda n: (6, n), 1),
+    (lambda w: pe.convert_layout(w, 8, source="half", target="interleaved", axis=0, num_heads=1), "weights", lambda n: (n,), 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "name", "shape", "axis"), UNKNOWN)
+def test_what_is_computed_must_have_a_known_size(call, name, shape, axis):
+    (n,) = export.symbolic_shape("n")
+    with pytest.raises(ValueError, match=rf"^\w+: {name} must have a known size along axis {axis}, got shape .*n"):
+        jax.eval_shape(call, SHAPE(shape(n), FLOAT))
+
+
+def test_a_symbolic_length_needs_a_bound_for_a_table():
+    (n,) = export.symbolic_shape("n")
+    message = (
+        "^add_learned: x must have a sequence of known size, or with a constraint such as 'seq <= 6', got shape .*n"
+    )
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda x: pe.add_learned(x, X), SHAPE((n, 8), FLOAT))
+
+
+def test_a_bound_on_a_symbolic_length_is_enough_for_a_table():
+    (s,) = export.symbolic_shape("s", constraints=["s <= 6"])
+    exported = export.export(jax.jit(pe.add_learned))(SHAPE((s, 8), FLOAT), SHAPE((6, 8), FLOAT))
+    np.testing.assert_array_equal(exported.call(X[:4], X), pe.add_learned(X[:4], X))
+
+
+@jax.jit
+def by_frequencies_of_the_first_row(w, at):
+    """Of each function, the derivative of the sum of its first row by the frequencies w."""
+    calls = {
+        "sinusoidal": lambda w: pe.sinusoidal(at, w),
+        "add_sinusoidal": lambda w: pe.add_sinusoidal(ROWS[: len(at), :4], at, w),
+        "rotation_matrix": lambda w: pe.rotation_matrix(at, w),
+        "offset_similarity": lambda w: pe.offset_similarity(at, w),
+        "fourier_features": lambda w: pe.fourier_features(at[:, None], w[None]),
+    }
+    return {name: jax.grad(lambda w, f=call: jnp.sum(f(w)[0]))(w) for name, call in calls.items()}
+
+
+@pytest.mark.parametrize("p", [NAN, INF])
+def test_a_masked_row_leaves_the_derivative_by_frequencies_alone(p):
+    w, at = np.float32([0.5, 2.0]), np.float32([3.0, p])
+    masked, alone = by_frequencies_of_the_first_row(w, at), by_frequencies_of_the_first_row(w, at[:1])
+    for name, want in alone.items():
+        assert_within(masked[name], want, 1e-6 * np.abs(want), against=f"{name} without the masked row")

@@ -1,0 +1,132 @@
+"""The package as a whole: its names, what it imports, and how a call is traced."""
+
+import ast
+import doctest
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+
+PACKAGE = Path(pe.__file__).parent
+# A module imports from floors below its own alone.
+FLOORS = (
+    "_arrays _checks _fixed_point _mesh _xla hf._models",
+    "_blockwise _distance _figure _frequencies _positions hf._keys",
+    "_arguments _axes _waves hf._config hf._plan",
+    "_attention _fourier _learned _learned_bias _ntk _scalings _sinusoidal _turn hf._layers",
+    "_bias _rotary _rotation hf._rope hf._settings",
+    "_modules _positional_attention _xpos hf._head plot",
+    "hf._read linen._attention linen._biases linen._encodings nnx._attention nnx._biases nnx._encodings",
+    "hf._write linen nnx",
+    "__init__ hf",
+)
+FILES = {
+    path.relative_to(PACKAGE).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+
+def imports_of(path):
+    """The modules of the package that a file imports, or from which it imports names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} imports relatively"
+            names = [f"{node.module}.{name.name}" for name in node.names]
+        elif isinstance(node, ast.Import):
+            names = [name.name for name in node.names]
+        for name in names:
+            package, *parts = name.split(".")
+            if package == "posenc_jax":
+                module = ".".join(parts)
+                yield module if module in FILES else ".".join(parts[:-1]) or "__init__"
+
+
+def test_imports_run_downward_only():
+    floors = {module: floor for floor, modules in enumerate(FLOORS) for module in modules.split()}
+    assert set(FILES) == set(floors)
+    pairs = {(module, other) for module, path in FILES.items() for other in imports_of(path)}
+    assert {(module, other) for module, other in pairs if floors[other] >= floors[module]} == set()
+
+
+def test_public_names_are_documented():
+    assert sorted(pe.__all__) == pe.__all__
+    for name in pe.__all__:
+        doc = getattr(pe, name).__doc__
+        for part in ("Args:", "Examples:", ">>> "):
+            assert part in doc, (name, part)
+        if name != "Frequencies":
+            for part in ("Returns:", "Raises:", "Reference:"):
+                assert part in doc, (name, part)
+    public = {n for n in vars(pe) if not n.startswith("_") and not isinstance(vars(pe)[n], type(sys))}
+    assert public == set(pe.__all__)
+    assert (PACKAGE / "py.typed").exists()
+
+
+# Functions are found where they are public, and classes and the texts of modules where they stand.
+PRIVATE = "_bias _frequencies hf._plan linen._biases linen._encodings nnx._biases nnx._encodings".split()
+WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in ("hf", "linen", "nnx", "plot", *PRIVATE))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_the_examples_in_docstrings(module):
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted >= 4 and result.failed == 0
+
+
+def test_no_example_is_overlooked():
+    nodes = [node for path in FILES.values() for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    written = [ast.get_docstring(node, clean=False) or "" for node in nodes if isinstance(node, documented)]
+    find, parse = doctest.DocTestFinder().find, doctest.DocTestParser().get_examples
+    found = [test.examples for module in WITH_EXAMPLES for test in find(importlib.import_module(module))]
+    assert sum(map(len, found)) == sum(len(parse(text)) for text in written) > 300
+
+
+def test_importing_brings_in_no_flax_no_matplotlib_and_starts_no_backend():
+    code = (
+        "import sys, json, posenc_jax, jax; from jax._src import xla_bridge;"
+        "print(json.dumps([m in sys.modules for m in ('flax', 'matplotlib', 'scipy.special', 'decimal')]"
+        " + [bool(xla_bridge._backends)]))"
+    )
+    flax, matplotlib, *_, backends = json.loads(subprocess.check_output([sys.executable, "-c", code], text=True))
+    assert not (flax or matplotlib or backends)
+
+
+def test_a_call_is_traced_in_few_equations():
+    table = jax.make_jaxpr(lambda p: pe.sinusoidal(p, 128))(jnp.arange(16, dtype=jnp.int32))
+    assert len(table.eqns) <= 45
+    added = jax.make_jaxpr(pe.add_sinusoidal)(jnp.zeros((2, 16, 128)))
+    assert len(added.eqns) <= 65
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda p: pe.sinusoidal(p, 128),
+        lambda p: pe.sinusoidal(p, 128, layout="half"),
+        lambda p: pe.sinusoidal(p.astype(jnp.float32), 128),
+        lambda p: pe.add_sinusoidal(jnp.zeros((2, *p.shape, 128)), p),
+        lambda p: pe.add_sinusoidal(jnp.zeros((2, *p.shape, 128))),
+    ],
+)
+def test_no_temporaries(f):
+    compiled = jax.jit(f).lower(jax.ShapeDtypeStruct((4096,), jnp.int32)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes <= 4096
+
+
+def test_a_repeated_call_is_not_traced_again():
+    with jax.log_compiles(False):
+        pe.sinusoidal(np.arange(5), 12)
+        with jax.no_tracing():
+            pe.sinusoidal(np.arange(5), 12)
+            pe.sinusoidal(np.arange(5), pe.geometric(12))

@@ -1,0 +1,139 @@
+"""What rotary keeps: for the derivative, and while it runs."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from helpers.tiers import tiered
+
+pytestmark = pytest.mark.usefixtures("compiled_anew")
+SHAPE = (2, 256, 8, 64)
+LAYOUTS = ("half", "interleaved")
+SEQ, EACH = np.arange(256), np.arange(512).reshape(2, 256)
+FRACTIONS = np.linspace(0, 100, 256, dtype=np.float32)
+LEARNED = np.geomspace(1, 1e-4, 32, dtype=np.float32)
+
+INTEGERS = {
+    "None": lambda x: pe.rotary(x),
+    "(seq,)": lambda x: pe.rotary(x, SEQ),
+    "(batch, seq)": lambda x: pe.rotary(x, EACH),
+    "one": lambda x: pe.rotary(x, 7),
+    "partial": lambda x: pe.rotary(x, SEQ, 32, part="last"),
+    "axial": lambda x: pe.rotary(x, np.stack([SEQ, SEQ], -1), pe.axial(64, 2)),
+    "xpos": lambda x: pe.xpos(x, x)[0],
+    "shift": lambda x: pe.shift(x, 5, 64),
+}
+
+
+def kept(function, *arguments):
+    """The shapes and dtypes of the arrays that the derivative of a function keeps; nothing is computed."""
+    return jax.tree.leaves(jax.eval_shape(lambda *arguments: jax.vjp(function, *arguments)[1], *arguments))
+
+
+@pytest.mark.parametrize("dtype", tiered([jnp.float32, jnp.bfloat16], [jnp.bfloat16]))
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "jit"])
+@pytest.mark.parametrize("name", INTEGERS)
+def test_the_derivative_keeps_positions_alone(name, compiled, dtype):
+    function = jax.jit(INTEGERS[name]) if compiled else INTEGERS[name]
+    arrays = kept(function, jnp.ones(SHAPE, dtype))
+    positions = {"one": 1, "shift": 1, "(batch, seq)": 512}.get(name, 256)
+    copies = 2 if name in ("axial", "xpos") else 1  # two coordinates; positions and distances from the origin
+    assert sum(array.size for array in arrays) <= copies * positions + 64
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "jit"])
+def test_derivatives_by_the_others_keep_x_once(compiled, dtype):
+    x = jnp.ones(SHAPE, dtype)
+    for function, *others in (
+        (lambda x, p: pe.rotary(x, p), FRACTIONS),
+        (lambda x, w: pe.rotary(x, SEQ, w), LEARNED),
+        (lambda x, p, w: pe.rotary(x, p, w), FRACTIONS, LEARNED),
+    ):
+        arrays = kept(jax.jit(function) if compiled else function, x, *map(jnp.asarray, others))
+        assert sum(array.size * array.dtype.itemsize for array in arrays) <= x.nbytes + 4 * (256 + 64)
+
+
+def test_one_derivative_after_the_other():
+    # JAX 0.10 keeps a traced call and mixes up its derivatives if those by x alone keep fewer arrays than the others.
+    x, p = jnp.ones((2, 9, 3, 10)), jnp.linspace(0, 5, 9)
+    total = lambda x, p: jnp.sum(jnp.sin(pe.rotary(x, p)))  # noqa: E731
+    by_x, by_p = jax.grad(total, (0, 1))(x, p)
+    closed = lambda x: total(x, p)  # noqa: E731
+    for _ in range(2):
+        for one in (closed, jax.jit(closed), lambda x: jax.jit(total)(x, p)):
+            np.testing.assert_allclose(jax.grad(one)(x), by_x, atol=1e-6)
+            for both in (total, jax.jit(total)):
+                for got, want in zip(jax.grad(both, (0, 1))(x, p), (by_x, by_p), strict=True):
+                    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("derivative", [False, True], ids=["forward", "both"])
+def test_temporaries_are_small(layout, dtype, derivative):
+    x = jax.ShapeDtypeStruct((1, 4096, 32, 128), dtype)
+    forward = lambda x: pe.rotary(x, layout=layout)  # noqa: E731
+
+    def both(x, dy):
+        y, back = jax.vjp(forward, x)
+        return y, back(dy)[0]
+
+    compiled = jax.jit(both).lower(x, x).compile() if derivative else jax.jit(forward).lower(x).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < x.size * x.dtype.itemsize / 4
+
+
+HALVES = "halves" if jax.__version_info__ >= (0, 12) else "reads"  # for it JAX must keep a barrier
+# x, what of it turns, the layout, and the program on a CPU. Bits do not show which it is: the time does.
+# For the default: each form, and both sides of each threshold.
+FEW = [
+    "halves",
+    "halves of a part",
+    "pairs",
+    "narrow halves",
+    "8 narrow pieces",
+    "9 narrow pieces",
+    "too few heads",
+    "one step",
+]
+PROGRAMS = {
+    "halves": ((2, 64, 8, 64), 64, "half", jnp.float32, HALVES),
+    "one batch": ((1, 48, 4, 64), 64, "half", jnp.float32, HALVES),
+    "halves of a part": ((2, 64, 8, 64), 32, "half", jnp.float32, "reads"),
+    "pairs": ((2, 64, 8, 64), 64, "interleaved", jnp.float32, "reversed"),
+    "pairs of a part": ((2, 64, 8, 64), 32, "interleaved", jnp.float32, "reversed"),
+    "pairs of an odd width": ((2, 64, 8, 65), 32, "interleaved", jnp.float32, "reads"),
+    "narrow halves": ((2, 64, 8, 64), 64, "half", jnp.bfloat16, "pieces"),
+    "narrow pairs": ((2, 64, 8, 64), 64, "interleaved", jnp.bfloat16, "pieces"),
+    "8 narrow pieces": ((2, 64, 8, 64), 16, "half", jnp.bfloat16, "pieces"),
+    "9 narrow pieces": ((2, 64, 8, 72), 64, "half", jnp.bfloat16, "reads"),
+    "too few heads": ((1, 64, 3, 64), 64, "half", jnp.float32, "pieces"),
+    "one head": ((2, 64, 1, 64), 64, "half", jnp.float32, "pieces"),
+    "one head of one batch": ((1, 64, 1, 64), 64, "half", jnp.float32, "pieces"),
+    "one narrow head of pairs": ((2, 64, 1, 64), 64, "interleaved", jnp.bfloat16, "pieces"),
+    "9 pieces of one head": ((2, 64, 1, 72), 64, "half", jnp.float32, "reads"),
+    "one step": ((2, 1, 8, 64), 64, "half", jnp.float32, "reads"),
+    "one narrow step": ((2, 1, 8, 64), 64, "half", jnp.bfloat16, "pieces"),
+}
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of a CPU")
+@pytest.mark.parametrize("name", tiered(PROGRAMS, FEW))
+def test_one_pass_on_a_cpu(name):
+    shape, dim, layout, dtype, program = PROGRAMS[name]
+    x, p = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[1:2], jnp.int32)
+    compiled = jax.jit(lambda x, p: pe.rotary(x, p, dim, layout=layout)).lower(x, p).compile()
+    text = compiled.as_text()
+    forms = {"reads": "pad", "reversed": "reverse", "halves": "reverse", "pieces": "concatenate"}
+    assert [op for op in ("pad", "reverse", "concatenate") if f" {op}(" in text] == [forms[program]]
+    # The waves that heads share are made once, for each pair or for each feature.
+    table = shape[1] * (dim if program in ("pieces", "halves") else 2 * shape[3]) * 4 if shape[2] >= 4 else 0
+    assert table <= compiled.memory_analysis().temp_size_in_bytes <= table + 1024
+    # Rows as they lie in memory: in another order each number would be moved by itself.
+    orders = re.findall(r"\w\[[\d,]+\]\{([\d,]+)[}:]", text)
+    assert orders and all(order == ",".join(map(str, range(order.count(","), -1, -1))) for order in orders)
+    assert " copy(" not in text

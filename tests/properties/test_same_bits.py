@@ -1,0 +1,151 @@
+"""The same position gives the same bits however it is reached."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import posenc_jax as pe
+from helpers.of_positions import CASES, DIM, POSITIONS, SEQ, X
+from helpers.tiers import tiered
+from posenc_jax import _waves
+
+pytestmark = pytest.mark.usefixtures("compiled_anew")
+RNG = np.random.default_rng(0)
+
+
+# For the default: each kind of program that the others share.
+FEW = ["array frequencies", "add, amplitude", "rotary", "rotary, heads", "rotary, derivative", "xpos, query"]
+
+
+@pytest.fixture(params=tiered(CASES, FEW), ids=str)
+def case(request):
+    f, positions = CASES[request.param]
+    return f, positions, np.asarray(jax.jit(f)(positions, X))
+
+
+def mesh():
+    return Mesh(np.array(jax.devices("cpu")), ("d",), axis_types=(AxisType.Auto,))
+
+
+def test_eager(case):
+    f, positions, whole = case
+    np.testing.assert_array_equal(f(positions, X), whole)
+
+
+def test_one_row_at_a_time(case):
+    f, positions, whole = case
+    for i in range(0, SEQ, 5):
+        np.testing.assert_array_equal(f(positions[i : i + 1], X[i : i + 1])[0], whole[i])
+
+
+@pytest.mark.parametrize("length", tiered([2, 3, 7, 8, 9, 31], [3, 8]))
+def test_prefixes_of_any_length(case, length):
+    f, positions, whole = case
+    np.testing.assert_array_equal(jax.jit(f)(positions[:length], X[:length]), whole[:length])
+
+
+def test_decode_steps_in_a_scan(case):
+    f, positions, whole = case
+    step = lambda carry, px: (carry, f(px[0][None], px[1][None])[0])  # noqa: E731
+    np.testing.assert_array_equal(jax.jit(lambda p, x: jax.lax.scan(step, 0, (p, x))[1])(positions, X), whole)
+
+
+def test_vmap(case):
+    f, positions, whole = case
+    rows = jax.vmap(lambda p, x: f(p[None], x[None])[0])(positions, X)
+    np.testing.assert_array_equal(rows, whole)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(lambda p, x: f(p[None], x[None])[0]))(positions, X), whole)
+
+
+@pytest.mark.parametrize("shape", tiered([(4, 16), (2, 4, 8), (16, 1, 4), (1, 64), (64, 1)], [(16, 1, 4)]))
+def test_packed_in_any_shape(case, shape):
+    f, positions, whole = case
+    got = jax.jit(f)(positions.reshape(shape), X.reshape(*shape, DIM))
+    np.testing.assert_array_equal(np.asarray(got).reshape(SEQ, DIM), whole)
+
+
+def test_remat_and_value_and_grad(case):
+    f, positions, whole = case
+
+    def loss(x):
+        y = jax.checkpoint(f)(positions, x)
+        return jnp.sum(y), y
+
+    np.testing.assert_array_equal(jax.jit(jax.value_and_grad(loss, has_aux=True))(X)[0][1], whole)
+
+
+def test_sharded_jit(case, on_cpu):
+    f, positions, _ = case
+    whole, devices = jax.jit(f)(positions, X), mesh()
+    assert devices.size == 8
+    put = lambda a, spec: jax.device_put(a, NamedSharding(devices, spec))  # noqa: E731
+    for spec in (P("d"), P()):
+        got = jax.jit(f)(put(positions, spec), put(X, P(*spec, None)))
+        np.testing.assert_array_equal(got, whole)
+
+
+def test_shard_map(case, on_cpu):
+    f, positions, _ = case
+    whole = jax.jit(f)(positions, X)
+    got = jax.jit(jax.shard_map(f, mesh=mesh(), in_specs=(P("d"), P("d", None)), out_specs=P("d", None)))(positions, X)
+    np.testing.assert_array_equal(got, whole)
+
+
+def test_export_with_symbolic_shapes(case):
+    f, positions, whole = case
+    (n,) = export.symbolic_shape("n")
+    args = jax.ShapeDtypeStruct((n,), positions.dtype), jax.ShapeDtypeStruct((n, DIM), jnp.float32)
+    restored = export.deserialize(export.export(jax.jit(f))(*args).serialize())
+    np.testing.assert_array_equal(restored.call(positions, X), whole)
+
+
+def test_inside_a_larger_program(case):
+    f, positions, whole = case
+    got = jax.jit(lambda p, x: f(p, jnp.sin(jnp.arcsin(jnp.zeros((), jnp.float32))) + x) * 2.0)(positions, X)
+    np.testing.assert_array_equal(np.asarray(got) / 2, whole)
+
+
+def test_none_positions_are_the_count():
+    x = np.stack([X[:32], X[32:]])
+    expected = pe.add_sinusoidal(x, np.arange(32), scale=1.7)
+    np.testing.assert_array_equal(pe.add_sinusoidal(x, scale=1.7), expected)
+    (b, s) = export.symbolic_shape("b, s")
+    exported = export.export(jax.jit(pe.add_sinusoidal))(jax.ShapeDtypeStruct((b, s, DIM), jnp.float32))
+    np.testing.assert_array_equal(exported.call(x), pe.add_sinusoidal(x))
+
+
+def test_width_does_not_matter_where_the_frequencies_are_the_same():
+    wide = pe.geometric(128)
+    narrow = dataclasses.replace(wide, turns=wide.turns[:5], dim=10, axes=None)
+    np.testing.assert_array_equal(pe.sinusoidal(POSITIONS, narrow), pe.sinusoidal(POSITIONS, wide)[:, :10])
+
+
+def test_a_sine_is_what_numpy_computes_operation_by_operation():
+    # No compiler's contraction of a·b + c to one rounding is in it: NumPy has none.
+    phase = np.concatenate([RNG.integers(-(2**31), 2**31, 2**16), np.arange(-(2**31), 2**31, 2**18)]).astype(np.int32)
+    one, c0, c1, c3, r = np.float32(1), _waves._C0, _waves._C1, _waves._C3, _waves._R
+    t = np.abs(phase) - np.int32(2**30)
+    rounded = t.astype(np.float32)
+    z = rounded * np.float32(2.0**-30)
+    v = (one - z) * (one + z)
+    q = np.abs(v * (np.abs(c3 * v * (v + r)) + c1)) + c0
+    want = (t + (rounded * (v * q)).astype(np.int32)).astype(np.float32) * np.float32(2.0**-30)
+    np.testing.assert_array_equal(jax.jit(_waves._sine)(phase), want)
+
+
+def test_additions_round_the_product_and_then_the_sum():
+    encoding, scale = np.asarray(pe.sinusoidal(POSITIONS, DIM)), np.float32(1.7)
+    np.testing.assert_array_equal(pe.add_sinusoidal(X, POSITIONS, scale=1.7), scale * X + encoding)
+    np.testing.assert_array_equal(pe.add_learned(X, encoding, scale=1.7), scale * X + encoding)
+    sine, cosine = encoding[:, 0::2], encoding[:, 1::2]
+    moved = np.stack([X[:, 0::2] * cosine + X[:, 1::2] * sine, X[:, 1::2] * cosine - X[:, 0::2] * sine], -1)
+    np.testing.assert_array_equal(pe.shift(X, POSITIONS, DIM), moved.reshape(X.shape))
+    turned = np.stack([X[:, 0::2] * cosine - X[:, 1::2] * sine, X[:, 1::2] * cosine + X[:, 0::2] * sine], -1)
+    rotary = pe.rotary(X, POSITIONS, layout="interleaved", head_axis=None)
+    np.testing.assert_array_equal(rotary, turned.reshape(X.shape))

@@ -1,0 +1,66 @@
+"""Checks the installed package as a user has it: README's examples and those of the docstrings, and what was shipped.
+
+    python -I tests/tools/installed.py README.md dist/posenc_jax-….tar.gz
+
+The environment holds the wheel and what it requires, no test tool; `nox -s package` makes one for each Python here.
+"""
+
+import doctest
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import re
+import sys
+import tarfile
+from pathlib import Path
+
+import posenc_jax
+
+README, SDIST = Path(sys.argv[1]), Path(sys.argv[2])
+
+
+def check_files():
+    """The wheel holds the package alone, and the sdist what is needed to build and test it."""
+    assert Path(posenc_jax.__file__).is_relative_to(sys.prefix), f"{posenc_jax.__file__} is not the installed package"
+    wheel = importlib.metadata.distribution("posenc_jax")
+    assert wheel.version == posenc_jax.__version__
+    top = {file.parts[0] for file in wheel.files}
+    assert top == {"posenc_jax", f"posenc_jax-{wheel.version}.dist-info"}, top
+    names = {file.name for file in wheel.files}
+    assert {"py.typed", "LICENSE", "METADATA"} <= names
+    with tarfile.open(SDIST) as archive:
+        shipped = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    needed = {"pyproject.toml", "noxfile.py", "README.md", "LICENSE", "CHANGELOG.md", "tests/conftest.py"}
+    assert needed | {str(file) for file in wheel.files if file.suffix == ".py"} <= shipped
+    unwanted = [name for name in shipped if re.match(r"(build|site|\.nox)/|.*__pycache__", name)]
+    assert not unwanted, unwanted
+
+
+def run_docstrings():
+    """The number of examples in the docstrings, all of which passed; figures are drawn where matplotlib is installed."""
+    attempted = 0
+    for name in ("posenc_jax", *(found.name for found in pkgutil.walk_packages(posenc_jax.__path__, "posenc_jax."))):
+        if name.endswith((".plot", "._figure")) and not importlib.util.find_spec("matplotlib"):
+            continue
+        result = doctest.testmod(importlib.import_module(name))
+        assert result.failed == 0, f"{result.failed} examples of {name} fail"
+        attempted += result.attempted
+    assert attempted > 200, f"only {attempted} examples were found"
+    return attempted
+
+
+def run_readme():
+    """The number of README's examples, which run one after the other."""
+    blocks, names = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL), {}
+    for block in blocks:
+        exec(block, names)
+    assert blocks
+    return len(blocks)
+
+
+if __name__ == "__main__":
+    check_files()
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("posenc_jax", "jax", "flax", "numpy")]
+    print(f"Python {sys.version.split()[0]}, {', '.join(versions)}", flush=True)
+    print(f"{run_docstrings()} examples of docstrings and {run_readme()} of README.md run as installed")

@@ -1,0 +1,198 @@
+"""Mutants of a module: its source with one small fault each, where a test should see it.
+
+Left alone: docstrings, annotations, decorators, the wording of messages (f-strings, strings with replacement fields, and
+what a `raise` or a call in `WORDING` says), imports, and `assert`, which is for the type checker.
+"""
+
+import ast
+import copy
+from collections import Counter
+from typing import NamedTuple
+
+BINARY = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.BitXor: ast.BitAnd,
+}
+COMPARE = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+BUILTINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+CALLS = BUILTINS | {  # of jnp, lax and np, which have both
+    "add": "sub",
+    "sub": "add",
+    "mul": "add",
+    "minimum": "maximum",
+    "maximum": "minimum",
+    "floor": "ceil",
+    "round": "floor",
+    "cos": "sin",
+    "sin": "cos",
+    "exp": "log",
+    "log": "exp",
+    "exp2": "exp",
+    "log1p": "log",
+    "shift_right_arithmetic": "shift_right_logical",
+    "bitwise_and": "bitwise_or",
+}
+WORDING = "require", "wrong_type"  # what raises an error with the strings that it is given
+SWAPPED = {"where": (1, 2), "select": (1, 2)}  # the two values between which a call chooses
+
+
+class Mutant(NamedTuple):
+    """A fault: where it is, what stood there and what stands there now."""
+
+    file: str  # in the package
+    line: int
+    text: str  # of that line, numbered where the same fault is there again
+    before: str
+    after: str
+    lines: tuple[int, ...]  # of the statement: a test that runs none of them cannot see the fault; () at import
+    source: str
+
+    @property
+    def name(self):
+        """By which it is known while other lines change."""
+        return f"{self.file}, {self.text}: {self.before} → {self.after}"
+
+
+def variants(node):
+    """What a node may become."""
+    changed = lambda **fields: _replaced(node, **fields)  # noqa: E731
+    match node:
+        case ast.BinOp() if type(node.op) in BINARY:
+            yield changed(op=BINARY[type(node.op)]())
+        case ast.AugAssign() if type(node.op) in BINARY:
+            yield changed(op=BINARY[type(node.op)]())
+        case ast.Compare():
+            for i, op in enumerate(node.ops):
+                yield changed(ops=[COMPARE[type(op)]() if i == j else o for j, o in enumerate(node.ops)])
+        case ast.BoolOp():
+            yield changed(op=ast.And() if isinstance(node.op, ast.Or) else ast.Or())
+        case ast.UnaryOp(op=ast.Not() | ast.USub()):
+            yield node.operand
+        case ast.IfExp():
+            yield changed(body=node.orelse, orelse=node.body)
+        case ast.If() if not isinstance(node.test, (ast.Compare, ast.UnaryOp)):  # those are mutated themselves
+            yield changed(test=ast.UnaryOp(ast.Not(), node.test))
+        case ast.Raise() | ast.Expr(value=ast.Call()):
+            yield ast.Pass()
+        case ast.Constant(value=bool()):
+            yield ast.Constant(not node.value)
+        case ast.Constant(value=int()):
+            yield ast.Constant(node.value + 1)
+        case ast.Constant(value=float()):
+            yield ast.Constant(node.value * 1.001 if node.value else 1.0)
+        case ast.Constant(value=str()) if node.value:
+            yield ast.Constant(node.value + "XX")
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=args):
+            if isinstance(node.func, ast.Name) and name in BUILTINS:
+                yield changed(func=ast.Name(BUILTINS[name]))
+            if (
+                name in CALLS
+                and isinstance(node.func, ast.Attribute)
+                and _name(node.func.value) in ("jnp", "lax", "np")
+            ):
+                yield changed(func=_replaced(node.func, attr=CALLS[name]))
+            if name in SWAPPED and len(args) == 3:
+                yield changed(args=[args[0], args[2], args[1]])
+
+
+def _name(node):
+    return getattr(node, "id", None)
+
+
+def _replaced(node, **fields):
+    node = copy.copy(node)
+    for name, value in fields.items():
+        setattr(node, name, value)
+    return node
+
+
+def _children(node):
+    """The parts of a node that may be mutated."""
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list", "exc", "cause", "msg"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            docstring = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+            skipped = (ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom)
+            if isinstance(child, ast.AST) and not docstring and not isinstance(child, skipped):
+                if not _is_wording(node, child):
+                    yield child
+
+
+def _is_wording(parent, child):
+    """Whether a string is part of a message."""
+    if not isinstance(child, ast.Constant) or not isinstance(child.value, str):
+        return False
+    name = isinstance(parent, ast.Call) and (getattr(parent.func, "attr", None) or _name(parent.func))
+    return name in WORDING or "{" in child.value
+
+
+def _lines(statement):
+    """Those of a statement, without the statements in it."""
+    body = getattr(statement, "body", None)
+    return range(statement.lineno, body[0].lineno if body else statement.end_lineno + 1)
+
+
+def mutants_of(file, source):
+    """All mutants of a file, in the order of its text."""
+    text = source.encode()  # columns count bytes
+    rows, starts = source.splitlines(), [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    found, again = [], Counter()
+
+    def visit(node, lines):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
+            if getattr(node.value.value, "id", "") == "Literal":  # a type
+                return
+        if isinstance(node, ast.FunctionDef):  # defaults are seen where the function runs
+            lines = tuple(range(node.lineno, node.end_lineno + 1))
+        elif isinstance(node, ast.stmt) and lines:
+            lines = tuple(_lines(node))
+        for new in variants(node):
+            start, end = (
+                starts[line - 1] + column
+                for line, column in ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
+            )
+            before, after = ast.unparse(node), ast.unparse(ast.fix_missing_locations(new))
+            if isinstance(node, ast.If):  # its test alone
+                test = node.test
+                start, end = (
+                    starts[line - 1] + column
+                    for line, column in ((test.lineno, test.col_offset), (test.end_lineno, test.end_col_offset))
+                )
+                before, after = ast.unparse(test), ast.unparse(new.test)
+            inside = f"({after})" if isinstance(node, (ast.expr, ast.If)) else after
+            mutated = (text[:start] + inside.encode() + text[end:]).decode()
+            line = node.lineno
+            row = rows[line - 1].strip()
+            again[row, before, after] += 1
+            if (count := again[row, before, after]) > 1:
+                row += f" ({count})"
+            found.append(Mutant(file, line, row, before, after, lines, mutated))
+        for child in _children(node):
+            visit(child, lines)
+
+    visit(ast.parse(source), ())
+    return found

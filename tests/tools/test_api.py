@@ -1,0 +1,109 @@
+"""Every public signature, as recorded: an unintended change of one fails.
+
+`python tests/tools/test_api.py` records them anew, where a change is intended.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Literal, get_origin
+
+RECORDED = Path(__file__).parent / "api.txt"
+COMMAND = "python tests/tools/test_api.py"
+MODULES = ("posenc_jax", "posenc_jax.hf", "posenc_jax.nnx", "posenc_jax.linen", "posenc_jax.plot")
+OF_FLAX = ("parent", "name")  # what Flax gives every Linen module
+
+
+def default(value):
+    """A default without addresses, which differ from run to run."""
+    if inspect.isclass(value):
+        return value.__name__
+    return f"<{value.__qualname__}>" if callable(value) and hasattr(value, "__qualname__") else repr(value)
+
+
+def returns(f):
+    annotation = inspect.signature(f).return_annotation
+    return f" -> {annotation}" if isinstance(annotation, str) else ""  # a dataclass's __init__ has the object None
+
+
+def signature(f):
+    """Names, kinds, annotations as in the source, where they stay strings, and defaults."""
+    f = f.__init__ if inspect.isclass(f) else f  # a metaclass may hide it
+    kept, bare = [], False
+    for p in inspect.signature(f).parameters.values():
+        if p.name == "self" or p.name in OF_FLAX:
+            continue
+        if p.kind is p.KEYWORD_ONLY and not bare:
+            kept.append("*")
+        bare |= p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
+        stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        annotation = "" if p.annotation is p.empty else f": {p.annotation}"
+        kept.append(stars + p.name + annotation + ("" if p.default is p.empty else f" = {default(p.default)}"))
+    return f"({', '.join(kept)}){returns(f)}"
+
+
+def public(module):
+    """The public names of a module and what they are."""
+    names = getattr(module, "__all__", None)
+    if names is None:  # what is defined there
+        names = [
+            n
+            for n, x in vars(module).items()
+            if not n.startswith("_") and getattr(x, "__module__", "") == module.__name__
+        ]
+    return {name: getattr(module, name) for name in sorted(names)}
+
+
+def lines():
+    """A line for each function, class, method and property, and for each name of strings to choose from."""
+    for name in MODULES:
+        for public_name, value in public(importlib.import_module(name)).items():
+            yield f"{name}.{public_name}{signature(value)}"
+            if not inspect.isclass(value):
+                continue
+            for member, x in sorted(vars(value).items()):
+                own = getattr(x, "__module__", "").startswith("posenc_jax")
+                if isinstance(x, property) and not member.startswith("_"):
+                    yield f"{name}.{public_name}.{member}{returns(x.fget)}"
+                elif inspect.isfunction(x) and own and (not member.startswith("_") or member == "__call__"):
+                    yield f"{name}.{public_name}.{member}{signature(x)}"
+    own = [vars(module) for name, module in sys.modules.items() if name.split(".")[0] == "posenc_jax"]
+    yield from sorted({f"{alias} = {x}" for names in own for alias, x in names.items() if get_origin(x) is Literal})
+
+
+def test_the_public_signatures_are_those_recorded():
+    recorded = RECORDED.read_text(encoding="utf-8").splitlines()
+    changes = [line for line in difflib.ndiff(recorded, list(lines())) if line[0] in "+-"]
+    assert not changes, "\n".join([f"public signatures changed; if that is intended, record them: {COMMAND}", *changes])
+
+
+def test_a_change_is_seen():
+    def before(x: float, *, layout: Literal["half", "interleaved"] = "half") -> float:
+        return x
+
+    def default(x: float, *, layout: Literal["half", "interleaved"] = "interleaved") -> float:
+        return x
+
+    def narrower(x: float, *, layout: Literal["half"] = "half") -> float:
+        return x
+
+    def untyped(x, *, layout: Literal["half", "interleaved"] = "half") -> float:
+        return x
+
+    def returned(x: float, *, layout: Literal["half", "interleaved"] = "half") -> int:
+        return x
+
+    written = "(x: float, *, layout: Literal['half', 'interleaved'] = 'half') -> float"
+    assert signature(before) == written
+    assert written not in map(signature, (default, narrower, untyped, returned))
+    recorded = RECORDED.read_text(encoding="utf-8").splitlines()
+    assert len(recorded) > 60 and "Layout = typing.Literal['interleaved', 'half']" in recorded
+
+
+if __name__ == "__main__":
+    RECORDED.write_text("\n".join(lines()) + "\n", encoding="utf-8")
+    print(f"{RECORDED}: {len(list(lines()))} signatures")

@@ -1,0 +1,223 @@
+"""Errors name the outermost public function and are plain otherwise; public functions look like ordinary ones."""
+
+import importlib
+import importlib.util
+import inspect
+import pickle
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc_jax as pe
+from posenc_jax import hf, linen, plot
+from posenc_jax import nnx as nnx_modules
+
+X = np.ones((2, 5, 3, 8), np.float32)  # batch, seq, heads, head_dim
+KEY = jax.random.key(0)
+
+
+def attend(bias):
+    return pe.attention(X, X, X, bias=bias)
+
+
+def positional(bias=None, frequencies=8, make=nnx_modules.positional_attention):
+    return make(frequencies, bias=bias)(X, X, X)
+
+
+# The name
+
+
+NAMED = {
+    "a function": (lambda: pe.rotary(X, layout="x"), "rotary: layout must be one of"),
+    "a function that another calls": (lambda: pe.sinusoidal(0, 0), r"sinusoidal: frequencies \(a width\) must be at"),
+    "under jit": (lambda: jax.jit(pe.rotary, static_argnames="layout")(X, layout="x"), "rotary: layout must be one of"),
+    "in a derivative": (lambda: jax.grad(lambda x: pe.shift(x, 1, 6).sum())(X), "shift: frequencies of width 6 must"),
+    "a class": (lambda: pe.Frequencies((1,), 3), "Frequencies: dim must be 2 or 1 for 1 pairs, got 3"),
+    "a method": (lambda: pe.geometric(4).with_angular([1.0]), "Frequencies.with_angular: angular must hold 2 numbers"),
+    "a bias of attention": (lambda: attend(lambda i, j: pe.alibi(i, j, 0)), "alibi: heads must be at least 1, got 0"),
+    "what a bias returns": (lambda: attend(lambda i, j: pe.alibi(i, j, 2)), r"attention: bias of shape \(2, 5, 5\) must"),
+    "a bias of attention in a bias": (
+        lambda: attend(lambda i, j: attend(lambda i, j: pe.alibi(i, j, 0))[0, :, :, 0]),
+        "alibi: heads must be at least 1, got 0",
+    ),
+    "rotary in NNX": (lambda: positional(frequencies=16), "positional_attention: frequencies of width 16 must fit"),
+    "rotary in Linen": (
+        lambda: positional(frequencies=16, make=linen.positional_attention),
+        "positional_attention: frequencies of width 16 must fit",
+    ),
+    "a bias in NNX": (lambda: positional(lambda i, j: pe.t5(i, j, X[0, 0].T, max_distance=1)), "t5: max_distance must"),
+    "settings of an NNX module": (lambda: nnx_modules.RotaryEncoding(7, head_axis=-2), "RotaryEncoding: frequencies must"),
+    "a call of an NNX module": (
+        lambda: nnx_modules.T5Bias(2, num_buckets=7, rngs=nnx.Rngs(0))(np.arange(2), np.arange(2)),
+        "t5: table must have an even number of rows",
+    ),
+    "a method of an NNX module": (
+        lambda: nnx_modules.SinusoidalEncoding(8).table(0),
+        "SinusoidalEncoding.table: length must be at least 1, got 0",
+    ),
+    "settings of a Linen module": (lambda: linen.LearnedEncoding(0, 8), "LearnedEncoding: num_embeddings must be at"),
+    "a config": (lambda: hf.rotary_from_config({"head_dim": 8}), "rotary_from_config: num_hidden_layers or"),
+    "a dataclass of plans": (lambda: hf.QueryScale(0.1, 0), "QueryScale: period must be at least 1, got 0"),
+    "a figure": (lambda: plot.spectrum({"a": pe.axial(8, 0)}), "axial: num_axes must be at least 1, got 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_outermost_public_function_is_named(name):
+    call, message = NAMED[name]
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        call()
+
+
+# Plain errors
+
+
+@pytest.mark.parametrize(
+    ("call", "error"), [(lambda: pe.rotary(X, layout="x"), ValueError), (lambda: pe.rotary(1.0), TypeError)]
+)
+def test_errors_are_those_of_python(call, error):
+    with pytest.raises(error) as found:
+        call()
+    message = str(found.value)
+    assert message.startswith("rotary: ")
+    assert isinstance(found.value, error) and found.value.args == (message,)
+    assert traceback.format_exception_only(found.value) == [f"{error.__name__}: {message}\n"]
+    again = pickle.loads(pickle.dumps(found.value))
+    assert type(again) is error and again.args == (message,)
+
+
+class CallersError(ValueError):
+    """One that the library does not know."""
+
+
+def raising(error):
+    def f(*args, **kwargs):
+        raise error
+
+    return f
+
+
+class Config:
+    """A config whose `to_dict` fails."""
+
+    def __init__(self, error):
+        self.to_dict = raising(error)
+
+
+class Submodule(nn.Module):
+    """A Linen module whose bias fails."""
+
+    error: Exception
+
+    @nn.compact
+    def __call__(self):
+        return linen.positional_attention(bias=raising(self.error))(X, X, X)
+
+
+# What calls a function of the caller's
+CALLS = {
+    "attention": lambda error: attend(raising(error)),
+    "positional_attention, NNX": lambda error: positional(raising(error)),
+    "positional_attention, Linen": lambda error: Submodule(error).init(KEY),
+    "LearnedEncoding, NNX": lambda error: nnx_modules.LearnedEncoding(4, 8, embedding_init=raising(error), rngs=nnx.Rngs(0)),
+    "T5Bias, NNX": lambda error: nnx_modules.T5Bias(2, embedding_init=raising(error), rngs=nnx.Rngs(0)),
+    "KERPLE, NNX": lambda error: nnx_modules.KERPLE(2, r1_init=raising(error), rngs=nnx.Rngs(0)),
+    "FIRE, NNX": lambda error: nnx_modules.FIRE(2, kernel_init=raising(error), rngs=nnx.Rngs(0)),
+    "LearnedEncoding, Linen": lambda error: linen.LearnedEncoding(4, 8, embedding_init=raising(error)).init(KEY, X[0, 0]),
+    "rotary_from_config": lambda error: hf.rotary_from_config(Config(error)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [ZeroDivisionError, ValueError, TypeError, CallersError])
+@pytest.mark.parametrize("name", CALLS)
+def test_errors_of_the_callers_functions_pass_untouched(name, make):
+    error = make("of the caller")
+    with pytest.raises(make) as found:
+        CALLS[name](error)
+    assert found.value is error and error.args == ("of the caller",)
+    assert error.__cause__ is None and error.__context__ is None
+
+
+def test_errors_of_jax_pass_untouched():
+    def fails(i, j):
+        raised.append(None)
+        try:
+            return jnp.zeros(3) + jnp.zeros(4)
+        except TypeError as error:
+            raised[-1] = error
+            raise
+
+    raised = []
+    for call in (attend, positional):
+        with pytest.raises(TypeError, match="^add got incompatible shapes for broadcasting") as found:
+            call(fails)
+        error = found.value
+        assert error is raised[-1] and error.__cause__ is None and error.__context__ is None
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.jit(lambda inverse: pe.alibi(np.arange(2), np.arange(2), 2 if inverse else 3))(True)
+
+
+# Public functions
+
+
+PUBLIC = {name: getattr(pe, name) for name in pe.__all__} | {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module in (hf, nnx_modules, linen, plot)
+    for name in module.__all__
+}
+FUNCTIONS = {name: f for name, f in PUBLIC.items() if not inspect.isclass(f)}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_public_function_looks_like_an_ordinary_one(name):
+    f = FUNCTIONS[name]
+    module, _, plain = name.rpartition(".")
+    assert f.__module__ == (module or "posenc_jax")
+    assert f.__name__ == f.__qualname__ == plain
+    assert inspect.isfunction(f) and inspect.isfunction(f.__wrapped__)
+    assert f.__doc__ and f.__doc__ == f.__wrapped__.__doc__
+    assert inspect.signature(f) == inspect.signature(f.__wrapped__)
+    assert f"def {plain}(" in inspect.getsource(f)
+
+
+def test_every_public_function_is_looked_at():
+    assert len(FUNCTIONS) == len(pe.__all__) - 1 + len(plot.__all__) + 2 + 2  # of hf two, and of each stack one
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_pickling_gives_the_same(name):
+    assert pickle.loads(pickle.dumps(PUBLIC[name])) is PUBLIC[name]
+
+
+@pytest.mark.parametrize("name", pe.__all__)
+def test_no_public_name_is_a_module(name):
+    with pytest.raises(ModuleNotFoundError, match=f"^No module named 'posenc_jax.{name}'"):
+        importlib.import_module(f"posenc_jax.{name}")
+
+
+def test_no_attribute_of_the_package_is_a_module_that_nobody_imported():
+    code = (
+        "import inspect, posenc_jax as pe; "
+        "modules = lambda: sorted(n for n, x in vars(pe).items() if inspect.ismodule(x) and not n.startswith('_')); "
+        "print(modules()); import posenc_jax.hf; print(modules())"
+    )
+    output = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert output.splitlines() == ["[]", "['hf']"]
+
+
+def test_checks_take_at_most_two_lines_for_five_of_work():
+    path = Path(__file__).parents[1] / "tools" / "lines.py"
+    spec = importlib.util.spec_from_file_location("lines", path)
+    lines = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lines)
+    found = lines.count().values()
+    checks, work = (sum(module[purpose] for module in found) for purpose in ("checks", "work"))
+    assert checks <= 0.4 * work, f"{checks} lines check, {work} work"

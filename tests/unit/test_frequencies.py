@@ -1,0 +1,188 @@
+"""The spectra, their exactness, and Frequencies as a static value."""
+
+import copy
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from oracles import spectra
+
+
+@pytest.mark.parametrize("endpoint", [False, True])
+@pytest.mark.parametrize(
+    ("dim", "base"), [(1, 10), (2, 1e4), (3, 0.5), (7, 1e4), (128, 1e4), (4096, 1e7), (64, 500_000)]
+)
+def test_geometric_is_correct_to_the_last_unit(dim, base, endpoint):
+    frequencies = pe.geometric(dim, base, endpoint=endpoint)
+    assert (frequencies.dim, frequencies.num_pairs, frequencies.num_axes) == (dim, (dim + 1) // 2, 1)
+    omegas = spectra.geometric(dim, base, endpoint)
+    with mpmath.workdps(60):
+        turns = [mpmath.mpf(w) / (2 * mpmath.pi) * mpmath.mpf(2) ** 128 for w in omegas]
+        assert max(abs(t - mine) for t, mine in zip(turns, frequencies.turns, strict=True)) <= 0.51
+    np.testing.assert_allclose(frequencies.angular, [float(w) for w in omegas], rtol=4e-16)
+    np.testing.assert_allclose(frequencies.wavelengths, [float(2 * mpmath.pi / w) for w in omegas], rtol=4e-16)
+
+
+def test_endpoint_ends_exactly_at_one_over_base():
+    assert pe.geometric(64, 1000.0, endpoint=True).angular[-1] == pytest.approx(1e-3, rel=4e-16)
+    assert pe.geometric(64, 1000.0).angular[-1] == pytest.approx(1000 ** (-62 / 64), rel=4e-16)
+    assert pe.geometric(2, endpoint=True).angular.tolist() == pytest.approx([1.0])  # one pair: no division by zero
+
+
+def test_the_last_wavelength():
+    wavelengths = pe.geometric(16).wavelengths
+    assert wavelengths[0] == pytest.approx(2 * np.pi)
+    assert wavelengths[-1] == pytest.approx(2 * np.pi * 10_000 ** (14 / 16))
+
+
+def test_a_pair_that_does_not_turn():
+    still = pe.Frequencies((0, 1 << 120), 4)
+    assert still.wavelengths.tolist() == [np.inf, 256.0]
+    np.testing.assert_array_equal(pe.sinusoidal(123, still)[:2], [0.0, 1.0])
+
+
+def test_fields_are_plain_values():
+    f = pe.Frequencies([3 << 120, 5], np.int64(4), [0, 1], np.float32(0.5))  # type: ignore
+    assert (f.turns, f.dim, f.axes, f.attention_factor) == ((3 << 120, 5), 4, (0, 1), 0.5)
+    assert [type(v) for v in (f.turns, f.dim, f.axes, f.attention_factor)] == [tuple, int, tuple, float]
+
+
+def test_no_frequency_of_2_to_the_28_turns():
+    limit = 2 ** (128 + 28)
+    assert pe.Frequencies((limit - 1, 1 - limit), 4).num_pairs == 2
+    for turns in (limit, -limit):
+        with pytest.raises(ValueError, match="Frequencies: turns must be integers below 2²⁸ turns a position"):
+            pe.Frequencies((turns,), 2)
+
+
+def test_equality_and_hash_are_by_value_of_every_field():
+    f = pe.geometric(8, 100.0)
+    changed = [
+        pe.geometric(8, 101.0),
+        pe.geometric(7, 100.0),
+        pe.geometric(8, 100.0, endpoint=True),
+        dataclasses.replace(f, axes=(0, 0, 0, 1)),
+        dataclasses.replace(f, attention_factor=2.0),
+        f.with_precision("float32"),
+    ]
+    assert len({f, *changed}) == 7 and all(f != other for other in changed) and f != 8
+    for same in (pe.geometric(8, 100), copy.deepcopy(f), pickle.loads(pickle.dumps(f)), dataclasses.replace(f)):
+        assert same == f and hash(same) == hash(f)
+    assert f.with_precision("float32").with_precision("exact") == f
+
+
+def test_it_survives_a_journey_to_another_process():
+    f = dataclasses.replace(pe.axial(8, 2), attention_factor=2)
+    code = (
+        "import pickle, sys, dataclasses, posenc_jax as pe; f = pickle.loads(sys.stdin.buffer.read());"
+        "g = dataclasses.replace(pe.axial(8, 2), attention_factor=2); assert f == g and hash(f) == hash(g) and g in {f}"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(f), env=environment, check=True)
+
+
+def test_it_is_immutable_and_prints_in_a_line():
+    f = pe.axial(8, 2).with_precision("float32")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        f.dim = 3  # type: ignore[misc]
+    assert repr(f) == "Frequencies(dim=8, angular=1 … 0.01, num_axes=2, precision='float32')"
+
+
+def test_static_under_jit_and_no_leaf():
+    traces = []
+
+    @jax.jit
+    def encode(positions, frequencies):
+        traces.append(frequencies)
+        return pe.sinusoidal(positions, frequencies)
+
+    encode(jnp.arange(3), pe.geometric(8))
+    encode(jnp.arange(3), pe.geometric(8))
+    encode(jnp.arange(3), pe.geometric(8, 99.0))
+    assert len(traces) == 2
+    assert jax.tree.leaves(pe.geometric(8)) == []
+
+
+def test_amplitude():
+    f = dataclasses.replace(pe.geometric(8), attention_factor=1.5)
+    positions = jnp.arange(5)
+    np.testing.assert_allclose(pe.sinusoidal(positions, f), 1.5 * pe.sinusoidal(positions, 8), rtol=1e-7)
+    np.testing.assert_allclose(pe.offset_similarity(positions, f), 2.25 * pe.offset_similarity(positions, 8), rtol=1e-6)
+    np.testing.assert_array_equal(pe.rotation_matrix(3, f), pe.rotation_matrix(3, 8))
+    np.testing.assert_allclose(pe.shift(pe.sinusoidal(positions, f), 9, f), pe.sinusoidal(positions + 9, f), atol=5e-7)
+
+
+def test_other_frequencies_are_taken_at_their_exact_value():
+    axes, values = pe.axial(8, 2), np.array([1.0, 0.1, -0.3, 1e-7], np.float32)
+    f = dataclasses.replace(axes, attention_factor=1.5).with_angular(values)
+    assert (f.axes, f.dim, f.attention_factor) == (axes.axes, 8, 1.5)
+    assert f.turns == spectra.turns(values.tolist())
+    np.testing.assert_array_equal(f.angular.astype(np.float32), values)
+    assert f.with_angular(list(axes.angular)).angular.tolist() == axes.angular.tolist()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: pe.geometric(0), ValueError, "geometric: dim must be at least 1, got 0"),
+        (lambda: pe.geometric(-4), ValueError, "geometric: dim must be at least 1, got -4"),
+        (lambda: pe.geometric(4.0), TypeError, "geometric: dim must be an integer, got float 4.0"),  # type: ignore
+        (lambda: pe.geometric(True), TypeError, "geometric: dim must be an integer, got bool True"),
+        (lambda: pe.geometric(4, 0), ValueError, "geometric: base must be positive, got 0.0"),
+        (lambda: pe.geometric(4, -1.0), ValueError, "geometric: base must be positive, got -1.0"),
+        (lambda: pe.geometric(4, float("nan")), ValueError, "geometric: base must be finite, got nan"),
+        (lambda: pe.geometric(4, float("inf")), ValueError, "geometric: base must be finite, got inf"),
+        (lambda: pe.geometric(4, "10000"), TypeError, "geometric: base must be a number, got str '10000'"),  # type: ignore
+        (lambda: pe.geometric(4, endpoint=1), TypeError, "geometric: endpoint must be True or False, got int 1"),  # type: ignore
+        (lambda: pe.geometric(10**30), ValueError, "geometric: dim must be at most 2²⁰, got 1000"),
+        (lambda: pe.geometric(4, 10**400), ValueError, "geometric: base must be finite, got inf"),
+        (lambda: pe.geometric(16, 1e-12), ValueError, "geometric: base must let no pair turn 2²⁸ times a position, got 1e-12"),
+        (lambda: pe.Frequencies(3, 2), TypeError, "Frequencies: turns must be a sequence of integers, got int 3"),  # type: ignore
+        (lambda: pe.Frequencies((1, 1), 4, 3), TypeError, "Frequencies: axes must be a sequence of integers, got int 3"),  # type: ignore
+        (lambda: pe.Frequencies((1.5,), 2), ValueError, "Frequencies: turns must be integers"),  # type: ignore
+        (lambda: pe.Frequencies((1, 2), 4.0), TypeError, "Frequencies: dim must be an integer, got float 4.0"),  # type: ignore
+        (lambda: pe.Frequencies((1,), 2, attention_factor="1"), TypeError, "Frequencies: attention_factor must be a number, got str '1'"),  # type: ignore
+        (lambda: pe.Frequencies((1,), 2, attention_factor=1e39), ValueError, "attention_factor must fit into float32, got 1e"),
+        (lambda: pe.Frequencies((1, 2), 5), ValueError, "Frequencies: dim must be 4 or 3 for 2 pairs, got 5"),
+        (lambda: pe.Frequencies((), 0), ValueError, "Frequencies: dim must be"),
+        (lambda: pe.Frequencies((1, 2), 4, axes=(0,)), ValueError, "Frequencies: axes must hold 2 coordinates"),
+        (lambda: pe.Frequencies((1, 2), 4, axes=(0, -1)), ValueError, "axes must hold 2 coordinates of at least 0"),
+        (lambda: pe.Frequencies((1,), 2, attention_factor=np.nan), ValueError, "attention_factor must be finite, got nan"),
+        (lambda: pe.geometric(4).with_precision("float16"), ValueError, "Frequencies: precision must be one of .* got 'float16'"),  # type: ignore
+        (lambda: pe.geometric(4).with_angular([1.0]), ValueError, "Frequencies.with_angular: angular must hold 2 numbers, one for each pair, got 1"),
+        (lambda: pe.geometric(4).with_angular(3.0), TypeError, "Frequencies.with_angular: angular must be a sequence of numbers, got float 3.0"),  # type: ignore
+        (lambda: pe.geometric(4).with_angular([1.0, "2"]), TypeError, "Frequencies.with_angular: angular must be a number, got str"),  # type: ignore
+        (lambda: pe.geometric(4).with_angular([1.0, np.nan]), ValueError, "Frequencies.with_angular: angular must be finite, got nan"),
+        (lambda: pe.sinusoidal(0, "8"), TypeError, "sinusoidal: frequencies must be Frequencies, an integer width or a float array"),  # type: ignore
+        (lambda: pe.sinusoidal(0, 8.0), TypeError, "sinusoidal: frequencies must be Frequencies"),  # type: ignore
+        (lambda: pe.sinusoidal(0, True), TypeError, "sinusoidal: frequencies must be Frequencies"),
+        (lambda: pe.sinusoidal(0, 0), ValueError, r"sinusoidal: frequencies \(a width\) must be at least 1, got 0"),
+        (lambda: pe.sinusoidal(0, jnp.ones((2, 2))), ValueError, r"must have shape \(num_pairs,\), got \(2, 2\)"),
+        (lambda: pe.sinusoidal(0, jnp.ones(0)), ValueError, r"must have shape \(num_pairs,\), got \(0,\)"),
+        (lambda: pe.sinusoidal(0, jnp.arange(3)), TypeError, "frequencies must be a float array, got int"),
+    ],
+)  # fmt: skip
+def test_bad_input(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
+
+
+def test_the_largest_amplitude():
+    largest = float(np.finfo(np.float32).max)
+    assert pe.Frequencies((1,), 2, attention_factor=largest).attention_factor == largest
+
+
+def test_a_line_for_a_spectrum():
+    assert repr(pe.geometric(6)) == "Frequencies(dim=6, angular=1 … 0.00215443)"
+    assert repr(pe.axial(8, 2)) == "Frequencies(dim=8, angular=1 … 0.01, num_axes=2)"
+    scaled = pe.yarn(4, 10_000, 2, 64, attention_factor=0.5).with_precision("float32")
+    assert repr(scaled).endswith(", attention_factor=0.5, precision='float32')")

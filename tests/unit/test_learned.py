@@ -1,0 +1,191 @@
+"""Learned tables: never the wrong row; addition; resizing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from oracles import recorded
+
+RNG = np.random.default_rng(0)
+TABLE = RNG.normal(size=(7, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int64, np.uint32])
+def test_rows(shape, dtype):
+    positions = RNG.integers(0, 7, shape).astype(dtype)
+    np.testing.assert_array_equal(pe.learned(positions, TABLE), TABLE[positions])
+    np.testing.assert_array_equal(jax.jit(pe.learned)(positions, TABLE), TABLE[positions])
+
+
+OUTSIDE = [-1, -7, 7, 8, 2**31 - 1, -(2**31)]
+
+
+@pytest.mark.parametrize("position", OUTSIDE)
+def test_known_positions_out_of_range_are_an_error(position):
+    message = f"learned: positions must be from 0 to 6, got {min(position, 2)} to {max(position, 2)}"
+    for positions in (np.array([2, position]), jnp.array([2, position])):
+        with pytest.raises(ValueError, match=message):
+            pe.learned(positions, TABLE)
+    with pytest.raises(ValueError, match="positions must be from 0 to 6"):
+        pe.learned(position, TABLE)
+
+
+@pytest.mark.parametrize("position", OUTSIDE)
+def test_traced_positions_out_of_range_read_no_row(position):
+    positions = np.array([2, position], np.int32)
+    for rule in ("error", "nan"):
+        got = jax.jit(lambda p, rule=rule: pe.learned(p, TABLE, out_of_range=rule))(positions)
+        np.testing.assert_array_equal(got, [TABLE[2], [np.nan] * 4])
+    np.testing.assert_array_equal(pe.learned(positions, TABLE, out_of_range="nan"), [TABLE[2], [np.nan] * 4])
+    np.testing.assert_array_equal(pe.learned(positions, TABLE, out_of_range="zeros"), [TABLE[2], [0.0] * 4])
+    wide = jax.jit(lambda p: pe.learned(p, TABLE))(positions.astype(np.uint32))
+    np.testing.assert_array_equal(wide[1], [np.nan] * 4)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.int8, int])
+def test_known_positions_are_known_while_another_function_is_traced(dtype):
+    table = np.arange(10, dtype=np.float32).reshape(5, 2)
+    within, beyond = jnp.array([1, 3], dtype), jnp.array([1, 7], dtype)
+    np.testing.assert_array_equal(jax.jit(lambda t: pe.learned(within, t))(table), table[[1, 3]])
+    np.testing.assert_array_equal(jax.jit(lambda: pe.sinusoidal(within, 4))(), pe.sinusoidal(within, 4))
+    with pytest.raises(ValueError, match="learned: positions must be from 0 to 4, got 1 to 7"):
+        jax.jit(lambda t: pe.learned(beyond, t))(table)
+
+
+def test_traced_int64_does_not_wrap():
+    with jax.enable_x64(True):
+        got = jax.jit(lambda p: pe.learned(p, TABLE))(np.array([1, 2**32 + 1], np.int64))
+    np.testing.assert_array_equal(got, [TABLE[1], [np.nan] * 4])
+
+
+def test_gradient_goes_to_the_rows_read_and_nowhere_else():
+    positions = np.array([1, 1, 5, -1, 9], np.int32)
+    grad = jax.grad(lambda t: jnp.sum(pe.learned(positions, t, out_of_range="zeros") * 3.0))(TABLE)
+    want = np.zeros_like(TABLE)
+    want[1], want[5] = 6, 3
+    np.testing.assert_array_equal(grad, want)
+    masked = jax.grad(lambda t: jnp.nansum(pe.learned(positions, t, out_of_range="nan")))(TABLE)
+    np.testing.assert_array_equal(masked, want / 3)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_dtype_is_that_of_the_table(dtype):
+    got = pe.learned(np.array([3, -1]), TABLE.astype(dtype), out_of_range="nan")
+    assert got.dtype == dtype and bool(jnp.isnan(got[1]).all())
+
+
+def test_addition():
+    x = RNG.normal(size=(2, 5, 4)).astype(np.float32)
+    np.testing.assert_allclose(pe.add_learned(x, TABLE, scale=0.5), 0.5 * x + TABLE[:5], rtol=1e-6)
+    positions = np.array([[6, 0, 2, 2, 1], [0, 1, 2, 3, 4]])
+    np.testing.assert_allclose(pe.add_learned(x, TABLE, positions), x + TABLE[positions], rtol=1e-6)
+    np.testing.assert_array_equal(pe.add_learned(x, TABLE, positions[1]), pe.add_learned(x, TABLE))
+    nan = jax.jit(lambda p: pe.add_learned(x, TABLE, p))(positions + 3)
+    assert np.isnan(nan[positions + 3 > 6]).all() and np.isfinite(nan[positions + 3 <= 6]).all()
+
+
+def test_addition_keeps_the_dtype_of_x_and_rounds_once():
+    x = jnp.asarray(RNG.normal(size=(3, 4)), jnp.bfloat16)
+    got = pe.add_learned(x, TABLE, scale=1.5)
+    assert got.dtype == jnp.bfloat16
+    want = (1.5 * np.asarray(x, np.float32) + TABLE[:3]).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(np.asarray(got, np.float32), want.astype(np.float32))
+
+
+def test_addition_has_the_same_bits_in_any_program():
+    x, table = RNG.normal(size=(64, 12)).astype(np.float32), RNG.normal(size=(64, 12)).astype(np.float32)
+    whole = np.asarray(jax.jit(lambda x: pe.add_learned(x, table, scale=1.7))(x))
+    for i in range(0, 64, 7):
+        np.testing.assert_array_equal(pe.add_learned(x[i : i + 1], table, np.array([i]), scale=1.7)[0], whole[i])
+    packed = pe.add_learned(x.reshape(4, 2, 8, 12), table, np.arange(64).reshape(4, 2, 8), scale=1.7)
+    np.testing.assert_array_equal(np.asarray(packed).reshape(64, 12), whole)
+
+
+def centres(old, new):
+    """Where the new rows are read, written out: cell j of `new` has its centre at (j + ½)·old/new − ½."""
+    return np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+
+
+@pytest.mark.parametrize("length", [8, 14, 21, 70])
+def test_lengthening_is_linear_interpolation_at_cell_centres(length):
+    want = np.stack([np.interp(centres(7, length), np.arange(7), column) for column in TABLE.T], 1)
+    np.testing.assert_allclose(pe.resize_table(TABLE, length), want, rtol=0, atol=1e-6)
+
+
+def test_a_grid_is_resized_axis_by_axis():
+    grid = RNG.normal(size=(3, 5, 2)).astype(np.float32)
+    rows = np.stack([pe.resize_table(grid[:, j], 6) for j in range(5)], 1)
+    want = np.stack([pe.resize_table(rows[i], 7) for i in range(6)], 0)
+    np.testing.assert_allclose(pe.resize_table(grid, (6, 7)), want, rtol=0, atol=1e-6)
+
+
+def test_shrinking_averages():
+    table = np.tile(np.array([[0.0], [1.0]], np.float32), (8, 1))  # alternating
+    assert np.abs(np.asarray(pe.resize_table(table, 4)) - 0.5).max() < 0.13
+
+
+@pytest.mark.parametrize("method", ["linear", "cubic"])
+def test_resizing_keeps_bits_dtype_and_constants(method):
+    np.testing.assert_array_equal(pe.resize_table(TABLE, 7, method=method), TABLE)
+    narrow = pe.resize_table(TABLE.astype(jnp.bfloat16), 9, method=method)
+    assert narrow.dtype == jnp.bfloat16 and narrow.shape == (9, 4)
+    inside = pe.resize_table(TABLE.astype(jnp.bfloat16).astype(np.float32), 9, method=method)
+    np.testing.assert_array_equal(narrow, inside.astype(jnp.bfloat16))  # computed in float32, rounded once
+    assert "HIGHEST" in str(jax.make_jaxpr(lambda t: pe.resize_table(t, 9, method=method))(TABLE))  # no TF32
+    np.testing.assert_allclose(pe.resize_table(np.full((5, 2), 3, np.float32), 11, method=method), 3.0, rtol=1e-6)
+
+
+def test_cubic_reproduces_a_parabola_where_it_has_neighbours():
+    table = (np.arange(16.0) ** 2)[:, None].astype(np.float32)
+    at = (np.arange(32) + 0.5) / 2 - 0.5
+    got = np.asarray(pe.resize_table(table, 32, method="cubic"))[:, 0]
+    np.testing.assert_allclose(got[4:-4], at[4:-4] ** 2, rtol=1e-5)
+    assert np.abs(np.asarray(pe.resize_table(table, 32))[4:-4, 0] - at[4:-4] ** 2).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "case", recorded.cases("timm_resized"), ids=lambda c: f"{c['old']} {c['new']} {c['interpolation']}"
+)
+def test_resizing_as_timm_does(case):
+    method = {"bicubic": "cubic", "bilinear": "linear"}[case["interpolation"]]
+    table = np.float32(case["table"]).reshape(*case["old"], 2)
+    got = pe.resize_table(table, case["new"], method=method)
+    np.testing.assert_allclose(got, np.reshape(case["resized"], (*case["new"], 2)), rtol=0, atol=1e-5)
+
+
+X = np.zeros((2, 5, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: pe.learned(np.array([0.5], np.float32), TABLE), TypeError, r"learned: positions must be an integer array, got float32 of shape \(1,\)"),
+        (lambda: pe.learned(1.0, TABLE), TypeError, "learned: positions must be an integer array, got float"),
+        (lambda: pe.learned(True, TABLE), TypeError, "learned: positions must be an integer array, got bool True"),
+        (lambda: pe.learned(1, TABLE.astype(int)), TypeError, r"learned: table must be a float array of shape \(length, dim\), got int64"),
+        (lambda: pe.learned(1, TABLE[0]), ValueError, r"learned: table must have shape \(length, dim\) with length at least 1, got \(4,\)"),
+        (lambda: pe.learned(1, TABLE[None]), ValueError, r"learned: table must have shape \(length, dim\) .* got \(1, 7, 4\)"),
+        (lambda: pe.learned(1, TABLE[:0]), ValueError, r"learned: table must have shape .* length at least 1, got \(0, 4\)"),
+        (lambda: pe.resize_table(TABLE[:0], 3), ValueError, r"resize_table: table must have at least one row, got \(0, 4\)"),
+        (lambda: pe.learned(1, TABLE, out_of_range="clip"), ValueError, "learned: out_of_range must be one of .* got 'clip'"),  # type: ignore
+        (lambda: pe.add_learned(np.zeros((8, 4), np.float32), TABLE), ValueError, "add_learned: table of 7 rows is too small for a sequence of 8"),
+        (lambda: jax.jit(pe.add_learned)(np.zeros((8, 4), np.float32), TABLE), ValueError, "table of 7 rows is too small for a sequence of 8"),
+        (lambda: pe.add_learned(X, TABLE, np.arange(3, 8)), ValueError, "add_learned: positions must be from 0 to 6, got 3 to 7"),
+        (lambda: pe.add_learned(X, TABLE, np.arange(4)), ValueError, r"add_learned: positions of shape \(4,\) must broadcast to x without its last axis, shape \(2, 5\)"),
+        (lambda: pe.add_learned(X[..., :3], TABLE), ValueError, r"add_learned: table of width 4 must match x, shape \(2, 5, 3\)"),
+        (lambda: pe.add_learned(X.astype(int), TABLE), TypeError, "add_learned: x must be a float array"),
+        (lambda: pe.add_learned(X, TABLE, scale=X[0]), ValueError, "add_learned: scale must be a scalar"),
+        (lambda: pe.resize_table(TABLE, (3, 4)), ValueError, r"resize_table: shape must have 1 entries for a table of shape \(7, 4\), got \(3, 4\)"),
+        (lambda: pe.resize_table(TABLE, 0), ValueError, "resize_table: each entry of shape must be at least 1, got 0"),
+        (lambda: pe.resize_table(TABLE, 2.5), TypeError, "resize_table: each entry of shape must be an integer, got float 2.5"),  # type: ignore
+        (lambda: pe.resize_table(TABLE, (2.5,)), TypeError, "resize_table: each entry of shape must be an integer, got float 2.5"),  # type: ignore
+        (lambda: pe.resize_table(TABLE.astype(int), 3), TypeError, "resize_table: table must be a float array"),
+        (lambda: pe.resize_table(TABLE, 3, method="nearest"), ValueError, "resize_table: method must be one of"),  # type: ignore
+    ],
+)  # fmt: skip
+def test_bad_input(call, error, match):
+    with pytest.raises(error, match=match):
+        call()

@@ -1,0 +1,312 @@
+"""Modules of the biases, Fourier features and timesteps: both stacks, the same parameters, the same numbers."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc_jax as pe
+import posenc_jax.linen as linen
+import posenc_jax.nnx as nnx_modules
+from helpers.closeness import assert_within
+from helpers.quick import quick
+
+KEY = jax.random.key(0)
+QUERIES = np.array([[3, 4, 5], [2_000_000_000, 7, 0]], np.int32)
+KEYS = np.array([0, 1, 5, 900, 2_000_000_001], np.int32)
+X = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+
+
+def softplus(x):
+    return np.logaddexp(np.asarray(x, np.float64), 0)
+
+
+def f32(x):
+    return jnp.asarray(x, jnp.float32)
+
+
+def free_kerple(p, second):
+    return f32(softplus(p["free_r1"])), f32(second(np.asarray(p["free_r2"], np.float64)))
+
+
+def fire(p, q, k, start=512.0):
+    mlp = p["kernel1"][0], p["bias1"], p["kernel2"], p["bias2"]
+    return pe.fire(q, k, mlp, c=float(softplus(p["free_c"])), threshold=start * float(softplus(p["free_multiplier"])))
+
+
+# name, positional settings, settings, its call in terms of the functions, shapes of the parameters
+BIASES = [
+    ("ALiBi", (6,), {}, lambda p, q, k: pe.alibi(q, k, 6), {}),
+    ("T5Bias", (3,), {}, lambda p, q, k: pe.t5(q, k, p["embedding"]), {"embedding": (32, 3)}),
+    (
+        "T5Bias",
+        (3,),
+        {"num_buckets": 8, "max_distance": 20, "bidirectional": False},
+        lambda p, q, k: pe.t5(q, k, p["embedding"], max_distance=20, bidirectional=False),
+        {"embedding": (8, 3)},
+    ),
+    (
+        "KERPLE",
+        (3,),
+        {},
+        lambda p, q, k: pe.kerple_log(q, k, *free_kerple(p, softplus)),
+        {"free_r1": (3,), "free_r2": (3,)},
+    ),
+    (
+        "KERPLE",
+        (3,),
+        {"form": "power"},
+        lambda p, q, k: pe.kerple_power(q, k, *free_kerple(p, lambda x: 2 / (1 + np.exp(-x)))),
+        {"free_r1": (3,), "free_r2": (3,)},
+    ),
+    (
+        "FIRE",
+        (3,),
+        {"hidden": 8, "threshold": 30.0},
+        lambda p, q, k: fire(p, q, k, 30.0),
+        {
+            "kernel1": (1, 8),
+            "bias1": (8,),
+            "kernel2": (8, 3),
+            "bias2": (3,),
+            "free_c": (),
+            "free_multiplier": (),
+        },
+    ),
+]
+EACH = pytest.mark.parametrize(("name", "sizes", "settings", "function", "shapes"), BIASES, ids=lambda x: str(x)[:20])
+
+
+def made(name, *args, **settings):
+    """Of NNX; rngs where the module takes them."""
+    kind = getattr(nnx_modules, name)
+    return (
+        kind(*args, **settings) if name in ("ALiBi", "TimestepEmbedding") else kind(*args, **settings, rngs=nnx.Rngs(0))
+    )
+
+
+def parameters(module):
+    return nnx.to_pure_dict(nnx.state(module, nnx.Param))
+
+
+def drawn_in_both(name, *sizes, **settings):
+    """The parameters that NNX and Linen draw, each in a program of its own."""
+    yield quick(lambda: parameters(made(name, *sizes, **settings)))()
+    yield quick(getattr(linen, name)(*sizes, **settings).init)(KEY, np.arange(2), np.arange(1))["params"]
+
+
+@EACH
+def test_is_the_function_in_both_stacks(name, sizes, settings, function, shapes):
+    module = made(name, *sizes, **settings)
+    same = getattr(linen, name)(*sizes, **settings)
+    p = parameters(module)
+    assert {n: x.shape for n, x in p.items()} == shapes
+    drawn = jax.eval_shape(same.init, KEY, QUERIES, KEYS).get("params", {})
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), drawn) == jax.tree.map(lambda x: (x.shape, x.dtype), p)
+    got = module(QUERIES, KEYS)
+    assert got.dtype == jnp.float32 and got.shape == (2, sizes[0], 3, 5)
+    np.testing.assert_array_equal(same.apply({"params": p}, QUERIES, KEYS), got)
+    want = np.asarray(function(p, QUERIES, KEYS))
+    assert_within(got, want, 2e-6 * np.abs(want) + 1e-6, against="the function")
+    np.testing.assert_array_equal(nnx.jit(lambda m, q, k: m(q, k))(module, QUERIES, KEYS), got)
+    tile = module(QUERIES[:, 1:], KEYS[2:4])
+    assert_within(tile, got[..., 1:, 2:4], 0 if name != "FIRE" else 1e-6, against="the same tile of the whole bias")
+
+
+@EACH
+def test_all_parameters_and_nothing_else_is_learned(name, sizes, settings, function, shapes):
+    module = made(name, *sizes, **settings)
+    graphdef, state = nnx.split(module)
+    assert set(nnx.to_pure_dict(state)) == set(shapes)
+    assert nnx.graphdef(made(name, *sizes, **settings)) == graphdef  # settings are values
+    weight = np.random.default_rng(1).normal(size=(sizes[0], 4, 40)).astype(np.float32)
+    q, k = np.arange(20, 24), np.arange(40)
+
+    def loss(b):
+        return jnp.sum(b * weight)
+
+    same = getattr(linen, name)(*sizes, **settings)
+
+    @quick
+    def gradients(state):
+        of_linen = jax.grad(lambda p: loss(same.apply({"params": p}, q, k)))(nnx.to_pure_dict(state))
+        return nnx.to_pure_dict(nnx.grad(lambda m: loss(m(q, k)))(nnx.merge(graphdef, state))), of_linen
+
+    grads, wanted = gradients(state)
+    assert set(grads) == set(shapes)
+    for n in shapes:
+        assert np.all(np.isfinite(grads[n])) and np.any(np.asarray(grads[n]) != 0), n
+        assert_within(grads[n], wanted[n], 1e-5 * np.abs(wanted[n]), against=f"Linen's derivative by {n}")
+
+
+@pytest.mark.parametrize(("form", "first", "second"), [("log", 2, 1), ("power", 1, 2)])
+def test_kerple_begins_as_the_authors_do(form, first, second):
+    for p in drawn_in_both("KERPLE", 20_000, form=form):
+        r1 = softplus(p["free_r1"])
+        r2 = 2 / (1 + np.exp(-np.asarray(p["free_r2"], np.float64))) if form == "power" else softplus(p["free_r2"])
+        for values, high in ((r1, first), (r2, second)):
+            assert 0.0099 < values.min() < 0.02 and 0.99 * high < values.max() < high
+            quartiles = np.array([1, 2, 3]) * high / 4
+            assert_within(np.quantile(values, [0.25, 0.5, 0.75]), quartiles, 0.03, against="a uniform distribution")
+        assert not np.any(np.asarray(p["free_r1"]) == np.asarray(p["free_r2"]))
+
+
+def test_fire_begins_as_the_authors_do():
+    for p in drawn_in_both("FIRE", 2000):
+        assert softplus(p["free_c"]) == pytest.approx(0.1, rel=1e-6)
+        assert softplus(p["free_multiplier"]) == pytest.approx(1, rel=1e-6)
+        assert np.abs(p["kernel2"]).max() == pytest.approx(32**-0.5, rel=1e-3)
+        assert np.std(np.asarray(p["kernel2"])) == pytest.approx((32 * 3) ** -0.5, rel=1e-2)
+        assert 0.8 < np.abs(p["kernel1"]).max() < 1 and 0.8 < np.abs(p["bias1"]).max() < 1
+    of_c = quick(lambda: {c: made("FIRE", 2, c=c).free_c[...] for c in (1e-6, 0.1, 3.0, 800.0)})()
+    for c, free in of_c.items():
+        assert softplus(free) == pytest.approx(c, rel=1e-5)
+
+
+def test_t5_begins_as_t5x_does():
+    table = np.asarray(next(drawn_in_both("T5Bias", 400))["embedding"])
+    assert np.std(table) == pytest.approx((2 / 432) ** 0.5, rel=0.02)
+    assert np.abs(table).max() == pytest.approx((6 / 432) ** 0.5, rel=1e-3)  # uniform
+
+
+@pytest.mark.parametrize(
+    ("name", "init", "of"),
+    [
+        ("T5Bias", {"embedding_init": 2}, {"embedding": "embedding_metadata"}),
+        ("KERPLE", {"r1_init": 1, "r2_init": 1}, {"free_r1": "metadata", "free_r2": "metadata"}),
+        (
+            "FIRE",
+            {"kernel_init": 2, "bias_init": 1},
+            {n: f"{n[:-1]}_metadata" for n in ("kernel1", "kernel2", "bias1", "bias2")},
+        ),
+    ],
+)
+def test_initialisers_dtype_and_metadata_pass_through(name, init, of):
+    inits = {n: nnx.initializers.constant(0.5) for n in init}
+    metadata = {of_name: {"role": "positions"} for of_name in of.values()}
+    module = made(name, 4, param_dtype=jnp.bfloat16, **inits, **metadata)
+    boxed = {n: nn.with_partitioning(inits[n], (None, "heads")[-rank:]) for n, rank in init.items()}
+    same = getattr(linen, name)(4, param_dtype=jnp.bfloat16, **boxed)
+    variables = same.init(KEY, QUERIES, KEYS)
+    specs = nn.get_partition_spec(variables)["params"]
+    for n in of:
+        assert getattr(module, n).role == "positions"
+        np.testing.assert_array_equal(getattr(module, n)[...].astype(jnp.float32), 0.5)
+        assert specs[n][-1] == "heads"
+    assert {x.dtype for x in jax.tree.leaves(variables)} == {np.dtype(jnp.bfloat16)}
+    got = module(QUERIES, KEYS)
+    assert got.dtype == jnp.float32
+    np.testing.assert_array_equal(same.apply(variables, QUERIES, KEYS), got)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_fourier_features(learned):
+    settings = {"scale": 10.0, "learned": learned, "layout": "interleaved", "dtype": jnp.bfloat16}
+    module, same = made("FourierFeatures", 2, 5, **settings), linen.FourierFeatures(2, 5, **settings)
+    matrix = module.matrix[...]
+    want = pe.fourier_features(X, matrix, layout="interleaved", dtype=jnp.bfloat16)
+    np.testing.assert_array_equal(module(X), want)
+    variables = same.init(KEY, X)
+    collection = "params" if learned else "constants"
+    assert {c: set(v) for c, v in variables.items()} == {collection: {"matrix"}}
+    np.testing.assert_array_equal(same.apply({collection: {"matrix": matrix}}, X), want)
+    assert np.any(variables[collection]["matrix"] != same.init(jax.random.key(1), X)[collection]["matrix"])
+    graphdef, state = nnx.split(module)
+    grads = jax.eval_shape(lambda s: nnx.grad(lambda m: m(X).astype(jnp.float32).sum())(nnx.merge(graphdef, s)), state)
+    assert set(nnx.to_pure_dict(grads)) == ({"matrix"} if learned else set())
+    assert set(nnx.to_pure_dict(nnx.state(module))) == {"matrix"}
+    assert set(parameters(module)) == ({"matrix"} if learned else set())
+
+
+def test_kerple_begins_at_least_a_hundredth_from_its_limits():
+    """As the authors' code: r₁ of the power form within (0.01, 1), its exponent r₂ within (0.01, 1.99)."""
+    module = quick(lambda: parameters(made("KERPLE", 2**20, form="power")))()
+    drawn = {name: np.asarray(x, np.float64) for name, x in module.items()}
+    found = np.logaddexp(0, drawn["free_r1"]), 2 / (1 + np.exp(-drawn["free_r2"]))
+    for values, ends in zip(found, [(0.01, 1), (0.01, 1.99)], strict=True):
+        assert_within([values.min(), values.max()], ends, [7e-6, 2e-5], against="the ends of the interval")
+
+
+def test_the_fourier_matrix_is_gaussian():
+    for matrix in (
+        quick(lambda: made("FourierFeatures", 100, 200, scale=10.0).matrix[...])(),
+        quick(linen.FourierFeatures(100, 200, scale=10.0).init)(KEY, np.zeros((1, 100), np.float32))["constants"][
+            "matrix"
+        ],
+    ):
+        values = np.sort(np.asarray(matrix).ravel())
+        assert np.std(values) == pytest.approx(10, rel=0.02) and abs(np.mean(values)) < 0.3
+        assert np.mean(np.abs(values) < 10) == pytest.approx(0.6827, abs=0.01)
+    module = made("FourierFeatures", 2, 3, scale=1.0, param_dtype=jnp.bfloat16, matrix_metadata={"role": "b"})
+    assert module.matrix.dtype == jnp.bfloat16 and module.matrix.role == "b"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"flip_sin_to_cos": True, "downscale_freq_shift": 0, "scale": 3.0, "max_period": 50.0, "dtype": jnp.bfloat16}],
+    ids=str,
+)
+def test_timestep_embedding(settings):
+    t = np.array([[0.0, 0.5], [999.0, 3.0]], np.float32)
+    want = pe.timestep_embedding(t, 9, **settings)
+    module, same = nnx_modules.TimestepEmbedding(9, **settings), linen.TimestepEmbedding(9, **settings)
+    np.testing.assert_array_equal(module(t), want)
+    np.testing.assert_array_equal(same.apply({}, t), want)
+    assert same.init(KEY, t) == {} and jax.tree.leaves(nnx.state(module)) == []
+    assert nnx.graphdef(module) == nnx.graphdef(nnx_modules.TimestepEmbedding(9, **settings))
+    assert module(t).dtype == same.apply({}, t).dtype == want.dtype
+
+
+@pytest.mark.parametrize("stack", ["nnx", "linen"])
+@pytest.mark.parametrize(
+    ("name", "args", "settings", "error", "match"),
+    [
+        ("ALiBi", (0,), {}, ValueError, "ALiBi: num_heads must be at least 1, got 0"),
+        ("ALiBi", (np.ones(3),), {}, TypeError, "ALiBi: num_heads must be an integer"),
+        ("T5Bias", (2.0,), {}, TypeError, "T5Bias: num_heads must be an integer"),
+        ("T5Bias", (2,), {"num_buckets": 0}, ValueError, "T5Bias: num_buckets must be at least 1"),
+        ("T5Bias", (2,), {"max_distance": 0}, ValueError, "T5Bias: max_distance must be at least 1"),
+        ("T5Bias", (2,), {"bidirectional": 1}, TypeError, "T5Bias: bidirectional must be True or False"),
+        ("T5Bias", (2,), {"param_dtype": int}, TypeError, "T5Bias: param_dtype must be a float dtype"),
+        ("KERPLE", (0,), {}, ValueError, "KERPLE: num_heads must be at least 1"),
+        ("KERPLE", (2,), {"form": "exp"}, ValueError, "KERPLE: form must be one of .* got 'exp'"),
+        ("KERPLE", (2,), {"param_dtype": int}, TypeError, "KERPLE: param_dtype must be a float dtype"),
+        ("FIRE", (-1,), {}, ValueError, "FIRE: num_heads must be at least 1"),
+        ("FIRE", (2,), {"hidden": 0}, ValueError, "FIRE: hidden must be at least 1"),
+        ("FIRE", (2,), {"c": 0}, ValueError, "FIRE: c must be positive"),
+        ("FIRE", (2,), {"threshold": -1.0}, ValueError, "FIRE: threshold must be positive"),
+        ("FIRE", (2,), {"c": 1e-300}, ValueError, "FIRE: c must be from 1.2e-38 to .* for float32, got 1e-300"),
+        ("FIRE", (2,), {"c": 1e-20, "threshold": 1e-20}, ValueError, "FIRE: c times the threshold must be from 1.2e-38 to .* for float32, got 1e-40"),
+        ("FIRE", (2,), {"threshold": 1e-39}, ValueError, "FIRE: threshold must be from 1.2e-38 to .* for float32, got 1e-39"),
+        ("FIRE", (2,), {"threshold": np.ones(2)}, TypeError, "FIRE: threshold must be a number"),
+        ("FIRE", (2,), {"param_dtype": int}, TypeError, "FIRE: param_dtype must be a float dtype"),
+        ("FourierFeatures", (0, 2), {"scale": 1.0}, ValueError, "FourierFeatures: in_features must be at least 1"),
+        ("FourierFeatures", (2, 0), {"scale": 1.0}, ValueError, "FourierFeatures: num_features must be at least 1"),
+        ("FourierFeatures", (2, 2), {"scale": 0.0}, ValueError, "FourierFeatures: scale must be positive"),
+        ("FourierFeatures", (2, 2), {}, TypeError, "scale"),
+        ("FourierFeatures", (2, 2), {"scale": 1.0, "learned": "no"}, TypeError, "learned must be True or False"),
+        ("FourierFeatures", (2, 2), {"scale": 1.0, "layout": "x"}, ValueError, "FourierFeatures: layout must be one of"),
+        ("FourierFeatures", (2, 2), {"scale": 1.0, "dtype": int}, TypeError, "FourierFeatures: dtype must be a float"),
+        ("TimestepEmbedding", (1,), {}, ValueError, "timestep_embedding: dim must be at least 2"),
+        ("TimestepEmbedding", (8,), {"scale": np.ones(2)}, TypeError, "timestep_embedding: scale must be a number"),
+        ("TimestepEmbedding", (8,), {"downscale_freq_shift": 4}, ValueError, "downscale_freq_shift must be below"),
+        ("TimestepEmbedding", (8,), {"dtype": int}, TypeError, "timestep_embedding: dtype must be a float dtype"),
+        ("FourierFeatures", (2, 2), {"scale": 1.0, "param_dtype": int}, TypeError, "FourierFeatures: param_dtype must be a float"),
+    ],
+)  # fmt: skip
+def test_bad_settings(stack, name, args, settings, error, match):
+    with pytest.raises(error, match=match):
+        made(name, *args, **settings) if stack == "nnx" else getattr(linen, name)(*args, **settings)
+
+
+def test_buckets_that_do_not_fit_are_refused_when_called():
+    for settings, match in (
+        ({"num_buckets": 7}, "an even number of rows"),
+        ({"max_distance": 8}, "max_distance must be"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            made("T5Bias", 2, **settings)(QUERIES, KEYS)
+        with pytest.raises(ValueError, match=match):
+            linen.T5Bias(2, **settings).init(KEY, QUERIES, KEYS)

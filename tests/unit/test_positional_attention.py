@@ -1,0 +1,703 @@
+"""The attention_fn of both stacks: positions are never guessed, and a cache gives what the whole sequence gives."""
+
+import copy
+import functools
+import inspect
+import pickle
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc_jax as pe
+import posenc_jax.linen as linen
+import posenc_jax.nnx as nnx_modules
+from helpers.closeness import assert_within
+from helpers.quick import quick
+from helpers.tiers import thorough, tiered
+from oracles import rotations, spectra
+from oracles.attention import dense
+from posenc_jax._positional_attention import PositionalSettings
+
+MAKERS = pytest.mark.parametrize(
+    "make", [nnx_modules.positional_attention, linen.positional_attention], ids=["nnx", "linen"]
+)
+RNG = np.random.default_rng(7)
+Q, K, V = RNG.normal(size=(3, 2, 6, 2, 8)).astype(np.float32)  # batch, seq, heads, head_dim
+X = RNG.normal(size=(2, 6, 16)).astype(np.float32)
+CAUSAL = np.tril(np.ones((1, 1, 6, 6), bool))
+FAR = np.array([3, 4, 5, 6, 7, 2_000_000_000])
+KEY = jax.random.key(0)
+
+
+@pytest.fixture
+def as_flax():
+    """Flax's own layers add biases of other ranks and dtypes."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def turned(x, positions, base=10_000.0, width=8, layout="half", part="first"):
+    """(..., seq, heads, head_dim) rotated by the oracle."""
+    angles = np.asarray(positions)[..., None, None] * spectra.floats(spectra.geometric(width, base))
+    return rotations.rotate_by(x, angles, layout, part)
+
+
+def attended(*qkv, mask=True, bias=0.0):
+    return dense(*qkv, bias, mask).y
+
+
+def seen(query, key, value, *args, **kwargs):
+    """In the place of Flax's function: what it is given."""
+    return query, key, value, args, kwargs
+
+
+def what_flax_gets(*arrays, frequencies=8, bias=None, layout="half", part="first", decode=False, **kwargs):
+    return PositionalSettings(frequencies, layout, part, decode).attend(seen, bias, *arrays, **kwargs)
+
+
+@MAKERS
+@pytest.mark.parametrize(
+    "settings",
+    [
+        thorough({}),
+        thorough({"layout": "interleaved"}),
+        {"width": 4, "part": "last"},
+        {"width": 6, "base": 50.0, "layout": "interleaved"},
+    ],
+    ids=str,
+)
+def test_is_attention_of_what_is_turned(make, settings):
+    width, base = settings.get("width", 8), settings.get("base", 10_000.0)
+    attend = make(pe.geometric(width, base), **{k: settings[k] for k in ("layout", "part") if k in settings})
+    positions, others = np.array([[0, 1, 2, 3, 4, 5], [9, 8, 7, 3, 1, 12]]), np.arange(6) + 2
+    for given, p, t in [
+        ({}, np.arange(6), np.arange(6)),
+        ({"input_positions": positions}, positions, positions),
+        ({"input_positions": positions, "key_positions": others}, positions, others),
+    ]:
+        want = attended(turned(Q, p, **settings), turned(K, t, **settings), V, mask=CAUSAL)
+        np.testing.assert_allclose(attend(Q, K, V, mask=jnp.asarray(CAUSAL), **given), want, atol=2e-6)
+
+
+def test_flax_gets_the_bits_of_rotary_and_everything_else():
+    f = pe.geometric(6, 77.0)
+    settings = {"layout": "interleaved", "part": "last"}
+    query, key, value, args, kwargs = what_flax_gets(
+        Q, K, V, "bias", frequencies=f, **settings, input_positions=FAR, key_positions=FAR - 3, mask="m", new_argument=3
+    )
+    np.testing.assert_array_equal(query, pe.rotary(Q, FAR, f, **settings))
+    np.testing.assert_array_equal(key, pe.rotary(K, FAR - 3, f, **settings))
+    assert value is V and args == ("bias",) and kwargs == {"mask": "m", "new_argument": 3}
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "given", "want"),
+    [
+        (6, 6, {}, (range(6), range(6))),
+        (6, 6, {"input_positions": FAR}, (FAR, FAR)),
+        (6, 6, {"input_positions": FAR, "key_positions": np.arange(6)}, (FAR, range(6))),
+        (2, 6, {"input_positions": FAR[:2], "key_positions": FAR}, (FAR[:2], FAR)),
+        (6, 3, {"input_positions": FAR, "key_positions": FAR[:3]}, (FAR, FAR[:3])),
+        (1, 6, {"input_positions": 5, "key_positions": np.arange(6)}, ([5], range(6))),
+        (1, 6, {"input_positions": np.array([[4], [2]]), "decode": True}, ([[4], [2]], range(6))),
+        (2, 6, {"input_positions": np.array([4, 5]), "decode": True}, ([4, 5], range(6))),
+        (6, 6, {"input_positions": FAR, "decode": True}, (FAR, FAR)),  # the inputs before there is a cache
+        (6, 6, {"decode": True}, (range(6), range(6))),
+    ],
+)
+def test_positions(queries, keys, given, want):
+    query, key, *_ = what_flax_gets(Q[:, :queries], K[:, :keys], V[:, :keys], **given)
+    np.testing.assert_array_equal(query, pe.rotary(Q[:, :queries], np.array(want[0])))
+    np.testing.assert_array_equal(key, pe.rotary(K[:, :keys], np.array(want[1])))
+
+
+def test_one_key_needs_no_position():
+    """A cache of one slot looks like an input: the weight of a single key is 1 wherever it stands."""
+    attend = nnx_modules.positional_attention(8, decode=True)
+    for given in ({}, {"input_positions": 9}, {"input_positions": 9, "key_positions": 0}):
+        np.testing.assert_array_equal(attend(Q[:, :1], K[:, :1], V[:, :1], **given), V[:, :1])
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_several_coordinates(axes):
+    f = pe.axial(8, 2) if axes == 2 else pe.geometric(8)
+    positions = np.arange(12).reshape(6, 2) if axes == 2 else np.arange(6) + 5
+    query, key, *_ = what_flax_gets(Q, K, V, frequencies=f, input_positions=positions)
+    np.testing.assert_array_equal(query, pe.rotary(Q, positions, f))
+    np.testing.assert_array_equal(key, pe.rotary(K, positions, f))
+    with pytest.raises(ValueError, match=r"input_positions must hold 5 along the sequence, got shape \(6,\)"):
+        what_flax_gets(Q[:, :5], K[:, :5], V[:, :5], frequencies=f, input_positions=positions)
+
+
+# A layer of Flax, in both stacks, with the same parameters.
+
+
+def nnx_layer(attention_fn, **settings):
+    return nnx.MultiHeadAttention(2, 16, attention_fn=attention_fn, rngs=nnx.Rngs(0), **{"decode": False} | settings)
+
+
+def nnx_call(layer, x, positions, **kwargs):
+    """Of the layer with input_positions, bound where it does not take them yet."""
+    if "input_positions" in inspect.signature(type(layer).__call__).parameters:
+        return layer(x, input_positions=positions, **kwargs)
+    attention_fn = layer.attention_fn
+    layer.attention_fn = functools.partial(attention_fn, input_positions=positions)
+    out = layer(x, **kwargs)
+    layer.attention_fn = attention_fn
+    return out
+
+
+def parameters(layer):
+    """An NNX layer's parameters as Linen has them."""
+    return {"params": nnx.to_pure_dict(nnx.state(layer, nnx.Param))}
+
+
+def layer_in_numpy(layer, x, positions, mask=True, bias=0.0):
+    """A layer with rotary embeddings and a bias, float64."""
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters(layer)["params"])
+    q, k, v = (np.einsum("...f,fhd->...hd", x, p[n]["kernel"]) + p[n]["bias"] for n in ("query", "key", "value"))
+    y = attended(turned(q, positions), turned(k, positions), v, mask=mask, bias=bias)
+    return np.einsum("...hd,hdf->...f", y, p["out"]["kernel"]) + p["out"]["bias"]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_in_the_layers_of_both_stacks(as_flax, masked):
+    mask = jnp.asarray(CAUSAL) if masked else None
+    layer = nnx_layer(nnx_modules.positional_attention(8))
+    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8))
+    want = layer_in_numpy(layer, X, np.arange(6), CAUSAL if masked else True)
+    np.testing.assert_allclose(nnx.jit(lambda m, x: m(x, mask=mask))(layer, X), want, atol=2e-6)
+    np.testing.assert_allclose(quick(same.apply)(parameters(layer), X, mask=mask), want, atol=2e-6)
+    unturned = layer_in_numpy(layer, X, np.zeros(6), CAUSAL if masked else True)
+    assert np.abs(unturned - want).max() > 1e-2  # the order is seen
+
+
+def test_explicit_positions_in_the_layers_of_both_stacks(as_flax):
+    positions = np.array([[0, 1, 2, 0, 1, 2], [7, 8, 9, 10, 11, 12]])
+    layer = nnx_layer(nnx_modules.positional_attention(8))
+    attend = functools.partial(linen.positional_attention(8), input_positions=positions)
+    want = layer_in_numpy(layer, X, positions)
+    np.testing.assert_allclose(nnx_call(layer, X, positions), want, atol=2e-6)
+    got = nn.MultiHeadDotProductAttention(2, attention_fn=attend).apply(parameters(layer), X)
+    np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+def test_grouped_queries(as_flax):
+    layer = nnx.MultiHeadAttention(
+        4, 32, num_kv_heads=2, decode=False, attention_fn=nnx_modules.positional_attention(8), rngs=nnx.Rngs(0)
+    )
+    x = np.concatenate([X, X[::-1]], axis=-1)
+    want = layer_in_numpy(layer, x, np.arange(6), CAUSAL)
+    np.testing.assert_allclose(nnx.jit(lambda m, x: m(x, mask=jnp.asarray(CAUSAL)))(layer, x), want, atol=2e-6)
+
+
+def test_linen_passes_on_all_that_its_own_function_takes(monkeypatch):
+    """Linen asks inspect.signature which arguments a function takes, and leaves the others out without a word."""
+    own = inspect.signature(nn.dot_product_attention).parameters
+    attend = linen.positional_attention(8)
+    for function in (attend, functools.partial(attend, input_positions=np.arange(6))):
+        assert set(inspect.signature(function).parameters) == {*own, "input_positions", "key_positions"}
+    given = {}
+
+    def spy(query, key, value, bias=None, mask=None, dropout_rng=None, dropout_rate=0.0, deterministic=False,
+            force_fp32_for_softmax=False, precision=None):  # fmt: skip
+        given.update(mask=mask, dropout_rate=dropout_rate, fp32=force_fp32_for_softmax, precision=precision)
+        return value
+
+    monkeypatch.setattr(nn, "dot_product_attention", spy)
+    layer = nn.MultiHeadDotProductAttention(
+        2, attention_fn=attend, force_fp32_for_softmax=True, dropout_rate=0.5,
+        deterministic=True, precision="highest",
+    )  # fmt: skip
+    layer.init(KEY, X, mask=CAUSAL)
+    assert given.pop("mask") is CAUSAL
+    assert given == {"dropout_rate": 0.5, "fp32": True, "precision": "highest"}
+
+
+@pytest.mark.parametrize("setting", [{"force_fp32_for_softmax": True}, {"qk_attn_weights_einsum_cls": lambda: jnp.einsum, "attn_weights_value_einsum_cls": lambda: jnp.einsum}])  # fmt: skip
+def test_settings_of_linen(as_flax, setting):
+    layer = nn.MultiHeadDotProductAttention(
+        2, dtype=jnp.bfloat16, attention_fn=linen.positional_attention(8), **setting
+    )
+    plain = nnx_layer(nnx_modules.positional_attention(8))
+    assert jax.tree.structure(jax.eval_shape(layer.init, KEY, X)) == jax.tree.structure(parameters(plain))
+    got = quick(layer.apply)(parameters(plain), X)
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(got, np.float32), layer_in_numpy(plain, X, np.arange(6)), atol=2e-2)
+
+
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+def test_weights_are_sown_and_dropped(as_flax):
+    layer = nnx_layer(nnx_modules.positional_attention(8), dropout_rate=0.5, deterministic=False)
+    one, two = layer(X, rngs=nnx.Rngs(dropout=1)), layer(X, rngs=nnx.Rngs(dropout=2))
+    assert not np.allclose(one, two)
+    layer(X, deterministic=True, sow_weights=True, mask=jnp.asarray(CAUSAL))
+    sown = nnx.pop(layer, nnx.Intermediate)["attention_weights"][0]
+    p = jax.tree.map(np.asarray, parameters(layer)["params"])
+    q, k = (
+        turned(np.einsum("bsf,fhd->bshd", X, p[n]["kernel"]) + p[n]["bias"], np.arange(6)) for n in ("query", "key")
+    )
+    eye = np.broadcast_to(np.eye(6)[:, None], (2, 6, 2, 6))  # values that show the weights
+    np.testing.assert_allclose(np.moveaxis(attended(q, k, eye, mask=CAUSAL), 1, 2), sown, atol=2e-6)
+    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8))
+    _, found = same.apply(parameters(layer), X, mask=CAUSAL, sow_weights=True, mutable="intermediates")
+    np.testing.assert_allclose(found["intermediates"]["attention_weights"][0], sown, atol=2e-6)
+
+
+# Decoding.
+
+
+@jax.jit
+def one_row(query, keys, values, index):
+    """Attention of a query to the first index + 1 keys: the same program for a whole sequence and for a cache."""
+    scores = jnp.einsum("bhd,bkhd->bhk", query, keys) / jnp.sqrt(jnp.float32(8))
+    weights = jax.nn.softmax(jnp.where(jnp.arange(keys.shape[1])[None, None] <= index, scores, -jnp.inf))
+    return jnp.einsum("bhk,bkhd->bhd", weights, values)
+
+
+@pytest.mark.parametrize(
+    ("frequencies", "offset", "prefix", "dtype"),
+    [
+        (8, 0, 4, jnp.float32),
+        (pe.geometric(8, 500_000.0), 1_999_999_990, 1, jnp.float32),
+        (pe.yarn(4, 10_000.0, 4.0, 2048), 100_000, 3, jnp.bfloat16),
+    ],
+    ids=["float32", "far", "yarn, partial, bfloat16"],
+)
+def test_prefill_then_steps_is_the_whole_sequence(frequencies, offset, prefix, dtype):
+    q, k, v = (x.astype(dtype) for x in (Q, K, V))
+    rotated = jax.jit(lambda x, p: pe.rotary(x, p, frequencies))
+    turn = lambda x, p: np.asarray(rotated(x, p))  # noqa: E731
+    positions = np.arange(offset, offset + 6, dtype=np.int32)
+    whole_q, whole_k = turn(q, positions), turn(k, positions)
+
+    cache = {"key": np.zeros_like(k), "value": np.zeros_like(v)}  # keys as they are turned
+    cache["key"][:, :prefix] = turn(k[:, :prefix], positions[:prefix])
+    cache["value"][:, :prefix] = v[:, :prefix]
+    queries = [turn(q[:, :prefix], positions[:prefix])]
+    rows = {}
+    for i in range(prefix, 6):
+        at = np.full((2, 1), offset + i, np.int32)  # a position for each row of the batch
+        cache["key"][:, i] = turn(k[:, i : i + 1], at)[:, 0]
+        cache["value"][:, i] = v[:, i]
+        queries.append(turn(q[:, i : i + 1], at))
+        rows[i] = one_row(*(x.astype(np.float32) for x in (queries[-1][:, 0], cache["key"], cache["value"])), i)
+    np.testing.assert_array_equal(np.concatenate(queries, axis=1), whole_q)
+    np.testing.assert_array_equal(cache["key"], whole_k)
+
+    whole_q, whole_k, v = (x.astype(np.float32) for x in (whole_q, whole_k, v))
+    together = attended(whole_q, whole_k, v, mask=CAUSAL)
+    for i, row in rows.items():
+        np.testing.assert_array_equal(row, one_row(whole_q[:, i], whole_k, v, i))
+        np.testing.assert_allclose(row, together[:, i], atol=1e-6)  # sums of other programs are rounded otherwise
+
+
+def test_the_cache_of_an_nnx_layer(as_flax):
+    layer = nnx_layer(nnx_modules.positional_attention(8, decode=True))
+    whole = layer(X, mask=jnp.asarray(CAUSAL))
+    layer.init_cache(X.shape)
+    step = nnx.jit(lambda m, x, p: nnx_call(m, x, p, decode=True))
+    for i in range(6):
+        got = step(layer, X[:, i : i + 1], jnp.full((2, 1), i, jnp.int32))
+        np.testing.assert_allclose(got, whole[:, i : i + 1], atol=1e-6)
+    layer.init_cache(X.shape)
+    with pytest.raises(
+        ValueError, match="input_positions must be given where queries and keys differ in number, 1 and 6"
+    ):
+        layer(X[:, :1], decode=True)
+
+
+def test_the_cache_of_a_linen_layer(as_flax):
+    class Model(nn.Module):
+        decode: bool = False
+
+        @nn.compact
+        def __call__(self, x, positions, mask=None):
+            attend = functools.partial(linen.positional_attention(8, decode=self.decode), input_positions=positions)
+            return nn.MultiHeadDotProductAttention(2, decode=self.decode, attention_fn=attend)(x, mask=mask)
+
+    variables = Model(decode=True).init(KEY, X, jnp.arange(6))
+    params, cache = variables["params"], variables["cache"]
+    whole = Model().apply({"params": params}, X, jnp.arange(6), CAUSAL)
+    step = jax.jit(functools.partial(Model(decode=True).apply, mutable=["cache"]))
+    for i in range(6):
+        got, state = step({"params": params, "cache": cache}, X[:, i : i + 1], jnp.array([i]))
+        cache = state["cache"]
+        np.testing.assert_allclose(got, whole[:, i : i + 1], atol=1e-6)
+    with pytest.raises(ValueError, match="key_positions must be given where queries and keys differ in number, 1 and 6 .or decode=True"):  # fmt: skip
+        guess = nn.MultiHeadDotProductAttention(
+            2, decode=True, attention_fn=functools.partial(linen.positional_attention(8), input_positions=3)
+        )
+        guess.apply({"params": params["MultiHeadDotProductAttention_0"], "cache": cache["MultiHeadDotProductAttention_0"]}, X[:, :1], mutable=["cache"])  # fmt: skip
+
+
+@MAKERS
+def test_rows_padded_on_the_left_decode_by_slots(make):
+    padding, slot = np.array([0, 2]), 5
+    kept = (np.arange(6) >= padding[:, None])[:, None, None]
+    positions = np.arange(6) - padding[:, None]
+    want = attended(turned(Q, positions)[:, slot:], turned(K, positions), V, mask=kept)
+    step = make(8, decode=True)(Q[:, slot:], K, V, input_positions=np.array([slot]), mask=jnp.asarray(kept))
+    np.testing.assert_allclose(step, want, atol=2e-6)
+
+
+# Biases.
+
+
+def t5_of(stack):
+    """With a table whose order of buckets and heads shows."""
+    init = lambda key, shape, dtype: jnp.arange(64, dtype=dtype).reshape(shape) % 7 - 3  # noqa: E731
+    if stack is linen:
+        return linen.T5Bias(2, embedding_init=init)
+    return nnx_modules.T5Bias(2, embedding_init=init, rngs=nnx.Rngs(0))
+
+
+TABLE = np.arange(64).reshape(32, 2) % 7 - 3.0
+BIASES = [functools.partial(pe.alibi, heads=2)] + [
+    functools.partial(f, **parameters)
+    for f, parameters in [
+        (pe.t5, {"table": TABLE.astype(np.float32)}),
+        (pe.kerple_log, {"scale": np.float32([1.5, 0.3]), "rate": np.float32([0.2, 2.0])}),
+        (pe.kerple_power, {"scale": np.float32([1.5, 0.3]), "exponent": np.float32([0.2, 2.0])}),
+    ]
+]
+
+
+@pytest.mark.parametrize("bias", BIASES, ids=lambda b: b.func.__name__)
+def test_a_step_gets_the_bits_of_the_bias_of_the_whole(bias):
+    bias = jax.jit(bias)
+    *_, (whole,), _ = what_flax_gets(Q, K, V, frequencies=None, bias=bias)
+    assert whole.shape == (1, 2, 6, 6)
+    np.testing.assert_array_equal(whole[0], bias(np.arange(6), np.arange(6)))
+    for i in range(6):
+        at = {"input_positions": np.full((2, 1), i), "decode": True}
+        query, key, _, (row,), _ = what_flax_gets(Q[:, i : i + 1], K, V, bias=bias, **at)
+        assert row.shape == (2, 2, 1, 6)
+        np.testing.assert_array_equal(row, jnp.broadcast_to(whole[..., i : i + 1, :], row.shape))
+        np.testing.assert_array_equal(query, pe.rotary(Q[:, i : i + 1], np.array([i])))
+        np.testing.assert_array_equal(key, pe.rotary(K))
+
+
+def test_a_bias_is_added_to_what_is_given_and_without_frequencies_nothing_turns():
+    bias, given = BIASES[0], RNG.normal(size=(2, 1, 6)).astype(np.float32)
+    settings = {"frequencies": None, "bias": bias, "input_positions": FAR}
+    query, key, value, args, kwargs = what_flax_gets(Q, K, V, given, "mask", **settings, new=1)
+    assert query is Q and key is K and value is V and args[1:] == ("mask",) and kwargs == {"new": 1}
+    np.testing.assert_array_equal(args[0], bias(FAR, FAR)[None] + given[None])
+    *_, (sum16,), _ = what_flax_gets(Q, K, V, jnp.asarray(given, jnp.bfloat16), **settings)
+    assert sum16.dtype == np.float32
+    *_, (other,), _ = what_flax_gets(Q, K, V, **settings | {"key_positions": np.arange(6) + 2})
+    np.testing.assert_array_equal(other[0], bias(FAR, np.arange(6) + 2))
+    *_, (one,), _ = what_flax_gets(Q[:, :1], K, V, **settings | {"input_positions": 7, "key_positions": np.arange(6)})
+    np.testing.assert_array_equal(one[0], bias(np.array([7]), np.arange(6)))
+
+
+@pytest.mark.parametrize(
+    ("learned", "masked"), [(False, False), (True, True), thorough(False, True), thorough(True, False)]
+)
+def test_rotary_and_a_bias_in_the_layers_of_both_stacks(as_flax, masked, learned):
+    mask = jnp.asarray(CAUSAL) if masked else None
+    function = BIASES[0] if not learned else BIASES[1]
+    of = lambda stack: t5_of(stack) if learned else function  # noqa: E731
+    layer = nnx_layer(nnx_modules.positional_attention(8, bias=of(nnx_modules)))
+    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8, bias=of(linen)))
+    places = np.array([[0, 1, 2, 0, 1, 2], [7, 8, 9, 10, 11, 30]])
+    attends = same.attention_fn, functools.partial(same.attention_fn, input_positions=places)
+    counted, placed = (same.clone(attention_fn=f) for f in attends)
+    variables = parameters(layer)
+
+    @nnx.jit
+    def compute(m, variables, x):
+        found = {(n, "nnx"): nnx_call(m, x, p, mask=mask) for n, p in (("counted", np.arange(6)), ("placed", places))}
+        found["counted", "linen"] = counted.apply(variables, x, mask=mask)
+        if not learned:
+            found["placed", "linen"] = placed.apply(variables, x, mask=mask)
+        return found
+
+    want = {}
+    for n, p in (("counted", np.arange(6)), ("placed", places)):
+        added = np.asarray(function(p, p), np.float64)
+        want[n] = layer_in_numpy(layer, X, p, CAUSAL if masked else True, added)
+    for (n, stack), got in compute(layer, variables, X).items():
+        assert_within(got, want[n], 3e-6, against=f"the dense float64 layer, positions {n}, in {stack}")
+    unbiased = layer_in_numpy(layer, X, places, CAUSAL if masked else True)
+    assert np.abs(want["placed"] - unbiased).max() > 1e-2  # the bias is seen
+
+
+def test_parameters_of_a_bias_are_those_of_the_layer(as_flax):
+    layer = nnx_layer(nnx_modules.positional_attention(8, bias=t5_of(nnx_modules)))
+    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8, bias=t5_of(linen)))
+    drawn = same.init(KEY, X)
+    shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)  # noqa: E731
+    assert shapes(drawn) == shapes(parameters(layer))
+    assert set(drawn["params"]) == {"query", "key", "value", "out", "attention_fn"}
+    np.testing.assert_array_equal(drawn["params"]["attention_fn"]["bias"]["embedding"], TABLE)
+    np.testing.assert_array_equal(layer.attention_fn.bias.embedding[...], TABLE)
+
+    grads = nnx.jit(nnx.grad(lambda m: jnp.sum(jnp.sin(m(X)))))(layer)
+    wanted = quick(jax.grad(lambda v: jnp.sum(jnp.sin(same.apply(v, X)))))(parameters(layer))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), {"params": nnx.to_pure_dict(grads)}, wanted)
+
+    order = np.arange(6)
+    rows = np.asarray(pe.t5(order, order, np.arange(32, dtype=np.float32)[:, None]))[0].astype(int)
+    loss = lambda table: np.sum(np.sin(layer_in_numpy(layer, X, order, bias=np.moveaxis(table[rows], -1, 0))))  # noqa: E731
+    steps = 1e-5 * np.eye(TABLE.size).reshape(-1, *TABLE.shape)
+    differences = np.array([loss(TABLE + step) - loss(TABLE - step) for step in steps]).reshape(TABLE.shape) / 2e-5
+    assert np.any(differences)
+    got = grads["attention_fn"]["bias"]["embedding"][...]
+    assert_within(got, differences, 1e-5, against="differences of the dense float64 layer")
+    graphdef, state = nnx.split(layer)
+    call = nnx.jit(lambda m, x: m(x))
+    np.testing.assert_array_equal(call(nnx.merge(graphdef, state), X), call(layer, X))
+
+
+def test_layers_share_a_bias(as_flax):
+    class Model(nnx.Module):
+        def __init__(self):
+            bias = t5_of(nnx_modules)
+            self.layers = nnx.List([nnx_layer(nnx_modules.positional_attention(bias=bias)) for _ in range(2)])
+
+        def __call__(self, x):
+            return self.layers[1](self.layers[0](x))
+
+    class Same(nn.Module):
+        @nn.compact
+        def __call__(self, x, positions):
+            bias = linen.T5Bias(2)
+            for _ in range(2):
+                attend = functools.partial(linen.positional_attention(bias=bias), input_positions=positions)
+                x = nn.MultiHeadDotProductAttention(2, attention_fn=attend)(x)
+            return x
+
+    model = Model()
+    paths = [path for path, _ in nnx.to_flat_state(nnx.state(model)) if path[-1] == "embedding"]
+    assert len(paths) == 1
+    params = Same().init(KEY, X, jnp.arange(6))["params"]
+    assert set(params) == {"T5Bias_0", "MultiHeadDotProductAttention_0", "MultiHeadDotProductAttention_1"}
+    first, second = (parameters(layer)["params"] for layer in model.layers)
+    params = {
+        "T5Bias_0": first.pop("attention_fn")["bias"],
+        "MultiHeadDotProductAttention_0": first,
+        "MultiHeadDotProductAttention_1": {k: v for k, v in second.items() if k != "attention_fn"},
+    }
+    np.testing.assert_allclose(Same().apply({"params": params}, X, jnp.arange(6) + 90), model(X), atol=2e-6)
+
+
+@pytest.mark.parametrize("name", tiered(["ALiBi", "T5Bias", "KERPLE", "FIRE"], ["T5Bias"]))
+def test_the_cache_of_both_layers_with_a_bias(as_flax, name):
+    settings = {} if name == "ALiBi" else {"rngs": nnx.Rngs(3)}
+    attend = nnx_modules.positional_attention(8, bias=getattr(nnx_modules, name)(2, **settings), decode=True)
+    layer = nnx_layer(attend)
+    order = np.arange(6)
+    whole = layer_in_numpy(layer, X, order, CAUSAL, np.asarray(attend.bias(order, order), np.float64))
+    params = parameters(layer)["params"]
+    layer.init_cache(X.shape)
+    step = nnx.jit(lambda m, x, p: nnx_call(m, x, p, decode=True))
+    for i in range(6):
+        got = step(layer, X[:, i : i + 1], jnp.full((2, 1), i, jnp.int32))
+        np.testing.assert_allclose(got, whole[:, i : i + 1], atol=1e-6)
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x, positions):
+            attend = linen.positional_attention(8, bias=getattr(linen, name)(2, name="bias"), decode=True)
+            attend = functools.partial(attend, input_positions=positions)
+            return nn.MultiHeadDotProductAttention(2, decode=True, attention_fn=attend, name="layer")(x)
+
+    shapes = jax.eval_shape(Model().init, KEY, X, np.arange(6))["cache"]
+    cache = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)  # as Flax begins it
+    params = {"bias": params.pop("attention_fn", {}).get("bias", {}), "layer": params}
+    step = jax.jit(functools.partial(Model().apply, mutable=["cache"]))
+    for i in range(6):
+        got, state = step({"params": params, "cache": cache}, X[:, i : i + 1], jnp.array([i]))
+        cache = state["cache"]
+        np.testing.assert_allclose(got, whole[:, i : i + 1], atol=1e-6)
+
+
+@MAKERS
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda f: f(), ValueError, "positional_attention: frequencies or bias must be given, got None for both"),
+        (lambda f: f(bias=3.0), TypeError, "positional_attention: bias must be a function of positions, got float 3.0"),
+        (lambda f: f(pe.axial(8, 2), bias=BIASES[0]), ValueError, "bias must be None with frequencies of 2 axes"),
+        (lambda f: f(bias=functools.partial(pe.alibi, heads=1))(Q, K, V), ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(1, 6, 6\)"),
+        (lambda f: f(bias=lambda q, k: BIASES[0](k, q[:2]))(Q, K, V), ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(2, 6, 2\)"),
+        (lambda f: f(bias=lambda q, k: jnp.zeros((3, 2, 6, 6)))(Q, K, V), ValueError, "must broadcast to the scores"),
+        (lambda f: f(bias=lambda q, k: 0.0)(Q, K, V), TypeError, "what bias returns must be a float array"),
+        (lambda f: f(bias=BIASES[0])(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6"),
+        (lambda f: f(bias=BIASES[0])(Q[:, :1], K, V, input_positions=5), ValueError, "key_positions must be given where queries and keys differ in number, 1 and 6"),
+        (lambda f: f(bias=BIASES[0])(Q, K, V, input_positions=np.zeros((6, 2), int)), ValueError, r"input_positions must hold 6 along the sequence, got shape \(6, 2\)"),
+        (lambda f: f(bias=BIASES[0])(Q, K, V, input_positions=[0] * 6), TypeError, "input_positions must be an integer or float array"),
+    ],
+)  # fmt: skip
+def test_bad_biases(make, call, error, match):
+    with pytest.raises(error, match=match):
+        call(make)
+
+
+# A value among the settings of a layer.
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda *a, **k: nnx.graphdef(nnx_modules.positional_attention(*a, **k)), linen.positional_attention],
+    ids=["nnx", "linen"],
+)
+def test_a_value_without_arrays(make):
+    attend = make(8)
+    assert attend == make(pe.geometric(8)) and hash(attend) == hash(make(pe.geometric(8)))
+    others = make(4), make(8, layout="interleaved"), make(8, part="last"), make(8, decode=True), make(8, bias=pe.alibi)
+    for other in others:
+        assert attend != other
+    assert pickle.loads(pickle.dumps(attend)) == attend == copy.deepcopy(attend)
+
+
+def test_nothing_is_added_to_the_state():
+    layer, plain = nnx_layer(nnx_modules.positional_attention(8)), nnx_layer(nnx.dot_product_attention)
+    graphdef, state = nnx.split(layer)
+    assert jax.tree.structure(nnx.to_pure_dict(state)) == jax.tree.structure(nnx.to_pure_dict(nnx.state(plain)))
+    assert graphdef == nnx.graphdef(nnx_layer(nnx_modules.positional_attention(8))) != nnx.graphdef(plain)
+    assert nnx.graphdef(nnx.merge(graphdef, state).attention_fn) == nnx.graphdef(layer.attention_fn)
+
+
+def test_layers_of_equal_settings_are_traced_once(as_flax):
+    traces = []
+
+    @nnx.jit
+    def forward(layer, x):
+        traces.append(1)
+        return layer(x)
+
+    for _ in range(2):
+        forward(nnx_layer(nnx_modules.positional_attention(8)), X)
+    assert len(traces) == 1
+
+
+def textbook(attend, q, k, v):
+    """Right at small positions, with JAX's own derivatives."""
+    angle = np.arange(6.0)[:, None, None] * 10_000.0 ** (-np.arange(4.0) / 4)
+    cosine, sine = (np.concatenate([w, w], -1)[None].astype(np.float32) for w in (np.cos(angle), np.sin(angle)))
+    q, k = (x * cosine + jnp.concatenate([-x[..., 4:], x[..., :4]], -1) * sine for x in (q, k))
+    return attend(q, k, v)
+
+
+def with_grads(f):
+    return quick(jax.value_and_grad(lambda *qkv: jnp.sum(jnp.sin(f(*qkv))), argnums=(0, 1, 2)))(Q, K, V)
+
+
+@functools.cache
+def textbook_with_grads():
+    return with_grads(functools.partial(textbook, nnx.dot_product_attention))
+
+
+@MAKERS
+def test_transforms(make):
+    """Under the strict promotion of these tests."""
+    attend = make(8)
+    remat = jax.checkpoint(lambda q, k, v, p: attend(q, k, v, input_positions=p))
+    each = lambda q, k, v: jax.vmap(remat, in_axes=(0, 0, 0, None))(q, k, v, jnp.arange(6))  # noqa: E731
+
+    got, want = with_grads(each), textbook_with_grads()
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6)
+
+
+@MAKERS
+@pytest.mark.parametrize("dtype", tiered([jnp.bfloat16, jnp.float16, jnp.float32], [jnp.bfloat16]))
+def test_dtype_is_kept(as_flax, make, dtype):
+    assert make(8)(*(jnp.asarray(x, dtype) for x in (Q, K, V))).dtype == dtype
+
+
+@MAKERS
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_float32_bias_of_16_bit_scores(make, dtype):
+    """Under the strict promotion of these tests; with dropout, for which Flax adds the bias itself."""
+    q, k, v = (x.astype(dtype) for x in (Q, K, V))
+    bias = functools.partial(pe.alibi, heads=2)
+    attend = make(bias=bias)
+
+    def with_and_without_dropout(q, k, v):
+        # A rate so small that nothing is dropped.
+        return attend(q, k, v), attend(q, k, v, dropout_rng=KEY, dropout_rate=1e-9, deterministic=False)
+
+    if dtype == jnp.bfloat16:  # on a CPU jax.jit has no product of float16 with a float32 result
+        with_and_without_dropout = quick(with_and_without_dropout)
+    want = attended(*(x.astype(np.float64) for x in (q, k, v)), bias=np.asarray(bias(np.arange(6), np.arange(6))))
+    for y in with_and_without_dropout(q, k, v):
+        assert y.dtype == dtype
+        assert_within(y, want, 4 * float(jnp.finfo(dtype).eps), against="the dense float64 formula")
+
+
+@pytest.mark.thorough
+def test_scanned_nnx_layers(as_flax):
+    rngs = [nnx.Rngs(i) for i in range(2)]
+    layers = [
+        nnx.MultiHeadAttention(2, 16, decode=False, attention_fn=nnx_modules.positional_attention(8), rngs=r)
+        for r in rngs
+    ]
+    graphdef, _ = nnx.split(layers[0])
+    stacked = nnx.merge(
+        graphdef, jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *(nnx.state(layer) for layer in layers))
+    )
+    step = lambda x, layer: x + layer(x, mask=jnp.asarray(CAUSAL))  # noqa: E731
+    scanned = nnx.scan(nnx.remat(step), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    got, grads = nnx.jit(nnx.value_and_grad(lambda m: jnp.sum(jnp.sin(scanned(X, m)))))(stacked)
+    want, wanted = nnx.jit(nnx.value_and_grad(lambda m: jnp.sum(jnp.sin(step(step(X, m[0]), m[1])))))(nnx.List(layers))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    for i in range(2):
+        for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted[i]), strict=True):
+            np.testing.assert_allclose(a[i], b, atol=1e-5)
+
+
+def test_scanned_linen_layers():
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            return x + nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8))(
+                x, mask=CAUSAL
+            ), None
+
+    stack = nn.scan(nn.remat(Block), variable_axes={"params": 0}, split_rngs={"params": True}, length=2)()
+    variables = jax.tree.map(np.asarray, quick(stack.init)(KEY, X, None))
+    want, block = X, quick(Block().apply)
+    for i in range(2):
+        want, _ = block(jax.tree.map(lambda leaf, i=i: leaf[i], variables), want, None)
+    np.testing.assert_allclose(quick(stack.apply)(variables, X, None)[0], want, atol=1e-5)
+
+
+@MAKERS
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda f: f(jnp.ones(4)), TypeError, "positional_attention: frequencies must be Frequencies or an integer width, got an array"),
+        (lambda f: f(7), ValueError, "positional_attention: frequencies must have an even dim, got 7"),
+        (lambda f: f(0), ValueError, "positional_attention: frequencies .* must be at least 1, got 0"),
+        (lambda f: f(8, layout="x"), ValueError, "positional_attention: layout must be one of .* got 'x'"),
+        (lambda f: f(8, part="middle"), ValueError, "positional_attention: part must be one of .* got 'middle'"),
+        (lambda f: f(8, decode=1), TypeError, "positional_attention: decode must be True or False, got int 1"),
+        (lambda f: f(8)(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6, got None"),
+        (lambda f: f(8, decode=True)(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6, got None"),
+        (lambda f: f(8)(Q[:, :1], K, V, input_positions=3), ValueError, r"key_positions must be given where queries and keys differ in number, 1 and 6 \(or decode=True, if the keys are Flax's cache, with position i in slot i\), got None"),
+        (lambda f: f(8)(Q, K[:, :2], V[:, :2], input_positions=np.arange(6)), ValueError, "key_positions must be given where queries and keys differ in number, 6 and 2, got None"),
+        (lambda f: f(8, decode=True)(Q, K[:, :2], V[:, :2], input_positions=np.arange(6)), ValueError, "key_positions must be given"),
+        (lambda f: f(8)(Q[:, :1], K, V, key_positions=np.arange(6)), ValueError, "input_positions must be given with key_positions, got None"),
+        (lambda f: f(8)(Q, K, V, key_positions=np.arange(6)), ValueError, "input_positions must be given with key_positions, got None"),
+        (lambda f: f(8)(Q, K, V, input_positions=3), ValueError, r"input_positions must hold 6 along the sequence, got shape \(\)"),
+        (lambda f: f(8)(Q, K, V, input_positions=np.array([[3], [4]])), ValueError, r"input_positions must hold 6 along the sequence, got shape \(2, 1\)"),
+        (lambda f: f(8)(Q, K, V, input_positions=np.arange(6), key_positions=np.arange(5)), ValueError, r"key_positions must hold 6 along the sequence, got shape \(5,\)"),
+        (lambda f: f(8)(Q, K, V, input_positions=np.zeros((3, 6), int)), ValueError, r"positional_attention: input_positions of shape \(3, 6\) must broadcast to query without heads"),
+        (lambda f: f(8)(Q, K, V, input_positions=[0, 1, 2, 3, 4, 5]), TypeError, "positional_attention: input_positions must be an integer or float array"),
+        (lambda f: f(16)(Q, K, V), ValueError, "frequencies of width 16 must fit into head_dim"),
+        (lambda f: f(8)(Q[0, :, 0], K, V), ValueError, r"positional_attention: query must have shape \(..., seq, heads, head_dim\), got \(6, 8\)"),
+        (lambda f: f(8)(Q, K.astype(int), V), TypeError, "positional_attention: key must be a float array"),
+        (lambda f: f(pe.axial(8, 2))(Q, K, V), ValueError, "positions must be given for frequencies of 2 axes"),
+    ],
+)  # fmt: skip
+def test_bad_input(make, call, error, match):
+    with pytest.raises(error, match=match):
+        call(make)

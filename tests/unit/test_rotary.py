@@ -1,0 +1,594 @@
+"""Rotary embeddings against complex numbers at 40 digits, and the properties they exist for."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import posenc_jax as pe
+from helpers.closeness import assert_within
+from helpers.quick import quick
+from helpers.tiers import thorough
+from oracles import encodings, rotations, spectra
+
+LAYOUTS = ["half", "interleaved"]
+EDGES = [0, 1, 2, 3, 1000, 65_535, 65_536, 1_000_003, 2_000_000_000, 2**31 - 1, -1, -(2**16), -(2**31)]
+SCALED = dataclasses.replace(pe.geometric(8), attention_factor=1.25)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def pairs_of(x, layout):
+    """x as complex numbers, one for each pair."""
+    a, b = rotations.pairs(np.asarray(x, np.float64), layout)
+    return a + 1j * b
+
+
+ANYWHERE = np.concatenate([EDGES, np.random.default_rng(1).integers(-(2**31), 2**31, 30)]).astype(np.int32)
+SPECTRA = [(2, 10_000), (6, 10_000), (64, 500_000), (128, 100)]
+
+
+@functools.cache
+def turned_anywhere():
+    """One program for all spectra and layouts."""
+    x = {dim: normal(len(ANYWHERE), 2, dim) for dim, _ in SPECTRA}
+    turned = lambda x, p: {  # noqa: E731
+        (layout, *case): pe.rotary(x[case[0]], p, pe.geometric(*case), layout=layout)
+        for layout in LAYOUTS
+        for case in SPECTRA
+    }
+    return x, jax.jit(turned)(x, ANYWHERE)
+
+
+def check_pairs(x, turned, layout, dim, base):
+    sine, cosine = encodings.waves(ANYWHERE, spectra.geometric(dim, base))
+    z = pairs_of(x, layout)
+    want = z * (cosine + 1j * sine)[:, None]
+    assert_within(pairs_of(turned, layout), want, 3e-7 * np.abs(z), against="mpmath at 60 digits")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("dim", "base"), SPECTRA)
+def test_pairs_are_within_3e_7_at_any_position(layout, dim, base):
+    x, turned = turned_anywhere()
+    check_pairs(x[dim], turned[layout, dim, base], layout, dim, base)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pairs_are_within_3e_7_at_any_known_position(layout):
+    x, case = normal(len(ANYWHERE), 2, 64), (64, 500_000)
+    check_pairs(x, pe.rotary(x, ANYWHERE, pe.geometric(*case), layout=layout), layout, *case)
+
+
+def test_the_rotation_is_the_one_of_llama_and_of_gpt_j():
+    # As their code writes it: x·cos + rotate_half(x)·sin, and rotate_every_two.
+    x, p = normal(5, 3, 8), np.arange(5)
+    angles = p[:, None] / 10_000 ** (np.arange(0, 8, 2) / 8)
+    half = np.concatenate([angles, angles], -1)[:, None]
+    swapped = np.concatenate([-x[..., 4:], x[..., :4]], -1)
+    np.testing.assert_allclose(pe.rotary(x, p), x * np.cos(half) + swapped * np.sin(half), atol=1e-6)
+    every = np.repeat(angles, 2, -1)[:, None]
+    swapped = np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
+    want = x * np.cos(every) + swapped * np.sin(every)
+    np.testing.assert_allclose(pe.rotary(x, p, layout="interleaved"), want, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scores_depend_on_the_offset_alone(layout):
+    q, k = normal(64, 1, 128), normal(64, 1, 128, seed=1)
+    offsets = np.arange(64)
+
+    def scores(start):
+        turned = (pe.rotary(v, p, layout=layout) for v, p in ((q, start + offsets), (k, start)))
+        return np.einsum("shd,shd->s", *(np.asarray(v, np.float64) for v in turned))
+
+    size = np.linalg.norm(q, axis=-1)[:, 0] * np.linalg.norm(k, axis=-1)[:, 0]
+    near = scores(3)
+    want = np.real(np.sum(np.conj(pairs_of(k, layout)) * pairs_of(rotations.rotate_by(q, offsets[:, None, None] * pe.geometric(128).angular, layout), layout), -1))[:, 0]  # fmt: skip
+    np.testing.assert_allclose(near / size, want / size, atol=3e-7)
+    for start in (-3, 2_000_000_000, -(2**31)):
+        assert_within(scores(start) / size, near / size, 3e-7, against=f"the scores from 3 on, from {start}:")
+    assert np.max(np.abs(np.diff(near))) > 0.1  # and they do depend on it
+
+
+def test_norms_are_kept_and_rotations_compose():
+    x = normal(7, 2, 16)
+    p = np.random.default_rng(2).integers(-(2**30), 2**30, (2, 7)).astype(np.int32)
+    norm = lambda v: np.linalg.norm(np.asarray(v, np.float64), axis=-1)  # noqa: E731
+    np.testing.assert_allclose(norm(pe.rotary(x, p[0])), norm(x), rtol=3e-7)
+    twice = pe.rotary(pe.rotary(x, p[0]), p[1])
+    np.testing.assert_allclose(twice, pe.rotary(x, p[0] + p[1]), atol=2e-6)
+
+
+def test_cached_keys_move_by_an_offset():
+    keys = normal(2, 6, 3, 16)
+    cached = pe.rotary(keys, np.arange(40, 46))
+    for offset in (-40, 5, 1_000_000_000):
+        moved = pe.rotary(cached, offset)
+        np.testing.assert_allclose(moved, pe.rotary(keys, np.arange(40, 46) + offset), atol=2e-6)
+    of_each = pe.rotary(cached, np.array([[7], [-40]]))
+    np.testing.assert_allclose(of_each[1], pe.rotary(keys[1], np.arange(6)), atol=2e-6)
+
+
+WIDTHS = [(8, 8), (8, 4), (16, 4), (16, 6), (16, 12), (7, 4), (40, 4)]
+PARTS = ["first", "last"]
+
+
+@functools.cache
+def turned_in_part():
+    """One program for all widths, layouts and parts, at the positions 100 to 104."""
+    x = {head_dim: normal(2, 5, 3, head_dim) for head_dim, _ in WIDTHS}
+    turned = lambda x, p: {  # noqa: E731
+        (layout, *width, part): pe.rotary(x[width[0]], p, width[1], layout=layout, part=part)
+        for layout in LAYOUTS
+        for width in WIDTHS
+        for part in PARTS
+    }
+    return x, jax.jit(turned)(x, np.arange(100, 105))
+
+
+def check_part(x, y, layout, dim, part):
+    y = np.asarray(y)
+    angles = np.arange(100, 105)[:, None, None] * pe.geometric(dim).angular
+    want = rotations.rotate_by(x, angles, layout, part)
+    np.testing.assert_allclose(y, want, atol=1e-6)
+    kept = np.s_[..., dim:] if part == "first" else np.s_[..., : x.shape[-1] - dim]
+    np.testing.assert_array_equal(y[kept], x[kept])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("head_dim", "dim"), WIDTHS)
+@pytest.mark.parametrize("part", PARTS)
+def test_partial(layout, head_dim, dim, part):
+    x, turned = turned_in_part()
+    check_part(x[head_dim], turned[layout, head_dim, dim, part], layout, dim, part)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("part", PARTS)
+def test_partial_at_known_positions(layout, part):
+    x = normal(2, 5, 3, 16)
+    check_part(x, pe.rotary(x, np.arange(100, 105), 6, layout=layout, part=part), layout, 6, part)
+
+
+def test_head_axes():
+    x, p = normal(2, 5, 3, 8), np.random.default_rng(3).integers(0, 1000, (2, 5))
+    want = np.asarray(pe.rotary(x, p))
+    for axis, moved in ((-3, 1), (1, 1), (0, 0), (-4, 0), (2, 2)):
+        got = pe.rotary(np.moveaxis(x, 2, moved), p, head_axis=axis)
+        np.testing.assert_array_equal(np.moveaxis(np.asarray(got), moved, 2), want)
+    for head in range(3):
+        np.testing.assert_array_equal(pe.rotary(x[:, :, head], p, head_axis=None), want[:, :, head])
+    np.testing.assert_array_equal(pe.rotary(x.reshape(10, 3, 8), p.reshape(10)), want.reshape(10, 3, 8))
+
+
+def test_shapes_of_positions():
+    x, p = normal(2, 5, 3, 8), np.arange(50, 55)
+    want = np.asarray(pe.rotary(x, np.stack([p, p])))
+    for positions in (p, p[None], jnp.asarray(p), p.astype(np.int64), p.astype(np.float32)):
+        np.testing.assert_array_equal(pe.rotary(x, positions), want)
+    np.testing.assert_array_equal(pe.rotary(x, np.array([[3], [4]]))[1, 2], pe.rotary(x, 4)[1, 2])
+    np.testing.assert_array_equal(pe.rotary(x[0, 0], 50), want[0, 0])
+    assert np.abs(want - np.asarray(pe.rotary(x, p + 1))).max() > 0.5
+
+
+@pytest.mark.parametrize(("head_axis", "seq_axis"), [(-2, 1), (-3, 2), (0, 2), (None, 2)])
+def test_positions_count_from_zero(head_axis, seq_axis):
+    x = normal(2, 5, 3, 8)
+    y = np.asarray(pe.rotary(x, head_axis=head_axis))
+    for row in range(x.shape[seq_axis]):
+        alone = pe.rotary(x.take(row, axis=seq_axis), row, head_axis=None)
+        np.testing.assert_array_equal(y.take(row, axis=seq_axis), alone)
+
+
+def test_prefill_then_steps_is_the_whole_sequence():
+    x, f = normal(2, 9, 4, 16), pe.yarn(16, 10_000.0, 4.0, 64)
+    whole = np.asarray(pe.rotary(x, None, f))
+    np.testing.assert_array_equal(pe.rotary(x[:, :5], None, f), whole[:, :5])
+    step = jax.jit(lambda x, p: pe.rotary(x, p, f))
+    for i in range(5, 9):
+        np.testing.assert_array_equal(step(x[:, i : i + 1], jnp.full((2, 1), i)), whole[:, i : i + 1])
+    packed = pe.rotary(x.reshape(18, 4, 16), np.tile(np.arange(9), 2), f)
+    np.testing.assert_array_equal(np.asarray(packed).reshape(x.shape), whole)
+
+
+def there_and_back(x, p, w):
+    """By name: turned and turned back, and the other way round, in one program for all."""
+    results = {}
+    for layout in LAYOUTS:
+        for name, frequencies in (("None", None), ("6", 6), ("scaled", SCALED), ("array", w)):
+            there = functools.partial(pe.rotary, positions=p, frequencies=frequencies, layout=layout)
+            results[layout, name] = there(there(x), inverse=True), there(there(x, inverse=True))
+    return results
+
+
+THERE = normal(2, 5, 3, 8), np.arange(2_000_000_000, 2_000_000_005), np.float32([1.0, 0.3])
+
+
+@functools.cache
+def inverses():
+    return quick(there_and_back)(*THERE)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("frequencies", ["None", "6", "scaled", "array"])
+def test_inverse(layout, frequencies):
+    for result in inverses()[layout, frequencies]:
+        np.testing.assert_allclose(result, THERE[0], atol=1e-6)
+
+
+@pytest.mark.thorough
+def test_inverse_at_known_positions():
+    for case, results in there_and_back(*THERE).items():
+        for result in results:
+            np.testing.assert_allclose(result, THERE[0], atol=1e-6, err_msg=str(case))
+
+
+def test_the_inverse_of_the_smallest_amplitude():
+    """Its reciprocal is the largest float32, and no more."""
+    largest = float(np.finfo(np.float32).max)
+    frequencies = dataclasses.replace(pe.geometric(8), attention_factor=1 / largest)
+    assert 1 / frequencies.attention_factor == largest
+    x = np.full((1, 1, 8), 0.5, np.float32)
+    np.testing.assert_array_equal(pe.rotary(x, None, frequencies, inverse=True), x * largest)
+
+
+def test_the_attention_factor_multiplies_what_is_turned():
+    x, p = normal(5, 2, 10), np.arange(5)
+    plain, scaled = (np.asarray(pe.rotary(x, p, f)) for f in (8, SCALED))
+    np.testing.assert_allclose(scaled[..., :8], 1.25 * plain[..., :8], atol=1e-6)
+    np.testing.assert_array_equal(scaled[..., 8:], x[..., 8:])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_float32_rounded_once(layout, dtype):
+    x = normal(3, 50, 8, 16).astype(dtype)
+    y = pe.rotary(x, np.arange(5000, 5050), 8, layout=layout)
+    assert y.dtype == dtype
+    full = pe.rotary(x.astype(np.float32), np.arange(5000, 5050), 8, layout=layout)
+    np.testing.assert_array_equal(y, np.asarray(full).astype(dtype))
+
+
+@pytest.mark.skipif(not jax.config.read("jax_enable_x64"), reason="float64 needs x64: nox -s x64")
+def test_float64_is_kept():
+    x = normal(5, 2, 8).astype(np.float64)
+    y = pe.rotary(x, np.arange(5))
+    assert y.dtype == np.float64
+    np.testing.assert_allclose(
+        y, rotations.rotate_by(x, np.arange(5)[:, None, None] * pe.geometric(8).angular, "half"), atol=3e-7
+    )
+    np.testing.assert_allclose(jax.grad(lambda x: jnp.sum(pe.rotary(x, np.arange(5)) ** 2))(x), 2 * x, atol=1e-6)
+
+
+def check_coordinates(layout, program):
+    p = np.random.default_rng(4).integers(0, 1000, (2, 5, 3))
+    x = normal(2, 5, 4, 16)
+    spectrum = pe.geometric(16)
+    every = {
+        "sections": pe.multi_section(spectrum, [2, 3, 3]),
+        "interleaved sections": pe.multi_section(spectrum, [4, 2, 2], interleaved=True),
+        "axial": pe.axial(12, 3),
+    }
+
+    def turned(x, p, one, each):
+        return {
+            name: (
+                pe.rotary(x, p, f, layout=layout),
+                pe.rotary(x[0], one, f),
+                pe.rotary(x[0], each, f),
+            )
+            for name, f in every.items()
+        }
+
+    results = program(turned)(x, p, p[0, 0], np.tile(p[0, 0], (5, 1)))
+    for name, (got, one, each) in results.items():
+        angles = np.take(p, every[name].axes, axis=-1) * every[name].angular
+        want = rotations.rotate_by(x, angles[:, :, None], layout)
+        np.testing.assert_allclose(got, want, atol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(one, each, name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_pair_turns_by_its_own_coordinate(layout):
+    check_coordinates(layout, jax.jit)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_pair_turns_by_its_own_known_coordinate(layout):
+    check_coordinates(layout, lambda f: f)
+
+
+def test_text_of_three_equal_coordinates_is_ordinary():
+    x, p = normal(5, 2, 16), np.arange(7, 12)
+    sections = pe.multi_section(16, [2, 3, 3])
+    np.testing.assert_array_equal(pe.rotary(x, np.stack([p] * 3, -1), sections), pe.rotary(x, p))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_float32_precision_is_what_references_compute(layout):
+    x, p, f = normal(50, 2, 16), np.arange(4000, 4050), pe.geometric(16).with_precision("float32")
+    angles = (p[:, None].astype(np.float32) * f.angular.astype(np.float32))[:, None]
+    want = rotations.rotate_by(x, angles.astype(np.float64), layout)
+    np.testing.assert_allclose(pe.rotary(x, p, f, layout=layout), want, atol=1e-6)
+    assert np.abs(want - np.asarray(pe.rotary(x, p, layout=layout))).max() > 2e-5  # the float32 phases' own error
+
+
+# Derivatives
+
+
+def derivatives(x, p, w, slope_of, layout, dim, inverse=False):
+    """float64: those of a loss by x, p and w, where `slope_of` gives its derivative by the turned x.
+
+    The derivative by a pair's angle θ is the one along i·y, where y is the turned pair. Rotating the cotangent back by θ
+    gives the derivative by x.
+    """
+    x, p, w = (np.asarray(v, np.float64) for v in (x, p, w))
+    sign = -1 if inverse else 1
+    shared, rows = (1,) * (x.ndim - 2 - p.ndim) + p.shape, x.shape[:-2]
+    angles = sign * np.broadcast_to(p, rows)[..., None, None] * w
+    y = rotations.rotate_by(x, angles, layout)
+    slopes = slope_of(y)
+    by_pair, pairs = pairs_of(slopes[..., :dim], layout), pairs_of(y[..., :dim], layout)
+    d_x = rotations.rotate_by(slopes, -angles, layout)
+    by_angle = sign * np.real(np.conj(by_pair) * 1j * pairs).sum(-2)
+    kept = tuple(axis for axis, size in enumerate(shared) if size == 1 and rows[axis] > 1)
+    d_p = (by_angle * w).sum(-1).sum(kept).reshape(p.shape)
+    d_w = (by_angle * np.broadcast_to(p, rows)[..., None]).sum(tuple(range(len(rows))))
+    return d_x, d_p, d_w
+
+
+@pytest.mark.parametrize(
+    ("layout", "inverse", "shape"),
+    [
+        thorough("half", False, (2, 5)),
+        ("interleaved", True, (5,)),
+        ("half", True, (2, 1)),
+        thorough("interleaved", False, ()),
+    ],
+)
+def test_derivatives_in_x_positions_and_frequencies(layout, inverse, shape):
+    x, weights = normal(2, 5, 3, 8), normal(2, 5, 3, 8, seed=1)
+    p = np.random.default_rng(5).uniform(-3, 3, shape).astype(np.float32)
+    w = np.asarray([1.3, 0.2, 0.7], np.float32)
+    expected = derivatives(x, p, w, lambda y: 2 * weights * y, layout, 6, inverse)
+
+    @quick
+    def slopes(x, p, w):
+        ours = lambda x, p, w: jnp.sum(weights * pe.rotary(x, p, w, layout=layout, inverse=inverse) ** 2)  # noqa: E731
+        # The last features instead of the first: the same of features in another order.
+        turned_round = lambda v: jnp.concatenate([v[..., 6:], v[..., :6]], -1)  # noqa: E731
+        last = lambda p, w: pe.rotary(turned_round(x), p, w, layout=layout, inverse=inverse, part="last")  # noqa: E731
+        loss = lambda p, w: jnp.sum(turned_round(jnp.asarray(weights)) * last(p, w) ** 2)  # noqa: E731
+        return {
+            "together": jax.grad(ours, argnums=(0, 1, 2))(x, p, w),
+            "of the last features": (None, *jax.grad(loss, argnums=(0, 1))(p, w)),
+            "positions alone": (None, jax.grad(lambda p: ours(x, p, w))(p), None),
+            "frequencies alone": (None, None, jax.grad(lambda w: ours(x, p, w))(w)),
+        }
+
+    for name, results in slopes(x, p, w).items():
+        for by, got, argument, want in zip(("x", "p", "w"), results, (x, p, w), expected, strict=True):
+            if got is not None:
+                assert got.shape == argument.shape and got.dtype == argument.dtype
+                bound = 2e-5 + 2e-5 * np.abs(want)
+                assert_within(got, want, bound, against=f"{name}, by {by}: the float64 derivative")
+
+
+def test_derivatives_in_positions_of_several_coordinates():
+    x, f = jnp.asarray(normal(2, 5, 3, 8)), pe.multi_section(pe.geometric(8), [1, 2, 1])
+    p = jnp.asarray(np.random.default_rng(6).uniform(-3, 3, (5, 3)).astype(np.float32))
+    loss = lambda p: jnp.sum(pe.rotary(x, p, f) * x)  # noqa: E731
+    got = np.asarray(quick(jax.grad(loss))(p))
+    z = pairs_of(x, "half")
+    angles = np.take(np.asarray(p, np.float64), f.axes, -1) * f.angular
+    slopes = -np.sin(angles)[None, :, None] * np.abs(z) ** 2 * f.angular  # d/dθ Re(z̄ z e^{iθ})
+    want = np.stack([slopes[..., np.array(f.axes) == c].sum((0, 2, 3)) for c in range(3)], -1)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_derivative_is_the_rotation_backward(layout):
+    x, dy = jnp.asarray(normal(2, 5, 3, 10), jnp.bfloat16), jnp.asarray(normal(2, 5, 3, 10, seed=1), jnp.bfloat16)
+    p = np.random.default_rng(7).integers(-(2**31), 2**31, (2, 5)).astype(np.int32)
+    dx = jax.jit(lambda x, dy: jax.vjp(lambda x: pe.rotary(x, p, SCALED, layout=layout), x)[1](dy)[0])(x, dy)
+    undone = dataclasses.replace(SCALED, attention_factor=1 / SCALED.attention_factor)
+    assert dx.dtype == x.dtype
+    np.testing.assert_array_equal(dx, pe.rotary(dy, p, undone, layout=layout, inverse=True))
+
+
+def test_derivatives_by_frequencies_are_not_rounded_to_16_bits():
+    x, weights = (jnp.asarray(normal(64, 4, 8, seed=i)).astype(jnp.bfloat16) for i in range(2))
+    w = jnp.asarray([1.3, 0.2, 0.7, 0.01], jnp.float32)
+    total = lambda w, x: jnp.vdot(weights.astype(jnp.float32), pe.rotary(x, None, w).astype(jnp.float32))  # noqa: E731
+    got, want = (jax.jit(jax.grad(total))(w, v) for v in (x, x.astype(jnp.float32)))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)  # sums of 256 terms of up to 64 · 3
+
+
+def test_derivatives_compose():
+    x, p = jnp.asarray(normal(4, 3, 2, 8)), jnp.arange(3)
+    loss = lambda x: jnp.sum(pe.rotary(x, p) ** 4)  # noqa: E731
+    grad = lambda f: jax.jit(jax.grad(f))  # noqa: E731
+    plain = grad(loss)(x)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(jax.grad(loss)))(x), plain)
+    np.testing.assert_array_equal(grad(jax.checkpoint(loss))(x), plain)
+    scanned = grad(lambda x: lax.scan(lambda c, v: (c + loss(v), None), jnp.zeros((), jnp.float32), x)[0])(x)
+    np.testing.assert_allclose(scanned, plain, rtol=1e-6)
+    along = grad(lambda x: jnp.vdot(jax.grad(loss)(x), x))(x)  # H·x + ∇ = 3∇ + ∇ for a quartic
+    np.testing.assert_allclose(along, 4 * plain, rtol=1e-5, atol=1e-5)
+    one = x[0, 0, 0]
+    jacobian = quick(jax.jacrev(lambda x: pe.rotary(x, 3, head_axis=None)))(one)
+    np.testing.assert_allclose(jacobian @ one, pe.rotary(one, 3, head_axis=None), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, "shard_map"])
+@pytest.mark.parametrize(
+    ("x_spec", "p_spec"),
+    [thorough(P("d"), P()), (P(), P("d")), thorough(P("d"), P("d"))],
+    ids=["x", "positions", "both"],
+)
+def test_derivatives_on_a_mesh(kind, x_spec, p_spec, on_cpu):
+    # Each has the type of its argument: summed over the devices where the argument is one for all.
+    x, p = jnp.asarray(normal(8, 3, 6)), jnp.linspace(-3, 3, 8)
+    w = jnp.asarray([1.3, 0.2, 0.7], jnp.float32)
+    total = lambda x, p, w: jnp.sum(pe.rotary(x, p, w) ** 3)  # noqa: E731
+    want = derivatives(x, p, w, lambda y: 3 * y**2, "half", 6)
+    explicit = kind != "shard_map"
+    mesh = jax.make_mesh((8,), ("d",), (kind if explicit else AxisType.Auto,), devices=jax.devices("cpu"))
+    if not explicit:
+
+        def total(x, p, w):
+            def local(x, p, w):
+                if x.shape[0] > p.shape[0]:  # all of x on each device
+                    x = lax.dynamic_slice_in_dim(x, lax.axis_index("d"), 1)
+                elif p.shape[0] > x.shape[0]:
+                    p = lax.dynamic_slice_in_dim(p, lax.axis_index("d"), 1)
+                return lax.psum(jnp.sum(pe.rotary(x, p, w) ** 3), "d")
+
+            return jax.shard_map(local, mesh=mesh, in_specs=(x_spec, p_spec, P()), out_specs=P())(x, p, w)
+
+    with jax.set_mesh(mesh):
+        if explicit:
+            x, p = (jax.device_put(v, NamedSharding(mesh, spec)) for v, spec in ((x, x_spec), (p, p_spec)))
+
+        @quick
+        def slopes(x, p, w):
+            by_x = jax.grad(lambda x: total(x, p, pe.geometric(6)) if explicit else total(x, p, w))
+            return jax.grad(total, (0, 1, 2))(x, p, w), by_x(x)
+
+        got, by_x = slopes(x, p, w)
+    for by, one, true in zip(("x", "p", "w"), got, want, strict=True):
+        assert_within(one, true, 1e-5 + 1e-4 * np.abs(true), against=f"the float64 derivative by {by}")
+    assert np.isfinite(np.asarray(by_x)).all()
+
+
+def test_an_x_that_is_one_for_all_devices(on_cpu):
+    x, p = jnp.asarray(normal(1, 3, 6)), jnp.arange(8)
+    weights = jnp.asarray(normal(8, 3, 6, seed=1))
+    total = lambda x, p, c: jnp.sum(c * pe.rotary(x, p))  # noqa: E731
+    backward = -np.arange(8)[:, None, None] * pe.geometric(6).angular
+    want = rotations.rotate_by(weights, backward, "half").sum(0, keepdims=True)
+    local = lambda x, p, c: lax.psum(total(x, p, c), "d")  # noqa: E731
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
+    got = quick(jax.grad(jax.shard_map(local, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=P())))
+    np.testing.assert_allclose(got(x, p, weights), want, rtol=1e-5, atol=1e-6)
+
+
+# Layouts of weights
+
+
+@pytest.mark.parametrize(("part", "dim"), [("first", 8), ("first", 4), ("last", 6)])
+def test_convert_layout_keeps_the_scores_of_a_layer(part, dim):
+    heads, head_dim, p = 2, 8, np.arange(5)
+    layer = nnx.eval_shape(
+        lambda: nnx.MultiHeadAttention(heads, heads * head_dim, use_bias=True, decode=False, rngs=nnx.Rngs(0))
+    )
+    x = normal(5, heads * head_dim)
+    bias = normal(heads, head_dim, seed=9)
+    shapes = layer.query.kernel.shape, layer.key.kernel.shape
+    kernels = [normal(*shape, seed=i) / np.float32(4) for i, shape in enumerate(shapes, 1)]
+
+    def scores(kernels, biases, layout):
+        turned = [
+            pe.rotary(np.einsum("si,ihd->shd", x, kernel) + b, p, dim, layout=layout, part=part)
+            for kernel, b in zip(kernels, biases, strict=True)
+        ]
+        return np.einsum("qhd,khd->hqk", *map(np.asarray, turned))
+
+    convert = functools.partial(pe.convert_layout, frequencies=dim, source="interleaved", target="half", part=part)
+    moved = [np.asarray(convert(k, axis=-1, num_heads=1)) for k in kernels]
+    biases = [np.asarray(convert(bias, axis=1, num_heads=1))] * 2
+    want = scores(kernels, [bias] * 2, "interleaved")
+    np.testing.assert_allclose(scores(moved, biases, "half"), want, atol=1e-4)
+    assert np.abs(scores(kernels, [bias] * 2, "half") - want).max() > 1e-2
+    # The same outputs in one axis, head by head, as torch's (outputs, inputs) and a flat bias hold them.
+    for k, m in zip(kernels, moved, strict=True):
+        flat = k.reshape(len(k), -1)
+        np.testing.assert_array_equal(convert(flat.T, axis=0, num_heads=heads), m.reshape(len(k), -1).T)
+    np.testing.assert_array_equal(convert(bias.reshape(-1), axis=0, num_heads=heads), biases[0].reshape(-1))
+    back = pe.convert_layout(moved[0], dim, source="half", target="interleaved", axis=2, num_heads=1, part=part)
+    np.testing.assert_array_equal(back, kernels[0])
+    np.testing.assert_array_equal(pe.convert_layout(bias, 4, source="half", target="half", axis=1, num_heads=1), bias)
+    np.testing.assert_array_equal(convert(bias.reshape(-1), axis=-1, num_heads=heads), biases[0].reshape(-1))
+
+
+def test_convert_layout_keeps_dtypes():
+    for dtype in (jnp.bfloat16, np.int8, np.float32):
+        got = pe.convert_layout(np.arange(8).astype(dtype), 8, source="half", target="interleaved", axis=0, num_heads=1)
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got.astype(np.float32), [0, 4, 1, 5, 2, 6, 3, 7])
+    with jax.enable_x64(False), pytest.raises(TypeError, match="convert_layout: weights are float64, which this"):
+        pe.convert_layout(np.zeros(8), 8, source="half", target="interleaved", axis=0, num_heads=1)
+
+
+X = np.zeros((2, 5, 3, 8), np.float32)
+convert = functools.partial(pe.convert_layout, source="half", target="interleaved")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: pe.rotary(X, None, 10), ValueError, r"rotary: frequencies of width 10 must fit into head_dim, x has shape \(2, 5, 3, 8\)"),
+        (lambda: pe.rotary(X, None, 7), ValueError, "rotary: frequencies must have an even dim, got 7"),
+        (lambda: pe.rotary(X[..., :7]), ValueError, "rotary: frequencies must have an even dim, got 7"),
+        (lambda: pe.rotary(X, np.arange(4)), ValueError, r"rotary: positions of shape \(4,\) must broadcast to x without its head axis and its last, shape \(2, 5\)"),
+        (lambda: pe.rotary(X, np.zeros((2, 5, 3), int)), ValueError, r"positions of shape \(2, 5, 3\) must broadcast .* \(2, 5\)"),
+        (lambda: pe.rotary(X, np.zeros((5, 2), int)), ValueError, r"positions of shape \(5, 2\) must broadcast .* \(2, 5\)"),
+        (lambda: pe.rotary(X, np.arange(5), head_axis=-3), ValueError, r"positions of shape \(5,\) must broadcast .* shape \(2, 3\)"),
+        (lambda: pe.rotary(X, None, pe.axial(8, 2)), ValueError, "rotary: positions must be given for frequencies of 2 axes, got None"),
+        (lambda: pe.rotary(X, np.arange(5), pe.axial(8, 2)), ValueError, r"rotary: positions must have a last axis of size 2, .* got shape \(5,\)"),
+        (lambda: pe.rotary(X[0, 0]), ValueError, r"rotary: positions must be given where x has no sequence axis, shape \(3, 8\)"),
+        (lambda: pe.rotary(X.astype(int)), TypeError, r"rotary: x must be a float array of shape \(..., heads, head_dim\), got int64"),
+        (lambda: pe.rotary([1.0, 2.0]), TypeError, r"rotary: x must be a float array"),  # type: ignore
+        (lambda: pe.rotary(X.astype(int), head_axis=None), TypeError, r"rotary: x must be a float array of shape \(..., head_dim\), got int64"),
+        (lambda: pe.rotary(X[..., :0]), ValueError, r"rotary: x must have features to turn, got shape \(2, 5, 3, 0\)"),
+        (lambda: pe.rotary(X[0, 0, 0]), ValueError, r"rotary: x must have shape \(..., heads, head_dim\), got \(8,\)"),
+        (lambda: pe.rotary(X, head_axis=-1), ValueError, r"rotary: head_axis must be an axis of x other than its last, .* got -1"),
+        (lambda: pe.rotary(X, head_axis=3), ValueError, "rotary: head_axis must be an axis of x other than its last"),
+        (lambda: pe.rotary(X, head_axis=4), ValueError, "rotary: head_axis must be an axis of x other than its last"),
+        (lambda: pe.rotary(X, head_axis=True), TypeError, "rotary: head_axis must be an integer or None, got bool True"),
+        (lambda: pe.rotary(np.ones((2, 1, 4), np.float32), head_axis=np.timedelta64(1, "s")), TypeError, "rotary: head_axis must be an integer or None, got timedelta64"),
+        (lambda: pe.convert_layout(np.ones(8), 8, source="half", target="half", axis=np.timedelta64(0, "s"), num_heads=1), TypeError, "convert_layout: axis must be an integer, got timedelta64"),
+        (lambda: pe.rotary(X, layout="neox"), ValueError, "rotary: layout must be one of .* got 'neox'"),  # type: ignore
+        (lambda: pe.rotary(X, part="middle"), ValueError, "rotary: part must be one of .* got 'middle'"),  # type: ignore
+        (lambda: pe.rotary(X, inverse="no"), TypeError, "rotary: inverse must be"),  # type: ignore
+        (lambda: pe.rotary(X, None, dataclasses.replace(pe.geometric(8), attention_factor=0.0), inverse=True), ValueError, "rotary: inverse needs frequencies with an attention_factor above 3e-39, got 0.0"),
+        (lambda: pe.rotary(X, None, dataclasses.replace(pe.geometric(8), attention_factor=-2e-39), inverse=True), ValueError, "rotary: inverse needs frequencies with an attention_factor above 3e-39, got -2e-39"),
+        (lambda: pe.rotary(X, "3"), TypeError, "rotary: positions must be an integer or float array, got str '3'"),  # type: ignore
+        (lambda: pe.rotary(X, np.array([2**31])), ValueError, "rotary: positions must fit into int32"),
+        (lambda: pe.rotary(X, None, "8"), TypeError, "rotary: frequencies must be Frequencies, an integer width"),  # type: ignore
+        (lambda: convert([1, 2], 2, axis=0, num_heads=1), TypeError, "convert_layout: weights must be an array that JAX can hold, got list"),  # type: ignore
+        (lambda: convert(np.full((2, 8), "a"), 8, axis=1, num_heads=1), TypeError, "convert_layout: weights must be an array that JAX can hold, got <U1"),
+        (lambda: convert(np.ma.ones((2, 8), np.float32), 8, axis=1, num_heads=1), TypeError, "convert_layout: weights must be an array that JAX can hold, got masked float32"),
+        (lambda: convert(X, 8, axis=4, num_heads=1), ValueError, r"convert_layout: axis must be one of weights, shape \(2, 5, 3, 8\), got 4"),
+        (lambda: convert(X, 8, axis=0.0, num_heads=1), TypeError, "convert_layout: axis must be an integer, got float 0.0"),  # type: ignore
+        (lambda: convert(X, 8, axis=-1, num_heads=3), ValueError, "convert_layout: num_heads must divide axis 3 of weights, .* got 3"),
+        (lambda: convert(X, 8, axis=-1, num_heads=2), ValueError, "convert_layout: frequencies must have an even width of at most 4, the head_dim, got 8"),
+        (lambda: convert(X, 3, axis=-1, num_heads=1), ValueError, "convert_layout: frequencies must have an even width of at most 8, the head_dim, got 3"),
+        (lambda: convert(X, 8, axis=-1, num_heads=0), ValueError, "convert_layout: num_heads must be at least 1, got 0"),
+        (lambda: convert(X, 8, axis=-1, num_heads=1, part="all"), ValueError, "convert_layout: part must be one of"),
+        (lambda: pe.convert_layout(X, 8, source="half", target="meta", axis=-1, num_heads=1), ValueError, "convert_layout: target must be one of"),  # type: ignore
+        (lambda: pe.convert_layout(X, 8, source="meta", target="half", axis=-1, num_heads=1), ValueError, "convert_layout: source must be one of"),  # type: ignore
+    ],
+)  # fmt: skip
+def test_bad_input(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
+
+
+def test_positions_that_are_not_known_to_fit_give_nan():
+    p = jnp.asarray([1.0, 3e9, np.nan], jnp.float32)
+    y = np.asarray(pe.rotary(np.ones((3, 2, 4), np.float32), p))
+    assert np.isfinite(y[0]).all() and np.isnan(y[1:]).all()

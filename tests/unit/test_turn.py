@@ -1,0 +1,183 @@
+"""The forms of a rotation that platforms choose from, all of which run on a CPU: the same bits of every one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import posenc_jax as pe
+from helpers.quick import quick
+from helpers.tiers import tiered
+from posenc_jax import _turn, _xla
+
+LAYOUTS = ["half", "interleaved"]
+
+
+def normal(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+# The forms that platforms choose from, all of which run on a CPU too.
+READS = functools.partial(_turn._by_reads, partner_of=_turn._padded, keep=lax.optimization_barrier)
+FORMS = {
+    "pieces": functools.partial(_turn._by_pieces, keep=_xla.materialized),
+    "pieces, a barrier": functools.partial(_turn._by_pieces, keep=lax.optimization_barrier),
+    "reads": functools.partial(READS, multiply=_xla.rounded_product),
+    "reads, plain products": functools.partial(READS, multiply=lax.mul),
+    "reversed": functools.partial(
+        READS, partner_of=_turn._reversed, multiply=_xla.rounded_product, keep=_xla.materialized
+    ),
+    "halves": _turn._by_halves,
+}
+
+
+def forms(layout, whole):
+    """Those that turn such features: of one layout, or all of a vector, alone."""
+    return [n for n in FORMS if n != {"half": "reversed", "interleaved": "halves"}[layout] and (whole or n != "halves")]
+
+
+ENDS_AND_WAYS = [(False, False), (False, True), (True, False), (True, True)]
+DIMS_AND_HEADS = [(6, 1), (6, 4), (16, 4)]
+
+
+@functools.cache
+def turned_by(name, layout):
+    """Everything that one form turns, in one program; every form has a program of its own."""
+    x = {heads: normal(7, heads, 16) for heads in (1, 4)}
+    for each in x.values():
+        each[3] = np.where(np.arange(16) % 3, 0.0, -0.0)  # at position 0, where all sines are zero
+    turned = lambda x, p: {  # noqa: E731
+        (last, backward, dim, heads): FORMS[name](
+            _turn.TurnSettings(layout, last, backward), x[heads], p, pe.geometric(dim)
+        )
+        for last, backward in ENDS_AND_WAYS
+        for dim, heads in DIMS_AND_HEADS
+        if name in forms(layout, dim == 16)
+    }
+    return jax.device_get(jax.jit(turned)(x, np.arange(-3, 4).reshape(-1, 1, 1)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("last", "backward"), ENDS_AND_WAYS)
+def test_every_form_computes_the_same(layout, last, backward):
+    for dim, heads in DIMS_AND_HEADS:
+        want = turned_by("pieces", layout)[last, backward, dim, heads]
+        for name in forms(layout, dim == 16):
+            got = turned_by(name, layout)[last, backward, dim, heads]
+            where = f"{name}, {dim} of 16 features, {heads} heads"
+            if "plain" in name:  # a CPU contracts them
+                np.testing.assert_allclose(got, want, atol=3e-7, err_msg=where)
+            else:
+                np.testing.assert_array_equal(got.view(np.int32), want.view(np.int32), where)
+
+
+ONE_PASS = jax.__version_info__ >= (0, 12)  # over both halves: before, JAX drops the barrier
+
+
+@pytest.mark.parametrize(
+    ("platform", "heads", "dtype", "layout", "expected", "missing"),
+    [
+        ("tpu", 16, "float32", "half", ["pad", "barrier"], ["concatenate", "while", "reverse", "reshape %x"]),
+        ("tpu", 1, "float32", "half", ["pad"], ["concatenate", "while", "reverse", "barrier"]),
+        ("cuda", 16, "float32", "half", ["concatenate", "barrier"], ["pad", "while", "reverse"]),
+        ("cuda", 1, "float32", "half", ["pad"], ["concatenate", "while", "reverse", "barrier"]),
+        ("cpu", 16, "bfloat16", "half", ["concatenate", "remainder"], ["pad", "while", "reverse", "barrier"]),
+        ("cpu", 16, "bfloat16", "interleaved", ["concatenate", "remainder"], ["while", "reverse", "barrier"]),
+        ("cpu", 16, "float32", "interleaved", ["reverse", "remainder"], ["concatenate", "pad", "while", "barrier"]),
+        ("cpu", 1, "float32", "half", ["concatenate"], ["pad", "while", "reverse", "barrier", "remainder"]),
+        ("cpu", 16, "float32", "half", ["reverse", "barrier", "remainder"], ["concatenate", "pad", "while"])
+        if ONE_PASS
+        else ("cpu", 16, "float32", "half", ["pad", "remainder"], ["concatenate", "reverse", "while", "barrier"]),
+    ],
+)
+def test_each_platform_gets_its_form(platform, heads, dtype, layout, expected, missing):
+    x = normal(7, heads, 16).astype(dtype)
+    traced = jax.jit(functools.partial(pe.rotary, layout=layout)).trace(x)
+    text = traced.lower(lowering_platforms=(platform,)).as_text().replace("optimization_barrier", "barrier")
+    assert all(f"stablehlo.{name}" in text for name in expected)
+    assert not any(f"stablehlo.{name}" in text for name in missing)
+
+
+@pytest.mark.parametrize(
+    "shape", tiered([(0, 5, 3, 8), (2, 0, 3, 8), (2, 0, 4, 8), (5, 0, 8)], [(0, 5, 3, 8), (2, 0, 4, 8)])
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_to_turn(shape, layout):
+    settings, p = _turn.TurnSettings(layout), np.zeros((1,) * len(shape), np.int32)
+
+    @quick
+    def turned(x, p):
+        every = {
+            (dim, n): FORMS[n](settings, x, p, pe.geometric(dim)) for dim in (6, 8) for n in forms(layout, dim == 8)
+        }
+        for dim in (6, 8):
+            every[dim, "derivative"] = jax.grad(lambda x: pe.rotary(x, None, dim, layout=layout).sum())(x)  # noqa: B023
+        return every
+
+    for case, y in turned(np.zeros(shape, np.float32), p).items():
+        assert y.shape == shape, case
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_infinity_stays_in_its_pair(layout):
+    partner = 7 if layout == "half" else 2
+    every = {width: normal(4, 10, width) for width in (8, 12)}
+    for x in every.values():
+        x[1, 2, 3], x[1, 2, 8:] = np.inf, np.nan  # 8 and what follows is not turned
+
+    @jax.jit
+    def turned(every, p):
+        return {
+            (width, name): FORMS[name](_turn.TurnSettings(layout), x, p, pe.geometric(8))
+            for width, x in every.items()
+            for name in forms(layout, width == 8)
+        }
+
+    for (width, name), y in turned(every, np.arange(4).reshape(4, 1, 1)).items():
+        bad = ~np.isfinite(np.asarray(y))
+        assert bad[1, 2, [3, partner]].all() and bad[1, 2, 8:].all() and bad.sum() == width - 6, (width, name)
+
+
+@functools.cache
+def turned_three_ways(layout, head_axis):
+    """All features, the first 8, and the last 6 backward, in one program."""
+    ways = {}, {"frequencies": 8}, {"frequencies": 6, "part": "last", "inverse": True}
+    turned = functools.partial(pe.rotary, layout=layout, head_axis=head_axis)
+    return jax.jit(lambda x, p: [turned(x, p, **options).astype(jnp.float32) for options in ways])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", tiered([jnp.float32, jnp.bfloat16], [jnp.bfloat16]))
+@pytest.mark.parametrize("shape", tiered([(2, 9, 1, 16), (9, 1, 5, 16), (1, 9, 1, 16), (3, 1, 1, 16)], [(2, 9, 1, 16)]))
+def test_axes_of_one_change_no_bits(shape, dtype, layout):
+    x = normal(*shape)
+    x[0, 0, 0, 1], x[-1, -1, -1, 7], x[-1, -1, -1, 2] = np.nan, np.inf, -0.0
+    x = x.astype(dtype)
+    positions = 1_000_003 * np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape[:2])
+    turned = turned_three_ways(layout, -2)
+    got = turned(x, positions)
+    for i, j in np.ndindex(shape[:2]):
+        for one, want in zip(got, turned(x[i, j], positions[i, j]), strict=True):
+            np.testing.assert_array_equal(one[i, j], want)
+
+
+def test_an_axis_of_one_that_a_mesh_shards(on_cpu):
+    mesh = jax.make_mesh((8, 1), ("d", "m"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
+    x = normal(8, 4, 1, 6)
+    with jax.set_mesh(mesh):
+        got = jax.jit(pe.rotary)(jax.device_put(x, NamedSharding(mesh, P("d", None, "m", None))))
+        assert jax.typeof(got).sharding.spec == P("d", None, "m", None)
+    np.testing.assert_array_equal(got, pe.rotary(x))
+
+
+def test_a_table_keeps_what_is_no_number():
+    positions = np.array([0xFFFFFFFF, 0], np.uint32).view(np.float32)  # the NaN of all ones
+    f = pe.geometric(6).with_precision("float32")
+    for heads in (2, 8):  # without a table and with one
+        turned = np.asarray(pe.rotary(np.ones((2, heads, 6), np.float32), positions, f))
+        assert np.isnan(turned[0]).all() and np.isfinite(turned[1]).all()
