@@ -4,11 +4,15 @@ The compilers are the real ones, so fusions, temporaries and collectives are fac
 and `benchmarks/compiled.py` both compile by this.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,13 +37,13 @@ _SHAPE = re.compile(r"\b(?:pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 
 
 @functools.cache
-def tpu_topology(name):
+def tpu_topology(name: str) -> Any:
     """As "v5e:2x2"; needs libtpu, told not to look for a device."""
     return topologies.get_topology_desc(platform="tpu", topology_name=name)
 
 
 @functools.cache
-def h200_topology():
+def h200_topology() -> Any:
     """Needs the CUDA plugin of JAX and its compiler alone."""
     config = (Path(__file__).parent / "h200.txtpb").read_text()
     return topologies.get_topology_desc("h200", platform="cuda", topology="1x1x1", target_config=config)
@@ -54,13 +58,13 @@ class Compiled:
     elements: int  # of the output, on one device
 
     @functools.cached_property
-    def cycles(self):
+    def cycles(self) -> int:
         """As the TPU compiler estimates them; the CUDA compiler estimates none."""
         cycles = [int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', self.text)]
         return sum(n for n in cycles if n < 2**62)  # the largest int64 stands for "unknown"
 
     @functools.cached_property
-    def unestimated(self):
+    def unestimated(self) -> list[str]:
         """The operations outside fusions without an estimate that write at least a sixteenth of the result.
 
         Where there are any, `cycles` is less than all. What a loop repeats is estimated once. Asynchronous transfers
@@ -77,18 +81,18 @@ class Compiled:
         return names
 
     @functools.cached_property
-    def transferred(self):
+    def transferred(self) -> int:
         """Bytes that asynchronous copies move between memories, for which there is no estimate."""
         moved = (_sizes(shape) for shape, name, _ in self._outside if name in ("copy-start", "slice-start"))
         return sum(min(sizes) for sizes in moved if sizes)  # of a slice the type has its source too
 
     @property
-    def _outside(self):
+    def _outside(self) -> list[tuple[str, str, str]]:
         """The types, names and the rest of the operations outside fusions."""
         return _INSTRUCTION.findall(self.text[self.text.index("\nENTRY ") :])
 
     @functools.cached_property
-    def sizes(self):
+    def sizes(self) -> set[int]:
         """Of all axes of all arrays, in loops too; what is inside a fusion is no array in memory."""
         fused = set(re.findall(r" fusion\([^\n]*?calls=%?([\w.\-]+)", self.text))
         bodies = [body for name, body in _COMPUTATION.findall(self.text) if name not in fused]
@@ -96,47 +100,47 @@ class Compiled:
         return {int(n) for shape in types for dims in _SHAPE.findall(shape) for n in dims.split(",") if n}
 
     @functools.cached_property
-    def operations(self):
+    def operations(self) -> set[str]:
         """The names of all operations, inside fusions too; an asynchronous one under its plain name."""
         found = _INSTRUCTION.findall(self.text)
         named = {name for _, name, rest in found if not any(f'"{target}"' in rest for target in NAMES_OF_BUFFERS)}
         return {re.sub(r"-(start|done|update)$", "", name) for name in named}
 
     @functools.cached_property
-    def large(self):
+    def large(self) -> list[str]:
         """The operations, outside fusions, that write at least as many elements as the output has."""
         wrote = [x for x in self._outside if x[1] not in FREE and not any(f'"{t}"' in x[2] for t in NAMES_OF_BUFFERS)]
         return [name for shape, name, _ in wrote if _elements(shape) >= self.elements]
 
     @functools.cached_property
-    def collectives(self):
+    def collectives(self) -> tuple[list[str], list[str]]:
         """The names of all collectives, and of those that no loop repeats."""
         entry = self.text[self.text.index("\nENTRY ") :]
         called = ([re.sub(r"-(start|done)$", "", n) for _, n, _ in _INSTRUCTION.findall(t)] for t in (self.text, entry))
         return tuple([name for name in names if name in COLLECTIVES] for names in called)
 
     @property
-    def fusions(self):
+    def fusions(self) -> int:
         return len(re.findall(r" fusion\(", self.text))
 
-    def check_elementwise(self, temporaries):
+    def check_elementwise(self, temporaries: int) -> None:
         """One pass over memory: one fusion writes the output, and nothing else of its size exists."""
         assert self.large == ["fusion"]
         assert self.temporaries <= temporaries
         self.check_exact()
 
-    def check_exact(self):
+    def check_exact(self) -> None:
         """Nothing that rounds a phase or leaves the device."""
         assert not self.operations & (SLOW | COLLECTIVES)
         assert "f64[" not in self.text
 
 
-def _elements(shape):
+def _elements(shape: str) -> int:
     """The largest array in an HLO type."""
     return max((math.prod(int(n) for n in s.split(",") if n) for s in _SHAPE.findall(shape)), default=0)
 
 
-def _sizes(shape):
+def _sizes(shape: str) -> list[int]:
     """The bytes of each array in an HLO type but for scalars."""
     found = re.findall(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]+)\]", shape)
     return [math.prod(int(n) for n in dims.split(",")) * int(bits or 8) // 8 for _, bits, dims in found]
@@ -145,15 +149,15 @@ def _sizes(shape):
 class Target:
     """A chip, or a mesh ("x", "y") of chips, to compile for."""
 
-    def __init__(self, name, topology, mesh=(1, 1)):
+    def __init__(self, name: str, topology: Any, mesh: tuple[int, int] = (1, 1)) -> None:
         self.name = name
         devices = np.array(topology.devices).reshape(-1)[: math.prod(mesh)]
         self.mesh = Mesh(devices.reshape(mesh), ("x", "y"))
 
-    def _sharding(self, spec):
+    def _sharding(self, spec: Any) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
-    def compile(self, function, *arguments, out=()):
+    def compile(self, function: Callable[..., Any], *arguments: Any, out: Any = ()) -> Compiled:
         """`function`, jitted, for arguments (shape, dtype, *axes of the mesh), its first result sharded by `out`."""
         described = [jax.ShapeDtypeStruct(s, d, sharding=self._sharding(spec)) for s, d, *spec in arguments]
         results, sharding = jax.eval_shape(function, *described), self._sharding(out)
@@ -164,11 +168,11 @@ class Target:
         return Compiled(compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes, elements)
 
     @functools.cache  # noqa: B019 - targets live as long as the session
-    def copy(self, shape, dtype):
+    def copy(self, shape: tuple[int, ...], dtype: Any) -> Compiled:
         """The yardstick: one elementwise read and write."""
         return self.compile(lambda x: x + jnp.ones((), dtype), (shape, dtype))
 
     @functools.cache  # noqa: B019
-    def fill(self, shape, dtype):
+    def fill(self, shape: tuple[int, ...], dtype: Any) -> Compiled:
         """The yardstick for what reads nothing: one write, of a value that cannot be folded into a constant."""
         return self.compile(lambda value: jnp.full(shape, value), ((), dtype))

@@ -1,9 +1,13 @@
 """How far apart two arrays are, in words: the largest error, where it is, and against what."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 
 
-def assert_within(got, want, bound, *, against="expected"):
+def assert_within(got: Any, want: Any, bound: Any, *, against: str = "expected") -> None:
     """Asserts |got − want| ≤ bound everywhere; NaN and infinities match themselves alone.
 
     `bound` is a number or an array that broadcasts to both; `against` names where `want` comes from.

@@ -1,7 +1,10 @@
 """Hostile input: how much of it is tried, and what is counted. POSENC_HOSTILE=N multiplies it (`nox -s fuzz`)."""
 
+from __future__ import annotations
+
 import collections
 import os
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,13 +18,13 @@ EDGES = [0, 1, -1, 2, 65535, 65536, -65536, 2**30, 2**31 - 1, -(2**31), 10**6, 2
 
 
 @pytest.fixture(autouse=True, scope="module")
-def print_what_was_tried():
+def print_what_was_tried() -> Iterator[None]:
     """Imported by the modules of hostile input."""
     yield
     print("\ntried:", dict(TRIED))
 
 
-def profile(examples):
+def profile(examples: int) -> settings:
     """Hypothesis draws the same in every run."""
     return settings(
         max_examples=examples * MANY,

@@ -1,6 +1,10 @@
 """Functions of positions and rows that must give the same bits in every program."""
 
+from __future__ import annotations
+
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +22,12 @@ SCALED = dataclasses.replace(pe.geometric(DIM), attention_factor=1.3)
 NEAR = RNG.integers(-9000, 9000, SEQ).astype(np.int32)
 
 
-def heads(f, x):
+def heads(f: Callable[[jax.Array], jax.Array], x: Any) -> jax.Array:
     """The last of enough heads for them to share a table of waves."""
     return f(jnp.stack([x] * 8, axis=-2))[..., -1, :]
 
 
-def turned_back(p, dy):
+def turned_back(p: Any, dy: Any) -> jax.Array:
     return jax.vjp(lambda x: pe.rotary(x, p, SCALED, head_axis=None), jnp.zeros_like(dy))[1](dy)[0]
 
 

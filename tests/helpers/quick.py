@@ -4,13 +4,17 @@ For tests whose subject is the HLO (collectives, shardings, temporaries, work) o
 thorough tests run too, `conftest.py` sets `POSENC_TEST_OPTIMIZED`, and every test compiles as users do.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 
-def _known(option, value):
+def _known(option: str, value: Any) -> bool:
     """Whether this XLA has the option; they come and go."""
     try:
         jax.jit(jnp.positive, compiler_options={option: value})(0)
@@ -27,6 +31,6 @@ if os.environ.get("POSENC_TEST_OPTIMIZED") == "1":
 QUICK = {option: value for option, value in QUICK.items() if _known(option, value)}
 
 
-def quick(f):
+def quick(f: Callable[..., Any]) -> Callable[..., Any]:
     """`jax.jit` with these options; not inside another."""
     return jax.jit(f, compiler_options=QUICK)

@@ -1,6 +1,10 @@
 """The library beside what transformers computes and beside the truth, for recorded and for fresh values alike."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +18,7 @@ from posenc_jax import hf
 EXACT, FLOAT32 = 3e-7, 1e-6
 
 
-def with_float32(frequencies, angular):
+def with_float32(frequencies: pe.Frequencies, angular: Any) -> pe.Frequencies:
     """In float32 precision with the float32 ω that a reference computed; axes and amplitude are kept."""
     result = frequencies.with_angular(angular).with_precision("float32")
     assert result.turns == spectra.turns(map(float, angular))
@@ -22,7 +26,7 @@ def with_float32(frequencies, angular):
     return result
 
 
-def plan_of(model, **changes):
+def plan_of(model: Mapping[str, Any], **changes: Any) -> hf.RotaryPlan:
     """The plan of a described model, with changes to its configuration."""
     length = int(model["positions"].max()) + 1  # what transformers takes for the length of a sequence
     return hf.rotary_from_config(model["config"] | changes, length=length)
@@ -31,7 +35,7 @@ def plan_of(model, **changes):
 class Layer:
     """A layer of a described model that turns: what transformers made of queries and keys, the truth, and ours."""
 
-    def __init__(self, model, index=0):
+    def __init__(self, model: Mapping[str, Any], index: int = 0) -> None:
         self.model, self.index, layer = model, index, model["layers"][index]
         self.rope, self.theirs = layer["rope"], layer["frequencies"]
         limit, length = model["config"].get("max_position_embeddings"), int(model["positions"].max()) + 1
@@ -42,7 +46,14 @@ class Layer:
         self.before, after = (np.concatenate([layer[f"{name}{x}"] for name in "qk"], 1) for x in ("", "_rotated"))
         self.reference = rotations.join(*rotations.split(after, width, model["written"], part), *self._where[1:])
 
-    def ours(self, plan=None, *, positions=None, change=lambda frequencies: frequencies, **options):
+    def ours(
+        self,
+        plan: hf.RotaryPlan | None = None,
+        *,
+        positions: np.ndarray | None = None,
+        change: Callable[[Any], Any] = lambda frequencies: frequencies,
+        **options: Any,
+    ) -> np.ndarray:
         """Turned as the plan says; with other positions, frequencies or options for the controls."""
         plan = plan or plan_of(self.model)
         options = {"layout": plan.layout, "part": plan.part, "head_axis": -3} | options
@@ -50,23 +61,25 @@ class Layer:
         frequencies = change(plan.layers[self.index].frequencies)
         return np.asarray(pe.rotary(self.before, positions, frequencies, **options))
 
-    def truth(self):
+    def truth(self) -> np.ndarray:
         """Turned in float64, by mpmath's waves of the true frequencies."""
         positions = self.model["positions"]
         axes = spectra.axes_from_parameters(self.rope, len(self.omega)) if positions.ndim == 3 else None
         sine, cosine = (float(self.amplitude) * w[:, None] for w in encodings.waves(positions, self.omega, axes))
         return rotations.rotate(self.before, sine, cosine, *self._where[1:])
 
-    def apart(self, x, y):
+    def apart(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """max |x − y| / |pair| for each pair."""
         return distance(x, y, self.before, *self._where, amplitude=float(self.amplitude))
 
-    def with_theirs(self, frequencies):
+    def with_theirs(self, frequencies: pe.Frequencies) -> pe.Frequencies:
         """In float32 precision, with the ω of the reference."""
         return with_float32(frequencies, self.theirs)
 
 
-def distance(x, y, before, width, layout, part, amplitude=1.0):
+def distance(
+    x: np.ndarray, y: np.ndarray, before: np.ndarray, width: int, layout: str, part: str, amplitude: float = 1.0
+) -> np.ndarray:
     """max |x − y| / |pair| for each pair of what was turned.
 
     A feature that does not turn must be the same bit for bit: else infinity.
@@ -80,13 +93,13 @@ def distance(x, y, before, width, layout, part, amplitude=1.0):
     return np.max(np.hypot(a, b) / size, axis=(0, 1, 2))
 
 
-def largest(distances, bound, against):
+def largest(distances: np.ndarray, bound: float, against: str) -> float:
     """The largest of the distances, all of which are within the bound."""
     assert_within(distances, np.zeros_like(distances), bound, against=against)
     return np.max(distances)
 
 
-def check_plan(model):
+def check_plan(model: Mapping[str, Any]) -> None:
     """Which layers turn, what they turn, and by which factors attention is scaled."""
     plan = plan_of(model)
     assert (plan.layout, plan.part, len(plan.layers)) == (model["layout"], model["part"], len(model["layers"]))
@@ -107,7 +120,7 @@ def check_plan(model):
             np.testing.assert_allclose(factor * theirs["q_rotated"], theirs["q_attended"], rtol=3e-7)
 
 
-def check_layer(model, index):
+def check_layer(model: Mapping[str, Any], index: int) -> dict[str, Any]:
     """Queries and keys of a layer; returns the errors of the reference and ours, to print."""
     layer = Layer(model, index)
     truth, theirs = layer.truth(), layer.reference
@@ -132,7 +145,7 @@ def check_layer(model, index):
     }
 
 
-def bound_of_float32(base):
+def bound_of_float32(base: float) -> float:
     """How far the float32 ω of a reference may lie from the true one, relative.
 
     It raises the base to an exponent rounded to 2⁻²⁵, which moves ω by ln(base)·2⁻²⁵; the power, quotients and
@@ -141,7 +154,7 @@ def bound_of_float32(base):
     return (math.log(base) / 2 + 5) * 2.0**-24
 
 
-def functions_of(rope, head_dim, limit, length):
+def functions_of(rope: Mapping[str, Any], head_dim: int, limit: int, length: int | None) -> pe.Frequencies:
     """The frequencies of a flat `rope_parameters` by the library's functions, called by hand."""
     kind, base, factor = rope["rope_type"], rope["rope_theta"], rope.get("factor")
     original, width = rope.get("original_max_position_embeddings", limit), head_dim
@@ -175,7 +188,7 @@ def functions_of(rope, head_dim, limit, length):
     return plain
 
 
-def check_spectrum(frequencies, case):
+def check_spectrum(frequencies: pe.Frequencies, case: Mapping[str, Any]) -> None:
     """Frequencies of a plan or a function against the truth, and the reference's against the truth."""
     rope, limit = case["config"]["rope_parameters"], case["config"]["max_position_embeddings"]
     omega, amplitude = spectra.from_parameters(rope, case["head_dim"], limit, case["length"])

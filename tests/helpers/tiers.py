@@ -1,14 +1,19 @@
 """Which cases of a test run by default, and which in `nox -s tests_all` alone."""
 
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
 import pytest
 
 
-def thorough(*values):
+def thorough(*values: Any) -> Any:
     """A case for `pytest.mark.parametrize` that the default leaves out."""
     return pytest.param(*values, marks=pytest.mark.thorough)
 
 
-def tiered(values, default):
+def tiered(values: Iterable[Any], default: Collection[Any]) -> list[Any]:
     """Cases of one argument, of which the default keeps those in `default`."""
     unknown = [value for value in default if value not in values]
     assert not unknown, f"{unknown} are no cases"

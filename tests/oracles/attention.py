@@ -1,7 +1,9 @@
 """Attention with all scores at once, and its derivative by hand, in float64."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,10 +13,18 @@ class Dense(NamedTuple):
 
     y: np.ndarray  # (..., queries, heads, head_dim)
     residual: np.ndarray  # the logarithm of each query's sum of weights, (..., queries, heads)
-    back: Callable  # from cotangents of both to those of query, key, value and scores
+    back: Callable[..., tuple[np.ndarray, ...]]  # from cotangents of both to those of query, key, value and scores
 
 
-def dense(query, key, value, bias=0.0, seen=True, scale=None, rounded=np.float64):
+def dense(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = 0.0,
+    seen: Any = True,
+    scale: float | None = None,
+    rounded: Any = np.float64,
+) -> Dense:
     """softmax(scale · q·k + bias) · v, where `seen`; a query that sees nothing gives zeros.
 
     Queries are (..., queries, heads, head_dim), keys and values have as many heads or a divisor of them; bias and seen
@@ -33,7 +43,7 @@ def dense(query, key, value, bias=0.0, seen=True, scale=None, rounded=np.float64
         residual = np.swapaxes((top + np.log(total))[..., 0], -1, -2)
     p = weights / np.where(total == 0, 1, total)
 
-    def back(dy, dl=0.0):
+    def back(dy: Any, dl: Any = 0.0) -> tuple[np.ndarray, ...]:
         dl = np.swapaxes(np.broadcast_to(dl, residual.shape), -1, -2)[..., None]
         dp = np.einsum("...qhd,...khd->...hqk", np.asarray(dy, np.float64), values)
         ds = p * (dp - np.sum(p * dp, -1, keepdims=True) + dl)

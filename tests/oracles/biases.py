@@ -3,45 +3,50 @@
 Distances are (queries, keys) or (..., 1, queries, keys), and biases (..., heads, queries, keys).
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
-from oracles.spectra import MP
+from oracles.spectra import MP, Real
 
 
-def tile(queries, keys):
+def tile(queries: Any, keys: Any) -> np.ndarray:
     """|i − j| of integers of any size, (queries, keys)."""
     return np.abs(np.asarray(queries, object)[:, None] - np.asarray(keys, object)[None])
 
 
-def _each(heads):
+def _each(heads: Any) -> np.ndarray:
     return np.asarray(heads, np.float64).reshape(-1, 1, 1)
 
 
-def _of_heads(parts):
+def _of_heads(parts: Sequence[np.ndarray]) -> np.ndarray:
     """One bias from that of each head."""
     return np.concatenate([x if x.ndim > 2 else x[None] for x in parts], axis=-3)
 
 
-def slopes(heads):
+def slopes(heads: int) -> list[float]:
     """ALiBi's, as the paper has them for powers of two, and its code for others."""
     power = 2 ** int(np.log2(heads))
     first = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
     return first if heads == power else first + slopes(2 * power)[::2][: heads - power]
 
 
-def alibi(distance, slope):
+def alibi(distance: Any, slope: Any) -> np.ndarray:
     return -_each(slope) * np.asarray(distance, np.float64)
 
 
-def kerple_log(distance, scale, rate):
+def kerple_log(distance: Any, scale: Any, rate: Any) -> np.ndarray:
     return -_each(scale) * np.log1p(_each(rate) * np.asarray(distance, np.float64))
 
 
-def kerple_power(distance, scale, exponent):
+def kerple_power(distance: Any, scale: Any, exponent: Any) -> np.ndarray:
     return -_each(scale) * np.asarray(distance, np.float64) ** _each(exponent)
 
 
-def sandwich(distance, heads, omegas):
+def sandwich(distance: Any, heads: int, omegas: Sequence[Real]) -> np.ndarray:
     """Σ (cos ω·d − 1) · heads / 8h, by mpmath."""
     distance = np.asarray(distance)
     each, place = np.unique(distance.ravel(), return_inverse=True)
@@ -49,20 +54,20 @@ def sandwich(distance, heads, omegas):
     return _each(heads / (8 * np.arange(1, heads + 1))) * sums[place].reshape(distance.shape)
 
 
-def perceptron(x, w1, b1, w2, b2):
+def perceptron(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> np.ndarray:
     """FIRE's, of one input: w1 and b1 (hidden,), w2 (hidden, heads), b2 (heads,)."""
     w1, b1, w2, b2 = (np.asarray(w, np.float64) for w in (w1, b1, w2, b2))
     y = np.maximum(np.asarray(x, np.float64)[..., None] * w1 + b1, 0) @ w2 + b2
     return _of_heads([y[..., h] for h in range(len(b2))])
 
 
-def fire(distance, queries, mlp, c, threshold):
+def fire(distance: Any, queries: Any, mlp: Sequence[Any], c: float, threshold: float) -> np.ndarray:
     """Of the queries' positions too, which broadcast to the distances."""
     c, far = float(c), np.maximum(np.asarray(queries, np.float64), float(threshold))
     return perceptron(np.log1p(c * np.asarray(distance, np.float64)) / np.log1p(c * far), *mlp)
 
 
-def bucket(distance, buckets, max_distance):
+def bucket(distance: int, buckets: int, max_distance: int) -> int:
     """T5's, of one direction, by its definition: logarithms are compared as powers of integers."""
     exact = buckets // 2
     if distance < exact:
@@ -73,11 +78,11 @@ def bucket(distance, buckets, max_distance):
     return exact + step
 
 
-def t5_rows(distance, after, rows, *, bidirectional=True, max_distance=128):
+def t5_rows(distance: Any, after: Any, rows: int, *, bidirectional: bool = True, max_distance: int = 128) -> np.ndarray:
     """The row of T5's table for each distance; `after` says whether the key is after the query."""
     n = rows // (1 + bidirectional)
 
-    def row(d, is_after):
+    def row(d: Any, is_after: Any) -> int:
         if not bidirectional:
             return 0 if is_after else bucket(int(d), n, max_distance)
         return bucket(int(d), n, max_distance) + n * bool(is_after)
@@ -85,7 +90,7 @@ def t5_rows(distance, after, rows, *, bidirectional=True, max_distance=128):
     return np.vectorize(row, otypes=[int])(distance, after)
 
 
-def t5(distance, after, table, **settings):
+def t5(distance: Any, after: Any, table: Any, **settings: Any) -> np.ndarray:
     """Rows of the table (rows, heads)."""
     found, table = t5_rows(distance, after, len(table), **settings), np.asarray(table, np.float64)
     return _of_heads([table[found, h] for h in range(table.shape[1])])

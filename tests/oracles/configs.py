@@ -7,6 +7,11 @@ their patterns, intervals, lists, a null window), head_dim, rotary_dim, the base
 sections, the query scale. It leaves out the spectrum, which follows, and all but the layout where WORDS stand.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -17,7 +22,7 @@ OF_LAYERS = "rotates", "head_dim", "rotary_dim", "base", "settings", "query_scal
 RECORDED = {case["config"]["model_type"]: case for case in recorded.cases("hf_model_types")}
 
 
-def table(facts):
+def table(facts: Mapping[Any, str]) -> dict[str, Any]:
     return {name: fact for fact, names in facts.items() for name in names.split()}
 
 
@@ -72,19 +77,19 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def said(d, *names, default=None):
+def said(d: Mapping[str, Any], *names: str, default: Any = None) -> Any:
     """What the first of the keys says that is there and not null."""
     return next((d[name] for name in names if d.get(name) is not None), default)
 
 
-def text_of(config):
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The innermost text_config, of the outer model_type where it has none."""
     inner = said(config, "thinker_config", "text_config", "language_config")
     inner = None if inner is None else text_of(inner)
     return inner | {"model_type": inner.get("model_type") or config.get("model_type")} if inner else config
 
 
-def layers_of(config, name, count, windowless):
+def layers_of(config: Mapping[str, Any], name: str, count: int, windowless: bool) -> tuple[list[str], list[bool]]:
     """The type of each layer, and whether it rotates by what stands outside the rope settings."""
     known, written = name in RECORDED, said(config, "layer_types", "layers_block_type")
     period, key = (1, "") if windowless else PERIODS.get(name, (1, ""))
@@ -107,7 +112,7 @@ def layers_of(config, name, count, windowless):
     return kinds, [x and i not in said(config, "cross_attention_layers", default=()) for i, x in enumerate(turns)]
 
 
-def widths_of(d, config, name, kind, latent):
+def widths_of(d: Mapping[str, Any], config: Mapping[str, Any], name: str, kind: str, latent: Any) -> tuple[int, int]:
     """head_dim and rotary_dim."""
     if latent:
         return config["qk_nope_head_dim"] + config["qk_rope_head_dim"], config["qk_rope_head_dim"]
@@ -125,7 +130,7 @@ def widths_of(d, config, name, kind, latent):
     return head_dim, said(config, "rotary_dim", "attn_rotary_emb", default=width)
 
 
-def base_of(d, config, name, kind):
+def base_of(d: Mapping[str, Any], config: Mapping[str, Any], name: str, kind: str) -> Any:
     """The base; that of a class as closely as its slowest frequency, a float32, tells."""
     sliding = kind == "sliding_attention"
     keys = [BASE_KEYS[name][sliding]] if name in BASE_KEYS else ["rope_theta", "rotary_emb_base"]
@@ -137,7 +142,9 @@ def base_of(d, config, name, kind):
     return pytest.approx(slowest ** (-pairs / (pairs - 1)), rel=1e-5)
 
 
-def settings_of(d, config, name, nested, latent):
+def settings_of(
+    d: Mapping[str, Any], config: Mapping[str, Any], name: str, nested: bool, latent: Any
+) -> tuple[dict[str, Any], Any, float]:
     """The rope type and its settings, complete but for base and share; the query scale; the scale of the scores."""
     kind = said(d, "rope_type", "type", default="default")
     kind, maximum = ALIASES.get(kind, kind), said(d, MAXIMUM, default=config.get(MAXIMUM))
@@ -167,7 +174,7 @@ def settings_of(d, config, name, nested, latent):
     return {"rope_type": kind} | result, None if beta is None else (beta, original, 0), scores
 
 
-def expected(config, layout=None):
+def expected(config: Mapping[str, Any], layout: str | None = None) -> dict[str, Any]:
     """What a plan should say, by property; of the layers in lists."""
     config = text_of(config)
     name = str(config.get("model_type"))
@@ -204,6 +211,6 @@ def expected(config, layout=None):
     return result | {"softmax_scale": pytest.approx(scores, rel=1e-12)}
 
 
-def query_scale(positions, coefficient, period, offset):
+def query_scale(positions: Any, coefficient: float, period: int, offset: int) -> np.ndarray:
     """What queries are multiplied by, float64."""
     return 1 + coefficient * np.log1p((np.asarray(positions, np.int64) + offset) // period)

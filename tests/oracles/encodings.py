@@ -1,11 +1,16 @@
 """Sines and cosines of ω·p, and the sinusoidal encoding that they make."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
-from oracles.spectra import MP, geometric
+from oracles.spectra import MP, Real, geometric
 
 
-def waves(points, omegas, axes=None):
+def waves(points: Any, omegas: Sequence[Real], axes: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
     """sin and cos of ω·p, float64 (..., pairs), of positions and ω at their exact value.
 
     Positions are (...), or (..., coordinates), of which pair i turns by number axes[i].
@@ -19,7 +24,9 @@ def waves(points, omegas, axes=None):
     return sine, cosine
 
 
-def encode(positions, dim, base=10_000, layout="interleaved", endpoint=False):
+def encode(
+    positions: Any, dim: int, base: Real = 10_000, layout: str = "interleaved", endpoint: bool = False
+) -> np.ndarray:
     """The sinusoidal encoding, written as the notation in the paper writes it: feature by feature."""
     sine, cosine = waves(positions, geometric(dim, base, endpoint))
     pairs = (dim + 1) // 2
@@ -32,7 +39,7 @@ def encode(positions, dim, base=10_000, layout="interleaved", endpoint=False):
     return out
 
 
-def textbook(positions, dim, base=10_000.0):
+def textbook(positions: Any, dim: int, base: float = 10_000.0) -> np.ndarray:
     """The naive formula in float64: good to 1e-10 at positions up to a few thousand."""
     out = np.zeros((len(positions), dim))
     for j in range(dim):

@@ -1,6 +1,9 @@
 """Fourier features and timestep embeddings, feature by feature."""
 
+from __future__ import annotations
+
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -9,7 +12,7 @@ from oracles.rotations import features
 from oracles.spectra import MP
 
 
-def fourier_features(x, matrix, layout="half"):
+def fourier_features(x: np.ndarray, matrix: np.ndarray, layout: str = "half") -> np.ndarray:
     """sin and cos of 2π times the exact sum of products, less its whole turns: a rational number until the end."""
     sine, cosine = np.zeros((2, len(x), matrix.shape[1]))
     for i, row in enumerate(x):
@@ -20,7 +23,9 @@ def fourier_features(x, matrix, layout="half"):
     return features(sine, cosine, layout)
 
 
-def timestep_embedding(timesteps, dim, flip=False, shift=1, scale=1, period=10_000):
+def timestep_embedding(
+    timesteps: Any, dim: int, flip: bool = False, shift: float = 1, scale: float = 1, period: float = 10_000
+) -> tuple[np.ndarray, np.ndarray]:
     """The waves, and the zeros that fill an odd width."""
     n = dim // 2
     exponents = [MP.mpf(i) / (n - MP.mpf(shift)) if i else MP.mpf(0) for i in range(n)]

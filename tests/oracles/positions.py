@@ -1,11 +1,15 @@
 """Positions as loops count them."""
 
+from __future__ import annotations
+
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 
-def segments(ids, padding=None):
+def segments(ids: Sequence[int], padding: int | None = None) -> list[int]:
     """Of one row, token by token."""
     found = []
     for i, label in enumerate(ids):
@@ -13,7 +17,7 @@ def segments(ids, padding=None):
     return found
 
 
-def grid(shape, order="row", leading=0):
+def grid(shape: Sequence[int], order: str = "row", leading: int = 0) -> np.ndarray:
     """Of each cell, after so many tokens at the origin."""
     cells = [list(cell) for cell in itertools.product(*map(range, shape))]
     if order == "column":
@@ -21,7 +25,7 @@ def grid(shape, order="row", leading=0):
     return np.array([[0] * len(shape)] * leading + cells)
 
 
-def multimodal(parts, following="maximum"):
+def multimodal(parts: Sequence[Any], following: str = "maximum") -> list[list[int]]:
     """Of texts, given by their length, and grids (time, height, width[, Δ]): the rule of the papers, token by token.
 
     What follows a grid begins above the maximum so far, or after the longer of its sides.
@@ -40,7 +44,7 @@ def multimodal(parts, following="maximum"):
     return found
 
 
-def shards(length, number, order):
+def shards(length: int, number: int, order: str) -> list[list[int]]:
     """Of each shard."""
     if order == "contiguous":
         return [list(range(s * length // number, (s + 1) * length // number)) for s in range(number)]

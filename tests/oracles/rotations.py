@@ -1,39 +1,43 @@
 """Rotations of pairs of features, by given sines and cosines, in float64."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 
 
-def pairs(x, layout):
+def pairs(x: np.ndarray, layout: str) -> tuple[np.ndarray, np.ndarray]:
     """The two features of each pair, each (..., pairs)."""
     n = x.shape[-1] // 2
     return (x[..., :n], x[..., n:]) if layout == "half" else (x[..., 0::2], x[..., 1::2])
 
 
-def features(a, b, layout):
+def features(a: np.ndarray, b: np.ndarray, layout: str) -> np.ndarray:
     """The inverse of `pairs`."""
     both = np.concatenate([a, b], -1) if layout == "half" else np.stack([a, b], -1)
     return both.reshape(*a.shape[:-1], 2 * a.shape[-1])
 
 
-def split(x, width, layout, part="first"):
+def split(x: np.ndarray, width: int, layout: str, part: str = "first") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The two features of each pair, and the features that do not turn: all but the first or last `width`."""
     start = 0 if part == "first" else x.shape[-1] - width
     turning = slice(start, start + width)
     return *pairs(x[..., turning], layout), np.delete(x, np.s_[turning], axis=-1)
 
 
-def join(a, b, rest, layout, part="first"):
+def join(a: np.ndarray, b: np.ndarray, rest: np.ndarray, layout: str, part: str = "first") -> np.ndarray:
     """The inverse of `split`."""
     turning = features(a, b, layout)
     return np.concatenate([turning, rest] if part == "first" else [rest, turning], axis=-1)
 
 
-def turn(a, b, sine, cosine):
+def turn(a: np.ndarray, b: np.ndarray, sine: np.ndarray, cosine: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The two features of each pair, rotated."""
     return a * cosine - b * sine, b * cosine + a * sine
 
 
-def rotate(x, sine, cosine, layout, part="first"):
+def rotate(x: Any, sine: np.ndarray, cosine: np.ndarray, layout: str, part: str = "first") -> np.ndarray:
     """x (..., features) in float64, its first or last pairs rotated: as many as there are sines (..., pairs)."""
     x, width = np.asarray(x, np.float64), 2 * np.shape(sine)[-1]
     if width == x.shape[-1]:
@@ -42,12 +46,12 @@ def rotate(x, sine, cosine, layout, part="first"):
     return join(*turn(a, b, sine, cosine), rest, layout, part)
 
 
-def rotate_by(x, angles, layout, part="first"):
+def rotate_by(x: Any, angles: np.ndarray, layout: str, part: str = "first") -> np.ndarray:
     """`rotate` by angles in radians."""
     return rotate(x, np.sin(angles), np.cos(angles), layout, part)
 
 
-def decay(pairs, distance, scale_base=512.0, gamma=0.4):
+def decay(num_pairs: int, distance: Any, scale_base: float = 512.0, gamma: float = 0.4) -> np.ndarray:
     """What xPos multiplies each pair of a query by at a distance (...) from the origin; of a key, at its negative."""
-    zeta = (np.arange(pairs) / pairs + gamma) / (1 + gamma)
+    zeta = (np.arange(num_pairs) / num_pairs + gamma) / (1 + gamma)
     return zeta ** (np.asarray(distance, np.float64)[..., None] / scale_base)

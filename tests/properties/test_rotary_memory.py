@@ -1,4 +1,4 @@
-"""What rotary keeps: for the derivative, and while it runs."""
+"""What `rotary` keeps: for the derivative, and while it runs."""
 
 import re
 

@@ -20,7 +20,7 @@ import posenc_jax
 README, SDIST = Path(sys.argv[1]), Path(sys.argv[2])
 
 
-def check_files():
+def check_files() -> None:
     """The wheel holds the package alone, and the sdist what is needed to build and test it."""
     assert Path(posenc_jax.__file__).is_relative_to(sys.prefix), f"{posenc_jax.__file__} is not the installed package"
     wheel = importlib.metadata.distribution("posenc_jax")
@@ -37,7 +37,7 @@ def check_files():
     assert not unwanted, unwanted
 
 
-def run_docstrings():
+def run_docstrings() -> int:
     """The number of examples in the docstrings, all of which passed; figures are drawn where matplotlib is installed."""
     attempted = 0
     for name in ("posenc_jax", *(found.name for found in pkgutil.walk_packages(posenc_jax.__path__, "posenc_jax."))):
@@ -50,7 +50,7 @@ def run_docstrings():
     return attempted
 
 
-def run_readme():
+def run_readme() -> int:
     """The number of README's examples, which run one after the other."""
     blocks, names = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL), {}
     for block in blocks:

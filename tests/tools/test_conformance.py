@@ -14,7 +14,7 @@ from flax import nnx
 
 from conformance import formulas, run, vectors
 from conformance.adapters import NotOffered, flax_nnx
-from oracles import encodings
+from oracles import biases, encodings, spectra
 
 FOLDER = Path(run.__file__).parent
 CASES = run.load()
@@ -102,6 +102,39 @@ def test_the_formulas_are_those_of_the_other_oracle():
     timesteps = np.array(formulas.timestep(positions, 7, 500, 1, 1, False), float)
     assert np.array_equal(timesteps[:, :6], encodings.encode(positions, 6, 500, "half", endpoint=True))
     assert not timesteps[:, 6].any()
+
+
+def test_the_scalings_and_biases_are_those_of_the_other_oracle():
+    def same(mine, other):
+        assert len(mine) == len(other) and all(abs(a - b) <= 1e-40 * abs(a) for a, b in zip(mine, other, strict=True))
+
+    plain, lists = spectra.geometric(64, 500), [1 + i / 8 for i in range(32)]
+    same(formulas.linear(64, 500, 3)[0], spectra.linear(plain, 3))
+    same(formulas.ntk(64, 500, 3)[0], spectra.ntk(64, 500, 3))
+    same(formulas.dynamic(64, 500, 3, 4096, 10_000)[0], spectra.dynamic_ntk(64, 500, 3, 4096, 10_000))
+    for truncate in (True, False):
+        omegas, amplitude = formulas.yarn(64, 500, 3, 4096, 40.5, 1.5, truncate)
+        same([*omegas, amplitude], [*spectra.yarn(64, 500, 3, 4096, 40.5, 1.5, truncate), spectra.temperature(3)])
+    omegas, amplitude = formulas.longrope(64, 500, lists, lists[::-1], 4096, 3, 5000)
+    same([*omegas, amplitude], [*spectra.longrope(plain, lists[::-1]), spectra.longrope_amplitude(3, 4096)])
+    same(formulas.llama3(64, 500, 3, 1, 4, 4096)[0], spectra.llama3(plain, 3, 1, 4, 4096))
+    same(formulas.proportional(64, 500, 0.3, 3)[0], spectra.proportional(64, 500, 0.3, 3))
+    queries, keys, weights = [0, 7, 2**31 - 1], [3, 4095, 2**30], [0.25, 1.5]
+    distance, after = biases.tile(queries, keys), np.array(queries)[:, None] < np.array(keys)
+    table, mlp = np.arange(16.0).reshape(8, 2).tolist(), (weights, weights, [weights, weights], weights)
+    for one, other in [
+        (formulas.alibi(queries, keys, 12), biases.alibi(distance, biases.slopes(12))),
+        (formulas.kerple_log(queries, keys, weights, weights), biases.kerple_log(distance, weights, weights)),
+        (formulas.kerple_power(queries, keys, weights, weights), biases.kerple_power(distance, weights, weights)),
+        (formulas.sandwich(queries, keys, 3, 64, 500), biases.sandwich(distance, 3, plain)),
+        (
+            formulas.fire(queries, keys, *mlp, 0.125, 64),
+            biases.fire(distance, np.array(queries)[:, None], mlp, 0.125, 64),
+        ),
+        (formulas.t5(queries, keys, table, True, 100), biases.t5(distance, after, table, max_distance=100)),
+    ]:
+        np.testing.assert_allclose(np.array(one, float), other, rtol=1e-13)
+    assert all(formulas.bucket(d, 16, 128) == biases.bucket(d, 16, 128) for d in range(200))
 
 
 def test_the_formulas_give_figures_that_are_published():

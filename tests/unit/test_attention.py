@@ -1,4 +1,4 @@
-"""Attention by tiles against the dense formula: results, every derivative, every mask, and what they cost."""
+"""Attention by tiles against the dense formula: results, every derivative and every mask."""
 
 import functools
 from typing import NamedTuple

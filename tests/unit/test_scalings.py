@@ -15,7 +15,6 @@ from oracles import encodings, rotations, spectra
 from posenc_jax import _frequencies, _scalings
 
 
-
 @pytest.mark.parametrize(("dim", "base"), WIDTHS)
 @pytest.mark.parametrize("factor", [0.75, 1, 2.0, 1.1, 32, 1e-3, 1e6])
 def test_linear_scaling(dim, base, factor):

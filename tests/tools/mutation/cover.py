@@ -7,24 +7,27 @@ mutant is killed by N functions, or by all that kill it. What costs more than S 
 candidate for the `thorough` mark; a case that is marked and alone kills a mutant should lose the mark.
 """
 
+from __future__ import annotations
+
 import argparse
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
 from run import Kills
 
 
-def functions(tests):
+def functions(tests: Iterable[str]) -> set[str]:
     """Those whose cases they are."""
     return {test.split("[")[0] for test in tests}
 
 
-def lost(matrix):
+def lost(matrix: Kills) -> dict[str, set[str]]:
     """{mutant: the functions that kill it}, where all cases that do are marked thorough."""
     killed = {name: row["killed"] for name, row in matrix.mutants.items() if row["killed"] and not row["import"]}
     return {name: functions(tests) for name, tests in killed.items() if tests <= matrix.thorough}
 
 
-def cover(killers, seconds, times):
+def cover(killers: Mapping[str, set[str]], seconds: Mapping[str, float], times: int) -> list[tuple[str, list[str]]]:
     """The functions chosen, each with what it kills anew, dearest choice last."""
     need = {mutant: min(times, len(by)) for mutant, by in killers.items() if by}
     kills = defaultdict(set)
@@ -41,7 +44,7 @@ def cover(killers, seconds, times):
     return chosen
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description="What the kill matrix says of the tiers.")
     parser.add_argument("--times", type=int, default=3, help="functions that are to kill each mutant (default: 3)")
     parser.add_argument("--slow", type=float, default=1.0, help="seconds from which a function is dear (default: 1)")

@@ -4,10 +4,13 @@ Left alone: docstrings, annotations, decorators, the wording of messages (f-stri
 what a `raise` or a call in `WORDING` says), imports, and `assert`, which is for the type checker.
 """
 
+from __future__ import annotations
+
 import ast
 import copy
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 BINARY = {
     ast.Add: ast.Sub,
@@ -69,12 +72,12 @@ class Mutant(NamedTuple):
     source: str
 
     @property
-    def name(self):
+    def name(self) -> str:
         """By which it is known while other lines change."""
         return f"{self.file}, {self.text}: {self.before} → {self.after}"
 
 
-def variants(node):
+def variants(node: ast.AST) -> Iterator[ast.AST]:
     """What a node may become."""
     changed = lambda **fields: _replaced(node, **fields)  # noqa: E731
     match node:
@@ -116,18 +119,18 @@ def variants(node):
                 yield changed(args=[args[0], args[2], args[1]])
 
 
-def _name(node):
+def _name(node: ast.AST) -> str | None:
     return getattr(node, "id", None)
 
 
-def _replaced(node, **fields):
+def _replaced(node: Any, **fields: Any) -> Any:
     node = copy.copy(node)
     for name, value in fields.items():
         setattr(node, name, value)
     return node
 
 
-def _children(node):
+def _children(node: ast.AST) -> Iterator[ast.AST]:
     """The parts of a node that may be mutated."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "exc", "cause", "msg"):
@@ -140,7 +143,7 @@ def _children(node):
                     yield child
 
 
-def _is_wording(parent, child):
+def _is_wording(parent: ast.AST, child: ast.AST) -> bool:
     """Whether a string is part of a message."""
     if not isinstance(child, ast.Constant) or not isinstance(child.value, str):
         return False
@@ -148,13 +151,13 @@ def _is_wording(parent, child):
     return name in WORDING or "{" in child.value
 
 
-def _lines(statement):
+def _lines(statement: ast.stmt) -> range:
     """Those of a statement, without the statements in it."""
     body = getattr(statement, "body", None)
     return range(statement.lineno, body[0].lineno if body else statement.end_lineno + 1)
 
 
-def mutants_of(file, source):
+def mutants_of(file: str, source: str) -> list[Mutant]:
     """All mutants of a file, in the order of its text."""
     text = source.encode()  # columns count bytes
     rows, starts = source.splitlines(), [0]
@@ -162,7 +165,7 @@ def mutants_of(file, source):
         starts.append(starts[-1] + len(line))
     found, again = [], Counter()
 
-    def visit(node, lines):
+    def visit(node: Any, lines: tuple[int, ...]) -> None:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
             if getattr(node.value.value, "id", "") == "Literal":  # a type
                 return

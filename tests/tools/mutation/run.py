@@ -15,6 +15,8 @@ each test costs. A mutant gets `--budget` CPU seconds, and until its first kill 
 an earlier one stopped, with the tests not yet tried; `cover.py` makes the default tier's cover of it.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import functools
@@ -31,9 +33,14 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from mutants import Mutant
 
 ROOT = Path(__file__).parents[3]
 FOLDER, WORK, KILLS = ROOT / "posenc_jax", ROOT / "build" / "mutation", Path(__file__).parent / "kills.json"
@@ -53,7 +60,7 @@ FLAGS = [
 ]
 
 
-def module_of(file):
+def module_of(file: str) -> str:
     """What a file of the package is on the command line: "hf._plan" of hf/_plan.py, and "hf" of hf/__init__.py."""
     return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
@@ -65,16 +72,16 @@ MODULES = {module_of(file): file for file in FILES if Path(file).stem not in ("_
 class Reach:
     """A plugin of pytest: which lines of the library each test runs, its CPU seconds, and its tier."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         import coverage
 
         self.coverage = coverage.Coverage(data_file=None, include=[f"{FOLDER}/*"], config_file=False)
         self.seconds, self.thorough = {}, []
 
-    def pytest_collection_modifyitems(self, items):
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         self.thorough = [item.nodeid for item in items if item.get_closest_marker("thorough")]
 
-    def pytest_runtest_logstart(self, nodeid):
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
         import jax
 
         jax.clear_caches()  # coverage sees only what is traced anew
@@ -86,10 +93,10 @@ class Reach:
         self.coverage.switch_context(nodeid)
         self.start = time.process_time()
 
-    def pytest_runtest_logfinish(self, nodeid):
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self.seconds[nodeid] = round(time.process_time() - self.start, 3)
 
-    def lines(self):
+    def lines(self) -> dict[str, dict[int, list[str]]]:
         """{file: {line: tests}}"""
         data = self.coverage.get_data()
         files = {file: Path(file).relative_to(FOLDER).as_posix() for file in data.measured_files()}
@@ -102,33 +109,35 @@ class Outcomes:
     That is `alive` CPU seconds if nothing kills it, and `dead` if something does or did before.
     """
 
-    def __init__(self, tests, known, file, dead, alive, killed=False):
+    def __init__(
+        self, tests: Sequence[str], known: set[str], file: Path, dead: float, alive: float, killed: bool = False
+    ) -> None:
         self.rank, self.known = {test: i for i, test in enumerate(tests)}, known
         self.file, self.dead, self.alive, self.killed, self.failed = file.open("a"), dead, alive, killed, False
 
-    def _write(self, word, nodeid):
+    def _write(self, word: str, nodeid: str) -> None:
         self.file.write(f"{word} {nodeid}\n")
         self.file.flush()
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items):
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """The tests chosen, and last those to which the mutant gives other names."""
         renamed = lambda item: item.nodeid not in self.known and not item.get_closest_marker("thorough")  # noqa: E731
         items[:] = [item for item in items if item.nodeid in self.rank or renamed(item)]
         items.sort(key=lambda item: self.rank.get(item.nodeid, len(self.rank)))
 
-    def pytest_runtest_logstart(self, nodeid):
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.failed = False
         self._write("start", nodeid)
 
-    def pytest_runtest_logreport(self, report):
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.failed |= report.failed
 
-    def pytest_runtest_logfinish(self, nodeid):
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self.killed |= self.failed
         self._write("fail" if self.failed else "pass", nodeid)
 
-    def pytest_runtest_teardown(self, item, nextitem):
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         if time.process_time() > (self.dead if self.killed or self.failed else self.alive):
             item.session.shouldstop = "the time of this mutant is over"
 
@@ -136,23 +145,23 @@ class Outcomes:
 class Finder(importlib.abc.MetaPathFinder):
     """Imports a mutant in place of a module."""
 
-    def __init__(self, mutant):
+    def __init__(self, mutant: Mutant) -> None:
         self.name, self.file = f"posenc_jax.{module_of(mutant.file)}", str(FOLDER / mutant.file)
         self.source = mutant.source
 
-    def find_spec(self, name, path, target=None):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != self.name:
             return None
         source, file = self.source, self.file
 
         class Loader(importlib.machinery.SourceFileLoader):
-            def get_code(self, fullname):
+            def get_code(self, fullname: str) -> Any:
                 return compile(source, file, "exec", dont_inherit=True)
 
         return importlib.util.spec_from_file_location(name, file, loader=Loader(name, file))
 
 
-def fork(work, log=os.devnull):
+def fork(work: Callable[[], Any], log: str | Path = os.devnull) -> int:
     """Runs work() in a process of its own, which prints to a file; its result is the exit status."""
     child = os.fork()
     if child:
@@ -171,13 +180,13 @@ def fork(work, log=os.devnull):
         os._exit(status)
 
 
-def fingerprint():
+def fingerprint() -> str:
     """Of the library and its tests."""
     files = sorted(path for name in ("posenc_jax", "tests", "conformance") for path in (ROOT / name).rglob("*.py"))
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
-def parts_of_the_tests(number):
+def parts_of_the_tests(number: int) -> list[list[str]]:
     """The files of tests in parts that cost about the same, as far as kills.json knows."""
     seconds, parts = Counter(), [[] for _ in range(min(number, len(TESTS)))]
     for test, cost in Kills().seconds.items():
@@ -187,13 +196,13 @@ def parts_of_the_tests(number):
     return parts
 
 
-def reach(jobs):
+def reach(jobs: int) -> dict[str, Any]:
     """What the first run found: the seconds and lines of each test, and which are of the thorough tier."""
     kept = WORK / f"reach-{fingerprint()}.json"
     if kept.exists():
         return json.loads(kept.read_text())
 
-    def work(i, files):
+    def work(i: int, files: list[str]) -> int:
         plugin = Reach()
         plugin.coverage.start()
         status = pytest.main([*FLAGS, *files], plugins=[plugin])
@@ -219,14 +228,14 @@ def reach(jobs):
 
 
 @functools.cache
-def users_of(file):
+def users_of(file: str) -> list[str]:
     """A module and those that import it."""
     package, _, name = f"posenc_jax.{module_of(file)}".rpartition(".")
     imports = re.compile(rf"^from {re.escape(package)}(\.| import .*\b){name}\b", re.M)
     return [file, *(other for other in FILES if imports.search((FOLDER / other).read_text(encoding="utf-8")))]
 
 
-def tests_for(mutant, found, tier):
+def tests_for(mutant: Mutant, found: dict[str, Any], tier: set[str]) -> list[str]:
     """Those of a tier that reach its statement: the cheapest case of every test, then the second, and so on."""
     lines, seconds = found["lines"].get(mutant.file, {}), found["seconds"]
     here = {test for line in mutant.lines for test in lines.get(str(line), [])}
@@ -245,10 +254,10 @@ def tests_for(mutant, found, tier):
     return [test for _, _, test in sorted(ranked)]
 
 
-def try_mutant(mutant, tests, known, file, *times):
+def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], file: Path, *times: Any) -> int:
     """Runs the tests on the mutant in a process of its own; for `times` see `Outcomes`."""
 
-    def work():
+    def work() -> int:
         sys.meta_path.insert(0, Finder(mutant))
 
         try:
@@ -261,7 +270,7 @@ def try_mutant(mutant, tests, known, file, *times):
     return fork(work)
 
 
-def outcomes_in(file):
+def outcomes_in(file: Path) -> tuple[set[str], set[str], str | None]:
     """(tests that failed, tests that passed, the one that had not ended or None)"""
     rows = [line.split(" ", 1) for line in file.read_text().splitlines()]
     named = {word: {test for w, test in rows if w == word} for word in ("start", "fail", "pass")}
@@ -269,7 +278,9 @@ def outcomes_in(file):
     return named["fail"], named["pass"], min(hanging, default=None)
 
 
-def run(chosen, known, jobs):
+def run(
+    chosen: Iterable[tuple[Any, ...]], known: set[str], jobs: int
+) -> Iterator[tuple[Mutant, str, set[str], set[str]]]:
     """Yields (mutant, outcome, tests that fail, tests that pass) as they end, for (mutant, tests, times) in `chosen`."""
     waiting, running = list(chosen)[::-1], {}
     while waiting or running:
@@ -304,7 +315,7 @@ def run(chosen, known, jobs):
 class Kills:
     """The kill matrix, as kept in a file: for each mutant the tests that kill it and those that pass."""
 
-    def __init__(self, path=KILLS):
+    def __init__(self, path: Path = KILLS) -> None:
         self.path, self.seconds, self.thorough, self.mutants = path, {}, set(), {}
         if path.exists():
             kept = json.loads(path.read_text(encoding="utf-8"))
@@ -314,7 +325,7 @@ class Kills:
                 self.mutants[name] = {word: {names[i] for i in _numbers(row[word])} for word in ("killed", "passed")}
                 self.mutants[name]["import"] = row.get("import", False)
 
-    def keep(self, seconds, thorough, mutants):
+    def keep(self, seconds: dict[str, float], thorough: Iterable[str], mutants: set[str]) -> None:
         """Forgets tests and mutants that are no longer there."""
         self.seconds, self.thorough = dict(sorted(seconds.items())), set(thorough)
         self.mutants = {name: row for name, row in self.mutants.items() if name in mutants}
@@ -322,14 +333,14 @@ class Kills:
             for word in ("killed", "passed"):
                 row[word] &= set(seconds)
 
-    def add(self, name, failed, passed):
+    def add(self, name: str, failed: set[str], passed: set[str]) -> None:
         row = self.mutants.setdefault(name, {"killed": set(), "passed": set(), "import": False})
         row["import"] |= not failed <= set(self.seconds)  # "import", or a test to which the mutant gives another name
         row["killed"] |= failed & set(self.seconds)
         row["passed"] |= passed & set(self.seconds)
         self.write()
 
-    def write(self):
+    def write(self) -> None:
         number = {test: i for i, test in enumerate(self.seconds)}
         rows = {
             name: {word: _ranges(sorted(number[test] for test in row[word])) for word in ("killed", "passed")}
@@ -344,7 +355,7 @@ class Kills:
         new.replace(self.path)
 
 
-def _ranges(numbers):
+def _ranges(numbers: Iterable[int]) -> str:
     """[1, 2, 3, 7] → "1-3 7" """
     parts = []
     for n in numbers:
@@ -355,13 +366,13 @@ def _ranges(numbers):
     return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
-def _numbers(text):
+def _numbers(text: str) -> Iterator[int]:
     for part in text.split():
         a, _, b = part.partition("-")
         yield from range(int(a), int(b or a) + 1)
 
 
-def draw(modules, sample, seed):
+def draw(modules: Iterable[str], sample: int | None, seed: int) -> dict[str, tuple[list[Mutant], int, str]]:
     """{module: (its mutants, how many there are in all, its source)}"""
     from mutants import mutants_of
 
@@ -376,7 +387,9 @@ def draw(modules, sample, seed):
     return drawn
 
 
-def fill(drawn, found, tier, jobs, budget):
+def fill(
+    drawn: dict[str, tuple[list[Mutant], int, str]], found: dict[str, Any], tier: set[str], jobs: int, budget: float
+) -> int:
     """The kill matrix of the mutants drawn: of every module the first, then of every module the second, and so on."""
     from mutants import mutants_of
 
@@ -401,7 +414,14 @@ def fill(drawn, found, tier, jobs, budget):
     return 0
 
 
-def kill(drawn, found, tier, jobs, reasons, options):
+def kill(
+    drawn: dict[str, tuple[list[Mutant], int, str]],
+    found: dict[str, Any],
+    tier: set[str],
+    jobs: int,
+    reasons: dict[str, str],
+    options: argparse.Namespace,
+) -> int | str:
     """Whether a test kills each mutant drawn; prints those that survive, and the shares."""
     known, start = set(found["seconds"]), time.monotonic()
     # Each module as it is, seen through the same eyes: no test may fail.
@@ -439,7 +459,7 @@ def kill(drawn, found, tier, jobs, reasons, options):
     return f"weak: {', '.join(weak)}" if weak else 0
 
 
-def main():
+def main() -> int | str:
     parser = argparse.ArgumentParser(description="Puts small faults into the library and looks which tests fail.")
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of {', '.join(MODULES)} (default: all)")
     parser.add_argument("--sample", type=int, metavar="N", help="mutants of each module, drawn (default: all)")

@@ -1,0 +1,30 @@
+"""The oracles share nothing with the library, and what is recorded says where it comes from."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from oracles import recorded
+
+FOLDER = recorded.FOLDER.parent
+
+
+def test_no_oracle_imports_the_library():
+    names = [f"oracles.{path.stem}" for path in FOLDER.glob("[a-z]*.py")] + ["oracles.recorded"]
+    assert len(names) > 6
+    code = f"import sys, {', '.join(names)}; print({{'posenc_jax', 'conformance', 'jax'}} & set(sys.modules))"
+    output = subprocess.check_output([sys.executable, "-c", code], cwd=FOLDER.parent, text=True)
+    assert output == "set()\n"
+
+
+def test_what_is_recorded_names_its_source():
+    with np.load(recorded.FOLDER / "hf_rotations.npz") as file:
+        texts = {"hf_rotations": json.loads(str(file["about"]))}
+    texts |= {path.stem: recorded.read(path.stem) for path in Path(recorded.FOLDER).glob("*.json")}
+    assert len(texts) >= 9
+    for name, text in texts.items():
+        assert len(text["about"]) > 20, name
+        assert name == "notebook_values" or "nox -s parity -- --record" in text["command"], name
