@@ -117,9 +117,9 @@ def factor(scale: Any, *arrays: jax.Array) -> jax.Array:
 # Rows of a table
 
 
-def table(x: Any, known: tuple[int, ...] = ()) -> jax.Array:
+def table(x: Any) -> jax.Array:
     """Floats (length, dim), at least one row."""
-    x = _checks.floats("table", x, ("length", "dim"), known)
+    x = _checks.floats("table", x, ("length", "dim"))
     fits = x.ndim == 2 and x.shape[0] >= 1
     require(fits, "table must have shape (length, dim) with length at least 1, got {}", x.shape)
     return x
@@ -147,7 +147,8 @@ def rows_sharded_together(positions: jax.Array | None, table: jax.Array, **array
 
 def added_rows(x: Any, table_: Any, positions: Any, out_of_range: Any) -> tuple[jax.Array, jax.Array, Any]:
     """x, a table of its width, and integer positions or None, for rows that are added to x."""
-    x, table_ = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,)), table(table_, known=(0, 1))
+    x, table_ = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,)), table(table_)
+    _checks.known_size("table", table_.shape, 0, 1)
     length, width = table_.shape
     require(width == x.shape[-1], "table of width {} must match x, shape {}", width, x.shape)
     if positions is not None:
