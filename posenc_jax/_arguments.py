@@ -5,6 +5,7 @@ Each returns the arguments in the form in which they are computed, so that the f
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from fractions import Fraction
 from typing import Any
@@ -213,6 +214,16 @@ def rotated(
         positions = parse_positions(positions_name, positions, frequencies)
         beside(positions_name, positions, name, x, f"{name} without its head axis and its last", head_axis)
     return x, positions, frequencies, head_axis
+
+
+def inverted(frequencies: Spectrum) -> Spectrum:
+    """The frequencies with the inverse amplitude."""
+    if not isinstance(frequencies, Frequencies):
+        return frequencies
+    amplitude = frequencies.attention_factor
+    representable = abs(amplitude) * float(np.finfo(np.float32).max) >= 1
+    require(representable, "inverse needs frequencies with an attention_factor above 3e-39, got {}", amplitude)
+    return dataclasses.replace(frequencies, attention_factor=1 / amplitude)
 
 
 # Tiles of queries and keys

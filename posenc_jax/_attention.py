@@ -69,8 +69,8 @@ def attention(
 
     Scores and sums are float32 (float64 for float64 operands). Attention weights are cast to the dtype of value before
     they multiply it. The function is differentiable in reverse mode, including in the arrays that bias closes over.
-    Whatever is masked must still be finite, as in any attention. Sequence lengths must be known at trace time. Outside
-    `jax.jit`, every call with a bias recompiles.
+    Masked keys and values must still be finite, as in any attention. Sequence lengths must be known at trace time.
+    Outside `jax.jit`, every call with a bias recompiles.
 
     On a mesh with Explicit axes, neither the sequences nor leading axes after the first may be sharded; use `jax.vmap`
     for such leading axes. Inside `jax.shard_map`, sequences may be sharded. There, pass bias its replicated parameters
@@ -151,20 +151,17 @@ def attention(
       Rabe and Staats, "Self-attention Does Not Need O(n²) Memory", 2021, section 2; Dao et al., "FlashAttention", 2022,
       appendix B, for the derivative.
     """
-    query, key, value = operands = _arguments.operands(query, key, value)
-    causal, return_residual = _checks.flag("causal", causal), _checks.flag("return_residual", return_residual)
-    scale = _checks.number("scale", 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    block_size = _checks.positive_int("block_size", block_size)
-    settings = BlockwiseSettings(causal, _checks.fits_float32("scale", scale), block_size, residual=return_residual)
+    query, key, value = _arguments.operands(query, key, value)
+    settings = _parse_settings(query.shape[-1], causal, scale, block_size, return_residual)
     if bias is not None and not callable(bias):
         _checks.wrong_type("bias", "a function of positions", bias)
-
-    needed = causal or bias is not None
+    needed = settings.causal or bias is not None
     positions = _arguments.positions_of_sides(query_positions, key_positions, query, key, needed)
     segments = _arguments.sides("segments", query_segments, key_segments, query, key) or (None, None)
-    settings = settings._replace(skips=causal or query_segments is not None)
+    settings = settings._replace(skips=settings.causal or query_segments is not None)
+
     sides = tuple(map(Side, positions, segments))
-    operands = tuple(x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in operands)
+    operands = tuple(x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
     # Makes all operands vary along the same manual axes; the transpose sums their cotangents over these axes once.
     axes = frozenset().union(*map(_mesh.varying, jax.tree.leaves((operands, sides))))
     operands, sides = jax.tree.map(functools.partial(_mesh.vary, axes=axes), (operands, sides))
@@ -175,6 +172,17 @@ def attention(
     if return_residual:
         return results[0].reshape(query.shape), results[1].reshape(query.shape[:-1])
     return results.reshape(query.shape)
+
+
+def _parse_settings(head_dim: int, causal: Any, scale: Any, block_size: Any, return_residual: Any) -> BlockwiseSettings:
+    """The settings that are plain values."""
+    scale = _checks.number("scale", 1 / math.sqrt(head_dim) if scale is None else scale)
+    return BlockwiseSettings(
+        _checks.flag("causal", causal),
+        _checks.fits_float32("scale", scale),
+        _checks.positive_int("block_size", block_size),
+        residual=_checks.flag("return_residual", return_residual),
+    )
 
 
 def _trace_bias(

@@ -2,7 +2,6 @@ r"""Rotary position embeddings (RoPE): rotate each feature pair of a query or ke
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, Literal
 
@@ -41,9 +40,9 @@ def rotary(
 
     where $a$ is the `attention_factor` of the frequencies. Rotations compose: rotating by $p$ and then by $k$ equals
     rotating by $p + k$. The score of a query at $p$ and a key at $q$ therefore depends only on $p - q$. To move cached
-    keys by an offset, call `rotary(keys, offset, frequencies)`; an `attention_factor` other than 1 would apply twice.
-    Angles are correct at every int32 position, and a position gives the same bits in a full sequence and in a decode
-    step.
+    keys by an offset, call `rotary(keys, offset, frequencies)`; an `attention_factor` other than 1 would be applied
+    twice. Angles are correct at every int32 position, and a position gives the same bits in a full sequence and in a
+    decode step.
 
     The frequencies also define positions of several coordinates (`axial`), M-RoPE sections (`multi_section`), context
     extension (`yarn` and others) and partial rotation (a width below head_dim).
@@ -67,14 +66,15 @@ def rotary(
       The rotated x, with its shape and dtype. It is computed in float32 and rounded once; for float64 x, products and
       sums are float64, but sines and cosines remain float32. Where a position lies outside int32 but could not be
       rejected at trace time, the result is NaN, and so is the gradient for the frequencies, even if such rows are
-      masked. Reverse-mode differentiable in x, in float positions and in an array of frequencies. Without the last two,
-      only the positions are stored for the backward pass.
+      masked. Reverse-mode differentiable in x, in float positions and in an array of frequencies. With integer
+      positions and static frequencies, the backward pass stores only the positions.
 
     Raises:
       TypeError: if x is not a float array, positions are not integers or floats, or head_axis is not an integer.
       ValueError: if the width is odd or above head_dim, if positions do not broadcast, if positions are `None` where
-        they cannot be counted (several axes, no sequence axis, more than 2³¹ of them), if head_dim is symbolic, or if
-        a setting is not one of the above.
+        they cannot be counted (several axes, no sequence axis, more than 2³¹ of them), if head_dim is symbolic, if
+        layout or part is unknown, if head_axis is not an axis of x before its last, or if float32 cannot hold the
+        inverse of the attention_factor.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -97,13 +97,9 @@ def rotary(
     x, positions, frequencies, axis = _arguments.rotated(
         x, positions, frequencies, layout=layout, head_axis=head_axis, part=part
     )
-    if _checks.flag("inverse", inverse) and isinstance(frequencies, Frequencies):
-        factor = frequencies.attention_factor
-        representable = abs(factor) * float(np.finfo(np.float32).max) >= 1
-        require(representable, "inverse needs frequencies with an attention_factor above 3e-39, got {}", factor)
-        frequencies = dataclasses.replace(frequencies, attention_factor=1 / factor)
-    settings = TurnSettings(layout, part == "last", bool(inverse))
-    return _rotary(settings, x, positions, frequencies, axis)
+    if _checks.flag("inverse", inverse):
+        frequencies = _arguments.inverted(frequencies)
+    return _rotary(TurnSettings(layout, part == "last", bool(inverse)), x, positions, frequencies, axis)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4), inline=True)

@@ -130,8 +130,8 @@ def yarn(
     require(base > 1, "base must be over 1, got {}", base)
     require(fast >= slow, "beta_fast must be at least beta_slow = {}, got {}", slow, fast)
     with localcontext(DECIMAL):
-        turns = [original_max / (TWO_PI * Decimal(beta)) for beta in (fast, slow)]
-        low, high = (dim * x.ln() / (2 * Decimal(base).ln()) for x in turns)
+        ratios = [original_max / (TWO_PI * Decimal(beta)) for beta in (fast, slow)]
+        low, high = (dim * x.ln() / (2 * Decimal(base).ln()) for x in ratios)
     if _checks.flag("truncate", truncate):
         low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
     low, high = max(Fraction(low), Fraction(0)), min(Fraction(high), Fraction(dim - 1))

@@ -5,9 +5,10 @@ rotation is
 
 $$y_1 = x_1 c - x_2 s, \qquad y_2 = x_2 c + x_1 s$$
 
-and the backward rotation uses $-s$. Every product is rounded before a sum, so a position gives the same bits in every
-program. The derivative is the same program in the other direction. It stores positions, and nothing of x's size unless
-positions are floats or frequencies are an array.
+and the backward rotation uses $-s$. `_rotate` is this formula; `_by_halves` and `_by_reads` compute the same as
+x·C + x′·S. Every product is rounded before a sum (on a TPU they are in any case), so a position gives the same bits in
+every program. The derivative is the same program in the other direction. It stores positions, and nothing of x's size
+unless positions are floats or frequencies are an array.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
     """a·b, rounded before anything is added to it; without derivatives.
 
     Compilers contract a·b + c to an FMA in some programs and not in others, so the bits differ. This select blocks the
-    contraction. XLA cannot remove it, because XLA does not know that no product is the NaN of all ones. Where products
-    are known to be positive, |a·b| blocks contraction too.
+    contraction. XLA cannot remove it, because XLA does not know that no product has all bits set: arithmetic never
+    yields that NaN. Where products are known to be positive, |a·b| blocks contraction too.
     """
     result = lax.mul(a, b)
     bits = lax.bitcast_convert_type(result, np.dtype(f"int{8 * result.dtype.itemsize}"))

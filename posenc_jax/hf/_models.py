@@ -16,7 +16,7 @@ class Pattern:
     """Layer i is of type full_attention where (i + phase) % period == 0, else of type `other`."""
 
     period: int
-    key: str | None = None  # which sets the period
+    key: str | None = None  # the config key that sets the period
     phase: int = 1
     other: str = "sliding_attention"
     last: bool = False  # the last layer is full_attention in any case
@@ -33,10 +33,10 @@ class Model:
     head_dim: int | None = None  # where the key is absent; None: hidden_size / num_attention_heads
     global_head_dim: int | None = None  # that of full_attention layers (Gemma 4)
     required: bool = False  # the class has settings of its own for a config without any: not guessed here
-    nested: bool = False  # settings for each layer type
-    thetas: Mapping[str, tuple[str, float]] | None = None  # the same, and how it was written: type → old key, default
+    nested: bool = False  # rope_parameters has an entry for each layer type
+    thetas: Mapping[str, tuple[str, float]] | None = None  # type → the key of its theta in old configs, default
     scaled: tuple[str, ...] = ("full_attention",)  # the layer types that an old rope_scaling is for
-    pattern: Pattern | None = None  # the layer_types of a config without
+    pattern: Pattern | None = None  # layer_types where the key is absent
     typed: bool = False  # has layers of several kinds: layer_types are needed
     lists: tuple[str, ...] = ()  # which keys that list layers are read
     sliding_only: bool = False  # full_attention layers have no positions
