@@ -1,4 +1,4 @@
-"""What the arguments of a public function may be together: one parser for each family of functions.
+"""Joint checks of arguments: one parser for each family of functions.
 
 Each returns the arguments in the form in which they are computed, so that the function itself reads as its formula.
 """
@@ -33,7 +33,7 @@ def even_width(dim: Any, least: int = 2) -> int:
 
 
 def growth(factor: Any) -> Fraction:
-    """How many times longer a context becomes."""
+    """The factor of a context extension, at least 1."""
     result = _checks.number("factor", factor)
     require(result >= 1, "factor must be at least 1, got {}", result)
     return Fraction(result)
@@ -52,7 +52,7 @@ def encoding(
 
 
 def _uncounted(name: str, x_name: str, length: Any, frequencies: Spectrum) -> None:
-    """Raises if positions along an axis of this length must be given: they cannot be counted."""
+    """Raises if positions cannot default to 0, 1, …, length − 1."""
     axes = num_axes_of(frequencies)
     require(axes == 1, "{} must be given for frequencies of {} axes, got None", name, axes)
     _checks.countable(x_name, length)
@@ -98,19 +98,19 @@ def beside(
     name: str, positions: jax.Array, x_name: str, x: jax.Array, target: str, head_axis: int | None = None
 ) -> None:
     """Raises unless positions (..., axes) broadcast to x without its last axis and its head axis, sharded alike."""
-    _checks.broadcastable(name, positions.shape[:-1], target, _rows(x, head_axis))
+    _checks.broadcastable(name, positions.shape[:-1], target, _without_heads(x, head_axis))
     places = [*jax.typeof(positions).sharding.spec[:-1]]
     if head_axis is not None:
         places.insert(max(0, len(places) + head_axis + 2 - x.ndim), None)
     _checks.sharded_together({name: (*places, None), x_name: tuple(jax.typeof(x).sharding.spec)})
 
 
-def _rows(x: jax.Array, head_axis: int | None) -> tuple[int, ...]:
+def _without_heads(x: jax.Array, head_axis: int | None) -> tuple[int, ...]:
     """The shape of x without its head axis and its last."""
     return x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
 
 
-def factor(scale: Any, *arrays: jax.Array) -> jax.Array:
+def scale_factor(scale: Any, *arrays: jax.Array) -> jax.Array:
     """A scalar that multiplies, in the dtype in which these arrays are computed."""
     return _checks.scalar("scale", scale, compute_dtype(*arrays))
 
@@ -118,7 +118,7 @@ def factor(scale: Any, *arrays: jax.Array) -> jax.Array:
 # Rows of a table
 
 
-def table(x: Any) -> jax.Array:
+def parse_table(x: Any) -> jax.Array:
     """Floats (length, dim), at least one row."""
     x = _checks.floats("table", x, ("length", "dim"))
     fits = x.ndim == 2 and x.shape[0] >= 1
@@ -126,7 +126,7 @@ def table(x: Any) -> jax.Array:
     return x
 
 
-def rows(positions: Any, length: int, out_of_range: Any) -> jax.Array:
+def parse_rows(positions: Any, length: int, out_of_range: Any) -> jax.Array:
     """Integer positions in a table of this length."""
     _checks.out_of_range(out_of_range)
     positions = _checks.array("positions", positions, _checks.INTEGERS)
@@ -146,19 +146,19 @@ def rows_sharded_together(positions: jax.Array | None, table: jax.Array, **array
     _checks.sharded_together(specs | {"table": tuple(spec if positions is None else spec[1:])})
 
 
-def added_rows(x: Any, table_: Any, positions: Any, out_of_range: Any) -> tuple[jax.Array, jax.Array, Any]:
+def added_rows(x: Any, table: Any, positions: Any, out_of_range: Any) -> tuple[jax.Array, jax.Array, Any]:
     """x, a table of its width, and integer positions or None, for rows that are added to x."""
-    x, table_ = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,)), table(table_)
-    _checks.known_size("table", table_.shape, 0, 1)
-    length, width = table_.shape
+    x, table = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,)), parse_table(table)
+    _checks.known_size("table", table.shape, 0, 1)
+    length, width = table.shape
     require(width == x.shape[-1], "table of width {} must match x, shape {}", width, x.shape)
     if positions is not None:
-        positions = rows(positions, length, out_of_range)
+        positions = parse_rows(positions, length, out_of_range)
         _checks.broadcastable("positions", positions.shape, "x without its last axis", x.shape[:-1])
     else:
-        _first_rows(x, table_)
-    rows_sharded_together(positions, table_, x=x)
-    return x, table_, positions
+        _first_rows(x, table)
+    rows_sharded_together(positions, table, x=x)
+    return x, table, positions
 
 
 def _first_rows(x: jax.Array, table: jax.Array) -> None:
@@ -207,7 +207,7 @@ def rotated(
     if layout == "half" or width < x.shape[-1]:
         _checks.unsharded(name, x)
     if positions is None:
-        rows, message = _rows(x, head_axis), "{} must be given where {} has no sequence axis, shape {}"
+        rows, message = _without_heads(x, head_axis), "{} must be given where {} has no sequence axis, shape {}"
         require(rows or num_axes_of(frequencies) > 1, message, positions_name, name, x.shape)
         _uncounted(positions_name, name, rows[-1] if rows else 0, frequencies)
     else:
@@ -251,12 +251,12 @@ def tile(queries: Any, keys: Any, kind: Kind = _checks.NUMBERS, what: str = "pos
 
 
 def tile_sharded_together(
-    queries: jax.Array, keys: jax.Array, of_heads: dict[str, jax.Array], what: str = "positions"
+    queries: jax.Array, keys: jax.Array, per_head: dict[str, jax.Array], what: str = "positions"
 ) -> None:
     """Raises if positions of both sides, and arrays whose last axis is of heads, shard a tile differently."""
-    (*batch, rows), (*other, columns) = (jax.typeof(x).sharding.spec for x in (queries, keys))
-    specs = {f"query_{what}": (*batch, None, rows, None), f"key_{what}": (*other, None, None, columns)}
-    heads = {name: (jax.typeof(x).sharding.spec[-1], None, None) for name, x in of_heads.items()}
+    (*batch, row), (*other, column) = (jax.typeof(x).sharding.spec for x in (queries, keys))
+    specs = {f"query_{what}": (*batch, None, row, None), f"key_{what}": (*other, None, None, column)}
+    heads = {name: (jax.typeof(x).sharding.spec[-1], None, None) for name, x in per_head.items()}
     _checks.sharded_together(specs | heads)
 
 
@@ -282,7 +282,7 @@ def operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, ja
     named = {"query": query, "key": key, "value": value}
     spec = jax.typeof(query).sharding.spec
     leading = [axis for n, axis in zip(query.shape[:-3], spec, strict=False) if n != 1]
-    one = not any(axis is not None for axis in leading[1:])  # else a reshape would move parts
+    one = not any(axis is not None for axis in leading[1:])  # otherwise the reshape would move data between devices
     message = "the leading axes of query must be sharded on Explicit axes of a mesh along the first at most, got {}"
     require(one, message + "; use jax.vmap for the others", spec)
     for name in ("key", "value"):
@@ -303,7 +303,7 @@ def operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, ja
 
 
 def _sharded_as_query(name: str, x: jax.Array, query: jax.Array) -> jax.Array:
-    """Keys or values resharded as the queries where they are whole; a single head only along the batch."""
+    """Reshards unsharded axes of keys or values like the queries'; a single head only along the batch."""
     (*batch, _, heads, _), got = jax.typeof(query).sharding.spec, jax.typeof(x).sharding.spec
     want = PartitionSpec(*batch, None, heads if x.shape[-2] > 1 else None, None)
     sharded_like(name, got, "query", want)
@@ -351,7 +351,7 @@ def _of_batch(x: jax.Array, batch: tuple[int, ...]) -> jax.Array:
 def positions_of_sides(
     queries: Any, keys: Any, query: jax.Array, key: jax.Array, needed: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """The positions of both sides, counted if they are not given; `needed` says whether a mask or a bias reads them."""
+    """Query and key positions, 0, 1, … by default; `needed` says whether a mask or a bias reads them."""
     if given := sides("positions", queries, keys, query, key):
         return given
     lengths = query.shape[-3], key.shape[-3]

@@ -1,4 +1,4 @@
-"""What an argument may be, and the decorator that names the public function in errors.
+"""Argument checks, and the decorator that prefixes errors with the name of the public function.
 
 A check names the argument, the constraint and what it got. It does not know which function it serves: `public` does.
 """
@@ -20,7 +20,7 @@ from jax.core import Tracer
 P = ParamSpec("P")
 R = TypeVar("R")
 _INT32, _FLOAT32 = np.iinfo(np.int32), np.finfo(np.float32)
-_NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # Python and NumPy derive them from integers
+_NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # subclasses of integers that are no numbers
 
 # Errors
 
@@ -35,8 +35,8 @@ class _Invalid(Exception):
         super().__init__(message)
         self.message = message
 
-    def __reduce__(self) -> tuple[type[Exception], tuple[str, ...]]:
-        return self.builtin, self.args
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.builtin, self.args, {k: v for k, v in vars(self).items() if k == "__notes__"}
 
 
 class InvalidValue(_Invalid, ValueError):
@@ -49,6 +49,9 @@ class InvalidType(_Invalid, TypeError):
     """Printed and pickled as the TypeError that it is."""
 
     __module__, __qualname__, builtin = "builtins", "TypeError", TypeError
+
+
+InvalidValue.__name__, InvalidType.__name__ = "ValueError", "TypeError"
 
 
 def public(f: Callable[P, R]) -> Callable[P, R]:
@@ -198,7 +201,7 @@ def part(value: Any) -> Any:
 
 
 def out_of_range(value: Any) -> Any:
-    """What a position outside a table gives."""
+    """How to handle positions outside a table."""
     return one_of("out_of_range", value, ("error", "nan", "zeros"))
 
 
@@ -343,11 +346,11 @@ def broadcastable(name: str, shape: tuple[int, ...], target_name: str, target: t
     require(ok, "{} of shape {} must broadcast to {}, shape {}", name, shape, target_name, target)
 
 
-def countable(name: str, length: Any) -> Any:
-    """`length`, if int32 can count 0, 1, …, length − 1. A symbolic length is not known yet."""
-    known = isinstance(length, int)
-    require(not known or length <= 2**31, "at most 2³¹ positions can be counted, got {} of length {}", name, length)
-    return length
+def countable(name: str, n: Any) -> Any:
+    """A length n, if int32 can count 0, 1, …, n − 1. A symbolic length is not known yet."""
+    fits = not isinstance(n, int) or n <= 2**31
+    require(fits, "at most 2³¹ positions can be counted, got {} of length {}", name, n)
+    return n
 
 
 def known_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
@@ -361,7 +364,7 @@ def known_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
 
 
 def unsharded(name: str, x: Any, axis: int = -1) -> None:
-    """Raises if x is sharded along an axis over Explicit axes of a mesh, where its parts are needed together."""
+    """Raises if Explicit axes of a mesh shard an axis of x that the computation needs whole."""
     spec = jax.typeof(x).sharding.spec
     message = "{} must not be sharded along axis {} on Explicit axes of a mesh, got {}"
     require(spec[axis] is None, message + "; reshard it, or use jax.shard_map", name, axis % x.ndim, spec)
@@ -370,7 +373,7 @@ def unsharded(name: str, x: Any, axis: int = -1) -> None:
 def sharded_together(specs: dict[str, tuple[Any, ...]]) -> None:
     """Raises if two arguments shard an axis of their result differently, or two of its axes over one axis of a mesh.
 
-    `specs` has for each argument how it shards the last axes of the result, on Explicit axes.
+    `specs` maps each argument to the sharding of the last axes of the result that it implies, on Explicit axes.
     """
     split = {(i, axes) for spec in specs.values() for i, axes in enumerate(reversed(spec)) if axes is not None}
     used = jax.tree.leaves([axes for _, axes in split])

@@ -15,7 +15,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidType, require
+from posenc_jax._checks import InvalidType, InvalidValue, require
 
 # Okabe and Ito's colours without black and yellow, which vanish on dark and on light backgrounds. There are 6 colours
 # but 5 dashes and 5 markers, so that combinations repeat only after 30 lines.
@@ -32,8 +32,9 @@ def matrix(name: str, value: Any, axes: str) -> np.ndarray:
     fits = value.ndim == 2 and value.size
     require(fits, "{} must have shape {}, not empty, got {}", name, axes, value.shape)
     result = np.asarray(value).astype(np.float64)
-    for row, column in np.argwhere(~np.isfinite(result))[:1]:
-        require(False, "{} must be finite, got {} at ({}, {})", name, result[row, column], row, column)
+    if not np.isfinite(result).all():
+        row, column = np.argwhere(~np.isfinite(result))[0]
+        raise InvalidValue(f"{name} must be finite, got {result[row, column]} at ({row}, {column})")
     return result
 
 
@@ -103,10 +104,10 @@ def image(axes: Axes, values: np.ndarray, cmap: str, low: float, high: float, as
     return picture
 
 
-def write_cells(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
+def write_cells(axes: Axes, cells: AxesImage, values: np.ndarray) -> None:
     """Writes each value in its opaque cell, in black or white, whichever contrasts more."""
     # Relative luminance as WCAG 2 defines it; at about 0.18, black and white contrast equally.
-    rgb = np.asarray(image.to_rgba(values))[..., :3]
+    rgb = np.asarray(cells.to_rgba(values))[..., :3]
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     luminance = linear @ np.array([0.2126, 0.7152, 0.0722])
     for (row, column), value in np.ndenumerate(values):

@@ -150,7 +150,8 @@ class Frequencies:
         values = [_checks.number("angular", w) for w in _checks.sequence("angular", angular, "numbers")]
         message = "angular must hold {} numbers, one for each pair, got {}"
         require(len(values) == self.num_pairs, message, self.num_pairs, len(values))
-        return dataclasses.replace(self, turns=tuple(_turns(Decimal(w)) for w in values))
+        turns = limited("angular", angular, tuple(_turns(Decimal(w)) for w in values))
+        return dataclasses.replace(self, turns=turns)
 
 
 def _turns(angular: Decimal) -> int:

@@ -52,8 +52,8 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
     Reference:
       Gehring et al., "Convolutional Sequence to Sequence Learning", 2017, section 3.1; Devlin et al., "BERT", 2019.
     """
-    table = _arguments.table(table)
-    positions = _arguments.rows(positions, table.shape[0], out_of_range)
+    table = _arguments.parse_table(table)
+    positions = _arguments.parse_rows(positions, table.shape[0], out_of_range)
     _arguments.rows_sharded_together(positions, table)
     return _learned(positions, table, out_of_range=out_of_range)
 
@@ -109,7 +109,7 @@ def add_learned(
       Devlin et al., "BERT", 2019, section 3, figure 2.
     """
     x, table, positions = _arguments.added_rows(x, table, positions, out_of_range)
-    return _add_learned(x, table, positions, _arguments.factor(scale, x, table), out_of_range=out_of_range)
+    return _add_learned(x, table, positions, _arguments.scale_factor(scale, x, table), out_of_range=out_of_range)
 
 
 @functools.partial(jax.jit, static_argnames=("out_of_range",), inline=True)
@@ -158,7 +158,7 @@ def resize_table(
       Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, section 3.2.
     """
     _checks.one_of("method", method, ("linear", "cubic"))
-    table = _checks.floats("table", table, (..., "length", "dim"))
+    table = _checks.floats("table", table, ("length", "dim"))
     entries: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
     grid = tuple(_checks.positive_int("each entry of shape", n) for n in entries)
     require(0 not in table.shape[:-1], "table must have at least one row, got {}", table.shape)

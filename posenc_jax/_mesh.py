@@ -1,4 +1,4 @@
-"""What meshes must be told: shardings on Explicit axes, and variation along the manual axes of `shard_map`."""
+"""Mesh helpers: shardings on Explicit axes, and variation along the manual axes of `shard_map`."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ _LEAST = 0.01  # of KERPLE's parameters, as in the authors' code
 
 
 def fire_bias_init(key: Any, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
-    """Uniform within ±1. With a bias of 0, a hidden unit of negative weight is 0 at every distance, and stays so."""
+    """Uniform within ±1. With bias 0, a hidden unit with a negative weight is dead at every distance."""
     return jax.random.uniform(key, shape, jnp.float32, -1, 1).astype(dtype)
 
 

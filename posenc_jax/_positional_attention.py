@@ -1,4 +1,4 @@
-"""Flax's attention with turned queries and keys and a bias of positions: the `positional_attention` of both stacks."""
+"""Flax attention with rotary embeddings and a position bias, shared by NNX and Linen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PositionalSettings:
         _checks.flag("decode", self.decode)
 
     def parse_bias(self, bias: Any) -> Any:
-        """`bias`, if it can go with these settings."""
+        """Returns `bias`; raises if these settings do not allow it."""
         if bias is None:
             require(self.frequencies is not None, "frequencies or bias must be given, got None for both")
         elif not callable(bias):
@@ -58,7 +58,7 @@ class PositionalSettings:
         key_positions: ArrayLike | None = None,
         **kwargs: Any,
     ) -> jax.Array:
-        """`attention_fn` of turned query (..., queries, heads, head_dim) and key, under the sum of both biases."""
+        """Calls `attention_fn` with query (..., queries, heads, head_dim) and key rotated, and both biases summed."""
         queries, keys = self._parse_positions(query, key, input_positions, key_positions)
         if position_bias is not None:
             bias = _add_biases(bias, position_bias, query, key, queries, keys)

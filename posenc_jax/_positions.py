@@ -256,7 +256,7 @@ def _grid(name: str, part: Any) -> tuple[np.ndarray, int]:
 
 def _tokens(name: str, tokens: int) -> int:
     """Checks that int32 can count the tokens."""
-    require(tokens < _LIMIT, "{} must have fewer than 2³¹ tokens", name)
+    require(tokens < _LIMIT, "{} must have fewer than 2³¹ tokens, got {}", name, tokens)
     return tokens
 
 

@@ -117,7 +117,9 @@ def add_sinusoidal(
     """
     x, positions, frequencies = _arguments.added_encoding(x, positions, frequencies, layout)
     unscaled = isinstance(scale, (int, float)) and not isinstance(scale, bool) and scale == 1
-    return _add_sinusoidal(x, positions, frequencies, None if unscaled else _arguments.factor(scale, x), layout=layout)
+    return _add_sinusoidal(
+        x, positions, frequencies, None if unscaled else _arguments.scale_factor(scale, x), layout=layout
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("layout",), inline=True)

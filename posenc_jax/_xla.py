@@ -1,4 +1,4 @@
-"""What compilers must be told, with one function for each case."""
+"""Workarounds for what compilers would do, one function each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A Hugging Face config.json → how each layer of the model rotates its queries and keys, and back.
 
-Tested against transformers 5.23.0, which need not be installed. Every key that speaks of rotations is read or refused:
-a setting that is ignored would give a wrong model without an error.
+Tested against transformers 5.23.0, which need not be installed. Every key that speaks of rotations must be understood:
+ignoring one would silently give a wrong model.
 """
 
 from posenc_jax.hf._plan import QueryScale, RotaryLayer, RotaryPlan

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from posenc_jax import _checks
 from posenc_jax._checks import InvalidValue, require
 from posenc_jax.hf._keys import ROTATIONS, Keys, agreed, equal, mapping, mapping_of_strings
 from posenc_jax.hf._models import MODELS, REFUSED, UNKNOWN, UNNAMED, Model
@@ -37,7 +38,8 @@ def text_of(config: Any, depth: int = 4) -> dict[str, Any]:
     """The language model's part of a config, at most so many levels deep."""
     require(depth, "config must hold its text_config within four levels")
     if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
-        config = config.to_dict()
+        with _checks.callback():
+            config = config.to_dict()
     outer = Keys(mapping_of_strings("config", config, "a mapping or have to_dict()"))
     parts = outer.found("thinker_config", "text_config", "language_config")
     if not parts:

@@ -113,7 +113,7 @@ def _no_rope_flags(config: Config, count: int) -> list[bool]:
     """What no_rope_layers, or else no_rope_layer_interval, says."""
     if config.model.interval is None:
         return [True] * count
-    # A list wins over the interval, which transformers writes even where it is not the list's.
+    # A list wins: transformers writes the interval even if it contradicts the list.
     flags, interval = config.items("no_rope_layers"), config.get("no_rope_layer_interval")
     if flags:
         fits = len(flags) == count and all(flag in (0, 1) for flag in flags)

@@ -98,8 +98,8 @@ class RotaryPlan:
     Args:
       layers: one for each layer of the model.
       layout: which features make a pair, as `rotary` takes it.
-      part: which features are rotated, as `rotary` takes it: "last" in latent attention, whose queries and keys are
-        the features without positions followed by those with.
+      part: which features are rotated, as `rotary` takes it: "last" for latent attention, which stores the
+        features without positions first.
       softmax_scale: a factor of the scores, on top of $1/\sqrt{\text{head\_dim}}$ or the model's own.
       length: the length for which the spectra were chosen; None if they do not depend on it.
 

@@ -56,11 +56,12 @@ def positional_attention(
 
     The attention_fn takes two more arguments, with one position for each query or key; bind them with
     `functools.partial`. `input_positions` are those of the inputs, queries and keys alike. `key_positions` are for keys
-    at other positions. With neither, both count from zero. If there are not as many keys as queries, nothing is
-    guessed: give both, except with `decode`.
+    at other positions. With neither, both count from zero. If queries and keys differ in number, give both, or set
+    `decode`.
 
     Args:
-      frequencies: the width that turns, or `Frequencies` of that width; even and at most head_dim. `None`: no rotation.
+      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. `None`: no
+        rotation.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
         `posenc_jax.linen`, or for example `functools.partial(pe.alibi, heads=8)`. A module made outside of others
         becomes part of the layer; its variables are under "attention_fn" and "bias". One made in a module's `setup` or
@@ -68,9 +69,9 @@ def positional_attention(
       layout: as for `posenc_jax.rotary`.
       part: as for `posenc_jax.rotary`.
       decode: if keys outnumber queries and have no positions, they are a cache with position i in slot i, as a layer
-        with `decode=True` fills it. `input_positions` must then be the slots of the queries. Slots are right
-        for rows padded on the left too, if scores depend on the distance alone (those of `FIRE` do not). Flax caches
-        keys before they are turned, so each step turns all of them; a cache of turned keys, as in the example of
+        with `decode=True` fills it. `input_positions` must then be the slots of the queries. Slots also work for
+        left-padded rows if scores depend only on the distance (those of `FIRE` do not). Flax caches keys before they
+        are rotated, so each step rotates all of them; a cache of rotated keys, as in the example of
         `posenc_jax.nnx.RotaryEncoding`, is cheaper.
 
     Returns:

@@ -116,10 +116,10 @@ class LearnedEncoding(nn.Module):
 
 
 class RotaryEncoding(nn.Module):
-    r"""Turns queries or keys by their positions, `posenc_jax.rotary`; it has no variables.
+    r"""Rotates queries or keys by their positions, `posenc_jax.rotary`; it has no variables.
 
     Args:
-      frequencies: the width that turns, or `Frequencies` of that width; even and at most head_dim.
+      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim.
       layout: as for `posenc_jax.rotary`.
       head_axis: as for `posenc_jax.rotary`: -2 for (..., seq, heads, head_dim), `None` for (..., seq, head_dim). It has
         no default: the wrong one turns x by the indices of its heads, without an error.

@@ -116,17 +116,17 @@ class LearnedEncoding(nnx.Module):
 
 
 class RotaryEncoding(nnx.Module):
-    r"""Turns queries or keys by their positions, `posenc_jax.rotary`; it has no parameters and no state.
+    r"""Rotates queries or keys by their positions, `posenc_jax.rotary`; it has no parameters and no state.
 
     With `head_axis=None` it can replace `flax.nnx.RoPE`, as in
     `nnx.dot_product_attention_with_rope(query, key, value, rope=RotaryEncoding(head_dim, head_axis=None))`.
 
     Args:
-      frequencies: the width that turns, or `Frequencies` of that width; even and at most head_dim.
+      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim.
       layout: as for `posenc_jax.rotary`.
       head_axis: as for `posenc_jax.rotary`: -2 for (..., seq, heads, head_dim), `None` for (..., seq, head_dim). It has
         no default because both conventions are in use: `posenc_jax.rotary` takes the former, `flax.nnx.RoPE` the
-        latter. The wrong one turns x by the indices of its heads, without an error.
+        latter. The wrong one rotates x by the indices of its heads, without an error.
       part: as for `posenc_jax.rotary`.
 
     Raises:
@@ -134,7 +134,7 @@ class RotaryEncoding(nnx.Module):
       ValueError: as `posenc_jax.rotary`.
 
     Examples:
-      A cache of turned keys, filled at once and then step by step, has the bits of the whole sequence turned at once.
+      A cache of rotated keys, prefilled and then extended, is bitwise equal to rotating the whole sequence.
 
       >>> import jax, jax.numpy as jnp
       >>> from posenc_jax.nnx import RotaryEncoding

@@ -4,6 +4,7 @@ A line of code is one of *checking* if it belongs to
 
 - a module that only checks (`CHECKERS`), or a private function most of whose lines check,
 - a `raise`, an `assert`, or an `if`, `for`, `with` or handler that does nothing else,
+- a local that only refusals read (a message, a condition),
 - a statement that calls one of those modules, to check or to convert an argument.
 
 Every other line of a body is *work*. Signatures (with decorators) and imports are neither.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 CHECKERS = {"_check", "_checks", "_arguments"}
@@ -73,6 +75,25 @@ def _builds(node: ast.If | ast.For | ast.With, names: set[str]) -> bool:
     )
 
 
+def refusals(function: ast.AST) -> set[int]:
+    """The lines of a function's `raise` statements and of its calls that only check, as of `require`."""
+    found = [n for n in ast.walk(function) if isinstance(n, ast.Raise)]
+    found += [n for n in ast.walk(function) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
+    return {line for node in found for line in range(node.lineno, node.end_lineno + 1)}
+
+
+def locals_of_checks(function: ast.AST, found: dict[int, str]) -> Iterator[ast.Assign]:
+    """The assignments of a function that only its refusals read, such as a message and a condition, last first."""
+    lines = {line for line in refusals(function) if found.get(line) == "checks"}
+    loads = [n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+    for node in reversed([node for node in ast.walk(function) if isinstance(node, ast.Assign)]):
+        names = {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        reads = [n for n in loads if n.id in names and not node.lineno <= n.lineno <= node.end_lineno]
+        if reads and all(n.lineno in lines for n in reads):
+            lines.update(range(node.lineno, node.end_lineno + 1))
+            yield node
+
+
 def purposes(source: str, checker: bool = False) -> dict[int, str]:
     """The purpose of each line, from 1."""
     tree, lines = ast.parse(source), source.splitlines()
@@ -88,6 +109,8 @@ def purposes(source: str, checker: bool = False) -> dict[int, str]:
                 first = min([first, *(d.lineno for d in node.decorator_list)])
                 mark(first, node.body[0].lineno - 1, "signatures")
                 visit(node.body)
+                for statement in locals_of_checks(node, found):
+                    mark(statement.lineno, statement.end_lineno, "checks")
                 inside = Counter(found.get(n) for n in range(node.body[0].lineno, last + 1))
                 if node.name.startswith("_") and not node.name.endswith("__") and inside["checks"] > inside["work"]:
                     found.update({n: "checks" for n in range(node.body[0].lineno, last + 1) if found.get(n) == "work"})

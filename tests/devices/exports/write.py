@@ -1,4 +1,4 @@
-"""`python tests/exports/write.py FOLDER`: exports every case, for CPU, CUDA and TPU, with the results here."""
+"""`python tests/devices/exports/write.py FOLDER`: exports every case, for CPU, CUDA and TPU, with the results here."""
 
 import functools
 import sys
