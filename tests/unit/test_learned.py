@@ -156,6 +156,11 @@ def test_resizing_as_timm_does(case):
     np.testing.assert_allclose(got, np.reshape(case["resized"], (*case["new"], 2)), rtol=0, atol=1e-5)
 
 
+def test_resizing_to_2_31_rows_is_refused():
+    with pytest.raises(ValueError, match=r"^resize_table: shape must have fewer than 2³¹ rows, got \(65536, 32768\)"):
+        jax.eval_shape(lambda table: pe.resize_table(table, (2**16, 2**15)), np.ones((2, 2, 1), np.float32))
+
+
 X = np.zeros((2, 5, 4), np.float32)
 
 

@@ -106,11 +106,11 @@ def add_reference(x, encoding, scale=1.0):
     return np.float64(scale) * np.asarray(x, np.float64) + encoding
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "half"])
-def test_addition(layout):
+@pytest.mark.parametrize(("layout", "scale"), [("interleaved", np.sqrt(8)), ("half", np.sqrt(8)), ("half", 2)])
+def test_addition(layout, scale):
     x = np.random.default_rng(2).normal(size=(2, 3, 5, 8)).astype(np.float32)
-    got = pe.add_sinusoidal(x, layout=layout, scale=np.sqrt(8))
-    want = add_reference(x, encodings.encode(np.arange(5), 8, layout=layout), np.sqrt(8))
+    got = pe.add_sinusoidal(x, layout=layout, scale=scale)
+    want = add_reference(x, encodings.encode(np.arange(5), 8, layout=layout), scale)
     np.testing.assert_allclose(got, want, rtol=3e-7, atol=2e-7)
 
 
