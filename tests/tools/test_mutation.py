@@ -101,6 +101,21 @@ def test_a_cover_takes_the_cheap_tests_that_kill_most():
     assert {name for name, _ in cover({"d": killers["d"]}, seconds, 2)} == {"alone", "dear"}
 
 
+def test_a_sample_outlives_a_change_of_other_lines(monkeypatch, tmp_path):
+    import run
+
+    monkeypatch.setattr(run, "FOLDER", tmp_path)
+    source = "".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(40))
+    (tmp_path / "_rotary.py").write_text(source)
+    before, total, _ = run.draw(["_rotary"], 12, 0)["_rotary"]
+    assert len(before) == 12 < total
+    (tmp_path / "_rotary.py").write_text("y = -1\n" + source.replace("x + 7", "x * 7"))
+    names = [{m.name for m in sample} for sample, *_ in (run.draw(["_rotary"], 12, s)["_rotary"] for s in (0, 1))]
+    assert len(names[0] & {m.name for m in before}) >= 10 and names[0] != names[1]
+    known = names[1] - names[0]
+    assert known <= {m.name for m in run.draw(["_rotary"], 12, 0, known)["_rotary"][0]}
+
+
 def test_what_the_marks_lose():
     from cover import lost
     from run import Kills

@@ -26,14 +26,13 @@ import importlib.machinery
 import importlib.util
 import json
 import os
-import random
 import re
 import signal
 import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -372,18 +371,23 @@ def _numbers(text: str) -> Iterator[int]:
         yield from range(int(a), int(b or a) + 1)
 
 
-def draw(modules: Iterable[str], sample: int | None, seed: int) -> dict[str, tuple[list[Mutant], int, str]]:
-    """{module: (its mutants, how many there are in all, its source)}"""
+def draw(
+    modules: Iterable[str], sample: int | None, seed: int, first: Container[str] = ()
+) -> dict[str, tuple[list[Mutant], int, str]]:
+    """{module: (its mutants, how many there are in all, its source)}
+
+    A sample takes the names in `first`, then those of the smallest hashes: a change of some lines leaves the others in it.
+    """
     from mutants import mutants_of
+
+    def rank(mutant: Mutant) -> tuple[bool, bytes]:
+        return mutant.name not in first, hashlib.sha256(f"{seed} {mutant.name}".encode()).digest()
 
     drawn = {}
     for module in modules:
         source = (FOLDER / MODULES[module]).read_text(encoding="utf-8")
         mutants = mutants_of(MODULES[module], source)
-        total = len(mutants)
-        if sample and sample < total:
-            mutants = random.Random(f"{seed} {module}").sample(mutants, sample)
-        drawn[module] = mutants, total, source
+        drawn[module] = sorted(mutants, key=rank)[:sample] if sample else mutants, len(mutants), source
     return drawn
 
 
@@ -489,7 +493,8 @@ def main() -> int | str:
     found = reach(options.jobs)
     print(f"{len(found['seconds'])} tests, looked at in {time.monotonic() - start:.0f} s", flush=True)
     tier = set(found["seconds"]) - set(found["thorough"] if options.default else ())
-    drawn = draw(options.modules or MODULES, options.sample, options.seed)
+    first = Kills().mutants if options.kills else ()
+    drawn = draw(options.modules or MODULES, options.sample, options.seed, first)
     if options.kills:
         with contextlib.suppress(KeyboardInterrupt):
             return fill(drawn, found, tier, options.jobs, options.budget)
