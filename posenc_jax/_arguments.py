@@ -5,7 +5,6 @@ Each returns the arguments in the form in which they are computed, so that the f
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from fractions import Fraction
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from posenc_jax import _checks, _mesh
-from posenc_jax._arrays import compute_dtype
 from posenc_jax._checks import InvalidType, InvalidValue, Kind, require
 from posenc_jax._frequencies import Frequencies, dim_of, num_axes_of, parse, parse_positions
 
@@ -46,16 +44,9 @@ def encoding(
     positions: Any, frequencies: Any, layout: Any, name: str = "positions", even: bool = False
 ) -> tuple[jax.Array, Spectrum]:
     """Positions (..., axes), and frequencies."""
-    _checks.layout(layout)
+    _checks.settings(layout=layout)
     frequencies = parse(frequencies, even=even, unsharded=layout == "half")
     return parse_positions(name, positions, frequencies), frequencies
-
-
-def _uncounted(name: str, x_name: str, length: Any, frequencies: Spectrum) -> None:
-    """Raises if positions cannot default to 0, 1, …, length − 1."""
-    axes = num_axes_of(frequencies)
-    require(axes == 1, "{} must be given for frequencies of {} axes, got None", name, axes)
-    _checks.countable(x_name, length)
 
 
 # Vectors that encodings are added to
@@ -63,29 +54,24 @@ def _uncounted(name: str, x_name: str, length: Any, frequencies: Spectrum) -> No
 
 def added_encoding(x: Any, positions: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, Any, Spectrum]:
     """x, positions (..., axes) or None, and frequencies, for an encoding that is added to x."""
-    _checks.layout(layout)
+    _checks.settings(layout=layout)
     x = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,))
     frequencies = parse(x.shape[-1] if frequencies is None else frequencies)
     same_width("x", x, frequencies)
-    if positions is None:
-        _uncounted("positions", "x", x.shape[-2], frequencies)
-    else:
-        positions = parse_positions("positions", positions, frequencies)
-        beside("positions", positions, "x", x, "x without its last axis")
-    return x, positions, frequencies
+    return x, beside("positions", positions, "x", x, frequencies, "x without its last axis"), frequencies
 
 
 def shifted(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, jax.Array, Spectrum]:
     """Encodings (..., dim), an offset (..., axes) of theirs, and frequencies."""
-    _checks.layout(layout)
+    _checks.settings(layout=layout)
     encodings = _checks.floats("encodings", encodings, (..., "dim"), known=(-1,))
     frequencies = parse(frequencies, even=True, unsharded=True)
     same_width("encodings", encodings, frequencies)
     if layout == "half":
         _checks.unsharded("encodings", encodings)
-    offset = parse_positions("offset", offset, frequencies)
-    beside("offset", offset, "encodings", encodings, "encodings without their last axis")
-    return encodings, offset, frequencies
+    offset = _checks.array("offset", offset)
+    rows_of = "encodings without their last axis"
+    return encodings, beside("offset", offset, "encodings", encodings, frequencies, rows_of), frequencies
 
 
 def same_width(name: str, x: jax.Array, frequencies: Spectrum) -> None:
@@ -95,24 +81,23 @@ def same_width(name: str, x: jax.Array, frequencies: Spectrum) -> None:
 
 
 def beside(
-    name: str, positions: jax.Array, x_name: str, x: jax.Array, target: str, head_axis: int | None = None
-) -> None:
-    """Raises unless positions (..., axes) broadcast to x without its last axis and its head axis, sharded alike."""
-    _checks.broadcastable(name, positions.shape[:-1], target, _without_heads(x, head_axis))
+    name: str, positions: Any, x_name: str, x: jax.Array, frequencies: Spectrum, rows_of: str, head_axis: Any = None
+) -> Any:
+    """Positions (..., axes) that broadcast to x without its last axis and its head axis; None if they are counted."""
+    rows = x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
+    if positions is None:
+        axes = num_axes_of(frequencies)
+        require(rows or axes > 1, "{} must be given where {} has no sequence axis, shape {}", name, x_name, x.shape)
+        require(axes == 1, "{} must be given for frequencies of {} axes, got None", name, axes)
+        _checks.countable(x_name, rows[-1])
+        return None
+    positions = parse_positions(name, positions, frequencies)
+    _checks.broadcastable(name, positions.shape[:-1], rows_of, rows)
     places = [*jax.typeof(positions).sharding.spec[:-1]]
     if head_axis is not None:
         places.insert(max(0, len(places) + head_axis + 2 - x.ndim), None)
     _checks.sharded_together({name: (*places, None), x_name: tuple(jax.typeof(x).sharding.spec)})
-
-
-def _without_heads(x: jax.Array, head_axis: int | None) -> tuple[int, ...]:
-    """The shape of x without its head axis and its last."""
-    return x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
-
-
-def scale_factor(scale: Any, *arrays: jax.Array) -> jax.Array:
-    """A scalar that multiplies, in the dtype in which these arrays are computed."""
-    return _checks.scalar("scale", scale, compute_dtype(*arrays))
+    return positions
 
 
 # Rows of a table
@@ -121,18 +106,16 @@ def scale_factor(scale: Any, *arrays: jax.Array) -> jax.Array:
 def parse_table(x: Any) -> jax.Array:
     """Floats (length, dim), at least one row."""
     x = _checks.floats("table", x, ("length", "dim"))
-    fits = x.ndim == 2 and x.shape[0] >= 1
-    require(fits, "table must have shape (length, dim) with length at least 1, got {}", x.shape)
+    require(x.ndim == 2 and x.shape[0], "table must have shape (length, dim) with length at least 1, got {}", x.shape)
     return x
 
 
 def parse_rows(positions: Any, length: int, out_of_range: Any) -> jax.Array:
     """Integer positions in a table of this length."""
-    _checks.out_of_range(out_of_range)
+    _checks.settings(out_of_range=out_of_range)
     positions = _checks.array("positions", positions, _checks.INTEGERS)
-    if out_of_range == "error" and positions.size and _checks.is_known(positions):
-        low, high = _checks.limits(positions)
-        require(0 <= low and high < length, "positions must be from 0 to {}, got {} to {}", length - 1, low, high)
+    if out_of_range == "error":
+        _checks.within(positions, 0, length - 1, f"positions must be from 0 to {length - 1}, got {{}} to {{}}")
     return jnp.asarray(positions)
 
 
@@ -167,8 +150,8 @@ def _first_rows(x: jax.Array, table: jax.Array) -> None:
     try:
         longer = bool(seq > length)
     except Exception:  # InconclusiveDimensionOperation, which stands elsewhere in each version of JAX
-        message = "x must have a sequence of known size, or with a constraint such as 'seq <= {}', got shape {}"
-        raise InvalidValue(message.format(length, x.shape)) from None
+        known = f"of known size, or with a constraint such as 'seq <= {length}'"
+        raise InvalidValue(f"x must have a sequence {known}, got shape {x.shape}") from None
     require(not longer, "table of {} rows is too small for a sequence of {}", length, seq)
     if seq != length:
         _checks.unsharded("table", table, 0)
@@ -181,49 +164,31 @@ def rotated(
     x: Any,
     positions: Any,
     frequencies: Any,
-    *,
     layout: Any,
     head_axis: Any,
     part: Any = "first",
+    *,
     name: str = "x",
     positions_name: str = "positions",
 ) -> tuple[jax.Array, jax.Array | None, Spectrum, int | None]:
     """x, positions with an axis of coordinates or None, frequencies, and the head axis counted from the front."""
-    _checks.layout(layout)
-    _checks.part(part)
+    _checks.settings(layout=layout, part=part)
     axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
     x = _checks.floats(name, x, axes, known=(-1,))
     if head_axis is not None:
         head_axis = _checks.integer("head_axis", head_axis, expected="an integer or None")
-        fits = -x.ndim <= head_axis < x.ndim and head_axis % x.ndim != x.ndim - 1
-        message = "head_axis must be an axis of {} other than its last, shape {}, got {}"
-        require(fits, message, name, x.shape, head_axis)
+        ok = -x.ndim <= head_axis < x.ndim and head_axis not in (-1, x.ndim - 1)
+        require(ok, "head_axis must be an axis of {} other than its last, shape {}, got {}", name, x.shape, head_axis)
         head_axis %= x.ndim
     require(x.shape[-1], "{} must have features to turn, got shape {}", name, x.shape)
     frequencies = parse(x.shape[-1] if frequencies is None else frequencies, even=True, unsharded=True)
-    width = dim_of(frequencies)
-    message = "frequencies of width {} must fit into head_dim, {} has shape {}"
-    require(width <= x.shape[-1], message, width, name, x.shape)
-    if layout == "half" or width < x.shape[-1]:
+    dim = dim_of(frequencies)
+    require(dim <= x.shape[-1], "frequencies of width {} must fit into head_dim, {} has shape {}", dim, name, x.shape)
+    if layout == "half" or dim < x.shape[-1]:
         _checks.unsharded(name, x)
-    if positions is None:
-        rows, message = _without_heads(x, head_axis), "{} must be given where {} has no sequence axis, shape {}"
-        require(rows or num_axes_of(frequencies) > 1, message, positions_name, name, x.shape)
-        _uncounted(positions_name, name, rows[-1] if rows else 0, frequencies)
-    else:
-        positions = parse_positions(positions_name, positions, frequencies)
-        beside(positions_name, positions, name, x, f"{name} without its head axis and its last", head_axis)
+    rows_of = f"{name} without its head axis and its last"
+    positions = beside(positions_name, positions, name, x, frequencies, rows_of, head_axis)
     return x, positions, frequencies, head_axis
-
-
-def inverted(frequencies: Spectrum) -> Spectrum:
-    """The frequencies with the inverse amplitude."""
-    if not isinstance(frequencies, Frequencies):
-        return frequencies
-    amplitude = frequencies.attention_factor
-    representable = abs(amplitude) * float(np.finfo(np.float32).max) >= 1
-    require(representable, "inverse needs frequencies with an attention_factor above 3e-39, got {}", amplitude)
-    return dataclasses.replace(frequencies, attention_factor=1 / amplitude)
 
 
 # Tiles of queries and keys
@@ -279,24 +244,22 @@ def operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, ja
     known, axes = (-3, -2, -1), (..., "keys", "kv_heads", "head_dim")
     query = _checks.floats("query", query, (..., "queries", "heads", "head_dim"), known)
     key, value = _checks.floats("key", key, axes, known), _checks.floats("value", value, axes, known)
-    named = {"query": query, "key": key, "value": value}
-    spec = jax.typeof(query).sharding.spec
-    leading = [axis for n, axis in zip(query.shape[:-3], spec, strict=False) if n != 1]
-    one = not any(axis is not None for axis in leading[1:])  # otherwise the reshape would move data between devices
-    message = "the leading axes of query must be sharded on Explicit axes of a mesh along the first at most, got {}"
-    require(one, message + "; use jax.vmap for the others", spec)
-    for name in ("key", "value"):
-        if named[name].dtype != query.dtype:
-            raise InvalidType(f"{name} must have the dtype of query, {query.dtype}, got {named[name].dtype}")
-    fits = key.ndim == query.ndim and key.shape[:-3] == query.shape[:-3] and key.shape[-1] == query.shape[-1]
-    message = "key must have the leading axes and the head_dim of query, shape {}, got {}"
-    require(fits, message, query.shape, key.shape)
+    shape, spec = query.shape, jax.typeof(query).sharding.spec
+    leading = [axis for n, axis in zip(shape[:-3], spec, strict=False) if n != 1]
+    if any(axis is not None for axis in leading[1:]):  # the reshape would move data between devices
+        message = f"sharded on Explicit axes of a mesh along the first at most, got {spec}; use jax.vmap for the others"
+        raise InvalidValue(f"the leading axes of query must be {message}")
+    for name, x in {"key": key, "value": value}.items():
+        if x.dtype != query.dtype:
+            raise InvalidType(f"{name} must have the dtype of query, {query.dtype}, got {x.dtype}")
+    if key.shape[:-3] != shape[:-3] or key.shape[-1] != shape[-1]:
+        raise InvalidValue(f"key must have the leading axes and the head_dim of query, shape {shape}, got {key.shape}")
     require(value.shape == key.shape, "value must have the shape of key, {}, got {}", key.shape, value.shape)
-    (heads, head_dim), kv_heads = query.shape[-2:], key.shape[-2]
+    (heads, head_dim), kv_heads = shape[-2:], key.shape[-2]
     require(head_dim >= 1, "head_dim must be at least 1, got 0")
-    fits = kv_heads >= 1 and heads % kv_heads == 0
-    require(fits, "the heads of query must be a multiple of those of key, got {} and {}", heads, kv_heads)
-    for name, x in named.items():
+    if kv_heads < 1 or heads % kv_heads:
+        raise InvalidValue(f"the heads of query must be a multiple of those of key, got {heads} and {kv_heads}")
+    for name, x in {"query": query, "key": key, "value": value}.items():
         for axis in (-3, -1):
             _checks.unsharded(name, x, axis)
     return query, _sharded_as_query("key", key, query), _sharded_as_query("value", value, query)
@@ -304,48 +267,35 @@ def operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, ja
 
 def _sharded_as_query(name: str, x: jax.Array, query: jax.Array) -> jax.Array:
     """Reshards unsharded axes of keys or values like the queries'; a single head only along the batch."""
-    (*batch, _, heads, _), got = jax.typeof(query).sharding.spec, jax.typeof(x).sharding.spec
-    want = PartitionSpec(*batch, None, heads if x.shape[-2] > 1 else None, None)
-    sharded_like(name, got, "query", want)
+    want = _mesh.spec_of_keys(x, query)
+    sharded_like(name, jax.typeof(x).sharding.spec, "query", want)
     parts = math.prod(jax.typeof(query).sharding.mesh.shape[axis] for axis in jax.tree.leaves(want[-2]))
-    message = "the heads of {} must be as many as query's are split into on Explicit axes of a mesh, {}, or a multiple"
-    require(x.shape[-2] % parts == 0, message + ", or one, got {}", name, parts, x.shape[-2])
-    return x if got == want else jax.sharding.reshard(x, _mesh.sharding(want, query))
+    if x.shape[-2] % parts:
+        message = f"as many as query's are split into on Explicit axes of a mesh, {parts}, or a multiple, or one"
+        raise InvalidValue(f"the heads of {name} must be {message}, got {x.shape[-2]}")
+    return _mesh.resharded(x, want, query)
 
 
 def sharded_like(name: str, got: Any, like: str, want: Any) -> None:
     """Raises unless Explicit axes shard each of the last axes as `want` says, or not at all."""
-    fits = all(a in (None, b) for a, b in zip(got[::-1], want[::-1], strict=False))
-    message = "{} must be sharded on Explicit axes of a mesh as {} is, {}, or not at all, got {}"
-    require(fits, message, name, like, want, got)
+    if not all(a in (None, b) for a, b in zip(got[::-1], want[::-1], strict=False)):
+        message = f"sharded on Explicit axes of a mesh as {like} is, {want}, or not at all"
+        raise InvalidValue(f"{name} must be {message}, got {got}")
 
 
 def sides(what: str, queries: Any, keys: Any, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array] | None:
-    """Positions or segments of both sides, (length,) or (batch or 1, length), or None if neither is given."""
+    """Positions or segments of both sides, whose shapes broadcast to (..., length), or None if neither is given."""
     if queries is None and keys is None:
         return None
-    both = queries is not None and keys is not None
-    require(both, "query_{} and key_{} must be given together", what, what)
-    found = []
-    for side, x, of in zip(("query", "key"), tile(queries, keys, _checks.INTEGERS, what), (query, key), strict=True):
-        name, length = f"{side}_{what}", of.shape[-3]
+    require(queries is not None and keys is not None, "query_{} and key_{} must be given together", what, what)
+    queries, keys = tile(queries, keys, _checks.INTEGERS, what)
+    for side, x, of in ("query", queries, query), ("key", keys, key):
+        name, length, spec = f"{side}_{what}", of.shape[-3], jax.typeof(of).sharding.spec
         require(x.shape[-1] == length, "{} must have shape (..., {}), got {}", name, length, x.shape)
         _checks.broadcastable(name, x.shape, f"{side} without heads", of.shape[:-2])
         _checks.unsharded(name, x)
-        spec = jax.typeof(of).sharding.spec
         sharded_like(name, jax.typeof(x).sharding.spec, side, PartitionSpec(*spec[:-3], None))
-        found.append(x)
-    queries, keys = found
-    if queries.ndim == keys.ndim == 1:
-        return queries, keys
-    return _of_batch(queries, query.shape[:-3]), _of_batch(keys, key.shape[:-3])
-
-
-def _of_batch(x: jax.Array, batch: tuple[int, ...]) -> jax.Array:
-    """(1, length) if all sequences share it, else (batch, length)."""
-    if math.prod(x.shape[:-1]) != 1:
-        x = jnp.broadcast_to(x.reshape((1,) * (len(batch) + 1 - x.ndim) + x.shape), (*batch, x.shape[-1]))
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return queries, keys
 
 
 def positions_of_sides(
@@ -354,9 +304,11 @@ def positions_of_sides(
     """Query and key positions, 0, 1, … by default; `needed` says whether a mask or a bias reads them."""
     if given := sides("positions", queries, keys, query, key):
         return given
-    lengths = query.shape[-3], key.shape[-3]
-    message = "query_positions and key_positions must be given for {} queries and {} keys"
-    require(lengths[0] == lengths[1] or not needed, message, *lengths)
-    named = zip(("query", "key"), lengths, strict=True)
-    queries, keys = (jnp.arange(_checks.countable(name, n), dtype=jnp.int32) for name, n in named)
-    return queries, keys
+    n, m = query.shape[-3], key.shape[-3]
+    require(n == m or not needed, "query_positions and key_positions must be given for {} queries and {} keys", n, m)
+    return counted("query", n), counted("key", m)
+
+
+def counted(name: str, length: Any) -> jax.Array:
+    """Positions 0, 1, …, length − 1, where nothing else is given for the argument named."""
+    return jnp.arange(_checks.countable(name, length), dtype=jnp.int32)

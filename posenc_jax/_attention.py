@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks, _mesh
+from posenc_jax._arrays import align
 from posenc_jax._blockwise import BlockwiseSettings, Side, blockwise, grid
 from posenc_jax._checks import InvalidType, public
 
@@ -153,14 +154,13 @@ def attention(
     """
     query, key, value = _arguments.operands(query, key, value)
     settings = _parse_settings(query.shape[-1], causal, scale, block_size, return_residual)
-    if bias is not None and not callable(bias):
-        _checks.wrong_type("bias", "a function of positions", bias)
+    _checks.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
     needed = settings.causal or bias is not None
     positions = _arguments.positions_of_sides(query_positions, key_positions, query, key, needed)
     segments = _arguments.sides("segments", query_segments, key_segments, query, key) or (None, None)
     settings = settings._replace(skips=settings.causal or query_segments is not None)
 
-    sides = tuple(map(Side, positions, segments))
+    sides = tuple(map(Side, _by_batch(positions, query.shape[:-3]), _by_batch(segments, query.shape[:-3])))
     operands = tuple(x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
     # Makes all operands vary along the same manual axes; the transpose sums their cotangents over these axes once.
     axes = frozenset().union(*map(_mesh.varying, jax.tree.leaves((operands, sides))))
@@ -176,13 +176,23 @@ def attention(
 
 def _parse_settings(head_dim: int, causal: Any, scale: Any, block_size: Any, return_residual: Any) -> BlockwiseSettings:
     """The settings that are plain values."""
-    scale = _checks.number("scale", 1 / math.sqrt(head_dim) if scale is None else scale)
-    return BlockwiseSettings(
-        _checks.flag("causal", causal),
-        _checks.fits_float32("scale", scale),
-        _checks.positive_int("block_size", block_size),
-        residual=_checks.flag("return_residual", return_residual),
-    )
+    scale = _checks.fits_float32("scale", _checks.number("scale", 1 / math.sqrt(head_dim) if scale is None else scale))
+    causal, block_size = _checks.settings(causal=causal, block_size=block_size)
+    [residual] = _checks.settings(return_residual=return_residual)
+    return BlockwiseSettings(causal, scale, block_size, residual=residual)
+
+
+def _by_batch(sides: tuple[Any, Any], batch: tuple[int, ...]) -> tuple[Any, Any]:
+    """Both sides (length,) if all sequences share them, else (batch or 1, length) for the product of the batch axes."""
+    if all(x is None or x.ndim == 1 for x in sides):
+        return sides
+
+    def flat(x: jax.Array) -> jax.Array:
+        if math.prod(x.shape[:-1]) != 1:
+            x = jnp.broadcast_to(align(x, len(batch) + 1), (*batch, x.shape[-1]))
+        return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+    return flat(sides[0]), flat(sides[1])
 
 
 def _trace_bias(

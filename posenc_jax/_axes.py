@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import public, require
+from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._frequencies import Frequencies, from_base, one_axis, parse_static
 
 
@@ -49,7 +49,7 @@ def axial(frequencies: Frequencies | int, num_axes: int, base: float | None = No
       Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, appendix D.4, whose 2-D encoding is learned;
       this is its sinusoidal counterpart.
     """
-    num_axes = _checks.positive_int("num_axes", num_axes)
+    [num_axes] = _checks.settings(num_axes=num_axes)
     one = _parse_axis(frequencies, num_axes, base)
     axes = tuple(axis for axis in range(num_axes) for _ in one.turns)
     return dataclasses.replace(one, turns=one.turns * num_axes, dim=one.dim * num_axes, axes=axes)
@@ -63,8 +63,8 @@ def _parse_axis(frequencies: Any, num_axes: int, base: Any) -> Frequencies:
         _check_total_width(one.dim * num_axes)
         return one
     dim = _checks.positive_int("frequencies (a width)", frequencies)
-    message = "frequencies (a width) must be a multiple of 2·num_axes = {}, got {}"
-    require(dim % (2 * num_axes) == 0, message, 2 * num_axes, dim)
+    if dim % (2 * num_axes):
+        raise InvalidValue(f"frequencies (a width) must be a multiple of 2·num_axes = {2 * num_axes}, got {dim}")
     _check_total_width(dim)
     return from_base(dim // num_axes, 10_000.0 if base is None else base)
 
@@ -109,8 +109,7 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
       Wang et al., "Qwen2-VL", 2024, section 2.1; Qwen3-VL, 2025, for the interleaved form.
     """
     frequencies = one_axis(parse_static(frequencies))
-    items = _checks.sequence("sections", sections, "integers")
-    sections = tuple(_checks.positive_int(f"sections[{i}]", n) for i, n in enumerate(items))
+    sections = _checks.positive_ints("sections", sections)
     pairs, n = frequencies.num_pairs, len(sections)
     require(sum(sections) == pairs, "sections must sum to the {} pairs of frequencies, got {}", pairs, sections)
     axes = tuple(axis for axis, count in enumerate(sections) for _ in range(count))
@@ -118,8 +117,7 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
         axes = tuple(i % n if i < n * sections[i % n] else 0 for i in range(pairs))
         dealt = tuple(axes.count(axis) for axis in range(n))
         # A coordinate can run out of places before its section is complete.
-        message = (
-            "sections must leave each its share when the pairs are dealt out in turn, got {}, of which {} found a place"
-        )
-        require(dealt == sections, message, sections, dealt)
+        if dealt != sections:
+            message = "sections must leave each its share when the pairs are dealt out in turn"
+            raise InvalidValue(f"{message}, got {sections}, of which {dealt} found a place")
     return dataclasses.replace(frequencies, axes=axes)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
-from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeGuard, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -102,9 +103,10 @@ def require(condition: Any, message: str, *got: Any) -> None:
         raise InvalidValue(message.format(*got))
 
 
-def wrong_type(name: str, expected: str, value: Any) -> NoReturn:
-    """Raises InvalidType for a value."""
-    raise InvalidType(f"{name} must be {expected}, got {describe(value)}")
+def require_type(condition: Any, name: str, expected: str, value: Any) -> None:
+    """Raises InvalidType for the value unless the condition holds."""
+    if not condition:
+        raise InvalidType(f"{name} must be {expected}, got {describe(value)}")
 
 
 def describe(value: Any) -> str:
@@ -120,12 +122,9 @@ def describe(value: Any) -> str:
 
 def number(name: str, value: Any) -> float:
     """`value` as a finite Python float."""
-    if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, float, np.integer, np.floating)):
-        wrong_type(name, "a number", value)
-    try:
-        result = float(value)
-    except OverflowError:
-        result = math.inf
+    fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, _NO_NUMBERS)
+    require_type(fits, name, "a number", value)
+    result = math.inf if isinstance(value, int) and abs(value) > sys.float_info.max else float(value)
     require(math.isfinite(result), "{} must be finite, got {}", name, result)
     return result
 
@@ -152,8 +151,7 @@ def fits_float32(name: str, value: float) -> float:
 
 def integer(name: str, value: Any, least: int | None = None, expected: str = "an integer") -> int:
     """`value` as a Python integer, of at least `least`."""
-    if isinstance(value, _NO_NUMBERS) or not isinstance(value, (int, np.integer)):
-        wrong_type(name, expected, value)
+    require_type(isinstance(value, (int, np.integer)) and not isinstance(value, _NO_NUMBERS), name, expected, value)
     require(least is None or value >= least, "{} must be at least {}, got {}", name, least, value)
     return int(value)
 
@@ -179,8 +177,7 @@ def size(name: str, value: Any) -> int:
 
 def flag(name: str, value: Any) -> bool:
     """`value` as a Python bool."""
-    if not isinstance(value, (bool, np.bool_)):
-        wrong_type(name, "True or False", value)
+    require_type(isinstance(value, (bool, np.bool_)), name, "True or False", value)
     return bool(value)
 
 
@@ -190,27 +187,17 @@ def one_of(name: str, value: Any, options: tuple[str, ...]) -> Any:
     return value
 
 
-def layout(value: Any, name: str = "layout") -> Any:
-    """How the two waves of a pair are stored."""
-    return one_of(name, value, ("interleaved", "half"))
-
-
-def part(value: Any) -> Any:
-    """Which features of a head turn."""
-    return one_of("part", value, ("first", "last"))
-
-
-def out_of_range(value: Any) -> Any:
-    """How to handle positions outside a table."""
-    return one_of("out_of_range", value, ("error", "nan", "zeros"))
-
-
 def sequence(name: str, value: Any, items: str) -> tuple[Any, ...]:
     """`value` as a tuple; the caller checks its items."""
-    no_items = isinstance(value, (str, bytes, bytearray, memoryview)) or getattr(value, "ndim", 1) == 0
-    if no_items or not isinstance(value, (Sequence, np.ndarray)):
-        wrong_type(name, f"a sequence of {items}", value)
+    text = isinstance(value, (str, bytes, bytearray, memoryview))
+    fits = isinstance(value, (Sequence, np.ndarray)) and not text and getattr(value, "ndim", 1)
+    require_type(fits, name, f"a sequence of {items}", value)
     return tuple(value)
+
+
+def positive_ints(name: str, values: Any) -> tuple[int, ...]:
+    """`values` as a tuple of Python integers of at least one."""
+    return tuple(positive_int(f"{name}[{i}]", value) for i, value in enumerate(sequence(name, values, "integers")))
 
 
 # Arrays
@@ -244,20 +231,20 @@ def array(name: str, value: Any, kind: Kind = NUMBERS) -> Any:
 
     An integral Python number becomes int32; any other is rounded to float32.
     """
+    x: Any = value
     if isinstance(value, int) and not isinstance(value, bool) or type(value) is float and kind.floats:
         if isinstance(value, int) or value.is_integer():  # neither NaN nor an infinity is
             require(_INT32.min <= value <= _INT32.max, "{} must fit into int32, got {}", name, value)
             return np.int32(value)
-        value = np.float32(value)
-    elif not (is_array(value) or isinstance(value, np.generic)) or getattr(value.dtype, "kind", "") == "m":
-        wrong_type(name, kind.text, value)
-    integral, floating = jnp.issubdtype(value.dtype, jnp.integer), jnp.issubdtype(value.dtype, jnp.floating)
-    if not (integral and kind.integers or floating and kind.floats):
-        wrong_type(name, kind.text, value)
+        x = np.float32(value)
+    has_dtype = is_array(x) or isinstance(x, np.generic)
+    require_type(has_dtype and getattr(x.dtype, "kind", "") != "m", name, kind.text, value)
+    integral, floating = jnp.issubdtype(x.dtype, jnp.integer), jnp.issubdtype(x.dtype, jnp.floating)
+    require_type(integral and kind.integers or floating and kind.floats, name, kind.text, value)
     if floating:
-        _representable(f"{name} is", value.dtype, "; pass float32 or integers")
-        return value.astype(np.float32) if value.dtype.itemsize < 4 else value
-    return value if value.dtype == np.int32 else _as_int32(name, value)
+        _representable(name, x.dtype, "; pass float32 or integers")
+        return x.astype(np.float32) if x.dtype.itemsize < 4 else x
+    return x if x.dtype == np.int32 else _as_int32(name, x)
 
 
 def _as_int32(name: str, value: Any) -> Any:
@@ -265,35 +252,33 @@ def _as_int32(name: str, value: Any) -> Any:
     wide = value.dtype.itemsize > 4 or value.dtype == np.uint32
     if not is_known(value):
         return value if wide else value.astype(np.int32)
-    if wide and value.size:
-        low, high = limits(value)
-        got = value.dtype, low, high
-        require(
-            low >= _INT32.min and high <= _INT32.max, "{} must fit into int32, got {} values from {} to {}", name, *got
-        )
+    if wide:
+        within(value, _INT32.min, _INT32.max, f"{name} must fit into int32, got {value.dtype} values from {{}} to {{}}")
     with jax.ensure_compile_time_eval():  # stays known
         return value.astype(np.int32)
 
 
-def limits(value: Any) -> tuple[int, int]:
-    """The smallest and the largest of known integers, also while another function is traced."""
-    with jax.ensure_compile_time_eval():
-        return int(value.min()), int(value.max())
+def within(x: Any, low: int, high: int, message: str) -> None:
+    """Raises if known integers are not all from low to high; the message shows the least and the largest."""
+    if is_known(x) and x.size:
+        with jax.ensure_compile_time_eval():  # known also while another function is traced
+            least, largest = int(x.min()), int(x.max())
+        require(low <= least and largest <= high, message, least, largest)
 
 
 def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], known: tuple[int, ...] = ()) -> jax.Array:
     """`x` as a float array of its dtype with at least the last of these axes, those in `known` not symbolic."""
-    if not is_array(x) or not jnp.issubdtype(x.dtype, jnp.floating):
-        wrong_type(name, f"a float array of shape {_shape(axes)}", x)
-    _representable(f"{name} is", x.dtype, "; pass float32")
-    if x.ndim < max(1, len(axes) - 1):
-        raise InvalidValue(f"{name} must have shape {_shape(axes)}, got {x.shape}")
+    shape = _shape(axes)
+    require_type(is_array(x) and jnp.issubdtype(x.dtype, jnp.floating), name, f"a float array of shape {shape}", x)
+    _representable(name, x.dtype, "; pass float32")
+    require(x.ndim >= max(1, len(axes) - 1), "{} must have shape {}, got {}", name, shape, x.shape)
     known_size(name, x.shape, *known)
     return jnp.asarray(x)
 
 
+@functools.cache
 def _shape(axes: tuple[str | EllipsisType, ...]) -> str:
-    return str(tuple(axes)).replace("Ellipsis", "...").replace("'", "")
+    return str(axes).replace("Ellipsis", "...").replace("'", "")
 
 
 def scalar(name: str, value: Any, dtype: Any) -> jax.Array:
@@ -302,8 +287,7 @@ def scalar(name: str, value: Any, dtype: Any) -> jax.Array:
         result = number(name, value)
         require(abs(result) <= float(np.finfo(dtype).max), "{} must fit into {}, got {}", name, np.dtype(dtype), result)
         return jnp.asarray(result, dtype)
-    result = array(name, value, Kind("a number or a scalar integer or float array"))
-    return zero_dimensional(name, jnp.asarray(result))
+    return zero_dimensional(name, jnp.asarray(array(name, value, Kind("a number or a scalar integer or float array"))))
 
 
 def zero_dimensional(name: str, x: jax.Array) -> jax.Array:
@@ -312,7 +296,7 @@ def zero_dimensional(name: str, x: jax.Array) -> jax.Array:
     return x
 
 
-def floating_dtype(dtype: Any, name: str = "dtype") -> np.dtype:
+def floating_dtype(name: str, dtype: Any) -> np.dtype:
     """`dtype` as a float dtype that this configuration of JAX has."""
     has_shape = isinstance(getattr(dtype, "shape", None), tuple) and not isinstance(dtype, np.dtype)
     try:
@@ -321,23 +305,21 @@ def floating_dtype(dtype: Any, name: str = "dtype") -> np.dtype:
         result = None
     if result is None or not jnp.issubdtype(result, jnp.floating):
         raise InvalidType(f"{name} must be a float dtype, got {dtype if result is None else result!s}")
-    _representable(f"{name} is", result)
+    _representable(name, result)
     return result
 
 
-def _representable(begin: str, dtype: Any, end: str = "") -> None:
+def _representable(name: str, dtype: Any, hint: str = "") -> None:
     """Raises if results in a float dtype would be rounded in silence, or wrong."""
-    why = ""
-    if dtype == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
-        why = "jax_enable_x64=False cannot hold"
-    elif dtype.itemsize > 8 or not dtype.isnative:
-        why = "JAX does not have"
-    elif dtype.itemsize == 1 and float(jnp.finfo(dtype).min) >= 0:  # float8_e8m0fnu
-        why = "has no negative numbers"
-    elif dtype.itemsize == 1 and not np.isnan(np.full((), np.nan, dtype)):  # float4 and float6
-        why = "has no NaN"
-    if why:
-        raise InvalidType(f"{begin} {dtype}, which {why}{end}")
+    byte = dtype.itemsize == 1
+    faults = {
+        "jax_enable_x64=False cannot hold": dtype == np.float64 and jax.dtypes.canonicalize_dtype(dtype) != dtype,
+        "JAX does not have": dtype.itemsize > 8 or not dtype.isnative,
+        "has no negative numbers": byte and float(jnp.finfo(dtype).min) >= 0,  # float8_e8m0fnu
+        "has no NaN": byte and not np.isnan(np.full((), np.nan, dtype)),  # float4 and float6
+    }
+    if fault := next((fault for fault, holds in faults.items() if holds), ""):
+        raise InvalidType(f"{name} is {dtype}, which {fault}{hint}")
 
 
 def broadcastable(name: str, shape: tuple[int, ...], target_name: str, target: tuple[int, ...]) -> None:
@@ -348,8 +330,7 @@ def broadcastable(name: str, shape: tuple[int, ...], target_name: str, target: t
 
 def countable(name: str, n: Any) -> Any:
     """A length n, if int32 can count 0, 1, …, n − 1. A symbolic length is not known yet."""
-    fits = not isinstance(n, int) or n <= 2**31
-    require(fits, "at most 2³¹ positions can be counted, got {} of length {}", name, n)
+    require(not isinstance(n, int) or n <= 2**31, "at most 2³¹ positions can be counted, got {} of length {}", name, n)
     return n
 
 
@@ -358,6 +339,33 @@ def known_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
     for axis in axes:
         known = isinstance(shape[axis], int)
         require(known, "{} must have a known size along axis {}, got shape {}", name, axis % len(shape), shape)
+
+
+# Settings: each name means the same wherever it stands
+
+_RULES: dict[Callable[[str, Any], Any], str] = {
+    flag: "bidirectional causal decode endpoint flip_sin_to_cos interleaved learned return_residual truncate",
+    positive_int: "block_size features hidden in_features max_distance max_offset num_axes num_buckets num_embeddings "
+    "num_features num_heads samples shards",
+    length: "length max_position original_max",
+    positive: "base beta_fast beta_slow gamma high_freq_factor low_freq_factor max_period scale_base",
+    floating_dtype: "dtype param_dtype",
+    functools.partial(one_of, options=("interleaved", "half")): "layout source target",
+    functools.partial(one_of, options=("first", "last")): "part",
+    functools.partial(one_of, options=("error", "nan", "zeros")): "out_of_range",
+    functools.partial(one_of, options=("log", "power")): "form",
+}
+_RULE_OF = {name: rule for rule, names in _RULES.items() for name in names.split()}
+
+
+def settings(**values: Any) -> list[Any]:
+    """Each value as the rule of its name returns it."""
+    return [_RULE_OF[name](name, value) for name, value in values.items()]
+
+
+def fields(module: Any, names: str) -> list[Any]:
+    """`settings` of these attributes of a Flax module."""
+    return settings(**{name: getattr(module, name) for name in names.split()})
 
 
 # Explicit axes of a mesh

@@ -26,11 +26,10 @@ MARKERS = ("o", "s", "D", "^", "v")
 
 def matrix(name: str, value: Any, axes: str) -> np.ndarray:
     """`value` as a float64 matrix; float64 holds every entry of every table dtype."""
-    known = isinstance(value, (jax.Array, np.ndarray))
-    if not known or not any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating)):
-        _checks.wrong_type(name, f"an integer or float array of shape {axes}", value)
-    fits = value.ndim == 2 and value.size
-    require(fits, "{} must have shape {}, not empty, got {}", name, axes, value.shape)
+    kinds, known = (jnp.integer, jnp.floating), isinstance(value, (jax.Array, np.ndarray))
+    fits = known and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
+    _checks.require_type(fits, name, f"an integer or float array of shape {axes}", value)
+    require(value.ndim == 2 and value.size, "{} must have shape {}, not empty, got {}", name, axes, value.shape)
     result = np.asarray(value).astype(np.float64)
     if not np.isfinite(result).all():
         row, column = np.argwhere(~np.isfinite(result))[0]
@@ -44,8 +43,8 @@ def integers(name: str, values: Sequence[int], low: int, high: int) -> list[int]
     require(result.ndim == 1 and result.size, "{} must be one or more integers, got {!r:.60}", name, values)
     if not np.issubdtype(result.dtype, np.integer):
         raise InvalidType(f"{name} must be integers, got {values!r:.60}")
-    fits = low <= result.min() and result.max() <= high
-    require(fits, "{} must be from {} to {}, got {!r:.60}", name, low, high, values)
+    if result.min() < low or result.max() > high:
+        raise InvalidValue(f"{name} must be from {low} to {high}, got {values!r:.60}")
     return result.tolist()
 
 

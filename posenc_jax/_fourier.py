@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _waves
-from posenc_jax._checks import public, require
+from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._frequencies import Frequencies, Layout, limited, parse_positions, spectrum
 
 
@@ -62,19 +62,19 @@ def fourier_features(
       section 5, equation 5; Mildenhall et al., "NeRF", 2020, equation 4, for octaves.
     """
     x, matrix = _coordinates(x, matrix, layout)
-    return _fourier_features(x, matrix, layout=layout, dtype=_checks.floating_dtype(dtype))
+    return _fourier_features(x, matrix, layout=layout, dtype=_checks.floating_dtype("dtype", dtype))
 
 
 def _coordinates(x: Any, matrix: Any, layout: Any) -> tuple[jax.Array, jax.Array]:
     """Checks x (..., inputs) and the matrix (inputs, n)."""
-    _checks.layout(layout)
+    _checks.settings(layout=layout)
     x = jnp.asarray(_checks.array("x", x))
     matrix = jnp.asarray(_checks.array("matrix", matrix, _checks.FLOATS))
     require(matrix.ndim == 2, "matrix must have shape (inputs, n), got {}", matrix.shape)
     if layout == "half":
         _checks.unsharded("matrix", matrix)
-    inputs, message = matrix.shape[0], "x must have shape (..., {}) for matrix {}, got {}"
-    require(x.ndim and x.shape[-1] == inputs, message, inputs, matrix.shape, x.shape)
+    if x.shape[-1:] != matrix.shape[:1]:
+        raise InvalidValue(f"x must have shape (..., {matrix.shape[0]}) for matrix {matrix.shape}, got {x.shape}")
     (*rows, _), (_, columns) = (jax.typeof(a).sharding.spec for a in (x, matrix))
     _checks.sharded_together({"x": (*rows, None), "matrix": (columns,)})
     return x, matrix
@@ -136,19 +136,20 @@ def timestep_embedding(
       Ho et al., "Denoising Diffusion Probabilistic Models", 2020, appendix B; `get_timestep_embedding` of diffusers.
     """
     dim = _checks.integer("dim", _checks.size("dim", dim), 2)
-    frequencies = _timestep_spectrum(dim // 2, downscale_freq_shift, scale, max_period)
+    shift, scale, max_period = _parse_timestep_settings(dim // 2, downscale_freq_shift, scale, max_period)
+    frequencies = _timestep_frequencies(dim // 2, Fraction(shift), Fraction(scale), max_period)
     timesteps = parse_positions("timesteps", timesteps, frequencies)
-    flip, dtype = _checks.flag("flip_sin_to_cos", flip_sin_to_cos), _checks.floating_dtype(dtype)
+    flip, dtype = _checks.settings(flip_sin_to_cos=flip_sin_to_cos, dtype=dtype)
     return _timestep_embedding(timesteps, frequencies, odd=dim % 2, flip=flip, dtype=dtype)
 
 
-def _timestep_spectrum(half: int, shift: Any, scale: Any, max_period: Any) -> Frequencies:
-    """Checks the settings and returns the frequencies of `half` pairs."""
+def _parse_timestep_settings(half: int, shift: Any, scale: Any, max_period: Any) -> tuple[float, float, float]:
+    """Shift, scale and max_period, for `half` pairs."""
     shift = _checks.number("downscale_freq_shift", shift)
     scale, max_period = _checks.positive("scale", scale), _checks.positive("max_period", max_period)
     require(scale < 1.6e9, "scale must be below 1.6e9, got {}", scale)  # 2²⁸ turns per timestep
     require(half == 1 or shift < half, "downscale_freq_shift must be below dim // 2 = {}, got {}", half, shift)
-    return _timestep_frequencies(half, Fraction(shift), Fraction(scale), max_period)
+    return shift, scale, max_period
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,14 +7,14 @@ import functools
 import math
 from collections.abc import Sequence
 from decimal import Context, Decimal
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from posenc_jax import _checks, _fixed_point
-from posenc_jax._checks import InvalidType, public, require
+from posenc_jax._checks import InvalidType, InvalidValue, public, require, require_type
 
 Layout = Literal["interleaved", "half"]
 Precision = Literal["exact", "float32"]
@@ -69,14 +69,13 @@ class Frequencies:
         pairs = len(_checks.sequence("turns", self.turns, "integers"))
         fits = all(isinstance(t, int) and abs(t) < LIMIT for t in self.turns)
         require(fits, "turns must be integers below 2²⁸ turns a position, in units of 2⁻¹²⁸")
-        widths = 2 * pairs, 2 * pairs - 1
-        dim = _checks.positive_int("dim", self.dim)
-        require(dim in widths, "dim must be {} or {} for {} pairs, got {}", *widths, pairs, dim)
+        dim, most = _checks.positive_int("dim", self.dim), 2 * pairs
+        require(dim in (most, most - 1), "dim must be {} or {} for {} pairs, got {}", most, most - 1, pairs, dim)
         axes = (0,) * pairs if self.axes is None else _checks.sequence("axes", self.axes, "integers")
         fits = len(axes) == pairs and all(isinstance(axis, int) and axis >= 0 for axis in axes)
         require(fits, "axes must hold {} coordinates of at least 0, got {}", pairs, self.axes)
-        factor = _checks.number("attention_factor", self.attention_factor)
-        _checks.fits_float32("attention_factor", factor)
+        name = "attention_factor"
+        factor = _checks.fits_float32(name, _checks.number(name, self.attention_factor))
         _checks.one_of("precision", self.precision, ("exact", "float32"))
         values = {"turns": tuple(self.turns), "dim": dim, "axes": axes, "attention_factor": factor}
         # Every call of a jitted function hashes its static arguments, and hashing all turns each time would be slow.
@@ -148,8 +147,8 @@ class Frequencies:
           ValueError: if angular does not hold one number for each pair, or a number is not finite.
         """
         values = [_checks.number("angular", w) for w in _checks.sequence("angular", angular, "numbers")]
-        message = "angular must hold {} numbers, one for each pair, got {}"
-        require(len(values) == self.num_pairs, message, self.num_pairs, len(values))
+        if len(values) != self.num_pairs:
+            raise InvalidValue(f"angular must hold {self.num_pairs} numbers, one for each pair, got {len(values)}")
         turns = limited("angular", angular, tuple(_turns(Decimal(w)) for w in values))
         return dataclasses.replace(self, turns=turns)
 
@@ -207,8 +206,9 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
 
 def from_base(dim: int, base: float, endpoint: bool = False) -> Frequencies:
     """`geometric` for a width that has been checked."""
-    base, pairs = _checks.positive("base", base), (dim + 1) // 2
-    step = (1, max(pairs - 1, 1)) if _checks.flag("endpoint", endpoint) else (2, dim)
+    base, endpoint = _checks.settings(base=base, endpoint=endpoint)
+    pairs = (dim + 1) // 2
+    step = (1, max(pairs - 1, 1)) if endpoint else (2, dim)
     return Frequencies(limited("base", base, spectrum(pairs, base, *step)), dim)
 
 
@@ -217,8 +217,7 @@ def from_base(dim: int, base: float, endpoint: bool = False) -> Frequencies:
 
 def limited(name: str, value: Any, turns: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the turns, which follow from the named argument; raises unless all are below the limit."""
-    fastest = max(map(abs, turns))
-    require(fastest < LIMIT, "{} must let no pair turn 2²⁸ times a position, got {!r:.60}", name, value)
+    require(max(map(abs, turns)) < LIMIT, "{} must let no pair turn 2²⁸ times a position, got {!r:.60}", name, value)
     return turns
 
 
@@ -232,25 +231,21 @@ def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False) -> F
     if isinstance(frequencies, Frequencies):
         require(not (even and frequencies.dim % 2), "frequencies must have an even dim, got {}", frequencies.dim)
         return frequencies
-    if not isinstance(frequencies, (jax.Array, np.ndarray)):
-        expected = "Frequencies, an integer width or a float array of angular frequencies"
-        _checks.wrong_type("frequencies", expected, frequencies)
-    result = _checks.array("frequencies", frequencies, _checks.FLOATS)
-    fits = result.ndim == 1 and result.size
-    require(fits, "frequencies as an array must have shape (num_pairs,), got {}", result.shape)
-    _checks.known_size("frequencies", result.shape, 0)
+    expected = "Frequencies, an integer width or a float array of angular frequencies"
+    require_type(isinstance(frequencies, (jax.Array, np.ndarray)), "frequencies", expected, frequencies)
+    x = _checks.array("frequencies", frequencies, _checks.FLOATS)
+    require(x.ndim == 1 and x.size, "frequencies as an array must have shape (num_pairs,), got {}", x.shape)
+    _checks.known_size("frequencies", x.shape, 0)
     if unsharded:
-        _checks.unsharded("frequencies", result)
-    return jnp.asarray(result)
+        _checks.unsharded("frequencies", x)
+    return jnp.asarray(x)
 
 
 def parse_static(frequencies: Any, *, even: bool = False) -> Frequencies:
     """`parse` that rejects arrays, for spectra and for settings of modules, where an array would become state."""
     if isinstance(frequencies, (jax.Array, np.ndarray)):
         raise InvalidType("frequencies must be Frequencies or an integer width, got an array")
-    result = parse(frequencies, even=even)
-    assert isinstance(result, Frequencies)
-    return result
+    return cast(Frequencies, parse(frequencies, even=even))
 
 
 def num_axes_of(frequencies: Frequencies | jax.Array) -> int:
@@ -274,9 +269,9 @@ def parse_positions(name: str, positions: Any, frequencies: Frequencies | jax.Ar
     num_axes = num_axes_of(frequencies)
     if num_axes == 1:
         return positions[..., None]
-    fits = positions.ndim and positions.shape[-1] == num_axes
-    message = "{} must have a last axis of size {}, one coordinate for each axis of the frequencies, got shape {}"
-    require(fits, message, name, num_axes, positions.shape)
+    if positions.shape[-1:] != (num_axes,):
+        axis = f"a last axis of size {num_axes}, one coordinate for each axis of the frequencies"
+        raise InvalidValue(f"{name} must have {axis}, got shape {positions.shape}")
     _checks.unsharded(name, positions)
     return positions
 
@@ -293,7 +288,6 @@ def amplitude_of(frequencies: Frequencies | jax.Array) -> float:
 
 def check_energy(frequencies: Frequencies | jax.Array, times: float) -> None:
     """Raises if a sum of `times` squared amplitudes, such as a dot product of encodings, overflows float32."""
-    amplitude = amplitude_of(frequencies)
-    fits = times * amplitude**2 <= float(np.finfo(np.float32).max)
-    message = "frequencies must have an attention_factor whose square float32 holds {:g} times, got {}"
-    require(fits, message, times, amplitude)
+    amplitude, fits = amplitude_of(frequencies), f"whose square float32 holds {times:g} times"
+    if times * amplitude**2 > float(np.finfo(np.float32).max):
+        raise InvalidValue(f"frequencies must have an attention_factor {fits}, got {amplitude}")

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._checks import public, require
+from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._xla import product
 
 OutOfRange = Literal["error", "nan", "zeros"]
@@ -109,7 +109,8 @@ def add_learned(
       Devlin et al., "BERT", 2019, section 3, figure 2.
     """
     x, table, positions = _arguments.added_rows(x, table, positions, out_of_range)
-    return _add_learned(x, table, positions, _arguments.scale_factor(scale, x, table), out_of_range=out_of_range)
+    scale = _checks.scalar("scale", scale, compute_dtype(x, table))
+    return _add_learned(x, table, positions, scale, out_of_range=out_of_range)
 
 
 @functools.partial(jax.jit, static_argnames=("out_of_range",), inline=True)
@@ -162,8 +163,8 @@ def resize_table(
     entries: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
     grid = tuple(_checks.positive_int("each entry of shape", n) for n in entries)
     require(0 not in table.shape[:-1], "table must have at least one row, got {}", table.shape)
-    axes, message = table.ndim - 1, "shape must have {} entries for a table of shape {}, got {}"
-    require(len(grid) == axes, message, axes, table.shape, grid)
+    if len(grid) != table.ndim - 1:
+        raise InvalidValue(f"shape must have {table.ndim - 1} entries for a table of shape {table.shape}, got {grid}")
     require(math.prod(grid) < 2**31, "shape must have fewer than 2³¹ rows, got {}", grid)
     return _resize_table(table, grid=grid, method=method)
 

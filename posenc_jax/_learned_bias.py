@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align
-from posenc_jax._checks import public, require
+from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._distance import per_head, tile_difference, tile_distance
 
 
@@ -71,27 +71,26 @@ def t5(
       authors' code (Mesh TensorFlow).
     """
     queries, keys = _arguments.tile(query_positions, key_positions, _checks.INTEGERS)
-    table, edges = _parse_table(queries, keys, table, _checks.flag("bidirectional", bidirectional), max_distance)
-    return _t5(queries, keys, table, edges=edges, bidirectional=bool(bidirectional))
+    table, buckets = _parse_table(queries, keys, table, _checks.flag("bidirectional", bidirectional), max_distance)
+    return _t5(queries, keys, table, edges=_edges(buckets, int(max_distance)), bidirectional=bool(bidirectional))
 
 
 def _parse_table(
     queries: jax.Array, keys: jax.Array, table: Any, bidirectional: bool, max_distance: Any
-) -> tuple[jax.Array, tuple[int, ...]]:
-    """The table (buckets, heads), and the edges of its buckets in one direction."""
+) -> tuple[jax.Array, int]:
+    """The table (buckets, heads), and the number of buckets of one direction."""
     table = _checks.floats("table", table, ("buckets", "heads"), known=(0,))
-    fits = table.ndim == 2 and table.shape[1]
-    require(fits, "table must have shape (buckets, heads), got {}", table.shape)
+    require(table.ndim == 2 and table.shape[1], "table must have shape (buckets, heads), got {}", table.shape)
     _checks.unsharded("table", table, 0)
     _arguments.tile_sharded_together(queries, keys, {"table": table})
     buckets, odd = divmod(table.shape[0], 2 if bidirectional else 1)
     rows = "an even number of rows, at least 4" if bidirectional else "at least 2 rows"
-    message = "table must have {} with bidirectional={}, got {}"
-    require(not odd and buckets >= 2, message, rows, bidirectional, table.shape)
-    max_distance, exact = _checks.positive_int("max_distance", max_distance), buckets // 2
-    message = "max_distance must be above {}, half the buckets of a direction, got {}"
-    require(max_distance > exact, message, exact, max_distance)
-    return table, _edges(buckets, max_distance)
+    if odd or buckets < 2:
+        raise InvalidValue(f"table must have {rows} with bidirectional={bidirectional}, got {table.shape}")
+    max_distance, half = _checks.positive_int("max_distance", max_distance), buckets // 2
+    if max_distance <= half:
+        raise InvalidValue(f"max_distance must be above {half}, half the buckets of a direction, got {max_distance}")
+    return table, buckets
 
 
 @functools.lru_cache(maxsize=64)
@@ -232,19 +231,17 @@ def fire(
 
 def _perceptron_weights(positions: tuple[jax.Array, jax.Array], mlp: Any) -> tuple[jax.Array, ...]:
     """Parses mlp into w₁ (hidden,), b₁ (hidden,), W₂ (hidden, heads) and b₂ (heads,)."""
-    if not isinstance(mlp, (tuple, list)) or len(mlp) != 4:
-        _checks.wrong_type("mlp", "four arrays, (w1, b1, w2, b2)", mlp)
+    _checks.require_type(isinstance(mlp, (tuple, list)) and len(mlp) == 4, "mlp", "four arrays, (w1, b1, w2, b2)", mlp)
     axes = {"w1": ("hidden",), "b1": ("hidden",), "w2": ("hidden", "heads"), "b2": ("heads",)}
     named = {f"{n} of mlp": _checks.floats(f"{n} of mlp", x, axes[n], (0,)) for n, x in zip(axes, mlp, strict=True)}
-    weights = tuple(named.values())
-    shapes, matrix = tuple(w.shape for w in weights), weights[2].shape
-    hidden, heads = matrix[:1], matrix[1:]
-    fits = len(matrix) == 2 and 0 not in matrix and shapes == (hidden, hidden, matrix, heads)
-    require(fits, "mlp must have shapes (hidden,), (hidden,), (hidden, heads), (heads,), got {}", shapes)
+    shapes = tuple(w.shape for w in named.values())
+    hidden, *_, heads = shapes
+    if shapes != (hidden, hidden, hidden + heads, heads) or len(hidden + heads) != 2 or 0 in hidden + heads:
+        raise InvalidValue(f"mlp must have shapes (hidden,), (hidden,), (hidden, heads), (heads,), got {shapes}")
     _arguments.tile_sharded_together(*positions, {name: named[name] for name in ("w2 of mlp", "b2 of mlp")})
     for name in ("w1 of mlp", "b1 of mlp", "w2 of mlp"):
         _checks.unsharded(name, named[name], 0)
-    return weights
+    return tuple(named.values())
 
 
 def check_scale(c: Any = 1.0, threshold: Any = 1.0) -> tuple[float, float]:

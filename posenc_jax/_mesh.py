@@ -45,6 +45,17 @@ def count_along(x: jax.Array, axis: int) -> jax.Array:
     return lax.broadcasted_iota(jnp.int32, shape, axis, out_sharding=sharding(spec, x))
 
 
+def spec_of_keys(x: jax.Array, query: jax.Array) -> PartitionSpec:
+    """How keys or values x (..., keys, heads, head_dim) are sharded beside a query; a single head only by the batch."""
+    *batch, _, heads, _ = jax.typeof(query).sharding.spec
+    return PartitionSpec(*batch, None, heads if x.shape[-2] > 1 else None, None)
+
+
+def resharded(x: jax.Array, spec: PartitionSpec, like: jax.Array) -> jax.Array:
+    """`x` sharded by `spec` on the Explicit axes of another array's mesh."""
+    return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, sharding(spec, like))
+
+
 def varying(x: jax.Array) -> frozenset[Any]:
     """The manual axes of a mesh along which x varies."""
     return jax.typeof(x).manual_axis_type.varying

@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks
+from posenc_jax._arguments import counted
 from posenc_jax._bias import kerple_log, kerple_power
 from posenc_jax._fourier import timestep_embedding
 from posenc_jax._frequencies import Frequencies, Layout, parse_static
-from posenc_jax._learned_bias import check_scale, fire
+from posenc_jax._learned_bias import fire
 from posenc_jax._sinusoidal import sinusoidal
 
 Form = Literal["log", "power"]
@@ -30,77 +30,17 @@ Form = Literal["log", "power"]
 
 def parse_sinusoidal(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequencies, Any, float]:
     """Settings of `SinusoidalEncoding`."""
-    return parse_static(frequencies), _checks.layout(layout), _checks.number("scale", scale)
-
-
-def parse_learned(
-    num_embeddings: Any, features: Any, out_of_range: Any, scale: Any, param_dtype: Any
-) -> tuple[int, int, Any, float, np.dtype]:
-    """Settings of `LearnedEncoding`."""
-    return (
-        _checks.positive_int("num_embeddings", num_embeddings),
-        _checks.positive_int("features", features),
-        _checks.out_of_range(out_of_range),
-        _checks.number("scale", scale),
-        _checks.floating_dtype(param_dtype, "param_dtype"),
-    )
+    return parse_static(frequencies), *_checks.settings(layout=layout), _checks.number("scale", scale)
 
 
 def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies, Any, Any]:
     """Settings of `RotaryEncoding`, but for the head axis, which needs an array to be checked against."""
-    return parse_static(frequencies, even=True), _checks.layout(layout), _checks.part(part)
-
-
-def parse_fourier_matrix(
-    in_features: Any, num_features: Any, scale: Any, learned: Any, param_dtype: Any
-) -> tuple[int, int, float, bool, np.dtype]:
-    """Settings of the matrix of `FourierFeatures`."""
-    return (
-        _checks.positive_int("in_features", in_features),
-        _checks.positive_int("num_features", num_features),
-        _checks.positive("scale", scale),
-        _checks.flag("learned", learned),
-        _checks.floating_dtype(param_dtype, "param_dtype"),
-    )
+    return parse_static(frequencies, even=True), *_checks.settings(layout=layout, part=part)
 
 
 def check_timestep_settings(module: Any) -> None:
     """Raises what `timestep_embedding` raises for the settings of a `TimestepEmbedding`, and under that name."""
     jax.eval_shape(functools.partial(embed_timesteps, module), 0)
-
-
-def parse_t5(
-    num_heads: Any, num_buckets: Any, max_distance: Any, bidirectional: Any, param_dtype: Any
-) -> tuple[int, int, int, bool, np.dtype]:
-    """Settings of `T5Bias`."""
-    return (
-        _checks.positive_int("num_heads", num_heads),
-        _checks.positive_int("num_buckets", num_buckets),
-        _checks.positive_int("max_distance", max_distance),
-        _checks.flag("bidirectional", bidirectional),
-        _checks.floating_dtype(param_dtype, "param_dtype"),
-    )
-
-
-def parse_kerple(num_heads: Any, form: Any, param_dtype: Any) -> tuple[int, Any, np.dtype]:
-    """Settings of `KERPLE`."""
-    return (
-        _checks.positive_int("num_heads", num_heads),
-        _checks.one_of("form", form, ("log", "power")),
-        _checks.floating_dtype(param_dtype, "param_dtype"),
-    )
-
-
-def parse_fire(
-    num_heads: Any, hidden: Any, c: Any, threshold: Any, param_dtype: Any
-) -> tuple[int, int, float, float, np.dtype]:
-    """Settings of `FIRE`."""
-    return (
-        _checks.positive_int("num_heads", num_heads),
-        _checks.positive_int("hidden", hidden),
-        *check_scale(c, threshold),
-        _checks.floating_dtype(param_dtype, "param_dtype"),
-    )
 
 
 # Initial values
@@ -149,8 +89,8 @@ def inverse_softplus(value: float) -> float:
 
 def sinusoidal_table(length: int, frequencies: Frequencies | int, layout: Layout, dtype: Any) -> jax.Array:
     """The encodings of positions 0 to length − 1, shape (length, dim)."""
-    length = _checks.countable("table", _checks.positive_int("length", length))
-    return sinusoidal(jnp.arange(length, dtype=jnp.int32), frequencies, layout=layout, dtype=dtype)
+    positions = counted("table", _checks.positive_int("length", length))
+    return sinusoidal(positions, frequencies, layout=layout, dtype=dtype)
 
 
 def embed_timesteps(module: Any, timesteps: ArrayLike) -> jax.Array:

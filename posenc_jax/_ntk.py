@@ -89,8 +89,8 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
     Reference:
       emozilla, "Dynamically Scaled RoPE", 2023; Peng et al., "YaRN", 2023, section 3.3 (arXiv version 2).
     """
-    dim, base, s = _arguments.even_width(dim, 4), _checks.positive("base", base), _arguments.growth(factor)
-    original_max = _checks.length("original_max", original_max)
+    dim, s = _arguments.even_width(dim, 4), _arguments.growth(factor)
+    base, original_max = _checks.settings(base=base, original_max=original_max)
     if not isinstance(length, (jax.Array, np.ndarray)):
         longer = max(_checks.length("length", length) - original_max, 0)
         return _ntk(dim, base, 1 + s * longer / original_max)

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks
+from posenc_jax._arguments import counted
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._checks import require
+from posenc_jax._checks import InvalidValue, require
 from posenc_jax._frequencies import Frequencies, Layout, geometric, parse_positions, parse_static
 from posenc_jax._rotary import Part, rotary
 
@@ -30,19 +31,15 @@ class PositionalSettings:
         """Checks the settings."""
         if self.frequencies is not None:
             object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True))
-        _checks.layout(self.layout)
-        _checks.part(self.part)
-        _checks.flag("decode", self.decode)
+        _checks.settings(layout=self.layout, part=self.part, decode=self.decode)
 
     def parse_bias(self, bias: Any) -> Any:
         """Returns `bias`; raises if these settings do not allow it."""
-        if bias is None:
-            require(self.frequencies is not None, "frequencies or bias must be given, got None for both")
-        elif not callable(bias):
-            _checks.wrong_type("bias", "a function of positions", bias)
-        elif self.frequencies is not None:
-            axes = self.frequencies.num_axes
-            require(axes == 1, "bias must be None with frequencies of {} axes: it has positions of one", axes)
+        one_given = bias is not None or self.frequencies is not None
+        require(one_given, "frequencies or bias must be given, got None for both")
+        _checks.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
+        axes = 1 if bias is None or self.frequencies is None else self.frequencies.num_axes
+        require(axes == 1, "bias must be None with frequencies of {} axes: it has positions of one", axes)
         return bias
 
     def attend(
@@ -73,8 +70,7 @@ class PositionalSettings:
     def _parse_positions(self, query: Any, key: Any, input_positions: Any, key_positions: Any) -> tuple[Any, Any]:
         """The positions of queries and of keys, each an array or None where they are counted."""
         axes = (..., "seq", "heads", "head_dim")
-        queries = _checks.floats("query", query, axes).shape[-3]
-        keys = _checks.floats("key", key, axes).shape[-3]
+        queries, keys = (_checks.floats(n, x, axes).shape[-3] for n, x in (("query", query), ("key", key)))
         differ = f"where queries and keys differ in number, {queries} and {keys}"
         if input_positions is None:
             require(key_positions is None, "input_positions must be given with key_positions, got None")
@@ -85,18 +81,18 @@ class PositionalSettings:
             return input_positions, self._parse_side("key_positions", key_positions, "key", key)
         if queries == keys:
             return input_positions, input_positions
-        hint = "" if queries > keys else " (or decode=True, if the keys are Flax's cache, with position i in slot i)"
-        fits = self.decode and queries < keys
-        require(fits, "key_positions must be given {}{}, got None", differ, hint)
+        if queries > keys or not self.decode:
+            cached = " (or decode=True, if the keys are Flax's cache, with position i in slot i)"
+            raise InvalidValue(f"key_positions must be given {differ}{cached if queries < keys else ''}, got None")
         return input_positions, None
 
     def _parse_side(self, name: str, positions: ArrayLike, side: str, x: jax.Array) -> jax.Array:
         """Positions, one for each token: a single one would put all tokens at the same place."""
         frequencies = geometric(2) if self.frequencies is None else self.frequencies
         coordinates = parse_positions(name, positions, frequencies)
-        shape, length = coordinates.shape[:-1] or (1,), x.shape[-3]
-        message = "{} must hold {} along the sequence, got shape {}"
-        require(shape[-1] == length, message, name, length, coordinates.shape[:-1])
+        given, length = coordinates.shape[:-1], x.shape[-3]
+        shape = given or (1,)
+        require(shape[-1] == length, "{} must hold {} along the sequence, got shape {}", name, length, given)
         _checks.broadcastable(name, shape, f"{side} without heads", x.shape[:-2])
         return coordinates.reshape(shape if frequencies.num_axes == 1 else (*shape, frequencies.num_axes))
 
@@ -105,17 +101,14 @@ def _add_biases(
     bias: ArrayLike | None, position_bias: Callable[..., Any], query: Any, key: Any, queries: Any, keys: Any
 ) -> jax.Array:
     """`position_bias` of the positions, which must have all heads, queries and keys, plus `bias`."""
-    lengths = query.shape[-3], key.shape[-3]
-    queries, keys = (
-        jnp.arange(_checks.countable(name, length), dtype=jnp.int32) if positions is None else positions
-        for name, positions, length in zip(("query", "key"), (queries, keys), lengths, strict=True)
-    )
+    shape = query.shape[-2], query.shape[-3], key.shape[-3]
+    queries = counted("query", shape[1]) if queries is None else queries
+    keys = counted("key", shape[2]) if keys is None else keys
     with _checks.callback():
         values = position_bias(queries, keys)
     values = _checks.floats("what bias returns", values, (..., "heads", "queries", "keys"))
-    shape = query.shape[-2], *lengths
-    message = "bias must return shape (..., {}), got {}"
-    require(values.shape[-3:] == shape, message, ", ".join(map(str, shape)), values.shape)
+    if values.shape[-3:] != shape:
+        raise InvalidValue(f"bias must return shape (..., {', '.join(map(str, shape))}), got {values.shape}")
     _checks.broadcastable("what bias returns,", values.shape, "the scores", (*query.shape[:-3], *shape))
     values = align(values, query.ndim)
     if bias is None:

@@ -14,7 +14,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks
-from posenc_jax._checks import public, require
+from posenc_jax._checks import InvalidValue, public, require
 
 _LIMIT = 2**31
 
@@ -109,9 +109,7 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
     values: Any = mask
     if not (_checks.is_array(values) and values.dtype == np.bool_):
         values = _checks.array("mask", values, _checks.Kind("a boolean or integer array", floats=False))
-        if _checks.is_known(values) and values.size:
-            low, high = _checks.limits(values)
-            require(0 <= low <= high <= 1, "mask must hold 0 and 1, got {} to {}", low, high)
+        _checks.within(values, 0, 1, "mask must hold 0 and 1, got {} to {}")
     return _positions_from_mask(_sequences("mask", values))
 
 
@@ -160,15 +158,11 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
       He et al., "Masked Autoencoders Are Scalable Vision Learners", 2022, appendix A.1, and its `pos_embed.py`.
     """
     _checks.one_of("order", order, ("row", "column"))
-    sides = _checks.sequence("shape", shape, "integers")
-    shape = tuple(_checks.positive_int(f"shape[{i}]", n) for i, n in enumerate(sides))
+    shape = _checks.positive_ints("shape", shape)
     leading, least = _checks.integer("leading", leading, 0), 2 if order == "column" else 1
     require(len(shape) >= least, "shape must have more sides for order={!r}, got {}", order, shape)
-    fits, message = (
-        leading + math.prod(shape) < _LIMIT,
-        "shape must have fewer than 2³¹ tokens, got {} after leading={}",
-    )
-    require(fits, message, shape, leading)
+    if leading + math.prod(shape) >= _LIMIT:
+        raise InvalidValue(f"shape must have fewer than 2³¹ tokens, got {shape} after leading={leading}")
     return _grid_positions(shape=shape, order=order, leading=leading)
 
 
@@ -227,8 +221,8 @@ def multimodal_positions(
         pieces.append(grid + start)
         start = int(pieces[-1].max()) + 1 if following == "maximum" else start + side
     positions = np.concatenate(pieces)
-    fits = not positions.size or positions.max() < _LIMIT
-    require(fits, "positions must fit into int32, got up to {}", positions.max(initial=0))
+    last = positions.max(initial=0)
+    require(last < _LIMIT, "positions must fit into int32, got up to {}", last)
     return jnp.asarray(positions.astype(np.int32))
 
 
@@ -240,18 +234,23 @@ def _text(name: str, part: Any) -> tuple[np.ndarray, int]:
 
 def _grid(name: str, part: Any) -> tuple[np.ndarray, int]:
     """The positions of an image or video that starts at 0, and its longer side."""
-    numbers = _checks.sequence(name, part, "numbers, or an integer")
-    message = "{} must be a length, (time, height, width) or these and Δ, got {!r}"
-    require(len(numbers) in (3, 4), message, name, part)
-    time, height, width = (_checks.positive_int(f"{name}[{i}]", n) for i, n in enumerate(numbers[:3]))
-    step = _checks.positive_float32(f"{name}[3]", numbers[3]) if len(numbers) == 4 else 1.0
-    _tokens(name, time * height * width)
-    last = (time - 1) * step  # checked before the cast, which would wrap
-    require(last < _LIMIT, "positions must fit into int32, got up to {:.15g}", last)
+    (time, height, width), step = _parse_grid(name, part)
     # In float32, as in the models, because rounding can carry a product across an integer.
     times = np.floor(np.arange(time, dtype=np.float32) * np.float32(step)).astype(np.int64)
     grid = np.stack(np.meshgrid(times, np.arange(height), np.arange(width), indexing="ij"), -1)
     return grid.reshape(-1, 3), max(height, width)
+
+
+def _parse_grid(name: str, part: Any) -> tuple[tuple[int, int, int], float]:
+    """(time, height, width) and Δ."""
+    numbers = _checks.sequence(name, part, "numbers, or an integer")
+    require(len(numbers) in (3, 4), "{} must be a length, (time, height, width) or these and Δ, got {!r}", name, part)
+    time, height, width = (_checks.positive_int(f"{name}[{i}]", n) for i, n in enumerate(numbers[:3]))
+    step = _checks.positive_float32(f"{name}[3]", numbers[3]) if len(numbers) == 4 else 1.0
+    _tokens(name, time * height * width)
+    last = (time - 1) * step  # checked before the cast to integers, which would wrap
+    require(last < _LIMIT, "positions must fit into int32, got up to {:.15g}", last)
+    return (time, height, width), step
 
 
 def _tokens(name: str, tokens: int) -> int:
@@ -303,11 +302,10 @@ def shard_positions(
       Grattafiori et al., 2024, section 3.3.2.
     """
     _checks.one_of("order", order, ("contiguous", "zigzag", "striped"))
-    length, shards = _checks.positive_int("length", length), _checks.positive_int("shards", shards)
+    length, shards = _checks.settings(length=length, shards=shards)
     multiple = f"2·shards = {2 * shards} for order='zigzag'" if order == "zigzag" else f"shards = {shards}"
     chunks = 2 * shards if order == "zigzag" else shards
     require(length % chunks == 0, "length must be a multiple of {}, got {}", multiple, length)
-    require(length < _LIMIT, "length must be below 2³¹, got {}", length)
     return _shard_positions(length=length, shards=shards, order=order)
 
 

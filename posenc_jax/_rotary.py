@@ -2,6 +2,8 @@ r"""Rotary position embeddings (RoPE): rotate each feature pair of a query or ke
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 from typing import Any, Literal
 
@@ -12,7 +14,7 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align
-from posenc_jax._checks import InvalidType, public, require
+from posenc_jax._checks import InvalidType, InvalidValue, public, require
 from posenc_jax._frequencies import Frequencies, Layout, parse_static
 from posenc_jax._turn import TurnSettings, turn
 
@@ -94,11 +96,9 @@ def rotary(
     Reference:
       Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, section 3.2.2, equation 15.
     """
-    x, positions, frequencies, axis = _arguments.rotated(
-        x, positions, frequencies, layout=layout, head_axis=head_axis, part=part
-    )
+    x, positions, frequencies, axis = _arguments.rotated(x, positions, frequencies, layout, head_axis, part)
     if _checks.flag("inverse", inverse):
-        frequencies = _arguments.inverted(frequencies)
+        frequencies = _with_inverse_amplitude(frequencies)
     return _rotary(TurnSettings(layout, part == "last", bool(inverse)), x, positions, frequencies, axis)
 
 
@@ -111,6 +111,15 @@ def _rotary(
     head_axis: int | None,
 ) -> jax.Array:
     return turn(settings, x, placed(x, positions, head_axis), frequencies)
+
+
+def _with_inverse_amplitude(frequencies: Frequencies | jax.Array) -> Frequencies | jax.Array:
+    if not isinstance(frequencies, Frequencies):
+        return frequencies
+    amplitude = frequencies.attention_factor
+    if abs(amplitude) * float(np.finfo(np.float32).max) < 1:
+        raise InvalidValue(f"inverse needs frequencies with an attention_factor above 3e-39, got {amplitude}")
+    return dataclasses.replace(frequencies, attention_factor=1 / amplitude)
 
 
 def placed(x: jax.Array, positions: jax.Array | None, head_axis: int | None) -> jax.Array:
@@ -168,9 +177,7 @@ def convert_layout(
       Su et al., "RoFormer", 2021, equation 34, uses interleaved pairs; GPT-NeoX and Hugging Face's Llama use halves.
     """
     array, axis, head_dim, dim = _projection(weights, frequencies, axis, num_heads)
-    for name, value in (("source", source), ("target", target)):
-        _checks.layout(value, name)
-    _checks.part(part)
+    _checks.settings(source=source, target=target, part=part)
     # order[i] is the old index of feature i.
     shape = (-1, 2) if source == "interleaved" else (2, -1)
     order = np.arange(head_dim)
@@ -183,12 +190,10 @@ def convert_layout(
 
 def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tuple[jax.Array, int, int, int]:
     """Checks the arguments; returns the weights in JAX, the nonnegative axis, head_dim and the number that rotate."""
-    try:
+    array: Any = None
+    with contextlib.suppress(TypeError):  # strings, dates and times, another byte order
         array = jnp.asarray(weights) if _checks.is_array(weights) else None
-    except TypeError:  # strings, dates and times, another byte order
-        array = None
-    if array is None:
-        _checks.wrong_type("weights", "an array that JAX can hold", weights)
+    _checks.require_type(array is not None, "weights", "an array that JAX can hold", weights)
     axis = _checks.integer("axis", axis)
     require(-array.ndim <= axis < array.ndim, "axis must be one of weights, shape {}, got {}", array.shape, axis)
     if array.dtype != (dtype := getattr(weights, "dtype", None)):
@@ -196,10 +201,10 @@ def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tu
     num_heads = _checks.positive_int("num_heads", num_heads)
     _checks.known_size("weights", array.shape, axis)
     size, axis = array.shape[axis], axis % array.ndim
-    message = "num_heads must divide axis {} of weights, shape {}, got {}"
-    require(size % num_heads == 0, message, axis, array.shape, num_heads)
+    if size % num_heads:
+        raise InvalidValue(f"num_heads must divide axis {axis} of weights, shape {array.shape}, got {num_heads}")
     _checks.unsharded("weights", array, axis)
     head_dim, dim = size // num_heads, parse_static(frequencies).dim
-    message = "frequencies must have an even width of at most {}, the head_dim, got {}"
-    require(dim % 2 == 0 and dim <= head_dim, message, head_dim, dim)
+    if dim % 2 or dim > head_dim:
+        raise InvalidValue(f"frequencies must have an even width of at most {head_dim}, the head_dim, got {dim}")
     return array, axis, head_dim, dim

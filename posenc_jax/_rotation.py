@@ -64,7 +64,7 @@ def rotation_matrix(
       represented as a linear function of PE(pos)".
     """
     offset, frequencies = _arguments.encoding(offset, frequencies, layout, "offset", even=True)
-    return _rotation_matrix(offset, frequencies, layout=layout, dtype=_checks.floating_dtype(dtype))
+    return _rotation_matrix(offset, frequencies, layout=layout, dtype=_checks.floating_dtype("dtype", dtype))
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from posenc_jax import _arguments, _checks
-from posenc_jax._checks import public, require
+from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._fixed_point import TURN_BITS
 from posenc_jax._frequencies import DECIMAL, TWO_PI, Frequencies, from_base, limited, parse_static
 
@@ -124,20 +124,21 @@ def yarn(
     Reference:
       Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023, sections 3.2 and 3.4.
     """
-    dim, base, s = _arguments.even_width(dim), _checks.positive("base", base), _arguments.growth(factor)
-    original_max = _checks.length("original_max", original_max)
-    fast, slow = _checks.positive("beta_fast", beta_fast), _checks.positive("beta_slow", beta_slow)
+    dim, s = _arguments.even_width(dim), _arguments.growth(factor)
+    base, original_max, truncate = _checks.settings(base=base, original_max=original_max, truncate=truncate)
+    fast, slow = _checks.settings(beta_fast=beta_fast, beta_slow=beta_slow)
     require(base > 1, "base must be over 1, got {}", base)
     require(fast >= slow, "beta_fast must be at least beta_slow = {}, got {}", slow, fast)
     with localcontext(DECIMAL):
         ratios = [original_max / (TWO_PI * Decimal(beta)) for beta in (fast, slow)]
         low, high = (dim * x.ln() / (2 * Decimal(base).ln()) for x in ratios)
-    if _checks.flag("truncate", truncate):
+    if truncate:
         low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
     low, high = max(Fraction(low), Fraction(0)), min(Fraction(high), Fraction(dim - 1))
     # Reference implementations accept a falling ramp, and then interpolate fast pairs instead of slow ones.
-    message = "original_max must give a ramp that rises, got {}: from {:.6g} to {:.6g}"
-    require(low <= high, message, original_max, float(low), float(high))
+    if low > high:
+        ramp = f"from {float(low):.6g} to {float(high):.6g}"
+        raise InvalidValue(f"original_max must give a ramp that rises, got {original_max}: {ramp}")
     width = high - low or Fraction(1, 1000)
     gammas = [_clip((i - low) / width) for i in range(dim // 2)]
     amplitude = _parse_amplitude(attention_factor, temperature(float(s)))
@@ -249,11 +250,10 @@ def llama3(
       Grattafiori et al., "The Llama 3 Herd of Models", 2024; `apply_scaling` of Meta's llama-models.
     """
     frequencies, s = parse_static(frequencies), _arguments.growth(factor)
-    original_max = _checks.length("original_max", original_max)
-    low = Fraction(_checks.positive("low_freq_factor", low_freq_factor))
-    high = Fraction(_checks.positive("high_freq_factor", high_freq_factor))
-    message = "high_freq_factor must be at least low_freq_factor = {}, got {}"
-    require(low <= high, message, float(low), float(high))
+    original_max, low = _checks.settings(original_max=original_max, low_freq_factor=low_freq_factor)
+    [high] = _checks.settings(high_freq_factor=high_freq_factor)
+    require(low <= high, "high_freq_factor must be at least low_freq_factor = {}, got {}", low, high)
+    low, high = Fraction(low), Fraction(high)
     turns = [Fraction(original_max * abs(t), 1 << TURN_BITS) for t in frequencies.turns]
     sigmas = [_clip((t - low) / (high - low)) if low < high else Fraction(t > low) for t in turns]
     return _scaled("factor", factor, frequencies, [(1 - sigma) / s + sigma for sigma in sigmas])

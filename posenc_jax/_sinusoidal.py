@@ -64,7 +64,7 @@ def sinusoidal(
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
     positions, frequencies = _arguments.encoding(positions, frequencies, layout)
-    return _sinusoidal(positions, frequencies, layout=layout, dtype=_checks.floating_dtype(dtype))
+    return _sinusoidal(positions, frequencies, layout=layout, dtype=_checks.floating_dtype("dtype", dtype))
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)
@@ -117,9 +117,8 @@ def add_sinusoidal(
     """
     x, positions, frequencies = _arguments.added_encoding(x, positions, frequencies, layout)
     unscaled = isinstance(scale, (int, float)) and not isinstance(scale, bool) and scale == 1
-    return _add_sinusoidal(
-        x, positions, frequencies, None if unscaled else _arguments.scale_factor(scale, x), layout=layout
-    )
+    factor = None if unscaled else _checks.scalar("scale", scale, compute_dtype(x))
+    return _add_sinusoidal(x, positions, frequencies, factor, layout=layout)
 
 
 @functools.partial(jax.jit, static_argnames=("layout",), inline=True)

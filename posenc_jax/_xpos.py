@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._checks import public, require
+from posenc_jax._checks import InvalidValue, public
 from posenc_jax._distance import difference
 from posenc_jax._frequencies import Frequencies, Layout, dim_of, one_axis
 from posenc_jax._rotary import placed
@@ -89,11 +89,10 @@ def xpos(
       takes the middle of each call's sequence.
     """
     scale_base, gamma = _checked_decay(scale_base, gamma)
-    options = {"layout": layout, "head_axis": head_axis}
-    queries = _arguments.rotated(query, positions, frequencies, **options, name="query")
+    queries = _arguments.rotated(query, positions, frequencies, layout, head_axis, name="query")
     name = "positions" if key_positions is None else "key_positions"
     key_positions = positions if key_positions is None else key_positions
-    keys = _arguments.rotated(key, key_positions, frequencies, **options, name="key", positions_name=name)
+    keys = _arguments.rotated(key, key_positions, frequencies, layout, head_axis, name="key", positions_name=name)
     one_axis(queries[2])
     origin = _checks.zero_dimensional("origin", jnp.asarray(_checks.array("origin", origin)))
     settings = {"scale_base": scale_base, "gamma": gamma, "layout": layout}
@@ -106,11 +105,11 @@ def xpos(
 
 def _checked_decay(scale_base: Any, gamma: Any) -> tuple[float, float]:
     """Checks that both are positive and that all exponents fit into float32."""
-    scale_base, gamma = _checks.positive("scale_base", scale_base), _checks.positive("gamma", gamma)
+    scale_base, gamma = _checks.settings(scale_base=scale_base, gamma=gamma)
     steepest = -math.log2(gamma / (1 + gamma)) / scale_base  # pair 0
-    fits = steepest * 2**32 <= float(np.finfo(np.float32).max)
-    message = "scale_base and gamma must give exponents at a distance of 2³² that fit into float32, got {} and {}"
-    require(fits, message, scale_base, gamma)
+    if steepest * 2**32 > float(np.finfo(np.float32).max):
+        message = "scale_base and gamma must give exponents at a distance of 2³² that fit into float32"
+        raise InvalidValue(f"{message}, got {scale_base} and {gamma}")
     return scale_base, gamma
 
 

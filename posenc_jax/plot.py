@@ -141,8 +141,7 @@ def similarity(table: ArrayLike, *, title: str = "Cosine similarity of positions
     values = _figure.matrix("table", table, "(length, dim)")
     # Divides by the largest entry first, so that no sum of squares overflows or underflows.
     largest = np.abs(values).max(axis=1, keepdims=True)
-    message = "table must have no row of zeros, got one at position {}"
-    require(largest.all(), message, int(largest.argmin()))
+    require(largest.all(), "table must have no row of zeros, got one at position {}", int(largest.argmin()))
     values = values / largest
     values /= np.linalg.norm(values, axis=1, keepdims=True)
     cosines = values @ values.T
@@ -185,7 +184,7 @@ def offset_products(
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
     parsed = one_axis(parse(frequencies, even=True))
-    max_offset = _checks.positive_int("max_offset", max_offset)
+    [max_offset] = _checks.settings(max_offset=max_offset)
     starts = _figure.integers("starts", starts, -(2**31), _INT32_MAX - max_offset)
     offsets = np.arange(max_offset + 1)
     encodings = np.asarray(sinusoidal(np.add.outer(starts, offsets), parsed)).astype(np.float64)
@@ -345,7 +344,7 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
       (True, True)
     """
     parsed = one_axis(parse_static(frequencies))
-    max_position, samples = _checks.length("max_position", max_position), _checks.positive_int("samples", samples)
+    max_position, samples = _checks.settings(max_position=max_position, samples=samples)
     parsed = dataclasses.replace(parsed, attention_factor=1.0)
     positions = np.unique(np.geomspace(1, max_position, samples).round().astype(np.int32))
     feature = np.arange(parsed.dim)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidValue, require
+from posenc_jax._checks import require
 from posenc_jax.hf._keys import ROTATIONS, Keys, agreed, equal, mapping, mapping_of_strings
 from posenc_jax.hf._models import MODELS, REFUSED, UNKNOWN, UNNAMED, Model
 
@@ -55,9 +55,8 @@ def text_of(config: Any, depth: int = 4) -> dict[str, Any]:
 def model_of(values: Mapping[str, Any]) -> Model:
     """The facts of a config's model_type."""
     name = Keys(values).string("model_type")
-    for refused, why in REFUSED.items():
-        if name in (refused, f"{refused}_text"):
-            raise InvalidValue(f"model_type {name!r} rotates in a way that a plan cannot say: {why}")
+    why = REFUSED.get(name or "") or REFUSED.get((name or "").removesuffix("_text"))
+    require(not why, "model_type {!r} rotates in a way that a plan cannot say: {}", name, why)
     if not name:
         return UNNAMED
     # A multimodal config of the time before text_config has the name of the whole.
@@ -69,11 +68,9 @@ def overrides(config: Config, count: int) -> dict[int, Mapping[str, Any]]:
     result = {}
     for index, values in mapping("per_layer_config", config.get("per_layer_config", default={})).items():
         fits = str(index).isdecimal() and int(index) < count and isinstance(values, Mapping)
-        message = "per_layer_config must map layers below {} to mappings, got {!r}: {!r:.60}"
-        require(fits, message, count, index, values)
+        require(fits, "per_layer_config must map layers below {} to mappings, got {!r}: {!r:.60}", count, index, values)
         name = f"per_layer_config.{index}"
         for key in mapping_of_strings(name, values):
-            if ROTATIONS.search(key):
-                raise InvalidValue(f"the key {name}.{key} is not known or not used here")
+            require(not ROTATIONS.search(key), "the key {}.{} is not known or not used here", name, key)
         result[int(index)] = values
     return result

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import require
+from posenc_jax._checks import InvalidValue, require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, agreed
 from posenc_jax.hf._rope import rope_type_of
@@ -45,8 +45,7 @@ def _head_dim_of(config: Config, kind: str) -> int:
 def _hidden_per_head(config: Config) -> int:
     hidden = config.integer("hidden_size", "n_embd", "d_model")
     heads = config.integer("num_attention_heads", "n_head", "n_heads", "decoder_num_attention_heads")
-    message = "head_dim is missing, and hidden_size = {} is no multiple of {} heads"
-    require(hidden % heads == 0, message, hidden, heads)
+    require(hidden % heads == 0, "head_dim is missing, and hidden_size = {} is no multiple of {} heads", hidden, heads)
     return hidden // heads
 
 
@@ -63,9 +62,8 @@ def rotary_dim_of(d: Keys, config: Config, head_dim: int, width: int) -> int:
 def _check_latent_share(d: Keys, config: Config, head_dim: int, width: int) -> None:
     """Raises if a share contradicts the rotated part. It may be a share of the head or of that part."""
     for name, share in (d.take(_SHARE) | config.take(_SHARE)).items():
-        fits = width in (_share_of(name, share, n) for n in (head_dim, width))
-        message = "{} = {!r} contradicts qk_rope_head_dim = {} of {} features"
-        require(fits, message, name, share, width, head_dim)
+        if width not in (_share_of(name, share, n) for n in (head_dim, width)):
+            raise InvalidValue(f"{name} = {share!r} contradicts qk_rope_head_dim = {width} of {head_dim} features")
 
 
 def _partial_width(d: Keys, config: Config, head_dim: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidType, InvalidValue, describe, require, wrong_type
+from posenc_jax._checks import InvalidType, InvalidValue, describe, require, require_type
 
 ROTATIONS = re.compile("rope|rotary|theta|alibi")  # in the names of keys that speak of rotations
 _MISSING: Any = object()
@@ -19,8 +19,7 @@ _MISSING: Any = object()
 
 def mapping(name: str, value: Any, expected: str = "a mapping") -> Mapping[Any, Any]:
     """`value`, which must be a mapping."""
-    if not isinstance(value, Mapping):
-        wrong_type(name, expected, value)
+    require_type(isinstance(value, Mapping), name, expected, value)
     return value
 
 
@@ -44,8 +43,8 @@ def check_agreement(found: Mapping[str, Any]) -> None:
     """Raises if two spellings of a setting contradict each other."""
     for name, value in found.items():
         first, result = next(iter(found.items()))
-        same = value is result or equal(value, result)
-        require(same, "{} = {!r:.60} contradicts {} = {!r:.60}", first, result, name, value)
+        if value is not result and not equal(value, result):
+            raise InvalidValue(f"{first} = {result!r:.60} contradicts {name} = {value!r:.60}")
 
 
 def agreed(found: Mapping[str, Any], default: Any = _MISSING, *, missing: str = "") -> Any:
@@ -117,16 +116,14 @@ class Keys:
     def string(self, name: str) -> str | None:
         """The value of a setting that is a string, None if it is not there."""
         value = self.get(name)
-        if value is not None and not isinstance(value, str):
-            wrong_type(self.label + name, "a string", value)
+        require_type(value is None or isinstance(value, str), self.label + name, "a string", value)
         return value
 
     def flag(self, *names: str, default: bool = False) -> bool:
         """The value of a setting that is true or false, or a number in their place (Llama 4 has 4)."""
         found = self.take(*names)
         for name, value in found.items():
-            if not isinstance(value, int):
-                wrong_type(name, "true or false", value)
+            require_type(isinstance(value, int), name, "true or false", value)
         return bool(agreed(found, default))
 
     def items(self, *names: str) -> tuple[Any, ...] | None:

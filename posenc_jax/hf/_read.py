@@ -151,7 +151,7 @@ def _layout(config: Config, given: Any) -> Layout:
     model, names = config.model, ("rope_interleave", "rope_interleaved", "rotary_emb_interleaved")
     said: dict[str, Layout] = {n: "interleaved" if config.flag(n) else "half" for n in config.found(*names)}
     if given is not None:
-        return _checks.layout(given)
+        return _checks.settings(layout=given)[0]
     if model.layout and not (model.switched and said):
         said[f"the layout of model_type {config.model_type!r}"] = model.layout
     message = 'layout must be given, "half" or "interleaved": that of model_type {!r} is not known'

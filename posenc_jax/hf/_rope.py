@@ -31,11 +31,8 @@ def rope_type_of(d: Keys) -> str:
     """The rope type, in today's spelling."""
     found = d.take("rope_type", "type")
     result = agreed({name: _ALIASES.get(str(value), value) for name, value in found.items()}, "default")
-    known = isinstance(result, str) and result in _TYPES
-    require(known, "{} must be one of {}, got {!r}", next(iter(found), ""), sorted(_TYPES), result)
-    sectioned = "mrope" not in found.values() or d.found("mrope_section")
-    require(sectioned, "{}mrope_section is missing", d.label)
-    return result
+    require("mrope" not in found.values() or d.found("mrope_section"), "{}mrope_section is missing", d.label)
+    return _checks.one_of(next(iter(found), ""), result, tuple(sorted(_TYPES)))
 
 
 @dataclasses.dataclass(frozen=True)

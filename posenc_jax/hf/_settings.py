@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import require
+from posenc_jax._checks import InvalidValue, require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, agreed, equal, mapping, mapping_of_strings
 from posenc_jax.hf._layers import ROTATING, STILL
@@ -47,26 +47,23 @@ def _entry(config: Config, settings: Keys, kind: str, types: list[str]) -> Keys 
     require(kind in types or kind in ROTATING, "the key {} = {!r:.60} is none of the layer_types", name, value)
     if value is not None:
         return Keys(mapping(name, value), name, nested=True)
-    message = "{} = None: no model_type {!r} is without positions"
-    require(not config.model.thetas, message, name, config.model_type)
+    require(not config.model.thetas, "{} = None: no model_type {!r} is without positions", name, config.model_type)
     return None
 
 
 def _outer_base_fits(config: Config, name: str, own: list[Any]) -> None:
     """Raises if no layer type has the base that stands outside their settings."""
     base = config.get("rope_theta")
-    fits = base is None or any(x is None or equal(x, base) for x in own)
-    message = "rope_theta = {!r} contradicts {}, whose layer types have {}"
-    require(fits, message, base, name, own or "no positions")
+    if base is not None and not any(x is None or equal(x, base) for x in own):
+        raise InvalidValue(f"rope_theta = {base!r} contradicts {name}, whose layer types have {own or 'no positions'}")
 
 
 def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
     """From settings that are the same for all layer types."""
     model, kinds, unknown = config.model, sorted(set(types)), sorted(set(types) - ROTATING - STILL)
     require(not unknown, "the layer types {} of layer_types are not known", unknown)
-    old = settings.name == "rope_scaling" or not settings.values
-    alike = not model.nested and (old or not model.thetas)
-    require(alike, "{} must hold settings for each of the layer types {}", settings.name, kinds)
+    if model.nested or (model.thetas and settings.name == "rope_parameters" and settings.values):
+        raise InvalidValue(f"{settings.name} must hold settings for each of the layer types {kinds}")
     if model.null_theta and settings.is_null("rope_theta"):
         return {}
     scaled = model.scaled if model.thetas else kinds
@@ -77,8 +74,7 @@ def base_of(d: Keys, config: Config, kind: str) -> float:
     """The base of a layer type with the settings `d`."""
     own, model, default = d.take("rope_theta"), config.model, None
     if model.thetas:
-        known = kind in model.thetas
-        require(known, "the layer type {!r} is not known for model_type {!r}", kind, config.model_type)
+        require(kind in model.thetas, "the layer type {!r} is not known for model_type {!r}", kind, config.model_type)
         config.use(*(key for key, _ in model.thetas.values()))  # the others are for layers of other types
         key, default = model.thetas[kind]
         outside = config.found(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posenc_jax._checks import public, require, wrong_type
+from posenc_jax._checks import public, require, require_type
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._read import rotary_from_config
 from posenc_jax.hf._rope import MAXIMUM
@@ -40,11 +40,10 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
     Reference:
       Hugging Face transformers 5.23.0, modeling_rope_utils.py, RopeParameters.
     """
-    if not isinstance(plan, RotaryPlan):
-        wrong_type("plan", "a RotaryPlan", plan)
+    require_type(isinstance(plan, RotaryPlan), "plan", "a RotaryPlan", plan)
     layers = plan.layers
-    if not isinstance(layers, tuple) or not layers or not all(isinstance(layer, RotaryLayer) for layer in layers):
-        wrong_type("plan.layers", "a tuple of RotaryLayer", layers)
+    fits = isinstance(layers, tuple) and layers and all(isinstance(layer, RotaryLayer) for layer in layers)
+    require_type(fits, "plan.layers", "a tuple of RotaryLayer", layers)
     config: dict[str, Any] = {"num_hidden_layers": len(layers), "rope_interleave": plan.layout == "interleaved"}
     config |= _widths(plan) | _settings(layers) | _query_scale(layers)
     same = rotary_from_config(config, length=plan.length) == plan

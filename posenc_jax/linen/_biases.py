@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _modules
 from posenc_jax._bias import alibi
 from posenc_jax._checks import public
-from posenc_jax._learned_bias import t5
+from posenc_jax._learned_bias import check_scale, t5
 from posenc_jax._modules import Form, default_t5_init, fire_bias_init, fire_kernel_init
 
 
@@ -42,7 +42,7 @@ class ALiBi(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _checks.positive_int("num_heads", self.num_heads)
+        _checks.fields(self, "num_heads")
         super().__post_init__()
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
@@ -89,7 +89,7 @@ class T5Bias(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.parse_t5(self.num_heads, self.num_buckets, self.max_distance, self.bidirectional, self.param_dtype)
+        _checks.fields(self, "num_heads num_buckets max_distance bidirectional param_dtype")
         super().__post_init__()
 
     @nn.compact
@@ -142,7 +142,7 @@ class KERPLE(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.parse_kerple(self.num_heads, self.form, self.param_dtype)
+        _checks.fields(self, "num_heads form param_dtype")
         super().__post_init__()
 
     @nn.compact
@@ -202,7 +202,8 @@ class FIRE(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.parse_fire(self.num_heads, self.hidden, self.c, self.threshold, self.param_dtype)
+        _checks.fields(self, "num_heads hidden param_dtype")
+        check_scale(self.c, self.threshold)
         super().__post_init__()
 
     @nn.compact

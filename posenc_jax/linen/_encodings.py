@@ -104,7 +104,8 @@ class LearnedEncoding(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.parse_learned(self.num_embeddings, self.features, self.out_of_range, self.scale, self.param_dtype)
+        _checks.fields(self, "num_embeddings features out_of_range param_dtype")
+        _checks.number("scale", self.scale)
         super().__post_init__()
 
     @nn.compact
@@ -200,9 +201,8 @@ class FourierFeatures(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.parse_fourier_matrix(self.in_features, self.num_features, self.scale, self.learned, self.param_dtype)
-        _checks.layout(self.layout)
-        _checks.floating_dtype(self.dtype)
+        _checks.fields(self, "in_features num_features learned layout dtype param_dtype")
+        _checks.positive("scale", self.scale)
         super().__post_init__()
 
     @nn.compact

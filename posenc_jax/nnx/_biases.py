@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _modules
 from posenc_jax._bias import alibi
 from posenc_jax._checks import callback, public
-from posenc_jax._learned_bias import t5
+from posenc_jax._learned_bias import check_scale, t5
 from posenc_jax._modules import Form, default_t5_init, fire_bias_init, fire_kernel_init
 
 
@@ -40,7 +40,7 @@ class ALiBi(nnx.Module):
 
     @public
     def __init__(self, num_heads: int):
-        self.num_heads = _checks.positive_int("num_heads", num_heads)
+        [self.num_heads] = _checks.settings(num_heads=num_heads)
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
@@ -88,9 +88,9 @@ class T5Bias(nnx.Module):
         embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads, self.num_buckets, self.max_distance, self.bidirectional, param_dtype = _modules.parse_t5(
-            num_heads, num_buckets, max_distance, bidirectional, param_dtype
-        )
+        self.num_heads, self.num_buckets = _checks.settings(num_heads=num_heads, num_buckets=num_buckets)
+        self.max_distance, self.bidirectional = _checks.settings(max_distance=max_distance, bidirectional=bidirectional)
+        [param_dtype] = _checks.settings(param_dtype=param_dtype)
         with callback():
             value = embedding_init(rngs.params(), (self.num_buckets, self.num_heads), param_dtype)
         self.embedding = nnx.Param(value, **embedding_metadata)
@@ -146,7 +146,8 @@ class KERPLE(nnx.Module):
         metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads, self.form, param_dtype = _modules.parse_kerple(num_heads, form, param_dtype)
+        self.num_heads, self.form = _checks.settings(num_heads=num_heads, form=form)
+        [param_dtype] = _checks.settings(param_dtype=param_dtype)
         default_r1_init, default_r2_init = _modules.default_kerple_inits(self.form)
         with callback():
             r1 = (r1_init or default_r1_init)(rngs.params(), (self.num_heads,), param_dtype)
@@ -212,9 +213,8 @@ class FIRE(nnx.Module):
         bias_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads, self.hidden, c, self.threshold, param_dtype = _modules.parse_fire(
-            num_heads, hidden, c, threshold, param_dtype
-        )
+        self.num_heads, self.hidden = _checks.settings(num_heads=num_heads, hidden=hidden)
+        [param_dtype], (c, self.threshold) = _checks.settings(param_dtype=param_dtype), check_scale(c, threshold)
         with callback():
             w1 = kernel_init(rngs.params(), (1, self.hidden), param_dtype)
             w2 = kernel_init(rngs.params(), (self.hidden, self.num_heads), param_dtype)

@@ -103,9 +103,9 @@ class LearnedEncoding(nnx.Module):
         embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_embeddings, self.features, self.out_of_range, self.scale, param_dtype = _modules.parse_learned(
-            num_embeddings, features, out_of_range, scale, param_dtype
-        )
+        self.num_embeddings, self.features = _checks.settings(num_embeddings=num_embeddings, features=features)
+        self.out_of_range, param_dtype = _checks.settings(out_of_range=out_of_range, param_dtype=param_dtype)
+        self.scale = _checks.number("scale", scale)
         with callback():
             value = embedding_init(rngs.params(), (self.num_embeddings, self.features), param_dtype)
         self.embedding = nnx.Param(value, **embedding_metadata)
@@ -215,10 +215,9 @@ class FourierFeatures(nnx.Module):
         matrix_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.in_features, self.num_features, scale, learned, param_dtype = _modules.parse_fourier_matrix(
-            in_features, num_features, scale, learned, param_dtype
-        )
-        self.layout, self.dtype = _checks.layout(layout), _checks.floating_dtype(dtype)
+        self.in_features, self.num_features = _checks.settings(in_features=in_features, num_features=num_features)
+        self.layout, self.dtype, param_dtype = _checks.settings(layout=layout, dtype=dtype, param_dtype=param_dtype)
+        [learned], scale = _checks.settings(learned=learned), _checks.positive("scale", scale)
         matrix_init, shape = nnx.initializers.normal(scale), (self.in_features, self.num_features)
         value = matrix_init(rngs.params(), shape, param_dtype)
         self.matrix = nnx.Param(value, **matrix_metadata) if learned else nnx.Variable(value, **matrix_metadata)

@@ -39,14 +39,13 @@ def check(x, y):
     require(x > 0, "x must be positive", x)
     message = "y must be {}, got {}"
     _checks.require(y == "a", message, "a", y)
-    if not x:
-        wrong_type("x", "a number", x)
+    require_type(x, "x", "a number", x)
     _checks.number("z", y)
 """
     found = [(m.before, m.after) for m in mutants_of("f.py", source)]
     assert [before for before, after in found if after.endswith("XX'")] == ["'a'", "'z'"]
     assert ("require(x > 0, 'x must be positive', x)", "pass") in found
-    assert ("wrong_type('x', 'a number', x)", "pass") in found
+    assert ("require_type(x, 'x', 'a number', x)", "pass") in found
 
 
 def test_a_matrix_is_kept_and_read_again(tmp_path):

@@ -213,11 +213,11 @@ def test_no_attribute_of_the_package_is_a_module_that_nobody_imported():
     assert output.splitlines() == ["[]", "['hf']"]
 
 
-def test_checks_take_less_than_half_as_many_lines_as_work():
+def test_checks_take_at_most_two_fifths_as_many_lines_as_work():
     path = Path(__file__).parents[1] / "tools" / "lines.py"
     spec = importlib.util.spec_from_file_location("lines", path)
     lines = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(lines)
     found = lines.count().values()
     checks, work = (sum(module[purpose] for module in found) for purpose in ("checks", "work"))
-    assert checks <= 0.46 * work, f"{checks} lines check, {work} work"  # the aim is 0.4
+    assert checks <= 0.4 * work, f"{checks} lines check, {work} work"

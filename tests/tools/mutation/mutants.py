@@ -56,7 +56,7 @@ CALLS = BUILTINS | {  # of jnp, lax and np, which have both
     "shift_right_arithmetic": "shift_right_logical",
     "bitwise_and": "bitwise_or",
 }
-WORDING = "require", "wrong_type"  # what raises an error with the strings that it is given
+WORDING = "require", "require_type"  # what raises an error with the strings that it is given
 SWAPPED = {"where": (1, 2), "select": (1, 2)}  # the two values between which a call chooses
 
 
