@@ -120,12 +120,13 @@ def describe(value: Any) -> str:
 # Python values
 
 
-def number(name: str, value: Any) -> float:
-    """`value` as a finite Python float."""
+def number(name: str, value: Any, *, float32: bool = False) -> float:
+    """`value` as a finite Python float, which must not overflow in float32 if that is asked."""
     fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, _NO_NUMBERS)
     require_type(fits, name, "a number", value)
     result = math.inf if isinstance(value, int) and abs(value) > sys.float_info.max else float(value)
     require(math.isfinite(result), "{} must be finite, got {}", name, result)
+    require(not float32 or abs(result) <= float(_FLOAT32.max), "{} must fit into float32, got {}", name, result)
     return result
 
 
@@ -141,12 +142,6 @@ def positive_float32(name: str, value: Any) -> float:
     result, least, most = positive(name, value), float(_FLOAT32.tiny), float(_FLOAT32.max)
     require(least <= result <= most, "{} must be from {:.1e} to {:.1e} for float32, got {}", name, least, most, result)
     return result
-
-
-def fits_float32(name: str, value: float) -> float:
-    """`value`, if it does not overflow in float32."""
-    require(abs(value) <= float(_FLOAT32.max), "{} must fit into float32, got {}", name, value)
-    return value
 
 
 def integer(name: str, value: Any, least: int | None = None, expected: str = "an integer") -> int:
@@ -216,11 +211,6 @@ INTEGERS = Kind("an integer array", floats=False)
 FLOATS = Kind("a float array", integers=False)
 
 
-def is_known(x: Any) -> bool:
-    """Whether the values of an array are known while tracing."""
-    return not isinstance(x, Tracer)
-
-
 def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray]:
     """Whether JAX can make an array of it; a masked array would lose its mask."""
     return isinstance(x, (jax.Array, np.ndarray)) and not isinstance(x, np.ma.MaskedArray)
@@ -250,7 +240,7 @@ def array(name: str, value: Any, kind: Kind = NUMBERS) -> Any:
 def _as_int32(name: str, value: Any) -> Any:
     """Integers as int32. Wide ones with unknown values stay as they are; their waves are NaN outside int32."""
     wide = value.dtype.itemsize > 4 or value.dtype == np.uint32
-    if not is_known(value):
+    if isinstance(value, Tracer):
         return value if wide else value.astype(np.int32)
     if wide:
         within(value, _INT32.min, _INT32.max, f"{name} must fit into int32, got {value.dtype} values from {{}} to {{}}")
@@ -260,7 +250,7 @@ def _as_int32(name: str, value: Any) -> Any:
 
 def within(x: Any, low: int, high: int, message: str) -> None:
     """Raises if known integers are not all from low to high; the message shows the least and the largest."""
-    if is_known(x) and x.size:
+    if not isinstance(x, Tracer) and x.size:
         with jax.ensure_compile_time_eval():  # known also while another function is traced
             least, largest = int(x.min()), int(x.max())
         require(low <= least and largest <= high, message, least, largest)
@@ -287,11 +277,12 @@ def scalar(name: str, value: Any, dtype: Any) -> jax.Array:
         result = number(name, value)
         require(abs(result) <= float(np.finfo(dtype).max), "{} must fit into {}, got {}", name, np.dtype(dtype), result)
         return jnp.asarray(result, dtype)
-    return zero_dimensional(name, jnp.asarray(array(name, value, Kind("a number or a scalar integer or float array"))))
+    return zero_dimensional(name, value, Kind("a number or a scalar integer or float array"))
 
 
-def zero_dimensional(name: str, x: jax.Array) -> jax.Array:
-    """`x`, a scalar."""
+def zero_dimensional(name: str, value: Any, kind: Kind = NUMBERS) -> jax.Array:
+    """`value` as a scalar array of its own dtype, as far as positions may have it."""
+    x = jnp.asarray(array(name, value, kind))
     require(not x.ndim, "{} must be a scalar, got shape {}", name, x.shape)
     return x
 
@@ -361,11 +352,6 @@ _RULE_OF = {name: rule for rule, names in _RULES.items() for name in names.split
 def settings(**values: Any) -> list[Any]:
     """Each value as the rule of its name returns it."""
     return [_RULE_OF[name](name, value) for name, value in values.items()]
-
-
-def fields(module: Any, names: str) -> list[Any]:
-    """`settings` of these attributes of a Flax module."""
-    return settings(**{name: getattr(module, name) for name in names.split()})
 
 
 # Explicit axes of a mesh

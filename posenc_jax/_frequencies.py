@@ -74,8 +74,7 @@ class Frequencies:
         axes = (0,) * pairs if self.axes is None else _checks.sequence("axes", self.axes, "integers")
         fits = len(axes) == pairs and all(isinstance(axis, int) and axis >= 0 for axis in axes)
         require(fits, "axes must hold {} coordinates of at least 0, got {}", pairs, self.axes)
-        name = "attention_factor"
-        factor = _checks.fits_float32(name, _checks.number(name, self.attention_factor))
+        factor = _checks.number("attention_factor", self.attention_factor, float32=True)
         _checks.one_of("precision", self.precision, ("exact", "float32"))
         values = {"turns": tuple(self.turns), "dim": dim, "axes": axes, "attention_factor": factor}
         # Every call of a jitted function hashes its static arguments, and hashing all turns each time would be slow.

@@ -38,6 +38,11 @@ def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies,
     return parse_static(frequencies, even=True), *_checks.settings(layout=layout, part=part)
 
 
+def check_fields(module: Any, names: str) -> None:
+    """Raises what `_checks.settings` raises for these fields of a Linen module."""
+    _checks.settings(**{name: getattr(module, name) for name in names.split()})
+
+
 def check_timestep_settings(module: Any) -> None:
     """Raises what `timestep_embedding` raises for the settings of a `TimestepEmbedding`, and under that name."""
     jax.eval_shape(functools.partial(embed_timesteps, module), 0)

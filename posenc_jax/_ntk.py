@@ -95,7 +95,7 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
         longer = max(_checks.length("length", length) - original_max, 0)
         return _ntk(dim, base, 1 + s * longer / original_max)
     kind = _checks.Kind("an integer or a scalar integer array", floats=False)
-    length = _checks.zero_dimensional("length", jnp.asarray(_checks.array("length", length, kind)))
+    length = _checks.zero_dimensional("length", length, kind)
     require(s <= 2**96, "factor must be at most 2⁹⁶ for a length that is an array, got {}", float(s))
     return _dynamic_ntk(length, from_base(dim, base), s / original_max, original_max)
 

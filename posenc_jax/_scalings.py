@@ -38,7 +38,7 @@ def _clip(x: Fraction) -> Fraction:
 def _parse_amplitude(attention_factor: Any, default: float) -> float:
     if attention_factor is None:
         return default
-    return _checks.fits_float32("attention_factor", _checks.positive("attention_factor", attention_factor))
+    return _checks.number("attention_factor", _checks.positive("attention_factor", attention_factor), float32=True)
 
 
 def temperature(factor: float, mscale: float = 1.0) -> float:

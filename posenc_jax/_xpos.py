@@ -94,7 +94,7 @@ def xpos(
     key_positions = positions if key_positions is None else key_positions
     keys = _arguments.rotated(key, key_positions, frequencies, layout, head_axis, name="key", positions_name=name)
     one_axis(queries[2])
-    origin = _checks.zero_dimensional("origin", jnp.asarray(_checks.array("origin", origin)))
+    origin = _checks.zero_dimensional("origin", origin)
     settings = {"scale_base": scale_base, "gamma": gamma, "layout": layout}
     turned_query, turned_key = (
         _xpos(x, positions, spectrum, origin, head_axis=axis, sign=sign, **settings)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import ArrayLike
 
-from posenc_jax import _checks, _modules
+from posenc_jax import _modules
 from posenc_jax._bias import alibi
 from posenc_jax._checks import public
 from posenc_jax._learned_bias import check_scale, t5
@@ -42,7 +42,7 @@ class ALiBi(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _checks.fields(self, "num_heads")
+        _modules.check_fields(self, "num_heads")
         super().__post_init__()
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
@@ -89,7 +89,7 @@ class T5Bias(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _checks.fields(self, "num_heads num_buckets max_distance bidirectional param_dtype")
+        _modules.check_fields(self, "num_heads num_buckets max_distance bidirectional param_dtype")
         super().__post_init__()
 
     @nn.compact
@@ -142,7 +142,7 @@ class KERPLE(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _checks.fields(self, "num_heads form param_dtype")
+        _modules.check_fields(self, "num_heads form param_dtype")
         super().__post_init__()
 
     @nn.compact
@@ -202,7 +202,7 @@ class FIRE(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _checks.fields(self, "num_heads hidden param_dtype")
+        _modules.check_fields(self, "num_heads hidden param_dtype")
         check_scale(self.c, self.threshold)
         super().__post_init__()
 

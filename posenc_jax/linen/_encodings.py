@@ -104,7 +104,7 @@ class LearnedEncoding(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _checks.fields(self, "num_embeddings features out_of_range param_dtype")
+        _modules.check_fields(self, "num_embeddings features out_of_range param_dtype")
         _checks.number("scale", self.scale)
         super().__post_init__()
 
@@ -201,7 +201,7 @@ class FourierFeatures(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _checks.fields(self, "in_features num_features learned layout dtype param_dtype")
+        _modules.check_fields(self, "in_features num_features learned layout dtype param_dtype")
         _checks.positive("scale", self.scale)
         super().__post_init__()
 
