@@ -1,6 +1,6 @@
 """Joint checks of arguments: one parser for each family of functions.
 
-Each returns the arguments in the form in which they are computed, so that the function itself reads as its formula.
+Each parser returns the arguments as the computation takes them, so that the function itself reads as its formula.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from jax.sharding import PartitionSpec
 
 from posenc_jax import _checks, _mesh
 from posenc_jax._checks import InvalidType, InvalidValue, Kind, require
-from posenc_jax._frequencies import Frequencies, dim_of, num_axes_of, parse, parse_positions
-
-Spectrum = Frequencies | jax.Array
+from posenc_jax._frequencies import Spectrum, dim_of, num_axes_of, parse, parse_positions
 
 # Scaled spectra
 
 
 def even_width(dim: Any, least: int = 2) -> int:
-    """A number of features, all in pairs."""
+    """`dim` as an even number of features, from `least` to 2²⁰."""
     dim = _checks.positive_int("dim", dim)
     require(dim % 2 == 0 and least <= dim <= 2**20, "dim must be even, from {} to 2²⁰, got {}", least, dim)
     return dim
@@ -62,7 +60,7 @@ def added_encoding(x: Any, positions: Any, frequencies: Any, layout: Any) -> tup
 
 
 def shifted(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, jax.Array, Spectrum]:
-    """Encodings (..., dim), an offset (..., axes) of theirs, and frequencies."""
+    """Encodings (..., dim), an offset (..., axes) that broadcasts to them, and frequencies."""
     _checks.settings(layout=layout)
     encodings = _checks.floats("encodings", encodings, (..., "dim"), known=(-1,))
     frequencies = parse(frequencies, even=True, unsharded=True)
@@ -145,11 +143,11 @@ def added_rows(x: Any, table: Any, positions: Any, out_of_range: Any) -> tuple[j
 
 
 def _first_rows(x: jax.Array, table: jax.Array) -> None:
-    """Raises unless the table has a row for each of the sequence."""
+    """Raises unless the table has a row for each position of the sequence."""
     length, seq = table.shape[0], x.shape[-2]
     try:
         longer = bool(seq > length)
-    except Exception:  # InconclusiveDimensionOperation, which stands elsewhere in each version of JAX
+    except Exception:  # InconclusiveDimensionOperation, whose module differs between versions of JAX
         known = f"of known size, or with a constraint such as 'seq <= {length}'"
         raise InvalidValue(f"x must have a sequence {known}, got shape {x.shape}") from None
     require(not longer, "table of {} rows is too small for a sequence of {}", length, seq)
@@ -218,7 +216,7 @@ def tile(queries: Any, keys: Any, kind: Kind = _checks.NUMBERS, what: str = "pos
 def tile_sharded_together(
     queries: jax.Array, keys: jax.Array, per_head: dict[str, jax.Array], what: str = "positions"
 ) -> None:
-    """Raises if positions of both sides, and arrays whose last axis is of heads, shard a tile differently."""
+    """Raises if the positions of both sides and the arrays (..., heads) in `per_head` shard a tile differently."""
     (*batch, row), (*other, column) = (jax.typeof(x).sharding.spec for x in (queries, keys))
     specs = {f"query_{what}": (*batch, None, row, None), f"key_{what}": (*other, None, None, column)}
     heads = {name: (jax.typeof(x).sharding.spec[-1], None, None) for name, x in per_head.items()}
@@ -226,7 +224,7 @@ def tile_sharded_together(
 
 
 def of_heads(positions: tuple[jax.Array, jax.Array], **arrays: Any) -> list[jax.Array]:
-    """Arrays (heads,) of one shape that shard a tile as its positions do."""
+    """Arrays (heads,) of one shape, whose shardings agree with the positions of a tile."""
     arrays = {name: _checks.floats(name, x, ("heads",)) for name, x in arrays.items()}
     first, shape = next((name, x.shape) for name, x in arrays.items())
     for name, x in arrays.items():
@@ -310,5 +308,5 @@ def positions_of_sides(
 
 
 def counted(name: str, length: Any) -> jax.Array:
-    """Positions 0, 1, …, length − 1, where nothing else is given for the argument named."""
+    """The default positions, 0 to length − 1, along the argument `name`."""
     return jnp.arange(_checks.countable(name, length), dtype=jnp.int32)

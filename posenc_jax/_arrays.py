@@ -8,7 +8,7 @@ import numpy as np
 
 
 def align(x: Any, ndim: int) -> Any:
-    """X with leading axes of size 1 up to this rank, as jax_numpy_rank_promotion="raise" asks."""
+    """Prepends axes of size 1 to x up to rank `ndim`, as jax_numpy_rank_promotion="raise" requires."""
     return x.reshape((1,) * (ndim - x.ndim) + x.shape)
 
 

@@ -183,7 +183,7 @@ def _parse_settings(head_dim: int, causal: Any, scale: Any, block_size: Any, ret
 
 
 def _by_batch(sides: tuple[Any, Any], batch: tuple[int, ...]) -> tuple[Any, Any]:
-    """Both sides (length,) if all sequences share them, else (batch or 1, length) for the product of the batch axes."""
+    """Both sides: (length,) if all sequences share them, else (batch or 1, length) with the batch axes flattened."""
     if all(x is None or x.ndim == 1 for x in sides):
         return sides
 

@@ -44,7 +44,7 @@ from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align
 from posenc_jax._checks import public
 from posenc_jax._distance import per_head, tile_distance
-from posenc_jax._frequencies import Frequencies, amplitude_of, check_energy, dim_of, one_axis, parse
+from posenc_jax._frequencies import Frequencies, Spectrum, amplitude_of, check_energy, dim_of, one_axis, parse
 from posenc_jax._sinusoidal import sinusoidal
 from posenc_jax._xla import product
 
@@ -93,6 +93,7 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
     positions = _arguments.tile(query_positions, key_positions)
     if isinstance(heads, (jax.Array, np.ndarray)):
         return _alibi(*positions, *_arguments.of_heads(positions, heads=heads))
+    heads = _checks.integer("heads", heads, expected="an integer or a float array of slopes")
     return _alibi(*positions, _slopes(_checks.size("heads", heads)))
 
 
@@ -111,17 +112,17 @@ def _alibi(queries: jax.Array, keys: jax.Array, slopes: jax.Array | np.ndarray) 
 
 @public
 def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: ArrayLike, rate: ArrayLike) -> jax.Array:
-    r"""KERPLE's logarithmic bias, $-p_h \ln(1 + a_h\,|i - j|)$.
+    r"""KERPLE's logarithmic bias, $-r_1 \ln(1 + r_2\,|i - j|)$, with one $r_1$ and one $r_2$ per head.
 
-    The kernel is conditionally positive definite for $p, a > 0$. To keep learned parameters positive, compute them as
-    `jax.nn.softplus` of unconstrained ones. (The authors' code instead resets them to 0.01 when an update takes them
+    The kernel is conditionally positive definite for $r_1, r_2 > 0$. To keep learned parameters positive, compute them
+    as `jax.nn.softplus` of unconstrained ones. (The authors' code instead resets them to 0.01 when an update takes them
     below it.)
 
     Args:
       query_positions: $i$, integers or floats of shape (..., queries).
       key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
-      scale: $p$ in the authors' code, $r_1$ in the paper; positive floats of shape (heads,).
-      rate: $a$ in the authors' code, $r_2$ in the paper; positive floats of shape (heads,).
+      scale: $r_1$ (the authors' code calls it p), positive floats of shape (heads,).
+      rate: $r_2$ (the authors' code calls it a), positive floats of shape (heads,).
 
     Returns:
       A float32 array of shape (..., heads, queries, keys), differentiable in both parameters and in float positions.
@@ -158,16 +159,16 @@ def _kerple_log(queries: jax.Array, keys: jax.Array, scale: jax.Array, rate: jax
 def kerple_power(
     query_positions: ArrayLike, key_positions: ArrayLike, scale: ArrayLike, exponent: ArrayLike
 ) -> jax.Array:
-    r"""KERPLE's power bias, $-a_h\,|i - j|^{p_h}$; ALiBi if $p = 1$.
+    r"""KERPLE's power bias, $-r_1\,|i - j|^{r_2}$, with one $r_1$ and one $r_2$ per head; ALiBi if $r_2 = 1$.
 
-    The kernel is conditionally positive definite for $a > 0$ and $0 < p \le 2$. To keep learned parameters in that
-    range, compute $a$ as `jax.nn.softplus` and $p$ as 2 · `jax.nn.sigmoid` of unconstrained ones.
+    The kernel is conditionally positive definite for $r_1 > 0$ and $0 < r_2 \le 2$. To keep learned parameters in that
+    range, compute $r_1$ as `jax.nn.softplus` and $r_2$ as 2 · `jax.nn.sigmoid` of unconstrained ones.
 
     Args:
       query_positions: $i$, integers or floats of shape (..., queries).
       key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
-      scale: $a$ in the authors' code, $r_1$ in the paper; positive floats of shape (heads,).
-      exponent: $p$ in the authors' code, $r_2$ in the paper; floats of shape (heads,), above 0 and at most 2.
+      scale: $r_1$ (the authors' code calls it a), positive floats of shape (heads,).
+      exponent: $r_2$ (the authors' code calls it p), floats of shape (heads,), above 0 and at most 2.
 
     Returns:
       A float32 array of shape (..., heads, queries, keys), differentiable in both parameters and in float positions.
@@ -247,7 +248,7 @@ def sandwich(
 
 
 @functools.partial(jax.jit, static_argnames=("heads",), inline=True)
-def _sandwich(queries: jax.Array, keys: jax.Array, frequencies: Frequencies | jax.Array, *, heads: int) -> jax.Array:
+def _sandwich(queries: jax.Array, keys: jax.Array, frequencies: Spectrum, *, heads: int) -> jax.Array:
     ndim = 1 + max(queries.ndim, keys.ndim)
     queries, keys = (align(sinusoidal(p, frequencies, layout="half"), ndim) for p in (queries, keys))
     keys, matmul = jnp.swapaxes(keys, -1, -2), functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)

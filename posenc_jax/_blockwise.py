@@ -41,7 +41,7 @@ class BlockwiseSettings(NamedTuple):
     skips: bool = False  # whether to skip a tile in which no query sees a key
     residual: bool = False  # whether to return ℓ too
     bias: Any = None  # a jaxpr that takes the positions of a tile
-    learned: tuple[int, ...] = ()  # indices of the arrays it closes over that may have derivatives
+    learned: tuple[int, ...] = ()  # indices of the arrays that bias closes over and that may have derivatives
 
 
 class Side(NamedTuple):
@@ -191,7 +191,7 @@ def _visit_or_skip(
 
 
 def _dot(axes: str, a: jax.Array, b: jax.Array, like: jax.Array | None = None) -> jax.Array:
-    """An einsum. `like` gives its sharding if it sums over groups of query heads, which Explicit axes may shard."""
+    """An einsum, sharded like `like` if it sums over groups of query heads, which Explicit axes may shard."""
     sharding = None if like is None else _mesh.sharding(jax.typeof(like).sharding.spec, like)
     return jnp.einsum(axes, a, b, preferred_element_type=compute_dtype(a), out_sharding=sharding)
 
@@ -232,7 +232,7 @@ def _heads_first(x: jax.Array, kv_heads: int) -> jax.Array:
 
 
 def _cut(settings: BlockwiseSettings, x: jax.Array, axis: int = -2) -> jax.Array:
-    """Cuts an axis into blocks along a new first axis, and pads the last with zeros."""
+    """Cuts an axis into blocks along a new first axis, and pads the last block with zeros."""
     axis += x.ndim
     length = x.shape[axis]
     count, size = grid(settings, length)

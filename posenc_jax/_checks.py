@@ -21,7 +21,7 @@ from jax.core import Tracer
 P = ParamSpec("P")
 R = TypeVar("R")
 _INT32, _FLOAT32 = np.iinfo(np.int32), np.finfo(np.float32)
-_NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # subclasses of integers that are no numbers
+_NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # not numbers, though some subclass integers
 
 # Errors
 
@@ -58,7 +58,7 @@ InvalidValue.__name__, InvalidType.__name__ = "ValueError", "TypeError"
 def public(f: Callable[P, R]) -> Callable[P, R]:
     """A public function or method: errors about its arguments begin with its name.
 
-    A function belongs to the public package around its module; a method `__init__` or `__call__` has the class's name.
+    A function's module becomes the public package around it; `__init__` and `__call__` go by the name of their class.
     """
     name = f.__qualname__
     for method in (".__init__", ".__post_init__", ".__call__"):
@@ -70,7 +70,7 @@ def public(f: Callable[P, R]) -> Callable[P, R]:
 
 
 def naming(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a function whose errors about arguments begin with a name; the outermost such function wins."""
+    """Decorates a function to prefix its argument errors with `name`; the outermost decorated function wins."""
 
     def decorate(f: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(f)
@@ -89,7 +89,7 @@ def naming(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 @contextlib.contextmanager
 def callback() -> Iterator[None]:
-    """Where a function of the caller runs: an error that a public function raises in it keeps that function's name."""
+    """Wraps a call to the caller's function: errors that public functions raise in it keep those functions' names."""
     try:
         yield
     except _Invalid as error:
@@ -110,7 +110,7 @@ def require_type(condition: Any, name: str, expected: str, value: Any) -> None:
 
 
 def describe(value: Any) -> str:
-    """A value in an error message: dtype and shape of an array, else its type and beginning."""
+    """Describes a value in an error message: an array by dtype and shape, others by type and first characters."""
     if isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype"):
         masked = "masked " if isinstance(value, np.ma.MaskedArray) else ""
         return f"{masked}{value.dtype} of shape {tuple(value.shape)}"
@@ -121,7 +121,7 @@ def describe(value: Any) -> str:
 
 
 def number(name: str, value: Any, *, float32: bool = False) -> float:
-    """`value` as a finite Python float, which must not overflow in float32 if that is asked."""
+    """`value` as a finite Python float; with `float32`, one that does not overflow in float32."""
     fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, _NO_NUMBERS)
     require_type(fits, name, "a number", value)
     result = math.inf if isinstance(value, int) and abs(value) > sys.float_info.max else float(value)
@@ -212,7 +212,7 @@ FLOATS = Kind("a float array", integers=False)
 
 
 def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray]:
-    """Whether JAX can make an array of it; a masked array would lose its mask."""
+    """Whether JAX can convert x to an array; a masked array would lose its mask."""
     return isinstance(x, (jax.Array, np.ndarray)) and not isinstance(x, np.ma.MaskedArray)
 
 
@@ -223,7 +223,7 @@ def array(name: str, value: Any, kind: Kind = NUMBERS) -> Any:
     """
     x: Any = value
     if isinstance(value, int) and not isinstance(value, bool) or type(value) is float and kind.floats:
-        if isinstance(value, int) or value.is_integer():  # neither NaN nor an infinity is
+        if isinstance(value, int) or value.is_integer():  # false for NaN and infinities
             require(_INT32.min <= value <= _INT32.max, "{} must fit into int32, got {}", name, value)
             return np.int32(value)
         x = np.float32(value)
@@ -257,7 +257,7 @@ def within(x: Any, low: int, high: int, message: str) -> None:
 
 
 def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], known: tuple[int, ...] = ()) -> jax.Array:
-    """`x` as a float array of its dtype with at least the last of these axes, those in `known` not symbolic."""
+    """`x` as a float array of its dtype, with at least the trailing axes named in `axes`; none in `known` symbolic."""
     shape = _shape(axes)
     require_type(is_array(x) and jnp.issubdtype(x.dtype, jnp.floating), name, f"a float array of shape {shape}", x)
     _representable(name, x.dtype, "; pass float32")
@@ -281,7 +281,7 @@ def scalar(name: str, value: Any, dtype: Any) -> jax.Array:
 
 
 def zero_dimensional(name: str, value: Any, kind: Kind = NUMBERS) -> jax.Array:
-    """`value` as a scalar array of its own dtype, as far as positions may have it."""
+    """`value` as a scalar array, in the dtype that `array` gives it."""
     x = jnp.asarray(array(name, value, kind))
     require(not x.ndim, "{} must be a scalar, got shape {}", name, x.shape)
     return x
@@ -291,7 +291,7 @@ def floating_dtype(name: str, dtype: Any) -> np.dtype:
     """`dtype` as a float dtype that this configuration of JAX has."""
     has_shape = isinstance(getattr(dtype, "shape", None), tuple) and not isinstance(dtype, np.dtype)
     try:
-        result = None if dtype is None or has_shape else jnp.dtype(dtype)  # an array or a number is no dtype
+        result = None if dtype is None or has_shape else jnp.dtype(dtype)  # an array or a number is not a dtype
     except TypeError:
         result = None
     if result is None or not jnp.issubdtype(result, jnp.floating):
@@ -301,7 +301,7 @@ def floating_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def _representable(name: str, dtype: Any, hint: str = "") -> None:
-    """Raises if results in a float dtype would be rounded in silence, or wrong."""
+    """Raises if results in this float dtype would be silently rounded, or wrong."""
     byte = dtype.itemsize == 1
     faults = {
         "jax_enable_x64=False cannot hold": dtype == np.float64 and jax.dtypes.canonicalize_dtype(dtype) != dtype,
@@ -320,7 +320,7 @@ def broadcastable(name: str, shape: tuple[int, ...], target_name: str, target: t
 
 
 def countable(name: str, n: Any) -> Any:
-    """A length n, if int32 can count 0, 1, …, n − 1. A symbolic length is not known yet."""
+    """Returns n; raises if int32 cannot count 0, 1, …, n − 1. A symbolic n passes, because it is not known yet."""
     require(not isinstance(n, int) or n <= 2**31, "at most 2³¹ positions can be counted, got {} of length {}", name, n)
     return n
 
@@ -332,7 +332,7 @@ def known_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
         require(known, "{} must have a known size along axis {}, got shape {}", name, axis % len(shape), shape)
 
 
-# Settings: each name means the same wherever it stands
+# Settings: a name means the same in every function
 
 _RULES: dict[Callable[[str, Any], Any], str] = {
     flag: "bidirectional causal decode endpoint flip_sin_to_cos interleaved learned return_residual truncate",
@@ -350,7 +350,7 @@ _RULE_OF = {name: rule for rule, names in _RULES.items() for name in names.split
 
 
 def settings(**values: Any) -> list[Any]:
-    """Each value as the rule of its name returns it."""
+    """Parses each value by the rule for its name."""
     return [_RULE_OF[name](name, value) for name, value in values.items()]
 
 
@@ -365,9 +365,9 @@ def unsharded(name: str, x: Any, axis: int = -1) -> None:
 
 
 def sharded_together(specs: dict[str, tuple[Any, ...]]) -> None:
-    """Raises if two arguments shard an axis of their result differently, or two of its axes over one axis of a mesh.
+    """Raises if arguments shard an axis of their result differently, or shard two of its axes over the same mesh axis.
 
-    `specs` maps each argument to the sharding of the last axes of the result that it implies, on Explicit axes.
+    `specs` maps each argument to the sharding on Explicit axes that it implies for the result's trailing axes.
     """
     split = {(i, axes) for spec in specs.values() for i, axes in enumerate(reversed(spec)) if axes is not None}
     used = jax.tree.leaves([axes for _, axes in split])

@@ -23,7 +23,7 @@ def fourier_features(
     r"""Fourier features, $\gamma(x) = [\sin 2\pi x B,\ \cos 2\pi x B]$.
 
     The phases $x_k B_{kj}$ and their sum over $k$ are fixed-point fractions of a turn. No matrix product rounds the
-    sum, and it has the same bits in every program. With $m$ coordinates, features are within $9\cdot10^{-8} +
+    sum, so the sum has the same bits in every program. With $m$ coordinates, features are within $9\cdot10^{-8} +
     6\cdot10^{-9}\,m$ of their true values for the given $x$ and $B$, up to magnitudes of 2³¹ and 2²⁴.
 
     Gaussian features use the matrix `sigma * jax.random.normal(key, (inputs, n))`, fixed or learned. NeRF's octaves
@@ -39,7 +39,7 @@ def fourier_features(
 
     Returns:
       The features, of shape (..., 2n) and the given dtype. NaN for an x with a coordinate that is NaN or out of range,
-      and for a column of the matrix with such an entry. Differentiable in both.
+      and for a column of the matrix with such an entry. Differentiable in x and the matrix.
 
     Raises:
       TypeError: if x is not floats or integers, if the matrix is not a float array, or if anything is float64 while x64

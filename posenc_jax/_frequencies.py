@@ -18,7 +18,7 @@ from posenc_jax._checks import InvalidType, InvalidValue, public, require, requi
 
 Layout = Literal["interleaved", "half"]
 Precision = Literal["exact", "float32"]
-F = TypeVar("F", bound="Frequencies | jax.Array")
+F = TypeVar("F", bound="Spectrum")
 
 DECIMAL = Context(prec=60)
 LIMIT = 1 << (_fixed_point.TURN_BITS + 28)  # 2²⁸ turns per position: above, fractional positions lose precision
@@ -152,6 +152,9 @@ class Frequencies:
         return dataclasses.replace(self, turns=turns)
 
 
+Spectrum = Frequencies | jax.Array  # parsed: exact, or an array of angular frequencies
+
+
 def _turns(angular: Decimal) -> int:
     """Converts radians to units of 2⁻¹²⁸ turn."""
     scaled = DECIMAL.divide(DECIMAL.multiply(angular, Decimal(1 << _fixed_point.TURN_BITS)), TWO_PI)
@@ -220,7 +223,7 @@ def limited(name: str, value: Any, turns: tuple[int, ...]) -> tuple[int, ...]:
     return turns
 
 
-def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False) -> Frequencies | jax.Array:
+def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False) -> Spectrum:
     """Converts a width to Frequencies; accepts Frequencies and float arrays of ω (num_pairs,) as they are.
 
     `even` requires an even width; `unsharded` requires that no Explicit axis of a mesh shards an array.
@@ -247,7 +250,7 @@ def parse_static(frequencies: Any, *, even: bool = False) -> Frequencies:
     return cast(Frequencies, parse(frequencies, even=even))
 
 
-def num_axes_of(frequencies: Frequencies | jax.Array) -> int:
+def num_axes_of(frequencies: Spectrum) -> int:
     """The number of coordinates of a position."""
     return frequencies.num_axes if isinstance(frequencies, Frequencies) else 1
 
@@ -259,7 +262,7 @@ def one_axis(frequencies: F) -> F:
     return frequencies
 
 
-def parse_positions(name: str, positions: Any, frequencies: Frequencies | jax.Array) -> jax.Array:
+def parse_positions(name: str, positions: Any, frequencies: Spectrum) -> jax.Array:
     """Converts positions to integers or floats (..., num_axes), whose last axis holds the coordinates."""
     positions = jnp.asarray(_checks.array(name, positions))
     if not isinstance(frequencies, Frequencies):
@@ -275,17 +278,17 @@ def parse_positions(name: str, positions: Any, frequencies: Frequencies | jax.Ar
     return positions
 
 
-def dim_of(frequencies: Frequencies | jax.Array) -> int:
+def dim_of(frequencies: Spectrum) -> int:
     """The number of features."""
     return frequencies.dim if isinstance(frequencies, Frequencies) else 2 * frequencies.shape[0]
 
 
-def amplitude_of(frequencies: Frequencies | jax.Array) -> float:
+def amplitude_of(frequencies: Spectrum) -> float:
     """The amplitude of the sines and cosines."""
     return frequencies.attention_factor if isinstance(frequencies, Frequencies) else 1.0
 
 
-def check_energy(frequencies: Frequencies | jax.Array, times: float) -> None:
+def check_energy(frequencies: Spectrum, times: float) -> None:
     """Raises if a sum of `times` squared amplitudes, such as a dot product of encodings, overflows float32."""
     amplitude, fits = amplitude_of(frequencies), f"whose square float32 holds {times:g} times"
     if times * amplitude**2 > float(np.finfo(np.float32).max):

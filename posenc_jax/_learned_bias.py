@@ -150,7 +150,7 @@ def _rows_forward(
 
 def _rows_backward(buckets: Buckets, residuals: tuple[jax.Array, ...], dy: jax.Array) -> tuple[None, None, jax.Array]:
     distance, after, table = residuals
-    # A TPU fuses the one-hot matrix into the product; elsewhere it would be stored, at the size of many biases.
+    # A TPU fuses the one-hot matrix into the product; other compilers would store it, at the size of many biases.
     sums = functools.partial(lax.platform_dependent, tpu=_sums_by_product, default=_sums_by_scatter)
     total = _mesh.sharded_as([table], sums, _row_index(buckets, distance, after), dy, table)
     return None, None, _mesh.cotangent_of(jax.typeof(table), total)

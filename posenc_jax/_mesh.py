@@ -46,7 +46,7 @@ def count_along(x: jax.Array, axis: int) -> jax.Array:
 
 
 def spec_of_keys(x: jax.Array, query: jax.Array) -> PartitionSpec:
-    """How keys or values x (..., keys, heads, head_dim) are sharded beside a query; a single head only by the batch."""
+    """How to shard keys or values (..., keys, heads, head_dim) like a query; a single head only along the batch."""
     *batch, _, heads, _ = jax.typeof(query).sharding.spec
     return PartitionSpec(*batch, None, heads if x.shape[-2] > 1 else None, None)
 

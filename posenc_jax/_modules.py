@@ -1,4 +1,4 @@
-r"""What the Flax modules of both stacks share: parsed settings, initial values, and calls that take more than one line.
+r"""Shared by the NNX and Linen modules: parsed settings, initial values, and calls that take more than one line.
 
 NNX modules store the settings as parsed here. Linen modules keep their fields as given, except a width, which becomes
 `Frequencies`.
@@ -34,7 +34,7 @@ def parse_sinusoidal(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequen
 
 
 def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies, Any, Any]:
-    """Settings of `RotaryEncoding`, but for the head axis, which needs an array to be checked against."""
+    """Settings of `RotaryEncoding` except the head axis, which can be checked only against an array."""
     return parse_static(frequencies, even=True), *_checks.settings(layout=layout, part=part)
 
 
@@ -44,7 +44,7 @@ def check_fields(module: Any, names: str) -> None:
 
 
 def check_timestep_settings(module: Any) -> None:
-    """Raises what `timestep_embedding` raises for the settings of a `TimestepEmbedding`, and under that name."""
+    """Raises what `timestep_embedding` raises for a module's settings, under the name `timestep_embedding`."""
     jax.eval_shape(functools.partial(embed_timesteps, module), 0)
 
 
@@ -55,7 +55,7 @@ default_t5_init = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"
 fire_kernel_init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within ±1/√fan_in
 
 SOFTPLUS_IS_ONE = math.log(math.expm1(1))
-_LEAST = 0.01  # of KERPLE's parameters, as in the authors' code
+_LEAST = 0.01  # the least initial value of KERPLE's parameters, as in the authors' code
 
 
 def fire_bias_init(key: Any, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:

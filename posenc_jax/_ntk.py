@@ -1,4 +1,4 @@
-r"""NTK-aware scaling: a longer context by a larger base, fixed or following the length of the sequence."""
+r"""NTK-aware scaling: extends the context by a larger base, fixed or growing with the sequence length."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
 
     Returns:
       Frequencies of dim/2 pairs. If length is an array: the $\omega_i$ as a float32 array of shape (dim/2,), accurate
-      to a few units in the last place, which every function accepts as `frequencies`.
+      to a few units in the last place. Every function accepts this array as `frequencies`.
 
     Raises:
       TypeError: if dim or original_max is not an integer, length is neither an integer nor an integer array, or another

@@ -10,17 +10,17 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from posenc_jax import _checks
-from posenc_jax._arguments import counted
+from posenc_jax import _arguments, _checks
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import InvalidValue, require
 from posenc_jax._frequencies import Frequencies, Layout, geometric, parse_positions, parse_static
-from posenc_jax._rotary import Part, rotary
+from posenc_jax._rotary import Part, rotate
+from posenc_jax._turn import TurnSettings
 
 
 @dataclasses.dataclass(frozen=True)
 class PositionalSettings:
-    """All settings but the bias: hashable, without arrays, so that layers of equal settings compile once."""
+    """All settings but the bias: hashable, without arrays, so that layers with equal settings compile once."""
 
     frequencies: Frequencies | None
     layout: Layout
@@ -60,12 +60,20 @@ class PositionalSettings:
         if position_bias is not None:
             bias = _add_biases(bias, position_bias, query, key, queries, keys)
         if self.frequencies is not None:
-            query = rotary(query, queries, self.frequencies, layout=self.layout, part=self.part)
-            key = rotary(key, keys, self.frequencies, layout=self.layout, part=self.part)
+            query = self._rotate("query", query, "input_positions", queries)
+            key = self._rotate("key", key, "input_positions" if key_positions is None else "key_positions", keys)
         if position_bias is None:
             return attention_fn(query, key, value, bias, *args, **kwargs)
         with jax.numpy_dtype_promotion("standard"):  # 16-bit scores plus a float32 bias are float32
             return attention_fn(query, key, value, bias, *args, **kwargs)
+
+    def _rotate(self, name: str, x: Any, positions_name: str, positions: Any) -> jax.Array:
+        """Rotates the query or the key, which errors call `name`, as `rotary` does."""
+        options = self.frequencies, self.layout, -2, self.part
+        return rotate(
+            TurnSettings(self.layout, self.part == "last", False),
+            *_arguments.rotated(x, positions, *options, name=name, positions_name=positions_name),
+        )
 
     def _parse_positions(self, query: Any, key: Any, input_positions: Any, key_positions: Any) -> tuple[Any, Any]:
         """The positions of queries and of keys, each an array or None where they are counted."""
@@ -100,10 +108,10 @@ class PositionalSettings:
 def _add_biases(
     bias: ArrayLike | None, position_bias: Callable[..., Any], query: Any, key: Any, queries: Any, keys: Any
 ) -> jax.Array:
-    """`position_bias` of the positions, which must have all heads, queries and keys, plus `bias`."""
+    """Adds `bias` to `position_bias` of the positions, which must return all heads, queries and keys."""
     shape = query.shape[-2], query.shape[-3], key.shape[-3]
-    queries = counted("query", shape[1]) if queries is None else queries
-    keys = counted("key", shape[2]) if keys is None else keys
+    queries = _arguments.counted("query", shape[1]) if queries is None else queries
+    keys = _arguments.counted("key", shape[2]) if keys is None else keys
     with _checks.callback():
         values = position_bias(queries, keys)
     values = _checks.floats("what bias returns", values, (..., "heads", "queries", "keys"))

@@ -106,11 +106,16 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
     Reference:
       Wolf et al., "Transformers", 2020: `position_ids` in generation with left padding.
     """
-    values: Any = mask
-    if not (_checks.is_array(values) and values.dtype == np.bool_):
-        values = _checks.array("mask", values, _checks.Kind("a boolean or integer array", floats=False))
-        _checks.within(values, 0, 1, "mask must hold 0 and 1, got {} to {}")
-    return _positions_from_mask(_sequences("mask", values))
+    return _positions_from_mask(_sequences("mask", _parse_mask(mask)))
+
+
+def _parse_mask(mask: Any) -> Any:
+    """Returns booleans or integers; integers that are known must be 0 or 1."""
+    if _checks.is_array(mask) and mask.dtype == np.bool_:
+        return mask
+    mask = _checks.array("mask", mask, _checks.Kind("a boolean or integer array", floats=False))
+    _checks.within(mask, 0, 1, "mask must hold 0 and 1, got {} to {}")
+    return mask
 
 
 @functools.partial(jax.jit, inline=True)

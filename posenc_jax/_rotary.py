@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align
 from posenc_jax._checks import InvalidType, InvalidValue, public, require
-from posenc_jax._frequencies import Frequencies, Layout, parse_static
+from posenc_jax._frequencies import Frequencies, Layout, Spectrum, parse_static
 from posenc_jax._turn import TurnSettings, turn
 
 Part = Literal["first", "last"]
@@ -99,21 +99,22 @@ def rotary(
     x, positions, frequencies, axis = _arguments.rotated(x, positions, frequencies, layout, head_axis, part)
     if _checks.flag("inverse", inverse):
         frequencies = _with_inverse_amplitude(frequencies)
-    return _rotary(TurnSettings(layout, part == "last", bool(inverse)), x, positions, frequencies, axis)
+    return rotate(TurnSettings(layout, part == "last", bool(inverse)), x, positions, frequencies, axis)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4), inline=True)
-def _rotary(
+def rotate(
     settings: TurnSettings,
     x: jax.Array,
     positions: jax.Array | None,
-    frequencies: Frequencies | jax.Array,
+    frequencies: Spectrum,
     head_axis: int | None,
 ) -> jax.Array:
+    """`rotary` of arguments that `_arguments.rotated` has parsed."""
     return turn(settings, x, placed(x, positions, head_axis), frequencies)
 
 
-def _with_inverse_amplitude(frequencies: Frequencies | jax.Array) -> Frequencies | jax.Array:
+def _with_inverse_amplitude(frequencies: Spectrum) -> Spectrum:
     if not isinstance(frequencies, Frequencies):
         return frequencies
     amplitude = frequencies.attention_factor
@@ -189,7 +190,7 @@ def convert_layout(
 
 
 def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tuple[jax.Array, int, int, int]:
-    """Checks the arguments; returns the weights in JAX, the nonnegative axis, head_dim and the number that rotate."""
+    """Checks the arguments; returns weights as a jax.Array, the nonnegative axis, head_dim and the rotated width."""
     array: Any = None
     with contextlib.suppress(TypeError):  # strings, dates and times, another byte order
         array = jnp.asarray(weights) if _checks.is_array(weights) else None

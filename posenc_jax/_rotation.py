@@ -14,7 +14,16 @@ from jax.typing import ArrayLike
 from posenc_jax import _arguments, _checks
 from posenc_jax._arrays import align
 from posenc_jax._checks import public
-from posenc_jax._frequencies import Frequencies, Layout, amplitude_of, check_energy, dim_of, parse, parse_positions
+from posenc_jax._frequencies import (
+    Frequencies,
+    Layout,
+    Spectrum,
+    amplitude_of,
+    check_energy,
+    dim_of,
+    parse,
+    parse_positions,
+)
 from posenc_jax._turn import TurnSettings, turn
 from posenc_jax._waves import features, pair_waves
 
@@ -68,9 +77,7 @@ def rotation_matrix(
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)
-def _rotation_matrix(
-    offset: jax.Array, frequencies: Frequencies | jax.Array, *, layout: Layout, dtype: Any
-) -> jax.Array:
+def _rotation_matrix(offset: jax.Array, frequencies: Spectrum, *, layout: Layout, dtype: Any) -> jax.Array:
     index, dim, unit = np.arange(dim_of(frequencies)), dim_of(frequencies), _unit(frequencies)
     is_cosine, distance = (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
     # Row r holds cos ωk in column r. In the column of r's partner it holds sin ωk if r is a sine and −sin ωk if r is a
@@ -123,9 +130,7 @@ def shift(
 
 
 @functools.partial(jax.jit, static_argnames=("layout",), inline=True)
-def _shift(
-    encodings: jax.Array, offset: jax.Array, frequencies: Frequencies | jax.Array, *, layout: Layout
-) -> jax.Array:
+def _shift(encodings: jax.Array, offset: jax.Array, frequencies: Spectrum, *, layout: Layout) -> jax.Array:
     # A pair is (sine, cosine), so M_k rotates it backward.
     settings = TurnSettings(layout, backward=True)
     return turn(settings, encodings, align(offset, encodings.ndim), _unit(frequencies))
@@ -169,12 +174,12 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
 
 
 @functools.partial(jax.jit, inline=True)
-def _offset_similarity(offset: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
+def _offset_similarity(offset: jax.Array, frequencies: Spectrum) -> jax.Array:
     cosines = pair_waves(offset, _unit(frequencies), np.int32(1))
     return jnp.sum(cosines, axis=-1) * np.float32(amplitude_of(frequencies) ** 2)
 
 
-def _unit(frequencies: Frequencies | jax.Array) -> Frequencies | jax.Array:
+def _unit(frequencies: Spectrum) -> Spectrum:
     """The frequencies with amplitude 1, because a rotation preserves norms."""
     if isinstance(frequencies, Frequencies):
         return dataclasses.replace(frequencies, attention_factor=1.0)

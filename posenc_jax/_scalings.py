@@ -156,7 +156,7 @@ def longrope(
     length: int,
     attention_factor: float | None = None,
 ) -> Frequencies:
-    r"""LongRoPE: divides each frequency by a factor found by search, from a list for short sequences or one for long.
+    r"""LongRoPE: divides each frequency by a searched factor from one of two lists, for short and for long sequences.
 
     $$\omega'_i = \omega_i / \lambda_i, \qquad a = \sqrt{1 + \frac{\ln s}{\ln L}} \text{ (1 if } s \le 1 \text{)}$$
 

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import public
-from posenc_jax._frequencies import Frequencies, Layout
+from posenc_jax._frequencies import Frequencies, Layout, Spectrum
 from posenc_jax._waves import features, has_derivatives, is_shared
 from posenc_jax._xla import materialized, product
 
@@ -68,7 +68,7 @@ def sinusoidal(
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)
-def _sinusoidal(positions: jax.Array, frequencies: Frequencies | jax.Array, *, layout: Layout, dtype: Any) -> jax.Array:
+def _sinusoidal(positions: jax.Array, frequencies: Spectrum, *, layout: Layout, dtype: Any) -> jax.Array:
     return features(positions, frequencies, layout).astype(dtype)
 
 
@@ -125,7 +125,7 @@ def add_sinusoidal(
 def _add_sinusoidal(
     x: jax.Array,
     positions: jax.Array | None,
-    frequencies: Frequencies | jax.Array,
+    frequencies: Spectrum,
     scale: jax.Array | None,
     *,
     layout: Layout,
@@ -138,16 +138,16 @@ def _add_sinusoidal(
     return (scaled + encoding).astype(x.dtype)
 
 
-def _encoding_of(x: jax.Array, positions: jax.Array, frequencies: Frequencies | jax.Array, layout: Layout) -> jax.Array:
+def _encoding_of(x: jax.Array, positions: jax.Array, frequencies: Spectrum, layout: Layout) -> jax.Array:
     """Encodes positions of x's rank to the shape of x."""
 
     # Broadcasts the positions, not the encoding: otherwise compilers store a (seq, d_model) table for the batch to
     # share, which costs a TPU or GPU more than computing each element where it is added.
-    def each(positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
+    def each(positions: jax.Array, frequencies: Spectrum) -> jax.Array:
         return features(jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1])), frequencies, layout)
 
     # A CPU reads a table faster than it computes the encoding again.
-    def shared(positions: jax.Array, frequencies: Frequencies | jax.Array) -> jax.Array:
+    def shared(positions: jax.Array, frequencies: Spectrum) -> jax.Array:
         return jnp.broadcast_to(materialized(features(positions, frequencies, layout)), x.shape)
 
     encode = each

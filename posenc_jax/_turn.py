@@ -6,7 +6,7 @@ rotation is
 $$y_1 = x_1 c - x_2 s, \qquad y_2 = x_2 c + x_1 s$$
 
 and the backward rotation uses $-s$. `_rotate` is this formula; `_by_halves` and `_by_reads` compute the same as
-x·C + x′·S. Every product is rounded before a sum (on a TPU they are in any case), so a position gives the same bits in
+x·C + x′·S. Every product is rounded before it is summed (as always on a TPU), so a position gives the same bits in
 every program. The derivative is the same program in the other direction. It stores positions, and nothing of x's size
 unless positions are floats or frequencies are an array.
 """
@@ -25,11 +25,10 @@ from jax import lax
 
 from posenc_jax import _mesh
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._frequencies import Frequencies, Layout, dim_of
+from posenc_jax._frequencies import Frequencies, Layout, Spectrum, dim_of
 from posenc_jax._waves import features, has_derivatives, is_shared, pair_waves
 from posenc_jax._xla import materialized, rounded_product
 
-Spectrum = Frequencies | jax.Array
 Keep = Callable[[jax.Array], jax.Array]
 
 
@@ -61,7 +60,7 @@ def turn(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies
 def _forward(
     settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    # Stores x whenever waves can have a derivative. `symbolic_zeros` would tell whether it is needed, but with it
+    # Stores x whenever waves can have a derivative. `symbolic_zeros` would tell whether x is needed, but with it
     # JAX 0.10 confuses the two variants of a traced call.
     y: Any = turn(settings, x, positions, frequencies)
     return y, (_Type(jax.typeof(x)), x if has_derivatives(positions, frequencies) else None, positions, frequencies)

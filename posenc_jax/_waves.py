@@ -18,7 +18,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from posenc_jax import _arrays, _fixed_point, _xla
 from posenc_jax._fixed_point import Word
-from posenc_jax._frequencies import Frequencies, Layout, dim_of
+from posenc_jax._frequencies import Frequencies, Layout, Spectrum, dim_of
 
 # sin(πz/2) = z + z·v·Q(v) with v = 1 − z² and Q(v) = c₀ + v·(c₁ + c₃·v·(v + r)), minimax over 0 ≤ z ≤ 1 with float32
 # coefficients: the correction to z vanishes at both ends and stays below 0.22.
@@ -41,7 +41,7 @@ def _sine(phase: jax.Array) -> jax.Array:
     v = lax.abs(lax.mul(lax.sub(np.float32(1), z), lax.add(np.float32(1), z)))
     q = lax.add(lax.abs(lax.mul(lax.mul(_C3, v), lax.add(v, _R))), _C1)
     q = lax.add(lax.abs(lax.mul(v, q)), _C0)
-    # Adding the correction to the exact integer t restores what the float lost of t, and saves a rounding.
+    # Adding the correction to the exact integer t restores the bits of t that the float lost, and saves a rounding.
     correction = lax.convert_element_type(lax.mul(rounded, lax.mul(v, q)), np.int32)
     return lax.mul(lax.convert_element_type(lax.add(t, correction), np.float32), np.float32(2.0**-30))
 
@@ -177,7 +177,7 @@ def wave_of_dot(x: jax.Array, matrix: jax.Array, quarter: int) -> jax.Array:
 # Columns of an encoding
 
 
-def has_derivatives(positions: jax.Array, frequencies: Frequencies | jax.Array) -> bool:
+def has_derivatives(positions: jax.Array, frequencies: Spectrum) -> bool:
     """Whether waves have derivatives: positions are floats, or frequencies are an array."""
     return jnp.issubdtype(positions.dtype, jnp.floating) or not isinstance(frequencies, Frequencies)
 
@@ -188,9 +188,7 @@ def is_shared(x: jax.Array, positions: jax.Array) -> bool:
     return math.prod(n for n, m in sizes if m == 1 and isinstance(n, int)) >= 4
 
 
-def _columns(
-    positions: jax.Array, frequencies: Frequencies | jax.Array, expand: Callable[[Any], Any], quarter: Any
-) -> jax.Array:
+def _columns(positions: jax.Array, frequencies: Spectrum, expand: Callable[[Any], Any], quarter: Any) -> jax.Array:
     """The sine of ω·p + quarter·π/2 in each column; `expand` maps one entry per pair to one entry per column."""
     if not isinstance(frequencies, Frequencies):
         return wave(positions, expand(frequencies), quarter)
@@ -209,7 +207,7 @@ def _columns(
 
 def features(
     positions: jax.Array,
-    frequencies: Frequencies | jax.Array,
+    frequencies: Spectrum,
     layout: Layout,
     quarter: np.ndarray | None = None,
     margin: tuple[int, int] = (0, 0),
@@ -235,6 +233,6 @@ def features(
     return _columns(positions, frequencies, expand, np.pad(quarter, margin))
 
 
-def pair_waves(positions: jax.Array, frequencies: Frequencies | jax.Array, quarter: np.integer) -> jax.Array:
+def pair_waves(positions: jax.Array, frequencies: Spectrum, quarter: np.integer) -> jax.Array:
     """One wave of each pair, sin(ω·p + quarter·π/2), float32 (..., num_pairs)."""
     return _columns(positions, frequencies, lambda x: x, quarter)

@@ -1,4 +1,4 @@
-"""Workarounds for what compilers would do, one function each."""
+"""Workarounds for compiler optimizations, one function each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def materialized(x: jax.Array) -> jax.Array:
     """Makes XLA:CPU store a float32 array instead of recomputing it at each use.
 
     XLA does not duplicate an integer remainder, and `bits % (2³² − 1)` leaves all smaller bit patterns unchanged. The
-    only other one, the NaN of all ones, becomes another NaN.
+    only other pattern, the NaN of all ones, becomes another NaN.
     """
     bits = lax.bitcast_convert_type(x, np.uint32)
     bits = lax.min(bits, lax.full_like(bits, 2**32 - 2))

@@ -16,7 +16,7 @@ from posenc_jax import _arguments, _checks
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import InvalidValue, public
 from posenc_jax._distance import difference
-from posenc_jax._frequencies import Frequencies, Layout, dim_of, one_axis
+from posenc_jax._frequencies import Frequencies, Layout, Spectrum, dim_of, one_axis
 from posenc_jax._rotary import placed
 from posenc_jax._turn import TurnSettings, turn
 from posenc_jax._xla import product
@@ -117,7 +117,7 @@ def _checked_decay(scale_base: Any, gamma: Any) -> tuple[float, float]:
 def _xpos(
     x: jax.Array,
     positions: jax.Array | None,
-    frequencies: Frequencies | jax.Array,
+    frequencies: Spectrum,
     origin: jax.Array,
     *,
     head_axis: int | None,

@@ -1,4 +1,4 @@
-"""A Hugging Face config.json → how each layer of the model rotates its queries and keys, and back.
+"""Converts a Hugging Face config.json to a plan of how each layer rotates its queries and keys, and back.
 
 Tested against transformers 5.23.0, which need not be installed. Every key that speaks of rotations must be understood:
 ignoring one would silently give a wrong model.

@@ -30,12 +30,12 @@ class Config(Keys):
         """Whether attention is latent: only the last features of queries and keys have positions."""
         if self.model.latent is not None:
             return self.model.latent
-        width = self.get("qk_rope_head_dim")
+        width = agreed(self.found("qk_rope_head_dim"), None)
         return width is not None and not (isinstance(width, int) and width == 0)  # other widths are checked when read
 
 
 def text_of(config: Any, depth: int = 4) -> dict[str, Any]:
-    """The language model's part of a config, at most so many levels deep."""
+    """The language model's part of a config, at most `depth` levels deep."""
     require(depth, "config must hold its text_config within four levels")
     if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
         with _checks.callback():
@@ -59,7 +59,7 @@ def model_of(values: Mapping[str, Any]) -> Model:
     require(not why, "model_type {!r} rotates in a way that a plan cannot say: {}", name, why)
     if not name:
         return UNNAMED
-    # A multimodal config of the time before text_config has the name of the whole.
+    # A multimodal config from before text_config existed has the model_type of the whole model.
     return MODELS.get(name) or MODELS.get(f"{name}_text", UNKNOWN)
 
 

@@ -15,8 +15,10 @@ _SHARE = "partial_rotary_factor"
 
 
 def widths_of(config: Config, kind: str) -> tuple[int, int]:
-    """head_dim in a layer of a type, and how many of its features may rotate: fewer in latent attention."""
+    """head_dim in layers of type `kind`, and how many of these features may rotate: fewer in latent attention."""
     if not config.latent:
+        if config.model.latent is None:
+            config.use("qk_rope_head_dim")  # absent or 0
         head_dim = _head_dim_of(config, kind)
         return head_dim, head_dim
     width, rest = config.integer("qk_rope_head_dim"), config.integer("qk_nope_head_dim")
@@ -36,7 +38,7 @@ def _head_dim_of(config: Config, kind: str) -> int:
     if model.global_head_dim and kind == "full_attention":
         outside = config.take("global_head_dim")
         name = next(iter(outside), name)
-        # per_layer_config, where it is written, holds what differs.
+        # per_layer_config, if the config has it, holds the widths that differ.
         inside = {"head_dim": result} if "per_layer_config" in config.values else {}
         result = agreed(outside | inside, model.global_head_dim)
     return _checks.size(name, result)
@@ -50,17 +52,17 @@ def _hidden_per_head(config: Config) -> int:
 
 
 def rotary_dim_of(d: Keys, config: Config, head_dim: int, width: int) -> int:
-    """How many features of a head rotate by the rope settings `d`; the last two are those of `widths_of`."""
+    """How many features of a head rotate by the rope settings `d`; `head_dim` and `width` come from `widths_of`."""
     if config.latent:
         _check_latent_share(d, config, head_dim, width)
         return width
-    if rope_type_of(d) == "proportional":  # its share is one of the frequencies
+    if rope_type_of(d) == "proportional":  # its share selects frequencies, not features
         return head_dim
     return _partial_width(d, config, head_dim)
 
 
 def _check_latent_share(d: Keys, config: Config, head_dim: int, width: int) -> None:
-    """Raises if a share contradicts the rotated part. It may be a share of the head or of that part."""
+    """Raises if a share contradicts the rotated part. The share may be of the head or of that part."""
     for name, share in (d.take(_SHARE) | config.take(_SHARE)).items():
         if width not in (_share_of(name, share, n) for n in (head_dim, width)):
             raise InvalidValue(f"{name} = {share!r} contradicts qk_rope_head_dim = {width} of {head_dim} features")
@@ -85,13 +87,13 @@ def _share_of(name: str, share: Any, whole: int) -> int:
 
 
 def _even(name: str, width: Any, head_dim: int) -> int:
-    """`width`, if a head can rotate so many features."""
+    """`width`, if a head can rotate that many features."""
     fits = isinstance(width, int) and width % 2 == 0 and 2 <= width <= head_dim
     require(fits, "{} must rotate an even number of features, from 2 to {}, got {!r:.60}", name, head_dim, width)
     return width
 
 
 def share_for(width: int, head_dim: int) -> float:
-    """The share of the head that reads to this width."""
+    """The share of the head that reads back as this width."""
     share = width / head_dim
     return share if int(head_dim * share) == width else math.nextafter(share, 1)

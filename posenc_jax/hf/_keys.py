@@ -55,7 +55,7 @@ def agreed(found: Mapping[str, Any], default: Any = _MISSING, *, missing: str = 
 
 
 class Keys:
-    """The keys of a mapping, which remembers those that are used. A null counts as no key."""
+    """The keys of a mapping, and a record of those that are used. A null counts as a missing key."""
 
     def __init__(self, values: Mapping[str, Any], name: str = "", *, nested: bool = False):
         """The keys of `values`, which a config has under `name`; `nested` if they are for one layer type of several."""
@@ -84,7 +84,7 @@ class Keys:
         self.used.update(names)
 
     def finish(self, pattern: re.Pattern[str] | None = ROTATIONS) -> None:
-        """Raises if a key that speaks of rotations (None: any key) is not used."""
+        """Raises if a key that speaks of rotations is not used; with None, if any key is not used."""
         for name, value in self.values.items():
             if value is not None and name not in self.used and (pattern is None or pattern.search(name)):
                 raise InvalidValue(f"the key {self.label}{name} = {value!r:.60} is not known or not used here")
@@ -92,7 +92,7 @@ class Keys:
     # Both
 
     def take(self, *names: str) -> dict[str, Any]:
-        """The spellings of a setting as `found` returns them, and uses them."""
+        """Uses all spellings of a setting, and returns them as `found` does."""
         self.use(*names)
         return self.found(*names)
 
@@ -101,7 +101,7 @@ class Keys:
         return agreed(self.take(*names), default)
 
     def need(self, *names: str) -> Any:
-        """The value of a setting that must be there."""
+        """The value of a required setting."""
         return agreed(self.take(*names), missing=self.label + " or ".join(names))
 
     def number(self, name: str, default: Any = _MISSING) -> Any:
@@ -110,7 +110,7 @@ class Keys:
         return value if value is default else _checks.number(self.label + name, value)
 
     def integer(self, *names: str) -> int:
-        """The value of a setting that must be there, an integer of at least one."""
+        """The value of a required setting, an integer of at least one."""
         return _checks.positive_int(self.spelled(*names), self.need(*names))
 
     def string(self, name: str) -> str | None:

@@ -77,7 +77,7 @@ def _windowless(config: Config) -> bool:
 
 
 def _list(config: Config, *names: str) -> tuple[Any, ...] | None:
-    """The value of a list of layers, which the model must read."""
+    """A list of layers; raises if the config has one that the model does not read."""
     for name, value in config.found(*names).items():
         message = "the key {} = {!r:.60} is not used by model_type {!r}"
         require(name in config.model.lists, message, name, value, config.model_type)
@@ -124,7 +124,7 @@ def _no_rope_flags(config: Config, count: int) -> list[bool]:
 
 
 def _has_positions(config: Config) -> bool:
-    """What position_embedding_type says."""
+    """Whether position_embedding_type gives layers positions."""
     name, needed = config.string("position_embedding_type"), config.model.position
     if needed is None:
         return True
@@ -135,7 +135,7 @@ def _has_positions(config: Config) -> bool:
 
 
 def bases_of(config: Config, count: int) -> list[float | None]:
-    """The base of each layer by layer_rope_theta, 0 for a layer without positions; None where no list says it."""
+    """The base of each layer from layer_rope_theta: 0 for a layer without positions, None if there is no list."""
     bases = config.items("layer_rope_theta") if config.model.layer_thetas else None
     if bases is None:
         return [None] * count

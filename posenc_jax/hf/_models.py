@@ -31,14 +31,14 @@ class Model:
     partial: float | None = None  # where no key says it; None: the model rotates the whole head, whatever the keys say
     rotary_dim: int | None = None  # the same as a number of features (GPT-J)
     head_dim: int | None = None  # where the key is absent; None: hidden_size / num_attention_heads
-    global_head_dim: int | None = None  # that of full_attention layers (Gemma 4)
-    required: bool = False  # the class has settings of its own for a config without any: not guessed here
+    global_head_dim: int | None = None  # head_dim of full_attention layers (Gemma 4)
+    required: bool = False  # the class has defaults for a config without rope settings; they are not guessed here
     nested: bool = False  # rope_parameters has an entry for each layer type
     thetas: Mapping[str, tuple[str, float]] | None = None  # type → the key of its theta in old configs, default
-    scaled: tuple[str, ...] = ("full_attention",)  # the layer types that an old rope_scaling is for
+    scaled: tuple[str, ...] = ("full_attention",)  # the layer types to which an old rope_scaling applies
     pattern: Pattern | None = None  # layer_types where the key is absent
     typed: bool = False  # has layers of several kinds: layer_types are needed
-    lists: tuple[str, ...] = ()  # which keys that list layers are read
+    lists: tuple[str, ...] = ()  # the keys with lists of layers that the model reads
     sliding_only: bool = False  # full_attention layers have no positions
     windowless: bool = False  # but all layers have where sliding_window is null
     position: str | None = None  # the position_embedding_type of layers that rotate; "": may be absent; None: not read
@@ -170,7 +170,7 @@ MODELS: dict[str, Model] = {
     ),
 }
 
-# An unknown model_type: its config says everything.
+# An unknown model_type: its config must say everything.
 UNKNOWN = Model(
     layout=None,
     theta=None,
@@ -188,7 +188,7 @@ UNKNOWN = Model(
 )
 UNNAMED = dataclasses.replace(UNKNOWN, theta=10_000.0)  # a config without a model_type
 
-# Rotations that a plan cannot say, by model_type.
+# Rotations that a plan cannot express, by model_type.
 REFUSED = {
     "cohere2_moe": "its dense layers rotate though their type does not",
     "deepseek_v4": "compressed keys have a spectrum of their own",

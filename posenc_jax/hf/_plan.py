@@ -68,9 +68,9 @@ class RotaryLayer:
 
     Args:
       frequencies: as `rotary` takes them, or None for a layer without positions.
-      head_dim: features of a query and key, of which `rotary_dim` are rotated.
+      head_dim: the number of features of a query or key; `rotary_dim` of them rotate.
       query_scale: a factor of the queries by position, or None.
-      parameters: the rope settings, complete and sorted, from which `plan_to_config` writes them.
+      parameters: the rope settings, complete and sorted, for `plan_to_config` to write.
 
     Examples:
       >>> import posenc_jax as pe
@@ -86,7 +86,7 @@ class RotaryLayer:
 
     @property
     def rotary_dim(self) -> int:
-        """The features that are rotated."""
+        """The number of features that rotate."""
         return 0 if self.frequencies is None else self.frequencies.dim
 
 

@@ -30,28 +30,28 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     The settings are those of `rope_parameters`, or of the older `rope_scaling`, `rope_theta`, `rotary_pct` and so on,
     for all layers or for each layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3,
     proportional; with `mrope_section`, positions have several coordinates. For some 130 model types, the library knows
-    what transformers has in code and not in the config, such as the layout or the layers without positions.
+    what transformers keeps in code and not in the config, such as the layout or the layers without positions.
 
     Every key that speaks of rotations must be understood: an unknown key, an unused key, and two keys that contradict
-    each other are errors. So is a missing setting for which the model's class in transformers has a rope type as its
-    default. The order in which rotated features are stored does not change the scores, as long as queries and keys
-    share it: transformers sorts the interleaved pairs of DeepSeek's latent attention into halves.
+    each other are errors. Missing rope settings are an error too if the model's class in transformers has its own
+    defaults for them. The order in which rotated features are stored does not change the scores, as long as queries and
+    keys share it: transformers sorts the interleaved pairs of DeepSeek's latent attention into halves.
 
     Args:
-      config: a parsed config.json, or an object whose to_dict() returns one. Of a multimodal model, its text_config.
-      layout: "half" or "interleaved", for weights that are not stored as the model_type's are. It must be given for an
+      config: a parsed config.json, or an object whose to_dict() returns one. In multimodal ones, text_config is read.
+      layout: "half" or "interleaved", for weights in another layout than the model_type's. It must be given for an
         unknown model_type, unless the config has `rope_interleave`.
       length: the longest sequence, prompt and answer, that the frequencies are for. It must be given for the rope types
-        "dynamic" and "longrope", whose spectra depend on it: one choice holds for a cache's whole life. It may be given
-        for any config.
+        "dynamic" and "longrope", whose spectra depend on it, and may be given for any config. Use one length for the
+        lifetime of a KV cache.
 
     Returns:
       RotaryPlan: layers (frequencies or None, head_dim, query_scale), layout, part, softmax_scale.
 
     Raises:
-      TypeError: if config is no mapping, or a value is of another type than its key's.
+      TypeError: if config is not a mapping, or a value does not have the type of its key.
       ValueError: if a key is missing, not known, not used or contradicts another, a value is outside its range,
-        length or layout is needed and not given, or the model rotates in a way that a plan cannot say.
+        length or layout is needed and not given, or the model rotates in a way that a plan cannot express.
 
     Examples:
       >>> from posenc_jax.hf import rotary_from_config
@@ -74,12 +74,12 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
 
 def _plan(values: Mapping[str, Any], settings: Keys, layout: Any, length: int | None) -> RotaryPlan:
-    """The plan of a config by its rope settings in one spelling."""
+    """The plan of a config from one spelling of its rope settings."""
     config = Config(values, model_of(values))
     layers = _all_layers(config, settings, length)
     layout = _layout(config, layout)
     parameters = [dict(p) for p in dict.fromkeys(layer.parameters for layer in layers) if p]
-    if parameters:  # else the keys are there, but no layer rotates
+    if parameters:  # if no layer rotates, the keys may go unused
         config.finish()
     by_length = any("short_factor" in p or MAXIMUM in p for p in parameters)
     part = "last" if config.latent and parameters else "first"
@@ -108,7 +108,7 @@ def _identity(own: Mapping[str, Any]) -> frozenset[Any]:
 
 
 def _layer(config: Config, kind: str, d: Keys | None, base: float | None, length: int | None) -> RotaryLayer:
-    """A layer of a type with the rope settings `d`, or None if it has no positions; `base` replaces that of `d`."""
+    """A layer of type `kind` with the rope settings `d` (None: without positions); `base` replaces their base."""
     head_dim, width = widths_of(config, kind)
     if d is None:
         return RotaryLayer(None, head_dim, _scale_without_positions(config))
@@ -149,6 +149,7 @@ def _scale_without_positions(config: Config) -> QueryScale | None:
 def _layout(config: Config, given: Any) -> Layout:
     """Which features make a pair: by the caller, else by the model's code, else by the config."""
     model, names = config.model, ("rope_interleave", "rope_interleaved", "rotary_emb_interleaved")
+    # Reads the flags in any case: a value that is not a flag is an error even if the caller overrules it.
     said: dict[str, Layout] = {n: "interleaved" if config.flag(n) else "half" for n in config.found(*names)}
     if given is not None:
         return _checks.settings(layout=given)[0]

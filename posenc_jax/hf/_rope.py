@@ -1,6 +1,6 @@
 """The rope types: each reads its settings and names the function that makes a spectrum of them.
 
-The settings are read first, then `spectrum` calls the function: its errors get the rope type in front.
+`spectrum` reads the settings first, and then calls the function and prefixes its errors with the rope type.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAXIMUM = "max_position_embeddings"
 ORIGINAL = "original_max_position_embeddings"
 _ALIASES = {"su": "longrope", "mrope": "default"}
 
-Spectrum = Callable[[], Any]
 Settings = dict[str, Any]
+Make = Callable[[], Any]  # makes the Frequencies, after the settings have been read
 
 
 def rope_type_of(d: Keys) -> str:
@@ -50,9 +50,14 @@ class Rope:
         return geometric(self.width, self.theta)
 
     def maximum(self) -> int:
-        """The longest sequence that the model is for."""
+        """The maximum sequence length of the model."""
         value = agreed(self.d.take(MAXIMUM) | self.config.take(MAXIMUM), missing=MAXIMUM)
         return _checks.length(MAXIMUM, value)
+
+    def check_copy(self) -> None:
+        """Raises if the rope settings have a copy of the maximum (as in Ministral 3) that contradicts the config."""
+        if self.d.found(MAXIMUM):
+            self.maximum()
 
     def original(self) -> int:
         """The length that the model was trained for before its spectrum was scaled."""
@@ -61,7 +66,7 @@ class Rope:
         if default and not outside and not self.config.is_null(ORIGINAL):
             outside = {f"{ORIGINAL}, where absent,": default}
             check_agreement(within | outside)
-        # Outside, as Phi-3 writes it, it wins, but not over settings for one layer type.
+        # A length outside the rope settings, as in Phi-3, wins, but not over settings for one layer type.
         found = within if self.d.nested else outside or within
         return _checks.length(ORIGINAL, agreed(found)) if found else self.maximum()
 
@@ -71,27 +76,27 @@ class Rope:
         return self.maximum() / self.original() if value is None else value
 
     def needed_factor(self) -> float:
-        """The factor, which the config must say."""
+        """The factor, which the config must give."""
         require(self.d.found("factor"), "{}factor is missing", self.d.label)
         return self.factor()
 
     def needed_length(self) -> int:
-        """The length, which the caller must say."""
+        """The length, which the caller must give."""
         if self.length is None:
             raise InvalidValue(f"length must be given: the spectrum of {self.d.label}rope_type depends on it")
         return self.length
 
 
-def _default(x: Rope) -> tuple[Settings, Spectrum]:
+def _default(x: Rope) -> tuple[Settings, Make]:
     return {}, x.plain
 
 
-def _linear(x: Rope) -> tuple[Settings, Spectrum]:
+def _linear(x: Rope) -> tuple[Settings, Make]:
     factor = x.needed_factor()
     return {"factor": factor}, lambda: linear_scaling(x.plain(), factor)
 
 
-def _dynamic(x: Rope) -> tuple[Settings, Spectrum]:
+def _dynamic(x: Rope) -> tuple[Settings, Make]:
     if x.config.model.alpha and (alpha := x.d.number("alpha", None)):
         # Hunyuan's configs also have a factor of one and YaRN's keys, which its code does not read.
         x.d.use("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
@@ -102,7 +107,7 @@ def _dynamic(x: Rope) -> tuple[Settings, Spectrum]:
     return {"factor": factor, MAXIMUM: maximum}, result
 
 
-def _yarn(x: Rope) -> tuple[Settings, Spectrum]:
+def _yarn(x: Rope) -> tuple[Settings, Make]:
     # A null factor means the ratio of the lengths; an absent one is an error.
     factor = x.factor() if x.d.is_null("factor") else x.needed_factor()
     truncate = x.d.get("truncate", default=True)
@@ -122,7 +127,7 @@ def _yarn(x: Rope) -> tuple[Settings, Spectrum]:
     return settings | rest, result
 
 
-def _longrope(x: Rope) -> tuple[Settings, Spectrum]:
+def _longrope(x: Rope) -> tuple[Settings, Make]:
     names = ("short_factor", "long_factor")
     lists = {name: _checks.sequence(x.d.label + name, x.d.need(name), "numbers") for name in names}
     lengths = {"original_max": x.original(), "factor": x.factor(), "length": x.needed_length()}
@@ -131,7 +136,7 @@ def _longrope(x: Rope) -> tuple[Settings, Spectrum]:
     return lists | settings, lambda: longrope(x.plain(), **lists, **lengths, attention_factor=amplitude)
 
 
-def _llama3(x: Rope) -> tuple[Settings, Spectrum]:
+def _llama3(x: Rope) -> tuple[Settings, Make]:
     factor = x.needed_factor()
     bounds = {name: x.d.number(name) for name in ("low_freq_factor", "high_freq_factor")}
     original = x.original()
@@ -139,13 +144,13 @@ def _llama3(x: Rope) -> tuple[Settings, Spectrum]:
     return bounds | settings, lambda: llama3(x.plain(), factor, original_max=original, **bounds)
 
 
-def _proportional(x: Rope) -> tuple[Settings, Spectrum]:
+def _proportional(x: Rope) -> tuple[Settings, Make]:
     name = "partial_rotary_factor"
     fraction, factor = agreed(x.d.take(name) | x.config.take(name), 1.0), x.d.number("factor", 1.0)
     return {name: fraction, "factor": factor}, partial(proportional, x.width, x.theta, fraction, factor)
 
 
-_TYPES: dict[str, Callable[[Rope], tuple[Settings, Spectrum]]] = {
+_TYPES: dict[str, Callable[[Rope], tuple[Settings, Make]]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
@@ -167,10 +172,9 @@ def _sections(x: Rope) -> dict[str, Any]:
 
 
 def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
-    """The spectrum that the settings say, and the settings complete."""
+    """The spectrum of the settings, and the completed settings."""
     name = rope_type_of(x.d)
-    if x.d.found(MAXIMUM):  # Ministral 3 keeps a copy here, which must agree
-        x.maximum()
+    x.check_copy()
     settings, make = _TYPES[name](x)
     sections = _sections(x)
     try:

@@ -52,7 +52,7 @@ def _entry(config: Config, settings: Keys, kind: str, types: list[str]) -> Keys 
 
 
 def _outer_base_fits(config: Config, name: str, own: list[Any]) -> None:
-    """Raises if no layer type has the base that stands outside their settings."""
+    """Raises if no layer type has the base that the config gives outside their settings."""
     base = config.get("rope_theta")
     if base is not None and not any(x is None or equal(x, base) for x in own):
         raise InvalidValue(f"rope_theta = {base!r} contradicts {name}, whose layer types have {own or 'no positions'}")
@@ -81,7 +81,7 @@ def base_of(d: Keys, config: Config, kind: str) -> float:
     else:
         outside = config.take("rope_theta", "rotary_emb_base")
         if d.nested:
-            outside = {} if own else outside  # which is for the layer types that have none
+            outside = {} if own else outside  # an outer base is for the layer types without one
         elif not (d.is_null("rope_theta") or config.is_null("rope_theta")):
             default = model.theta
     found = own | outside or ({} if default is None else {"rope_theta": default})

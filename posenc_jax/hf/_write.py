@@ -12,7 +12,7 @@ from posenc_jax.hf._rope import MAXIMUM
 
 @public
 def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
-    """The keys of a config.json, in today's spelling, that read to the same plan.
+    """The keys of a config.json, in today's spelling, that read back as the same plan.
 
     `rotary_from_config(plan_to_config(plan), length=plan.length) == plan`.
 
@@ -25,11 +25,11 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
 
     Returns:
       A dict that json can write: rope_parameters, num_hidden_layers, head_dim or qk_nope_head_dim and
-      qk_rope_head_dim, and what else the plan needs.
+      qk_rope_head_dim, and whatever else the plan needs.
 
     Raises:
       TypeError: if plan is not a RotaryPlan.
-      ValueError: if no config reads to the plan, because it was made or changed by hand.
+      ValueError: if no config gives this plan, because the plan was made or changed by hand.
 
     Examples:
       >>> from posenc_jax.hf import plan_to_config, rotary_from_config

@@ -55,7 +55,7 @@ def positional_attention(
     The rest is `nn.dot_product_attention` with all of its arguments; a bias given there is added to this one.
 
     The attention_fn takes two more arguments, with one position for each query or key; bind them with
-    `functools.partial`. `input_positions` are those of the inputs, queries and keys alike. `key_positions` are for keys
+    `functools.partial`. `input_positions` are for the inputs, queries and keys alike. `key_positions` are for keys
     at other positions. With neither, both count from zero. If queries and keys differ in number, give both, or set
     `decode`.
 
@@ -63,19 +63,19 @@ def positional_attention(
       frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. `None`: no
         rotation.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
-        `posenc_jax.linen`, or for example `functools.partial(pe.alibi, heads=8)`. A module made outside of others
-        becomes part of the layer; its variables are under "attention_fn" and "bias". One made in a module's `setup` or
-        `@nn.compact` belongs to that module: layers that are given it share its parameters, and positions can be bound.
+        `posenc_jax.linen`, or for example `functools.partial(pe.alibi, heads=8)`. A module made outside any other
+        becomes part of the layer; its variables are under "attention_fn" and "bias". A module made in another's `setup`
+        or `@nn.compact` belongs to that one: layers that are given it share its parameters, and positions can be bound.
       layout: as for `posenc_jax.rotary`.
       part: as for `posenc_jax.rotary`.
-      decode: if keys outnumber queries and have no positions, they are a cache with position i in slot i, as a layer
-        with `decode=True` fills it. `input_positions` must then be the slots of the queries. Slots also work for
-        left-padded rows if scores depend only on the distance (those of `FIRE` do not). Flax caches keys before they
+      decode: whether keys that outnumber queries and have no positions are a cache with position i in slot i, as filled
+        by a layer with `decode=True`. `input_positions` must then be the slots of the queries. Slots also work for
+        left-padded rows if scores depend only on the distance (with `FIRE`, they do not). Flax caches keys before they
         are rotated, so each step rotates all of them; a cache of rotated keys, as in the example of
         `posenc_jax.nnx.RotaryEncoding`, is cheaper.
 
     Returns:
-      The attention_fn: a module, and a hashable value without arrays, equal to another of the same settings.
+      The attention_fn: a module, and a hashable value without arrays, equal to any other with the same settings.
 
     Raises:
       TypeError: if frequencies is an array, bias cannot be called, or decode is not a bool.

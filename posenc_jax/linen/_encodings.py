@@ -123,7 +123,7 @@ class RotaryEncoding(nn.Module):
       frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim.
       layout: as for `posenc_jax.rotary`.
       head_axis: as for `posenc_jax.rotary`: -2 for (..., seq, heads, head_dim), `None` for (..., seq, head_dim). It has
-        no default: the wrong one turns x by the indices of its heads, without an error.
+        no default: the wrong one rotates x by the indices of its heads, without an error.
       part: as for `posenc_jax.rotary`.
 
     Raises:

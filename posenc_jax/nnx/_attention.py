@@ -44,7 +44,7 @@ def positional_attention(
 
     The rest is `nnx.dot_product_attention` with all of its arguments; a bias given there is added to this one.
 
-    The attention_fn takes two more arguments, with one position for each query or key. `input_positions` are those of
+    The attention_fn takes two more arguments, with one position for each query or key. `input_positions` are for
     the inputs, queries and keys alike; `nnx.MultiHeadAttention` passes them on (since flax 0.12.9). `key_positions` are
     for keys at other positions. With neither, both count from zero. If queries and keys differ in number, give both, or
     set `decode`.
@@ -57,9 +57,9 @@ def positional_attention(
         `functools.partial(pe.alibi, heads=8)`. Layers that are given the same module share its parameters.
       layout: as for `posenc_jax.rotary`.
       part: as for `posenc_jax.rotary`.
-      decode: if keys outnumber queries and have no positions, they are a cache with position i in slot i, as a layer
-        with `decode=True` fills it. `input_positions` must then be the slots of the queries. Slots also work for
-        left-padded rows if scores depend only on the distance (those of `FIRE` do not). Flax caches keys before they
+      decode: whether keys that outnumber queries and have no positions are a cache with position i in slot i, as filled
+        by a layer with `decode=True`. `input_positions` must then be the slots of the queries. Slots also work for
+        left-padded rows if scores depend only on the distance (with `FIRE`, they do not). Flax caches keys before they
         are rotated, so each step rotates all of them; a cache of rotated keys, as in the example of
         `RotaryEncoding`, is cheaper.
 

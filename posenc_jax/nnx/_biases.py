@@ -164,8 +164,8 @@ class FIRE(nnx.Module):
     r"""FIRE, a learned function of the relative distance, `posenc_jax.fire`, with learned $c$ and threshold $L$.
 
     In place of these two, the module learns unconstrained numbers: $c$ is `jax.nn.softplus` of `free_c`, and $L$ is its
-    initial value times `jax.nn.softplus` of `free_multiplier`, a factor that begins at 1, so that steps of one size
-    suit both.
+    initial value times `jax.nn.softplus` of `free_multiplier`, a factor that begins at 1, so that one step size
+    suits both.
 
     Args:
       num_heads: number of heads.

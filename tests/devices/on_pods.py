@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from devices.aot import Compiled, tpu_topology
+from oracles import encodings
 
 AXES = D, S, H = "data", "sequence", "heads"
 # With the mesh of three axes.
@@ -105,11 +106,7 @@ def _mesh(pod, shape, kind):
     return Mesh(np.array(tpu_topology(pod).devices).reshape(shape), AXES, axis_types=(kind,) * 3)
 
 
-def textbook(positions, dim=128):
-    """The formula as it is usually written."""
-    angular = (10_000.0 ** (-2 * np.arange(dim // 2) / dim)).astype(np.float32)
-    phase = positions[:, None].astype(jnp.float32) * angular[None]
-    return jnp.stack([jnp.sin(phase), jnp.cos(phase)], axis=-1).reshape(*positions.shape, dim)
+textbook = partial(encodings.textbook, xp=jnp, dtype=np.float32)
 
 
 def _back(dy, **settings):
@@ -192,4 +189,4 @@ def cases(pod):
     ]
 
 
-TEXTBOOK = Case("textbook formula, float32 phases", textbook, (((N,), I32, P(S)),), P(S))
+TEXTBOOK = Case("textbook formula, float32 phases", partial(textbook, dim=128), (((N,), I32, P(S)),), P(S))

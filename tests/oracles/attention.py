@@ -1,11 +1,13 @@
-"""Attention with all scores at once, and its derivative by hand, in float64."""
+"""Attention with all scores at once, and its derivative by hand, in float64; and Flax's layer around it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from oracles.rotations import rope
 
 
 class Dense(NamedTuple):
@@ -14,6 +16,19 @@ class Dense(NamedTuple):
     y: np.ndarray  # (..., queries, heads, head_dim)
     residual: np.ndarray  # the logarithm of each query's sum of weights, (..., queries, heads)
     back: Callable[..., tuple[np.ndarray, ...]]  # from cotangents of both to those of query, key, value and scores
+
+
+def may_see(i: Any, j: Any, causal: bool = False, segments: tuple[Any, Any] | None = None) -> np.ndarray:
+    """Whether a query at i (..., queries) may see a key at j (..., keys), (..., 1, queries, keys).
+
+    `causal` hides keys after the query, and `segments`, those of queries and of keys, hides keys of other segments.
+    """
+    i, j = np.asarray(i), np.asarray(j)
+    seen = (i[..., None, :, None] >= j[..., None, None, :]) | (not causal)
+    if segments is not None:
+        a, b = map(np.asarray, segments)
+        seen = seen & (a[..., None, :, None] == b[..., None, None, :])
+    return seen
 
 
 def dense(
@@ -54,3 +69,17 @@ def dense(
         return dq, *of_group, ds
 
     return Dense(np.einsum("...hqk,...khd->...qhd", p, values), residual, back)
+
+
+def project(parameters: Mapping[str, Any], x: Any) -> np.ndarray:
+    """Flax's projection of x (..., features) to (..., heads, head_dim)."""
+    kernel, bias = (np.asarray(parameters[name], np.float64) for name in ("kernel", "bias"))
+    return np.einsum("...f,fhd->...hd", x, kernel) + bias
+
+
+def layer(parameters: Mapping[str, Any], x: Any, positions: Any, bias: Any = 0.0, seen: Any = True) -> np.ndarray:
+    """Flax's attention layer with RoPE, by its parameters."""
+    q, k, v = (project(parameters[name], x) for name in ("query", "key", "value"))
+    y = dense(rope(q, positions), rope(k, positions), v, bias, seen).y
+    kernel, added = (np.asarray(parameters["out"][name], np.float64) for name in ("kernel", "bias"))
+    return np.einsum("...hd,hdf->...f", y, kernel) + added

@@ -13,9 +13,19 @@ import numpy as np
 from oracles.spectra import MP, Real
 
 
+def exact_tile(i: np.ndarray, j: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The query's position, |i − j| of exact integers or of floats, and whether i < j, (..., 1, queries, keys)."""
+    if {i.dtype.kind, j.dtype.kind} - {*"iu"}:  # where one side is of floats, so is the other
+        inside = np.float64 if np.float64 in (i.dtype, j.dtype) else np.float32
+        i, j = i.astype(inside).astype(np.float64), j.astype(inside).astype(np.float64)
+    i, j = i.astype(object)[..., None, :, None], j.astype(object)[..., None, None, :]
+    with np.errstate(invalid="ignore"):
+        return i.astype(np.float64), abs(i - j), i < j
+
+
 def tile(queries: Any, keys: Any) -> np.ndarray:
-    """|i − j| of integers of any size, (queries, keys)."""
-    return np.abs(np.asarray(queries, object)[:, None] - np.asarray(keys, object)[None])
+    """|i − j| of integers, (queries, keys)."""
+    return exact_tile(np.asarray(queries), np.asarray(keys))[1][0]
 
 
 def _each(heads: Any) -> np.ndarray:
@@ -94,3 +104,31 @@ def t5(distance: Any, after: Any, table: Any, **settings: Any) -> np.ndarray:
     """Rows of the table (rows, heads)."""
     found, table = t5_rows(distance, after, len(table), **settings), np.asarray(table, np.float64)
     return _of_heads([table[found, h] for h in range(table.shape[1])])
+
+
+# Derivatives by the distance
+
+
+def alibi_slope(distance: Any, slope: Any) -> np.ndarray:
+    return alibi(1, slope) + 0 * np.asarray(distance, np.float64)
+
+
+def kerple_log_slope(distance: Any, scale: Any, rate: Any) -> np.ndarray:
+    return -_each(scale) * _each(rate) / (1 + _each(rate) * np.asarray(distance, np.float64))
+
+
+def kerple_power_slope(distance: Any, scale: Any, exponent: Any) -> np.ndarray:
+    """At distance 0, where there may be none, that at 1."""
+    d, power = np.asarray(distance, np.float64), _each(exponent)
+    return -_each(scale) * power * np.where(d == 0, 1, d) ** (power - 1)
+
+
+# How modules map unconstrained parameters to positive numbers, and to the interval from 0 to 2
+
+
+def softplus(x: Any) -> np.ndarray:
+    return np.logaddexp(np.asarray(x, np.float64), 0)
+
+
+def twice_sigmoid(x: Any) -> np.ndarray:
+    return 2 / (1 + np.exp(-np.asarray(x, np.float64)))

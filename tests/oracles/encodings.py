@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from oracles.spectra import MP, Real, geometric
+from oracles.spectra import MP, Real, floats, geometric
 
 
 def waves(points: Any, omegas: Sequence[Real], axes: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -21,6 +21,14 @@ def waves(points: Any, omegas: Sequence[Real], axes: Sequence[int] | None = None
     phases = [[MP.mpf(row[axis]) * w for axis, w in zip(axes, omegas, strict=True)] for row in rows]
     shape = *points.shape[:-1], len(omegas)
     sine, cosine = (np.array([[float(f(x)) for x in row] for row in phases]).reshape(shape) for f in (MP.sin, MP.cos))
+    return sine, cosine
+
+
+def waves_or_nan(positions: Any, omegas: Sequence[Real]) -> tuple[np.ndarray, np.ndarray]:
+    """`waves` of positions (...) of any dtype, NaN where one is not finite or does not round to an int32."""
+    p = np.asarray(positions).astype(np.float64)
+    fits = np.isfinite(p) & (np.round(p) >= -(2.0**31)) & (np.round(p) < 2.0**31)
+    sine, cosine = (np.where(fits[..., None], w, np.nan) for w in waves(np.where(fits, p, 0), omegas))
     return sine, cosine
 
 
@@ -39,10 +47,48 @@ def encode(
     return out
 
 
-def textbook(positions: Any, dim: int, base: float = 10_000.0) -> np.ndarray:
-    """The naive formula in float64: good to 1e-10 at positions up to a few thousand."""
-    out = np.zeros((len(positions), dim))
-    for j in range(dim):
-        angle = np.asarray(positions, np.float64) / base ** (2 * (j // 2) / dim)
-        out[:, j] = np.sin(angle) if j % 2 == 0 else np.cos(angle)
-    return out
+def offset_similarity(offsets: Any, omegas: Sequence[Real]) -> np.ndarray:
+    """PE(p) · PE(p + k), for each offset k."""
+    return waves(offsets, omegas)[1].sum(-1)
+
+
+# As other libraries compute encodings
+
+
+def textbook(positions: Any, dim: int, base: float = 10_000.0, xp: Any = np, dtype: Any = np.float64) -> Any:
+    """The formula as it is usually written, for one axis of positions; `xp` is NumPy or jax.numpy.
+
+    In float64 it is good to 1e-10 at positions up to a few thousand.
+    """
+    angular = (base ** (-2 * np.arange((dim + 1) // 2) / dim)).astype(dtype)
+    phase = xp.asarray(positions)[:, None].astype(dtype) * angular[None]
+    return xp.stack([xp.sin(phase), xp.cos(phase)], axis=-1).reshape(len(phase), -1)[:, :dim]
+
+
+def float32_phases(positions: Any, omegas: Sequence[Real]) -> np.ndarray:
+    """ω·p with ω, p and their product rounded to float32, as float64 (..., pairs)."""
+    return np.float64(np.float32(positions)[..., None] * np.float32(floats(omegas)))
+
+
+def _one_coordinate(width: int, coordinate: np.ndarray, omega: np.ndarray) -> np.ndarray:
+    """(sines, cosines) of one coordinate of each token."""
+    phase = np.outer(coordinate.reshape(-1), omega)
+    assert phase.shape[1] == width // 2
+    return np.concatenate([np.sin(phase), np.cos(phase)], axis=1)
+
+
+def mae(width: int, height: int, columns: int) -> np.ndarray:
+    """`get_2d_sincos_pos_embed` of facebookresearch/mae (util/pos_embed.py, commit a9f5c70), in float64.
+
+    The original takes one side; its meshgrid of (w, h) makes x the first coordinate and rows the first axis.
+    """
+    x, y = np.meshgrid(np.arange(columns, dtype=float), np.arange(height, dtype=float))
+    omega = 1.0 / 10000 ** (np.arange(width // 4) / (width / 4.0))
+    return np.concatenate([_one_coordinate(width // 2, c, omega) for c in (x, y)], axis=1)
+
+
+def big_vision(width: int, height: int, columns: int) -> np.ndarray:
+    """`posemb_sincos_2d` of google-research/big_vision (models/vit.py, commit 0b73d7b), in float64."""
+    y, x = np.mgrid[:height, :columns]
+    omega = 1.0 / 10_000.0 ** (np.arange(width // 4) / (width // 4 - 1))
+    return np.concatenate([_one_coordinate(width // 2, c, omega) for c in (x, y)], axis=1)

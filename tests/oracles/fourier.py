@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from oracles.encodings import waves
-from oracles.rotations import features
+from oracles.rotations import features, pairs
 from oracles.spectra import MP
 
 
@@ -21,6 +21,37 @@ def fourier_features(x: np.ndarray, matrix: np.ndarray, layout: str = "half") ->
             phase = 2 * MP.pi * turns.numerator / turns.denominator
             sine[i, j], cosine[i, j] = float(MP.sin(phase)), float(MP.cos(phase))
     return features(sine, cosine, layout)
+
+
+def along(
+    x: np.ndarray,
+    matrix: np.ndarray,
+    one: tuple[np.ndarray, np.ndarray],
+    other: tuple[np.ndarray, np.ndarray],
+    layout: str = "half",
+) -> tuple[np.ndarray, np.ndarray]:
+    """The derivatives of the features along the direction `one` = (dx, db), and those of these along `other`."""
+    sine, cosine = np.split(fourier_features(x, matrix), 2, axis=1)
+    x, matrix = x.astype(np.float64), matrix.astype(np.float64)
+    by_one, by_other = (2 * np.pi * (dx @ matrix + x @ db) for dx, db in (one, other))
+    both = 2 * np.pi * (one[0] @ other[1] + other[0] @ one[1])
+    first = cosine * by_one, -sine * by_one
+    second = cosine * both - sine * by_one * by_other, -sine * both - cosine * by_one * by_other
+    return features(*first, layout), features(*second, layout)
+
+
+def pulled_back(x: np.ndarray, matrix: np.ndarray, dy: np.ndarray, layout: str = "half") -> tuple[np.ndarray, ...]:
+    """The derivatives of Σ dy · features by x and by the matrix."""
+    sine, cosine = np.split(fourier_features(x, matrix), 2, axis=1)
+    of_sine, of_cosine = pairs(dy, layout)
+    slope = 2 * np.pi * (of_sine * cosine - of_cosine * sine)
+    return slope @ matrix.T, x.T @ slope
+
+
+def nerf(x: np.ndarray, octaves: int) -> np.ndarray:
+    """The encoding of NeRF's paper: sin and cos of 2ᵏ·π·p for each coordinate p and octave k."""
+    phases = [[MP.mpf(2) ** k * MP.pi * MP.mpf(p) for p in point for k in range(octaves)] for point in x.tolist()]
+    return np.array([[float(f(phase)) for phase in row for f in (MP.sin, MP.cos)] for row in phases])
 
 
 def timestep_embedding(

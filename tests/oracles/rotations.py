@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from oracles.spectra import Real, floats, geometric
 
 
 def pairs(x: np.ndarray, layout: str) -> tuple[np.ndarray, np.ndarray]:
     """The two features of each pair, each (..., pairs)."""
     n = x.shape[-1] // 2
     return (x[..., :n], x[..., n:]) if layout == "half" else (x[..., 0::2], x[..., 1::2])
+
+
+def as_complex(x: Any, layout: str) -> np.ndarray:
+    """The pairs as complex numbers a + ib, (..., pairs)."""
+    a, b = pairs(np.asarray(x, np.float64), layout)
+    return a + 1j * b
 
 
 def features(a: np.ndarray, b: np.ndarray, layout: str) -> np.ndarray:
@@ -51,7 +60,75 @@ def rotate_by(x: Any, angles: np.ndarray, layout: str, part: str = "first") -> n
     return rotate(x, np.sin(angles), np.cos(angles), layout, part)
 
 
+def rope(
+    x: Any,
+    positions: Any,
+    width: int | None = None,
+    base: Real = 10_000,
+    layout: str = "half",
+    part: str = "first",
+) -> np.ndarray:
+    """RoPE of x (..., seq, heads, head_dim) at positions (..., seq), of all features or `width` of them."""
+    omega = floats(geometric(np.shape(x)[-1] if width is None else width, base))
+    return rotate_by(x, np.asarray(positions)[..., None, None] * omega, layout, part)
+
+
+def derivatives(
+    x: Any, p: Any, w: Any, slope_of: Callable[[np.ndarray], np.ndarray], layout: str, inverse: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The derivatives of a loss by x, positions p and frequencies w; `slope_of` gives that by the turned x.
+
+    The derivative by a pair's angle θ is the one along i·y, where y is the turned pair. Rotating the cotangent back by θ
+    gives the derivative by x.
+    """
+    x, p, w = (np.asarray(v, np.float64) for v in (x, p, w))
+    sign, width = -1 if inverse else 1, 2 * w.size
+    shared, rows = (1,) * (x.ndim - 2 - p.ndim) + p.shape, x.shape[:-2]
+    angles = sign * np.broadcast_to(p, rows)[..., None, None] * w
+    y = rotate_by(x, angles, layout)
+    slopes = slope_of(y)
+    by_pair, turned = (as_complex(v[..., :width], layout) for v in (slopes, y))
+    d_x = rotate_by(slopes, -angles, layout)
+    by_angle = sign * np.real(np.conj(by_pair) * 1j * turned).sum(-2)
+    kept = tuple(axis for axis, size in enumerate(shared) if size == 1 and rows[axis] > 1)
+    d_p = (by_angle * w).sum(-1).sum(kept).reshape(p.shape)
+    d_w = (by_angle * np.broadcast_to(p, rows)[..., None]).sum(tuple(range(len(rows))))
+    return d_x, d_p, d_w
+
+
+def matrix(sine: np.ndarray, cosine: np.ndarray, layout: str) -> np.ndarray:
+    """M with PE(p + k) = M · PE(p), from the waves of k (..., pairs)."""
+    columns = [rotate(e, -sine, cosine, layout) for e in np.eye(2 * sine.shape[-1])]
+    return np.stack(columns, -1)
+
+
+def llama(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """As Llama's code writes it: x·cos + rotate_half(x)·sin."""
+    angles, n = np.concatenate([angles, angles], -1), x.shape[-1] // 2
+    return x * np.cos(angles) + np.concatenate([-x[..., n:], x[..., :n]], -1) * np.sin(angles)
+
+
+def gpt_j(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """As GPT-J's code writes it: x·cos + rotate_every_two(x)·sin."""
+    angles = np.repeat(angles, 2, -1)
+    return x * np.cos(angles) + np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape) * np.sin(angles)
+
+
 def decay(num_pairs: int, distance: Any, scale_base: float = 512.0, gamma: float = 0.4) -> np.ndarray:
     """What xPos multiplies each pair of a query by at a distance (...) from the origin; of a key, at its negative."""
     zeta = (np.arange(num_pairs) / num_pairs + gamma) / (1 + gamma)
     return zeta ** (np.asarray(distance, np.float64)[..., None] / scale_base)
+
+
+def xpos(
+    x: Any,
+    sine: np.ndarray,
+    cosine: np.ndarray,
+    distance: Any,
+    layout: str,
+    scale_base: float = 512.0,
+    gamma: float = 0.4,
+) -> np.ndarray:
+    """A query of xPos at a distance (...) from the origin; a key is one at the negative distance."""
+    scale = decay(np.shape(sine)[-1], distance, scale_base, gamma)
+    return rotate(x, scale * sine, scale * cosine, layout)

@@ -26,10 +26,20 @@ def floats(omegas: Iterable[Real]) -> np.ndarray:
     return np.array([float(w) for w in omegas])
 
 
-def turns(omegas: Iterable[Real]) -> tuple[int, ...]:
-    """In units of 2⁻¹²⁸ turn, to the nearest; floats are taken at their exact value."""
+def exact_turns(omegas: Iterable[Real]) -> list[Real]:
+    """In units of 2⁻¹²⁸ turn; floats are taken at their exact value."""
     scale = MP.mpf(2) ** 128 / (2 * MP.pi)
-    return tuple(int(MP.nint(MP.mpf(w) * scale)) for w in omegas)
+    return [MP.mpf(w) * scale for w in omegas]
+
+
+def turns(omegas: Iterable[Real]) -> tuple[int, ...]:
+    """The same to the nearest integer."""
+    return tuple(int(MP.nint(t)) for t in exact_turns(omegas))
+
+
+def wavelengths(omegas: Iterable[Real]) -> np.ndarray:
+    """Positions per turn, in float64."""
+    return floats(2 * MP.pi / w for w in omegas)
 
 
 # Scalings, with the names and the arguments of the papers

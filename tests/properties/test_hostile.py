@@ -22,10 +22,12 @@ from helpers.closeness import assert_within
 from helpers.hostile import EDGES, FLOATS, MANY, TRIED, print_what_was_tried, profile  # noqa: F401 (a fixture)
 from helpers.quick import quick
 from helpers.tiers import tiered
-from oracles import biases, encodings, spectra
-from oracles.attention import dense
+from oracles import biases, spectra
+from oracles.attention import dense, may_see
+from oracles.biases import exact_tile
+from oracles.encodings import waves_or_nan
 from oracles.positions import segments
-from oracles.rotations import features, rotate
+from oracles.rotations import features, matrix, rotate
 from posenc_jax import linen, nnx
 
 SHAPE, FLOAT = jax.ShapeDtypeStruct, jnp.float32
@@ -255,20 +257,7 @@ def eps(*dtypes):
 # Positions beside the oracle
 
 
-def waves_of(p, omegas):
-    """True sine and cosine, NaN where a position is no number in the range of int32."""
-    p = np.asarray(p).astype(np.float64)
-    fits = np.isfinite(p) & (np.round(p) >= -(2.0**31)) & (np.round(p) < 2.0**31)
-    result = (w.reshape(*p.shape, len(omegas)) for w in encodings.waves(np.where(fits, p, 0).ravel(), omegas))
-    return tuple(np.where(fits[..., None], w, NAN) for w in result)
-
-
 ROWS = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
-
-
-def matrices(sine, cosine, layout):
-    columns = [rotate(e, -sine, cosine, layout) for e in np.eye(2 * sine.shape[-1])]
-    return np.stack(columns, -1)
 
 
 def last_of_a_head(p, x, way):
@@ -296,7 +285,7 @@ FUNCTIONS = {
     "rotary, last of a head": (last_of_a_head, rotate),
     "rotary, second of two axes": (second_of_two_axes, lambda x, s, c, way: rotate(x, s, c, "interleaved")),
     "shift": (lambda p, x, way: pe.shift(x, p, x.shape[-1], layout=way), lambda x, s, c, way: rotate(x, -s, c, way)),
-    "rotation_matrix": (lambda p, x, way: pe.rotation_matrix(p, x.shape[-1], layout=way, dtype=x.dtype), lambda x, s, c, way: matrices(s, c, way)),
+    "rotation_matrix": (lambda p, x, way: pe.rotation_matrix(p, x.shape[-1], layout=way, dtype=x.dtype), lambda x, s, c, way: matrix(s, c, way)),
     "offset_similarity": (lambda p, x, way: pe.offset_similarity(p, x.shape[-1]), lambda x, s, c, way: c.sum(-1)),
     "timestep_embedding": (
         lambda p, x, way: pe.timestep_embedding(p, x.shape[-1], downscale_freq_shift=0, dtype=x.dtype),
@@ -393,7 +382,7 @@ def test_positions_of_every_dtype_and_shape_under_every_transform(transform, nam
     x = np.resize(ROWS, (*lead, dim)).astype(data.draw(st.sampled_from(floats)))
     f = lambda p, x: call(p, x, way)  # noqa: E731
     omegas, exact = spectra.geometric(dim, 10_000), x.astype(np.float64)
-    sine, cosine = waves_of(p, omegas)
+    sine, cosine = waves_or_nan(p, omegas)
     want = truth(exact, sine, cosine, way)
     known = np.isfinite(sine).all(-1)
     bound = (4e-7 + eps(x.dtype)) * (1 + np.abs(exact).max(initial=0)) * (dim if name == "offset_similarity" else 1)
@@ -420,25 +409,21 @@ def test_positions_of_every_dtype_and_shape_under_every_transform(transform, nam
 # Biases of exact distances
 
 
-def per_head(*values):
-    return np.array(values).reshape(-1, 1, 1)
-
-
 M, POWERS, T5_TABLE = np.float32([0.5, 0.3]), np.float32([0.75, 1.5]), np.resize(ROWS, (8, 2))
 FIRE = tuple(np.resize(ROWS[k], shape) for k, shape in enumerate(((4,), (4,), (4, 2), (2,))))
 # A bias for two heads → its truth from the query's position, the exact distance and whether the key is after it; and by
 # how much it grows with the distance. The power is not ½, which a compiler that knows it makes a square root.
 BIASES = {
-    "alibi": (lambda i, j: pe.alibi(i, j, M), lambda i, d, after: biases.alibi(d, M), lambda d: biases.alibi(1, M) + 0 * d),
+    "alibi": (lambda i, j: pe.alibi(i, j, M), lambda i, d, after: biases.alibi(d, M), lambda d: biases.alibi_slope(d, M)),
     "kerple_log": (
         lambda i, j: pe.kerple_log(i, j, M, M),
         lambda i, d, after: biases.kerple_log(d, M, M),
-        lambda d: -(per_head(*M) ** 2) / (1 + per_head(*M) * d),
+        lambda d: biases.kerple_log_slope(d, M, M),
     ),
     "kerple_power": (
         lambda i, j: pe.kerple_power(i, j, M, POWERS),
         lambda i, d, after: biases.kerple_power(d, M, POWERS),
-        lambda d: -per_head(*M) * per_head(0.75, 1.5) * np.where(d == 0, 1, d) ** per_head(-0.25, 0.5),
+        lambda d: biases.kerple_power_slope(d, M, POWERS),
     ),
     "t5": (lambda i, j: pe.t5(i, j, T5_TABLE, max_distance=16), lambda i, d, after: biases.t5(d, after, T5_TABLE, max_distance=16), None),
     "fire": (
@@ -456,16 +441,6 @@ PAIRS = [(d, d) for d in INTEGERS + FLOATS] + [
     (np.uint8, np.int16),
 ]
 WIDE_PAIRS = [(np.float64,) * 2, (np.float64, np.int64), (np.float32, np.float64), (np.uint64, np.float16)]
-
-
-def exact_tile(i, j):
-    """The query's position, |i − j| of Python's exact integers, or of floats, and whether i < j, (..., 1, queries, keys)."""
-    if {i.dtype.kind, j.dtype.kind} - {*"iu"}:  # where one side is of floats, so is the other
-        inside = np.float64 if np.float64 in (i.dtype, j.dtype) else np.float32
-        i, j = i.astype(inside).astype(np.float64), j.astype(inside).astype(np.float64)
-    i, j = i.astype(object)[..., None, :, None], j.astype(object)[..., None, None, :]
-    with np.errstate(invalid="ignore"):
-        return i.astype(np.float64), abs(i - j), i < j
 
 
 def beyond_int32(*arrays):
@@ -549,8 +524,8 @@ def test_biases_of_any_positions_under_every_transform(transform, name, batch, w
         at, far = (x.astype(np.float32).astype(np.float64) for x in (at, d))
         if name == "sandwich":
             fits = np.isfinite(at) & (abs(np.round(at)) <= 2.0**31) & np.isfinite(far)
-            fits &= np.isfinite(waves_of(i, [1])[0][..., None, :, None, 0]) & np.isfinite(
-                waves_of(j, [1])[0][..., None, None, :, 0]
+            fits &= np.isfinite(waves_or_nan(i, [1])[0][..., None, :, None, 0]) & np.isfinite(
+                waves_or_nan(j, [1])[0][..., None, None, :, 0]
             )
             want = np.where(fits, truth(at, np.where(fits, d, 0), after), NAN)
         else:
@@ -642,18 +617,16 @@ def test_attention_of_any_positions_under_every_transform(
     draw = lambda values, n: np.array(data.draw(st.lists(values, min_size=n, max_size=n)), np.int32)  # noqa: E731
     i, j = (draw(FAR, queries), draw(FAR, keys)) if placed else (np.arange(queries), np.arange(keys))
     given_sides = {"query_positions": i, "key_positions": j} if placed else {}
-    seen = np.ones((1, queries, keys), bool)
+    parts = None
     if segmented:
         parts = draw(st.integers(-1, 1), queries), draw(st.integers(-1, 1), keys)
         given_sides |= dict(zip(SIDES[2:], parts, strict=True))
-        seen &= parts[0][:, None] == parts[1]
     at, d, after = exact_tile(i, j)
-    seen = seen & ~after if causal else seen
     call, truth, _ = BIASES[bias] if bias else (None, lambda i, d, after: np.zeros((2, *d.shape[-2:])), None)
     added = truth(at, d.astype(np.float64), after).astype(np.float32).astype(np.float64)
     f = lambda q, k, v: pe.attention(q, k, v, bias=call, causal=causal, scale=scale, block_size=block, **given_sides)  # noqa: E731
     inside = np.float64 if dtype == np.float64 else np.float32
-    want, _, back = dense(q, k, v, added, seen, scale, inside)
+    want, _, back = dense(q, k, v, added, may_see(i, j, causal, parts), scale, inside)
     bound = 2 * (eps(dtype) + 1e-6) * (1 + np.abs(ROWS[:, :32]).max())
     with jax.enable_x64(wide):
         got = np.asarray(f(q, k, v))

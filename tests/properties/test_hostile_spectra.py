@@ -201,8 +201,7 @@ def test_xpos_of_every_setting(p, q, origin, way, pairs, scale_base, gamma):
     got = jax.jit(lambda x, p, q: pe.xpos(*x, p, key_positions=q, **settings))(x, np.int32([p]), np.int32([q]))
     for row, at, sign, turned in zip(x, (p, q), (1, -1), got, strict=True):
         sine, cosine = waves(at, geometric(2 * pairs, 10_000))
-        scale = rotations.decay(pairs, sign * (at - origin), scale_base, gamma)
-        want = rotations.rotate(row, scale * sine, scale * cosine, way)
+        want = rotations.xpos(row, sine, cosine, sign * (at - origin), way, scale_base, gamma)
         length = np.hypot(*rotations.pairs(want, way))
         fits = (length > 1e-30) & (length < 1e38)  # beyond, float32 has no such number
         for mine, true in zip(*(rotations.pairs(np.asarray(y, np.float64), way) for y in (turned, want)), strict=True):

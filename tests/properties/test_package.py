@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from posenc_jax import hf, linen, nnx, plot
 
-PACKAGE = Path(pe.__file__).parent
+PACKAGE, ROOT = Path(pe.__file__).parent, Path(__file__).parents[2]
 # A module imports from floors below its own alone.
 FLOORS = (
     "_arrays _checks _fixed_point _mesh _xla hf._models",
@@ -130,3 +132,19 @@ def test_a_repeated_call_is_not_traced_again():
         with jax.no_tracing():
             pe.sinusoidal(np.arange(5), 12)
             pe.sinusoidal(np.arange(5), pe.geometric(12))
+
+
+def test_the_overview_of_the_reference_lists_every_public_name():
+    overview = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8")
+    rooms = (pe, hf, linen, nnx, plot)
+    public = {f"{room.__name__}.{name}" for room in rooms for name in room.__all__}
+    assert set(re.findall(r"\.md#(posenc_jax\.[\w.]+)\)", overview)) == public
+
+
+def test_the_contributing_page_shows_every_module():
+    page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    tree = page.partition("```text\n")[2].partition("```")[0]
+    modules = {path.name for path in (ROOT / "posenc_jax").glob("*.py")}
+    assert set(re.findall(r"^  (\w+\.py) ", tree, re.M)) == modules
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
+    assert folders == set(re.findall(r"^  (\w+)/ ", page.rpartition("\ntests/\n")[2], re.M))

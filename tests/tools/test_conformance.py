@@ -14,7 +14,7 @@ from flax import nnx
 
 from conformance import formulas, run, vectors
 from conformance.adapters import NotOffered, flax_nnx
-from oracles import biases, encodings, spectra
+from oracles import biases, encodings, rotations, spectra
 
 FOLDER = Path(run.__file__).parent
 CASES = run.load()
@@ -255,11 +255,8 @@ def test_a_wrong_library_fails_every_case_that_shows_it(mistake):
 
 def float32_phases(positions, x, rotary_width, base, layout, scaling=None, axes=None):
     """As most libraries have it; half layout, whole heads."""
-    omega = np.float32(base) ** (-np.arange(0, rotary_width, 2, dtype=np.float32) / np.float32(rotary_width))
-    phase = np.array(positions, np.float32)[:, None] * omega
-    a, b = np.split(np.array(x, np.float32), 2)
-    sine, cosine = np.sin(phase.astype(np.float64)), np.cos(phase.astype(np.float64))
-    return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=1)
+    phases = encodings.float32_phases(positions, spectra.geometric(rotary_width, base))
+    return rotations.rotate_by([x] * len(phases), phases, layout)
 
 
 def test_float32_phases_fail_and_are_told_from_wrong_formulas():

@@ -23,6 +23,7 @@ from flax import nnx
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import QUICK
+from oracles import biases
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "demo" / "train_text.py"
@@ -285,11 +286,11 @@ def test_the_biases_that_are_drawn(train_text):
     drawn = {name: train_text.bias_of(setup, model) for name, model in models.items()}
     distance = np.array(drawn["alibi"]["distance"], np.float64)
     assert distance[0] == 1 and distance[-1] == 63
-    want = -np.array([2**-4, 2**-8])[None, :, None] * distance
+    want = biases.alibi(distance, [2**-4, 2**-8])[None, :, 0]
     assert_within(drawn["alibi"]["layers"], want, 1e-4, against="slopes times distances")
     kerple = models["kerple"].blocks[1].attention.attention_fn.bias
-    p, a = (np.log1p(np.exp(np.asarray(x[...], np.float64)))[:, None] for x in (kerple.free_r1, kerple.free_r2))
-    assert_within(drawn["kerple"]["layers"], [-p * np.log1p(a * distance)], 1e-4, against="the float64 formula")
+    want = biases.kerple_log(distance, *(biases.softplus(x[...]) for x in (kerple.free_r1, kerple.free_r2)))[None, :, 0]
+    assert_within(drawn["kerple"]["layers"], want, 1e-4, against="the float64 formula")
     table = np.asarray(models["t5"].blocks[0].attention.attention_fn.bias.embedding[...])
     want = [np.tile((table[1] - table[0])[:, None], distance.size)]
     assert_within(drawn["t5"]["layers"], want, 1e-4, against="the difference of two rows")

@@ -17,7 +17,7 @@ import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
-from oracles.attention import dense
+from oracles.attention import dense, may_see
 from oracles.biases import alibi, tile
 
 RNG = np.random.default_rng(0)
@@ -95,13 +95,9 @@ def exact(
     if bias is not None:
         compute = functools.partial(_table_and_derivative(bias), parameters, i, j)
         table = np.asarray(compute(np.zeros(jax.eval_shape(bias, i, j, *parameters).shape, np.float32))[0], np.float64)
-    seen = np.ones((1, 1, i.shape[-1], j.shape[-1]), bool)
-    if causal:
-        seen = seen & (i[..., :, None] >= j[..., None, :]).reshape(-1, *seen.shape[1:])
-    if segments is not None:
-        a, b = (np.asarray(x) for x in (segments if isinstance(segments, tuple) else (segments, segments)))
-        seen = seen & (a[..., :, None] == b[..., None, :]).reshape(-1, *seen.shape[1:])
-    y, residual, back = dense(q, k, v, table, seen, scale)
+    if segments is not None and not isinstance(segments, tuple):
+        segments = segments, segments
+    y, residual, back = dense(q, k, v, table, may_see(i, j, causal, segments), scale)
     dq, dk, dv, ds = back(dy, dl)
     if bias is not None:
         dt = ds.sum(tuple(range(ds.ndim - table.ndim)))

@@ -109,7 +109,7 @@ P, H = np.arange(4), np.ones(3, np.float32)
     ("call", "error", "match"),
     [
         (lambda: pe.alibi(P, P, 0), ValueError, "alibi: heads must be at least 1, got 0"),
-        (lambda: pe.alibi(P, P, 2.0), TypeError, "alibi: heads must be an integer, got float 2.0"),  # type: ignore
+        (lambda: pe.alibi(P, P, 2.0), TypeError, "alibi: heads must be an integer or a float array of slopes, got float 2.0"),  # type: ignore
         (lambda: pe.alibi(P, P, np.arange(3)), TypeError, r"alibi: heads must be a float array of shape \(heads,\), got int64"),
         (lambda: pe.alibi(P, P, np.ones((2, 2), np.float32)), ValueError, r"alibi: heads must have shape \(heads,\), got \(2, 2\)"),
         (lambda: pe.alibi(P, 3, 2), ValueError, r"alibi: key_positions must have shape \(..., keys\), got \(\)"),

@@ -11,7 +11,7 @@ import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import tiered
-from oracles import recorded, rotations, spectra
+from oracles import fourier, recorded
 from oracles.fourier import fourier_features as exact
 from oracles.fourier import timestep_embedding
 
@@ -67,15 +67,7 @@ def test_octaves_of_nerf(count):
     x = RNG.uniform(-1, 1, (11, 3)).astype(np.float32)
     matrix = np.kron(np.eye(3), 2.0 ** np.arange(-1, count - 1)).astype(np.float32)
     got = pe.fourier_features(x, matrix, layout="interleaved")
-    rows = []
-    for point in x.tolist():
-        row = []
-        for p in point:
-            for k in range(count):
-                phase = spectra.MP.mpf(2) ** k * spectra.MP.pi * spectra.MP.mpf(p)
-                row += [float(spectra.MP.sin(phase)), float(spectra.MP.cos(phase))]
-        rows.append(row)
-    np.testing.assert_allclose(got, rows, rtol=0, atol=bound(1))
+    np.testing.assert_allclose(got, fourier.nerf(x, count), rtol=0, atol=bound(1))
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3), (0,), (2, 0)])
@@ -110,17 +102,6 @@ def test_the_same_bits_in_every_program():
     np.testing.assert_array_equal(scanned, whole)
 
 
-def derivatives_along(x, matrix, layout, one, other):
-    """float64: those of the features along the direction `one` = (dx, db), and those of these along `other`."""
-    waves, (x, matrix) = exact(x, matrix), (v.astype(np.float64) for v in (x, matrix))
-    along = [2 * np.pi * (dx @ matrix + x @ db) for dx, db in (one, other)]
-    both = 2 * np.pi * (one[0] @ other[1] + other[0] @ one[1])
-    sine, cosine = np.split(waves, 2, axis=1)
-    first = cosine * along[0], -sine * along[0]
-    second = cosine * both - sine * along[0] * along[1], -sine * both - cosine * along[0] * along[1]
-    return rotations.features(*first, layout), rotations.features(*second, layout)
-
-
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_derivatives_in_both(layout):
     x = RNG.uniform(-1, 1, (4, 3)).astype(np.float32)
@@ -150,17 +131,11 @@ def test_derivatives_in_both(layout):
         }
 
     got = slopes(x, matrix, weights, whole_numbers, one, other)
-    waves, by = (
-        exact(x, matrix),
-        weights if layout == "half" else np.concatenate([weights[:, ::2], weights[:, 1::2]], 1),
-    )
-    slope = 2 * np.pi * (by[:, :5] * waves[:, 5:] - by[:, 5:] * waves[:, :5])
-    for mine, want in zip(got["reverse"], (slope @ matrix.T, x.T @ slope), strict=True):
+    for mine, want in zip(got["reverse"], fourier.pulled_back(x, matrix, weights, layout), strict=True):
         assert_within(mine, want, 3e-5, against="the derivative in float64")
-    waves = exact(whole_numbers, matrix)
-    want = whole_numbers.T @ (2 * np.pi * (waves[:, 5:] - waves[:, :5]))
+    _, want = fourier.pulled_back(whole_numbers, matrix, np.ones((2, 10)))
     assert_within(got["reverse, whole numbers"], want, 2e-4, against="the derivative in float64")
-    first, second = derivatives_along(x, matrix, layout, one, other)
+    first, second = fourier.along(x, matrix, one, other, layout)
     assert_within(got["forward"], first, 1e-4, against="the derivative along a direction, in float64")
     assert_within(got["forward of forward"], second, 2e-3, against="the second derivative, in float64")
     for name in ("forward of reverse", "reverse of forward", "reverse of reverse"):

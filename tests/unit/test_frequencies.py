@@ -9,7 +9,6 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import mpmath
 import numpy as np
 import pytest
 
@@ -25,11 +24,10 @@ def test_geometric_is_correct_to_the_last_unit(dim, base, endpoint):
     frequencies = pe.geometric(dim, base, endpoint=endpoint)
     assert (frequencies.dim, frequencies.num_pairs, frequencies.num_axes) == (dim, (dim + 1) // 2, 1)
     omegas = spectra.geometric(dim, base, endpoint)
-    with mpmath.workdps(60):
-        turns = [mpmath.mpf(w) / (2 * mpmath.pi) * mpmath.mpf(2) ** 128 for w in omegas]
-        assert max(abs(t - mine) for t, mine in zip(turns, frequencies.turns, strict=True)) <= 0.51
-    np.testing.assert_allclose(frequencies.angular, [float(w) for w in omegas], rtol=4e-16)
-    np.testing.assert_allclose(frequencies.wavelengths, [float(2 * mpmath.pi / w) for w in omegas], rtol=4e-16)
+    turns = spectra.exact_turns(omegas)
+    assert max(abs(t - mine) for t, mine in zip(turns, frequencies.turns, strict=True)) <= 0.51
+    np.testing.assert_allclose(frequencies.angular, spectra.floats(omegas), rtol=4e-16)
+    np.testing.assert_allclose(frequencies.wavelengths, spectra.wavelengths(omegas), rtol=4e-16)
 
 
 def test_endpoint_ends_exactly_at_one_over_base():

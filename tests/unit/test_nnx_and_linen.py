@@ -12,6 +12,7 @@ import posenc_jax.linen as linen
 import posenc_jax.nnx as nnx_modules
 from helpers.closeness import assert_within
 from helpers.quick import quick
+from oracles.biases import softplus, twice_sigmoid
 
 KEY = jax.random.key(0)
 QUERIES = np.array([[3, 4, 5], [2_000_000_000, 7, 0]], np.int32)
@@ -19,16 +20,12 @@ KEYS = np.array([0, 1, 5, 900, 2_000_000_001], np.int32)
 X = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
 
 
-def softplus(x):
-    return np.logaddexp(np.asarray(x, np.float64), 0)
-
-
 def f32(x):
     return jnp.asarray(x, jnp.float32)
 
 
 def free_kerple(p, second):
-    return f32(softplus(p["free_r1"])), f32(second(np.asarray(p["free_r2"], np.float64)))
+    return f32(softplus(p["free_r1"])), f32(second(p["free_r2"]))
 
 
 def fire(p, q, k, start=512.0):
@@ -58,7 +55,7 @@ BIASES = [
         "KERPLE",
         (3,),
         {"form": "power"},
-        lambda p, q, k: pe.kerple_power(q, k, *free_kerple(p, lambda x: 2 / (1 + np.exp(-x)))),
+        lambda p, q, k: pe.kerple_power(q, k, *free_kerple(p, twice_sigmoid)),
         {"free_r1": (3,), "free_r2": (3,)},
     ),
     (
@@ -144,8 +141,7 @@ def test_all_parameters_and_nothing_else_is_learned(name, sizes, settings, funct
 @pytest.mark.parametrize(("form", "first", "second"), [("log", 2, 1), ("power", 1, 2)])
 def test_kerple_begins_as_the_authors_do(form, first, second):
     for p in drawn_in_both("KERPLE", 20_000, form=form):
-        r1 = softplus(p["free_r1"])
-        r2 = 2 / (1 + np.exp(-np.asarray(p["free_r2"], np.float64))) if form == "power" else softplus(p["free_r2"])
+        r1, r2 = softplus(p["free_r1"]), (twice_sigmoid if form == "power" else softplus)(p["free_r2"])
         for values, high in ((r1, first), (r2, second)):
             assert 0.0099 < values.min() < 0.02 and 0.99 * high < values.max() < high
             quartiles = np.array([1, 2, 3]) * high / 4
@@ -223,8 +219,7 @@ def test_fourier_features(learned):
 def test_kerple_begins_at_least_a_hundredth_from_its_limits():
     """As the authors' code: r₁ of the power form within (0.01, 1), its exponent r₂ within (0.01, 1.99)."""
     module = quick(lambda: parameters(made("KERPLE", 2**20, form="power")))()
-    drawn = {name: np.asarray(x, np.float64) for name, x in module.items()}
-    found = np.logaddexp(0, drawn["free_r1"]), 2 / (1 + np.exp(-drawn["free_r2"]))
+    found = softplus(module["free_r1"]), twice_sigmoid(module["free_r2"])
     for values, ends in zip(found, [(0.01, 1), (0.01, 1.99)], strict=True):
         assert_within([values.min(), values.max()], ends, [7e-6, 2e-5], against="the ends of the interval")
 

@@ -1,5 +1,6 @@
 """Figures: what they show equals what the formulas say, in any style, and pyplot never hears of it."""
 
+import functools
 import importlib
 import io
 import sys
@@ -15,8 +16,8 @@ import pytest
 
 import posenc_jax as pe
 from oracles.attention import dense
-from oracles.encodings import textbook
-from oracles.spectra import floats, geometric
+from oracles.encodings import offset_similarity, textbook
+from oracles.spectra import geometric, wavelengths
 from posenc_jax import plot
 
 LENGTH, DIM = 50, 16
@@ -191,11 +192,10 @@ def test_similarity_of_any_scale_and_sign(scale):
 @pytest.mark.parametrize("frequencies", [DIM, pe.geometric(DIM), pe.geometric(DIM).angular.astype(np.float32)])
 def test_offset_products(frequencies):
     axes = plot.offset_products(frequencies, starts=[0, -7, 1000], max_offset=30).axes[0]
-    angular = floats(geometric(DIM, 10_000))
-    exact = lambda k: np.cos(np.multiply.outer(k, angular)).sum(axis=-1)  # noqa: E731
+    exact = functools.partial(offset_similarity, omegas=geometric(DIM, 10_000))
     curve, *starts = axes.lines
     # An array of float32 frequencies is off by up to 2⁻²⁴, times 1030 positions.
-    np.testing.assert_allclose(curve.get_ydata(), exact(curve.get_xdata().astype(np.float64)), atol=1e-5)
+    np.testing.assert_allclose(curve.get_ydata(), exact(curve.get_xdata()), atol=1e-5)
     assert curve.get_xdata()[-1] == 30
     assert [line.get_label() for line in starts] == ["p = 0", "p = -7", "p = 1000"]
     for line in starts:
@@ -226,9 +226,9 @@ def test_spectrum():
     spectra = {"ten": pe.geometric(DIM), "end": pe.geometric(8, endpoint=True), "width": 6, "array": np.float32([2, 0])}
     axes = plot.spectrum(spectra).axes[0]
     expected = {
-        "ten": 2 * np.pi * 10_000.0 ** (np.arange(8) / 8),
-        "end": 2 * np.pi * 10_000.0 ** (np.arange(4) / 3),
-        "width": 2 * np.pi * 10_000.0 ** (np.arange(3) / 3),
+        "ten": wavelengths(geometric(DIM, 10_000)),
+        "end": wavelengths(geometric(8, 10_000, endpoint=True)),
+        "width": wavelengths(geometric(6, 10_000)),
         "array": [np.pi, np.nan],
     }
     assert {line.get_label() for line in axes.lines} == set(expected)

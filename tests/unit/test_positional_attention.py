@@ -18,8 +18,9 @@ import posenc_jax.nnx as nnx_modules
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
-from oracles import rotations, spectra
+from oracles import attention
 from oracles.attention import dense
+from oracles.rotations import rope
 from posenc_jax._positional_attention import PositionalSettings
 
 MAKERS = pytest.mark.parametrize(
@@ -38,12 +39,6 @@ def as_flax():
     """Flax's own layers add biases of other ranks and dtypes."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
-
-
-def turned(x, positions, base=10_000.0, width=8, layout="half", part="first"):
-    """(..., seq, heads, head_dim) rotated by the oracle."""
-    angles = np.asarray(positions)[..., None, None] * spectra.floats(spectra.geometric(width, base))
-    return rotations.rotate_by(x, angles, layout, part)
 
 
 def attended(*qkv, mask=True, bias=0.0):
@@ -79,7 +74,7 @@ def test_is_attention_of_what_is_turned(make, settings):
         ({"input_positions": positions}, positions, positions),
         ({"input_positions": positions, "key_positions": others}, positions, others),
     ]:
-        want = attended(turned(Q, p, **settings), turned(K, t, **settings), V, mask=CAUSAL)
+        want = attended(rope(Q, p, **settings), rope(K, t, **settings), V, mask=CAUSAL)
         np.testing.assert_allclose(attend(Q, K, V, mask=jnp.asarray(CAUSAL), **given), want, atol=2e-6)
 
 
@@ -156,12 +151,9 @@ def parameters(layer):
     return {"params": nnx.to_pure_dict(nnx.state(layer, nnx.Param))}
 
 
-def layer_in_numpy(layer, x, positions, mask=True, bias=0.0):
-    """A layer with rotary embeddings and a bias, float64."""
-    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters(layer)["params"])
-    q, k, v = (np.einsum("...f,fhd->...hd", x, p[n]["kernel"]) + p[n]["bias"] for n in ("query", "key", "value"))
-    y = attended(turned(q, positions), turned(k, positions), v, mask=mask, bias=bias)
-    return np.einsum("...hd,hdf->...f", y, p["out"]["kernel"]) + p["out"]["bias"]
+def layer_in_numpy(module, x, positions, mask=True, bias=0.0):
+    """An NNX layer by the oracle."""
+    return attention.layer(parameters(module)["params"], x, positions, bias, mask)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -237,10 +229,8 @@ def test_weights_are_sown_and_dropped(as_flax):
     assert not np.allclose(one, two)
     layer(X, deterministic=True, sow_weights=True, mask=jnp.asarray(CAUSAL))
     sown = nnx.pop(layer, nnx.Intermediate)["attention_weights"][0]
-    p = jax.tree.map(np.asarray, parameters(layer)["params"])
-    q, k = (
-        turned(np.einsum("bsf,fhd->bshd", X, p[n]["kernel"]) + p[n]["bias"], np.arange(6)) for n in ("query", "key")
-    )
+    p = parameters(layer)["params"]
+    q, k = (rope(attention.project(p[n], X), np.arange(6)) for n in ("query", "key"))
     eye = np.broadcast_to(np.eye(6)[:, None], (2, 6, 2, 6))  # values that show the weights
     np.testing.assert_allclose(np.moveaxis(attended(q, k, eye, mask=CAUSAL), 1, 2), sown, atol=2e-6)
     same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8))
@@ -340,7 +330,7 @@ def test_rows_padded_on_the_left_decode_by_slots(make):
     padding, slot = np.array([0, 2]), 5
     kept = (np.arange(6) >= padding[:, None])[:, None, None]
     positions = np.arange(6) - padding[:, None]
-    want = attended(turned(Q, positions)[:, slot:], turned(K, positions), V, mask=kept)
+    want = attended(rope(Q, positions)[:, slot:], rope(K, positions), V, mask=kept)
     step = make(8, decode=True)(Q[:, slot:], K, V, input_positions=np.array([slot]), mask=jnp.asarray(kept))
     np.testing.assert_allclose(step, want, atol=2e-6)
 
@@ -578,21 +568,13 @@ def test_layers_of_equal_settings_are_traced_once(as_flax):
     assert len(traces) == 1
 
 
-def textbook(attend, q, k, v):
-    """Right at small positions, with JAX's own derivatives."""
-    angle = np.arange(6.0)[:, None, None] * 10_000.0 ** (-np.arange(4.0) / 4)
-    cosine, sine = (np.concatenate([w, w], -1)[None].astype(np.float32) for w in (np.cos(angle), np.sin(angle)))
-    q, k = (x * cosine + jnp.concatenate([-x[..., 4:], x[..., :4]], -1) * sine for x in (q, k))
-    return attend(q, k, v)
-
-
-def with_grads(f):
-    return quick(jax.value_and_grad(lambda *qkv: jnp.sum(jnp.sin(f(*qkv))), argnums=(0, 1, 2)))(Q, K, V)
-
-
 @functools.cache
-def textbook_with_grads():
-    return with_grads(functools.partial(textbook, nnx.dot_product_attention))
+def sines_and_gradients():
+    """The sum of sines of attention at positions 0 to 5, and its derivatives, by the oracles."""
+    p = np.arange(6)
+    y, _, back = dense(rope(Q, p), rope(K, p), V)
+    dq, dk, dv, _ = back(np.cos(y))
+    return np.sum(np.sin(y)), (rope(dq, -p), rope(dk, -p), dv)
 
 
 @MAKERS
@@ -602,8 +584,8 @@ def test_transforms(make):
     remat = jax.checkpoint(lambda q, k, v, p: attend(q, k, v, input_positions=p))
     each = lambda q, k, v: jax.vmap(remat, in_axes=(0, 0, 0, None))(q, k, v, jnp.arange(6))  # noqa: E731
 
-    got, want = with_grads(each), textbook_with_grads()
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    got = quick(jax.value_and_grad(lambda *qkv: jnp.sum(jnp.sin(each(*qkv))), argnums=(0, 1, 2)))(Q, K, V)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(sines_and_gradients()), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6)
 
 

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.tiers import tiered
+from oracles import encodings, recorded
 from oracles import positions as loops
-from oracles import recorded
 
 RNG = np.random.default_rng(0)
 QWEN, TIMM = recorded.cases("qwen_positions"), recorded.cases("timm_grids")
@@ -199,38 +199,16 @@ def test_leading_tokens_are_not_turned():
     np.testing.assert_array_equal(got[2:], pe.rotary(x[2:], pe.grid_positions((3, 5)), pe.axial(16, 2)))
 
 
-def one_coordinate(width, coordinate, omega):
-    """(sines, cosines) of one coordinate of each token."""
-    phase = np.outer(coordinate.reshape(-1), omega)
-    assert phase.shape[1] == width // 2
-    return np.concatenate([np.sin(phase), np.cos(phase)], axis=1)
-
-
-def mae(width, height, columns):
-    """`get_2d_sincos_pos_embed` of facebookresearch/mae (util/pos_embed.py, commit a9f5c70), in float64.
-
-    The original takes one side; its meshgrid of (w, h) makes x the first coordinate and rows the first axis.
-    """
-    x, y = np.meshgrid(np.arange(columns, dtype=float), np.arange(height, dtype=float))
-    omega = 1.0 / 10000 ** (np.arange(width // 4) / (width / 4.0))
-    return np.concatenate([one_coordinate(width // 2, c, omega) for c in (x, y)], axis=1)
-
-
-def big_vision(width, height, columns):
-    """`posemb_sincos_2d` of google-research/big_vision (models/vit.py, commit 0b73d7b), in float64."""
-    y, x = np.mgrid[:height, :columns]
-    omega = 1.0 / 10_000.0 ** (np.arange(width // 4) / (width // 4 - 1))
-    return np.concatenate([one_coordinate(width // 2, c, omega) for c in (x, y)], axis=1)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("width", [8, 36, 384])
 def test_tables_of_mae_and_big_vision(shape, width):
     positions = pe.grid_positions(shape, order="column")  # each coordinate is encoded by itself, and they are joined
     got = np.asarray(pe.sinusoidal(positions, width // 2, layout="half")).reshape(-1, width)
-    np.testing.assert_allclose(got, mae(width, *shape), rtol=0, atol=1e-7)
+    np.testing.assert_allclose(got, encodings.mae(width, *shape), rtol=0, atol=1e-7)
     ends = pe.sinusoidal(positions, pe.geometric(width // 2, endpoint=True), layout="half")
-    np.testing.assert_allclose(np.asarray(ends).reshape(-1, width), big_vision(width, *shape), rtol=0, atol=1e-7)
+    np.testing.assert_allclose(
+        np.asarray(ends).reshape(-1, width), encodings.big_vision(width, *shape), rtol=0, atol=1e-7
+    )
     rows_first = np.asarray(pe.sinusoidal(pe.grid_positions(shape), width // 2, layout="half")).reshape(-1, width)
     np.testing.assert_array_equal(rows_first, np.roll(got, width // 2, axis=1))
     with_class = np.pad(got, ((1, 0), (0, 0)))  # MAE's class token
@@ -254,10 +232,8 @@ def test_three_coordinates():
     shape, width = (2, 3, 4), 24
     got = pe.sinusoidal(pe.grid_positions(shape), pe.axial(width, 3))
     assert got.shape == (24, width)
-    omega = 10000.0 ** (-np.arange(4) / 4)
-    for token, cell in zip(np.asarray(got), np.ndindex(*shape), strict=True):
-        want = [f(p * w) for p in cell for w in omega for f in (np.sin, np.cos)]
-        np.testing.assert_allclose(token, want, rtol=0, atol=1e-7)
+    want = np.concatenate([encodings.encode(p, width // 3) for p in loops.grid(shape).T], 1)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-7)
 
 
 IDS = np.array([1, 1, 2], np.int32)

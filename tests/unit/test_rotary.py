@@ -27,12 +27,6 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def pairs_of(x, layout):
-    """x as complex numbers, one for each pair."""
-    a, b = rotations.pairs(np.asarray(x, np.float64), layout)
-    return a + 1j * b
-
-
 ANYWHERE = np.concatenate([EDGES, np.random.default_rng(1).integers(-(2**31), 2**31, 30)]).astype(np.int32)
 SPECTRA = [(2, 10_000), (6, 10_000), (64, 500_000), (128, 100)]
 
@@ -51,9 +45,9 @@ def turned_anywhere():
 
 def check_pairs(x, turned, layout, dim, base):
     sine, cosine = encodings.waves(ANYWHERE, spectra.geometric(dim, base))
-    z = pairs_of(x, layout)
+    z = rotations.as_complex(x, layout)
     want = z * (cosine + 1j * sine)[:, None]
-    assert_within(pairs_of(turned, layout), want, 3e-7 * np.abs(z), against="mpmath at 60 digits")
+    assert_within(rotations.as_complex(turned, layout), want, 3e-7 * np.abs(z), against="mpmath at 60 digits")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -71,16 +65,10 @@ def test_pairs_are_within_3e_7_at_any_known_position(layout):
 
 
 def test_the_rotation_is_the_one_of_llama_and_of_gpt_j():
-    # As their code writes it: x·cos + rotate_half(x)·sin, and rotate_every_two.
     x, p = normal(5, 3, 8), np.arange(5)
-    angles = p[:, None] / 10_000 ** (np.arange(0, 8, 2) / 8)
-    half = np.concatenate([angles, angles], -1)[:, None]
-    swapped = np.concatenate([-x[..., 4:], x[..., :4]], -1)
-    np.testing.assert_allclose(pe.rotary(x, p), x * np.cos(half) + swapped * np.sin(half), atol=1e-6)
-    every = np.repeat(angles, 2, -1)[:, None]
-    swapped = np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
-    want = x * np.cos(every) + swapped * np.sin(every)
-    np.testing.assert_allclose(pe.rotary(x, p, layout="interleaved"), want, atol=1e-6)
+    angles = p[:, None, None] * spectra.floats(spectra.geometric(8, 10_000))
+    np.testing.assert_allclose(pe.rotary(x, p), rotations.llama(x, angles), atol=1e-6)
+    np.testing.assert_allclose(pe.rotary(x, p, layout="interleaved"), rotations.gpt_j(x, angles), atol=1e-6)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -94,7 +82,7 @@ def test_scores_depend_on_the_offset_alone(layout):
 
     size = np.linalg.norm(q, axis=-1)[:, 0] * np.linalg.norm(k, axis=-1)[:, 0]
     near = scores(3)
-    want = np.real(np.sum(np.conj(pairs_of(k, layout)) * pairs_of(rotations.rotate_by(q, offsets[:, None, None] * pe.geometric(128).angular, layout), layout), -1))[:, 0]  # fmt: skip
+    want = np.einsum("shd,shd->s", rotations.rope(q, offsets, layout=layout), k)
     np.testing.assert_allclose(near / size, want / size, atol=3e-7)
     for start in (-3, 2_000_000_000, -(2**31)):
         assert_within(scores(start) / size, near / size, 3e-7, against=f"the scores from 3 on, from {start}:")
@@ -139,8 +127,7 @@ def turned_in_part():
 
 def check_part(x, y, layout, dim, part):
     y = np.asarray(y)
-    angles = np.arange(100, 105)[:, None, None] * pe.geometric(dim).angular
-    want = rotations.rotate_by(x, angles, layout, part)
+    want = rotations.rope(x, np.arange(100, 105), dim, layout=layout, part=part)
     np.testing.assert_allclose(y, want, atol=1e-6)
     kept = np.s_[..., dim:] if part == "first" else np.s_[..., : x.shape[-1] - dim]
     np.testing.assert_array_equal(y[kept], x[kept])
@@ -266,9 +253,7 @@ def test_float64_is_kept():
     x = normal(5, 2, 8).astype(np.float64)
     y = pe.rotary(x, np.arange(5))
     assert y.dtype == np.float64
-    np.testing.assert_allclose(
-        y, rotations.rotate_by(x, np.arange(5)[:, None, None] * pe.geometric(8).angular, "half"), atol=3e-7
-    )
+    np.testing.assert_allclose(y, rotations.rope(x, np.arange(5)), atol=3e-7)
     np.testing.assert_allclose(jax.grad(lambda x: jnp.sum(pe.rotary(x, np.arange(5)) ** 2))(x), 2 * x, atol=1e-6)
 
 
@@ -320,34 +305,13 @@ def test_text_of_three_equal_coordinates_is_ordinary():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_float32_precision_is_what_references_compute(layout):
     x, p, f = normal(50, 2, 16), np.arange(4000, 4050), pe.geometric(16).with_precision("float32")
-    angles = (p[:, None].astype(np.float32) * f.angular.astype(np.float32))[:, None]
-    want = rotations.rotate_by(x, angles.astype(np.float64), layout)
+    angles = encodings.float32_phases(p, spectra.geometric(16, 10_000))[:, None]
+    want = rotations.rotate_by(x, angles, layout)
     np.testing.assert_allclose(pe.rotary(x, p, f, layout=layout), want, atol=1e-6)
     assert np.abs(want - np.asarray(pe.rotary(x, p, layout=layout))).max() > 2e-5  # the float32 phases' own error
 
 
 # Derivatives
-
-
-def derivatives(x, p, w, slope_of, layout, dim, inverse=False):
-    """float64: those of a loss by x, p and w, where `slope_of` gives its derivative by the turned x.
-
-    The derivative by a pair's angle θ is the one along i·y, where y is the turned pair. Rotating the cotangent back by θ
-    gives the derivative by x.
-    """
-    x, p, w = (np.asarray(v, np.float64) for v in (x, p, w))
-    sign = -1 if inverse else 1
-    shared, rows = (1,) * (x.ndim - 2 - p.ndim) + p.shape, x.shape[:-2]
-    angles = sign * np.broadcast_to(p, rows)[..., None, None] * w
-    y = rotations.rotate_by(x, angles, layout)
-    slopes = slope_of(y)
-    by_pair, pairs = pairs_of(slopes[..., :dim], layout), pairs_of(y[..., :dim], layout)
-    d_x = rotations.rotate_by(slopes, -angles, layout)
-    by_angle = sign * np.real(np.conj(by_pair) * 1j * pairs).sum(-2)
-    kept = tuple(axis for axis, size in enumerate(shared) if size == 1 and rows[axis] > 1)
-    d_p = (by_angle * w).sum(-1).sum(kept).reshape(p.shape)
-    d_w = (by_angle * np.broadcast_to(p, rows)[..., None]).sum(tuple(range(len(rows))))
-    return d_x, d_p, d_w
 
 
 @pytest.mark.parametrize(
@@ -363,7 +327,7 @@ def test_derivatives_in_x_positions_and_frequencies(layout, inverse, shape):
     x, weights = normal(2, 5, 3, 8), normal(2, 5, 3, 8, seed=1)
     p = np.random.default_rng(5).uniform(-3, 3, shape).astype(np.float32)
     w = np.asarray([1.3, 0.2, 0.7], np.float32)
-    expected = derivatives(x, p, w, lambda y: 2 * weights * y, layout, 6, inverse)
+    expected = rotations.derivatives(x, p, w, lambda y: 2 * weights * y, layout, inverse)
 
     @quick
     def slopes(x, p, w):
@@ -392,7 +356,7 @@ def test_derivatives_in_positions_of_several_coordinates():
     p = jnp.asarray(np.random.default_rng(6).uniform(-3, 3, (5, 3)).astype(np.float32))
     loss = lambda p: jnp.sum(pe.rotary(x, p, f) * x)  # noqa: E731
     got = np.asarray(quick(jax.grad(loss))(p))
-    z = pairs_of(x, "half")
+    z = rotations.as_complex(x, "half")
     angles = np.take(np.asarray(p, np.float64), f.axes, -1) * f.angular
     slopes = -np.sin(angles)[None, :, None] * np.abs(z) ** 2 * f.angular  # d/dθ Re(z̄ z e^{iθ})
     want = np.stack([slopes[..., np.array(f.axes) == c].sum((0, 2, 3)) for c in range(3)], -1)
@@ -444,7 +408,7 @@ def test_derivatives_on_a_mesh(kind, x_spec, p_spec, on_cpu):
     x, p = jnp.asarray(normal(8, 3, 6)), jnp.linspace(-3, 3, 8)
     w = jnp.asarray([1.3, 0.2, 0.7], jnp.float32)
     total = lambda x, p, w: jnp.sum(pe.rotary(x, p, w) ** 3)  # noqa: E731
-    want = derivatives(x, p, w, lambda y: 3 * y**2, "half", 6)
+    want = rotations.derivatives(x, p, w, lambda y: 3 * y**2, "half")
     explicit = kind != "shard_map"
     mesh = jax.make_mesh((8,), ("d",), (kind if explicit else AxisType.Auto,), devices=jax.devices("cpu"))
     if not explicit:
@@ -478,8 +442,7 @@ def test_an_x_that_is_one_for_all_devices(on_cpu):
     x, p = jnp.asarray(normal(1, 3, 6)), jnp.arange(8)
     weights = jnp.asarray(normal(8, 3, 6, seed=1))
     total = lambda x, p, c: jnp.sum(c * pe.rotary(x, p))  # noqa: E731
-    backward = -np.arange(8)[:, None, None] * pe.geometric(6).angular
-    want = rotations.rotate_by(weights, backward, "half").sum(0, keepdims=True)
+    want = rotations.rope(weights, -np.arange(8)).sum(0, keepdims=True)
     local = lambda x, p, c: lax.psum(total(x, p, c), "d")  # noqa: E731
     mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
     got = quick(jax.grad(jax.shard_map(local, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=P())))

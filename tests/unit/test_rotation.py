@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from oracles import encodings, spectra
+from oracles import encodings, rotations, spectra
 
 BOUND = 5e-7
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -45,11 +45,7 @@ def test_the_matrix_is_independent_of_the_position():
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 def test_entries(layout):
     sine, cosine = (w[0] for w in encodings.waves([5], spectra.geometric(6, 10_000)))
-    want = np.zeros((6, 6))
-    for i in range(3):
-        s, c = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, i + 3)
-        want[s, s] = want[c, c] = cosine[i]
-        want[s, c], want[c, s] = sine[i], -sine[i]
+    want = rotations.matrix(sine, cosine, layout)
     np.testing.assert_allclose(pe.rotation_matrix(5, 6, layout=layout), want, rtol=0, atol=9e-8)
 
 
@@ -122,7 +118,7 @@ def test_an_amplitude_is_that_of_the_encodings_and_no_move_changes_it():
 
 def test_offset_similarity_is_the_sum_of_cosines():
     offsets = np.array([0, 1, -1, 20, 12_345, 2**31 - 1, -(2**31)])
-    want = encodings.waves(offsets, spectra.geometric(128, 10_000))[1].sum(1)
+    want = encodings.offset_similarity(offsets, spectra.geometric(128, 10_000))
     got = pe.offset_similarity(offsets, 128)
     assert got.dtype == np.float32 and got.shape == (7,)
     np.testing.assert_allclose(got, want, rtol=0, atol=64 * 9e-8 + 4e-6)

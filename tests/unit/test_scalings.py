@@ -200,7 +200,7 @@ def test_the_encoding_is_exact_at_any_position():
     omegas = spectra.yarn(16, 1e4, 40, 4096)
     positions = np.array([3, 163_840, 2_000_000_011])
     sine, cosine = encodings.waves(positions, omegas)
-    amplitude = 1 + math.log(40) / 10
+    amplitude = float(spectra.temperature(40))
     got = pe.sinusoidal(positions, pe.yarn(16, 1e4, 40, 4096), layout="half")
     np.testing.assert_allclose(got, amplitude * np.concatenate([sine, cosine], axis=1), rtol=0, atol=1.5e-7)
 
@@ -214,14 +214,14 @@ def test_a_part_of_a_head_turns_by_several_coordinates_scaled_and_amplified():
     for i, omega in enumerate(spectra.yarn(16, 1e4, 40, 4096)):
         sine, cosine = (w[:, 0] for w in encodings.waves(positions[:, i % 3], [omega]))
         expected = rotations.turn(x[:, 0, i].astype(float), x[:, 0, i + 8].astype(float), sine, cosine)
-        amplitude = 1 + math.log(40) / 10
+        amplitude = float(spectra.temperature(40))
         np.testing.assert_allclose(got[:, 0, [i, i + 8]].T, amplitude * np.array(expected), rtol=0, atol=1.5e-6)
 
 
 def test_as_float32_references_compute_it():
     f = pe.llama3(pe.geometric(64, 5e5), 8, low_freq_factor=1, high_freq_factor=4, original_max=8192)
     positions = np.arange(0, 8192, 321)
-    phases = positions.astype(np.float32)[:, None] * f.angular.astype(np.float32)
+    phases = encodings.float32_phases(positions, spectra.llama3(spectra.geometric(64, 5e5), 8, 1, 4, 8192))
     got = pe.sinusoidal(positions, f.with_precision("float32"), layout="half")
     np.testing.assert_allclose(got, np.concatenate([np.sin(phases), np.cos(phases)], axis=1), rtol=0, atol=2e-7)
 

@@ -150,9 +150,8 @@ def test_both_derivatives_at_once():
 def test_float32_precision_is_what_references_compute():
     frequencies = pe.geometric(64).with_precision("float32")
     positions = np.array([0, 1, 511, 4095, 1_000_000], np.int32)
-    omega = (10_000.0 ** (-np.arange(0, 64, 2) / 64)).astype(np.float32)
-    phase = positions.astype(np.float32)[:, None] * omega[None, :]  # rounded to float32
-    want = np.concatenate([np.sin(phase.astype(np.float64)), np.cos(phase.astype(np.float64))], 1)
+    phase = encodings.float32_phases(positions, spectra.geometric(64, 10_000))
+    want = np.concatenate([np.sin(phase), np.cos(phase)], 1)
     got = np.asarray(pe.sinusoidal(positions, frequencies, layout="half"), np.float64)
     np.testing.assert_allclose(got, want, rtol=0, atol=3e-7)
     exact = np.asarray(pe.sinusoidal(positions, 64, layout="half"), np.float64)

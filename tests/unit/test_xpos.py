@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from oracles import rotations, spectra
+from oracles import encodings, rotations, spectra
 from posenc_jax import _xpos
 
 
@@ -20,9 +20,8 @@ def test_the_formula(layout, base, gamma):
     q, k, p = normal(50, 2, 8), normal(50, 1, 8, seed=1), np.arange(50) * 7 - 100
     got = pe.xpos(q, k, p, scale_base=base, gamma=gamma, layout=layout)
     for y, x, sign in zip(got, (q, k), (1, -1), strict=True):
-        angles = p[:, None, None] * spectra.floats(spectra.geometric(8, 10_000))
-        scale = rotations.decay(4, sign * p[:, None], base, gamma)
-        want = rotations.rotate(x, scale * np.sin(angles), scale * np.cos(angles), layout)
+        waves = encodings.waves(p[:, None], spectra.geometric(8, 10_000))
+        want = rotations.xpos(x, *waves, sign * p[:, None], layout, base, gamma)
         np.testing.assert_allclose(y, want, rtol=2e-5, atol=2e-6 * np.abs(want).max())
 
 
