@@ -170,6 +170,7 @@ X = np.zeros((2, 5, 4), np.float32)
         (lambda: pe.learned(1, TABLE[None]), ValueError, r"learned: table must have shape \(length, dim\) .* got \(1, 7, 4\)"),
         (lambda: pe.learned(1, TABLE[:0]), ValueError, r"learned: table must have shape .* length at least 1, got \(0, 4\)"),
         (lambda: pe.resize_table(TABLE[:0], 3), ValueError, r"resize_table: table must have at least one row, got \(0, 4\)"),
+        (lambda: pe.resize_table(np.ones((2, 0, 4), np.float32), (3, 3)), ValueError, r"resize_table: table must have at least one row, got \(2, 0, 4\)"),
         (lambda: pe.learned(1, TABLE, out_of_range="clip"), ValueError, "learned: out_of_range must be one of .* got 'clip'"),  # type: ignore
         (lambda: pe.add_learned(np.zeros((8, 4), np.float32), TABLE), ValueError, "add_learned: table of 7 rows is too small for a sequence of 8"),
         (lambda: jax.jit(pe.add_learned)(np.zeros((8, 4), np.float32), TABLE), ValueError, "table of 7 rows is too small for a sequence of 8"),
