@@ -79,7 +79,7 @@ def same_width(name: str, x: jax.Array, frequencies: Spectrum) -> None:
 
 
 def beside(
-    name: str, positions: Any, x_name: str, x: jax.Array, frequencies: Spectrum, rows_of: str, head_axis: Any = None
+    name: str, positions: Any, x_name: str, x: jax.Array, frequencies: Spectrum, rows_of: str, *, head_axis: Any = None
 ) -> Any:
     """Positions (..., axes) that broadcast to x without its last axis and its head axis; None if they are counted."""
     rows = x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
@@ -185,7 +185,7 @@ def rotated(
     if layout == "half" or dim < x.shape[-1]:
         _checks.unsharded(name, x)
     rows_of = f"{name} without its head axis and its last"
-    positions = beside(positions_name, positions, name, x, frequencies, rows_of, head_axis)
+    positions = beside(positions_name, positions, name, x, frequencies, rows_of, head_axis=head_axis)
     return x, positions, frequencies, head_axis
 
 
