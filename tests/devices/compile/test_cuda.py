@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -60,11 +61,12 @@ def test_a_bias_keeps_one_array_for_the_heads_to_share(gpu, biases, name, limit,
 
 def test_what_the_derivative_of_a_bias_keeps(gpu, derivative, record):
     # Near what was seen. T5: the cotangent with the heads last, and the sums of each query in 32 buckets, a 32nd of that.
-    # FIRE: hidden features, and which of them are positive.
+    # (The compiler of JAX 0.10 also stores the index of the row, one for eight heads.) FIRE: hidden features, and which of them are positive.
     name, back, arguments = derivative
     compiled = gpu.compile(back, *arguments)
     record(f"{name}, backward", gpu, compiled)
-    assert compiled.temporaries <= {"t5": 1.032, "fire": 5.3}[name] * 4 * 8 * 1024**2
+    t5 = 1.032 if jax.__version_info__ >= (0, 12) else 1.157
+    assert compiled.temporaries <= {"t5": t5, "fire": 5.3}[name] * 4 * 8 * 1024**2
 
 
 def test_attention_keeps_arrays_like_the_queries_and_tiles(gpu, attention, record):
