@@ -60,8 +60,9 @@ def test_a_bias_keeps_one_array_for_the_heads_to_share(gpu, biases, name, limit,
 
 
 def test_what_the_derivative_of_a_bias_keeps(gpu, derivative, record):
-    # Near what was seen. T5: the cotangent with the heads last, and the sums of each query in 32 buckets, a 32nd of that.
-    # (The compiler of JAX 0.10 also stores the index of the row, one for eight heads.) FIRE: hidden features, and which of them are positive.
+    # Near what was seen. T5: the cotangent with the heads last, and the sums of each query in 32 buckets, a 32nd of that;
+    # the compiler of JAX 0.10 also stores the index of the row, one for eight heads. FIRE: hidden features, and which of
+    # them are positive.
     name, back, arguments = derivative
     compiled = gpu.compile(back, *arguments)
     record(f"{name}, backward", gpu, compiled)
