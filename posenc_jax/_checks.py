@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any, NamedTuple, ParamSpec, TypeGuard, TypeVar
@@ -124,7 +123,10 @@ def number(name: str, value: Any, *, float32: bool = False) -> float:
     """`value` as a finite Python float; with `float32`, one that does not overflow in float32."""
     fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, _NO_NUMBERS)
     require_type(fits, name, "a number", value)
-    result = math.inf if isinstance(value, int) and abs(value) > sys.float_info.max else float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
     require(math.isfinite(result), "{} must be finite, got {}", name, result)
     require(not float32 or abs(result) <= float(_FLOAT32.max), "{} must fit into float32, got {}", name, result)
     return result
@@ -332,14 +334,14 @@ def known_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
         require(known, "{} must have a known size along axis {}, got shape {}", name, axis % len(shape), shape)
 
 
-# Settings: a name means the same in every function
+# Settings with one rule for their name
 
 _RULES: dict[Callable[[str, Any], Any], str] = {
-    flag: "bidirectional causal decode endpoint flip_sin_to_cos interleaved learned return_residual truncate",
+    flag: "bidirectional causal decode endpoint flip_sin_to_cos learned return_residual truncate",
     positive_int: "block_size features hidden in_features max_distance max_offset num_axes num_buckets num_embeddings "
     "num_features num_heads samples shards",
     length: "length max_position original_max",
-    positive: "base beta_fast beta_slow gamma high_freq_factor low_freq_factor max_period scale_base",
+    positive: "base beta_fast beta_slow gamma high_freq_factor low_freq_factor scale_base",
     floating_dtype: "dtype param_dtype",
     functools.partial(one_of, options=("interleaved", "half")): "layout source target",
     functools.partial(one_of, options=("first", "last")): "part",

@@ -290,6 +290,6 @@ def amplitude_of(frequencies: Spectrum) -> float:
 
 def check_energy(frequencies: Spectrum, times: float) -> None:
     """Raises if a sum of `times` squared amplitudes, such as a dot product of encodings, overflows float32."""
-    amplitude, fits = amplitude_of(frequencies), f"whose square float32 holds {times:g} times"
+    amplitude, allowed = amplitude_of(frequencies), f"whose square float32 holds {times:g} times"
     if times * amplitude**2 > float(np.finfo(np.float32).max):
-        raise InvalidValue(f"frequencies must have an attention_factor {fits}, got {amplitude}")
+        raise InvalidValue(f"frequencies must have an attention_factor {allowed}, got {amplitude}")

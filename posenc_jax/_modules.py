@@ -1,6 +1,6 @@
 r"""Shared by the NNX and Linen modules: parsed settings, initial values, and calls that take more than one line.
 
-NNX modules store the settings as parsed here. Linen modules keep their fields as given, except a width, which becomes
+NNX modules store the parsed settings. Linen modules keep their fields as given, except a width, which becomes
 `Frequencies`.
 """
 
@@ -25,7 +25,7 @@ from posenc_jax._sinusoidal import sinusoidal
 
 Form = Literal["log", "power"]
 
-# Settings: each function parses those of one module. Literals are Any: unpacking would widen them to str.
+# Settings that `_checks.settings` does not parse alone. Literals are Any: unpacking would widen them to str.
 
 
 def parse_sinusoidal(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequencies, Any, float]:

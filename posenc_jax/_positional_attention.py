@@ -61,7 +61,7 @@ class PositionalSettings:
             bias = _add_biases(bias, position_bias, query, key, queries, keys)
         if self.frequencies is not None:
             query = self._rotate("query", query, "input_positions", queries)
-            key = self._rotate("key", key, "input_positions" if key_positions is None else "key_positions", keys)
+            key = self._rotate("key", key, "input_positions" if keys is queries else "key_positions", keys)
         if position_bias is None:
             return attention_fn(query, key, value, bias, *args, **kwargs)
         with jax.numpy_dtype_promotion("standard"):  # 16-bit scores plus a float32 bias are float32

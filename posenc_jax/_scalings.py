@@ -192,7 +192,7 @@ def longrope(
       follows Phi-3, Abdin et al., "Phi-3 Technical Report", 2024.
     """
     frequencies, s = parse_static(frequencies), _checks.positive("factor", factor)
-    original_max, length = _checks.length("original_max", original_max), _checks.length("length", length)
+    original_max, length = _checks.settings(original_max=original_max, length=length)
     lists = {"short_factor": short_factor, "long_factor": long_factor}
     divisors = {name: _parse_divisors(name, values, frequencies.num_pairs) for name, values in lists.items()}
     default = 1.0

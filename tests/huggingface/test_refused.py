@@ -130,6 +130,7 @@ BAD = [
     (GEMMA_3["text_config"] | {"rope_scaling": {"full_attention": {}}}, "rope_scaling.sliding_attention is missing"),
     (GEMMA_3["text_config"] | {"rope_scaling": {"full_attention": {}, "sliding_attention": None}}, "rope_scaling.sliding_attention = None: no model_type 'gemma3_text' is without positions"),
     (GEMMA_4 | {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters must hold settings for each of the layer types"),
+    (llama(rope_scaling={"rope_type": np.arange(3), "factor": 2.0}), "rope_type must be one of .* got array"),
 ]  # fmt: skip
 
 

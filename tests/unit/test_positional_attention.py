@@ -667,6 +667,7 @@ def test_scanned_linen_layers():
         (lambda f: f(8)(Q[:, :1], K, V, input_positions=3), ValueError, r"key_positions must be given where queries and keys differ in number, 1 and 6 \(or decode=True, if the keys are Flax's cache, with position i in slot i\), got None"),
         (lambda f: f(8)(Q, K[:, :2], V[:, :2], input_positions=np.arange(6)), ValueError, "key_positions must be given where queries and keys differ in number, 6 and 2, got None"),
         (lambda f: f(8, decode=True)(Q, K[:, :2], V[:, :2], input_positions=np.arange(6)), ValueError, "key_positions must be given"),
+        (lambda f: f(pe.axial(8, 2), decode=True)(Q[:, :1], K, V, input_positions=np.zeros((1, 2), int)), ValueError, "key_positions must be given for frequencies of 2 axes, got None"),
         (lambda f: f(8)(Q[:, :1], K, V, key_positions=np.arange(6)), ValueError, "input_positions must be given with key_positions, got None"),
         (lambda f: f(8)(Q, K, V, key_positions=np.arange(6)), ValueError, "input_positions must be given with key_positions, got None"),
         (lambda f: f(8)(Q, K, V, input_positions=3), ValueError, r"input_positions must hold 6 along the sequence, got shape \(\)"),
