@@ -77,7 +77,7 @@ def test_learned_is_that_of_nnx(settings):
 def test_tables_begin_with_a_standard_deviation_of_a_fiftieth():
     of_nnx = inspect.signature(nnx_modules.LearnedEncoding.__init__).parameters["embedding_init"].default
     for init in (of_nnx, linen.LearnedEncoding.embedding_init):
-        want = 0.02 * np.asarray(jax.random.normal(KEY, (64,)))
+        want = 0.02 * np.asarray(jax.random.normal(KEY, (64,), jnp.float32))
         assert_within(init(KEY, (64,), jnp.float32), want, 1e-7 + 1e-6 * np.abs(want), against="0.02 times the normals")
 
 
