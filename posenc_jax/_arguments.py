@@ -59,7 +59,7 @@ def added_encoding(x: Any, positions: Any, frequencies: Any, layout: Any) -> tup
     return x, beside("positions", positions, "x", x, frequencies, "x without its last axis"), frequencies
 
 
-def shifted(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, jax.Array, Spectrum]:
+def shifted(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, Any, Spectrum]:
     """Encodings (..., dim), an offset (..., axes) that broadcasts to them, and frequencies."""
     _checks.settings(layout=layout)
     encodings = _checks.floats("encodings", encodings, (..., "dim"), known=(-1,))
@@ -67,7 +67,7 @@ def shifted(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple
     same_width("encodings", encodings, frequencies)
     if layout == "half":
         _checks.unsharded("encodings", encodings)
-    offset = _checks.array("offset", offset)
+    _checks.require_type(offset is not None, "offset", _checks.NUMBERS.text, offset)  # to `beside`, None means 0, 1, …
     rows_of = "encodings without their last axis"
     return encodings, beside("offset", offset, "encodings", encodings, frequencies, rows_of), frequencies
 
@@ -80,7 +80,7 @@ def same_width(name: str, x: jax.Array, frequencies: Spectrum) -> None:
 
 def beside(
     name: str, positions: Any, x_name: str, x: jax.Array, frequencies: Spectrum, rows_of: str, *, head_axis: Any = None
-) -> Any:
+) -> jax.Array | None:
     """Positions (..., axes) that broadcast to x without its last axis and its head axis; None if they are counted."""
     rows = x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
     if positions is None:
@@ -104,7 +104,8 @@ def beside(
 def parse_table(x: Any) -> jax.Array:
     """Floats (length, dim), at least one row."""
     x = _checks.floats("table", x, ("length", "dim"))
-    require(x.ndim == 2 and x.shape[0], "table must have shape (length, dim) with length at least 1, got {}", x.shape)
+    fits = x.ndim == 2 and x.shape[0] >= 1
+    require(fits, "table must have shape (length, dim) with length at least 1, got {}", x.shape)
     return x
 
 
@@ -148,8 +149,8 @@ def _first_rows(x: jax.Array, table: jax.Array) -> None:
     try:
         longer = bool(seq > length)
     except Exception:  # InconclusiveDimensionOperation, whose module differs between versions of JAX
-        known = f"of known size, or with a constraint such as 'seq <= {length}'"
-        raise InvalidValue(f"x must have a sequence {known}, got shape {x.shape}") from None
+        size = f"of known size, or with a constraint such as 'seq <= {length}'"
+        raise InvalidValue(f"x must have a sequence {size}, got shape {x.shape}") from None
     require(not longer, "table of {} rows is too small for a sequence of {}", length, seq)
     if seq != length:
         _checks.unsharded("table", table, 0)

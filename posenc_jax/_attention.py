@@ -178,7 +178,7 @@ def _parse_settings(head_dim: int, causal: Any, scale: Any, block_size: Any, ret
     """The settings that are plain values."""
     scale = _checks.number("scale", 1 / math.sqrt(head_dim) if scale is None else scale, float32=True)
     causal, block_size = _checks.settings(causal=causal, block_size=block_size)
-    [residual] = _checks.settings(return_residual=return_residual)
+    residual = _checks.flag("return_residual", return_residual)
     return BlockwiseSettings(causal, scale, block_size, residual=residual)
 
 

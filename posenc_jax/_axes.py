@@ -49,7 +49,7 @@ def axial(frequencies: Frequencies | int, num_axes: int, base: float | None = No
       Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, appendix D.4, whose 2-D encoding is learned;
       this is its sinusoidal counterpart.
     """
-    [num_axes] = _checks.settings(num_axes=num_axes)
+    num_axes = _checks.positive_int("num_axes", num_axes)
     one = _parse_axis(frequencies, num_axes, base)
     axes = tuple(axis for axis in range(num_axes) for _ in one.turns)
     return dataclasses.replace(one, turns=one.turns * num_axes, dim=one.dim * num_axes, axes=axes)

@@ -178,7 +178,7 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def one_of(name: str, value: Any, options: tuple[str, ...]) -> Any:
+def one_of(name: str, value: Any, options: Sequence[str]) -> Any:
     """`value`, which must be one of `options`."""
     require(isinstance(value, str) and value in options, "{} must be one of {}, got {!r}", name, options, value)
     return value
@@ -304,12 +304,13 @@ def floating_dtype(name: str, dtype: Any) -> np.dtype:
 
 def _representable(name: str, dtype: Any, hint: str = "") -> None:
     """Raises if results in this float dtype would be silently rounded, or wrong."""
-    byte = dtype.itemsize == 1
+    if dtype.itemsize in (2, 4) and dtype.isnative:
+        return
     faults = {
         "jax_enable_x64=False cannot hold": dtype == np.float64 and jax.dtypes.canonicalize_dtype(dtype) != dtype,
         "JAX does not have": dtype.itemsize > 8 or not dtype.isnative,
-        "has no negative numbers": byte and float(jnp.finfo(dtype).min) >= 0,  # float8_e8m0fnu
-        "has no NaN": byte and not np.isnan(np.full((), np.nan, dtype)),  # float4 and float6
+        "has no negative numbers": dtype.itemsize == 1 and float(jnp.finfo(dtype).min) >= 0,  # float8_e8m0fnu
+        "has no NaN": dtype.itemsize == 1 and not np.isnan(np.full((), np.nan, dtype)),  # float4 and float6
     }
     if fault := next((fault for fault, holds in faults.items() if holds), ""):
         raise InvalidType(f"{name} is {dtype}, which {fault}{hint}")
@@ -337,11 +338,11 @@ def known_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
 # Settings with one rule for their name
 
 _RULES: dict[Callable[[str, Any], Any], str] = {
-    flag: "bidirectional causal decode endpoint flip_sin_to_cos learned return_residual truncate",
-    positive_int: "block_size features hidden in_features max_distance max_offset num_axes num_buckets num_embeddings "
-    "num_features num_heads samples shards",
+    flag: "bidirectional causal decode endpoint flip_sin_to_cos learned truncate",
+    positive_int: "block_size features hidden in_features max_distance num_buckets num_embeddings num_features "
+    "num_heads samples",
     length: "length max_position original_max",
-    positive: "base beta_fast beta_slow gamma high_freq_factor low_freq_factor scale_base",
+    positive: "base beta_fast beta_slow gamma low_freq_factor scale_base",
     floating_dtype: "dtype param_dtype",
     functools.partial(one_of, options=("interleaved", "half")): "layout source target",
     functools.partial(one_of, options=("first", "last")): "part",

@@ -71,12 +71,13 @@ def t5(
       authors' code (Mesh TensorFlow).
     """
     queries, keys = _arguments.tile(query_positions, key_positions, _checks.INTEGERS)
-    table, buckets = _parse_table(queries, keys, table, _checks.flag("bidirectional", bidirectional), max_distance)
-    return _t5(queries, keys, table, edges=_edges(buckets, int(max_distance)), bidirectional=bool(bidirectional))
+    bidirectional, max_distance = _checks.settings(bidirectional=bidirectional, max_distance=max_distance)
+    table, buckets = _parse_table(queries, keys, table, bidirectional, max_distance)
+    return _t5(queries, keys, table, edges=_edges(buckets, max_distance), bidirectional=bidirectional)
 
 
 def _parse_table(
-    queries: jax.Array, keys: jax.Array, table: Any, bidirectional: bool, max_distance: Any
+    queries: jax.Array, keys: jax.Array, table: Any, bidirectional: bool, max_distance: int
 ) -> tuple[jax.Array, int]:
     """The table (buckets, heads), and the number of buckets of one direction."""
     table = _checks.floats("table", table, ("buckets", "heads"), known=(0,))
@@ -87,7 +88,7 @@ def _parse_table(
     rows = "an even number of rows, at least 4" if bidirectional else "at least 2 rows"
     if odd or buckets < 2:
         raise InvalidValue(f"table must have {rows} with bidirectional={bidirectional}, got {table.shape}")
-    max_distance, half = _checks.positive_int("max_distance", max_distance), buckets // 2
+    half = buckets // 2
     if max_distance <= half:
         raise InvalidValue(f"max_distance must be above {half}, half the buckets of a direction, got {max_distance}")
     return table, buckets

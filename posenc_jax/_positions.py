@@ -307,10 +307,11 @@ def shard_positions(
       Grattafiori et al., 2024, section 3.3.2.
     """
     _checks.one_of("order", order, ("contiguous", "zigzag", "striped"))
-    length, shards = _checks.settings(length=length, shards=shards)
+    length, shards = _checks.positive_int("length", length), _checks.positive_int("shards", shards)
     multiple = f"2·shards = {2 * shards} for order='zigzag'" if order == "zigzag" else f"shards = {shards}"
     chunks = 2 * shards if order == "zigzag" else shards
     require(length % chunks == 0, "length must be a multiple of {}, got {}", multiple, length)
+    require(length < _LIMIT, "length must be below 2³¹, got {}", length)
     return _shard_positions(length=length, shards=shards, order=order)
 
 

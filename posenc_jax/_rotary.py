@@ -97,9 +97,9 @@ def rotary(
       Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, section 3.2.2, equation 15.
     """
     x, positions, frequencies, axis = _arguments.rotated(x, positions, frequencies, layout, head_axis, part)
-    if _checks.flag("inverse", inverse):
+    if inverse := _checks.flag("inverse", inverse):
         frequencies = _with_inverse_amplitude(frequencies)
-    return rotate(TurnSettings(layout, part == "last", bool(inverse)), x, positions, frequencies, axis)
+    return rotate(TurnSettings(layout, part == "last", inverse), x, positions, frequencies, axis)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4), inline=True)

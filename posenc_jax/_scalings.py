@@ -251,7 +251,7 @@ def llama3(
     """
     frequencies, s = parse_static(frequencies), _arguments.growth(factor)
     original_max, low = _checks.settings(original_max=original_max, low_freq_factor=low_freq_factor)
-    [high] = _checks.settings(high_freq_factor=high_freq_factor)
+    high = _checks.positive("high_freq_factor", high_freq_factor)
     require(low <= high, "high_freq_factor must be at least low_freq_factor = {}, got {}", low, high)
     low, high = Fraction(low), Fraction(high)
     turns = [Fraction(original_max * abs(t), 1 << TURN_BITS) for t in frequencies.turns]

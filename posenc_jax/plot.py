@@ -184,7 +184,7 @@ def offset_products(
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
     parsed = one_axis(parse(frequencies, even=True))
-    [max_offset] = _checks.settings(max_offset=max_offset)
+    max_offset = _checks.positive_int("max_offset", max_offset)
     starts = _figure.integers("starts", starts, -(2**31), _INT32_MAX - max_offset)
     offsets = np.arange(max_offset + 1)
     encodings = np.asarray(sinusoidal(np.add.outer(starts, offsets), parsed)).astype(np.float64)

@@ -31,7 +31,7 @@ def rope_type_of(d: Keys) -> str:
     """The rope type, in today's spelling."""
     found = d.take("rope_type", "type")
     result = agreed({name: _ALIASES.get(str(value), value) for name, value in found.items()}, "default")
-    result = _checks.one_of(next(iter(found), ""), result, tuple(sorted(_TYPES)))
+    result = _checks.one_of(next(iter(found), ""), result, sorted(_TYPES))
     require("mrope" not in found.values() or d.found("mrope_section"), "{}mrope_section is missing", d.label)
     return result
 

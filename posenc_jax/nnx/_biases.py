@@ -40,7 +40,7 @@ class ALiBi(nnx.Module):
 
     @public
     def __init__(self, num_heads: int):
-        [self.num_heads] = _checks.settings(num_heads=num_heads)
+        self.num_heads = _checks.positive_int("num_heads", num_heads)
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
@@ -90,7 +90,7 @@ class T5Bias(nnx.Module):
     ):
         self.num_heads, self.num_buckets = _checks.settings(num_heads=num_heads, num_buckets=num_buckets)
         self.max_distance, self.bidirectional = _checks.settings(max_distance=max_distance, bidirectional=bidirectional)
-        [param_dtype] = _checks.settings(param_dtype=param_dtype)
+        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
         with callback():
             value = embedding_init(rngs.params(), (self.num_buckets, self.num_heads), param_dtype)
         self.embedding = nnx.Param(value, **embedding_metadata)
@@ -147,7 +147,7 @@ class KERPLE(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.num_heads, self.form = _checks.settings(num_heads=num_heads, form=form)
-        [param_dtype] = _checks.settings(param_dtype=param_dtype)
+        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
         default_r1_init, default_r2_init = _modules.default_kerple_inits(self.form)
         with callback():
             r1 = (r1_init or default_r1_init)(rngs.params(), (self.num_heads,), param_dtype)
@@ -214,7 +214,8 @@ class FIRE(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.num_heads, self.hidden = _checks.settings(num_heads=num_heads, hidden=hidden)
-        [param_dtype], (c, self.threshold) = _checks.settings(param_dtype=param_dtype), check_scale(c, threshold)
+        c, self.threshold = check_scale(c, threshold)
+        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
         with callback():
             w1 = kernel_init(rngs.params(), (1, self.hidden), param_dtype)
             w2 = kernel_init(rngs.params(), (self.hidden, self.num_heads), param_dtype)

@@ -217,7 +217,7 @@ class FourierFeatures(nnx.Module):
     ):
         self.in_features, self.num_features = _checks.settings(in_features=in_features, num_features=num_features)
         self.layout, self.dtype, param_dtype = _checks.settings(layout=layout, dtype=dtype, param_dtype=param_dtype)
-        [learned], scale = _checks.settings(learned=learned), _checks.positive("scale", scale)
+        learned, scale = _checks.flag("learned", learned), _checks.positive("scale", scale)
         matrix_init, shape = nnx.initializers.normal(scale), (self.in_features, self.num_features)
         value = matrix_init(rngs.params(), shape, param_dtype)
         self.matrix = nnx.Param(value, **matrix_metadata) if learned else nnx.Variable(value, **matrix_metadata)

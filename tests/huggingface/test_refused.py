@@ -45,7 +45,7 @@ BAD = [
     ({"model_type": "lfm2", "num_hidden_layers": 1, "head_dim": 8}, "layer_types is missing"),
     (llama(rope_parameters={"full_attention": {"rope_theta": 1e4}, "sliding_attention": {}}), r"layer_types is missing, and rope_parameters has settings for \['full_attention', 'sliding_attention'\]"),
     # what is not known or not used
-    (scaled("ntk", factor=2.0), r"rope_type must be one of \('default', 'dynamic', .*\), got 'ntk'"),
+    (scaled("ntk", factor=2.0), r"rope_type must be one of \['default', 'dynamic', .*\], got 'ntk'"),
     (scaled("axial"), "got 'axial'"),
     (llama(rope_scaling={"type": "Linear", "factor": 2.0}), "type must be one of .* got 'Linear'"),
     (llama(rope_scaling={"type": ["linear"], "factor": 2.0}), "type must be one of .* got"),

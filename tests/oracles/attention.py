@@ -21,7 +21,7 @@ class Dense(NamedTuple):
 def may_see(i: Any, j: Any, causal: bool = False, segments: tuple[Any, Any] | None = None) -> np.ndarray:
     """Whether a query at i (..., queries) may see a key at j (..., keys), (..., 1, queries, keys).
 
-    `causal` hides keys after the query, and `segments`, those of queries and of keys, hides keys of other segments.
+    `causal` hides the keys after a query. `segments`, (of the queries, of the keys), hides the keys of other segments.
     """
     i, j = np.asarray(i), np.asarray(j)
     seen = (i[..., None, :, None] >= j[..., None, None, :]) | (not causal)

@@ -15,9 +15,9 @@ from oracles.spectra import MP, Real
 
 def exact_tile(i: np.ndarray, j: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The query's position, |i − j| of exact integers or of floats, and whether i < j, (..., 1, queries, keys)."""
-    if {i.dtype.kind, j.dtype.kind} - {*"iu"}:  # where one side is of floats, so is the other
-        inside = np.float64 if np.float64 in (i.dtype, j.dtype) else np.float32
-        i, j = i.astype(inside).astype(np.float64), j.astype(inside).astype(np.float64)
+    if {i.dtype.kind, j.dtype.kind} - {*"iu"}:  # floats on one side make floats of the other
+        dtype = np.float64 if np.float64 in (i.dtype, j.dtype) else np.float32
+        i, j = i.astype(dtype).astype(np.float64), j.astype(dtype).astype(np.float64)
     i, j = i.astype(object)[..., None, :, None], j.astype(object)[..., None, None, :]
     with np.errstate(invalid="ignore"):
         return i.astype(np.float64), abs(i - j), i < j
@@ -118,7 +118,7 @@ def kerple_log_slope(distance: Any, scale: Any, rate: Any) -> np.ndarray:
 
 
 def kerple_power_slope(distance: Any, scale: Any, exponent: Any) -> np.ndarray:
-    """At distance 0, where there may be none, that at 1."""
+    """At distance 0, where the slope may not exist, the slope at distance 1."""
     d, power = np.asarray(distance, np.float64), _each(exponent)
     return -_each(scale) * power * np.where(d == 0, 1, d) ** (power - 1)
 

@@ -25,7 +25,7 @@ def waves(points: Any, omegas: Sequence[Real], axes: Sequence[int] | None = None
 
 
 def waves_or_nan(positions: Any, omegas: Sequence[Real]) -> tuple[np.ndarray, np.ndarray]:
-    """`waves` of positions (...) of any dtype, NaN where one is not finite or does not round to an int32."""
+    """`waves` of positions (...) of any dtype, NaN where a position is not finite or does not round to an int32."""
     p = np.asarray(positions).astype(np.float64)
     fits = np.isfinite(p) & (np.round(p) >= -(2.0**31)) & (np.round(p) < 2.0**31)
     sine, cosine = (np.where(fits[..., None], w, np.nan) for w in waves(np.where(fits, p, 0), omegas))

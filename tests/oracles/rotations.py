@@ -76,10 +76,10 @@ def rope(
 def derivatives(
     x: Any, p: Any, w: Any, slope_of: Callable[[np.ndarray], np.ndarray], layout: str, inverse: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The derivatives of a loss by x, positions p and frequencies w; `slope_of` gives that by the turned x.
+    """The derivatives of a loss by x, positions p and frequencies w; `slope_of(y)` is its derivative by the rotated x.
 
-    The derivative by a pair's angle θ is the one along i·y, where y is the turned pair. Rotating the cotangent back by θ
-    gives the derivative by x.
+    A pair's angle θ moves the rotated pair y along i·y, so the derivative by θ is the slope along i·y. Rotating the slope
+    back by θ gives the derivative by x.
     """
     x, p, w = (np.asarray(v, np.float64) for v in (x, p, w))
     sign, width = -1 if inverse else 1, 2 * w.size

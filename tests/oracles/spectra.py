@@ -33,7 +33,7 @@ def exact_turns(omegas: Iterable[Real]) -> list[Real]:
 
 
 def turns(omegas: Iterable[Real]) -> tuple[int, ...]:
-    """The same to the nearest integer."""
+    """`exact_turns`, rounded to the nearest integers."""
     return tuple(int(MP.nint(t)) for t in exact_turns(omegas))
 
 

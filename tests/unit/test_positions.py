@@ -275,7 +275,7 @@ IDS = np.array([1, 1, 2], np.int32)
         (lambda: pe.shard_positions(0, 4), ValueError, "shard_positions: length must be at least 1, got 0"),
         (lambda: pe.shard_positions(8, 0), ValueError, "shard_positions: shards must be at least 1, got 0"),
         (lambda: pe.shard_positions(8.0, 2), TypeError, "shard_positions: length must be an integer, got float 8.0"),  # type: ignore
-        (lambda: pe.shard_positions(2**31, 2), ValueError, "shard_positions: length must fit into int32, got 2147483648"),
+        (lambda: pe.shard_positions(2**31, 2), ValueError, "shard_positions: length must be below 2³¹, got 2147483648"),
         (lambda: pe.shard_positions(8, 2, order="ring"), ValueError, "shard_positions: order must be one of .* got 'ring'"),  # type: ignore
         (lambda: pe.grid_positions((3, 0)), ValueError, r"grid_positions: shape\[1\] must be at least 1, got 0"),
         (lambda: pe.grid_positions((-1, 3)), ValueError, r"grid_positions: shape\[0\] must be at least 1, got -1"),
