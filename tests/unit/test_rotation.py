@@ -164,6 +164,7 @@ X = np.zeros((2, 5, 8), np.float32)
     [
         (lambda: pe.rotation_matrix(1, 7), ValueError, "rotation_matrix: frequencies must have an even dim, got 7"),
         (lambda: pe.shift(X[..., :7], 1, 7), ValueError, "shift: frequencies must have an even dim, got 7"),
+        (lambda: pe.shift(np.ones(8, np.float32), None, 8), TypeError, "shift: offset must be an integer or float array, got NoneType None"),  # type: ignore
         (lambda: pe.offset_similarity(1, 7), ValueError, "offset_similarity: frequencies must have an even dim, got 7"),
         (lambda: pe.rotation_matrix(True, 8), TypeError, "rotation_matrix: offset must be an integer or float array, got bool True"),
         (lambda: pe.rotation_matrix(1j, 8), TypeError, "rotation_matrix: offset must be .* got complex 1j"),  # type: ignore
