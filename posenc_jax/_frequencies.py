@@ -280,7 +280,7 @@ def parse_positions(name: str, positions: Any, frequencies: Spectrum) -> jax.Arr
 
 def dim_of(frequencies: Spectrum) -> int:
     """The number of features."""
-    return frequencies.dim if isinstance(frequencies, Frequencies) else 2 * frequencies.shape[0]
+    return frequencies.dim if isinstance(frequencies, Frequencies) else 2 * frequencies.shape[-1]
 
 
 def amplitude_of(frequencies: Spectrum) -> float:

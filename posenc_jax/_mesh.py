@@ -67,6 +67,29 @@ def vary(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
     return lax.pcast(x, tuple(missing), to="varying") if missing else x
 
 
+def agreeing(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Arrays of one rank that broadcast to each other, made to vary alike and to be sharded alike up to the last axis.
+
+    The operands of a primitive must: then the result has their common type, and the sum over devices that the
+    derivative by a replicated operand needs is the transpose of `pcast` or `reshard`.
+    """
+    axes, spec = frozenset[Any]().union(*map(varying, arrays)), common_spec(map(jax.typeof, arrays))
+    like = next((x for x in arrays if any(jax.typeof(x).sharding.spec)), arrays[0])
+    result = []
+    for x in arrays:
+        own = jax.typeof(x).sharding.spec
+        rows = (a if n == 1 else b for n, a, b in zip(x.shape, own[:-1], spec[:-1], strict=False))
+        result.append(vary(resharded(x, PartitionSpec(*rows, own[-1]), like), axes))
+    return result
+
+
+def common_spec(types: Iterable[Any]) -> PartitionSpec:
+    """The sharding of the first of these types, with the axes along which another of them is sharded."""
+    own, *others = (t.sharding.spec for t in types)
+    rows = (next(filter(None, names), None) for names in zip(own[:-1], *(o[:-1] for o in others), strict=True))
+    return PartitionSpec(*rows, own[-1])
+
+
 def cotangent_of(primal: Any, cotangent: jax.Array) -> jax.Array:
     """Sums the cotangent over manual axes along which the primal does not vary, and shards it like the primal."""
     axes = varying(cotangent) - primal.manual_axis_type.varying

@@ -15,7 +15,7 @@ from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import InvalidValue, require
 from posenc_jax._frequencies import Frequencies, Layout, geometric, parse_positions, parse_static
 from posenc_jax._rotary import Part, rotate
-from posenc_jax._turn import TurnSettings
+from posenc_jax._turn_forms import TurnSettings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,8 @@ from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align
 from posenc_jax._checks import InvalidType, InvalidValue, public, require
 from posenc_jax._frequencies import Frequencies, Layout, Spectrum, parse_static
-from posenc_jax._turn import TurnSettings, turn
+from posenc_jax._turn import turn
+from posenc_jax._turn_forms import TurnSettings
 
 Part = Literal["first", "last"]
 

@@ -24,7 +24,8 @@ from posenc_jax._frequencies import (
     parse,
     parse_positions,
 )
-from posenc_jax._turn import TurnSettings, turn
+from posenc_jax._turn import turn
+from posenc_jax._turn_forms import TurnSettings
 from posenc_jax._waves import features, pair_waves
 
 

@@ -16,9 +16,11 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from posenc_jax import _arrays, _fixed_point, _xla
+from posenc_jax import _fixed_point, _xla
+from posenc_jax._arrays import align
 from posenc_jax._fixed_point import Word
 from posenc_jax._frequencies import Frequencies, Layout, Spectrum, dim_of
+from posenc_jax._xla import positive_product
 
 # sin(πz/2) = z + z·v·Q(v) with v = 1 − z² and Q(v) = c₀ + v·(c₁ + c₃·v·(v + r)), minimax over 0 ≤ z ≤ 1 with float32
 # coefficients: the correction to z vanishes at both ends and stays below 0.22.
@@ -30,17 +32,16 @@ _C0, _C1, _C3, _R = (
 def _sine(phase: jax.Array) -> jax.Array:
     """The sine of (phase − ¼ turn), float32, for an int32 phase in units of 2⁻³² turn.
 
-    The bits are the same in every program, because each inexact product in a sum is positive and written as |a·b|,
-    which blocks contraction to an FMA (see `_xla.rounded_product`). Calling `lax` instead of operators makes the trace
-    three times shorter.
+    The bits are the same in every program, because each inexact product in a sum is rounded first. Calling `lax`
+    instead of operators makes the trace three times shorter.
     """
     # A triangle wave reflects the phase to within a quarter turn of zero. |−2³¹| wraps to −2³¹, which is right.
     t = lax.sub(lax.abs(phase), np.int32(2**30))
     rounded = lax.convert_element_type(t, np.float32)
     z = lax.mul(rounded, np.float32(2.0**-30))
-    v = lax.abs(lax.mul(lax.sub(np.float32(1), z), lax.add(np.float32(1), z)))
-    q = lax.add(lax.abs(lax.mul(lax.mul(_C3, v), lax.add(v, _R))), _C1)
-    q = lax.add(lax.abs(lax.mul(v, q)), _C0)
+    v = positive_product(lax.sub(np.float32(1), z), lax.add(np.float32(1), z))
+    q = lax.add(positive_product(lax.mul(_C3, v), lax.add(v, _R)), _C1)
+    q = lax.add(positive_product(v, q), _C0)
     # Adding the correction to the exact integer t restores the bits of t that the float lost, and saves a rounding.
     correction = lax.convert_element_type(lax.mul(rounded, lax.mul(v, q)), np.int32)
     return lax.mul(lax.convert_element_type(lax.add(t, correction), np.float32), np.float32(2.0**-30))
@@ -82,7 +83,7 @@ def wave(positions: jax.Array, frequencies: tuple[int, ...] | jax.Array, quarter
 
     Args:
       positions: integers or floats of shape (..., 1) or (..., columns).
-      frequencies: static, in units of 2⁻¹²⁸ turn per position, or an array of ω (columns,).
+      frequencies: static, in units of 2⁻¹²⁸ turn per position, or an array of ω, (columns,) or of positions' rank.
       quarter: integers (columns,) or (): 0 for the sine, 1 for the cosine, 2 for the negated sine.
 
     Returns:
@@ -100,7 +101,7 @@ def wave(positions: jax.Array, frequencies: tuple[int, ...] | jax.Array, quarter
             angular = _fixed_point.angular_from_turns(frequencies).astype(np.float32).reshape(row)
             result = _wave(positions, angular, word, offset)
     else:
-        angular = frequencies.reshape(row)
+        angular = align(frequencies, positions.ndim)
         word = _fixed_point.word_from_angular(lax.stop_gradient(angular))
         result = _wave(positions, angular, word, offset)
         fits = jnp.abs(angular) < 2.0**31
@@ -182,23 +183,41 @@ def has_derivatives(positions: jax.Array, frequencies: Spectrum) -> bool:
     return jnp.issubdtype(positions.dtype, jnp.floating) or not isinstance(frequencies, Frequencies)
 
 
-def is_shared(x: jax.Array, positions: jax.Array) -> bool:
-    """Whether at least four vectors of x share each position (..., axes), so that a table of waves pays."""
-    sizes = zip(x.shape[:-1], positions.shape, strict=False)
+def is_shared(x: jax.Array, positions: jax.Array, frequencies: Spectrum | None = None) -> bool:
+    """Whether at least four vectors of x share each of their waves, so that a table of waves pays."""
+    rows = positions.shape[:-1]
+    if isinstance(frequencies, jax.Array):
+        rows = lax.broadcast_shapes(rows, frequencies.shape[:-1])
+    sizes = zip(x.shape[:-1], rows, strict=False)
     return math.prod(n for n, m in sizes if m == 1 and isinstance(n, int)) >= 4
 
 
-def _columns(positions: jax.Array, frequencies: Spectrum, expand: Callable[[Any], Any], quarter: Any) -> jax.Array:
-    """The sine of ω·p + quarter·π/2 in each column; `expand` maps one entry per pair to one entry per column."""
+def coordinates(positions: jax.Array, axes: Any) -> jax.Array:
+    """The coordinate of positions (..., axes) that drives each column, (..., 1 or columns)."""
+    axes = align(np.asarray(axes), positions.ndim)
+    result = positions[..., :1]
+    for axis in range(1, positions.shape[-1]):  # a select for each axis: XLA does not fuse a gather
+        result = jnp.where(axes == axis, positions[..., axis : axis + 1], result)
+    return result
+
+
+def expand(x: Any, layout: Layout, dim: int, margin: tuple[int, int] = (0, 0)) -> Any:
+    """Repeats entries of pairs (..., pairs) for the columns of their features, (..., dim), with zeros in the margin."""
+    # Repeats along a new axis, which keeps the sharding of x on Explicit axes.
+    twice = x[..., None].repeat(2, axis=-1) if layout == "interleaved" else x[..., None, :].repeat(2, axis=-2)
+    twice = twice.reshape(*x.shape[:-1], -1)[..., :dim]
+    around = [(0, 0)] * (x.ndim - 1) + [margin]
+    return (np if isinstance(x, np.ndarray) else jnp).pad(twice, around) if any(margin) else twice
+
+
+def _columns(positions: jax.Array, frequencies: Spectrum, of_pairs: Callable[[Any], Any], quarter: Any) -> jax.Array:
+    """The sine of ω·p + quarter·π/2 in each column; `of_pairs` maps one entry per pair to one entry per column."""
     if not isinstance(frequencies, Frequencies):
-        return wave(positions, expand(frequencies), quarter)
-    pair = expand(np.arange(1, frequencies.num_pairs + 1))  # 0 for a column without a pair
+        return wave(positions, of_pairs(frequencies), quarter)
+    pair = of_pairs(np.arange(1, frequencies.num_pairs + 1))  # 0 for a column without a pair
     of_pair = (0, *frequencies.turns)
     turns = tuple(of_pair[i] for i in pair)
-    axes = _arrays.align(np.pad(np.array(frequencies.axes), (1, 0))[pair], positions.ndim)
-    coordinate = positions[..., :1]
-    for axis in range(1, frequencies.num_axes):  # a select for each axis: XLA does not fuse a gather
-        coordinate = jnp.where(axes == axis, positions[..., axis : axis + 1], coordinate)
+    coordinate = coordinates(positions, np.pad(np.array(frequencies.axes), (1, 0))[pair])
     compute = wave if frequencies.precision == "exact" else wave_float32
     result = compute(coordinate, turns, quarter)
     amplitude = frequencies.attention_factor
@@ -225,12 +244,8 @@ def features(
     if quarter is None:
         quarter = np.arange(dim) % 2 if layout == "interleaved" else np.arange(dim) // ((dim + 1) // 2)
 
-    def expand(x: Any) -> Any:
-        # Repeats along a new axis, which keeps the sharding of x on Explicit axes.
-        twice = (x[:, None].repeat(2, axis=1) if layout == "interleaved" else x[None].repeat(2, axis=0)).reshape(-1)
-        return (np if isinstance(x, np.ndarray) else jnp).pad(twice[:dim], margin) if any(margin) else twice[:dim]
-
-    return _columns(positions, frequencies, expand, np.pad(quarter, margin))
+    of_pairs = functools.partial(expand, layout=layout, dim=dim, margin=margin)
+    return _columns(positions, frequencies, of_pairs, np.pad(quarter, margin))
 
 
 def pair_waves(positions: jax.Array, frequencies: Spectrum, quarter: np.integer) -> jax.Array:

@@ -1,8 +1,13 @@
-"""Workarounds for compiler optimizations, one function each."""
+"""What compilers must be told: one function for each problem, which can go when its problem has.
+
+Each says what XLA or LLVM does, where that was seen, what the function gains, and which test fails without it. The JAX
+versions are those that the tests run on, 0.10.2 and 0.12.0, on a CPU unless another compiler is named.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +15,18 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+# Before 0.12, JAX lowers `optimization_barrier` to nothing on a CPU. With it, `reverse_halves` takes one pass.
+# tests/properties/test_rotary_memory.py::test_one_pass_on_a_cpu
+KEEPS_BARRIERS = jax.__version_info__ >= (0, 12)
+
 
 def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
     """a·b, rounded before anything is added to it; without derivatives.
 
-    Compilers contract a·b + c to an FMA in some programs and not in others, so the bits differ. This select blocks the
-    contraction. XLA cannot remove it, because XLA does not know that no product has all bits set: arithmetic never
-    yields that NaN. Where products are known to be positive, |a·b| blocks contraction too.
+    LLVM and NVIDIA's compiler contract a·b + c to an FMA in some programs and not in others, so the bits differ (JAX
+    0.10 and 0.12). This select blocks the contraction. XLA cannot remove it, because XLA does not know that no product
+    has all bits set: arithmetic never yields that NaN. Gains the same bits in every program.
+    tests/unit/test_turn.py::test_every_form_computes_the_same
     """
     result = lax.mul(a, b)
     bits = lax.bitcast_convert_type(result, np.dtype(f"int{8 * result.dtype.itemsize}"))
@@ -40,12 +50,63 @@ def _product_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
 product.defjvp(_product_jvp, symbolic_zeros=True)
 
 
+def positive_product(a: Any, b: Any) -> jax.Array:
+    """a·b ≥ 0, rounded before anything is added to it: |a·b|, in one operation instead of the three above.
+
+    The problem of `rounded_product`: no compiler contracts across the absolute value, nor knows that it changes nothing.
+    tests/properties/test_same_bits.py::test_a_sine_is_what_numpy_computes_operation_by_operation
+    """
+    return lax.abs(lax.mul(a, b))
+
+
 def materialized(x: jax.Array) -> jax.Array:
-    """Makes XLA:CPU store a float32 array instead of recomputing it at each use.
+    """Makes XLA:CPU store a float32 array instead of recomputing it at each use (JAX 0.10 and 0.12).
 
     XLA does not duplicate an integer remainder, and `bits % (2³² − 1)` leaves all smaller bit patterns unchanged. The
-    only other pattern, the NaN of all ones, becomes another NaN.
+    only other pattern, the NaN of all ones, becomes another NaN. Gains a table of waves that all heads share.
+    tests/properties/test_rotary_memory.py::test_one_pass_on_a_cpu
     """
     bits = lax.bitcast_convert_type(x, np.uint32)
     bits = lax.min(bits, lax.full_like(bits, 2**32 - 2))
     return lax.bitcast_convert_type(lax.rem(bits, lax.full_like(bits, 2**32 - 1)), np.float32)
+
+
+class Target(NamedTuple):
+    """How to tell one compiler to store an array, and to round a product before a sum."""
+
+    stored: Callable[[jax.Array], jax.Array]
+    product: Callable[[jax.Array, jax.Array], jax.Array]
+
+
+CPU = Target(materialized, rounded_product)
+GPU = Target(lax.optimization_barrier, rounded_product)
+TPU = Target(lax.optimization_barrier, lax.mul)  # it has no FMA to contract to
+
+
+def own_loop(x: jax.Array) -> jax.Array:
+    """Keeps XLA:CPU from fusing what computes x with what reads it (JAX 0.12; see `KEEPS_BARRIERS`).
+
+    XLA compiles an expression of pairs of halves to a loop over the two halves. Fused with a loop over all features, it
+    would be indexed feature by feature. tests/properties/test_rotary_memory.py::test_one_pass_on_a_cpu
+    """
+    return lax.optimization_barrier(x)
+
+
+def unit_axes(x: jax.Array) -> list[int]:
+    """Axes of size 1, neither leading nor last, that no Explicit axis of a mesh shards."""
+    spec = (*jax.typeof(x).sharding.spec, *(None,) * x.ndim)
+    one = [isinstance(n, int) and n == 1 and s is None for n, s in zip(x.shape[:-1], spec, strict=False)]
+    return [axis for axis in range(x.ndim - 1) if one[axis] and not all(one[:axis])]
+
+
+def without_unit_axes(f: Callable[..., jax.Array], x: jax.Array, *others: Any) -> jax.Array:
+    """f of x and of others of its rank without x's `unit_axes`, which the result has again; f is NaN wherever x is.
+
+    XLA:CPU transposes what is stacked around axes of size 1, and then copies it element by element (JAX 0.10 and 0.12).
+    The select changes no value, and makes the result keep x's order of axes.
+    tests/properties/test_rotary_memory.py::test_one_pass_on_a_cpu
+    """
+    axes = unit_axes(x)
+    y = lax.expand_dims(f(*jax.tree.map(lambda array: lax.squeeze(array, axes), (x, *others))), axes)
+    old = x.astype(y.dtype)
+    return jnp.where(jnp.isnan(old), old, y)

@@ -18,7 +18,8 @@ from posenc_jax._checks import InvalidValue, public
 from posenc_jax._distance import difference
 from posenc_jax._frequencies import Frequencies, Layout, Spectrum, dim_of, one_axis
 from posenc_jax._rotary import placed
-from posenc_jax._turn import TurnSettings, turn
+from posenc_jax._turn import turn
+from posenc_jax._turn_forms import TurnSettings
 from posenc_jax._xla import product
 
 # 2^f = Σ cᵢ fⁱ for 0 ≤ f < 1, to a relative error of 1.4e-8. All coefficients are positive.

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.quick import quick
 from helpers.tiers import tiered
-from posenc_jax import _turn, _xla
+from posenc_jax import _turn_forms, _xla
+from posenc_jax._turn_forms import TurnSettings
 
 LAYOUTS = ["half", "interleaved"]
 
@@ -22,23 +22,23 @@ def normal(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-# The forms that platforms choose from, all of which run on a CPU too.
-READS = functools.partial(_turn._by_reads, partner_of=_turn._padded, keep=lax.optimization_barrier)
+# Every form that a CPU can run, told what each compiler is told.
 FORMS = {
-    "pieces": functools.partial(_turn._by_pieces, keep=_xla.materialized),
-    "pieces, a barrier": functools.partial(_turn._by_pieces, keep=lax.optimization_barrier),
-    "reads": functools.partial(READS, multiply=_xla.rounded_product),
-    "reads, plain products": functools.partial(READS, multiply=lax.mul),
-    "reversed": functools.partial(
-        READS, partner_of=_turn._reversed, multiply=_xla.rounded_product, keep=_xla.materialized
-    ),
-    "halves": _turn._by_halves,
+    "reference": _turn_forms.reference,
+    "split and stack": functools.partial(_turn_forms.split_and_stack, target=_xla.CPU),
+    "split and stack, GPU": functools.partial(_turn_forms.split_and_stack, target=_xla.GPU),
+    "pad and select": functools.partial(_turn_forms.pad_and_select, target=_xla.CPU),
+    "pad and select, GPU": functools.partial(_turn_forms.pad_and_select, target=_xla.GPU),
+    "pad and select, TPU": functools.partial(_turn_forms.pad_and_select, target=_xla.TPU),
+    "reverse pairs": functools.partial(_turn_forms.reverse_pairs, target=_xla.CPU),
+    "reverse halves": functools.partial(_turn_forms.reverse_halves, target=_xla.CPU),
 }
 
 
 def forms(layout, whole):
     """Those that turn such features: of one layout, or all of a vector, alone."""
-    return [n for n in FORMS if n != {"half": "reversed", "interleaved": "halves"}[layout] and (whole or n != "halves")]
+    other = {"half": "reverse pairs", "interleaved": "reverse halves"}[layout]
+    return [name for name in FORMS if name != other and (whole or name != "reverse halves")]
 
 
 ENDS_AND_WAYS = [(False, False), (False, True), (True, False), (True, True)]
@@ -53,7 +53,7 @@ def turned_by(name, layout):
         each[3] = np.where(np.arange(16) % 3, 0.0, -0.0)  # at position 0, where all sines are zero
     turned = lambda x, p: {  # noqa: E731
         (last, backward, dim, heads): FORMS[name](
-            _turn.TurnSettings(layout, last, backward), x[heads], p, pe.geometric(dim)
+            TurnSettings(layout, last, backward), x[heads], p, pe.geometric(dim)
         )
         for last, backward in ENDS_AND_WAYS
         for dim, heads in DIMS_AND_HEADS
@@ -66,17 +66,16 @@ def turned_by(name, layout):
 @pytest.mark.parametrize(("last", "backward"), ENDS_AND_WAYS)
 def test_every_form_computes_the_same(layout, last, backward):
     for dim, heads in DIMS_AND_HEADS:
-        want = turned_by("pieces", layout)[last, backward, dim, heads]
+        want = turned_by("reference", layout)[last, backward, dim, heads]
         for name in forms(layout, dim == 16):
             got = turned_by(name, layout)[last, backward, dim, heads]
             where = f"{name}, {dim} of 16 features, {heads} heads"
-            if "plain" in name:  # a CPU contracts them
+            if "TPU" in name:  # a CPU contracts them
                 np.testing.assert_allclose(got, want, atol=3e-7, err_msg=where)
             else:
                 np.testing.assert_array_equal(got.view(np.int32), want.view(np.int32), where)
 
 
-ONE_PASS = jax.__version_info__ >= (0, 12)  # over both halves: before, JAX drops the barrier
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ ONE_PASS = jax.__version_info__ >= (0, 12)  # over both halves: before, JAX drop
         ("cpu", 16, "float32", "interleaved", ["reverse", "remainder"], ["concatenate", "pad", "while", "barrier"]),
         ("cpu", 1, "float32", "half", ["concatenate"], ["pad", "while", "reverse", "barrier", "remainder"]),
         ("cpu", 16, "float32", "half", ["reverse", "barrier", "remainder"], ["concatenate", "pad", "while"])
-        if ONE_PASS
+        if _xla.KEEPS_BARRIERS
         else ("cpu", 16, "float32", "half", ["pad", "remainder"], ["concatenate", "reverse", "while", "barrier"]),
     ],
 )
@@ -108,7 +107,7 @@ def test_each_platform_gets_its_form(platform, heads, dtype, layout, expected, m
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_to_turn(shape, layout):
-    settings, p = _turn.TurnSettings(layout), np.zeros((1,) * len(shape), np.int32)
+    settings, p = TurnSettings(layout), np.zeros((1,) * len(shape), np.int32)
 
     @quick
     def turned(x, p):
@@ -133,7 +132,7 @@ def test_an_infinity_stays_in_its_pair(layout):
     @jax.jit
     def turned(every, p):
         return {
-            (width, name): FORMS[name](_turn.TurnSettings(layout), x, p, pe.geometric(8))
+            (width, name): FORMS[name](TurnSettings(layout), x, p, pe.geometric(8))
             for width, x in every.items()
             for name in forms(layout, width == 8)
         }
