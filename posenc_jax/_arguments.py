@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,9 @@ def encoding(
 # Vectors that encodings are added to
 
 
-def added_encoding(x: Any, positions: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, Any, Spectrum]:
+def added_encoding(
+    x: Any, positions: Any, frequencies: Any, layout: Any
+) -> tuple[jax.Array, jax.Array | None, Spectrum]:
     """x, positions (..., axes) or None, and frequencies, for an encoding that is added to x."""
     _checks.settings(layout=layout)
     x = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,))
@@ -59,7 +61,7 @@ def added_encoding(x: Any, positions: Any, frequencies: Any, layout: Any) -> tup
     return x, beside("positions", positions, "x", x, frequencies, "x without its last axis"), frequencies
 
 
-def shifted(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, Any, Spectrum]:
+def shifted(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, jax.Array, Spectrum]:
     """Encodings (..., dim), an offset (..., axes) that broadcasts to them, and frequencies."""
     _checks.settings(layout=layout)
     encodings = _checks.floats("encodings", encodings, (..., "dim"), known=(-1,))
@@ -69,7 +71,8 @@ def shifted(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple
         _checks.unsharded("encodings", encodings)
     _checks.require_type(offset is not None, "offset", _checks.NUMBERS.text, offset)  # to `beside`, None means 0, 1, …
     rows_of = "encodings without their last axis"
-    return encodings, beside("offset", offset, "encodings", encodings, frequencies, rows_of), frequencies
+    offset = beside("offset", offset, "encodings", encodings, frequencies, rows_of)
+    return encodings, cast(jax.Array, offset), frequencies
 
 
 def same_width(name: str, x: jax.Array, frequencies: Spectrum) -> None:
@@ -128,7 +131,7 @@ def rows_sharded_together(positions: jax.Array | None, table: jax.Array, **array
     _checks.sharded_together(specs | {"table": tuple(spec if positions is None else spec[1:])})
 
 
-def added_rows(x: Any, table: Any, positions: Any, out_of_range: Any) -> tuple[jax.Array, jax.Array, Any]:
+def added_rows(x: Any, table: Any, positions: Any, out_of_range: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """x, a table of its width, and integer positions or None, for rows that are added to x."""
     x, table = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,)), parse_table(table)
     _checks.known_size("table", table.shape, 0, 1)

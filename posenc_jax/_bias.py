@@ -46,7 +46,7 @@ from posenc_jax._checks import public
 from posenc_jax._distance import per_head, tile_distance
 from posenc_jax._frequencies import Frequencies, Spectrum, amplitude_of, check_energy, dim_of, one_axis, parse
 from posenc_jax._sinusoidal import sinusoidal
-from posenc_jax._xla import product
+from posenc_jax._xla import compiled, product
 
 
 @public
@@ -104,7 +104,7 @@ def _slopes(heads: int) -> np.ndarray:
     return np.exp2(-np.array(exponents[:heads])).astype(np.float32)
 
 
-@functools.partial(jax.jit, inline=True)
+@compiled("alibi")
 def _alibi(queries: jax.Array, keys: jax.Array, slopes: jax.Array | np.ndarray) -> jax.Array:
     distance = tile_distance(queries, keys)
     return per_head(-slopes, distance) * distance
@@ -147,7 +147,7 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
     return _kerple_log(*positions, *_arguments.of_heads(positions, scale=scale, rate=rate))
 
 
-@functools.partial(jax.jit, inline=True)
+@compiled("kerple_log")
 def _kerple_log(queries: jax.Array, keys: jax.Array, scale: jax.Array, rate: jax.Array) -> jax.Array:
     distance = tile_distance(queries, keys)
     scale, rate = per_head(scale, distance), per_head(rate, distance)
@@ -191,7 +191,7 @@ def kerple_power(
     return _kerple_power(*positions, *_arguments.of_heads(positions, scale=scale, exponent=exponent))
 
 
-@functools.partial(jax.jit, inline=True)
+@compiled("kerple_power")
 def _kerple_power(queries: jax.Array, keys: jax.Array, scale: jax.Array, exponent: jax.Array) -> jax.Array:
     distance = tile_distance(queries, keys)
     scale, exponent = per_head(scale, distance), per_head(exponent, distance)
@@ -247,7 +247,7 @@ def sandwich(
     return _sandwich(*positions, frequencies, heads=heads)
 
 
-@functools.partial(jax.jit, static_argnames=("heads",), inline=True)
+@compiled("sandwich", static_argnames=("heads",))
 def _sandwich(queries: jax.Array, keys: jax.Array, frequencies: Spectrum, *, heads: int) -> jax.Array:
     ndim = 1 + max(queries.ndim, keys.ndim)
     queries, keys = (align(sinusoidal(p, frequencies, layout="half"), ndim) for p in (queries, keys))

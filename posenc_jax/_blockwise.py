@@ -30,6 +30,7 @@ from jax.core import eval_jaxpr
 
 from posenc_jax import _mesh
 from posenc_jax._arrays import align, compute_dtype
+from posenc_jax._xla import compiled
 
 
 class BlockwiseSettings(NamedTuple):
@@ -144,7 +145,7 @@ def _backward(settings: BlockwiseSettings, residuals: Any, d_results: Any) -> tu
 
 # Jitted, because an eager `jax.grad` would run it op by op.
 _attention.defvjp(_forward, jax.jit(_backward, static_argnums=0, inline=True))
-blockwise = jax.jit(_attention, static_argnums=0, inline=True)
+blockwise = compiled("attention", static_argnums=0)(_attention)
 
 
 # A tile: queries (batch, kv_heads, group, queries, head_dim), keys (batch, kv_heads, keys, head_dim)

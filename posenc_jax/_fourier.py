@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _waves
 from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._frequencies import Frequencies, Layout, limited, parse_positions, spectrum
+from posenc_jax._xla import compiled
 
 
 @public
@@ -80,7 +81,7 @@ def _coordinates(x: Any, matrix: Any, layout: Any) -> tuple[jax.Array, jax.Array
     return x, matrix
 
 
-@functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)
+@compiled("fourier_features", static_argnames=("layout", "dtype"))
 def _fourier_features(x: jax.Array, matrix: jax.Array, *, layout: Layout, dtype: Any) -> jax.Array:
     sine, cosine = (_waves.wave_of_dot(x, matrix, quarter).astype(dtype) for quarter in range(2))
     waves = jnp.stack([sine, cosine], -2 if layout == "half" else -1)
@@ -160,7 +161,7 @@ def _timestep_frequencies(half: int, shift: Fraction, scale: Fraction, max_perio
     return Frequencies(turns, 2 * half)
 
 
-@functools.partial(jax.jit, static_argnames=("odd", "flip", "dtype"), inline=True)
+@compiled("timestep_embedding", static_argnames=("odd", "flip", "dtype"))
 def _timestep_embedding(
     timesteps: jax.Array, frequencies: Frequencies, *, odd: int, flip: bool, dtype: Any
 ) -> jax.Array:

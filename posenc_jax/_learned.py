@@ -2,7 +2,6 @@ r"""Learned position tables: lookup with an explicit out-of-range rule, addition
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import InvalidValue, public, require
-from posenc_jax._xla import product
+from posenc_jax._xla import compiled, product
 
 OutOfRange = Literal["error", "nan", "zeros"]
 
@@ -58,7 +57,7 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
     return _learned(positions, table, out_of_range=out_of_range)
 
 
-@functools.partial(jax.jit, static_argnames=("out_of_range",), inline=True)
+@compiled("learned", static_argnames=("out_of_range",))
 def _learned(positions: jax.Array, table: jax.Array, *, out_of_range: OutOfRange) -> jax.Array:
     # Compares before the cast to int32, which could wrap. Replaces negative indices, which would count from the end.
     in_range = (positions >= 0) & (positions < table.shape[0])
@@ -113,7 +112,7 @@ def add_learned(
     return _add_learned(x, table, positions, scale, out_of_range=out_of_range)
 
 
-@functools.partial(jax.jit, static_argnames=("out_of_range",), inline=True)
+@compiled("add_learned", static_argnames=("out_of_range",))
 def _add_learned(
     x: jax.Array, table: jax.Array, positions: jax.Array | None, scale: jax.Array, *, out_of_range: OutOfRange
 ) -> jax.Array:
@@ -169,7 +168,7 @@ def resize_table(
     return _resize_table(table, grid=grid, method=method)
 
 
-@functools.partial(jax.jit, static_argnames=("grid", "method"), inline=True)
+@compiled("resize_table", static_argnames=("grid", "method"))
 def _resize_table(table: jax.Array, *, grid: tuple[int, ...], method: str) -> jax.Array:
     x, precision = table.astype(compute_dtype(table)), jax.lax.Precision.HIGHEST
     return jax.image.resize(x, (*grid, table.shape[-1]), method, precision=precision).astype(table.dtype)

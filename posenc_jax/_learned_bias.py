@@ -21,6 +21,7 @@ from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align
 from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._distance import per_head, tile_difference, tile_distance
+from posenc_jax._xla import compiled
 
 
 @public
@@ -109,7 +110,7 @@ def _edges(buckets: int, max_distance: int) -> tuple[int, ...]:
     return tuple(edge for edge in edges if edge in reachable)
 
 
-@functools.partial(jax.jit, static_argnames=("edges", "bidirectional"), inline=True)
+@compiled("t5", static_argnames=("edges", "bidirectional"))
 def _t5(
     queries: jax.Array, keys: jax.Array, table: jax.Array, *, edges: tuple[int, ...], bidirectional: bool
 ) -> jax.Array:
@@ -253,7 +254,7 @@ def check_scale(c: Any = 1.0, threshold: Any = 1.0) -> tuple[float, float]:
     return c, threshold
 
 
-@functools.partial(jax.jit, inline=True)
+@compiled("fire")
 def _fire(
     queries: jax.Array, keys: jax.Array, weights: tuple[jax.Array, ...], c: jax.Array, threshold: jax.Array
 ) -> jax.Array:

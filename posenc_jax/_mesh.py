@@ -70,24 +70,25 @@ def vary(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
 def agreeing(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """Arrays of one rank that broadcast to each other, made to vary alike and to be sharded alike up to the last axis.
 
-    The operands of a primitive must: then the result has their common type, and the sum over devices that the
-    derivative by a replicated operand needs is the transpose of `pcast` or `reshard`.
+    Operands of a primitive must be: then its result has their common type, and the sum over devices that belongs to the
+    derivative by a replicated operand is the transpose of `pcast` or `reshard`.
     """
-    axes, spec = frozenset[Any]().union(*map(varying, arrays)), common_spec(map(jax.typeof, arrays))
-    like = next((x for x in arrays if any(jax.typeof(x).sharding.spec)), arrays[0])
+    axes, common = frozenset[Any]().union(*map(varying, arrays)), common_sharding(map(jax.typeof, arrays))
     result = []
     for x in arrays:
         own = jax.typeof(x).sharding.spec
-        rows = (a if n == 1 else b for n, a, b in zip(x.shape, own[:-1], spec[:-1], strict=False))
-        result.append(vary(resharded(x, PartitionSpec(*rows, own[-1]), like), axes))
+        rows = (mine if n == 1 else spec for n, mine, spec in zip(x.shape[:-1], own, common.spec, strict=False))
+        spec = PartitionSpec(*rows, own[-1])
+        result.append(vary(x if spec == own else jax.sharding.reshard(x, NamedSharding(common.mesh, spec)), axes))
     return result
 
 
-def common_spec(types: Iterable[Any]) -> PartitionSpec:
-    """The sharding of the first of these types, with the axes along which another of them is sharded."""
-    own, *others = (t.sharding.spec for t in types)
-    rows = (next(filter(None, names), None) for names in zip(own[:-1], *(o[:-1] for o in others), strict=True))
-    return PartitionSpec(*rows, own[-1])
+def common_sharding(types: Iterable[Any]) -> NamedSharding:
+    """The sharding of the first type, with the leading axes along which only other types are sharded."""
+    first, *others = (t.sharding for t in types)
+    rows = zip(*(s.spec[:-1] for s in (first, *others)), strict=True)
+    mesh = next((s.mesh for s in (first, *others) if not s.mesh.empty), first.mesh)
+    return NamedSharding(mesh, PartitionSpec(*(next(filter(None, names), None) for names in rows), first.spec[-1]))
 
 
 def cotangent_of(primal: Any, cotangent: jax.Array) -> jax.Array:

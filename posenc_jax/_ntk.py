@@ -2,7 +2,6 @@ r"""NTK-aware scaling: extends the context by a larger base, fixed or growing wi
 
 from __future__ import annotations
 
-import functools
 import math
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -15,6 +14,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _arguments, _checks
 from posenc_jax._checks import public, require
 from posenc_jax._frequencies import DECIMAL, Frequencies, from_base, limited, spectrum
+from posenc_jax._xla import compiled, positive_product
 
 
 @public
@@ -100,21 +100,20 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
     return _dynamic_ntk(length, from_base(dim, base), s / original_max, original_max)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
+@compiled("dynamic_ntk", static_argnums=(1, 2, 3))
 def _dynamic_ntk(length: jax.Array, frequencies: Frequencies, slope: Fraction, original_max: int) -> jax.Array:
     """Computes ω_i·m^(−y), where y = i/(n−1) for n pairs, as ω_i·2^(−y·log₂ m).
 
     If y·log₂ m is large, float32 keeps too few bits of its fraction. Let m = f·2^e, and y = c + d where c has 12 bits.
-    Then c·e is exact: its integer part becomes the exponent, and the rest is small. y·log₂ f is (y/ln 2)·ln f. |a·b|
-    has the same bits in every program (see `_xla.rounded_product`).
+    Then c·e is exact: its integer part becomes the exponent, and the rest is small. y·log₂ f is (y/ln 2)·ln f.
     """
     start = np.asarray(original_max, length.dtype)
     beyond = (jnp.maximum(length, start) - start).astype(jnp.float32)
-    half, e = jnp.frexp(1 + jnp.abs(beyond * np.float32(float(slope))))
+    half, e = jnp.frexp(1 + positive_product(beyond, np.float32(float(slope))))
     e, ln_f = (e - 1).astype(jnp.float32), jnp.log(2 * half)
     y = np.arange(frequencies.num_pairs) / (frequencies.num_pairs - 1)
     c = np.floor(y * 2**12) / 2**12
     y, c, d = (part.astype(np.float32) for part in (y / math.log(2), c, y - c))
     exponent = jnp.round(c * e)
-    rest = (c * e - exponent) + jnp.abs(d * e) + jnp.abs(y * ln_f)
+    rest = (c * e - exponent) + positive_product(d, e) + positive_product(y, ln_f)
     return jnp.ldexp(frequencies.angular.astype(np.float32) * jnp.exp2(-rest), -exponent.astype(jnp.int32))

@@ -2,7 +2,6 @@ r"""Positions of packed, padded, two-dimensional, multimodal and sharded sequenc
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _checks
 from posenc_jax._checks import InvalidValue, public, require
+from posenc_jax._xla import compiled
 
 _LIMIT = 2**31
 
@@ -62,7 +62,7 @@ def _sequences(name: str, x: Any) -> jax.Array:
     return jnp.asarray(x)
 
 
-@functools.partial(jax.jit, static_argnames=("padding",), inline=True)
+@compiled("positions_from_segments", static_argnames=("padding",))
 def _positions_from_segments(ids: jax.Array, *, padding: int | None) -> jax.Array:
     axis = ids.ndim - 1
     index = lax.broadcasted_iota(jnp.int32, ids.shape, axis)
@@ -118,7 +118,7 @@ def _parse_mask(mask: Any) -> Any:
     return mask
 
 
-@functools.partial(jax.jit, inline=True)
+@compiled("positions_from_mask")
 def _positions_from_mask(mask: jax.Array) -> jax.Array:
     tokens = mask != jnp.zeros((), mask.dtype)
     return jnp.where(tokens, lax.cumsum(tokens.astype(jnp.int32), mask.ndim - 1) - 1, 0)
@@ -171,7 +171,7 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
     return _grid_positions(shape=shape, order=order, leading=leading)
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "order", "leading"), inline=True)
+@compiled("grid_positions", static_argnames=("shape", "order", "leading"))
 def _grid_positions(*, shape: tuple[int, ...], order: str, leading: int) -> jax.Array:
     axes = list(range(len(shape)))
     if order == "column":
@@ -315,7 +315,7 @@ def shard_positions(
     return _shard_positions(length=length, shards=shards, order=order)
 
 
-@functools.partial(jax.jit, static_argnames=("length", "shards", "order"), inline=True)
+@compiled("shard_positions", static_argnames=("length", "shards", "order"))
 def _shard_positions(*, length: int, shards: int, order: str) -> jax.Array:
     # Computed from the index alone, so that indexing by device compiles to one row.
     part = length // shards

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from typing import Any, Literal
 
 import jax
@@ -18,6 +17,7 @@ from posenc_jax._checks import InvalidType, InvalidValue, public, require
 from posenc_jax._frequencies import Frequencies, Layout, Spectrum, parse_static
 from posenc_jax._turn import turn
 from posenc_jax._turn_forms import TurnSettings
+from posenc_jax._xla import compiled
 
 Part = Literal["first", "last"]
 
@@ -103,7 +103,7 @@ def rotary(
     return rotate(TurnSettings(layout, part == "last", inverse), x, positions, frequencies, axis)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4), inline=True)
+@compiled("rotary", static_argnums=(0, 4))
 def rotate(
     settings: TurnSettings,
     x: jax.Array,

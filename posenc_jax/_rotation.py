@@ -3,7 +3,6 @@ r"""Offsets in the sinusoidal encoding: the rotation $M_k$ with $PE(p+k) = M_k P
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -27,6 +26,7 @@ from posenc_jax._frequencies import (
 from posenc_jax._turn import turn
 from posenc_jax._turn_forms import TurnSettings
 from posenc_jax._waves import features, pair_waves
+from posenc_jax._xla import compiled
 
 
 @public
@@ -77,7 +77,7 @@ def rotation_matrix(
     return _rotation_matrix(offset, frequencies, layout=layout, dtype=_checks.floating_dtype("dtype", dtype))
 
 
-@functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)
+@compiled("rotation_matrix", static_argnames=("layout", "dtype"))
 def _rotation_matrix(offset: jax.Array, frequencies: Spectrum, *, layout: Layout, dtype: Any) -> jax.Array:
     index, dim, unit = np.arange(dim_of(frequencies)), dim_of(frequencies), _unit(frequencies)
     is_cosine, distance = (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
@@ -130,7 +130,7 @@ def shift(
     return _shift(encodings, offset, frequencies, layout=layout)
 
 
-@functools.partial(jax.jit, static_argnames=("layout",), inline=True)
+@compiled("shift", static_argnames=("layout",))
 def _shift(encodings: jax.Array, offset: jax.Array, frequencies: Spectrum, *, layout: Layout) -> jax.Array:
     # A pair is (sine, cosine), so M_k rotates it backward.
     settings = TurnSettings(layout, backward=True)
@@ -174,7 +174,7 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
     return _offset_similarity(parse_positions("offset", offset, frequencies), frequencies)
 
 
-@functools.partial(jax.jit, inline=True)
+@compiled("offset_similarity")
 def _offset_similarity(offset: jax.Array, frequencies: Spectrum) -> jax.Array:
     cosines = pair_waves(offset, _unit(frequencies), np.int32(1))
     return jnp.sum(cosines, axis=-1) * np.float32(amplitude_of(frequencies) ** 2)

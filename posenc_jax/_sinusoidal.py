@@ -14,7 +14,7 @@ from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import public
 from posenc_jax._frequencies import Frequencies, Layout, Spectrum
 from posenc_jax._waves import features, has_derivatives, is_shared
-from posenc_jax._xla import materialized, product
+from posenc_jax._xla import compiled, materialized, product
 
 
 @public
@@ -67,7 +67,7 @@ def sinusoidal(
     return _sinusoidal(positions, frequencies, layout=layout, dtype=_checks.floating_dtype("dtype", dtype))
 
 
-@functools.partial(jax.jit, static_argnames=("layout", "dtype"), inline=True)
+@compiled("sinusoidal", static_argnames=("layout", "dtype"))
 def _sinusoidal(positions: jax.Array, frequencies: Spectrum, *, layout: Layout, dtype: Any) -> jax.Array:
     return features(positions, frequencies, layout).astype(dtype)
 
@@ -121,7 +121,7 @@ def add_sinusoidal(
     return _add_sinusoidal(x, positions, frequencies, factor, layout=layout)
 
 
-@functools.partial(jax.jit, static_argnames=("layout",), inline=True)
+@compiled("add_sinusoidal", static_argnames=("layout",))
 def _add_sinusoidal(
     x: jax.Array,
     positions: jax.Array | None,

@@ -66,7 +66,8 @@ def split_and_stack(
     """
     if _xla.unit_axes(x):
         wide = settings._replace(result=np.dtype(compute_dtype(x)))
-        y = _xla.without_unit_axes(lambda *arrays: split_and_stack(wide, *arrays, target), x, positions, frequencies)
+        turned = lambda x, p, w: split_and_stack(wide, x, p, w, target)  # noqa: E731
+        y = _xla.without_unit_axes(turned, x, positions, frequencies)
         return y.astype(settings.result or x.dtype)
     dim, dtype = dim_of(frequencies), compute_dtype(x)
     before, after = margin(settings, x, dim)
@@ -178,7 +179,7 @@ FORMS: dict[str, tuple[Target, list[tuple[Callable[[Case], bool], Form]]]] = {
 }
 
 
-def turned_on(
+def rotated_on(
     platform: str, settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum
 ) -> jax.Array:
     """Rotates x in the form that the platform takes for these arguments."""
@@ -236,7 +237,7 @@ def _rotate(settings: TurnSettings, members: Any, waves: Any, target: Target) ->
 
 
 def _two_products(
-    settings: TurnSettings, x: jax.Array, partner: jax.Array, positions: jax.Array, frequencies: Spectrum, target: Target
+    settings: TurnSettings, x: jax.Array, partner: jax.Array, positions: jax.Array, frequencies: Spectrum, on: Target
 ) -> jax.Array:
     """x·C + x′·S for the partners x′, with waves for each feature; features beyond the pairs pass through."""
     dim, dtype, index = dim_of(frequencies), compute_dtype(x), np.arange(dim_of(frequencies))
@@ -256,9 +257,9 @@ def _two_products(
     # Negates by a product, so that zeros have the same sign as in the other forms.
     sine *= align(np.pad(np.where(is_second == settings.backward, -1, 1).astype(sine.dtype), around), x.ndim)
     if shared:
-        cosine, sine = target.stored(cosine), target.stored(sine)
+        cosine, sine = on.stored(cosine), on.stored(sine)
     cosine, sine = (w.astype(dtype) for w in (cosine, sine))
-    y = target.product(x.astype(dtype), cosine) + target.product(partner.astype(dtype), sine)
+    y = on.product(x.astype(dtype), cosine) + on.product(partner.astype(dtype), sine)
     y = y.astype(settings.result or x.dtype)
     rotates = align(np.pad(np.ones(dim, bool), around), x.ndim)
     return jnp.where(rotates, y, x.astype(y.dtype)) if any(around) else y

@@ -2,7 +2,6 @@ r"""xPos: rotary embeddings whose scores decay with distance."""
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -20,7 +19,7 @@ from posenc_jax._frequencies import Frequencies, Layout, Spectrum, dim_of, one_a
 from posenc_jax._rotary import placed
 from posenc_jax._turn import turn
 from posenc_jax._turn_forms import TurnSettings
-from posenc_jax._xla import product
+from posenc_jax._xla import compiled, positive_product, product
 
 # 2^f = Σ cᵢ fⁱ for 0 ≤ f < 1, to a relative error of 1.4e-8. All coefficients are positive.
 _EXP2 = tuple(np.float32(c) for c in (1, 0.69314706, 0.24022931, 0.05548528, 0.0096754516, 0.0012467846, 0.00021612915))
@@ -114,7 +113,7 @@ def _checked_decay(scale_base: Any, gamma: Any) -> tuple[float, float]:
     return scale_base, gamma
 
 
-@functools.partial(jax.jit, static_argnames=("head_axis", "sign", "scale_base", "gamma", "layout"), inline=True)
+@compiled("xpos", static_argnames=("head_axis", "sign", "scale_base", "gamma", "layout"))
 def _xpos(
     x: jax.Array,
     positions: jax.Array | None,
@@ -160,11 +159,11 @@ def _scaled(x: jax.Array, distance: jax.Array, decays: Any) -> jax.Array:
 
 
 def _exp2(x: jax.Array) -> jax.Array:
-    """2^x in float32, with the same bits in every program (see `_xla.rounded_product`)."""
+    """2^x in float32."""
     floor = jnp.floor(x)
     f = x - floor
     y = jnp.full_like(f, _EXP2[-1])
     for c in _EXP2[-2::-1]:
-        y = jnp.abs(f * y) + c  # f·y ≥ 0, so abs only blocks contraction
+        y = positive_product(f, y) + c
     power = (jnp.clip(floor, -127, 128).astype(jnp.int32) + 127) << 23  # the bits of 2^floor; 0 or ∞ out of range
     return y * lax.bitcast_convert_type(power, jnp.float32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, Literal
 
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 from posenc_jax import _checks
 from posenc_jax._checks import public, require
 from posenc_jax._frequencies import Frequencies, Layout
+from posenc_jax._xla import compiled
 
 
 @jax.tree_util.register_static
@@ -52,7 +52,7 @@ class QueryScale:
         return _query_scale(jnp.asarray(_checks.array("positions", positions)), self)
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@compiled("query_scale", static_argnums=1)
 def _query_scale(positions: jax.Array, scale: QueryScale) -> jax.Array:
     if jnp.issubdtype(positions.dtype, jnp.integer):  # p + o would wrap at the last position
         period, last = (np.asarray(n, positions.dtype) for n in (scale.period, scale.period - scale.offset))

@@ -52,9 +52,7 @@ def turned_by(name, layout):
     for each in x.values():
         each[3] = np.where(np.arange(16) % 3, 0.0, -0.0)  # at position 0, where all sines are zero
     turned = lambda x, p: {  # noqa: E731
-        (last, backward, dim, heads): FORMS[name](
-            TurnSettings(layout, last, backward), x[heads], p, pe.geometric(dim)
-        )
+        (last, backward, dim, heads): FORMS[name](TurnSettings(layout, last, backward), x[heads], p, pe.geometric(dim))
         for last, backward in ENDS_AND_WAYS
         for dim, heads in DIMS_AND_HEADS
         if name in forms(layout, dim == 16)
@@ -74,8 +72,6 @@ def test_every_form_computes_the_same(layout, last, backward):
                 np.testing.assert_allclose(got, want, atol=3e-7, err_msg=where)
             else:
                 np.testing.assert_array_equal(got.view(np.int32), want.view(np.int32), where)
-
-
 
 
 @pytest.mark.parametrize(

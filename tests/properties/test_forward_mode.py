@@ -1,0 +1,403 @@
+"""Forward mode, and forward over reverse, of what rotates: beside differences of the formulas in float64.
+
+First and second derivatives along directions are differences of the oracles, so no rule of this library is compared with
+another of its rules alone.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import posenc_jax as pe
+from helpers.closeness import assert_within
+from helpers.quick import quick
+from helpers.tiers import thorough, tiered
+from oracles import rotations
+
+RNG = np.random.default_rng(0)
+W = np.float32([1.3, 0.2, 0.7])
+
+
+def normal(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def angles(p, w):
+    return np.asarray(p)[..., None, None] * w
+
+
+def of_axes(x, p):
+    """Axial RoPE of 8 features: the first two pairs turn by the first coordinate, the others by the second."""
+    omega = pe.axial(8, 2).angular
+    return rotations.rotate_by(x, np.repeat(p, 2, axis=-1)[..., None, :] * omega, "half")
+
+
+def decayed(x, p, w, sign):
+    turned = angles(p, w)
+    distance = np.broadcast_to(sign * np.asarray(p)[..., None], turned.shape[:-1])
+    return rotations.xpos(x, np.sin(turned), np.cos(turned), distance, "half", scale_base=20)
+
+
+X, MIXED = normal(2, 5, 3, 8), RNG.uniform(-3, 3, (2, 5)).astype(np.float32)
+# A function of floats, the same in float64, and the floats.
+CASES = {
+    "half": (
+        lambda x, p, w: pe.rotary(x, p, w),
+        lambda x, p, w: rotations.rotate_by(x, angles(p, w), "half"),
+        (X[..., :6], MIXED, W),
+    ),
+    "interleaved, the last, inverse": (
+        lambda x, p, w: pe.rotary(x, p, w, layout="interleaved", part="last", inverse=True),
+        lambda x, p, w: rotations.rotate_by(x, -angles(p, w), "interleaved", "last"),
+        (X, MIXED, W),
+    ),
+    "positions of a sequence": (
+        lambda x, p, w: pe.rotary(x, p, w, layout="interleaved"),
+        lambda x, p, w: rotations.rotate_by(x, angles(p, w), "interleaved"),
+        (X, MIXED[0], W),
+    ),
+    "a part, one position": (
+        lambda x, p, w: pe.rotary(x, p, w, inverse=True),
+        lambda x, p, w: rotations.rotate_by(x, -angles(p, w), "half"),
+        (X, MIXED[0, 0], W),
+    ),
+    "static": (
+        lambda x, p: pe.rotary(x, p, pe.geometric(8, 100.0)),
+        lambda x, p: rotations.rotate_by(x, angles(p, pe.geometric(8, 100.0).angular), "half"),
+        (X, MIXED),
+    ),
+    "two coordinates": (lambda x, p: pe.rotary(x, p, pe.axial(8, 2)), of_axes, (X, normal(2, 5, 2))),
+    "integers": (
+        lambda x, w: pe.rotary(x, np.arange(3, 8), w),
+        lambda x, w: rotations.rotate_by(x, angles(np.arange(3, 8), w), "half"),
+        (X, W),
+    ),
+    "shift": (
+        lambda x, k, w: pe.shift(x, k, w),
+        lambda x, k, w: rotations.rotate_by(x, -angles(k, w)[..., 0, :], "interleaved"),
+        (X[0, :, 0, :6], MIXED[0], W),
+    ),
+    "shift of halves by one": (
+        lambda x, k, w: pe.shift(x, k, w, layout="half"),
+        lambda x, k, w: rotations.rotate_by(x, -angles(k, w)[..., 0, :], "half"),
+        (X[0, :, 0, :6], MIXED[0, 0], W),
+    ),
+    "xpos, query": (
+        lambda x, p, w: pe.xpos(x, x, p, w, scale_base=20)[0],
+        functools.partial(decayed, sign=1),
+        (X[..., :6], MIXED[0], W),
+    ),
+    "xpos, key": (
+        lambda x, p, w: pe.xpos(x, x, p, w, scale_base=20)[1],
+        functools.partial(decayed, sign=-1),
+        (X[..., :6], MIXED, W),
+    ),
+}
+FEW = ["half", "interleaved, the last, inverse", "two coordinates", "shift", "xpos, key"]
+
+
+def directions(arrays):
+    """Along all arguments at once, and along each alone."""
+    every = tuple(normal(*x.shape) for x in arrays)
+    alone = [tuple(v * (i == j) for j, v in enumerate(every)) for i in range(len(arrays))]
+    return [every, *alone]
+
+
+def moved(arrays, *steps):
+    """The arrays in float64, moved by h·v for each (h, v)."""
+    return [np.float64(x) + sum(h * np.float64(v[i]) for h, v in steps) for i, x in enumerate(arrays)]
+
+
+@functools.cache
+def oracle(name):
+    """Of a case: directions, weights of a loss, the first derivatives and, along each direction, the second."""
+    _, formula, arrays = CASES[name]
+    ways, h = directions(arrays), 1e-5
+    along = directions(arrays)[0]
+    first = [(formula(*moved(arrays, (h, v))) - formula(*moved(arrays, (-h, v)))) / (2 * h) for v in ways]
+    weights = normal(*first[0].shape)
+    loss = lambda *steps: np.sum(np.float64(weights) * formula(*moved(arrays, *steps)) ** 3)  # noqa: E731
+    h = 1e-4
+    signs = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
+    second = [sum(a * b * loss((a * h, v), (b * h, along)) for a, b in signs) / (4 * h * h) for v in ways]
+    return ways, along, weights, first, second
+
+
+def inner(a, b):
+    return sum(jnp.vdot(x, y) for x, y in zip(a, b, strict=True))
+
+
+def derivatives_of(f, along, weights):
+    """Of f at some arrays: its derivative along v, that of its gradient, and the same by reverse over reverse."""
+    loss = lambda *arrays: jnp.sum(weights * f(*arrays) ** 3)  # noqa: E731
+    gradient = lambda *arrays: jax.grad(loss, tuple(range(len(arrays))))(*arrays)  # noqa: E731
+
+    def of(arrays, v):
+        along_v = lambda *arrays: inner(gradient(*arrays), v)  # noqa: E731
+        backward = jax.grad(along_v, tuple(range(len(arrays))))(*arrays)
+        return (
+            jax.jvp(f, arrays, v)[1],
+            inner(jax.jvp(gradient, arrays, v)[1], along),
+            inner(backward, along),
+            jax.jvp(lambda *arrays: jax.jvp(f, arrays, v)[1], arrays, along)[1],
+        )
+
+    return of
+
+
+def scanned(f):
+    """f inside a scan, whose carry moves along."""
+
+    def in_scan(*arrays):
+        carry, y = lax.scan(lambda carry, _: (carry, f(*carry)), arrays, None, 2)
+        return y[1] + 0 * sum(jnp.sum(x) for x in carry)
+
+    return in_scan
+
+
+PROGRAMS = {
+    "jit": lambda f: f,
+    "vmap": lambda f: lambda *arrays: jax.vmap(f)(*(jnp.stack([2 * x, x]) for x in arrays))[1],
+    "vmap of one": lambda f: lambda x, *rest: jax.vmap(f, (0, *(None for _ in rest)))(jnp.stack([2 * x, x]), *rest)[1],
+    "vmap of the others": lambda f: lambda x, *rest: jax.vmap(lambda *r: f(x, *r))(*(jnp.stack([2 * r, r]) for r in rest))[1],
+    "scan": scanned,
+    "remat": jax.checkpoint,
+    "jit in jit": jax.jit,
+}  # fmt: skip
+
+
+def check(name, transform, program):
+    f, _, arrays = CASES[name]
+    ways, along, weights, first, second = oracle(name)
+    of = program(lambda arrays, v: derivatives_of(transform(f), along, weights)(arrays, v))
+    size = float(np.sum(np.abs(weights)))
+    third = [float(of(arrays, v)[3].sum()) for v in ways[:1]]
+    assert np.isfinite(third).all()
+    for v, by_one, by_two in zip(ways, first, second, strict=True):
+        tangent, forward, backward, _ = of(arrays, v)
+        assert tangent.dtype == np.float32
+        assert_within(tangent, by_one, 3e-5 + 1e-5 * np.abs(by_one), against=f"the difference along {len(v)} tangents")
+        bound = 3e-5 * size + 1e-5 * abs(by_two)
+        assert_within(forward, by_two, bound, against="the second difference")
+        assert_within(forward, backward, bound, against="reverse over reverse")
+        assert np.max(np.abs(by_one)) > 1e-2 and abs(by_two) > 1e-2
+
+
+@pytest.mark.parametrize("name", tiered(CASES, FEW))
+def test_beside_differences_in_float64(name):
+    check(name, PROGRAMS["jit"], quick)
+
+
+@pytest.mark.parametrize("how", [n for n in PROGRAMS if n != "jit"])
+@pytest.mark.parametrize("name", tiered(CASES, ["half"]))
+def test_inside_other_transformations(name, how):
+    check(name, PROGRAMS[how], quick)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", CASES)
+def test_eagerly(name):
+    check(name, PROGRAMS["jit"], lambda f: f)
+
+
+def test_a_second_derivative_along_and_along():
+    f, formula, arrays = CASES["interleaved, the last, inverse"]
+    v, u, h = *(directions(arrays)[0] for _ in range(2)), 1e-4
+    along = lambda *arrays: jax.jvp(f, arrays, v)[1]  # noqa: E731
+    got = quick(lambda *arrays: jax.jvp(along, arrays, u)[1])(*arrays)
+    signs = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
+    want = sum(a * b * formula(*moved(arrays, (a * h, v), (b * h, u))) for a, b in signs) / (4 * h * h)
+    assert_within(got, want, 1e-4 * (1 + np.abs(want)), against="the second difference")
+
+
+def test_the_derivative_in_x_is_the_rotation_itself():
+    x, v = normal(2, 7, 3, 16), normal(2, 7, 3, 16)
+    f = lambda x: pe.rotary(x, np.arange(2_000_000_000, 2_000_000_007), 8)  # noqa: E731
+    y, along = jax.jvp(f, (x,), (v,))
+    np.testing.assert_array_equal(y, f(x))
+    np.testing.assert_array_equal(along, f(v))
+    np.testing.assert_array_equal(jax.linearize(f, x)[1](v), along)
+    jacobian = jax.jacfwd(lambda x: f(x[None, :, None])[0, :, 0])(x[0, :, 0])
+    np.testing.assert_array_equal(jacobian, jax.jacrev(lambda x: f(x[None, :, None])[0, :, 0])(x[0, :, 0]))
+    (back,) = jax.linear_transpose(f, x)(v)
+    np.testing.assert_array_equal(back, jax.vjp(f, x)[1](v)[0])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_tangent_in_16_bits_is_rounded_once(dtype):
+    arrays = [jnp.asarray(normal(2, 5, 3, 8), dtype), MIXED, W]
+    tangents = [jnp.asarray(normal(2, 5, 3, 8), dtype), *(normal(*x.shape) for x in arrays[1:])]
+    got = quick(lambda x, v: jax.jvp(pe.rotary, x, v)[1])(arrays, tangents)
+    wide = [[x.astype(np.float32) for x in each] for each in (arrays, tangents)]
+    want = quick(lambda x, v: jax.jvp(pe.rotary, x, v)[1])(*wide)
+    assert got.dtype == dtype
+    assert np.mean(np.asarray(got) != np.asarray(want).astype(dtype)) < 0.01  # 1e-7 may cross a boundary
+
+
+def test_nothing_leaks_out_of_a_pair():
+    x, v = normal(1, 4, 1, 10), normal(1, 4, 1, 10)
+    x[0, 1, 0, 2], x[0, 1, 0, 9], x[0, 2, 0, 8] = np.inf, np.nan, np.inf  # 8 and 9 pass through
+    for layout, pair in (("half", [2, 6]), ("interleaved", [2, 3])):
+        f = lambda x, p, w: pe.rotary(x, p, w, layout=layout)  # noqa: E731, B023
+        w = np.geomspace(1, 0.1, 4).astype(np.float32)
+        y, along = jax.jvp(f, (x, MIXED[0, :4], w), (v, np.ones(4, np.float32), w))
+        bad = np.argwhere(~np.isfinite(np.asarray(along)))
+        assert {(i, j) for _, i, _, j in bad} == {(1, j) for j in pair}
+        np.testing.assert_array_equal(along[..., 8:], v[..., 8:])
+
+
+# Residuals, and the programs of derivatives
+
+
+def eqns_of(f, *arrays):
+    """The names of the operations of a traced function, those of inner functions too."""
+
+    def names(jaxpr):
+        for eqn in jaxpr.eqns:
+            inner = [p for p in jax.tree.leaves(tuple(eqn.params.values())) if hasattr(p, "jaxpr")]
+            yield from ([eqn.primitive.name] if not inner else [])
+            for p in inner:
+                yield from names(p.jaxpr)
+
+    return list(names(jax.make_jaxpr(f)(*arrays).jaxpr))
+
+
+@pytest.mark.parametrize(
+    "axes", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0), (2, 1, None), (None, 0, 0)]
+)
+def test_batches_stay_one_rotation(axes):
+    n, arrays = 4, (normal(2, 5, 3, 8), MIXED, np.geomspace(1, 0.1, 4).astype(np.float32))
+    batched = [
+        x if a is None else np.stack([x * (1 + i) for i in range(n)], a) for x, a in zip(arrays, axes, strict=True)
+    ]
+    f = jax.vmap(pe.rotary, axes)
+    assert eqns_of(f, *batched).count("rotation") == 1
+    got = quick(lambda *b: (f(*b), jax.grad(lambda *b: jnp.sum(jnp.sin(f(*b))), (0, 1, 2))(*b)))(*batched)
+    got = jax.device_get(got)
+    one = quick(lambda *b: (pe.rotary(*b), jax.vjp(lambda *b: jnp.sin(pe.rotary(*b)), *b)[1](jnp.ones_like(b[0]))))
+    for i in range(n):
+        each = [x if a is None else x.take(i, a) for x, a in zip(batched, axes, strict=True)]
+        y, slopes = one(*each)
+        np.testing.assert_array_equal(got[0][i], y)
+        for d, slope, a in zip(got[1], slopes, axes, strict=True):
+            if a is not None:
+                assert_within(np.take(d, i, a), slope, 1e-5 * (1 + np.abs(slope)), against="one after the other")
+
+
+def test_what_batches_keep():
+    x, w = jnp.ones((8, 16, 4, 32)), jnp.ones((8, 16))
+    for axes, most in (((0, None), x.nbytes), ((None, 0), x.nbytes / 8), ((0, 0), x.nbytes)):
+        arrays = x if axes[0] == 0 else x[0], w if axes[1] == 0 else w[0]
+        f = jax.vmap(lambda x, w: pe.rotary(x, None, w), axes)
+        kept = jax.eval_shape(lambda *a: jax.vjp(f, *a)[1], *arrays)  # noqa: B023
+        assert sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(kept)) <= most + w.nbytes + 1024
+
+
+def test_positions_that_do_not_move_keep_nothing_of_x():
+    x, p = jnp.ones((2, 64, 8, 32)), jnp.linspace(0, 5, 64)
+    kept = jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(lambda x: pe.rotary(x, p), x)[1], x))
+    assert sum(a.size for a in kept) <= 64 + 16
+
+
+# Meshes
+
+
+def mesh(kind):
+    return jax.make_mesh((2, 4), ("d", "h"), axis_types=(kind,) * 2, devices=jax.devices("cpu"))
+
+
+SPLIT = [
+    (P("d", None, "h"), P("d")),
+    (P("d", None, "h"), P()),
+    (P(None, None, "h"), P("d")),
+    thorough(P(), P("d", "h")),
+    thorough(P(None, "d"), P()),
+]
+BIG = normal(4, 8, 4, 8), RNG.uniform(-3, 3, (4, 8)).astype(np.float32), np.geomspace(1, 0.1, 4).astype(np.float32)
+WAYS = [tuple(normal(*x.shape) for x in BIG) for _ in range(2)]
+
+
+def both(f, arrays, v):
+    gradient = lambda *arrays: jax.grad(lambda *a: jnp.sum(f(*a) ** 3), (0, 1, 2))(*arrays)  # noqa: E731
+    return jax.jvp(f, arrays, v), jax.jvp(gradient, arrays, v)
+
+
+@functools.cache
+def on_one_device():
+    return quick(lambda a, v: both(pe.rotary, a, v))(BIG, WAYS[0])
+
+
+def assert_as_on_one_device(got):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(on_one_device()), strict=True):
+        assert_within(a, b, 1e-4 + 1e-4 * np.abs(b), against="one device")
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(("x_spec", "p_spec"), SPLIT)
+def test_on_a_mesh(kind, x_spec, p_spec, on_cpu):
+    specs = (x_spec, p_spec, P())
+    m = mesh(kind)
+    put = lambda each: tuple(jax.device_put(x, NamedSharding(m, s)) for x, s in zip(each, specs, strict=True))  # noqa: E731
+    with jax.set_mesh(m):
+        arrays, v = put(BIG), put(WAYS[0])
+        got = quick(lambda a, v: both(pe.rotary, a, v))(arrays, v)
+        if kind == AxisType.Explicit:
+            types = jax.eval_shape(lambda a, v: both(pe.rotary, a, v), arrays, v)
+            (y, along), (gradient, second) = jax.tree.map(lambda x: x.sharding.spec, types)
+            want = jax.typeof(jax.jit(pe.rotary)(*arrays)).sharding.spec
+            assert y == along == want and {*want} - {None} == {*x_spec, *p_spec} - {None}
+            assert gradient == second == tuple(jax.typeof(x).sharding.spec for x in arrays)
+    assert_as_on_one_device(got)
+
+
+@pytest.mark.parametrize(("x_spec", "p_spec"), SPLIT)
+def test_in_shard_map(x_spec, p_spec, on_cpu):
+    """What is whole on every device gets the sum of all devices' cotangents."""
+    m = mesh(AxisType.Auto)
+    four = ((*spec, *[None] * 4)[:4] for spec in (x_spec, p_spec))
+    rows = P(*(next((name for name in names if name), None) for names in zip(*four, strict=True)))
+    specs = (x_spec, p_spec, P())
+
+    def part(x, sizes, spec):
+        """This device's part of an array that is whole here but split in the result."""
+        for axis, name in enumerate((*rows, *[None] * 4)[: x.ndim - (x.ndim > 2)]):
+            if name and x.shape[axis] == sizes[axis]:
+                n = sizes[axis] // m.shape[name]
+                x = lax.dynamic_slice_in_dim(x, lax.axis_index(name) * n, n, axis)
+        return x
+
+    def f(x, p, w):
+        local = lambda x, p, w: pe.rotary(part(x, BIG[0].shape, x_spec), part(p, BIG[1].shape, p_spec), w)  # noqa: E731
+        return jax.shard_map(local, mesh=m, in_specs=specs, out_specs=rows)(x, p, w)
+
+    assert_as_on_one_device(quick(lambda a, v: both(f, a, v))(BIG, WAYS[0]))
+
+
+# Exports
+
+
+def test_an_exported_derivative():
+    f = jax.jit(lambda a, v: both(pe.rotary, a, v))
+    exported = export.export(f, platforms=("cpu", "cuda", "tpu"))(BIG, WAYS[0])
+    loaded = export.deserialize(exported.serialize())
+    got = loaded.call(BIG, WAYS[0])
+    np.testing.assert_array_equal(got[0][0], f(BIG, WAYS[0])[0][0])
+    assert_as_on_one_device(got)
+
+
+def test_an_exported_function_with_its_derivative():
+    exported = export.export(jax.jit(pe.rotary))(*BIG)
+    loaded = export.deserialize(exported.serialize(vjp_order=1))
+    loss = lambda f: lambda *a: jnp.sum(f(*a) ** 3)  # noqa: E731
+    got = jax.jit(jax.grad(loss(loaded.call), (0, 1, 2)))(*BIG)
+    want = jax.jit(jax.grad(loss(pe.rotary), (0, 1, 2)))(*BIG)
+    for a, b in zip(got, want, strict=True):
+        assert_within(a, b, 1e-5 * (1 + np.abs(b)), against="the derivative before the export")
+    with pytest.raises(Exception, match="jvp|forward"):  # JAX exports reverse mode alone
+        jax.jvp(loaded.call, BIG, WAYS[0])
