@@ -12,6 +12,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import InconclusiveDimensionOperation
 from jax.sharding import PartitionSpec
 
 from posenc_jax import _checks, _mesh
@@ -151,7 +152,7 @@ def _first_rows(x: jax.Array, table: jax.Array) -> None:
     length, seq = table.shape[0], x.shape[-2]
     try:
         longer = bool(seq > length)
-    except Exception:  # InconclusiveDimensionOperation, whose module differs between versions of JAX
+    except InconclusiveDimensionOperation:
         size = f"of known size, or with a constraint such as 'seq <= {length}'"
         raise InvalidValue(f"x must have a sequence {size}, got shape {x.shape}") from None
     require(not longer, "table of {} rows is too small for a sequence of {}", length, seq)

@@ -74,6 +74,41 @@ def test_every_form_computes_the_same(layout, last, backward):
                 np.testing.assert_array_equal(got.view(np.int32), want.view(np.int32), where)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_frequencies_of_each_head(layout):
+    x, w = normal(5, 6, 2, 8), np.float32([[1.3, 0.2, 0.7, 2], [3, 0.1, 0.5, 1]])
+    p = 1_000_003 * np.arange(5, dtype=np.int32).reshape(5, 1, 1, 1)
+
+    @jax.jit
+    def turned(x, p, w):
+        settings = TurnSettings(layout)
+        return {name: FORMS[name](settings, x, p, w.reshape(1, 1, 2, 4)) for name in forms(layout, True)}
+
+    every = turned(x, p, w)
+    for head in range(2):
+        want = pe.rotary(x[:, :, head], p[:, :, 0, 0], jnp.asarray(w[head]), layout=layout, head_axis=None)
+        for name, y in every.items():
+            if "TPU" in name:
+                np.testing.assert_allclose(y[:, :, head], want, atol=3e-7, err_msg=name)
+            else:
+                np.testing.assert_array_equal(y[:, :, head], want, name)
+
+
+def test_every_row_of_the_table_is_taken():
+    shapes = [(7, heads, width) for heads in (1, 8) for width in (16, 15, 12, 100)]
+    cases = {
+        _turn_forms.case_of(TurnSettings(layout), jnp.zeros(shape, dtype), jnp.zeros((7, 1, 1), jnp.int32), f)
+        for shape in shapes
+        for dtype in ("float32", "bfloat16")
+        for layout in LAYOUTS
+        for f in (pe.geometric(8), pe.geometric(shape[-1] // 2 * 2))
+    }
+    for platform, (_, rows) in _turn_forms.FORMS.items():
+        taken = {next(i for i, (holds, _) in enumerate(rows) if holds(case)) for case in cases}
+        barriers = _xla.KEEPS_BARRIERS or platform != "cpu"
+        assert taken == {i for i, (_, form) in enumerate(rows) if barriers or form != _turn_forms.reverse_halves}
+
+
 @pytest.mark.parametrize(
     ("platform", "heads", "dtype", "layout", "expected", "missing"),
     [
