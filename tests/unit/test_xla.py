@@ -1,0 +1,77 @@
+"""What compilers are told, and where it stands."""
+
+import functools
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import posenc_jax as pe
+from posenc_jax import _xla
+
+AT, X = np.arange(5, dtype=np.int32), np.ones((1, 5, 2, 8), np.float32)
+NAMED = {
+    "rotary": (pe.rotary, X),
+    "shift": (functools.partial(pe.shift, offset=AT[:, None], frequencies=8), X[0]),
+    "xpos": (pe.xpos, X, X),
+    "sinusoidal": (functools.partial(pe.sinusoidal, frequencies=8), AT),
+    "add_sinusoidal": (pe.add_sinusoidal, X[0]),
+    "alibi": (functools.partial(pe.alibi, heads=2), AT, AT),
+    "attention": (pe.attention, X, X, X),
+    "learned": (functools.partial(pe.learned, out_of_range="nan"), AT, np.ones((9, 4), np.float32)),
+    "fourier_features": (pe.fourier_features, X, np.ones((8, 4), np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_profiles_show_the_name_of_the_function(name):
+    f, *arrays = NAMED[name]
+    for program in (f, lambda *arrays: jax.tree.map(jnp.sin, f(*arrays))):
+        text = jax.jit(program).lower(*arrays).compile().as_text()
+        assert f"posenc_jax.{name}/" in text
+
+
+def test_no_other_module_asks_for_a_version():
+    package = Path(_xla.__file__).parent
+    asks = {path.name for path in package.rglob("*.py") if "version_info__" in path.read_text(encoding="utf-8")}
+    assert asks == {"_xla.py"}
+
+
+def test_each_problem_names_a_test_that_stands():
+    root = Path(__file__).parents[2]
+    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", Path(_xla.__file__).read_text(encoding="utf-8"))
+    assert len(named) >= 6
+    for path, test in named:
+        assert f"def {test}(" in (root / path).read_text(encoding="utf-8"), (path, test)
+
+
+def test_products_are_rounded_first():
+    a, b = np.float32([1 + 2**-12, 1 + 2**-12])
+    rounded = np.float32(a * b)
+    assert float(a) * float(b) != rounded
+    for product in (_xla.rounded_product, _xla.product, _xla.positive_product):
+        f = jax.jit(lambda a, b, c, product=product: product(a, b) - c)
+        assert f(np.full(64, a), np.full(64, b), np.full(64, rounded)).max() == 0
+    text = export.export(jax.jit(_xla.rounded_product), platforms=["cuda"])(
+        np.ones(4, np.float32), np.ones(4, np.float32)
+    )
+    assert "select" in text.mlir_module()
+
+
+def test_a_stored_array_keeps_its_bits():
+    bits = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32)
+    bits[:6] = 0, 1, 0x7F800000, 0xFF800000, 0x80000000, 0xFFFFFFFE
+    np.testing.assert_array_equal(jax.jit(_xla.materialized)(bits.view(np.float32)).view(np.uint32), bits)
+
+
+def test_without_unit_axes_nothing_changes():
+    x = np.random.default_rng(0).normal(size=(1, 3, 1, 4)).astype(np.float32)
+    x[0, 1, 0, 2], x[0, 2, 0, 0] = np.nan, -0.0
+    assert _xla.unit_axes(jnp.asarray(x)) == [2]
+    f = lambda x, p, w: x + p * 0 if w is None else None  # noqa: E731
+    got = jax.jit(lambda x, p: _xla.without_unit_axes(f, x, p, None))(x, np.ones((1, 3, 1, 1), np.float32))
+    np.testing.assert_array_equal(got, x)
