@@ -23,7 +23,8 @@ def compiled(name: str, **static: Any) -> Callable[[Callable[P, R]], Callable[P,
     """Decorates a function: `jax.jit` with these static arguments, inlined into other jitted functions.
 
     XLA fuses a program, and rounds otherwise than its operations one by one: one way of evaluating gives one result.
-    Profiles show the operations as posenc_jax.`name`. tests/properties/test_same_bits.py::test_eager
+    Profiles show the operations as posenc_jax.`name`.
+    tests/unit/test_nnx_and_linen.py::test_is_the_function_in_both_stacks
     """
     return lambda f: jax.jit(jax.named_scope(f"posenc_jax.{name}")(f), inline=True, **static)
 

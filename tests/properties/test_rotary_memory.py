@@ -130,6 +130,9 @@ def test_one_pass_on_a_cpu(name):
     text = compiled.as_text()
     forms = {"reads": "pad", "reversed": "reverse", "halves": "reverse", "pieces": "concatenate"}
     assert [op for op in ("pad", "reverse", "concatenate") if f" {op}(" in text] == [forms[program]]
+    if program == "halves":  # a loop over the halves by itself
+        of_halves = ",".join(map(str, (*shape[:-1], 2, dim // 2)))
+        assert re.search(rf"f32\[{of_halves}\]\S* fusion\(", text)
     # The waves that heads share are made once, for each pair or for each feature.
     table = shape[1] * (dim if program in ("pieces", "halves") else 2 * shape[3]) * 4 if shape[2] >= 4 else 0
     assert table <= compiled.memory_analysis().temp_size_in_bytes <= table + 1024

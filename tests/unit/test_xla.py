@@ -52,7 +52,7 @@ def test_each_problem_names_a_test_that_stands():
 def test_products_are_rounded_first():
     a, b = np.float32([1 + 2**-12, 1 + 2**-12])
     rounded = np.float32(a * b)
-    assert float(a) * float(b) != rounded
+    assert float(a) * float(b) != float(rounded)
     for product in (_xla.rounded_product, _xla.product, _xla.positive_product):
         f = jax.jit(lambda a, b, c, product=product: product(a, b) - c)
         assert f(np.full(64, a), np.full(64, b), np.full(64, rounded)).max() == 0
