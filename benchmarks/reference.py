@@ -5,8 +5,11 @@ of any size give the fraction of a turn at a position without any rounding, and 
 reduced to an eighth of a turn, within 3e-16. `precise` is mpmath throughout, at 40 digits, to check that on a sample.
 """
 
+import contextlib
 import functools
+import platform
 import sys
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -79,3 +82,12 @@ def progress(text, end="\n"):
         print(f"\r\033[K  … {text}", file=sys.stderr, end=end, flush=True)
     elif end == "\n":
         print(f"  … {text}", file=sys.stderr, flush=True)
+
+
+def processor():
+    """What the machine calls its processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":")[1].strip()
+    return platform.processor()

@@ -26,7 +26,7 @@ import numpy as np
 import report
 from cases import BASE, FIRST, GROWTH, POSITIONS, SPEED, WIDTH
 from comparison import COPIES, OURS
-from reference import check_sample, geometric_turns, progress, true_waves
+from reference import check_sample, geometric_turns, processor, progress, true_waves
 from worker import PEERS, settings
 
 HERE = pathlib.Path(__file__).parent
@@ -194,15 +194,6 @@ class Bench:
             if rows:
                 errors[name] = rows
         return {"positions": list(POSITIONS), "errors": errors}
-
-
-def processor():
-    """What the machine calls its processor."""
-    with contextlib.suppress(OSError):
-        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":")[1].strip()
-    return platform.processor()
 
 
 def main():

@@ -110,7 +110,7 @@ def shift(
 
     Returns:
       The shifted encodings, with the shape and dtype of `encodings`, computed in float32 (float64 if they are float64).
-      Reverse-mode differentiable.
+      Differentiable, as for `rotary`.
 
     Raises:
       TypeError: if encodings are not floats, or as for `rotation_matrix`.

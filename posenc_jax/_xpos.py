@@ -68,7 +68,7 @@ def xpos(
 
     Returns:
       The rotated and scaled query and key, with their shapes and dtypes. The scale has a relative error of at most
-      2e-5. Reverse-mode differentiable, as for `rotary`.
+      2e-5. Differentiable, as for `rotary`.
 
     Raises:
       TypeError: as for `rotary`, or if a setting is not a number.

@@ -1,0 +1,138 @@
+"""What each form of a rotation wins: `python benchmarks/forms.py [--target v5e v6e h200] [--markdown PATH]`.
+
+Without a target, times every form that can compute a case on this CPU, in rounds that alternate between the forms and a
+plain copy of x. With targets, compiles the forms for them, without a device; `nox -s "bench_compiled(tpu)"` makes the
+environment. In bold stands the form that `_turn_forms.FORMS` takes. Where another is ahead, that table should change.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from reference import markdown, processor, progress
+
+import posenc_jax as pe
+from posenc_jax import _turn_forms
+from posenc_jax._turn_forms import TurnSettings
+
+FORMS = (
+    _turn_forms.reference,
+    _turn_forms.split_and_stack,
+    _turn_forms.reverse_halves,
+    _turn_forms.reverse_pairs,
+    _turn_forms.pad_and_select,
+)
+PLATFORMS = {"h200": "gpu", "v5e": "tpu", "v6e": "tpu"}
+BOTH = "float32", "bfloat16"
+# The shape of x (batch, seq, heads, head_dim), how many features rotate, the layout, the dtype.
+CASES = [
+    *(
+        (shape, shape[-1], layout, dtype)
+        for shape in ((1, 4096, 32, 128), (8, 512, 16, 64), (1, 4096, 1, 128), (32, 1, 32, 128))
+        for layout in ("half", "interleaved")
+        for dtype in BOTH
+    ),
+    *(((1, 2048, 32, 64), dim, "half", dtype) for dim in (16, 40) for dtype in BOTH),
+]
+
+
+def fits(form, settings, shape, dim, dtype):
+    """Whether a form can compute a case."""
+    half = settings.layout == "half"
+    return {
+        "split_and_stack": half or shape[-1] % 2 == 0,
+        "reverse_halves": half and dim == shape[-1] and dtype == "float32",
+        "reverse_pairs": not half and shape[-1] % 2 == 0,
+    }.get(form.__name__, True)
+
+
+def functions_of(platform, shape, dim, layout, dtype):
+    """Each form by name, the shape of its positions, and the name of the form that is taken."""
+    rows = (shape[0], 1, 1, 1) if shape[1] == 1 else (1, shape[1], 1, 1)  # a decode step, or a sequence
+    settings, frequencies, (target, table) = TurnSettings(layout), pe.geometric(dim), _turn_forms.FORMS[platform]
+    case = _turn_forms.case_of(settings, jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32), frequencies)
+    taken = next(form for holds, form in table if holds(case)).__name__
+    functions = {
+        form.__name__: lambda x, p, form=form: form(settings, x, p, frequencies, target)
+        for form in FORMS
+        if fits(form, settings, shape, dim, dtype)
+    }
+    return functions, rows, taken
+
+
+def timed(functions, rows, shape, dtype, rounds):
+    """The median time of each function in copies of x, and its temporaries in sizes of x."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
+    arguments = x, jnp.arange(max(rows), dtype=jnp.int32).reshape(rows)
+    functions = {"copy": lambda x, p: x + jnp.zeros((), x.dtype)} | functions
+    compiled = {name: jax.jit(f).lower(*arguments).compile() for name, f in functions.items()}
+    ratios = {name: [] for name in compiled}
+    for _ in range(rounds):
+        times = {}
+        for name, f in compiled.items():
+            jax.block_until_ready(f(*arguments))
+            start = time.perf_counter()
+            for _ in range(3):
+                jax.block_until_ready(f(*arguments))
+            times[name] = time.perf_counter() - start
+        for name, t in times.items():
+            ratios[name].append(t / times["copy"])
+    size = {name: f.memory_analysis().temp_size_in_bytes / x.nbytes for name, f in compiled.items()}
+    return {name: f"{statistics.median(r):.2f}; {size[name]:.1f}" for name, r in ratios.items()}
+
+
+def compiled_for(target, functions, rows, shape, dtype):
+    """The cycles of each function in those of a copy (a GPU's compiler estimates none), fusions and temporaries."""
+    copy, size, cells = target.copy(shape, jnp.dtype(dtype)).cycles, np.prod(shape) * jnp.dtype(dtype).itemsize, {}
+    for name, f in functions.items():
+        made = target.compile(f, (shape, jnp.dtype(dtype)), (rows, jnp.int32))
+        cycles = f"{'≥ ' * bool(made.unestimated)}{made.cycles / copy:.2f}; " if copy else ""
+        cells[name] = f"{cycles}{made.fusions} fusions; {made.temporaries / size:.1f}"
+    return cells
+
+
+def table(where, platform, told, measure):
+    """The markdown of one target, whose cells `measure` gives."""
+    lines = []
+    for i, case in enumerate(CASES, 1):
+        progress(f"{where}: case {i} of {len(CASES)}")
+        shape, dim, layout, dtype = case
+        functions, rows, taken = functions_of(platform, *case)
+        cells = measure(functions, rows, shape, dtype)
+        cells = [f"**{cells[f.__name__]}**" if f.__name__ == taken else cells.get(f.__name__, "–") for f in FORMS]
+        lines.append([str(shape).replace(" ", ""), f"{dim} of {shape[-1]}", layout, dtype, *cells])
+    head = ["x", "rotates", "layout", "dtype", *(f"`{form.__name__}`" for form in FORMS)]
+    return f"{where}, JAX {jax.__version__}. {told}\n\n{markdown(head, lines)}\n"
+
+
+def main():
+    """Prints the tables, and writes them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", nargs="+", choices=sorted(PLATFORMS), default=[])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args()
+    texts = []
+    if not options.target:
+        told = "Times in copies of x; temporaries in sizes of x."
+        texts.append(table(processor(), "cpu", told, lambda *case: timed(*case, options.rounds)))
+    for name in options.target:
+        sys.path.append(str(Path(__file__).parents[1] / "tests"))
+        from devices import aot
+
+        target = aot.Target(name, aot.h200_topology() if name == "h200" else aot.tpu_topology(f"{name}:2x2"))
+        told = "Estimated cycles in those of a copy (≥: not all are known); fusions; temporaries in sizes of x."
+        texts.append(table(name, PLATFORMS[name], told, lambda *case, target=target: compiled_for(target, *case)))
+    text = "\n".join(texts)
+    print(text)
+    if options.markdown:
+        options.markdown.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
