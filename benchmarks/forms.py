@@ -17,7 +17,7 @@ import numpy as np
 from reference import markdown, processor, progress
 
 import posenc_jax as pe
-from posenc_jax import _turn_forms
+from posenc_jax import _turn_forms, _xla
 from posenc_jax._turn_forms import TurnSettings
 
 FORMS = (
@@ -54,9 +54,9 @@ def fits(form, settings, shape, dim, dtype):
 def functions_of(platform, shape, dim, layout, dtype):
     """Each form by name, the shape of its positions, and the name of the form that is taken."""
     rows = (shape[0], 1, 1, 1) if shape[1] == 1 else (1, shape[1], 1, 1)  # a decode step, or a sequence
-    settings, frequencies, (target, table) = TurnSettings(layout), pe.geometric(dim), _turn_forms.FORMS[platform]
+    settings, frequencies, target = TurnSettings(layout), pe.geometric(dim), _xla.TARGETS[platform]
     case = _turn_forms.case_of(settings, jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32), frequencies)
-    taken = next(form for holds, form in table if holds(case)).__name__
+    taken = next(form for holds, form in _turn_forms.FORMS[platform] if holds(case)).__name__
     functions = {
         form.__name__: lambda x, p, form=form: form(settings, x, p, frequencies, target)
         for form in FORMS

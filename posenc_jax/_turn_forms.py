@@ -6,14 +6,15 @@ rotation is
 $$y_1 = x_1 c - x_2 s, \qquad y_2 = x_2 c + x_1 s$$
 
 and the backward rotation uses $-s$. `reference` is this formula. The other forms compute the same bits: every product
-is rounded before it is summed. `FORMS` says which platform takes which.
+is rounded before it is summed. `FORMS` says which platform takes which; the rows that the forms cite stand in
+benchmarks/results/forms.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,18 @@ class TurnSettings(NamedTuple):
     result: np.dtype | None = None  # the dtype of the result; None for the dtype of x
 
 
+def rotate_pairs(
+    settings: TurnSettings, x1: jax.Array, x2: jax.Array, waves: Sequence[jax.Array], target: Target
+) -> tuple[jax.Array, jax.Array]:
+    """The formula: rotates the first and the second members of pairs by sines and cosines."""
+    sine, cosine = (wave.astype(x1.dtype) for wave in waves)
+    if settings.backward:
+        sine = -sine
+    y1 = target.product(x1, cosine) - target.product(x2, sine)
+    y2 = target.product(x2, cosine) + target.product(x1, sine)
+    return y1, y2
+
+
 # Each form rotates x (..., features) by positions (..., axes). Frequencies that are an array have shape (..., pairs).
 # All have x's rank, and positions and frequencies broadcast to x.
 
@@ -43,13 +56,15 @@ class TurnSettings(NamedTuple):
 def reference(
     settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum, target: Target = _xla.CPU
 ) -> jax.Array:
-    """Splits the pairs, rotates them and joins them again: right on every platform, and the oracle of the other forms.
+    """Splits x into pairs, rotates them and joins them: right on every platform, and the oracle of the other forms.
 
-    No platform takes it: XLA:CPU copies x to split and to join it, and so do the compilers of TPUs.
+    When: never.
+    Why: splitting and joining are passes over x of their own, on a CPU and on a TPU.
+    Row: (1,4096,32,128) half float32 takes 1.48 copies on a CPU, and 0.94 by `reverse_halves`.
     """
     before, after = margin(settings, x, dim_of(frequencies))
     first, second = split(x[..., before : x.shape[-1] - after], settings.layout)
-    turned = _rotate(settings, (first, second), _waves(positions, frequencies), target)
+    turned = rotate_pairs(settings, first, second, _waves(positions, frequencies), target)
     joined = jnp.stack(turned, -1 if settings.layout == "interleaved" else -2)
     rest = [part.astype(joined.dtype) for part in (x[..., :before], x[..., x.shape[-1] - after :])]
     y = jnp.concatenate([rest[0], joined.reshape(*x.shape[:-1], 2 * first.shape[-1]), rest[1]], axis=-1)
@@ -61,8 +76,9 @@ def split_and_stack(
 ) -> jax.Array:
     """Slices x so that the members of pairs align, features that pass through included, and stacks what is rotated.
 
-    When: on a CPU, up to 8 slices of 16-bit x or of waves for a few vectors; on a GPU, up to 16 slices and a table.
-    Why: waves for each pair, half as many as for each feature; a CPU converts 16-bit features once, not twice.
+    When: on a CPU, 16-bit x or waves without a table, in up to 8 slices; on a GPU, with a table, in up to 16 slices.
+    Why: it needs a wave for each pair, not for each feature, and converts 16-bit features once, not twice.
+    Row: (1,4096,32,128) half bfloat16 takes 1.37 copies, and 1.71 by `pad_and_select`; one head in float32 2.9 and 4.5.
     """
     if _xla.unit_axes(x):
         wide = settings._replace(result=np.dtype(compute_dtype(x)))
@@ -76,7 +92,7 @@ def split_and_stack(
     if settings.layout == "interleaved":
         old = split(x, "interleaved")
         around = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
-        y = _rotate(settings, old, [lax.pad(w, np.float32(0), around) for w in waves], target)
+        y = rotate_pairs(settings, *old, [lax.pad(w, np.float32(0), around) for w in waves], target)
         if before or after:
             here = align(np.pad(np.ones(dim // 2, bool), around[-1][:2]), x.ndim)
             y = [jnp.where(here, *both) for both in zip(y, old, strict=True)]
@@ -87,7 +103,7 @@ def split_and_stack(
     for i in range(dim // 2 // size):
         first, second = before // size + i, before // size + i + dim // 2 // size
         here = slice(i * size, (i + 1) * size)
-        y[first], y[second] = _rotate(settings, (y[first], y[second]), [w[..., here] for w in waves], target)
+        y[first], y[second] = rotate_pairs(settings, y[first], y[second], [w[..., here] for w in waves], target)
     return jnp.stack(y, -2).reshape(x.shape).astype(settings.result or x.dtype)
 
 
@@ -96,8 +112,9 @@ def reverse_halves(
 ) -> jax.Array:
     """x·C + x′·S for the two halves of x, with partners x′ from reversing the two.
 
-    When: on a CPU, all features of a float32 (or float64) x rotate as halves, by a table.
-    Why: a loop over both halves, which reads each wave once for two features.
+    When: on a CPU, if all features of a float32 x rotate as halves, with a table.
+    Why: one loop over both halves, which reads a table half as wide as that of `pad_and_select`.
+    Row: (8,512,16,64) half float32 takes 1.05 copies, and 1.25 by `pad_and_select`.
     """
     axis, shape = x.ndim - 1, (*x.shape[:-1], 2, x.shape[-1] // 2)
     table = _table(target, positions, frequencies)
@@ -114,8 +131,10 @@ def reverse_pairs(
 ) -> jax.Array:
     """x·C + x′·S, with partners x′ from reversing each two neighbours.
 
-    When: on a CPU, interleaved float32 (or float64) features of an even width rotate by a table.
-    Why: x is not split; slices of every second feature would be copied.
+    When: on a CPU, if x of an even width is float32 and interleaved, with a table.
+    Why: one pass over x, of which slices of every second feature would make two.
+    Row: (1,4096,32,128) interleaved float32 takes 1.49 copies, 1.85 by `pad_and_select` and 1.36 by `split_and_stack`;
+    on AMD's Zen 3 it takes 1.05, and 1.24 by `split_and_stack` (benchmarks/NOTES.md).
     """
     partner = lax.rev(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2), (x.ndim,)).reshape(x.shape)
     return _two_products(settings, x, partner, positions, frequencies, target)
@@ -126,8 +145,10 @@ def pad_and_select(
 ) -> jax.Array:
     """x·C + x′·S, with partners x′ from two padded reads of x and a select.
 
-    When: on a TPU always; on a GPU without a table; on a CPU if no other form fits.
-    Why: one pass over x in any layout, with features that pass through; a TPU would copy slices of pairs.
+    When: on a TPU always, on a GPU without a table, and on a CPU if no other form fits.
+    Why: one pass over x in any layout, whatever part of it rotates. Slicing pairs would copy x on a TPU.
+    Row: (1,4096,32,128) half float32 takes the cycles of 2.1 copies on a TPU v5e, and of 2.9 by `split_and_stack`;
+    40 of 64 features in float32 take 1.3 copies on a CPU, and 13 by `split_and_stack`.
     """
     partner = partners(settings, x, dim_of(frequencies))
     return _two_products(settings, x, partner, positions, frequencies, target)
@@ -158,24 +179,20 @@ def case_of(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequenc
 Form = Callable[[TurnSettings, jax.Array, jax.Array, Spectrum, Target], jax.Array]
 
 # Each platform takes the first form whose condition holds.
-FORMS: dict[str, tuple[Target, list[tuple[Callable[[Case], bool], Form]]]] = {
-    "tpu": (_xla.TPU, [(lambda case: True, pad_and_select)]),
-    "gpu": (
-        _xla.GPU,
-        [
-            (lambda case: case.shared and case.slices <= 16, split_and_stack),
-            (lambda case: True, pad_and_select),
-        ],
-    ),
-    "cpu": (
-        _xla.CPU,
-        [
-            (lambda case: case.slices <= 8 and not (case.shared and case.wide), split_and_stack),
-            (lambda case: case.halves, reverse_halves),
-            (lambda case: case.pairs, reverse_pairs),
-            (lambda case: True, pad_and_select),
-        ],
-    ),
+FORMS: dict[str, list[tuple[Callable[[Case], bool], Form]]] = {
+    "tpu": [
+        (lambda case: True, pad_and_select),
+    ],
+    "gpu": [
+        (lambda case: case.shared and case.slices <= 16, split_and_stack),
+        (lambda case: True, pad_and_select),
+    ],
+    "cpu": [
+        (lambda case: case.slices <= 8 and not (case.shared and case.wide), split_and_stack),
+        (lambda case: case.halves, reverse_halves),
+        (lambda case: case.pairs, reverse_pairs),
+        (lambda case: True, pad_and_select),
+    ],
 }
 
 
@@ -183,10 +200,9 @@ def rotated_on(
     platform: str, settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum
 ) -> jax.Array:
     """Rotates x in the form that the platform takes for these arguments."""
-    target, rows = FORMS[platform]
     case = case_of(settings, x, positions, frequencies)
-    form = next(form for condition, form in rows if condition(case))
-    return form(settings, x, positions, frequencies, target)
+    form = next(form for holds, form in FORMS[platform] if holds(case))
+    return form(settings, x, positions, frequencies, _xla.TARGETS[platform])
 
 
 # Pairs, partners and waves
@@ -198,11 +214,12 @@ def margin(settings: TurnSettings, x: jax.Array, dim: int) -> tuple[int, int]:
     return (rest, 0) if settings.last else (0, rest)
 
 
-def split(x: jax.Array, layout: Layout) -> tuple[jax.Array, ...]:
+def split(x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
     """The first and the second feature of each pair, in the compute dtype."""
     axis, shape = (x.ndim - 1, (2, x.shape[-1] // 2)) if layout == "half" else (x.ndim, (x.shape[-1] // 2, 2))
     pairs = x.reshape(*x.shape[:-1], *shape)
-    return tuple(lax.index_in_dim(pairs, i, axis, keepdims=False).astype(compute_dtype(x)) for i in range(2))
+    first, second = (lax.index_in_dim(pairs, i, axis, keepdims=False).astype(compute_dtype(x)) for i in range(2))
+    return first, second
 
 
 def partners(settings: TurnSettings, x: jax.Array, dim: int) -> jax.Array:
@@ -225,15 +242,6 @@ def _waves(positions: jax.Array, frequencies: Spectrum) -> list[jax.Array]:
 def _table(target: Target, positions: jax.Array, frequencies: Spectrum) -> list[jax.Array]:
     """`_waves` as one stored array."""
     return jnp.split(target.stored(features(positions, frequencies, "half")), 2, axis=-1)
-
-
-def _rotate(settings: TurnSettings, members: Any, waves: Any, target: Target) -> tuple[jax.Array, jax.Array]:
-    """Rotates the first and the second members of pairs by sines and cosines."""
-    first, second = members
-    sine, cosine = (w.astype(first.dtype) for w in waves)
-    add, subtract = (lax.sub, lax.add) if settings.backward else (lax.add, lax.sub)
-    y1 = subtract(target.product(first, cosine), target.product(second, sine))
-    return y1, add(target.product(second, cosine), target.product(first, sine))
 
 
 def _two_products(

@@ -96,6 +96,7 @@ class Target(NamedTuple):
 CPU = Target(materialized, rounded_product)
 GPU = Target(lax.optimization_barrier, rounded_product)
 TPU = Target(lax.optimization_barrier, lax.mul)  # it has no FMA to contract to
+TARGETS = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
 
 
 def own_loop(x: jax.Array) -> jax.Array:

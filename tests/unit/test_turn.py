@@ -103,7 +103,7 @@ def test_every_row_of_the_table_is_taken():
         for layout in LAYOUTS
         for f in (pe.geometric(8), pe.geometric(shape[-1] // 2 * 2))
     }
-    for platform, (_, rows) in _turn_forms.FORMS.items():
+    for platform, rows in _turn_forms.FORMS.items():
         taken = {next(i for i, (holds, _) in enumerate(rows) if holds(case)) for case in cases}
         barriers = _xla.KEEPS_BARRIERS or platform != "cpu"
         assert taken == {i for i, (_, form) in enumerate(rows) if barriers or form != _turn_forms.reverse_halves}
