@@ -14,7 +14,7 @@ from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import public
 from posenc_jax._frequencies import Frequencies, Layout, Spectrum
 from posenc_jax._waves import features, has_derivatives, is_shared
-from posenc_jax._xla import compiled, materialized, product
+from posenc_jax._xla import compiled, computed_where_used, materialized, product
 
 
 @public
@@ -140,17 +140,16 @@ def _add_sinusoidal(
 
 def _encoding_of(x: jax.Array, positions: jax.Array, frequencies: Spectrum, layout: Layout) -> jax.Array:
     """Encodes positions of x's rank to the shape of x."""
+    encode = functools.partial(features, layout=layout)
 
-    # Broadcasts the positions, not the encoding: otherwise compilers store a (seq, d_model) table for the batch to
-    # share, which costs a TPU or GPU more than computing each element where it is added.
-    def each(positions: jax.Array, frequencies: Spectrum) -> jax.Array:
-        return features(jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1])), frequencies, layout)
+    def computed(positions: jax.Array, frequencies: Spectrum) -> jax.Array:
+        return computed_where_used(encode, x, positions, frequencies)
 
+    def table(positions: jax.Array, frequencies: Spectrum) -> jax.Array:
+        return jnp.broadcast_to(materialized(encode(positions, frequencies)), x.shape)
+
+    if has_derivatives(positions, frequencies) or not is_shared(x, positions):
+        return computed(positions, frequencies)
     # A CPU reads a table faster than it computes the encoding again.
-    def shared(positions: jax.Array, frequencies: Spectrum) -> jax.Array:
-        return jnp.broadcast_to(materialized(features(positions, frequencies, layout)), x.shape)
-
-    encode = each
-    if is_shared(x, positions) and not has_derivatives(positions, frequencies):
-        encode = functools.partial(jax.lax.platform_dependent, cpu=shared, default=each)
-    return _mesh.sharded_as([x, positions], encode, positions, frequencies)
+    cpu = functools.partial(_mesh.sharded_as, [x, positions], table)
+    return jax.lax.platform_dependent(positions, frequencies, cpu=cpu, default=computed)

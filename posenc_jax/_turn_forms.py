@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax import _mesh, _xla
+from posenc_jax import _xla
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._frequencies import Layout, Spectrum, dim_of
 from posenc_jax._waves import features, is_shared, pair_waves
@@ -254,13 +254,10 @@ def _two_products(
     def waves(positions: jax.Array, frequencies: Spectrum) -> list[jax.Array]:
         return [features(positions, frequencies, settings.layout, np.full(dim, quarter), around) for quarter in (1, 0)]
 
-    def waves_of_each(positions: jax.Array, frequencies: Spectrum) -> list[jax.Array]:
-        return waves(jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1])), frequencies)
-
     if shared:
         cosine, sine = waves(positions, frequencies)
-    else:  # computes waves where they are used; broadcasting them would store a table
-        cosine, sine = _mesh.sharded_as([x, positions], waves_of_each, positions, frequencies)
+    else:
+        cosine, sine = _xla.computed_where_used(waves, x, positions, frequencies)
     is_second = index % 2 if settings.layout == "interleaved" else index // (dim // 2)
     # Negates by a product, so that zeros have the same sign as in the other forms.
     sine *= align(np.pad(np.where(is_second == settings.backward, -1, 1).astype(sine.dtype), around), x.ndim)

@@ -15,6 +15,8 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from posenc_jax import _mesh
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -84,6 +86,20 @@ def materialized(x: jax.Array) -> jax.Array:
     bits = lax.bitcast_convert_type(x, np.uint32)
     bits = lax.min(bits, lax.full_like(bits, 2**32 - 2))
     return lax.bitcast_convert_type(lax.rem(bits, lax.full_like(bits, 2**32 - 1)), np.float32)
+
+
+def computed_where_used(f: Callable[..., Any], x: jax.Array, positions: jax.Array, frequencies: Any) -> Any:
+    """f(positions, frequencies), for positions (..., axes) broadcast to the vectors of x, sharded like both.
+
+    XLA fuses waves into what uses them only if they have its shape. Waves that it would broadcast it stores, which costs
+    more on a TPU or a GPU than computing each element where it is used (JAX 0.10 and 0.12).
+    tests/properties/test_package.py::test_no_temporaries
+    """
+
+    def of_each(positions: jax.Array, frequencies: Any) -> Any:
+        return f(jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1])), frequencies)
+
+    return _mesh.sharded_as([x, positions], of_each, positions, frequencies)
 
 
 class Target(NamedTuple):

@@ -20,9 +20,9 @@ from posenc_jax import hf, linen, nnx, plot
 PACKAGE, ROOT = Path(pe.__file__).parent, Path(__file__).parents[2]
 # A module imports from floors below its own alone.
 FLOORS = (
-    "_arrays _checks _fixed_point _mesh _xla hf._models",
-    "_blockwise _distance _figure _frequencies _positions hf._keys",
-    "_arguments _axes _waves hf._config hf._plan",
+    "_arrays _checks _fixed_point _mesh hf._models",
+    "_distance _figure _frequencies _xla hf._keys",
+    "_arguments _axes _blockwise _positions _waves hf._config hf._plan",
     "_attention _fourier _learned _learned_bias _ntk _scalings _sinusoidal _turn_forms hf._layers",
     "_bias _turn hf._rope hf._settings",
     "_rotary _rotation hf._head",
