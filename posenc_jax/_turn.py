@@ -18,8 +18,10 @@ A backward rotation has $-\theta$ for $\theta$, and therefore $-J$ for $J$.
 
 The rotation and its derivative are primitives of JAX, because `jax.custom_vjp` has no forward mode, and derivatives of
 the formula itself store waves for every feature of x. Both have forward and reverse mode, in any order. The derivative
-in x alone stores only positions. All operands have the rank of x: x (..., features), positions (..., axes) and, unless
-the frequencies are static, ω (..., pairs); their leading axes broadcast.
+in x alone stores only what the angles are made of.
+
+All operands have the rank of x: x (..., features), positions (..., axes) and, unless the frequencies are static, ω
+(..., pairs). Their leading axes broadcast.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from jax.interpreters import ad, batching, mlir
 from posenc_jax import _mesh
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._frequencies import Frequencies, Spectrum, dim_of
-from posenc_jax._turn_forms import TurnSettings, margin, partners, rotated_on, split
+from posenc_jax._turn_forms import TurnSettings, margin, partners, rotated_on, signs, split
 from posenc_jax._waves import coordinates, expand
 
 _rotation, _derivative = Primitive("rotation"), Primitive("rotation_derivative")
@@ -69,7 +71,7 @@ def _rows(operands: Sequence[Any]) -> tuple[int, ...]:
 def _rotate(platform: str, x: Any, *angle: Any, settings: TurnSettings, static: Frequencies | None) -> jax.Array:
     """a·R(θ)x, in the form that suits the platform."""
     x = jnp.broadcast_to(x, (*_rows((x, *angle)), x.shape[-1]))
-    return rotated_on(platform, settings, x, angle[0], static or angle[1])
+    return rotated_on(platform, settings, x, angle[0], angle[1] if static is None else static)
 
 
 # The derivative, of operands and then the tangents of those that move
@@ -109,10 +111,7 @@ def _angular(frequencies: Spectrum, x: jax.Array) -> jax.Array:
 
 def _quarter_turn(settings: TurnSettings, x: jax.Array, dim: int) -> jax.Array:
     """Jx, or −Jx for a backward rotation; arbitrary where nothing rotates."""
-    index = np.arange(dim)
-    is_second = index % 2 if settings.layout == "interleaved" else index // (dim // 2)
-    sign = np.pad(np.where(is_second == settings.backward, -1, 1), margin(settings, x, dim))
-    return partners(settings, x, dim) * align(sign.astype(x.dtype), x.ndim)
+    return partners(settings, x, dim) * signs(settings, x, dim).astype(x.dtype)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
@@ -127,8 +126,10 @@ def _jvp_of_derivative(primals: Sequence[Any], tangents: Sequence[Any], **parame
     moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
 
     def program(*moved: Any) -> jax.Array:
-        operands = dict(enumerate(primals)) | dict(zip(moving, moved, strict=True))
-        return _rotate_tangent(*operands.values(), **parameters)
+        operands = list(primals)
+        for i, operand in zip(moving, moved, strict=True):
+            operands[i] = operand
+        return _rotate_tangent(*operands, **parameters)
 
     return jax.jvp(program, [primals[i] for i in moving], [tangents[i] for i in moving])
 
@@ -140,7 +141,7 @@ def _transpose(dy: Any, x: Any, *angle: Any, settings: TurnSettings, static: Fre
     if isinstance(dy, ad.Zero):
         return [None, *(None for _ in angle)]
     back = settings._replace(backward=not settings.backward, result=x.aval.dtype)
-    return [_sum_to(x.aval, turn(back, dy, angle[0], static or angle[1])), *(None for _ in angle)]
+    return [_sum_to(x.aval, turn(back, dy, angle[0], angle[1] if static is None else static)), *(None for _ in angle)]
 
 
 def _transpose_derivative(
@@ -164,16 +165,16 @@ def _transpose_derivative(
         return _sum_to(like, g)
 
     def of_positions(like: Any) -> jax.Array:
-        # Sums over what shares both a position and frequencies.
-        shared = [axis for axis in _unit_axes(like) if static or frequencies.shape[axis] == 1]
+        # Sums first over axes along which neither the position nor ω varies.
+        shared = [axis for axis in _broadcast_axes(like) if static or frequencies.shape[axis] == 1]
         rows = sum_of_theta(products, shared) * _angular(frequencies, x)
-        axes = np.array(static.axes if static else [0] * (dim // 2))
-        masks = (align((axes == axis).astype(dtype), x.ndim) for axis in range(like.shape[-1]))
+        coordinate = np.array(static.axes if static else [0] * (dim // 2))
+        masks = (align((coordinate == c).astype(dtype), x.ndim) for c in range(like.shape[-1]))
         return _sum_to(like, jnp.stack([jnp.sum(rows * mask, axis=-1) for mask in masks], -1))
 
     def of_frequencies(like: Any) -> jax.Array:
         # Sums over all axes at once, so that devices exchange one row instead of one row per position.
-        return sum_of_theta(products * positions.astype(dtype), _unit_axes(like))
+        return sum_of_theta(products * positions.astype(dtype), _broadcast_axes(like))
 
     rules = zip(tangents, (of_x, of_positions, of_frequencies), strict=True)
     linear = [
@@ -182,14 +183,14 @@ def _transpose_derivative(
     return [None] * len(moving) + linear
 
 
-def _unit_axes(like: Any) -> list[int]:
-    """The leading axes of size 1."""
+def _broadcast_axes(like: Any) -> list[int]:
+    """The axes before the last along which an operand may be broadcast: those of size 1."""
     return [axis for axis, n in enumerate(like.shape[:-1]) if isinstance(n, int) and n == 1]
 
 
 def _sum_to(like: Any, x: jax.Array) -> jax.Array:
     """Sums over the axes along which an operand was broadcast."""
-    axes = [axis for axis in _unit_axes(like) if x.shape[axis] != 1]
+    axes = [axis for axis in _broadcast_axes(like) if x.shape[axis] != 1]
     return jnp.sum(x, axis=axes, keepdims=True) if axes else x
 
 

@@ -5,9 +5,9 @@ rotation is
 
 $$y_1 = x_1 c - x_2 s, \qquad y_2 = x_2 c + x_1 s$$
 
-and the backward rotation uses $-s$. `reference` is this formula. The other forms compute the same bits: every product
-is rounded before it is summed. `FORMS` says which platform takes which; the rows that the forms cite stand in
-benchmarks/results/forms.md.
+and the backward rotation uses $-s$. `reference` is this formula. The other forms compute the same bits, because every
+product is rounded before it is summed, as always on a TPU. `FORMS` says which platform takes which; what the forms cite
+as measured stands in benchmarks/results/forms.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def reference(
 
     When: never.
     Why: splitting and joining are passes over x of their own, on a CPU and on a TPU.
-    Row: (1,4096,32,128) half float32 takes 1.48 copies on a CPU, and 0.94 by `reverse_halves`.
+    Measured: (1,4096,32,128) half float32 takes 1.48 times as long as copying x on a CPU, and 0.94 by `reverse_halves`.
     """
     before, after = margin(settings, x, dim_of(frequencies))
     first, second = split(x[..., before : x.shape[-1] - after], settings.layout)
@@ -78,7 +78,8 @@ def split_and_stack(
 
     When: on a CPU, 16-bit x or waves without a table, in up to 8 slices; on a GPU, with a table, in up to 16 slices.
     Why: it needs a wave for each pair, not for each feature, and converts 16-bit features once, not twice.
-    Row: (1,4096,32,128) half bfloat16 takes 1.37 copies, and 1.71 by `pad_and_select`; one head in float32 2.9 and 4.5.
+    Measured: (1,4096,32,128) half bfloat16 takes 1.37 copies on a CPU, and 1.71 by `pad_and_select`; one head in
+    float32 2.9 and 4.5. (16 of 64 features in bfloat16 take 6.4, and 2.3 by `pad_and_select`.)
     """
     if _xla.unit_axes(x):
         wide = settings._replace(result=np.dtype(compute_dtype(x)))
@@ -112,16 +113,16 @@ def reverse_halves(
 ) -> jax.Array:
     """x·C + x′·S for the two halves of x, with partners x′ from reversing the two.
 
-    When: on a CPU, if all features of a float32 x rotate as halves, with a table.
+    When: on a CPU, if all features of a float32 x rotate as halves, with a table, and XLA loops over the halves.
     Why: one loop over both halves, which reads a table half as wide as that of `pad_and_select`.
-    Row: (8,512,16,64) half float32 takes 1.05 copies, and 1.25 by `pad_and_select`.
+    Measured: (8,512,16,64) half float32 takes 1.05 copies, and 1.25 by `pad_and_select`.
     """
-    axis, shape = x.ndim - 1, (*x.shape[:-1], 2, x.shape[-1] // 2)
+    axis, shape, dtype = x.ndim - 1, (*x.shape[:-1], 2, x.shape[-1] // 2), compute_dtype(x)
     table = _table(target, positions, frequencies)
-    sine, cosine = (lax.expand_dims(w.astype(x.dtype), [axis]) for w in table)
+    sine, cosine = (lax.expand_dims(w.astype(dtype), [axis]) for w in table)
     # Negates by a product, because XLA would compile a select to two loops.
-    sign = align(np.array([[1], [-1]] if settings.backward else [[-1], [1]], x.dtype), len(shape))
-    halves = x.reshape(shape)
+    sign = align(np.array([[1], [-1]] if settings.backward else [[-1], [1]], dtype), len(shape))
+    halves = x.reshape(shape).astype(dtype)
     y = target.product(halves, cosine) + target.product(lax.rev(halves, [axis]), sine * sign)
     return _xla.own_loop(y).reshape(x.shape).astype(settings.result or x.dtype)
 
@@ -133,8 +134,9 @@ def reverse_pairs(
 
     When: on a CPU, if x of an even width is float32 and interleaved, with a table.
     Why: one pass over x, of which slices of every second feature would make two.
-    Row: (1,4096,32,128) interleaved float32 takes 1.49 copies, 1.85 by `pad_and_select` and 1.36 by `split_and_stack`;
-    on AMD's Zen 3 it takes 1.05, and 1.24 by `split_and_stack` (benchmarks/NOTES.md).
+    Measured: (1,4096,32,128) interleaved float32 takes 1.05 copies on AMD's Zen 3, for which it was chosen, and 1.24 by
+    `split_and_stack` (benchmarks/NOTES.md). On an Intel Xeon it takes 1.49, and 1.36 by `split_and_stack`; with JAX
+    0.10 1.42, and 1.01 by `pad_and_select`.
     """
     partner = lax.rev(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2), (x.ndim,)).reshape(x.shape)
     return _two_products(settings, x, partner, positions, frequencies, target)
@@ -146,9 +148,10 @@ def pad_and_select(
     """x·C + x′·S, with partners x′ from two padded reads of x and a select.
 
     When: on a TPU always, on a GPU without a table, and on a CPU if no other form fits.
-    Why: one pass over x in any layout, whatever part of it rotates. Slicing pairs would copy x on a TPU.
-    Row: (1,4096,32,128) half float32 takes the cycles of 2.1 copies on a TPU v5e, and of 2.9 by `split_and_stack`;
-    40 of 64 features in float32 take 1.3 copies on a CPU, and 13 by `split_and_stack`.
+    Why: one pass over x in any layout, whatever part of it rotates.
+    Measured: (1,4096,32,128) half float32 takes the cycles of 2.1 copies on a TPU v5e, and of 2.9 by `split_and_stack`;
+    40 of 64 features in float32 take 1.3 copies on a CPU, and 13 by `split_and_stack`. (For a head_dim of 64 on a TPU,
+    `reverse_halves` is ahead.)
     """
     partner = partners(settings, x, dim_of(frequencies))
     return _two_products(settings, x, partner, positions, frequencies, target)
@@ -158,21 +161,24 @@ class Case(NamedTuple):
     """What decides about the form."""
 
     shared: bool  # a table of waves pays: at least four vectors share each of its rows
-    wide: bool  # x has the dtype in which it is computed
-    slices: float  # how many slices separate the members of pairs
-    halves: bool  # all features rotate, as halves, and XLA:CPU loops over them
+    wide: bool  # x is in the compute dtype, not in 16 bits
+    slices: float  # into how many equal slices x is cut so that no slice holds both members of a pair
+    halves: bool  # all features rotate, as halves
+    own_loop: bool  # XLA:CPU loops over halves by themselves
     pairs: bool  # features are interleaved and even in number
 
 
 def case_of(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum) -> Case:
     """The case of these arguments."""
     dim, width, half = dim_of(frequencies), x.shape[-1], settings.layout == "half"
+    pairs = not half and width % 2 == 0
     return Case(
         shared=is_shared(x, positions, frequencies),
         wide=x.dtype == compute_dtype(x),
-        slices=width // math.gcd(dim // 2, width) if half else math.inf if width % 2 else 2,
-        halves=half and width == dim and _xla.KEEPS_BARRIERS and not _xla.unit_axes(x),
-        pairs=not half and width % 2 == 0,
+        slices=width // math.gcd(dim // 2, width) if half else 2 if pairs else math.inf,
+        halves=half and width == dim,
+        own_loop=_xla.KEEPS_BARRIERS and not _xla.unit_axes(x),
+        pairs=pairs,
     )
 
 
@@ -189,7 +195,7 @@ FORMS: dict[str, list[tuple[Callable[[Case], bool], Form]]] = {
     ],
     "cpu": [
         (lambda case: case.slices <= 8 and not (case.shared and case.wide), split_and_stack),
-        (lambda case: case.halves, reverse_halves),
+        (lambda case: case.halves and case.own_loop, reverse_halves),
         (lambda case: case.pairs, reverse_pairs),
         (lambda case: True, pad_and_select),
     ],
@@ -224,14 +230,26 @@ def split(x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
 
 def partners(settings: TurnSettings, x: jax.Array, dim: int) -> jax.Array:
     """The partner of each feature that rotates, from two padded reads and a select."""
-    half, index = settings.layout == "half", np.arange(dim)
-    is_second, distance = (index // (dim // 2), dim // 2) if half else (index % 2, 1)
+    distance = dim // 2 if settings.layout == "half" else 1
 
-    def read(by: int) -> jax.Array:
+    def shifted(by: int) -> jax.Array:
+        """Feature i − by of x at i."""
         return lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0)] * (x.ndim - 1) + [(by, -by, 0)])
 
-    second = align(np.pad(is_second == 1, margin(settings, x, dim)), x.ndim)
-    return jnp.where(second, read(distance), read(-distance))
+    second = align(np.pad(is_second(settings, dim), margin(settings, x, dim)), x.ndim)
+    return jnp.where(second, shifted(distance), shifted(-distance))
+
+
+def signs(settings: TurnSettings, x: jax.Array, dim: int) -> np.ndarray:
+    """The sign of each feature's partner in the rotation, −1 and 1 for a pair, or 1 and −1 for a backward one."""
+    sign = np.where(is_second(settings, dim) != settings.backward, 1, -1)
+    return align(np.pad(sign, margin(settings, x, dim)), x.ndim)
+
+
+def is_second(settings: TurnSettings, dim: int) -> np.ndarray:
+    """Whether a feature is the second of its pair, (dim,)."""
+    index = np.arange(dim)
+    return (index % 2 if settings.layout == "interleaved" else index // (dim // 2)) == 1
 
 
 def _waves(positions: jax.Array, frequencies: Spectrum) -> list[jax.Array]:
@@ -240,7 +258,7 @@ def _waves(positions: jax.Array, frequencies: Spectrum) -> list[jax.Array]:
 
 
 def _table(target: Target, positions: jax.Array, frequencies: Spectrum) -> list[jax.Array]:
-    """`_waves` as one stored array."""
+    """`_waves`, which the compiler is told to store as one array."""
     return jnp.split(target.stored(features(positions, frequencies, "half")), 2, axis=-1)
 
 
@@ -248,19 +266,19 @@ def _two_products(
     settings: TurnSettings, x: jax.Array, partner: jax.Array, positions: jax.Array, frequencies: Spectrum, on: Target
 ) -> jax.Array:
     """x·C + x′·S for the partners x′, with waves for each feature; features beyond the pairs pass through."""
-    dim, dtype, index = dim_of(frequencies), compute_dtype(x), np.arange(dim_of(frequencies))
+    dim, dtype = dim_of(frequencies), compute_dtype(x)
     around, shared = margin(settings, x, dim), is_shared(x, positions, frequencies)
 
     def waves(positions: jax.Array, frequencies: Spectrum) -> list[jax.Array]:
+        """The cosine and the sine for each feature: quarter 1 and 0."""
         return [features(positions, frequencies, settings.layout, np.full(dim, quarter), around) for quarter in (1, 0)]
 
     if shared:
         cosine, sine = waves(positions, frequencies)
     else:
         cosine, sine = _xla.computed_where_used(waves, x, positions, frequencies)
-    is_second = index % 2 if settings.layout == "interleaved" else index // (dim // 2)
     # Negates by a product, so that zeros have the same sign as in the other forms.
-    sine *= align(np.pad(np.where(is_second == settings.backward, -1, 1).astype(sine.dtype), around), x.ndim)
+    sine *= signs(settings, x, dim).astype(sine.dtype)
     if shared:
         cosine, sine = on.stored(cosine), on.stored(sine)
     cosine, sine = (w.astype(dtype) for w in (cosine, sine))

@@ -24,7 +24,7 @@ R = TypeVar("R")
 def compiled(name: str, **static: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function: `jax.jit` with these static arguments, inlined into other jitted functions.
 
-    XLA fuses a program, and rounds otherwise than its operations one by one: one way of evaluating gives one result.
+    XLA rounds a fused program differently from its operations one by one: one way of evaluating gives one result.
     Profiles show the operations as posenc_jax.`name`.
     tests/unit/test_nnx_and_linen.py::test_is_the_function_in_both_stacks
     """
@@ -91,9 +91,9 @@ def materialized(x: jax.Array) -> jax.Array:
 def computed_where_used(f: Callable[..., Any], x: jax.Array, positions: jax.Array, frequencies: Any) -> Any:
     """f(positions, frequencies), for positions (..., axes) broadcast to the vectors of x, sharded like both.
 
-    XLA fuses waves into what uses them only if they have its shape. Waves that it would broadcast it stores, which costs
-    more on a TPU or a GPU than computing each element where it is used (JAX 0.10 and 0.12).
-    tests/properties/test_package.py::test_no_temporaries
+    XLA fuses waves into what uses them only if they have its shape. It stores waves that are broadcast, and on a TPU or
+    a GPU that costs more than computing each element where it is used (JAX 0.10 and 0.12).
+    tests/devices/compile/test_tpu.py::test_an_addition_costs_a_copy
     """
 
     def of_each(positions: jax.Array, frequencies: Any) -> Any:
@@ -125,14 +125,14 @@ def own_loop(x: jax.Array) -> jax.Array:
 
 
 def unit_axes(x: jax.Array) -> list[int]:
-    """Axes of size 1, neither leading nor last, that no Explicit axis of a mesh shards."""
+    """Axes of size 1 behind a longer one, the last left out, that no Explicit axis of a mesh shards."""
     spec = (*jax.typeof(x).sharding.spec, *(None,) * x.ndim)
     one = [isinstance(n, int) and n == 1 and s is None for n, s in zip(x.shape[:-1], spec, strict=False)]
     return [axis for axis in range(x.ndim - 1) if one[axis] and not all(one[:axis])]
 
 
 def without_unit_axes(f: Callable[..., jax.Array], x: jax.Array, *others: Any) -> jax.Array:
-    """F of x and of others of its rank without x's `unit_axes`, which the result has again; f is NaN wherever x is.
+    """Applies f to x and others of its rank without x's `unit_axes`, and restores them; f must be NaN wherever x is.
 
     XLA:CPU transposes what is stacked around axes of size 1, and then copies it element by element (JAX 0.10 and 0.12).
     The select changes no value, and makes the result keep x's order of axes.
