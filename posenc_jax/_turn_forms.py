@@ -42,10 +42,10 @@ def rotate_pairs(
 ) -> tuple[jax.Array, jax.Array]:
     """The formula: rotates the first and the second members of pairs by sines and cosines."""
     sine, cosine = (wave.astype(x1.dtype) for wave in waves)
-    if settings.backward:
-        sine = -sine
-    y1 = target.product(x1, cosine) - target.product(x2, sine)
-    y2 = target.product(x2, cosine) + target.product(x1, sine)
+    # Backward, the sine changes its sign; a GPU's compiler would store a negated sine beside the table.
+    add, subtract = (lax.sub, lax.add) if settings.backward else (lax.add, lax.sub)
+    y1 = subtract(target.product(x1, cosine), target.product(x2, sine))
+    y2 = add(target.product(x2, cosine), target.product(x1, sine))
     return y1, y2
 
 
