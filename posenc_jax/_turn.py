@@ -71,7 +71,8 @@ def _rows(operands: Sequence[Any]) -> tuple[int, ...]:
 def _rotate(platform: str, x: Any, *angle: Any, settings: TurnSettings, static: Frequencies | None) -> jax.Array:
     """a·R(θ)x, in the form that suits the platform."""
     x = jnp.broadcast_to(x, (*_rows((x, *angle)), x.shape[-1]))
-    return rotated_on(platform, settings, x, angle[0], angle[1] if static is None else static)
+    x, positions, *angular = _mesh.agreeing((x, *angle))
+    return rotated_on(platform, settings, x, positions, angular[0] if static is None else static)
 
 
 # The derivative, of operands and then the tangents of those that move
@@ -199,10 +200,12 @@ def _sum_to(like: Any, x: jax.Array) -> jax.Array:
 
 def _register(primitive: Primitive, program: Callable[..., jax.Array], names: tuple[str, ...]) -> None:
     """Gives a primitive its type, and its program for each platform; `names` are its parameters."""
+    compiled = jax.jit(lambda *operands, **parameters: primitive.bind(*operands, **parameters), static_argnames=names)
 
-    @functools.partial(jax.jit, static_argnames=names)
     def evaluate(*operands: jax.Array, **parameters: Any) -> jax.Array:
-        return primitive.bind(*operands, **parameters)
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            return program("cpu", *operands, **parameters)
+        return compiled(*operands, **parameters)
 
     def batch(operands: Sequence[Any], axes: Sequence[Any], **parameters: Any) -> tuple[Any, int]:
         pairs = zip(operands, axes, strict=True)

@@ -289,6 +289,34 @@ def test_batches_stay_one_rotation(axes):
         assert_within(d, want, 1e-5 * (1 + np.abs(want).max()), against="one after the other")
 
 
+@pytest.mark.parametrize("axes", [(None, 0, 0), (None, None, 0), (None, 0, None), (0, None, None)])
+def test_batches_that_explicit_axes_split(axes, on_cpu):
+    arrays = normal(2, 5, 1, 8), MIXED, np.geomspace(1, 0.1, 4).astype(np.float32)
+    batched = [x if a is None else np.stack([x * (1 + i) for i in range(8)]) for x, a in zip(arrays, axes, strict=True)]
+    f = jax.vmap(pe.rotary, axes)
+    both = lambda *b: (f(*b), *jax.vjp(lambda *b: jnp.sin(f(*b)), *b)[1](jnp.ones(f(*b).shape)))  # noqa: E731
+    want = quick(both)(*batched)
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu"))
+    with jax.set_mesh(mesh):
+        specs = [P() if a is None else P("d") for a in axes]
+        placed = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(batched, specs, strict=True)]
+        ones = jax.device_put(np.ones(want[0].shape, np.float32), NamedSharding(mesh, P("d")))
+        got = quick(lambda *b: (f(*b), *jax.vjp(lambda *b: jnp.sin(f(*b)), *b)[1](ones)))(*placed)
+        assert jax.typeof(got[0]).sharding.spec[0] == "d"
+        for x, d in zip(placed, got[1:], strict=True):
+            assert jax.typeof(d).sharding.spec == jax.typeof(x).sharding.spec
+    for a, b in zip(got, want, strict=True):
+        assert_within(a, b, 1e-5 * (1 + np.abs(b).max()), against="one device")
+
+
+def test_without_jit():
+    want = both(pe.rotary, BIG, WAYS[0])
+    with jax.disable_jit():
+        got = both(pe.rotary, BIG, WAYS[0])
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_within(a, b, 1e-5 * (1 + np.abs(b).max()), against="under jit")
+
+
 def test_what_batches_keep():
     x, w = jnp.ones((8, 16, 4, 32)), jnp.ones((8, 16))
     for axes, most in (((0, None), x.nbytes), ((None, 0), x.nbytes / 8), ((0, 0), x.nbytes)):
