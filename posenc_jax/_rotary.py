@@ -70,8 +70,9 @@ def rotary(
       sums are float64, but sines and cosines remain float32. Where a position lies outside int32 but could not be
       rejected at trace time, the result is NaN, and so is the gradient for the frequencies, even if such rows are
       masked. Differentiable in x, in float positions and in an array of frequencies, in forward and reverse mode and
-      in any order of both. The derivative in x alone stores only the positions. JAX sees one operation: `checkify` does
-      not look inside it, and Pallas kernels for a TPU or GPU cannot call it.
+      in any order of both. The derivative in x alone stores only the positions, and the frequencies if they are an
+      array. JAX sees one operation: `checkify` does not look inside it, and Pallas kernels for a TPU or GPU cannot call
+      it.
 
     Raises:
       TypeError: if x is not a float array, positions are not integers or floats, or head_axis is not an integer.
