@@ -8,7 +8,7 @@ from typing import Any
 from posenc_jax import _checks
 from posenc_jax._checks import InvalidValue, require
 from posenc_jax.hf._config import Config
-from posenc_jax.hf._keys import Keys, agreed
+from posenc_jax.hf._keys import Keys, agreed, check_agreement
 from posenc_jax.hf._rope import rope_type_of
 
 _SHARE = "partial_rotary_factor"
@@ -27,7 +27,8 @@ def widths_of(config: Config, kind: str) -> tuple[int, int]:
 
 
 def _head_dim_of(config: Config, kind: str) -> int:
-    model, names = config.model, ("head_dim", "kv_channels", "attention_head_dim")
+    model, others = config.model, ("kv_channels", "attention_head_dim")
+    names = ("head_dim", *(name for name in others if name in model.words))
     name, found = config.spelled(*names), config.take(*names)
     if found:
         result = agreed(found)
@@ -41,6 +42,7 @@ def _head_dim_of(config: Config, kind: str) -> int:
         # per_layer_config, if the config has it, holds the widths that differ.
         inside = {"head_dim": result} if "per_layer_config" in config.values else {}
         result = agreed(outside | inside, model.global_head_dim)
+    check_agreement({name: result} | config.take(*(name for name in others if name not in names)))
     return _checks.size(name, result)
 
 
@@ -69,16 +71,31 @@ def _check_latent_share(d: Keys, config: Config, head_dim: int, width: int) -> N
 
 
 def _partial_width(d: Keys, config: Config, head_dim: int) -> int:
-    model = config.model
-    shares = d.take(_SHARE) | config.take(_SHARE, "rotary_pct", "rotary_emb_fraction")
-    found = {f"{name} (of {head_dim})": _share_of(name, x, head_dim) for name, x in shares.items()}
-    found |= config.take("rotary_dim", "attn_rotary_emb")
+    """The width by the words that the model's code reads; the others must not contradict it."""
+    model, shares, widths = (
+        config.model,
+        (_SHARE, "rotary_pct", "rotary_emb_fraction"),
+        ("rotary_dim", "rope_dim", "attn_rotary_emb"),
+    )
+    outside = () if d.nested else model.words
+    read = d.take(_SHARE) | config.take(*(name for name in shares if name in outside))
+    found = _widths_by_share(read, head_dim) | config.take(*(name for name in widths if name in outside))
+    usual = f"the width of model_type {config.model_type!r}" if config.model_type else "head_dim"
     if model.partial is None:
-        found[f"the width of model_type {config.model_type!r}"] = head_dim
+        found[usual] = head_dim
     elif model.rotary_dim and not found and not config.is_null("rotary_dim"):
         found["rotary_dim"] = model.rotary_dim
-    width = agreed(found, int(head_dim * (model.partial or 1)))
+    whole = model.partial_unscaled and rope_type_of(d) != "default" or _SHARE in model.words and config.is_null(_SHARE)
+    share = 1.0 if whole else model.partial or 1.0
+    width = agreed(found, int(head_dim * share))
+    others = _widths_by_share(config.take(*(name for name in shares if name not in outside)), head_dim)
+    others |= config.take(*(name for name in widths if name not in outside))
+    check_agreement({next(iter(found), usual): width} | others)
     return _even(next(iter(found), "head_dim"), width, head_dim)
+
+
+def _widths_by_share(shares: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return {f"{name} (of {head_dim})": _share_of(name, share, head_dim) for name, share in shares.items()}
 
 
 def _share_of(name: str, share: Any, whole: int) -> int:

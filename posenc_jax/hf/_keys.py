@@ -10,11 +10,26 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from posenc_jax import _checks
 from posenc_jax._checks import InvalidType, InvalidValue, describe, require, require_type
 
-ROTATIONS = re.compile("rope|rotary|theta|alibi")  # in the names of keys that speak of rotations
+# In the names of keys that speak of rotations, of positions, or of which layers have them.
+_POSITIONS = re.compile(
+    "rope|rotary|theta|alibi|nope|ntk|logn|log_scaling|yarn|xpos|pos_?emb|position|dual_chunk|attn_scale|floor_scale|"
+    r"temperature_tuning|query_scale|hybrid_\w+_pattern|^swa_|^layer_types|block_type|attn_type|interleaved?$|index(er)?_head_dim"
+)
+# Keys with these words that no rotation depends on.
+_NEUTRAL = re.compile(
+    "^(original_)?max_.*position|^n_positions$|^position_embedding_type$|^position_id_per_seconds$|^dropout_positions$|temperature$"
+)
 _MISSING: Any = object()
+
+
+def speaks_of_positions(name: str) -> bool:
+    """Whether a key must be understood."""
+    return bool(_POSITIONS.search(name) and not _NEUTRAL.search(name))
 
 
 def mapping(name: str, value: Any, expected: str = "a mapping") -> Mapping[Any, Any]:
@@ -34,8 +49,9 @@ def mapping_of_strings(name: str, value: Any, expected: str = "a mapping") -> Ma
 def equal(a: Any, b: Any) -> bool:
     """Whether two values of a config are equal, of whatever types."""
     try:
-        return bool(a == b)
-    except ValueError:  # arrays
+        with np.errstate(over="ignore"):
+            return bool(a == b)
+    except (ValueError, OverflowError):  # arrays, and numbers that no float holds
         return False
 
 
@@ -83,10 +99,10 @@ class Keys:
         """Accounts for these keys, so that `finish` accepts them."""
         self.used.update(names)
 
-    def finish(self, pattern: re.Pattern[str] | None = ROTATIONS) -> None:
-        """Raises if a key that speaks of rotations is not used; with None, if any key is not used."""
+    def finish(self, *, strict: bool = True) -> None:
+        """Raises if a key is not used; if not strict, only if it speaks of positions."""
         for name, value in self.values.items():
-            if value is not None and name not in self.used and (pattern is None or pattern.search(name)):
+            if value is not None and name not in self.used and (strict or speaks_of_positions(name)):
                 raise InvalidValue(f"the key {self.label}{name} = {value!r:.60} is not known or not used here")
 
     # Both

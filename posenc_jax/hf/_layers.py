@@ -8,20 +8,24 @@ from typing import Any
 from posenc_jax import _checks
 from posenc_jax._checks import require
 from posenc_jax.hf._config import Config
+from posenc_jax.hf._keys import Keys
 
 ROTATING = {
     "chunked_attention", "full_attention", "hybrid", "hybrid_sliding", "indexed_attention",
     "reference_sliding_attention", "sliding_attention",
 }  # fmt: skip
 STILL = {"conv", "linear_attention"}
-_LEGACY = {"attention": "full_attention", "mamba": "linear_attention", "deepseek_sparse_attention": "indexed_attention"}
+COUNTS = "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers"
+_LEGACY = {
+    "attention": "full_attention", "mamba": "linear_attention", "deepseek_sparse_attention": "indexed_attention",
+    "qwen_sparse_attention": "indexed_attention", "minimax_m3_sparse": "indexed_attention",
+}  # fmt: skip
 
 
-def count_of(config: Config) -> int:
+def count_of(config: Keys) -> int:
     """The number of layers."""
-    names = "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers"
-    count = config.integer(*names)
-    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelled(*names), count)
+    count = config.integer(*COUNTS)
+    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelled(*COUNTS), count)
     return count
 
 
@@ -30,17 +34,23 @@ def count_of(config: Config) -> int:
 
 def layer_types(config: Config, count: int) -> list[str]:
     """The type of each layer; "full_attention" where the types make no difference."""
+    if config.model.still:
+        return ["full_attention"] * count
     types = _written_types(config, count)
     if types is None:
         types = _listed_types(config, count)
     if types is None:
         require(not config.model.typed, "layer_types is missing")
         types = _types_by_pattern(config, count)
+    if not (config.model.mixed or config.model.pattern and config.model.pattern.other in STILL):
+        still = sorted(STILL.intersection(types))
+        message = "the layer types {} of {} are not known for model_type {!r}"
+        require(not still, message, still, config.spelled("layer_types"), config.model_type)
     return types
 
 
 def _written_types(config: Config, count: int) -> list[str] | None:
-    names = "layer_types", "layers_block_type"
+    names = "layer_types", *(("layers_block_type",) if config.model.mixed else ())
     types = config.items(*names)
     if types is None:
         return None
@@ -101,12 +111,22 @@ def rotating(config: Config, types: list[str]) -> list[bool]:
     else:
         result = [kind not in STILL for kind in types]
     flags = _no_rope_flags(config, count)
-    crossed = _layer_indices("cross_attention_layers", _list(config, "cross_attention_layers") or (), count)
+    crossed = _layer_indices("cross_attention_layers", _crossed(config), count)
     rotary = not config.flag("alibi") and config.flag("rotary", default=True)
     require(rotary, "the model has no rotary embedding: alibi is true, or rotary false")
-    if not _has_positions(config):
+    if config.model.still or not _has_positions(config):
         return [False] * count
     return [result[i] and flags[i] and i not in crossed for i in range(count)]
+
+
+def _crossed(config: Config) -> tuple[Any, ...]:
+    """The layers with cross attention, which have no positions."""
+    name = "cross_attention_layers"
+    layers = _list(config, name)
+    require(
+        layers is not None or config.model.lists != (name,), "{} is missing", name
+    )  # mllama_text_model has defaults
+    return layers or ()
 
 
 def _no_rope_flags(config: Config, count: int) -> list[bool]:
@@ -130,7 +150,8 @@ def _has_positions(config: Config) -> bool:
         return True
     if name is None:
         return not needed
-    require(name in ("rope", "rotary", "nope"), "position_embedding_type = {!r} is not rotary", name)
+    known = ("nope", needed) if needed else ("nope", "rope", "rotary")
+    require(name in known, "position_embedding_type = {!r} is not one of {}", name, known)
     return name != "nope"
 
 

@@ -10,22 +10,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from posenc_jax import _checks
-from posenc_jax._checks import public, require
-from posenc_jax._frequencies import Frequencies, Layout
+from posenc_jax._checks import public, require, require_type
+from posenc_jax._frequencies import Frequencies, Layout, parse_static
+from posenc_jax._turn_forms import TurnSettings
 from posenc_jax._xla import compiled
+from posenc_jax.hf import _apply
+from posenc_jax.hf._apply import Role
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class QueryScale:
-    r"""A factor of the queries that grows with their position, so that attention stays sharp in long contexts.
+    r"""A factor of the queries that grows with their position $p$, so that attention stays sharp in long contexts.
 
-    $$1 + c \ln\left(1 + \left\lfloor\frac{p + o}{n}\right\rfloor\right)$$
+    | form | factor | for example |
+    | --- | --- | --- |
+    | "steps" | $1 + c \ln\left(1 + \lfloor (p + o) / n \rfloor\right)$ | Llama 4 ($o = 1$), Ministral 3 ($o = 0$) |
+    | "log" | $1 + c \ln \max\left((p + o) / n, 1\right)$ | Qwen 1 ($o = 1$, $c = 1 / \ln n$) |
+    | "power" | $\left(1 + (p + o) / n\right)^c$ | Beam ($o = 1$) |
 
     Args:
       coefficient: $c$.
       period: $n$, an integer of at least 1.
-      offset: $o$, an integer from 0 to below the period: 1 for Llama 4, 0 for Ministral 3.
+      offset: $o$, an integer from 0 to below the period.
+      form: which of the three.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -37,14 +45,18 @@ class QueryScale:
     coefficient: float
     period: int
     offset: int = 0
+    form: Literal["steps", "log", "power"] = "steps"
 
     @public
     def __post_init__(self) -> None:
         """Checks the fields."""
-        _checks.number("coefficient", self.coefficient)
-        period, offset = _checks.length("period", self.period), self.offset
+        coefficient, period = _checks.number("coefficient", self.coefficient), _checks.length("period", self.period)
+        offset = self.offset
         fits = isinstance(offset, int) and not isinstance(offset, bool) and 0 <= offset < period
         require(fits, "offset must be an integer from 0 to below {}, got {!r}", period, offset)
+        _checks.one_of("form", self.form, ("steps", "log", "power"))
+        object.__setattr__(self, "coefficient", coefficient)
+        object.__setattr__(self, "period", period)
 
     @public
     def __call__(self, positions: jax.typing.ArrayLike) -> jax.Array:
@@ -54,12 +66,19 @@ class QueryScale:
 
 @compiled("query_scale", static_argnums=1)
 def _query_scale(positions: jax.Array, scale: QueryScale) -> jax.Array:
-    if jnp.issubdtype(positions.dtype, jnp.integer):  # p + o would wrap at the last position
-        period, last = (np.asarray(n, positions.dtype) for n in (scale.period, scale.period - scale.offset))
-        periods = positions // period + (positions % period >= last).astype(positions.dtype)
-    else:
-        periods = jnp.floor((positions + scale.offset) / scale.period)
-    return (scale.coefficient * jnp.log1p(periods.astype(jnp.float32)) + 1).astype(jnp.float32)
+    c, n = scale.coefficient, scale.period
+    if scale.form == "steps":
+        return c * jnp.log1p(_periods(positions, scale).astype(jnp.float32)) + 1
+    share = (positions.astype(jnp.float32) + scale.offset) / n
+    return c * jnp.log(jnp.maximum(share, 1)) + 1 if scale.form == "log" else jnp.exp(c * jnp.log1p(share))
+
+
+def _periods(positions: jax.Array, scale: QueryScale) -> jax.Array:
+    """⌊(p + o) / n⌋."""
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        return jnp.floor((positions + scale.offset) / scale.period)
+    period, last = (np.asarray(n, positions.dtype) for n in (scale.period, scale.period - scale.offset))
+    return positions // period + (positions % period >= last).astype(positions.dtype)  # p + o could wrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +86,7 @@ class RotaryLayer:
     """How one layer rotates.
 
     Args:
-      frequencies: as `rotary` takes them, or None for a layer without positions.
+      frequencies: `Frequencies` of an even width; of width 0 for a layer without positions.
       head_dim: the number of features of a query or key; `rotary_dim` of them rotate.
       query_scale: a factor of the queries by position, or None.
       parameters: the rope settings, complete and sorted, for `plan_to_config` to write.
@@ -79,15 +98,25 @@ class RotaryLayer:
       32
     """
 
-    frequencies: Frequencies | None
+    frequencies: Frequencies
     head_dim: int
     query_scale: QueryScale | None = None
     parameters: tuple[tuple[str, Any], ...] = dataclasses.field(default=(), repr=False)
 
+    @public
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True, empty=True))
+        object.__setattr__(self, "head_dim", _checks.positive_int("head_dim", self.head_dim))
+        message = "frequencies of width {} must fit into a head_dim of {}"
+        require(self.rotary_dim <= self.head_dim, message, self.rotary_dim, self.head_dim)
+        fits = self.query_scale is None or isinstance(self.query_scale, QueryScale)
+        require_type(fits, "query_scale", "a QueryScale or None", self.query_scale)
+
     @property
     def rotary_dim(self) -> int:
         """The number of features that rotate."""
-        return 0 if self.frequencies is None else self.frequencies.dim
+        return self.frequencies.dim
 
 
 @jax.tree_util.register_static
@@ -102,6 +131,7 @@ class RotaryPlan:
         features without positions first.
       softmax_scale: a factor of the scores, on top of $1/\sqrt{\text{head\_dim}}$ or the model's own.
       length: the length for which the spectra were chosen; None if they do not depend on it.
+      indexer: the plan of the indexer's own queries and keys, where sparse attention has an indexer.
 
     Examples:
       >>> from posenc_jax.hf import rotary_from_config
@@ -115,3 +145,113 @@ class RotaryPlan:
     part: Literal["first", "last"] = "first"
     softmax_scale: float = 1.0
     length: int | None = None
+    indexer: RotaryPlan | None = None
+
+    @public
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        layers = _checks.sequence("layers", self.layers, "RotaryLayer")
+        fits = layers and all(isinstance(layer, RotaryLayer) for layer in layers)
+        require_type(fits, "layers", "a sequence of at least one RotaryLayer", self.layers)
+        _checks.settings(layout=self.layout, part=self.part)
+        object.__setattr__(self, "layers", layers)
+        object.__setattr__(self, "softmax_scale", _checks.number("softmax_scale", self.softmax_scale))
+        fits = self.indexer is None or isinstance(self.indexer, RotaryPlan)
+        require_type(fits, "indexer", "a RotaryPlan or None", self.indexer)
+
+    @public
+    def rotate(
+        self,
+        x: jax.typing.ArrayLike,
+        layer: int | jax.Array,
+        positions: jax.typing.ArrayLike | None = None,
+        *,
+        head_axis: int | None,
+        role: Role | None = None,
+        scaled: bool | None = None,
+    ) -> jax.Array:
+        r"""Rotates the queries or the keys of one layer as the model does, and scales its queries.
+
+        With the rotation $R$ of the layer, a query $q$ at position $p$ becomes
+
+        $$\text{softmax\_scale} \cdot \text{query\_scale}(p)\, R_p q$$
+
+        and a key $k$ becomes $R_p k$. The factor softmax_scale comes with `scaled=True`. The result is rounded once.
+        A layer without positions does not turn x.
+
+        Args:
+          x: queries or keys, floats of shape (..., seq, heads, head_dim), where head_dim is that of the layer; or only
+            their features that rotate.
+          layer: the index of the layer, from 0. A traced index, as in a scan over the layers, chooses at run time; the
+            result is then NaN where it is outside the layers.
+          positions: as for `rotary`; at least 0 if a layer scales its queries. Known ones are checked; traced ones
+            below 0 give NaN or infinities.
+          head_axis: as for `rotary`.
+          role: "query" or "key". It must be given if a layer of the plan scales its queries, or with `scaled=True`.
+          scaled: whether queries are multiplied by softmax_scale; False if your attention multiplies the scores by it.
+            It must be given, except for keys, if softmax_scale is not 1.
+
+        Returns:
+          An array with the shape and dtype of x.
+
+        Raises:
+          TypeError: if layer is not an integer, or as `rotary`.
+          ValueError: if layer is outside the layers, x does not have the width of the layer, role or scaled is missing,
+            role is not one of the two, layer is traced and the layers differ in head_dim, or as `rotary`.
+
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from posenc_jax.hf import rotary_from_config
+          >>> config = {"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 4, "rope_theta": 5e6}
+          >>> plan = rotary_from_config(config)  # its last layer has no positions
+          >>> x = jnp.ones((1, 5, 2, 8))
+          >>> [bool((plan.rotate(x, layer, head_axis=-2) == x).all()) for layer in range(4)]
+          [False, False, False, True]
+
+        Reference:
+          Hugging Face transformers 5.23.0: the attention of the models' own modules.
+        """
+        role, scaled = self._parse_role_and_scaled(role, scaled)
+        of_query, softmax_scale = role == "query", self.softmax_scale if scaled and role == "query" else 1.0
+        turns = tuple(
+            _apply.LayerTurn(how.frequencies, how.query_scale if of_query else None, softmax_scale)
+            for how in self.layers
+        )
+        index = _apply.parse_layer(layer, [z.head_dim for z in self.layers])
+        x = _apply.parse_width(x, self._widths(index))
+        settings = TurnSettings(self.layout, self.part == "last")
+        return _apply.rotate(settings, turns, x, positions, index, head_axis)
+
+    def with_attention_factor(self, attention_factor: float) -> RotaryPlan:
+        """Returns the same plan with another amplitude in every layer; 1.0 to move keys that have been rotated."""
+        layers = [
+            dataclasses.replace(how, frequencies=how.frequencies.with_attention_factor(attention_factor))
+            for how in self.layers
+        ]
+        indexer = self.indexer and self.indexer.with_attention_factor(attention_factor)
+        return dataclasses.replace(self, layers=tuple(layers), indexer=indexer)
+
+    def _widths(self, index: int | jax.Array) -> set[int]:
+        """The widths that x may have: head_dim, or the features that rotate, if all possible layers rotate as many."""
+        layer = self.layers[index if isinstance(index, int) else 0]
+        if isinstance(index, int) and layer.rotary_dim:
+            return {layer.head_dim, layer.rotary_dim}
+        rotating = {how.rotary_dim for how in self.layers if how.rotary_dim and how.head_dim == layer.head_dim}
+        return {layer.head_dim, *(rotating if len(rotating) == 1 else ())}
+
+    def _parse_role_and_scaled(self, role: Any, scaled: Any) -> tuple[Role | None, bool]:
+        """The role and whether to scale, which must be given if they matter."""
+        scaled = scaled if scaled is None else _checks.flag("scaled", scaled)
+        if role is not None:
+            _checks.one_of("role", role, ("query", "key"))
+        scaling = [i for i, layer in enumerate(self.layers) if layer.query_scale]
+        message = 'role must be "query" or "key", because layer {} scales its queries, got None'
+        require(role or not scaling, message, *scaling[:1])
+        require(role or not scaled, 'role must be "query" or "key" with scaled=True, got None')
+        said = scaled is not None or role == "key" or self.softmax_scale == 1  # keys are never scaled
+        require(
+            said,
+            "scaled must be True or False, because the plan has a softmax_scale of {}, got None",
+            self.softmax_scale,
+        )
+        return role, bool(scaled)

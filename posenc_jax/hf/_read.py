@@ -6,16 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidValue, public, require
-from posenc_jax._frequencies import Layout
+from posenc_jax._checks import InvalidType, InvalidValue, public, require
+from posenc_jax._frequencies import Layout, geometric
 from posenc_jax._scalings import temperature
-from posenc_jax.hf._config import Config, model_of, overrides, text_of
+from posenc_jax.hf._config import SWITCHES, Config, model_of, overrides, text_of
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
-from posenc_jax.hf._keys import Keys, agreed
+from posenc_jax.hf._keys import Keys, agreed, mapping
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
-from posenc_jax.hf._plan import QueryScale, RotaryLayer, RotaryPlan
-from posenc_jax.hf._rope import MAXIMUM, ORIGINAL, Rope, spectrum
+from posenc_jax.hf._models import Indexer
+from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
+from posenc_jax.hf._rewrites import note_of, rewritten
+from posenc_jax.hf._rope import MAXIMUM, Rope, spectrum
+from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, with_written_scales
 from posenc_jax.hf._settings import base_of, rope_settings, settings_by_type
+
+# Keys that a config without a model_type may have though nothing is read from them.
+_SIZES = "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"
 
 
 @public
@@ -29,7 +35,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
     The settings are those of `rope_parameters`, or of the older `rope_scaling`, `rope_theta`, `rotary_pct` and so on,
     for all layers or for each layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3,
-    proportional; with `mrope_section`, positions have several coordinates. For some 130 model types, the library knows
+    proportional; with `mrope_section`, positions have several coordinates. For some 250 model types, the library knows
     what transformers keeps in code and not in the config, such as the layout or the layers without positions.
 
     Every key that speaks of rotations must be understood: an unknown key, an unused key, and two keys that contradict
@@ -39,14 +45,14 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
     Args:
       config: a parsed config.json, or an object whose to_dict() returns one. In multimodal ones, text_config is read.
-      layout: "half" or "interleaved", for weights in another layout than the model_type's. It must be given for an
-        unknown model_type, unless the config has `rope_interleave`.
+      layout: "half" or "interleaved", for weights in another layout than the model_type's. It must be given for a
+        config without a model_type, unless that has `rope_interleave`.
       length: the longest sequence, prompt and answer, that the frequencies are for. It must be given for the rope types
         "dynamic" and "longrope", whose spectra depend on it, and may be given for any config. Use one length for the
         lifetime of a KV cache.
 
     Returns:
-      RotaryPlan: layers (frequencies or None, head_dim, query_scale), layout, part, softmax_scale.
+      RotaryPlan: layers (frequencies, head_dim, query_scale), layout, part, softmax_scale; `rotate` applies it.
 
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
@@ -64,9 +70,21 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     Reference:
       Hugging Face transformers 5.23.0: modeling_rope_utils.py, configuration_utils.py and the models' own modules.
     """
-    values = text_of(config)
-    written = rope_settings(values)
     length = None if length is None else _checks.positive_int("length", length)
+    values = text_of(config)
+    new = rewritten(values)
+    try:
+        return _agreed_plan(new, layout, length)
+    except (InvalidType, InvalidValue) as error:
+        changed = [key for key, value in new.items() if values.get(key) is not value]
+        if any(key in error.message for key in changed):  # the config does not write it so
+            error.message += f" (by the spelling of model_type {values['model_type']!r}: {note_of(values)})"
+        raise
+
+
+def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> RotaryPlan:
+    """The plan, which all spellings of the rope settings must give."""
+    written = rope_settings(values)
     plans = [_plan(values, settings, layout, length) for settings in reversed(written)]  # today's spelling first
     if plans[0] != plans[-1]:  # transformers takes the older
         raise InvalidValue(" contradicts ".join(f"{d.name} = {d.values!r:.60}" for d in written))
@@ -76,17 +94,61 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 def _plan(values: Mapping[str, Any], settings: Keys, layout: Any, length: int | None) -> RotaryPlan:
     """The plan of a config from one spelling of its rope settings."""
     config = Config(values, model_of(values))
-    layers = _all_layers(config, settings, length)
+    layers = with_written_scales(config, _all_layers(config, settings, length))
     layout = _layout(config, layout)
+    _check_switches(config)
+    _check_chunks(config, length)
     parameters = [dict(p) for p in dict.fromkeys(layer.parameters for layer in layers) if p]
-    if parameters:  # if no layer rotates, the keys may go unused
-        config.finish()
     by_length = any("short_factor" in p or MAXIMUM in p for p in parameters)
+    length = length if by_length else None
+    indexer = _indexer(config, layers, length)
+    if not config.model_type:
+        config.use(*_SIZES)
+        config.finish()
+    elif parameters:  # if no layer rotates, the keys may go unused
+        config.finish(strict=False)
     part = "last" if config.latent and parameters else "first"
-    return RotaryPlan(layers, layout, part, _softmax_scale(parameters), length if by_length else None)
+    return RotaryPlan(tuple(layers), layout, part, _softmax_scale(parameters), length, indexer)
 
 
-def _all_layers(config: Config, settings: Keys, length: int | None) -> tuple[RotaryLayer, ...]:
+def _check_switches(config: Config) -> None:
+    """Raises if a switch is on that the model_type does not read; off, it says nothing."""
+    own = {"use_logn_attn": config.model.temperature == "logn", "use_mrope": bool(config.model.sections)}
+    for name in SWITCHES:
+        known = not config.flag(name) or own.get(name)
+        require(known, "the key {} = True is not known or not used here", name)
+
+
+def _check_chunks(config: Config, length: int | None) -> None:
+    """Raises if dual chunk attention (Qwen2.5-1M) rotates otherwise at this length: it is plain within one chunk."""
+    name = "dual_chunk_attention_config"
+    d = Keys(mapping(name, config.get(name, default={})), name)
+    if d.values:
+        last = d.integer("chunk_size") - d.integer("local_size")
+        message = "length must be given, at most {}: dual_chunk_attention_config rotates otherwise beyond, got {}"
+        require(length is not None and length <= last, message, last, length)
+
+
+def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> RotaryPlan | None:
+    """How the indexer of sparse attention rotates: by the spectra of the layers, in heads of its own width."""
+    names, flag = ("index_head_dim", "indexer_head_dim"), "indexer_rope_interleave"
+    facts = config.model.indexer
+    if not config.model_type:
+        part = config.get("indexer_part", default="first")
+        facts = Indexer("half", _checks.one_of("indexer_part", part, ("first", "last")), None, switched=True)
+    if not (facts and (config.found(*names) or facts.head_dim)):
+        return None
+    head_dim = config.integer(*names) if config.found(*names) else facts.head_dim or 0
+    layout = facts.layout
+    if facts.switched and config.found(flag):
+        layout = "interleaved" if config.flag(flag) else "half"
+    widest = max(layer.rotary_dim for layer in layers)
+    require(head_dim >= widest, "{} must be at least {}, got {}", config.spelled(*names), widest, head_dim)
+    own = {layer: RotaryLayer(layer.frequencies, head_dim, parameters=layer.parameters) for layer in set(layers)}
+    return RotaryPlan(tuple(own[layer] for layer in layers), layout, facts.part, length=length)
+
+
+def _all_layers(config: Config, settings: Keys, length: int | None) -> list[RotaryLayer]:
     """All layers; equal ones are read once."""
     count = count_of(config)
     types = layer_types(config, count)
@@ -99,7 +161,7 @@ def _all_layers(config: Config, settings: Keys, length: int | None) -> tuple[Rot
         if key not in shared:
             shared[key] = _layer(config.with_own(own.get(i, {})), kind, d, base, length)
         layers.append(shared[key])
-    return tuple(layers)
+    return layers
 
 
 def _identity(own: Mapping[str, Any]) -> frozenset[Any]:
@@ -111,39 +173,17 @@ def _layer(config: Config, kind: str, d: Keys | None, base: float | None, length
     """A layer of type `kind` with the rope settings `d` (None: without positions); `base` replaces their base."""
     head_dim, width = widths_of(config, kind)
     if d is None:
-        return RotaryLayer(None, head_dim, _scale_without_positions(config))
+        return RotaryLayer(geometric(0), head_dim, scale_without_positions(config))
     width, by_type = rotary_dim_of(d, config, head_dim, width), base_of(d, config, kind)
     rope = Rope(d, config, width, by_type if base is None else base, length)
     frequencies, parameters = spectrum(rope)
-    if scale := _scale_with_positions(rope):
-        parameters |= {"llama_4_scaling_beta": scale.coefficient, ORIGINAL: scale.period}
-    d.finish(None)
-    if not config.latent:
+    scale = scale_with_positions(rope)
+    d.finish()
+    if not config.latent or config.model.plain_scores:
         parameters.pop("mscale_all_dim", None)  # only latent attention scales its scores by it
+    if not config.latent:
         parameters |= {"partial_rotary_factor": share_for(width, head_dim)} if width < head_dim else {}
     return RotaryLayer(frequencies, head_dim, scale, tuple(sorted(parameters.items())))
-
-
-def _scale_with_positions(rope: Rope) -> QueryScale | None:
-    """The query scale of layers that rotate."""
-    name, scaled_by = "llama_4_scaling_beta", rope.config.model.temperature
-    if scaled_by == "beta" or scaled_by == "written" and rope.d.found(name):
-        return QueryScale(rope.d.number(name), rope.original())
-    return None
-
-
-def _scale_without_positions(config: Config) -> QueryScale | None:
-    """The query scale of layers without positions."""
-    llama4 = config.model.temperature == "llama4"
-    if not (llama4 or config.model.temperature == "written"):
-        return None
-    if not config.flag("attn_temperature_tuning", default=llama4):
-        return None
-    defaults = {"attn_scale": 0.1, "floor_scale": 8192} if llama4 else {}
-    settings = Keys(defaults | config.take("attn_scale", "floor_scale"))
-    coefficient, period = settings.number("attn_scale"), _checks.length("floor_scale", settings.need("floor_scale"))
-    require(period > 1, "floor_scale must be over 1, got {}", period)  # the offset is below it
-    return QueryScale(coefficient, period, 1)
 
 
 def _layout(config: Config, given: Any) -> Layout:
@@ -155,8 +195,7 @@ def _layout(config: Config, given: Any) -> Layout:
         return _checks.settings(layout=given)[0]
     if model.layout and not (model.switched and said):
         said[f"the layout of model_type {config.model_type!r}"] = model.layout
-    message = 'layout must be given, "half" or "interleaved": that of model_type {!r} is not known'
-    require(said, message, config.model_type)
+    require(said, 'layout must be given, "half" or "interleaved", for a config without a model_type')
     return agreed(said)
 
 

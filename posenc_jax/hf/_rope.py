@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,11 +18,16 @@ from posenc_jax._frequencies import Frequencies, geometric
 from posenc_jax._ntk import dynamic_ntk, ntk
 from posenc_jax._scalings import linear_scaling, llama3, longrope, proportional, temperature, yarn
 from posenc_jax.hf._config import Config
-from posenc_jax.hf._keys import Keys, agreed, check_agreement
+from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal
 
 MAXIMUM = "max_position_embeddings"
 ORIGINAL = "original_max_position_embeddings"
-_ALIASES = {"su": "longrope", "mrope": "default"}
+_STEPS = "dynamic_steps"  # no published config writes it: that of Qwen 1 follows from other keys
+_ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
+_REFUSED_TYPES = {
+    "mllama4": "it is that of Llama 4's vision tower, whose pairs turn by row and column",
+    "xdrope": "its two features of a pair may turn by different coordinates",
+}
 
 Settings = dict[str, Any]
 Make = Callable[[], Any]  # makes the Frequencies, after the settings have been read
@@ -30,8 +36,12 @@ Make = Callable[[], Any]  # makes the Frequencies, after the settings have been 
 def rope_type_of(d: Keys) -> str:
     """The rope type, in today's spelling."""
     found = d.take("rope_type", "type")
+    for name, value in found.items():
+        reason = _REFUSED_TYPES.get(str(value))
+        require(not reason, "{} = {!r} is not read: {}", name, value, reason)
     result = agreed({name: _ALIASES.get(str(value), value) for name, value in found.items()}, "default")
-    result = _checks.one_of(next(iter(found), ""), result, sorted(_TYPES))
+    if not equal(result, _STEPS):
+        result = _checks.one_of(next(iter(found), ""), result, sorted(set(_TYPES) - {_STEPS}))
     require("mrope" not in found.values() or d.found("mrope_section"), "{}mrope_section is missing", d.label)
     return result
 
@@ -68,7 +78,7 @@ class Rope:
             outside = {f"{ORIGINAL}, where absent,": default}
             check_agreement(within | outside)
         # A length outside the rope settings, as in Phi-3, wins, but not over settings for one layer type.
-        found = within if self.d.nested else outside or within
+        found = within if self.d.nested or within and self.config.model.thetas else outside or within
         return _checks.length(ORIGINAL, agreed(found)) if found else self.maximum()
 
     def factor(self) -> float:
@@ -108,15 +118,27 @@ def _dynamic(x: Rope) -> tuple[Settings, Make]:
     return {"factor": factor, MAXIMUM: maximum}, result
 
 
+def _dynamic_steps(x: Rope) -> tuple[Settings, Make]:
+    """Dynamic NTK of Qwen 1: the base grows only when the length reaches the next power of two."""
+    maximum = x.maximum()
+    steps = math.ceil(math.log2(x.needed_length() / maximum) + 1)
+    return {MAXIMUM: maximum}, partial(ntk, x.width, x.theta, max(2.0**steps - 1, 1.0))
+
+
 def _yarn(x: Rope) -> tuple[Settings, Make]:
     # A null factor means the ratio of the lengths; an absent one is an error.
     factor = x.factor() if x.d.is_null("factor") else x.needed_factor()
-    truncate = x.d.get("truncate", default=True)
+    x.d.use("truncate")
+    truncate = x.d.values.get("truncate", True)  # a null is an error: transformers takes it for False
     message = "{}truncate = False, which transformers does not read in settings for a layer type"
-    require(truncate is not False or not x.d.nested, message, x.d.label)
+    require(truncate is not False or not (x.d.nested or x.config.model.thetas), message, x.d.label)
     original = x.original()
     mscale, all_dim = x.d.number("mscale", None), x.d.number("mscale_all_dim", None)
-    own = temperature(factor, mscale) / temperature(factor, all_dim) if mscale and all_dim else temperature(factor)
+    if "deepseek_yarn" in x.d.found("rope_type", "type").values():  # vLLM's name, with defaults of its own
+        own = temperature(factor, 1.0 if mscale is None else mscale) / temperature(factor, all_dim or 0.0)
+    else:
+        own = temperature(factor, mscale) / temperature(factor, all_dim) if mscale and all_dim else temperature(factor)
+    own = _scaled_amplitude(x.d, own)
     settings = {
         "beta_fast": x.d.number("beta_fast", None) or 32.0,
         "beta_slow": x.d.number("beta_slow", None) or 1.0,
@@ -128,11 +150,29 @@ def _yarn(x: Rope) -> tuple[Settings, Make]:
     return settings | rest, result
 
 
+def _scaled_amplitude(d: Keys, own: float) -> float:
+    """The amplitude by the keys of the first YaRN code and of vLLM, which multiply or drop `own`."""
+    d.use("finetuned")
+    message = "{}extrapolation_factor must be 1, which keeps fast pairs as they are, got {}"
+    extrapolation = d.number("extrapolation_factor", 1.0)
+    require(extrapolation == 1, message, d.label, extrapolation)
+    factor, scaled = d.number("attn_factor", 1.0), d.flag("apply_yarn_scaling", default=True)
+    for name, value in d.found("attention_factor").items():
+        others = ", ".join(d.found("attn_factor", "apply_yarn_scaling"))
+        require(factor == 1 and scaled, "{} = {!r:.60} contradicts {}", name, value, others)
+    return factor * (own if scaled else 1.0)
+
+
 def _longrope(x: Rope) -> tuple[Settings, Make]:
     names = ("short_factor", "long_factor")
     lists = {name: _checks.sequence(x.d.label + name, x.d.need(name), "numbers") for name in names}
     lengths = {"original_max": x.original(), "factor": x.factor(), "length": x.needed_length()}
-    amplitude = x.d.number("attention_factor", None)
+    # Phi-3-small and Phi-3.5-MoE have an amplitude for each list.
+    own = {name: x.d.number(name, None) for name in ("short_mscale", "long_mscale")}
+    chosen = own["long_mscale" if lengths["length"] > lengths["original_max"] else "short_mscale"]
+    amplitude = x.d.number("attention_factor", chosen)
+    message = "{}attention_factor = {} contradicts short_mscale and long_mscale"
+    require(chosen in (None, amplitude), message, x.d.label, amplitude)
     settings = {"factor": lengths["factor"], ORIGINAL: lengths["original_max"], "attention_factor": amplitude}
     return lists | settings, lambda: longrope(x.plain(), **lists, **lengths, attention_factor=amplitude)
 
@@ -147,7 +187,8 @@ def _llama3(x: Rope) -> tuple[Settings, Make]:
 
 def _proportional(x: Rope) -> tuple[Settings, Make]:
     name = "partial_rotary_factor"
-    fraction, factor = agreed(x.d.take(name) | x.config.take(name), 1.0), x.d.number("factor", 1.0)
+    fraction = agreed(x.d.take(name) | x.config.take(name), x.config.model.partial or 1.0)
+    factor = x.d.number("factor", 1.0)
     return {name: fraction, "factor": factor}, partial(proportional, x.width, x.theta, fraction, factor)
 
 
@@ -155,6 +196,7 @@ _TYPES: dict[str, Callable[[Rope], tuple[Settings, Make]]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
+    _STEPS: _dynamic_steps,
     "yarn": _yarn,
     "longrope": _longrope,
     "llama3": _llama3,
@@ -162,34 +204,52 @@ _TYPES: dict[str, Callable[[Rope], tuple[Settings, Make]]] = {
 }
 
 
-def _sections(x: Rope) -> dict[str, Any]:
-    """The arguments of `multi_section`; nothing for positions of one coordinate."""
+def _coordinates(x: Rope, frequencies: Frequencies) -> tuple[Frequencies, Settings]:
+    """The same spectrum with its pairs divided among coordinates, and the settings that say how, if there are any."""
     model = x.config.model
     sections = None if model.sections is None else agreed(x.d.take("mrope_section"), model.sections or None)
     if sections is None:
-        return {}
+        return frequencies, {}
+    sections = _checks.positive_ints(f"{x.d.label}mrope_section", sections)
+    few = len(sections) <= 3 or not x.config.model_type
+    require(few, "{}mrope_section must have three sections, got {}", x.d.label, sections)
+    if x.d.flag("mrope_alternating") if model.alternating is None else model.alternating:
+        if model.alternating:  # ERNIE's code, which does not read them
+            x.d.use("mrope_interleaved", "interleaved")
+        frequencies = _alternating(frequencies, sections)
+        return frequencies, {"mrope_section": sections, "mrope_alternating": True}
     form = {} if model.dealt is None else {f"that of model_type {x.config.model_type!r}": model.dealt}
-    return {"sections": sections, "interleaved": agreed(x.d.take("mrope_interleaved", "interleaved") | form, False)}
+    interleaved = agreed(x.d.take("mrope_interleaved", "interleaved") | form, False)
+    frequencies = multi_section(frequencies, sections, interleaved=interleaved)
+    return frequencies, {"mrope_section": sections, "mrope_interleaved": bool(interleaved)}
+
+
+def _alternating(frequencies: Frequencies, sections: tuple[int, ...]) -> Frequencies:
+    """ERNIE's M-RoPE: pairs alternate between height and width, and those of time come last."""
+    fits = len(sections) == 3 and sections[0] == sections[1] and sum(sections) == frequencies.num_pairs
+    message = "mrope_section must be height, width and time, the first two equal, of {} pairs, got {}"
+    require(fits, message, frequencies.num_pairs, sections)
+    return dataclasses.replace(frequencies, axes=(1, 2) * sections[0] + (0,) * sections[2])
 
 
 def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
     """The spectrum of the settings, and the completed settings."""
-    name = rope_type_of(x.d)
+    name, model = rope_type_of(x.d), x.config.model
     x.check_copy()
+    own = name != _STEPS or model.temperature == "logn" or not x.config.model_type
+    require(own, "{}rope_type = {!r} is not known", x.d.label, name)
     settings, make = _TYPES[name](x)
-    sections = _sections(x)
+    backward = x.d.flag("rope_backward") if model.backward is None else model.backward
     try:
-        frequencies = make()
-        if sections:
-            frequencies = multi_section(frequencies, **sections)
+        frequencies, coordinates = _coordinates(x, make())
     except (InvalidType, InvalidValue) as error:  # `error` names the function that raised it
         error.message = f"{x.d.label}rope_type {name!r}: {error}"
         raise
+    if backward:
+        frequencies = dataclasses.replace(frequencies, turns=tuple(-turns for turns in frequencies.turns))
+        settings["rope_backward"] = True
     if "attention_factor" in settings:
         settings["attention_factor"] = frequencies.attention_factor
     if "truncate" in settings:
         settings["truncate"] = bool(settings["truncate"])  # not NumPy's
-    if sections:
-        settings["mrope_section"] = tuple(sections["sections"])
-        settings["mrope_interleaved"] = bool(sections["interleaved"])
-    return frequencies, {"rope_type": name, "rope_theta": x.theta} | settings
+    return frequencies, {"rope_type": name, "rope_theta": x.theta} | settings | coordinates

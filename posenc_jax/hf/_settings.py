@@ -8,8 +8,10 @@ from typing import Any
 from posenc_jax import _checks
 from posenc_jax._checks import InvalidValue, require
 from posenc_jax.hf._config import Config
-from posenc_jax.hf._keys import Keys, agreed, equal, mapping, mapping_of_strings
+from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping, mapping_of_strings
 from posenc_jax.hf._layers import ROTATING, STILL
+
+_BASES = "rope_theta", "rotary_emb_base"
 
 
 def rope_settings(values: Mapping[str, Any]) -> list[Keys]:
@@ -25,6 +27,10 @@ def settings_by_type(config: Config, settings: Keys, types: list[str]) -> dict[s
     message = "{} is missing, and model_type {!r} has a default of its own"
     require(settings.values or not config.model.required, message, settings.name, config.model_type)
     if any(key in types or isinstance(value, Mapping) for key, value in settings.values.items()):
+        model = config.model
+        read = model.nested is not False or model.thetas and settings.name == "rope_parameters"
+        message = "{} must hold one set of settings, not those of layer types, got {!r:.60}"
+        require(read, message, settings.name, settings.values)  # transformers ignores them, or fails
         return _nested(config, settings, types)
     return _flat(config, settings, types)
 
@@ -53,15 +59,17 @@ def _entry(config: Config, settings: Keys, kind: str, types: list[str]) -> Keys 
 
 def _outer_base_fits(config: Config, name: str, own: list[Any]) -> None:
     """Raises if no layer type has the base that the config gives outside their settings."""
-    base = config.get("rope_theta")
+    base = config.get(*_BASES)
     if base is not None and not any(x is None or equal(x, base) for x in own):
-        raise InvalidValue(f"rope_theta = {base!r} contradicts {name}, whose layer types have {own or 'no positions'}")
+        of_types = f"whose layer types have {own or 'no positions'}"
+        raise InvalidValue(f"{config.spelled(*_BASES)} = {base!r:.60} contradicts {name}, {of_types}")
 
 
 def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
     """From settings that are the same for all layer types."""
     model, kinds, unknown = config.model, sorted(set(types)), sorted(set(types) - ROTATING - STILL)
-    require(not unknown, "the layer types {} of layer_types are not known", unknown)
+    named = config.spelled("layer_types", "layers_block_type")
+    require(not unknown, "the layer types {} of {} are not known", unknown, named)
     if model.nested or (model.thetas and settings.name == "rope_parameters" and settings.values):
         raise InvalidValue(f"{settings.name} must hold settings for each of the layer types {kinds}")
     if model.null_theta and settings.is_null("rope_theta"):
@@ -72,17 +80,20 @@ def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | 
 
 def base_of(d: Keys, config: Config, kind: str) -> float:
     """The base of a layer type with the settings `d`."""
-    own, model, default = d.take("rope_theta"), config.model, None
+    own, model, default, others = d.take("rope_theta"), config.model, None, {}
     if model.thetas:
         require(kind in model.thetas, "the layer type {!r} is not known for model_type {!r}", kind, config.model_type)
         config.use(*(key for key, _ in model.thetas.values()))  # the others are for layers of other types
         key, default = model.thetas[kind]
         outside = config.found(key)
     else:
-        outside = config.take("rope_theta", "rotary_emb_base")
+        outside = config.take(*(name for name in _BASES if name in model.words))
+        others = config.take(*(name for name in _BASES if name not in model.words))  # the code does not read them
         if d.nested:
             outside = {} if own else outside  # an outer base is for the layer types without one
         elif not (d.is_null("rope_theta") or config.is_null("rope_theta")):
             default = model.theta
-    found = own | outside or ({} if default is None else {"rope_theta": default})
-    return _checks.positive(next(iter(found), "rope_theta"), agreed(found, missing="rope_theta"))
+    found = own | outside or ({} if default is None else {f"the base of model_type {config.model_type!r}": default})
+    base = agreed(found, missing="rope_theta")
+    check_agreement({next(iter(found)): base} | others)
+    return _checks.positive(next(iter(found)), base)

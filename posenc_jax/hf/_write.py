@@ -8,6 +8,7 @@ from posenc_jax._checks import public, require, require_type
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._read import rotary_from_config
 from posenc_jax.hf._rope import MAXIMUM
+from posenc_jax.hf._scales import written_scales
 
 
 @public
@@ -42,22 +43,30 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
     """
     require_type(isinstance(plan, RotaryPlan), "plan", "a RotaryPlan", plan)
     layers = plan.layers
-    fits = isinstance(layers, tuple) and layers and all(isinstance(layer, RotaryLayer) for layer in layers)
-    require_type(fits, "plan.layers", "a tuple of RotaryLayer", layers)
     config: dict[str, Any] = {"num_hidden_layers": len(layers), "rope_interleave": plan.layout == "interleaved"}
-    config |= _widths(plan) | _settings(layers) | _query_scale(layers)
+    config |= _widths(plan) | _settings(layers) | written_scales(layers)
+    if plan.indexer:
+        config["index_head_dim"] = plan.indexer.layers[0].head_dim
+        config["indexer_rope_interleave"] = plan.indexer.layout == "interleaved"
+        config["indexer_part"] = plan.indexer.part
     same = rotary_from_config(config, length=plan.length) == plan
     require(same, "plan must be one that rotary_from_config made: no config says this one")
     return config
 
 
 def _widths(plan: RotaryPlan) -> dict[str, Any]:
-    head_dim = plan.layers[0].head_dim
-    if plan.part == "last":
-        width = max(layer.rotary_dim for layer in plan.layers)
-        return {"qk_nope_head_dim": head_dim - width, "qk_rope_head_dim": width}
-    others = {str(i): {"head_dim": x.head_dim} for i, x in enumerate(plan.layers) if x.head_dim != head_dim}
-    return {"head_dim": head_dim} | ({"per_layer_config": others} if others else {})
+    """The widths of heads, in per_layer_config where they differ from those of the first layer that rotates."""
+    width = next((layer.rotary_dim for layer in plan.layers if layer.rotary_dim), 0)
+    of_layers = [_widths_of(layer, plan.part, layer.rotary_dim or width) for layer in plan.layers]
+    usual = next((w for w, layer in zip(of_layers, plan.layers, strict=True) if layer.rotary_dim), of_layers[0])
+    others = {str(i): widths for i, widths in enumerate(of_layers) if widths != usual}
+    return usual | ({"per_layer_config": others} if others else {})
+
+
+def _widths_of(layer: RotaryLayer, part: str, width: int) -> dict[str, int]:
+    if part == "first":
+        return {"head_dim": layer.head_dim}
+    return {"qk_nope_head_dim": layer.head_dim - width, "qk_rope_head_dim": width}
 
 
 def _settings(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
@@ -74,11 +83,3 @@ def _settings(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
     flags = [int(bool(layer.parameters)) for layer in layers]
     some = {} if all(flags) else {"no_rope_layers": flags}
     return outside | {"rope_parameters": dicts[0] if dicts else None} | some
-
-
-def _query_scale(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
-    """The settings of the query scale of layers without positions."""
-    scale = next((layer.query_scale for layer in layers if layer.query_scale and not layer.parameters), None)
-    if scale is None:
-        return {}
-    return {"attn_temperature_tuning": True, "attn_scale": scale.coefficient, "floor_scale": scale.period}

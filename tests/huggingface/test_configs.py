@@ -12,26 +12,30 @@ from posenc_jax.hf import plan_to_config, rotary_from_config
 
 def test_layers_without_positions():
     plan = rotary_from_config(SMOLLM_3)
-    assert [layer.frequencies is None for layer in plan.layers] == [False, False, False, True, False, True]
+    assert [layer.rotary_dim == 0 for layer in plan.layers] == [False, False, False, True, False, True]
     assert plan.layers[3].query_scale is None
     interval = {k: v for k, v in SMOLLM_3.items() if k != "no_rope_layers"}
     plan = rotary_from_config(interval)
-    assert [layer.frequencies is None for layer in plan.layers] == [False, False, False, True, False, False]
+    assert [layer.rotary_dim == 0 for layer in plan.layers] == [False, False, False, True, False, False]
     cohere = {"model_type": "cohere2", "hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 5}
     plan = rotary_from_config(cohere | {"rotary_pct": 1.0, "position_embedding_type": "rope_gptj", "rope_theta": 50000})
-    assert [layer.frequencies is None for layer in plan.layers] == [False, False, False, True, False]
+    assert [layer.rotary_dim == 0 for layer in plan.layers] == [False, False, False, True, False]
     assert plan.layout == "interleaved"
     plan = rotary_from_config(cohere | {"sliding_window_pattern": 2})
-    assert [layer.frequencies is None for layer in plan.layers] == [False, True, False, True, False]
+    assert [layer.rotary_dim == 0 for layer in plan.layers] == [False, True, False, True, False]
     exaone = {"model_type": "exaone4", "head_dim": 64, "num_hidden_layers": 4, "rope_theta": 1e6}
-    assert rotary_from_config(exaone | {"sliding_window": 4096}).layers[3].frequencies is None
-    assert rotary_from_config(exaone | {"sliding_window": None}).layers[3].frequencies is not None
+    assert rotary_from_config(exaone | {"sliding_window": 4096}).layers[3].rotary_dim == 0
+    assert rotary_from_config(exaone | {"sliding_window": None}).layers[3].rotary_dim > 0
 
 
 def test_layers_of_other_kinds():
     types = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "attention", "mamba", "conv"]}
-    plan = rotary_from_config(llama(**types))
-    assert [layer.frequencies is None for layer in plan.layers] == [True, False, True, True]
+    plan = rotary_from_config(llama(model_type="minimax", **types))
+    assert [layer.rotary_dim == 0 for layer in plan.layers] == [True, False, True, True]
+    with pytest.raises(
+        ValueError, match=r"layer types \['conv', 'linear_attention'\] of layer_types are not known for"
+    ):
+        rotary_from_config(llama(**types))  # whose code does not read them
     qwen = {"model_type": "qwen3_next", "num_hidden_layers": 4, "rope_theta": 1e7, "head_dim": 256}
     plan = rotary_from_config(qwen)
     assert [layer.rotary_dim for layer in plan.layers] == [0, 0, 0, 64]
@@ -56,13 +60,13 @@ def test_layers_of_other_kinds():
     one, two, three = rotary_from_config(swa).layers
     close(one.frequencies, plain(64, 1e4))
     close(three.frequencies, plain(64, 2e4))
-    assert two.frequencies is None
+    assert two.rotary_dim == 0
     assert rotary_from_config(swa | {"layer_rope_theta": [1e4, None, 2e4]}).layers == (one, two, three)
     said = plan_to_config(rotary_from_config(swa))
     assert said["layer_types"] == ["rope_0", "no_rope", "rope_1"] == list(said["rope_parameters"])
     olmo = {"model_type": "olmo_hybrid", "head_dim": 64, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    assert rotary_from_config(olmo | {"rope_parameters": {"rope_theta": None}}).layers[0].frequencies is None
-    assert rotary_from_config(olmo).layers[0].frequencies is not None
+    assert rotary_from_config(olmo | {"rope_parameters": {"rope_theta": None}}).layers[0].rotary_dim == 0
+    assert rotary_from_config(olmo).layers[0].rotary_dim > 0
 
 
 def test_every_layer_type():
@@ -73,7 +77,8 @@ def test_every_layer_type():
     )
     for names, width in ((turning, 16), ("conv linear_attention mamba", 0)):
         for name in names.split():
-            assert rotary_from_config(llama(layer_types=[name] * 2)).layers[0].rotary_dim == width, name
+            config = llama(model_type="minimax", layer_types=[name] * 2)
+            assert rotary_from_config(config).layers[0].rotary_dim == width, name
 
 
 def test_every_spelling_of_a_size():
@@ -95,24 +100,28 @@ def test_every_spelling_of_a_size():
 def test_settings_for_each_layer_type():
     nested = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}, "sliding_attention": None}
     types = ["sliding_attention", "full_attention", "linear_attention"]
-    keys = {"layer_types": types, "num_hidden_layers": 3, "rope_parameters": nested}
-    plan = rotary_from_config(llama(**keys))
-    assert [layer.frequencies is None for layer in plan.layers] == [True, False, True]
+    keys = {"model_type": None, "layer_types": types, "num_hidden_layers": 3, "rope_parameters": nested}
+    plan = rotary_from_config(llama(**keys), layout="half")
+    assert [layer.rotary_dim == 0 for layer in plan.layers] == [True, False, True]
     close(plan.layers[1].frequencies, plain(16, 1e6) / 2)
     # The outer base is for the types that have none; the original length outside is for none.
     part = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {}}
-    plan = rotary_from_config(llama(**keys | {"rope_parameters": part}, rope_theta=2e4))
+    plan = rotary_from_config(llama(**keys | {"rope_parameters": part}, rope_theta=2e4), layout="half")
     close(plan.layers[0].frequencies, plain(16, 2e4))
     close(plan.layers[1].frequencies, plain(16, 1e6))
     scaling = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 2048}
     part = {"full_attention": scaling, "sliding_attention": None}
-    plan = rotary_from_config(llama(**keys | {"rope_parameters": part}, original_max_position_embeddings=1024))
+    plan = rotary_from_config(
+        llama(**keys | {"rope_parameters": part}, original_max_position_embeddings=1024), layout="half"
+    )
     close(plan.layers[1].frequencies, spectra.yarn(16, 1e4, 4, 2048))
     for name in ("layer_types", "layers_block_type"):  # settings for a type that no layer has
-        plan = rotary_from_config(llama(**{name: ["full_attention"] * 2}, rope_parameters=part))
+        plan = rotary_from_config(
+            llama(model_type=None, **{name: ["full_attention"] * 2}, rope_parameters=part), layout="half"
+        )
         close(spectrum_of(plan), spectra.yarn(16, 1e4, 4, 2048))
     only = {"full_attention": scaling}  # without layer_types, which make no difference
-    assert rotary_from_config(llama(rope_parameters=only)) == plan
+    assert rotary_from_config(llama(model_type=None, rope_parameters=only), layout="half") == plan
     mimo = {"partial_rotary_factor": 0.334, "rope_theta": 1e4}  # int(192 · 0.334) = 64
     keys = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "rope_parameters": {"full_attention": mimo}}
     assert rotary_from_config({"model_type": "mimo_v2_flash", **keys}).layers[0].rotary_dim == 64
@@ -242,7 +251,8 @@ def test_the_name_of_the_positions():
 
 
 def test_latent_attention_of_which_some_layers_rotate():
-    plan = rotary_from_config(DEEPSEEK_V3 | {"layer_types": ["full_attention", "linear_attention"]})
+    types = {"model_type": "bailing_hybrid", "layer_types": ["full_attention", "linear_attention"]}
+    plan = rotary_from_config(DEEPSEEK_V3 | types)
     assert plan.part == "last" and [layer.rotary_dim for layer in plan.layers] == [64, 0]
     assert rotary_from_config(plan_to_config(plan)) == plan
 
@@ -256,7 +266,9 @@ def test_a_width_of_0_is_no_latent_attention():
 def test_the_length_is_the_plan_s_where_one_layer_needs_it():
     nested = {"full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}  # fmt: skip
     types = ["full_attention", "sliding_attention"]
-    config = llama(layer_types=types, rope_parameters=nested, max_position_embeddings=512)
+    config = llama(
+        model_type="laguna", head_dim=16, layer_types=types, rope_parameters=nested, max_position_embeddings=512
+    )
     plan = rotary_from_config(config, length=2000)
     close(plan.layers[0].frequencies, spectra.dynamic_ntk(16, 1e4, 2, 512, 2000))
     assert plan.length == 2000 and rotary_from_config(plan_to_config(plan), length=2000) == plan
@@ -267,6 +279,6 @@ def test_so_many_layers():
 
 
 def test_latent_attention_of_which_no_layer_rotates():
-    plan = rotary_from_config(DEEPSEEK_V3 | {"layer_types": ["linear_attention"] * 2})
-    assert {(layer.frequencies, layer.head_dim) for layer in plan.layers} == {(None, 192)}
+    plan = rotary_from_config(DEEPSEEK_V3 | {"model_type": "bailing_hybrid", "layer_types": ["linear_attention"] * 2})
+    assert {(layer.rotary_dim, layer.head_dim) for layer in plan.layers} == {(0, 192)}
     assert plan.part == "first" and rotary_from_config(plan_to_config(plan)) == plan

@@ -5,26 +5,51 @@ import pytest
 from helpers.plans import close, plain
 from huggingface.published import LLAMA_31, llama
 from posenc_jax.hf import plan_to_config, rotary_from_config
-from posenc_jax.hf._models import MODELS, REFUSED
+from posenc_jax.hf._models import MODELS
+from posenc_jax.hf._refused import REFUSED
 
 
 def test_the_layout_is_the_model_s_or_the_caller_s():
-    interleaved = {name for name, model in MODELS.items() if model.layout == "interleaved"}
-    assert interleaved == set(
-        "axk1 axk2 codegen cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5 ernie4_5_moe glm glm4 glm4_moe_lite "
-        "glm4v_text glm_moe_dsa glm_ocr_text gptj helium llama4_text mistral4 moonshine openai_privacy_filter youtu".split()
-    )
     for said in ("rope_interleave", "rope_interleaved", "rotary_emb_interleaved"):
         assert rotary_from_config(LLAMA_31 | {said: False}) == rotary_from_config(LLAMA_31)
     assert rotary_from_config(LLAMA_31, layout="interleaved").layout == "interleaved"
     assert rotary_from_config(LLAMA_31, layout="interleaved").layers == rotary_from_config(LLAMA_31).layers
-    unknown = {"model_type": "mine", "head_dim": 8, "num_hidden_layers": 1, "rope_theta": 1e4}
+    unnamed = {"head_dim": 8, "num_hidden_layers": 1, "rope_theta": 1e4}
     for layout in ("half", "interleaved"):
-        assert rotary_from_config(unknown, layout=layout).layout == layout
-        assert rotary_from_config(unknown | {"rope_interleave": layout == "interleaved"}).layout == layout
-    for config in (unknown, {k: v for k, v in unknown.items() if k != "model_type"}):
-        with pytest.raises(ValueError, match='layout must be given, "half" or "interleaved": that of model_type'):
-            rotary_from_config(config)
+        assert rotary_from_config(unnamed, layout=layout).layout == layout
+        assert rotary_from_config(unnamed | {"rope_interleave": layout == "interleaved"}).layout == layout
+    with pytest.raises(
+        ValueError, match='layout must be given, "half" or "interleaved", for a config without a model_type'
+    ):
+        rotary_from_config(unnamed)
+
+
+def test_a_model_type_that_is_not_known():
+    """A layout is not enough: the code may have layers without positions, other pairs, scales of queries."""
+    mine = {"model_type": "mine", "head_dim": 8, "num_hidden_layers": 1, "rope_theta": 1e4}
+    for options in ({}, {"layout": "half"}):
+        with pytest.raises(ValueError, match="model_type 'mine' is not known, and its code may do what no key says"):
+            rotary_from_config(mine, **options)
+    assert rotary_from_config(mine | {"model_type": "llama"}).layers[0].rotary_dim == 8
+    for key in ("swa_rope_theta", "my_key", "sliding_window"):  # without a model_type, all keys must be understood
+        with pytest.raises(ValueError, match=f"the key {key} = True is not known or not used here"):
+            rotary_from_config({k: x for k, x in mine.items() if k != "model_type"} | {key: True}, layout="half")
+
+
+def test_keys_that_speak_of_positions():
+    """A key with such a name may change what the code does, so a model_type that does not read it refuses it."""
+    for key in (
+        "hybrid_layer_pattern hybrid_override_pattern swa_rope_theta swa_head_dim "
+        "yarn_only_types rope_ratio position_layers attn_type_list layers_block_types attn_scale log_scaling_alpha"
+    ).split():
+        with pytest.raises(ValueError, match=f"the key {key} = 1 is not known or not used here"):
+            rotary_from_config(llama(**{key: 1}))
+    for key in "use_mrope mla_use_nope use_dynamic_ntk use_logn_attn use_fope".split():
+        assert rotary_from_config(llama(**{key: False})) == rotary_from_config(llama())
+        with pytest.raises(ValueError, match=f"the key {key} = True is not known or not used here"):
+            rotary_from_config(llama(**{key: True}))
+    for key in ("max_position_embeddings", "max_2d_position_embeddings", "n_positions", "position_id_per_seconds"):
+        assert rotary_from_config(llama(**{key: 512})) == rotary_from_config(llama())
 
 
 def test_the_base_that_no_key_says():
@@ -40,80 +65,9 @@ def test_the_base_that_no_key_says():
     }.items():
         close(rotary_from_config(base | {"model_type": name}).layers[0].frequencies, plain(64, theta))
     close(rotary_from_config(base, layout="half").layers[0].frequencies, plain(64, 1e4))
-    for keys in ({"model_type": "mine"}, {"rope_parameters": {"rope_theta": None}}):
+    for keys in ({"model_type": "dbrx"}, {"rope_parameters": {"rope_theta": None}}):
         with pytest.raises(ValueError, match="rope_theta is missing"):
             rotary_from_config(base | keys, layout="half")
-
-
-def test_the_defaults_of_classes():
-    """As the configuration classes of transformers 5.23.0 have them; those that are not there have the usual one."""
-    thetas = {
-        1e3: "nomic_bert",
-        2e4: "jina_embeddings_v3",
-        1e5: "helium",
-        150_000: "gpt_oss openai_privacy_filter",
-        160_000: "gte",
-        5e5: "bitnet cohere csm ernie4_5 ernie4_5_moe flex_olmo llama4_text mllama_text_model paddleocr_vl_text "
-        "qwen3_vl_moe_text qwen3_vl_text",
-        1e6: "cwm emu3_text_model lfm2 lfm2_moe minimax mixtral phimoe qwen2_5_omni_text qwen2_5_vl_text qwen2_vl_text "
-        "qwen3_omni_moe_text solar_open",
-        2e6: "smollm3",
-        5e6: "minimax_m2",
-        11_158_840: "hy_v3",
-        12e6: "apertus",
-        None: "ministral3 mistral4",
-    }
-    heads = {
-        64: "gpt_oss openai_privacy_filter",
-        128: "afmoe beam cwm ernie4_5 flint glm glm4 helium hy_v3 internlm3 iquestcoder jetmoe kolibri1 laguna lfm3 "
-        "llama4_text mellum minimax_m2 ministral3 paddleocr_vl_text qwen3 qwen3_vl_text seed_oss solar_open zaya",
-        192: "mimo_v2_flash",
-        256: "diffusion_gemma_text gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text "
-        "qwen3_5_moe_text qwen3_5_text qwen3_next t5gemma2_decoder t5gemma2_text vaultgemma",
-    }
-    shares = {
-        0.25: "gpt_neox qwen3_5_moe_text qwen3_5_text qwen3_next stablelm",
-        0.334: "mimo_v2_flash",
-        0.5: "bamba glm glm4 glm4_moe glm4v_moe_text nemotron persimmon phi recurrent_gemma",
-        0.9: "moonshine",
-        1.0: "codegen glm4v_text glm_image_text glm_ocr_text gpt_neox_japanese gptj laguna mellum minimax_m2 phi3 "
-        "phi4_multimodal solar_open zaya",
-    }
-    for field, usual, facts in (("theta", 1e4, thetas), ("head_dim", None, heads), ("partial", None, shares)):
-        expected = {name: value for value, names in facts.items() for name in names.split()}
-        assert {name: getattr(m, field) for name, m in MODELS.items() if getattr(m, field) != usual} == expected
-
-
-def test_the_facts_of_code():
-    """As the modelling code of transformers 5.23.0 has them."""
-    facts = {
-        "required": "apertus beam cwm diffusion_gemma_text gemma4_text gemma4_unified_text gpt_oss laguna lfm3 mellum "
-        "mimo_v2_flash ministral3 mistral4 openai_privacy_filter zaya",
-        "sliding_only": "afmoe cohere2 exaone4 exaone_moe flint kolibri1",
-        "windowless": "exaone4 exaone_moe kolibri1",
-        "typed": "bamba beam flint granitemoehybrid kolibri1 laguna lfm2 lfm2_moe lfm3 mellum mimo_v2_flash minimax "
-        "olmo_hybrid recurrent_gemma zaya",
-        "nested": "beam diffusion_gemma_text gemma4_text gemma4_unified_text laguna lfm3 mellum mimo_v2_flash zaya",
-        "thetas": "gemma3_text gemma3n_text modernbert modernbert-decoder olmo3 t5gemma2_decoder t5gemma2_text",
-        "latent": "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 minicpm3 mistral4 youtu",
-        "switched": "axk1 deepseek_v3 glm4_moe_lite mistral4 youtu",
-        "dealt": "qwen3_5_moe_text qwen3_5_text qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text",
-        "layer_thetas": "granite_swa granitemoe_swa",
-        "interval": "llama4_text smollm3",
-        "temperature": "llama4_text ministral3 mistral4",
-        "null_theta": "olmo_hybrid",
-    }
-    for field, names in facts.items():
-        assert {name for name, model in MODELS.items() if getattr(model, field)} == set(names.split()), field
-    sections = {name: model.sections for name, model in MODELS.items() if model.sections}
-    assert {sections.pop(f"qwen2_{x}_text") for x in ("vl", "5_vl", "5_omni")} == {(16, 24, 24)}
-    assert {sections.pop(f"qwen3_{x}_text") for x in ("vl", "vl_moe", "omni_moe")} == {(24, 20, 20)}
-    assert {sections.pop(f"qwen3_{x}_text") for x in ("5", "5_moe")} == {(11, 11, 10)}
-    assert sections.pop("paddleocr_vl_text") == (16, 24, 24)
-    assert set(sections) == {"glm4v_text", "glm_ocr_text", "glm4v_moe_text", "glm_image_text"}
-    assert set(sections.values()) == {(8, 12, 12)}
-    refused = "cohere2_moe deepseek_v4 ernie4_5_vl_moe hunyuan_vl mistral_large4 nanochat neomme"
-    assert set(REFUSED) == set(refused.split())
 
 
 def test_the_layer_types_that_no_key_says():
@@ -131,9 +85,9 @@ def test_the_layer_types_that_no_key_says():
     base = {"head_dim": 64, "num_hidden_layers": 9}
     for name in ("cohere2", "afmoe", "exaone4", "exaone_moe"):
         layers = rotary_from_config(base | {"model_type": name, "sliding_window": 64}).layers
-        assert [layer.frequencies is None for layer in layers] == [False, False, False, True] * 2 + [False], name
+        assert [layer.rotary_dim == 0 for layer in layers] == [False, False, False, True] * 2 + [False], name
     key = {"model_type": "afmoe", "global_attn_every_n_layers": 3}
-    assert rotary_from_config(base | key).layers[2].frequencies is None
+    assert rotary_from_config(base | key).layers[2].rotary_dim == 0
 
 
 def test_the_share_that_no_key_says():
@@ -156,15 +110,39 @@ def test_the_share_that_no_key_says():
     assert (rotary_from_config(gptj).layers[0].head_dim, rotary_from_config(gptj).layers[0].rotary_dim) == (256, 32)
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_rotations_that_a_plan_cannot_say(name):
-    for model_type in (name, f"{name}_text"):
-        with pytest.raises(ValueError, match=f"model_type '{model_type}' rotates in a way that a plan cannot say"):
-            rotary_from_config(llama(model_type=model_type), layout="half")
+def test_what_is_refused_by_name():
+    assert len(REFUSED) > 120 and not {*REFUSED} & {*MODELS}
+    for name, reason in REFUSED.items():
+        for config in (llama(model_type=name), {"model_type": "my_wrapper", "text_config": llama(model_type=name)}):
+            with pytest.raises(ValueError) as e:
+                rotary_from_config(config, layout="half")
+            assert str(e.value) == f"rotary_from_config: model_type {name!r} is not read: {reason}"
+    tower = {"model_type": "paddleocr_vl", "patch_size": 14, "head_dim": 72, "num_hidden_layers": 2}
+    with pytest.raises(ValueError, match="model_type 'paddleocr_vl' is not known"):
+        rotary_from_config(tower)
+
+
+# What some types need or refuse, beside the settings of the test below.
+SPECIAL = {
+    "baichuan": {"hidden_size": 4096},
+    "deepseek_ocr2_text": {"hidden_size": 256, "num_attention_heads": 2},
+    "unlimited_ocr_text": {"hidden_size": 256, "num_attention_heads": 2},
+    "dots3_note_audio_encoder": {"hidden_size": 256, "num_attention_heads": 2},
+    "esm": {"position_embedding_type": "rotary", "rope_parameters": None, "rope_theta": 123.0},
+    "hrm_text": {"num_layers_per_stack": 1, "H_cycles": 1, "L_cycles": 1},
+    "kimi_linear": {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
+    "glm5_next_text": {"qk_nope_head_dim": 24, "qk_rope_head_dim": 0, "head_dim": 0},
+    "longcat_flash": {"head_dim": 8},
+    "mllama_text_model": {"cross_attention_layers": []},
+    "qwen": {"rope_parameters": None, "rotary_emb_base": 123.0, "seq_length": 16},
+    **dict.fromkeys(("codegen", "gptj", "roformer"), {"rope_parameters": None}),
+    "zamba2": {"use_mem_rope": True, "layer_types": ["hybrid", "mamba"]},
+}
 
 
 def test_every_model_type_reads():
     """With settings that none has for a default, so that no entry of the table is without use."""
+    still = set()
     for name, model in MODELS.items():
         config = {
             "model_type": name,
@@ -178,7 +156,7 @@ def test_every_model_type_reads():
         if model.temperature == "beta":
             settings |= {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 4096}
         if model.sections or model.partial:
-            share = 0.5 if model.sections is None else sum(model.sections) / 64
+            share = sum(model.sections) / 64 if model.sections else 0.5
             settings |= {"partial_rotary_factor": share}
         if model.typed or model.nested or model.thetas or model.sliding_only or model.pattern:
             config["layer_types"] = ["sliding_attention", "full_attention"]
@@ -186,11 +164,21 @@ def test_every_model_type_reads():
             config["position_embedding_type"] = model.position
         if model.nested or model.thetas:
             settings = {"sliding_attention": settings, "full_attention": settings}
-        plan = rotary_from_config(config | {"rope_parameters": settings}, length=9)
-        (first, _) = plan.layers
-        assert first.frequencies is not None and first.frequencies.angular[1] < 1, name
-        assert first.frequencies.angular[1] == pytest.approx(123 ** (-2 / first.rotary_dim)), name
-        assert rotary_from_config(plan_to_config(plan)) == plan, name
+        plan = rotary_from_config(config | {"rope_parameters": settings} | SPECIAL.get(name, {}), length=9)
+        assert rotary_from_config(plan_to_config(plan), length=plan.length) == plan, name
+        first = plan.layers[0]
+        assert first.head_dim == (
+            256
+            if name == "dots3_note_text"
+            else 24
+            if model.latent or name in ("kimi_linear", "glm5_next_text")
+            else 128
+        ), name
+        if not first.rotary_dim:
+            still.add(name)
+        elif name not in ("codegen", "gptj", "roformer"):
+            assert abs(first.frequencies.angular[1]) == pytest.approx(123 ** (-2 / first.rotary_dim)), name
+    assert still == {"jamba", "glm5_next_text", "kimi_linear", "nemotron_h"}
 
 
 def test_a_share_of_a_head_is_rounded_down():
@@ -201,4 +189,4 @@ def test_a_share_of_a_head_is_rounded_down():
 
 def test_a_null_window_leaves_the_pattern():
     cohere = {"model_type": "cohere2", "head_dim": 16, "num_hidden_layers": 4, "sliding_window": None}
-    assert [layer.frequencies is None for layer in rotary_from_config(cohere).layers] == [False, False, False, True]
+    assert [layer.rotary_dim == 0 for layer in rotary_from_config(cohere).layers] == [False, False, False, True]

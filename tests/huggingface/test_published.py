@@ -80,11 +80,20 @@ def test_one_scale_of_the_scores():
     own = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4096}
     types = ["full_attention", "sliding_attention"]
     nested = {kind: own | {"mscale_all_dim": all_dim} for kind, all_dim in zip(types, (1.0, 0.5), strict=True)}
-    config = DEEPSEEK_V3 | {"layer_types": types, "rope_scaling": None, "rope_theta": None, "rope_parameters": nested}
+    config = DEEPSEEK_V3 | {
+        "model_type": None,
+        "layer_types": types,
+        "rope_scaling": None,
+        "rope_theta": None,
+        "rope_parameters": nested,
+        "v_head_dim": None,
+    }
     with pytest.raises(ValueError, match="mscale_all_dim asks for different scales of the scores"):
-        rotary_from_config(config)
+        rotary_from_config(config, layout="interleaved")
     nested["full_attention"] = nested["sliding_attention"]
-    assert rotary_from_config(config).softmax_scale == pytest.approx(float(spectra.temperature(4, 0.5) ** 2), rel=1e-15)
+    assert rotary_from_config(config, layout="interleaved").softmax_scale == pytest.approx(
+        float(spectra.temperature(4, 0.5) ** 2), rel=1e-15
+    )
 
 
 def test_a_share_in_latent_attention_may_be_of_the_head_or_of_its_last_part():
@@ -193,7 +202,7 @@ def test_gpt_neox_and_its_spellings():
 
 def test_llama_4():
     plan = rotary_from_config(LLAMA_4)
-    assert [layer.frequencies is None for layer in plan.layers] == [False, False, False, True] * 2
+    assert [layer.rotary_dim == 0 for layer in plan.layers] == [False, False, False, True] * 2
     assert plan.layout == "interleaved" and plan.layers[3].head_dim == 128 and plan.layers[3].rotary_dim == 0
     assert [layer.query_scale for layer in plan.layers] == [None, None, None, QueryScale(0.1, 8192, 1)] * 2
     # Equal bounds: a step where a pair turns once in the original length.
@@ -203,16 +212,26 @@ def test_llama_4():
     assert {layer.query_scale for layer in off.layers} == {None}
     absent = {k: v for k, v in text.items() if k not in ("attn_scale", "floor_scale", "attn_temperature_tuning")}
     assert rotary_from_config(absent) == plan
-    assert rotary_from_config(text | {"no_rope_layer_interval": 2}).layers[1].frequencies is None
+    assert rotary_from_config(text | {"no_rope_layer_interval": 2}).layers[1].rotary_dim == 0
     every = rotary_from_config(text | {"no_rope_layers": [1] * 8})
-    assert all(layer.frequencies is not None for layer in every.layers)
+    assert all(layer.rotary_dim > 0 for layer in every.layers)
 
 
-def test_the_query_scale_of_a_model_that_is_not_known():
-    keys = {"head_dim": 64, "num_hidden_layers": 2, "no_rope_layers": [1, 0], "attn_scale": 0.2, "floor_scale": 16}
-    for tuned, scale in ((True, QueryScale(0.2, 16, 1)), (False, None), (None, None)):
-        plan = rotary_from_config(keys | {"attn_temperature_tuning": tuned}, layout="half")
-        assert [layer.query_scale for layer in plan.layers] == [None, scale]
+def test_query_scales_of_a_config_without_a_model_type():
+    keys = {"head_dim": 64, "num_hidden_layers": 2, "no_rope_layers": [1, 0]}
+    scale = QueryScale(0.2, 16, 1, "power")
+    written = [None, {"coefficient": 0.2, "period": 16, "offset": 1, "form": "power"}]
+    plan = rotary_from_config(keys | {"query_scales": written}, layout="half")
+    assert [layer.query_scale for layer in plan.layers] == [None, scale]
+    assert rotary_from_config(plan_to_config(plan)) == plan
+    for changes, match in (
+        ({"query_scales": written[:1]}, "query_scales must hold a mapping or null for 2 layers, got 1"),
+        ({"query_scales": [None, {"period": 16, "form": "log"}]}, r"query_scales\[1\].coefficient is missing"),
+        ({"query_scales": [None, written[1] | {"form": "exp"}]}, "form must be one of"),
+        ({"attn_temperature_tuning": True}, "the key attn_temperature_tuning = True is not known"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            rotary_from_config(keys | changes, layout="half")
 
 
 def test_ministral_3():

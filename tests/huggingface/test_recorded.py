@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+import posenc_jax as pe
 from helpers import rope as checks
 from helpers.tiers import thorough
 from oracles import recorded
@@ -13,12 +14,14 @@ from posenc_jax import hf
 SPECTRA = recorded.cases("hf_frequencies")
 TYPES = recorded.cases("hf_model_types")
 MODELS = recorded.rotations()["models"]
-# Of these a bare configuration says too little: their classes have layer types or spectra of their own making.
-REFUSED = set(
-    "apertus beam cwm diffusion_gemma_text flint gemma4_text gemma4_unified_text glm4_moe glm4v_moe_text glm4v_text "
-    "glm_image_text gpt_oss granitemoehybrid kolibri1 laguna lfm2 lfm2_moe lfm3 mellum mimo_v2_flash minimax ministral3 "
-    "mistral4 moonshine olmo_hybrid openai_privacy_filter qwen3_omni_moe_text zaya".split()
-)
+# Keys that some classes fill in with defaults of their own, which are not guessed.
+MADE_UP = "rope_parameters", "layer_types", "layers_block_type", "cross_attention_layers"
+NEEDED = [
+    (case["config"], key)
+    for case in TYPES
+    for key in MADE_UP
+    if key in case["config"] and case["config"]["model_type"] != "minimax_m3_vl_text"  # its class has no settings
+]
 TURNING = [(name, layer["index"]) for name, model in MODELS.items() for layer in model["layers"] if layer["turns"]]
 
 
@@ -69,22 +72,23 @@ def test_rotations(name, index):
 
 @pytest.mark.parametrize("case", TYPES, ids=lambda case: case["config"]["model_type"])
 def test_what_a_configuration_leaves_out(case):
-    # Read as the model's class has it, or refused.
-    try:
-        plan = hf.rotary_from_config(case["config"], length=4096)
-    except ValueError as error:
-        assert case["config"]["model_type"] in REFUSED, error
-        return
-    assert case["config"]["model_type"] not in REFUSED
+    plan = hf.rotary_from_config(case["config"], length=4096)
     assert plan.layout == (case["layout"] or plan.layout)
     if case["turns"]:
-        assert [layer.frequencies is not None for layer in plan.layers] == list(map(bool, case["turns"]))
-    found = {layer.frequencies for layer in plan.layers} - {None}
+        assert [layer.rotary_dim > 0 for layer in plan.layers] == list(map(bool, case["turns"]))
+    found = {layer.frequencies for layer in plan.layers} - {pe.geometric(0)}
     assert len(found) == len(case["spectra"])
-    ordered = sorted(found, key=lambda f: (f.num_pairs, min(f.angular[f.angular > 0])))
+    slowest_of = {f: min(f.angular[f.angular != 0], key=abs) for f in found}
+    ordered = sorted(found, key=lambda f: (f.num_pairs, slowest_of[f]))
     for ours, (pairs, slowest, factor) in zip(ordered, case["spectra"], strict=True):
         assert (ours.num_pairs, ours.attention_factor) == (pairs, factor)
-        assert min(ours.angular[ours.angular > 0]) == pytest.approx(slowest, rel=checks.bound_of_float32(1e8))
+        assert slowest_of[ours] == pytest.approx(slowest, rel=checks.bound_of_float32(1e8))
+
+
+@pytest.mark.parametrize(("config", "key"), NEEDED, ids=[f"{config['model_type']}-{key}" for config, key in NEEDED])
+def test_what_a_configuration_may_not_leave_out(config, key):
+    with pytest.raises(ValueError, match="is missing|sections must sum"):
+        hf.rotary_from_config({name: value for name, value in config.items() if name != key}, length=4096)
 
 
 def test_what_is_recorded():

@@ -11,6 +11,7 @@ import json
 import numpy as np
 import torch
 import transformers
+from embeddings import inverse_frequencies
 
 # Two rows that differ, with gaps, up to the last position below 4,096.
 POSITIONS = np.array([[1, 1037, 4095], [3, 2049, 4094]])
@@ -472,7 +473,5 @@ def _frequencies(model, index, kind):
         # It keeps a table of sines instead; this is the expression that makes it.
         width = model.h[index].attn.pos_embd_dim
         return (1.0 / (10000 ** (torch.arange(0, width, 2, dtype=torch.int64) / width))).numpy(), 1.0
-    rotary = model.rotary_emb
-    prefix = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""
-    factor = getattr(rotary, f"{prefix}attention_scaling")
-    return getattr(rotary, f"{prefix}inv_freq").float().numpy().copy(), float(factor)
+    inverse, factor = inverse_frequencies(model.rotary_emb, [kind])[kind]
+    return inverse.copy(), float(factor)

@@ -1,0 +1,127 @@
+"""`RotaryPlan.rotate`: one layer of a plan, static or traced, applied to queries or keys."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from posenc_jax import _arguments, _checks
+from posenc_jax._arrays import compute_dtype
+from posenc_jax._checks import require
+from posenc_jax._frequencies import Frequencies, geometric, parse_positions
+from posenc_jax._rotary import placed
+from posenc_jax._turn import turn
+from posenc_jax._turn_forms import TurnSettings
+from posenc_jax._xla import compiled
+
+Role = Literal["query", "key"]
+
+
+class LayerTurn(NamedTuple):
+    """What a layer does to its queries or to its keys; equal for layers that do the same."""
+
+    frequencies: Frequencies
+    query_scale: Callable[[jax.Array], jax.Array] | None
+    softmax_scale: float
+
+
+def parse_layer(layer: Any, head_dims: Sequence[int]) -> int | jax.Array:
+    """The index of a layer, a Python integer unless it is traced."""
+    layer, count = _checks.held(layer), len(head_dims)
+    if isinstance(layer, Tracer):
+        first = {n: head_dims.index(n) for n in head_dims}
+        differ = ", ".join(f"{n} in layer {i}" for n, i in first.items())
+        require(len(first) == 1, "layer must be a Python integer where head_dim differs between layers, {}", differ)
+        return _checks.zero_dimensional("layer", layer, _checks.Kind("an integer", floats=False))
+    if _checks.is_array(layer) and not layer.ndim and jnp.issubdtype(layer.dtype, jnp.integer):
+        layer = int(layer)
+    layer = _checks.integer("layer", layer)
+    require(0 <= layer < count, "layer must be from 0 to {}, got {}", count - 1, layer)
+    return layer
+
+
+def parse_width(x: Any, widths: set[int]) -> jax.Array:
+    """x, whose last axis has one of these sizes."""
+    x = _checks.floats("x", x, (..., "head_dim"), known=(-1,))
+    expected = " or ".join(map(str, sorted(widths, reverse=True)))
+    require(x.shape[-1] in widths, "x must have {} features in this layer, got shape {}", expected, x.shape)
+    return x
+
+
+def rotate(
+    settings: TurnSettings,
+    turns: tuple[LayerTurn, ...],
+    x: jax.Array,
+    positions: Any,
+    layer: int | jax.Array,
+    head_axis: Any,
+) -> jax.Array:
+    """Checks positions and head_axis, then rotates and scales x as one layer does."""
+    applied, index = (turns[layer : layer + 1], None) if isinstance(layer, int) else (turns, layer)
+    first, *others = dict.fromkeys(how.frequencies for how in applied if how.frequencies.dim) or [geometric(0)]
+    if not first.dim:
+        positions = _first_coordinate(positions, turns)
+    options = settings.layout, head_axis, "last" if settings.last else "first"
+    for frequencies in others:  # a traced layer may choose any
+        _arguments.rotated(x, positions, frequencies, *options)
+    x, positions, _, axis = _arguments.rotated(x, positions, first, *options)
+    if positions is not None and any(how.query_scale for how in applied):
+        _check_scaled(positions)
+    return _rotate(settings, applied, x, positions, index, axis)
+
+
+def _first_coordinate(positions: Any, turns: Sequence[LayerTurn]) -> Any:
+    """The first coordinate, if other layers read several: query scales of layers that do not rotate depend on it."""
+    widest = max((how.frequencies for how in turns), key=lambda f: f.num_axes)
+    if positions is None or widest.num_axes == 1:
+        return positions
+    return parse_positions("positions", positions, widest)[..., 0]
+
+
+def _check_scaled(positions: jax.Array) -> None:
+    """Raises for known positions below 0, at which a query scale may be infinite."""
+    if positions.size and not isinstance(positions, Tracer):
+        with jax.ensure_compile_time_eval():
+            least = positions.min()
+        require(not least < 0, "positions must be at least 0 where a layer scales its queries, got {}", least)
+
+
+@compiled("rotate", static_argnums=(0, 1, 5))
+def _rotate(
+    settings: TurnSettings,
+    turns: tuple[LayerTurn, ...],
+    x: jax.Array,
+    positions: jax.Array | None,
+    layer: jax.Array | None,
+    head_axis: int | None,
+) -> jax.Array:
+    """Applies to x the turn that `layer` selects, NaN if there is none; without a layer, the only turn."""
+    positions, distinct = placed(x, positions, head_axis), list(dict.fromkeys(turns))
+    branches: list[Callable[..., Any]] = [functools.partial(_applied, settings, how) for how in distinct]
+    if layer is None:
+        return branches[0](x, positions)
+    branches.append(functools.partial(_nan, settings))
+    branch_of_layer = np.array([distinct.index(how) for how in turns], np.int32)
+    branch = lax.dynamic_index_in_dim(branch_of_layer, layer, keepdims=False)
+    return lax.switch(jnp.where((layer >= 0) & (layer < len(turns)), branch, len(distinct)), branches, x, positions)
+
+
+def _nan(settings: TurnSettings, x: jax.Array, positions: jax.Array) -> jax.Array:
+    return turn(settings, x, positions, geometric(0)) * np.array(np.nan, x.dtype)
+
+
+def _applied(settings: TurnSettings, how: LayerTurn, x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Rotates and scales x, rounded once."""
+    dtype = np.dtype(compute_dtype(x))
+    if how.query_scale is None and how.softmax_scale == 1:
+        return turn(settings, x, positions, how.frequencies)
+    y = turn(settings._replace(result=dtype), x, positions, how.frequencies)
+    scale = np.ones((), dtype) if how.query_scale is None else how.query_scale(positions[..., :1]).astype(dtype)
+    return (y * (scale * np.array(how.softmax_scale, dtype))).astype(x.dtype)

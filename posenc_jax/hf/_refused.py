@@ -1,0 +1,45 @@
+"""Model types of transformers 5.23.0 that are not read, by the reason. The modules of all of them have rotary code."""
+
+from __future__ import annotations
+
+_REASONS = {
+    "it is a vision tower, whose pairs turn by row and column": """
+        cohere_compass_vision dinov3_vit dots3_note_vision_encoder eomt_dinov3 ernie4_5_vl_moe_vision
+        exaone4_5_vision glm4v_moe_vision glm4v_vision glm5_next_vision glm_ocr_vision inkling2_vision
+        kimi_k25_vision lfm3_vl_vision llama4_vision_model mlcd mlcd_vision_model muse_glimmer_vision
+        muse_spark_vision paddleocr_vl_vision pixtral qwen2_5_omni_vision_encoder qwen2_5_vl_vision qwen2_vl_vision
+        qwen3_5_moe_vision qwen3_5_vision qwen3_omni_moe_vision_encoder qwen3_vl_moe_vision qwen3_vl_vision
+        qwen4_exp_vision sam3_vision_model sam3_vit_model sapiens2 step3p5_vision video_llama_3_vision""",
+    "it is a vision tower, whose pairs turn by frame, row and column": "minimax_m3_vl_vision vjepa2",
+    "it is a vision tower, which rotates each half of a head by itself, by column and by row": "gemma4_vision",
+    "it finds or follows objects in images, and its pairs turn by row and column": """
+        edgetam_video efficientloftr sam2_video sam3 sam3_tracker_video""",
+    "it matches points of images by learned projections of their coordinates": "lightglue",
+    "it forecasts time series, and normalizes and scales features after the rotation": "timesfm2_5",
+    "it rotates its values too": "clvp_encoder",
+    "it rotates its values with its keys, and turns the output of attention back": "deepseek_v4",
+    "it rotates by the index of the head, not by the position": "neucodec xcodec2",
+    "it rotates only the first head": "qwen2_5_omni_dit qwen2_5_omni_token2wav",
+    "it rotates hidden states before they become queries and keys, or not at all": """
+        seamless_m4t wav2vec2-bert wav2vec2-conformer""",
+    "the two features of a pair may turn by different coordinates": "hunyuan_vl hunyuan_vl_text",
+    "it learns a scale for each frequency": "mistral_large4 mistral_large4_text",
+    "it is four models: read its global_config, encoder_config, decoder_config and patcher_config": "blt",
+    "it holds an encoder with a config of its own: read its encoder_config": "deepseek_ocr2_vision lasr_ctc",
+    "it holds an audio encoder with a config of its own: read its audio_config": "nemotron3_diarization",
+    "it holds an audio encoder with a config of its own: read its asr_config": "nemotron3_5_transcribe_audio",
+    "it has no rotary embedding": """
+        bros canary canary_decoder chameleon_vqgan clvp clvp_decoder cohere_asr cosmos3_edge_vision
+        deepseek_ocr2_sam_vision_model edgetam_video_mask_decoder edgetam_video_prompt_encoder emu3_vqgan funnel
+        gemma3n_audio gemma3n_vision gemma4_audio gemma4_unified_audio gemma4_unified_vision glm_image_vision
+        glm_image_vqmodel granite_docling_vision hunyuan_vl_vision idefics_perciever idefics_vision inkling2_text
+        minicpmv4_7_vision mllama_vision_model molmo2_adapter molmo2_vision moonshine_streaming_encoder moshi_depth
+        muse_spark_audio nemotron_asr_streaming nemotron_asr_streaming_encoder parakeet_ctc parakeet_encoder
+        parakeet_rnnt parakeet_tdt phi4_multimodal_audio phi4_multimodal_vision pp_doclayout_v2
+        qwen2_5_omni_audio_encoder qwen2_5_omni_bigvgan qwen3_omni_moe_audio_encoder sam2_video_mask_decoder
+        sam2_video_prompt_encoder sam3_detr_decoder sam3_detr_encoder sam3_geometry_encoder sam3_mask_decoder
+        sam3_tracker_video_mask_decoder sam3_tracker_video_prompt_encoder sapiens2_head
+        unlimited_ocr_sam_vision_model unlimited_ocr_vision unlimited_ocr_vision_encoder videoprism
+        videoprism_text_model videoprism_vision_model xlnet""",
+}
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}

@@ -1,0 +1,169 @@
+"""Rewriters for configs that say in their own way which layers there are and which of them rotate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from posenc_jax import _checks
+from posenc_jax._checks import require, require_type
+from posenc_jax.hf._keys import Keys, equal, mapping
+from posenc_jax.hf._layers import COUNTS, count_of
+from posenc_jax.hf._rewriting import (
+    FULL,
+    LINEAR,
+    RAW,
+    SLIDING,
+    natural,
+    put_flags,
+    put_types,
+    refuse,
+    renamed,
+    take_flags,
+    take_layers,
+    take_only,
+)
+
+
+def exaone4(config: dict[str, Any]) -> None:
+    """A sliding_window_pattern may be a string that repeats, such as LLLG."""
+    letters = config.get("sliding_window_pattern")
+    if not isinstance(letters, str):
+        return
+    fits = letters and set(letters) <= {"L", "G"}
+    require(fits, "sliding_window_pattern must be a number or letters L and G, got {!r:.60}", letters)
+    del config["sliding_window_pattern"]
+    if not Keys(config).found("layer_types", "layers_block_type"):
+        count = count_of(Keys(config))
+        config["layer_types"] = [SLIDING if letters[i % len(letters)] == "L" else FULL for i in range(count)]
+
+
+def nemotron_h(config: dict[str, Any]) -> None:
+    """hybrid_override_pattern or layers_block_type counts the layers."""
+    letters = config.get("hybrid_override_pattern")
+    require_type(letters is None or isinstance(letters, str), "hybrid_override_pattern", "a string", letters)
+    blocks = Keys(config).items("layers_block_type", "layer_types")
+    blocks = letters if blocks is None else blocks
+    counts = () if blocks is None else COUNTS
+    for name in ("layers_block_type", "layer_types", "hybrid_override_pattern", *counts):
+        config.pop(name, None)
+    if blocks is not None:
+        config["num_hidden_layers"] = len(blocks)
+
+
+def nemotron_nas(config: dict[str, Any]) -> None:
+    """block_configs says which layers have no attention."""
+    blocks = take_layers(config, "block_configs")
+    if blocks is not None:
+        of_blocks = [Keys(mapping("block_configs", block), "block_configs") for block in blocks]
+        attention = [Keys(mapping("block_configs.attention", d.need("attention"))) for d in of_blocks]
+        without = [d.flag("no_op") or d.flag("replace_with_linear") for d in attention]
+        put_types(config, "block_configs", [LINEAR if x else FULL for x in without])
+    take_only(config, "rope", "position_embedding_type")
+
+
+def minimax(config: dict[str, Any]) -> None:
+    """attn_type_list: 1 for a layer with softmax attention, 0 for one with linear attention."""
+    flags = take_flags(config, "attn_type_list")
+    if flags is not None:
+        put_types(config, "attn_type_list", [FULL if flag else LINEAR for flag in flags])
+
+
+def muse(config: dict[str, Any]) -> None:
+    """layer_rope_theta marks layers without positions by 0; absent, they are every fourth from the last."""
+    count, bases = count_of(Keys(config)), take_layers(config, "layer_rope_theta")
+    if bases is None:
+        bases = [(count - 1 - i) % 4 for i in range(count)]
+    put_flags(config, [_checks.number("layer_rope_theta", base) for base in bases])
+
+
+def cohere2_moe(config: dict[str, Any]) -> None:
+    """Sliding layers rotate, and so do dense layers where prefix_dense_sliding_window_pattern is 1."""
+    d = Keys(config)
+    count, first = count_of(d), natural(config, "first_k_dense_replace", 0)
+    prefix, period = (
+        d.integer(name) if d.found(name) else default
+        for name, default in (("prefix_dense_sliding_window_pattern", 1), ("sliding_window_pattern", 4))
+    )
+    dense = take_layers(config, "mlp_layer_types") or ["dense" if i < first else "sparse" for i in range(count)]
+    full = [(i + 1) % prefix == 0 if i < first else (i - first + 1) % period == 0 for i in range(count)]
+    types = take_layers(config, "layer_types") or [FULL if x else SLIDING for x in full]
+    require(config.get("sliding_window", 0) is not None, "sliding_window must not be null in model_type 'cohere2_moe'")
+    refuse(config, "rope_scaling")
+    pairs = zip(types, dense, strict=True)
+    put_flags(config, [kind == SLIDING or (mlp == "dense" and prefix == 1) for kind, mlp in pairs])
+
+
+def gemma4(config: dict[str, Any]) -> None:
+    """The last layer has full attention, whatever layer_types says."""
+    types = take_layers(config, "layer_types")
+    if types is not None:
+        config["layer_types"] = [*types[:-1], FULL]
+
+
+def zamba2(config: dict[str, Any]) -> None:
+    """use_mem_rope says whether attention, whose heads are twice as wide as usual, has positions."""
+    d = Keys(config)
+    config.pop("kv_channels", None)  # half the width of a head
+    if not d.found("head_dim", "attention_head_dim"):
+        config["head_dim"] = 2 * d.integer("hidden_size") // d.integer("num_attention_heads")
+    if d.flag("use_long_context"):
+        config["max_position_embeddings"] = 16384
+    put_flags(config, [d.flag("use_mem_rope")] * count_of(d))
+    config.pop("use_mem_rope", None)
+    types = {str(kind) for kind in d.items("layers_block_type", "layer_types") or ()}
+    unknown = sorted(types - {"hybrid", "mamba", LINEAR})
+    named = d.spelled("layers_block_type", "layer_types")
+    require(not unknown, "{} must hold 'hybrid', 'mamba' or 'linear_attention', got {}", named, unknown)
+
+
+def latent_without_positions(config: dict[str, Any]) -> None:
+    """Latent attention never rotates; the width of its heads is qk_nope_head_dim + qk_rope_head_dim, not head_dim."""
+    take_only(config, True, "mla_use_nope")
+    rest = Keys(config).need("qk_rope_head_dim")
+    width = 0 if isinstance(rest, int) and rest == 0 else Keys(config).integer("qk_rope_head_dim")
+    config["head_dim"] = Keys(config).integer("qk_nope_head_dim") + width
+
+
+def longcat(config: dict[str, Any]) -> None:
+    """num_layers counts pairs of attentions; head_dim is that of the rotated part, qk_rope_head_dim."""
+    d = Keys(config)
+    if d.found("num_layers"):
+        count = 2 * d.integer("num_layers")
+        take_only(config, count, "num_hidden_layers")
+        del config["num_layers"]
+        config["num_hidden_layers"] = count
+    if d.found("qk_rope_head_dim"):
+        take_only(config, d.integer("qk_rope_head_dim"), "head_dim")
+
+
+def hrm(config: dict[str, Any]) -> None:
+    """num_hidden_layers is that of one stack, which runs several times, where num_layers_per_stack is absent."""
+    d = Keys(config)
+    high, low = (d.integer(name) if d.found(name) else n for name, n in (("H_cycles", 2), ("L_cycles", 3)))
+    count, runs = count_of(d), high * (low + 1)
+    if d.found("num_layers_per_stack"):
+        stack = d.integer("num_layers_per_stack")
+        message = "num_hidden_layers must be {} times num_layers_per_stack = {}, got {}"
+        require(count == stack * runs, message, runs, stack, count)
+    else:
+        config["num_hidden_layers"] = count * runs
+
+
+def baichuan(config: dict[str, Any]) -> None:
+    """Only the smaller models have a rotary embedding."""
+    hidden = Keys(config).integer("hidden_size")
+    require(hidden == 4096, "hidden_size must be 4096, got {}: the larger models of this type have ALiBi", hidden)
+
+
+def openelm(config: dict[str, Any]) -> None:
+    """rope_freq_constant is the base, num_transformer_layers the number of layers, rope_max_length that of a table."""
+    renamed(rope_freq_constant="rope_theta", num_transformer_layers="num_hidden_layers")(config)
+    config.pop("rope_max_length", None)
+
+
+def esm(config: Mapping[str, Any]) -> None:
+    """The code has absolute positions unless told otherwise, and reads no scaling."""
+    kind = Keys(config).need("position_embedding_type")
+    require(equal(kind, "rotary"), "position_embedding_type must be 'rotary', got {!r:.60}", kind)
+    refuse(config, *RAW)

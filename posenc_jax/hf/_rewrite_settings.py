@@ -1,0 +1,310 @@
+"""Rewriters for configs that write bases, scalings and widths in their own way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posenc_jax import _checks
+from posenc_jax._checks import require
+from posenc_jax.hf._keys import Keys, agreed, equal, mapping
+from posenc_jax.hf._layers import count_of
+from posenc_jax.hf._rewriting import (
+    FULL,
+    ORIGINAL,
+    RAW,
+    SLIDING,
+    by_type,
+    joined,
+    part,
+    put_types,
+    refuse,
+    renamed,
+    take_flags,
+    take_layers,
+    take_only,
+    take_settings,
+)
+
+# A spectrum for each layer type
+
+
+def mimo_v2(config: dict[str, Any]) -> None:
+    """hybrid_layer_pattern: 1 for a sliding layer, whose base is swa_rope_theta; the settings are for full layers."""
+    flags = take_flags(config, "hybrid_layer_pattern")
+    if flags is None:
+        return
+    width = Keys(config).number("head_dim", 192)
+    take_only(config, width, "swa_head_dim")
+    share = config.pop("partial_rotary_factor", None)
+    full = joined(take_settings(config), rope_theta=config.pop("rope_theta", None), partial_rotary_factor=share)
+    base, share = config.pop("swa_rope_theta", None), full.get("partial_rotary_factor")
+    base = full.get("rope_theta") if base is None else base
+    spectra = {FULL: full, SLIDING: {"rope_theta": base, "partial_rotary_factor": share}}
+    types = [SLIDING if flag else FULL for flag in flags]
+    put_types(config, "hybrid_layer_pattern", types)
+    config["rope_parameters"] = {kind: spectra[kind] for kind in types}
+    for name in ("swa_v_head_dim", "swa_num_attention_heads", "swa_num_key_value_heads"):
+        config.pop(name, None)
+
+
+def step(config: dict[str, Any]) -> None:
+    """rope_theta and partial_rotary_factors have an item for each layer, and rope_scaling is for full layers."""
+    refuse(config, "partial_rotary_factor")
+    take_only(config, [], "use_rope_layers")
+    take_only(config, [FULL], "yarn_only_types")
+    more = "num_nextn_predict_layers"
+    types = take_layers(config, "layer_types", more=more) or (FULL,) * count_of(Keys(config))
+    config["layer_types"] = list(types)
+    by_rope_type(config)
+    if config.get("rope_parameters"):
+        refuse(config, "rope_theta", "partial_rotary_factors")
+        return
+    bases, shares = (
+        take_layers(config, name, more=more)
+        if isinstance(config.get(name), Sequence)
+        else [config.pop(name, None)] * len(types)
+        for name in ("rope_theta", "partial_rotary_factors")
+    )
+    bases, shares = by_type("rope_theta", types, bases or ()), by_type("partial_rotary_factors", types, shares or ())
+    scaling = take_settings(config)
+    config["rope_parameters"] = {
+        kind: joined(
+            scaling if kind == FULL else {},
+            rope_theta=10_000.0 if bases[kind] is None else bases[kind],
+            partial_rotary_factor=shares[kind],
+        )
+        for kind in types
+    }
+
+
+def ultrabert(config: dict[str, Any]) -> None:
+    """attention_windows gives the types of layers, and rope_theta a base for each layer."""
+    windows, types = take_layers(config, "attention_windows"), Keys(config).items("layer_types")
+    if types is None and windows is not None:
+        put_types(config, "attention_windows", [SLIDING if window else FULL for window in windows])
+        types = config["layer_types"]
+    if config.get("rope_theta") is not None and types:
+        refuse(config, *RAW)
+        bases = by_type("rope_theta", types, take_layers(config, "rope_theta") or ())
+        config["rope_parameters"] = {kind: {"rope_theta": base} for kind, base in bases.items()}
+
+
+def molmo2(config: dict[str, Any]) -> None:
+    """rope_scaling_layers lists the layers whose spectrum is scaled."""
+    layers = Keys(config).items("rope_scaling_layers")
+    config.pop("rope_scaling_layers", None)
+    if layers is None:
+        return
+    count = count_of(Keys(config))
+    require(
+        all(i in range(count) for i in layers),
+        "rope_scaling_layers must be of the {} layers, got {!r:.60}",
+        count,
+        layers,
+    )
+    scaled = joined(take_settings(config), rope_theta=config.pop("rope_theta", None))
+    scaled.setdefault("rope_theta", 10_000.0)
+    original = config.pop(ORIGINAL, None)
+    scaled |= {} if original is None else {ORIGINAL: original}  # the outer one wins
+    spectra = {"scaled": scaled, "plain": {"rope_theta": scaled["rope_theta"]}}
+    config["layer_types"] = types = ["scaled" if i in layers else "plain" for i in range(count)]
+    config["rope_parameters"] = {kind: spectra[kind] for kind in types}
+
+
+def neomme(config: dict[str, Any]) -> None:
+    """Pairs alternate between row and column."""
+    d = Keys(config)
+    head_dim = _checks.size("head_dim", d.get("head_dim", default=64))
+    given = mapping("rope_parameters", d.need("rope_parameters"))
+    spectra = {}
+    for kind, (base, share) in {FULL: (1e6, 0.25), SLIDING: (1e4, 1.0)}.items():
+        own = Keys(mapping(f"rope_parameters.{kind}", given.get(kind, {})), f"rope_parameters.{kind}")
+        rotated = _checks.number("partial_rotary_factor", head_dim * own.number("partial_rotary_factor", share))
+        pairs = int(rotated) // 2
+        refuse({"model_type": "neomme", **own.values}, "mrope_section", "mrope_interleaved", "interleaved")
+        outside = config.get("rope_theta")
+        usual = {"rope_theta": base if outside is None else outside, "partial_rotary_factor": share}
+        spectra[kind] = usual | dict(own.values) | {"mrope_section": [pairs // 2] * 2, "mrope_interleaved": True}
+    config["rope_parameters"] = {**given, **spectra}
+
+
+def cohere_compass(config: dict[str, Any]) -> None:
+    """Published files have a base and a type beside the settings for each layer type, which the code drops."""
+    settings = part(config, "rope_parameters").values
+    if any(isinstance(value, Mapping) for value in settings.values()):
+        config["rope_parameters"] = {k: x for k, x in settings.items() if k not in ("rope_theta", "rope_type")}
+
+
+def dots3(config: dict[str, Any]) -> None:
+    """Sliding layers have a base, swa_rope_theta beside rope_theta, and latent heads of their own."""
+    d = Keys(config)
+    refuse(config, "rope_scaling")
+    if not d.found("layer_types"):
+        windows = d.flag("use_sliding_window", default=True)
+        full = [i < 2 or i % 4 == 1 or not windows for i in range(count_of(d))]
+        config["layer_types"] = [FULL if x else SLIDING for x in full]
+    types = [str(kind) for kind in d.items("layer_types") or ()]
+    if not d.found("rope_parameters"):
+        bases = {kind: ("swa_rope_theta", 5e4) if kind == SLIDING else ("rope_theta", 8e7) for kind in types}
+        config["rope_parameters"] = {kind: {"rope_theta": d.number(*base)} for kind, base in bases.items()}
+        config.pop("rope_theta", None)
+    if not d.found("per_layer_config"):
+        head_dim, nope = d.number("swa_head_dim", 256), d.number("swa_qk_nope_head_dim", 192)
+        own = {
+            "qk_nope_head_dim": int(nope),
+            "qk_rope_head_dim": int(d.number("swa_qk_rope_head_dim", head_dim - nope)),
+        }
+        config["per_layer_config"] = {str(i): own for i, kind in enumerate(types) if kind == SLIDING}
+    for name in [name for name in config if name.startswith("swa_")]:
+        del config[name]
+    width, head_dim = d.integer("qk_rope_head_dim"), d.number("head_dim", 256)
+    for kind, own in mapping("rope_parameters", config["rope_parameters"]).items():  # shares are of head_dim
+        share = Keys(mapping(kind, own), f"rope_parameters.{kind}").number("partial_rotary_factor", None)
+        fits = share is None or int(head_dim * share) == width
+        require(fits, "partial_rotary_factor = {} contradicts qk_rope_head_dim = {} of {}", share, width, head_dim)
+    config["rope_parameters"] = {
+        kind: {k: x for k, x in own.items() if k != "partial_rotary_factor"}
+        for kind, own in config["rope_parameters"].items()
+    }
+
+
+# Bases and widths
+
+
+def bailing_hybrid(config: dict[str, Any]) -> None:
+    """A share is of head_dim, not of the width of latent heads; Ring-2.5 and Ling-2.6 rotate more and are refused."""
+    for name in ("group_norm_size", "linear_silu", "num_kv_heads_for_linear_attn"):
+        message = "{} must be absent, got {!r:.60}: the linear attention of Ring-2.5 and Ling-2.6 rotates too"
+        require(config.get(name) is None, message, name, config.get(name))
+    d = Keys(config)
+    width = d.integer("qk_rope_head_dim")
+    head_dim, share = d.number("head_dim", width), d.number("partial_rotary_factor", None)
+    if share is not None and int(head_dim * share) == width:
+        del config["partial_rotary_factor"]
+    take_only(config, width, "rotary_dim")
+    renamed(model_max_length="max_position_embeddings")(config)
+
+
+def deepseek_ocr(config: dict[str, Any]) -> None:
+    """There is no latent attention, whatever its keys say; the heads share hidden_size evenly."""
+    take_only(config, 0, "qk_rope_head_dim", "qk_nope_head_dim")
+    take_only(config, False, "use_mla")
+    even_heads(config)
+
+
+def even_heads(config: dict[str, Any]) -> None:
+    """The heads share hidden_size evenly, whatever head_dim says."""
+    d = Keys(config)
+    if d.found("head_dim"):
+        take_only(config, d.integer("hidden_size") // d.integer("num_attention_heads"), "head_dim")
+
+
+def deepseek_v2(config: dict[str, Any]) -> None:
+    """Smaller models of DeepSeek-VL2 and DeepSeek-OCR have no latent attention and rotate as the first DeepSeek."""
+    plain = not Keys(config).flag("use_mla", default=config.get("qk_rope_head_dim") != 0)
+    config["model_type"] = "deepseek" if plain else "deepseek_v2"
+    if plain:
+        deepseek_ocr(config)
+
+
+def minimax_m3(config: dict[str, Any]) -> None:
+    """sparse_attention_config may have the indexer's width; rotary_dim alone is refused, because programs differ."""
+    sparse = part(config, "sparse_attention_config")
+    if sparse.found("sparse_index_dim"):
+        own = sparse.integer("sparse_index_dim")
+        config["index_head_dim"] = agreed(
+            {f"{sparse.label}sparse_index_dim": own} | Keys(config).found("index_head_dim")
+        )
+    shares = [Keys(d).found("partial_rotary_factor") for d in (config, take_settings(dict(config)))]
+    message = "partial_rotary_factor is missing: transformers ignores rotary_dim, and other code reads it"
+    require(any(shares) or config.get("rotary_dim") is None, message)
+
+
+def dbrx(config: dict[str, Any]) -> None:
+    """The base stands in attn_config, where transformers 5 forgets it."""
+    attention = part(config, "attn_config")
+    if attention.found("rope_theta"):
+        config["rope_theta"] = agreed(attention.found("rope_theta") | Keys(config).found("rope_theta"))
+
+
+def qwen(config: dict[str, Any]) -> None:
+    """Beyond seq_length, the base grows in steps with the length (use_dynamic_ntk)."""
+    d = Keys(config)
+    if d.flag("use_dynamic_ntk", default=True):
+        refuse(config, *RAW)
+        length = _checks.length("seq_length", d.need("seq_length"))
+        config["rope_scaling"] = {"rope_type": "dynamic_steps", "max_position_embeddings": length}
+    config["max_position_embeddings"] = None
+    config["use_logn_attn"] = d.flag("use_logn_attn", default=True)
+    config.pop("use_dynamic_ntk", None)
+    take_only(config, "rotary", "pos_emb")
+
+
+def chatglm(config: dict[str, Any]) -> None:
+    """rope_ratio multiplies the base; one of 16 is refused, because ChatGLM2-6B-32K divides positions by it."""
+    renamed(rotary_percent="partial_rotary_factor")(config)
+    d = Keys(config)
+    require(
+        not d.flag("position_encoding_2d"),
+        "position_encoding_2d must be False, got True: the first ChatGLM has positions of two coordinates",
+    )
+    ratio = d.number("rope_ratio", 1.0)
+    message = (
+        "rope_ratio = 16 divides the positions of ChatGLM2-6B-32K and multiplies the base of other models: "
+        "write rope_theta or rope_scaling in its place"
+    )
+    require(ratio != 16, message)
+    if ratio != 1:
+        config["rope_theta"] = agreed(d.found("rope_theta") | {"10000 times rope_ratio": 1e4 * ratio})
+    for name in ("rope_ratio", "position_encoding_2d"):
+        config.pop(name, None)
+    take_only(config, True, "original_rope")
+
+
+def internlm(config: dict[str, Any]) -> None:
+    """`rotary` holds the settings."""
+    d = part(config, "rotary")
+    config.pop("rotary", None)
+    if d.found("base"):
+        config["rope_theta"] = agreed(d.take("base") | Keys(config).found("rope_theta"))
+    factor, kind = d.number("scaling_factor", 1.0), d.get("type", default="origin")
+    d.finish()
+    if _checks.one_of("rotary.type", kind, ("origin", "dynamic")) == "dynamic":
+        refuse(config, *RAW)
+        config["rope_scaling"] = {"rope_type": "dynamic", "factor": factor}
+
+
+def fixed_base(config: dict[str, Any]) -> None:
+    """The code has a base of 10,000, whatever rope_theta says, and no scaling."""
+    take_only(config, False, "rotary_value")  # RoFormer may rotate values
+    base, model_type = Keys(config).get("rope_theta", default=10_000), config["model_type"]
+    require(equal(base, 10_000), "rope_theta must be 10000 in model_type {!r}, got {!r:.60}", model_type, base)
+    refuse(config, *RAW)
+
+
+def flat(config: dict[str, Any]) -> None:
+    """The code ignores settings for each layer type."""
+    for name, settings in Keys(config).found(*RAW).items():
+        some = any(isinstance(value, Mapping) for value in mapping(name, settings).values())
+        require(not some, "{} must hold one set of settings, not those of layer types, got {!r:.60}", name, settings)
+
+
+def by_rope_type(config: dict[str, Any]) -> None:
+    """The code reads rope_type in an old rope_scaling, and not `type`."""
+    scaling = part(config, "rope_scaling")
+    alone = scaling.found("type") and not scaling.found("rope_type") and not equal(scaling.values.get("factor"), 1)
+    message = "rope_scaling.type = {!r:.60} must be spelled rope_type in model_type {!r}"
+    require(not alone, message, scaling.values.get("type"), config["model_type"])
+
+
+def stablelm_epoch(config: dict[str, Any]) -> None:
+    """rope_pct is the share that rotates."""
+    renamed(rope_pct="partial_rotary_factor")(config)
+    take_only(config, 1.0, "rotary_scaling_factor")
+
+
+def phi3small(config: dict[str, Any]) -> None:
+    """rope_embedding_base is the base; rope_position_scale must be 1, because it multiplies here and divides there."""
+    renamed(rope_embedding_base="rope_theta")(config)
+    take_only(config, 1.0, "rope_position_scale")

@@ -1,0 +1,82 @@
+"""Configs with a spelling of their own, rewritten in the keys that the rest of the reader knows.
+
+A rewriter changes some keys of a config of one family; what it leaves is read as in every config. Its docstring says
+what is special about the family: the table of model types on the site shows it, and errors about rewritten keys do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from posenc_jax.hf import _rewrite_layers as layers
+from posenc_jax.hf import _rewrite_settings as settings
+from posenc_jax.hf._models import known
+from posenc_jax.hf._rewriting import Rewriter, only, renamed
+
+_FAMILIES: dict[str, Rewriter] = {
+    "baichuan": layers.baichuan,
+    "bailing_hybrid": settings.bailing_hybrid,
+    "chatglm": settings.chatglm,
+    "cohere2_moe": layers.cohere2_moe,
+    "cohere_compass_text": settings.cohere_compass,
+    "dbrx": settings.dbrx,
+    "DeepseekOCR deepseek_v2 deepseek_vl_v2": settings.deepseek_v2,
+    "deepseek_ocr2_text unlimited_ocr_text": settings.deepseek_ocr,
+    "dots3_note_audio_encoder": settings.even_heads,
+    "dots3_note_text": settings.dots3,
+    "ernie4_5 ernie4_5_moe": only({"compression_ratio": 1.0}, "rope_reorder", "fuse_rope"),
+    "esm": layers.esm,
+    "exaone4 exaone4_5_text exaone_moe": layers.exaone4,
+    "embedding_gemma2_text gemma4_text gemma4_unified_text diffusion_gemma_text": layers.gemma4,
+    "gemma3_text gemma3n_text t5gemma2_decoder t5gemma2_text": settings.by_rope_type,
+    "modernbert modernbert-decoder olmo3": settings.by_rope_type,
+    "glm5_next_text kimi_linear": layers.latent_without_positions,
+    "glm_moe_dsa": only({"indexer_rope_interleave": True}),
+    "hrm_text": layers.hrm,
+    "hunyuan": only({"use_rotary_pos_emb": True, "position_embedding_xdrope": False}),
+    "internlm": settings.internlm,
+    "llada": only({"rope": True, "rope_full_precision": True, "block_type": "llama"}, "alibi_bias_max"),
+    "llama4_text": renamed(nope_layer_interval="no_rope_layer_interval"),
+    "longcat_flash": layers.longcat,
+    "mimo_v2 mimo_v2_flash": settings.mimo_v2,
+    "minimax minimax_m1 minimax_m2 minimax_text_01": layers.minimax,
+    "minimax_m3 minimax_m3_vl_text": settings.minimax_m3,
+    "molmo": only({}, "use_position_ids"),
+    "molmo2_text": settings.molmo2,
+    "muse_glimmer_text muse_spark_text": layers.muse,
+    "nemotron-nas nemotron_nas deci": layers.nemotron_nas,
+    "nemotron_h": layers.nemotron_h,
+    "neomme": settings.neomme,
+    "olmo_hybrid blt_patcher": settings.flat,
+    "openelm": layers.openelm,
+    "phi-msft": only({}, "flash_rotary"),
+    "phi3small": settings.phi3small,
+    "qwen": settings.qwen,
+    "recurrent_gemma": renamed(_block_types="block_types"),
+    "roformer gptj codegen": settings.fixed_base,
+    "stablelm_epoch": settings.stablelm_epoch,
+    "step3p5": settings.step,
+    "ultrabert": settings.ultrabert,
+    "zamba2": layers.zamba2,
+}
+REWRITERS = {name: rewrite for names, rewrite in _FAMILIES.items() for name in names.split()}
+
+
+def rewritten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config as its model_type means them."""
+    result, rewrite = dict(values), _rewriter_of(values)
+    if rewrite:
+        rewrite(result)
+    return result
+
+
+def note_of(values: Mapping[str, Any]) -> str:
+    """What is special about the spelling of a config."""
+    rewrite = _rewriter_of(values)
+    return (rewrite and rewrite.__doc__ or "").rstrip(".")
+
+
+def _rewriter_of(values: Mapping[str, Any]) -> Rewriter | None:
+    name = str(values.get("model_type"))
+    return REWRITERS.get(known(name) or name)

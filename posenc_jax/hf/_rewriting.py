@@ -1,0 +1,143 @@
+"""What the rewriters of `_rewrites` do to the keys of a config: they take some out, check them, and put others in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from posenc_jax import _checks
+from posenc_jax._checks import InvalidValue, require
+from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping
+from posenc_jax.hf._layers import count_of
+
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+RAW = "rope_scaling", "rope_parameters"
+ORIGINAL = "original_max_position_embeddings"
+
+Rewriter = Callable[[dict[str, Any]], None]
+
+
+# Take
+
+
+def part(config: Mapping[str, Any], name: str) -> Keys:
+    """The keys of a mapping within a config; none if it is not there."""
+    value = config.get(name)
+    return Keys({} if value is None else mapping(name, value), name)
+
+
+def take_layers(config: dict[str, Any], name: str, *, more: str = "") -> tuple[Any, ...] | None:
+    """Takes a list with an item for each layer out of a config; the key `more` says how many more it may have."""
+    items = Keys(config).items(name)
+    config.pop(name, None)
+    if items is None:
+        return None
+    count = count_of(Keys(config))
+    rest = config.get(more) if more else 0
+    fits = len(items) == count or isinstance(rest, int) and len(items) == count + rest
+    require(fits, "{} must have {} items, one for each layer, got {}", name, count, len(items))
+    return items[:count]
+
+
+def take_flags(config: dict[str, Any], name: str) -> tuple[Any, ...] | None:
+    """Takes a list of zeros and ones, one for each layer, out of a config."""
+    flags = take_layers(config, name)
+    fits = flags is None or all(isinstance(flag, int) and flag in (0, 1) for flag in flags)
+    require(fits, "{} must hold 0 or 1, got {!r:.60}", name, flags)
+    return flags
+
+
+def take_only(config: dict[str, Any], usual: Any, *names: str) -> None:
+    """Takes keys out of a config that may only have the value `usual`."""
+    for name in names:
+        value = config.pop(name, None)
+        if value is not None and not (type(value) is type(usual) and value == usual):
+            raise InvalidValue(f"{name} must be {usual!r} in model_type {config['model_type']!r}, got {value!r:.60}")
+
+
+def take_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Takes the rope settings, in either spelling, out of a config."""
+    found = {name: dict(mapping(name, value)) for name, value in Keys(config).found(*RAW).items()}
+    for name in RAW:
+        config.pop(name, None)
+    return agreed({name: value for name, value in found.items() if value}, {})
+
+
+def refuse(config: Mapping[str, Any], *names: str) -> None:
+    """Raises if a config has one of these keys, which the code of its model_type does not read."""
+    for name in names:
+        value, model_type = config.get(name), config["model_type"]
+        if value is not None and not equal(value, {}):
+            raise InvalidValue(f"{name} = {value!r:.60} is not read by the code of model_type {model_type!r}")
+
+
+# Put
+
+
+def put_types(config: dict[str, Any], source: str, types: Iterable[str]) -> None:
+    """Gives a config the types of its layers, which `source` says; the config must not say others."""
+    types = list(types)
+    for name, value in Keys(config).found("layer_types", "layers_block_type").items():
+        same = isinstance(value, Sequence) and list(value) == types
+        require(same, "{} contradicts {} = {!r:.60}", source, name, value)
+    config["layer_types"] = types
+
+
+def put_flags(config: dict[str, Any], rotates: Iterable[Any]) -> None:
+    """Says for each layer whether it rotates."""
+    refuse(config, "no_rope_layers", "no_rope_layer_interval")
+    config["no_rope_layers"] = [int(bool(x)) for x in rotates]
+
+
+def joined(settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Settings with more of them, which must not contradict each other; None for none."""
+    for name, value in more.items():
+        if value is not None and settings.get(name) is not None:
+            check_agreement({f"rope_parameters.{name}": settings[name], name: value})
+    return {**settings, **{name: value for name, value in more.items() if value is not None}}
+
+
+def by_type(name: str, types: Sequence[Any], items: Sequence[Any]) -> dict[str, Any]:
+    """The item that all layers of each type have."""
+    require(len(types) == len(items), "{} must have {} items, one for each layer, got {}", name, len(types), len(items))
+    result: dict[str, Any] = {}
+    for kind, item in zip(map(str, types), items, strict=True):
+        first = result.setdefault(kind, item)
+        message = "{} must be the same in all layers of type {!r}, got {!r:.60} and {!r:.60}"
+        require(equal(item, first), message, name, kind, first, item)
+    return result
+
+
+def renamed(**names: str) -> Rewriter:
+    """A rewriter of keys that mean others, by the old names."""
+
+    def rewrite(config: dict[str, Any]) -> None:
+        for old, new in names.items():
+            if old in config:
+                config[new] = agreed(Keys(config).found(old, new), None)
+                del config[old]
+
+    rewrite.__doc__ = "; ".join(f"{old} is another name of {new}" for old, new in names.items()) + "."
+    return rewrite
+
+
+def only(usual: Mapping[str, Any], *ignored: str) -> Rewriter:
+    """A rewriter of keys of which only the usual value is read, and of others that no rotation depends on."""
+
+    def rewrite(config: dict[str, Any]) -> None:
+        for name, value in usual.items():
+            take_only(config, value, name)
+        for name in ignored:
+            config.pop(name, None)
+
+    sentences = [f"{name} must be {value!r}" for name, value in usual.items()]
+    rewrite.__doc__ = "; ".join([*sentences, *(f"{name} is ignored" for name in ignored)]) + "."
+    return rewrite
+
+
+def natural(config: Mapping[str, Any], name: str, default: int) -> int:
+    """An integer of at least 0."""
+    value = Keys(config).get(name, default=default)
+    fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    require(fits, "{} must be an integer of at least 0, got {!r:.60}", name, value)
+    return _checks.integer(name, value)

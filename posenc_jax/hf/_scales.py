@@ -1,0 +1,68 @@
+"""Query scales: which layers of a model multiply their queries by a factor that grows with the position."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from posenc_jax import _checks
+from posenc_jax._checks import require
+from posenc_jax.hf._config import Config
+from posenc_jax.hf._keys import Keys, mapping
+from posenc_jax.hf._plan import QueryScale, RotaryLayer
+from posenc_jax.hf._rope import Rope
+
+
+def scale_with_positions(rope: Rope) -> QueryScale | None:
+    """The query scale of layers that rotate."""
+    config = rope.config
+    if config.model.temperature == "llama4":
+        config.use("attn_temperature_tuning", "attn_scale", "floor_scale")  # for layers without positions
+    if config.model.temperature == "beta":
+        return QueryScale(rope.d.number("llama_4_scaling_beta"), rope.original())
+    if config.model.temperature == "logn" and config.flag("use_logn_attn"):
+        length = _checks.length("seq_length", config.need("seq_length"))
+        require(length > 1, "seq_length must be over 1, got {}", length)
+        return QueryScale(1 / math.log(length), length, 1, "log")
+    return None
+
+
+def scale_without_positions(config: Config) -> QueryScale | None:
+    """The query scale of layers without positions."""
+    if config.model.temperature == "beam":
+        return QueryScale(0.1, 2048, 1, "power")
+    if config.model.temperature != "llama4":
+        return None
+    settings = Keys({"attn_scale": 0.1, "floor_scale": 8192} | config.take("attn_scale", "floor_scale"))
+    if not config.flag("attn_temperature_tuning", default=True):
+        return None
+    coefficient, period = settings.number("attn_scale"), _checks.length("floor_scale", settings.need("floor_scale"))
+    require(period > 1, "floor_scale must be over 1, got {}", period)  # the offset is below it
+    return QueryScale(coefficient, period, 1)
+
+
+def with_written_scales(config: Config, layers: list[RotaryLayer]) -> list[RotaryLayer]:
+    """The layers of a config without a model_type, with the scales that `written_scales` put there."""
+    scales = None if config.model_type else config.items("query_scales")
+    if scales is None:
+        return layers
+    count = len(layers)
+    require(len(scales) == count, "query_scales must hold a mapping or null for {} layers, got {}", count, len(scales))
+    return [
+        layer if scale is None else dataclasses.replace(layer, query_scale=_scale_of(Keys(mapping(name, scale), name)))
+        for name, layer, scale in zip((f"query_scales[{i}]" for i in range(count)), layers, scales, strict=True)
+    ]
+
+
+def _scale_of(d: Keys) -> QueryScale:
+    result = QueryScale(d.number("coefficient"), d.need("period"), d.get("offset", default=0), d.need("form"))
+    d.finish()
+    return result
+
+
+def written_scales(layers: Iterable[RotaryLayer]) -> dict[str, Any]:
+    """The key of a config that has the query scale of each layer."""
+    scales = [layer.query_scale and dataclasses.asdict(layer.query_scale) for layer in layers]
+    return {"query_scales": scales} if any(scales) else {}

@@ -1,0 +1,66 @@
+"""The model types of the installed transformers that the library neither reads nor refuses by name.
+
+`python tests/huggingface/parity/census.py` lists those in modules with rotary code, so that a new release shows its gaps.
+"""
+
+import inspect
+import re
+from functools import cache
+from pathlib import Path
+
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from posenc_jax.hf import _config, _models, _refused
+
+ROTARY = re.compile(r"rotary|rotate_half|rope_|_rope\b|\brope\b|RoPE|inv_freq")
+
+
+@cache
+def speaks_of_rotations(folder: Path) -> bool:
+    """Whether the code of a model speaks of rotations."""
+    return any(ROTARY.search(path.read_text(encoding="utf-8")) for path in folder.glob("modeling_*.py"))
+
+
+def language_model(model_type: str) -> str:
+    """The type of a composite config's language model, by the defaults of its class; for others the type itself."""
+    if model_type in _refused.REFUSED:
+        return model_type
+    config = CONFIG_MAPPING[model_type]().to_dict()
+    return _config.text_of(config)["model_type"]
+
+
+def census() -> dict[str, list[str]]:
+    """The model types in modules with rotary code, by what becomes of their configs."""
+    result: dict[str, list[str]] = {
+        "read": [],
+        "read by their language model": [],
+        "refused by name": [],
+        "missing": [],
+    }
+    for name in CONFIG_MAPPING:
+        if not speaks_of_rotations(Path(inspect.getfile(CONFIG_MAPPING[name])).parent):
+            continue
+        inner = name if name in _models.MODELS else language_model(name)
+        if inner in _refused.REFUSED:
+            kind = "refused by name"
+        elif _models.known(inner):
+            kind = "read" if inner == name else "read by their language model"
+        else:
+            kind = "missing"
+        result[kind].append(name)
+    return result
+
+
+def main() -> None:
+    """Prints the counts, and the types that are missing."""
+    found = census()
+    print(
+        f"transformers {transformers.__version__}: {sum(map(len, found.values()))} model types in modules with rotary code"
+    )
+    for kind, names in found.items():
+        print(f"{len(names):4} {kind}" + (f": {' '.join(names)}" if kind == "missing" and names else ""))
+
+
+if __name__ == "__main__":
+    main()

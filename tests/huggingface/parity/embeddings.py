@@ -1,0 +1,53 @@
+"""The class for frequencies of a configuration of transformers, its frequencies and the amplitude of its waves."""
+
+import importlib
+import os
+
+import torch
+
+
+def modeling_of(config):
+    """The module with the models of a configuration."""
+    return importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+
+
+def new_embedding(config):
+    """The rotary embedding of a configuration: a module may hold several models, and its name is most like this one's."""
+    classes = [value for name, value in vars(modeling_of(config)).items() if name.endswith("RotaryEmbedding")]
+    return min(classes, key=lambda found: (-len(_alike(found, config)), len(found.__name__)))(config)
+
+
+def _alike(found, config):
+    return os.path.commonprefix([found.__name__, type(config).__name__])
+
+
+def inverse_frequencies(embedding, kinds):
+    """Of each kind of layer the frequencies, float32, or None, and the factor that the class has for its waves."""
+    result = {}
+    for kind in kinds:
+        prefix = f"{kind}_" if hasattr(embedding, f"{kind}_inv_freq") else ""
+        inverse = getattr(embedding, f"{prefix}inv_freq", None)  # none for layers that are no attention
+        factor = getattr(embedding, f"{prefix}attention_scaling", 1.0)
+        result[kind] = None if inverse is None else (inverse.float().numpy(), factor)
+    return result
+
+
+def embedding_of(config, length):
+    """The rotary embedding of a configuration, told of the last position of a sequence of this length."""
+    embedding = new_embedding(config)
+    kinds = [name.removesuffix("_inv_freq") for name in dict(embedding.named_buffers()) if name.endswith("_inv_freq")]
+    kinds = [kind for kind in kinds if "original" not in kind] or [""]
+    embedding.amplitudes = {kind: _amplitude(embedding, kind, length) for kind in kinds}
+    return embedding
+
+
+def _amplitude(embedding, kind, length):
+    """The cosine at position 0, computed with the last position; what the class says if it returns no cosines."""
+    positions, of_kind = torch.tensor([[0, length - 1]]), {"layer_type": kind} if kind else {}
+    try:
+        waves = embedding(torch.zeros(1, 2, 8), positions, **of_kind)
+    except (IndexError, RuntimeError):  # positions of several coordinates
+        waves = embedding(torch.zeros(1, 2, 8), positions.expand(3, 1, 2), **of_kind)
+    if isinstance(waves, tuple):
+        return float(waves[0].flatten()[0])
+    return float(getattr(embedding, f"{kind}_attention_scaling" if kind else "attention_scaling", 1.0))

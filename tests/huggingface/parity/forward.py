@@ -1,0 +1,263 @@
+"""Small models of every type, run forward, with a record of the queries and keys that their layers attend with.
+
+The attention that records returns zeros, so hidden states do not depend on positions. A pass at rest, in which all
+cosines are 1 and all sines 0, records queries and keys before their rotation; a second pass records them after it.
+"""
+
+import contextlib
+import copy
+import functools
+import inspect
+from typing import NamedTuple
+from unittest import mock
+
+import numpy as np
+import small
+import torch
+from embeddings import modeling_of
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from posenc_jax import hf
+
+POSITIONS = np.array([0, 1, 7, 37, 150, 299, 5_000, 100_000], np.int32)
+LENGTH = 131_072  # above all positions
+
+
+# Models
+
+
+def make_config(model_type):
+    config_class = CONFIG_MAPPING[model_type]
+    known = config_class().to_dict().keys() | config_class.attribute_map
+    common = {name: value for name, value in small.COMMON.items() if name in known}
+    return config_class(**copy.deepcopy(common | small.BY_TYPE.get(model_type, {})))  # some classes change them
+
+
+def make_model(model_type, attention):
+    """A model with weights from a fixed seed."""
+    config = make_config(model_type)
+    torch.manual_seed(0)
+    attention = small.ATTENTIONS.get(model_type, attention)
+    model = _model_class(config)._from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "experts" in name or not weight.any():  # left as memory has them, or hiding what they multiply
+                weight.normal_(std=0.1)
+    return model
+
+
+def _model_class(config):
+    modeling = modeling_of(config)
+    if config.model_type in small.CLASSES:
+        return getattr(modeling, small.CLASSES[config.model_type])
+    return next(
+        value
+        for name, value in vars(modeling).items()
+        if inspect.isclass(value) and issubclass(value, PreTrainedModel) and value.config_class is type(config)
+        if name.endswith(("Model", "Encoder", "Decoder")) and not name.endswith("PreTrainedModel")
+    )
+
+
+def _call(model, tokens, positions):
+    """The output for one row of tokens at positions of shape (seq,) or (seq, coordinates)."""
+    model_type, ids, positions = model.config.model_type, torch.tensor(tokens)[None], torch.tensor(positions)
+    inputs = {
+        "attention_mask": torch.ones_like(ids),  # without it, transformers cuts the row where positions jump
+        "position_ids": positions[None] if positions.ndim == 1 else positions.T[:, None],
+        "use_cache": False,
+    }
+    if model_type in small.EMBEDDED:
+        inputs["inputs_embeds"] = torch.nn.functional.one_hot(ids, model.config.hidden_size).float()
+    elif model_type in small.CODEBOOKS:
+        inputs["input_ids"] = ids[..., None].expand(-1, -1, small.CODEBOOKS[model_type])
+    else:
+        inputs["input_ids"] = ids
+    inputs |= small.INPUTS.get(model_type, lambda length: {})(len(tokens))
+    inputs = small.INDEXED.get(model_type, inputs)
+    with torch.no_grad():
+        return model(**{name: value for name, value in inputs.items() if value is not None})
+
+
+# Records
+
+
+class Call(NamedTuple):
+    """What one layer attends with: queries and keys, (batch, heads, seq, features), and the factor of their scores."""
+
+    query: np.ndarray
+    key: np.ndarray
+    scaling: float | None = None
+
+
+class Calls(NamedTuple):
+    """Of one pass, by the index of the layer."""
+
+    attention: dict[int, Call]
+    indexer: dict[int, Call]  # of sparse attention
+
+
+_calls = Calls({}, {})  # of the pass in progress
+
+
+def _record(module, query, key, value, *args, scaling=None, **kwargs):
+    """Attention that returns zeros, (batch, heads, seq, features)."""
+    if not ("Cross" in type(module).__name__ or getattr(module, "is_cross_attention", False)):
+        own = key[..., : query.shape[-2], :]  # keys of an encoder may follow
+        _calls.attention.setdefault(_index(module), Call(query.numpy(), own.numpy(), scaling))
+    return query.new_zeros(*query.shape[:3], value.shape[-1]), None
+
+
+def _index(module):
+    index = getattr(module, "layer_idx", None)
+    return len(_calls.attention) if index is None or type(module).__name__ in small.REPEATING else index
+
+
+def _record_function(*args, **kwargs):
+    zeros, weights = _record(*args, **kwargs)
+    return zeros.transpose(1, 2).contiguous(), weights
+
+
+AttentionInterface.register("record", _record_function)
+AttentionMaskInterface.register("record", eager_mask)
+
+
+def _record_dot_product(*args, **kwargs):
+    return _record(None, *args)[0]
+
+
+def _record_products(calls, module, forward, *args, **kwargs):
+    """Calls a module whose first products are those of queries and keys, of all queries or of one after the other."""
+    products, multiply = [], torch.matmul
+
+    def matmul(q, k):
+        products.append((q, k))
+        return multiply(q, k) if products[1:] else 0 * multiply(q, k)
+
+    with mock.patch.object(torch, "matmul", matmul):
+        result = forward(*args, **kwargs)
+    q, k = products[0]
+    if q.ndim == 2:
+        q, k = torch.stack([q for q, _ in products], 1)[None], products[-1][1][None, None]
+    q = q if q.shape[2] == k.shape[3] else q.transpose(1, 2)
+    calls.setdefault(_index(module), Call(q.numpy(), k.transpose(2, 3).numpy()))
+    return result
+
+
+_INTO_HALVES = "apply_rotary_pos_emb_interleave"
+
+
+def _rotate_in_place(rotate, rest, q, k, *args, **kwargs):
+    """Rotates neighbours, and undoes that `rotate` also sorts them into halves."""
+    if rest:
+        return q, k
+    return [x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for x in rotate(q, k, *args, **kwargs)]
+
+
+def _stand_still(module, args, waves):
+    """Cosines of 1 and sines of 0."""
+    if isinstance(waves, tuple):
+        return torch.ones_like(waves[0]), torch.zeros_like(waves[1])
+    return torch.ones_like(waves)
+
+
+@contextlib.contextmanager
+def _recording(model, rest):
+    """Records in `_calls`, at rest or not."""
+    modeling, model_type = modeling_of(model.config), model.config.model_type
+    attends, still = small.ATTENDS.get(model_type), small.STILL.get(model_type)
+    _calls.attention.clear()
+    _calls.indexer.clear()
+    with contextlib.ExitStack() as stack:
+
+        def patch(path, function, owner=modeling):
+            *owners, name = path.split(".")
+            owner = functools.reduce(getattr, owners, owner)
+            stack.enter_context(mock.patch.object(owner, name, function))
+
+        if attends:
+            patch(attends, _record if attends.endswith("._attn") else _record_dot_product)
+        if rest and still:
+            patch(*still)
+        if rotate := getattr(modeling, _INTO_HALVES, None):
+            patch(_INTO_HALVES, functools.partial(_rotate_in_place, rotate, rest))
+        for module in model.modules():
+            name = type(module).__name__
+            calls = _calls.indexer if name.endswith("Indexer") else _calls.attention
+            if name.endswith("Indexer") or name in small.MULTIPLYING:
+                patch("forward", functools.partial(_record_products, calls, module, module.forward), module)
+            if rest and name.endswith("RotaryEmbedding"):
+                stack.callback(module.register_forward_hook(_stand_still).remove)
+        yield
+
+
+# Comparisons
+
+
+@functools.cache
+def plan(model_type):
+    return hf.rotary_from_config(make_config(model_type).to_dict(), length=LENGTH)
+
+
+def spread(model_type, positions):
+    """Positions of as many coordinates as the model has, all of them different."""
+    count = max(layer.frequencies.num_axes for layer in plan(model_type).layers)
+    return positions if count == 1 else np.stack([positions // (i + 1) + 11 * i for i in range(count)], -1)
+
+
+class Passes(NamedTuple):
+    """The positions of a row of equal tokens, and what the layers attend with at rest and at these positions."""
+
+    positions: np.ndarray
+    rest: Calls
+    moved: Calls
+
+
+@functools.cache
+def passes(model_type):
+    model, results = make_model(model_type, "record"), []
+    positions = spread(model_type, POSITIONS)
+    start = positions if model_type in small.RESTARTING else 0 * positions
+    for rest in (True, False):
+        with _recording(model, rest):
+            _call(model, np.full(len(positions), 5), start if rest else positions)
+        results.append(Calls(dict(_calls.attention), dict(_calls.indexer)))
+    if model_type in small.INDEXED:
+        positions = np.arange(next(iter(results[0].attention.values())).query.shape[2], dtype=np.int32)
+    return Passes(positions, *results)
+
+
+def errors(model_type, change=lambda plan: plan):
+    """The difference between features of the model and of its plan, by layer and role, for each position.
+
+    Relative to the largest feature of the layer. `change` makes another plan of it.
+    """
+    changed, (positions, rest, moved), result = change(plan(model_type)), passes(model_type), {}
+    for name, own in {"attention": changed, "indexer": changed.indexer}.items():
+        before, after = getattr(rest, name), getattr(moved, name)
+        for layer in after:
+            for role in ("query", "key"):
+                x, y = getattr(before[layer], role), getattr(after[layer], role)
+                result[name, layer, role] = _error(model_type, own, layer, role, x, y, positions)
+    return result
+
+
+def _error(model_type, own, layer, role, before, after, positions):
+    if own is None:  # an indexer that does not rotate
+        return np.abs(before - after).max((0, 1, 3))
+    if model_type in small.SCALED_BY_INDEX and not own.layers[layer].rotary_dim:
+        before, positions = before[..., :1, :] + 0 * before, np.arange(len(positions), dtype=np.int32)
+    expected = np.asarray(own.rotate(before, layer, positions, head_axis=-3, role=role, scaled=False))
+    return np.abs(expected - after).max((0, 1, 3)) / np.abs(after).max()
+
+
+@functools.lru_cache(maxsize=1)  # the models of all types would take gigabytes
+def _attending(model_type):
+    return make_model(model_type, "eager")
+
+
+def states(model_type, positions, shift=0):
+    """The last hidden states of a row of random tokens, (seq, features), by the model's own attention."""
+    tokens = np.random.default_rng(0).integers(3, 64, len(positions))
+    return _call(_attending(model_type), tokens, spread(model_type, positions) + shift)[0][0].numpy()

@@ -1,0 +1,421 @@
+"""Settings that make a small model of each model type, with every kind of layer that it has."""
+
+import torch
+
+COMMON = {
+    "hidden_size": 256,
+    "intermediate_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.06,  # 1/√hidden_size: queries and keys of unit scale
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "attention_multiplier": 0.1,
+    # experts
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_topk": 2,
+    "moe_k": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "moe_num_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "shared_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "intermediate_size_mlp": 64,
+    "ffn_hidden_size": 64,
+    # latent attention, and its indexer
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "index_n_heads": 2,
+    "index_topk": 8,
+    # layers without attention
+    "linear_head_dim": 16,
+    "linear_num_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 128,
+    "mamba_d_ssm": 512,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "lru_width": 256,
+    "vocab_size_per_layer_input": 64,
+    "hidden_size_per_layer_input": 8,
+}
+
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 1024,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.8,
+}
+_LLAMA4 = _YARN | {"rope_theta": 10_000.0, "llama_4_scaling_beta": 0.1}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e6,
+    "factor": 2.0,
+    "original_max_position_embeddings": 1024,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 32.0,
+}
+_SECTIONS = {"rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
+_SLIDING = ["sliding_attention", "full_attention"]
+_EVOLLA = {
+    "aligner_num_add_layers": 1,
+    "resampler_depth": 1,
+    "resampler_dim_head": 8,
+    "resampler_heads": 1,
+    "resampler_num_latents": 4,
+    "protein_encoder_config": {
+        "vocab_size": 16,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    },
+}
+_FLOW = {"hidden_size": 16, "num_hidden_layers": 1, "condition_dim": 256, "frequency_embedding_size": 8}
+_MIMI = {
+    "num_hidden_layers": 2,
+    "num_filters": 4,
+    "upsample_groups": 256,
+    "codebook_size": 16,
+    "codebook_dim": 16,
+    "num_quantizers": 2,
+    "vector_quantization_hidden_dimension": 16,
+}
+_POCKET = {"num_hidden_layers": 2, "num_filters": 4, "upsample_groups": 256, "latent_dim": 8}
+
+_LATENT = "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 minicpm3 youtu"
+BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_position_embeddings": 16_384}) | {
+    "bamba": {"attn_layer_indices": [1, 4]},
+    "blt_local_decoder": {"hidden_size_global": 256},
+    "blt_local_encoder": {"hidden_size_global": 256},
+    "chameleon": {"vocabulary_map": {"<image>": 4}},
+    "codegen": {
+        "num_attention_heads": 4,
+        "hidden_size": 512,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 100_001,
+    },
+    "cohere_compass_text": {
+        "layer_types": _SLIDING * 3,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50_000.0, "mrope_section": [24, 20, 20]},
+            "full_attention": None,
+        },
+    },
+    "dbrx": {
+        "d_model": 256,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 500_000.0, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+    },
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] + ["sparse"] * 5},
+    "dia_decoder": {"cross_num_attention_heads": 2, "cross_num_key_value_heads": 2, "cross_hidden_size": 256},
+    "diffusion_gemma_text": {"top_k_experts": 2},
+    "dots3_note_audio_encoder": {
+        "num_hidden_layers": 2,
+        "feature_size": 16,
+        "downsample_hidden_size": 4,
+        "adapter_input_size": 256,
+        "adapter_out_dim": 16,
+    },
+    "dots3_note_text": {
+        "shared_experts_intermediate_size": 32,
+        "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2,
+        "swa_q_lora_rank": 32,
+        "swa_kv_lora_rank": 32,
+    },
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32]},
+    "esm": {"position_embedding_type": "rotary", "mask_token_id": 3},
+    "evolla": _EVOLLA,
+    "EvollaModel": _EVOLLA,
+    "gemma3n_text": {"num_hidden_layers": 12, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 12},
+    "glm4v_text": {"rope_parameters": _SECTIONS},
+    "glm5_next_text": {"index_topk": 8, "index_kpool": 1, "hc_mult": 2},
+    "glm_image_text": {"rope_parameters": _SECTIONS},
+    "glm_ocr_text": {"rope_parameters": _SECTIONS},
+    "glmasr_encoder": {"num_mel_bins": 8},
+    "gptj": {"num_hidden_layers": 2, "max_position_embeddings": 100_001},
+    "gradium_phonon_tts": {"flow_head_config": _FLOW},
+    "granitemoehybrid": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "position_embedding_type": "rope",
+    },
+    "hrm_text": {"num_hidden_layers": 2, "H_cycles": 2, "L_cycles": 2},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "idefics": {
+        "cross_layer_interval": 2,
+        "vision_config": {
+            "embed_dim": 16,
+            "image_size": 8,
+            "patch_size": 4,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        },
+    },
+    "kimi_linear": {"num_expert_group": 1, "num_experts_per_token": 2},
+    "kyutai_speech_to_text": {"codebook_vocab_size": 64, "num_codebooks": 2, "ffn_dim": 64, "audio_pad_token_id": 192},
+    "lasr_encoder": {"subsampling_conv_channels": 8, "num_mel_bins": 16, "conv_kernel_size": 5},
+    "lfm2_moe": {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "llama4_text": {"moe_layers": [], "floor_scale": 2},
+    "longcat_flash": {"num_layers": 3, "zero_expert_num": 2, "expert_ffn_hidden_size": 32},
+    "mimi": _MIMI,
+    "mimi_decoder": _MIMI,
+    "mimi_encoder": _MIMI,
+    "mimo_v2_flash": {"num_attention_heads": 8},
+    "minimax_m3_vl_text": {
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "dense_intermediate_size": 32,
+        "index_block_size": 4,
+        "index_topk_blocks": 2,
+        "index_local_blocks": 0,
+        "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5},
+    },
+    "ministral": {"head_dim": 128},
+    "ministral3": {"rope_parameters": _LLAMA4, "max_position_embeddings": 16_384},
+    "mistral4": {"rope_parameters": _LLAMA4, "max_position_embeddings": 16_384},
+    "mllama_text_model": {"cross_attention_layers": [3]},
+    "moonshine": {"hidden_size": 72, "decoder_num_attention_heads": 2, "decoder_num_key_value_heads": 2},
+    "moonshine_streaming": {"num_key_value_heads": 2},
+    "moshi": {"ffn_dim": 64, "num_codebooks": 2, "audio_vocab_size": 16},
+    "muse_glimmer_assistant": {"target_layer_ids": [0], "layer_types": _SLIDING * 3},
+    "muse_spark_text": {"moe_hidden_size": 32},
+    "nemotron3_5_transcribe_word_timestamp": {"blank_token_id": 63},
+    "nemotron_h": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "pe_audio_encoder": {
+        "dac_config": {
+            "encoder_hidden_size": 4,
+            "hidden_size": 32,
+            "downsampling_ratios": [2, 2],
+            "codebook_dim": 8,
+            "n_codebooks": 2,
+            "codebook_size": 16,
+            "decoder_hidden_size": 16,
+        },
+    },
+    "phi4_multimodal": {
+        "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+        "audio_config": {
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_blocks": 2,
+            "num_attention_heads": 2,
+            "nemo_conv_channels": 8,
+            "ext_pw_out_channel": 32,
+            "depthwise_separable_out_channel": 32,
+        },
+    },
+    "pocket_tts": {"flow_head_config": _FLOW},
+    "pocket_tts_audio_tokenizer": _POCKET,
+    "pocket_tts_audio_tokenizer_decoder": _POCKET,
+    "pocket_tts_audio_tokenizer_encoder": _POCKET,
+    "qwen2_5_omni_talker": {"embedding_size": 256},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
+    "qwen4_exp_text": {
+        "num_hidden_layers": 4,
+        "hc_count": 2,
+        "hc_lowrank": 8,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 128,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 1,
+        "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]},
+    },
+    "step3p5": {
+        "num_hidden_layers": 4,
+        "layer_types": _SLIDING * 2,
+        "sliding_window": 64,
+        "rope_parameters": {
+            "full_attention": _LLAMA3 | {"partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    },
+    "t5_gemma_module": {"dropout_rate": 0.0},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "zamba2": {
+        "num_hidden_layers": 3,
+        "layers_block_type": ["hybrid", "hybrid", "mamba"],
+        "use_mem_rope": True,
+        "n_mamba_heads": 4,
+        "mamba_headdim": 128,
+        "mamba_d_state": 8,
+        "chunk_size": 8,
+        "adapter_rank": 4,
+    },
+    "zaya": {
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 4,
+        "layer_types": ["hybrid", "hybrid_sliding"] * 2,
+        "sliding_window": 64,
+    },
+}
+
+# The class to build, where it is not the first one of its module.
+CLASSES = {
+    "blt_global_transformer": "BltGlobalTransformer",
+    "blt_patcher": "BltPatcher",
+    "moonshine": "MoonshineDecoder",
+    "t5_gemma_module": "T5GemmaEncoder",
+}
+
+# Types without a model here, each with its reason.
+ELSEWHERE = "its code is not in transformers"
+_ELSEWHERE = (
+    "AXK1 Dream PanguEmbedded RefinedWeb RefinedWebModel Yi aquila baichuan bailing_moe bailing_moe_v2 chatglm deci "
+    "deepseek dream exaone exaone4_5_text gpt_neox_reward_model hunyuan internlm internlm2 "
+    "internlmxcomposer2 iquestloopcoder kimi_k2 llada mimo mimo_v2 minicpm minicpmo minicpmv minimax_m1 "
+    "minimax_m3 minimax_text_01 molmo nemotron-nas nemotron_nas openelm orion phi-msft phi3_v phi3small phi4 phi4mm "
+    "qwen qwen2_mtp qwen2_mtp_sensevoice sdar sdar_moe solar stablelm_epoch step3_text xverse"
+)
+WITHOUT = dict.fromkeys(_ELSEWHERE.split(), ELSEWHERE) | {
+    "internlm3": "transformers has only its configuration",
+    "iquestcoder": "transformers has only its configuration",
+    "pe_audio_video_encoder": "it begins with a model of timm",
+    "pe_video_encoder": "it begins with a model of timm",
+}
+
+
+def _noise(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+# Types whose models count tokens or frames instead of taking positions: all their arguments.
+_TOKENS = {"input_ids": torch.full((1, 300), 5)}
+INDEXED = {
+    "csm_depth_decoder_model": {"input_ids": torch.full((1, 32), 5)},
+    "dia_encoder": _TOKENS,
+    "dots3_note_audio_encoder": {
+        "input_features": _noise(1, 16, 1600),
+        "chunk_sample_lengths": torch.tensor([1600 * 160]),
+    },
+    "glmasr_encoder": {"input_features": _noise(1, 8, 600)},
+    "lasr_encoder": {"input_features": _noise(1, 1200, 16)},
+    "mimi": {"input_values": _noise(1, 1, 24_000)},
+    "mimi_decoder": {"latents": _noise(1, 256, 300)},
+    "mimi_encoder": {"input_values": _noise(1, 1, 24_000)},
+    "nemotron3_5_transcribe_word_timestamp": {"inputs_embeds": _noise(1, 150, 256)},
+    "pe_audio_encoder": {"input_values": _noise(1, 1, 1_200)},
+    "pocket_tts_audio_tokenizer": {"input_values": _noise(1, 1, 19_200)},
+    "pocket_tts_audio_tokenizer_decoder": {"latents": _noise(1, 256, 20)},
+    "pocket_tts_audio_tokenizer_encoder": {"input_values": _noise(1, 1, 19_200)},
+    "roformer": _TOKENS,
+}
+
+# Types whose models mix positions with indices, and how.
+UNSHIFTED = {"minimax_m3_vl_text": "its indexer hides keys whose index is above the position of the query"}
+
+# Types whose query scale counts tokens, whatever their positions.
+SCALED_BY_INDEX = {"llama4_text"}
+
+# What moves queries at position 0 too, or not by cosines that a module makes; and what a pass at rest has for it.
+STILL = {
+    "beam": ("compute_attention_scaling", lambda positions: torch.ones(())),
+    "roformer": ("RoFormerSelfAttention.apply_rotary_position_embeddings", staticmethod(lambda waves, q, k: (q, k))),
+}
+
+# Types with layers that start anew at position 0, so that a pass at rest must have the positions of the other.
+RESTARTING = {"recurrent_gemma"}
+
+# Attention of models that use their layers several times: each time counts as one layer.
+REPEATING = {"HrmTextAttention", "Zamba2Attention"}
+
+# The number of codebooks of which a token consists.
+CODEBOOKS = {"csm": 32, "dia_decoder": 9, "kyutai_speech_to_text": 3}
+
+# Types whose attention is a method that is told of no factor and scales the scores by itself.
+UNTOLD = {"codegen", "falcon", "gpt_neox_japanese", "gptj", "roformer"}
+
+# Types that take embeddings, not tokens.
+EMBEDDED = {
+    "blt_global_transformer",
+    "blt_local_decoder",
+    "deepseek_ocr2_encoder",
+    "gradium_phonon_tts",
+    "nemotron3_5_transcribe_asr_audio",
+    "nemotron3_diarization_audio",
+    "qwen3_omni_moe_talker_code_predictor",
+    "qwen3_omni_moe_talker_text",
+    "voxtral_realtime_encoder",
+}
+
+
+# Further arguments of the forward pass, for a row of some length.
+def _encoded(width):
+    return lambda length: {"encoder_hidden_states": torch.zeros(1, 3, width)}
+
+
+INPUTS = {
+    "blt_local_decoder": lambda length: {"patch_embeds": torch.zeros(1, length, 256)},
+    "blt_local_encoder": lambda length: {"num_patches": 2, "patch_ids": torch.zeros(1, length, dtype=torch.long)},
+    "blt_patcher": lambda length: {"patch_size": 4, "threshold": 1.3},
+    "deepseek_ocr2_encoder": lambda length: {"num_patches": 3, "attention_mask": None},
+    "dia_decoder": _encoded(256),
+    "idefics": lambda length: {
+        "image_encoder_embeddings": torch.zeros(1, 1, 5, 16),
+        "image_attention_mask": torch.ones(1, length, 1),
+    },
+    "moonshine": _encoded(72),
+    "moonshine_streaming": _encoded(320),
+    "muse_glimmer_assistant": lambda length: {
+        "input_ids": None,
+        "noise_embeds": torch.arange(length * 256.0).sin().reshape(1, length, 256),
+        "context_hidden_states": torch.zeros(1, 0, 256),
+    },
+    "t5gemma2_decoder": _encoded(256),
+    "voxtral_realtime_text": lambda length: {"t_cond": torch.zeros(1, 1, 256)},
+}
+
+# What attends in models without a choice of attention functions, and the choice to make them with.
+ATTENDS = {
+    "codegen": "CodeGenAttention._attn",
+    "falcon": "F.scaled_dot_product_attention",
+    "gpt_neox_japanese": "GPTNeoXJapaneseAttention._attn",
+    "gptj": "GPTJAttention._attn",
+}
+ATTENTIONS = dict.fromkeys(["codegen", "gpt_neox_japanese", "gptj", "roformer"], "eager") | {"falcon": "sdpa"}
+
+# Modules in which queries and keys meet in a product of their own; see also those whose names end in Indexer.
+MULTIPLYING = {"RoFormerSelfAttention"}
+
+# The factor of scores where it is not 1/√head_dim.
+_MULTIPLIED = (
+    "granite granite4_vision_text granite_docling_text granite_swa granitemoe granitemoe_swa granitemoehybrid "
+    "granitemoeshared hyperclovax"
+)
+_UNSCALED = (
+    "dia_decoder dia_encoder diffusion_gemma_text embedding_gemma2_text esm gemma3n_text gemma4_text "
+    "gemma4_unified_text openai_privacy_filter"
+)
+SCALES = dict.fromkeys(_MULTIPLIED.split(), COMMON["attention_multiplier"]) | dict.fromkeys(_UNSCALED.split(), 1.0)
+SCALES["zamba2"] = 128**-0.5  # its heads are twice as wide

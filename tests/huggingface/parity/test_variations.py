@@ -1,0 +1,109 @@
+"""Rope settings at random, for every model type: the plan has the frequencies of the model's own class, or is refused."""
+
+import random
+import re
+
+import families
+import numpy as np
+import pytest
+from embeddings import embedding_of, inverse_frequencies
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from posenc_jax import hf
+from posenc_jax.hf import _models
+
+VARIATIONS = 12
+LENGTH = 3000  # of "dynamic" and "longrope"; between the lengths that are drawn
+OUTER = {"bailing_hybrid", "cohere2_moe"}  # their classes keep a base beside the settings
+# The class holds ERNIE's frequencies by coordinate; nanochat's rotation, not its class, goes backwards.
+REORDERED = {"ernie4_5_vl_moe_text", "nanochat"}
+
+
+def draw(rng, model, pairs):
+    """Rope settings of one layer type, whose spectrum has `pairs` pairs if the whole head rotates."""
+    share = rng.choice([None, 0.25, 0.5]) if model.partial is not None else None
+    kind = rng.choice(["default", "linear", "dynamic", "yarn", "longrope", "llama3"])
+    settings = {"rope_type": kind, "rope_theta": 10 ** rng.uniform(2, 7)}
+    settings |= {"partial_rotary_factor": share} if share else {}
+    settings |= {"llama_4_scaling_beta": 0.1} if model.temperature == "beta" else {}
+    if kind in ("linear", "dynamic", "yarn", "llama3"):
+        settings["factor"] = rng.uniform(1, 30)
+    if kind in ("yarn", "longrope", "llama3"):
+        settings["original_max_position_embeddings"] = rng.choice([512, 2048, 4096])
+    if kind == "yarn":
+        settings |= rng.choice([{}, {"beta_fast": 20.0, "beta_slow": 2.0}, {"attention_factor": 1.25}])
+        settings |= rng.choice([{}, {"mscale": 1.0, "mscale_all_dim": 0.7}, {"mscale": 0.7}])
+    if kind == "llama3":
+        settings |= {"low_freq_factor": 1.0, "high_freq_factor": rng.choice([2.0, 4.0])}
+    if kind == "longrope":
+        width = int(pairs * (share or 1))
+        settings |= {name: [rng.uniform(1, 5) for _ in range(width)] for name in ("short_factor", "long_factor")}
+        settings["factor"] = rng.uniform(1, 40)
+    return settings
+
+
+def varied(model_type, seed):
+    """A configuration whose rope settings are drawn, or None if the model's class refuses them."""
+    rng, model = random.Random(f"{model_type} {seed}"), _models.MODELS[model_type]
+    base = dict(families.SETTINGS.get(model_type, {}))
+    usual = CONFIG_MAPPING[model_type](**base)
+    plan = hf.rotary_from_config(usual.to_dict(), length=LENGTH)
+    kinds = list(dict.fromkeys(getattr(usual, "layer_types", None) or [])) if model.nested or model.thetas else []
+    rotating = next(layer for layer in plan.layers if layer.rotary_dim)
+    pairs = (rotating.rotary_dim if model.latent or model.partial is None else rotating.head_dim) // 2
+    sections = model.sections and dict(rotating.parameters)["mrope_section"]
+    own = {"mrope_section": list(sections)} if sections else {}
+    drawn = {kind: draw(rng, model, pairs) | own for kind in kinds} or draw(rng, model, pairs) | own
+    if model_type == "mistral4":  # its class has the rotated part as a share only
+        drawn["partial_rotary_factor"] = usual.rope_parameters["partial_rotary_factor"]
+        if drawn["rope_type"] == "default":
+            return None  # frequencies for the whole head, with which its forward pass fails
+    base["rope_parameters"] = drawn
+    if model_type in OUTER:
+        base["rope_theta"] = drawn["rope_theta"]
+    try:
+        config = CONFIG_MAPPING[model_type](**base)
+        embedding_of(config, LENGTH)
+    except Exception:  # whatever the class or its validation says of settings that it does not take
+        return None
+    return config
+
+
+def compare(model_type, seed):
+    """Whether a varied configuration was read; its frequencies are then those of the model's class."""
+    config = varied(model_type, seed)
+    if config is None:
+        return "refused by the class"
+    try:
+        plan = hf.rotary_from_config(config.to_dict(), length=LENGTH)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    embedding = embedding_of(config, LENGTH)
+    kinds = getattr(config, "layer_types", None) or [""] * len(plan.layers)
+    for kind, layer in zip(kinds, plan.layers, strict=True):
+        if layer.rotary_dim:
+            inverse, _ = inverse_frequencies(embedding, [kind])[kind]
+            ours = layer.frequencies.angular
+            if model_type in REORDERED:
+                ours, inverse = np.sort(np.abs(ours)), np.sort(inverse)
+            np.testing.assert_allclose(ours, inverse, rtol=3e-6, atol=0, err_msg=str(config))
+            amplitude = embedding.amplitudes.get(kind, embedding.amplitudes.get(""))
+            assert layer.frequencies.attention_factor == pytest.approx(amplitude, rel=1e-6), config
+    return "read"
+
+
+# Of these no variation is read: the class, or what it writes down, takes only its default settings.
+FIXED = {"cosmos3_edge_text", "esm", "phimoe"}
+REFUSALS = re.compile(
+    r"sections must sum to the|must rotate an even number|max_position_embeddings is missing|contradicts rotary_dim|"
+    r"partial_rotary_factor is missing: transformers ignores rotary_dim|is not read by the code of model_type 'esm'"
+)
+
+
+@pytest.mark.parametrize("model_type", families.TYPES)
+def test_variations(model_type, tally):
+    found = [compare(model_type, seed) for seed in range(VARIATIONS)]
+    assert all(REFUSALS.search(x) for x in found if x not in ("read", "refused by the class")), found
+    assert ("read" in found) == (model_type not in FIXED)
+    tally["variations of rope settings, read and equal"] += found.count("read")
+    tally["variations of rope settings, refused by the class or by the library"] += len(found) - found.count("read")

@@ -1,0 +1,52 @@
+"""Configs of published checkpoints: each layer that is read has the frequencies of transformers; the rest is refused here."""
+
+import numpy as np
+import pytest
+
+from helpers.rope import bound_of_float32
+from oracles import recorded
+from posenc_jax.hf import plan_to_config, rotary_from_config
+
+SPECTRA = recorded.read("hf_published")["spectra"]
+CASES = {case["name"]: case for case in recorded.cases("hf_published")}
+LENGTH = 4097  # as recorded
+# By the reason, the files that are refused.
+REFUSED = {
+    "model_type 'deepseek_v4' is not read": "deepseek-v4-flash deepseek-v4-flash-nvfp4 deepseek-v4-pro deepseek-v4-pro-nvfp4 "
+    "maxtext-deepseek-v4-4096",
+    "model_type 'cohere_asr' is not read": "cohere-transcribe-arabic",
+    "is not known, and its code may do what no key says": "bora-1.1b deepseek-v4-flash-fp8 deepseek-v4-pro-fp8 infimm-zephyr "
+    "ipex-llava ipex-yuan logics-thinking ome-llava-v1.5-7b step-3.7-flash step-3.7-flash-fp8 telechat-115b telechat-12b-v2 "
+    "telechat-7b yuan2-2b",
+    "rope_parameters is missing, and model_type 'gemma4'": "et-gemma4-e2b et-gemma4-e4b",  # shortened by their repository
+    "num_hidden_layers .* is missing": "mlc-llava ome-llava-1.5-7b-hf",  # left to a class's defaults
+    "the key partial_rotary_factor = 0.5 is not known or not used": "fuyu-8b",  # outside text_config
+    "the larger models of this type have ALiBi": "ipex-baichuan",
+    "rope_scaling.type must be one of": "ming-flash-or-lite-2",  # video_rope
+}
+REASONS = {name: reason for reason, names in REFUSED.items() for name in names.split()}
+
+
+def test_their_number():
+    assert len(CASES) - len(REASONS) > 300 and set(REASONS) <= set(CASES)
+    assert sum(isinstance(case["layers"], list) for case in CASES.values()) > 230
+    assert all(case["source"]["repository"] or case["source"]["path"] is None for case in CASES.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_published_config(name):
+    case = CASES[name]
+    if name in REASONS:
+        with pytest.raises(ValueError, match=REASONS[name]):
+            rotary_from_config(case["config"], length=LENGTH)
+        return
+    plan = rotary_from_config(case["config"], length=LENGTH)
+    assert rotary_from_config(plan_to_config(plan), length=plan.length) == plan
+    if not isinstance(case["layers"], list):  # not a type of transformers, or without rotations
+        return
+    for layer, number in zip(plan.layers, case["layers"], strict=True):
+        if layer.rotary_dim:
+            amplitude, *frequencies = SPECTRA[number]
+            ours = np.sort(layer.frequencies.angular)[::-1]
+            np.testing.assert_allclose(ours, frequencies, rtol=bound_of_float32(1e8), atol=0)
+            assert layer.frequencies.attention_factor == pytest.approx(amplitude, rel=2e-7)

@@ -1,0 +1,87 @@
+"""`attention` beside what attention functions of transformers gave, and their gradients: recorded values."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from helpers.tiers import thorough
+from oracles import recorded
+
+CASES = {f"{case['class']}, layer {case['layer']}": case for case in recorded.cases("hf_attention")}
+OPERANDS = ("query", "key", "value", "sinks")
+# Two float32 programs: of outputs and gradients, which are of order 1.
+TOLERANCE, CHANGED = 5e-6, 0.1
+
+
+def operands(case):
+    return {name: jnp.array(case[name], jnp.float32) for name in OPERANDS if name in case}
+
+
+def options_of(case):
+    """What its config says, as options."""
+    window = case["sliding_window"]
+    return {
+        "causal": True,
+        "window": (None if window is None else window - 1, None),
+        "logits_soft_cap": case["softcap"],
+        "scale": case["scaling"],
+        "block_size": 4,
+    }
+
+
+def apart(case, **changes):
+    """The largest differences of the output and of each gradient, by name."""
+    given, options = operands(case), options_of(case) | changes
+    y, pull = jax.vjp(jax.jit(functools.partial(attend, **options)), given)
+    (got,) = pull(jnp.array(case["cotangent"], jnp.float32))
+    found = {"output": y} | {f"{name}_grad": x for name, x in got.items()}
+    return {name: float(np.max(np.abs(np.asarray(x) - np.array(case[name])))) for name, x in found.items()}
+
+
+def attend(given, **options):
+    options = {"sinks": given.get("sinks")} | options
+    return pe.attention(given["query"], given["key"], given["value"], **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_gradients(name):
+    assert max(apart(CASES[name]).values()) <= TOLERANCE
+
+
+def test_what_is_recorded():
+    features = [
+        (c["class"], c["sliding_window"] is not None, "sinks" in c, c["softcap"] is not None) for c in CASES.values()
+    ]
+    assert features == [
+        ("GptOssAttention", True, True, False),
+        ("GptOssAttention", False, True, False),
+        ("Gemma2Attention", True, False, True),
+        ("Gemma2Attention", False, False, True),
+        ("MistralAttention", True, False, False),
+        ("DeepseekV3Attention", False, False, False),
+    ]
+    latent = CASES["DeepseekV3Attention, layer 0"]
+    assert len(latent["value"][0][0]) != len(latent["query"][0][0])
+
+
+# Options that leave out or mistake what a model does, of one layer of each kind by default.
+CONTROLS = [
+    *((name, {"window": (w, None)}) for name, c in CASES.items() if c["sliding_window"] for w in (None, 1, 3)),
+    *((name, {"logits_soft_cap": None}) for name, c in CASES.items() if c["softcap"]),
+    *((name, {"sinks": None}) for name, c in CASES.items() if "sinks" in c),
+    *((name, {"scale": None}) for name, c in CASES.items() if c["class"] in ("Gemma2Attention", "DeepseekV3Attention")),
+    *((name, {"causal": False, "window": (None, None)}) for name in CASES),
+]
+DEFAULT = ("GptOssAttention, layer 0", {"window": (3, None)}), ("GptOssAttention, layer 0", {"sinks": None})
+DEFAULT += ("Gemma2Attention, layer 1", {"logits_soft_cap": None}), ("Gemma2Attention, layer 1", {"scale": None})
+
+
+@pytest.mark.parametrize(("name", "changes"), [c if c in DEFAULT else thorough(*c) for c in CONTROLS], ids=str)
+def test_other_options_give_other_outputs(name, changes):
+    case = CASES[name]
+    y = attend(operands(case), **options_of(case) | changes)
+    assert np.max(np.abs(np.asarray(y) - np.array(case["output"]))) > CHANGED
