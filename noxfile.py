@@ -242,7 +242,7 @@ def bench_compiled(session: nox.Session, compiler: str) -> None:
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """In neither tier: rotary embeddings beside those of transformers; `-- --record` writes tests/oracles/recorded.
+    """In neither tier: beside transformers and timm; `-- --record` writes tests/oracles/recorded.
 
     With the files that record_bias.py there runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too.
     """
@@ -255,6 +255,8 @@ def parity(session: nox.Session) -> None:
     folder = "tests/huggingface/parity"
     session.run("python", f"{folder}/record.py", env=offline)
     session.run("python", f"{folder}/record_positions.py", env=offline)
+    session.run("python", f"{folder}/record_relative_bias.py", env=offline)
+    session.run("python", f"{folder}/record_attention.py", env=offline)
     if sources := session.posargs[1:]:
         session.run("python", f"{folder}/record_bias.py", *sources, env=offline)
 
@@ -268,7 +270,7 @@ def conformance(session: nox.Session) -> None:
     session.run("python", "-m", "conformance.vectors", "--check")
     runner = ["python", "-m", "conformance.run", "--adapter"]
     session.run(*runner, "posenc_jax", env=environment)
-    peers = ["flax_nnx", "equinox", "keras_hub", "gemma", "transformers"]
+    peers = ["jax_nn", "flax_nnx", "equinox", "keras_hub", "gemma", "transformers"]
     page = ["--markdown", "conformance/results/table.md"]
     session.run(*runner, "posenc_jax", *peers, *page, *session.posargs, env=environment)
 

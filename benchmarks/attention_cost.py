@@ -42,10 +42,10 @@ def interleaved(functions, argument, rounds):
     jax.block_until_ready(next(iter(calls.values()))(argument))
     # Short calls are queued, so that a device works while the next one is on its way to it.
     repeat = max(1, min(100, int(5e-3 / (time.perf_counter() - start))))
-    times, names = {name: [] for name in calls}, list(calls)
+    times, shuffled = {name: [] for name in calls}, np.random.default_rng(0)
     for _ in range(rounds):
-        names = names[1:] + names[:1]
-        for name in names:
+        # A function that follows one with large temporaries pays for fresh pages of memory.
+        for name in shuffled.permutation(list(calls)).tolist():
             start = time.perf_counter()
             for _ in range(repeat):
                 out = calls[name](argument)

@@ -1,8 +1,9 @@
-"""What each form of a rotation wins: `python benchmarks/forms.py [--target v5e v6e h200] [--markdown PATH]`.
+"""What each form of a rotation wins: `python benchmarks/forms.py [--target v5e v6e h200] [--write]`.
 
 Without a target, times every form that can compute a case on this CPU, in rounds that alternate between the forms and a
 plain copy of x. With targets, compiles the forms for them, without a device; `nox -s "bench_compiled(tpu)"` makes the
 environment. In bold stands the form that `_turn_forms.FORMS` takes. Where another is ahead, that table should change.
+`--write` writes results/forms_TARGET_JAX.md for each target.
 """
 
 import argparse
@@ -41,12 +42,12 @@ CASES = [
 ]
 
 
-def fits(form, settings, shape, dim, dtype):
+def fits(form, settings, shape, dim):
     """Whether a form can compute a case."""
     half = settings.layout == "half"
     return {
         "split_and_stack": half or shape[-1] % 2 == 0,
-        "reverse_halves": half and dim == shape[-1] and dtype == "float32",
+        "reverse_halves": half and dim == shape[-1],
         "reverse_pairs": not half and shape[-1] % 2 == 0,
     }.get(form.__name__, True)
 
@@ -60,7 +61,7 @@ def functions_of(platform, shape, dim, layout, dtype):
     functions = {
         form.__name__: lambda x, p, form=form: form(settings, x, p, frequencies, target)
         for form in FORMS
-        if fits(form, settings, shape, dim, dtype)
+        if fits(form, settings, shape, dim)
     }
     return functions, rows, taken
 
@@ -115,23 +116,26 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", nargs="+", choices=sorted(PLATFORMS), default=[])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    texts = []
+    texts = {}
     if not options.target:
         told = "Times in copies of x; temporaries in sizes of x."
-        texts.append(table(processor(), "cpu", told, lambda *case: timed(*case, options.rounds)))
+        texts["cpu"] = table(processor(), "cpu", told, lambda *case: timed(*case, options.rounds))
     for name in options.target:
         sys.path.append(str(Path(__file__).parents[1] / "tests"))
         from devices import aot
 
         target = aot.Target(name, aot.h200_topology() if name == "h200" else aot.tpu_topology(f"{name}:2x2"))
         told = "Estimated cycles in those of a copy (≥: not all are known); fusions; temporaries in sizes of x."
-        texts.append(table(name, PLATFORMS[name], told, lambda *case, target=target: compiled_for(target, *case)))
-    text = "\n".join(texts)
-    print(text)
-    if options.markdown:
-        options.markdown.write_text(text, encoding="utf-8")
+        texts[name] = table(name, PLATFORMS[name], told, lambda *case, target=target: compiled_for(target, *case))
+    for name, text in texts.items():
+        print(text)
+        if options.write:
+            path = Path(__file__).with_name("results") / f"forms_{name}_{jax.__version__}.md"
+            path.write_text(
+                f"Written by `python benchmarks/forms.py`; in bold the form taken. {text}", encoding="utf-8"
+            )
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ def text(result):
 
 
 def summary(result):
-    """Of each case the times of this library and of the fastest other, in copies: the table of the README."""
+    """Of each case the times of this library and of the fastest other, in copies: the table of docs/speed.md."""
     report, rows = Report(result), []
     for entry in result["speed"]:
         found, aim = medians(entry), entry["case"]["aim"]
@@ -250,7 +250,7 @@ def summary(result):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=pathlib.Path, help="a JSON file that run.py wrote")
-    parser.add_argument("--summary", action="store_true", help="the README's table alone")
+    parser.add_argument("--summary", action="store_true", help="the table of docs/speed.md alone")
     options = parser.parse_args()
     print((summary if options.summary else text)(json.loads(options.results.read_text())), end="")
 

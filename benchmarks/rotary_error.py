@@ -5,6 +5,7 @@ positions from 3 with those from 2,000,000,000. Exits with status 1 if a bound i
 """
 
 import argparse
+import functools
 import json
 import sys
 
@@ -96,7 +97,10 @@ def scores(rng):
     """How far scores q·k, which depend on p − q alone, are apart at offsets from 3 and from 2,000,000,000."""
     q, k = rng.standard_normal((2, 64, 8, 128), np.float32)
     size, figures = np.einsum("ih,jh->hij", *(np.linalg.norm(v, axis=-1) for v in (q, k))), {}
-    for name, rotate in (("posenc_jax", pe.rotary), ("textbook in float32", jax.jit(textbook))):
+    for name, rotate in (
+        ("posenc_jax", functools.partial(pe.rotary, head_axis=-2)),
+        ("textbook in float32", jax.jit(textbook)),
+    ):
 
         def at(start, rotate=rotate):
             # Every query of 64 positions with every key, by offset: the score of (i, j) at i − j.

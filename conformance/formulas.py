@@ -240,7 +240,44 @@ def t5(queries, keys, table, bidirectional, max_distance):
     return of_pairs(f, queries, keys, len(table[0]))
 
 
+def sees(i, j, causal, left, right):
+    """Whether a query at position i sees a key at position j."""
+    return (j <= i or not causal) and (left is None or i - j <= left) and (right is None or j - i <= right)
+
+
+def attention(
+    query_positions,
+    key_positions,
+    query,
+    key,
+    value,
+    scale,
+    causal=False,
+    window=(None, None),
+    soft_cap=None,
+    sinks=None,
+):
+    """Operands are (tokens, heads, width); each key head serves consecutive query heads."""
+    group, width = len(query[0]) // len(key[0]), len(value[0][0])
+
+    def attend(i, h, x):
+        seen = [n for n, j in enumerate(key_positions) if sees(i, j, causal, *window)]
+        scores = [scale * sum(M.mpf(a) * b for a, b in zip(x, key[n][h // group], strict=True)) for n in seen]
+        if soft_cap is not None:
+            scores = [soft_cap * M.tanh(s / soft_cap) for s in scores]
+        weights = [M.exp(s) for s in scores]
+        total = sum(weights) + (0 if sinks is None else M.exp(sinks[h]))
+        values = [value[n][h // group] for n in seen]
+        return [sum((w * v[d] / total for w, v in zip(weights, values, strict=True)), M.mpf(0)) for d in range(width)]
+
+    return [[attend(i, h, x) for h, x in enumerate(heads)] for i, heads in zip(query_positions, query, strict=True)]
+
+
 FUNCTIONS = {
     f.__name__: f
-    for f in (sinusoidal, rotary, xpos, timestep, fourier, alibi, kerple_log, kerple_power, sandwich, fire, t5)
+    for f in (
+        *(sinusoidal, rotary, xpos, timestep, fourier),
+        *(alibi, kerple_log, kerple_power, sandwich, fire, t5),
+        attention,
+    )
 }

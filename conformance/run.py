@@ -23,7 +23,7 @@ import numpy as np
 from conformance.adapters import NotOffered
 
 FOLDER = Path(__file__).parent / "vectors"
-ADAPTERS = ("posenc_jax", "flax_nnx", "equinox", "keras_hub", "gemma", "transformers")
+ADAPTERS = ("posenc_jax", "jax_nn", "flax_nnx", "equinox", "keras_hub", "gemma", "transformers")
 PASSED, FAILED, ABSENT = "passed", "failed", "not offered"
 ROUNDED, LOST = "float32 phases", "beyond float32 phases"
 

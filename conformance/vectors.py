@@ -38,6 +38,7 @@ REASONS = {
     "kerple_power": "a power of float32, whose exponent's rounding grows with the logarithm of the distance; relative",
     "sandwich": "for each pair four sines within 9e-8 and their roundings, times the greatest rate, heads/8",
     "fire": "two logarithms, a quotient and a sum of products of float32, for weights of about 1",
+    "attention": "scores below 4 with four roundings of float32 each, and a mean of values of at most 1",
 }
 
 
@@ -238,6 +239,51 @@ def bias_cases():
         yield case(f"fire-{name}", "fire", mlp, tile, 1e-6)
 
 
+# Queries and keys: of a sequence, of its last token, at the ends of int32, and queries of which some see no key.
+SEQUENCE = range(6)
+TOKENS = {
+    "near": (list(SEQUENCE), list(SEQUENCE)),
+    "decode": ([5], list(SEQUENCE)),
+    "far": ([2**31 - 6 + n for n in SEQUENCE], [2**31 - 6 + n for n in SEQUENCE]),
+    "negative": ([-(2**31) + n for n in SEQUENCE], [-(2**31) + n for n in SEQUENCE]),
+    "apart": ([2, 5, 7, 8, 100, 2**31 - 1], list(SEQUENCE)),
+}
+SINKS = [0.5, -1.0, 2.0, 0.0]
+
+
+def heads_of(tokens, heads, width, step):
+    """Sixteenths from −1 to 1 for each token and head, different for neighbours."""
+    return [
+        [[((step * n + 7 * h + 13 * d + 3 * n * d) % 33 - 16) / 16 for d in range(width)] for h in range(heads)]
+        for n in range(tokens)
+    ]
+
+
+def attention_cases():
+    sliding, capped, sinks = {"causal": True, "window": [2, 0]}, {"soft_cap": 1.5}, {"sinks": SINKS}
+    for label, settings, width, ranges in (
+        ("plain", {}, 4, ("near",)),
+        ("causal", {"causal": True}, 4, ("near", "decode")),
+        ("left", {"window": [2, None]}, 4, ("near", "negative")),
+        ("right", {"window": [None, 1]}, 4, ("near", "far")),
+        ("both", {"window": [2, 1]}, 4, ("near", "far", "negative")),
+        ("alone", {"window": [0, 0]}, 4, ("near",)),
+        ("sliding", sliding, 4, ("near", "decode", "apart")),
+        ("sinks", {"causal": True} | sinks, 4, ("near",)),
+        ("sliding-sinks", sliding | sinks, 4, ("near", "decode", "far", "apart")),
+        ("cap", {"causal": True} | capped, 4, ("near",)),
+        ("sliding-cap", sliding | capped, 4, ("near", "decode")),
+        ("narrow", {"causal": True}, 3, ("near", "decode")),
+        ("wide", {"causal": True}, 5, ("near",)),
+        ("all", {"causal": True, "window": [3, 1]} | capped | sinks, 3, ("near", "apart")),
+    ):
+        for name in ranges:
+            queries, keys = TOKENS[name]
+            inputs = {"query_positions": queries, "key_positions": keys, "query": heads_of(6, 4, 4, 5)[-len(queries) :]}
+            inputs |= {"key": heads_of(6, 2, 4, 11), "value": heads_of(6, 2, width, 8)}
+            yield case(f"attention-{label}-{name}", "attention", {"scale": 1.5} | settings, inputs, 2e-6)
+
+
 GROUPS = {
     "sinusoidal": sinusoidal_cases,
     "rotary": rotary_cases,
@@ -248,6 +294,7 @@ GROUPS = {
     "timestep": timestep_cases,
     "fourier": fourier_cases,
     "bias": bias_cases,
+    "attention": attention_cases,
 }
 
 

@@ -169,8 +169,8 @@ def decoding(head_dim: int, seed: int) -> dict[str, Any]:
     different = 0
     for start in (0, 2_000_000_000):
         positions = np.arange(start, start + 64, dtype=np.int32)
-        whole = pe.rotary(keys, positions)
-        steps = [pe.rotary(keys[:, i : i + 1], positions[i : i + 1]) for i in range(64)]
+        whole = pe.rotary(keys, positions, head_axis=-2)
+        steps = [pe.rotary(keys[:, i : i + 1], positions[i : i + 1], head_axis=-2) for i in range(64)]
         different += int((np.asarray(whole).view(np.int32) != np.concatenate(steps, axis=1).view(np.int32)).sum())
     return check(
         "Rotary decode steps, one position each, give the same bits as the whole sequence",

@@ -57,7 +57,7 @@ class Variant:
 
 def biased(bias: Callable[[Setup, nnx.Rngs], Callable]) -> Callable[[Setup, nnx.Rngs, int], Callable]:
     """Attention with a bias, which does not change with the length of the windows."""
-    return lambda s, rngs, length: positional_attention(bias=bias(s, rngs))
+    return lambda s, rngs, length: positional_attention(0, bias=bias(s, rngs))
 
 
 # Distances among the settings of biases are the fraction of the training length that they are in the papers: ¼ of T5's

@@ -2,7 +2,7 @@
 
 A page's blocks share one namespace, in their order. The include of `outputs/NAME` after a block shows what it prints,
 in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. `outputs/sessions.md` lists
-the sessions of noxfile.py, as `nox -l` does.
+the sessions of noxfile.py, as `nox -l` does, and `outputs/model_types.md` the model types that configs are read of.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
+import model_types
 
 DOCS = pathlib.Path(__file__).parent
 INCLUDES = DOCS.parent / "build" / "docs"
@@ -90,6 +91,7 @@ def main() -> None:
     args.includes.mkdir(parents=True, exist_ok=True)
     noxfile = (DOCS.parent / "noxfile.py").read_text(encoding="utf-8")
     (args.includes / "sessions.md").write_text("\n".join(sessions(noxfile)) + "\n", encoding="utf-8")
+    (args.includes / "model_types.md").write_text("\n".join(model_types.lines()) + "\n", encoding="utf-8")
     for page in args.pages or pages():
         start = time.perf_counter()
         for name, text in run(page).items():

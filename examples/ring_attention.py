@@ -138,7 +138,7 @@ def sharded(mesh: jax.sharding.Mesh, bias: Bias | None = None, axis: str = "sequ
     def local(
         q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, segments: jax.Array, parameters: tuple
     ) -> jax.Array:
-        q, k = pe.rotary(q, positions), pe.rotary(k, positions)
+        q, k = pe.rotary(q, positions, head_axis=-2), pe.rotary(k, positions, head_axis=-2)
         return ring_attention(q, k, v, positions, segments, *parameters, axis=axis, bias=bias)
 
     x, row = P(None, axis), P(axis)
@@ -153,7 +153,7 @@ def alone(bias: Bias | None = None) -> Callable[..., jax.Array]:
     def attend(
         q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, segments: jax.Array, *parameters: Any
     ) -> jax.Array:
-        q, k = pe.rotary(q, positions), pe.rotary(k, positions)
+        q, k = pe.rotary(q, positions, head_axis=-2), pe.rotary(k, positions, head_axis=-2)
         where = {"query_positions": positions, "key_positions": positions}
         packed = {"query_segments": segments, "key_segments": segments}
         tile = bias and (lambda i, j: bias(i, j, *parameters))

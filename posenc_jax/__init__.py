@@ -43,6 +43,7 @@ from posenc_jax._xpos import xpos
 # Attention biases: by formula, then learned.
 from posenc_jax._bias import alibi, kerple_log, kerple_power, sandwich
 from posenc_jax._learned_bias import t5, fire
+from posenc_jax._relative_bias import relative_position_bias
 
 # Attention with any position bias.
 from posenc_jax._attention import attention
@@ -77,6 +78,7 @@ __all__ = [
     "positions_from_mask",
     "positions_from_segments",
     "proportional",
+    "relative_position_bias",
     "resize_table",
     "rotary",
     "rotation_matrix",

@@ -12,12 +12,13 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import InconclusiveDimensionOperation
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from posenc_jax import _checks, _mesh
+from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import InvalidType, InvalidValue, Kind, require
-from posenc_jax._frequencies import Spectrum, dim_of, num_axes_of, parse, parse_positions
+from posenc_jax._frequencies import Spectrum, amplitude_of, dim_of, num_axes_of, parse, parse_positions
 
 # Scaled spectra
 
@@ -152,7 +153,7 @@ def _first_rows(x: jax.Array, table: jax.Array) -> None:
     length, seq = table.shape[0], x.shape[-2]
     try:
         longer = bool(seq > length)
-    except InconclusiveDimensionOperation:
+    except Exception:  # InconclusiveDimensionOperation, whose import brings in Pallas
         size = f"of known size, or with a constraint such as 'seq <= {length}'"
         raise InvalidValue(f"x must have a sequence {size}, got shape {x.shape}") from None
     require(not longer, "table of {} rows is too small for a sequence of {}", length, seq)
@@ -184,14 +185,32 @@ def rotated(
         require(ok, "head_axis must be an axis of {} other than its last, shape {}, got {}", name, x.shape, head_axis)
         head_axis %= x.ndim
     require(x.shape[-1], "{} must have features to turn, got shape {}", name, x.shape)
-    frequencies = parse(x.shape[-1] if frequencies is None else frequencies, even=True, unsharded=True)
+    frequencies = parse(x.shape[-1] if frequencies is None else frequencies, even=True, unsharded=True, empty=True)
     dim = dim_of(frequencies)
-    require(dim <= x.shape[-1], "frequencies of width {} must fit into head_dim, {} has shape {}", dim, name, x.shape)
-    if layout == "half" or dim < x.shape[-1]:
+    hint = f"; for a base of {dim}, pass geometric({x.shape[-1]}, {dim})" if dim >= 2**12 else ""
+    message = "frequencies of width {} must fit into head_dim, {} has shape {}{}"
+    require(dim <= x.shape[-1], message, dim, name, x.shape, hint)
+    if dim and (layout == "half" or dim < x.shape[-1]):
         _checks.unsharded(name, x)
     rows_of = f"{name} without its head axis and its last"
     positions = beside(positions_name, positions, name, x, frequencies, rows_of, head_axis=head_axis)
+    if dim and positions is not None and amplitude_of(frequencies) != 1:
+        _refuse_one_position(name, x, positions_name, positions, head_axis, amplitude_of(frequencies))
     return x, positions, frequencies, head_axis
+
+
+def _refuse_one_position(
+    name: str, x: jax.Array, positions_name: str, positions: jax.Array, head_axis: Any, factor: float
+) -> None:
+    """Raises if several vectors share one position: it may be an offset, which must not apply an amplitude again."""
+    rows = [n for axis, n in enumerate(x.shape[:-1]) if axis != head_axis]
+    shared = positions.ndim == 1 or positions.shape[-2] == 1
+    if shared and rows and not (isinstance(rows[-1], int) and rows[-1] <= 1):
+        ways = "to place them, give each its position; to move rotated vectors, use with_attention_factor(1)"
+        message = (
+            f"{positions_name} must not be one for the {rows[-1]} vectors of {name} if attention_factor is {factor}"
+        )
+        raise InvalidValue(f"{message}: {ways}")
 
 
 # Tiles of queries and keys
@@ -203,26 +222,47 @@ def tile(queries: Any, keys: Any, kind: Kind = _checks.NUMBERS, what: str = "pos
     queries, keys = (jnp.asarray(_checks.array(n, x, kind)) for n, x in zip(names, (queries, keys), strict=True))
     for name, x, axis in zip(names, (queries, keys), ("queries", "keys"), strict=True):
         require(x.ndim, "{} must have shape (..., {}), got ()", name, axis)
+    if what == "positions":
+        no_coordinates(names[0], queries)
+        no_coordinates(names[1], keys)
     try:
         jnp.broadcast_shapes(queries.shape[:-1], keys.shape[:-1])
     except ValueError:
         both = f"{names[0]}, shape {queries.shape}, and {names[1]}, shape {keys.shape}"
         raise InvalidValue(f"the leading axes of {both}, must broadcast") from None
     tile_sharded_together(queries, keys, {}, what)
-    if all(jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys)) and queries.dtype != keys.dtype:
-        common = np.promote_types(queries.dtype, keys.dtype)
-        if common.kind == "f" or jax.dtypes.canonicalize_dtype(common) != common:
-            both = f"{names[0]} of {queries.dtype} and {names[1]} of {keys.dtype}"
-            raise InvalidType(f"{both} have no common dtype here; pass int32")
-        queries, keys = queries.astype(common), keys.astype(common)
-    return queries, keys
+    integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys))
+    return of_one_dtype(names, queries, keys) if integers else (queries, keys)
+
+
+def of_one_dtype(names: tuple[str, str], a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two arrays of integers, of the dtype that holds both."""
+    common = np.promote_types(a.dtype, b.dtype)
+    if common.kind == "f" or jax.dtypes.canonicalize_dtype(common) != common:
+        both = f"{names[0]} of {a.dtype} and {names[1]} of {b.dtype}"
+        raise InvalidType(f"{both} have no common dtype here; pass int32")
+    return a.astype(common), b.astype(common)
+
+
+def no_coordinates(name: str, x: Any) -> None:
+    """Raises if known positions (..., 2 or 3) are the points of a full grid; short sequences of a batch never are."""
+    known = not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
+    if not known or x.ndim < 2 or x.shape[-1] not in (2, 3):
+        return
+    rows = np.unique(np.asarray(x).reshape(-1, x.shape[-1]), axis=0)
+    sizes = [len(np.unique(column)) for column in rows.T]
+    grid = len(rows) == math.prod(sizes) and sum(n > 1 for n in sizes) > 1
+    message = (
+        "{} must be one number for each token, (..., tokens), got the coordinates of a grid, {}; bias each by itself"
+    )
+    require(not grid, message, name, x.shape)
 
 
 def tile_sharded_together(
-    queries: jax.Array, keys: jax.Array, per_head: dict[str, jax.Array], what: str = "positions"
+    queries: jax.Array, keys: jax.Array, per_head: dict[str, jax.Array], what: str = "positions", axes: int = 0
 ) -> None:
-    """Raises if the positions of both sides and the arrays (..., heads) in `per_head` shard a tile differently."""
-    (*batch, row), (*other, column) = (jax.typeof(x).sharding.spec for x in (queries, keys))
+    """Raises if both sides, (..., tokens) and `axes` axes more, and arrays (..., heads) shard a tile differently."""
+    (*batch, row), (*other, column) = (jax.typeof(x).sharding.spec[: x.ndim - axes] for x in (queries, keys))
     specs = {f"query_{what}": (*batch, None, row, None), f"key_{what}": (*other, None, None, column)}
     heads = {name: (jax.typeof(x).sharding.spec[-1], None, None) for name, x in per_head.items()}
     _checks.sharded_together(specs | heads)
@@ -243,10 +283,11 @@ def of_heads(positions: tuple[jax.Array, jax.Array], **arrays: Any) -> list[jax.
 
 
 def operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Query (..., queries, heads, head_dim), key and value (..., keys, kv_heads, head_dim) that fit each other."""
-    known, axes = (-3, -2, -1), (..., "keys", "kv_heads", "head_dim")
+    """Query (..., queries, heads, head_dim), key and value (..., keys, kv_heads, width) that fit each other."""
+    known, axes = (-3, -2, -1), (..., "keys", "kv_heads")
     query = _checks.floats("query", query, (..., "queries", "heads", "head_dim"), known)
-    key, value = _checks.floats("key", key, axes, known), _checks.floats("value", value, axes, known)
+    key = _checks.floats("key", key, (*axes, "head_dim"), known)
+    value = _checks.floats("value", value, (*axes, "value_dim"), known)
     shape, spec = query.shape, jax.typeof(query).sharding.spec
     leading = [axis for n, axis in zip(shape[:-3], spec, strict=False) if n != 1]
     if any(axis is not None for axis in leading[1:]):  # the reshape would move data between devices
@@ -257,15 +298,41 @@ def operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, ja
             raise InvalidType(f"{name} must have the dtype of query, {query.dtype}, got {x.dtype}")
     if key.shape[:-3] != shape[:-3] or key.shape[-1] != shape[-1]:
         raise InvalidValue(f"key must have the leading axes and the head_dim of query, shape {shape}, got {key.shape}")
-    require(value.shape == key.shape, "value must have the shape of key, {}, got {}", key.shape, value.shape)
+    if value.shape[:-1] != key.shape[:-1]:
+        raise InvalidValue(f"value must have the axes of key but for the last, shape {key.shape}, got {value.shape}")
     (heads, head_dim), kv_heads = shape[-2:], key.shape[-2]
-    require(head_dim >= 1, "head_dim must be at least 1, got 0")
+    require(head_dim >= 1 and value.shape[-1] >= 1, "head_dim and value_dim must be at least 1, got 0")
     if kv_heads < 1 or heads % kv_heads:
         raise InvalidValue(f"the heads of query must be a multiple of those of key, got {heads} and {kv_heads}")
     for name, x in {"query": query, "key": key, "value": value}.items():
         for axis in (-3, -1):
             _checks.unsharded(name, x, axis)
     return query, _sharded_as_query("key", key, query), _sharded_as_query("value", value, query)
+
+
+def scaled(query: jax.Array, scale: Any) -> tuple[jax.Array, float]:
+    """The query and its scale as a number; an array multiplies the query, and leaves 1."""
+    scale = _checks.held(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if not _checks.is_array(scale):
+        return query, _checks.number("scale", scale, float32=True)
+    scale = _checks.array("scale", scale, _checks.FLOATS)
+    _checks.broadcastable("scale", scale.shape, "query without head_dim", query.shape[:-1])
+    want = PartitionSpec(*jax.typeof(query).sharding.spec[:-1])
+    sharded_like("scale", jax.typeof(scale).sharding.spec, "query", want)
+    scale = align(jnp.asarray(scale), query.ndim - 1)[..., None]
+    dtype = compute_dtype(query)
+    return (query.astype(dtype) * scale.astype(dtype)).astype(query.dtype), 1.0
+
+
+def sinks(sinks: Any, query: jax.Array) -> jax.Array | None:
+    """The logits of sinks, (heads,), sharded like the heads of the query."""
+    if sinks is None:
+        return None
+    sinks, heads = _checks.floats("sinks", sinks, ("heads",)), query.shape[-2]
+    require(sinks.shape == (heads,), "sinks must have shape (heads,) = ({},), got {}", heads, sinks.shape)
+    want = PartitionSpec(jax.typeof(query).sharding.spec[-2])
+    sharded_like("sinks", jax.typeof(sinks).sharding.spec, "the heads of query", want)
+    return _mesh.resharded(sinks, want, query)
 
 
 def _sharded_as_query(name: str, x: jax.Array, query: jax.Array) -> jax.Array:

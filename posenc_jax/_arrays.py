@@ -1,10 +1,16 @@
-"""The rank and the dtype in which arrays are computed."""
+"""What an object holds as an array, and the rank and the dtype in which arrays are computed."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+
+
+def held(x: Any) -> Any:
+    """The array that an object with `__jax_array__` holds, such as an `nnx.Param`; any other value as it is."""
+    convert = getattr(x, "__jax_array__", None)  # tracers have it, and it is None
+    return x if convert is None else convert()
 
 
 def align(x: Any, ndim: int) -> Any:

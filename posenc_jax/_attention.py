@@ -15,8 +15,9 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align
-from posenc_jax._blockwise import BlockwiseSettings, Side, blockwise, grid
+from posenc_jax._blockwise import attend
 from posenc_jax._checks import InvalidType, public
+from posenc_jax._tiles import Operands, Settings, Side, grid
 
 
 class _Options(TypedDict, total=False):
@@ -26,7 +27,10 @@ class _Options(TypedDict, total=False):
     query_segments: ArrayLike | None
     key_segments: ArrayLike | None
     causal: bool
-    scale: float | None
+    window: tuple[int | None, int | None]
+    logits_soft_cap: float | None
+    sinks: ArrayLike | None
+    scale: ArrayLike | None
     block_size: int
 
 
@@ -55,7 +59,10 @@ def attention(
     query_segments: ArrayLike | None = None,
     key_segments: ArrayLike | None = None,
     causal: bool = False,
-    scale: float | None = None,
+    window: tuple[int | None, int | None] = (None, None),
+    logits_soft_cap: float | None = None,
+    sinks: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
     block_size: int = 512,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
@@ -65,13 +72,15 @@ def attention(
 
     where the sums run over the keys that query $i$ sees. Results and derivatives are those of
     `jax.nn.dot_product_attention` with a dense bias, computed in tiles of at most block_size queries and block_size
-    keys. Each tile computes its part of the bias, and computes it again in the derivative. Tiles in which no query sees
-    a key are skipped. A query that sees no key yields zeros.
+    keys. Each tile computes its part of the bias, and computes it again in the derivative. Tiles in which no query can
+    see a key, by the least and greatest of their positions and segments, are skipped, in the derivative too; under
+    `jax.vmap` over positions or segments, all tiles are computed. A query that sees no key yields zeros.
 
     Scores and sums are float32 (float64 for float64 operands). Attention weights are cast to the dtype of value before
-    they multiply it. The function is differentiable in reverse mode, including in the arrays that bias closes over.
-    Masked keys and values must still be finite, as in any attention. Sequence lengths must be known at trace time.
-    Outside `jax.jit`, every call with a bias recompiles.
+    they multiply it. The function is differentiable in forward and reverse mode, including in the arrays that bias
+    closes over; first and second derivatives take memory linear in the length. It has no `jax.linear_transpose`: use
+    `jax.vjp`. Masked keys and values must still be finite, as in any attention. Sequence lengths must be known at trace
+    time. Outside `jax.jit`, every call with a bias recompiles.
 
     On a mesh with Explicit axes, neither the sequences nor leading axes after the first may be sharded; use `jax.vmap`
     for such leading axes. Inside `jax.shard_map`, sequences may be sharded. There, pass bias its replicated parameters
@@ -84,19 +93,19 @@ def attention(
     $$\ell_i = \ln \sum_s e^{\ell^s_i}, \qquad o_i = \sum_s e^{\ell^s_i - \ell_i} o^s_i.$$
 
     A float32 residual is accurate to $2^{-24} |\ell^s_i|$. If a query sees only distant keys under a large bias, the
-    weights of the parts are no more accurate than that.
+    weights of the parts are no more accurate than that. Give sinks to one part only.
 
     Args:
       query: floats of shape (..., queries, heads, head_dim).
       key: floats of shape (..., keys, kv_heads, head_dim) and query's dtype. Each key head serves heads / kv_heads
         consecutive query heads.
-      value: floats of key's shape and dtype.
+      value: floats of shape (..., keys, kv_heads, value_dim) and query's dtype.
       bias: $b$, a function that takes the positions of a tile, (..., queries) and (..., keys), and returns floats that
         broadcast to (batch, heads, queries, keys), such as `lambda i, j: alibi(i, j, 8)`. These positions
         have a batch axis, possibly of size 1, only if query_positions or key_positions has leading axes.
       query_positions: integers of shape (..., queries); leading axes broadcast to those of query. If query_positions
         and key_positions are both None, both count from 0. This requires as many keys as queries, unless there is
-        neither a causal mask nor a bias.
+        no causal mask, no window and no bias.
       key_positions: integers of shape (..., keys), broadcast likewise. Give both query_positions and key_positions, or
         neither.
       query_segments: integers of shape (..., queries), broadcast likewise. A query sees only keys with the same
@@ -104,23 +113,33 @@ def attention(
       key_segments: integers of shape (..., keys), broadcast likewise. Give both query_segments and key_segments, or
         neither.
       causal: whether to mask keys at positions after the query's.
-      scale: $c$; None for $1/\sqrt{\text{head\_dim}}$.
+      window: (left, right): a query at position $p$ sees keys at positions $p - \text{left}$ to $p + \text{right}$,
+        None for no bound. A `sliding_window` of $w$ in a Hugging Face config, where a query is one of the $w$ keys that
+        it sees, is (w - 1, 0).
+      logits_soft_cap: $a$, which bounds the scores before the bias: $a \tanh(c\,q_i \cdot k_j / a) + b(i, j)$; None
+        for no bound, else from 1e-30 to 1e30.
+      sinks: floats of shape (heads,), the score of one more key for each head, whose value is 0.
+      scale: $c$; None for $1/\sqrt{\text{head\_dim}}$. An array that broadcasts to (..., queries, heads), which may be
+        learned or depend on the query's position, multiplies the query, and the product is rounded to query's dtype,
+        beyond whose range it is infinite. A traced number is such an array.
       block_size: the maximum number of queries, and of keys, in a tile.
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too. Unlike the residual of
         `jax.nn.dot_product_attention`, it is differentiable and is not rounded to the dtype of key.
 
     Returns:
-      An array with the shape and dtype of query. With return_residual, a tuple of that array and the residuals,
-      float32 (float64 for float64 operands) of shape (..., queries, heads): $-\infty$ where a query sees no key.
+      An array of shape (..., queries, heads, value_dim) and query's dtype. With return_residual, a tuple of that array
+      and the residuals, float32 (float64 for float64 operands) of shape (..., queries, heads): $-\infty$ where a query
+      sees no key and there is no sink.
 
     Raises:
       TypeError: if an operand is not a float array of query's dtype, positions or segments are not integers, bias is
-        not a function or does not return one float array, or another argument has the wrong type.
+        not a function or does not return one float array, window is not a pair, or another argument has the wrong type.
       ValueError: if shapes do not match, the number of query heads is not a multiple of the number of key heads,
         positions or segments are given for one side only, positions are needed but cannot be counted, a tile of the
-        bias does not broadcast, block_size is below 1, or a length, heads or head_dim is symbolic. On Explicit axes,
-        also if a sequence, head_dim or a leading axis after the first is sharded, or if the batch or heads of key,
-        value or bias are sharded differently from query's.
+        bias does not broadcast, block_size is below 1, a side of window is negative, logits_soft_cap is out of bounds,
+        or a length, heads, head_dim or value_dim is symbolic. On Explicit axes, also if a sequence, head_dim or a
+        leading axis after the first is sharded, or if the batch or heads of key, value, sinks or bias are sharded
+        differently from query's.
 
     Examples:
       >>> import jax
@@ -131,6 +150,11 @@ def attention(
       ... def attend(q, k, v):
       ...     return pe.attention(q, k, v, bias=lambda i, j: pe.alibi(i, j, 8), causal=True, block_size=128)
       >>> attend(q, k, v).shape
+      (2, 1000, 8, 16)
+
+      A sliding window of 128 keys with a sink:
+
+      >>> pe.attention(q, k, v, window=(127, 0), sinks=jnp.zeros(8)).shape
       (2, 1000, 8, 16)
 
       One decode step, with a cache in which 7 keys have been written:
@@ -150,36 +174,45 @@ def attention(
 
     Reference:
       Rabe and Staats, "Self-attention Does Not Need O(n²) Memory", 2021, section 2; Dao et al., "FlashAttention", 2022,
-      appendix B, for the derivative.
+      appendix B, for the derivative. The cap is that of Gemma Team, "Gemma 2", 2024, section 2; sinks are those of Xiao
+      et al., "Efficient Streaming Language Models with Attention Sinks", 2024, section 3.3, learned as in gpt-oss.
     """
     query, key, value = _arguments.operands(query, key, value)
-    settings = _parse_settings(query.shape[-1], causal, scale, block_size, return_residual)
+    query, scale = _arguments.scaled(query, scale)
+    sinks, returned = _arguments.sinks(sinks, query), _checks.flag("return_residual", return_residual)
+    settings = _parse_settings(causal, window, logits_soft_cap, scale, block_size)
     _checks.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
-    needed = settings.causal or bias is not None
+    needed = settings.masked or bias is not None
     positions = _arguments.positions_of_sides(query_positions, key_positions, query, key, needed)
     segments = _arguments.sides("segments", query_segments, key_segments, query, key) or (None, None)
-    settings = settings._replace(skips=settings.causal or query_segments is not None)
+    settings = settings._replace(skips=settings.masked or query_segments is not None)
 
-    sides = tuple(map(Side, _by_batch(positions, query.shape[:-3]), _by_batch(segments, query.shape[:-3])))
-    operands = tuple(x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
+    batch = query.shape[:-3]
+    sides = tuple(map(Side, _by_batch(positions, batch), _by_batch(segments, batch)))
+    q, k, v = (x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
     # Makes all operands vary along the same manual axes; the transpose sums their cotangents over these axes once.
-    axes = frozenset().union(*map(_mesh.varying, jax.tree.leaves((operands, sides))))
-    operands, sides = jax.tree.map(functools.partial(_mesh.vary, axes=axes), (operands, sides))
-    arrays = []
+    x = Operands(q, k, v, sinks, sides, ())
+    axes = frozenset().union(*map(_mesh.varying, jax.tree.leaves(x)))
+    x = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x)
     if bias is not None:
-        settings, arrays = _trace_bias(settings, bias, operands[0], sides, axes)
-    results = blockwise(settings, *operands, sides, arrays)
-    if return_residual:
-        return results[0].reshape(query.shape), results[1].reshape(query.shape[:-1])
-    return results.reshape(query.shape)
+        settings, x = _trace_bias(settings, bias, x)
+    leaves, tree = jax.tree.flatten(x)
+    out, total, top = attend(settings._replace(tree=tree), *leaves)
+    out = out.reshape(*query.shape[:-1], value.shape[-1])
+    return (out, (top + jnp.log(total)).reshape(query.shape[:-1])) if returned else out
 
 
-def _parse_settings(head_dim: int, causal: Any, scale: Any, block_size: Any, return_residual: Any) -> BlockwiseSettings:
+def _parse_settings(causal: Any, window: Any, soft_cap: Any, scale: float, block_size: Any) -> Settings:
     """The settings that are plain values."""
-    scale = _checks.number("scale", 1 / math.sqrt(head_dim) if scale is None else scale, float32=True)
     causal, block_size = _checks.settings(causal=causal, block_size=block_size)
-    residual = _checks.flag("return_residual", return_residual)
-    return BlockwiseSettings(causal, scale, block_size, residual=residual)
+    pair = isinstance(window, tuple) and len(window) == 2
+    _checks.require_type(pair, "window", "a pair (left, right) of integers or None", window)
+    window = tuple(n if n is None else _checks.integer(f"window[{i}]", n, 0) for i, n in enumerate(window))
+    if soft_cap is not None:  # in these bounds neither scores divided by it nor their derivatives leave float32
+        soft_cap = _checks.positive("logits_soft_cap", soft_cap)
+        bounds = "logits_soft_cap must be from 1e-30 to 1e30, or None for no bound, got {}"
+        _checks.require(1e-30 <= soft_cap <= 1e30, bounds, soft_cap)
+    return Settings(causal, window, soft_cap, scale, block_size)
 
 
 def _by_batch(sides: tuple[Any, Any], batch: tuple[int, ...]) -> tuple[Any, Any]:
@@ -195,24 +228,26 @@ def _by_batch(sides: tuple[Any, Any], batch: tuple[int, ...]) -> tuple[Any, Any]
     return flat(sides[0]), flat(sides[1])
 
 
-def _trace_bias(
-    settings: BlockwiseSettings, bias: Callable[..., Any], query: jax.Array, sides: Any, axes: frozenset[Any]
-) -> tuple[BlockwiseSettings, list[Any]]:
-    """Traces the bias to a jaxpr. Returns the settings with it, and the arrays that it closes over."""
-    positions = [jax.typeof(side.positions) for side in sides]
-    tiles = [x.update(shape=(*x.shape[:-1], grid(settings, x.shape[-1])[1]), weak_type=False) for x in positions]
+def _trace_bias(settings: Settings, bias: Callable[..., Any], x: Operands) -> tuple[Settings, Operands]:
+    """Traces the bias to a jaxpr. Returns the settings with it, and the operands with the arrays it closes over."""
+    positions = [jax.typeof(side.positions) for side in x.sides]
+    sizes = [grid(settings.block_size, p.shape[-1])[1] for p in positions]
+    tiles = [p.update(shape=(*p.shape[:-1], n), weak_type=False) for p, n in zip(positions, sizes, strict=True)]
     with _checks.callback():
         traced = jax.make_jaxpr(bias)(*tiles)
-    outputs, arrays = traced.out_avals, traced.consts
+    outputs, arrays = traced.out_avals, tuple(traced.consts)
     if len(outputs) != 1 or not jnp.issubdtype(outputs[0].dtype, jnp.floating):
         raise InvalidType(f"bias must give one float array, got {', '.join(map(str, outputs)) or 'none'}")
-    target = query.shape[0], query.shape[2], *(x.shape[-1] for x in tiles)
+    target = x.query.shape[0], x.query.shape[2], *sizes
     _checks.broadcastable("bias", outputs[0].shape, "a tile (batch, heads, queries, keys)", target)
-    batch, _, heads, _ = jax.typeof(query).sharding.spec
+    batch, _, heads, _ = jax.typeof(x.query).sharding.spec
     want = PartitionSpec(batch, heads, None, None)
     _arguments.sharded_like("a tile of bias", outputs[0].sharding.spec, "query", want)
-    # Only tracers can have a derivative.
-    learned = [i for i, x in enumerate(arrays) if isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating)]
-    # For parameters that do not vary along all axes, a tile sums cotangents over devices, so no device may skip it.
-    skips = settings.skips and all(_mesh.varying(arrays[i]) == axes for i in learned)
-    return settings._replace(skips=skips, bias=traced.jaxpr, learned=tuple(learned)), arrays
+    # What is added to scores makes them vary. The positions stay as they are in the jaxpr.
+    axes = frozenset().union(*map(_mesh.varying, (x.query, *arrays)))
+    varied = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x._replace(sides=None))
+    # Only tracers can have a derivative. For parameters that do not vary along all axes, a tile sums cotangents over
+    # devices, so no device may skip it.
+    learned = [a for a in arrays if isinstance(a, Tracer) and jnp.issubdtype(a.dtype, jnp.floating)]
+    skips = settings.skips and all(_mesh.varying(a) == axes for a in learned)
+    return settings._replace(skips=skips, bias=traced.jaxpr), varied._replace(sides=x.sides, arrays=arrays)

@@ -5,7 +5,8 @@ keys). Positions are data, so one call computes the bias for a tile, a decode st
 packed segments (whose positions restart; a mask separates them). A tile has the same bits as the corresponding part of
 the full bias. In `sandwich` the last bit may differ, because the compiler chooses the order of its sum. Integer
 distances are computed exactly and then rounded to float32. If one side has float positions, the other is converted to
-float as well.
+float as well. Coordinates of a grid, (tokens, 2), have the shape of a batch of sequences of two tokens. Known ones are
+an error; traced ones are taken for a batch. Bias each coordinate by itself, and add the biases.
 
 A custom kernel computes the bias of its own tile and takes the parameters as inputs. This Pallas kernel runs in
 interpret mode, without an accelerator:
@@ -91,6 +92,7 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
       Press et al., "Train Short, Test Long", 2022, section 3; slopes for other head counts follow the authors' code.
     """
     positions = _arguments.tile(query_positions, key_positions)
+    heads = _checks.held(heads)
     if isinstance(heads, (jax.Array, np.ndarray)):
         return _alibi(*positions, *_arguments.of_heads(positions, heads=heads))
     heads = _checks.integer("heads", heads, expected="an integer or a float array of slopes")

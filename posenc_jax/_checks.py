@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from posenc_jax._arrays import held
+
 P = ParamSpec("P")
 R = TypeVar("R")
 _INT32, _FLOAT32 = np.iinfo(np.int32), np.finfo(np.float32)
@@ -160,16 +162,14 @@ def positive_int(name: str, value: Any) -> int:
 
 def length(name: str, value: Any) -> int:
     """`value` as a number of positions, from 1 to 2³¹ − 1."""
-    result = positive_int(name, value)
-    require(result <= _INT32.max, "{} must fit into int32, got {!r:.60}", name, result)
-    return result
+    require(positive_int(name, value) <= _INT32.max, "{} must fit into int32, got {!r:.60}", name, value)
+    return int(value)
 
 
-def size(name: str, value: Any) -> int:
-    """`value` as a number of features or heads, from 1 to 2²⁰: the host computes something for each."""
-    result = positive_int(name, value)
-    require(result <= 2**20, "{} must be at most 2²⁰, got {!r:.60}", name, result)
-    return result
+def size(name: str, value: Any, least: int = 1) -> int:
+    """`value` as a number of features or heads, from `least` to 2²⁰: the host computes something for each."""
+    require(integer(name, value, least) <= 2**20, "{} must be at most 2²⁰, got {!r:.60}", name, value)
+    return int(value)
 
 
 def flag(name: str, value: Any) -> bool:
@@ -223,7 +223,7 @@ def array(name: str, value: Any, kind: Kind = NUMBERS) -> Any:
 
     An integral Python number becomes int32; any other is rounded to float32.
     """
-    x: Any = value
+    x = value = held(value)
     if isinstance(value, int) and not isinstance(value, bool) or type(value) is float and kind.floats:
         if isinstance(value, int) or value.is_integer():  # false for NaN and infinities
             require(_INT32.min <= value <= _INT32.max, "{} must fit into int32, got {}", name, value)
@@ -234,7 +234,7 @@ def array(name: str, value: Any, kind: Kind = NUMBERS) -> Any:
     integral, floating = jnp.issubdtype(x.dtype, jnp.integer), jnp.issubdtype(x.dtype, jnp.floating)
     require_type(integral and kind.integers or floating and kind.floats, name, kind.text, value)
     if floating:
-        _representable(name, x.dtype, "; pass float32 or integers")
+        _representable(name, x.dtype, f"; pass float32{' or integers' if kind.integers else ''}")
         return x.astype(np.float32) if x.dtype.itemsize < 4 else x
     return x if x.dtype == np.int32 else _as_int32(name, x)
 
@@ -260,7 +260,7 @@ def within(x: Any, low: int, high: int, message: str) -> None:
 
 def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], known: tuple[int, ...] = ()) -> jax.Array:
     """`x` as a float array of its dtype, with at least the trailing axes named in `axes`; none in `known` symbolic."""
-    shape = _shape(axes)
+    shape, x = _shape(axes), held(x)
     require_type(is_array(x) and jnp.issubdtype(x.dtype, jnp.floating), name, f"a float array of shape {shape}", x)
     _representable(name, x.dtype, "; pass float32")
     require(x.ndim >= max(1, len(axes) - 1), "{} must have shape {}, got {}", name, shape, x.shape)
@@ -338,7 +338,7 @@ def known_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
 # Settings with one rule for their name
 
 _RULES: dict[Callable[[str, Any], Any], str] = {
-    flag: "bidirectional causal decode endpoint flip_sin_to_cos learned truncate",
+    flag: "bidirectional causal class_token endpoint flat flip_sin_to_cos learned symmetric truncate",
     positive_int: "block_size features hidden in_features max_distance num_buckets num_embeddings num_features "
     "num_heads samples",
     length: "length max_position original_max",

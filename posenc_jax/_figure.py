@@ -26,6 +26,7 @@ MARKERS = ("o", "s", "D", "^", "v")
 
 def matrix(name: str, value: Any, axes: str) -> np.ndarray:
     """`value` as a float64 matrix; float64 holds every entry of every table dtype."""
+    value = _checks.held(value)
     kinds, known = (jnp.integer, jnp.floating), isinstance(value, (jax.Array, np.ndarray))
     fits = known and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
     _checks.require_type(fits, name, f"an integer or float array of shape {axes}", value)

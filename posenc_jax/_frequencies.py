@@ -69,8 +69,9 @@ class Frequencies:
         pairs = len(_checks.sequence("turns", self.turns, "integers"))
         fits = all(isinstance(t, int) and abs(t) < LIMIT for t in self.turns)
         require(fits, "turns must be integers below 2²⁸ turns a position, in units of 2⁻¹²⁸")
-        dim, most = _checks.positive_int("dim", self.dim), 2 * pairs
-        require(dim in (most, most - 1), "dim must be {} or {} for {} pairs, got {}", most, most - 1, pairs, dim)
+        dim, most = _checks.integer("dim", self.dim, 0), 2 * pairs
+        allowed = (most, most - 1) if pairs else (0,)
+        require(dim in allowed, "dim must be {} for {} pairs, got {}", " or ".join(map(str, allowed)), pairs, dim)
         axes = (0,) * pairs if self.axes is None else _checks.sequence("axes", self.axes, "integers")
         fits = len(axes) == pairs and all(isinstance(axis, int) and axis >= 0 for axis in axes)
         require(fits, "axes must hold {} coordinates of at least 0, got {}", pairs, self.axes)
@@ -104,6 +105,8 @@ class Frequencies:
 
     def __repr__(self) -> str:
         """One line with the first and the last frequency."""
+        if not self.dim:
+            return "Frequencies(dim=0)"
         w = self.angular
         rest = f", num_axes={self.num_axes}" if self.num_axes > 1 else ""
         rest += f", attention_factor={self.attention_factor}" if self.attention_factor != 1 else ""
@@ -118,7 +121,7 @@ class Frequencies:
     @property
     def num_axes(self) -> int:
         """The number of coordinates of a position. If it is above 1, positions have a last axis of this size."""
-        return max(self._axes) + 1
+        return max(self._axes, default=0) + 1
 
     @property
     def angular(self) -> np.ndarray:
@@ -133,6 +136,11 @@ class Frequencies:
     def with_precision(self, precision: Precision) -> Frequencies:
         """Returns the same spectrum, to be computed exactly ("exact") or as float32 references do ("float32")."""
         return dataclasses.replace(self, precision=precision)
+
+    @public
+    def with_attention_factor(self, attention_factor: float) -> Frequencies:
+        """Returns the same spectrum with another amplitude; 1.0 to move vectors that have their amplitude already."""
+        return dataclasses.replace(self, attention_factor=attention_factor)
 
     @public
     def with_angular(self, angular: Sequence[float] | np.ndarray) -> Frequencies:
@@ -180,7 +188,8 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
     Wavelengths run from $2\pi$ to $2\pi\cdot\text{base}^{(d-2)/d}$, one step short of $2\pi\cdot\text{base}$.
 
     Args:
-      dim: number of features, at least 1. An odd width has (dim + 1)/2 pairs and drops the last cosine.
+      dim: number of features. An odd width has (dim + 1)/2 pairs and drops the last cosine. A width of 0 is that of a
+        layer without positions (NoPE): `rotary` then turns nothing.
       base: positive and finite.
       endpoint: spaces the pairs to end at exactly 1/base, $\omega_i = \text{base}^{-i/(n-1)}$ for $n$ pairs, as
         Tensor2Tensor, the Flax examples and diffusion models do. A single pair has $\omega_0 = 1$.
@@ -190,7 +199,7 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
 
     Raises:
       TypeError: if dim is not an integer, base is not a number or endpoint is not a bool.
-      ValueError: if dim is not from 1 to 2²⁰, or if base is not positive and finite or is so small that a pair would
+      ValueError: if dim is not from 0 to 2²⁰, or if base is not positive and finite or is so small that a pair would
         reach 2²⁸ turns per position.
 
     Examples:
@@ -203,14 +212,14 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    return from_base(_checks.size("dim", dim), base, endpoint)
+    return from_base(_checks.size("dim", dim, 0), base, endpoint)
 
 
 def from_base(dim: int, base: float, endpoint: bool = False) -> Frequencies:
     """`geometric` for a width that has been checked."""
     base, endpoint = _checks.settings(base=base, endpoint=endpoint)
     pairs = (dim + 1) // 2
-    step = (1, max(pairs - 1, 1)) if endpoint else (2, dim)
+    step = (1, max(pairs - 1, 1)) if endpoint else (2, max(dim, 1))
     return Frequencies(limited("base", base, spectrum(pairs, base, *step)), dim)
 
 
@@ -219,19 +228,23 @@ def from_base(dim: int, base: float, endpoint: bool = False) -> Frequencies:
 
 def limited(name: str, value: Any, turns: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the turns, which follow from the named argument; raises unless all are below the limit."""
-    require(max(map(abs, turns)) < LIMIT, "{} must let no pair turn 2²⁸ times a position, got {!r:.60}", name, value)
+    fastest = max(map(abs, turns), default=0)
+    require(fastest < LIMIT, "{} must let no pair turn 2²⁸ times a position, got {!r:.60}", name, value)
     return turns
 
 
-def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False) -> Spectrum:
+def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False, empty: bool = False) -> Spectrum:
     """Converts a width to Frequencies; accepts Frequencies and float arrays of ω (num_pairs,) as they are.
 
-    `even` requires an even width; `unsharded` requires that no Explicit axis of a mesh shards an array.
+    `even` requires an even width; `unsharded` requires that no Explicit axis of a mesh shards an array; `empty` allows
+    a width of 0.
     """
+    frequencies = _checks.held(frequencies)
     if isinstance(frequencies, (int, np.integer)) and not isinstance(frequencies, bool):
-        frequencies = geometric(_checks.size("frequencies (a width)", frequencies))
+        frequencies = geometric(_checks.size("frequencies (a width)", frequencies, 1 - empty))
     if isinstance(frequencies, Frequencies):
         require(not (even and frequencies.dim % 2), "frequencies must have an even dim, got {}", frequencies.dim)
+        require(empty or frequencies.dim, "frequencies must have features, got a dim of 0")
         return frequencies
     expected = "Frequencies, an integer width or a float array of angular frequencies"
     require_type(isinstance(frequencies, (jax.Array, np.ndarray)), "frequencies", expected, frequencies)
@@ -243,11 +256,14 @@ def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False) -> S
     return jnp.asarray(x)
 
 
-def parse_static(frequencies: Any, *, even: bool = False) -> Frequencies:
+def parse_static(frequencies: Any, *, even: bool = False, empty: bool = False) -> Frequencies:
     """`parse` that rejects arrays, for spectra and for settings of modules, where an array would become state."""
+    frequencies, expected = _checks.held(frequencies), "Frequencies or an integer width"
     if isinstance(frequencies, (jax.Array, np.ndarray)):
-        raise InvalidType("frequencies must be Frequencies or an integer width, got an array")
-    return cast(Frequencies, parse(frequencies, even=even))
+        raise InvalidType(f"frequencies must be {expected}, got an array")
+    known = isinstance(frequencies, (Frequencies, int, np.integer)) and not isinstance(frequencies, bool)
+    require_type(known, "frequencies", expected, frequencies)
+    return cast(Frequencies, parse(frequencies, even=even, empty=empty))
 
 
 def num_axes_of(frequencies: Spectrum) -> int:

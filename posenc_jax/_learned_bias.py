@@ -2,7 +2,7 @@ r"""Attention biases learned as functions of distance, for any tile of positions
 
 Positions work as in the biases given by a formula. A tile of `t5` has the same bits as the corresponding part of the
 full bias. In `fire` the last bit may differ, because the compiler chooses how to divide and in which order to sum.
-Derivatives store only distances, in one array for all heads.
+Reverse mode stores only distances, in one array for all heads.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def t5(
       max_distance: the distance from which all keys share the last bucket.
 
     Returns:
-      A float32 array of shape (..., heads, queries, keys), differentiable in the table in reverse mode.
+      A float32 array of shape (..., heads, queries, keys), differentiable in the table in forward and reverse
+      mode and any order of both.
 
     Raises:
       TypeError: if positions are not integers, the table is not a float array, or as for `alibi`.
@@ -124,7 +125,7 @@ def _t5(
 Buckets = tuple[tuple[int, ...], int]  # edges, and the first row for keys after the query (0 if unidirectional)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _rows(buckets: Buckets, distance: jax.Array, after: jax.Array, table: jax.Array) -> jax.Array:
     """Looks up the row of the table for each distance."""
     edges, offset = buckets
@@ -137,6 +138,20 @@ def _rows(buckets: Buckets, distance: jax.Array, after: jax.Array, table: jax.Ar
     return result
 
 
+@_rows.defjvp
+def _rows_jvp(buckets: Buckets, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    """The tangent is the lookup in the table's tangent, in a form that transposes to sums over buckets."""
+    distance, after, table = primals
+
+    def tangent(distance: jax.Array, after: jax.Array, d_table: jax.Array) -> jax.Array:
+        row = _row_index(buckets, distance, after)
+        # A TPU fuses the one-hot matrix into the product; other compilers would store it, at the size of many biases.
+        return lax.platform_dependent(row, d_table, tpu=_rows_by_product, default=_rows_by_gather)
+
+    y = _rows(buckets, distance, after, table)
+    return y, _mesh.recomputed(y, tangent, distance, after, tangents[2])
+
+
 def _row_index(buckets: Buckets, distance: jax.Array, after: jax.Array) -> jax.Array:
     """The index of the row that `_rows` looks up, (..., queries, keys)."""
     edges, offset = buckets
@@ -144,35 +159,16 @@ def _row_index(buckets: Buckets, distance: jax.Array, after: jax.Array) -> jax.A
     return jnp.squeeze(bucket + jnp.where(after, np.int32(offset), np.int32(0)), -3)
 
 
-def _rows_forward(
-    buckets: Buckets, distance: jax.Array, after: jax.Array, table: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return _rows(buckets, distance, after, table), (distance, after, table)
+def _rows_by_gather(row: jax.Array, table: jax.Array) -> jax.Array:
+    # One table per query, so that the transpose sums each query first: a running float32 sum of ones stalls at 2²⁴.
+    tables = jnp.broadcast_to(table, (*row.shape[:-1], *table.shape))
+    lookup = jnp.vectorize(lambda row, table: table[row], signature="(k),(b,h)->(k,h)")
+    return jnp.moveaxis(lookup(row, tables), -1, -3)
 
 
-def _rows_backward(buckets: Buckets, residuals: tuple[jax.Array, ...], dy: jax.Array) -> tuple[None, None, jax.Array]:
-    distance, after, table = residuals
-    # A TPU fuses the one-hot matrix into the product; other compilers would store it, at the size of many biases.
-    sums = functools.partial(lax.platform_dependent, tpu=_sums_by_product, default=_sums_by_scatter)
-    total = _mesh.sharded_as([table], sums, _row_index(buckets, distance, after), dy, table)
-    return None, None, _mesh.cotangent_of(jax.typeof(table), total)
-
-
-_rows.defvjp(_rows_forward, _rows_backward)
-
-
-def _sums_by_scatter(row: jax.Array, dy: jax.Array, table: jax.Array) -> jax.Array:
-    # Sums each query first: a running float32 sum of ones stalls at 2²⁴.
-    sum_per_query = jnp.vectorize(lambda row, dy: jnp.zeros_like(table).at[row].add(dy), signature="(k),(k,h)->(b,h)")
-    sums = sum_per_query(row, jnp.moveaxis(dy, -3, -1))
-    return jnp.sum(sums, axis=tuple(range(sums.ndim - 2)))
-
-
-def _sums_by_product(row: jax.Array, dy: jax.Array, table: jax.Array) -> jax.Array:
+def _rows_by_product(row: jax.Array, table: jax.Array) -> jax.Array:
     one_hot = row[..., None] == align(np.arange(table.shape[0], dtype=np.int32), row.ndim + 1)
-    axes = list(range(row.ndim))
-    over = [*axes[:-2], row.ndim - 1, row.ndim]  # all axes of dy except the heads
-    return jnp.tensordot(one_hot.astype(dy.dtype), dy, (axes, over), precision=lax.Precision.HIGHEST)
+    return jnp.moveaxis(jnp.matmul(one_hot.astype(table.dtype), table, precision=lax.Precision.HIGHEST), -1, -3)
 
 
 @public
@@ -204,7 +200,7 @@ def fire(
 
     Returns:
       A float32 array of shape (..., heads, queries, keys), differentiable in the weights, c, threshold and float
-      positions in reverse mode.
+      positions in forward and reverse mode and any order of both.
 
     Raises:
       TypeError: if mlp is not four float arrays, c or threshold is neither a number nor a numeric array, or as for
@@ -265,10 +261,16 @@ def _fire(
     return _perceptron(argument, *(w.astype(jnp.float32) for w in weights))
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _perceptron(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> jax.Array:
-    """f(x), (..., heads, queries, keys), for x (..., 1, queries, keys). The derivative stores only the inputs."""
+    """f(x), (..., heads, queries, keys), for x (..., 1, queries, keys)."""
     return lax.platform_dependent(x, w1, b1, w2, b2, tpu=_by_product, default=_by_units)
+
+
+@_perceptron.defjvp
+def _perceptron_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    y = _perceptron(*primals)
+    return y, _mesh.recomputed(y, lambda x, dx: jax.jvp(_by_product, x, dx)[1], primals, tangents)
 
 
 def _by_product(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> jax.Array:
@@ -284,11 +286,3 @@ def _by_units(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax
     for unit in range(w1.shape[0]):
         y += per_head(w2[unit], x) * jax.nn.relu(per_head(w1[unit, None], x) * x + per_head(b1[unit, None], x))
     return y
-
-
-def _perceptron_backward(arguments: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array, ...]:
-    like = tuple([x] for x in arguments)
-    return _mesh.sharded_as(like, lambda arguments, dy: jax.vjp(_by_product, *arguments)[1](dy), arguments, dy)
-
-
-_perceptron.defvjp(lambda *arguments: (_perceptron(*arguments), arguments), _perceptron_backward)

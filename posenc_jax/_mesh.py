@@ -13,26 +13,26 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 def sharding(spec: Iterable[Any], *arrays: jax.Array) -> NamedSharding | None:
     """`NamedSharding` of `spec` on the arrays' mesh if it has Explicit axes, else None."""
-    mesh, explicit = _mesh(arrays)
+    mesh, explicit = _mesh(map(jax.typeof, arrays))
     return NamedSharding(mesh, PartitionSpec(*spec)) if explicit else None
 
 
 def sharded_as(like: Any, f: Callable[..., Any], *arguments: Any) -> Any:
     """Runs f under `auto_axes`; output i is sharded like the arrays in `like[i]`."""
-    _, explicit = _mesh(jax.tree.leaves((like, arguments)))
-    specs = jax.tree.map(_spec, like, is_leaf=lambda x: isinstance(x, list))
+    _, explicit = _mesh(map(jax.typeof, jax.tree.leaves((like, arguments))))
+    specs = jax.tree.map(lambda x: _spec(map(jax.typeof, x)), like, is_leaf=lambda x: isinstance(x, list))
     return (jax.sharding.auto_axes(f, axes=explicit, out_sharding=specs) if explicit else f)(*arguments)
 
 
-def _spec(arrays: Sequence[jax.Array]) -> PartitionSpec:
-    """Shards each axis like the first array that shards it."""
-    specs = (jax.typeof(x).sharding.spec for x in arrays)
+def _spec(types: Iterable[Any]) -> PartitionSpec:
+    """Shards each axis like the first type that shards it."""
+    specs = (t.sharding.spec for t in types)
     return PartitionSpec(*(next(filter(None, names), None) for names in zip(*specs, strict=True)))
 
 
-def _mesh(arrays: Iterable[jax.Array]) -> tuple[Any, tuple[Any, ...]]:
-    """The first nonempty mesh of the arrays, and the names of its Explicit axes."""
-    meshes = [jax.typeof(x).sharding.mesh for x in arrays]
+def _mesh(types: Iterable[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """The first nonempty mesh of the types, and the names of its Explicit axes."""
+    meshes = [t.sharding.mesh for t in types]
     mesh = next((mesh for mesh in meshes if not mesh.empty), meshes[0])
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return mesh, tuple(name for name, kind in kinds if kind == AxisType.Explicit)
@@ -51,9 +51,9 @@ def spec_of_keys(x: jax.Array, query: jax.Array) -> PartitionSpec:
     return PartitionSpec(*batch, None, heads if x.shape[-2] > 1 else None, None)
 
 
-def resharded(x: jax.Array, spec: PartitionSpec, like: jax.Array) -> jax.Array:
-    """`x` sharded by `spec` on the Explicit axes of another array's mesh."""
-    return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, sharding(spec, like))
+def resharded(x: jax.Array, spec: PartitionSpec, *like: jax.Array) -> jax.Array:
+    """`x` sharded by `spec` on the Explicit axes of the mesh of other arrays."""
+    return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, sharding(spec, *like))
 
 
 def varying(x: jax.Array) -> frozenset[Any]:
@@ -67,33 +67,29 @@ def vary(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
     return lax.pcast(x, tuple(missing), to="varying") if missing else x
 
 
-def agreeing(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Arrays of one rank that broadcast to each other, made to vary alike and to be sharded alike up to the last axis.
+def recomputed(like: jax.Array, f: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
+    """f(*arguments), sharded like `like`. Reverse mode stores only the arguments."""
+    # Arguments vary like the result before f broadcasts them, so that devices exchange sums of the arguments' shapes.
+    arguments = jax.tree.map(lambda x: vary(x, varying(like)), arguments)
+    return sharded_as([like], jax.checkpoint(f, prevent_cse=False), *arguments)
 
-    Operands of a primitive must be: then its result has their common type, and the sum over devices that belongs to the
-    derivative by a replicated operand is the transpose of `pcast` or `reshard`.
+
+def agreeing(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Makes arrays of one rank vary along the same manual axes, and shards them alike along their leading axes.
+
+    An axis of size 1 and the last axis keep their sharding. JAX makes the operands of its own operations agree, but not
+    those of a new primitive. The transposes of `pcast` and `reshard` sum the derivative by a replicated operand over
+    devices.
     """
-    axes, common = frozenset[Any]().union(*map(varying, arrays)), common_sharding(map(jax.typeof, arrays))
+    axes, common = frozenset[Any]().union(*map(varying, arrays)), _spec(map(jax.typeof, arrays))
     result = []
     for x in arrays:
         own = jax.typeof(x).sharding.spec
-        rows = (mine if n == 1 else spec for n, mine, spec in zip(x.shape[:-1], own, common.spec, strict=False))
-        spec = PartitionSpec(*rows, own[-1])
-        result.append(vary(x if spec == own else jax.sharding.reshard(x, NamedSharding(common.mesh, spec)), axes))
+        leading = (mine if n == 1 else name for n, mine, name in zip(x.shape[:-1], own, common, strict=False))
+        result.append(vary(resharded(x, PartitionSpec(*leading, own[-1]), *arrays), axes))
     return result
 
 
-def common_sharding(types: Iterable[Any]) -> NamedSharding:
-    """The sharding of the first type, with the leading axes along which only other types are sharded."""
-    first, *others = (t.sharding for t in types)
-    rows = zip(*(s.spec[:-1] for s in (first, *others)), strict=True)
-    mesh = next((s.mesh for s in (first, *others) if not s.mesh.empty), first.mesh)
-    return NamedSharding(mesh, PartitionSpec(*(next(filter(None, names), None) for names in rows), first.spec[-1]))
-
-
-def cotangent_of(primal: Any, cotangent: jax.Array) -> jax.Array:
-    """Sums the cotangent over manual axes along which the primal does not vary, and shards it like the primal."""
-    axes = varying(cotangent) - primal.manual_axis_type.varying
-    cotangent = lax.psum(cotangent, tuple(axes)) if axes else cotangent
-    spec = primal.sharding.spec
-    return cotangent if jax.typeof(cotangent).sharding.spec == spec else jax.sharding.reshard(cotangent, spec)
+def common_sharding(types: Sequence[Any]) -> NamedSharding:
+    """Shards the leading axes like the first type that shards each, and the last axis like the first type."""
+    return NamedSharding(_mesh(types)[0], PartitionSpec(*_spec(types)[:-1], types[0].sharding.spec[-1]))

@@ -12,15 +12,17 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks
-from posenc_jax._arguments import counted
+from posenc_jax._arguments import counted, no_coordinates
 from posenc_jax._bias import kerple_log, kerple_power
 from posenc_jax._fourier import timestep_embedding
 from posenc_jax._frequencies import Frequencies, Layout, parse_static
 from posenc_jax._learned_bias import fire
+from posenc_jax._relative_bias import relative_position_bias
 from posenc_jax._sinusoidal import sinusoidal
 
 Form = Literal["log", "power"]
@@ -35,7 +37,7 @@ def parse_sinusoidal(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequen
 
 def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies, Any, Any]:
     """Settings of `RotaryEncoding` except the head axis, which can be checked only against an array."""
-    return parse_static(frequencies, even=True), *_checks.settings(layout=layout, part=part)
+    return parse_static(frequencies, even=True, empty=True), *_checks.settings(layout=layout, part=part)
 
 
 def check_fields(module: Any, names: str) -> None:
@@ -89,7 +91,37 @@ def inverse_softplus(value: float) -> float:
     return value + math.log(-math.expm1(-value))
 
 
+def offsets_shape(window: tuple[int, ...], num_heads: int, symmetric: bool) -> tuple[int, ...]:
+    """The shape of the table of `relative_position_bias`."""
+    return *(n if symmetric else 2 * n - 1 for n in window), num_heads
+
+
+def coordinates(name: str, tokens: Any, window: tuple[int, ...], class_token: bool) -> Any:
+    """Coordinates of tokens from their indices, row by row; a class token comes first, and so is at row −1."""
+    tokens = _checks.array(name, tokens, _checks.INTEGERS)
+    _checks.require_type(jnp.issubdtype(tokens.dtype, jnp.signedinteger), name, "an array of signed integers", tokens)
+    no_coordinates(name, tokens)
+    index: Any = tokens - np.asarray(class_token, tokens.dtype)
+    found = []
+    for side in window[:0:-1]:
+        side = np.asarray(side, tokens.dtype)
+        found.append(index % side)
+        index = index // side
+    stack: Any = np.stack if isinstance(index, (np.ndarray, np.generic)) else jnp.stack  # known indices stay known
+    return stack([index, *found[::-1]], axis=-1) if found else index
+
+
 # Calls
+
+
+def relative_bias(module: Any, queries: Any, keys: Any, table: jax.Array, prefix: jax.Array | None) -> jax.Array:
+    """`relative_position_bias` with the settings of a module."""
+    if module.flat:
+        window = tuple(module.window)
+        queries = coordinates("query_positions", queries, window, prefix is not None)
+        keys = coordinates("key_positions", keys, window, prefix is not None)
+    settings: dict[str, Any] = {"symmetric": module.symmetric, "out_of_range": module.out_of_range}
+    return relative_position_bias(queries, keys, table, prefix=prefix, **settings)
 
 
 def sinusoidal_table(length: int, frequencies: Frequencies | int, layout: Layout, dtype: Any) -> jax.Array:

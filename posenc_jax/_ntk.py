@@ -91,6 +91,7 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
     """
     dim, s = _arguments.even_width(dim, 4), _arguments.growth(factor)
     base, original_max = _checks.settings(base=base, original_max=original_max)
+    length = _checks.held(length)
     if not isinstance(length, (jax.Array, np.ndarray)):
         longer = max(_checks.length("length", length) - original_max, 0)
         return _ntk(dim, base, 1 + s * longer / original_max)

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _arguments, _checks
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import InvalidValue, require
-from posenc_jax._frequencies import Frequencies, Layout, geometric, parse_positions, parse_static
+from posenc_jax._frequencies import Frequencies, Layout, parse_positions, parse_static
 from posenc_jax._rotary import Part, rotate
 from posenc_jax._turn_forms import TurnSettings
 
@@ -22,23 +22,20 @@ from posenc_jax._turn_forms import TurnSettings
 class PositionalSettings:
     """All settings but the bias: hashable, without arrays, so that layers with equal settings compile once."""
 
-    frequencies: Frequencies | None
+    frequencies: Frequencies
     layout: Layout
     part: Part
-    decode: bool
 
     def __post_init__(self) -> None:
         """Checks the settings."""
-        if self.frequencies is not None:
-            object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True))
-        _checks.settings(layout=self.layout, part=self.part, decode=self.decode)
+        object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True, empty=True))
+        _checks.settings(layout=self.layout, part=self.part)
 
     def parse_bias(self, bias: Any) -> Any:
         """Returns `bias`; raises if these settings do not allow it."""
-        one_given = bias is not None or self.frequencies is not None
-        require(one_given, "frequencies or bias must be given, got None for both")
+        require(bias is not None or self.frequencies.dim, "bias must be given with frequencies of width 0, got None")
         _checks.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
-        axes = 1 if bias is None or self.frequencies is None else self.frequencies.num_axes
+        axes = 1 if bias is None else self.frequencies.num_axes
         require(axes == 1, "bias must be None with frequencies of {} axes: it has positions of one", axes)
         return bias
 
@@ -56,10 +53,13 @@ class PositionalSettings:
         **kwargs: Any,
     ) -> jax.Array:
         """Calls `attention_fn` with query (..., queries, heads, head_dim) and key rotated, and both biases summed."""
+        query, key, value = map(_checks.held, (query, key, value))
         queries, keys = self._parse_positions(query, key, input_positions, key_positions)
+        if keys is None and queries is not None:
+            _require_cache(query, key, queries, args[0] if args else kwargs.get("mask"), kwargs.get("is_causal"))
         if position_bias is not None:
             bias = _add_biases(bias, position_bias, query, key, queries, keys)
-        if self.frequencies is not None:
+        if self.frequencies.dim:
             query = self._rotate("query", query, "input_positions", queries)
             key = self._rotate("key", key, "input_positions" if keys is queries else "key_positions", keys)
         if position_bias is None:
@@ -87,22 +87,35 @@ class PositionalSettings:
         input_positions = self._parse_side("input_positions", input_positions, "query", query)
         if key_positions is not None:
             return input_positions, self._parse_side("key_positions", key_positions, "key", key)
-        if queries == keys:
-            return input_positions, input_positions
-        if queries > keys or not self.decode:
-            cached = " (or decode=True, if the keys are Flax's cache, with position i in slot i)"
-            raise InvalidValue(f"key_positions must be given {differ}{cached if queries < keys else ''}, got None")
-        return input_positions, None
+        return input_positions, input_positions if queries == keys else None
 
     def _parse_side(self, name: str, positions: ArrayLike, side: str, x: jax.Array) -> jax.Array:
         """Positions, one for each token: a single one would put all tokens at the same place."""
-        frequencies = geometric(2) if self.frequencies is None else self.frequencies
+        frequencies = self.frequencies
         coordinates = parse_positions(name, positions, frequencies)
         given, length = coordinates.shape[:-1], x.shape[-3]
         shape = given or (1,)
         require(shape[-1] == length, "{} must hold {} along the sequence, got shape {}", name, length, given)
         _checks.broadcastable(name, shape, f"{side} without heads", x.shape[:-2])
         return coordinates.reshape(shape if frequencies.num_axes == 1 else (*shape, frequencies.num_axes))
+
+
+def _require_cache(query: Any, key: Any, positions: jax.Array, mask: Any, is_causal: Any) -> None:
+    """Raises unless the keys may be Flax's cache: a step has one query, at the same slot in all rows, and a mask.
+
+    With several queries, without a mask or with positions that differ by row, the keys are others, and so are theirs.
+    """
+    sizes = query.shape[-3], key.shape[-3]
+    if sizes[0] != 1 or mask is None:
+        differ = "where queries and keys differ in number, {} and {}".format(*sizes)
+        raise InvalidValue(f"key_positions must be given {differ} (Flax's cache has one query and a mask), got None")
+    other = "if the keys are Flax's cache (for others, give key_positions)"
+    require(
+        positions.size == 1, "input_positions must be one slot for all rows {}, got shape {}", other, positions.shape
+    )
+    require(
+        not is_causal, "is_causal must be False with one query, from which it hides all keys but the first, got True"
+    )
 
 
 def _add_biases(

@@ -111,6 +111,7 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
 
 def _parse_mask(mask: Any) -> Any:
     """Returns booleans or integers; integers that are known must be 0 or 1."""
+    mask = _checks.held(mask)
     if _checks.is_array(mask) and mask.dtype == np.bool_:
         return mask
     mask = _checks.array("mask", mask, _checks.Kind("a boolean or integer array", floats=False))

@@ -28,8 +28,8 @@ def rotary(
     positions: ArrayLike | None = None,
     frequencies: Frequencies | int | jax.Array | None = None,
     *,
+    head_axis: int | None,
     layout: Layout = "half",
-    head_axis: int | None = -2,
     part: Part = "first",
     inverse: bool = False,
 ) -> jax.Array:
@@ -42,10 +42,11 @@ def rotary(
       \begin{bmatrix} x_1 \\ x_2 \end{bmatrix}$$
 
     where $a$ is the `attention_factor` of the frequencies. Rotations compose: rotating by $p$ and then by $k$ equals
-    rotating by $p + k$. The score of a query at $p$ and a key at $q$ therefore depends only on $p - q$. To move cached
-    keys by an offset, call `rotary(keys, offset, frequencies)`; an `attention_factor` other than 1 would be applied
-    twice. Angles are correct at every int32 position, and a position gives the same bits in a full sequence and in a
-    decode step.
+    rotating by $p + k$. The score of a query at $p$ and a key at $q$ therefore depends only on $p - q$, and `rotary` of
+    cached keys by an offset moves them. Moving must not apply an amplitude again: one position for several vectors is
+    an error unless $a = 1$; pass `frequencies.with_attention_factor(1)` to move them. (A single vector, and offsets
+    given one by one, look like positions and pass.) Angles are correct at every int32 position, and a position gives
+    the same bits in a full sequence and in a decode step.
 
     The frequencies also define positions of several coordinates (`axial`), M-RoPE sections (`multi_section`), context
     extension (`yarn` and others) and partial rotation (a width below head_dim).
@@ -56,12 +57,12 @@ def rotary(
         axis: (seq,), (batch, seq), (batch, 1) or (); (tokens,) for x of shape (tokens, heads, head_dim). Frequencies
         of several axes need one more axis at the end. `None` means 0, 1, 2, … along the sequence axis.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`) or a float array of angular frequencies of shape
-        (num_pairs,). The width must be even and at most head_dim; the other features pass through. `None` means
-        `geometric(head_dim)`.
+        (num_pairs,). The width must be even and at most head_dim; the other features pass through. A width of 0 turns
+        nothing, as in layers without positions (NoPE). `None` means `geometric(head_dim)`.
       layout: which of the rotated features form a pair. "half": features i and i + num_pairs (Llama and most models, as
         stored by Hugging Face). "interleaved": features 2i and 2i + 1 (GPT-J, Cohere, Meta's own Llama weights).
       head_axis: the axis of the heads: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None`
-        for (..., seq, head_dim).
+        for (..., seq, head_dim). It has no default, because shapes cannot tell which axis is the sequence.
       part: which features rotate if the width is below head_dim: the "first" or the "last".
       inverse: applies the inverse, $y \mapsto x$, which rotates by $-\omega_i p$ and divides by $a$.
 
@@ -77,23 +78,24 @@ def rotary(
     Raises:
       TypeError: if x is not a float array, positions are not integers or floats, or head_axis is not an integer.
       ValueError: if the width is odd or above head_dim, if positions do not broadcast, if positions are `None` where
-        they cannot be counted (several axes, no sequence axis, more than 2³¹ of them), if head_dim is symbolic, if
-        layout or part is unknown, if head_axis is not an axis of x before its last, or if float32 cannot hold the
-        inverse of the attention_factor.
+        they cannot be counted (several axes, no sequence axis, more than 2³¹ of them), if one position serves a
+        sequence under an attention_factor other than 1, if head_dim is symbolic, if layout or part is unknown, if
+        head_axis is not an axis of x before its last, or if float32 cannot hold the inverse of the attention_factor.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> query = jnp.ones((2, 5, 4, 64), jnp.bfloat16)  # batch, seq, heads, head_dim
       >>> f = pe.geometric(64, 500_000.0)
-      >>> pe.rotary(query, None, f).shape
+      >>> pe.rotary(query, None, f, head_axis=-2).shape
       (2, 5, 4, 64)
-      >>> step = pe.rotary(query[:, 3:4], jnp.full((2, 1), 3), f)  # a decode step
-      >>> bool(jnp.all(step == pe.rotary(query, None, f)[:, 3:4]))
+      >>> step = pe.rotary(query[:, 3:4], jnp.full((2, 1), 3), f, head_axis=-2)  # a decode step
+      >>> bool(jnp.all(step == pe.rotary(query, None, f, head_axis=-2)[:, 3:4]))
       True
-      >>> cached = pe.rotary(jnp.ones((1, 5, 4, 64)), None, f)
-      >>> moved = pe.rotary(cached, 1000, f)  # as if they had been at 1000, 1001, …
-      >>> bool(jnp.allclose(moved, pe.rotary(jnp.ones((1, 5, 4, 64)), jnp.arange(1000, 1005), f), atol=1e-6))
+      >>> keys = jnp.ones((1, 5, 4, 64))
+      >>> cached = pe.rotary(keys, None, f, head_axis=-2)
+      >>> moved = pe.rotary(cached, 1000, f, head_axis=-2)  # as if they had been at 1000, 1001, …
+      >>> bool(jnp.allclose(moved, pe.rotary(keys, jnp.arange(1000, 1005), f, head_axis=-2), atol=1e-6))
       True
 
     Reference:
@@ -195,6 +197,7 @@ def convert_layout(
 def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tuple[jax.Array, int, int, int]:
     """Checks the arguments; returns weights as a jax.Array, the nonnegative axis, head_dim and the rotated width."""
     array: Any = None
+    weights = _checks.held(weights)
     with contextlib.suppress(TypeError):  # strings, dates and times, another byte order
         array = jnp.asarray(weights) if _checks.is_array(weights) else None
     _checks.require_type(array is not None, "weights", "an array that JAX can hold", weights)
@@ -208,7 +211,7 @@ def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tu
     if size % num_heads:
         raise InvalidValue(f"num_heads must divide axis {axis} of weights, shape {array.shape}, got {num_heads}")
     _checks.unsharded("weights", array, axis)
-    head_dim, dim = size // num_heads, parse_static(frequencies).dim
+    head_dim, dim = size // num_heads, parse_static(frequencies, empty=True).dim
     if dim % 2 or dim > head_dim:
         raise InvalidValue(f"frequencies must have an even width of at most {head_dim}, the head_dim, got {dim}")
     return array, axis, head_dim, dim

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from posenc_jax import _arguments, _checks
-from posenc_jax._checks import InvalidValue, public, require
+from posenc_jax._checks import public, require
 from posenc_jax._fixed_point import TURN_BITS
 from posenc_jax._frequencies import DECIMAL, TWO_PI, Frequencies, from_base, limited, parse_static
 
@@ -96,7 +96,8 @@ def yarn(
 
     The pair with index $c(\beta)$ turns $\beta$ times in the original length. The ramp starts at
     $l = \max(c(\beta_\text{fast}), 0)$ and ends at $h = \min(c(\beta_\text{slow}), r - 1)$. If they are equal,
-    $h = l + 0.001$.
+    $h = l + 0.001$. If $h < l$, which takes an extreme original_max, the ramp falls, as in reference implementations:
+    where every pair turns less than beta_slow times, none is interpolated.
 
     Args:
       dim: $r$, the number of features, even.
@@ -113,7 +114,7 @@ def yarn(
 
     Raises:
       TypeError: if dim or original_max is not an integer, truncate is not a bool, or another argument is not a number.
-      ValueError: if an argument is out of range, original_max is not from 1 to 2³¹ − 1, or $h < l$.
+      ValueError: if an argument is out of range, or original_max is not from 1 to 2³¹ − 1.
 
     Examples:
       >>> import posenc_jax as pe
@@ -135,10 +136,6 @@ def yarn(
     if truncate:
         low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
     low, high = max(Fraction(low), Fraction(0)), min(Fraction(high), Fraction(dim - 1))
-    # Reference implementations accept a falling ramp, and then interpolate fast pairs instead of slow ones.
-    if low > high:
-        ramp = f"from {float(low):.6g} to {float(high):.6g}"
-        raise InvalidValue(f"original_max must give a ramp that rises, got {original_max}: {ramp}")
     width = high - low or Fraction(1, 1000)
     gammas = [_clip((i - low) / width) for i in range(dim // 2)]
     amplitude = _parse_amplitude(attention_factor, temperature(float(s)))

@@ -20,88 +20,99 @@ The rotation and its derivative are primitives of JAX, because `jax.custom_vjp` 
 the formula itself store waves for every feature of x. Both have forward and reverse mode, in any order. The derivative
 in x alone stores only what the angles are made of.
 
-All operands have the rank of x: x (..., features), positions (..., axes) and, unless the frequencies are static, ω
-(..., pairs). Their leading axes broadcast.
+The operands are x (..., features), positions (..., axes) and, unless the frequencies are static, ω (..., pairs). They
+have one rank, and their leading axes broadcast, so `jax.vmap` adds an axis to each and repeats nothing.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from posenc_jax import _mesh
+from posenc_jax import _mesh, _xla
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._frequencies import Frequencies, Spectrum, dim_of
-from posenc_jax._turn_forms import TurnSettings, margin, partners, rotated_on, signs, split
+from posenc_jax._turn_forms import TurnSettings, margin, partners, rotated_on, rotates, signs, split
 from posenc_jax._waves import coordinates, expand
 
-_rotation, _derivative = Primitive("rotation"), Primitive("rotation_derivative")
+_rotation, _derivative = _xla.Primitive("rotation"), _xla.Primitive("rotation_derivative")
+_STATIC = "settings", "static", "moving"
 
 
 def turn(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum) -> jax.Array:
-    """Rotates the pairs of x (..., features) by positions (..., axes), which have x's rank and broadcast to it."""
+    """Rotates the pairs of x (..., features) by positions (..., axes), which have x's rank and broadcast to it.
+
+    A width of 0 turns nothing, and gives x the sharding that a rotation gives it.
+    """
+    if not dim_of(frequencies):
+        return _mesh.agreeing((x, positions))[0].astype(settings.result or x.dtype)
     if isinstance(frequencies, Frequencies):
         return _bind(_rotation, x, positions, settings=settings, static=frequencies)
     return _bind(_rotation, x, positions, align(frequencies, x.ndim), settings=settings, static=None)
 
 
-def _bind(primitive: Primitive, *operands: jax.Array, **parameters: Any) -> jax.Array:
+def _bind(primitive: Any, *operands: jax.Array, **parameters: Any) -> jax.Array:
     return primitive.bind(*_mesh.agreeing(operands), **parameters)
 
 
 def _type(*operands: Any, settings: TurnSettings, **_: Any) -> Any:
     """The type of the result."""
     x = operands[0]
-    shape, sharding = (*_rows(operands), x.shape[-1]), _mesh.common_sharding(operands)
-    return x.update(shape=shape, dtype=settings.result or x.dtype, weak_type=False, sharding=sharding)
+    rows = jnp.broadcast_shapes(*(operand.shape[:-1] for operand in operands))
+    sharding = _mesh.common_sharding(operands)
+    shape, dtype = (*rows, x.shape[-1]), settings.result or x.dtype
+    return x.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
-def _rows(operands: Sequence[Any]) -> tuple[int, ...]:
-    """The leading axes of the result."""
-    return functools.reduce(jnp.broadcast_shapes, (x.shape[:-1] for x in operands))
+def _unpack(
+    operands: Sequence[Any], static: Frequencies | None, moving: Sequence[bool] = (False,) * 3
+) -> tuple[list[Any], list[Any]]:
+    """x, positions and frequencies, and the tangents that follow them, None for what does not move."""
+    primals = [*operands[:2], operands[2] if static is None else static]
+    tangents = iter(operands[_count(static) :])
+    return primals, [next(tangents) if moves else None for moves in moving]
 
 
-def _rotate(platform: str, x: Any, *angle: Any, settings: TurnSettings, static: Frequencies | None) -> jax.Array:
-    """a·R(θ)x, in the form that suits the platform."""
-    x = jnp.broadcast_to(x, (*_rows((x, *angle)), x.shape[-1]))
-    x, positions, *angular = _mesh.agreeing((x, *angle))
-    return rotated_on(platform, settings, x, positions, angular[0] if static is None else static)
+def _count(static: Frequencies | None) -> int:
+    """How many operands a rotation has."""
+    return 3 if static is None else 2
+
+
+def _rotate(platform: str, *operands: Any, settings: TurnSettings, static: Frequencies | None) -> jax.Array:
+    """a·R(θ)x, in the form that the platform takes."""
+    primals, _ = _unpack(operands, static)
+    return rotated_on(platform, settings, *primals)
 
 
 # The derivative, of operands and then the tangents of those that move
 
 
-def _rotate_tangent(*operands: Any, settings: TurnSettings, static: Any, moving: tuple[bool, ...]) -> jax.Array:
+@_xla.compiled("rotation_derivative", static_argnames=_STATIC)
+def _rotate_tangent(
+    *operands: Any, settings: TurnSettings, static: Frequencies | None, moving: tuple[bool, ...]
+) -> jax.Array:
     """a·R(θ)(dx + Jx·dθ), rounded once."""
     (x, positions, frequencies), (dx, d_positions, d_frequencies) = _unpack(operands, static, moving)
-    dtype, dim, around = compute_dtype(x), dim_of(frequencies), margin(settings, x, dim_of(frequencies))
+    dtype, dim = compute_dtype(x), dim_of(frequencies)
     d_theta = []
     if d_positions is not None:
         along = coordinates(d_positions.astype(dtype), static.axes if static else [0])
         d_theta.append(_angular(frequencies, x) * along)
     if d_frequencies is not None:
         d_theta.append(positions.astype(dtype) * d_frequencies.astype(dtype))
-    d_theta = expand(sum(d_theta[1:], d_theta[0]), settings.layout, dim, around)
+    d_theta = expand(sum(d_theta[1:], d_theta[0]), settings.layout, dim, margin(settings, x, dim))
     tangent = _quarter_turn(settings, x, dim).astype(dtype) * d_theta
-    if any(around):  # 0·∞ would be NaN
-        tangent = jnp.where(align(np.pad(np.ones(dim, bool), around), x.ndim), tangent, 0)
+    if dim < x.shape[-1]:  # 0·∞ would be NaN
+        tangent = jnp.where(rotates(settings, x, dim), tangent, 0)
     if dx is not None:
         tangent += dx.astype(dtype)
     return turn(settings._replace(result=np.dtype(settings.result or x.dtype)), tangent, positions, frequencies)
-
-
-def _unpack(operands: Sequence[Any], static: Any, moving: tuple[bool, ...]) -> tuple[list[Any], list[Any]]:
-    """x, positions and frequencies, and their tangents, None for what does not move."""
-    primals, given = list(operands[: len(moving)]), iter(operands[len(moving) :])
-    tangents = [next(given) if moves else None for moves in moving]
-    return (primals, tangents) if static is None else ([*primals, static], [*tangents, None])
 
 
 def _angular(frequencies: Spectrum, x: jax.Array) -> jax.Array:
@@ -116,14 +127,16 @@ def _quarter_turn(settings: TurnSettings, x: jax.Array, dim: int) -> jax.Array:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
-    y, moving = _bind(_rotation, *primals, **parameters), tuple(not isinstance(t, ad.Zero) for t in tangents)
-    if not any(moving[1:]):
-        return y, _bind(_rotation, tangents[0], *primals[1:], **parameters)
     moved = [t for t in tangents if not isinstance(t, ad.Zero)]
+    moving = (*(not isinstance(t, ad.Zero) for t in tangents), False)[:3]
+    y = _bind(_rotation, *primals, **parameters)
+    if not any(moving[1:]):
+        return y, _bind(_rotation, *moved, *primals[1:], **parameters)
     return y, _bind(_derivative, *primals, *moved, moving=moving, **parameters)
 
 
 def _jvp_of_derivative(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
+    # Differentiates the program: to differentiate its primitive, JAX would call this rule again.
     moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
 
     def program(*moved: Any) -> jax.Array:
@@ -135,22 +148,41 @@ def _jvp_of_derivative(primals: Sequence[Any], tangents: Sequence[Any], **parame
     return jax.jvp(program, [primals[i] for i in moving], [tangents[i] for i in moving])
 
 
-# The transpose
+# The transposes. Each is compiled, for the same bits under `jax.jit` and outside it.
 
 
 def _transpose(dy: Any, x: Any, *angle: Any, settings: TurnSettings, static: Frequencies | None) -> list[Any]:
     if isinstance(dy, ad.Zero):
-        return [None, *(None for _ in angle)]
-    back = settings._replace(backward=not settings.backward, result=x.aval.dtype)
-    return [_sum_to(x.aval, turn(back, dy, angle[0], angle[1] if static is None else static)), *(None for _ in angle)]
+        return [None] * _count(static)
+    back = _rotate_back(dy, *angle, settings=settings, static=static, like=x.aval)
+    return [back, *(None for _ in angle)]
+
+
+@_xla.compiled("rotation_transpose", static_argnames=("settings", "static", "like"))
+def _rotate_back(*operands: Any, settings: TurnSettings, static: Frequencies | None, like: Any) -> jax.Array:
+    """a·R(−θ)ȳ for operands that begin with ȳ, summed to the type `like`."""
+    primals, _ = _unpack(operands, static)
+    return _sum_to(like, turn(settings._replace(backward=not settings.backward, result=like.dtype), *primals))
 
 
 def _transpose_derivative(
-    dy: Any, *operands: Any, settings: TurnSettings, static: Any, moving: tuple[bool, ...]
+    dy: Any, *operands: Any, settings: TurnSettings, static: Frequencies | None, moving: tuple[bool, ...]
 ) -> list[Any]:
     if isinstance(dy, ad.Zero):
-        return [None for _ in operands]
-    (x, positions, frequencies), tangents = _unpack(operands, static, moving)
+        return [None] * len(operands)
+    _, tangents = _unpack(operands, static, moving)
+    wanted = tuple(t.aval if ad.is_undefined_primal(t) else None for t in tangents)
+    primals = operands[: _count(static)]
+    cotangents = _cotangents(dy, *primals, settings=settings, static=static, wanted=wanted)
+    return [None for _ in primals] + [c for c, moves in zip(cotangents, moving, strict=True) if moves]
+
+
+@_xla.compiled("rotation_derivative_transpose", static_argnames=("settings", "static", "wanted"))
+def _cotangents(
+    dy: Any, *operands: Any, settings: TurnSettings, static: Frequencies | None, wanted: tuple[Any, ...]
+) -> list[Any]:
+    """The cotangents of dx, dp and dω, of the types in `wanted`, or None where that is None."""
+    (x, positions, frequencies), _ = _unpack(operands, static)
     dtype, dim = compute_dtype(x), dim_of(frequencies)
     back = settings._replace(backward=not settings.backward, result=np.dtype(dtype))
     g = turn(back, dy, positions, frequencies)
@@ -177,11 +209,8 @@ def _transpose_derivative(
         # Sums over all axes at once, so that devices exchange one row instead of one row per position.
         return sum_of_theta(products * positions.astype(dtype), _broadcast_axes(like))
 
-    rules = zip(tangents, (of_x, of_positions, of_frequencies), strict=True)
-    linear = [
-        rule(t.aval).astype(t.aval.dtype) if ad.is_undefined_primal(t) else None for t, rule in rules if t is not None
-    ]
-    return [None] * len(moving) + linear
+    rules = zip(wanted, (of_x, of_positions, of_frequencies), strict=True)
+    return [None if like is None else rule(like).astype(like.dtype) for like, rule in rules]
 
 
 def _broadcast_axes(like: Any) -> list[int]:
@@ -198,28 +227,33 @@ def _sum_to(like: Any, x: jax.Array) -> jax.Array:
 # The other rules
 
 
-def _register(primitive: Primitive, program: Callable[..., jax.Array], names: tuple[str, ...]) -> None:
-    """Gives a primitive its type, and its program for each platform; `names` are its parameters."""
-    compiled = jax.jit(lambda *operands, **parameters: primitive.bind(*operands, **parameters), static_argnames=names)
+def _register(primitive: Any, programs: Mapping[str | None, Callable[..., jax.Array]]) -> None:
+    """Gives a primitive its type, and its program for each platform; None stands for the platforms not named."""
+    compiled = jax.jit(primitive.bind, static_argnames=_STATIC)
 
     def evaluate(*operands: jax.Array, **parameters: Any) -> jax.Array:
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            return program("cpu", *operands, **parameters)
+            # `compiled` would call `bind`, which calls this function. The CPU's program is right on every platform.
+            return programs[None](*operands, **parameters)
         return compiled(*operands, **parameters)
 
-    def batch(operands: Sequence[Any], axes: Sequence[Any], **parameters: Any) -> tuple[Any, int]:
+    def batch(
+        operands: Sequence[Any], axes: Sequence[Any], settings: TurnSettings, **parameters: Any
+    ) -> tuple[Any, int]:
         pairs = zip(operands, axes, strict=True)
-        return _bind(primitive, *(x[None] if a is None else jnp.moveaxis(x, a, 0) for x, a in pairs), **parameters), 0
+        batched = (x[None] if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in pairs)
+        settings = settings._replace(batch=settings.batch + 1)
+        return _bind(primitive, *batched, settings=settings, **parameters), 0
 
     primitive.def_impl(evaluate)
     primitive.def_abstract_eval(_type)
     batching.primitive_batchers[primitive] = batch
-    for platform, kind in ((None, "cpu"), ("tpu", "tpu"), ("cuda", "gpu"), ("rocm", "gpu")):
-        rule = mlir.lower_fun(functools.partial(program, kind), multiple_results=False)
-        mlir.register_lowering(primitive, rule, platform=platform)
+    for platform, program in programs.items():
+        mlir.register_lowering(primitive, mlir.lower_fun(program, multiple_results=False), platform=platform)
 
 
-_register(_rotation, _rotate, ("settings", "static"))
-_register(_derivative, lambda _, *x, **settings: _rotate_tangent(*x, **settings), ("settings", "static", "moving"))
+_KINDS = {None: "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
+_register(_rotation, {platform: functools.partial(_rotate, kind) for platform, kind in _KINDS.items()})
+_register(_derivative, {None: _rotate_tangent})
 ad.primitive_jvps.update({_rotation: _jvp, _derivative: _jvp_of_derivative})
 ad.primitive_transposes.update({_rotation: _transpose, _derivative: _transpose_derivative})

@@ -7,7 +7,7 @@ $$y_1 = x_1 c - x_2 s, \qquad y_2 = x_2 c + x_1 s$$
 
 and the backward rotation uses $-s$. `reference` is this formula. The other forms compute the same bits, because every
 product is rounded before it is summed, as always on a TPU. `FORMS` says which platform takes which; what the forms cite
-as measured stands in benchmarks/results/forms.md.
+as measured stands in benchmarks/results/forms_*.md.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax import _xla
+from posenc_jax import _mesh, _xla
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._frequencies import Layout, Spectrum, dim_of
+from posenc_jax._frequencies import Frequencies, Layout, Spectrum, dim_of
 from posenc_jax._waves import features, is_shared, pair_waves
 from posenc_jax._xla import Target
 
@@ -34,6 +34,7 @@ class TurnSettings(NamedTuple):
     layout: Layout
     last: bool = False  # whether the last features rotate instead of the first
     backward: bool = False
+    batch: int = 0  # how many leading axes `jax.vmap` added
     result: np.dtype | None = None  # the dtype of the result; None for the dtype of x
 
 
@@ -50,7 +51,7 @@ def rotate_pairs(
 
 
 # Each form rotates x (..., features) by positions (..., axes). Frequencies that are an array have shape (..., pairs).
-# All have x's rank, and positions and frequencies broadcast to x.
+# All have one rank, and their leading axes broadcast.
 
 
 def reference(
@@ -58,10 +59,11 @@ def reference(
 ) -> jax.Array:
     """Splits x into pairs, rotates them and joins them: right on every platform, and the oracle of the other forms.
 
-    When: never.
-    Why: splitting and joining are passes over x of their own, on a CPU and on a TPU.
-    Measured: (1,4096,32,128) half float32 takes 1.48 times as long as copying x on a CPU, and 0.94 by `reverse_halves`.
+    When: in tests alone.
+    Why: compilers for CPUs and TPUs split and join in separate passes over x.
+    Measured: (1,4096,32,128) half float32 takes 1.48 copies of x on a CPU, and 0.94 by `reverse_halves`.
     """
+    x = repeated(x, positions, frequencies)
     before, after = margin(settings, x, dim_of(frequencies))
     first, second = split(x[..., before : x.shape[-1] - after], settings.layout)
     turned = rotate_pairs(settings, first, second, _waves(positions, frequencies), target)
@@ -74,17 +76,19 @@ def reference(
 def split_and_stack(
     settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum, target: Target
 ) -> jax.Array:
-    """Slices x so that the members of pairs align, features that pass through included, and stacks what is rotated.
+    """Cuts x into equal slices that each hold one member of their pairs, rotates the slices in pairs and stacks them.
 
-    When: on a CPU, 16-bit x or waves without a table, in up to 8 slices; on a GPU, with a table, in up to 16 slices.
-    Why: it needs a wave for each pair, not for each feature, and converts 16-bit features once, not twice.
+    When: on a CPU, if x has 16 bits or no table of waves pays, in up to 8 slices; on a GPU, with a table, in up to 16.
+    Why: it needs a wave for each pair, not for each feature, and converts 16-bit features once, not twice. More slices
+    are more code, and other forms are then faster.
     Measured: (1,4096,32,128) half bfloat16 takes 1.37 copies on a CPU, and 1.71 by `pad_and_select`; one head in
     float32 2.9 and 4.5. (16 of 64 features in bfloat16 take 6.4, and 2.3 by `pad_and_select`.)
     """
-    if _xla.unit_axes(x):
+    x = repeated(x, positions, frequencies)
+    if axes := _xla.unit_axes(x, settings.batch):
         wide = settings._replace(result=np.dtype(compute_dtype(x)))
         turned = lambda x, p, w: split_and_stack(wide, x, p, w, target)  # noqa: E731
-        y = _xla.without_unit_axes(turned, x, positions, frequencies)
+        y = _xla.without_axes(axes, turned, x, positions, frequencies)
         return y.astype(settings.result or x.dtype)
     dim, dtype = dim_of(frequencies), compute_dtype(x)
     before, after = margin(settings, x, dim)
@@ -95,7 +99,7 @@ def split_and_stack(
         around = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
         y = rotate_pairs(settings, *old, [lax.pad(w, np.float32(0), around) for w in waves], target)
         if before or after:
-            here = align(np.pad(np.ones(dim // 2, bool), around[-1][:2]), x.ndim)
+            here = rotates(settings, x, dim)[..., ::2]
             y = [jnp.where(here, *both) for both in zip(y, old, strict=True)]
         return jnp.stack(y, -1).reshape(x.shape).astype(settings.result or x.dtype)
     size = math.gcd(dim // 2, x.shape[-1])
@@ -117,6 +121,7 @@ def reverse_halves(
     Why: one loop over both halves, which reads a table half as wide as that of `pad_and_select`.
     Measured: (8,512,16,64) half float32 takes 1.05 copies, and 1.25 by `pad_and_select`.
     """
+    x = repeated(x, positions, frequencies)
     axis, shape, dtype = x.ndim - 1, (*x.shape[:-1], 2, x.shape[-1] // 2), compute_dtype(x)
     table = _table(target, positions, frequencies)
     sine, cosine = (lax.expand_dims(w.astype(dtype), [axis]) for w in table)
@@ -169,7 +174,8 @@ class Case(NamedTuple):
 
 
 def case_of(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum) -> Case:
-    """The case of these arguments."""
+    """The case of these arguments, whose leading axes broadcast."""
+    x = repeated(x, positions, frequencies)
     dim, width, half = dim_of(frequencies), x.shape[-1], settings.layout == "half"
     pairs = not half and width % 2 == 0
     return Case(
@@ -177,7 +183,7 @@ def case_of(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequenc
         wide=x.dtype == compute_dtype(x),
         slices=width // math.gcd(dim // 2, width) if half else 2 if pairs else math.inf,
         halves=half and width == dim,
-        own_loop=_xla.KEEPS_BARRIERS and not _xla.unit_axes(x),
+        own_loop=_xla.KEEPS_BARRIERS and not _xla.unit_axes(x, settings.batch),
         pairs=pairs,
     )
 
@@ -205,10 +211,17 @@ FORMS: dict[str, list[tuple[Callable[[Case], bool], Form]]] = {
 def rotated_on(
     platform: str, settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum
 ) -> jax.Array:
-    """Rotates x in the form that the platform takes for these arguments."""
+    """Rotates x in the form that the platform takes for these arguments, whose leading axes broadcast."""
     case = case_of(settings, x, positions, frequencies)
     form = next(form for holds, form in FORMS[platform] if holds(case))
     return form(settings, x, positions, frequencies, _xla.TARGETS[platform])
+
+
+def repeated(x: jax.Array, positions: jax.Array, frequencies: Spectrum) -> jax.Array:
+    """Broadcasts x to the leading axes of positions and frequencies."""
+    angle = (positions,) if isinstance(frequencies, Frequencies) else (positions, frequencies)
+    rows = jnp.broadcast_shapes(*(array.shape[:-1] for array in (x, *angle)))
+    return _mesh.agreeing((jnp.broadcast_to(x, (*rows, x.shape[-1])), *angle))[0]
 
 
 # Pairs, partners and waves
@@ -246,6 +259,11 @@ def signs(settings: TurnSettings, x: jax.Array, dim: int) -> np.ndarray:
     return align(np.pad(sign, margin(settings, x, dim)), x.ndim)
 
 
+def rotates(settings: TurnSettings, x: jax.Array, dim: int) -> np.ndarray:
+    """Whether each feature rotates, of x's rank."""
+    return align(np.pad(np.ones(dim, bool), margin(settings, x, dim)), x.ndim)
+
+
 def is_second(settings: TurnSettings, dim: int) -> np.ndarray:
     """Whether a feature is the second of its pair, (dim,)."""
     index = np.arange(dim)
@@ -267,6 +285,7 @@ def _two_products(
 ) -> jax.Array:
     """x·C + x′·S for the partners x′, with waves for each feature; features beyond the pairs pass through."""
     dim, dtype = dim_of(frequencies), compute_dtype(x)
+    x, partner = (repeated(each, positions, frequencies) for each in (x, partner))
     around, shared = margin(settings, x, dim), is_shared(x, positions, frequencies)
 
     def waves(positions: jax.Array, frequencies: Spectrum) -> list[jax.Array]:
@@ -284,5 +303,4 @@ def _two_products(
     cosine, sine = (w.astype(dtype) for w in (cosine, sine))
     y = on.product(x.astype(dtype), cosine) + on.product(partner.astype(dtype), sine)
     y = y.astype(settings.result or x.dtype)
-    rotates = align(np.pad(np.ones(dim, bool), around), x.ndim)
-    return jnp.where(rotates, y, x.astype(y.dtype)) if any(around) else y
+    return jnp.where(rotates(settings, x, dim), y, x.astype(y.dtype)) if any(around) else y

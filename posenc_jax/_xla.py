@@ -17,6 +17,10 @@ from jax.custom_derivatives import SymbolicZero
 
 from posenc_jax import _mesh
 
+# The class of JAX's primitives. `jax.extend.core` has it too, but imports Pallas, which takes as long as this library
+# (JAX 0.10 and 0.12). tests/properties/test_package.py::test_importing_brings_in_nothing_heavy
+Primitive = type(lax.add_p)
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -39,9 +43,9 @@ KEEPS_BARRIERS = jax.__version_info__ >= (0, 12)
 def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
     """a·b, rounded before anything is added to it; without derivatives.
 
-    LLVM and NVIDIA's compiler contract a·b + c to an FMA in some programs and not in others, so the bits differ (JAX
-    0.10 and 0.12). This select blocks the contraction. XLA cannot remove it, because XLA does not know that no product
-    has all bits set: arithmetic never yields that NaN. Gains the same bits in every program.
+    LLVM and NVIDIA's compiler contract a·b + c to an FMA in some programs but not in others, so the bits differ (JAX
+    0.10 and 0.12). This select blocks the contraction, and changes nothing: it replaces the NaN of all ones, which
+    arithmetic never yields. XLA does not know that, and keeps the select. Gains the same bits in every program.
     tests/unit/test_turn.py::test_every_form_computes_the_same
     """
     result = lax.mul(a, b)
@@ -91,8 +95,8 @@ def materialized(x: jax.Array) -> jax.Array:
 def computed_where_used(f: Callable[..., Any], x: jax.Array, positions: jax.Array, frequencies: Any) -> Any:
     """f(positions, frequencies), for positions (..., axes) broadcast to the vectors of x, sharded like both.
 
-    XLA fuses waves into what uses them only if they have its shape. It stores waves that are broadcast, and on a TPU or
-    a GPU that costs more than computing each element where it is used (JAX 0.10 and 0.12).
+    XLA computes a wave inside the loop over x only if the wave has the shape of x. It stores a wave that is broadcast
+    to that shape, which costs a TPU or a GPU more than computing each element (JAX 0.10 and 0.12).
     tests/devices/compile/test_tpu.py::test_an_addition_costs_a_copy
     """
 
@@ -124,21 +128,24 @@ def own_loop(x: jax.Array) -> jax.Array:
     return lax.optimization_barrier(x)
 
 
-def unit_axes(x: jax.Array) -> list[int]:
-    """Axes of size 1 behind a longer one, the last left out, that no Explicit axis of a mesh shards."""
+def unit_axes(x: jax.Array, batch: int) -> list[int]:
+    """The axes of size 1 behind a longer axis, except the last and those that an Explicit mesh axis shards.
+
+    The first `batch` axes do not count, so that x is compiled under `jax.vmap` as it is without.
+    tests/properties/test_rotary_memory.py::test_one_pass_under_vmap
+    """
     spec = (*jax.typeof(x).sharding.spec, *(None,) * x.ndim)
     one = [isinstance(n, int) and n == 1 and s is None for n, s in zip(x.shape[:-1], spec, strict=False)]
-    return [axis for axis in range(x.ndim - 1) if one[axis] and not all(one[:axis])]
+    return [axis for axis in range(batch, x.ndim - 1) if one[axis] and not all(one[batch:axis])]
 
 
-def without_unit_axes(f: Callable[..., jax.Array], x: jax.Array, *others: Any) -> jax.Array:
+def without_axes(axes: list[int], f: Callable[..., jax.Array], x: jax.Array, *others: Any) -> jax.Array:
     """Applies f to x and others of its rank without x's `unit_axes`, and restores them; f must be NaN wherever x is.
 
     XLA:CPU transposes what is stacked around axes of size 1, and then copies it element by element (JAX 0.10 and 0.12).
     The select changes no value, and makes the result keep x's order of axes.
     tests/properties/test_rotary_memory.py::test_one_pass_on_a_cpu
     """
-    axes = unit_axes(x)
     y = lax.expand_dims(f(*jax.tree.map(lambda array: lax.squeeze(array, axes), (x, *others))), axes)
     old = x.astype(y.dtype)
     return jnp.where(jnp.isnan(old), old, y)

@@ -32,12 +32,12 @@ def xpos(
     positions: ArrayLike | None = None,
     frequencies: Frequencies | int | jax.Array | None = None,
     *,
+    head_axis: int | None,
     key_positions: ArrayLike | None = None,
     origin: ArrayLike = 0,
     scale_base: float = 512.0,
     gamma: float = 0.4,
     layout: Layout = "half",
-    head_axis: int | None = -2,
 ) -> tuple[jax.Array, jax.Array]:
     r"""Rotary embedding with decay (xPos): the score of a query at $p$ and a key at $q$ shrinks as $p - q$ grows.
 
@@ -79,7 +79,7 @@ def xpos(
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> x = jnp.ones((1, 600, 2, 64))
-      >>> query, key = pe.xpos(x, x)
+      >>> query, key = pe.xpos(x, x, head_axis=-2)
       >>> near, far = (jnp.vdot(query[0, 599, 0], key[0, i, 0]) for i in (598, 0))
       >>> bool(far < near)
       True
@@ -127,6 +127,8 @@ def _xpos(
     layout: Layout,
 ) -> jax.Array:
     positions, dtype, dim = placed(x, positions, head_axis), compute_dtype(x), dim_of(frequencies)
+    if not dim:
+        return turn(TurnSettings(layout), x, positions, frequencies)
     n = dim // 2
     decays = [sign * math.log2((j / n + gamma) / (1 + gamma)) / scale_base for j in range(n)]
     columns = np.repeat(decays, 2) if layout == "interleaved" else np.tile(decays, 2)

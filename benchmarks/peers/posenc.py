@@ -19,11 +19,11 @@ def add(case):
 
 
 def rotary(case):
-    return lambda x: pe.rotary(x, layout=case.layout)
+    return lambda x: pe.rotary(x, layout=case.layout, head_axis=-2)
 
 
 def decode(case):
-    return lambda x, positions: pe.rotary(x, positions, layout=case.layout)
+    return lambda x, positions: pe.rotary(x, positions, layout=case.layout, head_axis=-2)
 
 
 def attention(case):

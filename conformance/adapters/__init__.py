@@ -1,9 +1,9 @@
 """One module for each library: NAME, PACKAGES and as many of the cases' functions as it offers.
 
 A function has the name, the arguments and the result of its formula in `conformance/formulas.py`: `positions` is a
-list, the result an array (positions, width), or (heads, queries, keys) for a bias. It does what a reader of the
-library's documentation would write, and corrects no result. A case without a function, or whose function raises
-`NotOffered`, is not offered.
+list, the result an array (positions, width), (heads, queries, keys) for a bias, or (queries, heads, width) for
+attention. It does what a reader of the library's documentation would write, and corrects no result. A case without a
+function, or whose function raises `NotOffered`, is not offered.
 """
 
 

@@ -89,6 +89,24 @@ def fire(queries, keys, w1, b1, w2, b2, c, threshold):
     return pe.fire(integers(queries), integers(keys), mlp, c=c, threshold=threshold)
 
 
+def attention(
+    query_positions,
+    key_positions,
+    query,
+    key,
+    value,
+    scale,
+    causal=False,
+    window=(None, None),
+    soft_cap=None,
+    sinks=None,
+):
+    settings = {"causal": causal, "window": tuple(window), "logits_soft_cap": soft_cap, "scale": scale}
+    settings |= {"query_positions": integers(query_positions), "key_positions": integers(key_positions)}
+    settings["sinks"] = None if sinks is None else floats(sinks)
+    return pe.attention(floats(query), floats(key), floats(value), **settings)
+
+
 def t5(queries, keys, table, bidirectional, max_distance):
     settings = {"bidirectional": bidirectional, "max_distance": max_distance}
     return pe.t5(integers(queries), integers(keys), floats(table), **settings)

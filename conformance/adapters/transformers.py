@@ -2,16 +2,23 @@
 
 Llama for whole heads in halves and every scaling, GPT-NeoX for partial ones, GLM for interleaved ones, Qwen2-VL and
 Qwen3-VL for three coordinates, Qwen2-VL's vision tower for two; the tables of Marian and of M2M100 (endpoint); MPT's
-ALiBi and T5's bias, whose positions count from 0.
+ALiBi and T5's bias, whose positions count from 0; the eager attention of gpt-oss (sinks), Gemma 2 (soft cap) and
+Mistral.
 """
+
+from types import SimpleNamespace
 
 import torch
 from transformers import GlmConfig, GPTNeoXConfig, LlamaConfig, Qwen2VLTextConfig, Qwen3VLTextConfig, T5Config
+from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.glm import modeling_glm as glm
 from transformers.models.gpt_neox import modeling_gpt_neox as neox
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
@@ -102,3 +109,34 @@ def t5(queries, keys, table, bidirectional, max_distance):
     attention = T5Attention(T5Config(**sizes, **buckets), has_relative_attention_bias=True, layer_idx=0)
     attention.relative_attention_bias.weight = torch.nn.Parameter(torch.tensor(table), requires_grad=False)
     return attention.compute_bias(max(queries) + 1, max(keys) + 1)[0][:, queries][:, :, keys]
+
+
+def attention(
+    query_positions,
+    key_positions,
+    query,
+    key,
+    value,
+    scale,
+    causal=False,
+    window=(None, None),
+    soft_cap=None,
+    sinks=None,
+):
+    only(causal or tuple(window) == (None, None), "windows of decoders")
+    only(window[1] in (None, 0), "a window to the left")
+    only(sinks is None or soft_cap is None, "no model has both")
+    q, k, v = (torch.tensor(x).transpose(0, 1)[None] for x in (query, key, value))
+    mask, left = None, window[0]
+    if causal:
+        seen = causal_mask_function if left is None else sliding_window_causal_mask_function(left + 1)
+        seen = seen(0, 0, torch.tensor(query_positions)[:, None], torch.tensor(key_positions))
+        only(seen.any(1).all() or sinks is not None, "each query sees a key")
+        mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
+    module = SimpleNamespace(num_key_value_groups=len(query[0]) // len(key[0]), training=False)
+    if sinks is not None:
+        module.sinks = torch.tensor(sinks)
+        return gpt_oss.eager_attention_forward(module, q, k, v, mask, scale)[0][0]
+    if soft_cap is not None:
+        return gemma2.eager_attention_forward(module, q, k, v, mask, scaling=scale, softcap=soft_cap)[0][0]
+    return mistral.eager_attention_forward(module, q, k, v, mask, scale)[0][0]

@@ -78,7 +78,6 @@
       const index = (beta) => (d * Math.log(original / (TAU * beta))) / (2 * Math.log(base));
       const low = Math.max(Math.floor(index(fast)), 0);
       const high = Math.min(Math.ceil(index(slow)), d - 1);
-      if (high < low) throw new RangeError("YaRN needs a ramp that rises: a larger base or a shorter original length.");
       const gamma = (i) => clip((i - low) / (high - low || 0.001));
       const omega = spectrum(d, base).map((w, i) => w * (1 - gamma(i) + gamma(i) / factor));
       return {omega, amplitude: 0.1 * Math.log(factor) + 1};

@@ -16,8 +16,8 @@ def heads() -> Figure:
     ones = jnp.ones((41, 1, 64))
     figure, axes = _figure.single("What one head can look for", "key, tokens before the query", "score / largest")
     for i, (turn, label) in enumerate({0: "looks at itself", -5: "looks five back"}.items()):
-        query = pe.rotary(jnp.ones((1, 1, 64)), turn)  # at position 0, after the turn of its weights
-        scores = np.asarray(jnp.sum(query * pe.rotary(ones, -back), axis=(1, 2))) / 64
+        query = pe.rotary(jnp.ones((1, 1, 64)), turn, head_axis=-2)  # at position 0, after the turn of its weights
+        scores = np.asarray(jnp.sum(query * pe.rotary(ones, -back, head_axis=-2), axis=(1, 2))) / 64
         axes.plot(np.asarray(back), scores, label=label, markevery=5, **_figure.line(i))
     axes.xaxis.set_major_locator(_figure.whole_ticks())
     _figure.legend(figure)

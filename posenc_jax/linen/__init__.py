@@ -1,7 +1,7 @@
 """Flax Linen modules: the same settings as in `posenc_jax.nnx`, and the same numbers."""
 
 from posenc_jax.linen._attention import positional_attention
-from posenc_jax.linen._biases import FIRE, KERPLE, ALiBi, T5Bias
+from posenc_jax.linen._biases import FIRE, KERPLE, ALiBi, RelativePositionBias, T5Bias
 from posenc_jax.linen._encodings import (
     FourierFeatures,
     LearnedEncoding,
@@ -16,6 +16,7 @@ __all__ = [
     "FourierFeatures",
     "KERPLE",
     "LearnedEncoding",
+    "RelativePositionBias",
     "RotaryEncoding",
     "SinusoidalEncoding",
     "T5Bias",

@@ -39,12 +39,11 @@ class PositionalAttention(nn.Module):
 
 @public
 def positional_attention(
-    frequencies: Frequencies | int | None = None,
+    frequencies: Frequencies | int,
     *,
     bias: Callable[..., jax.Array] | None = None,
     layout: Layout = "half",
     part: Part = "first",
-    decode: bool = False,
 ) -> PositionalAttention:
     r"""An `attention_fn` for `nn.MultiHeadDotProductAttention`: any rotary embedding, any bias, or both.
 
@@ -56,11 +55,17 @@ def positional_attention(
 
     The attention_fn takes two more arguments, with one position for each query or key; bind them with
     `functools.partial`. `input_positions` are for the inputs, queries and keys alike. `key_positions` are for keys
-    at other positions. With neither, both count from zero. If queries and keys differ in number, give both, or set
-    `decode`.
+    at other positions, as in cross-attention. With neither, both count from zero. If queries and keys differ in number,
+    give both.
+
+    Only a step of a layer with `decode=True` needs no key_positions: a single query with a mask attends to Flax's
+    cache, which holds position i in slot i. There, `input_positions` is the query's slot, one for all rows. It also
+    works for left-padded rows if scores depend only on the distance (with `FIRE`, they do not). Flax caches keys
+    before they are rotated, so each step rotates all of them; a cache of rotated keys, as in the example of
+    `posenc_jax.nnx.RotaryEncoding`, is cheaper.
 
     Args:
-      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. `None`: no
+      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no
         rotation.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
         `posenc_jax.linen`, or for example `functools.partial(pe.alibi, heads=8)`. A module made outside any other
@@ -68,18 +73,13 @@ def positional_attention(
         or `@nn.compact` belongs to that one: layers that are given it share its parameters, and positions can be bound.
       layout: as for `posenc_jax.rotary`.
       part: as for `posenc_jax.rotary`.
-      decode: whether keys that outnumber queries and have no positions are a cache with position i in slot i, as filled
-        by a layer with `decode=True`. `input_positions` must then be the slots of the queries. Slots also work for
-        left-padded rows if scores depend only on the distance (with `FIRE`, they do not). Flax caches keys before they
-        are rotated, so each step rotates all of them; a cache of rotated keys, as in the example of
-        `posenc_jax.nnx.RotaryEncoding`, is cheaper.
 
     Returns:
       The attention_fn: a module, and a hashable value without arrays, equal to any other with the same settings.
 
     Raises:
-      TypeError: if frequencies is an array, bias cannot be called, or decode is not a bool.
-      ValueError: if a setting is not one of the above, neither frequencies nor a bias is given, or both are and
+      TypeError: if frequencies is an array or bias cannot be called.
+      ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, or a bias comes and
         positions have several axes. When called: if positions are missing, or not one for each token, or the bias does
         not have the shape above.
 
@@ -88,7 +88,7 @@ def positional_attention(
       >>> import jax, jax.numpy as jnp
       >>> from flax import linen as nn
       >>> from posenc_jax.linen import ALiBi, T5Bias, positional_attention
-      >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=positional_attention(bias=T5Bias(2)))
+      >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=positional_attention(0, bias=T5Bias(2)))
       >>> x = jnp.ones((1, 5, 16), jnp.float32)
       >>> layer.init(jax.random.key(0), x)["params"]["attention_fn"]["bias"]["embedding"].shape
       (32, 2)
@@ -102,5 +102,5 @@ def positional_attention(
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
-    settings = PositionalSettings(frequencies, layout, part, decode)  # type: ignore[arg-type]
+    settings = PositionalSettings(frequencies, layout, part)  # type: ignore[arg-type]
     return PositionalAttention(settings, settings.parse_bias(bias))

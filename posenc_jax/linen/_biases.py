@@ -3,6 +3,7 @@ r"""Flax Linen modules of the attention biases."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,11 +11,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import ArrayLike
 
-from posenc_jax import _modules
+from posenc_jax import _checks, _modules
 from posenc_jax._bias import alibi
 from posenc_jax._checks import public
+from posenc_jax._learned import OutOfRange
 from posenc_jax._learned_bias import check_scale, t5
-from posenc_jax._modules import Form, default_t5_init, fire_bias_init, fire_kernel_init
+from posenc_jax._modules import Form, default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
 
 
 class ALiBi(nn.Module):
@@ -73,6 +75,27 @@ class T5Bias(nn.Module):
       >>> variables = bias.init(jax.random.key(0), positions, positions)
       >>> bias.apply(variables, positions, jnp.arange(7)).shape
       (8, 5, 7)
+
+      In a scanned stack, a module made inside a layer has one table for each layer, and so has a module that is passed
+      to the layers. For one shared table, call the module once, outside, and broadcast the bias to the layers:
+
+      >>> import functools
+      >>> from flax import linen as nn
+      >>> class Block(nn.Module):
+      ...     @nn.compact
+      ...     def __call__(self, x, bias):
+      ...         attend = functools.partial(nn.dot_product_attention, bias=bias)
+      ...         return x + nn.MultiHeadDotProductAttention(2, attention_fn=attend)(x), None
+      >>> class Stack(nn.Module):
+      ...     @nn.compact
+      ...     def __call__(self, x):
+      ...         positions = jnp.arange(x.shape[1])[None]
+      ...         bias = T5Bias(2)(positions, positions)
+      ...         split = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+      ...         return nn.scan(Block, **split, in_axes=nn.broadcast, length=3)()(x, bias)[0]
+      >>> variables = Stack().init(jax.random.key(0), jnp.ones((1, 5, 16), jnp.float32))
+      >>> variables["params"]["T5Bias_0"]["embedding"].shape
+      (32, 2)
 
     Reference:
       Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1.
@@ -219,3 +242,69 @@ class FIRE(nn.Module):
         multiplier = self.param("free_multiplier", multiplier_init, (), self.param_dtype)
         mlp = w1, b1, w2, b2
         return _modules.unconstrained_fire(query_positions, key_positions, mlp, c, multiplier, self.threshold)
+
+
+class RelativePositionBias(nn.Module):
+    r"""The bias of vision transformers, a learned value for each offset, `posenc_jax.relative_position_bias`.
+
+    Args:
+      window: the number of places along each axis of the grid: (7, 7) in Swin, (frames, height, width) for video,
+        (length,) for a sequence.
+      num_heads: number of heads.
+      class_token: whether tokens outside the grid have a bias of their own: the argument `prefix` of
+        `posenc_jax.relative_position_bias`.
+      symmetric: as for `posenc_jax.relative_position_bias`.
+      flat: whether positions are indices of tokens, (..., queries), as `positional_attention` and
+        `posenc_jax.attention` give them to a bias: a class token first, if there is one, then the grid row by row.
+      out_of_range: as for `posenc_jax.relative_position_bias`.
+      param_dtype: dtype of the parameters.
+      embedding_init: initialiser of the table (2·side − 1 for each side of the window, num_heads), or of (side, …,
+        num_heads) if symmetric, which may add metadata (`nn.with_partitioning`); normal with deviation 0.02 by default,
+        as in Swin.
+      prefix_init: the same for the rows for tokens outside the grid, (3, num_heads).
+
+    Raises:
+      TypeError: if window is not a sequence of integers, num_heads is not an integer, or class_token, symmetric or
+        flat is not a bool.
+      ValueError: if a number is not positive or out_of_range is unknown. When called: as
+        `posenc_jax.relative_position_bias`.
+
+    Examples:
+      >>> import jax
+      >>> import posenc_jax as pe
+      >>> from posenc_jax.linen import RelativePositionBias
+      >>> bias, grid = RelativePositionBias((7, 7), 4), pe.grid_positions((7, 7))
+      >>> variables = bias.init(jax.random.key(0), grid, grid)
+      >>> bias.apply(variables, grid, grid).shape
+      (4, 49, 49)
+
+    Reference:
+      Liu et al., "Swin Transformer", 2021, section 3.2, equation 4.
+    """
+
+    window: Sequence[int]
+    num_heads: int
+    _: dataclasses.KW_ONLY
+    class_token: bool = False
+    symmetric: bool = False
+    flat: bool = False
+    out_of_range: OutOfRange = "error"
+    param_dtype: Any = jnp.float32
+    embedding_init: nn.initializers.Initializer = default_embedding_init
+    prefix_init: nn.initializers.Initializer = default_embedding_init
+
+    @public
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        self.window = _checks.positive_ints("window", self.window)
+        _modules.check_fields(self, "num_heads class_token symmetric flat out_of_range param_dtype")
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
+        """Float32 (..., heads, queries, keys)."""
+        shape = _modules.offsets_shape(tuple(self.window), self.num_heads, self.symmetric)
+        table, prefix = self.param("embedding", self.embedding_init, shape, self.param_dtype), None
+        if self.class_token:
+            prefix = self.param("prefix", self.prefix_init, (3, self.num_heads), self.param_dtype)
+        return _modules.relative_bias(self, query_positions, key_positions, table, prefix)

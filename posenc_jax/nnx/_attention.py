@@ -29,12 +29,11 @@ class PositionalAttention(nnx.Module):
 
 @public
 def positional_attention(
-    frequencies: Frequencies | int | None = None,
+    frequencies: Frequencies | int,
     *,
     bias: Callable[..., jax.Array] | None = None,
     layout: Layout = "half",
     part: Part = "first",
-    decode: bool = False,
 ) -> PositionalAttention:
     r"""An `attention_fn` for `nnx.MultiHeadAttention`: any rotary embedding, any bias, or both.
 
@@ -46,29 +45,30 @@ def positional_attention(
 
     The attention_fn takes two more arguments, with one position for each query or key. `input_positions` are for
     the inputs, queries and keys alike; `nnx.MultiHeadAttention` passes them on (since flax 0.12.9). `key_positions` are
-    for keys at other positions. With neither, both count from zero. If queries and keys differ in number, give both, or
-    set `decode`.
+    for keys at other positions, as in cross-attention. With neither, both count from zero. If queries and keys differ
+    in number, give both.
+
+    Only a step of a layer with `decode=True` needs no key_positions: a single query with a mask attends to Flax's
+    cache, which holds position i in slot i. There, `input_positions` is the query's slot, `layer.cache_index[...]`,
+    one for all rows. It also works for left-padded rows if scores depend only on the distance (with `FIRE`, they do
+    not). Flax caches keys before they are rotated, so each step rotates all of them; a cache of rotated keys, as in
+    the example of `RotaryEncoding`, is cheaper.
 
     Args:
-      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. `None`: no
+      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no
         rotation.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
         `posenc_jax.nnx`, whose parameters become those of the layer, or for example
         `functools.partial(pe.alibi, heads=8)`. Layers that are given the same module share its parameters.
       layout: as for `posenc_jax.rotary`.
       part: as for `posenc_jax.rotary`.
-      decode: whether keys that outnumber queries and have no positions are a cache with position i in slot i, as filled
-        by a layer with `decode=True`. `input_positions` must then be the slots of the queries. Slots also work for
-        left-padded rows if scores depend only on the distance (with `FIRE`, they do not). Flax caches keys before they
-        are rotated, so each step rotates all of them; a cache of rotated keys, as in the example of
-        `RotaryEncoding`, is cheaper.
 
     Returns:
       The attention_fn, a module whose only parameters are those of the bias.
 
     Raises:
-      TypeError: if frequencies is an array, bias cannot be called, or decode is not a bool.
-      ValueError: if a setting is not one of the above, neither frequencies nor a bias is given, or both are and
+      TypeError: if frequencies is an array or bias cannot be called.
+      ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, or a bias comes and
         positions have several axes. When called: if positions are missing, or not one for each token, or the bias does
         not have the shape above.
 
@@ -76,7 +76,7 @@ def positional_attention(
       >>> import jax, jax.numpy as jnp
       >>> from flax import nnx
       >>> from posenc_jax.nnx import T5Bias, positional_attention
-      >>> attend = positional_attention(8, bias=T5Bias(2, rngs=nnx.Rngs(1)), decode=True)
+      >>> attend = positional_attention(8, bias=T5Bias(2, rngs=nnx.Rngs(1)))
       >>> layer = nnx.MultiHeadAttention(2, 16, decode=False, attention_fn=attend, rngs=nnx.Rngs(0))
       >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))  # batch, seq, heads, head_dim
       >>> whole = attend(q, k, v, is_causal=True)
@@ -88,5 +88,5 @@ def positional_attention(
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
-    settings = PositionalSettings(frequencies, layout, part, decode)  # type: ignore[arg-type]
+    settings = PositionalSettings(frequencies, layout, part)  # type: ignore[arg-type]
     return PositionalAttention(settings, settings.parse_bias(bias))

@@ -2,7 +2,7 @@ r"""Flax NNX modules of the attention biases."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +14,9 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _modules
 from posenc_jax._bias import alibi
 from posenc_jax._checks import callback, public
+from posenc_jax._learned import OutOfRange
 from posenc_jax._learned_bias import check_scale, t5
-from posenc_jax._modules import Form, default_t5_init, fire_bias_init, fire_kernel_init
+from posenc_jax._modules import Form, default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
 
 
 class ALiBi(nnx.Module):
@@ -70,6 +71,24 @@ class T5Bias(nnx.Module):
       >>> from posenc_jax.nnx import T5Bias
       >>> T5Bias(8, rngs=nnx.Rngs(0))(jnp.arange(5), jnp.arange(7)).shape
       (8, 5, 7)
+
+      In a scanned stack, a module made inside a layer has one table for each layer. For one shared table, make the
+      module outside, call it once, and broadcast the bias to the layers:
+
+      >>> import copy, functools
+      >>> class Block(nnx.Module):
+      ...     def __init__(self, rngs):
+      ...         self.attention = nnx.MultiHeadAttention(2, 16, decode=False, rngs=rngs)
+      ...
+      ...     def __call__(self, x, bias):
+      ...         attention = copy.copy(self.attention)  # the same parameters
+      ...         attention.attention_fn = functools.partial(attention.attention_fn, bias=bias)
+      ...         return x + attention(x)
+      >>> rngs, positions = nnx.Rngs(0), jnp.arange(5)[None]
+      >>> t5, blocks = T5Bias(2, rngs=rngs), nnx.split_rngs(splits=3)(nnx.vmap(Block))(rngs)
+      >>> stack = nnx.scan(lambda x, block, bias: block(x, bias), in_axes=(nnx.Carry, 0, None), out_axes=nnx.Carry)
+      >>> stack(jnp.ones((1, 5, 16), jnp.float32), blocks, t5(positions, positions)).shape
+      (1, 5, 16)
 
     Reference:
       Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1.
@@ -231,3 +250,87 @@ class FIRE(nnx.Module):
         mlp = self.kernel1[...], self.bias1[...], self.kernel2[...], self.bias2[...]
         learned = self.free_c[...], self.free_multiplier[...]
         return _modules.unconstrained_fire(query_positions, key_positions, mlp, *learned, self.threshold)
+
+
+class RelativePositionBias(nnx.Module):
+    r"""The bias of vision transformers, a learned value for each offset, `posenc_jax.relative_position_bias`.
+
+    Args:
+      window: the number of places along each axis of the grid: (7, 7) in Swin, (frames, height, width) for video,
+        (length,) for a sequence.
+      num_heads: number of heads.
+      class_token: whether tokens outside the grid have a bias of their own: the argument `prefix` of
+        `posenc_jax.relative_position_bias`.
+      symmetric: as for `posenc_jax.relative_position_bias`.
+      flat: whether positions are indices of tokens, (..., queries), as `positional_attention` and
+        `posenc_jax.attention` give them to a bias: a class token first, if there is one, then the grid row by row.
+      out_of_range: as for `posenc_jax.relative_position_bias`.
+      param_dtype: dtype of the parameters.
+      embedding_init: initialiser of the table (2·side − 1 for each side of the window, num_heads), or of (side, …,
+        num_heads) if symmetric; normal with deviation 0.02 by default, as in Swin.
+      prefix_init: initialiser of the rows for tokens outside the grid, (3, num_heads); as embedding_init by default.
+      embedding_metadata: metadata of the table, such as its sharding.
+      prefix_metadata: metadata of the rows for tokens outside the grid.
+      rngs: source of the initial values.
+
+    Raises:
+      TypeError: if window is not a sequence of integers, num_heads is not an integer, or class_token, symmetric or
+        flat is not a bool.
+      ValueError: if a number is not positive or out_of_range is unknown. When called: as
+        `posenc_jax.relative_position_bias`.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import RelativePositionBias
+      >>> grid = pe.grid_positions((7, 7))
+      >>> RelativePositionBias((7, 7), 4, rngs=nnx.Rngs(0))(grid, grid).shape
+      (4, 49, 49)
+
+      In a layer, with a class token before the grid:
+
+      >>> rngs = nnx.Rngs(0)
+      >>> bias = RelativePositionBias((7, 7), 4, class_token=True, flat=True, rngs=rngs)
+      >>> attend = pe.nnx.positional_attention(0, bias=bias)
+      >>> attention = nnx.MultiHeadAttention(4, 16, attention_fn=attend, decode=False, rngs=rngs)
+      >>> attention(jnp.ones((2, 50, 16), jnp.float32)).shape
+      (2, 50, 16)
+
+    Reference:
+      Liu et al., "Swin Transformer", 2021, section 3.2, equation 4.
+    """
+
+    @public
+    def __init__(
+        self,
+        window: Sequence[int],
+        num_heads: int,
+        *,
+        class_token: bool = False,
+        symmetric: bool = False,
+        flat: bool = False,
+        out_of_range: OutOfRange = "error",
+        param_dtype: Any = jnp.float32,
+        embedding_init: nnx.Initializer = default_embedding_init,
+        prefix_init: nnx.Initializer = default_embedding_init,
+        embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
+        prefix_metadata: Mapping[str, Any] = MappingProxyType({}),
+        rngs: nnx.Rngs,
+    ):
+        self.window = _checks.positive_ints("window", window)
+        (self.num_heads,) = _checks.settings(num_heads=num_heads)
+        class_token, self.flat = _checks.settings(class_token=class_token, flat=flat)
+        self.symmetric, self.out_of_range = _checks.settings(symmetric=symmetric, out_of_range=out_of_range)
+        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
+        shape = _modules.offsets_shape(self.window, self.num_heads, self.symmetric)
+        with callback():
+            table = embedding_init(rngs.params(), shape, param_dtype)
+            prefix = prefix_init(rngs.params(), (3, self.num_heads), param_dtype) if class_token else None
+        self.embedding = nnx.Param(table, **embedding_metadata)
+        self.prefix = None if prefix is None else nnx.Param(prefix, **prefix_metadata)
+
+    def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
+        """Float32 (..., heads, queries, keys)."""
+        prefix = None if self.prefix is None else self.prefix[...]
+        return _modules.relative_bias(self, query_positions, key_positions, self.embedding[...], prefix)

@@ -111,7 +111,7 @@ textbook = partial(encodings.textbook, xp=jnp, dtype=np.float32)
 
 def _back(dy, **settings):
     """The derivative by what was turned, which it does not ask for."""
-    return jax.vjp(partial(pe.rotary, **settings), jnp.zeros_like(dy))[1](dy)[0]
+    return jax.vjp(partial(pe.rotary, head_axis=-2, **settings), jnp.zeros_like(dy))[1](dy)[0]
 
 
 def _fire(i, j, *mlp):
@@ -162,16 +162,35 @@ def cases(pod):
         Case("add_sinusoidal, batch and width", pe.add_sinusoidal, (x3,), headed, **three),
         Case("add_sinusoidal, batch and width, Explicit", pe.add_sinusoidal, (x3,), headed, **explicit, **three),
         Case("add_sinusoidal, 2³¹ positions", pe.add_sinusoidal, (((1, 2 * N, 256), BF16, rows),), rows, length=2 * N),
-        Case("rotary, half", pe.rotary, (q, p), rows, **waves),
-        Case("rotary, half, counted", pe.rotary, (q,), rows, **waves),
-        Case("rotary, half, counted, Explicit", pe.rotary, (q,), rows, **waves, **explicit),
+        Case("rotary, half", functools.partial(pe.rotary, head_axis=-2), (q, p), rows, **waves),
+        Case("rotary, half, counted", functools.partial(pe.rotary, head_axis=-2), (q,), rows, **waves),
+        Case(
+            "rotary, half, counted, Explicit",
+            functools.partial(pe.rotary, head_axis=-2),
+            (q,),
+            rows,
+            **waves,
+            **explicit,
+        ),
         Case("rotary, half, backward", _back, (q,), rows, **waves),
-        Case("rotary, interleaved", partial(pe.rotary, **interleaved), (q, p), rows, **waves),
+        Case("rotary, interleaved", partial(pe.rotary, head_axis=-2, **interleaved), (q, p), rows, **waves),
         Case("rotary, interleaved, backward", partial(_back, **interleaved), (q,), rows, **waves),
-        Case("rotary, two heads", pe.rotary, (few,), rows),
-        Case("rotary, batch and heads", pe.rotary, (q3, each), headed, **waves, **three),
-        Case("rotary, batch and heads, counted, Explicit", pe.rotary, (q3,), headed, **waves, **explicit, **three),
-        Case("xpos", pe.xpos, (few, few, p), rows, 2 * 128 * 4 + 2 * 4),  # and two words of the position for its decay
+        Case("rotary, two heads", functools.partial(pe.rotary, head_axis=-2), (few,), rows),
+        Case(
+            "rotary, batch and heads", functools.partial(pe.rotary, head_axis=-2), (q3, each), headed, **waves, **three
+        ),
+        Case(
+            "rotary, batch and heads, counted, Explicit",
+            functools.partial(pe.rotary, head_axis=-2),
+            (q3,),
+            headed,
+            **waves,
+            **explicit,
+            **three,
+        ),
+        Case(
+            "xpos", functools.partial(pe.xpos, head_axis=-2), (few, few, p), rows, 2 * 128 * 4 + 2 * 4
+        ),  # and two words of the position for its decay
         Case("shift", shift, (x, ((), I32, P())), rows),
         Case("shift, each by its own", shift, (x, ((1, N), I32, rows)), rows),
         Case("rotation_matrix", matrix, (((offsets,), I32, row),), row, length=offsets),

@@ -1,50 +1,115 @@
 """The README's examples run, and say what is so."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import posenc_jax as pe
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TABLES = [[cell.strip() for cell in line.strip("|").split("|")] for line in README.splitlines() if line[:1] == "|"]
+
+
+def row(label, table):
+    """The other cells of the only row of a table that begins with a label."""
+    (found,) = (cells for cells in table if cells[0] == label)
+    return found[1:]
+
+
+def rows_of(path):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+
+
+def test_it_is_short():
+    assert len(README.split()) <= 900
 
 
 def test_the_examples():
-    namespace = {}
+    names = {}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a user has them
         for block in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL):
-            exec(block, namespace)
-        assert namespace["model"](np.array([[1, 2, 3]])).shape == (1, 3, 512)
-        for layer in ("layer", "biased"):
-            assert namespace[layer](np.ones((1, 3, 512), np.float32)).shape == (1, 3, 512)
-        assert namespace["rotate"](namespace["key"], 31).shape == namespace["key"].shape
-        again = pe.rotary(namespace["query"], np.arange(-40, 60))
-        np.testing.assert_allclose(*(x.astype(np.float32) for x in (namespace["earlier"], again)), rtol=0, atol=0.03)
-        np.testing.assert_array_equal(namespace["partial"][..., 64:], namespace["key"][..., 64:])
-        want = jax.nn.dot_product_attention(
-            *(namespace[x].astype(np.float32) for x in "qkv"),
-            bias=pe.alibi(np.arange(1000), np.arange(1000), np.full(8, 0.1, np.float32))[None],
-            is_causal=True,
-        )
-        np.testing.assert_allclose(namespace["y"].astype(np.float32), want, rtol=0, atol=0.02)
-    np.testing.assert_array_equal(namespace["tile"], pe.alibi(1000 + np.arange(64), np.arange(128), 8))
-    assert namespace["packed"].tolist() == [0, 1, 2, 0, 1] and namespace["padded"].tolist() == [[0, 0, 0, 1, 2]]
-    assert namespace["image"].shape == (337, 2) and namespace["mixed"].shape == (344, 3)
-    assert namespace["ring"].shape == (4, 2048) and namespace["noise"].shape == (2, 320)
-    np.testing.assert_allclose(namespace["moved"], pe.sinusoidal(np.arange(5, 1029), 512), rtol=0, atol=5e-7)
-    assert namespace["M"].shape == (512, 512) and namespace["curve"][0] == 256
-    assert namespace["patches"].shape == (14, 14, 384) and namespace["x"].shape == (2, 1024, 512)
+            exec(block, names)
+        assert names["table"].shape == (1024, 512) and names["x"].shape == (2, 1024, 512)
+        np.testing.assert_array_equal(names["x"][1], names["table"])  # x was zeros
+        np.testing.assert_allclose(names["far"], pe.shift(pe.sinusoidal(1_999_999_995, 512), 5, 512), rtol=0, atol=5e-7)
+        check_decoding(names)
+        assert names["layer"](np.ones((1, 3, 512), np.float32)).shape == (1, 3, 512)
+        check_layers(names["plan"], names["attention"])
+
+
+def check_decoding(names):
+    """A step gives the row of the whole sequence, and its cache the bits."""
+
+    def turn(x):
+        return pe.rotary(x, None, pe.geometric(128, 500_000.0), head_axis=-2)
+
+    projected = jnp.concatenate([names["prompt"], names["token"]], axis=1)
+    np.testing.assert_array_equal(names["keys"][:, :101], turn(projected))
+    assert not names["keys"][:, 101:].any() and not names["values"][:, 101:].any()
+    np.testing.assert_array_equal(names["values"][:, :101], projected)
+    queries = turn(jnp.broadcast_to(names["query"], (2, 101, 32, 128)))
+    whole = jax.nn.dot_product_attention(queries, turn(projected), projected, is_causal=True)
+    np.testing.assert_allclose(*(x.astype(np.float32) for x in (names["out"], whole[:, -1:])), rtol=0, atol=0.02)
+
+
+def check_layers(plan, attention):
+    """Seven layers of eight rotate as the config says, the others not at all, and a traced layer is like a static one."""
+    q, k, v = jax.random.normal(jax.random.key(1), (3, 2, 9, 4, 128))
+    assert [layer.rotary_dim for layer in plan.layers] == [128, 128, 128, 0] * 2
+    turned = [pe.rotary(x, None, pe.geometric(128, 5e6), head_axis=-2) for x in (q, k)]
+    traced = jax.jit(attention)
+    for layer, (a, b) in {2: turned, 3: (q, k)}.items():
+        want = jax.nn.dot_product_attention(a, b, v, is_causal=True)
+        for got in (attention(q, k, v, layer), traced(q, k, v, layer), attention(q, k, v, layer, jnp.arange(9))):
+            np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
+
+
+def test_the_figures_are_those_of_the_results():
+    bench, conformance = rows_of("benchmarks/results/cpu.md"), rows_of("conformance/results/table.md")
+    columns = {"posenc_jax": "posenc_jax", "flax.nnx.RoPE": "flax.nnx.RoPE 0.12.12"}
+    columns["transformers, Llama"] = "transformers 5.23.0, Llama"
+    titles, places = list(columns), [TABLES[0].index(column) for column in columns.values()]
+    (errors,) = (i for i, cells in enumerate(bench) if cells[0] == "position")
+    for label, position in {"Error at position 10⁶": "1,000,000", "Error at position 2³¹ − 1": "2,147,483,647"}.items():
+        cells, column = ["", *row(label, TABLES)], bench[errors].index(position)
+        found = [float(cells[place]) for place in places]
+        assert found == [float(["", *row(title, bench[errors:])][column]) for title in titles]
+    half = next(cells for cells in bench if cells[:2] == ["case", "posenc_jax"] and "gemma" in cells)
+    times = next(cells for cells in bench[bench.index(half) :] if cells[0] == "rotary, (1,4096,32,128), float32, half")
+    cells = ["", *row("Time of RoPE, float32, in copies of its input", TABLES)]
+    assert [cells[place] for place in places] == [times[half.index(title)] for title in titles]
+    case = "rotary, (1,4096,32,128), bfloat16, half"
+    (summary,) = (cells for cells in rows_of("docs/speed.md") if cells[0] == case)
+    ours, best = summary[1], summary[3].partition(",")[0]
+    copies, beside, _ = row("RoPE, bfloat16, (1,4096,32,128)", TABLES)
+    assert copies == f"{ours} copies" and beside.startswith(f"{best}, keras_hub")
+    passed, refused = (next(cells for cells in conformance if cells[0] == name) for name in ("passed", "not offered"))
+    cases = int(passed[1]) + int(refused[1])
+    ours, beside, _ = row("Test vectors passed", TABLES)
+    assert (
+        ours == f"{passed[1]} of {cases}"
+        and beside == f"{passed[-1]} of {cases - int(refused[-1])} offered, transformers"
+    )
 
 
 def test_nothing_is_left_to_fill_in():
     assert not re.findall(r"\b[A-Z]{3,}_[A-Z]+\b|TODO|TBD", README)
 
 
-def test_files_it_names_exist():
-    names = re.findall(r"\]\(([^)#:]+)\)|src(?:set)?=\"([^\"]+)\"|`((?:benchmarks|tests|examples)/[\w./]+)`", README)
+def test_files_it_names_exist_and_are_shipped():
+    inside = r"`(?:python )?((?:benchmarks|tests|examples)/[\w./]+)`"
+    names = re.findall(rf"\]\(([^)#:]+)\)|src(?:set)?=\"([^\"]+)\"|{inside}", README)
     paths = {name for found in names for name in found if name}
     assert {"CITATION.cff", "docs/phase_error.png", "benchmarks/rotary_error.py"} <= paths
     assert all((ROOT / path).exists() for path in paths), paths
+    sdist = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"][
+        "sdist"
+    ]
+    shipped = {path.strip("/") for path in sdist["include"]} | {"LICENSE"}  # hatchling adds the licence
+    assert {path.partition("/")[0] for path in paths} <= shipped

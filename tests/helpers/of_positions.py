@@ -43,10 +43,13 @@ CASES = {
     "shift": (lambda p, x: pe.shift(x, p, DIM), POSITIONS),
     "rotary": (lambda p, x: pe.rotary(x, p, SCALED, head_axis=None), POSITIONS),
     "rotary, interleaved": (lambda p, x: pe.rotary(x, p, layout="interleaved", head_axis=None), POSITIONS),
-    "rotary, heads": (lambda p, x: heads(lambda h: pe.rotary(h, p, 4, part="last"), x), POSITIONS),
-    "rotary, float positions": (lambda p, x: heads(lambda h: pe.rotary(h, p, 8), x), FLOATS),
-    "rotary, array frequencies": (lambda p, x: heads(lambda h: pe.rotary(h, p, jnp.asarray(LEARNED)), x), POSITIONS),
+    "rotary, heads": (lambda p, x: heads(lambda h: pe.rotary(h, p, 4, part="last", head_axis=-2), x), POSITIONS),
+    "rotary, float positions": (lambda p, x: heads(lambda h: pe.rotary(h, p, 8, head_axis=-2), x), FLOATS),
+    "rotary, array frequencies": (
+        lambda p, x: heads(lambda h: pe.rotary(h, p, jnp.asarray(LEARNED), head_axis=-2), x),
+        POSITIONS,
+    ),
     "rotary, derivative": (turned_back, POSITIONS),
-    "xpos, query": (lambda p, x: heads(lambda h: pe.xpos(h, h, p, origin=100)[0], x), NEAR),
+    "xpos, query": (lambda p, x: heads(lambda h: pe.xpos(h, h, p, origin=100, head_axis=-2)[0], x), NEAR),
     "xpos, key": (lambda p, x: pe.xpos(x, x, p, origin=100, head_axis=None)[1], NEAR),
 }

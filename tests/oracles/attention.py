@@ -13,18 +13,29 @@ from oracles.rotations import rope
 class Dense(NamedTuple):
     """What `dense` found."""
 
-    y: np.ndarray  # (..., queries, heads, head_dim)
+    y: np.ndarray  # (..., queries, heads, value_dim)
     residual: np.ndarray  # the logarithm of each query's sum of weights, (..., queries, heads)
-    back: Callable[..., tuple[np.ndarray, ...]]  # from cotangents of both to those of query, key, value and scores
+    back: Callable[..., tuple[np.ndarray, ...]]  # from cotangents of both to those of query, key, value, scores, sinks
 
 
-def may_see(i: Any, j: Any, causal: bool = False, segments: tuple[Any, Any] | None = None) -> np.ndarray:
+def may_see(
+    i: Any,
+    j: Any,
+    causal: bool = False,
+    segments: tuple[Any, Any] | None = None,
+    window: tuple[int | None, int | None] = (None, None),
+) -> np.ndarray:
     """Whether a query at i (..., queries) may see a key at j (..., keys), (..., 1, queries, keys).
 
     `causal` hides the keys after a query. `segments`, (of the queries, of the keys), hides the keys of other segments.
+    `window`, (before, after), hides the keys that are further from the query on either side.
     """
-    i, j = np.asarray(i), np.asarray(j)
-    seen = (i[..., None, :, None] >= j[..., None, None, :]) | (not causal)
+    i, j = (np.asarray(x).astype(object) for x in (i, j))  # Python's integers have no end
+    ahead = j[..., None, None, :] - i[..., None, :, None]
+    seen = np.ones(ahead.shape, bool)
+    for most in (0 if causal else None, window[1]):
+        seen &= True if most is None else (ahead <= most).astype(bool)
+    seen &= True if window[0] is None else (-ahead <= window[0]).astype(bool)
     if segments is not None:
         a, b = map(np.asarray, segments)
         seen = seen & (a[..., None, :, None] == b[..., None, None, :])
@@ -37,36 +48,55 @@ def dense(
     value: Any,
     bias: Any = 0.0,
     seen: Any = True,
-    scale: float | None = None,
+    scale: Any = None,
     rounded: Any = np.float64,
+    *,
+    cap: float | None = None,
+    sinks: Any = None,
 ) -> Dense:
-    """softmax(scale · q·k + bias) · v, where `seen`; a query that sees nothing gives zeros.
+    """softmax(cap(scale · q·k) + bias) · v, where `seen`; a query that sees nothing gives zeros.
 
     Queries are (..., queries, heads, head_dim), keys and values have as many heads or a divisor of them; bias and seen
-    broadcast to (..., heads, queries, keys). Scores with their bias are rounded to the dtype `rounded`.
+    broadcast to (..., heads, queries, keys), scale to (..., queries, heads). Scores with their bias are rounded to the
+    dtype `rounded`. A sink, one for each head, is the score of one more key, whose value is 0. Only if there are sinks
+    does `back` return their cotangents, as the last; that of the scores is of those with bias.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (query, key, value))
     group = q.shape[-2] // k.shape[-2]
     keys, values = (np.repeat(x, group, -2) for x in (k, v))
-    c = 1 / np.sqrt(q.shape[-1]) if scale is None else scale
-    scores = c * np.einsum("...qhd,...khd->...hqk", q, keys) + np.asarray(bias, np.float64)
+    c = np.asarray(1 / np.sqrt(q.shape[-1]) if scale is None else scale, np.float64)[..., None]
+    scores = np.einsum("...qhd,...khd->...hqk", c * q, keys)
+    slope = np.ones_like(scores)
+    if cap is not None:
+        bent = np.tanh(scores / cap)
+        scores, slope = cap * bent, 1 - bent**2
+    scores = scores + np.asarray(bias, np.float64)
     scores = np.where(seen, scores.astype(rounded).astype(np.float64), -np.inf)
-    top = np.max(scores, -1, initial=-np.inf, keepdims=True)
-    weights = np.exp(scores - np.where(np.isneginf(top), 0, top))
-    total = weights.sum(-1, keepdims=True)
+    sink = np.full((*scores.shape[:-1], 1), -np.inf)
+    if sinks is not None:
+        sink[:] = np.asarray(sinks, np.float64)[:, None, None]
+    top = np.maximum(np.max(scores, -1, initial=-np.inf, keepdims=True), sink)
+    finite = np.where(np.isneginf(top), 0, top)
+    weights, of_sink = np.exp(scores - finite), np.exp(sink - finite)
+    total = weights.sum(-1, keepdims=True) + of_sink
     with np.errstate(divide="ignore"):
         residual = np.swapaxes((top + np.log(total))[..., 0], -1, -2)
-    p = weights / np.where(total == 0, 1, total)
+    p, p_sink = (x / np.where(total == 0, 1, total) for x in (weights, of_sink))
 
     def back(dy: Any, dl: Any = 0.0) -> tuple[np.ndarray, ...]:
         dl = np.swapaxes(np.broadcast_to(dl, residual.shape), -1, -2)[..., None]
         dp = np.einsum("...qhd,...khd->...hqk", np.asarray(dy, np.float64), values)
-        ds = p * (dp - np.sum(p * dp, -1, keepdims=True) + dl)
-        dq = c * np.einsum("...hqk,...khd->...qhd", ds, keys)
-        dk = c * np.einsum("...hqk,...qhd->...khd", ds, q)
+        mean = np.sum(p * dp, -1, keepdims=True)
+        ds = p * (dp - mean + dl)
+        of_products = slope * ds
+        dq = c * np.einsum("...hqk,...khd->...qhd", of_products, keys)
+        dk = np.einsum("...hqk,...qhd->...khd", of_products, c * q)
         dv = np.einsum("...hqk,...qhd->...khd", p, np.asarray(dy, np.float64))
         of_group = (x.reshape(*x.shape[:-2], k.shape[-2], group, x.shape[-1]).sum(-2) for x in (dk, dv))
-        return dq, *of_group, ds
+        if sinks is None:
+            return dq, *of_group, ds
+        d_sinks = np.sum((p_sink * (dl - mean))[..., 0], -1)
+        return dq, *of_group, ds, d_sinks.sum(tuple(range(d_sinks.ndim - 1)))
 
     return Dense(np.einsum("...hqk,...khd->...qhd", p, values), residual, back)
 

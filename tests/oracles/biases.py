@@ -106,6 +106,33 @@ def t5(distance: Any, after: Any, table: Any, **settings: Any) -> np.ndarray:
     return _of_heads([table[found, h] for h in range(table.shape[1])])
 
 
+def relative(queries: Any, keys: Any, table: Any, *, prefix: Any = None, symmetric: bool = False) -> np.ndarray:
+    """A table's value for each offset of coordinates (tokens, axes), one element after the other; NaN outside."""
+    table, sides = np.asarray(table, np.float64), np.shape(table)[:-1]
+    result = np.full((table.shape[-1], len(queries), len(keys)), np.nan)
+    for i, p in enumerate(np.asarray(queries).tolist()):
+        for j, q in enumerate(np.asarray(keys).tolist()):
+            if prefix is not None and (p[0] < 0 or q[0] < 0):
+                result[:, i, j] = prefix[2 if p[0] < 0 and q[0] < 0 else 0 if p[0] < 0 else 1]
+                continue
+            offsets = [a - b for a, b in zip(p, q, strict=True)]
+            if symmetric:
+                place = [abs(offset) for offset in offsets]
+            else:
+                place = [offset + n // 2 for offset, n in zip(offsets, sides, strict=True)]
+            if all(0 <= at < n for at, n in zip(place, sides, strict=True)):
+                result[:, i, j] = table[tuple(place)]
+    return result
+
+
+def of_offsets(distance: Any, after: Any, table: Any) -> np.ndarray:
+    """`relative` of one axis, from distances and whether the key is after the query; 0 outside."""
+    last = len(table) // 2
+    held = np.asarray(distance <= last, bool)
+    place = last + np.where(after, -1, 1) * np.where(held, distance, 0).astype(int)
+    return _of_heads([np.where(held, np.asarray(table, np.float64)[place, h], 0) for h in range(table.shape[1])])
+
+
 # Derivatives by the distance
 
 

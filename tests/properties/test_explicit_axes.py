@@ -20,11 +20,16 @@ from helpers.tiers import thorough
 pytestmark = pytest.mark.usefixtures("on_cpu")
 D, H = "data", "heads"
 AT, X = np.arange(128, dtype=np.int32).reshape(8, 16), np.ones((8, 16, 8, 16), np.float32)
+GRID = AT[..., None].repeat(2, -1)
 ONES, SQUARE = np.ones(8, np.float32), np.ones((8, 8), np.float32)
 
 
 def fire(i, j, w1, b1, w2, b2):
     return pe.fire(i, j, (w1, b1, w2, b2), c=0.1, threshold=9.0)
+
+
+def relative(i, j, table):
+    return pe.relative_position_bias(i, j, table, symmetric=True, out_of_range="zeros")
 
 
 def place(*arguments):
@@ -48,15 +53,17 @@ WHOLE = [
     ("sinusoidal", partial(pe.sinusoidal, layout="half"), [AT, ONES], "frequencies", 0),
     ("sinusoidal", partial(pe.sinusoidal, frequencies=pe.axial(16, 2)), [AT[..., None].repeat(2, -1)], "positions", 2),
     ("fourier_features", pe.fourier_features, [SQUARE, SQUARE], "matrix", 1),
-    ("rotary", pe.rotary, [X, AT], "x", 3),
-    ("rotary", partial(pe.rotary, frequencies=8, layout="interleaved"), [X, AT], "x", 3),
-    ("rotary", pe.rotary, [X, AT, ONES], "frequencies", 0),
-    ("xpos", pe.xpos, [X, X, AT], "query", 3),
-    ("xpos", pe.xpos, [X, X, AT], "key", 3),
+    ("rotary", functools.partial(pe.rotary, head_axis=-2), [X, AT], "x", 3),
+    ("rotary", partial(pe.rotary, frequencies=8, layout="interleaved", head_axis=-2), [X, AT], "x", 3),
+    ("rotary", functools.partial(pe.rotary, head_axis=-2), [X, AT, ONES], "frequencies", 0),
+    ("xpos", functools.partial(pe.xpos, head_axis=-2), [X, X, AT], "query", 3),
+    ("xpos", functools.partial(pe.xpos, head_axis=-2), [X, X, AT], "key", 3),
     ("shift", partial(pe.shift, offset=3, frequencies=16, layout="half"), [X], "encodings", 3),
     ("shift", lambda x, f: pe.shift(x, 3, f), [X, ONES], "frequencies", 0),
     ("rotation_matrix", partial(pe.rotation_matrix, layout="half"), [AT, ONES], "frequencies", 0),
     ("t5", pe.t5, [AT, AT, SQUARE], "table", 0),
+    ("relative_position_bias", relative, [AT, AT, SQUARE], "table", 0),
+    ("relative_position_bias", relative, [GRID, GRID, np.ones((8, 8, 8), np.float32)], "key_positions", 2),
     ("fire", fire, [AT, AT, ONES, ONES, SQUARE, ONES], "w1 of mlp", 0),
     ("fire", fire, [AT, AT, ONES, ONES, SQUARE, ONES], "b1 of mlp", 0),
     ("fire", fire, [AT, AT, ONES, ONES, SQUARE, ONES], "w2 of mlp", 0),
@@ -72,7 +79,7 @@ WHOLE = [
 ]  # fmt: skip
 INDEX = {
     "query": 0, "key": 1, "value": 2, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
-    "w1 of mlp": 2, "b1 of mlp": 3, "w2 of mlp": 4, "query_positions": 1, "key_segments": 2, "ids": 0, "mask": 0, "weights": 0,
+    "w1 of mlp": 2, "b1 of mlp": 3, "w2 of mlp": 4, "query_positions": 1, "key_positions": 1, "key_segments": 2, "ids": 0, "mask": 0, "weights": 0,
 }  # fmt: skip
 
 
@@ -92,8 +99,8 @@ def test_what_must_be_whole(mesh, where, f, arguments, name, axis):
 
 # a call, its arguments, the index of one of them and its axis that may be split
 SPLIT = [
-    (partial(pe.rotary, layout="interleaved"), [X, AT], 0, 3),
-    (partial(pe.xpos, layout="interleaved"), [X, X, AT], 1, 3),
+    (partial(pe.rotary, layout="interleaved", head_axis=-2), [X, AT], 0, 3),
+    (partial(pe.xpos, layout="interleaved", head_axis=-2), [X, X, AT], 1, 3),
     (partial(pe.shift, offset=3, frequencies=16), [X], 0, 3),
     (pe.sinusoidal, [AT, ONES], 1, 0),
     (pe.rotation_matrix, [AT, ONES], 1, 0),
@@ -132,10 +139,10 @@ APART = [
     (partial(pe.fourier_features, layout="interleaved"), [(SQUARE, P(H)), (SQUARE, P(None, D))], [(SQUARE, P(D)), (SQUARE, P(None, D))], "x, matrix"),
     (pe.offset_similarity, [(AT, P(H)), (ONES, P(D))], [(AT, P(D)), (ONES, P(D))], "offset, frequencies"),
     (lambda x, p: pe.add_sinusoidal(x, p), [(Y, P(D)), (AT[0], P(H))], [(Y, P(D)), (AT[0], P(D))], "positions, x"),
-    (pe.rotary, [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(H))], "positions, x"),
-    (pe.rotary, [(X, P(None, D, H)), (AT[0], P(D))], [(X, P(None, D, H)), (AT[0], P(H))], "positions, x"),
+    (functools.partial(pe.rotary, head_axis=-2), [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(H))], "positions, x"),
+    (functools.partial(pe.rotary, head_axis=-2), [(X, P(None, D, H)), (AT[0], P(D))], [(X, P(None, D, H)), (AT[0], P(H))], "positions, x"),
     (partial(pe.rotary, head_axis=-3), [(X, P(D, H)), (AT[:1, :8], P())], [(X, P(D, H)), (AT[:1, :8], P(None, H))], "positions, x"),
-    (lambda x, p: pe.xpos(x, x, p), [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(None, D))], "positions, query"),
+    (lambda x, p: pe.xpos(x, x, p, head_axis=-2), [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(None, D))], "positions, query"),
     (lambda x, p: pe.shift(x, p, 16), [(Y, P(D)), (AT[:, :1], P(D))], [(Y, P(D)), (AT[:, :1], P(H))], "offset, encodings"),
     (lambda i, j: pe.alibi(i, j, 2), [(AT, P(D)), (AT, P(None, H))], [(AT, P(None, D)), (AT, P(None, D))], "query_positions, key_positions"),
     (lambda i, j: pe.alibi(i, j, 2), [(AT, P(D)), (AT, P(D))], [(AT, P(D)), (AT, P(H))], "query_positions, key_positions"),
@@ -143,6 +150,8 @@ APART = [
     (pe.alibi, [(AT, P(D)), AT, (ONES, P(H))], [(AT, P(None, H)), AT, (ONES, P(H))], "query_positions, key_positions, heads"),
     (pe.kerple_log, [(AT, P(D)), AT, (ONES, P(H)), ONES], [(AT, P(D)), AT, (ONES, P(D)), ONES], "query_positions, key_positions, scale, rate"),
     (pe.kerple_power, [(AT, P(D)), AT, ONES, (ONES, P(H))], [(AT, P(H)), AT, (ONES, P(D)), (ONES, P(H))], "query_positions, key_positions, scale, exponent"),
+    (relative, [AT, (AT, P(None, D)), (SQUARE, P(None, H))], [AT, (AT, P(None, H)), (SQUARE, P(None, H))], "query_positions, key_positions, table"),
+    (relative, [(AT, P(None, D)), (AT, P(None, H)), SQUARE], [(AT, P(None, D)), (AT, P(None, D)), SQUARE], "query_positions, key_positions, table"),
     (pe.t5, [AT, (AT, P(None, D)), (SQUARE, P(None, H))], [AT, (AT, P(None, H)), (SQUARE, P(None, H))], "query_positions, key_positions, table"),
     (fire, [(AT, P(D)), AT, ONES, ONES, (SQUARE, P(None, H)), ONES], [(AT, P(H)), AT, ONES, ONES, SQUARE, (ONES, P(H))], "query_positions, key_positions, w2 of mlp, b2 of mlp"),
     (pe.learned, [(AT % 8, P(D)), (SQUARE, P(None, H))], [(AT % 8, P(None, D)), (SQUARE, P(None, D))], "positions, table"),

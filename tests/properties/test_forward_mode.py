@@ -1,4 +1,4 @@
-"""Forward mode, and forward over reverse, of what rotates: beside differences of the formulas in float64.
+"""Forward mode, and forward over reverse, of what rotates and of learned biases: beside differences of the formulas in float64.
 
 First and second derivatives along directions are differences of the oracles, so no rule of this library is compared with
 another of its rules alone.
@@ -18,7 +18,7 @@ import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
-from oracles import rotations
+from oracles import biases, rotations
 
 RNG = np.random.default_rng(0)
 W = np.float32([1.3, 0.2, 0.7])
@@ -44,37 +44,64 @@ def decayed(x, p, w, sign):
     return rotations.xpos(x, np.sin(turned), np.cos(turned), distance, "half", scale_base=20)
 
 
+AT = np.array([0, 2, 11, 3, 40], np.int32), np.array([3, 2, 0, 90], np.int32)
+
+
+def two_tables(there, back):
+    q, k = AT
+    return pe.t5(q, k, there, max_distance=20) * pe.t5(k, q, back, bidirectional=False).mT
+
+
+def of_two_tables(there, back):
+    (q, k), distance = AT, biases.tile(*AT)
+    after = q[:, None] < k
+    of_there = biases.t5(distance, after, there, max_distance=20)
+    return of_there * np.swapaxes(biases.t5(distance.T, ~after.T, back, bidirectional=False), 1, 2)
+
+
+def fire(w1, b1, w2, b2, c, threshold, q, k):
+    return pe.fire(q, k, (w1, b1, w2, b2), c=c, threshold=threshold)
+
+
+def of_fire(w1, b1, w2, b2, c, threshold, q, k):
+    return biases.fire(np.abs(q[:, None] - k), q[:, None], (w1, b1, w2, b2), c, threshold)
+
+
+FIRE = (
+    *(normal(5), normal(5), normal(5, 3), normal(3), np.float32(0.7), np.float32(4.5)),
+    *(np.float32([0.5, 2.2, 7.5, 4.1]), np.float32([1.1, 3, 0.2])),
+)
 X, MIXED = normal(2, 5, 3, 8), RNG.uniform(-3, 3, (2, 5)).astype(np.float32)
 # A function of floats, the same in float64, and the floats.
 CASES = {
     "half": (
-        lambda x, p, w: pe.rotary(x, p, w),
+        lambda x, p, w: pe.rotary(x, p, w, head_axis=-2),
         lambda x, p, w: rotations.rotate_by(x, angles(p, w), "half"),
         (X[..., :6], MIXED, W),
     ),
     "interleaved, the last, inverse": (
-        lambda x, p, w: pe.rotary(x, p, w, layout="interleaved", part="last", inverse=True),
+        lambda x, p, w: pe.rotary(x, p, w, layout="interleaved", part="last", inverse=True, head_axis=-2),
         lambda x, p, w: rotations.rotate_by(x, -angles(p, w), "interleaved", "last"),
         (X, MIXED, W),
     ),
     "positions of a sequence": (
-        lambda x, p, w: pe.rotary(x, p, w, layout="interleaved"),
+        lambda x, p, w: pe.rotary(x, p, w, layout="interleaved", head_axis=-2),
         lambda x, p, w: rotations.rotate_by(x, angles(p, w), "interleaved"),
         (X, MIXED[0], W),
     ),
     "a part, one position": (
-        lambda x, p, w: pe.rotary(x, p, w, inverse=True),
+        lambda x, p, w: pe.rotary(x, p, w, inverse=True, head_axis=-2),
         lambda x, p, w: rotations.rotate_by(x, -angles(p, w), "half"),
         (X, MIXED[0, 0], W),
     ),
     "static": (
-        lambda x, p: pe.rotary(x, p, pe.geometric(8, 100.0)),
+        lambda x, p: pe.rotary(x, p, pe.geometric(8, 100.0), head_axis=-2),
         lambda x, p: rotations.rotate_by(x, angles(p, pe.geometric(8, 100.0).angular), "half"),
         (X, MIXED),
     ),
-    "two coordinates": (lambda x, p: pe.rotary(x, p, pe.axial(8, 2)), of_axes, (X, normal(2, 5, 2))),
+    "two coordinates": (lambda x, p: pe.rotary(x, p, pe.axial(8, 2), head_axis=-2), of_axes, (X, normal(2, 5, 2))),
     "integers": (
-        lambda x, w: pe.rotary(x, np.arange(3, 8), w),
+        lambda x, w: pe.rotary(x, np.arange(3, 8), w, head_axis=-2),
         lambda x, w: rotations.rotate_by(x, angles(np.arange(3, 8), w), "half"),
         (X, W),
     ),
@@ -89,17 +116,19 @@ CASES = {
         (X[0, :, 0, :6], MIXED[0, 0], W),
     ),
     "xpos, query": (
-        lambda x, p, w: pe.xpos(x, x, p, w, scale_base=20)[0],
+        lambda x, p, w: pe.xpos(x, x, p, w, scale_base=20, head_axis=-2)[0],
         functools.partial(decayed, sign=1),
         (X[..., :6], MIXED[0], W),
     ),
     "xpos, key": (
-        lambda x, p, w: pe.xpos(x, x, p, w, scale_base=20)[1],
+        lambda x, p, w: pe.xpos(x, x, p, w, scale_base=20, head_axis=-2)[1],
         functools.partial(decayed, sign=-1),
         (X[..., :6], MIXED, W),
     ),
+    "t5": (two_tables, of_two_tables, (normal(16, 3), normal(8, 3))),
+    "fire": (fire, of_fire, FIRE),
 }
-FEW = ["half", "interleaved, the last, inverse", "two coordinates", "shift", "xpos, key"]
+FEW = ["half", "interleaved, the last, inverse", "two coordinates", "shift", "xpos, key", "t5", "fire"]
 
 
 def directions(arrays):
@@ -145,7 +174,6 @@ def derivatives_of(f, along, weights):
             jax.jvp(f, arrays, v)[1],
             inner(jax.jvp(gradient, arrays, v)[1], along),
             inner(backward, along),
-            jax.jvp(lambda *arrays: jax.jvp(f, arrays, v)[1], arrays, along)[1],
         )
 
     return of
@@ -177,16 +205,15 @@ def check(name, transform, program):
     ways, along, weights, first, second = oracle(name)
     of = program(lambda arrays, v: derivatives_of(transform(f), along, weights)(arrays, v))
     size = float(np.sum(np.abs(weights)))
-    third = [float(of(arrays, v)[3].sum()) for v in ways[:1]]
-    assert np.isfinite(third).all()
     for v, by_one, by_two in zip(ways, first, second, strict=True):
-        tangent, forward, backward, _ = of(arrays, v)
+        tangent, forward, backward = of(arrays, v)
         assert tangent.dtype == np.float32
         assert_within(tangent, by_one, 3e-5 + 1e-5 * np.abs(by_one), against=f"the difference along {len(v)} tangents")
         bound = 3e-5 * size + 1e-5 * abs(by_two)
         assert_within(forward, by_two, bound, against="the second difference")
         assert_within(forward, backward, bound, against="reverse over reverse")
-        assert np.max(np.abs(by_one)) > 1e-2 and abs(by_two) > 1e-2
+        seen = 1e-2 * min(1, max(np.max(np.abs(x)) for x in v))
+        assert np.max(np.abs(by_one)) > seen and abs(by_two) > seen
 
 
 @pytest.mark.parametrize("name", tiered(CASES, FEW))
@@ -195,7 +222,7 @@ def test_beside_differences_in_float64(name):
 
 
 @pytest.mark.parametrize("how", [n for n in PROGRAMS if n != "jit"])
-@pytest.mark.parametrize("name", tiered(CASES, ["half"]))
+@pytest.mark.parametrize("name", tiered(CASES, ["half", "t5", "fire"]))
 def test_inside_other_transformations(name, how):
     check(name, PROGRAMS[how], quick)
 
@@ -206,8 +233,25 @@ def test_eagerly(name):
     check(name, PROGRAMS["jit"], lambda f: f)
 
 
-def test_a_second_derivative_along_and_along():
-    f, formula, arrays = CASES["interleaved, the last, inverse"]
+@pytest.mark.parametrize("name", [name for name in CASES if "xpos" not in name and name != "fire"])
+def test_the_same_bits_with_and_without_jit(name):
+    f, _, arrays = CASES[name]
+    if name == "half":  # large enough that XLA may sum in another order
+        arrays = normal(2, 65, 4, 64), RNG.uniform(-300, 300, (2, 65)).astype(np.float32), normal(32)
+    v = directions(arrays)[0]
+    weights = normal(*jax.eval_shape(f, *arrays).shape)
+
+    forward = lambda arrays, v: jax.jvp(f, arrays, v)[1]  # noqa: E731
+    reverse = lambda arrays, v: jax.vjp(f, *arrays)[1](weights)  # noqa: E731
+    for derivative in (forward, reverse):
+        eager, jitted = derivative(arrays, v), jax.jit(derivative)(arrays, v)
+        for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(jitted), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", tiered(CASES, FEW))
+def test_a_second_derivative_along_and_along(name):
+    f, formula, arrays = CASES[name]
     v, u, h = *(directions(arrays)[0] for _ in range(2)), 1e-4
     along = lambda *arrays: jax.jvp(f, arrays, v)[1]  # noqa: E731
     got = quick(lambda *arrays: jax.jvp(along, arrays, u)[1])(*arrays)
@@ -218,7 +262,7 @@ def test_a_second_derivative_along_and_along():
 
 def test_the_derivative_in_x_is_the_rotation_itself():
     x, v = normal(2, 7, 3, 16), normal(2, 7, 3, 16)
-    f = lambda x: pe.rotary(x, np.arange(2_000_000_000, 2_000_000_007), 8)  # noqa: E731
+    f = lambda x: pe.rotary(x, np.arange(2_000_000_000, 2_000_000_007), 8, head_axis=-2)  # noqa: E731
     y, along = jax.jvp(f, (x,), (v,))
     np.testing.assert_array_equal(y, f(x))
     np.testing.assert_array_equal(along, f(v))
@@ -230,12 +274,17 @@ def test_the_derivative_in_x_is_the_rotation_itself():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_a_tangent_in_16_bits_is_rounded_once(dtype):
-    arrays = [jnp.asarray(normal(2, 5, 3, 8), dtype), MIXED, W]
-    tangents = [jnp.asarray(normal(2, 5, 3, 8), dtype), *(normal(*x.shape) for x in arrays[1:])]
-    got = quick(lambda x, v: jax.jvp(pe.rotary, x, v)[1])(arrays, tangents)
+@pytest.mark.parametrize(
+    "f",
+    [functools.partial(pe.rotary, head_axis=-2), lambda x, p, w: pe.xpos(x, x, p, w, head_axis=-2)[1]],
+    ids=["rotary", "xpos"],
+)
+def test_a_tangent_in_16_bits_is_rounded_once(f, dtype):
+    arrays = [jnp.asarray(normal(2, 5, 3, 6), dtype), MIXED, W]
+    tangents = [jnp.asarray(normal(2, 5, 3, 6), dtype), *(normal(*x.shape) for x in arrays[1:])]
+    got = quick(lambda x, v: jax.jvp(f, x, v)[1])(arrays, tangents)
     wide = [[x.astype(np.float32) for x in each] for each in (arrays, tangents)]
-    want = quick(lambda x, v: jax.jvp(pe.rotary, x, v)[1])(*wide)
+    want = quick(lambda x, v: jax.jvp(f, x, v)[1])(*wide)
     assert got.dtype == dtype
     assert np.mean(np.asarray(got) != np.asarray(want).astype(dtype)) < 0.01  # 1e-7 may cross a boundary
 
@@ -244,7 +293,7 @@ def test_nothing_leaks_out_of_a_pair():
     x, v = normal(1, 4, 1, 10), normal(1, 4, 1, 10)
     x[0, 1, 0, 2], x[0, 1, 0, 9], x[0, 2, 0, 8] = np.inf, np.nan, np.inf  # 8 and 9 pass through
     for layout, pair in (("half", [2, 6]), ("interleaved", [2, 3])):
-        f = lambda x, p, w: pe.rotary(x, p, w, layout=layout)  # noqa: E731, B023
+        f = lambda x, p, w: pe.rotary(x, p, w, layout=layout, head_axis=-2)  # noqa: E731, B023
         w = np.geomspace(1, 0.1, 4).astype(np.float32)
         y, along = jax.jvp(f, (x, MIXED[0, :4], w), (v, np.ones(4, np.float32), w))
         bad = np.argwhere(~np.isfinite(np.asarray(along)))
@@ -276,11 +325,16 @@ def test_batches_stay_one_rotation(axes):
     batched = [
         x if a is None else np.stack([x * (1 + i) for i in range(n)], a) for x, a in zip(arrays, axes, strict=True)
     ]
-    f = jax.vmap(pe.rotary, axes)
+    f = jax.vmap(functools.partial(pe.rotary, head_axis=-2), axes)
     assert eqns_of(f, *batched).count("rotation") == 1
     got = quick(lambda *b: (f(*b), jax.grad(lambda *b: jnp.sum(jnp.sin(f(*b))), (0, 1, 2))(*b)))(*batched)
     got = jax.device_get(got)
-    one = quick(lambda *b: (pe.rotary(*b), jax.vjp(lambda *b: jnp.sin(pe.rotary(*b)), *b)[1](jnp.ones_like(b[0]))))
+    one = quick(
+        lambda *b: (
+            pe.rotary(*b, head_axis=-2),
+            jax.vjp(lambda *b: jnp.sin(pe.rotary(*b, head_axis=-2)), *b)[1](jnp.ones_like(b[0])),
+        )
+    )
     ones = [one(*(x if a is None else x.take(i, a) for x, a in zip(batched, axes, strict=True))) for i in range(n)]
     for i, (y, _) in enumerate(ones):
         np.testing.assert_array_equal(got[0][i], y)
@@ -293,8 +347,8 @@ def test_batches_stay_one_rotation(axes):
 def test_batches_that_explicit_axes_split(axes, on_cpu):
     arrays = normal(2, 5, 1, 8), MIXED, np.geomspace(1, 0.1, 4).astype(np.float32)
     batched = [x if a is None else np.stack([x * (1 + i) for i in range(8)]) for x, a in zip(arrays, axes, strict=True)]
-    f = jax.vmap(pe.rotary, axes)
-    both = lambda *b: (f(*b), *jax.vjp(lambda *b: jnp.sin(f(*b)), *b)[1](jnp.ones(f(*b).shape)))  # noqa: E731
+    f = jax.vmap(functools.partial(pe.rotary, head_axis=-2), axes)
+    both = lambda *b: (f(*b), *jax.vjp(lambda *b: jnp.sin(f(*b)), *b)[1](jnp.ones(f(*b).shape, jnp.float32)))  # noqa: E731
     want = quick(both)(*batched)
     mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu"))
     with jax.set_mesh(mesh):
@@ -309,10 +363,11 @@ def test_batches_that_explicit_axes_split(axes, on_cpu):
         assert_within(a, b, 1e-5 * (1 + np.abs(b).max()), against="one device")
 
 
+@pytest.mark.thorough
 def test_without_jit():
-    want = both(pe.rotary, BIG, WAYS[0])
+    want = both(functools.partial(pe.rotary, head_axis=-2), BIG, WAYS[0])
     with jax.disable_jit():
-        got = both(pe.rotary, BIG, WAYS[0])
+        got = both(functools.partial(pe.rotary, head_axis=-2), BIG, WAYS[0])
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert_within(a, b, 1e-5 * (1 + np.abs(b).max()), against="under jit")
 
@@ -321,14 +376,14 @@ def test_what_batches_keep():
     x, w = jnp.ones((8, 16, 4, 32)), jnp.ones((8, 16))
     for axes, most in (((0, None), x.nbytes), ((None, 0), x.nbytes / 8), ((0, 0), x.nbytes)):
         arrays = x if axes[0] == 0 else x[0], w if axes[1] == 0 else w[0]
-        f = jax.vmap(lambda x, w: pe.rotary(x, None, w), axes)
+        f = jax.vmap(lambda x, w: pe.rotary(x, None, w, head_axis=-2), axes)
         kept = jax.eval_shape(lambda *a: jax.vjp(f, *a)[1], *arrays)  # noqa: B023
         assert sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(kept)) <= most + w.nbytes + 1024
 
 
 def test_positions_that_do_not_move_keep_nothing_of_x():
     x, p = jnp.ones((2, 64, 8, 32)), jnp.linspace(0, 5, 64)
-    kept = jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(lambda x: pe.rotary(x, p), x)[1], x))
+    kept = jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(lambda x: pe.rotary(x, p, head_axis=-2), x)[1], x))
     assert sum(a.size for a in kept) <= 64 + 16
 
 
@@ -357,7 +412,7 @@ def both(f, arrays, v):
 
 @functools.cache
 def on_one_device():
-    return quick(lambda a, v: both(pe.rotary, a, v))(BIG, WAYS[0])
+    return quick(lambda a, v: both(functools.partial(pe.rotary, head_axis=-2), a, v))(BIG, WAYS[0])
 
 
 def assert_as_on_one_device(got):
@@ -373,11 +428,11 @@ def test_on_a_mesh(kind, x_spec, p_spec, on_cpu):
     put = lambda each: tuple(jax.device_put(x, NamedSharding(m, s)) for x, s in zip(each, specs, strict=True))  # noqa: E731
     with jax.set_mesh(m):
         arrays, v = put(BIG), put(WAYS[0])
-        got = quick(lambda a, v: both(pe.rotary, a, v))(arrays, v)
+        got = quick(lambda a, v: both(functools.partial(pe.rotary, head_axis=-2), a, v))(arrays, v)
         if kind == AxisType.Explicit:
-            types = jax.eval_shape(lambda a, v: both(pe.rotary, a, v), arrays, v)
+            types = jax.eval_shape(lambda a, v: both(functools.partial(pe.rotary, head_axis=-2), a, v), arrays, v)
             (y, along), (gradient, second) = jax.tree.map(lambda x: x.sharding.spec, types)
-            want = jax.typeof(jax.jit(pe.rotary)(*arrays)).sharding.spec
+            want = jax.typeof(jax.jit(functools.partial(pe.rotary, head_axis=-2))(*arrays)).sharding.spec
             assert y == along == want and {*want} - {None} == {*x_spec, *p_spec} - {None}
             assert gradient == second == tuple(jax.typeof(x).sharding.spec for x in arrays)
     assert_as_on_one_device(got)
@@ -400,17 +455,113 @@ def test_in_shard_map(x_spec, p_spec, on_cpu):
         return x
 
     def f(x, p, w):
-        local = lambda x, p, w: pe.rotary(part(x, BIG[0].shape, x_spec), part(p, BIG[1].shape, p_spec), w)  # noqa: E731
+        local = lambda x, p, w: pe.rotary(part(x, BIG[0].shape, x_spec), part(p, BIG[1].shape, p_spec), w, head_axis=-2)  # noqa: E731
         return jax.shard_map(local, mesh=m, in_specs=specs, out_specs=rows)(x, p, w)
 
     assert_as_on_one_device(quick(lambda a, v: both(f, a, v))(BIG, WAYS[0]))
+
+
+def test_an_x_that_is_one_for_all_devices(on_cpu):
+    """`rotary` itself makes x vary, where only positions do."""
+    m = mesh(AxisType.Auto)
+    x, p, w = BIG[0][:1, :, :1], BIG[1], BIG[2]
+    tangents = WAYS[0][0][:1, :, :1], *WAYS[0][1:]
+
+    def f(x, p, w):
+        specs = P(), P("d"), P()
+        return jax.shard_map(functools.partial(pe.rotary, head_axis=-2), mesh=m, in_specs=specs, out_specs=P("d"))(
+            x, p, w
+        )
+
+    got = quick(lambda a, v: both(f, a, v))((x[:, :, :], p[:2], w), (tangents[0], tangents[1][:2], tangents[2]))
+    repeat = lambda x, p, w: pe.rotary(jnp.repeat(x, 2, 0), p, w, head_axis=-2)  # noqa: E731
+    want = quick(lambda a, v: both(repeat, a, v))((x, p[:2], w), (tangents[0], tangents[1][:2], tangents[2]))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_within(a, b, 1e-4 + 1e-4 * np.abs(b), against="one device")
+
+
+TABLE, MLP = normal(16, 4), FIRE[:2] + (normal(5, 4), normal(4))
+LEARNED = {  # functions of positions and of parameters, the parameters, and how these are sharded with the heads
+    "t5": (pe.t5, (TABLE,), (P(None, "h"),)),
+    "fire": (
+        lambda i, j, *x: pe.fire(i, j, x[:4], c=x[4], threshold=x[5]),
+        (*MLP, np.float32(0.7), np.float32(4.5)),
+        (P(), P(), P(None, "h"), P("h"), P(), P()),
+    ),
+}
+ROWS, COLUMNS = np.arange(12, dtype=np.int32).reshape(4, 3), np.arange(5, dtype=np.int32)
+
+
+def derivatives_of_bias(f, i, j, parameters, v):
+    """Along v: the bias, the derivative of the bias, and of the gradient of a loss, and the gradient."""
+    gradient = lambda *p: jax.grad(lambda *p: jnp.sum(f(i, j, *p) ** 3), tuple(range(len(p))))(*p)  # noqa: E731
+    return jax.jvp(functools.partial(f, i, j), parameters, v), jax.jvp(gradient, parameters, v)
+
+
+@pytest.mark.parametrize("mode", ["auto", "explicit", "shard_map"])
+@pytest.mark.parametrize("name", LEARNED)
+def test_learned_biases_on_a_mesh(name, mode, on_cpu):
+    """In `shard_map` parameters are whole along "d", so their gradient is a sum over devices."""
+    f, parameters, specs = LEARNED[name]
+    v = tuple(normal(*np.shape(x)) for x in parameters)
+    want = quick(functools.partial(derivatives_of_bias, f))(ROWS, COLUMNS, parameters, v)
+    m = mesh(AxisType.Explicit if mode == "explicit" else AxisType.Auto)
+    if mode == "shard_map":
+        f = jax.shard_map(f, mesh=m, in_specs=(P("d"), P(), *specs), out_specs=P("d", "h"))
+    with jax.set_mesh(m):
+        put = lambda x, spec: jax.device_put(x, NamedSharding(m, spec))  # noqa: E731
+        arguments = put(ROWS, P("d")), put(COLUMNS, P()), tuple(map(put, parameters, specs)), tuple(map(put, v, specs))
+        got = quick(functools.partial(derivatives_of_bias, f))(*arguments)
+        if mode == "explicit":
+            types = jax.eval_shape(functools.partial(derivatives_of_bias, f), *arguments)
+            (y, along), (gradient, second) = jax.tree.map(lambda x: x.sharding.spec, types)
+            assert y == along == P("d", "h", None, None)
+            assert gradient == second == tuple(jax.typeof(x).sharding.spec for x in arguments[2])
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_within(a, b, 1e-4 + 1e-5 * np.abs(b).max(), against="one device")
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_learned_biases_that_each_row_of_a_batch_has_to_itself(name):
+    """Mapped parameters at the same positions, and the same parameters at mapped positions."""
+    f, parameters, _ = LEARNED[name]
+    v = tuple(normal(*np.shape(x)) for x in parameters)
+    run = quick(functools.partial(derivatives_of_bias, f))
+    for axes in ((None, None, 0, 0), (0, None, None, None), (0, None, 0, None)):
+        arguments = [ROWS if axes[0] == 0 else ROWS[0], COLUMNS, parameters, v]
+        stack = lambda x: np.stack([x * np.float32(1 + n / 4) for n in range(4)])  # noqa: E731
+        arguments[2:] = [jax.tree.map(stack, x) if a == 0 else x for x, a in zip(arguments[2:], axes[2:], strict=True)]
+        got = quick(jax.vmap(functools.partial(derivatives_of_bias, f), axes))(*arguments)
+        for n in range(4):
+            one = [jax.tree.map(lambda x: x[n], x) if a == 0 else x for x, a in zip(arguments, axes, strict=True)]  # noqa: B023
+            for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(run(*one)), strict=True):
+                assert_within(a[n], b, 1e-4 + 1e-5 * np.abs(b).max(), against="one after the other")
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_what_derivatives_of_learned_biases_keep(name):
+    """Distances, whether keys come after, and arrays of that shape; nothing for each head, bucket or hidden unit."""
+    f, parameters, _ = LEARNED[name]
+    i, n = np.arange(64), {"t5": 2, "fire": 4}[name]
+    kept = jax.tree.leaves(jax.eval_shape(lambda *p: jax.vjp(functools.partial(f, i, i), *p)[1], *parameters))
+    assert sum(x.size for x in kept) <= n * 64**2 + 1024
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_an_exported_derivative_of_a_learned_bias(name):
+    f, parameters, _ = LEARNED[name]
+    f = jax.jit(functools.partial(derivatives_of_bias, f))
+    arguments = ROWS, COLUMNS, parameters, parameters
+    loaded = export.deserialize(export.export(f, platforms=("cpu", "cuda", "tpu"))(*arguments).serialize())
+    for a, b in zip(jax.tree.leaves(loaded.call(*arguments)), jax.tree.leaves(f(*arguments)), strict=True):
+        assert_within(a, b, 1e-5 * (1 + np.abs(b).max()), against="before the export")
 
 
 # Exports
 
 
 def test_an_exported_derivative():
-    f = jax.jit(lambda a, v: both(pe.rotary, a, v))
+    f = jax.jit(lambda a, v: both(functools.partial(pe.rotary, head_axis=-2), a, v))
     exported = export.export(f, platforms=("cpu", "cuda", "tpu"))(BIG, WAYS[0])
     loaded = export.deserialize(exported.serialize())
     got = loaded.call(BIG, WAYS[0])
@@ -419,11 +570,11 @@ def test_an_exported_derivative():
 
 
 def test_an_exported_function_with_its_derivative():
-    exported = export.export(jax.jit(pe.rotary))(*BIG)
+    exported = export.export(jax.jit(functools.partial(pe.rotary, head_axis=-2)))(*BIG)
     loaded = export.deserialize(exported.serialize(vjp_order=1))
     loss = lambda f: lambda *a: jnp.sum(f(*a) ** 3)  # noqa: E731
     got = jax.jit(jax.grad(loss(loaded.call), (0, 1, 2)))(*BIG)
-    want = jax.jit(jax.grad(loss(pe.rotary), (0, 1, 2)))(*BIG)
+    want = jax.jit(jax.grad(loss(functools.partial(pe.rotary, head_axis=-2)), (0, 1, 2)))(*BIG)
     for a, b in zip(got, want, strict=True):
         assert_within(a, b, 1e-5 * (1 + np.abs(b)), against="the derivative before the export")
     with pytest.raises(Exception, match="jvp|forward"):  # JAX exports reverse mode alone

@@ -8,6 +8,7 @@ import math
 import re
 import warnings
 
+import flax.nnx
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -28,7 +29,7 @@ from oracles.biases import exact_tile
 from oracles.encodings import waves_or_nan
 from oracles.positions import segments
 from oracles.rotations import features, matrix, rotate
-from posenc_jax import linen, nnx
+from posenc_jax import hf, linen, nnx
 
 SHAPE, FLOAT = jax.ShapeDtypeStruct, jnp.float32
 NAN, INF = float("nan"), float("inf")
@@ -42,10 +43,11 @@ MLP = tuple(np.ones(shape, np.float32) for shape in ((4,), (4,), (4, 2), (2,)))
 EXTENDED = {"dim": 8, "base": 1e4, "factor": 2.0}
 VALID = {
     "Frequencies": {"turns": (1 << 120, 1 << 119), "dim": 4, "axes": (0, 1), "attention_factor": 1.0, "precision": "exact"},
+    "RotaryPlan.rotate": {"x": H, "layer": 1, "positions": P, "head_axis": -2, "role": "query", "scaled": True},
     "add_learned": {"x": X, "table": X, "positions": P, "scale": 1.0, "out_of_range": "nan"},
     "add_sinusoidal": {"x": X, "positions": P, "frequencies": 8, "layout": "half", "scale": 2.0},
     "alibi": {**TILE, "heads": 2},
-    "attention": {"query": H, "key": H, "value": H, **TILE, "query_segments": P, "key_segments": P, "causal": True, "scale": 0.5, "block_size": 4},
+    "attention": {"query": H, "key": H, "value": H, **TILE, "query_segments": P, "key_segments": P, "causal": True, "window": (3, None), "logits_soft_cap": 2.0, "sinks": ONES, "scale": 0.5, "block_size": 4},
     "axial": {"frequencies": 8, "num_axes": 2, "base": 1e4},
     "convert_layout": {"weights": X, "frequencies": 8, "source": "half", "target": "interleaved", "axis": 1, "num_heads": 1, "part": "first"},
     "dynamic_ntk": {**EXTENDED, "original_max": 64, "length": 128},
@@ -66,6 +68,7 @@ VALID = {
     "positions_from_mask": {"mask": np.ones(6, bool)},
     "positions_from_segments": {"ids": P, "padding": 0},
     "proportional": {"dim": 8, "base": 1e4, "fraction": 0.5, "factor": 1.0},
+    "relative_position_bias": {"query_positions": np.zeros((6, 2), np.int32), "key_positions": np.ones((6, 2), np.int32), "table": np.ones((3, 5, 2), np.float32), "prefix": np.ones((3, 2), np.float32), "symmetric": False, "out_of_range": "nan"},
     "resize_table": {"table": X, "shape": 4, "method": "linear"},
     "rotary": {"x": H, "positions": P, "frequencies": 8, "layout": "half", "head_axis": -2, "part": "first", "inverse": False},
     "rotation_matrix": {"offset": P, "frequencies": 8, "layout": "half", "dtype": jnp.float32},
@@ -90,12 +93,19 @@ JUNK = [
     np.ones(6, "m8[s]"), np.ones(6, ">f4"), np.ones(6, ">i4"), np.ma.ones((6, 8)), np.ones(6, np.longdouble), np.ones(6, np.float16), np.arange(6, dtype=np.uint8),
     KEYS[0], KEYS, jnp.zeros(6, jnp.bfloat16), jnp.zeros(6, jnp.int4), jnp.zeros(6, jnp.float8_e4m3fn), jax.ShapeDtypeStruct((6,), jnp.float32),
     np.ones((6, 8), jnp.float4_e2m1fn), jnp.float4_e2m1fn, np.ones((6, 8), jnp.float8_e8m0fnu), np.full((6, 8), "a"), np.zeros((6, 8), "m8[s]"),
-    pe.geometric(8), pe.axial(8, 2), pe.geometric(7),
+    pe.geometric(8), pe.axial(8, 2), pe.geometric(7), pe.geometric(0), flax.nnx.Param(jnp.ones(6)), flax.nnx.Param(jnp.arange(6)),
 ]  # fmt: skip
 
 
 # Where two arguments must fit each other, the error may name the other one.
 TOGETHER = {("convert_layout", "weights"), ("convert_layout", "axis"), ("rotary", "head_axis"), ("xpos", "head_axis")}
+TOGETHER |= {("RotaryPlan.rotate", "head_axis")}
+PLAN = hf.RotaryPlan(
+    (hf.RotaryLayer(pe.geometric(0), 8), hf.RotaryLayer(pe.geometric(8), 8, hf.QueryScale(0.1, 2))),
+    "half",
+    "first",
+    1.5,
+)
 TOGETHER |= {("Frequencies", "turns"), ("axial", "frequencies"), ("longrope", "frequencies")}
 
 
@@ -108,6 +118,7 @@ def check_message(name, argument, error):
 
 # Where a finite position has no row in the table, for which the valid call asks NaN, or what it leads to is beyond float32
 OUTSIDE = {("learned", "positions"), ("add_learned", "positions"), ("attention", "scale"), ("xpos", "scale_base")}
+OUTSIDE |= {("relative_position_bias", f"{side}_positions") for side in ("query", "key")}
 
 
 def is_finite(x):
@@ -120,8 +131,8 @@ def is_finite(x):
 
 @pytest.mark.parametrize("name", VALID)
 def test_every_argument_is_checked(name):
-    assert set(VALID) == set(pe.__all__)
-    f, valid = getattr(pe, name), VALID[name]
+    assert set(VALID) == {*pe.__all__, "RotaryPlan.rotate"}
+    f, valid = PLAN.rotate if name == "RotaryPlan.rotate" else getattr(pe, name), VALID[name]
     f(**valid)
     for i, argument in enumerate(valid):
         # In the default suite a part of what does not belong, another for each argument.
@@ -262,7 +273,7 @@ ROWS = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
 
 def last_of_a_head(p, x, way):
     dim, heads = x.shape[-1], jnp.stack([jnp.concatenate([x, x], -1)] * 3, -2)
-    return pe.rotary(heads, p, dim, layout=way, part="last")[..., 1, dim:]
+    return pe.rotary(heads, p, dim, layout=way, part="last", head_axis=-2)[..., 1, dim:]
 
 
 def second_of_two_axes(p, x, way):
@@ -410,6 +421,7 @@ def test_positions_of_every_dtype_and_shape_under_every_transform(transform, nam
 
 
 M, POWERS, T5_TABLE = np.float32([0.5, 0.3]), np.float32([0.75, 1.5]), np.resize(ROWS, (8, 2))
+OFFSETS = np.resize(ROWS, (9, 2))
 FIRE = tuple(np.resize(ROWS[k], shape) for k, shape in enumerate(((4,), (4,), (4, 2), (2,))))
 # A bias for two heads → its truth from the query's position, the exact distance and whether the key is after it; and by
 # how much it grows with the distance. The power is not ½, which a compiler that knows it makes a square root.
@@ -426,6 +438,11 @@ BIASES = {
         lambda d: biases.kerple_power_slope(d, M, POWERS),
     ),
     "t5": (lambda i, j: pe.t5(i, j, T5_TABLE, max_distance=16), lambda i, d, after: biases.t5(d, after, T5_TABLE, max_distance=16), None),
+    "relative_position_bias": (
+        lambda i, j: pe.relative_position_bias(i, j, OFFSETS, out_of_range="zeros"),
+        lambda i, d, after: biases.of_offsets(d, after, OFFSETS),
+        None,
+    ),
     "fire": (
         lambda i, j: pe.fire(i, j, FIRE, c=0.125, threshold=64.0),
         lambda i, d, after: biases.fire(d, i, FIRE, 0.125, 64),
@@ -434,6 +451,7 @@ BIASES = {
     "sandwich": (lambda i, j: pe.sandwich(i, j, 2, 6), lambda i, d, after: biases.sandwich(d, 2, spectra.geometric(6, 10_000)), None),
 }  # fmt: skip
 SLOPING = [(np.float32, np.float32), (np.int32, np.float32), (np.float32, np.uint8)]
+OF_INTEGERS = "t5", "relative_position_bias"
 PAIRS = [(d, d) for d in INTEGERS + FLOATS] + [
     (np.int32, np.float32),
     (np.float16, np.uint8),
@@ -506,7 +524,11 @@ def test_slopes_of_biases_at_drawn_positions(kind, name):
 def test_biases_of_any_positions_under_every_transform(transform, name, batch, wide, data):
     TRIED["biases"] += 1
     call, truth, slope = BIASES[name]
-    pairs = [pair for pair in PAIRS + WIDE_PAIRS * wide if name != "t5" or {np.dtype(d).kind for d in pair} <= {*"iu"}]
+    pairs = [
+        pair
+        for pair in PAIRS + WIDE_PAIRS * wide
+        if name not in OF_INTEGERS or {np.dtype(d).kind for d in pair} <= {*"iu"}
+    ]
     sloping = slope is not None and transform in DERIVATIVES
     kinds, batch = data.draw(st.sampled_from(SLOPING if sloping else pairs)), batch[:2]
     full = name not in ("sandwich", "fire")
@@ -597,22 +619,31 @@ FAR = st.integers(-20, 20) | st.sampled_from([*range(-(2**31), -(2**31) + 5), *r
 SIDES = ("query_positions", "key_positions", "query_segments", "key_segments")
 
 
-@pytest.mark.parametrize("transform", tiered([*SAME, *DERIVATIVES[:3]], ["scan", "grad"]))
+WINDOWS = st.sampled_from(
+    [(None, None), (None, None), (2, None), (None, 1), (0, 3), (2**31, 2**31 - 1), (2**32 - 2, 0), (2**40, None)]
+)
+SINKS = st.sampled_from([None, None, (0.5, -1.0), (-INF, 3.0), (100.0, -100.0)])
+
+
+@pytest.mark.parametrize("transform", tiered([*SAME, *DERIVATIVES[:3]], ["scan", "jvp", "grad"]))
 @profile(2)
 @given(
     st.sampled_from([None, "alibi", "kerple_log", "t5"]), ROWS_SHAPE, st.booleans(),
-    st.booleans(), st.booleans(), st.sampled_from([None, 0.5, -2.0]), st.sampled_from([1, 2, 512]), st.booleans(), st.data(),
+    st.booleans(), st.booleans(), st.sampled_from([None, 0.5, -2.0]), st.sampled_from([1, 2, 512]), st.booleans(),
+    WINDOWS, st.sampled_from([None, 1.5]), SINKS, st.data(),
 )  # fmt: skip
 def test_attention_of_any_positions_under_every_transform(
-    transform, bias, batch, placed, segmented, causal, scale, block, wide, data
+    transform, bias, batch, placed, segmented, causal, scale, block, wide, window, cap, sinks, data
 ):
     TRIED["attention"] += 1
     batch, dtype = batch[:2], data.draw(st.sampled_from((*FLOATS, np.float64) if wide else FLOATS))
     queries, kv_heads = data.draw(st.sampled_from([1, 3, 0])), data.draw(st.sampled_from([1, 2]))
     keys = data.draw(st.sampled_from([1, 4, 0])) if placed else queries
     q, k, v = (
-        np.resize(ROWS[n:], (*batch, rows, heads, 2)).astype(dtype)
-        for n, (rows, heads) in enumerate([(queries, 2), (keys, kv_heads), (keys, kv_heads)])
+        np.resize(ROWS[n:], (*batch, rows, heads, width)).astype(dtype)
+        for n, (rows, heads, width) in enumerate(
+            [(queries, 2, 2), (keys, kv_heads, 2), (keys, kv_heads, 2 + (cap is None))]
+        )
     )
     draw = lambda values, n: np.array(data.draw(st.lists(values, min_size=n, max_size=n)), np.int32)  # noqa: E731
     i, j = (draw(FAR, queries), draw(FAR, keys)) if placed else (np.arange(queries), np.arange(keys))
@@ -621,28 +652,42 @@ def test_attention_of_any_positions_under_every_transform(
     if segmented:
         parts = draw(st.integers(-1, 1), queries), draw(st.integers(-1, 1), keys)
         given_sides |= dict(zip(SIDES[2:], parts, strict=True))
+    if data.draw(st.booleans()):  # of each query and head
+        scale = np.resize(ROWS[2], (queries, 2)).astype(np.float32)
+    sinks = None if sinks is None else np.float32(sinks)
     at, d, after = exact_tile(i, j)
     call, truth, _ = BIASES[bias] if bias else (None, lambda i, d, after: np.zeros((2, *d.shape[-2:])), None)
     added = truth(at, d.astype(np.float64), after).astype(np.float32).astype(np.float64)
-    f = lambda q, k, v: pe.attention(q, k, v, bias=call, causal=causal, scale=scale, block_size=block, **given_sides)  # noqa: E731
+    options = {"causal": causal, "window": window, "logits_soft_cap": cap, "sinks": sinks, "scale": scale}
+    f = lambda q, k, v: pe.attention(q, k, v, bias=call, block_size=block, **options, **given_sides)  # noqa: E731
     inside = np.float64 if dtype == np.float64 else np.float32
-    want, _, back = dense(q, k, v, added, may_see(i, j, causal, parts), scale, inside)
+    of, c = q, scale
+    if isinstance(scale, np.ndarray):  # it multiplies the query, which is rounded
+        of, c = (q.astype(inside) * scale.astype(inside)[..., None]).astype(dtype), 1.0
+    want, _, back = dense(of, k, v, added, may_see(i, j, causal, parts, window), c, inside, cap=cap, sinks=sinks)
     bound = 2 * (eps(dtype) + 1e-6) * (1 + np.abs(ROWS[:, :32]).max())
     with jax.enable_x64(wide):
         got = np.asarray(f(q, k, v))
+        dy = np.resize(ROWS[3:], got.shape).astype(dtype)
+        dq, dk, dv, *_ = back(dy)
+        dq = dq * (np.float64(scale)[..., None] if of is not q else 1)
         if transform in SAME:
             check_same(transform, f, got, (q, k, v), (len(batch),) * 3, batch, axis_of(data, batch), close=bound)
-        elif transform == "jvp":
-            with pytest.raises(TypeError, match=NO_FORWARD):
-                jax.jvp(f, (q, k, v), (q, k, v))
+        elif transform == "jvp":  # ⟨ȳ, ẏ⟩ = ⟨x̄, ẋ⟩
+            TRIED["jvp of attention"] += 1
+            along = tuple(np.resize(ROWS[n + 1 :], x.shape).astype(dtype) for n, x in enumerate((q, k, v)))
+            tangent = np.asarray(quick(lambda x, v: jax.jvp(f, x, v)[1])((q, k, v), along))
+            assert tangent.dtype == dtype and tangent.shape == got.shape and np.isfinite(tangent.astype(float)).all()
+            dot = lambda a, b: np.sum(np.float64(a) * np.float64(b))  # noqa: E731
+            by_all = sum(dot(a, b) for a, b in zip((dq, dk, dv), along, strict=True))
+            assert abs(dot(dy, tangent) - by_all) <= 4 * bound * (1 + np.abs(np.float64(dy)).sum())
         else:
             TRIED[f"{transform} of attention"] += 1
-            dy = np.resize(ROWS[3:], got.shape).astype(dtype)
             g = jax.checkpoint(f) if transform == "remat" else f
             cotangents = quick(jax.grad(lambda *x: jnp.sum(g(*x) * dy), (0, 1, 2)))(q, k, v)
-            for name, mine, true in zip("qkv", cotangents, back(dy)[:3], strict=True):
+            for name, mine, true in zip("qkv", cotangents, (dq, dk, dv), strict=True):
                 assert_within(mine, true, 2 * bound, against=f"∂/∂{name} by the dense float64 formula")
-    assert got.dtype == dtype and got.shape == q.shape
+    assert got.dtype == dtype and got.shape == (*q.shape[:-1], v.shape[-1])
     assert_within(got, want, bound, against="the dense float64 formula")
 
 
@@ -769,19 +814,26 @@ SLOPES, NONE = np.float32([0.5, 2.0]), {"query_segments": np.array([9, 0, 0]), "
 FREELY = {
     "alibi": (lambda i, m: pe.alibi(i, SOME, m), FREE, SLOPES),
     "attention": (
-        lambda q, k, v, m: pe.attention(q, k, v, bias=lambda i, j: pe.alibi(i, j, m), causal=True, block_size=2, **NONE),
-        *np.float32(np.resize(ROWS, (3, 3, 2, 4))), SLOPES,
+        lambda q, k, v, m, s, c: pe.attention(
+            q, k, v, bias=lambda i, j: pe.alibi(i, j, m), causal=True, window=(1, 1), sinks=s, scale=c, logits_soft_cap=2.0, block_size=2, **NONE
+        ),
+        *np.float32(np.resize(ROWS, (3, 3, 2, 4))), SLOPES, SLOPES, FREE[2:],
     ),
     "fire": (lambda i, c, t, *mlp: pe.fire(i, FREE, mlp, c=c, threshold=t), FREE, np.float32(0.1), np.float32(8), *MLP),
     "fourier_features": (pe.fourier_features, np.resize(FREE, (4, 2)), np.resize(FREE, (2, 3))),
     "kerple_log": (lambda i, a, b: pe.kerple_log(i, FREE, a, b), FREE, SLOPES, SLOPES),
     "kerple_power": (lambda i, a, b: pe.kerple_power(i, FREE, a, b), FREE, SLOPES, SLOPES / 2),
     "learned": (lambda table: pe.learned(np.array([0, 2, 1]), table), np.ones((3, 2), np.float32)),
+    "relative_position_bias": (
+        lambda table, prefix: pe.relative_position_bias(SOME, SOME[::-1], table, prefix=prefix, out_of_range="zeros"),
+        np.ones((7, 2), np.float32),
+        np.ones((3, 2), np.float32),
+    ),
     "rotary": (lambda x, p, w: pe.rotary(x, p, w, head_axis=None), np.ones((4, 8), np.float32), FREE, FREE),
     "sandwich": (lambda i, j, w: pe.sandwich(i, j, 2, w), FREE, FREE, FREE),
     "sinusoidal": (pe.sinusoidal, FREE, FREE),
     "t5": (lambda table: pe.t5(SOME, SOME[::-1], table, max_distance=16), np.ones((8, 2), np.float32)),
-    "xpos": (lambda q, k, p: pe.xpos(q, k, p), H[:4], H[:4], FREE),
+    "xpos": (lambda q, k, p: pe.xpos(q, k, p, head_axis=-2), H[:4], H[:4], FREE),
 }  # fmt: skip
 
 
@@ -807,13 +859,13 @@ EXTREMES = np.array([-(2**31), 2**31 - 1, 0, 1], np.int32)
 
 # What cannot be counted, held or known
 
-ATTEND = nnx.positional_attention(bias=functools.partial(pe.alibi, heads=1))
+ATTEND = nnx.positional_attention(0, bias=functools.partial(pe.alibi, heads=1))
 # Calls that count positions, of an array with n along its sequence
 COUNTS = {
     "add_sinusoidal": (pe.add_sinusoidal, lambda n: SHAPE((2, n, 8), FLOAT)),
-    "rotary": (pe.rotary, lambda n: SHAPE((n, 2, 8), FLOAT)),
+    "rotary": (functools.partial(pe.rotary, head_axis=-2), lambda n: SHAPE((n, 2, 8), FLOAT)),
     "rotary, heads first": (functools.partial(pe.rotary, head_axis=-3), lambda n: SHAPE((2, n, 8), FLOAT)),
-    "xpos": (lambda x: pe.xpos(x, x), lambda n: SHAPE((n, 2, 8), FLOAT)),
+    "xpos": (lambda x: pe.xpos(x, x, head_axis=-2), lambda n: SHAPE((n, 2, 8), FLOAT)),
     "positions_from_mask": (pe.positions_from_mask, lambda n: SHAPE((2, n), jnp.bool_)),
     "positions_from_segments": (pe.positions_from_segments, lambda n: SHAPE((2, n), jnp.int32)),
     "positional_attention": (lambda x: ATTEND(x, x, x), lambda n: SHAPE((n, 1, 8), FLOAT)),
@@ -914,12 +966,13 @@ def test_integers_of_any_byte_order(dtype):
 
 # Calls with an array of symbolic shape, the argument that it is, that shape for n, and the axis that must be known
 UNKNOWN = [
-    *((f, "x", lambda n: (6, 2, n), 2) for f in (pe.rotary, lambda x: pe.rotary(x, None, 8), pe.add_sinusoidal)),
+    *((f, "x", lambda n: (6, 2, n), 2) for f in (functools.partial(pe.rotary, head_axis=-2), lambda x: pe.rotary(x, None, 8, head_axis=-2), pe.add_sinusoidal)),
     (lambda w: pe.sinusoidal(P, w), "frequencies", lambda n: (n,), 0),
-    (lambda w: pe.rotary(H, P, w), "frequencies", lambda n: (n,), 0),
+    (lambda w: pe.rotary(H, P, w, head_axis=-2), "frequencies", lambda n: (n,), 0),
     (lambda w: pe.rotation_matrix(P, w), "frequencies", lambda n: (n,), 0),
     (lambda x: pe.shift(x, P, 8), "encodings", lambda n: (6, n), 1),
     (lambda t: pe.t5(P, P, t), "table", lambda n: (n, 2), 0),
+    (lambda t: pe.relative_position_bias(P, P, t), "table", lambda n: (n, 2), 0),
     (lambda w: pe.fire(P, P, (w, *MLP[1:]), c=0.1, threshold=9.0), "w1 of mlp", lambda n: (n,), 0),
     (lambda w: pe.fire(P, P, (*MLP[:2], w, MLP[3]), c=0.1, threshold=9.0), "w2 of mlp", lambda n: (n, 2), 0),
     (lambda t: pe.add_learned(X, t), "table", lambda n: (n, 8), 0),

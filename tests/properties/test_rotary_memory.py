@@ -18,13 +18,13 @@ FRACTIONS = np.linspace(0, 100, 256, dtype=np.float32)
 LEARNED = np.geomspace(1, 1e-4, 32, dtype=np.float32)
 
 INTEGERS = {
-    "None": lambda x: pe.rotary(x),
-    "(seq,)": lambda x: pe.rotary(x, SEQ),
-    "(batch, seq)": lambda x: pe.rotary(x, EACH),
-    "one": lambda x: pe.rotary(x, 7),
-    "partial": lambda x: pe.rotary(x, SEQ, 32, part="last"),
-    "axial": lambda x: pe.rotary(x, np.stack([SEQ, SEQ], -1), pe.axial(64, 2)),
-    "xpos": lambda x: pe.xpos(x, x)[0],
+    "None": lambda x: pe.rotary(x, head_axis=-2),
+    "(seq,)": lambda x: pe.rotary(x, SEQ, head_axis=-2),
+    "(batch, seq)": lambda x: pe.rotary(x, EACH, head_axis=-2),
+    "one": lambda x: pe.rotary(x, 7, head_axis=-2),
+    "partial": lambda x: pe.rotary(x, SEQ, 32, part="last", head_axis=-2),
+    "axial": lambda x: pe.rotary(x, np.stack([SEQ, SEQ], -1), pe.axial(64, 2), head_axis=-2),
+    "xpos": lambda x: pe.xpos(x, x, head_axis=-2)[0],
     "shift": lambda x: pe.shift(x, 5, 64),
 }
 
@@ -50,9 +50,9 @@ def test_the_derivative_keeps_positions_alone(name, compiled, dtype):
 def test_derivatives_by_the_others_keep_x_once(compiled, dtype):
     x = jnp.ones(SHAPE, dtype)
     for function, *others in (
-        (lambda x, p: pe.rotary(x, p), FRACTIONS),
-        (lambda x, w: pe.rotary(x, SEQ, w), LEARNED),
-        (lambda x, p, w: pe.rotary(x, p, w), FRACTIONS, LEARNED),
+        (lambda x, p: pe.rotary(x, p, head_axis=-2), FRACTIONS),
+        (lambda x, w: pe.rotary(x, SEQ, w, head_axis=-2), LEARNED),
+        (lambda x, p, w: pe.rotary(x, p, w, head_axis=-2), FRACTIONS, LEARNED),
     ):
         arrays = kept(jax.jit(function) if compiled else function, x, *map(jnp.asarray, others))
         assert sum(array.size * array.dtype.itemsize for array in arrays) <= x.nbytes + 4 * (256 + 64)
@@ -61,7 +61,7 @@ def test_derivatives_by_the_others_keep_x_once(compiled, dtype):
 def test_one_derivative_after_the_other():
     # JAX 0.10 keeps a traced call and mixes up its derivatives if those by x alone keep fewer arrays than the others.
     x, p = jnp.ones((2, 9, 3, 10)), jnp.linspace(0, 5, 9)
-    total = lambda x, p: jnp.sum(jnp.sin(pe.rotary(x, p)))  # noqa: E731
+    total = lambda x, p: jnp.sum(jnp.sin(pe.rotary(x, p, head_axis=-2)))  # noqa: E731
     by_x, by_p = jax.grad(total, (0, 1))(x, p)
     closed = lambda x: total(x, p)  # noqa: E731
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_one_derivative_after_the_other():
 @pytest.mark.parametrize("derivative", [False, True], ids=["forward", "both"])
 def test_temporaries_are_small(layout, dtype, derivative):
     x = jax.ShapeDtypeStruct((1, 4096, 32, 128), dtype)
-    forward = lambda x: pe.rotary(x, layout=layout)  # noqa: E731
+    forward = lambda x: pe.rotary(x, layout=layout, head_axis=-2)  # noqa: E731
 
     def both(x, dy):
         y, back = jax.vjp(forward, x)
@@ -98,6 +98,7 @@ FEW = [
     "8 narrow pieces",
     "9 narrow pieces",
     "too few heads",
+    "one head",
     "one step",
 ]
 PROGRAMS = {
@@ -126,7 +127,7 @@ PROGRAMS = {
 def test_one_pass_on_a_cpu(name):
     shape, dim, layout, dtype, program = PROGRAMS[name]
     x, p = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[1:2], jnp.int32)
-    compiled = jax.jit(lambda x, p: pe.rotary(x, p, dim, layout=layout)).lower(x, p).compile()
+    compiled = jax.jit(lambda x, p: pe.rotary(x, p, dim, layout=layout, head_axis=-2)).lower(x, p).compile()
     text = compiled.as_text()
     forms = {"reads": "pad", "reversed": "reverse", "halves": "reverse", "pieces": "concatenate"}
     assert [op for op in ("pad", "reverse", "concatenate") if f" {op}(" in text] == [forms[program]]
@@ -140,3 +141,35 @@ def test_one_pass_on_a_cpu(name):
     orders = re.findall(r"\w\[[\d,]+\]\{([\d,]+)[}:]", text)
     assert orders and all(order == ",".join(map(str, range(order.count(","), -1, -1))) for order in orders)
     assert " copy(" not in text
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of a CPU")
+@pytest.mark.parametrize("name", ["halves", "one batch", "narrow halves", "one step"])
+def test_one_pass_under_vmap(name):
+    shape, dim, layout, dtype, _ = PROGRAMS[name]
+    x, p = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[1:2], jnp.int32)
+    many = jax.ShapeDtypeStruct((8, *shape), dtype)
+    rotate = lambda x, p: pe.rotary(x, p, dim, layout=layout, head_axis=-2)  # noqa: E731
+    texts = [jax.jit(rotate).lower(x, p).as_text(), jax.jit(jax.vmap(rotate, (0, None))).lower(many, p).as_text()]
+    for op in ("pad", "reverse", "concatenate", "optimization_barrier"):
+        alone, mapped = (len(re.findall(rf"stablehlo.{op}\b", text)) for text in texts)
+        assert alone == mapped, op
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of a CPU")
+@pytest.mark.parametrize(
+    ("axes", "dtype", "arguments", "most"),
+    [
+        (0, "float32", (0,), 1.2 if jax.__version_info__ >= (0, 12) else 3.3),
+        (0, "bfloat16", (0, 1, 2), 2.1 if jax.__version_info__ >= (0, 10, 2) else 3.2),
+        (None, "float32", (0, 1, 2), 2.1),
+    ],
+)
+def test_temporaries_of_a_batch(axes, dtype, arguments, most):
+    x = jax.ShapeDtypeStruct((8, 1, 256, 16, 64)[axes is None :], dtype)
+    p, w = jax.ShapeDtypeStruct((256,), jnp.float32), jax.ShapeDtypeStruct((8, 32), jnp.float32)
+    rotate = jax.vmap(lambda x, p, w: pe.rotary(x, p, w, head_axis=-2), (axes, None, 0))
+    loss = lambda *arrays: jnp.sum(jnp.square(rotate(*arrays).astype(jnp.float32)))  # noqa: E731
+    made = jax.jit(jax.grad(loss, arguments)).lower(x, p, w).compile()
+    result = jax.eval_shape(rotate, x, p, w)
+    assert made.memory_analysis().temp_size_in_bytes < most * 4 * result.size

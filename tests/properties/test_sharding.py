@@ -55,11 +55,15 @@ MLP = [(normal(4), P()), (normal(4), P()), (normal(4, HEADS), P(None, H)), (norm
 
 
 def back(x, dy, p):
-    return jax.vjp(lambda x: pe.rotary(x, p), x)[1](dy)[0]
+    return jax.vjp(lambda x: pe.rotary(x, p, head_axis=-2), x)[1](dy)[0]
 
 
 def fire(i, j, *mlp):
     return pe.fire(i, j, mlp, c=0.1, threshold=50.0)
+
+
+def relative(i, j, *table):
+    return pe.relative_position_bias(i, j, *table, out_of_range="zeros")
 
 
 # name → function, its arguments with what shards them, what shards the result
@@ -75,18 +79,23 @@ CASES = {
     "add_learned": (pe.add_learned, [(X, ROWS), (TABLE, P()), (COUNT % 50, P(S))], ROWS),
     "fourier_features": (pe.fourier_features, [(normal(BATCH, LENGTH, 3), ROWS), (normal(3, 4), P())], ROWS),
     "timestep_embedding": (partial(pe.timestep_embedding, dim=DIM), [(TIMES, ROWS)], ROWS),
-    "rotary, half": (pe.rotary, [(Q, HEADED), (COUNT, P(S))], HEADED),
-    "rotary, interleaved": (partial(pe.rotary, layout="interleaved"), [(Q, HEADED), (COUNT, P(S))], HEADED),
-    "rotary, bfloat16": (pe.rotary, [(QB, HEADED), (EACH, ROWS)], HEADED),
-    "rotary, counted": (pe.rotary, [(Q, HEADED)], HEADED),
+    "rotary, half": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "rotary, interleaved": (
+        partial(pe.rotary, layout="interleaved", head_axis=-2),
+        [(Q, HEADED), (COUNT, P(S))],
+        HEADED,
+    ),
+    "rotary, bfloat16": (functools.partial(pe.rotary, head_axis=-2), [(QB, HEADED), (EACH, ROWS)], HEADED),
+    "rotary, counted": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED)], HEADED),
     "rotary, derivative": (back, [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
-    "xpos": (pe.xpos, [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
+    "xpos": (functools.partial(pe.xpos, head_axis=-2), [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
     "shift": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (EACH, ROWS)], ROWS),
     "shift, one": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (np.int32(5), P())], ROWS),
     "rotation_matrix": (partial(pe.rotation_matrix, frequencies=8), [(EACH, ROWS)], ROWS),
     "offset_similarity": (partial(pe.offset_similarity, frequencies=DIM), [(EACH, ROWS)], ROWS),
     "alibi": (pe.alibi, [*TILE, (SLOPES, ONE)], BIAS),
     "t5": (pe.t5, [*TILE, (normal(8, HEADS), P(None, H))], BIAS),
+    "relative": (relative, [*TILE, (normal(99, HEADS), P(None, H))], BIAS),
     "kerple_log": (pe.kerple_log, [*TILE, (SLOPES, ONE), (SLOPES[::-1], ONE)], BIAS),
     "kerple_power": (pe.kerple_power, [*TILE, (SLOPES, ONE), (SLOPES[::-1], ONE)], BIAS),
     "fire": (fire, [*TILE, *MLP], BIAS),
@@ -100,22 +109,30 @@ FORMS = {
     "sinusoidal, axial": (partial(pe.sinusoidal, frequencies=pe.axial(DIM, 2)), [(PLACES, ROWS)], ROWS),
     "sinusoidal, floats": (partial(pe.sinusoidal, frequencies=DIM), [(TIMES, ROWS)], ROWS),
     "sinusoidal, float32": (partial(pe.sinusoidal, frequencies=FLOAT32), [(NEAR, ROWS)], ROWS),
-    "rotary, sections": (partial(pe.rotary, frequencies=SECTIONS), [(Q, HEADED), (PLACES, ROWS)], HEADED),
-    "rotary, axial": (partial(pe.rotary, frequencies=pe.axial(DIM, 2)), [(Q, HEADED), (PLACES[0], P(S))], HEADED),
-    "rotary, partial": (partial(pe.rotary, frequencies=4), [(Q, HEADED), (COUNT, P(S))], HEADED),
-    "rotary, last, inverse": (partial(pe.rotary, **LAST), [(Q, HEADED), (EACH, ROWS)], HEADED),
-    "rotary, learned": (pe.rotary, [(Q, HEADED), (COUNT, P(S)), (W[:4], P())], HEADED),
-    "rotary, floats": (pe.rotary, [(Q, HEADED), (TIMES, ROWS)], HEADED),
+    "rotary, sections": (partial(pe.rotary, frequencies=SECTIONS, head_axis=-2), [(Q, HEADED), (PLACES, ROWS)], HEADED),
+    "rotary, axial": (
+        partial(pe.rotary, frequencies=pe.axial(DIM, 2), head_axis=-2),
+        [(Q, HEADED), (PLACES[0], P(S))],
+        HEADED,
+    ),
+    "rotary, partial": (partial(pe.rotary, frequencies=4, head_axis=-2), [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "rotary, last, inverse": (partial(pe.rotary, head_axis=-2, **LAST), [(Q, HEADED), (EACH, ROWS)], HEADED),
+    "rotary, learned": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (COUNT, P(S)), (W[:4], P())], HEADED),
+    "rotary, floats": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (TIMES, ROWS)], HEADED),
     "rotary, heads first": (partial(pe.rotary, head_axis=-3), [(Q.swapaxes(1, 2), BIAS), (EACH, ROWS)], BIAS),
     "rotary, no heads": (partial(pe.rotary, head_axis=None), [(X, ROWS), (COUNT, P(S))], ROWS),
-    "xpos, interleaved": (partial(pe.xpos, layout="interleaved"), CASES["xpos"][1], HEADED),
+    "xpos, interleaved": (partial(pe.xpos, layout="interleaved", head_axis=-2), CASES["xpos"][1], HEADED),
     "shift, half": (partial(pe.shift, frequencies=DIM, layout="half"), [(X, ROWS), (EACH, ROWS)], ROWS),
     "rotation_matrix, half": (partial(pe.rotation_matrix, frequencies=DIM, layout="half"), [(EACH, ROWS)], ROWS),
     "t5, causal": (partial(pe.t5, bidirectional=False), CASES["t5"][1], BIAS),
 }
-BIASED = {name: CASES[name] for name in ("alibi", "t5", "kerple_log", "kerple_power", "fire", "sandwich")}
+BIASED = {name: CASES[name] for name in ("alibi", "t5", "relative", "kerple_log", "kerple_power", "fire", "sandwich")}
 FORMS |= {f"{name}, keys": (f, [*COLUMNS, *x[2:]], P(*spec[:2], None, S)) for name, (f, x, spec) in BIASED.items()}
-FORMS |= {f"{name}, floats": (f, [*FLOATS, *x[2:]], spec) for name, (f, x, spec) in BIASED.items() if name != "t5"}
+FORMS |= {
+    f"{name}, floats": (f, [*FLOATS, *x[2:]], spec)
+    for name, (f, x, spec) in BIASED.items()
+    if name not in ("t5", "relative")
+}
 
 MANY = {  # the kinds of the axes
     "auto": (AxisType.Auto,) * 3,
@@ -235,7 +252,9 @@ def test_control_a_table_of_the_global_length_is_caught():
     # Positions that are not sharded, on Explicit axes: every device computes the waves of all.
     mesh = mesh_of(kinds=MANY["explicit"])
     with jax.set_mesh(mesh):
-        compiled, _ = compile_and_run(pe.rotary, *put(mesh, [(Q, HEADED), (COUNT, P())]))
+        compiled, _ = compile_and_run(
+            functools.partial(pe.rotary, head_axis=-2), *put(mesh, [(Q, HEADED), (COUNT, P())])
+        )
     with pytest.raises(AssertionError):
         check_local(compiled, on_one("rotary, half")[0], 2)
 
@@ -284,11 +303,12 @@ def by_last(f):
 LEARNED = {
     "sinusoidal": (pe.sinusoidal, [(NEAR, ROWS), (W[:4], P())]),
     "add_sinusoidal": (pe.add_sinusoidal, [(X, ROWS), (NEAR, ROWS), (W[:4], P())]),
-    "rotary": (pe.rotary, [(Q, HEADED), (NEAR, ROWS), (W[:4], P())]),
+    "rotary": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (NEAR, ROWS), (W[:4], P())]),
     "shift": (pe.shift, [(X, ROWS), (NEAR, ROWS), (W[:4], P())]),
     "fourier_features": (pe.fourier_features, [(normal(BATCH, LENGTH, 3), ROWS), (normal(3, 4), P())]),
     "alibi": (pe.alibi, CASES["alibi"][1]),
     "t5": (pe.t5, CASES["t5"][1]),
+    "relative": (relative, CASES["relative"][1]),
     "kerple_log": (pe.kerple_log, CASES["kerple_log"][1]),
     "kerple_power": (pe.kerple_power, CASES["kerple_power"][1]),
     "fire": (fire, CASES["fire"][1]),
@@ -441,7 +461,7 @@ def ring_of(devices):
 
 def test_context_parallel_with_gathered_keys():
     def local(q, k, v, positions, segments):
-        q, k = pe.rotary(q, positions), pe.rotary(k, positions)
+        q, k = pe.rotary(q, positions, head_axis=-2), pe.rotary(k, positions, head_axis=-2)
         gathered = lambda x, axis=0: lax.all_gather(x, S, axis=axis, tiled=True)  # noqa: E731
         here = {"query_positions": positions, "query_segments": segments}
         there = {"key_positions": gathered(positions), "key_segments": gathered(segments)}
@@ -450,7 +470,7 @@ def test_context_parallel_with_gathered_keys():
 
     mesh, arrays = mesh_of((2, 4, 1)), packed()
     f = quick(jax.shard_map(local, mesh=mesh, in_specs=(*[ROWS] * 3, P(S), P(S)), out_specs=ROWS))
-    rotated, attended = (np.asarray(quick(g)(*x)) for g, x in ((pe.rotary, arrays[::3]), (example().alone(BIASES["alibi"]), arrays)))  # fmt: skip
+    rotated, attended = (np.asarray(quick(g)(*x)) for g, x in ((functools.partial(pe.rotary, head_axis=-2), arrays[::3]), (example().alone(BIASES["alibi"]), arrays)))  # fmt: skip
     for name in ORDERS:
         parts, order = sharded(arrays, 4, name)
         got = f(*parts)
@@ -469,7 +489,7 @@ def test_a_ring_with_any_bias_in_any_order(name):
 
 def test_rings_over_batch_and_heads():
     def local(q, k, v, positions, segments, slopes):
-        q, k = pe.rotary(q, positions), pe.rotary(k, positions)
+        q, k = pe.rotary(q, positions, head_axis=-2), pe.rotary(k, positions, head_axis=-2)
         return example().ring_attention(q, k, v, positions, segments, slopes, axis=S, bias=pe.alibi)
 
     mesh, specs = mesh_of(kinds=MANY["explicit"]), [*[HEADED] * 3, P(S), P(S), ONE]
@@ -516,7 +536,8 @@ def test_a_ring_passes_over_what_is_not_seen():
     local, x = partial(example().ring_attention, axis=S, bias=pe.alibi), P(None, S)
     ring = jax.shard_map(local, mesh=ring_of(4), in_specs=(x, x, x, P(S), P(S), P()), out_specs=x)
     f = jax.grad(lambda slopes: jnp.sum(ring(*packed(), slopes)))
-    assert str(jax.make_jaxpr(f)(SLOPES[:4])).count("cond[") == 3  # there, and for the derivative again and back
+    # There, and for the derivative again and back.
+    assert jax.jit(f).lower(SLOPES[:4]).as_text().count("stablehlo.case") == 3
 
 
 @pytest.mark.parametrize("by", [0, 1], ids=["queries", "slopes"])

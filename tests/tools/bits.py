@@ -150,21 +150,26 @@ def rotary(draw: Draw) -> Any:
         "head_axis": axis,
     }
     f = lambda x, p, w: pe.rotary(x, p, w, **settings)  # noqa: E731
-    return with_derivatives(f, normal(draw, *shape, dtype=pick(draw, *DTYPES)), p, spectrum(draw, width))
+    x, w = normal(draw, *shape, dtype=pick(draw, *DTYPES)), spectrum(draw, width)
+    if p is not None and p.shape[-1:] in ((), (1,)) and getattr(w, "attention_factor", 1) != 1:
+        p = np.array(np.broadcast_to(p, (batch, seq)))  # one position may not serve a sequence under an amplitude
+    return with_derivatives(f, x, p, w)
 
 
 def rotary_of_axes(draw: Draw) -> Any:
     f = pick(draw, pe.axial(16, 2), pe.multi_section(16, (3, 3, 2)), pe.multi_section(16, (3, 3, 2), interleaved=True))
     x = normal(draw, 2, 5, 3, 20, dtype=pick(draw, *DTYPES))
     layout = pick(draw, "interleaved", "half")
-    return with_derivatives(lambda x, p: pe.rotary(x, p, f, layout=layout), x, positions(draw, 5, f.num_axes))
+    return with_derivatives(
+        lambda x, p: pe.rotary(x, p, f, layout=layout, head_axis=-2), x, positions(draw, 5, f.num_axes)
+    )
 
 
 def xpos(draw: Draw) -> Any:
     q, k = (normal(draw, 2, 6, heads, 16, dtype=pick(draw, *DTYPES)) for heads in (4, 2))
     p, settings = pick(draw, None, positions(draw, 6)), {"layout": pick(draw, "interleaved", "half")}
     settings["origin"] = pick(draw, 0, 100, 2.5)
-    return with_derivatives(lambda q, k, p: pe.xpos(q, k, p, 16, **settings), q, k, p)
+    return with_derivatives(lambda q, k, p: pe.xpos(q, k, p, 16, head_axis=-2, **settings), q, k, p)
 
 
 def convert_layout(draw: Draw) -> Any:

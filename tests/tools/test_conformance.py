@@ -14,7 +14,7 @@ from flax import nnx
 
 from conformance import formulas, run, vectors
 from conformance.adapters import NotOffered, flax_nnx
-from oracles import biases, encodings, rotations, spectra
+from oracles import attention, biases, encodings, rotations, spectra
 
 FOLDER = Path(run.__file__).parent
 CASES = run.load()
@@ -83,7 +83,8 @@ def test_every_case_is_named_once_and_its_inputs_are_exact_in_float32():
 
     for case in CASES:
         inputs = case["inputs"]
-        positions = numbers(inputs.get("positions") or inputs["queries"] + inputs["keys"])
+        names = ("positions", "queries", "keys", "query_positions", "key_positions")
+        positions = numbers([inputs[name] for name in names if name in inputs])
         assert all(abs(n) <= 2**31 and n < 2**31 for n in positions), case["name"]
         assert case["function"] in ("timestep", "fourier") or all(isinstance(n, int) for n in positions), case["name"]
         settings = numbers([case["parameters"], inputs])
@@ -135,6 +136,25 @@ def test_the_scalings_and_biases_are_those_of_the_other_oracle():
     ]:
         np.testing.assert_allclose(np.array(one, float), other, rtol=1e-13)
     assert all(formulas.bucket(d, 16, 128) == biases.bucket(d, 16, 128) for d in range(200))
+
+
+@pytest.mark.parametrize("settings", [{}, {"causal": True}, {"window": [1, 2]}, {"window": [None, 0]}], ids=str)
+@pytest.mark.parametrize("sinks", [None, [0.5, -1.0, 2.0, 0.0]], ids=["", "sinks"])
+def test_attention_is_that_of_the_other_oracle(settings, sinks):
+    rng, places = np.random.default_rng(0), ([0, 3, 5, 20], [0, 1, 2, 4, 9])
+    operands = [rng.standard_normal(shape) for shape in ((4, 4, 2), (5, 2, 2), (5, 2, 3))]
+    lists = [x.tolist() for x in operands]
+    rows = formulas.attention(*places, *lists, 1.5, **settings, soft_cap=0.75, sinks=sinks)
+    seen = attention.may_see(*places, **settings)
+    expected = attention.dense(*operands, seen=seen, scale=1.5, cap=0.75, sinks=sinks).y
+    np.testing.assert_allclose(np.array(rows, float), expected, rtol=0, atol=1e-14)
+
+
+def test_a_soft_cap_bounds_the_scores():
+    """Two keys, whose scores 1 and −1 become ±½ tanh 2."""
+    keys, values = [[[1.0]], [[-1.0]]], [[[1.0]], [[0.0]]]
+    [[[mean]]] = formulas.attention([0], [0, 0], [[[1.0]]], keys, values, 1.0, soft_cap=0.5)
+    assert abs(mean - 1 / (1 + np.exp(-np.tanh(2.0)))) < 1e-15
 
 
 def test_the_formulas_give_figures_that_are_published():
@@ -236,6 +256,27 @@ WRONG = {
         "alibi-(3|6|12|20|40)-.*",
     ),
     "buckets one off": ("t5", {"max_distance": lambda a: a["max_distance"] - 1}, "t5-.*-edges"),
+    "a key more": (
+        "attention",
+        {"window": lambda a: [a["window"][0] + 1, a["window"][1]]},
+        "attention-(both|sliding)-(near|far)",
+    ),
+    "no window": ("attention", {"window": lambda a: (None, None)}, "attention-(left|right|both|sliding).*-(near|far)"),
+    "sides of the window swapped": (
+        "attention",
+        {"window": lambda a: a["window"][::-1]},
+        "attention-(left|right|both)-.*",
+    ),
+    "causal always": ("attention", {"causal": lambda a: True}, "attention-(plain|left|right|both)-.*"),
+    "no sinks": ("attention", {"sinks": lambda a: None}, "attention-(sliding-sinks|sinks|all)-(near|decode|far)"),
+    "a sink for all heads": ("attention", {"sinks": lambda a: [0.5] * 4}, "attention-(sliding-sinks|sinks)-near"),
+    "no soft cap": ("attention", {"soft_cap": lambda a: None}, "attention-(cap|sliding-cap|all)-.*"),
+    "a scale by the width": ("attention", {"scale": lambda a: 0.5}, "attention-(?!alone).*"),
+    "key heads in turn": (
+        "attention",
+        {name: lambda a, name=name: [heads * 2 for heads in a[name]] for name in ("key", "value")},
+        "attention-.*",
+    ),
     "a distance early": ("kerple_log", {"keys": lambda a: [j + 1 for j in a["keys"]]}, "kerple-log-.*"),
 }
 
@@ -370,5 +411,5 @@ def test_the_page_of_results_is_of_these_cases():
     assert {adapter for adapter, _ in shown} <= set(run.ADAPTERS) - {"posenc_jax"}
     rows = [line.split(" | ") for line in RESULTS.splitlines() if line.startswith(("| passed", "| failed", "| not"))]
     counts = [[int(cell.strip(" |")) for cell in row[1:]] for row in rows]
-    assert len(counts) == 5 and [sum(column) for column in zip(*counts, strict=True)] == [len(CASES)] * 6
+    assert len(counts) == 5 and [sum(column) for column in zip(*counts, strict=True)] == [len(CASES)] * 7
     assert sum(map(sum, counts[1:4])) == len(shown)

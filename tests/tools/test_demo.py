@@ -344,11 +344,11 @@ def check_checks(checks):
 
 
 def test_checks_of_rotary_find_what_is_wrong(train_text, monkeypatch):
-    checks, rotary = train_text.checks, pe.rotary
+    checks, rotary = train_text.checks, functools.partial(pe.rotary, head_axis=-2)
     monkeypatch.setattr(pe, "rotary", lambda x, positions, head_axis: checks.textbook_rotary(x, positions))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a user has them
         assert not checks.scores(24, 0)["passed"]
-    monkeypatch.setattr(pe, "rotary", lambda x, positions: rotary(x, positions - positions[0]))
+    monkeypatch.setattr(pe, "rotary", lambda x, positions, head_axis: rotary(x, positions - positions[0]))
     assert not checks.decoding(24, 0)["passed"]
 
 

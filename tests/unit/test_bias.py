@@ -131,3 +131,34 @@ P, H = np.arange(4), np.ones(3, np.float32)
 def test_bad_input(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+GRID = np.stack(np.meshgrid(np.arange(3), np.arange(4), indexing="ij"), -1).reshape(-1, 2)
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        lambda q, k: pe.alibi(q, k, 4),
+        lambda q, k: pe.kerple_log(q, k, np.ones(4, np.float32), np.ones(4, np.float32)),
+        lambda q, k: pe.sandwich(q, k, 4, 16),
+        lambda q, k: pe.t5(q, k, np.ones((32, 4), np.float32)),
+    ],
+)
+def test_coordinates_of_a_grid_are_not_a_batch(bias):
+    video = pe.grid_positions((2, 2, 3))
+    for grid in (GRID.astype(np.int32), jnp.asarray(GRID), pe.grid_positions((3, 4)), video):
+        with pytest.raises(
+            ValueError, match=r"query_positions must be one number for each token, .* of a grid, \(12, [23]\)"
+        ):
+            bias(grid, grid)
+        axis = jax.jit(lambda p, grid=grid: bias(p, grid[:, 0]))(np.asarray(grid[:, 0]))  # each by itself
+        assert axis.shape == (4, 12, 12)
+        with pytest.raises(ValueError, match="key_positions must be one number"):
+            bias(np.arange(5), grid)
+    # Sequences of two and three tokens: padded, packed, at other starts.
+    p = pe.positions_from_mask(np.array([[1, 1, 0], [0, 1, 1], [1, 1, 1], [1, 0, 0]]))
+    packed = pe.positions_from_segments(np.int32([[1, 1, 2], [1, 2, 2], [1, 1, 1], [1, 2, 3]]))
+    starts = np.int32([[0, 1], [7, 8], [0, 0], [3, 4]])
+    for short in (p, packed, starts, starts[:, ::-1]):
+        assert bias(short, short).shape == (4, 4, *short.shape[1:] * 2)

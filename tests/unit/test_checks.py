@@ -1,5 +1,6 @@
 """Errors name the outermost public function and are plain otherwise; public functions look like ordinary ones."""
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -36,9 +37,9 @@ def positional(bias=None, frequencies=8, make=nnx_modules.positional_attention):
 
 
 NAMED = {
-    "a function": (lambda: pe.rotary(X, layout="x"), "rotary: layout must be one of"),
+    "a function": (lambda: pe.rotary(X, layout="x", head_axis=-2), "rotary: layout must be one of"),
     "a function that another calls": (lambda: pe.sinusoidal(0, 0), r"sinusoidal: frequencies \(a width\) must be at"),
-    "under jit": (lambda: jax.jit(pe.rotary, static_argnames="layout")(X, layout="x"), "rotary: layout must be one of"),
+    "under jit": (lambda: jax.jit(functools.partial(pe.rotary, head_axis=-2), static_argnames="layout")(X, layout="x"), "rotary: layout must be one of"),
     "in a derivative": (lambda: jax.grad(lambda x: pe.shift(x, 1, 6).sum())(X), "shift: frequencies of width 6 must"),
     "a class": (lambda: pe.Frequencies((1,), 3), "Frequencies: dim must be 2 or 1 for 1 pairs, got 3"),
     "a method": (lambda: pe.geometric(4).with_angular([1.0]), "Frequencies.with_angular: angular must hold 2 numbers"),
@@ -81,7 +82,8 @@ def test_the_outermost_public_function_is_named(name):
 
 
 @pytest.mark.parametrize(
-    ("call", "error"), [(lambda: pe.rotary(X, layout="x"), ValueError), (lambda: pe.rotary(1.0), TypeError)]
+    ("call", "error"),
+    [(lambda: pe.rotary(X, layout="x", head_axis=-2), ValueError), (lambda: pe.rotary(1.0, head_axis=-2), TypeError)],
 )
 def test_errors_are_those_of_python(call, error):
     with pytest.raises(error) as found:
@@ -119,7 +121,7 @@ class Submodule(nn.Module):
 
     @nn.compact
     def __call__(self):
-        return linen.positional_attention(bias=raising(self.error))(X, X, X)
+        return linen.positional_attention(0, bias=raising(self.error))(X, X, X)
 
 
 # What calls a function of the caller's

@@ -88,13 +88,14 @@ def test_t5_beside_transformers(peer):
     np.testing.assert_array_equal(got, np.array(peer["bias"], np.float32))
 
 
-@pytest.mark.parametrize("rows", [_learned_bias._sums_by_scatter, _learned_bias._sums_by_product])
-def test_the_derivative_by_the_table_on_every_platform(rows):
-    row, dy = RNG.integers(0, 32, (2, 6, 7)), RNG.normal(size=(2, HEADS, 6, 7)).astype(np.float32)
+@pytest.mark.parametrize("lookup", [_learned_bias._rows_by_gather, _learned_bias._rows_by_product])
+def test_the_tangent_in_the_table_on_every_platform(lookup):
+    row, dy = RNG.integers(0, 32, (2, 6, 7)).astype(np.int32), RNG.normal(size=(2, HEADS, 6, 7)).astype(np.float32)
+    y, back = jax.vjp(lambda table: jax.jit(lookup)(row, table), TABLE)
+    np.testing.assert_array_equal(y, np.moveaxis(TABLE[row], -1, 1))
     want = np.zeros((32, HEADS))
     np.add.at(want, row, np.moveaxis(dy, 1, -1))
-    got = jax.jit(rows)(jnp.asarray(row, jnp.int32), jnp.asarray(dy), jnp.asarray(TABLE))
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    np.testing.assert_allclose(back(dy)[0], want, atol=1e-6)
 
 
 @pytest.mark.parametrize("both", [True, False])
@@ -113,6 +114,19 @@ def test_the_derivative_by_the_table_counts_beyond_2_to_the_24():
     same = np.zeros(n, np.int32)
     got = jax.jit(jax.grad(lambda t, at: jnp.sum(pe.t5(at, at, t))))(np.zeros((4, 1), np.float32), same)
     np.testing.assert_array_equal(got, [[n * n], [0], [0], [0]])
+
+
+def test_the_bias_is_linear_in_the_table():
+    f = lambda table: pe.t5(FAR, FAR, table)  # noqa: E731
+    v, dy = RNG.normal(size=TABLE.shape).astype(np.float32), RNG.normal(size=(HEADS, 24, 24)).astype(np.float32)
+    y, along = jax.jvp(f, (TABLE,), (v,))
+    np.testing.assert_array_equal(y, f(TABLE))
+    np.testing.assert_array_equal(along, f(v))
+    np.testing.assert_array_equal(jax.linearize(f, TABLE)[1](v), along)
+    np.testing.assert_array_equal(jax.jacfwd(f)(TABLE), jax.jacrev(f)(TABLE))
+    (back,) = jax.vjp(f, TABLE)[1](dy)
+    np.testing.assert_allclose(np.vdot(back, v), np.vdot(dy, along), rtol=1e-5)
+    np.testing.assert_allclose(jax.linear_transpose(f, TABLE)(dy)[0], back, atol=1e-4)
 
 
 # FIRE
@@ -139,6 +153,16 @@ def test_fire_beside_the_code_of_its_paper(peer):
 def test_the_perceptron_on_every_platform(form):
     x = RNG.uniform(0, 1, (2, 1, 5, 6)).astype(np.float32)
     np.testing.assert_allclose(jax.jit(form)(x, *MLP), biases.perceptron(x, *MLP), atol=1e-5)
+
+
+def test_the_hessian_of_fire_is_symmetric_and_the_same_in_every_order():
+    f = lambda x: jnp.sum(pe.fire(NEAR[:5], NEAR[5:9], (x[:4], x[4:8], x[8:16].reshape(4, 2), x[16:18]), c=x[18], threshold=x[19]) ** 2)  # noqa: E731  # fmt: skip
+    x = np.append(RNG.uniform(0.1, 1, 18), [0.3, 2000]).astype(np.float32)
+    want = jax.jit(jax.hessian(f))(x)
+    bound = 2e-6 * np.abs(want).max()
+    np.testing.assert_allclose(want, want.T, atol=bound)
+    for outer, inner in ((jax.jacrev, jax.jacrev), (jax.jacrev, jax.jacfwd), (jax.jacfwd, jax.jacfwd)):
+        np.testing.assert_allclose(jax.jit(outer(inner(f)))(x), want, atol=bound)
 
 
 P, H = np.arange(4), np.ones(3, np.float32)

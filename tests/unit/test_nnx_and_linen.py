@@ -12,6 +12,7 @@ import posenc_jax.linen as linen
 import posenc_jax.nnx as nnx_modules
 from helpers.closeness import assert_within
 from helpers.quick import quick
+from helpers.tiers import tiered
 from oracles.biases import softplus, twice_sigmoid
 
 KEY = jax.random.key(0)
@@ -43,6 +44,22 @@ BIASES = [
         {"num_buckets": 8, "max_distance": 20, "bidirectional": False},
         lambda p, q, k: pe.t5(q, k, p["embedding"], max_distance=20, bidirectional=False),
         {"embedding": (8, 3)},
+    ),
+    (
+        "RelativePositionBias",
+        ((2_000,), 3),
+        {"out_of_range": "zeros"},
+        lambda p, q, k: pe.relative_position_bias(q, k, p["embedding"], out_of_range="zeros"),
+        {"embedding": (3999, 3)},
+    ),
+    (
+        "RelativePositionBias",
+        ([901], 3),
+        {"out_of_range": "zeros", "symmetric": True, "class_token": True},
+        lambda p, q, k: pe.relative_position_bias(
+            q, k, p["embedding"], prefix=p["prefix"], symmetric=True, out_of_range="zeros"
+        ),
+        {"embedding": (901, 3), "prefix": (3, 3)},
     ),
     (
         "KERPLE",
@@ -103,7 +120,7 @@ def test_is_the_function_in_both_stacks(name, sizes, settings, function, shapes)
     drawn = jax.eval_shape(same.init, KEY, QUERIES, KEYS).get("params", {})
     assert jax.tree.map(lambda x: (x.shape, x.dtype), drawn) == jax.tree.map(lambda x: (x.shape, x.dtype), p)
     got = module(QUERIES, KEYS)
-    assert got.dtype == jnp.float32 and got.shape == (2, sizes[0], 3, 5)
+    assert got.dtype == jnp.float32 and got.shape == (2, sizes[-1], 3, 5)
     np.testing.assert_array_equal(same.apply({"params": p}, QUERIES, KEYS), got)
     want = np.asarray(function(p, QUERIES, KEYS))
     assert_within(got, want, 2e-6 * np.abs(want) + 1e-6, against="the function")
@@ -118,8 +135,8 @@ def test_all_parameters_and_nothing_else_is_learned(name, sizes, settings, funct
     graphdef, state = nnx.split(module)
     assert set(nnx.to_pure_dict(state)) == set(shapes)
     assert nnx.graphdef(made(name, *sizes, **settings)) == graphdef  # settings are values
-    weight = np.random.default_rng(1).normal(size=(sizes[0], 4, 40)).astype(np.float32)
-    q, k = np.arange(20, 24), np.arange(40)
+    weight = np.random.default_rng(1).normal(size=(sizes[-1], 4, 40)).astype(np.float32)
+    q, k = np.arange(20, 24), np.arange(-1, 39)
 
     def loss(b):
         return jnp.sum(b * weight)
@@ -265,6 +282,14 @@ def test_timestep_embedding(settings):
         ("T5Bias", (2,), {"max_distance": 0}, ValueError, "T5Bias: max_distance must be at least 1"),
         ("T5Bias", (2,), {"bidirectional": 1}, TypeError, "T5Bias: bidirectional must be True or False"),
         ("T5Bias", (2,), {"param_dtype": int}, TypeError, "T5Bias: param_dtype must be a float dtype"),
+        ("RelativePositionBias", ((0, 3), 2), {}, ValueError, r"RelativePositionBias: window\[0\] must be at least 1"),
+        ("RelativePositionBias", (3, 2), {}, TypeError, "RelativePositionBias: window must be a sequence of integers"),
+        ("RelativePositionBias", ((3,), 0), {}, ValueError, "RelativePositionBias: num_heads must be at least 1"),
+        ("RelativePositionBias", ((3,), 2), {"symmetric": 1}, TypeError, "RelativePositionBias: symmetric must be True or False"),
+        ("RelativePositionBias", ((3,), 2), {"flat": 1}, TypeError, "RelativePositionBias: flat must be True or False"),
+        ("RelativePositionBias", ((3,), 2), {"class_token": 1}, TypeError, "RelativePositionBias: class_token must be True or False"),
+        ("RelativePositionBias", ((3,), 2), {"out_of_range": "clip"}, ValueError, "RelativePositionBias: out_of_range must be one of"),
+        ("RelativePositionBias", ((3,), 2), {"param_dtype": int}, TypeError, "RelativePositionBias: param_dtype must be a float dtype"),
         ("KERPLE", (0,), {}, ValueError, "KERPLE: num_heads must be at least 1"),
         ("KERPLE", (2,), {"form": "exp"}, ValueError, "KERPLE: form must be one of .* got 'exp'"),
         ("KERPLE", (2,), {"param_dtype": int}, TypeError, "KERPLE: param_dtype must be a float dtype"),
@@ -294,6 +319,34 @@ def test_timestep_embedding(settings):
 def test_bad_settings(stack, name, args, settings, error, match):
     with pytest.raises(error, match=match):
         made(name, *args, **settings) if stack == "nnx" else getattr(linen, name)(*args, **settings)
+
+
+@pytest.mark.parametrize("class_token", tiered([False, True], [True]))
+def test_a_bias_of_offsets_by_the_index_of_a_token(class_token):
+    settings = {"class_token": class_token, "flat": True}
+    module = made("RelativePositionBias", (2, 3, 4), 2, **settings)
+    same, p = linen.RelativePositionBias((2, 3, 4), 2, **settings), parameters(module)
+    tokens = np.pad(pe.grid_positions((2, 3, 4)), ((int(class_token), 0), (0, 0)), constant_values=-1)
+    index = np.arange(len(tokens)).reshape(-1, 5) if class_token else np.arange(24).reshape(2, 12)
+    want = pe.relative_position_bias(tokens[index], tokens, p["embedding"], prefix=p.get("prefix"))
+    np.testing.assert_array_equal(module(index, np.arange(len(tokens))), want)
+    np.testing.assert_array_equal(same.apply({"params": p}, index, jnp.arange(len(tokens))), want)
+    np.testing.assert_array_equal(nnx.jit(lambda m, *at: m(*at))(module, index, np.arange(len(tokens))), want)
+    for call in (module, lambda *at: same.apply({"params": p}, *at)):
+        with pytest.raises(ValueError, match="relative_position_bias: .* at most 1 in coordinate 0 for this table, got 2"):  # fmt: skip
+            jax.jit(lambda call=call: call(np.arange(class_token, 30), np.arange(class_token, 4)))()
+        with pytest.raises(
+            ValueError, match="query_positions must be one number for each token, .* got the coordinates"
+        ):
+            call(pe.grid_positions((2, 3)), np.arange(3))
+        with pytest.raises(TypeError, match="key_positions must be an array of signed integers, got uint32"):
+            jax.eval_shape(call, np.arange(3), np.arange(3, dtype=np.uint32))
+    attend = nnx_modules.positional_attention(0, bias=module)
+    layer = nnx.MultiHeadAttention(2, 8, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
+    x = np.random.default_rng(0).normal(size=(2, len(tokens), 8)).astype(np.float32)
+    gradient = nnx.to_pure_dict(nnx.jit(nnx.grad(lambda layer: jnp.sum(layer(x) ** 2)))(layer))
+    found = gradient["attention_fn"]["bias"]
+    assert set(found) == set(p) and all(np.any(g) for g in found.values())
 
 
 def test_buckets_that_do_not_fit_are_refused_when_called():

@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import itertools
 import pickle
 
 import flax.linen as nn
@@ -19,6 +20,7 @@ from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
 from oracles import attention
+from oracles import biases as oracle_biases
 from oracles.attention import dense
 from oracles.rotations import rope
 from posenc_jax._positional_attention import PositionalSettings
@@ -30,6 +32,7 @@ RNG = np.random.default_rng(7)
 Q, K, V = RNG.normal(size=(3, 2, 6, 2, 8)).astype(np.float32)  # batch, seq, heads, head_dim
 X = RNG.normal(size=(2, 6, 16)).astype(np.float32)
 CAUSAL = np.tril(np.ones((1, 1, 6, 6), bool))
+WRITTEN = CAUSAL[..., 4:5, :]  # the slots of a cache up to the fourth
 FAR = np.array([3, 4, 5, 6, 7, 2_000_000_000])
 KEY = jax.random.key(0)
 
@@ -50,8 +53,8 @@ def seen(query, key, value, *args, **kwargs):
     return query, key, value, args, kwargs
 
 
-def what_flax_gets(*arrays, frequencies=8, bias=None, layout="half", part="first", decode=False, **kwargs):
-    return PositionalSettings(frequencies, layout, part, decode).attend(seen, bias, *arrays, **kwargs)
+def what_flax_gets(*arrays, frequencies=8, bias=None, layout="half", part="first", **kwargs):
+    return PositionalSettings(frequencies, layout, part).attend(seen, bias, *arrays, **kwargs)
 
 
 @MAKERS
@@ -84,8 +87,8 @@ def test_flax_gets_the_bits_of_rotary_and_everything_else():
     query, key, value, args, kwargs = what_flax_gets(
         Q, K, V, "bias", frequencies=f, **settings, input_positions=FAR, key_positions=FAR - 3, mask="m", new_argument=3
     )
-    np.testing.assert_array_equal(query, pe.rotary(Q, FAR, f, **settings))
-    np.testing.assert_array_equal(key, pe.rotary(K, FAR - 3, f, **settings))
+    np.testing.assert_array_equal(query, pe.rotary(Q, FAR, f, head_axis=-2, **settings))
+    np.testing.assert_array_equal(key, pe.rotary(K, FAR - 3, f, head_axis=-2, **settings))
     assert value is V and args == ("bias",) and kwargs == {"mask": "m", "new_argument": 3}
 
 
@@ -98,21 +101,21 @@ def test_flax_gets_the_bits_of_rotary_and_everything_else():
         (2, 6, {"input_positions": FAR[:2], "key_positions": FAR}, (FAR[:2], FAR)),
         (6, 3, {"input_positions": FAR, "key_positions": FAR[:3]}, (FAR, FAR[:3])),
         (1, 6, {"input_positions": 5, "key_positions": np.arange(6)}, ([5], range(6))),
-        (1, 6, {"input_positions": np.array([[4], [2]]), "decode": True}, ([[4], [2]], range(6))),
-        (2, 6, {"input_positions": np.array([4, 5]), "decode": True}, ([4, 5], range(6))),
-        (6, 6, {"input_positions": FAR, "decode": True}, (FAR, FAR)),  # the inputs before there is a cache
-        (6, 6, {"decode": True}, (range(6), range(6))),
+        (1, 6, {"input_positions": 4, "mask": WRITTEN}, ([4], range(6))),  # Flax's cache
+        (1, 6, {"input_positions": np.array([4]), "mask": WRITTEN}, ([4], range(6))),
+        (1, 6, {"input_positions": np.array([[4]]), "mask": WRITTEN, "is_causal": False}, ([4], range(6))),
+        (6, 6, {"input_positions": FAR, "mask": CAUSAL}, (FAR, FAR)),  # the inputs before there is a cache
     ],
 )
 def test_positions(queries, keys, given, want):
     query, key, *_ = what_flax_gets(Q[:, :queries], K[:, :keys], V[:, :keys], **given)
-    np.testing.assert_array_equal(query, pe.rotary(Q[:, :queries], np.array(want[0])))
-    np.testing.assert_array_equal(key, pe.rotary(K[:, :keys], np.array(want[1])))
+    np.testing.assert_array_equal(query, pe.rotary(Q[:, :queries], np.array(want[0]), head_axis=-2))
+    np.testing.assert_array_equal(key, pe.rotary(K[:, :keys], np.array(want[1]), head_axis=-2))
 
 
 def test_one_key_needs_no_position():
     """A cache of one slot looks like an input: the weight of a single key is 1 wherever it stands."""
-    attend = nnx_modules.positional_attention(8, decode=True)
+    attend = nnx_modules.positional_attention(8)
     for given in ({}, {"input_positions": 9}, {"input_positions": 9, "key_positions": 0}):
         np.testing.assert_array_equal(attend(Q[:, :1], K[:, :1], V[:, :1], **given), V[:, :1])
 
@@ -122,8 +125,8 @@ def test_several_coordinates(axes):
     f = pe.axial(8, 2) if axes == 2 else pe.geometric(8)
     positions = np.arange(12).reshape(6, 2) if axes == 2 else np.arange(6) + 5
     query, key, *_ = what_flax_gets(Q, K, V, frequencies=f, input_positions=positions)
-    np.testing.assert_array_equal(query, pe.rotary(Q, positions, f))
-    np.testing.assert_array_equal(key, pe.rotary(K, positions, f))
+    np.testing.assert_array_equal(query, pe.rotary(Q, positions, f, head_axis=-2))
+    np.testing.assert_array_equal(key, pe.rotary(K, positions, f, head_axis=-2))
     with pytest.raises(ValueError, match=r"input_positions must hold 5 along the sequence, got shape \(6,\)"):
         what_flax_gets(Q[:, :5], K[:, :5], V[:, :5], frequencies=f, input_positions=positions)
 
@@ -260,7 +263,7 @@ def one_row(query, keys, values, index):
 )
 def test_prefill_then_steps_is_the_whole_sequence(frequencies, offset, prefix, dtype):
     q, k, v = (x.astype(dtype) for x in (Q, K, V))
-    rotated = jax.jit(lambda x, p: pe.rotary(x, p, frequencies))
+    rotated = jax.jit(lambda x, p: pe.rotary(x, p, frequencies, head_axis=-2))
     turn = lambda x, p: np.asarray(rotated(x, p))  # noqa: E731
     positions = np.arange(offset, offset + 6, dtype=np.int32)
     whole_q, whole_k = turn(q, positions), turn(k, positions)
@@ -287,13 +290,12 @@ def test_prefill_then_steps_is_the_whole_sequence(frequencies, offset, prefix, d
 
 
 def test_the_cache_of_an_nnx_layer(as_flax):
-    layer = nnx_layer(nnx_modules.positional_attention(8, decode=True))
+    layer = nnx_layer(nnx_modules.positional_attention(8))
     whole = layer(X, mask=jnp.asarray(CAUSAL))
     layer.init_cache(X.shape)
-    step = nnx.jit(lambda m, x, p: nnx_call(m, x, p, decode=True))
+    step = nnx.jit(lambda m, x: nnx_call(m, x, m.cache_index[...], decode=True))
     for i in range(6):
-        got = step(layer, X[:, i : i + 1], jnp.full((2, 1), i, jnp.int32))
-        np.testing.assert_allclose(got, whole[:, i : i + 1], atol=1e-6)
+        np.testing.assert_allclose(step(layer, X[:, i : i + 1]), whole[:, i : i + 1], atol=1e-6)
     layer.init_cache(X.shape)
     with pytest.raises(
         ValueError, match="input_positions must be given where queries and keys differ in number, 1 and 6"
@@ -307,7 +309,7 @@ def test_the_cache_of_a_linen_layer(as_flax):
 
         @nn.compact
         def __call__(self, x, positions, mask=None):
-            attend = functools.partial(linen.positional_attention(8, decode=self.decode), input_positions=positions)
+            attend = functools.partial(linen.positional_attention(8), input_positions=positions)
             return nn.MultiHeadDotProductAttention(2, decode=self.decode, attention_fn=attend)(x, mask=mask)
 
     variables = Model(decode=True).init(KEY, X, jnp.arange(6))
@@ -318,11 +320,48 @@ def test_the_cache_of_a_linen_layer(as_flax):
         got, state = step({"params": params, "cache": cache}, X[:, i : i + 1], jnp.array([i]))
         cache = state["cache"]
         np.testing.assert_allclose(got, whole[:, i : i + 1], atol=1e-6)
-    with pytest.raises(ValueError, match="key_positions must be given where queries and keys differ in number, 1 and 6 .or decode=True"):  # fmt: skip
-        guess = nn.MultiHeadDotProductAttention(
-            2, decode=True, attention_fn=functools.partial(linen.positional_attention(8), input_positions=3)
-        )
+    with pytest.raises(ValueError, match="input_positions must be given where queries and keys differ in number, 1 and 6"):  # fmt: skip
+        guess = nn.MultiHeadDotProductAttention(2, decode=True, attention_fn=linen.positional_attention(8))
         guess.apply({"params": params["MultiHeadDotProductAttention_0"], "cache": cache["MultiHeadDotProductAttention_0"]}, X[:, :1], mutable=["cache"])  # fmt: skip
+
+
+TAKES_POSITIONS = "input_positions" in inspect.signature(nnx.MultiHeadAttention.__call__).parameters
+
+
+@pytest.mark.skipif(not TAKES_POSITIONS, reason="this nnx.MultiHeadAttention takes no input_positions (0.12.9 does)")
+@pytest.mark.parametrize("name", [None, "FIRE"])
+def test_the_loop_as_documented(as_flax, name):
+    bias = name and getattr(nnx_modules, name)(2, rngs=nnx.Rngs(3))
+    layer = nnx_layer(nnx_modules.positional_attention(8, bias=bias))
+    whole = layer(X, mask=jnp.asarray(CAUSAL))
+    layer.init_cache(X.shape)
+    for causal, i in itertools.product([False, True], range(6)):
+        layer.cache_index[...] = jnp.int32(i)
+        step = layer(X[:, i : i + 1], decode=True, is_causal=causal, input_positions=layer.cache_index[...][None])
+        np.testing.assert_allclose(step, whole[:, i : i + 1], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("queries", "memory", "given"), [(3, 6, {}), (6, 3, {}), (1, 6, {}), (3, 6, {"mask": CAUSAL[:, :, 3:]})]
+)
+def test_keys_of_another_sequence_are_no_cache(as_flax, queries, memory, given):
+    """Cross-attention in a layer needs key_positions; they may be bound, for example to count from 0."""
+    layer = nnx_layer(nnx_modules.positional_attention(8))
+    x, memory, positions = X[:, :queries], X[::-1, :memory], np.arange(queries) + 20
+    given = {k: jnp.asarray(v) for k, v in given.items()}
+    call = lambda m: nnx_call(m, x, positions, inputs_k=memory, **given)  # noqa: E731
+    with pytest.raises(
+        ValueError, match=f"key_positions must be given .* {queries} and {memory.shape[1]} .Flax's cache"
+    ):
+        call(layer)
+    kernels = parameters(layer)["params"]
+    query, key, value = (
+        attention.project(kernels[n], y) for n, y in (("query", x), ("key", memory), ("value", memory))
+    )
+    layer.attention_fn = functools.partial(layer.attention_fn, key_positions=np.arange(memory.shape[1]))
+    want = attended(rope(query, positions), rope(key, np.arange(memory.shape[1])), value, mask=given.get("mask", True))
+    want = np.einsum("...hd,hdf->...f", want, kernels["out"]["kernel"]) + kernels["out"]["bias"]
+    np.testing.assert_allclose(call(layer), want, atol=2e-6)
 
 
 @MAKERS
@@ -331,8 +370,14 @@ def test_rows_padded_on_the_left_decode_by_slots(make):
     kept = (np.arange(6) >= padding[:, None])[:, None, None]
     positions = np.arange(6) - padding[:, None]
     want = attended(rope(Q, positions)[:, slot:], rope(K, positions), V, mask=kept)
-    step = make(8, decode=True)(Q[:, slot:], K, V, input_positions=np.array([slot]), mask=jnp.asarray(kept))
-    np.testing.assert_allclose(step, want, atol=2e-6)
+    step = functools.partial(make(8), Q[:, slot:], K, V, mask=jnp.asarray(kept))
+    np.testing.assert_allclose(step(input_positions=np.array([slot])), want, atol=2e-6)
+    tokens = positions[:, slot:]  # of the queries: those of the keys are not the slots
+    np.testing.assert_allclose(step(input_positions=tokens, key_positions=positions), want, atol=2e-6)
+    mixed = step(input_positions=tokens, key_positions=np.arange(6))
+    assert np.abs(np.asarray(mixed) - want).max() > 1e-2
+    with pytest.raises(ValueError, match=r"input_positions must be one slot for all rows .* got shape \(2, 1\)"):
+        step(input_positions=tokens)
 
 
 # Biases.
@@ -360,21 +405,20 @@ BIASES = [functools.partial(pe.alibi, heads=2)] + [
 @pytest.mark.parametrize("bias", BIASES, ids=lambda b: b.func.__name__)
 def test_a_step_gets_the_bits_of_the_bias_of_the_whole(bias):
     bias = jax.jit(bias)
-    *_, (whole,), _ = what_flax_gets(Q, K, V, frequencies=None, bias=bias)
+    *_, (whole,), _ = what_flax_gets(Q, K, V, frequencies=0, bias=bias)
     assert whole.shape == (1, 2, 6, 6)
     np.testing.assert_array_equal(whole[0], bias(np.arange(6), np.arange(6)))
     for i in range(6):
-        at = {"input_positions": np.full((2, 1), i), "decode": True}
+        at = {"input_positions": np.array([[i]]), "mask": CAUSAL[..., i : i + 1, :]}
         query, key, _, (row,), _ = what_flax_gets(Q[:, i : i + 1], K, V, bias=bias, **at)
-        assert row.shape == (2, 2, 1, 6)
-        np.testing.assert_array_equal(row, jnp.broadcast_to(whole[..., i : i + 1, :], row.shape))
-        np.testing.assert_array_equal(query, pe.rotary(Q[:, i : i + 1], np.array([i])))
-        np.testing.assert_array_equal(key, pe.rotary(K))
+        np.testing.assert_array_equal(row, whole[..., i : i + 1, :])
+        np.testing.assert_array_equal(query, pe.rotary(Q[:, i : i + 1], np.array([i]), head_axis=-2))
+        np.testing.assert_array_equal(key, pe.rotary(K, head_axis=-2))
 
 
 def test_a_bias_is_added_to_what_is_given_and_without_frequencies_nothing_turns():
     bias, given = BIASES[0], RNG.normal(size=(2, 1, 6)).astype(np.float32)
-    settings = {"frequencies": None, "bias": bias, "input_positions": FAR}
+    settings = {"frequencies": 0, "bias": bias, "input_positions": FAR}
     query, key, value, args, kwargs = what_flax_gets(Q, K, V, given, "mask", **settings, new=1)
     assert query is Q and key is K and value is V and args[1:] == ("mask",) and kwargs == {"new": 1}
     np.testing.assert_array_equal(args[0], bias(FAR, FAR)[None] + given[None])
@@ -449,7 +493,7 @@ def test_layers_share_a_bias(as_flax):
     class Model(nnx.Module):
         def __init__(self):
             bias = t5_of(nnx_modules)
-            self.layers = nnx.List([nnx_layer(nnx_modules.positional_attention(bias=bias)) for _ in range(2)])
+            self.layers = nnx.List([nnx_layer(nnx_modules.positional_attention(0, bias=bias)) for _ in range(2)])
 
         def __call__(self, x):
             return self.layers[1](self.layers[0](x))
@@ -459,7 +503,7 @@ def test_layers_share_a_bias(as_flax):
         def __call__(self, x, positions):
             bias = linen.T5Bias(2)
             for _ in range(2):
-                attend = functools.partial(linen.positional_attention(bias=bias), input_positions=positions)
+                attend = functools.partial(linen.positional_attention(0, bias=bias), input_positions=positions)
                 x = nn.MultiHeadDotProductAttention(2, attention_fn=attend)(x)
             return x
 
@@ -480,21 +524,21 @@ def test_layers_share_a_bias(as_flax):
 @pytest.mark.parametrize("name", tiered(["ALiBi", "T5Bias", "KERPLE", "FIRE"], ["T5Bias"]))
 def test_the_cache_of_both_layers_with_a_bias(as_flax, name):
     settings = {} if name == "ALiBi" else {"rngs": nnx.Rngs(3)}
-    attend = nnx_modules.positional_attention(8, bias=getattr(nnx_modules, name)(2, **settings), decode=True)
+    attend = nnx_modules.positional_attention(8, bias=getattr(nnx_modules, name)(2, **settings))
     layer = nnx_layer(attend)
     order = np.arange(6)
     whole = layer_in_numpy(layer, X, order, CAUSAL, np.asarray(attend.bias(order, order), np.float64))
     params = parameters(layer)["params"]
     layer.init_cache(X.shape)
-    step = nnx.jit(lambda m, x, p: nnx_call(m, x, p, decode=True))
+    step = nnx.jit(lambda m, x: nnx_call(m, x, m.cache_index[...], decode=True))
     for i in range(6):
-        got = step(layer, X[:, i : i + 1], jnp.full((2, 1), i, jnp.int32))
+        got = step(layer, X[:, i : i + 1])
         np.testing.assert_allclose(got, whole[:, i : i + 1], atol=1e-6)
 
     class Model(nn.Module):
         @nn.compact
         def __call__(self, x, positions):
-            attend = linen.positional_attention(8, bias=getattr(linen, name)(2, name="bias"), decode=True)
+            attend = linen.positional_attention(8, bias=getattr(linen, name)(2, name="bias"))
             attend = functools.partial(attend, input_positions=positions)
             return nn.MultiHeadDotProductAttention(2, decode=True, attention_fn=attend, name="layer")(x)
 
@@ -512,17 +556,17 @@ def test_the_cache_of_both_layers_with_a_bias(as_flax, name):
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda f: f(), ValueError, "positional_attention: frequencies or bias must be given, got None for both"),
-        (lambda f: f(bias=3.0), TypeError, "positional_attention: bias must be a function of positions, got float 3.0"),
+        (lambda f: f(0), ValueError, "positional_attention: bias must be given with frequencies of width 0, got None"),
+        (lambda f: f(0, bias=3.0), TypeError, "positional_attention: bias must be a function of positions, got float 3.0"),
         (lambda f: f(pe.axial(8, 2), bias=BIASES[0]), ValueError, "bias must be None with frequencies of 2 axes"),
-        (lambda f: f(bias=functools.partial(pe.alibi, heads=1))(Q, K, V), ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(1, 6, 6\)"),
-        (lambda f: f(bias=lambda q, k: BIASES[0](k, q[:2]))(Q, K, V), ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(2, 6, 2\)"),
-        (lambda f: f(bias=lambda q, k: jnp.zeros((3, 2, 6, 6)))(Q, K, V), ValueError, "must broadcast to the scores"),
-        (lambda f: f(bias=lambda q, k: 0.0)(Q, K, V), TypeError, "what bias returns must be a float array"),
-        (lambda f: f(bias=BIASES[0])(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6"),
-        (lambda f: f(bias=BIASES[0])(Q[:, :1], K, V, input_positions=5), ValueError, "key_positions must be given where queries and keys differ in number, 1 and 6"),
-        (lambda f: f(bias=BIASES[0])(Q, K, V, input_positions=np.zeros((6, 2), int)), ValueError, r"input_positions must hold 6 along the sequence, got shape \(6, 2\)"),
-        (lambda f: f(bias=BIASES[0])(Q, K, V, input_positions=[0] * 6), TypeError, "input_positions must be an integer or float array"),
+        (lambda f: f(0, bias=functools.partial(pe.alibi, heads=1))(Q, K, V), ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(1, 6, 6\)"),
+        (lambda f: f(0, bias=lambda q, k: BIASES[0](k, q[:2]))(Q, K, V), ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(2, 6, 2\)"),
+        (lambda f: f(0, bias=lambda q, k: jnp.zeros((3, 2, 6, 6)))(Q, K, V), ValueError, "must broadcast to the scores"),
+        (lambda f: f(0, bias=lambda q, k: 0.0)(Q, K, V), TypeError, "what bias returns must be a float array"),
+        (lambda f: f(0, bias=BIASES[0])(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6"),
+        (lambda f: f(0, bias=BIASES[0])(Q[:, :1], K, V, input_positions=5), ValueError, "key_positions must be given where queries and keys differ in number, 1 and 6"),
+        (lambda f: f(0, bias=BIASES[0])(Q, K, V, input_positions=np.zeros((6, 2), int)), ValueError, r"input_positions must hold 6 along the sequence, got shape \(6, 2\)"),
+        (lambda f: f(0, bias=BIASES[0])(Q, K, V, input_positions=[0] * 6), TypeError, "input_positions must be an integer or float array"),
     ],
 )  # fmt: skip
 def test_bad_biases(make, call, error, match):
@@ -541,7 +585,7 @@ def test_bad_biases(make, call, error, match):
 def test_a_value_without_arrays(make):
     attend = make(8)
     assert attend == make(pe.geometric(8)) and hash(attend) == hash(make(pe.geometric(8)))
-    others = make(4), make(8, layout="interleaved"), make(8, part="last"), make(8, decode=True), make(8, bias=pe.alibi)
+    others = make(4), make(8, layout="interleaved"), make(8, part="last"), make(8, bias=pe.alibi)
     for other in others:
         assert attend != other
     assert pickle.loads(pickle.dumps(attend)) == attend == copy.deepcopy(attend)
@@ -589,6 +633,74 @@ def test_transforms(make):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6)
 
 
+def softplus(x):
+    return np.log1p(np.exp(x))
+
+
+D, AFTER = oracle_biases.tile(range(6), range(6)), np.arange(6)[:, None] < np.arange(6)
+# By its name: the modules' settings, and the bias in float64 by its parameters.
+LEARNED = {
+    None: ({}, lambda p: 0.0),
+    "ALiBi": ({}, lambda p: oracle_biases.alibi(D, oracle_biases.slopes(2))),
+    "T5Bias": ({}, lambda p: oracle_biases.t5(D, AFTER, p["embedding"])),
+    "KERPLE": ({}, lambda p: oracle_biases.kerple_log(D, softplus(p["free_r1"]), softplus(p["free_r2"]))),
+    "KERPLE, power": (
+        {"form": "power"},
+        lambda p: oracle_biases.kerple_power(D, softplus(p["free_r1"]), 2 / (1 + np.exp(-p["free_r2"]))),
+    ),
+    "FIRE": (
+        {"threshold": 3.0},
+        lambda p: oracle_biases.fire(
+            D,
+            np.arange(6)[:, None],
+            [p[name] for name in ("kernel1", "bias1", "kernel2", "bias2")],
+            softplus(p["free_c"]),
+            3 * softplus(p["free_multiplier"]),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", tiered(LEARNED, [None, "FIRE"]))
+def test_forward_mode_in_the_layers_of_both_stacks(as_flax, name):
+    """`jacfwd` and `hessian` along the input and all parameters, beside differences of the float64 layer."""
+    settings, bias_in_float64 = LEARNED[name]
+    bias = name and getattr(nnx_modules, name.split(",")[0])
+    if bias:
+        bias = bias(2, **settings, **({} if name == "ALiBi" else {"rngs": nnx.Rngs(1)}))
+    graphdef, state = nnx.split(nnx_layer(nnx_modules.positional_attention(8, bias=bias)))
+    same = bias and getattr(linen, name.split(",")[0])(2, **settings)
+    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8, bias=same))
+    draw = np.random.default_rng(5)
+    random = lambda w: draw.normal(size=w.shape).astype(w.dtype)  # noqa: E731
+    state = jax.tree.map(lambda w: w + 0.3 * random(w), state)  # FIRE begins on the kinks of its perceptron
+    step, dx = jax.tree.map(random, state), draw.normal(size=X.shape)
+    dicts, dx = [{"params": nnx.to_pure_dict(tree)} for tree in (state, step)], dx.astype(np.float32)
+
+    def along(a, base, direction, apply):
+        """Of two numbers: how far along the parameters, and along the input."""
+        return apply(jax.tree.map(lambda w, v: w + a[0] * v, base, direction), X + a[1] * dx)
+
+    def in_float64(p, x):
+        p = p["params"]
+        return attention.layer(p, x, np.arange(6), bias_in_float64(p.get("attention_fn", {"bias": {}})["bias"]))
+
+    def derivatives(f, base, direction):
+        f = functools.partial(along, base=base, direction=direction, apply=f)
+        return jax.jacfwd(f)(jnp.zeros(2)), jax.hessian(f)(jnp.zeros(2)), jax.jacrev(f)(jnp.zeros(2))
+
+    exact = [jax.tree.map(lambda w: np.asarray(w, np.float64), tree) for tree in dicts]
+    f, e = functools.partial(along, base=exact[0], direction=exact[1], apply=in_float64), 1e-4 * np.eye(2)
+    slope = np.stack([f(d) - f(-d) for d in e], axis=-1) / 2e-4
+    curve = np.stack([np.stack([f(a + b) - f(a - b) - f(b - a) + f(-a - b) for a in e], -1) for b in e], -1) / 4e-8
+    for call in (
+        quick(functools.partial(derivatives, lambda s, x: nnx.merge(graphdef, s)(x)))(state, step),
+        quick(functools.partial(derivatives, same.apply))(*dicts),
+    ):
+        for got, want in zip(call, (slope, curve, slope), strict=True):
+            assert_within(got, want, 1e-4 * np.abs(want).max(), against="differences in float64")
+
+
 @MAKERS
 @pytest.mark.parametrize("dtype", tiered([jnp.bfloat16, jnp.float16, jnp.float32], [jnp.bfloat16]))
 def test_dtype_is_kept(as_flax, make, dtype):
@@ -601,7 +713,7 @@ def test_a_float32_bias_of_16_bit_scores(make, dtype):
     """Under the strict promotion of these tests; with dropout, for which Flax adds the bias itself."""
     q, k, v = (x.astype(dtype) for x in (Q, K, V))
     bias = functools.partial(pe.alibi, heads=2)
-    attend = make(bias=bias)
+    attend = make(0, bias=bias)
 
     def with_and_without_dropout(q, k, v):
         # A rate so small that nothing is dropped.
@@ -658,16 +770,16 @@ def test_scanned_linen_layers():
     [
         (lambda f: f(jnp.ones(4)), TypeError, "positional_attention: frequencies must be Frequencies or an integer width, got an array"),
         (lambda f: f(7), ValueError, "positional_attention: frequencies must have an even dim, got 7"),
-        (lambda f: f(0), ValueError, "positional_attention: frequencies .* must be at least 1, got 0"),
+        (lambda f: f(None), TypeError, "positional_attention: frequencies must be Frequencies or an integer width, got NoneType None"),
         (lambda f: f(8, layout="x"), ValueError, "positional_attention: layout must be one of .* got 'x'"),
         (lambda f: f(8, part="middle"), ValueError, "positional_attention: part must be one of .* got 'middle'"),
-        (lambda f: f(8, decode=1), TypeError, "positional_attention: decode must be True or False, got int 1"),
         (lambda f: f(8)(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6, got None"),
-        (lambda f: f(8, decode=True)(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6, got None"),
-        (lambda f: f(8)(Q[:, :1], K, V, input_positions=3), ValueError, r"key_positions must be given where queries and keys differ in number, 1 and 6 \(or decode=True, if the keys are Flax's cache, with position i in slot i\), got None"),
-        (lambda f: f(8)(Q, K[:, :2], V[:, :2], input_positions=np.arange(6)), ValueError, "key_positions must be given where queries and keys differ in number, 6 and 2, got None"),
-        (lambda f: f(8, decode=True)(Q, K[:, :2], V[:, :2], input_positions=np.arange(6)), ValueError, "key_positions must be given"),
-        (lambda f: f(pe.axial(8, 2), decode=True)(Q[:, :1], K, V, input_positions=np.zeros((1, 2), int)), ValueError, "key_positions must be given for frequencies of 2 axes, got None"),
+        (lambda f: f(8)(Q[:, :1], K, V, input_positions=3), ValueError, r"key_positions must be given where queries and keys differ in number, 1 and 6 \(Flax's cache has one query and a mask\), got None"),
+        (lambda f: f(8)(Q[:, :1], K, V, None, WRITTEN, input_positions=np.array([[3], [4]])), ValueError, r"input_positions must be one slot for all rows if the keys are Flax's cache \(for others, give key_positions\), got shape \(2, 1\)"),
+        (lambda f: f(8)(Q[:, :1], K, V, None, WRITTEN, input_positions=4, is_causal=True), ValueError, "is_causal must be False with one query, from which it hides all keys but the first, got True"),
+        (lambda f: f(8)(Q[:, :2], K, V, mask=CAUSAL[..., :2, :], input_positions=np.arange(2)), ValueError, "key_positions must be given where queries and keys differ in number, 2 and 6"),
+        (lambda f: f(8)(Q, K[:, :2], V[:, :2], input_positions=np.arange(6)), ValueError, "key_positions must be given where queries and keys differ in number, 6 and 2 "),
+        (lambda f: f(pe.axial(8, 2))(Q[:, :1], K, V, mask=WRITTEN, input_positions=np.zeros((1, 2), int)), ValueError, r"give key_positions\), got shape \(1, 2\)"),
         (lambda f: f(8)(Q[:, :1], K, V, key_positions=np.arange(6)), ValueError, "input_positions must be given with key_positions, got None"),
         (lambda f: f(8)(Q, K, V, key_positions=np.arange(6)), ValueError, "input_positions must be given with key_positions, got None"),
         (lambda f: f(8)(Q, K, V, input_positions=3), ValueError, r"input_positions must hold 6 along the sequence, got shape \(\)"),

@@ -93,10 +93,10 @@ def test_memory_grows_with_the_length(f):
 
 def test_padding_does_not_shift_a_rotation():
     q = RNG.normal(size=(1, 6, 2, 8)).astype(np.float32)
-    whole = pe.rotary(q)
+    whole = pe.rotary(q, head_axis=-2)
     mask = np.array([[0, 0, 1, 1, 1, 1]])
     padded = np.concatenate([np.zeros((1, 2, 2, 8), np.float32), q[:, :4]], 1)
-    got = pe.rotary(padded, pe.positions_from_mask(mask))
+    got = pe.rotary(padded, pe.positions_from_mask(mask), head_axis=-2)
     np.testing.assert_array_equal(got[:, 2:], whole[:, :4])
 
 
@@ -166,11 +166,11 @@ def test_a_sharded_sequence_has_the_bits_of_the_whole(order, on_cpu):
 
     def local(q, x):
         mine = positions[jax.lax.axis_index("context")]
-        return pe.rotary(q, mine), pe.add_sinusoidal(x, mine)
+        return pe.rotary(q, mine, head_axis=-2), pe.add_sinusoidal(x, mine)
 
     sharded = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("context"), out_specs=P("context")))
     rotated, added = sharded(q[place], q[place, 0])
-    np.testing.assert_array_equal(np.asarray(rotated)[back], jax.jit(pe.rotary)(q))
+    np.testing.assert_array_equal(np.asarray(rotated)[back], jax.jit(functools.partial(pe.rotary, head_axis=-2))(q))
     np.testing.assert_array_equal(np.asarray(added)[back], jax.jit(pe.add_sinusoidal)(q[:, 0]))
 
 
@@ -194,9 +194,9 @@ def test_grids(shape, leading):
 
 def test_leading_tokens_are_not_turned():
     x = np.random.default_rng(0).normal(size=(2 + 15, 3, 16)).astype(np.float32)
-    got = pe.rotary(x, pe.grid_positions((3, 5), leading=2), pe.axial(16, 2))
+    got = pe.rotary(x, pe.grid_positions((3, 5), leading=2), pe.axial(16, 2), head_axis=-2)
     np.testing.assert_array_equal(got[:2], x[:2])
-    np.testing.assert_array_equal(got[2:], pe.rotary(x[2:], pe.grid_positions((3, 5)), pe.axial(16, 2)))
+    np.testing.assert_array_equal(got[2:], pe.rotary(x[2:], pe.grid_positions((3, 5)), pe.axial(16, 2), head_axis=-2))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

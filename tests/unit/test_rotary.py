@@ -36,7 +36,7 @@ def turned_anywhere():
     """One program for all spectra and layouts."""
     x = {dim: normal(len(ANYWHERE), 2, dim) for dim, _ in SPECTRA}
     turned = lambda x, p: {  # noqa: E731
-        (layout, *case): pe.rotary(x[case[0]], p, pe.geometric(*case), layout=layout)
+        (layout, *case): pe.rotary(x[case[0]], p, pe.geometric(*case), layout=layout, head_axis=-2)
         for layout in LAYOUTS
         for case in SPECTRA
     }
@@ -61,14 +61,16 @@ def test_pairs_are_within_3e_7_at_any_position(layout, dim, base):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pairs_are_within_3e_7_at_any_known_position(layout):
     x, case = normal(len(ANYWHERE), 2, 64), (64, 500_000)
-    check_pairs(x, pe.rotary(x, ANYWHERE, pe.geometric(*case), layout=layout), layout, *case)
+    check_pairs(x, pe.rotary(x, ANYWHERE, pe.geometric(*case), layout=layout, head_axis=-2), layout, *case)
 
 
 def test_the_rotation_is_the_one_of_llama_and_of_gpt_j():
     x, p = normal(5, 3, 8), np.arange(5)
     angles = p[:, None, None] * spectra.floats(spectra.geometric(8, 10_000))
-    np.testing.assert_allclose(pe.rotary(x, p), rotations.llama(x, angles), atol=1e-6)
-    np.testing.assert_allclose(pe.rotary(x, p, layout="interleaved"), rotations.gpt_j(x, angles), atol=1e-6)
+    np.testing.assert_allclose(pe.rotary(x, p, head_axis=-2), rotations.llama(x, angles), atol=1e-6)
+    np.testing.assert_allclose(
+        pe.rotary(x, p, layout="interleaved", head_axis=-2), rotations.gpt_j(x, angles), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -77,7 +79,7 @@ def test_scores_depend_on_the_offset_alone(layout):
     offsets = np.arange(64)
 
     def scores(start):
-        turned = (pe.rotary(v, p, layout=layout) for v, p in ((q, start + offsets), (k, start)))
+        turned = (pe.rotary(v, p, layout=layout, head_axis=-2) for v, p in ((q, start + offsets), (k, start)))
         return np.einsum("shd,shd->s", *(np.asarray(v, np.float64) for v in turned))
 
     size = np.linalg.norm(q, axis=-1)[:, 0] * np.linalg.norm(k, axis=-1)[:, 0]
@@ -93,19 +95,19 @@ def test_norms_are_kept_and_rotations_compose():
     x = normal(7, 2, 16)
     p = np.random.default_rng(2).integers(-(2**30), 2**30, (2, 7)).astype(np.int32)
     norm = lambda v: np.linalg.norm(np.asarray(v, np.float64), axis=-1)  # noqa: E731
-    np.testing.assert_allclose(norm(pe.rotary(x, p[0])), norm(x), rtol=3e-7)
-    twice = pe.rotary(pe.rotary(x, p[0]), p[1])
-    np.testing.assert_allclose(twice, pe.rotary(x, p[0] + p[1]), atol=2e-6)
+    np.testing.assert_allclose(norm(pe.rotary(x, p[0], head_axis=-2)), norm(x), rtol=3e-7)
+    twice = pe.rotary(pe.rotary(x, p[0], head_axis=-2), p[1], head_axis=-2)
+    np.testing.assert_allclose(twice, pe.rotary(x, p[0] + p[1], head_axis=-2), atol=2e-6)
 
 
 def test_cached_keys_move_by_an_offset():
     keys = normal(2, 6, 3, 16)
-    cached = pe.rotary(keys, np.arange(40, 46))
+    cached = pe.rotary(keys, np.arange(40, 46), head_axis=-2)
     for offset in (-40, 5, 1_000_000_000):
-        moved = pe.rotary(cached, offset)
-        np.testing.assert_allclose(moved, pe.rotary(keys, np.arange(40, 46) + offset), atol=2e-6)
-    of_each = pe.rotary(cached, np.array([[7], [-40]]))
-    np.testing.assert_allclose(of_each[1], pe.rotary(keys[1], np.arange(6)), atol=2e-6)
+        moved = pe.rotary(cached, offset, head_axis=-2)
+        np.testing.assert_allclose(moved, pe.rotary(keys, np.arange(40, 46) + offset, head_axis=-2), atol=2e-6)
+    of_each = pe.rotary(cached, np.array([[7], [-40]]), head_axis=-2)
+    np.testing.assert_allclose(of_each[1], pe.rotary(keys[1], np.arange(6), head_axis=-2), atol=2e-6)
 
 
 WIDTHS = [(8, 8), (8, 4), (16, 4), (16, 6), (16, 12), (7, 4), (40, 4)]
@@ -117,7 +119,7 @@ def turned_in_part():
     """One program for all widths, layouts and parts, at the positions 100 to 104."""
     x = {head_dim: normal(2, 5, 3, head_dim) for head_dim, _ in WIDTHS}
     turned = lambda x, p: {  # noqa: E731
-        (layout, *width, part): pe.rotary(x[width[0]], p, width[1], layout=layout, part=part)
+        (layout, *width, part): pe.rotary(x[width[0]], p, width[1], layout=layout, part=part, head_axis=-2)
         for layout in LAYOUTS
         for width in WIDTHS
         for part in PARTS
@@ -146,28 +148,30 @@ def test_partial(layout, head_dim, dim, part):
 @pytest.mark.parametrize("part", PARTS)
 def test_partial_at_known_positions(layout, part):
     x = normal(2, 5, 3, 16)
-    check_part(x, pe.rotary(x, np.arange(100, 105), 6, layout=layout, part=part), layout, 6, part)
+    check_part(x, pe.rotary(x, np.arange(100, 105), 6, layout=layout, part=part, head_axis=-2), layout, 6, part)
 
 
 def test_head_axes():
     x, p = normal(2, 5, 3, 8), np.random.default_rng(3).integers(0, 1000, (2, 5))
-    want = np.asarray(pe.rotary(x, p))
+    want = np.asarray(pe.rotary(x, p, head_axis=-2))
     for axis, moved in ((-3, 1), (1, 1), (0, 0), (-4, 0), (2, 2)):
         got = pe.rotary(np.moveaxis(x, 2, moved), p, head_axis=axis)
         np.testing.assert_array_equal(np.moveaxis(np.asarray(got), moved, 2), want)
     for head in range(3):
         np.testing.assert_array_equal(pe.rotary(x[:, :, head], p, head_axis=None), want[:, :, head])
-    np.testing.assert_array_equal(pe.rotary(x.reshape(10, 3, 8), p.reshape(10)), want.reshape(10, 3, 8))
+    np.testing.assert_array_equal(pe.rotary(x.reshape(10, 3, 8), p.reshape(10), head_axis=-2), want.reshape(10, 3, 8))
 
 
 def test_shapes_of_positions():
     x, p = normal(2, 5, 3, 8), np.arange(50, 55)
-    want = np.asarray(pe.rotary(x, np.stack([p, p])))
+    want = np.asarray(pe.rotary(x, np.stack([p, p]), head_axis=-2))
     for positions in (p, p[None], jnp.asarray(p), p.astype(np.int64), p.astype(np.float32)):
-        np.testing.assert_array_equal(pe.rotary(x, positions), want)
-    np.testing.assert_array_equal(pe.rotary(x, np.array([[3], [4]]))[1, 2], pe.rotary(x, 4)[1, 2])
-    np.testing.assert_array_equal(pe.rotary(x[0, 0], 50), want[0, 0])
-    assert np.abs(want - np.asarray(pe.rotary(x, p + 1))).max() > 0.5
+        np.testing.assert_array_equal(pe.rotary(x, positions, head_axis=-2), want)
+    np.testing.assert_array_equal(
+        pe.rotary(x, np.array([[3], [4]]), head_axis=-2)[1, 2], pe.rotary(x, 4, head_axis=-2)[1, 2]
+    )
+    np.testing.assert_array_equal(pe.rotary(x[0, 0], 50, head_axis=-2), want[0, 0])
+    assert np.abs(want - np.asarray(pe.rotary(x, p + 1, head_axis=-2))).max() > 0.5
 
 
 @pytest.mark.parametrize(("head_axis", "seq_axis"), [(-2, 1), (-3, 2), (0, 2), (None, 2)])
@@ -181,12 +185,12 @@ def test_positions_count_from_zero(head_axis, seq_axis):
 
 def test_prefill_then_steps_is_the_whole_sequence():
     x, f = normal(2, 9, 4, 16), pe.yarn(16, 10_000.0, 4.0, 64)
-    whole = np.asarray(pe.rotary(x, None, f))
-    np.testing.assert_array_equal(pe.rotary(x[:, :5], None, f), whole[:, :5])
-    step = jax.jit(lambda x, p: pe.rotary(x, p, f))
+    whole = np.asarray(pe.rotary(x, None, f, head_axis=-2))
+    np.testing.assert_array_equal(pe.rotary(x[:, :5], None, f, head_axis=-2), whole[:, :5])
+    step = jax.jit(lambda x, p: pe.rotary(x, p, f, head_axis=-2))
     for i in range(5, 9):
         np.testing.assert_array_equal(step(x[:, i : i + 1], jnp.full((2, 1), i)), whole[:, i : i + 1])
-    packed = pe.rotary(x.reshape(18, 4, 16), np.tile(np.arange(9), 2), f)
+    packed = pe.rotary(x.reshape(18, 4, 16), np.tile(np.arange(9), 2), f, head_axis=-2)
     np.testing.assert_array_equal(np.asarray(packed).reshape(x.shape), whole)
 
 
@@ -195,7 +199,7 @@ def there_and_back(x, p, w):
     results = {}
     for layout in LAYOUTS:
         for name, frequencies in (("None", None), ("6", 6), ("scaled", SCALED), ("array", w)):
-            there = functools.partial(pe.rotary, positions=p, frequencies=frequencies, layout=layout)
+            there = functools.partial(pe.rotary, positions=p, frequencies=frequencies, layout=layout, head_axis=-2)
             results[layout, name] = there(there(x), inverse=True), there(there(x, inverse=True))
     return results
 
@@ -228,12 +232,12 @@ def test_the_inverse_of_the_smallest_amplitude():
     frequencies = dataclasses.replace(pe.geometric(8), attention_factor=1 / largest)
     assert 1 / frequencies.attention_factor == largest
     x = np.full((1, 1, 8), 0.5, np.float32)
-    np.testing.assert_array_equal(pe.rotary(x, None, frequencies, inverse=True), x * largest)
+    np.testing.assert_array_equal(pe.rotary(x, None, frequencies, inverse=True, head_axis=-2), x * largest)
 
 
 def test_the_attention_factor_multiplies_what_is_turned():
     x, p = normal(5, 2, 10), np.arange(5)
-    plain, scaled = (np.asarray(pe.rotary(x, p, f)) for f in (8, SCALED))
+    plain, scaled = (np.asarray(pe.rotary(x, p, f, head_axis=-2)) for f in (8, SCALED))
     np.testing.assert_allclose(scaled[..., :8], 1.25 * plain[..., :8], atol=1e-6)
     np.testing.assert_array_equal(scaled[..., 8:], x[..., 8:])
 
@@ -242,19 +246,21 @@ def test_the_attention_factor_multiplies_what_is_turned():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_is_float32_rounded_once(layout, dtype):
     x = normal(3, 50, 8, 16).astype(dtype)
-    y = pe.rotary(x, np.arange(5000, 5050), 8, layout=layout)
+    y = pe.rotary(x, np.arange(5000, 5050), 8, layout=layout, head_axis=-2)
     assert y.dtype == dtype
-    full = pe.rotary(x.astype(np.float32), np.arange(5000, 5050), 8, layout=layout)
+    full = pe.rotary(x.astype(np.float32), np.arange(5000, 5050), 8, layout=layout, head_axis=-2)
     np.testing.assert_array_equal(y, np.asarray(full).astype(dtype))
 
 
 @pytest.mark.skipif(not jax.config.read("jax_enable_x64"), reason="float64 needs x64: nox -s x64")
 def test_float64_is_kept():
     x = normal(5, 2, 8).astype(np.float64)
-    y = pe.rotary(x, np.arange(5))
+    y = pe.rotary(x, np.arange(5), head_axis=-2)
     assert y.dtype == np.float64
     np.testing.assert_allclose(y, rotations.rope(x, np.arange(5)), atol=3e-7)
-    np.testing.assert_allclose(jax.grad(lambda x: jnp.sum(pe.rotary(x, np.arange(5)) ** 2))(x), 2 * x, atol=1e-6)
+    np.testing.assert_allclose(
+        jax.grad(lambda x: jnp.sum(pe.rotary(x, np.arange(5), head_axis=-2) ** 2))(x), 2 * x, atol=1e-6
+    )
 
 
 def check_coordinates(layout, program):
@@ -270,9 +276,9 @@ def check_coordinates(layout, program):
     def turned(x, p, one, each):
         return {
             name: (
-                pe.rotary(x, p, f, layout=layout),
-                pe.rotary(x[0], one, f),
-                pe.rotary(x[0], each, f),
+                pe.rotary(x, p, f, layout=layout, head_axis=-2),
+                pe.rotary(x[0], one, f, head_axis=-2),
+                pe.rotary(x[0], each, f, head_axis=-2),
             )
             for name, f in every.items()
         }
@@ -299,7 +305,9 @@ def test_each_pair_turns_by_its_own_known_coordinate(layout):
 def test_text_of_three_equal_coordinates_is_ordinary():
     x, p = normal(5, 2, 16), np.arange(7, 12)
     sections = pe.multi_section(16, [2, 3, 3])
-    np.testing.assert_array_equal(pe.rotary(x, np.stack([p] * 3, -1), sections), pe.rotary(x, p))
+    np.testing.assert_array_equal(
+        pe.rotary(x, np.stack([p] * 3, -1), sections, head_axis=-2), pe.rotary(x, p, head_axis=-2)
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -307,8 +315,10 @@ def test_float32_precision_is_what_references_compute(layout):
     x, p, f = normal(50, 2, 16), np.arange(4000, 4050), pe.geometric(16).with_precision("float32")
     angles = encodings.float32_phases(p, spectra.geometric(16, 10_000))[:, None]
     want = rotations.rotate_by(x, angles, layout)
-    np.testing.assert_allclose(pe.rotary(x, p, f, layout=layout), want, atol=1e-6)
-    assert np.abs(want - np.asarray(pe.rotary(x, p, layout=layout))).max() > 2e-5  # the float32 phases' own error
+    np.testing.assert_allclose(pe.rotary(x, p, f, layout=layout, head_axis=-2), want, atol=1e-6)
+    assert (
+        np.abs(want - np.asarray(pe.rotary(x, p, layout=layout, head_axis=-2))).max() > 2e-5
+    )  # the float32 phases' own error
 
 
 # Derivatives
@@ -331,10 +341,10 @@ def test_derivatives_in_x_positions_and_frequencies(layout, inverse, shape):
 
     @quick
     def slopes(x, p, w):
-        ours = lambda x, p, w: jnp.sum(weights * pe.rotary(x, p, w, layout=layout, inverse=inverse) ** 2)  # noqa: E731
+        ours = lambda x, p, w: jnp.sum(weights * pe.rotary(x, p, w, layout=layout, inverse=inverse, head_axis=-2) ** 2)  # noqa: E731
         # The last features instead of the first: the same of features in another order.
         turned_round = lambda v: jnp.concatenate([v[..., 6:], v[..., :6]], -1)  # noqa: E731
-        last = lambda p, w: pe.rotary(turned_round(x), p, w, layout=layout, inverse=inverse, part="last")  # noqa: E731
+        last = lambda p, w: pe.rotary(turned_round(x), p, w, layout=layout, inverse=inverse, part="last", head_axis=-2)  # noqa: E731
         loss = lambda p, w: jnp.sum(turned_round(jnp.asarray(weights)) * last(p, w) ** 2)  # noqa: E731
         return {
             "together": jax.grad(ours, argnums=(0, 1, 2))(x, p, w),
@@ -354,7 +364,7 @@ def test_derivatives_in_x_positions_and_frequencies(layout, inverse, shape):
 def test_derivatives_in_positions_of_several_coordinates():
     x, f = jnp.asarray(normal(2, 5, 3, 8)), pe.multi_section(pe.geometric(8), [1, 2, 1])
     p = jnp.asarray(np.random.default_rng(6).uniform(-3, 3, (5, 3)).astype(np.float32))
-    loss = lambda p: jnp.sum(pe.rotary(x, p, f) * x)  # noqa: E731
+    loss = lambda p: jnp.sum(pe.rotary(x, p, f, head_axis=-2) * x)  # noqa: E731
     got = np.asarray(quick(jax.grad(loss))(p))
     z = rotations.as_complex(x, "half")
     angles = np.take(np.asarray(p, np.float64), f.axes, -1) * f.angular
@@ -367,23 +377,25 @@ def test_derivatives_in_positions_of_several_coordinates():
 def test_the_derivative_is_the_rotation_backward(layout):
     x, dy = jnp.asarray(normal(2, 5, 3, 10), jnp.bfloat16), jnp.asarray(normal(2, 5, 3, 10, seed=1), jnp.bfloat16)
     p = np.random.default_rng(7).integers(-(2**31), 2**31, (2, 5)).astype(np.int32)
-    dx = jax.jit(lambda x, dy: jax.vjp(lambda x: pe.rotary(x, p, SCALED, layout=layout), x)[1](dy)[0])(x, dy)
+    dx = jax.jit(lambda x, dy: jax.vjp(lambda x: pe.rotary(x, p, SCALED, layout=layout, head_axis=-2), x)[1](dy)[0])(
+        x, dy
+    )
     undone = dataclasses.replace(SCALED, attention_factor=1 / SCALED.attention_factor)
     assert dx.dtype == x.dtype
-    np.testing.assert_array_equal(dx, pe.rotary(dy, p, undone, layout=layout, inverse=True))
+    np.testing.assert_array_equal(dx, pe.rotary(dy, p, undone, layout=layout, inverse=True, head_axis=-2))
 
 
 def test_derivatives_by_frequencies_are_not_rounded_to_16_bits():
     x, weights = (jnp.asarray(normal(64, 4, 8, seed=i)).astype(jnp.bfloat16) for i in range(2))
     w = jnp.asarray([1.3, 0.2, 0.7, 0.01], jnp.float32)
-    total = lambda w, x: jnp.vdot(weights.astype(jnp.float32), pe.rotary(x, None, w).astype(jnp.float32))  # noqa: E731
+    total = lambda w, x: jnp.vdot(weights.astype(jnp.float32), pe.rotary(x, None, w, head_axis=-2).astype(jnp.float32))  # noqa: E731
     got, want = (jax.jit(jax.grad(total))(w, v) for v in (x, x.astype(jnp.float32)))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)  # sums of 256 terms of up to 64 · 3
 
 
 def test_derivatives_compose():
     x, p = jnp.asarray(normal(4, 3, 2, 8)), jnp.arange(3)
-    loss = lambda x: jnp.sum(pe.rotary(x, p) ** 4)  # noqa: E731
+    loss = lambda x: jnp.sum(pe.rotary(x, p, head_axis=-2) ** 4)  # noqa: E731
     grad = lambda f: jax.jit(jax.grad(f))  # noqa: E731
     plain = grad(loss)(x)
     np.testing.assert_array_equal(jax.jit(jax.vmap(jax.grad(loss)))(x), plain)
@@ -407,7 +419,7 @@ def test_derivatives_on_a_mesh(kind, x_spec, p_spec, on_cpu):
     # Each has the type of its argument: summed over the devices where the argument is one for all.
     x, p = jnp.asarray(normal(8, 3, 6)), jnp.linspace(-3, 3, 8)
     w = jnp.asarray([1.3, 0.2, 0.7], jnp.float32)
-    total = lambda x, p, w: jnp.sum(pe.rotary(x, p, w) ** 3)  # noqa: E731
+    total = lambda x, p, w: jnp.sum(pe.rotary(x, p, w, head_axis=-2) ** 3)  # noqa: E731
     want = rotations.derivatives(x, p, w, lambda y: 3 * y**2, "half")
     explicit = kind != "shard_map"
     mesh = jax.make_mesh((8,), ("d",), (kind if explicit else AxisType.Auto,), devices=jax.devices("cpu"))
@@ -419,7 +431,7 @@ def test_derivatives_on_a_mesh(kind, x_spec, p_spec, on_cpu):
                     x = lax.dynamic_slice_in_dim(x, lax.axis_index("d"), 1)
                 elif p.shape[0] > x.shape[0]:
                     p = lax.dynamic_slice_in_dim(p, lax.axis_index("d"), 1)
-                return lax.psum(jnp.sum(pe.rotary(x, p, w) ** 3), "d")
+                return lax.psum(jnp.sum(pe.rotary(x, p, w, head_axis=-2) ** 3), "d")
 
             return jax.shard_map(local, mesh=mesh, in_specs=(x_spec, p_spec, P()), out_specs=P())(x, p, w)
 
@@ -441,7 +453,7 @@ def test_derivatives_on_a_mesh(kind, x_spec, p_spec, on_cpu):
 def test_an_x_that_is_one_for_all_devices(on_cpu):
     x, p = jnp.asarray(normal(1, 3, 6)), jnp.arange(8)
     weights = jnp.asarray(normal(8, 3, 6, seed=1))
-    total = lambda x, p, c: jnp.sum(c * pe.rotary(x, p))  # noqa: E731
+    total = lambda x, p, c: jnp.sum(c * pe.rotary(x, p, head_axis=-2))  # noqa: E731
     want = rotations.rope(weights, -np.arange(8)).sum(0, keepdims=True)
     local = lambda x, p, c: lax.psum(total(x, p, c), "d")  # noqa: E731
     mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
@@ -465,7 +477,7 @@ def test_convert_layout_keeps_the_scores_of_a_layer(part, dim):
 
     def scores(kernels, biases, layout):
         turned = [
-            pe.rotary(np.einsum("si,ihd->shd", x, kernel) + b, p, dim, layout=layout, part=part)
+            pe.rotary(np.einsum("si,ihd->shd", x, kernel) + b, p, dim, layout=layout, part=part, head_axis=-2)
             for kernel, b in zip(kernels, biases, strict=True)
         ]
         return np.einsum("qhd,khd->hqk", *map(np.asarray, turned))
@@ -503,35 +515,35 @@ convert = functools.partial(pe.convert_layout, source="half", target="interleave
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda: pe.rotary(X, None, 10), ValueError, r"rotary: frequencies of width 10 must fit into head_dim, x has shape \(2, 5, 3, 8\)"),
-        (lambda: pe.rotary(X, None, 7), ValueError, "rotary: frequencies must have an even dim, got 7"),
-        (lambda: pe.rotary(X[..., :7]), ValueError, "rotary: frequencies must have an even dim, got 7"),
-        (lambda: pe.rotary(X, np.arange(4)), ValueError, r"rotary: positions of shape \(4,\) must broadcast to x without its head axis and its last, shape \(2, 5\)"),
-        (lambda: pe.rotary(X, np.zeros((2, 5, 3), int)), ValueError, r"positions of shape \(2, 5, 3\) must broadcast .* \(2, 5\)"),
-        (lambda: pe.rotary(X, np.zeros((5, 2), int)), ValueError, r"positions of shape \(5, 2\) must broadcast .* \(2, 5\)"),
+        (lambda: pe.rotary(X, None, 10, head_axis=-2), ValueError, r"rotary: frequencies of width 10 must fit into head_dim, x has shape \(2, 5, 3, 8\)"),
+        (lambda: pe.rotary(X, None, 7, head_axis=-2), ValueError, "rotary: frequencies must have an even dim, got 7"),
+        (lambda: pe.rotary(X[..., :7], head_axis=-2), ValueError, "rotary: frequencies must have an even dim, got 7"),
+        (lambda: pe.rotary(X, np.arange(4), head_axis=-2), ValueError, r"rotary: positions of shape \(4,\) must broadcast to x without its head axis and its last, shape \(2, 5\)"),
+        (lambda: pe.rotary(X, np.zeros((2, 5, 3), int), head_axis=-2), ValueError, r"positions of shape \(2, 5, 3\) must broadcast .* \(2, 5\)"),
+        (lambda: pe.rotary(X, np.zeros((5, 2), int), head_axis=-2), ValueError, r"positions of shape \(5, 2\) must broadcast .* \(2, 5\)"),
         (lambda: pe.rotary(X, np.arange(5), head_axis=-3), ValueError, r"positions of shape \(5,\) must broadcast .* shape \(2, 3\)"),
-        (lambda: pe.rotary(X, None, pe.axial(8, 2)), ValueError, "rotary: positions must be given for frequencies of 2 axes, got None"),
-        (lambda: pe.rotary(X, np.arange(5), pe.axial(8, 2)), ValueError, r"rotary: positions must have a last axis of size 2, .* got shape \(5,\)"),
-        (lambda: pe.rotary(X[0, 0]), ValueError, r"rotary: positions must be given where x has no sequence axis, shape \(3, 8\)"),
-        (lambda: pe.rotary(X.astype(int)), TypeError, r"rotary: x must be a float array of shape \(..., heads, head_dim\), got int64"),
-        (lambda: pe.rotary([1.0, 2.0]), TypeError, r"rotary: x must be a float array"),  # type: ignore
+        (lambda: pe.rotary(X, None, pe.axial(8, 2), head_axis=-2), ValueError, "rotary: positions must be given for frequencies of 2 axes, got None"),
+        (lambda: pe.rotary(X, np.arange(5), pe.axial(8, 2), head_axis=-2), ValueError, r"rotary: positions must have a last axis of size 2, .* got shape \(5,\)"),
+        (lambda: pe.rotary(X[0, 0], head_axis=-2), ValueError, r"rotary: positions must be given where x has no sequence axis, shape \(3, 8\)"),
+        (lambda: pe.rotary(X.astype(int), head_axis=-2), TypeError, r"rotary: x must be a float array of shape \(..., heads, head_dim\), got int64"),
+        (lambda: pe.rotary([1.0, 2.0], head_axis=-2), TypeError, r"rotary: x must be a float array"),  # type: ignore
         (lambda: pe.rotary(X.astype(int), head_axis=None), TypeError, r"rotary: x must be a float array of shape \(..., head_dim\), got int64"),
-        (lambda: pe.rotary(X[..., :0]), ValueError, r"rotary: x must have features to turn, got shape \(2, 5, 3, 0\)"),
-        (lambda: pe.rotary(X[0, 0, 0]), ValueError, r"rotary: x must have shape \(..., heads, head_dim\), got \(8,\)"),
+        (lambda: pe.rotary(X[..., :0], head_axis=-2), ValueError, r"rotary: x must have features to turn, got shape \(2, 5, 3, 0\)"),
+        (lambda: pe.rotary(X[0, 0, 0], head_axis=-2), ValueError, r"rotary: x must have shape \(..., heads, head_dim\), got \(8,\)"),
         (lambda: pe.rotary(X, head_axis=-1), ValueError, r"rotary: head_axis must be an axis of x other than its last, .* got -1"),
         (lambda: pe.rotary(X, head_axis=3), ValueError, "rotary: head_axis must be an axis of x other than its last"),
         (lambda: pe.rotary(X, head_axis=4), ValueError, "rotary: head_axis must be an axis of x other than its last"),
         (lambda: pe.rotary(X, head_axis=True), TypeError, "rotary: head_axis must be an integer or None, got bool True"),
         (lambda: pe.rotary(np.ones((2, 1, 4), np.float32), head_axis=np.timedelta64(1, "s")), TypeError, "rotary: head_axis must be an integer or None, got timedelta64"),
         (lambda: pe.convert_layout(np.ones(8), 8, source="half", target="half", axis=np.timedelta64(0, "s"), num_heads=1), TypeError, "convert_layout: axis must be an integer, got timedelta64"),
-        (lambda: pe.rotary(X, layout="neox"), ValueError, "rotary: layout must be one of .* got 'neox'"),  # type: ignore
-        (lambda: pe.rotary(X, part="middle"), ValueError, "rotary: part must be one of .* got 'middle'"),  # type: ignore
-        (lambda: pe.rotary(X, inverse="no"), TypeError, "rotary: inverse must be"),  # type: ignore
-        (lambda: pe.rotary(X, None, dataclasses.replace(pe.geometric(8), attention_factor=0.0), inverse=True), ValueError, "rotary: inverse needs frequencies with an attention_factor above 3e-39, got 0.0"),
-        (lambda: pe.rotary(X, None, dataclasses.replace(pe.geometric(8), attention_factor=-2e-39), inverse=True), ValueError, "rotary: inverse needs frequencies with an attention_factor above 3e-39, got -2e-39"),
-        (lambda: pe.rotary(X, "3"), TypeError, "rotary: positions must be an integer or float array, got str '3'"),  # type: ignore
-        (lambda: pe.rotary(X, np.array([2**31])), ValueError, "rotary: positions must fit into int32"),
-        (lambda: pe.rotary(X, None, "8"), TypeError, "rotary: frequencies must be Frequencies, an integer width"),  # type: ignore
+        (lambda: pe.rotary(X, layout="neox", head_axis=-2), ValueError, "rotary: layout must be one of .* got 'neox'"),  # type: ignore
+        (lambda: pe.rotary(X, part="middle", head_axis=-2), ValueError, "rotary: part must be one of .* got 'middle'"),  # type: ignore
+        (lambda: pe.rotary(X, inverse="no", head_axis=-2), TypeError, "rotary: inverse must be"),  # type: ignore
+        (lambda: pe.rotary(X, None, dataclasses.replace(pe.geometric(8), attention_factor=0.0), inverse=True, head_axis=-2), ValueError, "rotary: inverse needs frequencies with an attention_factor above 3e-39, got 0.0"),
+        (lambda: pe.rotary(X, None, dataclasses.replace(pe.geometric(8), attention_factor=-2e-39), inverse=True, head_axis=-2), ValueError, "rotary: inverse needs frequencies with an attention_factor above 3e-39, got -2e-39"),
+        (lambda: pe.rotary(X, "3", head_axis=-2), TypeError, "rotary: positions must be an integer or float array, got str '3'"),  # type: ignore
+        (lambda: pe.rotary(X, np.array([2**31]), head_axis=-2), ValueError, "rotary: positions must fit into int32"),
+        (lambda: pe.rotary(X, None, "8", head_axis=-2), TypeError, "rotary: frequencies must be Frequencies, an integer width"),  # type: ignore
         (lambda: convert([1, 2], 2, axis=0, num_heads=1), TypeError, "convert_layout: weights must be an array that JAX can hold, got list"),  # type: ignore
         (lambda: convert(np.full((2, 8), "a"), 8, axis=1, num_heads=1), TypeError, "convert_layout: weights must be an array that JAX can hold, got <U1"),
         (lambda: convert(np.ma.ones((2, 8), np.float32), 8, axis=1, num_heads=1), TypeError, "convert_layout: weights must be an array that JAX can hold, got masked float32"),
@@ -553,5 +565,35 @@ def test_bad_input(call, error, match):
 
 def test_positions_that_are_not_known_to_fit_give_nan():
     p = jnp.asarray([1.0, 3e9, np.nan], jnp.float32)
-    y = np.asarray(pe.rotary(np.ones((3, 2, 4), np.float32), p))
+    y = np.asarray(pe.rotary(np.ones((3, 2, 4), np.float32), p, head_axis=-2))
     assert np.isfinite(y[0]).all() and np.isnan(y[1:]).all()
+
+
+def test_an_amplitude_is_not_applied_twice():
+    """One position for a sequence moves it or places it: under an amplitude these are two calls."""
+    f, q, k = pe.yarn(8, 10_000.0, 8.0, 64), X, X[::-1]
+    cached = pe.rotary(k, None, f, head_axis=-2)
+    for offset in (7, np.int32(7), np.int32([[7], [7]])):
+        with pytest.raises(ValueError, match=r"rotary: positions must not be one for the 5 vectors .* 1.2079"):
+            pe.rotary(cached, offset, f, head_axis=-2)
+        moved = pe.rotary(cached, offset, f.with_attention_factor(1), head_axis=-2)
+        np.testing.assert_allclose(moved, pe.rotary(k, np.arange(7, 12), f, head_axis=-2), atol=1e-6)
+    step = pe.rotary(k[:, 3:4], 3, f, head_axis=-2)  # one token at one position is where it stands
+    np.testing.assert_array_equal(step, cached[:, 3:4])
+    placed = pe.rotary(q, np.full(5, 7), f, head_axis=-2)
+    np.testing.assert_allclose(
+        placed, f.attention_factor * pe.rotary(q, 7, f.with_attention_factor(1), head_axis=-2), atol=1e-6
+    )
+
+
+def test_a_base_is_not_a_width():
+    with pytest.raises(
+        ValueError, match=r"frequencies of width 500000 .*; for a base of 500000, pass geometric\(8, 500000\)"
+    ):
+        pe.rotary(X, None, 500_000, head_axis=-2)
+
+
+def test_the_head_axis_must_be_said():
+    for call in (lambda: pe.rotary(X), lambda: pe.xpos(X, X)):
+        with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'head_axis'"):
+            call()

@@ -94,6 +94,13 @@ def test_frequencies_of_each_head(layout):
                 np.testing.assert_array_equal(y[:, :, head], want, name)
 
 
+def test_a_table_pays_if_vectors_share_positions_and_frequencies():
+    x, p = jnp.zeros((7, 8, 16)), jnp.zeros((7, 1, 1), jnp.int32)
+    for w, shared in ((pe.geometric(16), True), (jnp.ones((1, 1, 8)), True), (jnp.ones((1, 8, 8)), False)):
+        assert _turn_forms.case_of(TurnSettings("half"), x, p, w).shared == shared
+    assert not _turn_forms.case_of(TurnSettings("half"), x, jnp.zeros((7, 8, 1), jnp.int32), pe.geometric(16)).shared
+
+
 def test_every_row_of_the_table_is_taken():
     shapes = [(7, heads, width) for heads in (1, 8) for width in (16, 15, 12, 100)]
     cases = {
@@ -127,7 +134,7 @@ def test_every_row_of_the_table_is_taken():
 )
 def test_each_platform_gets_its_form(platform, heads, dtype, layout, expected, missing):
     x = normal(7, heads, 16).astype(dtype)
-    traced = jax.jit(functools.partial(pe.rotary, layout=layout)).trace(x)
+    traced = jax.jit(functools.partial(pe.rotary, layout=layout, head_axis=-2)).trace(x)
     text = traced.lower(lowering_platforms=(platform,)).as_text().replace("optimization_barrier", "barrier")
     assert all(f"stablehlo.{name}" in text for name in expected)
     assert not any(f"stablehlo.{name}" in text for name in missing)
@@ -146,7 +153,7 @@ def test_nothing_to_turn(shape, layout):
             (dim, n): FORMS[n](settings, x, p, pe.geometric(dim)) for dim in (6, 8) for n in forms(layout, dim == 8)
         }
         for dim in (6, 8):
-            every[dim, "derivative"] = jax.grad(lambda x: pe.rotary(x, None, dim, layout=layout).sum())(x)  # noqa: B023
+            every[dim, "derivative"] = jax.grad(lambda x: pe.rotary(x, None, dim, layout=layout, head_axis=-2).sum())(x)  # noqa: B023
         return every
 
     for case, y in turned(np.zeros(shape, np.float32), p).items():
@@ -200,14 +207,16 @@ def test_an_axis_of_one_that_a_mesh_shards(on_cpu):
     mesh = jax.make_mesh((8, 1), ("d", "m"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
     x = normal(8, 4, 1, 6)
     with jax.set_mesh(mesh):
-        got = jax.jit(pe.rotary)(jax.device_put(x, NamedSharding(mesh, P("d", None, "m", None))))
+        got = jax.jit(functools.partial(pe.rotary, head_axis=-2))(
+            jax.device_put(x, NamedSharding(mesh, P("d", None, "m", None)))
+        )
         assert jax.typeof(got).sharding.spec == P("d", None, "m", None)
-    np.testing.assert_array_equal(got, pe.rotary(x))
+    np.testing.assert_array_equal(got, pe.rotary(x, head_axis=-2))
 
 
 def test_a_table_keeps_what_is_no_number():
     positions = np.array([0xFFFFFFFF, 0], np.uint32).view(np.float32)  # the NaN of all ones
     f = pe.geometric(6).with_precision("float32")
     for heads in (2, 8):  # without a table and with one
-        turned = np.asarray(pe.rotary(np.ones((2, heads, 6), np.float32), positions, f))
+        turned = np.asarray(pe.rotary(np.ones((2, heads, 6), np.float32), positions, f, head_axis=-2))
         assert np.isnan(turned[0]).all() and np.isfinite(turned[1]).all()

@@ -15,9 +15,9 @@ from posenc_jax import _xla
 
 AT, X = np.arange(5, dtype=np.int32), np.ones((1, 5, 2, 8), np.float32)
 NAMED = {
-    "rotary": (pe.rotary, X),
+    "rotary": (functools.partial(pe.rotary, head_axis=-2), X),
     "shift": (functools.partial(pe.shift, offset=AT[:, None], frequencies=8), X[0]),
-    "xpos": (pe.xpos, X, X),
+    "xpos": (functools.partial(pe.xpos, head_axis=-2), X, X),
     "sinusoidal": (functools.partial(pe.sinusoidal, frequencies=8), AT),
     "add_sinusoidal": (pe.add_sinusoidal, X[0]),
     "alibi": (functools.partial(pe.alibi, heads=2), AT, AT),
@@ -68,10 +68,10 @@ def test_a_stored_array_keeps_its_bits():
     np.testing.assert_array_equal(jax.jit(_xla.materialized)(bits.view(np.float32)).view(np.uint32), bits)
 
 
-def test_without_unit_axes_nothing_changes():
+def test_without_axes_nothing_changes():
     x = np.random.default_rng(0).normal(size=(1, 3, 1, 4)).astype(np.float32)
     x[0, 1, 0, 2], x[0, 2, 0, 0] = np.nan, -0.0
-    assert _xla.unit_axes(jnp.asarray(x)) == [2]
+    assert _xla.unit_axes(jnp.asarray(x), 0) == [2]
     f = lambda x, p, w: x + p * 0 if w is None else None  # noqa: E731
-    got = jax.jit(lambda x, p: _xla.without_unit_axes(f, x, p, None))(x, np.ones((1, 3, 1, 1), np.float32))
+    got = jax.jit(lambda x, p: _xla.without_axes([2], f, x, p, None))(x, np.ones((1, 3, 1, 1), np.float32))
     np.testing.assert_array_equal(got, x)

@@ -1,6 +1,7 @@
 """What is compiled ahead of time, by `aot.py`; `test_tpu.py` and `test_cuda.py` say what must hold."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -82,11 +83,11 @@ def _array(x, frequencies):
 
 def _back(x, dy, *arguments, **settings):
     """The derivatives by x and the arrays among the arguments."""
-    return jax.vjp(partial(pe.rotary, **settings), x, *arguments)[1](dy)
+    return jax.vjp(partial(pe.rotary, head_axis=-2, **settings), x, *arguments)[1](dy)
 
 
 def _query(x, **settings):
-    return pe.xpos(x, x[:, :, :8], **settings)[0]
+    return pe.xpos(x, x[:, :, :8], head_axis=-2, **settings)[0]
 
 
 _table, _add, _matrix = partial(pe.sinusoidal, frequencies=128), pe.add_sinusoidal, pe.rotation_matrix
@@ -145,27 +146,64 @@ CASES = [
         Case(f"{name}, {layout}, {dtype}", partial(function, layout=layout), arguments, copies=2.1, table=4096)
         for layout in ("half", "interleaved")
         for dtype, x in (("float32", Q), ("bfloat16", QB))
-        for name, function, arguments in (("rotary", pe.rotary, (x,)), ("rotary, backward", _back, (x, x)))
+        for name, function, arguments in (
+            ("rotary", functools.partial(pe.rotary, head_axis=-2), (x,)),
+            ("rotary, backward", _back, (x, x)),
+        )
     ),
-    Case("rotary, (seq,)", pe.rotary, (Q, SEQ), table=4096),
-    Case("rotary, (batch, seq)", pe.rotary, (QS, EACH), table=8192),
-    Case("rotary, (batch, seq), float positions, bfloat16", pe.rotary, (QSB, EACHF), table=8192),
-    Case("rotary, 64 first", partial(pe.rotary, frequencies=64), (Q,), table=4096),
-    Case("rotary, 96 last, bfloat16", partial(pe.rotary, frequencies=96, **_last), (QB,), table=4096),
-    Case("rotary, 112 first, bfloat16", partial(pe.rotary, frequencies=112), (QB,), table=4096),
-    Case("rotary, 64 last of 192, bfloat16", partial(pe.rotary, frequencies=64, **_last), (MLA,), table=4096),
+    Case("rotary, (seq,)", functools.partial(pe.rotary, head_axis=-2), (Q, SEQ), table=4096),
+    Case("rotary, (batch, seq)", functools.partial(pe.rotary, head_axis=-2), (QS, EACH), table=8192),
+    Case(
+        "rotary, (batch, seq), float positions, bfloat16",
+        functools.partial(pe.rotary, head_axis=-2),
+        (QSB, EACHF),
+        table=8192,
+    ),
+    Case("rotary, 64 first", partial(pe.rotary, frequencies=64, head_axis=-2), (Q,), table=4096),
+    Case("rotary, 96 last, bfloat16", partial(pe.rotary, frequencies=96, head_axis=-2, **_last), (QB,), table=4096),
+    Case("rotary, 112 first, bfloat16", partial(pe.rotary, frequencies=112, head_axis=-2), (QB,), table=4096),
+    Case(
+        "rotary, 64 last of 192, bfloat16",
+        partial(pe.rotary, frequencies=64, head_axis=-2, **_last),
+        (MLA,),
+        table=4096,
+    ),
     Case("rotary, head_axis=-3", partial(pe.rotary, head_axis=-3), (((1, 32, 4096, 128), F32),), table=4096),
     Case("rotary, head_axis=None", partial(pe.rotary, head_axis=None), (((32, 4096, 128), F32),), table=4096),
-    Case("rotary, 8 heads", pe.rotary, (((1, 4096, 8, 128), F32),), table=4096),
-    Case("rotary, 8 heads, bfloat16", pe.rotary, (((1, 4096, 8, 128), BF16),), table=4096),
+    Case("rotary, 8 heads", functools.partial(pe.rotary, head_axis=-2), (((1, 4096, 8, 128), F32),), table=4096),
+    Case(
+        "rotary, 8 heads, bfloat16",
+        functools.partial(pe.rotary, head_axis=-2),
+        (((1, 4096, 8, 128), BF16),),
+        table=4096,
+    ),
     Case("rotary, no heads", partial(pe.rotary, head_axis=None), (((32, 4096, 128), BF16), ((32, 4096), I32))),
-    Case("rotary, one head, 64 last", partial(pe.rotary, frequencies=64, **_last), (((1, 131072, 1, 128), F32),)),
-    Case("rotary, axial", partial(pe.rotary, frequencies=pe.axial(128, 2)), (Q, ((4096, 2), I32)), table=4096),
-    Case("rotary, sections", partial(pe.rotary, frequencies=_sections), (QSB, ((8, 1024, 3), I32)), table=8192),
-    Case("rotary, array frequencies", lambda x, w: pe.rotary(x, None, w), (Q, W), table=4096),
-    Case("rotary, both, bfloat16", pe.rotary, (QB, ((4096,), F32), W), table=4096),
+    Case(
+        "rotary, one head, 64 last",
+        partial(pe.rotary, frequencies=64, head_axis=-2, **_last),
+        (((1, 131072, 1, 128), F32),),
+    ),
+    Case(
+        "rotary, axial",
+        partial(pe.rotary, frequencies=pe.axial(128, 2), head_axis=-2),
+        (Q, ((4096, 2), I32)),
+        table=4096,
+    ),
+    Case(
+        "rotary, sections",
+        partial(pe.rotary, frequencies=_sections, head_axis=-2),
+        (QSB, ((8, 1024, 3), I32)),
+        table=8192,
+    ),
+    Case("rotary, array frequencies", lambda x, w: pe.rotary(x, None, w, head_axis=-2), (Q, W), table=4096),
+    Case("rotary, both, bfloat16", functools.partial(pe.rotary, head_axis=-2), (QB, ((4096,), F32), W), table=4096),
     Case("rotary, backward, both", _back, (Q, Q, ((4096,), F32), W), table=2 * 4096),
-    Case("rotary, decode step", pe.rotary, (((32, 1, 32, 128), BF16), ((32, 1), I32)), table=32),
+    Case(
+        "rotary, decode step",
+        functools.partial(pe.rotary, head_axis=-2),
+        (((32, 1, 32, 128), BF16), ((32, 1), I32)),
+        table=32,
+    ),
     Case("xpos", _query, (Q,), table=2 * 4096),
     Case("xpos, bfloat16", _query, (QB,), table=2 * 4096),
     Case("offset_similarity", partial(_similarity, frequencies=128), (P,), elementwise=False),

@@ -223,12 +223,12 @@ def test_spectra_are_the_librarys(explorer, scaling, d, base, factor, original):
     assert f"{within} of {d // 2} pairs make a full turn" in words
 
 
-@pytest.mark.parametrize("scaling, d, base, original", [("yarn", 4, 10, 131_072), ("proportional", 4, 10_000, 512)])
+@pytest.mark.parametrize("scaling, d, base, original", [("proportional", 4, 10_000, 512)])
 def test_what_the_library_refuses_is_said(explorer, scaling, d, base, original):
     with pytest.raises(ValueError):
         LIBRARY[scaling](d, base, 8, original)
     put(explorer, scaling=scaling, d=d, base=base, original=original)
-    assert re.search("needs a ramp|leaves none", text(explorer, "spectrum-words"))
+    assert "leaves none" in text(explorer, "spectrum-words")
     assert explorer.locator("#explorer-spectrum circle.dot").count() == 0
 
 

@@ -1,0 +1,125 @@
+"""Objects with `__jax_array__`, such as `nnx.Param`, wherever a function takes an array."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc_jax as pe
+import posenc_jax.nnx
+import posenc_jax.plot
+from posenc_jax.hf import QueryScale
+
+AT, X = np.arange(6, dtype=np.int32), np.random.default_rng(0).normal(size=(6, 2, 8)).astype(np.float32)
+W = np.geomspace(1, 0.1, 4).astype(np.float32)
+HEADS, ONES = np.float32([0.5, 0.25]), np.ones(2, np.float32)
+TABLE = np.arange(24, dtype=np.float32).reshape(6, 4)
+rotary = functools.partial(pe.rotary, head_axis=-2)
+# Every public function that takes arrays, and arrays for them.
+CALLS = {
+    "cos of a spectrum": (pe.sinusoidal, AT, W),
+    "add_sinusoidal": (pe.add_sinusoidal, X[:, 0], AT, W),
+    "scale": (lambda x, s: pe.add_sinusoidal(x, scale=s), X[:, 0], np.float32(2)),
+    "rotation_matrix": (pe.rotation_matrix, AT, W),
+    "shift": (pe.shift, X[:, 0], AT, W),
+    "offset_similarity": (pe.offset_similarity, AT, W),
+    "rotary": (rotary, X, AT, W),
+    "xpos": (lambda q, k, p, w, o: pe.xpos(q, k, p, w, origin=o, head_axis=-2), X, X, AT, W, np.int32(3)),
+    "convert_layout": (
+        lambda w: pe.convert_layout(w, 8, source="half", target="interleaved", axis=-1, num_heads=1),
+        X[0],
+    ),
+    "alibi": (pe.alibi, AT, AT, HEADS),
+    "kerple_log": (pe.kerple_log, AT, AT, HEADS, HEADS),
+    "kerple_power": (pe.kerple_power, AT, AT, HEADS, HEADS),
+    "sandwich": (lambda q, k, w: pe.sandwich(q, k, 2, w), AT, AT, W),
+    "t5": (pe.t5, AT, AT, np.ones((32, 2), np.float32)),
+    "relative_position_bias": (
+        lambda q, k, t, p: pe.relative_position_bias(q, k, t, prefix=p),
+        AT,
+        AT,
+        np.arange(22, dtype=np.float32).reshape(11, 2),
+        np.ones((3, 2), np.float32),
+    ),  # fmt: skip
+    "fire": (
+        lambda q, k, a, b, c, d, e, f: pe.fire(q, k, (a, b, c, d), c=e, threshold=f),
+        AT,
+        AT,
+        ONES,
+        ONES,
+        np.ones((2, 3), np.float32),
+        np.ones(3, np.float32),
+        np.float32(0.1),
+        np.float32(4),
+    ),  # fmt: skip
+    "attention": (
+        lambda q, k, v, p, s: pe.attention(
+            q, k, v, query_positions=p, key_positions=p, query_segments=s, key_segments=s, causal=True
+        ),
+        X,
+        X,
+        X,
+        AT,
+        AT // 3,
+    ),  # fmt: skip
+    "learned": (functools.partial(pe.learned, out_of_range="nan"), AT, TABLE),
+    "add_learned": (lambda x, t, p, s: pe.add_learned(x, t, p, scale=s), X[:, 0, :4], TABLE, AT, np.float32(2)),
+    "resize_table": (lambda t: pe.resize_table(t, 9), TABLE),
+    "fourier_features": (pe.fourier_features, X[:, 0], np.ones((8, 3), np.float32)),
+    "timestep_embedding": (lambda t: pe.timestep_embedding(t, 8), np.float32([1, 2])),
+    "dynamic_ntk": (lambda n: pe.dynamic_ntk(8, 1e4, 2, 2048, n), jnp.int32(4096)),
+    "positions_from_segments": (pe.positions_from_segments, np.int32([0, 0, 1, 1])),
+    "positions_from_mask": (pe.positions_from_mask, np.array([False, True, True])),
+    "query scale": (QueryScale(0.1, 2), AT),
+}
+
+
+class Held:
+    """Holds an array as other libraries do."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __jax_array__(self):
+        return jnp.asarray(self.x)
+
+
+@pytest.mark.parametrize("hold", [Held, nnx.Param])
+@pytest.mark.parametrize("name", CALLS)
+def test_the_array_that_an_object_holds(name, hold):
+    f, *arrays = CALLS[name]
+    want = f(*arrays)
+    for i in range(len(arrays)):
+        one = [hold(jnp.asarray(x)) if i == j else x for j, x in enumerate(arrays)]
+        jax.tree.map(np.testing.assert_array_equal, f(*one), want)
+    jax.tree.map(np.testing.assert_array_equal, f(*(hold(jnp.asarray(x)) for x in arrays)), want)
+
+
+@pytest.mark.parametrize("hold", [Held, nnx.Param])
+def test_attention_of_flax(hold):
+    attend = pe.nnx.positional_attention(8, bias=functools.partial(pe.alibi, heads=2))
+    arrays = [jnp.asarray(x[None]) for x in (X, X[::-1], X)]
+    want = attend(*arrays, input_positions=AT)
+    np.testing.assert_array_equal(attend(*map(hold, arrays), input_positions=hold(jnp.asarray(AT))), want)
+
+
+def test_figures():
+    table = pe.plot.heatmap(nnx.Param(jnp.asarray(TABLE)))
+    assert table.axes
+
+
+def test_what_they_hold_is_checked():
+    with pytest.raises(TypeError, match="rotary: x must be a float array .* got int32"):
+        rotary(nnx.Param(jnp.asarray(AT)), AT)
+    with pytest.raises(TypeError, match="frequencies must be Frequencies or an integer width, got an array"):
+        pe.nnx.RotaryEncoding(nnx.Param(jnp.asarray(W)), head_axis=-2)  # type: ignore
+
+
+def test_a_gradient_by_what_a_parameter_holds():
+    parameter = nnx.Param(jnp.asarray(W))
+    got = nnx.grad(lambda w: jnp.sum(rotary(X, AT, w) ** 3))(parameter)
+    want = jax.grad(lambda w: jnp.sum(rotary(X, AT, w) ** 3))(jnp.asarray(W))
+    np.testing.assert_array_equal(got[...], want)

@@ -1,0 +1,419 @@
+"""Windows, soft caps, sinks, scales by position and values of another width, against the dense formula in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from helpers.closeness import assert_within
+from helpers.quick import quick
+from helpers.tiers import thorough, tiered
+from oracles.attention import dense, may_see
+
+RNG = np.random.default_rng(0)
+BATCH, QUERIES, KEYS, HEADS, KV_HEADS, WIDTH, VALUE_WIDTH = 2, 11, 13, 4, 2, 8, 6
+INT = np.iinfo(np.int32)
+
+
+def normal(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+Q, K, V = normal(BATCH, QUERIES, HEADS, WIDTH), normal(BATCH, KEYS, KV_HEADS, WIDTH), normal(BATCH, KEYS, KV_HEADS, VALUE_WIDTH)  # fmt: skip
+SLOPES, SINKS = RNG.uniform(0.1, 0.5, HEADS).astype(np.float32), np.float32([-1.0, 0.5, 2.0, 0.0])
+DY, DL = normal(BATCH, QUERIES, HEADS, VALUE_WIDTH), normal(BATCH, QUERIES, HEADS)
+AT, THERE = np.arange(2, 2 + QUERIES, dtype=np.int32), np.arange(KEYS, dtype=np.int32)
+BATCHED = np.stack([RNG.permutation(QUERIES), 3 + RNG.permutation(QUERIES)]).astype(np.int32)
+PARTS = np.int32([[3] * 4 + [1] * 7, [0] * 9 + [-5] * 2]), np.int32([[3] * 5 + [1] * 8, [0] * 9 + [7] * 4])
+SCALES = {
+    "()": np.float32(0.6) * np.ones((), np.float32),
+    "(heads,)": np.float32([0.2, 0.5, -0.3, 0.0]),
+    "(queries, 1)": (0.1 + 0.05 * np.arange(QUERIES, dtype=np.float32))[:, None],
+    "(batch, queries, heads)": RNG.uniform(-0.5, 0.5, (BATCH, QUERIES, HEADS)).astype(np.float32),
+}
+
+# What differs from attention without a mask; "bias" and "sinks" say whether there are any.
+CASES = {
+    "window": {"window": (3, 2)},
+    "window, of itself": {"window": (0, 0)},
+    "window, before": {"window": (4, None), "bias": True},
+    "window, after": {"window": (None, 1)},
+    "window, none after": {"window": (None, 0), "block_size": 1},
+    "window, causal": {"window": (4, 3), "causal": True, "sinks": True},
+    "window of each batch": {"window": (2, 3), "i": BATCHED, "bias": True},
+    "window, and one for none": {"window": (2**40, 3)},
+    "cap": {"cap": 0.7, "bias": True},
+    "cap of far scores": {"cap": 2.0, "scale": 30.0, "sinks": True},
+    "sinks": {"sinks": True, "block_size": 512},
+    "sinks, bias": {"sinks": True, "bias": True, "causal": True},
+    "sinks where nothing is seen": {"sinks": True, "segments": PARTS, "causal": True},
+    "nothing is seen": {"segments": PARTS, "window": (5, 1)},
+    "everything": {"window": (5, 1), "cap": 1.5, "sinks": True, "bias": True, "segments": PARTS, "i": BATCHED, "scale": "(heads,)"},
+    "everything, causal": {"window": (6, None), "causal": True, "cap": 1.5, "sinks": True, "bias": True, "segments": PARTS, "block_size": 4},
+} | {f"scale {name}": {"scale": name, "window": (6, 2)} for name in SCALES}  # fmt: skip
+FEW = ["window", "window, before", "cap", "sinks where nothing is seen", "everything", "scale (queries, 1)"]
+
+
+def slope_and_side(i, j, slopes):
+    """A bias that differs on both sides of a query, (batch or none, heads, queries, keys)."""
+    ahead = (j[..., None, None, :] - i[..., None, :, None]).astype(slopes.dtype)
+    shape = ahead - 2 * abs(ahead)
+    return slopes.reshape((-1, 1, 1) if shape.ndim == 3 else (1, -1, 1, 1)) * shape
+
+
+def ours(case, q, k, v, slopes, sinks, scale, **more):
+    case = case | more
+    options = {name: case[name] for name in ("window", "causal") if name in case}
+    if case.get("segments") is not None:
+        options |= dict(zip(("query_segments", "key_segments"), case["segments"], strict=True))
+    if case.get("bias"):
+        options["bias"] = lambda i, j: slope_and_side(i, j, slopes)
+    return pe.attention(
+        q, k, v, query_positions=case.get("i", AT), key_positions=case.get("j", THERE), scale=scale, return_residual=True,
+        sinks=sinks if case.get("sinks") else None, logits_soft_cap=case.get("cap"), block_size=case.get("block_size", 3), **options,
+    )  # fmt: skip
+
+
+def scale_of(case):
+    scale = case.get("scale")
+    return SCALES[scale] if isinstance(scale, str) else scale
+
+
+def exact(case, q=Q, k=K, v=V, slopes=SLOPES, sinks=SINKS, scale=None, dy=DY, dl=DL, seen=None):
+    """Results, residuals and all cotangents in float64."""
+    i, j = (case.get(name, default) for name, default in (("i", AT), ("j", THERE)))
+    ahead = np.float64(j)[..., None, None, :] - np.float64(i)[..., None, :, None]
+    shape = ahead - 2 * abs(ahead)
+    bias = np.float64(slopes)[:, None, None] * shape if case.get("bias") else 0.0
+    if seen is None:
+        seen = may_see(i, j, case.get("causal", False), case.get("segments"), case.get("window", (None, None)))
+    given = sinks if case.get("sinks") else None
+    c = scale_of(case) if scale is None else scale
+    y, residual, back = dense(q, k, v, bias, seen, c, cap=case.get("cap"), sinks=given)
+    dq, dk, dv, ds, *d_sinks = back(dy, dl)
+    by_slopes = (ds * shape).sum((0, 2, 3)) if case.get("bias") else np.zeros(HEADS)
+    by_scale = np.zeros(0)
+    if isinstance(c, np.ndarray):
+        along = np.sum(np.float64(q) * dq, -1) / np.where(c == 0, 1, np.float64(c))
+        if not np.all(c):  # of which dq says nothing
+            along = np.sum(
+                np.float64(q) * dense(q, k, v, bias, seen, c, cap=case.get("cap"), sinks=given).back(dy, dl)[0], -1
+            )
+            h = 1e-6
+            ahead, behind = (
+                dense(q, k, v, bias, seen, c + e * (c == 0), cap=case.get("cap"), sinks=given) for e in (h, -h)
+            )
+            wide = lambda x: np.where(np.isfinite(x.residual), x.residual, 0)  # noqa: E731
+            slope = (np.sum(dy * (ahead.y - behind.y), -1) + dl * (wide(ahead) - wide(behind))) / (2 * h)
+            along = np.where(np.broadcast_to(c, along.shape) == 0, slope, along / np.where(c == 0, 1, c))
+        extra = along.ndim - c.ndim
+        along = along.sum(tuple(range(extra)))
+        by_scale = along.sum(tuple(a for a, n in enumerate(c.shape) if n == 1), keepdims=True)
+    return (y, residual), (dq, dk, dv, by_slopes, *(d_sinks or [np.zeros(HEADS)]), by_scale)
+
+
+@functools.cache
+def found(name, block_size=None):
+    """Results and cotangents of the library, as one program."""
+    case = CASES[name] | ({} if block_size is None else {"block_size": block_size})
+    scale = scale_of(case)
+
+    @quick
+    def program(*arrays):
+        f = lambda *x: ours(case, *x[:5], x[5] if isinstance(scale, np.ndarray) else scale)  # noqa: E731
+        y, pull = jax.vjp(f, *arrays)
+        return y, pull((DY, jnp.where(jnp.isfinite(y[1]), DL, 0)))
+
+    arrays = Q, K, V, SLOPES, SINKS, scale if isinstance(scale, np.ndarray) else np.zeros(0, np.float32)
+    return jax.device_get(program(*arrays))
+
+
+def errors(got, want):
+    """Of each array, the largest error relative to its largest element, of at least 1."""
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        with np.errstate(invalid="ignore"):
+            apart = np.where(x == y, 0, abs(np.float64(x) - y))
+        yield np.max(apart, initial=0) / max(1, np.max(np.abs(y[np.isfinite(y)]), initial=1))
+
+
+def check(got, want, tolerance=1e-5):
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        largest = np.max(np.abs(y[np.isfinite(y)]), initial=1)
+        assert_within(x, y, tolerance * largest, against="the dense float64 formula")
+
+
+@pytest.mark.parametrize("name", tiered(CASES, FEW))
+def test_results_residuals_and_gradients(name):
+    (y, residual), gradients = found(name)
+    assert y.shape == (BATCH, QUERIES, HEADS, VALUE_WIDTH) and residual.shape == y.shape[:-1]
+    check(((y, residual), gradients), exact(CASES[name]), 2e-5)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("block_size", [1, 5, 512])
+@pytest.mark.parametrize("name", ["everything", "everything, causal", "sinks", "window", "scale ()"])
+def test_every_block_size(name, block_size):
+    check(found(name, block_size), exact(CASES[name]), 2e-5)
+
+
+# a case, and what it would be with a mistake in it
+MISTAKES = {
+    "a window too wide before": ("window", lambda c: exact(c | {"window": (4, 2)})),
+    "a window too narrow before": ("window", lambda c: exact(c | {"window": (2, 2)})),
+    "a window too wide after": ("window", lambda c: exact(c | {"window": (3, 3)})),
+    "a window too narrow after": ("window", lambda c: exact(c | {"window": (3, 1)})),
+    "a window mirrored": ("window", lambda c: exact(c | {"window": (2, 3)})),
+    "a window before, mirrored": ("window, before", lambda c: exact(c | {"window": (None, 4)})),
+    "a cap behind the bias": ("cap", lambda c: capped_behind(c)),
+    "no cap": ("cap", lambda c: exact(c | {"cap": None})),
+    "a sink whose value is that of the first key": ("sinks where nothing is seen", lambda c: sink_with_a_value(c)),
+    "a sink in every tile": ("sinks where nothing is seen", lambda c: exact(c, sinks=SINKS + np.log(5))),
+    "no sink": ("sinks where nothing is seen", lambda c: exact(c | {"sinks": False})),
+    "sinks of another order": ("sinks where nothing is seen", lambda c: exact(c, sinks=SINKS.reshape(2, 2).T.ravel())),
+    "a scale twice": ("scale (queries, 1)", lambda c: exact(c, scale=SCALES["(queries, 1)"] ** 2)),
+    "the usual scale as well": ("scale (queries, 1)", lambda c: exact(c, scale=SCALES["(queries, 1)"] / np.sqrt(WIDTH))),
+    "segments unseen": ("everything", lambda c: exact(c | {"segments": None})),
+}  # fmt: skip
+
+
+def capped_behind(case):
+    ahead = np.float64(THERE)[None] - np.float64(AT)[:, None]
+    bias = np.float64(SLOPES)[:, None, None] * (ahead - 2 * abs(ahead))
+    group = HEADS // KV_HEADS
+    scores = np.einsum("bqhd,bkhd->bhqk", np.float64(Q), np.repeat(K, group, 2)) / np.sqrt(WIDTH) + bias
+    p = np.exp(case["cap"] * np.tanh(scores / case["cap"]))
+    total = p.sum(-1, keepdims=True)
+    y = np.einsum("bhqk,bkhd->bqhd", p / total, np.repeat(V, group, 2))
+    return (y, np.log(total[..., 0]).swapaxes(1, 2)), None
+
+
+def sink_with_a_value(case):
+    (y, residual), by = exact(case)
+    weight = np.exp(np.float64(SINKS) - residual)[..., None]
+    return (y + weight * np.repeat(np.float64(V[:, :1]), HEADS // KV_HEADS, 2), residual), by
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_would_show(mistake):
+    name, wrong = MISTAKES[mistake]
+    assert max(errors(found(name)[0], wrong(CASES[name])[0])) > 1e-2
+
+
+def test_the_bounds_of_a_soft_cap_are_caps():
+    for cap in (1e-30, 1e30):
+        assert np.isfinite(pe.attention(K, K, V, logits_soft_cap=cap)).all()
+
+
+# Positions
+
+
+NEAR_ENDS = np.int32([INT.min, INT.min + 1, INT.min + 5, -1, 0, 1, INT.max - 5, INT.max - 1, INT.max])
+WINDOWS = [(3, None), (None, 3), (2**31, None), (2**31 - 1, 2**31), (2**32 - 2, None), (None, 2**32 - 2), (2**32 - 1, 5), (0, 0), (2**40, 4)]  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", [False, thorough(True)])
+@pytest.mark.parametrize("window", tiered(WINDOWS, WINDOWS[:5:2] + WINDOWS[5:7]))
+def test_windows_do_not_wrap(window, causal):
+    n = len(NEAR_ENDS)
+    sides = {"query_positions": NEAR_ENDS, "key_positions": NEAR_ENDS[::-1].copy()}
+    # The values are one-hot and all scores are 0, so results say which keys are seen.
+    values = np.eye(n, dtype=np.float32)[None, :, None]
+    y = pe.attention(0 * Q[:1, :n, :1], 0 * K[:1, :n, :1], values, window=window, causal=causal, block_size=2, **sides)
+    seen = may_see(*sides.values(), causal, None, window)[0]
+    np.testing.assert_array_equal(np.asarray(y[0, :, 0]) > 0, seen)
+
+
+@pytest.mark.parametrize("windows", [((2**40, None), (None, 2**32 - 1), (2**32 - 1, 2**70))])
+def test_windows_wider_than_any_distance(windows):
+    want = dense(Q, K, V).y
+    for window in windows:
+        got = pe.attention(Q, K, V, query_positions=AT, key_positions=THERE, window=window)
+        assert_within(got, want, 1e-5, against=f"no window, not {window}")
+
+
+@pytest.mark.parametrize("window", [(2**33, None), (3, 2**34), (2**63, 2)])
+def test_windows_over_wide_integers(window):
+    i, j = np.int64([0, 2**33, 2**40, -(2**62), 2**63 - 1]), np.int64([1, -1, 2**40 + 3, -(2**62) - 2, -(2**63), 2**34])
+    values = np.eye(6, dtype=np.float32)[None, :, None]
+    with jax.enable_x64(True):
+        f = lambda i, j: pe.attention(0 * Q[:1, :5, :1], 0 * K[:1, :6, :1], values, query_positions=i, key_positions=j, window=window, block_size=2)  # noqa: E731  # fmt: skip
+        y = jax.jit(f)(i, j)
+    np.testing.assert_array_equal(np.asarray(y[0, :, 0]) > 0, may_see(i, j, window=window)[0])
+
+
+def test_a_sliding_window_of_hugging_face():
+    """`sliding_window` in `transformers`: a query sees a key if `0 <= query - key < sliding_window`."""
+    q, w, i = K[:, :, :1], 4, np.arange(KEYS)
+    apart = i[:, None] - i[None]
+    got = pe.attention(q, K[:, :, :1], V[:, :, :1], window=(w - 1, 0), block_size=4)
+    assert_within(got, dense(q, K[:, :, :1], V[:, :, :1], seen=(apart >= 0) & (apart < w)).y, 1e-5)
+
+
+def test_a_step_of_decoding_is_a_row_of_the_whole():
+    case = CASES["everything, causal"] | {"segments": None}
+    whole = exact(case)[0]
+    step = quick(lambda q, i: ours(case | {"i": i}, q, K, V, SLOPES, SINKS, None))
+    for t in (0, 5, QUERIES - 1):
+        got = step(Q[:, t : t + 1], AT[None, t : t + 1].repeat(BATCH, 0))
+        check(got, jax.tree.map(lambda x, t=t: x[:, t : t + 1], whole))
+
+
+# Sinks
+
+
+def test_parts_of_keys_with_sinks_in_one():
+    case = CASES["everything, causal"] | {"segments": None}
+    y, residuals = [], []
+    for part, sinks in ((slice(0, 6), True), (slice(6, None), False)):
+        of_part = case | {"j": THERE[part], "sinks": sinks}
+        a, b = ours(of_part, Q, K[:, part], V[:, part], SLOPES, SINKS, None)
+        y.append(np.float64(a)), residuals.append(np.float64(b))
+    together = np.logaddexp(*residuals)
+    merged = sum(a * np.exp(b - together)[..., None] for a, b in zip(y, residuals, strict=True))
+    check((merged, together), exact(case)[0])
+
+
+def test_sinks_of_any_size():
+    case, lows = CASES["sinks where nothing is seen"], np.float32([-np.inf, 1e4, -1e4, 3e38])
+    program = quick(lambda s: jax.vjp(lambda s: ours(case, Q, K, V, SLOPES, s, None), s))
+    (y, residual), pull = program(lows)
+    (none, of_none), _ = exact(case | {"sinks": False})
+    for head, want in ((0, none), (2, none), (1, 0 * none), (3, 0 * none)):
+        seen = np.isfinite(of_none[..., head]) | (head == 0)
+        assert_within(np.asarray(y)[:, :, head][seen], want[:, :, head][seen], 1e-5, against=f"head {head}")
+    residual = np.asarray(residual)
+    np.testing.assert_array_equal(np.isneginf(residual), np.isneginf(of_none) & (np.arange(HEADS) == 0))
+    np.testing.assert_array_equal(residual[..., 3], lows[3])
+    (d,) = pull((DY, np.zeros_like(DL)))
+    assert np.all(np.isfinite(d)) and d[0] == 0 and d[1] == 0 and d[3] == 0
+    along = lambda s: jax.jvp(lambda s: ours(case, Q, K, V, SLOPES, s, None)[0], (s,), (jnp.ones(HEADS),))[1]  # noqa: E731
+    for x in quick(lambda s: (along(s), jax.grad(lambda s: jnp.sum(along(s)))(s)))(lows):
+        assert np.all(np.isfinite(x))
+
+
+@pytest.mark.parametrize("empty", ["queries", "keys", "both"])
+def test_empty_sequences_with_sinks(empty):
+    n, m = 0 if empty != "keys" else QUERIES, 0 if empty != "queries" else KEYS
+    case = CASES["everything"] | {"i": AT[:n], "j": THERE[:m], "segments": None, "scale": None}
+    f = lambda q, k, v, s: ours(case, q, k, v, SLOPES, s, None)  # noqa: E731
+    arrays = Q[:, :n], K[:, :m], V[:, :m], SINKS
+    (y, residual), pull = jax.vjp(f, *arrays)
+    assert y.shape == (BATCH, n, HEADS, VALUE_WIDTH) and not np.any(y)
+    if n and not m:  # the sinks alone
+        np.testing.assert_array_equal(residual, np.broadcast_to(SINKS, residual.shape))
+        (*_, d_sinks) = pull((0 * y, np.ones_like(residual)))
+        np.testing.assert_array_equal(d_sinks, np.full(HEADS, BATCH * n))
+    tangent = jax.jvp(f, arrays, arrays)[1][0]
+    assert tangent.shape == y.shape and not np.any(tangent)
+
+
+# Dtypes and scales
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, thorough(jnp.float16)])
+def test_half_precision(dtype):
+    case, eps = CASES["everything"], float(jnp.finfo(dtype).eps)
+    low = [x.astype(dtype) for x in (Q, K, V, SINKS)]
+
+    @quick
+    def program(q, k, v, sinks, scale):
+        y, pull = jax.vjp(lambda q, k, v, s, c: ours(case, q, k, v, SLOPES, s, c), q, k, v, sinks, scale)
+        return y, pull((y[0] * 0 + DY.astype(dtype), 0 * y[1]))
+
+    (y, residual), (dq, dk, dv, d_sinks, d_scale) = program(*low, SCALES["(heads,)"])
+    assert y.dtype == dq.dtype == dk.dtype == dv.dtype == d_sinks.dtype == dtype
+    assert residual.dtype == d_scale.dtype == jnp.float32
+    # An array that scales multiplies the query, which is rounded to its dtype again.
+    scaled = (low[0].astype(np.float32) * SCALES["(heads,)"][:, None]).astype(dtype)
+    scale_one = np.float64(1)
+    want, (_, *by) = exact(case, scaled, *low[1:3], sinks=low[3], scale=scale_one, dl=0 * DL, dy=DY.astype(dtype))
+    check((y, residual), want, 3 * eps)
+    assert_within(residual, want[1], 2e-5)
+    check((dk, dv, d_sinks), (by[0], by[1], by[3]), 4 * eps)
+
+
+def test_a_scale_that_is_known_or_traced():
+    y = {}
+    for name, scale in {"number": 0.6, "NumPy's": np.float32(0.6), "array": jnp.float32(0.6), "bfloat16": jnp.ones((), jnp.bfloat16)}.items():  # fmt: skip
+        y[name] = pe.attention(Q, K, V, query_positions=AT, key_positions=THERE, scale=scale)
+    y["traced"] = jax.jit(lambda c: pe.attention(Q, K, V, query_positions=AT, key_positions=THERE, scale=c))(0.6)
+    for name in ("number", "NumPy's", "array", "traced"):
+        assert_within(y[name], dense(Q, K, V, scale=np.float32(0.6)).y, 1e-5, against=name)
+    assert_within(y["bfloat16"], dense(Q, K, V, scale=1.0).y, 1e-5)
+
+
+def test_far_scores_under_a_cap():
+    case = CASES["cap of far scores"] | {"scale": 1e6, "window": (4, 1)}
+    (y, _), pull = jax.vjp(lambda q, k: ours(case, q, k, V, SLOPES, SINKS, 1e6), Q, K)
+    check(y, exact(case)[0][0])
+    assert all(np.all(np.isfinite(x)) for x in pull((DY, DL)))
+
+
+DERIVATIVES = {
+    "jvp": lambda f, x: jax.jvp(f, x, x),
+    "vjp": lambda f, x: jax.vjp(f, *x)[1]((DY, 0 * DL)),
+}
+
+
+@pytest.mark.parametrize("name", tiered(["everything", "everything, causal"], ["everything, causal"]))
+@pytest.mark.parametrize("mode", tiered(DERIVATIVES, ["jvp"]))
+def test_eager_and_jit_give_the_same_bits(mode, name):
+    f = lambda q, k, v, sinks, scale: ours(CASES[name], q, k, v, SLOPES, sinks, scale)  # noqa: E731
+    arrays, program = (Q, K, V, SINKS, SCALES["(heads,)"]), functools.partial(DERIVATIVES[mode], f)
+    jax.tree.map(np.testing.assert_array_equal, program(arrays), jax.jit(program)(arrays))
+
+
+# Bad input
+
+BAD = [
+    ({"window": 3}, TypeError, r"window must be a pair \(left, right\) of integers or None, got int 3"),
+    ({"window": None}, TypeError, "window must be a pair .* got NoneType None"),
+    ({"window": (3, 0, 0)}, TypeError, r"window must be a pair .* got tuple \(3, 0, 0\)"),
+    ({"window": (3,)}, TypeError, r"window must be a pair .* got tuple \(3,\)"),
+    ({"window": [3, 0]}, TypeError, r"window must be a pair .* got list \[3, 0\]"),
+    ({"window": np.arange(2)}, TypeError, r"window must be a pair .* got int64 of shape \(2,\)"),
+    ({"window": (-1, None)}, ValueError, r"window\[0\] must be at least 0, got -1"),
+    ({"window": (None, -2)}, ValueError, r"window\[1\] must be at least 0, got -2"),
+    ({"window": (2.0, 0)}, TypeError, r"window\[0\] must be an integer, got float 2.0"),
+    ({"window": (0, True)}, TypeError, r"window\[1\] must be an integer, got bool True"),
+    ({"logits_soft_cap": 0}, ValueError, "logits_soft_cap must be positive, got 0"),
+    ({"logits_soft_cap": -1.0}, ValueError, "logits_soft_cap must be positive, got -1.0"),
+    ({"logits_soft_cap": np.inf}, ValueError, "logits_soft_cap must be finite, got inf"),
+    ({"logits_soft_cap": np.nan}, ValueError, "logits_soft_cap must be finite, got nan"),
+    ({"logits_soft_cap": 1.0005e30}, ValueError, "logits_soft_cap must be from 1e-30 to 1e30, or None for no bound, got 1.0005e"),
+    ({"logits_soft_cap": 9e-31}, ValueError, "logits_soft_cap must be from 1e-30 to 1e30, or None for no bound, got 9e"),
+    ({"logits_soft_cap": jnp.float32(3)}, TypeError, r"logits_soft_cap must be a number, got float32 of shape \(\)"),
+    ({"logits_soft_cap": True}, TypeError, "logits_soft_cap must be a number, got bool True"),
+    ({"sinks": SINKS[:3]}, ValueError, r"sinks must have shape \(heads,\) = \(4,\), got \(3,\)"),
+    ({"sinks": SINKS[None]}, ValueError, r"sinks must have shape \(heads,\) = \(4,\), got \(1, 4\)"),
+    ({"sinks": np.arange(4)}, TypeError, r"sinks must be a float array of shape \(heads,\), got int64 of shape \(4,\)"),
+    ({"sinks": 1.0}, TypeError, "sinks must be a float array of shape .* got float 1.0"),
+    ({"sinks": [1.0] * 4}, TypeError, "sinks must be a float array of shape .* got list"),
+    ({"value": V[:, 1:]}, ValueError, r"value must have the axes of key but for the last, shape \(2, 13, 2, 8\), got \(2, 12, 2, 6\)"),
+    ({"value": V[:, :, :1]}, ValueError, r"value must have the axes of key but for the last, .* got \(2, 13, 1, 6\)"),
+    ({"value": V[:1]}, ValueError, r"value must have the axes of key but for the last, .* got \(1, 13, 2, 6\)"),
+    ({"value": V[..., :0]}, ValueError, "head_dim and value_dim must be at least 1, got 0"),
+    ({"scale": np.ones(3, np.float32)}, ValueError, r"scale of shape \(3,\) must broadcast to query without head_dim, shape \(2, 11, 4\)"),
+    ({"scale": np.ones((1, 2, 11, 4), np.float32)}, ValueError, r"scale of shape \(1, 2, 11, 4\) must broadcast to query without"),
+    ({"scale": np.ones(4, np.int32)}, TypeError, r"scale must be a float array, got int32 of shape \(4,\)"),
+    ({"scale": [1.0] * 4}, TypeError, "scale must be a number, got list"),
+    ({"scale": True}, TypeError, "scale must be a number, got bool True"),
+    ({"window": (3, 0), "key_positions": None, "query_positions": None}, ValueError, "query_positions and key_positions must be given for 11 queries and 13 keys"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "match"), BAD)
+def test_bad_input(change, error, match):
+    valid = {"query": Q, "key": K, "value": V, "query_positions": AT, "key_positions": THERE}
+    with pytest.raises(error, match=f"^attention: {match}"):
+        pe.attention(**valid | change)
+
+
+def test_a_traced_cap_is_refused():
+    with pytest.raises(TypeError, match=r"^attention: logits_soft_cap must be a number, got float32 of shape \(\)"):
+        jax.jit(lambda c: pe.attention(Q, Q, Q, logits_soft_cap=c))(3.0)
+    with pytest.raises(TypeError, match=r"^attention: scale must be a float array, got int32 of shape \(\)"):
+        jax.jit(lambda c: pe.attention(Q, Q, Q, scale=c))(3)

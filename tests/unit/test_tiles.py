@@ -1,0 +1,177 @@
+"""The tiles of attention: which are skipped, which pairs they show, and how arrays are cut into them."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from helpers.quick import quick
+from helpers.tiers import tiered
+from oracles.attention import may_see
+from posenc_jax import _tiles
+from posenc_jax._tiles import Settings, Side
+
+RNG = np.random.default_rng(0)
+INT, TRIES = np.iinfo(np.int32), 600
+RULES = [(c, w) for c in (False, True) for w in [(None, None), (0, 0), (3, None), (None, 2), (9, 4), (2**31, 7), (2**32 - 2, 2**32 - 1), (None, 2**31 - 1)]]  # fmt: skip
+RULES = [rule for rule in RULES if rule != (False, (None, None))]
+FEW = [RULES[i] for i in (1, 3, 4, 5, 6, 7)]
+
+
+def settings(causal, window):
+    return Settings(causal, window, None, 1.0, 4, skips=True)
+
+
+def positions_of_tiles(tiles, length):
+    """Near each other, far from each other, and at both ends of int32."""
+    near = RNG.integers(-12, 12, (tiles, 1)) + RNG.integers(0, 6, (tiles, length))
+    far = RNG.integers(INT.min, INT.max, (tiles, length), endpoint=True)
+    ends = RNG.choice([INT.min, INT.min + 1, INT.min + 3, -1, 0, INT.max - 3, INT.max - 1, INT.max], (tiles, length))
+    which = RNG.integers(0, 4, (tiles, 1))
+    return np.select([which <= 1, which == 2], [near, far], ends).astype(np.int32)
+
+
+def seen_by_oracle(i, j, rule, segments=None):
+    """Of many small tiles, (tiles, queries, keys)."""
+    causal, window = rule
+    return may_see(i, j, causal, segments, window)[:, 0]
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+@pytest.mark.parametrize("rule", tiered(RULES, FEW), ids=str)
+def test_no_pair_is_dropped(rule, segmented):
+    """A tile in which a query sees a key is visited, and shows the pairs that it should."""
+    i, j = positions_of_tiles(TRIES, 3), positions_of_tiles(TRIES, 4)
+    close = RNG.random(TRIES) < 0.5
+    j[close] = np.clip(np.int64(i[close, :1]) + RNG.integers(-12, 12, (close.sum(), 4)), INT.min, INT.max)
+    parts = None
+    if segmented:
+        parts = tuple(RNG.integers(-1, 2, (TRIES, n)).astype(np.int32) for n in (3, 4))
+
+    @quick
+    @functools.partial(jax.vmap, in_axes=0)
+    def of_tile(i, j, parts):
+        a, b = parts if segmented else (None, None)
+        sides = Side(i, a), Side(j, b)
+        return _tiles._seen(settings(*rule), *sides), _tiles._may_see(settings(*rule), *sides)
+
+    seen, visited = map(np.asarray, of_tile(i, j, parts))
+    np.testing.assert_array_equal(seen, seen_by_oracle(i, j, rule, parts))
+    assert visited[seen.any((1, 2))].all()
+    assert seen.any() and not seen.all()
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+@pytest.mark.parametrize("rule", tiered(RULES, FEW), ids=str)
+def test_nothing_is_visited_in_vain(rule, segmented):
+    """Of runs of consecutive positions within one segment, a tile is visited only if a query sees a key."""
+    start = positions_of_tiles(TRIES, 2)
+    start[: TRIES // 2, 1] = np.clip(
+        np.int64(start[: TRIES // 2, 0]) + RNG.integers(-14, 14, TRIES // 2), INT.min, INT.max
+    )
+    start = np.minimum(start, INT.max - 8)
+    i, j = start[:, :1] + np.arange(3, dtype=np.int32), start[:, 1:] + np.arange(4, dtype=np.int32)[::-1]
+    parts = tuple(np.broadcast_to(RNG.integers(-1, 2, (TRIES, 1)).astype(np.int32), (TRIES, n)) for n in (3, 4))
+
+    @quick
+    @jax.vmap
+    def visited(i, j, a, b):
+        return _tiles._may_see(settings(*rule), *((Side(i, a), Side(j, b)) if segmented else (Side(i), Side(j))))
+
+    want = seen_by_oracle(i, j, rule, parts if segmented else None).any((1, 2))
+    np.testing.assert_array_equal(visited(i, j, *parts), want)
+
+
+def test_a_tile_of_several_sequences_is_visited_for_any_of_them():
+    a, b = np.int32([[0, 1], [50, 51]]), np.int32([[40, 41], [50, 60]])
+    may = lambda rule, i, j, *parts: _tiles._may_see(settings(*rule), Side(i, *parts[:1]), Side(j, *parts[1:])).any()  # noqa: E731
+    assert may((True, (None, None)), a, b) and not may((True, (None, None)), a[:1], b[:1])
+    assert may((True, (0, None)), a, b) and not may((False, (5, 5)), a[:1], b[:1])
+    # Of two sequences, one fails by position and the other by segment.
+    one, two = np.int32([[0, 0], [1, 1]]), np.int32([[0, 0], [2, 2]])
+    assert not may((True, (None, None)), a, b, one, two) and may((True, (None, None)), a, b, one, one)
+    # One row of positions for all sequences.
+    assert may((True, (None, None)), a[0], a[0], one, two) and not may((True, (None, None)), a[0], b[0], one, two)
+
+
+# Visits
+
+
+def tiles_seen(n, block, causal=False, window=(None, None), segments=None):
+    """How many tiles have a pair that is seen."""
+    i = np.arange(n)
+    seen = may_see(i, i, causal, None if segments is None else (segments, segments), window)[0]
+    starts = range(0, n, block)
+    return sum(seen[a : a + block, b : b + block].any() for a, b in itertools.product(starts, starts))
+
+
+MASKS = {
+    "causal": {"causal": True},
+    "window": {"window": (5, 3)},
+    "window, causal": {"window": (3, None), "causal": True},
+    "segments": {"segments": np.repeat(np.arange(5), [8, 3, 5, 4, 4])},
+    "all": {"window": (7, None), "causal": True, "segments": np.repeat(np.arange(3), [8, 8, 8])},
+    "none": {},
+}
+
+
+@pytest.mark.parametrize("mask", tiered(MASKS, ["window", "all"]))
+def test_tiles_that_nothing_sees_are_not_visited(mask):
+    """Neither in attention, nor in its tangent, nor in its transpose, nor in the derivative of either."""
+    case, n, block = MASKS[mask], 24, 4
+    x, visits = RNG.normal(size=(1, n, 1, 4)).astype(np.float32), []
+
+    def bias(i, j):
+        jax.debug.callback(lambda i, j: visits.append((int(i), int(j))), i[0], j[0])
+        return jnp.zeros((block, block))
+
+    options = {name: case[name] for name in case if name != "segments"}
+    if "segments" in case:
+        options |= dict.fromkeys(("query_segments", "key_segments"), jnp.asarray(case["segments"], jnp.int32))
+    f = functools.partial(pe.attention, bias=bias, block_size=block, **options)
+    loss = lambda *x: jnp.sum(f(*x) ** 2)  # noqa: E731
+    want = tiles_seen(n, block, **case)
+    assert want == 36 if mask == "none" else want < 24
+    programs = {
+        "attention": (lambda x: f(x, x, x), 1),
+        "tangent": (lambda x: jax.jvp(f, (x, x, x), (x, x, x))[1], 2),
+        "transpose": (lambda x: jax.grad(loss, (0, 1, 2))(x, x, x), 2),
+        "tangent of the transpose": (lambda x: jax.jvp(jax.grad(loss), (x, x, x), (x, x, x))[1], None),
+    }
+    for name, (program, times) in programs.items():
+        visits.clear()
+        jax.block_until_ready(quick(program)(x))
+        jax.effects_barrier()
+        assert len({*visits}) == want, name
+        assert len(visits) == times * want if times else len(visits) <= 6 * want, name
+
+
+# Cuts
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 16])
+def test_what_is_cut_is_joined(length):
+    whole = RNG.normal(size=(2, length, 6, 3)).astype(np.float32)
+    blocks = _tiles.cut_queries(settings(True, (None, None)), jnp.asarray(whole), 2)
+    count, size = _tiles.grid(4, length)
+    assert blocks.shape == (count, 2, 2, 3, size, 3) and size <= 4 and count * size - length < count or not length
+    np.testing.assert_array_equal(_tiles.join(blocks, length), whole)
+    group = np.asarray(blocks)[0, :, 1, 2, 0] if length else None  # the last head of the last key head
+    assert group is None or np.array_equal(group, whole[:, 0, 5])
+
+
+def test_padding_repeats_the_last_position():
+    cut = functools.partial(_tiles._cut_side, settings(True, (None, None)))
+    ends = np.int32([INT.max, INT.min, 5, 0, INT.min])
+    np.testing.assert_array_equal(cut(jnp.asarray(ends)), [[INT.max, INT.min, 5], [0, INT.min, INT.min]])
+    np.testing.assert_array_equal(cut(jnp.asarray(ends == 5)), [[False, False, True], [False, False, False]])
+    np.testing.assert_array_equal(cut(jnp.asarray([ends, ends[::-1]]))[1], [[0, INT.min, INT.min], [INT.min, INT.max, INT.max]])  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "length", "want"), [(4, 0, (1, 1)), (4, 4, (1, 4)), (4, 5, (2, 3)), (512, 520, (2, 260)), (1, 3, (3, 1)), (512, 3, (1, 3)), (4, 13, (4, 4))])  # fmt: skip
+def test_blocks_are_as_even_as_possible(block, length, want):
+    assert _tiles.grid(block, length) == want
