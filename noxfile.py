@@ -158,10 +158,10 @@ def x64(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def minimums(session: nox.Session) -> None:
-    """Both tiers of tests on the lowest versions that pyproject.toml allows."""
+    """The tests on the lowest versions that pyproject.toml allows; `-- -m ""` for the thorough ones too."""
     requirements = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["demo"]
     install(session, *TESTED, *(r.replace(">=", "==") for r in requirements))
-    parallel(session, "-m", "")
+    parallel(session)
 
 
 @nox.session
