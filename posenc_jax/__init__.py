@@ -15,7 +15,7 @@ from posenc_jax._scalings import linear_scaling, yarn, longrope, llama3, proport
 from posenc_jax._ntk import ntk, dynamic_ntk
 
 # Frequencies for positions of several coordinates.
-from posenc_jax._axes import axial, multi_section
+from posenc_jax._axes import axial, join, multi_section
 
 # Positions.
 from posenc_jax._positions import (
@@ -65,6 +65,7 @@ __all__ = [
     "fourier_features",
     "geometric",
     "grid_positions",
+    "join",
     "kerple_log",
     "kerple_power",
     "learned",

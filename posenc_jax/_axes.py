@@ -6,34 +6,42 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from posenc_jax import _checks
 from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._frequencies import Frequencies, from_base, one_axis, parse_static
 
 
 @public
-def axial(frequencies: Frequencies | int, num_axes: int, base: float | None = None) -> Frequencies:
-    r"""Axial frequencies: each coordinate of a position drives an equal share of the features with the same spectrum.
+def axial(
+    frequencies: Frequencies | int | Sequence[Frequencies | int], num_axes: int | None = None, base: float | None = None
+) -> Frequencies:
+    r"""Axial frequencies: each coordinate of a position drives features of its own.
 
-    For the spectrum $\omega_0, …, \omega_{n-1}$, coordinate $c$ drives pairs $cn$ to $cn + n - 1$:
+    With a spectrum $\omega^{(c)}_0, …, \omega^{(c)}_{n_c-1}$ for each coordinate $c$, or one for all of them, the pairs
+    of coordinate 0 come first, then those of coordinate 1, …:
 
-    $$\omega'_{cn+i} = \omega_i$$
+    $$\omega' = (\omega^{(0)}_0, …, \omega^{(0)}_{n_0-1}, \omega^{(1)}_0, …)$$
 
     In the interleaved layout, the encoding of $(p_0, p_1, …)$ thus concatenates the encodings of $p_0$, $p_1$, ….
 
     Args:
-      frequencies: the spectrum of each coordinate, as Frequencies with one axis, an even width and any scaling; or an
-        int, the total width, for `geometric(width // num_axes, base)` in each coordinate.
-      num_axes: the number of coordinates: 2 for images, 3 for video.
-      base: as for `geometric`, 10,000 by default; only allowed if frequencies is an int.
+      frequencies: a sequence with the spectrum of each coordinate, as Frequencies with one axis, an even width and any
+        scaling, or as an int, a width w for `geometric(w, base)`: (16, 56, 56) for time, row and column in Flux and
+        HunyuanVideo. Or, with num_axes, one spectrum for every coordinate: Frequencies, or an int, the total width, for
+        `geometric(width // num_axes, base)`.
+      num_axes: the number of coordinates, 2 for images and 3 for video; not given with a sequence, whose length it is.
+      base: as for `geometric`, 10,000 by default; only allowed for widths.
 
     Returns:
       Frequencies; positions have shape (..., num_axes), or (...,) when num_axes is 1.
 
     Raises:
       TypeError: if frequencies or num_axes has the wrong type.
-      ValueError: if an int width is not a multiple of 2·num_axes; if the total width exceeds 2²⁰ features; if given
-        Frequencies have several axes or an odd width, or base is given too; if base is not positive.
+      ValueError: if num_axes is missing, or given with a sequence; if an int width is not a multiple of 2·num_axes, or
+        one in a sequence is odd; if the total width exceeds 2²⁰ features; if given Frequencies have several axes or an
+        odd width, differ in attention_factor or precision, or base is given too; if base is not positive.
 
     Examples:
       >>> import posenc_jax as pe
@@ -42,6 +50,8 @@ def axial(frequencies: Frequencies | int, num_axes: int, base: float | None = No
       (0, 0, 1, 1)
       >>> f.angular.round(6).tolist()
       [1.0, 0.01, 1.0, 0.01]
+      >>> pe.axial((2, 6)).axes
+      (0, 1, 1, 1)
       >>> pe.axial(pe.linear_scaling(4, 2), 2).angular.round(6).tolist()
       [0.5, 0.005, 0.5, 0.005]
 
@@ -49,28 +59,94 @@ def axial(frequencies: Frequencies | int, num_axes: int, base: float | None = No
       Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, appendix D.4, whose 2-D encoding is learned;
       this is its sinusoidal counterpart.
     """
-    num_axes = _checks.positive_int("num_axes", num_axes)
-    one = _parse_axis(frequencies, num_axes, base)
-    axes = tuple(axis for axis in range(num_axes) for _ in one.turns)
-    return dataclasses.replace(one, turns=one.turns * num_axes, dim=one.dim * num_axes, axes=axes)
+    parts = _parse_axes(frequencies, num_axes, base)
+    return _joined(parts, range(len(parts)))
 
 
-def _parse_axis(frequencies: Any, num_axes: int, base: Any) -> Frequencies:
-    """The spectrum of one coordinate, of even width. Raises if all coordinates together exceed 2²⁰ features."""
-    if isinstance(frequencies, Frequencies):
+def _parse_axes(frequencies: Any, num_axes: Any, base: Any) -> list[Frequencies]:
+    """The spectrum of each coordinate, of even width."""
+    if isinstance(frequencies, (list, tuple, np.ndarray)):
+        given = _checks.sequence("frequencies", frequencies, "Frequencies or widths, one for each coordinate")
+        require(given, "frequencies must hold a spectrum for each coordinate, got none")
+        message = "num_axes must not be given with a sequence of {} spectra, one for each coordinate, got {!r}"
+        require(num_axes is None, message, len(given), num_axes)
+        return [_parse_axis(f"frequencies[{i}]", one, base) for i, one in enumerate(given)]
+    require(num_axes is not None, "num_axes must be given, unless frequencies is a sequence, got None")
+    num_axes, one = _checks.size("num_axes", num_axes), frequencies
+    if not isinstance(frequencies, Frequencies):
+        one = _checks.positive_int("frequencies (a width)", frequencies)
+        message = "frequencies (a width) must be a multiple of 2·num_axes = {}, got {}"
+        require(one % (2 * num_axes) == 0, message, 2 * num_axes, one)
+        one //= num_axes
+    return [_parse_axis("frequencies", one, base)] * num_axes
+
+
+def _parse_axis(name: str, one: Any, base: Any) -> Frequencies:
+    """The spectrum of one coordinate, of even width."""
+    if isinstance(one, Frequencies):
         require(base is None, "base must not be given with Frequencies, which have their own, got {!r}", base)
-        one = one_axis(parse_static(frequencies, even=True))
-        _check_total_width(one.dim * num_axes)
-        return one
-    dim = _checks.positive_int("frequencies (a width)", frequencies)
-    if dim % (2 * num_axes):
-        raise InvalidValue(f"frequencies (a width) must be a multiple of 2·num_axes = {2 * num_axes}, got {dim}")
-    _check_total_width(dim)
-    return from_base(dim // num_axes, 10_000.0 if base is None else base)
+        return one_axis(parse_static(one, even=True))
+    width = _checks.size(f"{name} (a width)", one)
+    require(width % 2 == 0, "{} (a width) must be even, got {}", name, width)
+    return from_base(width, 10_000.0 if base is None else base)
 
 
-def _check_total_width(dim: int) -> None:
+@public
+def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> Frequencies:
+    r"""Joins spectra: the pairs of the first, then those of the second, ….
+
+    With `axial`, `multi_section` and a choice of pairs, `f[::2]`, it spells any assignment of pairs to coordinates.
+
+    Args:
+      *frequencies: the spectra in order, as Frequencies of even width, or as int widths for `geometric(width)`.
+      axes: for each spectrum, the coordinate of a position that drives it. One with several axes takes that coordinate
+        and those after it. `None` leaves every spectrum the coordinates that it has.
+
+    Returns:
+      Frequencies, whose width is the sum of the widths; positions have shape (..., num_axes), or (...,) for one axis.
+
+    Raises:
+      TypeError: if frequencies are neither Frequencies nor widths, or axes are not integers.
+      ValueError: if no spectrum is given, if one has an odd width, if those with features differ in attention_factor or
+        precision, if axes does not hold one coordinate of at least 0 for each spectrum, or if the total width exceeds
+        2²⁰ features.
+
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.join(4, 8, axes=(0, 1)) == pe.axial((4, 8))
+      True
+      >>> f = pe.geometric(8)
+      >>> pixtral = pe.join(f[::2], f[1::2], axes=(0, 1))  # every second frequency by the row, the others by the column
+      >>> pixtral.axes, pixtral.angular.round(3).tolist()
+      ((0, 0, 1, 1), [1.0, 0.01, 0.1, 0.001])
+
+    Reference:
+      Kexin Huang et al., "HunyuanVideo", 2024, section 4.1 (time, height and width side by side).
+    """
+    parts = [parse_static(one, even=True, empty=True) for one in frequencies]
+    require(parts, "frequencies must hold at least one spectrum, got none")
+    first = (0,) * len(parts)
+    if axes is not None:
+        first = tuple(
+            _checks.integer(f"axes[{i}]", c, 0) for i, c in enumerate(_checks.sequence("axes", axes, "integers"))
+        )
+        message = "axes must hold one coordinate for each of {} spectra, got {}"
+        require(len(first) == len(parts), message, len(parts), first)
+    return _joined(parts, first)
+
+
+def _joined(parts: Sequence[Frequencies], first: Sequence[int]) -> Frequencies:
+    """The pairs of all parts; coordinate c of a part becomes coordinate first + c."""
+    dim = sum(part.dim for part in parts)
     require(dim <= 2**20, "frequencies of all axes must have a width of at most 2²⁰, got {!r:.60}", dim)
+    like = next((part for part in parts if part.dim), parts[0])
+    for part in parts:
+        same = part.attention_factor == like.attention_factor and part.precision == like.precision
+        message = "frequencies must have one attention_factor and one precision, got {} and {}"
+        require(same or not part.dim, message, like, part)
+    turns = tuple(turn for part in parts for turn in part.turns)
+    axes = tuple(start + c for part, start in zip(parts, first, strict=True) for c in part.axes or ())
+    return dataclasses.replace(like, turns=turns, dim=dim, axes=axes)
 
 
 @public

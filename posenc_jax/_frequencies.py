@@ -34,7 +34,8 @@ class Frequencies:
     $\omega_i$ is stored exactly (to $2^{-128}$ turn per position), so phases are correct at every int32 position.
 
     Instances are immutable and hashable and hold no arrays, so they are static under `jax.jit` and safe as plain
-    attributes of a Flax module. Most are created by `geometric` or `axial`.
+    attributes of a Flax module. Most are created by `geometric` or `axial`. `f[index]` is the spectrum of some pairs,
+    chosen as in NumPy: `f[::2]`, `f[:8]`, `f[[1, 0]]`.
 
     Args:
       turns: $\omega_i / 2\pi$, the turns per unit of position, as integers in units of $2^{-128}$ turn.
@@ -141,6 +142,29 @@ class Frequencies:
     def with_attention_factor(self, attention_factor: float) -> Frequencies:
         """Returns the same spectrum with another amplitude; 1.0 to move vectors that have their amplitude already."""
         return dataclasses.replace(self, attention_factor=attention_factor)
+
+    @public
+    def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> Frequencies:
+        """Returns the spectrum of some pairs, chosen as in NumPy, in their order: `f[::2]`, `f[:8]`, `f[[1, 0]]`.
+
+        Raises:
+          TypeError: if index is neither a slice nor a sequence of integers.
+          ValueError: if the width is odd, or if index names a pair that is not there.
+        """
+        require(self.dim % 2 == 0, "frequencies must have an even dim to choose pairs, got {}", self.dim)
+        pairs = range(self.num_pairs)
+        if isinstance(index, slice):
+            try:
+                chosen = list(pairs[index])
+            except (TypeError, ValueError) as error:
+                raise InvalidType(f"index must be a slice of integers, got {index!r:.60}") from error
+        else:
+            named = _checks.sequence("index", index, "integers, or a slice")
+            chosen = [_checks.integer(f"index[{i}]", pair) for i, pair in enumerate(named)]
+            fits = all(-self.num_pairs <= pair < self.num_pairs for pair in chosen)
+            require(fits, "index must name pairs below {}, got {}", self.num_pairs, chosen)
+        turns, axes = (tuple(values[pair] for pair in chosen) for values in (self.turns, self._axes))
+        return dataclasses.replace(self, turns=turns, dim=2 * len(chosen), axes=axes)
 
     @public
     def with_angular(self, angular: Sequence[float] | np.ndarray) -> Frequencies:

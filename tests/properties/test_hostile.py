@@ -55,6 +55,7 @@ VALID = {
     "fourier_features": {"x": X, "matrix": np.ones((8, 3), np.float32), "layout": "half", "dtype": jnp.float32},
     "geometric": {"dim": 8, "base": 1e4, "endpoint": True},
     "grid_positions": {"shape": (2, 3), "order": "row", "leading": 1},
+    "join": {"frequencies": 8, "axes": (0, 1)},
     "kerple_log": {**TILE, "scale": ONES, "rate": ONES},
     "kerple_power": {**TILE, "scale": ONES, "exponent": ONES},
     "learned": {"positions": P, "table": X, "out_of_range": "nan"},
@@ -109,6 +110,10 @@ PLAN = hf.RotaryPlan(
 TOGETHER |= {("Frequencies", "turns"), ("axial", "frequencies"), ("longrope", "frequencies")}
 
 
+# What is called, where it is not the function of that name with these arguments.
+CALLS = {"RotaryPlan.rotate": PLAN.rotate, "join": lambda frequencies, axes: pe.join(frequencies, 8, axes=axes)}
+
+
 def check_message(name, argument, error):
     message = str(error)
     names = {*VALID[name]} if (name, argument) in TOGETHER else {argument}
@@ -132,7 +137,7 @@ def is_finite(x):
 @pytest.mark.parametrize("name", VALID)
 def test_every_argument_is_checked(name):
     assert set(VALID) == {*pe.__all__, "RotaryPlan.rotate"}
-    f, valid = PLAN.rotate if name == "RotaryPlan.rotate" else getattr(pe, name), VALID[name]
+    f, valid = CALLS.get(name) or getattr(pe, name), VALID[name]
     f(**valid)
     for i, argument in enumerate(valid):
         # In the default suite a part of what does not belong, another for each argument.

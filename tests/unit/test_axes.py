@@ -36,6 +36,44 @@ def test_axial_of_a_scaled_spectrum_concatenates_the_coordinates():
     np.testing.assert_array_equal(got, np.concatenate([pe.sinusoidal(rows, yarn), pe.sinusoidal(columns, yarn)], -1))
 
 
+def test_a_width_for_each_axis():
+    got = pe.axial((16, 56, 56), base=256.0)
+    assert got.axes == (0,) * 8 + (1,) * 28 + (2,) * 28 and got.dim == 128 and got.num_axes == 3
+    want = [256.0 ** (-2 * i / width) for width in (16, 56, 56) for i in range(width // 2)]
+    np.testing.assert_allclose(got.angular, want, rtol=1e-15)
+    assert pe.axial((8, 8)) == pe.axial(16, 2) and pe.axial((8,)) == pe.geometric(8)
+    assert pe.axial([8, 4]) == pe.axial(np.array([8, 4])) == pe.axial((pe.geometric(8), 4))
+    yarn = pe.yarn(16, 1e4, 8, 4096)
+    assert pe.axial((yarn, yarn)) == pe.axial(yarn, 2)
+
+
+def test_each_part_of_a_joined_spectrum_keeps_its_frequencies():
+    f, g = pe.geometric(8, 100.0), pe.linear_scaling(pe.geometric(4), 2)
+    same = pe.join(f, g)
+    assert same.turns == f.turns + g.turns and same.axes == (0,) * 6 and same.dim == 12
+    other = pe.join(g, pe.multi_section(f, (1, 3)), g, axes=(2, 0, 3))
+    assert other.turns == g.turns + f.turns + g.turns and other.axes == (2, 2, 0, 1, 1, 1, 3, 3)
+    assert pe.join(pe.multi_section(f, (1, 3)), g).axes == (0, 1, 1, 1, 0, 0)
+    yarn = pe.yarn(16, 1e4, 8, 4096).with_precision("float32")
+    joined = pe.join(pe.geometric(0), yarn, axes=(5, 1))  # features alone have an amplitude
+    assert joined.attention_factor == yarn.attention_factor > 1 and joined.precision == "float32"
+    assert joined.axes == (1,) * 8 and joined.turns == yarn.turns
+    assert pe.join(f) == f and pe.join(0, 0) == pe.geometric(0) and pe.join(8) == pe.geometric(8)
+
+
+def test_pairs_are_chosen_as_in_numpy():
+    f = pe.multi_section(pe.yarn(16, 1e4, 8, 4096), (3, 5))
+    for index in (slice(None, None, 2), slice(1, None, 2), slice(None, 3), slice(None, None, -1), [7, 0, 0, -1], []):
+        got = f[index]
+        assert got.angular.tolist() == f.angular[np.array(index, int) if isinstance(index, list) else index].tolist()
+        assert list(got.axes) == list(np.array(f.axes)[np.array(index, int) if isinstance(index, list) else index])
+        assert got.dim == 2 * got.num_pairs and got.attention_factor == f.attention_factor
+    assert f[np.array([1, 0])] == f[[1, 0]] == f[(1, 0)] != f[[0, 1]]
+    assert f[:] == f and f[:0].dim == 0
+    with pytest.raises(TypeError):
+        iter(f).__next__()
+
+
 @pytest.mark.parametrize("sections", [(16, 24, 24), (8, 12, 12), (1, 2, 3), (5, 1), (7,), (3, 1, 2, 4)])
 def test_contiguous_sections(sections):
     f = pe.geometric(2 * sum(sections), 1e6)
@@ -129,7 +167,36 @@ F = pe.geometric(12)
         (lambda: pe.axial(pe.multi_section(F, (2, 2, 2)), 2), ValueError, "axial: frequencies must have one axis, got 3"),
         (lambda: pe.axial(2**21, 2), ValueError, "axial: frequencies of all axes must have a width of at most 2²⁰, got 2097152"),
         (lambda: pe.axial(32, 2, 1e-12), ValueError, "axial: base must let no pair turn 2²⁸ times a position, got 1e-12"),
-        (lambda: pe.axial(F, 10**9), ValueError, "axial: frequencies of all axes must have a width of at most 2²⁰, got 12000000000"),
+        (lambda: pe.axial(F, 10**9), ValueError, "axial: num_axes must be at most 2²⁰, got 1000000000"),
+        (lambda: pe.axial(F, 10**6), ValueError, "axial: frequencies of all axes must have a width of at most 2²⁰, got 12000000"),
+        (lambda: pe.axial(8), ValueError, "axial: num_axes must be given, unless frequencies is a sequence, got None"),
+        (lambda: pe.axial((8, 8), 2), ValueError, "axial: num_axes must not be given with a sequence of 2 spectra, one for each coordinate, got 2"),
+        (lambda: pe.axial(()), ValueError, "axial: frequencies must hold a spectrum for each coordinate, got none"),
+        (lambda: pe.axial((8, 7)), ValueError, r"axial: frequencies\[1\] \(a width\) must be even, got 7"),
+        (lambda: pe.axial((8, 0)), ValueError, r"axial: frequencies\[1\] \(a width\) must be at least 1, got 0"),
+        (lambda: pe.axial((8, 8.0)), TypeError, r"axial: frequencies\[1\] \(a width\) must be an integer, got float 8.0"),  # type: ignore
+        (lambda: pe.axial((8, F), base=100.0), ValueError, "axial: base must not be given with Frequencies"),
+        (lambda: pe.axial((F, pe.geometric(7))), ValueError, "axial: frequencies must have an even dim, got 7"),
+        (lambda: pe.axial((F, pe.axial(8, 2))), ValueError, "axial: frequencies must have one axis, got 2"),
+        (lambda: pe.axial((F, F.with_attention_factor(2.0))), ValueError, "axial: frequencies must have one attention_factor and one precision, got Frequencies.* and Frequencies"),
+        (lambda: pe.axial((2**19, 2**20)), ValueError, "axial: frequencies of all axes must have a width of at most 2²⁰, got 1572864"),
+        (lambda: pe.join(), ValueError, "join: frequencies must hold at least one spectrum, got none"),
+        (lambda: pe.join(F, 7), ValueError, "join: frequencies must have an even dim, got 7"),
+        (lambda: pe.join((F, F)), TypeError, "join: frequencies must be Frequencies or an integer width, got tuple"),  # type: ignore
+        (lambda: pe.join(F, F.with_precision("float32")), ValueError, "join: frequencies must have one attention_factor and one precision"),
+        (lambda: pe.join(F, F, axes=(0,)), ValueError, r"join: axes must hold one coordinate for each of 2 spectra, got \(0,\)"),
+        (lambda: pe.join(F, F, axes=(0, -1)), ValueError, r"join: axes\[1\] must be at least 0, got -1"),
+        (lambda: pe.join(F, axes=1), TypeError, "join: axes must be a sequence of integers, got int 1"),  # type: ignore
+        (lambda: pe.join(F, F, axes=(0, 1.0)), TypeError, r"join: axes\[1\] must be an integer, got float 1.0"),  # type: ignore
+        (lambda: pe.join(2**20, 2), ValueError, "join: frequencies of all axes must have a width of at most 2²⁰, got 1048578"),
+        (lambda: F[[0, 6]], ValueError, r"Frequencies.__getitem__: index must name pairs below 6, got \[0, 6\]"),
+        (lambda: F[[-7]], ValueError, r"index must name pairs below 6, got \[-7\]"),
+        (lambda: F[0], TypeError, "index must be a sequence of integers, or a slice, got int 0"),  # type: ignore
+        (lambda: F[[0.0]], TypeError, r"index\[0\] must be an integer, got float 0.0"),  # type: ignore
+        (lambda: F[[True]], TypeError, r"index\[0\] must be an integer, got bool True"),
+        (lambda: F["a":], TypeError, "index must be a slice of integers, got slice"),  # type: ignore
+        (lambda: F[::0], TypeError, "index must be a slice of integers, got slice"),
+        (lambda: pe.geometric(7)[:2], ValueError, "frequencies must have an even dim to choose pairs, got 7"),
         (lambda: pe.multi_section(F, (2, 2, 3)), ValueError, r"multi_section: sections must sum to the 6 pairs of frequencies, got \(2, 2, 3\)"),
         (lambda: pe.multi_section(F, (2, 3)), ValueError, r"multi_section: sections must sum to the 6 pairs of frequencies, got \(2, 3\)"),
         (lambda: pe.multi_section(F, (4, 4, 4)), ValueError, r"sections must sum to the 6 pairs of frequencies, got \(4, 4, 4\)"),
