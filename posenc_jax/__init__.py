@@ -37,7 +37,7 @@ from posenc_jax._rotation import rotation_matrix, shift, offset_similarity
 from posenc_jax._fourier import fourier_features, timestep_embedding
 
 # Rotary embeddings of queries and keys.
-from posenc_jax._rotary import rotary, convert_layout
+from posenc_jax._rotary import rotary, cos_sin, convert_layout
 from posenc_jax._xpos import xpos
 
 # Attention biases: by formula, then learned.
@@ -60,6 +60,7 @@ __all__ = [
     "attention",
     "axial",
     "convert_layout",
+    "cos_sin",
     "dynamic_ntk",
     "fire",
     "fourier_features",

@@ -87,7 +87,7 @@ def beside(
     name: str, positions: Any, x_name: str, x: jax.Array, frequencies: Spectrum, rows_of: str, *, head_axis: Any = None
 ) -> jax.Array | None:
     """Positions (..., axes) that broadcast to x without its last axis and its head axis; None if they are counted."""
-    rows = x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
+    rows = _rows(x, head_axis)
     if positions is None:
         axes = num_axes_of(frequencies)
         require(rows or axes > 1, "{} must be given where {} has no sequence axis, shape {}", name, x_name, x.shape)
@@ -95,12 +95,24 @@ def beside(
         _checks.countable(x_name, rows[-1])
         return None
     positions = parse_positions(name, positions, frequencies)
-    _checks.broadcastable(name, positions.shape[:-1], rows_of, rows)
+    _fits_beside(name, positions, x_name, x, rows_of, head_axis)
+    return positions
+
+
+def _rows(x: jax.Array, head_axis: int | None) -> tuple[int, ...]:
+    """The shape of x without its last axis and its head axis."""
+    return x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
+
+
+def _fits_beside(
+    name: str, positions: jax.Array, x_name: str, x: jax.Array, rows_of: str, head_axis: int | None
+) -> None:
+    """Raises unless positions (..., axes) broadcast to the rows of x, sharded alike."""
+    _checks.broadcastable(name, positions.shape[:-1], rows_of, _rows(x, head_axis))
     places = [*jax.typeof(positions).sharding.spec[:-1]]
     if head_axis is not None:
         places.insert(max(0, len(places) + head_axis + 2 - x.ndim), None)
     _checks.sharded_together({name: (*places, None), x_name: tuple(jax.typeof(x).sharding.spec)})
-    return positions
 
 
 # Rows of a table
@@ -164,6 +176,45 @@ def _first_rows(x: jax.Array, table: jax.Array) -> None:
 # Queries and keys that turn
 
 
+def _turning(name: str, x: Any, layout: Any, head_axis: Any, part: Any) -> tuple[jax.Array, int | None]:
+    """x, and its head axis counted from the front."""
+    _checks.settings(layout=layout, part=part)
+    axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
+    x = _checks.floats(name, x, axes, known=(-1,))
+    if head_axis is not None:
+        head_axis = _checks.integer("head_axis", head_axis, expected="an integer or None")
+        ok = -x.ndim <= head_axis < x.ndim and head_axis not in (-1, x.ndim - 1)
+        require(ok, "head_axis must be an axis of {} other than its last, shape {}, got {}", name, x.shape, head_axis)
+        head_axis %= x.ndim
+    require(x.shape[-1], "{} must have features to turn, got shape {}", name, x.shape)
+    return x, head_axis
+
+
+def _unsharded_pairs(name: str, x: jax.Array, layout: Any, dim: int) -> None:
+    """Raises if an Explicit axis of a mesh shards the features of x where a rotation needs them whole."""
+    if dim and (layout == "half" or dim < x.shape[-1]):
+        _checks.unsharded(name, x)
+
+
+def rotated_by_waves(
+    x: Any, waves: Any, layout: Any, head_axis: Any, part: Any
+) -> tuple[jax.Array, jax.Array, int | None]:
+    """x, the waves as one array (..., 2·pairs), sines before cosines, and the head axis counted from the front."""
+    x, head_axis = _turning("x", x, layout, head_axis, part)
+    given = _checks.sequence("waves", waves, "two float arrays, the cosines and the sines")
+    require(len(given) == 2, "waves must be two arrays, the cosines and the sines, got {}", len(given))
+    cosine, sine = (_checks.floats(f"waves[{i}]", w, (..., "num_pairs"), known=(-1,)) for i, w in enumerate(given))
+    alike = cosine.shape == sine.shape and cosine.dtype == sine.dtype
+    require(alike, "waves must have one shape and one dtype, got {} and {}", *map(_checks.describe, (cosine, sine)))
+    dim = 2 * cosine.shape[-1]
+    require(0 < dim <= x.shape[-1], "waves of {} pairs must fit into head_dim, x has shape {}", dim // 2, x.shape)
+    _unsharded_pairs("x", x, layout, dim)
+    for wave in (cosine, sine):
+        _checks.unsharded("waves", wave)
+        _fits_beside("waves", wave, "x", x, "x without its head axis and its last", head_axis)
+    return x, jnp.concatenate(_mesh.agreeing((sine, cosine)), axis=-1), head_axis
+
+
 def rotated(
     x: Any,
     positions: Any,
@@ -174,24 +225,24 @@ def rotated(
     *,
     name: str = "x",
     positions_name: str = "positions",
+    ndim: int = 1,
 ) -> tuple[jax.Array, jax.Array | None, Spectrum, int | None]:
-    """x, positions with an axis of coordinates or None, frequencies, and the head axis counted from the front."""
-    _checks.settings(layout=layout, part=part)
-    axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
-    x = _checks.floats(name, x, axes, known=(-1,))
-    if head_axis is not None:
-        head_axis = _checks.integer("head_axis", head_axis, expected="an integer or None")
-        ok = -x.ndim <= head_axis < x.ndim and head_axis not in (-1, x.ndim - 1)
-        require(ok, "head_axis must be an axis of {} other than its last, shape {}, got {}", name, x.shape, head_axis)
-        head_axis %= x.ndim
-    require(x.shape[-1], "{} must have features to turn, got shape {}", name, x.shape)
-    frequencies = parse(x.shape[-1] if frequencies is None else frequencies, even=True, unsharded=True, empty=True)
+    """x, positions with an axis of coordinates or None, frequencies, and the head axis counted from the front.
+
+    `ndim` is the highest rank of frequencies that are an array.
+    """
+    x, head_axis = _turning(name, x, layout, head_axis, part)
+    given = x.shape[-1] if frequencies is None else frequencies
+    frequencies = parse(given, even=True, unsharded=True, empty=True, ndim=ndim)
     dim = dim_of(frequencies)
     hint = f"; for a base of {dim}, pass geometric({x.shape[-1]}, {dim})" if dim >= 2**12 else ""
     message = "frequencies of width {} must fit into head_dim, {} has shape {}{}"
     require(dim <= x.shape[-1], message, dim, name, x.shape, hint)
-    if dim and (layout == "half" or dim < x.shape[-1]):
-        _checks.unsharded(name, x)
+    _unsharded_pairs(name, x, layout, dim)
+    if isinstance(frequencies, jax.Array) and frequencies.ndim == 3:
+        heads = None if head_axis is None else x.shape[head_axis]
+        message = "frequencies must have one entry for each head of {}, shape {}, got shape {}"
+        require(frequencies.shape[0] == heads, message, name, x.shape, frequencies.shape)
     rows_of = f"{name} without its head axis and its last"
     positions = beside(positions_name, positions, name, x, frequencies, rows_of, head_axis=head_axis)
     if dim and positions is not None and amplitude_of(frequencies) != 1:

@@ -257,11 +257,17 @@ def limited(name: str, value: Any, turns: tuple[int, ...]) -> tuple[int, ...]:
     return turns
 
 
-def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False, empty: bool = False) -> Spectrum:
-    """Converts a width to Frequencies; accepts Frequencies and float arrays of ω (num_pairs,) as they are.
+# The shapes of frequencies that are an array, by rank.
+SHAPES = "(num_pairs,)", "(axes, num_pairs)", "(heads, axes, num_pairs)"
 
-    `even` requires an even width; `unsharded` requires that no Explicit axis of a mesh shards an array; `empty` allows
-    a width of 0.
+
+def parse(
+    frequencies: Any, *, even: bool = False, unsharded: bool = False, empty: bool = False, ndim: int = 1
+) -> Spectrum:
+    """Converts a width to Frequencies; accepts Frequencies and float arrays of ω as they are.
+
+    `even` requires an even width; `unsharded` requires that no Explicit axis of a mesh shards the axes and pairs of an
+    array; `empty` allows a width of 0; `ndim` is the highest rank of an array, of those in `SHAPES`.
     """
     frequencies = _checks.held(frequencies)
     if isinstance(frequencies, (int, np.integer)) and not isinstance(frequencies, bool):
@@ -273,10 +279,11 @@ def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False, empt
     expected = "Frequencies, an integer width or a float array of angular frequencies"
     require_type(isinstance(frequencies, (jax.Array, np.ndarray)), "frequencies", expected, frequencies)
     x = _checks.array("frequencies", frequencies, _checks.FLOATS)
-    require(x.ndim == 1 and x.size, "frequencies as an array must have shape (num_pairs,), got {}", x.shape)
-    _checks.known_size("frequencies", x.shape, 0)
-    if unsharded:
-        _checks.unsharded("frequencies", x)
+    shapes = " or ".join(SHAPES[:ndim])
+    require(1 <= x.ndim <= ndim and x.size, "frequencies as an array must have shape {}, got {}", shapes, x.shape)
+    _checks.known_size("frequencies", x.shape, *range(x.ndim))
+    for axis in range(1, 1 + min(2, x.ndim) * unsharded):
+        _checks.unsharded("frequencies", x, -axis)
     return jnp.asarray(x)
 
 
@@ -292,7 +299,9 @@ def parse_static(frequencies: Any, *, even: bool = False, empty: bool = False) -
 
 def num_axes_of(frequencies: Spectrum) -> int:
     """The number of coordinates of a position."""
-    return frequencies.num_axes if isinstance(frequencies, Frequencies) else 1
+    if isinstance(frequencies, Frequencies):
+        return frequencies.num_axes
+    return frequencies.shape[-2] if frequencies.ndim > 1 else 1
 
 
 def one_axis(frequencies: F) -> F:
@@ -307,7 +316,7 @@ def parse_positions(name: str, positions: Any, frequencies: Spectrum) -> jax.Arr
     positions = jnp.asarray(_checks.array(name, positions))
     if not isinstance(frequencies, Frequencies):
         places, pairs = (jax.typeof(x).sharding.spec for x in (positions, frequencies))
-        _checks.sharded_together({name: (*places, None), "frequencies": tuple(pairs)})
+        _checks.sharded_together({name: (*places, None), "frequencies": pairs[-1:]})
     num_axes = num_axes_of(frequencies)
     if num_axes == 1:
         return positions[..., None]

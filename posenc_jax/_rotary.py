@@ -14,9 +14,10 @@ from jax.typing import ArrayLike
 from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align
 from posenc_jax._checks import InvalidType, InvalidValue, public, require
-from posenc_jax._frequencies import Frequencies, Layout, Spectrum, parse_static
+from posenc_jax._frequencies import Frequencies, Layout, Spectrum, parse, parse_positions, parse_static
 from posenc_jax._turn import turn
 from posenc_jax._turn_forms import TurnSettings
+from posenc_jax._waves import pair_waves
 from posenc_jax._xla import compiled
 
 Part = Literal["first", "last"]
@@ -32,6 +33,7 @@ def rotary(
     layout: Layout = "half",
     part: Part = "first",
     inverse: bool = False,
+    waves: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> jax.Array:
     r"""Rotary position embedding (RoPE): rotates queries or keys by their positions, in one read and one write of x.
 
@@ -57,30 +59,37 @@ def rotary(
         axis: (seq,), (batch, seq), (batch, 1) or (); (tokens,) for x of shape (tokens, heads, head_dim). Frequencies
         of several axes need one more axis at the end. `None` means 0, 1, 2, … along the sequence axis.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`) or a float array of angular frequencies of shape
-        (num_pairs,). The width must be even and at most head_dim; the other features pass through. A width of 0 turns
-        nothing, as in layers without positions (NoPE). `None` means `geometric(head_dim)`.
+        (num_pairs,), (axes, num_pairs) or (heads, axes, num_pairs). With several axes, an array turns each pair by the
+        sum $\sum_c \omega_{c,i}\,p_c$ over the coordinates of a position; by heads, each head has its own (RoPE-Mixed).
+        The width must be even and at most head_dim; the other features pass through. A width of 0 turns nothing, as in
+        layers without positions (NoPE). `None` means `geometric(head_dim)`.
       layout: which of the rotated features form a pair. "half": features i and i + num_pairs (Llama and most models, as
         stored by Hugging Face). "interleaved": features 2i and 2i + 1 (GPT-J, Cohere, Meta's own Llama weights).
       head_axis: the axis of the heads: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None`
         for (..., seq, head_dim). It has no default, because shapes cannot tell which axis is the sequence.
       part: which features rotate if the width is below head_dim: the "first" or the "last".
       inverse: applies the inverse, $y \mapsto x$, which rotates by $-\omega_i p$ and divides by $a$.
+      waves: the cosines and the sines of `cos_sin`, which computes them once for all layers, in place of positions and
+        frequencies: two float arrays of shape (..., num_pairs), whose leading axes broadcast as those of positions do.
+        The result has the same bits.
 
     Returns:
       The rotated x, with its shape and dtype. It is computed in float32 and rounded once; for float64 x, products and
       sums are float64, but sines and cosines remain float32. Where a position lies outside int32 but could not be
       rejected at trace time, the result is NaN, and so is the gradient for the frequencies, even if such rows are
-      masked. Differentiable in x, in float positions and in an array of frequencies, in forward and reverse mode and
-      in any order of both. The derivative in x alone stores only the positions, and the frequencies if they are an
-      array. JAX sees one operation: `checkify` does not look inside it, and Pallas kernels for a TPU or GPU cannot call
-      it.
+      masked. Differentiable in x, in float positions, in an array of frequencies and in waves, in forward and reverse
+      mode and in any order of both. The derivative in x alone stores only the positions, and the frequencies if they
+      are an array. JAX sees one operation: `checkify` does not look inside it, and Pallas kernels for a TPU or GPU
+      cannot call it.
 
     Raises:
       TypeError: if x is not a float array, positions are not integers or floats, or head_axis is not an integer.
       ValueError: if the width is odd or above head_dim, if positions do not broadcast, if positions are `None` where
         they cannot be counted (several axes, no sequence axis, more than 2³¹ of them), if one position serves a
         sequence under an attention_factor other than 1, if head_dim is symbolic, if layout or part is unknown, if
-        head_axis is not an axis of x before its last, or if float32 cannot hold the inverse of the attention_factor.
+        head_axis is not an axis of x before its last, if frequencies by heads do not have one entry for each, if
+        float32 cannot hold the inverse of the attention_factor, or if positions, frequencies or inverse are given
+        beside waves.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -99,10 +108,16 @@ def rotary(
       True
 
     Reference:
-      Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, section 3.2.2, equation 15.
+      Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, section 3.2.2, equation 15;
+      Heo et al., "Rotary Position Embedding for Vision Transformer", 2024, section 3.2, for frequencies by heads.
     """
-    x, positions, frequencies, axis = _arguments.rotated(x, positions, frequencies, layout, head_axis, part)
-    if inverse := _checks.flag("inverse", inverse):
+    inverse = _checks.flag("inverse", inverse)
+    if waves is not None:
+        _check_alone(positions=positions, frequencies=frequencies, inverse=inverse or None)
+        x, table, axis = _arguments.rotated_by_waves(x, waves, layout, head_axis, part)
+        return rotate(TurnSettings(layout, part == "last"), x, table, None, axis)
+    x, positions, frequencies, axis = _arguments.rotated(x, positions, frequencies, layout, head_axis, part, ndim=3)
+    if inverse:
         frequencies = _with_inverse_amplitude(frequencies)
     return rotate(TurnSettings(layout, part == "last", inverse), x, positions, frequencies, axis)
 
@@ -112,11 +127,73 @@ def rotate(
     settings: TurnSettings,
     x: jax.Array,
     positions: jax.Array | None,
-    frequencies: Spectrum,
+    frequencies: Spectrum | None,
     head_axis: int | None,
 ) -> jax.Array:
-    """`rotary` of arguments that `_arguments.rotated` has parsed."""
-    return turn(settings, x, placed(x, positions, head_axis), frequencies)
+    """`rotary` of parsed arguments; without frequencies, positions are waves."""
+    return turn(settings, x, placed(x, positions, head_axis), _placed_frequencies(x, frequencies, head_axis))
+
+
+def _placed_frequencies(x: jax.Array, frequencies: Spectrum | None, head_axis: int | None) -> Spectrum | None:
+    """Expands an array (axes, pairs) or (heads, axes, pairs) to x's rank and (..., axes·pairs)."""
+    if not isinstance(frequencies, jax.Array) or frequencies.ndim == 1:
+        return frequencies
+    flat = frequencies.reshape(*frequencies.shape[:-2], -1)
+    return jnp.expand_dims(flat, [axis for axis in range(x.ndim - 1) if axis != head_axis or flat.ndim == 1])
+
+
+def _check_alone(**arguments: Any) -> None:
+    """Raises if one of these arguments is given, because waves stand for them."""
+    for name, value in arguments.items():
+        require(value is None, "{} must not be given beside waves, got {}", name, _checks.describe(value))
+
+
+@public
+def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array) -> tuple[jax.Array, jax.Array]:
+    r"""The cosines and the sines of RoPE, to compute once for all layers.
+
+    $$c_i = a \cos \omega_i p, \qquad s_i = a \sin \omega_i p$$
+
+    `rotary(x, waves=cos_sin(positions, frequencies), …)` has the same bits as `rotary(x, positions, frequencies, …)`.
+    Kernels such as those of FlashInfer and Transformer Engine take such arrays too.
+
+    Args:
+      positions: integers or floats of shape (...,), or (..., axes) for frequencies of several axes.
+      frequencies: `Frequencies`, whose attention_factor is $a$; an int (a width: `geometric(width)`); or a float array
+        of angular frequencies of shape (num_pairs,) or (axes, num_pairs), as for `rotary`.
+
+    Returns:
+      The cosines and the sines, two float32 arrays of shape (..., num_pairs), within 9e-8 · a at every int32 position.
+      NaN where a position lies outside int32 but could not be rejected at trace time. Differentiable in float positions
+      and in an array of frequencies.
+
+    Raises:
+      TypeError: if positions are not integers or floats, or frequencies have the wrong type.
+      ValueError: if positions are known to lie outside int32, or do not have one coordinate for each axis.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> query = jnp.ones((2, 5, 4, 64))  # batch, seq, heads, head_dim
+      >>> waves = pe.cos_sin(jnp.arange(5), 64)
+      >>> [wave.shape for wave in waves]
+      [(5, 32), (5, 32)]
+      >>> same = pe.rotary(query, waves=waves, head_axis=-2) == pe.rotary(query, head_axis=-2)
+      >>> bool(same.all())
+      True
+
+    Reference:
+      Su et al., "RoFormer", 2021, section 3.4.2, equation 34.
+    """
+    frequencies = parse(frequencies, ndim=2)
+    return _cos_sin(parse_positions("positions", positions, frequencies), frequencies)
+
+
+@compiled("cos_sin")
+def _cos_sin(positions: jax.Array, frequencies: Spectrum) -> tuple[jax.Array, jax.Array]:
+    if isinstance(frequencies, jax.Array):
+        frequencies = frequencies.reshape(-1)
+    return pair_waves(positions, frequencies, np.int32(1)), pair_waves(positions, frequencies, np.int32(0))
 
 
 def _with_inverse_amplitude(frequencies: Spectrum) -> Spectrum:

@@ -20,8 +20,13 @@ The rotation and its derivative are primitives of JAX, because `jax.custom_vjp` 
 the formula itself store waves for every feature of x. Both have forward and reverse mode, in any order. The derivative
 in x alone stores only what the angles are made of.
 
-The operands are x (..., features), positions (..., axes) and, unless the frequencies are static, ω (..., pairs). They
-have one rank, and their leading axes broadcast, so `jax.vmap` adds an axis to each and repeats nothing.
+The operands are x (..., features), positions (..., axes) and, unless the frequencies are static, ω (..., axes·pairs),
+with $\theta = \sum \omega_c p_c$ over the axes. They have one rank, and their leading axes broadcast, so `jax.vmap`
+adds an axis to each and repeats nothing.
+
+Without frequencies, the second operand holds waves (..., 2·pairs), the sines and then the cosines. The rotation is
+linear in them too: its derivative is $dy = R(w)\,dx + R(dw)\,x$, and its transpose takes $\bar y$ to
+$\bar s = \bar y_2 x_1 - \bar y_1 x_2$ and $\bar c = \bar y_1 x_1 + \bar y_2 x_2$.
 """
 
 from __future__ import annotations
@@ -37,22 +42,22 @@ from jax.interpreters import ad, batching, mlir
 
 from posenc_jax import _mesh, _xla
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._frequencies import Frequencies, Spectrum, dim_of
+from posenc_jax._frequencies import Frequencies, Spectrum
 from posenc_jax._turn_forms import TurnSettings, margin, partners, rotated_on, rotates, signs, split
-from posenc_jax._waves import coordinates, expand
+from posenc_jax._waves import coordinates, expand, num_features
 
 _rotation, _derivative = _xla.Primitive("rotation"), _xla.Primitive("rotation_derivative")
 _STATIC = "settings", "static", "moving"
 
 
-def turn(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum) -> jax.Array:
+def turn(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None) -> jax.Array:
     """Rotates the pairs of x (..., features) by positions (..., axes), which have x's rank and broadcast to it.
 
     A width of 0 turns nothing, and gives x the sharding that a rotation gives it.
     """
-    if not dim_of(frequencies):
+    if not num_features(positions, frequencies):
         return _mesh.agreeing((x, positions))[0].astype(settings.result or x.dtype)
-    if isinstance(frequencies, Frequencies):
+    if frequencies is None or isinstance(frequencies, Frequencies):
         return _bind(_rotation, x, positions, settings=settings, static=frequencies)
     return _bind(_rotation, x, positions, align(frequencies, x.ndim), settings=settings, static=None)
 
@@ -74,14 +79,10 @@ def _unpack(
     operands: Sequence[Any], static: Frequencies | None, moving: Sequence[bool] = (False,) * 3
 ) -> tuple[list[Any], list[Any]]:
     """x, positions and frequencies, and the tangents that follow them, None for what does not move."""
-    primals = [*operands[:2], operands[2] if static is None else static]
-    tangents = iter(operands[_count(static) :])
+    learned = static is None and len(operands) > 2
+    primals = [*operands[:2], operands[2] if learned else static]
+    tangents = iter(operands[2 + learned :])
     return primals, [next(tangents) if moves else None for moves in moving]
-
-
-def _count(static: Frequencies | None) -> int:
-    """How many operands a rotation has."""
-    return 3 if static is None else 2
 
 
 def _rotate(platform: str, *operands: Any, settings: TurnSettings, static: Frequencies | None) -> jax.Array:
@@ -99,13 +100,15 @@ def _rotate_tangent(
 ) -> jax.Array:
     """a·R(θ)(dx + Jx·dθ), rounded once."""
     (x, positions, frequencies), (dx, d_positions, d_frequencies) = _unpack(operands, static, moving)
-    dtype, dim = compute_dtype(x), dim_of(frequencies)
+    dtype, dim = compute_dtype(x), num_features(positions, frequencies)
     d_theta = []
     if d_positions is not None:
-        along = coordinates(d_positions.astype(dtype), static.axes if static else [0])
-        d_theta.append(_angular(frequencies, x) * along)
+        along = d_positions.astype(dtype)
+        along = [coordinates(along, static.axes)] if static else _by_axis(along, positions)
+        d_theta += [w * d for w, d in zip(_angular(frequencies, positions, dtype), along, strict=True)]
     if d_frequencies is not None:
-        d_theta.append(positions.astype(dtype) * d_frequencies.astype(dtype))
+        pairs = _by_axis(positions.astype(dtype), positions), _by_axis(d_frequencies.astype(dtype), positions)
+        d_theta += [p * d for p, d in zip(*pairs, strict=True)]
     d_theta = expand(sum(d_theta[1:], d_theta[0]), settings.layout, dim, margin(settings, x, dim))
     tangent = _quarter_turn(settings, x, dim).astype(dtype) * d_theta
     if dim < x.shape[-1]:  # 0·∞ would be NaN
@@ -115,10 +118,17 @@ def _rotate_tangent(
     return turn(settings._replace(result=np.dtype(settings.result or x.dtype)), tangent, positions, frequencies)
 
 
-def _angular(frequencies: Spectrum, x: jax.Array) -> jax.Array:
-    """ω in x's compute dtype and rank."""
-    angular = frequencies.angular if isinstance(frequencies, Frequencies) else frequencies
-    return align(jnp.asarray(angular).astype(compute_dtype(x)), x.ndim)
+def _by_axis(x: jax.Array, positions: jax.Array) -> list[jax.Array]:
+    """Splits the last axis of x into one part for each coordinate of the positions."""
+    axes = positions.shape[-1]
+    return [x] if axes == 1 else jnp.split(x, axes, axis=-1)
+
+
+def _angular(frequencies: Spectrum, positions: jax.Array, dtype: Any) -> list[jax.Array]:
+    """ω in this dtype and the rank of positions: one array for each coordinate, or one alone for static frequencies."""
+    if isinstance(frequencies, Frequencies):
+        return [align(jnp.asarray(frequencies.angular).astype(dtype), positions.ndim)]
+    return _by_axis(frequencies.astype(dtype), positions)
 
 
 def _quarter_turn(settings: TurnSettings, x: jax.Array, dim: int) -> jax.Array:
@@ -132,7 +142,21 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> 
     y = _bind(_rotation, *primals, **parameters)
     if not any(moving[1:]):
         return y, _bind(_rotation, *moved, *primals[1:], **parameters)
+    if len(primals) == 2 and parameters["static"] is None:
+        return y, _tangent_by_waves(*primals, *tangents, **parameters)
     return y, _bind(_derivative, *primals, *moved, moving=moving, **parameters)
+
+
+def _tangent_by_waves(x: Any, waves: Any, dx: Any, d_waves: Any, *, settings: TurnSettings, static: None) -> jax.Array:
+    """R(w)dx + R(dw)x, rounded once; a dx that is zero adds nothing."""
+    dim = waves.shape[-1]
+    if dim < x.shape[-1]:  # features that pass through do not depend on waves
+        x = jnp.where(rotates(settings, x, dim), x, np.zeros((), x.dtype))
+    if isinstance(dx, ad.Zero):
+        return _bind(_rotation, x, d_waves, settings=settings, static=static)
+    wide = settings._replace(result=np.dtype(compute_dtype(x)))
+    terms = [_bind(_rotation, *pair, settings=wide, static=static) for pair in ((dx, waves), (x, d_waves))]
+    return (terms[0] + terms[1]).astype(settings.result or x.dtype)
 
 
 def _jvp_of_derivative(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
@@ -153,7 +177,9 @@ def _jvp_of_derivative(primals: Sequence[Any], tangents: Sequence[Any], **parame
 
 def _transpose(dy: Any, x: Any, *angle: Any, settings: TurnSettings, static: Frequencies | None) -> list[Any]:
     if isinstance(dy, ad.Zero):
-        return [None] * _count(static)
+        return [None] * (1 + len(angle))
+    if not ad.is_undefined_primal(x):
+        return [None, _cotangent_of_waves(dy, x, settings=settings, like=angle[0].aval)]
     back = _rotate_back(dy, *angle, settings=settings, static=static, like=x.aval)
     return [back, *(None for _ in angle)]
 
@@ -165,6 +191,31 @@ def _rotate_back(*operands: Any, settings: TurnSettings, static: Frequencies | N
     return _sum_to(like, turn(settings._replace(backward=not settings.backward, result=like.dtype), *primals))
 
 
+@_xla.compiled("rotation_waves_transpose", static_argnames=("settings", "like"))
+def _cotangent_of_waves(dy: jax.Array, x: jax.Array, *, settings: TurnSettings, like: Any) -> jax.Array:
+    """The cotangents of the sines and the cosines, of the type `like`."""
+    dtype, dim = compute_dtype(x), like.shape[-1]
+    dy, shared = dy.astype(dtype), _broadcast_axes(like)
+    sine = _sum_of_theta(settings, dy * partners(settings, x, dim).astype(dtype), dim, shared)
+    cosine = sum(_sum_of_pairs(settings, dy * x.astype(dtype), dim, shared))
+    return _sum_to(like, jnp.concatenate([sine, cosine], axis=-1)).astype(like.dtype)
+
+
+def _sum_of_pairs(
+    settings: TurnSettings, products: jax.Array, dim: int, axes: list[int]
+) -> tuple[jax.Array, jax.Array]:
+    """Sums over these axes, for the first and for the second features of the pairs."""
+    # Sums before splitting into pairs, because only a small array is cheap to split.
+    summed, (before, after) = jnp.sum(products, axis=axes, keepdims=True), margin(settings, products, dim)
+    return split(summed[..., before : products.shape[-1] - after], settings.layout)
+
+
+def _sum_of_theta(settings: TurnSettings, products: jax.Array, dim: int, axes: list[int]) -> jax.Array:
+    """The sum over these axes of the cotangents of θ, from the products with partners."""
+    first, second = _sum_of_pairs(settings, products, dim, axes)
+    return first - second if settings.backward else second - first
+
+
 def _transpose_derivative(
     dy: Any, *operands: Any, settings: TurnSettings, static: Frequencies | None, moving: tuple[bool, ...]
 ) -> list[Any]:
@@ -172,7 +223,7 @@ def _transpose_derivative(
         return [None] * len(operands)
     _, tangents = _unpack(operands, static, moving)
     wanted = tuple(t.aval if ad.is_undefined_primal(t) else None for t in tangents)
-    primals = operands[: _count(static)]
+    primals = operands[: 3 if static is None else 2]
     cotangents = _cotangents(dy, *primals, settings=settings, static=static, wanted=wanted)
     return [None for _ in primals] + [c for c, moves in zip(cotangents, moving, strict=True) if moves]
 
@@ -183,16 +234,10 @@ def _cotangents(
 ) -> list[Any]:
     """The cotangents of dx, dp and dω, of the types in `wanted`, or None where that is None."""
     (x, positions, frequencies), _ = _unpack(operands, static)
-    dtype, dim = compute_dtype(x), dim_of(frequencies)
+    dtype, dim = compute_dtype(x), num_features(positions, frequencies)
     back = settings._replace(backward=not settings.backward, result=np.dtype(dtype))
     g = turn(back, dy, positions, frequencies)
     products = g * partners(settings, x, dim).astype(dtype)
-
-    def sum_of_theta(products: jax.Array, axes: list[int]) -> jax.Array:
-        # Sums before splitting into pairs, because only a small array is cheap to split.
-        summed, (before, after) = jnp.sum(products, axis=axes, keepdims=True), margin(settings, x, dim)
-        first, second = split(summed[..., before : x.shape[-1] - after], settings.layout)
-        return first - second if settings.backward else second - first
 
     def of_x(like: Any) -> jax.Array:
         return _sum_to(like, g)
@@ -200,14 +245,18 @@ def _cotangents(
     def of_positions(like: Any) -> jax.Array:
         # Sums first over axes along which neither the position nor ω varies.
         shared = [axis for axis in _broadcast_axes(like) if static or frequencies.shape[axis] == 1]
-        rows = sum_of_theta(products, shared) * _angular(frequencies, x)
-        coordinate = np.array(static.axes if static else [0] * (dim // 2))
-        masks = (align((coordinate == c).astype(dtype), x.ndim) for c in range(like.shape[-1]))
-        return _sum_to(like, jnp.stack([jnp.sum(rows * mask, axis=-1) for mask in masks], -1))
+        theta = _sum_of_theta(settings, products, dim, shared)
+        rows = [theta * angular for angular in _angular(frequencies, positions, dtype)]
+        if static:
+            masks = (align((np.array(static.axes) == c).astype(dtype), x.ndim) for c in range(like.shape[-1]))
+            rows = [rows[0] * mask for mask in masks]
+        return _sum_to(like, jnp.stack([jnp.sum(row, axis=-1) for row in rows], -1))
 
     def of_frequencies(like: Any) -> jax.Array:
         # Sums over all axes at once, so that devices exchange one row instead of one row per position.
-        return sum_of_theta(products * positions.astype(dtype), _broadcast_axes(like))
+        along, axes = _by_axis(positions.astype(dtype), positions), _broadcast_axes(like)
+        by_axis = [_sum_of_theta(settings, products * p, dim, axes) for p in along]
+        return by_axis[0] if len(by_axis) == 1 else jnp.concatenate(by_axis, axis=-1)
 
     rules = zip(wanted, (of_x, of_positions, of_frequencies), strict=True)
     return [None if like is None else rule(like).astype(like.dtype) for like, rule in rules]

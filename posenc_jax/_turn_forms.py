@@ -23,8 +23,8 @@ from jax import lax
 
 from posenc_jax import _mesh, _xla
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._frequencies import Frequencies, Layout, Spectrum, dim_of
-from posenc_jax._waves import features, is_shared, pair_waves
+from posenc_jax._frequencies import Layout, Spectrum
+from posenc_jax._waves import features, is_shared, num_features, pair_waves
 from posenc_jax._xla import Target
 
 
@@ -50,12 +50,12 @@ def rotate_pairs(
     return y1, y2
 
 
-# Each form rotates x (..., features) by positions (..., axes). Frequencies that are an array have shape (..., pairs).
-# All have one rank, and their leading axes broadcast.
+# Each form rotates x (..., features) by positions (..., axes), or, without frequencies, by waves (..., 2·pairs).
+# Frequencies that are an array have shape (..., axes·pairs). All have one rank, and their leading axes broadcast.
 
 
 def reference(
-    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum, target: Target = _xla.CPU
+    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target = _xla.CPU
 ) -> jax.Array:
     """Splits x into pairs, rotates them and joins them: right on every platform, and the oracle of the other forms.
 
@@ -64,7 +64,7 @@ def reference(
     Measured: (1,4096,32,128) half float32 takes 1.48 copies of x on a CPU, and 0.94 by `reverse_halves`.
     """
     x = repeated(x, positions, frequencies)
-    before, after = margin(settings, x, dim_of(frequencies))
+    before, after = margin(settings, x, num_features(positions, frequencies))
     first, second = split(x[..., before : x.shape[-1] - after], settings.layout)
     turned = rotate_pairs(settings, first, second, _waves(positions, frequencies), target)
     joined = jnp.stack(turned, -1 if settings.layout == "interleaved" else -2)
@@ -74,7 +74,7 @@ def reference(
 
 
 def split_and_stack(
-    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum, target: Target
+    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
 ) -> jax.Array:
     """Cuts x into equal slices that each hold one member of their pairs, rotates the slices in pairs and stacks them.
 
@@ -90,7 +90,7 @@ def split_and_stack(
         turned = lambda x, p, w: split_and_stack(wide, x, p, w, target)  # noqa: E731
         y = _xla.without_axes(axes, turned, x, positions, frequencies)
         return y.astype(settings.result or x.dtype)
-    dim, dtype = dim_of(frequencies), compute_dtype(x)
+    dim, dtype = num_features(positions, frequencies), compute_dtype(x)
     before, after = margin(settings, x, dim)
     shared = is_shared(x, positions, frequencies)
     waves = _table(target, positions, frequencies) if shared else _waves(positions, frequencies)
@@ -113,7 +113,7 @@ def split_and_stack(
 
 
 def reverse_halves(
-    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum, target: Target
+    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
 ) -> jax.Array:
     """x·C + x′·S for the two halves of x, with partners x′ from reversing the two.
 
@@ -133,7 +133,7 @@ def reverse_halves(
 
 
 def reverse_pairs(
-    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum, target: Target
+    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
 ) -> jax.Array:
     """x·C + x′·S, with partners x′ from reversing each two neighbours.
 
@@ -148,7 +148,7 @@ def reverse_pairs(
 
 
 def pad_and_select(
-    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum, target: Target
+    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
 ) -> jax.Array:
     """x·C + x′·S, with partners x′ from two padded reads of x and a select.
 
@@ -158,7 +158,7 @@ def pad_and_select(
     40 of 64 features in float32 take 1.3 copies on a CPU, and 13 by `split_and_stack`. (For a head_dim of 64 on a TPU,
     `reverse_halves` is ahead.)
     """
-    partner = partners(settings, x, dim_of(frequencies))
+    partner = partners(settings, x, num_features(positions, frequencies))
     return _two_products(settings, x, partner, positions, frequencies, target)
 
 
@@ -173,10 +173,10 @@ class Case(NamedTuple):
     pairs: bool  # features are interleaved and even in number
 
 
-def case_of(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum) -> Case:
+def case_of(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None) -> Case:
     """The case of these arguments, whose leading axes broadcast."""
     x = repeated(x, positions, frequencies)
-    dim, width, half = dim_of(frequencies), x.shape[-1], settings.layout == "half"
+    dim, width, half = num_features(positions, frequencies), x.shape[-1], settings.layout == "half"
     pairs = not half and width % 2 == 0
     return Case(
         shared=is_shared(x, positions, frequencies),
@@ -188,7 +188,7 @@ def case_of(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequenc
     )
 
 
-Form = Callable[[TurnSettings, jax.Array, jax.Array, Spectrum, Target], jax.Array]
+Form = Callable[[TurnSettings, jax.Array, jax.Array, Spectrum | None, Target], jax.Array]
 
 # Each platform takes the first form whose condition holds.
 FORMS: dict[str, list[tuple[Callable[[Case], bool], Form]]] = {
@@ -217,9 +217,9 @@ def rotated_on(
     return form(settings, x, positions, frequencies, _xla.TARGETS[platform])
 
 
-def repeated(x: jax.Array, positions: jax.Array, frequencies: Spectrum) -> jax.Array:
+def repeated(x: jax.Array, positions: jax.Array, frequencies: Spectrum | None) -> jax.Array:
     """Broadcasts x to the leading axes of positions and frequencies."""
-    angle = (positions,) if isinstance(frequencies, Frequencies) else (positions, frequencies)
+    angle = (positions, frequencies) if isinstance(frequencies, jax.Array) else (positions,)
     rows = jnp.broadcast_shapes(*(array.shape[:-1] for array in (x, *angle)))
     return _mesh.agreeing((jnp.broadcast_to(x, (*rows, x.shape[-1])), *angle))[0]
 
@@ -270,25 +270,31 @@ def is_second(settings: TurnSettings, dim: int) -> np.ndarray:
     return (index % 2 if settings.layout == "interleaved" else index // (dim // 2)) == 1
 
 
-def _waves(positions: jax.Array, frequencies: Spectrum) -> list[jax.Array]:
+def _waves(positions: jax.Array, frequencies: Spectrum | None) -> list[jax.Array]:
     """The sines and the cosines, each (..., pairs)."""
     return [pair_waves(positions, frequencies, quarter) for quarter in np.arange(2, dtype=np.int32)]
 
 
-def _table(target: Target, positions: jax.Array, frequencies: Spectrum) -> list[jax.Array]:
+def _table(target: Target, positions: jax.Array, frequencies: Spectrum | None) -> list[jax.Array]:
     """`_waves`, which the compiler is told to store as one array."""
-    return jnp.split(target.stored(features(positions, frequencies, "half")), 2, axis=-1)
+    table = positions if frequencies is None else target.stored(features(positions, frequencies, "half"))
+    return jnp.split(table, 2, axis=-1)
 
 
 def _two_products(
-    settings: TurnSettings, x: jax.Array, partner: jax.Array, positions: jax.Array, frequencies: Spectrum, on: Target
+    settings: TurnSettings,
+    x: jax.Array,
+    partner: jax.Array,
+    positions: jax.Array,
+    frequencies: Spectrum | None,
+    on: Target,
 ) -> jax.Array:
     """x·C + x′·S for the partners x′, with waves for each feature; features beyond the pairs pass through."""
-    dim, dtype = dim_of(frequencies), compute_dtype(x)
+    dim, dtype = num_features(positions, frequencies), compute_dtype(x)
     x, partner = (repeated(each, positions, frequencies) for each in (x, partner))
     around, shared = margin(settings, x, dim), is_shared(x, positions, frequencies)
 
-    def waves(positions: jax.Array, frequencies: Spectrum) -> list[jax.Array]:
+    def waves(positions: jax.Array, frequencies: Spectrum | None) -> list[jax.Array]:
         """The cosine and the sine for each feature: quarter 1 and 0."""
         return [features(positions, frequencies, settings.layout, np.full(dim, quarter), around) for quarter in (1, 0)]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -57,33 +57,40 @@ def _finite(positions: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
-def _wave(positions: jax.Array, angular: jax.Array, word: Word, offset: jax.Array) -> jax.Array:
-    """The sine of ω·p + offset for int32 or float positions; `word` is the tuning word of ω."""
-    return _sine(_fixed_point.phase_at(positions, angular, word, offset))
+def _wave(terms: Sequence[tuple[jax.Array, jax.Array, Word]], offset: jax.Array) -> jax.Array:
+    """The sine of Σ ω·p + offset over terms (p, ω, tuning word of ω), with int32 or float p.
+
+    Phases are integers that wrap, so their sum is exact in any order.
+    """
+    phase = offset
+    for term in terms:
+        phase = _fixed_point.phase_at(*term, phase)
+    return _sine(phase)
 
 
 def _wave_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    positions, angular, word, offset = primals
-    d_positions, d_angular = tangents[:2]
+    terms, offset = primals
     result = _wave(*primals)
-    slope = _wave(positions, angular, word, offset + np.int32(2**30))
+    slope = _wave(terms, offset + np.int32(2**30))
     tangent = jnp.zeros_like(result)
-    if not isinstance(d_positions, SymbolicZero):
-        tangent += slope * (angular.astype(jnp.float32) * d_positions.astype(jnp.float32))
-    if not isinstance(d_angular, SymbolicZero):
-        tangent += slope * (_finite(positions) * d_angular.astype(jnp.float32))
+    for (positions, angular, _), (d_positions, d_angular, _) in zip(terms, tangents[0], strict=True):
+        if not isinstance(d_positions, SymbolicZero):
+            tangent += slope * (angular.astype(jnp.float32) * d_positions.astype(jnp.float32))
+        if not isinstance(d_angular, SymbolicZero):
+            tangent += slope * (_finite(positions) * d_angular.astype(jnp.float32))
     return result, tangent
 
 
 _wave.defjvp(_wave_jvp, symbolic_zeros=True)
 
 
-def wave(positions: jax.Array, frequencies: tuple[int, ...] | jax.Array, quarter: Any) -> jax.Array:
+def wave(positions: jax.Array, frequencies: tuple[int, ...] | list[jax.Array], quarter: Any) -> jax.Array:
     r"""The sine of ω·p + quarter·π/2 in float32, with an exact phase at every int32 position.
 
     Args:
-      positions: integers or floats of shape (..., 1) or (..., columns).
-      frequencies: static, in units of 2⁻¹²⁸ turn per position, or an array of ω, (columns,) or of positions' rank.
+      positions: integers or floats of shape (..., 1) or (..., columns); (..., axes) for several arrays of ω.
+      frequencies: static, in units of 2⁻¹²⁸ turn per position; or arrays of ω, (columns,) or of positions' rank, one
+        for each coordinate of the positions, whose angles are added.
       quarter: integers (columns,) or (): 0 for the sine, 1 for the cosine, 2 for the negated sine.
 
     Returns:
@@ -99,13 +106,17 @@ def wave(positions: jax.Array, frequencies: tuple[int, ...] | jax.Array, quarter
             result = _sine(_fixed_point.phase(positions, word, offset))
         else:
             angular = _fixed_point.angular_from_turns(frequencies).astype(np.float32).reshape(row)
-            result = _wave(positions, angular, word, offset)
+            result = _wave([(positions, angular, word)], offset)
     else:
-        angular = align(frequencies, positions.ndim)
-        word = _fixed_point.word_from_angular(lax.stop_gradient(angular))
-        result = _wave(positions, angular, word, offset)
-        fits = jnp.abs(angular) < 2.0**31
-        valid = fits if valid is None else valid & fits
+        angulars = [align(angular, positions.ndim) for angular in frequencies]
+        words = [_fixed_point.word_from_angular(lax.stop_gradient(angular)) for angular in angulars]
+        places = [positions] if len(angulars) == 1 else jnp.split(positions, len(angulars), axis=-1)
+        result = _wave(list(zip(places, angulars, words, strict=True)), offset)
+        if valid is not None and len(angulars) > 1:
+            valid = jnp.all(valid, axis=-1, keepdims=True)
+        for angular in angulars:
+            fits = jnp.abs(angular) < 2.0**31
+            valid = fits if valid is None else valid & fits
     return result if valid is None else jnp.where(valid, result, np.float32(np.nan))
 
 
@@ -175,7 +186,19 @@ def wave_of_dot(x: jax.Array, matrix: jax.Array, quarter: int) -> jax.Array:
     return jnp.where(valid, result, np.float32(np.nan))
 
 
-# Columns of an encoding
+# Columns of an encoding. Frequencies that are an array have shape (..., axes·pairs), one axis after the other. If there
+# are none, positions are waves that were computed before, (..., 2·pairs), the sines and then the cosines.
+
+
+def num_features(positions: jax.Array, frequencies: Spectrum | None) -> int:
+    """The number of features that positions (..., axes) or waves encode."""
+    if frequencies is None:
+        return positions.shape[-1]
+    return (
+        dim_of(frequencies)
+        if isinstance(frequencies, Frequencies)
+        else 2 * (frequencies.shape[-1] // positions.shape[-1])
+    )
 
 
 def has_derivatives(positions: jax.Array, frequencies: Spectrum) -> bool:
@@ -213,7 +236,9 @@ def expand(x: Any, layout: Layout, dim: int, margin: tuple[int, int] = (0, 0)) -
 def _columns(positions: jax.Array, frequencies: Spectrum, of_pairs: Callable[[Any], Any], quarter: Any) -> jax.Array:
     """The sine of ω·p + quarter·π/2 in each column; `of_pairs` maps one entry per pair to one entry per column."""
     if not isinstance(frequencies, Frequencies):
-        return wave(positions, of_pairs(frequencies), quarter)
+        axes = positions.shape[-1]
+        angulars = [frequencies] if axes == 1 else jnp.split(frequencies, axes, axis=-1)
+        return wave(positions, [of_pairs(angular) for angular in angulars], quarter)
     pair = of_pairs(np.arange(1, frequencies.num_pairs + 1))  # 0 for a column without a pair
     of_pair = (0, *frequencies.turns)
     turns = tuple(of_pair[i] for i in pair)
@@ -226,7 +251,7 @@ def _columns(positions: jax.Array, frequencies: Spectrum, of_pairs: Callable[[An
 
 def features(
     positions: jax.Array,
-    frequencies: Spectrum,
+    frequencies: Spectrum | None,
     layout: Layout,
     quarter: np.ndarray | None = None,
     margin: tuple[int, int] = (0, 0),
@@ -240,14 +265,18 @@ def features(
       quarter: (dim,), which wave of its pair each feature is, sin(ω·p + quarter·π/2); None for sines and cosines.
       margin: the number of columns without a frequency to add before and after.
     """
-    dim = dim_of(frequencies)
+    dim = num_features(positions, frequencies)
     if quarter is None:
         quarter = np.arange(dim) % 2 if layout == "interleaved" else np.arange(dim) // ((dim + 1) // 2)
 
     of_pairs = functools.partial(expand, layout=layout, dim=dim, margin=margin)
+    if frequencies is None:  # of one wave in all columns
+        return of_pairs(pair_waves(positions, None, quarter[0]))
     return _columns(positions, frequencies, of_pairs, np.pad(quarter, margin))
 
 
-def pair_waves(positions: jax.Array, frequencies: Spectrum, quarter: np.integer) -> jax.Array:
+def pair_waves(positions: jax.Array, frequencies: Spectrum | None, quarter: np.integer) -> jax.Array:
     """One wave of each pair, sin(ω·p + quarter·π/2), float32 (..., num_pairs)."""
+    if frequencies is None:
+        return jnp.split(positions, 2, axis=-1)[quarter]
     return _columns(positions, frequencies, lambda x: x, quarter)

@@ -32,6 +32,10 @@ def relative(i, j, table):
     return pe.relative_position_bias(i, j, table, symmetric=True, out_of_range="zeros")
 
 
+def by_waves(x, *waves):
+    return pe.rotary(x, waves=waves, head_axis=-2)
+
+
 def place(*arguments):
     """Arrays on the mesh that is set; each is given alone or with what shards it."""
     pairs = (x if isinstance(x, tuple) else (x, P()) for x in arguments)
@@ -56,6 +60,9 @@ WHOLE = [
     ("rotary", functools.partial(pe.rotary, head_axis=-2), [X, AT], "x", 3),
     ("rotary", partial(pe.rotary, frequencies=8, layout="interleaved", head_axis=-2), [X, AT], "x", 3),
     ("rotary", functools.partial(pe.rotary, head_axis=-2), [X, AT, ONES], "frequencies", 0),
+    ("rotary", functools.partial(pe.rotary, head_axis=-2), [X, GRID, np.ones((8, 2, 8), np.float32)], "frequencies", 2),
+    ("rotary", functools.partial(pe.rotary, head_axis=-2), [X, GRID, np.ones((8, 2, 8), np.float32)], "frequencies", 1),
+    ("rotary", by_waves, [X, SQUARE[0], SQUARE[0]], "waves", 0),
     ("xpos", functools.partial(pe.xpos, head_axis=-2), [X, X, AT], "query", 3),
     ("xpos", functools.partial(pe.xpos, head_axis=-2), [X, X, AT], "key", 3),
     ("shift", partial(pe.shift, offset=3, frequencies=16, layout="half"), [X], "encodings", 3),
@@ -78,7 +85,7 @@ WHOLE = [
     ("convert_layout", partial(pe.convert_layout, frequencies=8, source="half", target="interleaved", axis=-1, num_heads=1), [SQUARE], "weights", 1),
 ]  # fmt: skip
 INDEX = {
-    "query": 0, "key": 1, "value": 2, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
+    "query": 0, "key": 1, "waves": 2, "value": 2, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
     "w1 of mlp": 2, "b1 of mlp": 3, "w2 of mlp": 4, "query_positions": 1, "key_positions": 1, "key_segments": 2, "ids": 0, "mask": 0, "weights": 0,
 }  # fmt: skip
 
@@ -102,6 +109,10 @@ SPLIT = [
     (partial(pe.rotary, layout="interleaved", head_axis=-2), [X, AT], 0, 3),
     (partial(pe.xpos, layout="interleaved", head_axis=-2), [X, X, AT], 1, 3),
     (partial(pe.shift, offset=3, frequencies=16), [X], 0, 3),
+    (partial(pe.rotary, head_axis=-2), [X, GRID, np.ones((8, 2, 8), np.float32)], 2, 0),
+    (by_waves, [X, SQUARE[:, None], SQUARE[:, None]], 1, 0),
+    (partial(pe.cos_sin, frequencies=8), [AT], 0, 0),
+    (pe.cos_sin, [AT, ONES], 1, 0),
     (pe.sinusoidal, [AT, ONES], 1, 0),
     (pe.rotation_matrix, [AT, ONES], 1, 0),
     (partial(pe.fourier_features, layout="interleaved"), [SQUARE, SQUARE], 1, 1),

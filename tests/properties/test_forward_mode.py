@@ -38,6 +38,11 @@ def of_axes(x, p):
     return rotations.rotate_by(x, np.repeat(p, 2, axis=-1)[..., None, :] * omega, "half")
 
 
+def of_axes_and_heads(p, w):
+    """The angles (..., heads, pairs) of positions (..., axes) by frequencies (heads, axes, pairs)."""
+    return np.einsum("...a,hai->...hi", p, w)
+
+
 def decayed(x, p, w, sign):
     turned = angles(p, w)
     distance = np.broadcast_to(sign * np.asarray(p)[..., None], turned.shape[:-1])
@@ -100,6 +105,31 @@ CASES = {
         (X, MIXED),
     ),
     "two coordinates": (lambda x, p: pe.rotary(x, p, pe.axial(8, 2), head_axis=-2), of_axes, (X, normal(2, 5, 2))),
+    "several axes": (
+        lambda x, p, w: pe.rotary(x, p, w, layout="interleaved", part="last", head_axis=-2),
+        lambda x, p, w: rotations.rotate_by(x, of_axes_and_heads(p, w[None]), "interleaved", "last"),
+        (X, normal(2, 5, 2), normal(2, 3)),
+    ),
+    "by heads": (
+        lambda x, p, w: pe.rotary(x, p, w, head_axis=-2),
+        lambda x, p, w: rotations.rotate_by(x, of_axes_and_heads(p, w), "half"),
+        (X, normal(5, 2), normal(3, 2, 4)),
+    ),
+    "waves": (
+        lambda x, c, s: pe.rotary(x, waves=(c, s), head_axis=-2),
+        lambda x, c, s: rotations.rotate(x, s[..., None, :], c[..., None, :], "half"),
+        (X, normal(5, 4), normal(5, 4)),
+    ),
+    "waves of the last": (
+        lambda x, c, s: pe.rotary(x, waves=(c, s), head_axis=-2, layout="interleaved", part="last"),
+        lambda x, c, s: rotations.rotate(x, s[..., None, :], c[..., None, :], "interleaved", "last"),
+        (X, normal(2, 1, 2), normal(2, 1, 2)),
+    ),
+    "cos_sin": (
+        lambda p, w: jnp.stack(pe.cos_sin(p, w)),
+        lambda p, w: (lambda a: np.stack([np.cos(a), np.sin(a)]))(of_axes_and_heads(p, w[None])[..., 0, :]),
+        (normal(5, 2), normal(2, 3)),
+    ),
     "integers": (
         lambda x, w: pe.rotary(x, np.arange(3, 8), w, head_axis=-2),
         lambda x, w: rotations.rotate_by(x, angles(np.arange(3, 8), w), "half"),
@@ -128,7 +158,17 @@ CASES = {
     "t5": (two_tables, of_two_tables, (normal(16, 3), normal(8, 3))),
     "fire": (fire, of_fire, FIRE),
 }
-FEW = ["half", "interleaved, the last, inverse", "two coordinates", "shift", "xpos, key", "t5", "fire"]
+FEW = [
+    "by heads",
+    "waves of the last",
+    "half",
+    "interleaved, the last, inverse",
+    "two coordinates",
+    "shift",
+    "xpos, key",
+    "t5",
+    "fire",
+]
 
 
 def directions(arrays):

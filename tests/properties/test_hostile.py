@@ -50,6 +50,7 @@ VALID = {
     "attention": {"query": H, "key": H, "value": H, **TILE, "query_segments": P, "key_segments": P, "causal": True, "window": (3, None), "logits_soft_cap": 2.0, "sinks": ONES, "scale": 0.5, "block_size": 4},
     "axial": {"frequencies": 8, "num_axes": 2, "base": 1e4},
     "convert_layout": {"weights": X, "frequencies": 8, "source": "half", "target": "interleaved", "axis": 1, "num_heads": 1, "part": "first"},
+    "cos_sin": {"positions": P, "frequencies": 8},
     "dynamic_ntk": {**EXTENDED, "original_max": 64, "length": 128},
     "fire": {**TILE, "mlp": MLP, "c": 0.1, "threshold": 8.0},
     "fourier_features": {"x": X, "matrix": np.ones((8, 3), np.float32), "layout": "half", "dtype": jnp.float32},

@@ -66,6 +66,11 @@ def relative(i, j, *table):
     return pe.relative_position_bias(i, j, *table, out_of_range="zeros")
 
 
+def by_waves(x, *waves):
+    return pe.rotary(x, waves=waves, head_axis=-2)
+
+
+BY_HEAD = normal(HEADS, 2, DIM // 2)
 # name → function, its arguments with what shards them, what shards the result
 CASES = {
     "sinusoidal": (partial(pe.sinusoidal, frequencies=DIM), [(EACH, ROWS)], ROWS),
@@ -87,6 +92,9 @@ CASES = {
     ),
     "rotary, bfloat16": (functools.partial(pe.rotary, head_axis=-2), [(QB, HEADED), (EACH, ROWS)], HEADED),
     "rotary, counted": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED)], HEADED),
+    "rotary, by heads": (partial(pe.rotary, head_axis=-2), [(Q, HEADED), (PLACES, ROWS), (BY_HEAD, ONE)], HEADED),
+    "rotary, waves": (by_waves, [(Q, HEADED), (normal(LENGTH, 4), P(S)), (normal(LENGTH, 4), P(S))], HEADED),
+    "cos_sin": (partial(pe.cos_sin, frequencies=DIM), [(EACH, ROWS)], ROWS),
     "rotary, derivative": (back, [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
     "xpos": (functools.partial(pe.xpos, head_axis=-2), [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
     "shift": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (EACH, ROWS)], ROWS),
