@@ -165,6 +165,21 @@ def rotary_of_axes(draw: Draw) -> Any:
     )
 
 
+def rotary_by_heads(draw: Draw) -> Any:
+    w, settings = normal(draw, 3, 2, 8), {"layout": pick(draw, "interleaved", "half"), "head_axis": -2}
+    x, p = normal(draw, 2, 5, 3, 20, dtype=pick(draw, *DTYPES)), positions(draw, 5, 2)
+    return with_derivatives(lambda x, p, w: pe.rotary(x, p, w, **settings), x, p, w)
+
+
+def rotary_by_waves(draw: Draw) -> Any:
+    x, settings = (
+        normal(draw, 2, 5, 3, 16, dtype=pick(draw, *DTYPES)),
+        {"part": pick(draw, "first", "last"), "head_axis": -2},
+    )
+    waves = pe.cos_sin(positions(draw, 5), spectrum(draw, int(pick(draw, 8, 16))))
+    return waves, with_derivatives(lambda x, c, s: pe.rotary(x, waves=(c, s), **settings), x, *waves)
+
+
 def xpos(draw: Draw) -> Any:
     q, k = (normal(draw, 2, 6, heads, 16, dtype=pick(draw, *DTYPES)) for heads in (4, 2))
     p, settings = pick(draw, None, positions(draw, 6)), {"layout": pick(draw, "interleaved", "half")}
@@ -332,6 +347,8 @@ COMPUTED: dict[Callable[[Draw], Any], int] = {
     rotations: 8,
     rotary: 64,
     rotary_of_axes: 6,
+    rotary_by_heads: 4,
+    rotary_by_waves: 4,
     xpos: 4,
     convert_layout: 4,
     biases: 5,

@@ -81,6 +81,10 @@ def _array(x, frequencies):
     return pe.add_sinusoidal(x, None, frequencies)
 
 
+def _by_waves(x, cosine, sine, **settings):
+    return pe.rotary(x, waves=(cosine, sine), head_axis=-2, **settings)
+
+
 def _back(x, dy, *arguments, **settings):
     """The derivatives by x and the arrays among the arguments."""
     return jax.vjp(partial(pe.rotary, head_axis=-2, **settings), x, *arguments)[1](dy)
@@ -195,6 +199,15 @@ CASES = [
         (QSB, ((8, 1024, 3), I32)),
         table=8192,
     ),
+    Case("rotary, waves", _by_waves, (Q, ((4096, 64), F32), ((4096, 64), F32)), table=4096),
+    Case(
+        "rotary, waves, interleaved, bfloat16",
+        partial(_by_waves, layout="interleaved"),
+        (QB, ((4096, 64), F32), ((4096, 64), F32)),
+        table=4096,
+    ),
+    Case("cos_sin", partial(pe.cos_sin, frequencies=128), (P,)),
+    Case("rotary, by heads", partial(pe.rotary, head_axis=-2), (Q, ((4096, 2), I32), ((32, 2, 64), F32))),
     Case("rotary, array frequencies", lambda x, w: pe.rotary(x, None, w, head_axis=-2), (Q, W), table=4096),
     Case("rotary, both, bfloat16", functools.partial(pe.rotary, head_axis=-2), (QB, ((4096,), F32), W), table=4096),
     Case("rotary, backward, both", _back, (Q, Q, ((4096,), F32), W), table=2 * 4096),
