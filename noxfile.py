@@ -255,6 +255,7 @@ def parity(session: nox.Session) -> None:
     folder = "tests/huggingface/parity"
     session.run("python", f"{folder}/record.py", env=offline)
     session.run("python", f"{folder}/record_positions.py", env=offline)
+    session.run("python", f"{folder}/record_axes.py", env=offline)
     session.run("python", f"{folder}/record_relative_bias.py", env=offline)
     session.run("python", f"{folder}/record_attention.py", env=offline)
     if sources := session.posargs[1:]:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from oracles import encodings, spectra
+from helpers.closeness import assert_within
+from oracles import encodings, recorded, spectra
 
 
 def test_axial_is_an_equal_share_for_each_axis():
@@ -45,6 +46,29 @@ def test_a_width_for_each_axis():
     assert pe.axial([8, 4]) == pe.axial(np.array([8, 4])) == pe.axial((pe.geometric(8), 4))
     yarn = pe.yarn(16, 1e4, 8, 4096)
     assert pe.axial((yarn, yarn)) == pe.axial(yarn, 2)
+
+
+ALTERNATING = np.arange(8).reshape(2, 4).T.reshape(-1)
+# As diffusers' code writes them: a width for each axis, or pairs that alternate between row and column.
+VIDEO = {
+    "flux": pe.axial((4, 6, 6)),
+    "wan": pe.axial((8, 6, 6)),
+    "hunyuan_video": pe.axial((4, 6, 6), base=256.0),
+    "cogvideox": pe.axial((4, 6, 6)),
+    "lumina": pe.axial(16, 2)[ALTERNATING],
+    "lumina2": pe.axial((4, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("case", recorded.cases("diffusers_rotations"), ids=lambda case: case["model"])
+def test_image_and_video_models_of_diffusers(case):
+    x, want = (np.array(case[key], np.float32) for key in ("x", "rotated"))
+    positions = np.array(case["positions"])
+    positions = positions.astype(np.int32 if positions.dtype.kind == "i" else np.float32)
+    got = pe.rotary(x, positions, VIDEO[case["model"]], layout="interleaved", head_axis=None)
+    assert_within(got, want, 3e-6, against="diffusers, recorded")
+    swapped = pe.rotary(x, positions[..., ::-1], VIDEO[case["model"]], layout="interleaved", head_axis=None)
+    assert np.abs(swapped - want).max() > 0.5
 
 
 def test_each_part_of_a_joined_spectrum_keeps_its_frequencies():
