@@ -363,7 +363,12 @@ DERIVATIVES = {
 def test_eager_and_jit_give_the_same_bits(mode, name):
     f = lambda q, k, v, sinks, scale: ours(CASES[name], q, k, v, SLOPES, sinks, scale)  # noqa: E731
     arrays, program = (Q, K, V, SINKS, SCALES["(heads,)"]), functools.partial(DERIVATIVES[mode], f)
-    jax.tree.map(np.testing.assert_array_equal, program(arrays), jax.jit(program)(arrays))
+    eager, jitted = program(arrays), jax.jit(program)(arrays)
+    if mode == "vjp":  # the gradient by scale is a sum over the queries, whose order XLA chooses (JAX 0.10.0)
+        *eager, eager_scale = eager
+        *jitted, jitted_scale = jitted
+        assert_within(eager_scale, np.float64(jitted_scale), 3e-6)
+    jax.tree.map(np.testing.assert_array_equal, eager, jitted)
 
 
 # Bad input
