@@ -288,9 +288,9 @@ def arrays_and_derivatives(kv_heads):
     ("kv_heads", "q_spec", "k_spec", "v_spec", "collectives"),
     [
         (8, ROWS, P(D), P(), {"all-gather"}),  # of the keys' derivative
-        (4, ROWS, ROWS, OF_HEADS, {"all-gather"}),
+        thorough(4, ROWS, ROWS, OF_HEADS, {"all-gather"}),
         (1, ROWS, P(D), P(D), {"all-reduce"}),  # over the heads that share a key
-        (1, OF_HEADS, P(), P(), {"all-reduce"}),
+        thorough(1, OF_HEADS, P(), P(), {"all-reduce"}),
         (1, P(D), P(D), P(D), set()),
     ],
 )

@@ -79,6 +79,7 @@ def test_flash_attention(interpreted, name):
 
 
 @OF_TPU
+@pytest.mark.thorough
 def test_flash_attention_scales_its_bias(interpreted):
     """The controls: without dividing by the scale, or with the scale it has by default, another result and no error."""
     i = jnp.arange(SEQ)
@@ -127,6 +128,7 @@ def test_splash_attention_does_not_scale_the_query():
 
 
 @OF_TPU
+@pytest.mark.thorough
 def test_derivatives_of_splash_attention():
     blocks = {f"block_{name}": 128 for name in "q kv kv_compute q_dkv kv_dkv kv_dkv_compute q_dq kv_dq".split()}
     sizes = splash.BlockSizes(**blocks)
@@ -194,6 +196,7 @@ def test_what_cudnn_does_not_take(cudnn, length, dtype, settings, match):
         exported(lambda *a: jax.vjp(forward, *a)[1](a[0]), "cuda", x, x, x, jax.ShapeDtypeStruct((4,), jnp.float32))
 
 
+@pytest.mark.thorough
 def test_the_same_operands_by_xla():
     slopes = BIASES["alibi"][1]
     q, k, v = (x.astype(jnp.bfloat16) for x in (Q, K, V))

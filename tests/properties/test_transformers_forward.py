@@ -18,7 +18,7 @@ import posenc_jax.linen
 import posenc_jax.nnx
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import tiered
+from helpers.tiers import thorough, tiered
 from oracles import fourier, spectra
 from oracles.attention import layer as attention_in_float64
 
@@ -113,7 +113,7 @@ def assert_alike(got, want):
         assert_within(a, b, 1e-4 * (1e-2 + np.abs(b).max()), against="textbook RoPE")  # float32, thousands of terms
 
 
-@pytest.mark.parametrize("of", [of_nnx, of_linen])
+@pytest.mark.parametrize("of", [of_nnx, thorough(of_linen)])
 def test_a_step_of_mean_flow_and_a_hessian_vector_product(of):
     results = []
     for ours in (True, False):
@@ -137,7 +137,7 @@ def test_a_step_of_mean_flow_and_a_hessian_vector_product(of):
     assert any(float(jnp.abs(x).max()) > 1e-3 for x in jax.tree.leaves(ours[3]))
 
 
-@pytest.mark.parametrize("of", [of_nnx, of_linen])
+@pytest.mark.parametrize("of", [of_nnx, thorough(of_linen)])
 def test_without_positions_the_derivatives_are_others(of):
     """The control: RoPE matters in this network."""
     apply, parameters = of(True)
@@ -188,7 +188,7 @@ def target_in_float64(parameters):
 
 
 @pytest.mark.parametrize("stopped", tiered([True, False], [True]))
-@pytest.mark.parametrize("of", [of_nnx, of_linen])
+@pytest.mark.parametrize("of", [of_nnx, thorough(of_linen)])
 def test_a_training_step_of_mean_flow(of, stopped):
     """|u − stopgrad(v − (t − r) du/dt)|², whose derivative holds a tangent; without stopgrad, reverse over forward."""
     apply, parameters = of(True)
@@ -216,7 +216,7 @@ def test_a_training_step_of_mean_flow(of, stopped):
         assert_within(got, want, 2e-4 * length, against="differences in float64")
 
 
-@pytest.mark.parametrize("of", [of_nnx, of_linen])
+@pytest.mark.parametrize("of", [thorough(of_nnx), of_linen])
 def test_hessian_vector_products_beside_float64(of):
     apply, parameters = of(True)
     loss = lambda w: jnp.mean(apply(w, X, END, START) ** 2)  # noqa: E731

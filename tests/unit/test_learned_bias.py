@@ -155,6 +155,7 @@ def test_the_perceptron_on_every_platform(form):
     np.testing.assert_allclose(jax.jit(form)(x, *MLP), biases.perceptron(x, *MLP), atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_hessian_of_fire_is_symmetric_and_the_same_in_every_order():
     f = lambda x: jnp.sum(pe.fire(NEAR[:5], NEAR[5:9], (x[:4], x[4:8], x[8:16].reshape(4, 2), x[16:18]), c=x[18], threshold=x[19]) ** 2)  # noqa: E731  # fmt: skip
     x = np.append(RNG.uniform(0.1, 1, 18), [0.3, 2000]).astype(np.float32)

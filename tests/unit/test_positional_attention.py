@@ -661,7 +661,7 @@ LEARNED = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(LEARNED, [None, "FIRE"]))
+@pytest.mark.parametrize("name", tiered(LEARNED, [None, "T5Bias"]))
 def test_forward_mode_in_the_layers_of_both_stacks(as_flax, name):
     """`jacfwd` and `hessian` along the input and all parameters, beside differences of the float64 layer."""
     settings, bias_in_float64 = LEARNED[name]
