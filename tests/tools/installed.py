@@ -66,4 +66,6 @@ if __name__ == "__main__":
     if importlib.util.find_spec("matplotlib"):  # without it, all else was run
         print(f"{run_docstrings(figures=True)} examples of figures run as installed")
     else:
-        print(f"{run_docstrings(figures=False)} examples of docstrings and {run_readme()} of README.md run as installed")
+        print(
+            f"{run_docstrings(figures=False)} examples of docstrings and {run_readme()} of README.md run as installed"
+        )
