@@ -197,14 +197,13 @@ def _resize_table(table: jax.Array, *, grid: tuple[int, ...], method: str, antia
 
 
 def _torch_cubic(x: jax.Array, axis: int, length: int) -> jax.Array:
-    """Keys' kernel with a = −¾ along an axis of x."""
+    """Keys' kernel with a = −¾ along an axis of x, on rows that repeat the first and the last."""
     # (j + ½)·L/n − ½ as a whole number and a fraction, both exact.
-    place = (2 * np.arange(length) + 1) * x.shape[axis] - length
-    whole, fraction = place // (2 * length), place % (2 * length) / (2 * length)
-    rows = jax.lax.broadcasted_iota(jnp.int32, (x.shape[axis] + 4, length), 0) - 2
-    d = jnp.abs((rows - whole[None].astype(np.int32)).astype(x.dtype) - fraction[None].astype(x.dtype))
-    near, far = ((1.25 * d - 2.25) * d) * d + 1, -0.75 * (((d - 5) * d + 8) * d - 4)
-    weights = jnp.where(d <= 1, near, jnp.where(d < 2, far, 0.0))
-    widths = [(2, 2) if i == axis else (0, 0) for i in range(x.ndim)]
-    padded = jnp.pad(x, widths, mode="edge")
-    return jnp.moveaxis(jnp.tensordot(padded, weights, (axis, 0), precision="highest"), -1, axis)
+    old, taps = x.shape[axis], np.arange(-1, 3)[:, None]
+    whole, rest = np.divmod((2 * np.arange(length) + 1) * old - length, 2 * length)
+    d = np.abs(taps - rest / (2 * length))
+    weights = np.where(d <= 1, (1.25 * d - 2.25) * d * d + 1, -0.75 * (((d - 5) * d + 8) * d - 4)).astype(x.dtype)
+    sources = np.clip(whole + taps, 0, old - 1).astype(np.int32)
+    row = jax.lax.broadcasted_iota(jnp.int32, (old, length), 0)
+    matrix = sum(jnp.where(row == i[None], w[None], 0) for i, w in zip(sources, weights, strict=True))
+    return jnp.moveaxis(jnp.tensordot(x, matrix, (axis, 0), precision="highest"), -1, axis)

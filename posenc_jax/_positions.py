@@ -119,6 +119,7 @@ def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1) -> ja
     """Lengths of documents; those that are known must be multiples that fit into `total`, the argument `name`."""
     lengths = _checks.array("lengths", lengths, _checks.INTEGERS)
     result = _sequences("lengths", lengths, "(..., documents)")
+    _checks.known_size("lengths", lengths.shape, -1)
     if not isinstance(lengths, Tracer) and lengths.size:
         _checks.within(lengths, 0, LIMIT, "lengths must be at least 0, got {}")
         with jax.ensure_compile_time_eval():  # known also while another function is traced
@@ -357,7 +358,7 @@ def _shard_positions(lengths: jax.Array | None, *, length: int, shards: int, ord
     if order == "striped":
         return shards * index + shard
     half = size // 2
-    return shards * start + offset + half * jnp.where(offset < half, shard, 2 * shards - 2 - shard)
+    return shards * start + offset + jnp.where(offset < half, half * shard, half * (2 * shards - 2 - shard))
 
 
 def _spans_of_shard(lengths: jax.Array, length: int, shards: int, chunks: int) -> tuple[jax.Array, jax.Array]:
