@@ -104,12 +104,12 @@ def test_lengths(lengths, total, dtype):
 
 
 def test_lengths_of_a_batch():
-    lengths = RNG.multinomial(20, [0.25] * 4, (2, 3)).astype(np.int32)
+    lengths = RNG.multinomial(20, [0.4, 0.2, 0.2, 0.1, 0.1], (20, 5)).astype(np.int32)
     want = np.array([[loops.lengths(row, 23) for row in rows] for rows in lengths])
     f = functools.partial(pe.positions_from_lengths, total=23)
     for got in (f(lengths), jax.jit(f)(lengths), jax.vmap(f)(lengths)):
         np.testing.assert_array_equal(got, want)
-    assert f(lengths[:0]).shape == (0, 3, 23)
+    assert f(lengths[:0]).shape == (0, 5, 23)
 
 
 def test_segments_and_cumulative_lengths_of_a_pack():
@@ -219,6 +219,25 @@ def test_shards_of_packs(lengths, length, shards, order):
     assert sorted(np.asarray(got).reshape(-1).tolist()) == list(range(length))
     both = jax.jit(lambda lengths: f(lengths=lengths))(np.stack([lengths, lengths[::-1]])[None])
     np.testing.assert_array_equal(both, [[want, loops.shards_of_pack(lengths[::-1], length, shards, order)]])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_shards_of_a_batch_of_packs(order):
+    lengths = 6 * RNG.multinomial(6, [0.4, 0.2, 0.2, 0.1, 0.1], 40).astype(np.int32)
+    want = [loops.shards_of_pack(row, 42, 3, order) for row in lengths]
+    f = lambda lengths: pe.shard_positions(42, 3, order=order, lengths=lengths)  # noqa: E731
+    for got in (f(lengths), jax.vmap(f)(lengths)):
+        np.testing.assert_array_equal(got, want)
+    at = jax.vmap(lambda p, i: p[i])(pe.positions_from_lengths(lengths, 42), f(lengths))
+    np.testing.assert_array_equal(
+        at, [np.array(loops.lengths(row, 42))[w] for row, w in zip(lengths, want, strict=True)]
+    )
+
+
+def test_a_shard_of_a_pack_takes_the_memory_of_a_shard():
+    f = jax.jit(lambda lengths, i: pe.shard_positions(2**18, 16, order="zigzag", lengths=lengths)[i])
+    compiled = f.lower(*(jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64,), ()))).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes <= 3 * 4 * 2**14
 
 
 def test_a_pack_of_one_document_is_a_sequence():
