@@ -129,6 +129,7 @@ def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1) -> ja
     return result
 
 
+@functools.partial(jax.jit, inline=True)
 def _ends(lengths: jax.Array) -> jax.Array:
     """Where each document ends: sums that stay at 2³¹ − 1 instead of wrapping around."""
     most = np.uint32(LIMIT - 1)
