@@ -20,11 +20,12 @@ from posenc_jax._axes import axial, join, multi_section
 # Positions.
 from posenc_jax._positions import (
     positions_from_segments,
+    positions_from_lengths,
     positions_from_mask,
     grid_positions,
-    multimodal_positions,
     shard_positions,
 )
+from posenc_jax._multimodal import multimodal_positions, positions_from_tokens
 
 # Encodings that are added to embeddings.
 from posenc_jax._sinusoidal import sinusoidal, add_sinusoidal
@@ -77,8 +78,10 @@ __all__ = [
     "multimodal_positions",
     "ntk",
     "offset_similarity",
+    "positions_from_lengths",
     "positions_from_mask",
     "positions_from_segments",
+    "positions_from_tokens",
     "proportional",
     "relative_position_bias",
     "resize_table",

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks, _mesh
@@ -125,26 +126,37 @@ def _add_learned(
 
 @public
 def resize_table(
-    table: ArrayLike, shape: int | Sequence[int], *, method: Literal["linear", "cubic"] = "linear"
+    table: ArrayLike,
+    shape: int | Sequence[int],
+    *,
+    method: Literal["linear", "cubic", "torch_cubic"] = "linear",
+    antialias: bool = True,
 ) -> jax.Array:
     r"""Interpolates a learned table to another length or grid.
 
     Rows are at the centres of equal cells, as in vision transformers: new row $j$ of $n$ samples the $L$ old rows at
-    $(j + \tfrac12)\,L/n - \tfrac12$. Beyond the first and the last centre, only rows that exist have weight. Shrinking
-    averages rows (antialiasing).
+    $(j + \tfrac12)\,L/n - \tfrac12$. Beyond the first and the last centre, only rows that exist have weight, except for
+    "torch_cubic", which repeats the first and the last row.
+
+    PyTorch's `interpolate` with align_corners=False is
+
+    - mode "bilinear": "linear", with either antialias;
+    - mode "bicubic", antialias=True: "cubic", as in timm's `resample_abs_pos_embed`;
+    - mode "bicubic", antialias=False: "torch_cubic", as in `interpolate_pos_encoding` of transformers' ViT and DINOv2.
 
     Args:
       table: floats of shape (length, dim), or (height, width, dim) and so on for a grid.
       shape: the new length, or the new grid with one entry for each axis of the table before the last.
-      method: "linear" or "cubic" (Keys, a = −½), as in timm's `resample_abs_pos_embed` and in PyTorch's `interpolate`
-        with antialias=True and mode "bilinear" or "bicubic". Without antialias, PyTorch's "bicubic" uses a = −¾.
+      method: "linear"; "cubic", Keys' kernel with a = −½; or "torch_cubic", a = −¾.
+      antialias: whether shrinking averages rows, over a kernel that is wider by $L/n$. Must be False for "torch_cubic".
 
     Returns:
       The table, of shape (*shape, dim) and its dtype, computed in at least float32. The same shape gives the same bits.
 
     Raises:
       TypeError: if table is not a float array, or shape is not integers.
-      ValueError: if shape does not have one positive entry for each axis before the last, or method is unknown.
+      ValueError: if shape does not have one positive entry for each axis before the last, if method is unknown, or if
+        method is "torch_cubic" and antialias is True.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -155,9 +167,13 @@ def resize_table(
       (16, 24, 384)
 
     Reference:
-      Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, section 3.2.
+      Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, section 3.2; Keys, "Cubic Convolution Interpolation for
+      Digital Image Processing", 1981, equation 8.
     """
-    _checks.one_of("method", method, ("linear", "cubic"))
+    _checks.one_of("method", method, ("linear", "cubic", "torch_cubic"))
+    (antialias,) = _checks.settings(antialias=antialias)
+    aliased = method != "torch_cubic" or not antialias
+    require(aliased, "antialias must be False for method='torch_cubic'; PyTorch's antialiased bicubic is 'cubic'")
     table = _checks.floats("table", table, ("length", "dim"))
     entries: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
     grid = tuple(_checks.positive_int("each entry of shape", n) for n in entries)
@@ -165,10 +181,29 @@ def resize_table(
     if len(grid) != table.ndim - 1:
         raise InvalidValue(f"shape must have {table.ndim - 1} entries for a table of shape {table.shape}, got {grid}")
     require(math.prod(grid) < 2**31, "shape must have fewer than 2³¹ rows, got {}", grid)
-    return _resize_table(table, grid=grid, method=method)
+    return _resize_table(table, grid=grid, method=method, antialias=antialias)
 
 
-@compiled("resize_table", static_argnames=("grid", "method"))
-def _resize_table(table: jax.Array, *, grid: tuple[int, ...], method: str) -> jax.Array:
-    x, precision = table.astype(compute_dtype(table)), jax.lax.Precision.HIGHEST
-    return jax.image.resize(x, (*grid, table.shape[-1]), method, precision=precision).astype(table.dtype)
+@compiled("resize_table", static_argnames=("grid", "method", "antialias"))
+def _resize_table(table: jax.Array, *, grid: tuple[int, ...], method: str, antialias: bool) -> jax.Array:
+    x = table.astype(compute_dtype(table))
+    if method == "torch_cubic":
+        for axis, length in enumerate(grid):
+            x = _torch_cubic(x, axis, length)
+    else:
+        precision = jax.lax.Precision.HIGHEST
+        x = jax.image.resize(x, (*grid, table.shape[-1]), method, antialias=antialias, precision=precision)
+    return x.astype(table.dtype)
+
+
+def _torch_cubic(x: jax.Array, axis: int, length: int) -> jax.Array:
+    """Keys' kernel with a = −¾ along an axis of x, on rows that repeat the first and the last."""
+    # (j + ½)·L/n − ½ as a whole number and a fraction, both exact.
+    old, taps = x.shape[axis], np.arange(-1, 3)[:, None]
+    whole, rest = np.divmod((2 * np.arange(length) + 1) * old - length, 2 * length)
+    d = np.abs(taps - rest / (2 * length))
+    weights = np.where(d <= 1, (1.25 * d - 2.25) * d * d + 1, -0.75 * (((d - 5) * d + 8) * d - 4)).astype(x.dtype)
+    sources = np.clip(whole + taps, 0, old - 1).astype(np.int32)
+    row = jax.lax.broadcasted_iota(jnp.int32, (old, length), 0)
+    matrix = sum(jnp.where(row == i[None], w[None], 0) for i, w in zip(sources, weights, strict=True))
+    return jnp.moveaxis(jnp.tensordot(x, matrix, (axis, 0), precision="highest"), -1, axis)

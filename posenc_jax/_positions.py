@@ -1,7 +1,8 @@
-r"""Positions of packed, padded, two-dimensional, multimodal and sharded sequences, as int32."""
+r"""Positions of packed, padded, two-dimensional and sharded sequences, as int32."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from posenc_jax import _checks
+from posenc_jax import _checks, _mesh
 from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._xla import compiled
 
-_LIMIT = 2**31
+LIMIT = 2**31
 
 
 @public
@@ -54,9 +56,9 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
     return _positions_from_segments(ids, padding=padding)
 
 
-def _sequences(name: str, x: Any) -> jax.Array:
+def _sequences(name: str, x: Any, shape: str = "(..., length)") -> jax.Array:
     """Checks that positions can be counted along the last axis of x."""
-    require(x.ndim, "{} must have shape (..., length), got {}", name, x.shape)
+    require(x.ndim, "{} must have shape {}, got {}", name, shape, x.shape)
     _checks.countable(name, x.shape[-1])
     _checks.unsharded(name, x)
     return jnp.asarray(x)
@@ -73,6 +75,92 @@ def _positions_from_segments(ids: jax.Array, *, padding: int | None) -> jax.Arra
     if padding is None or not limits.min <= padding <= limits.max:
         return positions
     return jnp.where(ids == jnp.asarray(padding, ids.dtype), 0, positions)
+
+
+@public
+def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
+    r"""Counts positions in packed sequences, restarting at 0 at the end of each document's length.
+
+    $$p_i = i - \max\{e_k \le i\}, \qquad e_k = \sum_{j < k} n_j$$
+
+    With $e$ (FlashAttention's and Transformer Engine's `cu_seqlens`) instead of the lengths, pass
+    `jnp.diff(cu_seqlens)`. Segment ids for `attention` are `jnp.cumsum(positions == 0, axis=-1)`: every document begins
+    at 0, and each token of the padding is a segment of its own.
+
+    Args:
+      lengths: $n$, integers of shape (..., documents). A document of length 0 has no token.
+      total: the static length of the pack. After the last document it is padding, at position 0.
+
+    Returns:
+      An int32 array of shape (..., total). Traced lengths cannot raise. If they sum to more than total, the pack holds
+      the first `total` tokens, each at its position in its document. If one of them is negative, all positions of its
+      pack are −1, which no other pack contains and for which `learned` returns NaN.
+
+    Raises:
+      TypeError: if lengths are not an integer array, or total is not an integer.
+      ValueError: if lengths have no axis, if total is not from 1 to 2³¹ − 1, or if lengths are known and one of them is
+        negative or they sum to more than total.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> positions = pe.positions_from_lengths(jnp.array([3, 2]), 7)
+      >>> print(positions, jnp.cumsum(positions == 0))
+      [0 1 2 0 1 0 0] [1 1 1 2 2 3 4]
+
+    Reference:
+      Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2.
+    """
+    total = _checks.length("total", total)
+    return _positions_from_lengths(_parse_lengths(lengths, "total", total), total=total)
+
+
+def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1) -> jax.Array:
+    """Lengths of documents; those that are known must be multiples that fit into `total`, the argument `name`."""
+    lengths = _checks.array("lengths", lengths, _checks.INTEGERS)
+    result = _sequences("lengths", lengths, "(..., documents)")
+    _checks.known_size("lengths", lengths.shape, -1)
+    if not isinstance(lengths, Tracer) and lengths.size:
+        _checks.within(lengths, 0, LIMIT, "lengths must be at least 0, got {}")
+        with jax.ensure_compile_time_eval():  # known also while another function is traced
+            used, wrong = int(_ends(lengths).max()), lengths[lengths % multiple != 0][:1]
+        require(used <= total, "lengths must sum to at most {} = {}, got {}", name, total, used)
+        require(not wrong.size, "lengths must be multiples of {}, got {}", multiple, *wrong.tolist())
+    return result
+
+
+@functools.partial(jax.jit, inline=True)
+def _ends(lengths: jax.Array) -> jax.Array:
+    """Where each document ends: sums that stay at 2³¹ − 1 instead of wrapping around."""
+    most = np.uint32(LIMIT - 1)
+    x = jnp.clip(lengths, 0, LIMIT - 1).astype(jnp.uint32)
+    return lax.associative_scan(lambda a, b: lax.min(a + b, lax.full_like(a, most)), x, axis=-1).astype(jnp.int32)
+
+
+def _starts(ends: jax.Array, total: int) -> jax.Array:
+    """The largest end of a document up to each place, or 0."""
+    row = jnp.vectorize(lambda e: jnp.zeros(total, jnp.int32).at[e].max(e, mode="drop"), signature="(n)->(t)")
+    return lax.cummax(row(ends), ends.ndim - 1)
+
+
+def _stops(ends: jax.Array, total: int) -> jax.Array:
+    """The smallest end of a document above each place, or total."""
+
+    def row(e: jax.Array) -> jax.Array:
+        return jnp.full(total, total, jnp.int32).at[jnp.where(e > 0, e - 1, total)].min(e, mode="drop")
+
+    return lax.cummin(jnp.vectorize(row, signature="(n)->(t)")(ends), ends.ndim - 1, reverse=True)
+
+
+@compiled("positions_from_lengths", static_argnames=("total",))
+def _positions_from_lengths(lengths: jax.Array, *, total: int) -> jax.Array:
+    def positions(lengths: jax.Array) -> jax.Array:
+        ends = _ends(lengths)
+        index = lax.broadcasted_iota(jnp.int32, (*ends.shape[:-1], total), ends.ndim - 1)
+        last, negative = ends.max(-1, keepdims=True, initial=0), (lengths < 0).any(-1, keepdims=True)
+        return jnp.where(negative, -1, jnp.where(index < last, index - _starts(ends, total), 0))
+
+    return _mesh.sharded_as([lengths], positions, lengths)
 
 
 @public
@@ -106,10 +194,10 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
     Reference:
       Wolf et al., "Transformers", 2020: `position_ids` in generation with left padding.
     """
-    return _positions_from_mask(_sequences("mask", _parse_mask(mask)))
+    return _positions_from_mask(_sequences("mask", parse_mask(mask)))
 
 
-def _parse_mask(mask: Any) -> Any:
+def parse_mask(mask: Any) -> Any:
     """Returns booleans or integers; integers that are known must be 0 or 1."""
     mask = _checks.held(mask)
     if _checks.is_array(mask) and mask.dtype == np.bool_:
@@ -167,7 +255,7 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
     shape = _checks.positive_ints("shape", shape)
     leading, least = _checks.integer("leading", leading, 0), 2 if order == "column" else 1
     require(len(shape) >= least, "shape must have more sides for order={!r}, got {}", order, shape)
-    if leading + math.prod(shape) >= _LIMIT:
+    if leading + math.prod(shape) >= LIMIT:
         raise InvalidValue(f"shape must have fewer than 2³¹ tokens, got {shape} after leading={leading}")
     return _grid_positions(shape=shape, order=order, leading=leading)
 
@@ -182,119 +270,49 @@ def _grid_positions(*, shape: tuple[int, ...], order: str, leading: int) -> jax.
 
 
 @public
-def multimodal_positions(
-    parts: Sequence[int | Sequence[float]], *, following: Literal["maximum", "side"] = "maximum"
-) -> jax.Array:
-    r"""Positions of text, images and videos in one sequence, for M-RoPE: (time, row, column) of each token.
-
-    Each text token advances all three coordinates by 1. Token $(t, y, x)$ of a grid that starts at $s$ is at
-    $(s + \lfloor t\Delta \rfloor, s + y, s + x)$. The next token to decode is at `positions.max() + 1` in all three
-    coordinates, and later tokens count up from there.
-
-    Args:
-      parts: the parts of the sequence. An integer is a number of text tokens. (time, height, width) is an image
-        (time 1) or a video, in tokens, that is, after the model merges patches. (time, height, width, Δ) is a video
-        whose frames are Δ positions apart. For Qwen2.5-VL, Δ is `tokens_per_second` times the seconds per frame; Δ and
-        its product with t are float32. Qwen3-VL puts a timestamp before each frame, so each frame is a grid of time 1.
-      following: where the next part starts. "maximum": above every position so far, as in the papers and in the
-        models' own code. "side": at $s + \max(\text{height}, \text{width})$, as in transformers 5. The two differ only
-        after a video that spans more positions in time than in height and width; with "side", the text after it then
-        shares positions with its frames.
-
-    Returns:
-      An int32 array of shape (length, 3), for `multi_section`. Pad the sequences of a batch to one length with any
-      value.
-
-    Raises:
-      TypeError: if parts are not integers and sequences of numbers.
-      ValueError: if a length or side is below 1, if Δ is not positive in float32, if a grid does not have three or four
-        numbers, if following is unknown, or if a position is beyond int32.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> pe.multimodal_positions([2, (1, 2, 2), 1]).tolist()
-      [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [2, 3, 2], [2, 3, 3], [4, 4, 4]]
-      >>> pe.multimodal_positions([(3, 1, 1, 2.0)])[:, 0].tolist()
-      [0, 2, 4]
-
-    Reference:
-      Wang et al., "Qwen2-VL", 2024, section 2.1; Bai et al., "Qwen2.5-VL", 2025, section 2.1.2, for Δ.
-    """
-    _checks.one_of("following", following, ("maximum", "side"))
-    pieces, start = [np.zeros((0, 3), np.int64)], 0
-    for i, part in enumerate(_checks.sequence("parts", parts, "integers and grids")):
-        grid, side = _text(f"parts[{i}]", part) if isinstance(part, (int, np.integer)) else _grid(f"parts[{i}]", part)
-        pieces.append(grid + start)
-        start = int(pieces[-1].max()) + 1 if following == "maximum" else start + side
-    positions = np.concatenate(pieces)
-    last = positions.max(initial=0)
-    require(last < _LIMIT, "positions must fit into int32, got up to {}", last)
-    return jnp.asarray(positions.astype(np.int32))
-
-
-def _text(name: str, part: Any) -> tuple[np.ndarray, int]:
-    """The positions of text that starts at 0, and its length."""
-    length = _tokens(name, _checks.positive_int(name, part))
-    return np.repeat(np.arange(length)[:, None], 3, axis=1), length
-
-
-def _grid(name: str, part: Any) -> tuple[np.ndarray, int]:
-    """The positions of an image or video that starts at 0, and its longer side."""
-    (time, height, width), step = _parse_grid(name, part)
-    # In float32, as in the models, because rounding can carry a product across an integer.
-    times = np.floor(np.arange(time, dtype=np.float32) * np.float32(step)).astype(np.int64)
-    grid = np.stack(np.meshgrid(times, np.arange(height), np.arange(width), indexing="ij"), -1)
-    return grid.reshape(-1, 3), max(height, width)
-
-
-def _parse_grid(name: str, part: Any) -> tuple[tuple[int, int, int], float]:
-    """(time, height, width) and Δ."""
-    numbers = _checks.sequence(name, part, "numbers, or an integer")
-    require(len(numbers) in (3, 4), "{} must be a length, (time, height, width) or these and Δ, got {!r}", name, part)
-    time, height, width = (_checks.positive_int(f"{name}[{i}]", n) for i, n in enumerate(numbers[:3]))
-    step = _checks.positive_float32(f"{name}[3]", numbers[3]) if len(numbers) == 4 else 1.0
-    _tokens(name, time * height * width)
-    last = (time - 1) * step  # checked before the cast to integers, which would wrap
-    require(last < _LIMIT, "positions must fit into int32, got up to {:.15g}", last)
-    return (time, height, width), step
-
-
-def _tokens(name: str, tokens: int) -> int:
-    """Checks that int32 can count the tokens."""
-    require(tokens < _LIMIT, "{} must have fewer than 2³¹ tokens, got {}", name, tokens)
-    return tokens
-
-
-@public
 def shard_positions(
-    length: int, shards: int, *, order: Literal["contiguous", "zigzag", "striped"] = "contiguous"
+    length: int,
+    shards: int,
+    *,
+    order: Literal["contiguous", "zigzag", "striped"] = "contiguous",
+    lengths: ArrayLike | None = None,
 ) -> jax.Array:
-    r"""The positions that each shard of a sequence holds, for context parallelism and ring attention.
+    r"""The places of a sequence that each shard holds, for context parallelism and ring attention.
 
     With the sequence split into chunks $c_0, c_1, …$ of equal length, shard $s$ of $n$ holds
 
     - "contiguous": chunk $c_s$ of $n$ chunks;
     - "zigzag": chunks $c_s$ and $c_{2n-1-s}$ of $2n$ chunks, which gives every shard the same work in causal attention;
-    - "striped": positions $s, s + n, s + 2n, …$, which also spreads the work.
+    - "striped": places $s, s + n, s + 2n, …$, which also spreads the work.
 
-    Use `x[positions.reshape(-1)]` to put a sequence x into this order and `y[jnp.argsort(positions.reshape(-1))]` to
-    restore it. Inside `jax.shard_map` over an axis "context", index with `positions[jax.lax.axis_index("context")]`, or
-    pass the positions as an argument that is split along its first axis.
+    With `lengths`, the sequence is a pack, and each shard holds these chunks of every document, one document after the
+    other, and of the padding after the last, as in Transformer Engine and Megatron.
+
+    Use `x[places.reshape(-1)]` to put a sequence x into this order and `y[jnp.argsort(places.reshape(-1))]` to restore
+    it. Without lengths, places are positions. In a pack, each document counts from 0: the positions are
+    `positions_from_lengths(lengths, length)[places]`. Inside `jax.shard_map` over an axis "context", index with
+    `places[jax.lax.axis_index("context")]`, or pass the places as an argument that is split along its first axis.
 
     Args:
       length: the length of the whole sequence.
       shards: $n$, the number of shards.
       order: "contiguous", "zigzag" or "striped", as above.
+      lengths: the lengths of the documents of a pack, integers of shape (..., documents) that sum to at most `length`.
+        With leading axes, each pack has places of its own, for `jnp.take_along_axis`.
 
     Returns:
-      An int32 array of shape (shards, length / shards), with every position once.
+      An int32 array of shape (shards, length / shards), or (..., shards, length / shards) with lengths. It holds every
+      place once. Traced lengths cannot raise; a pack in which they do not fit is ordered as if it were one document,
+      which is no less right, but shares the work differently.
 
     Raises:
-      TypeError: if length or shards is not an integer.
-      ValueError: if either is below 1, if length is 2³¹ or more or not a multiple of shards (of 2·shards for "zigzag"),
-        or if order is unknown.
+      TypeError: if length or shards is not an integer, or lengths are not an integer array.
+      ValueError: if length or shards is below 1, if length is 2³¹ or more or not a multiple of shards (of 2·shards for
+        "zigzag"), if known lengths are not such multiples, are negative or sum to more than length, or if order is
+        unknown.
 
     Examples:
+      >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> pe.shard_positions(8, 2).tolist()
       [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -302,28 +320,51 @@ def shard_positions(
       [[0, 1, 6, 7], [2, 3, 4, 5]]
       >>> pe.shard_positions(8, 2, order="striped").tolist()
       [[0, 2, 4, 6], [1, 3, 5, 7]]
+      >>> lengths = jnp.array([4, 8])
+      >>> places = pe.shard_positions(12, 2, order="zigzag", lengths=lengths)
+      >>> places.tolist()
+      [[0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9]]
+      >>> pe.positions_from_lengths(lengths, 12)[places].tolist()
+      [[0, 3, 0, 1, 6, 7], [1, 2, 2, 3, 4, 5]]
 
     Reference:
       Liu et al., "Ring Attention", 2023; Brandon et al., "Striped Attention", 2023, section 3; zigzag as in Llama 3,
-      Grattafiori et al., 2024, section 3.3.2.
+      Grattafiori et al., 2024, section 3.3.2; of packs as in Transformer Engine's `thd_get_partitioned_indices`.
     """
     _checks.one_of("order", order, ("contiguous", "zigzag", "striped"))
     length, shards = _checks.positive_int("length", length), _checks.positive_int("shards", shards)
     multiple = f"2·shards = {2 * shards} for order='zigzag'" if order == "zigzag" else f"shards = {shards}"
     chunks = 2 * shards if order == "zigzag" else shards
     require(length % chunks == 0, "length must be a multiple of {}, got {}", multiple, length)
-    require(length < _LIMIT, "length must be below 2³¹, got {}", length)
-    return _shard_positions(length=length, shards=shards, order=order)
+    require(length < LIMIT, "length must be below 2³¹, got {}", length)
+    if lengths is not None:
+        lengths = _parse_lengths(lengths, "length", length, chunks)
+    return _shard_positions(lengths, length=length, shards=shards, order=order)
 
 
 @compiled("shard_positions", static_argnames=("length", "shards", "order"))
-def _shard_positions(*, length: int, shards: int, order: str) -> jax.Array:
+def _shard_positions(lengths: jax.Array | None, *, length: int, shards: int, order: str) -> jax.Array:
     # Computed from the index alone, so that indexing by device compiles to one row.
     part = length // shards
-    shard, index = (lax.broadcasted_iota(jnp.int32, (shards, part), axis) for axis in range(2))
+    start, stop, batch = 0, part, ()
+    if lengths is not None:
+        chunks, batch = 2 * shards if order == "zigzag" else shards, lengths.shape[:-1]
+        spans = functools.partial(_spans_of_shard, length=length, shards=shards, chunks=chunks)
+        start, stop = (x[..., None, :] for x in _mesh.sharded_as(([lengths], [lengths]), spans, lengths))
+    shape = (*batch, shards, part)
+    shard, index = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (len(batch), len(batch) + 1))
+    size, offset = stop - start, index - start
     if order == "contiguous":
-        return part * shard + index
+        return shards * start + size * shard + offset
     if order == "striped":
         return shards * index + shard
-    half = part // 2
-    return index + half * jnp.where(index < half, shard, 2 * shards - 2 - shard)
+    half = size // 2
+    return shards * start + offset + jnp.where(offset < half, half * shard, half * (2 * shards - 2 - shard))
+
+
+def _spans_of_shard(lengths: jax.Array, length: int, shards: int, chunks: int) -> tuple[jax.Array, jax.Array]:
+    """Where the document at each place of a shard starts and stops there; one document if the lengths do not fit."""
+    ends, part = _ends(lengths), length // shards
+    fits = ((lengths >= 0) & (lengths % chunks == 0) & (ends <= length)).all(-1, keepdims=True)
+    ends = jnp.where(fits, ends // shards, part)
+    return _starts(ends, part), _stops(ends, part)

@@ -17,6 +17,12 @@ def segments(ids: Sequence[int], padding: int | None = None) -> list[int]:
     return found
 
 
+def lengths(documents: Sequence[int], total: int) -> list[int]:
+    """Of the first `total` tokens of documents, and of padding after them."""
+    found = [i for n in documents for i in range(n)][:total]
+    return found + [0] * (total - len(found))
+
+
 def grid(shape: Sequence[int], order: str = "row", leading: int = 0) -> np.ndarray:
     """Of each cell, after so many tokens at the origin."""
     cells = [list(cell) for cell in itertools.product(*map(range, shape))]
@@ -53,3 +59,13 @@ def shards(length: int, number: int, order: str) -> list[list[int]]:
     size = length // (2 * number)
     chunks = [list(range(c * size, (c + 1) * size)) for c in range(2 * number)]
     return [chunks[s] + chunks[2 * number - 1 - s] for s in range(number)]
+
+
+def shards_of_pack(documents: Sequence[int], total: int, number: int, order: str) -> list[list[int]]:
+    """Of each shard the places in a pack: its part of every document, and of the padding after them."""
+    found, start = [[] for _ in range(number)], 0
+    for length in [*documents, total - sum(documents)]:
+        for mine, part in zip(found, shards(length, number, order), strict=True):
+            mine += [start + i for i in part]
+        start += length
+    return found

@@ -82,11 +82,13 @@ WHOLE = [
     ("attention", lambda q, i, j: pe.attention(q, q, q, query_segments=i, key_segments=j), [X, AT, AT], "key_segments", 1),
     ("positions_from_segments", pe.positions_from_segments, [AT], "ids", 1),
     ("positions_from_mask", pe.positions_from_mask, [AT > 0], "mask", 1),
+    ("positions_from_lengths", partial(pe.positions_from_lengths, total=64), [AT], "lengths", 1),
+    ("shard_positions", lambda n: pe.shard_positions(64, 2, lengths=n), [AT], "lengths", 1),
     ("convert_layout", partial(pe.convert_layout, frequencies=8, source="half", target="interleaved", axis=-1, num_heads=1), [SQUARE], "weights", 1),
 ]  # fmt: skip
 INDEX = {
     "query": 0, "key": 1, "waves": 2, "value": 2, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
-    "w1 of mlp": 2, "b1 of mlp": 3, "w2 of mlp": 4, "query_positions": 1, "key_positions": 1, "key_segments": 2, "ids": 0, "mask": 0, "weights": 0,
+    "w1 of mlp": 2, "b1 of mlp": 3, "w2 of mlp": 4, "query_positions": 1, "key_positions": 1, "key_segments": 2, "ids": 0, "mask": 0, "lengths": 0, "weights": 0,
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ FLOORS = (
     "_checks _fixed_point _mesh hf._models hf._refused",
     "_distance _figure _frequencies _xla hf._keys",
     "_arguments _axes _operation _positions _tiles _waves hf._config",
-    "_blockwise _fourier _learned _learned_bias _ntk _scalings _sinusoidal _turn_forms hf._layers",
+    "_blockwise _fourier _learned _learned_bias _multimodal _ntk _scalings _sinusoidal _turn_forms hf._layers",
     "_attention _bias _relative_bias _turn hf._rewriting hf._rope hf._settings",
     "_rotary _rotation hf._head hf._rewrite_layers hf._rewrite_settings",
     "_modules _positional_attention _xpos hf._apply hf._rewrites plot",

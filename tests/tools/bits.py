@@ -248,6 +248,7 @@ def learned(draw: Draw) -> Any:
         with_derivatives(lambda x, t: pe.add_learned(x, t, any_of, out_of_range=rule), x, table),
         pe.resize_table(table, int(pick(draw, 4, 20)), method=pick(draw, "linear", "cubic")),
         pe.resize_table(normal(draw, 3, 4, 6), (5, 2), method=pick(draw, "linear", "cubic")),
+        with_derivatives(lambda t: pe.resize_table(t, 13, method="torch_cubic", antialias=False), table),
     )
 
 
@@ -267,9 +268,14 @@ def places(draw: Draw) -> Any:
     return (
         pe.positions_from_segments(ids, padding=pick(draw, None, 0)),
         pe.positions_from_mask(mask),
+        pe.positions_from_lengths(draw.integers(0, 5, (2, 4)).astype(np.int32), 20),
         pe.grid_positions((3, 4), order=pick(draw, "row", "column"), leading=int(draw.integers(3))),
         pe.multimodal_positions([2, (2, 2, 3), (3, 2, 2, 1.5), 4], following=pick(draw, "maximum", "side")),
         pe.shard_positions(24, 3, order=pick(draw, "contiguous", "zigzag", "striped")),
+        pe.shard_positions(
+            24, 3, order=pick(draw, "contiguous", "zigzag", "striped"), lengths=6 * draw.integers(0, 2, 4)
+        ),
+        pe.positions_from_tokens(np.array([4, 1, 1, 5, 1, 1]), image_token=1, image_grids=[(1, 2, 4)] * 2),
     )
 
 

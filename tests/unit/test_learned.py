@@ -7,7 +7,7 @@ import pytest
 
 import posenc_jax as pe
 from oracles import recorded
-from oracles.tables import centres, lengthened
+from oracles.tables import centres, cubic, lengthened
 
 RNG = np.random.default_rng(0)
 TABLE = RNG.normal(size=(7, 4)).astype(np.float32)
@@ -151,6 +151,66 @@ def test_resizing_as_timm_does(case):
     np.testing.assert_allclose(got, np.reshape(case["resized"], (*case["new"], 2)), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "case", recorded.cases("torch_resized"), ids=lambda c: f"{c['model']} {c['method']} {c['old']} {c['new']}"
+)
+def test_resizing_as_torch_does(case):
+    table = np.float32(case["table"]).reshape(*case["old"], 2)
+    got = pe.resize_table(table, case["new"], method=case["method"], antialias=case["antialias"])
+    # torch rounds where it samples to float32, which counts for random tables of deviation 1.
+    atol = 2e-6 if case["model"] == "torch" else 1e-7
+    np.testing.assert_allclose(got, np.reshape(case["resized"], (*case["new"], 2)), rtol=0, atol=atol)
+
+
+TORCH = {"method": "torch_cubic", "antialias": False}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [((14,), (31,)), ((7,), (3,)), ((5, 7), (8, 6)), ((1, 2), (4, 3)), ((16, 3, 4), (37, 2, 9)), ((512,), (700,))],
+)
+def test_cubic_convolution_with_the_kernel_of_torch(old, new):
+    table = RNG.normal(size=(*old, 3)).astype(np.float32)
+    got, want = pe.resize_table(table, new, **TORCH), cubic(table, new, -0.75)
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
+    assert np.abs(cubic(table, new, -0.5) - want).max() > 0.01
+    np.testing.assert_array_equal(jax.jit(lambda t: pe.resize_table(t, new, **TORCH))(table), got)
+    with jax.enable_x64(True):
+        wide = pe.resize_table(table.astype(np.float64), new, **TORCH)
+        assert wide.dtype == np.float64
+        np.testing.assert_allclose(wide, want, rtol=0, atol=1e-14)
+
+
+def test_cubic_convolution_keeps_what_it_must():
+    np.testing.assert_array_equal(pe.resize_table(TABLE, 7, **TORCH), TABLE)
+    narrow = pe.resize_table(TABLE.astype(jnp.bfloat16), 9, **TORCH)
+    inside = pe.resize_table(TABLE.astype(jnp.bfloat16).astype(np.float32), 9, **TORCH)
+    np.testing.assert_array_equal(narrow, inside.astype(jnp.bfloat16))
+    assert "HIGHEST" in str(jax.make_jaxpr(lambda t: pe.resize_table(t, 9, **TORCH))(TABLE))  # no TF32
+    np.testing.assert_allclose(pe.resize_table(np.full((5, 2), 3, np.float32), 11, **TORCH), 3.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"method": "linear"}, {"method": "cubic"}, {"method": "cubic", "antialias": False}, TORCH], ids=str
+)
+def test_resizing_is_linear_in_the_table(settings):
+    table, ct = RNG.normal(size=(4, 5, 2)).astype(np.float32), RNG.normal(size=(7, 3, 2)).astype(np.float32)
+    f = lambda t: pe.resize_table(t, (7, 3), **settings)  # noqa: E731
+    resized, back = jax.vjp(f, table)
+    moved = jax.jvp(f, (table,), (2 * table,))[1]
+    np.testing.assert_allclose(moved, 2 * resized, rtol=0, atol=2e-6)
+    each = np.stack(
+        [f(e.reshape(table.shape)) for e in np.eye(40, dtype=np.float32)]
+    )  # the matrix, a row for each entry
+    np.testing.assert_allclose(back(ct)[0].reshape(-1), each.reshape(40, -1) @ ct.reshape(-1), rtol=0, atol=3e-6)
+
+
+def test_without_antialiasing_shrinking_drops_rows():
+    table = np.float32([0, 0, 0, 0, 9, 0, 0, 0, 0])[:, None]
+    assert pe.resize_table(table, 3, antialias=False)[1, 0] == 9 > pe.resize_table(table, 3)[1, 0]
+    assert pe.resize_table(table, 3, method="cubic", antialias=False)[1, 0] == 9
+
+
 def test_resizing_to_2_31_rows_is_refused():
     with pytest.raises(ValueError, match=r"^resize_table: shape must have fewer than 2³¹ rows, got \(65536, 32768\)"):
         jax.eval_shape(lambda table: pe.resize_table(table, (2**16, 2**15)), np.ones((2, 2, 1), np.float32))
@@ -184,6 +244,8 @@ X = np.zeros((2, 5, 4), np.float32)
         (lambda: pe.resize_table(TABLE, 2.5), TypeError, "resize_table: each entry of shape must be an integer, got float 2.5"),  # type: ignore
         (lambda: pe.resize_table(TABLE, (2.5,)), TypeError, "resize_table: each entry of shape must be an integer, got float 2.5"),  # type: ignore
         (lambda: pe.resize_table(TABLE.astype(int), 3), TypeError, "resize_table: table must be a float array"),
+        (lambda: pe.resize_table(TABLE, 3, method="torch_cubic"), ValueError, "resize_table: antialias must be False for method='torch_cubic'; PyTorch's antialiased bicubic is 'cubic'"),
+        (lambda: pe.resize_table(TABLE, 3, antialias=1), TypeError, "resize_table: antialias must be True or False, got int 1"),  # type: ignore
         (lambda: pe.resize_table(TABLE, 3, method="nearest"), ValueError, "resize_table: method must be one of"),  # type: ignore
     ],
 )  # fmt: skip

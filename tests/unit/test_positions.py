@@ -1,4 +1,4 @@
-"""Positions of packed, padded, multimodal and sharded sequences and of grids, against loops and recorded values."""
+"""Positions of packed, padded and sharded sequences and of grids, against loops and recorded values."""
 
 import functools
 
@@ -15,7 +15,7 @@ from oracles import encodings, recorded
 from oracles import positions as loops
 
 RNG = np.random.default_rng(0)
-QWEN, TIMM = recorded.cases("qwen_positions"), recorded.cases("timm_grids")
+TIMM = recorded.cases("timm_grids")
 
 
 PADDINGS = [None, 0, 2, -5, 99]
@@ -83,6 +83,67 @@ def test_mask(dtype):
     np.testing.assert_array_equal(traced, [0, 0, 1, 0])
 
 
+PACKS = [
+    ([3, 2], 7), ([3, 2], 5), ([0, 3, 0, 0, 2, 0], 6), ([0], 4), ([], 3), ([5], 5), ([1] * 9, 9), ([0, 0, 1], 1),
+    ([7, 1, 4], 12), ([2**20, 3], 2**20 + 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lengths", "total"), PACKS)
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int64, np.uint32])
+def test_lengths(lengths, total, dtype):
+    if max(lengths, default=0) > np.iinfo(dtype).max:
+        return
+    lengths, want = np.array(lengths, dtype), loops.lengths(lengths, total)
+    for got in (
+        pe.positions_from_lengths(lengths, total),
+        jax.jit(pe.positions_from_lengths, static_argnums=1)(lengths, total),
+    ):
+        assert got.dtype == jnp.int32
+        np.testing.assert_array_equal(got, want)
+
+
+def test_lengths_of_a_batch():
+    lengths = RNG.multinomial(20, [0.4, 0.2, 0.2, 0.1, 0.1], (20, 5)).astype(np.int32)
+    want = np.array([[loops.lengths(row, 23) for row in rows] for rows in lengths])
+    f = functools.partial(pe.positions_from_lengths, total=23)
+    for got in (f(lengths), jax.jit(f)(lengths), jax.vmap(f)(lengths)):
+        np.testing.assert_array_equal(got, want)
+    assert f(lengths[:0]).shape == (0, 5, 23)
+
+
+def test_segments_and_cumulative_lengths_of_a_pack():
+    lengths = np.array([4, 0, 1, 6, 2], np.int32)
+    cu_seqlens = np.cumsum([0, *lengths], dtype=np.int32)
+    positions = jax.jit(lambda cu_seqlens: pe.positions_from_lengths(jnp.diff(cu_seqlens), 16))(cu_seqlens)
+    np.testing.assert_array_equal(positions, loops.lengths(lengths, 16))
+    ids = np.cumsum(np.asarray(positions) == 0)
+    assert ids.tolist() == [1] * 4 + [2] + [3] * 6 + [4] * 2 + [5, 6, 7]  # no two documents share an id
+    np.testing.assert_array_equal(pe.positions_from_segments(ids), positions)
+
+
+def test_traced_lengths_that_do_not_fit():
+    f = jax.jit(pe.positions_from_lengths, static_argnums=1)
+    np.testing.assert_array_equal(f(np.int32([3, 9, 4]), 7), loops.lengths([3, 9, 4], 7))
+    most = 2**31 - 1
+    for lengths in ([3, most], [3, most, most, most], [3, *[2**30] * 9]):  # sums that wrap around in int32 or uint32
+        np.testing.assert_array_equal(f(np.int32(lengths), 7), [0, 1, 2, 0, 1, 2, 3])
+    np.testing.assert_array_equal(
+        f(np.int32([[3, -1], [-(2**31), 9], [2, 2]]), 5), [[-1] * 5, [-1] * 5, [0, 1, 0, 1, 0]]
+    )
+    with jax.enable_x64(True):
+        wide = f(jnp.array([[3, 2**40], [-(2**40), 3]]), 7)
+    np.testing.assert_array_equal(wide, [[0, 1, 2, 0, 1, 2, 3], [-1] * 7])
+
+
+def test_memory_of_lengths():
+    total, n = 2**18, 2**12
+    lowered = jax.jit(pe.positions_from_lengths, static_argnums=1).lower(jax.ShapeDtypeStruct((n,), np.int32), total)
+    compiled = lowered.compile()
+    assert compiled.memory_analysis().temp_size_in_bytes <= 40 * (total + n)
+    assert not {"gather", "sort"} & set(compiled.as_text().replace("(", " ").split())
+
+
 @pytest.mark.parametrize("f", [pe.positions_from_segments, pe.positions_from_mask])
 def test_memory_grows_with_the_length(f):
     for length in (2**14, 2**18):
@@ -98,44 +159,6 @@ def test_padding_does_not_shift_a_rotation():
     padded = np.concatenate([np.zeros((1, 2, 2, 8), np.float32), q[:, :4]], 1)
     got = pe.rotary(padded, pe.positions_from_mask(mask), head_axis=-2)
     np.testing.assert_array_equal(got[:, 2:], whole[:, :4])
-
-
-@pytest.mark.parametrize("case", QWEN, ids=lambda c: f"{c['model']} {c['parts']}")
-def test_multimodal_positions_are_those_of_transformers(case):
-    got = pe.multimodal_positions(case["parts"], following="side")
-    assert got.dtype == jnp.int32
-    np.testing.assert_array_equal(got, case["positions"])
-    assert int(got.max()) + 1 - len(got) == case["delta"]
-    higher = pe.multimodal_positions(case["parts"])
-    # The two rules differ after a video that is longer than its sides, and nowhere else.
-    longer = any(isinstance(p, list) and (p[0] - 1) * (p[3:] or [1])[0] >= max(p[1:3]) for p in case["parts"])
-    assert np.array_equal(higher, got) == (not longer)
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [3],
-        [(1, 2, 5)],
-        [2, (1, 4, 3), 3, (1, 2, 2), (1, 1, 3), 1],
-        [1, (7, 2, 3), 2],
-        [(4, 2, 2, 2.5), 3, (3, 3, 1, 0.3), 2],
-        [np.int64(2), np.array([2, 3, 2]), 1],
-    ],
-)
-def test_multimodal_positions_after_the_maximum(parts):
-    plain = [p if isinstance(p, tuple) else p.tolist() if isinstance(p, np.ndarray) else int(p) for p in parts]
-    np.testing.assert_array_equal(pe.multimodal_positions(parts), loops.multimodal(plain))
-    np.testing.assert_array_equal(jax.jit(lambda: pe.multimodal_positions(parts))(), loops.multimodal(plain))
-
-
-def test_multimodal_positions_of_nothing_and_of_time_in_float32():
-    assert pe.multimodal_positions([]).shape == (0, 3)
-    assert pe.multimodal_positions([(4, 1, 1, 4 / 3)])[:, 0].tolist() == [0, 1, 2, 4]
-    # 25 positions a second and 2/7 of a second a frame: 35 frames make 250, but 249 in float64.
-    step = 25 * (2 / 7)
-    assert int(35 * step) == 249
-    assert pe.multimodal_positions([(36, 1, 1, step)])[35].tolist() == [250, 0, 0]
 
 
 ORDERS = ["contiguous", "zigzag", "striped"]
@@ -172,6 +195,109 @@ def test_a_sharded_sequence_has_the_bits_of_the_whole(order, on_cpu):
     rotated, added = sharded(q[place], q[place, 0])
     np.testing.assert_array_equal(np.asarray(rotated)[back], jax.jit(functools.partial(pe.rotary, head_axis=-2))(q))
     np.testing.assert_array_equal(np.asarray(added)[back], jax.jit(pe.add_sinusoidal)(q[:, 0]))
+
+
+SHARDED = [
+    ([8, 16], 24, 2),
+    ([4, 12, 8], 32, 2),
+    ([0, 24, 0], 24, 3),
+    ([16, 0, 32, 16], 80, 8),
+    ([], 8, 2),
+    ([6], 6, 1),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("lengths", "length", "shards"), SHARDED)
+def test_shards_of_packs(lengths, length, shards, order):
+    want = loops.shards_of_pack(lengths, length, shards, order)
+    f = functools.partial(pe.shard_positions, length, shards, order=order)
+    lengths = np.array(lengths, np.int32)
+    for got in (f(lengths=lengths), jax.jit(lambda lengths: f(lengths=lengths))(lengths)):
+        assert got.dtype == jnp.int32
+        np.testing.assert_array_equal(got, want)
+    assert sorted(np.asarray(got).reshape(-1).tolist()) == list(range(length))
+    both = jax.jit(lambda lengths: f(lengths=lengths))(np.stack([lengths, lengths[::-1]])[None])
+    np.testing.assert_array_equal(both, [[want, loops.shards_of_pack(lengths[::-1], length, shards, order)]])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_shards_of_a_batch_of_packs(order):
+    lengths = 6 * RNG.multinomial(6, [0.4, 0.2, 0.2, 0.1, 0.1], 40).astype(np.int32)
+    want = [loops.shards_of_pack(row, 42, 3, order) for row in lengths]
+    f = lambda lengths: pe.shard_positions(42, 3, order=order, lengths=lengths)  # noqa: E731
+    for got in (f(lengths), jax.vmap(f)(lengths)):
+        np.testing.assert_array_equal(got, want)
+    at = jax.vmap(lambda p, i: p[i])(pe.positions_from_lengths(lengths, 42), f(lengths))
+    np.testing.assert_array_equal(
+        at, [np.array(loops.lengths(row, 42))[w] for row, w in zip(lengths, want, strict=True)]
+    )
+
+
+def test_a_shard_of_a_pack_takes_the_memory_of_a_shard():
+    f = jax.jit(lambda lengths, i: pe.shard_positions(2**18, 16, order="zigzag", lengths=lengths)[i])
+    compiled = f.lower(*(jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64,), ()))).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes <= 3 * 4 * 2**14
+
+
+def test_a_pack_of_one_document_is_a_sequence():
+    for order in ORDERS:
+        got = pe.shard_positions(48, 4, order=order, lengths=np.array([48]))
+        np.testing.assert_array_equal(got, pe.shard_positions(48, 4, order=order))
+
+
+@pytest.mark.parametrize("lengths", [[5, 3], [-4, 8], [8, 8, 8], [2**31 - 4] * 5, [4, 2**31 - 8]])
+def test_traced_lengths_that_do_not_fit_share_out_the_whole_pack(lengths):
+    f = jax.jit(lambda lengths: pe.shard_positions(16, 2, order="zigzag", lengths=lengths))
+    np.testing.assert_array_equal(f(np.int32(lengths)), pe.shard_positions(16, 2, order="zigzag"))
+    rows = f(np.int32([lengths, [8] + [0] * (len(lengths) - 1)]))
+    np.testing.assert_array_equal(
+        rows, [loops.shards([*range(16)][-1] + 1, 2, "zigzag"), loops.shards_of_pack([8], 16, 2, "zigzag")]
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_sharded_pack_has_the_bits_of_the_whole(order, on_cpu):
+    length, n = 48, 4
+    lengths = np.int32([8, 0, 24, 8])  # and 8 of padding
+    q, k, v = RNG.normal(size=(3, 1, length, 2, 8)).astype(np.float32)
+    at = pe.positions_from_lengths(lengths, length)
+    ids = jnp.cumsum(at == 0)
+    places = pe.shard_positions(length, n, order=order, lengths=lengths)
+    place = places.reshape(-1)
+    back = jnp.argsort(place)
+    mesh = Mesh(np.array(jax.devices("cpu")[:n]), ("context",))
+
+    def local(q, k, v, lengths):
+        """The scores and the output of this device's queries with all keys, each device making its own positions."""
+        mine = pe.shard_positions(length, n, order=order, lengths=lengths)[jax.lax.axis_index("context")]
+        at = pe.positions_from_lengths(lengths, length)
+        own, segment = at[mine], jnp.cumsum(at == 0)
+        q, k = (pe.rotary(x, own, head_axis=-2) for x in (q, k))
+        k, v, where, there = (
+            jax.lax.all_gather(x, "context", axis=x.ndim - 3 if x.ndim > 1 else 0, tiled=True)
+            for x in (k, v, mine, segment[mine])
+        )
+        back = jnp.argsort(where)
+        k, v, there = k[:, back], v[:, back], there[back]
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision="highest")
+        positions = {"query_positions": mine, "key_positions": jnp.arange(length)}
+        segments = {"query_segments": segment[mine], "key_segments": there}
+        return q, scores, pe.attention(q, k, v, causal=True, **positions, **segments)
+
+    along = P(None, "context")
+    specs = (along, P(None, None, "context"), along)
+    run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(along, along, along, P()), out_specs=specs))
+    rotated, scores, attended = run(q[:, place], k[:, place], v[:, place], lengths)
+
+    turned, keys = (pe.rotary(x, at, head_axis=-2) for x in (q, k))
+    np.testing.assert_array_equal(np.asarray(rotated)[:, back], turned)
+    whole = jax.jit(functools.partial(jnp.einsum, "bqhd,bkhd->bhqk", precision="highest"))(turned, keys)
+    np.testing.assert_array_equal(np.asarray(scores)[:, :, back], whole)
+    want = jax.jit(lambda q, k, v: pe.attention(q, k, v, causal=True, query_segments=ids, key_segments=ids))(
+        turned, keys, v
+    )
+    np.testing.assert_allclose(np.asarray(attended)[:, back], want, rtol=0, atol=1e-6)
 
 
 # Grids that are not square, against the tables of vision transformers
@@ -237,6 +363,7 @@ def test_three_coordinates():
 
 
 IDS = np.array([1, 1, 2], np.int32)
+KNOWN = jnp.array([[1, 2], [3, 1]])
 
 
 @pytest.mark.parametrize(
@@ -256,20 +383,22 @@ IDS = np.array([1, 1, 2], np.int32)
         (lambda: jax.jit(pe.positions_from_mask)(np.zeros(3, np.float32)), TypeError, "positions_from_mask: mask must be a boolean or integer array, got float32"),
         (lambda: pe.positions_from_mask([True, False]), TypeError, "positions_from_mask: mask must be a boolean or integer array, got list"),
         (lambda: pe.positions_from_mask(np.array(True)), ValueError, r"positions_from_mask: mask must have shape \(..., length\), got \(\)"),
-        (lambda: pe.multimodal_positions(7), TypeError, "multimodal_positions: parts must be a sequence of integers and grids, got int 7"),  # type: ignore
-        (lambda: pe.multimodal_positions(b"\1\2"), TypeError, "multimodal_positions: parts must be a sequence of integers and grids, got bytes"),  # type: ignore
-        (lambda: pe.multimodal_positions([0]), ValueError, r"multimodal_positions: parts\[0\] must be at least 1, got 0"),
-        (lambda: pe.multimodal_positions([1, (1, 2)]), ValueError, r"multimodal_positions: parts\[1\] must be a length, \(time, height, width\) or these and Δ, got \(1, 2\)"),
-        (lambda: pe.multimodal_positions([(1, 0, 2)]), ValueError, r"multimodal_positions: parts\[0\]\[1\] must be at least 1, got 0"),
-        (lambda: pe.multimodal_positions([(1, 2.0, 2)]), TypeError, r"multimodal_positions: parts\[0\]\[1\] must be an integer, got float 2.0"),
-        (lambda: pe.multimodal_positions([(1, 2, 2, 0)]), ValueError, r"multimodal_positions: parts\[0\]\[3\] must be positive, got 0.0"),
-        (lambda: pe.multimodal_positions([1.5]), TypeError, r"multimodal_positions: parts\[0\] must be a sequence of numbers, or an integer, got float 1.5"),  # type: ignore
-        (lambda: pe.multimodal_positions([True]), TypeError, r"multimodal_positions: parts\[0\] must be an integer, got bool True"),
-        (lambda: pe.multimodal_positions([(3, 1, 1, 2e9)]), ValueError, "multimodal_positions: positions must fit into int32, got up to 4000000000"),
-        (lambda: pe.multimodal_positions([(3, 1, 1, 1e30)]), ValueError, r"multimodal_positions: positions must fit into int32, got up to 2e\+30"),
-        (lambda: pe.multimodal_positions([1, (2, 1, 1, 2.0**31 - 1)]), ValueError, "multimodal_positions: positions must fit into int32, got up to 2147483649"),
-        (lambda: pe.multimodal_positions([(1, 1, 1, 1e300)]), ValueError, r"multimodal_positions: parts\[0\]\[3\] must be from .* for float32, got 1e\+300"),
-        (lambda: pe.multimodal_positions([1], following="grid"), ValueError, "multimodal_positions: following must be one of .* got 'grid'"),  # type: ignore
+        (lambda: pe.positions_from_lengths(IDS, 3), ValueError, "positions_from_lengths: lengths must sum to at most total = 3, got 4"),
+        (lambda: pe.positions_from_lengths(np.full(9, 2**31 - 1), 3), ValueError, "positions_from_lengths: lengths must sum to at most total = 3, got 2147483647"),
+        (lambda: pe.positions_from_lengths(jnp.array([[1, 2], [3, 1]]), 3), ValueError, "positions_from_lengths: lengths must sum to at most total = 3, got 4"),
+        (lambda: jax.jit(lambda: pe.positions_from_lengths(KNOWN, 3))(), ValueError, "positions_from_lengths: lengths must sum to at most total = 3, got 4"),
+        (lambda: jax.jit(lambda: pe.positions_from_lengths(np.array([3, -1]), 7))(), ValueError, "positions_from_lengths: lengths must be at least 0, got -1"),
+        (lambda: pe.positions_from_lengths(np.array([3, -1]), 7), ValueError, "positions_from_lengths: lengths must be at least 0, got -1"),
+        (lambda: pe.positions_from_lengths(IDS, 0), ValueError, "positions_from_lengths: total must be at least 1, got 0"),
+        (lambda: pe.positions_from_lengths(IDS, 2**31), ValueError, "positions_from_lengths: total must fit into int32, got 2147483648"),
+        (lambda: pe.positions_from_lengths(IDS, 7.0), TypeError, "positions_from_lengths: total must be an integer, got float 7.0"),  # type: ignore
+        (lambda: pe.positions_from_lengths(3, 7), ValueError, r"positions_from_lengths: lengths must have shape \(..., documents\), got \(\)"),
+        (lambda: pe.positions_from_lengths(IDS.astype(np.float32), 7), TypeError, "positions_from_lengths: lengths must be an integer array, got float32"),
+        (lambda: pe.positions_from_lengths([3, 2], 7), TypeError, "positions_from_lengths: lengths must be an integer array, got list"),
+        (lambda: pe.shard_positions(32, 4, lengths=np.array([8, 12]), order="zigzag"), ValueError, "shard_positions: lengths must be multiples of 8, got 12"),
+        (lambda: pe.shard_positions(32, 4, lengths=jnp.array([8, 28])), ValueError, "shard_positions: lengths must sum to at most length = 32, got 36"),
+        (lambda: pe.shard_positions(32, 4, lengths=np.array([8, -8])), ValueError, "shard_positions: lengths must be at least 0, got -8"),
+        (lambda: pe.shard_positions(32, 4, lengths=np.array([8.0])), TypeError, "shard_positions: lengths must be an integer array, got float64"),
         (lambda: pe.shard_positions(10, 4), ValueError, "shard_positions: length must be a multiple of shards = 4, got 10"),
         (lambda: pe.shard_positions(12, 4, order="zigzag"), ValueError, "shard_positions: length must be a multiple of 2·shards = 8 for order='zigzag', got 12"),
         (lambda: pe.shard_positions(0, 4), ValueError, "shard_positions: length must be at least 1, got 0"),

@@ -235,6 +235,12 @@ CASES = [
     Case("add_learned, (seq,)", pe.add_learned, (X, TABLE, SEQ), **_learned),
     Case("resize_table", partial(pe.resize_table, shape=8192), (((512, 1024), F32),), **_learned),
     Case(
+        "resize_table, grid, PyTorch's cubic",
+        partial(pe.resize_table, shape=(64, 48), method="torch_cubic", antialias=False),
+        (((16, 16, 1024), F32),),
+        **_learned,
+    ),
+    Case(
         "resize_table, grid, bfloat16",
         partial(pe.resize_table, shape=(64, 48), method="cubic"),
         (((16, 16, 1024), BF16),),

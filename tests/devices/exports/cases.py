@@ -62,6 +62,18 @@ def others():
         "add_learned": (lambda p, x: pe.add_learned(x, TABLE, p), (rows, x), (0, 0), True),
         "resize_table": (lambda table: pe.resize_table(table, (6, 10)), (TABLE.reshape(4, 8, DIM),), (None,), True),
         "positions_from_segments": (pe.positions_from_segments, (rows // 5,), (0,), False),
+        "positions_from_lengths": (
+            lambda n: pe.positions_from_lengths(n, 64),
+            (rows.reshape(-1, 4) // 2,),
+            (0,),
+            False,
+        ),
+        "shard_positions": (
+            lambda n: pe.shard_positions(64, 2, order="zigzag", lengths=n),
+            (rows.reshape(-1, 4) % 4 * 4,),
+            (0,),
+            False,
+        ),
         "positions_from_mask": (pe.positions_from_mask, (rows % 3 > 0,), (0,), False),
         "two axes": (lambda p: pe.sinusoidal(p, pe.axial(DIM, 2)), (pairs,), (0,), False),
         "sections": (lambda p, x: pe.rotary(x, p, sections, head_axis=None), (triples, x), (0, 0), True),

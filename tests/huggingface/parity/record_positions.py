@@ -5,20 +5,18 @@
 does, with the peers that the dependency group "record" in pyproject.toml names.
 """
 
-import functools
 import json
 from pathlib import Path
 
+import conversations
 import diffusers
 import numpy as np
+import tables
 import timm
 import torch
 import transformers
 from diffusers.models.embeddings import get_timestep_embedding
 from timm.layers import build_sincos2d_pos_embed, resample_abs_pos_embed
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
-from transformers.models.qwen2_vl import modeling_qwen2_vl
-from transformers.models.qwen3_vl import modeling_qwen3_vl
 
 COMMAND = "nox -s parity -- --record"
 TEXT, IMAGE, VIDEO = range(3)
@@ -35,11 +33,6 @@ QWEN = [
     ("qwen2_5_vl", 25, [4, (3, 2, 2, 2.0), 2]),
     ("qwen3_vl", 1, [3, (1, 3, 2), 2, (1, 2, 3), 2, (1, 2, 3), 1]),
 ]
-MODELS = {
-    "qwen2_vl": modeling_qwen2_vl.Qwen2VLModel,
-    "qwen2_5_vl": modeling_qwen2_5_vl.Qwen2_5_VLModel,
-    "qwen3_vl": modeling_qwen3_vl.Qwen3VLModel,
-}
 TIMES, UNIT = [0.0, 0.5, 1.0, 17.25, 250.0, 999.0], [0.0, 0.001, 0.25, 1.0]
 TIMESTEPS = [
     (TIMES, {"embedding_dim": 8}),
@@ -63,24 +56,16 @@ RESIZED = [
     ([5, 7], [8, 6], "bilinear"),
     ([6, 9], [3, 4], "bilinear"),
 ]
+# Models of transformers, and the modes of torch, from a square table to a grid.
+INTERPOLATED = [("vit", 7, (9, 5)), ("vit", 6, (4, 13)), ("dinov2", 7, (5, 9)), ("dinov2", 5, (11, 3))]
+INTERPOLATED += [("dinov2_with_registers", 7, (9, 5)), ("dinov2_with_registers", 6, (4, 13))]
+BY_TORCH = [((4, 7), (9, 5)), ((8, 5), (3, 12)), ((1, 3), (2, 7)), ((6, 6), (6, 2))]
 
 
 def numbers(x):
     """Nine digits say which float32 it is."""
     x = np.asarray(x)
     return [float(f"{v:.9g}") for v in x] if x.ndim == 1 else [numbers(row) for row in x]
-
-
-@functools.cache
-def qwen_model(name, tokens_per_second):
-    """One without weights: its positions need the configuration alone."""
-    config = MODELS[name].config_class()
-    config.vision_config.spatial_merge_size = 2
-    config.vision_config.tokens_per_second = tokens_per_second
-    model = MODELS[name].__new__(MODELS[name])
-    torch.nn.Module.__init__(model)
-    model.config = config
-    return model
 
 
 def qwen(name, tokens_per_second, parts):
@@ -97,7 +82,7 @@ def qwen(name, tokens_per_second, parts):
     kinds = torch.tensor([kinds])
     images, videos = (torch.tensor(g) if g else None for g in grids.values())
     more = {"second_per_grid_ts": torch.tensor(seconds)} if seconds else {}
-    model = qwen_model(name, tokens_per_second)
+    model = conversations.model_of(name, 2, tokens_per_second)
     positions, delta = model.get_rope_index(torch.zeros_like(kinds), kinds, images, videos, **more)
     parts = [list(p[:3]) + [tokens_per_second * s for s in p[3:]] if isinstance(p, tuple) else p for p in parts]
     return {"model": name, "parts": parts, "positions": positions[:, 0].T.tolist(), "delta": int(delta)}
@@ -120,6 +105,13 @@ def resized(rng, old, new, interpolation):
     return {"old": old, "new": new, "interpolation": interpolation, "table": table, "resized": found}
 
 
+def flat(case):
+    """Of a table and what became of it, the sides and the numbers row by row."""
+    old, new = (list(case[key].shape[:-1]) for key in ("table", "resized"))
+    table, found = (numbers(case[key].reshape(-1)) for key in ("table", "resized"))
+    return case | {"old": old, "new": new, "table": table, "resized": found}
+
+
 def write(name, about, peer, cases):
     """A line for each case."""
     versions = {peer.__name__: peer.__version__, "torch": torch.__version__}
@@ -137,6 +129,20 @@ def record():
         "its positions and its delta."
     )
     write("qwen_positions.json", about, transformers, [qwen(*case) for case in QWEN])
+    about = (
+        "get_rope_index of transformers for batches of token ids, with the mm_token_type_ids of the processors, which "
+        "stand here for the models of GLM, whose images and videos have one placeholder; 5 is that of images, 6 of videos."
+    )
+    rng = np.random.default_rng(0)
+    cases = [conversations.conversation(rng, name) for name in conversations.MODELS for _ in range(5)]
+    write("rope_index.json", about, transformers, cases)
+    about = (
+        "interpolate_pos_encoding of transformers' models for tables of deviation 0.02, without class tokens, and "
+        "torch.nn.functional.interpolate with align_corners=False; width 2, row by row."
+    )
+    cases = [tables.interpolated(name, rng, old, new, 2) for name, old, new in INTERPOLATED]
+    cases += [tables.by_torch(rng, old, new, 2, *mode) for mode in tables.MODES for old, new in BY_TORCH]
+    write("torch_resized.json", about, transformers, [flat(case) for case in cases])
     about = "get_timestep_embedding of diffusers, float32."
     write("diffusers_timesteps.json", about, diffusers, [timesteps(*case) for case in TIMESTEPS])
     about = "build_sincos2d_pos_embed of timm, dim 12, row by row."

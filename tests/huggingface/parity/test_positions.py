@@ -1,0 +1,46 @@
+"""Positions of token ids and interpolated tables beside the functions of transformers' models."""
+
+import conversations
+import numpy as np
+import pytest
+import tables
+
+import posenc_jax as pe
+from helpers.closeness import assert_within
+from helpers.conversations import positions_of
+
+
+@pytest.mark.parametrize("model", conversations.MODELS)
+def test_positions_from_tokens(model):
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        case = conversations.conversation(rng, model)
+        got = positions_of(case)
+        np.testing.assert_array_equal(got, case["positions"])
+        tokens = got.shape[1] if case["mask"] is None else np.sum(case["mask"], 1)
+        np.testing.assert_array_equal(got.max((1, 2)) + 1 - tokens, case["rope_deltas"])
+
+
+SIDES = [(7, (7, 9)), (7, (12, 5)), (14, (16, 24)), (16, (37, 20)), (37, (16, 24)), (7, (3, 3))]
+
+
+@pytest.mark.parametrize("model", tables.MODELS)
+def test_interpolate_pos_encoding(model):
+    for old, new in SIDES:
+        case = tables.interpolated(model, np.random.default_rng(old), old, new, 16)
+        got = pe.resize_table(case["table"], new, method=case["method"], antialias=case["antialias"])
+        assert_within(got, case["resized"], 1e-6, against=f"{model}, {old} to {new}")
+
+
+@pytest.mark.parametrize(("method", "antialias"), tables.MODES)
+def test_interpolate(method, antialias):
+    for old, new in [
+        ((4, 7), (9, 5)),
+        ((14, 14), (16, 24)),
+        ((37, 37), (50, 33)),
+        ((1, 3), (2, 7)),
+        ((64, 5), (14, 100)),
+    ]:
+        case = tables.by_torch(np.random.default_rng(0), old, new, 4, method, antialias, scale=0.02)
+        got = pe.resize_table(case["table"], new, method=method, antialias=antialias)
+        assert_within(got, case["resized"], 1e-6, against=f"{method}, antialias={antialias}, {old} to {new}")
