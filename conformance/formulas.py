@@ -73,10 +73,18 @@ SCALINGS = {f.__name__: f for f in (linear, ntk, dynamic, yarn, longrope, llama3
 
 
 def frequencies(width, base, endpoint=False, scaling=None, axes=None):
-    """Of each pair ω, which coordinate of the position turns it, and the amplitude of all."""
+    """Of each pair ω, which coordinate of the position turns it, and the amplitude of all.
+
+    Of directions, each pair has an ω for every coordinate, which all turn it.
+    """
     if axes and axes["type"] == "axial":
         one = spectrum(width // axes["count"], base)
         return one * axes["count"], [c for c in range(axes["count"]) for _ in one], M.mpf(1)
+    if axes and axes["type"] == "widths":
+        each = [spectrum(one, base) for one in axes["widths"]]
+        return sum(each, []), [c for c, one in enumerate(each) for _ in one], M.mpf(1)
+    if axes and axes["type"] == "directions":
+        return [[M.mpf(w) for w in pair] for pair in zip(*axes["angular"], strict=True)], None, M.mpf(1)
     if scaling:
         settings = {name: value for name, value in scaling.items() if name != "type"}
         omegas, amplitude = SCALINGS[scaling["type"]](width, base, **settings)
@@ -94,6 +102,8 @@ def frequencies(width, base, endpoint=False, scaling=None, axes=None):
 def phases(positions, omegas, which):
     """p·ω for each position, a number or one for each coordinate, and each pair."""
     points = [p if isinstance(p, list) else [p] for p in positions]
+    if which is None:
+        return [[sum(M.mpf(c) * w for c, w in zip(p, pair, strict=True)) for pair in omegas] for p in points]
     return [[M.mpf(p[axis]) * w for w, axis in zip(omegas, which, strict=True)] for p in points]
 
 

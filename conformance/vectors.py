@@ -143,12 +143,17 @@ def scaling_cases():
                 yield rotary_case(full, positions, width, width, base, layout, scaling=scaling)
 
 
+DIRECTIONS = [[1.0, -0.625, 0.140625, 0.0078125], [0.375, 0.875, -0.25, 0.015625]]
+
+
 def axes_cases():
     maps = [
         ("axial", {"type": "axial", "count": 2}, 2, 32),
         ("axial", {"type": "axial", "count": 3}, 3, 48),
         ("sections", {"type": "sections", "sections": [4, 6, 6]}, 3, 32),
         ("interleaved", {"type": "interleaved", "sections": [6, 5, 5]}, 3, 32),
+        ("widths", {"type": "widths", "widths": [8, 12, 12]}, 3, 32),
+        ("directions", {"type": "directions", "angular": DIRECTIONS}, 2, 8),
     ]
     for label, axes, count, width in maps:
         for name, positions in POINTS[count].items():

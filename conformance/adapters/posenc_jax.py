@@ -33,6 +33,10 @@ def scaled(width, base, scaling):
 def frequencies(width, base, scaling, axes):
     if axes and axes["type"] == "axial":
         return pe.axial(width, axes["count"], base)
+    if axes and axes["type"] == "widths":
+        return pe.axial(axes["widths"], base=base)
+    if axes and axes["type"] == "directions":
+        return np.array(axes["angular"], np.float32)
     if axes:
         interleaved = axes["type"] == "interleaved"
         return pe.multi_section(scaled(width, base, scaling), axes["sections"], interleaved=interleaved)

@@ -64,7 +64,7 @@ def rotary(positions, x, rotary_width, base, layout, scaling=None, axes=None):
     rows = torch.tensor(x).tile(1, 1, len(positions), 1)  # (batch, heads, seq, head_dim)
     places = torch.tensor(positions)[None]
     if axes:
-        only(layout == "half" and len(positions[0]) == 3 and axes["type"] != "axial", "three coordinates, in sections")
+        only(layout == "half" and len(positions[0]) == 3 and "sections" in axes, "three coordinates, in sections")
         settings["mrope_section"] = axes["sections"]
         model, kind, config = qwen2, "Qwen2VLRotaryEmbedding", Qwen2VLTextConfig
         if axes["type"] == "interleaved":

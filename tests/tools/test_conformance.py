@@ -239,7 +239,7 @@ WRONG = {
     "the other spacing": ("sinusoidal", {"endpoint": lambda a: not a.get("endpoint")}, "sinusoidal-.*"),
     "no scaling": ("rotary", {"scaling": lambda a: None}, "scaling-(?!dynamic.*near).*"),
     "all turned": ("rotary", {"rotary_width": lambda a: len(a["x"])}, "partial-.*"),
-    "one coordinate": ("rotary", {"axes": lambda a: None}, "axes-(axial|sections|interleaved).*"),
+    "one coordinate": ("rotary", {"axes": lambda a: None}, "axes-(axial|sections|interleaved|widths).*"),
     "keys as queries": ("xpos", {"of": lambda a: "query"}, "xpos-key-.*"),
     "another origin": ("xpos", {"origin": lambda a: a["origin"] + 8}, "xpos-.*"),
     "a slower decay": ("xpos", {"scale_base": lambda a: 2 * a.get("scale_base", 512)}, "xpos-.*"),
