@@ -39,8 +39,11 @@ class PatchGrid:
 
     Examples:
       >>> from posenc_jax.hf import PatchGrid
-      >>> PatchGrid(merge=2, offset=1)  # doctest: +ELLIPSIS
-      PatchGrid(merge=2, window=0, leading=0, trailing=0, offset=1, ...)
+      >>> qwen, dino = PatchGrid(merge=2, window=4), PatchGrid(leading=5, centres=True)
+      >>> qwen == PatchGrid(merge=2), qwen.window
+      (False, 4)
+      >>> dino.leading, dino.offset
+      (5, 0)
     """
 
     merge: int = 1
@@ -72,7 +75,7 @@ class PatchGrid:
 
 
 def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
-    """The coordinates of the tokens of a grid of `shape`, (tokens, axes), in the order in which the tower holds them."""
+    """The coordinates of the tokens of an image, (tokens, axes), in the order in which the tower holds them."""
     frames, height, width = _parse_shape(grid, shape)
     if grid.inside:
         height = width = grid.inside

@@ -156,7 +156,6 @@ TOWERS: dict[str, Tower] = {
         layout="interleaved",
         frames=False,
         kind="windowed",
-        unread=("pretrain_image_size",),
     ),
     **_all(
         "gemma4_vision",
@@ -221,9 +220,11 @@ _REASONS = {
     "it gives the two features of a pair different angles, which is no rotation": "vjepa2",
     "it matches points of images by learned projections of their coordinates": "lightglue",
     "it is two models: read its detector_config or tracker_config": "sam3_video",
+    "it holds an encoder that rotates by the place in a sequence: give rotary_from_config its encoder_config": """
+        deepseek_ocr2_vision""",
     "it has no rotary embedding": """
-        aimv2_vision_model clip_vision_model cosmos3_edge_vision deepseek_ocr2_sam_vision_model deepseek_ocr2_vision
-        dinov2 emu3_vqgan gemma3n_vision gemma4_unified_vision glm_image_vision granite_docling_vision
+        aimv2_vision_model clip_vision_model cosmos3_edge_vision deepseek_ocr2_sam_vision_model dinov2
+        emu3_vqgan gemma3n_vision gemma4_unified_vision glm_image_vision granite_docling_vision
         hunyuan_vl_vision idefics2_vision idefics3_vision idefics_vision internvl_vision janus_vision_model
         minicpmv4_7_vision mllama_vision_model molmo2_vision phi4_multimodal_vision sam2_vision_model
         sam_vision_model siglip2_vision_model siglip_vision_model vit""",

@@ -16,7 +16,7 @@ from posenc_jax.hf._keys import Keys, agreed, mapping_of_strings, speaks_of_posi
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import RotaryLayer
 from posenc_jax.hf._towers import CHOSEN, FIXED, REFUSED, TOWERS, Tower
-from posenc_jax.hf._vision_layers import layers_of, with_default
+from posenc_jax.hf._vision_layers import layers_of, number_of
 from posenc_jax.hf._vision_plan import VisionPlan
 
 # Where the tower of a composite config stands.
@@ -24,6 +24,7 @@ _PARTS = "vision_config", "thinker_config", "backbone_config"
 _TEXT = "text_config", "language_config", "llm_config"
 # Composites that rotate outside their tower, which does not, or has a config of its own.
 _OWN = "edgetam_video", "sam2_video", "sam3_tracker_video"
+_SHARE = "partial_rotary_factor"
 # Keys that say in which order patches are held, or which tokens are added.
 _ORDER = re.compile("window_size|fullatt|global_attn|merge_size|merge_kernel|register_tokens|pos_enc|freqs?_|rotat")
 
@@ -36,7 +37,7 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
 
     $$\text{score} \propto (R_{r, c}\, q) \cdot (R_{r', c'}\, k)$$
 
-    For some 45 model types the library knows what transformers keeps in code: which coordinate turns which pair, the
+    For some 40 model types the library knows what transformers keeps in code: which coordinate turns which pair, the
     layout, the offset or scale of coordinates, the order of the patches, and the tokens beside them. Settings of rotary
     embeddings that are missing have the values of the class. Every key that speaks of rotations must be understood. The
     plan is for inference: DINOv3 also draws random shifts and scales of its coordinates in training.
@@ -90,16 +91,16 @@ def _tower_of(config: Any, label: str = "config", depth: int = 4) -> dict[str, A
         return dict(keys.values)
     inner = agreed({key: _tower_of(part, key, depth - 1) for key, part in parts.items()})
     found, fixed = inner.get("model_type"), FIXED.get(name or "")
-    fits = fixed is None or found in (None, name, fixed) or FIXED.get(str(found)) == fixed or _within(found, fixed)
+    fits = fixed is None or found in (None, name) or _tower_named(found) == _tower_named(fixed)
     require(fits, "model_type must be {!r} in the vision tower of {!r}, got {!r}", fixed, name, found)
-    if found is None or found == name:
+    if found in (None, name):
         inner["model_type"] = fixed or CHOSEN.get(name or "")
     return inner
 
 
-def _within(found: Any, outer: str) -> bool:
-    """Whether a tower stands in the backbone_config of another."""
-    return CHOSEN.get(outer) == found
+def _tower_named(name: str) -> str:
+    """The tower that a model_type means: an old config may have that of the whole model."""
+    return name if name in TOWERS or name not in FIXED | CHOSEN else _tower_named((FIXED | CHOSEN)[name])
 
 
 def _check_known(name: str | None) -> None:
@@ -109,16 +110,15 @@ def _check_known(name: str | None) -> None:
 
 
 def _facts_of(values: Mapping[str, Any]) -> tuple[str, Tower]:
-    """The tower's model_type and its facts; an old config may have the model_type of the whole model."""
+    """The tower's model_type and its facts."""
     name = Keys(values).string("model_type")
-    require(name, "model_type is missing: no key says how a vision tower rotates")
-    own = str(name)
-    for _ in range(3):
-        own = own if own in TOWERS else FIXED.get(own) or CHOSEN.get(own) or own
+    if not name:
+        raise InvalidValue("model_type is missing: no key says how a vision tower rotates")
+    own = _tower_named(name)
     if own not in TOWERS:
         raise InvalidValue(
-            f"model_type {name!r} is not known as a vision tower, and no key says which coordinate turns which pair: if "
-            "it rotates as a known type does, write that type in its place"
+            f"model_type {name!r} is not known as a vision tower, and no key says which coordinate turns which pair: "
+            "if it rotates as a known type does, write that type in its place"
         )
     return own, TOWERS[own]
 
@@ -132,13 +132,13 @@ def _plan(values: Mapping[str, Any]) -> VisionPlan:
     config.use("model_type", *facts.unread)
     count, head_dim = config.integer(*facts.depth), _head_dim(config, facts)
     require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelled(*facts.depth), count)
-    frequencies = _spectrum(facts, _settings(config, facts, name), head_dim)
-    layers, grids = layers_of(config, facts, RotaryLayer(frequencies, head_dim), _grid(config, facts), count)
+    layer = RotaryLayer(_spectrum(facts, _base(config, facts, name), head_dim), head_dim)
+    layers, grids = layers_of(config, facts, layer, _grid(config, facts), count)
     for key, value in values.items():
         speaks = speaks_of_positions(key) or _ORDER.search(key)
         if value is not None and key not in config.used and speaks:
             raise InvalidValue(f"the key {key} = {value!r:.60} is not known or not used here")
-    return VisionPlan(tuple(layers), facts.layout, grids=tuple(grids), parts=2 if facts.apart else 1)
+    return VisionPlan(tuple(layers), facts.layout, grids=tuple(grids), slices=2 if facts.apart else 1)
 
 
 def _head_dim(config: Keys, facts: Tower) -> int:
@@ -149,7 +149,7 @@ def _head_dim(config: Keys, facts: Tower) -> int:
     hidden, heads = config.integer(*facts.hidden), config.integer(*facts.heads)
     shares = heads
     if facts.hidden == ("memory_attention_hidden_size",):
-        shares *= _checks.positive_int(*with_default(config, "memory_attention_downsample_rate", 1))
+        shares *= number_of(config, "memory_attention_downsample_rate", 1)
     require(hidden % shares == 0, "{} = {} must be a multiple of {}", config.spelled(*facts.hidden), hidden, shares)
     if facts.joined:
         return _checks.size(config.spelled(*facts.hidden), hidden)
@@ -157,31 +157,33 @@ def _head_dim(config: Keys, facts: Tower) -> int:
     return _checks.size("head_dim", hidden // shares)
 
 
-def _settings(config: Keys, facts: Tower, name: str) -> float:
+def _base(config: Keys, facts: Tower, name: str) -> float:
     """The base; the other rope settings must be those that the tower has."""
-    found = config.take(*facts.words)
+    outside, bases = config.take(*facts.words), {}
+    require(not config.is_null(*facts.words), "{} is missing", " or ".join(facts.words))
+    if facts.flat:
+        outside = outside or {f"the base of model_type {name!r}": facts.theta}
     for spelled, value in config.take("rope_scaling", "rope_parameters").items():
         d = Keys(mapping_of_strings(spelled, value), spelled)
-        if facts.flat:
-            found.setdefault(f"the base of model_type {name!r}", facts.theta)
-        found |= d.take("rope_theta")
+        require(not d.is_null("rope_theta"), "{}rope_theta is missing", d.label)
+        found = outside | d.take("rope_theta")
+        bases[next(iter(found), spelled)] = agreed(found, facts.theta)
         for key, kind in d.take("rope_type", "type").items():
             _checks.one_of(key, kind, facts.rope_types)
         if facts.joined:
-            _check_share(config, d)
+            _check_share(config, facts, d)
         d.finish()
     if facts.joined:
-        _check_share(config, config)
-    require(not config.is_null(*facts.words), "{} is missing", " or ".join(facts.words))
-    spelled = next(iter(found), "rope_theta")
-    return _checks.positive(spelled, agreed(found, facts.theta))
+        _check_share(config, facts, config)
+    bases = bases or outside
+    return _checks.positive(next(iter(bases), "rope_theta"), agreed(bases, facts.theta))
 
 
-def _check_share(config: Keys, d: Keys) -> None:
-    """Raises unless the spectra of row and column fill all heads, of which partial_rotary_factor is the share."""
-    heads = config.integer("num_attention_heads")
-    for name, share in d.take("partial_rotary_factor").items():
-        require(_checks.number(name, share) == heads / 2, "{} must be half of {} heads, got {}", name, heads, share)
+def _check_share(config: Keys, facts: Tower, d: Keys) -> None:
+    """Raises unless row and column have half of the pairs of all heads each."""
+    half, absent = config.integer(*facts.heads) / 2, {f"{_SHARE}, where absent,": 4.0}
+    for key, share in (d.take(_SHARE) or absent).items():
+        require(_checks.number(key, share) == half, "{} must be {}, half of the heads, got {}", key, half, share)
 
 
 def _spectrum(facts: Tower, base: float, head_dim: int) -> Frequencies:
@@ -202,16 +204,16 @@ def _grid(config: Keys, facts: Tower) -> PatchGrid:
     """How patches are counted, in all layers unless `_layers` changes it."""
     leading = facts.leading
     if facts.registers is not None:
-        leading += _checks.integer(*with_default(config, "num_register_tokens", facts.registers), 0)
+        leading += number_of(config, "num_register_tokens", facts.registers, 0)
     merge = 1
     if facts.merged:
-        merge = _checks.positive_int(*with_default(config, facts.merged, 2))
+        merge = number_of(config, facts.merged, 2)
     window = 0
     if facts.windows == "pos_emb_height":
-        window = _checks.positive_int(*with_default(config, facts.windows, 32))
+        window = number_of(config, facts.windows, 32)
     elif facts.windows:
-        side = _checks.positive_int(*with_default(config, facts.windows, 112))
-        patch = _checks.positive_int(*with_default(config, "patch_size", 14))
+        side = number_of(config, facts.windows, 112)
+        patch = number_of(config, "patch_size", 14)
         window = side // merge // patch
         require(window, "window_size must hold a square of {} patches of {}, got {}", merge, patch, side)
     return PatchGrid(

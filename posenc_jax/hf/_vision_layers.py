@@ -32,16 +32,24 @@ def layers_of(config: Keys, facts: Tower, layer: RotaryLayer, grid: PatchGrid, c
     return layers, grids
 
 
-def with_default(config: Keys, name: str, default: Any) -> tuple[str, Any]:
-    """A key and its value, which is that of the class where the config does not have the key."""
+def with_default(config: Keys, name: str, default: Any) -> Any:
+    """The value of a key, which is that of the class where the config does not have the key."""
     require(not config.is_null(name), "{} is missing", name)
-    return name, config.get(name, default=default)
+    return config.get(name, default=default)
+
+
+def number_of(config: Keys, name: str, default: int, least: int = 1) -> int:
+    """The value of a key that counts something."""
+    value = _checks.integer(config.label + name, with_default(config, name, default), least)
+    require(value < 2**16, "{}{} must be below 65,536, got {!r:.60}", config.label, name, value)
+    return value
 
 
 def _with_convolutions(config: Keys, layer: RotaryLayer, count: int) -> list[RotaryLayer]:
     """LFM3-VL: layers of convolutions have no positions."""
     usual = ["conv" if i < 2 or i % 2 else "full_attention" for i in range(count)]
-    types = config.items("layer_types") or usual
+    types = config.items("layer_types")
+    types = usual if types is None else types
     fits = len(types) == count and all(kind in ("conv", "full_attention") for kind in types)
     require(fits, "layer_types must hold {} times 'conv' or 'full_attention', got {!r:.60}", count, list(types))
     still = RotaryLayer(geometric(0), layer.head_dim)
@@ -50,8 +58,8 @@ def _with_convolutions(config: Keys, layer: RotaryLayer, count: int) -> list[Rot
 
 def _with_queries(config: Keys, grid: PatchGrid, count: int) -> list[PatchGrid]:
     """EoMT: the last layers hold learned queries in front of all other tokens."""
-    blocks = _checks.integer(*with_default(config, "num_blocks", 4), 0)
-    queries = _checks.positive_int(*with_default(config, "num_queries", 200))
+    blocks = number_of(config, "num_blocks", 4, 0)
+    queries = number_of(config, "num_queries", 200)
     require(blocks <= count, "num_blocks must be at most {} layers, got {}", count, blocks)
     with_queries = dataclasses.replace(grid, leading=grid.leading + queries)
     return [grid] * (count - blocks) + [with_queries] * blocks
@@ -59,7 +67,7 @@ def _with_queries(config: Keys, grid: PatchGrid, count: int) -> list[PatchGrid]:
 
 def _with_windows(config: Keys, layer: RotaryLayer, grid: PatchGrid, count: int) -> Layers:
     """SAM 3: positions within a window, but in some layers those of the whole grid, scaled to the width of a window."""
-    window = _checks.positive_int(*with_default(config, "window_size", 24))
+    window = number_of(config, "window_size", 24)
     (width, height), (patch_width, patch_height) = _pair(config, "image_size", 1008), _pair(config, "patch_size", 14)
     rows, columns = height // patch_height, width // patch_width
     require(rows and columns, "image_size must hold a patch, got {}", (width, height))
@@ -74,8 +82,8 @@ def _with_windows(config: Keys, layer: RotaryLayer, grid: PatchGrid, count: int)
 
 def _square(config: Keys) -> tuple[tuple[int, int], ...]:
     """Llama 4: tiles of one size."""
-    image = _checks.positive_int(*with_default(config, "image_size", 448))
-    side = image // _checks.positive_int(*with_default(config, "patch_size", 14))
+    image = number_of(config, "image_size", 448)
+    side = image // number_of(config, "patch_size", 14)
     require(side, "image_size must hold a patch, got {}", image)
     return ((side, side),)
 
@@ -93,24 +101,25 @@ def _tracked(config: Keys) -> tuple[tuple[int, int], ...]:
     """SAM 3's tracker: the grid of its vision tower, which overrides memory_attention_rope_feat_sizes."""
     tower = Keys(mapping("vision_config", config.get("vision_config", default={})))
     tower = Keys(mapping("backbone_config", tower.get("backbone_config", default={})))
-    patch = _checks.positive_int(*with_default(tower, "patch_size", 14))
-    image = _checks.positive_int(*with_default(config, "image_size", 1008))
+    patch = number_of(tower, "patch_size", 14)
+    image = number_of(config, "image_size", 1008)
     side = image // patch
     require(side, "image_size must hold a patch, got {}", image)
     found = config.take("memory_attention_rope_feat_sizes")
-    return (agreed({"image_size / patch_size": (side, side)} | {name: tuple(_checks.positive_ints(name, v)) for name, v in found.items()}),)
+    sizes = {name: _checks.positive_ints(name, value) for name, value in found.items()}
+    return (agreed({"image_size / patch_size": (side, side)} | sizes),)
 
 
 def _sides(config: Keys, name: str, default: int) -> tuple[int, int]:
     """(width, height)."""
-    sides = _checks.positive_ints(*with_default(config, name, (default, default)))
+    sides = _checks.positive_ints(name, with_default(config, name, (default, default)))
     require(len(sides) == 2, "{} must hold a width and a height, got {}", name, sides)
     return sides[0], sides[1]
 
 
 def _pair(config: Keys, name: str, default: int) -> tuple[int, int]:
     """(width, height), which are one number if they are equal."""
-    _, value = with_default(config, name, default)
+    value = with_default(config, name, default)
     sides = _checks.positive_ints(name, (value, value) if isinstance(value, int) else value)
     require(len(sides) == 2, "{} must be a number or a width and a height, got {!r:.60}", name, value)
     return sides[0], sides[1]

@@ -1,17 +1,17 @@
 """Vision towers: each turns its patches as transformers does, and each fact of the table matters."""
 
 import dataclasses
-import functools
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import posenc_jax as pe
 from helpers.towers import memory_of, positions_of
 from oracles import recorded, rotations
-from posenc_jax.hf import PatchGrid, RotaryLayer, VisionPlan, rotary_from_config, vision_rotary_from_config
-from posenc_jax.hf import _refused, _towers
+from posenc_jax.hf import (
+    _towers,
+    vision_rotary_from_config,
+)
 
 CASES = {case["config"]["model_type"]: case for case in recorded.cases("hf_towers")}
 BOUND = 3e-6  # transformers rounds frequencies and angles to float32
@@ -28,9 +28,12 @@ def places(case, plan, found):
 def formula(plan, layer, x, positions):
     """In float64."""
     f = plan.layers[layer].frequencies
-    size = plan.layers[layer].head_dim // plan.parts
-    parts, pairs = np.split(np.float64(x), plan.parts, -1), np.split(np.arange(f.num_pairs), plan.parts)
-    turned = [rotate(part, positions, f.angular[i], np.array(f.axes)[i], plan.layout) for part, i in zip(parts, pairs, strict=True)]
+    size = plan.layers[layer].head_dim // plan.slices
+    parts, pairs = np.split(np.float64(x), plan.slices, -1), np.split(np.arange(f.num_pairs), plan.slices)
+    turned = [
+        rotate(part, positions, f.angular[i], np.array(f.axes)[i], plan.layout)
+        for part, i in zip(parts, pairs, strict=True)
+    ]
     assert all(part.shape[-1] == size for part in parts)
     return np.concatenate(turned, -1)
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 import towers
+from transformers import vision_utils
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import posenc_jax as pe
+from posenc_jax import hf
 from posenc_jax.hf import _refused, _towers, vision_rotary_from_config
 
 TYPES = sorted(_towers.TOWERS)
@@ -93,6 +95,19 @@ def test_what_a_class_fills_in(model_type):
     )
 
 
+@pytest.mark.parametrize("model_type", TYPES)
+def test_other_names_of_sizes(model_type):
+    facts, config_class = _towers.TOWERS[model_type], CONFIG_MAPPING[model_type]
+    small = {"model_type": model_type} | towers.settings_of(model_type)
+    names = [names for names in (facts.hidden, facts.heads, facts.depth, facts.words) if len(names) > 1]
+    for alias in [name for several in names for name in several]:
+        value = next((small[n] for several in names if alias in several for n in several if n in small), 500.0)
+        without = {k: v for k, v in small.items() if not any({k, alias} <= {*several} for several in names)}
+        config = config_class.from_dict(without | {alias: value})
+        assert vision_rotary_from_config(config.to_dict()) == vision_rotary_from_config(without | {alias: value}), alias
+        assert vision_rotary_from_config(without | {alias: value}) != vision_rotary_from_config(small) or value != 500.0
+
+
 def _towers_in(config):
     parts = (getattr(config, name, None) for name in ("vision_config", "thinker_config", "backbone_config"))
     for part in parts:
@@ -125,7 +140,11 @@ def test_composites(tally):
         assert vision_rotary_from_config(config) == want, name
         assert vision_rotary_from_config({"model_type": name} | _without_types(config.to_dict())) == want, name
         named[name] = tower.model_type
-    known = {n for n in _towers.FIXED | _towers.CHOSEN if n in CONFIG_MAPPING and n not in ("mlcd", "embedding_gemma2", "gemma4", "chmv2")}
+    known = {
+        n
+        for n in _towers.FIXED | _towers.CHOSEN
+        if n in CONFIG_MAPPING and n not in ("mlcd", "embedding_gemma2", "gemma4", "chmv2")
+    }
     assert known <= {*named, *_towers.TOWERS}, known - {*named}
     assert len(named) > 35
     tally["models whose vision tower is read"] = len(named)
@@ -156,13 +175,40 @@ def test_v_jepa_2_is_no_rotation():
     assert (lengths[0] - lengths[1]).abs().max() > 0.1
 
 
+def test_the_class_token_of_mlcd():
+    """It turns by learned angles, as at position 1 by learned frequencies."""
+    config = towers.make_config("mlcd_vision_model")
+    torch.manual_seed(0)
+    angles = towers.make_model(config).class_pos_emb.detach().numpy()[0]
+    passes = towers.passes("mlcd_vision_model")
+    for before, after in zip(passes.rest[0], passes.moved[0], strict=True):
+        at_rest = pe.rotary(before, 1, angles, head_axis=-3, inverse=True)  # the pass at rest turns this token too
+        turned = pe.rotary(at_rest[:, :, :1], 1, angles, head_axis=-3)
+        np.testing.assert_allclose(turned, after[:, :, :1], rtol=0, atol=1e-5)
+        assert np.abs(at_rest[:, :, :1] - after[:, :, :1]).max() > WRONG
+
+
+@pytest.mark.parametrize("side", [0, 8, 16, 24])
+def test_orders_of_many_grids(side):
+    """Squares and windows of any images, as transformers orders them."""
+    grids = [(1, 2, 2), (1, 4, 6), (2, 6, 4), (1, 10, 14), (3, 14, 2), (1, 18, 10), (2, 8, 8)]
+    grid = hf.PatchGrid(merge=2, window=side // 4)
+    plan = hf.VisionPlan((hf.RotaryLayer(pe.axial(8, 2), 8),), "half", grids=(grid,))
+    for images in (grids, *([g] for g in grids)):
+        at = vision_utils.get_vision_position_ids(torch.tensor(images), 2)
+        if side:
+            index, _ = vision_utils.get_vision_window_index(torch.tensor(images), 2, side, 2)
+            at = at.reshape(-1, 4, 2)[index].reshape(-1, 2)
+        np.testing.assert_array_equal(np.concatenate([plan.positions(g) for g in images]), at.numpy())
+
+
 # timm, whose models have no config.json
 
 
 def eva(shape, trained, head_dim):
     """EVA-02's positions, scaled to the grid that it was trained on, and frequencies."""
     scale = np.float32(trained) / np.float32(shape)
-    return pe.grid_positions(shape).astype(np.float32) * scale, pe.axial(head_dim, 2)
+    return np.float32(pe.grid_positions(shape)) * scale, pe.axial(head_dim, 2)
 
 
 @pytest.mark.parametrize("trained", [(3, 5), (4, 4)])

@@ -35,7 +35,7 @@ _MEMORY = {
     "memory_attention_num_attention_heads": 2,
     "memory_attention_feed_forward_hidden_size": 32,
     "memory_attention_mlp_hidden_size": 32,
-        "memory_encoder_output_channels": 64,
+    "memory_encoder_output_channels": 64,
 }
 
 
@@ -80,11 +80,10 @@ CASES = {
             "muse",
         ),
     ),
-    "inkling2_vision": Case(
-        _LAYERS | {"patch_size": 2, "posemb_grid_size": 4, "text_hidden_size": 32}, call="inkling"
-    ),
+    "inkling2_vision": Case(_LAYERS | {"patch_size": 2, "posemb_grid_size": 4, "text_hidden_size": 32}, call="inkling"),
     "llama4_vision_model": Case(
-        _LAYERS | {"patch_size": 2, "image_size": 8, "projector_input_dim": 32, "projector_output_dim": 32}
+        _LAYERS
+        | {"patch_size": 2, "image_size": 8, "projector_input_dim": 32, "projector_output_dim": 32}
         | {"intermediate_size": 256},
         ((1, 4, 4),),
         "pixels",
@@ -108,12 +107,15 @@ CASES = {
     "eomt_dinov3": Case(
         _DINO | {"num_queries": 4, "num_blocks": 1}, ((1, 2, 8),), "pixels", "ForUniversalSegmentation"
     ),
-    "sam2_video": Case(_MEMORY | {"memory_attention_rope_feat_sizes": [5, 3]}, ((1, 3, 5),), "memory", "Sam2VideoMemoryAttention"),
-    "sam3_tracker_video": Case(
-        _MEMORY | {"image_size": 56}, ((1, 4, 4),), "memory", "Sam3TrackerVideoMemoryAttention"
+    "sam2_video": Case(
+        _MEMORY | {"memory_attention_rope_feat_sizes": [5, 3]}, ((1, 3, 5),), "memory", "Sam2VideoMemoryAttention"
     ),
+    "sam3_tracker_video": Case(_MEMORY | {"image_size": 56}, ((1, 4, 4),), "memory", "Sam3TrackerVideoMemoryAttention"),
     "edgetam_video": Case(
-        _MEMORY | {"memory_attention_rope_feat_sizes": [5, 3], "memory_attention_rope_k_sizes": [4, 2]}, ((1, 3, 5),), "memory", "EdgeTamVideoMemoryAttention"
+        _MEMORY | {"memory_attention_rope_feat_sizes": [5, 3], "memory_attention_rope_k_sizes": [4, 2]},
+        ((1, 3, 5),),
+        "memory",
+        "EdgeTamVideoMemoryAttention",
     ),
     "efficientloftr": Case(
         {"hidden_size": 64, "num_attention_layers": 4, "out_features": [16, 16, 32, 64], "num_attention_heads": 8},
@@ -141,7 +143,8 @@ def _modeling_of(config):
     return importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
 
 
-def _make_model(config):
+def make_model(config):
+    """A tower with weights from a fixed seed."""
     torch.manual_seed(0)
     modeling, wanted = _modeling_of(config), CASES[config.model_type].make
     config._attn_implementation = "record_towers"
@@ -282,7 +285,7 @@ class Passes(NamedTuple):
 def passes(model_type):
     """Both passes of a tower."""
     config = make_config(model_type)
-    model, call, images = _make_model(config), CASES[model_type].call, CASES[model_type].images
+    model, call, images = make_model(config), CASES[model_type].call, CASES[model_type].images
     results = []
     for rest in (True, False):
         with contextlib.ExitStack() as stack:
