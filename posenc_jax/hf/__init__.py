@@ -1,5 +1,7 @@
 """Converts a Hugging Face config.json to a plan of how each layer rotates its queries and keys, and back.
 
+`rotary_from_config` reads the language model, `vision_rotary_from_config` the vision tower.
+
 Tested against transformers 5.23.0, which need not be installed. Every key that speaks of rotations must be understood:
 ignoring one would silently give a wrong model.
 """

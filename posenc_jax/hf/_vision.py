@@ -93,7 +93,7 @@ def _tower_of(config: Any, label: str = "config", depth: int = 4) -> dict[str, A
     found, fixed = inner.get("model_type"), FIXED.get(name or "")
     fits = fixed is None or found in (None, name) or _tower_named(found) == _tower_named(fixed)
     require(fits, "model_type must be {!r} in the vision tower of {!r}, got {!r}", fixed, name, found)
-    if found in (None, name):
+    if found is None:
         inner["model_type"] = fixed or CHOSEN.get(name or "")
     return inner
 
