@@ -254,6 +254,7 @@ def parity(session: nox.Session) -> None:
     session.install("-e", ".", *group("record"))
     folder = "tests/huggingface/parity"
     session.run("python", f"{folder}/record.py", env=offline)
+    session.run("python", f"{folder}/record_towers.py", env=offline)
     session.run("python", f"{folder}/record_positions.py", env=offline)
     session.run("python", f"{folder}/record_axes.py", env=offline)
     session.run("python", f"{folder}/record_relative_bias.py", env=offline)

@@ -7,6 +7,8 @@ from typing import Any
 from posenc_jax.hf._models import MODELS, Model
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._rewrites import REWRITERS
+from posenc_jax.hf._towers import REFUSED as TOWERS_REFUSED
+from posenc_jax.hf._towers import TOWERS, Tower
 
 USUAL = Model()
 SCALES = {
@@ -103,6 +105,78 @@ def _layers(model: Model) -> Iterator[str]:
         yield f'`position_embedding_type` must be "{model.position}" for positions'
 
 
+PAIRS = {
+    "blocks": "the pairs of the {0}, then those of the {1}",
+    "alternating": "pairs of the {0} and of the {1} in turn",
+    "dealt": "every second frequency by the {0}, the others by the {1}",
+}
+KINDS = {
+    "conv": "layers of convolutions, which `layer_types` lists, have no positions",
+    "queries": "the last `num_blocks` layers hold `num_queries` queries in front, which do not rotate",
+    "fixed": "takes `image_size` alone",
+    "windowed": "positions within windows of `window_size`; in layers of `global_attn_indexes` those of the whole "
+    "grid, scaled to the width of a window",
+    "memory": "the memory attention; takes a grid of `memory_attention_rope_feat_sizes` alone, or several frames of it",
+    "tracker": "the memory attention; takes a grid of `image_size` / `patch_size` alone, or several frames of it",
+}
+NOTES = {
+    "edgetam_video": "the keys of each frame are latents without a place, and then a grid of "
+    "`memory_attention_rope_k_sizes`",
+    "mlcd_vision_model": "the class token, first, turns by learned angles, which are no positions: "
+    '`rotary(x, 1, class_pos_emb, layout="half", head_axis=…)`',
+}
+
+
+def tower_pairs(tower: Tower) -> str:
+    """Which coordinates turn which pairs."""
+    if tower.timed:
+        return "the pairs of the frame, of the row, of the column"
+    names = [("row", "column")[axis] for axis in tower.axes]
+    if tower.apart:
+        return f"a half of the head by the {names[0]}, the other by the {names[1]}, each by itself"
+    return PAIRS[tower.pairs].format(*names) + (", of all heads as one" if tower.joined else "")
+
+
+def tower_facts(tower: Tower) -> Iterator[str]:
+    """Where the patches of a tower are, and what else its code does."""
+    if tower.theta != Tower.theta:
+        yield f"base {tower.theta:,.0f}"
+    if tower.centres:
+        yield "coordinates are centres from -1 to 1, in turns"
+    if tower.offset:
+        yield f"coordinates count from {tower.offset}"
+    if tower.leading or tower.trailing:
+        more = " and `num_register_tokens` registers" if tower.registers is not None else ""
+        yield f"a class token{more} {'after' if tower.trailing else 'before'} the patches, at 0"
+    if tower.merged:
+        yield f"squares of `{tower.merged}` follow each other"
+    if tower.by_image:
+        yield "squares of `merge_size`, which comes with each image, follow each other"
+    if tower.windows:
+        yield f"windows of `{tower.windows}` follow each other"
+    if tower.kind != "plain":
+        yield KINDS[tower.kind]
+
+
+def towers() -> Iterator[str]:
+    """The lines of the tables of vision towers."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for name, tower in TOWERS.items():
+        notes = "; ".join([*tower_facts(tower), *([NOTES[name]] if name in NOTES else [])]) or "row by row"
+        groups.setdefault((tower_pairs(tower), tower.layout, notes), []).append(name)
+    yield f"## Vision towers: {len(TOWERS)} model types"
+    yield ""
+    yield "| model types | pairs | layout | where no key says otherwise |"
+    yield "| --- | --- | --- | --- |"
+    for (pairs, layout, notes), types in sorted(groups.items(), key=lambda item: sorted(item[1])):
+        yield f"| {names(types)} | {pairs} | {layout} | {notes[0].upper()}{notes[1:]} |"
+    yield ""
+    yield "| not read as a vision tower | why |"
+    yield "| --- | --- |"
+    for reason in dict.fromkeys(TOWERS_REFUSED.values()):
+        yield f"| {names([name for name, why in TOWERS_REFUSED.items() if why == reason])} | {reason} |"
+
+
 def lines() -> Iterator[str]:
     """The lines of the page's tables."""
     groups: dict[tuple[Any, ...], list[str]] = {}
@@ -118,6 +192,8 @@ def lines() -> Iterator[str]:
         text = "; ".join(facts(model)) or f"base {model.theta:,.0f}"
         text += f". {spelled.__doc__}" if spelled else ""
         yield f"| {names(types)} | {model.layout} | {text[0].upper()}{text[1:]} |"
+    yield ""
+    yield from towers()
     yield ""
     yield f"## Refused by name: {len(REFUSED)} model types"
     yield ""

@@ -1,11 +1,25 @@
 """Converts a Hugging Face config.json to a plan of how each layer rotates its queries and keys, and back.
 
+`rotary_from_config` reads the language model, `vision_rotary_from_config` the vision tower.
+
 Tested against transformers 5.23.0, which need not be installed. Every key that speaks of rotations must be understood:
 ignoring one would silently give a wrong model.
 """
 
+from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import QueryScale, RotaryLayer, RotaryPlan
 from posenc_jax.hf._read import rotary_from_config
+from posenc_jax.hf._vision import vision_rotary_from_config
+from posenc_jax.hf._vision_plan import VisionPlan
 from posenc_jax.hf._write import plan_to_config
 
-__all__ = ["QueryScale", "RotaryLayer", "RotaryPlan", "plan_to_config", "rotary_from_config"]
+__all__ = [
+    "PatchGrid",
+    "QueryScale",
+    "RotaryLayer",
+    "RotaryPlan",
+    "VisionPlan",
+    "plan_to_config",
+    "rotary_from_config",
+    "vision_rotary_from_config",
+]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 _REASONS = {
-    "it is a vision tower, whose pairs turn by row and column": """
-        cohere_compass_vision dinov3_vit dots3_note_vision_encoder eomt_dinov3 ernie4_5_vl_moe_vision
-        exaone4_5_vision glm4v_moe_vision glm4v_vision glm5_next_vision glm_ocr_vision inkling2_vision
-        kimi_k25_vision lfm3_vl_vision llama4_vision_model mlcd mlcd_vision_model muse_glimmer_vision
-        muse_spark_vision paddleocr_vl_vision pixtral qwen2_5_omni_vision_encoder qwen2_5_vl_vision qwen2_vl_vision
-        qwen3_5_moe_vision qwen3_5_vision qwen3_omni_moe_vision_encoder qwen3_vl_moe_vision qwen3_vl_vision
-        qwen4_exp_vision sam3_vision_model sam3_vit_model sapiens2 step3p5_vision video_llama_3_vision""",
-    "it is a vision tower, whose pairs turn by frame, row and column": "minimax_m3_vl_vision vjepa2",
-    "it is a vision tower, which rotates each half of a head by itself, by column and by row": "gemma4_vision",
-    "it finds or follows objects in images, and its pairs turn by row and column": """
-        edgetam_video efficientloftr sam2_video sam3 sam3_tracker_video""",
+    "it is a vision tower, which vision_rotary_from_config reads": """
+        cohere_compass_vision dinov3_vit dots3_note_vision_encoder ernie4_5_vl_moe_vision exaone4_5_vision gemma4_vision
+        glm4v_moe_vision glm4v_vision glm5_next_vision glm_ocr_vision inkling2_vision kimi_k25_vision lfm3_vl_vision
+        llama4_vision_model minimax_m3_vl_vision mlcd mlcd_vision_model muse_glimmer_vision muse_spark_vision
+        paddleocr_vl_vision pixtral qwen2_5_omni_vision_encoder qwen2_5_vl_vision qwen2_vl_vision qwen3_5_moe_vision
+        qwen3_5_vision qwen3_omni_moe_vision_encoder qwen3_vl_moe_vision qwen3_vl_vision qwen4_exp_vision
+        sam3_vision_model sam3_vit_model sapiens2 step3p5_vision video_llama_3_vision""",
+    "it finds or follows objects in images, and vision_rotary_from_config reads it": """
+        edgetam_video efficientloftr eomt_dinov3 sam2_video sam3 sam3_tracker_video""",
+    "it is a vision tower, and gives the two features of a pair different angles, which is no rotation": "vjepa2",
     "it matches points of images by learned projections of their coordinates": "lightglue",
     "it forecasts time series, and normalizes and scales features after the rotation": "timesfm2_5",
     "it rotates its values too": "clvp_encoder",

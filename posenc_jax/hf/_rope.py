@@ -25,7 +25,7 @@ ORIGINAL = "original_max_position_embeddings"
 _STEPS = "dynamic_steps"  # no published config writes it: that of Qwen 1 follows from other keys
 _ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
 _REFUSED_TYPES = {
-    "mllama4": "it is that of Llama 4's vision tower, whose pairs turn by row and column",
+    "mllama4": "it is that of Llama 4's vision tower, which vision_rotary_from_config reads",
     "xdrope": "its two features of a pair may turn by different coordinates",
 }
 

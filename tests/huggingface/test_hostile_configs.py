@@ -125,7 +125,7 @@ SPELLING = re.compile(r" \(by the spelling of model_type '.+?': (.+)\)$")
 
 def check_clear(case, config, message):
     """An error names the key at fault, as the config writes it, and its value; or keys that are missing."""
-    assert message.startswith("rotary_from_config: ") and message.count("rotary_from_config") == 1, (case, message)
+    assert message.startswith("rotary_from_config: ") and message.count("rotary_from_config: ") == 1, (case, message)
     keys, subject = {str(key) for m in mappings(config) for key in m}, SUBJECT.match(message)
     spelling = SPELLING.search(message)  # names keys in the place of the config's own
     if spelling and subject:

@@ -146,7 +146,7 @@ BAD = [
 def test_what_is_refused(config, match):
     with pytest.raises(ValueError, match=match) as e:
         rotary_from_config(config, length=9)
-    assert str(e.value).startswith("rotary_from_config: ") and str(e.value).count("rotary_from_config") == 1
+    assert str(e.value).startswith("rotary_from_config: ") and str(e.value).count("rotary_from_config: ") == 1
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ EXTENDED = {"dim": 8, "base": 1e4, "factor": 2.0}
 VALID = {
     "Frequencies": {"turns": (1 << 120, 1 << 119), "dim": 4, "axes": (0, 1), "attention_factor": 1.0, "precision": "exact"},
     "RotaryPlan.rotate": {"x": H, "layer": 1, "positions": P, "head_axis": -2, "role": "query", "scaled": True},
+    "VisionPlan.positions": {"shape": (2, 3), "layer": 1},
+    "VisionPlan.rotate": {"x": H, "layer": 1, "positions": np.ones((6, 2), np.int32), "head_axis": -2, "role": "key", "scaled": False},
     "add_learned": {"x": X, "table": X, "positions": P, "scale": 1.0, "out_of_range": "nan"},
     "add_sinusoidal": {"x": X, "positions": P, "frequencies": 8, "layout": "half", "scale": 2.0},
     "alibi": {**TILE, "heads": 2},
@@ -103,7 +105,7 @@ JUNK = [
 
 # Where two arguments must fit each other, the error may name the other one.
 TOGETHER = {("convert_layout", "weights"), ("convert_layout", "axis"), ("rotary", "head_axis"), ("xpos", "head_axis")}
-TOGETHER |= {("RotaryPlan.rotate", "head_axis")}
+TOGETHER |= {("RotaryPlan.rotate", "head_axis"), ("VisionPlan.rotate", "head_axis")}
 PLAN = hf.RotaryPlan(
     (hf.RotaryLayer(pe.geometric(0), 8), hf.RotaryLayer(pe.geometric(8), 8, hf.QueryScale(0.1, 2))),
     "half",
@@ -113,8 +115,12 @@ PLAN = hf.RotaryPlan(
 TOGETHER |= {("Frequencies", "turns"), ("axial", "frequencies"), ("longrope", "frequencies")}
 
 
+SLICED = hf.VisionPlan((hf.RotaryLayer(pe.axial(8, 2), 8),) * 2, "half", grids=(hf.PatchGrid(),) * 2, slices=2)
+
+
 # What is called, where it is not the function of that name with these arguments.
-CALLS = {"RotaryPlan.rotate": PLAN.rotate, "join": lambda frequencies, axes: pe.join(frequencies, 8, axes=axes)}
+CALLS = {"RotaryPlan.rotate": PLAN.rotate, "VisionPlan.positions": SLICED.positions, "VisionPlan.rotate": SLICED.rotate}
+CALLS |= {"join": lambda frequencies, axes: pe.join(frequencies, 8, axes=axes)}
 
 
 def check_message(name, argument, error):
@@ -139,7 +145,7 @@ def is_finite(x):
 
 @pytest.mark.parametrize("name", VALID)
 def test_every_argument_is_checked(name):
-    assert set(VALID) == {*pe.__all__, "RotaryPlan.rotate"}
+    assert {*VALID} == {*pe.__all__, "RotaryPlan.rotate", "VisionPlan.positions", "VisionPlan.rotate"}
     f, valid = CALLS.get(name) or getattr(pe, name), VALID[name]
     f(**valid)
     for i, argument in enumerate(valid):

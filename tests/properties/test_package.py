@@ -21,16 +21,16 @@ PACKAGE, ROOT = Path(pe.__file__).parent, Path(__file__).parents[2]
 # A module imports from floors below its own alone.
 FLOORS = (
     "_arrays",
-    "_checks _fixed_point _mesh hf._models hf._refused",
+    "_checks _fixed_point _mesh hf._models hf._refused hf._towers",
     "_distance _figure _frequencies _xla hf._keys",
-    "_arguments _axes _operation _positions _tiles _waves hf._config",
+    "_arguments _axes _operation _positions _tiles _waves hf._config hf._patches",
     "_blockwise _fourier _learned _learned_bias _multimodal _ntk _scalings _sinusoidal _turn_forms hf._layers",
     "_attention _bias _relative_bias _turn hf._rewriting hf._rope hf._settings",
     "_rotary _rotation hf._head hf._rewrite_layers hf._rewrite_settings",
     "_modules _positional_attention _xpos hf._apply hf._rewrites plot",
     "hf._plan linen._attention linen._biases linen._encodings nnx._attention nnx._biases nnx._encodings",
-    "hf._scales linen nnx",
-    "hf._read",
+    "hf._scales hf._vision_layers hf._vision_plan linen nnx",
+    "hf._read hf._vision",
     "hf._write",
     "__init__ hf",
 )
@@ -78,7 +78,7 @@ def test_public_names_are_documented():
 
 
 # Functions are found where they are public, and classes and the texts of modules where they stand.
-PRIVATE = "_bias _frequencies hf._plan linen._biases linen._encodings nnx._biases nnx._encodings".split()
+PRIVATE = "_bias _frequencies hf._patches hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings".split()
 WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in ("hf", "linen", "nnx", "plot", *PRIVATE))
 
 

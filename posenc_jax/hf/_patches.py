@@ -1,0 +1,114 @@
+"""Where a vision tower says its patches are, and in which order it holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posenc_jax import _checks
+from posenc_jax._checks import public, require
+
+_LIMIT = 2**31
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchGrid:
+    r"""How a vision tower counts the patches of an image or video, and in which order it holds them.
+
+    The patch in row $r$ and column $c$ is at $(r + o, c + o)$, or, on a grid of $h \times w$ patches with
+    `centres=True`, at $((2r + 1)/h - 1, (2c + 1)/w - 1)$.
+
+    Args:
+      merge: the side of squares whose patches follow each other, while the squares go row by row; 1 if the patches do,
+        0 if it comes with each image.
+      window: the side, in such squares, of windows whose squares follow each other, or 0. Windows at the end of the
+        grid may be smaller.
+      leading: tokens before the patches, all coordinates of which are 0, as they do not rotate.
+      trailing: such tokens after the patches.
+      offset: $o$.
+      centres: whether coordinates are centres of patches, from -1 to 1.
+      timed: whether the frame is a coordinate, the first. Its offset is $o$ too.
+      frames: whether a grid may have several frames. If not `timed`, they repeat the same coordinates.
+      shapes: the grids, (height, width), that the tower takes; empty if it takes any.
+      inside: the side of windows if a layer knows only positions within a window, or 0.
+
+    Examples:
+      >>> from posenc_jax.hf import PatchGrid
+      >>> qwen, dino = PatchGrid(merge=2, window=4), PatchGrid(leading=5, centres=True)
+      >>> qwen == PatchGrid(merge=2), qwen.window
+      (False, 4)
+      >>> dino.leading, dino.offset
+      (5, 0)
+    """
+
+    merge: int = 1
+    window: int = 0
+    leading: int = 0
+    trailing: int = 0
+    offset: int = 0
+    centres: bool = False
+    timed: bool = False
+    frames: bool = True
+    shapes: tuple[tuple[int, int], ...] = ()
+    inside: int = 0
+
+    @public
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        least = {"merge": 0, "window": 0, "leading": 0, "trailing": 0, "offset": 0, "inside": 0}
+        for name, low in least.items():
+            value = _checks.integer(name, getattr(self, name), low)
+            require(value < 2**16, "{} must be below 65,536, got {!r:.60}", name, value)
+            object.__setattr__(self, name, value)
+        for name in ("centres", "timed", "frames"):
+            object.__setattr__(self, name, _checks.flag(name, getattr(self, name)))
+        shapes = _checks.sequence("shapes", self.shapes, "(height, width)")
+        pairs = tuple(_checks.positive_ints(f"shapes[{i}]", shape) for i, shape in enumerate(shapes))
+        require(all(len(shape) == 2 for shape in pairs), "shapes must hold (height, width), got {!r:.60}", shapes)
+        object.__setattr__(self, "shapes", pairs)
+        require(not (self.centres and (self.offset or self.timed)), "centres must have no offset and no frames")
+
+
+def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
+    """The coordinates of the tokens of an image, (tokens, axes), in the order in which the tower holds them."""
+    frames, height, width = _parse_shape(grid, shape)
+    if grid.inside:
+        height = width = grid.inside
+    count = frames * height * width + grid.leading + grid.trailing
+    require(count < _LIMIT, "shape must have fewer than 2³¹ tokens, got {!r:.60}", shape)
+    time, row, column = np.indices((frames, height, width)).reshape(3, -1)
+    patches: Any = np.stack([time, row, column][0 if grid.timed else 1 :], -1)[_order(grid, time, row, column)]
+    if grid.centres:
+        patches = ((2 * patches + 1) / np.array([height, width]) - 1).astype(np.float32)
+    else:
+        patches = (patches + grid.offset).astype(np.int32)
+    return jnp.asarray(np.pad(patches, ((grid.leading, grid.trailing), (0, 0))))
+
+
+def _order(grid: PatchGrid, time: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray | slice:
+    """The indices of the patches, counted row by row, as the tower holds them."""
+    m = grid.merge
+    window = grid.window * m or max(row.max(), column.max()) + 1
+    if m == 1 and not grid.window:
+        return slice(None)
+    return np.lexsort((column, row, column // m, row // m, column // window, row // window, time))
+
+
+def _parse_shape(grid: PatchGrid, shape: Any) -> tuple[int, int, int]:
+    """(frames, height, width)."""
+    sides = _checks.positive_ints("shape", shape)
+    fits = len(sides) == 2 or len(sides) == 3 and grid.frames
+    expected = "(height, width) or (time, height, width)" if grid.frames else "(height, width)"
+    require(fits, "shape must be {}, in patches, got {}", expected, sides)
+    require(math.prod(sides) < _LIMIT, "shape must have fewer than 2³¹ tokens, got {!r:.60}", sides)
+    frames, height, width = (1, *sides)[-3:]
+    taken = not grid.shapes or (height, width) in grid.shapes
+    require(taken, "shape must be {} in this layer, got {}", " or ".join(map(str, grid.shapes)), sides)
+    fits = height % grid.merge == 0 and width % grid.merge == 0
+    require(fits, "shape must have sides that are multiples of {}, got {}", grid.merge, sides)
+    return frames, height, width

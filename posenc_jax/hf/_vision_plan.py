@@ -1,0 +1,182 @@
+"""The plan of a vision tower: how its layers rotate, and where its patches are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posenc_jax import _checks
+from posenc_jax._checks import InvalidType, public, require, require_type
+from posenc_jax._frequencies import Frequencies
+from posenc_jax.hf import _apply
+from posenc_jax.hf._apply import Role
+from posenc_jax.hf._patches import PatchGrid, patch_positions
+from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class VisionPlan(RotaryPlan):
+    r"""How a vision tower rotates its queries and keys: a `RotaryPlan` that knows where the patches are.
+
+    Args:
+      layers: as in `RotaryPlan`; their frequencies have one axis for each coordinate of a patch.
+      layout: as in `RotaryPlan`.
+      grids: how the patches are counted, for each layer.
+      slices: the number of slices of a head that rotate by themselves, each by one coordinate, so that the layout is
+        that of a slice; 1 for the whole head. Gemma 4 turns half of a head by the column, and half by the row.
+
+    Examples:
+      >>> from posenc_jax.hf import vision_rotary_from_config
+      >>> plan = vision_rotary_from_config(
+      ...     {"model_type": "dinov3_vit", "hidden_size": 384, "num_attention_heads": 6, "num_hidden_layers": 12})
+      >>> plan.layers[0].head_dim, plan.layout, plan.grids[0].leading, plan.grids[0].centres
+      (64, 'half', 1, True)
+    """
+
+    grids: tuple[PatchGrid, ...] = ()
+    slices: int = 1
+
+    @public
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        grids = _checks.sequence("grids", self.grids, "PatchGrid")
+        fits = len(grids) == len(self.layers) and all(isinstance(grid, PatchGrid) for grid in grids)
+        require_type(fits, "grids", f"a sequence of {len(self.layers)} PatchGrid, one for each layer", self.grids)
+        object.__setattr__(self, "grids", grids)
+        slices = _checks.positive_int("slices", self.slices)
+        fits = slices == 1 or all(_spectra(layer, slices) for layer in self.layers)
+        require(fits, "slices must be 1, or the number of equal spectra that fill each head, got {}", slices)
+
+    @public
+    def positions(self, shape: Sequence[int], layer: int | None = None, *, merge_size: int | None = None) -> jax.Array:
+        r"""The coordinates of the tokens of one image or video, in the order in which the tower holds them.
+
+        Concatenate those of several images that share a sequence.
+
+        Args:
+          shape: (height, width) or (time, height, width), in patches, before the tower merges any.
+          layer: the layer that they are for. It must be given where layers differ: those of SAM 3 attend within windows
+            or to the whole grid, and the last ones of EoMT hold queries before the class token.
+          merge_size: for VideoLLaMA 3, whose processor gives it with each image: 1 for an image, 2 for a video.
+
+        Returns:
+          An array of shape (tokens, axes): (row, column), or (time, row, column) where time turns pairs. It is int32,
+          or float32 where coordinates are centres of patches (DINOv3). Class and register tokens are at 0 and do not
+          turn. For a layer that attends within windows, it has the tokens of one window.
+
+        Raises:
+          TypeError: if shape is not a sequence of integers, or layer or merge_size is not an integer.
+          ValueError: if shape does not have two or three sides, or has sides that the tower cannot merge or does not
+            take; if layer is missing where layers differ, or outside them; if merge_size is missing, or given to
+            another tower.
+
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from posenc_jax.hf import vision_rotary_from_config
+          >>> plan = vision_rotary_from_config(
+          ...     {"model_type": "qwen3_vl_vision", "hidden_size": 64, "num_heads": 2, "depth": 3})
+          >>> positions = plan.positions((2, 4))
+          >>> positions.tolist()
+          [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]
+          >>> plan.rotate(jnp.ones((8, 2, 32)), 0, positions, head_axis=-2).shape
+          (8, 2, 32)
+
+        Reference:
+          Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
+        """
+        require(
+            layer is not None or len({*self.grids}) == 1,
+            "layer must be given, because the layers of this tower differ, got None",
+        )
+        index = _apply.parse_layer(0 if layer is None else layer, [1] * len(self.grids))
+        if not isinstance(index, int):
+            raise InvalidType("layer must be a Python integer, because the number of tokens may depend on it")
+        return patch_positions(_with_merge_size(self.grids[index], merge_size), shape)
+
+    @public
+    def rotate(
+        self,
+        x: jax.typing.ArrayLike,
+        layer: int | jax.Array,
+        positions: jax.typing.ArrayLike | None = None,
+        *,
+        head_axis: int | None,
+        role: Role | None = None,
+        scaled: bool | None = None,
+    ) -> jax.Array:
+        r"""Rotates the queries or the keys of one layer as the tower does.
+
+        Args:
+          x: queries or keys, floats of shape (..., tokens, heads, head_dim). EfficientLoFTR turns all heads as one:
+            (..., tokens, hidden_size), with head_axis None.
+          layer: as for `RotaryPlan.rotate`.
+          positions: as `positions` gives them, (tokens, axes), or of a shape that broadcasts to (..., tokens, axes).
+          head_axis: as for `rotary`.
+          role: as for `RotaryPlan.rotate`; no tower needs it.
+          scaled: as for `RotaryPlan.rotate`; no tower needs it.
+
+        Returns:
+          An array with the shape and dtype of x.
+
+        Raises:
+          TypeError: as `RotaryPlan.rotate`.
+          ValueError: as `RotaryPlan.rotate`, or if positions are None.
+
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from posenc_jax.hf import vision_rotary_from_config
+          >>> plan = vision_rotary_from_config(
+          ...     {"model_type": "gemma4_vision", "head_dim": 64, "num_hidden_layers": 2})
+          >>> plan.rotate(jnp.ones((2, 15, 4, 64)), 0, plan.positions((3, 5)), head_axis=-2).shape
+          (2, 15, 4, 64)
+
+        Reference:
+          Hugging Face transformers 5.23.0: the attention of the towers' own modules.
+        """
+        if self.slices == 1:
+            return super().rotate(x, layer, positions, head_axis=head_axis, role=role, scaled=scaled)
+        slices, head_dim = self.slices, self.layers[0].head_dim
+        x = _apply.parse_width(x, {head_dim})
+        _checks.unsharded("x", x)
+        require(positions is not None, "positions must be given, because they have several coordinates, got None")
+        positions = jnp.asarray(_checks.array("positions", positions))
+        fits = positions.shape[-1:] == (slices,)
+        require(fits, "positions must have a last axis of size {}, got shape {}", slices, positions.shape)
+        if head_axis is not None:
+            head_axis = _checks.integer("head_axis", head_axis, expected="an integer or None")
+            fits = -x.ndim <= head_axis < x.ndim and head_axis not in (-1, x.ndim - 1)
+            require(fits, "head_axis must be an axis of x other than its last, shape {}, got {}", x.shape, head_axis)
+            head_axis %= x.ndim
+        spectra = [_spectra(how, slices) for how in self.layers]
+        layers = [RotaryLayer(dataclasses.replace(f[0], axes=None), head_dim // slices) for f in spectra]
+        plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in spectra[0] if f.axes])
+        sliced = x.reshape(*x.shape[:-1], slices, head_dim // slices)  # a sequence of slices, each at its coordinate
+        y = plan.rotate(sliced, layer, positions[..., order], head_axis=head_axis, role=role, scaled=scaled)
+        return y.reshape(x.shape)
+
+
+def _spectra(layer: RotaryLayer, slices: int) -> list[Frequencies]:
+    """The spectrum of each slice of a head; none if these are not equal, of one coordinate each, and fill the head."""
+    f = layer.frequencies
+    if f.dim != layer.head_dim or f.num_pairs % slices or f.num_axes != slices:
+        return []
+    size = f.num_pairs // slices
+    found = [f[i * size : (i + 1) * size] for i in range(slices)]
+    return found if all(len({*(g.axes or ())}) == 1 and g.turns == found[0].turns for g in found) else []
+
+
+def _with_merge_size(grid: PatchGrid, merge_size: Any) -> PatchGrid:
+    """The grid with the side of squares that comes with an image, where the tower reads it there."""
+    if grid.merge:
+        message = "merge_size must not be given, because it is {} in this tower, got {!r}"
+        require(merge_size is None, message, grid.merge, merge_size)
+        return grid
+    require(merge_size is not None, "merge_size must be given, because it comes with each image, got None")
+    return dataclasses.replace(grid, merge=_checks.positive_int("merge_size", merge_size))
