@@ -109,7 +109,12 @@ def _slopes(heads: int) -> np.ndarray:
 @compiled("alibi")
 def _alibi(queries: jax.Array, keys: jax.Array, slopes: jax.Array | np.ndarray) -> jax.Array:
     distance = tile_distance(queries, keys)
-    return per_head(-slopes, distance) * distance
+    return linear(distance, per_head(slopes, distance))
+
+
+def linear(distance: jax.Array, slopes: jax.Array) -> jax.Array:
+    """ALiBi's formula, also in kernels."""
+    return -slopes * distance
 
 
 @public
