@@ -10,7 +10,7 @@ int32 position, and elsewhere in the model `pe.rotary` gives the same rotation.
 
     python examples/fused_rope.py
 
-Here the kernel runs in interpret mode. It compiles for TPUs v5e and v6e (tests/devices/compile/test_kernel_tiles.py);
+Here the kernel runs in interpret mode. It compiles for TPUs v5e and v6e (tests/devices/compile/test_own_kernels.py);
 benchmarks/schedules.py counts its instructions. It is forward only: training needs a `jax.custom_vjp` around it.
 """
 
@@ -30,7 +30,7 @@ from posenc_jax import kernels
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """Normalizes vectors by their root mean square, in float32."""
-    x = x.astype(jnp.float32)
+    x, weight = x.astype(jnp.float32), weight.reshape((1,) * (x.ndim - 1) + (-1,))
     return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
@@ -41,7 +41,7 @@ def kernel(
     column = positions[...].reshape(-1, 1)
     cosine, sine = (wave[:, None] for wave in kernels.cos_sin(column, words[...]))  # (block, 1, head_dim)
     for x, weight, out in ((q, q_weight, q_out), (k, k_weight, k_out)):
-        normal = rms_norm(x[...], weight[...][None], eps)
+        normal = rms_norm(x[...], weight[...], eps)
         out[...] = kernels.rotate(normal, cosine, sine, "half").astype(out.dtype)
 
 

@@ -56,6 +56,8 @@ from posenc_jax._frequencies import Frequencies, Layout, dim_of, one_axis, parse
 from posenc_jax._turn_forms import TurnSettings, is_second, two_products
 from posenc_jax._turn_forms import rotate_pairs as rotate_members
 
+__all__ = ["alibi", "cos_sin", "kerple_log", "kerple_power", "rotate", "rotate_pairs", "tuning_words"]
+
 _LANES = 128  # of a TPU's register
 _ROWS = 6  # four of a tuning word, and the amplitudes of the cosine and of the sine
 
