@@ -99,7 +99,7 @@ def tuning_words(frequencies: Frequencies | int | jax.Array, layout: Layout | No
         word = _fixed_point.word_from_turns(frequencies.turns)
         amplitude = jnp.full(frequencies.num_pairs, frequencies.attention_factor, jnp.float32)
     else:
-        word = _fixed_point.word_from_angular(lax.stop_gradient(frequencies))
+        word = _fixed_point.word_from_angular(frequencies)
         amplitude = jnp.where(jnp.abs(frequencies) < 2.0**31, np.float32(1), np.float32(np.nan))
     amplitudes = [amplitude, amplitude]
     if layout is not None:
@@ -286,7 +286,7 @@ def kerple_log(query_positions: jax.Array, key_positions: jax.Array, scale: jax.
       query_positions: as for `alibi`.
       key_positions: as for `alibi`.
       scale: $r_1$, float32, a scalar for one head, or a tile that broadcasts to the result.
-      rate: $r_2$, likewise.
+      rate: $r_2$, likewise, positive.
 
     Returns:
       A float32 tile, (queries, keys).
@@ -305,7 +305,7 @@ def kerple_log(query_positions: jax.Array, key_positions: jax.Array, scale: jax.
     """
     distance = _distance(query_positions, key_positions)
     x = _xla.rounded_product(*jnp.broadcast_arrays(rate, distance))
-    u = x + np.float32(1)
+    u = jnp.abs(x + np.float32(1))  # XLA may simplify (x + 1) − 1 to x (JAX 0.10), but not across |x + 1|
     lost = jnp.where(u == x, np.float32(0), x - (u - np.float32(1)))  # u is x where x is large, or infinite
     return -scale * (jnp.log(u) + lost / u)
 
