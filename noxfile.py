@@ -228,13 +228,15 @@ def compile(session: nox.Session, compiler: str) -> None:
 @nox.session
 @nox.parametrize("compiler", [nox.param(name, id=name) for name in COMPILERS])
 def bench_compiled(session: nox.Session, compiler: str) -> None:
-    """The library beside its peers as compiled for such devices; for TPUs also the bytes of whole pods."""
+    """The library beside its peers as compiled for such devices; for TPUs also whole pods, and kernels."""
     session.install("-e", ".", *COMPILERS[compiler], *group("bench"), *group("peers-jax"))
     session.install("--no-deps", *group("peers-jax-alone"))
     targets = {"tpu": ["v5e", "v6e"], "cuda": ["h200"]}[compiler]
     session.run("python", "benchmarks/compiled.py", "--target", *targets, *session.posargs, env=NO_TPU)
     if compiler == "tpu" and not session.posargs:
         session.run("python", "benchmarks/pods.py", env=NO_TPU)  # writes benchmarks/results/pods.json and pods.md
+        session.install(*group("peers-tpu"))
+        session.run("python", "benchmarks/schedules.py", env=NO_TPU)  # writes benchmarks/results/schedules.md
 
 
 # Beside other libraries, and how strong the tests are

@@ -9,7 +9,7 @@ float as well. Coordinates of a grid, (tokens, 2), have the shape of a batch of 
 an error; traced ones are taken for a batch. Bias each coordinate by itself, and add the biases.
 
 A custom kernel computes the bias of its own tile and takes the parameters as inputs. This Pallas kernel runs in
-interpret mode, without an accelerator:
+interpret mode, without an accelerator; one that is compiled calls `posenc_jax.kernels.alibi` of tiles instead:
 
 >>> import jax, jax.numpy as jnp
 >>> from jax.experimental import pallas as pl
@@ -109,7 +109,12 @@ def _slopes(heads: int) -> np.ndarray:
 @compiled("alibi")
 def _alibi(queries: jax.Array, keys: jax.Array, slopes: jax.Array | np.ndarray) -> jax.Array:
     distance = tile_distance(queries, keys)
-    return per_head(-slopes, distance) * distance
+    return linear(distance, per_head(slopes, distance))
+
+
+def linear(distance: jax.Array, slopes: jax.Array) -> jax.Array:
+    """ALiBi's formula, also in kernels."""
+    return -slopes * distance
 
 
 @public

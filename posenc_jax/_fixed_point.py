@@ -133,7 +133,7 @@ def phase(positions: jax.Array, word: Word, offset: Any) -> jax.Array:
 
     high = broadcast(lax.shift_right_arithmetic(positions, np.int32(16)))
     low = broadcast(lax.bitwise_and(positions, np.int32(0xFFFF)))
-    _, step, step_low, jump, jump_low = map(broadcast, word)
+    step, step_low, jump, jump_low = map(broadcast, word[1:])
     remainder = lax.add(lax.mul(high, jump_low), lax.mul(low, step_low))
     upper = lax.add(lax.mul(high, jump), lax.mul(low, step))
     return lax.add(lax.add(upper, lax.shift_right_arithmetic(remainder, np.int32(15))), broadcast(offset))

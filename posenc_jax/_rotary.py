@@ -80,7 +80,7 @@ def rotary(
       masked. Differentiable in x, in float positions, in an array of frequencies and in waves, in forward and reverse
       mode and in any order of both. The derivative in x alone stores only the positions, and the frequencies if they
       are an array. JAX sees one operation: `checkify` does not look inside it, and Pallas kernels for a TPU or GPU
-      cannot call it.
+      cannot call it; they call `posenc_jax.kernels`.
 
     Raises:
       TypeError: if x is not a float array, positions are not integers or floats, or head_axis is not an integer.

@@ -50,6 +50,11 @@ def rotate_pairs(
     return y1, y2
 
 
+def two_products(x: jax.Array, partner: jax.Array, cosine: jax.Array, sine: jax.Array, target: Target) -> jax.Array:
+    """The formula for either member of a pair and its partner; the sine of first members is negated."""
+    return target.product(x, cosine) + target.product(partner, sine)
+
+
 # Each form rotates x (..., features) by positions (..., axes), or, without frequencies, by waves (..., 2·pairs).
 # Frequencies that are an array have shape (..., axes·pairs). All have one rank, and their leading axes broadcast.
 
@@ -128,7 +133,7 @@ def reverse_halves(
     # Negates by a product, because XLA would compile a select to two loops.
     sign = align(np.array([[1], [-1]] if settings.backward else [[-1], [1]], dtype), len(shape))
     halves = x.reshape(shape).astype(dtype)
-    y = target.product(halves, cosine) + target.product(lax.rev(halves, [axis]), sine * sign)
+    y = two_products(halves, lax.rev(halves, [axis]), cosine, sine * sign, target)
     return _xla.own_loop(y).reshape(x.shape).astype(settings.result or x.dtype)
 
 
@@ -144,7 +149,7 @@ def reverse_pairs(
     0.10 1.42, and 1.01 by `pad_and_select`.
     """
     partner = lax.rev(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2), (x.ndim,)).reshape(x.shape)
-    return _two_products(settings, x, partner, positions, frequencies, target)
+    return _with_partners(settings, x, partner, positions, frequencies, target)
 
 
 def pad_and_select(
@@ -159,7 +164,7 @@ def pad_and_select(
     `reverse_halves` is ahead.)
     """
     partner = partners(settings, x, num_features(positions, frequencies))
-    return _two_products(settings, x, partner, positions, frequencies, target)
+    return _with_partners(settings, x, partner, positions, frequencies, target)
 
 
 class Case(NamedTuple):
@@ -281,7 +286,7 @@ def _table(target: Target, positions: jax.Array, frequencies: Spectrum | None) -
     return jnp.split(table, 2, axis=-1)
 
 
-def _two_products(
+def _with_partners(
     settings: TurnSettings,
     x: jax.Array,
     partner: jax.Array,
@@ -307,6 +312,6 @@ def _two_products(
     if shared:
         cosine, sine = on.stored(cosine), on.stored(sine)
     cosine, sine = (w.astype(dtype) for w in (cosine, sine))
-    y = on.product(x.astype(dtype), cosine) + on.product(partner.astype(dtype), sine)
+    y = two_products(x.astype(dtype), partner.astype(dtype), cosine, sine, on)
     y = y.astype(settings.result or x.dtype)
     return jnp.where(rotates(settings, x, dim), y, x.astype(y.dtype)) if any(around) else y

@@ -97,7 +97,7 @@ def shown(text):
 
 
 def test_every_public_name_is_on_an_api_page():
-    apart = "hf", "nnx", "linen", "plot"  # what users import by name
+    apart = "hf", "kernels", "nnx", "linen", "plot"  # what users import by name
     modules = ["posenc_jax", *(f"posenc_jax.{name}" for name in apart)]
     public = [f"{module}.{name}" for module in modules for name in importlib.import_module(module).__all__]
     assert sorted(name for text in MODULES.values() for name in shown(text)[0]) == sorted(public)

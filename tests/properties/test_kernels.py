@@ -1,10 +1,13 @@
 """Attention kernels of JAX given rotated operands and biases, as docs/kernels.md does, beside `attention`.
 
-TPU kernels run in interpret mode and are lowered for the device. cuDNN cannot run here: it is lowered.
+TPU kernels run in interpret mode and are lowered for the device. cuDNN cannot run here: it is lowered. The last test
+runs a kernel of one's own, examples/fused_rope.py; tests/unit/test_kernel_tiles.py has what it calls.
 """
 
 import functools
+import importlib.util
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,9 @@ from helpers.biases import TABLE
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import tiered
+from oracles import spectra
+from oracles.encodings import waves
+from oracles.rotations import rotate
 
 RNG = np.random.default_rng(0)
 BATCH, SEQ, HEADS, DIM = 1, 256, 3, 128
@@ -203,3 +209,29 @@ def test_the_same_operands_by_xla():
     want = ours(q, k, v, bias=lambda i, j: pe.alibi(i, j, slopes)).astype(jnp.float32)
     got = by_jax(q, k, v, slopes, "xla").astype(jnp.float32)
     assert_within(got, want, 3e-2, against="attention")
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_qk_norm_and_rope_in_one_kernel(dtype):
+    """Beside the plain functions, and beside NumPy; the second sequence is far from the origin."""
+    spec = importlib.util.spec_from_file_location(
+        "fused_rope", Path(__file__).parents[2] / "examples" / "fused_rope.py"
+    )
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    f, length = pe.geometric(64, 500_000.0), 32
+    q, k = (jnp.asarray(RNG.normal(size=(2, length, heads, 64)), dtype) for heads in (3, 1))
+    weights = RNG.uniform(0.5, 2, (2, 64)).astype(np.float32)
+    positions = np.int32([[0], [2**31 - length]]) + np.arange(length, dtype=np.int32)
+    fused = example.fused(q, k, *weights, positions, f, block=16, interpret=True)
+    plain = example.plain(q, k, *weights, positions, f)
+    sine, cosine = (wave[:, :, None] for wave in waves(positions, spectra.geometric(64, 500_000.0)))
+    for got, want, x, weight in zip(fused, plain, (q, k), weights, strict=True):
+        assert got.dtype == dtype
+        x = np.asarray(x, np.float64)
+        true = rotate(x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6) * weight, sine, cosine, "half")
+        one = np.finfo(np.float32).eps if dtype == jnp.float32 else 2**-8
+        assert_within(got, true, 2 * one * np.abs(true) + 1e-6, against="float64")
+        assert_within(got, want, 2 * one * np.abs(true) + 1e-6, against="pe.rotary")
+    with pytest.raises(ValueError, match="the block, 128, must divide the length, 32"):
+        example.fused(q, k, *weights, positions, f)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from posenc_jax import hf, linen, nnx, plot
+from posenc_jax import hf, kernels, linen, nnx, plot
 
 PACKAGE, ROOT = Path(pe.__file__).parent, Path(__file__).parents[2]
 # A module imports from floors below its own alone.
@@ -27,7 +27,7 @@ FLOORS = (
     "_blockwise _fourier _learned _learned_bias _multimodal _ntk _scalings _sinusoidal _turn_forms hf._layers",
     "_attention _bias _relative_bias _turn hf._rewriting hf._rope hf._settings",
     "_rotary _rotation hf._head hf._rewrite_layers hf._rewrite_settings",
-    "_modules _positional_attention _xpos hf._apply hf._rewrites plot",
+    "_modules _positional_attention _xpos hf._apply hf._rewrites kernels plot",
     "hf._plan linen._attention linen._biases linen._encodings nnx._attention nnx._biases nnx._encodings",
     "hf._scales hf._vision_layers hf._vision_plan linen nnx",
     "hf._read hf._vision",
@@ -79,7 +79,7 @@ def test_public_names_are_documented():
 
 # Functions are found where they are public, and classes and the texts of modules where they stand.
 PRIVATE = "_bias _frequencies hf._patches hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings".split()
-WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in ("hf", "linen", "nnx", "plot", *PRIVATE))
+WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in ("hf", "kernels", "linen", "nnx", "plot", *PRIVATE))
 
 
 @pytest.mark.thorough
@@ -100,7 +100,7 @@ def test_no_example_is_overlooked():
 
 def test_importing_brings_in_nothing_heavy():
     code = (
-        "import sys, json, jax; had = set(sys.modules); import posenc_jax; from jax._src import xla_bridge;"
+        "import sys, json, jax; had = set(sys.modules); import posenc_jax.kernels; from jax._src import xla_bridge;"
         "print(json.dumps([sorted(set(sys.modules) - had), bool(xla_bridge._backends)]))"
     )
     modules, backends = json.loads(subprocess.check_output([sys.executable, "-c", code], text=True))
@@ -140,7 +140,7 @@ def test_a_repeated_call_is_not_traced_again():
 
 def test_the_overview_of_the_reference_lists_every_public_name():
     overview = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8")
-    rooms = (pe, hf, linen, nnx, plot)
+    rooms = (pe, hf, kernels, linen, nnx, plot)
     public = {f"{room.__name__}.{name}" for room in rooms for name in room.__all__}
     assert set(re.findall(r"\.md#(posenc_jax\.[\w.]+)\)", overview)) == public
 

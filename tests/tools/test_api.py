@@ -14,7 +14,7 @@ from typing import Literal, get_origin
 
 RECORDED = Path(__file__).parent / "api.txt"
 COMMAND = "python tests/tools/test_api.py"
-MODULES = ("posenc_jax", "posenc_jax.hf", "posenc_jax.nnx", "posenc_jax.linen", "posenc_jax.plot")
+MODULES = ("posenc_jax", "posenc_jax.hf", "posenc_jax.kernels", "posenc_jax.nnx", "posenc_jax.linen", "posenc_jax.plot")
 OF_FLAX = ("parent", "name")  # what Flax gives every Linen module
 
 

@@ -18,7 +18,7 @@ import pytest
 from flax import nnx
 
 import posenc_jax as pe
-from posenc_jax import hf, linen, plot
+from posenc_jax import hf, kernels, linen, plot
 from posenc_jax import nnx as nnx_modules
 
 X = np.ones((2, 5, 3, 8), np.float32)  # batch, seq, heads, head_dim
@@ -172,7 +172,7 @@ def test_errors_of_jax_pass_untouched():
 
 PUBLIC = {name: getattr(pe, name) for name in pe.__all__} | {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (hf, nnx_modules, linen, plot)
+    for module in (hf, kernels, nnx_modules, linen, plot)
     for name in module.__all__
 }
 FUNCTIONS = {name: f for name, f in PUBLIC.items() if not inspect.isclass(f)}
@@ -191,7 +191,8 @@ def test_a_public_function_looks_like_an_ordinary_one(name):
 
 
 def test_every_public_function_is_looked_at():
-    assert len(FUNCTIONS) == len(pe.__all__) - 1 + len(plot.__all__) + 2 + 2  # of hf two, and of each stack one
+    every = sum(len(module.__all__) for module in (pe, kernels, plot)) - 1  # but for a class
+    assert len(FUNCTIONS) == every + 2 + 2  # of hf two, and of each stack one
 
 
 @pytest.mark.parametrize("name", PUBLIC)

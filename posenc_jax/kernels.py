@@ -1,0 +1,352 @@
+r"""Exact phases, rotations and biases inside kernels of one's own: elementwise functions of tiles.
+
+The public functions choose among programs by platform and close over constants; a Pallas kernel can do neither. What a
+kernel computes by these functions has the bits of the public ones, at every int32 position. All constants are operands:
+`tuning_words` makes them outside the kernel, which takes them as an input, and reads no table of cosines and sines.
+
+| function | tiles | lowers in Pallas for |
+| --- | --- | --- |
+| `cos_sin` | of positions and words that broadcast to each other | TPU, Mosaic GPU |
+| `rotate` | of whole vectors, whose features move along lanes | TPU |
+| `rotate_pairs` | one of first and one of second members of pairs | TPU, Mosaic GPU |
+| `alibi`, `kerple_log`, `kerple_power` | of positions and parameters that broadcast to scores | TPU, Mosaic GPU |
+
+All of them run in interpret mode. Mosaic GPU broadcasts nothing by itself: give it tiles of one shape and layout. The
+functions have no derivatives with respect to positions or words; a kernel has a derivative of its own.
+
+>>> import jax, jax.numpy as jnp
+>>> from jax.experimental import pallas as pl
+>>> import posenc_jax as pe
+>>> from posenc_jax import kernels
+>>> def kernel(x, positions, words, out):  # a tile of 8 vectors
+...     cosine, sine = kernels.cos_sin(positions[...], words[...])
+...     out[...] = kernels.rotate(x[...], cosine, sine)
+>>> f = pe.geometric(64, 500_000.0)
+>>> rows = lambda width: pl.BlockSpec((8, width), lambda i: (i, 0))
+>>> words = kernels.tuning_words(f, "half")
+>>> run = pl.pallas_call(
+...     kernel,
+...     jax.ShapeDtypeStruct((16, 64), jnp.float32),
+...     grid=(2,),
+...     in_specs=[rows(64), rows(1), pl.BlockSpec(words.shape, lambda i: (0, 0))],
+...     out_specs=rows(64),
+...     interpret=True,
+... )
+>>> x, positions = jnp.ones((16, 64)), 2_000_000_000 + jnp.arange(16)
+>>> bool(jnp.all(run(x, positions[:, None], words) == pe.rotary(x, positions, f, head_axis=None)))
+True
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from posenc_jax import _bias, _checks, _fixed_point, _waves, _xla
+from posenc_jax._arrays import align, compute_dtype
+from posenc_jax._checks import public, require, require_type
+from posenc_jax._distance import difference
+from posenc_jax._fixed_point import Word
+from posenc_jax._frequencies import Frequencies, Layout, dim_of, one_axis, parse
+from posenc_jax._turn_forms import TurnSettings, is_second, two_products
+from posenc_jax._turn_forms import rotate_pairs as rotate_members
+
+__all__ = ["alibi", "cos_sin", "kerple_log", "kerple_power", "rotate", "rotate_pairs", "tuning_words"]
+
+_LANES = 128  # of a TPU's register
+_ROWS = 6  # four of a tuning word, and the amplitudes of the cosine and of the sine
+
+
+@public
+def tuning_words(frequencies: Frequencies | int | jax.Array, layout: Layout | None = None) -> jax.Array:
+    r"""The constants of `cos_sin`, as one operand of a kernel; computed outside it.
+
+    A column holds the tuning word of a frequency, $\omega/2\pi$ in fixed point (four integers), and the bits of two
+    float32 amplitudes $a$: of the cosine and of the sine.
+
+    Args:
+      frequencies: as for `rotary`, of one axis. For several axes, give `cos_sin` the coordinate of each pair, and this
+        function `dataclasses.replace(f, axes=None)`.
+      layout: `None` for a column for each pair, as `rotate_pairs` needs them. "half" or "interleaved" for a column for
+        each feature, as `rotate` needs them: there the sine of the first feature of each pair is negated.
+
+    Returns:
+      int32 of shape (6, num_pairs), or (6, dim) with a layout.
+
+    Raises:
+      TypeError: if frequencies are not `Frequencies`, a width or a float array.
+      ValueError: if frequencies have several axes or precision "float32", if their dim is odd and layout is given, or
+        if layout is unknown.
+
+    Examples:
+      >>> import posenc_jax as pe
+      >>> from posenc_jax import kernels
+      >>> kernels.tuning_words(pe.geometric(64)).shape, kernels.tuning_words(64, "half").shape
+      ((6, 32), (6, 64))
+
+    Reference:
+      Tierney, Rader and Gold, "A Digital Frequency Synthesizer", 1971, section II: a phase accumulator that wraps.
+    """
+    frequencies = one_axis(parse(frequencies, even=layout is not None))
+    if isinstance(frequencies, Frequencies):
+        precision = frequencies.precision
+        require(precision == "exact", "frequencies must have precision 'exact' in kernels, got {!r}", precision)
+        word = _fixed_point.word_from_turns(frequencies.turns)
+        amplitude = jnp.full(frequencies.num_pairs, frequencies.attention_factor, jnp.float32)
+    else:
+        word = _fixed_point.word_from_angular(frequencies)
+        amplitude = jnp.where(jnp.abs(frequencies) < 2.0**31, np.float32(1), np.float32(np.nan))
+    amplitudes = [amplitude, amplitude]
+    if layout is not None:
+        _checks.settings(layout=layout)
+        dim = dim_of(frequencies)
+        word, amplitudes = jax.tree.map(lambda x: _waves.expand(x, layout, dim), (word, amplitudes))
+        amplitudes[1] *= np.where(is_second(TurnSettings(layout), dim), 1, -1).astype(np.float32)
+    return jnp.stack([*word[1:], *(lax.bitcast_convert_type(a, np.int32) for a in amplitudes)])
+
+
+@public
+def cos_sin(positions: jax.Array, words: jax.Array | Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    r"""$a\cos\omega p$ and $a\sin\omega p$ of a tile of positions, exact at every int32 position.
+
+    Args:
+      positions: int32 tile that broadcasts to the result: (rows, 1) on a TPU. In a tile (rows, columns), each column
+        may have a coordinate of its own.
+      words: the rows of `tuning_words`, which broadcast to the result: the array (6, columns), or six tiles.
+
+    Returns:
+      Cosine and sine, two float32 tiles (rows, columns), with the bits of the waves in `rotary` and `sinusoidal`.
+
+    Raises:
+      TypeError: if positions are not int32.
+      ValueError: if words do not have six rows.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax import kernels
+      >>> cosine, sine = kernels.cos_sin(jnp.array([[0], [1]]), kernels.tuning_words(2))
+      >>> print(cosine.round(1).ravel(), sine.round(1).ravel())
+      [1.  0.5] [0.  0.8]
+
+    Reference:
+      Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
+    """
+    require_type(getattr(positions, "dtype", None) == np.int32, "positions", "an int32 tile", positions)
+    count = len(words) if isinstance(words, Sequence) else words.shape[0]
+    require(count == _ROWS, "words must have {} rows, those of tuning_words, got {}", _ROWS, count)
+    *word, of_cosine, of_sine = (align(words[i], positions.ndim) for i in range(_ROWS))
+    quarter = np.int32(2**30)
+    phase = _fixed_point.phase(positions, Word(None, *word), lax.full_like(positions, quarter))  # `_sine` lags by that
+    waves = [_waves._sine(lax.add(phase, lax.full_like(phase, quarter))), _waves._sine(phase)]
+    amplitudes = [lax.bitcast_convert_type(row, np.float32) for row in (of_cosine, of_sine)]
+    cosine, sine = map(_xla.rounded_product, waves, amplitudes)
+    return cosine, sine
+
+
+@public
+def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "half") -> jax.Array:
+    r"""Rotates the pairs of a tile of whole vectors: RoPE in a kernel for a TPU.
+
+    With the partner $x'$ of each feature, $y = x \cos\omega p + x'\,(\mp\sin\omega p)$; the sine comes with its sign.
+
+    Args:
+      x: a float tile (..., dim), all of whose features rotate.
+      cosine: (..., dim), of `cos_sin` with `tuning_words(frequencies, layout)`; broadcasts to x.
+      sine: likewise.
+      layout: which features form a pair, as for `rotary`; the layout of the words.
+
+    Returns:
+      The rotated tile, with the shape and dtype of x and the bits of `rotary`.
+
+    Raises:
+      TypeError: if x is not a float tile.
+      ValueError: if cosine or sine does not have a column for each feature of x, if their number is odd, or if layout
+        is unknown.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax import kernels
+      >>> x = jnp.array([[1.0, 0.0], [1.0, 0.0]])
+      >>> print(kernels.rotate(x, *kernels.cos_sin(jnp.array([[0], [1]]), kernels.tuning_words(2, "half"))).round(1))
+      [[1.  0. ]
+       [0.5 0.8]]
+
+    Reference:
+      Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 34.
+    """
+    _checks.settings(layout=layout)
+    require_type(jnp.issubdtype(x.dtype, jnp.floating), "x", "a float tile", x)
+    dim, wide = x.shape[-1], x.astype(compute_dtype(x))
+    require(dim % 2 == 0, "x must have an even number of features, got shape {}", x.shape)
+    for name, wave in (("cosine", cosine), ("sine", sine)):
+        require(wave.shape[-1] == dim, "{} must have {} columns, one for each feature, got {}", name, dim, wave.shape)
+    operands = wide, _partners(wide, layout), jnp.broadcast_to(cosine, x.shape), jnp.broadcast_to(sine, x.shape)
+    # In interpret mode, the compiler of a CPU or a GPU could contract a product and the sum to an FMA.
+    rounded, plain = (functools.partial(two_products, target=target) for target in (_xla.GPU, _xla.TPU))
+    y = lax.platform_dependent(*operands, cpu=rounded, cuda=rounded, rocm=rounded, default=plain)
+    return y.astype(x.dtype)
+
+
+def _partners(x: jax.Array, layout: Layout) -> jax.Array:
+    """The other feature of each pair, by moves that a TPU makes in one operation for each register of 128 lanes."""
+    dim, last = x.shape[-1], x.ndim - 1
+    if layout == "half" and dim >= _LANES:
+        return jnp.roll(x, dim // 2, last)
+
+    def moved(x: jax.Array) -> jax.Array:
+        lane = lax.broadcasted_iota(np.int32, x.shape, last)
+        half = np.int32(dim // 2)
+        source = lane ^ np.int32(1) if layout == "interleaved" else jnp.where(lane < half, lane + half, lane - half)
+        return jnp.take_along_axis(x, source, last, mode="promise_in_bounds")
+
+    parts = [moved(lax.slice_in_dim(x, i, min(i + _LANES, dim), axis=last)) for i in range(0, dim, _LANES)]
+    return lax.concatenate(parts, last)
+
+
+@public
+def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Array) -> tuple[jax.Array, jax.Array]:
+    r"""Rotates pairs whose members are two tiles: RoPE in a kernel for any device.
+
+    $$y_1 = x_1 \cos\omega p - x_2 \sin\omega p, \qquad y_2 = x_2 \cos\omega p + x_1 \sin\omega p$$
+
+    Args:
+      x1: a float tile of the first members, (..., num_pairs).
+      x2: a tile of the second members, of the same shape and dtype.
+      cosine: of that shape, of `cos_sin` with `tuning_words(frequencies)`.
+      sine: likewise.
+
+    Returns:
+      $y_1$ and $y_2$, with the shape and dtype of x1 and the bits of `rotary`.
+
+    Raises:
+      TypeError: if x1 is not a float tile, or x2 has another dtype.
+      ValueError: if the shapes differ.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax import kernels
+      >>> x1, x2 = jnp.array([[1.0], [1.0]]), jnp.array([[0.0], [0.0]])
+      >>> waves = kernels.cos_sin(jnp.array([[0], [1]]), kernels.tuning_words(2))
+      >>> y1, y2 = kernels.rotate_pairs(x1, x2, *waves)
+      >>> print(y1.round(1).ravel(), y2.round(1).ravel())
+      [1.  0.5] [0.  0.8]
+
+    Reference:
+      Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 13.
+    """
+    require_type(jnp.issubdtype(x1.dtype, jnp.floating), "x1", "a float tile", x1)
+    require_type(x2.dtype == x1.dtype, "x2", f"a tile of the dtype of x1, {x1.dtype}", x2)
+    for name, tile in (("x2", x2), ("cosine", cosine), ("sine", sine)):
+        require(tile.shape == x1.shape, "{} must have the shape of x1, {}, got {}", name, x1.shape, tile.shape)
+    wide1, wide2 = (x.astype(compute_dtype(x1)) for x in (x1, x2))
+    y1, y2 = rotate_members(TurnSettings("half"), wide1, wide2, (sine, cosine), _xla.GPU)
+    return y1.astype(x1.dtype), y2.astype(x1.dtype)
+
+
+@public
+def alibi(query_positions: jax.Array, key_positions: jax.Array, slopes: jax.Array) -> jax.Array:
+    r"""ALiBi's bias of a tile of scores, $-m\,|i - j|$, with the bits of `posenc_jax.alibi`.
+
+    Args:
+      query_positions: $i$, int32, (queries, 1).
+      key_positions: $j$, int32, (1, keys).
+      slopes: $m$, float32: a scalar for one head, or a tile that broadcasts to the result.
+
+    Returns:
+      A float32 tile, (queries, keys). Tiles with more axes broadcast likewise.
+
+    Raises:
+      TypeError: if positions are not int32.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax import kernels
+      >>> print(kernels.alibi(jnp.array([[3]]), jnp.array([[0, 1, 2, 3]]), jnp.float32(0.5)))
+      [[-1.5 -1.  -0.5 -0. ]]
+
+    Reference:
+      Press et al., "Train Short, Test Long", 2022, section 3.
+    """
+    return _bias.linear(_distance(query_positions, key_positions), slopes)
+
+
+@public
+def kerple_log(query_positions: jax.Array, key_positions: jax.Array, scale: jax.Array, rate: jax.Array) -> jax.Array:
+    r"""KERPLE's logarithmic bias of a tile of scores, $-r_1 \ln(1 + r_2\,|i - j|)$.
+
+    Mosaic GPU has a logarithm, but no log1p. With $x = r_2\,|i - j|$ and $u = 1 + x$ rounded,
+    $\ln(1 + x) \approx \ln u + (x - (u - 1))/u$, within 3e-7 of `posenc_jax.kerple_log`, relatively.
+
+    Args:
+      query_positions: as for `alibi`.
+      key_positions: as for `alibi`.
+      scale: $r_1$, float32, a scalar for one head, or a tile that broadcasts to the result.
+      rate: $r_2$, likewise, positive.
+
+    Returns:
+      A float32 tile, (queries, keys).
+
+    Raises:
+      TypeError: if positions are not int32.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax import kernels
+      >>> print(kernels.kerple_log(jnp.array([[2]]), jnp.array([[0, 1, 2]]), jnp.float32(1), jnp.float32(1)).round(1))
+      [[-1.1 -0.7 -0. ]]
+
+    Reference:
+      Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
+    """
+    distance = _distance(query_positions, key_positions)
+    x = _xla.rounded_product(*jnp.broadcast_arrays(rate, distance))
+    u = jnp.abs(x + np.float32(1))  # XLA may simplify (x + 1) − 1 to x (JAX 0.10), but not across |x + 1|
+    lost = jnp.where(u == x, np.float32(0), x - (u - np.float32(1)))  # u is x where x is large, or infinite
+    return -scale * (jnp.log(u) + lost / u)
+
+
+@public
+def kerple_power(
+    query_positions: jax.Array, key_positions: jax.Array, scale: jax.Array, exponent: jax.Array
+) -> jax.Array:
+    r"""KERPLE's power bias of a tile of scores, $-r_1\,|i - j|^{r_2} = -r_1\,2^{r_2 \log_2 |i - j|}$.
+
+    Mosaic GPU has no power. The bias is within 1e-5 of `posenc_jax.kerple_power`, relatively, at every distance.
+
+    Args:
+      query_positions: as for `alibi`.
+      key_positions: as for `alibi`.
+      scale: $r_1$, float32, a scalar for one head, or a tile that broadcasts to the result.
+      exponent: $r_2$, likewise, above 0 and at most 2.
+
+    Returns:
+      A float32 tile, (queries, keys).
+
+    Raises:
+      TypeError: if positions are not int32.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax import kernels
+      >>> i, j = jnp.array([[4]]), jnp.arange(5)[None]
+      >>> print(kernels.kerple_power(i, j, jnp.float32(1), jnp.float32(0.5)).round(1))
+      [[-2.  -1.7 -1.4 -1.  -0. ]]
+
+    Reference:
+      Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
+    """
+    distance = _distance(query_positions, key_positions)
+    power = jnp.exp2(exponent * jnp.log2(distance))  # at distance 0, 2^(−∞)
+    return -scale * power
+
+
+def _distance(queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """|i − j| in float32."""
+    for name, positions in (("query_positions", queries), ("key_positions", keys)):
+        require_type(getattr(positions, "dtype", None) == np.int32, name, "an int32 tile", positions)
+    return difference(queries, keys)[0].astype(np.float32)
