@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from posenc_jax import _arguments, _checks, _mesh
+from posenc_jax import _checks, _mesh, _tile_arguments
 from posenc_jax._arrays import align
 from posenc_jax._blockwise import attend
 from posenc_jax._checks import InvalidType, public
@@ -177,14 +177,14 @@ def attention(
       appendix B, for the derivative. The cap is that of Gemma Team, "Gemma 2", 2024, section 2; sinks are those of Xiao
       et al., "Efficient Streaming Language Models with Attention Sinks", 2024, section 3.3, learned as in gpt-oss.
     """
-    query, key, value = _arguments.operands(query, key, value)
-    query, scale = _arguments.scaled(query, scale)
-    sinks, returned = _arguments.sinks(sinks, query), _checks.flag("return_residual", return_residual)
+    query, key, value = _tile_arguments.operands(query, key, value)
+    query, scale = _tile_arguments.scaled(query, scale)
+    sinks, returned = _tile_arguments.sinks(sinks, query), _checks.flag("return_residual", return_residual)
     settings = _parse_settings(causal, window, logits_soft_cap, scale, block_size)
     _checks.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
     needed = settings.masked or bias is not None
-    positions = _arguments.positions_of_sides(query_positions, key_positions, query, key, needed)
-    segments = _arguments.sides("segments", query_segments, key_segments, query, key) or (None, None)
+    positions = _tile_arguments.positions_of_sides(query_positions, key_positions, query, key, needed)
+    segments = _tile_arguments.sides("segments", query_segments, key_segments, query, key) or (None, None)
     settings = settings._replace(skips=settings.masked or query_segments is not None)
 
     batch = query.shape[:-3]
@@ -235,14 +235,15 @@ def _trace_bias(settings: Settings, bias: Callable[..., Any], x: Operands) -> tu
     tiles = [p.update(shape=(*p.shape[:-1], n), weak_type=False) for p, n in zip(positions, sizes, strict=True)]
     with _checks.callback():
         traced = jax.make_jaxpr(bias)(*tiles)
-    outputs, arrays = traced.out_avals, tuple(traced.consts)
+    outputs: Any = traced.out_avals
+    arrays = tuple(traced.consts)
     if len(outputs) != 1 or not jnp.issubdtype(outputs[0].dtype, jnp.floating):
         raise InvalidType(f"bias must give one float array, got {', '.join(map(str, outputs)) or 'none'}")
     target = x.query.shape[0], x.query.shape[2], *sizes
     _checks.broadcastable("bias", outputs[0].shape, "a tile (batch, heads, queries, keys)", target)
     batch, _, heads, _ = jax.typeof(x.query).sharding.spec
     want = PartitionSpec(batch, heads, None, None)
-    _arguments.sharded_like("a tile of bias", outputs[0].sharding.spec, "query", want)
+    _tile_arguments.sharded_like("a tile of bias", outputs[0].sharding.spec, "query", want)
     # What is added to scores makes them vary. The positions stay as they are in the jaxpr.
     axes = frozenset().union(*map(_mesh.varying, (x.query, *arrays)))
     varied = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x._replace(sides=None))

@@ -41,7 +41,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from posenc_jax import _arguments, _checks, _mesh
+from posenc_jax import _checks, _mesh, _tile_arguments
 from posenc_jax._arrays import align
 from posenc_jax._checks import public
 from posenc_jax._distance import per_head, tile_distance
@@ -91,10 +91,10 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3; slopes for other head counts follow the authors' code.
     """
-    positions = _arguments.tile(query_positions, key_positions)
+    positions = _tile_arguments.tile(query_positions, key_positions)
     heads = _checks.held(heads)
     if isinstance(heads, (jax.Array, np.ndarray)):
-        return _alibi(*positions, *_arguments.of_heads(positions, heads=heads))
+        return _alibi(*positions, *_tile_arguments.of_heads(positions, heads=heads))
     heads = _checks.integer("heads", heads, expected="an integer or a float array of slopes")
     return _alibi(*positions, _slopes(_checks.size("heads", heads)))
 
@@ -150,8 +150,8 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
     """
-    positions = _arguments.tile(query_positions, key_positions)
-    return _kerple_log(*positions, *_arguments.of_heads(positions, scale=scale, rate=rate))
+    positions = _tile_arguments.tile(query_positions, key_positions)
+    return _kerple_log(*positions, *_tile_arguments.of_heads(positions, scale=scale, rate=rate))
 
 
 @compiled("kerple_log")
@@ -194,8 +194,8 @@ def kerple_power(
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
     """
-    positions = _arguments.tile(query_positions, key_positions)
-    return _kerple_power(*positions, *_arguments.of_heads(positions, scale=scale, exponent=exponent))
+    positions = _tile_arguments.tile(query_positions, key_positions)
+    return _kerple_power(*positions, *_tile_arguments.of_heads(positions, scale=scale, exponent=exponent))
 
 
 @compiled("kerple_power")
@@ -248,7 +248,7 @@ def sandwich(
       sinusoidal encodings; NeMo's start one step later. The norm is constant for each head, so it does not change
       attention weights.
     """
-    positions = _arguments.tile(query_positions, key_positions)
+    positions = _tile_arguments.tile(query_positions, key_positions)
     heads, frequencies = _checks.size("heads", heads), one_axis(parse(frequencies, even=True, unsharded=True))
     check_energy(frequencies, max(heads / 8, 1) * dim_of(frequencies))
     return _sandwich(*positions, frequencies, heads=heads)

@@ -17,13 +17,13 @@ from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks
-from posenc_jax._arguments import counted, no_coordinates
 from posenc_jax._bias import kerple_log, kerple_power
 from posenc_jax._fourier import timestep_embedding
 from posenc_jax._frequencies import Frequencies, Layout, parse_static
 from posenc_jax._learned_bias import fire
 from posenc_jax._relative_bias import relative_position_bias
 from posenc_jax._sinusoidal import sinusoidal
+from posenc_jax._tile_arguments import counted, no_coordinates
 
 Form = Literal["log", "power"]
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from posenc_jax import _arguments, _checks
+from posenc_jax import _arguments, _checks, _tile_arguments
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import InvalidValue, require
 from posenc_jax._frequencies import Frequencies, Layout, parse_positions, parse_static
@@ -123,8 +123,8 @@ def _add_biases(
 ) -> jax.Array:
     """Adds `bias` to `position_bias` of the positions, which must return all heads, queries and keys."""
     shape = query.shape[-2], query.shape[-3], key.shape[-3]
-    queries = _arguments.counted("query", shape[1]) if queries is None else queries
-    keys = _arguments.counted("key", shape[2]) if keys is None else keys
+    queries = _tile_arguments.counted("query", shape[1]) if queries is None else queries
+    keys = _tile_arguments.counted("key", shape[2]) if keys is None else keys
     with _checks.callback():
         values = position_bias(queries, keys)
     values = _checks.floats("what bias returns", values, (..., "heads", "queries", "keys"))

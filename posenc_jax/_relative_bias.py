@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from posenc_jax import _arguments, _checks, _mesh
+from posenc_jax import _checks, _mesh, _tile_arguments
 from posenc_jax._arrays import align
 from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._distance import difference
@@ -103,7 +103,7 @@ def relative_position_bias(
     window = Window(sides, symmetric, prefix is not None, 0.0 if out_of_range == "zeros" else None)
     queries, keys = _parse_positions(query_positions, key_positions, window, out_of_range == "error")
     per_head = {"table": table} if prefix is None else {"table": table, "prefix": prefix}
-    _arguments.tile_sharded_together(queries, keys, per_head, axes=1)
+    _tile_arguments.tile_sharded_together(queries, keys, per_head, axes=1)
     return _relative_position_bias(queries, keys, table, prefix, window=window)
 
 
@@ -223,7 +223,7 @@ def _parse_positions(queries: Any, keys: Any, window: Window, in_range: bool) ->
     if in_range:
         _check_known(*sides, window)
     queries, keys = (jnp.asarray(x)[..., None] if axes == 1 else jnp.asarray(x) for x in sides)
-    return _arguments.of_one_dtype(("query_positions", "key_positions"), queries, keys)
+    return _tile_arguments.of_one_dtype(("query_positions", "key_positions"), queries, keys)
 
 
 def _coordinates(name: str, tokens: str, positions: Any, axes: int) -> Any:
@@ -231,7 +231,7 @@ def _coordinates(name: str, tokens: str, positions: Any, axes: int) -> Any:
     x = _checks.array(name, positions, _checks.INTEGERS)
     if axes == 1:
         require(x.ndim, "{} must have shape (..., {}), got ()", name, tokens)
-        _arguments.no_coordinates(name, x)
+        _tile_arguments.no_coordinates(name, x)
         return x
     fits = x.ndim > 1 and x.shape[-1] == axes
     message = "{} must have shape (..., {}, {}), one coordinate for each axis of the table, got {}"

@@ -23,7 +23,7 @@ FLOORS = (
     "_arrays",
     "_checks _fixed_point _mesh hf._models hf._refused hf._towers",
     "_distance _figure _frequencies _xla hf._keys",
-    "_arguments _axes _operation _positions _tiles _waves hf._config hf._patches",
+    "_arguments _axes _operation _positions _tile_arguments _tiles _waves hf._config hf._patches",
     "_blockwise _fourier _learned _learned_bias _multimodal _ntk _scalings _sinusoidal _turn_forms hf._layers",
     "_attention _bias _relative_bias _turn hf._rewriting hf._rope hf._settings",
     "_rotary _rotation hf._head hf._rewrite_layers hf._rewrite_settings",

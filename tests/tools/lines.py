@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-CHECKERS = {"_check", "_checks", "_arguments"}
+CHECKERS = {"_check", "_checks", "_arguments", "_tile_arguments"}
 PURPOSES = ("work", "checks", "signatures", "imports", "docstrings", "comments", "blank")
 PACKAGE = Path(__file__).parents[2] / "posenc_jax"
 

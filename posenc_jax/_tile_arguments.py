@@ -1,0 +1,186 @@
+"""Joint checks of the arguments of biases and attention, as `_arguments` checks those of encodings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
+
+from posenc_jax import _checks, _mesh
+from posenc_jax._arrays import align, compute_dtype
+from posenc_jax._checks import InvalidType, InvalidValue, Kind, require
+
+# Tiles of queries and keys
+
+
+def tile(queries: Any, keys: Any, kind: Kind = _checks.NUMBERS, what: str = "positions") -> tuple[jax.Array, jax.Array]:
+    """Positions or segments (..., queries) and (..., keys), of one dtype if they are integers."""
+    names = f"query_{what}", f"key_{what}"
+    queries, keys = (jnp.asarray(_checks.array(n, x, kind)) for n, x in zip(names, (queries, keys), strict=True))
+    for name, x, axis in zip(names, (queries, keys), ("queries", "keys"), strict=True):
+        require(x.ndim, "{} must have shape (..., {}), got ()", name, axis)
+    if what == "positions":
+        no_coordinates(names[0], queries)
+        no_coordinates(names[1], keys)
+    try:
+        jnp.broadcast_shapes(queries.shape[:-1], keys.shape[:-1])
+    except ValueError:
+        both = f"{names[0]}, shape {queries.shape}, and {names[1]}, shape {keys.shape}"
+        raise InvalidValue(f"the leading axes of {both}, must broadcast") from None
+    tile_sharded_together(queries, keys, {}, what)
+    integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys))
+    return of_one_dtype(names, queries, keys) if integers else (queries, keys)
+
+
+def of_one_dtype(names: tuple[str, str], a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two arrays of integers, of the dtype that holds both."""
+    common = np.promote_types(a.dtype, b.dtype)
+    if common.kind == "f" or jax.dtypes.canonicalize_dtype(common) != common:
+        both = f"{names[0]} of {a.dtype} and {names[1]} of {b.dtype}"
+        raise InvalidType(f"{both} have no common dtype here; pass int32")
+    return a.astype(common), b.astype(common)
+
+
+def no_coordinates(name: str, x: Any) -> None:
+    """Raises if known positions (..., 2 or 3) are the points of a full grid; short sequences of a batch never are."""
+    known = not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
+    if not known or x.ndim < 2 or x.shape[-1] not in (2, 3):
+        return
+    rows = np.unique(np.asarray(x).reshape(-1, x.shape[-1]), axis=0)
+    sizes = [len(np.unique(column)) for column in rows.T]
+    grid = len(rows) == math.prod(sizes) and sum(n > 1 for n in sizes) > 1
+    message = (
+        "{} must be one number for each token, (..., tokens), got the coordinates of a grid, {}; bias each by itself"
+    )
+    require(not grid, message, name, x.shape)
+
+
+def tile_sharded_together(
+    queries: jax.Array, keys: jax.Array, per_head: dict[str, jax.Array], what: str = "positions", axes: int = 0
+) -> None:
+    """Raises if both sides, (..., tokens) and `axes` axes more, and arrays (..., heads) shard a tile differently."""
+    (*batch, row), (*other, column) = (jax.typeof(x).sharding.spec[: x.ndim - axes] for x in (queries, keys))
+    specs = {f"query_{what}": (*batch, None, row, None), f"key_{what}": (*other, None, None, column)}
+    heads = {name: (jax.typeof(x).sharding.spec[-1], None, None) for name, x in per_head.items()}
+    _checks.sharded_together(specs | heads)
+
+
+def of_heads(positions: tuple[jax.Array, jax.Array], **arrays: Any) -> list[jax.Array]:
+    """Arrays (heads,) of one shape, whose shardings agree with the positions of a tile."""
+    arrays = {name: _checks.floats(name, x, ("heads",)) for name, x in arrays.items()}
+    first, shape = next((name, x.shape) for name, x in arrays.items())
+    for name, x in arrays.items():
+        require(x.ndim == 1 and x.size, "{} must have shape (heads,), got {}", name, x.shape)
+        require(x.shape == shape, "{} of shape {} must match {}, shape {}", name, x.shape, first, shape)
+    tile_sharded_together(*positions, arrays)
+    return list(arrays.values())
+
+
+# Attention
+
+
+def operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Query (..., queries, heads, head_dim), key and value (..., keys, kv_heads, width) that fit each other."""
+    known, axes = (-3, -2, -1), (..., "keys", "kv_heads")
+    query = _checks.floats("query", query, (..., "queries", "heads", "head_dim"), known)
+    key = _checks.floats("key", key, (*axes, "head_dim"), known)
+    value = _checks.floats("value", value, (*axes, "value_dim"), known)
+    shape, spec = query.shape, jax.typeof(query).sharding.spec
+    leading = [axis for n, axis in zip(shape[:-3], spec, strict=False) if n != 1]
+    if any(axis is not None for axis in leading[1:]):  # the reshape would move data between devices
+        message = f"sharded on Explicit axes of a mesh along the first at most, got {spec}; use jax.vmap for the others"
+        raise InvalidValue(f"the leading axes of query must be {message}")
+    for name, x in {"key": key, "value": value}.items():
+        if x.dtype != query.dtype:
+            raise InvalidType(f"{name} must have the dtype of query, {query.dtype}, got {x.dtype}")
+    if key.shape[:-3] != shape[:-3] or key.shape[-1] != shape[-1]:
+        raise InvalidValue(f"key must have the leading axes and the head_dim of query, shape {shape}, got {key.shape}")
+    if value.shape[:-1] != key.shape[:-1]:
+        raise InvalidValue(f"value must have the axes of key but for the last, shape {key.shape}, got {value.shape}")
+    (heads, head_dim), kv_heads = shape[-2:], key.shape[-2]
+    require(head_dim >= 1 and value.shape[-1] >= 1, "head_dim and value_dim must be at least 1, got 0")
+    if kv_heads < 1 or heads % kv_heads:
+        raise InvalidValue(f"the heads of query must be a multiple of those of key, got {heads} and {kv_heads}")
+    for name, x in {"query": query, "key": key, "value": value}.items():
+        for axis in (-3, -1):
+            _checks.unsharded(name, x, axis)
+    return query, _sharded_as_query("key", key, query), _sharded_as_query("value", value, query)
+
+
+def scaled(query: jax.Array, scale: Any) -> tuple[jax.Array, float]:
+    """The query and its scale as a number; an array multiplies the query, and leaves 1."""
+    scale = _checks.held(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if not _checks.is_array(scale):
+        return query, _checks.number("scale", scale, float32=True)
+    scale = _checks.array("scale", scale, _checks.FLOATS)
+    _checks.broadcastable("scale", scale.shape, "query without head_dim", query.shape[:-1])
+    want = PartitionSpec(*jax.typeof(query).sharding.spec[:-1])
+    sharded_like("scale", jax.typeof(scale).sharding.spec, "query", want)
+    scale = align(jnp.asarray(scale), query.ndim - 1)[..., None]
+    dtype = compute_dtype(query)
+    return (query.astype(dtype) * scale.astype(dtype)).astype(query.dtype), 1.0
+
+
+def sinks(sinks: Any, query: jax.Array) -> jax.Array | None:
+    """The logits of sinks, (heads,), sharded like the heads of the query."""
+    if sinks is None:
+        return None
+    sinks, heads = _checks.floats("sinks", sinks, ("heads",)), query.shape[-2]
+    require(sinks.shape == (heads,), "sinks must have shape (heads,) = ({},), got {}", heads, sinks.shape)
+    want = PartitionSpec(jax.typeof(query).sharding.spec[-2])
+    sharded_like("sinks", jax.typeof(sinks).sharding.spec, "the heads of query", want)
+    return _mesh.resharded(sinks, want, query)
+
+
+def _sharded_as_query(name: str, x: jax.Array, query: jax.Array) -> jax.Array:
+    """Reshards unsharded axes of keys or values like the queries'; a single head only along the batch."""
+    want = _mesh.spec_of_keys(x, query)
+    sharded_like(name, jax.typeof(x).sharding.spec, "query", want)
+    parts = math.prod(jax.typeof(query).sharding.mesh.shape[axis] for axis in jax.tree.leaves(want[-2]))
+    if x.shape[-2] % parts:
+        message = f"as many as query's are split into on Explicit axes of a mesh, {parts}, or a multiple, or one"
+        raise InvalidValue(f"the heads of {name} must be {message}, got {x.shape[-2]}")
+    return _mesh.resharded(x, want, query)
+
+
+def sharded_like(name: str, got: Any, like: str, want: Any) -> None:
+    """Raises unless Explicit axes shard each of the last axes as `want` says, or not at all."""
+    if not all(a in (None, b) for a, b in zip(got[::-1], want[::-1], strict=False)):
+        message = f"sharded on Explicit axes of a mesh as {like} is, {want}, or not at all"
+        raise InvalidValue(f"{name} must be {message}, got {got}")
+
+
+def sides(what: str, queries: Any, keys: Any, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array] | None:
+    """Positions or segments of both sides, whose shapes broadcast to (..., length), or None if neither is given."""
+    if queries is None and keys is None:
+        return None
+    require(queries is not None and keys is not None, "query_{} and key_{} must be given together", what, what)
+    queries, keys = tile(queries, keys, _checks.INTEGERS, what)
+    for side, x, of in ("query", queries, query), ("key", keys, key):
+        name, length, spec = f"{side}_{what}", of.shape[-3], jax.typeof(of).sharding.spec
+        require(x.shape[-1] == length, "{} must have shape (..., {}), got {}", name, length, x.shape)
+        _checks.broadcastable(name, x.shape, f"{side} without heads", of.shape[:-2])
+        _checks.unsharded(name, x)
+        sharded_like(name, jax.typeof(x).sharding.spec, side, PartitionSpec(*spec[:-3], None))
+    return queries, keys
+
+
+def positions_of_sides(
+    queries: Any, keys: Any, query: jax.Array, key: jax.Array, needed: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Query and key positions, 0, 1, … by default; `needed` says whether a mask or a bias reads them."""
+    if given := sides("positions", queries, keys, query, key):
+        return given
+    n, m = query.shape[-3], key.shape[-3]
+    require(n == m or not needed, "query_positions and key_positions must be given for {} queries and {} keys", n, m)
+    return counted("query", n), counted("key", m)
+
+
+def counted(name: str, length: Any) -> jax.Array:
+    """The default positions, 0 to length − 1, along the argument `name`."""
+    return jnp.arange(_checks.countable(name, length), dtype=jnp.int32)
