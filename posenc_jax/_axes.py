@@ -121,8 +121,8 @@ def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> 
       ((0, 0, 1, 1), [1.0, 0.01, 0.1, 0.001])
 
     Reference:
-      Kong et al., "HunyuanVideo: A Systematic Framework for Large Video Generative Models", 2024, whose RoPE has channels
-      for time, height and width side by side.
+      Kong et al., "HunyuanVideo: A Systematic Framework for Large Video Generative Models", 2024, whose RoPE has
+      channels for time, height and width side by side.
     """
     parts = [parse_static(one, even=True, empty=True) for one in frequencies]
     require(parts, "frequencies must hold at least one spectrum, got none")
