@@ -135,6 +135,18 @@ def test_scores_of_rope_mixed_depend_on_offsets_alone():
     assert_within(scores[2], scores[0], 3e-6, against="the same offset")
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_coordinate_or_a_frequency_out_of_range_is_nan(axis):
+    positions = np.ones((3, 2), np.float32)
+    positions[1:, axis] = [3e9, np.nan]
+    w = RNG.normal(size=(2, 4)).astype(np.float32)
+    for wave in pe.cos_sin(positions, w):
+        assert np.isfinite(wave[0]).all() and np.isnan(wave[1:]).all()
+    w[axis, 2] = 2.0**31
+    cosine, _ = pe.cos_sin(np.ones((3, 2), np.int32), w)
+    assert np.isnan(cosine[:, 2]).all() and np.isfinite(cosine[:, [0, 1, 3]]).all()
+
+
 X, W = np.ones((5, 3, 8), np.float32), np.ones((3, 2, 4), np.float32)
 P, C = np.zeros((5, 2), np.int32), np.ones((5, 4), np.float32)
 
