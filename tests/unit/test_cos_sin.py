@@ -80,6 +80,15 @@ def test_a_derivative_in_x_keeps_only_the_waves():
     assert sum(leaf.size for leaf in jax.tree.leaves(back)) == 2 * 64 * 16
 
 
+def test_a_tangent_in_16_bits_is_rounded_once():
+    x, dx = (jnp.asarray(RNG.normal(size=(5, 3, 8)), jnp.bfloat16) for _ in range(2))
+    waves, d_waves = (tuple(RNG.normal(size=(2, 5, 4)).astype(np.float32)) for _ in range(2))
+    f = lambda x, w: pe.rotary(x, waves=w, head_axis=-2)  # noqa: E731
+    _, wide = jax.jvp(f, (x.astype(jnp.float32), waves), (dx.astype(jnp.float32), d_waves))
+    _, got = jax.jvp(f, (x, waves), (dx, d_waves))
+    np.testing.assert_array_equal(got, wide.astype(jnp.bfloat16))
+
+
 # Frequencies by axis and by head
 
 
