@@ -121,7 +121,7 @@ def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> 
       ((0, 0, 1, 1), [1.0, 0.01, 0.1, 0.001])
 
     Reference:
-      Kexin Huang et al., "HunyuanVideo", 2024, section 4.1 (time, height and width side by side).
+      Kong et al., "HunyuanVideo", 2024, section 4.2 (time, height and width side by side).
     """
     parts = [parse_static(one, even=True, empty=True) for one in frequencies]
     require(parts, "frequencies must hold at least one spectrum, got none")
