@@ -65,7 +65,7 @@ def axial(
 
 def _parse_axes(frequencies: Any, num_axes: Any, base: Any) -> list[Frequencies]:
     """The spectrum of each coordinate, of even width."""
-    if isinstance(frequencies, (list, tuple, np.ndarray)):
+    if isinstance(frequencies, (Sequence, np.ndarray)) and not isinstance(frequencies, (str, bytes)):
         given = _checks.sequence("frequencies", frequencies, "Frequencies or widths, one for each coordinate")
         require(given, "frequencies must hold a spectrum for each coordinate, got none")
         message = "num_axes must not be given with a sequence of {} spectra, one for each coordinate, got {!r}"

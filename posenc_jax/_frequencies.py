@@ -35,7 +35,7 @@ class Frequencies:
 
     Instances are immutable and hashable and hold no arrays, so they are static under `jax.jit` and safe as plain
     attributes of a Flax module. Most are created by `geometric` or `axial`. `f[index]` is the spectrum of some pairs,
-    chosen as in NumPy: `f[::2]`, `f[:8]`, `f[[1, 0]]`.
+    chosen by a slice or a sequence of integers: `f[::2]`, `f[:8]`, `f[[1, 0]]`.
 
     Args:
       turns: $\omega_i / 2\pi$, the turns per unit of position, as integers in units of $2^{-128}$ turn.
@@ -145,7 +145,7 @@ class Frequencies:
 
     @public
     def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> Frequencies:
-        """Returns the spectrum of some pairs, chosen as in NumPy, in their order: `f[::2]`, `f[:8]`, `f[[1, 0]]`.
+        """Returns the spectrum of some pairs, in the order of the index: `f[::2]`, `f[:8]`, `f[[1, 0]]`.
 
         Raises:
           TypeError: if index is neither a slice nor a sequence of integers.
@@ -157,7 +157,9 @@ class Frequencies:
             try:
                 chosen = list(pairs[index])
             except (TypeError, ValueError) as error:
-                raise InvalidType(f"index must be a slice of integers, got {index!r:.60}") from error
+                raise InvalidType(
+                    f"index must be a slice of integers, with a step other than 0, got {index!r:.60}"
+                ) from error
         else:
             named = _checks.sequence("index", index, "integers, or a slice")
             chosen = [_checks.integer(f"index[{i}]", pair) for i, pair in enumerate(named)]

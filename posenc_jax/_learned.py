@@ -152,6 +152,7 @@ def resize_table(
 
     Returns:
       The table, of shape (*shape, dim) and its dtype, computed in at least float32. The same shape gives the same bits.
+      A NaN or an infinity in the table spreads to all rows.
 
     Raises:
       TypeError: if table is not a float array, or shape is not integers.

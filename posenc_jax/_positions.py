@@ -120,16 +120,15 @@ def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1) -> ja
     lengths = _checks.array("lengths", lengths, _checks.INTEGERS)
     result = _sequences("lengths", lengths, "(..., documents)")
     _checks.known_size("lengths", lengths.shape, -1)
-    if not isinstance(lengths, Tracer) and lengths.size:
+    if not isinstance(lengths, Tracer) and getattr(lengths, "is_fully_addressable", True) and lengths.size:
         _checks.within(lengths, 0, LIMIT, "lengths must be at least 0, got {}")
-        with jax.ensure_compile_time_eval():  # known also while another function is traced
-            used, wrong = int(_ends(lengths).max()), lengths[lengths % multiple != 0][:1]
+        known = np.asarray(lengths)  # on the host, in int64: int32 would wrap
+        used, wrong = int(known.sum(-1, dtype=np.int64).max()), known[known % multiple != 0][:1]
         require(used <= total, "lengths must sum to at most {} = {}, got {}", name, total, used)
         require(not wrong.size, "lengths must be multiples of {}, got {}", multiple, *wrong.tolist())
     return result
 
 
-@functools.partial(jax.jit, inline=True)
 def _ends(lengths: jax.Array) -> jax.Array:
     """Where each document ends: sums that stay at 2³¹ − 1 instead of wrapping around."""
     most = np.uint32(LIMIT - 1)

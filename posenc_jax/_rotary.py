@@ -71,7 +71,7 @@ def rotary(
       inverse: applies the inverse, $y \mapsto x$, which rotates by $-\omega_i p$ and divides by $a$.
       waves: the cosines and the sines of `cos_sin`, which computes them once for all layers, in place of positions and
         frequencies: two float arrays of shape (..., num_pairs), whose leading axes broadcast as those of positions do.
-        The result has the same bits.
+        The result has the same bits. Waves hold their amplitude: take those of `with_attention_factor(1)` to move keys.
 
     Returns:
       The rotated x, with its shape and dtype. It is computed in float32 and rounded once; for float64 x, products and
@@ -155,7 +155,7 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array) ->
     $$c_i = a \cos \omega_i p, \qquad s_i = a \sin \omega_i p$$
 
     `rotary(x, waves=cos_sin(positions, frequencies), …)` has the same bits as `rotary(x, positions, frequencies, …)`.
-    Kernels such as those of FlashInfer and Transformer Engine take such arrays too.
+    FlashAttention's `apply_rotary_emb` takes such arrays too, and FlashInfer both as one, `jnp.concatenate(waves, -1)`.
 
     Args:
       positions: integers or floats of shape (...,), or (..., axes) for frequencies of several axes.
@@ -186,6 +186,9 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array) ->
       Su et al., "RoFormer", 2021, section 3.4.2, equation 34.
     """
     frequencies = parse(frequencies, ndim=2)
+    if isinstance(frequencies, jax.Array) and frequencies.ndim == 2:
+        _checks.unsharded("frequencies", frequencies, -1)
+        _checks.unsharded("frequencies", frequencies, -2)
     return _cos_sin(parse_positions("positions", positions, frequencies), frequencies)
 
 

@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ from jax import lax
 
 from posenc_jax import _bias, _checks, _fixed_point, _waves, _xla
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._checks import public, require, require_type
+from posenc_jax._checks import InvalidValue, public, require, require_type
 from posenc_jax._distance import difference
 from posenc_jax._fixed_point import Word
 from posenc_jax._frequencies import Frequencies, Layout, dim_of, one_axis, parse
@@ -80,8 +81,8 @@ def tuning_words(frequencies: Frequencies | int | jax.Array, layout: Layout | No
 
     Raises:
       TypeError: if frequencies are not `Frequencies`, a width or a float array.
-      ValueError: if frequencies have several axes or precision "float32", if their dim is odd and layout is given, or
-        if layout is unknown.
+      ValueError: if frequencies have several axes or precision "float32", if their dim is odd and layout is given, if
+        layout is unknown, or if a derivative by frequencies is taken.
 
     Examples:
       >>> import posenc_jax as pe
@@ -99,6 +100,7 @@ def tuning_words(frequencies: Frequencies | int | jax.Array, layout: Layout | No
         word = _fixed_point.word_from_turns(frequencies.turns)
         amplitude = jnp.full(frequencies.num_pairs, frequencies.attention_factor, jnp.float32)
     else:
+        frequencies = _without_derivative(frequencies)
         word = _fixed_point.word_from_angular(frequencies)
         amplitude = jnp.where(jnp.abs(frequencies) < 2.0**31, np.float32(1), np.float32(np.nan))
     amplitudes = [amplitude, amplitude]
@@ -108,6 +110,16 @@ def tuning_words(frequencies: Frequencies | int | jax.Array, layout: Layout | No
         word, amplitudes = jax.tree.map(lambda x: _waves.expand(x, layout, dim), (word, amplitudes))
         amplitudes[1] *= np.where(is_second(TurnSettings(layout), dim), 1, -1).astype(np.float32)
     return jnp.stack([*word[1:], *(lax.bitcast_convert_type(a, np.int32) for a in amplitudes)])
+
+
+@jax.custom_jvp
+def _without_derivative(frequencies: jax.Array) -> jax.Array:
+    return frequencies
+
+
+@_without_derivative.defjvp
+def _refuse_derivative(primals: Any, tangents: Any) -> Any:
+    raise InvalidValue("frequencies must pass lax.stop_gradient: tuning words are integers, and have no derivative")
 
 
 @public
@@ -123,7 +135,7 @@ def cos_sin(positions: jax.Array, words: jax.Array | Sequence[jax.Array]) -> tup
       Cosine and sine, two float32 tiles (rows, columns), with the bits of the waves in `rotary` and `sinusoidal`.
 
     Raises:
-      TypeError: if positions are not int32.
+      TypeError: if positions or words are not int32.
       ValueError: if words do not have six rows.
 
     Examples:
@@ -137,7 +149,10 @@ def cos_sin(positions: jax.Array, words: jax.Array | Sequence[jax.Array]) -> tup
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
     require_type(getattr(positions, "dtype", None) == np.int32, "positions", "an int32 tile", positions)
-    count = len(words) if isinstance(words, Sequence) else words.shape[0]
+    rows = words if isinstance(words, Sequence) else (words,)
+    fits = all(getattr(row, "dtype", None) == np.int32 for row in rows)
+    require_type(fits, "words", "an int32 array, as tuning_words gives it, or six int32 tiles", words)
+    count = len(words) if isinstance(words, Sequence) else (*words.shape, 0)[0]
     require(count == _ROWS, "words must have {} rows, those of tuning_words, got {}", _ROWS, count)
     *word, of_cosine, of_sine = (align(words[i], positions.ndim) for i in range(_ROWS))
     quarter = np.int32(2**30)
@@ -164,9 +179,9 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
       The rotated tile, with the shape and dtype of x and the bits of `rotary`.
 
     Raises:
-      TypeError: if x is not a float tile.
-      ValueError: if cosine or sine does not have a column for each feature of x, if their number is odd, or if layout
-        is unknown.
+      TypeError: if x is not a float tile, or cosine or sine does not have the dtype that x is computed in.
+      ValueError: if cosine or sine does not have a column for each feature of x or does not broadcast to x, if
+        their number is odd, or if layout is unknown.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -180,16 +195,26 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
       Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 34.
     """
     _checks.settings(layout=layout)
-    require_type(jnp.issubdtype(x.dtype, jnp.floating), "x", "a float tile", x)
-    dim, wide = x.shape[-1], x.astype(compute_dtype(x))
-    require(dim % 2 == 0, "x must have an even number of features, got shape {}", x.shape)
+    _check_floats("x", x)
+    dim, wide = x.shape[-1] if x.shape else 0, x.astype(compute_dtype(x))
+    require(dim and dim % 2 == 0, "x must have an even number of features, got shape {}", x.shape)
     for name, wave in (("cosine", cosine), ("sine", sine)):
-        require(wave.shape[-1] == dim, "{} must have {} columns, one for each feature, got {}", name, dim, wave.shape)
+        _check_floats(name, wave, wide.dtype)
+        fits = wave.shape[-1:] == (dim,)
+        require(fits, "{} must have {} columns, one for each feature, got shape {}", name, dim, wave.shape)
+        _checks.broadcastable(name, wave.shape, "x", x.shape)
     operands = wide, _partners(wide, layout), jnp.broadcast_to(cosine, x.shape), jnp.broadcast_to(sine, x.shape)
     # In interpret mode, the compiler of a CPU or a GPU could contract a product and the sum to an FMA.
     rounded, plain = (functools.partial(two_products, target=target) for target in (_xla.GPU, _xla.TPU))
     y = lax.platform_dependent(*operands, cpu=rounded, cuda=rounded, rocm=rounded, default=plain)
     return y.astype(x.dtype)
+
+
+def _check_floats(name: str, x: Any, dtype: Any = None) -> None:
+    """Raises unless x is a tile of floats, of this dtype if one is given."""
+    found = getattr(x, "dtype", np.bool_) if hasattr(x, "shape") else np.bool_
+    fits = jnp.issubdtype(found, jnp.floating) and dtype in (None, found)
+    require_type(fits, name, "a float tile" if dtype is None else f"a {np.dtype(dtype)} tile", x)
 
 
 def _partners(x: jax.Array, layout: Layout) -> jax.Array:
@@ -224,7 +249,7 @@ def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Arra
       $y_1$ and $y_2$, with the shape and dtype of x1 and the bits of `rotary`.
 
     Raises:
-      TypeError: if x1 is not a float tile, or x2 has another dtype.
+      TypeError: if x1 is not a float tile, x2 has another dtype, or cosine or sine not that of the computation.
       ValueError: if the shapes differ.
 
     Examples:
@@ -239,9 +264,9 @@ def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Arra
     Reference:
       Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 13.
     """
-    require_type(jnp.issubdtype(x1.dtype, jnp.floating), "x1", "a float tile", x1)
-    require_type(x2.dtype == x1.dtype, "x2", f"a tile of the dtype of x1, {x1.dtype}", x2)
-    for name, tile in (("x2", x2), ("cosine", cosine), ("sine", sine)):
+    _check_floats("x1", x1)
+    for name, tile, dtype in (("x2", x2, x1.dtype), ("cosine", cosine, None), ("sine", sine, None)):
+        _check_floats(name, tile, dtype or compute_dtype(x1))
         require(tile.shape == x1.shape, "{} must have the shape of x1, {}, got {}", name, x1.shape, tile.shape)
     wide1, wide2 = (x.astype(compute_dtype(x1)) for x in (x1, x2))
     y1, y2 = rotate_members(TurnSettings("half"), wide1, wide2, (sine, cosine), _xla.GPU)

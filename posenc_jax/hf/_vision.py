@@ -37,7 +37,7 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
 
     $$\text{score} \propto (R_{r, c}\, q) \cdot (R_{r', c'}\, k)$$
 
-    For some 40 model types the library knows what transformers keeps in code: which coordinate turns which pair, the
+    For 38 model types the library knows what transformers keeps in code: which coordinate turns which pair, the
     layout, the offset or scale of coordinates, the order of the patches, and the tokens beside them. Settings of rotary
     embeddings that are missing have the values of the class. Every key that speaks of rotations must be understood. The
     plan is for inference: DINOv3 also draws random shifts and scales of its coordinates in training.
@@ -88,6 +88,9 @@ def _tower_of(config: Any, label: str = "config", depth: int = 4) -> dict[str, A
     if not parts:
         outer = next(iter(keys.found(*_TEXT)), "")
         require(not outer, "vision_config is missing beside {}", outer)
+        # An old tower has the name of the whole model, but also a patch_size, which a language model does not.
+        whole = label == "config" and name not in TOWERS and name in FIXED | CHOSEN and not keys.found("patch_size")
+        require(not whole, "vision_config is missing: model_type {!r} is a whole model", name)
         return dict(keys.values)
     inner = agreed({key: _tower_of(part, key, depth - 1) for key, part in parts.items()})
     found, fixed = inner.get("model_type"), FIXED.get(name or "")

@@ -191,6 +191,7 @@ def test_keys_that_change_no_rotation(name, key):
 # What is refused
 
 BAD = [
+    ({"model_type": "paddleocr_vl", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3}, "vision_config is missing: model_type 'paddleocr_vl' is a whole model"),
     # which tower
     (None, "config must be a mapping or have to_dict"),
     ([], "config must be a mapping"),

@@ -63,6 +63,8 @@ WHOLE = [
     ("rotary", functools.partial(pe.rotary, head_axis=-2), [X, GRID, np.ones((8, 2, 8), np.float32)], "frequencies", 2),
     ("rotary", functools.partial(pe.rotary, head_axis=-2), [X, GRID, np.ones((8, 2, 8), np.float32)], "frequencies", 1),
     ("rotary", by_waves, [X, SQUARE[0], SQUARE[0]], "waves", 0),
+    ("cos_sin", pe.cos_sin, [GRID, np.ones((2, 8), np.float32)], "frequencies", 1),
+    ("cos_sin", pe.cos_sin, [GRID, np.ones((2, 8), np.float32)], "frequencies", 0),
     ("xpos", functools.partial(pe.xpos, head_axis=-2), [X, X, AT], "query", 3),
     ("xpos", functools.partial(pe.xpos, head_axis=-2), [X, X, AT], "key", 3),
     ("shift", partial(pe.shift, offset=3, frequencies=16, layout="half"), [X], "encodings", 3),
@@ -183,6 +185,19 @@ def test_arguments_that_split_a_result_in_two_ways(mesh, f, fitting, apart, name
     for call in (f, jax.jit(f)):
         with pytest.raises(ValueError, match=rf"^\w+: {message} of a mesh twice, got \("):
             call(*place(*apart))
+
+
+@pytest.mark.parametrize("documents", [2, 3, 4])
+def test_known_lengths_of_split_packs(mesh, documents):
+    lengths = np.full((8, documents), 2, np.int32)
+    (split,) = place((lengths, P(D)))
+    got = pe.positions_from_lengths(split, 8)
+    assert jax.typeof(got).sharding.spec[0] == D
+    np.testing.assert_array_equal(got, pe.positions_from_lengths(lengths, 8))
+    places = pe.shard_positions(8, 2, lengths=split)
+    np.testing.assert_array_equal(places, pe.shard_positions(8, 2, lengths=lengths))
+    with pytest.raises(ValueError, match="^positions_from_lengths: lengths must sum to at most total = 3, got"):
+        pe.positions_from_lengths(split, 3)
 
 
 def test_a_table_that_is_cut_must_be_whole(mesh):

@@ -218,8 +218,8 @@ F = pe.geometric(12)
         (lambda: F[0], TypeError, "index must be a sequence of integers, or a slice, got int 0"),  # type: ignore
         (lambda: F[[0.0]], TypeError, r"index\[0\] must be an integer, got float 0.0"),  # type: ignore
         (lambda: F[[True]], TypeError, r"index\[0\] must be an integer, got bool True"),
-        (lambda: F["a":], TypeError, "index must be a slice of integers, got slice"),  # type: ignore
-        (lambda: F[::0], TypeError, "index must be a slice of integers, got slice"),
+        (lambda: F["a":], TypeError, "index must be a slice of integers, with a step other than 0, got slice"),  # type: ignore
+        (lambda: F[::0], TypeError, "index must be a slice of integers, with a step other than 0, got slice"),
         (lambda: pe.geometric(7)[:2], ValueError, "frequencies must have an even dim to choose pairs, got 7"),
         (lambda: pe.multi_section(F, (2, 2, 3)), ValueError, r"multi_section: sections must sum to the 6 pairs of frequencies, got \(2, 2, 3\)"),
         (lambda: pe.multi_section(F, (2, 3)), ValueError, r"multi_section: sections must sum to the 6 pairs of frequencies, got \(2, 3\)"),

@@ -264,12 +264,40 @@ WORDS, PLACES, TILE = kernels.tuning_words(8), np.zeros((4, 1), np.int32), np.ze
         (kernels.tuning_words, (8, "pairs"), ValueError, "tuning_words: layout must be one of"),
         (kernels.cos_sin, (TILE, WORDS), TypeError, "cos_sin: positions must be an int32 tile, got float32"),
         (kernels.cos_sin, (PLACES, WORDS[:5]), ValueError, "cos_sin: words must have 6 rows"),
+        (kernels.cos_sin, (PLACES, None), TypeError, "cos_sin: words must be an int32 array, .*, got NoneType None"),
+        (kernels.cos_sin, (PLACES, np.float32(WORDS)), TypeError, "cos_sin: words must be an int32 array"),
+        (kernels.cos_sin, (PLACES, np.array(3, np.int32)), ValueError, "words must have 6 rows, .*, got 0"),
+        (kernels.rotate, ([1.0], TILE, TILE), TypeError, "rotate: x must be a float tile, got list"),
+        (
+            kernels.rotate,
+            (TILE, TILE.astype(np.float16), TILE),
+            TypeError,
+            "rotate: cosine must be a float32 tile, got",
+        ),
+        (
+            kernels.rotate,
+            (TILE[:, :0], TILE, TILE),
+            ValueError,
+            r"x must have an even number of features, got shape \(4, 0\)",
+        ),
+        (
+            kernels.rotate,
+            (TILE, TILE, TILE[:3]),
+            ValueError,
+            r"sine of shape \(3, 4\) must broadcast to x, shape \(4, 4\)",
+        ),
+        (kernels.rotate_pairs, (TILE, TILE, TILE.astype(np.float16), TILE), TypeError, "cosine must be a float32 tile"),
         (kernels.rotate, (PLACES, TILE, TILE), TypeError, "rotate: x must be a float tile, got int32"),
         (kernels.rotate, (TILE[:, :3], TILE, TILE), ValueError, "rotate: x must have an even number"),
         (kernels.rotate, (TILE, TILE[:, :2], TILE), ValueError, "rotate: cosine must have 4 columns"),
         (kernels.rotate, (TILE, TILE, TILE, "pairs"), ValueError, "rotate: layout must be one of"),
         (kernels.rotate_pairs, (PLACES, TILE, TILE, TILE), TypeError, "rotate_pairs: x1 must be a float tile"),
-        (kernels.rotate_pairs, (TILE, TILE.astype(np.float16), TILE, TILE), TypeError, "x2 must be .* dtype of x1"),
+        (
+            kernels.rotate_pairs,
+            (TILE, TILE.astype(np.float16), TILE, TILE),
+            TypeError,
+            "x2 must be a float32 tile, got float16",
+        ),
         (kernels.rotate_pairs, (TILE, TILE, TILE, TILE[:1]), ValueError, "sine must have the shape of x1"),
         (kernels.alibi, (TILE, PLACES, np.float32(1)), TypeError, "alibi: query_positions must be an int32 tile"),
         (kernels.kerple_log, (PLACES, TILE, *np.ones(2, np.float32)), TypeError, "kerple_log: key_positions must be"),
@@ -279,6 +307,13 @@ WORDS, PLACES, TILE = kernels.tuning_words(8), np.zeros((4, 1), np.int32), np.ze
 def test_errors(function, arguments, error, match):
     with pytest.raises(error, match=match):
         function(*arguments)
+
+
+def test_words_have_no_derivative():
+    with pytest.raises(ValueError, match="^tuning_words: frequencies must pass lax.stop_gradient"):
+        jax.grad(lambda w: kernels.cos_sin(PLACES, kernels.tuning_words(w))[0].sum())(np.ones(4, np.float32))
+    loss = lambda w: kernels.cos_sin(PLACES, kernels.tuning_words(jax.lax.stop_gradient(w)))[0].sum()  # noqa: E731
+    assert not jax.grad(loss)(np.ones(4, np.float32)).any()
 
 
 def test_words_are_computed_under_jit():

@@ -384,7 +384,7 @@ KNOWN = jnp.array([[1, 2], [3, 1]])
         (lambda: pe.positions_from_mask([True, False]), TypeError, "positions_from_mask: mask must be a boolean or integer array, got list"),
         (lambda: pe.positions_from_mask(np.array(True)), ValueError, r"positions_from_mask: mask must have shape \(..., length\), got \(\)"),
         (lambda: pe.positions_from_lengths(IDS, 3), ValueError, "positions_from_lengths: lengths must sum to at most total = 3, got 4"),
-        (lambda: pe.positions_from_lengths(np.full(9, 2**31 - 1), 3), ValueError, "positions_from_lengths: lengths must sum to at most total = 3, got 2147483647"),
+        (lambda: pe.positions_from_lengths(np.full(9, 2**31 - 1), 3), ValueError, "positions_from_lengths: lengths must sum to at most total = 3, got 19327352823"),
         (lambda: pe.positions_from_lengths(jnp.array([[1, 2], [3, 1]]), 3), ValueError, "positions_from_lengths: lengths must sum to at most total = 3, got 4"),
         (lambda: jax.jit(lambda: pe.positions_from_lengths(KNOWN, 3))(), ValueError, "positions_from_lengths: lengths must sum to at most total = 3, got 4"),
         (lambda: jax.jit(lambda: pe.positions_from_lengths(np.array([3, -1]), 7))(), ValueError, "positions_from_lengths: lengths must be at least 0, got -1"),
