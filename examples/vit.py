@@ -119,7 +119,8 @@ def correct(model: ViT, images: jax.Array, labels: jax.Array) -> jax.Array:
 def train(positions: Positions, steps: int, *, seed: int = 0, every: int = 0) -> tuple[ViT, list[float]]:
     """A model trained on grids of 5 × 5 patches, and its losses; `every` so many steps the loss is printed."""
     model, random = ViT(positions, rngs=nnx.Rngs(seed)), np.random.default_rng(seed)
-    optimizer = nnx.Optimizer(model, optax.adam(optax.warmup_cosine_decay_schedule(0, 2e-3, 50, steps)), wrt=nnx.Param)
+    rate = optax.warmup_cosine_decay_schedule(0, 2e-3, min(50, steps // 3), steps)
+    optimizer = nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param)
     losses = []
     for step in range(steps):
         losses.append(train_step(model, optimizer, *made_images(random, 64, (5, 5))))
@@ -137,7 +138,7 @@ def main() -> None:
         print(positions)
         model, _ = train(positions, args.steps, every=25)
         for grid in ((5, 5), (5, 8), (8, 5), (8, 8)):
-            share = correct(model, *made_images(np.random.default_rng(1), 1000, grid))
+            share = correct(model, *made_images(np.random.default_rng(1), 500, grid))
             print(f"  {grid[0]:2} × {grid[1]:2} patches: {share:.1%} right")
 
 
