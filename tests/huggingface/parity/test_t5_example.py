@@ -17,7 +17,6 @@ LENGTH = 70
 
 @pytest.fixture(scope="module")
 def t5():
-    pytest.importorskip("optax")
     sys.path.insert(0, str(EXAMPLES))
     yield importlib.import_module("t5")
     sys.path.remove(str(EXAMPLES))
