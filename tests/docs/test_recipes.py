@@ -1,5 +1,7 @@
 """The page of recipes: short, proved, linked both ways. `nox -s docs` runs its code, and this file Equinox's and Haiku's."""
 
+import ast
+import builtins
 import importlib
 import re
 import textwrap
@@ -30,7 +32,7 @@ def used(body):
     names = {f"posenc_jax.{name}" for name in re.findall(r"\bpe\.(\w+)", shown)}
     for module in MODULES:
         public = importlib.import_module(f"posenc_jax.{module}").__all__
-        for line in re.findall(rf"from posenc_jax\.{module} import (.+)", TEXT):
+        for line in re.findall(rf"^from posenc_jax\.{module} import (.+)$", TEXT, re.M):
             public_here = [name for name in line.split(", ") if name in public]
             names |= {f"posenc_jax.{module}.{n}" for n in public_here if re.search(rf"(?<![.\w]){n}\(", shown)}
         names |= {f"posenc_jax.{module}.{n}" for n in re.findall(rf"\b{module}\.(\w+)", shown) if n in public}
@@ -46,6 +48,26 @@ def test_they_are_short_and_each_has_its_proof_and_its_guide():
             assert sum(bool(line.strip()) for line in code.splitlines()) <= 12, f"{title}\n{code}"
         assert re.search(r"^ *assert ", body, flags=re.M), title
         assert re.search(r"\]\((?!recipes|#)[\w/]+\.md(#[\w.-]+)?\)", body), f"{title} has no guide"
+
+
+def names_of(text):
+    """The names that Python blocks read, and those that they bind, in any scope."""
+    nodes = [node for _, code in CODE.findall(text) for node in ast.walk(ast.parse(textwrap.dedent(code)))]
+    read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    bound = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    bound |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    bound |= {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    bound |= {
+        alias.asname or alias.name for n in nodes if isinstance(n, ast.Import | ast.ImportFrom) for alias in n.names
+    }
+    return read, bound
+
+
+def test_each_needs_the_first_lines_alone():
+    _, first = names_of(TEXT.partition("\n## ")[0])
+    for title, body in SECTIONS.values():
+        read, bound = names_of(body)
+        assert read - bound - first <= set(dir(builtins)), title
 
 
 @pytest.mark.parametrize("anchor", SECTIONS)
