@@ -7,7 +7,7 @@ bias in its projections, and norms without a mean. `load` takes the weights of a
 
     checkpoint = transformers.T5EncoderModel.from_pretrained(folder)
     weights = {name: x.numpy() for name, x in checkpoint.state_dict().items()}
-    model = load(weights, heads=checkpoint.config.num_heads)
+    model = nnx.jit(load(weights, heads=checkpoint.config.num_heads))
 
 The program trains an encoder to name the token two places before each token, a task of relative positions. On
 sequences of four times the length it makes mistakes: no distance of the training fell into the far buckets, whose
