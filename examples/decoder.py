@@ -119,7 +119,6 @@ class Settings:
     parallel: bool
     tied: bool
     score_scale: float
-    score_cap: float | None
     logit_scale: float
     logit_cap: float | None
     latent: Widths | None
@@ -137,11 +136,14 @@ def settings_of(config: dict[str, Any], dtype: Any = jnp.float32, length: int | 
     c = config | config.get("text_config", {})
     if c.get("model_type") not in FAMILIES:
         raise ValueError(f"model_type {c.get('model_type')!r} is not one of {', '.join(FAMILIES)}")
-    for key in "quantization_config", "use_bidirectional_attention":
+    for key in "quantization_config", "use_bidirectional_attention", "attn_logit_softcapping":
         if c.get(key):
             raise ValueError(f"{key} = {c[key]} is not read here")
     family = FAMILIES[c["model_type"]]
     c = DEFAULTS | family.defaults | c
+    for key in "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_hidden_layers":
+        if not isinstance(c.get(key), int):
+            raise ValueError(f"{key} must be a whole number, got {c.get(key)!r}")
     plan = rotary_from_config(config, length=length)
     dense = c.get("first_k_dense_replace", math.inf)
     try:
@@ -166,7 +168,6 @@ def settings_of(config: dict[str, Any], dtype: Any = jnp.float32, length: int | 
             parallel=c.get("use_parallel_residual", family.parallel),
             tied=c["tie_word_embeddings"],
             score_scale=scale**-0.5,
-            score_cap=c.get("attn_logit_softcapping"),
             logit_scale=c["logit_scale"],
             logit_cap=c.get("final_logit_softcapping"),
             latent=Widths(*(c[name] for name in Widths._fields)) if family.latent else None,
@@ -270,7 +271,7 @@ class Attention(nnx.Module):
         rotate = functools.partial(s.plan.rotate, layer=self.layer, positions=keys.query_positions, head_axis=-2)
         q, k = rotate(q, role="query", scaled=True), rotate(k, role="key")
         kept, (k, v) = keys.keep(kept, period, k, v)
-        y = keys.attend(q, k, v, scale=s.score_scale, logits_soft_cap=s.score_cap)
+        y = keys.attend(q, k, v, scale=s.score_scale)
         return self.o_proj(y.reshape(*x.shape[:2], -1)), kept
 
 

@@ -107,7 +107,8 @@ def until(stop: set[int], steps: Iterable[np.ndarray], rows: int) -> Iterator[li
 def main(arguments: Sequence[str] | None = None) -> None:
     """Reads the folder, continues the prompts, and says how fast."""
     options = parse(arguments)
-    jax.config.update("jax_num_cpu_devices", max(options.devices, 1))
+    if options.devices > 1:
+        jax.config.update("jax_num_cpu_devices", options.devices)
     jax.config.update("jax_default_matmul_precision", "highest" if options.dtype == "float32" else None)
     folder, prompts = options.folder, options.prompts or PROMPTS
     if folder is None:
