@@ -131,11 +131,11 @@ class Tensors:
 def mesh_of(devices: int, kv_heads: int, batch: int) -> Mesh:
     """As many heads apart as devices and heads allow, the batch over what is left."""
     heads = math.gcd(devices, kv_heads)
-    if len(jax.devices()) < devices or batch % (devices // heads):
-        raise ValueError(
-            f"{devices} devices: there are {len(jax.devices())}, and they must divide into {kv_heads} heads of keys "
-            f"and {batch} prompts"
-        )
+    if len(jax.devices()) < devices:
+        raise ValueError(f"{devices} devices: there are only {len(jax.devices())}")
+    if batch % (devices // heads):
+        split = f"{kv_heads} heads of keys over {heads}, but not {batch} prompts over {devices // heads}"
+        raise ValueError(f"{devices} devices can split {split}")
     grid = np.array(jax.devices()[:devices]).reshape(-1, heads)
     return Mesh(grid, ("batch", "heads"), axis_types=(AxisType.Auto,) * 2)
 

@@ -144,6 +144,9 @@ def settings_of(config: dict[str, Any], dtype: Any = jnp.float32, length: int | 
     for key in "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_hidden_layers":
         if not isinstance(c.get(key), int):
             raise ValueError(f"{key} must be a whole number, got {c.get(key)!r}")
+    activation = c.get("hidden_activation") or c["hidden_act"]
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"the activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")
     plan = rotary_from_config(config, length=length)
     dense = c.get("first_k_dense_replace", math.inf)
     try:
@@ -162,7 +165,7 @@ def settings_of(config: dict[str, Any], dtype: Any = jnp.float32, length: int | 
             kv_heads=c["num_key_value_heads"] or c["num_attention_heads"],
             head_dim=head_dim,
             epsilon=c["layer_norm_eps" if family.centered else "rms_norm_eps"],
-            activation=ACTIVATIONS[c.get("hidden_activation") or c["hidden_act"]],
+            activation=ACTIVATIONS[activation],
             attention_bias=c["attention_bias"],
             mlp_bias=c["mlp_bias"],
             parallel=c.get("use_parallel_residual", family.parallel),
@@ -174,7 +177,7 @@ def settings_of(config: dict[str, Any], dtype: Any = jnp.float32, length: int | 
             dtype=jnp.dtype(dtype),
         )
     except KeyError as error:
-        raise ValueError(f"config.json has no {error}, or no value of it that is read here") from None
+        raise ValueError(f"{error.args[0]} is missing") from None
 
 
 def windows_of(c: dict[str, Any], family: Family) -> tuple[int | None, ...]:

@@ -38,7 +38,7 @@ CONFIGS = {
     },
     "cohere2": SIZES
     | WINDOW
-    | {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window_pattern": 2, "rope_theta": 1e4},
+    | {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window_pattern": 2, "logit_scale": 1.0},
     "gpt_neox": SIZES
     | {"model_type": "gpt_neox", "num_hidden_layers": 1, "rotary_pct": 0.5, "num_key_value_heads": None},
     "deepseek_v3": SIZES
@@ -136,6 +136,10 @@ def test_prompts_of_several_lengths_over_devices(tmp_path, devices, dtype):
         assert_within(together[0][row], alone[0][0], bound, against="alone")
         if dtype == "float32":
             np.testing.assert_array_equal(got[:, row], [t[0] for t in generate.continued(model, alone, 8)])
+    if dtype == "float32":
+        text = np.int32([*prompts[1], *got[:, 1]])[None]
+        logits, _ = compiled(model)(text, counted()[:1], None)
+        np.testing.assert_array_equal(np.argmax(logits[0, 18:-1], -1), got[:, 1])
 
 
 def test_drawn_tokens_and_their_end():
@@ -185,7 +189,7 @@ WRONG = {
     "no JSON": (lambda f: cut(f, "config.json"), "config.json is not JSON"),
     "another family": (lambda f: change(f, model_type="bert"), "model_type 'bert' is not one of llama, mistral"),
     "a key": (lambda f: change(f, vocab_size=None), "vocab_size"),
-    "an activation": (lambda f: change(f, hidden_act="swish2"), "swish2"),
+    "an activation": (lambda f: change(f, hidden_act="swish2"), "the activation 'swish2' is not one of silu"),
     "a rotation": (lambda f: change(f, rope_scaling={"rope_type": "linear"}), "factor"),
     "quantized": (lambda f: change(f, quantization_config={"bits": 4}), "quantization_config"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
@@ -233,6 +237,9 @@ def test_wrong_prompts_and_devices(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             generate.prefill(model, prompts, 8, start=start)
-    for devices, batch in [(16, 8), (6, 1)]:
-        with pytest.raises(ValueError, match=f"{devices} devices: there are 8, and they must divide into 2 heads"):
+    for devices, batch, message in [
+        (16, 8, "there are only 8"),
+        (6, 4, "heads of keys over 2, but not 4 prompts over 3"),
+    ]:
+        with pytest.raises(ValueError, match=f"{devices} devices.* {message}"):
             checkpoint.mesh_of(devices, 2, batch)
