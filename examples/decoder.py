@@ -95,6 +95,7 @@ ACTIVATIONS = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_pytorch_tanh": jax.nn.gelu,
     "gelu_new": jax.nn.gelu,
+    "gelu_fast": jax.nn.gelu,
     "relu": jax.nn.relu,
 }
 

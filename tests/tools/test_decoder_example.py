@@ -15,6 +15,7 @@ from flax import nnx
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough
+from oracles import recorded
 
 for name in "safetensors", "tokenizers", "tqdm":
     pytest.importorskip(name, reason=f"{name} is not installed: dependency group examples, extra demo")
@@ -81,7 +82,7 @@ def write(folder, config, shards=1):
 
 
 def s_type(config):
-    return config.get("text_config", config)["model_type"]
+    return config.get("text_config", config).get("model_type")
 
 
 def compiled(model):
@@ -220,6 +221,27 @@ def test_a_missing_shard(tmp_path):
         FileNotFoundError, match="model-00002-of-00002.safetensors is missing, which model.safetensors.in"
     ):
         checkpoint.load(folder)
+
+
+def test_published_configs():
+    """Those of these families in the records, which leave the vocabulary out: read, or refused for their experts."""
+    windows, refused = {}, []
+    for case in recorded.cases("hf_published"):
+        config = case["config"] | {"vocab_size": 1}
+        if part := config.get("text_config"):
+            config["text_config"] = part | {"vocab_size": 1}
+        if s_type(config) not in decoder.FAMILIES or "hidden_size" not in config.get("text_config", config):
+            continue
+        try:
+            windows[case["name"]] = decoder.settings_of(config, length=4097).windows
+        except ValueError as error:
+            assert "layers with experts" in str(error)
+            refused.append(s_type(config))
+    assert len(windows) > 60 and set(refused) == {"deepseek_v2", "deepseek_v3"}
+    assert windows["gemma-3-27b"] == (5 * (1024,) + (None,)) * 10 + (1024, 1024)
+    assert windows["olmo-3.1-32b-instruct"] == (4096, 4096, 4096, None) * 16
+    assert windows["mlc-mistral-7b"] == (4096,) * 32
+    assert windows["mistral-nemo-instruct-2407"] == (None,) * 40 and windows["smollm3-3b"] == (None,) * 36
 
 
 def test_experts_are_refused():
