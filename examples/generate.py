@@ -105,11 +105,16 @@ def until(stop: set[int], steps: Iterable[np.ndarray], rows: int) -> Iterator[li
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Reads the folder, continues the prompts, and says how fast."""
+    """Runs the program; float32 means float32 on every device."""
     options = parse(arguments)
     if options.devices > 1:
         jax.config.update("jax_num_cpu_devices", options.devices)
-    jax.config.update("jax_default_matmul_precision", "highest" if options.dtype == "float32" else None)
+    with jax.default_matmul_precision("highest" if options.dtype == "float32" else "default"):
+        run(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Reads the folder, continues the prompts, and says how fast."""
     folder, prompts = options.folder, options.prompts or PROMPTS
     if folder is None:
         import small_model
@@ -118,7 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config, path = read_json(folder / "config.json"), folder / "tokenizer.json"
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing")
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path} is not a tokenizer: {error}") from None
     encoded = [tokenizer.encode(prompt).ids for prompt in prompts]
     longest = max(map(len, encoded))
     length = options.length or longest + options.tokens
@@ -136,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prefilled = prefill(model, encoded, length, chunk=chunk, start=options.start, mesh=mesh, progress=bar)
     jax.block_until_ready(prefilled)
     tell(f"prompt: {rate(sum(map(len, encoded)), began)}, the time to compile included")
-    stop = config.get("eos_token_id")
+    stop = (config.get("text_config", {}) | config).get("eos_token_id")
     stop = set(stop if isinstance(stop, list) else [] if stop is None else [stop])
     steps = until(stop, continued(model, prefilled, options.tokens, options.temperature, options.seed), len(prompts))
     show(tokenizer, prompts, steps, options.tokens)

@@ -21,7 +21,7 @@ for name in "safetensors", "tokenizers", "tqdm":
     pytest.importorskip(name, reason=f"{name} is not installed: dependency group examples, extra demo")
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 checkpoint, decoder, generate = map(importlib.import_module, ("checkpoint", "decoder", "generate"))
-files = importlib.import_module("safetensors.numpy")
+files, tokenizers = map(importlib.import_module, ("safetensors.numpy", "tokenizers"))
 
 RNG = np.random.default_rng(0)
 CHUNK, LENGTH, VOCABULARY = 8, 27, 40
@@ -247,6 +247,20 @@ def test_published_configs():
 def test_experts_are_refused():
     with pytest.raises(ValueError, match="first_k_dense_replace = 1: layers with experts"):
         decoder.settings_of(CONFIGS["deepseek_v3"] | {"first_k_dense_replace": 1})
+
+
+def test_a_wrong_tokenizer_and_a_prompt_that_does_not_fit(tmp_path):
+    folder = write(tmp_path / "m", CONFIGS["llama"])
+    path = folder / "tokenizer.json"
+    with pytest.raises(FileNotFoundError, match="tokenizer.json is missing"):
+        generate.main([str(folder), "a"])
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="tokenizer.json is not a tokenizer"):
+        generate.main([str(folder), "a"])
+    vocabulary = {"a": 0, "b": 1}
+    tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [])).save(str(path))
+    with pytest.raises(ValueError, match="a prompt of 5 tokens and 6 more do not fit into --length 10"):
+        generate.main([str(folder), "ab", "ababa", "--tokens", "6", "--length", "10"])
 
 
 def test_wrong_prompts_and_devices(tmp_path):
