@@ -88,6 +88,15 @@ CASES = {
 TOKENS = np.random.default_rng(0).integers(3, VOCABULARY, (BATCH, LENGTH))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """For torch, whose threads take longer to meet than such small products take."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module", params=CASES)
 def case(request, tmp_path_factory):
     """Name, transformers' model, and the example's, read from the folder that transformers wrote."""
