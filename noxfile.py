@@ -54,7 +54,7 @@ def parallel(session: nox.Session, *arguments: str, **environment: str) -> None:
     pytest(session, "-n", "auto", *arguments, **environment)
 
 
-# The six that people use first
+# The seven that people use first
 
 
 @nox.session
@@ -86,6 +86,13 @@ def demo(session: nox.Session) -> None:
     """Trains eight small Transformers on real text, 5 minutes, and writes build/demo/index.html; `-- --help`."""
     session.install(".[demo]")
     session.run("python", "demo/train_text.py", *session.posargs)
+
+
+@nox.session
+def generate(session: nox.Session) -> None:
+    """Continues prompts by a Hugging Face folder, `-- FOLDER PROMPT`; with none, trains a small model in 2 minutes."""
+    install(session, "-e", ".[demo]", *group("examples"))
+    session.run("python", "examples/generate.py", *session.posargs)
 
 
 @nox.session

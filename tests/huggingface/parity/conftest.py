@@ -50,7 +50,9 @@ def pytest_terminal_summary(terminalreporter, config):
             cells += ["–"] * (len(head) - 2 - len(cells))
             terminalreporter.write_line("| " + " | ".join((model, layer, *cells)) + " |")
     if rows := config.stash.get(_DIFFERENCES, []):
-        terminalreporter.section("attention, largest differences / standard deviation or largest gradient")
+        terminalreporter.section(
+            "attention, largest differences / standard deviation or largest gradient; logits of examples as they are"
+        )
         for name, row in rows:
             cells = [f"{key} {x if isinstance(x, str) else f'{x:.1e}'}" for key, x in row.items()]
             terminalreporter.write_line(" | ".join((name, *cells)))
