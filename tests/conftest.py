@@ -42,6 +42,7 @@ class Announcer:
             self.terminal.write_line(f"\nFAILED {report.nodeid}: {why}")
 
 
+@pytest.hookimpl(trylast=True)  # after the terminal reporter is there
 def pytest_configure(config):
     if not config.option.markexpr:  # all tests: see quick.py
         os.environ["POSENC_TEST_OPTIMIZED"] = "1"
