@@ -32,7 +32,10 @@ def examples():
     sys.path.remove(str(EXAMPLES))
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+PROGRAMS = [path for path in sorted(EXAMPLES.glob("*.py")) if "__main__" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
 def test_each_says_how_to_run_it(path):
     assert f"\n    python examples/{path.name}" in path.read_text(encoding="utf-8").split('"""')[1]
 

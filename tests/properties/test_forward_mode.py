@@ -273,7 +273,8 @@ def test_eagerly(name):
     check(name, PROGRAMS["jit"], lambda f: f)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "xpos" not in name and name != "fire"])
+# Not of waves themselves, in whose derivatives XLA may contract products and sums.
+@pytest.mark.parametrize("name", [name for name in CASES if "xpos" not in name and name not in ("fire", "cos_sin")])
 def test_the_same_bits_with_and_without_jit(name):
     f, _, arrays = CASES[name]
     if name == "half":  # large enough that XLA may sum in another order
