@@ -144,6 +144,7 @@ def test_t5_with_weights_is_its_formula(examples, gated):
         assert_within(got[row, part], want, 1e-5 * np.abs(want).max(), against="float64")
 
 
+@pytest.mark.thorough
 def test_t5_shares_one_table_and_learns_what_stood_before(examples):
     t5 = examples("t5")
     model, losses = t5.train(150)
@@ -156,6 +157,7 @@ def test_t5_shares_one_table_and_learns_what_stood_before(examples):
 # The diffusion transformer
 
 
+@pytest.mark.thorough
 def test_the_derivative_of_a_dit_along_the_flow(examples):
     dit = examples("dit")
     model, errors = dit.train(30)

@@ -274,7 +274,12 @@ def test_eagerly(name):
 
 
 # Not of waves themselves, in whose derivatives XLA may contract products and sums.
-@pytest.mark.parametrize("name", [name for name in CASES if "xpos" not in name and name not in ("fire", "cos_sin")])
+SAME_BITS = [name for name in CASES if "xpos" not in name and name not in ("fire", "cos_sin")]
+
+
+@pytest.mark.parametrize(
+    "name", tiered(SAME_BITS, ["half", "interleaved, the last, inverse", "by heads", "waves of the last", "t5"])
+)
 def test_the_same_bits_with_and_without_jit(name):
     f, _, arrays = CASES[name]
     if name == "half":  # large enough that XLA may sum in another order

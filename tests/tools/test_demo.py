@@ -401,6 +401,7 @@ def check_output_ends_with_the_table_and_the_page(real):
     assert sorted(p.name for p in folder.iterdir()) == ["index.html", "results.json"]
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_numbers(train_text, monkeypatch):
     monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=QUICK))
     setup = train_text.Setup(width=16, depth=1, heads=2, length=16, batch=2, segments=8)
