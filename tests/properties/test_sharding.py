@@ -70,7 +70,7 @@ def by_waves(x, *waves):
     return pe.rotary(x, waves=waves, head_axis=-2)
 
 
-BY_HEAD = normal(HEADS, 2, DIM // 2)
+BY_HEAD = normal(HEADS, 2, 1)  # of one pair: batch and sequence do not split tuning words, 68 bytes for each frequency
 # name → function, its arguments with what shards them, what shards the result
 CASES = {
     "sinusoidal": (partial(pe.sinusoidal, frequencies=DIM), [(EACH, ROWS)], ROWS),
