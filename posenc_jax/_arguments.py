@@ -176,13 +176,19 @@ def _turning(name: str, x: Any, layout: Any, head_axis: Any, part: Any) -> tuple
     _checks.settings(layout=layout, part=part)
     axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
     x = _checks.floats(name, x, axes, known=(-1,))
-    if head_axis is not None:
-        head_axis = _checks.integer("head_axis", head_axis, expected="an integer or None")
-        ok = -x.ndim <= head_axis < x.ndim and head_axis not in (-1, x.ndim - 1)
-        require(ok, "head_axis must be an axis of {} other than its last, shape {}, got {}", name, x.shape, head_axis)
-        head_axis %= x.ndim
+    head_axis = from_the_front(name, x, head_axis)
     require(x.shape[-1], "{} must have features to turn, got shape {}", name, x.shape)
     return x, head_axis
+
+
+def from_the_front(name: str, x: jax.Array, head_axis: Any) -> int | None:
+    """The head axis of x counted from the front; None if it has none."""
+    if head_axis is None:
+        return None
+    head_axis = _checks.integer("head_axis", head_axis, expected="an integer or None")
+    ok = -x.ndim <= head_axis < x.ndim and head_axis not in (-1, x.ndim - 1)
+    require(ok, "head_axis must be an axis of {} other than its last, shape {}, got {}", name, x.shape, head_axis)
+    return head_axis % x.ndim
 
 
 def _unsharded_pairs(name: str, x: jax.Array, layout: Any, dim: int) -> None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posenc_jax import _checks
+from posenc_jax import _arguments, _checks
 from posenc_jax._checks import InvalidType, public, require, require_type
 from posenc_jax._frequencies import Frequencies
 from posenc_jax.hf import _apply
@@ -149,11 +149,7 @@ class VisionPlan(RotaryPlan):
         positions = jnp.asarray(_checks.array("positions", positions))
         fits = positions.shape[-1:] == (slices,)
         require(fits, "positions must have a last axis of size {}, got shape {}", slices, positions.shape)
-        if head_axis is not None:
-            head_axis = _checks.integer("head_axis", head_axis, expected="an integer or None")
-            fits = -x.ndim <= head_axis < x.ndim and head_axis not in (-1, x.ndim - 1)
-            require(fits, "head_axis must be an axis of x other than its last, shape {}, got {}", x.shape, head_axis)
-            head_axis %= x.ndim
+        head_axis = _arguments.from_the_front("x", x, head_axis)
         spectra = [_spectra(how, slices) for how in self.layers]
         layers = [RotaryLayer(dataclasses.replace(f[0], axes=None), head_dim // slices) for f in spectra]
         plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in spectra[0] if f.axes])
