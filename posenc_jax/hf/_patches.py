@@ -60,9 +60,8 @@ class PatchGrid:
     @public
     def __post_init__(self) -> None:
         """Checks the fields."""
-        least = {"merge": 0, "window": 0, "leading": 0, "trailing": 0, "offset": 0, "inside": 0}
-        for name, low in least.items():
-            value = _checks.integer(name, getattr(self, name), low)
+        for name in ("merge", "window", "leading", "trailing", "offset", "inside"):
+            value = _checks.integer(name, getattr(self, name), 0)
             require(value < 2**16, "{} must be below 65,536, got {!r:.60}", name, value)
             object.__setattr__(self, name, value)
         for name in ("centres", "timed", "frames"):
