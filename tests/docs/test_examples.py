@@ -12,7 +12,7 @@ from flax import nnx
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from oracles import biases
+from oracles import biases, rotations
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RNG = np.random.default_rng(0)
@@ -67,6 +67,25 @@ def test_rope_in_a_block_sees_differences_of_positions_alone(examples):
     here, there, other = (nnx.jit(block)(x, p) for p in (grid, grid + jnp.array([100, -30]), grid[:, ::-1]))
     assert_within(there, np.asarray(here), 1e-5, against="the same grid elsewhere")
     assert np.abs(other - here).max() > 1e-3
+
+
+def test_a_block_is_its_formula(examples):
+    block = examples("vit").Block(32, 2, pe.axial(16, 2, 100.0), rngs=nnx.Rngs(0))
+    x, grid = RNG.normal(size=(15, 32)), np.indices((3, 5)).reshape(2, -1).T
+    w = {name: np.asarray(v[...], np.float64) for (*_, name), v in nnx.to_flat_state(nnx.state(block.qkv))}
+    norm = lambda x: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)  # noqa: E731
+    q, k, v = np.einsum("nf,fahd->anhd", norm(x), w["kernel"]) + w["bias"][:, None]
+    angles = (grid[:, :, None] * 100.0 ** (-np.arange(4) / 4)).reshape(15, 1, 8)  # of the row, then of the column
+    q, k = (rotations.rotate_by(y, angles, "half") for y in (q, k))
+    weights = np.exp(np.einsum("qhd,khd->hqk", q, k) / 4)
+    y = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v)
+    w = {p: np.asarray(v[...], np.float64) for p, v in nnx.to_flat_state(nnx.state(block))}
+    y = x + np.einsum("qhd,hdf->qf", y, w["out", "kernel"]) + w["out", "bias"]
+    hidden = norm(y) @ w["up", "kernel"] + w["up", "bias"]
+    hidden *= (1 + np.tanh(np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3))) / 2
+    want = y + hidden @ w["down", "kernel"] + w["down", "bias"]
+    got = nnx.jit(block)(x[None].astype(np.float32), pe.grid_positions((3, 5)))[0]
+    assert_within(got, want, 1e-5, against="float64")
 
 
 def test_each_patch_is_at_its_row_and_column(examples, monkeypatch):
