@@ -116,10 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(options: argparse.Namespace) -> None:
     """Reads the folder, continues the prompts, and says how fast."""
     folder, prompts = options.folder, options.prompts or PROMPTS
+    temperature = options.temperature or 0.0
     if folder is None:
         import small_model
 
         folder = small_model.folder(SMALL)
+        temperature = 0.8 if options.temperature is None else temperature  # its likeliest words repeat themselves
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"--temperature must be at least 0 and finite, got {temperature}")
     config, path = read_json(folder / "config.json"), folder / "tokenizer.json"
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing")
@@ -146,7 +150,7 @@ def run(options: argparse.Namespace) -> None:
     tell(f"prompt: {rate(sum(map(len, encoded)), began)}, the time to compile included")
     stop = (config.get("text_config", {}) | config).get("eos_token_id")
     stop = set(stop if isinstance(stop, list) else [] if stop is None else [stop])
-    steps = until(stop, continued(model, prefilled, options.tokens, options.temperature, options.seed), len(prompts))
+    steps = until(stop, continued(model, prefilled, options.tokens, temperature, options.seed), len(prompts))
     show(tokenizer, prompts, steps, options.tokens)
 
 
@@ -188,7 +192,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--length", type=positive, metavar="N", help="tokens that the cache holds (default: as many as needed)")
     add("--chunk", type=positive, default=256, metavar="N", help="tokens of the prompts at once (default: 256)")
     add("--start", type=int, default=0, metavar="P", help="position of the first token (default: 0)")
-    add("--temperature", type=float, default=0.0, metavar="T", help="draw tokens; 0 takes the likeliest (default: 0)")
+    add("--temperature", type=float, metavar="T", help="draw tokens; 0, the default with FOLDER, takes the likeliest")
     add("--seed", type=int, default=0, metavar="N", help="of the drawing (default: 0)")
     add("--dtype", choices=["float32", "bfloat16"], default="float32", help="of weights and cache (default: float32)")
     add("--devices", type=positive, default=1, metavar="N", help="over which to split batch and heads (default: 1)")

@@ -254,6 +254,8 @@ def test_a_wrong_tokenizer_and_a_prompt_that_does_not_fit(tmp_path):
     path = folder / "tokenizer.json"
     with pytest.raises(FileNotFoundError, match="tokenizer.json is missing"):
         generate.main([str(folder), "a"])
+    with pytest.raises(ValueError, match="--temperature must be at least 0 and finite, got -1.0"):
+        generate.main([str(folder), "a", "--temperature=-1"])
     path.write_text("{}")
     with pytest.raises(ValueError, match="tokenizer.json is not a tokenizer"):
         generate.main([str(folder), "a"])
