@@ -1,11 +1,12 @@
 """What MkDocs changes in the pages that it renders."""
 
-import ast
 import re
-import textwrap
 from typing import Any
 
+from folding import fold
+from markdown import Extension, Markdown
 from markdown.extensions.toc import slugify
+from mkdocs.config.defaults import MkDocsConfig
 
 PRIVATE = re.compile(r'\s+title="[^"]*\bposenc_jax(?:\.\w+)*\._[a-z][^"]*"')
 SIGNATURE = re.compile(r'<div class="doc-signature.*?</div>', flags=re.DOTALL)
@@ -19,11 +20,6 @@ SOURCE = re.compile(
     r'<details class="mkdocstrings-source">(\s*<summary>[^<]*)<code>([\w/.]+)</code>(.*?"[\w.]+--source--.*?-(\d+)")',
     flags=re.DOTALL,
 )
-BLOCK = re.compile(
-    r"^(?P<indent> *)```python[^\n]*\n(?P<code>.*?)^(?P=indent)```\n"
-    r'(?P<output>(?:\s*(?:```text[^\n]*\n *)?--8<-- "outputs/[\w.]+"\n(?: *```\n)?)?)',
-    flags=re.MULTILINE | re.DOTALL,
-)
 HEADING = re.compile(r"^#{1,4} (?P<title>.+?)(?: *\{ *#(?P<id>[\w.-]+) *\})?$", flags=re.MULTILINE)
 NAME = r"posenc_jax(?:\.(?:nnx|linen|hf|kernels|plot))?\.\w+"
 ENTRY = re.compile(rf"^::: ({NAME})\n(\nRecipes: (?:.+\n)+)?", flags=re.MULTILINE)
@@ -31,37 +27,6 @@ MENTION = re.compile(r"\bapi/\w+\.md#(posenc_jax[\w.]+)|(?<![\w.])pe\.(\w+)\(")
 MOST = 4  # guides shown for one name
 
 GUIDES: dict[str, dict[str, str]] = {}  # by public name: link -> title, in the order of the pages
-
-
-def split(code: str) -> tuple[str, str]:
-    """A block without the assertions at its end, and these; nothing is split where no other statement is left."""
-    statements = ast.parse(code).body
-    kept = len(statements)
-    while kept and isinstance(statements[kept - 1], ast.Assert):
-        kept -= 1
-    if kept == len(statements) or all(isinstance(s, ast.Import | ast.ImportFrom) for s in statements[:kept]):
-        return code, ""
-    lines = code.splitlines(keepends=True)
-    end = statements[kept - 1].end_lineno
-    shown, checks = "".join(lines[:end]), "".join(lines[end:])
-    return shown, textwrap.dedent(checks).strip("\n") + "\n"
-
-
-def fold(markdown: str) -> str:
-    """The page with the assertions that end a block folded away; blocks that are folded already stay."""
-
-    def folded(match: re.Match[str]) -> str:
-        indent, output = match["indent"], match["output"]
-        above = [line for line in markdown[: match.start()].splitlines() if line.strip()]
-        outer = next((line for line in reversed(above) if len(line) - len(line.lstrip()) < len(indent)), "")
-        shown, checks = split(textwrap.dedent(match["code"]))
-        if not checks or outer.lstrip().startswith("???"):
-            return match[0]
-        fence = textwrap.indent(f"```python\n{checks}```\n", "    ")
-        check = textwrap.indent(f'??? check "Check"\n\n{fence}', indent)
-        return f"{indent}```python\n{textwrap.indent(shown, indent)}{indent}```\n{output}\n{check}"
-
-    return BLOCK.sub(folded, markdown)
 
 
 def on_files(files: Any, config: Any) -> None:
@@ -116,3 +81,15 @@ def on_page_content(html: str, config: Any, **_: Any) -> str:
 def on_post_page(output: str, **_: Any) -> str:
     """Drops tooltips that name a private module, and the theme's question to GitHub how many stars there are."""
     return PRIVATE.sub("", output).replace(' data-md-component="source"', "")
+
+
+class _Views(Extension):
+    """Lets `<pe-view markdown="1">` hold Markdown, as a `div` may."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        md.block_level_elements.append("pe-view")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Adds that extension."""
+    config.markdown_extensions.append(_Views())
