@@ -78,6 +78,8 @@ def lint(session: nox.Session) -> None:
     install(session, "-e", ".[plot]", *group("lint"), *group("types"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    pages = ["README.md", *map(str, sorted(Path("docs").rglob("*.md")))]
+    session.run("ruff", "format", "--check", "--line-length", "80", *pages)
     session.run("pyright")
 
 
@@ -100,14 +102,21 @@ def docs(session: nox.Session) -> None:
     """Builds the site into site/, checks code, links and names, 2 minutes; with Chromium opens each page, 3 more."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     install(session, "-e", ".[plot]", *group("docs-browser" if browser else "docs"))
+    session.log("1 of 5: draws the figures")
     session.run("python", "docs/figures.py")
+    session.log("2 of 5: runs the code of every page, a minute or two")
     session.run("python", "-W", "error", "docs/outputs.py")
+    session.log("3 of 5: builds the pages, half a minute")
     session.run("mkdocs", "build", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.log("4 of 5: checks links and names")
     pytest(session, "tests/docs/site")
     if browser:
+        session.log("5 of 5: opens each page in Chromium, three minutes")
         pytest(session, "tests/docs/browser", CHROMIUM=browser)
     else:
         session.warn("No Chromium here (apt-get install chromium): the pages were built, and not opened.")
+    session.log(f"The site is {Path('site/index.html').resolve()}: open it in a browser, no server is needed.")
+    session.log(f"From another machine: python -m http.server -d {Path('site').resolve()}, then http://HOST:8000/")
 
 
 @nox.session

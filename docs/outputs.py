@@ -92,11 +92,13 @@ def main() -> None:
     noxfile = (DOCS.parent / "noxfile.py").read_text(encoding="utf-8")
     (args.includes / "sessions.md").write_text("\n".join(sessions(noxfile)) + "\n", encoding="utf-8")
     (args.includes / "model_types.md").write_text("\n".join(model_types.lines()) + "\n", encoding="utf-8")
-    for page in args.pages or pages():
+    chosen = args.pages or pages()
+    for i, page in enumerate(chosen):
+        print(f"page {i + 1} of {len(chosen)}: {page.name}, ", end="", flush=True)
         start = time.perf_counter()
         for name, text in run(page).items():
             (args.includes / name).write_text(text, encoding="utf-8")
-        print(f"{page.name}: {len(blocks_of(page))} blocks, {time.perf_counter() - start:.1f} s", flush=True)
+        print(f"{len(blocks_of(page))} blocks, {time.perf_counter() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

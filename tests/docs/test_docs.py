@@ -110,6 +110,44 @@ def test_every_public_name_is_on_an_api_page():
             assert importlib.import_module(introduction).__doc__
 
 
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/{name}" for name in sorted(PAGES))])
+def test_code_is_set_in_80_columns(name):
+    """So that it fits on a page; on a phone it scrolls."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    fences = re.findall(r"^( *)```[ {.]*(?:python|bash)\b[^\n]*\n(.*?)^\1```$", text, flags=re.M | re.S)
+    assert [line for indent, code in fences for line in code.splitlines() if len(line) - len(indent) > 80] == []
+
+
+def load_folding():
+    sys.path.insert(0, str(DOCS))
+    try:
+        return importlib.import_module("folding")
+    finally:
+        sys.path.remove(str(DOCS))
+
+
+@pytest.mark.parametrize(
+    "code, shown, folded",
+    [
+        ("x = 1\nassert x\n", "x = 1\n", "assert x\n"),
+        ("x = 1\n# why\nassert x == (\n    1\n)\nassert x\n", "x = 1\n", "# why\nassert x == (\n    1\n)\nassert x\n"),
+        ("x = 1\nassert x\ny = 2\n", "x = 1\nassert x\ny = 2\n", ""),  # only at the end
+        ("import math\n\nassert math.pi\n", "import math\n\nassert math.pi\n", ""),  # nothing would be left
+    ],
+)
+def test_assertions_at_the_end_of_a_block_are_folded(code, shown, folded):
+    assert load_folding().split(code) == (shown, folded)
+
+
+def test_no_line_of_code_is_lost_by_folding():
+    folding, lines = load_folding(), re.compile(r"^ *(?!```|\?\?\?)(\S.*)$", flags=re.M)
+    for name in CODE:
+        assert sorted(lines.findall(folding.fold(PAGES[name]))) == sorted(lines.findall(PAGES[name])), name
+    text = '```python\nx = 1\nprint(x)\nassert x\n```\n\n```text\n--8<-- "outputs/x.txt"\n```\n\nMore.\n'
+    shown, check = folding.fold(text).split("??? check")
+    assert shown.endswith('outputs/x.txt"\n```\n\n') and check.endswith("    assert x\n    ```\n\nMore.\n")
+
+
 def test_every_page_is_in_the_navigation():
     listed = re.findall(
         r"^ +- .*: ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE

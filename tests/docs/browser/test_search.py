@@ -1,0 +1,55 @@
+"""Fifteen things that people look for, typed into the site's own search: the right page is among the first three."""
+
+import re
+
+import pytest
+from visits import SITE
+
+WANTED = {
+    "shard a cache": {"devices.html", "recipes.html"},
+    "jvp": {"recipes.html"},
+    "Pixtral": {"model_types.html", "huggingface.html"},
+    "YaRN": {"contexts.html", "recipes.html", "api/scalings.html"},
+    "left-padded": {"recipes.html", "flax.html"},
+    "MultiHeadAttention": {"flax.html", "recipes.html"},
+    "dot_product_attention": {"kernels.html", "recipes.html", "flax.html"},
+    "context parallel": {"recipes.html", "devices.html"},
+    "export": {"recipes.html"},
+    "float32 phases": {"phases.html", "conformance.html", "mistakes.html"},
+    "Splash": {"kernels.html"},
+    "T5 bias linen": {"api/linen.html", "flax.html", "recipes.html"},
+    "bucket": {"biases.html", "api/learned_bias.html"},
+    "M-RoPE": {"dimensions.html", "api/multimodal.html", "recipes.html"},
+    "paged cache": {"recipes.html"},
+}
+RESULTS = """() => [...document.querySelectorAll(".md-search-result__item")].map(
+  (item) => item.querySelector("a").getAttribute("href"))"""
+
+
+@pytest.fixture(scope="module")
+def search(reader):
+    """Types what is looked for; returns the pages that are found, best first."""
+    page = reader.new_page()
+    page.goto(f"{SITE.as_uri()}/index.html")
+    page.keyboard.press("/")
+
+    def found(query):
+        field = page.locator(".md-search__input")
+        # A word that no page has comes before each, so that results of the last are gone.
+        for text, answer in (("qqzzqq", "none"), (query, "some")):
+            field.fill(text)
+            page.wait_for_function(
+                """(some) => some === (document.querySelectorAll(".md-search-result__item").length ? "some" : "none")""",
+                arg=answer,
+            )
+        pages = [re.sub(r"^.*/site/|[?#].*$", "", href) for href in page.evaluate(RESULTS)]
+        return list(dict.fromkeys(pages))
+
+    yield found
+    page.close()
+
+
+@pytest.mark.parametrize("query", WANTED)
+def test_the_right_page_is_among_the_first_three(search, query):
+    found = search(query)[:3]
+    assert WANTED[query] & set(found), f"{query}: {found}"
