@@ -171,7 +171,7 @@
       const edge = edgeAt(round);
       const x = (p) => left + ((p + 0.5) / LENGTH) * (width - left - 4);
       range(ROWS).forEach((row) => {
-        const [middle, size] = [18 + row * 41, 12];
+        const [middle, size] = [18 + row * 42, 14];
         const period = 2 ** (row + 1);
         write(g, left - 10, middle + 4, width < 500 ? `every ${period}` : `turns every ${period}`, "end");
         line(g, "grid", `M${left} ${middle}H${width}`);
@@ -189,6 +189,7 @@
         svg(g, "rect", {class: "step", x: x(p + 0.5) - (width - left) / LENGTH / 3, y: base - bar, width: (width - left) / LENGTH / 1.5, height: bar});
       });
       write(g, left - 10, base - 20, "step", "end");
+      write(g, left - 10, base + 15, "position", "end");
       line(g, "axis", `M${left} ${base}H${width}`);
       for (const p of [0, 7, 15, 23, 31]) write(g, x(p), base + 15, p);
       const [low, high] = [Math.min(...steps), Math.max(...steps)];

@@ -108,16 +108,17 @@ globalThis.views = (() => {
   let made = 0;
   const change = (view, changes) => view.set({...view.settings, ...changes});
 
-  const slider = (name, label, min, max, {step = 1, text = count} = {}) => (view, form) => {
+  // `value` takes what the slider says to the setting, and `from` back.
+  const slider = (name, label, min, max, {step = 1, text = count, value = Number, from = Number} = {}) => (view, form) => {
     const box = html(form, "div", {class: "pe-control"});
     const id = `pe-${name}-${made++}`;
     html(box, "label", {for: id}, label);
     const output = html(box, "output", {for: id});
     const input = html(box, "input", {type: "range", id, name, min, max, step});
-    input.addEventListener("input", () => change(view, {[name]: Number(input.value)}));
+    input.addEventListener("input", () => change(view, {[name]: value(Number(input.value))}));
     return (settings) => {
-      const words = text(settings[name], settings);
-      input.value = settings[name];
+      const words = text(settings[name]);
+      input.value = from(settings[name]);
       input.setAttribute("aria-valuetext", words);
       output.textContent = words;
     };

@@ -74,11 +74,11 @@ def story_count() -> Figure:
 
 
 def story_waves() -> Figure:
-    """Four square waves over positions 0 to 31, the bits of the position, that turn every 4, 8, 16 and 32 positions.
+    """Five square waves over positions 0 to 31, the bits of the position, that turn every 2, 4, 8, 16 and 32 positions.
     Behind each lies a sine of the same speed, with a point at each position, red above zero and blue below."""
     figure = Figure(figsize=(7.2, 3.6), layout="constrained")
     fine, whole = np.linspace(-0.5, 31.5, 2000), np.arange(32)
-    for axes, period in zip(figure.subplots(4, 1, sharex=True), (4, 8, 16, 32), strict=True):
+    for axes, period in zip(figure.subplots(5, 1, sharex=True), (2, 4, 8, 16, 32), strict=True):
         spectrum = np.array([2 * np.pi / period], np.float32)
 
         def wave(p, spectrum=spectrum):
@@ -119,7 +119,7 @@ def story_rope() -> Figure:
     angle between them and the score above the plane are equal."""
     figure = Figure(figsize=(7.2, 3.7), layout="constrained")
     spectrum = pe.geometric(16).angular[1:2].astype(np.float32)
-    query, key = np.array([[1.13, 0.41], [0.28, 0.96]], np.float32)
+    query, key = np.array([[1.1, -0.4], [0.02, 1.0]], np.float32)
     for axes, before in zip(figure.subplots(1, 2), (0, 8), strict=True):
         _bare(axes, (-1.45, 1.45), (-1.45, 1.45))
         axes.add_patch(Circle((0, 0), 1.4, fill=False, color=_GREY))
@@ -174,21 +174,21 @@ def story_stretch() -> Figure:
 
 
 def story_grid() -> Figure:
-    """Two grids of 14 by 14 patches, the likeness of one patch's encoding to all others, red for alike. With the patches
+    """Two grids of 16 by 16 patches, the likeness of one patch's encoding to all others, red for alike. With the patches
     numbered in one line, red bands lie along the patch's row and wrap round at its ends. With row and column, a red
     cross lies along both."""
     figure = Figure(figsize=(7.2, 3.5), layout="constrained")
-    cells = np.asarray(pe.grid_positions((14, 14)))
+    cells = np.asarray(pe.grid_positions((16, 16)))
     encodings = {
-        "numbered in one line": pe.sinusoidal(np.arange(14 * 14), 64),
+        "numbered in one line": pe.sinusoidal(np.arange(16 * 16), pe.geometric(64, 100)),
         "row and column": pe.sinusoidal(cells, pe.axial(64, 2, 100)),
     }
     panels = figure.subplots(1, 2)
     for axes, (name, table) in zip(panels, encodings.items(), strict=True):
         table = np.asarray(table)
-        likeness = table @ table[6 * 14 + 3] / 32
-        image = _figure.image(axes, likeness.reshape(14, 14), "RdBu_r", -1, 1, "equal")
-        axes.add_patch(Rectangle((2.5, 5.5), 1, 1, fill=False, color=_ink(), lw=1.5))
+        likeness = table @ table[8 * 16 + 3] / 32
+        image = _figure.image(axes, likeness.reshape(16, 16), "RdBu_r", -1, 1, "equal")
+        axes.add_patch(Rectangle((2.5, 7.5), 1, 1, fill=False, color=_ink(), lw=1.5))
         axes.set(title=name, xticks=[], yticks=[])
     figure.colorbar(image, ax=panels, ticks=[-1, 0, 1], shrink=0.8)
     return figure
