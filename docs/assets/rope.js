@@ -118,7 +118,7 @@
   const SCALINGS = {none: "none", linear: "linear", ntk: "NTK", yarn: "YaRN"};
 
   function donut(g, radius, seen, used) {
-    const ring = (kind, from, to) => to > from && line(g, `ring ${kind}`, arc(from * TAU, (to - from) * TAU, radius));
+    const ring = (kind, from, to) => to > from + 1e-9 && line(g, `ring ${kind}`, arc(from * TAU, (to - from) * TAU, radius));
     ring("never", 0, 1);
     ring("seen", 0, Math.min(seen, 1));
     ring("unseen", Math.min(seen, 1), Math.min(used, 1));

@@ -112,7 +112,7 @@
     line(g, "rule", `M${x(1 / 5)} 42L${x(1 / (p + 1))} 68`);
     write(g, x(1), 33, "5 words", "end");
     write(g, x(1), 86, `${count(p + 1)} words`, "end");
-    write(g, 0, 101, `dog ① stands at 0.2, and at ${fixed(1 / (p + 1), 2)}.`, "start said");
+    write(g, 0, 101, `dog ① stands at 0.2, and at ${fixed(1 / (p + 1), 3)}.`, "start said");
   }
 
   // The bits of p and of p + 1.
@@ -147,7 +147,7 @@
       fractions(panel(1), w, p);
       const flipped = codes(panel(2), w, p);
       return {label: `Position ${p} in three ways. Adding p, the word is ${share} of the sum. Adding p over L, the first dog stands at `
-        + `0.2 in a text of 5 words and at ${fixed(1 / (p + 1), 2)} in one of ${p + 1}. In bits, ${flipped} of ${BITS} flip from ${p} to ${p + 1}.`};
+        + `0.2 in a text of 5 words and at ${fixed(1 / (p + 1), 3)} in one of ${p + 1}. In bits, ${flipped} of ${BITS} flip from ${p} to ${p + 1}.`};
     },
   };
 
