@@ -92,8 +92,8 @@ def tokens_attention() -> Figure:
 def table_similarity() -> Figure:
     """Cosine similarities of 64 positions with each other, in two panels.
 
-    Sinusoidal encodings show a strong band along the diagonal with weaker stripes beside it, the same for every
-    position, and all cosines are positive. A random table shows a thin diagonal line on noise around zero.
+    Sinusoidal encodings show a bright band along the diagonal with fainter stripes beside it, the same for every
+    position, and all cosines are positive. A random table shows a thin bright diagonal on dark noise around zero.
     """
     tables = {
         "sinusoidal": pe.sinusoidal(jnp.arange(64), 64),
@@ -103,7 +103,7 @@ def table_similarity() -> Figure:
     both = figure.subplots(1, 2, sharey=True)
     for axes, (name, table) in zip(both, tables.items(), strict=True):
         rows = np.asarray(table) / np.linalg.norm(table, axis=1, keepdims=True)
-        image = _figure.image(axes, rows @ rows.T, "RdBu_r", -1.0, 1.0, "equal")
+        image = _figure.image(axes, rows @ rows.T, "viridis", -0.5, 1.0, "equal")
         axes.set_title(name, size="medium")
         axes.set_xlabel("position")
     both[0].set_ylabel("position")

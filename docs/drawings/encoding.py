@@ -45,14 +45,15 @@ def similarities() -> Figure:
 def counter() -> Figure:
     """Two heatmaps over positions 0 to 31, five columns each. Left, the bits of the position: the first column
     alternates at each step, the second every two steps, up to the fifth, which is 0 in the upper half and 1 in the
-    lower. Right, five waves with the same periods: negative in the same cells where the bit is 1, in softer steps."""
+    lower. Right, five waves with the same periods: red, positive, in the same cells where the bit is 1, in softer
+    steps."""
     positions, j = np.arange(32), np.arange(5)
     bits = positions[:, None] >> j & 1
     frequencies = jnp.asarray(2 * np.pi / 2.0 ** (j + 1), jnp.float32)
     waves = pe.sinusoidal(jnp.asarray(positions, jnp.float32) + 0.5, frequencies, layout="half")[:, :5]
     figure = Figure(figsize=(5.6, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for axes, values, title in ((left, 1 - 2 * bits, "bits (blue: 1)"), (right, np.asarray(waves), "waves")):
+    for axes, values, title in ((left, 2 * bits - 1, "bits (red: 1)"), (right, -np.asarray(waves), "waves, −sin")):
         image = _figure.image(axes, values, "RdBu_r", -1, 1, "auto")
         axes.set_title(title, size="medium")
         axes.set_xticks(j, [f"{2 ** (k + 1)}" for k in j])
