@@ -1,6 +1,6 @@
 // The explorer: one set of settings for four views, kept in the address of the page.
 "use strict";
-customElements.whenDefined("pe-view").then(() => {
+document.addEventListener("DOMContentLoaded", () => {
   const {geometric, sinusoidal, sinusoidalFloat32, shift, scalings} = posenc;
   const {controls, count, fixed, small, html, MAX_POSITION} = views;
   const root = document.querySelector(".explorer");

@@ -2,7 +2,7 @@
 "use strict";
 {
   const {TAU, dot, geometric, angular, rotary, phase, scalings, axialSimilarity, offsetSimilarity} = posenc;
-  const {kinds, count, fixed, percent, degrees, svg, write, line, path, redBlue, rgb, tip, arc, arrow, frame, slider, choice,
+  const {define, count, fixed, percent, degrees, svg, write, line, path, redBlue, rgb, tip, arc, arrow, frame, slider, choice,
     handle} = views;
   const range = (n, of = (i) => i) => Array.from({length: n}, (_, i) => of(i));
 
@@ -92,7 +92,7 @@
     write(g, at.x(0) + 8, 20, "score q · k", "start");
   }
 
-  kinds.rope = {
+  define("rope", {
     settings: {before: 0, apart: 3, q: [1.1, -0.4], k: [0.02, 1]},
     controls: [
       slider("before", "Move both", 0, 100, {text: (words) => `${words} words further on`}),
@@ -110,7 +110,7 @@
       const words = `Key at position ${count(key)}, query at ${count(query)}: the score is ${fixed(score, 3)}.`;
       return {label: `Two arrows in a plane, turned by ${degrees(OMEGA)} for each position, and the curve of their score. ${words}`, words};
     },
-  };
+  });
 
   // ------------------------------------------------------------------------------------------- 6: longer texts
 
@@ -124,7 +124,7 @@
     ring("unseen", Math.min(seen, 1), Math.min(used, 1));
   }
 
-  kinds.stretch = {
+  define("stretch", {
     settings: {factor: 1, scaling: "none"},
     controls: [
       slider("factor", "Length of the text", 1, 8, {step: 0.5, text: (s) => `${s} × 512 = ${count(512 * s)} words`}),
@@ -152,7 +152,7 @@
         + `One word further on turns the fastest by ${degrees(slowed[0])}${scaling === "linear" && factor > 1 ? `, no longer ${degrees(plain[0])}: neighbours blur` : ""}.`;
       return {label: `Eight rings, one for each pair: grey-blue is what ${count(512)} positions show, orange what ${count(512 * factor)} add. ${words}`, words};
     },
-  };
+  });
 
   // ------------------------------------------------------------------------------------------- 7: two dimensions
 
@@ -178,7 +178,7 @@
     two: (rows, columns) => axialSimilarity([rows, columns], AXIS) / WIDTH,
   };
 
-  kinds.grid = {
+  define("grid", {
     settings: {row: 8, column: 3, count: "one"},
     controls: [choice("count", "Number the patches", {one: "in one line", two: "by row and column"})],
     handles: [handle({
@@ -214,5 +214,5 @@
       return {label: `Two grids of ${SIDE} by ${SIDE} patches: a dog chasing a dog, and the likeness of the encoding of row ${row}, column ${column} to all others, `
         + `${how === "one" ? "bands along its row" : "a red cross along its row and column"}. ${words}`, words};
     },
-  };
+  });
 }

@@ -2,7 +2,7 @@
 "use strict";
 {
   const {TAU, geometric, offsetSimilarity, angular, phase, selfAttention} = posenc;
-  const {kinds, count, fixed, percent, degrees, svg, write, line, path, redBlue, magma, rgb, inkOn, tip, arc, slider,
+  const {define, count, fixed, percent, degrees, svg, write, line, path, redBlue, magma, rgb, inkOn, tip, arc, slider,
     button} = views;
 
   const WORDS = ["The", "dog", "chased", "another", "dog"];
@@ -35,7 +35,7 @@
     }));
   }
 
-  kinds.shuffle = {
+  define("shuffle", {
     keeps: true,
     settings: {order: range(5)},
     controls: [button("Shuffle the words", ({order}) => ({order: shuffled(order)}))],
@@ -76,7 +76,7 @@
         words: `“${order.map((word) => WORDS[word]).join(" ")}”: chased looks at dog ① with weight ${WEIGHTS[2][1].toFixed(2)}, in every order.`,
       };
     },
-  };
+  });
 
   // ------------------------------------------------------------------------------------------- 2: three ways to count
 
@@ -135,7 +135,7 @@
     return flipped;
   }
 
-  kinds.count = {
+  define("count", {
     settings: {p: 7},
     controls: [slider("p", "The last word stands at position p", 4, 127)],
     height: (width) => (width < 600 ? 3 * 122 : 112),
@@ -149,7 +149,7 @@
       return {label: `Position ${p} in three ways. Adding p, the word is ${share} of the sum. Adding p over L, the first dog stands at `
         + `0.2 in a text of 5 words and at ${fixed(1 / (p + 1), 3)} in one of ${p + 1}. In bits, ${flipped} of ${BITS} flip from ${p} to ${p + 1}.`};
     },
-  };
+  });
 
   // ------------------------------------------------------------------------------------------- 3: from bits to waves
 
@@ -162,7 +162,7 @@
   const edgeAt = (round) => (round >= 100 ? 0 : 30 * (1 - round / 100) ** 3);
   const step = (p, edge) => Math.hypot(...range(ROWS, (j) => wave(p + 1, j, edge) - wave(p, j, edge)));
 
-  kinds.waves = {
+  define("waves", {
     settings: {round: 0},
     controls: [slider("round", "From bits to waves", 0, 100, {text: (round) => (round === 0 ? "bits" : round === 100 ? "waves" : `${round}%`)})],
     height: () => 316,
@@ -196,7 +196,7 @@
       const said = `From one position to the next the code moves by ${fixed(low, 1)} to ${fixed(high, 1)}.`;
       return {label: `Five waves over positions 0 to 31, that turn every 2, 4, 8, 16 and 32 positions, ${round ? `${round} percent round` : "square like bits"}. ${said}`, words: said};
     },
-  };
+  });
 
   // ------------------------------------------------------------------------------------------- 4: two hands
 
@@ -204,7 +204,7 @@
   const OMEGA = angular(TURNS);
   const APART = 3; // from the first dog to the second
 
-  kinds.hands = {
+  define("hands", {
     settings: {before: 0},
     controls: [slider("before", "Words before the sentence", 0, 80)],
     height: (width) => 2 * Math.min(width / 8.6, 62) + 142,
@@ -236,5 +236,5 @@
         + `${TURNS.map((turn) => fixed(Math.sin(phase(second, turn)) - Math.sin(phase(first, turn)), 2)).join(", ")}; on the clocks the turns are `
         + `${OMEGA.map((w) => degrees(w * APART)).join(", ")} at every position. PE of the one times PE of the other is ${fixed(offsetSimilarity(APART, TURNS), 3)}.`};
     },
-  };
+  });
 }

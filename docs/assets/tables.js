@@ -3,7 +3,7 @@
 "use strict";
 {
   const {TAU, geometric, angular, phase, sinusoidal, sinusoidalFloat32, offsetSimilarity, scalings} = posenc;
-  const {kinds, count, fixed, svg, write, line, path, redBlue, tip, arc, ticks, frame, slider, choice} = views;
+  const {define, count, fixed, svg, write, line, path, redBlue, tip, arc, ticks, frame, slider, choice} = views;
 
   const MAX_POSITION = 2 ** 31 - 1;
   const small = (x) => (x === 0 ? "0" : x < 0.01 ? x.toExponential(1) : x.toPrecision(3)).replace("-", "−");
@@ -65,10 +65,11 @@
     g.fill();
   }
 
-  kinds.table = {
+  define("table", {
     canvas: true,
     settings: {d: 64, base: 10_000, length: 128, p: 10, k: 5, arithmetic: "exact"},
     controls: [controls.p, controls.k, controls.arithmetic],
+    height: (width) => (width < 600 ? 320 : 420),
     draw(canvas, settings, [width, height], view) {
       const {d, base, length, p, k, arithmetic} = settings;
       const start = firstRow(settings);
@@ -106,7 +107,7 @@
       return {label: `Heatmap of positions ${count(start)} to ${count(start + length - 1)} by ${d} features, base ${count(base)}, `
         + `${how}: red above zero, blue below. Marked: ${marked}.`};
     },
-  };
+  });
 
   // ------------------------------------------------------------------------------------------- the clocks
 
@@ -118,7 +119,7 @@
     return {columns, cell: width / columns, radius, row: 2 * radius + 26};
   }
 
-  kinds.clocks = {
+  define("clocks", {
     settings: {d: 64, base: 10_000, p: 10, k: 5, ahead: 0}, // `ahead` is the part of a step that a motion has gone beyond p
     controls: [controls.p, controls.k],
     height(width, {d}) {
@@ -144,13 +145,13 @@
         + `last ${made(omega.at(-1))}. Second hands stand at position ${count(p + k)}: the first is ${small(Math.abs(k * omega[0]) / TAU)} turns `
         + `from its fellow, the last ${small(Math.abs(k * omega.at(-1)) / TAU)}.`};
     },
-  };
+  });
 
   // ------------------------------------------------------------------------------------------- curves
 
   const curve = (width) => (width < 600 ? 240 : 280);
 
-  kinds.similarity = {
+  define("similarity", {
     settings: {d: 64, base: 10_000, length: 128, k: 5},
     controls: [controls.d, controls.base, controls.k],
     height: curve,
@@ -174,7 +175,7 @@
         words: `PE(p) · PE(p + k) = ${fixed(value * turns.length, 6)} = ${fixed(value, 6)} × ${turns.length} pairs`,
       };
     },
-  };
+  });
 
   const power = (i) => (i < 4 ? count(10 ** i) : `10${[..."" + i].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`);
 
@@ -198,7 +199,7 @@
       + (resting ? ` ${resting} pairs rest and are not drawn.` : "");
   }
 
-  kinds.spectrum = {
+  define("spectrum", {
     settings: {d: 64, base: 10_000, scaling: "yarn", factor: 8, original: 8192},
     controls: [controls.factor, controls.original, controls.scaling],
     height: curve,
@@ -222,7 +223,7 @@
       const words = wordsOf(scaled, plain, settings);
       return {label: `Wavelengths of ${d / 2} pairs on a logarithmic axis, unscaled and scaled. ${words}`, words};
     },
-  };
+  });
 
   Object.assign(views, {controls, small, MAX_POSITION});
 }

@@ -207,9 +207,13 @@ globalThis.views = (() => {
       const form = controls.length ? html(this, "form", {class: "pe-form"}) : null;
       form?.addEventListener("submit", (event) => event.preventDefault());
       this.shows = [...controls, ...handles].map((make) => make(this, form));
-      new ResizeObserver(() => this.size?.[0] !== this.picture.clientWidth && this.draw()).observe(this);
+      // The first draw too: an observer knows the width without laying out the page once more.
+      new ResizeObserver(([{contentRect}]) => {
+        if (this.width === Math.floor(contentRect.width)) return;
+        this.width = Math.floor(contentRect.width);
+        this.draw();
+      }).observe(this);
       if (kind.canvas) new MutationObserver(() => this.draw()).observe(document.body, {attributeFilter: ["data-md-color-scheme"]});
-      this.draw();
     }
 
     // What a control asks for: drawn with the next frame, and said to those who listen once it stands still.
@@ -229,15 +233,12 @@ globalThis.views = (() => {
 
     draw() {
       this.waiting = false;
-      const {kind, picture, settings} = this;
-      const width = picture.clientWidth;
+      const {kind, picture, settings, width} = this;
       if (!width) return;
-      const height = Math.round(kind.height?.(width, settings) ?? picture.clientHeight);
+      const height = Math.round(kind.height(width, settings));
       this.size = [width, height];
-      if (!kind.canvas) {
-        picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
-        picture.style.height = `${height}px`;
-      }
+      picture.style.height = `${height}px`;
+      if (this.drawing) picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
       if (!kind.keeps) this.drawing?.replaceChildren();
       const {label, words} = kind.draw(this.drawing ?? picture, settings, this.size, this);
       picture.setAttribute("aria-label", label);
@@ -247,11 +248,16 @@ globalThis.views = (() => {
     }
   }
 
-  // All kinds are there once the scripts have run.
-  document.addEventListener("DOMContentLoaded", () => customElements.define("pe-view", View));
+  // A kind of view. Elements that wait for it begin.
+  function define(name, kind) {
+    kinds[name] = kind;
+    for (const view of document.querySelectorAll(`pe-view[kind="${name}"]`)) view.connectedCallback();
+  }
+
+  customElements.define("pe-view", View);
 
   return {
-    kinds, count, fixed, percent, degrees, html, svg, write, line, path, redBlue, magma, rgb, inkOn, tip, arc, arrow, ticks, frame,
+    kinds, define, count, fixed, percent, degrees, html, svg, write, line, path, redBlue, magma, rgb, inkOn, tip, arc, arrow, ticks, frame,
     slider, choice, button, handle,
   };
 })();

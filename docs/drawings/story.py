@@ -34,12 +34,14 @@ def _arrow(axes: Axes, to: np.ndarray, colour: str, alpha: float = 1.0) -> None:
 def story_shuffle() -> Figure:
     """Two 5 by 5 tables of attention weights, for the sentence The dog chased another dog and for its words in another
     order. The second holds the numbers of the first, with rows and columns moved. In both, the rows of the two dogs
-    are equal."""
+    are framed, and equal."""
     figure = Figure(figsize=(7.2, 3.6), layout="constrained")
     for axes, order in zip(figure.subplots(1, 2), ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]), strict=True):
         weights = _figure.self_attention(_VECTORS[order])
         image = _figure.image(axes, weights, "magma", 0.0, 0.75, "equal")
         _figure.write_cells(axes, image, weights)
+        for dog in (order.index(1), order.index(4)):
+            axes.add_patch(Rectangle((-0.5, dog - 0.5), 5, 1, fill=False, color=_ink(), lw=2, clip_on=False))
         names = [_WORDS[word] for word in order]
         axes.set_xticks(range(5), names, fontsize="small", rotation=25)
         axes.set_yticks(range(5), names, fontsize="small")
