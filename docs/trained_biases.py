@@ -1,4 +1,4 @@
-"""Trains the demo's decoder with the biases of T5 and of FIRE, 5 minutes, and keeps what they learn for the drawings.
+"""Trains the demo's decoder with the biases of T5 and of FIRE, 10 minutes, and keeps what they learn for the drawings.
 
     python docs/trained_biases.py
 

@@ -1,30 +1,49 @@
 """Attention biases."""
 
+import functools
+import json
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 import posenc_jax as pe
 from posenc_jax import _figure
 
 
-def _mlp(heads: int, hidden: int = 32) -> tuple[jax.Array, ...]:
-    """Weights as the module of FIRE begins with."""
-    keys = jax.random.split(jax.random.key(7), 4)
-    shapes = (hidden,), (hidden,), (hidden, heads), (heads,)
-    bounds = 1.0, 1.0, hidden**-0.5, 1.0
-    draws = zip(keys, shapes, bounds, strict=True)
-    return tuple(jax.random.uniform(key, shape, minval=-b, maxval=b) for key, shape, b in draws)
+@functools.cache
+def _trained() -> dict[str, dict[str, jax.Array]]:
+    """What T5's bias and FIRE learned: see `trained_biases.py`."""
+    kept = json.loads((pathlib.Path(__file__).parent / "trained_biases.json").read_text(encoding="utf-8"))
+    return {name: {key: jnp.float32(value) for key, value in kept[name].items()} for name in ("t5", "fire")}
+
+
+def _t5(queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """The trained bias of four heads, less that at distance 0."""
+    table = _trained()["t5"]["embedding"]
+    return pe.t5(queries, keys, table - table[0], bidirectional=False, max_distance=32)
+
+
+def _fire(queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """The same of FIRE, whose threshold began at 32."""
+    f = _trained()["fire"]
+    mlp = f["kernel1"][0], f["bias1"], f["kernel2"], f["bias2"]
+    c, threshold = jax.nn.softplus(f["free_c"]), 32 * jax.nn.softplus(f["free_multiplier"])
+    bias = pe.fire(queries, keys, mlp, c=c, threshold=threshold)
+    return bias - pe.fire(queries, queries[:1], mlp, c=c, threshold=threshold)[:, :1]
 
 
 def bias_curves() -> Figure:
-    """Six panels of bias against distance up to 256.
+    """Six panels of bias against distance, up to 256, for T5 up to 48.
 
-    ALiBi: straight lines of different slope. T5: staircases of buckets whose steps become longer, and level beyond
-    a hundred or so. KERPLE log: curves that flatten. KERPLE power: curves between lines and steps. FIRE: one curve that
-    is stretched wider as the query moves from position 64 to 128 to 256. Sandwich: curves that fall fast, wave a
-    little and flatten.
+    ALiBi: straight lines of different slope. T5, trained: four staircases; the first three heads rise by 3 at distance
+    1 or 2 and fall from there to minus 2 or 3 beyond distance 32, where all are level. KERPLE log: curves that flatten.
+    KERPLE power: curves between lines and steps. FIRE, trained: one curve that falls from 0 to minus 25 and flattens,
+    and is stretched wider as the query moves from position 128 to 256. Sandwich: curves that fall fast, wave a little
+    and flatten.
     """
     distance = jnp.arange(257)
     query = jnp.array([256])
@@ -37,12 +56,10 @@ def bias_curves() -> Figure:
     some = (2, 3, 4, 7)
     two = jnp.array([2.0, 1.0, 2.0, 0.5]), jnp.array([1.0, 0.3, 0.05, 0.02])
     powers = jnp.array([0.02, 0.25, 1.0, 3.0]), jnp.array([1.0, 0.7, 0.4, 0.1])
+    near = jnp.arange(49)
     panels = {
         "ALiBi": [(f"m = 1/{1 / slopes[h]:.0f}", rows(pe.alibi(query, keys, 8))[h]) for h in some],
-        "T5: the bucket": [
-            (f"{n} buckets", rows(pe.t5(query, keys, jnp.arange(float(n))[:, None], bidirectional=False))[0])
-            for n in (32, 16)
-        ],
+        "T5, trained": [(f"head {h + 1}", row) for h, row in enumerate(rows(_t5(query, query - near)))],
         "KERPLE, log": [
             (f"{a:g}, {b:g}", row) for a, b, row in zip(*two, rows(pe.kerple_log(query, keys, *two)), strict=True)
         ],
@@ -50,19 +67,16 @@ def bias_curves() -> Figure:
             (f"{a:g}, {b:g}", row)
             for a, b, row in zip(*powers, rows(pe.kerple_power(query, keys, *powers)), strict=True)
         ],
-        "FIRE, random weights": [],
+        "FIRE, trained": [(f"p = {p}", rows(_fire(jnp.array([p]), p - jnp.arange(p + 1)))[0]) for p in (64, 128, 256)],
         "Sandwich": [(f"head {h}", rows(pe.sandwich(query, keys, 8, 128))[h - 1]) for h in (1, 2, 4, 8)],
     }
-    for p in (64, 128, 256):
-        reach = jnp.arange(p + 1)
-        value = pe.fire(jnp.array([p]), p - reach, _mlp(1), c=0.1, threshold=64.0)[0, 0]
-        panels["FIRE, random weights"].append((f"p = {p}", np.asarray(value)))
     figure = Figure(figsize=(5.8, 7.4), layout="constrained")
-    for axes, (name, curves) in zip(figure.subplots(3, 2, sharex=True).flat, panels.items(), strict=True):
+    for axes, (name, curves) in zip(figure.subplots(3, 2).flat, panels.items(), strict=True):
         axes.set_title(name, size="medium")
         for i, (label, values) in enumerate(curves):
             style = _figure.line(i) | {"marker": ""}
-            axes.plot(np.arange(len(values)), values, label=label, **style)
+            drawstyle = "steps-mid" if name.startswith("T5") else "default"
+            axes.plot(np.arange(len(values)), values, label=label, drawstyle=drawstyle, **style)
         low, high = axes.get_ylim()
         axes.set_ylim(low - 0.32 * (high - low), high)  # room for the legend
         axes.legend(frameon=False, fontsize="small", handlelength=1.8, columnspacing=0.9, ncols=2, loc="lower center")
@@ -71,36 +85,94 @@ def bias_curves() -> Figure:
         axes.set_xlabel("distance (tokens)")
     for axes in figure.axes[::2]:
         axes.set_ylabel("bias")
-    figure.axes[1].set_ylabel("bucket")
     return figure
 
 
 def bias_tiles() -> Figure:
-    """Four heatmaps of 48 queries by 48 keys.
+    """Four heatmaps of queries by keys, white at zero, blue below it and red above.
 
-    ALiBi: zero on the diagonal, falling evenly to both sides. T5 with a random table: stripes along diagonals, thin
-    near the main one and wide far from it, different above and below. Sandwich: zero on the diagonal, falling fast
-    and then slowly to both sides. FIRE, below the diagonal only: highest on the diagonal and falling to the left,
-    for the first 24 queries at one rate, then ever more slowly.
+    ALiBi: white on the diagonal, evenly bluer to both sides. T5, trained, below the diagonal only: a thin red stripe
+    two keys before the query, pale stripes next to it, and even blue from a distance of 32 on. Sandwich: white on the
+    diagonal, blue within a few keys and then evenly so. FIRE, trained, 256 by 256, below the diagonal only: white on
+    the diagonal and bluer to the left, for the first 88 queries at one rate, then ever more slowly.
     """
-    p = jnp.arange(48)
-    table = 0.3 * jax.random.normal(jax.random.key(1), (32, 1))
-    fire = np.array(pe.fire(p, p, _mlp(1), c=0.5, threshold=24.0)[0])
-    fire[np.triu_indices(48, 1)] = np.nan
+    p, long = jnp.arange(48), jnp.arange(256)
     tiles = {
         "ALiBi": pe.alibi(p, p, 8)[2],
-        "T5, a random table": pe.t5(p, p, table)[0],
+        "T5, trained": _t5(p, p)[0],
         "Sandwich": pe.sandwich(p, p, 8, 128)[7],
-        "FIRE, random weights": fire,
+        "FIRE, trained": _fire(long, long)[0],
     }
     figure = Figure(figsize=(5.6, 5.1), layout="constrained")
     for axes, (name, tile) in zip(figure.subplots(2, 2).flat, tiles.items(), strict=True):
-        tile = np.asarray(tile)
-        image = _figure.image(axes, tile, "viridis", np.nanmin(tile), np.nanmax(tile), "equal")
+        tile = np.array(tile)
+        if "trained" in name:
+            tile[np.triu_indices(len(tile), 1)] = np.nan
+        limit = np.nanmax(np.abs(tile))
+        image = _figure.image(axes, tile, "RdBu_r", -limit, limit, "equal")
         axes.set_title(name, size="medium")
         figure.colorbar(image, ax=axes, shrink=0.8)
     for axes in figure.axes[:4:2]:
         axes.set_ylabel("query")
     for axes in figure.axes[2:4]:
         axes.set_xlabel("key")
+    return figure
+
+
+def offset_table() -> Figure:
+    """Left, a table of 7 by 7 offsets in red and blue, red in the middle, with two frames of 4 by 4 cells, one in the
+    upper left corner and one around the middle. Right, two grids of 4 by 4 patches, one for each frame: the bias that
+    a query at the lower right patch and a query near the middle give to all patches, each a frame turned by half a turn
+    so that the reddest cell lies on the query."""
+    window = 4
+    offsets = np.mgrid[1 - window : window, 1 - window : window]
+    noise = np.asarray(jax.random.normal(jax.random.key(11), offsets.shape[1:]))
+    table = 3 * np.exp(-((offsets**2).sum(0)) / 3) - 1 + 0.35 * noise
+    queries = {(0, 0): _figure.COLOURS[4], (2, 1): _figure.COLOURS[2]}
+    grid = pe.grid_positions((window, window))
+    bias = np.asarray(pe.relative_position_bias(grid, grid, jnp.float32(table)[..., None]))[0]
+    figure = Figure(figsize=(6.4, 3.1), layout="constrained")
+    panels = figure.subplots(1, 3, width_ratios=[7, 4, 4])
+    image = _figure.image(panels[0], table, "RdBu_r", -2.5, 2.5, "equal")
+    panels[0].set_title("the table T", size="medium")
+    panels[0].set_xticks(range(7), range(-3, 4))
+    panels[0].set_yticks(range(7), range(-3, 4))
+    panels[0].set(xlabel="p₂ − q₂", ylabel="p₁ − q₁")
+    for axes, ((row, column), colour) in zip(panels[1:], queries.items(), strict=True):
+        of_query = bias[row * window + column].reshape(window, window)
+        _figure.image(axes, of_query, "RdBu_r", -2.5, 2.5, "equal")
+        axes.set_title(f"query at ({row}, {column})", size="medium", color=colour)
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=colour, lw=3))
+        panels[0].add_patch(Rectangle((column - 0.5, row - 0.5), window, window, fill=False, edgecolor=colour, lw=3))
+    figure.colorbar(image, ax=panels, label="bias", location="bottom", shrink=0.5, aspect=30)
+    return figure
+
+
+def content_terms() -> Figure:
+    """Two heatmaps of nine words by nine words in red and blue. Left, a bias: every diagonal has one colour. Right, the
+    term of queries and offsets: each row is irregular in its own way; the two rows of the word the hold the same
+    values, moved by five, and so do the two rows of sat."""
+    sentence = "the cat sat down and the dog sat up".split()
+    words = sorted(set(sentence))
+    keys = jax.random.split(jax.random.key(4), 3)
+    content = jax.random.normal(keys[0], (len(words), 16))[np.array([words.index(word) for word in sentence])]
+    p = np.arange(len(sentence))
+    offset = p - p[:, None]
+    furthest = len(sentence) - 1
+    vectors = jax.random.normal(keys[1], (2 * furthest + 1, 16))
+    numbers = 4 * jax.random.normal(keys[2], (2 * furthest + 1,))
+    panels = {
+        "a bias": numbers[offset + furthest],
+        "Shaw’s term": jnp.einsum("qd,qkd->qk", content, vectors[offset + furthest]),
+    }
+    figure = Figure(figsize=(5.6, 3.7), layout="constrained")
+    both = figure.subplots(1, 2, sharey=True)
+    for axes, (name, values) in zip(both, panels.items(), strict=True):
+        image = _figure.image(axes, np.asarray(values), "RdBu_r", -10, 10, "equal")
+        axes.set_title(name, size="medium")
+        axes.set_xticks(p, sentence, rotation=90)
+        axes.set_yticks(p, sentence)
+        axes.set_xlabel("key")
+    both[0].set_ylabel("query")
+    figure.colorbar(image, ax=both, label="part of the score", location="bottom", shrink=0.6, aspect=30)
     return figure

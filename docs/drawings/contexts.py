@@ -87,7 +87,7 @@ def scaling_ratios() -> Figure:
     axes.plot(long, _long_factors(), label="LongRoPE, Phi-3.5 mini, s = 32", color=rcParams["text.color"], lw=1)
     for x, text in ((_LENGTH / 32, "L/32"), (_LENGTH / 4, "L/4"), (_LENGTH, "L")):
         axes.axvline(x, color="#8c959f", lw=0.8, zorder=0)
-        axes.text(x, 0.02, f" {text}", transform=axes.get_xaxis_transform(), size="small")
+        axes.text(x, 0.93, f" {text}", transform=axes.get_xaxis_transform(), size="small")
     axes.set_yticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
     axes.minorticks_off()
     axes.set_ylim(0.85, 80)
