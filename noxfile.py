@@ -255,7 +255,17 @@ def bench_compiled(session: nox.Session, compiler: str) -> None:
         session.run("python", "benchmarks/schedules.py", env=NO_TPU)  # writes benchmarks/results/schedules.md
 
 
-# Beside other libraries, and how strong the tests are
+# What positions do to a loss, other libraries, and how strong the tests are
+
+
+@nox.session
+def evidence(session: nox.Session) -> None:
+    """Trains the demo's models and other bases of RoPE from three seeds, 25 minutes; the site draws demo/evidence.json.
+
+    It writes build/demo/evidence.json, or what `-- --output FILE` names; interrupted, it goes on when it is run again.
+    """
+    session.install(".[demo]")
+    session.run("python", "demo/evidence.py", *session.posargs)
 
 
 @nox.session

@@ -7,27 +7,15 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from colours import LINES, VERDICTS
 from figures import picture
 from matplotlib.figure import Figure
 
-# Dashes or markers differ as well as colours, which stand out from light and from dark backgrounds.
-LINES: dict[str, dict[str, Any]] = {
-    "none": {"color": "#D55E00", "ls": ":"},
-    "sinusoidal": {"color": "#0072B2", "ls": "-"},
-    "learned": {"color": "#009E73", "ls": "--"},
-    "rotary": {"color": "#CC79A7", "ls": "-."},
-    "yarn": {"color": "#9A7B00", "ls": "-", "marker": "o", "markersize": 4, "markevery": 2},
-    "alibi": {"color": "#8A63D2", "ls": "-"},
-    "t5": {"color": "#DC3545", "ls": "--"},
-    "kerple": {"color": "#1292A8", "ls": "-."},
-    "fire": {"color": "#B07D00", "ls": (0, (1, 1)), "marker": "^", "markersize": 4, "markevery": 5},
-}
 FAMILIES = {
     "added": "Positions added to embeddings, or none",
     "rotary": "Positions that rotate queries and keys",
     "bias": "Positions that bias the scores of attention",
 }
-VERDICTS = {"gains": "#2E9E4F", "keeps": "#2E9E4F", "loses": "#E5533D"}
 
 
 def of_results(results: dict[str, Any]) -> str:
