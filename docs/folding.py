@@ -36,7 +36,7 @@ def fold(markdown: str) -> str:
         if not checks or outer.lstrip().startswith("???"):
             return match[0]
         fence = textwrap.indent(f"```python\n{checks}```\n", "    ")
-        check = textwrap.indent(f'??? check "Check"\n\n{fence}', indent)
+        check = textwrap.indent(f'??? success "Check"\n\n{fence}', indent)
         return f"{indent}```python\n{textwrap.indent(shown, indent)}{indent}```\n{output}\n{check}"
 
     return BLOCK.sub(folded, markdown)

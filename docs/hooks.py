@@ -1,12 +1,15 @@
 """What MkDocs changes in the pages that it renders."""
 
 import re
+from collections import Counter
 from typing import Any
 
 from folding import fold
 from markdown import Extension, Markdown
 from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
+
+import posenc_jax
 
 PRIVATE = re.compile(r'\s+title="[^"]*\bposenc_jax(?:\.\w+)*\._[a-z][^"]*"')
 SIGNATURE = re.compile(r'<div class="doc-signature.*?</div>', flags=re.DOTALL)
@@ -17,47 +20,100 @@ DEFAULTS = {
     r'<span class="n">_INT32_MAX</span>': '<span class="mi">2147483647</span>',
 }
 SOURCE = re.compile(
-    r'<details class="mkdocstrings-source">(\s*<summary>[^<]*)<code>([\w/.]+)</code>(.*?"[\w.]+--source--.*?-(\d+)")',
+    r'<details class="mkdocstrings-source">(\s*<summary>[^<]*)<code>([\w/.]+)</code>'
+    r'(.*?data-linenos="\s*(\d+)\s*".*?</details>)',
     flags=re.DOTALL,
+)
+DOCSTRING = re.compile(
+    r'^<span class="linenos"[^>]*></span><span class="w"> *</span>(?:<span class="sa">r</span>)?'
+    r'<span class="sd">"""(?:(?!""").)*"""</span>\n',
+    flags=re.MULTILINE | re.DOTALL,
 )
 HEADING = re.compile(r"^#{1,4} (?P<title>.+?)(?: *\{ *#(?P<id>[\w.-]+) *\})?$", flags=re.MULTILINE)
 NAME = r"posenc_jax(?:\.(?:nnx|linen|hf|kernels|plot))?\.\w+"
-ENTRY = re.compile(rf"^::: ({NAME})\n(\nRecipes: (?:.+\n)+)?", flags=re.MULTILINE)
-MENTION = re.compile(r"\bapi/\w+\.md#(posenc_jax[\w.]+)|(?<![\w.])pe\.(\w+)\(")
+ENTRY = re.compile(rf"^::: ({NAME})\n(?! +options)(\nRecipes: (?:.+\n)+)?", flags=re.MULTILINE)
+MENTION = re.compile(r"\bapi/\w+\.md#(posenc_jax[\w.]+)|(?<![\w.])(pe|linen|kernels)\.(\w+)\(")
+IMPORT = re.compile(r"from posenc_jax\.(nnx|hf) import (?:\(([\w,\s]+)\)|([\w, ]+))")
+PLAIN = re.compile(r"(?<![\[`])`pe\.(\w+)`(?![\]`])")
+FENCE = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
 MOST = 4  # guides shown for one name
+LISTS = ("index.md", "choose.md", "recipes.md", "changelog.md", "bibliography.md", "contributing.md")
+# The guide of names that none shows.
+OF_MODULE = {
+    "nnx": ("In your Flax model", "flax.md"),
+    "linen": ("In your Flax model", "flax.md"),
+    "hf": ("Loading a Hugging Face config", "huggingface.md"),
+    "kernels": ("In a kernel of your own", "kernels.md#own"),
+    "plot": ("The sinusoidal encoding", "sinusoidal.md"),
+}
 
-GUIDES: dict[str, dict[str, str]] = {}  # by public name: link -> title, in the order of the pages
+GUIDES: dict[str, dict[str, Counter[tuple[str, str]]]] = {}  # by name and page: how often a section mentions the name
 
 
-def on_files(files: Any, config: Any) -> None:
-    """Finds the sections of the guides that show each public name."""
+def on_files(files: Any, config: MkDocsConfig) -> None:
+    """Counts where the guides mention each public name."""
     GUIDES.clear()
     for file in files.documentation_pages():
-        if file.src_uri.startswith("api/") or file.src_uri in ("recipes.md", "changelog.md", "bibliography.md"):
+        if file.src_uri.startswith("api/") or file.src_uri in LISTS:
             continue
-        text = re.sub(r"^ *```.*?^ *```", lambda m: m[0].replace("\n#", "\n"), file.content_string, flags=re.M | re.S)
+        text = FENCE.sub(lambda match: match[0].replace("\n#", "\n "), file.content_string)
         headings = list(HEADING.finditer(text))
-        for mention in MENTION.finditer(text):
-            above = [h for h in headings if h.start() < mention.start()]
-            if not above:
-                continue
-            title = re.sub(r"[`$\\]", "", above[-1]["title"])
-            anchor = "" if len(above) == 1 else "#" + (above[-1]["id"] or slugify(title, "-"))
-            name = mention[1] or f"posenc_jax.{mention[2]}"
-            GUIDES.setdefault(name, {}).setdefault(f"{file.src_uri}{anchor}", title)
+        title = headings[0]["title"]
+        mentions = [
+            (m.start(), m[1] or f"posenc_jax.{m[2]}.{m[3]}".replace(".pe.", ".")) for m in MENTION.finditer(text)
+        ]
+        for module, *names in IMPORT.findall(text):
+            for name in re.findall(r"\w+", " ".join(names)):
+                mentions += [
+                    (m.start(), f"posenc_jax.{module}.{name}") for m in re.finditer(rf"(?<![\w.]){name}\(", text)
+                ]
+        for place, name in mentions:
+            heading = [h for h in headings if h.start() < place][-1]
+            section = re.sub(r"[`$\\]", "", heading["title"])
+            link = (
+                file.src_uri if heading is headings[0] else f"{file.src_uri}#{heading['id'] or slugify(section, '-')}"
+            )
+            words = title if heading is headings[0] else f"{title} › {section}"
+            GUIDES.setdefault(name, {}).setdefault(file.src_uri, Counter())[words, link] += 1
 
 
 def guides(name: str) -> str:
-    """The line that leads from a public name to its guides."""
-    found = list(GUIDES.get(name, {}).items())[:MOST]
-    return "\nGuides: " + " ·\n".join(f"[{title}](../{link})" for link, title in found) + "\n" if found else ""
+    """The line that leads from a public name to its guides: of each page, the section that mentions it most."""
+    pages = sorted(GUIDES.get(name, {}).values(), key=lambda sections: -sections.total())[:MOST]
+    found = [sections.most_common(1)[0][0] for sections in pages]
+    if not found and (guide := OF_MODULE.get(name.split(".")[1])):
+        found = [guide]
+    return "\nGuides: " + " ·\n".join(f"[{words}](../{link})" for words, link in found) + "\n" if found else ""
+
+
+def linked(markdown: str) -> str:
+    """The page with the first mention of each function, `pe.NAME` as plain code, linked to the reference."""
+    seen, parts, end = set(), [], 0
+
+    def link(match: re.Match[str]) -> str:
+        name = match[1]
+        if name in seen or not hasattr(posenc_jax, name):
+            return match[0]
+        seen.add(name)
+        return f"[`pe.{name}`][posenc_jax.{name}]"
+
+    for fence in FENCE.finditer(markdown):
+        parts += [prose(link, markdown[end : fence.start()]), fence[0]]
+        end = fence.end()
+    return "".join([*parts, prose(link, markdown[end:])])
+
+
+def prose(link: Any, text: str) -> str:
+    """Replaces by `link` outside headings and the text of links."""
+    lines = text.split("\n")
+    return "\n".join(line if line.startswith("#") else PLAIN.sub(link, line) for line in lines)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Folds assertions, and leads from the reference to the guides."""
+    """Folds assertions, and leads from the reference to the guides and back."""
     if page.file.src_uri.startswith("api/"):
         return ENTRY.sub(lambda match: match[0] + guides(match[1]), markdown)
-    return markdown if page.meta.get("assertions") == "shown" else fold(markdown)
+    return linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
 
 
 def on_page_content(html: str, config: Any, **_: Any) -> str:
@@ -73,7 +129,8 @@ def on_page_content(html: str, config: Any, **_: Any) -> str:
         place = f"<code>{match[2]}</code>"
         if config.repo_url:
             place = f'<a href="{config.repo_url.rstrip("/")}/blob/main/{match[2]}#L{match[4]}">{place}</a>'
-        return f'<details class="mkdocstrings-source" data-search-exclude>{match[1]}{place}{match[3]}'
+        code = DOCSTRING.sub("", match[3])  # it stands above
+        return f'<details class="mkdocstrings-source" data-search-exclude>{match[1]}{place}{code}'
 
     return SOURCE.sub(source, SIGNATURE.sub(public, html))
 

@@ -148,7 +148,8 @@ def attention(
       >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 1000, 8, 16))
       >>> @jax.jit
       ... def attend(q, k, v):
-      ...     return pe.attention(q, k, v, bias=lambda i, j: pe.alibi(i, j, 8), causal=True, block_size=128)
+      ...     bias = lambda i, j: pe.alibi(i, j, 8)
+      ...     return pe.attention(q, k, v, bias=bias, causal=True, block_size=128)
       >>> attend(q, k, v).shape
       (2, 1000, 8, 16)
 
@@ -160,13 +161,16 @@ def attention(
       One decode step, with a cache in which 7 keys have been written:
 
       >>> position = jnp.full((2, 1), 6)
-      >>> y = pe.attention(q[:, 6:7], k, v, query_positions=position, key_positions=jnp.arange(1000), causal=True)
-      >>> bool(jnp.allclose(y, pe.attention(q[:, :7], k[:, :7], v[:, :7], causal=True)[:, 6:], atol=1e-6))
+      >>> where = {"query_positions": position, "key_positions": jnp.arange(1000)}
+      >>> y = pe.attention(q[:, 6:7], k, v, causal=True, **where)
+      >>> whole = pe.attention(q[:, :7], k[:, :7], v[:, :7], causal=True)
+      >>> bool(jnp.allclose(y, whole[:, 6:], atol=1e-6))
       True
 
       Attention to the keys in two parts:
 
-      >>> parts = [pe.attention(q, k[:, s], v[:, s], return_residual=True) for s in (slice(600), slice(600, None))]
+      >>> slices = slice(600), slice(600, None)
+      >>> parts = [pe.attention(q, k[:, s], v[:, s], return_residual=True) for s in slices]
       >>> (a, residual_a), (b, residual_b) = parts
       >>> weight = jax.nn.sigmoid(residual_a - residual_b)[..., None]
       >>> bool(jnp.allclose(weight * a + (1 - weight) * b, pe.attention(q, k, v), atol=1e-6))

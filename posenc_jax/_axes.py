@@ -116,7 +116,8 @@ def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> 
       >>> pe.join(4, 8, axes=(0, 1)) == pe.axial((4, 8))
       True
       >>> f = pe.geometric(8)
-      >>> pixtral = pe.join(f[::2], f[1::2], axes=(0, 1))  # every second frequency by the row, the others by the column
+      >>> # every second frequency by the row, the others by the column
+      >>> pixtral = pe.join(f[::2], f[1::2], axes=(0, 1))
       >>> pixtral.axes, pixtral.angular.round(3).tolist()
       ((0, 0, 1, 1), [1.0, 0.01, 0.1, 0.001])
 

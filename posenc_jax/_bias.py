@@ -16,9 +16,12 @@ interpret mode, without an accelerator; one that is compiled calls `posenc_jax.k
 >>> import posenc_jax as pe
 >>> def scores(q, k, slopes, out):  # tiles of 8 queries and 8 keys
 ...     i, j = (pl.program_id(axis) * 8 + jax.lax.iota(jnp.int32, 8) for axis in range(2))
-...     out[...] = jnp.einsum("hqd,hkd->hqk", q[...], k[...]) + pe.alibi(i, j, slopes[...])
->>> q, k, slopes = (jnp.full(shape, 0.5, jnp.float32) for shape in ((2, 32, 4), (2, 16, 4), (2,)))
->>> rows, columns = (pl.BlockSpec((2, 8, 4), lambda *at, axis=axis: (0, at[axis], 0)) for axis in range(2))
+...     scores = jnp.einsum("hqd,hkd->hqk", q[...], k[...])
+...     out[...] = scores + pe.alibi(i, j, slopes[...])
+>>> shapes = (2, 32, 4), (2, 16, 4), (2,)
+>>> q, k, slopes = (jnp.full(shape, 0.5, jnp.float32) for shape in shapes)
+>>> rows = pl.BlockSpec((2, 8, 4), lambda i, j: (0, i, 0))
+>>> columns = pl.BlockSpec((2, 8, 4), lambda i, j: (0, j, 0))
 >>> run = pl.pallas_call(
 ...     scores,
 ...     jax.ShapeDtypeStruct((2, 32, 16), jnp.float32),
@@ -27,7 +30,8 @@ interpret mode, without an accelerator; one that is compiled calls `posenc_jax.k
 ...     out_specs=pl.BlockSpec((2, 8, 8), lambda i, j: (0, i, j)),
 ...     interpret=True,
 ... )
->>> bool(jnp.all(run(q, k, slopes) == 1 + pe.alibi(jnp.arange(32), jnp.arange(16), slopes)))
+>>> bias = pe.alibi(jnp.arange(32), jnp.arange(16), slopes)
+>>> bool(jnp.all(run(q, k, slopes) == 1 + bias))
 True
 """
 
@@ -142,7 +146,8 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> positions = jnp.arange(3)
-      >>> print(pe.kerple_log(positions, positions, jnp.array([1.0]), jnp.array([1.0]))[0].round(1))
+      >>> one = jnp.array([1.0])
+      >>> print(pe.kerple_log(positions, positions, one, one)[0].round(1))
       [[-0.  -0.7 -1.1]
        [-0.7 -0.  -0.7]
        [-1.1 -0.7 -0. ]]
@@ -188,7 +193,9 @@ def kerple_power(
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
-      >>> print(pe.kerple_power(jnp.array([4]), jnp.arange(5), jnp.array([1.0]), jnp.array([0.5]))[0, 0].round(1))
+      >>> scale, exponent = jnp.array([1.0]), jnp.array([0.5])
+      >>> bias = pe.kerple_power(jnp.array([4]), jnp.arange(5), scale, exponent)
+      >>> print(bias[0, 0].round(1))
       [-2.  -1.7 -1.4 -1.  -0. ]
 
     Reference:

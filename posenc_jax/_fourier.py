@@ -130,7 +130,8 @@ def timestep_embedding(
     Examples:
       >>> import numpy as np
       >>> import posenc_jax as pe
-      >>> print(np.asarray(pe.timestep_embedding(np.array([0.5]).astype(np.float32), 5, flip_sin_to_cos=True)).round(4))
+      >>> t = np.array([0.5], np.float32)
+      >>> print(np.asarray(pe.timestep_embedding(t, 5, flip_sin_to_cos=True)).round(4))
       [[0.8776 1.     0.4794 0.     0.    ]]
 
     Reference:

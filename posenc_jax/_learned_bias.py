@@ -65,7 +65,8 @@ def t5(
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> table = jnp.arange(32.0)[:, None]  # one head; each bucket's value is its index
-      >>> print(pe.t5(jnp.array([1000]), jnp.array([1000, 999, 992, 991, 900, 0, 1001]), table)[0, 0])
+      >>> keys = jnp.array([1000, 999, 992, 991, 900, 0, 1001])
+      >>> print(pe.t5(jnp.array([1000]), keys, table)[0, 0])
       [ 0.  1.  8.  8. 15. 15. 17.]
 
     Reference:
@@ -213,7 +214,8 @@ def fire(
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> mlp = jnp.array([1.0]), jnp.array([0.0]), jnp.array([[-2.0]]), jnp.array([0.0])
-      >>> print(pe.fire(jnp.array([2, 8]), jnp.array([0]), mlp, c=1.0, threshold=2)[0])  # relative distance 1
+      >>> # relative distance 1
+      >>> print(pe.fire(jnp.array([2, 8]), jnp.array([0]), mlp, c=1.0, threshold=2)[0])
       [[-2.]
        [-2.]]
 

@@ -243,7 +243,8 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
       >>> pe.grid_positions((2, 3), order="column").tolist()
       [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1]]
       >>> encoding = pe.sinusoidal(pe.grid_positions((14, 24)), pe.axial(384, 2))
-      >>> mae = pe.sinusoidal(pe.grid_positions((14, 24), order="column"), 384 // 2, layout="half").reshape(-1, 384)
+      >>> columns_first = pe.grid_positions((14, 24), order="column")
+      >>> mae = pe.sinusoidal(columns_first, 384 // 2, layout="half").reshape(-1, 384)
       >>> encoding.shape == mae.shape == (14 * 24, 384)
       True
 

@@ -85,12 +85,17 @@ def relative_position_bias(
       Swin holds the same table as (offsets, heads), and LeViT's `attention_biases` are (heads, distances). BEiT has
       three more rows. MaxViT's offset is $q - p$:
 
-      >>> swin, beit, levit, maxvit = (jnp.zeros(shape) for shape in ((15, 8), (18, 8), (8, 6), (8, 3, 5)))
+      >>> swin, beit, levit = jnp.zeros((15, 8)), jnp.zeros((18, 8)), jnp.zeros((8, 6))
+      >>> maxvit = jnp.zeros((8, 3, 5))
       >>> of_swin = pe.relative_position_bias(grid, grid, swin.reshape(3, 5, 8))
-      >>> of_maxvit = pe.relative_position_bias(grid, grid, jnp.moveaxis(maxvit, 0, -1)[::-1, ::-1])
-      >>> of_levit = pe.relative_position_bias(grid, grid, levit.T.reshape(2, 3, 8), symmetric=True)
-      >>> tokens = jnp.pad(grid, ((1, 0), (0, 0)), constant_values=-1)  # a class token before the grid
-      >>> of_beit = pe.relative_position_bias(tokens, tokens, beit[:-3].reshape(3, 5, 8), prefix=beit[-3:])
+      >>> table = jnp.moveaxis(maxvit, 0, -1)[::-1, ::-1]
+      >>> of_maxvit = pe.relative_position_bias(grid, grid, table)
+      >>> table = levit.T.reshape(2, 3, 8)
+      >>> of_levit = pe.relative_position_bias(grid, grid, table, symmetric=True)
+      >>> # a class token before the grid
+      >>> tokens = jnp.pad(grid, ((1, 0), (0, 0)), constant_values=-1)
+      >>> table, prefix = beit[:-3].reshape(3, 5, 8), beit[-3:]
+      >>> of_beit = pe.relative_position_bias(tokens, tokens, table, prefix=prefix)
       >>> of_beit.shape
       (8, 7, 7)
 

@@ -103,8 +103,9 @@ def rotary(
       True
       >>> keys = jnp.ones((1, 5, 4, 64))
       >>> cached = pe.rotary(keys, None, f, head_axis=-2)
-      >>> moved = pe.rotary(cached, 1000, f, head_axis=-2)  # as if they had been at 1000, 1001, …
-      >>> bool(jnp.allclose(moved, pe.rotary(keys, jnp.arange(1000, 1005), f, head_axis=-2), atol=1e-6))
+      >>> moved = pe.rotary(cached, 1000, f, head_axis=-2)
+      >>> there = pe.rotary(keys, jnp.arange(1000, 1005), f, head_axis=-2)
+      >>> bool(jnp.allclose(moved, there, atol=1e-6))
       True
 
     Reference:
@@ -256,7 +257,8 @@ def convert_layout(
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
-      >>> print(pe.convert_layout(jnp.arange(8), 4, source="interleaved", target="half", axis=0, num_heads=2))
+      >>> layouts = {"source": "interleaved", "target": "half"}
+      >>> print(pe.convert_layout(jnp.arange(8), 4, **layouts, axis=0, num_heads=2))
       [0 2 1 3 4 6 5 7]
 
     Reference:

@@ -33,7 +33,8 @@ functions have no derivatives with respect to positions or words; a kernel has a
 ...     interpret=True,
 ... )
 >>> x, positions = jnp.ones((16, 64)), 2_000_000_000 + jnp.arange(16)
->>> bool(jnp.all(run(x, positions[:, None], words) == pe.rotary(x, positions, f, head_axis=None)))
+>>> want = pe.rotary(x, positions, f, head_axis=None)
+>>> bool(jnp.all(run(x, positions[:, None], words) == want))
 True
 """
 
@@ -187,7 +188,8 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
       >>> import jax.numpy as jnp
       >>> from posenc_jax import kernels
       >>> x = jnp.array([[1.0, 0.0], [1.0, 0.0]])
-      >>> print(kernels.rotate(x, *kernels.cos_sin(jnp.array([[0], [1]]), kernels.tuning_words(2, "half"))).round(1))
+      >>> waves = kernels.cos_sin(jnp.array([[0], [1]]), kernels.tuning_words(2, "half"))
+      >>> print(kernels.rotate(x, *waves).round(1))
       [[1.  0. ]
        [0.5 0.8]]
 
@@ -322,7 +324,8 @@ def kerple_log(query_positions: jax.Array, key_positions: jax.Array, scale: jax.
     Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax import kernels
-      >>> print(kernels.kerple_log(jnp.array([[2]]), jnp.array([[0, 1, 2]]), jnp.float32(1), jnp.float32(1)).round(1))
+      >>> one, query, keys = jnp.float32(1), jnp.array([[2]]), jnp.array([[0, 1, 2]])
+      >>> print(kernels.kerple_log(query, keys, one, one).round(1))
       [[-1.1 -0.7 -0. ]]
 
     Reference:

@@ -225,7 +225,8 @@ def spectrum(
     Examples:
       >>> import posenc_jax as pe
       >>> from posenc_jax import plot
-      >>> figure = plot.spectrum({"base 10⁴": pe.geometric(64), "base 10⁶": pe.geometric(64, 1e6)})
+      >>> bases = {"base 10⁴": pe.geometric(64), "base 10⁶": pe.geometric(64, 1e6)}
+      >>> figure = plot.spectrum(bases)
       >>> figure.axes[0].get_ylabel()
       'wavelength (positions per turn)'
     """

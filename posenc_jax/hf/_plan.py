@@ -135,7 +135,8 @@ class RotaryPlan:
 
     Examples:
       >>> from posenc_jax.hf import rotary_from_config
-      >>> plan = rotary_from_config({"model_type": "gpt_neox", "head_dim": 64, "num_hidden_layers": 2})
+      >>> config = {"model_type": "gpt_neox", "head_dim": 64, "num_hidden_layers": 2}
+      >>> plan = rotary_from_config(config)
       >>> plan.layers[0]
       RotaryLayer(frequencies=Frequencies(dim=16, angular=1 … 0.000316228), head_dim=64, query_scale=None)
     """
@@ -202,7 +203,7 @@ class RotaryPlan:
         Examples:
           >>> import jax.numpy as jnp
           >>> from posenc_jax.hf import rotary_from_config
-          >>> config = {"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 4, "rope_theta": 5e6}
+          >>> config = {"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 4}
           >>> plan = rotary_from_config(config)  # its last layer has no positions
           >>> x = jnp.ones((1, 5, 2, 8))
           >>> [bool((plan.rotate(x, layer, head_axis=-2) == x).all()) for layer in range(4)]

@@ -61,8 +61,9 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
     Examples:
       >>> from posenc_jax.hf import rotary_from_config
-      >>> llama = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 2,
-      ...          "rope_theta": 500000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+      >>> llama = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096}
+      >>> llama |= {"num_attention_heads": 32, "rope_theta": 500000.0}
+      >>> llama |= {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
       >>> plan = rotary_from_config(llama)
       >>> plan.layout, plan.part, plan.layers[0].frequencies
       ('half', 'first', Frequencies(dim=128, angular=0.125 … 3.06893e-07))

@@ -59,7 +59,8 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
     Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax.hf import vision_rotary_from_config
-      >>> pixtral = {"model_type": "pixtral", "hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24}
+      >>> pixtral = {"model_type": "pixtral", "hidden_size": 1024}
+      >>> pixtral |= {"num_attention_heads": 16, "num_hidden_layers": 24}
       >>> plan = vision_rotary_from_config({"model_type": "mistral3", "vision_config": pixtral})
       >>> positions = plan.positions((3, 5))
       >>> queries = jnp.ones((1, 15, 16, 64))

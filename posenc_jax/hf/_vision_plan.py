@@ -33,8 +33,9 @@ class VisionPlan(RotaryPlan):
 
     Examples:
       >>> from posenc_jax.hf import vision_rotary_from_config
-      >>> plan = vision_rotary_from_config(
-      ...     {"model_type": "dinov3_vit", "hidden_size": 384, "num_attention_heads": 6, "num_hidden_layers": 12})
+      >>> config = {"model_type": "dinov3_vit", "hidden_size": 384}
+      >>> config |= {"num_attention_heads": 6, "num_hidden_layers": 12}
+      >>> plan = vision_rotary_from_config(config)
       >>> plan.layers[0].head_dim, plan.layout, plan.grids[0].leading, plan.grids[0].centres
       (64, 'half', 1, True)
     """

@@ -34,7 +34,8 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
 
     Examples:
       >>> from posenc_jax.hf import plan_to_config, rotary_from_config
-      >>> config = {"model_type": "gpt_neox", "head_dim": 64, "num_hidden_layers": 2, "rotary_emb_base": 5000}
+      >>> config = {"model_type": "gpt_neox", "head_dim": 64, "num_hidden_layers": 2}
+      >>> config |= {"rotary_emb_base": 5000}
       >>> plan_to_config(rotary_from_config(config))["rope_parameters"]
       {'partial_rotary_factor': 0.25, 'rope_theta': 5000.0, 'rope_type': 'default'}
 

@@ -88,14 +88,17 @@ def positional_attention(
       >>> import jax, jax.numpy as jnp
       >>> from flax import linen as nn
       >>> from posenc_jax.linen import ALiBi, T5Bias, positional_attention
-      >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=positional_attention(0, bias=T5Bias(2)))
+      >>> attend = positional_attention(0, bias=T5Bias(2))
+      >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
       >>> x = jnp.ones((1, 5, 16), jnp.float32)
       >>> layer.init(jax.random.key(0), x)["params"]["attention_fn"]["bias"]["embedding"].shape
       (32, 2)
-      >>> attend = positional_attention(8, bias=ALiBi(2))  # nothing to learn, so positions can be bound here too
+      >>> # nothing to learn, so positions can be bound here too
+      >>> attend = positional_attention(8, bias=ALiBi(2))
       >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
       >>> variables = layer.init(jax.random.key(0), x)
-      >>> far = layer.clone(attention_fn=functools.partial(attend, input_positions=jnp.arange(1000, 1005)))
+      >>> bound = functools.partial(attend, input_positions=jnp.arange(1000, 1005))
+      >>> far = layer.clone(attention_fn=bound)
       >>> bool(jnp.allclose(layer.apply(variables, x), far.apply(variables, x), atol=1e-5))
       True
 

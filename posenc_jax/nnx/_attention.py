@@ -77,8 +77,10 @@ def positional_attention(
       >>> from flax import nnx
       >>> from posenc_jax.nnx import T5Bias, positional_attention
       >>> attend = positional_attention(8, bias=T5Bias(2, rngs=nnx.Rngs(1)))
-      >>> layer = nnx.MultiHeadAttention(2, 16, decode=False, attention_fn=attend, rngs=nnx.Rngs(0))
-      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))  # batch, seq, heads, head_dim
+      >>> settings = {"decode": False, "attention_fn": attend, "rngs": nnx.Rngs(0)}
+      >>> layer = nnx.MultiHeadAttention(2, 16, **settings)
+      >>> # batch, seq, heads, head_dim
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))
       >>> whole = attend(q, k, v, is_causal=True)
       >>> written = (jnp.arange(5) <= 3)[None, None, None]
       >>> step = attend(q[:, 3:4], k, v, input_positions=jnp.array([3]), mask=written)

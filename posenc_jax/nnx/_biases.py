@@ -86,7 +86,8 @@ class T5Bias(nnx.Module):
       ...         return x + attention(x)
       >>> rngs, positions = nnx.Rngs(0), jnp.arange(5)[None]
       >>> t5, blocks = T5Bias(2, rngs=rngs), nnx.split_rngs(splits=3)(nnx.vmap(Block))(rngs)
-      >>> stack = nnx.scan(lambda x, block, bias: block(x, bias), in_axes=(nnx.Carry, 0, None), out_axes=nnx.Carry)
+      >>> axes = {"in_axes": (nnx.Carry, 0, None), "out_axes": nnx.Carry}
+      >>> stack = nnx.scan(lambda x, block, bias: block(x, bias), **axes)
       >>> stack(jnp.ones((1, 5, 16), jnp.float32), blocks, t5(positions, positions)).shape
       (1, 5, 16)
 
@@ -293,7 +294,8 @@ class RelativePositionBias(nnx.Module):
       >>> rngs = nnx.Rngs(0)
       >>> bias = RelativePositionBias((7, 7), 4, class_token=True, flat=True, rngs=rngs)
       >>> attend = pe.nnx.positional_attention(0, bias=bias)
-      >>> attention = nnx.MultiHeadAttention(4, 16, attention_fn=attend, decode=False, rngs=rngs)
+      >>> settings = {"attention_fn": attend, "decode": False, "rngs": rngs}
+      >>> attention = nnx.MultiHeadAttention(4, 16, **settings)
       >>> attention(jnp.ones((2, 50, 16), jnp.float32)).shape
       (2, 50, 16)
 

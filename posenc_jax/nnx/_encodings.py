@@ -139,12 +139,14 @@ class RotaryEncoding(nnx.Module):
       >>> import jax, jax.numpy as jnp
       >>> from posenc_jax.nnx import RotaryEncoding
       >>> rope = RotaryEncoding(8, head_axis=-2)
-      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 6, 2, 8), jnp.float32)  # batch, seq, heads, head_dim
+      >>> # batch, seq, heads, head_dim
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 6, 2, 8), jnp.float32)
       >>> cache = jnp.zeros_like(k).at[:, :4].set(rope(k[:, :4]))
       >>> for p in (4, 5):
       ...     cache = cache.at[:, p].set(rope(k[:, p : p + 1], p)[:, 0])
       ...     query = rope(q[:, p : p + 1], p)
-      ...     out = jax.nn.dot_product_attention(query, cache, v, mask=(jnp.arange(6) <= p)[None, None, None])
+      ...     seen = (jnp.arange(6) <= p)[None, None, None]
+      ...     out = jax.nn.dot_product_attention(query, cache, v, mask=seen)
       >>> bool(jnp.all(cache == rope(k)) and jnp.all(query == rope(q)[:, 5:]))
       True
 
@@ -245,7 +247,8 @@ class TimestepEmbedding(nnx.Module):
     Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax.nnx import TimestepEmbedding
-      >>> TimestepEmbedding(320, flip_sin_to_cos=True, downscale_freq_shift=0)(jnp.array([0, 999])).shape
+      >>> embed = TimestepEmbedding(320, flip_sin_to_cos=True, downscale_freq_shift=0)
+      >>> embed(jnp.array([0, 999])).shape
       (2, 320)
 
     Reference:

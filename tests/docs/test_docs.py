@@ -144,7 +144,7 @@ def test_no_line_of_code_is_lost_by_folding():
     for name in CODE:
         assert sorted(lines.findall(folding.fold(PAGES[name]))) == sorted(lines.findall(PAGES[name])), name
     text = '```python\nx = 1\nprint(x)\nassert x\n```\n\n```text\n--8<-- "outputs/x.txt"\n```\n\nMore.\n'
-    shown, check = folding.fold(text).split("??? check")
+    shown, check = folding.fold(text).split("??? success")
     assert shown.endswith('outputs/x.txt"\n```\n\n') and check.endswith("    assert x\n    ```\n\nMore.\n")
 
 
