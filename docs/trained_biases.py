@@ -33,9 +33,8 @@ def main() -> None:
         weights = nnx.to_pure_dict(nnx.state(bias, nnx.Param))
         kept[name] = {key: np.asarray(value).round(5).tolist() for key, value in weights.items()}
         kept[name]["bits_per_byte"] = round(float(np.mean(losses[-100:])), 3)
-    about = (
-        f"docs/trained_biases.py, {STEPS} steps, seed {SEED}, JAX {jax.__version__}, Python {platform.python_version()}"
-    )
+    versions = f"JAX {jax.__version__}, Python {platform.python_version()}"
+    about = f"docs/trained_biases.py, {STEPS} steps, seed {SEED}, {versions}"
     path = DOCS / "drawings" / "trained_biases.json"
     path.write_text(json.dumps({"made_by": about, **kept}, indent=1) + "\n", encoding="utf-8")
 

@@ -122,7 +122,7 @@ def bias_tiles() -> Figure:
 def offset_table() -> Figure:
     """Left, a table of 7 by 7 offsets in red and blue, red in the middle, with two frames of 4 by 4 cells, one in the
     upper left corner and one around the middle. Right, two grids of 4 by 4 patches, one for each frame: the bias that
-    a query at the lower right patch and a query near the middle give to all patches, each a frame turned by half a turn
+    a query at the upper left patch and a query near the middle give to all patches, each a frame turned by half a turn
     so that the reddest cell lies on the query."""
     window = 4
     offsets = np.mgrid[1 - window : window, 1 - window : window]
@@ -165,7 +165,7 @@ def content_terms() -> Figure:
         "a bias": numbers[offset + furthest],
         "Shaw’s term": jnp.einsum("qd,qkd->qk", content, vectors[offset + furthest]),
     }
-    figure = Figure(figsize=(5.6, 3.7), layout="constrained")
+    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     both = figure.subplots(1, 2, sharey=True)
     for axes, (name, values) in zip(both, panels.items(), strict=True):
         image = _figure.image(axes, np.asarray(values), "RdBu_r", -10, 10, "equal")

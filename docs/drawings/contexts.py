@@ -29,7 +29,8 @@ def _long_factors() -> np.ndarray:
 def unseen_phases() -> Figure:
     """Four dials, for pairs 30, 47, 55 and 63 of 64. The arc that positions below 4,096 cover is grey-blue, what
     positions up to 32,768 add is vermilion. Pair 30 is seen all round; of pair 47 a quarter is new, of pair 55 three
-    quarters, and of pair 63, seen for a thirteenth of the dial, half of the dial is new and the rest still never reached."""
+    quarters, and of pair 63, seen for a thirteenth of the dial, half of the dial is new and the rest is
+    still never reached."""
     turns = 1 / pe.geometric(_DIM, _BASE).wavelengths
     figure = Figure(figsize=(6.4, 2.6), layout="constrained")
     for axes, i in zip(figure.subplots(1, 4), (30, 47, 55, 63), strict=True):
@@ -60,8 +61,8 @@ def scaling_ratios() -> Figure:
     """How many times longer each scaling makes a wavelength, against the wavelength, both axes logarithmic. Linear is
     flat at 8. NTK rises in a straight line from 1 at the fastest pair to 8 at the slowest; dynamic NTK does so to 15.
     YaRN and Llama 3 stay at 1 for fast pairs, reach 8 at about the trained length and stay there; Llama 3 climbs later
-    and more steeply. Proportional is at 8 and ends after a quarter of the pairs. LongRoPE with the list of Phi-3.5 mini,
-    for a factor of 32, begins at 1.08, passes 8 at a wavelength of 60, 24 at L/32, and ends level at 65."""
+    and more steeply. Proportional is at 8 and ends after a quarter of the pairs. LongRoPE with the list of
+    Phi-3.5 mini, for a factor of 32, begins at 1.08, passes 8 at a wavelength of 60, 24 at L/32, and ends at 65."""
     plain = pe.geometric(_DIM, _BASE)
     spectra = {
         "linear": pe.linear_scaling(plain, _FACTOR),

@@ -1,5 +1,6 @@
 """Positions of several coordinates."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
@@ -33,6 +34,32 @@ def patch_similarity() -> Figure:
         axes.set_ylabel("row")
     panels[2].set_xlabel("column")
     figure.colorbar(image, ax=panels, label="cosine similarity", location="bottom", shrink=0.7, aspect=30)
+    return figure
+
+
+def mixed_similarity() -> Figure:
+    """Score of the middle patch of a grid of 21 by 21 with all others, in two panels. Axial pairs give a bright cross
+    through the patch with fainter stripes beside it. Pairs of mixed directions give a bright disc around the patch with
+    darker and brighter rings around it, alike in all directions."""
+    side, pairs = 21, 32
+    grid = pe.grid_positions((side, side))
+    middle = side * side // 2
+    speeds = pe.geometric(2 * pairs, 100.0).angular
+    turn = np.asarray(jax.random.uniform(jax.random.key(3), (pairs,), maxval=2 * np.pi))
+    mixed = jnp.float32(speeds * np.stack([np.sin(turn), np.cos(turn)]))
+    spectra = {"axial": pe.axial(2 * pairs, 2, 100.0), "mixed directions": mixed}
+    figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+    both = figure.subplots(1, 2, sharey=True)
+    for axes, (name, f) in zip(both, spectra.items(), strict=True):
+        turned = np.asarray(pe.rotary(jnp.ones((side * side, 1, 2 * pairs)), grid, f, head_axis=-2))[:, 0]
+        score = (turned @ turned[middle] / (2 * pairs)).reshape(side, side)
+        image = _figure.image(axes, score, "viridis", -0.5, 1.0, "equal")
+        centre = side // 2 - 0.5
+        axes.add_patch(Rectangle((centre, centre), 1, 1, fill=False, edgecolor=_figure.COLOURS[1], lw=2))
+        axes.set_title(name, size="medium")
+        axes.set_xlabel("column")
+    both[0].set_ylabel("row")
+    figure.colorbar(image, ax=both, label="score / largest", location="bottom", shrink=0.6, aspect=30)
     return figure
 
 
