@@ -8,11 +8,27 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // ------------------------------------------------------------------------------------------- settings
 
-  const LIMITS = {d: [4, 128], base: [10, 1e7], length: [8, 512], p: [0, MAX_POSITION], k: [-64, 64], factor: [1, 64],
-    original: [512, 131072]};
+  const LIMITS = {
+    d: [4, 128],
+    base: [10, 1e7],
+    length: [8, 512],
+    p: [0, MAX_POSITION],
+    k: [-64, 64],
+    factor: [1, 64],
+    original: [512, 131072],
+  };
   const CHOICES = {arithmetic: ["exact", "float32"], scaling: Object.keys(scalings).filter((name) => name !== "none")};
-  const DEFAULTS = {d: 64, base: 10000, length: 128, p: 10, k: 5, factor: 8, original: 8192, arithmetic: "exact",
-    scaling: "yarn"};
+  const DEFAULTS = {
+    d: 64,
+    base: 10000,
+    length: 128,
+    p: 10,
+    k: 5,
+    factor: 8,
+    original: 8192,
+    arithmetic: "exact",
+    scaling: "yarn",
+  };
   const explorer = {settings: {...DEFAULTS}, set: (settings) => redraw(settings)};
 
   // Takes what is valid of "d=64&p=10"; limits the rest.
@@ -39,8 +55,17 @@ document.addEventListener("DOMContentLoaded", () => {
   function typed(view, form) {
     const box = html(form.lastChild, "span", {class: "explorer-typed"});
     html(box, "label", {for: "explorer-p-number"}, "or type it");
-    const input = html(box, "input", {type: "number", id: "explorer-p-number", min: 0, max: MAX_POSITION, step: 1, inputmode: "numeric"});
-    const show = ({p}) => { if (document.activeElement !== input) input.value = p; };
+    const input = html(box, "input", {
+      type: "number",
+      id: "explorer-p-number",
+      min: 0,
+      max: MAX_POSITION,
+      step: 1,
+      inputmode: "numeric",
+    });
+    const show = ({p}) => {
+      if (document.activeElement !== input) input.value = p;
+    };
     input.addEventListener("input", () => {
       take(`p=${input.value}`);
       redraw();
@@ -65,11 +90,17 @@ document.addEventListener("DOMContentLoaded", () => {
     const [here32, there32, offset32] = places.map((position) => sinusoidalFloat32(position, turns));
     const moved = shift(here, offset);
     const differences = {
-      difference: largest(moved, there), difference32: largest(shift(here32, offset32), there32), error32: largest(here32, here),
+      difference: largest(moved, there),
+      difference32: largest(shift(here32, offset32), there32),
+      error32: largest(here32, here),
     };
     for (const [name, value] of Object.entries(differences)) $(name).textContent = small(value);
     $("numbers").innerHTML = here
-      .map((_, j) => `<tr><th scope="row">${j}</th>${[here, moved, there, there32].map((c) => `<td>${fixed(c[j], 6)}</td>`).join("")}</tr>`)
+      .map(
+        (_, j) =>
+          `<tr><th scope="row">${j}</th>` +
+          `${[here, moved, there, there32].map((c) => `<td>${fixed(c[j], 6)}</td>`).join("")}</tr>`,
+      )
       .join("");
     return differences;
   }
@@ -92,8 +123,9 @@ document.addEventListener("DOMContentLoaded", () => {
   // What needs no haste: the address, and a sentence for those who listen.
   function settle({difference, difference32}) {
     writeAddress();
-    $("status").textContent = `Position ${count(explorer.settings.p)}: M k times P E of p differs from P E of p plus k by at most `
-      + `${small(difference)}; with textbook float32 by ${small(difference32)}.`;
+    $("status").textContent =
+      `Position ${count(explorer.settings.p)}: M k times P E of p differs from P E of p plus k by at most ` +
+      `${small(difference)}; with textbook float32 by ${small(difference32)}.`;
   }
 
   function redraw(settings = explorer.settings) {

@@ -123,7 +123,7 @@ globalThis.posenc = (() => {
   };
 
   return {
-    TAU, dot, geometric, turnsOf, angular, phase, sinusoidal, sinusoidalFloat32, shift, offsetSimilarity, rotary, axial,
-    axialSimilarity, selfAttention, scalings,
+    TAU, dot, geometric, turnsOf, angular, phase, sinusoidal, sinusoidalFloat32, shift, offsetSimilarity, rotary,
+    axial, axialSimilarity, selfAttention, scalings,
   };
 })();

@@ -1,9 +1,11 @@
 // The scenes of "Positions from nothing" that turn queries and keys: RoPE, longer texts, and two dimensions.
 "use strict";
 {
-  const {TAU, dot, geometric, angular, rotary, phase, scalings, axialSimilarity, offsetSimilarity} = posenc;
-  const {define, count, fixed, percent, degrees, svg, write, line, path, redBlue, rgb, tip, arc, arrow, frame, slider, choice,
-    handle} = views;
+  const {TAU, dot, geometric, angular, rotary, scalings, axialSimilarity, offsetSimilarity} = posenc;
+  const {
+    define, count, fixed, percent, degrees, svg, write, line, path, redBlue, rgb, arc, arrow, frame, slider,
+    choice, handle,
+  } = views;
   const range = (n, of = (i) => i) => Array.from({length: n}, (_, i) => of(i));
 
   // ------------------------------------------------------------------------------------------- 5: RoPE
@@ -27,36 +29,43 @@
   // An arc of the plane, anticlockwise from the angle `from`.
   function sweep(from, by, radius) {
     const at = (angle) => `${(radius * Math.cos(angle)).toFixed(2)} ${(-radius * Math.sin(angle)).toFixed(2)}`;
-    if (Math.abs(by) >= TAU) return `M${at(0)}A${radius} ${radius} 0 1 1 ${at(Math.PI)}A${radius} ${radius} 0 1 1 ${at(0)}`;
+    if (Math.abs(by) >= TAU)
+      return `M${at(0)}A${radius} ${radius} 0 1 1 ${at(Math.PI)}A${radius} ${radius} 0 1 1 ${at(0)}`;
     return `M${at(from)}A${radius} ${radius} 0 ${Math.abs(by) > Math.PI ? 1 : 0} ${by > 0 ? 0 : 1} ${at(from + by)}`;
   }
 
   // The arrow of the query or the key, which can be dragged after its turn.
-  const vector = (name, which, label) => handle({
-    label,
-    kind: which ? "query" : "key",
-    grab(settings, [x, y], size) {
-      const {x: cx, y: cy, unit} = plane(size);
-      const [u, v] = [(x - cx) / unit, (cy - y) / unit];
-      const length = Math.hypot(u, v) || 1;
-      const scale = Math.min(Math.max(length, 0.3), LONGEST) / length;
-      return {[name]: turned([u * scale, v * scale], -places(settings)[which])};
-    },
-    step(settings, [across, up]) {
-      const [angle, length] = [angleOf(settings[name]) - (across * TAU) / 72, Math.hypot(...settings[name])];
-      const next = Math.min(Math.max(length + up * 0.05, 0.3), LONGEST);
-      return {[name]: [next * Math.cos(angle), next * Math.sin(angle)]};
-    },
-    place(settings, size) {
-      const {x, y, unit} = plane(size);
-      const [u, v] = turned(settings[name], places(settings)[which]);
-      return [x + unit * u, y - unit * v];
-    },
-    value(settings) {
-      const angle = Math.round((angleOf(settings[name]) * 360) / TAU);
-      return {now: angle, min: -180, max: 180, text: `${degrees(angleOf(settings[name]))} before its turn, length ${fixed(Math.hypot(...settings[name]), 2)}`};
-    },
-  });
+  const vector = (name, which, label) =>
+    handle({
+      label,
+      kind: which ? "query" : "key",
+      grab(settings, [x, y], size) {
+        const {x: cx, y: cy, unit} = plane(size);
+        const [u, v] = [(x - cx) / unit, (cy - y) / unit];
+        const length = Math.hypot(u, v) || 1;
+        const scale = Math.min(Math.max(length, 0.3), LONGEST) / length;
+        return {[name]: turned([u * scale, v * scale], -places(settings)[which])};
+      },
+      step(settings, [across, up]) {
+        const [angle, length] = [angleOf(settings[name]) - (across * TAU) / 72, Math.hypot(...settings[name])];
+        const next = Math.min(Math.max(length + up * 0.05, 0.3), LONGEST);
+        return {[name]: [next * Math.cos(angle), next * Math.sin(angle)]};
+      },
+      place(settings, size) {
+        const {x, y, unit} = plane(size);
+        const [u, v] = turned(settings[name], places(settings)[which]);
+        return [x + unit * u, y - unit * v];
+      },
+      value(settings) {
+        const angle = Math.round((angleOf(settings[name]) * 360) / TAU);
+        return {
+          now: angle,
+          min: -180,
+          max: 180,
+          text: `${degrees(angleOf(settings[name]))} before its turn, length ${fixed(Math.hypot(...settings[name]), 2)}`,
+        };
+      },
+    });
 
   function drawPlane(g, {q, k}, [at, to], {radius, unit}) {
     svg(g, "circle", {class: "face", r: radius});
@@ -66,14 +75,20 @@
     const between = a + TAU * (Math.round((b - a) / TAU) * -1);
     const opening = b - between;
     line(g, "wedge", `M0 0L${sweep(between, opening, unit * 0.5).slice(1)}Z`);
-    for (const [kind, start, p, r] of [["key", k, at, 0.62], ["query", q, to, 0.74]]) {
+    for (const [kind, start, p, r] of [
+      ["key", k, at, 0.62],
+      ["query", q, to, 0.74],
+    ]) {
       arrow(g, `${kind} before`, [0, 0], [unit * start[0], -unit * start[1]]);
       if (p) line(g, `${kind} way`, sweep(angleOf(start), OMEGA * p, unit * r));
     }
-    for (const [kind, [u, v], name] of [["key", key, "k"], ["query", query, "q"]]) {
+    for (const [kind, [u, v], name] of [
+      ["key", key, "k"],
+      ["query", query, "q"],
+    ]) {
       arrow(g, kind, [0, 0], [unit * u, -unit * v]);
       const out = (unit * Math.hypot(u, v) - 22) / (unit * Math.hypot(u, v));
-      const side = kind === "query" === opening > 0 ? 1 : -1; // away from the other arrow
+      const side = (kind === "query") === opening > 0 ? 1 : -1; // away from the other arrow
       const [nx, ny] = [-v / Math.hypot(u, v), u / Math.hypot(u, v)];
       write(g, out * unit * u + side * 12 * nx, -out * unit * v - side * 12 * ny + 4, name, `${kind} name`);
     }
@@ -82,13 +97,26 @@
 
   function drawScores(g, {q, k, apart}, score, box) {
     const at = frame(g, {
-      ...box, x: [0, MOST], y: [-2, 2], xLabel: "words from key to query",
-      xTicks: [0, 6, 12, 18, 24].map((t) => [t, count(t)]), yTicks: [-2, -1, 0, 1, 2].map((t) => [t, count(t)]),
+      ...box,
+      x: [0, MOST],
+      y: [-2, 2],
+      xLabel: "words from key to query",
+      xTicks: [0, 6, 12, 18, 24].map((t) => [t, count(t)]),
+      yTicks: [-2, -1, 0, 1, 2].map((t) => [t, count(t)]),
     });
-    const scores = range(MOST * 4 + 1, (i) => [i / 4, Math.hypot(...q) * Math.hypot(...k) * Math.cos(angleOf(q) - angleOf(k) + (OMEGA * i) / 4)]);
+    const scores = range(MOST * 4 + 1, (i) => [
+      i / 4,
+      Math.hypot(...q) * Math.hypot(...k) * Math.cos(angleOf(q) - angleOf(k) + (OMEGA * i) / 4),
+    ]);
     line(g, "scores", path(scores.map(([x, y]) => [at.x(x), at.y(y)])));
     line(g, "rule", `M${at.x(apart)} ${at.y(0)}V${at.y(score)}`);
-    svg(g, "circle", {class: "point", cx: at.x(apart), cy: at.y(score), r: 7, style: `fill:${rgb(redBlue(score / 2))}`});
+    svg(g, "circle", {
+      class: "point",
+      cx: at.x(apart),
+      cy: at.y(score),
+      r: 7,
+      style: `fill:${rgb(redBlue(score / 2))}`,
+    });
     write(g, at.x(0) + 8, 20, "score q · k", "start");
   }
 
@@ -106,9 +134,16 @@
       const score = drawPlane(svg(g, "g", {transform: `translate(${at.x} ${at.y})`}), settings, [key, query], at);
       const left = at.narrow ? 0 : 2 * at.radius + 40;
       const top = at.narrow ? 2 * at.radius + 16 : 8;
-      drawScores(svg(g, "g", {transform: `translate(${left} ${top})`}), settings, score, {width: width - left, height: height - top});
+      drawScores(svg(g, "g", {transform: `translate(${left} ${top})`}), settings, score, {
+        width: width - left,
+        height: height - top,
+      });
       const words = `Key at position ${count(key)}, query at ${count(query)}: the score is ${fixed(score, 3)}.`;
-      return {label: `Two arrows in a plane, turned by ${degrees(OMEGA)} for each position, and the curve of their score. ${words}`, words};
+      return {
+        label:
+          `Two arrows in a plane, turned by ${degrees(OMEGA)} for each position, and the curve of their score. ` + words,
+        words,
+      };
     },
   });
 
@@ -118,7 +153,8 @@
   const SCALINGS = {none: "none", linear: "linear", ntk: "NTK", yarn: "YaRN"};
 
   function donut(g, radius, seen, used) {
-    const ring = (kind, from, to) => to > from + 1e-9 && line(g, `ring ${kind}`, arc(from * TAU, (to - from) * TAU, radius));
+    const ring = (kind, from, to) =>
+      to > from + 1e-9 && line(g, `ring ${kind}`, arc(from * TAU, (to - from) * TAU, radius));
     ring("never", 0, 1);
     ring("seen", 0, Math.min(seen, 1));
     ring("unseen", Math.min(seen, 1), Math.min(used, 1));
@@ -138,19 +174,29 @@
       const shares = plain.map((w, i) => {
         const [seen, used] = [w * 512, slowed[i] * 512 * factor].map((angle) => angle / TAU);
         const unseen = Math.max(Math.min(used, 1) - Math.min(seen, 1) - 1e-9, 0);
-        const centre = [((i % columns) + 0.5) * (width / columns), Math.floor(i / columns) * (2 * radius + 58) + radius + 4];
+        const centre = [
+          ((i % columns) + 0.5) * (width / columns),
+          Math.floor(i / columns) * (2 * radius + 58) + radius + 4,
+        ];
         const cell = svg(g, "g", {transform: `translate(${centre})`});
         donut(cell, radius - 6, seen, used);
-        if (unseen) write(cell, 0, 0, percent(unseen), "strong"), write(cell, 0, 14, "new");
+        if (unseen) (write(cell, 0, 0, percent(unseen), "strong"), write(cell, 0, 14, "new"));
         write(cell, 0, radius + 18, i === 0 ? "pair 0, fast" : i === 7 ? "pair 7, slow" : `pair ${i}`);
         const slower = w / slowed[i];
         write(cell, 0, radius + 34, slower > 1.005 ? `${fixed(slower, 1)} × slower` : "as trained", "faint");
         return unseen;
       });
       const bad = shares.filter(Boolean).length;
-      const words = `${bad ? `${bad} of 8 hands reach` : "No hand reaches"} angles that training never showed. `
-        + `One word further on turns the fastest by ${degrees(slowed[0])}${scaling === "linear" && factor > 1 ? `, no longer ${degrees(plain[0])}: neighbours blur` : ""}.`;
-      return {label: `Eight rings, one for each pair: grey-blue is what ${count(512)} positions show, orange what ${count(512 * factor)} add. ${words}`, words};
+      const blur = slowed[0] < plain[0] ? `, no longer ${degrees(plain[0])}: neighbours blur` : "";
+      const words =
+        `${bad ? `${bad} of 8 hands reach` : "No hand reaches"} angles that training never showed. ` +
+        `One word further on turns the fastest by ${degrees(slowed[0])}${blur}.`;
+      return {
+        label:
+          `Eight rings, one for each pair: grey-blue is what ${count(512)} positions show, orange what ` +
+          `${count(512 * factor)} add. ${words}`,
+        words,
+      };
     },
   });
 
@@ -162,8 +208,15 @@
   const LINE = geometric(2 * WIDTH, 100);
   // A dog chases another dog, from left to right.
   const PICTURE = [
-    ...Array(5).fill("."), "......#.......#.", "#....###.#...###", "#######..#######", ".#####....#####.", ".#####....#####.",
-    "#.#..#.#.#.#..#.", ...Array(2).fill("g".repeat(16)), ...Array(3).fill("."),
+    ...Array(5).fill("."),
+    "......#.......#.",
+    "#....###.#...###",
+    "#######..#######",
+    ".#####....#####.",
+    ".#####....#####.",
+    "#.#..#.#.#.#..#.",
+    ...Array(2).fill("g".repeat(16)),
+    ...Array(3).fill("."),
   ].map((row) => row.padEnd(16, "."));
 
   function grids([width]) {
@@ -181,38 +234,62 @@
   define("grid", {
     settings: {row: 8, column: 3, count: "one"},
     controls: [choice("count", "Number the patches", {one: "in one line", two: "by row and column"})],
-    handles: [handle({
-      label: "Patch",
-      wide: true,
-      grab(settings, [x, y], size) {
-        const {cell, left, right, top} = grids(size);
-        const from = x > right - 8 ? right : left;
-        return {row: within(Math.floor((y - top) / cell)), column: within(Math.floor((x - from) / cell))};
-      },
-      step: ({row, column}, [across, up]) => ({row: within(row - up), column: within(column + across)}),
-      place({row, column}, size) {
-        const {cell, right, top} = grids(size);
-        return [right + (column + 0.5) * cell, top + (row + 0.5) * cell];
-      },
-      value: ({row, column}) => ({now: row * SIDE + column, min: 0, max: SIDE * SIDE - 1, text: `row ${row}, column ${column}`}),
-    })],
+    handles: [
+      handle({
+        label: "Patch",
+        wide: true,
+        grab(settings, [x, y], size) {
+          const {cell, left, right, top} = grids(size);
+          const from = x > right - 8 ? right : left;
+          return {row: within(Math.floor((y - top) / cell)), column: within(Math.floor((x - from) / cell))};
+        },
+        step: ({row, column}, [across, up]) => ({row: within(row - up), column: within(column + across)}),
+        place({row, column}, size) {
+          const {cell, right, top} = grids(size);
+          return [right + (column + 0.5) * cell, top + (row + 0.5) * cell];
+        },
+        value: ({row, column}) => ({
+          now: row * SIDE + column,
+          min: 0,
+          max: SIDE * SIDE - 1,
+          text: `row ${row}, column ${column}`,
+        }),
+      }),
+    ],
     height: (width) => grids([width]).size + 28,
     draw(g, {row, column, count: how}, [width]) {
       const {size, cell, left, right, top} = grids([width]);
       write(g, left + size / 2, 14, width < 500 ? "the picture" : "the picture, cut into patches");
       write(g, right + size / 2, 14, width < 500 ? "likeness of places" : "how alike its place is to every other");
-      PICTURE.forEach((pixels, r) => [...pixels].forEach((pixel, c) => {
-        const at = {y: top + r * cell, width: cell - 0.7, height: cell - 0.7};
-        svg(g, "rect", {...at, x: left + c * cell, class: pixel === "#" ? (c < 8 ? "patch key" : "patch query") : pixel === "g" ? "patch ground" : "patch"});
-        svg(g, "rect", {...at, x: right + c * cell, fill: rgb(redBlue(likeness[how](r - row, c - column)))});
-      }));
+      PICTURE.forEach((pixels, r) =>
+        [...pixels].forEach((pixel, c) => {
+          const at = {y: top + r * cell, width: cell - 0.7, height: cell - 0.7};
+          svg(g, "rect", {
+            ...at,
+            x: left + c * cell,
+            class: pixel === "#" ? (c < 8 ? "patch key" : "patch query") : pixel === "g" ? "patch ground" : "patch",
+          });
+          svg(g, "rect", {...at, x: right + c * cell, fill: rgb(redBlue(likeness[how](r - row, c - column)))});
+        }),
+      );
       for (const from of [left, right]) {
-        svg(g, "rect", {class: "chosen", x: from + column * cell - 1, y: top + row * cell - 1, width: cell + 1.3, height: cell + 1.3});
+        svg(g, "rect", {
+          class: "chosen",
+          x: from + column * cell - 1,
+          y: top + row * cell - 1,
+          width: cell + 1.3,
+          height: cell + 1.3,
+        });
       }
       const [below, beside] = [likeness[how](1, 0), likeness[how](0, 1)].map((value) => fixed(value, 2));
       const words = `Likeness to the patch beside it: ${beside}; to the one below: ${below}.`;
-      return {label: `Two grids of ${SIDE} by ${SIDE} patches: a dog chasing a dog, and the likeness of the encoding of row ${row}, column ${column} to all others, `
-        + `${how === "one" ? "bands along its row" : "a red cross along its row and column"}. ${words}`, words};
+      return {
+        label:
+          `Two grids of ${SIDE} by ${SIDE} patches: a dog chasing a dog, and the likeness of the encoding of ` +
+          `row ${row}, column ${column} to all others, ` +
+          `${how === "one" ? "bands along its row" : "a red cross along its row and column"}. ${words}`,
+        words,
+      };
     },
   });
 }

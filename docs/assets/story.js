@@ -1,12 +1,20 @@
 // The scenes of "Positions from nothing", from words without places to the turn of a clock's hand.
 "use strict";
 {
-  const {TAU, geometric, offsetSimilarity, angular, phase, selfAttention} = posenc;
-  const {define, count, fixed, percent, degrees, svg, write, line, path, redBlue, magma, rgb, inkOn, tip, arc, slider,
-    button} = views;
+  const {geometric, angular, phase, selfAttention} = posenc;
+  const {
+    define, count, fixed, percent, degrees, svg, write, line, path, redBlue, magma, rgb, inkOn, tip, arc, slider,
+    button,
+  } = views;
 
   const WORDS = ["The", "dog", "chased", "another", "dog"];
-  const VECTORS = [[1.4, 0.2, 0, 0.4], [0.2, 1.8, 1, 0], [0, 1, 2, 0.6], [1.2, 0, 0.4, 1], [0.2, 1.8, 1, 0]];
+  const VECTORS = [
+    [1.4, 0.2, 0, 0.4],
+    [0.2, 1.8, 1, 0],
+    [0, 1, 2, 0.6],
+    [1.2, 0, 0.4, 1],
+    [0.2, 1.8, 1, 0],
+  ];
   const NAMES = ["The", "dog ①", "chased", "another", "dog ②"];
   const range = (n, of = (i) => i) => Array.from({length: n}, (_, i) => of(i));
 
@@ -27,12 +35,14 @@
 
   // Cells are made once and move to the seats of their words.
   function cells(g) {
-    return WEIGHTS.flatMap((row, query) => row.map((weight, key) => {
-      const cell = svg(g, "g", {class: "moves"});
-      const colour = magma(weight / 0.75);
-      svg(cell, "rect", {fill: rgb(colour)});
-      return {query, key, cell, text: svg(cell, "text", {style: `fill:${inkOn(colour)}`}, weight.toFixed(2))};
-    }));
+    return WEIGHTS.flatMap((row, query) =>
+      row.map((weight, key) => {
+        const cell = svg(g, "g", {class: "moves"});
+        const colour = magma(weight / 0.75);
+        svg(cell, "rect", {fill: rgb(colour)});
+        return {query, key, cell, text: svg(cell, "text", {style: `fill:${inkOn(colour)}`}, weight.toFixed(2))};
+      }),
+    );
   }
 
   define("shuffle", {
@@ -42,9 +52,18 @@
     height: (width) => Math.min(width * 0.72, 300),
     draw(g, {order}, [width, height], view) {
       if (!view.cells) {
-        view.names = ["query", "key"].flatMap((of) => NAMES.map((name, word) => ({
-          of, word, text: svg(g, "text", {class: `moves ${of === "query" ? "end" : ""} ${word % 3 === 1 ? "strong" : ""}`}, name),
-        })));
+        view.names = ["query", "key"].flatMap((of) =>
+          NAMES.map((name, word) => ({
+            of,
+            word,
+            text: svg(
+              g,
+              "text",
+              {class: `moves ${of === "query" ? "end" : ""} ${word % 3 === 1 ? "strong" : ""}`},
+              name,
+            ),
+          })),
+        );
         view.cells = cells(g);
         view.frames = [1, 4].map((word) => ({word, rect: svg(g, "rect", {class: "frame moves"})}));
         write(g, 0, 16, "looks at →", "start");
@@ -61,8 +80,10 @@
       }
       for (const {of, word, text} of view.names) {
         const at = seat(order, word);
-        text.style.transform = of === "query" ? `translate(${left - 8}px, ${top + (at + 0.5) * h + 3}px)`
-          : `translate(${left + (at + 0.5) * w - 1}px, ${top - 8}px)`;
+        text.style.transform =
+          of === "query"
+            ? `translate(${left - 8}px, ${top + (at + 0.5) * h + 3}px)`
+            : `translate(${left + (at + 0.5) * w - 1}px, ${top - 8}px)`;
       }
       for (const {word, rect} of view.frames) {
         rect.style.transform = `translate(${left - 1}px, ${top + seat(order, word) * h - 1}px)`;
@@ -71,9 +92,13 @@
       }
       const sentence = order.map((word) => NAMES[word]).join(" ");
       return {
-        label: `Attention weights, five rows and five columns, in the order: ${sentence}. Every pair of words keeps its weight; `
-          + "the rows of the two dogs hold the same numbers.",
-        words: `“${order.map((word) => WORDS[word]).join(" ")}”: chased looks at dog ① with weight ${WEIGHTS[2][1].toFixed(2)}, in every order.`,
+        label:
+          `Attention weights, five rows and five columns, in the order: ${sentence}. ` +
+          "Every pair of words keeps its weight; " +
+          "the rows of the two dogs hold the same numbers.",
+        words:
+          `“${order.map((word) => WORDS[word]).join(" ")}”: chased looks at dog ① with weight ` +
+          `${WEIGHTS[2][1].toFixed(2)}, in every order.`,
       };
     },
   });
@@ -104,7 +129,10 @@
   function fractions(g, w, p) {
     title(g, 0, "add p / L");
     const x = (part) => 6 + part * (w - 12);
-    for (const [y, length] of [[42, 5], [68, p + 1]]) {
+    for (const [y, length] of [
+      [42, 5],
+      [68, p + 1],
+    ]) {
       line(g, "axis", `M${x(0)} ${y}H${x(1)}`);
       for (const i of range(length)) line(g, "axis", `M${x(i / length)} ${y - 4}V${y + 4}`);
       svg(g, "circle", {class: "dog", cx: x(1 / length), cy: y, r: 5});
@@ -146,8 +174,12 @@
       const share = lengths(panel(0), w, p);
       fractions(panel(1), w, p);
       const flipped = codes(panel(2), w, p);
-      return {label: `Position ${p} in three ways. Adding p, the word is ${share} of the sum. Adding p over L, the first dog stands at `
-        + `0.2 in a text of 5 words and at ${fixed(1 / (p + 1), 3)} in one of ${p + 1}. In bits, ${flipped} of ${BITS} flip from ${p} to ${p + 1}.`};
+      return {
+        label:
+          `Position ${p} in three ways. Adding p, the word is ${share} of the sum. Adding p over L, the first dog ` +
+          `stands at 0.2 in a text of 5 words and at ${fixed(1 / (p + 1), 3)} in one of ${p + 1}. In bits, ${flipped} ` +
+          `of ${BITS} flip from ${p} to ${p + 1}.`,
+      };
     },
   });
 
@@ -164,7 +196,11 @@
 
   define("waves", {
     settings: {round: 0},
-    controls: [slider("round", "From bits to waves", 0, 100, {text: (round) => (round === 0 ? "bits" : round === 100 ? "waves" : `${round}%`)})],
+    controls: [
+      slider("round", "From bits to waves", 0, 100, {
+        text: (round) => (round === 0 ? "bits" : round === 100 ? "waves" : `${round}%`),
+      }),
+    ],
     height: () => 316,
     draw(g, {round}, [width, height]) {
       const left = width < 500 ? 58 : 96;
@@ -175,18 +211,30 @@
         const period = 2 ** (row + 1);
         write(g, left - 10, middle + 4, width < 500 ? `every ${period}` : `turns every ${period}`, "end");
         line(g, "grid", `M${left} ${middle}H${width}`);
-        const fine = range(LENGTH * 16, (i) => (i / 16) - 0.5);
+        const fine = range(LENGTH * 16, (i) => i / 16 - 0.5);
         line(g, "wave", path(fine.map((p) => [x(p), middle - size * wave(p, row, edge)])));
         for (const p of range(LENGTH)) {
           const value = wave(p, row, edge);
-          svg(g, "circle", {class: "sample", cx: x(p), cy: middle - size * value, r: width < 500 ? 3.5 : 5, fill: rgb(redBlue(0.8 * value))});
+          svg(g, "circle", {
+            class: "sample",
+            cx: x(p),
+            cy: middle - size * value,
+            r: width < 500 ? 3.5 : 5,
+            fill: rgb(redBlue(0.8 * value)),
+          });
         }
       });
       const [base, tall] = [height - 26, 62];
       const steps = range(LENGTH - 1, (p) => step(p, edge));
       steps.forEach((size, p) => {
         const bar = (tall * size) / 4.5;
-        svg(g, "rect", {class: "step", x: x(p + 0.5) - (width - left) / LENGTH / 3, y: base - bar, width: (width - left) / LENGTH / 1.5, height: bar});
+        svg(g, "rect", {
+          class: "step",
+          x: x(p + 0.5) - (width - left) / LENGTH / 3,
+          y: base - bar,
+          width: (width - left) / LENGTH / 1.5,
+          height: bar,
+        });
       });
       write(g, left - 10, base - 20, "step", "end");
       write(g, left - 10, base + 15, "position", "end");
@@ -194,7 +242,12 @@
       for (const p of [0, 7, 15, 23, 31]) write(g, x(p), base + 15, p);
       const [low, high] = [Math.min(...steps), Math.max(...steps)];
       const said = `From one position to the next the code moves by ${fixed(low, 1)} to ${fixed(high, 1)}.`;
-      return {label: `Five waves over positions 0 to 31, that turn every 2, 4, 8, 16 and 32 positions, ${round ? `${round} percent round` : "square like bits"}. ${said}`, words: said};
+      return {
+        label:
+          "Five waves over positions 0 to 31, that turn every 2, 4, 8, 16 and 32 positions, " +
+          `${round ? `${round} percent round` : "square like bits"}. ${said}`,
+        words: said,
+      };
     },
   });
 
@@ -226,15 +279,27 @@
         line(clock, "query hand", `M0 0L${tip(there, radius - 2)}`);
         write(clock, 0, radius + 18, degrees(OMEGA[i] * APART), "strong");
       });
-      for (const [y, kind] of [[12, "sine alone: how far it is from "], [88, "sine and cosine: the turn from "]]) {
+      for (const [y, kind] of [
+        [12, "sine alone: how far it is from "],
+        [88, "sine and cosine: the turn from "],
+      ]) {
         const text = write(g, 2, y, kind, "start");
-        for (const [name, word] of [["key", "dog ①"], ["", " to "], ["query", "dog ②"]]) svg(text, "tspan", {class: name}, word);
+        for (const [name, word] of [
+          ["key", "dog ①"],
+          ["", " to "],
+          ["query", "dog ②"],
+        ])
+          svg(text, "tspan", {class: name}, word);
       }
       write(g, 2, 94 + 2 * radius + 42, "fast hand", "start");
       write(g, width - 2, 94 + 2 * radius + 42, "slow hand", "end");
-      return {label: `Four pairs. The first dog stands at position ${count(first)}, the second at ${count(second)}. By their sines they are apart by `
-        + `${TURNS.map((turn) => fixed(Math.sin(phase(second, turn)) - Math.sin(phase(first, turn)), 2)).join(", ")}; on the clocks the turns are `
-        + `${OMEGA.map((w) => degrees(w * APART)).join(", ")} at every position. PE of the one times PE of the other is ${fixed(offsetSimilarity(APART, TURNS), 3)}.`};
+      const apart = TURNS.map((turn) => Math.sin(phase(second, turn)) - Math.sin(phase(first, turn)));
+      return {
+        label:
+          `Four pairs. The first dog stands at position ${count(first)}, the second at ${count(second)}. ` +
+          `By their sines they are apart by ${apart.map((x) => fixed(x, 2)).join(", ")}; on the clocks the turns are ` +
+          `${OMEGA.map((w) => degrees(w * APART)).join(", ")} at every position.`,
+      };
     },
   });
 }

@@ -23,8 +23,19 @@
     }),
     k: slider("k", "Offset k", -64, 64),
     arithmetic: choice("arithmetic", "Computed with", {exact: "exact phases", float32: "textbook float32"}),
-    scaling: choice("scaling", "Scaling", {linear: "linear", ntk: "NTK-aware", yarn: "YaRN", llama3: "Llama 3", proportional: "proportional"}),
-    factor: slider("factor", "Factor s", 0, 6, {step: 0.25, value: (v) => twoDigits(2 ** v), from: Math.log2, text: String}),
+    scaling: choice("scaling", "Scaling", {
+      linear: "linear",
+      ntk: "NTK-aware",
+      yarn: "YaRN",
+      llama3: "Llama 3",
+      proportional: "proportional",
+    }),
+    factor: slider("factor", "Factor s", 0, 6, {
+      step: 0.25,
+      value: (v) => twoDigits(2 ** v),
+      from: Math.log2,
+      text: String,
+    }),
     original: slider("original", "Original length L", 9, 17, {value: (v) => 2 ** v, from: Math.log2}),
   };
 
@@ -52,7 +63,10 @@
   // Frames a row, p's with a full line and the other's with a broken one, and points at it.
   function mark(g, {left, w, h, y, name}) {
     g.save();
-    for (const [wide, ink] of [[3, "#fff"], [1.25, "#000"]]) {
+    for (const [wide, ink] of [
+      [3, "#fff"],
+      [1.25, "#000"],
+    ]) {
       g.setLineDash(name === "p" || ink === "#fff" ? [] : [4, 3]);
       Object.assign(g, {lineWidth: wide, strokeStyle: ink});
       g.strokeRect(left, y - h / 2, w, h);
@@ -94,7 +108,10 @@
       for (const column of ticks(0, d - 1, 8)) g.fillText(column, left + ((column + 0.5) / d) * w, top + h + 11);
       g.fillText("feature", left + w / 2, top + h + 28);
 
-      const marks = [[p, "p"], [p + k, "p + k"]].filter(([at]) => at >= start && at < start + length);
+      const marks = [
+        [p, "p"],
+        [p + k, "p + k"],
+      ].filter(([at]) => at >= start && at < start + length);
       const near = marks.length === 2 && Math.abs(y(p) - y(p + k)) < 15;
       for (const [at, name] of marks) mark(g, {left, w, h: Math.max(h / length, 3), y: y(at), name});
       g.textAlign = "left";
@@ -104,8 +121,11 @@
       }
       const how = arithmetic === "exact" ? "exact phases" : "textbook float32";
       const marked = marks.map(([at, name]) => `${name} at ${count(at)}`).join(", ");
-      return {label: `Heatmap of positions ${count(start)} to ${count(start + length - 1)} by ${d} features, base ${count(base)}, `
-        + `${how}: red above zero, blue below. Marked: ${marked}.`};
+      return {
+        label:
+          `Heatmap of positions ${count(start)} to ${count(start + length - 1)} by ${d} features, base ${count(base)}, ` +
+          `${how}: red above zero, blue below. Marked: ${marked}.`,
+      };
     },
   });
 
@@ -120,7 +140,8 @@
   }
 
   define("clocks", {
-    settings: {d: 64, base: 10_000, p: 10, k: 5, ahead: 0}, // `ahead` is the part of a step that a motion has gone beyond p
+    // `ahead` is the part of a step that a motion has gone beyond p.
+    settings: {d: 64, base: 10_000, p: 10, k: 5, ahead: 0},
     controls: [controls.p, controls.k],
     height(width, {d}) {
       const {columns, row} = clockRows(width, d / 2);
@@ -141,9 +162,13 @@
         write(clock, 0, radius + 15, i);
       });
       const made = (w) => small((p * w) / TAU);
-      return {label: `${omega.length} clocks. From position 0 to ${count(p)} the hand of the first has made ${made(omega[0])} turns, that of the `
-        + `last ${made(omega.at(-1))}. Second hands stand at position ${count(p + k)}: the first is ${small(Math.abs(k * omega[0]) / TAU)} turns `
-        + `from its fellow, the last ${small(Math.abs(k * omega.at(-1)) / TAU)}.`};
+      return {
+        label:
+          `${omega.length} clocks. From position 0 to ${count(p)} the hand of the first has made ${made(omega[0])} ` +
+          `turns, that of the last ${made(omega.at(-1))}. Second hands stand at position ${count(p + k)}: the first ` +
+          `is ${small(Math.abs(k * omega[0]) / TAU)} turns ` +
+          `from its fellow, the last ${small(Math.abs(k * omega.at(-1)) / TAU)}.`,
+      };
     },
   });
 
@@ -162,8 +187,13 @@
       const low = Math.min(0, Math.floor(Math.min(...values) * 5) / 5);
       const steps = Array.from({length: Math.round((1 - low) * 5) + 1}, (_, i) => low + i / 5);
       const at = frame(g, {
-        width, height, x: [0, end], y: [low, 1.02], xLabel: "offset k",
-        xTicks: ticks(0, end, 7).map((t) => [t, count(t)]), yTicks: steps.map((t) => [t, fixed(t, 1)]),
+        width,
+        height,
+        x: [0, end],
+        y: [low, 1.02],
+        xLabel: "offset k",
+        xTicks: ticks(0, end, 7).map((t) => [t, count(t)]),
+        yTicks: steps.map((t) => [t, fixed(t, 1)]),
       });
       const value = values[Math.abs(k)];
       const [x, y] = [at.x(Math.abs(k)), at.y(value)];
@@ -171,13 +201,16 @@
       line(g, "first", path(values.map((v, offset) => [at.x(offset), at.y(v)])));
       svg(g, "circle", {class: "point", cx: x, cy: y, r: 5});
       return {
-        label: `Similarity against offset, from 1 at offset 0 to ${fixed(values[end], 6)} at ${end}; at offset ${count(k)} it is ${fixed(value, 6)}.`,
+        label:
+          `Similarity against offset, from 1 at offset 0 to ${fixed(values[end], 6)} at ${end}; ` +
+          `at offset ${count(k)} it is ${fixed(value, 6)}.`,
         words: `PE(p) · PE(p + k) = ${fixed(value * turns.length, 6)} = ${fixed(value, 6)} × ${turns.length} pairs`,
       };
     },
   });
 
-  const power = (i) => (i < 4 ? count(10 ** i) : `10${[..."" + i].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`);
+  const raised = (i) => [...String(i)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("");
+  const power = (i) => (i < 4 ? count(10 ** i) : `10${raised(i)}`);
 
   // What a scaling makes of the spectrum, or why it cannot.
   function scaledBy(settings) {
@@ -193,10 +226,13 @@
     const slowest = (all) => count(Math.round(TAU / Math.min(...all.filter(Boolean))));
     const within = (all) => all.filter((w) => w * original >= TAU * (1 - 1e-12)).length;
     const resting = omega.filter((w) => !w).length;
-    return `The slowest pair that turns takes ${slowest(omega)} positions a turn, unscaled ${slowest(plain)}. Within the original length `
-      + `${within(omega)} of ${d / 2} pairs make a full turn, unscaled ${within(plain)}.`
-      + (amplitude ? ` The amplitude becomes ${amplitude.toFixed(6)}.` : "")
-      + (resting ? ` ${resting} pairs rest and are not drawn.` : "");
+    return (
+      `The slowest pair that turns takes ${slowest(omega)} positions a turn, unscaled ${slowest(plain)}. ` +
+      "Within the original length " +
+      `${within(omega)} of ${d / 2} pairs make a full turn, unscaled ${within(plain)}.` +
+      (amplitude ? ` The amplitude becomes ${amplitude.toFixed(6)}.` : "") +
+      (resting ? ` ${resting} pairs rest and are not drawn.` : "")
+    );
   }
 
   define("spectrum", {
@@ -209,8 +245,13 @@
       const waves = [plain, scaled.omega].map((all) => all.map((w) => Math.log10(TAU / w)));
       const top = Math.ceil(Math.max(...waves.flat().filter(Number.isFinite), Math.log10(original)) + 0.05);
       const at = frame(g, {
-        width, height, x: [0, d / 2 - 1], y: [0, top], xLabel: "pair i",
-        xTicks: ticks(0, d / 2 - 1, 8).map((t) => [t, count(t)]), yTicks: Array.from({length: top + 1}, (_, i) => [i, power(i)]),
+        width,
+        height,
+        x: [0, d / 2 - 1],
+        y: [0, top],
+        xLabel: "pair i",
+        xTicks: ticks(0, d / 2 - 1, 8).map((t) => [t, count(t)]),
+        yTicks: Array.from({length: top + 1}, (_, i) => [i, power(i)]),
       });
       const seen = at.y(Math.log10(original));
       line(g, "rule", `M${at.x(0)} ${seen}H${at.x(d / 2 - 1)}`);

@@ -36,10 +36,31 @@ globalThis.views = (() => {
 
   const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
   // From -1, blue, to 1, red: RdBu of ColorBrewer. From 0 to 1: magma of matplotlib.
-  const RED_BLUE = ["#053061", "#2166ac", "#4393c3", "#92c5de", "#d1e5f0", "#f7f7f7", "#fddbc7", "#f4a582", "#d6604d",
-    "#b2182b", "#67001f"].map(channels);
-  const MAGMA = ["#000004", "#180f3d", "#440f76", "#721f81", "#9e2f7f", "#cd4071", "#f1605d", "#fd9668", "#feca8d",
-    "#fcfdbf"].map(channels);
+  const RED_BLUE = [
+    "#053061",
+    "#2166ac",
+    "#4393c3",
+    "#92c5de",
+    "#d1e5f0",
+    "#f7f7f7",
+    "#fddbc7",
+    "#f4a582",
+    "#d6604d",
+    "#b2182b",
+    "#67001f",
+  ].map(channels);
+  const MAGMA = [
+    "#000004",
+    "#180f3d",
+    "#440f76",
+    "#721f81",
+    "#9e2f7f",
+    "#cd4071",
+    "#f1605d",
+    "#fd9668",
+    "#feca8d",
+    "#fcfdbf",
+  ].map(channels);
 
   // The colour at a place from 0 to 1 of a map, as [red, green, blue].
   function between(map, place) {
@@ -69,7 +90,8 @@ globalThis.views = (() => {
     const length = Math.hypot(u - x, v - y) || 1;
     const [a, b] = [(u - x) / length, (v - y) / length];
     const size = Math.min(9, length / 2);
-    const back = (side) => `${(u - size * a + side * size * 0.45 * b).toFixed(2)} ${(v - size * b - side * size * 0.45 * a).toFixed(2)}`;
+    const back = (side) =>
+      `${(u - size * a + side * size * 0.45 * b).toFixed(2)} ${(v - size * b - side * size * 0.45 * a).toFixed(2)}`;
     line(g, kind, `M${x} ${y}L${(u - size * 0.7 * a).toFixed(2)} ${(v - size * 0.7 * b).toFixed(2)}`);
     return line(g, `${kind} head`, `M${u.toFixed(2)} ${v.toFixed(2)}L${back(1)}L${back(-1)}Z`);
   }
@@ -109,20 +131,22 @@ globalThis.views = (() => {
   const change = (view, changes) => view.set({...view.settings, ...changes});
 
   // `value` takes what the slider says to the setting, and `from` back.
-  const slider = (name, label, min, max, {step = 1, text = count, value = Number, from = Number} = {}) => (view, form) => {
-    const box = html(form, "div", {class: "pe-control"});
-    const id = `pe-${name}-${made++}`;
-    html(box, "label", {for: id}, label);
-    const output = html(box, "output", {for: id});
-    const input = html(box, "input", {type: "range", id, name, min, max, step});
-    input.addEventListener("input", () => change(view, {[name]: value(Number(input.value))}));
-    return (settings) => {
-      const words = text(settings[name]);
-      input.value = from(settings[name]);
-      input.setAttribute("aria-valuetext", words);
-      output.textContent = words;
+  const slider =
+    (name, label, min, max, {step = 1, text = count, value = Number, from = Number} = {}) =>
+    (view, form) => {
+      const box = html(form, "div", {class: "pe-control"});
+      const id = `pe-${name}-${made++}`;
+      html(box, "label", {for: id}, label);
+      const output = html(box, "output", {for: id});
+      const input = html(box, "input", {type: "range", id, name, min, max, step});
+      input.addEventListener("input", () => change(view, {[name]: value(Number(input.value))}));
+      return (settings) => {
+        const words = text(settings[name]);
+        input.value = from(settings[name]);
+        input.setAttribute("aria-valuetext", words);
+        output.textContent = words;
+      };
     };
-  };
 
   const choice = (name, label, options) => (view, form) => {
     const box = html(form, "fieldset", {class: "pe-choice"});
@@ -134,59 +158,74 @@ globalThis.views = (() => {
       input.addEventListener("change", () => change(view, {[name]: value}));
       return input;
     });
-    return (settings) => inputs.forEach((input) => { input.checked = input.value === settings[name]; });
+    return (settings) =>
+      inputs.forEach((input) => {
+        input.checked = input.value === settings[name];
+      });
   };
 
   const button = (label, press) => (view, form) => {
-    html(form, "button", {type: "button", class: "pe-button"}, label)
-      .addEventListener("click", () => change(view, press(view.settings)));
+    html(form, "button", {type: "button", class: "pe-button"}, label).addEventListener("click", () =>
+      change(view, press(view.settings)),
+    );
     return () => {};
   };
 
   // What can be dragged, or moved by the arrow keys: `grab` and `step` return changed settings, `place` says where it is
   // and `value` what it says. `wide` takes hold anywhere in the picture.
-  const handle = ({label, kind = "", grab, step, place, value, wide}) => (view) => {
-    const g = svg(view.handles, "g", {class: "pe-handle", tabindex: 0, role: "slider", "aria-label": label});
-    svg(g, "circle", {r: 16, class: "pe-touch"});
-    svg(g, "circle", {r: 6.5, class: `pe-grip ${kind}`});
-    const surface = wide ? view.picture : g;
-    const move = (event) => {
-      const box = view.picture.getBoundingClientRect();
-      change(view, grab(view.settings, [event.clientX - box.left, event.clientY - box.top], view.size));
-    };
-    surface.addEventListener("pointerdown", (event) => {
-      if (event.button) return;
-      surface.setPointerCapture(event.pointerId);
-      surface.addEventListener("pointermove", move);
-      g.focus({preventScroll: true});
-      move(event);
-    });
-    for (const end of ["pointerup", "pointercancel"]) {
-      surface.addEventListener(end, () => surface.removeEventListener("pointermove", move));
-    }
-    g.addEventListener("keydown", (event) => {
-      const by = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1]}[event.key];
-      if (!by) return;
-      event.preventDefault();
-      change(view, step(view.settings, by));
-    });
-    return (settings) => {
-      const [x, y] = place(settings, view.size);
-      const {now, min, max, text} = value(settings);
-      g.setAttribute("transform", `translate(${x.toFixed(2)} ${y.toFixed(2)})`);
-      for (const [name, said] of [["now", now], ["min", min], ["max", max], ["text", text]]) {
-        g.setAttribute(`aria-value${name}`, said);
+  const handle =
+    ({label, kind = "", grab, step, place, value, wide}) =>
+    (view) => {
+      const g = svg(view.handles, "g", {class: "pe-handle", tabindex: 0, role: "slider", "aria-label": label});
+      svg(g, "circle", {r: 16, class: "pe-touch"});
+      svg(g, "circle", {r: 6.5, class: `pe-grip ${kind}`});
+      const surface = wide ? view.picture : g;
+      const move = (event) => {
+        const box = view.picture.getBoundingClientRect();
+        change(view, grab(view.settings, [event.clientX - box.left, event.clientY - box.top], view.size));
+      };
+      surface.addEventListener("pointerdown", (event) => {
+        if (event.button) return;
+        surface.setPointerCapture(event.pointerId);
+        surface.addEventListener("pointermove", move);
+        g.focus({preventScroll: true});
+        move(event);
+      });
+      for (const end of ["pointerup", "pointercancel"]) {
+        surface.addEventListener(end, () => surface.removeEventListener("pointermove", move));
       }
+      g.addEventListener("keydown", (event) => {
+        const by = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1]}[event.key];
+        if (!by) return;
+        event.preventDefault();
+        change(view, step(view.settings, by));
+      });
+      return (settings) => {
+        const [x, y] = place(settings, view.size);
+        const {now, min, max, text} = value(settings);
+        g.setAttribute("transform", `translate(${x.toFixed(2)} ${y.toFixed(2)})`);
+        for (const [name, said] of [
+          ["now", now],
+          ["min", min],
+          ["max", max],
+          ["text", text],
+        ]) {
+          g.setAttribute(`aria-value${name}`, said);
+        }
+      };
     };
-  };
 
   // ------------------------------------------------------------------------------------------- the element
 
   // What the attributes of an element say of settings: numbers, lists of numbers, or words.
   function given(element, settings) {
-    const read = (text, like) => (typeof like === "number" ? Number(text) : Array.isArray(like) ? text.split(",").map(Number) : text);
-    return Object.fromEntries(Object.keys(settings).filter((name) => element.hasAttribute(name))
-      .map((name) => [name, read(element.getAttribute(name), settings[name])]));
+    const read = (text, like) =>
+      typeof like === "number" ? Number(text) : Array.isArray(like) ? text.split(",").map(Number) : text;
+    return Object.fromEntries(
+      Object.keys(settings)
+        .filter((name) => element.hasAttribute(name))
+        .map((name) => [name, read(element.getAttribute(name), settings[name])]),
+    );
   }
 
   class View extends HTMLElement {
@@ -203,7 +242,7 @@ globalThis.views = (() => {
       if (handles.length) this.handles = svg(this.picture, "g");
       this.words = html(this, "p", {class: "pe-words"});
       this.status = html(this, "p", {class: "pe-unseen", role: "status"});
-      const controls = this.hasAttribute("bare") ? [] : kind.controls ?? [];
+      const controls = this.hasAttribute("bare") ? [] : (kind.controls ?? []);
       const form = controls.length ? html(this, "form", {class: "pe-form"}) : null;
       form?.addEventListener("submit", (event) => event.preventDefault());
       this.shows = [...controls, ...handles].map((make) => make(this, form));
@@ -213,14 +252,17 @@ globalThis.views = (() => {
         this.width = Math.floor(contentRect.width);
         this.draw();
       }).observe(this);
-      if (kind.canvas) new MutationObserver(() => this.draw()).observe(document.body, {attributeFilter: ["data-md-color-scheme"]});
+      if (kind.canvas)
+        new MutationObserver(() => this.draw()).observe(document.body, {attributeFilter: ["data-md-color-scheme"]});
     }
 
     // What a control asks for: drawn with the next frame, and said to those who listen once it stands still.
     set(settings) {
       this.settings = settings;
       clearTimeout(this.settling);
-      this.settling = setTimeout(() => { this.status.textContent = this.words.textContent; }, 600);
+      this.settling = setTimeout(() => {
+        this.status.textContent = this.words.textContent;
+      }, 600);
       if (!this.waiting) requestAnimationFrame(() => this.draw());
       this.waiting = true;
     }
@@ -257,7 +299,7 @@ globalThis.views = (() => {
   customElements.define("pe-view", View);
 
   return {
-    kinds, define, count, fixed, percent, degrees, html, svg, write, line, path, redBlue, magma, rgb, inkOn, tip, arc, arrow, ticks, frame,
-    slider, choice, button, handle,
+    kinds, define, count, fixed, percent, degrees, html, svg, write, line, path, redBlue, magma, rgb, inkOn, tip, arc,
+    arrow, ticks, frame, slider, choice, button, handle,
   };
 })();

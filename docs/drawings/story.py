@@ -64,7 +64,8 @@ def story_count() -> Figure:
         fractions.plot(np.arange(length) / length, np.full(length, y), "|", color=_ink(), markersize=9)
         fractions.plot([1 / length], [y], "o", color=_KEY)
     fractions.plot([1 / 5, 1 / 8], [1, 0], ":", color=_GREY)
-    fractions.set(title="add p / L", yticks=[0, 1], yticklabels=["8 words", "5 words"], ylim=(-0.6, 1.6), xlim=(-0.05, 1))
+    fractions.set(title="add p / L", ylim=(-0.6, 1.6), xlim=(-0.05, 1))
+    fractions.set_yticks([0, 1], ["8 words", "5 words"])
     codes = np.array([[(p >> bit) & 1 for bit in range(7, -1, -1)] for p in (7, 8)])
     image = _figure.image(bits, codes * 1.6 - 0.8, "RdBu_r", -1, 1, "equal")
     rgba = image.to_rgba(codes * 1.6 - 0.8)
@@ -88,7 +89,8 @@ def story_waves() -> Figure:
 
         axes.plot(fine, np.sign(wave(fine)), color=_GREY, lw=1)
         axes.plot(fine, wave(fine), color=_ink(), lw=1)
-        axes.scatter(whole, wave(whole), c=wave(whole), cmap="RdBu_r", vmin=-1, vmax=1, edgecolors=_GREY, zorder=3, s=28)
+        colours = {"c": wave(whole), "cmap": "RdBu_r", "vmin": -1, "vmax": 1, "edgecolors": _GREY}
+        axes.scatter(whole, wave(whole), s=28, zorder=3, **colours)
         axes.set_ylabel(f"every\n{period}", rotation=0, ha="right", va="center")
         axes.set(yticks=[], ylim=(-1.3, 1.3), xlim=(-0.7, 31.7))
         axes.spines[:].set_visible(False)
@@ -132,7 +134,8 @@ def story_rope() -> Figure:
             tips.append(np.asarray(pe.rotary(vector[None], np.array([position]), spectrum, head_axis=None))[0])
             _arrow(axes, tips[-1], colour)
         for tip, name, colour in zip(tips, "kq", places, strict=True):
-            axes.text(*(tip * (1 + 0.16 / np.linalg.norm(tip))), name, color=colour, ha="center", va="center", size="large")
+            beyond = tip * (1 + 0.16 / np.linalg.norm(tip))
+            axes.text(*beyond, name, color=colour, ha="center", va="center", size="large")
         at = f"key at {before + 1}, query at {before + 4}"
         axes.set_title(f"{at}: q · k = {tips[0] @ tips[1]:.3f}", size="medium")
     return figure
@@ -141,9 +144,9 @@ def story_rope() -> Figure:
 def story_layouts() -> Figure:
     """Eight numbered boxes, twice. In the layout called interleaved, brackets join 0 with 1, 2 with 3, 4 with 5 and 6
     with 7. In the layout called half, they join 0 with 4, 1 with 5, 2 with 6 and 3 with 7."""
-    figure = Figure(figsize=(7.2, 2.1), layout="constrained")
+    figure = Figure(figsize=(4.2, 3.0), layout="constrained")
     colours = ("#c2571a", "#1a9a78", "#b565a7", "#3f8fd0")
-    for axes, (name, step) in zip(figure.subplots(1, 2), (("interleaved", 1), ("half", 4)), strict=True):
+    for axes, (name, step) in zip(figure.subplots(2, 1), (("interleaved", 1), ("half", 4)), strict=True):
         _bare(axes, (-0.2, 8.2), (-0.9, 2.3))
         for i in range(4):
             first = 2 * i if step == 1 else i
@@ -176,9 +179,8 @@ def story_stretch() -> Figure:
 
 
 def story_grid() -> Figure:
-    """Two grids of 16 by 16 patches, the likeness of one patch's encoding to all others, red for alike. With the patches
-    numbered in one line, red bands lie along the patch's row and wrap round at its ends. With row and column, a red
-    cross lies along both."""
+    """Two grids of 16 by 16 patches: how alike the encoding of one patch is to all others, red for alike. With the
+    patches numbered in one line, a red band lies along its row. With row and column, a red cross lies along both."""
     figure = Figure(figsize=(7.2, 3.5), layout="constrained")
     cells = np.asarray(pe.grid_positions((16, 16)))
     encodings = {

@@ -8,8 +8,8 @@ from visits import PHONE, ROOT, SCREENSHOTS, SITE, WIDE, settle, show
 PAGES = sorted(path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 AXE = pathlib.Path(__file__).parent / "axe" / "axe.min.js"
 SHOWN = (
-    *("index", "why", "sinusoidal", "rotations", "rope", "contexts", "phases", "explorer", "choose", "benchmarks"),
-    "api/rotary",
+    *("index", "story", "why", "sinusoidal", "rotations", "rope", "contexts", "phases"),
+    *("explorer", "choose", "benchmarks", "api/rotary"),
 )
 
 # Formulas that are not set, or are set wrongly.
@@ -90,7 +90,7 @@ def test_search_finds(page, faults, origin, where):
     report(page.url, faults)
 
 
-@pytest.mark.parametrize("name", ["index", "explorer", "rotations", "api/rotary"])
+@pytest.mark.parametrize("name", ["index", "story", "explorer", "rotations", "api/rotary"])
 def test_page_from_file(page, faults, name):
     page.goto(f"{SITE.as_uri()}/{name}.html")
     settle(page)
