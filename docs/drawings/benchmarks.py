@@ -1,7 +1,6 @@
-"""The benchmark's figures, of the results that are kept with it."""
+"""The benchmark's figures, of the newest of the results that are kept with it."""
 
 import importlib.util
-import json
 import pathlib
 import sys
 from types import ModuleType
@@ -24,12 +23,11 @@ def _module() -> ModuleType:
 
 
 def _drawn(function: str, *args: Any) -> Figure:
-    result = json.loads((FOLDER / "results" / "cpu.json").read_text())
     drawer = _module()
     scheme = next(s for s in drawer.SCHEMES.values() if s["text"] == matplotlib.rcParams["text.color"])
     style = {"font.size": 9, "grid.color": scheme["grid"], "grid.linewidth": 0.6, "axes.titlesize": "large"}
     with matplotlib.rc_context(style):
-        return getattr(drawer, function)(result, scheme, *args)
+        return getattr(drawer, function)(drawer.kept()[0], scheme, *args)
 
 
 def benchmark_bars() -> Figure:
