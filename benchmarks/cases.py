@@ -71,7 +71,7 @@ SPEED = [
         for of in [(layout, dtype)]
     ),
     *(Case("decode", (32, 1, 32, 128), dtype, layout) for dtype in BOTH for layout in LAYOUTS),
-    *(Case("attention", (1, length, 2, 64), dtype) for length in (4096, 16_384) for dtype in BOTH),
+    *(Case("attention", (1, length, 2, 64), dtype) for length in (4096, 8192) for dtype in BOTH),
 ]
 LOOPS = [
     *(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-TURNS, LAYERS, ROTATIONS = 256, 16, 64  # of a loop, of a stack, and compiled in one program
+TURNS, LAYERS, ROTATIONS = 256, 16, 64  # of a loop, of a stack, of a compilation
 
 
 def turn_of(peer, case):
@@ -22,20 +22,15 @@ def turn_of(peer, case):
 
 
 def arguments(case):
-    """Positions of a decode step, (batch, 1), or `None`; and the matrices of each layer, stacked where it scans."""
+    """Positions of a decode step, (batch, 1), or `None`; and the matrix of each layer."""
     batch, length, heads, head_dim = case.shape
     random, width = np.random.default_rng(1), heads * head_dim
     positions = jnp.asarray(random.integers(0, 4000, (batch, 1)), jnp.int32) if length == 1 else None
     if case.kind == "loop":
         return (positions,)
-    shape = (LAYERS, 4, width, width) if case.kind == "stack" else (ROTATIONS, 1, width, width)
-    weights = jnp.asarray(random.standard_normal(shape, np.float32) / width**0.5, case.dtype)
-    layers = [[matrix + 0 for matrix in layer] for layer in weights]
-    return positions, list(weights.swapaxes(0, 1)) if case.way == "scanned" else layers
-
-
-def project(x, matrix):
-    return (x.reshape(*x.shape[:2], -1) @ matrix).reshape(x.shape)
+    layers = LAYERS if case.kind == "stack" else ROTATIONS
+    weights = jnp.asarray(random.standard_normal((layers, width, width), np.float32) / width**0.5, case.dtype)
+    return positions, weights if case.way == "scanned" else list(weights)
 
 
 def loop(case, turn):
@@ -53,31 +48,24 @@ def loop(case, turn):
 
 
 def stack(case, turn):
-    """16 layers of x + attention(turn(x Q), turn(x K), x V) O; a decode step attends to its own token."""
-    causal = case.shape[1] > 1
+    """16 layers that project x and turn it, scanned over or unrolled."""
 
     def f(x, positions, weights):
-        def layer(x, matrices):
-            q, k, v = (project(x, matrix) for matrix in matrices[:3])
-            mixed = jax.nn.dot_product_attention(turn(q, positions), turn(k, positions), v, is_causal=causal)
-            return x + project(mixed, matrices[3])
+        def layer(x, matrix):
+            return turn((x.reshape(*x.shape[:2], -1) @ matrix).reshape(x.shape), positions), None
 
         if case.way == "scanned":
-            return lax.scan(lambda x, matrices: (layer(x, matrices), None), x, weights)[0]
-        for matrices in weights:
-            x = layer(x, matrices)
+            return lax.scan(layer, x, weights)[0]
+        for matrix in weights:
+            x, _ = layer(x, matrix)
         return x
 
     return f
 
 
 def compile(case, turn):
-    """64 projections, each rotated, and their derivatives: traced, lowered and compiled anew in each call."""
-
-    def loss(x, positions, weights):
-        for (matrix,) in weights:
-            x = turn(project(x, matrix), positions)
-        return jnp.sum(x)
+    """64 such layers, unrolled, and their derivatives: traced, lowered and compiled anew in each call."""
+    loss = lambda *arguments: jnp.sum(stack(case, turn)(*arguments))  # noqa: E731
 
     def f(*arguments):
         jax.clear_caches()

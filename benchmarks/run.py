@@ -104,19 +104,20 @@ class Bench:
         return Process(name, python, environment)
 
     def start_all(self):
+        processes = {name: self.start(name) for name in self.names}
         for name in self.names:
-            self.say(f"starting {name}", end="\r")
-            process, fields = self.start(name), settings(name)
-            self.peers[name] = {"name": fields["NAME"], "framework": fields["FRAMEWORK"]}
-            try:
-                self.peers[name] |= process.ask("versions")
+            self.peers[name] = {"name": settings(name)["NAME"], "framework": settings(name)["FRAMEWORK"]}
+        self.say("starting", end="\r")
+        found = self.each(processes, "versions", at_once=2)
+        missing = {failure["peer"]: failure["error"] for failure in self.failures}
+        for name, process in processes.items():
+            self.peers[name] |= found.get(name, {"missing": missing.get(name)})
+            if name in found:
                 self.processes[name] = process
-            except RuntimeError as error:
-                self.peers[name]["missing"] = str(error)
+            else:
                 process.close()
-                self.say(f"without {name}: {error}")
         for name in {OURS, PLAIN} - set(self.processes):
-            raise SystemExit(f"{name} cannot be measured: {self.peers[name]['missing']}")
+            raise SystemExit(f"{name} cannot be measured: {missing[name]}")
 
     def each(self, processes, ask, at_once=1, **request):
         """The answers of all that have one; what fails is told, and the others go on."""

@@ -4,7 +4,7 @@ In a scan at one position XLA hoists its cosines and sines out of the loop.
 """
 
 import jax.numpy as jnp
-from formulas import halves, pairs, phases
+from formulas import halves, phases, rotate_every_two
 
 NAME, PACKAGES, FRAMEWORK = "textbook", ("jax",), "jax"
 IMPORT = "import jax.numpy"
@@ -12,7 +12,7 @@ HEAD_AXIS, LAYOUTS = -2, ("half", "interleaved")
 
 
 def turn(case):
-    rotate = {"half": halves, "interleaved": pairs}[case.layout]
+    rotate = {"half": halves, "interleaved": rotate_every_two}[case.layout]
 
     def f(x, positions=None):
         positions = jnp.arange(x.shape[1]) if positions is None else positions
