@@ -286,7 +286,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds: to see that all runs")
     parser.add_argument("--fresh", action="store_true", help="starts over where an interrupted run would go on")
     parser.add_argument("--rounds", type=int, default=15, help="at most, for each case; at least 3")
-    parser.add_argument("--seconds", type=float, default=30.0, help="for each case, unless 3 rounds take longer")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each case, unless 3 rounds take longer")
     parser.add_argument("--cases", default="", help="only those whose name contains this; nothing but speed")
     parser.add_argument("--peers", nargs="*", help="only these modules of benchmarks/peers")
     parser.add_argument("--torch", default=sys.executable, help="the Python that has torch and its libraries")
