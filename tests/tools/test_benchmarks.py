@@ -135,10 +135,10 @@ def test_the_summary_of_two_processors(bench, result):
     assert lines[0] == f"| case | aim | {' | '.join(columns)} |"
     # The least time over the least of the unit, whose rounds are 0.9 and 1.1 of a copy.
     assert lines[3] == "| add, (16,4096,512), float32 | 1.15 | 1.10 (1.22) | 1.05, Flax examples | – | – |"
-    decode = (
-        "| decode, (32,1,32,128), float32, half | the fastest other | **3.00** (3.33) | 2.98, flax.nnx.RoPE | – | – |"
-    )
-    assert lines[4] == decode
+    decode = "| decode, (32,1,32,128), float32, half | the fastest other |"
+    assert lines[4] == f"{decode} 3.00 (3.33) | 2.98, flax.nnx.RoPE | – | – |"  # another is ahead by less than 2 %
+    result["speed"][2]["times"]["flax_nnx"] = [0.9 * t for t in result["speed"][2]["times"]["flax_nnx"]]
+    assert f"{decode} **3.00** (3.33) | 2.68, flax.nnx.RoPE |" in bench.report.summary([result], ("decode",))
     (line,) = bench.report.summary([result, other], ("loop",)).splitlines()[2:]
     assert line == f"| {loop.name} | 1.2 | – | – | – | 1.10 ms | **1.50** (1.67) | 1.30, flax.nnx.RoPE |"
     assert bench.report.summary([result], ("stack",)) == "Not measured yet."
