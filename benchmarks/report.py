@@ -252,36 +252,40 @@ def duration(seconds):
 
 
 def summary(results, kinds):
-    """Of each case the times of this library and of the fastest other, in units: two columns for each processor."""
-    programs = kinds[0] in PROGRAMS
-    head, rows = ["case", "aim"], []
-    for result in results:
-        on = result["device"].partition(", ")[0]
-        head += [f"{UNITS.get(kinds[0])}, {on}"] * programs + [f"posenc_jax, {on}", "the fastest other"]
-    for name, case in CASES.items():
-        row = []
-        for result in results:
-            entry = next((e for e in result["speed"] if e["name"] == name), None)
-            row += ["–"] * (2 + programs) if entry is None else cells(Report(result), entry, case.aim, programs)
-        if case.kind in kinds and set(row) != {"–"}:
+    """Of each case the times of this library on each processor, and on the first the fastest other, in units."""
+    results = [result for result in results if any(e["case"]["kind"] in kinds for e in result["speed"])]
+    if not results:
+        return "Not measured yet."
+    programs, rows = kinds[0] in PROGRAMS, []
+    first, *others = (result["device"].partition(", ")[0] for result in results)
+    head = ["case", "aim", *[UNITS.get(kinds[0])] * programs, f"posenc_jax, {first}", "the fastest other", *others]
+    for case in (case for case in CASES.values() if case.kind in kinds):
+        (unit, ours, beside), *more = (cells(Report(result), case) for result in results)
+        row = [*[unit] * programs, ours, beside, *(mine for _, mine, _ in more)]
+        if set(row) != {"–"}:
             aim = "the fastest other" if case.kind in BESIDE else "–" if case.aim is None else f"{case.aim:g}"
-            rows.append([name, aim, *row])
-    return markdown(head, rows) if rows else "Not measured yet."
+            rows.append([case.name, aim, *row])
+    return markdown(head, rows)
 
 
-def cells(report, entry, aim, programs):
-    """Of one case on one processor; in bold what misses its aim, in brackets the least time over that of the unit."""
+def cells(report, case):
+    """The unit's time, this library's in units, and the fastest other.
+
+    In bold is what misses the aim, in brackets the least time over that of the unit.
+    """
+    entry = next((entry for entry in report.result["speed"] if entry["name"] == case.name), None)
+    if entry is None:
+        return ["–"] * 3
     found, rounds, both = medians(entry), ratios(entry), np.concatenate(units(entry))
     ours, best = found.pop(OURS, None), min(found, key=found.get, default=None)
-    unit = [duration(np.median(both))] * programs
-    beside = f"{short(found[best])}, {report.title(best)}" if best else "–"
+    unit, beside = duration(np.median(both)), f"{short(found[best])}, {report.title(best)}" if best else "–"
     if ours is None:
-        return [*unit, "–", beside]
-    missed = aim is not None and round(ours, 2) > round(aim, 2)
-    if entry["case"]["kind"] in BESIDE:
+        return [unit, "–", beside]
+    missed = case.aim is not None and round(ours, 2) > round(case.aim, 2)
+    if case.kind in BESIDE:
         missed = any(is_ahead(rounds[name], rounds[OURS]) for name in found)
     mine = f"**{short(ours)}**" if missed else short(ours)
-    return [*unit, f"{mine} ({short(float(min(entry['times'][OURS]) / both.min()))})", beside]
+    return [unit, f"{mine} ({short(float(min(entry['times'][OURS]) / both.min()))})", beside]
 
 
 def machine(result):
