@@ -121,7 +121,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Speed, memory and errors beside other libraries, all of them from Python 3.12 on, 40 minutes; `-- --quick`, 5."""
+    """Speed, memory and errors beside other libraries, all of them from Python 3.12 on, 20 minutes; `-- --quick`, 5.
+
+    An interrupted run goes on where it ended; `-- --fresh` starts over.
+    """
     session.install(".", *group("bench"), *group("peers-jax"))
     session.install("--no-deps", *group("peers-jax-alone"))
     # Libraries that need torch get an environment of their own.

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
+PROGRAMS = ("loop", "stack", "compile")  # kinds of `loops.py`, in which JAX peers rotate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,26 +14,34 @@ class Case:
     """One thing that libraries do.
 
     `shape` is that of the result: (length, width) of a table, (batch, seq, width) of embeddings, (batch, seq, heads,
-    head_dim) of queries. A decode step has one position of its own for each row of the batch.
+    head_dim) of queries. A decode step has one position of its own for each row of the batch. `loops.py` says what is
+    in a loop, a stack and a compilation.
     """
 
-    kind: str  # "table", "add", "rotary", "decode" or "attention"
+    kind: str  # "table", "add", "rotary", "decode" or "attention"; "loop", "stack" or "compile"
     shape: tuple[int, ...]
     dtype: str = "float32"
-    layout: str = ""  # of rotary and decode: "half" or "interleaved"
+    layout: str = ""  # of rotations: "half" or "interleaved"
     backward: bool = False  # forward and backward, both results written
-    aim: float | None = None  # of this library: at most this multiple of a copy or a fill
+    aim: float | None = None  # of this library: at most this multiple of the unit
+    way: str = ""  # of a loop: "position unchanged" or "position moving"; of a stack: "scanned" or "unrolled"
 
     @property
     def name(self):
         """As in tables and in results."""
-        words = [self.kind, str(self.shape).replace(" ", ""), self.dtype, self.layout]
+        words = [self.kind, str(self.shape).replace(" ", ""), self.dtype, self.layout, self.way]
         return ", ".join([w for w in words if w] + ["forward and backward"] * self.backward)
+
+    @property
+    def unit(self):
+        """The module of `peers` whose time is 1: a copy or a fill, or the textbook rotation in the same program."""
+        return "textbook" if self.kind in ("loop", "compile") else "plain"
 
     @property
     def slow(self):
         """Left out of a quick run."""
-        return self.kind == "attention" and self.shape[1] > 4096 or self.kind == "rotary" and self.shape[1] > 512
+        most = {"attention": 4096, "rotary": 512, "stack": 1}
+        return len(self.shape) > 1 and self.shape[1] > most.get(self.kind, self.shape[1])
 
     @property
     def size(self):
@@ -46,20 +55,40 @@ def case_of(fields):
 
 
 BOTH, LAYOUTS = ("float32", "bfloat16"), ("half", "interleaved")
+LARGE, SMALL = (1, 4096, 32, 128), (8, 512, 16, 64)
+# Of a rotation forward; forward and backward are two.
+AIMS = {("half", "float32"): 1.1, ("half", "bfloat16"): 1.2, ("interleaved", "float32"): 1.25}
+AIMS |= {("interleaved", "bfloat16"): 1.4, (SMALL, "half", "bfloat16"): 1.25}
 SPEED = [
-    Case("table", (131_072, 128), aim=1.1),
+    Case("table", (131_072, 128), aim=1.15),
     *(Case("add", (16, 4096, 512), dtype, aim=1.15) for dtype in BOTH),
     *(
-        Case("rotary", shape, dtype, layout, backward, aim=2.4 if backward else 1.2)
-        for shape in ((1, 4096, 32, 128), (8, 512, 16, 64))
+        Case("rotary", shape, dtype, layout, backward, aim=(1 + backward) * AIMS.get((shape, *of), AIMS[of]))
+        for shape in (LARGE, SMALL)
         for dtype in BOTH
         for layout in LAYOUTS
         for backward in (False, True)
+        for of in [(layout, dtype)]
     ),
     *(Case("decode", (32, 1, 32, 128), dtype, layout) for dtype in BOTH for layout in LAYOUTS),
-    *(Case("attention", (1, length, 2, 64), dtype) for length in (4096, 16_384) for dtype in BOTH),
+    *(Case("attention", (1, length, 2, 64), dtype) for length in (4096, 8192) for dtype in BOTH),
 ]
-LENGTHS = tuple(2**n for n in range(10, 21, 2))
+LOOPS = [
+    *(
+        Case("loop", (8, 1, 32, 128), dtype, layout, aim=aim, way=way)
+        for way, aims in (("position unchanged", (1.2, 1.5)), ("position moving", (0.15, None)))
+        for layout, aim in zip(LAYOUTS, aims, strict=True)
+        for dtype in BOTH
+    ),
+    *(
+        Case("stack", shape, dtype, "half", way=way)
+        for shape in ((1, 256, 8, 64), (8, 1, 8, 64))
+        for dtype in BOTH
+        for way in ("scanned", "unrolled")
+    ),
+    Case("compile", (1, 256, 8, 64), layout="half", backward=True),
+]
+LENGTHS = tuple(2**n for n in range(10, 19, 2))
 HEADS = (1, 4, 16, 64)
 GROWTH = {
     "length": [Case("table", (n, 128)) for n in LENGTHS]

@@ -1,4 +1,4 @@
-"""Figures of `run.py`'s results, for light and dark pages: `python benchmarks/figures.py results/cpu.json`.
+"""Figures of `run.py`'s results, for light and dark pages: `python benchmarks/figures.py [results/cpu-….json]`.
 
 Bars of times in copies, errors against position, time and memory against length and against heads. This library is
 blue; peers are grey in bars, and differ by colour and marker in lines. The background is transparent.
@@ -14,13 +14,12 @@ import textwrap
 import matplotlib
 import numpy as np
 from cases import LAYOUTS, Case
-from comparison import COPIES, OURS, medians, short
+from comparison import AGAIN, OURS, PLAIN, kept, medians, short
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, NullLocator
 
-COPY = COPIES[0]
 COLOURED = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color")
 SCHEMES = {
     "": {"text": "#24292f", "ours": "#0072B2", "jax": "#6e7781", "torch": "#b4bcc4", "grid": "#8c959f40"},
@@ -58,9 +57,9 @@ def style_of(result, scheme):
         for is_rotary in (True, False)
     )
     # First those of the fullest panels, so that no colour is there twice.
-    peers = [name for name in [*sorted(rotary), *sorted(others - rotary)] if name not in (OURS, *COPIES)]
+    peers = [name for name in [*sorted(rotary), *sorted(others - rotary)] if name not in (OURS, PLAIN, PLAIN + AGAIN)]
     styles = {OURS: {"color": scheme["ours"], "marker": "o", "markersize": 5, "lw": 2.4, "zorder": 4}}
-    styles[COPY] = {"color": scheme["text"], "ls": ":", "lw": 1.2}
+    styles[PLAIN] = {"color": scheme["text"], "ls": ":", "lw": 1.2}
     for i, name in enumerate(peers):
         look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markerfacecolor": "none"}
         styles[name] = look | {"markersize": 6, "lw": 1, "ls": DASHES[i // len(COLOURS) % 2]}
@@ -209,9 +208,9 @@ def growth(result, scheme, over):
         axis = {"length": 0 if kind == "table" else 1, "heads": 2}[over]
         sizes = [entry["case"]["shape"][axis] for entry in entries]
         times = series([{n: 1e3 * np.median(t) for n, t in entry["times"].items()} for entry in entries])
-        times.pop(COPIES[1], None)
+        times.pop(PLAIN + AGAIN, None)
         bytes_ = series([memory.get(entry["name"], {}) for entry in entries])
-        bytes_ = {n: np.maximum(row, PAGE) / 1e6 for n, row in bytes_.items() if n in styles and n != COPY}
+        bytes_ = {n: np.maximum(row, PAGE) / 1e6 for n, row in bytes_.items() if n in styles and n != PLAIN}
         words = KINDS[kind], entries[0]["case"]["layout"], entries[0]["case"]["dtype"]
         for panel, label, values in zip(line, columns, (times, bytes_), strict=False):
             for name, row in values.items():
@@ -261,11 +260,11 @@ def draw(result, folder, name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=pathlib.Path, help="a JSON file that run.py wrote")
-    parser.add_argument("--out", type=pathlib.Path, help="folder of the figures, unless that of the results")
+    parser.add_argument("results", type=pathlib.Path, nargs="?", help="a JSON file that run.py wrote; else the newest")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(), help="folder of the figures")
     options = parser.parse_args()
-    result = json.loads(options.results.read_text())
-    for path in draw(result, options.out or options.results.parent, options.results.stem):
+    result = json.loads(options.results.read_text()) if options.results else kept()[0]
+    for path in draw(result, options.out, options.results.stem if options.results else "cpu"):
         print(path)
 
 

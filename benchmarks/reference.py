@@ -5,7 +5,6 @@ of any size give the fraction of a turn at a position without any rounding, and 
 reduced to an eighth of a turn, within 3e-16. `precise` is mpmath throughout, at 40 digits, to check that on a sample.
 """
 
-import contextlib
 import functools
 import platform
 import sys
@@ -84,10 +83,34 @@ def progress(text, end="\n"):
         print(f"  … {text}", file=sys.stderr, flush=True)
 
 
-def processor():
-    """What the machine calls its processor."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":")[1].strip()
-    return platform.processor()
+# Families and models whose name does not tell their generation.
+GENERATIONS = {
+    ("AuthenticAMD", 23): {"Zen": range(0x30), "Zen 2": range(0x30, 0x100)},
+    ("AuthenticAMD", 25): {
+        "Zen 4": (*range(0x10, 0x20), *range(0x60, 0x80), *range(0xA0, 0xB0)),
+        "Zen 3": (*range(0x10), *range(0x20, 0x60)),
+    },
+    ("AuthenticAMD", 26): {"Zen 5": range(0x100)},
+    ("GenuineIntel", 6): {
+        "Skylake or Cascade Lake": (85,),
+        "Ice Lake": (106, 108),
+        "Sapphire Rapids": (143,),
+        "Granite Rapids": (173, 174),
+        "Emerald Rapids": (207,),
+    },
+}
+
+
+def processor(path="/proc/cpuinfo"):
+    """The processor's name and its generation: "AMD EPYC (Zen 4)"; else its family and model."""
+    try:
+        lines = [line.split(":", 1) for line in Path(path).read_text().split("\n\n")[0].splitlines() if ":" in line]
+    except OSError:
+        return platform.processor()
+    of = {name.strip(): value.strip() for name, value in lines}
+    if "cpu family" not in of:  # not an x86
+        return of.get("model name") or platform.processor() or platform.machine()
+    family, model = int(of["cpu family"]), int(of["model"])
+    names = GENERATIONS.get((of.get("vendor_id"), family), {})
+    known = next((name for name, models in names.items() if model in models), f"family {family}, model {model}")
+    return f"{of['model name']} ({known})"

@@ -1,27 +1,39 @@
-"""The tables of `run.py`'s results in Markdown: `python benchmarks/report.py [--summary] results/cpu.json`."""
+"""The tables of `run.py`'s results in Markdown: `python benchmarks/report.py [--write] [results/cpu-….json …]`.
+
+Without files, the results of all processors stand side by side, the newest first. `--write` makes results/cpu.md of
+them, whose parts the site includes, and puts the newest into README's tables.
+"""
 
 import argparse
 import collections
 import json
 import pathlib
+import re
 
 import numpy as np
-from cases import case_of
-from comparison import COPIES, OURS, is_ahead, medians, noise, ratios, short
+from cases import PROGRAMS, case_of
+from comparison import AGAIN, CASES, OURS, PLAIN, is_ahead, kept, medians, noise, ratios, short, units
 from reference import markdown
 from worker import settings
 
+HERE = pathlib.Path(__file__).parent
 NOTE = """Speed is in copies: a time over the mean of two plain copies (or fills) of the same bytes in the same round;
-what is written is the median over rounds, with quartiles in brackets. Behind a peer is what is slower than it by more
-than 2 % at the median, and in three of four rounds. MB are 10⁶ bytes."""
+in loops and compilations over that of the textbook formula in the same program, in stacks over that of the stack that
+does not rotate. What is written is the median over rounds, with quartiles in brackets. Behind a peer is what is slower
+than it by more than 2 % at the median, and in three of four rounds. MB are 10⁶ bytes."""
 JAX_AIM, FIRST_AIM = 3.0, 1.1  # times as fast as the fastest JAX peer; first call beside that of the fastest
 MEGABYTES = "{:,.1f}".format
+BESIDE = ("decode", "stack")  # kinds whose aim is that no peer is ahead
+UNITS = {"loop": "the textbook", "stack": "without rotation"}
 GROUPS = {
     "Tables, and tables added": ("table", "add"),
     "Rotary, half layout": ("rotary", "half"),
     "Rotary, interleaved layout": ("rotary", "interleaved"),
     "Decode steps": ("decode",),
     "Attention with ALiBi": ("attention",),
+    "Loops": ("loop",),
+    "Stacks of 16 layers": ("stack",),
+    "Compilation of 64 rotations with projections": ("compile",),
 }
 
 
@@ -48,9 +60,7 @@ class Report:
 
     def titles(self, names):
         """Of each peer by its module; this library first, then those of JAX, the copy last."""
-        order = [
-            (name != OURS, name in COPIES, not self.is_jax(name), self.title(name).lower(), name) for name in names
-        ]
+        order = [(name != OURS, name == PLAIN, not self.is_jax(name), self.title(name).lower(), name) for name in names]
         return {key[-1]: self.title(key[-1]) for key in sorted(order)}
 
     def matrix(self, corner, columns, write=short, turn=False):
@@ -74,9 +84,9 @@ class Report:
         versions = {k: v for peer in present.values() for k, v in peer["versions"].items() if k in ("jax", "torch")}
         where = [result["device"], result["date"], f"Python {result['python']}"]
         where += [f"{k} {v}" for k, v in sorted(versions.items())] + ["quick: noisy"] * result["quick"]
-        lines = ["# posenc_jax beside its peers", ", ".join(where) + ".", NOTE]
+        lines = [f"# {result['device']}", ", ".join(where[1:]) + "."]
         peers = []
-        for name, title in self.titles(set(present) - set(COPIES)).items():
+        for name, title in self.titles(set(present) - {PLAIN}).items():
             own = [f"{k} {v}" for k, v in present[name]["versions"].items() if k not in ("jax", "torch", "numpy")]
             peers.append(f"{title} ({', '.join(own)})" if own else title)
         lines.append(f"Measured: {'; '.join(peers)}.")
@@ -97,12 +107,12 @@ class Report:
         if ours is None:
             self.missed.append(f"{name}: not measured")
             return [name, *["–"] * 9]
-        copy = 1e3 * float(np.median([t for copy in COPIES for t in entry["times"][copy]]))
+        unit = duration(np.median(np.concatenate(units(entry))))
         low, high = np.percentile(rounds[OURS], (25, 75))
         aim, verdicts = "–", []
         if case["aim"] is not None:
             aim = f"≤ {case['aim']:g}"
-            verdicts.append(self.verdict(f"{name}, {aim} copies", ours <= case["aim"], f"{ours:.4g}"))
+            verdicts.append(self.verdict(f"{name}, {aim}", ours <= case["aim"], f"{ours:.4g}"))
         beside = []
         for peers in (found, {n: x for n, x in found.items() if self.is_jax(n)}):
             best = min(peers, key=peers.get, default=None)
@@ -111,7 +121,7 @@ class Report:
         if fastest != "–":
             ahead = sorted([n for n in found if is_ahead(rounds[n], rounds[OURS])], key=found.get)
             behind = ", ".join(f"{self.title(n)}, {short(found[n])}" for n in ahead)
-            if case["kind"] == "decode":
+            if case["kind"] in BESIDE:
                 aim = "the fastest peer"
                 verdicts.append("MISSED" if behind else "met")
             if behind:
@@ -127,23 +137,23 @@ class Report:
         ratio = f"{short(ours)} ({short(low)}–{short(high)})"
         verdict = ", ".join(verdicts) or "–"
         beside = [fastest, faster, fastest_jax, faster_jax]
-        return [name, str(len(rounds[OURS])), short(copy), ratio, aim, verdict, *beside]
+        return [name, str(len(rounds[OURS])), unit, ratio, aim, verdict, *beside]
 
     def speed(self):
-        head = ["case", "rounds", "copy, ms", "posenc_jax, copies", "aim", "verdict"]
-        head += ["fastest peer, copies", "times as fast"]
-        head += ["fastest JAX peer, copies", f"times as fast; of tables and rotary, aim ≥ {JAX_AIM:g}"]
+        head = ["case", "rounds", "unit", "posenc_jax", "aim", "verdict"]
+        head += ["fastest peer", "times as fast"]
+        head += ["fastest JAX peer", f"times as fast; of tables and rotary, aim ≥ {JAX_AIM:g}"]
         lines = ["## Speed", markdown(head, [self.speed_row(entry) for entry in self.result["speed"]])]
         found = np.array([noise(entry) for entry in self.result["speed"]])
         if (known := 100 * found[~np.isnan(found)]).size:
             middle, least, most = (short(float(x)) for x in (np.median(known), known.min(), known.max()))
             lines.append(
-                f"The two copies of a round differ by {middle} % in the median case, {least} to {most} % in all."
+                f"The two units of a round differ by {middle} % in the median case, {least} to {most} % in all."
             )
         for group in GROUPS:
             entries = {e["name"]: medians(e) for e in self.result["speed"] if of_group(group, e["case"])}
             if entries:
-                lines += [f"### {group}: copies", self.matrix("case", entries, turn=True)]
+                lines += [f"### {group}: multiples of the unit", self.matrix("case", entries, turn=True)]
         return lines
 
     def growth(self):
@@ -155,7 +165,7 @@ class Report:
             sizes = {f"{entry['case']['shape'][place]:,}": entry for entry in entries}
             corner = f"{over} of {entries[0]['name'].split(', (')[0]}"
             times = {
-                size: {n: 1e3 * float(np.median(t)) for n, t in entry["times"].items() if n != COPIES[1]}
+                size: {n: 1e3 * float(np.median(t)) for n, t in entry["times"].items() if not n.endswith(AGAIN)}
                 for size, entry in sizes.items()
             }
             lines += [f"### {corner}: ms", self.matrix(over, times)]
@@ -172,24 +182,32 @@ class Report:
                 lines += [f"### {group}: MB", self.matrix("case", entries, MEGABYTES, turn=True)]
         return ["## Memory beside arguments and results", *lines] if lines else []
 
-    def first(self):
+    def first_calls(self):
+        """Milliseconds of each library's first calls, and of its import."""
         entries = self.result.get("first", [])
-        if not entries:
-            return []
         calls = {e["name"]: {n: 1e3 * float(np.median(t)) for n, t in e["calls"].items()} for e in entries}
         imports = collections.defaultdict(list)
         for name, times in (item for entry in entries for item in entry["imports"].items()):
             imports[name] += times
-        columns = calls | {"import": {name: 1e3 * float(np.median(times)) for name, times in imports.items()}}
+        return calls | {"import": {name: 1e3 * float(np.median(times)) for name, times in imports.items()}}
+
+    def of_framework(self, columns, jax):
+        return {c: {n: t for n, t in of.items() if self.is_jax(n) == jax} for c, of in columns.items()}
+
+    def first(self):
+        entries = self.result.get("first", [])
+        if not entries:
+            return []
+        columns = calls = self.first_calls()
         lines = ["## First call and import on top of the framework: ms"]
         for title, jax in (("JAX, traced and compiled", True), ("PyTorch, not compiled", False)):
-            kept = {c: {n: t for n, t in of.items() if self.is_jax(n) == jax} for c, of in columns.items()}
+            kept = self.of_framework(columns, jax)
             if any(kept.values()):
                 lines += [f"### {title}", self.matrix("", kept)]
         aims = []
         for entry in entries:
             mine, kind, name = calls[entry["name"]], entry["case"]["kind"], entry["name"]
-            jax = [n for n in mine if self.is_jax(n) and n not in (OURS, *COPIES)]
+            jax = [n for n in mine if self.is_jax(n) and n not in (OURS, PLAIN)]
             compiled = [n for n in jax if kind not in settings(n).get("EAGER", ())]
             aims += [
                 f"{self.title(n)} makes its {kind} on the host and compiles nothing." for n in jax if n not in compiled
@@ -227,32 +245,129 @@ def listed(items):
     return "\n".join(f"- {item}" for item in items)
 
 
-def text(result):
-    """All tables, in Markdown."""
-    report = Report(result)
-    sections = (report.heading, report.speed, report.growth, report.memory, report.first, report.errors, report.closing)
-    return "\n\n".join(line for section in sections for line in section() if line) + "\n"
+def duration(seconds):
+    """With its unit, three digits."""
+    scale, unit = next(((f, u) for f, u in ((1, "s"), (1e3, "ms")) if seconds * f >= 0.1), (1e6, "µs"))
+    return f"{short(float(seconds * scale))} {unit}"
 
 
-def summary(result):
-    """Of each case the times of this library and of the fastest other, in copies: the table of docs/speed.md."""
-    report, rows = Report(result), []
-    for entry in result["speed"]:
-        found, aim = medians(entry), entry["case"]["aim"]
-        ours, best = found.pop(OURS, None), min(found, key=found.get, default=None)
-        if entry["case"]["kind"] == "decode":
-            aim = found.get(best)
-        beside = f"{short(found[best])}, {report.title(best)}" if best else "–"
-        rows.append([entry["name"], short(ours) if ours else "–", short(aim) if aim else "–", beside])
-    return markdown(["case", "posenc_jax", "aim", "the fastest other"], rows) + "\n"
+def summary(results, kinds):
+    """Of each case the times of this library on each processor, and on the first the fastest other, in units."""
+    results = [result for result in results if any(e["case"]["kind"] in kinds for e in result["speed"])]
+    if not results:
+        return "Not measured yet."
+    programs, rows = kinds[0] in PROGRAMS, []
+    first, *others = (result["device"].partition(", ")[0] for result in results)
+    head = ["case", "aim", *[UNITS.get(kinds[0])] * programs, f"posenc_jax, {first}", "the fastest other", *others]
+    for case in (case for case in CASES.values() if case.kind in kinds):
+        (unit, ours, beside), *more = (cells(Report(result), case) for result in results)
+        row = [*[unit] * programs, ours, beside, *(mine for _, mine, _ in more)]
+        if set(row) != {"–"}:
+            aim = "the fastest other" if case.kind in BESIDE else "–" if case.aim is None else f"{case.aim:g}"
+            rows.append([case.name, aim, *row])
+    return markdown(head, rows)
+
+
+def cells(report, case):
+    """The unit's time, this library's in units, and the fastest other.
+
+    In bold is what misses the aim, in brackets the least time over that of the unit.
+    """
+    entry = next((entry for entry in report.result["speed"] if entry["name"] == case.name), None)
+    if entry is None:
+        return ["–"] * 3
+    found, rounds, both = medians(entry), ratios(entry), np.concatenate(units(entry))
+    ours, best = found.pop(OURS, None), min(found, key=found.get, default=None)
+    unit, beside = duration(np.median(both)), f"{short(found[best])}, {report.title(best)}" if best else "–"
+    if ours is None:
+        return [unit, "–", beside]
+    missed = case.aim is not None and round(ours, 2) > round(case.aim, 2)
+    if case.kind in BESIDE:
+        missed = any(is_ahead(rounds[name], rounds[OURS]) for name in found)
+    mine = f"**{short(ours)}**" if missed else short(ours)
+    return [unit, f"{mine} ({short(float(min(entry['times'][OURS]) / both.min()))})", beside]
+
+
+def machine(result):
+    """What was measured where, in a sentence."""
+    found = [100 * noise(entry) for entry in result["speed"]]
+    versions = {k: v for peer in result["peers"].values() for k, v in peer.get("versions", {}).items()}
+    libraries = " and ".join(f"{k} {versions[k]}" for k in ("jax", "torch") if k in versions)
+    noisy = f"the two units of a round differ by {np.nanmedian(found):.0f} % in the median case"
+    return f"{result['device']}, on {result['date']}, with {libraries}; {noisy}"
+
+
+def part(name, text):
+    """What the site includes by this name."""
+    return f"<!-- --8<-- [start:{name}] -->\n\n{text}\n\n<!-- --8<-- [end:{name}] -->"
+
+
+def text(results):
+    """All tables, in Markdown: those of all processors side by side, then each processor's own."""
+    newest = Report(results[0])
+    lines = ["# posenc_jax beside its peers", NOTE, part("machines", listed(map(machine, results)))]
+    tables = {
+        "summary": ("table", "add", "rotary", "decode", "attention"),
+        "loops": ("loop", "compile"),
+        "stacks": ("stack",),
+    }
+    lines += [part(name, summary(results, kinds)) for name, kinds in tables.items()]
+    if results[0].get("first"):
+        calls = newest.of_framework(newest.first_calls(), jax=True)
+        lines.append(part("first", newest.matrix("", calls)))
+    for report in map(Report, results):
+        sections = (report.heading, report.speed, report.growth, report.memory, report.first, report.errors)
+        lines += [line for section in (*sections, report.closing) for line in section() if line]
+    return "\n\n".join(lines) + "\n"
+
+
+def readme(page, result):
+    """README with the figures of a result in its rows."""
+    report, peers, written = Report(result), ("posenc", "flax_nnx", "transformers_llama"), {}
+    for label, position in (("Error at position 10⁶", 10**6), ("Error at position 2³¹ − 1", 2**31 - 1)):
+        at = result["accuracy"]["positions"].index(position)
+        found = {name: errors[at] for name, errors in result["accuracy"]["errors"].items() if errors[at] is not None}
+        written[label] = [f"{found[n]:{'.1e' if found[n] < 1 else '.1f'}}" if n in found else "" for n in peers]
+    entries = {entry["name"]: medians(entry) for entry in result["speed"]}
+    turned = entries["rotary, (1,4096,32,128), float32, half"]
+    written["Time of RoPE, float32, in copies of its input"] = [short(turned[n]) if n in turned else "" for n in peers]
+    for label, (ours, nnx, llama) in written.items():
+        page = replaced(page, label, f"{ours} | {nnx} | | {llama} |")
+    turned = entries["rotary, (1,4096,32,128), bfloat16, half"]
+    best = min(turned.keys() - {OURS}, key=turned.get)
+    beside = f"{short(turned[best])}, {report.title(best)}, the fastest other"
+    page = replaced(
+        page, "RoPE, bfloat16, (1,4096,32,128)", f"{short(turned[OURS])} copies | {beside} | `nox -s bench` |"
+    )
+    noisy = np.nanmedian([noise(entry) for entry in result["speed"]])
+    where = f"Measured on {result['device']}, where two equal copies differ by {noisy:.0%}"
+    return re.sub(r"^Measured on .*?(?=, not on a GPU)", where, page, flags=re.MULTILINE)
+
+
+def replaced(page, label, cells):
+    """A page with other cells in the row of a label."""
+    page, count = re.subn(rf"^\| {re.escape(label)} \|.*$", f"| {label} | {cells}", page, flags=re.MULTILINE)
+    if count != 1:
+        raise ValueError(f"README has {count} rows of {label!r}")
+    return page
+
+
+def write():
+    """Writes results/cpu.md and README's figures."""
+    results, page = kept(), HERE.parent / "README.md"
+    (HERE / "results" / "cpu.md").write_text(text(results), encoding="utf-8")
+    page.write_text(readme(page.read_text(encoding="utf-8"), results[0]), encoding="utf-8")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=pathlib.Path, help="a JSON file that run.py wrote")
-    parser.add_argument("--summary", action="store_true", help="the table of docs/speed.md alone")
+    parser.add_argument("results", type=pathlib.Path, nargs="*", help="JSON files that run.py wrote")
+    parser.add_argument("--write", action="store_true", help="results/cpu.md and README")
     options = parser.parse_args()
-    print((summary if options.summary else text)(json.loads(options.results.read_text())), end="")
+    if options.write:
+        write()
+    else:
+        print(text([json.loads(path.read_text()) for path in options.results] or kept()), end="")
 
 
 if __name__ == "__main__":

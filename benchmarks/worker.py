@@ -4,7 +4,7 @@ Requests, each answered by one line, {"answer": …} or {"error": …}:
 
     {"ask": "versions"}                  what is installed here, and the device
     {"ask": "load", "case": {…}}         make the arguments and call once; null if the peer does not have the case
-    {"ask": "time"}                      seconds for each call of what is loaded
+    {"ask": "time"}                      seconds for each call of what is loaded; in a loop, for each turn
     {"ask": "memory"}                    bytes that one call takes beside its arguments and results; null on a GPU
     {"ask": "first", "case": {…}}        seconds of the import on top of the framework, and of the first call
     {"ask": "waves", "positions": […]}   of each, cosines and then sines as the peer has them; null out of its reach
@@ -21,7 +21,7 @@ import sys
 import time
 
 import numpy as np
-from cases import case_of
+from cases import PROGRAMS, case_of
 
 PEERS = pathlib.Path(__file__).parent / "peers"
 NAMES = ("NAME", "PACKAGES", "FRAMEWORK", "IMPORT", "HEAD_AXIS", "LAYOUTS", "EAGER", "ENDPOINT")
@@ -29,14 +29,28 @@ LEAST = 5e-3  # seconds of a measurement: shorter calls are repeated
 
 
 def settings(name):
-    """The constants of a peer's module, without importing it."""
-    found = {}
+    """The constants of a peer's module, and the functions it has, without importing it."""
+    found = {"functions": []}
     for line in ast.parse((PEERS / f"{name}.py").read_text()).body:
         if isinstance(line, ast.Assign):
             names, value = line.targets[0], line.value
             pairs = zip(names.elts, value.elts, strict=True) if isinstance(names, ast.Tuple) else [(names, value)]
             found |= {n.id: ast.literal_eval(v) for n, v in pairs if isinstance(n, ast.Name) and n.id in NAMES}
+        if isinstance(line, ast.FunctionDef):
+            found["functions"].append(line.name)
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Name):  # rotary = add
+            found["functions"] += [n.id for n in line.targets if isinstance(n, ast.Name)]
     return found
+
+
+def has(name, case):
+    """Whether a peer has a case."""
+    of, wanted = settings(name), case.kind
+    if case.kind in PROGRAMS:
+        if of["FRAMEWORK"] != "jax" or of.get("HEAD_AXIS") != -2 or name == "plain" != case.unit:
+            return False
+        wanted = "turn" if "turn" in of["functions"] else "decode" if case.shape[1] == 1 else "rotary"
+    return wanted in of["functions"] and (not case.layout or case.layout in of["LAYOUTS"])
 
 
 class Jax:
@@ -135,7 +149,7 @@ class Worker:
     def __init__(self, name):
         self.name, self.settings = name, settings(name)
         self.framework = {"jax": Jax, "torch": Torch}[self.settings["FRAMEWORK"]]()
-        self.run, self.repeat = lambda: None, 1
+        self.run, self.repeat, self.turns = lambda: None, 1, 1
 
     @property
     def peer(self):
@@ -143,14 +157,25 @@ class Worker:
 
     def function_of(self, case):
         """The peer's function with its arguments, or None."""
-        if not hasattr(self.peer, case.kind) or case.layout and case.layout not in self.settings["LAYOUTS"]:
+        if not has(self.name, case):
             return None
         given = arguments(case, self.settings.get("HEAD_AXIS"), self.framework)
+        if case.kind in PROGRAMS:
+            return lambda: self.program(case, given)
         # One copy is the yardstick of both directions together.
         cotangent = given[0] + 0 if case.backward and self.name != "plain" else None
         eager = case.kind in self.settings.get("EAGER", ())
         self.framework.wait((given, cotangent))
         return lambda: self.framework.call(getattr(self.peer, case.kind)(case), given, cotangent, eager)
+
+    def program(self, case, given):
+        """A call of one of `loops.py`."""
+        import loops
+
+        given = *given, *loops.arguments(case)
+        self.turns = loops.TURNS if case.kind == "loop" else 1
+        function = getattr(loops, case.kind)(case, loops.turn_of(self.peer, case))
+        return self.framework.call(function, given, None, eager=case.kind == "compile")
 
     def versions(self):
         self.peer  # noqa: B018  # may fail
@@ -164,9 +189,12 @@ class Worker:
     def load(self, case):
         self.run = lambda: None
         gc.collect()  # of the case before
+        self.turns = 1
         if (made := self.function_of(case_of(case))) is None:
             return None
-        self.run = made()
+        self.run, self.repeat = made(), 1
+        if case["kind"] == "compile":  # every call does all of it again
+            return self.repeat
         self.framework.wait(self.run())
         start = time.perf_counter()
         self.framework.wait(self.run())
@@ -181,7 +209,7 @@ class Worker:
             if on_cpu:  # another device works while the next call is on its way to it
                 self.framework.wait(result)
         self.framework.wait(result)
-        return (time.perf_counter() - start) / self.repeat
+        return (time.perf_counter() - start) / (self.repeat * self.turns)
 
     def memory(self):
         if self.framework.platform != "cpu":

@@ -14,6 +14,7 @@ write; what the documentation says to do once, at the model's construction, is d
     add(case)        → f(x (batch, seq, width)) → x + its encoding, in the dtype of x
     rotary(case)     → f(x) → x rotated at 0, 1, 2, …, in the dtype of x
     decode(case)     → f(x, positions int32 (batch, 1)) → the one row of each sequence rotated at its own position
+    turn(case)       → f(x, positions) of loops, stacks and compilations, in place of `rotary` and `decode`
     attention(case)  → f(q, k, v (batch, seq, heads, head_dim)) → causal attention under ALiBi
     waves(position)  → complex NumPy (64,), cos + i·sin as found in its results at that position, width 128 and base
                        10,000, by its public call; `None` where its interface does not reach

@@ -22,5 +22,9 @@ def decode(case):
     return lambda x, positions: x + jnp.ones((), x.dtype)
 
 
+def turn(case):
+    return lambda x, positions: x  # the unit of a stack is the stack that does not rotate
+
+
 def attention(case):
     return lambda q, k, v: q + jnp.ones((), q.dtype)

@@ -1,7 +1,6 @@
-"""The benchmark's figures, of the results that are kept with it."""
+"""The benchmark's figures, of the newest of the results that are kept with it."""
 
 import importlib.util
-import json
 import pathlib
 import sys
 from types import ModuleType
@@ -24,25 +23,23 @@ def _module() -> ModuleType:
 
 
 def _drawn(function: str, *args: Any) -> Figure:
-    result = json.loads((FOLDER / "results" / "cpu.json").read_text())
     drawer = _module()
     scheme = next(s for s in drawer.SCHEMES.values() if s["text"] == matplotlib.rcParams["text.color"])
     style = {"font.size": 9, "grid.color": scheme["grid"], "grid.linewidth": 0.6, "axes.titlesize": "large"}
     with matplotlib.rc_context(style):
-        return getattr(drawer, function)(result, scheme, *args)
+        return getattr(drawer, function)(drawer.kept()[0], scheme, *args)
 
 
 def benchmark_bars() -> Figure:
     """Bars for each of fifteen cases: the time of each library as a multiple of a plain copy of the same bytes, on
-    logarithmic axes. The bar of posenc_jax is blue and ends between 0.9 and 2.3. It is the shortest for the table and
-    in all rotary and decode cases; in the two of the addition one or two others are shorter by a tenth. The table below
-    gives the numbers."""
+    logarithmic axes. The bar of posenc_jax is blue. In rotary cases it ends nearest to the line of one copy, and others
+    reach from two to thirty. The page How fast gives its numbers."""
     return _drawn("bars")
 
 
 def benchmark_errors() -> Figure:
     """Largest error against position for each library on logarithmic axes. posenc_jax stays level at 5e-8 to two
-    billion. Libraries with phases in float32 rise together in a straight line from 2e-7 to 2; three of them end at one
+    billion. Libraries with phases in float32 rise together in a straight line from 2e-7 to 2; some of them end at one
     million. So do the Flax examples, which stay level at 3e-8."""
     return _drawn("accuracy")
 
@@ -51,8 +48,7 @@ def benchmark_length() -> Figure:
     """Time of a call and memory beside the result against length, for tables and rotary embeddings, each library a
     line, on logarithmic axes. All times grow with the length, and the thick line of posenc_jax is the lowest of the
     libraries but for rotary embeddings of short sequences, where lines cross. Its memory stays at the bottom of the
-    axis, up to a rise for rotary embeddings at a million positions; that of the others grows with the length, but for
-    keras_hub and tables."""
+    axis; that of the others grows with the length, but for keras_hub and tables."""
     return _drawn("growth", "length")
 
 

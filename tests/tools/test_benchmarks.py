@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDER, BOTH = Path(__file__).parents[2] / "benchmarks", ("float32", "bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def bench():
     others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(FOLDER))
     try:
-        wanted = ("cases", "worker", "comparison", "report", "figures", "run", "pods")
+        wanted = ("cases", "worker", "comparison", "reference", "report", "figures", "run", "pods")
         return SimpleNamespace(**{name: importlib.import_module(name) for name in wanted})
     finally:
         sys.path.remove(str(FOLDER))
@@ -33,7 +34,7 @@ def entry(case, **ratios):
     """A case, timed in four rounds, of which the third is ten times as slow."""
     copy = 1e-3 * np.array([1.0, 1.0, 10.0, 1.0])
     times = {name: (ratio * copy).tolist() for name, ratio in ratios.items()}
-    both = {"plain": (0.9 * copy).tolist(), "plain again": (1.1 * copy).tolist()}
+    both = {case.unit: (0.9 * copy).tolist(), f"{case.unit} again": (1.1 * copy).tolist()}
     return {"case": dataclasses.asdict(case), "name": case.name, "times": times | both}
 
 
@@ -80,6 +81,11 @@ def result(bench):
     }
 
 
+def own(text):
+    """The part of one processor, after the tables of all."""
+    return text.partition("\n# a processor\n")[2]
+
+
 def row(text, start):
     return next(line for line in text.splitlines() if line.startswith(f"| {start} |"))
 
@@ -98,19 +104,19 @@ def test_a_ratio_is_to_the_copies_of_the_same_round(bench):
 
 
 def test_the_report(bench, result):
-    text = bench.report.text(result)
+    text = own(bench.report.text([result]))
     speed, _, missed = text.partition("## Missed")
-    assert "a processor, 2026-01-01, Python 3.12.1, jax 1.2.3, torch 4.5.6.\n" in text
+    assert "\n2026-01-01, Python 3.12.1, jax 1.2.3, torch 4.5.6.\n" in text
     assert "Without Liger-Kernel: No module\n" in text and "- flax.nnx.RoPE, time: bad luck (2 times)\n" in text
     table = "1.04 (1.04–1.04) | ≤ 1.1 | met | Flax examples, 4.20 | 4.04 | Flax examples, 4.20 | 4.04, met |"
     assert row(text, "table, (131072,128), float32").endswith(table)
     add = "| ≤ 1.15 | met, BEHIND | Flax examples, 1.05 | 0.95 | Flax examples, 1.05 | 0.95 |"
     assert row(text, "add, (16,4096,512), float32").endswith(add)
-    assert "half | 4 | 1.10 | 3.00 (3.00–3.00) | the" in text  # rounds, copy in ms, ours
+    assert "half | 4 | 1.10 ms | 3.00 (3.00–3.00) | the" in text  # rounds, copy, ours
     assert "| the fastest peer | met | flax.nnx.RoPE, 2.98 | 0.99 |" in row(
         text, "decode, (32,1,32,128), float32, half"
     )
-    assert "The two copies of a round differ by 20.0 % in the median case, 20.0 to 20.0 % in all." in speed
+    assert "The two units of a round differ by 20.0 % in the median case, 20.0 to 20.0 % in all." in speed
     assert "| add, (16,4096,512), float32 | 1.10 | 1.05 | 7.00 |" in speed  # beside all
     assert "| add, (16,4096,512), float32 | 12.3 |" in speed  # MB
     assert "| flax.nnx.RoPE | 2.0e-07 | – |" in speed and "| position | 10 | 1,000,000 |" in speed
@@ -121,17 +127,63 @@ def test_the_report(bench, result):
     assert missed.split("\n- ")[1:] == [behind, f"{first}\n"]
 
 
-def test_the_summary(bench, result):
-    lines = bench.report.summary(result).splitlines()
-    assert lines[0] == "| case | posenc_jax | aim | the fastest other |"
-    assert lines[3] == "| add, (16,4096,512), float32 | 1.10 | 1.15 | 1.05, Flax examples |"
-    assert lines[4] == "| decode, (32,1,32,128), float32, half | 3.00 | 2.98 | 2.98, flax.nnx.RoPE |"
+def test_the_summary_of_two_processors(bench, result):
+    loop = next(case for case in bench.cases.LOOPS if case.kind == "loop")
+    add = bench.cases.Case("add", (16, 4096, 512))
+    speed = [entry(loop, posenc=1.5, flax_nnx=1.3), entry(add, posenc=1.2)]
+    other = result | {"device": "another, 4 cores", "speed": speed}
+    lines = bench.report.summary([result, other], ("table", "add", "decode")).splitlines()
+    assert lines[0] == "| case | aim | posenc_jax, a processor | the fastest other | another |"
+    # The least time over the least of the unit, whose rounds are 0.9 and 1.1 of a copy.
+    ours = "1.10 (1.22) | 1.05, Flax examples | **1.20** (1.33)"
+    assert lines[3] == f"| add, (16,4096,512), float32 | 1.15 | {ours} |"
+    decode = "| decode, (32,1,32,128), float32, half | the fastest other |"
+    assert lines[4] == f"{decode} 3.00 (3.33) | 2.98, flax.nnx.RoPE | – |"  # another is ahead by less than 2 %
+    result["speed"][2]["times"]["flax_nnx"] = [0.9 * t for t in result["speed"][2]["times"]["flax_nnx"]]
+    assert f"{decode} **3.00** (3.33) | 2.68, flax.nnx.RoPE |" in bench.report.summary([result], ("decode",))
+    head, _, line = bench.report.summary([result, other], ("loop", "compile")).splitlines()
+    assert head == "| case | aim | the textbook | posenc_jax, another | the fastest other |"
+    assert line == f"| {loop.name} | 1.2 | 1.10 ms | **1.50** (1.67) | 1.30, flax.nnx.RoPE |"
+    assert bench.report.summary([result, other], ("stack",)) == "Not measured yet."
 
 
-def test_the_readme_has_the_figures_of_the_results(bench):
-    result = json.loads((FOLDER / "results" / "cpu.json").read_text())
-    assert bench.report.summary(result) in (FOLDER.parent / "docs" / "speed.md").read_text(encoding="utf-8")
-    assert bench.report.text(result) == (FOLDER / "results" / "cpu.md").read_text()
+def test_a_loop_is_in_units_of_the_textbook(bench):
+    loop = entry(bench.cases.Case("loop", (8, 1, 32, 128), layout="half", way="position moving"), posenc=0.1)
+    assert loop["name"] == "loop, (8,1,32,128), float32, half, position moving"
+    assert set(loop["times"]) == {"posenc", "textbook", "textbook again"}
+    assert bench.comparison.medians(loop) == {"posenc": pytest.approx(0.1)}
+
+
+def test_the_pages_have_the_figures_of_the_results(bench):
+    """After another run: `python benchmarks/report.py --write`."""
+    results, readme = bench.comparison.kept(), (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    assert bench.report.text(results) == (FOLDER / "results" / "cpu.md").read_text(encoding="utf-8")
+    assert bench.report.readme(readme, results[0]) == readme
+    for name, place in (("RoPE, bfloat16, (1,4096,32,128)", "copies"), ("Error at position 10⁶", "")):
+        assert name in readme and place in row(readme, name)
+    parts = re.findall(r"cpu\.md:(\w+)", "".join(path.read_text() for path in (FOLDER.parent / "docs").glob("*.md")))
+    assert {"machines", "summary", "loops", "stacks", "first"} <= set(parts)
+    assert all(f"[start:{part}]" in bench.report.text(results) for part in parts)
+
+
+def test_the_readme_is_written(bench, result):
+    result["accuracy"] = {"positions": [10**6, 2**31 - 1], "errors": {"posenc": [5e-8, 5e-8], "flax_nnx": [2e-2, 2.0]}}
+    large = [entry(bench.cases.Case("rotary", (1, 4096, 32, 128), d, "half"), posenc=0.98, flax_nnx=2.84) for d in BOTH]
+    rows = ["Error at position 10⁶", "Error at position 2³¹ − 1", "Time of RoPE, float32, in copies of its input"]
+    page = "\n".join(
+        [*(f"| {row} | 1 | 2 | | 3 |" for row in (*rows, "RoPE, bfloat16, (1,4096,32,128)")), "| other | 4 |"]
+    )
+    page = f"Measured on one, not on a GPU or TPU.\n{page}"
+    assert bench.report.readme(page, result | {"speed": large, "device": "a Z80 (new), 2 cores"}).splitlines() == [
+        "Measured on a Z80 (new), 2 cores, where two equal copies differ by 20%, not on a GPU or TPU.",
+        "| Error at position 10⁶ | 5.0e-08 | 2.0e-02 | |  |",
+        "| Error at position 2³¹ − 1 | 5.0e-08 | 2.0 | |  |",
+        "| Time of RoPE, float32, in copies of its input | 0.98 | 2.84 | |  |",
+        "| RoPE, bfloat16, (1,4096,32,128) | 0.98 copies | 2.84, flax.nnx.RoPE, the fastest other | `nox -s bench` |",
+        "| other | 4 |",
+    ]
+    with pytest.raises(ValueError, match="0 rows of 'Error at position 10⁶'"):
+        bench.report.readme("", result | {"speed": large})
 
 
 def test_behind_is_what_is_slower_in_most_rounds(bench, result):
@@ -141,14 +193,14 @@ def test_behind_is_what_is_slower_in_most_rounds(bench, result):
 
     def verdict(**ratios):
         times.update({name: (copies * ratio).tolist() for name, ratio in ratios.items()})
-        return row(bench.report.text(result), add["name"])
+        return row(own(bench.report.text([result])), add["name"])
 
     assert "BEHIND" in verdict(posenc=[0.5, 1.1, 1.1, 1.1], flax_examples=[1.0] * 4)
     assert "BEHIND" not in verdict(posenc=[0.5, 0.9, 1.2, 1.2], flax_examples=[1.0] * 4)  # in two rounds of four
     assert "BEHIND" not in verdict(posenc=[1.01] * 4, flax_examples=[1.0] * 4)
     # Any peer counts: here not the one that is the fastest at the median, in two rounds.
     assert "BEHIND" in verdict(posenc=[1.0] * 4, flax_examples=[0.5, 0.5, 1.2, 1.2], torchtune_rope=[0.9] * 4)
-    assert "BEHIND torchtune, 0.90, at 1.00" in bench.report.text(result)
+    assert "BEHIND torchtune, 0.90, at 1.00" in bench.report.text([result])
 
 
 def test_a_process_that_hangs_or_fails_tells_why(bench, tmp_path, monkeypatch):
@@ -169,9 +221,9 @@ def test_the_report_without_what_is_missed(bench, result):
     result["speed"] = result["speed"][:1]
     for name in ("growth", "accuracy", "first", "memory"):
         del result[name]
-    assert bench.report.text(result).endswith("\n\nAll aims are met.\n")
+    assert bench.report.text([result]).endswith("\n\nAll aims are met.\n")
     del result["speed"][0]["times"]["posenc"]
-    assert bench.report.text(result).endswith("## Missed\n\n- table, (131072,128), float32: not measured\n")
+    assert bench.report.text([result]).endswith("## Missed\n\n- table, (131072,128), float32: not measured\n")
 
 
 def test_the_figures(bench, result, tmp_path, monkeypatch):
@@ -201,10 +253,116 @@ def test_the_constants_of_peers_are_read_without_importing_them(bench):
     assert bench.worker.settings("flax_examples")["EAGER"] == ("table",)
 
 
+def test_which_peer_has_which_case(bench):
+    case, has = bench.cases.Case, bench.worker.has
+    every = [path.stem for path in (FOLDER / "peers").glob("[a-z]*.py")]
+
+    def of(*arguments, **more):
+        return {name for name in every if has(name, case(*arguments, **more))}
+
+    assert of("attention", (1, 64, 2, 8)) == {"attnax_rope", "dense_jax", "plain", "posenc", "x_transformers_rope"}
+    assert of("loop", (8, 1, 2, 8), layout="interleaved", way="position moving") == {"posenc", "textbook"}
+    decoders = {"flax_nnx", "gemma_rope", "keras_hub_layers", "penzai_rope", "posenc"}
+    assert of("loop", (8, 1, 2, 8), layout="half") == decoders | {"textbook"}
+    assert of("stack", (8, 1, 2, 8), layout="half") == decoders | {"textbook", "plain"}
+    assert of("stack", (1, 64, 2, 8), layout="half") == decoders | {"textbook", "plain", "equinox_rope"}
+    assert of("compile", (1, 64, 2, 8), layout="half") == decoders | {"textbook", "equinox_rope"}
+    assert "textbook" not in of("rotary", (1, 64, 2, 8), layout="half")
+
+
+def test_the_processor_is_named_with_its_generation(bench, tmp_path):
+    path = tmp_path / "cpuinfo"
+
+    def named(vendor, family, model):
+        path.write_text(f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: X Y\n\nmore")
+        return bench.reference.processor(path)
+
+    assert named("AuthenticAMD", 25, 1) == "X Y (Zen 3)" and named("AuthenticAMD", 25, 17) == "X Y (Zen 4)"
+    assert named("GenuineIntel", 6, 143) == "X Y (Sapphire Rapids)"
+    assert named("GenuineIntel", 6, 1) == "X Y (family 6, model 1)"
+    path.write_text("processor\t: 0\nBogoMIPS\t: 50\n")  # an ARM
+    assert bench.reference.processor(path)
+
+
+def test_a_run_goes_on_where_it_was_interrupted(bench, tmp_path):
+    path, key, steps = tmp_path / "run.jsonl", {"files": "a"}, ["one", "two"]
+    journal = bench.run.Journal(path, key)
+    for step in steps:
+        journal.write({"step": step, "answer": 1, "failures": [], "seconds": 2.0})
+    with path.open("a") as file:
+        file.write('{"step": "thr')  # killed while it wrote
+    assert list(bench.run.Journal(path, key).found) == steps
+    assert list(bench.run.Journal(path, key).found) == steps  # the line is mended
+    assert not bench.run.Journal(path, {"files": "b"}).found  # of other versions
+    journal = bench.run.Journal(path, key)
+    journal.write({"step": "one", "answer": 1, "failures": [], "seconds": 2.0})
+    assert not bench.run.Journal(path, key, fresh=True).found
+
+
+class Asked:
+    """A worker that loads and answers, but for what fails."""
+
+    def __init__(self, ask):
+        self.ask, self.process = ask, SimpleNamespace(poll=lambda: None)
+
+
+def test_a_peer_that_fails_in_a_round_does_not_end_the_run(bench):
+    counts = {"flax_nnx": 0}
+
+    def fails(what, **_):
+        counts["flax_nnx"] += what == "time"
+        if what == "time" and counts["flax_nnx"] == 2:
+            raise RuntimeError("ended with status -9")
+        return 1.0
+
+    run = bench.run.Bench(SimpleNamespace(peers=None, rounds=4))
+    run.processes = {name: Asked(lambda what, **_: 1.0) for name in ("plain", "posenc", "gemma_rope")}
+    run.processes["flax_nnx"] = Asked(fails)
+    found = run.times(bench.cases.Case("rotary", (8, 8, 2, 8), layout="half"), 10.0)
+    assert {name: len(times) for name, times in found["times"].items()} == {
+        "plain": 4,
+        "plain again": 4,
+        "posenc": 4,
+        "gemma_rope": 4,
+    }
+    dead = run.processes["gemma_rope"] = Asked(None)
+    dead.process.poll, dead.close = lambda: -9, lambda: None
+    run.start = lambda name, environment: Asked(lambda what, **_: 2.0)
+    found = run.times(bench.cases.Case("rotary", (8, 8, 2, 8), layout="half"), 10.0)
+    assert found["times"]["gemma_rope"] == [2.0] * 4 and run.processes["gemma_rope"] is not dead  # started anew
+    (failure,) = run.failures
+    assert failure["peer"] == "flax_nnx" and failure["error"] == "ended with status -9"
+
+
+def test_a_run_repeats_no_step_of_its_journal(bench, tmp_path, capsys):
+    run, measured = bench.run.Bench(SimpleNamespace(peers=None)), []
+
+    def measure(name):
+        measured.append(name)
+        run.failures.append({"peer": "flax_nnx", "ask": "load", "request": {}, "error": name})
+        return {"name": name}
+
+    steps = [("speed", name, lambda name=name: measure(name)) for name in ("one", "two")]
+    run.steps = lambda: [*steps, ("accuracy", "errors", lambda: {"errors": {}})]
+    journal = bench.run.Journal(tmp_path / "run.jsonl", {})
+    journal.write({"step": "speed, one", "answer": {"name": "before"}, "failures": [], "seconds": 5.0})
+    result = run.run(journal, {"speed, two": 60.0})
+    assert measured == ["two"] and result["speed"] == [{"name": "before"}, {"name": "two"}]
+    assert result["accuracy"] == {"errors": {}} and [f["error"] for f in result["failures"]] == ["two"]
+    assert result["seconds"]["speed, one"] == 5.0 and run.place == ""
+    again = bench.run.Journal(tmp_path / "run.jsonl", {})
+    assert run.run(again, {})["failures"] == result["failures"] and measured == ["two"]
+
+
 def test_names_of_cases_are_unique(bench):
-    for cases in (bench.cases.SPEED, bench.cases.FIRST, *bench.cases.GROWTH.values()):
+    for cases in (bench.cases.SPEED, bench.cases.LOOPS, bench.cases.FIRST, *bench.cases.GROWTH.values()):
         assert len({case.name for case in cases}) == len(cases)
-    every = {*bench.cases.SPEED, *bench.cases.FIRST, *(c for cases in bench.cases.GROWTH.values() for c in cases)}
+    every = {
+        *bench.cases.SPEED,
+        *bench.cases.LOOPS,
+        *bench.cases.FIRST,
+        *(c for cases in bench.cases.GROWTH.values() for c in cases),
+    }
     assert len({case.name for case in every}) == len(every)
     drawn = {case.name for row in bench.figures.BARS for case in row}
     assert drawn <= {case.name for case in bench.cases.SPEED}
