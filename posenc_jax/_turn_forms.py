@@ -66,7 +66,7 @@ def reference(
 
     When: in tests alone.
     Why: compilers for CPUs and TPUs split and join in separate passes over x.
-    Measured: (1,4096,32,128) half float32 takes 1.48 copies of x on a CPU, and 0.94 by `reverse_halves`.
+    Measured: (1,4096,32,128) half float32 takes 1.35 copies of x on a CPU, and 0.96 by `sum_columns`.
     """
     x = repeated(x, positions, frequencies)
     before, after = margin(settings, x, num_features(positions, frequencies))
@@ -83,11 +83,12 @@ def split_and_stack(
 ) -> jax.Array:
     """Cuts x into equal slices that each hold one member of their pairs, rotates the slices in pairs and stacks them.
 
-    When: on a CPU, if x has 16 bits or no table of waves pays, in up to 8 slices; on a GPU, with a table, in up to 16.
+    When: on a CPU without a table, in up to 8 slices; before JAX 0.12 also if all features of a 16-bit x rotate. On a
+    GPU with a table, in up to 16.
     Why: it needs a wave for each pair, not for each feature, and converts 16-bit features once, not twice. More slices
     are more code, and other forms are then faster.
-    Measured: (1,4096,32,128) half bfloat16 takes 1.37 copies on a CPU, and 1.71 by `pad_and_select`; one head in
-    float32 2.9 and 4.5. (16 of 64 features in bfloat16 take 6.4, and 2.3 by `pad_and_select`.)
+    Measured: one head of (1,4096,1,128) half float32 takes 4.7 copies on a CPU, and 5.1 by `pad_and_select`; 1.9 and
+    3.1 on JAX 0.10. Inside `lax.scan`, it is ten times slower than outside on JAX 0.12 (benchmarks/NOTES.md).
     """
     x = repeated(x, positions, frequencies)
     if axes := _xla.unit_axes(x, settings.batch):
@@ -123,9 +124,10 @@ def sum_columns(
     """x₁·(c, s) + x₂·(−s, c), the columns of the rotation times the members of each pair.
 
     When: on a CPU, if all features rotate as halves, with a table, or if they are interleaved, and XLA keeps a barrier.
-    Why: one loop over the members of each pair and over pairs. LLVM vectorizes it in either order of the two, in 16
-    and in 32 bits, and inside `lax.scan`, where XLA emits other code.
-    Measured: MEASURED.
+    Why: one loop over pairs and over their members, which LLVM vectorizes in either order of the two, in 16 and in 32
+    bits, and inside `lax.scan`, where XLA emits other code.
+    Measured: (1,4096,32,128) interleaved takes 0.99 copies in float32 and 1.08 in bfloat16, and 1.27 and 1.47 by
+    `split_and_stack`; (8,512,16,64) in bfloat16, whose copy stays in the cache, 2.2, and 4.5 by `split_and_stack`.
     """
     x = repeated(x, positions, frequencies)
     dim, dtype, half = num_features(positions, frequencies), compute_dtype(x), settings.layout == "half"
@@ -170,7 +172,7 @@ class Case(NamedTuple):
     slices: float  # into how many equal slices x is cut so that no slice holds both members of a pair
     halves: bool  # all features rotate, as halves
     pairs: bool  # features are interleaved and even in number
-    own_loop: bool  # XLA:CPU loops over pairs by themselves, and stores no wave that is used once
+    own_loop: bool  # XLA:CPU can loop over pairs by themselves, without storing more than a table
 
 
 def case_of(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None) -> Case:

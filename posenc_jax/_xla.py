@@ -121,8 +121,8 @@ TARGETS = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
 def own_loop(x: jax.Array) -> jax.Array:
     """Keeps XLA:CPU from fusing what computes x with what reads it (JAX 0.12; see `KEEPS_BARRIERS`).
 
-    XLA compiles an expression of pairs to a loop over pairs and one over their members, which LLVM vectorizes. Fused with
-    a loop over all features, it would be indexed feature by feature, which takes five times as long.
+    XLA compiles an expression of pairs to a loop over pairs and one over their members, which LLVM vectorizes. Fused
+    with a loop over all features, it would be indexed feature by feature, which takes five times as long.
     tests/properties/test_rotary_memory.py::test_one_pass_on_a_cpu
     """
     return lax.optimization_barrier(x)
