@@ -24,8 +24,7 @@ from posenc_jax._turn_forms import TurnSettings
 FORMS = (
     _turn_forms.reference,
     _turn_forms.split_and_stack,
-    _turn_forms.reverse_halves,
-    _turn_forms.reverse_pairs,
+    _turn_forms.sum_columns,
     _turn_forms.pad_and_select,
 )
 PLATFORMS = {"h200": "gpu", "v5e": "tpu", "v6e": "tpu"}
@@ -47,8 +46,7 @@ def fits(form, settings, shape, dim):
     half = settings.layout == "half"
     return {
         "split_and_stack": half or shape[-1] % 2 == 0,
-        "reverse_halves": half and dim == shape[-1],
-        "reverse_pairs": not half and shape[-1] % 2 == 0,
+        "sum_columns": dim == shape[-1] if half else shape[-1] % 2 == 0,
     }.get(form.__name__, True)
 
 

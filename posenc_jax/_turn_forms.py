@@ -66,7 +66,7 @@ def reference(
 
     When: in tests alone.
     Why: compilers for CPUs and TPUs split and join in separate passes over x.
-    Measured: (1,4096,32,128) half float32 takes 1.48 copies of x on a CPU, and 0.94 by `reverse_halves`.
+    Measured: (1,4096,32,128) half float32 takes 1.35 copies of x on a CPU, and 0.96 by `sum_columns`.
     """
     x = repeated(x, positions, frequencies)
     before, after = margin(settings, x, num_features(positions, frequencies))
@@ -83,11 +83,12 @@ def split_and_stack(
 ) -> jax.Array:
     """Cuts x into equal slices that each hold one member of their pairs, rotates the slices in pairs and stacks them.
 
-    When: on a CPU, if x has 16 bits or no table of waves pays, in up to 8 slices; on a GPU, with a table, in up to 16.
+    When: on a CPU without a table, in up to 8 slices; before JAX 0.12 also if all features of a 16-bit x rotate. On a
+    GPU with a table, in up to 16.
     Why: it needs a wave for each pair, not for each feature, and converts 16-bit features once, not twice. More slices
     are more code, and other forms are then faster.
-    Measured: (1,4096,32,128) half bfloat16 takes 1.37 copies on a CPU, and 1.71 by `pad_and_select`; one head in
-    float32 2.9 and 4.5. (16 of 64 features in bfloat16 take 6.4, and 2.3 by `pad_and_select`.)
+    Measured: one head of (1,4096,1,128) half float32 takes 4.7 copies on a CPU, and 5.1 by `pad_and_select`; 1.9 and
+    3.1 on JAX 0.10. Inside `lax.scan`, it is ten times slower than outside on JAX 0.12 (benchmarks/NOTES.md).
     """
     x = repeated(x, positions, frequencies)
     if axes := _xla.unit_axes(x, settings.batch):
@@ -117,39 +118,35 @@ def split_and_stack(
     return jnp.stack(y, -2).reshape(x.shape).astype(settings.result or x.dtype)
 
 
-def reverse_halves(
+def sum_columns(
     settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
 ) -> jax.Array:
-    """x·C + x′·S for the two halves of x, with partners x′ from reversing the two.
+    """x₁·(c, s) + x₂·(−s, c), the columns of the rotation times the members of each pair.
 
-    When: on a CPU, if all features of a float32 x rotate as halves, with a table, and XLA loops over the halves.
-    Why: one loop over both halves, which reads a table half as wide as that of `pad_and_select`.
-    Measured: (8,512,16,64) half float32 takes 1.05 copies, and 1.25 by `pad_and_select`.
+    When: on a CPU, if all features rotate as halves, with a table, or if they are interleaved, and XLA keeps a barrier.
+    Why: one loop over pairs and over their members, which LLVM vectorizes in either order of the two, in 16 and in 32
+    bits, and inside `lax.scan`, where XLA emits other code.
+    Measured: (1,4096,32,128) interleaved takes 0.99 copies in float32 and 1.08 in bfloat16, and 1.27 and 1.47 by
+    `split_and_stack`; (8,512,16,64) in bfloat16, whose copy stays in the cache, 2.2, and 4.5 by `split_and_stack`.
     """
     x = repeated(x, positions, frequencies)
-    axis, shape, dtype = x.ndim - 1, (*x.shape[:-1], 2, x.shape[-1] // 2), compute_dtype(x)
-    table = _table(target, positions, frequencies)
-    sine, cosine = (lax.expand_dims(w.astype(dtype), [axis]) for w in table)
-    # Negates by a product, because XLA would compile a select to two loops.
-    sign = align(np.array([[1], [-1]] if settings.backward else [[-1], [1]], dtype), len(shape))
-    halves = x.reshape(shape).astype(dtype)
-    y = two_products(halves, lax.rev(halves, [axis]), cosine, sine * sign, target)
-    return _xla.own_loop(y).reshape(x.shape).astype(settings.result or x.dtype)
-
-
-def reverse_pairs(
-    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
-) -> jax.Array:
-    """x·C + x′·S, with partners x′ from reversing each two neighbours.
-
-    When: on a CPU, if x of an even width is float32 and interleaved, with a table.
-    Why: one pass over x, of which slices of every second feature would make two.
-    Measured: (1,4096,32,128) interleaved float32 takes 1.05 copies on AMD's Zen 3, for which it was chosen, and 1.24 by
-    `split_and_stack` (benchmarks/NOTES.md). On an Intel Xeon it takes 1.49, and 1.36 by `split_and_stack`; with JAX
-    0.10 1.42, and 1.01 by `pad_and_select`.
-    """
-    partner = lax.rev(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2), (x.ndim,)).reshape(x.shape)
-    return _with_partners(settings, x, partner, positions, frequencies, target)
+    dim, dtype, half = num_features(positions, frequencies), compute_dtype(x), settings.layout == "half"
+    axis = x.ndim - 1 if half else x.ndim  # of the members
+    before, after = margin(settings, x, dim)
+    shared = is_shared(x, positions, frequencies)
+    waves = _table(target, positions, frequencies) if shared else _waves(positions, frequencies)
+    if before or after:
+        around = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
+        waves = [lax.pad(wave, np.float32(0), around) for wave in waves]
+    sine, cosine = (lax.expand_dims(wave.astype(dtype), [axis]) for wave in waves)
+    sine = -sine if settings.backward else sine
+    x1, x2 = (lax.expand_dims(member, [axis]) for member in split(x, settings.layout))
+    # A constant array would be one more buffer, which LLVM checks for overlap with y.
+    first = lax.broadcasted_iota(np.int32, [2 if i == axis else 1 for i in range(x.ndim + 1)], axis) == 0
+    y = two_products(x1, x2, jnp.where(first, cosine, sine), jnp.where(first, -sine, cosine), target)
+    if before or after:
+        y = _xla.bits_where(rotates(settings, x, dim)[..., ::2, None], y, jnp.where(first, x1, x2))
+    return _xla.own_loop(y.astype(settings.result or x.dtype)).reshape(x.shape)
 
 
 def pad_and_select(
@@ -161,7 +158,7 @@ def pad_and_select(
     Why: one pass over x in any layout, whatever part of it rotates.
     Measured: (1,4096,32,128) half float32 takes the cycles of 2.1 copies on a TPU v5e, and of 2.9 by `split_and_stack`;
     40 of 64 features in float32 take 1.3 copies on a CPU, and 13 by `split_and_stack`. (For a head_dim of 64 on a TPU,
-    `reverse_halves` is ahead.)
+    a form by halves is ahead.)
     """
     partner = partners(settings, x, num_features(positions, frequencies))
     return _with_partners(settings, x, partner, positions, frequencies, target)
@@ -174,22 +171,22 @@ class Case(NamedTuple):
     wide: bool  # x is in the compute dtype, not in 16 bits
     slices: float  # into how many equal slices x is cut so that no slice holds both members of a pair
     halves: bool  # all features rotate, as halves
-    own_loop: bool  # XLA:CPU loops over halves by themselves
     pairs: bool  # features are interleaved and even in number
+    own_loop: bool  # XLA:CPU can loop over pairs by themselves, without storing more than a table
 
 
 def case_of(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None) -> Case:
     """The case of these arguments, whose leading axes broadcast."""
     x = repeated(x, positions, frequencies)
     dim, width, half = num_features(positions, frequencies), x.shape[-1], settings.layout == "half"
-    pairs = not half and width % 2 == 0
+    shared, pairs = is_shared(x, positions, frequencies), not half and width % 2 == 0
     return Case(
-        shared=is_shared(x, positions, frequencies),
+        shared=shared,
         wide=x.dtype == compute_dtype(x),
         slices=width // math.gcd(dim // 2, width) if half else 2 if pairs else math.inf,
         halves=half and width == dim,
-        own_loop=_xla.KEEPS_BARRIERS and not _xla.unit_axes(x, settings.batch),
         pairs=pairs,
+        own_loop=_xla.KEEPS_BARRIERS and (shared or not _xla.unit_axes(x, settings.batch)),
     )
 
 
@@ -205,9 +202,8 @@ FORMS: dict[str, list[tuple[Callable[[Case], bool], Form]]] = {
         (lambda case: True, pad_and_select),
     ],
     "cpu": [
-        (lambda case: case.slices <= 8 and not (case.shared and case.wide), split_and_stack),
-        (lambda case: case.halves and case.own_loop, reverse_halves),
-        (lambda case: case.pairs, reverse_pairs),
+        (lambda case: case.own_loop and (case.pairs or case.halves and case.shared), sum_columns),
+        (lambda case: case.slices <= (2 if case.shared else 8) and not (case.shared and case.wide), split_and_stack),
         (lambda case: True, pad_and_select),
     ],
 }

@@ -35,7 +35,7 @@ def compiled(name: str, **static: Any) -> Callable[[Callable[P, R]], Callable[P,
     return lambda f: jax.jit(jax.named_scope(f"posenc_jax.{name}")(f), inline=True, **static)
 
 
-# Before 0.12, JAX lowers `optimization_barrier` to nothing on a CPU. With it, `reverse_halves` takes one pass.
+# Before 0.12, JAX lowers `optimization_barrier` to nothing on a CPU. With it, `sum_columns` takes one pass.
 # tests/properties/test_rotary_memory.py::test_one_pass_on_a_cpu
 KEEPS_BARRIERS = jax.__version_info__ >= (0, 12)
 
@@ -44,14 +44,14 @@ def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
     """a·b, rounded before anything is added to it; without derivatives.
 
     LLVM and NVIDIA's compiler contract a·b + c to an FMA in some programs but not in others, so the bits differ (JAX
-    0.10 and 0.12). This select blocks the contraction, and changes nothing: it replaces the NaN of all ones, which
-    arithmetic never yields. XLA does not know that, and keeps the select. Gains the same bits in every program.
+    0.10 and 0.12). An integer minimum blocks the contraction, and changes nothing: it replaces the positive NaN of all
+    ones by the next one. Gains the same bits in every program, at one operation.
     tests/unit/test_turn.py::test_every_form_computes_the_same
     """
     result = lax.mul(a, b)
     bits = lax.bitcast_convert_type(result, np.dtype(f"int{8 * result.dtype.itemsize}"))
-    ones = lax.eq(bits, lax.full_like(bits, -1))
-    return lax.select(ones, lax.full_like(result, np.nan), result)
+    most = np.iinfo(bits.dtype).max - 1
+    return lax.bitcast_convert_type(lax.min(bits, lax.full_like(bits, most)), result.dtype)
 
 
 @jax.custom_jvp
@@ -73,8 +73,7 @@ product.defjvp(_product_jvp, symbolic_zeros=True)
 def positive_product(a: Any, b: Any) -> jax.Array:
     """a·b for a·b ≥ 0, rounded before anything is added to it.
 
-    The problem of `rounded_product`, at one operation instead of three: compilers do not contract across |a·b|, and do
-    not know that it changes nothing.
+    The problem of `rounded_product`: compilers do not contract across |a·b|, and do not know that it changes nothing.
     tests/properties/test_same_bits.py::test_a_sine_is_what_numpy_computes_operation_by_operation
     """
     return lax.abs(lax.mul(a, b))
@@ -122,10 +121,22 @@ TARGETS = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
 def own_loop(x: jax.Array) -> jax.Array:
     """Keeps XLA:CPU from fusing what computes x with what reads it (JAX 0.12; see `KEEPS_BARRIERS`).
 
-    XLA compiles an expression of pairs of halves to a loop over the two halves. Fused with a loop over all features, it
-    would be indexed feature by feature. tests/properties/test_rotary_memory.py::test_one_pass_on_a_cpu
+    XLA compiles an expression of pairs to a loop over pairs and one over their members, which LLVM vectorizes. Fused
+    with a loop over all features, it would be indexed feature by feature, which takes five times as long.
+    tests/properties/test_rotary_memory.py::test_one_pass_on_a_cpu
     """
     return lax.optimization_barrier(x)
+
+
+def bits_where(mask: np.ndarray, a: jax.Array, b: jax.Array) -> jax.Array:
+    """`jnp.where(mask, a, b)` for a constant mask, by operations on bits.
+
+    LLVM computes a loop over interleaved pairs number by number if it ends with a select (JAX 0.12).
+    tests/unit/test_xla.py::test_bits_where
+    """
+    integers = np.dtype(f"int{8 * a.dtype.itemsize}")
+    ones, (a_bits, b_bits) = -mask.astype(integers), (lax.bitcast_convert_type(each, integers) for each in (a, b))
+    return lax.bitcast_convert_type((a_bits & ones) | (b_bits & ~ones), a.dtype)
 
 
 def unit_axes(x: jax.Array, batch: int) -> list[int]:

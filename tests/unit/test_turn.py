@@ -30,15 +30,13 @@ FORMS = {
     "pad and select": functools.partial(_turn_forms.pad_and_select, target=_xla.CPU),
     "pad and select, GPU": functools.partial(_turn_forms.pad_and_select, target=_xla.GPU),
     "pad and select, TPU": functools.partial(_turn_forms.pad_and_select, target=_xla.TPU),
-    "reverse pairs": functools.partial(_turn_forms.reverse_pairs, target=_xla.CPU),
-    "reverse halves": functools.partial(_turn_forms.reverse_halves, target=_xla.CPU),
+    "sum columns": functools.partial(_turn_forms.sum_columns, target=_xla.CPU),
 }
 
 
 def forms(layout, whole):
-    """Those that turn such features: of one layout, or all of a vector, alone."""
-    other = {"half": "reverse pairs", "interleaved": "reverse halves"}[layout]
-    return [name for name in FORMS if name != other and (whole or name != "reverse halves")]
+    """Those that turn such features: all of a vector, or interleaved ones, alone."""
+    return [name for name in FORMS if whole or layout == "interleaved" or name != "sum columns"]
 
 
 ENDS_AND_WAYS = [(False, False), (False, True), (True, False), (True, True)]
@@ -113,7 +111,13 @@ def test_every_row_of_the_table_is_taken():
     for platform, rows in _turn_forms.FORMS.items():
         taken = {next(i for i, (holds, _) in enumerate(rows) if holds(case)) for case in cases}
         barriers = _xla.KEEPS_BARRIERS or platform != "cpu"
-        assert taken == {i for i, (_, form) in enumerate(rows) if barriers or form != _turn_forms.reverse_halves}
+        assert taken == {i for i, (_, form) in enumerate(rows) if barriers or form != _turn_forms.sum_columns}
+
+
+# The operations of a form on a CPU, and those of the others.
+COLUMNS = ["iota", "barrier", "remainder"], ["concatenate", "pad", "reverse", "while"]
+STACKED = ["concatenate", "remainder"], ["reverse", "while", "barrier"]
+READS = ["pad", "remainder"], ["concatenate", "reverse", "while", "barrier"]
 
 
 @pytest.mark.parametrize(
@@ -123,13 +127,9 @@ def test_every_row_of_the_table_is_taken():
         ("tpu", 1, "float32", "half", ["pad"], ["concatenate", "while", "reverse", "barrier"]),
         ("cuda", 16, "float32", "half", ["concatenate", "barrier"], ["pad", "while", "reverse"]),
         ("cuda", 1, "float32", "half", ["pad"], ["concatenate", "while", "reverse", "barrier"]),
-        ("cpu", 16, "bfloat16", "half", ["concatenate", "remainder"], ["pad", "while", "reverse", "barrier"]),
-        ("cpu", 16, "bfloat16", "interleaved", ["concatenate", "remainder"], ["while", "reverse", "barrier"]),
-        ("cpu", 16, "float32", "interleaved", ["reverse", "remainder"], ["concatenate", "pad", "while", "barrier"]),
         ("cpu", 1, "float32", "half", ["concatenate"], ["pad", "while", "reverse", "barrier", "remainder"]),
-        ("cpu", 16, "float32", "half", ["reverse", "barrier", "remainder"], ["concatenate", "pad", "while"])
-        if _xla.KEEPS_BARRIERS
-        else ("cpu", 16, "float32", "half", ["pad", "remainder"], ["concatenate", "reverse", "while", "barrier"]),
+        *[("cpu", 16, "bfloat16", layout, *(COLUMNS if _xla.KEEPS_BARRIERS else STACKED)) for layout in LAYOUTS],
+        *[("cpu", 16, "float32", layout, *(COLUMNS if _xla.KEEPS_BARRIERS else READS)) for layout in LAYOUTS],
     ],
 )
 def test_each_platform_gets_its_form(platform, heads, dtype, layout, expected, missing):
