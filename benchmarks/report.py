@@ -19,7 +19,8 @@ from worker import settings
 HERE = pathlib.Path(__file__).parent
 NOTE = """Speed is in copies: a time over the mean of two plain copies (or fills) of the same bytes in the same round;
 in loops and compilations over that of the textbook formula in the same program, in stacks over that of the stack that
-does not rotate. What is written is the median over rounds, with quartiles in brackets. Behind a peer is what is slower
+does not rotate. What is written is the median over rounds. In brackets are, in the tables of all processors, the least
+time over the least of the unit, and else quartiles; in bold is what misses its aim. Behind a peer is what is slower
 than it by more than 2 % at the median, and in three of four rounds. MB are 10⁶ bytes."""
 JAX_AIM, FIRST_AIM = 3.0, 1.1  # times as fast as the fastest JAX peer; first call beside that of the fastest
 MEGABYTES = "{:,.1f}".format
