@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import posenc_jax as pe
+
 FOLDER, BOTH = Path(__file__).parents[2] / "benchmarks", ("float32", "bfloat16")
 
 
@@ -21,7 +23,7 @@ def bench():
     others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(FOLDER))
     try:
-        wanted = ("cases", "worker", "comparison", "reference", "report", "figures", "run", "pods")
+        wanted = ("cases", "worker", "comparison", "reference", "report", "figures", "run", "pods", "loops")
         return SimpleNamespace(**{name: importlib.import_module(name) for name in wanted})
     finally:
         sys.path.remove(str(FOLDER))
@@ -268,6 +270,25 @@ def test_which_peer_has_which_case(bench):
     assert of("stack", (1, 64, 2, 8), layout="half") == decoders | {"textbook", "plain", "equinox_rope"}
     assert of("compile", (1, 64, 2, 8), layout="half") == decoders | {"textbook", "equinox_rope"}
     assert "textbook" not in of("rotary", (1, 64, 2, 8), layout="half")
+
+
+def test_a_loop_turns_at_each_position_and_a_stack_projects(bench):
+    """256 turns at p are one at 256 p; one further each time, at 256 p + (0 + 1 + … + 255)."""
+    x, cases, loops = np.random.default_rng(0).standard_normal((2, 1, 2, 8), np.float32), bench.cases, bench.loops
+    turn = lambda x, positions: pe.rotary(x, positions, head_axis=-2)  # noqa: E731
+    for way, more in {"position unchanged": 0, "position moving": 255 * 256 // 2}.items():
+        case = cases.Case("loop", x.shape, layout="half", way=way)
+        (positions,) = loops.arguments(case)
+        want = turn(x, 256 * positions + more)
+        np.testing.assert_allclose(loops.loop(case, turn)(x, positions), want, rtol=0, atol=2e-4)
+    for way in ("scanned", "unrolled"):
+        case = cases.Case("stack", x.shape, layout="half", way=way)
+        positions, weights = loops.arguments(case)
+        want = x
+        for matrix in weights:
+            want = turn((want.reshape(2, 1, 16) @ np.asarray(matrix)).reshape(x.shape), positions)
+        assert len(weights) == 16
+        np.testing.assert_allclose(loops.stack(case, turn)(x, positions, weights), want, rtol=1e-4, atol=1e-4)
 
 
 def test_the_processor_is_named_with_its_generation(bench, tmp_path):
