@@ -281,8 +281,8 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
       [1.0, 0.1, 0.0, 0.0]
 
     Reference:
-      Barbero et al., "Round and Round We Go! What Makes Rotary Positional Encodings Useful?", 2025 (p-RoPE), and the rope
-      type "proportional" in the configurations of Gemma 4, 2026.
+      Barbero et al., "Round and Round We Go! What Makes Rotary Positional Encodings Useful?", 2025 (p-RoPE), and the
+      rope type "proportional" in the configurations of Gemma 4, 2026.
     """
     dim, base, s = _arguments.even_width(dim), _checks.positive("base", base), _checks.positive("factor", factor)
     fraction = _checks.number("fraction", fraction)
