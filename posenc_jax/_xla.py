@@ -75,7 +75,7 @@ def positive_product(a: Any, b: Any) -> jax.Array:
 
     The problem of `rounded_product`, at one operation instead of three: compilers do not contract across |a·b|, and do
     not know that it changes nothing.
-    tests/properties/test_same_bits.py::test_a_sine_is_what_numpy_computes_operation_by_operation
+    tests/unit/test_xla.py::test_products_are_rounded_first
     """
     return lax.abs(lax.mul(a, b))
 
