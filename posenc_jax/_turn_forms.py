@@ -137,6 +137,28 @@ def reverse_halves(
     return _xla.own_loop(y).reshape(x.shape).astype(settings.result or x.dtype)
 
 
+def reverse_halves_in_place(
+    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
+) -> jax.Array:
+    """`reverse_halves` where positions, not features, lie on the lanes of vector registers.
+
+    When: on a TPU, if all features of a 16-bit x rotate, as halves of up to 56, with a table of 128 positions or more.
+    Why: the two halves then lie in different registers, and reversing them moves nothing. `pad_and_select` reads x
+    three times. (In float32, XLA cuts the reversal of some shapes into thousands of steps: benchmarks/NOTES.md.)
+    Measured: (8,512,16,64) half bfloat16 takes the cycles of 1.07 copies on a TPU v5e, and of 1.62 by `pad_and_select`;
+    with 128 features, whose halves share registers, 2.4 and 1.6.
+    """
+    x = repeated(x, positions, frequencies)
+    axis, shape, dtype = x.ndim - 1, (*x.shape[:-1], 2, x.shape[-1] // 2), compute_dtype(x)
+    sine, cosine = (lax.expand_dims(w, [axis]) for w in _waves(positions, frequencies))
+    sine *= align(np.array([[1], [-1]] if settings.backward else [[-1], [1]], sine.dtype), len(shape))
+    cosine, sine = (target.stored(w).astype(dtype) for w in (cosine, sine))
+    halves = x.reshape(shape)
+    # Converts after reversing: XLA would store x in float32 for the two uses of a conversion.
+    y = two_products(halves.astype(dtype), lax.rev(halves, [axis]).astype(dtype), cosine, sine, target)
+    return y.astype(settings.result or x.dtype).reshape(x.shape)
+
+
 def reverse_pairs(
     settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
 ) -> jax.Array:
@@ -157,11 +179,10 @@ def pad_and_select(
 ) -> jax.Array:
     """x·C + x′·S, with partners x′ from two padded reads of x and a select.
 
-    When: on a TPU always, on a GPU without a table, and on a CPU if no other form fits.
+    When: on a TPU, a GPU without a table, and a CPU, if no other form fits.
     Why: one pass over x in any layout, whatever part of it rotates.
     Measured: (1,4096,32,128) half float32 takes the cycles of 2.1 copies on a TPU v5e, and of 2.9 by `split_and_stack`;
-    40 of 64 features in float32 take 1.3 copies on a CPU, and 13 by `split_and_stack`. (For a head_dim of 64 on a TPU,
-    `reverse_halves` is ahead.)
+    40 of 64 features in float32 take 1.3 copies on a CPU, and 13 by `split_and_stack`.
     """
     partner = partners(settings, x, num_features(positions, frequencies))
     return _with_partners(settings, x, partner, positions, frequencies, target)
@@ -174,6 +195,7 @@ class Case(NamedTuple):
     wide: bool  # x is in the compute dtype, not in 16 bits
     slices: float  # into how many equal slices x is cut so that no slice holds both members of a pair
     halves: bool  # all features rotate, as halves
+    lanes: bool  # a TPU puts positions, not features, on the 128 lanes of its registers, and halves in separate ones
     own_loop: bool  # XLA:CPU loops over halves by themselves
     pairs: bool  # features are interleaved and even in number
 
@@ -188,6 +210,7 @@ def case_of(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequenc
         wide=x.dtype == compute_dtype(x),
         slices=width // math.gcd(dim // 2, width) if half else 2 if pairs else math.inf,
         halves=half and width == dim,
+        lanes=width < 128 and width % 16 == 0 and any(isinstance(n, int) and n >= 128 for n in positions.shape[:-1]),
         own_loop=_xla.KEEPS_BARRIERS and not _xla.unit_axes(x, settings.batch),
         pairs=pairs,
     )
@@ -198,6 +221,7 @@ Form = Callable[[TurnSettings, jax.Array, jax.Array, Spectrum | None, Target], j
 # Each platform takes the first form whose condition holds.
 FORMS: dict[str, list[tuple[Callable[[Case], bool], Form]]] = {
     "tpu": [
+        (lambda case: case.shared and case.halves and case.lanes and not case.wide, reverse_halves_in_place),
         (lambda case: True, pad_and_select),
     ],
     "gpu": [
