@@ -83,7 +83,7 @@ def split_and_stack(
 ) -> jax.Array:
     """Cuts x into equal slices that each hold one member of their pairs, rotates the slices in pairs and stacks them.
 
-    When: on a CPU, if x has 16 bits or no table of waves pays, in up to 8 slices; on a GPU, with a table, in up to 16.
+    When: on a CPU, if x has 16 bits or no table of waves pays, in up to 8 slices; on a GPU, for pairs, with a table.
     Why: it needs a wave for each pair, not for each feature, and converts 16-bit features once, not twice. More slices
     are more code, and other forms are then faster.
     Measured: (1,4096,32,128) half bfloat16 takes 1.37 copies on a CPU, and 1.71 by `pad_and_select`; one head in
@@ -115,6 +115,27 @@ def split_and_stack(
         here = slice(i * size, (i + 1) * size)
         y[first], y[second] = rotate_pairs(settings, y[first], y[second], [w[..., here] for w in waves], target)
     return jnp.stack(y, -2).reshape(x.shape).astype(settings.result or x.dtype)
+
+
+def split_and_concatenate(
+    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
+) -> jax.Array:
+    """`split_and_stack` of halves, its slices cut from the last axis and concatenated on it.
+
+    When: on a GPU, for halves, with a table, in up to 16 slices.
+    Why: XLA then moves four features in each load and store, and one if they are stacked on an axis of their own.
+    Measured: (1,4096,32,128) half, compiled for an H200, takes 21 instructions a pair in float32 and 26 in bfloat16,
+    and 41 and 51 by `split_and_stack`.
+    """
+    x = repeated(x, positions, frequencies)
+    dim, dtype, axis = num_features(positions, frequencies), compute_dtype(x), x.ndim - 1
+    (before, _), size = margin(settings, x, dim), math.gcd(dim // 2, x.shape[-1])
+    cut = lambda array: [lax.slice_in_dim(array, i, i + size, axis=axis) for i in range(0, array.shape[-1], size)]  # noqa: E731
+    y, waves = [part.astype(dtype) for part in cut(x)], map(cut, _table(target, positions, frequencies))
+    for i, pair in enumerate(zip(*waves, strict=True), before // size):
+        second = i + dim // 2 // size
+        y[i], y[second] = rotate_pairs(settings, y[i], y[second], pair, target)
+    return lax.concatenate(y, axis).astype(settings.result or x.dtype)
 
 
 def reverse_halves(
@@ -225,7 +246,8 @@ FORMS: dict[str, list[tuple[Callable[[Case], bool], Form]]] = {
         (lambda case: True, pad_and_select),
     ],
     "gpu": [
-        (lambda case: case.shared and case.slices <= 16, split_and_stack),
+        (lambda case: case.shared and case.pairs, split_and_stack),
+        (lambda case: case.shared and case.slices <= 16, split_and_concatenate),
         (lambda case: True, pad_and_select),
     ],
     "cpu": [

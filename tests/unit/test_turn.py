@@ -27,6 +27,8 @@ FORMS = {
     "reference": _turn_forms.reference,
     "split and stack": functools.partial(_turn_forms.split_and_stack, target=_xla.CPU),
     "split and stack, GPU": functools.partial(_turn_forms.split_and_stack, target=_xla.GPU),
+    "split and concatenate, halves": functools.partial(_turn_forms.split_and_concatenate, target=_xla.CPU),
+    "split and concatenate, halves, GPU": functools.partial(_turn_forms.split_and_concatenate, target=_xla.GPU),
     "pad and select": functools.partial(_turn_forms.pad_and_select, target=_xla.CPU),
     "pad and select, GPU": functools.partial(_turn_forms.pad_and_select, target=_xla.GPU),
     "pad and select, TPU": functools.partial(_turn_forms.pad_and_select, target=_xla.TPU),
@@ -39,8 +41,8 @@ FORMS = {
 
 def forms(layout, whole):
     """Those that turn such features: of one layout, or all of a vector, alone."""
-    other = {"half": "reverse pairs", "interleaved": "reverse halves"}[layout]
-    return [name for name in FORMS if not name.startswith(other) and (whole or "reverse halves" not in name)]
+    other = {"half": "pairs", "interleaved": "halves"}[layout]
+    return [name for name in FORMS if other not in name and (whole or "reverse halves" not in name)]
 
 
 ENDS_AND_WAYS = [(False, False), (False, True), (True, False), (True, True)]

@@ -171,7 +171,7 @@ SHARDED = {
         functools.partial(pe.rotary, head_axis=-2),
         [((1, 2**18, 128, 64), jnp.bfloat16, None, "x", "y")],
         None,
-        8 * 2**14,
+        12 * 2**14,
     ),
     "rotary, sequence and heads": (
         functools.partial(pe.rotary, head_axis=-2),
