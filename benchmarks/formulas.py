@@ -121,6 +121,14 @@ def swapped(x, cosine, sine, layout):
     return x * twice(cosine) + jnp.einsum("...i,ij->...j", x, jnp.asarray(swap, x.dtype), **precise) * twice(sine)
 
 
+def made_in_the_call(x, positions):
+    """Halves by a table of all positions, made in the call in the dtype of x and gathered: attnax 0.2.0's."""
+    count = np.arange(x.shape[-1] // 2)
+    omega = 1 / BASE ** (jnp.asarray(count, x.dtype) / len(count))
+    phase = jnp.outer(jnp.arange(KEPT, dtype=x.dtype), omega)
+    return halves(x, *(wave(phase)[positions][:, None] for wave in (jnp.cos, jnp.sin)))
+
+
 # Addition and attention.
 
 
@@ -194,6 +202,13 @@ FORMULAS = [
     ),
     _rotation("halves concatenated, float32", halves, "half"),
     _rotation("halves concatenated, dtype of x, kept waves (vLLM)", halves, "half", in_float32=False, kept=True),
+    _peer(
+        "halves concatenated, table made in the call (attnax)",
+        HEAD_AXIS=-3,
+        LAYOUTS=("half",),
+        rotary=lambda case: lambda x: made_in_the_call(x, jnp.broadcast_to(jnp.arange(case.shape[1]), case.shape[:2])),
+        decode=lambda case: made_in_the_call,
+    ),
     _rotation("rotate_half, dtype of x (Hugging Face)", rotate_half, "half", head_axis=-3, in_float32=False),
     _rotation("roll by half", roll_half, "half"),
     _rotation("±1 matrix", functools.partial(swapped, layout="half"), "half"),

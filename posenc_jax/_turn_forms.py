@@ -84,7 +84,7 @@ def split_and_stack(
     """Cuts x into equal slices that each hold one member of their pairs, rotates the slices in pairs and stacks them.
 
     When: on a CPU without a table, in up to 8 slices; before JAX 0.12 also if all features of a 16-bit x rotate. On a
-    GPU with a table, in up to 16.
+    GPU, for pairs, with a table.
     Why: it needs a wave for each pair, not for each feature, and converts 16-bit features once, not twice. More slices
     are more code, and other forms are then faster.
     Measured: one head of (1,4096,1,128) half float32 takes 4.7 copies on a CPU, and 5.1 by `pad_and_select`; 1.9 and
@@ -118,6 +118,27 @@ def split_and_stack(
     return jnp.stack(y, -2).reshape(x.shape).astype(settings.result or x.dtype)
 
 
+def split_and_concatenate(
+    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
+) -> jax.Array:
+    """`split_and_stack` of halves, its slices cut from the last axis and concatenated on it.
+
+    When: on a GPU, for halves, with a table, in up to 16 slices.
+    Why: XLA then moves four features in each load and store, and one if they are stacked on an axis of their own.
+    Measured: (1,4096,32,128) half, compiled for an H200, takes 21 instructions a pair in float32 and 26 in bfloat16,
+    and 41 and 51 by `split_and_stack`.
+    """
+    x = repeated(x, positions, frequencies)
+    dim, dtype, axis = num_features(positions, frequencies), compute_dtype(x), x.ndim - 1
+    (before, _), size = margin(settings, x, dim), math.gcd(dim // 2, x.shape[-1])
+    cut = lambda array: [lax.slice_in_dim(array, i, i + size, axis=axis) for i in range(0, array.shape[-1], size)]  # noqa: E731
+    y, waves = [part.astype(dtype) for part in cut(x)], map(cut, _table(target, positions, frequencies))
+    for i, pair in enumerate(zip(*waves, strict=True), before // size):
+        second = i + dim // 2 // size
+        y[i], y[second] = rotate_pairs(settings, y[i], y[second], pair, target)
+    return lax.concatenate(y, axis).astype(settings.result or x.dtype)
+
+
 def sum_columns(
     settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
 ) -> jax.Array:
@@ -149,16 +170,38 @@ def sum_columns(
     return _xla.own_loop(y.astype(settings.result or x.dtype)).reshape(x.shape)
 
 
+def reverse_halves_in_place(
+    settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
+) -> jax.Array:
+    """x·C + x′·S for the halves of x, whose partners x′ come from reversing the two.
+
+    When: on a TPU, if all features of a 16-bit x rotate, as halves of up to 56, with a table of 128 positions or more.
+    Why: positions then lie on the lanes of registers, and the two halves in different registers, so reversing them
+    moves nothing. `pad_and_select` reads x three times. (In float32, XLA cuts the reversal of some shapes into
+    thousands of steps: benchmarks/NOTES.md.)
+    Measured: (8,512,16,64) half bfloat16 takes the cycles of 1.07 copies on a TPU v5e, and of 1.62 by `pad_and_select`;
+    with 128 features, whose halves share registers, 2.4 and 1.6.
+    """
+    x = repeated(x, positions, frequencies)
+    axis, shape, dtype = x.ndim - 1, (*x.shape[:-1], 2, x.shape[-1] // 2), compute_dtype(x)
+    sine, cosine = (lax.expand_dims(w, [axis]) for w in _waves(positions, frequencies))
+    sine *= align(np.array([[1], [-1]] if settings.backward else [[-1], [1]], sine.dtype), len(shape))
+    cosine, sine = (target.stored(w).astype(dtype) for w in (cosine, sine))
+    halves = x.reshape(shape)
+    # Converts after reversing: XLA would store x in float32 for the two uses of a conversion.
+    y = two_products(halves.astype(dtype), lax.rev(halves, [axis]).astype(dtype), cosine, sine, target)
+    return y.astype(settings.result or x.dtype).reshape(x.shape)
+
+
 def pad_and_select(
     settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None, target: Target
 ) -> jax.Array:
     """x·C + x′·S, with partners x′ from two padded reads of x and a select.
 
-    When: on a TPU always, on a GPU without a table, and on a CPU if no other form fits.
+    When: on a TPU, a GPU without a table, and a CPU, if no other form fits.
     Why: one pass over x in any layout, whatever part of it rotates.
     Measured: (1,4096,32,128) half float32 takes the cycles of 2.1 copies on a TPU v5e, and of 2.9 by `split_and_stack`;
-    40 of 64 features in float32 take 1.3 copies on a CPU, and 13 by `split_and_stack`. (For a head_dim of 64 on a TPU,
-    a form by halves is ahead.)
+    40 of 64 features in float32 take 1.3 copies on a CPU, and 13 by `split_and_stack`.
     """
     partner = partners(settings, x, num_features(positions, frequencies))
     return _with_partners(settings, x, partner, positions, frequencies, target)
@@ -171,6 +214,7 @@ class Case(NamedTuple):
     wide: bool  # x is in the compute dtype, not in 16 bits
     slices: float  # into how many equal slices x is cut so that no slice holds both members of a pair
     halves: bool  # all features rotate, as halves
+    lanes: bool  # a TPU puts positions, not features, on the 128 lanes of its registers, and halves in separate ones
     pairs: bool  # features are interleaved and even in number
     own_loop: bool  # XLA:CPU can loop over pairs by themselves, without storing more than a table
 
@@ -185,6 +229,7 @@ def case_of(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequenc
         wide=x.dtype == compute_dtype(x),
         slices=width // math.gcd(dim // 2, width) if half else 2 if pairs else math.inf,
         halves=half and width == dim,
+        lanes=width < 128 and width % 16 == 0 and any(isinstance(n, int) and n >= 128 for n in positions.shape[:-1]),
         pairs=pairs,
         own_loop=_xla.KEEPS_BARRIERS and (shared or not _xla.unit_axes(x, settings.batch)),
     )
@@ -195,10 +240,12 @@ Form = Callable[[TurnSettings, jax.Array, jax.Array, Spectrum | None, Target], j
 # Each platform takes the first form whose condition holds.
 FORMS: dict[str, list[tuple[Callable[[Case], bool], Form]]] = {
     "tpu": [
+        (lambda case: case.shared and case.halves and case.lanes and not case.wide, reverse_halves_in_place),
         (lambda case: True, pad_and_select),
     ],
     "gpu": [
-        (lambda case: case.shared and case.slices <= 16, split_and_stack),
+        (lambda case: case.shared and case.pairs, split_and_stack),
+        (lambda case: case.shared and case.slices <= 16, split_and_concatenate),
         (lambda case: True, pad_and_select),
     ],
     "cpu": [

@@ -27,16 +27,22 @@ FORMS = {
     "reference": _turn_forms.reference,
     "split and stack": functools.partial(_turn_forms.split_and_stack, target=_xla.CPU),
     "split and stack, GPU": functools.partial(_turn_forms.split_and_stack, target=_xla.GPU),
+    "split and concatenate, halves": functools.partial(_turn_forms.split_and_concatenate, target=_xla.CPU),
+    "split and concatenate, halves, GPU": functools.partial(_turn_forms.split_and_concatenate, target=_xla.GPU),
     "pad and select": functools.partial(_turn_forms.pad_and_select, target=_xla.CPU),
     "pad and select, GPU": functools.partial(_turn_forms.pad_and_select, target=_xla.GPU),
     "pad and select, TPU": functools.partial(_turn_forms.pad_and_select, target=_xla.TPU),
     "sum columns": functools.partial(_turn_forms.sum_columns, target=_xla.CPU),
+    "reverse halves in place": functools.partial(_turn_forms.reverse_halves_in_place, target=_xla.CPU),
+    "reverse halves in place, TPU": functools.partial(_turn_forms.reverse_halves_in_place, target=_xla.TPU),
 }
 
 
 def forms(layout, whole):
-    """Those that turn such features: all of a vector, or interleaved ones, alone."""
-    return [name for name in FORMS if whole or layout == "interleaved" or name != "sum columns"]
+    """Those that turn such features: of one layout, or all of a vector, alone."""
+    half = layout == "half"
+    partial = lambda name: "reverse" not in name and not (half and name == "sum columns")  # noqa: E731
+    return [name for name in FORMS if (half or "halves" not in name) and (whole or partial(name))]
 
 
 ENDS_AND_WAYS = [(False, False), (False, True), (True, False), (True, True)]
@@ -100,9 +106,9 @@ def test_a_table_pays_if_vectors_share_positions_and_frequencies():
 
 
 def test_every_row_of_the_table_is_taken():
-    shapes = [(7, heads, width) for heads in (1, 8) for width in (16, 15, 12, 100)]
+    shapes = [(length, heads, width) for length in (7, 128) for heads in (1, 8) for width in (16, 15, 12, 100)]
     cases = {
-        _turn_forms.case_of(TurnSettings(layout), jnp.zeros(shape, dtype), jnp.zeros((7, 1, 1), jnp.int32), f)
+        _turn_forms.case_of(TurnSettings(layout), jnp.zeros(shape, dtype), jnp.zeros((shape[0], 1, 1), jnp.int32), f)
         for shape in shapes
         for dtype in ("float32", "bfloat16")
         for layout in LAYOUTS
@@ -125,6 +131,9 @@ READS = ["pad", "remainder"], ["concatenate", "reverse", "while", "barrier"]
     [
         ("tpu", 16, "float32", "half", ["pad", "barrier"], ["concatenate", "while", "reverse", "reshape %x"]),
         ("tpu", 1, "float32", "half", ["pad"], ["concatenate", "while", "reverse", "barrier"]),
+        ("tpu", 16, "bfloat16", "half", ["reverse", "barrier"], ["concatenate", "while", "pad"]),
+        ("tpu", 1, "bfloat16", "half", ["pad"], ["concatenate", "while", "reverse", "barrier"]),
+        ("tpu", 16, "bfloat16", "interleaved", ["pad", "barrier"], ["concatenate", "while", "reverse"]),
         ("cuda", 16, "float32", "half", ["concatenate", "barrier"], ["pad", "while", "reverse"]),
         ("cuda", 1, "float32", "half", ["pad"], ["concatenate", "while", "reverse", "barrier"]),
         ("cpu", 1, "float32", "half", ["concatenate"], ["pad", "while", "reverse", "barrier", "remainder"]),
@@ -133,11 +142,19 @@ READS = ["pad", "remainder"], ["concatenate", "reverse", "while", "barrier"]
     ],
 )
 def test_each_platform_gets_its_form(platform, heads, dtype, layout, expected, missing):
-    x = normal(7, heads, 16).astype(dtype)
+    x = normal(128, heads, 16).astype(dtype)
     traced = jax.jit(functools.partial(pe.rotary, layout=layout, head_axis=-2)).trace(x)
     text = traced.lower(lowering_platforms=(platform,)).as_text().replace("optimization_barrier", "barrier")
     assert all(f"stablehlo.{name}" in text for name in expected)
     assert not any(f"stablehlo.{name}" in text for name in missing)
+
+
+@pytest.mark.parametrize(
+    ("shape", "reverses"), [((128, 4, 112), True), ((128, 4, 128), False), ((128, 4, 72), False), ((127, 4, 64), False)]
+)
+def test_halves_are_reversed_where_a_tpu_puts_them_in_different_registers(shape, reverses):
+    traced = jax.jit(functools.partial(pe.rotary, head_axis=-2)).trace(jnp.zeros(shape, jnp.bfloat16))
+    assert ("stablehlo.reverse" in traced.lower(lowering_platforms=("tpu",)).as_text()) == reverses
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ SEQ, BATCH, BATCHF = ((4096,), I32), ((16, 4096), I32), ((16, 4096), F32)
 X, XB, WIDE = ((16, 4096, 512), F32), ((16, 4096, 512), BF16), ((2, 65536, 512), F32)
 Q, QB, MLA = ((1, 4096, 32, 128), F32), ((1, 4096, 32, 128), BF16), ((1, 4096, 16, 192), BF16)
 QS, QSB, EACH, EACHF = ((8, 1024, 16, 128), F32), ((8, 1024, 16, 128), BF16), ((8, 1024), I32), ((8, 1024), F32)
+S64, H64 = ((8, 2048, 12, 64), BF16), ((8, 16, 512, 64), BF16)
 TABLE, TABLEB, K, KF, K1 = ((8192, 512), F32), ((8192, 512), BF16), ((1024,), I32), ((1024,), F32), ((), I32)
 
 
@@ -163,6 +164,10 @@ CASES = [
         (QSB, EACHF),
         table=8192,
     ),
+    # One pass over x, its two halves exchanged in place; tests/unit/test_turn.py says when.
+    Case("rotary, 12 heads of 64, bfloat16", partial(pe.rotary, head_axis=-2), (S64,), copies=1.06, table=2048),
+    Case("rotary, 64, heads first, bfloat16", partial(pe.rotary, head_axis=-3), (H64,), copies=1.09, table=512),
+    Case("rotary, 64, backward, bfloat16", _back, (S64, S64), copies=1.06, table=2048),
     Case("rotary, 64 first", partial(pe.rotary, frequencies=64, head_axis=-2), (Q,), table=4096),
     Case("rotary, 96 last, bfloat16", partial(pe.rotary, frequencies=96, head_axis=-2, **_last), (QB,), table=4096),
     Case("rotary, 112 first, bfloat16", partial(pe.rotary, frequencies=112, head_axis=-2), (QB,), table=4096),

@@ -167,6 +167,12 @@ SHARDED = {
         None,
         0,
     ),
+    "rotary, 64, sequence and heads": (
+        functools.partial(pe.rotary, head_axis=-2),
+        [((1, 2**18, 128, 64), jnp.bfloat16, None, "x", "y")],
+        None,
+        12 * 2**14,
+    ),
     "rotary, sequence and heads": (
         functools.partial(pe.rotary, head_axis=-2),
         [((1, 2**18, 128, 128), jnp.bfloat16, None, "x", "y")],
