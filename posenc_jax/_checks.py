@@ -265,7 +265,7 @@ def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], known: tuple
     _representable(name, x.dtype, "; pass float32")
     require(x.ndim >= max(1, len(axes) - 1), "{} must have shape {}, got {}", name, shape, x.shape)
     known_size(name, x.shape, *known)
-    return jnp.asarray(x)
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
 @functools.cache

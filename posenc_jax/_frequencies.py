@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from posenc_jax import _checks, _fixed_point
 from posenc_jax._checks import InvalidType, InvalidValue, public, require, require_type
@@ -243,7 +244,12 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
 
 def from_base(dim: int, base: float, endpoint: bool = False) -> Frequencies:
     """`geometric` for a width that has been checked."""
-    base, endpoint = _checks.settings(base=base, endpoint=endpoint)
+    return _from_base(dim, *_checks.settings(base=base, endpoint=endpoint))
+
+
+# Repeated eager calls with a width instead of `Frequencies` take one object, which is checked and hashed once.
+@functools.lru_cache(maxsize=256)
+def _from_base(dim: int, base: float, endpoint: bool) -> Frequencies:
     pairs = (dim + 1) // 2
     step = (1, max(pairs - 1, 1)) if endpoint else (2, max(dim, 1))
     return Frequencies(limited("base", base, spectrum(pairs, base, *step)), dim)
@@ -321,7 +327,7 @@ def parse_positions(name: str, positions: Any, frequencies: Spectrum) -> jax.Arr
         _checks.sharded_together({name: (*places, None), "frequencies": pairs[-1:]})
     num_axes = num_axes_of(frequencies)
     if num_axes == 1:
-        return positions[..., None]
+        return lax.expand_dims(positions, (positions.ndim,))  # eagerly faster than an index
     if positions.shape[-1:] != (num_axes,):
         axis = f"a last axis of size {num_axes}, one coordinate for each axis of the frequencies"
         raise InvalidValue(f"{name} must have {axis}, got shape {positions.shape}")

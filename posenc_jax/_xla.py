@@ -74,7 +74,7 @@ def positive_product(a: Any, b: Any) -> jax.Array:
     """a·b for a·b ≥ 0, rounded before anything is added to it.
 
     The problem of `rounded_product`: compilers do not contract across |a·b|, and do not know that it changes nothing.
-    tests/properties/test_same_bits.py::test_a_sine_is_what_numpy_computes_operation_by_operation
+    tests/unit/test_xla.py::test_products_are_rounded_first
     """
     return lax.abs(lax.mul(a, b))
 
