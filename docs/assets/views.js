@@ -246,11 +246,15 @@ globalThis.views = (() => {
       const form = controls.length ? html(this, "form", {class: "pe-form"}) : null;
       form?.addEventListener("submit", (event) => event.preventDefault());
       this.shows = [...controls, ...handles].map((make) => make(this, form));
-      // The first draw too: an observer knows the width without laying out the page once more.
+      // The first draw too: an observer knows the width without laying out the page once more. The views further down
+      // reserve their places and wait until the first is seen.
       new ResizeObserver(([{contentRect}]) => {
-        if (this.width === Math.floor(contentRect.width)) return;
-        this.width = Math.floor(contentRect.width);
-        this.draw();
+        const [before, width] = [this.width, Math.floor(contentRect.width)];
+        if (before === width) return;
+        this.width = width;
+        this.reserve();
+        if (before || this === document.querySelector("pe-view")) this.draw();
+        else setTimeout(() => this.draw());
       }).observe(this);
       if (kind.canvas)
         new MutationObserver(() => this.draw()).observe(document.body, {attributeFilter: ["data-md-color-scheme"]});
@@ -273,13 +277,19 @@ globalThis.views = (() => {
       this.draw();
     }
 
+    // The size of the picture.
+    reserve() {
+      const {kind, picture, settings, width} = this;
+      this.size = [width, Math.round(kind.height(width, settings))];
+      picture.style.height = `${this.size[1]}px`;
+      return this.size;
+    }
+
     draw() {
       this.waiting = false;
       const {kind, picture, settings, width} = this;
       if (!width) return;
-      const height = Math.round(kind.height(width, settings));
-      this.size = [width, height];
-      picture.style.height = `${height}px`;
+      const [, height] = this.reserve();
       if (this.drawing) picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
       if (!kind.keeps) this.drawing?.replaceChildren();
       const {label, words} = kind.draw(this.drawing ?? picture, settings, this.size, this);
