@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 import posenc_jax
 
 PRIVATE = re.compile(r'\s+title="[^"]*\bposenc_jax(?:\.\w+)*\._[a-z][^"]*"')
-SIGNATURE = re.compile(r'<div class="doc-signature.*?</div>', flags=re.DOTALL)
+SIGNATURE = re.compile(r'<div class="[^"]*doc-signature.*?</div>', flags=re.DOTALL)
 # Defaults that have no public name, as a caller would write them; the text of the argument says what "..." stands for.
 DEFAULTS = {
     r'<span class="n">MappingProxyType</span><span class="p">\(\{\}\)': '<span class="p">{}',

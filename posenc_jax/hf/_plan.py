@@ -137,8 +137,8 @@ class RotaryPlan:
       >>> from posenc_jax.hf import rotary_from_config
       >>> config = {"model_type": "gpt_neox", "head_dim": 64, "num_hidden_layers": 2}
       >>> plan = rotary_from_config(config)
-      >>> plan.layers[0]
-      RotaryLayer(frequencies=Frequencies(dim=16, angular=1 … 0.000316228), head_dim=64, query_scale=None)
+      >>> plan.layers[0].frequencies
+      Frequencies(dim=16, angular=1 … 0.000316228)
     """
 
     layers: tuple[RotaryLayer, ...]

@@ -36,6 +36,10 @@ TOO_WIDE = """() => {
   const names = out.slice(0, 4).map((e) => `${e.tagName.toLowerCase()}.${e.className}`);
   return [`scrolls sideways at ${clientWidth} px, is ${scrollWidth} px wide: ${names.join(", ")}`];
 }"""
+# Code that is cut off at the right edge of its block.
+CLIPPED = """() => [...document.querySelectorAll(".md-typeset pre > code")]
+  .filter((e) => e.offsetParent && e.scrollWidth > e.clientWidth)
+  .map((e) => `clipped at 1440 px: ${e.textContent.split("\\n").reduce((a, b) => (a.length > b.length ? a : b))}`)"""
 RUN_AXE = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations.flatMap((rule) =>
   rule.nodes.map((node) => `axe ${rule.id}: ${node.target.join(" ")}: ${node.failureSummary.replace(/\\s+/g, " ")}`))"""
 
@@ -61,7 +65,8 @@ def test_page(page, faults, origin, name):
     faults += [f"light, wide: {fault}" for fault in page.evaluate(RUN_AXE)]
     picture(page, name, "light")
 
-    show(page, "dark", WIDE)
+    show(page, "dark", {"width": 1440, "height": 900})
+    faults += page.evaluate(CLIPPED)
     faults += page.evaluate(PICTURES, True)
     picture(page, name, "dark")
 

@@ -35,9 +35,10 @@ def search(reader):
 
     def found(query):
         field = page.locator(".md-search__input")
-        # A word that no page has comes before each, so that results of the last are gone.
+        # A word that no page has comes before each, so that the results of the one before are gone.
         for text, answer in (("qqzzqq", "none"), (query, "some")):
-            field.fill(text)
+            field.fill("")
+            field.press_sequentially(text)
             page.wait_for_function(
                 """(some) => some === (document.querySelectorAll(".md-search-result__item").length ? "some" : "none")""",
                 arg=answer,

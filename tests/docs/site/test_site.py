@@ -90,10 +90,45 @@ def test_every_public_name_has_an_anchor(pages):
             assert names and set(names) <= set(pages[f"api/{path.stem}.html"].ids), path.stem
 
 
+def names_of_the_reference():
+    """Each public name, its page, and its entry as it is shown."""
+    for path in (ROOT / "docs" / "api").glob("*.md"):
+        names = re.findall(r"^::: ([\w.]+)$(?!\n    options)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        shown = (SITE / "api" / f"{path.stem}.html").read_text(encoding="utf-8")
+        for name in names:
+            _, _, entry = shown.partition(f'id="{name}"')
+            assert entry, name
+            yield name, re.split(r'<h2 id="posenc_jax', entry)[0]
+
+
+def test_each_entry_leads_to_a_guide_and_to_its_source():
+    for name, entry in names_of_the_reference():
+        assert re.search(r"<p>Guides: <a href=\"\.\./\w+\.html", entry), name
+        if name.rpartition(".")[2][0].islower():  # a function
+            source = entry.partition('<details class="mkdocstrings-source" data-search-exclude>')[2]
+            assert re.search(r"posenc_jax/[\w/]+\.py", source), name
+            assert '"""' not in source, f"{name}: its docstring stands twice"
+
+
+def test_signatures_have_no_private_defaults():
+    signatures = [
+        re.sub(r"<[^>]+>", "", signature)
+        for path in SITE.glob("api/*.html")
+        for signature in re.findall(
+            r'<div class="[^"]*doc-signature.*?</div>', path.read_text(encoding="utf-8"), flags=re.DOTALL
+        )
+    ]
+    assert len(signatures) > 80
+    private = r"=\s*(_\w+|MappingProxyType\b.*|\w+_init)\s*[,)\n]"
+    assert [s for s in signatures if re.search(private, s)] == []
+
+
 def test_the_search_finds_pages_and_functions():
     entries = json.loads((SITE / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
     places = {entry["location"] for entry in entries}
     assert {"rope.html", "api/rotary.html#posenc_jax.rotary"} <= places
+    reference = [entry for entry in entries if entry["location"].startswith("api/")]
+    assert not [e["location"] for e in reference if "_arguments." in e["text"]], "the search reads sources"
     assert (SITE / "search" / "search_index.js").exists()  # from the file system
 
 
