@@ -39,8 +39,8 @@ def patch_similarity() -> Figure:
 
 def mixed_similarity() -> Figure:
     """Score of the middle patch of a grid of 21 by 21 with all others, in two panels. Axial pairs give a bright cross
-    through the patch with fainter stripes beside it. Pairs of mixed directions give a bright disc around the patch with
-    darker and brighter rings around it, alike in all directions."""
+    through the patch, as wide as the picture. Pairs of mixed directions give a bright disc around the patch, which
+    fades irregularly on all sides."""
     side, pairs = 21, 32
     grid = pe.grid_positions((side, side))
     middle = side * side // 2
