@@ -32,11 +32,7 @@ def load(folder: Path, dtype: Any = jnp.float32, length: int | None = None, mesh
 
     Rotations that depend on the length of the text are those for `length`.
     """
-    config = read_json(folder / "config.json")
-    try:
-        s = settings_of(config, dtype, length)
-    except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
+    s = read_settings(folder, dtype, length)
     tensors = Tensors(folder, s)
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(s, rngs=nnx.Rngs(0))))
     state = dict(nnx.to_flat_state(state))
@@ -49,13 +45,26 @@ def load(folder: Path, dtype: Any = jnp.float32, length: int | None = None, mesh
     return nnx.merge(graph, nnx.from_flat_state(state))
 
 
-def read_json(path: Path) -> Any:
+def read_settings(folder: Path, dtype: Any = jnp.float32, length: int | None = None) -> Settings:
+    """What `decoder.settings_of` reads from the folder's config."""
+    path = folder / "config.json"
+    config = read_json(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return settings_of(config, dtype, length)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing") from None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return content
 
 
 def names_of(s: Settings, path: Sequence[Any]) -> list[str]:
@@ -77,7 +86,12 @@ class Tensors:
     def __init__(self, folder: Path, s: Settings) -> None:
         self.folder, self.settings, self.files = folder, s, {}
         index = folder / "model.safetensors.index.json"
-        names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
+        names = ["model.safetensors"]
+        if index.exists():
+            where = read_json(index).get("weight_map")
+            if not isinstance(where, dict):
+                raise ValueError(f"{index} has no weight_map")
+            names = sorted(set(where.values()))
         for path in (folder / name for name in names):
             if not path.exists():
                 raise FileNotFoundError(f"{path} is missing" + f", which {index.name} names" * index.exists())
@@ -87,7 +101,8 @@ class Tensors:
                 raise ValueError(f"{path} is cut short or not a safetensors file: {error}") from None
             self.files |= dict.fromkeys(file.keys(), file)
         embeddings = f"{s.family.names.get('embed_tokens', 'embed_tokens')}.weight"
-        self.prefix = next((n.removesuffix(embeddings) for n in self.files if n.endswith(embeddings)), "model.")
+        self.embeddings = next((n for n in self.files if n.endswith(embeddings)), f"model.{embeddings}")
+        self.prefix = self.embeddings.removesuffix(embeddings)
 
     def full(self, name: str) -> str:
         """The name in the file."""
@@ -106,17 +121,22 @@ class Tensors:
             if found:
                 more = f" and {len(found) - 3} more" if len(found) > 3 else ""
                 raise ValueError(f"{self.folder} {what} {', '.join(sorted(found)[:3])}{more}")
+        head = self.full(HEADS[0])
+        if self.settings.tied and head in self.files:
+            if not np.array_equal(*(self.files[n].get_tensor(n) for n in (head, self.embeddings))):
+                raise ValueError(f"{self.folder}: tie_word_embeddings, but {head} is not {self.embeddings}")
 
     def read(self, name: str, path: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
         """A tensor as the variable at `path` has it: kernels are (inputs, outputs)."""
         name, fused = self.full(name), "query_key_value" in name
-        x = self.files[name].get_tensor(name)
+        kept = self.files[name].get_slice(name)
         want = shape[::-1] if path[-1] == "kernel" else shape
         want = (3 * want[0], *want[1:]) if fused else tuple(want)
-        if x.shape != want:
-            raise ValueError(f"{self.folder}: {name} has shape {x.shape}, and the config asks for {want}")
-        if not np.isdtype(x.dtype, "real floating") and x.dtype != jnp.bfloat16:
-            raise ValueError(f"{self.folder}: {name} is {x.dtype}: quantized weights are not read")
+        if (shape := tuple(kept.get_shape())) != want:
+            raise ValueError(f"{self.folder}: {name} has shape {shape}, and the config asks for {want}")
+        if kept.get_dtype() not in ("F64", "F32", "F16", "BF16"):
+            raise ValueError(f"{self.folder}: {name} is {kept.get_dtype()}: quantized weights are not read")
+        x = self.files[name].get_tensor(name)
         if fused:  # queries, keys and values of a head follow each other
             part = ("q_proj", "k_proj", "v_proj").index(path[-2])
             x = x.reshape(self.settings.heads, 3, -1, *x.shape[1:])[:, part].reshape(-1, *x.shape[1:])

@@ -188,7 +188,9 @@ def windows_of(c: dict[str, Any], family: Family) -> tuple[int | None, ...]:
     types = c.get("layer_types") if family.full_every != 0 else None
     if types is None and every is None and window:
         raise ValueError(f"sliding_window = {window}: layer_types must say which layers have it")
-    types = types or ["full_attention" if every and not (i + 1) % every else "window" for i in range(count)]
+    types = types or ["full_attention" if every and not (i + 1) % every else "sliding_attention" for i in range(count)]
+    if unknown := set(types) - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"layer_types: {', '.join(sorted(unknown))} is not read here")
     return tuple(None if kind == "full_attention" else window for kind in types)
 
 

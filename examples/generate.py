@@ -18,8 +18,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from checkpoint import load, mesh_of, put, put_cache, read_json
-from decoder import EMPTY, Cache, Decoder, settings_of
+from checkpoint import load, mesh_of, put, put_cache, read_json, read_settings
+from decoder import EMPTY, Cache, Decoder
 from flax import nnx
 from jax.sharding import Mesh
 from tokenizers import Tokenizer
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> None:
     length = options.length or longest + options.tokens
     if longest + options.tokens > length:
         raise ValueError(f"a prompt of {longest} tokens and {options.tokens} more do not fit into --length {length}")
-    settings = settings_of(config, options.dtype, options.start + length)
+    settings = read_settings(folder, options.dtype, options.start + length)
     mesh = mesh_of(options.devices, settings.kv_heads, len(prompts))
     began = time.monotonic()
     model = load(folder, options.dtype, options.start + length, mesh)
@@ -151,13 +151,19 @@ def run(options: argparse.Namespace) -> None:
     stop = (config.get("text_config", {}) | config).get("eos_token_id")
     stop = set(stop if isinstance(stop, list) else [] if stop is None else [stop])
     steps = until(stop, continued(model, prefilled, options.tokens, temperature, options.seed), len(prompts))
-    show(tokenizer, prompts, steps, options.tokens)
+    show(tokenizer, prompts, encoded, steps, options.tokens)
 
 
-def show(tokenizer: Tokenizer, prompts: Sequence[str], steps: Iterable[list[int | None]], count: int) -> None:
+def show(
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    encoded: Sequence[list[int]],
+    steps: Iterable[list[int | None]],
+    count: int,
+) -> None:
     """Streams one row; of several, shows a bar and then the texts."""
     alone, texts = len(prompts) == 1, list(prompts)
-    streams = [DecodeStream(skip_special_tokens=True) for _ in prompts]
+    streams = [DecodeStream(ids, skip_special_tokens=True) for ids in encoded]  # a space may begin the next word
     print(prompts[0] if alone else "", end="", flush=True)
     written, began = 0, time.monotonic()
     for n, tokens in enumerate(tqdm(steps, total=count, unit="token", disable=alone, leave=False)):
@@ -170,7 +176,8 @@ def show(tokenizer: Tokenizer, prompts: Sequence[str], steps: Iterable[list[int 
         else:
             written += sum(token is not None for token in tokens)
     print("" if alone else "\n\n".join(texts))
-    tell(f"answer: {rate(written, began)}")
+    if written:
+        tell(f"answer: {rate(written, began)}")
 
 
 def rate(tokens: int, began: float) -> str:

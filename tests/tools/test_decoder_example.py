@@ -153,6 +153,15 @@ def test_drawn_tokens_and_their_end():
     assert list(generate.until({1, 2}, iter(steps), 2)) == [[5, None]]
 
 
+def test_the_first_word_keeps_its_space(capsys):
+    """Metaspace drops the space of the first word, which is the prompt's."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁a": 0, "▁b": 1, "c": 2}, "c"))
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    generate.show(tokenizer, ["a"], [[0]], [[1], [2], [1]], 3)
+    generate.show(tokenizer, ["a", "a c"], [[0], [0, 2]], [[1, None], [2, None]], 2)
+    assert capsys.readouterr().out == "a bc b\na bc\n\na c\n"
+
+
 @pytest.mark.thorough
 def test_a_small_model_is_written_and_read(tmp_path, capsys):
     small_model = pytest.importorskip("small_model")
@@ -188,6 +197,9 @@ O_PROJ = "model.layers.1.self_attn.o_proj.weight"
 WRONG = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
     "no JSON": (lambda f: cut(f, "config.json"), "config.json is not JSON"),
+    "a list": (lambda f: (f / "config.json").write_text("[]"), "config.json is not a JSON object"),
+    "a type": (lambda f: change(f, num_hidden_layers=True), "config.json: .*num_hidden_layers must be an integer"),
+    "a kind of layer": (lambda f: change(f, layer_types=["chunked_attention"] * 2), "layer_types: chunked_attention"),
     "another family": (lambda f: change(f, model_type="bert"), "model_type 'bert' is not one of llama, mistral"),
     "a key": (lambda f: change(f, vocab_size=None), "vocab_size"),
     "an activation": (lambda f: change(f, hidden_act="swish2"), "the activation 'swish2' is not one of silu"),
@@ -198,7 +210,16 @@ WRONG = {
     "empty": (lambda f: cut(f, to=0), "model.safetensors is cut short"),
     "a tensor": (lambda f: drop(f, O_PROJ), f"lacks {O_PROJ}"),
     "a shape": (lambda f: add(f, O_PROJ, np.ones((32, 31), np.float32)), f"{O_PROJ} has shape \\(32, 31\\)"),
-    "integers": (lambda f: add(f, O_PROJ, np.ones((32, 32), np.int8)), f"{O_PROJ} is int8"),
+    "integers": (lambda f: add(f, O_PROJ, np.ones((32, 32), np.int8)), f"{O_PROJ} is I8"),
+    "8 bits": (lambda f: add(f, O_PROJ, np.ones((32, 32), jnp.float8_e4m3fn)), f"{O_PROJ} is F8_E4M3"),
+    "a head beside tied embeddings": (
+        lambda f: change(f, tie_word_embeddings=True),
+        "tie_word_embeddings, but lm_head.weight is not model.embed_tokens.weight",
+    ),
+    "an index": (
+        lambda f: (f / "model.safetensors.index.json").write_text("{}"),
+        "model.safetensors.index.json has no weight_map",
+    ),
     "more layers": (lambda f: change(f, num_hidden_layers=3), "lacks model.layers.2.*and 6 more"),
     "fewer layers": (lambda f: change(f, num_hidden_layers=1), "has, beside what the config asks for, model.layers.1"),
     "a bias": (lambda f: add(f, "model.layers.0.self_attn.q_proj.bias", np.ones(32, np.float32)), "q_proj.bias"),
@@ -212,6 +233,19 @@ def test_wrong_folders(tmp_path, what):
     spoil(folder)
     with pytest.raises((ValueError, OSError), match=message):
         checkpoint.load(folder)
+
+
+@pytest.mark.parametrize("kind", [jnp.bfloat16, np.float16])
+def test_weights_of_16_bits(tmp_path, kind):
+    """As most folders have them; a tied head may be there too."""
+    folder = write(tmp_path / "m", CONFIGS["llama"] | {"tie_word_embeddings": True})
+    tensors = {name: x.astype(kind) for name, x in files.load_file(folder / "model.safetensors").items()}
+    table = tensors["model.embed_tokens.weight"]
+    files.save_file(tensors | {"lm_head.weight": table}, folder / "model.safetensors")
+    model = checkpoint.load(folder)
+    np.testing.assert_array_equal(model.embed_tokens.embedding[...], table.astype(np.float32))
+    kernel = model.layers[0].self_attn.o_proj.kernel[...]
+    np.testing.assert_array_equal(kernel[1], tensors[O_PROJ].astype(np.float32).T)
 
 
 def test_a_missing_shard(tmp_path):
