@@ -2,7 +2,8 @@
 
 A page's blocks share one namespace, in their order. The include of `outputs/NAME` after a block shows what it prints,
 in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. `outputs/sessions.md` lists
-the sessions of noxfile.py, as `nox -l` does, and `outputs/model_types.md` the model types that configs are read of.
+the sessions of noxfile.py, as `nox -l` does, `outputs/model_types.md` the model types that configs are read of, and
+`outputs/evidence_*.md` what demo/evidence.json holds.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import findings
 import jax
 import model_types
 
@@ -92,6 +94,8 @@ def main() -> None:
     noxfile = (DOCS.parent / "noxfile.py").read_text(encoding="utf-8")
     (args.includes / "sessions.md").write_text("\n".join(sessions(noxfile)) + "\n", encoding="utf-8")
     (args.includes / "model_types.md").write_text("\n".join(model_types.lines()) + "\n", encoding="utf-8")
+    for name, text in findings.texts().items():
+        (args.includes / name).write_text(text, encoding="utf-8")
     chosen = args.pages or pages()
     for i, page in enumerate(chosen):
         print(f"page {i + 1} of {len(chosen)}: {page.name}, ", end="", flush=True)

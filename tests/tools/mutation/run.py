@@ -45,7 +45,15 @@ ROOT = Path(__file__).parents[3]
 FOLDER, WORK, KILLS = ROOT / "posenc_jax", ROOT / "build" / "mutation", Path(__file__).parent / "kills.json"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py"))
 # These look at other programs, at pages or at whole models.
-NOT_RUN = {"test_demo", "test_evidence", "test_docs", "test_benchmarks", "test_closeness", "test_mutation"}
+NOT_RUN = {
+    "test_demo",
+    "test_evidence",
+    "test_findings",
+    "test_docs",
+    "test_benchmarks",
+    "test_closeness",
+    "test_mutation",
+}
 ROOMS = [path for path in (ROOT / "tests").glob("*/test_*.py") if path.stem not in NOT_RUN]
 TESTS = sorted(path.relative_to(ROOT).as_posix() for path in ROOMS)
 LOOK_AT_NAMES = "tests/tools/test_api.py", "tests/properties/test_package.py"
