@@ -154,8 +154,8 @@ def mesh_of(devices: int, kv_heads: int, batch: int) -> Mesh:
     if len(jax.devices()) < devices:
         raise ValueError(f"{devices} devices: there are only {len(jax.devices())}")
     if batch % (devices // heads):
-        split = f"{kv_heads} heads of keys over {heads}, but not {batch} prompts over {devices // heads}"
-        raise ValueError(f"{devices} devices can split {split}")
+        rest = f"heads of keys split over {heads}, so prompts must come in multiples of {devices // heads}"
+        raise ValueError(f"{devices} devices: {rest}, got {batch}")
     grid = np.array(jax.devices()[:devices]).reshape(-1, heads)
     return Mesh(grid, ("batch", "heads"), axis_types=(AxisType.Auto,) * 2)
 

@@ -311,7 +311,7 @@ def test_wrong_prompts_and_devices(tmp_path):
             generate.prefill(model, prompts, 8, start=start)
     for devices, batch, message in [
         (16, 8, "there are only 8"),
-        (6, 4, "heads of keys over 2, but not 4 prompts over 3"),
+        (6, 4, "heads of keys split over 2, so prompts must come in multiples of 3, got 4"),
     ]:
         with pytest.raises(ValueError, match=f"{devices} devices.* {message}"):
             checkpoint.mesh_of(devices, 2, batch)
