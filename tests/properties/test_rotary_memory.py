@@ -201,7 +201,7 @@ def test_layers_share_their_waves(given, dtype, layout):
 
     text = jax.jit(layers).lower(x, p).compile().as_text()
     computations = dict(re.findall(r"^(?:ENTRY )?%([\w.]+) [^\n]*\{\n(.*?)^\}", text, re.M | re.S))
-    sines = {name for name, code in computations.items() if re.search(r"= s32\S* convert\(", code)}  # of a correction
+    sines = {name for name, code in computations.items() if re.search(r"= s32\S* abs\(", code)}  # a phase is reflected
     inside, left = set(), re.findall(r" while\(.*body=%([\w.]+)", text)
     assert sines and len(left) == 1
     while left:
