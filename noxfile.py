@@ -263,7 +263,7 @@ def bench_compiled(session: nox.Session, compiler: str) -> None:
 
 @nox.session
 def evidence(session: nox.Session) -> None:
-    """Trains the demo's models and other bases of RoPE from three seeds, 25 minutes; the site draws demo/evidence.json.
+    """Trains the demo's models and other bases of RoPE from three seeds, 20 minutes; the site draws demo/evidence.json.
 
     It writes build/demo/evidence.json, or what `-- --output FILE` names; interrupted, it goes on when it is run again.
     """

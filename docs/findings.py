@@ -72,7 +72,7 @@ def reach(base: float) -> int:
 def cells(name: str) -> str:
     """The losses as cells of a table: mean ± standard deviation among seeds."""
     found = losses(name)
-    texts = [f"{m:.2f} ± {s:.2f}" for m, s in zip(found.mean(axis=0), found.std(axis=0, ddof=1), strict=True)]
+    texts = [f"{m:.2f}\u00a0±\u00a0{s:.2f}" for m, s in zip(found.mean(axis=0), found.std(axis=0, ddof=1), strict=True)]
     return " | ".join(
         text if np.isfinite(m) else "no answer" for text, m in zip(texts, found.mean(axis=0), strict=True)
     )
@@ -127,7 +127,7 @@ def variants() -> str:
     rows = [f"| {LABELS[name]} | {cells(name)} |" for name in LABELS]
     return "\n".join(
         [
-            f"| bits per byte | {LENGTH} bytes, as trained | {2 * LENGTH} | {4 * LENGTH} |",
+            f"| bits per byte | {LENGTH}, as trained | {2 * LENGTH} | {4 * LENGTH} |",
             "| --- | ---: | ---: | ---: |",
             *rows,
         ]
@@ -140,7 +140,7 @@ def bases() -> str:
     for name, base in BASES.items():
         slowest = pe.geometric(HEAD_DIM, base).wavelengths[-1]
         rows.append(f"| {base:,} | {slowest:,.0f} | {reach(base):,} | {cells(name)} |")
-    head = f"| base | slowest pair turns once in | bound | {LENGTH} bytes, as trained | {2 * LENGTH} | {4 * LENGTH} |"
+    head = f"| base | slowest turn | bound | {LENGTH}, as trained | {2 * LENGTH} | {4 * LENGTH} |"
     return "\n".join([head, "| ---: | ---: | ---: | ---: | ---: | ---: |", *rows])
 
 

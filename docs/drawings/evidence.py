@@ -113,7 +113,7 @@ def far_scores() -> Figure:
 def far_weights() -> Figure:
     """Three panels of one head's attention weights against distance. The weights of exact phases are a peak at
     distances 1 to 3 in all three. Those of float32 phases lie on it at one million and nearly so at ten million; at
-    a hundred million the peak is a flat step, lower and one byte longer."""
+    a hundred million the peak is a flat step, lower."""
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     for axes, offset, name in zip(

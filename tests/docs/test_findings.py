@@ -59,8 +59,8 @@ def test_the_file_is_whole():
 def test_numbers_are_computed_from_the_file(findings):
     for name in NAMES + BASES:
         np.testing.assert_array_equal(findings.losses(name), losses(name))
-    mean, spread = losses("alibi").mean(axis=0), losses("alibi").std(axis=0, ddof=1)
-    row = "| ALiBi | " + " | ".join(f"{m:.2f} ± {s:.2f}" for m, s in zip(mean, spread, strict=True)) + " |"
+    mean, spread = losses("kerple").mean(axis=0), losses("kerple").std(axis=0, ddof=1)
+    row = "| KERPLE | " + " | ".join(f"{m:.2f}\u00a0±\u00a0{s:.2f}" for m, s in zip(mean, spread, strict=True)) + " |"
     assert row in findings.texts()["evidence_variants.md"].splitlines()
     assert "| learned table | " in findings.variants() and findings.variants().count("no answer") == 2
     assert findings.seed_noise() == pytest.approx(far(EXACT)[:, 0].std(ddof=1))
@@ -125,7 +125,7 @@ def test_the_page_s_sentences_about_phases_hold(findings):
 
 
 def test_the_page_is_short_and_shows_every_part(findings):
-    text = PAGE.partition("```python")[0] + PAGE.rpartition("```\n")[2]
+    text = PAGE.partition("??? example")[0] + PAGE.rpartition("```\n")[2]
     words = len(text.split()) + sum(len(findings.TEXTS[name]().split()) for name in ("null", "setup", "seen"))
     assert 600 <= words <= 1000
     for name in findings.texts():
