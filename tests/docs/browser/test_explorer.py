@@ -9,7 +9,7 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from visits import SITE, WIDE, settle, show, watch
+from visits import LIBRARY, SITE, WIDE, settle, show, watch
 
 import posenc_jax as pe
 
@@ -27,15 +27,6 @@ MOVED = {
 }
 ENCODINGS = [(64, 10_000, 10, 5), (8, 10_000, 2_000_000_000, -64), (128, 500_000, 123_456_789, 64), (4, 10, 0, 1)]
 SCALINGS = [(64, 10_000, 8, 8192), (128, 500_000, 32, 4096), (8, 100, 1, 512), (128, 10_000_000, 64, 131_072)]
-LIBRARY = {
-    "linear": lambda d, base, s, length: pe.linear_scaling(pe.geometric(d, base), s),
-    "ntk": lambda d, base, s, length: pe.ntk(d, base, s),
-    "yarn": pe.yarn,
-    "llama3": lambda d, base, s, length: pe.llama3(
-        pe.geometric(d, base), s, low_freq_factor=1, high_freq_factor=4, original_max=length
-    ),
-    "proportional": lambda d, base, s, length: pe.proportional(d, base, 0.25, s),
-}
 
 
 @pytest.fixture(scope="module")

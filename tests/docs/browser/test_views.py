@@ -6,23 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from visits import PHONE, ROOT, SITE, WIDE, settle, show, watch
+from visits import LIBRARY, PHONE, ROOT, SITE, WIDE, settle, show, watch
 
 import posenc_jax as pe
 
 SCENES = ("shuffle", "count", "waves", "hands", "rope", "stretch", "grid")
 DOG = [0.2, 1.8, 1, 0]
 WORDS = np.array([[1.4, 0.2, 0, 0.4], DOG, [0, 1, 2, 0.6], [1.2, 0, 0.4, 1], DOG])
-SCALINGS = {
-    "none": lambda d, base, s, length: pe.geometric(d, base),
-    "linear": lambda d, base, s, length: pe.linear_scaling(pe.geometric(d, base), s),
-    "ntk": lambda d, base, s, length: pe.ntk(d, base, s),
-    "yarn": pe.yarn,
-    "llama3": lambda d, base, s, length: pe.llama3(
-        pe.geometric(d, base), s, low_freq_factor=1, high_freq_factor=4, original_max=length
-    ),
-    "proportional": lambda d, base, s, length: pe.proportional(d, base, 0.25, s),
-}
+SCALINGS = {"none": lambda d, base, s, length: pe.geometric(d, base)} | LIBRARY
 CLOSE = {"rtol": 0, "atol": 1e-12}
 
 

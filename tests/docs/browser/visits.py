@@ -1,11 +1,23 @@
-"""What the tests in Chromium share: where the site is, sizes of windows, and waiting until a page is still."""
+"""What the tests in Chromium share: where the site is, sizes, the library's scalings, and waiting until a page is still."""
 
 import pathlib
+
+import posenc_jax as pe
 
 ROOT = pathlib.Path(__file__).parents[3]
 SITE = ROOT / "site"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+# By the names that pages give them, of width, base, factor and original length.
+LIBRARY = {
+    "linear": lambda d, base, s, length: pe.linear_scaling(pe.geometric(d, base), s),
+    "ntk": lambda d, base, s, length: pe.ntk(d, base, s),
+    "yarn": pe.yarn,
+    "llama3": lambda d, base, s, length: pe.llama3(
+        pe.geometric(d, base), s, low_freq_factor=1, high_freq_factor=4, original_max=length
+    ),
+    "proportional": lambda d, base, s, length: pe.proportional(d, base, 0.25, s),
+}
 
 
 def settle(page):
