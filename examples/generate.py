@@ -116,12 +116,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(options: argparse.Namespace) -> None:
     """Reads the folder, continues the prompts, and says how fast."""
     folder, prompts = options.folder, options.prompts or PROMPTS
-    temperature = options.temperature or 0.0
+    temperature = options.temperature
+    if temperature is None:  # the likeliest words of the small model repeat themselves
+        temperature = 0.8 if folder is None else 0.0
     if folder is None:
         import small_model
 
         folder = small_model.folder(SMALL)
-        temperature = 0.8 if options.temperature is None else temperature  # its likeliest words repeat themselves
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"--temperature must be at least 0 and finite, got {temperature}")
     config, path = read_json(folder / "config.json"), folder / "tokenizer.json"
