@@ -202,8 +202,9 @@ def device(session: nox.Session) -> None:
     else:
         session.skip("no NVIDIA GPU answers (nvidia-smi -L), and there is no /dev/accel* or /dev/vfio/* of a TPU")
     install(session, *TESTED, f"jax[{extra}]")
-    # One process holds the device; tests of several devices take those of the CPU.
-    pytest(session, "-m", "", JAX_PLATFORMS=f"{platform},cpu")
+    # One process holds the device; tests of several devices take those of the CPU. A GPU multiplies float32 matrices in
+    # TF32 unless it is told not to, and the tests compare with float32.
+    pytest(session, "-m", "", JAX_PLATFORMS=f"{platform},cpu", JAX_DEFAULT_MATMUL_PRECISION="highest")
 
 
 @nox.session

@@ -22,7 +22,7 @@ class Case:
     shape: tuple[int, ...]
     dtype: str = "float32"
     layout: str = ""  # of rotations: "half" or "interleaved"
-    backward: bool = False  # forward and backward, both results written
+    backward: bool = False  # forward and backward, both results written: two copies are the unit
     aim: float | None = None  # of this library: at most this multiple of the unit
     way: str = ""  # of a loop: "position unchanged" or "position moving"; of a stack: "scanned" or "unrolled"
 
@@ -56,14 +56,13 @@ def case_of(fields):
 
 BOTH, LAYOUTS = ("float32", "bfloat16"), ("half", "interleaved")
 LARGE, SMALL = (1, 4096, 32, 128), (8, 512, 16, 64)
-# Of a rotation forward; forward and backward are two.
 AIMS = {("half", "float32"): 1.1, ("half", "bfloat16"): 1.2, ("interleaved", "float32"): 1.25}
 AIMS |= {("interleaved", "bfloat16"): 1.4, (SMALL, "half", "bfloat16"): 1.25}
 SPEED = [
     Case("table", (131_072, 128), aim=1.15),
     *(Case("add", (16, 4096, 512), dtype, aim=1.15) for dtype in BOTH),
     *(
-        Case("rotary", shape, dtype, layout, backward, aim=(1 + backward) * AIMS.get((shape, *of), AIMS[of]))
+        Case("rotary", shape, dtype, layout, backward, aim=AIMS.get((shape, *of), AIMS[of]))
         for shape in (LARGE, SMALL)
         for dtype in BOTH
         for layout in LAYOUTS
@@ -87,6 +86,17 @@ LOOPS = [
         for way in ("scanned", "unrolled")
     ),
     Case("compile", (1, 256, 8, 64), layout="half", backward=True, aim=0.3),
+]
+# On a GPU: arrays that its cache does not hold, and nine tenths of a copy's bandwidth.
+GPU_SIZE = 2**26  # numbers
+GPU = [
+    dataclasses.replace(
+        case,
+        shape=(case.shape[0] * (GPU_SIZE // math.prod(case.shape) if case.kind in ("table", "add", "rotary") else 8),)
+        + case.shape[1:],
+        aim=1.1 if case.aim else None,
+    )
+    for case in SPEED
 ]
 LENGTHS = tuple(2**n for n in range(10, 19, 2))
 HEADS = (1, 4, 16, 64)

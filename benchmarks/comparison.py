@@ -6,10 +6,10 @@ import pathlib
 import re
 
 import numpy as np
-from cases import LOOPS, SPEED, case_of
+from cases import GPU, LOOPS, SPEED, case_of
 
 OURS, PLAIN, AGAIN = "posenc", "plain", " again"
-CASES = {case.name: case for case in (*SPEED, *LOOPS)}
+CASES = {case.name: case for case in (*SPEED, *LOOPS, *GPU)}
 RESULTS = pathlib.Path(__file__).parent / "results"
 TOLERANCE, MOST = 1.02, 0.75  # ahead of another only if faster by more, and in so many of the rounds
 

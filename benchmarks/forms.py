@@ -1,12 +1,16 @@
 """What each form of a rotation wins: `python benchmarks/forms.py [--target v5e v6e h200] [--write]`.
 
-Without a target, times every form that can compute a case on this CPU, in rounds that alternate between the forms and a
-plain copy of x. With targets, compiles the forms for them, without a device; `nox -s "bench_compiled(tpu)"` makes the
-environment. In bold stands the form that `_turn_forms.FORMS` takes. Where another is ahead, that table should change.
+Without a target, times every form that can compute a case on the device that is here, in rounds that alternate between
+the forms and a plain copy of x. With targets, compiles the forms for them, without a device, in the environment that
+`nox -s "bench_compiled(tpu)"` makes. In bold stands the form that `_turn_forms.FORMS` takes. Where another is ahead,
+that table should change.
 `--write` writes results/forms_TARGET_JAX.md for each target.
 """
 
 import argparse
+import concurrent.futures
+import math
+import re
 import statistics
 import sys
 import time
@@ -24,11 +28,14 @@ from posenc_jax._turn_forms import TurnSettings
 FORMS = (
     _turn_forms.reference,
     _turn_forms.split_and_stack,
+    _turn_forms.split_and_concatenate,
+    _turn_forms.rotate_words,
     _turn_forms.sum_columns,
     _turn_forms.pad_and_select,
 )
 PLATFORMS = {"h200": "gpu", "v5e": "tpu", "v6e": "tpu"}
 BOTH = "float32", "bfloat16"
+ENOUGH = 2**26  # numbers in x that a GPU's cache does not hold
 # The shape of x (batch, seq, heads, head_dim), how many features rotate, the layout, the dtype.
 CASES = [
     *(
@@ -38,13 +45,20 @@ CASES = [
         for dtype in BOTH
     ),
     *(((1, 2048, 32, 64), dim, "half", dtype) for dim in (16, 40) for dtype in BOTH),
+    *(
+        ((1, 2048, 16, 256), dim, layout, dtype)
+        for dim, layout in ((32, "half"), (64, "interleaved"))
+        for dtype in BOTH
+    ),
 ]
 
 
-def fits(form, settings, shape, dim):
+def fits(form, settings, shape, dim, dtype):
     """Whether a form can compute a case."""
     half = settings.layout == "half"
     return {
+        "split_and_concatenate": half,
+        "rotate_words": not half and dtype == "bfloat16",
         "split_and_stack": half or shape[-1] % 2 == 0,
         "sum_columns": dim == shape[-1] if half else shape[-1] % 2 == 0,
     }.get(form.__name__, True)
@@ -59,7 +73,7 @@ def functions_of(platform, shape, dim, layout, dtype):
     functions = {
         form.__name__: lambda x, p, form=form: form(settings, x, p, frequencies, target)
         for form in FORMS
-        if fits(form, settings, shape, dim)
+        if fits(form, settings, shape, dim, dtype)
     }
     return functions, rows, taken
 
@@ -69,15 +83,20 @@ def timed(functions, rows, shape, dtype, rounds):
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
     arguments = x, jnp.arange(max(rows), dtype=jnp.int32).reshape(rows)
     functions = {"copy": lambda x, p: x + jnp.zeros((), x.dtype)} | functions
-    compiled = {name: jax.jit(f).lower(*arguments).compile() for name, f in functions.items()}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        made = pool.map(lambda f: jax.jit(f).lower(*arguments).compile(), functions.values())
+    compiled, repeats = dict(zip(functions, made, strict=True)), 3 if jax.default_backend() == "cpu" else 20
     ratios = {name: [] for name in compiled}
     for _ in range(rounds):
         times = {}
         for name, f in compiled.items():
             jax.block_until_ready(f(*arguments))
             start = time.perf_counter()
-            for _ in range(3):
-                jax.block_until_ready(f(*arguments))
+            for _ in range(repeats):
+                y = f(*arguments)
+                if jax.default_backend() == "cpu":  # another device works while the next call is on its way to it
+                    jax.block_until_ready(y)
+            jax.block_until_ready(y)
             times[name] = time.perf_counter() - start
         for name, t in times.items():
             ratios[name].append(t / times["copy"])
@@ -95,11 +114,13 @@ def compiled_for(target, functions, rows, shape, dtype):
     return cells
 
 
-def table(where, platform, told, measure):
-    """The markdown of one target, whose cells `measure` gives."""
+def table(where, platform, told, measure, grow=False):
+    """The markdown of one target, whose cells `measure` gives; with larger batches if the arrays must `grow`."""
     lines = []
     for i, case in enumerate(CASES, 1):
         progress(f"{where}: case {i} of {len(CASES)}")
+        if grow and case[0][1] > 1:  # decode steps are as small as they are
+            case = ((case[0][0] * max(1, ENOUGH // math.prod(case[0])), *case[0][1:]), *case[1:])
         shape, dim, layout, dtype = case
         functions, rows, taken = functions_of(platform, *case)
         cells = measure(functions, rows, shape, dtype)
@@ -119,7 +140,11 @@ def main():
     texts = {}
     if not options.target:
         told = "Times in copies of x; temporaries in sizes of x."
-        texts["cpu"] = table(processor(), "cpu", told, lambda *case: timed(*case, options.rounds))
+        platform = jax.default_backend()
+        where = processor() if platform == "cpu" else jax.devices()[0].device_kind
+        measure = lambda *case: timed(*case, options.rounds)  # noqa: E731
+        slug = re.sub(r"[^a-z0-9]+", "-", where.lower()).strip("-")
+        texts[slug if platform != "cpu" else "cpu"] = table(where, platform, told, measure, grow=platform != "cpu")
     for name in options.target:
         sys.path.append(str(Path(__file__).parents[1] / "tests"))
         from devices import aot

@@ -31,13 +31,14 @@ import time
 
 import numpy as np
 import report
-from cases import BASE, FIRST, GROWTH, LOOPS, POSITIONS, SPEED, WIDTH
+from cases import BASE, FIRST, GPU, GROWTH, LOOPS, POSITIONS, SPEED, WIDTH
 from comparison import AGAIN, OURS, PLAIN, kept
 from reference import check_sample, geometric_turns, processor, progress, true_waves
 from worker import PEERS, has, settings
 
 HERE = pathlib.Path(__file__).parent
 LIMIT = 240.0  # seconds for an answer
+AT_ONCE = os.cpu_count() or 1  # processes that load
 # So that all that is allocated in a call is seen to come and go.
 PLAIN_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
@@ -108,7 +109,7 @@ class Bench:
         for name in self.names:
             self.peers[name] = {"name": settings(name)["NAME"], "framework": settings(name)["FRAMEWORK"]}
         self.say("starting", end="\r")
-        found = self.each(processes, "versions", at_once=2)
+        found = self.each(processes, "versions", at_once=AT_ONCE)
         missing = {failure["peer"]: failure["error"] for failure in self.failures}
         for name, process in processes.items():
             self.peers[name] |= found.get(name, {"missing": missing.get(name)})
@@ -118,6 +119,10 @@ class Bench:
                 process.close()
         for name in {OURS, PLAIN} - set(self.processes):
             raise SystemExit(f"{name} cannot be measured: {missing[name]}")
+
+    @property
+    def on_cpu(self):
+        return self.peers[OURS]["platform"] == "cpu"
 
     def each(self, processes, ask, at_once=1, **request):
         """The answers of all that have one; what fails is told, and the others go on."""
@@ -143,7 +148,7 @@ class Bench:
                 process.close()
                 wanted[name] = processes[name] = self.start(name, environment)
         case_of = dataclasses.asdict(case)
-        return {name: wanted[name] for name in self.each(wanted, "load", at_once=2, case=case_of)}
+        return {name: wanted[name] for name in self.each(wanted, "load", at_once=AT_ONCE, case=case_of)}
 
     def times(self, case, seconds, least=3):
         """Seconds of each in each round."""
@@ -195,7 +200,7 @@ class Bench:
         """The largest error of a cosine or sine at each position."""
         positions, errors = np.array(POSITIONS, np.int32), {}
         self.say("errors")
-        for name, found in self.each(self.processes, "waves", at_once=2, positions=list(POSITIONS)).items():
+        for name, found in self.each(self.processes, "waves", at_once=AT_ONCE, positions=list(POSITIONS)).items():
             endpoint = settings(name).get("ENDPOINT", False)
             true = true_waves(positions, geometric_turns(WIDTH, BASE, endpoint))
             off = 0.0 if endpoint else check_sample(positions, WIDTH, BASE, true, 40, np.random.default_rng(0))
@@ -213,7 +218,8 @@ class Bench:
         """What a run does, one after the other: a section of the results, a name, and the call that measures it."""
         options, found = self.options, []
         seconds = 4.0 if options.quick else options.seconds
-        kept = [case for case in (*SPEED, *LOOPS) if options.cases in case.name and not (options.quick and case.slow)]
+        speed = SPEED if self.on_cpu else GPU
+        kept = [case for case in (*speed, *LOOPS) if options.cases in case.name and not (options.quick and case.slow)]
         found += [("speed", case.name, lambda case=case: self.times(case, seconds)) for case in kept]
         if options.cases:
             return found

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import pickle
 
+import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -328,6 +329,10 @@ def test_the_cache_of_a_linen_layer(as_flax):
 TAKES_POSITIONS = "input_positions" in inspect.signature(nnx.MultiHeadAttention.__call__).parameters
 
 
+# From 0.12.11 on, a layer that decodes does not pass `is_causal` on, and before it hides all keys but the first.
+CAUSAL_STEPS = [False, True] if tuple(map(int, flax.__version__.split(".")[:3])) >= (0, 12, 11) else [False]
+
+
 @pytest.mark.skipif(not TAKES_POSITIONS, reason="this nnx.MultiHeadAttention takes no input_positions (0.12.9 does)")
 @pytest.mark.parametrize("name", [None, "FIRE"])
 def test_the_loop_as_documented(as_flax, name):
@@ -335,7 +340,7 @@ def test_the_loop_as_documented(as_flax, name):
     layer = nnx_layer(nnx_modules.positional_attention(8, bias=bias))
     whole = layer(X, mask=jnp.asarray(CAUSAL))
     layer.init_cache(X.shape)
-    for causal, i in itertools.product([False, True], range(6)):
+    for causal, i in itertools.product(CAUSAL_STEPS, range(6)):
         layer.cache_index[...] = jnp.int32(i)
         step = layer(X[:, i : i + 1], decode=True, is_causal=causal, input_positions=layer.cache_index[...][None])
         np.testing.assert_allclose(step, whole[:, i : i + 1], atol=1e-6)

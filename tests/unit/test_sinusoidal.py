@@ -265,7 +265,7 @@ def test_a_batch_that_shares_a_table_gives_the_same_bits(dtype):
             np.testing.assert_array_equal(np.asarray(add(x[row]).astype(jnp.float32)), together[row])
 
 
-def test_a_cpu_computes_what_a_batch_shares_once():
+def test_a_cpu_computes_what_a_batch_shares_once(on_cpu):
     text = lambda batch: jax.jit(pe.add_sinusoidal).lower(jnp.ones((batch, 64, 128))).compile()  # noqa: E731
     assert text(3).memory_analysis().temp_size_in_bytes == 0
     assert text(16).memory_analysis().temp_size_in_bytes == 4 * 64 * 128

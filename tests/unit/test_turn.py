@@ -32,17 +32,20 @@ FORMS = {
     "pad and select": functools.partial(_turn_forms.pad_and_select, target=_xla.CPU),
     "pad and select, GPU": functools.partial(_turn_forms.pad_and_select, target=_xla.GPU),
     "pad and select, TPU": functools.partial(_turn_forms.pad_and_select, target=_xla.TPU),
+    "rotate words, pairs": functools.partial(_turn_forms.rotate_words, target=_xla.CPU),
+    "rotate words, pairs, GPU": functools.partial(_turn_forms.rotate_words, target=_xla.GPU),
     "sum columns": functools.partial(_turn_forms.sum_columns, target=_xla.CPU),
     "reverse halves in place": functools.partial(_turn_forms.reverse_halves_in_place, target=_xla.CPU),
     "reverse halves in place, TPU": functools.partial(_turn_forms.reverse_halves_in_place, target=_xla.TPU),
 }
 
 
-def forms(layout, whole):
-    """Those that turn such features: of one layout, or all of a vector, alone."""
+def forms(layout, whole, dtype="float32"):
+    """Those that turn such features: of one layout, all of a vector, or those in 16 bits, alone."""
     half = layout == "half"
     partial = lambda name: "reverse" not in name and not (half and name == "sum columns")  # noqa: E731
-    return [name for name in FORMS if (half or "halves" not in name) and (whole or partial(name))]
+    names = [name for name in FORMS if ("pairs" if half else "halves") not in name and (whole or partial(name))]
+    return [name for name in names if "words" not in name or dtype != "float32"]
 
 
 ENDS_AND_WAYS = [(False, False), (False, True), (True, False), (True, True)]
@@ -50,32 +53,34 @@ DIMS_AND_HEADS = [(6, 1), (6, 4), (16, 4)]
 
 
 @functools.cache
-def turned_by(name, layout):
+def turned_by(name, layout, dtype):
     """Everything that one form turns, in one program; every form has a program of its own."""
-    x = {heads: normal(7, heads, 16) for heads in (1, 4)}
+    x = {heads: normal(7, heads, 16).astype(dtype) for heads in (1, 4)}
     for each in x.values():
         each[3] = np.where(np.arange(16) % 3, 0.0, -0.0)  # at position 0, where all sines are zero
     turned = lambda x, p: {  # noqa: E731
         (last, backward, dim, heads): FORMS[name](TurnSettings(layout, last, backward), x[heads], p, pe.geometric(dim))
         for last, backward in ENDS_AND_WAYS
         for dim, heads in DIMS_AND_HEADS
-        if name in forms(layout, dim == 16)
+        if name in forms(layout, dim == 16, dtype)
     }
     return jax.device_get(jax.jit(turned)(x, np.arange(-3, 4).reshape(-1, 1, 1)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", tiered(["float32", "bfloat16", "float16"], ["float32", "bfloat16"]))
 @pytest.mark.parametrize(("last", "backward"), ENDS_AND_WAYS)
-def test_every_form_computes_the_same(layout, last, backward):
+def test_every_form_computes_the_same(layout, dtype, last, backward):
     for dim, heads in DIMS_AND_HEADS:
-        want = turned_by("reference", layout)[last, backward, dim, heads]
-        for name in forms(layout, dim == 16):
-            got = turned_by(name, layout)[last, backward, dim, heads]
+        want = turned_by("reference", layout, dtype)[last, backward, dim, heads]
+        for name in forms(layout, dim == 16, dtype):
+            got = turned_by(name, layout, dtype)[last, backward, dim, heads]
             where = f"{name}, {dim} of 16 features, {heads} heads"
             if "TPU" in name:  # a CPU contracts them
-                np.testing.assert_allclose(got, want, atol=3e-7, err_msg=where)
+                atol = {"float32": 3e-7, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
+                np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=atol, err_msg=where)
             else:
-                np.testing.assert_array_equal(got.view(np.int32), want.view(np.int32), where)
+                assert got.tobytes() == want.tobytes(), where
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
