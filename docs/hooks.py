@@ -6,6 +6,7 @@ from typing import Any
 
 from folding import fold
 from markdown import Extension, Markdown
+from markdown.preprocessors import Preprocessor
 from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 
@@ -19,6 +20,12 @@ DEFAULTS = {
     r'<span class="n">\w+_init</span>(?=<span class="p">[,)])': '<span class="o">...</span>',
     r'<span class="n">_INT32_MAX</span>': '<span class="mi">2147483647</span>',
 }
+# The same in lists of parameters, where the text says what an initialiser without a public name does.
+LISTED = {
+    r",\s+default:\s+<code><span>\w+_init</span></code>": "",
+    r'<span title="types.MappingProxyType">MappingProxyType</span>\(\{\}\)': "{}",
+    r"<span>_INT32_MAX</span>": "2147483647",
+}
 SOURCE = re.compile(
     r'<details class="mkdocstrings-source">(\s*<summary>[^<]*)<code>([\w/.]+)</code>'
     r'(.*?data-linenos="\s*(\d+)\s*".*?</details>)',
@@ -29,6 +36,7 @@ DOCSTRING = re.compile(
     r'<span class="sd">"""(?:(?!""").)*"""</span>\n',
     flags=re.MULTILINE | re.DOTALL,
 )
+DOCTEST = re.compile(r"^>>> .*\n(?:.+\n)*", flags=re.MULTILINE)
 HEADING = re.compile(r"^#{1,4} (?P<title>.+?)(?: *\{ *#(?P<id>[\w.-]+) *\})?$", flags=re.MULTILINE)
 NAME = r"posenc_jax(?:\.(?:nnx|linen|hf|kernels|plot))?\.\w+"
 ENTRY = re.compile(rf"^::: ({NAME})\n(?! +options)(\nRecipes: (?:.+\n)+)?", flags=re.MULTILINE)
@@ -117,7 +125,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, config: Any, **_: Any) -> str:
-    """Signatures with public defaults alone; source that the search passes over, linked if REPO_URL is set."""
+    """Public defaults alone; source that the search passes over, linked if REPO_URL is set."""
 
     def public(match: re.Match[str]) -> str:
         text = match[0]
@@ -132,6 +140,8 @@ def on_page_content(html: str, config: Any, **_: Any) -> str:
         code = DOCSTRING.sub("", match[3])  # it stands above
         return f'<details class="mkdocstrings-source" data-search-exclude>{match[1]}{place}{code}'
 
+    for private, written in LISTED.items():
+        html = re.sub(private, written, html)
     return SOURCE.sub(source, SIGNATURE.sub(public, html))
 
 
@@ -140,13 +150,21 @@ def on_post_page(output: str, **_: Any) -> str:
     return PRIVATE.sub("", output).replace(' data-md-component="source"', "")
 
 
-class _Views(Extension):
-    """Lets `<pe-view markdown="1">` hold Markdown, as a `div` may."""
+class _Doctests(Preprocessor):
+    """Fences the examples in the text of a docstring; else `>>>` is three quotations, one in the other."""
+
+    def run(self, lines: list[str]) -> list[str]:
+        return DOCTEST.sub(r"```pycon\n\g<0>```\n", "\n".join(lines) + "\n").split("\n")
+
+
+class _Site(Extension):
+    """Lets `<pe-view markdown="1">` hold Markdown, as a `div` may, and fences doctests."""
 
     def extendMarkdown(self, md: Markdown) -> None:
         md.block_level_elements.append("pe-view")
+        md.preprocessors.register(_Doctests(md), "doctests", 30)  # before fences are read, at 25
 
 
 def on_config(config: MkDocsConfig) -> None:
     """Adds that extension."""
-    config.markdown_extensions.append(_Views())
+    config.markdown_extensions.append(_Site())

@@ -145,17 +145,16 @@ def story_layouts() -> Figure:
     """Eight numbered boxes, twice. In the layout called interleaved, brackets join 0 with 1, 2 with 3, 4 with 5 and 6
     with 7. In the layout called half, they join 0 with 4, 1 with 5, 2 with 6 and 3 with 7."""
     figure = Figure(figsize=(4.2, 3.0), layout="constrained")
-    colours = ("#c2571a", "#1a9a78", "#b565a7", "#3f8fd0")
     for axes, (name, step) in zip(figure.subplots(2, 1), (("interleaved", 1), ("half", 4)), strict=True):
         _bare(axes, (-0.2, 8.2), (-0.9, 2.3))
         for i in range(4):
             first = 2 * i if step == 1 else i
             for feature in (first, first + step):
-                axes.add_patch(Rectangle((feature + 0.06, 0), 0.88, 0.88, color=colours[i], alpha=0.35))
+                axes.add_patch(Rectangle((feature + 0.06, 0), 0.88, 0.88, color=_figure.COLOURS[i], alpha=0.35))
                 axes.text(feature + 0.5, 0.42, f"{feature}", ha="center", va="center")
             top = 1.25 if step == 1 else 1.1 + 0.27 * i
             ends = (first + 0.5, first + step + 0.5)
-            axes.plot([ends[0], ends[0], ends[1], ends[1]], [0.95, top, top, 0.95], color=colours[i], lw=2)
+            axes.plot([ends[0], ends[0], ends[1], ends[1]], [0.95, top, top, 0.95], color=_figure.COLOURS[i], lw=2)
         axes.text(4, -0.5, name, ha="center", va="center")
     return figure
 
@@ -179,8 +178,8 @@ def story_stretch() -> Figure:
 
 
 def story_grid() -> Figure:
-    """Two grids of 16 by 16 patches: how alike the encoding of one patch is to all others, red for alike. With the
-    patches numbered in one line, a red band lies along its row. With row and column, a red cross lies along both."""
+    """Two grids of 16 by 16 patches: how alike the encoding of one patch is to all others, yellow for alike. With the
+    patches numbered in one line, a bright band lies along its row. With row and column, a bright cross lies along both."""
     figure = Figure(figsize=(7.2, 3.5), layout="constrained")
     cells = np.asarray(pe.grid_positions((16, 16)))
     encodings = {
@@ -191,8 +190,8 @@ def story_grid() -> Figure:
     for axes, (name, table) in zip(panels, encodings.items(), strict=True):
         table = np.asarray(table)
         likeness = table @ table[8 * 16 + 3] / 32
-        image = _figure.image(axes, likeness.reshape(16, 16), "RdBu_r", -1, 1, "equal")
-        axes.add_patch(Rectangle((2.5, 7.5), 1, 1, fill=False, color=_ink(), lw=1.5))
+        image = _figure.image(axes, likeness.reshape(16, 16), "viridis", -0.5, 1, "equal")
+        axes.add_patch(Rectangle((2.5, 7.5), 1, 1, fill=False, color="black", lw=1.5))
         axes.set(title=name, xticks=[], yticks=[])
-    figure.colorbar(image, ax=panels, ticks=[-1, 0, 1], shrink=0.8)
+    figure.colorbar(image, ax=panels, ticks=[-0.5, 0, 0.5, 1], shrink=0.8, label="cosine similarity")
     return figure
