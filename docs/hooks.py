@@ -6,8 +6,8 @@ from typing import Any
 
 from folding import fold
 from markdown import Extension, Markdown
-from markdown.preprocessors import Preprocessor
 from markdown.extensions.toc import slugify
+from markdown.preprocessors import Preprocessor
 from mkdocs.config.defaults import MkDocsConfig
 
 import posenc_jax

@@ -179,7 +179,8 @@ def story_stretch() -> Figure:
 
 def story_grid() -> Figure:
     """Two grids of 16 by 16 patches: how alike the encoding of one patch is to all others, yellow for alike. With the
-    patches numbered in one line, a bright band lies along its row. With row and column, a bright cross lies along both."""
+    patches numbered in one line, a bright band lies along its row. With row and column, a bright cross lies along
+    both."""
     figure = Figure(figsize=(7.2, 3.5), layout="constrained")
     cells = np.asarray(pe.grid_positions((16, 16)))
     encodings = {
