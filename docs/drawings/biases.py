@@ -104,7 +104,8 @@ def bias_tiles() -> Figure:
         "Sandwich": pe.sandwich(p, p, 8, 128)[7],
         "FIRE, trained": _fire(long, long)[0],
     }
-    figure = Figure(figsize=(5.6, 5.1), layout="constrained")
+    figure = Figure(figsize=(5.8, 5.1), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12)
     for axes, (name, tile) in zip(figure.subplots(2, 2).flat, tiles.items(), strict=True):
         tile = np.array(tile)
         if "trained" in name:

@@ -293,7 +293,7 @@ def test_a_dragged_patch_shows_its_likeness(story, count):
     assert numbers(words(story, "grid")) == pytest.approx([alike[at + 1], alike[at + 16]], abs=0.0051)
     fills = scene(story, "grid").locator("rect[fill]").evaluate_all("(all) => all.map((e) => e.getAttribute('fill'))")
     shown = np.array([re.findall(r"\d+", fill) for fill in fills], int)
-    assert np.abs(shown - 255 * colormaps["viridis"]((alike + 0.5) / 1.5)[:, :3]).max() < 8
+    assert np.abs(shown - 255 * colormaps["viridis"]((alike + 0.5) / 1.5)[:, :3]).max() < 20  # of ten stops
     if count == "two":  # a cross: nothing is as alike as what shares the row or the column
         shares = (cells == cells[at]).any(1)
         assert alike[shares].min() > 0.5
