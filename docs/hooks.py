@@ -26,6 +26,8 @@ LISTED = {
     r'<span title="types.MappingProxyType">MappingProxyType</span>\(\{\}\)': "{}",
     r"<span>_INT32_MAX</span>": "2147483647",
 }
+# What stands before the first colon of "Returns" is taken for a type, and may be words.
+WORDS = re.compile(r'<code>([A-Z][^<|\[]* [^<|\[]*)</code>\s+–(\s+<div class="doc-md-description">\s+<p>)')
 CORNER = re.compile(r"(<thead>\s*<tr>\s*)<th([^>]*)></th>")  # names nothing, so it is no header
 SOURCE = re.compile(
     r'<details class="mkdocstrings-source">(\s*<summary>[^<]*)<code>([\w/.]+)</code>'
@@ -126,7 +128,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, config: Any, **_: Any) -> str:
-    """Headers with words, public defaults alone; source that the search passes over, linked if REPO_URL is set."""
+    """Mends what converters guess, drops private defaults, and keeps source out of the search, linked if REPO_URL is set."""
 
     def public(match: re.Match[str]) -> str:
         text = match[0]
@@ -141,7 +143,7 @@ def on_page_content(html: str, config: Any, **_: Any) -> str:
         code = DOCSTRING.sub("", match[3])  # it stands above
         return f'<details class="mkdocstrings-source" data-search-exclude>{match[1]}{place}{code}'
 
-    html = CORNER.sub(r"\1<td\2></td>", html)
+    html = WORDS.sub(r"\2\1: ", CORNER.sub(r"\1<td\2></td>", html))
     for private, written in LISTED.items():
         html = re.sub(private, written, html)
     return SOURCE.sub(source, SIGNATURE.sub(public, html))
