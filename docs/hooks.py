@@ -24,7 +24,7 @@ DEFAULTS = {
 LISTED = {
     r",\s+default:\s+<code><span>\w+_init</span></code>": "",
     r'<span title="types.MappingProxyType">MappingProxyType</span>\(\{\}\)': "{}",
-    r"<span>_INT32_MAX</span>": "2147483647",
+    r"<span[^>]*>_INT32_MAX</span>": "2147483647",
 }
 # What stands before the first colon of "Returns" is taken for a type, and may be words.
 WORDS = re.compile(r'<code>([A-Z][^<|\[]* [^<|\[]*)</code>\s+–(\s+<div class="doc-md-description">\s+<p>)')
@@ -128,7 +128,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, config: Any, **_: Any) -> str:
-    """Mends what converters guess, drops private defaults, and keeps source out of the search, linked if REPO_URL is set."""
+    """Mends what converters guess, hides source from the search, and links it if REPO_URL is set."""
 
     def public(match: re.Match[str]) -> str:
         text = match[0]
@@ -144,14 +144,15 @@ def on_page_content(html: str, config: Any, **_: Any) -> str:
         return f'<details class="mkdocstrings-source" data-search-exclude>{match[1]}{place}{code}'
 
     html = WORDS.sub(r"\2\1: ", CORNER.sub(r"\1<td\2></td>", html))
-    for private, written in LISTED.items():
-        html = re.sub(private, written, html)
     return SOURCE.sub(source, SIGNATURE.sub(public, html))
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """Drops tooltips that name a private module, and the theme's question to GitHub how many stars there are."""
-    return PRIVATE.sub("", output).replace(' data-md-component="source"', "")
+    """Drops what names a private module, and the theme's question to GitHub how many stars there are."""
+    output = PRIVATE.sub("", output).replace(' data-md-component="source"', "")
+    for private, written in LISTED.items():
+        output = re.sub(private, written, output)
+    return output
 
 
 class _Doctests(Preprocessor):
