@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from folding import fold
@@ -9,6 +10,7 @@ from markdown import Extension, Markdown
 from markdown.extensions.toc import slugify
 from markdown.preprocessors import Preprocessor
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.utils import get_relative_url
 
 import posenc_jax
 
@@ -46,6 +48,8 @@ ENTRY = re.compile(rf"^::: ({NAME})\n(?! +options)(\nRecipes: (?:.+\n)+)?", flag
 MENTION = re.compile(r"\bapi/\w+\.md#(posenc_jax[\w.]+)|(?<![\w.])(pe|linen|kernels)\.(\w+)\(")
 IMPORT = re.compile(r"from posenc_jax\.(nnx|hf) import (?:\(([\w,\s]+)\)|([\w, ]+))")
 PLAIN = re.compile(r"(?<![\[`])`pe\.(\w+)`(?![\]`])")
+VIEW = re.compile(r'<pe-view\b[^>]*\bkind="(\w+)"')
+DEFINED = re.compile(r'^ *define\("(\w+)"', flags=re.MULTILINE)
 FENCE = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
 MOST = 4  # guides shown for one name
 LISTS = ("index.md", "choose.md", "recipes.md", "changelog.md", "bibliography.md", "contributing.md")
@@ -127,8 +131,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
 
 
-def on_page_content(html: str, config: Any, **_: Any) -> str:
-    """Mends what converters guess, hides source from the search, and links it if REPO_URL is set."""
+def viewers(html: str, page: Any, config: Any) -> str:
+    """The scripts that draw the views of a page: at its end, so before the theme's own, for which no view has to wait."""
+    kinds = set(VIEW.findall(html))
+    if not kinds:
+        return ""
+    scripts = Path(config.docs_dir, "assets").glob("*.js")
+    drawing = [s.name for s in sorted(scripts) if kinds & set(DEFINED.findall(s.read_text(encoding="utf-8")))]
+    urls = (get_relative_url(f"assets/{name}", page.url) for name in ("posenc.js", "views.js", *drawing))
+    return "".join(f'\n<script src="{url}"></script>' for url in urls)
+
+
+def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
+    """Mends what converters guess, hides source from the search, links it if REPO_URL is set, and adds the views' scripts."""
 
     def public(match: re.Match[str]) -> str:
         text = match[0]
@@ -144,7 +159,7 @@ def on_page_content(html: str, config: Any, **_: Any) -> str:
         return f'<details class="mkdocstrings-source" data-search-exclude>{match[1]}{place}{code}'
 
     html = WORDS.sub(r"\2\1: ", CORNER.sub(r"\1<td\2></td>", html))
-    return SOURCE.sub(source, SIGNATURE.sub(public, html))
+    return SOURCE.sub(source, SIGNATURE.sub(public, html)) + viewers(html, page, config)
 
 
 def on_post_page(output: str, **_: Any) -> str:
