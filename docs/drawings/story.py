@@ -78,10 +78,13 @@ def story_count() -> Figure:
 
 def story_waves() -> Figure:
     """Five square waves over positions 0 to 31, the bits of the position, that turn every 2, 4, 8, 16 and 32 positions.
-    Behind each lies a sine of the same speed, with a point at each position, red above zero and blue below."""
-    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    Behind each lies a sine of the same speed, with a point at each position, red above zero and blue below. Bars below
+    them say how far one step moves the code: by 2.0 to 4.5 for bits, by 2.1 to 2.6 for waves."""
+    figure = Figure(figsize=(7.2, 4.3), layout="constrained")
     fine, whole = np.linspace(-0.5, 31.5, 2000), np.arange(32)
-    for axes, period in zip(figure.subplots(5, 1, sharex=True), (2, 4, 8, 16, 32), strict=True):
+    *rows, steps = figure.subplots(6, 1, sharex=True)
+    codes = []
+    for axes, period in zip(rows, (2, 4, 8, 16, 32), strict=True):
         spectrum = np.array([2 * np.pi / period], np.float32)
 
         def wave(p, spectrum=spectrum):
@@ -94,7 +97,15 @@ def story_waves() -> Figure:
         axes.set_ylabel(f"every\n{period}", rotation=0, ha="right", va="center")
         axes.set(yticks=[], ylim=(-1.3, 1.3), xlim=(-0.7, 31.7))
         axes.spines[:].set_visible(False)
-    axes.set_xlabel("position")
+        codes.append(wave(whole))
+    for code, style in (
+        (np.sign(codes), {"fill": False, "edgecolor": _GREY}),
+        (codes, {"color": _ink(), "alpha": 0.6}),
+    ):
+        steps.bar(whole[:-1] + 0.5, np.linalg.norm(np.diff(code), axis=0), width=0.7, **style)
+    steps.set_ylabel("step", rotation=0, ha="right", va="center")
+    steps.set(yticks=[], xlabel="position")
+    steps.spines[["top", "right", "left"]].set_visible(False)
     return figure
 
 
