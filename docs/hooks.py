@@ -132,7 +132,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def viewers(html: str, page: Any, config: Any) -> str:
-    """The scripts that draw the views of a page: at its end, so before the theme's own, for which no view has to wait."""
+    """The scripts that draw a page's views, at its end: before those of the theme, for which no view has to wait."""
     kinds = set(VIEW.findall(html))
     if not kinds:
         return ""
@@ -143,7 +143,7 @@ def viewers(html: str, page: Any, config: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
-    """Mends what converters guess, hides source from the search, links it if REPO_URL is set, and adds the views' scripts."""
+    """Mends what converters guess, hides source from the search, links it if REPO_URL is set; adds views."""
 
     def public(match: re.Match[str]) -> str:
         text = match[0]
