@@ -7,7 +7,7 @@ from typing import Any
 # Dashes or markers differ as well as colours, which stand out from light and from dark backgrounds.
 LINES: dict[str, dict[str, Any]] = {
     "none": {"color": "#D55E00", "ls": ":"},
-    "sinusoidal": {"color": "#0072B2", "ls": "-"},
+    "sinusoidal": {"color": "#1A86CC", "ls": "-"},
     "learned": {"color": "#009E73", "ls": "--"},
     "rotary": {"color": "#CC79A7", "ls": "-."},
     "yarn": {"color": "#9A7B00", "ls": "-", "marker": "o", "markersize": 4, "markevery": 2},

@@ -174,7 +174,7 @@ def bias_figure(label: str, bias: dict[str, list], length: int, limits: tuple[fl
     figure = Figure(figsize=(5.2, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.set(title=label, xlabel="distance (bytes)", ylabel="bias", xscale="log", ylim=limits)
-    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+    colours = ("#1A86CC", "#D55E00", "#009E73", "#CC79A7")
     for layer, heads in enumerate(bias["layers"]):
         for head, values in enumerate(heads):
             style = {"color": colours[head % 4], "ls": ("-", (0, (3, 1.5)), ":")[layer % 3]}

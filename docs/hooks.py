@@ -2,12 +2,15 @@
 
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from folding import fold
 from markdown import Extension, Markdown
 from markdown.extensions.toc import slugify
+from markdown.preprocessors import Preprocessor
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.utils import get_relative_url
 
 import posenc_jax
 
@@ -19,6 +22,15 @@ DEFAULTS = {
     r'<span class="n">\w+_init</span>(?=<span class="p">[,)])': '<span class="o">...</span>',
     r'<span class="n">_INT32_MAX</span>': '<span class="mi">2147483647</span>',
 }
+# The same in lists of parameters, where the text says what an initialiser without a public name does.
+LISTED = {
+    r",\s+default:\s+<code><span>\w+_init</span></code>": "",
+    r'<span title="types.MappingProxyType">MappingProxyType</span>\(\{\}\)': "{}",
+    r"<span[^>]*>_INT32_MAX</span>": "2147483647",
+}
+# What stands before the first colon of "Returns" is taken for a type, and may be words.
+WORDS = re.compile(r'<code>([A-Z][^<|\[]* [^<|\[]*)</code>\s+–(\s+<div class="doc-md-description">\s+<p>)')
+CORNER = re.compile(r"(<thead>\s*<tr>\s*)<th([^>]*)></th>")  # names nothing, so it is no header
 SOURCE = re.compile(
     r'<details class="mkdocstrings-source">(\s*<summary>[^<]*)<code>([\w/.]+)</code>'
     r'(.*?data-linenos="\s*(\d+)\s*".*?</details>)',
@@ -29,12 +41,15 @@ DOCSTRING = re.compile(
     r'<span class="sd">"""(?:(?!""").)*"""</span>\n',
     flags=re.MULTILINE | re.DOTALL,
 )
+DOCTEST = re.compile(r"^>>> .*\n(?:.+\n)*", flags=re.MULTILINE)
 HEADING = re.compile(r"^#{1,4} (?P<title>.+?)(?: *\{ *#(?P<id>[\w.-]+) *\})?$", flags=re.MULTILINE)
 NAME = r"posenc_jax(?:\.(?:nnx|linen|hf|kernels|plot))?\.\w+"
 ENTRY = re.compile(rf"^::: ({NAME})\n(?! +options)(\nRecipes: (?:.+\n)+)?", flags=re.MULTILINE)
 MENTION = re.compile(r"\bapi/\w+\.md#(posenc_jax[\w.]+)|(?<![\w.])(pe|linen|kernels)\.(\w+)\(")
 IMPORT = re.compile(r"from posenc_jax\.(nnx|hf) import (?:\(([\w,\s]+)\)|([\w, ]+))")
 PLAIN = re.compile(r"(?<![\[`])`pe\.(\w+)`(?![\]`])")
+VIEW = re.compile(r'<pe-view\b[^>]*\bkind="(\w+)"')
+DEFINED = re.compile(r'^ *define\("(\w+)"', flags=re.MULTILINE)
 FENCE = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
 MOST = 4  # guides shown for one name
 LISTS = ("index.md", "choose.md", "recipes.md", "changelog.md", "bibliography.md", "contributing.md")
@@ -116,8 +131,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
 
 
-def on_page_content(html: str, config: Any, **_: Any) -> str:
-    """Signatures with public defaults alone; source that the search passes over, linked if REPO_URL is set."""
+def viewers(html: str, page: Any, config: Any) -> str:
+    """The scripts that draw a page's views, at its end: before those of the theme, for which no view has to wait."""
+    kinds = set(VIEW.findall(html))
+    if not kinds:
+        return ""
+    scripts = Path(config.docs_dir, "assets").glob("*.js")
+    drawing = [s.name for s in sorted(scripts) if kinds & set(DEFINED.findall(s.read_text(encoding="utf-8")))]
+    urls = (get_relative_url(f"assets/{name}", page.url) for name in ("posenc.js", "views.js", *drawing))
+    return "".join(f'\n<script src="{url}"></script>' for url in urls)
+
+
+def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
+    """Mends what converters guess, hides source from the search, links it if REPO_URL is set; adds views."""
 
     def public(match: re.Match[str]) -> str:
         text = match[0]
@@ -132,21 +158,33 @@ def on_page_content(html: str, config: Any, **_: Any) -> str:
         code = DOCSTRING.sub("", match[3])  # it stands above
         return f'<details class="mkdocstrings-source" data-search-exclude>{match[1]}{place}{code}'
 
-    return SOURCE.sub(source, SIGNATURE.sub(public, html))
+    html = WORDS.sub(r"\2\1: ", CORNER.sub(r"\1<td\2></td>", html))
+    return SOURCE.sub(source, SIGNATURE.sub(public, html)) + viewers(html, page, config)
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """Drops tooltips that name a private module, and the theme's question to GitHub how many stars there are."""
-    return PRIVATE.sub("", output).replace(' data-md-component="source"', "")
+    """Drops what names a private module, and the theme's question to GitHub how many stars there are."""
+    output = PRIVATE.sub("", output).replace(' data-md-component="source"', "")
+    for private, written in LISTED.items():
+        output = re.sub(private, written, output)
+    return output
 
 
-class _Views(Extension):
-    """Lets `<pe-view markdown="1">` hold Markdown, as a `div` may."""
+class _Doctests(Preprocessor):
+    """Fences the examples in the text of a docstring; else `>>>` is three quotations, one in the other."""
+
+    def run(self, lines: list[str]) -> list[str]:
+        return DOCTEST.sub(r"```pycon\n\g<0>```\n", "\n".join(lines) + "\n").split("\n")
+
+
+class _Site(Extension):
+    """Lets `<pe-view markdown="1">` hold Markdown, as a `div` may, and fences doctests."""
 
     def extendMarkdown(self, md: Markdown) -> None:
         md.block_level_elements.append("pe-view")
+        md.preprocessors.register(_Doctests(md), "doctests", 30)  # before fences are read, at 25
 
 
 def on_config(config: MkDocsConfig) -> None:
     """Adds that extension."""
-    config.markdown_extensions.append(_Views())
+    config.markdown_extensions.append(_Site())

@@ -3,7 +3,7 @@
 {
   const {TAU, dot, geometric, angular, rotary, scalings, axialSimilarity, offsetSimilarity} = posenc;
   const {
-    define, count, fixed, percent, degrees, svg, write, line, path, redBlue, rgb, arc, arrow, frame, slider,
+    define, count, fixed, percent, degrees, svg, write, line, path, redBlue, viridis, rgb, arc, arrow, frame, slider,
     choice, handle,
   } = views;
   const range = (n, of = (i) => i) => Array.from({length: n}, (_, i) => of(i));
@@ -269,12 +269,12 @@
             x: left + c * cell,
             class: pixel === "#" ? (c < 8 ? "patch key" : "patch query") : pixel === "g" ? "patch ground" : "patch",
           });
-          svg(g, "rect", {...at, x: right + c * cell, fill: rgb(redBlue(likeness[how](r - row, c - column)))});
+          svg(g, "rect", {...at, x: right + c * cell, fill: rgb(viridis(likeness[how](r - row, c - column)))});
         }),
       );
-      for (const from of [left, right]) {
+      for (const [from, kind] of [[left, "chosen"], [right, "chosen on-colours"]]) {
         svg(g, "rect", {
-          class: "chosen",
+          class: kind,
           x: from + column * cell - 1,
           y: top + row * cell - 1,
           width: cell + 1.3,
@@ -287,7 +287,7 @@
         label:
           `Two grids of ${SIDE} by ${SIDE} patches: a dog chasing a dog, and the likeness of the encoding of ` +
           `row ${row}, column ${column} to all others, ` +
-          `${how === "one" ? "bands along its row" : "a red cross along its row and column"}. ${words}`,
+          `${how === "one" ? "a bright band along its row" : "a bright cross along its row and column"}. ${words}`,
         words,
       };
     },

@@ -35,7 +35,7 @@ globalThis.views = (() => {
   // ------------------------------------------------------------------------------------------- colours
 
   const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-  // From -1, blue, to 1, red: RdBu of ColorBrewer. From 0 to 1: magma of matplotlib.
+  // From -1, blue, to 1, red: RdBu of ColorBrewer. From 0 to 1: magma and viridis of matplotlib.
   const RED_BLUE = [
     "#053061",
     "#2166ac",
@@ -61,6 +61,18 @@ globalThis.views = (() => {
     "#feca8d",
     "#fcfdbf",
   ].map(channels);
+  const VIRIDIS = [
+    "#440154",
+    "#482878",
+    "#3e4989",
+    "#31688e",
+    "#26828e",
+    "#1f9e89",
+    "#35b779",
+    "#6ece58",
+    "#b5de2b",
+    "#fde725",
+  ].map(channels);
 
   // The colour at a place from 0 to 1 of a map, as [red, green, blue].
   function between(map, place) {
@@ -69,7 +81,8 @@ globalThis.views = (() => {
     return map[i].map((channel, c) => channel + (at - i) * (map[i + 1][c] - channel));
   }
   const redBlue = (value) => between(RED_BLUE, (value + 1) / 2);
-  const magma = (value) => between(MAGMA, value);
+  const magma = (value) => between(MAGMA, value); // weights
+  const viridis = (value) => between(VIRIDIS, (value + 0.5) / 1.5); // similarity, from -0.5 to 1
   const rgb = (colour) => `rgb(${colour.map(Math.round).join()})`;
   const inkOn = ([r, g, b]) => (0.299 * r + 0.587 * g + 0.114 * b > 125 ? "#000" : "#fff");
 
@@ -309,7 +322,8 @@ globalThis.views = (() => {
   customElements.define("pe-view", View);
 
   return {
-    kinds, define, count, fixed, percent, degrees, html, svg, write, line, path, redBlue, magma, rgb, inkOn, tip, arc,
+    kinds, define, count, fixed, percent, degrees, html, svg, write, line, path, redBlue, magma, viridis, rgb, inkOn, tip,
+    arc,
     arrow, ticks, frame, slider, choice, button, handle,
   };
 })();

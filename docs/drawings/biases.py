@@ -70,7 +70,8 @@ def bias_curves() -> Figure:
         "FIRE, trained": [(f"p = {p}", rows(_fire(jnp.array([p]), p - jnp.arange(p + 1)))[0]) for p in (64, 128, 256)],
         "Sandwich": [(f"head {h}", rows(pe.sandwich(query, keys, 8, 128))[h - 1]) for h in (1, 2, 4, 8)],
     }
-    figure = Figure(figsize=(5.8, 7.4), layout="constrained")
+    figure = Figure(figsize=(5.8, 7.7), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.1)
     for axes, (name, curves) in zip(figure.subplots(3, 2).flat, panels.items(), strict=True):
         axes.set_title(name, size="medium")
         for i, (label, values) in enumerate(curves):
@@ -103,7 +104,8 @@ def bias_tiles() -> Figure:
         "Sandwich": pe.sandwich(p, p, 8, 128)[7],
         "FIRE, trained": _fire(long, long)[0],
     }
-    figure = Figure(figsize=(5.6, 5.1), layout="constrained")
+    figure = Figure(figsize=(5.8, 5.1), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12)
     for axes, (name, tile) in zip(figure.subplots(2, 2).flat, tiles.items(), strict=True):
         tile = np.array(tile)
         if "trained" in name:

@@ -91,7 +91,7 @@ def scaling_ratios() -> Figure:
         axes.text(x, 0.93, f" {text}", transform=axes.get_xaxis_transform(), size="small")
     axes.set_yticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
     axes.minorticks_off()
-    axes.set_ylim(0.85, 80)
+    axes.set_ylim(0.85, 110)  # room for the names of lengths
     _figure.legend(figure)
     return figure
 
@@ -107,7 +107,7 @@ def self_extend() -> Figure:
         "Self-Extend": np.where(true < window, true, true // group + window - window // group),
     }
     figure, axes = _figure.single("", "offset (tokens)", "offset that RoPE sees", 5.6)
-    axes.axhspan(0, _LENGTH, color=_SEEN, alpha=0.3, lw=0)
+    axes.axhspan(0, _LENGTH, color=_SEEN, alpha=0.15, lw=0)
     axes.text(25_000, 300, "seen in training", ha="right", size="small")
     for i, (label, seen) in enumerate(curves.items()):
         axes.plot(true, seen, label=label, **_figure.line(i) | {"marker": ""})

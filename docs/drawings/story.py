@@ -78,10 +78,13 @@ def story_count() -> Figure:
 
 def story_waves() -> Figure:
     """Five square waves over positions 0 to 31, the bits of the position, that turn every 2, 4, 8, 16 and 32 positions.
-    Behind each lies a sine of the same speed, with a point at each position, red above zero and blue below."""
-    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    Behind each lies a sine of the same speed, with a point at each position, red above zero and blue below. Bars below
+    them say how far one step moves the code: by 2.0 to 4.5 for bits, by 2.1 to 2.6 for waves."""
+    figure = Figure(figsize=(7.2, 4.3), layout="constrained")
     fine, whole = np.linspace(-0.5, 31.5, 2000), np.arange(32)
-    for axes, period in zip(figure.subplots(5, 1, sharex=True), (2, 4, 8, 16, 32), strict=True):
+    *rows, steps = figure.subplots(6, 1, sharex=True)
+    codes = []
+    for axes, period in zip(rows, (2, 4, 8, 16, 32), strict=True):
         spectrum = np.array([2 * np.pi / period], np.float32)
 
         def wave(p, spectrum=spectrum):
@@ -94,7 +97,15 @@ def story_waves() -> Figure:
         axes.set_ylabel(f"every\n{period}", rotation=0, ha="right", va="center")
         axes.set(yticks=[], ylim=(-1.3, 1.3), xlim=(-0.7, 31.7))
         axes.spines[:].set_visible(False)
-    axes.set_xlabel("position")
+        codes.append(wave(whole))
+    for code, style in (
+        (np.sign(codes), {"fill": False, "edgecolor": _GREY}),
+        (codes, {"color": _ink(), "alpha": 0.6}),
+    ):
+        steps.bar(whole[:-1] + 0.5, np.linalg.norm(np.diff(code), axis=0), width=0.7, **style)
+    steps.set_ylabel("step", rotation=0, ha="right", va="center")
+    steps.set(yticks=[], xlabel="position")
+    steps.spines[["top", "right", "left"]].set_visible(False)
     return figure
 
 
@@ -145,17 +156,16 @@ def story_layouts() -> Figure:
     """Eight numbered boxes, twice. In the layout called interleaved, brackets join 0 with 1, 2 with 3, 4 with 5 and 6
     with 7. In the layout called half, they join 0 with 4, 1 with 5, 2 with 6 and 3 with 7."""
     figure = Figure(figsize=(4.2, 3.0), layout="constrained")
-    colours = ("#c2571a", "#1a9a78", "#b565a7", "#3f8fd0")
     for axes, (name, step) in zip(figure.subplots(2, 1), (("interleaved", 1), ("half", 4)), strict=True):
         _bare(axes, (-0.2, 8.2), (-0.9, 2.3))
         for i in range(4):
             first = 2 * i if step == 1 else i
             for feature in (first, first + step):
-                axes.add_patch(Rectangle((feature + 0.06, 0), 0.88, 0.88, color=colours[i], alpha=0.35))
+                axes.add_patch(Rectangle((feature + 0.06, 0), 0.88, 0.88, color=_figure.COLOURS[i], alpha=0.35))
                 axes.text(feature + 0.5, 0.42, f"{feature}", ha="center", va="center")
             top = 1.25 if step == 1 else 1.1 + 0.27 * i
             ends = (first + 0.5, first + step + 0.5)
-            axes.plot([ends[0], ends[0], ends[1], ends[1]], [0.95, top, top, 0.95], color=colours[i], lw=2)
+            axes.plot([ends[0], ends[0], ends[1], ends[1]], [0.95, top, top, 0.95], color=_figure.COLOURS[i], lw=2)
         axes.text(4, -0.5, name, ha="center", va="center")
     return figure
 
@@ -179,8 +189,9 @@ def story_stretch() -> Figure:
 
 
 def story_grid() -> Figure:
-    """Two grids of 16 by 16 patches: how alike the encoding of one patch is to all others, red for alike. With the
-    patches numbered in one line, a red band lies along its row. With row and column, a red cross lies along both."""
+    """Two grids of 16 by 16 patches: how alike the encoding of one patch is to all others, yellow for alike. With the
+    patches numbered in one line, a bright band lies along its row. With row and column, a bright cross lies along
+    both."""
     figure = Figure(figsize=(7.2, 3.5), layout="constrained")
     cells = np.asarray(pe.grid_positions((16, 16)))
     encodings = {
@@ -191,8 +202,8 @@ def story_grid() -> Figure:
     for axes, (name, table) in zip(panels, encodings.items(), strict=True):
         table = np.asarray(table)
         likeness = table @ table[8 * 16 + 3] / 32
-        image = _figure.image(axes, likeness.reshape(16, 16), "RdBu_r", -1, 1, "equal")
-        axes.add_patch(Rectangle((2.5, 7.5), 1, 1, fill=False, color=_ink(), lw=1.5))
+        image = _figure.image(axes, likeness.reshape(16, 16), "viridis", -0.5, 1, "equal")
+        axes.add_patch(Rectangle((2.5, 7.5), 1, 1, fill=False, color="black", lw=1.5))
         axes.set(title=name, xticks=[], yticks=[])
-    figure.colorbar(image, ax=panels, ticks=[-1, 0, 1], shrink=0.8)
+    figure.colorbar(image, ax=panels, ticks=[-0.5, 0, 0.5, 1], shrink=0.8, label="cosine similarity")
     return figure

@@ -121,6 +121,29 @@ def test_signatures_have_no_private_defaults():
     assert len(signatures) > 80
     private = r"=\s*(_\w+|MappingProxyType\b.*|\w+_init)\s*[,)\n]"
     assert [s for s in signatures if re.search(private, s)] == []
+    listed = [
+        re.sub(r"<[^>]+>", "", default)
+        for path in SITE.glob("api/*.html")
+        for default in re.findall(r"default:\s*<code>(.*?)</code>", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    ]
+    assert len(listed) > 150
+    assert [d for d in listed if re.search(r"^_|MappingProxyType|_init$", d)] == []
+
+
+def test_the_reference_reads_docstrings_as_they_are_meant():
+    """Examples are code and no quotations, and words are not set as types."""
+    for path in SITE.glob("api/*.html"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"<blockquote>\s*<blockquote>", text), path.name
+        types = re.findall(r'<li class="doc-section-item field-body">\s*<code>([^<]*)</code>', text)
+        assert [t for t in types if " " in t and not re.search(r"[|\[]", t)] == [], path.name
+
+
+def test_no_entry_of_a_list_begins_with_a_year():
+    """A line of Markdown that begins with "2021." begins a list."""
+    assert (
+        re.findall(r"^ *\d{2,}\. ", (ROOT / "docs" / "bibliography.md").read_text(encoding="utf-8"), re.MULTILINE) == []
+    )
 
 
 def test_the_search_finds_pages_and_functions():
