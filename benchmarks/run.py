@@ -225,7 +225,8 @@ class Bench:
             return found
         growth = [(over, case) for over, cases in GROWTH.items() for case in cases[: 3 if options.quick else None]]
         for over, case in growth:
-            found.append(("growth", case.name, lambda over=over, case=case: {"over": over, **self.times(case, 8.0)}))
+            measure = lambda over=over, case=case: {"over": over, **self.times(case, 8.0)}  # noqa: E731
+            found.append((f"growth with {over}", case.name, measure))
         found.append(("accuracy", "errors", self.accuracy))
         rounds = 1 if options.quick else 3
         found += [("first", case.name, lambda case=case: self.first(case, rounds)) for case in FIRST]
@@ -255,7 +256,7 @@ class Bench:
             if section == "accuracy":
                 result[section] = of["answer"]
             else:
-                result.setdefault(section, []).append(of["answer"])
+                result.setdefault(section.partition(" ")[0], []).append(of["answer"])
         self.place = ""
         return result
 

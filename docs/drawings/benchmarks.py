@@ -33,7 +33,7 @@ def _drawn(function: str, *args: Any) -> Figure:
 def benchmark_bars() -> Figure:
     """Bars for each of fifteen cases: the time of each library as a multiple of a plain copy of the same bytes, on
     logarithmic axes. The bar of posenc_jax is blue. In rotary cases it ends nearest to the line of one copy, and others
-    reach from two to thirty. The page How fast gives its numbers."""
+    reach from one and a half to twenty-one. The page How fast gives its numbers."""
     return _drawn("bars")
 
 

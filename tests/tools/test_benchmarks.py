@@ -375,6 +375,21 @@ def test_a_run_repeats_no_step_of_its_journal(bench, tmp_path, capsys):
     assert run.run(again, {})["failures"] == result["failures"] and measured == ["two"]
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_no_two_steps_of_a_run_have_one_name(bench, platform):
+    """Of two, the second would be taken from the journal of the first."""
+    run = bench.run.Bench(SimpleNamespace(peers=None, cases="", quick=False, seconds=1.0, rounds=3))
+    run.peers["posenc"] = {"platform": platform}
+    names = [step[:2] for step in run.steps()]
+    assert len(set(names)) == len(names)
+    assert (("speed", "rotary, (4,4096,32,128), float32, half") in names) == (platform == "gpu")
+
+
+def test_what_is_copied_on_a_gpu_leaves_its_cache(bench):
+    large = [case for case in bench.cases.GPU if case.kind in ("table", "add", "rotary")]
+    assert large and all(case.size >= 2 * 60e6 for case in large)
+
+
 def test_names_of_cases_are_unique(bench):
     for cases in (bench.cases.SPEED, bench.cases.LOOPS, bench.cases.FIRST, *bench.cases.GROWTH.values()):
         assert len({case.name for case in cases}) == len(cases)
