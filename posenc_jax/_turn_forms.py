@@ -102,7 +102,7 @@ def split_and_stack(
     if settings.layout == "interleaved":
         old = split(x, "interleaved")
         around = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
-        y = rotate_pairs(settings, *old, [lax.pad(w, np.float32(0), around) for w in waves], target)
+        y = rotate_pairs(settings, *old, [lax.pad(w, np.zeros((), w.dtype), around) for w in waves], target)
         if before or after:
             here = rotates(settings, x, dim)[..., ::2]
             y = [jnp.where(here, *both) for both in zip(y, old, strict=True)]
@@ -150,16 +150,16 @@ def rotate_words(
     dim = num_features(positions, frequencies)
     before, after = margin(settings, x, dim)
     around = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
-    waves = [lax.pad(wave, np.float32(0), around) for wave in _table(target, positions, frequencies)]
-    words = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 2), np.uint32)
+    waves = [lax.pad(wave, np.zeros((), wave.dtype), around) for wave in _table(target, positions, frequencies)]
+    words = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2), np.uint32)
     bits = (words & np.uint32(2**16 - 1), words >> np.uint32(16))
     old = [lax.bitcast_convert_type(half.astype(np.uint16), x.dtype).astype(compute_dtype(x)) for half in bits]
     y = rotate_pairs(settings, *old, waves, target)
-    if before or after:
-        here = rotates(settings, x, dim)[..., ::2]
-        y = [jnp.where(here, *both) for both in zip(y, old, strict=True)]
     first, second = (lax.bitcast_convert_type(each.astype(x.dtype), np.uint16).astype(np.uint32) for each in y)
-    return lax.bitcast_convert_type(first | second << np.uint32(16), x.dtype).reshape(x.shape)
+    turned = first | second << np.uint32(16)
+    if before or after:
+        turned = jnp.where(rotates(settings, x, dim)[..., ::2], turned, words)
+    return lax.bitcast_convert_type(turned, x.dtype).reshape(x.shape)
 
 
 def sum_columns(
@@ -181,7 +181,7 @@ def sum_columns(
     waves = _table(target, positions, frequencies) if shared else _waves(positions, frequencies)
     if before or after:
         around = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
-        waves = [lax.pad(wave, np.float32(0), around) for wave in waves]
+        waves = [lax.pad(wave, np.zeros((), wave.dtype), around) for wave in waves]
     sine, cosine = (lax.expand_dims(wave.astype(dtype), [axis]) for wave in waves)
     sine = -sine if settings.backward else sine
     x1, x2 = (lax.expand_dims(member, [axis]) for member in split(x, settings.layout))

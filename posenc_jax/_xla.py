@@ -80,15 +80,17 @@ def positive_product(a: Any, b: Any) -> jax.Array:
 
 
 def materialized(x: jax.Array) -> jax.Array:
-    """Makes XLA:CPU store a float32 array instead of recomputing it at each use (JAX 0.10 and 0.12).
+    """Makes XLA:CPU store an array of floats instead of recomputing it at each use (JAX 0.10 and 0.12).
 
-    XLA does not duplicate an integer remainder, and `bits % (2³² − 1)` leaves all smaller bit patterns unchanged. The
-    only other pattern, the NaN of all ones, becomes another NaN. Gains a table of waves that all heads share.
+    XLA does not duplicate an integer remainder, and in 32 bits `bits % (2³² − 1)` leaves all smaller bit patterns
+    unchanged. The only other pattern, the NaN of all ones, becomes another NaN. Gains a table of waves that all heads
+    share.
     tests/properties/test_rotary_memory.py::test_one_pass_on_a_cpu
     """
-    bits = lax.bitcast_convert_type(x, np.uint32)
-    bits = lax.min(bits, lax.full_like(bits, 2**32 - 2))
-    return lax.bitcast_convert_type(lax.rem(bits, lax.full_like(bits, 2**32 - 1)), np.float32)
+    bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
+    most = np.iinfo(bits.dtype).max
+    bits = lax.min(bits, lax.full_like(bits, most - 1))
+    return lax.bitcast_convert_type(lax.rem(bits, lax.full_like(bits, most)), x.dtype)
 
 
 def computed_where_used(f: Callable[..., Any], x: jax.Array, positions: jax.Array, frequencies: Any) -> Any:

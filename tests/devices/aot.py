@@ -56,6 +56,7 @@ class Compiled:
     text: str
     temporaries: int  # bytes
     elements: int  # of the output, on one device
+    size: float = math.inf  # bytes of the output, on one device
 
     @functools.cached_property
     def cycles(self) -> int:
@@ -108,9 +109,13 @@ class Compiled:
 
     @functools.cached_property
     def large(self) -> list[str]:
-        """The operations, outside fusions, that write at least as many elements as the output has."""
+        """The operations, outside fusions, that write at least as many elements or bytes as the output has."""
         wrote = [x for x in self._outside if x[1] not in FREE and not any(f'"{t}"' in x[2] for t in NAMES_OF_BUFFERS)]
-        return [name for shape, name, _ in wrote if _elements(shape) >= self.elements]
+        return [
+            name
+            for shape, name, _ in wrote
+            if _elements(shape) >= self.elements or max(_sizes(shape), default=0) >= self.size
+        ]
 
     @functools.cached_property
     def collectives(self) -> tuple[list[str], list[str]]:
@@ -165,7 +170,8 @@ class Target:
         shardings = [sharding] + [self._sharding(())] * (structure.num_leaves - 1)
         compiled = jax.jit(function, out_shardings=structure.unflatten(shardings)).lower(*described).compile()
         elements = math.prod(sharding.shard_shape(first.shape))
-        return Compiled(compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes, elements)
+        temporaries, size = compiled.memory_analysis().temp_size_in_bytes, elements * first.dtype.itemsize
+        return Compiled(compiled.as_text(), temporaries, elements, size)
 
     @functools.cache  # noqa: B019 - targets live as long as the session
     def copy(self, shape: tuple[int, ...], dtype: Any) -> Compiled:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import importlib.util
 import json
 import re
 import sys
@@ -402,6 +403,48 @@ def test_names_of_cases_are_unique(bench):
     assert len({case.name for case in every}) == len(every)
     drawn = {case.name for row in bench.figures.BARS for case in row}
     assert drawn <= {case.name for case in bench.cases.SPEED}
+
+
+def test_a_gpu_has_cases_of_its_own(bench):
+    speed, gpu = bench.cases.SPEED, bench.cases.GPU
+    assert len({case.name for case in (*speed, *bench.cases.LOOPS, *gpu)}) == 2 * len(speed) + len(bench.cases.LOOPS)
+    for small, large in zip(speed, gpu, strict=True):
+        assert dataclasses.replace(large, shape=small.shape, aim=small.aim) == small
+        assert large.shape[1:] == small.shape[1:] and large.aim == (1.1 if small.aim else None)
+        if small.kind in ("table", "add", "rotary"):
+            assert large.size == 2**26 * bench.cases.ITEMSIZE[small.dtype]
+    run = bench.run.Bench(SimpleNamespace(peers=None, cases="rotary", quick=False, seconds=1.0))
+    for platform, cases in {"cpu": speed, "cuda": gpu}.items():
+        run.peers = {"posenc": {"platform": platform}}
+        assert [name for _, name, _ in run.steps()] == [case.name for case in cases if "rotary" in case.name]
+
+
+def test_forward_and_backward_the_unit_is_two_copies(bench, monkeypatch):
+    spec = importlib.util.spec_from_file_location("plain", FOLDER / "peers" / "plain.py")
+    plain = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plain)
+    monkeypatch.setattr(bench.worker.Worker, "peer", plain)
+    worker = bench.worker.Worker("plain")
+    y, back = worker.function_of(bench.cases.Case("rotary", (2, 8, 2, 8), layout="half", backward=True))()()
+    (x,) = bench.worker.arguments(bench.cases.Case("rotary", y.shape), -2, worker.framework)
+    np.testing.assert_array_equal(y, x + 1)
+    np.testing.assert_array_equal(back, x)  # of the cotangent, which has x's values, and not that array itself
+    assert len({array.unsafe_buffer_pointer() for array in (x, y, back)}) == 3
+
+
+def test_a_device_is_warm_when_it_is_timed(bench, monkeypatch):
+    """A GPU runs all calls of a measurement once before, and is waited for after the last of them."""
+    calls, each, last = [], ["run", "wait"], [*3 * ["run"], "wait"]
+    for platform, expected in {"cpu": [*3 * each, "wait"], "cuda": 2 * last}.items():
+        framework = SimpleNamespace(platform=platform, wait=lambda _: calls.append("wait"))
+        monkeypatch.setitem(bench.worker.Worker.__init__.__globals__, "Jax", lambda framework=framework: framework)
+        worker = bench.worker.Worker("plain")
+        worker.run, worker.repeat = lambda: calls.append("run"), 3
+        calls.clear()
+        assert worker.time() > 0 and calls == expected
+        worker.function_of = lambda case: lambda: lambda: calls.append("run")
+        repeat = worker.load(dataclasses.asdict(bench.cases.Case("table", (8, 8))))
+        assert repeat == {"cpu": 100, "cuda": 1000}[platform]  # of calls that take no time
 
 
 def test_the_tables_of_pods_are_of_their_figures(bench):

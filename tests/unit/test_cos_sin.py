@@ -75,6 +75,17 @@ def test_waves_need_not_come_from_cos_sin():
         assert_within(got, want, 1e-6, against="float64")
 
 
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("pairs", [3, 4])  # of some features, of all
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_waves_in_16_bits_are_taken_as_they_are(dtype, pairs, layout):
+    x, *waves = (jnp.asarray(RNG.normal(size=shape), jnp.bfloat16) for shape in ((2, 5, 8, 8), (5, pairs), (5, pairs)))
+    x, f = x.astype(dtype), jax.jit(lambda x, *waves: pe.rotary(x, waves=waves, layout=layout, head_axis=-2))
+    np.testing.assert_array_equal(f(x, *waves), f(x, *(wave.astype(jnp.float32) for wave in waves)))
+    for platform in ("cuda", "tpu"):
+        f.trace(x, *waves).lower(lowering_platforms=(platform,))
+
+
 def test_a_derivative_in_x_keeps_only_the_waves():
     x, waves = jnp.ones((64, 8, 32), jnp.bfloat16), pe.cos_sin(np.arange(64), 32)
     _, back = jax.vjp(lambda x: pe.rotary(x, waves=waves, head_axis=-2), x)

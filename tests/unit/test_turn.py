@@ -129,6 +129,7 @@ def test_every_row_of_the_table_is_taken():
 COLUMNS = ["iota", "barrier", "remainder"], ["concatenate", "pad", "reverse", "while"]
 STACKED = ["concatenate", "remainder"], ["reverse", "while", "barrier"]
 READS = ["pad", "remainder"], ["concatenate", "reverse", "while", "barrier"]
+WORDS = ["shift_left", "or ", "barrier"]
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,11 @@ READS = ["pad", "remainder"], ["concatenate", "reverse", "while", "barrier"]
         ("tpu", 16, "bfloat16", "interleaved", ["pad", "barrier"], ["concatenate", "while", "reverse"]),
         ("cuda", 16, "float32", "half", ["concatenate", "barrier"], ["pad", "while", "reverse"]),
         ("cuda", 1, "float32", "half", ["pad"], ["concatenate", "while", "reverse", "barrier"]),
+        ("cuda", 16, "float32", "interleaved", ["pad", "barrier"], ["concatenate", "while", "reverse"]),
+        ("cuda", 16, "bfloat16", "half", ["concatenate", "barrier"], ["pad", "while", "reverse"]),
+        ("cuda", 16, "bfloat16", "interleaved", WORDS, ["concatenate", "while", "reverse"]),
+        ("cuda", 16, "float16", "interleaved", WORDS, ["concatenate", "while", "reverse"]),
+        ("cuda", 1, "bfloat16", "interleaved", ["pad"], ["concatenate", "while", "reverse", "barrier"]),
         ("cpu", 1, "float32", "half", ["concatenate"], ["pad", "while", "reverse", "barrier", "remainder"]),
         *[("cpu", 16, "bfloat16", layout, *(COLUMNS if _xla.KEEPS_BARRIERS else STACKED)) for layout in LAYOUTS],
         *[("cpu", 16, "float32", layout, *(COLUMNS if _xla.KEEPS_BARRIERS else READS)) for layout in LAYOUTS],
@@ -172,7 +178,10 @@ def test_nothing_to_turn(shape, layout):
     @quick
     def turned(x, p):
         every = {
-            (dim, n): FORMS[n](settings, x, p, pe.geometric(dim)) for dim in (6, 8) for n in forms(layout, dim == 8)
+            (dim, n, dtype): FORMS[n](settings, x.astype(dtype), p, pe.geometric(dim))
+            for dtype in ("float32", "bfloat16")
+            for dim in (6, 8)
+            for n in forms(layout, dim == 8, dtype)
         }
         for dim in (6, 8):
             every[dim, "derivative"] = jax.grad(lambda x: pe.rotary(x, None, dim, layout=layout, head_axis=-2).sum())(x)  # noqa: B023
@@ -200,6 +209,16 @@ def test_an_infinity_stays_in_its_pair(layout):
     for (width, name), y in turned(every, np.arange(4).reshape(4, 1, 1)).items():
         bad = ~np.isfinite(np.asarray(y))
         assert bad[1, 2, [3, partner]].all() and bad[1, 2, 8:].all() and bad.sum() == width - 6, (width, name)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("last", [False, True])
+def test_words_that_do_not_rotate_keep_their_bits(dtype, last):
+    x = np.arange(2**16, dtype=np.uint16).reshape(-1, 4, 16)  # every number and every NaN
+    rotate = functools.partial(_turn_forms.rotate_words, TurnSettings("interleaved", last), target=_xla.GPU)
+    y = jax.jit(lambda x, p: rotate(x, p, pe.geometric(6)))(x.view(jnp.dtype(dtype)), np.ones((1, 1, 1), np.int32))
+    kept = slice(10) if last else slice(6, 16)
+    np.testing.assert_array_equal(np.asarray(y).view(np.uint16)[..., kept], x[..., kept])
 
 
 @functools.cache
