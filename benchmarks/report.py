@@ -17,8 +17,8 @@ from reference import markdown
 from worker import settings
 
 HERE = pathlib.Path(__file__).parent
-NOTE = """Speed is in copies: a time over the mean of two plain copies (or fills) of the same bytes in the same round, where the
-unit of forward and backward copies twice in one call;
+NOTE = """Speed is in copies: a time over the mean of two plain copies (or fills) of the same bytes in the same
+round, where the unit of forward and backward copies twice in one call;
 in loops and compilations over that of the textbook formula in the same program, in stacks over that of the stack that
 does not rotate. What is written is the median over rounds. In brackets are, in the tables of all processors, the least
 time over the least of the unit, and else quartiles; in bold is what misses its aim. Behind a peer is what is slower
