@@ -153,8 +153,8 @@ def rotate_words(
     waves = [lax.pad(wave, np.zeros((), wave.dtype), around) for wave in _table(target, positions, frequencies)]
     words = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2), np.uint32)
     bits = (words & np.uint32(2**16 - 1), words >> np.uint32(16))
-    old = [lax.bitcast_convert_type(half.astype(np.uint16), x.dtype).astype(compute_dtype(x)) for half in bits]
-    y = rotate_pairs(settings, *old, waves, target)
+    x1, x2 = (lax.bitcast_convert_type(half.astype(np.uint16), x.dtype).astype(compute_dtype(x)) for half in bits)
+    y = rotate_pairs(settings, x1, x2, waves, target)
     first, second = (lax.bitcast_convert_type(each.astype(x.dtype), np.uint16).astype(np.uint32) for each in y)
     turned = first | second << np.uint32(16)
     if before or after:
