@@ -226,8 +226,26 @@ def pad_and_select(
     Measured: (1,4096,32,128) half float32 takes the cycles of 2.1 copies on a TPU v5e, and of 2.9 by `split_and_stack`;
     40 of 64 features in float32 take 1.3 copies on a CPU, and 13 by `split_and_stack`.
     """
-    partner = partners(settings, x, num_features(positions, frequencies))
-    return _with_partners(settings, x, partner, positions, frequencies, target)
+    dim, dtype = num_features(positions, frequencies), compute_dtype(x)
+    x, partner = (repeated(each, positions, frequencies) for each in (x, partners(settings, x, dim)))
+    around, shared = margin(settings, x, dim), is_shared(x, positions, frequencies)
+
+    def waves(positions: jax.Array, frequencies: Spectrum | None) -> list[jax.Array]:
+        """The cosine and the sine for each feature: quarter 1 and 0."""
+        return [features(positions, frequencies, settings.layout, np.full(dim, quarter), around) for quarter in (1, 0)]
+
+    if shared:
+        cosine, sine = waves(positions, frequencies)
+    else:
+        cosine, sine = _xla.computed_where_used(waves, x, positions, frequencies)
+    # Negates by a product, so that zeros have the same sign as in the other forms.
+    sine *= signs(settings, x, dim).astype(sine.dtype)
+    if shared:
+        cosine, sine = target.stored(cosine), target.stored(sine)
+    cosine, sine = (w.astype(dtype) for w in (cosine, sine))
+    y = two_products(x.astype(dtype), partner.astype(dtype), cosine, sine, target)
+    y = y.astype(settings.result or x.dtype)
+    return jnp.where(rotates(settings, x, dim), y, x.astype(y.dtype)) if any(around) else y
 
 
 class Case(NamedTuple):
@@ -358,34 +376,3 @@ def _table(target: Target, positions: jax.Array, frequencies: Spectrum | None) -
     """`_waves`, which the compiler is told to store as one array."""
     table = positions if frequencies is None else target.stored(features(positions, frequencies, "half"))
     return jnp.split(table, 2, axis=-1)
-
-
-def _with_partners(
-    settings: TurnSettings,
-    x: jax.Array,
-    partner: jax.Array,
-    positions: jax.Array,
-    frequencies: Spectrum | None,
-    on: Target,
-) -> jax.Array:
-    """x·C + x′·S for the partners x′, with waves for each feature; features beyond the pairs pass through."""
-    dim, dtype = num_features(positions, frequencies), compute_dtype(x)
-    x, partner = (repeated(each, positions, frequencies) for each in (x, partner))
-    around, shared = margin(settings, x, dim), is_shared(x, positions, frequencies)
-
-    def waves(positions: jax.Array, frequencies: Spectrum | None) -> list[jax.Array]:
-        """The cosine and the sine for each feature: quarter 1 and 0."""
-        return [features(positions, frequencies, settings.layout, np.full(dim, quarter), around) for quarter in (1, 0)]
-
-    if shared:
-        cosine, sine = waves(positions, frequencies)
-    else:
-        cosine, sine = _xla.computed_where_used(waves, x, positions, frequencies)
-    # Negates by a product, so that zeros have the same sign as in the other forms.
-    sine *= signs(settings, x, dim).astype(sine.dtype)
-    if shared:
-        cosine, sine = on.stored(cosine), on.stored(sine)
-    cosine, sine = (w.astype(dtype) for w in (cosine, sine))
-    y = two_products(x.astype(dtype), partner.astype(dtype), cosine, sine, on)
-    y = y.astype(settings.result or x.dtype)
-    return jnp.where(rotates(settings, x, dim), y, x.astype(y.dtype)) if any(around) else y
