@@ -165,7 +165,7 @@ def put(mesh, arguments):
 class OnDevice(Compiled):
     """What a compiler made of a function for one device."""
 
-    work: float  # operations on numbers
+    work: float = 0.0  # operations on numbers
 
     @property
     def reduced(self):
@@ -179,7 +179,7 @@ def compile_and_run(f, *arrays, options=None):
     compiled = jax.jit(f).lower(*arrays).compile(compiler_options=options)
     costs, temporaries = compiled.cost_analysis(), compiled.memory_analysis().temp_size_in_bytes
     work = costs.get("flops", 0.0) + costs.get("transcendentals", 0.0)
-    return OnDevice(compiled.as_text(), temporaries, 0, work), compiled(*arrays)
+    return OnDevice(compiled.as_text(), temporaries, 0, work=work), compiled(*arrays)
 
 
 @functools.cache
