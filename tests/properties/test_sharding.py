@@ -253,7 +253,7 @@ def test_control_a_collective_is_caught():
     mesh = mesh_of()
     compiled, _ = compile_and_run(lambda x: x - x.mean(1, keepdims=True), *put(mesh, [(X, ROWS)]))
     with pytest.raises(AssertionError):
-        check_local(compiled, OnDevice("", 2**30, 0, 2.0**30), 2)
+        check_local(compiled, OnDevice("", 2**30, 0, work=2.0**30), 2)
 
 
 def test_control_a_table_of_the_global_length_is_caught():
@@ -280,7 +280,7 @@ def test_control_a_row_of_the_global_length_is_caught(steps):
         compiled, _ = compile_and_run(mapped, *put(mesh, [(X, ROWS)]))
     assert ("while" in compiled.operations) == (steps > 1)
     with pytest.raises(AssertionError, match=rf"\[{LENGTH}\]"):
-        check_local(compiled, OnDevice("", 2**30, 0, 2.0**30), 2)
+        check_local(compiled, OnDevice("", 2**30, 0, work=2.0**30), 2)
 
 
 def test_control_the_waves_of_all_batches_are_caught():
