@@ -10,7 +10,6 @@ that table should change.
 import argparse
 import concurrent.futures
 import math
-import re
 import statistics
 import sys
 import time
@@ -19,7 +18,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from reference import markdown, processor, progress
+from cases import GPU_SIZE
+from reference import markdown, processor, progress, slug
 
 import posenc_jax as pe
 from posenc_jax import _turn_forms, _xla
@@ -35,7 +35,6 @@ FORMS = (
 )
 PLATFORMS = {"h200": "gpu", "v5e": "tpu", "v6e": "tpu"}
 BOTH = "float32", "bfloat16"
-ENOUGH = 2**26  # numbers in x that a GPU's cache does not hold
 # The shape of x (batch, seq, heads, head_dim), how many features rotate, the layout, the dtype.
 CASES = [
     *(
@@ -120,7 +119,7 @@ def table(where, platform, told, measure, grow=False):
     for i, case in enumerate(CASES, 1):
         progress(f"{where}: case {i} of {len(CASES)}")
         if grow and case[0][1] > 1:  # decode steps are as small as they are
-            case = ((case[0][0] * max(1, ENOUGH // math.prod(case[0])), *case[0][1:]), *case[1:])
+            case = ((case[0][0] * max(1, GPU_SIZE // math.prod(case[0])), *case[0][1:]), *case[1:])
         shape, dim, layout, dtype = case
         functions, rows, taken = functions_of(platform, *case)
         cells = measure(functions, rows, shape, dtype)
@@ -143,8 +142,9 @@ def main():
         platform = jax.default_backend()
         where = processor() if platform == "cpu" else jax.devices()[0].device_kind
         measure = lambda *case: timed(*case, options.rounds)  # noqa: E731
-        slug = re.sub(r"[^a-z0-9]+", "-", where.lower()).strip("-")
-        texts[slug if platform != "cpu" else "cpu"] = table(where, platform, told, measure, grow=platform != "cpu")
+        texts["cpu" if platform == "cpu" else slug(where)] = table(
+            where, platform, told, measure, grow=platform != "cpu"
+        )
     for name in options.target:
         sys.path.append(str(Path(__file__).parents[1] / "tests"))
         from devices import aot

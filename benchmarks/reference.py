@@ -7,6 +7,7 @@ reduced to an eighth of a turn, within 3e-16. `precise` is mpmath throughout, at
 
 import functools
 import platform
+import re
 import sys
 from pathlib import Path
 
@@ -74,6 +75,11 @@ def markdown(head, rows):
     """A table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def slug(name):
+    """A name in small letters, digits and hyphens, for files."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def progress(text, end="\n"):

@@ -22,7 +22,6 @@ import os
 import pathlib
 import platform
 import random
-import re
 import select
 import subprocess
 import sys
@@ -33,7 +32,7 @@ import numpy as np
 import report
 from cases import BASE, FIRST, GPU, GROWTH, LOOPS, POSITIONS, SPEED, WIDTH
 from comparison import AGAIN, OURS, PLAIN, kept
-from reference import check_sample, geometric_turns, processor, progress, true_waves
+from reference import check_sample, geometric_turns, processor, progress, slug, true_waves
 from worker import PEERS, has, settings
 
 HERE = pathlib.Path(__file__).parent
@@ -311,8 +310,7 @@ def main():
         "python": platform.python_version(),
         "peers": bench.peers,
     }
-    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    name = f"{where}-{slug}{'_quick' * options.quick}{'_part' * bool(options.cases or options.peers)}"
+    name = f"{where}-{slug(device)}{'_quick' * options.quick}{'_part' * bool(options.cases or options.peers)}"
     options.out.mkdir(parents=True, exist_ok=True)
     told = [str(getattr(options, of)) for of in ("quick", "rounds", "seconds", "cases", "peers")]
     key = {k: v for k, v in result.items() if k != "date"} | {"options": told, "files": fingerprint()}

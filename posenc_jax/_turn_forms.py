@@ -101,8 +101,7 @@ def split_and_stack(
     waves = _table(target, positions, frequencies) if shared else _waves(positions, frequencies)
     if settings.layout == "interleaved":
         old = split(x, "interleaved")
-        around = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
-        y = rotate_pairs(settings, *old, [lax.pad(w, np.zeros((), w.dtype), around) for w in waves], target)
+        y = rotate_pairs(settings, *old, _of_all_pairs(settings, x, waves), target)
         if before or after:
             here = rotates(settings, x, dim)[..., ::2]
             y = [jnp.where(here, *both) for both in zip(y, old, strict=True)]
@@ -149,8 +148,7 @@ def rotate_words(
     x = repeated(x, positions, frequencies)
     dim = num_features(positions, frequencies)
     before, after = margin(settings, x, dim)
-    around = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
-    waves = [lax.pad(wave, np.zeros((), wave.dtype), around) for wave in _table(target, positions, frequencies)]
+    waves = _of_all_pairs(settings, x, _table(target, positions, frequencies))
     words = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2), np.uint32)
     bits = (words & np.uint32(2**16 - 1), words >> np.uint32(16))
     x1, x2 = (lax.bitcast_convert_type(half.astype(np.uint16), x.dtype).astype(compute_dtype(x)) for half in bits)
@@ -180,8 +178,7 @@ def sum_columns(
     shared = is_shared(x, positions, frequencies)
     waves = _table(target, positions, frequencies) if shared else _waves(positions, frequencies)
     if before or after:
-        around = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
-        waves = [lax.pad(wave, np.zeros((), wave.dtype), around) for wave in waves]
+        waves = _of_all_pairs(settings, x, waves)
     sine, cosine = (lax.expand_dims(wave.astype(dtype), [axis]) for wave in waves)
     sine = -sine if settings.backward else sine
     x1, x2 = (lax.expand_dims(member, [axis]) for member in split(x, settings.layout))
@@ -254,11 +251,11 @@ class Case(NamedTuple):
     shared: bool  # a table of waves pays: at least four vectors share each of its rows
     wide: bool  # x is in the compute dtype, not in 16 bits
     slices: float  # into how many equal slices x is cut so that no slice holds both members of a pair
-    half: bool  # the layout
+    half: bool  # the layout is that of halves
     whole: bool  # all features rotate
-    lanes: bool  # a TPU puts positions, not features, on the 128 lanes of its registers, and halves in separate ones
+    lanes: bool  # a TPU puts positions on the 128 lanes of its registers, and the halves of x in different ones
     pairs: bool  # features are interleaved and even in number
-    words: bool  # and 16-bit numbers, in x and in the result
+    words: bool  # pairs of 16-bit numbers, in x and in the result
     own_loop: bool  # XLA:CPU can loop over pairs by themselves, without storing more than a table
 
 
@@ -268,13 +265,14 @@ def case_of(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequenc
     dim, width, half = num_features(positions, frequencies), x.shape[-1], settings.layout == "half"
     shared, pairs = is_shared(x, positions, frequencies), not half and width % 2 == 0
     wide = x.dtype == compute_dtype(x)
+    fill_lanes = any(isinstance(n, int) and n >= 128 for n in positions.shape[:-1])
     return Case(
         shared=shared,
         wide=wide,
         slices=width // math.gcd(dim // 2, width) if half else 2 if pairs else math.inf,
         half=half,
         whole=width == dim,
-        lanes=width < 128 and width % 16 == 0 and any(isinstance(n, int) and n >= 128 for n in positions.shape[:-1]),
+        lanes=half and width < 128 and width % 16 == 0 and fill_lanes,
         pairs=pairs,
         words=pairs and not wide and settings.result in (None, x.dtype),
         own_loop=_xla.KEEPS_BARRIERS and (shared or not _xla.unit_axes(x, settings.batch)),
@@ -286,10 +284,7 @@ Form = Callable[[TurnSettings, jax.Array, jax.Array, Spectrum | None, Target], j
 # Each platform takes the first form whose condition holds.
 FORMS: dict[str, list[tuple[Callable[[Case], bool], Form]]] = {
     "tpu": [
-        (
-            lambda case: case.shared and case.half and case.whole and case.lanes and not case.wide,
-            reverse_halves_in_place,
-        ),
+        (lambda case: case.shared and case.whole and case.lanes and not case.wide, reverse_halves_in_place),
         (lambda case: True, pad_and_select),
     ],
     "gpu": [
@@ -370,6 +365,13 @@ def is_second(settings: TurnSettings, dim: int) -> np.ndarray:
 def _waves(positions: jax.Array, frequencies: Spectrum | None) -> list[jax.Array]:
     """The sines and the cosines, each (..., pairs)."""
     return [pair_waves(positions, frequencies, quarter) for quarter in np.arange(2, dtype=np.int32)]
+
+
+def _of_all_pairs(settings: TurnSettings, x: jax.Array, waves: Sequence[jax.Array]) -> list[jax.Array]:
+    """Waves (..., pairs) for all pairs of interleaved features of x, with zeros for those that do not rotate."""
+    before, after = margin(settings, x, 2 * waves[0].shape[-1])
+    around = [(0, 0, 0)] * (x.ndim - 1) + [(before // 2, after // 2, 0)]
+    return [lax.pad(wave, np.zeros((), wave.dtype), around) for wave in waves]
 
 
 def _table(target: Target, positions: jax.Array, frequencies: Spectrum | None) -> list[jax.Array]:

@@ -165,7 +165,7 @@ def put(mesh, arguments):
 class OnDevice(Compiled):
     """What a compiler made of a function for one device."""
 
-    work: float = 0.0  # operations on numbers
+    work: float = dataclasses.field(kw_only=True)  # operations on numbers
 
     @property
     def reduced(self):

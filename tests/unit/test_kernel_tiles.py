@@ -40,13 +40,12 @@ def call(kernel, results, *operands, interpret=True):
 
 
 def same_bits(got, want):
-    """But for the bits of a NaN, which a GPU chooses."""
     got, want = np.asarray(got), np.asarray(want)
     assert got.dtype == want.dtype and got.shape == want.shape
+    if jax.default_backend() != "cpu":  # a GPU chooses the bits of a NaN
+        got, want = (np.where(np.isnan(x), x.dtype.type(np.nan), x) for x in (got, want))
     integers = f"u{got.dtype.itemsize}"
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
-    known = ~np.isnan(want)
-    np.testing.assert_array_equal(got[known].view(integers), want[known].view(integers))
+    np.testing.assert_array_equal(got.view(integers), want.view(integers))
 
 
 def waves(positions, words, interpret=True):
@@ -320,6 +319,8 @@ def test_words_have_no_derivative():
 
 
 def test_words_are_computed_under_jit():
-    f, omega = functools.partial(kernels.tuning_words, layout="half"), OMEGA[OMEGA < 2.0**31]  # others have no word
+    f, omega = functools.partial(kernels.tuning_words, layout="half"), OMEGA
+    if jax.default_backend() != "cpu":  # above 2³¹ there is no word, and a GPU answers as it likes
+        omega = OMEGA[OMEGA < 2.0**31]
     np.testing.assert_array_equal(jax.jit(f)(omega), f(omega))
     np.testing.assert_array_equal(jax.jit(lambda: f(8))(), f(8))
