@@ -63,8 +63,8 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
     paper's bias; without one it is the symmetric form.
 
     Args:
-      query_positions: $i$, integers or floats of shape (..., queries).
-      key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
+      query_positions: $i$, integers or float32 of shape (..., queries).
+      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
       heads: the number of heads, for the paper's slopes; or a float array (heads,) of slopes, which may be learned.
 
     Returns:
@@ -130,8 +130,8 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
     below it.)
 
     Args:
-      query_positions: $i$, integers or floats of shape (..., queries).
-      key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
+      query_positions: $i$, integers or float32 of shape (..., queries).
+      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
       scale: $r_1$ (the authors' code calls it p), positive floats of shape (heads,).
       rate: $r_2$ (the authors' code calls it a), positive floats of shape (heads,).
 
@@ -177,8 +177,8 @@ def kerple_power(
     range, compute $r_1$ as `jax.nn.softplus` and $r_2$ as 2 · `jax.nn.sigmoid` of unconstrained ones.
 
     Args:
-      query_positions: $i$, integers or floats of shape (..., queries).
-      key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
+      query_positions: $i$, integers or float32 of shape (..., queries).
+      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
       scale: $r_1$ (the authors' code calls it a), positive floats of shape (heads,).
       exponent: $r_2$ (the authors' code calls it p), floats of shape (heads,), above 0 and at most 2.
 
@@ -230,8 +230,8 @@ def sandwich(
     for $n$ heads. The bias is 0 at distance 0, up to the rounding of a sum. Phases are exact at every position.
 
     Args:
-      query_positions: $i$, integers or floats of shape (..., queries).
-      key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
+      query_positions: $i$, integers or float32 of shape (..., queries).
+      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
       heads: $n$, the number of heads.
       frequencies: as for `sinusoidal`: a width $d$ (128 in the paper), `Frequencies` with one axis, or $\omega$.
 
