@@ -50,7 +50,7 @@ VALID = {
     "add_learned": {"x": X, "table": X, "positions": P, "scale": 1.0, "out_of_range": "nan"},
     "add_sinusoidal": {"x": X, "positions": P, "frequencies": 8, "layout": "half", "scale": 2.0},
     "alibi": {**TILE, "heads": 2},
-    "attention": {"query": H, "key": H, "value": H, **TILE, "query_segments": P, "key_segments": P, "causal": True, "window": (3, None), "logits_soft_cap": 2.0, "sinks": ONES, "scale": 0.5, "block_size": 4},
+    "attention": {"query": H, "key": H, "value": H, **TILE, "query_order": P, "key_order": P, "query_segments": P, "key_segments": P, "causal": True, "window": (3, None), "logits_soft_cap": 2.0, "sinks": ONES, "scale": 0.5, "block_size": 4},
     "axial": {"frequencies": 8, "num_axes": 2, "base": 1e4},
     "convert_layout": {"weights": X, "frequencies": 8, "source": "half", "target": "interleaved", "axis": 1, "num_heads": 1, "part": "first"},
     "cos_sin": {"positions": P, "frequencies": 8},
