@@ -122,8 +122,9 @@ def arguments(function, added_by_flax=()):
 
 def shown_arguments(entry):
     """The same of the first signature of an entry, without types."""
-    code = html.unescape(re.sub(r"<[^>]+>", "", re.search(r'doc-signature[^>]*>(.*?)</div>', entry, re.DOTALL)[1]))
-    scope = {}
+    signature = re.search(r"doc-signature[^>]*>(.*?)</div>", entry, re.DOTALL)
+    assert signature, f"no signature: {entry[:80]}"
+    code, scope = html.unescape(re.sub(r"<[^>]+>", "", signature[1])), {}
     exec(f"def {code.strip()}: ...", {"jnp": jnp}, scope)
     return arguments(*scope.values())
 
