@@ -1,6 +1,8 @@
 """Vision towers: each turns its patches as transformers does, and each fact of the table matters."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -199,6 +201,14 @@ def test_every_tower_says_what_it_does_with_a_table():
         "muse_glimmer_vision",
         "muse_spark_vision",
     }
+
+
+def test_the_page_lists_the_tables_as_they_are():
+    page = (Path(__file__).parents[2] / "docs" / "huggingface.md").read_text(encoding="utf-8")
+    lines = re.findall(r'^\| `"(\w+)"` \| .* \| (.*) \|$', page, re.MULTILINE)
+    listed = {name: table for table, types in lines for name in re.findall(r"`(\w+)`", types)}
+    assert listed == {name: tower.table for name, tower in _towers.TOWERS.items() if tower.table != "none"}
+    assert {table for table, _ in lines} == {*_tower_tables.TABLES}
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_vl_vision", "muse_glimmer_vision", "kimi_k25_vision", "step3p5_vision"])
