@@ -119,6 +119,16 @@ KINDS = {
     "memory": "the memory attention; takes a grid of `memory_attention_rope_feat_sizes` alone, or several frames of it",
     "tracker": "the memory attention; takes a grid of `image_size` / `patch_size` alone, or several frames of it",
 }
+TOWER_TABLES = {
+    "linear": "bilinear",
+    "linear_aligned": "bilinear with aligned corners",
+    "linear_zeros": "bilinear with zeros outside",
+    "linear_zeros_exchanged": "bilinear with zeros outside, width and height exchanged",
+    "torch_cubic": "PyTorch's bicubic",
+    "tiled": "repeated",
+    "by_coordinate": "a row for the column plus one for the row",
+    "fixed": "not resized",
+}
 NOTES = {
     "edgetam_video": "the keys of each frame are latents without a place, and then a grid of "
     "`memory_attention_rope_k_sizes`",
@@ -156,6 +166,8 @@ def tower_facts(tower: Tower) -> Iterator[str]:
         yield f"windows of `{tower.windows}` follow each other"
     if tower.kind != "plain":
         yield KINDS[tower.kind]
+    if tower.table != "none":
+        yield f"learned table: {TOWER_TABLES[tower.table]}"
 
 
 def towers() -> Iterator[str]:

@@ -349,7 +349,8 @@ def known_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
 # Settings with one rule for their name
 
 _RULES: dict[Callable[[str, Any], Any], str] = {
-    flag: "antialias bidirectional causal class_token endpoint flat flip_sin_to_cos learned symmetric truncate",
+    flag: "align_corners antialias bidirectional causal class_token endpoint flat flip_sin_to_cos learned symmetric "
+    "truncate zeros_outside",
     positive_int: "block_size features hidden in_features max_distance num_buckets num_embeddings num_features "
     "num_heads samples",
     length: "length max_position original_max",

@@ -131,24 +131,44 @@ def resize_table(
     *,
     method: Literal["linear", "cubic", "torch_cubic"] = "linear",
     antialias: bool = True,
+    align_corners: bool = False,
+    zeros_outside: bool = False,
 ) -> jax.Array:
     r"""Interpolates a learned table to another length or grid.
 
-    Rows are at the centres of equal cells, as in vision transformers: new row $j$ of $n$ samples the $L$ old rows at
-    $(j + \tfrac12)\,L/n - \tfrac12$. Beyond the first and the last centre, only rows that exist have weight, except for
-    "torch_cubic", which repeats the first and the last row.
+    New row $j$ of $n$ samples the $L$ old rows at
 
-    PyTorch's `interpolate` with align_corners=False is
+    $$
+    \left(j + \tfrac12\right) \frac Ln - \tfrac12, \qquad\text{or with align_corners at}\qquad j\,\frac{L - 1}{n - 1}
+    $$
 
-    - mode "bilinear": "linear", with either antialias;
-    - mode "bicubic", antialias=True: "cubic", as in timm's `resample_abs_pos_embed`;
-    - mode "bicubic", antialias=False: "torch_cubic", as in `interpolate_pos_encoding` of transformers' ViT and DINOv2.
+    and at 0 if $n = 1$. By the first formula rows are at the centres of equal cells; by the second the first and the
+    last row stay where they are. In PyTorch this is
+
+    | PyTorch | here |
+    | --- | --- |
+    | `interpolate` "bilinear", antialias=True | "linear" |
+    | `interpolate` "bilinear" | "linear", antialias=False |
+    | `interpolate` "bilinear", align_corners=True | "linear", antialias=False, align_corners=True |
+    | `interpolate` "bicubic", antialias=True; timm's `resample_abs_pos_embed` | "cubic" |
+    | `interpolate` "bicubic" | "torch_cubic", antialias=False |
+    | `interpolate` "bicubic", align_corners=True | "torch_cubic", antialias=False, align_corners=True |
+    | `grid_sample` at these places, padding_mode="border" | as `interpolate` without antialias |
+    | `grid_sample` at these places, padding_mode="zeros" | the same with zeros_outside=True |
+
+    where `interpolate` and `grid_sample` have align_corners=False and antialias=False unless the table says otherwise,
+    and "linear" and "bilinear" stand for any number of axes.
 
     Args:
       table: floats of shape (length, dim), or (height, width, dim) and so on for a grid.
       shape: the new length, or the new grid with one entry for each axis of the table before the last.
       method: "linear"; "cubic", Keys' kernel with a = −½; or "torch_cubic", a = −¾.
-      antialias: whether shrinking averages rows, over a kernel that is wider by $L/n$. Must be False for "torch_cubic".
+      antialias: whether shrinking averages rows, over a kernel that is wider by $L/n$. Must be False for "torch_cubic",
+        align_corners and zeros_outside.
+      align_corners: whether the first and the last row stay where they are. Not for "cubic".
+      zeros_outside: whether the rows before the first and after the last are zeros, so that the border of a larger
+        table fades. If not, "torch_cubic" repeats the first and the last row, and the other methods share their weight
+        among the rows that exist. Not for "cubic".
 
     Returns:
       The table, of shape (*shape, dim) and its dtype, computed in at least float32. The same shape gives the same bits.
@@ -156,14 +176,21 @@ def resize_table(
 
     Raises:
       TypeError: if table is not a float array, or shape is not integers.
-      ValueError: if shape does not have one positive entry for each axis before the last, if method is unknown, or if
-        method is "torch_cubic" and antialias is True.
+      ValueError: if shape does not have one positive entry for each axis before the last, if method is unknown, if
+        antialias is True with "torch_cubic", align_corners or zeros_outside, or if "cubic" is with one of these two.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
-      >>> print(pe.resize_table(jnp.array([[0.0], [1.0]]), 4)[:, 0])
-      [0.   0.25 0.75 1.  ]
+      >>> table = jnp.array([[1.0], [2.0]])
+      >>> print(pe.resize_table(table, 4)[:, 0])
+      [1.   1.25 1.75 2.  ]
+      >>> aligned = {"antialias": False, "align_corners": True}
+      >>> print(pe.resize_table(table, 5, **aligned)[:, 0])
+      [1.   1.25 1.5  1.75 2.  ]
+      >>> faded = {"antialias": False, "zeros_outside": True}
+      >>> print(pe.resize_table(table, 4, **faded)[:, 0])
+      [0.75 1.25 1.75 1.5 ]
       >>> pe.resize_table(jnp.zeros((14, 14, 384)), (16, 24)).shape
       (16, 24, 384)
 
@@ -172,9 +199,14 @@ def resize_table(
       Digital Image Processing", 1981, equation 8.
     """
     _checks.one_of("method", method, ("linear", "cubic", "torch_cubic"))
-    (antialias,) = _checks.settings(antialias=antialias)
+    flags = _checks.settings(antialias=antialias, align_corners=align_corners, zeros_outside=zeros_outside)
+    antialias, align_corners, zeros_outside = flags
     aliased = method != "torch_cubic" or not antialias
     require(aliased, "antialias must be False for method='torch_cubic'; PyTorch's antialiased bicubic is 'cubic'")
+    for name, flag in (("align_corners", align_corners), ("zeros_outside", zeros_outside)):
+        require(not (flag and antialias), "antialias must be False for {}=True, got True", name)
+        fits = not (flag and method == "cubic")
+        require(fits, "method must be 'linear' or 'torch_cubic' for {}=True, got 'cubic'", name)
     table = _checks.floats("table", table, ("length", "dim"))
     entries: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
     grid = tuple(_checks.positive_int("each entry of shape", n) for n in entries)
@@ -182,29 +214,55 @@ def resize_table(
     if len(grid) != table.ndim - 1:
         raise InvalidValue(f"shape must have {table.ndim - 1} entries for a table of shape {table.shape}, got {grid}")
     require(math.prod(grid) < 2**31, "shape must have fewer than 2³¹ rows, got {}", grid)
-    return _resize_table(table, grid=grid, method=method, antialias=antialias)
+    how = {"antialias": antialias, "align_corners": align_corners, "zeros_outside": zeros_outside}
+    return _resize_table(table, grid=grid, method=method, **how)
 
 
-@compiled("resize_table", static_argnames=("grid", "method", "antialias"))
-def _resize_table(table: jax.Array, *, grid: tuple[int, ...], method: str, antialias: bool) -> jax.Array:
+@compiled("resize_table", static_argnames=("grid", "method", "antialias", "align_corners", "zeros_outside"))
+def _resize_table(
+    table: jax.Array, *, grid: tuple[int, ...], method: str, antialias: bool, align_corners: bool, zeros_outside: bool
+) -> jax.Array:
     x = table.astype(compute_dtype(table))
-    if method == "torch_cubic":
+    if method == "torch_cubic" or align_corners or zeros_outside:
         for axis, length in enumerate(grid):
-            x = _torch_cubic(x, axis, length)
+            places = _places(x.shape[axis], length, align_corners)
+            x = _sampled(x, axis, *(_linear if method == "linear" else _torch_cubic)(*places), zeros_outside)
     else:
         precision = jax.lax.Precision.HIGHEST
         x = jax.image.resize(x, (*grid, table.shape[-1]), method, antialias=antialias, precision=precision)
     return x.astype(table.dtype)
 
 
-def _torch_cubic(x: jax.Array, axis: int, length: int) -> jax.Array:
-    """Keys' kernel with a = −¾ along an axis of x, on rows that repeat the first and the last."""
-    # (j + ½)·L/n − ½ as a whole number and a fraction, both exact.
-    old, taps = x.shape[axis], np.arange(-1, 3)[:, None]
-    whole, rest = np.divmod((2 * np.arange(length) + 1) * old - length, 2 * length)
-    d = np.abs(taps - rest / (2 * length))
-    weights = np.where(d <= 1, (1.25 * d - 2.25) * d * d + 1, -0.75 * (((d - 5) * d + 8) * d - 4)).astype(x.dtype)
-    sources = np.clip(whole + taps, 0, old - 1).astype(np.int32)
-    row = jax.lax.broadcasted_iota(jnp.int32, (old, length), 0)
+def _places(old: int, length: int, align_corners: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Where each of `length` new rows samples the old ones: a whole number, exact, and a fraction."""
+    j = np.arange(length)
+    if align_corners:
+        numerator, denominator = j * (old - 1), max(length - 1, 1)
+    else:
+        numerator, denominator = (2 * j + 1) * old - length, 2 * length
+    whole, rest = np.divmod(numerator, denominator)
+    return whole, rest / denominator
+
+
+def _linear(whole: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows on either side of each place, and their weights."""
+    return np.stack([whole, whole + 1]), np.stack([1 - rest, rest])
+
+
+def _torch_cubic(whole: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The four rows about each place, and their weights by Keys' kernel with a = −¾."""
+    taps = np.arange(-1, 3)[:, None]
+    d = np.abs(taps - rest)
+    weights = np.where(d <= 1, (1.25 * d - 2.25) * d * d + 1, -0.75 * (((d - 5) * d + 8) * d - 4))
+    return whole + taps, weights
+
+
+def _sampled(x: jax.Array, axis: int, rows: np.ndarray, weights: np.ndarray, zeros_outside: bool) -> jax.Array:
+    """Weighted sums of rows along an axis of x; rows outside are zeros, or repeat the first and the last."""
+    old = x.shape[axis]
+    if zeros_outside:
+        weights = np.where((rows >= 0) & (rows < old), weights, 0)
+    sources, weights = np.clip(rows, 0, old - 1).astype(np.int32), weights.astype(x.dtype)
+    row = jax.lax.broadcasted_iota(jnp.int32, (old, rows.shape[1]), 0)
     matrix = sum(jnp.where(row == i[None], w[None], 0) for i, w in zip(sources, weights, strict=True))
     return jnp.moveaxis(jnp.tensordot(x, matrix, (axis, 0), precision="highest"), -1, axis)

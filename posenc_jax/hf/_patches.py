@@ -89,6 +89,14 @@ def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
     return jnp.asarray(np.pad(patches, ((grid.leading, grid.trailing), (0, 0))))
 
 
+def patch_indices(grid: PatchGrid, shape: Any) -> tuple[int, int, np.ndarray, np.ndarray]:
+    """Height and width, and the row and the column of each patch, in the order in which the tower holds them."""
+    frames, height, width = _parse_shape(grid, shape)
+    time, row, column = np.indices((frames, height, width)).reshape(3, -1)
+    order = _order(grid, time, row, column)
+    return height, width, row[order], column[order]
+
+
 def _order(grid: PatchGrid, time: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray | slice:
     """The indices of the patches, counted row by row, as the tower holds them."""
     m = grid.merge

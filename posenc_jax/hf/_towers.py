@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from posenc_jax.hf._tower_tables import TowerTable
+
 _MAPPED = ("num_heads", "num_attention_heads")
 _PLAIN = ("num_attention_heads",)
 
@@ -40,6 +42,9 @@ class Tower:
     by_image: bool = False  # that side comes with each image
     windows: Literal["window_size", "pos_emb_height"] | None = None  # windows whose patches follow each other
     kind: Literal["plain", "conv", "queries", "fixed", "windowed", "memory", "tracker"] = "plain"
+
+    # The learned table that is added to the patches
+    table: TowerTable = "none"
 
     # The keys
     hidden: tuple[str, ...] = ("hidden_size",)
@@ -87,12 +92,14 @@ TOWERS: dict[str, Tower] = {
     # row, then column, half layout; squares of patches follow each other
     **_all("qwen2_vl_vision", **_DEPTH, **_MERGED, hidden=("embed_dim",)),
     **_all("ernie4_5_vl_moe_vision", **_DEPTH, **_MERGED, unread=("temporal_merge_size",)),
-    **_all("glm4v_moe_vision glm4v_vision glm5_next_vision glm_ocr_vision", **_DEPTH, **_MERGED),
+    **_all("glm5_next_vision glm_ocr_vision", **_DEPTH, **_MERGED),
+    **_all("glm4v_moe_vision glm4v_vision", **_DEPTH, **_MERGED, table="torch_cubic"),
     **_all(
         "cohere_compass_vision qwen3_5_moe_vision qwen3_5_vision qwen3_omni_moe_vision_encoder qwen3_vl_moe_vision "
         "qwen3_vl_vision qwen4_exp_vision",
         **_DEPTH,
         **_MERGED,
+        table="linear_aligned",
         unread=("num_position_embeddings",),
     ),
     **_all(
@@ -112,7 +119,7 @@ TOWERS: dict[str, Tower] = {
         unread=("fullatt_block_indexes",),
     ),
     # row, then column, half layout; row by row
-    **_all("paddleocr_vl_vision", unread=("spatial_merge_size",)),
+    **_all("paddleocr_vl_vision", table="linear", unread=("spatial_merge_size",)),
     **_all("video_llama_3_vision", by_image=True),
     **_all("mlcd_vision_model", frames=False),
     # column first
@@ -120,6 +127,7 @@ TOWERS: dict[str, Tower] = {
         "step3p5_vision",
         axes=(1, 0),
         frames=False,
+        table="linear",
         hidden=("width", "hidden_size"),
         heads=("heads", "num_attention_heads"),
         depth=("layers", "num_hidden_layers"),
@@ -128,9 +136,11 @@ TOWERS: dict[str, Tower] = {
         "kimi_k25_vision",
         axes=(1, 0),
         pairs="alternating",
+        table="torch_cubic",
         unread=("pos_emb_height", "pos_emb_width", "pos_emb_time", "merge_kernel_size"),
     ),
-    **_all("muse_glimmer_vision muse_spark_vision", **_MUSE),
+    **_all("muse_glimmer_vision", **_MUSE, table="linear_zeros"),
+    **_all("muse_spark_vision", **_MUSE, table="linear_zeros_exchanged"),
     **_all(
         "inkling2_vision",
         **_MERGED,
@@ -138,6 +148,7 @@ TOWERS: dict[str, Tower] = {
         layout="interleaved",
         offset=1,
         leading=1,
+        table="linear",
         unread=("posemb_grid_size",),
     ),
     **_all(
@@ -147,6 +158,7 @@ TOWERS: dict[str, Tower] = {
         offset=1,
         frames=False,
         trailing=1,
+        table="fixed",
         kind="fixed",
         rope_types=("default", "mllama4"),
     ),
@@ -155,6 +167,7 @@ TOWERS: dict[str, Tower] = {
         axes=(1, 0),
         layout="interleaved",
         frames=False,
+        table="tiled",
         kind="windowed",
     ),
     **_all(
@@ -164,6 +177,7 @@ TOWERS: dict[str, Tower] = {
         apart=True,
         frames=False,
         head_dim=64,
+        table="by_coordinate",
         unread=("position_embedding_size",),
     ),
     # other spectra

@@ -38,9 +38,10 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
     $$\text{score} \propto (R_{r, c}\, q) \cdot (R_{r', c'}\, k)$$
 
     For 38 model types the library knows what transformers keeps in code: which coordinate turns which pair, the
-    layout, the offset or scale of coordinates, the order of the patches, and the tokens beside them. Settings of rotary
-    embeddings that are missing have the values of the class. Every key that speaks of rotations must be understood. The
-    plan is for inference: DINOv3 also draws random shifts and scales of its coordinates in training.
+    layout, the offset or scale of coordinates, the order of the patches, the tokens beside them, and how a learned
+    table is resized. Settings of rotary embeddings that are missing have the values of the class. Every key that speaks
+    of rotations must be understood. The plan is for inference: DINOv3 also draws random shifts and scales of its
+    coordinates in training.
 
     Args:
       config: a parsed config.json, or an object whose to_dict() returns one: of a tower, or of a model with a
@@ -48,8 +49,8 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
         the tower of SAM 3's tracker, pass its vision_config.
 
     Returns:
-      VisionPlan: layers, layout, grids. `positions` gives the coordinates of a grid of patches, and `rotate` applies
-      them.
+      VisionPlan: layers, layout, grids, table. `positions` gives the coordinates of a grid of patches, `rotate` applies
+      them, and `table_rows` resizes the learned table of the tower as its code does.
 
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
@@ -142,7 +143,8 @@ def _plan(values: Mapping[str, Any]) -> VisionPlan:
         speaks = speaks_of_positions(key) or _ORDER.search(key)
         if value is not None and key not in config.used and speaks:
             raise InvalidValue(f"the key {key} = {value!r:.60} is not known or not used here")
-    return VisionPlan(tuple(layers), facts.layout, grids=tuple(grids), slices=2 if facts.apart else 1)
+    slices = 2 if facts.apart else 1
+    return VisionPlan(tuple(layers), facts.layout, grids=tuple(grids), slices=slices, table=facts.table)
 
 
 def _head_dim(config: Keys, facts: Tower) -> int:

@@ -1,4 +1,4 @@
-"""The plan of a vision tower: how its layers rotate, and where its patches are."""
+"""The plan of a vision tower: how its layers rotate, where its patches are, and how its learned table is resized."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from posenc_jax.hf import _apply
 from posenc_jax.hf._apply import Role
 from posenc_jax.hf._patches import PatchGrid, patch_positions
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
+from posenc_jax.hf._tower_tables import TABLES, TowerTable, resampling_of, rows_of
 
 
 @jax.tree_util.register_static
@@ -34,6 +35,12 @@ class VisionPlan(RotaryPlan):
       grids: how the patches are counted, for each layer.
       slices: the number of slices of a head that rotate by themselves, each by one coordinate, so that the layout is
         that of a slice; 1 for the whole head. Gemma 4 turns half of a head by the column, and half by the row.
+      table: how the learned table that the tower adds to its patches becomes one of another grid. "none" if the tower
+        has none, and "unknown" if this plan does not say. Resized by PyTorch's `interpolate` or `grid_sample` with
+        half-pixel centres: "linear"; "torch_cubic"; "linear_zeros", with zeros outside the table (Muse Glimmer);
+        "linear_zeros_exchanged", likewise, to (width, height), whose rows the patches then take in their order row by
+        row (Muse Spark). Resized with aligned corners: "linear_aligned" (Qwen3-VL). Not resized: "tiled", repeated
+        (SAM 3); "by_coordinate", a row for the column plus one for the row (Gemma 4); "fixed", for one grid (Llama 4).
 
     Examples:
       >>> from posenc_jax.hf import vision_rotary_from_config
@@ -46,6 +53,7 @@ class VisionPlan(RotaryPlan):
 
     grids: tuple[PatchGrid, ...] = ()
     slices: int = 1
+    table: TowerTable = "unknown"
 
     @public
     def __post_init__(self) -> None:
@@ -58,6 +66,50 @@ class VisionPlan(RotaryPlan):
         slices = _checks.positive_int("slices", self.slices)
         fits = slices == 1 or all(_spectra(layer, slices) for layer in self.layers)
         require(fits, "slices must be 1, or the number of equal spectra that fill each head, got {}", slices)
+        _checks.one_of("table", self.table, TABLES)
+
+    @property
+    @public
+    def resampling(self) -> dict[str, Any] | None:
+        """The settings with which `resize_table` resizes the tower's table; None if the tower has none.
+
+        Raises a `ValueError` if the plan does not know it, or if the tower does something else: see `table_rows`.
+        """
+        return resampling_of(self.table)
+
+    @public
+    def table_rows(self, table: jax.typing.ArrayLike, shape: Sequence[int]) -> jax.Array:
+        r"""The rows of the learned table that the tower adds to the patches of one image or video.
+
+        Args:
+          table: floats of shape (rows, columns, dim), without rows of class tokens. For Gemma 4, as its checkpoint has
+            it: (2, positions, dim), the first half for columns.
+          shape: as for `positions`.
+
+        Returns:
+          An array of shape (patches, dim) and the dtype of the table, in the order of `positions`, without tokens that
+          are no patches. Frames repeat the same rows: the sinusoid that Kimi K2.5 adds for the frame is not in them.
+
+        Raises:
+          TypeError: if table is not a float array, or shape is not a sequence of integers.
+          ValueError: if the plan does not know what the tower does with a table, the tower has none, the table does not
+            have these axes, or the tower does not take the shape.
+
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from posenc_jax.hf import vision_rotary_from_config
+          >>> plan = vision_rotary_from_config(
+          ...     {"model_type": "qwen3_vl_vision", "hidden_size": 64, "num_heads": 2, "depth": 3})
+          >>> plan.table, plan.resampling["align_corners"]
+          ('linear_aligned', True)
+          >>> table = jnp.array([[[0.0], [3.0]], [[10.0], [13.0]]])
+          >>> plan.table_rows(table, (2, 4))[:, 0].tolist()
+          [0.0, 1.0, 10.0, 11.0, 2.0, 3.0, 12.0, 13.0]
+
+        Reference:
+          Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
+        """
+        return rows_of(self.table, dataclasses.replace(self.grids[0], inside=0), table, shape)
 
     @public
     def positions(self, shape: Sequence[int], layer: int | None = None, *, merge_size: int | None = None) -> jax.Array:

@@ -1,19 +1,25 @@
 """Vision towers: each turns its patches as transformers does, and each fact of the table matters."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import posenc_jax as pe
+from helpers.closeness import assert_within
 from helpers.towers import memory_of, positions_of
-from oracles import recorded, rotations
+from oracles import recorded, rotations, tables
 from posenc_jax.hf import (
+    _tower_tables,
     _towers,
     vision_rotary_from_config,
 )
 
 CASES = {case["config"]["model_type"]: case for case in recorded.cases("hf_towers")}
+TABLES = {case["config"]["model_type"]: case for case in recorded.cases("hf_tower_tables")}
 BOUND = 3e-6  # transformers rounds frequencies and angles to float32
 WRONG = 1e-3
 
@@ -126,3 +132,90 @@ def test_each_fact_matters(model_type, monkeypatch):
     for name, value in changes(model_type, facts):
         wrong = wrong_by(case, facts, name, value, monkeypatch)
         assert wrong is None or wrong > WRONG, (name, value, wrong)
+
+
+# Learned tables
+
+
+def shapes(case):
+    """(time, height, width) of each image, without the time of one frame."""
+    return [image[1:] if image[0] == 1 else image for image in case["images"]]
+
+
+def whole(how, table, height, width):
+    """The table for another grid, row by row, in float64; for Gemma 4 its two tables of coordinates."""
+    row, column = np.indices((height, width))
+    if how == "by_coordinate":
+        return table[0, column] + table[1, row]
+    if how == "tiled":
+        return table[row % len(table), column % table.shape[1]]
+    if how == "fixed":
+        return table
+    size = (width, height) if how == "linear_zeros_exchanged" else (height, width)
+    places = {"align_corners": how == "linear_aligned", "zeros_outside": how.startswith("linear_zeros")}
+    if how == "torch_cubic":
+        return tables.cubic(table, size, -0.75)
+    return tables.linear(table, size, **places).reshape(height, width, -1)
+
+
+def rows_by_formula(how, case, plan):
+    """The rows of all images, in the order of their patches."""
+    table = np.float64(case["table"])[..., None]
+    found = []
+    for image in case["images"]:
+        grid = dataclasses.replace(plan.grids[0], inside=0, leading=0, trailing=0, shapes=())
+        at = (
+            np.asarray(dataclasses.replace(plan, grids=(grid,) * len(plan.grids)).positions(image[-2:], 0))
+            - grid.offset
+        )
+        patches = whole(how, table, *image[-2:])[at[:, 0], at[:, 1]]
+        found += [patches] * image[0]
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("model_type", TABLES)
+def test_each_table_reaches_the_patches_as_in_its_model(model_type):
+    case = TABLES[model_type]
+    plan = vision_rotary_from_config(case["config"])
+    table, want = np.float32(case["table"])[..., None], np.array(case["rows"])[:, None]
+    got = np.concatenate([plan.table_rows(table, shape) for shape in shapes(case)])
+    assert_within(got, want, 2e-6, against=f"{model_type} in transformers")
+    assert_within(rows_by_formula(plan.table, case, plan), want, 2e-6, against=f"{model_type} in transformers")
+    others = {*_tower_tables.TABLES} - {"unknown", "none", "by_coordinate", "fixed", plan.table}
+    for other in others if plan.table not in ("by_coordinate", "fixed") else ():
+        assert np.abs(rows_by_formula(other, case, plan) - want).max() > 0.01, other
+
+
+def test_every_tower_says_what_it_does_with_a_table():
+    says = {name: vision_rotary_from_config(CASES[name]["config"]).table for name in CASES}
+    assert {name for name, table in says.items() if table != "none"} == {*TABLES}
+    assert "unknown" not in says.values()
+    aligned = {name for name, table in says.items() if table == "linear_aligned"}
+    assert aligned == {
+        "cohere_compass_vision",
+        *(f"qwen3_{kind}vision" for kind in ("vl_", "vl_moe_", "5_", "5_moe_")),
+        "qwen3_omni_moe_vision_encoder",
+        "qwen4_exp_vision",
+    }
+    assert {name for name in TABLES if says[name].startswith("linear_zeros")} == {
+        "muse_glimmer_vision",
+        "muse_spark_vision",
+    }
+
+
+def test_the_page_lists_the_tables_as_they_are():
+    page = (Path(__file__).parents[2] / "docs" / "huggingface.md").read_text(encoding="utf-8")
+    lines = re.findall(r'^\| `"(\w+)"` \| .* \| (.*) \|$', page, re.MULTILINE)
+    listed = {name: table for table, types in lines for name in re.findall(r"`(\w+)`", types)}
+    assert listed == {name: tower.table for name, tower in _towers.TOWERS.items() if tower.table != "none"}
+    assert {table for table, _ in lines} == {*_tower_tables.TABLES}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl_vision", "muse_glimmer_vision", "kimi_k25_vision", "step3p5_vision"])
+def test_the_settings_of_a_plan_are_those_of_resize_table(model_type):
+    case = TABLES[model_type]
+    plan = vision_rotary_from_config(case["config"])
+    table, (height, width) = np.float32(case["table"])[..., None], case["images"][0][1:]
+    resized = pe.resize_table(table, (height, width), **plan.resampling)
+    want = whole(plan.table, np.float64(table), height, width)
+    assert_within(resized, want, 2e-6, against="the formula in float64")

@@ -141,11 +141,32 @@ def test_plans_are_values():
 
 
 GRID = PatchGrid()
+GRID_TABLE = np.arange(16, dtype=np.float32).reshape(4, 4, 1)
+BY_HAND = VisionPlan(LAYERS, "half", grids=(GRID,))
+
+
+def with_table(table):
+    return dataclasses.replace(BY_HAND, table=table)
+
+
 SAM = vision_rotary_from_config(PLAIN | {"model_type": "sam3_vit_model", "global_attn_indexes": [1]})
 IMAGES = vision_rotary_from_config(PLAIN | {"model_type": "pixtral"})
 LLAMA = vision_rotary_from_config(PLAIN | {"model_type": "llama4_vision_model", "image_size": 56})
 LLAMA_VIDEO = vision_rotary_from_config(PLAIN | {"model_type": "video_llama_3_vision"})
 X = np.ones((1, 15, 2, 16), np.float32)
+
+
+def test_rows_of_a_table():
+    square = with_table("linear_aligned")
+    assert BY_HAND.table == "unknown" and QWEN.table == "none" and QWEN.resampling is None
+    assert square.table_rows(GRID_TABLE, (2, 2))[:, 0].tolist() == [0, 3, 12, 15]
+    assert square.table_rows(GRID_TABLE, (2, 2, 2))[:, 0].tolist() == [0, 3, 12, 15] * 2  # two frames
+    settings = square.resampling
+    settings.clear()  # the caller's own
+    assert square.resampling == {"method": "linear", "antialias": False, "align_corners": True}
+    assert square.table_rows(GRID_TABLE.astype(jnp.bfloat16), (2, 2)).dtype == jnp.bfloat16
+    inside = jax.jit(lambda plan, table: plan.table_rows(table, (2, 2)))(square, GRID_TABLE)
+    np.testing.assert_array_equal(inside, square.table_rows(GRID_TABLE, (2, 2)))
 
 
 @pytest.mark.parametrize(
@@ -177,6 +198,21 @@ X = np.ones((1, 15, 2, 16), np.float32)
         (lambda: GEMMA.rotate(X, 0, np.zeros((15, 2), np.int32), head_axis=1.5), TypeError, "VisionPlan.rotate: head_axis must be an integer or None"),
         (lambda: GEMMA.rotate(X, 0, np.zeros((15, 2), np.int32), head_axis=-2, role="q"), ValueError, "role must be one of"),
         (lambda: IMAGES.rotate(np.ones((1, 15, 2, 64), np.float32), 0, head_axis=-2), ValueError, "VisionPlan.rotate: positions"),
+        (lambda: VisionPlan(LAYERS, "half", grids=(GRID,), table="bilinear"), ValueError, "VisionPlan: table must be one of .* got 'bilinear'"),  # type: ignore
+        (lambda: BY_HAND.resampling, ValueError, "resampling: table is not known: this plan does not say"),
+        (lambda: BY_HAND.table_rows(GRID_TABLE, (2, 3)), ValueError, "table_rows: table is not known: this plan does not say"),
+        (lambda: QWEN.table_rows(GRID_TABLE, (2, 4)), ValueError, "table_rows: table must be left out: this tower has no learned table"),
+        (lambda: GEMMA.resampling, ValueError, "resampling: table must be one that resize_table alone resizes, but this tower adds a row for the column"),
+        (lambda: GEMMA.table_rows(GRID_TABLE, (2, 3)), ValueError, r"table_rows: table must have shape \(2, positions, dim\), got \(4, 4, 1\)"),
+        (lambda: GEMMA.table_rows(GRID_TABLE[:2], (2, 5)), ValueError, r"table_rows: table of 4 positions is too small for \(2, 5\)"),
+        (lambda: with_table("fixed").table_rows(GRID_TABLE, (4, 5)), ValueError, r"table_rows: table of \(4, 4\) rows and columns must be of the grid \(4, 5\)"),
+        (lambda: with_table("tiled").resampling, ValueError, "resampling: .* but this tower repeats its table; use table_rows"),
+        (lambda: with_table("fixed").resampling, ValueError, "resampling: .* but this tower has a row for each patch"),
+        (lambda: with_table("linear_zeros_exchanged").resampling, ValueError, r"resampling: .* but this tower resizes its table to \(width, height\)"),
+        (lambda: with_table("linear").table_rows(GRID_TABLE[0], (4, 4)), ValueError, r"table_rows: table must have shape \(rows, columns, dim\), got \(4, 1\)"),
+        (lambda: with_table("linear").table_rows(GRID_TABLE[:0], (4, 4)), ValueError, r"table_rows: table must have shape \(rows, columns, dim\), got \(0, 4, 1\)"),
+        (lambda: with_table("linear").table_rows(GRID_TABLE.astype(int), (4, 4)), TypeError, "table_rows: table must be a float array"),
+        (lambda: with_table("linear").table_rows(GRID_TABLE, (4, 0)), ValueError, "table_rows: .*shape"),
         (lambda: VisionPlan(LAYERS, "half"), TypeError, "VisionPlan: grids must be a sequence of 1 PatchGrid, one for each layer"),
         (lambda: VisionPlan(LAYERS, "half", grids=(1,)), TypeError, "VisionPlan: grids must be a sequence of 1 PatchGrid"),
         (lambda: VisionPlan(LAYERS, "half", grids=(GRID,), slices=3), ValueError, "VisionPlan: slices must be 1, or the number of equal spectra"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -25,15 +26,44 @@ def keys(x: float, a: float) -> float:
     return (a + 2) * x**3 - (a + 3) * x**2 + 1 if x <= 1 else a * (x**3 - 5 * x**2 + 8 * x - 4) if x < 2 else 0.0
 
 
-def cubic(table: np.ndarray, shape: tuple[int, ...], a: float) -> np.ndarray:
-    """Cubic convolution along each axis but the last, with the first and the last row repeated; not antialiased."""
+def hat(x: float) -> float:
+    """The kernel of linear interpolation."""
+    return max(0.0, 1 - abs(x))
+
+
+def resampled(
+    table: np.ndarray,
+    shape: tuple[int, ...],
+    kernel: Callable[[float], float],
+    *,
+    align_corners: bool = False,
+    zeros_outside: bool = False,
+) -> np.ndarray:
+    """Sums of rows by a kernel of the distance, along each axis but the last; not antialiased.
+
+    New row j is at (j + ½)·old/new − ½, or at j·(old − 1)/(new − 1), 0 for one row, with corners aligned. Rows outside
+    are zeros, or the first and the last row.
+    """
     found = table.astype(np.float64)
     for axis, new in enumerate(shape):
         rows, old = np.moveaxis(found, axis, 0), found.shape[axis]
         resized = []
         for j in range(new):
             at = Fraction((2 * j + 1) * old - new, 2 * new)
+            if align_corners:
+                at = Fraction(j * (old - 1), new - 1) if new > 1 else Fraction(0)
             near = range(math.floor(at) - 1, math.floor(at) + 3)
-            resized.append(sum(keys(float(at - i), a) * rows[min(max(i, 0), old - 1)] for i in near))
+            found_at = [rows[min(max(i, 0), old - 1)] * (0 <= i < old or not zeros_outside) for i in near]
+            resized.append(sum(kernel(float(at - i)) * row for i, row in zip(near, found_at, strict=True)))
         found = np.moveaxis(np.array(resized), 0, axis)
     return found
+
+
+def cubic(table: np.ndarray, shape: tuple[int, ...], a: float, **settings: bool) -> np.ndarray:
+    """Cubic convolution along each axis but the last."""
+    return resampled(table, shape, lambda x: keys(x, a), **settings)
+
+
+def linear(table: np.ndarray, shape: tuple[int, ...], **settings: bool) -> np.ndarray:
+    """Linear interpolation along each axis but the last."""
+    return resampled(table, shape, hat, **settings)

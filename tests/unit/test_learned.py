@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers.closeness import assert_within
 from oracles import recorded
-from oracles.tables import centres, cubic, lengthened
+from oracles.tables import centres, cubic, lengthened, linear
 
 RNG = np.random.default_rng(0)
 TABLE = RNG.normal(size=(7, 4)).astype(np.float32)
@@ -151,12 +152,17 @@ def test_resizing_as_timm_does(case):
     np.testing.assert_allclose(got, np.reshape(case["resized"], (*case["new"], 2)), rtol=0, atol=1e-5)
 
 
+def settings_of(case):
+    names = ("method", "antialias", "align_corners", "zeros_outside")
+    return {name: case[name] for name in names if name in case}
+
+
 @pytest.mark.parametrize(
-    "case", recorded.cases("torch_resized"), ids=lambda c: f"{c['model']} {c['method']} {c['old']} {c['new']}"
+    "case", recorded.cases("torch_resized"), ids=lambda c: f"{c['model']} {settings_of(c)} {c['old']} {c['new']}"
 )
 def test_resizing_as_torch_does(case):
     table = np.float32(case["table"]).reshape(*case["old"], 2)
-    got = pe.resize_table(table, case["new"], method=case["method"], antialias=case["antialias"])
+    got = pe.resize_table(table, case["new"], **settings_of(case))
     # torch rounds where it samples to float32, which counts for random tables of deviation 1.
     atol = 2e-6 if case["model"] == "torch" else 1e-7
     np.testing.assert_allclose(got, np.reshape(case["resized"], (*case["new"], 2)), rtol=0, atol=atol)
@@ -181,6 +187,77 @@ def test_cubic_convolution_with_the_kernel_of_torch(old, new):
         np.testing.assert_allclose(wide, want, rtol=0, atol=1e-14)
 
 
+# Aligned corners, and zeros outside the table
+
+ALIGNED = {"method": "linear", "antialias": False, "align_corners": True}
+FADED = {"method": "linear", "antialias": False, "zeros_outside": True}
+PLACED = [
+    ALIGNED,
+    FADED,
+    TORCH | {"align_corners": True},
+    TORCH | {"zeros_outside": True},
+    TORCH | {"align_corners": True, "zeros_outside": True},
+]
+PLACES = ("align_corners", "zeros_outside")
+
+
+def by_formula(table, new, settings):
+    """In float64."""
+    places = {name: settings.get(name, False) for name in PLACES}
+    return linear(table, new, **places) if settings["method"] == "linear" else cubic(table, new, -0.75, **places)
+
+
+@pytest.mark.parametrize("settings", PLACED, ids=str)
+@pytest.mark.parametrize(
+    ("old", "new"), [((6, 6), (4, 10)), ((1, 5, 7), (3, 1, 12)), ((9,), (25,))], ids=lambda shape: str(shape)
+)
+def test_where_rows_are_sampled_and_what_is_outside(settings, old, new):
+    table = RNG.normal(size=(*old, 2)).astype(np.float32)
+    got, want = pe.resize_table(table, new, **settings), by_formula(table, new, settings)
+    assert_within(got, want, 2e-6, against="the formula in float64")
+    for name in PLACES:  # linear weights are within the grid when corners are aligned
+        other = by_formula(table, new, settings | {name: not settings.get(name, False)})
+        same = name == "zeros_outside" and settings == ALIGNED
+        assert (np.abs(other - want).max() > 0.01) != same, name
+    if len({*old}) < len(old):  # the axes exchanged
+        assert np.abs(by_formula(table.swapaxes(0, 1), new, settings) - want).max() > 0.01
+    np.testing.assert_array_equal(jax.jit(lambda t: pe.resize_table(t, new, **settings))(table), got)
+
+
+def test_aligned_corners_are_rows_at_equal_steps_from_the_first_to_the_last():
+    table = np.random.default_rng(0).normal(size=(6, 6, 3)).astype(np.float32)
+    got = pe.resize_table(table, (4, 10), **ALIGNED)
+
+    def at_steps(line, new):
+        return np.interp(np.linspace(0, 5, new), np.arange(6), line)
+
+    want = np.apply_along_axis(at_steps, 1, np.apply_along_axis(at_steps, 0, table, 4), 10)
+    assert_within(got, want, 1e-6, against="np.interp")
+    np.testing.assert_allclose(want[0, 1], [0.11415794, -0.35630737, 0.48551843], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("settings", [ALIGNED, FADED, PLACED[-1]], ids=str)
+def test_places_keep_what_they_must(settings):
+    np.testing.assert_array_equal(pe.resize_table(TABLE, 7, **settings), TABLE)  # the same shape
+    wide = pe.resize_table(TABLE, 9, **settings)
+    if settings.get("align_corners"):
+        np.testing.assert_array_equal(wide[0], TABLE[0])
+        np.testing.assert_array_equal(wide[-1], TABLE[-1])
+        np.testing.assert_array_equal(pe.resize_table(TABLE, 1, **settings), TABLE[:1])
+    else:
+        fades = np.abs(wide[0] / TABLE[0] - 1) > 0.01
+        assert fades.all()
+    narrow = TABLE.astype(jnp.bfloat16)
+    got = pe.resize_table(narrow, 9, **settings)
+    rounded = pe.resize_table(narrow.astype(np.float32), 9, **settings).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(got, rounded)  # computed in float32, rounded once
+    with jax.enable_x64(True):
+        exact = pe.resize_table(TABLE.astype(np.float64), 9, **settings)
+    assert exact.dtype == np.float64
+    np.testing.assert_allclose(exact, by_formula(TABLE, (9,), settings), rtol=0, atol=1e-14)
+    assert "HIGHEST" in str(jax.make_jaxpr(lambda t: pe.resize_table(t, 9, **settings))(TABLE))  # no TF32
+
+
 def test_cubic_convolution_keeps_what_it_must():
     np.testing.assert_array_equal(pe.resize_table(TABLE, 7, **TORCH), TABLE)
     narrow = pe.resize_table(TABLE.astype(jnp.bfloat16), 9, **TORCH)
@@ -191,7 +268,9 @@ def test_cubic_convolution_keeps_what_it_must():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"method": "linear"}, {"method": "cubic"}, {"method": "cubic", "antialias": False}, TORCH], ids=str
+    "settings",
+    [{"method": "linear"}, {"method": "cubic"}, {"method": "cubic", "antialias": False}, TORCH, *PLACED[:4:3]],
+    ids=str,
 )
 def test_resizing_is_linear_in_the_table(settings):
     table, ct = RNG.normal(size=(4, 5, 2)).astype(np.float32), RNG.normal(size=(7, 3, 2)).astype(np.float32)
@@ -245,6 +324,12 @@ X = np.zeros((2, 5, 4), np.float32)
         (lambda: pe.resize_table(TABLE, (2.5,)), TypeError, "resize_table: each entry of shape must be an integer, got float 2.5"),  # type: ignore
         (lambda: pe.resize_table(TABLE.astype(int), 3), TypeError, "resize_table: table must be a float array"),
         (lambda: pe.resize_table(TABLE, 3, method="torch_cubic"), ValueError, "resize_table: antialias must be False for method='torch_cubic'; PyTorch's antialiased bicubic is 'cubic'"),
+        (lambda: pe.resize_table(TABLE, 3, align_corners=True), ValueError, "resize_table: antialias must be False for align_corners=True, got True"),
+        (lambda: pe.resize_table(TABLE, 3, zeros_outside=True), ValueError, "resize_table: antialias must be False for zeros_outside=True, got True"),
+        (lambda: pe.resize_table(TABLE, 3, method="cubic", antialias=False, align_corners=True), ValueError, "resize_table: method must be 'linear' or 'torch_cubic' for align_corners=True, got 'cubic'"),
+        (lambda: pe.resize_table(TABLE, 3, method="cubic", antialias=False, zeros_outside=True), ValueError, "resize_table: method must be 'linear' or 'torch_cubic' for zeros_outside=True, got 'cubic'"),
+        (lambda: pe.resize_table(TABLE, 3, align_corners=1), TypeError, "resize_table: align_corners must be True or False, got int 1"),  # type: ignore
+        (lambda: pe.resize_table(TABLE, 3, zeros_outside="border"), TypeError, "resize_table: zeros_outside must be True or False, got str 'border'"),  # type: ignore
         (lambda: pe.resize_table(TABLE, 3, antialias=1), TypeError, "resize_table: antialias must be True or False, got int 1"),  # type: ignore
         (lambda: pe.resize_table(TABLE, 3, method="nearest"), ValueError, "resize_table: method must be one of"),  # type: ignore
     ],

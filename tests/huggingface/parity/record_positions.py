@@ -138,10 +138,12 @@ def record():
     write("rope_index.json", about, transformers, cases)
     about = (
         "interpolate_pos_encoding of transformers' models for tables of deviation 0.02, without class tokens, and "
-        "torch.nn.functional.interpolate with align_corners=False; width 2, row by row."
+        "torch.nn.functional.interpolate with align_corners=False unless a case says otherwise, or grid_sample with "
+        'padding_mode="zeros" at the same places where zeros_outside is true; width 2, row by row.'
     )
     cases = [tables.interpolated(name, rng, old, new, 2) for name, old, new in INTERPOLATED]
-    cases += [tables.by_torch(rng, old, new, 2, *mode) for mode in tables.MODES for old, new in BY_TORCH]
+    cases += [tables.by_torch(rng, old, new, 2, mode) for mode in tables.MODES for old, new in BY_TORCH]
+    cases += [tables.by_torch(rng, old, new, 2, mode) for mode in tables.PLACED for old, new in BY_TORCH[::2]]
     write("torch_resized.json", about, transformers, [flat(case) for case in cases])
     about = "get_timestep_embedding of diffusers, float32."
     write("diffusers_timesteps.json", about, diffusers, [timesteps(*case) for case in TIMESTEPS])

@@ -1,4 +1,4 @@
-"""Writes tests/oracles/recorded/hf_towers.json: `nox -s parity -- --record`."""
+"""Writes hf_towers.json and hf_tower_tables.json of tests/oracles/recorded: `nox -s parity -- --record`."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 import numpy as np
 import torch
+import tower_tables
 import towers
 import transformers
 
@@ -19,6 +20,10 @@ ABOUT = {
     "command": "nox -s parity -- --record",
     "transformers": transformers.__version__,
     "torch": torch.__version__,
+}
+ABOUT_TABLES = ABOUT | {
+    "about": "Learned tables of small vision towers, the sizes (time, height, width) of images, and the rows that reach "
+    "their patches in transformers, in the order in which the tower holds them; one feature of each row.",
 }
 
 
@@ -44,11 +49,25 @@ def describe(model_type):
     return {"config": config, "images": towers.CASES[model_type].images, "attending": attending, "layers": found}
 
 
+def describe_table(model_type):
+    """The table of a small tower and what reaches its patches."""
+    case, size = tower_tables.case(model_type), towers.settings_of(model_type)
+    table = _numbers(case["table"][..., 0])
+    rows = _numbers(case["rows"].T)[0]
+    return {"config": {"model_type": model_type} | size, "images": case["images"], "table": table, "rows": rows}
+
+
+def _write(name, about, cases):
+    """A line for each case."""
+    lines = ",\n".join(json.dumps(case) for case in cases)
+    text = f'{json.dumps(about, indent=1)[:-2]},\n "cases": [\n{lines}\n]\n}}\n'
+    (recorded.FOLDER / name).write_text(text, encoding="utf-8")
+
+
 def record():
     """A line for each tower."""
-    lines = ",\n".join(json.dumps(describe(name)) for name in sorted(towers.CASES))
-    text = f'{json.dumps(ABOUT, indent=1)[:-2]},\n "cases": [\n{lines}\n]\n}}\n'
-    (recorded.FOLDER / "hf_towers.json").write_text(text, encoding="utf-8")
+    _write("hf_towers.json", ABOUT, map(describe, sorted(towers.CASES)))
+    _write("hf_tower_tables.json", ABOUT_TABLES, map(describe_table, sorted(tower_tables.TABLES)))
 
 
 if __name__ == "__main__":

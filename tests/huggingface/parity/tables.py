@@ -35,23 +35,37 @@ def interpolated(name, rng, old, new, dim, scale=0.02):
     return {"model": name, "method": method, "antialias": antialias, "table": grids[0], "resized": grids[1]}
 
 
-MODES = {
-    ("linear", True): "bilinear",
-    ("linear", False): "bilinear",
-    ("cubic", True): "bicubic",
-    ("torch_cubic", False): "bicubic",
-}
+NAMES = {"linear": "bilinear", "cubic": "bicubic", "torch_cubic": "bicubic"}
+MODES = [
+    {"method": "linear", "antialias": True},
+    {"method": "linear", "antialias": False},
+    {"method": "cubic", "antialias": True},
+    {"method": "torch_cubic", "antialias": False},
+]
+PLACED = [
+    {"method": "linear", "antialias": False, "align_corners": True},
+    {"method": "torch_cubic", "antialias": False, "align_corners": True},
+    {"method": "linear", "antialias": False, "zeros_outside": True},
+    {"method": "torch_cubic", "antialias": False, "zeros_outside": True},
+    {"method": "torch_cubic", "antialias": False, "align_corners": True, "zeros_outside": True},
+]
 
 
-def by_torch(rng, old, new, dim, method, antialias, scale=1.0):
-    """A table, and what torch's `interpolate` makes of it."""
+def by_torch(rng, old, new, dim, settings, scale=1.0):
+    """A table, and what torch makes of it: by `grid_sample` where rows outside are zeros, else by `interpolate`."""
     table = (scale * rng.normal(size=(*old, dim))).astype(np.float32)
-    found = torch.nn.functional.interpolate(
-        torch.tensor(table).permute(2, 0, 1)[None],
-        size=new,
-        mode=MODES[method, antialias],
-        align_corners=False,
-        antialias=antialias,
-    )
-    resized = found[0].permute(1, 2, 0).numpy()
-    return {"model": "torch", "method": method, "antialias": antialias, "table": table, "resized": resized}
+    channels, mode = torch.tensor(table).permute(2, 0, 1)[None], NAMES[settings["method"]]
+    aligned = settings.get("align_corners", False)
+    if settings.get("zeros_outside"):
+        found = sampled(channels, new, mode, aligned, "zeros")
+    else:
+        antialias = settings["antialias"]
+        found = torch.nn.functional.interpolate(channels, new, mode=mode, align_corners=aligned, antialias=antialias)
+    return {"model": "torch", **settings, "table": table, "resized": found[0].permute(1, 2, 0).numpy()}
+
+
+def sampled(channels, new, mode, align_corners, padding):
+    """`grid_sample` at the places of `interpolate`, in its units: from -1 to 1 between corners."""
+    y, x = (torch.linspace(-1, 1, n) if align_corners else (2 * torch.arange(n) + 1) / n - 1 for n in new)
+    grid = torch.stack([x[None, :].expand(new), y[:, None].expand(new)], -1)[None]
+    return torch.nn.functional.grid_sample(channels, grid, mode, padding, align_corners)

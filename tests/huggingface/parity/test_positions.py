@@ -4,6 +4,7 @@ import conversations
 import numpy as np
 import pytest
 import tables
+import torch
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
@@ -32,15 +33,22 @@ def test_interpolate_pos_encoding(model):
         assert_within(got, case["resized"], 1e-6, against=f"{model}, {old} to {new}")
 
 
-@pytest.mark.parametrize(("method", "antialias"), tables.MODES)
-def test_interpolate(method, antialias):
-    for old, new in [
-        ((4, 7), (9, 5)),
-        ((14, 14), (16, 24)),
-        ((37, 37), (50, 33)),
-        ((1, 3), (2, 7)),
-        ((64, 5), (14, 100)),
-    ]:
-        case = tables.by_torch(np.random.default_rng(0), old, new, 4, method, antialias, scale=0.02)
-        got = pe.resize_table(case["table"], new, method=method, antialias=antialias)
-        assert_within(got, case["resized"], 1e-6, against=f"{method}, antialias={antialias}, {old} to {new}")
+SHAPES = [((4, 7), (9, 5)), ((14, 14), (16, 24)), ((37, 37), (50, 33)), ((1, 3), (2, 7)), ((64, 5), (14, 100))]
+
+
+@pytest.mark.parametrize("settings", [*tables.MODES, *tables.PLACED], ids=str)
+def test_interpolate(settings):
+    for old, new in SHAPES:
+        case = tables.by_torch(np.random.default_rng(0), old, new, 4, settings, scale=0.02)
+        got = pe.resize_table(case["table"], new, **settings)
+        assert_within(got, case["resized"], 1e-6, against=f"{settings}, {old} to {new}")
+
+
+@pytest.mark.parametrize("settings", [*tables.MODES[1::2], *tables.PLACED[:2]], ids=str)
+def test_grid_sample_with_the_border_repeated(settings):
+    for old, new in SHAPES:
+        table = (0.02 * np.random.default_rng(0).normal(size=(*old, 4))).astype(np.float32)
+        channels, mode = torch.tensor(table).permute(2, 0, 1)[None], tables.NAMES[settings["method"]]
+        want = tables.sampled(channels, new, mode, settings.get("align_corners", False), "border")
+        got = pe.resize_table(table, new, **settings)
+        assert_within(got, want[0].permute(1, 2, 0), 1e-6, against=f"{settings}, {old} to {new}")

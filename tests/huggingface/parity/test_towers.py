@@ -5,11 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import tower_tables
 import towers
 from transformers import vision_utils
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import posenc_jax as pe
+from helpers.closeness import assert_within
 from posenc_jax import hf
 from posenc_jax.hf import _refused, _towers, vision_rotary_from_config
 
@@ -77,6 +79,20 @@ CONTROLS = {
 @pytest.mark.parametrize(("change", "model_type"), [(c, name) for c, names in CONTROLS.items() for name in names])
 def test_another_plan_differs(change, model_type):
     assert max(towers.errors(model_type, change).values()) > WRONG
+
+
+# Learned tables
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_learned_tables(model_type, tally):
+    plan, model = towers.plan(model_type), towers.make_model(towers.make_config(model_type))
+    has_table = plan.table != "none"
+    assert has_table == bool(tower_tables.learned(model)) == (model_type in tower_tables.TABLES)
+    if has_table:
+        case = tower_tables.case(model_type)
+        assert_within(tower_tables.rows_by(plan, case), case["rows"], 2e-6, against=model_type)
+        tally["vision towers whose learned table reaches the patches as planned"] += 1
 
 
 # Configs

@@ -1,0 +1,92 @@
+"""The learned table of a vision tower: how its rows reach the patches of an image."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from posenc_jax import _checks
+from posenc_jax._checks import InvalidValue, require
+from posenc_jax._learned import resize_table
+from posenc_jax._xla import compiled
+from posenc_jax.hf._patches import PatchGrid, patch_indices
+
+TowerTable = Literal[
+    "unknown",
+    "none",
+    "linear",
+    "linear_aligned",
+    "linear_zeros",
+    "linear_zeros_exchanged",
+    "torch_cubic",
+    "tiled",
+    "by_coordinate",
+    "fixed",
+]
+TABLES: tuple[TowerTable, ...] = get_args(TowerTable)
+
+# What gives the same as the tower's code, which is `interpolate`, `grid_sample` or a weighted sum of rows.
+_LINEAR: dict[str, Any] = {"method": "linear", "antialias": False}
+RESAMPLING: dict[str, dict[str, Any]] = {
+    "linear": _LINEAR,
+    "linear_aligned": _LINEAR | {"align_corners": True},
+    "linear_zeros": _LINEAR | {"zeros_outside": True},
+    "torch_cubic": {"method": "torch_cubic", "antialias": False},
+}
+_OTHERS = {
+    "linear_zeros_exchanged": "resizes its table to (width, height)",
+    "tiled": "repeats its table",
+    "by_coordinate": "adds a row for the column and a row for the row",
+    "fixed": "has a row for each patch, and takes no other grid",
+}
+
+
+def resampling_of(table: TowerTable) -> dict[str, Any] | None:
+    """The settings of `resize_table`; None without a table; raises if they do not say it."""
+    if table == "none":
+        return None
+    _check_known(table)
+    message = "table must be one that resize_table alone resizes, but this tower {}; use table_rows"
+    require(table in RESAMPLING, message, _OTHERS.get(table))
+    return {**RESAMPLING[table]}
+
+
+def rows_of(how: TowerTable, grid: PatchGrid, table: Any, shape: Any) -> jax.Array:
+    """The rows of the patches of an image or video, (patches, dim), in the order in which the tower holds them."""
+    _check_known(how)
+    require(how != "none", "table must be left out: this tower has no learned table")
+    axes = ("2", "positions", "dim") if how == "by_coordinate" else ("rows", "columns", "dim")
+    table = _checks.floats("table", table, axes)
+    fits = table.ndim == 3 and 0 not in table.shape[:2] and (how != "by_coordinate" or table.shape[0] == 2)
+    require(fits, "table must have shape {}, got {}", f"({', '.join(axes)})", table.shape)
+    _checks.unsharded("table", table, 0)
+    _checks.unsharded("table", table, 1)
+    height, width, row, column = patch_indices(grid, shape)
+    if how == "by_coordinate":
+        longest = max(height, width)
+        require(longest <= table.shape[1], "table of {} positions is too small for {}", table.shape[1], shape)
+    same = how != "fixed" or table.shape[:2] == (height, width)
+    require(same, "table of {} rows and columns must be of the grid {}", table.shape[:2], (height, width))
+    return _rows_of(table, jnp.asarray(row, jnp.int32), jnp.asarray(column, jnp.int32), how=how, size=(height, width))
+
+
+@compiled("table_rows", static_argnames=("how", "size"))
+def _rows_of(
+    table: jax.Array, row: jax.Array, column: jax.Array, *, how: TowerTable, size: tuple[int, int]
+) -> jax.Array:
+    if how == "by_coordinate":
+        return table[0, column] + table[1, row]
+    if how == "tiled":
+        return table[row % table.shape[0], column % table.shape[1]]
+    if how == "linear_zeros_exchanged":
+        table = resize_table(table, size[::-1], **RESAMPLING["linear_zeros"]).reshape(*size, -1)
+    elif how != "fixed":
+        table = resize_table(table, size, **RESAMPLING[how])
+    return table[row, column]
+
+
+def _check_known(table: TowerTable) -> None:
+    if table == "unknown":
+        raise InvalidValue("table is not known: this plan does not say how its tower resizes a learned table, if any")
