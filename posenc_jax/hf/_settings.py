@@ -62,7 +62,7 @@ def _entry(config: Config, settings: Keys, kind: str, types: list[str]) -> Keys 
 
 def _outer_fits(config: Config, name: str, keys: tuple[str, ...], own: list[Any]) -> None:
     """Raises if all layer types have a value of their own, and none has the one outside their settings."""
-    outer = config.get(*keys)
+    outer = agreed(config.found(*keys), None)
     if outer is not None and not any(x is None or equal(x, outer) for x in own):
         of_types = f"whose layer types have {own or 'no positions'}"
         raise InvalidValue(f"{config.spelled(*keys)} = {outer!r:.60} contradicts {name}, {of_types}")
@@ -73,7 +73,7 @@ def _settle_outer_share(config: Config, name: str, own: list[Keys]) -> None:
 
     A share that no layer type has stays, and contradicts the widths of those without one.
     """
-    outer, key = config.get(*_SHARES), _SHARES[0]
+    outer, key = agreed(config.found(*_SHARES), None), _SHARES[0]
     if outer is None:
         return
     if config.model.shared:

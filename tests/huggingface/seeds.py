@@ -143,9 +143,9 @@ CHANGES = [
     ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e5}}, 161),
     (
         {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e5}, **_SLIDING}},
-        23,
+        24,
     ),
-    ({"rope_parameters": {"full_attention": _SCORES, "indexed_attention": _SCORES, **_SLIDING}}, 23),
+    ({"rope_parameters": {"full_attention": _SCORES, "indexed_attention": _SCORES, **_SLIDING}}, 24),
     ({"rope_parameters": _SCORES}, 192),
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 223),
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 123_456.0}, 212),

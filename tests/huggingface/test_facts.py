@@ -253,7 +253,9 @@ def kinds_of(model_type):
 @each("laguna mellum mimo_v2 mimo_v2_flash neomme step3p5 zaya")
 def test_a_share_outside_may_be_that_of_one_layer_type(model_type):
     kinds = kinds_of(model_type)
-    settings = {kind: {"rope_theta": 1e4, "partial_rotary_factor": x} for kind, x in zip(kinds, (0.5, 1.0), strict=True)}
+    settings = {
+        kind: {"rope_theta": 1e4, "partial_rotary_factor": x} for kind, x in zip(kinds, (0.5, 1.0), strict=True)
+    }
     keys = {"head_dim": 64, "layer_types": kinds * 2, "rope_parameters": settings}
     plan = read(model_type, **keys)
     assert widths(plan) == [32, 64] * 2
@@ -306,7 +308,9 @@ def test_a_base_outside_may_be_that_of_one_layer_type(model_type):
     assert sorted({*bases(plan)}) == [1e4, 1e6]
     for base in (1e6, 1e4):
         assert read(model_type, **keys, rope_theta=base) == plan
-    refused(r"rope_theta = 30000.0 contradicts rope_parameters, whose layer types have", model_type, **keys, rope_theta=3e4)
+    refused(
+        r"rope_theta = 30000.0 contradicts rope_parameters, whose layer types have", model_type, **keys, rope_theta=3e4
+    )
 
 
 @pytest.mark.parametrize(("model_type", "base"), [("lfm3", 5e5), ("step3p5", None), ("ultrabert", None)])
@@ -320,7 +324,10 @@ def test_layer_types_without_a_base(model_type, base):
 
 def test_lists_beside_the_settings_for_each_layer_type():
     types = {"layer_types": [FULL, SLIDING] * 2}
-    settings = {FULL: {"rope_theta": 1e6, "partial_rotary_factor": 0.5}, SLIDING: {"rope_theta": 1e4, "partial_rotary_factor": 1.0}}
+    settings = {
+        FULL: {"rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        SLIDING: {"rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    }
     plan = read("step3p5", **types, rope_parameters=settings)
     lists = {"rope_theta": [1e6, 1e4] * 2, "partial_rotary_factors": [0.5, 1.0] * 2}
     assert read("step3p5", **types, **lists, rope_parameters=settings) == plan
@@ -346,7 +353,12 @@ def test_a_rope_type_beside_the_layer_types_of_zaya():
     keys = {"layer_types": kinds_of("zaya") * 2}
     plan = read("zaya", **keys, rope_parameters=settings)
     assert read("zaya", **keys, rope_parameters=settings | {"rope_type": "default"}) == plan
-    refused("rope_parameters.rope_type = 'default' is none of the layer_types", "laguna", layer_types=[FULL] * 4, rope_parameters={FULL: {"rope_theta": 1e4}, "rope_type": "default"})
+    refused(
+        "rope_parameters.rope_type = 'default' is none of the layer_types",
+        "laguna",
+        layer_types=[FULL] * 4,
+        rope_parameters={FULL: {"rope_theta": 1e4}, "rope_type": "default"},
+    )
 
 
 @each(
