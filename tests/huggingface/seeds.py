@@ -160,6 +160,6 @@ CHANGES = [
     ({"layer_types": ..., "num_hidden_layers": 6}, 238),
     ({"layer_rope_theta": [0, 1e4, 1e5], "num_hidden_layers": 3}, 16),
     ({"no_rope_layers": [0, 1, 1], "num_hidden_layers": 3}, 14),
-    ({"partial_rotary_factor": 0.5}, 44),
+    ({"partial_rotary_factor": 0.5}, 45),
     ({"partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 37),
 ]
