@@ -151,7 +151,7 @@ def package(session: nox.Session) -> None:
     shutil.rmtree(root / "dist", ignore_errors=True)
     session.run("python", "-m", "build")  # the sdist, and the wheel from it
     (wheel,), (sdist,) = root.glob("dist/*.whl"), root.glob("dist/*.tar.gz")
-    for version in ("3.11", "3.12", "3.13"):
+    for version in ("3.11", "3.12", "3.13", "3.14"):
         python = shutil.which(f"python{version}")
         if not python or subprocess.run([python, "-c", "import ensurepip"], capture_output=True).returncode:
             session.warn(f"No Python {version} with ensurepip here: not tested on it.")
@@ -165,7 +165,7 @@ def package(session: nox.Session) -> None:
                 session.run(python, "-I", *check, external=True, env=CPU)
         tested.append(version)
     if not tested:
-        session.error("No Python from 3.11 to 3.13 with ensurepip was found: nothing was tested.")
+        session.error("No Python from 3.11 to 3.14 with ensurepip was found: nothing was tested.")
 
 
 @nox.session

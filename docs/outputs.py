@@ -1,7 +1,8 @@
 """Runs the Python blocks of the pages and writes what they print where the pages include it: `python docs/outputs.py`.
 
 A page's blocks share one namespace, in their order. The include of `outputs/NAME` after a block shows what it prints,
-in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. `outputs/sessions.md` lists
+in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. A block that begins with
+`# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/sessions.md` lists
 the sessions of noxfile.py, as `nox -l` does, `outputs/model_types.md` the model types that configs are read of, and
 `outputs/evidence_*.md` what demo/evidence.json holds.
 """
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import findings
+import flax
 import jax
 import model_types
 
@@ -27,6 +29,7 @@ BLOCK = re.compile(
     r'(?:\s*(?:```text[^\n]*\n *)?--8<-- "outputs/(?P<output>[\w.]+)"\n)?',
     flags=re.MULTILINE | re.DOTALL,
 )
+NEEDS = re.compile(r"# needs Flax (\d+(?:\.\d+)*)\b")
 
 
 class Block(NamedTuple):
@@ -61,11 +64,25 @@ def sessions(noxfile: str) -> Iterator[str]:
             yield f"| `{name}` | {text} |"
 
 
+def too_new(code: str) -> str | None:
+    """The version of Flax that a block needs, if it is newer than the one here."""
+    needed = NEEDS.match(code)
+    numbers = lambda version: [int(n) for n in re.findall(r"\d+", version)[:3]]  # noqa: E731
+    return needed[1] if needed and numbers(needed[1]) > numbers(flax.__version__) else None
+
+
 def run(page: pathlib.Path) -> dict[str, str]:
     """What the blocks of a page print, by the names of the files that the page includes."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     printed: dict[str, str] = {}
     for code, line, output in blocks_of(page):
+        if output and NEEDS.match(code):
+            raise RuntimeError(
+                f"{page.name}, line {line}: the block is not run on every Flax, so it must print nothing"
+            )
+        if version := too_new(code):
+            print(f"line {line} needs Flax {version} and is not run, ", end="")
+            continue
         stream = io.StringIO()
         # Blank lines, so that a traceback names the line of the page.
         with contextlib.redirect_stdout(stream):

@@ -1,4 +1,4 @@
-"""Positional encodings for JAX and Flax: right at every position, close to the speed of memory.
+"""Positional encodings for JAX and Flax: accurate at every int32 position, close to the speed of memory.
 
 Flax modules are in `posenc_jax.nnx` and `posenc_jax.linen`, rotary settings of Hugging Face models in `posenc_jax.hf`,
 functions for Pallas kernels in `posenc_jax.kernels`, and figures in `posenc_jax.plot`.

@@ -66,7 +66,8 @@ def shifted(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple
     same_width("encodings", encodings, frequencies)
     if layout == "half":
         _checks.unsharded("encodings", encodings)
-    _checks.require_type(offset is not None, "offset", _checks.NUMBERS.text, offset)  # to `beside`, None means 0, 1, …
+    # To `beside`, None means 0, 1, …
+    _checks.require_type(offset is not None, "offset", _checks.POSITIONS.text, offset)
     rows_of = "encodings without their last axis"
     offset = beside("offset", offset, "encodings", encodings, frequencies, rows_of)
     return encodings, cast(jax.Array, offset), frequencies

@@ -24,6 +24,8 @@ class _Options(TypedDict, total=False):
     bias: Callable[[jax.Array, jax.Array], jax.Array] | None
     query_positions: ArrayLike | None
     key_positions: ArrayLike | None
+    query_order: ArrayLike | None
+    key_order: ArrayLike | None
     query_segments: ArrayLike | None
     key_segments: ArrayLike | None
     causal: bool
@@ -56,6 +58,8 @@ def attention(
     bias: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     query_positions: ArrayLike | None = None,
     key_positions: ArrayLike | None = None,
+    query_order: ArrayLike | None = None,
+    key_order: ArrayLike | None = None,
     query_segments: ArrayLike | None = None,
     key_segments: ArrayLike | None = None,
     causal: bool = False,
@@ -73,8 +77,8 @@ def attention(
     where the sums run over the keys that query $i$ sees. Results and derivatives are those of
     `jax.nn.dot_product_attention` with a dense bias, computed in tiles of at most block_size queries and block_size
     keys. Each tile computes its part of the bias, and computes it again in the derivative. Tiles in which no query can
-    see a key, by the least and greatest of their positions and segments, are skipped, in the derivative too; under
-    `jax.vmap` over positions or segments, all tiles are computed. A query that sees no key yields zeros.
+    see a key, by the least and greatest of their positions, orders and segments, are skipped, in the derivative too;
+    under `jax.vmap` over these, all tiles are computed. A query that sees no key yields zeros.
 
     Scores and sums are float32 (float64 for float64 operands). Attention weights are cast to the dtype of value before
     they multiply it. The function is differentiable in forward and reverse mode, including in the arrays that bias
@@ -108,11 +112,17 @@ def attention(
         no causal mask, no window and no bias.
       key_positions: integers of shape (..., keys), broadcast likewise. Give both query_positions and key_positions, or
         neither.
+      query_order: integers of shape (..., queries), broadcast likewise: when each token came, such as its slot in a
+        cache. The causal mask then goes by order alone; window and bias keep to the positions. Needed where a position
+        does not tell earlier from later: the tokens of an image share their time coordinate in M-RoPE, and drafts of
+        one depth their position. None: the positions are the order.
+      key_order: integers of shape (..., keys), broadcast likewise. Give both query_order and key_order, or neither.
       query_segments: integers of shape (..., queries), broadcast likewise. A query sees only keys with the same
         segment number.
       key_segments: integers of shape (..., keys), broadcast likewise. Give both query_segments and key_segments, or
         neither.
-      causal: whether to mask keys at positions after the query's.
+      causal: whether to mask keys at positions after the query's, or of a later order if orders are given. A key at the
+        query's own position is seen.
       window: (left, right): a query at position $p$ sees keys at positions $p - \text{left}$ to $p + \text{right}$,
         None for no bound. A `sliding_window` of $w$ in a Hugging Face config, where a query is one of the $w$ keys that
         it sees, is (w - 1, 0).
@@ -132,14 +142,15 @@ def attention(
       sees no key and there is no sink.
 
     Raises:
-      TypeError: if an operand is not a float array of query's dtype, positions or segments are not integers, bias is
-        not a function or does not return one float array, window is not a pair, or another argument has the wrong type.
+      TypeError: if an operand is not a float array of query's dtype, positions, orders or segments are not integers,
+        bias is not a function or does not return one float array, window is not a pair, or another argument has the
+        wrong type.
       ValueError: if shapes do not match, the number of query heads is not a multiple of the number of key heads,
-        positions or segments are given for one side only, positions are needed but cannot be counted, a tile of the
-        bias does not broadcast, block_size is below 1, a side of window is negative, logits_soft_cap is out of bounds,
-        or a length, heads, head_dim or value_dim is symbolic. On Explicit axes, also if a sequence, head_dim or a
-        leading axis after the first is sharded, or if the batch or heads of key, value, sinks or bias are sharded
-        differently from query's.
+        positions, orders or segments are given for one side only, orders are given and causal is False, positions are
+        needed but cannot be counted, a tile of the bias does not broadcast, block_size is below 1, a side of window is
+        negative, logits_soft_cap is out of bounds, or a length, heads, head_dim or value_dim is symbolic. On Explicit
+        axes, also if a sequence, head_dim or a leading axis after the first is sharded, or if the batch or heads of
+        key, value, sinks or bias are sharded differently from query's.
 
     Examples:
       >>> import jax
@@ -167,6 +178,16 @@ def attention(
       >>> bool(jnp.allclose(y, whole[:, 6:], atol=1e-6))
       True
 
+      A word, an image of four tokens that share their time, and a word: causal by order, with a bias by time.
+
+      >>> time, slot = jnp.array([0, 1, 1, 1, 1, 2]), jnp.arange(6)
+      >>> where = {"query_positions": time, "key_positions": time}
+      >>> order = {"query_order": slot, "key_order": slot}
+      >>> words = [x[:, :6] for x in (q, k, v)]
+      >>> bias = lambda i, j: pe.alibi(i, j, 8)
+      >>> pe.attention(*words, bias=bias, causal=True, **where, **order).shape
+      (2, 6, 8, 16)
+
       Attention to the keys in two parts:
 
       >>> slices = slice(600), slice(600, None)
@@ -186,13 +207,17 @@ def attention(
     sinks, returned = _tile_arguments.sinks(sinks, query), _checks.flag("return_residual", return_residual)
     settings = _parse_settings(causal, window, logits_soft_cap, scale, block_size)
     _checks.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
+    orders = _tile_arguments.sides("order", query_order, key_order, query, key)
+    if orders:
+        _checks.require(settings.causal, "causal must be True if query_order and key_order are given, got False")
+        settings = settings._replace(causal=False)
     needed = settings.masked or bias is not None
     positions = _tile_arguments.positions_of_sides(query_positions, key_positions, query, key, needed)
     segments = _tile_arguments.sides("segments", query_segments, key_segments, query, key) or (None, None)
-    settings = settings._replace(skips=settings.masked or query_segments is not None)
+    settings = settings._replace(skips=settings.masked or bool(orders) or query_segments is not None)
 
     batch = query.shape[:-3]
-    sides = tuple(map(Side, _by_batch(positions, batch), _by_batch(segments, batch)))
+    sides = tuple(map(Side, *(_by_batch(x, batch) for x in (positions, segments, orders or (None, None)))))
     q, k, v = (x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
     # Makes all operands vary along the same manual axes; the transpose sums their cotangents over these axes once.
     x = Operands(q, k, v, sinks, sides, ())

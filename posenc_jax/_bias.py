@@ -63,8 +63,8 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
     paper's bias; without one it is the symmetric form.
 
     Args:
-      query_positions: $i$, integers or floats of shape (..., queries).
-      key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
+      query_positions: $i$, integers or float32 of shape (..., queries).
+      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
       heads: the number of heads, for the paper's slopes; or a float array (heads,) of slopes, which may be learned.
 
     Returns:
@@ -130,8 +130,8 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
     below it.)
 
     Args:
-      query_positions: $i$, integers or floats of shape (..., queries).
-      key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
+      query_positions: $i$, integers or float32 of shape (..., queries).
+      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
       scale: $r_1$ (the authors' code calls it p), positive floats of shape (heads,).
       rate: $r_2$ (the authors' code calls it a), positive floats of shape (heads,).
 
@@ -177,8 +177,8 @@ def kerple_power(
     range, compute $r_1$ as `jax.nn.softplus` and $r_2$ as 2 · `jax.nn.sigmoid` of unconstrained ones.
 
     Args:
-      query_positions: $i$, integers or floats of shape (..., queries).
-      key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
+      query_positions: $i$, integers or float32 of shape (..., queries).
+      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
       scale: $r_1$ (the authors' code calls it a), positive floats of shape (heads,).
       exponent: $r_2$ (the authors' code calls it p), floats of shape (heads,), above 0 and at most 2.
 
@@ -227,11 +227,12 @@ def sandwich(
     $$\frac{n}{8h} \left(PE(i) \cdot PE(j) - \|PE\|^2\right)
       = \frac{n}{8h} \left(\sum_k \cos \omega_k (i - j) - \frac d2\right), \qquad h = 1 \dots n$$
 
-    for $n$ heads. The bias is 0 at distance 0, up to the rounding of a sum. Phases are exact at every position.
+    for $n$ heads. The bias is 0 at distance 0, up to the rounding of a sum. Each sine and cosine is within 9e-8 of the
+    truth at every int32 position.
 
     Args:
-      query_positions: $i$, integers or floats of shape (..., queries).
-      key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
+      query_positions: $i$, integers or float32 of shape (..., queries).
+      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
       heads: $n$, the number of heads.
       frequencies: as for `sinusoidal`: a width $d$ (128 in the paper), `Frequencies` with one axis, or $\omega$.
 
@@ -250,10 +251,10 @@ def sandwich(
        [ -1.  -10.6 -16.7]]
 
     Reference:
-      Chi et al., "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field Analysis", 2023,
-      section 5. The rates and the norm follow NVIDIA NeMo's code. Given a width, the frequencies start at ω = 1, as in
-      sinusoidal encodings; NeMo's start one step later. The norm is constant for each head, so it does not change
-      attention weights.
+      Chi et al., "Dissecting Transformer Length Extrapolation via The Lens of Receptive Field Analysis", 2023,
+      section 5. Given a width, the frequencies start at ω = 1, as in sinusoidal encodings and in the paper's listing
+      (appendix E), whose rates these are; the listing subtracts no norm. NVIDIA NeMo's code subtracts d/2, and its
+      frequencies start one step later. The norm is constant for each head, so it does not change attention weights.
     """
     positions = _tile_arguments.tile(query_positions, key_positions)
     heads, frequencies = _checks.size("heads", heads), one_axis(parse(frequencies, even=True, unsharded=True))

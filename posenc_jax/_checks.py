@@ -206,9 +206,11 @@ class Kind(NamedTuple):
     text: str
     integers: bool = True
     floats: bool = True
+    narrow: bool = True  # floats of 16 and 8 bits, which skip integers
 
 
 NUMBERS = Kind("an integer or float array")
+POSITIONS = NUMBERS._replace(narrow=False)
 INTEGERS = Kind("an integer array", floats=False)
 FLOATS = Kind("a float array", integers=False)
 
@@ -218,8 +220,8 @@ def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray]:
     return isinstance(x, (jax.Array, np.ndarray)) and not isinstance(x, np.ma.MaskedArray)
 
 
-def array(name: str, value: Any, kind: Kind = NUMBERS) -> Any:
-    """`value` as an array of a dtype that positions may have.
+def array(name: str, value: Any, kind: Kind = POSITIONS) -> Any:
+    """`value` as an array of a dtype that the kind allows.
 
     An integral Python number becomes int32; any other is rounded to float32.
     """
@@ -234,9 +236,18 @@ def array(name: str, value: Any, kind: Kind = NUMBERS) -> Any:
     integral, floating = jnp.issubdtype(x.dtype, jnp.integer), jnp.issubdtype(x.dtype, jnp.floating)
     require_type(integral and kind.integers or floating and kind.floats, name, kind.text, value)
     if floating:
+        if not kind.narrow and x.dtype.itemsize < 4:
+            _refuse_narrow(name, x)
         _representable(name, x.dtype, f"; pass float32{' or integers' if kind.integers else ''}")
         return x.astype(np.float32) if x.dtype.itemsize < 4 else x
     return x if x.dtype == np.int32 else _as_int32(name, x)
+
+
+def _refuse_narrow(name: str, x: Any) -> None:
+    """Raises for positions of a float dtype in which neighbours have become one."""
+    skipped = 2 ** (jnp.finfo(x.dtype).nmant + 1) + 1
+    meant = "pass int32 or float32; .astype(jnp.float32) if these rounded values are meant"
+    raise InvalidType(f"{name} must be integers or float32, got {describe(x)}, which has no {skipped}: {meant}")
 
 
 def _as_int32(name: str, value: Any) -> Any:
@@ -282,7 +293,7 @@ def scalar(name: str, value: Any, dtype: Any) -> jax.Array:
     return zero_dimensional(name, value, Kind("a number or a scalar integer or float array"))
 
 
-def zero_dimensional(name: str, value: Any, kind: Kind = NUMBERS) -> jax.Array:
+def zero_dimensional(name: str, value: Any, kind: Kind = POSITIONS) -> jax.Array:
     """`value` as a scalar array, in the dtype that `array` gives it."""
     x = jnp.asarray(array(name, value, kind))
     require(not x.ndim, "{} must be a scalar, got shape {}", name, x.shape)

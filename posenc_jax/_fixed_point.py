@@ -9,8 +9,8 @@ A frequency becomes a *tuning word*. With p = 2¹⁶·h + l (h signed, 0 ≤ l <
     φ = h·(2¹⁶·W) + l·W   (mod 1 turn).
 
 The factors 2¹⁶·W and W are each stored as a 32-bit integer that wraps (`jump`, `step`) and a 15-bit remainder below it
-(`jump_low`, `step_low`). Products with the remainders are too small to overflow. The error of φ is a few units, under
-6e-9 radian, at every int32 position. A cosine is the sine a quarter turn later: add 2³⁰.
+(`jump_low`, `step_low`). Products with the remainders are too small to overflow. The error of φ stays below three
+units, 5e-9 radian, at every int32 position. A cosine is the sine a quarter turn later: add 2³⁰.
 
 Nothing here depends on a compiler: integers wrap the same way everywhere, and each float operation is either exact or
 rounded on its own.

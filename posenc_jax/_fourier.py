@@ -69,7 +69,7 @@ def fourier_features(
 def _coordinates(x: Any, matrix: Any, layout: Any) -> tuple[jax.Array, jax.Array]:
     """Checks x (..., inputs) and the matrix (inputs, n)."""
     _checks.settings(layout=layout)
-    x = jnp.asarray(_checks.array("x", x))
+    x = jnp.asarray(_checks.array("x", x, _checks.NUMBERS))
     matrix = jnp.asarray(_checks.array("matrix", matrix, _checks.FLOATS))
     require(matrix.ndim == 2, "matrix must have shape (inputs, n), got {}", matrix.shape)
     if layout == "half":
@@ -107,7 +107,7 @@ def timestep_embedding(
     can hold. A float32 reference is already off by 1e-4 at $t = 1000$. The names and defaults are those of diffusers.
 
     Args:
-      timesteps: $t$, integers or floats of shape (...,).
+      timesteps: $t$, integers or float32 of shape (...,).
       dim: number of features, at least 2. An odd width ends in a zero.
       flip_sin_to_cos: puts the cosines first.
       downscale_freq_shift: shift, below n. 1 ends the frequencies at exactly scale/max_period (DDPM, Stable Diffusion's
@@ -122,8 +122,8 @@ def timestep_embedding(
       Differentiable in float timesteps.
 
     Raises:
-      TypeError: if timesteps are not integers or floats, if dim is not an integer, or if another argument has the wrong
-        type.
+      TypeError: if timesteps are not integers or float32 (bfloat16 takes 937 for 936), if dim is not an integer, or if
+        another argument has the wrong type.
       ValueError: if dim is below 2, if the shift is not below n, if scale or max_period is not positive, or if a
         frequency would reach 2²⁸ turns per timestep.
 

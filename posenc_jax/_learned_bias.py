@@ -192,8 +192,8 @@ def fire(
     `jax.nn.softplus` of unconstrained ones.
 
     Args:
-      query_positions: $i$, integers or floats of shape (..., queries).
-      key_positions: $j$, integers or floats of shape (..., keys); leading axes broadcast.
+      query_positions: $i$, integers or float32 of shape (..., queries).
+      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
       mlp: $(w_1, b_1, W_2, b_2)$, floats of shapes (hidden,), (hidden,), (hidden, heads) and (heads,); the paper uses
         32 hidden units.
       c: a positive number or scalar array; the paper initializes it to 0.1.

@@ -41,7 +41,7 @@ def ntk(dim: int, base: float, factor: float) -> Frequencies:
       [1.0, 0.035355, 0.00125]
 
     Reference:
-      bloc97, "NTK-Aware Scaled RoPE", 2023; Peng et al., "YaRN", 2023, section 3.1 (arXiv version 2).
+      bloc97, "NTK-Aware Scaled RoPE", 2023; Peng et al., "YaRN", 2024, section 3.1 (arXiv version 2).
     """
     return _ntk(_arguments.even_width(dim, 4), _checks.positive("base", base), _arguments.growth(factor))
 
@@ -87,7 +87,7 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
       [1.       0.003333]
 
     Reference:
-      emozilla, "Dynamically Scaled RoPE", 2023; Peng et al., "YaRN", 2023, section 3.3 (arXiv version 2).
+      emozilla, "Dynamically Scaled RoPE", 2023; Peng et al., "YaRN", 2024, section 3.3 (arXiv version 2).
     """
     dim, s = _arguments.even_width(dim, 4), _arguments.growth(factor)
     base, original_max = _checks.settings(base=base, original_max=original_max)

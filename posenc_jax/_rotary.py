@@ -55,7 +55,7 @@ def rotary(
 
     Args:
       x: queries or keys, floats of shape (..., seq, heads, head_dim), as `jax.nn.dot_product_attention` takes them.
-      positions: integers or floats of a shape that broadcasts to the shape of x without its head axis and its last
+      positions: integers or float32 of a shape that broadcasts to the shape of x without its head axis and its last
         axis: (seq,), (batch, seq), (batch, 1) or (); (tokens,) for x of shape (tokens, heads, head_dim). Frequencies
         of several axes need one more axis at the end. `None` means 0, 1, 2, … along the sequence axis.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`) or a float array of angular frequencies of shape
@@ -83,7 +83,7 @@ def rotary(
       cannot call it; they call `posenc_jax.kernels`.
 
     Raises:
-      TypeError: if x is not a float array, positions are not integers or floats, or head_axis is not an integer.
+      TypeError: if x is not a float array, positions are not integers or float32, or head_axis is not an integer.
       ValueError: if the width is odd or above head_dim, if positions do not broadcast, if positions are `None` where
         they cannot be counted (several axes, no sequence axis, more than 2³¹ of them), if one position serves a
         sequence under an attention_factor other than 1, if head_dim is symbolic, if layout or part is unknown, if
@@ -159,7 +159,7 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array) ->
     FlashAttention's `apply_rotary_emb` takes such arrays too, and FlashInfer both as one, `jnp.concatenate(waves, -1)`.
 
     Args:
-      positions: integers or floats of shape (...,), or (..., axes) for frequencies of several axes.
+      positions: integers or float32 of shape (...,), or (..., axes) for frequencies of several axes.
       frequencies: `Frequencies`, whose attention_factor is $a$; an int (a width: `geometric(width)`); or a float array
         of angular frequencies of shape (num_pairs,) or (axes, num_pairs), as for `rotary`.
 
@@ -169,7 +169,7 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array) ->
       and in an array of frequencies.
 
     Raises:
-      TypeError: if positions are not integers or floats, or frequencies have the wrong type.
+      TypeError: if positions are not integers or float32, or frequencies have the wrong type.
       ValueError: if positions are known to lie outside int32, or do not have one coordinate for each axis.
 
     Examples:

@@ -49,7 +49,7 @@ def rotation_matrix(
     amplitude of the frequencies (`attention_factor`).
 
     Args:
-      offset: $k$, integers or floats of shape (...,), or (..., axes) if the frequencies use several axes.
+      offset: $k$, integers or float32 of shape (...,), or (..., axes) if the frequencies use several axes.
       frequencies: as for `sinusoidal`; the width must be even.
       layout: as for `sinusoidal`.
       dtype: any float dtype.
@@ -58,7 +58,7 @@ def rotation_matrix(
       The matrices, of shape (..., dim, dim) and the given dtype.
 
     Raises:
-      TypeError: if the offset is not integers or floats, or as for `sinusoidal`.
+      TypeError: if the offset is not integers or float32, or as for `sinusoidal`.
       ValueError: if the width is odd (a pair without its cosine has no rotation), or as for `sinusoidal`.
 
     Examples:
@@ -103,7 +103,7 @@ def shift(
 
     Args:
       encodings: floats of shape (..., dim).
-      offset: $k$, integers or floats of a shape that broadcasts to the shape of the encodings without their last axis.
+      offset: $k$, integers or float32 of a shape that broadcasts to the shape of the encodings without their last axis.
         Frequencies of several axes need one more axis at the end.
       frequencies: as for `sinusoidal`; the width must be even and equal to the width of the encodings.
       layout: as for `sinusoidal`.
@@ -147,7 +147,7 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
     This holds exactly, at every $p$. The square of the frequencies' `attention_factor` multiplies the sum.
 
     Args:
-      offset: $k$, integers or floats of shape (...,), or (..., axes) if the frequencies use several axes.
+      offset: $k$, integers or float32 of shape (...,), or (..., axes) if the frequencies use several axes.
       frequencies: as for `sinusoidal`; the width must be even.
 
     Returns:

@@ -123,7 +123,7 @@ def yarn(
       ([1.0, 1.0, 0.625, 0.25], 1.138629)
 
     Reference:
-      Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023, sections 3.2 and 3.4.
+      Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2024, sections 3.2 and 3.4.
     """
     dim, s = _arguments.even_width(dim), _arguments.growth(factor)
     base, original_max, truncate = _checks.settings(base=base, original_max=original_max, truncate=truncate)

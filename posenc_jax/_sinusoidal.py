@@ -31,8 +31,9 @@ def sinusoidal(
     is within 9e-8 of its true value at every int32 position, positive or negative, for every width and base.
 
     Args:
-      positions: integers or floats of shape (...,), or (..., axes) if the frequencies use several axes. The unit is one
-        token. Float arrays are taken at their exact values. A Python float is rounded to float32 unless it is an
+      positions: integers or float32 of shape (...,), or (..., axes) if the frequencies use several axes. The unit is
+        one token. Float arrays are taken at their exact values; with x64, float64 too. Floats of 16 bits or fewer are
+        refused, because they skip integers: bfloat16 has no 257. A Python float is rounded to float32 unless it is an
         integer.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`), or a float array of angular frequencies of
         shape (num_pairs,), learned or traced. The encoding is differentiable in such an array and in float positions.
@@ -46,7 +47,7 @@ def sinusoidal(
       positions give whatever the float32 formula gives.
 
     Raises:
-      TypeError: if positions are not integers or floats, or if anything is float64 while x64 is off.
+      TypeError: if positions are not integers or float32, or if anything is float64 while x64 is off.
       ValueError: if integer positions are known to lie outside int32, or if a shape or the layout is not one of the
         above.
 
@@ -88,7 +89,7 @@ def add_sinusoidal(
 
     Args:
       x: floats of shape (..., seq, d_model).
-      positions: integers or floats of a shape that broadcasts to (..., seq), such as (seq,), (batch, seq) or
+      positions: integers or float32 of a shape that broadcasts to (..., seq), such as (seq,), (batch, seq) or
         (batch, 1). Frequencies of several axes need one more axis at the end. `None` means 0, 1, 2, … along the
         sequence axis.
       frequencies: as for `sinusoidal`, of width d_model. `None` means `geometric(d_model)`.

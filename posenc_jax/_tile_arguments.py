@@ -18,7 +18,9 @@ from posenc_jax._checks import InvalidType, InvalidValue, Kind, require
 # Tiles of queries and keys
 
 
-def tile(queries: Any, keys: Any, kind: Kind = _checks.NUMBERS, what: str = "positions") -> tuple[jax.Array, jax.Array]:
+def tile(
+    queries: Any, keys: Any, kind: Kind = _checks.POSITIONS, what: str = "positions"
+) -> tuple[jax.Array, jax.Array]:
     """Positions or segments (..., queries) and (..., keys), of one dtype if they are integers."""
     names = f"query_{what}", f"key_{what}"
     queries, keys = (jnp.asarray(_checks.array(n, x, kind)) for n, x in zip(names, (queries, keys), strict=True))

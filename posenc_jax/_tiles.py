@@ -25,7 +25,7 @@ from posenc_jax._distance import difference
 class Settings(NamedTuple):
     """How to mask, bias and tile the scores."""
 
-    causal: bool
+    causal: bool  # whether a key at a later position is masked; if sides have an order, False, because that masks
     window: tuple[int | None, int | None]  # how many keys before and after a query's position it sees; None: all
     soft_cap: float | None
     scale: float
@@ -45,6 +45,7 @@ class Side(NamedTuple):
 
     positions: jax.Array
     segments: jax.Array | None = None
+    order: jax.Array | None = None  # a query sees no key of a later order
     real: jax.Array | None = None  # for keys: False in the padding of the last block, None without padding
 
 
@@ -93,6 +94,8 @@ def _seen(settings: Settings, q_side: Side, k_side: Side) -> jax.Array | None:
     if settings.masked:
         distance, after = difference(q_side.positions[..., :, None], k_side.positions[..., None, :])
         seen += _within(settings, distance, after)
+    if q_side.order is not None and k_side.order is not None:
+        seen.append(q_side.order[..., :, None] >= k_side.order[..., None, :])
     if q_side.segments is not None and k_side.segments is not None:
         seen.append(q_side.segments[..., :, None] == k_side.segments[..., None, :])
     if k_side.real is not None:
@@ -116,7 +119,7 @@ def _within(settings: Settings, distance: jax.Array, after: jax.Array) -> list[j
 def visit_or_skip(
     settings: Settings, q_side: Side, k_side: Side, visit: Callable[[], Any], skip: Callable[[], Any]
 ) -> Any:
-    """Runs `visit` for a tile, or `skip` if its positions and segments show that no query sees a key."""
+    """Runs `visit` for a tile, or `skip` if its sides show that no query sees a key."""
     seen = _may_see(settings, q_side, k_side) if settings.skips else None
     return visit() if seen is None else lax.cond(jnp.any(seen), visit, skip)
 
@@ -129,13 +132,15 @@ def recomputed(
 
 
 def _may_see(settings: Settings, q_side: Side, k_side: Side) -> jax.Array | None:
-    """Whether a query may see a key, by the least and the greatest of their positions and segments; None if any may."""
+    """Whether a query may see a key, by the least and the greatest of what masks read; None if any may."""
     rules = []
     if settings.masked:
         (q_low, q_high), (k_low, k_high) = map(_range, (q_side.positions, k_side.positions))
         # If all keys are after all queries, or before them, the nearest two decide.
         for apart, q, k in (q_high < k_low, q_high, k_low), (k_high < q_low, q_low, k_high):
             rules += [~apart | rule for rule in _within(settings, *difference(q, k))]
+    if q_side.order is not None and k_side.order is not None:
+        rules.append(_range(q_side.order)[1] >= _range(k_side.order)[0])
     if q_side.segments is not None and k_side.segments is not None:
         (q_low, q_high), (k_low, k_high) = map(_range, (q_side.segments, k_side.segments))
         rules.append((q_low <= k_high) & (k_low <= q_high))

@@ -287,8 +287,10 @@ def _register(primitive: Any, programs: Mapping[str | None, Callable[..., jax.Ar
         return compiled(*operands, **parameters)
 
     def batch(
-        operands: Sequence[Any], axes: Sequence[Any], settings: TurnSettings, **parameters: Any
-    ) -> tuple[Any, int]:
+        _: Any, operands: Sequence[Any], axes: Sequence[Any], settings: TurnSettings, **parameters: Any
+    ) -> tuple[Any, int | None]:
+        if all(axis is None for axis in axes):  # JAX calls this rule for any operands under a named axis
+            return _bind(primitive, *operands, settings=settings, **parameters), None
         pairs = zip(operands, axes, strict=True)
         batched = (x[None] if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in pairs)
         settings = settings._replace(batch=settings.batch + 1)
@@ -296,7 +298,7 @@ def _register(primitive: Any, programs: Mapping[str | None, Callable[..., jax.Ar
 
     primitive.def_impl(evaluate)
     primitive.def_abstract_eval(_type)
-    batching.primitive_batchers[primitive] = batch
+    batching.fancy_primitive_batchers[primitive] = batch
     for platform, program in programs.items():
         mlir.register_lowering(primitive, mlir.lower_fun(program, multiple_results=False), platform=platform)
 

@@ -83,7 +83,7 @@ _wave.defjvp(_wave_jvp, symbolic_zeros=True)
 
 
 def wave(positions: jax.Array, frequencies: tuple[int, ...] | list[jax.Array], quarter: Any) -> jax.Array:
-    r"""The sine of ω·p + quarter·π/2 in float32, with an exact phase at every int32 position.
+    r"""The sine of ω·p + quarter·π/2 in float32, its phase within three units of 2⁻³² turn at every int32 position.
 
     Args:
       positions: integers or floats of shape (..., 1) or (..., columns); (..., axes) for several arrays of ω.

@@ -85,7 +85,7 @@ def xpos(
       True
 
     Reference:
-      Sun et al., "A Length-Extrapolatable Transformer", 2022, section 2.2. The origin is fixed here; the authors' code
+      Sun et al., "A Length-Extrapolatable Transformer", 2023, section 2.2. The origin is fixed here; the authors' code
       takes the middle of each call's sequence.
     """
     scale_base, gamma = _checked_decay(scale_base, gamma)

@@ -125,7 +125,7 @@ def _refuse_derivative(primals: Any, tangents: Any) -> Any:
 
 @public
 def cos_sin(positions: jax.Array, words: jax.Array | Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    r"""$a\cos\omega p$ and $a\sin\omega p$ of a tile of positions, exact at every int32 position.
+    r"""$a\cos\omega p$ and $a\sin\omega p$ of a tile of positions, for $a = 1$ within 9e-8 at every int32 position.
 
     Args:
       positions: int32 tile that broadcasts to the result: (rows, 1) on a TPU. In a tile (rows, columns), each column

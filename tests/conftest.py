@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from helpers.programs import Programs
+
 ROOT = Path(__file__).parent.parent
 # The kill matrix says what each test costs.
 KILLS = ROOT / "tests" / "tools" / "mutation" / "kills.json"
@@ -46,6 +48,7 @@ class Announcer:
 def pytest_configure(config):
     if not config.option.markexpr:  # all tests: see quick.py
         os.environ["POSENC_TEST_OPTIMIZED"] = "1"
+    config.pluginmanager.register(Programs(Path(COMPILED)))
     if terminal := config.pluginmanager.get_plugin("terminalreporter"):  # a worker has none
         config.pluginmanager.register(Announcer(terminal))
 

@@ -28,12 +28,16 @@ def includes(kind, text):
     return re.findall(rf'^ *--8<-- "{kind}/([\w.]+)"$', text, flags=re.MULTILINE)
 
 
-def test_no_block_is_overlooked_and_no_output_is_shown_by_two_pages():
+def outputs_module():
     sys.path.insert(0, str(DOCS))
     try:
-        outputs = importlib.import_module("outputs")
+        return importlib.import_module("outputs")
     finally:
         sys.path.remove(str(DOCS))
+
+
+def test_no_block_is_overlooked_and_no_output_is_shown_by_two_pages():
+    outputs = outputs_module()
     assert {"index.md", "rope.md", "flax.md"} <= set(CODE)
     for page in CODE:
         assert len(outputs.blocks_of(DOCS / page)) == PAGES[page].count("```python"), page
@@ -61,6 +65,20 @@ def test_a_page_that_shows_something_else_is_refused(tmp_path, code, message):
     page.write_text(f"# Page\n\n```python\n{code}\n```\n")
     result = python(DOCS / "outputs.py", page, "--includes", tmp_path)
     assert result.returncode == 1 and message in result.stderr
+
+
+def test_a_block_that_needs_a_newer_flax_is_shown_and_not_run(tmp_path, capsys):
+    run, page = outputs_module().run, tmp_path / "page.md"
+    page.write_text("```python\n# needs Flax 0.12.7\nassert False\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError):
+        run(page)
+    page.write_text("```python\n# needs Flax 99.0\nassert False\n```\n", encoding="utf-8")
+    assert run(page) == {} and "line 2 needs Flax 99.0 and is not run" in capsys.readouterr().out
+    page.write_text('```python\n# needs Flax 0.12.7\nprint(1)\n```\n\n--8<-- "outputs/x.txt"\n', encoding="utf-8")
+    with pytest.raises(
+        RuntimeError, match="page.md, line 2: the block is not run on every Flax, so it must print nothing"
+    ):
+        run(page)
 
 
 def test_every_figure_is_shown_and_every_shown_figure_is_drawn():

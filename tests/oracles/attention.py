@@ -24,18 +24,23 @@ def may_see(
     causal: bool = False,
     segments: tuple[Any, Any] | None = None,
     window: tuple[int | None, int | None] = (None, None),
+    order: tuple[Any, Any] | None = None,
 ) -> np.ndarray:
     """Whether a query at i (..., queries) may see a key at j (..., keys), (..., 1, queries, keys).
 
-    `causal` hides the keys after a query. `segments`, (of the queries, of the keys), hides the keys of other segments.
+    `causal` hides the keys after a query, or those of a later order if `order` gives those (of the queries, of the
+    keys). `segments`, (of the queries, of the keys), hides the keys of other segments.
     `window`, (before, after), hides the keys that are further from the query on either side.
     """
     i, j = (np.asarray(x).astype(object) for x in (i, j))  # Python's integers have no end
     ahead = j[..., None, None, :] - i[..., None, :, None]
     seen = np.ones(ahead.shape, bool)
-    for most in (0 if causal else None, window[1]):
-        seen &= True if most is None else (ahead <= most).astype(bool)
-    seen &= True if window[0] is None else (-ahead <= window[0]).astype(bool)
+    if order is not None:
+        a, b = map(np.asarray, order)
+        seen = seen & (a[..., None, :, None] >= b[..., None, None, :])
+    for most in (0 if causal and order is None else None, window[1]):
+        seen = seen & (True if most is None else (ahead <= most).astype(bool))
+    seen = seen & (True if window[0] is None else (-ahead <= window[0]).astype(bool))
     if segments is not None:
         a, b = map(np.asarray, segments)
         seen = seen & (a[..., None, :, None] == b[..., None, None, :])

@@ -108,6 +108,43 @@ def test_importing_brings_in_nothing_heavy():
     assert not heavy & set(modules) and not backends and "posenc_jax._xla" in modules
 
 
+# What JAX defines below a comment that it will be deleted goes from jax.interpreters before the library is imported.
+WITHOUT_SHIMS = """
+import ast, inspect, re, jax
+deleted = set()
+for public in (jax.interpreters.ad, jax.interpreters.batching, jax.interpreters.mlir):
+    for module in {inspect.getmodule(value) for value in vars(public).values()} - {None, public}:
+        if not module.__name__.startswith("jax."):
+            continue
+        source = inspect.getsource(module)
+        marked, lines = set(), source.splitlines()
+        for node in ast.parse(source).body:
+            above = lines[min(n.lineno for n in (node, *getattr(node, "decorator_list", ()))) - 2]
+            if re.match("# .*(delete|remove)", above, re.IGNORECASE):
+                marked |= {getattr(node, "name", "")} | {t.id for t in getattr(node, "targets", ())}
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):  # name = Marked()
+                if getattr(node.value.func, "id", None) in marked:
+                    marked |= {target.id for target in node.targets}
+        for name in marked & set(vars(public)):
+            delattr(public, name)
+            deleted.add(name)
+assert {"axis_primitive_batchers", "primitive_batchers"} <= deleted, deleted
+
+import numpy as np, posenc_jax as pe
+x, p = np.ones((3, 5, 4), np.float32), np.arange(3, dtype=np.int32)
+rotate = lambda x, p: pe.rotary(x, p, head_axis=None)
+assert np.array_equal(jax.vmap(rotate)(x[:, 0], p), rotate(x[:, 0], p))
+scaled = jax.vmap(lambda p: p * rotate(x[0, 0], np.int32(7)), axis_name="i")  # a rotation of what is not mapped
+assert np.array_equal(scaled(np.ones(3, np.float32)), np.broadcast_to(rotate(x[0, 0], np.int32(7)), (3, 4)))
+loss = lambda x, p: pe.attention(*3 * (rotate(x, p)[:, None],)).sum()
+assert jax.vmap(jax.grad(loss))(x, np.ones((3, 5), np.float32)).shape == x.shape
+"""
+
+
+def test_it_runs_without_what_jax_is_about_to_delete():
+    subprocess.run([sys.executable, "-c", WITHOUT_SHIMS], check=True)
+
+
 def test_a_call_is_traced_in_few_equations():
     table = jax.make_jaxpr(lambda p: pe.sinusoidal(p, 128))(jnp.arange(16, dtype=jnp.int32))
     assert len(table.eqns) <= 45

@@ -636,6 +636,10 @@ def test_biases_serve_kernels_that_ask_for_a_tile(name):
         ({"query_positions": POSITIONS, "key_positions": POSITIONS[None, None]}, ValueError, r"attention: key_positions of shape \(1, 1, 11\) must broadcast to key without heads, shape \(2, 11\)"),
         ({"query_segments": SEGMENTS, "key_segments": SEGMENTS[:, 1:]}, ValueError, "attention: key_segments must have shape"),
         ({"query_segments": W[0, 0], "key_segments": SEGMENTS}, TypeError, "attention: query_segments must be an integer array"),
+        ({"key_order": POSITIONS, "causal": True}, ValueError, "attention: query_order and key_order must be given together"),
+        ({"query_order": POSITIONS, "key_order": POSITIONS}, ValueError, "attention: causal must be True if query_order and key_order are given, got False"),
+        ({"query_order": W[0, 0], "key_order": POSITIONS, "causal": True}, TypeError, "attention: query_order must be an integer array"),
+        ({"query_order": POSITIONS[1:], "key_order": POSITIONS, "causal": True}, ValueError, r"attention: query_order must have shape \(..., 11\)"),
         ({"query_positions": W[0, 0], "key_positions": POSITIONS}, TypeError, "attention: query_positions must be an integer array"),
     ],
 )  # fmt: skip

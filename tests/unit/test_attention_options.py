@@ -28,6 +28,9 @@ DY, DL = normal(BATCH, QUERIES, HEADS, VALUE_WIDTH), normal(BATCH, QUERIES, HEAD
 AT, THERE = np.arange(2, 2 + QUERIES, dtype=np.int32), np.arange(KEYS, dtype=np.int32)
 BATCHED = np.stack([RNG.permutation(QUERIES), 3 + RNG.permutation(QUERIES)]).astype(np.int32)
 PARTS = np.int32([[3] * 4 + [1] * 7, [0] * 9 + [-5] * 2]), np.int32([[3] * 5 + [1] * 8, [0] * 9 + [7] * 4])
+# Three tokens share a position, as the patches of an image share their time; and when they came, in each batch.
+SHARED = AT // 3, THERE // 3
+ORDER = np.stack([AT, RNG.permutation(AT)]), np.stack([THERE, RNG.permutation(THERE)])
 SCALES = {
     "()": np.float32(0.6) * np.ones((), np.float32),
     "(heads,)": np.float32([0.2, 0.5, -0.3, 0.0]),
@@ -53,8 +56,10 @@ CASES = {
     "nothing is seen": {"segments": PARTS, "window": (5, 1)},
     "everything": {"window": (5, 1), "cap": 1.5, "sinks": True, "bias": True, "segments": PARTS, "i": BATCHED, "scale": "(heads,)"},
     "everything, causal": {"window": (6, None), "causal": True, "cap": 1.5, "sinks": True, "bias": True, "segments": PARTS, "block_size": 4},
+    "order": {"causal": True, "order": ORDER, "i": SHARED[0], "j": SHARED[1], "window": (2, 1), "bias": True, "sinks": True},
+    "order of all, without a window": {"causal": True, "order": (AT, THERE), "i": SHARED[0], "j": SHARED[1], "segments": PARTS},
 } | {f"scale {name}": {"scale": name, "window": (6, 2)} for name in SCALES}  # fmt: skip
-FEW = ["window", "window, before", "cap", "sinks where nothing is seen", "everything", "scale (queries, 1)"]
+FEW = ["window", "window, before", "cap", "sinks where nothing is seen", "everything", "order", "scale (queries, 1)"]
 
 
 def slope_and_side(i, j, slopes):
@@ -69,6 +74,8 @@ def ours(case, q, k, v, slopes, sinks, scale, **more):
     options = {name: case[name] for name in ("window", "causal") if name in case}
     if case.get("segments") is not None:
         options |= dict(zip(("query_segments", "key_segments"), case["segments"], strict=True))
+    if case.get("order") is not None:
+        options |= dict(zip(("query_order", "key_order"), case["order"], strict=True))
     if case.get("bias"):
         options["bias"] = lambda i, j: slope_and_side(i, j, slopes)
     return pe.attention(
@@ -89,7 +96,8 @@ def exact(case, q=Q, k=K, v=V, slopes=SLOPES, sinks=SINKS, scale=None, dy=DY, dl
     shape = ahead - 2 * abs(ahead)
     bias = np.float64(slopes)[:, None, None] * shape if case.get("bias") else 0.0
     if seen is None:
-        seen = may_see(i, j, case.get("causal", False), case.get("segments"), case.get("window", (None, None)))
+        masks = (case.get(name) for name in ("causal", "segments"))
+        seen = may_see(i, j, *masks, case.get("window", (None, None)), case.get("order"))
     given = sinks if case.get("sinks") else None
     c = scale_of(case) if scale is None else scale
     y, residual, back = dense(q, k, v, bias, seen, c, cap=case.get("cap"), sinks=given)
@@ -175,8 +183,17 @@ MISTAKES = {
     "sinks of another order": ("sinks where nothing is seen", lambda c: exact(c, sinks=SINKS.reshape(2, 2).T.ravel())),
     "a scale twice": ("scale (queries, 1)", lambda c: exact(c, scale=SCALES["(queries, 1)"] ** 2)),
     "the usual scale as well": ("scale (queries, 1)", lambda c: exact(c, scale=SCALES["(queries, 1)"] / np.sqrt(WIDTH))),
+    "causal by position": ("order", lambda c: exact(c | {"order": None})),
+    "causal by both": ("order", lambda c: exact(c, seen=seen_by(c) & seen_by(c | {"order": None}))),
+    "an order backward": ("order", lambda c: exact(c | {"order": [-x for x in c["order"]]})),
+    "an order that hides itself": ("order", lambda c: exact(c | {"order": (c["order"][0] - 1, c["order"][1])})),
+    "a window by order": ("order", lambda c: exact(c, seen=seen_by(c | {"i": ORDER[0], "j": ORDER[1]}))),
     "segments unseen": ("everything", lambda c: exact(c | {"segments": None})),
 }  # fmt: skip
+
+
+def seen_by(case):
+    return may_see(case["i"], case["j"], case["causal"], None, case["window"], case["order"])
 
 
 def capped_behind(case):

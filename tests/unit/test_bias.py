@@ -93,13 +93,21 @@ def test_kerple_beside_the_authors_code(name):
     assert causal(swapped, peer["bias"], peer["queries"]) > 0.05
 
 
-def test_sandwich_beside_nemo():
-    # NeMo counts the frequencies from one step later, as the paper's equation does.
+def test_sandwich_beside_the_paper_s_listing_and_nemo():
+    # NeMo counts the frequencies from one step later than the paper's listing.
     (peer,) = PEERS["sandwich"]
-    width = peer["width"]
+    width, queries, keys = peer["width"], np.array(peer["queries"]), np.arange(50)
     later = pe.geometric(width).with_angular([10_000.0 ** (-2 * i / width) for i in range(1, width // 2 + 1)])
-    got = pe.sandwich(np.array(peer["queries"]), np.arange(50), peer["heads"], later)
+    got = pe.sandwich(queries, keys, peer["heads"], later)
     np.testing.assert_allclose(got, peer["bias"], atol=2e-6)
+    # Appendix E: sinusoidal encodings from ω₀ = 1 on, their dot products over 8h/n; ours less d/2.
+    angles = np.arange(50)[:, None] * 10_000.0 ** (-np.arange(0, width, 2) / width)
+    encodings = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    products = encodings[queries] @ encodings.T - width / 2
+    ratios = 8 * np.arange(1, peer["heads"] + 1) / peer["heads"]
+    listing = pe.sandwich(queries, keys, peer["heads"], width)
+    np.testing.assert_allclose(listing, products / ratios[:, None, None], atol=2e-6)
+    assert np.abs(listing - np.array(peer["bias"])).max() > 0.5  # the other of the two
 
 
 P, H = np.arange(4), np.ones(3, np.float32)

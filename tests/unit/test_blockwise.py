@@ -87,7 +87,9 @@ def test_a_tile_in_which_nothing_is_seen_costs_nothing():
     count = lambda **options: lowered(**options).count("stablehlo.case")  # noqa: E731
     apart = jnp.arange(520, dtype=jnp.int32) // 16
     assert count() == 0 and count(causal=True) == count(window=(None, 9)) == 1
-    assert count(query_segments=apart, key_segments=apart) == 1
+    assert (
+        count(query_segments=apart, key_segments=apart) == count(query_order=apart, key_order=apart, causal=True) == 1
+    )
 
 
 def test_nothing_is_skipped_where_positions_are_mapped():

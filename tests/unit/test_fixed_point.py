@@ -40,3 +40,17 @@ def test_whole_turns_round_with_the_step(fraction):
     word = _fixed_point.word_from_turns((int(fraction * 2**128) + (3 << 128), int(fraction * 2**128) - (5 << 128)))
     value = word.turns + word.step / 2**32 + word.step_low / 2**47
     np.testing.assert_allclose(value, [3 + fraction, fraction - 5], rtol=0, atol=2**-46)
+
+
+def test_a_phase_is_within_three_units():
+    """As README says: units of 2⁻³² turn, against integers of 128 bits."""
+    rng = np.random.default_rng(2)
+    angular = (10.0 ** rng.uniform(-12, 1, 300) * rng.choice([-1, 1], 300)).astype(np.float32)
+    positions = np.concatenate([rng.integers(-(2**31), 2**31, 94), [-(2**31), -65537, -1, 65535, 2**30 - 1, 2**31 - 1]])
+    turns = spectra.turns(map(float, angular))
+    true = np.array([[int(p) * t % 2**128 / 2**96 for t in turns] for p in positions])  # in units
+    phase = jax.jit(_fixed_point.phase)
+    for word in (_fixed_point.word_from_turns(turns), _fixed_point.word_from_angular(jnp.asarray(angular))):
+        row = _fixed_point.Word(*(part[None] for part in word))
+        found = np.float64(phase(np.int32(positions)[:, None], row, np.zeros((1, 1), np.int32)))
+        assert 1 < np.abs((found - true + 2**31) % 2**32 - 2**31).max() < 3

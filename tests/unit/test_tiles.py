@@ -65,6 +65,26 @@ def test_no_pair_is_dropped(rule, segmented):
     assert seen.any() and not seen.all()
 
 
+def test_no_pair_is_dropped_by_order():
+    """Of runs of orders, a tile is visited if and only if an order lets a query see a key, wherever they stand."""
+    start = RNG.integers(-6, 6, (TRIES, 2)) + RNG.choice([INT.min + 6, 0, INT.max - 12], TRIES)[:, None]
+    order = tuple((start[:, [n]] + RNG.permutation(3 + n)).astype(np.int32) for n in range(2))
+    i, j = positions_of_tiles(TRIES, 3), positions_of_tiles(TRIES, 4)
+
+    @quick
+    @jax.vmap
+    def of_tile(i, j, a, b):
+        sides = Side(i, order=a), Side(j, order=b)
+        return _tiles._seen(settings(False, (None, None)), *sides), _tiles._may_see(
+            settings(False, (None, None)), *sides
+        )
+
+    seen, visited = map(np.asarray, of_tile(i, j, *order))
+    np.testing.assert_array_equal(seen, may_see(i, j, True, order=order)[:, 0])
+    np.testing.assert_array_equal(visited, seen.any((1, 2)))
+    assert visited.any() and not visited.all()
+
+
 @pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize("rule", tiered(RULES, FEW), ids=str)
 def test_nothing_is_visited_in_vain(rule, segmented):

@@ -1,0 +1,154 @@
+"""What README and the pages count and name, against its source."""
+
+import importlib
+import json
+import re
+import tomllib
+from pathlib import Path
+
+from posenc_jax.hf import _models
+
+ROOT = Path(__file__).parents[2]
+
+
+def read(path):
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+README, NOXFILE, PROJECT = read("README.md"), read("noxfile.py"), tomllib.loads(read("pyproject.toml"))
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
+PAGES |= {name: read(name) for name in ("README.md", "conformance/README.md", "benchmarks/NOTES.md")}
+WORDS = dict(zip("seven eight nine ten eleven twelve thirteen".split(), range(7, 14), strict=True))
+
+
+def test_model_types():
+    (said,) = re.findall(r"for some (\d+) model types", README)
+    assert int(said) == round(len(_models.MODELS), -1)
+
+
+def test_models_that_are_trained(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "demo"))
+    variants = importlib.import_module("models").VARIANTS.values()
+    trained = sum(variant.weights is None for variant in variants)
+    said = re.findall(r"[Tt]rains (\w+) small Transformers", README + NOXFILE + "".join(PAGES.values()))
+    assert len(said) > 3 and {WORDS[word] for word in said} == {trained}
+    evidence = json.loads(read("demo/evidence.json"))
+    (said,) = re.findall(r"(\d+) small models", PAGES["docs/evidence.md"])
+    assert int(said) == len(evidence["seeds"]) * (trained + len(evidence["bases"]))
+
+
+def test_libraries_that_are_measured():
+    newest = max(
+        (json.loads(p.read_text()) for p in ROOT.glob("benchmarks/results/cpu-*.json")), key=lambda r: r["date"]
+    )
+    names = [peer["name"] for peer in newest["peers"].values() if "missing" not in peer]
+    libraries = {re.split("[., ]", name)[0].lower() for name in names} - {"posenc_jax", "textbook", "copy"}
+    (said,) = re.findall(r"runs this library beside (\w+) others", PAGES["docs/benchmarks.md"])
+    assert WORDS[said] == len(libraries), libraries
+
+
+def test_the_families_of_the_decoder():
+    (said,) = re.findall(r"One decoder for (\w+) families", read("examples/decoder.py"))
+    (listed,) = re.findall(r"one decoder for\s+(.*?), told apart", PAGES["docs/huggingface.md"], flags=re.DOTALL)
+    assert WORDS[said] == len(re.split(r",\s|\sand\s", listed))
+
+
+def test_only_equinox_has_other_formulas():
+    rows = [line.strip("| ").split(" | ") for line in read("conformance/results/table.md").splitlines()]
+    (names,) = (row[1:] for row in rows if row[0] == "outcome")
+    (others,) = (row[1:] for row in rows if row[0] == "failed: anything else")
+    assert [name for name, count in zip(names, others, strict=True) if count != "0"] == ["equinox.nn"]
+    assert "only equinox\n  has any" in PAGES["docs/conformance.md"]
+
+
+def test_figures_of_readme_that_other_pages_have():
+    rows = [line.strip("| ").split(" | ") for line in PAGES["docs/speed.md"].splitlines() if line[:1] == "|"]
+    (causal,) = (row for row in rows if row[0] == "ALiBi, causal")
+    assert f"| Time of causal ALiBi, bfloat16, 4,096 tokens | {causal[2]} | 1, " in README
+    summary = (
+        read("benchmarks/results/gpu-nvidia-h200.md").partition("[start:summary]")[2].partition("[end:summary]")[0]
+    )
+    turned = [float(number) for number in re.findall(r"^\| rotary, .*?\| 1\.1 \| \**([\d.]+)", summary, re.MULTILINE)]
+    assert len(turned) == 8
+    assert f"takes [{min(turned):.2f} to {max(turned):.2f} copies](docs/speed.md#gpu)" in README
+
+
+def test_versions_of_others_are_the_pinned_ones():
+    pins = [pin for group in PROJECT["dependency-groups"].values() for pin in group if isinstance(pin, str)]
+    pinned = {}
+    for name, version in re.findall(r"([\w-]+)==([\d.]+\d)", " ".join(pins)):
+        pinned.setdefault(name.lower(), set()).add(version)
+    called = {"pytorch": "torch", "gemma library": "gemma"}
+    for page, text in PAGES.items():
+        for name, version in re.findall(r"([A-Za-z][\w-]*(?: library)?)`? (\d+\.\d+\.\d+)\b", text):
+            name = name.lower().removeprefix("the ")
+            known = pinned.get(called.get(name, name))
+            assert known is None or version in known, f"{page}: {name} {version}, not {known}"
+
+
+def test_pythons():
+    lowest = PROJECT["project"]["requires-python"].removeprefix(">=")
+    named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["project"]["classifiers"]))
+    tried = re.findall(r'session: tests_all, python: "(3\.\d+)"', read(".github/workflows/ci.yml"))
+    assert named == tried and named[0] == lowest
+    assert f"Python {named[0]} to {named[-1]} are supported" in PAGES["docs/releases.md"]
+    for text in (README, PAGES["docs/contributing.md"]):
+        assert re.search(rf"needs (only )?Python \(?{lowest} or newer", text)
+    flax = next(need for need in PROJECT["project"]["dependencies"] if need.startswith("flax>=")).removeprefix("flax>=")
+    assert f"runs on Flax {flax} and newer" in PAGES["docs/flax.md"]
+
+
+def test_sessions_and_files_exist():
+    sessions = set(re.findall(r"^def (\w+)\(session", NOXFILE, re.MULTILINE))
+    places = "tests|benchmarks|examples|demo|docs|conformance|posenc_jax"
+    for page, text in PAGES.items():
+        named = {name for found in re.findall(r'nox -s "?([a-z0-9_ ]+)', text) for name in found.split()}
+        assert named - {"on", "NAME"} <= sessions, f"{page}: {named - sessions}"
+        paths = re.findall(rf"`(?:python )?((?:{places})/[\w/-]*(?:\.\w+)?)", text)
+        assert [path for path in paths if not (ROOT / path).exists()] == [], page
+    first = NOXFILE.partition("# The seven that people use first")[2].partition("\n# ")[0]
+    assert first.count("@nox.session") == WORDS["seven"]
+
+
+def test_the_map_of_the_package():
+    (tree,) = re.findall(r"```text\nposenc_jax/\n(.*?)```", PAGES["docs/contributing.md"], flags=re.DOTALL)
+    named = set(re.findall(r"^ {2}(\w+\.py|\w+/)(?: (\w+/))?", tree, flags=re.MULTILINE))
+    files = {path.name if path.is_file() else f"{path.name}/" for path in (ROOT / "posenc_jax").iterdir()}
+    assert {name for pair in named for name in pair if name} == files - {"__pycache__/", "py.typed"}
+
+
+BIBLIOGRAPHY = re.findall(
+    r'^- <a id="(\w+)"></a>(.*?)(?=^- <a|\Z)', PAGES["docs/bibliography.md"], flags=re.MULTILINE | re.DOTALL
+)
+
+
+def plain(title):
+    return re.sub(r"\W+", " ", title).lower().strip()
+
+
+def test_years_and_numbers_of_papers():
+    said = {}
+    for name, entry in BIBLIOGRAPHY:
+        outside = re.sub(r"\*.*?\*|\[.*?\)", "", entry, flags=re.DOTALL)  # of the title and of links
+        said[name] = set(re.findall(r"\b(?:19|20)\d\d\b", outside))
+        assert set(re.findall(r"\d{4}", name)) <= said[name], name
+        for label, number in re.findall(r"\[arXiv:([\d.]+)\]\(https://arxiv\.org/abs/([\d.]+)\)", entry):
+            assert label == number, name
+    for page, text in PAGES.items():
+        for words, name in re.findall(r"\[([^\[\]]*)\]\((?:docs/)?bibliography\.md#(\w+)\)", text):
+            assert set(re.findall(r"\b(?:19|20)\d\d\b", words)) <= said[name], f"{page}: [{words}] is #{name}"
+
+
+def test_papers_of_docstrings_are_those_of_the_bibliography():
+    """By the first author, the beginning of the title and the year."""
+    papers = [(plain(re.search(r"\*(.*?)\*", entry, re.DOTALL)[1]), name) for name, entry in BIBLIOGRAPHY]
+    cited = 0
+    for path in (ROOT / "posenc_jax").rglob("*.py"):
+        text = re.sub(r"\s+", " ", path.read_text(encoding="utf-8"))
+        for author, title, year in re.findall(r'([A-Z]\w+) et al\., "([^"]+)",? (\d{4})', text):
+            same = [name for full, name in papers if name.startswith(author.lower()) and full.startswith(plain(title))]
+            assert not same or author.lower() + year in "".join(same), f"{path.name}: {author}, {title}, {year}; {same}"
+            near = [full for full, name in papers if name == author.lower() + year]
+            assert len(near) != 1 or near[0].startswith(plain(title)), f"{path.name}: {author}, {title}, {year}; {near}"
+            cited += bool(same)
+    assert cited > 40
