@@ -32,8 +32,9 @@ class Grid(NamedTuple):
     time: int
     height: int
     width: int
-    step: float = 1.0  # Δ
-    times: np.ndarray | None = None  # by default ⌊t·Δ⌋
+    step: float = 1.0  # frame t is at ⌊t · step · rate⌋
+    rate: float = 1.0
+    whole: bool = True  # False: times are not rounded down
 
     @property
     def tokens(self) -> int:
@@ -42,17 +43,16 @@ class Grid(NamedTuple):
 
     def part(self, following: Following) -> Part:
         """Its positions, row by row and frame by frame."""
-        times = self.times
-        if times is None:
-            # In float32, as in the models, because rounding can carry a product across an integer.
-            times = np.floor(np.arange(self.time, dtype=np.float32) * np.float32(self.step)).astype(np.int64)
+        # In float32, as in the models, because rounding can carry a product across an integer.
+        times = np.arange(self.time, dtype=np.float32) * np.float32(self.step) * np.float32(self.rate)
+        times = np.floor(times).astype(np.int64) if self.whole else times
         offsets = np.stack(np.meshgrid(times, np.arange(self.height), np.arange(self.width), indexing="ij"), -1)
         return Part(offsets.reshape(-1, 3), max(self.height, self.width) if following == "side" else None)
 
     def fitting(self) -> Grid:
         """The grid, checked before the cast of its positions to integers, which would wrap."""
         countable(self.name, self.tokens)
-        last = (self.time - 1) * self.step if self.times is None else self.times[-1]
+        last = (self.time - 1) * self.step * self.rate
         require(last < LIMIT, "positions must fit into int32, got up to {:.15g}", last)
         return self
 
@@ -123,7 +123,7 @@ def _known(name: str, x: Any) -> np.ndarray:
 def parse_grids(
     name: str, grids: Any, merge: int, steps: Any = None, *, steps_name: str = "video_steps", frames: int = 1
 ) -> list[Grid]:
-    """The grids of a batch, in tokens, of which each holds so many `frames` in time and `merge` patches to each side."""
+    """The grids of a batch, in tokens, each of so many `frames` in time and `merge` patches to each side."""
     items = _checks.sequence(name, np.asarray(grids) if isinstance(grids, jax.Array) else grids, "grids")
     steps = (1.0,) * len(items) if steps is None else _checks.sequence(steps_name, steps, "numbers")
     message = "{} must have {} numbers, as {} has, got {}"

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _parts
 from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._parts import Grid, Part, Run
-from posenc_jax.hf._keys import Keys, agreed, mapping, mapping_of_strings
+from posenc_jax.hf._keys import Keys, mapping, mapping_of_strings
 from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
 
 TEXT, IMAGE, VIDEO, AUDIO = range(4)
@@ -89,7 +89,7 @@ def positions_from_tokens(
         if facts.audio is None:
             parts = (_part_of(facts, run, images, videos) for run in runs)
         else:
-            parts = _omni_parts(keys, facts, runs, tokens[row][kept[row]], images, videos)
+            parts = _omni_parts(facts, runs, images, videos)
         positions[row][kept[row]] = _parts.placed(parts, dtype)
     _parts.check_all_taken((*images, *videos))
     return jnp.asarray(positions)
@@ -98,33 +98,31 @@ def positions_from_tokens(
 # The config
 
 
-def _model_of(config: Any, label: str = "config") -> tuple[Keys, Multimodal]:
+def _model_of(config: Any) -> tuple[Keys, Multimodal]:
     """The keys of the part of a config that has the placeholders, and the facts of its model_type."""
     if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
         with _checks.callback():
             config = config.to_dict()
-    keys = Keys(mapping_of_strings(label, config, "a mapping or have to_dict()"))
+    keys = Keys(mapping_of_strings("config", config, "a mapping or have to_dict()"))
     name = keys.string("model_type")
     if name in THINKERS:
-        thinker = Keys(mapping_of_strings("thinker_config", keys.need("thinker_config")), "thinker_config")
-        inner, name = thinker.string("model_type"), THINKERS[name]
-        fits = inner in (None, name)
-        require(fits, "thinker_config.model_type must be {!r}, got {!r:.60}", name, inner)
-        keys = thinker
+        keys = Keys(mapping_of_strings("thinker_config", keys.need("thinker_config")), "thinker_config")
+        name, inner = THINKERS[name], keys.string("model_type")
+        require(inner in (None, name), "thinker_config.model_type must be {!r}, got {!r:.60}", name, inner)
     if name in REFUSED:
         raise InvalidValue(f"model_type {name!r} is not read: {REFUSED[name]}")
     if name not in MULTIMODAL:
         raise InvalidValue(
-            f"model_type {name!r} is not known as that of a whole model that gives images and videos positions of "
+            f"model_type {name!r:.60} is not known as that of a whole model that gives images and videos positions of "
             "several coordinates: if it does as a known type does, write that type in its place"
         )
     return keys, MULTIMODAL[name]
 
 
-def _token(keys: Keys, name: str, default: int | None) -> int:
+def _token(keys: Keys, name: str, default: int) -> int:
     """A token id, which may also be called an index."""
     names = f"{name}_id", f"{name}_index"
-    return _checks.integer(keys.spelled(*names), agreed(keys.found(*names), default, missing=keys.label + names[0]))
+    return _checks.integer(keys.spelled(*names), keys.get(*names, default=default))
 
 
 def _part(keys: Keys, name: str) -> Keys:
@@ -134,8 +132,8 @@ def _part(keys: Keys, name: str) -> Keys:
 
 def _count(keys: Keys, part: str, name: str, default: int) -> int:
     """The value of a key that counts something."""
-    d = _part(keys, part)
-    return _checks.positive_int(d.label + name, d.get(name, default=default))
+    keys = _part(keys, part)
+    return _checks.positive_int(keys.label + name, keys.get(name, default=default))
 
 
 # Tokens and grids
@@ -143,21 +141,23 @@ def _count(keys: Keys, part: str, name: str, default: int) -> int:
 
 def _kinds(keys: Keys, facts: Multimodal, tokens: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """What each token is."""
-    kinds, image = np.zeros(tokens.shape, np.int8), _token(keys, "image_token", facts.image)
-    kinds[tokens == image] = IMAGE
-    named = {"video": (VIDEO, facts.video), "audio": (AUDIO, facts.audio)}
-    taken = {image: "image_token_id"}
-    for name, (kind, default) in named.items():
+    kinds, taken = np.zeros(tokens.shape, np.int8), {}
+    for kind, name, default in (
+        (IMAGE, "image", facts.image),
+        (VIDEO, "video", facts.video),
+        (AUDIO, "audio", facts.audio),
+    ):
         if default is not None:
             token = _token(keys, f"{name}_token", default)
-            message = "{}_token_id must differ from {}, got {}"
-            require(token not in taken, message, keys.label + name, taken.get(token), token)
-            taken[token] = f"{name}_token_id"
+            require(
+                token not in taken, "the token of {} must differ from that of {}, got {}", name, taken.get(token), token
+            )
+            taken[token] = name
             kinds[tokens == token] = kind
     if facts.enclosed:
         names = zip(("video_start_token", "video_end_token"), facts.enclosed, strict=True)
-        start, end = (np.cumsum(kept & (tokens == _token(keys, *name)), -1) for name in names)
-        kinds[(kinds == IMAGE) & (start > end)] = VIDEO
+        starts, ends = (np.cumsum(kept & (tokens == _token(keys, *name)), -1) for name in names)
+        kinds[(kinds == IMAGE) & (starts > ends)] = VIDEO
     return kinds
 
 
@@ -171,35 +171,30 @@ def _grids(
     videos = _parts.parse_grids(
         "video_grids", video_grids, merge, video_seconds, steps_name="video_seconds", frames=frames
     )
-    if facts.rate is None:
-        require(
-            video_seconds is None,
-            "video_seconds must not be given: the model does not read them, got {!r:.60}",
-            video_seconds,
-        )
-        videos = [grid._replace(step=1.0) for grid in videos]
-    else:
-        where, name, default = facts.rate
-        d = _part(keys, where)
-        rate = _checks.positive(d.label + name, d.number(name, default))
-        missing = "video_seconds must be given: the times of frames depend on them"
-        require(video_seconds is not None or not videos, missing)
-        videos = [grid._replace(times=_times(facts, grid, rate)).fitting() for grid in videos]
-        if facts.audio is not None:  # an image is a video of one second a frame
-            images = [grid._replace(times=_times(facts, grid, rate)).fitting() for grid in images]
     if facts.video is None and facts.enclosed is None:
         require(not videos, "video_grids must be empty: the model takes no videos, got {}", len(videos))
+    if facts.rate is None:
+        unread = "video_seconds must not be given: the model does not read them, got {!r:.60}"
+        require(video_seconds is None, unread, video_seconds)
+    else:
+        missing = "video_seconds must be given: the times of frames depend on them"
+        require(video_seconds is not None or not videos, missing)
+        videos = [_timed(keys, facts, facts.rate, grid) for grid in videos]
     if facts.apart:
         videos = [frame for grid in videos for frame in _parts.frames_of(grid)]
     return deque(images), deque(videos)
 
 
-def _times(facts: Multimodal, grid: Grid, rate: float) -> np.ndarray:
-    """The times of a video's frames; the order of roundings can carry a product across an integer."""
-    t, seconds, rate = np.arange(grid.time, dtype=np.float32), np.float32(grid.step), np.float32(rate)
-    times = t * seconds * rate if facts.seconds_first else t * (rate * seconds)
-    require(times[-1] < _parts.LIMIT, "positions must fit into int32, got up to {:.15g}", times[-1])
-    return np.floor(times).astype(np.int64) if facts.whole else times
+def _timed(keys: Keys, facts: Multimodal, rate: tuple[str, str, int], grid: Grid) -> Grid:
+    """A video whose step is in seconds, with its step in positions."""
+    part, name, default = rate
+    keys = _part(keys, part)
+    per_second = _checks.positive_float32(keys.label + name, keys.number(name, default))
+    if facts.seconds_first:
+        return grid._replace(rate=per_second, whole=facts.whole).fitting()
+    step = per_second * float(np.float32(grid.step))  # the processor writes the seconds as float32
+    step = _checks.positive_float32(f"{keys.label}{name} times the seconds of {grid.name}", step)
+    return grid._replace(step=step).fitting()
 
 
 def _part_of(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Grid]) -> Part:
@@ -213,80 +208,49 @@ def _part_of(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Gri
 # Omni models: audio, and audio inside a video
 
 
-def _omni_parts(
-    keys: Keys, facts: Multimodal, runs: list[Run], tokens: np.ndarray, images: deque[Grid], videos: deque[Grid]
-) -> Iterator[Part]:
+def _omni_parts(facts: Multimodal, runs: list[Run], images: deque[Grid], videos: deque[Grid]) -> Iterator[Part]:
     """The parts of a row.
 
-    The model's code counts on from the tokens that start or end an image, a video or audio. They are parts of their own
-    here, so that each sum is rounded as in that code where positions are not whole.
+    One token each starts and ends an image, a video or audio, and two a video with audio inside. They are parts of
+    their own, because the model rounds every sum of positions that are not whole.
     """
-    edge, ends = 0, 0
-    for span in _spans(runs):
-        starts = 1 if len(span) == 1 else 2  # a video with audio has two start tokens and two end tokens
-        if starts == 2:
-            _check_starts(keys, span, tokens)
-        yield from _text_between(facts, span[0].start - edge, ends, starts, span[0].where)
-        yield (
-            _part_of_video_with_audio(facts, span, videos)
-            if starts == 2
-            else _part_alone(facts, span[0], images, videos)
-        )
-        edge, ends = span[-1].stop, starts
-    where = runs[-1].where if runs else ""
-    yield from _text_between(facts, len(tokens) - edge, ends, 0, where)
+    spans = [list(span) for _, span in itertools.groupby(runs, lambda run: run.kind == TEXT)]
+    edges = [0 if span[0].kind == TEXT else min(len(span), 2) for span in spans]
+    for span, before, after in zip(spans, [0, *edges], [*edges[1:], 0], strict=False):
+        if span[0].kind == TEXT:
+            yield from _text_between(facts, span[0], before, after)
+        elif len(span) > 1:
+            yield _video_with_audio(facts, span, videos)
+        elif span[0].kind == AUDIO:
+            yield _parts.text(span[0].length)._replace(extent=None)
+        else:
+            yield _part_of(facts, span[0], images, videos)
 
 
-def _spans(runs: list[Run]) -> Iterator[list[Run]]:
-    """The runs of placeholders, those together that no text separates."""
-    for is_text, span in itertools.groupby(runs, lambda run: run.kind == TEXT):
-        if not is_text:
-            yield list(span)
-
-
-def _check_starts(keys: Keys, span: list[Run], tokens: np.ndarray) -> None:
-    """Raises unless placeholders that no text separates are those of one video and its audio."""
-    where, kinds = f"{span[0].where} to {span[-1].where}", {run.kind for run in span}
-    require(kinds == {VIDEO, AUDIO}, "{} must have text between placeholders of an image and others", where)
-    wanted = [
-        _token(keys, name, default) for name, default in (("vision_start_token", 151652), ("audio_start_token", 151647))
-    ]
-    found = tokens[max(span[0].start - 2, 0) : span[0].start].tolist()
-    message = "{} must follow the start tokens of a video with audio, {}, got {}"
-    require(found == wanted, message, where, wanted, found)
-
-
-def _text_between(facts: Multimodal, length: int, ends: int, starts: int, where: str) -> Iterator[Part]:
-    """Text between placeholders, of which the first so many tokens end what is before and the last start what follows."""
-    needed = (ends if ends == 2 else 0) + (starts if starts == 2 else 0)
-    require(length >= needed, "{} must have two tokens that end a video with audio before it", where)
-    ends = min(ends, length)
-    starts = min(starts, length - ends)
-    if ends == 2 and facts.starts_shared:
-        yield _SHARED
-    else:
-        yield from [_parts.text(1)] * ends
-    yield _parts.text(length - ends - starts)
-    yield _SHARED if starts == 2 and facts.starts_shared else _parts.text(starts)
+def _text_between(facts: Multimodal, run: Run, ends: int, starts: int) -> list[Part]:
+    """Text whose first tokens end what is before it, and whose last start what follows."""
+    needed = 2 * ((ends == 2) + (starts == 2))
+    message = "{} must have two tokens that end, and two that start, a video with audio beside it"
+    require(run.length >= needed, message, run.where)
+    ends = min(ends, run.length)
+    starts = min(starts, run.length - ends)
+    first = [_SHARED] if ends == 2 and facts.shared else [_parts.text(1)] * ends
+    last = _SHARED if starts == 2 and facts.shared else _parts.text(starts)
+    return [*first, _parts.text(run.length - ends - starts), last]
 
 
 _SHARED = Part(np.zeros((2, 3), np.int64), 1)  # two tokens at one position
 
 
-def _part_alone(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Grid]) -> Part:
-    """An image, a video, or audio, which is like text."""
-    if run.kind == AUDIO:
-        return _parts.text(run.length)._replace(extent=None)
-    return _part_of(facts, run, images, videos)
-
-
-def _part_of_video_with_audio(facts: Multimodal, span: list[Run], videos: deque[Grid]) -> Part:
+def _video_with_audio(facts: Multimodal, span: list[Run], videos: deque[Grid]) -> Part:
     """Frames and audio, each of which counts on its own; what follows starts above the last of their tokens."""
+    where = f"{span[0].where} to {span[-1].where}"
     kinds = np.repeat([run.kind for run in span], [run.length for run in span])
-    grid = _parts.next_grid(videos, "video", span[0])
-    grid.check(int((kinds == VIDEO).sum()), f"{span[0].where} to {span[-1].where}")
-    frames = grid.part(facts.following).offsets
-    offsets = np.zeros((len(kinds), 3), frames.dtype)
-    offsets[kinds == VIDEO] = frames
-    offsets[kinds == AUDIO] = _parts.text(int((kinds == AUDIO).sum())).offsets
+    frames = kinds == VIDEO
+    message = "{} must have text between placeholders, unless they are those of a video and its audio"
+    require({run.kind for run in span} == {VIDEO, AUDIO}, message, where)
+    grid = _parts.next_grid(videos, "video", span[0]).check(int(frames.sum()), where)
+    offsets = np.zeros((len(kinds), 3), np.int64 if facts.whole else np.float32)
+    offsets[frames] = grid.part(facts.following).offsets
+    offsets[~frames] = _parts.text(int((~frames).sum())).offsets
     return Part(offsets, None, last=1)

@@ -33,7 +33,7 @@ class Multimodal:
     rate: tuple[str, str, int] | None = None  # where positions per second stand, their key, and by default
     seconds_first: bool = False  # ⌊(t · seconds) · rate⌋, each product in float32; not ⌊t · (rate · seconds)⌋
     whole: bool = True  # the times are rounded down
-    starts_shared: bool = False  # both start tokens of a video with audio are at one position, and both end tokens
+    shared: bool = False  # both start tokens of a video with audio are at one position, and both end tokens
 
 
 def _all(names: str, **facts: Any) -> dict[str, Multimodal]:
@@ -48,7 +48,7 @@ _OMNI: Any = _QWEN | {
     "rate": ("", "position_id_per_seconds", 25),
     "seconds_first": True,
 }
-_QWEN25_OMNI: Any = _OMNI | {"starts_shared": True}
+_QWEN25_OMNI: Any = _OMNI | {"shared": True}
 _QWEN3_OMNI: Any = _OMNI | {"whole": False}
 
 MULTIMODAL: dict[str, Multimodal] = {
