@@ -32,9 +32,10 @@ def multimodal_positions(
         whose frames are Δ positions apart. For Qwen2.5-VL, Δ is `tokens_per_second` times the seconds per frame; Δ and
         its product with t are float32. Qwen3-VL puts a timestamp before each frame, so each frame is a grid of time 1.
       following: where the next part starts. "maximum": above every position so far, as in the papers and in the
-        models' own code. "side": at $s + \max(\text{height}, \text{width})$, as in transformers 5. The two differ only
-        after a video that spans more positions in time than in height and width; with "side", the text after it then
-        shares positions with its frames.
+        models' first code, and in transformers 5 for Qwen2.5-Omni and Qwen3-Omni. "side": at
+        $s + \max(\text{height}, \text{width})$, as in transformers 5 for Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4V. The
+        two differ only after a video that spans more positions in time than in height and width; with "side", the text
+        after it then shares positions with its frames.
 
     Returns:
       An int32 array of shape (length, 3), for `multi_section`. Pad the sequences of a batch to one length with any
@@ -75,8 +76,12 @@ def positions_from_tokens(
 ) -> jax.Array:
     r"""Positions for M-RoPE from token ids with placeholders of images and videos: (time, row, column) of each token.
 
-    Finds the parts of each row and places them as `multimodal_positions` does. With `following="side"`, these are the
-    positions that `get_rope_index` of transformers 5 gives Qwen2-VL, Qwen2.5-VL, Qwen3-VL, GLM-4V and their relatives.
+    Finds the parts of each row and places them as `multimodal_positions` does. Where the part after a grid starts
+    depends on the model: in transformers 5, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5, GLM-4V, ERNIE-4.5-VL and
+    PaddleOCR-VL take "side", and Qwen2.5-Omni and Qwen3-Omni take "maximum".
+
+    `posenc_jax.hf.positions_from_tokens` reads this from a model's config, with the placeholders and the times of
+    frames. Only it can place frames between whole positions, as Qwen3-Omni does, and among the audio of their video.
 
     The next text position of each row is `positions.max((-2, -1)) + 1` in all three coordinates. The `rope_deltas` of
     transformers are this minus the number of tokens, `mask.sum(-1)`.

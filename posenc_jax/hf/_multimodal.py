@@ -110,11 +110,11 @@ def _model_of(config: Any) -> tuple[Keys, Multimodal]:
         name, inner = THINKERS[name], keys.string("model_type")
         require(inner in (None, name), "thinker_config.model_type must be {!r}, got {!r:.60}", name, inner)
     if name in REFUSED:
-        raise InvalidValue(f"model_type {name!r} is not read: {REFUSED[name]}")
+        raise InvalidValue(f"config is of model_type {name!r}, which is not read: {REFUSED[name]}")
     if name not in MULTIMODAL:
         raise InvalidValue(
-            f"model_type {name!r:.60} is not known as that of a whole model that gives images and videos positions of "
-            "several coordinates: if it does as a known type does, write that type in its place"
+            f"config is of model_type {name!r:.60}, which is not known as that of a whole model that gives images and "
+            "videos positions of several coordinates: if it does as a known type does, write that type in its place"
         )
     return keys, MULTIMODAL[name]
 
