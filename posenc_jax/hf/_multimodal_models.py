@@ -79,7 +79,7 @@ THINKERS = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omn
 
 _REASONS = {
     "the placeholders of its images count on like text, in all coordinates, as positions_from_mask counts": """
-        colqwen2 jev minicpm_ocr minicpmv4_6""",
+        colqwen2 minicpm_ocr minicpmv4_6""",
     "it lays slices of images out on a canvas, around which its markers have positions of their own": "minicpmv4_7",
     "its positions have four coordinates, with the number of the image; rotary_from_config does not read it either": """
         hunyuan_vl""",
