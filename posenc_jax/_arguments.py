@@ -128,7 +128,7 @@ def parse_rows(positions: Any, length: int, out_of_range: Any) -> jax.Array:
     positions = _checks.array("positions", positions, _checks.INTEGERS)
     if out_of_range == "error":
         _checks.within(positions, 0, length - 1, f"positions must be from 0 to {length - 1}, got {{}} to {{}}")
-    return jnp.asarray(positions)
+    return positions
 
 
 def rows_sharded_together(positions: jax.Array | None, table: jax.Array, **arrays: jax.Array) -> None:

@@ -321,12 +321,14 @@ def one_axis(frequencies: F) -> F:
 
 def parse_positions(name: str, positions: Any, frequencies: Spectrum) -> jax.Array:
     """Converts positions to integers or floats (..., num_axes), whose last axis holds the coordinates."""
-    positions = jnp.asarray(_checks.array(name, positions))
+    positions = _checks.array(name, positions)
     if not isinstance(frequencies, Frequencies):
         places, pairs = (jax.typeof(x).sharding.spec for x in (positions, frequencies))
         _checks.sharded_together({name: (*places, None), "frequencies": pairs[-1:]})
     num_axes = num_axes_of(frequencies)
     if num_axes == 1:
+        if not isinstance(positions, jax.Array):  # stays NumPy's: JAX would compile a program for each shape
+            return positions[..., None]
         return lax.expand_dims(positions, (positions.ndim,))  # eagerly faster than an index
     if positions.shape[-1:] != (num_axes,):
         axis = f"a last axis of size {num_axes}, one coordinate for each axis of the frequencies"

@@ -61,7 +61,7 @@ def _sequences(name: str, x: Any, shape: str = "(..., length)") -> jax.Array:
     require(x.ndim, "{} must have shape {}, got {}", name, shape, x.shape)
     _checks.countable(name, x.shape[-1])
     _checks.unsharded(name, x)
-    return jnp.asarray(x)
+    return x
 
 
 @compiled("positions_from_segments", static_argnames=("padding",))

@@ -227,7 +227,7 @@ def _parse_positions(queries: Any, keys: Any, window: Window, in_range: bool) ->
         raise InvalidValue(f"the leading axes of {both}, must broadcast") from None
     if in_range:
         _check_known(*sides, window)
-    queries, keys = (jnp.asarray(x)[..., None] if axes == 1 else jnp.asarray(x) for x in sides)
+    queries, keys = (x[..., None] if axes == 1 else x for x in sides)
     return _tile_arguments.of_one_dtype(("query_positions", "key_positions"), queries, keys)
 
 

@@ -23,7 +23,7 @@ def tile(
 ) -> tuple[jax.Array, jax.Array]:
     """Positions or segments (..., queries) and (..., keys), of one dtype if they are integers."""
     names = f"query_{what}", f"key_{what}"
-    queries, keys = (jnp.asarray(_checks.array(n, x, kind)) for n, x in zip(names, (queries, keys), strict=True))
+    queries, keys = (_checks.array(n, x, kind) for n, x in zip(names, (queries, keys), strict=True))
     for name, x, axis in zip(names, (queries, keys), ("queries", "keys"), strict=True):
         require(x.ndim, "{} must have shape (..., {}), got ()", name, axis)
     if what == "positions":

@@ -61,7 +61,7 @@ class QueryScale:
     @public
     def __call__(self, positions: jax.typing.ArrayLike) -> jax.Array:
         """The factor, float32, for positions of at least 0, of any shape."""
-        return _query_scale(jnp.asarray(_checks.array("positions", positions)), self)
+        return _query_scale(_checks.array("positions", positions), self)
 
 
 @compiled("query_scale", static_argnums=1)

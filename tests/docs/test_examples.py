@@ -88,6 +88,7 @@ def test_a_block_is_its_formula(examples):
     assert_within(got, want, 1e-5, against="float64")
 
 
+@pytest.mark.thorough
 def test_each_patch_is_at_its_row_and_column(examples, monkeypatch):
     vit, seen = examples("vit"), []
     monkeypatch.setattr(vit.Block, "__call__", lambda self, x, positions: seen.append((x, positions)) or x)
@@ -151,6 +152,7 @@ def t5_in_float64(w, tokens, heads, gated, max_distance):
     return norm(x, "final_layer_norm")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gated", [False, True])
 def test_t5_with_weights_is_its_formula(examples, gated):
     weights, tokens = made_weights(16, 3, 4, 24, gated), RNG.integers(20, size=(2, 60))

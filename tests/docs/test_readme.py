@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import posenc_jax as pe
 
@@ -30,6 +31,7 @@ def test_it_is_short():
     assert len(README.split()) <= 900
 
 
+@pytest.mark.thorough
 def test_the_examples():
     names = {}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a user has them

@@ -8,6 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import posenc_jax as pe
 from helpers.biases import CASES, FAR, HEADS, NEAR, RATE, SCALE
+from helpers.tiers import tiered
 from oracles.biases import bucket
 
 RNG = np.random.default_rng(0)
@@ -116,7 +117,9 @@ def test_derivatives_by_parameters_are_finite_and_right(case):
         np.testing.assert_allclose(np.vdot(g, direction), (ends[0] - ends[1]) / 2, rtol=2e-2, atol=2e-3 * step * np.linalg.norm(g))  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["alibi, slopes", "t5", "relative", "kerple_log", "kerple_power", "fire"])
+@pytest.mark.parametrize(
+    "name", tiered(["alibi, slopes", "t5", "relative", "kerple_log", "kerple_power", "fire"], ["t5", "fire"])
+)
 def test_on_a_mesh_with_explicit_axes(name, on_cpu):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu"))
     f, parameters = CASES[name]

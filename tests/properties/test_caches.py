@@ -59,7 +59,7 @@ def by_row(y):
 
 
 @pytest.mark.parametrize("name", BIASES)
-@pytest.mark.parametrize("slots", [8, 11])
+@pytest.mark.parametrize("slots", [thorough(8), 11])
 def test_a_ring_of_slots(slots, name):
     window = (7, 0)  # eight keys; a longer ring holds keys that the window hides
 
@@ -95,7 +95,7 @@ def test_an_empty_slot_needs_a_position_that_no_query_sees(place):
 
 @pytest.mark.parametrize("name", BIASES)
 @pytest.mark.parametrize(
-    ("size", "window"), [(8, (None, None)), (8, (10, 0)), thorough(1, (None, None)), thorough(40, (10, 0))]
+    ("size", "window"), [thorough(8, (None, None)), (8, (10, 0)), thorough(1, (None, None)), thorough(40, (10, 0))]
 )
 def test_a_prompt_in_chunks(size, window, name):
     """Slots that are not written yet are after the queries of the chunk, and so are those beyond the prompt."""

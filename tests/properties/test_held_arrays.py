@@ -91,7 +91,7 @@ class Held:
         return jnp.asarray(self.x)
 
 
-@pytest.mark.parametrize("hold", [Held, nnx.Param])
+@pytest.mark.parametrize("hold", [Held, pytest.param(nnx.Param, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", CALLS)
 def test_the_array_that_an_object_holds(name, hold):
     f, *arrays = CALLS[name]

@@ -148,19 +148,30 @@ def is_finite(x):
     return all(np.isfinite(np.asarray(x, np.float64)).all() for x in floats)
 
 
+# Errors come while a call is traced; what it computes of finite numbers takes a program for each shape.
+HOW = {
+    "traced": lambda f, arguments: jax.eval_shape(lambda: f(**arguments)),
+    "computed": lambda f, arguments: f(**arguments),
+}
+
+
+@pytest.mark.parametrize("how", tiered(HOW, ["traced"]))
 @pytest.mark.parametrize("name", VALID)
-def test_every_argument_is_checked(name):
+def test_every_argument_is_checked(name, how):
     of_hf = {"hf.positions_from_tokens", "RotaryPlan.rotate", "VisionPlan.positions", "VisionPlan.rotate"}
     assert {*VALID} == {*pe.__all__, *of_hf}
     f, valid = CALLS.get(name) or getattr(pe, name), VALID[name]
-    f(**valid)
+    call = HOW[how]
+    call(f, valid)
     for i, argument in enumerate(valid):
         # In the default suite a part of what does not belong, another for each argument.
         for junk in JUNK if MANY > 1 else JUNK[i % 8 :: 8]:
             TRIED["arguments"] += 1
             try:
-                result = f(**valid | {argument: junk})
-                assert is_finite(result) or not is_finite(junk) or (name, argument) in OUTSIDE, "of finite numbers"
+                result = call(f, valid | {argument: junk})
+                assert how == "traced" or is_finite(result) or not is_finite(junk) or (name, argument) in OUTSIDE, (
+                    "of finite numbers"
+                )
             except (TypeError, ValueError) as e:
                 check_message(name, argument, e)
             except Exception as e:
@@ -423,7 +434,7 @@ def program_of(kind):
     return (lambda f: f if kind in EAGER else jax.jit(f)), kind.removeprefix("eager ")
 
 
-@pytest.mark.parametrize("transform", tiered([*SAME, *DERIVATIVES], ["vmap", "export", "remat", "jvp"]))
+@pytest.mark.parametrize("transform", tiered([*SAME, *DERIVATIVES], ["vmap", "jvp"]))
 @profile(4)
 @given(
     st.sampled_from(sorted(FUNCTIONS)),
@@ -673,7 +684,7 @@ WINDOWS = st.sampled_from(
 SINKS = st.sampled_from([None, None, (0.5, -1.0), (-INF, 3.0), (100.0, -100.0)])
 
 
-@pytest.mark.parametrize("transform", tiered([*SAME, *DERIVATIVES[:3]], ["scan", "jvp", "grad"]))
+@pytest.mark.parametrize("transform", tiered([*SAME, *DERIVATIVES[:3]], ["scan", "grad"]))
 @profile(2)
 @given(
     st.sampled_from([None, "alibi", "kerple_log", "t5"]), ROWS_SHAPE, st.booleans(),
@@ -889,7 +900,7 @@ FREELY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", tiered(FREELY, ["attention", "fire", "sandwich"]))
+@pytest.mark.parametrize("name", tiered(FREELY, ["attention", "fire"]))
 def test_no_nan_on_the_way_of_any_derivative(name):
     f, *floats = FREELY[name]
 

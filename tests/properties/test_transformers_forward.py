@@ -113,6 +113,7 @@ def assert_alike(got, want):
         assert_within(a, b, 1e-4 * (1e-2 + np.abs(b).max()), against="textbook RoPE")  # float32, thousands of terms
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("of", [of_nnx, thorough(of_linen)])
 def test_a_step_of_mean_flow_and_a_hessian_vector_product(of):
     results = []

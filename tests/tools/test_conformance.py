@@ -57,8 +57,17 @@ def with_rows_repeated(adapter, rows=12):
     return SimpleNamespace(**{name: repeated(getattr(adapter, name)) for name in {case["function"] for case in CASES}})
 
 
+def test_this_library_passes_the_first_cases_of_every_function():
+    adapter = with_rows_repeated(importlib.import_module("conformance.adapters.posenc_jax"))
+    firsts = {(case["group"], case["function"]): case for case in reversed(CASES)}.values()
+    assert len(firsts) > 14
+    judged = [(case["name"], *run.judge(case, adapter)) for case in firsts]
+    assert not [line for line in judged if line[1] != run.PASSED]
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("group", vectors.GROUPS)
-@pytest.mark.parametrize("shapes", ["rows repeated", pytest.param("as they are", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("shapes", ["rows repeated", "as they are"])
 def test_this_library_passes_every_case(group, shapes):
     adapter = importlib.import_module("conformance.adapters.posenc_jax")
     adapter = with_rows_repeated(adapter) if shapes == "rows repeated" else adapter

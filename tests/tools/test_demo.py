@@ -112,6 +112,7 @@ def test_the_command(tmp_path, train_text):
     check_all(real, train_text, tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_page_of_recorded_results(tmp_path, train_text, monkeypatch):
     """All that is written of a run, and none of its training."""
     results, folder = json.loads(RECORDED.read_text(encoding="utf-8")), tmp_path / "recorded"
@@ -327,6 +328,7 @@ def test_initial_weights_are_shared(train_text):
             np.testing.assert_array_equal(drawn, weights["none"][path], err_msg=f"{path} of {name}")
 
 
+@pytest.mark.thorough
 def test_the_checks_pass(train_text):
     setup = train_text.Setup()
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a user has them

@@ -43,6 +43,7 @@ def test_every_model_of_the_demo_is_measured_and_rope_with_other_bases(evidence)
     assert len(models) == 13
 
 
+@pytest.mark.thorough
 def test_what_is_finished_is_kept_and_the_rest_added(evidence, tmp_path, monkeypatch, capsys):
     file, trained, train = tmp_path / "new" / "evidence.json", [], evidence.train_text.train
     wanted = {name: evidence.VARIANTS[name] for name in ("learned", "rotary")}

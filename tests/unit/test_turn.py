@@ -1,6 +1,7 @@
 """The forms of a rotation that platforms choose from, all of which run on a CPU: the same bits of every one."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.quick import quick
-from helpers.tiers import tiered
+from helpers.tiers import thorough, tiered
 from posenc_jax import _turn_forms, _xla
 from posenc_jax._turn_forms import TurnSettings
 
@@ -48,19 +49,18 @@ def forms(layout, whole, dtype="float32"):
     return [name for name in names if "words" not in name or dtype != "float32"]
 
 
-ENDS_AND_WAYS = [(False, False), (False, True), (True, False), (True, True)]
 DIMS_AND_HEADS = [(6, 1), (6, 4), (16, 4)]
 
 
 @functools.cache
-def turned_by(name, layout, dtype):
-    """Everything that one form turns, in one program; every form has a program of its own."""
+def turned_by(name, layout, dtype, ends_and_ways):
+    """What one form turns at these ends and ways, in one program; every form has a program of its own."""
     x = {heads: normal(7, heads, 16).astype(dtype) for heads in (1, 4)}
     for each in x.values():
         each[3] = np.where(np.arange(16) % 3, 0.0, -0.0)  # at position 0, where all sines are zero
     turned = lambda x, p: {  # noqa: E731
         (last, backward, dim, heads): FORMS[name](TurnSettings(layout, last, backward), x[heads], p, pe.geometric(dim))
-        for last, backward in ENDS_AND_WAYS
+        for last, backward in ends_and_ways
         for dim, heads in DIMS_AND_HEADS
         if name in forms(layout, dim == 16, dtype)
     }
@@ -69,13 +69,13 @@ def turned_by(name, layout, dtype):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", tiered(["float32", "bfloat16", "float16"], ["float32", "bfloat16"]))
-@pytest.mark.parametrize(("last", "backward"), ENDS_AND_WAYS)
-def test_every_form_computes_the_same(layout, dtype, last, backward):
-    for dim, heads in DIMS_AND_HEADS:
-        want = turned_by("reference", layout, dtype)[last, backward, dim, heads]
+@pytest.mark.parametrize("ends_and_ways", [((False, False), (True, True)), thorough(((False, True), (True, False)))])
+def test_every_form_computes_the_same(layout, dtype, ends_and_ways):
+    for (last, backward), (dim, heads) in itertools.product(ends_and_ways, DIMS_AND_HEADS):
+        want = turned_by("reference", layout, dtype, ends_and_ways)[last, backward, dim, heads]
         for name in forms(layout, dim == 16, dtype):
-            got = turned_by(name, layout, dtype)[last, backward, dim, heads]
-            where = f"{name}, {dim} of 16 features, {heads} heads"
+            got = turned_by(name, layout, dtype, ends_and_ways)[last, backward, dim, heads]
+            where = f"{name}, {dim} of 16 features, {heads} heads, {last=}, {backward=}"
             if "TPU" in name:  # a CPU contracts them
                 atol = {"float32": 3e-7, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
                 np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=atol, err_msg=where)
