@@ -80,7 +80,7 @@ def positions_from_tokens(
     """
     keys, facts = _model_of(config)
     tokens, kept = _parts.parse_tokens(tokens, mask)
-    kinds = _kinds(keys, facts, tokens, kept)
+    kinds = _kinds(keys, facts, tokens)
     images, videos = _grids(keys, facts, image_grids, video_grids, video_seconds)
     dtype = np.int64 if facts.whole else np.float32
     positions = np.zeros((*tokens.shape, 3), np.int32 if facts.whole else dtype)
@@ -139,7 +139,7 @@ def _count(keys: Keys, part: str, name: str, default: int) -> int:
 # Tokens and grids
 
 
-def _kinds(keys: Keys, facts: Multimodal, tokens: np.ndarray, kept: np.ndarray) -> np.ndarray:
+def _kinds(keys: Keys, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
     """What each token is."""
     kinds, taken = np.zeros(tokens.shape, np.int8), {}
     for kind, name, default in (
@@ -156,7 +156,7 @@ def _kinds(keys: Keys, facts: Multimodal, tokens: np.ndarray, kept: np.ndarray) 
             kinds[tokens == token] = kind
     if facts.enclosed:
         names = zip(("video_start_token", "video_end_token"), facts.enclosed, strict=True)
-        starts, ends = (np.cumsum(kept & (tokens == _token(keys, *name)), -1) for name in names)
+        starts, ends = (np.cumsum(tokens == _token(keys, *name), -1) for name in names)
         kinds[(kinds == IMAGE) & (starts > ends)] = VIDEO
     return kinds
 
