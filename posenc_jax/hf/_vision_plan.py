@@ -27,6 +27,10 @@ class VisionPlan(RotaryPlan):
     Args:
       layers: as in `RotaryPlan`; their frequencies have one axis for each coordinate of a patch.
       layout: as in `RotaryPlan`.
+      part: as in `RotaryPlan`.
+      softmax_scale: as in `RotaryPlan`.
+      length: as in `RotaryPlan`.
+      indexer: as in `RotaryPlan`.
       grids: how the patches are counted, for each layer.
       slices: the number of slices of a head that rotate by themselves, each by one coordinate, so that the layout is
         that of a slice; 1 for the whole head. Gemma 4 turns half of a head by the column, and half by the row.

@@ -2,11 +2,15 @@
 
 import collections
 import html.parser
+import importlib
+import inspect
 import json
+import operator
 import re
 import urllib.parse
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 ROOT = Path(__file__).parents[3]
@@ -108,6 +112,55 @@ def test_each_entry_leads_to_a_guide_and_to_its_source():
             source = entry.partition('<details class="mkdocstrings-source" data-search-exclude>')[2]
             assert re.search(r"posenc_jax/[\w/]+\.py", source), name
             assert '"""' not in source, f"{name}: its docstring stands twice"
+
+
+def arguments(function, added_by_flax=()):
+    """What a call takes; the defaults that have no public name, initialisers, are written as `...`."""
+    taken = [p for p in inspect.signature(function).parameters.values() if p.name not in {"self", *added_by_flax}]
+    return [p.replace(default=...) if inspect.isfunction(p.default) else p for p in taken]
+
+
+def shown_arguments(entry):
+    """The same of the first signature of an entry, without types."""
+    signature = re.search(r"doc-signature[^>]*>(.*?)</div>", entry, re.DOTALL)
+    assert signature, f"no signature: {entry[:80]}"
+    code, scope = html.unescape(re.sub(r"<[^>]+>", "", signature[1])), {}
+    exec(f"def {code.strip()}: ...", {"jnp": jnp}, scope)
+    return arguments(*scope.values())
+
+
+def shown_types(entry):
+    """What the list of parameters says between a name and its dash: the type, and the default."""
+    listed = re.findall(r"<b><code>\*?(\w+)</code></b>(.*?)–", entry, re.DOTALL)
+    return {name: " ".join(html.unescape(re.sub(r"<[^>]+>", "", text)).split()) for name, text in listed}
+
+
+def typed(argument):
+    """The same of an argument, with the names of types that stand behind modules' names."""
+    words = re.sub(r"\b(?:\w+\.)+(?=\w)", "", argument.annotation)
+    if argument.default in (argument.empty, ...):
+        return f"({words} )" if argument.default is ... else f"({words})"
+    default = argument.default.__name__ if inspect.isclass(argument.default) else repr(argument.default)
+    return f"({words}, default: {default.replace('mappingproxy({})', '{}')} )"
+
+
+def test_each_class_and_function_shows_its_arguments_types_and_defaults():
+    untyped = operator.attrgetter("name", "kind", "default")
+    methods = 0
+    for name, entry in names_of_the_reference():
+        module, _, public = name.rpartition(".")
+        value = getattr(importlib.import_module(module), public)
+        first, *members = re.split(r'<h3 id="[\w.]+\.(?=\w+")', entry)
+        constructor = value.__init__ if inspect.isclass(value) else value
+        expected = arguments(constructor, {"parent", "name"} if ".linen." in name else ())
+        assert list(map(untyped, shown_arguments(first))) == list(map(untyped, expected)), name
+        assert {a.name: typed(a) for a in expected} == shown_types(first), name
+        for member in members:
+            method = getattr(value, re.match(r"\w+", member)[0])
+            if inspect.isfunction(method):
+                assert list(map(untyped, shown_arguments(member))) == list(map(untyped, arguments(method))), method
+                methods += 1
+    assert methods > 20
 
 
 def test_signatures_have_no_private_defaults():
