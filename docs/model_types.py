@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from posenc_jax.hf._models import MODELS, Model
+from posenc_jax.hf._multimodal_models import MULTIMODAL, THINKERS, Multimodal
+from posenc_jax.hf._multimodal_models import REFUSED as MULTIMODAL_REFUSED
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._rewrites import REWRITERS
 from posenc_jax.hf._towers import REFUSED as TOWERS_REFUSED
@@ -189,6 +191,40 @@ def towers() -> Iterator[str]:
         yield f"| {names([name for name, why in TOWERS_REFUSED.items() if why == reason])} | {reason} |"
 
 
+def frames(model: Multimodal) -> str:
+    """What a model does with the frames of a video, in words."""
+    if model.video is None and model.enclosed is None:
+        return "no videos"
+    if model.apart:
+        return "one run each" + (", with the placeholder of images" if model.enclosed else "")
+    run = "one run, audio of the video among it" if model.audio else "one run"
+    if model.frames:
+        run += ", `temporal_merge_size` of them in a token"
+    if model.rate:
+        run += f"; `{model.rate[1]}` and `video_seconds` say their times"
+    return run if model.whole else f"{run}, not rounded"
+
+
+def multimodal() -> Iterator[str]:
+    """The lines of the table of multimodal models."""
+    of_wholes = {thinker: whole for whole, thinker in THINKERS.items()}
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, model in MULTIMODAL.items():
+        after = "its start + its longer side" if model.following == "side" else "above all its positions"
+        groups.setdefault((frames(model), after), []).extend({name, of_wholes.get(name, name)})
+    yield f"## Images and videos among text: {len(MULTIMODAL) + len(THINKERS)} model types"
+    yield ""
+    yield "| model types | placeholders of the frames of a video | the part after a grid starts at |"
+    yield "| --- | --- | --- |"
+    for (run, after), types in groups.items():
+        yield f"| {names(types)} | {run} | {after} |"
+    yield ""
+    yield "| not read | why |"
+    yield "| --- | --- |"
+    for reason in dict.fromkeys(MULTIMODAL_REFUSED.values()):
+        yield f"| {names([name for name, why in MULTIMODAL_REFUSED.items() if why == reason])} | {reason} |"
+
+
 def lines() -> Iterator[str]:
     """The lines of the page's tables."""
     groups: dict[tuple[Any, ...], list[str]] = {}
@@ -206,6 +242,8 @@ def lines() -> Iterator[str]:
         yield f"| {names(types)} | {model.layout} | {text[0].upper()}{text[1:]} |"
     yield ""
     yield from towers()
+    yield ""
+    yield from multimodal()
     yield ""
     yield f"## Refused by name: {len(REFUSED)} model types"
     yield ""

@@ -1,11 +1,13 @@
 """Converts a Hugging Face config.json to a plan of how each layer rotates its queries and keys, and back.
 
-`rotary_from_config` reads the language model, `vision_rotary_from_config` the vision tower.
+`rotary_from_config` reads the language model, `vision_rotary_from_config` the vision tower, and `positions_from_tokens`
+where a multimodal model places images and videos among text.
 
 Tested against transformers 5.23.0, which need not be installed. Every key that speaks of rotations must be understood:
 ignoring one would silently give a wrong model.
 """
 
+from posenc_jax.hf._multimodal import positions_from_tokens
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import QueryScale, RotaryLayer, RotaryPlan
 from posenc_jax.hf._read import rotary_from_config
@@ -20,6 +22,7 @@ __all__ = [
     "RotaryPlan",
     "VisionPlan",
     "plan_to_config",
+    "positions_from_tokens",
     "rotary_from_config",
     "vision_rotary_from_config",
 ]

@@ -63,6 +63,7 @@ class Model:
     head_dim: int | None = None  # by default; None: hidden_size / num_attention_heads
     global_head_dim: int | None = None  # head_dim of full_attention layers (Gemma 4)
     partial: float | None = None  # the share of the head by default; None: the whole head, whatever the keys say
+    shared: bool = False  # a share outside the settings for each layer type is for those without one
     partial_unscaled: bool = False  # `partial` is for rope type "default"; with the others, the whole head rotates
     rotary_dim: int | None = None  # the same as a number of features (GPT-J)
     latent: bool | None = False  # the last features rotate; None: if the config has a qk_rope_head_dim
@@ -211,7 +212,7 @@ MODELS: dict[str, Model] = {
         pattern=Pattern(6, "sliding_window_pattern", last=True),
     ),
     **_all("laguna mellum zaya", partial=1.0, head_dim=128, nested=True, required=True, typed=True),
-    **_all("step3p5", partial=1.0, head_dim=128, nested=True),
+    **_all("step3p5", partial=1.0, shared=True, head_dim=128, nested=True),
     **_all("ultrabert", nested=True, required=True, pattern=Pattern(3)),
     **_all(
         "dots3_note_text",

@@ -23,6 +23,7 @@ from posenc_jax.hf._rewriting import (
     take_flags,
     take_layers,
     take_only,
+    take_repeated,
     take_settings,
 )
 
@@ -50,7 +51,6 @@ def mimo_v2(config: dict[str, Any]) -> None:
 
 def step(config: dict[str, Any]) -> None:
     """rope_theta and partial_rotary_factors have an item for each layer, and rope_scaling is for full layers."""
-    refuse(config, "partial_rotary_factor")
     take_only(config, [], "use_rope_layers")
     take_only(config, [FULL], "yarn_only_types")
     more = "num_nextn_predict_layers"
@@ -58,8 +58,10 @@ def step(config: dict[str, Any]) -> None:
     config["layer_types"] = list(types)
     by_rope_type(config)
     if config.get("rope_parameters"):
-        refuse(config, "rope_theta", "partial_rotary_factors")
+        take_repeated(config, types, "rope_theta", more=more)
+        take_repeated(config, types, "partial_rotary_factors", "partial_rotary_factor", more=more)
         return
+    refuse(config, "partial_rotary_factor")
     bases, shares = (
         take_layers(config, name, more=more)
         if isinstance(config.get(name), Sequence)
@@ -84,7 +86,9 @@ def ultrabert(config: dict[str, Any]) -> None:
     if types is None and windows is not None:
         put_types(config, "attention_windows", [SLIDING if window else FULL for window in windows])
         types = config["layer_types"]
-    if config.get("rope_theta") is not None and types:
+    if config.get("rope_parameters"):
+        take_repeated(config, types or (), "rope_theta")
+    elif config.get("rope_theta") is not None and types:
         refuse(config, *RAW)
         bases = by_type("rope_theta", types, take_layers(config, "rope_theta") or ())
         config["rope_parameters"] = {kind: {"rope_theta": base} for kind, base in bases.items()}
@@ -131,9 +135,18 @@ def neomme(config: dict[str, Any]) -> None:
 
 def cohere_compass(config: dict[str, Any]) -> None:
     """Published files have a base and a type beside the settings for each layer type, which the code drops."""
+    _drop_beside_types(config, "rope_theta", "rope_type")
+
+
+def zaya(config: dict[str, Any]) -> None:
+    """Published files have a type beside the settings for each layer type, which the code drops."""
+    _drop_beside_types(config, "rope_type")
+
+
+def _drop_beside_types(config: dict[str, Any], *names: str) -> None:
     settings = part(config, "rope_parameters").values
     if any(isinstance(value, Mapping) for value in settings.values()):
-        config["rope_parameters"] = {k: x for k, x in settings.items() if k not in ("rope_theta", "rope_type")}
+        config["rope_parameters"] = {k: x for k, x in settings.items() if k not in names}
 
 
 def dots3(config: dict[str, Any]) -> None:
@@ -159,6 +172,8 @@ def dots3(config: dict[str, Any]) -> None:
     for name in [name for name in config if name.startswith("swa_")]:
         del config[name]
     width, head_dim = d.integer("qk_rope_head_dim"), d.number("head_dim", 256)
+    if d.found("partial_rotary_factor") and int(head_dim * d.number("partial_rotary_factor")) == width:
+        del config["partial_rotary_factor"]
     for kind, own in mapping("rope_parameters", config["rope_parameters"]).items():  # shares are of head_dim
         share = Keys(mapping(kind, own), f"rope_parameters.{kind}").number("partial_rotary_factor", None)
         fits = share is None or int(head_dim * share) == width

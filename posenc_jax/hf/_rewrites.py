@@ -59,6 +59,7 @@ _FAMILIES: dict[str, Rewriter] = {
     "step3p5": settings.step,
     "ultrabert": settings.ultrabert,
     "zamba2": layers.zamba2,
+    "zaya": settings.zaya,
 }
 REWRITERS = {name: rewrite for names, rewrite in _FAMILIES.items() for name in names.split()}
 

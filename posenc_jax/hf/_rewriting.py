@@ -63,6 +63,22 @@ def take_settings(config: dict[str, Any]) -> dict[str, Any]:
     return agreed({name: value for name, value in found.items() if value}, {})
 
 
+def take_repeated(config: dict[str, Any], types: Sequence[Any], name: str, key: str = "", *, more: str = "") -> None:
+    """Takes out a key, a value or one for each layer, that the code does not read beside the layer types' own `key`."""
+    value, settings = config.get(name), mapping("rope_parameters", config["rope_parameters"])
+    of_types = {kind: part(settings, kind).values.get(key or name) for kind in dict.fromkeys(map(str, types))}
+    if value is None or None in of_types.values():
+        refuse(config, name)
+        return
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        for kind, item in by_type(name, types, take_layers(config, name, more=more) or ()).items():
+            check_agreement({f"rope_parameters.{kind}.{key or name}": of_types[kind], f"{name} of {kind}": item})
+    else:
+        message = "{} = {!r:.60} contradicts rope_parameters, whose layer types have {}"
+        require(any(equal(value, x) for x in of_types.values()), message, name, value, list(of_types.values()))
+        del config[name]
+
+
 def refuse(config: Mapping[str, Any], *names: str) -> None:
     """Raises if a config has one of these keys, which the code of its model_type does not read."""
     for name in names:

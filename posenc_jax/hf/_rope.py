@@ -187,7 +187,8 @@ def _llama3(x: Rope) -> tuple[Settings, Make]:
 
 def _proportional(x: Rope) -> tuple[Settings, Make]:
     name = "partial_rotary_factor"
-    fraction = agreed(x.d.take(name) | x.config.take(name), x.config.model.partial or 1.0)
+    outside = {} if x.d.nested else x.config.take(name)
+    fraction = agreed(x.d.take(name) | outside, x.config.model.partial or 1.0)
     factor = x.d.number("factor", 1.0)
     return {name: fraction, "factor": factor}, partial(proportional, x.width, x.theta, fraction, factor)
 

@@ -12,6 +12,7 @@ from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping, m
 from posenc_jax.hf._layers import ROTATING, STILL
 
 _BASES = "rope_theta", "rotary_emb_base"
+_SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 
 
 def rope_settings(values: Mapping[str, Any]) -> list[Keys]:
@@ -43,8 +44,10 @@ def _nested(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys 
     require(known or result.keys() <= set(types), message, settings.name, sorted(result))
     for kind in sorted(ROTATING.intersection(types)):
         require(kind in result, "{}.{} is missing", settings.name, kind)
+    own = [d for d in result.values() if d is not None]
     if not config.model.thetas:
-        _outer_base_fits(config, settings.name, [d.values.get("rope_theta") for d in result.values() if d is not None])
+        _outer_fits(config, settings.name, _BASES, [d.values.get(_BASES[0]) for d in own])
+    _settle_outer_share(config, settings.name, own)
     return result
 
 
@@ -57,12 +60,30 @@ def _entry(config: Config, settings: Keys, kind: str, types: list[str]) -> Keys 
     return None
 
 
-def _outer_base_fits(config: Config, name: str, own: list[Any]) -> None:
-    """Raises if no layer type has the base that the config gives outside their settings."""
-    base = config.get(*_BASES)
-    if base is not None and not any(x is None or equal(x, base) for x in own):
+def _outer_fits(config: Config, name: str, keys: tuple[str, ...], own: list[Any]) -> None:
+    """Raises if all layer types have a value of their own, and none has the one outside their settings."""
+    outer = agreed(config.found(*keys), None)
+    if outer is not None and not any(x is None or equal(x, outer) for x in own):
         of_types = f"whose layer types have {own or 'no positions'}"
-        raise InvalidValue(f"{config.spelled(*_BASES)} = {base!r:.60} contradicts {name}, {of_types}")
+        raise InvalidValue(f"{config.spelled(*keys)} = {outer!r:.60} contradicts {name}, {of_types}")
+
+
+def _settle_outer_share(config: Config, name: str, own: list[Keys]) -> None:
+    """Fills in a share outside the settings where the code does, and drops it if it is one of the layer types'.
+
+    A share that no layer type has stays, and contradicts the widths of those without one.
+    """
+    outer, key = agreed(config.found(*_SHARES), None), _SHARES[0]
+    if outer is None:
+        return
+    if config.model.shared:
+        for d in own:
+            d.values = {**d.values, key: outer if d.values.get(key) is None else d.values[key]}
+    shares = [d.values.get(key) for d in own]
+    if any(share is not None for share in shares):
+        _outer_fits(config, name, _SHARES, shares)
+    if any(equal(share, outer) for share in shares):
+        config.values = {k: x for k, x in config.values.items() if k not in _SHARES}
 
 
 def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:

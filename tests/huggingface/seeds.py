@@ -143,9 +143,9 @@ CHANGES = [
     ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e5}}, 161),
     (
         {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e5}, **_SLIDING}},
-        23,
+        24,
     ),
-    ({"rope_parameters": {"full_attention": _SCORES, "indexed_attention": _SCORES, **_SLIDING}}, 23),
+    ({"rope_parameters": {"full_attention": _SCORES, "indexed_attention": _SCORES, **_SLIDING}}, 24),
     ({"rope_parameters": _SCORES}, 192),
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 223),
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 123_456.0}, 212),
@@ -160,6 +160,6 @@ CHANGES = [
     ({"layer_types": ..., "num_hidden_layers": 6}, 238),
     ({"layer_rope_theta": [0, 1e4, 1e5], "num_hidden_layers": 3}, 16),
     ({"no_rope_layers": [0, 1, 1], "num_hidden_layers": 3}, 14),
-    ({"partial_rotary_factor": 0.5}, 44),
+    ({"partial_rotary_factor": 0.5}, 45),
     ({"partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 37),
 ]

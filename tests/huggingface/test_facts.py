@@ -242,6 +242,125 @@ def test_a_share_is_read_for_each_layer_type(model_type):
     assert widths(read(model_type, head_dim=64, layer_types=kinds, rope_parameters=settings)) == [32, 64] * 2
 
 
+# What stands outside the settings for each layer type, and in them: the layer type's wins. Every class of transformers
+# 5.23.0 was asked, with the same values.
+
+
+def kinds_of(model_type):
+    return ["hybrid", "hybrid_sliding"] if model_type == "zaya" else [FULL, SLIDING]
+
+
+@each("laguna mellum mimo_v2 mimo_v2_flash neomme step3p5 zaya")
+def test_a_share_outside_may_be_that_of_one_layer_type(model_type):
+    kinds = kinds_of(model_type)
+    settings = {
+        kind: {"rope_theta": 1e4, "partial_rotary_factor": x} for kind, x in zip(kinds, (0.5, 1.0), strict=True)
+    }
+    keys = {"head_dim": 64, "layer_types": kinds * 2, "rope_parameters": settings}
+    plan = read(model_type, **keys)
+    assert widths(plan) == [32, 64] * 2
+    for share in (0.5, 1.0):
+        assert read(model_type, **keys, partial_rotary_factor=share) == plan
+    match = r"partial_rotary_factor = 0.25 contradicts rope_parameters, whose layer types have \[0.5, 1.0\]"
+    refused(match, model_type, **keys, partial_rotary_factor=0.25)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "alone", "beside"),
+    [("laguna", None, [48, 96]), ("mellum", None, [48, 96]), ("mimo_v2_flash", None, [48, 32]), ("step3p5", [48, 48], [48, 48])],
+)  # fmt: skip
+def test_layer_types_without_a_share(model_type, alone, beside):
+    """The share outside fills them in Step alone; `alone` is where no layer type has one, `beside` where the first has."""
+    own = {FULL: {"rope_theta": 1e4, "partial_rotary_factor": 0.5}, SLIDING: {"rope_theta": 1e4}}
+    keys = {"head_dim": 96, "layer_types": [FULL, SLIDING] * 2, "partial_rotary_factor": 0.5}
+    assert widths(read(model_type, **keys, rope_parameters=own)) == beside * 2
+    none = {FULL: {"rope_theta": 1e4}, SLIDING: {"rope_theta": 1e4}}
+    if alone:
+        assert widths(read(model_type, **keys, rope_parameters=none)) == alone * 2
+    else:
+        refused(r"contradicts partial_rotary_factor \(of 96\) = 48", model_type, **keys, rope_parameters=none)
+
+
+@each(f"{WIDE} lfm3")
+def test_a_share_outside_that_selects_frequencies(model_type):
+    settings = BASES | {FULL: {"rope_theta": 1e6, "rope_type": "proportional", "partial_rotary_factor": 0.25}}
+    keys = {"layer_types": [SLIDING, FULL] * 2, "rope_parameters": settings}
+    assert read(model_type, **keys, partial_rotary_factor=0.25) == read(model_type, **keys)
+    refused("contradicts partial_rotary_factor", model_type, **keys, partial_rotary_factor=0.5)
+    settings = {FULL: {"rope_theta": 1e6, "rope_type": "proportional"}}
+    keys = {"layer_types": [FULL] * 4, "rope_parameters": settings}
+    refused("the key partial_rotary_factor = 0.25 is not", model_type, **keys, partial_rotary_factor=0.25)
+
+
+def test_a_share_outside_the_latent_heads_of_dots():
+    keys = {"head_dim": 256, "rope_parameters": {"indexed_attention": {}, SLIDING: {"rope_theta": 1e4}}}
+    keys = {"layer_types": ["indexed_attention", SLIDING] * 2, "rope_theta": 8e7} | keys
+    assert read("dots3_note_text", **keys, partial_rotary_factor=0.25) == read("dots3_note_text", **keys)
+    refused("partial_rotary_factor = 0.5 contradicts", "dots3_note_text", **keys, partial_rotary_factor=0.5)
+
+
+@each(f"{NESTED} {WIDE} neomme step3p5 ultrabert zaya")
+def test_a_base_outside_may_be_that_of_one_layer_type(model_type):
+    kinds = kinds_of(model_type)
+    settings = {kind: {"rope_theta": base} for kind, base in zip(kinds, (1e6, 1e4), strict=True)}
+    keys = {"layer_types": kinds * 2, "rope_parameters": settings, "head_dim": 128}
+    plan = read(model_type, **keys)
+    assert sorted({*bases(plan)}) == [1e4, 1e6]
+    for base in (1e6, 1e4):
+        assert read(model_type, **keys, rope_theta=base) == plan
+    refused(
+        r"rope_theta = 30000.0 contradicts rope_parameters, whose layer types have", model_type, **keys, rope_theta=3e4
+    )
+
+
+@pytest.mark.parametrize(("model_type", "base"), [("lfm3", 5e5), ("step3p5", None), ("ultrabert", None)])
+def test_layer_types_without_a_base(model_type, base):
+    keys = {"layer_types": [FULL, SLIDING] * 2, "rope_parameters": {FULL: {"rope_theta": 5e5}, SLIDING: {}}}
+    if base:
+        assert bases(read(model_type, **keys, rope_theta=base)) == [base] * 4
+    else:  # the code takes its own default in these
+        refused("rope_theta = 500000.0 is not read by the code of", model_type, **keys, rope_theta=5e5)
+
+
+def test_lists_beside_the_settings_for_each_layer_type():
+    types = {"layer_types": [FULL, SLIDING] * 2}
+    settings = {
+        FULL: {"rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        SLIDING: {"rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    }
+    plan = read("step3p5", **types, rope_parameters=settings)
+    lists = {"rope_theta": [1e6, 1e4] * 2, "partial_rotary_factors": [0.5, 1.0] * 2}
+    assert read("step3p5", **types, **lists, rope_parameters=settings) == plan
+    assert bases(read("ultrabert", **types, rope_theta=[1e6, 1e4] * 2, rope_parameters=BASES)) == [1e6, 1e4] * 2
+    match = r"rope_parameters.full_attention.rope_theta = 1000000.0 contradicts rope_theta of full_attention = 20000.0"
+    for model_type in ("step3p5", "ultrabert"):
+        refused(match, model_type, **types, rope_theta=[2e4, 1e4] * 2, rope_parameters=BASES)
+
+
+@each("beam cohere_compass_text laguna lfm3 mellum mimo_v2_flash step3p5 ultrabert")
+def test_an_original_length_outside_is_not_for_layer_types(model_type):
+    scaling = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}
+    keys = {"layer_types": [FULL] * 4, "max_position_embeddings": 8192, "head_dim": 128}
+    own = read(model_type, **keys, rope_parameters={FULL: scaling | {"original_max_position_embeddings": 512}})
+    most = read(model_type, **keys, rope_parameters={FULL: scaling | {"original_max_position_embeddings": 8192}})
+    keys |= {"original_max_position_embeddings": 2048}
+    assert read(model_type, **keys, rope_parameters={FULL: scaling | {"original_max_position_embeddings": 512}}) == own
+    assert read(model_type, **keys, rope_parameters={FULL: scaling}) == most != own
+
+
+def test_a_rope_type_beside_the_layer_types_of_zaya():
+    settings = {kind: {"rope_theta": 1e4} for kind in kinds_of("zaya")}
+    keys = {"layer_types": kinds_of("zaya") * 2}
+    plan = read("zaya", **keys, rope_parameters=settings)
+    assert read("zaya", **keys, rope_parameters=settings | {"rope_type": "default"}) == plan
+    refused(
+        "rope_parameters.rope_type = 'default' is none of the layer_types",
+        "laguna",
+        layer_types=[FULL] * 4,
+        rope_parameters={FULL: {"rope_theta": 1e4}, "rope_type": "default"},
+    )
+
+
 @each(
     "cohere_compass_text cosmos3_edge_text ernie4_5_vl_moe_text hunyuan paddleocr_vl_text qwen2_5_omni_talker qwen2_5_omni_text "
     "qwen2_5_vl_text qwen2_vl_text qwen3_omni_moe_talker_text qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text"

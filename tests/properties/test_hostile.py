@@ -44,6 +44,7 @@ MLP = tuple(np.ones(shape, np.float32) for shape in ((4,), (4,), (4, 2), (2,)))
 EXTENDED = {"dim": 8, "base": 1e4, "factor": 2.0}
 VALID = {
     "Frequencies": {"turns": (1 << 120, 1 << 119), "dim": 4, "axes": (0, 1), "attention_factor": 1.0, "precision": "exact"},
+    "hf.positions_from_tokens": {"config": {"model_type": "qwen2_5_vl", "image_token_id": 3, "video_token_id": 4}, "tokens": P, "image_grids": [(1, 2, 2)], "video_grids": [(1, 2, 2)], "video_seconds": [2.0], "mask": np.ones(6, bool)},
     "RotaryPlan.rotate": {"x": H, "layer": 1, "positions": P, "head_axis": -2, "role": "query", "scaled": True},
     "VisionPlan.positions": {"shape": (2, 3), "layer": 1},
     "VisionPlan.rotate": {"x": H, "layer": 1, "positions": np.ones((6, 2), np.int32), "head_axis": -2, "role": "key", "scaled": False},
@@ -121,13 +122,16 @@ SLICED = hf.VisionPlan((hf.RotaryLayer(pe.axial(8, 2), 8),) * 2, "half", grids=(
 
 # What is called, where it is not the function of that name with these arguments.
 CALLS = {"RotaryPlan.rotate": PLAN.rotate, "VisionPlan.positions": SLICED.positions, "VisionPlan.rotate": SLICED.rotate}
-CALLS |= {"join": lambda frequencies, axes: pe.join(frequencies, 8, axes=axes)}
+CALLS |= {
+    "hf.positions_from_tokens": hf.positions_from_tokens,
+    "join": lambda frequencies, axes: pe.join(frequencies, 8, axes=axes),
+}
 
 
 def check_message(name, argument, error):
     message = str(error)
     names = {*VALID[name]} if (name, argument) in TOGETHER else {argument}
-    right = message.startswith(f"{name}: ") and any(re.search(rf"\b{n}\b", message) for n in names)
+    right = message.startswith(f"{name.removeprefix('hf.')}: ") and any(re.search(rf"\b{n}\b", message) for n in names)
     assert right and len(message) > len(name) + 10, (name, argument, message)
 
 
@@ -154,7 +158,8 @@ HOW = {
 @pytest.mark.parametrize("how", tiered(HOW, ["traced"]))
 @pytest.mark.parametrize("name", VALID)
 def test_every_argument_is_checked(name, how):
-    assert {*VALID} == {*pe.__all__, "RotaryPlan.rotate", "VisionPlan.positions", "VisionPlan.rotate"}
+    of_hf = {"hf.positions_from_tokens", "RotaryPlan.rotate", "VisionPlan.positions", "VisionPlan.rotate"}
+    assert {*VALID} == {*pe.__all__, *of_hf}
     f, valid = CALLS.get(name) or getattr(pe, name), VALID[name]
     call = HOW[how]
     call(f, valid)

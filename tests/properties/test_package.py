@@ -21,11 +21,11 @@ PACKAGE, ROOT = Path(pe.__file__).parent, Path(__file__).parents[2]
 # A module imports from floors below its own alone.
 FLOORS = (
     "_arrays",
-    "_checks _fixed_point _mesh hf._models hf._refused hf._towers",
+    "_checks _fixed_point _mesh hf._models hf._multimodal_models hf._refused hf._towers",
     "_distance _figure _frequencies _xla hf._keys",
     "_arguments _axes _operation _positions _tile_arguments _tiles _waves hf._config hf._patches",
-    "_blockwise _fourier _learned _learned_bias _multimodal _ntk _scalings _sinusoidal _turn_forms hf._layers",
-    "_attention _bias _relative_bias _turn hf._rewriting hf._rope hf._settings",
+    "_blockwise _fourier _learned _learned_bias _ntk _parts _scalings _sinusoidal _turn_forms hf._layers",
+    "_attention _bias _multimodal _relative_bias _turn hf._multimodal hf._rewriting hf._rope hf._settings",
     "_rotary _rotation hf._head hf._rewrite_layers hf._rewrite_settings",
     "_modules _positional_attention _xpos hf._apply hf._rewrites kernels plot",
     "hf._plan linen._attention linen._biases linen._encodings nnx._attention nnx._biases nnx._encodings",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import conversations
 import diffusers
+import multimodal
 import numpy as np
 import tables
 import timm
@@ -136,6 +137,11 @@ def record():
     rng = np.random.default_rng(0)
     cases = [conversations.conversation(rng, name) for name in conversations.MODELS for _ in range(5)]
     write("rope_index.json", about, transformers, cases)
+    about = (
+        "get_rope_index of every model_type of transformers that gives images and videos positions of several coordinates, "
+        "for batches of token ids as the processors write them; 0 for padding."
+    )
+    write("hf_multimodal.json", about, transformers, list(multimodal.recorded()))
     about = (
         "interpolate_pos_encoding of transformers' models for tables of deviation 0.02, without class tokens, and "
         "torch.nn.functional.interpolate with align_corners=False unless a case says otherwise, or grid_sample with "

@@ -1,14 +1,23 @@
 """Positions of token ids and interpolated tables beside the functions of transformers' models."""
 
+from pathlib import Path
+
 import conversations
+import multimodal
 import numpy as np
 import pytest
 import tables
+<<<<<<< HEAD
 import torch
+=======
+import transformers
+>>>>>>> hf2
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.conversations import positions_of
+from posenc_jax import hf
+from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS
 
 
 @pytest.mark.parametrize("model", conversations.MODELS)
@@ -20,6 +29,26 @@ def test_positions_from_tokens(model):
         np.testing.assert_array_equal(got, case["positions"])
         tokens = got.shape[1] if case["mask"] is None else np.sum(case["mask"], 1)
         np.testing.assert_array_equal(got.max((1, 2)) + 1 - tokens, case["rope_deltas"])
+
+
+@pytest.mark.parametrize("model", multimodal.MODELS)
+def test_positions_by_a_config(model):
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        case = multimodal.conversation(rng, model, changed=rng.integers(3) > 0, with_audio=bool(rng.integers(2)))
+        given = {key: case[key] for key in ("image_grids", "video_grids", "video_seconds", "mask") if case.get(key)}
+        given["mask"] = np.array(given["mask"])
+        got = hf.positions_from_tokens(case["config"], np.array(case["tokens"]), **given)
+        np.testing.assert_array_equal(got, case["positions"])
+
+
+def test_every_model_that_indexes_grids_is_known():
+    """By the folders of transformers' models, whose names are model types."""
+    files = Path(transformers.__file__).parent.glob("models/*/modeling_*.py")
+    found = {file.parent.name for file in files if "def get_rope_index" in file.read_text(encoding="utf-8")}
+    assert len(found) > 15
+    assert found - {*MULTIMODAL, *REFUSED, *THINKERS} == set()
+    assert set(MULTIMODAL) == set(multimodal.MODELS)
 
 
 SIDES = [(7, (7, 9)), (7, (12, 5)), (14, (16, 24)), (16, (37, 20)), (37, (16, 24)), (7, (3, 3))]

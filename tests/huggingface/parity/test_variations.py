@@ -1,5 +1,6 @@
 """Rope settings at random, for every model type: the plan has the frequencies of the model's own class, or is refused."""
 
+import copy
 import random
 import re
 
@@ -43,7 +44,7 @@ def draw(rng, model, pairs):
 
 
 def varied(model_type, seed):
-    """A configuration whose rope settings are drawn, or None if the model's class refuses them."""
+    """A configuration whose rope settings are drawn, and its keys; None if the model's class refuses them."""
     rng, model = random.Random(f"{model_type} {seed}"), _models.MODELS[model_type]
     base = dict(families.SETTINGS.get(model_type, {}))
     usual = CONFIG_MAPPING[model_type](**base)
@@ -61,21 +62,30 @@ def varied(model_type, seed):
     base["rope_parameters"] = drawn
     if model_type in OUTER:
         base["rope_theta"] = drawn["rope_theta"]
+    outer = repeated(rng, drawn) if model.nested else {}
     try:
-        config = CONFIG_MAPPING[model_type](**base)
+        config = CONFIG_MAPPING[model_type](**copy.deepcopy(base | outer))
         embedding_of(config, LENGTH)
     except Exception:  # whatever the class or its validation says of settings that it does not take
         return None
-    return config
+    return config, config.to_dict() | outer
+
+
+def repeated(rng, drawn):
+    """Keys of one layer type's settings that stand outside them too."""
+    kind = rng.choice([kind for kind, settings in drawn.items() if settings])
+    keys = ["rope_theta", "partial_rotary_factor"]
+    return {key: drawn[kind][key] for key in keys if key in drawn[kind] and rng.choice([True, False])}
 
 
 def compare(model_type, seed):
     """Whether a varied configuration was read; its frequencies are then those of the model's class."""
-    config = varied(model_type, seed)
-    if config is None:
+    found = varied(model_type, seed)
+    if found is None:
         return "refused by the class"
+    config, written = found
     try:
-        plan = hf.rotary_from_config(config.to_dict(), length=LENGTH)
+        plan = hf.rotary_from_config(written, length=LENGTH)
     except (TypeError, ValueError) as error:
         return str(error)
     embedding = embedding_of(config, LENGTH)

@@ -1,0 +1,256 @@
+"""`positions_from_tokens`: a config.json and token ids → the positions of text, images and videos in one sequence."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from posenc_jax import _checks, _parts
+from posenc_jax._checks import InvalidValue, public, require
+from posenc_jax._parts import Grid, Part, Run
+from posenc_jax.hf._keys import Keys, mapping, mapping_of_strings
+from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
+
+TEXT, IMAGE, VIDEO, AUDIO = range(4)
+
+
+@public
+def positions_from_tokens(
+    config: Any,
+    tokens: ArrayLike,
+    *,
+    image_grids: Any = (),
+    video_grids: Any = (),
+    video_seconds: Sequence[float] | None = None,
+    mask: ArrayLike | None = None,
+) -> jax.Array:
+    r"""Positions for M-RoPE from the token ids of a Hugging Face model: (time, row, column) of each token.
+
+    These are the positions of the model's own `get_rope_index` in transformers 5.23.0. A token $(t, y, x)$ of a grid
+    that starts at $s$ is at $(s + \tau_t, s + y, s + x)$. The config and its model_type say which ids are placeholders,
+    how many patches become a token, the times $\tau_t$ of frames, whether a video is one run of placeholders or one for
+    each frame, and where the part after a grid starts: at $s + \max(\text{height}, \text{width})$ ("side" of
+    `pe.positions_from_tokens`), or in Qwen2.5-Omni and Qwen3-Omni above all positions of the grid ("maximum").
+
+    In the Omni models, audio is like text. Where it is inside a video, its tokens and those of the video's frames stand
+    among each other, and each counts on its own from one start.
+
+    Args:
+      config: a parsed config.json, or an object whose to_dict() returns one, of the whole model. For the talker of an
+        Omni model, its talker_config.
+      tokens: token ids, integers of shape (length,) or (batch, length), known on the host, as the model's processor
+        writes them: with as many placeholders as an image or a video has tokens.
+      image_grids: (time, height, width) of all images of the batch in their order, in patches before the model merges
+        them: the processor's `image_grid_thw`. For GLM-Image, those of the prompt alone.
+      video_grids: the same for videos: `video_grid_thw`.
+      video_seconds: the seconds from one step of each video's grid to the next. They must be given with videos of
+        Qwen2.5-VL (`second_per_grid_ts`) and of the Omni models (`video_second_per_grid`), and are not read by others.
+      mask: marks tokens, as for `positions_from_mask`, with the shape of `tokens`. Padding, on any side, is at 0.
+
+    Returns:
+      An array of shape (length, 3) or (batch, length, 3), for the plan of `rotary_from_config`. It is int32, but
+      float32 for Qwen3-Omni, whose frames may stand between whole positions. The next text position of each row is
+      `positions.max((-2, -1)) + 1` in all three coordinates.
+
+    Raises:
+      TypeError: if config is not a mapping, tokens or mask are traced or of another dtype, or grids are not sequences
+        of integers.
+      ValueError: if the model_type is not known or not read; if a run of placeholders does not have the tokens of its
+        grid, or a run has no grid or a grid no run; if video_seconds are missing or not read; if a grid does not divide
+        into tokens, or a position is beyond int32.
+
+    Examples:
+      >>> import numpy as np
+      >>> from posenc_jax.hf import positions_from_tokens
+      >>> config = {"model_type": "qwen2_5_omni", "thinker_config": {}}
+      >>> tokens = np.array([7, 151652, 151656, 151656, 151653, 8])
+      >>> positions_from_tokens(
+      ...     config, tokens, video_grids=[(2, 2, 2)], video_seconds=[2.0])[:, 0].tolist()
+      [0, 1, 2, 52, 53, 54]
+
+    Reference:
+      Hugging Face transformers 5.23.0: get_rope_index of the models' own modules.
+    """
+    keys, facts = _model_of(config)
+    tokens, kept = _parts.parse_tokens(tokens, mask)
+    kinds = _kinds(keys, facts, tokens)
+    images, videos = _grids(keys, facts, image_grids, video_grids, video_seconds)
+    dtype = np.int64 if facts.whole else np.float32
+    positions = np.zeros((*tokens.shape, 3), np.int32 if facts.whole else dtype)
+    for row in np.ndindex(tokens.shape[:-1]):
+        runs = list(_parts.runs_of(row, kinds[row], kept[row]))
+        if facts.audio is None:
+            parts = (_part_of(facts, run, images, videos) for run in runs)
+        else:
+            parts = _omni_parts(facts, runs, images, videos)
+        positions[row][kept[row]] = _parts.placed(parts, dtype)
+    _parts.check_all_taken((*images, *videos))
+    return jnp.asarray(positions)
+
+
+# The config
+
+
+def _model_of(config: Any) -> tuple[Keys, Multimodal]:
+    """The keys of the part of a config that has the placeholders, and the facts of its model_type."""
+    if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
+        with _checks.callback():
+            config = config.to_dict()
+    keys = Keys(mapping_of_strings("config", config, "a mapping or have to_dict()"))
+    name = keys.string("model_type")
+    if name in THINKERS:
+        keys = Keys(mapping_of_strings("thinker_config", keys.need("thinker_config")), "thinker_config")
+        name, inner = THINKERS[name], keys.string("model_type")
+        require(inner in (None, name), "thinker_config.model_type must be {!r}, got {!r:.60}", name, inner)
+    if name in REFUSED:
+        raise InvalidValue(f"config is of model_type {name!r}, which is not read: {REFUSED[name]}")
+    if name not in MULTIMODAL:
+        raise InvalidValue(
+            f"config is of model_type {name!r:.60}, which is not known as that of a whole model that gives images and "
+            "videos positions of several coordinates: if it does as a known type does, write that type in its place"
+        )
+    return keys, MULTIMODAL[name]
+
+
+def _token(keys: Keys, name: str, default: int) -> int:
+    """A token id, which may also be called an index."""
+    names = f"{name}_id", f"{name}_index"
+    return _checks.integer(keys.spelled(*names), keys.get(*names, default=default))
+
+
+def _part(keys: Keys, name: str) -> Keys:
+    """A mapping within a config, which may be missing; the config itself if it has no name."""
+    return Keys(mapping(keys.label + name, keys.get(name, default={})), keys.label + name) if name else keys
+
+
+def _count(keys: Keys, part: str, name: str, default: int) -> int:
+    """The value of a key that counts something."""
+    keys = _part(keys, part)
+    return _checks.positive_int(keys.label + name, keys.get(name, default=default))
+
+
+# Tokens and grids
+
+
+def _kinds(keys: Keys, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
+    """What each token is."""
+    kinds, taken = np.zeros(tokens.shape, np.int8), {}
+    for kind, name, default in (
+        (IMAGE, "image", facts.image),
+        (VIDEO, "video", facts.video),
+        (AUDIO, "audio", facts.audio),
+    ):
+        if default is not None:
+            token = _token(keys, f"{name}_token", default)
+            require(
+                token not in taken, "the token of {} must differ from that of {}, got {}", name, taken.get(token), token
+            )
+            taken[token] = name
+            kinds[tokens == token] = kind
+    if facts.enclosed:
+        names = zip(("video_start_token", "video_end_token"), facts.enclosed, strict=True)
+        starts, ends = (np.cumsum(tokens == _token(keys, *name), -1) for name in names)
+        kinds[(kinds == IMAGE) & (starts > ends)] = VIDEO
+    return kinds
+
+
+def _grids(
+    keys: Keys, facts: Multimodal, image_grids: Any, video_grids: Any, video_seconds: Any
+) -> tuple[deque[Grid], deque[Grid]]:
+    """The grids of images and of videos, in tokens; of frames, where these are apart."""
+    merge = 1 if facts.merged is None else _count(keys, facts.merged, "spatial_merge_size", 2)
+    frames = _count(keys, "vision_config", "temporal_merge_size", facts.frames) if facts.frames else 1
+    images = _parts.parse_grids("image_grids", image_grids, merge)
+    videos = _parts.parse_grids(
+        "video_grids", video_grids, merge, video_seconds, steps_name="video_seconds", frames=frames
+    )
+    if facts.video is None and facts.enclosed is None:
+        require(not videos, "video_grids must be empty: the model takes no videos, got {}", len(videos))
+    if facts.rate is None:
+        unread = "video_seconds must not be given: the model does not read them, got {!r:.60}"
+        require(video_seconds is None, unread, video_seconds)
+    else:
+        missing = "video_seconds must be given: the times of frames depend on them"
+        require(video_seconds is not None or not videos, missing)
+        videos = [_timed(keys, facts, facts.rate, grid) for grid in videos]
+    if facts.apart:
+        videos = [frame for grid in videos for frame in _parts.frames_of(grid)]
+    return deque(images), deque(videos)
+
+
+def _timed(keys: Keys, facts: Multimodal, rate: tuple[str, str, int], grid: Grid) -> Grid:
+    """A video whose step is in seconds, with its step in positions."""
+    part, name, default = rate
+    keys = _part(keys, part)
+    per_second = _checks.positive_float32(keys.label + name, keys.number(name, default))
+    if facts.seconds_first:
+        return grid._replace(rate=per_second, whole=facts.whole).fitting()
+    step = per_second * float(np.float32(grid.step))  # the processor writes the seconds as float32
+    step = _checks.positive_float32(f"{keys.label}{name} times the seconds of {grid.name}", step)
+    return grid._replace(step=step).fitting()
+
+
+def _part_of(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Grid]) -> Part:
+    """A text, an image, a video or a frame."""
+    if run.kind == TEXT:
+        return _parts.text(run.length)
+    grid = _parts.next_grid(images, "image", run) if run.kind == IMAGE else _parts.next_grid(videos, "video", run)
+    return grid.check(run.length, run.where).part(facts.following)
+
+
+# Omni models: audio, and audio inside a video
+
+
+def _omni_parts(facts: Multimodal, runs: list[Run], images: deque[Grid], videos: deque[Grid]) -> Iterator[Part]:
+    """The parts of a row.
+
+    One token each starts and ends an image, a video or audio, and two a video with audio inside. They are parts of
+    their own, because the model rounds every sum of positions that are not whole.
+    """
+    spans = [list(span) for _, span in itertools.groupby(runs, lambda run: run.kind == TEXT)]
+    edges = [0 if span[0].kind == TEXT else min(len(span), 2) for span in spans]
+    for span, before, after in zip(spans, [0, *edges], [*edges[1:], 0], strict=False):
+        if span[0].kind == TEXT:
+            yield from _text_between(facts, span[0], before, after)
+        elif len(span) > 1:
+            yield _video_with_audio(facts, span, videos)
+        elif span[0].kind == AUDIO:
+            yield _parts.text(span[0].length)._replace(extent=None)
+        else:
+            yield _part_of(facts, span[0], images, videos)
+
+
+def _text_between(facts: Multimodal, run: Run, ends: int, starts: int) -> list[Part]:
+    """Text whose first tokens end what is before it, and whose last start what follows."""
+    needed = 2 * ((ends == 2) + (starts == 2))
+    message = "{} must have two tokens that end, and two that start, a video with audio beside it"
+    require(run.length >= needed, message, run.where)
+    ends = min(ends, run.length)
+    starts = min(starts, run.length - ends)
+    first = [_SHARED] if ends == 2 and facts.shared else [_parts.text(1)] * ends
+    last = _SHARED if starts == 2 and facts.shared else _parts.text(starts)
+    return [*first, _parts.text(run.length - ends - starts), last]
+
+
+_SHARED = Part(np.zeros((2, 3), np.int64), 1)  # two tokens at one position
+
+
+def _video_with_audio(facts: Multimodal, span: list[Run], videos: deque[Grid]) -> Part:
+    """Frames and audio, each of which counts on its own; what follows starts above the last of their tokens."""
+    where = f"{span[0].where} to {span[-1].where}"
+    kinds = np.repeat([run.kind for run in span], [run.length for run in span])
+    frames = kinds == VIDEO
+    message = "{} must have text between placeholders, unless they are those of a video and its audio"
+    require({run.kind for run in span} == {VIDEO, AUDIO}, message, where)
+    grid = _parts.next_grid(videos, "video", span[0]).check(int(frames.sum()), where)
+    offsets = np.zeros((len(kinds), 3), np.int64 if facts.whole else np.float32)
+    offsets[frames] = grid.part(facts.following).offsets
+    offsets[~frames] = _parts.text(int((~frames).sum())).offsets
+    return Part(offsets, None, last=1)
