@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +12,8 @@ from posenc_jax._checks import InvalidValue, require
 from posenc_jax._learned import resize_table
 from posenc_jax._xla import compiled
 from posenc_jax.hf._patches import PatchGrid, patch_indices
+from posenc_jax.hf._towers import TowerTable
 
-TowerTable = Literal[
-    "unknown",
-    "none",
-    "linear",
-    "linear_aligned",
-    "linear_zeros",
-    "linear_zeros_exchanged",
-    "torch_cubic",
-    "tiled",
-    "by_coordinate",
-    "fixed",
-]
 TABLES: tuple[TowerTable, ...] = get_args(TowerTable)
 
 # What gives the same as the tower's code, which is `interpolate`, `grid_sample` or a weighted sum of rows.

@@ -8,8 +8,19 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from posenc_jax.hf._tower_tables import TowerTable
-
+# How the rows of a learned table reach the patches of an image
+TowerTable = Literal[
+    "unknown",
+    "none",
+    "linear",
+    "linear_aligned",
+    "linear_zeros",
+    "linear_zeros_exchanged",
+    "torch_cubic",
+    "tiled",
+    "by_coordinate",
+    "fixed",
+]
 _MAPPED = ("num_heads", "num_attention_heads")
 _PLAIN = ("num_attention_heads",)
 

@@ -17,7 +17,8 @@ from posenc_jax.hf import _apply
 from posenc_jax.hf._apply import Role
 from posenc_jax.hf._patches import PatchGrid, patch_positions
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
-from posenc_jax.hf._tower_tables import TABLES, TowerTable, resampling_of, rows_of
+from posenc_jax.hf._tower_tables import TABLES, resampling_of, rows_of
+from posenc_jax.hf._towers import TowerTable
 
 
 @jax.tree_util.register_static

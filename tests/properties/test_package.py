@@ -25,7 +25,7 @@ FLOORS = (
     "_distance _figure _frequencies _xla hf._keys",
     "_arguments _axes _operation _positions _tile_arguments _tiles _waves hf._config hf._patches",
     "_blockwise _fourier _learned _learned_bias _ntk _parts _scalings _sinusoidal _turn_forms hf._layers",
-    "_attention _bias _multimodal _relative_bias _turn hf._multimodal hf._rewriting hf._rope hf._settings",
+    "_attention _bias _multimodal _relative_bias _turn hf._multimodal hf._rewriting hf._rope hf._settings hf._tower_tables",
     "_rotary _rotation hf._head hf._rewrite_layers hf._rewrite_settings",
     "_modules _positional_attention _xpos hf._apply hf._rewrites kernels plot",
     "hf._plan linen._attention linen._biases linen._encodings nnx._attention nnx._biases nnx._encodings",

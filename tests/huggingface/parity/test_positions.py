@@ -7,11 +7,8 @@ import multimodal
 import numpy as np
 import pytest
 import tables
-<<<<<<< HEAD
 import torch
-=======
 import transformers
->>>>>>> hf2
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
