@@ -48,6 +48,7 @@ VALID = {
     "RotaryPlan.rotate": {"x": H, "layer": 1, "positions": P, "head_axis": -2, "role": "query", "scaled": True},
     "VisionPlan.positions": {"shape": (2, 3), "layer": 1},
     "VisionPlan.rotate": {"x": H, "layer": 1, "positions": np.ones((6, 2), np.int32), "head_axis": -2, "role": "key", "scaled": False},
+    "VisionPlan.table_rows": {"table": np.ones((3, 5, 2), np.float32), "shape": (2, 3)},
     "add_learned": {"x": X, "table": X, "positions": P, "scale": 1.0, "out_of_range": "nan"},
     "add_sinusoidal": {"x": X, "positions": P, "frequencies": 8, "layout": "half", "scale": 2.0},
     "alibi": {**TILE, "heads": 2},
@@ -117,12 +118,15 @@ PLAN = hf.RotaryPlan(
 TOGETHER |= {("Frequencies", "turns"), ("axial", "frequencies"), ("longrope", "frequencies")}
 
 
-SLICED = hf.VisionPlan((hf.RotaryLayer(pe.axial(8, 2), 8),) * 2, "half", grids=(hf.PatchGrid(),) * 2, slices=2)
+SLICED = hf.VisionPlan(
+    (hf.RotaryLayer(pe.axial(8, 2), 8),) * 2, "half", grids=(hf.PatchGrid(),) * 2, slices=2, table="linear_aligned"
+)
 
 
 # What is called, where it is not the function of that name with these arguments.
 CALLS = {"RotaryPlan.rotate": PLAN.rotate, "VisionPlan.positions": SLICED.positions, "VisionPlan.rotate": SLICED.rotate}
 CALLS |= {
+    "VisionPlan.table_rows": SLICED.table_rows,
     "hf.positions_from_tokens": hf.positions_from_tokens,
     "join": lambda frequencies, axes: pe.join(frequencies, 8, axes=axes),
 }
@@ -158,8 +162,8 @@ HOW = {
 @pytest.mark.parametrize("how", tiered(HOW, ["traced"]))
 @pytest.mark.parametrize("name", VALID)
 def test_every_argument_is_checked(name, how):
-    of_hf = {"hf.positions_from_tokens", "RotaryPlan.rotate", "VisionPlan.positions", "VisionPlan.rotate"}
-    assert {*VALID} == {*pe.__all__, *of_hf}
+    of_plans = {"RotaryPlan.rotate", *(f"VisionPlan.{name}" for name in ("positions", "rotate", "table_rows"))}
+    assert {*VALID} == {*pe.__all__, *of_plans, "hf.positions_from_tokens"}
     f, valid = CALLS.get(name) or getattr(pe, name), VALID[name]
     call = HOW[how]
     call(f, valid)
