@@ -72,9 +72,8 @@
     line(g, "grid", `M${-radius} 0H${radius}M0 ${-radius}V${radius}`);
     const [query, key] = [turned(q, to), turned(k, at)];
     const [a, b] = [angleOf(key), angleOf(query)];
-    const between = a + TAU * (Math.round((b - a) / TAU) * -1);
-    const opening = b - between;
-    line(g, "wedge", `M0 0L${sweep(between, opening, unit * 0.5).slice(1)}Z`);
+    const opening = b - a - TAU * Math.ceil((b - a) / TAU - 0.5); // from -π, open, to π
+    line(g, "wedge", `M0 0L${sweep(a, opening, unit * 0.5).slice(1)}Z`);
     for (const [kind, start, p, r] of [
       ["key", k, at, 0.62],
       ["query", q, to, 0.74],
