@@ -1,7 +1,5 @@
 """The page of recipes: short, proved, linked both ways. `nox -s docs` runs its code, and this file Equinox's and Haiku's."""
 
-import ast
-import builtins
 import importlib
 import re
 import sys
@@ -52,26 +50,6 @@ def test_they_are_short_and_each_has_its_proof_and_its_guide():
             assert sum(bool(line.strip()) for line in code.splitlines()) <= 12, f"{title}\n{code}"
         assert re.search(r"^ *assert ", body, flags=re.M), title
         assert re.search(r"\]\((?!recipes|#)[\w/]+\.md(#[\w.-]+)?\)", body), f"{title} has no guide"
-
-
-def names_of(text):
-    """The names that Python blocks read, and those that they bind, in any scope."""
-    nodes = [node for _, code in CODE.findall(text) for node in ast.walk(ast.parse(textwrap.dedent(code)))]
-    read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    bound = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    bound |= {n.arg for n in nodes if isinstance(n, ast.arg)}
-    bound |= {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    bound |= {
-        alias.asname or alias.name for n in nodes if isinstance(n, ast.Import | ast.ImportFrom) for alias in n.names
-    }
-    return read, bound
-
-
-def test_each_needs_the_first_lines_alone():
-    _, first = names_of(TEXT.partition("\n## ")[0])
-    for title, body in SECTIONS.values():
-        read, bound = names_of(body)
-        assert read - bound - first <= set(dir(builtins)), title
 
 
 @pytest.mark.parametrize("anchor", SECTIONS)
