@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from matplotlib import colormaps
-from visits import LIBRARY, settle, watch
+from visits import LIBRARY, WIDE, settle, watch
 
 import posenc_jax as pe
 
@@ -54,7 +54,8 @@ globalThis.everyState = (kind, of) => {
   return states.map((state) => {
     for (const put of state) put();
     view.draw();
-    return {settings: {...view.settings}, ...of(view)};
+    const outputs = [...view.querySelectorAll("output")].map((output) => output.textContent);
+    return {settings: {...view.settings}, outputs, ...of(view)};
   });
 };"""
 
@@ -152,6 +153,7 @@ def arc(d):
     for r, large, sweep, *end in re.findall(r"A(\S+) \S+ 0 ([01]) ([01]) (\S+) ([^\sAZ]+)", d):
         points = quarters(*points[-1], float(r), large == "1", sweep == "1", *map(float, end))
         by += wrapped(np.diff(angles(points * [1, -1]))).sum()
+        np.testing.assert_allclose(np.hypot(*points.T), float(r), rtol=0.02)  # it goes round the origin
     return Arc(np.array([x, -y]), points[-1] * [1, -1], by)
 
 
@@ -223,6 +225,9 @@ ROUND = f"""() => {{
 def test_rope(every_state, visit):
     states = every_state("rope", ROPE)
     assert len(states) == 101 * 25
+    said = [[s["settings"]["before"], s["settings"]["apart"]] for s in states]
+    assert [[number for words in s["outputs"] for number in numbers(words)] for s in states] == said
+    assert not any(re.match("1 words", words) for state in states for words in state["outputs"])
     states += visit[0].evaluate(ROUND)
     before, apart = setting(states, "before"), setting(states, "apart")
     places = {"key": before + 1, "query": before + 1 + apart}
@@ -238,10 +243,8 @@ def test_rope(every_state, visit):
             np.testing.assert_allclose(np.hypot(*tips[name].T) / unit, np.hypot(*vector.T), atol=1e-3)
         # The way from one to the other; from a full turn on, a ring.
         ways, turns = [arc(state[f"{kind}Way"]) for state in states], TAU * places[kind] * (turn / 2**128)
-        part = turns < TAU
-        gone = np.array([way.opening for way in ways])
-        np.testing.assert_allclose(np.where(part, gone, abs(gone)), np.minimum(turns, TAU), atol=ROUNDED)
-        assert_same_angle(angles([way.start for way in ways])[part], angles(vector)[part])
+        np.testing.assert_allclose([way.opening for way in ways], np.minimum(turns, TAU), atol=ROUNDED)
+        assert_same_angle(angles([way.start for way in ways]), angles(vector))
 
     between = wrapped(now["query"] - now["key"])
     wedges = [arc(state["wedge"]) for state in states]
@@ -347,6 +350,7 @@ def test_three_ways_to_count(every_state):
     states = every_state("count", COUNT)
     p = setting(states, "p").astype(int)
     np.testing.assert_array_equal(p, np.arange(4, 128))
+    assert [numbers(*state["outputs"]) for state in states] == [[last] for last in p]
     word, place = column(states, "word"), column(states, "place")
     np.testing.assert_allclose(place[:, 1] / word[:, 1], 2 * p / np.linalg.norm(DOG), rtol=1e-9)
     np.testing.assert_allclose(place[:, 0], word.sum(1), rtol=1e-9)
@@ -392,6 +396,7 @@ WAVES = """(view) => ({
 def test_bits_become_waves(every_state):
     states = every_state("waves", WAVES)
     np.testing.assert_array_equal(setting(states, "round"), np.arange(101))
+    assert [s["outputs"] for s in states] == [["bits"], *([f"{share}%"] for share in range(1, 100)), ["waves"]]
     p, rows = np.arange(32), np.arange(5)
     samples = column(states, "samples").reshape(101, 5, 32, 2)
     heights = (column(states, "middles")[..., None] - samples[..., 1]) / 14
@@ -449,6 +454,7 @@ def test_two_hands(every_state):
     states = every_state("hands", HANDS)
     before = setting(states, "before")
     np.testing.assert_array_equal(before, np.arange(81))
+    assert [numbers(*state["outputs"]) for state in states] == [[p] for p in before]
     f = pe.geometric(8, 100)
     first, second = (np.stack([phase(before + 1 + apart, turn) for turn in f.turns], -1) for apart in (0, 3))
     radius = column(states, "face")
@@ -479,6 +485,7 @@ def test_longer_texts(every_state):
     plain = pe.geometric(16)
     for state in states:
         factor, scaling = state["settings"]["factor"], state["settings"]["scaling"]
+        assert numbers(*state["outputs"]) == [factor, 512, 512 * factor]
         slowed = plain if scaling == "none" else LIBRARY[scaling](16, 10_000, factor, 512)
         seen = np.minimum(512 / plain.wavelengths, 1)
         used = np.maximum(np.minimum(512 * factor / slowed.wavelengths, 1), seen)
@@ -555,6 +562,27 @@ def test_patches(every_state, visit):
         np.testing.assert_allclose(state["grip"], patches[1][here, :2] + patches[1][here, 2:] / 2, atol=0.5)
     seen = {(s["settings"]["count"], s["settings"]["row"], s["settings"]["column"]) for s in states}
     assert len(seen) == 2 * 31 and {row for _, row, _ in seen} == {column for *_, column in seen} == set(range(16))
+
+
+@pytest.mark.parametrize("width", [360, 700, 1280])
+def test_no_label_lies_on_another(every_state, visit, width):
+    page, _ = visit
+    page.set_viewport_size({"width": width, "height": 800})
+    settle(page)
+    crossing = page.evaluate(
+        """() => [...document.querySelectorAll("pe-view")].flatMap((view) => [0, 0.1, 0.5, 1].flatMap((share) => {
+          for (const control of positions(view)) control[Math.round(share * (control.length - 1))]();
+          view.draw();
+          const boxes = [...view.querySelectorAll("svg text")].map((e) => [e.textContent, e.getBoundingClientRect()]);
+          return boxes.flatMap(([text, a], i) => boxes.slice(0, i).filter(([, b]) =>
+            Math.min(a.right, b.right) - Math.max(a.left, b.left) > 0 &&
+            Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3  // lines may be that close
+          ).map(([other]) => `${view.getAttribute("kind")}: ${other} | ${text}`));
+        }))"""
+    )
+    page.set_viewport_size(WIDE)
+    settle(page)
+    assert crossing == []
 
 
 # The explorer
@@ -657,10 +685,10 @@ def test_clocks(explored):
         assert_same_angle([hand(path) for path in state["second"]], there, rounded)
         assert [int(name) for name in state["names"]] == list(range(d // 2))
         arcs, turns = [arc(path) for path in state["arcs"]], k * f.angular
-        gone, ring = -np.array([a.opening for a in arcs]), abs(turns) >= TAU  # of which the sign is not seen
-        np.testing.assert_allclose(np.where(ring, abs(gone), gone), np.where(ring, TAU, turns), atol=4 * rounded)
-        assert_same_angle(angles([a.start for a in arcs], clock=True)[~ring], here[~ring], 2 * rounded)
-        assert_same_angle(angles([a.end for a in arcs], clock=True)[~ring], there[~ring], 2 * rounded)
+        part = abs(turns) < TAU  # else a ring
+        np.testing.assert_allclose([-a.opening for a in arcs], np.clip(turns, -TAU, TAU), atol=4 * rounded)
+        assert_same_angle(angles([a.start for a in arcs], clock=True), here, 2 * rounded)
+        assert_same_angle(angles([a.end for a in arcs], clock=True)[part], there[part], 2 * rounded)
 
 
 def test_curves(explored):
