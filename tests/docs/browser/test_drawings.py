@@ -1,4 +1,4 @@
-"""What the views draw, as Chromium lays it out, beside the values that it stands for, in every state of their controls.
+"""What the views draw, read from their elements, beside the values that it stands for, in every state of their controls.
 
 Expected values come from the spectra of the library and from NumPy, never from the scripts that draw.
 """
@@ -184,6 +184,22 @@ def scale(labels, of=np.asarray):
     line = np.polyfit(values, np.array(pixels, float), 1)
     np.testing.assert_allclose(np.polyval(line, values), pixels, atol=0.02)
     return lambda values: np.polyval(line, of(values))
+
+
+@pytest.mark.parametrize("flags", ["0 0", "0 1", "1 0", "1 1"])
+def test_arcs_are_read_as_chromium_draws_them(visit, flags):
+    x0, y0, r, x, y = 3.0, -4.0, 5.0, -4.8, 1.4  # both ends at distance 5 from the origin
+    drawn = visit[0].evaluate(
+        """(d) => {
+          const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+          path.setAttribute("d", d);
+          const at = (share) => path.getPointAtLength(share * path.getTotalLength());
+          return [0, 0.25, 0.5, 0.75, 1].map(at).map(({x, y}) => [x, y]);
+        }""",
+        f"M{x0} {y0}A{r} {r} 0 {flags} {x} {y}",
+    )
+    large, sweep = (flag == "1" for flag in flags.split())
+    np.testing.assert_allclose(quarters(x0, y0, r, large, sweep, x, y), drawn, atol=0.02)
 
 
 # The scenes of the story
