@@ -18,6 +18,7 @@
   const turned = (x, p) => rotary(x, p, TURN);
   const places = ({before, apart}) => [before + FIRST, before + FIRST + apart];
   const angleOf = ([x, y]) => Math.atan2(y, x);
+  const inWords = (n) => `${n} ${n === 1 ? "word" : "words"}`;
 
   // Where the plane lies in the picture, and how many pixels are one.
   function plane([width]) {
@@ -26,13 +27,8 @@
     return {narrow, radius, x: narrow ? width / 2 : radius + 8, y: radius + 6, unit: radius / LONGEST};
   }
 
-  // An arc of the plane, anticlockwise from the angle `from`.
-  function sweep(from, by, radius) {
-    const at = (angle) => `${(radius * Math.cos(angle)).toFixed(2)} ${(-radius * Math.sin(angle)).toFixed(2)}`;
-    if (Math.abs(by) >= TAU)
-      return `M${at(0)}A${radius} ${radius} 0 1 1 ${at(Math.PI)}A${radius} ${radius} 0 1 1 ${at(0)}`;
-    return `M${at(from)}A${radius} ${radius} 0 ${Math.abs(by) > Math.PI ? 1 : 0} ${by > 0 ? 0 : 1} ${at(from + by)}`;
-  }
+  // An arc of the plane, anticlockwise from the angle `from`: a quarter turn less, clockwise, from twelve.
+  const sweep = (from, by, radius) => arc(TAU / 4 - from, -by, radius);
 
   // The arrow of the query or the key, which can be dragged after its turn.
   const vector = (name, which, label) =>
@@ -72,9 +68,8 @@
     line(g, "grid", `M${-radius} 0H${radius}M0 ${-radius}V${radius}`);
     const [query, key] = [turned(q, to), turned(k, at)];
     const [a, b] = [angleOf(key), angleOf(query)];
-    const between = a + TAU * (Math.round((b - a) / TAU) * -1);
-    const opening = b - between;
-    line(g, "wedge", `M0 0L${sweep(between, opening, unit * 0.5).slice(1)}Z`);
+    const opening = b - a - TAU * Math.ceil((b - a) / TAU - 0.5); // from -π, open, to π
+    line(g, "wedge", `M0 0L${sweep(a, opening, unit * 0.5).slice(1)}Z`);
     for (const [kind, start, p, r] of [
       ["key", k, at, 0.62],
       ["query", q, to, 0.74],
@@ -123,8 +118,8 @@
   define("rope", {
     settings: {before: 0, apart: 3, q: [1.1, -0.4], k: [0.02, 1]},
     controls: [
-      slider("before", "Move both", 0, 100, {text: (words) => `${words} words further on`}),
-      slider("apart", "Move the query", 0, MOST, {text: (words) => `${words} words after the key`}),
+      slider("before", "Move both", 0, 100, {text: (n) => `${inWords(n)} further on`}),
+      slider("apart", "Move the query", 0, MOST, {text: (n) => `${inWords(n)} after the key`}),
     ],
     handles: [vector("k", 0, "Key, the first dog's arrow"), vector("q", 1, "Query, the second dog's arrow")],
     height: (width) => (plane([width]).narrow ? 2 * plane([width]).radius + 150 : 2 * plane([width]).radius + 12),

@@ -119,8 +119,8 @@
     title(g, 0, "add p");
     svg(g, "rect", {class: "word", x: 0, y: 34, width: share * w, height: 26});
     svg(g, "rect", {class: "place", x: share * w, y: 34, width: (1 - share) * w, height: 26});
-    write(g, 0, 77, "length of the word", "start");
-    write(g, w, 77, "of the number", "end");
+    write(g, 0, 77, "the word", "start");
+    write(g, w, 77, "its number", "end");
     write(g, 0, 101, `The word is ${percent(share)} of the sum.`, "start said");
     return percent(share);
   }

@@ -91,11 +91,11 @@ globalThis.views = (() => {
   // From twelve o'clock and clockwise: the sine to the right, the cosine upwards.
   const tip = (angle, radius) => `${(radius * Math.sin(angle)).toFixed(2)} ${(-radius * Math.cos(angle)).toFixed(2)}`;
 
+  // An arc, at most once round, in three parts: each is less than a half turn, so rounded ends hardly move its centre.
   function arc(from, by, radius) {
-    const half = tip(from + Math.PI, radius);
-    const [r, start] = [`${radius} ${radius}`, tip(from, radius)];
-    if (Math.abs(by) >= TAU) return `M${start}A${r} 0 1 1 ${half}A${r} 0 1 1 ${start}`;
-    return `M${start}A${r} 0 ${Math.abs(by) > Math.PI ? 1 : 0} ${by > 0 ? 1 : 0} ${tip(from + by, radius)}`;
+    const third = Math.max(Math.min(by, TAU), -TAU) / 3;
+    const parts = [1, 2, 3].map((i) => `A${radius} ${radius} 0 0 ${by > 0 ? 1 : 0} ${tip(from + i * third, radius)}`);
+    return `M${tip(from, radius)}${parts.join("")}`;
   }
 
   // A line with a head, from [x, y] to [u, v].
