@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
 from pathlib import Path
@@ -22,10 +23,16 @@ def block(page: str, containing: str) -> str:
 
 
 def definition(page: str, name: str) -> str:
-    """A function or an assignment of a page, without the rest of its block."""
-    code = block(page, f"def {name}(")
-    (found,) = re.findall(rf"^def {name}\(.*?(?=^\S|\Z)", code.replace("\n)", "\n )"), flags=re.M | re.S)
-    return found.replace("\n )", "\n)")
+    """A function of a page without the rest of its block; its name, or more of its first line where that is not enough."""
+    opened = name if "(" in name else f"{name}("
+    module = block(page, f"def {opened}")
+    (found,) = (
+        node
+        for node in ast.parse(module).body
+        if isinstance(node, ast.FunctionDef)
+        and (ast.get_source_segment(module, node) or "").startswith(f"def {opened}")
+    )
+    return ast.get_source_segment(module, found) or ""
 
 
 def run(code: str, names: dict[str, Any]) -> dict[str, Any]:
