@@ -47,8 +47,10 @@ def rotary(
     rotating by $p + k$. The score of a query at $p$ and a key at $q$ therefore depends only on $p - q$, and `rotary` of
     cached keys by an offset moves them. Moving must not apply an amplitude again: one position for several vectors is
     an error unless $a = 1$; pass `frequencies.with_attention_factor(1)` to move them. (A single vector, and offsets
-    given one by one, look like positions and pass.) Angles are correct at every int32 position, and a position gives
-    the same bits in a full sequence and in a decode step.
+    given one by one, look like positions and pass.) Move keys once, from where they were written: each move rounds to
+    their dtype, and in 16 bits a thousand moves by one position leave the slow pairs behind, off by several standard
+    deviations. Keys that must move at every step are kept unrotated and rotated where they are read. Angles are correct
+    at every int32 position, and a position gives the same bits in a full sequence and in a decode step.
 
     The frequencies also define positions of several coordinates (`axial`), M-RoPE sections (`multi_section`), context
     extension (`yarn` and others) and partial rotation (a width below head_dim).

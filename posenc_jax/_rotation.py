@@ -101,6 +101,8 @@ def shift(
 ) -> jax.Array:
     r"""Applies $M_k$ to encodings without building the matrix: $PE(p)$ becomes $PE(p+k)$.
 
+    Each shift rounds to the dtype of the encodings. In 16 bits shift once, by the sum of the offsets, not step by step.
+
     Args:
       encodings: floats of shape (..., dim).
       offset: $k$, integers or float32 of a shape that broadcasts to the shape of the encodings without their last axis.

@@ -119,7 +119,8 @@ class RotaryEncoding(nnx.Module):
     r"""Rotates queries or keys by their positions, `posenc_jax.rotary`; it has no parameters and no state.
 
     With `head_axis=None` it can replace `flax.nnx.RoPE`, as in
-    `nnx.dot_product_attention_with_rope(query, key, value, rope=RotaryEncoding(head_dim, head_axis=None))`.
+    `nnx.dot_product_attention_with_rope(query, key, value, rope=RotaryEncoding(head_dim, head_axis=None))`. There
+    Flax 0.12.12 raises if `input_positions` are given, for its own RoPE too; `positional_attention` takes them.
 
     Args:
       frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim.

@@ -110,6 +110,16 @@ def test_cached_keys_move_by_an_offset():
     np.testing.assert_allclose(of_each[1], pe.rotary(keys[1], np.arange(6), head_axis=-2), atol=2e-6)
 
 
+def test_in_16_bits_a_thousand_moves_are_not_one():
+    """Why the docstring says to move a key once: slow pairs turn by less than half a unit in the last place."""
+    x = np.random.default_rng(0).normal(size=(1, 8, 2, 128)).astype(jnp.bfloat16)
+    angles = -1000.0 * 1e4 ** (-np.arange(64) / 64)
+    want = rotations.rotate_by(x, angles, "half")
+    move = jax.jit(lambda x, offset, times: lax.fori_loop(0, times, lambda _, x: pe.rotary(x, offset, head_axis=-2), x))
+    assert_within(move(x, -1000, 1), want, 2.0**-8 * np.abs(want) + 1e-6, against="float64")
+    assert np.abs(np.asarray(move(x, -1, 1000), np.float64) - want).max() > 2
+
+
 WIDTHS = [(8, 8), (8, 4), (16, 4), (16, 6), (16, 12), (7, 4), (40, 4)]
 PARTS = ["first", "last"]
 

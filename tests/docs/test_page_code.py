@@ -1,0 +1,318 @@
+"""Code that pages hand to a reader, run at settings that are not its defaults, beside float64."""
+
+import ast
+import functools
+import textwrap
+import warnings
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc_jax as pe
+from helpers import pages
+from helpers.closeness import assert_within
+from oracles import attention, rotations
+from posenc_jax import hf
+from posenc_jax.nnx import RotaryEncoding, positional_attention
+
+RNG = np.random.default_rng(0)
+FLAX = {"RotaryEncoding": RotaryEncoding, "positional_attention": positional_attention}
+NAMES = {"pe": pe, "jax": jax, "jnp": jnp, "np": np, "functools": functools} | FLAX
+
+
+@pytest.fixture(autouse=True)
+def as_a_user_runs_them():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+# recipes.md: the table of what others write, row by row
+
+BATCH, SEQ, HEADS, WIDTH, THETA = 2, 5, 3, 8, 500.0
+PLACES = np.array([[40, 3, 0, 700, 12], [9, 8, 7, 6, 5]], np.int32)
+COUNTED = np.arange(SEQ)
+X = RNG.normal(size=(BATCH, SEQ, HEADS, WIDTH)).astype(np.float32)
+Q, K, V = RNG.normal(size=(3, BATCH, SEQ, HEADS, WIDTH)).astype(np.float32)
+TABLE = RNG.normal(size=(1000, WIDTH)).astype(np.float32)
+F = pe.geometric(WIDTH, THETA)
+GIVEN = NAMES | {"f": F, "theta": THETA, "head_dim": WIDTH, "d": WIDTH, "positions": PLACES, "table": TABLE}
+
+
+def turned(x, positions, layout="half"):
+    """x (..., seq, heads, head_dim)."""
+    return rotations.rotate_by(x, positions[..., None, None] * THETA ** (-np.arange(0, WIDTH, 2) / WIDTH), layout)
+
+
+def sinusoids(positions, layout="interleaved"):
+    phases = positions[..., None] * 1e4 ** (-np.arange(0, WIDTH, 2) / WIDTH)
+    return rotations.features(np.sin(phases), np.cos(phases), layout)
+
+
+def ropes():
+    """Ropes for Flax's own attention, where this Flax has it."""
+    return (nnx.RoPE(THETA), RotaryEncoding(F, head_axis=None)) if hasattr(nnx, "RoPE") else ()
+
+
+def new_rope(call):
+    x, want = jnp.asarray(X[:, :, 0]), turned(X, COUNTED)[:, :, 0]
+    assert_within(call()(x), want, 2e-6)
+    if hasattr(nnx, "RoPE"):
+        with warnings.catch_warnings(action="ignore"):  # Flax's table is read in a way that Flax deprecates
+            for theirs in (nnx.RoPE(THETA), nnx.RoPE(THETA, WIDTH, 100)):
+                assert_within(theirs(x), want, 2e-6)
+
+
+def called(call):
+    assert_within(call(x=X[:, :, 0]), turned(X, PLACES)[:, :, 0], 3e-5)
+
+
+def attending(call):
+    got, mask = call()(Q, K, V, mask=np.tri(SEQ, dtype=bool)), attention.may_see(COUNTED, COUNTED, causal=True)
+    assert_within(got, attention.dense(turned(Q, COUNTED), turned(K, COUNTED), V, seen=mask).y, 2e-6)
+    for rope in ropes():
+        theirs = nnx.dot_product_attention_with_rope(Q, K, V, rope=rope, mask=np.tri(SEQ, dtype=bool))
+        assert_within(theirs, np.asarray(got), 5e-6, against="ours")
+
+
+def attending_at(call):
+    attend, settings = call(), {"qkv_features": HEADS * WIDTH, "decode": False, "rngs": nnx.Rngs(0)}
+    for places in (PLACES, PLACES[0]):
+        want = attention.dense(turned(Q, places), turned(K, places), V).y
+        assert_within(attend(Q, K, V, input_positions=places), want, 3e-5)
+        for rope in ropes() if flax.__version__ == "0.12.12" else ():
+            with pytest.raises((ValueError, IndexError)):
+                nnx.dot_product_attention_with_rope(Q, K, V, rope=rope, input_positions=jnp.asarray(places))
+    layer = nnx.MultiHeadAttention(HEADS, WIDTH, attention_fn=attend, **settings)
+    layer.init_cache((BATCH, SEQ, WIDTH))
+    with pytest.raises(ValueError, match="input_positions must be given"):  # a step without positions
+        layer(X[:, :1, 0], decode=True)
+
+
+def of_hugging_face(call):
+    assert_within(call(x=X.swapaxes(1, 2)).swapaxes(1, 2), turned(X, PLACES), 3e-5)
+
+
+def of_meta(call):
+    assert_within(call(x=X), turned(X, PLACES, "interleaved"), 3e-5)
+
+
+def adding(call):
+    x = X[:, :, 0]
+    assert_within(call(x=x), x + sinusoids(COUNTED), 1e-6)
+    assert_within(pe.add_sinusoidal(x, layout="half"), x + sinusoids(COUNTED, "half"), 1e-6)
+
+
+def adding_at(call):
+    assert_within(call(x=X[:, :, 0]), X[:, :, 0] * WIDTH**0.5 + sinusoids(PLACES), 2e-6)
+
+
+def looking_up(call):
+    np.testing.assert_array_equal(call(), TABLE[PLACES])
+    with pytest.raises(ValueError):
+        call(positions=np.array([1000]))
+
+
+COMING_FROM = {
+    "`nnx.RoPE(theta)`": new_rope,
+    "`nnx.RoPE(theta, head_dim, max_seq_len)`": new_rope,
+    "`rope(x, positions)`, x (…, seq, head_dim)": called,
+    "`partial(nnx.dot_product_attention_with_rope, rope=rope)`": attending,
+    "the same, with `input_positions`": attending_at,
+    "`x * cos + rotate_half(x) * sin` (Hugging Face)": of_hugging_face,
+    "`x * freqs_cis`, complex (Meta)": of_meta,
+    "`x + table[:x.shape[1]]`, sinusoids": adding,
+    "`x * d**0.5 + table[positions]`": adding_at,
+    "`table[positions]`, learned": looking_up,
+}
+ROWS = dict(pages.rows("docs/recipes.md", "there"))
+
+
+def test_every_row_of_coming_from_is_tested():
+    assert list(ROWS) == list(COMING_FROM)
+    assert ROWS["`x + table[:x.shape[1]]`, sinusoids"].endswith('`layout="half"` if all sines come first')
+
+
+@pytest.mark.parametrize("there", COMING_FROM)
+def test_coming_from(there):
+    here = ROWS[there]
+    if here.startswith("the same:"):
+        here = ROWS["`nnx.RoPE(theta)`"]
+    (code, *_) = pages.code_in(here)
+    COMING_FROM[there](lambda **names: eval(code, GIVEN | names))
+
+
+# Caches of recipes.md, at another spectrum than the page's
+
+
+def of_page(page, name):
+    return pages.run(pages.definition(page, name), NAMES | {"rotate": rotate})[name.partition("(")[0]]
+
+
+def rotate(x, positions=None):
+    return pe.rotary(x, positions, F, head_axis=-2)
+
+
+def whole(window=SEQ):
+    """Causal attention to a window of keys, in float64."""
+    seen = attention.may_see(COUNTED, COUNTED, causal=True, window=(window - 1, None))
+    return attention.dense(turned(Q, COUNTED), turned(K, COUNTED), V, seen=seen).y
+
+
+def token(n):
+    return (jnp.asarray(x[:, n : n + 1]) for x in (Q, K, V))
+
+
+def test_a_kv_cache():
+    step, cache = jax.jit(of_page("docs/recipes.md", "decode")), (jnp.zeros((BATCH, SEQ, HEADS, WIDTH)),) * 2
+    for n in range(SEQ):
+        cache, out = step(cache, *token(n), n)
+        assert_within(out[:, 0], whole()[:, n], 3e-6, against=f"float64, token {n}")
+
+
+def test_a_ring_cache():
+    slots, empty = 3, jnp.zeros((BATCH, 3, HEADS, WIDTH))
+    names = {"rotate": rotate, "slots": slots}
+    step = jax.jit(pages.run(pages.definition("docs/recipes.md", "ring_step"), NAMES | names)["ring_step"])
+    ring = empty, empty, jnp.full(slots, 2**31 - 1, jnp.int32)
+    for n in range(SEQ):
+        ring, out = step(ring, (*token(n), jnp.int32(n)))
+        assert_within(out[:, 0], whole(slots)[:, n], 3e-6, against=f"float64, token {n}")
+
+
+def test_a_paged_cache():
+    step, pages_ = jax.jit(of_page("docs/recipes.md", "paged_step")), (jnp.zeros((6, 2, HEADS, WIDTH)),) * 2
+    for n in range(SEQ):
+        pages_, out = step(pages_, jnp.array([[5, 0, 3], [2, 4, 1]]), *token(n), jnp.array([n, n]))
+        assert_within(out[:, 0], whole()[:, n], 3e-6, against=f"float64, token {n}")
+
+
+def calls(page):
+    """Calls of `pe.rotary` in the page's functions, which a reader copies."""
+    for _, code in pages.CODE.findall(pages.text_of(page)):
+        for node in ast.walk(ast.parse(textwrap.dedent(code))):
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                yield from (n for n in ast.walk(node) if isinstance(n, ast.Call) and ast.unparse(n.func) == "pe.rotary")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/recipes.md", "docs/contexts.md"])
+def test_functions_rotate_by_frequencies_that_are_given(page):
+    found = [*calls(page)]
+    assert found
+    for call in found:
+        named = len(call.args) > 2 or {"frequencies", "waves"} & {keyword.arg for keyword in call.keywords}
+        assert named, f"{page}: {ast.unparse(call)} is right for the base 10,000 alone"
+
+
+# recipes.md: a cache that slides behind sinks
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [(np.float32, 1e-6), (jnp.bfloat16, 2.0**-8)])
+def test_a_thousand_steps_of_a_sliding_cache(dtype, unit):
+    code = pages.block("docs/recipes.md", "def streaming_step").replace("recent = 2, 4", "recent = 3, 5")
+    names, steps = pages.run(code, NAMES | {"rotate": rotate}), 1000
+    sinks, recent = names["sinks"], names["recent"]
+    assert (sinks, recent) == (3, 5)
+    q, k, v = RNG.normal(size=(3, steps, 1, 1, 2, WIDTH)).astype(dtype)
+    cache = (np.zeros((1, sinks + recent, 2, WIDTH), dtype),) * 2
+    tokens = tuple(map(jnp.asarray, (q, k, v, np.arange(steps, dtype=np.int32))))
+    _, got = jax.jit(lambda *x: jax.lax.scan(lambda c, token: names["streaming_step"](c, *token), *x))(cache, tokens)
+    for n in (0, 1, 2, 3, 6, 7, 8, 9, 500, steps - 1):
+        kept = [*range(min(sinks, n + 1)), *range(max(sinks, n + 1 - recent), n + 1)]
+        places = np.arange(len(kept))
+        # Rotated once and rounded once, by hand.
+        query, keys = turned(q[n, 0], places[-1:]).astype(dtype), turned(k[kept, 0, 0], places).astype(dtype)
+        want = attention.dense(query, keys, v[kept, 0, 0]).y
+        largest = np.abs(v[kept].astype(np.float64)).max()
+        assert_within(got[n, 0], want, 3 * unit * largest, against=f"float64, step {n}")
+
+
+# contexts.md
+
+
+@pytest.mark.parametrize("length", [2, 4, 6, 9])
+def test_sinks_and_a_window(length):
+    """Also where the cache is not full yet."""
+    streaming, (k, v) = of_page("docs/contexts.md", "streaming"), RNG.normal(size=(2, 1, length, HEADS, WIDTH))
+    q, sinks, window = RNG.normal(size=(1, 1, HEADS, WIDTH)), 2, 3
+    got = streaming(*(jnp.float32(x) for x in (q, k, v)), F, sinks=sinks, window=window)
+    kept = [n for n in range(length) if n < sinks or n >= length - window]
+    places = np.arange(len(kept))
+    want = attention.dense(turned(q, places[-1:]), turned(k[:, kept], places), v[:, kept]).y
+    assert_within(got, want, 3e-6)
+
+
+def test_self_extend():
+    q, k = RNG.normal(size=(2, 30, HEADS, WIDTH)).astype(np.float32)
+    got = of_page("docs/contexts.md", "self_extend")(jnp.asarray(q), jnp.asarray(k), F, window=7, group=3)
+    want = np.empty((HEADS, 30, 30))
+    for i, j in np.ndindex(30, 30):
+        offset = i - j if i - j < 7 else i // 3 - j // 3 + 7 - 7 // 3
+        want[:, i, j] = np.sum(turned(q[i : i + 1], np.array([offset]))[0] * k[j], axis=-1)
+    assert_within(got, want, 2e-5)
+
+
+# biases.md
+
+
+def swin_v2(window, pretrained, w1, b1, w2):
+    """The formula of its code, in float64."""
+    offsets = np.stack(np.meshgrid(*(np.arange(1 - n, n) for n in window), indexing="ij"), axis=-1)
+    x = 8 * offsets / (np.array(pretrained) - 1)
+    hidden = np.maximum(np.sign(x) * np.log2(1 + abs(x)) / np.log2(8) @ w1 + b1, 0)
+    return 16 / (1 + np.exp(-hidden @ w2))
+
+
+@pytest.mark.parametrize(
+    ("window", "pretrained"), [((16, 16), None), ((16, 16), (8, 8)), ((6, 9), (4, 7)), ((5, 5), 3)]
+)
+def test_the_table_of_swin_v2(window, pretrained):
+    w1, b1, w2 = RNG.normal(size=(2, 64)), RNG.normal(size=64), RNG.normal(size=(64, 3)) / 8
+    table = of_page("docs/biases.md", "continuous_table")
+    got = table(window, *(jnp.float32(x) for x in (w1, b1, w2)), pretrained)
+    assert_within(got, swin_v2(window, pretrained or window, w1, b1, w2), 1e-4)
+
+
+def test_a_window_of_one_row():
+    w1, b1, w2 = (jnp.float32(RNG.normal(size=shape)) for shape in ((2, 8), 8, (8, 3)))
+    assert np.isfinite(of_page("docs/biases.md", "continuous_table")((1, 4), w1, b1, w2)).all()
+
+
+def test_shaw():
+    """As a bias of `jax.nn.dot_product_attention`, whose scale is not of its choosing."""
+    (q, k, v), a = RNG.normal(size=(3, 9, HEADS, WIDTH)), RNG.normal(size=(5, WIDTH))
+    bias = of_page("docs/biases.md", "shaw")(jnp.float32(q), jnp.float32(a))
+    got = jax.nn.dot_product_attention(*(jnp.float32(x)[None] for x in (q, k, v)), bias=bias[None])
+    offset = np.clip(np.arange(9) - np.arange(9)[:, None], -2, 2)
+    scores = np.einsum("qhd,qkhd->hqk", q, k[None] + a[offset + 2][:, :, None]) / np.sqrt(WIDTH)
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    assert_within(got[0], np.einsum("hqk,khd->qhd", weights, v), 3e-6)
+
+
+def test_a_layer_of_gpt_oss():
+    """At another window, base and width than the page's."""
+    config = {"model_type": "gpt_oss", "num_hidden_layers": 2, "num_attention_heads": HEADS, "head_dim": WIDTH}
+    config |= {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}
+    config |= {"rope_parameters": {"rope_type": "default", "rope_theta": THETA}, "max_position_embeddings": 64}
+    names = NAMES | {"config": config, "plan": hf.rotary_from_config(config)}
+    attend, sinks = (
+        pages.run(pages.definition("docs/biases.md", "attend(layer"), names)["attend"],
+        RNG.normal(size=HEADS),
+    )
+    for layer, window in ((0, None), (1, 2)):
+        seen = attention.may_see(COUNTED, COUNTED, causal=True, window=(window, None))
+        want = attention.dense(turned(Q, COUNTED), turned(K, COUNTED), V, seen=seen, sinks=sinks).y
+        got = attend(layer, *map(jnp.asarray, (Q, K, V)), jnp.float32(sinks))
+        assert_within(got, want, 3e-6, against=f"float64, layer {layer}")
+
+
+# huggingface.md
+
+
+def test_eva_at_a_grid_that_is_not_square():
+    got = of_page("docs/huggingface.md", "eva_positions")((3, 8), (6, 4))
+    want = [[0, 0], *([r * 6 / 3, c * 4 / 8] for r in range(3) for c in range(8))]
+    assert_within(got, np.array(want), 0)

@@ -1,0 +1,53 @@
+"""The code and the tables of the documentation's pages, for tests that run them at settings of their own."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+CODE = re.compile(r"^( *)``` ?\{? ?\.?python[^\n]*\n(.*?)^\1```$", flags=re.M | re.S)
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def block(page: str, containing: str) -> str:
+    """The only block of code of a page that contains a text."""
+    (code,) = (textwrap.dedent(code) for _, code in CODE.findall(text_of(page)) if containing in code)
+    return code
+
+
+def definition(page: str, name: str) -> str:
+    """A function of a page without the rest of its block; its name, or more of its first line where that is not enough."""
+    opened = name if "(" in name else f"{name}("
+    module = block(page, f"def {opened}")
+    (found,) = (
+        node
+        for node in ast.parse(module).body
+        if isinstance(node, ast.FunctionDef)
+        and (ast.get_source_segment(module, node) or "").startswith(f"def {opened}")
+    )
+    return ast.get_source_segment(module, found) or ""
+
+
+def run(code: str, names: dict[str, Any]) -> dict[str, Any]:
+    """The names after running code with some names."""
+    names = dict(names)
+    exec(code, names)
+    return names
+
+
+def rows(page: str, first: str) -> list[list[str]]:
+    """The cells of a page's only table whose header begins with a cell, row by row."""
+    (table,) = re.findall(rf"^\| {re.escape(first)} \|.*\n\|[ :|-]+\|\n((?:\|.*\n)+)", text_of(page), flags=re.M)
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()]
+
+
+def code_in(cell: str) -> list[str]:
+    """The pieces of code of a cell."""
+    return re.findall(r"`([^`]+)`", cell)

@@ -1,0 +1,56 @@
+"""Where models add their biases: each row of the page's table beside what modules of transformers and timm gave, recorded."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers.closeness import assert_within
+from helpers.placed_biases import ROWS, attended, names_of, options_of, rounded
+from oracles import recorded
+
+CASES = [(case.pop("row"), case) for case in recorded.cases("placed_biases")]
+BOUND = 1e-5  # of outputs up to 7, by two float32 programs
+ROUNDED = [(row, case) for row, case in CASES if row == "Falcon" and case["length"] > 256]
+
+
+@pytest.fixture(autouse=True)
+def as_a_user_runs_them():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def label(x):
+    return x if isinstance(x, str) else f"{len(x['query'])} queries of {x.get('length', 'a window')}"
+
+
+def change(row, case):
+    """The bias on the other side of the scale."""
+    options = options_of(row, case)
+    factor = len(case["query"][0][0]) ** (0.5 if row == "Falcon" else -0.5)
+    return {"bias": lambda i, j: options["bias"](i, j) * factor}
+
+
+def test_every_row_is_recorded():
+    assert {row for row, _ in CASES} == set(ROWS)
+    assert len(ROUNDED) == 1
+
+
+@pytest.mark.parametrize(("row", "case"), [x for x in CASES if x not in ROUNDED], ids=label)
+def test_the_row_is_the_module(row, case):
+    assert_within(attended(row, case), np.array(case["output"]), BOUND, against=row)
+
+
+@pytest.mark.parametrize("row", ["BLOOM", "Falcon"])
+def test_elsewhere_the_bias_gives_another_output(row):
+    case = dict(reversed(CASES))[row]  # the first
+    assert np.abs(attended(row, case, **change(row, case)) - np.array(case["output"])).max() > 0.1
+
+
+def test_falcon_rounds():
+    ((row, case),) = ROUNDED
+    falcon_alibi, want = names_of(row, case)["falcon_alibi"], np.array(case["output"])
+    assert_within(attended(row, case, **rounded(case)), want, BOUND, against="transformers")
+    assert np.abs(attended(row, case) - want).max() > 0.02  # without rounding
+    alone = falcon_alibi(jnp.arange(255, 260), 2)[0, 0] - falcon_alibi(jnp.array([255]), 2)[0, 0]
+    np.testing.assert_array_equal(alone * 2**4, [0, 1, 1, 3, 5])  # 259 is between 258 and 260, and goes to the even one
