@@ -42,7 +42,7 @@
   // ------------------------------------------------------------------------------------------- the table
 
   // The first row: 0, or far out so that p is in the middle.
-  const firstRow = ({p, length}) => (p < length ? 0 : Math.min(p - length / 2, MAX_POSITION - length + 1));
+  const firstRow = ({p, length}) => (p < length ? 0 : Math.min(p - Math.floor(length / 2), MAX_POSITION - length + 1));
 
   // A pixel for each entry.
   function raster(view, {d, base, length, arithmetic}, start) {

@@ -680,7 +680,7 @@ def explored(reader, origin):
     page.add_script_tag(content=READ)
     settle(page)
     of = f"(views) => ({{clocks: ({CLOCKS})(views), curves: ({CURVES})(views), table: ({TABLE})(views)}})"
-    else_where = "d=20&base=300&p=2000000000&k=-20&length=48&scaling=llama3&factor=3"
+    else_where = "d=20&base=300&p=2000000000&k=-20&length=49&scaling=llama3&factor=3"
     states = [
         state
         for start, step in (("k=5", 1), (else_where, 4))
