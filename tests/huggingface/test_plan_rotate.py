@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.quick import quick
+from helpers.tiers import thorough
 from huggingface.published import DEEPSEEK_V3
 from oracles import rotations
 from oracles.configs import query_scale
@@ -101,7 +102,7 @@ SPLIT = [(P("d", None, "h"), P("d")), (P("d", None, "h"), P()), (P(), P("d")), (
 BIG, AT8 = RNG.normal(size=(4, 6, 4, 8)).astype(np.float32), np.arange(24, dtype=np.int32).reshape(4, 6)
 
 
-@pytest.mark.parametrize(("x_spec", "p_spec"), SPLIT)
+@pytest.mark.parametrize(("x_spec", "p_spec"), [SPLIT[0], *(thorough(*specs) for specs in SPLIT[1:])])
 def test_branches_share_a_sharding(x_spec, p_spec, on_cpu):
     mesh = jax.make_mesh((2, 4), ("d", "h"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
     f = lambda x, p, layer: rotate(x, layer, "query", positions=p)  # noqa: E731

@@ -74,7 +74,7 @@ def test_first_derivatives_in_both_modes(name):
     compare(first, name, ARRAYS, ALONG)
 
 
-@pytest.mark.parametrize("mode", HESSIANS)
+@pytest.mark.parametrize("mode", tiered(HESSIANS, [next(iter(HESSIANS))]))
 @pytest.mark.parametrize("name", tiered(CASES, ["everything"]))
 def test_second_derivatives(name, mode):
     check(quick(hessian(functions(name)[0], mode))(ARRAYS, ALONG), wanted_hessian(name))
@@ -216,13 +216,14 @@ def batch_of(arrays, axes):
     return tuple(x if a is None else np.stack([x, 1 - x, 0.5 * x], a) for x, a in zip(arrays, axes, strict=True))
 
 
-@pytest.mark.parametrize("mapped", tiered(MAPS, ["value, sinks", "slopes"]))
+@pytest.mark.parametrize("mapped", tiered(MAPS, ["slopes"]))
 def test_any_operand_may_be_mapped(mapped):
     """The derivative of the mapped function: what is not mapped gets the sum of the cotangents of all."""
     axes = MAPS[mapped]
     compare(lambda f: first(jax.vmap(f, axes)), "everything", batch_of(ARRAYS, axes), batch_of(ALONG, axes))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mapped", tiered(MAPS, ["key, value, slopes"]))
 def test_derivatives_may_be_mapped(mapped):
     """The mapped derivative, of second order too: what is not mapped gets a cotangent for each."""
@@ -256,7 +257,7 @@ def test_tangents_and_cotangents_alone_may_be_mapped():
 # Lower precision
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, thorough(jnp.float16)])
+@pytest.mark.parametrize("dtype", [thorough(jnp.float32), jnp.bfloat16, thorough(jnp.float16)])
 @pytest.mark.parametrize("wide", [False, thorough(True)])
 def test_tangents_in_other_dtypes(dtype, wide):
     """Those of the same numbers, to a few roundings; the parameters may stay in float32."""

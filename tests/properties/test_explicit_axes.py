@@ -312,7 +312,7 @@ def arrays_and_derivatives(kv_heads):
 @pytest.mark.parametrize(
     ("kv_heads", "q_spec", "k_spec", "v_spec", "collectives"),
     [
-        (8, ROWS, P(D), P(), {"all-gather"}),  # of the keys' derivative
+        thorough(8, ROWS, P(D), P(), {"all-gather"}),  # of the keys' derivative
         thorough(4, ROWS, ROWS, OF_HEADS, {"all-gather"}),
         (1, ROWS, P(D), P(D), {"all-reduce"}),  # over the heads that share a key
         thorough(1, OF_HEADS, P(), P(), {"all-reduce"}),
@@ -353,7 +353,7 @@ def arrays_and_attended(bias, causal):
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize(("bias", "i_spec"), [thorough("none", P(D)), ("t5", P(D)), ("sandwich", P())])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [thorough(False), True])
 def test_attention_of_rows_with_positions_of_their_own(bias, i_spec, kind, causal):
     q, i, want = arrays_and_attended(bias, causal)
     with jax.set_mesh(mesh_of(kind)):

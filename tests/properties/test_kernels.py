@@ -22,7 +22,7 @@ import posenc_jax as pe
 from helpers.biases import TABLE
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import tiered
+from helpers.tiers import thorough, tiered
 from oracles import spectra
 from oracles.encodings import waves
 from oracles.rotations import rotate
@@ -113,9 +113,9 @@ def local(shape):
 @pytest.mark.parametrize(
     ("mask", "given", "settings"),
     [
-        (splash.CausalMask, {}, {}),
+        thorough(splash.CausalMask, {}, {}),
         (local, {}, {"window": (63, 0)}),
-        (splash.CausalMask, {"attn_logits_soft_cap": 1.5}, {"logits_soft_cap": 1.5}),
+        thorough(splash.CausalMask, {"attn_logits_soft_cap": 1.5}, {"logits_soft_cap": 1.5}),
         (splash.CausalMask, {"segments": IDS}, {"query_segments": IDS, "key_segments": IDS}),
     ],
     ids=["causal", "window", "cap", "segments"],

@@ -23,6 +23,7 @@ from flax import nnx
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import QUICK
+from helpers.tiers import tiered
 from oracles import biases
 
 ROOT = Path(__file__).parents[2]
@@ -309,7 +310,9 @@ def logits(name, train_text):
     return np.asarray(call(weights, np.array([[3, 1, 4, 1, 5]], np.int32)))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("none", "yarn")])
+@pytest.mark.parametrize(
+    "name", tiered([name for name in NAMES if name not in ("none", "yarn")], ["rotary", "alibi", "learned"])
+)
 def test_positions_reach_the_logits(name, train_text):
     assert abs(logits(name, train_text) - logits("none", train_text))[:, 1:].max() > 1e-3
 

@@ -311,7 +311,7 @@ def test_sinks_of_any_size():
         assert np.all(np.isfinite(x))
 
 
-@pytest.mark.parametrize("empty", ["queries", "keys", "both"])
+@pytest.mark.parametrize("empty", [thorough("queries"), thorough("keys"), "both"])
 def test_empty_sequences_with_sinks(empty):
     n, m = 0 if empty != "keys" else QUERIES, 0 if empty != "queries" else KEYS
     case = CASES["everything"] | {"i": AT[:n], "j": THERE[:m], "segments": None, "scale": None}
@@ -375,6 +375,7 @@ DERIVATIVES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", tiered(["everything", "everything, causal"], ["everything, causal"]))
 @pytest.mark.parametrize("mode", tiered(DERIVATIVES, ["jvp"]))
 def test_eager_and_jit_give_the_same_bits(mode, name, on_cpu):

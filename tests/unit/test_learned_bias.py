@@ -116,6 +116,7 @@ def test_the_derivative_by_the_table_counts_beyond_2_to_the_24():
     np.testing.assert_array_equal(got, [[n * n], [0], [0], [0]])
 
 
+@pytest.mark.thorough
 def test_the_bias_is_linear_in_the_table():
     f = lambda table: pe.t5(FAR, FAR, table)  # noqa: E731
     v, dy = RNG.normal(size=TABLE.shape).astype(np.float32), RNG.normal(size=(HEADS, 24, 24)).astype(np.float32)

@@ -129,6 +129,7 @@ def test_is_the_function_in_both_stacks(name, sizes, settings, function, shapes)
     assert_within(tile, got[..., 1:, 2:4], 0 if name != "FIRE" else 1e-6, against="the same tile of the whole bias")
 
 
+@pytest.mark.thorough
 @EACH
 def test_all_parameters_and_nothing_else_is_learned(name, sizes, settings, function, shapes):
     module = made(name, *sizes, **settings)

@@ -347,7 +347,8 @@ def test_the_loop_as_documented(as_flax, name):
 
 
 @pytest.mark.parametrize(
-    ("queries", "memory", "given"), [(3, 6, {}), (6, 3, {}), (1, 6, {}), (3, 6, {"mask": CAUSAL[:, :, 3:]})]
+    ("queries", "memory", "given"),
+    [thorough(3, 6, {}), thorough(6, 3, {}), (1, 6, {}), (3, 6, {"mask": CAUSAL[:, :, 3:]})],
 )
 def test_keys_of_another_sequence_are_no_cache(as_flax, queries, memory, given):
     """Cross-attention in a layer needs key_positions; they may be bound, for example to count from 0."""
@@ -666,7 +667,7 @@ LEARNED = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(LEARNED, [None, "T5Bias"]))
+@pytest.mark.parametrize("name", tiered(LEARNED, ["T5Bias"]))
 def test_forward_mode_in_the_layers_of_both_stacks(as_flax, name):
     """`jacfwd` and `hessian` along the input and all parameters, beside differences of the float64 layer."""
     settings, bias_in_float64 = LEARNED[name]
