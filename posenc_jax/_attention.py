@@ -113,9 +113,9 @@ def attention(
       key_positions: integers of shape (..., keys), broadcast likewise. Give both query_positions and key_positions, or
         neither.
       query_order: integers of shape (..., queries), broadcast likewise: when each token came, such as its slot in a
-        cache. The causal mask then goes by order alone; window and bias keep to the positions. Needed where a position
-        does not tell earlier from later: the tokens of an image share their time coordinate in M-RoPE, and drafts of
-        one depth their position. None: the positions are the order.
+        cache. The causal mask then goes by order alone; window and bias keep to the positions. Needed where positions
+        do not tell earlier from later: in M-RoPE, the tokens of an image share their time coordinate. No order hides
+        siblings in a tree of drafts from each other; these need a mask. None: the positions are the order.
       key_order: integers of shape (..., keys), broadcast likewise. Give both query_order and key_order, or neither.
       query_segments: integers of shape (..., queries), broadcast likewise. A query sees only keys with the same
         segment number.
