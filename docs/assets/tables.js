@@ -60,6 +60,15 @@
     return view.raster;
   }
 
+  // An image of at most so many pixels: averages where its own are smaller, each way by itself.
+  function reduced(image, most) {
+    const [width, height] = [Math.min(image.width, most[0]), Math.min(image.height, most[1])];
+    if (width === image.width && height === image.height) return image;
+    const made = Object.assign(document.createElement("canvas"), {width, height});
+    made.getContext("2d").drawImage(image, 0, 0, width, height);
+    return made;
+  }
+
   // Frames a row, p's with a full line and the other's with a broken one, and points at it.
   function mark(g, {left, w, h, y, name}) {
     g.save();
@@ -99,8 +108,8 @@
       const [left, top, right, bottom] = [10 + g.measureText(count(rows.at(-1))).width, 4, 52, 38];
       const [w, h] = [width - left - right, height - top - bottom];
       const y = (position) => top + ((position - start + 0.5) / length) * h;
-      g.imageSmoothingEnabled = length > h * scale || d > w * scale; // averages where entries are smaller than pixels
-      g.drawImage(raster(view, settings, start), left, top, w, h);
+      g.imageSmoothingEnabled = false; // an entry that is larger than a pixel has edges
+      g.drawImage(reduced(raster(view, settings, start), [w, h].map((size) => Math.floor(size * scale))), left, top, w, h);
       g.textBaseline = "middle";
       g.textAlign = "right";
       for (const row of rows) g.fillText(count(row), left - 6, Math.min(Math.max(y(row), 8), top + h - 6));
@@ -255,7 +264,7 @@
       });
       const seen = at.y(Math.log10(original));
       line(g, "rule", `M${at.x(0)} ${seen}H${at.x(d / 2 - 1)}`);
-      write(g, at.x(0) + 6, seen - 6, `original length ${count(original)}`, "start");
+      write(g, at.x(0) + 6, seen < 22 ? seen + 16 : seen - 6, `original length ${count(original)}`, "start");
       waves.forEach((values, which) => {
         const points = values.map((v, i) => [at.x(i), at.y(v)]).filter(([, y]) => Number.isFinite(y));
         line(g, which ? "second" : "first", path(points));

@@ -127,6 +127,17 @@ def test_every_slider_has_a_label_and_reaches_its_ends(explorer):
     }
 
 
+@pytest.mark.parametrize("width", [360, 390, 720])
+def test_the_longest_numbers_fit_their_controls(explorer, width):
+    explorer.set_viewport_size({"width": width, "height": 740})
+    put(explorer, d=128, base=10_000_000, length=512, p=2_147_483_647, k=-64)
+    wide = explorer.locator(".pe-control").evaluate_all(
+        "(all) => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent)"
+    )
+    explorer.set_viewport_size(WIDE)
+    assert not wide
+
+
 @pytest.mark.parametrize("d, base, p, k", ENCODINGS)
 def test_numbers_are_the_librarys(explorer, d, base, p, k):
     put(explorer, d=d, base=base, p=p, k=k)
