@@ -59,7 +59,7 @@ def parallel(session: nox.Session, *arguments: str, **environment: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The tests, 7 minutes, less when repeated; `-- -k rotary` for some, `-- --lf` for those that failed."""
+    """The tests, 6 minutes, less when repeated; `-- -k rotary` for some, `-- --lf` for those that failed."""
     install(session, *TESTED)
     again = "--lf" in session.posargs or "--last-failed" in session.posargs  # of either tier
     parallel(session, *(["-m", ""] if again else []))
@@ -99,19 +99,19 @@ def generate(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Builds the site into site/, checks code, links and names, 2 minutes; with Chromium opens each page, 3 more."""
+    """Builds the site into site/, checks code, links and names, 4 minutes; with Chromium opens each page, 5 more."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     install(session, "-e", ".[plot]", *group("docs-browser" if browser else "docs"))
     session.log("1 of 5: draws the figures")
     session.run("python", "docs/figures.py")
-    session.log("2 of 5: runs the code of every page, a minute or two")
+    session.log("2 of 5: runs the code of every page, three minutes")
     session.run("python", "-W", "error", "docs/outputs.py")
     session.log("3 of 5: builds the pages, half a minute")
     session.run("mkdocs", "build", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
     session.log("4 of 5: checks links and names")
     pytest(session, "tests/docs/site")
     if browser:
-        session.log("5 of 5: opens each page in Chromium, three minutes")
+        session.log("5 of 5: opens each page in Chromium and reads what it draws, five minutes")
         pytest(session, "tests/docs/browser", CHROMIUM=browser)
     else:
         session.warn("No Chromium here (apt-get install chromium): the pages were built, and not opened.")
