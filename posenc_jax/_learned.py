@@ -139,7 +139,7 @@ def resize_table(
     New row $j$ of $n$ samples the $L$ old rows at
 
     $$
-    \left(j + \tfrac12\right) \frac Ln - \tfrac12, \qquad\text{or with align_corners at}\qquad j\,\frac{L - 1}{n - 1}
+    \left(j + \tfrac12\right) \frac Ln - \tfrac12, \qquad\text{or with aligned corners at}\qquad j\,\frac{L - 1}{n - 1}
     $$
 
     and at 0 if $n = 1$. By the first formula rows are at the centres of equal cells; by the second the first and the
