@@ -1,5 +1,6 @@
 """Every check and program of the project: `nox -l` is the menu, `nox -s NAME` runs one, `-- OPTIONS` go to it."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -100,7 +101,8 @@ def generate(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Builds the site into site/, checks code, links and names, 4 minutes; with Chromium opens each page, 5 more."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    # CHROMIUM names another browser, or none if it is empty.
+    browser = os.environ.get("CHROMIUM", shutil.which("chromium") or shutil.which("google-chrome"))
     install(session, "-e", ".[plot]", *group("docs-browser" if browser else "docs"))
     session.log("1 of 5: draws the figures")
     session.run("python", "docs/figures.py")
