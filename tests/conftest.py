@@ -48,7 +48,7 @@ class Announcer:
 def pytest_configure(config):
     if not config.option.markexpr:  # all tests: see quick.py
         os.environ["POSENC_TEST_OPTIMIZED"] = "1"
-    config.pluginmanager.register(Programs(Path(COMPILED)))
+    config.pluginmanager.register(Programs(Path(COMPILED)).listen())
     if terminal := config.pluginmanager.get_plugin("terminalreporter"):  # a worker has none
         config.pluginmanager.register(Announcer(terminal))
 

@@ -32,8 +32,12 @@ class Programs:
         self.before = self.entries()
         self.whole = False
         self.programs, self.seconds, self.uncached = Counter[str](), Counter[str](), 0
+
+    def listen(self) -> Programs:
+        """Counts from now on."""
         jax.monitoring.register_event_listener(self.on_event)
         jax.monitoring.register_event_duration_secs_listener(self.on_duration)
+        return self
 
     def entries(self) -> int:
         return len(list(self.folder.glob("*-cache")))

@@ -1,0 +1,49 @@
+"""The count of programs that the tests compile, and its budget."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from helpers import programs
+from helpers.programs import CACHED, COMPILED, FOUND, Programs
+
+
+def test_a_budget_is_the_sum_of_its_lines():
+    assert programs.budget("# 7 lines\n2600 the tests\n+60 a capability, in 3 files\n\n+5 another\n") == 2665
+    assert programs.budget(programs.BUDGET.read_text(encoding="utf-8")) > 1000
+
+
+def session_of(**changes):
+    options = {"markexpr": "not thorough", "keyword": ""} | changes
+    config = SimpleNamespace(option=SimpleNamespace(**options), args=["tests"], getini=lambda _: ["tests"])
+    return SimpleNamespace(config=config, exitstatus=0)
+
+
+@pytest.mark.parametrize(
+    ("entries", "session", "status"),
+    [(3, {}, 1), (2, {}, 0), (3, {"markexpr": ""}, 0), (3, {"keyword": "rotary"}, 0)],
+)
+def test_the_default_tests_fail_over_their_budget(tmp_path, monkeypatch, entries, session, status):
+    monkeypatch.setattr(programs, "BUDGET", tmp_path / "programs.txt")
+    programs.BUDGET.write_text("3 all\n", encoding="utf-8")
+    counted = Programs(tmp_path)
+    counted.pytest_runtest_logstart("tests/test_a.py::test")
+    for events in ([CACHED], [CACHED, FOUND], []):  # compiled, found in the cache, compiled where there is none
+        for event in events:
+            counted.on_event(event)
+        counted.on_duration(COMPILED, 0.5)
+    for i in range(entries):
+        (tmp_path / f"{i}-cache").touch()
+    assert counted.programs == {"tests/test_a.py": 2} and counted.seconds == {"tests/test_a.py": 1.0}
+    assert counted.total() == entries + 1
+    session = session_of(**session)
+    counted.pytest_sessionfinish(session)
+    assert session.exitstatus == status
+
+
+def test_a_run_that_finds_programs_has_no_budget(tmp_path):
+    (tmp_path / "0-cache").touch()
+    counted, session = Programs(tmp_path), session_of()
+    counted.uncached = 10**6
+    counted.pytest_sessionfinish(session)
+    assert counted.total() == 10**6 and not session.exitstatus
