@@ -7,7 +7,8 @@ bias in its projections, and norms without a mean. `load` takes the weights of a
 
     checkpoint = transformers.T5EncoderModel.from_pretrained(folder)
     weights = {name: x.numpy() for name, x in checkpoint.state_dict().items()}
-    model = nnx.jit(load(weights, heads=checkpoint.config.num_heads))
+    config = checkpoint.config
+    model = nnx.jit(load(weights, config.num_heads, config.relative_attention_max_distance))
 
 The program trains an encoder to name the token two places before each token, a task of relative positions. On
 sequences of four times the length it makes mistakes: no distance of the training fell into the far buckets, whose
@@ -110,7 +111,7 @@ class Encoder(nnx.Module):
         return self.norm(x)
 
 
-def load(weights: Mapping[str, np.ndarray], heads: int, max_distance: int = 128) -> Encoder:
+def load(weights: Mapping[str, np.ndarray], heads: int, max_distance: int) -> Encoder:
     """The encoder with the weights of a checkpoint: what a T5 of transformers has in its `state_dict()`, as arrays.
 
     The sizes are those of the arrays; `heads` and `max_distance` (`relative_attention_max_distance`) are in the config.

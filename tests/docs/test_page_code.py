@@ -15,7 +15,7 @@ from flax import nnx
 import posenc_jax as pe
 from helpers import pages
 from helpers.closeness import assert_within
-from oracles import attention, rotations
+from oracles import attention, rotations, spectra
 from posenc_jax import hf
 from posenc_jax.nnx import RotaryEncoding, positional_attention
 
@@ -238,7 +238,8 @@ def test_sinks_and_a_window(length):
     """Also where the cache is not full yet."""
     streaming, (k, v) = of_page("docs/contexts.md", "streaming"), RNG.normal(size=(2, 1, length, HEADS, WIDTH))
     q, sinks, window = RNG.normal(size=(1, 1, HEADS, WIDTH)), 2, 3
-    got = streaming(*(jnp.float32(x) for x in (q, k, v)), F, sinks=sinks, window=window)
+    at_once = jax.jit(functools.partial(streaming, f=F, sinks=sinks, window=window))
+    got = at_once(*(np.float32(x) for x in (q, k, v)))
     kept = [n for n in range(length) if n < sinks or n >= length - window]
     places = np.arange(len(kept))
     want = attention.dense(turned(q, places[-1:]), turned(k[:, kept], places), v[:, kept]).y
@@ -247,7 +248,7 @@ def test_sinks_and_a_window(length):
 
 def test_self_extend():
     q, k = RNG.normal(size=(2, 30, HEADS, WIDTH)).astype(np.float32)
-    got = of_page("docs/contexts.md", "self_extend")(jnp.asarray(q), jnp.asarray(k), F, window=7, group=3)
+    got = jax.jit(functools.partial(of_page("docs/contexts.md", "self_extend"), f=F, window=7, group=3))(q, k)
     want = np.empty((HEADS, 30, 30))
     for i, j in np.ndindex(30, 30):
         offset = i - j if i - j < 7 else i // 3 - j // 3 + 7 - 7 // 3
@@ -272,7 +273,8 @@ def swin_v2(window, pretrained, w1, b1, w2):
 def test_the_table_of_swin_v2(window, pretrained):
     w1, b1, w2 = RNG.normal(size=(2, 64)), RNG.normal(size=64), RNG.normal(size=(64, 3)) / 8
     table = of_page("docs/biases.md", "continuous_table")
-    got = table(window, *(jnp.float32(x) for x in (w1, b1, w2)), pretrained)
+    # A layer that learns these weights computes its table inside of jit.
+    got = jax.jit(table, static_argnums=(0, 4))(window, *(np.float32(x) for x in (w1, b1, w2)), pretrained)
     assert_within(got, swin_v2(window, [p or n for p, n in zip(pretrained, window, strict=True)], w1, b1, w2), 1e-4)
 
 
@@ -284,12 +286,12 @@ def test_a_window_of_one_row():
 def test_shaw():
     """As a bias of `jax.nn.dot_product_attention`, whose scale is not of its choosing."""
     (q, k, v), a = RNG.normal(size=(3, 9, HEADS, WIDTH)), RNG.normal(size=(5, WIDTH))
-    bias = of_page("docs/biases.md", "shaw")(jnp.float32(q), jnp.float32(a))
-    got = jax.nn.dot_product_attention(*(jnp.float32(x)[None] for x in (q, k, v)), bias=bias[None])
+    shaw, attend = of_page("docs/biases.md", "shaw"), jax.nn.dot_product_attention
+    got = jax.jit(lambda q, k, v, a: attend(q, k, v, bias=shaw(q, a)[None]))(*(np.float32(x) for x in (q, k, v, a)))
     offset = np.clip(np.arange(9) - np.arange(9)[:, None], -2, 2)
     scores = np.einsum("qhd,qkhd->hqk", q, k[None] + a[offset + 2][:, :, None]) / np.sqrt(WIDTH)
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    assert_within(got[0], np.einsum("hqk,khd->qhd", weights, v), 3e-6)
+    assert_within(got, np.einsum("hqk,khd->qhd", weights, v), 3e-6)
 
 
 def test_a_layer_of_gpt_oss():
@@ -305,8 +307,57 @@ def test_a_layer_of_gpt_oss():
     for layer, window in ((0, None), (1, 2)):
         seen = attention.may_see(COUNTED, COUNTED, causal=True, window=(window, None))
         want = attention.dense(turned(Q, COUNTED), turned(K, COUNTED), V, seen=seen, sinks=sinks).y
-        got = attend(layer, *map(jnp.asarray, (Q, K, V)), jnp.float32(sinks))
+        got = jax.jit(attend, static_argnums=0)(layer, Q, K, V, np.float32(sinks))
         assert_within(got, want, 3e-6, against=f"float64, layer {layer}")
+
+
+# Functions that stand for a method or a model
+
+
+def float32s(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def omega(width, base):
+    return float(base) ** (-np.arange(0, width, 2) / width)
+
+
+LATENT = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 2,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 8,
+    "rope_theta": 500,
+    "max_position_embeddings": 640,
+    "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 16}
+    | {"beta_fast": 32, "beta_slow": 1, "mscale": 0.9, "mscale_all_dim": 0.7},  # fmt: skip
+}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/huggingface.md"])
+def test_attention_by_a_plan(page):
+    """Of DeepSeek: other pairs, the last features alone, an amplitude and another scale."""
+    plan, (q, k, v), places = hf.rotary_from_config(LATENT), float32s(3, 1, 6, 2, 12), np.arange(50, 56)
+    if page == "README.md":
+        attend = pages.run(pages.definition(page, "attention"), NAMES | {"plan": plan})["attention"]
+    else:
+        attend_by = pages.run(pages.definition(page, "attend"), NAMES)["attend"]
+        attend = lambda q, k, v, layer, places: attend_by(plan, layer, q, k, v, places)  # noqa: E731
+    got = jax.jit(attend, static_argnums=3)(q, k, v, 1, places)
+    angles = places[:, None, None] * spectra.floats(spectra.yarn(8, 500, 40, 16))
+    amplitude, all_dim = (float(spectra.temperature(40, m)) for m in (0.9, 0.7))
+    stretched = np.float64([1] * 4 + [amplitude / all_dim] * 8)
+    q, k = (stretched * rotations.rotate_by(x, angles, "interleaved", "last") for x in (q, k))
+    seen = attention.may_see(places, places, causal=True)
+    want = attention.dense(q, k, v, seen=seen, scale=all_dim**2 * 12**-0.5).y
+    assert_within(got, want, 5e-6, against="float64")
+
+
+def with_changes(code, changes):
+    for old, new in changes.items():
+        assert code.count(old) == 1, old
+        code = code.replace(old, new)
+    return code
 
 
 # huggingface.md
@@ -316,3 +367,50 @@ def test_eva_at_a_grid_that_is_not_square():
     got = of_page("docs/huggingface.md", "eva_positions")((3, 8), (6, 4))
     want = [[0, 0], *([r * 6 / 3, c * 4 / 8] for r in range(3) for c in range(8))]
     assert_within(got, np.array(want), 0)
+
+
+def test_eva_02():
+    """timm's RotaryEmbeddingCat: coordinates times the trained grid's sides over the image's, rows first."""
+    shape, trained = (3, 5), (4, 7)
+    x = float32s(1, 16, 2, 12)
+    block = pages.block("docs/huggingface.md", "def eva_positions")
+    (call,) = (line for line in block.splitlines() if line.startswith("eva = "))
+    names = NAMES | {"x": x} | pages.run(pages.definition("docs/huggingface.md", "eva_positions"), NAMES)
+    names["of_448"] = names["eva_positions"](shape, trained)
+    got = pages.run(with_changes(call, {"pe.axial(64, 2)": "pe.axial(12, 2)"}), names)["eva"]
+    rows, columns = (c.reshape(-1, 1) for c in np.indices(shape) * (np.array(trained) / shape)[:, None, None])
+    angles = np.concatenate([rows * omega(6, 10_000), columns * omega(6, 10_000)], axis=1)
+    want = rotations.rotate_by(x[:, 1:], angles[:, None], "interleaved")
+    assert_within(got[:, 1:], want, 3e-6, against="float64")
+    np.testing.assert_array_equal(got[:, 0], x[:, 0])
+
+
+def test_towers_by_hand():
+    """The block compares each with the plan of a config, and the plans are those of transformers."""
+    code = pages.block("docs/huggingface.md", "def same(")
+    assert code.count("\nassert same(") == 6
+    given = {"vision_rotary_from_config": hf.vision_rotary_from_config}
+    for head_dim, base in ((64, 10_000.0), (48, 300.0)):
+        line = f"head_dim, base = {head_dim}, {base}  "
+        pages.run(with_changes(code, {"head_dim, base = 80, 5_000.0  ": line}), NAMES | given)
+
+
+def test_calls_of_kernels_pass_the_scale():
+    q, k, v = float32s(3, 1, 6, 2, 8)
+    places, slopes, scale = np.arange(6), np.array([0.5, 0.02], np.float32), 0.6
+    bias = -slopes[:, None, None] * np.abs(places[:, None] - places)
+    run = {
+        name: pages.run(pages.definition("docs/recipes.md", name), NAMES)[name] for name in ("by_cudnn", "by_splash")
+    }
+    by_xla = jax.jit(functools.partial(run["by_cudnn"], implementation="xla"), static_argnums=4)
+    got = by_xla(q, k, v, bias[None], scale)
+    seen = attention.may_see(places, places, causal=True)
+    assert_within(got, attention.dense(q, k, v, bias, seen, scale).y, 2e-6, against="float64")
+    np.testing.assert_array_equal(run["by_splash"](lambda q, k, v: q, q, k, v, scale), np.float32(scale) * q)
+
+
+def test_the_tutorial_form_of_sinusoids():
+    code = pages.block("docs/sinusoidal.md", "def get_angles").partition("\nbatched")[0]
+    got = pages.run(code, NAMES | {"base": 500})["positional_encoding"](7, 10)
+    phases = np.arange(7)[:, None] * omega(10, 500)
+    assert_within(got[0], rotations.features(np.sin(phases), np.cos(phases), "interleaved"), 1e-6, against="float64")

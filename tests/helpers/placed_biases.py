@@ -66,5 +66,5 @@ def prepared(row: str, case: dict[str, Any]) -> list[np.ndarray]:
 
 def attended(row: str, case: dict[str, Any], **changes: Any) -> np.ndarray:
     """The output for the queries that the case keeps."""
-    y = pe.attention(*map(jnp.asarray, prepared(row, case)), **options_of(row, case) | changes)
-    return np.asarray(y)[-len(case["output"]) :]
+    attend = jax.jit(lambda q, k, v: pe.attention(q, k, v, **options_of(row, case) | changes))
+    return np.asarray(attend(*prepared(row, case)))[-len(case["output"]) :]

@@ -1,6 +1,7 @@
 """`attention` beside what attention functions of transformers gave, and their gradients: recorded values."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers import pages
 from helpers.tiers import thorough, tiered
 from oracles import recorded
 
@@ -50,6 +52,29 @@ def attend(given, **options):
 @pytest.mark.parametrize("name", tiered(CASES, ["GptOssAttention, layer 0", "Gemma2Attention, layer 1"]))
 def test_outputs_and_gradients(name):
     assert max(apart(CASES[name]).values()) <= TOLERANCE
+
+
+UNWRITTEN = str.maketrans("", "", " -")  # between a model's name and that of its class
+ROWS = {re.sub(r"\[|\].*", "", model): options for model, options in pages.rows("docs/biases.md", "model | options")}
+
+
+@pytest.mark.parametrize("model", ["gpt-oss", "Gemma 2", "Mistral"])
+def test_the_page_says_these_options(model):
+    """The row of docs/biases.md, read with the numbers of a case."""
+    for case in (c for name, c in CASES.items() if name.startswith(f"{model.title()}Attention".translate(UNWRITTEN))):
+        config = {"sliding_window": case["sliding_window"], "attn_logit_softcapping": case["softcap"]}
+        config |= {"query_pre_attn_scalar": case["scaling"] ** -2}
+        said = [code for code in pages.code_in(ROWS[model]) if code.startswith(("scale=", "logits_soft_cap="))]
+        if case["sliding_window"]:
+            said.append(pages.code_in(ROWS["Mistral"])[0])
+            assert said[-1] in ROWS[model] or "the window as above" in ROWS[model]
+        options = {"scale": 0.5, "logits_soft_cap": None, "window": (None, 0)} | eval(
+            f"dict({', '.join(said)})", config
+        )
+        want = options_of(case)  # a head_dim of 4
+        assert options["window"] == (want["window"][0], 0)
+        assert options["logits_soft_cap"] == want["logits_soft_cap"]
+        assert options["scale"] == pytest.approx(want["scale"])
 
 
 def test_what_is_recorded():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers import pages
 from helpers.closeness import assert_within
 from oracles import encodings, recorded, spectra
 
@@ -48,16 +49,22 @@ def test_a_width_for_each_axis():
     assert pe.axial((yarn, yarn)) == pe.axial(yarn, 2)
 
 
-ALTERNATING = np.arange(8).reshape(2, 4).T.reshape(-1)
-# As diffusers' code writes them: a width for each axis, or pairs that alternate between row and column.
-VIDEO = {
-    "flux": pe.axial((4, 6, 6)),
-    "wan": pe.axial((8, 6, 6)),
-    "hunyuan_video": pe.axial((4, 6, 6), base=256.0),
-    "cogvideox": pe.axial((4, 6, 6)),
-    "lumina": pe.axial(16, 2)[ALTERNATING],
-    "lumina2": pe.axial((4, 6, 6)),
-}
+# docs/dimensions.md writes the spectra of checkpoints; smaller heads were recorded.
+SMALLER = {"(16, 56, 56)": "(4, 6, 6)", "(44, 42, 42)": "(8, 6, 6)", "(16, 24, 24)": "(4, 6, 6)"}
+SMALLER |= {"axial(64, 2)[": "axial(16, 2)[", "np.arange(32).reshape(2, 16)": "np.arange(8).reshape(2, 4)"}
+
+
+def spectra_of_the_page():
+    code = pages.block("docs/dimensions.md", '"Lumina"').partition("for name")[0]
+    for of_checkpoint, recorded_one in SMALLER.items():
+        assert of_checkpoint in code
+        code = code.replace(of_checkpoint, recorded_one)
+    models = pages.run(code, {"np": np, "pe": pe})["models"]
+    return {name.lower(): f for name, f in models.items()}
+
+
+VIDEO = spectra_of_the_page()
+VIDEO |= {"hunyuan_video": VIDEO["hunyuanvideo"], "lumina2": pe.axial((4, 6, 6))}
 
 
 @pytest.mark.parametrize("case", recorded.cases("diffusers_rotations"), ids=lambda case: case["model"])
