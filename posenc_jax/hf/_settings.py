@@ -69,7 +69,7 @@ def _outer_fits(config: Config, name: str, keys: tuple[str, ...], own: list[Any]
 
 
 def _settle_outer_share(config: Config, name: str, own: list[Keys]) -> None:
-    """Fills in a share outside the settings where the code does, and drops it if it is one of the layer types'.
+    """Fills in a share outside the settings where the code does, and drops it if a layer type has it, by default too.
 
     A share that no layer type has stays, and contradicts the widths of those without one.
     """
@@ -80,9 +80,11 @@ def _settle_outer_share(config: Config, name: str, own: list[Keys]) -> None:
         for d in own:
             d.values = {**d.values, key: outer if d.values.get(key) is None else d.values[key]}
     shares = [d.values.get(key) for d in own]
-    if any(share is not None for share in shares):
+    given = any(share is not None for share in shares)
+    if given:
         _outer_fits(config, name, _SHARES, shares)
-    if any(equal(share, outer) for share in shares):
+    default = 1.0 if given and config.model.partial == 1 else None  # of a layer type without one
+    if any(equal(default if share is None else share, outer) for share in shares):
         config.values = {k: x for k, x in config.values.items() if k not in _SHARES}
 
 

@@ -281,6 +281,17 @@ def test_layer_types_without_a_share(model_type, alone, beside):
         refused(r"contradicts partial_rotary_factor \(of 96\) = 48", model_type, **keys, rope_parameters=none)
 
 
+@each("laguna mellum zaya")
+def test_a_whole_head_outside_is_what_a_layer_type_without_a_share_has(model_type):
+    kinds = kinds_of(model_type)
+    settings = {kinds[0]: {"rope_theta": 1e4, "partial_rotary_factor": 0.25}, kinds[1]: {"rope_theta": 1e4}}
+    keys = {"head_dim": 64, "layer_types": kinds * 2, "rope_parameters": settings}
+    plan = read(model_type, **keys, partial_rotary_factor=1.0)
+    assert widths(plan) == [16, 64] * 2
+    assert plan == read(model_type, **keys)
+    refused("contradicts partial_rotary_factor", model_type, **keys, partial_rotary_factor=0.5)
+
+
 @each(f"{WIDE} lfm3")
 def test_a_share_outside_that_selects_frequencies(model_type):
     settings = BASES | {FULL: {"rope_theta": 1e6, "rope_type": "proportional", "partial_rotary_factor": 0.25}}

@@ -84,7 +84,8 @@ def test_a_row_of_tokens():
     arrays = GRIDS | {"image_grids": np.array([[1, 4, 6]]), "video_grids": jnp.array([[3, 4, 4]])}
     np.testing.assert_array_equal(pe.positions_from_tokens(TOKENS, **arrays), want)
     timed = pe.multimodal_positions([2, (1, 2, 3), 1, (3, 2, 2, 2.5), 2])
-    np.testing.assert_array_equal(pe.positions_from_tokens(TOKENS, video_steps=[2.5], **GRIDS), timed)
+    for steps in ([2.5], np.array([2.5]), jnp.array([2.5])):
+        np.testing.assert_array_equal(pe.positions_from_tokens(TOKENS, video_steps=steps, **GRIDS), timed)
     plain = pe.positions_from_tokens(TOKENS)
     np.testing.assert_array_equal(plain, np.arange(len(TOKENS))[:, None].repeat(3, 1))
     padded = np.array([[0, 0, *TOKENS], [*TOKENS, IMAGE, VIDEO]])
