@@ -60,7 +60,7 @@ def xpos(
         with a single coordinate.
       frequencies: as for `rotary`, but with a single axis. Features beyond their width are neither rotated nor scaled.
       key_positions: positions of the keys.
-      origin: the position with scale 1, an integer or float scalar.
+      origin: the position with scale 1, an integer or float32 scalar.
       scale_base: $b$, the number of positions over which pair $j$ decays by the factor $\zeta_j$.
       gamma: $\gamma$, positive. A smaller value gives a steeper decay.
       layout: as for `rotary`.

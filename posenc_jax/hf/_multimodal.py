@@ -44,7 +44,8 @@ def positions_from_tokens(
 
     Args:
       config: a parsed config.json, or an object whose to_dict() returns one, of the whole model. For the talker of an
-        Omni model, its talker_config.
+        Omni model, its talker_config, with a model_type: transformers 5.23.0 gives Qwen3-Omni's none, so write
+        "qwen3_omni_moe_talker".
       tokens: token ids, integers of shape (length,) or (batch, length), known on the host, as the model's processor
         writes them: with as many placeholders as an image or a video has tokens.
       image_grids: (time, height, width) of all images of the batch in their order, in patches before the model merges

@@ -102,6 +102,7 @@ TWO = {"video_grids": [(2, 2, 4)], "video_seconds": [1.0]}
     [
         ([QWEN], ROW, {}, TypeError, "positions_from_tokens: config must be a mapping or have to_dict"),
         ({}, ROW, {}, ValueError, "model_type None, which is not known as that of a whole model"),
+        ({"model_type": "", "spatial_merge_size": 2}, ROW, {}, ValueError, "model_type '', which is not known .* write that type in its place"),
         ({"model_type": "qwen2_vl_text"}, ROW, {}, ValueError, "model_type 'qwen2_vl_text', which is not known"),
         ({"model_type": "hunyuan_vl"}, ROW, {}, ValueError, "model_type 'hunyuan_vl', which is not read: its positions have four coordinates"),
         ({"model_type": "minicpmv4_7"}, ROW, {}, ValueError, "model_type 'minicpmv4_7', which is not read"),
