@@ -124,7 +124,8 @@ def parse_grids(
     name: str, grids: Any, merge: int, steps: Any = None, *, steps_name: str = "video_steps", frames: int = 1
 ) -> list[Grid]:
     """The grids of a batch, in tokens, each of so many `frames` in time and `merge` patches to each side."""
-    grids, steps = (np.asarray(x) if isinstance(x, jax.Array) else x for x in (grids, steps))
+    known = lambda x: isinstance(x, jax.Array) and not isinstance(x, Tracer)  # noqa: E731
+    grids, steps = (np.asarray(x) if known(x) else x for x in (grids, steps))
     items = _checks.sequence(name, grids, "grids")
     steps = (1.0,) * len(items) if steps is None else _checks.sequence(steps_name, steps, "numbers")
     message = "{} must have {} numbers, as {} has, got {}"

@@ -162,3 +162,12 @@ FRAMES = np.array([VIDEO, VIDEO, 12, VIDEO, VIDEO, VIDEO, VIDEO])
 def test_bad_input(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+def test_times_of_videos_must_be_known():
+    f = lambda steps: pe.positions_from_tokens(np.array([9]), video_token=9, video_grids=[(1, 2, 2)], video_steps=steps)  # noqa: E731
+    assert f(jnp.array([1.0])).tolist() == [[0, 0, 0]]
+    with pytest.raises(
+        TypeError, match="^positions_from_tokens: video_steps must be a sequence of numbers, got float32"
+    ):
+        jax.jit(f)(jnp.array([1.0]))
