@@ -120,12 +120,17 @@ def _known(name: str, x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
+def _as_known(x: Any) -> Any:
+    """Numbers in a JAX array whose values the host knows, as NumPy's; anything else as it is."""
+    known = isinstance(x, jax.Array) and not isinstance(x, Tracer) and jax.dtypes.issubdtype(x.dtype, np.number)
+    return np.asarray(x) if known else x
+
+
 def parse_grids(
     name: str, grids: Any, merge: int, steps: Any = None, *, steps_name: str = "video_steps", frames: int = 1
 ) -> list[Grid]:
     """The grids of a batch, in tokens, each of so many `frames` in time and `merge` patches to each side."""
-    known = lambda x: isinstance(x, jax.Array) and not isinstance(x, Tracer)  # noqa: E731
-    grids, steps = (np.asarray(x) if known(x) else x for x in (grids, steps))
+    grids, steps = _as_known(grids), _as_known(steps)
     items = _checks.sequence(name, grids, "grids")
     steps = (1.0,) * len(items) if steps is None else _checks.sequence(steps_name, steps, "numbers")
     message = "{} must have {} numbers, as {} has, got {}"
