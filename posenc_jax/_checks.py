@@ -276,7 +276,7 @@ def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], known: tuple
     _representable(name, x.dtype, "; pass float32")
     require(x.ndim >= max(1, len(axes) - 1), "{} must have shape {}, got {}", name, shape, x.shape)
     known_size(name, x.shape, *known)
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+    return x if isinstance(x, jax.Array) else jax.device_put(x)  # jnp.asarray compiles a program for each shape
 
 
 @functools.cache
