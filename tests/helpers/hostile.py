@@ -6,6 +6,7 @@ import collections
 import os
 from collections.abc import Iterator
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,6 +23,15 @@ def print_what_was_tried() -> Iterator[None]:
     """Imported by the modules of hostile input."""
     yield
     print("\ntried:", dict(TRIED))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def whole_tracebacks() -> Iterator[None]:
+    """JAX shortens the traceback of each error that leaves a trace, in ten times what raising it takes."""
+    filtering = jax.config.read("jax_traceback_filtering")
+    jax.config.update("jax_traceback_filtering", "off")
+    yield
+    jax.config.update("jax_traceback_filtering", filtering)
 
 
 def profile(examples: int) -> settings:
