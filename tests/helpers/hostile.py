@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 MANY = int(os.environ.get("POSENC_HOSTILE", "1"))
+THOROUGH = MANY > 1 or os.environ.get("POSENC_TEST_OPTIMIZED") == "1"  # as in quick.py
 TRIED = collections.Counter()
 FLOATS = (np.float16, jnp.bfloat16, np.float32)
 EDGES = [0, 1, -1, 2, 65535, 65536, -65536, 2**30, 2**31 - 1, -(2**31), 10**6, 2**31 - 65536]
@@ -34,10 +35,10 @@ def whole_tracebacks() -> Iterator[None]:
     jax.config.update("jax_traceback_filtering", filtering)
 
 
-def profile(examples: int) -> settings:
-    """Hypothesis draws the same in every run."""
+def profile(examples: int, default: int | None = None) -> settings:
+    """Hypothesis draws the same in every run: so many examples, or `default` of them without the thorough tests."""
     return settings(
-        max_examples=examples * MANY,
+        max_examples=examples * MANY if THOROUGH or default is None else default,
         derandomize=True,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -21,7 +21,7 @@ from jax import export
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from helpers.hostile import EDGES, FLOATS, MANY, TRIED, print_what_was_tried, profile  # noqa: F401 (a fixture)
+from helpers.hostile import EDGES, FLOATS, MANY, TRIED, print_what_was_tried, profile, whole_tracebacks  # noqa: F401 (fixtures)
 from helpers.quick import quick
 from helpers.tiers import tiered
 from oracles import biases, spectra
