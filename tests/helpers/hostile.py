@@ -29,7 +29,7 @@ def print_what_was_tried() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def whole_tracebacks() -> Iterator[None]:
     """JAX shortens the traceback of each error that leaves a trace, in ten times what raising it takes."""
-    filtering = jax.config.read("jax_traceback_filtering")
+    filtering = jax.config.jax_traceback_filtering
     jax.config.update("jax_traceback_filtering", "off")
     yield
     jax.config.update("jax_traceback_filtering", filtering)
