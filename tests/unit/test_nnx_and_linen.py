@@ -11,6 +11,7 @@ import posenc_jax as pe
 import posenc_jax.linen as linen
 import posenc_jax.nnx as nnx_modules
 from helpers.closeness import assert_within
+from helpers.modules import drawn
 from helpers.quick import quick
 from helpers.tiers import tiered
 from oracles.biases import softplus, twice_sigmoid
@@ -102,12 +103,6 @@ def parameters(module):
     return nnx.to_pure_dict(nnx.state(module, nnx.Param))
 
 
-def drawn(make):
-    """The module that `make` returns, with parameters drawn by NumPy: nothing is compiled."""
-    graphdef, state = nnx.split(nnx.eval_shape(make))
-    return nnx.merge(graphdef, jax.tree.map(lambda w: RNG.normal(size=w.shape).astype(w.dtype), state))
-
-
 def in_both(module, same, *arrays, variables=None):
     """What both stacks compute of the arrays with a module's parameters, in one program."""
     graphdef, state = nnx.split(module)
@@ -124,7 +119,7 @@ def drawn_in_both(name, *sizes, **settings):
 
 @EACH
 def test_is_the_function_in_both_stacks(name, sizes, settings, function, shapes):
-    module = drawn(lambda: made(name, *sizes, **settings))
+    module = drawn(lambda: made(name, *sizes, **settings), RNG)
     same = getattr(linen, name)(*sizes, **settings)
     p = parameters(module)
     assert {n: x.shape for n, x in p.items()} == shapes
@@ -242,7 +237,10 @@ def test_initialisers_dtype_and_metadata_pass_through(name, init, of):
 @pytest.mark.parametrize("learned", [False, True])
 def test_fourier_features(learned):
     settings = {"scale": 10.0, "learned": learned, "layout": "interleaved", "dtype": jnp.bfloat16}
-    module, same = drawn(lambda: made("FourierFeatures", 2, 5, **settings)), linen.FourierFeatures(2, 5, **settings)
+    module, same = (
+        drawn(lambda: made("FourierFeatures", 2, 5, **settings), RNG),
+        linen.FourierFeatures(2, 5, **settings),
+    )
     collection = "params" if learned else "constants"
     variables = {collection: {"matrix": module.matrix[...]}}
     got, of_linen = in_both(module, same, X, variables=variables)
@@ -351,7 +349,7 @@ def test_bad_settings(stack, name, args, settings, error, match):
 @pytest.mark.parametrize("class_token", tiered([False, True], [True]))
 def test_a_bias_of_offsets_by_the_index_of_a_token(class_token):
     settings = {"class_token": class_token, "flat": True}
-    module = drawn(lambda: made("RelativePositionBias", (2, 3, 4), 2, **settings))
+    module = drawn(lambda: made("RelativePositionBias", (2, 3, 4), 2, **settings), RNG)
     same, p = linen.RelativePositionBias((2, 3, 4), 2, **settings), parameters(module)
     grid = np.indices((2, 3, 4), np.int32).reshape(3, -1).T
     tokens = np.pad(grid, ((int(class_token), 0), (0, 0)), constant_values=-1)
@@ -374,7 +372,7 @@ def test_a_bias_of_offsets_by_the_index_of_a_token(class_token):
         attend = nnx_modules.positional_attention(0, bias=made("RelativePositionBias", (2, 3, 4), 2, **settings))
         return nnx.MultiHeadAttention(2, 8, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
 
-    graphdef, state = nnx.split(drawn(layer))
+    graphdef, state = nnx.split(drawn(layer, RNG))
     x = RNG.normal(size=(2, len(tokens), 8)).astype(np.float32)
     gradient = quick(lambda state: nnx.grad(lambda layer: jnp.sum(layer(x) ** 2))(nnx.merge(graphdef, state)))(state)
     found = nnx.to_pure_dict(gradient)["attention_fn"]["bias"]
