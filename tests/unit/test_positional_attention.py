@@ -140,13 +140,13 @@ def test_several_coordinates(axes):
 # A layer of Flax, in both stacks, with the same parameters.
 
 
-def drawn(key, shape, dtype):
+def from_rng(key, shape, dtype):
     """An initialiser by NumPy, which compiles nothing."""
     return (RNG.normal(size=shape) / 5).astype(dtype)
 
 
 def nnx_layer(attention_fn, **settings):
-    settings = {"decode": False, "kernel_init": drawn, "rngs": nnx.Rngs(0)} | settings
+    settings = {"decode": False, "kernel_init": from_rng, "rngs": nnx.Rngs(0)} | settings
     return nnx.MultiHeadAttention(2, 16, attention_fn=attention_fn, **settings)
 
 
@@ -203,7 +203,7 @@ def test_explicit_positions_in_the_layers_of_both_stacks(as_flax):
 
 def test_grouped_queries(as_flax):
     attend = nnx_modules.positional_attention(8)
-    settings = {"num_kv_heads": 2, "decode": False, "kernel_init": drawn}
+    settings = {"num_kv_heads": 2, "decode": False, "kernel_init": from_rng}
     layer = nnx.MultiHeadAttention(4, 32, attention_fn=attend, rngs=nnx.Rngs(0), **settings)
     x = np.concatenate([X, X[::-1]], axis=-1)
     want = layer_in_numpy(layer, x, np.arange(6), CAUSAL)
@@ -572,8 +572,8 @@ def test_layers_share_a_bias(as_flax):
 
 def bias_of(stack, name):
     """A module of its name in LEARNED, whose parameters NNX draws."""
-    drawn = {"rngs": nnx.Rngs(1)} if stack is nnx_modules and name != "ALiBi" else {}
-    return name and getattr(stack, name.split(",")[0])(2, **LEARNED[name][0], **drawn)
+    rngs = {"rngs": nnx.Rngs(1)} if stack is nnx_modules and name != "ALiBi" else {}
+    return name and getattr(stack, name.split(",")[0])(2, **LEARNED[name][0], **rngs)
 
 
 @pytest.mark.parametrize("name", tiered(LEARNED, ["T5Bias"]))
@@ -781,7 +781,7 @@ def test_scanned_linen_layers():
 
     stack = nn.scan(nn.remat(Block), variable_axes={"params": 0}, split_rngs={"params": True}, length=2)()
     shapes = jax.eval_shape(stack.init, KEY, X, None)
-    variables = jax.tree.map(lambda leaf: drawn(None, leaf.shape, leaf.dtype), shapes)
+    variables = jax.tree.map(lambda leaf: from_rng(None, leaf.shape, leaf.dtype), shapes)
     want = X
     for i in range(2):
         (layer,) = jax.tree.map(lambda leaf, i=i: leaf[i], variables["params"]).values()
