@@ -19,7 +19,8 @@ PEERS = recorded.read("biases")
 def test_alibi():
     numbers = 1, 2, 3, 6, 8, 12, 16, 71, 128
     slopes = [np.float32(biases.slopes(heads)) for heads in numbers]
-    compute = jax.jit(lambda q, k, slopes: [(pe.alibi(q, k, n), pe.alibi(q, k, s)) for n, s in zip(numbers, slopes)])  # noqa: B905  # fmt: skip
+    pairs = lambda q, k, n, s: (pe.alibi(q, k, n), pe.alibi(q, k, s))  # noqa: E731
+    compute = jax.jit(lambda q, k, slopes: [pairs(q, k, *given) for given in zip(numbers, slopes, strict=True)])
     for q, k in ((NEAR, NEAR), (FAR, FAR), (FAR, NEAR)):
         distances = biases.tile(q, k)
         for heads, (of_number, of_slopes) in zip(numbers, compute(q, k, slopes), strict=True):

@@ -18,7 +18,7 @@ from devices.aot import Compiled
 from helpers.closeness import assert_within
 from helpers.modules import drawn
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import tiered
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 8)).astype(np.float32)
@@ -26,42 +26,34 @@ POSITIONS = np.array([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])
 KEY = jax.random.key(0)
 
 
-SINUSOIDAL = {}, {"layout": "half", "scale": 1.7}, {"frequencies": pe.geometric(8, 99.0, endpoint=True)}
-ROTARY = (
-    {},
-    {"layout": "interleaved", "part": "last", "frequencies": pe.yarn(4, 99.0, 2.0, 64)},
-    {"head_axis": None},
+@pytest.mark.parametrize(
+    "settings", [{}, {"layout": "half", "scale": 1.7}, {"frequencies": pe.geometric(8, 99.0, endpoint=True)}], ids=str
 )
-
-
-def with_positions(settings):
-    """Each with positions given or not, half of them by default."""
-    cases = [(given, positions) for positions in (POSITIONS, None) for given in settings]
-    return [case if i % 2 == 0 else thorough(*case) for i, case in enumerate(cases)]
-
-
-def number(x):
-    return "none" if x is None else "given" if x is POSITIONS else str(x)
-
-
-@pytest.mark.parametrize(("settings", "positions"), with_positions(SINUSOIDAL), ids=number)
-def test_sinusoidal_is_that_of_nnx(settings, positions):
+def test_sinusoidal_is_that_of_nnx(settings):
     settings = {"frequencies": 8} | settings
     module, other = linen.SinusoidalEncoding(**settings), nnx_modules.SinusoidalEncoding(**settings)
     assert jax.eval_shape(module.init, KEY, X) == {}
-    np.testing.assert_array_equal(module.apply({}, X, positions), other(X, positions))
-    np.testing.assert_array_equal(module.table(7), other.table(7))
+    both = lambda x, *given: (module.apply({}, x, *given), other(x, *given))  # noqa: E731
+    compute = jax.jit(lambda x, p: (both(x), both(x, p), (module.table(7), other.table(7))))
+    for name, (got, want) in zip(("counted", "given", "table"), compute(X, POSITIONS), strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=name)
 
 
-@pytest.mark.parametrize(("settings", "positions"), with_positions(ROTARY), ids=number)
-def test_rotary_is_that_of_nnx(settings, positions):
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"layout": "interleaved", "part": "last", "frequencies": pe.yarn(4, 99.0, 2.0, 64)}, {"head_axis": None}],
+    ids=str,
+)
+def test_rotary_is_that_of_nnx(settings):
     settings = {"frequencies": 8, "head_axis": -2} | settings
     x = X if settings["head_axis"] is None else X[:, :, None] * np.ones((3, 1), np.float32)
     module, other = linen.RotaryEncoding(**settings), nnx_modules.RotaryEncoding(**settings)
     assert jax.eval_shape(module.init, KEY, x) == {}
-    want = pe.rotary(x, positions, **settings)
-    np.testing.assert_array_equal(module.apply({}, x, positions), want)
-    np.testing.assert_array_equal(other(x, positions), want)
+    each = lambda x, p: (module.apply({}, x, p), other(x, p), pe.rotary(x, p, **settings))  # noqa: E731
+    found = jax.jit(lambda x, p: {"counted": each(x, None), "given": each(x, p)})(x, POSITIONS)
+    for name, (got, of_nnx, want) in found.items():
+        np.testing.assert_array_equal(got, want, err_msg=name)
+        np.testing.assert_array_equal(of_nnx, want, err_msg=name)
 
 
 def test_rotary_does_not_guess_the_head_axis():
