@@ -85,10 +85,8 @@ def test_a_bucket_that_begins_at_the_largest_distance():
 
 
 def test_buckets_at_any_distance_of_int32():
-    lengths, table = (
-        (128, 10_000, 2**31, 2**32 - 1, 2**32, 2**35, 2**40, 10**30),
-        np.arange(32, dtype=np.float32)[:, None],
-    )
+    lengths = 128, 10_000, 2**31, 2**32 - 1, 2**32, 2**35, 2**40, 10**30
+    table = np.arange(32, dtype=np.float32)[:, None]
     found = jax.jit(lambda p, t: [pe.t5(p, p, t, max_distance=largest) for largest in lengths])(FAR, table)
     for largest, got in zip(lengths, found, strict=True):
         want = biases.t5_rows(biases.tile(FAR, FAR), FAR[:, None] < FAR[None], 32, max_distance=largest)
