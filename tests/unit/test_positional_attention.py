@@ -534,6 +534,9 @@ def test_parameters_of_a_bias_are_those_of_the_layer(as_flax):
     assert np.any(differences)
     got = grads["params"]["attention_fn"]["bias"]["embedding"]
     assert_within(got, differences, 1e-5, against="differences of the dense float64 layer")
+    graphdef, state = nnx.split(layer)
+    call = nnx.jit(lambda m, x: m(x))
+    np.testing.assert_array_equal(call(nnx.merge(graphdef, state), X), call(layer, X))
 
 
 def test_layers_share_a_bias(as_flax):
