@@ -40,7 +40,8 @@ def test_error_is_within_the_bound_at_every_int32_position(dim):
         assert_within(got, encodings.encode(positions, dim, base), BOUND, against=against)
 
 
-@pytest.mark.parametrize("dim", [512, thorough(4096)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("dim", [512, 4096])
 def test_error_of_wide_encodings(dim):
     positions = positions_to_try(dim, each=4)[:: 1 if dim == 512 else 5]
     got = pe.sinusoidal(positions, pe.geometric(dim, 1e7))
@@ -103,32 +104,33 @@ def test_integers_as_floats_give_the_same_bits():
 def test_derivative_in_position():
     omegas = np.array([float(w) for w in spectra.geometric(8, 10_000)])
     encode = lambda x: pe.sinusoidal(x, 8, layout="half")  # noqa: E731
-    every = quick(lambda p: (jax.jacfwd(encode)(p), jax.jacrev(encode)(p), jax.jacfwd(jax.jacrev(encode))(p)))
+    both = quick(lambda p: (jax.jacfwd(encode)(p), jax.jacrev(encode)(p)))
     for p in (0.3, 2.5, -1234.5, 1e6):
         sine, cosine = encodings.waves([p], omegas.tolist())
-        got, reverse, second = every(np.float32(p))
+        got, reverse = both(np.float32(p))
         want = np.concatenate([omegas * cosine[0], -omegas * sine[0]])
-        np.testing.assert_allclose(got, want, rtol=0, atol=2e-7)
-        np.testing.assert_allclose(reverse, got)
-        np.testing.assert_allclose(
-            second, np.concatenate([-(omegas**2) * sine[0], -(omegas**2) * cosine[0]]), atol=2e-7
-        )
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-7, err_msg=f"position {p}")
+        np.testing.assert_allclose(reverse, got, err_msg=f"position {p}")
 
 
-def test_derivative_in_frequencies():
+@pytest.mark.thorough
+def test_second_derivative_in_position():
+    omegas = np.array([float(w) for w in spectra.geometric(8, 10_000)])
+    second = quick(jax.jacfwd(jax.jacrev(lambda p: pe.sinusoidal(p, 8, layout="half"))))
+    for p in (0.3, 2.5, -1234.5, 1e6):
+        want = np.concatenate([-(omegas**2) * wave[0] for wave in encodings.waves([p], omegas.tolist())])
+        np.testing.assert_allclose(second(np.float32(p)), want, atol=2e-7, err_msg=f"position {p}")
+
+
+@pytest.mark.parametrize("p", [thorough(np.int32(3)), np.int32(-70_000), thorough(np.float32(2.5))])
+def test_derivative_in_frequencies(p):
     angular = np.array([1.0, 0.3, -0.02], np.float32)
-    positions = [np.int32(3), np.int32(-70_000), np.float32(2.5)]
-
-    @jax.jit
-    def both(positions, w):
-        encode = functools.partial(pe.sinusoidal, layout="half")
-        return [(jax.jacfwd(encode, 1)(p, w), jax.jacrev(encode, 1)(p, w)) for p in positions]
-
-    for p, (got, reverse) in zip(map(float, positions), both(positions, angular), strict=True):
-        sine, cosine = encodings.waves([p], angular.tolist())
-        want = np.concatenate([np.diag(p * cosine[0]), np.diag(-p * sine[0])])
-        np.testing.assert_allclose(got, want, rtol=3e-7, atol=abs(p) * 1e-7, err_msg=f"position {p}")
-        np.testing.assert_array_equal(reverse, got, err_msg=f"position {p}")
+    encode = functools.partial(pe.sinusoidal, layout="half")
+    got, reverse = jax.jit(lambda *at: (jax.jacfwd(encode, 1)(*at), jax.jacrev(encode, 1)(*at)))(p, angular)
+    sine, cosine = encodings.waves([p], angular.tolist())
+    want = np.concatenate([np.diag(p * cosine[0]), np.diag(-p * sine[0])])
+    np.testing.assert_allclose(got, want, rtol=3e-7, atol=abs(p) * 1e-7)
+    np.testing.assert_array_equal(reverse, got)
 
 
 def test_both_derivatives_at_once():
@@ -199,16 +201,23 @@ def test_traced_int64_beyond_int32_gives_nan_and_is_right_within():
 
 
 def test_x64_gives_the_same_bits():
-    positions, angular = np.arange(-50, 50, dtype=np.int32), np.array([0.1, 0.7], np.float32)
-    floats = np.linspace(-9, 9, 100, dtype=np.float32)
-    encode = lambda p, x, w: (pe.sinusoidal(p, 32), pe.sinusoidal(x, 32), pe.sinusoidal(positions, w))  # noqa: E731
+    positions, floats = np.arange(-50, 50, dtype=np.int32), np.linspace(-9, 9, 100, dtype=np.float32)
+    encode = lambda *ps: [pe.sinusoidal(p, 32) for p in ps]  # noqa: E731
     with jax.enable_x64(False):
-        without = jax.jit(encode)(positions, floats, angular)
+        without = jax.jit(encode)(positions, floats)
     with jax.enable_x64(True):
-        wide = jax.jit(encode)(positions.astype(np.int64), floats.astype(np.float64), angular.astype(np.float64))
+        wide = jax.jit(encode)(positions.astype(np.int64), floats.astype(np.float64))
     for a, b in zip(without, wide, strict=True):
-        assert b.dtype == np.float32
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, b, strict=True)
+
+
+@pytest.mark.thorough
+def test_x64_gives_the_same_bits_for_array_frequencies():
+    positions, angular = np.arange(-50, 50, dtype=np.int32), np.array([0.1, 0.7], np.float32)
+    with jax.enable_x64(False):
+        without = pe.sinusoidal(positions, angular)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(pe.sinusoidal(positions, angular.astype(np.float64)), without, strict=True)
 
 
 @pytest.mark.thorough
