@@ -29,11 +29,11 @@ def test_waves_are_exact():
     places = {name: FAR if f.num_axes == 1 else np.stack([FAR, FAR[::-1]], -1) for name, f in SPECTRA.items()}
     waves = quick(lambda places: {name: pe.cos_sin(places[name], f) for name, f in SPECTRA.items()})(places)
     for name, f in SPECTRA.items():
-        positions = places[name].reshape(5, f.num_axes)
-        angles = [2 * np.pi * np.array([int(p) * turns % 2**128 / 2**128 for p in positions[:, axis]]) for turns, axis in zip(f.turns, f.axes, strict=True)]  # fmt: skip
+        rows, pairs = places[name].reshape(5, f.num_axes).tolist(), list(zip(f.turns, f.axes, strict=True))
+        fractions = np.array([[row[axis] * turns % 2**128 / 2**128 for turns, axis in pairs] for row in rows])
         for wave, function in zip(waves[name], (np.cos, np.sin), strict=True):
-            assert wave.dtype == jnp.float32
-            want = f.attention_factor * function(np.stack(angles, -1))
+            assert wave.dtype == np.float32
+            want = f.attention_factor * function(2 * np.pi * fractions)
             assert_within(wave, want, 9e-8 * f.attention_factor, against=f"{name}, {function.__name__} in float64")
 
 
@@ -90,14 +90,12 @@ def test_waves_need_not_come_from_cos_sin():
 @pytest.mark.parametrize("dtype", [thorough(jnp.float32), jnp.bfloat16])
 def test_waves_in_16_bits_are_taken_as_they_are(dtype):
     x = RNG.normal(size=(2, 5, 8, 8)).astype(jnp.bfloat16).astype(dtype)
-    narrow = [
-        tuple(RNG.normal(size=(2, 5, pairs)).astype(jnp.bfloat16)) for pairs in (3, 4)
-    ]  # of some features, of all
-    wide = [tuple(wave.astype(np.float32) for wave in waves) for waves in narrow]
-    cases = list(itertools.product(("half", "interleaved"), (0, 1)))
-    rotate = jax.jit(lambda x, w: [pe.rotary(x, waves=w[i], layout=layout, head_axis=-2) for layout, i in cases])
-    for (layout, i), got, want in zip(cases, rotate(x, narrow), rotate(x, wide), strict=True):
-        np.testing.assert_array_equal(got, want, err_msg=f"{layout}, {3 + i} pairs")
+    cases = list(itertools.product(("half", "interleaved"), (3, 4)))  # 3 pairs turn some of the features, 4 all
+    narrow = {pairs: tuple(RNG.normal(size=(2, 5, pairs)).astype(jnp.bfloat16)) for pairs in (3, 4)}
+    wide = {pairs: tuple(wave.astype(np.float32) for wave in waves) for pairs, waves in narrow.items()}
+    rotate = jax.jit(lambda x, waves: [pe.rotary(x, waves=waves[n], layout=way, head_axis=-2) for way, n in cases])
+    for case, got, want in zip(cases, rotate(x, narrow), rotate(x, wide), strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=f"{case}")
     for platform in ("cuda", "tpu"):
         rotate.trace(x, narrow).lower(lowering_platforms=(platform,))
 
@@ -112,9 +110,8 @@ def test_a_derivative_in_x_keeps_only_the_waves():
 def test_a_tangent_in_16_bits_is_rounded_once():
     x, dx = RNG.normal(size=(2, 5, 3, 8)).astype(jnp.bfloat16)
     waves, d_waves = (tuple(RNG.normal(size=(2, 5, 4)).astype(np.float32)) for _ in range(2))
-    move = jax.jit(
-        lambda x, dx: jax.jvp(lambda *at: pe.rotary(at[0], waves=at[1], head_axis=-2), (x, waves), (dx, d_waves))[1]
-    )
+    rotate = lambda x, waves: pe.rotary(x, waves=waves, head_axis=-2)  # noqa: E731
+    move = jax.jit(lambda x, dx: jax.jvp(rotate, (x, waves), (dx, d_waves))[1])
     wide = np.asarray(move(x.astype(np.float32), dx.astype(np.float32)))
     np.testing.assert_array_equal(move(x, dx), wide.astype(jnp.bfloat16))
 

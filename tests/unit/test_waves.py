@@ -148,22 +148,23 @@ def test_float32_precision_is_what_references_compute():
 
     @quick
     def of_both_precisions(positions, offset):
-        spectra = pe.geometric(64).with_precision("float32"), pe.geometric(64)
-        encoded = [pe.sinusoidal(positions, f, layout="half") for f in spectra]
-        return encoded, *([move(offset, f) for f in spectra] for move in (pe.rotation_matrix, pe.offset_similarity))
+        both = pe.geometric(64).with_precision("float32"), pe.geometric(64)
+        encoded = [pe.sinusoidal(positions, f, layout="half") for f in both]
+        return encoded, *([move(offset, f) for f in both] for move in (pe.rotation_matrix, pe.offset_similarity))
 
-    (got, exact), matrices, similarities = of_both_precisions(positions, np.int32(3))
+    encoded, matrices, similarities = of_both_precisions(positions, np.int32(3))
     phase = encodings.float32_phases(positions, spectra.geometric(64, 10_000))
+    got, within_the_bound = map(np.asarray, encoded)
     np.testing.assert_allclose(got, np.concatenate([np.sin(phase), np.cos(phase)], 1), rtol=0, atol=3e-7)
-    assert np.abs(np.asarray(got) - np.asarray(exact))[-1].max() > 0.01
+    assert np.abs(got - within_the_bound)[-1].max() > 0.01
     np.testing.assert_allclose(*matrices, atol=1e-6)
     np.testing.assert_allclose(*similarities, atol=1e-5)
 
 
 def test_floats_that_are_no_int32_position_give_nan():
     positions = np.array([np.nan, np.inf, -np.inf, 2.0**31, -(2.0**31) - 256, 2.0**31 - 128], np.float32)
-    spectra = {"static": 4, "array": np.array([1.0, 0.01], np.float32)}
-    encode = quick(lambda positions: {name: pe.sinusoidal(positions, f) for name, f in spectra.items()})
+    kinds = {"static": 4, "array": np.array([1.0, 0.01], np.float32)}
+    encode = quick(lambda positions: {name: pe.sinusoidal(positions, f) for name, f in kinds.items()})
     for name, got in encode(positions).items():
         finite = np.isfinite(got).all(1), np.isnan(got).all(1)
         np.testing.assert_array_equal(finite, [[False] * 5 + [True], [True] * 5 + [False]], err_msg=name)
