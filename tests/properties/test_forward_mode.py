@@ -469,9 +469,10 @@ def test_on_a_mesh(kind, x_spec, p_spec, on_cpu):
     put = lambda each: tuple(jax.device_put(x, NamedSharding(m, s)) for x, s in zip(each, specs, strict=True))  # noqa: E731
     with jax.set_mesh(m):
         arrays, v = put(BIG), put(WAYS[0])
-        got = quick(lambda a, v: both(functools.partial(pe.rotary, head_axis=-2), a, v))(arrays, v)
+        program = quick(lambda a, v: both(functools.partial(pe.rotary, head_axis=-2), a, v))
+        got = program(arrays, v)
         if kind == AxisType.Explicit:
-            types = jax.eval_shape(lambda a, v: both(functools.partial(pe.rotary, head_axis=-2), a, v), arrays, v)
+            types = program.eval_shape(arrays, v)
             (y, along), (gradient, second) = jax.tree.map(lambda x: x.sharding.spec, types)
             want = jax.eval_shape(functools.partial(pe.rotary, head_axis=-2), *arrays).sharding.spec
             assert y == along == want and {*want} - {None} == {*x_spec, *p_spec} - {None}
@@ -556,9 +557,10 @@ def test_learned_biases_on_a_mesh(name, mode, on_cpu):
     with jax.set_mesh(m):
         put = lambda x, spec: jax.device_put(x, NamedSharding(m, spec))  # noqa: E731
         arguments = put(ROWS, P("d")), put(COLUMNS, P()), tuple(map(put, parameters, specs)), tuple(map(put, v, specs))
-        got = quick(functools.partial(derivatives_of_bias, f))(*arguments)
+        program = quick(functools.partial(derivatives_of_bias, f))
+        got = program(*arguments)
         if mode == "explicit":
-            types = jax.eval_shape(functools.partial(derivatives_of_bias, f), *arguments)
+            types = program.eval_shape(*arguments)
             (y, along), (gradient, second) = jax.tree.map(lambda x: x.sharding.spec, types)
             assert y == along == P("d", "h", None, None)
             assert gradient == second == tuple(jax.typeof(x).sharding.spec for x in arguments[2])

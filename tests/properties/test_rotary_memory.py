@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers.quick import quick
 from helpers.tiers import thorough, tiered
 
 pytestmark = pytest.mark.usefixtures("compiled_anew")
@@ -62,18 +63,27 @@ def test_derivatives_by_the_others_keep_x_once(compiled, dtype):
         assert sum(array.size * array.dtype.itemsize for array in arrays) <= x.nbytes + 4 * (256 + 64)
 
 
-def test_one_derivative_after_the_other():
+@pytest.mark.parametrize("program", [thorough(lambda f: f), quick], ids=["eagerly", "jit"])
+def test_one_derivative_after_the_other(program):
     # JAX 0.10 keeps a traced call and mixes up its derivatives if those by x alone keep fewer arrays than the others.
-    x, p = np.ones((2, 9, 3, 10), np.float32), np.linspace(0, 5, 9, dtype=np.float32)
     total = lambda x, p: jnp.sum(jnp.sin(pe.rotary(x, p, head_axis=-2)))  # noqa: E731
-    by_x, by_p = jax.grad(total, (0, 1))(x, p)
-    closed = lambda x: total(x, p)  # noqa: E731
-    for _ in range(2):
-        for one in (closed, jax.jit(closed), lambda x: jax.jit(total)(x, p)):
-            np.testing.assert_allclose(jax.grad(one)(x), by_x, atol=1e-6)
-            for both in (total, jax.jit(total)):
-                for got, want in zip(jax.grad(both, (0, 1))(x, p), (by_x, by_p), strict=True):
-                    np.testing.assert_allclose(got, want, atol=1e-5)
+
+    def in_turn(x, p):
+        closed = lambda x: total(x, p)  # noqa: E731
+        by_x, by_both = [], [jax.grad(total, (0, 1))(x, p)]
+        for _ in range(2):
+            for one in (closed, jax.jit(closed), lambda x: jax.jit(total)(x, p)):
+                by_x.append(jax.grad(one)(x))
+                by_both += [jax.grad(both, (0, 1))(x, p) for both in (total, jax.jit(total))]
+        return by_x, by_both
+
+    x, p = np.ones((2, 9, 3, 10), np.float32), np.linspace(0, 5, 9, dtype=np.float32)
+    by_x, ((of_x, of_p), *others) = program(in_turn)(x, p)
+    for one in by_x:
+        np.testing.assert_allclose(one, of_x, atol=1e-6)
+    for one, other in others:
+        np.testing.assert_allclose(one, of_x, atol=1e-5)
+        np.testing.assert_allclose(other, of_p, atol=1e-5)
 
 
 @pytest.mark.parametrize("derivative", [thorough(False), True], ids=["forward", "both"])
