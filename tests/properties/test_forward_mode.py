@@ -24,8 +24,8 @@ RNG = np.random.default_rng(0)
 W = np.float32([1.3, 0.2, 0.7])
 
 
-def normal(*shape):
-    return RNG.normal(size=shape).astype(np.float32)
+def normal(*shape, rng=RNG):
+    return rng.normal(size=shape).astype(np.float32)
 
 
 def angles(p, w):
@@ -169,9 +169,9 @@ FEW = [
 ]
 
 
-def directions(arrays):
+def directions(arrays, rng=RNG):
     """Along all arguments at once, and along each alone."""
-    every = tuple(normal(*x.shape) for x in arrays)
+    every = tuple(normal(*x.shape, rng=rng) for x in arrays)
     alone = [tuple(v * (i == j) for j, v in enumerate(every)) for i in range(len(arrays))]
     return [every, *alone]
 
@@ -184,10 +184,11 @@ def moved(arrays, *steps):
 def oracle(name):
     """Of a case: directions, weights of a loss, first derivatives and, with `along` besides, second ones and the loss's."""
     _, formula, arrays = CASES[name]
-    ways, h = directions(arrays), 1e-5
-    along = directions(arrays)[0]
+    rng = np.random.default_rng(1)  # the same numbers inside every transformation
+    ways, h = directions(arrays, rng), 1e-5
+    along = directions(arrays, rng)[0]
     first = [(formula(*moved(arrays, (h, v))) - formula(*moved(arrays, (-h, v)))) / (2 * h) for v in ways]
-    weights, h = normal(*first[0].shape), 1e-4
+    weights, h = normal(*first[0].shape, rng=rng), 1e-4
     second, of_loss = [], []
     for v in ways:
         signs = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
