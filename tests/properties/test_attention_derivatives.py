@@ -133,12 +133,13 @@ def test_jacobians_in_both_modes(name):
     check(forward, quick(functools.partial(of, theirs, jax.jacrev))())
 
 
-def test_no_derivative_by_positions_and_segments():
+@pytest.mark.parametrize("program", [thorough(lambda f: f), quick], ids=["eagerly", "jit"])
+def test_no_derivative_by_positions_and_segments(program):
     """Integers have tangents of `float0`, which are passed over."""
     f = lambda q, i: tiled("plain", q, *ARRAYS[1:], i=i)[0]  # noqa: E731
     i = np.arange(7, dtype=np.int32)
     still = np.zeros(7, jax.dtypes.float0)
-    got, want = quick(
+    got, want = program(
         lambda q, t: (jax.jvp(f, (q, i), (t, still))[1], jax.jvp(lambda q: f(q, i), (q,), (t,))[1])
     )(ARRAYS[0], ALONG[0])  # fmt: skip
     check(got, want)

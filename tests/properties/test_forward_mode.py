@@ -298,18 +298,18 @@ def test_the_same_bits_with_and_without_jit(name):
             np.testing.assert_array_equal(a, b)
 
 
-def test_the_derivative_in_x_is_the_rotation_itself():
+@pytest.mark.parametrize("program", [thorough(lambda f: f), jax.jit], ids=["eagerly", "jit"])
+def test_the_derivative_in_x_is_the_rotation_itself(program):
     x, v = normal(2, 7, 3, 16), normal(2, 7, 3, 16)
     f = lambda x: pe.rotary(x, np.arange(2_000_000_000, 2_000_000_007), 8, head_axis=-2)  # noqa: E731
     row = lambda x: f(x[None, :, None])[0, :, 0]  # noqa: E731
 
-    @jax.jit
     def derivatives(x, v):
         along = jax.jvp(f, (x,), (v,)), (f(x), jax.linearize(f, x)[1](v))
         jacobians = jax.jacfwd(row)(x[0, :, 0]), jax.jacrev(row)(x[0, :, 0])
         return f(v), along, jacobians, (*jax.linear_transpose(f, x)(v), *jax.vjp(f, x)[1](v))
 
-    turned, (jvp, linearized), jacobians, back = derivatives(x, v)
+    turned, (jvp, linearized), jacobians, back = program(derivatives)(x, v)
     np.testing.assert_array_equal(jvp[1], turned)
     for got, want in ((jvp, linearized), jacobians, back):
         np.testing.assert_array_equal(got, want)
@@ -334,13 +334,14 @@ def test_a_tangent_in_16_bits_is_rounded_once(f, dtype):
     assert np.mean(np.asarray(got) != np.asarray(want).astype(dtype)) < 0.01  # 1e-7 may cross a boundary
 
 
+@pytest.mark.parametrize("program", [thorough(lambda f: f), jax.jit], ids=["eagerly", "jit"])
 @pytest.mark.parametrize(("layout", "pair"), [("half", [2, 6]), ("interleaved", [2, 3])])
-def test_nothing_leaks_out_of_a_pair(layout, pair):
+def test_nothing_leaks_out_of_a_pair(layout, pair, program):
     x, v = normal(1, 4, 1, 10), normal(1, 4, 1, 10)
     x[0, 1, 0, 2], x[0, 1, 0, 9], x[0, 2, 0, 8] = np.inf, np.nan, np.inf  # 8 and 9 pass through
     w = np.geomspace(1, 0.1, 4).astype(np.float32)
     f = functools.partial(pe.rotary, layout=layout, head_axis=-2)
-    along = np.asarray(jax.jit(lambda *x: jax.jvp(f, x, (v, np.ones(4, np.float32), w))[1])(x, MIXED[0, :4], w))
+    along = np.asarray(program(lambda *x: jax.jvp(f, x, (v, np.ones(4, np.float32), w))[1])(x, MIXED[0, :4], w))
     assert {(i, j) for _, i, _, j in np.argwhere(~np.isfinite(along))} == {(1, j) for j in pair}
     np.testing.assert_array_equal(along[..., 8:], v[..., 8:])
 

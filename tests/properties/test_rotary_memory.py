@@ -11,6 +11,7 @@ import pytest
 import posenc_jax as pe
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
+from posenc_jax import _xla
 
 pytestmark = pytest.mark.usefixtures("compiled_anew")
 SHAPE = (2, 256, 8, 64)
@@ -165,6 +166,23 @@ def test_one_pass_on_a_cpu(name):
         axes = [axis for axis in map(int, order.split(",")) if sizes.split(",")[axis] != "1"]
         assert axes == sorted(axes, reverse=True)
     assert copied or " copy(" not in text
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of a CPU")
+@pytest.mark.parametrize(
+    ("name", "apart"),
+    [
+        *(("halves", True), ("pairs", True), ("pairs of a part", True), ("too few heads of pairs", True)),
+        *(("halves of a part", False), ("too few heads", False), ("one narrow head of pairs", False)),
+    ],
+)
+def test_pairs_have_a_loop_of_their_own_where_xla_keeps_a_barrier(name, apart, monkeypatch):
+    """XLA of JAX 0.10 does not, so `test_one_pass_on_a_cpu` sees that loop on JAX 0.12 alone."""
+    monkeypatch.setattr(_xla, "KEEPS_BARRIERS", True)
+    shape, dim, layout, dtype, _ = PROGRAMS[name]
+    rotate = jax.jit(lambda x: pe.rotary(x, frequencies=dim, layout=layout, head_axis=-2))
+    text = rotate.lower(jax.ShapeDtypeStruct(shape, dtype)).as_text()
+    assert bool(re.search(r"(%\w+) = stablehlo.optimization_barrier .*\n.*stablehlo.reshape \1", text)) == apart
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of a CPU")

@@ -105,8 +105,9 @@ def test_every_derivative_eagerly():
     check(*(everything(f, X, W) for f in (ours, theirs)))
 
 
-def test_without_jit():
-    x, w = normal(2, 3)
+@pytest.mark.parametrize("size", [3, thorough(5)])  # of equal sizes, operations share their programs
+def test_without_jit(size):
+    x, w = normal(size), normal(3)
     some = lambda f: (f(x, w), jax.jvp(f, (x, w), (x, w)), jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1))(x, w))  # noqa: E731
     with jax.disable_jit():
         got = some(ours)
@@ -146,12 +147,13 @@ def test_maps_of_maps():
     check(got, want)
 
 
-def test_tangents_and_cotangents_alone_may_be_mapped():
+@pytest.mark.parametrize("program", [thorough(lambda f: f), quick], ids=["eagerly", "jit"])
+def test_tangents_and_cotangents_alone_may_be_mapped(program):
     def mapped(f, v, u):
         along = jax.vmap(lambda v: jax.jvp(lambda x: f(x, W), (X,), (v,))[1])(v)
         return along, jax.vmap(lambda u: jax.vjp(f, X, W)[1](u))(u)
 
-    check(*quick(lambda v, u: [mapped(f, v, u) for f in (ours, theirs)])(normal(4, 5), normal(4, 5)))
+    check(*program(lambda v, u: [mapped(f, v, u) for f in (ours, theirs)])(normal(4, 5), normal(4, 5)))
 
 
 def test_only_what_moves_is_computed():
@@ -176,6 +178,18 @@ def test_a_function_that_is_not_used_is_not_run():
     np.testing.assert_array_equal(along, np.zeros(()))
     np.testing.assert_array_equal(gradient, np.zeros(5))
     assert not any(r[0] == "transpose" for r in RAN)
+
+
+def test_of_outputs_that_are_not_used_the_cotangents_are_zeros():
+    two = operation(
+        "two",
+        types=lambda _, x: [x, x, x],
+        compute=lambda _, x: [2 * x, 3 * x, x],
+        tangent=lambda _, operands, outputs, tangents: [2 * tangents[0], 3 * tangents[0]],
+        transpose=lambda _, operands, outputs, cotangents, moving: [2 * cotangents[0] + 3 * cotangents[1]],
+    )
+    gradients = quick(lambda x: [jax.grad(lambda x: jnp.sum(two(None, x)[n]))(x) for n in (0, 1)])(X)  # noqa: B023
+    np.testing.assert_array_equal(gradients, np.repeat([[2], [3]], len(X), 1))
 
 
 def test_profiles_show_the_name():

@@ -80,14 +80,11 @@ def drawn(tree):
     return jax.tree.map(lambda x: 0.3 * rng.normal(size=x.shape).astype(np.float32), tree)
 
 
-def check(of_stack, unrolled, table, blocks):
-    """Compares values and gradients with those of an unrolled stack that has a table for each layer."""
-    by_both = lambda f: jax.value_and_grad(f, (0, 1))  # noqa: E731
-    program = quick(
-        lambda table, blocks: (by_both(of_stack)(table, blocks), by_both(unrolled)([table] * LAYERS, blocks))
-    )
-    (value, (of_table, of_blocks)), (wanted, (of_layers, of_unrolled)) = program(table, blocks)
-    for a, b in zip(jax.tree.leaves((value, of_blocks)), jax.tree.leaves((wanted, of_unrolled)), strict=True):
+def check(value, gradient, unrolled, table, blocks):
+    """Compares both with those of an unrolled stack that has a table for each layer."""
+    wanted, (of_layers, of_unrolled) = quick(jax.value_and_grad(unrolled, (0, 1)))([table] * LAYERS, blocks)
+    (of_table,) = tables(gradient)
+    for a, b in zip(jax.tree.leaves((value, gradient["blocks"])), jax.tree.leaves((wanted, of_unrolled)), strict=True):
         assert_within(a, b, 1e-5, against="the unrolled stack")
     of_layers = np.asarray(of_layers)
     assert of_layers.shape == (LAYERS, 32, HEADS) and np.abs(of_layers).max((1, 2)).min() > 0.01
@@ -99,28 +96,21 @@ def test_nnx():
     parameters = drawn(nnx.to_pure_dict(state))
     assert shapes(parameters) == [(32, HEADS)]
 
-    def merged(table, blocks):
-        return nnx.merge(graph, {"t5": {"embedding": table}, "blocks": blocks})
-
-    def of_stack(table, blocks):
-        return loss(merged(table, blocks)(X))
-
     def unrolled(tables, blocks):
         x = X
         for i, table in enumerate(tables):
-            stack = merged(table, blocks)
+            stack = nnx.merge(graph, {"t5": {"embedding": table}, "blocks": blocks})
             x = jax.tree.map(lambda leaf, i=i: leaf[i], stack.blocks)(x, stack.t5(POSITIONS, POSITIONS))
         return loss(x)
 
-    check(of_stack, unrolled, tables(parameters)[0], parameters["blocks"])
+    step = nnx.jit(nnx.value_and_grad(lambda stack: loss(stack(X))))
+    value, gradient = step(nnx.merge(graph, parameters))
+    check(value, nnx.to_pure_dict(gradient), unrolled, tables(parameters)[0], parameters["blocks"])
 
 
 def test_linen():
     parameters = drawn(jax.eval_shape(LinenStack().init, KEY, X)["params"])
     assert shapes(parameters) == [(32, HEADS)]
-
-    def of_stack(table, blocks):
-        return loss(LinenStack().apply({"params": {"t5": {"embedding": table}, "blocks": blocks}}, X))
 
     def unrolled(tables, blocks):
         x = X
@@ -130,7 +120,8 @@ def test_linen():
             x, _ = LinenBlock().apply({"params": layer}, x, bias)
         return loss(x)
 
-    check(of_stack, unrolled, tables(parameters)[0], parameters["blocks"])
+    step = quick(jax.value_and_grad(lambda parameters: loss(LinenStack().apply({"params": parameters}, X))))
+    check(*step(parameters), unrolled, tables(parameters)[0], parameters["blocks"])
 
 
 @pytest.mark.parametrize("stack", ["nnx", "linen"])
