@@ -84,7 +84,7 @@ def test_a_ring_of_slots(slots, name):
     np.testing.assert_array_equal(keys, whole_keys[:, places])
 
 
-@pytest.mark.parametrize("place", [0, -1, -EMPTY])
+@pytest.mark.parametrize("place", [0, thorough(-1), thorough(-EMPTY)])
 def test_an_empty_slot_needs_a_position_that_no_query_sees(place):
     """The control: with any position before the query, zeros that no one wrote take part."""
 
@@ -191,7 +191,7 @@ def test_prompts_padded_on_the_right(name):
         np.testing.assert_array_equal(keys[r, : n + STEPS], whole_keys)
 
 
-@pytest.mark.parametrize("by_segments", [False, True])
+@pytest.mark.parametrize("by_segments", [thorough(False), True])
 @pytest.mark.parametrize("name", BIASES)
 def test_prompts_padded_on_the_left(by_segments, name):
     """Tokens are counted from the first. Padding is in another segment, or at a position that no query sees."""
