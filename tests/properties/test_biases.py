@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import posenc_jax as pe
@@ -15,8 +16,6 @@ from helpers.tiers import thorough, tiered
 from oracles.biases import bucket
 
 RNG = np.random.default_rng(0)
-
-
 GIVEN = {name: parameters for name, (_, parameters) in CASES.items()}
 PROGRAMS = pytest.mark.parametrize("program", [jax.jit, thorough(lambda f: f)], ids=["jit", "eager"])
 
@@ -34,16 +33,20 @@ def check(got, want, name):
         np.testing.assert_array_equal(got, want, err_msg=name)
 
 
-@PROGRAMS
+@pytest.mark.parametrize(
+    ("program", "of_tile"),
+    [(jax.jit, jax.jit), thorough(lambda f: f, jax.jit), thorough(lambda f: f, lambda f: f)],
+    ids=["jit", "tiles by jit", "eager"],
+)
 @pytest.mark.parametrize(
     ("rows", "columns"),
     [(slice(3, 4), slice(5, 6)), (slice(2, 9), slice(1, 9)), thorough(slice(0, 2), slice(None))],
     ids=["one", "seven by eight", "two rows"],
 )
-def test_a_tile_has_the_bits_of_that_tile_of_the_whole(rows, columns, program):
+def test_a_tile_has_the_bits_of_that_tile_of_the_whole(rows, columns, program, of_tile):
     for q, k in ((NEAR, NEAR[::-1]), (FAR, FAR[::-1])):  # of one shape, so that the programs are the same
         whole = jax.device_get(program(every)(q, k, GIVEN))
-        tile = jax.jit(every)(q[rows], k[columns], GIVEN)
+        tile = of_tile(every)(q[rows], k[columns], GIVEN)
         for name, want in whole.items():
             assert want.shape == (HEADS, len(q), len(k)) and want.dtype == np.float32, name
             check(tile[name], want[:, rows, columns], name)
@@ -62,16 +65,31 @@ def test_positions_of_each_batch(program):
         check(got[name], of_each_batch(whole[name]), name)
 
 
-@pytest.mark.parametrize("kind", ["vmap", thorough("scan")])
-def test_positions_of_each_batch_in_other_programs(kind):
-    if kind == "vmap":
-        f = jax.vmap(jax.vmap(every, (0, None, None)), (0, 0, None))
-    else:
-        rows = lambda q, k, given: jax.lax.map(lambda q: every(q, k, given), q)  # noqa: E731
-        f = lambda q, k, given: jax.lax.map(lambda qk: rows(*qk, given), (q, k))  # noqa: E731
-    got, whole = jax.jit(f)(NEAR.reshape(2, 3, 4), NEAR[:18].reshape(2, 9), GIVEN), jax.jit(every)(NEAR, NEAR, GIVEN)
-    for name, want in jax.device_get(whole).items():
+def vmapped(q, k, given):
+    return jax.vmap(jax.vmap(every, (0, None, None)), (0, 0, None))(q, k, given)
+
+
+def scanned(q, k, given):
+    rows = lambda q, k: lax.scan(lambda _, q: (0, every(q, k, given)), 0, q)[1]  # noqa: E731
+    return lax.scan(lambda _, qk: (0, rows(*qk)), 0, (q, k))[1]
+
+
+@pytest.mark.parametrize("program", [vmapped, thorough(scanned)])
+def test_positions_of_each_batch_in_other_programs(program):
+    got = jax.jit(program)(NEAR.reshape(2, 3, 4), NEAR[:18].reshape(2, 9), GIVEN)
+    for name, want in jax.device_get(jax.jit(every)(NEAR, NEAR, GIVEN)).items():
         check(got[name], of_each_batch(want), name)
+
+
+def test_decode_steps_in_a_scan():
+    @jax.jit
+    def decode(first, k, given):
+        step = lambda t, _: (t + 1, every(t[None], k, given))  # noqa: E731
+        return lax.scan(step, first, length=24)[1]
+
+    got = decode(np.int32(1500), NEAR, GIVEN)
+    for name, want in jax.device_get(jax.jit(every)(np.arange(1500, 1524, dtype=np.int32), NEAR, GIVEN)).items():
+        check(np.swapaxes(np.asarray(got[name])[:, :, 0], 0, 1), want, name)
 
 
 def test_no_queries_or_no_keys():
@@ -99,10 +117,11 @@ def test_translations_change_nothing(program):
             check(want, np.swapaxes(want, 1, 2), name)
 
 
-def test_float_positions_and_dtypes():
+@pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
+def test_float_positions_and_dtypes(program):
     names = "alibi", "kerple_log", "kerple_power", "sandwich"
     halves, floats = NEAR.astype(np.float32) + np.float32(0.5), NEAR.astype(np.float32)
-    some = quick(lambda q, k: {name: CASES[name][0](q, k, *GIVEN[name]) for name in names})
+    some = program(lambda q, k: {name: CASES[name][0](q, k, *GIVEN[name]) for name in names})
     both, mixed, of_floats = some(halves, halves), some(NEAR, halves), some(floats, halves)
     want = jax.device_get(jax.jit(every)(NEAR, NEAR, GIVEN))
     for name in names:
@@ -121,13 +140,13 @@ def test_positions_of_any_integer_dtype(name):
         np.testing.assert_array_equal(got, want, err_msg=str(np.dtype(dtype)))
 
 
-def test_traced_wide_integers():
-    want = jax.jit(every)(NEAR, NEAR, GIVEN)
-    for dtype in (np.uint32, *([np.int64] if jax.config.jax_enable_x64 else [])):
-        wide = NEAR.astype(dtype)
-        got = quick(every)(wide, wide, GIVEN)
-        for name in CASES:
-            np.testing.assert_allclose(got[name], want[name], rtol=1e-6, atol=4e-6, err_msg=f"{name}, {dtype}")
+@PROGRAMS
+@pytest.mark.parametrize("dtype", [np.uint32, thorough(np.int64 if jax.config.jax_enable_x64 else np.int32)])
+def test_traced_wide_integers(dtype, program):
+    wide = NEAR.astype(dtype)
+    want, got = program(every)(NEAR, NEAR, GIVEN), quick(every)(wide, wide, GIVEN)
+    for name in CASES:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-6, atol=4e-6, err_msg=name)
 
 
 def test_wide_positions():

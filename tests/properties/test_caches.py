@@ -37,15 +37,15 @@ def bias_of(name):
     return function and (lambda i, j: function(i, j, *parameters))
 
 
-def whole(name, window=(None, None)):
+def whole(name, window=(None, None), q=Q, k=K, v=V):
     """Attention of each sequence to itself, and its keys."""
 
     @jax.jit
-    def run(*x):
-        q, k = (rotated(x, counted(SEQ)) for x in x[:2])
-        return pe.attention(q, k, x[2], bias=bias_of(name), causal=True, window=window), k
+    def run(q, k, v):
+        q, k = (rotated(x, counted(x.shape[1])) for x in (q, k))
+        return pe.attention(q, k, v, bias=bias_of(name), causal=True, window=window), k
 
-    return jax.device_get(run(Q, K, V))
+    return jax.device_get(run(q, k, v))
 
 
 def by_token(*arrays):
@@ -84,11 +84,12 @@ def test_a_ring_of_slots(slots, name):
     np.testing.assert_array_equal(keys, whole_keys[:, places])
 
 
+@pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
 @pytest.mark.parametrize("place", [0, thorough(-1), thorough(-EMPTY)])
-def test_an_empty_slot_needs_a_position_that_no_query_sees(place):
+def test_an_empty_slot_needs_a_position_that_no_query_sees(place, program):
     """The control: with any position before the query, zeros that no one wrote take part."""
 
-    @quick
+    @program
     def fifth(q, k, v, at):
         q, k = (rotated(x, counted(SEQ)) for x in (q, k))
         k, v = (jnp.where((counted(SEQ) < 5)[:, None, None], x, 0) for x in (k, v))
@@ -136,10 +137,21 @@ LENGTHS, STEPS = np.int32([5, 12]), 20
 LONGEST = LENGTHS.max()
 
 
-def row_by_row(name):
+def in_the_batch(name):
     """What each row gives without padding: its outputs and its keys. A causal mask hides what comes later."""
     out, keys = whole(name)
     return [(out[r, : n + STEPS], keys[r, : n + STEPS]) for r, n in enumerate(LENGTHS)]
+
+
+def alone(name):
+    """The same from each row without the others and without what comes later."""
+    rows = [[x[r : r + 1, : n + STEPS] for x in (Q, K, V)] for r, n in enumerate(LENGTHS)]
+    return [(out[0], keys[0]) for out, keys in (whole(name, (None, None), *row) for row in rows)]
+
+
+PADDED = pytest.mark.parametrize(
+    ("program", "row_by_row"), [(jax.jit, in_the_batch), thorough(lambda f: f, alone)], ids=["jit", "eager"]
+)
 
 
 def decode(cache, places, slot, name, **segments):
@@ -165,11 +177,11 @@ def decode(cache, places, slot, name, **segments):
     return by_row(out), keys, places
 
 
-def prefilled(tokens, positions, name, **segments):
+def prefilled(program, tokens, positions, name, **segments):
     """The prompts' outputs, and the cache with room for the loop."""
     room = [(0, 0), (0, STEPS), (0, 0), (0, 0)]
 
-    @jax.jit
+    @program
     def run(q, k, v, positions):
         q, k = (rotated(x, positions) for x in (q, k))
         at = {"query_positions": positions, "key_positions": positions, "bias": bias_of(name)}
@@ -178,39 +190,39 @@ def prefilled(tokens, positions, name, **segments):
     return jax.device_get(run(*tokens, positions))
 
 
+@PADDED
 @pytest.mark.parametrize("name", BIASES)
-def test_prompts_padded_on_the_right(name):
+def test_prompts_padded_on_the_right(name, program, row_by_row):
     """Position i is in slot i of each row. What is behind a prompt is after its queries, until it is overwritten."""
     tokens = [x[:, :LONGEST] for x in (Q, K, V)]  # the padding of the shorter row is as good as any
-    prompt, cache = prefilled(tokens, counted(LONGEST), name)
+    prompt, cache = prefilled(program, tokens, counted(LONGEST), name)
     places = np.tile(counted(LONGEST + STEPS), (BATCH, 1))
     out, keys, _ = decode(cache, places, lambda t: LENGTHS + t, name)
     for r, (n, (want, whole_keys)) in enumerate(zip(LENGTHS, row_by_row(name), strict=True)):
-        assert_within(prompt[r, :n], want[:n], ATOL, against=f"row {r} alone")
-        assert_within(out[r], want[n:], ATOL, against=f"row {r} alone")
+        assert_within(prompt[r, :n], want[:n], ATOL, against=f"row {r} {row_by_row.__name__}")
+        assert_within(out[r], want[n:], ATOL, against=f"row {r} {row_by_row.__name__}")
         np.testing.assert_array_equal(keys[r, : n + STEPS], whole_keys)
 
 
+@PADDED
 @pytest.mark.parametrize("by_segments", [thorough(False), True])
 @pytest.mark.parametrize("name", BIASES)
-def test_prompts_padded_on_the_left(by_segments, name):
+def test_prompts_padded_on_the_left(by_segments, name, program, row_by_row):
     """Tokens are counted from the first. Padding is in another segment, or at a position that no query sees."""
     padding = LONGEST - LENGTHS
     order = np.maximum(np.arange(LONGEST) - padding[:, None], 0)
     tokens = [np.take_along_axis(x, order[..., None, None], 1) for x in (Q, K, V)]
     mask = np.arange(LONGEST) >= padding[:, None]
-    positions = (
-        np.asarray(pe.positions_from_mask(mask)) if by_segments else np.where(mask, order, EMPTY).astype(np.int32)
-    )
+    positions = pe.positions_from_mask(mask) if by_segments else np.where(mask, order, EMPTY).astype(np.int32)
     ids, room = mask.astype(np.int32), [(0, 0), (0, STEPS)]
     of_prompts = {"query_segments": ids, "key_segments": ids} if by_segments else {}
     of_steps = {"query_segments": np.int32([1]), "key_segments": np.pad(ids, room, constant_values=1)}
-    prompt, cache = prefilled(tokens, positions, name, **of_prompts)
+    prompt, cache = prefilled(program, tokens, positions, name, **of_prompts)
     places = np.pad(positions, room, constant_values=EMPTY)
     slot = lambda t: np.full(BATCH, LONGEST, np.int32) + t  # noqa: E731
     out, keys, places = decode(cache, places, slot, name, **(of_steps if by_segments else {}))
     for r, (n, (want, whole_keys)) in enumerate(zip(LENGTHS, row_by_row(name), strict=True)):
-        assert_within(prompt[r, padding[r] :], want[:n], ATOL, against=f"row {r} alone")
-        assert_within(out[r], want[n:], ATOL, against=f"row {r} alone")
+        assert_within(prompt[r, padding[r] :], want[:n], ATOL, against=f"row {r} {row_by_row.__name__}")
+        assert_within(out[r], want[n:], ATOL, against=f"row {r} {row_by_row.__name__}")
         np.testing.assert_array_equal(keys[r, padding[r] :], whole_keys)
         np.testing.assert_array_equal(places[r, padding[r] :], np.arange(n + STEPS))

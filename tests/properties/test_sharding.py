@@ -451,6 +451,20 @@ def test_attention_over_batch_and_heads(mode, along, once):
         assert_within(a, b, 1e-4 * np.abs(b) + bound, against=f"one device: {name}")
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("mode", ["auto", "explicit", "shard_map"])
+def test_attention_alone_sends_nothing(mode):
+    mesh, specs = mesh_of(kinds=MANY[mode]), (*[P(D, None, H)] * 3, ONE)
+    x = *(Q[:4, 64 * i : 64 * i + 64, :4] for i in range(3)), SLOPES[:4]
+    want, f = np.asarray(quick(attend)(*x)), attend
+    if mode == "shard_map":
+        f = jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=specs[0])
+    with jax.set_mesh(mesh):
+        compiled, got = compile_and_run(f, *put(mesh, zip(x, specs, strict=True)), options=QUICK)
+    assert compiled.collectives == ([], [])
+    assert_within(got, want, 1e-4 * np.abs(want) + 2e-6, against="one device")
+
+
 # Context parallelism: sequences in any order, packed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ring_attention.py"
