@@ -181,12 +181,14 @@ def test_derivatives_in_shard_map(layout):
     np.testing.assert_allclose(along, sum(np.sum(a * b) for a, b in zip(want, drawn(1), strict=True)), rtol=1e-4)
 
 
+@pytest.mark.parametrize("batch", [BATCH, thorough(1)])
 @pytest.mark.parametrize("alone", ["varies", thorough("is whole")])
 @pytest.mark.parametrize("name", tiered(["query", "value", "slopes", "sinks", "scale"], ["sinks"]))
-def test_one_operand_that_varies_or_is_whole(name, alone):
+def test_one_operand_that_varies_or_is_whole(name, alone, batch):
     """What is whole on all devices gets the sum of their cotangents."""
     devices, n = 4, NAMES.index(name)
-    x = [np.stack([a, 2 * a, 0.5 * a, -a]) for a in drawn(0)]  # one for each device
+    shapes = [(batch, *s[1:]) if i < 3 else s for i, s in enumerate(SHAPES)]
+    x = [np.stack([a, 2 * a, 0.5 * a, -a]) for a in drawn(0, shapes)]  # one for each device
     mesh = jax.make_mesh((devices,), (D,), axis_types=(AxisType.Auto,), devices=jax.devices("cpu")[:devices])
     varies = [(i == n) == (alone == "varies") for i in ALL]
     own = tuple(a if vary else a[0] for a, vary in zip(x, varies, strict=True))
