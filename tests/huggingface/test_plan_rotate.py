@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import thorough, tiered
 from huggingface.published import DEEPSEEK_V3
 from oracles import rotations
 from oracles.configs import query_scale
@@ -95,7 +95,6 @@ def test_under_transformations():
             "backwards": [turn(x[::-1]) for turn in by_layer],
             "tangents": [jax.jvp(turn, (x,), (x[::-1],))[1] for turn in by_layer],
             "gradients": [jax.grad(f)(x, layer) for layer in range(5)],
-            "key": rotate(x, 4, "key"),
         }
 
     got = of_each_layer(X, np.arange(5, dtype=np.int32))
@@ -104,9 +103,13 @@ def test_under_transformations():
     traced = jax.jit(jax.grad(f))
     for layer in range(5):
         np.testing.assert_array_equal(traced(X, layer), got["gradients"][layer], f"layer {layer}")
+
+
+@pytest.mark.thorough
+def test_export():
     exported = export.export(jax.jit(lambda x, layer: rotate(x, layer, "key")), platforms=("cpu", "cuda", "tpu"))
     loaded = export.deserialize(exported(X, np.int32(0)).serialize())
-    np.testing.assert_array_equal(loaded.call(X, np.int32(4)), got["key"])
+    np.testing.assert_array_equal(loaded.call(X, np.int32(4)), rotate(X, 4, "key"))
 
 
 SPLIT = [(P("d", None, "h"), P("d")), (P("d", None, "h"), P()), (P(), P("d")), (P(None, None, "h"), P("d"))]
@@ -127,16 +130,16 @@ def test_branches_share_a_sharding(x_spec, p_spec, on_cpu):
             np.testing.assert_array_equal(got, want[layer], f"layer {layer}")
 
 
-def test_in_shard_map(on_cpu):
+@pytest.mark.parametrize("x_spec", tiered([P("d"), P()], [P("d")]))
+def test_in_shard_map(x_spec, on_cpu):
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu")[:4])
     f = lambda x, p, layer: rotate(x, layer, "query", positions=p)  # noqa: E731
     layers = 0, 1, 2, 4
-    of_each_layer = jax.jit(lambda x, p: [f(x, p, layer) for layer in layers])
-    for specs in ((P("d"), P("d"), P()), (P(), P("d"), P())):
-        split = jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=P("d"))
-        x = BIG if specs[0] == P("d") else BIG[:1]
-        for layer, want in zip(layers, of_each_layer(np.broadcast_to(x, BIG.shape), AT8), strict=True):
-            np.testing.assert_array_equal(jax.jit(split)(x, AT8, layer), want, f"layer {layer}, {specs}")
+    x = BIG if x_spec == P("d") else BIG[:1]
+    whole = jax.jit(lambda x, p: [f(x, p, layer) for layer in layers])(np.broadcast_to(x, BIG.shape), AT8)
+    split = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(x_spec, P("d"), P()), out_specs=P("d")))
+    for layer, want in zip(layers, whole, strict=True):
+        np.testing.assert_array_equal(split(x, AT8, layer), want, f"layer {layer}")
 
 
 def test_a_layer_without_positions_in_a_model_of_several_coordinates():
