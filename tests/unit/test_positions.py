@@ -219,7 +219,7 @@ SHARDED = [
 
 
 @pytest.mark.parametrize(
-    ("lengths", "length", "shards"), [x if i == 1 else thorough(*x) for i, x in enumerate(SHARDED)]
+    ("lengths", "length", "shards"), [x if i in (1, 2) else thorough(*x) for i, x in enumerate(SHARDED)]
 )
 def test_shards_of_packs(lengths, length, shards):
     lengths = np.array(lengths, np.int32)
