@@ -269,6 +269,11 @@ def within(x: Any, low: int, high: int, message: str) -> None:
         require(low <= least and largest <= high, message, least, largest)
 
 
+def on_device(x: Any) -> jax.Array:
+    """A checked array as JAX's; of NumPy's, `jnp.asarray` would compile a program for each shape."""
+    return x if isinstance(x, jax.Array) else jax.device_put(x)
+
+
 def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], known: tuple[int, ...] = ()) -> jax.Array:
     """`x` as a float array of its dtype, with at least the trailing axes named in `axes`; none in `known` symbolic."""
     shape, x = _shape(axes), held(x)
@@ -276,7 +281,7 @@ def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], known: tuple
     _representable(name, x.dtype, "; pass float32")
     require(x.ndim >= max(1, len(axes) - 1), "{} must have shape {}, got {}", name, shape, x.shape)
     known_size(name, x.shape, *known)
-    return x if isinstance(x, jax.Array) else jax.device_put(x)  # jnp.asarray compiles a program for each shape
+    return on_device(x)
 
 
 @functools.cache
@@ -295,7 +300,7 @@ def scalar(name: str, value: Any, dtype: Any) -> jax.Array:
 
 def zero_dimensional(name: str, value: Any, kind: Kind = POSITIONS) -> jax.Array:
     """`value` as a scalar array, in the dtype that `array` gives it."""
-    x = jnp.asarray(array(name, value, kind))
+    x = on_device(array(name, value, kind))
     require(not x.ndim, "{} must be a scalar, got shape {}", name, x.shape)
     return x
 

@@ -69,8 +69,8 @@ def fourier_features(
 def _coordinates(x: Any, matrix: Any, layout: Any) -> tuple[jax.Array, jax.Array]:
     """Checks x (..., inputs) and the matrix (inputs, n)."""
     _checks.settings(layout=layout)
-    x = jnp.asarray(_checks.array("x", x, _checks.NUMBERS))
-    matrix = jnp.asarray(_checks.array("matrix", matrix, _checks.FLOATS))
+    x = _checks.on_device(_checks.array("x", x, _checks.NUMBERS))
+    matrix = _checks.on_device(_checks.array("matrix", matrix, _checks.FLOATS))
     require(matrix.ndim == 2, "matrix must have shape (inputs, n), got {}", matrix.shape)
     if layout == "half":
         _checks.unsharded("matrix", matrix)

@@ -10,7 +10,6 @@ from decimal import Context, Decimal
 from typing import Any, Literal, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -292,7 +291,7 @@ def parse(
     _checks.known_size("frequencies", x.shape, *range(x.ndim))
     for axis in range(1, 1 + min(2, x.ndim) * unsharded):
         _checks.unsharded("frequencies", x, -axis)
-    return jnp.asarray(x)
+    return _checks.on_device(x)
 
 
 def parse_static(frequencies: Any, *, even: bool = False, empty: bool = False) -> Frequencies:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -58,7 +57,7 @@ def multimodal_positions(
     """
     _checks.one_of("following", following, ("maximum", "side"))
     items = enumerate(_checks.sequence("parts", parts, "integers and grids"))
-    return jnp.asarray(_parts.placed([_parse_part(f"parts[{i}]", part, following) for i, part in items]))
+    return jax.device_put(_parts.placed([_parse_part(f"parts[{i}]", part, following) for i, part in items]))
 
 
 @public
@@ -132,7 +131,7 @@ def positions_from_tokens(
         runs = _parts.runs_of(row, kinds[row], kept[row])
         positions[row][kept[row]] = _parts.placed(_part_of(run, images, videos, following) for run in runs)
     _parts.check_all_taken((*images, *videos))
-    return jnp.asarray(positions)
+    return jax.device_put(positions)
 
 
 def _parse_part(name: str, part: Any, following: Following) -> Part:

@@ -122,7 +122,7 @@ def _known(name: str, x: Any) -> np.ndarray:
 
 def _as_known(x: Any) -> Any:
     """Numbers in a JAX array whose values the host knows, as NumPy's; anything else as it is."""
-    known = isinstance(x, jax.Array) and not isinstance(x, Tracer) and jax.dtypes.issubdtype(x.dtype, np.number)
+    known = isinstance(x, jax.Array) and not isinstance(x, Tracer) and isinstance(x.dtype, np.dtype)
     return np.asarray(x) if known else x
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -93,7 +92,7 @@ def positions_from_tokens(
             parts = _omni_parts(facts, runs, images, videos)
         positions[row][kept[row]] = _parts.placed(parts, dtype)
     _parts.check_all_taken((*images, *videos))
-    return jnp.asarray(positions)
+    return jax.device_put(positions)
 
 
 # The config

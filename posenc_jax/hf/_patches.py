@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from posenc_jax import _checks
@@ -86,7 +85,7 @@ def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
         patches = ((2 * patches + 1) / np.array([height, width]) - 1).astype(np.float32)
     else:
         patches = (patches + grid.offset).astype(np.int32)
-    return jnp.asarray(np.pad(patches, ((grid.leading, grid.trailing), (0, 0))))
+    return jax.device_put(np.pad(patches, ((grid.leading, grid.trailing), (0, 0))))
 
 
 def patch_indices(grid: PatchGrid, shape: Any) -> tuple[int, int, np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from posenc_jax import _checks
 from posenc_jax._checks import InvalidValue, require
@@ -58,7 +58,8 @@ def rows_of(how: TowerTable, grid: PatchGrid, table: Any, shape: Any) -> jax.Arr
         require(longest <= table.shape[1], "table of {} positions is too small for {}", table.shape[1], shape)
     same = how != "fixed" or table.shape[:2] == (height, width)
     require(same, "table of {} rows and columns must be of the grid {}", table.shape[:2], (height, width))
-    return _rows_of(table, jnp.asarray(row, jnp.int32), jnp.asarray(column, jnp.int32), how=how, size=(height, width))
+    row, column = (_checks.on_device(x.astype(np.int32)) for x in (row, column))
+    return _rows_of(table, row, column, how=how, size=(height, width))
 
 
 @compiled("table_rows", static_argnames=("how", "size"))

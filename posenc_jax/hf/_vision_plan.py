@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from posenc_jax import _arguments, _checks
@@ -204,7 +203,7 @@ class VisionPlan(RotaryPlan):
         x = _apply.parse_width(x, {head_dim})
         _checks.unsharded("x", x)
         require(positions is not None, "positions must be given, because they have several coordinates, got None")
-        positions = jnp.asarray(_checks.array("positions", positions))
+        positions = _checks.on_device(_checks.array("positions", positions))
         fits = positions.shape[-1:] == (slices,)
         require(fits, "positions must have a last axis of size {}, got shape {}", slices, positions.shape)
         head_axis = _arguments.from_the_front("x", x, head_axis)

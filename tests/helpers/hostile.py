@@ -6,12 +6,16 @@ import collections
 import os
 from collections.abc import Iterator
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from helpers.quick import OPTIMIZED
+
 MANY = int(os.environ.get("POSENC_HOSTILE", "1"))
+THOROUGH = MANY > 1 or OPTIMIZED
 TRIED = collections.Counter()
 FLOATS = (np.float16, jnp.bfloat16, np.float32)
 EDGES = [0, 1, -1, 2, 65535, 65536, -65536, 2**30, 2**31 - 1, -(2**31), 10**6, 2**31 - 65536]
@@ -24,10 +28,19 @@ def print_what_was_tried() -> Iterator[None]:
     print("\ntried:", dict(TRIED))
 
 
-def profile(examples: int) -> settings:
-    """Hypothesis draws the same in every run."""
+@pytest.fixture(autouse=True, scope="module")
+def whole_tracebacks() -> Iterator[None]:
+    """Filtering the traceback of an error that leaves a trace takes JAX ten times as long as the call."""
+    filtering = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    yield
+    jax.config.update("jax_traceback_filtering", filtering)
+
+
+def profile(examples: int, default: int | None = None) -> settings:
+    """Hypothesis draws the same in every run: so many examples, or `default` of them without the thorough tests."""
     return settings(
-        max_examples=examples * MANY,
+        max_examples=examples * MANY if THOROUGH or default is None else default,
         derandomize=True,
         deadline=None,
         suppress_health_check=list(HealthCheck),

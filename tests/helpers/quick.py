@@ -25,9 +25,8 @@ def _known(option: str, value: Any) -> bool:
     return True
 
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-if os.environ.get("POSENC_TEST_OPTIMIZED") == "1":
-    QUICK = {}
+OPTIMIZED = os.environ.get("POSENC_TEST_OPTIMIZED") == "1"
+QUICK = {} if OPTIMIZED else {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 QUICK = {option: value for option, value in QUICK.items() if _known(option, value)}
 
 

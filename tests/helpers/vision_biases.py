@@ -7,6 +7,11 @@ import posenc_jax as pe
 STRIDE = 2  # of the grid of queries in LeViT's subsampling attention
 
 
+def grid_of(window):
+    """The coordinates of a window's places, row by row."""
+    return np.indices(window, np.int32).reshape(len(window), -1).T
+
+
 def of_offsets(flat, window):
     """A flat table (offsets, heads)."""
     return flat.reshape(*(2 * n - 1 for n in window), -1)
@@ -14,17 +19,17 @@ def of_offsets(flat, window):
 
 def bias_of(peer, window, arrays):
     """The bias of a layer of such a peer with these arrays, for all tokens of a window."""
-    grid = pe.grid_positions(window)
+    grid = grid_of(window)
     if "MLP" in peer.upper():
         sides = np.array(window) - 1
-        offsets = (np.asarray(pe.grid_positions([2 * n + 1 for n in sides])) - sides) * (8 / sides)
+        offsets = (grid_of([2 * n + 1 for n in sides]) - sides) * (8 / sides)
         logarithms = np.sign(offsets) * np.log2(1 + np.abs(offsets)) / np.log2(8)
         hidden = np.maximum(logarithms @ arrays["w1"] + arrays["b1"], 0)
         table = (16 / (1 + np.exp(-hidden @ arrays["w2"]))).astype(np.float32)
         return pe.relative_position_bias(grid, grid, of_offsets(table, window))
     table = np.asarray(arrays["table"], np.float32)
     if "LeViT" in peer:
-        coarse = pe.grid_positions([-(-n // STRIDE) for n in window]) * STRIDE
+        coarse = grid_of([-(-n // STRIDE) for n in window]) * STRIDE
         queries = coarse if "subsampled" in peer else grid
         return pe.relative_position_bias(queries, grid, table.T.reshape(*window, -1), symmetric=True)
     if peer == "timm, RelPosBiasTf":  # its offset is that of the key from the query

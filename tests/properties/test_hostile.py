@@ -18,10 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import export
+from jax.experimental import checkify
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from helpers.hostile import EDGES, FLOATS, MANY, TRIED, print_what_was_tried, profile  # noqa: F401 (a fixture)
+from helpers.hostile import EDGES, FLOATS, MANY, THOROUGH, TRIED, print_what_was_tried, profile, whole_tracebacks  # noqa: F401 (fixtures)
 from helpers.quick import quick
 from helpers.tiers import tiered
 from oracles import biases, spectra
@@ -90,7 +91,7 @@ VALID = {
     "xpos": {"query": H, "key": H, "positions": P, "frequencies": 8, "key_positions": P, "origin": 0, "scale_base": 512.0, "gamma": 0.4, "layout": "half", "head_axis": -2},
     "yarn": {**EXTENDED, "original_max": 64, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "attention_factor": 1.0},
 }  # fmt: skip
-KEYS = jax.random.split(jax.random.key(0), 6)
+KEYS = jax.random.wrap_key_data(np.arange(12, dtype=np.uint32).reshape(6, 2))
 JUNK = [
     None, True, False, 0, -1, 1, 3, 7, -0.0, 0.5, 1e-320, 1e-39, 2e-38, 1e-20, 1e38, 1e308, -2.5, NAN, INF, -INF, 2**31, -(2**31) - 1, 2**63, 10**400,
     "", "half", "nan", "²", b"x", b"\2\2", 1j, object(), [], [1], [[1.0]], [None], (), (1, 2), (1.0, NAN), {}, {1: 2}, {1, 2}, range(3),
@@ -100,9 +101,9 @@ JUNK = [
     np.ones(6, bool), np.ones(6, np.complex64), np.ones(6), np.full(6, 2**40), np.full(6, 2**32 - 1, np.uint32),
     np.full(6, NAN, np.float32), np.full(6, INF, np.float32), np.array(["a"] * 6), np.array([None] * 6), np.zeros(6, "M8[D]"),
     np.ones(6, "m8[s]"), np.ones(6, ">f4"), np.ones(6, ">i4"), np.ma.ones((6, 8)), np.ones(6, np.longdouble), np.ones(6, np.float16), np.arange(6, dtype=np.uint8),
-    KEYS[0], KEYS, jnp.zeros(6, jnp.bfloat16), jnp.zeros(6, jnp.int4), jnp.zeros(6, jnp.float8_e4m3fn), jax.ShapeDtypeStruct((6,), jnp.float32),
+    jax.random.wrap_key_data(np.arange(2, dtype=np.uint32)), KEYS, *jax.device_put([np.zeros(6, d) for d in (jnp.bfloat16, jnp.int4, jnp.float8_e4m3fn)]), jax.ShapeDtypeStruct((6,), jnp.float32),
     np.ones((6, 8), jnp.float4_e2m1fn), jnp.float4_e2m1fn, np.ones((6, 8), jnp.float8_e8m0fnu), np.full((6, 8), "a"), np.zeros((6, 8), "m8[s]"),
-    pe.geometric(8), pe.axial(8, 2), pe.geometric(7), pe.geometric(0), flax.nnx.Param(jnp.ones(6)), flax.nnx.Param(jnp.arange(6)),
+    pe.geometric(8), pe.axial(8, 2), pe.geometric(7), pe.geometric(0), flax.nnx.Param(jax.device_put(np.ones(6, np.float32))), flax.nnx.Param(jax.device_put(np.arange(6, dtype=np.int32))),
 ]  # fmt: skip
 
 
@@ -294,6 +295,11 @@ def donated(f, arrays, axes, out):
         return jax.jit(f, donate_argnums=len(arrays) - 1)(*arrays[:-1], jnp.array(arrays[-1]))
 
 
+def whole(f):
+    """By default f is one program; op by op it is up to twenty."""
+    return f if THOROUGH else jax.jit(f)
+
+
 # f of arrays, mapped along one axis of each, or None, to one of the result: the same bits
 SAME = {
     "jit": lambda f, arrays, axes, out: jax.jit(f)(*arrays),
@@ -455,7 +461,7 @@ def test_positions_of_every_dtype_and_shape_under_every_transform(transform, nam
     p = numbers(data, narrower(data, shape), data.draw(st.sampled_from(INTEGERS + floats[-1 - wide :])))
     lead = shape if name in OF_ROWS else p.shape
     x = np.resize(ROWS, (*lead, dim)).astype(data.draw(st.sampled_from(floats)))
-    f = lambda p, x: call(p, x, way)  # noqa: E731
+    f = whole(lambda p, x: call(p, x, way))
     omegas, exact = spectra.geometric(dim, 10_000), x.astype(np.float64)
     sine, cosine = waves_or_nan(p, omegas)
     want = truth(exact, sine, cosine, way)
@@ -637,7 +643,7 @@ def test_biases_of_any_positions_under_every_transform(transform, name, batch, w
 # Tables
 
 
-@pytest.mark.parametrize("transform", [*SAME, *DERIVATIVES[:3]])
+@pytest.mark.parametrize("transform", tiered([*SAME, *DERIVATIVES[:3]], ["vmap", "grad"]))
 @profile(2)
 @given(ROWS_SHAPE, st.sampled_from(INTEGERS), st.sampled_from(["error", "zeros", "nan"]), st.booleans(), st.data())  # fmt: skip
 def test_learned_gives_its_row_or_none(transform, shape, dtype, rule, wide, data):
@@ -723,7 +729,7 @@ def test_attention_of_any_positions_under_every_transform(
     call, truth, _ = BIASES[bias] if bias else (None, lambda i, d, after: np.zeros((2, *d.shape[-2:])), None)
     added = truth(at, d.astype(np.float64), after).astype(np.float32).astype(np.float64)
     options = {"causal": causal, "window": window, "logits_soft_cap": cap, "sinks": sinks, "scale": scale}
-    f = lambda q, k, v: pe.attention(q, k, v, bias=call, block_size=block, **options, **given_sides)  # noqa: E731
+    f = whole(lambda q, k, v: pe.attention(q, k, v, bias=call, block_size=block, **options, **given_sides))
     inside = np.float64 if dtype == np.float64 else np.float32
     of, c = q, scale
     if isinstance(scale, np.ndarray):  # it multiplies the query, which is rounded
@@ -773,7 +779,7 @@ NEAR = {
 }
 
 
-@pytest.mark.parametrize("transform", [*SAME, "grad", "remat"])
+@pytest.mark.parametrize("transform", tiered([*SAME, "grad", "remat"], ["vmap", "grad"]))
 @profile(2)
 @given(
     st.sampled_from(sorted(NEAR)),
@@ -816,42 +822,35 @@ LISTS_OF_IDS = st.sampled_from([1, 2, 5, 12] if MANY == 1 else range(1, 13)).fla
 )
 
 
-@profile(30)
+@profile(30, default=10)
 @given(LISTS_OF_IDS)
 def test_positions_of_any_segments_and_masks(ids):
     TRIED["segments"] += 1
-    np.testing.assert_array_equal(pe.positions_from_segments(np.array(ids, np.int32)), segments(ids))
     mask = np.array(ids) == 0
     counted = [sum(mask[:i]) if m else 0 for i, m in enumerate(mask)]
-    np.testing.assert_array_equal(pe.positions_from_mask(mask), counted)
+    of_both = quick(lambda ids, mask: (pe.positions_from_segments(ids), pe.positions_from_mask(mask)))
+    by_segments, by_mask = of_both(np.array(ids, np.int32), mask)
+    np.testing.assert_array_equal(by_segments, segments(ids))
+    np.testing.assert_array_equal(by_mask, counted)
 
 
-@functools.cache
-def of_traced_positions(dtype):
-    """Positions of which the last is outside int32, and every function of them in one program."""
+@pytest.mark.parametrize("dtype", tiered([np.int64, np.uint32, np.uint64], [np.uint64]), ids=str)
+def test_traced_positions_outside_int32_are_nan_and_known_ones_refused(dtype):
     p = np.array([0, 5, 2**32 - 1 if dtype != np.int64 else -(2**31) - 1], dtype)
 
     def each(p):
         return {name: call(p, ROWS[: len(p), :4], "half") for name, (call, _) in FUNCTIONS.items()}
 
     with jax.enable_x64(True):
-        return p, jax.jit(each)(p)
-
-
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
-@pytest.mark.parametrize("dtype", tiered([np.int64, np.uint32, np.uint64], [np.uint64]), ids=str)
-def test_traced_positions_outside_int32_are_nan_and_known_ones_refused(name, dtype):
-    call = FUNCTIONS[name][0]
-    f = lambda p: call(p, ROWS[: len(p), :4], "half")  # noqa: E731
-    p, traced = of_traced_positions(dtype)
-    *known, last = np.asarray(traced[name])
-    message = f"^{name.split(',')[0]}: (positions|offset|timesteps) must fit into int32, got {np.dtype(dtype)}"
-    with jax.enable_x64(True):
-        for refused in (p, jax.device_put(p)):
-            with pytest.raises(ValueError, match=message):
-                f(refused)
-        np.testing.assert_array_equal(known, f(p[:-1]))
-    assert np.isfinite(known).all() and np.isnan(last).any()
+        known, traced = jax.device_get((jax.jit(lambda: each(p[:-1]))(), jax.jit(each)(p)))
+        for name, (call, _) in FUNCTIONS.items():
+            *inside, last = traced[name]
+            np.testing.assert_array_equal(inside, known[name], err_msg=name)
+            assert np.isfinite(inside).all() and np.isnan(last).any(), name
+            message = f"^{name.split(',')[0]}: (positions|offset|timesteps) must fit into int32, got {np.dtype(dtype)}"
+            for refused in (p, jax.device_put(p)):
+                with pytest.raises(ValueError, match=message):
+                    call(refused, ROWS[:3, :4], "half")
 
 
 @pytest.mark.thorough
@@ -905,17 +904,32 @@ FREELY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", tiered(FREELY, ["attention", "fire"]))
-def test_no_nan_on_the_way_of_any_derivative(name):
-    f, *floats = FREELY[name]
+def by_all(f):
+    """The derivatives of f by all of its arguments."""
 
-    def by_all(*floats):
+    def of(*floats):
         y, back = jax.vjp(f, *floats)
         return back(jax.tree.map(lambda y: np.resize(ROWS, y.shape), y))
 
+    return of
+
+
+@pytest.mark.parametrize("name", tiered(FREELY, ["attention", "fire"]))
+def test_no_operation_of_any_derivative_gives_nan(name):
+    f, *floats = FREELY[name]
+    error, found = quick(checkify.checkify(by_all(f), errors=checkify.nan_checks))(*floats)
+    error.throw()
+    for x in map(np.asarray, jax.tree.leaves(found)):
+        assert np.isfinite(x).all() and x.any()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FREELY)
+def test_no_nan_on_the_way_of_any_derivative(name):
+    f, *floats = FREELY[name]
     floats = jax.device_put(floats)
     with jax.debug_nans(True):
-        eager, jitted = (jax.block_until_ready(g(*floats)) for g in (by_all, quick(by_all)))
+        eager, jitted = (jax.block_until_ready(g(*floats)) for g in (by_all(f), quick(by_all(f))))
     for i, (a, b) in enumerate(zip(eager, jitted, strict=True)):
         a, b = np.asarray(a), np.asarray(b)
         assert np.isfinite(a).all() and a.any()
@@ -1006,22 +1020,17 @@ FORMATS = {
 }
 
 
-@functools.cache
-def encodings_and_rows_of_every_format():
-    def each(p, at, tables):
+def test_the_other_formats_of_8_bits_hold_what_they_must():
+    @quick
+    def encodings_and_rows(p, at, tables):
         return {name: (pe.sinusoidal(p, 4, dtype=FORMATS[name]), pe.learned(at, t)) for name, t in tables.items()}
 
     tables = {name: -np.ones((3, 2)).astype(dtype) for name, dtype in FORMATS.items()}
-    return jax.jit(each)(np.array([-1, NAN], np.float32), np.array([5, 0]), tables)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_other_formats_of_8_bits_hold_what_they_must(name):
-    got, rows = encodings_and_rows_of_every_format()[name]
-    assert got.dtype == rows.dtype == FORMATS[name]
-    got = np.asarray(got).astype(np.float32)
-    assert got[0, 0] < -0.8 and np.isnan(got[1]).all()
-    np.testing.assert_array_equal(np.asarray(rows).astype(np.float32), [[NAN] * 2, [-1] * 2])
+    for name, found in encodings_and_rows(np.array([-1, NAN], np.float32), np.array([5, 0]), tables).items():
+        assert found[0].dtype == found[1].dtype == FORMATS[name]
+        got, rows = (np.asarray(x).astype(np.float32) for x in found)
+        assert got[0, 0] < -0.8 and np.isnan(got[1]).all(), name
+        np.testing.assert_array_equal(rows, [[NAN] * 2, [-1] * 2], err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", [">i4", ">u2", ">i8"])
@@ -1070,7 +1079,7 @@ def test_a_bound_on_a_symbolic_length_is_enough_for_a_table():
     np.testing.assert_array_equal(exported.call(X[:4], X), pe.add_learned(X[:4], X))
 
 
-@jax.jit
+@quick
 def by_frequencies_of_the_first_row(w, at):
     """Of each function, the derivative of the sum of its first row by the frequencies w."""
     calls = {
@@ -1085,7 +1094,7 @@ def by_frequencies_of_the_first_row(w, at):
 
 @pytest.mark.parametrize("p", [NAN, INF])
 def test_a_masked_row_leaves_the_derivative_by_frequencies_alone(p):
-    w, at = np.float32([0.5, 2.0]), np.float32([3.0, p])
-    masked, alone = by_frequencies_of_the_first_row(w, at), by_frequencies_of_the_first_row(w, at[:1])
-    for name, want in alone.items():
-        assert_within(masked[name], want, 1e-6 * np.abs(want), against=f"{name} without the masked row")
+    w = np.float32([0.5, 2.0])
+    masked, beside = (by_frequencies_of_the_first_row(w, np.float32([3.0, q])) for q in (p, 0.0))
+    for name, want in jax.device_get(beside).items():
+        assert_within(masked[name], want, 1e-6 * np.abs(want), against=f"{name} beside a row at 0")

@@ -93,7 +93,7 @@ def points_for(data, axes):
     return points, points if count > 1 else points[:, 0]
 
 
-@profile(16)
+@profile(16, default=8)
 @given(spectra(odd=True), LAYOUT, st.sampled_from(FLOATS), st.data())
 @with_x64
 def test_sinusoidal_of_every_spectrum(spectrum, way, dtype, data):
@@ -103,15 +103,18 @@ def test_sinusoidal_of_every_spectrum(spectrum, way, dtype, data):
     sine, cosine = (factor * wave for wave in waves(points, omegas, axes))
     dim = f.dim if isinstance(f, pe.Frequencies) else 2 * len(omegas)
     want = features(sine, cosine, way)[:, :dim]
-    got = pe.sinusoidal(given_points, f, layout=way)
-    got = np.asarray(got)
+    x = normal(*want.shape).astype(dtype)
+
+    @jax.jit
+    def wide_narrow_and_added(p, x):
+        wide, narrow = (pe.sinusoidal(p, f, layout=way, dtype=d) for d in (jnp.float32, dtype))
+        return wide, narrow, pe.add_sinusoidal(x, p, f, layout=way)
+
+    got, narrow, added = map(np.asarray, wide_narrow_and_added(given_points, x))
     assert_within(got, want, 1e-7 * max(factor, 1), against=MPMATH)
-    narrow = pe.sinusoidal(given_points, f, layout=way, dtype=dtype)
     np.testing.assert_array_equal(narrow, got.astype(dtype))  # rounded once
-    x = normal(*want.shape)
-    added = pe.add_sinusoidal(x.astype(dtype), given_points, f, layout=way)
-    assert added.dtype == dtype
-    exact = np.asarray(x.astype(dtype), np.float64) + want
+    assert narrow.dtype == added.dtype == dtype
+    exact = x.astype(np.float64) + want
     assert_within(added, exact, float(jnp.finfo(dtype).eps) * (1 + np.abs(exact).max()), against=f"x + PE of {MPMATH}")
 
 
@@ -149,7 +152,7 @@ def test_rotary_of_every_spectrum_part_and_axis(spectrum, way, dtype, rest, last
     np.testing.assert_array_equal(mapped, several)
 
 
-@profile(8)
+@profile(8, default=5)
 @given(spectra(), LAYOUT, st.data())
 @with_x64
 def test_derivatives_by_positions_and_frequencies(spectrum, way, data):
@@ -172,7 +175,7 @@ def test_derivatives_by_positions_and_frequencies(spectrum, way, data):
         by_f = jax.jacfwd(lambda w: encode(p, w))(*floats) if of_floats else None
         return jax.jacfwd(by_p)(p), jax.jacrev(by_p)(p), along, by_f
 
-    forward, reverse, tangent, by_f = quick(derivatives)(p, *([f] if of_floats else []))
+    forward, reverse, tangent, by_f = jax.device_get(quick(derivatives)(p, *([f] if of_floats else [])))
     want = np.stack(
         [
             features(rates * cosine * (np.array(axes) == a), -rates * sine * (np.array(axes) == a), way)
@@ -189,7 +192,7 @@ def test_derivatives_by_positions_and_frequencies(spectrum, way, data):
         assert_within(by_f.T, want, 3e-7 * (1 + abs(p[0])), against=f"by frequencies: {MPMATH}")
 
 
-@profile(10)
+@profile(10, default=5)
 @given(
     st.integers(-9000, 9000), st.integers(-9000, 9000), st.integers(-500, 500), LAYOUT, st.integers(1, 5),
     st.sampled_from([512.0, 64.0, 4096.0]), st.sampled_from([0.4, 0.1, 2.0]),
@@ -198,7 +201,7 @@ def test_xpos_of_every_setting(p, q, origin, way, pairs, scale_base, gamma):
     TRIED["xpos"] += 1
     x = normal(2, 1, 2 * pairs)
     settings = {"origin": origin, "scale_base": scale_base, "gamma": gamma, "layout": way, "head_axis": None}
-    got = jax.jit(lambda x, p, q: pe.xpos(*x, p, key_positions=q, **settings))(x, np.int32([p]), np.int32([q]))
+    got = quick(lambda x, p, q: pe.xpos(*x, p, key_positions=q, **settings))(x, np.int32([p]), np.int32([q]))
     for row, at, sign, turned in zip(x, (p, q), (1, -1), got, strict=True):
         sine, cosine = waves(at, geometric(2 * pairs, 10_000))
         want = rotations.xpos(row, sine, cosine, sign * (at - origin), way, scale_base, gamma)
@@ -208,7 +211,7 @@ def test_xpos_of_every_setting(p, q, origin, way, pairs, scale_base, gamma):
             assert_within(mine[fits], true[fits], 3e-5 * length[fits], against=MPMATH)
 
 
-@profile(10)
+@profile(10, default=5)
 @given(st.integers(1, 3), st.integers(1, 4), LAYOUT, st.sampled_from(FLOATS), st.data())
 def test_fourier_features_of_any_matrix(inputs, n, way, dtype, data):
     TRIED["fourier"] += 1
@@ -230,7 +233,7 @@ def test_fourier_features_of_any_matrix(inputs, n, way, dtype, data):
     np.testing.assert_array_equal(narrow, got.astype(dtype))
 
 
-@profile(12)
+@profile(12, default=6)
 @given(st.data(), st.sampled_from(["fire", "sandwich"]))
 def test_fire_and_sandwich_of_exact_distances(data, name):
     TRIED["biases"] += 1
@@ -238,37 +241,43 @@ def test_fire_and_sandwich_of_exact_distances(data, name):
     at = np.array(i, np.int32), np.array(j, np.int32)
     if name == "sandwich":
         heads, width = data.draw(st.sampled_from([1, 2, 5])), data.draw(st.sampled_from([2, 6, 16]))
-        got = pe.sandwich(*at, heads, width)
+        bias = lambda i, j: pe.sandwich(i, j, heads, width)  # noqa: E731
         want = biases.sandwich(biases.tile(i, j), heads, geometric(width, 10_000))
         bound = heads / 8 * width * 5e-7
     else:
         hidden, c, threshold = 4, data.draw(st.sampled_from([0.125, 1.0, 8.0])), data.draw(st.sampled_from([1.0, 64.0]))
         mlp = tuple(normal(*shape) for shape in ((hidden,), (hidden,), (hidden, 2), (2,)))
         i = [abs(p + (p == -(2**31))) for p in i]  # queries from 0 on, as in the formula
-        got = pe.fire(np.array(i, np.int32), at[1], mlp, c=c, threshold=threshold)
+        at = np.array(i, np.int32), at[1]
+        bias = lambda i, j: pe.fire(i, j, mlp, c=c, threshold=threshold)  # noqa: E731
         exact = functools.partial(biases.fire, biases.tile(i, j), np.array(i)[:, None], c=c, threshold=threshold)
         want, bound = exact(mlp), 1e-6 * exact([np.abs(w) for w in mlp])
-    assert_within(got, want, bound, against=f"{name} of exact distances")
+    assert_within(quick(bias)(*at), want, bound, against=f"{name} of exact distances")
 
 
-@profile(10)
+@profile(10, default=5)
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=3), st.booleans(), st.integers(0, 3), st.integers(1, 4), st.data()
 )
 def test_grids_and_shards_as_loops_count_them(shape, by_column, leading, shards, data):
     TRIED["positions of a place"] += 1
     order = "column" if by_column and len(shape) > 1 else "row"
-    got = pe.grid_positions(tuple(shape), order=order, leading=leading)
-    np.testing.assert_array_equal(got, loops.grid(shape, order, leading))
     chunk = data.draw(st.integers(1, 3))
     length = 2 * shards * chunk
     truth = {name: loops.shards(length, shards, name) for name in ("contiguous", "zigzag", "striped")}
-    by_order = jax.jit(lambda: {name: pe.shard_positions(length, shards, order=name) for name in truth})()
+
+    @quick
+    def grid_and_shards():
+        of_shards = {name: pe.shard_positions(length, shards, order=name) for name in truth}
+        return pe.grid_positions(tuple(shape), order=order, leading=leading), of_shards
+
+    grid, by_order = grid_and_shards()
+    np.testing.assert_array_equal(grid, loops.grid(shape, order, leading))
     for name, want_shards in truth.items():
         np.testing.assert_array_equal(by_order[name], want_shards, err_msg=name)
 
 
-@profile(25)
+@profile(25, default=12)
 @given(
     st.lists(
         st.integers(1, 3) | st.tuples(*[st.integers(1, 3)] * 3) | st.tuples(*[st.integers(1, 3)] * 3, st.sampled_from([0.5, 1.0, 2.75])),

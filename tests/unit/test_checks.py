@@ -18,6 +18,7 @@ import pytest
 from flax import nnx
 
 import posenc_jax as pe
+from helpers.programs import COMPILED
 from posenc_jax import hf, kernels, linen, plot
 from posenc_jax import nnx as nnx_modules
 
@@ -214,6 +215,28 @@ def test_no_attribute_of_the_package_is_a_module_that_nobody_imported():
     )
     output = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert output.splitlines() == ["[]", "['hf']"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pe.rotary(np.ones((13, 7), np.float32), np.arange(13), np.ones(3, np.float32), head_axis=None),
+        lambda: pe.sinusoidal(np.ones(17, np.float32), np.ones(9, np.float32)),
+        lambda: pe.fourier_features(np.ones((19, 5), np.float32), np.ones((5, 11), np.float32)),
+        lambda: pe.learned(np.arange(7), np.ones((23, 3), np.float32)),
+        lambda: pe.alibi(np.arange(29), np.arange(31), np.ones(5, np.float32)),
+    ],
+)
+def test_numpy_arrays_are_converted_by_no_program_of_their_own(call):
+    """The shapes stand nowhere else, so nothing was compiled for them before."""
+    compiled = []
+    listen = lambda event, seconds, **of: event == COMPILED and compiled.append(of)  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        call()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(compiled) == 1, compiled
 
 
 def test_checks_take_at_most_two_fifths_as_many_lines_as_work():

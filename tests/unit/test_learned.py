@@ -7,7 +7,8 @@ import pytest
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from helpers.tiers import thorough
+from helpers.quick import quick
+from helpers.tiers import thorough, tiered
 from oracles import recorded
 from oracles.tables import centres, cubic, lengthened, linear
 
@@ -15,8 +16,10 @@ RNG = np.random.default_rng(0)
 TABLE = RNG.normal(size=(7, 4)).astype(np.float32)
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
-@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int64, np.uint32])
+ROWS = [(shape, dtype) for dtype in (np.int32, np.uint8, np.int64, np.uint32) for shape in ((), (3,), (2, 3), (0,))]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [rows if i % 5 == 0 else thorough(*rows) for i, rows in enumerate(ROWS)])
 def test_rows(shape, dtype):
     positions = RNG.integers(0, 7, shape).astype(dtype)
     np.testing.assert_array_equal(pe.learned(positions, TABLE), TABLE[positions])
@@ -45,13 +48,13 @@ def test_traced_positions_out_of_range_read_no_row(position):
     np.testing.assert_array_equal(pe.learned(positions, TABLE, out_of_range="nan"), [TABLE[2], [np.nan] * 4])
     np.testing.assert_array_equal(pe.learned(positions, TABLE, out_of_range="zeros"), [TABLE[2], [0.0] * 4])
     wide = jax.jit(lambda p: pe.learned(p, TABLE))(positions.astype(np.uint32))
-    np.testing.assert_array_equal(wide[1], [np.nan] * 4)
+    np.testing.assert_array_equal(wide, [TABLE[2], [np.nan] * 4])
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.int8, int])
 def test_known_positions_are_known_while_another_function_is_traced(dtype):
     table = np.arange(10, dtype=np.float32).reshape(5, 2)
-    within, beyond = jnp.array([1, 3], dtype), jnp.array([1, 7], dtype)
+    within, beyond = (jnp.asarray(np.array(rows, dtype)) for rows in ([1, 3], [1, 7]))
     np.testing.assert_array_equal(jax.jit(lambda t: pe.learned(within, t))(table), table[[1, 3]])
     np.testing.assert_array_equal(jax.jit(lambda: pe.sinusoidal(within, 4))(), pe.sinusoidal(within, 4))
     with pytest.raises(ValueError, match="learned: positions must be from 0 to 4, got 1 to 7"):
@@ -66,18 +69,19 @@ def test_traced_int64_does_not_wrap():
 
 def test_gradient_goes_to_the_rows_read_and_nowhere_else():
     positions = np.array([1, 1, 5, -1, 9], np.int32)
-    grad = jax.grad(lambda t: jnp.sum(pe.learned(positions, t, out_of_range="zeros") * 3.0))(TABLE)
+    tripled = jax.grad(lambda t: jnp.sum(pe.learned(positions, t, out_of_range="zeros") * 3.0))
+    masked = jax.grad(lambda t: jnp.nansum(pe.learned(positions, t, out_of_range="nan")))
+    zeros, nan = jax.jit(lambda t: (tripled(t), masked(t)))(TABLE)
     want = np.zeros_like(TABLE)
     want[1], want[5] = 6, 3
-    np.testing.assert_array_equal(grad, want)
-    masked = jax.grad(lambda t: jnp.nansum(pe.learned(positions, t, out_of_range="nan")))(TABLE)
-    np.testing.assert_array_equal(masked, want / 3)
+    np.testing.assert_array_equal(zeros, want)
+    np.testing.assert_array_equal(nan, want / 3)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_dtype_is_that_of_the_table(dtype):
     got = pe.learned(np.array([3, -1]), TABLE.astype(dtype), out_of_range="nan")
-    assert got.dtype == dtype and bool(jnp.isnan(got[1]).all())
+    assert got.dtype == dtype and np.isnan(np.asarray(got)[1]).all()
 
 
 def test_addition():
@@ -86,37 +90,56 @@ def test_addition():
     positions = np.array([[6, 0, 2, 2, 1], [0, 1, 2, 3, 4]])
     np.testing.assert_allclose(pe.add_learned(x, TABLE, positions), x + TABLE[positions], rtol=1e-6)
     np.testing.assert_array_equal(pe.add_learned(x, TABLE, positions[1]), pe.add_learned(x, TABLE))
-    nan = jax.jit(lambda p: pe.add_learned(x, TABLE, p))(positions + 3)
+    nan = np.asarray(jax.jit(lambda p: pe.add_learned(x, TABLE, p))(positions + 3))
     assert np.isnan(nan[positions + 3 > 6]).all() and np.isfinite(nan[positions + 3 <= 6]).all()
 
 
 def test_addition_keeps_the_dtype_of_x_and_rounds_once():
-    x = jnp.asarray(RNG.normal(size=(3, 4)), jnp.bfloat16)
+    x = RNG.normal(size=(3, 4)).astype(jnp.bfloat16)
     got = pe.add_learned(x, TABLE, scale=1.5)
     assert got.dtype == jnp.bfloat16
-    want = (1.5 * np.asarray(x, np.float32) + TABLE[:3]).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(np.asarray(got, np.float32), want.astype(np.float32))
+    np.testing.assert_array_equal(got, (1.5 * x.astype(np.float32) + TABLE[:3]).astype(jnp.bfloat16))
 
 
 def test_addition_has_the_same_bits_in_any_program():
     x, table = RNG.normal(size=(64, 12)).astype(np.float32), RNG.normal(size=(64, 12)).astype(np.float32)
     whole = np.asarray(jax.jit(lambda x: pe.add_learned(x, table, scale=1.7))(x))
     for i in range(0, 64, 7):
-        np.testing.assert_array_equal(pe.add_learned(x[i : i + 1], table, np.array([i]), scale=1.7)[0], whole[i])
+        row = pe.add_learned(x[i : i + 1], table, np.array([i]), scale=1.7)
+        np.testing.assert_array_equal(row, whole[i : i + 1])
     packed = pe.add_learned(x.reshape(4, 2, 8, 12), table, np.arange(64).reshape(4, 2, 8), scale=1.7)
     np.testing.assert_array_equal(np.asarray(packed).reshape(64, 12), whole)
 
 
-@pytest.mark.parametrize("length", [8, 14, 21, 70])
-def test_lengthening_is_linear_interpolation_at_cell_centres(length):
-    np.testing.assert_allclose(pe.resize_table(TABLE, length), lengthened(TABLE, length), rtol=0, atol=1e-6)
+TORCH = {"method": "torch_cubic", "antialias": False}
+ALIGNED = {"method": "linear", "antialias": False, "align_corners": True}
+FADED = {"method": "linear", "antialias": False, "zeros_outside": True}
+PLACED = [
+    ALIGNED,
+    FADED,
+    TORCH | {"align_corners": True},
+    TORCH | {"zeros_outside": True},
+    TORCH | {"align_corners": True, "zeros_outside": True},
+]
+PLACES = ("align_corners", "zeros_outside")
+
+
+def resized(table, *calls):
+    """`pe.resize_table` of the table for each (shape, settings), in one program."""
+    return quick(lambda t: [pe.resize_table(t, shape, **settings) for shape, settings in calls])(table)
+
+
+def test_lengthening_is_linear_interpolation_at_cell_centres():
+    lengths = 8, 14, 21, 70
+    for length, got in zip(lengths, resized(TABLE, *((length, {}) for length in lengths)), strict=True):
+        assert_within(got, lengthened(TABLE, length), 1e-6, against=f"interpolation of {length} rows")
 
 
 def test_a_grid_is_resized_axis_by_axis():
     grid = RNG.normal(size=(3, 5, 2)).astype(np.float32)
-    rows = np.stack([pe.resize_table(grid[:, j], 6) for j in range(5)], 1)
-    want = np.stack([pe.resize_table(rows[i], 7) for i in range(6)], 0)
-    np.testing.assert_allclose(pe.resize_table(grid, (6, 7)), want, rtol=0, atol=1e-6)
+    along = lambda t, axis, n: jax.vmap(lambda t: pe.resize_table(t, n), axis, axis)(t)  # noqa: E731
+    got, want = quick(lambda t: (pe.resize_table(t, (6, 7)), along(along(t, 1, 6), 0, 7)))(grid)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
 
 
 def test_shrinking_averages():
@@ -124,54 +147,62 @@ def test_shrinking_averages():
     assert np.abs(np.asarray(pe.resize_table(table, 4)) - 0.5).max() < 0.13
 
 
-@pytest.mark.parametrize("method", ["linear", "cubic"])
-def test_resizing_keeps_bits_dtype_and_constants(method):
-    np.testing.assert_array_equal(pe.resize_table(TABLE, 7, method=method), TABLE)
-    narrow = pe.resize_table(TABLE.astype(jnp.bfloat16), 9, method=method)
-    assert narrow.dtype == jnp.bfloat16 and narrow.shape == (9, 4)
-    inside = pe.resize_table(TABLE.astype(jnp.bfloat16).astype(np.float32), 9, method=method)
-    np.testing.assert_array_equal(narrow, inside.astype(jnp.bfloat16))  # computed in float32, rounded once
-    assert "HIGHEST" in str(jax.make_jaxpr(lambda t: pe.resize_table(t, 9, method=method))(TABLE))  # no TF32
-    np.testing.assert_allclose(pe.resize_table(np.full((5, 2), 3, np.float32), 11, method=method), 3.0, rtol=1e-6)
+@pytest.mark.parametrize("settings", [{"method": "linear"}, {"method": "cubic"}, TORCH], ids=str)
+def test_resizing_keeps_bits_dtype_and_constants(settings):
+    narrow, constant = TABLE.astype(jnp.bfloat16), np.full((5, 2), 3, np.float32)
+    calls = (TABLE, 7), (narrow, 9), (narrow.astype(np.float32), 9), (constant, 11)
+    tables, lengths = zip(*calls, strict=True)
+    resize = lambda t, n: pe.resize_table(t, n, **settings)  # noqa: E731
+    same, rounded, inside, threes = jax.jit(lambda tables: [*map(resize, tables, lengths)])(tables)
+    np.testing.assert_array_equal(same, TABLE)
+    assert rounded.dtype == jnp.bfloat16 and rounded.shape == (9, 4)
+    np.testing.assert_array_equal(rounded, np.asarray(inside).astype(jnp.bfloat16))  # in float32, rounded once
+    assert "HIGHEST" in str(jax.make_jaxpr(lambda t: resize(t, 9))(TABLE))  # no TF32
+    np.testing.assert_allclose(threes, 3.0, rtol=1e-6)
 
 
 def test_cubic_reproduces_a_parabola_where_it_has_neighbours():
     table = (np.arange(16.0) ** 2)[:, None].astype(np.float32)
     at = centres(16, 32)
-    got = np.asarray(pe.resize_table(table, 32, method="cubic"))[:, 0]
-    np.testing.assert_allclose(got[4:-4], at[4:-4] ** 2, rtol=1e-5)
-    assert np.abs(np.asarray(pe.resize_table(table, 32))[4:-4, 0] - at[4:-4] ** 2).max() > 0.1
+    got, by_lines = map(np.asarray, resized(table, (32, {"method": "cubic"}), (32, {})))
+    np.testing.assert_allclose(got[4:-4, 0], at[4:-4] ** 2, rtol=1e-5)
+    assert np.abs(by_lines[4:-4, 0] - at[4:-4] ** 2).max() > 0.1
 
 
-@pytest.mark.parametrize(
-    "case", recorded.cases("timm_resized"), ids=lambda c: f"{c['old']} {c['new']} {c['interpolation']}"
-)
-def test_resizing_as_timm_does(case):
-    method = {"bicubic": "cubic", "bilinear": "linear"}[case["interpolation"]]
-    table = np.float32(case["table"]).reshape(*case["old"], 2)
-    got = pe.resize_table(table, case["new"], method=method)
-    np.testing.assert_allclose(got, np.reshape(case["resized"], (*case["new"], 2)), rtol=0, atol=1e-5)
+def peers(name):
+    """Recorded cases by their grids, old and new."""
+    found = {}
+    for case in recorded.cases(name):
+        found.setdefault((tuple(case["old"]), tuple(case["new"])), []).append(case)
+    return found
 
 
 def settings_of(case):
+    if "interpolation" in case:
+        return {"method": {"bicubic": "cubic", "bilinear": "linear"}[case["interpolation"]]}
     names = ("method", "antialias", "align_corners", "zeros_outside")
     return {name: case[name] for name in names if name in case}
 
 
 @pytest.mark.parametrize(
-    "case",
-    [c if i % 4 == 0 else thorough(c) for i, c in enumerate(recorded.cases("torch_resized"))],
-    ids=lambda c: f"{c['model']} {settings_of(c)} {c['old']} {c['new']}",
+    ("peer", "grids"),
+    [
+        (peer, grids) if grids == ((5, 7), (8, 6)) or grids == ((4, 7), (9, 5)) else thorough(peer, grids)
+        for peer in ("timm_resized", "torch_resized")
+        for grids in peers(peer)
+    ],
+    ids=str,
 )
-def test_resizing_as_torch_does(case):
-    table = np.float32(case["table"]).reshape(*case["old"], 2)
-    got = pe.resize_table(table, case["new"], **settings_of(case))
-    # torch rounds where it samples to float32, which counts for random tables of deviation 1.
-    atol = 2e-6 if case["model"] == "torch" else 1e-7
-    np.testing.assert_allclose(got, np.reshape(case["resized"], (*case["new"], 2)), rtol=0, atol=atol)
-
-
-TORCH = {"method": "torch_cubic", "antialias": False}
+def test_resizing_as_timm_and_torch_do(peer, grids):
+    cases, (old, new) = peers(peer)[grids], grids
+    settings = [*map(settings_of, cases)]
+    tables = [np.float32(case["table"]).reshape(*old, 2) for case in cases]
+    found = quick(lambda tables: [pe.resize_table(t, new, **s) for t, s in zip(tables, settings, strict=True)])(tables)
+    for case, how, got in zip(cases, settings, found, strict=True):
+        # torch rounds where it samples to float32, which counts for random tables of deviation 1.
+        atol = 1e-5 if peer == "timm_resized" else 2e-6 if case["model"] == "torch" else 1e-7
+        want = np.reshape(case["resized"], (*new, 2))
+        assert_within(got, want, atol, against=f"{case.get('model', 'timm')} {how}")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +211,7 @@ TORCH = {"method": "torch_cubic", "antialias": False}
         thorough((14,), (31,)),
         thorough((7,), (3,)),
         ((5, 7), (8, 6)),
-        ((1, 2), (4, 3)),
+        thorough((1, 2), (4, 3)),
         thorough((16, 3, 4), (37, 2, 9)),
         thorough((512,), (700,)),
     ],
@@ -199,17 +230,6 @@ def test_cubic_convolution_with_the_kernel_of_torch(old, new):
 
 # Aligned corners, and zeros outside the table
 
-ALIGNED = {"method": "linear", "antialias": False, "align_corners": True}
-FADED = {"method": "linear", "antialias": False, "zeros_outside": True}
-PLACED = [
-    ALIGNED,
-    FADED,
-    TORCH | {"align_corners": True},
-    TORCH | {"zeros_outside": True},
-    TORCH | {"align_corners": True, "zeros_outside": True},
-]
-PLACES = ("align_corners", "zeros_outside")
-
 
 def by_formula(table, new, settings):
     """In float64."""
@@ -217,20 +237,29 @@ def by_formula(table, new, settings):
     return linear(table, new, **places) if settings["method"] == "linear" else cubic(table, new, -0.75, **places)
 
 
-@pytest.mark.parametrize("settings", PLACED, ids=str)
-@pytest.mark.parametrize(
-    ("old", "new"), [((6, 6), (4, 10)), ((1, 5, 7), (3, 1, 12)), ((9,), (25,))], ids=lambda shape: str(shape)
-)
-def test_where_rows_are_sampled_and_what_is_outside(settings, old, new):
+GRIDS = [((6, 6), (4, 10)), ((1, 5, 7), (3, 1, 12)), ((9,), (25,))]
+
+
+@pytest.mark.parametrize(("old", "new"), GRIDS, ids=str)
+def test_where_rows_are_sampled_and_what_is_outside(old, new):
     table = RNG.normal(size=(*old, 2)).astype(np.float32)
-    got, want = pe.resize_table(table, new, **settings), by_formula(table, new, settings)
-    assert_within(got, want, 2e-6, against="the formula in float64")
-    for name in PLACES:  # linear weights are within the grid when corners are aligned
-        other = by_formula(table, new, settings | {name: not settings.get(name, False)})
-        same = name == "zeros_outside" and settings == ALIGNED
-        assert (np.abs(other - want).max() > 0.01) != same, name
-    if len({*old}) < len(old):  # the axes exchanged
-        assert np.abs(by_formula(table.swapaxes(0, 1), new, settings) - want).max() > 0.01
+    for settings, got in zip(PLACED, resized(table, *((new, settings) for settings in PLACED)), strict=True):
+        want = by_formula(table, new, settings)
+        assert_within(got, want, 2e-6, against=f"the formula in float64 of {settings}")
+        for name in PLACES:  # linear weights are within the grid when corners are aligned
+            other = by_formula(table, new, settings | {name: not settings.get(name, False)})
+            same = name == "zeros_outside" and settings == ALIGNED
+            assert (np.abs(other - want).max() > 0.01) != same, (settings, name)
+        if len({*old}) < len(old):  # the axes exchanged
+            assert np.abs(by_formula(table.swapaxes(0, 1), new, settings) - want).max() > 0.01
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("settings", PLACED, ids=str)
+@pytest.mark.parametrize(("old", "new"), GRIDS, ids=str)
+def test_resizing_has_the_same_bits_under_jit(settings, old, new):
+    table = RNG.normal(size=(*old, 2)).astype(np.float32)
+    got = pe.resize_table(table, new, **settings)
     np.testing.assert_array_equal(jax.jit(lambda t: pe.resize_table(t, new, **settings))(table), got)
 
 
@@ -248,56 +277,52 @@ def test_aligned_corners_are_rows_at_equal_steps_from_the_first_to_the_last():
 
 @pytest.mark.parametrize("settings", [ALIGNED, FADED, PLACED[-1]], ids=str)
 def test_places_keep_what_they_must(settings):
-    np.testing.assert_array_equal(pe.resize_table(TABLE, 7, **settings), TABLE)  # the same shape
-    wide = pe.resize_table(TABLE, 9, **settings)
+    narrow = TABLE.astype(jnp.bfloat16)
+    calls = (TABLE, 7), (TABLE, 9), (TABLE, 1), (narrow, 9), (narrow.astype(np.float32), 9)
+    tables, lengths = zip(*calls, strict=True)
+    resize = lambda t, n: pe.resize_table(t, n, **settings)  # noqa: E731
+    found = jax.jit(lambda tables: [*map(resize, tables, lengths)])(tables)
+    same, wide, one, rounded, inside = map(np.asarray, found)
+    np.testing.assert_array_equal(same, TABLE)
     if settings.get("align_corners"):
-        np.testing.assert_array_equal(wide[0], TABLE[0])
-        np.testing.assert_array_equal(wide[-1], TABLE[-1])
-        np.testing.assert_array_equal(pe.resize_table(TABLE, 1, **settings), TABLE[:1])
+        np.testing.assert_array_equal(wide[[0, -1]], TABLE[[0, -1]])
+        np.testing.assert_array_equal(one, TABLE[:1])
     else:
         fades = np.abs(wide[0] / TABLE[0] - 1) > 0.01
         assert fades.all()
-    narrow = TABLE.astype(jnp.bfloat16)
-    got = pe.resize_table(narrow, 9, **settings)
-    rounded = pe.resize_table(narrow.astype(np.float32), 9, **settings).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(got, rounded)  # computed in float32, rounded once
+    np.testing.assert_array_equal(rounded, inside.astype(jnp.bfloat16))  # computed in float32, rounded once
     with jax.enable_x64(True):
         exact = pe.resize_table(TABLE.astype(np.float64), 9, **settings)
     assert exact.dtype == np.float64
     np.testing.assert_allclose(exact, by_formula(TABLE, (9,), settings), rtol=0, atol=1e-14)
-    assert "HIGHEST" in str(jax.make_jaxpr(lambda t: pe.resize_table(t, 9, **settings))(TABLE))  # no TF32
+    assert "HIGHEST" in str(jax.make_jaxpr(lambda t: resize(t, 9))(TABLE))  # no TF32
 
 
-def test_cubic_convolution_keeps_what_it_must():
-    np.testing.assert_array_equal(pe.resize_table(TABLE, 7, **TORCH), TABLE)
-    narrow = pe.resize_table(TABLE.astype(jnp.bfloat16), 9, **TORCH)
-    inside = pe.resize_table(TABLE.astype(jnp.bfloat16).astype(np.float32), 9, **TORCH)
-    np.testing.assert_array_equal(narrow, inside.astype(jnp.bfloat16))
-    assert "HIGHEST" in str(jax.make_jaxpr(lambda t: pe.resize_table(t, 9, **TORCH))(TABLE))  # no TF32
-    np.testing.assert_allclose(pe.resize_table(np.full((5, 2), 3, np.float32), 11, **TORCH), 3.0, rtol=1e-6)
+LINEAR = [{"method": "linear"}, {"method": "cubic"}, {"method": "cubic", "antialias": False}, TORCH, *PLACED[:4:3]]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"method": "linear"}, {"method": "cubic"}, {"method": "cubic", "antialias": False}, TORCH, *PLACED[:4:3]],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", tiered(LINEAR, [LINEAR[0], TORCH]), ids=str)
 def test_resizing_is_linear_in_the_table(settings):
     table, ct = RNG.normal(size=(4, 5, 2)).astype(np.float32), RNG.normal(size=(7, 3, 2)).astype(np.float32)
     f = lambda t: pe.resize_table(t, (7, 3), **settings)  # noqa: E731
-    resized, back = jax.vjp(f, table)
-    moved = jax.jvp(f, (table,), (2 * table,))[1]
-    np.testing.assert_allclose(moved, 2 * resized, rtol=0, atol=2e-6)
-    each = np.stack(
-        [f(e.reshape(table.shape)) for e in np.eye(40, dtype=np.float32)]
-    )  # the matrix, a row for each entry
-    np.testing.assert_allclose(back(ct)[0].reshape(-1), each.reshape(40, -1) @ ct.reshape(-1), rtol=0, atol=3e-6)
+
+    @quick
+    def compute(table, ct, entries):
+        y, back = jax.vjp(f, table)
+        return y, jax.jvp(f, (table,), (2 * table,))[1], back(ct)[0], jax.vmap(f)(entries)
+
+    # The matrix has a row for each entry.
+    y, moved, back, matrix = map(np.asarray, compute(table, ct, np.eye(40, dtype=np.float32).reshape(40, 4, 5, 2)))
+    np.testing.assert_allclose(moved, 2 * y, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(back.reshape(-1), matrix.reshape(40, -1) @ ct.reshape(-1), rtol=0, atol=3e-6)
 
 
 def test_without_antialiasing_shrinking_drops_rows():
     table = np.float32([0, 0, 0, 0, 9, 0, 0, 0, 0])[:, None]
-    assert pe.resize_table(table, 3, antialias=False)[1, 0] == 9 > pe.resize_table(table, 3)[1, 0]
-    assert pe.resize_table(table, 3, method="cubic", antialias=False)[1, 0] == 9
+    calls = [{"antialias": False}, {}, {"method": "cubic", "antialias": False}]
+    dropped, averaged, of_cubic = map(np.asarray, resized(table, *((3, settings) for settings in calls)))
+    assert dropped[1, 0] == 9 > averaged[1, 0]
+    assert of_cubic[1, 0] == 9
 
 
 def test_resizing_to_2_31_rows_is_refused():

@@ -8,6 +8,7 @@ import pytest
 import posenc_jax as pe
 from helpers.biases import FAR, HEADS, MLP, NEAR, TABLE, THRESHOLD, C
 from helpers.closeness import assert_within
+from helpers.tiers import tiered
 from oracles import biases, recorded
 from oracles.biases import bucket
 from posenc_jax import _learned_bias
@@ -18,23 +19,36 @@ RNG = np.random.default_rng(0)
 # T5's buckets
 
 
-def buckets_of(distances, rows, largest, bidirectional):
-    """What `t5` finds for keys at these distances from a query."""
-    query, table = np.zeros(1, np.int32), np.arange(rows, dtype=np.float32)[:, None]
-    got = pe.t5(query, np.asarray(distances, np.int32), table, max_distance=largest, bidirectional=bidirectional)
-    return np.asarray(got)[0, 0].astype(int)
+def buckets_of(*cases):
+    """What `t5` finds, in one program, in each case: keys at distances from a query, rows, max_distance, both sides."""
+    query = np.zeros(1, np.int32)
+    keys = [np.asarray(distances, np.int32) for distances, *_ in cases]
+    tables = [np.arange(rows, dtype=np.float32)[:, None] for _, rows, *_ in cases]
+
+    @jax.jit
+    def find(keys, tables):
+        settings = [{"max_distance": largest, "bidirectional": both} for *_, largest, both in cases]
+        return [pe.t5(query, *arrays, **given) for *arrays, given in zip(keys, tables, settings, strict=True)]
+
+    return [np.asarray(found)[0, 0].astype(int) for found in find(keys, tables)]
 
 
-@pytest.mark.parametrize("peer", PEERS["buckets"], ids=lambda c: f"{c['buckets']}, {c['max_distance']}")
+@pytest.mark.parametrize(
+    "peer",
+    tiered(PEERS["buckets"], [PEERS["buckets"][i] for i in (0, 1, -1)]),
+    ids=lambda c: f"{c['buckets']}, {c['max_distance']}",
+)
 def test_buckets_at_all_distances(peer):
     rows, largest, both = (peer[key] for key in ("buckets", "max_distance", "bidirectional"))
     n, all_distances = rows // (1 + both), np.arange(100_001)
     change = [d for d in range(largest + 2) if d == 0 or bucket(d, n, largest) != bucket(d - 1, n, largest)]
     numbers = [bucket(d, n, largest) for d in change]
     want = np.repeat(numbers, np.diff([*change, len(all_distances)]))
-    np.testing.assert_array_equal(buckets_of(-all_distances, rows, largest, both), want)
+    (got,) = buckets_of((np.concatenate([-all_distances, all_distances]), rows, largest, both))
+    got_before, got_after = np.split(got, 2)
+    np.testing.assert_array_equal(got_before, want)
     after = np.where(all_distances > 0, want + n, 0) if both else 0 * want
-    np.testing.assert_array_equal(buckets_of(all_distances, rows, largest, both), after)
+    np.testing.assert_array_equal(got_after, after)
     # transformers, whose logarithm is of float32, is one off where (81/24)^(16/24) = 54/24 exactly.
     for sign, name, ours in ((-1, "before", want), (1, "after", after)):
         starts, found = zip(*peer[name], strict=True)
@@ -44,25 +58,22 @@ def test_buckets_at_all_distances(peer):
 
 
 def test_a_bucket_begins_where_a_logarithm_in_floats_is_one_off():
-    assert buckets_of([-53, -54], 48, 81, False).tolist() == [39, 40]
+    cases, expected = [([-53, -54], 48, 81, False)], [[39, 40]]
     for base, power in ((3, 5), (5, 4), (10, 6), (7, 7)):  # edges at e · base^k
-        exact, largest = power, power * base**power
-        edges = [exact * base**k for k in range(1, power)]
-        got = buckets_of([-d for e in edges for d in (e - 1, e)], 2 * power, largest, False)
-        assert got.reshape(-1, 2).tolist() == [[exact + k - 1, exact + k] for k in range(1, power)]
+        edges = [power * base**k for k in range(1, power)]
+        cases.append(([-d for e in edges for d in (e - 1, e)], 2 * power, power * base**power, False))
+        expected.append([bucket for k in range(1, power) for bucket in (power + k - 1, power + k)])
+    for case, got, want in zip(cases, buckets_of(*cases), expected, strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=str(case))
 
 
-@pytest.mark.parametrize(("rows", "both"), [(18, True), (10, True), (4, True), (31, False), (3, False), (2, False)])
-def test_odd_numbers_of_buckets(rows, both):
-    n, d = rows // (1 + both), np.arange(3000)
-    want = [bucket(int(x), n, 500) for x in d]
-    np.testing.assert_array_equal(buckets_of(-d, rows, 500, both), want)
-
-
-@pytest.mark.parametrize(("rows", "largest"), [(8, 5), (8, 6), (16, 9), (7, 4), (2, 2), (3, 2)])
-def test_last_buckets_that_begin_together(rows, largest):
-    d = np.arange(largest + 3)
-    np.testing.assert_array_equal(buckets_of(-d, rows, largest, False), [bucket(int(x), rows, largest) for x in d])
+def test_few_and_odd_numbers_of_buckets_and_last_ones_that_begin_together():
+    odd = [(rows, 500, both) for rows, both in ((18, True), (10, True), (4, True), (31, False), (3, False), (2, False))]
+    together = [(rows, largest, False) for rows, largest in ((8, 5), (8, 6), (16, 9), (7, 4), (2, 2), (3, 2))]
+    cases, d = odd + together, np.arange(3000)
+    for (rows, largest, both), got in zip(cases, buckets_of(*((-d, *case) for case in cases)), strict=True):
+        want = [bucket(int(x), rows // (1 + both), largest) for x in d]
+        np.testing.assert_array_equal(got, want, err_msg=f"{rows} rows, {largest=}, {both=}")
 
 
 def test_a_bucket_that_begins_at_the_largest_distance():
@@ -70,15 +81,16 @@ def test_a_bucket_that_begins_at_the_largest_distance():
     table = np.arange(3, dtype=np.float32)[:, None]
     for largest, want in (((2**32 - 1) ** 2, [2, 1]), ((2**32 - 1) ** 2 + 1, [1, 1])):
         got = pe.t5(np.array([2**31 - 1]), keys, table, bidirectional=False, max_distance=largest)
-        assert got[0, 0].tolist() == want
+        np.testing.assert_array_equal(got, [[want]])
 
 
-@pytest.mark.parametrize("largest", [128, 10_000, 2**31, 2**32 - 1, 2**32, 2**35, 2**40, 10**30])
-def test_buckets_at_any_distance_of_int32(largest):
+def test_buckets_at_any_distance_of_int32():
+    lengths = 128, 10_000, 2**31, 2**32 - 1, 2**32, 2**35, 2**40, 10**30
     table = np.arange(32, dtype=np.float32)[:, None]
-    got = np.asarray(pe.t5(FAR, FAR, table, max_distance=largest))[0].astype(int)
-    want = biases.t5_rows(biases.tile(FAR, FAR), FAR[:, None] < FAR[None], 32, max_distance=largest)
-    np.testing.assert_array_equal(got, want)
+    found = jax.jit(lambda p, t: [pe.t5(p, p, t, max_distance=largest) for largest in lengths])(FAR, table)
+    for largest, got in zip(lengths, found, strict=True):
+        want = biases.t5_rows(biases.tile(FAR, FAR), FAR[:, None] < FAR[None], 32, max_distance=largest)
+        np.testing.assert_array_equal(got, want[None], err_msg=f"max_distance={largest}")
 
 
 @pytest.mark.parametrize("peer", PEERS["t5"])
@@ -91,11 +103,17 @@ def test_t5_beside_transformers(peer):
 @pytest.mark.parametrize("lookup", [_learned_bias._rows_by_gather, _learned_bias._rows_by_product])
 def test_the_tangent_in_the_table_on_every_platform(lookup):
     row, dy = RNG.integers(0, 32, (2, 6, 7)).astype(np.int32), RNG.normal(size=(2, HEADS, 6, 7)).astype(np.float32)
-    y, back = jax.vjp(lambda table: jax.jit(lookup)(row, table), TABLE)
+
+    @jax.jit
+    def compute(row, table, dy):
+        y, back = jax.vjp(lambda table: lookup(row, table), table)
+        return y, back(dy)[0]
+
+    y, back = compute(row, TABLE, dy)
     np.testing.assert_array_equal(y, np.moveaxis(TABLE[row], -1, 1))
     want = np.zeros((32, HEADS))
     np.add.at(want, row, np.moveaxis(dy, 1, -1))
-    np.testing.assert_allclose(back(dy)[0], want, atol=1e-6)
+    np.testing.assert_allclose(back, want, atol=1e-6)
 
 
 @pytest.mark.parametrize("both", [True, False])

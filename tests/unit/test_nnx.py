@@ -13,9 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
+from helpers.modules import drawn
+from helpers.quick import quick
+from helpers.tiers import thorough
 from posenc_jax.nnx import LearnedEncoding, RotaryEncoding, SinusoidalEncoding
 
-X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 5, 8)).astype(np.float32)
 POSITIONS = np.array([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])
 HEADS = np.random.default_rng(1).normal(size=(2, 5, 3, 8)).astype(np.float32)  # batch, seq, heads, head_dim
 NO_ROPE = pytest.mark.skipif(not hasattr(nnx, "RoPE"), reason="this Flax has no nnx.RoPE (0.12.9 has)")
@@ -27,14 +31,15 @@ def test_sinusoidal_is_the_function():
     want = pe.add_sinusoidal(X, POSITIONS, f, layout="half", scale=math.sqrt(8))
     np.testing.assert_array_equal(module(X, POSITIONS), want)
     np.testing.assert_array_equal(SinusoidalEncoding(8)(X), pe.add_sinusoidal(X))
-    assert module(X.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+    assert jax.eval_shape(module, X.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 def test_table(layout):
-    table = SinusoidalEncoding(pe.geometric(8, 5.0), layout=layout).table(10)
-    np.testing.assert_array_equal(table, pe.sinusoidal(np.arange(10), pe.geometric(8, 5.0), layout=layout))
-    assert SinusoidalEncoding(8).table(3, jnp.bfloat16).dtype == jnp.bfloat16
+    f, p = pe.geometric(8, 5.0), np.arange(10, dtype=np.int32)
+    table = lambda: SinusoidalEncoding(f, layout=layout).table(10)  # noqa: E731
+    np.testing.assert_array_equal(*jax.jit(lambda: (table(), pe.sinusoidal(p, f, layout=layout)))())
+    assert jax.eval_shape(lambda: SinusoidalEncoding(8).table(3, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def test_sinusoidal_has_no_state():
@@ -46,7 +51,7 @@ def test_sinusoidal_has_no_state():
 
 
 def test_learned_is_the_function():
-    module = LearnedEncoding(16, 8, scale=0.5, rngs=nnx.Rngs(0))
+    module = drawn(lambda: LearnedEncoding(16, 8, scale=0.5, rngs=nnx.Rngs(0)), RNG)
     table = module.embedding[...]
     assert table.shape == (16, 8) and table.dtype == np.float32
     np.testing.assert_array_equal(module(X, POSITIONS), pe.add_learned(X, table, POSITIONS, scale=0.5))
@@ -54,31 +59,39 @@ def test_learned_is_the_function():
 
 
 def test_learned_settings():
-    module = LearnedEncoding(
-        500, 100, param_dtype=jnp.bfloat16, out_of_range="zeros", rngs=nnx.Rngs(3),
-        embedding_metadata={"role": "positions"},
-    )  # fmt: skip
+    settings = {"param_dtype": jnp.bfloat16, "out_of_range": "zeros", "embedding_metadata": {"role": "positions"}}
+    make = lambda: LearnedEncoding(500, 100, **settings, rngs=nnx.Rngs(3))  # noqa: E731
+    module = nnx.merge(nnx.graphdef(nnx.eval_shape(make)), quick(lambda: nnx.state(make()))())
     assert module.embedding.dtype == jnp.bfloat16
     assert module.embedding.role == "positions"
     assert np.std(np.asarray(module.embedding[...], np.float32)) == pytest.approx(0.02, rel=0.02)
     x = np.zeros((3, 100), np.float32)
-    np.testing.assert_array_equal(module(x, np.array([-1, 500, 3]))[:2], 0)
-    constant = LearnedEncoding(4, 2, embedding_init=nnx.initializers.constant(2.5), rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(np.asarray(module(x, np.array([-1, 500, 3])))[:2], 0)
+    initializer = lambda key, shape, dtype: np.full(shape, 2.5, dtype)  # noqa: E731
+    constant = LearnedEncoding(4, 2, embedding_init=initializer, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(constant.embedding[...], np.full((4, 2), 2.5))
 
 
 def test_rotary_is_the_function():
     f = pe.geometric(6, 77.0)
     module = RotaryEncoding(f, layout="interleaved", head_axis=-2, part="last")
-    want = pe.rotary(HEADS, POSITIONS, f, layout="interleaved", part="last", head_axis=-2)
-    np.testing.assert_array_equal(module(HEADS, POSITIONS), want)
-    np.testing.assert_array_equal(RotaryEncoding(8, head_axis=-2)(HEADS), pe.rotary(HEADS, head_axis=-2))
     swapped = HEADS.swapaxes(1, 2)
-    np.testing.assert_array_equal(
-        RotaryEncoding(8, head_axis=-3)(swapped), pe.rotary(HEADS, head_axis=-2).swapaxes(1, 2)
-    )
-    np.testing.assert_array_equal(RotaryEncoding(8, head_axis=None)(X), pe.rotary(X, head_axis=None))
-    assert module(HEADS.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+    @jax.jit
+    def compute(heads, swapped, x):
+        return {
+            "settings": (
+                module(heads, POSITIONS),
+                pe.rotary(heads, POSITIONS, f, layout="interleaved", part="last", head_axis=-2),
+            ),
+            "counted": (RotaryEncoding(8, head_axis=-2)(heads), pe.rotary(heads, head_axis=-2)),
+            "swapped": (RotaryEncoding(8, head_axis=-3)(swapped), pe.rotary(heads, head_axis=-2).swapaxes(1, 2)),
+            "without heads": (RotaryEncoding(8, head_axis=None)(x), pe.rotary(x, head_axis=None)),
+        }
+
+    for name, (got, want) in compute(HEADS, swapped, X).items():
+        np.testing.assert_array_equal(got, want, err_msg=name)
+    assert jax.eval_shape(module, HEADS.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 def test_rotary_does_not_guess_the_head_axis():
@@ -134,8 +147,8 @@ def test_positions_through_the_attention_of_flax(heads, positions):
 
 
 def test_only_the_table_is_learned():
-    module = LearnedEncoding(16, 8, rngs=nnx.Rngs(0))
-    grads = nnx.grad(lambda m: m(X, POSITIONS).sum())(module)
+    graphdef, state = nnx.split(drawn(lambda: LearnedEncoding(16, 8, rngs=nnx.Rngs(0)), RNG))
+    grads = jax.jit(lambda state: nnx.grad(lambda m: m(X, POSITIONS).sum())(nnx.merge(graphdef, state)))(state)
     assert [path for path, _ in nnx.to_flat_state(grads)] == [("embedding",)]
     want = np.zeros((16, 8))
     np.add.at(want, POSITIONS, 1.0)
@@ -145,13 +158,14 @@ def test_only_the_table_is_learned():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: SinusoidalEncoding(8),
+        thorough(lambda: SinusoidalEncoding(8)),
         lambda: LearnedEncoding(16, 8, rngs=nnx.Rngs(0)),
-        lambda: RotaryEncoding(8, head_axis=None),
+        thorough(lambda: RotaryEncoding(8, head_axis=None)),
     ],
+    ids=["SinusoidalEncoding", "LearnedEncoding", "RotaryEncoding"],
 )
 def test_under_nnx_transforms(make):
-    module = make()
+    module = drawn(make, RNG)
     want = np.asarray(module(X))
     np.testing.assert_array_equal(nnx.jit(lambda m, x: m(x))(module, X), want)
     np.testing.assert_array_equal(nnx.jit(nnx.remat(lambda m, x: m(x)))(module, X), want)
@@ -170,8 +184,14 @@ def test_in_a_model():
             return self.attend(self.encode(self.embed(tokens)))
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # Flax's own layers need both
-        model, tokens = nnx.jit(lambda: Block(nnx.Rngs(0)))(), np.array([[3, 3, 7]])
-        out, without = nnx.jit(lambda m, t: (m(t), m.attend(m.embed(t))))(model, tokens)
+        graphdef, state = nnx.split(drawn(lambda: Block(nnx.Rngs(0)), RNG))
+
+        @quick
+        def compute(state, tokens):
+            model = nnx.merge(graphdef, state)
+            return model(tokens), model.attend(model.embed(tokens))
+
+        out, without = map(np.asarray, compute(state, np.array([[3, 3, 7]])))
     assert not np.allclose(out[0, 0], out[0, 1])  # the same token at two positions
     assert_within(without[0, 0], without[0, 1], 1e-6, against="the same token, one position on")
 
@@ -185,17 +205,20 @@ def test_sharded_input(on_cpu):
     assert out.sharding.is_equivalent_to(put.sharding, 3)
 
 
+ARRAY = jnp.asarray(np.ones(4, np.float32))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
         (lambda: SinusoidalEncoding(0), ValueError, "SinusoidalEncoding: frequencies .* must be at least 1, got 0"),
-        (lambda: SinusoidalEncoding(jnp.ones(4)), TypeError, "SinusoidalEncoding: frequencies must be Frequencies or an integer width, got an array"),  # type: ignore
+        (lambda: SinusoidalEncoding(ARRAY), TypeError, "SinusoidalEncoding: frequencies must be Frequencies or an integer width, got an array"),  # type: ignore
         (lambda: SinusoidalEncoding(8, layout="x"), ValueError, "SinusoidalEncoding: layout must be one of"),  # type: ignore
-        (lambda: SinusoidalEncoding(8, scale=jnp.ones((), jnp.float32)), TypeError, "SinusoidalEncoding: scale must be a number, got float32"),  # type: ignore
+        (lambda: SinusoidalEncoding(8, scale=np.ones((), np.float32)), TypeError, "SinusoidalEncoding: scale must be a number, got float32"),  # type: ignore
         (lambda: SinusoidalEncoding(8).table(0), ValueError, "SinusoidalEncoding.table: length must be at least 1, got 0"),
         (lambda: SinusoidalEncoding(8).table(2.5), TypeError, "SinusoidalEncoding.table: length must be an integer, got float 2.5"),  # type: ignore
         (lambda: SinusoidalEncoding(6)(X), ValueError, r"frequencies of width 6 must match x, shape \(2, 5, 8\)"),
-        (lambda: RotaryEncoding(jnp.ones(4), head_axis=None), TypeError, "RotaryEncoding: frequencies must be Frequencies or an integer width, got an array"),  # type: ignore
+        (lambda: RotaryEncoding(ARRAY, head_axis=None), TypeError, "RotaryEncoding: frequencies must be Frequencies or an integer width, got an array"),  # type: ignore
         (lambda: RotaryEncoding(7, head_axis=None), ValueError, "RotaryEncoding: frequencies must have an even dim, got 7"),
         (lambda: RotaryEncoding(8, head_axis=None, layout="x"), ValueError, "RotaryEncoding: layout must be one of"),  # type: ignore
         (lambda: RotaryEncoding(8, head_axis=None, part="all"), ValueError, "RotaryEncoding: part must be one of"),  # type: ignore
@@ -206,8 +229,8 @@ def test_sharded_input(on_cpu):
         (lambda: LearnedEncoding(4, 8.0, rngs=nnx.Rngs(0)), TypeError, "LearnedEncoding: features must be an integer, got float 8.0"),  # type: ignore
         (lambda: LearnedEncoding(4, 8, out_of_range="clip", rngs=nnx.Rngs(0)), ValueError, "LearnedEncoding: out_of_range must be one of"),  # type: ignore
         (lambda: LearnedEncoding(4, 8, param_dtype=int, rngs=nnx.Rngs(0)), TypeError, "LearnedEncoding: param_dtype must be a float dtype"),
-        (lambda: LearnedEncoding(4, 8, rngs=nnx.Rngs(0))(X), ValueError, "table of 4 rows is too small for a sequence of 5"),
-        (lambda: LearnedEncoding(9, 8, rngs=nnx.Rngs(0))(X, POSITIONS + 3), ValueError, "positions must be from 0 to 8, got 3 to 12"),
+        (lambda: drawn(lambda: LearnedEncoding(4, 8, rngs=nnx.Rngs(0)), RNG)(X), ValueError, "table of 4 rows is too small for a sequence of 5"),
+        (lambda: drawn(lambda: LearnedEncoding(9, 8, rngs=nnx.Rngs(0)), RNG)(X, POSITIONS + 3), ValueError, "positions must be from 0 to 8, got 3 to 12"),
     ],
 )  # fmt: skip
 def test_bad_input(call, error, match):

@@ -11,6 +11,7 @@ import posenc_jax as pe
 import posenc_jax.linen as linen
 import posenc_jax.nnx as nnx_modules
 from helpers.closeness import assert_within
+from helpers.modules import drawn
 from helpers.quick import quick
 from helpers.tiers import tiered
 from oracles.biases import softplus, twice_sigmoid
@@ -18,15 +19,12 @@ from oracles.biases import softplus, twice_sigmoid
 KEY = jax.random.key(0)
 QUERIES = np.array([[3, 4, 5], [2_000_000_000, 7, 0]], np.int32)
 KEYS = np.array([0, 1, 5, 900, 2_000_000_001], np.int32)
-X = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
-
-
-def f32(x):
-    return jnp.asarray(x, jnp.float32)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(4, 2)).astype(np.float32)
 
 
 def free_kerple(p, second):
-    return f32(softplus(p["free_r1"])), f32(second(p["free_r2"]))
+    return np.float32(softplus(p["free_r1"])), np.float32(second(p["free_r2"]))
 
 
 def fire(p, q, k, start=512.0):
@@ -105,6 +103,14 @@ def parameters(module):
     return nnx.to_pure_dict(nnx.state(module, nnx.Param))
 
 
+def in_both(module, same, *arrays, variables=None):
+    """What both stacks compute of the arrays with a module's parameters, in one program."""
+    graphdef, state = nnx.split(module)
+    variables = {"params": parameters(module)} if variables is None else variables
+    both = lambda state, variables, *arrays: (nnx.merge(graphdef, state)(*arrays), same.apply(variables, *arrays))  # noqa: E731  # fmt: skip
+    return jax.jit(both)(state, variables, *arrays)
+
+
 def drawn_in_both(name, *sizes, **settings):
     """The parameters that NNX and Linen draw, each in a program of its own."""
     yield quick(lambda: parameters(made(name, *sizes, **settings)))()
@@ -113,20 +119,33 @@ def drawn_in_both(name, *sizes, **settings):
 
 @EACH
 def test_is_the_function_in_both_stacks(name, sizes, settings, function, shapes):
-    module = made(name, *sizes, **settings)
+    module = drawn(lambda: made(name, *sizes, **settings), RNG)
     same = getattr(linen, name)(*sizes, **settings)
     p = parameters(module)
     assert {n: x.shape for n, x in p.items()} == shapes
-    drawn = jax.eval_shape(same.init, KEY, QUERIES, KEYS).get("params", {})
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), drawn) == jax.tree.map(lambda x: (x.shape, x.dtype), p)
-    got = module(QUERIES, KEYS)
+    begun = jax.eval_shape(same.init, KEY, QUERIES, KEYS).get("params", {})
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), begun) == jax.tree.map(lambda x: (x.shape, x.dtype), p)
+    graphdef, state = nnx.split(module)
+
+    @jax.jit
+    def compute(state, p, q, k, a_few, some):
+        m = nnx.merge(graphdef, state)
+        return m(q, k), same.apply({"params": p}, q, k), m(a_few, some), function(parameters(module), q, k)
+
+    got, of_linen, tile, want = map(np.asarray, compute(state, p, QUERIES, KEYS, QUERIES[:, 1:], KEYS[2:4]))
     assert got.dtype == jnp.float32 and got.shape == (2, sizes[-1], 3, 5)
-    np.testing.assert_array_equal(same.apply({"params": p}, QUERIES, KEYS), got)
-    want = np.asarray(function(p, QUERIES, KEYS))
+    np.testing.assert_array_equal(of_linen, got)
+    assert_within(tile, got[..., 1:, 2:4], 0 if name != "FIRE" else 1e-6, against="the whole bias's tile")
     assert_within(got, want, 2e-6 * np.abs(want) + 1e-6, against="the function")
+
+
+@pytest.mark.thorough
+@EACH
+def test_has_the_same_bits_without_jit(name, sizes, settings, function, shapes):
+    module, same = made(name, *sizes, **settings), getattr(linen, name)(*sizes, **settings)
+    got = module(QUERIES, KEYS)
+    np.testing.assert_array_equal(same.apply({"params": parameters(module)}, QUERIES, KEYS), got)
     np.testing.assert_array_equal(nnx.jit(lambda m, q, k: m(q, k))(module, QUERIES, KEYS), got)
-    tile = module(QUERIES[:, 1:], KEYS[2:4])
-    assert_within(tile, got[..., 1:, 2:4], 0 if name != "FIRE" else 1e-6, against="the same tile of the whole bias")
 
 
 @pytest.mark.thorough
@@ -198,35 +217,39 @@ def test_t5_begins_as_t5x_does():
     ],
 )
 def test_initialisers_dtype_and_metadata_pass_through(name, init, of):
-    inits = {n: nnx.initializers.constant(0.5) for n in init}
+    inits = dict.fromkeys(init, lambda key, shape, dtype: np.full(shape, 0.5, dtype))
     metadata = {of_name: {"role": "positions"} for of_name in of.values()}
-    module = made(name, 4, param_dtype=jnp.bfloat16, **inits, **metadata)
+    module = nnx.jit(lambda: made(name, 4, param_dtype=jnp.bfloat16, **inits, **metadata))()
     boxed = {n: nn.with_partitioning(inits[n], (None, "heads")[-rank:]) for n, rank in init.items()}
     same = getattr(linen, name)(4, param_dtype=jnp.bfloat16, **boxed)
-    variables = same.init(KEY, QUERIES, KEYS)
+    variables = quick(same.init)(KEY, QUERIES, KEYS)
     specs = nn.get_partition_spec(variables)["params"]
     for n in of:
         assert getattr(module, n).role == "positions"
-        np.testing.assert_array_equal(getattr(module, n)[...].astype(jnp.float32), 0.5)
+        np.testing.assert_array_equal(np.asarray(getattr(module, n)[...], np.float32), 0.5)
         assert specs[n][-1] == "heads"
     assert {x.dtype for x in jax.tree.leaves(variables)} == {np.dtype(jnp.bfloat16)}
-    got = module(QUERIES, KEYS)
+    got, of_linen = in_both(module, same, QUERIES, KEYS, variables=variables)
     assert got.dtype == jnp.float32
-    np.testing.assert_array_equal(same.apply(variables, QUERIES, KEYS), got)
+    np.testing.assert_array_equal(of_linen, got)
 
 
 @pytest.mark.parametrize("learned", [False, True])
 def test_fourier_features(learned):
     settings = {"scale": 10.0, "learned": learned, "layout": "interleaved", "dtype": jnp.bfloat16}
-    module, same = made("FourierFeatures", 2, 5, **settings), linen.FourierFeatures(2, 5, **settings)
-    matrix = module.matrix[...]
-    want = pe.fourier_features(X, matrix, layout="interleaved", dtype=jnp.bfloat16)
-    np.testing.assert_array_equal(module(X), want)
-    variables = same.init(KEY, X)
+    module, same = (
+        drawn(lambda: made("FourierFeatures", 2, 5, **settings), RNG),
+        linen.FourierFeatures(2, 5, **settings),
+    )
     collection = "params" if learned else "constants"
-    assert {c: set(v) for c, v in variables.items()} == {collection: {"matrix"}}
-    np.testing.assert_array_equal(same.apply({collection: {"matrix": matrix}}, X), want)
-    assert np.any(variables[collection]["matrix"] != same.init(jax.random.key(1), X)[collection]["matrix"])
+    variables = {collection: {"matrix": module.matrix[...]}}
+    got, of_linen = in_both(module, same, X, variables=variables)
+    want = pe.fourier_features(X, module.matrix[...], layout="interleaved", dtype=jnp.bfloat16)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(of_linen, want)
+    first, second = quick(lambda keys: [same.init(key, X) for key in keys])([KEY, jax.random.key(1)])
+    assert jax.tree.structure(first) == jax.tree.structure(variables)
+    assert np.any(np.asarray(first[collection]["matrix"]) != np.asarray(second[collection]["matrix"]))
     graphdef, state = nnx.split(module)
     grads = jax.eval_shape(lambda s: nnx.grad(lambda m: m(X).astype(jnp.float32).sum())(nnx.merge(graphdef, s)), state)
     assert set(nnx.to_pure_dict(grads)) == ({"matrix"} if learned else set())
@@ -252,7 +275,8 @@ def test_the_fourier_matrix_is_gaussian():
         values = np.sort(np.asarray(matrix).ravel())
         assert np.std(values) == pytest.approx(10, rel=0.02) and abs(np.mean(values)) < 0.3
         assert np.mean(np.abs(values) < 10) == pytest.approx(0.6827, abs=0.01)
-    module = made("FourierFeatures", 2, 3, scale=1.0, param_dtype=jnp.bfloat16, matrix_metadata={"role": "b"})
+    settings = {"scale": 1.0, "param_dtype": jnp.bfloat16, "matrix_metadata": {"role": "b"}}
+    module = nnx.eval_shape(lambda: made("FourierFeatures", 2, 3, **settings))
     assert module.matrix.dtype == jnp.bfloat16 and module.matrix.role == "b"
 
 
@@ -325,29 +349,34 @@ def test_bad_settings(stack, name, args, settings, error, match):
 @pytest.mark.parametrize("class_token", tiered([False, True], [True]))
 def test_a_bias_of_offsets_by_the_index_of_a_token(class_token):
     settings = {"class_token": class_token, "flat": True}
-    module = made("RelativePositionBias", (2, 3, 4), 2, **settings)
+    module = drawn(lambda: made("RelativePositionBias", (2, 3, 4), 2, **settings), RNG)
     same, p = linen.RelativePositionBias((2, 3, 4), 2, **settings), parameters(module)
-    tokens = np.pad(pe.grid_positions((2, 3, 4)), ((int(class_token), 0), (0, 0)), constant_values=-1)
+    grid = np.indices((2, 3, 4), np.int32).reshape(3, -1).T
+    tokens = np.pad(grid, ((int(class_token), 0), (0, 0)), constant_values=-1)
     index = np.arange(len(tokens)).reshape(-1, 5) if class_token else np.arange(24).reshape(2, 12)
     want = pe.relative_position_bias(tokens[index], tokens, p["embedding"], prefix=p.get("prefix"))
-    np.testing.assert_array_equal(module(index, np.arange(len(tokens))), want)
-    np.testing.assert_array_equal(same.apply({"params": p}, index, jnp.arange(len(tokens))), want)
-    np.testing.assert_array_equal(nnx.jit(lambda m, *at: m(*at))(module, index, np.arange(len(tokens))), want)
+    known = jax.jit(lambda: (module(index, np.arange(len(tokens))), same.apply({"params": p}, index, np.arange(len(tokens)))))()  # fmt: skip
+    for got in (*known, *in_both(module, same, index, np.arange(len(tokens)))):
+        np.testing.assert_array_equal(got, want)
     for call in (module, lambda *at: same.apply({"params": p}, *at)):
         with pytest.raises(ValueError, match="relative_position_bias: .* at most 1 in coordinate 0 for this table, got 2"):  # fmt: skip
             jax.jit(lambda call=call: call(np.arange(class_token, 30), np.arange(class_token, 4)))()
         with pytest.raises(
             ValueError, match="query_positions must be one number for each token, .* got the coordinates"
         ):
-            call(pe.grid_positions((2, 3)), np.arange(3))
+            call(np.indices((2, 3)).reshape(2, -1).T, np.arange(3))
         with pytest.raises(TypeError, match="key_positions must be an array of signed integers, got uint32"):
             jax.eval_shape(call, np.arange(3), np.arange(3, dtype=np.uint32))
-    attend = nnx_modules.positional_attention(0, bias=module)
-    layer = nnx.MultiHeadAttention(2, 8, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
-    x = np.random.default_rng(0).normal(size=(2, len(tokens), 8)).astype(np.float32)
-    gradient = nnx.to_pure_dict(nnx.jit(nnx.grad(lambda layer: jnp.sum(layer(x) ** 2)))(layer))
-    found = gradient["attention_fn"]["bias"]
-    assert set(found) == set(p) and all(np.any(g) for g in found.values())
+
+    def layer():
+        attend = nnx_modules.positional_attention(0, bias=made("RelativePositionBias", (2, 3, 4), 2, **settings))
+        return nnx.MultiHeadAttention(2, 8, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
+
+    graphdef, state = nnx.split(drawn(layer, RNG))
+    x = RNG.normal(size=(2, len(tokens), 8)).astype(np.float32)
+    gradient = quick(lambda state: nnx.grad(lambda layer: jnp.sum(layer(x) ** 2))(nnx.merge(graphdef, state)))(state)
+    found = nnx.to_pure_dict(gradient)["attention_fn"]["bias"]
+    assert set(found) == set(p) and all(np.any(np.asarray(g)) for g in found.values())
 
 
 def test_buckets_that_do_not_fit_are_refused_when_called():
@@ -356,6 +385,6 @@ def test_buckets_that_do_not_fit_are_refused_when_called():
         ({"max_distance": 8}, "max_distance must be"),
     ):
         with pytest.raises(ValueError, match=match):
-            made("T5Bias", 2, **settings)(QUERIES, KEYS)
+            jax.eval_shape(lambda settings=settings: made("T5Bias", 2, **settings)(QUERIES, KEYS))
         with pytest.raises(ValueError, match=match):
-            linen.T5Bias(2, **settings).init(KEY, QUERIES, KEYS)
+            jax.eval_shape(linen.T5Bias(2, **settings).init, KEY, QUERIES, KEYS)

@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.vision_biases import bias_of, of_offsets
+from helpers.tiers import thorough, tiered
+from helpers.vision_biases import bias_of, grid_of, of_offsets
 from oracles import biases, recorded
 
 PEERS = recorded.read("relative_biases")
@@ -44,23 +45,31 @@ def bias(window, queries, keys, *arguments, **settings):
 # Values
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_each_offset_has_its_value(window, symmetric):
-    grid, table = np.asarray(pe.grid_positions(window)), table_of(window, symmetric)
-    want = biases.relative(grid, grid, table, symmetric=symmetric)
-    got = np.asarray(bias(window, grid, grid, table, symmetric=symmetric))
-    assert got.dtype == np.float32
-    np.testing.assert_array_equal(got, want)
-    # What is wrong by a sign, by the order of axes or by one place is another bias.
-    wrong = {"a place": (grid + 1, grid)} if max(window) > 1 else {}
-    wrong |= {"the order": (grid[:, ::-1],) * 2} if window != window[::-1] else {}
-    wrong |= {"the sign": (-grid, -grid)} if max(window) > 1 and not symmetric else {}
-    for name, sides in wrong.items():
-        assert not np.array_equal(biases.relative(*sides, table, symmetric=symmetric), got), name
+@pytest.mark.parametrize("window", tiered(WINDOWS, [(5,), (3, 4), (2, 3, 4)]), ids=str)
+def test_each_offset_has_its_value(window):
+    grid, tables = grid_of(window), {symmetric: table_of(window, symmetric) for symmetric in (False, True)}
+    both = lambda tables: {kind: bias(window, grid, grid, table, symmetric=kind) for kind, table in tables.items()}  # noqa: E731
+    for symmetric, got in jax.jit(both)(tables).items():
+        want = biases.relative(grid, grid, tables[symmetric], symmetric=symmetric)
+        assert got.dtype == np.float32
+        np.testing.assert_array_equal(got, want, err_msg=f"{symmetric=}")
+        # What is wrong by a sign, by the order of axes or by one place is another bias.
+        wrong = {"a place": (grid + 1, grid)} if max(window) > 1 else {}
+        wrong |= {"the order": (grid[:, ::-1],) * 2} if window != window[::-1] else {}
+        wrong |= {"the sign": (-grid, -grid)} if max(window) > 1 and not symmetric else {}
+        for name, sides in wrong.items():
+            other = biases.relative(*sides, tables[symmetric], symmetric=symmetric)
+            assert not np.array_equal(other, want), (symmetric, name)
 
 
-@pytest.mark.parametrize("case", PEERS["layers"], ids=lambda case: case["peer"])
+DEFAULT = "timm, RelPosBias, class token", "timm, RelPosBiasTf", "timm, LeViT, subsampled"
+
+
+@pytest.mark.parametrize(
+    "case",
+    tiered(PEERS["layers"], [case for case in PEERS["layers"] if case["peer"] in DEFAULT]),
+    ids=lambda c: c["peer"],
+)
 def test_beside_layers_of_transformers_and_timm(case):
     arrays = {name: np.array(x, np.float32) for name, x in case.items() if name not in ("peer", "window")}
     got = bias_of(case["peer"], tuple(case["window"]), arrays)
@@ -68,7 +77,9 @@ def test_beside_layers_of_transformers_and_timm(case):
     assert_within(got, arrays["bias"], bound, against=case["peer"])
 
 
-@pytest.mark.parametrize("case", PEERS["resized"], ids=lambda case: f"{case['window']} {case['new']}")
+@pytest.mark.parametrize(
+    "case", tiered(PEERS["resized"], PEERS["resized"][1:2]), ids=lambda case: f"{case['window']} {case['new']}"
+)
 def test_a_table_for_another_window_as_timm_resizes_it(case):
     old, new = (np.float32(case[name]).reshape(2 * n - 1, 2 * n - 1, -1) for name, n in (("table", case["window"]), ("resized", case["new"])))  # fmt: skip
     assert_within(pe.resize_table(old, new.shape[:2], method="cubic"), new, 5e-6, against="bicubic with antialias")
@@ -83,23 +94,27 @@ def test_a_larger_window_as_beit_resizes_its_table(case):
 
 
 def test_tokens_outside_the_grid():
-    grid, table, prefix = np.asarray(pe.grid_positions((2, 3))), table_of((2, 3)), normal(3, HEADS)
+    grid, table, prefix = grid_of((2, 3)), table_of((2, 3)), normal(3, HEADS)
     tokens = np.concatenate([[[-1, -1]], grid[:4], [[-7, 2]], grid[4:]])  # two of them, one in between
-    got = pe.relative_position_bias(tokens, tokens[2:], table, prefix=prefix)
-    np.testing.assert_array_equal(got, biases.relative(tokens, tokens[2:], table, prefix=prefix))
-    whole = np.asarray(pe.relative_position_bias(tokens, tokens, table, prefix=prefix))
+    symmetric = table_of((2, 3), True)
+    far = tokens + np.where(tokens[:, :1] < 0, 0, 1_000_000_000)
+
+    @jax.jit
+    def compute(table, symmetric, prefix):
+        f = functools.partial(pe.relative_position_bias, prefix=prefix)
+        of_far, part = f(far, far, table), f(tokens, tokens[2:], table)
+        # Without prefix a negative coordinate is a place.
+        negative, places = (pe.relative_position_bias(p, p, table) for p in (grid - 5, grid))
+        return f(tokens, tokens, table), of_far, part, f(tokens, tokens, symmetric, symmetric=True), negative, places
+
+    whole, of_far, part, mirrored, negative, places = map(np.asarray, compute(table, symmetric, prefix))
+    np.testing.assert_array_equal(part, biases.relative(tokens, tokens[2:], table, prefix=prefix))
     np.testing.assert_array_equal(whole[:, 0, 1], prefix[0])  # from a class token to the grid
     np.testing.assert_array_equal(whole[:, 1, 0], prefix[1])
     np.testing.assert_array_equal(whole[:, 0, 5], prefix[2])
-    symmetric = table_of((2, 3), True)
-    got = pe.relative_position_bias(tokens, tokens, symmetric, prefix=prefix, symmetric=True)
-    np.testing.assert_array_equal(got, biases.relative(tokens, tokens, symmetric, prefix=prefix, symmetric=True))
-    # Without prefix a negative coordinate is a place.
-    np.testing.assert_array_equal(
-        pe.relative_position_bias(grid - 5, grid - 5, table), pe.relative_position_bias(grid, grid, table)
-    )
-    far = tokens + np.where(tokens[:, :1] < 0, 0, 1_000_000_000)
-    np.testing.assert_array_equal(pe.relative_position_bias(far, far, table, prefix=prefix), whole)
+    np.testing.assert_array_equal(of_far, whole)
+    np.testing.assert_array_equal(mirrored, biases.relative(tokens, tokens, symmetric, prefix=prefix, symmetric=True))
+    np.testing.assert_array_equal(negative, places)
 
 
 # Offsets that the table does not hold
@@ -119,10 +134,15 @@ def test_out_of_range(symmetric):
     with pytest.raises(ValueError, match="by at most 2 in coordinate 0"):
         jax.jit(lambda table: f(at, at, table))(table)  # known to the trace
     np.testing.assert_array_equal(f(at, at, table, out_of_range="nan"), want)
-    np.testing.assert_array_equal(jax.jit(f)(at, at, table), want)
-    np.testing.assert_array_equal(jax.jit(f)(at, at, table), want)
-    np.testing.assert_array_equal(jax.jit(lambda at: f(at, at, table, out_of_range="zeros"))(at), np.nan_to_num(want))
-    gradient = jax.jit(jax.grad(lambda table, at: jnp.nansum(f(at, at, table))))(table, at)
+
+    @jax.jit
+    def traced(at, table):
+        gradient = jax.grad(lambda table: jnp.nansum(f(at, at, table)))(table)
+        return f(at, at, table), f(at, at, table, out_of_range="zeros"), gradient
+
+    nan, zeros, gradient = traced(at, table)
+    np.testing.assert_array_equal(nan, want)
+    np.testing.assert_array_equal(zeros, np.nan_to_num(want))
     counts = np.zeros(table.shape)
     for p in at:
         for q in at:
@@ -133,14 +153,14 @@ def test_out_of_range(symmetric):
 
 
 def test_each_batch_is_checked_by_itself():
-    grid, table = np.asarray(pe.grid_positions((2, 3))), table_of((2, 3))
+    grid, table = grid_of((2, 3)), table_of((2, 3))
     apart = np.stack([grid, grid + 1_000_000])
-    np.testing.assert_array_equal(
-        pe.relative_position_bias(apart, apart, table)[1], pe.relative_position_bias(grid, grid, table)
-    )
+    both = np.asarray(pe.relative_position_bias(apart, apart, table))
+    np.testing.assert_array_equal(both[1], biases.relative(grid, grid, table))
     with pytest.raises(ValueError, match="in coordinate 0 for this table, got 1000001$"):
         pe.relative_position_bias(apart, grid, table)
-    assert pe.relative_position_bias(apart[:, :0], grid, table).shape == (2, HEADS, 0, 6)
+    none = jax.eval_shape(lambda table: pe.relative_position_bias(apart[:, :0], grid, table), table)
+    assert none.shape == (2, HEADS, 0, 6)
 
 
 # Tiles, batches and programs
@@ -148,64 +168,83 @@ def test_each_batch_is_checked_by_itself():
 
 def test_tiles_batches_and_transforms_have_the_same_bits():
     window, table, prefix = (4, 5), table_of((4, 5)), normal(3, HEADS)
-    grid = np.pad(pe.grid_positions(window), ((1, 0), (0, 0)), constant_values=-1)
+    grid = np.pad(grid_of(window), ((1, 0), (0, 0)), constant_values=-1)
     f = functools.partial(pe.relative_position_bias, prefix=prefix)
     whole = np.asarray(f(grid, grid, table))
-    np.testing.assert_array_equal(jax.jit(f)(grid[3:7], grid[:9], table), whole[:, 3:7, :9])
-    q, k = grid[1:13].reshape(2, 3, 2, 2), grid[:8].reshape(2, 1, 4, 2)
-    want = np.stack([[f(q[i, j], k[i, 0], table) for j in range(3)] for i in range(2)])
-    np.testing.assert_array_equal(f(q, k, table), want)
-    each = jax.jit(jax.vmap(jax.vmap(f, (0, None, None)), (0, 0, None)))
-    np.testing.assert_array_equal(each(q, k[:, 0], table), want)
-    np.testing.assert_array_equal(jax.lax.scan(lambda _, q: (0, f(q, k[0, 0], table)), 0, q[0])[1], want[0])
+    rows, columns = np.arange(1, 13).reshape(2, 3, 2), np.arange(8).reshape(2, 1, 4)
+    q, k = grid[rows], grid[columns]
+    want = np.moveaxis(whole[:, rows[..., :, None], columns[..., None, :]], 0, 2)
     tables = np.stack([table, 2 * table])
-    np.testing.assert_array_equal(jax.vmap(f, (None, None, 0))(grid, grid, tables)[1, :, 1:, 1:], 2 * whole[:, 1:, 1:])
+
+    @jax.jit
+    def compute(grid, q, k, tables):
+        return {
+            "a tile": f(grid[3:7], grid[:9], tables[0]),
+            "batches": f(q, k, tables[0]),
+            "maps": jax.vmap(jax.vmap(f, (0, None, None)), (0, 0, None))(q, k[:, 0], tables[0]),
+            "a scan": jax.lax.scan(lambda _, q: (0, f(q, k[0, 0], tables[0])), 0, q[0])[1],
+            "mapped tables": jax.vmap(f, (None, None, 0))(grid, grid, tables)[1, :, 1:, 1:],
+        }
+
+    found = compute(grid, q, k, tables)
+    expected = {"a tile": whole[:, 3:7, :9], "mapped tables": 2 * whole[:, 1:, 1:], "a scan": want[0]}
+    for name, got in found.items():
+        np.testing.assert_array_equal(got, expected.get(name, want), err_msg=name)
+
+
+@pytest.mark.thorough
+def test_exported_with_symbolic_sizes():
+    grid, table = grid_of((4, 5)), table_of((4, 5))
     n, m = export.symbolic_shape("n, m")
     shapes = jax.ShapeDtypeStruct((n, 2), jnp.int32), jax.ShapeDtypeStruct((m, 2), jnp.int32)
-    exported = export.export(jax.jit(lambda q, k: f(q, k, table)))(*shapes)
-    np.testing.assert_array_equal(exported.call(grid[:5], grid), whole[:, :5])
+    exported = export.export(jax.jit(lambda q, k: pe.relative_position_bias(q, k, table)))(*shapes)
+    np.testing.assert_array_equal(exported.call(grid[:5], grid), pe.relative_position_bias(grid[:5], grid, table))
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32, np.int64, np.uint64])
-def test_positions_of_other_dtypes(dtype):
-    grid, table = np.asarray(pe.grid_positions((3, 4))), table_of((3, 4))
-    want = pe.relative_position_bias(grid, grid, table)
-    np.testing.assert_array_equal(pe.relative_position_bias(grid.astype(dtype), grid, table), want)
-    np.testing.assert_array_equal(jax.jit(pe.relative_position_bias)(*[grid.astype(dtype)] * 2, table), want)
+def test_positions_of_other_dtypes():
+    grid, table = grid_of((3, 4)), table_of((3, 4))
+    sides = [grid.astype(dtype) for dtype in (np.int8, np.uint8, np.int16, np.uint32, np.int64, np.uint64)]
+    f = pe.relative_position_bias
+    alike = jax.jit(lambda sides, table: [f(p, p, table) for p in sides])(sides, table)
+    mixed = jax.jit(lambda table: [f(p, grid, table) for p in sides])(table)
+    want = biases.relative(grid, grid, table)
+    for side, *found in zip(sides, alike, mixed, strict=True):
+        for got in found:
+            np.testing.assert_array_equal(got, want, err_msg=str(side.dtype))
 
 
 def test_positions_without_a_common_dtype():
-    grid = np.asarray(pe.grid_positions((3, 4)))
+    grid = grid_of((3, 4))
     with pytest.raises(TypeError, match="^relative_position_bias: query_positions of uint\\d+ and key_positions of int\\d+ have no common dtype"):  # fmt: skip
         wide = (np.uint64, np.int64) if jax.config.read("jax_enable_x64") else (np.uint32, np.int32)
         jax.jit(lambda q, k: pe.relative_position_bias(q, k, table_of((3, 4))))(*map(grid.astype, wide))
 
 
 def test_tables_of_other_dtypes():
-    grid, table = pe.grid_positions((3, 4)), table_of((3, 4))
-    low = pe.relative_position_bias(grid, grid, jnp.asarray(table, jnp.bfloat16), prefix=jnp.ones((3, HEADS)))
-    assert low.dtype == jnp.float32
-    np.testing.assert_array_equal(
-        low, pe.relative_position_bias(grid, grid, jnp.asarray(table, jnp.bfloat16).astype(jnp.float32))
-    )
+    grid, table = grid_of((3, 4)), table_of((3, 4))
+    low, prefix = table.astype(jnp.bfloat16), np.ones((3, HEADS), np.float32)
+    got = pe.relative_position_bias(grid, grid, low, prefix=prefix)
+    assert got.dtype == jnp.float32
+    np.testing.assert_array_equal(got, biases.relative(grid, grid, low.astype(np.float32)))
 
 
 def test_a_bias_of_attention():
     window, table, prefix = (3, 4), table_of((3, 4)), normal(3, HEADS)
-    tokens = np.pad(pe.grid_positions(window), ((1, 0), (0, 0)), constant_values=-1)
+    tokens = np.pad(grid_of(window), ((1, 0), (0, 0)), constant_values=-1)
     q, k, v = normal(3, 2, 13, HEADS, 4)
 
-    def attend(table, prefix, at=tokens):
-        at = jnp.asarray(at)
+    def attend(table, prefix):
+        at = jnp.asarray(tokens)
         return pe.attention(q, k, v, bias=lambda i, j: pe.relative_position_bias(at[i], at[j], table, prefix=prefix), block_size=5)  # fmt: skip
 
     def dense(table, prefix):
         whole = pe.relative_position_bias(tokens, tokens, table, prefix=prefix)[None]
         return jax.nn.dot_product_attention(q, k, v, bias=whole)
 
-    assert_within(jax.jit(attend)(table, prefix), dense(table, prefix), 1e-6, against="a dense bias")
-    of = lambda f: jax.jit(jax.grad(lambda *p: jnp.sum(f(*p) ** 2), (0, 1)))(table, prefix)  # noqa: E731
-    for got, want in zip(of(attend), of(dense), strict=True):
+    both = lambda f: lambda *p: (f(*p), jax.grad(lambda *p: jnp.sum(f(*p) ** 2), (0, 1))(*p))  # noqa: E731
+    (y, gradients), (dense_y, dense_gradients) = quick(lambda *p: (both(attend)(*p), both(dense)(*p)))(table, prefix)
+    assert_within(y, dense_y, 1e-6, against="a dense bias")
+    for got, want in zip(gradients, dense_gradients, strict=True):
         assert np.any(want)
         assert_within(got, want, 1e-5, against="the derivative of a dense bias")
 
@@ -213,31 +252,39 @@ def test_a_bias_of_attention():
 # Derivatives
 
 
-def test_derivatives_in_both_modes_and_of_higher_order():
-    grid = np.pad(pe.grid_positions((2, 3)), ((1, 0), (0, 0)), constant_values=-1)
+def test_derivatives_in_both_modes():
+    grid = np.pad(grid_of((2, 3)), ((1, 0), (0, 0)), constant_values=-1)
     f = lambda table, prefix: pe.relative_position_bias(grid, grid, table, prefix=prefix)  # noqa: E731
     parameters, along = ((table_of((2, 3)), normal(3, HEADS)) for _ in range(2))
-    want = f(*along)  # it is linear
-    np.testing.assert_array_equal(jax.jvp(f, parameters, along)[1], want)
-    np.testing.assert_array_equal(jax.jit(lambda p, v: jax.jvp(f, p, v)[1])(parameters, along), want)
-    cotangent = normal(*want.shape)
-    got = jax.jit(lambda *p: jax.vjp(f, *p)[1](cotangent))(*parameters)
-    assert np.sum([np.vdot(a, b) for a, b in zip(got, along, strict=True)]) == pytest.approx(np.vdot(cotangent, want), rel=1e-4)  # fmt: skip
-    jacobian, forward = quick(lambda *p: (jax.jacrev(f)(*p), jax.jacfwd(f)(*p)))(*parameters)
+    cotangent = normal(HEADS, 7, 7)
+    compute = lambda p, v, ct: (f(*v), jax.jvp(f, p, v)[1], jax.vjp(f, *p)[1](ct), jax.jacrev(f)(*p), jax.jacfwd(f)(*p))  # noqa: E731  # fmt: skip
+    want, moved, back, jacobian, forward = jax.jit(compute)(parameters, along, cotangent)
+    np.testing.assert_array_equal(moved, want)  # it is linear
+    assert np.sum([np.vdot(a, b) for a, b in zip(back, along, strict=True)]) == pytest.approx(np.vdot(cotangent, want), rel=1e-4)  # fmt: skip
     np.testing.assert_array_equal(jacobian, forward)
+
+
+@pytest.mark.thorough
+def test_derivatives_outside_of_jit_and_of_higher_order():
+    grid = np.pad(grid_of((2, 3)), ((1, 0), (0, 0)), constant_values=-1)
+    f = lambda table, prefix: pe.relative_position_bias(grid, grid, table, prefix=prefix)  # noqa: E731
+    parameters, along = ((table_of((2, 3)), normal(3, HEADS)) for _ in range(2))
+    np.testing.assert_array_equal(jax.jvp(f, parameters, along)[1], f(*along))
     cubes = lambda table: jnp.sum(f(table, parameters[1]) ** 3)  # noqa: E731
-    hessian, back = quick(lambda table: (jax.hessian(cubes)(table), jax.jacrev(jax.grad(cubes))(table)))(parameters[0])
+    compute = lambda table: (jax.jacrev(f)(*parameters), jax.hessian(cubes)(table), jax.jacrev(jax.grad(cubes))(table))  # noqa: E731  # fmt: skip
+    jacobian, hessian, back = quick(compute)(parameters[0])
     np.testing.assert_allclose(hessian, back, rtol=1e-5)
     counts = np.einsum("hqkabc,hqkabc->abc", *[np.asarray(jacobian)] * 2)
     np.testing.assert_allclose(np.einsum("abcabc->abc", hessian), 6 * counts * parameters[0], rtol=1e-5)
 
 
 def test_the_derivative_counts_beyond_2_to_the_24():
-    n = 4200  # all at one place: a sum of ones in float32, one after the other, ends at 16,777,216
-    same = np.zeros((n, 2), np.int32)
+    n = 4200  # all but the first at one place: a sum of ones in float32, one after the other, ends at 16,777,216
+    places = np.zeros((n, 2), np.int32)
+    places[0] = 1, 0
     counts = jax.jit(jax.grad(lambda t, at: jnp.sum(pe.relative_position_bias(at, at, t))))
-    got = counts(np.zeros((3, 3, 1), np.float32), same)
-    np.testing.assert_array_equal(got[..., 0], [[0, 0, 0], [0, n * n, 0], [0, 0, 0]])
+    got = np.asarray(counts(np.zeros((3, 3, 1), np.float32), places))
+    np.testing.assert_array_equal(got[..., 0], [[0, n - 1, 0], [0, (n - 1) ** 2 + 1, 0], [0, n - 1, 0]])
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3), (0, 3, 3)], ids=str)
@@ -249,16 +296,15 @@ def test_derivatives_of_nothing(shape):
 
 
 def test_derivatives_store_positions_only():
-    grid, table = pe.grid_positions((6, 7)), table_of((6, 7))
-    back = jax.jit(lambda p, table: jax.vjp(lambda table: pe.relative_position_bias(p, p, table), table)[1])(
-        grid, table
-    )
+    grid, table = grid_of((6, 7)), table_of((6, 7))
+    f = lambda p, table: jax.vjp(lambda table: pe.relative_position_bias(p, p, table), table)[1]  # noqa: E731
+    back = jax.eval_shape(f, grid, table)
     assert sum(x.size for x in jax.tree.leaves(back)) <= 4 * grid.size
 
 
 def test_temporaries():
     """Forward nothing; backward, on a CPU, sums of 64 copies of the table."""
-    grid, table = pe.grid_positions((24, 24)), np.zeros((47, 47, 8), np.float32)
+    grid, table = grid_of((24, 24)), np.zeros((47, 47, 8), np.float32)
     forward = jax.jit(pe.relative_position_bias).lower(grid, grid, table).compile()
     size = 4 * 8 * 24**4
     assert forward.memory_analysis().temp_size_in_bytes < size / 50
@@ -270,28 +316,33 @@ def test_temporaries():
 # Meshes
 
 
-@pytest.mark.parametrize(("rows", "columns", "heads"), [("x", None, None), (None, "x", None), (None, None, "x")])
+@pytest.mark.parametrize(
+    ("rows", "columns", "heads"), [("x", None, None), thorough(None, "x", None), (None, None, "x")]
+)
 def test_on_a_mesh_with_explicit_axes(rows, columns, heads, on_cpu):
-    grid, table, prefix = np.asarray(pe.grid_positions((3, 4))), normal(5, 7, 4), normal(3, 4)
+    grid, table, prefix = grid_of((3, 4)), normal(5, 7, 4), normal(3, 4)
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu"))
     weights = normal(4, 12, 12)
-    f = functools.partial(pe.relative_position_bias)
-    grad = jax.jit(jax.grad(lambda t, p, i, j: jnp.sum(weights * f(i, j, t, prefix=p)), (0, 1)))
-    jvp = jax.jit(lambda t, p, i, j: jax.jvp(lambda t, p: f(i, j, t, prefix=p), (t, p), (t, p))[1])
-    whole = table, prefix, grid - 1, grid - 1
-    want, tangent = grad(*whole), jvp(*whole)
+
+    def derivatives(t, p, i, j, weights):
+        f = lambda t, p: pe.relative_position_bias(i, j, t, prefix=p)  # noqa: E731
+        return jax.grad(lambda *p: jnp.sum(weights * f(*p)), (0, 1))(t, p), jax.jvp(f, (t, p), (t, p))
+
+    want, (_, tangent) = jax.jit(derivatives)(table, prefix, grid - 1, grid - 1, weights)
     with jax.set_mesh(mesh):
         put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))  # noqa: E731
         placed = put(table, None, None, heads), prefix, put(grid - 1, rows), put(grid - 1, columns)
-        assert jax.typeof(f(*placed[2:], placed[0])).sharding.spec == P(heads, rows, columns)
-        got, moved = grad(*placed), jvp(*placed)
+        without_prefix = jax.jit(pe.relative_position_bias).trace(*placed[2:], placed[0]).out_info
+        assert without_prefix.sharding.spec == P(heads, rows, columns)
+        got, (y, moved) = jax.jit(derivatives)(*placed, weights)
+        assert jax.typeof(y).sharding.spec == P(heads, rows, columns)
         assert jax.typeof(got[0]).sharding.spec == P(None, None, heads)
     np.testing.assert_array_equal(moved, tangent)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-G, T = np.asarray(pe.grid_positions((2, 3))), np.ones((3, 5, 2), np.float32)
+G, T = grid_of((2, 3)), np.ones((3, 5, 2), np.float32)
 
 
 @pytest.mark.parametrize(

@@ -41,28 +41,25 @@ def seen_by_oracle(i, j, rule, segments=None):
     return may_see(i, j, causal, segments, window)[:, 0]
 
 
-@pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize("rule", tiered(RULES, FEW), ids=str)
-def test_no_pair_is_dropped(rule, segmented):
-    """A tile in which a query sees a key is visited, and shows the pairs that it should."""
+def test_no_pair_is_dropped(rule):
+    """A tile in which a query sees a key is visited, and shows the pairs that it should, with segments and without."""
     i, j = positions_of_tiles(TRIES, 3), positions_of_tiles(TRIES, 4)
     close = RNG.random(TRIES) < 0.5
     j[close] = np.clip(np.int64(i[close, :1]) + RNG.integers(-12, 12, (close.sum(), 4)), INT.min, INT.max)
-    parts = None
-    if segmented:
-        parts = tuple(RNG.integers(-1, 2, (TRIES, n)).astype(np.int32) for n in (3, 4))
+    parts = tuple(RNG.integers(-1, 2, (TRIES, n)).astype(np.int32) for n in (3, 4))
 
     @quick
-    @functools.partial(jax.vmap, in_axes=0)
-    def of_tile(i, j, parts):
-        a, b = parts if segmented else (None, None)
-        sides = Side(i, a), Side(j, b)
-        return _tiles._seen(settings(*rule), *sides), _tiles._may_see(settings(*rule), *sides)
+    @jax.vmap
+    def of_tile(i, j, a, b):
+        of = lambda *sides: (_tiles._seen(settings(*rule), *sides), _tiles._may_see(settings(*rule), *sides))  # noqa: E731
+        return of(Side(i), Side(j)), of(Side(i, a), Side(j, b))
 
-    seen, visited = map(np.asarray, of_tile(i, j, parts))
-    np.testing.assert_array_equal(seen, seen_by_oracle(i, j, rule, parts))
-    assert visited[seen.any((1, 2))].all()
-    assert seen.any() and not seen.all()
+    for (seen, visited), segments in zip(of_tile(i, j, *parts), (None, parts), strict=True):
+        seen, visited = np.asarray(seen), np.asarray(visited)
+        np.testing.assert_array_equal(seen, seen_by_oracle(i, j, rule, segments))
+        assert visited[seen.any((1, 2))].all()
+        assert seen.any() and not seen.all()
 
 
 def test_no_pair_is_dropped_by_order():
@@ -74,10 +71,8 @@ def test_no_pair_is_dropped_by_order():
     @quick
     @jax.vmap
     def of_tile(i, j, a, b):
-        sides = Side(i, order=a), Side(j, order=b)
-        return _tiles._seen(settings(False, (None, None)), *sides), _tiles._may_see(
-            settings(False, (None, None)), *sides
-        )
+        rule, sides = settings(False, (None, None)), (Side(i, order=a), Side(j, order=b))
+        return _tiles._seen(rule, *sides), _tiles._may_see(rule, *sides)
 
     seen, visited = map(np.asarray, of_tile(i, j, *order))
     np.testing.assert_array_equal(seen, may_see(i, j, True, order=order)[:, 0])
@@ -85,10 +80,9 @@ def test_no_pair_is_dropped_by_order():
     assert visited.any() and not visited.all()
 
 
-@pytest.mark.parametrize("segmented", [False, True])
 @pytest.mark.parametrize("rule", tiered(RULES, FEW), ids=str)
-def test_nothing_is_visited_in_vain(rule, segmented):
-    """Of runs of consecutive positions within one segment, a tile is visited only if a query sees a key."""
+def test_nothing_is_visited_in_vain(rule):
+    """Of runs of consecutive positions, of any segment or of one, a tile is visited only if a query sees a key."""
     start = positions_of_tiles(TRIES, 2)
     start[: TRIES // 2, 1] = np.clip(
         np.int64(start[: TRIES // 2, 0]) + RNG.integers(-14, 14, TRIES // 2), INT.min, INT.max
@@ -100,22 +94,31 @@ def test_nothing_is_visited_in_vain(rule, segmented):
     @quick
     @jax.vmap
     def visited(i, j, a, b):
-        return _tiles._may_see(settings(*rule), *((Side(i, a), Side(j, b)) if segmented else (Side(i), Side(j))))
+        both = (Side(i), Side(j)), (Side(i, a), Side(j, b))
+        return [_tiles._may_see(settings(*rule), *sides) for sides in both]
 
-    want = seen_by_oracle(i, j, rule, parts if segmented else None).any((1, 2))
-    np.testing.assert_array_equal(visited(i, j, *parts), want)
+    for got, segments in zip(visited(i, j, *parts), (None, parts), strict=True):
+        np.testing.assert_array_equal(got, seen_by_oracle(i, j, rule, segments).any((1, 2)))
 
 
 def test_a_tile_of_several_sequences_is_visited_for_any_of_them():
     a, b = np.int32([[0, 1], [50, 51]]), np.int32([[40, 41], [50, 60]])
-    may = lambda rule, i, j, *parts: _tiles._may_see(settings(*rule), Side(i, *parts[:1]), Side(j, *parts[1:])).any()  # noqa: E731
-    assert may((True, (None, None)), a, b) and not may((True, (None, None)), a[:1], b[:1])
-    assert may((True, (0, None)), a, b) and not may((False, (5, 5)), a[:1], b[:1])
-    # Of two sequences, one fails by position and the other by segment.
     one, two = np.int32([[0, 0], [1, 1]]), np.int32([[0, 0], [2, 2]])
-    assert not may((True, (None, None)), a, b, one, two) and may((True, (None, None)), a, b, one, one)
-    # One row of positions for all sequences.
-    assert may((True, (None, None)), a[0], a[0], one, two) and not may((True, (None, None)), a[0], b[0], one, two)
+    causal = True, (None, None)
+    # Rule, positions of queries and keys, segments of both, and whether the tile is visited
+    cases = [
+        (causal, a, b, None, None, True),
+        (causal, a[:1], b[:1], None, None, False),
+        ((True, (0, None)), a, b, None, None, True),
+        ((False, (5, 5)), a[:1], b[:1], None, None, False),
+        (causal, a, b, one, two, False),  # of two sequences, one fails by position and the other by segment
+        (causal, a, b, one, one, True),
+        (causal, a[0], a[0], one, two, True),  # one row of positions for all sequences
+        (causal, a[0], b[0], one, two, False),
+    ]
+    visited = quick(lambda: [_tiles._may_see(settings(*rule), Side(i, p), Side(j, q)).any() for rule, i, j, p, q, _ in cases])()  # fmt: skip
+    for case, got in zip(cases, visited, strict=True):
+        assert bool(got) is case[-1], case
 
 
 # Visits
@@ -151,7 +154,7 @@ def test_tiles_that_nothing_sees_are_not_visited(mask):
 
     options = {name: case[name] for name in case if name != "segments"}
     if "segments" in case:
-        options |= dict.fromkeys(("query_segments", "key_segments"), jnp.asarray(case["segments"], jnp.int32))
+        options |= dict.fromkeys(("query_segments", "key_segments"), case["segments"].astype(np.int32))
     f = functools.partial(pe.attention, bias=bias, block_size=block, **options)
     loss = lambda *x: jnp.sum(f(*x) ** 2)  # noqa: E731
     want = tiles_seen(n, block, **case)
@@ -175,21 +178,28 @@ def test_tiles_that_nothing_sees_are_not_visited(mask):
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 16])
 def test_what_is_cut_is_joined(length):
+    @quick
+    def cut_and_joined(whole):
+        blocks = _tiles.cut_queries(settings(True, (None, None)), whole, 2)
+        return blocks, _tiles.join(blocks, length)
+
     whole = RNG.normal(size=(2, length, 6, 3)).astype(np.float32)
-    blocks = _tiles.cut_queries(settings(True, (None, None)), jnp.asarray(whole), 2)
+    blocks, joined = map(np.asarray, cut_and_joined(whole))
     count, size = _tiles.grid(4, length)
     assert blocks.shape == (count, 2, 2, 3, size, 3) and size <= 4 and count * size - length < count or not length
-    np.testing.assert_array_equal(_tiles.join(blocks, length), whole)
-    group = np.asarray(blocks)[0, :, 1, 2, 0] if length else None  # the last head of the last key head
+    np.testing.assert_array_equal(joined, whole)
+    group = blocks[0, :, 1, 2, 0] if length else None  # the last head of the last key head
     assert group is None or np.array_equal(group, whole[:, 0, 5])
 
 
 def test_padding_repeats_the_last_position():
-    cut = functools.partial(_tiles._cut_side, settings(True, (None, None)))
     ends = np.int32([INT.max, INT.min, 5, 0, INT.min])
-    np.testing.assert_array_equal(cut(jnp.asarray(ends)), [[INT.max, INT.min, 5], [0, INT.min, INT.min]])
-    np.testing.assert_array_equal(cut(jnp.asarray(ends == 5)), [[False, False, True], [False, False, False]])
-    np.testing.assert_array_equal(cut(jnp.asarray([ends, ends[::-1]]))[1], [[0, INT.min, INT.min], [INT.min, INT.max, INT.max]])  # fmt: skip
+    sides = ends, ends == 5, np.stack([ends, ends[::-1]])
+    cut = quick(lambda sides: [_tiles._cut_side(settings(True, (None, None)), side) for side in sides])
+    of_all, of_booleans, of_each = map(np.asarray, cut(sides))
+    np.testing.assert_array_equal(of_all, [[INT.max, INT.min, 5], [0, INT.min, INT.min]])
+    np.testing.assert_array_equal(of_booleans, [[False, False, True], [False, False, False]])
+    np.testing.assert_array_equal(of_each[1], [[0, INT.min, INT.min], [INT.min, INT.max, INT.max]])
 
 
 @pytest.mark.parametrize(("block", "length", "want"), [(4, 0, (1, 1)), (4, 4, (1, 4)), (4, 5, (2, 3)), (512, 520, (2, 260)), (1, 3, (3, 1)), (512, 3, (1, 3)), (4, 13, (4, 4))])  # fmt: skip
