@@ -94,24 +94,30 @@ def test_shapes_and_layouts(shape):
     assert empty.shape == (*shape, 0)
 
 
-def test_the_same_bits_in_every_program():
+@pytest.mark.parametrize("apart", tiered([False, True], [False]))
+def test_the_same_bits_in_every_program(apart):
     x = RNG.normal(size=(64, 3)).astype(np.float32)
     matrix = (RNG.normal(size=(3, 16)) * 10).astype(np.float32)
     whole = np.asarray(pe.fourier_features(x, matrix))
     shuffled = np.array([2, 0, 1])
 
-    @jax.jit
-    def elsewhere(x, matrix):
-        columns = jax.vmap(lambda b: pe.fourier_features(x, b[:, None]), in_axes=1, out_axes=1)(matrix)
-        return {
-            "jit": pe.fourier_features(x, matrix),
-            "vmap": jax.vmap(lambda x: pe.fourier_features(x, matrix))(x),
-            "columns": jnp.concatenate([columns[..., 0], columns[..., 1]], 1),
-            "shuffled": pe.fourier_features(x[:, shuffled], matrix[shuffled]),
-            "scan": jax.lax.scan(lambda c, row: (c, pe.fourier_features(row, matrix)), None, x)[1],
-        }
+    def by_columns(x, b):
+        columns = jax.vmap(lambda column: pe.fourier_features(x, column[:, None]), in_axes=1, out_axes=1)(b)
+        return jnp.concatenate([columns[..., 0], columns[..., 1]], 1)
 
-    for name, got in elsewhere(x, matrix).items():
+    programs = {
+        "jit": pe.fourier_features,
+        "known matrix": lambda x, _: pe.fourier_features(x, matrix),
+        "vmap": jax.vmap(pe.fourier_features, (0, None)),
+        "columns": by_columns,
+        "shuffled": lambda x, b: pe.fourier_features(x[:, shuffled], b[shuffled]),
+        "scan": lambda x, b: jax.lax.scan(lambda c, row: (c, pe.fourier_features(row, b)), None, x)[1],
+    }
+    if apart:
+        found = {name: jax.jit(f)(x, matrix) for name, f in programs.items()}
+    else:
+        found = jax.jit(lambda *arguments: {name: f(*arguments) for name, f in programs.items()})(x, matrix)
+    for name, got in found.items():
         np.testing.assert_array_equal(got, whole, name)
     np.testing.assert_array_equal(pe.fourier_features(x[7], matrix), whole[7])
 

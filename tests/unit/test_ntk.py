@@ -102,17 +102,28 @@ def test_every_integer_dtype_of_length():
     expected = np.asarray(f(jax.device_put(np.int32(5000))))
 
     @jax.jit
-    def traced(lengths, short, long, longest):
-        return [f(n) for n in lengths], (f(short), f(short.astype(np.int32))), (f(longest), f(long))
+    def each(traced, short, long, longest):
+        return (
+            [(f(n), f(m)) for n, m in zip(lengths, traced, strict=True)],
+            (f(short), f(short.astype(np.int32))),
+            (f(longest), f(long)),
+        )
 
-    of_dtypes, (short, of_200), (longest, long) = traced(
+    of_dtypes, (short, of_200), (longest, long) = each(
         lengths, np.uint8(200), np.int32(2**31 - 1), np.uint32(2**32 - 1)
     )
-    for length, got in zip(lengths, of_dtypes, strict=True):
-        np.testing.assert_array_equal(got, expected, str(length.dtype))
-        assert jax.eval_shape(lambda: f(length)).shape == expected.shape  # noqa: B023
+    for dtype, found in zip(dtypes, of_dtypes, strict=True):
+        np.testing.assert_array_equal(found, [expected] * 2, f"{dtype.__name__}, known and traced")
     np.testing.assert_array_equal(short, of_200)
     np.testing.assert_allclose(longest, np.asarray(long) * 0.5 ** (np.arange(8) / 7), rtol=1e-6)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.uint32, np.int64])
+def test_every_integer_dtype_of_a_length_outside_of_a_program(dtype):
+    f, length = dynamic(16, 1e4, 8, 2048), np.asarray(5000, dtype)
+    for got in (f(length), f(jax.device_put(length)), jax.jit(f)(length)):
+        np.testing.assert_array_equal(got, f(jax.device_put(np.int32(5000))))
 
 
 def test_no_float64_and_few_equations():

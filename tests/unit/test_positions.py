@@ -27,15 +27,17 @@ PADDINGS = [None, 0, 2, -5, 99]
 def test_segments(shape):
     ids = np.repeat(RNG.integers(-2, 3, shape), 3, axis=-1).astype(np.int32)
     ids[ids == -2] = -5
-    of = [functools.partial(pe.positions_from_segments, padding=padding) for padding in PADDINGS]
-    if ids.ndim == 2 and ids.size:
-        of += map(jax.vmap, of)
     rows = ids.reshape(int(np.prod(shape[:-1])), ids.shape[-1])
-    for i, got in enumerate(quick(lambda ids: [f(ids) for f in of])(ids)):
-        padding = PADDINGS[i % len(PADDINGS)]
+
+    def each(x, padding):
+        f = functools.partial(pe.positions_from_segments, padding=padding)
+        return [f(ids), f(x), *([jax.vmap(f)(x)] if ids.ndim == 2 and ids.size else [])]  # known ids, and traced
+
+    for padding, found in zip(PADDINGS, quick(lambda x: [each(x, p) for p in PADDINGS])(ids), strict=True):
         want = np.array([loops.segments(row.tolist(), padding) for row in rows], np.int32).reshape(ids.shape)
-        assert got.dtype == jnp.int32
-        np.testing.assert_array_equal(got, want, f"padding {padding}")
+        for got in found:
+            assert got.dtype == jnp.int32
+            np.testing.assert_array_equal(got, want, f"padding {padding}")
 
 
 def test_a_segment_that_comes_back_starts_again_and_an_id_is_not_a_count():
@@ -95,19 +97,17 @@ LENGTHS = [(*pack, dtype) for pack in PACKS for dtype in DTYPES if max(pack[0], 
 def test_lengths(lengths, total, dtype):
     lengths, want = np.array(lengths, dtype), loops.lengths(lengths, total)
     f = functools.partial(pe.positions_from_lengths, total=total)
-    assert jax.eval_shape(lambda: f(lengths)) == jax.ShapeDtypeStruct((total,), np.int32)  # known lengths
-    got = quick(f)(lengths)
-    assert got.dtype == jnp.int32
-    np.testing.assert_array_equal(got, want)
+    for got in quick(lambda traced: (f(lengths), f(traced)))(lengths):
+        assert got.dtype == jnp.int32
+        np.testing.assert_array_equal(got, want)
 
 
 def test_lengths_of_a_batch():
     lengths = RNG.multinomial(20, [0.4, 0.2, 0.2, 0.1, 0.1], (20, 5)).astype(np.int32)
     want = np.array([[loops.lengths(row, 23) for row in rows] for rows in lengths])
     f = functools.partial(pe.positions_from_lengths, total=23)
-    for got in quick(lambda x: (f(x), jax.vmap(f)(x)))(lengths):
+    for got in quick(lambda traced: (f(lengths), f(traced), jax.vmap(f)(traced)))(lengths):
         np.testing.assert_array_equal(got, want)
-    assert jax.eval_shape(lambda: f(lengths)).shape == want.shape  # known lengths
     assert jax.eval_shape(lambda: f(lengths[:0])).shape == (0, 5, 23)
 
 
@@ -224,13 +224,14 @@ SHARDED = [
 def test_shards_of_packs(lengths, length, shards):
     lengths = np.array(lengths, np.int32)
     both = np.stack([lengths, lengths[::-1]])[None]
-    known = jax.eval_shape(lambda: by_order(length, shards, lengths=lengths))
-    one, several = quick(lambda *packs: [by_order(length, shards, lengths=x) for x in packs])(lengths, both)
+    each = lambda *packs: [by_order(length, shards, lengths=x) for x in (lengths, *packs)]  # noqa: E731
+    known, traced, several = quick(each)(lengths, both)
     for order in ORDERS:
         want = loops.shards_of_pack(lengths, length, shards, order)
-        assert known[order] == jax.ShapeDtypeStruct((shards, length // shards), np.int32)
-        np.testing.assert_array_equal(one[order], want, order)
-        assert sorted(np.asarray(one[order]).reshape(-1).tolist()) == list(range(length)), order
+        for got in (known[order], traced[order]):
+            assert got.dtype == jnp.int32
+            np.testing.assert_array_equal(got, want, order)
+        assert sorted(np.asarray(want).reshape(-1).tolist()) == list(range(length)), order
         backwards = loops.shards_of_pack(lengths[::-1], length, shards, order)
         np.testing.assert_array_equal(several[order], [[want, backwards]], order)
 
@@ -254,8 +255,9 @@ def test_a_shard_of_a_pack_takes_the_memory_of_a_shard():
 
 
 def test_a_pack_of_one_document_is_a_sequence():
-    for order, got in quick(lambda: by_order(48, 4, lengths=np.array([48])))().items():
-        np.testing.assert_array_equal(got, loops.shards(48, 4, order), order)
+    of_one, sequence = quick(lambda: (by_order(48, 4, lengths=np.array([48])), by_order(48, 4)))()
+    for order in ORDERS:
+        np.testing.assert_array_equal(of_one[order], sequence[order], order)
 
 
 @pytest.mark.parametrize("lengths", [[5, 3], [-4, 8], [8, 8, 8], [2**31 - 4] * 5, [4, 2**31 - 8]])
@@ -263,10 +265,11 @@ def test_traced_lengths_that_do_not_fit_share_out_the_whole_pack(lengths):
     f = functools.partial(pe.shard_positions, 16, 2, order="zigzag")
     lengths = np.int32(lengths + [0] * (5 - len(lengths)))
     fits = np.int32([8, 0, 0, 0, 0])
-    one, rows = quick(lambda *each: [f(lengths=lengths) for lengths in each])(lengths, np.stack([lengths, fits]))
-    whole = loops.shards(16, 2, "zigzag")
+    each = lambda *packs: [f(lengths=x) for x in (None, *packs)]  # noqa: E731
+    whole, one, rows = quick(each)(lengths, np.stack([lengths, fits]))
     np.testing.assert_array_equal(one, whole)
-    np.testing.assert_array_equal(rows, [whole, loops.shards_of_pack([8], 16, 2, "zigzag")])
+    wanted = loops.shards(16, 2, "zigzag"), loops.shards_of_pack([8], 16, 2, "zigzag")
+    np.testing.assert_array_equal(rows, wanted)
 
 
 @pytest.mark.parametrize("order", tiered(ORDERS, ["zigzag"]))
@@ -323,11 +326,12 @@ SHAPES = [(3, 5), (5, 3), (1, 4), (4, 1), (14, 24)]
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (5, 3), (1, 1), (2, 3, 4), (4, 1, 3), (2, 3, 2, 2)])
 def test_grids(shape):
     leadings, orders = (0, 1, 5), ("row", "column") if len(shape) > 1 else ("row",)
-    f = lambda order, leading: pe.grid_positions(np.array(shape), order=order, leading=leading)  # noqa: E731
+    both = lambda *case: [pe.grid_positions(x, order=case[0], leading=case[1]) for x in (shape, np.array(shape))]  # noqa: E731
     cases = itertools.product(orders, leadings)
-    for (order, leading), got in quick(lambda: {case: f(*case) for case in cases})().items():
-        assert got.dtype == jnp.int32
-        np.testing.assert_array_equal(got, loops.grid(shape, order, leading), f"{order}, {leading} leading")
+    for (order, leading), found in quick(lambda: {case: both(*case) for case in cases})().items():
+        for got in found:
+            assert got.dtype == jnp.int32
+            np.testing.assert_array_equal(got, loops.grid(shape, order, leading), f"{order}, {leading} leading")
 
 
 def test_leading_tokens_are_not_turned():
