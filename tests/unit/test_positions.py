@@ -264,12 +264,12 @@ def test_a_pack_of_one_document_is_a_sequence():
 def test_traced_lengths_that_do_not_fit_share_out_the_whole_pack(lengths):
     f = functools.partial(pe.shard_positions, 16, 2, order="zigzag")
     lengths = np.int32(lengths + [0] * (5 - len(lengths)))
-    fits = np.int32([8, 0, 0, 0, 0])
+    fits, fills = np.int32([[8, 0, 0, 0, 0], [4, 12, 0, 0, 0]])
     each = lambda *packs: [f(lengths=x) for x in (None, *packs)]  # noqa: E731
-    whole, one, rows = quick(each)(lengths, np.stack([lengths, fits]))
+    whole, one, rows = quick(each)(lengths, np.stack([lengths, fits, fills]))
     np.testing.assert_array_equal(one, whole)
-    wanted = loops.shards(16, 2, "zigzag"), loops.shards_of_pack([8], 16, 2, "zigzag")
-    np.testing.assert_array_equal(rows, wanted)
+    of_fitting = (loops.shards_of_pack(x, 16, 2, "zigzag") for x in ([8], [4, 12]))
+    np.testing.assert_array_equal(rows, [loops.shards(16, 2, "zigzag"), *of_fitting])
 
 
 @pytest.mark.parametrize("order", tiered(ORDERS, ["zigzag"]))
