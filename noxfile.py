@@ -52,7 +52,8 @@ def pytest(session: nox.Session, *arguments: str, **environment: str) -> None:
 
 
 def parallel(session: nox.Session, *arguments: str, **environment: str) -> None:
-    pytest(session, "-n", "auto", *arguments, **environment)
+    # Each worker begins with half of the files, or its share, and takes from the others when it is done.
+    pytest(session, "-n", "auto", "--dist", "worksteal", "--failed-first", *arguments, **environment)
 
 
 # The seven that people use first
@@ -323,6 +324,6 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def mutation(session: nox.Session) -> None:
-    """Small faults put into the library, and which tests find them, hours; `-- --sample 12` draws of each module."""
+    """Small faults put into the library, and which tests find them, hours; `-- --sample 60` draws so many of all."""
     install(session, *TESTED, "coverage>=7.6")
     session.run("python", "tests/tools/mutation/run.py", *session.posargs, env=CPU)
