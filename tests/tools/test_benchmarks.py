@@ -443,8 +443,9 @@ def test_a_device_is_warm_when_it_is_timed(bench, monkeypatch):
         calls.clear()
         assert worker.time() > 0 and calls == expected
         worker.function_of = lambda case: lambda: lambda: calls.append("run")
-        repeat = worker.load(dataclasses.asdict(bench.cases.Case("table", (8, 8))))
-        assert repeat == {"cpu": 100, "cuda": 1000}[platform]  # of calls that take no time
+        for seconds, repeats in {1e-6: {"cpu": 100, "cuda": 1000}, 1e-3: {"cpu": 5, "cuda": 20}}.items():
+            worker.seconds = lambda count, each=seconds: count * each
+            assert worker.load(dataclasses.asdict(bench.cases.Case("table", (8, 8)))) == repeats[platform]
 
 
 def test_the_tables_of_pods_are_of_their_figures(bench):
