@@ -139,7 +139,7 @@ def page(results: dict[str, Any], tables: dict[str, np.ndarray]) -> str:
 <p class="lede">{words.summary(results)}</p>
 <section><h2>Held-out bits per byte, within the training length and beyond</h2>
 {figure["results"]}
-{result_table(results) if results["variants"] else ""}
+{result_table(results) if results["variants"] else "<p>No model is finished yet.</p>"}
 {words.measured(results) if results["variants"] else ""}
 </section>
 {biases}{rotary}

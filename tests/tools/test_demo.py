@@ -406,7 +406,8 @@ def test_a_page_that_grows(tmp_path, train_text):
     coming = {"rotary positions": 0, "ALiBi": 0}
     text, reloads = written(0, coming=coming, checks=[], data={})
     assert "Still to come: rotary positions and ALiBi. The page grows" in text and reloads
-    assert "The verdict is on" not in text and "Being checked." in text and "✓ holds" not in text
+    assert "No model is finished yet." in text and "The verdict is on" not in text
+    assert "Being checked." in text and "✓ holds" not in text
     text, reloads = written(3, coming=coming | {"rotary positions": 2})
     assert "Still to come: rotary positions (step 2 of 3) and ALiBi. The page grows" in text and reloads
     assert "learned positions" in text and "The verdict is on" in text and "✓ holds" in text
