@@ -87,7 +87,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Trains eight small Transformers on real text, 5 minutes, and writes build/demo/index.html; `-- --help`."""
+    """Trains five small Transformers on real text, 3 minutes, and writes build/demo/index.html; `-- --all`, eight.
+
+    The page is there after a few seconds and grows with each model.
+    """
     session.install(".[demo]")
     session.run("python", "demo/train_text.py", *session.posargs)
 

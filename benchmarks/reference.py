@@ -6,6 +6,7 @@ reduced to an eighth of a turn, within 3e-16. `precise` is mpmath throughout, at
 """
 
 import functools
+import json
 import platform
 import re
 import sys
@@ -75,6 +76,21 @@ def markdown(head, rows):
     """A table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def compact(value, indent="\n", width=280):
+    """JSON with floats of eight digits; a row, or the times of one peer in a case, takes one line."""
+    if not isinstance(value, dict | list):
+        return json.dumps(float(f"{value:.8g}") if isinstance(value, float) else value)
+    inner, (start, end) = indent + " ", "{}" if isinstance(value, dict) else "[]"
+    if isinstance(value, dict):
+        items = [f"{json.dumps(name)}: {compact(item, inner, width)}" for name, item in value.items()]
+    else:
+        items = [compact(item, inner, width) for item in value]
+    line = start + ", ".join(items) + end
+    if len(line) < width and "\n" not in line:
+        return line
+    return start + ",".join(inner + item for item in items) + indent + end
 
 
 def slug(name):
