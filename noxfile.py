@@ -61,7 +61,7 @@ def parallel(session: nox.Session, *arguments: str, **environment: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The tests, 8 minutes, less when repeated; `-- -k rotary` for some, `-- --lf` for those that failed."""
+    """The tests, 5 minutes, less when repeated; `-- -k rotary` for some, `-- --lf` for those that failed."""
     install(session, *TESTED)
     again = "--lf" in session.posargs or "--last-failed" in session.posargs  # of either tier
     parallel(session, *(["-m", ""] if again else []))
