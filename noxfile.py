@@ -52,7 +52,7 @@ def pytest(session: nox.Session, *arguments: str, **environment: str) -> None:
 
 
 def parallel(session: nox.Session, *arguments: str, **environment: str) -> None:
-    # Each worker begins with half of the files, or its share, and takes from the others when it is done.
+    # Each worker starts with its share of the files, and steals from the others when it is done.
     pytest(session, "-n", "auto", "--dist", "worksteal", "--failed-first", *arguments, **environment)
 
 

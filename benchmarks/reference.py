@@ -78,17 +78,17 @@ def markdown(head, rows):
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def compact(value, indent="\n", width=280):
-    """JSON with floats of eight digits; a row, or the times of one peer in a case, takes one line."""
+def compact(value, indent="\n"):
+    """JSON with floats of eight digits, in which what fits into 280 characters takes one line."""
     if not isinstance(value, dict | list):
         return json.dumps(float(f"{value:.8g}") if isinstance(value, float) else value)
     inner, (start, end) = indent + " ", "{}" if isinstance(value, dict) else "[]"
     if isinstance(value, dict):
-        items = [f"{json.dumps(name)}: {compact(item, inner, width)}" for name, item in value.items()]
+        items = [f"{json.dumps(name)}: {compact(item, inner)}" for name, item in value.items()]
     else:
-        items = [compact(item, inner, width) for item in value]
+        items = [compact(item, inner) for item in value]
     line = start + ", ".join(items) + end
-    if len(line) < width and "\n" not in line:
+    if len(line) < 280 and "\n" not in line:
         return line
     return start + ",".join(inner + item for item in items) + indent + end
 

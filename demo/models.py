@@ -95,7 +95,7 @@ VARIANTS = {
     "kerple": Variant("KERPLE", "bias", attention=biased(lambda s, rngs: KERPLE(s.heads, rngs=rngs)), shared=True),
     "fire": Variant("FIRE", "bias", attention=biased(lambda s, rngs: FIRE(s.heads, threshold=s.length / 4, rngs=rngs))),
 }
-STORY = ("none", "sinusoidal", "learned", "rotary", "yarn", "alibi")  # five are trained; all answer differently
+STORY = ("none", "sinusoidal", "learned", "rotary", "yarn", "alibi")  # the default; YaRN stretches the trained rotary
 
 
 class Block(nnx.Module):

@@ -87,7 +87,7 @@ def scroll(caption: str, header: str, body: str, kind: str = "numbers") -> str:
 
 @functools.lru_cache(maxsize=1)
 def drawn(described: str) -> dict[str, str]:
-    """The figures of the setup and the models in this JSON, which are drawn again when another model is finished."""
+    """The figures of a setup and its finished models, given as JSON so that the cache can compare them."""
     results = json.loads(described)
     if not results["variants"]:
         return dict.fromkeys(("results", "training", "biases"), "")

@@ -30,6 +30,7 @@ import checks
 import corpus
 import flax
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import report
@@ -42,8 +43,8 @@ from posenc_jax.nnx import LearnedEncoding
 
 LENGTHS = (1, 2, 4)  # of the windows to predict, in training lengths
 EVERY = 5.0  # seconds between two pages while a model trains
-AT_ONCE = 10  # steps in one call, which share its temporaries: the system is slow to give these out
-TOGETHER = 2  # segments of held-out text in one call, so that its temporaries are small
+AT_ONCE = 10  # training steps in one call: they share its temporaries, which are slow to allocate
+TOGETHER = 2  # segments of held-out text in one call: few, to keep its temporaries small
 interrupted = threading.Event()  # by Ctrl-C
 
 
@@ -72,9 +73,9 @@ def train(
     text: np.ndarray,
     steps: int,
     seed: int,
-    tell: Callable[[int], None] = lambda step: None,
+    tell: Callable[[int], None] = lambda steps: None,
 ) -> tuple[Decoder, list[float]]:
-    """A trained model, and its bits per byte of each batch; `tell` is often given the number of steps so far."""
+    """A trained model, and its bits per byte of each batch; calls `tell` with the steps done, every few steps."""
     graph, weights = nnx.split(Decoder(setup, variant, seed, setup.length))
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, setup.learning_rate, min(100, 1 + steps // 10), steps + 2, setup.learning_rate / 20
@@ -120,14 +121,20 @@ def evaluate(
     costs: dict[int, np.ndarray] = {}  # (segments, longest) for each length
     for length in (multiple * setup.length for multiple in LENGTHS):
         pause()
-        graph = nnx.graphdef(nnx.eval_shape(functools.partial(Decoder, setup, variant, 0, length)))
-        measure = jax.jit(functools.partial(bits, graph))
-        windows = segments[..., np.arange(0, longest, length)[:, None] + np.arange(length + 1)]
+
+        def decoder(length: int = length) -> Decoder:
+            model = Decoder(setup, variant, 0, length)
+            model.positions(jnp.zeros((1, length, setup.width)))
+            return model
+
         try:
-            parts = [measure(weights, group.reshape(-1, length + 1)) for group in windows]
+            graph = nnx.graphdef(nnx.eval_shape(decoder))
         except ValueError as error:  # the encoding has none at this length
             result[str(length)] = {"bits_per_byte": None, "no_answer": str(error)}
             continue
+        measure = jax.jit(functools.partial(bits, graph))
+        windows = segments[..., np.arange(0, longest, length)[:, None] + np.arange(length + 1)]
+        parts = [measure(weights, group.reshape(-1, length + 1)) for group in windows]
         costs[length] = np.asarray(parts, np.float64).reshape(setup.segments, longest)
         by_position = costs[length].reshape(-1, length).mean(axis=0)
         result[str(length)] = {
@@ -184,7 +191,7 @@ def curve(losses: list[float]) -> dict[str, list[float]]:
 def run(
     results: dict[str, Any], tables: dict[str, np.ndarray], setup: Setup, output: Path, names: Sequence[str]
 ) -> None:
-    """Fills `results` and `tables`, and writes them at once, while models train and after every model."""
+    """Fills `results` and `tables`; writes them before the first model, while models train, and after each."""
     began, (steps, seed) = time.perf_counter(), (results["steps"], results["seed"])
     training, held_out, results["data"] = corpus.read()
     report.write(output, results, tables)

@@ -93,13 +93,13 @@ def biases(results: dict[str, Any]) -> str:
         reach.append(f"{values.min():.1f} to {values.max():.1f} with {variant['label']}".replace("-", "−"))
     about = {
         "alibi": "ALiBi’s is −m|i − j|, with a slope m for each head that is not learned.",
-        "t5": f"T5 learns a number for each of {length // 8} buckets of distances, of which the last begins before "
-        f"{length // 4}, so that all further keys are alike to it. That is the part of the training length that it is "
-        "in the paper. All layers share one bias.",
+        "t5": f"T5 learns a number for each of {length // 8} buckets of distances. The last begins before "
+        f"{length // 4}, the same share of the training length as in the paper, and holds all greater distances. All "
+        "layers share one bias.",
         "kerple": "KERPLE learns p and a of −p ln(1 + a|i − j|). All layers share one bias.",
-        "fire": "FIRE learns a function of ln(c|i − j| + 1) / ln(c max(L, i) + 1), with c and L: the distance as a "
-        "part of the way that the query has come, of which longer windows make no more than all. L begins at "
-        f"{length // 4}, the part of the training length that it is in the paper. Each layer has its own bias.",
+        "fire": "FIRE learns c, L and a function of ln(c|i − j| + 1) / ln(c max(L, i) + 1): the distance relative to "
+        f"the query’s position, at most 1 in windows of any length. L begins at {length // 4}, the same share of the "
+        "training length as in the paper. Each layer has its own bias.",
     }
     told = " ".join(text for name, text in about.items() if name in variants)
     return f"""<p>A bias is added to the score of a query and a key for how far apart they are, so it has a value at

@@ -53,6 +53,5 @@ def test_falcon_rounds():
     assert_within(attended(row, case, **rounded(case)), want, BOUND, against="transformers")
     assert np.abs(attended(row, case) - want).max() > 0.02  # without rounding
     alone = jax.jit(lambda i: falcon_alibi(i, 2)[0, 0] - falcon_alibi(i[:1], 2)[0, 0])(np.arange(255, 260))
-    np.testing.assert_array_equal(
-        np.asarray(alone) * 2**4, [0, 1, 1, 3, 5]
-    )  # 259 is between 258 and 260, and goes to the even one
+    # 257 lies between 256 and 258, 259 between 258 and 260: each goes to the even one.
+    np.testing.assert_array_equal(np.asarray(alone) * 2**4, [0, 1, 1, 3, 5])

@@ -218,10 +218,23 @@ def check_the_page_says_who_keeps_the_loss(real, train_text):
     )
 
 
+def test_an_error_that_is_not_about_positions_is_raised(train_text, monkeypatch):
+    def bits(*_):
+        raise ValueError("unrelated")
+
+    monkeypatch.setattr(train_text, "bits", bits)
+    setup, text = train_text.Setup(width=16, depth=1, heads=2, length=16, segments=2), np.zeros(200, np.uint8)
+    with pytest.raises(ValueError, match="unrelated"):
+        train_text.evaluate(setup, train_text.VARIANTS["none"], None, text)
+
+
 def test_the_same_bytes_are_compared(train_text, monkeypatch):
     class Fake(nnx.Module):
         def __init__(self, *arguments):
             pass
+
+        def positions(self, x):
+            return x
 
     def bits(graph, weights, windows):  # of a byte: its value, its position in the window, and the byte before it
         return windows[:, 1:] * np.arange(1, windows.shape[1], dtype=np.int32)[None] + windows[:, :-1]
