@@ -309,7 +309,7 @@ def test_a_wrong_tokenizer_and_a_prompt_that_does_not_fit(tmp_path):
         generate.main([str(folder), "ab", "ababa", "--tokens", "6", "--length", "10"])
 
 
-def test_wrong_prompts_and_devices(tmp_path):
+def test_wrong_prompts(tmp_path):
     model = checkpoint.load(write(tmp_path / "m", CONFIGS["llama"]))
     for prompts, start, message in [
         ([[3], [3] * 9], 0, "prompt 2 has 9 tokens: the cache holds from 1 to 8"),
@@ -319,6 +319,10 @@ def test_wrong_prompts_and_devices(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             generate.prefill(model, prompts, 8, start=start)
+
+
+def test_wrong_devices(monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: jax.local_devices(backend="cpu"))  # a GPU is one
     for devices, batch, message in [
         (16, 8, "there are only 8"),
         (6, 4, "heads of keys split over 2, so prompts must come in multiples of 3, got 4"),

@@ -136,7 +136,9 @@ def test_is_the_function_in_both_stacks(name, sizes, settings, function, shapes)
     assert got.dtype == jnp.float32 and got.shape == (2, sizes[-1], 3, 5)
     np.testing.assert_array_equal(of_linen, got)
     assert_within(tile, got[..., 1:, 2:4], 0 if name != "FIRE" else 1e-6, against="the whole bias's tile")
-    assert_within(got, want, 2e-6 * np.abs(want) + 1e-6, against="the function")
+    # A GPU's power of 10¹¹ is off by more than a CPU's.
+    relative = 2e-6 if jax.default_backend() == "cpu" else 5e-6
+    assert_within(got, want, relative * np.abs(want) + 1e-6, against="the function")
 
 
 @pytest.mark.thorough

@@ -112,8 +112,10 @@ def test_every_integer_dtype_of_length():
     of_dtypes, (short, of_200), (longest, long) = each(
         lengths, np.uint8(200), np.int32(2**31 - 1), np.uint32(2**32 - 1)
     )
+    # XLA computes the power of a known length on the host, so a GPU's own may differ in the last bit.
+    rtol = 0 if jax.default_backend() == "cpu" else 2**-23
     for dtype, found in zip(dtypes, of_dtypes, strict=True):
-        np.testing.assert_array_equal(found, [expected] * 2, f"{dtype.__name__}, known and traced")
+        np.testing.assert_allclose(found, [expected] * 2, rtol, 0, err_msg=f"{dtype.__name__}, known and traced")
     np.testing.assert_array_equal(short, of_200)
     np.testing.assert_allclose(longest, np.asarray(long) * 0.5 ** (np.arange(8) / 7), rtol=1e-6)
 
