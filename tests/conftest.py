@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from helpers import quick, tiers
 from helpers.programs import Programs
 
 ROOT = Path(__file__).parent.parent
@@ -42,8 +43,7 @@ class Announcer:
 
 @pytest.hookimpl(trylast=True)  # after the terminal reporter is there
 def pytest_configure(config):
-    if not config.option.markexpr:  # all tests: see quick.py
-        os.environ["POSENC_TEST_OPTIMIZED"] = "1"
+    tiers.both = not config.option.markexpr
     config.pluginmanager.register(Programs(Path(COMPILED)).listen())
     if terminal := config.pluginmanager.get_plugin("terminalreporter"):  # a worker has none
         config.pluginmanager.register(Announcer(terminal))
@@ -62,6 +62,12 @@ def drawn_anew(request):
     if rng := getattr(request.module, "RNG", None):
         name = f"{request.path.name}::{request.node.name}"
         rng.bit_generator.state = np.random.default_rng(zlib.crc32(name.encode())).bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def as_users_compile(request):
+    """Where both tiers run, what the default runs too."""
+    quick.optimized = quick.ALWAYS or (tiers.both and not request.node.get_closest_marker("thorough"))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from helpers.quick import OPTIMIZED
+from helpers import tiers
 
 MANY = int(os.environ.get("POSENC_HOSTILE", "1"))
-THOROUGH = MANY > 1 or OPTIMIZED
+THOROUGH = MANY > 1 or tiers.both
 TRIED = collections.Counter()
 FLOATS = (np.float16, jnp.bfloat16, np.float32)
 EDGES = [0, 1, -1, 2, 65535, 65536, -65536, 2**30, 2**31 - 1, -(2**31), 10**6, 2**31 - 65536]

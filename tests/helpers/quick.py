@@ -1,11 +1,13 @@
 """Options with which XLA:CPU compiles in a third of the time: the same HLO, less optimized machine code.
 
-For tests whose subject is the HLO (collectives, shardings, temporaries, work) or values within a tolerance. Where the
-thorough tests run too, `conftest.py` sets `POSENC_TEST_OPTIMIZED`, and every test compiles as users do.
+For tests whose subject is the HLO (collectives, shardings, temporaries, work) or values within a tolerance. In
+`nox -s tests_all` what the default tier runs too compiles as users do, and the thorough cases with these options; with
+POSENC_TEST_OPTIMIZED=1 all compiles as users do.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,23 +15,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-
-def _known(option: str, value: Any) -> bool:
-    """Whether this XLA has the option; they come and go."""
-    try:
-        jax.jit(jnp.positive, compiler_options={option: value})(0)
-    except jax.errors.JaxRuntimeError as error:
-        if "No such compile option" not in str(error):
-            raise
-        return False
-    return True
+ALWAYS = os.environ.get("POSENC_TEST_OPTIMIZED") == "1"
+optimized = ALWAYS  # `conftest.py` sets it for each test
 
 
-OPTIMIZED = os.environ.get("POSENC_TEST_OPTIMIZED") == "1"
-QUICK = {} if OPTIMIZED else {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-QUICK = {option: value for option, value in QUICK.items() if _known(option, value)}
+@functools.cache
+def _less() -> dict[str, Any]:
+    def known(option: str, value: Any) -> bool:
+        """Whether this XLA has the option; they come and go."""
+        try:
+            jax.jit(jnp.positive, compiler_options={option: value})(0)
+        except jax.errors.JaxRuntimeError as error:
+            if "No such compile option" not in str(error):
+                raise
+            return False
+        return True
+
+    wanted = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    return {option: value for option, value in wanted.items() if known(option, value)}
+
+
+def compiler_options() -> dict[str, Any]:
+    """Those of the test that runs."""
+    return {} if optimized else _less()
 
 
 def quick(f: Callable[..., Any]) -> Callable[..., Any]:
     """`jax.jit` with these options; not inside another."""
-    return jax.jit(f, compiler_options=QUICK)
+    return jax.jit(f, compiler_options=compiler_options())

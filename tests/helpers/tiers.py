@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+both = False  # whether both tiers run; `conftest.py` sets it
+
 
 def thorough(*values: Any) -> Any:
     """A case for `pytest.mark.parametrize` that the default leaves out."""

@@ -22,7 +22,7 @@ from flax import nnx
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from helpers.quick import QUICK, quick
+from helpers.quick import compiler_options, quick
 from helpers.tiers import tiered
 from oracles import biases
 
@@ -444,7 +444,7 @@ def check_output_ends_with_the_table_and_the_page(real):
 
 @pytest.mark.thorough
 def test_the_same_seed_gives_the_same_numbers(train_text, monkeypatch):
-    monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=QUICK))
+    monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=compiler_options()))
     setup = train_text.Setup(width=16, depth=1, heads=2, length=16, batch=2, segments=8)
     text, variant = np.frombuffer(SCRIPT.read_bytes(), np.uint8), train_text.VARIANTS["learned"]
 

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import posenc_jax as pe
-from helpers.quick import QUICK
+from helpers.quick import compiler_options
 
 FOLDER = Path(__file__).parents[2] / "demo"
 TEXT = np.frombuffer((FOLDER / "train_text.py").read_bytes(), np.uint8)
@@ -22,7 +22,7 @@ TEXT = np.frombuffer((FOLDER / "train_text.py").read_bytes(), np.uint8)
 def evidence(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     module = importlib.import_module("evidence")
-    monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=QUICK))
+    monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=compiler_options()))
     data = {"text": "code", "held_out_files": []}
     monkeypatch.setattr(module.corpus, "read", lambda: (TEXT, TEXT[::-1].copy(), data))
     module.train_text.interrupted.clear()

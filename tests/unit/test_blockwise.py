@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.quick import QUICK
+from helpers.quick import compiler_options
 from helpers.tiers import tiered
 
 
@@ -35,7 +35,7 @@ def temporaries(length, program):
 def compiled(f, *arguments):
     """The bytes of temporaries."""
     # Buffers are assigned before LLVM generates code, which need not be fast: it does not run.
-    options = {"xla_backend_optimization_level": 0} | QUICK
+    options = {"xla_backend_optimization_level": 0} | compiler_options()
     return jax.jit(f).lower(*arguments).compile(options).memory_analysis().temp_size_in_bytes
 
 
