@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from cases import SPEED
 from formulas import FORMULAS
-from reference import markdown, progress
+from reference import compact, markdown, progress
 
 HERE = Path(__file__).parent
 # The helpers of the tests that compile are not part of the package: benchmarks use tests, not the reverse.
@@ -102,8 +102,7 @@ def figure(target, case, peer):
         "who": peer.NAME,
         "cycles": cycles,
         "ratio": cycles / yardstick if known else None,
-        "transferred": compiled.transferred,
-        "unestimated": compiled.unestimated if known else [],
+        "unestimated": len(compiled.unestimated) if known else 0,
         "temporaries": compiled.temporaries,
         "writes": sum(not name.endswith(("-start", "-done")) for name in compiled.large),
         "fusions": compiled.fusions,
@@ -159,7 +158,7 @@ def write(path, target, figures):
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     kept[target] = {"date": today, "versions": versions([library, *rivals()]), "figures": figures}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+    path.write_text(compact(kept) + "\n")
 
 
 def main():

@@ -16,7 +16,7 @@ import jax
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests"))
-from reference import markdown, progress  # noqa: E402
+from reference import compact, markdown, progress  # noqa: E402
 
 from devices import on_pods as pods  # noqa: E402
 
@@ -119,7 +119,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", action="store_true", help="compile nothing")
     if not parser.parse_args().tables:
-        RESULTS.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
+        RESULTS.write_text(compact(measure()) + "\n", encoding="utf-8")
     RESULTS.with_suffix(".md").write_text(text(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
 
 

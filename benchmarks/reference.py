@@ -6,6 +6,7 @@ reduced to an eighth of a turn, within 3e-16. `precise` is mpmath throughout, at
 """
 
 import functools
+import json
 import platform
 import re
 import sys
@@ -75,6 +76,21 @@ def markdown(head, rows):
     """A table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def compact(value, indent="\n"):
+    """JSON with floats of eight digits, in which what fits into 280 characters takes one line."""
+    if not isinstance(value, dict | list):
+        return json.dumps(float(f"{value:.8g}") if isinstance(value, float) else value)
+    inner, (start, end) = indent + " ", "{}" if isinstance(value, dict) else "[]"
+    if isinstance(value, dict):
+        items = [f"{json.dumps(name)}: {compact(item, inner)}" for name, item in value.items()]
+    else:
+        items = [compact(item, inner) for item in value]
+    line = start + ", ".join(items) + end
+    if len(line) < 280 and "\n" not in line:
+        return line
+    return start + ",".join(inner + item for item in items) + indent + end
 
 
 def slug(name):

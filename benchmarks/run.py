@@ -32,7 +32,7 @@ import numpy as np
 import report
 from cases import BASE, FIRST, GPU, GROWTH, LOOPS, POSITIONS, SPEED, WIDTH
 from comparison import AGAIN, OURS, PLAIN, kept
-from reference import check_sample, geometric_turns, processor, progress, slug, true_waves
+from reference import check_sample, compact, geometric_turns, processor, progress, slug, true_waves
 from worker import PEERS, has, settings
 
 HERE = pathlib.Path(__file__).parent
@@ -177,7 +177,7 @@ class Bench:
         twice = [self.each(processes, "memory") for _ in range(2)]
         self.say(f"memory, {case.name}")
         least = {name: min(found[name] for found in twice) for name in twice[0] if name in twice[1]}
-        return {"case": dataclasses.asdict(case), "name": case.name, "bytes": least}
+        return {"name": case.name, "bytes": least}
 
     def first(self, case, rounds):
         """Seconds of import and first call in fresh processes."""
@@ -321,7 +321,7 @@ def main():
     result |= bench.run(journal, expected)
     for process in (*bench.processes.values(), *bench.remembering.values()):
         process.close()
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(compact(result) + "\n")
     journal.path.unlink()
     progress(f"wrote {path} in {(time.perf_counter() - began) / 60:.0f} min")
     whole = where == "cpu" and not (options.quick or options.cases or options.peers)

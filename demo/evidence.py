@@ -68,7 +68,7 @@ def far(setup: Setup, weights: nnx.State, text: np.ndarray) -> dict[str, Any]:
     """
     starts = np.linspace(0, len(text) - setup.length - 1, setup.segments).astype(int)
     windows = text[starts[:, None] + np.arange(setup.length + 1)].astype(np.int32)
-    graph = nnx.graphdef(Decoder(setup, VARIANTS["none"], 0, setup.length))
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Decoder(setup, VARIANTS["none"], 0, setup.length)))
 
     @jax.jit
     def answer(

@@ -17,21 +17,22 @@ from matplotlib.figure import Figure
 import posenc_jax as pe
 from posenc_jax import plot
 
-TEXT = {"light": "#24292f", "dark": "#d7dde3"}
+LIGHT, DARK = "#24292f", "#d7dde3"  # the colours of text on light and on dark screens
 
 
 def picture(draw: Callable[[], Figure], alt: str, caption: str) -> str:
-    """A figure drawn for both colour schemes, as SVG inside the page."""
-    uris = {}
-    for scheme, colour in TEXT.items():
-        names = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color")
-        style = dict.fromkeys(names, colour) | {"svg.hashsalt": "posenc_jax", "svg.fonttype": "path", "font.size": 11}
-        with matplotlib.rc_context(style):
-            file = io.BytesIO()
-            draw().savefig(file, format="svg", transparent=True, dpi=200, metadata={"Date": None})
-        uris[scheme] = "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode()
-    source = f'<source media="(prefers-color-scheme: dark)" srcset="{uris["dark"]}">'
-    image = f'<img src="{uris["light"]}" alt="{escape(alt)}">'
+    """A figure as SVG inside the page, drawn once; for dark screens its text has another colour."""
+    names = ("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    style = dict.fromkeys(names, LIGHT) | {"svg.hashsalt": "posenc_jax", "svg.fonttype": "path", "font.size": 11}
+    with matplotlib.rc_context(style):
+        file = io.StringIO()
+        draw().savefig(file, format="svg", transparent=True, dpi=200, metadata={"Date": None})
+    light, dark = (
+        "data:image/svg+xml;base64," + base64.b64encode(text.encode()).decode()
+        for text in (file.getvalue(), file.getvalue().replace(LIGHT, DARK))
+    )
+    source = f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+    image = f'<img src="{light}" alt="{escape(alt)}">'
     return f"<figure><picture>{source}{image}</picture><figcaption>{caption}</figcaption></figure>"
 
 

@@ -15,7 +15,7 @@ from posenc_jax.nnx import FIRE, KERPLE, ALiBi, LearnedEncoding, SinusoidalEncod
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What all models share. The sizes suit two CPU cores; `segments` must be a multiple of 8."""
+    """What all models share. The sizes suit two CPU cores; `segments` must be even."""
 
     width: int = 96
     depth: int = 2
@@ -95,6 +95,7 @@ VARIANTS = {
     "kerple": Variant("KERPLE", "bias", attention=biased(lambda s, rngs: KERPLE(s.heads, rngs=rngs)), shared=True),
     "fire": Variant("FIRE", "bias", attention=biased(lambda s, rngs: FIRE(s.heads, threshold=s.length / 4, rngs=rngs))),
 }
+STORY = ("none", "sinusoidal", "learned", "rotary", "yarn", "alibi")  # the default; YaRN stretches the trained rotary
 
 
 class Block(nnx.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from html import escape
@@ -84,8 +85,19 @@ def scroll(caption: str, header: str, body: str, kind: str = "numbers") -> str:
     return f'<div class="scroll {kind}" role="region" aria-label="{caption}" tabindex="0"><table>{table}</table></div>'
 
 
+@functools.lru_cache(maxsize=1)
+def drawn(described: str) -> dict[str, str]:
+    """The figures of a setup and its finished models, given as JSON so that the cache can compare them."""
+    results = json.loads(described)
+    if not results["variants"]:
+        return dict.fromkeys(("results", "training", "biases"), "")
+    found = {"results": curves.of_results(results), "training": curves.of_training(results)}
+    return found | {"biases": curves.of_biases(results)}
+
+
 def page(results: dict[str, Any], tables: dict[str, np.ndarray]) -> str:
     setup, data = results["setup"], results["data"]
+    figure = drawn(json.dumps({name: results[name] for name in ("setup", "variants")}))
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     facts = {
         "Command": f"<code>{results['command']}</code>",
@@ -105,17 +117,18 @@ def page(results: dict[str, Any], tables: dict[str, np.ndarray]) -> str:
         facts["Time"] = f"{results['seconds']['total']:.0f} seconds in all"
     biases, rotary = words.biases(results), words.yarn(results)
     if biases:
-        figure = f'<div class="grid">{curves.of_biases(results)}</div>'
-        biases = f"<section><h2>What the biases look like</h2>\n{biases}\n{figure}\n</section>\n"
+        grid = f'<div class="grid">{figure["biases"]}</div>'
+        biases = f"<section><h2>What the biases look like</h2>\n{biases}\n{grid}\n</section>\n"
     if rotary:
         rotary = f"<section><h2>Rotary positions, stretched by YaRN</h2>\n{rotary}\n</section>"
+    reload = '\n<meta http-equiv="refresh" content="5">' if results["coming"] and not results["interrupted"] else ""
     listed = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts.items())
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
+<meta name="color-scheme" content="light dark">{reload}
 <title>Positions in a small Transformer – posenc_jax</title>
 <style>
 {STYLE}</style>
@@ -125,13 +138,13 @@ def page(results: dict[str, Any], tables: dict[str, np.ndarray]) -> str:
 <h1>Positions in a small Transformer</h1>
 <p class="lede">{words.summary(results)}</p>
 <section><h2>Held-out bits per byte, within the training length and beyond</h2>
-{curves.of_results(results) if results["variants"] else ""}
-{result_table(results) if results["variants"] else ""}
+{figure["results"]}
+{result_table(results) if results["variants"] else "<p>No model is finished yet.</p>"}
 {words.measured(results) if results["variants"] else ""}
 </section>
 {biases}{rotary}
 <section><h2>What makes it work, checked</h2>
-{check_table(results)}
+{check_table(results) if results["checks"] else "<p>Being checked.</p>"}
 <p>The models here are decoders: their causal mask lets later bytes see more than earlier ones, which breaks the
 symmetry, so that even without positions something of the order can be learned.</p>
 </section>
@@ -142,7 +155,7 @@ encoding, with entries of mean square ½, would outweigh them.</p>
 {figures.of_library(setup["width"], setup["length"])}</div>
 </section>
 <section><h2>How this was made</h2>
-<div class="grid">{curves.of_training(results) if results["variants"] else ""}</div>
+<div class="grid">{figure["training"]}</div>
 <dl>{listed}</dl>
 </section>
 </main>

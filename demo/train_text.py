@@ -1,13 +1,13 @@
-r"""Trains a small Transformer eight times, with its positions given in different ways, and reports what came out.
+r"""Trains a small Transformer five times, with its positions given in different ways, and reports what came out.
 
 The text is the source code of Python's standard library, byte by byte, so that nothing is downloaded. The models
-differ in nothing but their positions: none, the sinusoidal encoding, a learned table, rotary, or a bias of attention:
-ALiBi, T5's, KERPLE, FIRE. Each is then asked to predict the same held-out bytes in windows of its training length, of
-twice that and of four times that; the rotary one also with its spectrum stretched to those lengths by YaRN. The results
-go to `index.html` (which needs no network) and `results.json`, written anew after every model; Ctrl-C keeps what is
-there.
+differ in nothing but their positions: none, the sinusoidal encoding, a learned table, rotary, or ALiBi's bias of
+attention; with `--all` also the biases of T5, KERPLE and FIRE. Each is then asked to predict the same held-out bytes in
+windows of its training length, of twice that and of four times that; the rotary one also with its spectrum stretched to
+those lengths by YaRN. The results go to `index.html` (which needs no network) and `results.json`. Both are there before
+the first model is trained and grow until the last; Ctrl-C keeps what is there.
 
-    python demo/train_text.py [--steps N] [--seed N] [--output FOLDER]
+    python demo/train_text.py [--all] [--steps N] [--seed N] [--output FOLDER]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,16 @@ import numpy as np
 import optax
 import report
 from flax import nnx
-from models import VARIANTS, Decoder, Setup, Variant
+from models import STORY, VARIANTS, Decoder, Setup, Variant
 from tqdm import tqdm
 
 import posenc_jax as pe
 from posenc_jax.nnx import LearnedEncoding
 
 LENGTHS = (1, 2, 4)  # of the windows to predict, in training lengths
+EVERY = 5.0  # seconds between two pages while a model trains
+AT_ONCE = 10  # training steps in one call: they share its temporaries, which are slow to allocate
+TOGETHER = 2  # segments of held-out text in one call: few, to keep its temporaries small
 interrupted = threading.Event()  # by Ctrl-C
 
 
@@ -64,31 +67,42 @@ def bits(graph: nnx.GraphDef, weights: nnx.State, windows: jax.Array) -> jax.Arr
     return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:]) / math.log(2)
 
 
-def train(setup: Setup, variant: Variant, text: np.ndarray, steps: int, seed: int) -> tuple[Decoder, list[float]]:
-    """A trained model, and its bits per byte of each batch."""
+def train(
+    setup: Setup,
+    variant: Variant,
+    text: np.ndarray,
+    steps: int,
+    seed: int,
+    tell: Callable[[int], None] = lambda steps: None,
+) -> tuple[Decoder, list[float]]:
+    """A trained model, and its bits per byte of each batch; calls `tell` with the steps done, every few steps."""
     graph, weights = nnx.split(Decoder(setup, variant, seed, setup.length))
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, setup.learning_rate, min(100, 1 + steps // 10), steps + 2, setup.learning_rate / 20
     )
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.05))
 
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def update(weights: nnx.State, state: Any, windows: np.ndarray) -> tuple[nnx.State, Any, jax.Array]:
+    def step(before: tuple[nnx.State, Any], windows: jax.Array) -> tuple[tuple[nnx.State, Any], jax.Array]:
+        weights, state = before
         loss, gradient = jax.value_and_grad(lambda w: bits(graph, w, windows).mean())(weights)
         change, state = optimizer.update(gradient, state, weights)
-        return optax.apply_updates(weights, change), state, loss
+        return (optax.apply_updates(weights, change), state), loss
 
-    state, losses = optimizer.init(weights), []
+    update = jax.jit(functools.partial(jax.lax.scan, step), donate_argnums=0)
+    trained, losses = (weights, optimizer.init(weights)), []
     source = np.random.default_rng(seed)
-    with tqdm(range(steps), desc=f"{variant.label:>20}", unit="step", mininterval=0.5) as progress:
-        for _ in progress:
+    with tqdm(total=steps, desc=f"{variant.label:>20}", unit="step", mininterval=0.5) as progress:
+        while len(losses) < steps:
             pause()
-            starts = source.integers(0, len(text) - setup.length, (setup.batch, 1))
+            count = min(AT_ONCE, steps - len(losses))
+            starts = source.integers(0, len(text) - setup.length, (count, setup.batch, 1))
             windows = text[starts + np.arange(setup.length + 1)].astype(np.int32)
-            weights, state, loss = update(weights, state, windows)
-            losses.append(float(loss))
+            trained, found = update(trained, windows)
+            losses += np.asarray(found).tolist()
             progress.set_postfix_str(f"{losses[-1]:.2f} bits per byte", refresh=False)
-    return nnx.merge(graph, weights), losses
+            progress.update(count)
+            tell(len(losses))
+    return nnx.merge(graph, trained[0]), losses
 
 
 def evaluate(
@@ -102,18 +116,23 @@ def evaluate(
     """
     longest = LENGTHS[-1] * setup.length
     starts = np.linspace(0, len(text) - longest - 1, setup.segments).astype(int)
-    segments = text[starts[:, None] + np.arange(longest + 1)].astype(np.int32).reshape(-1, 8, longest + 1)
+    segments = text[starts[:, None] + np.arange(longest + 1)].astype(np.int32).reshape(-1, TOGETHER, longest + 1)
     result: dict[str, Any] = {}
     costs: dict[int, np.ndarray] = {}  # (segments, longest) for each length
     for length in (multiple * setup.length for multiple in LENGTHS):
         pause()
-        model = Decoder(setup, variant, 0, length)
-        measure = jax.jit(functools.partial(bits, nnx.graphdef(model)))
-        try:
+
+        def decoder(length: int = length) -> Decoder:
+            model = Decoder(setup, variant, 0, length)
             model.positions(jnp.zeros((1, length, setup.width)))
+            return model
+
+        try:
+            graph = nnx.graphdef(nnx.eval_shape(decoder))
         except ValueError as error:  # the encoding has none at this length
             result[str(length)] = {"bits_per_byte": None, "no_answer": str(error)}
             continue
+        measure = jax.jit(functools.partial(bits, graph))
         windows = segments[..., np.arange(0, longest, length)[:, None] + np.arange(length + 1)]
         parts = [measure(weights, group.reshape(-1, length + 1)) for group in windows]
         costs[length] = np.asarray(parts, np.float64).reshape(setup.segments, longest)
@@ -148,12 +167,12 @@ def bias_of(setup: Setup, model: Decoder) -> dict[str, list]:
     return {"distance": distances.tolist(), "layers": [(c[:, 1:] - c[:, :1]).round(4).tolist() for c in curves]}
 
 
-def describe(setup: Setup, steps: int, seed: int) -> dict[str, Any]:
+def describe(setup: Setup, steps: int, seed: int, every: bool = False) -> dict[str, Any]:
     """All that the numbers depend on, but for the text."""
     device = jax.devices()[0]
     packages = {"jax": jax, "flax": flax, "optax": optax, "numpy": np, "posenc_jax": pe}
     return {
-        "command": f"python demo/train_text.py --steps {steps} --seed {seed}",
+        "command": f"python demo/train_text.py --steps {steps} --seed {seed}{' --all' * every}",
         "seed": seed,
         "steps": steps,
         "device": f"{device.device_kind}, on a machine of {os.cpu_count()} CPU cores",
@@ -169,19 +188,32 @@ def curve(losses: list[float]) -> dict[str, list[float]]:
     return {"step": ends.tolist(), "bits_per_byte": [round(part.mean(), 4) for part in parts]}
 
 
-def run(results: dict[str, Any], tables: dict[str, np.ndarray], setup: Setup, output: Path) -> None:
-    """Fills `results` and `tables`, and writes them after every model."""
+def run(
+    results: dict[str, Any], tables: dict[str, np.ndarray], setup: Setup, output: Path, names: Sequence[str]
+) -> None:
+    """Fills `results` and `tables`; writes them before the first model, while models train, and after each."""
     began, (steps, seed) = time.perf_counter(), (results["steps"], results["seed"])
     training, held_out, results["data"] = corpus.read()
+    report.write(output, results, tables)
+    print(f"{(output / 'index.html').resolve()} is there already, and grows.", flush=True)
     results["checks"] = checks.run(setup.width, setup.head_dim, seed)
     for check in results["checks"]:
         print(f"{'ok  ' if check['passed'] else 'FAIL'}  {check['name']}: {check['figure']}", flush=True)
     report.write(output, results, tables)
     models: dict[str, Decoder] = {}
-    for name, variant in VARIANTS.items():
-        started, training_curve = time.perf_counter(), None
+    written = time.perf_counter()
+
+    def tell(step: int) -> None:
+        nonlocal written
+        if time.perf_counter() - written > EVERY:
+            results["coming"][variant.label] = step
+            report.write(output, results, tables)
+            written = time.perf_counter()
+
+    for name in names:
+        variant, started, training_curve = VARIANTS[name], time.perf_counter(), None
         if variant.weights is None:
-            models[name], losses = train(setup, variant, training, steps, seed)
+            models[name], losses = train(setup, variant, training, steps, seed, tell)
             training_curve = curve(losses)
         model, trained = models[variant.weights or name], time.perf_counter()
         windows, beyond = evaluate(setup, variant, nnx.state(model), held_out)
@@ -201,7 +233,7 @@ def run(results: dict[str, Any], tables: dict[str, np.ndarray], setup: Setup, ou
             "beyond": beyond,
             "bias": bias_of(setup, model) if variant.family == "bias" else None,
         }
-        results["complete"] = len(results["variants"]) == len(VARIANTS)
+        del results["coming"][variant.label]
         results["seconds"]["total"] = round(time.perf_counter() - began, 1)
         report.write(output, results, tables)
 
@@ -210,10 +242,10 @@ def main(arguments: list[str] | None = None, setup: Setup = Setup()) -> int:  # 
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         description="Train a byte-level Transformer without positions, with the sinusoidal encoding, a learned table, "
-        "rotary positions and the biases of ALiBi, T5, KERPLE and FIRE, and write what came out to FOLDER/index.html "
-        "and FOLDER/results.json.",
+        "rotary positions and ALiBi, and write what came out to FOLDER/index.html and FOLDER/results.json.",
         epilog="Ctrl-C keeps the models that are finished. The same seed gives the same numbers on the same machine.",
     )
+    parser.add_argument("--all", action="store_true", help="also the biases of T5, KERPLE and FIRE")
     parser.add_argument("--steps", type=whole(1), default=500, metavar="N", help="for each model (default: 500)")
     parser.add_argument(
         "--seed", type=whole(0, 2**31 - 1), default=0, metavar="N", help="of weights and batches (default: 0)"
@@ -226,14 +258,17 @@ def main(arguments: list[str] | None = None, setup: Setup = Setup()) -> int:  # 
         options.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"argument --output: {options.output} cannot be a folder: {error.strerror}")
-    results: dict[str, Any] = describe(setup, options.steps, options.seed)
-    results |= {"complete": False, "data": {}, "checks": [], "variants": {}, "seconds": {}}
+    names = tuple(VARIANTS) if options.all else STORY
+    results: dict[str, Any] = describe(setup, options.steps, options.seed, options.all)
+    results |= {"coming": {VARIANTS[name].label: 0 for name in names}, "interrupted": False}
+    results |= {"data": {}, "checks": [], "variants": {}, "seconds": {}}
     tables: dict[str, np.ndarray] = {}
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored
         signal.signal(signal.SIGINT, interrupt)
     try:
-        run(results, tables, setup, options.output)
+        run(results, tables, setup, options.output, names)
     except KeyboardInterrupt:
+        results["interrupted"] = True
         report.write(options.output, results, tables)
         finished = ", ".join(result["label"] for result in results["variants"].values()) or "no model"
         print(f"\nInterrupted. Finished and kept in {options.output}: {finished}.")

@@ -15,10 +15,10 @@ def lengths_of(results: dict[str, Any]) -> list[str]:
 
 
 def summary(results: dict[str, Any]) -> str:
-    """What was done and what came out."""
-    data, variants = results["data"], results["variants"]
+    """What was done, what came out, and what is still to come."""
+    data, variants, left = results["data"], results["variants"], coming(results)
     if not variants:
-        return "The run was interrupted before a model was finished."
+        return left
     short, *_, long = lengths_of(results)
     cost = {v["label"]: v["windows"][short]["bits_per_byte"] for v in variants.values() if v["training"]}
     best, worst = min(cost, key=cost.__getitem__), max(cost, key=cost.__getitem__)
@@ -47,9 +47,21 @@ def summary(results: dict[str, Any]) -> str:
     none = [variant["label"] for variant in variants.values() if variant["beyond"] is None]
     if none:
         parts.append(f"There is no answer beyond {short} bytes with {listing(none)}: the table has no more rows.")
-    if not results["complete"]:
-        parts.append("<strong>Not all models are finished: this page shows those that are.</strong>")
-    return " ".join(parts)
+    return " ".join([*parts, left] if left else parts)
+
+
+def coming(results: dict[str, Any]) -> str:
+    """Which models are not finished; empty if all are."""
+    if not results["coming"]:
+        return ""
+    steps, finished = results["steps"], "This page shows those that are." if results["variants"] else ""
+    models = listing(f"{label} (step {n} of {steps})" if n else label for label, n in results["coming"].items())
+    if results["interrupted"]:
+        return f"<strong>The run was interrupted: not finished are {models}.</strong> {finished}".rstrip()
+    return (
+        f"<strong>Still to come: {models}.</strong> The page grows with each model and reloads itself until all are "
+        "finished."
+    )
 
 
 def measured(results: dict[str, Any]) -> str:
@@ -79,13 +91,19 @@ def biases(results: dict[str, Any]) -> str:
         at = np.searchsorted(variant["bias"]["distance"], length)
         values = np.array(variant["bias"]["layers"])[..., at].ravel()
         reach.append(f"{values.min():.1f} to {values.max():.1f} with {variant['label']}".replace("-", "−"))
+    about = {
+        "alibi": "ALiBi’s is −m|i − j|, with a slope m for each head that is not learned.",
+        "t5": f"T5 learns a number for each of {length // 8} buckets of distances. The last begins before "
+        f"{length // 4}, the same share of the training length as in the paper, and holds all greater distances. All "
+        "layers share one bias.",
+        "kerple": "KERPLE learns p and a of −p ln(1 + a|i − j|). All layers share one bias.",
+        "fire": "FIRE learns c, L and a function of ln(c|i − j| + 1) / ln(c max(L, i) + 1): the distance relative to "
+        f"the query’s position, at most 1 in windows of any length. L begins at {length // 4}, the same share of the "
+        "training length as in the paper. Each layer has its own bias.",
+    }
+    told = " ".join(text for name, text in about.items() if name in variants)
     return f"""<p>A bias is added to the score of a query and a key for how far apart they are, so it has a value at
-every distance. ALiBi’s is −m|i − j|, with a slope m for each head that is not learned. T5 learns a number for each of
-{length // 8} buckets of distances, of which the last begins before {length // 4}, so that all further keys are alike
-to it. KERPLE learns p and a of −p ln(1 + a|i − j|). FIRE learns a function of ln(c|i − j| + 1) / ln(c max(L, i) + 1),
-with c and L: the distance as a part of the way that the query has come, of which longer windows make no more than all.
-L begins at {length // 4}; it and T5’s last bucket are the part of the training length that they are in the papers.
-T5’s and KERPLE’s layers share one bias; each of FIRE’s has its own.</p>
+every distance. {told}</p>
 <p>What a bias takes from a score, it takes from the logarithm of the weight: at −10, a key counts 1/22,000 of
 what it otherwise would. About {length} bytes away, the heads range from {listing(reach)}.</p>"""
 

@@ -14,6 +14,7 @@ import pathlib
 import re
 import textwrap
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -107,6 +108,11 @@ def main() -> None:
     parser.add_argument("--includes", type=pathlib.Path, default=INCLUDES / "outputs", help="where the lines go")
     args = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 8)  # for devices.md; the other pages use one
+    # What an earlier build or the tests compiled is not compiled again, unless another process is writing that file.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
+    jax.config.update("jax_compilation_cache_dir", str(DOCS.parent / "build" / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     args.includes.mkdir(parents=True, exist_ok=True)
     noxfile = (DOCS.parent / "noxfile.py").read_text(encoding="utf-8")
     (args.includes / "sessions.md").write_text("\n".join(sessions(noxfile)) + "\n", encoding="utf-8")

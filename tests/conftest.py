@@ -1,9 +1,7 @@
-"""Eight CPU devices and strict promotion, before anything uses JAX; programs compiled once; the cheap tests first."""
+"""Eight CPU devices and strict promotion, before anything uses JAX; programs compiled once."""
 
-import collections
 import contextlib
 import gc
-import json
 import os
 import zlib
 from pathlib import Path
@@ -16,8 +14,6 @@ from jax.experimental.compilation_cache import compilation_cache
 from helpers.programs import Programs
 
 ROOT = Path(__file__).parent.parent
-# The kill matrix says what each test costs.
-KILLS = ROOT / "tests" / "tools" / "mutation" / "kills.json"
 # Programs that earlier runs compiled; delete the folder to start cold.
 COMPILED = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / "build" / "compiled"))
 
@@ -53,14 +49,6 @@ def pytest_configure(config):
         config.pluginmanager.register(Announcer(terminal))
 
 
-def pytest_collection_modifyitems(items):
-    """Cheap tests first, the cases of a test together: a broken formula shows early."""
-    seconds = collections.Counter()
-    for test, cost in json.loads(KILLS.read_text(encoding="utf-8"))["tests"].items():
-        seconds[test.split("[")[0]] += cost
-    items.sort(key=lambda item: seconds.get(item.nodeid.split("[")[0], 1.0))  # one second if it is not known
-
-
 def pytest_collection_finish():
     """JAX's modules and the tests stay, so nothing looks through them for garbage again and again."""
     gc.collect()
@@ -74,6 +62,13 @@ def drawn_anew(request):
     if rng := getattr(request.module, "RNG", None):
         name = f"{request.path.name}::{request.node.name}"
         rng.bit_generator.state = np.random.default_rng(zlib.crc32(name.encode())).bit_generator.state
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten():
+    """Programs of one file rarely serve another, and all of them together take 4 GB of each worker."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="module")

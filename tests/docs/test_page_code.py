@@ -15,6 +15,8 @@ from flax import nnx
 import posenc_jax as pe
 from helpers import pages
 from helpers.closeness import assert_within
+from helpers.quick import quick
+from helpers.tiers import thorough, tiered
 from oracles import attention, rotations, spectra
 from posenc_jax import hf
 from posenc_jax.nnx import RotaryEncoding, positional_attention
@@ -58,56 +60,67 @@ def ropes():
 
 
 def new_rope(call):
-    x, want = jnp.asarray(X[:, :, 0]), turned(X, COUNTED)[:, :, 0]
-    assert_within(call()(x), want, 2e-6)
-    if hasattr(nnx, "RoPE"):
-        with warnings.catch_warnings(action="ignore"):  # Flax's table is read in a way that Flax deprecates
-            for theirs in (nnx.RoPE(THETA), nnx.RoPE(THETA, WIDTH, 100)):
-                assert_within(theirs(x), want, 2e-6)
+    x, want, ours = X[:, :, 0], turned(X, COUNTED)[:, :, 0], call()
+    ropes = (nnx.RoPE(THETA), nnx.RoPE(THETA, WIDTH, 100)) if hasattr(nnx, "RoPE") else ()
+    with warnings.catch_warnings(action="ignore"):  # Flax's table is read in a way that Flax deprecates
+        got, *theirs = quick(lambda x: [rope(x) for rope in (ours, *ropes)])(x)
+    assert_within(got, want, 2e-6)
+    for each in theirs:
+        assert_within(each, want, 2e-6)
 
 
 def called(call):
-    assert_within(call(x=X[:, :, 0]), turned(X, PLACES)[:, :, 0], 3e-5)
+    assert_within(quick(lambda x: call(x=x))(X[:, :, 0]), turned(X, PLACES)[:, :, 0], 3e-5)
 
 
 def attending(call):
-    got, mask = call()(Q, K, V, mask=np.tri(SEQ, dtype=bool)), attention.may_see(COUNTED, COUNTED, causal=True)
-    assert_within(got, attention.dense(turned(Q, COUNTED), turned(K, COUNTED), V, seen=mask).y, 2e-6)
-    for rope in ropes():
-        theirs = nnx.dot_product_attention_with_rope(Q, K, V, rope=rope, mask=np.tri(SEQ, dtype=bool))
-        assert_within(theirs, np.asarray(got), 5e-6, against="ours")
+    attend, causal = call(), np.tri(SEQ, dtype=bool)
+    theirs = [functools.partial(nnx.dot_product_attention_with_rope, rope=rope) for rope in ropes()]
+    got, *others = quick(lambda *x: [f(*x, mask=causal) for f in (attend, *theirs)])(Q, K, V)
+    seen = attention.may_see(COUNTED, COUNTED, causal=True)
+    assert_within(got, attention.dense(turned(Q, COUNTED), turned(K, COUNTED), V, seen=seen).y, 2e-6)
+    for other in others:
+        assert_within(other, np.asarray(got), 5e-6, against="ours")
 
 
 def attending_at(call):
-    attend, settings = call(), {"qkv_features": HEADS * WIDTH, "decode": False, "rngs": nnx.Rngs(0)}
-    for places in (PLACES, PLACES[0]):
-        want = attention.dense(turned(Q, places), turned(K, places), V).y
-        assert_within(attend(Q, K, V, input_positions=places), want, 3e-5)
+    attend = call()
+    both = quick(lambda *x: [attend(*x, input_positions=places) for places in (PLACES, PLACES[0])])(Q, K, V)
+    for places, got in zip((PLACES, PLACES[0]), both, strict=True):
+        assert_within(got, attention.dense(turned(Q, places), turned(K, places), V).y, 3e-5)
         for rope in ropes() if flax.__version__ == "0.12.12" else ():
             with pytest.raises((ValueError, IndexError)):
                 nnx.dot_product_attention_with_rope(Q, K, V, rope=rope, input_positions=jnp.asarray(places))
-    layer = nnx.MultiHeadAttention(HEADS, WIDTH, attention_fn=attend, **settings)
-    layer.init_cache((BATCH, SEQ, WIDTH))
-    with pytest.raises(ValueError, match="input_positions must be given"):  # a step without positions
-        layer(X[:, :1, 0], decode=True)
+
+    def step_without_positions():
+        settings = {"qkv_features": HEADS * WIDTH, "decode": False, "rngs": nnx.Rngs(0)}
+        layer = nnx.MultiHeadAttention(HEADS, WIDTH, attention_fn=attend, **settings)
+        layer.init_cache((BATCH, SEQ, WIDTH))
+        return layer(X[:, :1, 0], decode=True)
+
+    with pytest.raises(ValueError, match="input_positions must be given"):
+        jax.eval_shape(step_without_positions)
 
 
 def of_hugging_face(call):
-    assert_within(call(x=X.swapaxes(1, 2)).swapaxes(1, 2), turned(X, PLACES), 3e-5)
+    got = quick(lambda x: call(x=x))(X.swapaxes(1, 2))
+    assert_within(np.asarray(got).swapaxes(1, 2), turned(X, PLACES), 3e-5)
 
 
 def of_meta(call):
-    assert_within(call(x=X), turned(X, PLACES, "interleaved"), 3e-5)
+    assert_within(quick(lambda x: call(x=x))(X), turned(X, PLACES, "interleaved"), 3e-5)
 
 
 def adding(call):
     x = X[:, :, 0]
-    assert_within(call(x=x), x + sinusoids(COUNTED), 1e-6)
-    assert_within(pe.add_sinusoidal(x, layout="half"), x + sinusoids(COUNTED, "half"), 1e-6)
+    got, halves = quick(lambda x: (call(x=x), pe.add_sinusoidal(x, layout="half")))(x)
+    assert_within(got, x + sinusoids(COUNTED), 1e-6)
+    assert_within(halves, x + sinusoids(COUNTED, "half"), 1e-6)
 
 
 def adding_at(call):
-    assert_within(call(x=X[:, :, 0]), X[:, :, 0] * WIDTH**0.5 + sinusoids(PLACES), 2e-6)
+    x = X[:, :, 0]
+    assert_within(quick(lambda x: call(x=x))(x), x * WIDTH**0.5 + sinusoids(PLACES), 2e-6)
 
 
 def looking_up(call):
@@ -163,31 +176,31 @@ def whole(window=SEQ):
 
 
 def token(n):
-    return (jnp.asarray(x[:, n : n + 1]) for x in (Q, K, V))
+    return (x[:, n : n + 1] for x in (Q, K, V))
 
 
 def test_a_kv_cache():
-    step, cache = jax.jit(of_page("docs/recipes.md", "decode")), (jnp.zeros((BATCH, SEQ, HEADS, WIDTH)),) * 2
+    step, cache = quick(of_page("docs/recipes.md", "decode")), (np.zeros((BATCH, SEQ, HEADS, WIDTH), np.float32),) * 2
     for n in range(SEQ):
         cache, out = step(cache, *token(n), n)
-        assert_within(out[:, 0], whole()[:, n], 3e-6, against=f"float64, token {n}")
+        assert_within(np.asarray(out)[:, 0], whole()[:, n], 3e-6, against=f"float64, token {n}")
 
 
 def test_a_ring_cache():
-    slots, empty = 3, jnp.zeros((BATCH, 3, HEADS, WIDTH))
+    slots, empty = 3, np.zeros((BATCH, 3, HEADS, WIDTH), np.float32)
     names = {"rotate": rotate, "slots": slots}
-    step = jax.jit(pages.run(pages.definition("docs/recipes.md", "ring_step"), NAMES | names)["ring_step"])
-    ring = empty, empty, jnp.full(slots, 2**31 - 1, jnp.int32)
+    step = quick(pages.run(pages.definition("docs/recipes.md", "ring_step"), NAMES | names)["ring_step"])
+    ring = empty, empty, np.full(slots, 2**31 - 1, np.int32)
     for n in range(SEQ):
-        ring, out = step(ring, (*token(n), jnp.int32(n)))
-        assert_within(out[:, 0], whole(slots)[:, n], 3e-6, against=f"float64, token {n}")
+        ring, out = step(ring, (*token(n), np.int32(n)))
+        assert_within(np.asarray(out)[:, 0], whole(slots)[:, n], 3e-6, against=f"float64, token {n}")
 
 
 def test_a_paged_cache():
-    step, pages_ = jax.jit(of_page("docs/recipes.md", "paged_step")), (jnp.zeros((6, 2, HEADS, WIDTH)),) * 2
+    step, pages_ = quick(of_page("docs/recipes.md", "paged_step")), (np.zeros((6, 2, HEADS, WIDTH), np.float32),) * 2
     for n in range(SEQ):
-        pages_, out = step(pages_, jnp.array([[5, 0, 3], [2, 4, 1]]), *token(n), jnp.array([n, n]))
-        assert_within(out[:, 0], whole()[:, n], 3e-6, against=f"float64, token {n}")
+        pages_, out = step(pages_, np.array([[5, 0, 3], [2, 4, 1]]), *token(n), np.array([n, n]))
+        assert_within(np.asarray(out)[:, 0], whole()[:, n], 3e-6, against=f"float64, token {n}")
 
 
 def calls(page):
@@ -210,7 +223,7 @@ def test_functions_rotate_by_frequencies_that_are_given(page):
 # recipes.md: a cache that slides behind sinks
 
 
-@pytest.mark.parametrize(("dtype", "unit"), [(np.float32, 1e-6), (jnp.bfloat16, 2.0**-8)])
+@pytest.mark.parametrize(("dtype", "unit"), [(np.float32, 1e-6), thorough(jnp.bfloat16, 2.0**-8)])
 def test_a_thousand_steps_of_a_sliding_cache(dtype, unit):
     code = pages.block("docs/recipes.md", "def streaming_step").replace("recent = 2, 4", "recent = 3, 5")
     names, steps = pages.run(code, NAMES | {"rotate": rotate}), 1000
@@ -218,8 +231,9 @@ def test_a_thousand_steps_of_a_sliding_cache(dtype, unit):
     assert (sinks, recent) == (3, 5)
     q, k, v = RNG.normal(size=(3, steps, 1, 1, 2, WIDTH)).astype(dtype)
     cache = (np.zeros((1, sinks + recent, 2, WIDTH), dtype),) * 2
-    tokens = tuple(map(jnp.asarray, (q, k, v, np.arange(steps, dtype=np.int32))))
-    _, got = jax.jit(lambda *x: jax.lax.scan(lambda c, token: names["streaming_step"](c, *token), *x))(cache, tokens)
+    tokens = q, k, v, np.arange(steps, dtype=np.int32)
+    _, got = quick(lambda *x: jax.lax.scan(lambda c, token: names["streaming_step"](c, *token), *x))(cache, tokens)
+    got = np.asarray(got)
     for n in (0, 1, 2, 3, 6, 7, 8, 9, 500, steps - 1):
         kept = [*range(min(sinks, n + 1)), *range(max(sinks, n + 1 - recent), n + 1)]
         places = np.arange(len(kept))
@@ -233,12 +247,12 @@ def test_a_thousand_steps_of_a_sliding_cache(dtype, unit):
 # contexts.md
 
 
-@pytest.mark.parametrize("length", [2, 4, 6, 9])
+@pytest.mark.parametrize("length", tiered([2, 4, 6, 9], [4, 9]))
 def test_sinks_and_a_window(length):
     """Also where the cache is not full yet."""
     streaming, (k, v) = of_page("docs/contexts.md", "streaming"), RNG.normal(size=(2, 1, length, HEADS, WIDTH))
     q, sinks, window = RNG.normal(size=(1, 1, HEADS, WIDTH)), 2, 3
-    at_once = jax.jit(functools.partial(streaming, f=F, sinks=sinks, window=window))
+    at_once = quick(functools.partial(streaming, f=F, sinks=sinks, window=window))
     got = at_once(*(np.float32(x) for x in (q, k, v)))
     kept = [n for n in range(length) if n < sinks or n >= length - window]
     places = np.arange(len(kept))
@@ -248,7 +262,7 @@ def test_sinks_and_a_window(length):
 
 def test_self_extend():
     q, k = RNG.normal(size=(2, 30, HEADS, WIDTH)).astype(np.float32)
-    got = jax.jit(functools.partial(of_page("docs/contexts.md", "self_extend"), f=F, window=7, group=3))(q, k)
+    got = quick(functools.partial(of_page("docs/contexts.md", "self_extend"), f=F, window=7, group=3))(q, k)
     want = np.empty((HEADS, 30, 30))
     for i, j in np.ndindex(30, 30):
         offset = i - j if i - j < 7 else i // 3 - j // 3 + 7 - 7 // 3
@@ -268,26 +282,29 @@ def swin_v2(window, pretrained, w1, b1, w2):
 
 
 @pytest.mark.parametrize(
-    ("window", "pretrained"), [((16, 16), (0, 0)), ((16, 16), (8, 8)), ((6, 9), (4, 7)), ((6, 9), (0, 7))]
+    ("window", "pretrained"),
+    [((16, 16), (0, 0)), thorough((16, 16), (8, 8)), thorough((6, 9), (4, 7)), ((6, 9), (0, 7))],
 )
 def test_the_table_of_swin_v2(window, pretrained):
     w1, b1, w2 = RNG.normal(size=(2, 64)), RNG.normal(size=64), RNG.normal(size=(64, 3)) / 8
     table = of_page("docs/biases.md", "continuous_table")
     # A layer that learns these weights computes its table inside of jit.
-    got = jax.jit(table, static_argnums=(0, 4))(window, *(np.float32(x) for x in (w1, b1, w2)), pretrained)
+    in_layer = quick(lambda *weights: table(window, *weights, pretrained))
+    got = in_layer(*(np.float32(x) for x in (w1, b1, w2)))
     assert_within(got, swin_v2(window, [p or n for p, n in zip(pretrained, window, strict=True)], w1, b1, w2), 1e-4)
 
 
 def test_a_window_of_one_row():
-    w1, b1, w2 = (jnp.float32(RNG.normal(size=shape)) for shape in ((2, 8), 8, (8, 3)))
-    assert np.isfinite(of_page("docs/biases.md", "continuous_table")((1, 4), w1, b1, w2)).all()
+    weights = (RNG.normal(size=shape).astype(np.float32) for shape in ((2, 8), 8, (8, 3)))
+    table = of_page("docs/biases.md", "continuous_table")
+    assert np.isfinite(quick(lambda *weights: table((1, 4), *weights))(*weights)).all()
 
 
 def test_shaw():
     """As a bias of `jax.nn.dot_product_attention`, whose scale is not of its choosing."""
     (q, k, v), a = RNG.normal(size=(3, 9, HEADS, WIDTH)), RNG.normal(size=(5, WIDTH))
     shaw, attend = of_page("docs/biases.md", "shaw"), jax.nn.dot_product_attention
-    got = jax.jit(lambda q, k, v, a: attend(q, k, v, bias=shaw(q, a)[None]))(*(np.float32(x) for x in (q, k, v, a)))
+    got = quick(lambda q, k, v, a: attend(q, k, v, bias=shaw(q, a)[None]))(*(np.float32(x) for x in (q, k, v, a)))
     offset = np.clip(np.arange(9) - np.arange(9)[:, None], -2, 2)
     scores = np.einsum("qhd,qkhd->hqk", q, k[None] + a[offset + 2][:, :, None]) / np.sqrt(WIDTH)
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
@@ -307,7 +324,7 @@ def test_a_layer_of_gpt_oss():
     for layer, window in ((0, None), (1, 2)):
         seen = attention.may_see(COUNTED, COUNTED, causal=True, window=(window, None))
         want = attention.dense(turned(Q, COUNTED), turned(K, COUNTED), V, seen=seen, sinks=sinks).y
-        got = jax.jit(attend, static_argnums=0)(layer, Q, K, V, np.float32(sinks))
+        got = quick(functools.partial(attend, layer))(Q, K, V, np.float32(sinks))
         assert_within(got, want, 3e-6, against=f"float64, layer {layer}")
 
 
@@ -343,7 +360,7 @@ def test_attention_by_a_plan(page):
     else:
         attend_by = pages.run(pages.definition(page, "attend"), NAMES)["attend"]
         attend = lambda q, k, v, layer, places: attend_by(plan, layer, q, k, v, places)  # noqa: E731
-    got = jax.jit(attend, static_argnums=3)(q, k, v, 1, places)
+    got = quick(lambda q, k, v, places: attend(q, k, v, 1, places))(q, k, v, places)
     angles = places[:, None, None] * spectra.floats(spectra.yarn(8, 500, 40, 16))
     amplitude, all_dim = (float(spectra.temperature(40, m)) for m in (0.9, 0.7))
     stretched = np.float64([1] * 4 + [amplitude / all_dim] * 8)
@@ -364,7 +381,7 @@ def with_changes(code, changes):
 
 
 def test_eva_at_a_grid_that_is_not_square():
-    got = of_page("docs/huggingface.md", "eva_positions")((3, 8), (6, 4))
+    got = quick(lambda: of_page("docs/huggingface.md", "eva_positions")((3, 8), (6, 4)))()
     want = [[0, 0], *([r * 6 / 3, c * 4 / 8] for r in range(3) for c in range(8))]
     assert_within(got, np.array(want), 0)
 
@@ -375,9 +392,14 @@ def test_eva_02():
     x = float32s(1, 16, 2, 12)
     block = pages.block("docs/huggingface.md", "def eva_positions")
     (call,) = (line for line in block.splitlines() if line.startswith("eva = "))
-    names = NAMES | {"x": x} | pages.run(pages.definition("docs/huggingface.md", "eva_positions"), NAMES)
-    names["of_448"] = names["eva_positions"](shape, trained)
-    got = pages.run(with_changes(call, {"pe.axial(64, 2)": "pe.axial(12, 2)"}), names)["eva"]
+    call = with_changes(call, {"pe.axial(64, 2)": "pe.axial(12, 2)"})
+    names = NAMES | pages.run(pages.definition("docs/huggingface.md", "eva_positions"), NAMES)
+
+    @quick
+    def eva(x):
+        return pages.run(call, names | {"x": x, "of_448": names["eva_positions"](shape, trained)})["eva"]
+
+    got = np.asarray(eva(x))
     rows, columns = (c.reshape(-1, 1) for c in np.indices(shape) * (np.array(trained) / shape)[:, None, None])
     angles = np.concatenate([rows * omega(6, 10_000), columns * omega(6, 10_000)], axis=1)
     want = rotations.rotate_by(x[:, 1:], angles[:, None], "interleaved")
@@ -402,8 +424,7 @@ def test_calls_of_kernels_pass_the_scale():
     run = {
         name: pages.run(pages.definition("docs/recipes.md", name), NAMES)[name] for name in ("by_cudnn", "by_splash")
     }
-    by_xla = jax.jit(functools.partial(run["by_cudnn"], implementation="xla"), static_argnums=4)
-    got = by_xla(q, k, v, bias[None], scale)
+    got = quick(lambda *x: run["by_cudnn"](*x, scale, implementation="xla"))(q, k, v, bias[None])
     seen = attention.may_see(places, places, causal=True)
     assert_within(got, attention.dense(q, k, v, bias, seen, scale).y, 2e-6, against="float64")
     np.testing.assert_array_equal(run["by_splash"](lambda q, k, v: q, q, k, v, scale), np.float32(scale) * q)

@@ -19,9 +19,11 @@ COMPILED, FOUND = "/jax/core/compile/backend_compile_duration", "/jax/compilatio
 CACHED = "/jax/compilation_cache/compile_requests_use_cache"
 
 
-def budget(text: str) -> int:
-    """The sum of the numbers that begin the lines."""
-    return sum(int(n) for n in re.findall(r"^\+?(\d+)\b", text, re.MULTILINE))
+def budget(text: str, version: tuple[int, ...] = jax.__version_info__) -> int:
+    """The number for the newest JAX listed that is not newer than `version`, and all additions."""
+    listed = [tuple(map(int, row)) for row in re.findall(r"^(\d+) on JAX (\d+)\.(\d+)", text, re.MULTILINE)]
+    (number, *_) = max((row for row in listed if row[1:] <= version[:2]), key=lambda row: row[1:])
+    return number + sum(map(int, re.findall(r"^\+(\d+) ", text, re.MULTILINE)))
 
 
 class Programs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
+from helpers.quick import quick
 from oracles import encodings, rotations, spectra
 from posenc_jax import hf
 
@@ -55,11 +56,23 @@ class Layer:
         **options: Any,
     ) -> np.ndarray:
         """Turned as the plan says; with other positions, frequencies or options for the controls."""
+        return self.ours_by([change], plan, positions=positions, **options)[0]
+
+    def ours_by(
+        self,
+        changes: Sequence[Callable[[Any], Any]],
+        plan: hf.RotaryPlan | None = None,
+        *,
+        positions: np.ndarray | None = None,
+        **options: Any,
+    ) -> list[np.ndarray]:
+        """Turned by each of some changes to the plan's frequencies, in one program."""
         plan = plan or plan_of(self.model)
         options = {"layout": plan.layout, "part": plan.part, "head_axis": -3} | options
         positions = self.model["positions"] if positions is None else positions.astype(np.int32)
-        frequencies = change(plan.layers[self.index].frequencies)
-        return np.asarray(pe.rotary(self.before, positions, frequencies, **options))
+        spectra = [change(plan.layers[self.index].frequencies) for change in changes]
+        turn = quick(lambda x, positions: [pe.rotary(x, positions, f, **options) for f in spectra])
+        return list(map(np.asarray, turn(self.before, positions)))
 
     def truth(self) -> np.ndarray:
         """Turned in float64, by mpmath's waves of the true frequencies."""
@@ -124,15 +137,15 @@ def check_layer(model: Mapping[str, Any], index: int) -> dict[str, Any]:
     """Queries and keys of a layer; returns the errors of the reference and ours, to print."""
     layer = Layer(model, index)
     truth, theirs = layer.truth(), layer.reference
-    ours_exact = largest(layer.apart(layer.ours(), truth), EXACT, against="mpmath's rotation, 0 away in |pair|")
-    same = layer.apart(layer.ours(change=layer.with_theirs), theirs)
+    own = plan_of(model).layers[index].frequencies.with_precision("float32")
+    exact, with_theirs, float32 = layer.ours_by([lambda f: f, layer.with_theirs, lambda _: own])
+    ours_exact = largest(layer.apart(exact, truth), EXACT, against="mpmath's rotation, 0 away in |pair|")
+    same = layer.apart(with_theirs, theirs)
     same = largest(same, FLOAT32, against="the reference with the same ω, 0 away in |pair|")
     # In float32 precision ω is rounded once. The reference rounds the exponent of the base, and more. Where both have
     # come to the same ω they agree; elsewhere they lie apart by the position times the difference, and a rounding.
-    own = plan_of(model).layers[index].frequencies.with_precision("float32")
     off = np.abs(own.angular.astype(np.float32).astype(np.float64) - layer.theirs)
     assert np.all(off <= bound_of_float32(layer.rope["rope_theta"]) * own.angular)
-    float32 = layer.ours(change=lambda frequencies: own)
     apart, phase = layer.apart(float32, theirs), model["positions"].max() * own.angular
     assert np.all(apart <= FLOAT32 + (off > 0) * (model["positions"].max() * off + np.spacing(phase, dtype=np.float32)))
     return {

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import thorough, tiered
 from huggingface.published import DEEPSEEK_V3
 from oracles import rotations
 from oracles.configs import query_scale
@@ -63,10 +63,11 @@ def test_each_layer_is_its_formula(role, scaled):
     def traced(x):
         return jax.lax.map(lambda layer: rotate(x, layer, role, scaled), np.arange(-1, 6))
 
-    static, by_index = quick(every)(X), quick(traced)(X)
+    static, by_index = quick(lambda x: (every(x), traced(x)))(X)
+    by_index = np.asarray(by_index)
     for layer, y in enumerate(static):
-        np.testing.assert_allclose(y, formula(layer, role, scaled), rtol=1e-6, atol=1e-6)
-        np.testing.assert_array_equal(by_index[1 + layer], y)
+        np.testing.assert_allclose(y, formula(layer, role, scaled), rtol=1e-6, atol=1e-6, err_msg=f"layer {layer}")
+        np.testing.assert_array_equal(by_index[1 + layer], y, f"layer {layer}")
     assert np.isnan(by_index[0]).all() and np.isnan(by_index[-1]).all()
     if not scaled or role == "key":
         np.testing.assert_array_equal(static[1], X)  # bit for bit
@@ -75,24 +76,37 @@ def test_each_layer_is_its_formula(role, scaled):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_scales_are_rounded_once(dtype):
     x = X.astype(dtype)
-    for layer in (2, 4):
-        got = rotate(x, layer, "query", True)
-        want = rotate(x.astype(np.float32), layer, "query", True).astype(dtype)
+    both = jax.jit(lambda *each: [rotate(x, layer, "query", True) for layer in (2, 4) for x in each])
+    found = both(x, x.astype(np.float32))
+    for layer, got, want in ((2, *found[:2]), (4, *found[2:])):
         assert got.dtype == dtype
-        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(got, np.asarray(want).astype(dtype), f"layer {layer}")
 
 
 def test_under_transformations():
-    layers = np.arange(5, dtype=np.int32)
-    each = np.stack([rotate(X, layer, "query") for layer in range(5)])
-    mapped = jax.vmap(lambda layer, x: rotate(x, layer, "query"), (0, None))(layers, X)
-    np.testing.assert_array_equal(mapped, each)
     f = lambda x, layer: jnp.sum(rotate(x, layer, "query") * X[::-1])  # noqa: E731
+
+    @jax.jit
+    def of_each_layer(x, layers):
+        by_layer = [functools.partial(rotate, layer=layer, role="query") for layer in range(5)]
+        return {
+            "each": [turn(x) for turn in by_layer],
+            "mapped": jax.vmap(lambda layer, x: rotate(x, layer, "query"), (0, None))(layers, x),
+            "backwards": [turn(x[::-1]) for turn in by_layer],
+            "tangents": [jax.jvp(turn, (x,), (x[::-1],))[1] for turn in by_layer],
+            "gradients": [jax.grad(f)(x, layer) for layer in range(5)],
+        }
+
+    got = of_each_layer(X, np.arange(5, dtype=np.int32))
+    np.testing.assert_array_equal(got["mapped"], got["each"])
+    np.testing.assert_array_equal(got["tangents"], got["backwards"])
+    traced = jax.jit(jax.grad(f))
     for layer in range(5):
-        static = jax.grad(lambda x: f(x, layer))(X)  # noqa: B023
-        np.testing.assert_array_equal(jax.jit(jax.grad(f))(X, layer), static)
-        tangent = jax.jvp(lambda x: rotate(x, layer, "query"), (X,), (X[::-1],))[1]  # noqa: B023
-        np.testing.assert_array_equal(tangent, rotate(X[::-1], layer, "query"))
+        np.testing.assert_array_equal(traced(X, layer), got["gradients"][layer], f"layer {layer}")
+
+
+@pytest.mark.thorough
+def test_export():
     exported = export.export(jax.jit(lambda x, layer: rotate(x, layer, "key")), platforms=("cpu", "cuda", "tpu"))
     loaded = export.deserialize(exported(X, np.int32(0)).serialize())
     np.testing.assert_array_equal(loaded.call(X, np.int32(4)), rotate(X, 4, "key"))
@@ -106,56 +120,80 @@ BIG, AT8 = RNG.normal(size=(4, 6, 4, 8)).astype(np.float32), np.arange(24, dtype
 def test_branches_share_a_sharding(x_spec, p_spec, on_cpu):
     mesh = jax.make_mesh((2, 4), ("d", "h"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
     f = lambda x, p, layer: rotate(x, layer, "query", positions=p)  # noqa: E731
-    want = [f(BIG, AT8, layer) for layer in range(5)]
+    want = jax.jit(lambda x, p: [f(x, p, layer) for layer in range(5)])(BIG, AT8)
     with jax.set_mesh(mesh):
         x, p = (jax.device_put(a, NamedSharding(mesh, s)) for a, s in ((BIG, x_spec), (AT8, p_spec)))
+        of_rotary = jax.eval_shape(lambda x, p: pe.rotary(x, p, FAST, head_axis=-2), x, p)
         for layer in range(5):
             got = jax.jit(f)(x, p, layer)
-            assert jax.typeof(got).sharding == jax.typeof(pe.rotary(x, p, FAST, head_axis=-2)).sharding
-            np.testing.assert_array_equal(got, want[layer])
+            assert jax.typeof(got).sharding == of_rotary.sharding
+            np.testing.assert_array_equal(got, want[layer], f"layer {layer}")
 
 
-def test_in_shard_map(on_cpu):
+@pytest.mark.parametrize("x_spec", tiered([P("d"), P()], [P("d")]))
+def test_in_shard_map(x_spec, on_cpu):
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu")[:4])
     f = lambda x, p, layer: rotate(x, layer, "query", positions=p)  # noqa: E731
-    for specs in ((P("d"), P("d"), P()), (P(), P("d"), P())):
-        split = jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=P("d"))
-        x = BIG if specs[0] == P("d") else BIG[:1]
-        for layer in (0, 1, 2, 4):
-            np.testing.assert_array_equal(jax.jit(split)(x, AT8, layer), f(jnp.broadcast_to(x, BIG.shape), AT8, layer))
+    layers = 0, 1, 2, 4
+    x = BIG if x_spec == P("d") else BIG[:1]
+    whole = jax.jit(lambda x, p: [f(x, p, layer) for layer in layers])(np.broadcast_to(x, BIG.shape), AT8)
+    split = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(x_spec, P("d"), P()), out_specs=P("d")))
+    for layer, want in zip(layers, whole, strict=True):
+        np.testing.assert_array_equal(split(x, AT8, layer), want, f"layer {layer}")
 
 
 def test_a_layer_without_positions_in_a_model_of_several_coordinates():
     layers = RotaryLayer(pe.axial(8, 2), 8), RotaryLayer(NOPE, 8)
     plan, p = RotaryPlan(layers, "half"), np.stack([np.arange(5), np.arange(5) % 2], -1)
-    turned = plan.rotate(X, 0, p, head_axis=-2)
-    np.testing.assert_array_equal(turned, pe.rotary(X, p, pe.axial(8, 2), head_axis=-2))
-    np.testing.assert_array_equal(plan.rotate(X, 1, p, head_axis=-2), X)
-    got = jax.jit(lambda layer: plan.rotate(X, layer, p, head_axis=-2))(1)
-    np.testing.assert_array_equal(got, X)
     scaling = RotaryPlan((layers[0], RotaryLayer(NOPE, 8, SCALE)), "half")  # by the first coordinate
-    scaled = scaling.rotate(X, 1, p + [[1000, 0]], head_axis=-2, role="query")
+
+    @jax.jit
+    def each(x, layer):
+        turn = functools.partial(plan.rotate, positions=p, head_axis=-2)
+        scaled = scaling.rotate(x, 1, p + [[1000, 0]], head_axis=-2, role="query")
+        return (turn(x, 0), pe.rotary(x, p, pe.axial(8, 2), head_axis=-2)), (turn(x, 1), turn(x, layer)), scaled
+
+    (turned, want), still, scaled = each(X, 1)
+    np.testing.assert_array_equal(turned, want)
+    np.testing.assert_array_equal(still, [X, X])
     np.testing.assert_allclose(scaled, X * np.asarray(SCALE(np.arange(1000, 1005)))[:, None, None], rtol=1e-6)
 
 
 def test_latent_attention():
     plan = rotary_from_config(DEEPSEEK_V3)
     x = RNG.normal(size=(1, 4, 2, 192)).astype(np.float32)
-    whole = plan.rotate(x, 0, head_axis=-2, role="query", scaled=False)
-    np.testing.assert_array_equal(whole[..., :128], x[..., :128])
-    np.testing.assert_array_equal(plan.rotate(x[..., 128:], 0, head_axis=-2, role="key"), whole[..., 128:])
-    scaled = plan.rotate(x, 0, head_axis=-2, role="query", scaled=True)
-    np.testing.assert_allclose(scaled, plan.softmax_scale * whole, rtol=1e-6)
-    np.testing.assert_array_equal(plan.rotate(x, 0, head_axis=-2, role="key", scaled=True), whole)
     still = dataclasses.replace(plan, layers=(RotaryLayer(NOPE, 192), *plan.layers))
-    np.testing.assert_array_equal(still.rotate(x[..., 128:], 0, head_axis=-2, scaled=False), x[..., 128:])
+
+    @jax.jit
+    def each(x):
+        turn = functools.partial(plan.rotate, layer=0, head_axis=-2)
+        return {
+            "whole": turn(x, role="query", scaled=False),
+            "part": turn(x[..., 128:], role="key"),
+            "scaled": turn(x, role="query", scaled=True),
+            "key": turn(x, role="key", scaled=True),
+            "still": still.rotate(x[..., 128:], 0, head_axis=-2, scaled=False),
+        }
+
+    got = {name: np.asarray(y) for name, y in each(x).items()}
+    whole = got["whole"]
+    np.testing.assert_array_equal(whole[..., :128], x[..., :128])
+    np.testing.assert_array_equal(got["part"], whole[..., 128:])
+    np.testing.assert_allclose(got["scaled"], plan.softmax_scale * whole, rtol=1e-6)
+    np.testing.assert_array_equal(got["key"], whole)
+    np.testing.assert_array_equal(got["still"], x[..., 128:])
 
 
 def test_heads_before_the_sequence():
-    swapped = PLAN.rotate(X.swapaxes(1, 2), 4, AT, head_axis=-3, role="query", scaled=False)
-    np.testing.assert_array_equal(swapped.swapaxes(1, 2), rotate(X, 4, "query"))
-    alone = PLAN.rotate(X[:, :, 0], 4, AT, head_axis=None, role="query", scaled=False)
-    np.testing.assert_array_equal(alone, rotate(X, 4, "query")[:, :, 0])
+    turn = functools.partial(PLAN.rotate, layer=4, positions=AT, role="query", scaled=False)
+
+    @jax.jit
+    def each(x):
+        return turn(x, head_axis=-2), turn(x.swapaxes(1, 2), head_axis=-3), turn(x[:, :, 0], head_axis=None)
+
+    want, swapped, alone = map(np.asarray, each(X))
+    np.testing.assert_array_equal(swapped.swapaxes(1, 2), want)
+    np.testing.assert_array_equal(alone, want[:, :, 0])
 
 
 UNEQUAL = dataclasses.replace(PLAN, layers=(*PLAN.layers, RotaryLayer(pe.geometric(4), 16)))
@@ -168,11 +206,11 @@ BARE = RotaryPlan((RotaryLayer(FAST, 8), RotaryLayer(NOPE, 8)), "half")
     [
         (lambda: BARE.rotate(X, 0), TypeError, "head_axis"),
         (lambda: BARE.rotate(X, 2, head_axis=-2), ValueError, "RotaryPlan.rotate: layer must be from 0 to 1, got 2"),
-        (lambda: BARE.rotate(X, jnp.int32(-1), head_axis=-2), ValueError, "layer must be from 0 to 1, got -1"),
+        (lambda: BARE.rotate(X, np.asarray(-1), head_axis=-2), ValueError, "layer must be from 0 to 1, got -1"),
         (lambda: BARE.rotate(X, 1.0, head_axis=-2), TypeError, "layer must be an integer, got float 1.0"),
         (lambda: BARE.rotate(X, True, head_axis=-2), TypeError, "layer must be an integer, got bool True"),
         (lambda: jax.jit(lambda i: BARE.rotate(X, i, head_axis=-2))(1.5), TypeError, "layer must be an integer, got"),
-        (lambda: jax.jit(lambda i: BARE.rotate(X, i, head_axis=-2))(jnp.arange(2)), ValueError, "layer must be a scalar"),
+        (lambda: jax.jit(lambda i: BARE.rotate(X, i, head_axis=-2))(np.arange(2)), ValueError, "layer must be a scalar"),
         (lambda: PLAN.rotate(X, 2, -AT, head_axis=-2, role="query", scaled=True), ValueError, "positions must be at least 0 where a layer"),
         (lambda: BARE.rotate(X[..., :6], 0, head_axis=-2), ValueError, "x must have 8 features in this layer, got shape"),
         (lambda: UNEQUAL.rotate(X, 5, head_axis=-2, role="key"), ValueError, "x must have 16 or 4 features in this layer"),

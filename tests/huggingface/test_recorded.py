@@ -102,10 +102,10 @@ def test_what_is_recorded():
     assert checks.plan_of(MODELS["DeepSeek-V3"]).softmax_scale == pytest.approx(1.8738542070926265, rel=1e-15)
 
 
-# What a wrong reading would give: each is far from what transformers computed.
+# What a wrong reading would give: each is far from what transformers computed. Controls of the recorded values.
 
 
-@pytest.mark.thorough  # a control of the recorded values, as the next
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "index"), TURNING)
 def test_control_the_other_layout(name, index):
     other = {"half": "interleaved", "interleaved": "half"}[MODELS[name]["layout"]]
@@ -119,33 +119,39 @@ def test_control_positions_shifted_by_one(name, index, by):
     assert apart(name, index, positions=MODELS[name]["positions"] + by) > 0.1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["Llama 2", "GPT-J", "Qwen3-VL", "DeepSeek-V3"])
 def test_control_the_other_direction(name):
     assert apart(name, inverse=True) > 0.1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["GPT-NeoX", "GPT-J", "GLM-4", "Phi-3, long", "DeepSeek-V3"])
 def test_control_the_other_end_of_the_features(name):
     assert apart(name, part={"first": "last", "last": "first"}[MODELS[name]["part"]]) == np.inf
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["Qwen2.5-VL", "Qwen3-VL"])
 @pytest.mark.parametrize("order", [(0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0)])
 def test_control_the_order_of_the_axes(name, order):
     assert apart(name, positions=MODELS[name]["positions"][..., order]) > 0.1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "other"), [("Qwen2.5-VL", "Qwen3-VL"), ("Qwen3-VL", "Qwen2.5-VL")])
 def test_control_axes_dealt_out_the_other_way(name, other):
     axes = checks.plan_of(MODELS[other]).layers[0].frequencies.axes
     assert apart(name, change=lambda frequencies: dataclasses.replace(frequencies, axes=axes)) > 0.1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "index"), FACTORED)
 def test_control_the_attention_factor_dropped(name, index):
     assert apart(name, index, change=lambda frequencies: dataclasses.replace(frequencies, attention_factor=1.0)) > 0.1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
@@ -168,12 +174,14 @@ def test_control_another_value_in_the_configuration(name, key, value):
     assert apart(name, plan=wrong, change=lambda frequencies: frequencies) > 0.02
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "other"), [("Phi-3, short", "Phi-3, long"), ("Phi-3, long", "Phi-3, short")])
 def test_control_the_other_factors_of_longrope(name, other):
     wrong = checks.plan_of(MODELS[other])
     assert apart(name, plan=wrong, change=lambda frequencies: frequencies) > 0.1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["Gemma 3", "ModernBERT", "OLMo 3"])
 def test_control_layer_types_swapped(name):
     plan = checks.plan_of(MODELS[name])

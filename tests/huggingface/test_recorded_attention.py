@@ -4,12 +4,12 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import posenc_jax as pe
 from helpers import pages
+from helpers.quick import quick
 from helpers.tiers import thorough, tiered
 from oracles import recorded
 
@@ -20,7 +20,7 @@ TOLERANCE, CHANGED = 5e-6, 0.1
 
 
 def operands(case):
-    return {name: jnp.array(case[name], jnp.float32) for name in OPERANDS if name in case}
+    return {name: np.float32(case[name]) for name in OPERANDS if name in case}
 
 
 def options_of(case):
@@ -37,9 +37,12 @@ def options_of(case):
 
 def apart(case, **changes):
     """The largest differences of the output and of each gradient, by name."""
-    given, options = operands(case), options_of(case) | changes
-    y, pull = jax.vjp(jax.jit(functools.partial(attend, **options)), given)
-    (got,) = pull(jnp.array(case["cotangent"], jnp.float32))
+
+    def with_gradients(given, cotangent):
+        y, pull = jax.vjp(functools.partial(attend, **options_of(case) | changes), given)
+        return y, pull(cotangent)[0]
+
+    y, got = quick(with_gradients)(operands(case), np.float32(case["cotangent"]))
     found = {"output": y} | {f"{name}_grad": x for name, x in got.items()}
     return {name: float(np.max(np.abs(np.asarray(x) - np.array(case[name])))) for name, x in found.items()}
 
@@ -108,5 +111,5 @@ DEFAULT += ("Gemma2Attention, layer 1", {"logits_soft_cap": None}), ("Gemma2Atte
 @pytest.mark.parametrize(("name", "changes"), [c if c in DEFAULT else thorough(*c) for c in CONTROLS], ids=str)
 def test_other_options_give_other_outputs(name, changes):
     case = CASES[name]
-    y = attend(operands(case), **options_of(case) | changes)
+    y = quick(functools.partial(attend, **options_of(case) | changes))(operands(case))
     assert np.max(np.abs(np.asarray(y) - np.array(case["output"]))) > CHANGED

@@ -4,7 +4,6 @@ import dataclasses
 import re
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -70,7 +69,7 @@ def test_each_tower_turns_as_its_model(model_type):
     plan = vision_rotary_from_config(case["config"])
     assert error(case, plan) < BOUND
     for found in case["layers"]:
-        x, layer = jnp.float32(found["before"]), found["layer"]
+        x, layer = np.float32(found["before"]), found["layer"]
         got = plan.rotate(x, layer, places(case, plan, found), head_axis=None)
         np.testing.assert_allclose(got, found["after"], rtol=0, atol=BOUND)
 

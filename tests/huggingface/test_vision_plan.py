@@ -11,6 +11,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
+from helpers.closeness import assert_within
+from helpers.quick import quick
 from oracles import rotations
 from posenc_jax.hf import PatchGrid, RotaryLayer, RotaryPlan, VisionPlan, vision_rotary_from_config
 
@@ -65,7 +67,7 @@ def test_frames():
     plan = VisionPlan((RotaryLayer(pe.axial((4, 2, 2)), 8),), "half", grids=(PatchGrid(timed=True, merge=2),))
     np.testing.assert_array_equal(np.sort(plan.positions((2, 2, 2)), 0), np.sort(want, 0))
     assert plan.positions((2, 2)).tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]]
-    assert plan.positions((2, 2, 2))[4:].tolist() == [[1, 0, 0], [1, 0, 1], [1, 1, 0], [1, 1, 1]]
+    assert np.asarray(plan.positions((2, 2, 2)))[4:].tolist() == [[1, 0, 0], [1, 0, 1], [1, 1, 0], [1, 1, 1]]
 
 
 def test_centres():
@@ -78,8 +80,8 @@ def test_centres():
 def test_dtypes_and_tracing():
     assert at((2, 3)).dtype == np.int32 and at((2, 3), centres=True).dtype == np.float32
     x = RNG.normal(size=(1, 24, 2, 64)).astype(np.float32)
-    inside = jax.jit(lambda plan, x: plan.rotate(x, 0, plan.positions((4, 6)), head_axis=-2))(QWEN, x)
-    np.testing.assert_array_equal(inside, QWEN.rotate(x, 0, QWEN.positions((4, 6)), head_axis=-2))
+    rotate = lambda plan, x: plan.rotate(x, 0, plan.positions((4, 6)), head_axis=-2)  # noqa: E731
+    np.testing.assert_array_equal(jax.jit(rotate)(QWEN, x), rotate(QWEN, x))
 
 
 # Slices of a head
@@ -98,33 +100,52 @@ def test_slices(head_axis):
     x, p = RNG.normal(size=shape).astype(np.float32), np.asarray(GEMMA.positions((3, 5)))
     heads = {-3: p[None], None: p}.get(head_axis, p[:, None])
     want = formula(x, heads)
-    np.testing.assert_allclose(GEMMA.rotate(x, 1, p, head_axis=head_axis), want, rtol=0, atol=1e-6)
     batched = np.broadcast_to(p, (2, 15, 2))
-    np.testing.assert_allclose(GEMMA.rotate(x, 1, batched, head_axis=head_axis), want, rtol=0, atol=1e-6)
-    traced = jax.jit(lambda layer: GEMMA.rotate(x, layer, p, head_axis=head_axis))
-    np.testing.assert_allclose(traced(0), want, rtol=0, atol=1e-6)
-    assert np.isnan(traced(2)).all()
+
+    @quick
+    def each(x, layer, beyond):
+        rotate = lambda layer, p: GEMMA.rotate(x, layer, p, head_axis=head_axis)  # noqa: E731
+        return [rotate(1, p), rotate(1, batched), rotate(layer, p)], rotate(beyond, p)
+
+    same, none = each(x, 0, 2)
+    for got, how in zip(same, ("static", "batched", "traced"), strict=True):
+        assert_within(got, want, 1e-6, against=f"float64, {how}")
+    assert np.isnan(none).all()
 
 
 def test_slices_under_transformations():
     x, p = RNG.normal(size=(4, 15, 2, 16)).astype(np.float32), GEMMA.positions((3, 5))
     f = lambda x: GEMMA.rotate(x, 0, p, head_axis=-2)  # noqa: E731
-    np.testing.assert_array_equal(jax.vmap(f)(x), f(x))
-    np.testing.assert_allclose(jax.jvp(f, (x,), (x[::-1],))[1], f(x[::-1]), atol=1e-6)
-    back = jax.grad(lambda x: jnp.sum(f(x) * f(x[::-1])))(x)
+    half = x.astype(jnp.bfloat16)
+
+    @jax.jit
+    def each(x, half):
+        return f(x), jax.vmap(f)(x), f(half), f(half.astype(np.float32))
+
+    whole, mapped, of_half, unrounded = each(x, half)
+    np.testing.assert_array_equal(mapped, whole)
+    assert of_half.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(of_half, np.asarray(unrounded).astype(jnp.bfloat16))
+
+    @quick
+    def derivatives(x):
+        backwards = f(x[::-1])
+        forward = jax.jvp(f, (x,), (x[::-1],))[1]
+        return forward, backwards, jax.grad(lambda x: jnp.sum(f(x) * f(x[::-1])))(x)
+
+    forward, backwards, back = derivatives(x)
+    np.testing.assert_allclose(forward, backwards, atol=1e-6)
     np.testing.assert_allclose(back, 2 * x[::-1], atol=2e-6)  # rotations keep lengths
-    half = f(x.astype(jnp.bfloat16))
-    assert half.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(half, f(x.astype(jnp.bfloat16).astype(np.float32)).astype(jnp.bfloat16))
 
 
 def test_slices_on_a_mesh(on_cpu):
     mesh = jax.make_mesh((2, 4), ("d", "h"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
-    x, p = RNG.normal(size=(4, 15, 4, 16)).astype(np.float32), GEMMA.positions((3, 5))
-    want = GEMMA.rotate(x, 0, p, head_axis=-2)
+    x, p = RNG.normal(size=(4, 15, 4, 16)).astype(np.float32), np.asarray(GEMMA.positions((3, 5)))
+    f = lambda x: GEMMA.rotate(x, 0, p, head_axis=-2)  # noqa: E731
+    want = jax.jit(f)(x)
     with jax.set_mesh(mesh):
         split = jax.device_put(x, NamedSharding(mesh, P("d", None, "h")))
-        got = jax.jit(lambda x: GEMMA.rotate(x, 0, p, head_axis=-2))(split)
+        got = jax.jit(f)(split)
         assert jax.typeof(got).sharding == jax.typeof(split).sharding
         np.testing.assert_array_equal(got, want)
 
@@ -159,12 +180,13 @@ X = np.ones((1, 15, 2, 16), np.float32)
 def test_rows_of_a_table():
     square = with_table("linear_aligned")
     assert BY_HAND.table == "unknown" and QWEN.table == "none" and QWEN.resampling is None
-    assert square.table_rows(GRID_TABLE, (2, 2))[:, 0].tolist() == [0, 3, 12, 15]
-    assert square.table_rows(GRID_TABLE, (2, 2, 2))[:, 0].tolist() == [0, 3, 12, 15] * 2  # two frames
+    rows = lambda *shape: np.asarray(square.table_rows(GRID_TABLE, shape))[:, 0].tolist()  # noqa: E731
+    assert rows(2, 2) == [0, 3, 12, 15] and rows(2, 2, 2) == [0, 3, 12, 15] * 2  # two frames
     settings = square.resampling
     settings.clear()  # the caller's own
     assert square.resampling == {"method": "linear", "antialias": False, "align_corners": True}
-    assert square.table_rows(GRID_TABLE.astype(jnp.bfloat16), (2, 2)).dtype == jnp.bfloat16
+    of_bfloat16 = jax.eval_shape(lambda: square.table_rows(GRID_TABLE.astype(jnp.bfloat16), (2, 2)))
+    assert of_bfloat16.dtype == jnp.bfloat16
     inside = jax.jit(lambda plan, table: plan.table_rows(table, (2, 2)))(square, GRID_TABLE)
     np.testing.assert_array_equal(inside, square.table_rows(GRID_TABLE, (2, 2)))
 
@@ -235,4 +257,4 @@ def test_layers_that_differ_in_tokens():
     plan = dataclasses.replace(QWEN, grids=(QWEN.grids[0], PatchGrid()))
     with pytest.raises(ValueError, match="layer must be given"):
         plan.positions((4, 4))
-    assert plan.positions((4, 4), np.int32(1))[2].tolist() == [0, 2]
+    assert np.asarray(plan.positions((4, 4), np.int32(1)))[2].tolist() == [0, 2]

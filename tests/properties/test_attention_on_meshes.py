@@ -1,7 +1,5 @@
 """Attention and its derivatives of both orders on meshes: `shard_map`, Explicit and Auto axes; and exported."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,20 +39,20 @@ def loss_of(f):
     return lambda *x: sum(jnp.sum(jnp.sin(y)) for y in f(*x))
 
 
-def derivatives(f):
-    """Results, tangents, gradients and the Hessian along a direction."""
+def derivatives(f, order=2):
+    """Results, tangents and gradients, and in the second order the Hessian along a direction."""
     gradient = jax.grad(loss_of(f), ALL)
-    return lambda x, v: (*jax.jvp(f, x, v), *jax.jvp(gradient, x, v))
+    return lambda x, v: (*jax.jvp(f, x, v), *([gradient(*x)] if order == 1 else jax.jvp(gradient, x, v)))
+
+
+ORDERS = [1, thorough(2)]
 
 
 def mesh_of(kind, shape=(2, 2)):
     return jax.make_mesh(shape, (D, H), axis_types=(kind,) * 2, devices=jax.devices("cpu")[: shape[0] * shape[1]])
 
 
-@functools.cache
-def on_one_device(shapes=SHAPES):
-    with jax.set_mesh(None):
-        return quick(derivatives(attend))(drawn(0, shapes), drawn(1, shapes))
+on_one_device = quick(derivatives(attend))
 
 
 # How query, key, value, slopes, sinks and scale are split
@@ -75,21 +73,22 @@ def placed(mesh, arrays, specs):
 
 
 @pytest.mark.parametrize("kind", [AxisType.Explicit, thorough(AxisType.Auto)], ids=str)
-@pytest.mark.parametrize("layout", tiered(LAYOUTS, ["one key head"]))
-def test_on_a_mesh(layout, kind):
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("layout", tiered(LAYOUTS, ["whole parameters"]))
+def test_on_a_mesh(layout, kind, order):
     specs, shapes = LAYOUTS[layout]
     mesh = mesh_of(kind)
     with jax.set_mesh(mesh):
         x, v = (placed(mesh, drawn(seed, shapes), specs) for seed in (0, 1))
         if kind == AxisType.Explicit:
-            types = jax.eval_shape(derivatives(attend), x, v)
-            spec = lambda t: [s.sharding.spec for s in t]  # noqa: E731
-            y, along, gradient, second = map(spec, types)
+            types = jax.eval_shape(derivatives(attend, order), x, v)
+            y, along, *gradients = ([s.sharding.spec for s in t] for t in types)
             want = tuple(jax.typeof(x[0]).sharding.spec)
             assert y == along == [P(*want), P(*want[:-1])]
-            assert gradient == second == [jax.typeof(a).sharding.spec for a in x]
-        got = quick(derivatives(attend))(x, v)
-    check(jax.device_get(got), jax.device_get(on_one_device(shapes)), 2e-5, "one device")
+            assert gradients == [[jax.typeof(a).sharding.spec for a in x]] * order
+        got = quick(derivatives(attend, order))(x, v)
+    want = on_one_device(drawn(0, shapes), drawn(1, shapes))
+    check(got, want[: 2 + order], 2e-5, "one device")
 
 
 @pytest.mark.thorough
@@ -100,7 +99,7 @@ def test_eagerly_on_a_mesh(layout):
     with jax.set_mesh(mesh):
         x, v = (placed(mesh, drawn(seed), specs) for seed in (0, 1))
         got = derivatives(attend)(x, v)
-    check(jax.device_get(got), jax.device_get(on_one_device()), 2e-5, "one device")
+    check(got, on_one_device(drawn(0), drawn(1)), 2e-5, "one device")
 
 
 @pytest.mark.parametrize(
@@ -150,13 +149,14 @@ def inside(layout):
     return jax.shard_map(local, mesh=mesh_of(AxisType.Auto), in_specs=specs, out_specs=(rows, rows))
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("layout", tiered(MANUAL, ["queries and heads"]))
-def test_derivatives_of_shard_map(layout):
-    got = quick(derivatives(inside(layout)))(drawn(0), drawn(1))
-    check(jax.device_get(got), jax.device_get(on_one_device()), 2e-5, "one device")
+def test_derivatives_of_shard_map(layout, order):
+    got = quick(derivatives(inside(layout), order))(drawn(0), drawn(1))
+    check(got, on_one_device(drawn(0), drawn(1))[: 2 + order], 2e-5, "one device")
 
 
-@pytest.mark.parametrize("layout", tiered(MANUAL, ["batch", "queries"]))
+@pytest.mark.parametrize("layout", tiered(MANUAL, ["queries"]))
 def test_derivatives_in_shard_map(layout):
     """The derivative is taken inside, where a loss is summed over devices."""
     specs, axes = MANUAL[layout]
@@ -175,27 +175,20 @@ def test_derivatives_in_shard_map(layout):
 
     g = jax.shard_map(local, mesh=mesh_of(AxisType.Auto), in_specs=(specs, specs), out_specs=(specs, specs, P()))
     gradient, second, (value, along) = jax.device_get(quick(g)(drawn(0), drawn(1)))
-    y, _, want, of_want = jax.device_get(on_one_device())
+    y, _, want, of_want = jax.device_get(on_one_device(drawn(0), drawn(1)))
     check((gradient, second), (want, of_want), 2e-5, "one device")
     np.testing.assert_allclose(value, sum(np.sum(np.sin(a)) for a in y), rtol=1e-4)
     np.testing.assert_allclose(along, sum(np.sum(a * b) for a, b in zip(want, drawn(1), strict=True)), rtol=1e-4)
 
 
-ONE = [(1, *s[1:]) if i < 3 else s for i, s in enumerate(SHAPES)]
-
-
-@functools.cache
-def for_one():
-    """Results, gradients and tangents for the operands of one device."""
-    return quick(lambda *x: (attend(*x), jax.jvp(attend, x, x)[1], jax.grad(loss_of(attend), ALL)(*x)))
-
-
-@pytest.mark.parametrize("alone", ["varies", "is whole"])
+@pytest.mark.parametrize("batch", [BATCH, thorough(1)])
+@pytest.mark.parametrize("alone", ["varies", thorough("is whole")])
 @pytest.mark.parametrize("name", tiered(["query", "value", "slopes", "sinks", "scale"], ["sinks"]))
-def test_one_operand_that_varies_or_is_whole(name, alone):
+def test_one_operand_that_varies_or_is_whole(name, alone, batch):
     """What is whole on all devices gets the sum of their cotangents."""
     devices, n = 4, NAMES.index(name)
-    x = [np.stack([a, 2 * a, 0.5 * a, -a]) for a in drawn(0, ONE)]  # one for each device
+    shapes = [(batch, *s[1:]) if i < 3 else s for i, s in enumerate(SHAPES)]
+    x = [np.stack([a, 2 * a, 0.5 * a, -a]) for a in drawn(0, shapes)]  # one for each device
     mesh = jax.make_mesh((devices,), (D,), axis_types=(AxisType.Auto,), devices=jax.devices("cpu")[:devices])
     varies = [(i == n) == (alone == "varies") for i in ALL]
     own = tuple(a if vary else a[0] for a, vary in zip(x, varies, strict=True))
@@ -209,11 +202,12 @@ def test_one_operand_that_varies_or_is_whole(name, alone):
 
         return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P(D))(*x)
 
-    got = quick(lambda *x: (mapped(*x), jax.jvp(mapped, x, x)[1], jax.grad(loss_of(mapped), ALL)(*x)))(*own)
-    parts = [for_one()(*(a[d] if vary else a for a, vary in zip(own, varies, strict=True))) for d in range(devices)]
-    y, along, gradient = jax.tree.map(lambda *each: np.stack(each), *jax.device_get(parts))
+    got = quick(derivatives(mapped, 1))(own, own)
+    parts = [tuple(a[d] if vary else a for a, vary in zip(own, varies, strict=True)) for d in range(devices)]
+    each = [jax.device_get(on_one_device(x, x)) for x in parts]
+    y, along, gradient, _ = jax.tree.map(lambda *each: np.stack(each), *each)
     gradient = [g if vary else g.sum(0) for g, vary in zip(gradient, varies, strict=True)]
-    check(jax.device_get(got), (y, along, gradient), 2e-5, "one after the other")
+    check(got, (y, along, gradient), 2e-5, "one after the other")
 
 
 def test_tiles_are_not_skipped_where_devices_would_wait():
@@ -234,7 +228,7 @@ def test_tiles_are_not_skipped_where_devices_would_wait():
     here = np.stack([AT, 4 * AT[::-1]]).astype(np.int32)  # the two devices see different tiles
     f = jax.shard_map(local, mesh=mesh, in_specs=(P(D), P(), P(D)), out_specs=(P(), P(D)))
     got, along = quick(f)(q, slopes, here)
-    each = [jax.grad(total, 1)(q[d : d + 1], slopes, here[d]) for d in range(2)]
+    each = [np.asarray(quick(jax.grad(total, 1))(q[d : d + 1], slopes, here[d])) for d in range(2)]
     check(got, each[0] + each[1], 2e-5, "one after the other")
     check(along, np.stack([np.vdot(a, slopes) for a in each]), 2e-5, "one after the other")
 
@@ -244,48 +238,59 @@ def test_a_mapped_axis_that_is_split(kind):
     """`jax.vmap` of a gradient over an axis that a mesh splits, by `spmd_axis_name`."""
     x = [np.stack([a, -a, 2 * a, 0.5 * a]) if i in (0, 3, 4) else a for i, a in enumerate(drawn(0))]
     axes = (0, None, None, 0, 0, None)
-    f = lambda **o: jax.vmap(lambda *x: (attend(*x), jax.grad(loss_of(attend), ALL)(*x), jax.jvp(attend, x, x)[1]), axes, **o)  # noqa: E731  # fmt: skip
-    want = quick(f())(*x)
+    f = jax.vmap(lambda *x: derivatives(attend, 1)(x, x), axes, spmd_axis_name=D)
     mesh = mesh_of(kind, (4, 1))
     with jax.set_mesh(mesh):
         split = placed(mesh, x, [P(D) if a == 0 else P() for a in axes])
-        got = quick(f(spmd_axis_name=D))(*split)
+        got = quick(f)(*split)
         for y in jax.tree.leaves(got) if kind == AxisType.Explicit else ():
             assert jax.typeof(y).sharding.spec[0] == D
-    check(jax.device_get(got), jax.device_get(want), 2e-5, "one device")
+    got = jax.device_get(got)
+    for n in range(4):
+        one = tuple(a if axis is None else a[n] for a, axis in zip(x, axes, strict=True))
+        check(jax.tree.map(lambda y, n=n: y[n], got), on_one_device(one, one)[:3], 2e-5, f"row {n} alone")
 
 
 def test_a_bias_may_name_a_mapped_axis():
-    q, k, v, *_ = drawn(0)
+    def gradient(q, k, v, row=None):
+        def f(q, k, v):
+            slope = (lax.axis_index("rows") if row is None else row).astype(jnp.float32)
+            bias = lambda i, j: -slope * abs(i[:, None] - j[None]).astype(jnp.float32)  # noqa: E731
+            return pe.attention(q, k, v, bias=bias, block_size=3)
 
-    def f(q, k, v):
-        bias = lambda i, j: -lax.axis_index("rows").astype(jnp.float32) * abs(i[:, None] - j[None]).astype(jnp.float32)  # noqa: E731
-        return pe.attention(q, k, v, bias=bias, block_size=3)
+        return f(q, k, v), jax.grad(loss_of(lambda *x: [f(*x)]), (0, 1))(q, k, v)
 
-    got = quick(jax.vmap(lambda *x: (f(*x), jax.grad(lambda *x: jnp.sum(jnp.sin(f(*x))), (0, 1))(*x)), axis_name="rows"))(q, k, v)  # fmt: skip
+    x = drawn(0)[:3]
+    got = jax.device_get(quick(jax.vmap(gradient, axis_name="rows"))(*x))
+    alone = quick(gradient)
     for row in range(BATCH):
-        g = lambda *x, row=row: pe.attention(*x, bias=lambda i, j: -np.float32(row) * abs(i[:, None] - j[None]).astype(jnp.float32), block_size=3)  # noqa: E731  # fmt: skip
-        want = (
-            g(q[row], k[row], v[row]),
-            jax.grad(lambda *x, g=g: jnp.sum(jnp.sin(g(*x))), (0, 1))(q[row], k[row], v[row]),
-        )
+        want = alone(*(a[row] for a in x), np.int32(row))
         check(jax.tree.map(lambda y, row=row: y[row], got), want, 2e-5, f"row {row} alone")
 
 
 # Exports
 
 
-@pytest.mark.parametrize("wide", [False, thorough(True)])
-@pytest.mark.parametrize("order", tiered(["gradient", "hessian"], ["gradient"]))
+def exported(f, x):
+    """For a CPU, CUDA and TPUs, with any batch."""
+    (n,) = export.symbolic_shape("n")
+    types = [jax.ShapeDtypeStruct((n, *a.shape[1:]) if i < 3 else a.shape, a.dtype) for i, a in enumerate(x)]
+    return export.export(jax.jit(f), platforms=["cpu", "cuda", "tpu"])(*types)
+
+
+def test_a_gradient_exports():
+    x = drawn(0)
+    whole = exported(jax.grad(loss_of(attend), ALL), x)
+    assert [y.shape for y in whole.out_avals] == [y.shape for y in whole.in_avals]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("order", ["gradient", "hessian"])
 def test_export_for_every_platform(order, wide):
-    """Of any batch, for a CPU, CUDA and TPUs."""
     with jax.enable_x64(wide):
-        dtype = np.float64 if wide else np.float32
-        x = drawn(0, dtype=dtype)
+        x = drawn(0, dtype=np.float64 if wide else np.float32)
         gradient = jax.grad(loss_of(attend), ALL)
         f = gradient if order == "gradient" else lambda *x: jax.jvp(gradient, x, x)[1]
-        (n,) = export.symbolic_shape("n")
-        types = [jax.ShapeDtypeStruct((n, *a.shape[1:]) if i < 3 else a.shape, a.dtype) for i, a in enumerate(x)]
-        whole = export.export(jax.jit(f), platforms=["cpu", "cuda", "tpu"])(*types)
-        got = export.deserialize(whole.serialize()).call(*x)
+        got = export.deserialize(exported(f, x).serialize()).call(*x)
         check(got, quick(f)(*x), 2e-5, "not exported")

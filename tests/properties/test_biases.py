@@ -1,89 +1,152 @@
 """What holds for every attention bias: tiles, batches and programs give the same, and derivatives are right."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import posenc_jax as pe
 from helpers.biases import CASES, FAR, HEADS, NEAR, RATE, SCALE
-from helpers.tiers import tiered
+from helpers.quick import quick
+from helpers.tiers import thorough, tiered
 from oracles.biases import bucket
 
 RNG = np.random.default_rng(0)
+GIVEN = {name: parameters for name, (_, parameters) in CASES.items()}
+PROGRAMS = pytest.mark.parametrize("program", [jax.jit, thorough(lambda f: f)], ids=["jit", "eager"])
 
 
-@pytest.fixture(params=CASES, ids=str)
-def case(request):
-    return CASES[request.param]
+def every(q, k, given):
+    """All biases by name, in one program; FIRE's positions are not negative."""
+    return {name: f(*((abs(q), abs(k)) if name == "fire" else (q, k)), *given[name]) for name, (f, _) in CASES.items()}
 
 
-def check(got, want, name=""):
+def check(got, want, name):
     """Bits, or but for the last where the compiler orders a sum or chooses how to divide."""
     if name in ("fire", "sandwich"):
-        np.testing.assert_allclose(got, want, rtol=1e-6, atol=4e-6)
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=4e-6, err_msg=name)
     else:
-        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(got, want, err_msg=name)
 
 
-def test_a_tile_has_the_bits_of_that_tile_of_the_whole(case, request):
-    f, parameters = case
-    name, tile = request.node.callspec.params["case"], jax.jit(f)
+@pytest.mark.parametrize(
+    ("program", "of_tile"),
+    [(jax.jit, jax.jit), thorough(lambda f: f, jax.jit), thorough(lambda f: f, lambda f: f)],
+    ids=["jit", "tiles by jit", "eager"],
+)
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [(slice(3, 4), slice(5, 6)), (slice(2, 9), slice(1, 9)), thorough(slice(0, 2), slice(None))],
+    ids=["one", "seven by eight", "two rows"],
+)
+def test_a_tile_has_the_bits_of_that_tile_of_the_whole(rows, columns, program, of_tile):
     for q, k in ((NEAR, NEAR[::-1]), (FAR, FAR[::-1])):  # of one shape, so that the programs are the same
-        if name.startswith("fire"):
-            q, k = abs(q), abs(k)
-        whole = np.asarray(f(q, k, *parameters))
-        assert whole.shape == (HEADS, len(q), len(k)) and whole.dtype == np.float32
-        for rows, columns in ((slice(3, 4), slice(5, 6)), (slice(2, 9), slice(1, 9)), (slice(0, 2), slice(None))):
-            check(tile(q[rows], k[columns], *parameters), whole[:, rows, columns], name)
+        whole = jax.device_get(program(every)(q, k, GIVEN))
+        tile = of_tile(every)(q[rows], k[columns], GIVEN)
+        for name, want in whole.items():
+            assert want.shape == (HEADS, len(q), len(k)) and want.dtype == np.float32, name
+            check(tile[name], want[:, rows, columns], name)
 
 
-def test_positions_of_each_batch_and_in_other_programs(case, request):
-    f, parameters = case
-    name, q, k = request.node.callspec.params["case"], NEAR.reshape(2, 3, 4), NEAR[:18].reshape(2, 1, 9)
-    want = np.stack([[np.asarray(f(q[i, j], k[i, 0], *parameters)) for j in range(3)] for i in range(2)])
-    check(f(q, k, *parameters), want, name)
-    check(jax.jit(jax.vmap(jax.vmap(lambda q, k: f(q, k, *parameters), (0, None))))(q, k[:, 0]), want, name)
-    scanned = jax.lax.scan(lambda _, q: (0, f(q, k[0, 0], *parameters)), 0, q[0])[1]
-    check(scanned, want[0], name)
-    shapes = (0, 4), (4, 0), (0, 0)
-    empty = jax.jit(lambda *parameters: [f(NEAR[:n], NEAR[:m], *parameters) for n, m in shapes])(*parameters)
-    assert [x.shape for x in empty] == [(HEADS, *shape) for shape in shapes]
+def of_each_batch(whole):
+    """Tiles (2, 3, heads, 4, 9) of biases between 24 queries and the first 18 of as many keys."""
+    return np.stack([[whole[:, 12 * i + 4 * j :][:, :4, 9 * i : 9 * i + 9] for j in range(3)] for i in range(2)])
 
 
-def test_translations_change_nothing(case, request):
-    name = request.node.callspec.params["case"]
-    f, parameters = case
-    want = np.asarray(f(NEAR, NEAR, *parameters))
-    moved = np.asarray(f(NEAR + 2_000_000_000, NEAR + 2_000_000_000, *parameters))
-    if name == "fire":
-        assert np.max(np.abs(moved - want)) > 0.1  # it depends on how far the query has come
-    else:
-        check(moved, want, name)
-    if "t5" not in name and name not in ("fire", "relative"):
-        check(want, np.swapaxes(want, 1, 2), name)
+@PROGRAMS
+def test_positions_of_each_batch(program):
+    whole = jax.device_get(program(every)(NEAR, NEAR, GIVEN))
+    got = program(every)(NEAR.reshape(2, 3, 4), NEAR[:18].reshape(2, 1, 9), GIVEN)
+    for name in CASES:
+        check(got[name], of_each_batch(whole[name]), name)
 
 
-def test_float_positions_and_dtypes():
-    halves = NEAR.astype(np.float32) + np.float32(0.5)
-    for f, parameters in (CASES[name] for name in ("alibi", "kerple_log", "kerple_power", "sandwich")):
-        np.testing.assert_allclose(f(halves, halves, *parameters), f(NEAR, NEAR, *parameters), atol=1e-5)
-        np.testing.assert_allclose(f(NEAR, halves, *parameters), f(NEAR.astype(np.float32), halves, *parameters))
-    for dtype in (np.int16, np.uint16, np.int64, np.uint32):
-        for f, parameters in CASES.values():
-            np.testing.assert_array_equal(f(NEAR.astype(dtype), NEAR, *parameters), f(NEAR, NEAR, *parameters))
-    low = pe.kerple_log(NEAR, NEAR, SCALE.astype(jnp.bfloat16), RATE)
+def vmapped(q, k, given):
+    return jax.vmap(jax.vmap(every, (0, None, None)), (0, 0, None))(q, k, given)
+
+
+def scanned(q, k, given):
+    rows = lambda q, k: lax.scan(lambda _, q: (0, every(q, k, given)), 0, q)[1]  # noqa: E731
+    return lax.scan(lambda _, qk: (0, rows(*qk)), 0, (q, k))[1]
+
+
+@pytest.mark.parametrize("program", [vmapped, thorough(scanned)])
+def test_positions_of_each_batch_in_other_programs(program):
+    got = jax.jit(program)(NEAR.reshape(2, 3, 4), NEAR[:18].reshape(2, 9), GIVEN)
+    for name, want in jax.device_get(jax.jit(every)(NEAR, NEAR, GIVEN)).items():
+        check(got[name], of_each_batch(want), name)
+
+
+def test_decode_steps_in_a_scan():
+    @jax.jit
+    def decode(first, k, given):
+        step = lambda t, _: (t + 1, every(t[None], k, given))  # noqa: E731
+        return lax.scan(step, first, length=24)[1]
+
+    got = decode(np.int32(1500), NEAR, GIVEN)
+    for name, want in jax.device_get(jax.jit(every)(np.arange(1500, 1524, dtype=np.int32), NEAR, GIVEN)).items():
+        check(np.swapaxes(np.asarray(got[name])[:, :, 0], 0, 1), want, name)
+
+
+def test_no_queries_or_no_keys():
+    for n, m in ((0, 4), (4, 0), (0, 0)):
+        shapes = {name: x.shape for name, x in jax.eval_shape(every, NEAR[:n], NEAR[:m], GIVEN).items()}
+        assert shapes == dict.fromkeys(CASES, (HEADS, n, m))
+
+
+@pytest.mark.thorough
+def test_programs_of_no_queries_or_no_keys():
+    for n, m in ((0, 4), (4, 0), (0, 0)):
+        assert {x.shape for x in jax.jit(every)(NEAR[:n], NEAR[:m], GIVEN).values()} == {(HEADS, n, m)}
+
+
+@PROGRAMS
+def test_translations_change_nothing(program):
+    whole = jax.device_get(program(every)(NEAR, NEAR, GIVEN))
+    moved = jax.device_get(program(every)(NEAR + 2_000_000_000, NEAR + 2_000_000_000, GIVEN))
+    for name, want in whole.items():
+        if name == "fire":
+            assert np.max(np.abs(moved[name] - want)) > 0.1  # it depends on how far the query has come
+        else:
+            check(moved[name], want, name)
+        if "t5" not in name and name not in ("fire", "relative"):
+            check(want, np.swapaxes(want, 1, 2), name)
+
+
+@pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
+def test_float_positions_and_dtypes(program):
+    names = "alibi", "kerple_log", "kerple_power", "sandwich"
+    halves, floats = NEAR.astype(np.float32) + np.float32(0.5), NEAR.astype(np.float32)
+    some = program(lambda q, k: {name: CASES[name][0](q, k, *GIVEN[name]) for name in names})
+    both, mixed, of_floats = some(halves, halves), some(NEAR, halves), some(floats, halves)
+    want = jax.device_get(jax.jit(every)(NEAR, NEAR, GIVEN))
+    for name in names:
+        np.testing.assert_allclose(both[name], want[name], atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(mixed[name], of_floats[name], err_msg=name)
+    low = jax.eval_shape(lambda scale: pe.kerple_log(NEAR, NEAR, scale, RATE), SCALE.astype(jnp.bfloat16))
     assert low.dtype == jnp.float32
 
 
-def test_traced_wide_integers():
-    every = jax.jit(lambda q, given: {name: f(q, q, *given[name]) for name, (f, _) in CASES.items()})
-    for dtype in (np.uint32, np.int64 if jax.config.jax_enable_x64 else np.int32):
-        got = every(NEAR.astype(dtype), {name: parameters for name, (_, parameters) in CASES.items()})
-        for name, (f, parameters) in CASES.items():
-            want = f(NEAR, NEAR, *parameters)
-            np.testing.assert_allclose(got[name], want, rtol=1e-6, atol=4e-6, err_msg=f"{name}, {dtype}")
+@pytest.mark.parametrize("name", tiered(CASES, ["alibi", "t5"]))
+def test_positions_of_any_integer_dtype(name):
+    f, parameters = CASES[name]
+    want = np.asarray(f(NEAR, NEAR, *parameters))
+    for dtype in (np.int16, np.uint16, np.int64, np.uint32):
+        got = f(NEAR.astype(dtype), NEAR, *parameters)
+        np.testing.assert_array_equal(got, want, err_msg=str(np.dtype(dtype)))
+
+
+@PROGRAMS
+@pytest.mark.parametrize("dtype", [np.uint32, thorough(np.int64 if jax.config.jax_enable_x64 else np.int32)])
+def test_traced_wide_integers(dtype, program):
+    wide = NEAR.astype(dtype)
+    want, got = program(every)(NEAR, NEAR, GIVEN), quick(every)(wide, wide, GIVEN)
+    for name in CASES:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-6, atol=4e-6, err_msg=name)
 
 
 def test_wide_positions():
@@ -100,21 +163,28 @@ def test_wide_positions():
 # Derivatives
 
 
-def test_derivatives_by_parameters_are_finite_and_right(case):
-    f, parameters = case
-    if not parameters:
-        return
+def test_derivatives_by_parameters_are_finite_and_right():
     q = k = np.array([0, 1, 5, 5, 300], np.int32)  # distance 0 and keys after the query among them
     weights = RNG.normal(size=(HEADS, 5, 5)).astype(np.float32)
-    loss_and_gradient = jax.jit(jax.value_and_grad(lambda parameters: jnp.vdot(f(q, k, *parameters), weights)))
-    loss, gradient = lambda parameters: loss_and_gradient(parameters)[0], loss_and_gradient(parameters)[1]
-    for i, (g, p) in enumerate(zip(*map(jax.tree.leaves, (gradient, parameters)), strict=True)):
-        assert np.all(np.isfinite(g)) and np.any(g)
-        step = 1e-3 if np.ndim(p) else 0.02 * p
-        direction = step * RNG.normal(size=np.shape(p)).astype(np.float32)
-        leaves, tree = jax.tree.flatten(parameters)
-        ends = [loss(tree.unflatten([x + s * direction if j == i else x for j, x in enumerate(leaves)])) for s in (1, -1)]  # fmt: skip
-        np.testing.assert_allclose(np.vdot(g, direction), (ends[0] - ends[1]) / 2, rtol=2e-2, atol=2e-3 * step * np.linalg.norm(g))  # fmt: skip
+    learned = {name: parameters for name, parameters in GIVEN.items() if parameters}
+
+    @quick
+    def losses_and_gradients(given):
+        loss = lambda f, parameters: jnp.vdot(f(q, k, *parameters), weights)  # noqa: E731
+        return {name: jax.value_and_grad(partial(loss, CASES[name][0]))(given[name]) for name in learned}
+
+    for name, (_, gradient) in jax.device_get(losses_and_gradients(learned)).items():
+        leaves, tree = jax.tree.flatten(learned[name])
+        for i, (g, p) in enumerate(zip(jax.tree.leaves(gradient), leaves, strict=True)):
+            assert np.all(np.isfinite(g)) and np.any(g), (name, i)
+            step = 1e-3 if np.ndim(p) else 0.02 * p
+            direction = step * RNG.normal(size=np.shape(p)).astype(np.float32)
+            ends = []
+            for sign in (1, -1):
+                moved = tree.unflatten([x + sign * direction if j == i else x for j, x in enumerate(leaves)])
+                ends.append(float(losses_and_gradients(learned | {name: moved})[name][0]))
+            difference, atol = (ends[0] - ends[1]) / 2, 2e-3 * step * np.linalg.norm(g)
+            np.testing.assert_allclose(np.vdot(g, direction), difference, rtol=2e-2, atol=atol, err_msg=f"{name}, {i}")
 
 
 @pytest.mark.parametrize(
@@ -123,12 +193,13 @@ def test_derivatives_by_parameters_are_finite_and_right(case):
 def test_on_a_mesh_with_explicit_axes(name, on_cpu):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu"))
     f, parameters = CASES[name]
-    q, k, w = jnp.arange(8, dtype=jnp.int32), jnp.arange(6, dtype=jnp.int32), RNG.normal(size=(HEADS, 8, 6))
-    grad = jax.jit(jax.grad(lambda p, q, k, w: jnp.sum(w * f(q, k, *p))))
-    want = grad(parameters, q, k, jnp.asarray(w, jnp.float32))
+    q, k = np.arange(8, dtype=np.int32), np.arange(6, dtype=np.int32)
+    w = RNG.normal(size=(HEADS, 8, 6)).astype(np.float32)
+    grad = quick(jax.grad(lambda p, q, k, w: jnp.sum(w * f(q, k, *p))))
+    want = grad(parameters, q, k, w)
     with jax.set_mesh(mesh):
         put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))  # noqa: E731
-        got = grad(parameters, put(q, "x"), k, put(jnp.asarray(w, jnp.float32), None, "x"))
+        got = grad(parameters, put(q, "x"), k, put(w, None, "x"))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
@@ -137,7 +208,7 @@ def test_derivatives_by_positions_are_finite():
     q = np.array([0.0, 1.5, 2.0, 700.0], np.float32)
     cases = {name: CASES[name] for name in ("alibi, slopes", "kerple_log", "kerple_power", "fire", "sandwich")}
 
-    @jax.jit
+    @quick
     def gradients(q, k):
         return {
             name: jax.grad(lambda q, k, f=f, rest=parameters: jnp.sum(f(q, k, *rest)), (0, 1))(q, k)
@@ -146,6 +217,9 @@ def test_derivatives_by_positions_are_finite():
 
     for name, pair in gradients(q, q).items():
         assert len(pair) == 2 and np.all(np.isfinite(pair)), name
+
+
+@pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
+def test_derivative_by_a_position_of_a_power(program):
     power = lambda p: pe.kerple_power(p, *np.float32([[1.0], [2.0], [0.5]]))[0, 0, 0]  # noqa: E731
-    slope = jax.grad(power)(jnp.array([5.0]))  # op by op
-    np.testing.assert_allclose(slope, [-0.5], rtol=1e-6)
+    np.testing.assert_allclose(program(jax.grad(power))(np.float32([5.0])), [-0.5], rtol=1e-6)

@@ -3,8 +3,6 @@
 The cached keys have its bits. Outputs are sums over other tiles, so they agree to a few units in the last place.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +12,7 @@ from jax import lax
 import posenc_jax as pe
 from helpers.biases import CASES, HEADS
 from helpers.closeness import assert_within
+from helpers.quick import quick
 from helpers.tiers import thorough, tiered
 
 RNG = np.random.default_rng(0)
@@ -26,7 +25,7 @@ ATOL = 2e-6
 
 def counted(n):
     """0, 1, 2, …, in int32 with x64 too."""
-    return jnp.arange(n, dtype=jnp.int32)
+    return np.arange(n, dtype=np.int32)
 
 
 def rotated(x, positions):
@@ -38,21 +37,25 @@ def bias_of(name):
     return function and (lambda i, j: function(i, j, *parameters))
 
 
-@functools.partial(jax.jit, static_argnames=["name", "window"])
-def whole(q, k, v, name, window=(None, None)):
-    """Attention of a sequence to itself."""
-    q, k = (rotated(x, counted(x.shape[1])) for x in (q, k))
-    return pe.attention(q, k, v, bias=bias_of(name), causal=True, window=window), k
+def whole(name, window=(None, None), q=Q, k=K, v=V):
+    """Attention of each sequence to itself, and its keys."""
+
+    @jax.jit
+    def run(q, k, v):
+        q, k = (rotated(x, counted(x.shape[1])) for x in (q, k))
+        return pe.attention(q, k, v, bias=bias_of(name), causal=True, window=window), k
+
+    return jax.device_get(run(q, k, v))
 
 
 def by_token(*arrays):
     """Arrays (batch, seq, …) as `lax.scan` takes them, (seq, batch, 1, …)."""
-    return [jnp.moveaxis(x, 1, 0)[:, :, None] for x in arrays]
+    return [np.moveaxis(x, 1, 0)[:, :, None] for x in arrays]
 
 
 def by_row(y):
     """The inverse for what `lax.scan` gives."""
-    return jnp.moveaxis(y[:, :, 0], 0, 1)
+    return np.moveaxis(np.asarray(y)[:, :, 0], 0, 1)
 
 
 # A ring: the key at position p is in slot p % slots
@@ -71,23 +74,29 @@ def test_a_ring_of_slots(slots, name):
         out = pe.attention(rotated(q, p), keys, values, causal=True, window=window, **settings)
         return (keys, values, places), out
 
-    empty = jnp.zeros((BATCH, slots, HEADS, DIM), jnp.float32)
-    start = empty, empty, jnp.full(slots, EMPTY, jnp.int32)
-    (keys, _, places), out = jax.jit(lambda *x: lax.scan(step, start, x))(*by_token(Q, K, V), counted(SEQ))
-    want, whole_keys = whole(Q, K, V, name, window)
+    empty = np.zeros((BATCH, slots, HEADS, DIM), np.float32)
+    start = empty, empty, np.full(slots, EMPTY, np.int32)
+    run = jax.jit(lambda *x: lax.scan(step, start, x))
+    (keys, _, places), out = jax.device_get(run(*by_token(Q, K, V), counted(SEQ)))
+    want, whole_keys = whole(name, window)
     assert_within(by_row(out), want, ATOL, against="the whole sequence")
     assert sorted(places.tolist()) == list(range(SEQ - slots, SEQ))
     np.testing.assert_array_equal(keys, whole_keys[:, places])
 
 
-@pytest.mark.parametrize("place", [0, -1, -EMPTY])
-def test_an_empty_slot_needs_a_position_that_no_query_sees(place):
+@pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
+@pytest.mark.parametrize("place", [0, thorough(-1), thorough(-EMPTY)])
+def test_an_empty_slot_needs_a_position_that_no_query_sees(place, program):
     """The control: with any position before the query, zeros that no one wrote take part."""
-    at = jnp.where(counted(SEQ) < 5, counted(SEQ), jnp.int32(place))
-    q, k = (rotated(x, counted(SEQ)) for x in (Q, K))
-    k, v = (jnp.where((counted(SEQ) < 5)[:, None, None], x, 0) for x in (k, V))
-    got = pe.attention(q[:, 4:5], k, v, query_positions=jnp.array([4]), key_positions=at, causal=True)
-    assert np.abs(got - whole(Q, K, V, None)[0][:, 4:5]).max() > 0.1
+
+    @program
+    def fifth(q, k, v, at):
+        q, k = (rotated(x, counted(SEQ)) for x in (q, k))
+        k, v = (jnp.where((counted(SEQ) < 5)[:, None, None], x, 0) for x in (k, v))
+        return pe.attention(q[:, 4:5], k, v, query_positions=np.int32([4]), key_positions=at, causal=True)
+
+    got = fifth(Q, K, V, np.where(counted(SEQ) < 5, counted(SEQ), np.int32(place)))
+    assert np.abs(got - whole(None)[0][:, 4:5]).max() > 0.1
 
 
 # A prompt in chunks
@@ -101,7 +110,7 @@ def test_a_prompt_in_chunks(size, window, name):
     """Slots that are not written yet are after the queries of the chunk, and so are those beyond the prompt."""
     chunks = -(-SEQ // size)
     pad = [(0, 0), (0, chunks * size - SEQ), (0, 0), (0, 0)]
-    q, k, v = (jnp.moveaxis(np.pad(x, pad).reshape(BATCH, chunks, size, HEADS, DIM), 1, 0) for x in (Q, K, V))
+    q, k, v = (np.moveaxis(np.pad(x, pad).reshape(BATCH, chunks, size, HEADS, DIM), 1, 0) for x in (Q, K, V))
 
     def step(cache, chunk):
         q, k, v, start = chunk
@@ -113,11 +122,11 @@ def test_a_prompt_in_chunks(size, window, name):
         settings = {"query_positions": positions, "key_positions": counted(chunks * size), "bias": bias_of(name)}
         return cache, pe.attention(rotated(q, positions), keys, values, causal=True, window=window, **settings)
 
-    empty = jnp.zeros((BATCH, chunks * size, HEADS, DIM), jnp.float32)
+    empty = np.zeros((BATCH, chunks * size, HEADS, DIM), np.float32)
     run = jax.jit(lambda *x: lax.scan(step, (empty, empty), x))
-    (keys, _), out = run(q, k, v, size * counted(chunks))
-    want, whole_keys = whole(Q, K, V, name, window)
-    out = jnp.moveaxis(out, 0, 1).reshape(BATCH, -1, HEADS, DIM)[:, :SEQ]
+    (keys, _), out = jax.device_get(run(q, k, v, size * counted(chunks)))
+    want, whole_keys = whole(name, window)
+    out = np.moveaxis(out, 0, 1).reshape(BATCH, -1, HEADS, DIM)[:, :SEQ]
     assert_within(out, want, ATOL, against="the whole sequence")
     np.testing.assert_array_equal(keys[:, :SEQ], whole_keys)
 
@@ -128,10 +137,21 @@ LENGTHS, STEPS = np.int32([5, 12]), 20
 LONGEST = LENGTHS.max()
 
 
-def row_by_row(name):
-    """Each row alone, without padding: its outputs after the prompt, and its keys."""
-    rows = [whole(*(x[r : r + 1, : n + STEPS] for x in (Q, K, V)), name) for r, n in enumerate(LENGTHS)]
-    return [(out[0], keys[0]) for out, keys in rows]
+def in_the_batch(name):
+    """What each row gives without padding: its outputs and its keys. A causal mask hides what comes later."""
+    out, keys = whole(name)
+    return [(out[r, : n + STEPS], keys[r, : n + STEPS]) for r, n in enumerate(LENGTHS)]
+
+
+def alone(name):
+    """The same from each row without the others and without what comes later."""
+    rows = [[x[r : r + 1, : n + STEPS] for x in (Q, K, V)] for r, n in enumerate(LENGTHS)]
+    return [(out[0], keys[0]) for out, keys in (whole(name, (None, None), *row) for row in rows)]
+
+
+PADDED = pytest.mark.parametrize(
+    ("program", "row_by_row"), [(jax.jit, in_the_batch), thorough(lambda f: f, alone)], ids=["jit", "eager"]
+)
 
 
 def decode(cache, places, slot, name, **segments):
@@ -153,50 +173,56 @@ def decode(cache, places, slot, name, **segments):
         return (cache, places), out
 
     run = jax.jit(lambda *x: lax.scan(step, (cache, places), x))
-    ((keys, _), places), out = run(*by_token(*tokens), counted(STEPS))
+    ((keys, _), places), out = jax.device_get(run(*by_token(*tokens), counted(STEPS)))
     return by_row(out), keys, places
 
 
-def prefilled(tokens, positions, name, **segments):
+def prefilled(program, tokens, positions, name, **segments):
     """The prompts' outputs, and the cache with room for the loop."""
-    q, k, v = tokens
-    q, k = (rotated(x, positions) for x in (q, k))
-    at = {"query_positions": positions, "key_positions": positions, "bias": bias_of(name)}
     room = [(0, 0), (0, STEPS), (0, 0), (0, 0)]
-    return pe.attention(q, k, v, causal=True, **at, **segments), tuple(jnp.pad(x, room) for x in (k, v))
+
+    @program
+    def run(q, k, v, positions):
+        q, k = (rotated(x, positions) for x in (q, k))
+        at = {"query_positions": positions, "key_positions": positions, "bias": bias_of(name)}
+        return pe.attention(q, k, v, causal=True, **at, **segments), (jnp.pad(k, room), jnp.pad(v, room))
+
+    return jax.device_get(run(*tokens, positions))
 
 
+@PADDED
 @pytest.mark.parametrize("name", BIASES)
-def test_prompts_padded_on_the_right(name):
+def test_prompts_padded_on_the_right(name, program, row_by_row):
     """Position i is in slot i of each row. What is behind a prompt is after its queries, until it is overwritten."""
     tokens = [x[:, :LONGEST] for x in (Q, K, V)]  # the padding of the shorter row is as good as any
-    prompt, cache = prefilled(tokens, counted(LONGEST), name)
-    places = jnp.tile(counted(LONGEST + STEPS), (BATCH, 1))
+    prompt, cache = prefilled(program, tokens, counted(LONGEST), name)
+    places = np.tile(counted(LONGEST + STEPS), (BATCH, 1))
     out, keys, _ = decode(cache, places, lambda t: LENGTHS + t, name)
     for r, (n, (want, whole_keys)) in enumerate(zip(LENGTHS, row_by_row(name), strict=True)):
-        assert_within(prompt[r, :n], want[:n], ATOL, against=f"row {r} alone")
-        assert_within(out[r], want[n:], ATOL, against=f"row {r} alone")
+        assert_within(prompt[r, :n], want[:n], ATOL, against=f"row {r} {row_by_row.__name__}")
+        assert_within(out[r], want[n:], ATOL, against=f"row {r} {row_by_row.__name__}")
         np.testing.assert_array_equal(keys[r, : n + STEPS], whole_keys)
 
 
-@pytest.mark.parametrize("by_segments", [False, True])
+@PADDED
+@pytest.mark.parametrize("by_segments", [thorough(False), True])
 @pytest.mark.parametrize("name", BIASES)
-def test_prompts_padded_on_the_left(by_segments, name):
+def test_prompts_padded_on_the_left(by_segments, name, program, row_by_row):
     """Tokens are counted from the first. Padding is in another segment, or at a position that no query sees."""
     padding = LONGEST - LENGTHS
     order = np.maximum(np.arange(LONGEST) - padding[:, None], 0)
     tokens = [np.take_along_axis(x, order[..., None, None], 1) for x in (Q, K, V)]
     mask = np.arange(LONGEST) >= padding[:, None]
-    positions = pe.positions_from_mask(mask) if by_segments else jnp.where(mask, order, EMPTY).astype(jnp.int32)
+    positions = pe.positions_from_mask(mask) if by_segments else np.where(mask, order, EMPTY).astype(np.int32)
     ids, room = mask.astype(np.int32), [(0, 0), (0, STEPS)]
     of_prompts = {"query_segments": ids, "key_segments": ids} if by_segments else {}
     of_steps = {"query_segments": np.int32([1]), "key_segments": np.pad(ids, room, constant_values=1)}
-    prompt, cache = prefilled(tokens, positions, name, **of_prompts)
-    places = jnp.pad(positions, room, constant_values=EMPTY)
-    slot = lambda t: jnp.full(BATCH, LONGEST, jnp.int32) + t  # noqa: E731
+    prompt, cache = prefilled(program, tokens, positions, name, **of_prompts)
+    places = np.pad(positions, room, constant_values=EMPTY)
+    slot = lambda t: np.full(BATCH, LONGEST, np.int32) + t  # noqa: E731
     out, keys, places = decode(cache, places, slot, name, **(of_steps if by_segments else {}))
     for r, (n, (want, whole_keys)) in enumerate(zip(LENGTHS, row_by_row(name), strict=True)):
-        assert_within(prompt[r, padding[r] :], want[:n], ATOL, against=f"row {r} alone")
-        assert_within(out[r], want[n:], ATOL, against=f"row {r} alone")
+        assert_within(prompt[r, padding[r] :], want[:n], ATOL, against=f"row {r} {row_by_row.__name__}")
+        assert_within(out[r], want[n:], ATOL, against=f"row {r} {row_by_row.__name__}")
         np.testing.assert_array_equal(keys[r, padding[r] :], whole_keys)
         np.testing.assert_array_equal(places[r, padding[r] :], np.arange(n + STEPS))

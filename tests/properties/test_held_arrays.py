@@ -1,6 +1,6 @@
 """Objects with `__jax_array__`, such as `nnx.Param`, wherever a function takes an array."""
 
-import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,15 @@ from flax import nnx
 import posenc_jax as pe
 import posenc_jax.nnx
 import posenc_jax.plot
+from helpers.quick import quick
+from helpers.tiers import thorough, tiered
 from posenc_jax.hf import QueryScale
 
 AT, X = np.arange(6, dtype=np.int32), np.random.default_rng(0).normal(size=(6, 2, 8)).astype(np.float32)
 W = np.geomspace(1, 0.1, 4).astype(np.float32)
 HEADS, ONES = np.float32([0.5, 0.25]), np.ones(2, np.float32)
 TABLE = np.arange(24, dtype=np.float32).reshape(6, 4)
-rotary = functools.partial(pe.rotary, head_axis=-2)
+rotary = partial(pe.rotary, head_axis=-2)
 # Every public function that takes arrays, and arrays for them.
 CALLS = {
     "cos of a spectrum": (pe.sinusoidal, AT, W),
@@ -65,7 +67,7 @@ CALLS = {
         AT,
         AT // 3,
     ),  # fmt: skip
-    "learned": (functools.partial(pe.learned, out_of_range="nan"), AT, TABLE),
+    "learned": (partial(pe.learned, out_of_range="nan"), AT, TABLE),
     "add_learned": (lambda x, t, p, s: pe.add_learned(x, t, p, scale=s), X[:, 0, :4], TABLE, AT, np.float32(2)),
     "resize_table": (lambda t: pe.resize_table(t, 9), TABLE),
     "resize_table, torch": (lambda t: pe.resize_table(t, 9, method="torch_cubic", antialias=False), TABLE),
@@ -73,7 +75,7 @@ CALLS = {
     "timestep_embedding": (lambda t: pe.timestep_embedding(t, 8), np.float32([1, 2])),
     "dynamic_ntk": (lambda n: pe.dynamic_ntk(8, 1e4, 2, 2048, n), jnp.int32(4096)),
     "positions_from_segments": (pe.positions_from_segments, np.int32([0, 0, 1, 1])),
-    "positions_from_lengths": (functools.partial(pe.positions_from_lengths, total=9), np.int32([2, 0, 3])),
+    "positions_from_lengths": (partial(pe.positions_from_lengths, total=9), np.int32([2, 0, 3])),
     "positions_from_tokens": (pe.positions_from_tokens, AT),
     "shard_positions": (lambda n: pe.shard_positions(16, 2, lengths=n), np.int32([2, 0, 6])),
     "positions_from_mask": (pe.positions_from_mask, np.array([False, True, True])),
@@ -91,39 +93,54 @@ class Held:
         return jnp.asarray(self.x)
 
 
-@pytest.mark.parametrize("hold", [Held, pytest.param(nnx.Param, marks=pytest.mark.thorough)])
+def with_held(arrays, hold):
+    """The arguments with each array held alone, and with all."""
+    held = [hold(jax.device_put(x)) for x in arrays]
+    return [[*(arrays[:i]), held[i], *arrays[i + 1 :]] for i in range(len(arrays))] + [held]
+
+
 @pytest.mark.parametrize("name", CALLS)
+def test_an_object_may_stand_for_its_array(name):
+    """In the result's shape and dtype; nothing is compiled."""
+    f, *arrays = CALLS[name]
+    want = jax.eval_shape(lambda: f(*arrays))
+    for arguments in with_held(arrays, Held):
+        assert jax.eval_shape(partial(f, *arguments)) == want
+
+
+@pytest.mark.parametrize("hold", [Held, thorough(nnx.Param)])
+@pytest.mark.parametrize("name", tiered(CALLS, ["alibi", "add_learned", "positions_from_lengths"]))
 def test_the_array_that_an_object_holds(name, hold):
     f, *arrays = CALLS[name]
     want = f(*arrays)
-    for i in range(len(arrays)):
-        one = [hold(jnp.asarray(x)) if i == j else x for j, x in enumerate(arrays)]
-        jax.tree.map(np.testing.assert_array_equal, f(*one), want)
-    jax.tree.map(np.testing.assert_array_equal, f(*(hold(jnp.asarray(x)) for x in arrays)), want)
+    for arguments in with_held(arrays, hold):
+        jax.tree.map(np.testing.assert_array_equal, f(*arguments), want)
 
 
+@pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
 @pytest.mark.parametrize("hold", [Held, nnx.Param])
-def test_attention_of_flax(hold):
-    attend = pe.nnx.positional_attention(8, bias=functools.partial(pe.alibi, heads=2))
-    arrays = [jnp.asarray(x[None]) for x in (X, X[::-1], X)]
-    want = attend(*arrays, input_positions=AT)
-    np.testing.assert_array_equal(attend(*map(hold, arrays), input_positions=hold(jnp.asarray(AT))), want)
+def test_attention_of_flax(hold, program):
+    attend = pe.nnx.positional_attention(8, bias=partial(pe.alibi, heads=2))
+    arrays = [x[None] for x in (X, X[::-1], X)]
+    held, at = [hold(jax.device_put(x)) for x in arrays], hold(jax.device_put(AT))
+    want, got = program(lambda: (attend(*arrays, input_positions=AT), attend(*held, input_positions=at)))()
+    np.testing.assert_array_equal(got, want)
 
 
 def test_figures():
-    table = pe.plot.heatmap(nnx.Param(jnp.asarray(TABLE)))
+    table = pe.plot.heatmap(nnx.Param(jax.device_put(TABLE)))
     assert table.axes
 
 
 def test_what_they_hold_is_checked():
     with pytest.raises(TypeError, match="rotary: x must be a float array .* got int32"):
-        rotary(nnx.Param(jnp.asarray(AT)), AT)
+        rotary(nnx.Param(jax.device_put(AT)), AT)
     with pytest.raises(TypeError, match="frequencies must be Frequencies or an integer width, got an array"):
-        pe.nnx.RotaryEncoding(nnx.Param(jnp.asarray(W)), head_axis=-2)  # type: ignore
+        pe.nnx.RotaryEncoding(nnx.Param(jax.device_put(W)), head_axis=-2)  # type: ignore
 
 
-def test_a_gradient_by_what_a_parameter_holds():
-    parameter = nnx.Param(jnp.asarray(W))
-    got = nnx.grad(lambda w: jnp.sum(rotary(X, AT, w) ** 3))(parameter)
-    want = jax.grad(lambda w: jnp.sum(rotary(X, AT, w) ** 3))(jnp.asarray(W))
+@pytest.mark.parametrize("program", [nnx.jit, thorough(lambda f: f)], ids=["jit", "eager"])
+def test_a_gradient_by_what_a_parameter_holds(program):
+    loss = lambda w: jnp.sum(rotary(X, AT, w) ** 3)  # noqa: E731
+    got, want = program(nnx.grad(loss))(nnx.Param(jax.device_put(W))), program(jax.grad(loss))(jax.device_put(W))
     np.testing.assert_array_equal(got[...], want)

@@ -22,7 +22,7 @@ import posenc_jax as pe
 from helpers.biases import TABLE
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import thorough
 from oracles import spectra
 from oracles.encodings import waves
 from oracles.rotations import rotate
@@ -67,19 +67,26 @@ def ours(q, k, v, **settings):
     return pe.attention(q, k, v, causal=True, **settings)
 
 
+def value(f, *arguments):
+    return f(*arguments)
+
+
 def derivatives(f, *arguments):
     y, back = jax.vjp(f, *arguments)
     return y, *back(DY)
 
 
 @OF_TPU
-@pytest.mark.parametrize("name", tiered([None, "alibi", "t5"], ["alibi"]))
-def test_flash_attention(interpreted, name):
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [("alibi", value), *(thorough(name, derivatives) for name in (None, "alibi", "t5"))],
+)
+def test_flash_attention(interpreted, name, of):
     bias, parameters = BIASES.get(name, (None, ()))
-    i = jnp.arange(SEQ)
+    i = np.arange(SEQ)
     theirs = lambda q, k, v, w: by_flash(q, k, v, bias and bias(i, i, w))  # noqa: E731
     same = lambda q, k, v, w: ours(q, k, v, bias=bias and (lambda i, j: bias(i, j, w)))  # noqa: E731
-    got, want = (quick(functools.partial(derivatives, f))(Q, K, V, parameters) for f in (theirs, same))
+    got, want = (quick(functools.partial(of, f))(Q, K, V, parameters) for f in (theirs, same))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert_within(a, b, 1e-5 * max(1, np.abs(b).max()), against="attention")
 
@@ -116,7 +123,7 @@ def local(shape):
         thorough(splash.CausalMask, {}, {}),
         (local, {}, {"window": (63, 0)}),
         thorough(splash.CausalMask, {"attn_logits_soft_cap": 1.5}, {"logits_soft_cap": 1.5}),
-        (splash.CausalMask, {"segments": IDS}, {"query_segments": IDS, "key_segments": IDS}),
+        thorough(splash.CausalMask, {"segments": IDS}, {"query_segments": IDS, "key_segments": IDS}),
     ],
     ids=["causal", "window", "cap", "segments"],
 )
@@ -124,10 +131,11 @@ def test_splash_attention(mask, given, settings):
     """With grouped queries."""
     q, k, v = Q[:, :, [0, 1, 2, 2]], K[:, :, :2], V[:, :, :2]
     got = quick(functools.partial(by_splash, mask=mask, interpret=True, **given))(q, k, v)
-    assert_within(got, ours(q, k, v, **settings), 1e-5, against="attention")
+    assert_within(got, quick(functools.partial(ours, **settings))(q, k, v), 1e-5, against="attention")
 
 
 @OF_TPU
+@pytest.mark.thorough
 def test_splash_attention_does_not_scale_the_query():
     unscaled = quick(functools.partial(by_splash, mask=splash.CausalMask, scale=1.0, interpret=True))
     assert np.abs(unscaled(Q, K, V) - ours(Q, K, V)).max() > 0.5
@@ -211,7 +219,7 @@ def test_the_same_operands_by_xla():
     assert_within(got, want, 3e-2, against="attention")
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [thorough(jnp.float32), jnp.bfloat16])
 def test_qk_norm_and_rope_in_one_kernel(dtype):
     """Beside the plain functions, and beside NumPy; the second sequence is far from the origin."""
     spec = importlib.util.spec_from_file_location(
@@ -220,13 +228,13 @@ def test_qk_norm_and_rope_in_one_kernel(dtype):
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     f, length = pe.geometric(64, 500_000.0), 32
-    q, k = (jnp.asarray(RNG.normal(size=(2, length, heads, 64)), dtype) for heads in (3, 1))
+    q, k = (RNG.normal(size=(2, length, heads, 64)).astype(dtype) for heads in (3, 1))
     weights = RNG.uniform(0.5, 2, (2, 64)).astype(np.float32)
     positions = np.int32([[0], [2**31 - length]]) + np.arange(length, dtype=np.int32)
-    fused = example.fused(q, k, *weights, positions, f, block=16, interpret=True)
-    plain = example.plain(q, k, *weights, positions, f)
+    run = {"fused": functools.partial(example.fused, block=16, interpret=True), "plain": example.plain}
+    found = quick(lambda q, k: {name: one(q, k, *weights, positions, f) for name, one in run.items()})(q, k)
     sine, cosine = (wave[:, :, None] for wave in waves(positions, spectra.geometric(64, 500_000.0)))
-    for got, want, x, weight in zip(fused, plain, (q, k), weights, strict=True):
+    for got, want, x, weight in zip(found["fused"], found["plain"], (q, k), weights, strict=True):
         assert got.dtype == dtype
         x = np.asarray(x, np.float64)
         true = rotate(x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6) * weight, sine, cosine, "half")

@@ -80,7 +80,7 @@ def result(bench):
         "first": [
             {"case": dataclasses.asdict(first), "name": first.name, "imports": {"posenc": [0.1]}, "calls": calls}
         ],
-        "memory": [{"case": e["case"], "name": e["name"], "bytes": {"posenc": 12_300_000}} for e in [*speed, *growth]],
+        "memory": [{"name": e["name"], "bytes": {"posenc": 12_300_000}} for e in [*speed, *growth]],
     }
 
 
@@ -443,8 +443,27 @@ def test_a_device_is_warm_when_it_is_timed(bench, monkeypatch):
         calls.clear()
         assert worker.time() > 0 and calls == expected
         worker.function_of = lambda case: lambda: lambda: calls.append("run")
-        repeat = worker.load(dataclasses.asdict(bench.cases.Case("table", (8, 8))))
-        assert repeat == {"cpu": 100, "cuda": 1000}[platform]  # of calls that take no time
+        for seconds, repeats in {1e-6: {"cpu": 100, "cuda": 1000}, 1e-3: {"cpu": 5, "cuda": 20}}.items():
+            worker.seconds = lambda count, each=seconds: count * each
+            assert worker.load(dataclasses.asdict(bench.cases.Case("table", (8, 8)))) == repeats[platform]
+
+
+def test_results_are_written_with_a_row_in_a_line(bench):
+    value = {"a": [{"name": "x" * 130, "time": 0.123456789012, "whole": 2**40}, {"name": "y" * 130, "none": None}]}
+    text = bench.reference.compact(value)
+    first = '{"name": "' + 130 * "x" + '", "time": 0.12345679, "whole": 1099511627776}'
+    assert text.splitlines() == [
+        "{",
+        ' "a": [',
+        f"  {first},",
+        '  {"name": "' + 130 * "y" + '", "none": null}',
+        " ]",
+        "}",
+    ]
+    assert bench.reference.compact({"a": [1, {}], "b": []}) == '{"a": [1, {}], "b": []}'
+    for path in (FOLDER / "results").glob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        assert bench.reference.compact(json.loads(text)) + "\n" == text, path.name
 
 
 def test_the_tables_of_pods_are_of_their_figures(bench):

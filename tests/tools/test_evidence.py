@@ -86,13 +86,15 @@ def test_rounded_phases_are_rounded_as_they_say(evidence):
     positions = np.arange(10**7, 10**7 + 64, dtype=np.int32)
     omega = np.array([10_000 ** (-2 * i / 24) for i in range(12)])
     angle = (positions[:, None].astype(np.float32) * omega.astype(np.float32)).astype(np.float64)
-    for wave, wanted in zip(evidence.waves("float32", positions, 24), (np.cos(angle), np.sin(angle)), strict=True):
+    float32, exactly = jax.jit(lambda p: [evidence.waves(phases, p, 24) for phases in ("float32", "exact")])(positions)
+    for wave, wanted in zip(float32, (np.cos(angle), np.sin(angle)), strict=True):
         np.testing.assert_allclose(wave, wanted, rtol=0, atol=2e-7)
     exact = positions[:, None].astype(np.longdouble) * 10_000 ** (-2 * np.arange(12, dtype=np.longdouble) / 24)
-    for wave, wanted in zip(evidence.waves("exact", positions, 24), (np.cos(exact), np.sin(exact)), strict=True):
+    for wave, wanted in zip(exactly, (np.cos(exact), np.sin(exact)), strict=True):
         np.testing.assert_allclose(wave, wanted.astype(np.float64), rtol=0, atol=2e-7)
     # Eight bits: 300 and 301 are 300, and 300 ω is one of few numbers.
     cos, _ = evidence.waves("bfloat16", np.array([300, 301], np.int32), 24)
+    cos = np.asarray(cos)
     np.testing.assert_array_equal(cos[0], cos[1])
     second = float(jnp.bfloat16(300 * float(jnp.bfloat16(omega[1]))))
     assert float(cos[0, 1]) == pytest.approx(np.cos(second), abs=2e-7)
@@ -101,8 +103,12 @@ def test_rounded_phases_are_rounded_as_they_say(evidence):
 def test_exact_phases_answer_alike_at_all_offsets(evidence, monkeypatch):
     monkeypatch.setattr(evidence, "OFFSETS", (0, 10**6, 10**7, 10**8, 2 * 10**9))
     setup = tiny(evidence)
-    model = evidence.Decoder(setup, evidence.VARIANTS["rotary"], 0, setup.length)
-    model.blocks[0].attention.query.kernel[...] *= 8  # scores that tell positions apart
+    rng, rotary = np.random.default_rng(0), evidence.VARIANTS["rotary"]
+    graph, state = nnx.split(nnx.eval_shape(lambda: evidence.Decoder(setup, rotary, 0, setup.length)))
+    draw = lambda w: jax.device_put((rng.normal(size=w.shape) * w.shape[0] ** -0.5).astype(w.dtype))  # noqa: E731
+    model = nnx.merge(graph, jax.tree.map(draw, state))
+    kernel = model.blocks[0].attention.query.kernel
+    kernel[...] = jax.device_put(np.asarray(kernel[...]) * np.float32(8))  # scores that tell positions apart
     found = evidence.far(setup, nnx.state(model), TEXT)
     exact, float32, bfloat16 = (np.array(found[phases]["bits_per_byte"]) for phases in evidence.PHASES)
     # What the model itself answers, which counts its positions from 0.
@@ -119,11 +125,14 @@ def test_exact_phases_answer_alike_at_all_offsets(evidence, monkeypatch):
     assert max(np.abs(w - weights["exact"][0]).max() for w in weights["exact"]) < 2e-5
     assert np.abs(weights["float32"][-1] - weights["exact"][0]).max() > 1e-3
     # By hand: the last byte's weights in the head that looks most to one place.
-    block, x = model.blocks[0], model.positions(model.embedding(windows[:, :-1]))
-    q, k = (
-        np.asarray(pe.rotary(f(block.norms[0](x)), head_axis=-2), np.float64)
-        for f in (block.attention.query, block.attention.key)
-    )
+    block = model.blocks[0]
+
+    @jax.jit
+    def queries_and_keys(windows):
+        x = block.norms[0](model.positions(model.embedding(windows)))
+        return [pe.rotary(f(x), head_axis=-2) for f in (block.attention.query, block.attention.key)]
+
+    q, k = (np.asarray(x, np.float64) for x in queries_and_keys(windows[:, :-1]))
     scores = np.exp(np.einsum("bhd,bkhd->bhk", q[:, -1], k) / 8**0.5)
     own = (scores / scores.sum(axis=-1, keepdims=True)).mean(axis=0)
     np.testing.assert_allclose(weights["exact"][0], own[own.max(axis=-1).argmax()][::-1], rtol=0, atol=2e-5)

@@ -8,8 +8,10 @@ from helpers import programs
 from helpers.programs import CACHED, COMPILED, FOUND, Programs
 
 
-def test_a_budget_is_the_sum_of_its_lines():
-    assert programs.budget("# 7 lines\n2600 the tests\n+60 a capability, in 3 files\n\n+5 another\n") == 2665
+def test_a_budget_is_that_of_the_version_and_the_additions():
+    text = "# 7 lines\n2600 on JAX 0.10\n2700 on JAX 0.12\n+60 a capability, in 3 files\n\n+5 another\n"
+    found = {version: programs.budget(text, version) for version in ((0, 10, 0), (0, 11, 2), (0, 12, 0, 1), (1, 0, 0))}
+    assert list(found.values()) == [2665, 2665, 2765, 2765]
     assert programs.budget(programs.BUDGET.read_text(encoding="utf-8")) > 1000
 
 
@@ -25,7 +27,7 @@ def session_of(**changes):
 )
 def test_the_default_tests_fail_over_their_budget(tmp_path, monkeypatch, entries, session, status):
     monkeypatch.setattr(programs, "BUDGET", tmp_path / "programs.txt")
-    programs.BUDGET.write_text("3 all\n", encoding="utf-8")
+    programs.BUDGET.write_text("3 on JAX 0.1\n", encoding="utf-8")
     counted = Programs(tmp_path)
     counted.pytest_runtest_logstart("tests/test_a.py::test")
     for events in ([CACHED], [CACHED, FOUND], []):  # compiled, found in the cache, compiled where there is none

@@ -1,5 +1,6 @@
 """`cos_sin`, `rotary` by its waves, and frequencies by axis and by head."""
 
+import functools
 import itertools
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
+from helpers.quick import quick
 from helpers.tiers import thorough
 from oracles import rotations
 from oracles.encodings import waves as exact
@@ -23,82 +25,95 @@ SPECTRA = {
 }
 
 
-@pytest.mark.parametrize("name", SPECTRA)
-def test_waves_are_exact(name):
-    f = SPECTRA[name]
-    positions = FAR if f.num_axes == 1 else np.stack([FAR, FAR[::-1]], -1)
-    got = pe.cos_sin(positions, f)
-    places = np.broadcast_to(positions if f.num_axes > 1 else positions[:, None], (5, f.num_axes))
-    for i, (turns, axis) in enumerate(zip(f.turns, f.axes, strict=True)):
-        angle = 2 * np.pi * np.array([int(p) * turns % 2**128 / 2**128 for p in places[:, axis]])
-        for wave, want in zip(got, (np.cos(angle), np.sin(angle)), strict=True):
-            assert wave.dtype == jnp.float32 and wave.shape == (5, f.num_pairs)
-            assert_within(wave[:, i], f.attention_factor * want, 9e-8 * f.attention_factor, against="float64")
+def test_waves_are_exact():
+    places = {name: FAR if f.num_axes == 1 else np.stack([FAR, FAR[::-1]], -1) for name, f in SPECTRA.items()}
+    waves = quick(lambda places: {name: pe.cos_sin(places[name], f) for name, f in SPECTRA.items()})(places)
+    for name, f in SPECTRA.items():
+        rows, pairs = places[name].reshape(5, f.num_axes).tolist(), list(zip(f.turns, f.axes, strict=True))
+        fractions = np.array([[row[axis] * turns % 2**128 / 2**128 for turns, axis in pairs] for row in rows])
+        for wave, function in zip(waves[name], (np.cos, np.sin), strict=True):
+            assert wave.dtype == np.float32
+            want = f.attention_factor * function(2 * np.pi * fractions)
+            assert_within(wave, want, 9e-8 * f.attention_factor, against=f"{name}, {function.__name__} in float64")
 
 
 def test_waves_are_those_of_the_encoding():
     sine, cosine = exact(FAR, [float(w) for w in pe.geometric(4).angular])
-    got = pe.cos_sin(FAR[:2], 4)
-    assert_within(got[0], cosine[:2], 9e-8, against="mpmath")
-    assert_within(got[1], sine[:2], 9e-8, against="mpmath")
-    table = pe.sinusoidal(FAR, 4, layout="half")
-    np.testing.assert_array_equal(jnp.concatenate(pe.cos_sin(FAR, 4)[::-1], -1), table)
+    got = pe.cos_sin(FAR, 4)
+    assert_within(got[0], cosine, 9e-8, against="mpmath")
+    assert_within(got[1], sine, 9e-8, against="mpmath")
+    np.testing.assert_array_equal(np.concatenate(got[::-1], -1), pe.sinusoidal(FAR, 4, layout="half"))
 
 
+@pytest.mark.parametrize("part", [thorough("first"), "last"])
+@pytest.mark.parametrize("layout", ["half", thorough("interleaved")])
 @pytest.mark.parametrize(("dtype", "width"), [thorough(jnp.float32, 16), (jnp.bfloat16, 8), thorough(jnp.float16, 12)])
-def test_rotary_by_waves_has_the_same_bits(dtype, width):
+def test_rotary_by_waves_has_the_same_bits(dtype, width, layout, part):
     f = pe.geometric(width).with_attention_factor(1.3)
-    shapes = [(-2, (2, 5, 4, 16)), (-3, (2, 4, 5, 16)), (None, (2, 5, 16)), (-2, (2, 5, 1, 16))]
-    for (axis, shape), layout, part in itertools.product(shapes, ("half", "interleaved"), ("first", "last")):
-        x, settings = jnp.asarray(RNG.normal(size=shape), dtype), {"head_axis": axis, "layout": layout, "part": part}
-        want = pe.rotary(x, FAR, f, **settings)
-        got = pe.rotary(x, waves=pe.cos_sin(FAR, f), **settings)
-        assert got.dtype == dtype
-        np.testing.assert_array_equal(got, want)
+    shapes = {(2, 5, 4, 16): -2, (2, 4, 5, 16): -3, (2, 5, 16): None, (2, 5, 1, 16): -2}  # and their axis of heads
+    xs = [RNG.normal(size=shape).astype(dtype) for shape in shapes]
+
+    @jax.jit
+    def rotate(xs, **by):
+        return [pe.rotary(x, **by, head_axis=shapes[x.shape], layout=layout, part=part) for x in xs]
+
+    want, got = rotate(xs, positions=FAR, frequencies=f), rotate(xs, waves=pe.cos_sin(FAR, f))
+    for x, y, of_positions in zip(xs, got, want, strict=True):
+        assert y.dtype == dtype
+        np.testing.assert_array_equal(y, of_positions, err_msg=f"shape {x.shape}")
 
 
 def test_a_decode_step_by_waves_has_the_same_bits():
-    x, p = jnp.asarray(RNG.normal(size=(3, 1, 4, 16)), jnp.float32), FAR[:3, None]
+    x, p = RNG.normal(size=(3, 1, 4, 16)).astype(np.float32), FAR[:3, None]
+    by_waves = lambda x, waves: pe.rotary(x, waves=waves, head_axis=-2)  # noqa: E731
+    both = jax.jit(lambda *arguments: (by_waves(*arguments), jax.vmap(by_waves)(*arguments)))
     want = pe.rotary(x, p, 16, head_axis=-2)
-    np.testing.assert_array_equal(pe.rotary(x, waves=pe.cos_sin(p, 16), head_axis=-2), want)
-    by_row = jax.vmap(lambda x, w: pe.rotary(x, waves=w, head_axis=-2))(x, pe.cos_sin(p, 16))
-    np.testing.assert_array_equal(by_row, want)
+    for got in both(x, pe.cos_sin(p, 16)):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_waves_need_not_come_from_cos_sin():
     x, c, s = (RNG.normal(size=shape).astype(np.float32) for shape in ((2, 5, 3, 10), (5, 4), (5, 4)))
-    want = rotations.rotate(x, s[:, None], c[:, None], "half", "last")
-    assert_within(pe.rotary(x, waves=(c, s), head_axis=-2, part="last"), want, 1e-6, against="float64")
-    want = rotations.rotate(x, s[:, None], c[:, None], "interleaved")
-    for pair in ([c, s], np.stack([c, s])):
-        got = pe.rotary(x, waves=pair, head_axis=-2, layout="interleaved")
-        assert_within(got, want, 1e-6, against="float64")
+
+    @quick
+    def rotate(x):
+        by = functools.partial(pe.rotary, x, head_axis=-2)
+        interleaved = [by(waves=pair, layout="interleaved") for pair in ([c, s], np.stack([c, s]))]
+        return by(waves=(c, s), part="last"), interleaved
+
+    half, interleaved = rotate(x)
+    assert_within(half, rotations.rotate(x, s[:, None], c[:, None], "half", "last"), 1e-6, against="float64")
+    for got in interleaved:
+        assert_within(got, rotations.rotate(x, s[:, None], c[:, None], "interleaved"), 1e-6, against="float64")
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("pairs", [3, 4])  # of some features, of all
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_waves_in_16_bits_are_taken_as_they_are(dtype, pairs, layout):
-    x, *waves = (jnp.asarray(RNG.normal(size=shape), jnp.bfloat16) for shape in ((2, 5, 8, 8), (5, pairs), (5, pairs)))
-    x, f = x.astype(dtype), jax.jit(lambda x, *waves: pe.rotary(x, waves=waves, layout=layout, head_axis=-2))
-    np.testing.assert_array_equal(f(x, *waves), f(x, *(wave.astype(jnp.float32) for wave in waves)))
+@pytest.mark.parametrize("dtype", [thorough(jnp.float32), jnp.bfloat16])
+def test_waves_in_16_bits_are_taken_as_they_are(dtype):
+    x = RNG.normal(size=(2, 5, 8, 8)).astype(jnp.bfloat16).astype(dtype)
+    cases = list(itertools.product(("half", "interleaved"), (3, 4)))  # 3 pairs turn some of the features, 4 all
+    narrow = {pairs: tuple(RNG.normal(size=(2, 5, pairs)).astype(jnp.bfloat16)) for pairs in (3, 4)}
+    wide = {pairs: tuple(wave.astype(np.float32) for wave in waves) for pairs, waves in narrow.items()}
+    rotate = jax.jit(lambda x, waves: [pe.rotary(x, waves=waves[n], layout=way, head_axis=-2) for way, n in cases])
+    for case, got, want in zip(cases, rotate(x, narrow), rotate(x, wide), strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=f"{case}")
     for platform in ("cuda", "tpu"):
-        f.trace(x, *waves).lower(lowering_platforms=(platform,))
+        rotate.trace(x, narrow).lower(lowering_platforms=(platform,))
 
 
 def test_a_derivative_in_x_keeps_only_the_waves():
-    x, waves = jnp.ones((64, 8, 32), jnp.bfloat16), pe.cos_sin(np.arange(64), 32)
-    _, back = jax.vjp(lambda x: pe.rotary(x, waves=waves, head_axis=-2), x)
+    x, waves = np.ones((64, 8, 32), jnp.bfloat16), tuple(np.ones((2, 64, 16), np.float32))
+    rotate = lambda x, waves: pe.rotary(x, waves=waves, head_axis=-2)  # noqa: E731
+    back = jax.eval_shape(lambda x, waves: jax.vjp(lambda x: rotate(x, waves), x)[1], x, waves)
     assert sum(leaf.size for leaf in jax.tree.leaves(back)) == 2 * 64 * 16
 
 
 def test_a_tangent_in_16_bits_is_rounded_once():
-    x, dx = (jnp.asarray(RNG.normal(size=(5, 3, 8)), jnp.bfloat16) for _ in range(2))
+    x, dx = RNG.normal(size=(2, 5, 3, 8)).astype(jnp.bfloat16)
     waves, d_waves = (tuple(RNG.normal(size=(2, 5, 4)).astype(np.float32)) for _ in range(2))
-    f = lambda x, w: pe.rotary(x, waves=w, head_axis=-2)  # noqa: E731
-    _, wide = jax.jvp(f, (x.astype(jnp.float32), waves), (dx.astype(jnp.float32), d_waves))
-    _, got = jax.jvp(f, (x, waves), (dx, d_waves))
-    np.testing.assert_array_equal(got, wide.astype(jnp.bfloat16))
+    rotate = lambda x, waves: pe.rotary(x, waves=waves, head_axis=-2)  # noqa: E731
+    move = jax.jit(lambda x, dx: jax.jvp(rotate, (x, waves), (dx, d_waves))[1])
+    wide = np.asarray(move(x.astype(np.float32), dx.astype(np.float32)))
+    np.testing.assert_array_equal(move(x, dx), wide.astype(jnp.bfloat16))
 
 
 # Frequencies by axis and by head
@@ -119,53 +134,57 @@ def test_by_heads(axis, layout, part):
     p = RNG.integers(-1_000_000, 1_000_000, (2, 5, 2)).astype(np.int32)
     x = RNG.normal(size=(2, 5, 3, 10)).astype(np.float32)
     want = rotations.rotate_by(x, angles_of(p, w), layout, part)
-    given = x if axis == -2 else x.swapaxes(1, 2)
-    got = pe.rotary(given, p, w, head_axis=axis, layout=layout, part=part)
+    rotate = quick(functools.partial(pe.rotary, head_axis=axis, layout=layout, part=part))
+    got = np.asarray(rotate(x if axis == -2 else x.swapaxes(1, 2), p, w))
     assert_within(got if axis == -2 else got.swapaxes(1, 2), want, 2e-6, against="float64")
 
 
-def test_axes_are_added_and_heads_are_apart():
+def test_heads_are_apart():
     x, p = RNG.normal(size=(5, 3, 8)).astype(np.float32), RNG.integers(0, 90, (5, 2)).astype(np.int32)
     w = RNG.normal(size=(3, 2, 4)).astype(np.float32)
-    whole = pe.rotary(x, p, w, head_axis=-2)
+    rotate = functools.partial(pe.rotary, head_axis=-2)
+    whole, shared = map(np.asarray, jax.jit(lambda x, p, w: (rotate(x, p, w), rotate(x, p, w[0])))(x, p, w))
     for head in range(3):
         alone = pe.rotary(x[:, head], p, w[head], head_axis=None)
-        np.testing.assert_array_equal(whole[:, head], alone)
-        step = pe.rotary(
-            pe.rotary(x[:, head], p[:, 0], w[head, 0], head_axis=None), p[:, 1], w[head, 1], head_axis=None
-        )
-        assert_within(alone, np.asarray(step, np.float64), 2e-6, against="one axis after the other")
-    np.testing.assert_array_equal(
-        pe.rotary(x, p, w[0], head_axis=-2)[:, 0], pe.rotary(x[:, 0], p, w[0], head_axis=None)
-    )
-    one = pe.rotary(x, p[:, 0], w[0, :1], head_axis=-2)
-    np.testing.assert_array_equal(one, pe.rotary(x, p[:, 0], w[0, 0], head_axis=-2))
-    np.testing.assert_array_equal(
-        pe.rotary(x, p, w[0], head_axis=-2), pe.rotary(x, waves=pe.cos_sin(p, w[0]), head_axis=-2)
-    )
+        np.testing.assert_array_equal(whole[:, head], alone, err_msg=f"head {head}")
+    np.testing.assert_array_equal(shared[:, 0], whole[:, 0])
+
+
+@pytest.mark.thorough
+def test_axes_are_added():
+    x, p = RNG.normal(size=(5, 3, 8)).astype(np.float32), RNG.integers(0, 90, (5, 2)).astype(np.int32)
+    w = RNG.normal(size=(3, 2, 4)).astype(np.float32)
+    one_head, rotate = (functools.partial(pe.rotary, head_axis=axis) for axis in (None, -2))
+    for head in range(3):
+        step = one_head(one_head(x[:, head], p[:, 0], w[head, 0]), p[:, 1], w[head, 1])
+        assert_within(one_head(x[:, head], p, w[head]), step, 2e-6, against=f"one axis after the other, head {head}")
+    np.testing.assert_array_equal(rotate(x, p[:, 0], w[0, :1]), rotate(x, p[:, 0], w[0, 0]))
+    np.testing.assert_array_equal(rotate(x, p, w[0]), rotate(x, waves=pe.cos_sin(p, w[0])))
 
 
 def test_scores_of_rope_mixed_depend_on_offsets_alone():
     w = RNG.normal(size=(3, 2, 4)).astype(np.float32)
     q, k = RNG.normal(size=(2, 1, 3, 8)).astype(np.float32)
-    scores = []
+    rotate, scores = quick(functools.partial(pe.rotary, head_axis=-2)), []
     for moved in (0, [100, 7], [2_000_000_000, -2_000_000_000]):
-        there = [pe.rotary(x, np.int32([p]) + np.int32(moved), w, head_axis=-2) for x, p in ((q, [3, 9]), (k, [5, 1]))]
+        there = [rotate(x, np.int32([p]) + np.int32(moved), w) for x, p in ((q, [3, 9]), (k, [5, 1]))]
         scores.append(np.sum(np.asarray(there[0], np.float64) * np.asarray(there[1], np.float64), -1))
     assert_within(scores[1], scores[0], 3e-6, against="the same offset")
     assert_within(scores[2], scores[0], 3e-6, against="the same offset")
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-def test_a_coordinate_or_a_frequency_out_of_range_is_nan(axis):
-    positions = np.ones((3, 2), np.float32)
-    positions[1:, axis] = [3e9, np.nan]
-    w = RNG.normal(size=(2, 4)).astype(np.float32)
-    for wave in pe.cos_sin(positions, w):
-        assert np.isfinite(wave[0]).all() and np.isnan(wave[1:]).all()
-    w[axis, 2] = 2.0**31
-    cosine, _ = pe.cos_sin(np.ones((3, 2), np.int32), w)
-    assert np.isnan(cosine[:, 2]).all() and np.isfinite(cosine[:, [0, 1, 3]]).all()
+def test_a_coordinate_or_a_frequency_out_of_range_is_nan():
+    encode = quick(pe.cos_sin)
+    for axis in (0, 1):
+        positions, integers = np.ones((3, 2), np.float32), np.ones((3, 2), np.int32)
+        positions[1:, axis] = [3e9, np.nan]
+        w = RNG.normal(size=(2, 4)).astype(np.float32)
+        for wave, function in zip(encode(positions, w), (np.cos, np.sin), strict=True):
+            want = [function(w.astype(np.float64).sum(0)), [np.nan] * 4, [np.nan] * 4]
+            assert_within(wave, want, 9e-8, against=f"{function.__name__} in float64, axis {axis}")
+        w[axis, 2] = 2.0**31
+        cosine = np.isnan(encode(integers, w)[0])
+        np.testing.assert_array_equal(cosine, [[False, False, True, False]] * 3, err_msg=f"axis {axis}")
 
 
 X, W = np.ones((5, 3, 8), np.float32), np.ones((3, 2, 4), np.float32)

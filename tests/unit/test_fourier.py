@@ -17,6 +17,7 @@ from oracles.fourier import timestep_embedding
 
 RNG = np.random.default_rng(0)
 DIFFUSERS = recorded.cases("diffusers_timesteps")
+features = quick(pe.fourier_features)
 
 
 def bound(inputs):
@@ -31,9 +32,7 @@ def bound(inputs):
 def test_accuracy(inputs, x_scale, b_scale):
     x = (RNG.normal(size=(12, inputs)) * x_scale).clip(-2e9, 2e9).astype(np.float32)
     matrix = (RNG.normal(size=(inputs, 9)) * b_scale).astype(np.float32)
-    assert_within(
-        pe.fourier_features(x, matrix), exact(x, matrix), bound(inputs), against="exact products, then mpmath"
-    )
+    assert_within(features(x, matrix), exact(x, matrix), bound(inputs), against="exact products, then mpmath")
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -41,68 +40,89 @@ def test_accuracy(inputs, x_scale, b_scale):
 def test_frequencies_at_and_beside_half_a_turn(frequency, sign):
     x = np.float32([[0.25], [-0.3], [0.49999997], [1.5], [7.3], [-1e5], [3.0], [2.0**31 - 128]])
     matrix = np.float32([[sign * frequency]])
-    np.testing.assert_allclose(pe.fourier_features(x, matrix), exact(x, matrix), rtol=0, atol=bound(1))
+    np.testing.assert_allclose(features(x, matrix), exact(x, matrix), rtol=0, atol=bound(1))
 
 
 def test_integers_and_narrow_floats():
     x = RNG.integers(-(2**31), 2**31, (20, 3)).astype(np.int32)
     matrix = RNG.normal(size=(3, 5)).astype(np.float32)
-    np.testing.assert_allclose(pe.fourier_features(x, matrix), exact(x, matrix), rtol=0, atol=bound(3))
-    half, short = x.astype(jnp.bfloat16) / 2**31, matrix.astype(np.float16)
+    half, short = x.astype(jnp.bfloat16) / np.array(2**31, jnp.bfloat16), matrix.astype(np.float16)
+
+    @jax.jit
+    def each(x, matrix, half, short):
+        rounded = pe.fourier_features(x, matrix, dtype=jnp.bfloat16)
+        return pe.fourier_features(x, matrix), pe.fourier_features(half, short), rounded
+
+    whole, narrow, rounded = map(np.asarray, each(x, matrix, half, short))
+    np.testing.assert_allclose(whole, exact(x, matrix), rtol=0, atol=bound(3))
     want = exact(half.astype(np.float32), short.astype(np.float32))
-    np.testing.assert_allclose(pe.fourier_features(half, short), want, rtol=0, atol=bound(3))
-    rounded = pe.fourier_features(x, matrix, dtype=jnp.bfloat16)
+    np.testing.assert_allclose(narrow, want, rtol=0, atol=bound(3))
     assert rounded.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(rounded, pe.fourier_features(x, matrix).astype(jnp.bfloat16))
+    np.testing.assert_array_equal(rounded, whole.astype(jnp.bfloat16))
 
 
 def test_float64_counts_where_it_can_be_held():
     with jax.enable_x64(True):
         x, matrix = RNG.normal(size=(6, 2)) * 1e5, RNG.normal(size=(2, 4)) * 1e2
-        np.testing.assert_allclose(pe.fourier_features(x, matrix), exact(x, matrix), rtol=0, atol=bound(2))
+        np.testing.assert_allclose(features(x, matrix), exact(x, matrix), rtol=0, atol=bound(2))
 
 
-@pytest.mark.parametrize("count", [1, 4, 10, 16])
+@pytest.mark.parametrize("count", tiered([1, 4, 10, 16], [4, 16]))
 def test_octaves_of_nerf(count):
     x = RNG.uniform(-1, 1, (11, 3)).astype(np.float32)
     matrix = np.kron(np.eye(3), 2.0 ** np.arange(-1, count - 1)).astype(np.float32)
-    got = pe.fourier_features(x, matrix, layout="interleaved")
+    got = quick(functools.partial(pe.fourier_features, layout="interleaved"))(x, matrix)
     np.testing.assert_allclose(got, fourier.nerf(x, count), rtol=0, atol=bound(1))
 
 
-@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (0,), (2, 0)])
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_shapes_and_layouts(shape, layout):
+@pytest.mark.parametrize("shape", tiered([(), (4,), (2, 3), (0,), (2, 0)], [(), (2, 3), (0,)]))
+def test_shapes_and_layouts(shape):
     x = RNG.normal(size=(*shape, 3)).astype(np.float32)
     matrix = RNG.normal(size=(3, 5)).astype(np.float32)
+    layouts = "half", "interleaved"
 
-    @jax.jit
-    def both(x, matrix):
-        return pe.fourier_features(x, matrix, layout=layout), pe.fourier_features(x, matrix[:, :0])
+    @quick
+    def each(x, matrix):
+        empty = pe.fourier_features(x, matrix[:, :0])
+        return [pe.fourier_features(x, matrix, layout=layout) for layout in layouts], empty
 
-    got, empty = both(x, matrix)
-    assert got.shape == (*shape, 10) and got.dtype == jnp.float32
-    want = exact(x.reshape(-1, 3), matrix, layout).reshape(got.shape)
-    assert_within(got, want, bound(3), against="the exact sum of products, then mpmath")
+    got, empty = each(x, matrix)
+    for layout, of_layout in zip(layouts, got, strict=True):
+        assert of_layout.shape == (*shape, 10) and of_layout.dtype == jnp.float32
+        want = exact(x.reshape(-1, 3), matrix, layout).reshape(of_layout.shape)
+        assert_within(of_layout, want, bound(3), against=f"{layout}: the exact sum of products, then mpmath")
     assert empty.shape == (*shape, 0)
 
 
-def test_the_same_bits_in_every_program():
+@pytest.mark.parametrize("apart", tiered([False, True], [False]))
+def test_the_same_bits_in_every_program(apart):
     x = RNG.normal(size=(64, 3)).astype(np.float32)
     matrix = (RNG.normal(size=(3, 16)) * 10).astype(np.float32)
     whole = np.asarray(pe.fourier_features(x, matrix))
-    np.testing.assert_array_equal(jax.jit(lambda x: pe.fourier_features(x, matrix))(x), whole)
-    np.testing.assert_array_equal(jax.vmap(lambda x: pe.fourier_features(x, matrix))(x), whole)
+    shuffled = np.array([2, 0, 1])
+
+    def by_columns(x, b):
+        columns = jax.vmap(lambda column: pe.fourier_features(x, column[:, None]), in_axes=1, out_axes=1)(b)
+        return jnp.concatenate([columns[..., 0], columns[..., 1]], 1)
+
+    programs = {
+        "jit": pe.fourier_features,
+        "known matrix": lambda x, _: pe.fourier_features(x, matrix),
+        "vmap": jax.vmap(pe.fourier_features, (0, None)),
+        "columns": by_columns,
+        "shuffled": lambda x, b: pe.fourier_features(x[:, shuffled], b[shuffled]),
+        "scan": lambda x, b: jax.lax.scan(lambda c, row: (c, pe.fourier_features(row, b)), None, x)[1],
+    }
+    if apart:
+        found = {name: jax.jit(f)(x, matrix) for name, f in programs.items()}
+    else:
+        found = jax.jit(lambda *arguments: {name: f(*arguments) for name, f in programs.items()})(x, matrix)
+    for name, got in found.items():
+        np.testing.assert_array_equal(got, whole, name)
     np.testing.assert_array_equal(pe.fourier_features(x[7], matrix), whole[7])
-    columns = jax.vmap(lambda b: pe.fourier_features(x, b[:, None]), in_axes=1, out_axes=1)(matrix)
-    np.testing.assert_array_equal(np.concatenate([columns[..., 0], columns[..., 1]], 1), whole)
-    shuffled = [2, 0, 1]
-    np.testing.assert_array_equal(pe.fourier_features(x[:, shuffled], matrix[shuffled]), whole)
-    _, scanned = jax.lax.scan(lambda c, row: (c, pe.fourier_features(row, matrix)), None, x)
-    np.testing.assert_array_equal(scanned, whole)
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("layout", tiered(["half", "interleaved"], ["interleaved"]))
 def test_derivatives_in_both(layout):
     x = RNG.uniform(-1, 1, (4, 3)).astype(np.float32)
     matrix = RNG.normal(size=(3, 5)).astype(np.float32)
@@ -145,18 +165,18 @@ def test_derivatives_in_both(layout):
 def test_what_is_out_of_range_is_nan_and_nothing_else_is():
     x = np.float32([[0, 1], [np.nan, 1], [0, np.inf], [2**31, 0], [-(2.0**31), 0]])
     matrix = np.float32([[1, 0.5, 2.0**28, np.nan], [1, 0.5, 0, 1]])
-    nan = np.isnan(np.asarray(pe.fourier_features(x, matrix)))
+    nan = np.isnan(features(x, matrix))
     rows, columns = np.array([0, 1, 1, 1, 0], bool), np.array([0, 0, 1, 1] * 2, bool)
     np.testing.assert_array_equal(nan, rows[:, None] | columns)
-    wide = jax.jit(pe.fourier_features)(np.array([[1, 1], [2**32 - 1, 0]], np.uint32), matrix[:, :2])
+    wide = features(np.array([[1, 1], [2**32 - 1, 0]], np.uint32), matrix[:, :2])
     np.testing.assert_array_equal(np.isnan(wide).any(1), [False, True])
 
 
 def test_neither_a_matrix_product_nor_a_table_for_each_input():
-    jaxpr = str(jax.make_jaxpr(pe.fourier_features)(jnp.zeros((5, 3)), jnp.zeros((3, 7))))
+    jaxpr = str(jax.make_jaxpr(pe.fourier_features)(*(np.zeros(shape, np.float32) for shape in ((5, 3), (3, 7)))))
     assert "dot_general" not in jaxpr
     shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((2048, 16), (16, 32))]
-    compiled = jax.jit(pe.fourier_features).lower(*shapes).compile()
+    compiled = features.lower(*shapes).compile()
     assert compiled.memory_analysis().temp_size_in_bytes <= 2048 * 64 * 4 + 2**16  # that of the features at most
 
 
@@ -173,59 +193,72 @@ TIMESTEPS = [
 NAMES = {"flip": "flip_sin_to_cos", "shift": "downscale_freq_shift", "period": "max_period"}
 
 
-@functools.cache
-def embedded_timesteps():
-    """Float and whole timesteps, and their embeddings with the settings of each case, in one program."""
-    keywords = [{NAMES.get(k, k): v for k, v in arguments.items()} for _, arguments in TIMESTEPS]
-    t = np.float32([0, 0.5, 1, 17.25, 999, 1e6 + 0.5, -3]), np.array([0, 1, 999, 2**31 - 1, -5], np.int32)
-    embed = lambda t: [  # noqa: E731
-        [pe.timestep_embedding(each, dim, **settings) for each in t]
-        for (dim, _), settings in zip(TIMESTEPS, keywords, strict=True)
-    ]
-    return t, jax.device_get(jax.jit(embed)(t))
+def test_timesteps():
+    timesteps = np.float32([0, 0.5, 1, 17.25, 999, 1e6 + 0.5, -3]), np.array([0, 1, 999, 2**31 - 1, -5], np.int32)
+
+    @quick
+    def embed(timesteps):
+        keywords = [{NAMES.get(k, k): v for k, v in arguments.items()} for _, arguments in TIMESTEPS]
+        return [
+            [pe.timestep_embedding(t, dim, **settings) for t in timesteps]
+            for (dim, _), settings in zip(TIMESTEPS, keywords, strict=True)
+        ]
+
+    for (dim, arguments), embedded in zip(TIMESTEPS, embed(timesteps), strict=True):
+        for t, got in zip(timesteps, embedded, strict=True):
+            waves, zeros = timestep_embedding(t, dim, **arguments)
+            assert got.shape == (len(t), dim) and got.dtype == jnp.float32
+            got = np.asarray(got)
+            against = f"mpmath at 60 digits: {dim} features, {arguments}"
+            assert_within(got[:, : dim // 2 * 2], waves, 9e-8, against=against)
+            np.testing.assert_array_equal(got[:, dim // 2 * 2 :], zeros, against)
 
 
-@pytest.mark.parametrize(("dim", "arguments"), TIMESTEPS)
-def test_timesteps(dim, arguments):
-    timesteps, embedded = embedded_timesteps()
-    for t, got in zip(timesteps, embedded[TIMESTEPS.index((dim, arguments))], strict=True):
-        waves, zeros = timestep_embedding(t, dim, **arguments)
-        assert got.shape == (len(t), dim) and got.dtype == jnp.float32
-        assert_within(got[:, : dim // 2 * 2], waves, 9e-8, against="mpmath at 60 digits")
-        np.testing.assert_array_equal(got[:, dim // 2 * 2 :], zeros)
+def test_timesteps_of_diffusers():
+    cases = [(dict(case["arguments"]), np.float32(case["timesteps"]), case["values"]) for case in DIFFUSERS]
 
+    @quick
+    def embed(timesteps):
+        return [
+            pe.timestep_embedding(t, **{"dim" if k == "embedding_dim" else k: v for k, v in keywords.items()})
+            for (keywords, *_), t in zip(cases, timesteps, strict=True)
+        ]
 
-@pytest.mark.parametrize("case", DIFFUSERS, ids=lambda c: str(c["arguments"]))
-def test_timesteps_of_diffusers(case):
-    keywords = dict(case["arguments"])
-    dim, t = keywords.pop("embedding_dim"), np.float32(case["timesteps"])
-    got, want = pe.timestep_embedding(t, dim, **keywords), np.array(case["values"])
-    # The reference rounds its frequencies, of magnitude 1 or less, and their products to float32.
-    tolerance = 2e-7 + 2e-7 * keywords.get("scale", 1) * np.abs(t)[:, None]
-    assert_within(got, want, tolerance, against="diffusers, recorded")
+    for (keywords, t, want), got in zip(cases, embed([t for _, t, _ in cases]), strict=True):
+        # The reference rounds its frequencies, of magnitude 1 or less, and their products to float32.
+        tolerance = 2e-7 + 2e-7 * keywords.get("scale", 1) * np.abs(t)[:, None]
+        assert_within(got, np.array(want), tolerance, against=f"diffusers, recorded: {keywords}")
 
 
 def test_timesteps_of_any_shape_and_dtype():
     timesteps = (3, 0.5, np.float32(0.5), np.ones((2, 3), np.float32), np.zeros((0,), np.int32))
     embed = functools.partial(pe.timestep_embedding, dim=10, flip_sin_to_cos=True, dtype=jnp.bfloat16)
     assert embed(3).shape == (10,)  # called by itself
-    embedded = jax.jit(lambda each: [embed(t) for t in each])(timesteps)
+    embedded = quick(lambda each: [embed(t) for t in each])(timesteps)
     for t, got in zip(timesteps, embedded, strict=True):
         assert got.shape == (*np.shape(t), 10) and got.dtype == jnp.bfloat16
     t = np.float32([0.25, 700.5])
-    traced = jax.jit(jax.vmap(lambda t: pe.timestep_embedding(t, 9)))(t)
-    np.testing.assert_array_equal(traced, pe.timestep_embedding(t, 9))
-    np.testing.assert_array_equal(
-        pe.timestep_embedding(t, 8), pe.sinusoidal(t, pe.geometric(8, endpoint=True), layout="half")
-    )
-    np.testing.assert_array_equal(
-        pe.timestep_embedding(t, 8, downscale_freq_shift=0), pe.sinusoidal(t, 8, layout="half")
-    )
-    slope = jax.jit(jax.jacobian(lambda t: pe.timestep_embedding(t, 4, scale=2.0)))(jnp.float32(0.3))
+
+    @jax.jit
+    def each(t):
+        return {
+            "endpoint": (pe.timestep_embedding(t, 8), pe.sinusoidal(t, pe.geometric(8, endpoint=True), layout="half")),
+            "no shift": (pe.timestep_embedding(t, 8, downscale_freq_shift=0), pe.sinusoidal(t, 8, layout="half")),
+            "vmap": (jax.vmap(lambda t: pe.timestep_embedding(t, 9))(t), pe.timestep_embedding(t, 9)),
+        }
+
+    for name, (got, want) in each(t).items():
+        np.testing.assert_array_equal(got, want, name)
+
+    @quick
+    def slope_and_nan(t, nan):
+        return jax.jacobian(lambda t: pe.timestep_embedding(t, 4, scale=2.0))(t), pe.timestep_embedding(nan, 4)
+
+    slope, of_nan = slope_and_nan(np.float32(0.3), np.float32([np.nan, 1]))
     np.testing.assert_allclose(
         slope, [2 * np.cos(0.6), 2e-4, -2 * np.sin(0.6), -2e-4 * np.sin(6e-5)], rtol=0, atol=3e-7
     )
-    assert np.isnan(pe.timestep_embedding(np.float32([np.nan, 1]), 4)[0]).all()
+    assert np.isnan(of_nan).all(1).tolist() == [True, False]
 
 
 X, B = np.zeros((4, 3), np.float32), np.zeros((3, 5), np.float32)

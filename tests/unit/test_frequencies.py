@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers.quick import quick
 from oracles import spectra
 
 
@@ -45,7 +45,7 @@ def test_the_last_wavelength():
 def test_a_pair_that_does_not_turn():
     still = pe.Frequencies((0, 1 << 120), 4)
     assert still.wavelengths.tolist() == [np.inf, 256.0]
-    np.testing.assert_array_equal(pe.sinusoidal(123, still)[:2], [0.0, 1.0])
+    np.testing.assert_array_equal(np.asarray(pe.sinusoidal(123, still))[:2], [0.0, 1.0])
 
 
 def test_fields_are_plain_values():
@@ -103,19 +103,25 @@ def test_static_under_jit_and_no_leaf():
         traces.append(frequencies)
         return pe.sinusoidal(positions, frequencies)
 
-    encode(jnp.arange(3), pe.geometric(8))
-    encode(jnp.arange(3), pe.geometric(8))
-    encode(jnp.arange(3), pe.geometric(8, 99.0))
+    encode.trace(np.arange(3), pe.geometric(8))
+    encode.trace(np.arange(3), pe.geometric(8))
+    encode.trace(np.arange(3), pe.geometric(8, 99.0))
     assert len(traces) == 2
     assert jax.tree.leaves(pe.geometric(8)) == []
 
 
 def test_amplitude():
-    f = dataclasses.replace(pe.geometric(8), attention_factor=1.5)
-    positions = jnp.arange(5)
-    np.testing.assert_allclose(pe.sinusoidal(positions, f), 1.5 * pe.sinusoidal(positions, 8), rtol=1e-7)
-    np.testing.assert_allclose(pe.offset_similarity(positions, f), 2.25 * pe.offset_similarity(positions, 8), rtol=1e-6)
-    np.testing.assert_array_equal(pe.rotation_matrix(3, f), pe.rotation_matrix(3, 8))
+    one, f = pe.geometric(8), pe.geometric(8).with_attention_factor(1.5)
+    got, of_one = quick(lambda p: (pe.sinusoidal(p, f), pe.sinusoidal(p, one)))(np.arange(5))
+    np.testing.assert_allclose(got, 1.5 * np.asarray(of_one), rtol=1e-7)
+
+
+@pytest.mark.thorough
+def test_amplitude_of_moves():
+    one, f, positions = pe.geometric(8), pe.geometric(8).with_attention_factor(1.5), np.arange(5)
+    similarity, similarity_of_one = (np.asarray(pe.offset_similarity(positions, x)) for x in (f, one))
+    np.testing.assert_allclose(similarity, 2.25 * similarity_of_one, rtol=1e-6)
+    np.testing.assert_array_equal(pe.rotation_matrix(3, f), pe.rotation_matrix(3, one))
     np.testing.assert_allclose(pe.shift(pe.sinusoidal(positions, f), 9, f), pe.sinusoidal(positions + 9, f), atol=5e-7)
 
 
@@ -163,9 +169,9 @@ def test_other_frequencies_are_taken_at_their_exact_value():
         (lambda: pe.sinusoidal(0, 8.0), TypeError, "sinusoidal: frequencies must be Frequencies"),  # type: ignore
         (lambda: pe.sinusoidal(0, True), TypeError, "sinusoidal: frequencies must be Frequencies"),
         (lambda: pe.sinusoidal(0, 0), ValueError, r"sinusoidal: frequencies \(a width\) must be at least 1, got 0"),
-        (lambda: pe.sinusoidal(0, jnp.ones((2, 2))), ValueError, r"must have shape \(num_pairs,\), got \(2, 2\)"),
-        (lambda: pe.sinusoidal(0, jnp.ones(0)), ValueError, r"must have shape \(num_pairs,\), got \(0,\)"),
-        (lambda: pe.sinusoidal(0, jnp.arange(3)), TypeError, "frequencies must be a float array, got int"),
+        (lambda: pe.sinusoidal(0, np.ones((2, 2), np.float32)), ValueError, r"must have shape \(num_pairs,\), got \(2, 2\)"),
+        (lambda: pe.sinusoidal(0, np.ones(0, np.float32)), ValueError, r"must have shape \(num_pairs,\), got \(0,\)"),
+        (lambda: pe.sinusoidal(0, np.arange(3)), TypeError, "frequencies must be a float array, got int"),
     ],
 )  # fmt: skip
 def test_bad_input(call, error, match):

@@ -97,7 +97,7 @@ def check(got, want):
 
 
 def test_every_derivative():
-    check(*(quick(functools.partial(everything, f))(X, W) for f in (ours, theirs)))
+    check(*quick(lambda x, w: [everything(f, x, w) for f in (ours, theirs)])(X, W))
 
 
 @pytest.mark.thorough
@@ -105,10 +105,13 @@ def test_every_derivative_eagerly():
     check(*(everything(f, X, W) for f in (ours, theirs)))
 
 
-def test_without_jit():
-    some = lambda f: (f(X, W), jax.jvp(f, (X, W), (X, W)), jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1))(X, W))  # noqa: E731
+@pytest.mark.parametrize("size", [3, thorough(5)])  # of equal sizes, operations share their programs
+def test_without_jit(size):
+    x, w = normal(size), normal(3)
+    some = lambda f: (f(x, w), jax.jvp(f, (x, w), (x, w)), jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1))(x, w))  # noqa: E731
     with jax.disable_jit():
-        check(some(ours), some(theirs))
+        got = some(ours)
+    check(got, quick(lambda: some(theirs))())
 
 
 MAPS = [axes for axes in itertools.product((0, None), (0, 1, None), (0, None)) if axes != (None, None, None)]
@@ -121,15 +124,14 @@ def of_maps(f, x, w, n):
     return f(x, w, n), jax.jvp(lambda x, w: f(x, w, n), (x, w), v), by(x, w), jax.jvp(by, (x, w), v)[1]
 
 
-@pytest.mark.parametrize("axes", tiered(MAPS, [(0, 1, 0), (None, 1, None), (0, None, None), (None, None, 0)]))
+@pytest.mark.parametrize("axes", tiered(MAPS, [(0, 1, 0), (None, 1, None), (None, None, 0)]))
 def test_any_operands_may_be_mapped(axes):
     ns = np.int32([1, 2, -1, 4])
     batches = normal(4, 5), np.moveaxis(normal(4, 3), 0, axes[1] or 0), ns
     arrays = [x[0] if a is None and i != 1 else x for i, (x, a) in enumerate(zip(batches, axes, strict=True))]
     arrays[1] = W if axes[1] is None else arrays[1]
-    check(*(quick(lambda *a, f=f: of_maps(jax.vmap(f, axes), *a))(*arrays) for f in (ours, theirs)))
-    inside = lambda f: jax.vmap(functools.partial(of_maps, f), axes)  # noqa: E731
-    check(*(quick(inside(f))(*arrays) for f in (ours, theirs)))
+    both = lambda f, *a: (of_maps(jax.vmap(f, axes), *a), jax.vmap(functools.partial(of_maps, f), axes)(*a))  # noqa: E731
+    check(*quick(lambda *a: [both(f, *a) for f in (ours, theirs)])(*arrays))
 
 
 def nested(f, x, w, n):
@@ -140,19 +142,18 @@ def nested(f, x, w, n):
 
 def test_maps_of_maps():
     arrays = normal(2, 5), normal(4, 3, 3), np.int32([1, 2, 3, 4])
-    found = [quick(lambda *a, f=f: of_maps(functools.partial(nested, f), *a))(*arrays) for f in (ours, theirs)]
-    assert found[0][0].shape == (2, 4, 3, 5)
-    check(*found)
+    got, want = quick(lambda *a: [of_maps(functools.partial(nested, f), *a) for f in (ours, theirs)])(*arrays)
+    assert got[0].shape == (2, 4, 3, 5)
+    check(got, want)
 
 
-def test_tangents_and_cotangents_alone_may_be_mapped():
-    v, u = normal(4, 5), normal(4, 5)
-    for f in (ours, theirs):
-        along = jax.vmap(lambda v, f=f: jax.jvp(lambda x: f(x, W), (X,), (v,))[1])(v)
-        back = jax.vmap(lambda u, f=f: jax.vjp(f, X, W)[1](u))(u)
-        if f is ours:
-            got = along, back
-    check(got, (along, back))
+@pytest.mark.parametrize("program", [thorough(lambda f: f), quick], ids=["eagerly", "jit"])
+def test_tangents_and_cotangents_alone_may_be_mapped(program):
+    def mapped(f, v, u):
+        along = jax.vmap(lambda v: jax.jvp(lambda x: f(x, W), (X,), (v,))[1])(v)
+        return along, jax.vmap(lambda u: jax.vjp(f, X, W)[1](u))(u)
+
+    check(*program(lambda v, u: [mapped(f, v, u) for f in (ours, theirs)])(normal(4, 5), normal(4, 5)))
 
 
 def test_only_what_moves_is_computed():
@@ -172,9 +173,23 @@ def test_a_function_that_is_not_used_is_not_run():
     RAN.clear()
     g = quick(lambda x: jax.grad(lambda x: jnp.sum(x) + 0 * jnp.sum(jax.lax.stop_gradient(ours(x, W))))(x))(X)
     np.testing.assert_array_equal(g, np.ones(5))
-    last = jax.grad(lambda x: example(2.0, x, W, N)[1])(X)
-    np.testing.assert_array_equal(last, np.zeros(5))  # which counts as a constant
+    last = lambda x: example(2.0, x, W, N)[1]  # noqa: E731  # which counts as a constant
+    along, gradient = quick(lambda x: (jax.jvp(last, (x,), (x,))[1], jax.grad(last)(x)))(X)
+    np.testing.assert_array_equal(along, np.zeros(()))
+    np.testing.assert_array_equal(gradient, np.zeros(5))
     assert not any(r[0] == "transpose" for r in RAN)
+
+
+def test_of_outputs_that_are_not_used_the_cotangents_are_zeros():
+    two = operation(
+        "two",
+        types=lambda _, x: [x, x, x],
+        compute=lambda _, x: [2 * x, 3 * x, x],
+        tangent=lambda _, operands, outputs, tangents: [2 * tangents[0], 3 * tangents[0]],
+        transpose=lambda _, operands, outputs, cotangents, moving: [2 * cotangents[0] + 3 * cotangents[1]],
+    )
+    gradients = quick(lambda x: [jax.grad(lambda x: jnp.sum(two(None, x)[n]))(x) for n in (0, 1)])(X)  # noqa: B023
+    np.testing.assert_array_equal(gradients, np.repeat([[2], [3]], len(X), 1))
 
 
 def test_profiles_show_the_name():

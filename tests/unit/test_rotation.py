@@ -1,6 +1,8 @@
 """M_k: PE(p+k) = M_k PE(p), as a matrix, without it, and through the dot product."""
 
 import dataclasses
+import functools
+import itertools
 import math
 
 import jax
@@ -12,41 +14,61 @@ from hypothesis import strategies as st
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
+from helpers.quick import quick
+from helpers.tiers import thorough, tiered
 from oracles import encodings, rotations, spectra
 
 BOUND = 5e-7
 INT32 = st.integers(-(2**31), 2**31 - 1)
+LAYOUTS = ("interleaved", "half")
 
 
 def moved(matrix, encoding):
     return np.einsum("...rc,...c->...r", np.asarray(matrix, np.float64), np.asarray(encoding, np.float64))
 
 
+def moves(p, q, k, f, layout="interleaved"):
+    """The encodings at p and at q = p + k, M_k, and the encoding at p shifted by k."""
+    here, there = (pe.sinusoidal(x, f, layout=layout) for x in (p, q))
+    return here, there, pe.rotation_matrix(k, f, layout=layout), pe.shift(here, k, f, layout=layout)
+
+
+@quick
+def moves_of_each_spectrum(p, q, k):
+    cases = itertools.product(LAYOUTS, (100.0, 10_000.0, 1e7))
+    return {f"{layout}, base {base}": moves(p, q, k, pe.geometric(64, base), layout) for layout, base in cases}
+
+
+def check_moves(got, bound=BOUND, case=""):
+    here, there, matrix, shifted = got
+    assert_within(moved(matrix, here), there, bound, against=f"the encoding there {case}")
+    assert_within(shifted, there, bound, against=f"the encoding there {case}")
+
+
 @settings(max_examples=60, deadline=None)
-@given(p=INT32, q=INT32, layout=st.sampled_from(["interleaved", "half"]), base=st.sampled_from([100.0, 10_000.0, 1e7]))
-def test_moving_by_an_offset_is_one_linear_map(p, q, layout, base):
+@given(p=INT32, q=INT32)
+def test_moving_by_an_offset_is_one_linear_map(p, q):
     k = q - p
     if not -(2**31) <= k < 2**31:
         k, q = 77, max(min(p, 2**31 - 78), -(2**31))
         p, q = q, q + 77
-    f = pe.geometric(64, base)
-    here, there = (np.asarray(pe.sinusoidal(x, f, layout=layout)) for x in (p, q))
-    assert_within(moved(pe.rotation_matrix(k, f, layout=layout), here), there, BOUND, against="the encoding there")
-    assert_within(pe.shift(here, k, f, layout=layout), there, BOUND, against="the encoding there")
+    for case, got in moves_of_each_spectrum(*np.int32((p, q, k))).items():
+        check_moves(got, case=case)
 
 
-def test_the_matrix_is_independent_of_the_position():
-    positions = np.random.default_rng(0).integers(-(2**30), 2**30, 500)
-    matrix = pe.rotation_matrix(-12_345, 128)
-    got = moved(matrix, pe.sinusoidal(positions, 128))
+@pytest.mark.parametrize("count", [50, thorough(500)])
+def test_the_matrix_is_independent_of_the_position(count):
+    positions = np.random.default_rng(0).integers(-(2**30), 2**30, count).astype(np.int32)
+    matrix, here = quick(lambda k, p: (pe.rotation_matrix(k, 128), pe.sinusoidal(p, 128)))(np.int32(-12_345), positions)
+    got = moved(matrix, here)
     assert_within(got, encodings.encode(positions - 12_345, 128), BOUND, against="mpmath at 60 digits")
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "half"])
-def test_entries(layout):
+def test_entries():
     sine, cosine = (w[0] for w in encodings.waves([5], spectra.geometric(6, 10_000)))
-    want = rotations.matrix(sine, cosine, layout)
-    np.testing.assert_allclose(pe.rotation_matrix(5, 6, layout=layout), want, rtol=0, atol=9e-8)
+    matrices = quick(lambda k: {layout: pe.rotation_matrix(k, 6, layout=layout) for layout in LAYOUTS})(np.int32(5))
+    for layout, got in matrices.items():
+        assert_within(got, rotations.matrix(sine, cosine, layout), 9e-8, against=f"float64, {layout}")
 
 
 def test_group():
@@ -57,63 +79,60 @@ def test_group():
     np.testing.assert_array_equal(pe.rotation_matrix(0, 16), np.eye(16))
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
+@pytest.mark.parametrize("shape", tiered([(), (3,), (2, 3), (0,)], [(2, 3), (0,)]))
 def test_array_offsets(shape):
     offsets = np.random.default_rng(1).integers(-(2**31), 2**31, shape).astype(np.int32)
-    got = np.asarray(pe.rotation_matrix(offsets, 8))
-    assert got.shape == (*shape, 8, 8)
     each = [np.asarray(pe.rotation_matrix(int(k), 8)) for k in offsets.ravel()]
-    np.testing.assert_array_equal(got, np.array(each, np.float32).reshape(*shape, 8, 8))
+    want = np.array(each, np.float32).reshape(*shape, 8, 8)
+    np.testing.assert_array_equal(pe.rotation_matrix(offsets, 8), want, strict=True)
 
 
 def test_float_offsets_and_array_frequencies():
-    angular = np.array([1.0, 0.1], np.float32)
-    p, k = np.float32(0.75), np.float32(-2.5)
-    got = moved(pe.rotation_matrix(k, angular), pe.sinusoidal(p, angular))
-    np.testing.assert_allclose(got, pe.sinusoidal(p + k, angular), rtol=0, atol=BOUND)
-    np.testing.assert_allclose(pe.shift(pe.sinusoidal(p, angular), k, angular), got, rtol=0, atol=BOUND)
+    p, k, angular = np.float32(0.75), np.float32(-2.5), np.array([1.0, 0.1], np.float32)
+    check_moves(quick(moves)(p, p + k, k, angular))
 
 
 def test_offsets_on_several_axes():
-    f = pe.axial(8, 2)
-    positions, offset = np.array([[3, 5], [-100, 2**30]]), np.array([10, -7])
-    here, there = pe.sinusoidal(positions, f), pe.sinusoidal(positions + offset, f)
-    np.testing.assert_allclose(moved(pe.rotation_matrix(offset, f), here), there, rtol=0, atol=BOUND)
-    np.testing.assert_allclose(pe.shift(here, offset, f), there, rtol=0, atol=BOUND)
+    p, k = np.array([[3, 5], [-100, 2**30]], np.int32), np.array([10, -7], np.int32)
+    check_moves(quick(moves)(p, p + k, k, pe.axial(8, 2)))
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (2, 1), (2, 5)])
-def test_shift_broadcasts_offsets(shape):
+def test_shift_broadcasts_offsets():
     positions = np.arange(10).reshape(2, 5) * 1000
-    offset = np.random.default_rng(2).integers(-(2**20), 2**20, shape)
-    got = pe.shift(pe.sinusoidal(positions, 8), offset, 8)
-    np.testing.assert_allclose(got, pe.sinusoidal(positions + offset, 8), rtol=0, atol=BOUND)
+    here = encodings.encode(positions.ravel(), 8).reshape(2, 5, 8).astype(np.float32)
+    shapes = [(), (5,), (2, 1), (2, 5)]
+    offsets = [np.random.default_rng(2).integers(-(2**20), 2**20, shape).astype(np.int32) for shape in shapes]
+    shifted = quick(lambda x, offsets: [pe.shift(x, k, 8) for k in offsets])(here, offsets)
+    for shape, offset, got in zip(shapes, offsets, shifted, strict=True):
+        there = encodings.encode((positions + offset).ravel(), 8).reshape(2, 5, 8)
+        assert_within(got, there, BOUND, against=f"mpmath at 60 digits, offsets of shape {shape}")
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, thorough(jnp.float16), thorough(jnp.float32)])
 def test_dtypes(dtype):
-    assert pe.rotation_matrix(3, 8, dtype=dtype).dtype == dtype
-    encoding = pe.sinusoidal(np.arange(7), 8).astype(dtype)
-    got = pe.shift(encoding, 5, 8)
+    matrix = functools.partial(pe.rotation_matrix, frequencies=8, dtype=dtype)
+    assert jax.eval_shape(matrix, 3).dtype == dtype
+    encoding = encodings.encode(np.arange(7), 8).astype(dtype)
+    got, wide = jax.jit(lambda *xs: [pe.shift(x, 5, 8) for x in xs])(encoding, encoding.astype(np.float32))
     assert got.dtype == dtype
-    np.testing.assert_array_equal(got, pe.shift(encoding.astype(jnp.float32), 5, 8).astype(dtype))
+    np.testing.assert_array_equal(got, np.asarray(wide).astype(dtype))
 
 
 def test_norms_are_kept():
     x = np.random.default_rng(3).normal(size=(100, 64)).astype(np.float32)
-    offsets = np.random.default_rng(4).integers(-(2**31), 2**31, 100)
+    offsets = np.random.default_rng(4).integers(-(2**31), 2**31, 100).astype(np.int32)
+    shifted, encoded = quick(lambda x, k: (pe.shift(x, k, 64), pe.sinusoidal(k, 64)))(x, offsets)
     norm = lambda a: np.linalg.norm(np.asarray(a, np.float64), axis=-1)  # noqa: E731
-    np.testing.assert_allclose(norm(pe.shift(x, offsets, 64)), norm(x), rtol=2e-7)
-    np.testing.assert_allclose(norm(pe.sinusoidal(offsets, 64)), np.sqrt(32), rtol=1e-7)
+    np.testing.assert_allclose(norm(shifted), norm(x), rtol=2e-7)
+    np.testing.assert_allclose(norm(encoded), np.sqrt(32), rtol=1e-7)
 
 
 def test_an_amplitude_is_that_of_the_encodings_and_no_move_changes_it():
-    f = dataclasses.replace(pe.geometric(8), attention_factor=1.25)
-    here, there = pe.sinusoidal(np.arange(9), f), pe.sinusoidal(np.arange(9) + 1000, f)
-    np.testing.assert_allclose(pe.shift(here, 1000, f), there, rtol=0, atol=1.25 * BOUND)
-    np.testing.assert_allclose(moved(pe.rotation_matrix(1000, f), here), there, rtol=0, atol=1.25 * BOUND)
-    products = np.sum(np.asarray(here, np.float64) * np.asarray(there, np.float64), axis=-1)
-    np.testing.assert_allclose(products, np.full(9, pe.offset_similarity(1000, f)), rtol=0, atol=4e-6)
+    f, p, k = pe.geometric(8).with_attention_factor(1.25), np.arange(9, dtype=np.int32), np.int32(1000)
+    got, similarity = quick(lambda *at: (moves(*at, f), pe.offset_similarity(at[-1], f)))(p, p + k, k)
+    check_moves(got, 1.25 * BOUND)
+    here, there = (np.asarray(x, np.float64) for x in got[:2])
+    np.testing.assert_allclose(np.sum(here * there, axis=-1), np.full(9, similarity), rtol=0, atol=4e-6)
 
 
 def test_offset_similarity_is_the_sum_of_cosines():
@@ -122,36 +141,38 @@ def test_offset_similarity_is_the_sum_of_cosines():
     got = pe.offset_similarity(offsets, 128)
     assert got.dtype == np.float32 and got.shape == (7,)
     np.testing.assert_allclose(got, want, rtol=0, atol=64 * 9e-8 + 4e-6)
-    assert float(pe.offset_similarity(0, 128)) == 64.0
+    assert np.asarray(got)[0] == 64.0
 
 
-@pytest.mark.parametrize("start", [0, 5, 10, 20, 2_000_000_000, -(2**31)])
-def test_dot_products_depend_on_the_offset_alone(start):
-    offsets = np.arange(0, 20)
-    here, there = (np.asarray(pe.sinusoidal(p, 16), np.float64) for p in (start, start + offsets))
-    np.testing.assert_allclose(there @ here, pe.offset_similarity(offsets, 16), rtol=0, atol=3e-6)
+def test_dot_products_depend_on_the_offset_alone():
+    starts, offsets = [0, 5, 10, 20, 2_000_000_000, -(2**31)], np.arange(20)
+    encoded = np.asarray(pe.sinusoidal(np.add.outer(starts, offsets), 16), np.float64)
+    similarity = pe.offset_similarity(offsets, 16)
+    for start, there in zip(starts, encoded, strict=True):
+        np.testing.assert_allclose(there @ there[0], similarity, rtol=0, atol=3e-6, err_msg=f"from {start}")
 
 
 def test_similarity_of_axes_is_a_sum_over_axes():
-    offset = np.array([3, -8])
-    parts = [float(pe.offset_similarity(k, 8)) for k in offset.tolist()]
-    np.testing.assert_allclose(pe.offset_similarity(offset, pe.axial(16, 2)), sum(parts), rtol=1e-6)
+    offset = np.array([3, -8], np.int32)
+    of_axes = lambda k: (pe.offset_similarity(k, 8), pe.offset_similarity(k, pe.axial(16, 2)))  # noqa: E731
+    parts, whole = quick(of_axes)(offset)
+    np.testing.assert_allclose(whole, sum(map(float, parts)), rtol=1e-6)
 
 
 def test_derivatives():
-    offset = jnp.float32(1.5)
     sine = np.sin(1.5 * pe.geometric(8).angular)
-    got = jax.grad(lambda k: pe.offset_similarity(k, 8))(offset)
+    x = np.random.default_rng(5).normal(size=8).astype(np.float32)
+    by_offset = jax.grad(lambda k: pe.offset_similarity(k, 8))
+    by_x = jax.jacrev(lambda x: pe.shift(x, 3, 8))
+    got, jacobian, matrix = quick(lambda k, x: (by_offset(k), by_x(x), pe.rotation_matrix(3, 8)))(np.float32(1.5), x)
     np.testing.assert_allclose(got, -(pe.geometric(8).angular * sine).sum(), rtol=1e-6)
-    x = jnp.asarray(np.random.default_rng(5).normal(size=8).astype(np.float32))
-    jacobian = jax.jacrev(lambda x: pe.shift(x, 3, 8))(x)
-    np.testing.assert_allclose(jacobian, pe.rotation_matrix(3, 8), rtol=0, atol=1e-7)
+    np.testing.assert_allclose(jacobian, matrix, rtol=0, atol=1e-7)
 
 
 def test_the_largest_amplitude():
     """Four times its square is the largest float32, and no more."""
     largest = float(np.finfo(np.float32).max)
-    frequencies = dataclasses.replace(pe.geometric(8), attention_factor=math.sqrt(largest / 4))
+    frequencies = pe.geometric(8).with_attention_factor(math.sqrt(largest / 4))
     assert 4 * frequencies.attention_factor**2 == largest
     assert float(pe.offset_similarity(0, frequencies)) == largest
 

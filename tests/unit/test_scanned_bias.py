@@ -18,7 +18,7 @@ from helpers.quick import quick
 LAYERS, HEADS, WIDTH = 3, 2, 16
 X = np.random.default_rng(0).normal(size=(2, 6, WIDTH)).astype(np.float32)
 POSITIONS = np.arange(6)[None]
-KEY = jax.random.key(0)
+KEY = jax.eval_shape(jax.random.key, 0)
 
 
 class Block(nnx.Module):
@@ -74,56 +74,61 @@ def shapes(tree):
     return [table.shape for table in tables(tree)]
 
 
-def check(got, want, of_layers):
-    """Compares values and gradients; `of_layers` are the gradients of tables of their own, one for each layer."""
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+def drawn(tree):
+    """Parameters of these shapes."""
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda x: 0.3 * rng.normal(size=x.shape).astype(np.float32), tree)
+
+
+def check(value, gradient, unrolled, table, blocks):
+    """Compares both with those of an unrolled stack that has a table for each layer."""
+    wanted, (of_layers, of_unrolled) = quick(jax.value_and_grad(unrolled, (0, 1)))([table] * LAYERS, blocks)
+    (of_table,) = tables(gradient)
+    for a, b in zip(jax.tree.leaves((value, gradient["blocks"])), jax.tree.leaves((wanted, of_unrolled)), strict=True):
         assert_within(a, b, 1e-5, against="the unrolled stack")
-    (table,) = tables(got)
     of_layers = np.asarray(of_layers)
     assert of_layers.shape == (LAYERS, 32, HEADS) and np.abs(of_layers).max((1, 2)).min() > 0.01
-    assert_within(table, of_layers.sum(0), 1e-5, against="the sum over layers")
+    assert_within(of_table, of_layers.sum(0), 1e-5, against="the sum over layers")
 
 
 def test_nnx():
-    stack = Stack(nnx.Rngs(0))
-    assert shapes(nnx.state(stack, nnx.Param)) == [(32, HEADS)]
+    graph, state = nnx.split(nnx.eval_shape(lambda: Stack(nnx.Rngs(0))))
+    parameters = drawn(nnx.to_pure_dict(state))
+    assert shapes(parameters) == [(32, HEADS)]
 
-    def unrolled(stack, modules):
+    def unrolled(tables, blocks):
         x = X
-        for i, t5 in enumerate(modules):
-            x = jax.tree.map(lambda leaf, i=i: leaf[i], stack.blocks)(x, t5(POSITIONS, POSITIONS))
+        for i, table in enumerate(tables):
+            stack = nnx.merge(graph, {"t5": {"embedding": table}, "blocks": blocks})
+            x = jax.tree.map(lambda leaf, i=i: leaf[i], stack.blocks)(x, stack.t5(POSITIONS, POSITIONS))
         return loss(x)
 
-    got = nnx.jit(nnx.value_and_grad(lambda stack: loss(stack(X))))(stack)
-    apart = nnx.List([nnx.clone(stack.t5) for _ in range(LAYERS)])
-    shared = nnx.value_and_grad(lambda stack: unrolled(stack, [stack.t5] * LAYERS))
-    want, of_layers = quick(lambda *both: (shared(both[0]), nnx.grad(unrolled, argnums=1)(*both)))(stack, apart)
-    check(got, want, jax.tree.leaves(of_layers))
+    step = nnx.jit(nnx.value_and_grad(lambda stack: loss(stack(X))))
+    value, gradient = step(nnx.merge(graph, parameters))
+    check(value, nnx.to_pure_dict(gradient), unrolled, tables(parameters)[0], parameters["blocks"])
 
 
 def test_linen():
-    stack = LinenStack()
-    params = quick(stack.init)(KEY, X)["params"]
-    assert shapes(params) == [(32, HEADS)]
+    parameters = drawn(jax.eval_shape(LinenStack().init, KEY, X)["params"])
+    assert shapes(parameters) == [(32, HEADS)]
 
-    def unrolled(params, of_layers):
+    def unrolled(tables, blocks):
         x = X
-        for i, t5 in enumerate(of_layers):
-            layer = jax.tree.map(lambda leaf, i=i: leaf[i], params["blocks"])
-            bias = linen.T5Bias(HEADS).apply({"params": t5}, POSITIONS, POSITIONS)
+        for i, table in enumerate(tables):
+            layer = jax.tree.map(lambda leaf, i=i: leaf[i], blocks)
+            bias = linen.T5Bias(HEADS).apply({"params": {"embedding": table}}, POSITIONS, POSITIONS)
             x, _ = LinenBlock().apply({"params": layer}, x, bias)
         return loss(x)
 
-    got = quick(jax.value_and_grad(lambda params: loss(stack.apply({"params": params}, X))))(params)
-    want = quick(jax.value_and_grad(lambda params: unrolled(params, [params["t5"]] * LAYERS)))(params)
-    check(got, want, jax.tree.leaves(quick(jax.grad(unrolled, argnums=1))(params, [params["t5"]] * LAYERS)))
+    step = quick(jax.value_and_grad(lambda parameters: loss(LinenStack().apply({"params": parameters}, X))))
+    check(*step(parameters), unrolled, tables(parameters)[0], parameters["blocks"])
 
 
 @pytest.mark.parametrize("stack", ["nnx", "linen"])
 def test_layers_see_the_bias_alone(stack):
     """The table is looked up before the scan, not in each of its steps."""
     if stack == "nnx":
-        graphdef, state = nnx.split(Stack(nnx.Rngs(0)))
+        graphdef, state = nnx.split(nnx.eval_shape(lambda: Stack(nnx.Rngs(0))))
         jaxpr = jax.make_jaxpr(lambda state: nnx.merge(graphdef, state)(X))(state)
     else:
         jaxpr = jax.make_jaxpr(LinenStack().apply)(jax.eval_shape(LinenStack().init, KEY, X), X)
@@ -137,7 +142,8 @@ def test_a_module_made_in_a_layer_has_a_table_for_each():
         def __init__(self, rngs):
             self.t5 = nnx_modules.T5Bias(HEADS, rngs=rngs)
 
-    assert shapes(nnx.state(nnx.split_rngs(splits=LAYERS)(nnx.vmap(Own))(nnx.Rngs(0)))) == [(LAYERS, 32, HEADS)]
+    own = nnx.eval_shape(lambda: nnx.split_rngs(splits=LAYERS)(nnx.vmap(Own))(nnx.Rngs(0)))
+    assert shapes(nnx.state(own)) == [(LAYERS, 32, HEADS)]
 
     class LinenOwn(nn.Module):
         @nn.compact

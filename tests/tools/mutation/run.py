@@ -1,24 +1,20 @@
 r"""Small faults put into the library, to see which tests find them.
 
-    python tests/tools/mutation/run.py [--sample N] [--seed S] [--default] [--kills] [MODULE …]
+    python tests/tools/mutation/run.py [--sample N] [--seed S] [--default] [MODULE …]
 
 The tests first run once as they are, to learn which lines each of them runs and what it costs; that is kept in
 `build/mutation` until the library or a test changes. Then each mutant (see `mutants.py`) is imported in place of its
-module in a process of its own, which runs the tests that reach its statement, the cheapest case of every test first.
+module in a process of its own, which runs the tests that reach its statement, the cheapest case of every test first,
+until one fails.
 
-Without options, a mutant's tests stop at the first that fails. `survivors.json` gives the reason for the mutants that
-no test can kill: most change the speed alone, or nothing. Of the others, the exit status is 1 if fewer than nine tenths
-of a module's are killed, or if all were tried and one survives. `--default` uses the tests of `nox -s tests` alone.
-
-With `--kills` they go on: `kills.json` lists, for each mutant, the tests that kill it and those that pass, and what
-each test costs. A mutant gets `--budget` CPU seconds, and until its first kill up to `LONG`. A later call goes on where
-an earlier one stopped, with the tests not yet tried; `cover.py` makes the default tier's cover of it.
+`--default` uses the tests of `nox -s tests` alone, and `--sample` draws so many of all mutants. `survivors.json` gives
+the reason for the mutants that no test can kill: most change the speed alone, or nothing. The exit status is 1 if fewer
+than 95 % of the others are killed, or if all were tried and one survives.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import hashlib
 import importlib.abc
@@ -32,7 +28,7 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +38,7 @@ if TYPE_CHECKING:
     from mutants import Mutant
 
 ROOT = Path(__file__).parents[3]
-FOLDER, WORK, KILLS = ROOT / "posenc_jax", ROOT / "build" / "mutation", Path(__file__).parent / "kills.json"
+FOLDER, WORK = ROOT / "posenc_jax", ROOT / "build" / "mutation"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py"))
 # These look at other programs, at pages or at whole models.
 NOT_RUN = {
@@ -57,11 +53,11 @@ NOT_RUN = {
 ROOMS = [path for path in (ROOT / "tests").glob("*/test_*.py") if path.stem not in NOT_RUN]
 TESTS = sorted(path.relative_to(ROOT).as_posix() for path in ROOMS)
 LOOK_AT_NAMES = "tests/tools/test_api.py", "tests/properties/test_package.py"
-BUDGET, LONG = 60.0, 480.0  # CPU seconds of the tests of a mutant: at first, and if none kills it
-ATTEMPTS = 3 * LONG  # seconds after which a mutant hangs
+SHORT, LONG = 60.0, 480.0  # CPU seconds of the tests of a mutant that is known to survive, and of another
+HANGS = 3 * LONG  # seconds, of any mutant
 DEAD = "killed", "late"
 FLAGS = [
-    *("-q", "-m", "thorough or not thorough", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"),
+    *("-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"),
     "-Wignore::pytest.PytestAssertRewriteWarning",
     f"--rootdir={ROOT}",
 ]
@@ -77,16 +73,13 @@ MODULES = {module_of(file): file for file in FILES if Path(file).stem not in ("_
 
 
 class Reach:
-    """A plugin of pytest: which lines of the library each test runs, its CPU seconds, and its tier."""
+    """A plugin of pytest: which lines of the library each test runs, and its CPU seconds."""
 
     def __init__(self) -> None:
         import coverage
 
         self.coverage = coverage.Coverage(data_file=None, include=[f"{FOLDER}/*"], config_file=False)
-        self.seconds, self.thorough = {}, []
-
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        self.thorough = [item.nodeid for item in items if item.get_closest_marker("thorough")]
+        self.seconds = {}
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         import jax
@@ -111,16 +104,11 @@ class Reach:
 
 
 class Outcomes:
-    """A plugin of pytest: writes what becomes of each test, and stops them all when a mutant has had its time.
+    """A plugin of pytest: runs the tests given, in their order, and writes what becomes of each, for `seconds` of CPU."""
 
-    That is `alive` CPU seconds if nothing kills it, and `dead` if something does or did before.
-    """
-
-    def __init__(
-        self, tests: Sequence[str], known: set[str], file: Path, dead: float, alive: float, killed: bool = False
-    ) -> None:
+    def __init__(self, tests: Sequence[str], known: set[str], file: Path, seconds: float) -> None:
         self.rank, self.known = {test: i for i, test in enumerate(tests)}, known
-        self.file, self.dead, self.alive, self.killed, self.failed = file.open("a"), dead, alive, killed, False
+        self.file, self.seconds, self.failed = file.open("a"), seconds, False
 
     def _write(self, word: str, nodeid: str) -> None:
         self.file.write(f"{word} {nodeid}\n")
@@ -129,8 +117,7 @@ class Outcomes:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """The tests chosen, and last those to which the mutant gives other names."""
-        renamed = lambda item: item.nodeid not in self.known and not item.get_closest_marker("thorough")  # noqa: E731
-        items[:] = [item for item in items if item.nodeid in self.rank or renamed(item)]
+        items[:] = [item for item in items if item.nodeid in self.rank or item.nodeid not in self.known]
         items.sort(key=lambda item: self.rank.get(item.nodeid, len(self.rank)))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -141,11 +128,10 @@ class Outcomes:
         self.failed |= report.failed
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self.killed |= self.failed
         self._write("fail" if self.failed else "pass", nodeid)
 
-    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        if time.process_time() > (self.dead if self.killed or self.failed else self.alive):
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        if time.process_time() > self.seconds:
             item.session.shouldstop = "the time of this mutant is over"
 
 
@@ -193,40 +179,27 @@ def fingerprint() -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
-def parts_of_the_tests(number: int) -> list[list[str]]:
-    """The files of tests in parts that cost about the same, as far as kills.json knows."""
-    seconds, parts = Counter(), [[] for _ in range(min(number, len(TESTS)))]
-    for test, cost in Kills().seconds.items():
-        seconds[test.split("::")[0]] += cost
-    for file in sorted(TESTS, key=lambda file: seconds[file], reverse=True):
-        min(parts, key=lambda part: sum(seconds[f] for f in part)).append(file)
-    return parts
-
-
-def reach(jobs: int) -> dict[str, Any]:
-    """What the first run found: the seconds and lines of each test, and which are of the thorough tier."""
-    kept = WORK / f"reach-{fingerprint()}.json"
+def reach(jobs: int, tier: str) -> dict[str, Any]:
+    """What the first run found: the seconds and lines of each test of a tier, which is an expression of pytest's -m."""
+    kept = WORK / f"reach-{tier.replace(' ', '-')}-{fingerprint()}.json"
     if kept.exists():
         return json.loads(kept.read_text())
 
-    def work(i: int, files: list[str]) -> int:
+    def work(i: int) -> int:
         plugin = Reach()
         plugin.coverage.start()
-        status = pytest.main([*FLAGS, *files], plugins=[plugin])
+        status = pytest.main([*FLAGS, "-m", tier, *TESTS[i::jobs]], plugins=[plugin])
         plugin.coverage.stop()
-        found = {"seconds": plugin.seconds, "thorough": plugin.thorough, "lines": plugin.lines()}
-        (WORK / f"{i}.json").write_text(json.dumps(found))
+        (WORK / f"{i}.json").write_text(json.dumps({"seconds": plugin.seconds, "lines": plugin.lines()}))
         return status
 
-    parts = enumerate(parts_of_the_tests(jobs))
-    children = [fork(functools.partial(work, i, files), WORK / f"{i}.log") for i, files in parts]
-    found = {"seconds": {}, "thorough": [], "lines": defaultdict(lambda: defaultdict(list))}
+    children = [fork(functools.partial(work, i), WORK / f"{i}.log") for i in range(jobs)]
+    found = {"seconds": {}, "lines": defaultdict(lambda: defaultdict(list))}
     for i, child in enumerate(children):
         if os.waitpid(child, 0)[1]:
             sys.exit((WORK / f"{i}.log").read_text() + "\nthe tests fail without a mutant")
         part = json.loads((WORK / f"{i}.json").read_text())
         found["seconds"] |= part["seconds"]
-        found["thorough"] += part["thorough"]
         for file, lines in part["lines"].items():
             for line, tests in lines.items():
                 found["lines"][file][line] += [test for test in tests if test]
@@ -242,8 +215,8 @@ def users_of(file: str) -> list[str]:
     return [file, *(other for other in FILES if imports.search((FOLDER / other).read_text(encoding="utf-8")))]
 
 
-def tests_for(mutant: Mutant, found: dict[str, Any], tier: set[str]) -> list[str]:
-    """Those of a tier that reach its statement: the cheapest case of every test, then the second, and so on."""
+def tests_for(mutant: Mutant, found: dict[str, Any]) -> list[str]:
+    """Those that reach its statement: the cheapest case of every test, then the second, and so on."""
     lines, seconds = found["lines"].get(mutant.file, {}), found["seconds"]
     here = {test for line in mutant.lines for test in lines.get(str(line), [])}
     if not here:  # it runs at import: every test of the module, of its importers and of tables
@@ -254,15 +227,15 @@ def tests_for(mutant: Mutant, found: dict[str, Any], tier: set[str]) -> list[str
     here |= {test for test in seconds if test.startswith(LOOK_AT_NAMES)}  # and defaults, which no line shows
     # Cases may share what the first of them computes.
     here, cases = {test.split("[")[0] for test in here}, defaultdict(list)
-    for test in sorted(tier, key=seconds.get):
+    for test in sorted(seconds, key=seconds.get):
         if (function := test.split("[")[0]) in here:
             cases[function].append(test)
     ranked = [(i, seconds[test], test) for tests in cases.values() for i, test in enumerate(tests)]
     return [test for _, _, test in sorted(ranked)]
 
 
-def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], file: Path, *times: Any) -> int:
-    """Runs the tests on the mutant in a process of its own; for `times` see `Outcomes`."""
+def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], tier: str, file: Path, seconds: float) -> int:
+    """Runs the tests on the mutant in a process of its own, which it returns."""
 
     def work() -> int:
         sys.meta_path.insert(0, Finder(mutant))
@@ -272,7 +245,7 @@ def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], file: Path
         except Exception:
             return pytest.ExitCode.USAGE_ERROR
         files = sorted({test.split("::")[0] for test in tests})
-        return pytest.main([*FLAGS, *files], plugins=[Outcomes(tests, known, file, *times)])
+        return pytest.main([*FLAGS, "-m", tier, *files], plugins=[Outcomes(tests, known, file, seconds)])
 
     return fork(work)
 
@@ -286,20 +259,20 @@ def outcomes_in(file: Path) -> tuple[set[str], set[str], str | None]:
 
 
 def run(
-    chosen: Iterable[tuple[Any, ...]], known: set[str], jobs: int
-) -> Iterator[tuple[Mutant, str, set[str], set[str]]]:
-    """Yields (mutant, outcome, tests that fail, tests that pass) as they end, for (mutant, tests, times) in `chosen`."""
+    chosen: Iterable[tuple[Mutant, list[str], float]], known: set[str], tier: str, jobs: int
+) -> Iterator[tuple[Mutant, str, set[str]]]:
+    """Yields (mutant, outcome, tests that fail) as they end, for (mutant, tests, CPU seconds) in `chosen`."""
     waiting, running = list(chosen)[::-1], {}
     while waiting or running:
         while waiting and len(running) < jobs:
-            mutant, tests, times = waiting.pop()
+            mutant, tests, seconds = waiting.pop()
             if not tests:
-                yield mutant, "not run by any test", set(), set()
+                yield mutant, "not run by any test", set()
                 continue
             file = WORK / f"{time.monotonic_ns()}.txt"
             file.touch()
-            child = try_mutant(mutant, tests, known, file, *times)
-            running[child] = mutant, file, time.monotonic() + ATTEMPTS
+            child = try_mutant(mutant, tests, known, tier, file, seconds)
+            running[child] = mutant, file, time.monotonic() + HANGS
         for child, (mutant, file, deadline) in list(running.items()):
             done, status = os.waitpid(child, os.WNOHANG)
             late = not done and time.monotonic() > deadline
@@ -314,172 +287,58 @@ def run(
                 failed |= {hanging} - {None}  # it hangs, or Python itself dies
                 if not failed | passed and code in (2, 4):
                     failed = {"import"}  # of the library, or of a file of tests
-                outcome = "late" if late else "killed" if failed else "survived" if passed else "unclear"
-                yield mutant, outcome, failed, passed
+                yield mutant, "late" if late else "killed" if failed else "survived" if passed else "unclear", failed
         time.sleep(0.02)
 
 
-class Kills:
-    """The kill matrix, as kept in a file: for each mutant the tests that kill it and those that pass."""
+def draw(modules: Iterable[str], sample: int | None, seed: int) -> tuple[list[Mutant], int]:
+    """(mutants of the modules, how many there are in all)
 
-    def __init__(self, path: Path = KILLS) -> None:
-        self.path, self.seconds, self.thorough, self.mutants = path, {}, set(), {}
-        if path.exists():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            self.seconds, names = kept["tests"], list(kept["tests"])
-            self.thorough = {names[i] for i in _numbers(kept["thorough"])}
-            for name, row in kept["mutants"].items():
-                self.mutants[name] = {word: {names[i] for i in _numbers(row[word])} for word in ("killed", "passed")}
-                self.mutants[name]["import"] = row.get("import", False)
-
-    def keep(self, seconds: dict[str, float], thorough: Iterable[str], mutants: set[str]) -> None:
-        """Forgets tests and mutants that are no longer there."""
-        self.seconds, self.thorough = dict(sorted(seconds.items())), set(thorough)
-        self.mutants = {name: row for name, row in self.mutants.items() if name in mutants}
-        for row in self.mutants.values():
-            for word in ("killed", "passed"):
-                row[word] &= set(seconds)
-
-    def add(self, name: str, failed: set[str], passed: set[str]) -> None:
-        row = self.mutants.setdefault(name, {"killed": set(), "passed": set(), "import": False})
-        row["import"] |= not failed <= set(self.seconds)  # "import", or a test to which the mutant gives another name
-        row["killed"] |= failed & set(self.seconds)
-        row["passed"] |= passed & set(self.seconds)
-        self.write()
-
-    def write(self) -> None:
-        number = {test: i for i, test in enumerate(self.seconds)}
-        rows = {
-            name: {word: _ranges(sorted(number[test] for test in row[word])) for word in ("killed", "passed")}
-            | ({"import": True} if row["import"] else {})
-            for name, row in sorted(self.mutants.items())
-        }
-        thorough = _ranges(sorted(number[test] for test in self.thorough))
-        kept = {"tests": self.seconds, "thorough": thorough, "mutants": rows}
-        text = json.dumps(kept, indent=0, ensure_ascii=False)
-        new = self.path.with_suffix(".new")
-        new.write_text(text + "\n", encoding="utf-8")
-        new.replace(self.path)
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """[1, 2, 3, 7] → "1-3 7" """
-    parts = []
-    for n in numbers:
-        if parts and parts[-1][1] == n - 1:
-            parts[-1][1] = n
-        else:
-            parts.append([n, n])
-    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
-def _numbers(text: str) -> Iterator[int]:
-    for part in text.split():
-        a, _, b = part.partition("-")
-        yield from range(int(a), int(b or a) + 1)
-
-
-def draw(
-    modules: Iterable[str], sample: int | None, seed: int, first: Container[str] = ()
-) -> dict[str, tuple[list[Mutant], int, str]]:
-    """{module: (its mutants, how many there are in all, its source)}
-
-    A sample takes the names in `first`, then those of the smallest hashes: a change of some lines leaves the others in it.
+    A sample takes those of the smallest hashes: a change of some lines leaves the others in it.
     """
     from mutants import mutants_of
 
-    def rank(mutant: Mutant) -> tuple[bool, bytes]:
-        return mutant.name not in first, hashlib.sha256(f"{seed} {mutant.name}".encode()).digest()
-
-    drawn = {}
-    for module in modules:
-        source = (FOLDER / MODULES[module]).read_text(encoding="utf-8")
-        mutants = mutants_of(MODULES[module], source)
-        drawn[module] = sorted(mutants, key=rank)[:sample] if sample else mutants, len(mutants), source
-    return drawn
-
-
-def fill(
-    drawn: dict[str, tuple[list[Mutant], int, str]], found: dict[str, Any], tier: set[str], jobs: int, budget: float
-) -> int:
-    """The kill matrix of the mutants drawn: of every module the first, then of every module the second, and so on."""
-    from mutants import mutants_of
-
-    kills = Kills()
-    every = {m.name for file in FILES for m in mutants_of(file, (FOLDER / file).read_text(encoding="utf-8"))}
-    kills.keep(found["seconds"], found["thorough"], every)
-    order = sorted((i, module) for module, (mutants, *_) in drawn.items() for i in range(len(mutants)))
-    chosen = []
-    for i, module in order:
-        mutant = drawn[module][0][i]
-        row = kills.mutants.get(mutant.name, {"killed": set(), "passed": set(), "import": False})
-        tried = row["killed"] | row["passed"]
-        spent = sum(found["seconds"][test] for test in tried)
-        left = [test for test in tests_for(mutant, found, tier) if test not in tried]
-        if left and not row["import"] and spent < (budget if row["killed"] else LONG):
-            chosen.append((mutant, left, (budget, LONG, bool(row["killed"]))))
-    chosen.sort(key=lambda x: x[0].name in kills.mutants)  # what was never tried comes first
-    print(f"{len(chosen)} of {len(order)} mutants have tests to try", flush=True)
-    for mutant, outcome, failed, passed in run(chosen, set(found["seconds"]), jobs):
-        kills.add(mutant.name, failed, passed)
-        print(f"{outcome} by {len(failed)} of {len(failed | passed)}: {mutant.line}: {mutant.name}", flush=True)
-    return 0
+    sources = {MODULES[module]: (FOLDER / MODULES[module]).read_text(encoding="utf-8") for module in modules}
+    every = [mutant for file, source in sources.items() for mutant in mutants_of(file, source)]
+    every.sort(key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest())
+    return every[:sample], len(every)
 
 
 def kill(
-    drawn: dict[str, tuple[list[Mutant], int, str]],
-    found: dict[str, Any],
-    tier: set[str],
-    jobs: int,
-    reasons: dict[str, str],
-    options: argparse.Namespace,
-) -> int | str:
-    """Whether a test kills each mutant drawn; prints those that survive, and the shares."""
-    known, start = set(found["seconds"]), time.monotonic()
+    drawn: list[Mutant], total: int, found: dict[str, Any], tier: str, reasons: dict[str, str], options: Any
+) -> int:
+    """Whether a test kills each mutant drawn; prints what becomes of them, and the share."""
+    known, start, outcomes, counts = set(found["seconds"]), time.monotonic(), [], Counter()
     # Each module as it is, seen through the same eyes: no test may fail.
-    controls = [mutants[0]._replace(source=source) for mutants, _, source in drawn.values()]
-    chosen = [(m, tests_for(m, found, tier)[:20], (0, LONG)) for m in controls]
-    for control, outcome, *_ in run(chosen, known, jobs):
+    controls = {m.file: m._replace(source=(FOLDER / m.file).read_text(encoding="utf-8")) for m in drawn}.values()
+    chosen = [(m, tests_for(m, found)[:20], LONG) for m in controls]
+    for control, outcome, _ in run(chosen, known, tier, options.jobs):
         if outcome != "survived":
             sys.exit(f"{control.file} as it is fails a test")
-    every, counts, outcomes = [m for mutants, *_ in drawn.values() for m in mutants], defaultdict(Counter), []
-    # The first failure ends a mutant's tests. What is known to survive is not tried for long.
-    chosen = [(m, tests_for(m, found, tier), (0, BUDGET if m.name in reasons else LONG)) for m in every]
-    for mutant, outcome, failed, _ in run(chosen, known, jobs):
-        why = reasons.get(mutant.name) if outcome not in DEAD else None
-        counts[module_of(mutant.file)] += Counter({outcome: 1, "explained": bool(why)})
+    chosen = [(m, tests_for(m, found), SHORT if m.name in reasons else LONG) for m in drawn]
+    for mutant, outcome, failed in run(chosen, known, tier, options.jobs):
+        dead, why = outcome in DEAD, reasons.get(mutant.name)
+        counts["dead" if dead else "explained" if why else "alive"] += 1
+        by = f" by {min(failed)}" if failed else f" ({why})" if why else ""
+        print(f"{sum(counts.values())} of {len(drawn)}: {outcome}{by}: {mutant.line}: {mutant.name}", flush=True)
         outcomes.append({"line": mutant.line, "name": mutant.name, "outcome": outcome, "by": sorted(failed)})
-        if outcome not in DEAD:
-            print(f"  {outcome}: {mutant.line}: {mutant.name}{f' ({why})' if why else ''}", flush=True)
         if options.json:
             options.json.write_text(json.dumps(outcomes, indent=1))
-    weak, whole = [], Counter()
-    for module, (mutants, total, _) in drawn.items():
-        late, explained = counts[module]["late"], counts[module]["explained"]
-        dead, judged = counts[module]["killed"] + late, len(mutants) - explained
-        print(
-            f"{module}: {dead} of {len(mutants)} killed, {late} by a time-out (of {total} mutants in all); "
-            f"{explained} others have a reason"
-        )
-        whole += Counter(dead=dead, judged=judged)
-        if dead < 0.9 * judged or (dead < judged and not options.sample):
-            weak.append(module)
-    share = whole["dead"] / whole["judged"]
+    judged = counts["dead"] + counts["alive"]
     print(
-        f"{whole['dead']} of {whole['judged']} without a reason killed, {share:.1%}; {time.monotonic() - start:.0f} s"
+        f"{counts['dead']} of {judged} without a reason killed, {counts['dead'] / max(judged, 1):.1%}; "
+        f"{counts['explained']} others have one; of {total} mutants in all; {time.monotonic() - start:.0f} s"
     )
-    return f"weak: {', '.join(weak)}" if weak else 0
+    return counts["alive"] > (0.05 * judged if options.sample else 0)
 
 
-def main() -> int | str:
+def main() -> int:
     parser = argparse.ArgumentParser(description="Puts small faults into the library and looks which tests fail.")
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of {', '.join(MODULES)} (default: all)")
-    parser.add_argument("--sample", type=int, metavar="N", help="mutants of each module, drawn (default: all)")
+    parser.add_argument("--sample", type=int, metavar="N", help="mutants drawn from all of them (default: all)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the drawing (default: 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="J", help="at once (default: one a core)")
     parser.add_argument("--default", action="store_true", help="the tests of `nox -s tests` alone")
-    parser.add_argument("--kills", action="store_true", help="all tests that kill each mutant, into kills.json")
-    parser.add_argument("--budget", type=float, default=BUDGET, metavar="B", help="of --kills: CPU seconds of a mutant")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what became of each mutant")
     options = parser.parse_args()
     if unknown := set(options.modules) - MODULES.keys():
@@ -497,18 +356,12 @@ def main() -> int | str:
         "mutation", database=None, derandomize=True, deadline=None, phases=list(hypothesis.Phase)[:3]
     )
     hypothesis.settings.load_profile("mutation")
-    start = time.monotonic()
-    found = reach(options.jobs)
+    start, tier = time.monotonic(), "not thorough" if options.default else ""
+    found = reach(options.jobs, tier)
     print(f"{len(found['seconds'])} tests, looked at in {time.monotonic() - start:.0f} s", flush=True)
-    tier = set(found["seconds"]) - set(found["thorough"] if options.default else ())
-    first = Kills().mutants if options.kills else ()
-    drawn = draw(options.modules or MODULES, options.sample, options.seed, first)
-    if options.kills:
-        with contextlib.suppress(KeyboardInterrupt):
-            return fill(drawn, found, tier, options.jobs, options.budget)
-        return 130
     reasons = json.loads((Path(__file__).parent / "survivors.json").read_text(encoding="utf-8"))
-    return kill(drawn, found, tier, options.jobs, reasons, options)
+    drawn, total = draw(options.modules or MODULES, options.sample, options.seed)
+    return kill(drawn, total, found, tier, reasons, options)
 
 
 if __name__ == "__main__":
