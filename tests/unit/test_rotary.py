@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import compiled_by, thorough, tiered
 from oracles import encodings, rotations, spectra
 
 LAYOUTS = ["half", "interleaved"]
@@ -28,12 +28,11 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-PROGRAM = pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["one program", "eager"])
 ANYWHERE = np.concatenate([EDGES, np.random.default_rng(1).integers(-(2**31), 2**31, 30)]).astype(np.int32)
 SPECTRA = [(2, 10_000), (6, 10_000), (64, 500_000), (128, 100)]
 
 
-@PROGRAM
+@compiled_by(quick)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pairs_are_within_3e_7_at_any_position(layout, program):
     rotary = functools.partial(pe.rotary, layout=layout, head_axis=-2)
@@ -47,20 +46,23 @@ def test_pairs_are_within_3e_7_at_any_position(layout, program):
         assert_within(rotations.as_complex(after, layout), want, 3e-7 * np.abs(z), against=against)
 
 
-def test_the_rotation_is_the_one_of_llama_and_of_gpt_j():
+@compiled_by(quick)
+def test_the_rotation_is_the_one_of_llama_and_of_gpt_j(program):
     x, p = normal(5, 3, 8), np.arange(5)
     angles = p[:, None, None] * spectra.floats(spectra.geometric(8, 10_000))
-    half, interleaved = quick(lambda x, p: [pe.rotary(x, p, layout=layout, head_axis=-2) for layout in LAYOUTS])(x, p)
+    turned = program(lambda x, p: [pe.rotary(x, p, layout=layout, head_axis=-2) for layout in LAYOUTS])
+    half, interleaved = turned(x, p)
     np.testing.assert_allclose(half, rotations.llama(x, angles), atol=1e-6)
     np.testing.assert_allclose(interleaved, rotations.gpt_j(x, angles), atol=1e-6)
 
 
+@compiled_by(quick)
 @pytest.mark.parametrize("layout", tiered(LAYOUTS, ["half"]))
-def test_scores_depend_on_the_offset_alone(layout):
+def test_scores_depend_on_the_offset_alone(layout, program):
     q, k = normal(64, 1, 128), normal(64, 1, 128, seed=1)
     offsets = np.arange(64)
     rotary = functools.partial(pe.rotary, layout=layout, head_axis=-2)
-    turned = quick(lambda q, k, positions, start: (rotary(q, positions), rotary(k, start)))
+    turned = program(lambda q, k, positions, start: (rotary(q, positions), rotary(k, start)))
 
     def scores(start):
         both = turned(q, k, start + offsets, start)
@@ -84,18 +86,18 @@ def test_norms_are_kept_and_rotations_compose():
     np.testing.assert_allclose(twice, pe.rotary(x, p[0] + p[1], head_axis=-2), atol=2e-6)
 
 
-def test_cached_keys_move_by_an_offset():
+@compiled_by(quick)
+def test_cached_keys_move_by_an_offset(program):
     keys = normal(2, 6, 3, 16)
     offsets = -40, 5, 1_000_000_000
     rotary = functools.partial(pe.rotary, head_axis=-2)
 
-    @quick
     def move(keys, offsets, each):
         cached = rotary(keys, np.arange(40, 46))
         moved = [(rotary(cached, offset), rotary(keys, np.arange(40, 46) + offset)) for offset in offsets]
         return moved, rotary(cached, each)[1], rotary(keys[1], np.arange(6))
 
-    moved, of_each, want_of_each = move(keys, np.int32(offsets), np.int32([[7], [-40]]))
+    moved, of_each, want_of_each = program(move)(keys, offsets, np.int32([[7], [-40]]))
     for offset, (got, want) in zip(offsets, moved, strict=True):
         np.testing.assert_allclose(got, want, atol=2e-6, err_msg=str(offset))
     np.testing.assert_allclose(of_each, want_of_each, atol=2e-6)
@@ -111,7 +113,7 @@ def test_in_16_bits_a_thousand_moves_are_not_one():
     assert np.abs(np.asarray(move(x, -1, 1000), np.float64) - want).max() > 2
 
 
-@PROGRAM
+@compiled_by(quick)
 @pytest.mark.parametrize(
     ("head_dim", "dim"), [(16, 4), (16, 6), (7, 4), thorough(8, 8), thorough(8, 4), thorough(16, 12), thorough(40, 4)]
 )
@@ -125,18 +127,19 @@ def test_partial(head_dim, dim, program):
         np.testing.assert_array_equal(y[kept], x[kept], f"{layout}, {part}")
 
 
-def test_head_axes():
+@compiled_by(jax.jit)
+def test_head_axes(program):
     x, p = normal(2, 5, 3, 8), np.random.default_rng(3).integers(0, 1000, (2, 5))
     axes = (-3, 1), (1, 1), (0, 0), (-4, 0), (2, 2)
 
-    @jax.jit
     def turned(x, moved, p):
         by_axis = [pe.rotary(v, p, head_axis=axis) for v, (axis, _) in zip(moved, axes, strict=True)]
         by_head = [pe.rotary(x[:, :, head], p, head_axis=None) for head in range(3)]
         tokens = pe.rotary(x.reshape(10, 3, 8), p.reshape(10), head_axis=-2)
         return pe.rotary(x, p, head_axis=-2), by_axis, by_head, tokens
 
-    want, by_axis, by_head, tokens = jax.device_get(turned(x, [np.moveaxis(x, 2, moved) for _, moved in axes], p))
+    every_x = [np.moveaxis(x, 2, moved) for _, moved in axes]
+    want, by_axis, by_head, tokens = jax.device_get(program(turned)(x, every_x, p))
     np.testing.assert_allclose(want, rotations.rope(x, p), atol=1e-6)
     for (axis, moved), got in zip(axes, by_axis, strict=True):
         np.testing.assert_array_equal(np.moveaxis(got, moved, 2), want, f"head_axis={axis}")
@@ -145,31 +148,34 @@ def test_head_axes():
     np.testing.assert_array_equal(tokens, want.reshape(10, 3, 8))
 
 
-def test_shapes_of_positions():
+@compiled_by(jax.jit)
+def test_shapes_of_positions(program):
     x, p = normal(2, 5, 3, 8), np.arange(50, 55)
-    same = np.stack([p, p]), p, p[None], p.astype(np.int32), p.astype(np.int64), p.astype(np.float32)
+    same = p, p[None], p.astype(np.int32), p.astype(np.int64), p.astype(np.float32)
 
-    @jax.jit
-    def turned(x, p):
-        wholes = [pe.rotary(x, positions, head_axis=-2) for positions in (*same, p)]
+    def turned(x, array):
+        want, *got = (pe.rotary(x, positions, head_axis=-2) for positions in (np.stack([p, p]), *same, array))
         rows, four = (pe.rotary(x, at, head_axis=-2)[1, 2] for at in (np.array([[3], [4]]), 4))
-        return wholes, rows, four, pe.rotary(x[0, 0], 50, head_axis=-2), pe.rotary(x, p + 1, head_axis=-2)
+        return want, got, rows, four, pe.rotary(x[0, 0], 50, head_axis=-2), pe.rotary(x, p + 1, head_axis=-2)
 
-    (want, *wholes), rows, four, first, other = jax.device_get(turned(x, p.astype(np.int32)))
-    for positions, got in zip((*same[1:], "traced"), wholes, strict=True):
+    array = jax.device_put(p)
+    want, every_got, rows, four, first, other = jax.device_get(program(turned)(x, array))
+    for positions, got in zip((*same, array), every_got, strict=True):
         np.testing.assert_array_equal(got, want, f"{positions!r}")
     np.testing.assert_array_equal(rows, four)
     np.testing.assert_array_equal(first, want[0, 0])
     assert np.abs(want - other).max() > 0.5
 
 
-def test_positions_count_from_zero():
-    x, axes = normal(2, 5, 3, 8), {-2: 1, -3: 2, 0: 2, None: 2}  # head axis: sequence axis
-    counted = jax.jit(lambda x: [pe.rotary(x, head_axis=axis) for axis in axes])
-    given = jax.jit(lambda x, *p: [pe.rotary(x, positions, head_axis=None) for positions in p])
-    want = dict(zip((1, 2), given(x, np.arange(5)[:, None], np.arange(3)), strict=True))
-    for (head_axis, seq_axis), got in zip(axes.items(), counted(x), strict=True):
-        np.testing.assert_array_equal(got, want[seq_axis], f"{head_axis=}")
+@compiled_by(jax.jit)
+def test_positions_count_from_zero(program):
+    x, axes = normal(2, 5, 3, 8), [(-2, 1), (-3, 2), (0, 2), (None, 2)]  # of the heads and of the sequence
+    counted = program(lambda x: [pe.rotary(x, head_axis=head_axis) for head_axis, _ in axes])
+    alone = program(lambda x, p: pe.rotary(x, p, head_axis=None))
+    for (head_axis, seq_axis), y in zip(axes, jax.device_get(counted(x)), strict=True):
+        for row in range(x.shape[seq_axis]):
+            want = alone(x.take(row, axis=seq_axis), row)
+            np.testing.assert_array_equal(y.take(row, axis=seq_axis), want, f"row {row} of {head_axis=}")
 
 
 def test_prefill_then_steps_is_the_whole_sequence():
@@ -183,9 +189,11 @@ def test_prefill_then_steps_is_the_whole_sequence():
     np.testing.assert_array_equal(np.asarray(packed).reshape(x.shape), whole)
 
 
-@PROGRAM
+@compiled_by(quick)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("frequencies", [thorough(None), thorough(6), SCALED, np.float32([1.0, 0.3])], ids=str)
+@pytest.mark.parametrize(
+    "frequencies", [thorough(None), thorough(6), SCALED, np.float32([1, 0.3])], ids=["None", "6", "scaled", "array"]
+)
 def test_inverse(layout, frequencies, program):
     x, p = normal(2, 5, 3, 8), np.arange(2_000_000_000, 2_000_000_005)
     turned = functools.partial(pe.rotary, frequencies=frequencies, layout=layout, head_axis=-2)
@@ -206,9 +214,10 @@ def test_the_inverse_of_the_smallest_amplitude():
     np.testing.assert_array_equal(pe.rotary(x, None, frequencies, inverse=True, head_axis=-2), x * largest)
 
 
-def test_the_attention_factor_multiplies_what_is_turned():
+@compiled_by(quick)
+def test_the_attention_factor_multiplies_what_is_turned(program):
     x, p = normal(5, 2, 10), np.arange(5)
-    turned = quick(lambda x, p: [pe.rotary(x, p, f, head_axis=-2) for f in (8, SCALED)])
+    turned = program(lambda x, p: [pe.rotary(x, p, f, head_axis=-2) for f in (8, SCALED)])
     plain, scaled = jax.device_get(turned(x, p))
     np.testing.assert_allclose(scaled[..., :8], 1.25 * plain[..., :8], atol=1e-6)
     np.testing.assert_array_equal(scaled[..., 8:], x[..., 8:])
@@ -244,7 +253,7 @@ SECTIONS = {
 }
 
 
-@PROGRAM
+@compiled_by(quick)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_pair_turns_by_its_own_coordinate(layout, program):
     x, p = normal(2, 5, 4, 16), np.random.default_rng(4).integers(0, 1000, (2, 5, 3))
@@ -255,11 +264,12 @@ def test_each_pair_turns_by_its_own_coordinate(layout, program):
         np.testing.assert_allclose(got, want, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("layout", tiered(LAYOUTS, ["half"]))
+@compiled_by(jax.jit)
 @pytest.mark.parametrize("name", tiered(SECTIONS, ["axial"]))
-def test_one_position_of_several_coordinates_serves_all(name, layout):
+def test_one_position_of_several_coordinates_serves_all(name, program):
     x, p = normal(5, 4, 16), np.random.default_rng(4).integers(0, 1000, 3)
-    one, each = (pe.rotary(x, at, SECTIONS[name], layout=layout, head_axis=-2) for at in (p, np.tile(p, (5, 1))))
+    turned = program(lambda x, *positions: [pe.rotary(x, p, SECTIONS[name], head_axis=-2) for p in positions])
+    one, each = turned(x, p, np.tile(p, (5, 1)))
     np.testing.assert_array_equal(one, each)
 
 
@@ -271,13 +281,14 @@ def test_text_of_three_equal_coordinates_is_ordinary():
     )
 
 
+@compiled_by(quick)
 @pytest.mark.parametrize("layout", tiered(LAYOUTS, ["half"]))
-def test_float32_precision_is_what_references_compute(layout):
+def test_float32_precision_is_what_references_compute(layout, program):
     x, p, f = normal(50, 2, 16), np.arange(4000, 4050), pe.geometric(16)
     angles = encodings.float32_phases(p, spectra.geometric(16, 10_000))[:, None]
     want = rotations.rotate_by(x, angles, layout)
     both = f.with_precision("float32"), f
-    turned = quick(lambda x, p: [pe.rotary(x, p, f, layout=layout, head_axis=-2) for f in both])
+    turned = program(lambda x, p: [pe.rotary(x, p, f, layout=layout, head_axis=-2) for f in both])
     got, exact = turned(x, p)
     np.testing.assert_allclose(got, want, atol=1e-6)
     assert np.abs(want - np.asarray(exact)).max() > 2e-5  # the float32 phases' own error
@@ -428,8 +439,9 @@ def test_an_x_that_is_one_for_all_devices(on_cpu):
 # Layouts of weights
 
 
+@compiled_by(quick)
 @pytest.mark.parametrize(("part", "dim"), [("first", 8), ("first", 4), ("last", 6)])
-def test_convert_layout_keeps_the_scores_of_a_layer(part, dim):
+def test_convert_layout_keeps_the_scores_of_a_layer(part, dim, program):
     heads, head_dim, p = 2, 8, np.arange(5)
     layer = nnx.eval_shape(
         lambda: nnx.MultiHeadAttention(heads, heads * head_dim, use_bias=True, decode=False, rngs=nnx.Rngs(0))
@@ -443,7 +455,6 @@ def test_convert_layout_keeps_the_scores_of_a_layer(part, dim):
         projected = (np.einsum("si,ihd->shd", x, kernel) + bias for kernel in kernels)
         return np.einsum("qhd,khd->hqk", *(rotations.rope(v, p, dim, layout=layout, part=part) for v in projected))
 
-    @quick
     def converted(kernels, flat, bias):
         convert = functools.partial(pe.convert_layout, frequencies=dim, source="interleaved", target="half", part=part)
         moved = [convert(kernel, axis=-1, num_heads=1) for kernel in kernels]
@@ -453,7 +464,7 @@ def test_convert_layout_keeps_the_scores_of_a_layer(part, dim):
         unmoved = pe.convert_layout(bias, 4, source="half", target="half", axis=1, num_heads=1)
         return moved, convert(bias, axis=1, num_heads=1), back, moved_flat, biases, unmoved
 
-    moved, moved_bias, back, moved_flat, biases, unmoved = jax.device_get(converted(kernels, flat, bias))
+    moved, moved_bias, back, moved_flat, biases, unmoved = jax.device_get(program(converted)(kernels, flat, bias))
     want = scores(kernels, bias, "interleaved")
     np.testing.assert_allclose(scores(moved, moved_bias, "half"), want, atol=1e-4)
     assert np.abs(scores(kernels, bias, "half") - want).max() > 1e-2
@@ -466,10 +477,11 @@ def test_convert_layout_keeps_the_scores_of_a_layer(part, dim):
         np.testing.assert_array_equal(got, moved_bias.reshape(-1))
 
 
-def test_convert_layout_keeps_dtypes():
+@compiled_by(quick)
+def test_convert_layout_keeps_dtypes(program):
     convert = functools.partial(pe.convert_layout, source="half", target="interleaved", axis=0, num_heads=1)
     weights = [np.arange(8).astype(dtype) for dtype in (jnp.bfloat16, np.int8, np.float32)]
-    for given, got in zip(weights, quick(lambda weights: [convert(w, 8) for w in weights])(weights), strict=True):
+    for given, got in zip(weights, program(lambda weights: [convert(w, 8) for w in weights])(weights), strict=True):
         assert got.dtype == given.dtype
         np.testing.assert_array_equal(np.asarray(got).astype(np.float32), [0, 4, 1, 5, 2, 6, 3, 7])
     with jax.enable_x64(False), pytest.raises(TypeError, match="convert_layout: weights are float64, which this"):
@@ -532,12 +544,13 @@ def test_bad_input(call, error, match):
 
 
 def test_positions_that_are_not_known_to_fit_give_nan():
-    p = np.float32([1.0, 3e9, np.nan])
-    y = np.asarray(jax.jit(lambda p: pe.rotary(np.ones((3, 2, 4), np.float32), p, head_axis=-2))(p))
+    p = jax.device_put(np.float32([1.0, 3e9, np.nan]))
+    y = np.asarray(pe.rotary(np.ones((3, 2, 4), np.float32), p, head_axis=-2))
     assert np.isfinite(y[0]).all() and np.isnan(y[1:]).all()
 
 
-def test_an_amplitude_is_not_applied_twice():
+@compiled_by(jax.jit)
+def test_an_amplitude_is_not_applied_twice(program):
     """One position for a sequence moves it or places it: under an amplitude these are two calls."""
     f, q, k = pe.yarn(8, 10_000.0, 8.0, 64), normal(2, 5, 3, 8), normal(2, 5, 3, 8, seed=1)
     rotary, one = functools.partial(pe.rotary, head_axis=-2), f.with_attention_factor(1)
@@ -546,25 +559,24 @@ def test_an_amplitude_is_not_applied_twice():
         with pytest.raises(ValueError, match=r"rotary: positions must not be one for the 5 vectors .* 1.2079"):
             rotary(k, offset, f)
 
-    @jax.jit
     def turned(q, k):
         cached = rotary(k, None, f)
         moved = [rotary(cached, offset, one) for offset in offsets], rotary(k, np.arange(7, 12), f)
         placed = rotary(q, np.full(5, 7), f), rotary(q, 7, one)
         return cached, rotary(k[:, 3:4], 3, f), moved, placed
 
-    cached, step, (moved, there), (placed, plain) = jax.device_get(turned(q, k))
+    cached, step, (moved, there), (placed, plain) = jax.device_get(program(turned)(q, k))
     for offset, got in zip(offsets, moved, strict=True):
         np.testing.assert_allclose(got, there, atol=1e-6, err_msg=f"{offset!r}")
     np.testing.assert_array_equal(step, cached[:, 3:4])  # one token at one position is where it stands
     np.testing.assert_allclose(placed, f.attention_factor * plain, atol=1e-6)
 
 
-def test_a_base_is_not_a_width():
-    with pytest.raises(
-        ValueError, match=r"frequencies of width 10000 .*; for a base of 10000, pass geometric\(8, 10000\)"
-    ):
-        pe.rotary(X, None, 10_000, head_axis=-2)
+@pytest.mark.parametrize("base", tiered([10_000, 500_000], [10_000]))
+def test_a_base_is_not_a_width(base):
+    match = rf"frequencies of width {base} .*; for a base of {base}, pass geometric\(8, {base}\)"
+    with pytest.raises(ValueError, match=match):
+        pe.rotary(X, None, base, head_axis=-2)
 
 
 def test_the_head_axis_must_be_said():

@@ -9,7 +9,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import compiled_by, thorough
 from oracles import encodings, rotations, spectra
 from posenc_jax import _xpos
 
@@ -18,13 +18,15 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+@compiled_by(quick)
 @pytest.mark.parametrize(
     ("layout", "base", "gamma"),
     [("half", 512.0, 0.4), ("interleaved", 64, 1.0), thorough("half", 64, 1.0), thorough("interleaved", 512.0, 0.4)],
 )
-def test_the_formula(layout, base, gamma):
+def test_the_formula(layout, base, gamma, program):
     q, k, p = normal(50, 2, 8), normal(50, 1, 8, seed=1), np.arange(50) * 7 - 100
-    got = quick(lambda *x: pe.xpos(*x, scale_base=base, gamma=gamma, layout=layout, head_axis=-2))(q, k, p)
+    xpos = functools.partial(pe.xpos, scale_base=base, gamma=gamma, layout=layout, head_axis=-2)
+    got = program(xpos)(q, k, p)
     for y, x, sign in zip(got, (q, k), (1, -1), strict=True):
         waves = encodings.waves(p[:, None], spectra.geometric(8, 10_000))
         want = rotations.xpos(x, *waves, sign * p[:, None], layout, base, gamma)
@@ -44,32 +46,32 @@ def test_scores_depend_on_the_offset_alone():
     assert np.abs(scores(q, k, p + 1, p) - want).max() > 0.1
 
 
-def test_positions_of_every_kind_count_from_the_origin():
+@compiled_by(jax.jit)
+def test_positions_of_every_kind_count_from_the_origin(program):
     x, p, far = normal(5, 1, 8), np.arange(5), 2_000_000_001
     # 63 positions at two billion, in integers and in floats.
     more, less = 2**31 - 65, 2**31 - 128
 
-    @jax.jit
-    def turned(x, traced):
+    def turned(x, unsigned):
         xpos = functools.partial(pe.xpos, x, x, head_axis=-2)
         return {
             "integers": xpos(p),
             "floats from a float": xpos((p + 2.5).astype(np.float32), origin=2.5),
             "integers + 2": xpos(p + 2),
             "floats + 2": xpos((p + 2).astype(np.float32)),
-            "known": xpos(far + p, origin=far),
-            "traced": xpos(traced, origin=far),
+            "signed": xpos(far + p, origin=far),
+            "unsigned": xpos(unsigned, origin=far),
             "an integer from a float": xpos(np.full(5, more), origin=np.float32(less)),
             "a float from an integer": xpos(np.full(5, less, np.float32), origin=np.int32(more)),
             "2³² − 1 after": xpos(np.full(5, 2**31 - 1), origin=-(2**31)),
             "2³² − 1 before": xpos(np.full(5, -(2**31)), origin=2**31 - 1),
         }
 
-    y = jax.device_get(turned(x, (far + p).astype(np.uint32)))
+    y = jax.device_get(program(turned)(x, jax.device_put((far + p).astype(np.uint32))))
     for of_integers, of_floats in zip(y["integers"], y["floats from a float"], strict=True):
         np.testing.assert_allclose(norms(of_floats), norms(of_integers), rtol=1e-5)  # scaled alike, turned by 2.5 more
     np.testing.assert_array_equal(y["floats + 2"], y["integers + 2"])
-    np.testing.assert_array_equal(y["traced"], y["known"])
+    np.testing.assert_array_equal(y["unsigned"], y["signed"])
     ratio = (0.4 / 1.4) ** (63 / 512)
     for name, want in (("an integer from a float", ratio), ("a float from an integer", 1 / ratio)):
         np.testing.assert_allclose((norms(y[name][0]) / norms(x))[..., 0], want, rtol=1e-4, err_msg=name)
@@ -83,19 +85,21 @@ def norms(x):
     return np.hypot(*np.split(np.asarray(x, np.float64), 2, axis=-1))
 
 
-def test_a_16_bit_result_is_rounded_once():
+@compiled_by(jax.jit)
+def test_a_16_bit_result_is_rounded_once(program):
     x = normal(64, 2, 16).astype(jnp.bfloat16)
-    turned = jax.jit(lambda x: pe.xpos(x, x, head_axis=-2))
+    turned = program(lambda x: pe.xpos(x, x, head_axis=-2))
     for short, full in zip(turned(x), turned(x.astype(np.float32)), strict=True):
         np.testing.assert_array_equal(short, np.asarray(full).astype(jnp.bfloat16))
 
 
-def test_a_cached_key_fits_every_later_query():
+@compiled_by(jax.jit)
+def test_a_cached_key_fits_every_later_query(program):
     # The position decides, not the length of the call.
     x, stops = normal(100, 2, 16), (1, 7, 50)
     xpos = functools.partial(pe.xpos, head_axis=-2)
-    query, key = jax.device_get(jax.jit(xpos)(x, x))
-    in_parts = jax.jit(lambda x: [xpos(x[:stop], x[:stop]) for stop in stops])(x)
+    query, key = jax.device_get(program(xpos)(x, x))
+    in_parts = program(lambda x: [xpos(x[:stop], x[:stop]) for stop in stops])(x)
     for stop, (part_of_query, part_of_key) in zip(stops, in_parts, strict=True):
         np.testing.assert_array_equal(part_of_query, query[:stop])
         np.testing.assert_array_equal(part_of_key, key[:stop])
@@ -111,11 +115,12 @@ def test_equal_vectors_score_less_the_farther_they_are():
     assert np.all(np.diff(envelope) < 0)
 
 
-def test_two_to_the_power():
+@compiled_by(jax.jit)
+def test_two_to_the_power(program):
     x = np.concatenate([np.linspace(-126, 128, 100_001)[:-1], [0, 1, -1, 127.99999]]).astype(np.float32)
     whole = np.arange(-126, 128, dtype=np.float32)
     beyond = np.array([128, 1e9, np.inf, -127, -1e9, -np.inf, np.nan], np.float32)
-    got = np.asarray(jax.jit(_xpos._exp2)(np.concatenate([x, whole, beyond])))
+    got = np.asarray(program(_xpos._exp2)(np.concatenate([x, whole, beyond])))
     got, of_whole, of_beyond = np.split(got, [x.size, x.size + whole.size])
     np.testing.assert_allclose(got.astype(np.float64), np.exp2(x.astype(np.float64)), rtol=2e-7)
     # Not np.exp2, which on some processors is a bit off at 127.
@@ -143,19 +148,19 @@ def test_a_derivative_in_16_bits_is_rounded_once(layout, dtype):
     np.testing.assert_array_equal(got, np.asarray(want).astype(dtype))
 
 
-def test_dtypes_axes_and_derivatives():
+@compiled_by(jax.jit)
+def test_dtypes_axes_and_derivatives(program):
     x = normal(2, 6, 3, 8)
     moved = np.moveaxis(x, 2, 1)
     c = normal(2, 6, 3, 8, seed=2)
     # Linear in the query: the derivative of ⟨y(x), c⟩ at any x gives back ⟨y(x), c⟩ on x.
     product = lambda x: jnp.vdot(pe.xpos(x, x, head_axis=-2)[0], c)  # noqa: E731
 
-    @jax.jit
     def turned(x, short, moved):
         by_axis = pe.xpos(x, x, head_axis=-2), pe.xpos(moved, moved, head_axis=-3)
         return *by_axis, pe.xpos(short, short, head_axis=-2), jax.value_and_grad(product)(x)
 
-    want, of_moved, of_short, (value, slope) = jax.device_get(turned(x, x.astype(jnp.bfloat16), moved))
+    want, of_moved, of_short, (value, slope) = jax.device_get(program(turned)(x, x.astype(jnp.bfloat16), moved))
     for full, y, short in zip(want, of_moved, of_short, strict=True):
         np.testing.assert_array_equal(np.moveaxis(y, 1, 2), full)
         assert short.dtype == jnp.bfloat16
