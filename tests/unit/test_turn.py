@@ -22,7 +22,7 @@ def normal(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-# Every form that a CPU can run, told what one compiler is told, and then what the others are.
+# Every form, told what one compiler is told; a CPU can run them all.
 FORMS = {
     "reference": _turn_forms.reference,
     "split and stack": functools.partial(_turn_forms.split_and_stack, target=_xla.CPU),
@@ -32,6 +32,7 @@ FORMS = {
     "sum columns": functools.partial(_turn_forms.sum_columns, target=_xla.CPU),
     "reverse halves in place": functools.partial(_turn_forms.reverse_halves_in_place, target=_xla.CPU),
 }
+# The same forms, told what the other compilers are told.
 ELSEWHERE = {
     "split and stack, GPU": functools.partial(_turn_forms.split_and_stack, target=_xla.GPU),
     "split and concatenate, halves": functools.partial(_turn_forms.split_and_concatenate, target=_xla.CPU),
