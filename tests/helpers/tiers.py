@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -20,3 +20,13 @@ def tiered(values: Iterable[Any], default: Collection[Any]) -> list[Any]:
     unknown = [value for value in default if value not in values]
     assert not unknown, f"{unknown} are no cases"
     return [value if value in default else thorough(value) for value in values]
+
+
+def eager(f: Callable[..., Any]) -> Callable[..., Any]:
+    """f, whose calls each compile a program of their own."""
+    return f
+
+
+def compiled_by(jit: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """Gives a test a `program` that compiles its calls as one; the thorough case makes each call eagerly."""
+    return pytest.mark.parametrize("program", [jit, thorough(eager)])

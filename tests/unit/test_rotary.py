@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import compiled_by, thorough, tiered
 from oracles import encodings, rotations, spectra
 
 LAYOUTS = ["half", "interleaved"]
@@ -31,56 +32,41 @@ ANYWHERE = np.concatenate([EDGES, np.random.default_rng(1).integers(-(2**31), 2*
 SPECTRA = [(2, 10_000), (6, 10_000), (64, 500_000), (128, 100)]
 
 
-@functools.cache
-def turned_anywhere():
-    """One program for all spectra and layouts."""
-    x = {dim: normal(len(ANYWHERE), 2, dim) for dim, _ in SPECTRA}
-    turned = lambda x, p: {  # noqa: E731
-        (layout, *case): pe.rotary(x[case[0]], p, pe.geometric(*case), layout=layout, head_axis=-2)
-        for layout in LAYOUTS
-        for case in SPECTRA
-    }
-    return x, jax.jit(turned)(x, ANYWHERE)
-
-
-def check_pairs(x, turned, layout, dim, base):
-    sine, cosine = encodings.waves(ANYWHERE, spectra.geometric(dim, base))
-    z = rotations.as_complex(x, layout)
-    want = z * (cosine + 1j * sine)[:, None]
-    assert_within(rotations.as_complex(turned, layout), want, 3e-7 * np.abs(z), against="mpmath at 60 digits")
-
-
+@compiled_by(quick)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("dim", "base"), SPECTRA)
-def test_pairs_are_within_3e_7_at_any_position(layout, dim, base):
-    x, turned = turned_anywhere()
-    check_pairs(x[dim], turned[layout, dim, base], layout, dim, base)
+def test_pairs_are_within_3e_7_at_any_position(layout, program):
+    rotary = functools.partial(pe.rotary, layout=layout, head_axis=-2)
+    x = [normal(len(ANYWHERE), 2, dim) for dim, _ in SPECTRA]
+    turned = program(lambda x, p: [rotary(v, p, pe.geometric(*case)) for v, case in zip(x, SPECTRA, strict=True)])
+    for before, after, case in zip(x, turned(x, ANYWHERE), SPECTRA, strict=True):
+        sine, cosine = encodings.waves(ANYWHERE, spectra.geometric(*case))
+        z = rotations.as_complex(before, layout)
+        want = z * (cosine + 1j * sine)[:, None]
+        against = f"of dim and base {case}, mpmath at 60 digits"
+        assert_within(rotations.as_complex(after, layout), want, 3e-7 * np.abs(z), against=against)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_pairs_are_within_3e_7_at_any_known_position(layout):
-    x, case = normal(len(ANYWHERE), 2, 64), (64, 500_000)
-    check_pairs(x, pe.rotary(x, ANYWHERE, pe.geometric(*case), layout=layout, head_axis=-2), layout, *case)
-
-
-def test_the_rotation_is_the_one_of_llama_and_of_gpt_j():
+@compiled_by(quick)
+def test_the_rotation_is_the_one_of_llama_and_of_gpt_j(program):
     x, p = normal(5, 3, 8), np.arange(5)
     angles = p[:, None, None] * spectra.floats(spectra.geometric(8, 10_000))
-    np.testing.assert_allclose(pe.rotary(x, p, head_axis=-2), rotations.llama(x, angles), atol=1e-6)
-    np.testing.assert_allclose(
-        pe.rotary(x, p, layout="interleaved", head_axis=-2), rotations.gpt_j(x, angles), atol=1e-6
-    )
+    turned = program(lambda x, p: [pe.rotary(x, p, layout=layout, head_axis=-2) for layout in LAYOUTS])
+    half, interleaved = turned(x, p)
+    np.testing.assert_allclose(half, rotations.llama(x, angles), atol=1e-6)
+    np.testing.assert_allclose(interleaved, rotations.gpt_j(x, angles), atol=1e-6)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_scores_depend_on_the_offset_alone(layout):
+@compiled_by(quick)
+@pytest.mark.parametrize("layout", tiered(LAYOUTS, ["half"]))
+def test_scores_depend_on_the_offset_alone(layout, program):
     q, k = normal(64, 1, 128), normal(64, 1, 128, seed=1)
     offsets = np.arange(64)
+    rotary = functools.partial(pe.rotary, layout=layout, head_axis=-2)
+    turned = program(lambda q, k, positions, start: (rotary(q, positions), rotary(k, start)))
 
     def scores(start):
-        turned = (pe.rotary(v, p, layout=layout, head_axis=-2) for v, p in ((q, start + offsets), (k, start)))
-        return np.einsum("shd,shd->s", *(np.asarray(v, np.float64) for v in turned))
+        both = turned(q, k, start + offsets, start)
+        return np.einsum("shd,shd->s", *(np.asarray(v, np.float64) for v in both))
 
     size = np.linalg.norm(q, axis=-1)[:, 0] * np.linalg.norm(k, axis=-1)[:, 0]
     near = scores(3)
@@ -100,14 +86,21 @@ def test_norms_are_kept_and_rotations_compose():
     np.testing.assert_allclose(twice, pe.rotary(x, p[0] + p[1], head_axis=-2), atol=2e-6)
 
 
-def test_cached_keys_move_by_an_offset():
+@compiled_by(quick)
+def test_cached_keys_move_by_an_offset(program):
     keys = normal(2, 6, 3, 16)
-    cached = pe.rotary(keys, np.arange(40, 46), head_axis=-2)
-    for offset in (-40, 5, 1_000_000_000):
-        moved = pe.rotary(cached, offset, head_axis=-2)
-        np.testing.assert_allclose(moved, pe.rotary(keys, np.arange(40, 46) + offset, head_axis=-2), atol=2e-6)
-    of_each = pe.rotary(cached, np.array([[7], [-40]]), head_axis=-2)
-    np.testing.assert_allclose(of_each[1], pe.rotary(keys[1], np.arange(6), head_axis=-2), atol=2e-6)
+    offsets = -40, 5, 1_000_000_000
+    rotary = functools.partial(pe.rotary, head_axis=-2)
+
+    def move(keys, offsets, each):
+        cached = rotary(keys, np.arange(40, 46))
+        moved = [(rotary(cached, offset), rotary(keys, np.arange(40, 46) + offset)) for offset in offsets]
+        return moved, rotary(cached, each)[1], rotary(keys[1], np.arange(6))
+
+    moved, of_each, want_of_each = program(move)(keys, offsets, np.int32([[7], [-40]]))
+    for offset, (got, want) in zip(offsets, moved, strict=True):
+        np.testing.assert_allclose(got, want, atol=2e-6, err_msg=str(offset))
+    np.testing.assert_allclose(of_each, want_of_each, atol=2e-6)
 
 
 def test_in_16_bits_a_thousand_moves_are_not_one():
@@ -120,77 +113,69 @@ def test_in_16_bits_a_thousand_moves_are_not_one():
     assert np.abs(np.asarray(move(x, -1, 1000), np.float64) - want).max() > 2
 
 
-WIDTHS = [(8, 8), (8, 4), (16, 4), (16, 6), (16, 12), (7, 4), (40, 4)]
-PARTS = ["first", "last"]
+@compiled_by(quick)
+@pytest.mark.parametrize(
+    ("head_dim", "dim"), [(16, 4), (16, 6), (7, 4), thorough(8, 8), thorough(8, 4), thorough(16, 12), thorough(40, 4)]
+)
+def test_partial(head_dim, dim, program):
+    x, p, ways = normal(2, 5, 3, head_dim), np.arange(100, 105), [*itertools.product(LAYOUTS, ["first", "last"])]
+    turned = program(lambda x, p: [pe.rotary(x, p, dim, layout=at, part=part, head_axis=-2) for at, part in ways])
+    for (layout, part), y in zip(ways, jax.device_get(turned(x, p)), strict=True):
+        want = rotations.rope(x, p, dim, layout=layout, part=part)
+        np.testing.assert_allclose(y, want, atol=1e-6, err_msg=f"{layout}, {part}")
+        kept = np.s_[..., dim:] if part == "first" else np.s_[..., : head_dim - dim]
+        np.testing.assert_array_equal(y[kept], x[kept], f"{layout}, {part}")
 
 
-@functools.cache
-def turned_in_part():
-    """One program for all widths, layouts and parts, at the positions 100 to 104."""
-    x = {head_dim: normal(2, 5, 3, head_dim) for head_dim, _ in WIDTHS}
-    turned = lambda x, p: {  # noqa: E731
-        (layout, *width, part): pe.rotary(x[width[0]], p, width[1], layout=layout, part=part, head_axis=-2)
-        for layout in LAYOUTS
-        for width in WIDTHS
-        for part in PARTS
-    }
-    return x, jax.jit(turned)(x, np.arange(100, 105))
-
-
-def check_part(x, y, layout, dim, part):
-    y = np.asarray(y)
-    want = rotations.rope(x, np.arange(100, 105), dim, layout=layout, part=part)
-    np.testing.assert_allclose(y, want, atol=1e-6)
-    kept = np.s_[..., dim:] if part == "first" else np.s_[..., : x.shape[-1] - dim]
-    np.testing.assert_array_equal(y[kept], x[kept])
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("head_dim", "dim"), WIDTHS)
-@pytest.mark.parametrize("part", PARTS)
-def test_partial(layout, head_dim, dim, part):
-    x, turned = turned_in_part()
-    check_part(x[head_dim], turned[layout, head_dim, dim, part], layout, dim, part)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("part", PARTS)
-def test_partial_at_known_positions(layout, part):
-    x = normal(2, 5, 3, 16)
-    check_part(x, pe.rotary(x, np.arange(100, 105), 6, layout=layout, part=part, head_axis=-2), layout, 6, part)
-
-
-def test_head_axes():
+@compiled_by(jax.jit)
+def test_head_axes(program):
     x, p = normal(2, 5, 3, 8), np.random.default_rng(3).integers(0, 1000, (2, 5))
-    want = np.asarray(pe.rotary(x, p, head_axis=-2))
-    for axis, moved in ((-3, 1), (1, 1), (0, 0), (-4, 0), (2, 2)):
-        got = pe.rotary(np.moveaxis(x, 2, moved), p, head_axis=axis)
-        np.testing.assert_array_equal(np.moveaxis(np.asarray(got), moved, 2), want)
-    for head in range(3):
-        np.testing.assert_array_equal(pe.rotary(x[:, :, head], p, head_axis=None), want[:, :, head])
-    np.testing.assert_array_equal(pe.rotary(x.reshape(10, 3, 8), p.reshape(10), head_axis=-2), want.reshape(10, 3, 8))
+    axes = (-3, 1), (1, 1), (0, 0), (-4, 0), (2, 2)
+
+    def turned(x, moved, p):
+        by_axis = [pe.rotary(v, p, head_axis=axis) for v, (axis, _) in zip(moved, axes, strict=True)]
+        by_head = [pe.rotary(x[:, :, head], p, head_axis=None) for head in range(3)]
+        tokens = pe.rotary(x.reshape(10, 3, 8), p.reshape(10), head_axis=-2)
+        return pe.rotary(x, p, head_axis=-2), by_axis, by_head, tokens
+
+    every_x = [np.moveaxis(x, 2, moved) for _, moved in axes]
+    want, by_axis, by_head, tokens = jax.device_get(program(turned)(x, every_x, p))
+    np.testing.assert_allclose(want, rotations.rope(x, p), atol=1e-6)
+    for (axis, moved), got in zip(axes, by_axis, strict=True):
+        np.testing.assert_array_equal(np.moveaxis(got, moved, 2), want, f"head_axis={axis}")
+    for head, got in enumerate(by_head):
+        np.testing.assert_array_equal(got, want[:, :, head], f"head {head} alone")
+    np.testing.assert_array_equal(tokens, want.reshape(10, 3, 8))
 
 
-def test_shapes_of_positions():
+@compiled_by(jax.jit)
+def test_shapes_of_positions(program):
     x, p = normal(2, 5, 3, 8), np.arange(50, 55)
-    want = np.asarray(pe.rotary(x, np.stack([p, p]), head_axis=-2))
-    for positions in (p, p[None], jnp.asarray(p), p.astype(np.int64), p.astype(np.float32)):
-        np.testing.assert_array_equal(pe.rotary(x, positions, head_axis=-2), want)
-    np.testing.assert_array_equal(
-        pe.rotary(x, np.array([[3], [4]]), head_axis=-2)[1, 2], pe.rotary(x, 4, head_axis=-2)[1, 2]
-    )
-    np.testing.assert_array_equal(pe.rotary(x[0, 0], 50, head_axis=-2), want[0, 0])
-    assert np.abs(want - np.asarray(pe.rotary(x, p + 1, head_axis=-2))).max() > 0.5
+    same = p, p[None], p.astype(np.int32), p.astype(np.int64), p.astype(np.float32)
+
+    def turned(x, array):
+        want, *got = (pe.rotary(x, positions, head_axis=-2) for positions in (np.stack([p, p]), *same, array))
+        rows, four = (pe.rotary(x, at, head_axis=-2)[1, 2] for at in (np.array([[3], [4]]), 4))
+        return want, got, rows, four, pe.rotary(x[0, 0], 50, head_axis=-2), pe.rotary(x, p + 1, head_axis=-2)
+
+    array = jax.device_put(p)
+    want, every_got, rows, four, first, other = jax.device_get(program(turned)(x, array))
+    for positions, got in zip((*same, array), every_got, strict=True):
+        np.testing.assert_array_equal(got, want, f"{positions!r}")
+    np.testing.assert_array_equal(rows, four)
+    np.testing.assert_array_equal(first, want[0, 0])
+    assert np.abs(want - other).max() > 0.5
 
 
-@pytest.mark.parametrize(("head_axis", "seq_axis"), [(-2, 1), (-3, 2), (0, 2), (None, 2)])
-def test_positions_count_from_zero(head_axis, seq_axis):
-    x = normal(2, 5, 3, 8)
-    y = np.asarray(pe.rotary(x, head_axis=head_axis))
-    for row in range(x.shape[seq_axis]):
-        alone = pe.rotary(x.take(row, axis=seq_axis), row, head_axis=None)
-        np.testing.assert_array_equal(y.take(row, axis=seq_axis), alone)
+@compiled_by(jax.jit)
+def test_positions_count_from_zero(program):
+    x, axes = normal(2, 5, 3, 8), [(-2, 1), (-3, 2), (0, 2), (None, 2)]  # of the heads and of the sequence
+    counted = program(lambda x: [pe.rotary(x, head_axis=head_axis) for head_axis, _ in axes])
+    alone = program(lambda x, p: pe.rotary(x, p, head_axis=None))
+    for (head_axis, seq_axis), y in zip(axes, jax.device_get(counted(x)), strict=True):
+        for row in range(x.shape[seq_axis]):
+            want = alone(x.take(row, axis=seq_axis), row)
+            np.testing.assert_array_equal(y.take(row, axis=seq_axis), want, f"row {row} of {head_axis=}")
 
 
 def test_prefill_then_steps_is_the_whole_sequence():
@@ -199,41 +184,25 @@ def test_prefill_then_steps_is_the_whole_sequence():
     np.testing.assert_array_equal(pe.rotary(x[:, :5], None, f, head_axis=-2), whole[:, :5])
     step = jax.jit(lambda x, p: pe.rotary(x, p, f, head_axis=-2))
     for i in range(5, 9):
-        np.testing.assert_array_equal(step(x[:, i : i + 1], jnp.full((2, 1), i)), whole[:, i : i + 1])
+        np.testing.assert_array_equal(step(x[:, i : i + 1], np.full((2, 1), i)), whole[:, i : i + 1])
     packed = pe.rotary(x.reshape(18, 4, 16), np.tile(np.arange(9), 2), f, head_axis=-2)
     np.testing.assert_array_equal(np.asarray(packed).reshape(x.shape), whole)
 
 
-def there_and_back(x, p, w):
-    """By name: turned and turned back, and the other way round, in one program for all."""
-    results = {}
-    for layout in LAYOUTS:
-        for name, frequencies in (("None", None), ("6", 6), ("scaled", SCALED), ("array", w)):
-            there = functools.partial(pe.rotary, positions=p, frequencies=frequencies, layout=layout, head_axis=-2)
-            results[layout, name] = there(there(x), inverse=True), there(there(x, inverse=True))
-    return results
-
-
-THERE = normal(2, 5, 3, 8), np.arange(2_000_000_000, 2_000_000_005), np.float32([1.0, 0.3])
-
-
-@functools.cache
-def inverses():
-    return quick(there_and_back)(*THERE)
-
-
+@compiled_by(quick)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("frequencies", ["None", "6", "scaled", "array"])
-def test_inverse(layout, frequencies):
-    for result in inverses()[layout, frequencies]:
-        np.testing.assert_allclose(result, THERE[0], atol=1e-6)
+@pytest.mark.parametrize(
+    "frequencies", [thorough(None), thorough(6), SCALED, np.float32([1, 0.3])], ids=["None", "6", "scaled", "array"]
+)
+def test_inverse(layout, frequencies, program):
+    x, p = normal(2, 5, 3, 8), np.arange(2_000_000_000, 2_000_000_005)
+    turned = functools.partial(pe.rotary, frequencies=frequencies, layout=layout, head_axis=-2)
 
+    def both(x, p):
+        return turned(turned(x, p), p, inverse=True), turned(turned(x, p, inverse=True), p)
 
-@pytest.mark.thorough
-def test_inverse_at_known_positions():
-    for case, results in there_and_back(*THERE).items():
-        for result in results:
-            np.testing.assert_allclose(result, THERE[0], atol=1e-6, err_msg=str(case))
+    for result in program(both)(x, p):
+        np.testing.assert_allclose(result, x, atol=1e-6)
 
 
 def test_the_inverse_of_the_smallest_amplitude():
@@ -245,15 +214,19 @@ def test_the_inverse_of_the_smallest_amplitude():
     np.testing.assert_array_equal(pe.rotary(x, None, frequencies, inverse=True, head_axis=-2), x * largest)
 
 
-def test_the_attention_factor_multiplies_what_is_turned():
+@compiled_by(quick)
+def test_the_attention_factor_multiplies_what_is_turned(program):
     x, p = normal(5, 2, 10), np.arange(5)
-    plain, scaled = (np.asarray(pe.rotary(x, p, f, head_axis=-2)) for f in (8, SCALED))
+    turned = program(lambda x, p: [pe.rotary(x, p, f, head_axis=-2) for f in (8, SCALED)])
+    plain, scaled = jax.device_get(turned(x, p))
     np.testing.assert_allclose(scaled[..., :8], 1.25 * plain[..., :8], atol=1e-6)
     np.testing.assert_array_equal(scaled[..., 8:], x[..., 8:])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [("half", jnp.bfloat16), ("interleaved", jnp.float16), thorough("half", jnp.float16), thorough("interleaved", jnp.bfloat16)],
+)  # fmt: skip
 def test_half_precision_is_float32_rounded_once(layout, dtype):
     x = normal(3, 50, 8, 16).astype(dtype)
     y = pe.rotary(x, np.arange(5000, 5050), 8, layout=layout, head_axis=-2)
@@ -273,43 +246,31 @@ def test_float64_is_kept():
     )
 
 
-def check_coordinates(layout, program):
-    p = np.random.default_rng(4).integers(0, 1000, (2, 5, 3))
-    x = normal(2, 5, 4, 16)
-    spectrum = pe.geometric(16)
-    every = {
-        "sections": pe.multi_section(spectrum, [2, 3, 3]),
-        "interleaved sections": pe.multi_section(spectrum, [4, 2, 2], interleaved=True),
-        "axial": pe.axial(12, 3),
-    }
+SECTIONS = {
+    "sections": pe.multi_section(pe.geometric(16), [2, 3, 3]),
+    "interleaved sections": pe.multi_section(pe.geometric(16), [4, 2, 2], interleaved=True),
+    "axial": pe.axial(12, 3),
+}
 
-    def turned(x, p, one, each):
-        return {
-            name: (
-                pe.rotary(x, p, f, layout=layout, head_axis=-2),
-                pe.rotary(x[0], one, f, head_axis=-2),
-                pe.rotary(x[0], each, f, head_axis=-2),
-            )
-            for name, f in every.items()
-        }
 
-    results = program(turned)(x, p, p[0, 0], np.tile(p[0, 0], (5, 1)))
-    for name, (got, one, each) in results.items():
-        angles = np.take(p, every[name].axes, axis=-1) * every[name].angular
+@compiled_by(quick)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_pair_turns_by_its_own_coordinate(layout, program):
+    x, p = normal(2, 5, 4, 16), np.random.default_rng(4).integers(0, 1000, (2, 5, 3))
+    turned = program(lambda x, p: {k: pe.rotary(x, p, f, layout=layout, head_axis=-2) for k, f in SECTIONS.items()})
+    for name, got in turned(x, p).items():
+        angles = np.take(p, SECTIONS[name].axes, axis=-1) * SECTIONS[name].angular
         want = rotations.rotate_by(x, angles[:, :, None], layout)
         np.testing.assert_allclose(got, want, atol=1e-6, err_msg=name)
-        np.testing.assert_array_equal(one, each, name)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_pair_turns_by_its_own_coordinate(layout):
-    check_coordinates(layout, jax.jit)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_pair_turns_by_its_own_known_coordinate(layout):
-    check_coordinates(layout, lambda f: f)
+@compiled_by(jax.jit)
+@pytest.mark.parametrize("name", tiered(SECTIONS, ["axial"]))
+def test_one_position_of_several_coordinates_serves_all(name, program):
+    x, p = normal(5, 4, 16), np.random.default_rng(4).integers(0, 1000, 3)
+    turned = program(lambda x, *positions: [pe.rotary(x, p, SECTIONS[name], head_axis=-2) for p in positions])
+    one, each = turned(x, p, np.tile(p, (5, 1)))
+    np.testing.assert_array_equal(one, each)
 
 
 def test_text_of_three_equal_coordinates_is_ordinary():
@@ -320,15 +281,17 @@ def test_text_of_three_equal_coordinates_is_ordinary():
     )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_float32_precision_is_what_references_compute(layout):
-    x, p, f = normal(50, 2, 16), np.arange(4000, 4050), pe.geometric(16).with_precision("float32")
+@compiled_by(quick)
+@pytest.mark.parametrize("layout", tiered(LAYOUTS, ["half"]))
+def test_float32_precision_is_what_references_compute(layout, program):
+    x, p, f = normal(50, 2, 16), np.arange(4000, 4050), pe.geometric(16)
     angles = encodings.float32_phases(p, spectra.geometric(16, 10_000))[:, None]
     want = rotations.rotate_by(x, angles, layout)
-    np.testing.assert_allclose(pe.rotary(x, p, f, layout=layout, head_axis=-2), want, atol=1e-6)
-    assert (
-        np.abs(want - np.asarray(pe.rotary(x, p, layout=layout, head_axis=-2))).max() > 2e-5
-    )  # the float32 phases' own error
+    both = f.with_precision("float32"), f
+    turned = program(lambda x, p: [pe.rotary(x, p, f, layout=layout, head_axis=-2) for f in both])
+    got, exact = turned(x, p)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    assert np.abs(want - np.asarray(exact)).max() > 2e-5  # the float32 phases' own error
 
 
 # Derivatives
@@ -372,51 +335,55 @@ def test_derivatives_in_x_positions_and_frequencies(layout, inverse, shape):
 
 
 def test_derivatives_in_positions_of_several_coordinates():
-    x, f = jnp.asarray(normal(2, 5, 3, 8)), pe.multi_section(pe.geometric(8), [1, 2, 1])
-    p = jnp.asarray(np.random.default_rng(6).uniform(-3, 3, (5, 3)).astype(np.float32))
+    x, f = normal(2, 5, 3, 8), pe.multi_section(pe.geometric(8), [1, 2, 1])
+    p = np.random.default_rng(6).uniform(-3, 3, (5, 3)).astype(np.float32)
     loss = lambda p: jnp.sum(pe.rotary(x, p, f, head_axis=-2) * x)  # noqa: E731
     got = np.asarray(quick(jax.grad(loss))(p))
     z = rotations.as_complex(x, "half")
-    angles = np.take(np.asarray(p, np.float64), f.axes, -1) * f.angular
+    angles = np.take(p.astype(np.float64), f.axes, -1) * f.angular
     slopes = -np.sin(angles)[None, :, None] * np.abs(z) ** 2 * f.angular  # d/dθ Re(z̄ z e^{iθ})
     want = np.stack([slopes[..., np.array(f.axes) == c].sum((0, 2, 3)) for c in range(3)], -1)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", tiered(LAYOUTS, ["half"]))
 def test_the_derivative_is_the_rotation_backward(layout):
-    x, dy = jnp.asarray(normal(2, 5, 3, 10), jnp.bfloat16), jnp.asarray(normal(2, 5, 3, 10, seed=1), jnp.bfloat16)
+    x, dy = (normal(2, 5, 3, 10, seed=seed).astype(jnp.bfloat16) for seed in range(2))
     p = np.random.default_rng(7).integers(-(2**31), 2**31, (2, 5)).astype(np.int32)
-    dx = jax.jit(lambda x, dy: jax.vjp(lambda x: pe.rotary(x, p, SCALED, layout=layout, head_axis=-2), x)[1](dy)[0])(
-        x, dy
-    )
+    turned = lambda x: pe.rotary(x, p, SCALED, layout=layout, head_axis=-2)  # noqa: E731
+    dx = jax.jit(lambda x, dy: jax.vjp(turned, x)[1](dy)[0])(x, dy)
     undone = dataclasses.replace(SCALED, attention_factor=1 / SCALED.attention_factor)
     assert dx.dtype == x.dtype
     np.testing.assert_array_equal(dx, pe.rotary(dy, p, undone, layout=layout, inverse=True, head_axis=-2))
 
 
 def test_derivatives_by_frequencies_are_not_rounded_to_16_bits():
-    x, weights = (jnp.asarray(normal(64, 4, 8, seed=i)).astype(jnp.bfloat16) for i in range(2))
-    w = jnp.asarray([1.3, 0.2, 0.7, 0.01], jnp.float32)
-    total = lambda w, x: jnp.vdot(weights.astype(jnp.float32), pe.rotary(x, None, w, head_axis=-2).astype(jnp.float32))  # noqa: E731
-    got, want = (jax.jit(jax.grad(total))(w, v) for v in (x, x.astype(jnp.float32)))
+    x, weights = (normal(64, 4, 8, seed=i).astype(jnp.bfloat16) for i in range(2))
+    w = np.float32([1.3, 0.2, 0.7, 0.01])
+    total = lambda w, x: jnp.vdot(weights.astype(np.float32), pe.rotary(x, None, w, head_axis=-2).astype(jnp.float32))  # noqa: E731
+    got, want = quick(lambda w, *x: [jax.grad(total)(w, v) for v in x])(w, x, x.astype(np.float32))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)  # sums of 256 terms of up to 64 · 3
 
 
 def test_derivatives_compose():
-    x, p = jnp.asarray(normal(4, 3, 2, 8)), jnp.arange(3)
+    x, p = normal(4, 3, 2, 8), np.arange(3)
     loss = lambda x: jnp.sum(pe.rotary(x, p, head_axis=-2) ** 4)  # noqa: E731
-    grad = lambda f: jax.jit(jax.grad(f))  # noqa: E731
-    plain = grad(loss)(x)
+    plain = jax.jit(jax.grad(loss))(x)
     np.testing.assert_array_equal(jax.jit(jax.vmap(jax.grad(loss)))(x), plain)
-    np.testing.assert_array_equal(grad(jax.checkpoint(loss))(x), plain)
-    scanned = grad(lambda x: lax.scan(lambda c, v: (c + loss(v), None), jnp.zeros((), jnp.float32), x)[0])(x)
-    np.testing.assert_allclose(scanned, plain, rtol=1e-6)
-    along = grad(lambda x: jnp.vdot(jax.grad(loss)(x), x))(x)  # H·x + ∇ = 3∇ + ∇ for a quartic
-    np.testing.assert_allclose(along, 4 * plain, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(jax.jit(jax.grad(jax.checkpoint(loss)))(x), plain)
     one = x[0, 0, 0]
-    jacobian = quick(jax.jacrev(lambda x: pe.rotary(x, 3, head_axis=None)))(one)
-    np.testing.assert_allclose(jacobian @ one, pe.rotary(one, 3, head_axis=None), atol=1e-6)
+    turned = lambda x: pe.rotary(x, 3, head_axis=None)  # noqa: E731
+
+    @quick
+    def others(x, one):
+        scanned = lambda x: lax.scan(lambda c, v: (c + loss(v), None), jnp.zeros((), jnp.float32), x)[0]  # noqa: E731
+        along = lambda x: jnp.vdot(jax.grad(loss)(x), x)  # noqa: E731
+        return jax.grad(scanned)(x), jax.grad(along)(x), jax.jacrev(turned)(one), turned(one)
+
+    scanned, along, jacobian, y = jax.device_get(others(x, one))
+    np.testing.assert_allclose(scanned, plain, rtol=1e-6)
+    np.testing.assert_allclose(along, 4 * np.asarray(plain), rtol=1e-5, atol=1e-5)  # H·x + ∇ = 3∇ + ∇ for a quartic
+    np.testing.assert_allclose(jacobian @ one, y, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Explicit, "shard_map"])
@@ -427,8 +394,7 @@ def test_derivatives_compose():
 )
 def test_derivatives_on_a_mesh(kind, x_spec, p_spec, on_cpu):
     # Each has the type of its argument: summed over the devices where the argument is one for all.
-    x, p = jnp.asarray(normal(8, 3, 6)), jnp.linspace(-3, 3, 8)
-    w = jnp.asarray([1.3, 0.2, 0.7], jnp.float32)
+    x, p, w = normal(8, 3, 6), np.linspace(-3, 3, 8, dtype=np.float32), np.float32([1.3, 0.2, 0.7])
     total = lambda x, p, w: jnp.sum(pe.rotary(x, p, w, head_axis=-2) ** 3)  # noqa: E731
     want = rotations.derivatives(x, p, w, lambda y: 3 * y**2, "half")
     explicit = kind != "shard_map"
@@ -461,8 +427,7 @@ def test_derivatives_on_a_mesh(kind, x_spec, p_spec, on_cpu):
 
 
 def test_an_x_that_is_one_for_all_devices(on_cpu):
-    x, p = jnp.asarray(normal(1, 3, 6)), jnp.arange(8)
-    weights = jnp.asarray(normal(8, 3, 6, seed=1))
+    x, p, weights = normal(1, 3, 6), np.arange(8), normal(8, 3, 6, seed=1)
     total = lambda x, p, c: jnp.sum(c * pe.rotary(x, p, head_axis=-2))  # noqa: E731
     want = rotations.rope(weights, -np.arange(8)).sum(0, keepdims=True)
     local = lambda x, p, c: lax.psum(total(x, p, c), "d")  # noqa: E731
@@ -474,48 +439,53 @@ def test_an_x_that_is_one_for_all_devices(on_cpu):
 # Layouts of weights
 
 
+@compiled_by(quick)
 @pytest.mark.parametrize(("part", "dim"), [("first", 8), ("first", 4), ("last", 6)])
-def test_convert_layout_keeps_the_scores_of_a_layer(part, dim):
+def test_convert_layout_keeps_the_scores_of_a_layer(part, dim, program):
     heads, head_dim, p = 2, 8, np.arange(5)
     layer = nnx.eval_shape(
         lambda: nnx.MultiHeadAttention(heads, heads * head_dim, use_bias=True, decode=False, rngs=nnx.Rngs(0))
     )
-    x = normal(5, heads * head_dim)
-    bias = normal(heads, head_dim, seed=9)
+    x, bias = normal(5, heads * head_dim), normal(heads, head_dim, seed=9)
     shapes = layer.query.kernel.shape, layer.key.kernel.shape
     kernels = [normal(*shape, seed=i) / np.float32(4) for i, shape in enumerate(shapes, 1)]
+    flat = [kernel.reshape(len(kernel), -1) for kernel in kernels]
 
-    def scores(kernels, biases, layout):
-        turned = [
-            pe.rotary(np.einsum("si,ihd->shd", x, kernel) + b, p, dim, layout=layout, part=part, head_axis=-2)
-            for kernel, b in zip(kernels, biases, strict=True)
-        ]
-        return np.einsum("qhd,khd->hqk", *map(np.asarray, turned))
+    def scores(kernels, bias, layout):
+        projected = (np.einsum("si,ihd->shd", x, kernel) + bias for kernel in kernels)
+        return np.einsum("qhd,khd->hqk", *(rotations.rope(v, p, dim, layout=layout, part=part) for v in projected))
 
-    convert = functools.partial(pe.convert_layout, frequencies=dim, source="interleaved", target="half", part=part)
-    moved = [np.asarray(convert(k, axis=-1, num_heads=1)) for k in kernels]
-    biases = [np.asarray(convert(bias, axis=1, num_heads=1))] * 2
-    want = scores(kernels, [bias] * 2, "interleaved")
-    np.testing.assert_allclose(scores(moved, biases, "half"), want, atol=1e-4)
-    assert np.abs(scores(kernels, [bias] * 2, "half") - want).max() > 1e-2
-    # The same outputs in one axis, head by head, as torch's (outputs, inputs) and a flat bias hold them.
-    for k, m in zip(kernels, moved, strict=True):
-        flat = k.reshape(len(k), -1)
-        np.testing.assert_array_equal(convert(flat.T, axis=0, num_heads=heads), m.reshape(len(k), -1).T)
-    np.testing.assert_array_equal(convert(bias.reshape(-1), axis=0, num_heads=heads), biases[0].reshape(-1))
-    back = pe.convert_layout(moved[0], dim, source="half", target="interleaved", axis=2, num_heads=1, part=part)
+    def converted(kernels, flat, bias):
+        convert = functools.partial(pe.convert_layout, frequencies=dim, source="interleaved", target="half", part=part)
+        moved = [convert(kernel, axis=-1, num_heads=1) for kernel in kernels]
+        back = pe.convert_layout(moved[0], dim, source="half", target="interleaved", axis=2, num_heads=1, part=part)
+        moved_flat = [convert(kernel.T, axis=0, num_heads=heads) for kernel in flat]
+        biases = [convert(bias.reshape(-1), axis=axis, num_heads=heads) for axis in (0, -1)]
+        unmoved = pe.convert_layout(bias, 4, source="half", target="half", axis=1, num_heads=1)
+        return moved, convert(bias, axis=1, num_heads=1), back, moved_flat, biases, unmoved
+
+    moved, moved_bias, back, moved_flat, biases, unmoved = jax.device_get(program(converted)(kernels, flat, bias))
+    want = scores(kernels, bias, "interleaved")
+    np.testing.assert_allclose(scores(moved, moved_bias, "half"), want, atol=1e-4)
+    assert np.abs(scores(kernels, bias, "half") - want).max() > 1e-2
     np.testing.assert_array_equal(back, kernels[0])
-    np.testing.assert_array_equal(pe.convert_layout(bias, 4, source="half", target="half", axis=1, num_heads=1), bias)
-    np.testing.assert_array_equal(convert(bias.reshape(-1), axis=-1, num_heads=heads), biases[0].reshape(-1))
+    np.testing.assert_array_equal(unmoved, bias)
+    # The same outputs in one axis, head by head, as torch's (outputs, inputs) and a flat bias hold them.
+    for kernel, got in zip(moved, moved_flat, strict=True):
+        np.testing.assert_array_equal(got, kernel.reshape(len(kernel), -1).T)
+    for got in biases:
+        np.testing.assert_array_equal(got, moved_bias.reshape(-1))
 
 
-def test_convert_layout_keeps_dtypes():
-    for dtype in (jnp.bfloat16, np.int8, np.float32):
-        got = pe.convert_layout(np.arange(8).astype(dtype), 8, source="half", target="interleaved", axis=0, num_heads=1)
-        assert got.dtype == dtype
-        np.testing.assert_array_equal(got.astype(np.float32), [0, 4, 1, 5, 2, 6, 3, 7])
+@compiled_by(quick)
+def test_convert_layout_keeps_dtypes(program):
+    convert = functools.partial(pe.convert_layout, source="half", target="interleaved", axis=0, num_heads=1)
+    weights = [np.arange(8).astype(dtype) for dtype in (jnp.bfloat16, np.int8, np.float32)]
+    for given, got in zip(weights, program(lambda weights: [convert(w, 8) for w in weights])(weights), strict=True):
+        assert got.dtype == given.dtype
+        np.testing.assert_array_equal(np.asarray(got).astype(np.float32), [0, 4, 1, 5, 2, 6, 3, 7])
     with jax.enable_x64(False), pytest.raises(TypeError, match="convert_layout: weights are float64, which this"):
-        pe.convert_layout(np.zeros(8), 8, source="half", target="interleaved", axis=0, num_heads=1)
+        convert(np.zeros(8), 8)
 
 
 X = np.zeros((2, 5, 3, 8), np.float32)
@@ -574,33 +544,39 @@ def test_bad_input(call, error, match):
 
 
 def test_positions_that_are_not_known_to_fit_give_nan():
-    p = jnp.asarray([1.0, 3e9, np.nan], jnp.float32)
+    p = jax.device_put(np.float32([1.0, 3e9, np.nan]))
     y = np.asarray(pe.rotary(np.ones((3, 2, 4), np.float32), p, head_axis=-2))
     assert np.isfinite(y[0]).all() and np.isnan(y[1:]).all()
 
 
-def test_an_amplitude_is_not_applied_twice():
+@compiled_by(jax.jit)
+def test_an_amplitude_is_not_applied_twice(program):
     """One position for a sequence moves it or places it: under an amplitude these are two calls."""
-    f, q, k = pe.yarn(8, 10_000.0, 8.0, 64), X, X[::-1]
-    cached = pe.rotary(k, None, f, head_axis=-2)
-    for offset in (7, np.int32(7), np.int32([[7], [7]])):
+    f, q, k = pe.yarn(8, 10_000.0, 8.0, 64), normal(2, 5, 3, 8), normal(2, 5, 3, 8, seed=1)
+    rotary, one = functools.partial(pe.rotary, head_axis=-2), f.with_attention_factor(1)
+    offsets = 7, np.int32(7), np.int32([[7], [7]])
+    for offset in offsets:
         with pytest.raises(ValueError, match=r"rotary: positions must not be one for the 5 vectors .* 1.2079"):
-            pe.rotary(cached, offset, f, head_axis=-2)
-        moved = pe.rotary(cached, offset, f.with_attention_factor(1), head_axis=-2)
-        np.testing.assert_allclose(moved, pe.rotary(k, np.arange(7, 12), f, head_axis=-2), atol=1e-6)
-    step = pe.rotary(k[:, 3:4], 3, f, head_axis=-2)  # one token at one position is where it stands
-    np.testing.assert_array_equal(step, cached[:, 3:4])
-    placed = pe.rotary(q, np.full(5, 7), f, head_axis=-2)
-    np.testing.assert_allclose(
-        placed, f.attention_factor * pe.rotary(q, 7, f.with_attention_factor(1), head_axis=-2), atol=1e-6
-    )
+            rotary(k, offset, f)
+
+    def turned(q, k):
+        cached = rotary(k, None, f)
+        moved = [rotary(cached, offset, one) for offset in offsets], rotary(k, np.arange(7, 12), f)
+        placed = rotary(q, np.full(5, 7), f), rotary(q, 7, one)
+        return cached, rotary(k[:, 3:4], 3, f), moved, placed
+
+    cached, step, (moved, there), (placed, plain) = jax.device_get(program(turned)(q, k))
+    for offset, got in zip(offsets, moved, strict=True):
+        np.testing.assert_allclose(got, there, atol=1e-6, err_msg=f"{offset!r}")
+    np.testing.assert_array_equal(step, cached[:, 3:4])  # one token at one position is where it stands
+    np.testing.assert_allclose(placed, f.attention_factor * plain, atol=1e-6)
 
 
-def test_a_base_is_not_a_width():
-    with pytest.raises(
-        ValueError, match=r"frequencies of width 500000 .*; for a base of 500000, pass geometric\(8, 500000\)"
-    ):
-        pe.rotary(X, None, 500_000, head_axis=-2)
+@pytest.mark.parametrize("base", tiered([10_000, 500_000], [10_000]))
+def test_a_base_is_not_a_width(base):
+    match = rf"frequencies of width {base} .*; for a base of {base}, pass geometric\(8, {base}\)"
+    with pytest.raises(ValueError, match=match):
+        pe.rotary(X, None, base, head_axis=-2)
 
 
 def test_the_head_axis_must_be_said():

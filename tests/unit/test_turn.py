@@ -1,7 +1,6 @@
 """The forms of a rotation that platforms choose from, all of which run on a CPU: the same bits of every one."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -23,99 +22,131 @@ def normal(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-# Every form that a CPU can run, told what each compiler is told.
+# Every form, told what one compiler is told; a CPU can run them all.
 FORMS = {
     "reference": _turn_forms.reference,
     "split and stack": functools.partial(_turn_forms.split_and_stack, target=_xla.CPU),
-    "split and stack, GPU": functools.partial(_turn_forms.split_and_stack, target=_xla.GPU),
-    "split and concatenate, halves": functools.partial(_turn_forms.split_and_concatenate, target=_xla.CPU),
     "split and concatenate, halves, GPU": functools.partial(_turn_forms.split_and_concatenate, target=_xla.GPU),
     "pad and select": functools.partial(_turn_forms.pad_and_select, target=_xla.CPU),
-    "pad and select, GPU": functools.partial(_turn_forms.pad_and_select, target=_xla.GPU),
-    "pad and select, TPU": functools.partial(_turn_forms.pad_and_select, target=_xla.TPU),
-    "rotate words, pairs": functools.partial(_turn_forms.rotate_words, target=_xla.CPU),
     "rotate words, pairs, GPU": functools.partial(_turn_forms.rotate_words, target=_xla.GPU),
     "sum columns": functools.partial(_turn_forms.sum_columns, target=_xla.CPU),
     "reverse halves in place": functools.partial(_turn_forms.reverse_halves_in_place, target=_xla.CPU),
+}
+# The same forms, told what the other compilers are told.
+ELSEWHERE = {
+    "split and stack, GPU": functools.partial(_turn_forms.split_and_stack, target=_xla.GPU),
+    "split and concatenate, halves": functools.partial(_turn_forms.split_and_concatenate, target=_xla.CPU),
+    "pad and select, GPU": functools.partial(_turn_forms.pad_and_select, target=_xla.GPU),
+    "pad and select, TPU": functools.partial(_turn_forms.pad_and_select, target=_xla.TPU),
+    "rotate words, pairs": functools.partial(_turn_forms.rotate_words, target=_xla.CPU),
     "reverse halves in place, TPU": functools.partial(_turn_forms.reverse_halves_in_place, target=_xla.TPU),
 }
+EVERY = pytest.mark.parametrize("every", [FORMS, thorough(ELSEWHERE)], ids=["forms", "forms elsewhere"])
 
 
-def forms(layout, whole, dtype="float32"):
+def forms(every, layout, whole, dtype="float32"):
     """Those that turn such features: of one layout, all of a vector, or those in 16 bits, alone."""
     half = layout == "half"
     partial = lambda name: "reverse" not in name and not (half and name == "sum columns")  # noqa: E731
-    names = [name for name in FORMS if ("pairs" if half else "halves") not in name and (whole or partial(name))]
-    return [name for name in names if "words" not in name or dtype != "float32"]
+    names = [name for name in every if ("pairs" if half else "halves") not in name and (whole or partial(name))]
+    return {name: every[name] for name in names if "words" not in name or dtype != "float32"}
 
 
-DIMS_AND_HEADS = [(6, 1), (6, 4), (16, 4)]
+AROUND_ZERO = np.arange(-3, 4).reshape(-1, 1, 1)
 
 
-@functools.cache
-def turned_by(name, layout, dtype, ends_and_ways):
-    """What one form turns at these ends and ways, in one program; every form has a program of its own."""
-    x = {heads: normal(7, heads, 16).astype(dtype) for heads in (1, 4)}
-    for each in x.values():
-        each[3] = np.where(np.arange(16) % 3, 0.0, -0.0)  # at position 0, where all sines are zero
-    turned = lambda x, p: {  # noqa: E731
-        (last, backward, dim, heads): FORMS[name](TurnSettings(layout, last, backward), x[heads], p, pe.geometric(dim))
-        for last, backward in ends_and_ways
-        for dim, heads in DIMS_AND_HEADS
-        if name in forms(layout, dim == 16, dtype)
-    }
-    return jax.device_get(jax.jit(turned)(x, np.arange(-3, 4).reshape(-1, 1, 1)))
+def vectors(heads, dtype):
+    x = normal(7, heads, 16).astype(dtype)
+    x[3] = np.where(np.arange(16) % 3, 0.0, -0.0)  # at position 0, where all sines are zero
+    return x
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", tiered(["float32", "bfloat16", "float16"], ["float32", "bfloat16"]))
-@pytest.mark.parametrize("ends_and_ways", [((False, False), (True, True)), thorough(((False, True), (True, False)))])
-def test_every_form_computes_the_same(layout, dtype, ends_and_ways):
-    for (last, backward), (dim, heads) in itertools.product(ends_and_ways, DIMS_AND_HEADS):
-        want = turned_by("reference", layout, dtype, ends_and_ways)[last, backward, dim, heads]
-        for name in forms(layout, dim == 16, dtype):
-            got = turned_by(name, layout, dtype, ends_and_ways)[last, backward, dim, heads]
-            where = f"{name}, {dim} of 16 features, {heads} heads, {last=}, {backward=}"
-            if "TPU" in name:  # a CPU contracts them
-                atol = {"float32": 3e-7, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
-                np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=atol, err_msg=where)
-            else:
-                assert got.tobytes() == want.tobytes(), where
+def assert_same(name, got, want):
+    if "TPU" in name:  # a CPU contracts them
+        atol = {"float32": 3e-7, "bfloat16": 2e-2, "float16": 2e-3}[want.dtype.name]
+        np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=atol, err_msg=name)
+    else:
+        assert got.tobytes() == want.tobytes(), name
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_frequencies_of_each_head(layout):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("last", "backward", "dim", "heads"), [(False, False, 16, 4), (True, True, 6, 4), (False, True, 6, 1)]
+)
+def test_every_form_computes_the_same(layout, dtype, last, backward, dim, heads):
+    x, settings, frequencies = vectors(heads, dtype), TurnSettings(layout, last, backward), pe.geometric(dim)
+    every = forms(FORMS, layout, dim == 16, dtype)
+    turned = jax.jit(lambda x, p: {name: form(settings, x, p, frequencies) for name, form in every.items()})
+    results = jax.device_get(turned(x, AROUND_ZERO))
+    for name, got in results.items():
+        assert_same(name, got, results["reference"])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("ends_and_ways", [((False, False), (True, True)), ((False, True), (True, False))])
+def test_every_form_alone_computes_the_same(layout, dtype, ends_and_ways):
+    """Each as a program of its own, told what each compiler is told."""
+    cases = [(*way, *size) for way in ends_and_ways for size in ((6, 1), (6, 4), (16, 4))]
+    x = {heads: vectors(heads, dtype) for heads in (1, 4)}
+
+    def alone(name):
+        def turned(x, p):
+            return {
+                (last, backward, dim, heads): form(TurnSettings(layout, last, backward), x[heads], p, pe.geometric(dim))
+                for last, backward, dim, heads in cases
+                if (form := forms(FORMS | ELSEWHERE, layout, dim == 16, dtype).get(name))
+            }
+
+        return jax.device_get(jax.jit(turned)(x, AROUND_ZERO))
+
+    want = alone("reference")
+    for name in forms(FORMS | ELSEWHERE, layout, True, dtype):
+        for case, got in alone(name).items():
+            assert_same(f"{name}, last, backward, dim, heads = {case}", got, want[case])
+
+
+@EVERY
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_frequencies_of_each_head(layout, every):
     x, w = normal(5, 6, 2, 8), np.float32([[1.3, 0.2, 0.7, 2], [3, 0.1, 0.5, 1]])
     p = 1_000_003 * np.arange(5, dtype=np.int32).reshape(5, 1, 1, 1)
-
-    @jax.jit
-    def turned(x, p, w):
-        settings = TurnSettings(layout)
-        return {name: FORMS[name](settings, x, p, w.reshape(1, 1, 2, 4)) for name in forms(layout, True)}
-
-    every = turned(x, p, w)
+    every = forms(every, layout, True)
+    turned = jax.jit(lambda x, p, w: {name: form(TurnSettings(layout), x, p, w) for name, form in every.items()})
+    results = jax.device_get(turned(x, p, w.reshape(1, 1, 2, 4)))
     for head in range(2):
-        want = pe.rotary(x[:, :, head], p[:, :, 0, 0], jnp.asarray(w[head]), layout=layout, head_axis=None)
-        for name, y in every.items():
-            if "TPU" in name:
-                np.testing.assert_allclose(y[:, :, head], want, atol=3e-7, err_msg=name)
-            else:
-                np.testing.assert_array_equal(y[:, :, head], want, name)
+        want = np.asarray(pe.rotary(x[:, :, head], p[:, :, 0, 0], w[head], layout=layout, head_axis=None))
+        for name, y in results.items():
+            assert_same(f"{name}, head {head}", y[:, :, head], want)
+
+
+def case_of(settings, *operands):
+    """The case of operands of these types."""
+    found = []
+    arrays = [x for x in operands if isinstance(x, jax.ShapeDtypeStruct)]
+    jax.eval_shape(lambda *x: found.append(_turn_forms.case_of(settings, *x, *operands[len(x) :])), *arrays)
+    return found[0]
+
+
+def of(shape, dtype=np.int32):
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def test_a_table_pays_if_vectors_share_positions_and_frequencies():
-    x, p = jnp.zeros((7, 8, 16)), jnp.zeros((7, 1, 1), jnp.int32)
-    for w, shared in ((pe.geometric(16), True), (jnp.ones((1, 1, 8)), True), (jnp.ones((1, 8, 8)), False)):
-        assert _turn_forms.case_of(TurnSettings("half"), x, p, w).shared == shared
-    assert not _turn_forms.case_of(TurnSettings("half"), x, jnp.zeros((7, 8, 1), jnp.int32), pe.geometric(16)).shared
+    x, p = of((7, 8, 16), np.float32), of((7, 1, 1))
+    for w, shared in ((pe.geometric(16), True), (of((1, 1, 8)), True), (of((1, 8, 8)), False)):
+        assert case_of(TurnSettings("half"), x, p, w).shared == shared, w
+    assert not case_of(TurnSettings("half"), x, of((7, 8, 1)), pe.geometric(16)).shared
 
 
 def test_every_row_of_the_table_is_taken():
     shapes = [(length, heads, width) for length in (7, 128) for heads in (1, 8) for width in (16, 15, 12, 100)]
     cases = {
-        _turn_forms.case_of(TurnSettings(layout), jnp.zeros(shape, dtype), jnp.zeros((shape[0], 1, 1), jnp.int32), f)
+        case_of(TurnSettings(layout), of(shape, dtype), of((shape[0], 1, 1)), f)
         for shape in shapes
-        for dtype in ("float32", "bfloat16")
+        for dtype in (jnp.float32, jnp.bfloat16)
         for layout in LAYOUTS
         for f in (pe.geometric(8), pe.geometric(shape[-1] // 2 * 2))
     }
@@ -164,54 +195,57 @@ def test_each_platform_gets_its_form(platform, heads, dtype, layout, expected, m
     ("shape", "reverses"), [((128, 4, 112), True), ((128, 4, 128), False), ((128, 4, 72), False), ((127, 4, 64), False)]
 )
 def test_halves_are_reversed_where_a_tpu_puts_them_in_different_registers(shape, reverses):
-    traced = jax.jit(functools.partial(pe.rotary, head_axis=-2)).trace(jnp.zeros(shape, jnp.bfloat16))
+    traced = jax.jit(functools.partial(pe.rotary, head_axis=-2)).trace(of(shape, jnp.bfloat16))
     assert ("stablehlo.reverse" in traced.lower(lowering_platforms=("tpu",)).as_text()) == reverses
 
 
+@EVERY
 @pytest.mark.parametrize(
     "shape", tiered([(0, 5, 3, 8), (2, 0, 3, 8), (2, 0, 4, 8), (5, 0, 8)], [(0, 5, 3, 8), (2, 0, 4, 8)])
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_to_turn(shape, layout):
+def test_nothing_to_turn(shape, layout, every):
     settings, p = TurnSettings(layout), np.zeros((1,) * len(shape), np.int32)
 
     @quick
     def turned(x, p):
-        every = {
-            (dim, n, dtype): FORMS[n](settings, x.astype(dtype), p, pe.geometric(dim))
+        results = {
+            (dim, name, dtype): form(settings, x.astype(dtype), p, pe.geometric(dim))
             for dtype in ("float32", "bfloat16")
             for dim in (6, 8)
-            for n in forms(layout, dim == 8, dtype)
+            for name, form in forms(every, layout, dim == 8, dtype).items()
         }
         for dim in (6, 8):
-            every[dim, "derivative"] = jax.grad(lambda x: pe.rotary(x, None, dim, layout=layout, head_axis=-2).sum())(x)  # noqa: B023
-        return every
+            total = lambda x: pe.rotary(x, None, dim, layout=layout, head_axis=-2).sum()  # noqa: B023, E731
+            results[dim, "derivative"] = jax.grad(total)(x)
+        return results
 
     for case, y in turned(np.zeros(shape, np.float32), p).items():
         assert y.shape == shape, case
 
 
+@EVERY
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_infinity_stays_in_its_pair(layout):
+def test_an_infinity_stays_in_its_pair(layout, every):
     partner = 7 if layout == "half" else 2
-    every = {width: normal(4, 10, width) for width in (8, 12)}
-    for x in every.values():
+    inputs = {width: normal(4, 10, width) for width in (8, 12)}
+    for x in inputs.values():
         x[1, 2, 3], x[1, 2, 8:] = np.inf, np.nan  # 8 and what follows is not turned
 
-    @jax.jit
-    def turned(every, p):
+    @quick
+    def turned(inputs, p):
         return {
-            (width, name): FORMS[name](TurnSettings(layout), x, p, pe.geometric(8))
-            for width, x in every.items()
-            for name in forms(layout, width == 8)
+            (width, name): form(TurnSettings(layout), x, p, pe.geometric(8))
+            for width, x in inputs.items()
+            for name, form in forms(every, layout, width == 8).items()
         }
 
-    for (width, name), y in turned(every, np.arange(4).reshape(4, 1, 1)).items():
+    for (width, name), y in turned(inputs, np.arange(4).reshape(4, 1, 1)).items():
         bad = ~np.isfinite(np.asarray(y))
         assert bad[1, 2, [3, partner]].all() and bad[1, 2, 8:].all() and bad.sum() == width - 6, (width, name)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", tiered(["bfloat16", "float16"], ["bfloat16"]))
 @pytest.mark.parametrize("last", [False, True])
 def test_words_that_do_not_rotate_keep_their_bits(dtype, last):
     x = np.arange(2**16, dtype=np.uint16).reshape(-1, 4, 16)  # every number and every NaN
@@ -221,36 +255,29 @@ def test_words_that_do_not_rotate_keep_their_bits(dtype, last):
     np.testing.assert_array_equal(np.asarray(y).view(np.uint16)[..., kept], x[..., kept])
 
 
-@functools.cache
-def turned_three_ways(layout, head_axis):
-    """All features, the first 8, and the last 6 backward, in one program."""
-    ways = {}, {"frequencies": 8}, {"frequencies": 6, "part": "last", "inverse": True}
-    turned = functools.partial(pe.rotary, layout=layout, head_axis=head_axis)
-    return jax.jit(lambda x, p: [turned(x, p, **options).astype(jnp.float32) for options in ways])
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", tiered([jnp.float32, jnp.bfloat16], [jnp.bfloat16]))
+@pytest.mark.parametrize("dtype", tiered(["float32", "bfloat16"], ["bfloat16"]))
 @pytest.mark.parametrize("shape", tiered([(2, 9, 1, 16), (9, 1, 5, 16), (1, 9, 1, 16), (3, 1, 1, 16)], [(2, 9, 1, 16)]))
 def test_axes_of_one_change_no_bits(shape, dtype, layout):
     x = normal(*shape)
     x[0, 0, 0, 1], x[-1, -1, -1, 7], x[-1, -1, -1, 2] = np.nan, np.inf, -0.0
     x = x.astype(dtype)
     positions = 1_000_003 * np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape[:2])
-    turned = turned_three_ways(layout, -2)
-    got = turned(x, positions)
+    ways = {}, {"frequencies": 8}, {"frequencies": 6, "part": "last", "inverse": True}
+    rotary = functools.partial(pe.rotary, layout=layout, head_axis=-2)
+    turned = jax.jit(lambda x, p: [rotary(x, p, **options).astype(jnp.float32) for options in ways])
+    got = jax.device_get(turned(x, positions))
     for i, j in np.ndindex(shape[:2]):
-        for one, want in zip(got, turned(x[i, j], positions[i, j]), strict=True):
-            np.testing.assert_array_equal(one[i, j], want)
+        for options, one, want in zip(ways, got, turned(x[i, j], positions[i, j]), strict=True):
+            np.testing.assert_array_equal(one[i, j], want, f"vector {i}, {j}, {options}")
 
 
 def test_an_axis_of_one_that_a_mesh_shards(on_cpu):
     mesh = jax.make_mesh((8, 1), ("d", "m"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
     x = normal(8, 4, 1, 6)
     with jax.set_mesh(mesh):
-        got = jax.jit(functools.partial(pe.rotary, head_axis=-2))(
-            jax.device_put(x, NamedSharding(mesh, P("d", None, "m", None)))
-        )
+        sharded = jax.device_put(x, NamedSharding(mesh, P("d", None, "m", None)))
+        got = jax.jit(functools.partial(pe.rotary, head_axis=-2))(sharded)
         assert jax.typeof(got).sharding.spec == P("d", None, "m", None)
     np.testing.assert_array_equal(got, pe.rotary(x, head_axis=-2))
 

@@ -1,11 +1,15 @@
 """xPos against its formula in float64, and the properties it exists for."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers.quick import quick
+from helpers.tiers import compiled_by, thorough
 from oracles import encodings, rotations, spectra
 from posenc_jax import _xpos
 
@@ -14,11 +18,15 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize(("base", "gamma"), [(512.0, 0.4), (64, 1.0)])
-def test_the_formula(layout, base, gamma):
+@compiled_by(quick)
+@pytest.mark.parametrize(
+    ("layout", "base", "gamma"),
+    [("half", 512.0, 0.4), ("interleaved", 64, 1.0), thorough("half", 64, 1.0), thorough("interleaved", 512.0, 0.4)],
+)
+def test_the_formula(layout, base, gamma, program):
     q, k, p = normal(50, 2, 8), normal(50, 1, 8, seed=1), np.arange(50) * 7 - 100
-    got = pe.xpos(q, k, p, scale_base=base, gamma=gamma, layout=layout, head_axis=-2)
+    xpos = functools.partial(pe.xpos, scale_base=base, gamma=gamma, layout=layout, head_axis=-2)
+    got = program(xpos)(q, k, p)
     for y, x, sign in zip(got, (q, k), (1, -1), strict=True):
         waves = encodings.waves(p[:, None], spectra.geometric(8, 10_000))
         want = rotations.xpos(x, *waves, sign * p[:, None], layout, base, gamma)
@@ -38,57 +46,66 @@ def test_scores_depend_on_the_offset_alone():
     assert np.abs(scores(q, k, p + 1, p) - want).max() > 0.1
 
 
-def test_positions_of_every_kind_count_from_the_origin():
+@compiled_by(jax.jit)
+def test_positions_of_every_kind_count_from_the_origin(program):
     x, p, far = normal(5, 1, 8), np.arange(5), 2_000_000_001
-    want = pe.xpos(x, x, p, head_axis=-2)
-    for y, full in zip(pe.xpos(x, x, (p + 2.5).astype(np.float32), origin=2.5, head_axis=-2), want, strict=True):
-        norms = lambda v: np.linalg.norm(pairs_of(v), axis=-2)  # noqa: E731
-        np.testing.assert_allclose(norms(y), norms(full), rtol=1e-5)  # scaled the same, turned by 2.5 more
-    for y, full in zip(
-        pe.xpos(x, x, (p + 2).astype(np.float32), head_axis=-2), pe.xpos(x, x, p + 2, head_axis=-2), strict=True
-    ):
-        np.testing.assert_array_equal(y, full)
-    known, traced = (
-        pe.xpos(x, x, far + p, origin=far, head_axis=-2),
-        jax.jit(lambda p: pe.xpos(x, x, p, origin=far, head_axis=-2))(jnp.asarray(far + p, jnp.uint32)),
-    )
-    for one, other in zip(known, traced, strict=True):
-        np.testing.assert_array_equal(one, other)
-    # Integers from a float, and floats from an integer, of 63 positions at two billion.
-    for p, origin in ((np.int32(2**31 - 65), np.float32(2**31 - 128)), (np.float32(2**31 - 128), np.int32(2**31 - 65))):
-        query, key = pe.xpos(x[:1], x[:1], p, origin=origin, head_axis=-2)
-        norms = lambda v: np.linalg.norm(pairs_of(v), axis=-2)[0, 0, 0]  # noqa: E731
-        ratio = (0.4 / 1.4) ** (63 / 512)
-        assert norms(query) / norms(x[:1]) == pytest.approx(ratio if origin < p else 1 / ratio, rel=1e-4)
-    # 2³² − 1 positions apart: the query's scale is 0, that of a query before its origin is infinite.
-    ends = 2**31 - 1, -(2**31)
-    one = np.ones((1, 8), np.float32)
-    assert not np.asarray(pe.xpos(one, one, ends[0], origin=ends[1], head_axis=None)[0]).any()
-    assert not np.isfinite(pe.xpos(one, one, ends[1], origin=ends[0], head_axis=None)[0]).all()
+    # 63 positions at two billion, in integers and in floats.
+    more, less = 2**31 - 65, 2**31 - 128
+
+    def turned(x, unsigned):
+        xpos = functools.partial(pe.xpos, x, x, head_axis=-2)
+        return {
+            "integers": xpos(p),
+            "floats from a float": xpos((p + 2.5).astype(np.float32), origin=2.5),
+            "integers + 2": xpos(p + 2),
+            "floats + 2": xpos((p + 2).astype(np.float32)),
+            "signed": xpos(far + p, origin=far),
+            "unsigned": xpos(unsigned, origin=far),
+            "an integer from a float": xpos(np.full(5, more), origin=np.float32(less)),
+            "a float from an integer": xpos(np.full(5, less, np.float32), origin=np.int32(more)),
+            "2³² − 1 after": xpos(np.full(5, 2**31 - 1), origin=-(2**31)),
+            "2³² − 1 before": xpos(np.full(5, -(2**31)), origin=2**31 - 1),
+        }
+
+    y = jax.device_get(program(turned)(x, jax.device_put((far + p).astype(np.uint32))))
+    for of_integers, of_floats in zip(y["integers"], y["floats from a float"], strict=True):
+        np.testing.assert_allclose(norms(of_floats), norms(of_integers), rtol=1e-5)  # scaled alike, turned by 2.5 more
+    np.testing.assert_array_equal(y["floats + 2"], y["integers + 2"])
+    np.testing.assert_array_equal(y["unsigned"], y["signed"])
+    ratio = (0.4 / 1.4) ** (63 / 512)
+    for name, want in (("an integer from a float", ratio), ("a float from an integer", 1 / ratio)):
+        np.testing.assert_allclose((norms(y[name][0]) / norms(x))[..., 0], want, rtol=1e-4, err_msg=name)
+    # The query's scale is 0 that far after its origin, and infinite that far before it.
+    assert not y["2³² − 1 after"][0].any()
+    assert not np.isfinite(y["2³² − 1 before"][0]).all()
 
 
-def pairs_of(x):
-    return np.stack(np.split(np.asarray(x, np.float64), 2, axis=-1), -2)
+def norms(x):
+    """The lengths of the pairs, (..., pairs)."""
+    return np.hypot(*np.split(np.asarray(x, np.float64), 2, axis=-1))
 
 
-def test_a_16_bit_result_is_rounded_once():
-    x = jnp.asarray(normal(64, 2, 16)).astype(jnp.bfloat16)
-    for short, full in zip(
-        pe.xpos(x, x, head_axis=-2), pe.xpos(x.astype(jnp.float32), x.astype(jnp.float32), head_axis=-2), strict=True
-    ):
-        np.testing.assert_array_equal(short, full.astype(jnp.bfloat16))
+@compiled_by(jax.jit)
+def test_a_16_bit_result_is_rounded_once(program):
+    x = normal(64, 2, 16).astype(jnp.bfloat16)
+    turned = program(lambda x: pe.xpos(x, x, head_axis=-2))
+    for short, full in zip(turned(x), turned(x.astype(np.float32)), strict=True):
+        np.testing.assert_array_equal(short, np.asarray(full).astype(jnp.bfloat16))
 
 
-def test_a_cached_key_fits_every_later_query():
+@compiled_by(jax.jit)
+def test_a_cached_key_fits_every_later_query(program):
     # The position decides, not the length of the call.
-    x = normal(100, 2, 16)
-    whole = jax.device_get(pe.xpos(x, x, head_axis=-2))
-    for stop in (1, 7, 50):
-        for part, full in zip(pe.xpos(x[:stop], x[:stop], head_axis=-2), whole, strict=True):
-            np.testing.assert_array_equal(part, full[:stop])
-    query, key = pe.xpos(x[99:], x, 99, key_positions=np.arange(100), head_axis=-2)
-    np.testing.assert_array_equal(query, whole[0][99:])
-    np.testing.assert_array_equal(key, whole[1])
+    x, stops = normal(100, 2, 16), (1, 7, 50)
+    xpos = functools.partial(pe.xpos, head_axis=-2)
+    query, key = jax.device_get(program(xpos)(x, x))
+    in_parts = program(lambda x: [xpos(x[:stop], x[:stop]) for stop in stops])(x)
+    for stop, (part_of_query, part_of_key) in zip(stops, in_parts, strict=True):
+        np.testing.assert_array_equal(part_of_query, query[:stop])
+        np.testing.assert_array_equal(part_of_key, key[:stop])
+    last, keys = xpos(x[99:], x, 99, key_positions=np.arange(100))
+    np.testing.assert_array_equal(last, query[99:])
+    np.testing.assert_array_equal(keys, key)
 
 
 def test_equal_vectors_score_less_the_farther_they_are():
@@ -98,48 +115,56 @@ def test_equal_vectors_score_less_the_farther_they_are():
     assert np.all(np.diff(envelope) < 0)
 
 
-def test_two_to_the_power():
+@compiled_by(jax.jit)
+def test_two_to_the_power(program):
     x = np.concatenate([np.linspace(-126, 128, 100_001)[:-1], [0, 1, -1, 127.99999]]).astype(np.float32)
-    got = np.asarray(jax.jit(_xpos._exp2)(x), np.float64)
-    np.testing.assert_allclose(got, np.exp2(x.astype(np.float64)), rtol=2e-7)
     whole = np.arange(-126, 128, dtype=np.float32)
-    # Not np.exp2, which on some processors is a bit off at 127.
-    np.testing.assert_array_equal(_xpos._exp2(whole), np.ldexp(np.float32(1), whole.astype(np.int32)))
     beyond = np.array([128, 1e9, np.inf, -127, -1e9, -np.inf, np.nan], np.float32)
-    np.testing.assert_array_equal(_xpos._exp2(beyond), [np.inf, np.inf, np.nan, 0, 0, np.nan, np.nan])
+    got = np.asarray(program(_xpos._exp2)(np.concatenate([x, whole, beyond])))
+    got, of_whole, of_beyond = np.split(got, [x.size, x.size + whole.size])
+    np.testing.assert_allclose(got.astype(np.float64), np.exp2(x.astype(np.float64)), rtol=2e-7)
+    # Not np.exp2, which on some processors is a bit off at 127.
+    np.testing.assert_array_equal(of_whole, np.ldexp(np.float32(1), whole.astype(np.int32)))
+    np.testing.assert_array_equal(of_beyond, [np.inf, np.inf, np.nan, 0, 0, np.nan, np.nan])
 
 
 def test_features_beyond_the_width_are_neither_turned_nor_scaled():
     x = normal(5, 2, 10)
-    for y in pe.xpos(x, x, np.arange(500, 505), 4, head_axis=-2):
+    for y in jax.device_get(pe.xpos(x, x, np.arange(500, 505), 4, head_axis=-2)):
         np.testing.assert_array_equal(y[..., 4:], x[..., 4:])
-        assert np.abs(np.asarray(y)[..., :4] - x[..., :4]).max() > 0.1
+        assert np.abs(y[..., :4] - x[..., :4]).max() > 0.1
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [("half", jnp.bfloat16), ("interleaved", jnp.float16), thorough("half", jnp.float16), thorough("interleaved", jnp.bfloat16)],
+)  # fmt: skip
 def test_a_derivative_in_16_bits_is_rounded_once(layout, dtype):
-    x, dy, p = normal(2, 9, 4, 8), jnp.asarray(normal(2, 9, 4, 8, seed=1), dtype), np.arange(9)
+    x, dy, p = normal(2, 9, 4, 8), normal(2, 9, 4, 8, seed=1).astype(dtype), np.arange(9)
     turned = lambda x: pe.xpos(x, x, p, layout=layout, head_axis=-2)[0]  # noqa: E731
     derivative = jax.jit(lambda x, dy: jax.vjp(turned, x)[1](dy)[0])
-    got, want = derivative(x.astype(dtype), dy), derivative(x, dy.astype(jnp.float32))
+    got, want = derivative(x.astype(dtype), dy), derivative(x, dy.astype(np.float32))
     assert got.dtype == dtype
-    np.testing.assert_array_equal(got, want.astype(dtype))
+    np.testing.assert_array_equal(got, np.asarray(want).astype(dtype))
 
 
-def test_dtypes_axes_and_derivatives():
+@compiled_by(jax.jit)
+def test_dtypes_axes_and_derivatives(program):
     x = normal(2, 6, 3, 8)
-    want = pe.xpos(x, x, head_axis=-2)
-    for y, full in zip(pe.xpos(x.astype(jnp.bfloat16), x.astype(jnp.bfloat16), head_axis=-2), want, strict=True):
-        assert y.dtype == jnp.bfloat16
-        np.testing.assert_allclose(np.asarray(y, np.float32), full, rtol=2e-2, atol=2e-2)
     moved = np.moveaxis(x, 2, 1)
-    for y, full in zip(pe.xpos(moved, moved, head_axis=-3), want, strict=True):
-        np.testing.assert_array_equal(np.moveaxis(np.asarray(y), 1, 2), full)
-    # Linear in the query: the derivative of ⟨y(x), c⟩ at any x gives back ⟨y(x), c⟩ on x.
     c = normal(2, 6, 3, 8, seed=2)
+    # Linear in the query: the derivative of ⟨y(x), c⟩ at any x gives back ⟨y(x), c⟩ on x.
     product = lambda x: jnp.vdot(pe.xpos(x, x, head_axis=-2)[0], c)  # noqa: E731
-    value, slope = jax.jit(jax.value_and_grad(product))(x)
+
+    def turned(x, short, moved):
+        by_axis = pe.xpos(x, x, head_axis=-2), pe.xpos(moved, moved, head_axis=-3)
+        return *by_axis, pe.xpos(short, short, head_axis=-2), jax.value_and_grad(product)(x)
+
+    want, of_moved, of_short, (value, slope) = jax.device_get(program(turned)(x, x.astype(jnp.bfloat16), moved))
+    for full, y, short in zip(want, of_moved, of_short, strict=True):
+        np.testing.assert_array_equal(np.moveaxis(y, 1, 2), full)
+        assert short.dtype == jnp.bfloat16
+        np.testing.assert_allclose(short.astype(np.float32), full, rtol=2e-2, atol=2e-2)
     np.testing.assert_allclose(np.vdot(slope, x), value, rtol=1e-5)
 
 
