@@ -40,12 +40,9 @@ def loss_of(f):
 
 
 def derivatives(f, order=2):
-    """Results, tangents and gradients, and in the second order the Hessian along a direction."""
+    """Results, tangents and gradients; with the second order, the Hessian along a direction too."""
     gradient = jax.grad(loss_of(f), ALL)
     return lambda x, v: (*jax.jvp(f, x, v), *([gradient(*x)] if order == 1 else jax.jvp(gradient, x, v)))
-
-
-ORDERS = [1, thorough(2)]
 
 
 def mesh_of(kind, shape=(2, 2)):
@@ -72,9 +69,14 @@ def placed(mesh, arrays, specs):
     return tuple(jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, specs, strict=True))
 
 
-@pytest.mark.parametrize("kind", [AxisType.Explicit, thorough(AxisType.Auto)], ids=str)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("layout", tiered(LAYOUTS, ["whole parameters"]))
+KINDS = AxisType.Explicit, AxisType.Auto
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "order"),
+    [("whole parameters", KINDS[0], 1), *(thorough(layout, kind, 2) for layout in LAYOUTS for kind in KINDS)],
+    ids=str,
+)
 def test_on_a_mesh(layout, kind, order):
     specs, shapes = LAYOUTS[layout]
     mesh = mesh_of(kind)
@@ -149,8 +151,7 @@ def inside(layout):
     return jax.shard_map(local, mesh=mesh_of(AxisType.Auto), in_specs=specs, out_specs=(rows, rows))
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("layout", tiered(MANUAL, ["queries and heads"]))
+@pytest.mark.parametrize(("layout", "order"), [("queries and heads", 1), *(thorough(layout, 2) for layout in MANUAL)])
 def test_derivatives_of_shard_map(layout, order):
     got = quick(derivatives(inside(layout), order))(drawn(0), drawn(1))
     check(got, on_one_device(drawn(0), drawn(1))[: 2 + order], 2e-5, "one device")
