@@ -31,7 +31,12 @@ def _less() -> dict[str, Any]:
             return False
         return True
 
-    wanted = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    # The last keeps XLA from splitting each loop over threads.
+    wanted = {
+        "xla_backend_optimization_level": 0,
+        "xla_cpu_use_fusion_emitters": False,  # gone in JAX 0.12
+        "xla_cpu_multi_thread_eigen": False,
+    }
     return {option: value for option, value in wanted.items() if known(option, value)}
 
 
