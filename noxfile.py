@@ -191,11 +191,11 @@ def minimums(session: nox.Session) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Both tiers of tests on tonight's JAX and Flax and the newest NumPy, released or not; needs the network."""
+    """Both tiers of tests, compiled as users do, on tonight's JAX and Flax and the newest NumPy; needs the network."""
     session.install(*TESTED)
     session.install("-U", "--pre", "jax", "jaxlib", "numpy", "--extra-index-url", JAX_NIGHTLY)
     session.install("-U", "flax @ git+https://github.com/google/flax")
-    parallel(session, "-m", "")
+    parallel(session, "-m", "", POSENC_TEST_OPTIMIZED="1")
 
 
 @nox.session
