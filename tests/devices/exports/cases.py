@@ -87,8 +87,14 @@ def cases():
     """name → (function, its arguments, their shapes when exported, whether the last has a derivative)."""
     (n,), (m, k) = export.symbolic_shape("n"), export.symbolic_shape("m, k")
     struct = jax.ShapeDtypeStruct
+    in_float32 = lambda f: lambda p, x: f(p, x).astype(jnp.float32)  # noqa: E731 - a file of NumPy has no bfloat16
     every = {
-        name: (f, (p, of_positions.X), (struct((n,), p.dtype), struct((n, DIM), jnp.float32)), "xpos" not in name)
+        name: (
+            in_float32(f),
+            (p, of_positions.X),
+            (struct((n,), p.dtype), struct((n, DIM), jnp.float32)),
+            "xpos" not in name,
+        )
         for name, (f, p) in of_positions.CASES.items()
     }
     for name, (f, arguments, axes, derivative) in others().items():
