@@ -6,7 +6,6 @@ import collections
 import os
 from collections.abc import Iterator
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,15 +25,6 @@ def print_what_was_tried() -> Iterator[None]:
     """Imported by the modules of hostile input."""
     yield
     print("\ntried:", dict(TRIED))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def whole_tracebacks() -> Iterator[None]:
-    """Filtering the traceback of an error that leaves a trace takes JAX ten times as long as the call."""
-    filtering = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", "off")
-    yield
-    jax.config.update("jax_traceback_filtering", filtering)
 
 
 def profile(examples: int, default: int | None = None) -> settings:

@@ -22,7 +22,7 @@ from jax.experimental import checkify
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from helpers.hostile import EDGES, FLOATS, MANY, THOROUGH, TRIED, print_what_was_tried, profile, whole_tracebacks  # noqa: F401 (fixtures)
+from helpers.hostile import EDGES, FLOATS, MANY, THOROUGH, TRIED, print_what_was_tried, profile  # noqa: F401 (fixtures)
 from helpers.quick import quick
 from helpers.tiers import tiered
 from oracles import biases, spectra

@@ -70,9 +70,15 @@ def assert_same(name, got, want):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("last", "backward", "dim", "heads"), [(False, False, 16, 4), (True, True, 6, 4), (False, True, 6, 1)]
+    ("dtype", "last", "backward", "dim", "heads"),
+    [
+        ("float32", False, False, 16, 4),
+        ("float32", False, True, 6, 1),
+        ("bfloat16", True, True, 6, 4),
+        *(thorough("float32", True, True, 6, 4), thorough("bfloat16", False, False, 16, 4)),
+        thorough("bfloat16", False, True, 6, 1),
+    ],
 )
 def test_every_form_computes_the_same(layout, dtype, last, backward, dim, heads):
     x, settings, frequencies = vectors(heads, dtype), TurnSettings(layout, last, backward), pe.geometric(dim)
