@@ -83,7 +83,7 @@ def positions(draw: Draw, *shape: int) -> np.ndarray:
     if kind == 2:
         return draw.integers(0, 255, shape).astype(np.uint8)
     scale = 1000 if kind == 3 else 1e6
-    return (draw.standard_normal(shape) * scale).astype(np.float32 if kind == 3 else ml_dtypes.bfloat16)
+    return (draw.standard_normal(shape) * scale).astype(np.float32)
 
 
 def spectrum(draw: Draw, width: int, arrays: bool = True) -> Any:
