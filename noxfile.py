@@ -210,7 +210,8 @@ def device(session: nox.Session) -> None:
     install(session, *TESTED, f"jax[{extra}]")
     # One process holds the device; tests of several devices take those of the CPU. A GPU multiplies float32 matrices in
     # TF32 unless it is told not to, and the tests compare with float32.
-    pytest(session, "-m", "", JAX_PLATFORMS=f"{platform},cpu", JAX_DEFAULT_MATMUL_PRECISION="highest")
+    environment = {"JAX_PLATFORMS": f"{platform},cpu", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+    pytest(session, "-m", "", POSENC_TEST_OPTIMIZED="1", **environment)
 
 
 @nox.session

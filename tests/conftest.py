@@ -21,7 +21,7 @@ COMPILED = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / "build" / "com
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_traceback_filtering", "off")  # it takes JAX ten times as long as a call that raises
+jax.config.update("jax_traceback_filtering", "off")  # filtering takes ten times as long as the call that raises
 if os.environ.get("POSENC_TEST_X64") == "1":
     jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_compilation_cache_dir", COMPILED)
@@ -45,6 +45,7 @@ class Announcer:
 @pytest.hookimpl(trylast=True)  # after the terminal reporter is there
 def pytest_configure(config):
     tiers.both = not config.option.markexpr
+    quick.optimized = quick.ALWAYS or tiers.both  # what a module compiles once serves its default tests
     config.pluginmanager.register(Programs(Path(COMPILED)).listen())
     if terminal := config.pluginmanager.get_plugin("terminalreporter"):  # a worker has none
         config.pluginmanager.register(Announcer(terminal))
@@ -67,7 +68,7 @@ def drawn_anew(request):
 
 @pytest.fixture(autouse=True)
 def as_users_compile(request):
-    """Where both tiers run, what the default runs too."""
+    """Default tests compile as users do if both tiers run; see `helpers/quick.py`."""
     quick.optimized = quick.ALWAYS or (tiers.both and not request.node.get_closest_marker("thorough"))
 
 

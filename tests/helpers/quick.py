@@ -1,8 +1,8 @@
-"""Options with which XLA:CPU compiles in a third of the time: the same HLO, less optimized machine code.
+"""Options with which XLA:CPU compiles in a third to a half of the time, to less optimized machine code.
 
 For tests whose subject is the HLO (collectives, shardings, temporaries, work) or values within a tolerance. In
-`nox -s tests_all` what the default tier runs too compiles as users do, and the thorough cases with these options; with
-POSENC_TEST_OPTIMIZED=1 all compiles as users do.
+`nox -s tests_all` only the thorough cases compile with these options, and the default tests compile as users do.
+POSENC_TEST_OPTIMIZED=1 makes every test compile as users do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 ALWAYS = os.environ.get("POSENC_TEST_OPTIMIZED") == "1"
-optimized = ALWAYS  # `conftest.py` sets it for each test
+optimized = ALWAYS  # `conftest.py` sets it, for imports and then for each test
 
 
 @functools.cache
@@ -31,17 +31,16 @@ def _less() -> dict[str, Any]:
             return False
         return True
 
-    # The last keeps XLA from splitting each loop over threads.
     wanted = {
         "xla_backend_optimization_level": 0,
         "xla_cpu_use_fusion_emitters": False,  # gone in JAX 0.12
-        "xla_cpu_multi_thread_eigen": False,
+        "xla_cpu_multi_thread_eigen": False,  # a third less to compile on JAX 0.12
     }
     return {option: value for option, value in wanted.items() if known(option, value)}
 
 
 def compiler_options() -> dict[str, Any]:
-    """Those of the test that runs."""
+    """The options of the test that runs."""
     return {} if optimized else _less()
 
 

@@ -174,22 +174,23 @@ class OnDevice(Compiled):
         return [math.prod(map(int, filter(None, n.split(",")))) for t in types for n in re.findall(r"\[([\d,]*)\]", t)]
 
 
-def compile_and_run(f, *arrays, options=None):
+def compile_and_run(f, *arrays):
     """What the compiler made of it, and its results."""
-    compiled = jax.jit(f).lower(*arrays).compile(compiler_options=options)
+    compiled = quick(f).lower(*arrays).compile()
     costs, temporaries = compiled.cost_analysis(), compiled.memory_analysis().temp_size_in_bytes
     work = costs.get("flops", 0.0) + costs.get("transcendentals", 0.0)
     return OnDevice(compiled.as_text(), temporaries, 0, work=work), compiled(*arrays)
 
 
 def on_one(name):
-    return _on_one(name, tuple(compiler_options().items()))  # bits are compared: those of the other devices' options
+    """On one device, compiled with the options of the test that runs, because bits are compared."""
+    return compiled_on_one(name, tuple(compiler_options()))
 
 
 @functools.cache
-def _on_one(name, options):
+def compiled_on_one(name, options):  # options are part of the key alone
     function, arguments, _ = (CASES | FORMS)[name]
-    compiled, results = compile_and_run(function, *(x for x, _ in arguments), options=dict(options))
+    compiled, results = compile_and_run(function, *(x for x, _ in arguments))
     return compiled, jax.tree.map(np.asarray, results)
 
 
@@ -201,7 +202,7 @@ def on_many(name, mode, shape):
     elif mode != "explicit":
         function = jax.jit(function, out_shardings=NamedSharding(mesh, out))
     with jax.set_mesh(mesh):
-        compiled, results = compile_and_run(function, *put(mesh, arguments), options=compiler_options())
+        compiled, results = compile_and_run(function, *put(mesh, arguments))
     for y in jax.tree.leaves(results):  # on Explicit axes by JAX's rules, which each operation must follow
         assert y.sharding.is_equivalent_to(NamedSharding(mesh, out), y.ndim)
     return compiled, results
@@ -287,7 +288,7 @@ def test_control_a_table_of_the_global_length_is_caught():
     mesh = mesh_of(kinds=MANY["explicit"])
     with jax.set_mesh(mesh):
         turned = partial(pe.rotary, head_axis=-2)
-        compiled, _ = compile_and_run(turned, *put(mesh, [(Q, HEADED), (COUNT, P())]), options=compiler_options())
+        compiled, _ = compile_and_run(turned, *put(mesh, [(Q, HEADED), (COUNT, P())]))
     with pytest.raises(AssertionError):
         check_local(compiled, on_one("rotary, half")[0], 2)
 
@@ -362,13 +363,13 @@ def test_derivatives_by_parameters(name, modes):
     f, arguments = LEARNED[name]
     parameter, spec = arguments[-1]
     gradient = by_last(f)
-    whole, want = compile_and_run(gradient, *(x for x, _ in arguments), options=compiler_options())
+    whole, want = compile_and_run(gradient, *(x for x, _ in arguments))
     for mode in modes:
         mesh = mesh_of(kinds=MANY[mode])
         if mode == "shard_map":  # by what is one for all devices but those along the heads
             gradient = jax.shard_map(gradient, mesh=mesh, in_specs=tuple(spec for _, spec in arguments), out_specs=spec)
         with jax.set_mesh(mesh):
-            compiled, got = compile_and_run(gradient, *put(mesh, arguments), options=compiler_options())
+            compiled, got = compile_and_run(gradient, *put(mesh, arguments))
         assert set(compiled.collectives[0]) == {"all-reduce"}
         # The parameter's own sums alone, before or after pairs are made of features; here those of waves of keys too.
         few = BATCH // 2 * KEYS * DIM if name == "sandwich" else 0
@@ -448,7 +449,7 @@ def test_attention_over_batch_and_heads(mode, along, once):
     if mode == "shard_map":
         f = jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=(specs[0], ONE))
     with jax.set_mesh(mesh):
-        compiled, got = compile_and_run(f, *put(mesh, zip(x, specs, strict=True)), options=compiler_options())
+        compiled, got = compile_and_run(f, *put(mesh, zip(x, specs, strict=True)))
     assert compiled.collectives == (["all-reduce"], once)
     # A slope's derivative is a sum of 16,384 products with distances up to 63.
     for name, a, b, bound in zip(("result", "slopes"), got, want, (2e-6, 1e-3), strict=True):
@@ -464,7 +465,7 @@ def test_attention_alone_sends_nothing(mode):
     if mode == "shard_map":
         f = jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=specs[0])
     with jax.set_mesh(mesh):
-        compiled, got = compile_and_run(f, *put(mesh, zip(x, specs, strict=True)), options=compiler_options())
+        compiled, got = compile_and_run(f, *put(mesh, zip(x, specs, strict=True)))
     assert compiled.collectives == ([], [])
     assert_within(got, want, 1e-4 * np.abs(want) + 2e-6, against="one device")
 
@@ -575,9 +576,7 @@ def test_rings_over_batch_and_heads():
     parts, order = sharded(packed(), 2)
     with jax.set_mesh(mesh):
         f = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=HEADED)
-        compiled, got = compile_and_run(
-            f, *put(mesh, zip([*parts, SLOPES[:4]], specs, strict=True)), options=compiler_options()
-        )
+        compiled, got = compile_and_run(f, *put(mesh, zip([*parts, SLOPES[:4]], specs, strict=True)))
     assert set(compiled.collectives[0]) == {"collective-permute"}
     want = np.asarray(quick(example().alone(pe.alibi))(*packed(), SLOPES[:4]))
     assert_within(got, want[:, order], 2e-6, against="one device")
@@ -599,7 +598,7 @@ def test_derivatives_of_a_ring_under_learned_biases():
         return jax.grad(total, (0, 1))
 
     ring = gradients(example().sharded(ring_of(4), learned), *parts[3:])
-    compiled, (of_parts, got) = compile_and_run(ring, tuple(parts[:3]), parameters, options=compiler_options())
+    compiled, (of_parts, got) = compile_and_run(ring, tuple(parts[:3]), parameters)
     of_arrays, want = quick(gradients(example().alone(learned), *arrays[3:]))(arrays[:3], parameters)
     for name, a, b in zip(("queries", "keys", "values"), of_parts, of_arrays, strict=True):
         b = np.asarray(b)[:, place]
@@ -634,7 +633,7 @@ def test_memory_of_a_ring_grows_with_a_device_s_part():
         x, row = (jax.ShapeDtypeStruct(s, t) for s, t in (((1, devices * local, 1, 64), np.float32), ((devices * local,), np.int32)))  # fmt: skip
         f = example().sharded(ring_of(devices), BIASES["none"])
         g = lambda q, k, v, dy, *rows: jax.vjp(lambda *qkv: f(*qkv, *rows), q, k, v)[1](dy)  # noqa: E731
-        compiled = jax.jit(g).lower(x, x, x, x, row, row).compile(compiler_options=compiler_options())
+        compiled = quick(g).lower(x, x, x, x, row, row).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert held(8, 4096) <= 2 * held(2, 2048)  # with its length, and not with that of the sequence
