@@ -69,7 +69,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def tests_all(session: nox.Session) -> None:
-    """All tests, 18 minutes: the thorough ones too."""
+    """All tests, 20 to 30 minutes: the thorough ones too."""
     install(session, *TESTED)
     parallel(session, "-m", "")
 
