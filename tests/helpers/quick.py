@@ -35,6 +35,7 @@ def _less() -> dict[str, Any]:
         "xla_backend_optimization_level": 0,
         "xla_cpu_use_fusion_emitters": False,  # gone in JAX 0.12
         "xla_cpu_multi_thread_eigen": False,  # a third less to compile on JAX 0.12
+        "xla_cpu_parallel_codegen_split_count": 1,  # a fifth less on JAX 0.10
     }
     return {option: value for option, value in wanted.items() if known(option, value)}
 

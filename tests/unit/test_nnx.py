@@ -111,20 +111,27 @@ def test_rotary_has_no_state():
 def test_rotary_stands_where_rope_of_flax_does():
     ours, theirs = RotaryEncoding(8, head_axis=None), nnx.RoPE()
     q, k, v = np.random.default_rng(2).normal(size=(3, 2, 5, 3, 8)).astype(np.float32)
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        np.testing.assert_allclose(ours(X), theirs(X), atol=2e-6)
-        positions = jnp.array([7.0, 3.0, 0.0, 20.0, 1.0])
-        np.testing.assert_allclose(ours(X, positions), theirs(X, positions), atol=1e-5)
-        attend = functools.partial(nnx.dot_product_attention_with_rope, q, k, v, is_causal=True)
-        np.testing.assert_allclose(attend(rope=ours), attend(rope=theirs), atol=2e-6)
-        settings = {"num_heads": 2, "in_features": 16, "decode": False}
-        fn = nnx.dot_product_attention_with_rope
-        x = np.concatenate([X, X[::-1]], axis=-1)
-        one, two = (
-            nnx.MultiHeadAttention(**settings, attention_fn=functools.partial(fn, rope=rope), rngs=nnx.Rngs(0))(x)
+    positions = np.array([7.0, 3.0, 0.0, 20.0, 1.0], np.float32)
+    fn = nnx.dot_product_attention_with_rope
+    x = np.concatenate([X, X[::-1]], axis=-1)
+
+    @quick
+    def both():
+        def layer(rope):
+            with_it = functools.partial(fn, rope=rope)
+            return nnx.MultiHeadAttention(2, 16, decode=False, attention_fn=with_it, rngs=nnx.Rngs(0))(x)
+
+        return [
+            (rope(X), rope(X, jnp.asarray(positions)), fn(q, k, v, rope=rope, is_causal=True), layer(rope))
             for rope in (ours, theirs)
-        )
-    np.testing.assert_allclose(one, two, atol=2e-6)
+        ]
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        (one, at, attended, inside), (one_, at_, attended_, inside_) = both()
+    np.testing.assert_allclose(one, one_, atol=2e-6)
+    np.testing.assert_allclose(at, at_, atol=1e-5)
+    np.testing.assert_allclose(attended, attended_, atol=2e-6)
+    np.testing.assert_allclose(inside, inside_, atol=2e-6)
 
 
 @NO_ROPE
@@ -134,16 +141,21 @@ def test_positions_through_the_attention_of_flax(heads, positions):
     """Flax 0.12.12 maps over the wrong axis of input_positions and raises; it is not for us to give another answer."""
     q, k, v = jnp.asarray(np.random.default_rng(2).normal(size=(3, 2, 5, heads, 8)).astype(np.float32))
     rope = RotaryEncoding(8, head_axis=None)
-    want = nnx.dot_product_attention(pe.rotary(q, positions, head_axis=-2), pe.rotary(k, positions, head_axis=-2), v)
+    over_heads = jax.vmap(rope, in_axes=(-2, None), out_axes=-2)
+
+    def attended(rotate):
+        return lambda q, k, v, positions: nnx.dot_product_attention(rotate(q, positions), rotate(k, positions), v)
+
+    operands = q, k, v, jnp.asarray(positions)
+    want = quick(attended(functools.partial(pe.rotary, head_axis=-2)))(*operands)
+    with_positions = functools.partial(nnx.dot_product_attention_with_rope, rope=rope)
     try:
-        got = nnx.dot_product_attention_with_rope(q, k, v, rope=rope, input_positions=jnp.asarray(positions))
+        got = quick(lambda q, k, v, p: with_positions(q, k, v, input_positions=p))(*operands)
     except (ValueError, IndexError):
         pass
     else:
         np.testing.assert_allclose(got, want, atol=1e-6)
-    over_heads = jax.vmap(rope, in_axes=(-2, None), out_axes=-2)
-    q, k = over_heads(q, jnp.asarray(positions)), over_heads(k, jnp.asarray(positions))
-    np.testing.assert_allclose(nnx.dot_product_attention(q, k, v), want, atol=1e-6)
+    np.testing.assert_allclose(quick(attended(over_heads))(*operands), want, atol=1e-6)
 
 
 def test_only_the_table_is_learned():
