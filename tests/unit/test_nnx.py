@@ -112,26 +112,17 @@ def test_rotary_stands_where_rope_of_flax_does():
     ours, theirs = RotaryEncoding(8, head_axis=None), nnx.RoPE()
     q, k, v = np.random.default_rng(2).normal(size=(3, 2, 5, 3, 8)).astype(np.float32)
     positions = np.array([7.0, 3.0, 0.0, 20.0, 1.0], np.float32)
-    fn = nnx.dot_product_attention_with_rope
     x = np.concatenate([X, X[::-1]], axis=-1)
 
-    @quick
-    def both():
-        def layer(rope):
-            with_it = functools.partial(fn, rope=rope)
-            return nnx.MultiHeadAttention(2, 16, decode=False, attention_fn=with_it, rngs=nnx.Rngs(0))(x)
-
-        return [
-            (rope(X), rope(X, jnp.asarray(positions)), fn(q, k, v, rope=rope, is_causal=True), layer(rope))
-            for rope in (ours, theirs)
-        ]
+    def used(rope):
+        attend = functools.partial(nnx.dot_product_attention_with_rope, rope=rope)
+        layer = nnx.MultiHeadAttention(2, 16, decode=False, attention_fn=attend, rngs=nnx.Rngs(0))
+        return rope(X), rope(X, jnp.asarray(positions)), attend(q, k, v, is_causal=True), layer(x)
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        (one, at, attended, inside), (one_, at_, attended_, inside_) = both()
-    np.testing.assert_allclose(one, one_, atol=2e-6)
-    np.testing.assert_allclose(at, at_, atol=1e-5)
-    np.testing.assert_allclose(attended, attended_, atol=2e-6)
-    np.testing.assert_allclose(inside, inside_, atol=2e-6)
+        got, want = quick(lambda: (used(ours), used(theirs)))()
+    for one, other, bound in zip(got, want, [2e-6, 1e-5, 2e-6, 2e-6], strict=True):
+        np.testing.assert_allclose(one, other, atol=bound)
 
 
 @NO_ROPE
@@ -143,19 +134,20 @@ def test_positions_through_the_attention_of_flax(heads, positions):
     rope = RotaryEncoding(8, head_axis=None)
     over_heads = jax.vmap(rope, in_axes=(-2, None), out_axes=-2)
 
-    def attended(rotate):
-        return lambda q, k, v, positions: nnx.dot_product_attention(rotate(q, positions), rotate(k, positions), v)
+    @quick
+    def attended(q, k, v, traced):
+        at = lambda rotate, p: nnx.dot_product_attention(rotate(q, p), rotate(k, p), v)  # noqa: E731
+        return at(functools.partial(pe.rotary, head_axis=-2), positions), at(over_heads, traced)
 
-    operands = q, k, v, jnp.asarray(positions)
-    want = quick(attended(functools.partial(pe.rotary, head_axis=-2)))(*operands)
+    want, mapped = attended(q, k, v, jnp.asarray(positions))
+    np.testing.assert_allclose(mapped, want, atol=1e-6)
     with_positions = functools.partial(nnx.dot_product_attention_with_rope, rope=rope)
     try:
-        got = quick(lambda q, k, v, p: with_positions(q, k, v, input_positions=p))(*operands)
+        got = quick(lambda *qkv: with_positions(*qkv, input_positions=jnp.asarray(positions)))(q, k, v)
     except (ValueError, IndexError):
         pass
     else:
         np.testing.assert_allclose(got, want, atol=1e-6)
-    np.testing.assert_allclose(quick(attended(over_heads))(*operands), want, atol=1e-6)
 
 
 def test_only_the_table_is_learned():
