@@ -23,7 +23,9 @@ from reference import markdown, processor, progress, slug
 
 import posenc_jax as pe
 from posenc_jax import _turn_forms, _xla
-from posenc_jax._turn_forms import TurnSettings
+from posenc_jax._pairs import Rotation, TurnSettings
+from posenc_jax._turn_forms import form_of
+from posenc_jax._waves import Angles
 
 FORMS = (
     _turn_forms.reference,
@@ -67,10 +69,13 @@ def functions_of(platform, shape, dim, layout, dtype):
     """Each form by name, the shape of its positions, and the name of the form that is taken."""
     rows = (shape[0], 1, 1, 1) if shape[1] == 1 else (1, shape[1], 1, 1)  # a decode step, or a sequence
     settings, frequencies, target = TurnSettings(layout), pe.geometric(dim), _xla.TARGETS[platform]
-    case = _turn_forms.case_of(settings, jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32), frequencies)
-    taken = next(form for holds, form in _turn_forms.FORMS[platform] if holds(case)).__name__
+
+    def rotation(x, positions):
+        return Rotation(settings, x, Angles(positions, frequencies), target).broadcast()
+
+    taken = form_of(platform, rotation(jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32))).__name__
     functions = {
-        form.__name__: lambda x, p, form=form: form(settings, x, p, frequencies, target)
+        form.__name__: lambda x, p, form=form: form(rotation(x, p))
         for form in FORMS
         if fits(form, settings, shape, dim, dtype)
     }

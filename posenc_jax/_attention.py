@@ -17,6 +17,7 @@ from posenc_jax import _checks, _mesh, _tile_arguments
 from posenc_jax._arrays import align
 from posenc_jax._blockwise import attend
 from posenc_jax._checks import InvalidType, public
+from posenc_jax._primitive import retyped, varying
 from posenc_jax._tiles import Operands, Settings, Side, grid
 
 
@@ -221,7 +222,7 @@ def attention(
     q, k, v = (x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
     # Makes all operands vary along the same manual axes; the transpose sums their cotangents over these axes once.
     x = Operands(q, k, v, sinks, sides, ())
-    axes = frozenset().union(*map(_mesh.varying, jax.tree.leaves(x)))
+    axes = frozenset().union(*map(varying, jax.tree.leaves(x)))
     x = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x)
     if bias is not None:
         settings, x = _trace_bias(settings, bias, x)
@@ -261,7 +262,7 @@ def _trace_bias(settings: Settings, bias: Callable[..., Any], x: Operands) -> tu
     """Traces the bias to a jaxpr. Returns the settings with it, and the operands with the arrays it closes over."""
     positions = [jax.typeof(side.positions) for side in x.sides]
     sizes = [grid(settings.block_size, p.shape[-1])[1] for p in positions]
-    tiles = [p.update(shape=(*p.shape[:-1], n), weak_type=False) for p, n in zip(positions, sizes, strict=True)]
+    tiles = [retyped(p, (*p.shape[:-1], n)) for p, n in zip(positions, sizes, strict=True)]
     with _checks.callback():
         traced = jax.make_jaxpr(bias)(*tiles)
     outputs: Any = traced.out_avals
@@ -274,10 +275,10 @@ def _trace_bias(settings: Settings, bias: Callable[..., Any], x: Operands) -> tu
     want = PartitionSpec(batch, heads, None, None)
     _tile_arguments.sharded_like("a tile of bias", outputs[0].sharding.spec, "query", want)
     # What is added to scores makes them vary. The positions stay as they are in the jaxpr.
-    axes = frozenset().union(*map(_mesh.varying, (x.query, *arrays)))
+    axes = frozenset().union(*map(varying, (x.query, *arrays)))
     varied = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x._replace(sides=None))
     # Only tracers can have a derivative. For parameters that do not vary along all axes, a tile sums cotangents over
     # devices, so no device may skip it.
     learned = [a for a in arrays if isinstance(a, Tracer) and jnp.issubdtype(a.dtype, jnp.floating)]
-    skips = settings.skips and all(_mesh.varying(a) == axes for a in learned)
+    skips = settings.skips and all(varying(a) == axes for a in learned)
     return settings._replace(skips=skips, bias=traced.jaxpr), varied._replace(sides=x.sides, arrays=arrays)

@@ -27,10 +27,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from posenc_jax import _tiles
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._operation import operation
+from posenc_jax._primitive import retyped
 from posenc_jax._tiles import Operands, Settings
 
 
@@ -38,10 +40,9 @@ def _types(settings: Settings, *leaves: Any) -> list[Any]:
     """The types of o (batch, queries, heads, value_dim), and of t and m (batch, queries, heads)."""
     x: Operands = settings.tree.unflatten(leaves)
     query, dtype = x.query, compute_dtype(x.query)
-    spec = query.sharding.spec
-    out = query.update(shape=(*query.shape[:-1], x.value.shape[-1]))
-    rows = query.sharding.update(spec=spec.update(partitions=tuple(spec)[:-1]))
-    sums = query.update(shape=query.shape[:-1], dtype=dtype, sharding=rows)
+    rows = NamedSharding(query.sharding.mesh, PartitionSpec(*query.sharding.spec[:-1]))
+    out = retyped(query, (*query.shape[:-1], x.value.shape[-1]))
+    sums = retyped(query, query.shape[:-1], dtype=dtype, sharding=rows)
     return [out, sums, sums]
 
 

@@ -168,5 +168,5 @@ def _timestep_embedding(
 ) -> jax.Array:
     first = np.arange(frequencies.dim) < frequencies.num_pairs
     quarter = np.where(first, int(flip), int(not flip))
-    embedding = _waves.features(timesteps, frequencies, "half", quarter).astype(dtype)
+    embedding = _waves.features(_waves.Angles(timesteps, frequencies), "half", quarter).astype(dtype)
     return jnp.pad(embedding, [(0, 0)] * (embedding.ndim - 1) + [(0, odd)])

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from posenc_jax._primitive import varying
+
 
 def sharding(spec: Iterable[Any], *arrays: jax.Array) -> NamedSharding | None:
     """`NamedSharding` of `spec` on the arrays' mesh if it has Explicit axes, else None."""
@@ -54,11 +56,6 @@ def spec_of_keys(x: jax.Array, query: jax.Array) -> PartitionSpec:
 def resharded(x: jax.Array, spec: PartitionSpec, *like: jax.Array) -> jax.Array:
     """`x` sharded by `spec` on the Explicit axes of the mesh of other arrays."""
     return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, sharding(spec, *like))
-
-
-def varying(x: jax.Array) -> frozenset[Any]:
-    """The manual axes of a mesh along which x varies."""
-    return jax.typeof(x).manual_axis_type.varying
 
 
 def vary(x: jax.Array, axes: frozenset[Any]) -> jax.Array:

@@ -11,16 +11,17 @@ $f$ and its tangent are primitives of JAX. `jax.vmap` records which operands it 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad, batching, mlir
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from posenc_jax._xla import Primitive, compiled
+from posenc_jax._primitive import differentiated, primitive, retyped, set_jvp, set_transpose
+from posenc_jax._xla import compiled
 
 Program = Callable[..., Sequence[Any]]
 _STATIC = "settings", "levels", "moving"
@@ -59,25 +60,18 @@ def operation(name: str, *, types: Program, compute: Program, tangent: Program, 
     derivative = _primitive(f"{name}_derivative", types_of_tangent, compute_tangent)
 
     def jvp(primals: Any, tangents: Any, *, settings: Any, levels: tuple[Level, ...]) -> tuple[Any, Any]:
-        moving = tuple(not isinstance(t, ad.Zero) for t in tangents)
-        moved = [t for t in tangents if not isinstance(t, ad.Zero)]
+        moving, moved = tuple(t is not None for t in tangents), [t for t in tangents if t is not None]
         y = function.bind(*primals, settings=settings, levels=levels)
         moved_axes = [[axis for axis, moves in zip(of.axes, moving, strict=True) if moves] for of in levels]
         levels = tuple(
             of._replace(axes=(*of.axes, *(0 for _ in y), *axes)) for of, axes in zip(levels, moved_axes, strict=True)
         )
         dy = derivative.bind(*primals, *y, *moved, settings=settings, levels=levels, moving=moving)
-        return y, [*dy, ad.Zero(jax.typeof(y[-1]).to_tangent_aval())]
+        return y, [*dy, None]
 
     def jvp_of_derivative(primals: Any, tangents: Any, *, settings: Any, **static: Any) -> tuple[Any, Any]:
-        # Differentiates the program: to differentiate its primitive, JAX would call this rule again.
-        moved = {i: t for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)}
-
-        def program(*values: Any) -> Sequence[Any]:
-            x = dict(enumerate(primals)) | dict(zip(moved, values, strict=True))
-            return _run(compute_tangent, settings, *x.values(), **static)
-
-        return jax.jvp(program, [primals[i] for i in moved], list(moved.values()))
+        program = functools.partial(_run, compute_tangent, settings, **static)
+        return differentiated(program, primals, tangents)
 
     @compiled(f"{name}_transpose", static_argnames=_STATIC)
     def run_transpose(
@@ -93,12 +87,11 @@ def operation(name: str, *, types: Program, compute: Program, tangent: Program, 
 
     def transposed(cotangents: Any, *x: Any, moving: tuple[bool, ...], **static: Any) -> list[Any]:
         known = x[: len(x) - sum(moving)]
-        return [None] * len(known) + list(
-            run_transpose(known, [*map(ad.instantiate_zeros, cotangents)], moving=moving, **static)
-        )
+        return [None] * len(known) + list(run_transpose(known, cotangents, moving=moving, **static))
 
-    ad.primitive_jvps.update({function: jvp, derivative: jvp_of_derivative})
-    ad.primitive_transposes[derivative] = transposed
+    set_jvp(function, jvp)
+    set_jvp(derivative, jvp_of_derivative)
+    set_transpose(derivative, transposed)
     return lambda settings, *operands: function.bind(*operands, settings=settings, levels=())
 
 
@@ -110,16 +103,10 @@ def _groups(x: Sequence[Any], moving: tuple[bool, ...]) -> tuple[Sequence[Any], 
 
 def _primitive(name: str, types: Program, program: Program) -> Any:
     """A primitive with the program `program(settings, *operands)`, which `jax.vmap` maps as the levels say."""
-    primitive = Primitive(name)
-    primitive.multiple_results = True
 
+    @jax.named_scope(f"posenc_jax.{name}")
     def run(*operands: Any, settings: Any, **static: Any) -> Sequence[Any]:
         return _run(program, settings, *operands, **static)
-
-    def evaluate(*operands: Any, **static: Any) -> Sequence[Any]:
-        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            return run(*operands, **static)  # `bind` would call this function again
-        return jitted(*operands, **static)
 
     def type_of(*operands: Any, settings: Any, levels: tuple[Level, ...], **static: Any) -> Sequence[Any]:
         rows, single = [], list(operands)
@@ -129,23 +116,12 @@ def _primitive(name: str, types: Program, program: Program) -> Any:
             single = [x if axis is None else _row(x) for x, axis in zip(single, level.axes, strict=True)]
         return [_rows(x, rows) for x in types(settings, *single, **static)]
 
-    def batch(
-        data: Any, operands: Any, axes: Any, *, levels: tuple[Level, ...], **static: Any
-    ) -> tuple[Any, list[Any]]:
-        if all(axis is None for axis in axes):  # JAX calls this rule for any operands under a named axis
-            results = primitive.bind(*operands, levels=levels, **static)
-            return results, [None] * len(results)
-        level = Level(tuple(None if axis is None else 0 for axis in axes), data.name, data.spmd_name)
-        batched = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
-        results = primitive.bind(*batched, levels=(*levels, level), **static)
-        return results, [0] * len(results)
+    def mapped(data: Any, axes: Any, *operands: Any, levels: tuple[Level, ...], **static: Any) -> Sequence[Any]:
+        level = Level(tuple(axes), data.name, data.spmd_name)
+        return new.bind(*operands, levels=(*levels, level), **static)
 
-    jitted = jax.jit(jax.named_scope(f"posenc_jax.{name}")(primitive.bind), static_argnames=_STATIC)
-    primitive.def_impl(evaluate)
-    primitive.def_abstract_eval(type_of)
-    batching.fancy_primitive_batchers[primitive] = batch
-    mlir.register_lowering(primitive, mlir.lower_fun(jax.named_scope(f"posenc_jax.{name}")(run), multiple_results=True))
-    return primitive
+    new = primitive(name, type_of, {None: run}, mapped, parameters=_STATIC, several=True)
+    return new
 
 
 def _run(
@@ -173,11 +149,11 @@ def _mapped(f: Program, level: Level, wanted: tuple[int | None, ...] | None) -> 
 
 def _row(x: Any) -> Any:
     """The type of one row of x."""
-    return x.update(shape=x.shape[1:], sharding=x.sharding.update(spec=PartitionSpec(*x.sharding.spec[1:])))
+    return retyped(x, x.shape[1:], sharding=NamedSharding(x.sharding.mesh, PartitionSpec(*x.sharding.spec[1:])))
 
 
 def _rows(x: Any, rows: list[tuple[Any, Any]]) -> Any:
     """The type of rows of x, given their number and sharding along each axis."""
     shape, spec = zip(*rows, strict=True) if rows else ((), ())
-    sharding = x.sharding.update(spec=PartitionSpec(*spec, *x.sharding.spec))
-    return x.update(shape=(*shape, *x.shape), sharding=sharding)
+    sharding = NamedSharding(x.sharding.mesh, PartitionSpec(*spec, *x.sharding.spec))
+    return retyped(x, (*shape, *x.shape), sharding=sharding)

@@ -14,8 +14,9 @@ from posenc_jax import _arguments, _checks, _tile_arguments
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import InvalidValue, require
 from posenc_jax._frequencies import Frequencies, Layout, parse_positions, parse_static
+from posenc_jax._pairs import TurnSettings
 from posenc_jax._rotary import Part, rotate
-from posenc_jax._turn_forms import TurnSettings
+from posenc_jax._waves import Angles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +71,9 @@ class PositionalSettings:
     def _rotate(self, name: str, x: Any, positions_name: str, positions: Any) -> jax.Array:
         """Rotates the query or the key, which errors call `name`, as `rotary` does."""
         options = self.frequencies, self.layout, -2, self.part
-        return rotate(
-            TurnSettings(self.layout, self.part == "last", False),
-            *_arguments.rotated(x, positions, *options, name=name, positions_name=positions_name),
-        )
+        parsed = _arguments.rotated(x, positions, *options, name=name, positions_name=positions_name)
+        x, positions, frequencies, axis = parsed
+        return rotate(TurnSettings(self.layout, self.part == "last"), x, Angles(positions, frequencies), axis)
 
     def _parse_positions(self, query: Any, key: Any, input_positions: Any, key_positions: Any) -> tuple[Any, Any]:
         """The positions of queries and of keys, each an array or None where they are counted."""

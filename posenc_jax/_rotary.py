@@ -15,9 +15,9 @@ from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align
 from posenc_jax._checks import InvalidType, InvalidValue, public, require
 from posenc_jax._frequencies import Frequencies, Layout, Spectrum, parse, parse_positions, parse_static
+from posenc_jax._pairs import TurnSettings
 from posenc_jax._turn import turn
-from posenc_jax._turn_forms import TurnSettings
-from posenc_jax._waves import pair_waves
+from posenc_jax._waves import Angles, Waves, pair_waves
 from posenc_jax._xla import compiled
 
 Part = Literal["first", "last"]
@@ -118,26 +118,23 @@ def rotary(
     if waves is not None:
         _check_alone(positions=positions, frequencies=frequencies, inverse=inverse or None)
         x, table, axis = _arguments.rotated_by_waves(x, waves, layout, head_axis, part)
-        return rotate(TurnSettings(layout, part == "last"), x, table, None, axis)
+        return rotate(TurnSettings(layout, part == "last"), x, Waves(table), axis)
     x, positions, frequencies, axis = _arguments.rotated(x, positions, frequencies, layout, head_axis, part, ndim=3)
     if inverse:
         frequencies = _with_inverse_amplitude(frequencies)
-    return rotate(TurnSettings(layout, part == "last", inverse), x, positions, frequencies, axis)
+    return rotate(TurnSettings(layout, part == "last", inverse), x, Angles(positions, frequencies), axis)
 
 
-@compiled("rotary", static_argnums=(0, 4))
-def rotate(
-    settings: TurnSettings,
-    x: jax.Array,
-    positions: jax.Array | None,
-    frequencies: Spectrum | None,
-    head_axis: int | None,
-) -> jax.Array:
-    """`rotary` of parsed arguments; without frequencies, positions are waves."""
-    return turn(settings, x, placed(x, positions, head_axis), _placed_frequencies(x, frequencies, head_axis))
+@compiled("rotary", static_argnums=(0, 3))
+def rotate(settings: TurnSettings, x: jax.Array, angles: Angles | Waves, head_axis: int | None) -> jax.Array:
+    """`rotary` of parsed arguments; counts from 0 if positions are None."""
+    if isinstance(angles, Waves):
+        return turn(settings, x, Waves(placed(x, angles.table, head_axis)))
+    frequencies = _placed_frequencies(x, angles.frequencies, head_axis)
+    return turn(settings, x, Angles(placed(x, angles.positions, head_axis), frequencies))
 
 
-def _placed_frequencies(x: jax.Array, frequencies: Spectrum | None, head_axis: int | None) -> Spectrum | None:
+def _placed_frequencies(x: jax.Array, frequencies: Spectrum, head_axis: int | None) -> Spectrum:
     """Expands an array (axes, pairs) or (heads, axes, pairs) to x's rank and (..., axes·pairs)."""
     if not isinstance(frequencies, jax.Array) or frequencies.ndim == 1:
         return frequencies
@@ -199,7 +196,8 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array) ->
 def _cos_sin(positions: jax.Array, frequencies: Spectrum) -> tuple[jax.Array, jax.Array]:
     if isinstance(frequencies, jax.Array):
         frequencies = frequencies.reshape(-1)
-    return pair_waves(positions, frequencies, np.int32(1)), pair_waves(positions, frequencies, np.int32(0))
+    angles = Angles(positions, frequencies)
+    return pair_waves(angles, np.int32(1)), pair_waves(angles, np.int32(0))
 
 
 def _with_inverse_amplitude(frequencies: Spectrum) -> Spectrum:

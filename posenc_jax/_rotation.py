@@ -23,9 +23,9 @@ from posenc_jax._frequencies import (
     parse,
     parse_positions,
 )
+from posenc_jax._pairs import TurnSettings
 from posenc_jax._turn import turn
-from posenc_jax._turn_forms import TurnSettings
-from posenc_jax._waves import features, pair_waves
+from posenc_jax._waves import Angles, features, pair_waves
 from posenc_jax._xla import compiled
 
 
@@ -79,12 +79,11 @@ def rotation_matrix(
 
 @compiled("rotation_matrix", static_argnames=("layout", "dtype"))
 def _rotation_matrix(offset: jax.Array, frequencies: Spectrum, *, layout: Layout, dtype: Any) -> jax.Array:
-    index, dim, unit = np.arange(dim_of(frequencies)), dim_of(frequencies), _unit(frequencies)
+    index, dim, angles = np.arange(dim_of(frequencies)), dim_of(frequencies), Angles(offset, _unit(frequencies))
     is_cosine, distance = (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
     # Row r holds cos ωk in column r. In the column of r's partner it holds sin ωk if r is a sine and −sin ωk if r is a
     # cosine.
-    cosine = features(offset, unit, layout, np.ones(dim, int))[..., None]
-    sine = features(offset, unit, layout, 2 * is_cosine)[..., None]
+    cosine, sine = (features(angles, layout, quarter)[..., None] for quarter in (np.ones(dim, int), 2 * is_cosine))
     row, column = index[:, None], index[None]
     partner = row + distance * (1 - 2 * is_cosine[:, None])
     is_diagonal, is_partner = (align(x == column, cosine.ndim) for x in (row, partner))
@@ -136,8 +135,8 @@ def shift(
 @compiled("shift", static_argnames=("layout",))
 def _shift(encodings: jax.Array, offset: jax.Array, frequencies: Spectrum, *, layout: Layout) -> jax.Array:
     # A pair is (sine, cosine), so M_k rotates it backward.
-    settings = TurnSettings(layout, backward=True)
-    return turn(settings, encodings, align(offset, encodings.ndim), _unit(frequencies))
+    angles = Angles(align(offset, encodings.ndim), _unit(frequencies))
+    return turn(TurnSettings(layout, backward=True), encodings, angles)
 
 
 @public
@@ -179,7 +178,7 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
 
 @compiled("offset_similarity")
 def _offset_similarity(offset: jax.Array, frequencies: Spectrum) -> jax.Array:
-    cosines = pair_waves(offset, _unit(frequencies), np.int32(1))
+    cosines = pair_waves(Angles(offset, _unit(frequencies)), np.int32(1))
     return jnp.sum(cosines, axis=-1) * np.float32(amplitude_of(frequencies) ** 2)
 
 

@@ -13,7 +13,7 @@ from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import public
 from posenc_jax._frequencies import Frequencies, Layout, Spectrum
-from posenc_jax._waves import features, has_derivatives, is_shared
+from posenc_jax._waves import Angles, features, is_shared
 from posenc_jax._xla import compiled, computed_where_used, materialized, product
 
 
@@ -70,7 +70,7 @@ def sinusoidal(
 
 @compiled("sinusoidal", static_argnames=("layout", "dtype"))
 def _sinusoidal(positions: jax.Array, frequencies: Spectrum, *, layout: Layout, dtype: Any) -> jax.Array:
-    return features(positions, frequencies, layout).astype(dtype)
+    return features(Angles(positions, frequencies), layout).astype(dtype)
 
 
 @public
@@ -132,25 +132,25 @@ def _add_sinusoidal(
     layout: Layout,
 ) -> jax.Array:
     places = align(_mesh.count_along(x, x.ndim - 2) if positions is None else positions, x.ndim)
-    encoding = _encoding_of(x, places, frequencies, layout).astype(compute_dtype(x))
+    encoding = _encoding_of(x, Angles(places, frequencies), layout).astype(compute_dtype(x))
     scaled = x.astype(encoding.dtype)
     if scale is not None:
         scaled = product(scale.astype(encoding.dtype), scaled)
     return (scaled + encoding).astype(x.dtype)
 
 
-def _encoding_of(x: jax.Array, positions: jax.Array, frequencies: Spectrum, layout: Layout) -> jax.Array:
-    """Encodes positions of x's rank to the shape of x."""
+def _encoding_of(x: jax.Array, angles: Angles, layout: Layout) -> jax.Array:
+    """Encodes angles of x's rank to the shape of x."""
     encode = functools.partial(features, layout=layout)
 
-    def computed(positions: jax.Array, frequencies: Spectrum) -> jax.Array:
-        return computed_where_used(encode, x, positions, frequencies)
+    def computed(angles: Angles) -> jax.Array:
+        return computed_where_used(encode, x, angles)
 
-    def table(positions: jax.Array, frequencies: Spectrum) -> jax.Array:
-        return jnp.broadcast_to(materialized(encode(positions, frequencies)), x.shape)
+    def table(angles: Angles) -> jax.Array:
+        return jnp.broadcast_to(materialized(encode(angles)), x.shape)
 
-    if has_derivatives(positions, frequencies) or not is_shared(x, positions):
-        return computed(positions, frequencies)
+    if angles.vary or not is_shared(x, angles):
+        return computed(angles)
     # A CPU reads a table faster than it computes the encoding again.
-    cpu = functools.partial(_mesh.sharded_as, [x, positions], table)
-    return jax.lax.platform_dependent(positions, frequencies, cpu=cpu, default=computed)
+    cpu = functools.partial(_mesh.sharded_as, [x, angles.positions], table)
+    return jax.lax.platform_dependent(angles, cpu=cpu, default=computed)

@@ -20,6 +20,7 @@ from jax.core import eval_jaxpr
 from posenc_jax import _mesh
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._distance import difference
+from posenc_jax._primitive import varying
 
 
 class Settings(NamedTuple):
@@ -233,7 +234,7 @@ def join(blocks: jax.Array, length: int, width: int = 1) -> jax.Array:
 
 def full(x: jax.Array, value: float) -> jax.Array:
     """An accumulator filled with `value`, with x's shape and placement on the mesh."""
-    return _mesh.vary(jnp.full_like(x, value, compute_dtype(x)), _mesh.varying(x))
+    return _mesh.vary(jnp.full_like(x, value, compute_dtype(x)), varying(x))
 
 
 def zeros(like: Any) -> Any:

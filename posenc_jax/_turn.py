@@ -1,6 +1,6 @@
 r"""A rotation as one linear operation, with its derivative and its transpose, for `rotary`, `xpos` and `shift`.
 
-`_turn_forms.reference` is the formula. With the amplitude $a$ and the angles $\theta = \omega p$ of the pairs, it is
+`_pairs` has the formula. With the amplitude $a$ and the angles $\theta = \omega p$ of the pairs, it is
 
 $$y = a\,R(\theta)\,x,$$
 
@@ -20,50 +20,46 @@ The rotation and its derivative are primitives of JAX, because `jax.custom_vjp` 
 the formula itself store waves for every feature of x. Both have forward and reverse mode, in any order. The derivative
 in x alone stores only what the angles are made of.
 
-The operands are x (..., features), positions (..., axes) and, unless the frequencies are static, ω (..., axes·pairs),
-with $\theta = \sum \omega_c p_c$ over the axes. They have one rank, and their leading axes broadcast, so `jax.vmap`
-adds an axis to each and repeats nothing.
+The operands are x and the arrays of its `Angles`, with $\theta = \sum \omega_c p_c$ over the axes. They have one rank,
+and their leading axes broadcast, so `jax.vmap` adds an axis to each and repeats nothing. The parameter `angles` is the
+structure that holds the arrays, and static frequencies.
 
-Without frequencies, the second operand holds waves (..., 2·pairs), the sines and then the cosines. The rotation is
-linear in them too: its derivative is $dy = R(w)\,dx + R(dw)\,x$, and its transpose takes $\bar y$ to
-$\bar s = \bar y_2 x_1 - \bar y_1 x_2$ and $\bar c = \bar y_1 x_1 + \bar y_2 x_2$.
+A rotation by `Waves` is linear in them too: its derivative is $dy = R(w)\,dx + R(dw)\,x$, and its transpose takes
+$\bar y$ to $\bar s = \bar y_2 x_1 - \bar y_1 x_2$ and $\bar c = \bar y_1 x_1 + \bar y_2 x_2$.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad, batching, mlir
 
 from posenc_jax import _mesh, _xla
-from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._frequencies import Frequencies, Spectrum
-from posenc_jax._turn_forms import TurnSettings, margin, partners, rotated_on, rotates, signs, split
-from posenc_jax._waves import coordinates, expand, num_features
+from posenc_jax._arrays import align
+from posenc_jax._frequencies import Frequencies
+from posenc_jax._pairs import Rotation, TurnSettings, split
+from posenc_jax._primitive import differentiated, primitive, retyped, set_jvp, set_transpose, unknown
+from posenc_jax._turn_forms import form_of
+from posenc_jax._waves import Angles, Waves, coordinates, expand
 
-_rotation, _derivative = _xla.Primitive("rotation"), _xla.Primitive("rotation_derivative")
-_STATIC = "settings", "static", "moving"
 
-
-def turn(settings: TurnSettings, x: jax.Array, positions: jax.Array, frequencies: Spectrum | None) -> jax.Array:
-    """Rotates the pairs of x (..., features) by positions (..., axes), which have x's rank and broadcast to it.
+def turn(settings: TurnSettings, x: jax.Array, angles: Angles | Waves) -> jax.Array:
+    """Rotates the pairs of x (..., features) by angles, whose arrays have x's rank and broadcast to it.
 
     A width of 0 turns nothing, and gives x the sharding that a rotation gives it.
     """
-    if not num_features(positions, frequencies):
-        return _mesh.agreeing((x, positions))[0].astype(settings.result or x.dtype)
-    if frequencies is None or isinstance(frequencies, Frequencies):
-        return _bind(_rotation, x, positions, settings=settings, static=frequencies)
-    return _bind(_rotation, x, positions, align(frequencies, x.ndim), settings=settings, static=None)
+    if not angles.dim:
+        return _mesh.agreeing((x, angles[0]))[0].astype(settings.result or x.dtype)
+    arrays, structure = jax.tree.flatten(angles)
+    return _bind(_rotation, x, *(align(array, x.ndim) for array in arrays), settings=settings, angles=structure)
 
 
-def _bind(primitive: Any, *operands: jax.Array, **parameters: Any) -> jax.Array:
-    return primitive.bind(*_mesh.agreeing(operands), **parameters)
+def _bind(of: Any, *operands: jax.Array, **parameters: Any) -> jax.Array:
+    return of.bind(*_mesh.agreeing(operands), **parameters)
 
 
 def _type(*operands: Any, settings: TurnSettings, **_: Any) -> Any:
@@ -71,194 +67,168 @@ def _type(*operands: Any, settings: TurnSettings, **_: Any) -> Any:
     x = operands[0]
     rows = jnp.broadcast_shapes(*(operand.shape[:-1] for operand in operands))
     sharding = _mesh.common_sharding(operands)
-    shape, dtype = (*rows, x.shape[-1]), settings.result or x.dtype
-    return x.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+    return retyped(x, (*rows, x.shape[-1]), dtype=settings.result or x.dtype, sharding=sharding)
 
 
-def _unpack(
-    operands: Sequence[Any], static: Frequencies | None, moving: Sequence[bool] = (False,) * 3
-) -> tuple[list[Any], list[Any]]:
-    """x, positions and frequencies, and the tangents that follow them, None for what does not move."""
-    learned = static is None and len(operands) > 2
-    primals = [*operands[:2], operands[2] if learned else static]
-    tangents = iter(operands[2 + learned :])
-    return primals, [next(tangents) if moves else None for moves in moving]
+def _mapped(of: Any, _: Any, axes: Sequence[Any], *operands: Any, settings: TurnSettings, **parameters: Any) -> Any:
+    batched = (x[None] if axis is None else x for x, axis in zip(operands, axes, strict=True))
+    return _bind(of, *batched, settings=settings._replace(batch=settings.batch + 1), **parameters)
 
 
-def _rotate(platform: str, *operands: Any, settings: TurnSettings, static: Frequencies | None) -> jax.Array:
+def _rotate(platform: str, x: Any, *arrays: Any, settings: TurnSettings, angles: Any) -> jax.Array:
     """a·R(θ)x, in the form that the platform takes."""
-    primals, _ = _unpack(operands, static)
-    return rotated_on(platform, settings, *primals)
+    r = Rotation(settings, x, angles.unflatten(arrays), _xla.TARGETS[platform]).broadcast()
+    return form_of(platform, r)(r)
 
 
 # The derivative, of operands and then the tangents of those that move
 
 
-@_xla.compiled("rotation_derivative", static_argnames=_STATIC)
-def _rotate_tangent(
-    *operands: Any, settings: TurnSettings, static: Frequencies | None, moving: tuple[bool, ...]
-) -> jax.Array:
+@_xla.compiled("rotation_derivative", static_argnames=("settings", "angles", "moving"))
+def _rotate_tangent(*operands: Any, settings: TurnSettings, angles: Any, moving: tuple[bool, ...]) -> jax.Array:
     """a·R(θ)(dx + Jx·dθ), rounded once."""
-    (x, positions, frequencies), (dx, d_positions, d_frequencies) = _unpack(operands, static, moving)
-    dtype, dim = compute_dtype(x), num_features(positions, frequencies)
+    n, moved = len(moving), iter(operands[len(moving) :])
+    r = Rotation(settings, operands[0], angles.unflatten(operands[1:n]))
+    dx, d_positions, d_frequencies = (*(next(moved) if moves else None for moves in moving), None)[:3]
     d_theta = []
     if d_positions is not None:
-        along = d_positions.astype(dtype)
-        along = [coordinates(along, static.axes)] if static else _by_axis(along, positions)
-        d_theta += [w * d for w, d in zip(_angular(frequencies, positions, dtype), along, strict=True)]
+        along = d_positions.astype(r.dtype)
+        static = isinstance(r.angles.frequencies, Frequencies)
+        along = [coordinates(along, r.angles.frequencies.axes)] if static else _by_axis(r, along)
+        d_theta += [w * d for w, d in zip(_angular(r), along, strict=True)]
     if d_frequencies is not None:
-        pairs = _by_axis(positions.astype(dtype), positions), _by_axis(d_frequencies.astype(dtype), positions)
+        pairs = (_by_axis(r, each.astype(r.dtype)) for each in (r.angles.positions, d_frequencies))
         d_theta += [p * d for p, d in zip(*pairs, strict=True)]
-    d_theta = expand(sum(d_theta[1:], d_theta[0]), settings.layout, dim, margin(settings, x, dim))
-    tangent = _quarter_turn(settings, x, dim).astype(dtype) * d_theta
-    if dim < x.shape[-1]:  # 0·∞ would be NaN
-        tangent = jnp.where(rotates(settings, x, dim), tangent, 0)
+    d_theta = expand(sum(d_theta[1:], d_theta[0]), settings.layout, r.dim, r.margin)
+    quarter_turn = r.partners() * r.signs.astype(r.x.dtype)  # Jx, arbitrary where nothing rotates
+    tangent = quarter_turn.astype(r.dtype) * d_theta
+    if not r.whole:  # 0·∞ would be NaN
+        tangent = jnp.where(r.rotates, tangent, 0)
     if dx is not None:
-        tangent += dx.astype(dtype)
-    return turn(settings._replace(result=np.dtype(settings.result or x.dtype)), tangent, positions, frequencies)
+        tangent += dx.astype(r.dtype)
+    return turn(settings._replace(result=np.dtype(settings.result or r.x.dtype)), tangent, r.angles)
 
 
-def _by_axis(x: jax.Array, positions: jax.Array) -> list[jax.Array]:
-    """Splits the last axis of x into one part for each coordinate of the positions."""
-    axes = positions.shape[-1]
-    return [x] if axes == 1 else jnp.split(x, axes, axis=-1)
+def _by_axis(r: Rotation, array: jax.Array) -> list[jax.Array]:
+    """Splits the last axis of an array into one part for each coordinate of the positions."""
+    axes = r.angles[0].shape[-1]
+    return [array] if axes == 1 else jnp.split(array, axes, axis=-1)
 
 
-def _angular(frequencies: Spectrum, positions: jax.Array, dtype: Any) -> list[jax.Array]:
-    """ω in this dtype and the rank of positions: one array for each coordinate, or one alone for static frequencies."""
+def _angular(r: Rotation) -> list[jax.Array]:
+    """ω in the compute dtype: one array for each coordinate, or one alone for static frequencies."""
+    frequencies = r.angles.frequencies
     if isinstance(frequencies, Frequencies):
-        return [align(jnp.asarray(frequencies.angular).astype(dtype), positions.ndim)]
-    return _by_axis(frequencies.astype(dtype), positions)
+        return [align(jnp.asarray(frequencies.angular).astype(r.dtype), r.x.ndim)]
+    return _by_axis(r, frequencies.astype(r.dtype))
 
 
-def _quarter_turn(settings: TurnSettings, x: jax.Array, dim: int) -> jax.Array:
-    """Jx, or −Jx for a backward rotation; arbitrary where nothing rotates."""
-    return partners(settings, x, dim) * signs(settings, x, dim).astype(x.dtype)
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, settings: TurnSettings, angles: Any) -> tuple[Any, Any]:
+    static = {"settings": settings, "angles": angles}
+    y, moved = _bind(_rotation, *primals, **static), [t for t in tangents if t is not None]
+    if all(t is None for t in tangents[1:]):
+        return y, _bind(_rotation, *moved, *primals[1:], **static)
+    if isinstance(angles.unflatten(primals[1:]), Waves):
+        return y, _tangent_by_waves(*primals, *tangents, **static)
+    return y, _bind(_derivative, *primals, *moved, moving=tuple(t is not None for t in tangents), **static)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
-    moved = [t for t in tangents if not isinstance(t, ad.Zero)]
-    moving = (*(not isinstance(t, ad.Zero) for t in tangents), False)[:3]
-    y = _bind(_rotation, *primals, **parameters)
-    if not any(moving[1:]):
-        return y, _bind(_rotation, *moved, *primals[1:], **parameters)
-    if len(primals) == 2 and parameters["static"] is None:
-        return y, _tangent_by_waves(*primals, *tangents, **parameters)
-    return y, _bind(_derivative, *primals, *moved, moving=moving, **parameters)
-
-
-def _tangent_by_waves(x: Any, waves: Any, dx: Any, d_waves: Any, *, settings: TurnSettings, static: None) -> jax.Array:
-    """R(w)dx + R(dw)x, rounded once; a dx that is zero adds nothing."""
-    dim = waves.shape[-1]
-    if dim < x.shape[-1]:  # features that pass through do not depend on waves
-        x = jnp.where(rotates(settings, x, dim), x, np.zeros((), x.dtype))
-    if isinstance(dx, ad.Zero):
-        return _bind(_rotation, x, d_waves, settings=settings, static=static)
-    wide = settings._replace(result=np.dtype(compute_dtype(x)))
-    terms = [_bind(_rotation, *pair, settings=wide, static=static) for pair in ((dx, waves), (x, d_waves))]
-    return (terms[0] + terms[1]).astype(settings.result or x.dtype)
+def _tangent_by_waves(x: Any, table: Any, dx: Any, d_table: Any, *, settings: TurnSettings, angles: Any) -> jax.Array:
+    """R(w)dx + R(dw)x, rounded once; a dx of None adds nothing."""
+    r = Rotation(settings, x, Waves(table))
+    if not r.whole:  # features that pass through do not depend on waves
+        x = jnp.where(r.rotates, x, np.zeros((), x.dtype))
+    if dx is None:
+        return _bind(_rotation, x, d_table, settings=settings, angles=angles)
+    wide = settings._replace(result=r.dtype)
+    terms = [_bind(_rotation, *pair, settings=wide, angles=angles) for pair in ((dx, table), (x, d_table))]
+    return r.result(terms[0] + terms[1])
 
 
 def _jvp_of_derivative(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
-    # Differentiates the program: to differentiate its primitive, JAX would call this rule again.
-    moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
-
-    def program(*moved: Any) -> jax.Array:
-        operands = list(primals)
-        for i, operand in zip(moving, moved, strict=True):
-            operands[i] = operand
-        return _rotate_tangent(*operands, **parameters)
-
-    return jax.jvp(program, [primals[i] for i in moving], [tangents[i] for i in moving])
+    return differentiated(functools.partial(_rotate_tangent, **parameters), primals, tangents)
 
 
 # The transposes. Each is compiled, for the same bits under `jax.jit` and outside it.
 
 
-def _transpose(dy: Any, x: Any, *angle: Any, settings: TurnSettings, static: Frequencies | None) -> list[Any]:
-    if isinstance(dy, ad.Zero):
-        return [None] * (1 + len(angle))
-    if not ad.is_undefined_primal(x):
-        return [None, _cotangent_of_waves(dy, x, settings=settings, like=angle[0].aval)]
-    back = _rotate_back(dy, *angle, settings=settings, static=static, like=x.aval)
-    return [back, *(None for _ in angle)]
+def _transpose(dy: Any, x: Any, *arrays: Any, settings: TurnSettings, angles: Any) -> list[Any]:
+    if (like := unknown(x)) is None:
+        return [None, _cotangent_of_waves(dy, x, settings=settings, like=unknown(arrays[0]))]
+    return [_rotate_back(dy, *arrays, settings=settings, angles=angles, like=like), *(None for _ in arrays)]
 
 
-@_xla.compiled("rotation_transpose", static_argnames=("settings", "static", "like"))
-def _rotate_back(*operands: Any, settings: TurnSettings, static: Frequencies | None, like: Any) -> jax.Array:
-    """a·R(−θ)ȳ for operands that begin with ȳ, summed to the type `like`."""
-    primals, _ = _unpack(operands, static)
-    return _sum_to(like, turn(settings._replace(backward=not settings.backward, result=like.dtype), *primals))
+@_xla.compiled("rotation_transpose", static_argnames=("settings", "angles", "like"))
+def _rotate_back(dy: Any, *arrays: Any, settings: TurnSettings, angles: Any, like: Any) -> jax.Array:
+    """a·R(−θ)ȳ, summed to the type `like`."""
+    settings = settings._replace(backward=not settings.backward, result=like.dtype)
+    return _sum_to(like, turn(settings, dy, angles.unflatten(arrays)))
 
 
 @_xla.compiled("rotation_waves_transpose", static_argnames=("settings", "like"))
 def _cotangent_of_waves(dy: jax.Array, x: jax.Array, *, settings: TurnSettings, like: Any) -> jax.Array:
     """The cotangents of the sines and the cosines, of the type `like`."""
-    dtype, dim = compute_dtype(x), like.shape[-1]
-    dy, shared = dy.astype(dtype), _broadcast_axes(like)
-    sine = _sum_of_theta(settings, dy * partners(settings, x, dim).astype(dtype), dim, shared)
-    cosine = sum(_sum_of_pairs(settings, dy * x.astype(dtype), dim, shared))
+    r, shared = Rotation(settings, x, Waves(like)), _broadcast_axes(like)
+    dy = dy.astype(r.dtype)
+    sine = _sum_of_theta(r, dy * r.partners().astype(r.dtype), shared)
+    cosine = sum(_sum_of_pairs(r, dy * x.astype(r.dtype), shared))
     return _sum_to(like, jnp.concatenate([sine, cosine], axis=-1)).astype(like.dtype)
 
 
-def _sum_of_pairs(
-    settings: TurnSettings, products: jax.Array, dim: int, axes: list[int]
-) -> tuple[jax.Array, jax.Array]:
+def _sum_of_pairs(r: Rotation, products: jax.Array, axes: list[int]) -> tuple[jax.Array, jax.Array]:
     """Sums over these axes, for the first and for the second features of the pairs."""
     # Sums before splitting into pairs, because only a small array is cheap to split.
-    summed, (before, after) = jnp.sum(products, axis=axes, keepdims=True), margin(settings, products, dim)
-    return split(summed[..., before : products.shape[-1] - after], settings.layout)
+    summed, (before, after) = jnp.sum(products, axis=axes, keepdims=True), r.margin
+    return split(summed[..., before : r.width - after], r.settings.layout)
 
 
-def _sum_of_theta(settings: TurnSettings, products: jax.Array, dim: int, axes: list[int]) -> jax.Array:
+def _sum_of_theta(r: Rotation, products: jax.Array, axes: list[int]) -> jax.Array:
     """The sum over these axes of the cotangents of θ, from the products with partners."""
-    first, second = _sum_of_pairs(settings, products, dim, axes)
-    return first - second if settings.backward else second - first
+    first, second = _sum_of_pairs(r, products, axes)
+    return first - second if r.settings.backward else second - first
 
 
 def _transpose_derivative(
-    dy: Any, *operands: Any, settings: TurnSettings, static: Frequencies | None, moving: tuple[bool, ...]
+    dy: Any, *operands: Any, settings: TurnSettings, angles: Any, moving: tuple[bool, ...]
 ) -> list[Any]:
-    if isinstance(dy, ad.Zero):
-        return [None] * len(operands)
-    _, tangents = _unpack(operands, static, moving)
-    wanted = tuple(t.aval if ad.is_undefined_primal(t) else None for t in tangents)
-    primals = operands[: 3 if static is None else 2]
-    cotangents = _cotangents(dy, *primals, settings=settings, static=static, wanted=wanted)
+    primals, moved = operands[: len(moving)], iter(operands[len(moving) :])
+    wanted = tuple(unknown(next(moved)) if moves else None for moves in moving)
+    cotangents = _cotangents(dy, *primals, settings=settings, angles=angles, wanted=wanted)
     return [None for _ in primals] + [c for c, moves in zip(cotangents, moving, strict=True) if moves]
 
 
-@_xla.compiled("rotation_derivative_transpose", static_argnames=("settings", "static", "wanted"))
+@_xla.compiled("rotation_derivative_transpose", static_argnames=("settings", "angles", "wanted"))
 def _cotangents(
-    dy: Any, *operands: Any, settings: TurnSettings, static: Frequencies | None, wanted: tuple[Any, ...]
+    dy: Any, x: Any, *arrays: Any, settings: TurnSettings, angles: Any, wanted: tuple[Any, ...]
 ) -> list[Any]:
     """The cotangents of dx, dp and dω, of the types in `wanted`, or None where that is None."""
-    (x, positions, frequencies), _ = _unpack(operands, static)
-    dtype, dim = compute_dtype(x), num_features(positions, frequencies)
-    back = settings._replace(backward=not settings.backward, result=np.dtype(dtype))
-    g = turn(back, dy, positions, frequencies)
-    products = g * partners(settings, x, dim).astype(dtype)
+    r = Rotation(settings, x, angles.unflatten(arrays))
+    positions, frequencies = r.angles
+    back = settings._replace(backward=not settings.backward, result=r.dtype)
+    g = turn(back, dy, r.angles)
+    products = g * r.partners().astype(r.dtype)
 
     def of_x(like: Any) -> jax.Array:
         return _sum_to(like, g)
 
     def of_positions(like: Any) -> jax.Array:
         # Sums first over axes along which neither the position nor ω varies.
+        static = isinstance(frequencies, Frequencies)
         shared = [axis for axis in _broadcast_axes(like) if static or frequencies.shape[axis] == 1]
-        theta = _sum_of_theta(settings, products, dim, shared)
-        rows = [theta * angular for angular in _angular(frequencies, positions, dtype)]
+        theta = _sum_of_theta(r, products, shared)
+        rows = [theta * angular for angular in _angular(r)]
         if static:
-            masks = (align((np.array(static.axes) == c).astype(dtype), x.ndim) for c in range(like.shape[-1]))
+            masks = (align((np.array(frequencies.axes) == c).astype(r.dtype), x.ndim) for c in range(like.shape[-1]))
             rows = [rows[0] * mask for mask in masks]
         return _sum_to(like, jnp.stack([jnp.sum(row, axis=-1) for row in rows], -1))
 
     def of_frequencies(like: Any) -> jax.Array:
         # Sums over all axes at once, so that devices exchange one row instead of one row per position.
-        along, axes = _by_axis(positions.astype(dtype), positions), _broadcast_axes(like)
-        by_axis = [_sum_of_theta(settings, products * p, dim, axes) for p in along]
+        along, axes = _by_axis(r, positions.astype(r.dtype)), _broadcast_axes(like)
+        by_axis = [_sum_of_theta(r, products * p, axes) for p in along]
         return by_axis[0] if len(by_axis) == 1 else jnp.concatenate(by_axis, axis=-1)
 
-    rules = zip(wanted, (of_x, of_positions, of_frequencies), strict=True)
+    rules = zip(wanted, (of_x, of_positions, of_frequencies), strict=False)
     return [None if like is None else rule(like).astype(like.dtype) for like, rule in rules]
 
 
@@ -273,38 +243,22 @@ def _sum_to(like: Any, x: jax.Array) -> jax.Array:
     return jnp.sum(x, axis=axes, keepdims=True) if axes else x
 
 
-# The other rules
-
-
-def _register(primitive: Any, programs: Mapping[str | None, Callable[..., jax.Array]]) -> None:
-    """Gives a primitive its type, and its program for each platform; None stands for the platforms not named."""
-    compiled = jax.jit(primitive.bind, static_argnames=_STATIC)
-
-    def evaluate(*operands: jax.Array, **parameters: Any) -> jax.Array:
-        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            # `compiled` would call `bind`, which calls this function. The CPU's program is right on every platform.
-            return programs[None](*operands, **parameters)
-        return compiled(*operands, **parameters)
-
-    def batch(
-        _: Any, operands: Sequence[Any], axes: Sequence[Any], settings: TurnSettings, **parameters: Any
-    ) -> tuple[Any, int | None]:
-        if all(axis is None for axis in axes):  # JAX calls this rule for any operands under a named axis
-            return _bind(primitive, *operands, settings=settings, **parameters), None
-        pairs = zip(operands, axes, strict=True)
-        batched = (x[None] if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in pairs)
-        settings = settings._replace(batch=settings.batch + 1)
-        return _bind(primitive, *batched, settings=settings, **parameters), 0
-
-    primitive.def_impl(evaluate)
-    primitive.def_abstract_eval(_type)
-    batching.fancy_primitive_batchers[primitive] = batch
-    for platform, program in programs.items():
-        mlir.register_lowering(primitive, mlir.lower_fun(program, multiple_results=False), platform=platform)
-
-
 _KINDS = {None: "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
-_register(_rotation, {platform: functools.partial(_rotate, kind) for platform, kind in _KINDS.items()})
-_register(_derivative, {None: _rotate_tangent})
-ad.primitive_jvps.update({_rotation: _jvp, _derivative: _jvp_of_derivative})
-ad.primitive_transposes.update({_rotation: _transpose, _derivative: _transpose_derivative})
+_rotation = primitive(
+    "rotation",
+    _type,
+    {platform: functools.partial(_rotate, kind) for platform, kind in _KINDS.items()},
+    lambda *level, **parameters: _mapped(_rotation, *level, **parameters),
+    parameters=("settings", "angles"),
+)
+_derivative = primitive(
+    "rotation_derivative",
+    _type,
+    {None: _rotate_tangent},
+    lambda *level, **parameters: _mapped(_derivative, *level, **parameters),
+    parameters=("settings", "angles", "moving"),
+)
+set_jvp(_rotation, _jvp)
+set_jvp(_derivative, _jvp_of_derivative)
+set_transpose(_rotation, _transpose)
+set_transpose(_derivative, _transpose_derivative)

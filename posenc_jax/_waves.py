@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -184,31 +184,41 @@ def wave_of_dot(x: jax.Array, matrix: jax.Array, quarter: int) -> jax.Array:
     return jnp.where(valid, result, np.float32(np.nan))
 
 
-# Columns of an encoding. Frequencies that are an array have shape (..., axes·pairs), one axis after the other. If there
-# are none, positions are waves that were computed before, (..., 2·pairs), the sines and then the cosines.
+# Columns of an encoding
 
 
-def num_features(positions: jax.Array, frequencies: Spectrum | None) -> int:
-    """The number of features that positions (..., axes) or waves encode."""
-    if frequencies is None:
-        return positions.shape[-1]
-    return (
-        dim_of(frequencies)
-        if isinstance(frequencies, Frequencies)
-        else 2 * (frequencies.shape[-1] // positions.shape[-1])
-    )
+class Angles(NamedTuple):
+    """The angles Σ ω·p over the axes of positions."""
+
+    positions: jax.Array  # integers or floats (..., axes)
+    frequencies: Spectrum  # an array has shape (..., axes·pairs), one axis after the other
+
+    @property
+    def dim(self) -> int:
+        """The number of features that they turn."""
+        dim = dim_of(self.frequencies)
+        return dim if isinstance(self.frequencies, Frequencies) else dim // self.positions.shape[-1]
+
+    @property
+    def vary(self) -> bool:
+        """Whether they have derivatives: positions are floats, or frequencies are an array."""
+        return jnp.issubdtype(self.positions.dtype, jnp.floating) or not isinstance(self.frequencies, Frequencies)
 
 
-def has_derivatives(positions: jax.Array, frequencies: Spectrum) -> bool:
-    """Whether waves have derivatives: positions are floats, or frequencies are an array."""
-    return jnp.issubdtype(positions.dtype, jnp.floating) or not isinstance(frequencies, Frequencies)
+class Waves(NamedTuple):
+    """Waves that were computed before."""
+
+    table: jax.Array  # (..., 2·pairs), the sines and then the cosines
+
+    @property
+    def dim(self) -> int:
+        """The number of features that they turn."""
+        return self.table.shape[-1]
 
 
-def is_shared(x: jax.Array, positions: jax.Array, frequencies: Spectrum | None = None) -> bool:
+def is_shared(x: jax.Array, angles: Angles | Waves) -> bool:
     """Whether at least four vectors of x share each of their waves, so that a table of waves pays."""
-    rows = positions.shape[:-1]
-    if isinstance(frequencies, jax.Array):
-        rows = lax.broadcast_shapes(rows, frequencies.shape[:-1])
+    rows = lax.broadcast_shapes(*(array.shape[:-1] for array in jax.tree.leaves(angles)))
     sizes = zip(x.shape[:-1], rows, strict=False)
     return math.prod(n for n, m in sizes if m == 1 and isinstance(n, int)) >= 4
 
@@ -231,8 +241,9 @@ def expand(x: Any, layout: Layout, dim: int, margin: tuple[int, int] = (0, 0)) -
     return (np if isinstance(x, np.ndarray) else jnp).pad(twice, around) if any(margin) else twice
 
 
-def _columns(positions: jax.Array, frequencies: Spectrum, of_pairs: Callable[[Any], Any], quarter: Any) -> jax.Array:
+def _columns(angles: Angles, of_pairs: Callable[[Any], Any], quarter: Any) -> jax.Array:
     """The sine of ω·p + quarter·π/2 in each column; `of_pairs` maps one entry per pair to one entry per column."""
+    positions, frequencies = angles
     if not isinstance(frequencies, Frequencies):
         axes = positions.shape[-1]
         angulars = [frequencies] if axes == 1 else jnp.split(frequencies, axes, axis=-1)
@@ -248,33 +259,27 @@ def _columns(positions: jax.Array, frequencies: Spectrum, of_pairs: Callable[[An
 
 
 def features(
-    positions: jax.Array,
-    frequencies: Spectrum | None,
-    layout: Layout,
-    quarter: np.ndarray | None = None,
-    margin: tuple[int, int] = (0, 0),
+    angles: Angles | Waves, layout: Layout, quarter: np.ndarray | None = None, margin: tuple[int, int] = (0, 0)
 ) -> jax.Array:
-    """Encodes positions (..., num_axes) to float32 (..., dim), in one elementwise expression.
+    """The columns of an encoding, float32 (..., dim), in one elementwise expression.
 
     Args:
-      positions: integers or floats.
-      frequencies: of dim features.
+      angles: of dim features.
       layout: which columns hold the two waves of a pair.
       quarter: (dim,), which wave of its pair each feature is, sin(ω·p + quarter·π/2); None for sines and cosines.
       margin: the number of columns without a frequency to add before and after.
     """
-    dim = num_features(positions, frequencies)
+    dim = angles.dim
     if quarter is None:
         quarter = np.arange(dim) % 2 if layout == "interleaved" else np.arange(dim) // ((dim + 1) // 2)
-
     of_pairs = functools.partial(expand, layout=layout, dim=dim, margin=margin)
-    if frequencies is None:  # of one wave in all columns
-        return of_pairs(pair_waves(positions, None, quarter[0]))
-    return _columns(positions, frequencies, of_pairs, np.pad(quarter, margin))
+    if isinstance(angles, Waves):  # of one wave in all columns
+        return of_pairs(pair_waves(angles, quarter[0]))
+    return _columns(angles, of_pairs, np.pad(quarter, margin))
 
 
-def pair_waves(positions: jax.Array, frequencies: Spectrum | None, quarter: np.integer) -> jax.Array:
+def pair_waves(angles: Angles | Waves, quarter: np.integer) -> jax.Array:
     """One wave of each pair, sin(ω·p + quarter·π/2), float32 (..., num_pairs)."""
-    if frequencies is None:
-        return jnp.split(positions, 2, axis=-1)[quarter]
-    return _columns(positions, frequencies, lambda x: x, quarter)
+    if isinstance(angles, Waves):
+        return jnp.split(angles.table, 2, axis=-1)[quarter]
+    return _columns(angles, lambda x: x, quarter)

@@ -17,12 +17,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from posenc_jax import _mesh
 
-# The class of JAX's primitives. `jax.extend.core` has it too, but imports Pallas, which takes as long as this library
-# (JAX 0.10 and 0.12). tests/properties/test_package.py::test_importing_brings_in_nothing_heavy
-Primitive = type(lax.add_p)
-
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A", bound=tuple[Any, ...])  # a named tuple
 
 
 def compiled(name: str, **static: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -93,18 +90,18 @@ def materialized(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(lax.rem(bits, lax.full_like(bits, most)), x.dtype)
 
 
-def computed_where_used(f: Callable[..., Any], x: jax.Array, positions: jax.Array, frequencies: Any) -> Any:
-    """f(positions, frequencies), for positions (..., axes) broadcast to the vectors of x, sharded like both.
+def computed_where_used(f: Callable[[A], Any], x: jax.Array, angles: A) -> Any:
+    """f(angles), whose first array (..., axes) is broadcast to the vectors of x, sharded like both.
 
     XLA computes a wave inside the loop over x only if the wave has the shape of x. It stores a wave that is broadcast
     to that shape, which costs a TPU or a GPU more than computing each element (JAX 0.10 and 0.12).
     tests/devices/compile/test_tpu.py::test_an_addition_costs_a_copy
     """
 
-    def of_each(positions: jax.Array, frequencies: Any) -> Any:
-        return f(jnp.broadcast_to(positions, (*x.shape[:-1], positions.shape[-1])), frequencies)
+    def of_each(first: jax.Array, *others: Any) -> Any:
+        return f(type(angles)(jnp.broadcast_to(first, (*x.shape[:-1], first.shape[-1])), *others))
 
-    return _mesh.sharded_as([x, positions], of_each, positions, frequencies)
+    return _mesh.sharded_as([x, angles[0]], of_each, *angles)
 
 
 class Target(NamedTuple):

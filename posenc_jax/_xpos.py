@@ -16,9 +16,10 @@ from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import InvalidValue, public
 from posenc_jax._distance import difference
 from posenc_jax._frequencies import Frequencies, Layout, Spectrum, dim_of, one_axis
+from posenc_jax._pairs import TurnSettings
 from posenc_jax._rotary import placed
 from posenc_jax._turn import turn
-from posenc_jax._turn_forms import TurnSettings
+from posenc_jax._waves import Angles
 from posenc_jax._xla import compiled, positive_product, product
 
 # 2^f = Σ cᵢ fⁱ for 0 ≤ f < 1, to a relative error of 1.4e-8. All coefficients are positive.
@@ -126,15 +127,15 @@ def _xpos(
     gamma: float,
     layout: Layout,
 ) -> jax.Array:
-    positions, dtype, dim = placed(x, positions, head_axis), compute_dtype(x), dim_of(frequencies)
+    angles, dtype, dim = Angles(placed(x, positions, head_axis), frequencies), compute_dtype(x), dim_of(frequencies)
     if not dim:
-        return turn(TurnSettings(layout), x, positions, frequencies)
+        return turn(TurnSettings(layout), x, angles)
     n = dim // 2
     decays = [sign * math.log2((j / n + gamma) / (1 + gamma)) / scale_base for j in range(n)]
     columns = np.repeat(decays, 2) if layout == "interleaved" else np.tile(decays, 2)
     columns = np.pad(columns, (0, x.shape[-1] - dim)).astype(np.float32)
-    distance = _distance(positions, origin)
-    turned: Any = turn(TurnSettings(layout, result=np.dtype(dtype)), x, positions, frequencies)
+    distance = _distance(angles.positions, origin)
+    turned: Any = turn(TurnSettings(layout, result=np.dtype(dtype)), x, angles)
     return _scaled(turned, distance, align(columns, x.ndim)).astype(x.dtype)
 
 

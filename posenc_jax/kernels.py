@@ -55,8 +55,8 @@ from posenc_jax._checks import InvalidValue, public, require, require_type
 from posenc_jax._distance import difference
 from posenc_jax._fixed_point import Word
 from posenc_jax._frequencies import Frequencies, Layout, dim_of, one_axis, parse
-from posenc_jax._turn_forms import TurnSettings, is_second, two_products
-from posenc_jax._turn_forms import rotate_pairs as rotate_members
+from posenc_jax._pairs import is_second, two_products
+from posenc_jax._pairs import rotate_pairs as rotate_members
 
 __all__ = ["alibi", "cos_sin", "kerple_log", "kerple_power", "rotate", "rotate_pairs", "tuning_words"]
 
@@ -109,7 +109,7 @@ def tuning_words(frequencies: Frequencies | int | jax.Array, layout: Layout | No
         _checks.settings(layout=layout)
         dim = dim_of(frequencies)
         word, amplitudes = jax.tree.map(lambda x: _waves.expand(x, layout, dim), (word, amplitudes))
-        amplitudes[1] *= np.where(is_second(TurnSettings(layout), dim), 1, -1).astype(np.float32)
+        amplitudes[1] *= np.where(is_second(layout, dim), 1, -1).astype(np.float32)
     return jnp.stack([*word[1:], *(lax.bitcast_convert_type(a, np.int32) for a in amplitudes)])
 
 
@@ -271,7 +271,7 @@ def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Arra
         _check_floats(name, tile, dtype or compute_dtype(x1))
         require(tile.shape == x1.shape, "{} must have the shape of x1, {}, got {}", name, x1.shape, tile.shape)
     wide1, wide2 = (x.astype(compute_dtype(x1)) for x in (x1, x2))
-    y1, y2 = rotate_members(TurnSettings("half"), wide1, wide2, (sine, cosine), _xla.GPU)
+    y1, y2 = rotate_members(wide1, wide2, (sine, cosine), _xla.GPU)
     return y1.astype(x1.dtype), y2.astype(x1.dtype)
 
 

@@ -16,9 +16,10 @@ from posenc_jax import _arguments, _checks
 from posenc_jax._arrays import compute_dtype
 from posenc_jax._checks import require
 from posenc_jax._frequencies import Frequencies, geometric, parse_positions
+from posenc_jax._pairs import TurnSettings
 from posenc_jax._rotary import placed
 from posenc_jax._turn import turn
-from posenc_jax._turn_forms import TurnSettings
+from posenc_jax._waves import Angles
 from posenc_jax._xla import compiled
 
 Role = Literal["query", "key"]
@@ -114,14 +115,14 @@ def _rotate(
 
 
 def _nan(settings: TurnSettings, x: jax.Array, positions: jax.Array) -> jax.Array:
-    return turn(settings, x, positions, geometric(0)) * np.array(np.nan, x.dtype)
+    return turn(settings, x, Angles(positions, geometric(0))) * np.array(np.nan, x.dtype)
 
 
 def _applied(settings: TurnSettings, how: LayerTurn, x: jax.Array, positions: jax.Array) -> jax.Array:
     """Rotates and scales x, rounded once."""
-    dtype = np.dtype(compute_dtype(x))
+    dtype, angles = np.dtype(compute_dtype(x)), Angles(positions, how.frequencies)
     if how.query_scale is None and how.softmax_scale == 1:
-        return turn(settings, x, positions, how.frequencies)
-    y = turn(settings._replace(result=dtype), x, positions, how.frequencies)
+        return turn(settings, x, angles)
+    y = turn(settings._replace(result=dtype), x, angles)
     scale = np.ones((), dtype) if how.query_scale is None else how.query_scale(positions[..., :1]).astype(dtype)
     return (y * (scale * np.array(how.softmax_scale, dtype))).astype(x.dtype)

@@ -12,7 +12,7 @@ import numpy as np
 from posenc_jax import _checks
 from posenc_jax._checks import public, require, require_type
 from posenc_jax._frequencies import Frequencies, Layout, parse_static
-from posenc_jax._turn_forms import TurnSettings
+from posenc_jax._pairs import TurnSettings
 from posenc_jax._xla import compiled
 from posenc_jax.hf import _apply
 from posenc_jax.hf._apply import Role

@@ -13,7 +13,8 @@ import posenc_jax as pe
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
 from posenc_jax import _turn_forms, _xla
-from posenc_jax._turn_forms import TurnSettings
+from posenc_jax._pairs import Rotation, TurnSettings
+from posenc_jax._waves import Angles
 
 LAYOUTS = ["half", "interleaved"]
 
@@ -22,24 +23,33 @@ def normal(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-# Every form, told what one compiler is told; a CPU can run them all.
+def form(name, target=_xla.CPU):
+    """A form, told what one compiler is told; a CPU can run them all."""
+
+    def rotate(settings, x, positions, frequencies):
+        r = Rotation(settings, x, Angles(positions, frequencies), target).broadcast()
+        return getattr(_turn_forms, name)(r)
+
+    return rotate
+
+
 FORMS = {
-    "reference": _turn_forms.reference,
-    "split and stack": functools.partial(_turn_forms.split_and_stack, target=_xla.CPU),
-    "split and concatenate, halves, GPU": functools.partial(_turn_forms.split_and_concatenate, target=_xla.GPU),
-    "pad and select": functools.partial(_turn_forms.pad_and_select, target=_xla.CPU),
-    "rotate words, pairs, GPU": functools.partial(_turn_forms.rotate_words, target=_xla.GPU),
-    "sum columns": functools.partial(_turn_forms.sum_columns, target=_xla.CPU),
-    "reverse halves in place": functools.partial(_turn_forms.reverse_halves_in_place, target=_xla.CPU),
+    "reference": form("reference"),
+    "split and stack": form("split_and_stack"),
+    "split and concatenate, halves, GPU": form("split_and_concatenate", _xla.GPU),
+    "pad and select": form("pad_and_select"),
+    "rotate words, pairs, GPU": form("rotate_words", _xla.GPU),
+    "sum columns": form("sum_columns"),
+    "reverse halves in place": form("reverse_halves_in_place"),
 }
 # The same forms, told what the other compilers are told.
 ELSEWHERE = {
-    "split and stack, GPU": functools.partial(_turn_forms.split_and_stack, target=_xla.GPU),
-    "split and concatenate, halves": functools.partial(_turn_forms.split_and_concatenate, target=_xla.CPU),
-    "pad and select, GPU": functools.partial(_turn_forms.pad_and_select, target=_xla.GPU),
-    "pad and select, TPU": functools.partial(_turn_forms.pad_and_select, target=_xla.TPU),
-    "rotate words, pairs": functools.partial(_turn_forms.rotate_words, target=_xla.CPU),
-    "reverse halves in place, TPU": functools.partial(_turn_forms.reverse_halves_in_place, target=_xla.TPU),
+    "split and stack, GPU": form("split_and_stack", _xla.GPU),
+    "split and concatenate, halves": form("split_and_concatenate"),
+    "pad and select, GPU": form("pad_and_select", _xla.GPU),
+    "pad and select, TPU": form("pad_and_select", _xla.TPU),
+    "rotate words, pairs": form("rotate_words"),
+    "reverse halves in place, TPU": form("reverse_halves_in_place", _xla.TPU),
 }
 EVERY = pytest.mark.parametrize("every", [FORMS, thorough(ELSEWHERE)], ids=["forms", "forms elsewhere"])
 
@@ -86,7 +96,7 @@ def assert_same(name, got, want):
 def test_every_form_computes_the_same(layout, dtype, last, backward, dim, heads):
     x, settings, frequencies = vectors(heads, dtype), TurnSettings(layout, last, backward), pe.geometric(dim)
     every = forms(FORMS, layout, dim == 16, dtype)
-    turned = jax.jit(lambda x, p: {name: form(settings, x, p, frequencies) for name, form in every.items()})
+    turned = jax.jit(lambda x, p: {name: rotate(settings, x, p, frequencies) for name, rotate in every.items()})
     results = jax.device_get(turned(x, AROUND_ZERO))
     for name, got in results.items():
         assert_same(name, got, results["reference"])
@@ -104,9 +114,11 @@ def test_every_form_alone_computes_the_same(layout, dtype, ends_and_ways):
     def alone(name):
         def turned(x, p):
             return {
-                (last, backward, dim, heads): form(TurnSettings(layout, last, backward), x[heads], p, pe.geometric(dim))
+                (last, backward, dim, heads): rotate(
+                    TurnSettings(layout, last, backward), x[heads], p, pe.geometric(dim)
+                )
                 for last, backward, dim, heads in cases
-                if (form := forms(FORMS | ELSEWHERE, layout, dim == 16, dtype).get(name))
+                if (rotate := forms(FORMS | ELSEWHERE, layout, dim == 16, dtype).get(name))
             }
 
         return jax.device_get(jax.jit(turned)(x, AROUND_ZERO))
@@ -123,7 +135,7 @@ def test_frequencies_of_each_head(layout, every):
     x, w = normal(5, 6, 2, 8), np.float32([[1.3, 0.2, 0.7, 2], [3, 0.1, 0.5, 1]])
     p = 1_000_003 * np.arange(5, dtype=np.int32).reshape(5, 1, 1, 1)
     every = forms(every, layout, True)
-    turned = jax.jit(lambda x, p, w: {name: form(TurnSettings(layout), x, p, w) for name, form in every.items()})
+    turned = jax.jit(lambda x, p, w: {name: rotate(TurnSettings(layout), x, p, w) for name, rotate in every.items()})
     results = jax.device_get(turned(x, p, w.reshape(1, 1, 2, 4)))
     for head in range(2):
         want = np.asarray(pe.rotary(x[:, :, head], p[:, :, 0, 0], w[head], layout=layout, head_axis=None))
@@ -131,11 +143,16 @@ def test_frequencies_of_each_head(layout, every):
             assert_same(f"{name}, head {head}", y[:, :, head], want)
 
 
-def case_of(settings, *operands):
-    """The case of operands of these types."""
+def fact(of_rotation, settings, *operands):
+    """What a function says of the rotation of x by positions and frequencies of these types."""
     found = []
     arrays = [x for x in operands if isinstance(x, jax.ShapeDtypeStruct)]
-    jax.eval_shape(lambda *x: found.append(_turn_forms.case_of(settings, *x, *operands[len(x) :])), *arrays)
+
+    def note(*given):
+        x, *angles = *given, *operands[len(given) :]
+        found.append(of_rotation(Rotation(settings, x, Angles(*angles)).broadcast()))
+
+    jax.eval_shape(note, *arrays)
     return found[0]
 
 
@@ -146,23 +163,23 @@ def of(shape, dtype=np.int32):
 def test_a_table_pays_if_vectors_share_positions_and_frequencies():
     x, p = of((7, 8, 16), np.float32), of((7, 1, 1))
     for w, shared in ((pe.geometric(16), True), (of((1, 1, 8)), True), (of((1, 8, 8)), False)):
-        assert case_of(TurnSettings("half"), x, p, w).shared == shared, w
-    assert not case_of(TurnSettings("half"), x, of((7, 8, 1)), pe.geometric(16)).shared
+        assert fact(lambda r: r.shared, TurnSettings("half"), x, p, w) == shared, w
+    assert not fact(lambda r: r.shared, TurnSettings("half"), x, of((7, 8, 1)), pe.geometric(16))
 
 
 def test_every_row_of_the_table_is_taken():
     shapes = [(length, heads, width) for length in (7, 128) for heads in (1, 8) for width in (16, 15, 12, 100)]
-    cases = {
-        case_of(TurnSettings(layout), of(shape, dtype), of((shape[0], 1, 1)), f)
+    forms_of = lambda r: [(platform, _turn_forms.form_of(platform, r)) for platform in _turn_forms.FORMS]  # noqa: E731
+    taken = {
+        each
         for shape in shapes
         for dtype in (jnp.float32, jnp.bfloat16)
         for layout in LAYOUTS
         for f in (pe.geometric(8), pe.geometric(shape[-1] // 2 * 2))
+        for each in fact(forms_of, TurnSettings(layout), of(shape, dtype), of((shape[0], 1, 1)), f)
     }
-    for platform, rows in _turn_forms.FORMS.items():
-        taken = {next(i for i, (holds, _) in enumerate(rows) if holds(case)) for case in cases}
-        barriers = _xla.KEEPS_BARRIERS or platform != "cpu"
-        assert taken == {i for i, (_, form) in enumerate(rows) if barriers or form != _turn_forms.sum_columns}
+    rows = {(platform, form) for platform, rows in _turn_forms.FORMS.items() for _, form in rows}
+    assert taken == rows - (set() if _xla.KEEPS_BARRIERS else {("cpu", _turn_forms.sum_columns)})
 
 
 # The operations of a form on a CPU, and those of the others.
@@ -219,10 +236,10 @@ def test_nothing_to_turn(shape, layout, every):
     @quick
     def turned(x, p):
         results = {
-            (dim, name, dtype): form(settings, x.astype(dtype), p, pe.geometric(dim))
+            (dim, name, dtype): rotate(settings, x.astype(dtype), p, pe.geometric(dim))
             for dtype in ("float32", "bfloat16")
             for dim in (6, 8)
-            for name, form in forms(every, layout, dim == 8, dtype).items()
+            for name, rotate in forms(every, layout, dim == 8, dtype).items()
         }
         for dim in (6, 8):
             total = lambda x: pe.rotary(x, None, dim, layout=layout, head_axis=-2).sum()  # noqa: B023, E731
@@ -244,9 +261,9 @@ def test_an_infinity_stays_in_its_pair(layout, every):
     @quick
     def turned(inputs, p):
         return {
-            (width, name): form(TurnSettings(layout), x, p, pe.geometric(8))
+            (width, name): rotate(TurnSettings(layout), x, p, pe.geometric(8))
             for width, x in inputs.items()
-            for name, form in forms(every, layout, width == 8).items()
+            for name, rotate in forms(every, layout, width == 8).items()
         }
 
     for (width, name), y in turned(inputs, np.arange(4).reshape(4, 1, 1)).items():
@@ -258,7 +275,7 @@ def test_an_infinity_stays_in_its_pair(layout, every):
 @pytest.mark.parametrize("last", [False, True])
 def test_words_that_do_not_rotate_keep_their_bits(dtype, last):
     x = np.arange(2**16, dtype=np.uint16).reshape(-1, 4, 16)  # every number and every NaN
-    rotate = functools.partial(_turn_forms.rotate_words, TurnSettings("interleaved", last), target=_xla.GPU)
+    rotate = functools.partial(form("rotate_words", _xla.GPU), TurnSettings("interleaved", last))
     y = jax.jit(lambda x, p: rotate(x, p, pe.geometric(6)))(x.view(jnp.dtype(dtype)), np.ones((1, 1, 1), np.int32))
     kept = slice(10) if last else slice(6, 16)
     np.testing.assert_array_equal(np.asarray(y).view(np.uint16)[..., kept], x[..., kept])

@@ -1,0 +1,116 @@
+"""Primitives of JAX, and what their types say. No other module imports `jax.interpreters`.
+
+A primitive here has a type, a program for each platform, and a rule for `jax.vmap`; `set_jvp` and `set_transpose` give
+it derivatives. Rules see None where nothing moves. No other module calls methods of types that JAX does not document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.interpreters import ad, batching, mlir
+
+# `jax.extend.core` has this class too, but imports Pallas, which takes as long as this library (JAX 0.10 and 0.12).
+# tests/properties/test_package.py::test_importing_brings_in_nothing_heavy
+_Primitive = type(lax.add_p)
+
+
+def primitive(
+    name: str,
+    type_of: Callable[..., Any],
+    programs: Mapping[str | None, Callable[..., Any]],
+    mapped: Callable[..., Any],
+    *,
+    parameters: tuple[str, ...],
+    several: bool = False,
+) -> Any:
+    """Makes a primitive.
+
+    Args:
+      name: its name in programs.
+      type_of: type_of(*operand_types, **parameters) is the type of the result.
+      programs: the program of each platform; None stands for the platforms not named.
+      mapped: mapped(level, axes, *operands, **parameters) binds the primitive under one more `jax.vmap`. The new axis
+        is the first of the results, and of the operands for which axes holds 0 and not None.
+      parameters: the names of the parameters, which are hashable.
+      several: whether there are several results, a list.
+    """
+    new = _Primitive(name)
+    new.multiple_results = several
+    jitted = jax.jit(new.bind, static_argnames=parameters)
+
+    def evaluate(*operands: Any, **static: Any) -> Any:
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            # `jitted` would call `bind`, which calls this function. The CPU's program is right on every platform.
+            return programs[None](*operands, **static)
+        return jitted(*operands, **static)
+
+    def batch(level: Any, operands: Sequence[Any], axes: Sequence[Any], **static: Any) -> tuple[Any, Any]:
+        if all(axis is None for axis in axes):  # JAX calls this rule for any operands under a named axis
+            axis, y = None, new.bind(*operands, **static)
+        else:
+            firsts = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
+            axis, y = 0, mapped(level, [None if axis is None else 0 for axis in axes], *firsts, **static)
+        return y, [axis] * len(y) if several else axis
+
+    new.def_impl(evaluate)
+    new.def_abstract_eval(type_of)
+    batching.fancy_primitive_batchers[new] = batch
+    for platform, program in programs.items():
+        mlir.register_lowering(new, mlir.lower_fun(program, multiple_results=several), platform=platform)
+    return new
+
+
+def set_jvp(primitive: Any, rule: Callable[..., tuple[Any, Any]]) -> None:
+    """rule(primals, tangents, **parameters) is the result and its tangent."""
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
+        y, dy = rule(primals, [None if isinstance(t, ad.Zero) else t for t in tangents], **parameters)
+        if primitive.multiple_results:
+            pairs = zip(y, dy, strict=True)
+            dy = [ad.Zero(jax.typeof(of).to_tangent_aval()) if t is None else t for of, t in pairs]
+        return y, dy
+
+    ad.primitive_jvps[primitive] = jvp
+
+
+def set_transpose(primitive: Any, rule: Callable[..., list[Any]]) -> None:
+    """rule(cotangent, *operands, **parameters) is a cotangent, or None, for each operand; see `unknown`."""
+
+    def transpose(dy: Any, *operands: Any, **parameters: Any) -> list[Any]:
+        if primitive.multiple_results:
+            return rule([*map(ad.instantiate_zeros, dy)], *operands, **parameters)
+        return [None] * len(operands) if isinstance(dy, ad.Zero) else rule(dy, *operands, **parameters)
+
+    ad.primitive_transposes[primitive] = transpose
+
+
+def unknown(operand: Any) -> Any:
+    """The type of an operand whose cotangent a transpose computes; None for one whose value is known."""
+    return operand.aval if ad.is_undefined_primal(operand) else None
+
+
+def differentiated(program: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """The result of a program and its tangent: the rule of a primitive that no rule of its own differentiates."""
+    moving = {i: t for i, t in enumerate(tangents) if t is not None}
+
+    def of_moving(*values: Any) -> Any:
+        operands = dict(enumerate(primals)) | dict(zip(moving, values, strict=True))
+        return program(*operands.values())
+
+    return jax.jvp(of_moving, [primals[i] for i in moving], [*moving.values()])
+
+
+def retyped(x: Any, shape: Sequence[Any], *, dtype: Any = None, sharding: Any = None) -> Any:
+    """The type x with another shape, and another dtype and sharding if they are given; not weak."""
+    more = {"dtype": dtype, "sharding": sharding}
+    return x.update(shape=tuple(shape), weak_type=False, **{k: v for k, v in more.items() if v is not None})
+
+
+def varying(x: jax.Array) -> frozenset[Any]:
+    """The manual axes of a mesh along which x varies."""
+    return jax.typeof(x).manual_axis_type.varying
