@@ -12,20 +12,20 @@ import jax
 import jax.numpy as jnp
 
 from posenc_jax import _checks, _mesh
-from posenc_jax._checks import InvalidValue, require
+from posenc_jax._checks import invalid, require
 from posenc_jax._frequencies import Spectrum, amplitude_of, dim_of, num_axes_of, parse, parse_positions
 
 # Scaled spectra
 
 
-def even_width(dim: Any, least: int = 2) -> int:
+def parse_even_width(dim: Any, least: int = 2) -> int:
     """`dim` as an even number of features, from `least` to 2²⁰."""
     dim = _checks.positive_int("dim", dim)
     require(dim % 2 == 0 and least <= dim <= 2**20, "dim must be even, from {} to 2²⁰, got {}", least, dim)
     return dim
 
 
-def growth(factor: Any) -> Fraction:
+def parse_growth(factor: Any) -> Fraction:
     """The factor of a context extension, at least 1."""
     result = _checks.number("factor", factor)
     require(result >= 1, "factor must be at least 1, got {}", result)
@@ -35,11 +35,11 @@ def growth(factor: Any) -> Fraction:
 # Encodings: of positions, by frequencies
 
 
-def encoding(
+def parse_encoding(
     positions: Any, frequencies: Any, layout: Any, name: str = "positions", even: bool = False
 ) -> tuple[jax.Array, Spectrum]:
     """Positions (..., axes), and frequencies."""
-    _checks.settings(layout=layout)
+    _checks.layout("layout", layout)
     frequencies = parse(frequencies, even=even, unsharded=layout == "half")
     return parse_positions(name, positions, frequencies), frequencies
 
@@ -47,39 +47,39 @@ def encoding(
 # Vectors that encodings are added to
 
 
-def added_encoding(
+def parse_added_encoding(
     x: Any, positions: Any, frequencies: Any, layout: Any
 ) -> tuple[jax.Array, jax.Array | None, Spectrum]:
     """x, positions (..., axes) or None, and frequencies, for an encoding that is added to x."""
-    _checks.settings(layout=layout)
+    _checks.layout("layout", layout)
     x = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,))
     frequencies = parse(x.shape[-1] if frequencies is None else frequencies)
-    same_width("x", x, frequencies)
-    return x, beside("positions", positions, "x", x, frequencies, "x without its last axis"), frequencies
+    check_same_width("x", x, frequencies)
+    return x, parse_positions_of("positions", positions, "x", x, frequencies, "x without its last axis"), frequencies
 
 
-def shifted(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, jax.Array, Spectrum]:
+def parse_shift(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, jax.Array, Spectrum]:
     """Encodings (..., dim), an offset (..., axes) that broadcasts to them, and frequencies."""
-    _checks.settings(layout=layout)
+    _checks.layout("layout", layout)
     encodings = _checks.floats("encodings", encodings, (..., "dim"), known=(-1,))
     frequencies = parse(frequencies, even=True, unsharded=True)
-    same_width("encodings", encodings, frequencies)
+    check_same_width("encodings", encodings, frequencies)
     if layout == "half":
         _checks.unsharded("encodings", encodings)
-    # To `beside`, None means 0, 1, …
+    # To `parse_positions_of`, None means 0, 1, …
     _checks.require_type(offset is not None, "offset", _checks.POSITIONS.text, offset)
     rows_of = "encodings without their last axis"
-    offset = beside("offset", offset, "encodings", encodings, frequencies, rows_of)
+    offset = parse_positions_of("offset", offset, "encodings", encodings, frequencies, rows_of)
     return encodings, cast(jax.Array, offset), frequencies
 
 
-def same_width(name: str, x: jax.Array, frequencies: Spectrum) -> None:
+def check_same_width(name: str, x: jax.Array, frequencies: Spectrum) -> None:
     """Raises unless the frequencies have as many features as x."""
     width = dim_of(frequencies)
     require(width == x.shape[-1], "frequencies of width {} must match {}, shape {}", width, name, x.shape)
 
 
-def beside(
+def parse_positions_of(
     name: str, positions: Any, x_name: str, x: jax.Array, frequencies: Spectrum, rows_of: str, *, head_axis: Any = None
 ) -> jax.Array | None:
     """Positions (..., axes) that broadcast to x without its last axis and its head axis; None if they are counted."""
@@ -124,14 +124,14 @@ def parse_table(x: Any) -> jax.Array:
 
 def parse_rows(positions: Any, length: int, out_of_range: Any) -> jax.Array:
     """Integer positions in a table of this length."""
-    _checks.settings(out_of_range=out_of_range)
+    _checks.out_of_range("out_of_range", out_of_range)
     positions = _checks.array("positions", positions, _checks.INTEGERS)
     if out_of_range == "error":
         _checks.within(positions, 0, length - 1, f"positions must be from 0 to {length - 1}, got {{}} to {{}}")
     return positions
 
 
-def rows_sharded_together(positions: jax.Array | None, table: jax.Array, **arrays: jax.Array) -> None:
+def check_rows_sharded_together(positions: jax.Array | None, table: jax.Array, **arrays: jax.Array) -> None:
     """Raises if positions, table and arrays shard the result differently."""
     specs = {name: tuple(jax.typeof(x).sharding.spec) for name, x in arrays.items()}
     if positions is not None:
@@ -141,7 +141,9 @@ def rows_sharded_together(positions: jax.Array | None, table: jax.Array, **array
     _checks.sharded_together(specs | {"table": tuple(spec if positions is None else spec[1:])})
 
 
-def added_rows(x: Any, table: Any, positions: Any, out_of_range: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+def parse_added_rows(
+    x: Any, table: Any, positions: Any, out_of_range: Any
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """x, a table of its width, and integer positions or None, for rows that are added to x."""
     x, table = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,)), parse_table(table)
     _checks.known_size("table", table.shape, 0, 1)
@@ -152,7 +154,7 @@ def added_rows(x: Any, table: Any, positions: Any, out_of_range: Any) -> tuple[j
         _checks.broadcastable("positions", positions.shape, "x without its last axis", x.shape[:-1])
     else:
         _first_rows(x, table)
-    rows_sharded_together(positions, table, x=x)
+    check_rows_sharded_together(positions, table, x=x)
     return x, table, positions
 
 
@@ -163,7 +165,7 @@ def _first_rows(x: jax.Array, table: jax.Array) -> None:
         longer = bool(seq > length)
     except Exception:  # InconclusiveDimensionOperation, whose import brings in Pallas
         size = f"of known size, or with a constraint such as 'seq <= {length}'"
-        raise InvalidValue(f"x must have a sequence {size}, got shape {x.shape}") from None
+        raise invalid(f"x must have a sequence {size}, got shape {x.shape}") from None
     require(not longer, "table of {} rows is too small for a sequence of {}", length, seq)
     if seq != length:
         _checks.unsharded("table", table, 0)
@@ -174,15 +176,16 @@ def _first_rows(x: jax.Array, table: jax.Array) -> None:
 
 def _turning(name: str, x: Any, layout: Any, head_axis: Any, part: Any) -> tuple[jax.Array, int | None]:
     """x, and its head axis counted from the front."""
-    _checks.settings(layout=layout, part=part)
+    _checks.layout("layout", layout)
+    _checks.part("part", part)
     axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
     x = _checks.floats(name, x, axes, known=(-1,))
-    head_axis = from_the_front(name, x, head_axis)
+    head_axis = parse_head_axis(name, x, head_axis)
     require(x.shape[-1], "{} must have features to turn, got shape {}", name, x.shape)
     return x, head_axis
 
 
-def from_the_front(name: str, x: jax.Array, head_axis: Any) -> int | None:
+def parse_head_axis(name: str, x: jax.Array, head_axis: Any) -> int | None:
     """The head axis of x counted from the front; None if it has none."""
     if head_axis is None:
         return None
@@ -198,7 +201,7 @@ def _unsharded_pairs(name: str, x: jax.Array, layout: Any, dim: int) -> None:
         _checks.unsharded(name, x)
 
 
-def rotated_by_waves(
+def parse_rotary_by_waves(
     x: Any, waves: Any, layout: Any, head_axis: Any, part: Any
 ) -> tuple[jax.Array, jax.Array, int | None]:
     """x, the waves as one array (..., 2·pairs), sines before cosines, and the head axis counted from the front."""
@@ -217,7 +220,7 @@ def rotated_by_waves(
     return x, jnp.concatenate(_mesh.agreeing((sine, cosine)), axis=-1), head_axis
 
 
-def rotated(
+def parse_rotary(
     x: Any,
     positions: Any,
     frequencies: Any,
@@ -246,7 +249,7 @@ def rotated(
         message = "frequencies must have one entry for each head of {}, shape {}, got shape {}"
         require(frequencies.shape[0] == heads, message, name, x.shape, frequencies.shape)
     rows_of = f"{name} without its head axis and its last"
-    positions = beside(positions_name, positions, name, x, frequencies, rows_of, head_axis=head_axis)
+    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, head_axis=head_axis)
     if dim and positions is not None and amplitude_of(frequencies) != 1:
         _refuse_one_position(name, x, positions_name, positions, head_axis, amplitude_of(frequencies))
     return x, positions, frequencies, head_axis
@@ -263,4 +266,4 @@ def _refuse_one_position(
         message = (
             f"{positions_name} must not be one for the {rows[-1]} vectors of {name} if attention_factor is {factor}"
         )
-        raise InvalidValue(f"{message}: {ways}")
+        raise invalid(f"{message}: {ways}")

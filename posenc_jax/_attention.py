@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _mesh, _tile_arguments
 from posenc_jax._arrays import align
 from posenc_jax._blockwise import attend
-from posenc_jax._checks import InvalidType, public
+from posenc_jax._checks import public, wrong_type
 from posenc_jax._primitive import retyped, varying
 from posenc_jax._tiles import Operands, Settings, Side, grid
 
@@ -234,7 +234,7 @@ def attention(
 
 def _parse_settings(causal: Any, window: Any, soft_cap: Any, scale: float, block_size: Any) -> Settings:
     """The settings that are plain values."""
-    causal, block_size = _checks.settings(causal=causal, block_size=block_size)
+    causal, block_size = _checks.flag("causal", causal), _checks.positive_int("block_size", block_size)
     pair = isinstance(window, tuple) and len(window) == 2
     _checks.require_type(pair, "window", "a pair (left, right) of integers or None", window)
     window = tuple(n if n is None else _checks.integer(f"window[{i}]", n, 0) for i, n in enumerate(window))
@@ -268,7 +268,7 @@ def _trace_bias(settings: Settings, bias: Callable[..., Any], x: Operands) -> tu
     outputs: Any = traced.out_avals
     arrays = tuple(traced.consts)
     if len(outputs) != 1 or not jnp.issubdtype(outputs[0].dtype, jnp.floating):
-        raise InvalidType(f"bias must give one float array, got {', '.join(map(str, outputs)) or 'none'}")
+        raise wrong_type(f"bias must give one float array, got {', '.join(map(str, outputs)) or 'none'}")
     target = x.query.shape[0], x.query.shape[2], *sizes
     _checks.broadcastable("bias", outputs[0].shape, "a tile (batch, heads, queries, keys)", target)
     batch, _, heads, _ = jax.typeof(x.query).sharding.spec

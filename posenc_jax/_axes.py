@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidValue, public, require
+from posenc_jax._checks import invalid, public, require
 from posenc_jax._frequencies import Frequencies, from_base, one_axis, parse_static
 
 
@@ -197,5 +197,5 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
         # A coordinate can run out of places before its section is complete.
         if dealt != sections:
             message = "sections must leave each its share when the pairs are dealt out in turn"
-            raise InvalidValue(f"{message}, got {sections}, of which {dealt} found a place")
+            raise invalid(f"{message}, got {sections}, of which {dealt} found a place")
     return dataclasses.replace(frequencies, axes=axes)

@@ -9,8 +9,9 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from types import EllipsisType
-from typing import Any, NamedTuple, ParamSpec, TypeGuard, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,39 +22,36 @@ from posenc_jax._arrays import held
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S", bound=str)
+Layout = Literal["interleaved", "half"]
+Part = Literal["first", "last"]
+OutOfRange = Literal["error", "nan", "zeros"]
 _INT32, _FLOAT32 = np.iinfo(np.int32), np.finfo(np.float32)
 _NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # not numbers, though some subclass integers
 
 # Errors
 
 
-class _Invalid(Exception):
-    """An error about an argument, which `public` completes with the name of the function."""
-
-    builtin: type[Exception]
-    named = final = False
-
-    def __init__(self, message: str):
-        super().__init__(message)
-        self.message = message
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.builtin, self.args, {k: v for k, v in vars(self).items() if k == "__notes__"}
+# The public function whose arguments are being checked; the outermost one, if one calls another.
+_function: ContextVar[str] = ContextVar("function", default="")
 
 
-class InvalidValue(_Invalid, ValueError):
-    """Printed and pickled as the ValueError that it is."""
-
-    __module__, __qualname__, builtin = "builtins", "ValueError", ValueError
-
-
-class InvalidType(_Invalid, TypeError):
-    """Printed and pickled as the TypeError that it is."""
-
-    __module__, __qualname__, builtin = "builtins", "TypeError", TypeError
+def prefixed(message: str) -> str:
+    """The message behind the name of the public function, which begins every error about an argument."""
+    return f"{name}: {message}" if (name := _function.get()) else message
 
 
-InvalidValue.__name__, InvalidType.__name__ = "ValueError", "TypeError"
+def invalid(message: str) -> ValueError:
+    """The error for an argument of the right type."""
+    return ValueError(prefixed(message))
+
+
+def wrong_type(message: str) -> TypeError:
+    """The error for an argument of a wrong type or dtype."""
+    return TypeError(prefixed(message))
+
+
+InvalidValue, InvalidType = invalid, wrong_type
 
 
 def public(f: Callable[P, R]) -> Callable[P, R]:
@@ -71,17 +69,18 @@ def public(f: Callable[P, R]) -> Callable[P, R]:
 
 
 def naming(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a function to prefix its argument errors with `name`; the outermost decorated function wins."""
+    """Decorates a function whose argument errors begin with `name`, unless another such function calls it."""
 
     def decorate(f: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(f)
         def named(*args: P.args, **kwargs: P.kwargs) -> R:
+            if _function.get():
+                return f(*args, **kwargs)
+            token = _function.set(name)
             try:
                 return f(*args, **kwargs)
-            except _Invalid as error:
-                if not error.final:
-                    error.args, error.named = (f"{name}: {error.message}",), True
-                raise
+            finally:
+                _function.reset(token)
 
         return named
 
@@ -90,24 +89,24 @@ def naming(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 @contextlib.contextmanager
 def callback() -> Iterator[None]:
-    """Wraps a call to the caller's function: errors that public functions raise in it keep those functions' names."""
+    """Wraps a call to the caller's function: public functions that it calls name their errors themselves."""
+    token = _function.set("")
     try:
         yield
-    except _Invalid as error:
-        error.final = error.named
-        raise
+    finally:
+        _function.reset(token)
 
 
 def require(condition: Any, message: str, *got: Any) -> None:
-    """Raises InvalidValue, its message formatted with `got`, unless the condition holds."""
+    """Raises ValueError, its message formatted with `got`, unless the condition holds."""
     if not condition:
-        raise InvalidValue(message.format(*got))
+        raise invalid(message.format(*got))
 
 
 def require_type(condition: Any, name: str, expected: str, value: Any) -> None:
-    """Raises InvalidType for the value unless the condition holds."""
+    """Raises TypeError for the value unless the condition holds."""
     if not condition:
-        raise InvalidType(f"{name} must be {expected}, got {describe(value)}")
+        raise wrong_type(f"{name} must be {expected}, got {describe(value)}")
 
 
 def describe(value: Any) -> str:
@@ -178,10 +177,25 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def one_of(name: str, value: Any, options: Sequence[str]) -> Any:
+def one_of(name: str, value: Any, options: tuple[S, ...]) -> S:
     """`value`, which must be one of `options`."""
     require(isinstance(value, str) and value in options, "{} must be one of {}, got {!r}", name, options, value)
     return value
+
+
+def layout(name: str, value: Any) -> Layout:
+    """`value` as a layout of pairs."""
+    return one_of(name, value, ("interleaved", "half"))
+
+
+def part(name: str, value: Any) -> Part:
+    """`value` as the features that rotate if some do not."""
+    return one_of(name, value, ("first", "last"))
+
+
+def out_of_range(name: str, value: Any) -> OutOfRange:
+    """`value` as what a lookup outside a table gives."""
+    return one_of(name, value, ("error", "nan", "zeros"))
 
 
 def sequence(name: str, value: Any, items: str) -> tuple[Any, ...]:
@@ -247,7 +261,7 @@ def _refuse_narrow(name: str, x: Any) -> None:
     """Raises for positions of a float dtype in which neighbours have become one."""
     skipped = 2 ** (jnp.finfo(x.dtype).nmant + 1) + 1
     meant = "pass int32 or float32; .astype(jnp.float32) if these rounded values are meant"
-    raise InvalidType(f"{name} must be integers or float32, got {describe(x)}, which has no {skipped}: {meant}")
+    raise wrong_type(f"{name} must be integers or float32, got {describe(x)}, which has no {skipped}: {meant}")
 
 
 def _as_int32(name: str, value: Any) -> Any:
@@ -313,7 +327,7 @@ def floating_dtype(name: str, dtype: Any) -> np.dtype:
     except TypeError:
         result = None
     if result is None or not jnp.issubdtype(result, jnp.floating):
-        raise InvalidType(f"{name} must be a float dtype, got {dtype if result is None else result!s}")
+        raise wrong_type(f"{name} must be a float dtype, got {dtype if result is None else result!s}")
     _representable(name, result)
     return result
 
@@ -329,7 +343,7 @@ def _representable(name: str, dtype: Any, hint: str = "") -> None:
         "has no NaN": dtype.itemsize == 1 and not np.isnan(np.full((), np.nan, dtype)),  # float4 and float6
     }
     if fault := next((fault for fault, holds in faults.items() if holds), ""):
-        raise InvalidType(f"{name} is {dtype}, which {fault}{hint}")
+        raise wrong_type(f"{name} is {dtype}, which {fault}{hint}")
 
 
 def broadcastable(name: str, shape: tuple[int, ...], target_name: str, target: tuple[int, ...]) -> None:
@@ -349,29 +363,6 @@ def known_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
     for axis in axes:
         known = isinstance(shape[axis], int)
         require(known, "{} must have a known size along axis {}, got shape {}", name, axis % len(shape), shape)
-
-
-# Settings with one rule for their name
-
-_RULES: dict[Callable[[str, Any], Any], str] = {
-    flag: "align_corners antialias bidirectional causal class_token endpoint flat flip_sin_to_cos learned symmetric "
-    "truncate zeros_outside",
-    positive_int: "block_size features hidden in_features max_distance num_buckets num_embeddings num_features "
-    "num_heads samples",
-    length: "length max_position original_max",
-    positive: "base beta_fast beta_slow gamma low_freq_factor scale_base",
-    floating_dtype: "dtype param_dtype",
-    functools.partial(one_of, options=("interleaved", "half")): "layout source target",
-    functools.partial(one_of, options=("first", "last")): "part",
-    functools.partial(one_of, options=("error", "nan", "zeros")): "out_of_range",
-    functools.partial(one_of, options=("log", "power")): "form",
-}
-_RULE_OF = {name: rule for rule, names in _RULES.items() for name in names.split()}
-
-
-def settings(**values: Any) -> list[Any]:
-    """Parses each value by the rule for its name."""
-    return [_RULE_OF[name](name, value) for name, value in values.items()]
 
 
 # Explicit axes of a mesh
@@ -394,4 +385,4 @@ def sharded_together(specs: dict[str, tuple[Any, ...]]) -> None:
     if len(split) > len({i for i, _ in split}) or len(used) > len({*used}):
         names, got = (", ".join(map(str, x)) for x in (specs, specs.values()))
         message = "be sharded alike where they share an axis of the result, and over no Explicit axis of a mesh twice"
-        raise InvalidValue(f"{names} must {message}, got {got}")
+        raise invalid(f"{names} must {message}, got {got}")

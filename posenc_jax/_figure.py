@@ -15,7 +15,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidType, InvalidValue, require
+from posenc_jax._checks import invalid, require, wrong_type
 
 # Okabe and Ito's colours without black and yellow, which vanish on dark and on light backgrounds, and with a lighter
 # blue, whose contrast is about 4:1 on both. There are 6 colours but 5 dashes and 5 markers, so that combinations repeat
@@ -35,7 +35,7 @@ def matrix(name: str, value: Any, axes: str) -> np.ndarray:
     result = np.asarray(value).astype(np.float64)
     if not np.isfinite(result).all():
         row, column = np.argwhere(~np.isfinite(result))[0]
-        raise InvalidValue(f"{name} must be finite, got {result[row, column]} at ({row}, {column})")
+        raise invalid(f"{name} must be finite, got {result[row, column]} at ({row}, {column})")
     return result
 
 
@@ -44,9 +44,9 @@ def integers(name: str, values: Sequence[int], low: int, high: int) -> list[int]
     result = np.asarray(values)
     require(result.ndim == 1 and result.size, "{} must be one or more integers, got {!r:.60}", name, values)
     if not np.issubdtype(result.dtype, np.integer):
-        raise InvalidType(f"{name} must be integers, got {values!r:.60}")
+        raise wrong_type(f"{name} must be integers, got {values!r:.60}")
     if result.min() < low or result.max() > high:
-        raise InvalidValue(f"{name} must be from {low} to {high}, got {values!r:.60}")
+        raise invalid(f"{name} must be from {low} to {high}, got {values!r:.60}")
     return result.tolist()
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _waves
-from posenc_jax._checks import InvalidValue, public, require
-from posenc_jax._frequencies import Frequencies, Layout, limited, parse_positions, spectrum
+from posenc_jax._checks import Layout, invalid, public, require
+from posenc_jax._frequencies import Frequencies, limited, parse_positions, spectrum
 from posenc_jax._xla import compiled
 
 
@@ -68,14 +68,14 @@ def fourier_features(
 
 def _coordinates(x: Any, matrix: Any, layout: Any) -> tuple[jax.Array, jax.Array]:
     """Checks x (..., inputs) and the matrix (inputs, n)."""
-    _checks.settings(layout=layout)
+    _checks.layout("layout", layout)
     x = _checks.on_device(_checks.array("x", x, _checks.NUMBERS))
     matrix = _checks.on_device(_checks.array("matrix", matrix, _checks.FLOATS))
     require(matrix.ndim == 2, "matrix must have shape (inputs, n), got {}", matrix.shape)
     if layout == "half":
         _checks.unsharded("matrix", matrix)
     if x.shape[-1:] != matrix.shape[:1]:
-        raise InvalidValue(f"x must have shape (..., {matrix.shape[0]}) for matrix {matrix.shape}, got {x.shape}")
+        raise invalid(f"x must have shape (..., {matrix.shape[0]}) for matrix {matrix.shape}, got {x.shape}")
     (*rows, _), (_, columns) = (jax.typeof(a).sharding.spec for a in (x, matrix))
     _checks.sharded_together({"x": (*rows, None), "matrix": (columns,)})
     return x, matrix
@@ -141,7 +141,7 @@ def timestep_embedding(
     shift, scale, max_period = _parse_timestep_settings(dim // 2, downscale_freq_shift, scale, max_period)
     frequencies = _timestep_frequencies(dim // 2, Fraction(shift), Fraction(scale), max_period)
     timesteps = parse_positions("timesteps", timesteps, frequencies)
-    flip, dtype = _checks.settings(flip_sin_to_cos=flip_sin_to_cos, dtype=dtype)
+    flip, dtype = _checks.flag("flip_sin_to_cos", flip_sin_to_cos), _checks.floating_dtype("dtype", dtype)
     return _timestep_embedding(timesteps, frequencies, odd=dim % 2, flip=flip, dtype=dtype)
 
 

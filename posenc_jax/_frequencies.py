@@ -14,9 +14,8 @@ import numpy as np
 from jax import lax
 
 from posenc_jax import _checks, _fixed_point
-from posenc_jax._checks import InvalidType, InvalidValue, public, require, require_type
+from posenc_jax._checks import invalid, public, require, require_type, wrong_type
 
-Layout = Literal["interleaved", "half"]
 Precision = Literal["exact", "float32"]
 F = TypeVar("F", bound="Spectrum")
 
@@ -157,7 +156,7 @@ class Frequencies:
             try:
                 chosen = list(pairs[index])
             except (TypeError, ValueError) as error:
-                raise InvalidType(
+                raise wrong_type(
                     f"index must be a slice of integers, with a step other than 0, got {index!r:.60}"
                 ) from error
         else:
@@ -181,7 +180,7 @@ class Frequencies:
         """
         values = [_checks.number("angular", w) for w in _checks.sequence("angular", angular, "numbers")]
         if len(values) != self.num_pairs:
-            raise InvalidValue(f"angular must hold {self.num_pairs} numbers, one for each pair, got {len(values)}")
+            raise invalid(f"angular must hold {self.num_pairs} numbers, one for each pair, got {len(values)}")
         turns = limited("angular", angular, tuple(_turns(Decimal(w)) for w in values))
         return dataclasses.replace(self, turns=turns)
 
@@ -243,7 +242,7 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
 
 def from_base(dim: int, base: float, endpoint: bool = False) -> Frequencies:
     """`geometric` for a width that has been checked."""
-    return _from_base(dim, *_checks.settings(base=base, endpoint=endpoint))
+    return _from_base(dim, _checks.positive("base", base), _checks.flag("endpoint", endpoint))
 
 
 # Repeated eager calls with a width instead of `Frequencies` take one object, which is checked and hashed once.
@@ -298,7 +297,7 @@ def parse_static(frequencies: Any, *, even: bool = False, empty: bool = False) -
     """`parse` that rejects arrays, for spectra and for settings of modules, where an array would become state."""
     frequencies, expected = _checks.held(frequencies), "Frequencies or an integer width"
     if isinstance(frequencies, (jax.Array, np.ndarray)):
-        raise InvalidType(f"frequencies must be {expected}, got an array")
+        raise wrong_type(f"frequencies must be {expected}, got an array")
     known = isinstance(frequencies, (Frequencies, int, np.integer)) and not isinstance(frequencies, bool)
     require_type(known, "frequencies", expected, frequencies)
     return cast(Frequencies, parse(frequencies, even=even, empty=empty))
@@ -331,7 +330,7 @@ def parse_positions(name: str, positions: Any, frequencies: Spectrum) -> jax.Arr
         return lax.expand_dims(positions, (positions.ndim,))  # eagerly faster than an index
     if positions.shape[-1:] != (num_axes,):
         axis = f"a last axis of size {num_axes}, one coordinate for each axis of the frequencies"
-        raise InvalidValue(f"{name} must have {axis}, got shape {positions.shape}")
+        raise invalid(f"{name} must have {axis}, got shape {positions.shape}")
     _checks.unsharded(name, positions)
     return positions
 
@@ -350,4 +349,4 @@ def check_energy(frequencies: Spectrum, times: float) -> None:
     """Raises if a sum of `times` squared amplitudes, such as a dot product of encodings, overflows float32."""
     amplitude, allowed = amplitude_of(frequencies), f"whose square float32 holds {times:g} times"
     if times * amplitude**2 > float(np.finfo(np.float32).max):
-        raise InvalidValue(f"frequencies must have an attention_factor {allowed}, got {amplitude}")
+        raise invalid(f"frequencies must have an attention_factor {allowed}, got {amplitude}")

@@ -13,10 +13,8 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._checks import InvalidValue, public, require
+from posenc_jax._checks import OutOfRange, invalid, public, require
 from posenc_jax._xla import compiled, product
-
-OutOfRange = Literal["error", "nan", "zeros"]
 
 
 @public
@@ -54,7 +52,7 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
     """
     table = _arguments.parse_table(table)
     positions = _arguments.parse_rows(positions, table.shape[0], out_of_range)
-    _arguments.rows_sharded_together(positions, table)
+    _arguments.check_rows_sharded_together(positions, table)
     return _learned(positions, table, out_of_range=out_of_range)
 
 
@@ -108,7 +106,7 @@ def add_learned(
     Reference:
       Devlin et al., "BERT", 2019, section 3, figure 2.
     """
-    x, table, positions = _arguments.added_rows(x, table, positions, out_of_range)
+    x, table, positions = _arguments.parse_added_rows(x, table, positions, out_of_range)
     scale = _checks.scalar("scale", scale, compute_dtype(x, table))
     return _add_learned(x, table, positions, scale, out_of_range=out_of_range)
 
@@ -199,7 +197,8 @@ def resize_table(
       Digital Image Processing", 1981, equation 8.
     """
     _checks.one_of("method", method, ("linear", "cubic", "torch_cubic"))
-    flags = _checks.settings(antialias=antialias, align_corners=align_corners, zeros_outside=zeros_outside)
+    flags = {"antialias": antialias, "align_corners": align_corners, "zeros_outside": zeros_outside}
+    flags = [_checks.flag(name, value) for name, value in flags.items()]
     antialias, align_corners, zeros_outside = flags
     aliased = method != "torch_cubic" or not antialias
     require(aliased, "antialias must be False for method='torch_cubic'; PyTorch's antialiased bicubic is 'cubic'")
@@ -212,7 +211,7 @@ def resize_table(
     grid = tuple(_checks.positive_int("each entry of shape", n) for n in entries)
     require(0 not in table.shape[:-1], "table must have at least one row, got {}", table.shape)
     if len(grid) != table.ndim - 1:
-        raise InvalidValue(f"shape must have {table.ndim - 1} entries for a table of shape {table.shape}, got {grid}")
+        raise invalid(f"shape must have {table.ndim - 1} entries for a table of shape {table.shape}, got {grid}")
     require(math.prod(grid) < 2**31, "shape must have fewer than 2³¹ rows, got {}", grid)
     how = {"antialias": antialias, "align_corners": align_corners, "zeros_outside": zeros_outside}
     return _resize_table(table, grid=grid, method=method, **how)

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _mesh, _tile_arguments
 from posenc_jax._arrays import align
-from posenc_jax._checks import InvalidValue, public, require
+from posenc_jax._checks import invalid, public, require
 from posenc_jax._distance import per_head, tile_difference, tile_distance
 from posenc_jax._xla import compiled
 
@@ -74,7 +74,8 @@ def t5(
       authors' code (Mesh TensorFlow).
     """
     queries, keys = _tile_arguments.tile(query_positions, key_positions, _checks.INTEGERS)
-    bidirectional, max_distance = _checks.settings(bidirectional=bidirectional, max_distance=max_distance)
+    bidirectional = _checks.flag("bidirectional", bidirectional)
+    max_distance = _checks.positive_int("max_distance", max_distance)
     table, buckets = _parse_table(queries, keys, table, bidirectional, max_distance)
     return _t5(queries, keys, table, edges=_edges(buckets, max_distance), bidirectional=bidirectional)
 
@@ -90,10 +91,10 @@ def _parse_table(
     buckets, odd = divmod(table.shape[0], 2 if bidirectional else 1)
     rows = "an even number of rows, at least 4" if bidirectional else "at least 2 rows"
     if odd or buckets < 2:
-        raise InvalidValue(f"table must have {rows} with bidirectional={bidirectional}, got {table.shape}")
+        raise invalid(f"table must have {rows} with bidirectional={bidirectional}, got {table.shape}")
     half = buckets // 2
     if max_distance <= half:
-        raise InvalidValue(f"max_distance must be above {half}, half the buckets of a direction, got {max_distance}")
+        raise invalid(f"max_distance must be above {half}, half the buckets of a direction, got {max_distance}")
     return table, buckets
 
 
@@ -237,7 +238,7 @@ def _perceptron_weights(positions: tuple[jax.Array, jax.Array], mlp: Any) -> tup
     shapes = tuple(w.shape for w in named.values())
     hidden, *_, heads = shapes
     if shapes != (hidden, hidden, hidden + heads, heads) or len(hidden + heads) != 2 or 0 in hidden + heads:
-        raise InvalidValue(f"mlp must have shapes (hidden,), (hidden,), (hidden, heads), (heads,), got {shapes}")
+        raise invalid(f"mlp must have shapes (hidden,), (hidden,), (hidden, heads), (heads,), got {shapes}")
     _tile_arguments.tile_sharded_together(*positions, {name: named[name] for name in ("w2 of mlp", "b2 of mlp")})
     for name in ("w1 of mlp", "b1 of mlp", "w2 of mlp"):
         _checks.unsharded(name, named[name], 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -18,8 +19,9 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _checks
 from posenc_jax._bias import kerple_log, kerple_power
+from posenc_jax._checks import Layout, Part
 from posenc_jax._fourier import timestep_embedding
-from posenc_jax._frequencies import Frequencies, Layout, parse_static
+from posenc_jax._frequencies import Frequencies, parse_static
 from posenc_jax._learned_bias import fire
 from posenc_jax._relative_bias import relative_position_bias
 from posenc_jax._sinusoidal import sinusoidal
@@ -27,22 +29,33 @@ from posenc_jax._tile_arguments import counted, no_coordinates
 
 Form = Literal["log", "power"]
 
-# Settings that `_checks.settings` does not parse alone. Literals are Any: unpacking would widen them to str.
+# Settings
 
 
-def parse_sinusoidal(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequencies, Any, float]:
+def parse_form(name: str, value: Any) -> Form:
+    """`value` as a form of KERPLE."""
+    return _checks.one_of(name, value, ("log", "power"))
+
+
+def parse_sinusoidal(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequencies, Layout, float]:
     """Settings of `SinusoidalEncoding`."""
-    return parse_static(frequencies), *_checks.settings(layout=layout), _checks.number("scale", scale)
+    return parse_static(frequencies), _checks.layout("layout", layout), _checks.number("scale", scale)
 
 
-def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies, Any, Any]:
+def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies, Layout, Part]:
     """Settings of `RotaryEncoding` except the head axis, which can be checked only against an array."""
-    return parse_static(frequencies, even=True, empty=True), *_checks.settings(layout=layout, part=part)
+    return (
+        parse_static(frequencies, even=True, empty=True),
+        _checks.layout("layout", layout),
+        _checks.part("part", part),
+    )
 
 
-def check_fields(module: Any, names: str) -> None:
-    """Raises what `_checks.settings` raises for these fields of a Linen module."""
-    _checks.settings(**{name: getattr(module, name) for name in names.split()})
+def check_fields(module: Any, checks: dict[Callable[[str, Any], Any], str]) -> None:
+    """Raises what each check raises for the fields of a Linen module that it names."""
+    for check, names in checks.items():
+        for name in names.split():
+            check(name, getattr(module, name))
 
 
 def check_timestep_settings(module: Any) -> None:

@@ -43,7 +43,7 @@ def ntk(dim: int, base: float, factor: float) -> Frequencies:
     Reference:
       bloc97, "NTK-Aware Scaled RoPE", 2023; Peng et al., "YaRN", 2024, section 3.1 (arXiv version 2).
     """
-    return _ntk(_arguments.even_width(dim, 4), _checks.positive("base", base), _arguments.growth(factor))
+    return _ntk(_arguments.parse_even_width(dim, 4), _checks.positive("base", base), _arguments.parse_growth(factor))
 
 
 def _ntk(dim: int, base: float, s: Fraction) -> Frequencies:
@@ -89,8 +89,8 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
     Reference:
       emozilla, "Dynamically Scaled RoPE", 2023; Peng et al., "YaRN", 2024, section 3.3 (arXiv version 2).
     """
-    dim, s = _arguments.even_width(dim, 4), _arguments.growth(factor)
-    base, original_max = _checks.settings(base=base, original_max=original_max)
+    dim, s = _arguments.parse_even_width(dim, 4), _arguments.parse_growth(factor)
+    base, original_max = _checks.positive("base", base), _checks.length("original_max", original_max)
     length = _checks.held(length)
     if not isinstance(length, (jax.Array, np.ndarray)):
         longer = max(_checks.length("length", length) - original_max, 0)

@@ -22,7 +22,7 @@ from jax import lax
 
 from posenc_jax import _mesh, _xla
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._frequencies import Layout
+from posenc_jax._checks import Layout
 from posenc_jax._waves import Angles, Waves, features, is_shared, pair_waves
 from posenc_jax._xla import Target
 
@@ -37,7 +37,7 @@ class TurnSettings(NamedTuple):
     result: np.dtype | None = None  # the dtype of the result; None for the dtype of x
 
 
-def rotate_pairs(
+def rotate_members(
     x1: jax.Array, x2: jax.Array, waves: Sequence[jax.Array], target: Target, *, backward: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     """The formula: rotates the first and the second members of pairs by sines and cosines."""

@@ -12,10 +12,10 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks, _tile_arguments
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._checks import InvalidValue, require
-from posenc_jax._frequencies import Frequencies, Layout, parse_positions, parse_static
+from posenc_jax._checks import Layout, Part, invalid, require
+from posenc_jax._frequencies import Frequencies, parse_positions, parse_static
 from posenc_jax._pairs import TurnSettings
-from posenc_jax._rotary import Part, rotate
+from posenc_jax._rotary import rotate_vectors
 from posenc_jax._waves import Angles
 
 
@@ -30,7 +30,8 @@ class PositionalSettings:
     def __post_init__(self) -> None:
         """Checks the settings."""
         object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True, empty=True))
-        _checks.settings(layout=self.layout, part=self.part)
+        _checks.layout("layout", self.layout)
+        _checks.part("part", self.part)
 
     def parse_bias(self, bias: Any) -> Any:
         """Returns `bias`; raises if these settings do not allow it."""
@@ -71,9 +72,9 @@ class PositionalSettings:
     def _rotate(self, name: str, x: Any, positions_name: str, positions: Any) -> jax.Array:
         """Rotates the query or the key, which errors call `name`, as `rotary` does."""
         options = self.frequencies, self.layout, -2, self.part
-        parsed = _arguments.rotated(x, positions, *options, name=name, positions_name=positions_name)
+        parsed = _arguments.parse_rotary(x, positions, *options, name=name, positions_name=positions_name)
         x, positions, frequencies, axis = parsed
-        return rotate(TurnSettings(self.layout, self.part == "last"), x, Angles(positions, frequencies), axis)
+        return rotate_vectors(TurnSettings(self.layout, self.part == "last"), x, Angles(positions, frequencies), axis)
 
     def _parse_positions(self, query: Any, key: Any, input_positions: Any, key_positions: Any) -> tuple[Any, Any]:
         """The positions of queries and of keys, each an array or None where they are counted."""
@@ -108,7 +109,7 @@ def _require_cache(query: Any, key: Any, positions: jax.Array, mask: Any, is_cau
     sizes = query.shape[-3], key.shape[-3]
     if sizes[0] != 1 or mask is None:
         differ = "where queries and keys differ in number, {} and {}".format(*sizes)
-        raise InvalidValue(f"key_positions must be given {differ} (Flax's cache has one query and a mask), got None")
+        raise invalid(f"key_positions must be given {differ} (Flax's cache has one query and a mask), got None")
     other = "if the keys are Flax's cache (for others, give key_positions)"
     require(
         positions.size == 1, "input_positions must be one slot for all rows {}, got shape {}", other, positions.shape
@@ -129,7 +130,7 @@ def _add_biases(
         values = position_bias(queries, keys)
     values = _checks.floats("what bias returns", values, (..., "heads", "queries", "keys"))
     if values.shape[-3:] != shape:
-        raise InvalidValue(f"bias must return shape (..., {', '.join(map(str, shape))}), got {values.shape}")
+        raise invalid(f"bias must return shape (..., {', '.join(map(str, shape))}), got {values.shape}")
     _checks.broadcastable("what bias returns,", values.shape, "the scores", (*query.shape[:-3], *shape))
     values = align(values, query.ndim)
     if bias is None:

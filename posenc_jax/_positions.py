@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _mesh
-from posenc_jax._checks import InvalidValue, public, require
+from posenc_jax._checks import invalid, public, require
 from posenc_jax._xla import compiled
 
 LIMIT = 2**31
@@ -256,7 +256,7 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
     leading, least = _checks.integer("leading", leading, 0), 2 if order == "column" else 1
     require(len(shape) >= least, "shape must have more sides for order={!r}, got {}", order, shape)
     if leading + math.prod(shape) >= LIMIT:
-        raise InvalidValue(f"shape must have fewer than 2³¹ tokens, got {shape} after leading={leading}")
+        raise invalid(f"shape must have fewer than 2³¹ tokens, got {shape} after leading={leading}")
     return _grid_positions(shape=shape, order=order, leading=leading)
 
 

@@ -20,9 +20,8 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _mesh, _tile_arguments
 from posenc_jax._arrays import align
-from posenc_jax._checks import InvalidValue, public, require
+from posenc_jax._checks import OutOfRange, invalid, public, require
 from posenc_jax._distance import difference
-from posenc_jax._learned import OutOfRange
 from posenc_jax._xla import compiled
 
 
@@ -103,7 +102,7 @@ def relative_position_bias(
       Liu et al., "Swin Transformer", 2021, section 3.2, equation 4; Graham et al., "LeViT", 2021, section 4.2;
       Bao et al., "BEiT", 2022; Tu et al., "MaxViT", 2022. Signs and orders follow the authors' code.
     """
-    symmetric, out_of_range = _checks.settings(symmetric=symmetric, out_of_range=out_of_range)
+    symmetric, out_of_range = _checks.flag("symmetric", symmetric), _checks.out_of_range("out_of_range", out_of_range)
     table, prefix, sides = _parse_table(table, prefix, symmetric)
     window = Window(sides, symmetric, prefix is not None, 0.0 if out_of_range == "zeros" else None)
     queries, keys = _parse_positions(query_positions, key_positions, window, out_of_range == "error")
@@ -224,7 +223,7 @@ def _parse_positions(queries: Any, keys: Any, window: Window, in_range: bool) ->
         jnp.broadcast_shapes(batch, other)
     except ValueError:
         both = f"query_positions, {batch}, and of key_positions, {other}"
-        raise InvalidValue(f"the leading axes of {both}, must broadcast") from None
+        raise invalid(f"the leading axes of {both}, must broadcast") from None
     if in_range:
         _check_known(*sides, window)
     queries, keys = (x[..., None] if axes == 1 else x for x in sides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,12 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align
-from posenc_jax._checks import InvalidType, InvalidValue, public, require
-from posenc_jax._frequencies import Frequencies, Layout, Spectrum, parse, parse_positions, parse_static
+from posenc_jax._checks import Layout, Part, invalid, public, require, wrong_type
+from posenc_jax._frequencies import Frequencies, Spectrum, parse, parse_positions, parse_static
 from posenc_jax._pairs import TurnSettings
 from posenc_jax._turn import turn
 from posenc_jax._waves import Angles, Waves, pair_waves
 from posenc_jax._xla import compiled
-
-Part = Literal["first", "last"]
 
 
 @public
@@ -117,16 +115,18 @@ def rotary(
     inverse = _checks.flag("inverse", inverse)
     if waves is not None:
         _check_alone(positions=positions, frequencies=frequencies, inverse=inverse or None)
-        x, table, axis = _arguments.rotated_by_waves(x, waves, layout, head_axis, part)
-        return rotate(TurnSettings(layout, part == "last"), x, Waves(table), axis)
-    x, positions, frequencies, axis = _arguments.rotated(x, positions, frequencies, layout, head_axis, part, ndim=3)
+        x, table, axis = _arguments.parse_rotary_by_waves(x, waves, layout, head_axis, part)
+        return rotate_vectors(TurnSettings(layout, part == "last"), x, Waves(table), axis)
+    x, positions, frequencies, axis = _arguments.parse_rotary(
+        x, positions, frequencies, layout, head_axis, part, ndim=3
+    )
     if inverse:
         frequencies = _with_inverse_amplitude(frequencies)
-    return rotate(TurnSettings(layout, part == "last", inverse), x, Angles(positions, frequencies), axis)
+    return rotate_vectors(TurnSettings(layout, part == "last", inverse), x, Angles(positions, frequencies), axis)
 
 
 @compiled("rotary", static_argnums=(0, 3))
-def rotate(settings: TurnSettings, x: jax.Array, angles: Angles | Waves, head_axis: int | None) -> jax.Array:
+def rotate_vectors(settings: TurnSettings, x: jax.Array, angles: Angles | Waves, head_axis: int | None) -> jax.Array:
     """`rotary` of parsed arguments; counts from 0 if positions are None."""
     if isinstance(angles, Waves):
         return turn(settings, x, Waves(placed(x, angles.table, head_axis)))
@@ -205,7 +205,7 @@ def _with_inverse_amplitude(frequencies: Spectrum) -> Spectrum:
         return frequencies
     amplitude = frequencies.attention_factor
     if abs(amplitude) * float(np.finfo(np.float32).max) < 1:
-        raise InvalidValue(f"inverse needs frequencies with an attention_factor above 3e-39, got {amplitude}")
+        raise invalid(f"inverse needs frequencies with an attention_factor above 3e-39, got {amplitude}")
     return dataclasses.replace(frequencies, attention_factor=1 / amplitude)
 
 
@@ -265,7 +265,9 @@ def convert_layout(
       Su et al., "RoFormer", 2021, equation 34, uses interleaved pairs; GPT-NeoX and Hugging Face's Llama use halves.
     """
     array, axis, head_dim, dim = _projection(weights, frequencies, axis, num_heads)
-    _checks.settings(source=source, target=target, part=part)
+    _checks.layout("source", source)
+    _checks.layout("target", target)
+    _checks.part("part", part)
     # order[i] is the old index of feature i.
     shape = (-1, 2) if source == "interleaved" else (2, -1)
     order = np.arange(head_dim)
@@ -286,14 +288,14 @@ def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tu
     axis = _checks.integer("axis", axis)
     require(-array.ndim <= axis < array.ndim, "axis must be one of weights, shape {}, got {}", array.shape, axis)
     if array.dtype != (dtype := getattr(weights, "dtype", None)):
-        raise InvalidType(f"weights are {dtype}, which this configuration cannot hold; pass 32 bits")
+        raise wrong_type(f"weights are {dtype}, which this configuration cannot hold; pass 32 bits")
     num_heads = _checks.positive_int("num_heads", num_heads)
     _checks.known_size("weights", array.shape, axis)
     size, axis = array.shape[axis], axis % array.ndim
     if size % num_heads:
-        raise InvalidValue(f"num_heads must divide axis {axis} of weights, shape {array.shape}, got {num_heads}")
+        raise invalid(f"num_heads must divide axis {axis} of weights, shape {array.shape}, got {num_heads}")
     _checks.unsharded("weights", array, axis)
     head_dim, dim = size // num_heads, parse_static(frequencies, empty=True).dim
     if dim % 2 or dim > head_dim:
-        raise InvalidValue(f"frequencies must have an even width of at most {head_dim}, the head_dim, got {dim}")
+        raise invalid(f"frequencies must have an even width of at most {head_dim}, the head_dim, got {dim}")
     return array, axis, head_dim, dim

@@ -12,10 +12,9 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks
 from posenc_jax._arrays import align
-from posenc_jax._checks import public
+from posenc_jax._checks import Layout, public
 from posenc_jax._frequencies import (
     Frequencies,
-    Layout,
     Spectrum,
     amplitude_of,
     check_energy,
@@ -73,7 +72,7 @@ def rotation_matrix(
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5: "for any fixed offset k, PE(pos+k) can be
       represented as a linear function of PE(pos)".
     """
-    offset, frequencies = _arguments.encoding(offset, frequencies, layout, "offset", even=True)
+    offset, frequencies = _arguments.parse_encoding(offset, frequencies, layout, "offset", even=True)
     return _rotation_matrix(offset, frequencies, layout=layout, dtype=_checks.floating_dtype("dtype", dtype))
 
 
@@ -128,7 +127,7 @@ def shift(
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    encodings, offset, frequencies = _arguments.shifted(encodings, offset, frequencies, layout)
+    encodings, offset, frequencies = _arguments.parse_shift(encodings, offset, frequencies, layout)
     return _shift(encodings, offset, frequencies, layout=layout)
 
 

@@ -125,9 +125,10 @@ def yarn(
     Reference:
       Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2024, sections 3.2 and 3.4.
     """
-    dim, s = _arguments.even_width(dim), _arguments.growth(factor)
-    base, original_max, truncate = _checks.settings(base=base, original_max=original_max, truncate=truncate)
-    fast, slow = _checks.settings(beta_fast=beta_fast, beta_slow=beta_slow)
+    dim, s = _arguments.parse_even_width(dim), _arguments.parse_growth(factor)
+    base, original_max = _checks.positive("base", base), _checks.length("original_max", original_max)
+    truncate = _checks.flag("truncate", truncate)
+    fast, slow = _checks.positive("beta_fast", beta_fast), _checks.positive("beta_slow", beta_slow)
     require(base > 1, "base must be over 1, got {}", base)
     require(fast >= slow, "beta_fast must be at least beta_slow = {}, got {}", slow, fast)
     with localcontext(DECIMAL):
@@ -189,7 +190,7 @@ def longrope(
       follows Phi-3, Abdin et al., "Phi-3 Technical Report", 2024.
     """
     frequencies, s = parse_static(frequencies), _checks.positive("factor", factor)
-    original_max, length = _checks.settings(original_max=original_max, length=length)
+    original_max, length = _checks.length("original_max", original_max), _checks.length("length", length)
     lists = {"short_factor": short_factor, "long_factor": long_factor}
     divisors = {name: _parse_divisors(name, values, frequencies.num_pairs) for name, values in lists.items()}
     default = 1.0
@@ -246,8 +247,9 @@ def llama3(
     Reference:
       Grattafiori et al., "The Llama 3 Herd of Models", 2024; `apply_scaling` of Meta's llama-models.
     """
-    frequencies, s = parse_static(frequencies), _arguments.growth(factor)
-    original_max, low = _checks.settings(original_max=original_max, low_freq_factor=low_freq_factor)
+    frequencies, s = parse_static(frequencies), _arguments.parse_growth(factor)
+    original_max = _checks.length("original_max", original_max)
+    low = _checks.positive("low_freq_factor", low_freq_factor)
     high = _checks.positive("high_freq_factor", high_freq_factor)
     require(low <= high, "high_freq_factor must be at least low_freq_factor = {}, got {}", low, high)
     low, high = Fraction(low), Fraction(high)
@@ -284,7 +286,7 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
       Barbero et al., "Round and Round We Go! What Makes Rotary Positional Encodings Useful?", 2025 (p-RoPE), and the
       rope type "proportional" in the configurations of Gemma 4, 2026.
     """
-    dim, base, s = _arguments.even_width(dim), _checks.positive("base", base), _checks.positive("factor", factor)
+    dim, base, s = _arguments.parse_even_width(dim), _checks.positive("base", base), _checks.positive("factor", factor)
     fraction = _checks.number("fraction", fraction)
     require(0 < fraction <= 1, "fraction must be over 0 and at most 1, got {}", fraction)
     # Rounds the product in float64, as reference implementations do: 0.7 of 20 features is 14.

@@ -11,8 +11,8 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks, _mesh
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._checks import public
-from posenc_jax._frequencies import Frequencies, Layout, Spectrum
+from posenc_jax._checks import Layout, public
+from posenc_jax._frequencies import Frequencies, Spectrum
 from posenc_jax._waves import Angles, features, is_shared
 from posenc_jax._xla import compiled, computed_where_used, materialized, product
 
@@ -64,7 +64,7 @@ def sinusoidal(
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    positions, frequencies = _arguments.encoding(positions, frequencies, layout)
+    positions, frequencies = _arguments.parse_encoding(positions, frequencies, layout)
     return _sinusoidal(positions, frequencies, layout=layout, dtype=_checks.floating_dtype("dtype", dtype))
 
 
@@ -116,7 +116,7 @@ def add_sinusoidal(
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5.
     """
-    x, positions, frequencies = _arguments.added_encoding(x, positions, frequencies, layout)
+    x, positions, frequencies = _arguments.parse_added_encoding(x, positions, frequencies, layout)
     unscaled = isinstance(scale, (int, float)) and not isinstance(scale, bool) and scale == 1
     factor = None if unscaled else _checks.scalar("scale", scale, compute_dtype(x))
     return _add_sinusoidal(x, positions, frequencies, factor, layout=layout)

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from posenc_jax import _checks, _mesh
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._checks import InvalidType, InvalidValue, Kind, require
+from posenc_jax._checks import Kind, invalid, require, wrong_type
 
 # Tiles of queries and keys
 
@@ -33,7 +33,7 @@ def tile(
         jnp.broadcast_shapes(queries.shape[:-1], keys.shape[:-1])
     except ValueError:
         both = f"{names[0]}, shape {queries.shape}, and {names[1]}, shape {keys.shape}"
-        raise InvalidValue(f"the leading axes of {both}, must broadcast") from None
+        raise invalid(f"the leading axes of {both}, must broadcast") from None
     tile_sharded_together(queries, keys, {}, what)
     integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys))
     return of_one_dtype(names, queries, keys) if integers else (queries, keys)
@@ -44,7 +44,7 @@ def of_one_dtype(names: tuple[str, str], a: jax.Array, b: jax.Array) -> tuple[ja
     common = np.promote_types(a.dtype, b.dtype)
     if common.kind == "f" or jax.dtypes.canonicalize_dtype(common) != common:
         both = f"{names[0]} of {a.dtype} and {names[1]} of {b.dtype}"
-        raise InvalidType(f"{both} have no common dtype here; pass int32")
+        raise wrong_type(f"{both} have no common dtype here; pass int32")
     return a.astype(common), b.astype(common)
 
 
@@ -96,18 +96,18 @@ def operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, ja
     leading = [axis for n, axis in zip(shape[:-3], spec, strict=False) if n != 1]
     if any(axis is not None for axis in leading[1:]):  # the reshape would move data between devices
         message = f"sharded on Explicit axes of a mesh along the first at most, got {spec}; use jax.vmap for the others"
-        raise InvalidValue(f"the leading axes of query must be {message}")
+        raise invalid(f"the leading axes of query must be {message}")
     for name, x in {"key": key, "value": value}.items():
         if x.dtype != query.dtype:
-            raise InvalidType(f"{name} must have the dtype of query, {query.dtype}, got {x.dtype}")
+            raise wrong_type(f"{name} must have the dtype of query, {query.dtype}, got {x.dtype}")
     if key.shape[:-3] != shape[:-3] or key.shape[-1] != shape[-1]:
-        raise InvalidValue(f"key must have the leading axes and the head_dim of query, shape {shape}, got {key.shape}")
+        raise invalid(f"key must have the leading axes and the head_dim of query, shape {shape}, got {key.shape}")
     if value.shape[:-1] != key.shape[:-1]:
-        raise InvalidValue(f"value must have the axes of key but for the last, shape {key.shape}, got {value.shape}")
+        raise invalid(f"value must have the axes of key but for the last, shape {key.shape}, got {value.shape}")
     (heads, head_dim), kv_heads = shape[-2:], key.shape[-2]
     require(head_dim >= 1 and value.shape[-1] >= 1, "head_dim and value_dim must be at least 1, got 0")
     if kv_heads < 1 or heads % kv_heads:
-        raise InvalidValue(f"the heads of query must be a multiple of those of key, got {heads} and {kv_heads}")
+        raise invalid(f"the heads of query must be a multiple of those of key, got {heads} and {kv_heads}")
     for name, x in {"query": query, "key": key, "value": value}.items():
         for axis in (-3, -1):
             _checks.unsharded(name, x, axis)
@@ -146,7 +146,7 @@ def _sharded_as_query(name: str, x: jax.Array, query: jax.Array) -> jax.Array:
     parts = math.prod(jax.typeof(query).sharding.mesh.shape[axis] for axis in jax.tree.leaves(want[-2]))
     if x.shape[-2] % parts:
         message = f"as many as query's are split into on Explicit axes of a mesh, {parts}, or a multiple, or one"
-        raise InvalidValue(f"the heads of {name} must be {message}, got {x.shape[-2]}")
+        raise invalid(f"the heads of {name} must be {message}, got {x.shape[-2]}")
     return _mesh.resharded(x, want, query)
 
 
@@ -154,7 +154,7 @@ def sharded_like(name: str, got: Any, like: str, want: Any) -> None:
     """Raises unless Explicit axes shard each of the last axes as `want` says, or not at all."""
     if not all(a in (None, b) for a, b in zip(got[::-1], want[::-1], strict=False)):
         message = f"sharded on Explicit axes of a mesh as {like} is, {want}, or not at all"
-        raise InvalidValue(f"{name} must be {message}, got {got}")
+        raise invalid(f"{name} must be {message}, got {got}")
 
 
 def sides(what: str, queries: Any, keys: Any, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array] | None:

@@ -75,7 +75,7 @@ def _mapped(of: Any, _: Any, axes: Sequence[Any], *operands: Any, settings: Turn
     return _bind(of, *batched, settings=settings._replace(batch=settings.batch + 1), **parameters)
 
 
-def _rotate(platform: str, x: Any, *arrays: Any, settings: TurnSettings, angles: Any) -> jax.Array:
+def _program(platform: str, x: Any, *arrays: Any, settings: TurnSettings, angles: Any) -> jax.Array:
     """a·R(θ)x, in the form that the platform takes."""
     r = Rotation(settings, x, angles.unflatten(arrays), _xla.TARGETS[platform]).broadcast()
     return form_of(platform, r)(r)
@@ -247,7 +247,7 @@ _KINDS = {None: "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 _rotation = primitive(
     "rotation",
     _type,
-    {platform: functools.partial(_rotate, kind) for platform, kind in _KINDS.items()},
+    {platform: functools.partial(_program, kind) for platform, kind in _KINDS.items()},
     lambda *level, **parameters: _mapped(_rotation, *level, **parameters),
     parameters=("settings", "angles"),
 )

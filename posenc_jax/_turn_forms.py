@@ -19,7 +19,7 @@ from jax import lax
 
 from posenc_jax import _xla
 from posenc_jax._arrays import align
-from posenc_jax._pairs import Rotation, rotate_pairs, split, two_products
+from posenc_jax._pairs import Rotation, rotate_members, split, two_products
 from posenc_jax._waves import Angles, Waves, features
 
 
@@ -32,7 +32,7 @@ def reference(r: Rotation) -> jax.Array:
     """
     before, after = r.margin
     pairs = split(r.x[..., before : r.width - after], r.settings.layout)
-    turned = rotate_pairs(*pairs, r.waves(), r.target, backward=r.settings.backward)
+    turned = rotate_members(*pairs, r.waves(), r.target, backward=r.settings.backward)
     joined = jnp.stack(turned, -2 if r.half else -1)
     rest = [part.astype(joined.dtype) for part in (r.x[..., :before], r.x[..., r.width - after :])]
     return r.result(jnp.concatenate([rest[0], joined.reshape(*r.x.shape[:-1], r.dim), rest[1]], axis=-1))
@@ -51,7 +51,7 @@ def split_and_stack(r: Rotation) -> jax.Array:
         wide = dataclasses.replace(r, settings=r.settings._replace(result=r.dtype))
         turned = lambda x, angles: split_and_stack(dataclasses.replace(wide, x=x, angles=angles))  # noqa: E731
         return r.result(_xla.without_axes(axes, turned, r.x, r.angles))
-    rotate = functools.partial(rotate_pairs, target=r.target, backward=r.settings.backward)
+    rotate = functools.partial(rotate_members, target=r.target, backward=r.settings.backward)
     if not r.half:
         old = split(r.x, "interleaved")
         y = rotate(*old, r.waves_of_all_pairs())
@@ -79,7 +79,7 @@ def split_and_concatenate(r: Rotation) -> jax.Array:
     before, middle = r.margin[0], r.margin[0] + r.dim // 2
     first, x1, x2, last = jnp.split(r.x, [before, middle, before + r.dim], axis=-1)
     pairs, backward = (x1.astype(r.dtype), x2.astype(r.dtype)), r.settings.backward
-    y = rotate_pairs(*pairs, r.waves(stored=True), r.target, backward=backward)
+    y = rotate_members(*pairs, r.waves(stored=True), r.target, backward=backward)
     return lax.concatenate([r.result(part) for part in (first, *y, last)], r.x.ndim - 1)
 
 
@@ -95,7 +95,7 @@ def rotate_words(r: Rotation) -> jax.Array:
     words = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], r.width // 2, 2), np.uint32)
     bits = (words & np.uint32(2**16 - 1), words >> np.uint32(16))
     x1, x2 = (lax.bitcast_convert_type(half.astype(np.uint16), dtype).astype(r.dtype) for half in bits)
-    y = rotate_pairs(x1, x2, r.waves_of_all_pairs(), r.target, backward=r.settings.backward)
+    y = rotate_members(x1, x2, r.waves_of_all_pairs(), r.target, backward=r.settings.backward)
     first, second = (lax.bitcast_convert_type(each.astype(dtype), np.uint16).astype(np.uint32) for each in y)
     turned = first | second << np.uint32(16)
     if not r.whole:

@@ -18,8 +18,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from posenc_jax import _fixed_point, _xla
 from posenc_jax._arrays import align
+from posenc_jax._checks import Layout
 from posenc_jax._fixed_point import Word
-from posenc_jax._frequencies import Frequencies, Layout, Spectrum, dim_of
+from posenc_jax._frequencies import Frequencies, Spectrum, dim_of
 
 # sin(πz/2) = z + ½·z·(1 − (u − v²·(c₁ + c₃·v·(r − u)))) with u = z² and v = 1 − u, minimax over 0 ≤ z ≤ 1 with float32
 # coefficients: within 8.6e-8 at every phase. The correction to z vanishes at both ends and stays below 0.22.

@@ -13,9 +13,9 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._checks import InvalidValue, public
+from posenc_jax._checks import Layout, invalid, public
 from posenc_jax._distance import difference
-from posenc_jax._frequencies import Frequencies, Layout, Spectrum, dim_of, one_axis
+from posenc_jax._frequencies import Frequencies, Spectrum, dim_of, one_axis
 from posenc_jax._pairs import TurnSettings
 from posenc_jax._rotary import placed
 from posenc_jax._turn import turn
@@ -90,10 +90,10 @@ def xpos(
       takes the middle of each call's sequence.
     """
     scale_base, gamma = _checked_decay(scale_base, gamma)
-    queries = _arguments.rotated(query, positions, frequencies, layout, head_axis, name="query")
+    queries = _arguments.parse_rotary(query, positions, frequencies, layout, head_axis, name="query")
     name = "positions" if key_positions is None else "key_positions"
     key_positions = positions if key_positions is None else key_positions
-    keys = _arguments.rotated(key, key_positions, frequencies, layout, head_axis, name="key", positions_name=name)
+    keys = _arguments.parse_rotary(key, key_positions, frequencies, layout, head_axis, name="key", positions_name=name)
     one_axis(queries[2])
     origin = _checks.zero_dimensional("origin", origin)
     settings = {"scale_base": scale_base, "gamma": gamma, "layout": layout}
@@ -106,11 +106,11 @@ def xpos(
 
 def _checked_decay(scale_base: Any, gamma: Any) -> tuple[float, float]:
     """Checks that both are positive and that all exponents fit into float32."""
-    scale_base, gamma = _checks.settings(scale_base=scale_base, gamma=gamma)
+    scale_base, gamma = _checks.positive("scale_base", scale_base), _checks.positive("gamma", gamma)
     steepest = -math.log2(gamma / (1 + gamma)) / scale_base  # pair 0
     if steepest * 2**32 > float(np.finfo(np.float32).max):
         message = "scale_base and gamma must give exponents at a distance of 2³² that fit into float32"
-        raise InvalidValue(f"{message}, got {scale_base} and {gamma}")
+        raise invalid(f"{message}, got {scale_base} and {gamma}")
     return scale_base, gamma
 
 

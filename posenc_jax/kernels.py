@@ -51,12 +51,11 @@ from jax import lax
 
 from posenc_jax import _bias, _checks, _fixed_point, _waves, _xla
 from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._checks import InvalidValue, public, require, require_type
+from posenc_jax._checks import Layout, invalid, public, require, require_type
 from posenc_jax._distance import difference
 from posenc_jax._fixed_point import Word
-from posenc_jax._frequencies import Frequencies, Layout, dim_of, one_axis, parse
-from posenc_jax._pairs import is_second, two_products
-from posenc_jax._pairs import rotate_pairs as rotate_members
+from posenc_jax._frequencies import Frequencies, dim_of, one_axis, parse
+from posenc_jax._pairs import is_second, rotate_members, two_products
 
 __all__ = ["alibi", "cos_sin", "kerple_log", "kerple_power", "rotate", "rotate_pairs", "tuning_words"]
 
@@ -106,7 +105,7 @@ def tuning_words(frequencies: Frequencies | int | jax.Array, layout: Layout | No
         amplitude = jnp.where(jnp.abs(frequencies) < 2.0**31, np.float32(1), np.float32(np.nan))
     amplitudes = [amplitude, amplitude]
     if layout is not None:
-        _checks.settings(layout=layout)
+        _checks.layout("layout", layout)
         dim = dim_of(frequencies)
         word, amplitudes = jax.tree.map(lambda x: _waves.expand(x, layout, dim), (word, amplitudes))
         amplitudes[1] *= np.where(is_second(layout, dim), 1, -1).astype(np.float32)
@@ -120,7 +119,7 @@ def _without_derivative(frequencies: jax.Array) -> jax.Array:
 
 @_without_derivative.defjvp
 def _refuse_derivative(primals: Any, tangents: Any) -> Any:
-    raise InvalidValue("frequencies must pass lax.stop_gradient: tuning words are integers, and have no derivative")
+    raise invalid("frequencies must pass lax.stop_gradient: tuning words are integers, and have no derivative")
 
 
 @public
@@ -196,7 +195,7 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
     Reference:
       Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 34.
     """
-    _checks.settings(layout=layout)
+    _checks.layout("layout", layout)
     _check_floats("x", x)
     dim, wide = x.shape[-1] if x.shape else 0, x.astype(compute_dtype(x))
     require(dim and dim % 2 == 0, "x must have an even number of features, got shape {}", x.shape)

@@ -345,7 +345,7 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
       (True, True)
     """
     parsed = one_axis(parse_static(frequencies))
-    max_position, samples = _checks.settings(max_position=max_position, samples=samples)
+    max_position, samples = _checks.length("max_position", max_position), _checks.positive_int("samples", samples)
     parsed = dataclasses.replace(parsed, attention_factor=1.0)
     positions = np.unique(np.geomspace(1, max_position, samples).round().astype(np.int32))
     feature = np.arange(parsed.dim)

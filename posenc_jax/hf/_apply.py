@@ -71,8 +71,8 @@ def rotate(
         positions = _first_coordinate(positions, turns)
     options = settings.layout, head_axis, "last" if settings.last else "first"
     for frequencies in others:  # a traced layer may choose any
-        _arguments.rotated(x, positions, frequencies, *options)
-    x, positions, _, axis = _arguments.rotated(x, positions, first, *options)
+        _arguments.parse_rotary(x, positions, frequencies, *options)
+    x, positions, _, axis = _arguments.parse_rotary(x, positions, first, *options)
     if positions is not None and any(how.query_scale for how in applied):
         _check_scaled(positions)
     return _rotate(settings, applied, x, positions, index, axis)

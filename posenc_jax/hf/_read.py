@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidType, InvalidValue, public, require
+from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._frequencies import Layout, geometric
 from posenc_jax._scalings import temperature
 from posenc_jax.hf._config import SWITCHES, Config, model_of, overrides, text_of
@@ -76,10 +76,10 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     new = rewritten(values)
     try:
         return _agreed_plan(new, layout, length)
-    except (InvalidType, InvalidValue) as error:
+    except (TypeError, ValueError) as error:
         changed = [key for key, value in new.items() if values.get(key) is not value]
-        if any(key in error.message for key in changed):  # the config does not write it so
-            error.message += f" (by the spelling of model_type {values['model_type']!r}: {note_of(values)})"
+        if any(key in str(error) for key in changed):  # the config does not write it so
+            error.args = (f"{error} (by the spelling of model_type {values['model_type']!r}: {note_of(values)})",)
         raise
 
 
@@ -193,7 +193,7 @@ def _layout(config: Config, given: Any) -> Layout:
     # Reads the flags in any case: a value that is not a flag is an error even if the caller overrules it.
     said: dict[str, Layout] = {n: "interleaved" if config.flag(n) else "half" for n in config.found(*names)}
     if given is not None:
-        return _checks.settings(layout=given)[0]
+        return _checks.layout("layout", given)
     if model.layout and not (model.switched and said):
         said[f"the layout of model_type {config.model_type!r}"] = model.layout
     require(said, 'layout must be given, "half" or "interleaved", for a config without a model_type')

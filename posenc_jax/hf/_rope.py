@@ -13,7 +13,7 @@ from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._axes import multi_section
-from posenc_jax._checks import InvalidType, InvalidValue, require
+from posenc_jax._checks import InvalidValue, require
 from posenc_jax._frequencies import Frequencies, geometric
 from posenc_jax._ntk import dynamic_ntk, ntk
 from posenc_jax._scalings import linear_scaling, llama3, longrope, proportional, temperature, yarn
@@ -242,9 +242,10 @@ def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
     settings, make = _TYPES[name](x)
     backward = x.d.flag("rope_backward") if model.backward is None else model.backward
     try:
-        frequencies, coordinates = _coordinates(x, make())
-    except (InvalidType, InvalidValue) as error:  # `error` names the function that raised it
-        error.message = f"{x.d.label}rope_type {name!r}: {error}"
+        with _checks.callback():
+            frequencies, coordinates = _coordinates(x, make())
+    except (TypeError, ValueError) as error:  # names the function of the spectrum
+        error.args = (_checks.prefixed(f"{x.d.label}rope_type {name!r}: {error}"),)
         raise
     if backward:
         frequencies = dataclasses.replace(frequencies, turns=tuple(-turns for turns in frequencies.turns))

@@ -206,7 +206,7 @@ class VisionPlan(RotaryPlan):
         positions = _checks.on_device(_checks.array("positions", positions))
         fits = positions.shape[-1:] == (slices,)
         require(fits, "positions must have a last axis of size {}, got shape {}", slices, positions.shape)
-        head_axis = _arguments.from_the_front("x", x, head_axis)
+        head_axis = _arguments.parse_head_axis("x", x, head_axis)
         spectra = [_spectra(how, slices) for how in self.layers]
         layers = [RotaryLayer(dataclasses.replace(f[0], axes=None), head_dim // slices) for f in spectra]
         plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in spectra[0] if f.axes])

@@ -9,10 +9,9 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from posenc_jax._checks import naming, public
-from posenc_jax._frequencies import Frequencies, Layout
+from posenc_jax._checks import Layout, Part, naming, public
+from posenc_jax._frequencies import Frequencies
 from posenc_jax._positional_attention import PositionalSettings
-from posenc_jax._rotary import Part
 
 
 class PositionalAttention(nn.Module):

@@ -11,12 +11,22 @@ from flax import linen as nn
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _modules
-from posenc_jax._checks import public
+from posenc_jax._checks import (
+    Layout,
+    OutOfRange,
+    Part,
+    flag,
+    floating_dtype,
+    layout,
+    out_of_range,
+    positive_int,
+    public,
+)
 from posenc_jax._fourier import fourier_features
-from posenc_jax._frequencies import Frequencies, Layout
-from posenc_jax._learned import OutOfRange, add_learned
+from posenc_jax._frequencies import Frequencies
+from posenc_jax._learned import add_learned
 from posenc_jax._modules import default_embedding_init
-from posenc_jax._rotary import Part, rotary
+from posenc_jax._rotary import rotary
 from posenc_jax._sinusoidal import add_sinusoidal
 
 
@@ -104,7 +114,9 @@ class LearnedEncoding(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(self, "num_embeddings features out_of_range param_dtype")
+        _modules.check_fields(
+            self, {positive_int: "num_embeddings features", out_of_range: "out_of_range", floating_dtype: "param_dtype"}
+        )
         _checks.number("scale", self.scale)
         super().__post_init__()
 
@@ -201,7 +213,15 @@ class FourierFeatures(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(self, "in_features num_features learned layout dtype param_dtype")
+        _modules.check_fields(
+            self,
+            {
+                positive_int: "in_features num_features",
+                flag: "learned",
+                layout: "layout",
+                floating_dtype: "dtype param_dtype",
+            },
+        )
         _checks.positive("scale", self.scale)
         super().__post_init__()
 

@@ -8,10 +8,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from posenc_jax._checks import naming, public
-from posenc_jax._frequencies import Frequencies, Layout
+from posenc_jax._checks import Layout, Part, naming, public
+from posenc_jax._frequencies import Frequencies
 from posenc_jax._positional_attention import PositionalSettings
-from posenc_jax._rotary import Part
 
 
 class PositionalAttention(nnx.Module):

@@ -13,8 +13,7 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _modules
 from posenc_jax._bias import alibi
-from posenc_jax._checks import callback, public
-from posenc_jax._learned import OutOfRange
+from posenc_jax._checks import OutOfRange, callback, public
 from posenc_jax._learned_bias import check_scale, t5
 from posenc_jax._modules import Form, default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
 
@@ -108,8 +107,10 @@ class T5Bias(nnx.Module):
         embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads, self.num_buckets = _checks.settings(num_heads=num_heads, num_buckets=num_buckets)
-        self.max_distance, self.bidirectional = _checks.settings(max_distance=max_distance, bidirectional=bidirectional)
+        self.num_heads = _checks.positive_int("num_heads", num_heads)
+        self.num_buckets = _checks.positive_int("num_buckets", num_buckets)
+        self.max_distance = _checks.positive_int("max_distance", max_distance)
+        self.bidirectional = _checks.flag("bidirectional", bidirectional)
         param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
         with callback():
             value = embedding_init(rngs.params(), (self.num_buckets, self.num_heads), param_dtype)
@@ -166,7 +167,7 @@ class KERPLE(nnx.Module):
         metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads, self.form = _checks.settings(num_heads=num_heads, form=form)
+        self.num_heads, self.form = _checks.positive_int("num_heads", num_heads), _modules.parse_form("form", form)
         param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
         default_r1_init, default_r2_init = _modules.default_kerple_inits(self.form)
         with callback():
@@ -233,7 +234,8 @@ class FIRE(nnx.Module):
         bias_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads, self.hidden = _checks.settings(num_heads=num_heads, hidden=hidden)
+        self.num_heads = _checks.positive_int("num_heads", num_heads)
+        self.hidden = _checks.positive_int("hidden", hidden)
         c, self.threshold = check_scale(c, threshold)
         param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
         with callback():
@@ -321,9 +323,10 @@ class RelativePositionBias(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.window = _checks.positive_ints("window", window)
-        (self.num_heads,) = _checks.settings(num_heads=num_heads)
-        class_token, self.flat = _checks.settings(class_token=class_token, flat=flat)
-        self.symmetric, self.out_of_range = _checks.settings(symmetric=symmetric, out_of_range=out_of_range)
+        self.num_heads = _checks.positive_int("num_heads", num_heads)
+        class_token, self.flat = _checks.flag("class_token", class_token), _checks.flag("flat", flat)
+        self.symmetric = _checks.flag("symmetric", symmetric)
+        self.out_of_range = _checks.out_of_range("out_of_range", out_of_range)
         param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
         shape = _modules.offsets_shape(self.window, self.num_heads, self.symmetric)
         with callback():

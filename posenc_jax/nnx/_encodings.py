@@ -12,12 +12,12 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _modules
-from posenc_jax._checks import callback, public
+from posenc_jax._checks import Layout, OutOfRange, Part, callback, public
 from posenc_jax._fourier import fourier_features
-from posenc_jax._frequencies import Frequencies, Layout
-from posenc_jax._learned import OutOfRange, add_learned
+from posenc_jax._frequencies import Frequencies
+from posenc_jax._learned import add_learned
 from posenc_jax._modules import default_embedding_init
-from posenc_jax._rotary import Part, rotary
+from posenc_jax._rotary import rotary
 from posenc_jax._sinusoidal import add_sinusoidal
 
 
@@ -103,8 +103,10 @@ class LearnedEncoding(nnx.Module):
         embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_embeddings, self.features = _checks.settings(num_embeddings=num_embeddings, features=features)
-        self.out_of_range, param_dtype = _checks.settings(out_of_range=out_of_range, param_dtype=param_dtype)
+        self.num_embeddings = _checks.positive_int("num_embeddings", num_embeddings)
+        self.features = _checks.positive_int("features", features)
+        self.out_of_range = _checks.out_of_range("out_of_range", out_of_range)
+        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
         self.scale = _checks.number("scale", scale)
         with callback():
             value = embedding_init(rngs.params(), (self.num_embeddings, self.features), param_dtype)
@@ -218,8 +220,10 @@ class FourierFeatures(nnx.Module):
         matrix_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.in_features, self.num_features = _checks.settings(in_features=in_features, num_features=num_features)
-        self.layout, self.dtype, param_dtype = _checks.settings(layout=layout, dtype=dtype, param_dtype=param_dtype)
+        self.in_features = _checks.positive_int("in_features", in_features)
+        self.num_features = _checks.positive_int("num_features", num_features)
+        self.layout, self.dtype = _checks.layout("layout", layout), _checks.floating_dtype("dtype", dtype)
+        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
         learned, scale = _checks.flag("learned", learned), _checks.positive("scale", scale)
         matrix_init, shape = nnx.initializers.normal(scale), (self.in_features, self.num_features)
         value = matrix_init(rngs.params(), shape, param_dtype)
