@@ -203,18 +203,18 @@ def attention(
       appendix B, for the derivative. The cap is that of Gemma Team, "Gemma 2", 2024, section 2; sinks are those of Xiao
       et al., "Efficient Streaming Language Models with Attention Sinks", 2024, section 3.3, learned as in gpt-oss.
     """
-    query, key, value = _tile_arguments.operands(query, key, value)
-    query, scale = _tile_arguments.scaled(query, scale)
-    sinks, returned = _tile_arguments.sinks(sinks, query), _checks.flag("return_residual", return_residual)
+    query, key, value = _tile_arguments.parse_operands(query, key, value)
+    query, scale = _tile_arguments.parse_scale(query, scale)
+    sinks, returned = _tile_arguments.parse_sinks(sinks, query), _checks.flag("return_residual", return_residual)
     settings = _parse_settings(causal, window, logits_soft_cap, scale, block_size)
     _checks.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
-    orders = _tile_arguments.sides("order", query_order, key_order, query, key)
+    orders = _tile_arguments.parse_sides("order", query_order, key_order, query, key)
     if orders:
         _checks.require(settings.causal, "causal must be True if query_order and key_order are given, got False")
         settings = settings._replace(causal=False)
     needed = settings.masked or bias is not None
-    positions = _tile_arguments.positions_of_sides(query_positions, key_positions, query, key, needed)
-    segments = _tile_arguments.sides("segments", query_segments, key_segments, query, key) or (None, None)
+    positions = _tile_arguments.parse_positions_of_sides(query_positions, key_positions, query, key, needed)
+    segments = _tile_arguments.parse_sides("segments", query_segments, key_segments, query, key) or (None, None)
     settings = settings._replace(skips=settings.masked or bool(orders) or query_segments is not None)
 
     batch = query.shape[:-3]
@@ -273,7 +273,7 @@ def _trace_bias(settings: Settings, bias: Callable[..., Any], x: Operands) -> tu
     _checks.broadcastable("bias", outputs[0].shape, "a tile (batch, heads, queries, keys)", target)
     batch, _, heads, _ = jax.typeof(x.query).sharding.spec
     want = PartitionSpec(batch, heads, None, None)
-    _tile_arguments.sharded_like("a tile of bias", outputs[0].sharding.spec, "query", want)
+    _tile_arguments.check_sharded_like("a tile of bias", outputs[0].sharding.spec, "query", want)
     # What is added to scores makes them vary. The positions stay as they are in the jaxpr.
     axes = frozenset().union(*map(varying, (x.query, *arrays)))
     varied = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x._replace(sides=None))

@@ -95,10 +95,10 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3; slopes for other head counts follow the authors' code.
     """
-    positions = _tile_arguments.tile(query_positions, key_positions)
+    positions = _tile_arguments.parse_tile(query_positions, key_positions)
     heads = _checks.held(heads)
     if isinstance(heads, (jax.Array, np.ndarray)):
-        return _alibi(*positions, *_tile_arguments.of_heads(positions, heads=heads))
+        return _alibi(*positions, *_tile_arguments.parse_per_head(positions, heads=heads))
     heads = _checks.integer("heads", heads, expected="an integer or a float array of slopes")
     return _alibi(*positions, _slopes(_checks.size("heads", heads)))
 
@@ -155,8 +155,8 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
     """
-    positions = _tile_arguments.tile(query_positions, key_positions)
-    return _kerple_log(*positions, *_tile_arguments.of_heads(positions, scale=scale, rate=rate))
+    positions = _tile_arguments.parse_tile(query_positions, key_positions)
+    return _kerple_log(*positions, *_tile_arguments.parse_per_head(positions, scale=scale, rate=rate))
 
 
 @compiled("kerple_log")
@@ -201,8 +201,8 @@ def kerple_power(
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
     """
-    positions = _tile_arguments.tile(query_positions, key_positions)
-    return _kerple_power(*positions, *_tile_arguments.of_heads(positions, scale=scale, exponent=exponent))
+    positions = _tile_arguments.parse_tile(query_positions, key_positions)
+    return _kerple_power(*positions, *_tile_arguments.parse_per_head(positions, scale=scale, exponent=exponent))
 
 
 @compiled("kerple_power")
@@ -256,7 +256,7 @@ def sandwich(
       (appendix E), whose rates these are; the listing subtracts no norm. NVIDIA NeMo's code subtracts d/2, and its
       frequencies start one step later. The norm is constant for each head, so it does not change attention weights.
     """
-    positions = _tile_arguments.tile(query_positions, key_positions)
+    positions = _tile_arguments.parse_tile(query_positions, key_positions)
     heads, frequencies = _checks.size("heads", heads), one_axis(parse(frequencies, even=True, unsharded=True))
     check_energy(frequencies, max(heads / 8, 1) * dim_of(frequencies))
     return _sandwich(*positions, frequencies, heads=heads)

@@ -32,7 +32,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from posenc_jax import _tiles
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._operation import operation
-from posenc_jax._primitive import retyped
+from posenc_jax._primitive import differentiated, retyped
 from posenc_jax._tiles import Operands, Settings
 
 
@@ -158,13 +158,10 @@ def _mean(p: jax.Array, ds: jax.Array) -> jax.Array:
 def _jvp(f: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
     """Applies f and its tangent, where tangents that are None do not move; None if none moves."""
     leaves, tree = jax.tree.flatten(primals)
-    moved = dict(enumerate(tree.flatten_up_to(tangents)))
-    moved = {i: t for i, t in moved.items() if t is not None}
-
-    def of_moved(*values: Any) -> Any:
-        return f(*tree.unflatten((dict(enumerate(leaves)) | dict(zip(moved, values, strict=True))).values()))
-
-    return jax.jvp(of_moved, [leaves[i] for i in moved], list(moved.values())) if moved else (f(*primals), None)
+    moved = tree.flatten_up_to(tangents)
+    if all(t is None for t in moved):
+        return f(*primals), None
+    return differentiated(lambda *leaves: f(*tree.unflatten(leaves)), leaves, moved)
 
 
 def _transpose(

@@ -73,7 +73,7 @@ def t5(
       Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1; the buckets follow the
       authors' code (Mesh TensorFlow).
     """
-    queries, keys = _tile_arguments.tile(query_positions, key_positions, _checks.INTEGERS)
+    queries, keys = _tile_arguments.parse_tile(query_positions, key_positions, _checks.INTEGERS)
     bidirectional = _checks.flag("bidirectional", bidirectional)
     max_distance = _checks.positive_int("max_distance", max_distance)
     table, buckets = _parse_table(queries, keys, table, bidirectional, max_distance)
@@ -87,7 +87,7 @@ def _parse_table(
     table = _checks.floats("table", table, ("buckets", "heads"), known=(0,))
     require(table.ndim == 2 and table.shape[1], "table must have shape (buckets, heads), got {}", table.shape)
     _checks.unsharded("table", table, 0)
-    _tile_arguments.tile_sharded_together(queries, keys, {"table": table})
+    _tile_arguments.check_tile_sharded_together(queries, keys, {"table": table})
     buckets, odd = divmod(table.shape[0], 2 if bidirectional else 1)
     rows = "an even number of rows, at least 4" if bidirectional else "at least 2 rows"
     if odd or buckets < 2:
@@ -224,7 +224,7 @@ def fire(
       Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers", 2024, section 3
       and appendix (code), without the 1e-6 that the code adds to the denominator.
     """
-    positions = _tile_arguments.tile(query_positions, key_positions)
+    positions = _tile_arguments.parse_tile(query_positions, key_positions)
     weights, scalars = _perceptron_weights(positions, mlp), {"c": c, "threshold": threshold}
     check_scale(**{n: x for n, x in scalars.items() if isinstance(x, (int, float, np.integer, np.floating))})
     return _fire(*positions, weights, *(_checks.scalar(n, x, np.float32) for n, x in scalars.items()))
@@ -239,7 +239,7 @@ def _perceptron_weights(positions: tuple[jax.Array, jax.Array], mlp: Any) -> tup
     hidden, *_, heads = shapes
     if shapes != (hidden, hidden, hidden + heads, heads) or len(hidden + heads) != 2 or 0 in hidden + heads:
         raise invalid(f"mlp must have shapes (hidden,), (hidden,), (hidden, heads), (heads,), got {shapes}")
-    _tile_arguments.tile_sharded_together(*positions, {name: named[name] for name in ("w2 of mlp", "b2 of mlp")})
+    _tile_arguments.check_tile_sharded_together(*positions, {name: named[name] for name in ("w2 of mlp", "b2 of mlp")})
     for name in ("w1 of mlp", "b1 of mlp", "w2 of mlp"):
         _checks.unsharded(name, named[name], 0)
     return tuple(named.values())

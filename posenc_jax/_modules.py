@@ -25,7 +25,7 @@ from posenc_jax._frequencies import Frequencies, parse_static
 from posenc_jax._learned_bias import fire
 from posenc_jax._relative_bias import relative_position_bias
 from posenc_jax._sinusoidal import sinusoidal
-from posenc_jax._tile_arguments import counted, no_coordinates
+from posenc_jax._tile_arguments import check_no_coordinates, counted
 
 Form = Literal["log", "power"]
 
@@ -113,7 +113,7 @@ def coordinates(name: str, tokens: Any, window: tuple[int, ...], class_token: bo
     """Coordinates of tokens from their indices, row by row; a class token comes first, and so is at row −1."""
     tokens = _checks.array(name, tokens, _checks.INTEGERS)
     _checks.require_type(jnp.issubdtype(tokens.dtype, jnp.signedinteger), name, "an array of signed integers", tokens)
-    no_coordinates(name, tokens)
+    check_no_coordinates(name, tokens)
     index: Any = tokens - np.asarray(class_token, tokens.dtype)
     found = []
     for side in window[:0:-1]:

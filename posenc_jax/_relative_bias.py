@@ -107,7 +107,7 @@ def relative_position_bias(
     window = Window(sides, symmetric, prefix is not None, 0.0 if out_of_range == "zeros" else None)
     queries, keys = _parse_positions(query_positions, key_positions, window, out_of_range == "error")
     per_head = {"table": table} if prefix is None else {"table": table, "prefix": prefix}
-    _tile_arguments.tile_sharded_together(queries, keys, per_head, axes=1)
+    _tile_arguments.check_tile_sharded_together(queries, keys, per_head, axes=1)
     return _relative_position_bias(queries, keys, table, prefix, window=window)
 
 
@@ -235,7 +235,7 @@ def _coordinates(name: str, tokens: str, positions: Any, axes: int) -> Any:
     x = _checks.array(name, positions, _checks.INTEGERS)
     if axes == 1:
         require(x.ndim, "{} must have shape (..., {}), got ()", name, tokens)
-        _tile_arguments.no_coordinates(name, x)
+        _tile_arguments.check_no_coordinates(name, x)
         return x
     fits = x.ndim > 1 and x.shape[-1] == axes
     message = "{} must have shape (..., {}, {}), one coordinate for each axis of the table, got {}"

@@ -18,7 +18,7 @@ from posenc_jax._checks import Kind, invalid, require, wrong_type
 # Tiles of queries and keys
 
 
-def tile(
+def parse_tile(
     queries: Any, keys: Any, kind: Kind = _checks.POSITIONS, what: str = "positions"
 ) -> tuple[jax.Array, jax.Array]:
     """Positions or segments (..., queries) and (..., keys), of one dtype if they are integers."""
@@ -27,14 +27,14 @@ def tile(
     for name, x, axis in zip(names, (queries, keys), ("queries", "keys"), strict=True):
         require(x.ndim, "{} must have shape (..., {}), got ()", name, axis)
     if what == "positions":
-        no_coordinates(names[0], queries)
-        no_coordinates(names[1], keys)
+        check_no_coordinates(names[0], queries)
+        check_no_coordinates(names[1], keys)
     try:
         jnp.broadcast_shapes(queries.shape[:-1], keys.shape[:-1])
     except ValueError:
         both = f"{names[0]}, shape {queries.shape}, and {names[1]}, shape {keys.shape}"
         raise invalid(f"the leading axes of {both}, must broadcast") from None
-    tile_sharded_together(queries, keys, {}, what)
+    check_tile_sharded_together(queries, keys, {}, what)
     integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys))
     return of_one_dtype(names, queries, keys) if integers else (queries, keys)
 
@@ -48,7 +48,7 @@ def of_one_dtype(names: tuple[str, str], a: jax.Array, b: jax.Array) -> tuple[ja
     return a.astype(common), b.astype(common)
 
 
-def no_coordinates(name: str, x: Any) -> None:
+def check_no_coordinates(name: str, x: Any) -> None:
     """Raises if known positions (..., 2 or 3) are the points of a full grid; short sequences of a batch never are."""
     known = not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
     if not known or x.ndim < 2 or x.shape[-1] not in (2, 3):
@@ -62,7 +62,7 @@ def no_coordinates(name: str, x: Any) -> None:
     require(not grid, message, name, x.shape)
 
 
-def tile_sharded_together(
+def check_tile_sharded_together(
     queries: jax.Array, keys: jax.Array, per_head: dict[str, jax.Array], what: str = "positions", axes: int = 0
 ) -> None:
     """Raises if both sides, (..., tokens) and `axes` axes more, and arrays (..., heads) shard a tile differently."""
@@ -72,21 +72,21 @@ def tile_sharded_together(
     _checks.sharded_together(specs | heads)
 
 
-def of_heads(positions: tuple[jax.Array, jax.Array], **arrays: Any) -> list[jax.Array]:
+def parse_per_head(positions: tuple[jax.Array, jax.Array], **arrays: Any) -> list[jax.Array]:
     """Arrays (heads,) of one shape, whose shardings agree with the positions of a tile."""
     arrays = {name: _checks.floats(name, x, ("heads",)) for name, x in arrays.items()}
     first, shape = next((name, x.shape) for name, x in arrays.items())
     for name, x in arrays.items():
         require(x.ndim == 1 and x.size, "{} must have shape (heads,), got {}", name, x.shape)
         require(x.shape == shape, "{} of shape {} must match {}, shape {}", name, x.shape, first, shape)
-    tile_sharded_together(*positions, arrays)
+    check_tile_sharded_together(*positions, arrays)
     return list(arrays.values())
 
 
 # Attention
 
 
-def operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+def parse_operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Query (..., queries, heads, head_dim), key and value (..., keys, kv_heads, width) that fit each other."""
     known, axes = (-3, -2, -1), (..., "keys", "kv_heads")
     query = _checks.floats("query", query, (..., "queries", "heads", "head_dim"), known)
@@ -114,7 +114,7 @@ def operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, ja
     return query, _sharded_as_query("key", key, query), _sharded_as_query("value", value, query)
 
 
-def scaled(query: jax.Array, scale: Any) -> tuple[jax.Array, float]:
+def parse_scale(query: jax.Array, scale: Any) -> tuple[jax.Array, float]:
     """The query and its scale as a number; an array multiplies the query, and leaves 1."""
     scale = _checks.held(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if not _checks.is_array(scale):
@@ -122,27 +122,27 @@ def scaled(query: jax.Array, scale: Any) -> tuple[jax.Array, float]:
     scale = _checks.array("scale", scale, _checks.FLOATS)
     _checks.broadcastable("scale", scale.shape, "query without head_dim", query.shape[:-1])
     want = PartitionSpec(*jax.typeof(query).sharding.spec[:-1])
-    sharded_like("scale", jax.typeof(scale).sharding.spec, "query", want)
+    check_sharded_like("scale", jax.typeof(scale).sharding.spec, "query", want)
     scale = align(jnp.asarray(scale), query.ndim - 1)[..., None]
     dtype = compute_dtype(query)
     return (query.astype(dtype) * scale.astype(dtype)).astype(query.dtype), 1.0
 
 
-def sinks(sinks: Any, query: jax.Array) -> jax.Array | None:
+def parse_sinks(sinks: Any, query: jax.Array) -> jax.Array | None:
     """The logits of sinks, (heads,), sharded like the heads of the query."""
     if sinks is None:
         return None
     sinks, heads = _checks.floats("sinks", sinks, ("heads",)), query.shape[-2]
     require(sinks.shape == (heads,), "sinks must have shape (heads,) = ({},), got {}", heads, sinks.shape)
     want = PartitionSpec(jax.typeof(query).sharding.spec[-2])
-    sharded_like("sinks", jax.typeof(sinks).sharding.spec, "the heads of query", want)
+    check_sharded_like("sinks", jax.typeof(sinks).sharding.spec, "the heads of query", want)
     return _mesh.resharded(sinks, want, query)
 
 
 def _sharded_as_query(name: str, x: jax.Array, query: jax.Array) -> jax.Array:
     """Reshards unsharded axes of keys or values like the queries'; a single head only along the batch."""
     want = _mesh.spec_of_keys(x, query)
-    sharded_like(name, jax.typeof(x).sharding.spec, "query", want)
+    check_sharded_like(name, jax.typeof(x).sharding.spec, "query", want)
     parts = math.prod(jax.typeof(query).sharding.mesh.shape[axis] for axis in jax.tree.leaves(want[-2]))
     if x.shape[-2] % parts:
         message = f"as many as query's are split into on Explicit axes of a mesh, {parts}, or a multiple, or one"
@@ -150,33 +150,35 @@ def _sharded_as_query(name: str, x: jax.Array, query: jax.Array) -> jax.Array:
     return _mesh.resharded(x, want, query)
 
 
-def sharded_like(name: str, got: Any, like: str, want: Any) -> None:
+def check_sharded_like(name: str, got: Any, like: str, want: Any) -> None:
     """Raises unless Explicit axes shard each of the last axes as `want` says, or not at all."""
     if not all(a in (None, b) for a, b in zip(got[::-1], want[::-1], strict=False)):
         message = f"sharded on Explicit axes of a mesh as {like} is, {want}, or not at all"
         raise invalid(f"{name} must be {message}, got {got}")
 
 
-def sides(what: str, queries: Any, keys: Any, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array] | None:
+def parse_sides(
+    what: str, queries: Any, keys: Any, query: jax.Array, key: jax.Array
+) -> tuple[jax.Array, jax.Array] | None:
     """Positions or segments of both sides, whose shapes broadcast to (..., length), or None if neither is given."""
     if queries is None and keys is None:
         return None
     require(queries is not None and keys is not None, "query_{} and key_{} must be given together", what, what)
-    queries, keys = tile(queries, keys, _checks.INTEGERS, what)
+    queries, keys = parse_tile(queries, keys, _checks.INTEGERS, what)
     for side, x, of in ("query", queries, query), ("key", keys, key):
         name, length, spec = f"{side}_{what}", of.shape[-3], jax.typeof(of).sharding.spec
         require(x.shape[-1] == length, "{} must have shape (..., {}), got {}", name, length, x.shape)
         _checks.broadcastable(name, x.shape, f"{side} without heads", of.shape[:-2])
         _checks.unsharded(name, x)
-        sharded_like(name, jax.typeof(x).sharding.spec, side, PartitionSpec(*spec[:-3], None))
+        check_sharded_like(name, jax.typeof(x).sharding.spec, side, PartitionSpec(*spec[:-3], None))
     return queries, keys
 
 
-def positions_of_sides(
+def parse_positions_of_sides(
     queries: Any, keys: Any, query: jax.Array, key: jax.Array, needed: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Query and key positions, 0, 1, … by default; `needed` says whether a mask or a bias reads them."""
-    if given := sides("positions", queries, keys, query, key):
+    if given := parse_sides("positions", queries, keys, query, key):
         return given
     n, m = query.shape[-3], key.shape[-3]
     require(n == m or not needed, "query_positions and key_positions must be given for {} queries and {} keys", n, m)
