@@ -51,11 +51,10 @@ def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies,
     )
 
 
-def check_fields(module: Any, checks: dict[Callable[[str, Any], Any], str]) -> None:
-    """Raises what each check raises for the fields of a Linen module that it names."""
-    for check, names in checks.items():
-        for name in names.split():
-            check(name, getattr(module, name))
+def check_fields(module: Any, check: Callable[[str, Any], Any], names: str) -> None:
+    """Raises what the check raises for these fields of a Linen module."""
+    for name in names.split():
+        check(name, getattr(module, name))
 
 
 def check_timestep_settings(module: Any) -> None:

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _modules
 from posenc_jax._bias import alibi
-from posenc_jax._checks import OutOfRange, flag, floating_dtype, out_of_range, positive_int, public
+from posenc_jax._checks import OutOfRange, public
 from posenc_jax._learned_bias import check_scale, t5
 from posenc_jax._modules import Form, default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
 
@@ -43,7 +43,7 @@ class ALiBi(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(self, {positive_int: "num_heads"})
+        _modules.check_fields(self, _checks.positive_int, "num_heads")
         super().__post_init__()
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
@@ -111,10 +111,9 @@ class T5Bias(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(
-            self,
-            {positive_int: "num_heads num_buckets max_distance", flag: "bidirectional", floating_dtype: "param_dtype"},
-        )
+        _modules.check_fields(self, _checks.positive_int, "num_heads num_buckets max_distance")
+        _modules.check_fields(self, _checks.flag, "bidirectional")
+        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
         super().__post_init__()
 
     @nn.compact
@@ -167,9 +166,9 @@ class KERPLE(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(
-            self, {positive_int: "num_heads", _modules.parse_form: "form", floating_dtype: "param_dtype"}
-        )
+        _modules.check_fields(self, _checks.positive_int, "num_heads")
+        _modules.check_fields(self, _modules.parse_form, "form")
+        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
         super().__post_init__()
 
     @nn.compact
@@ -229,7 +228,8 @@ class FIRE(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(self, {positive_int: "num_heads hidden", floating_dtype: "param_dtype"})
+        _modules.check_fields(self, _checks.positive_int, "num_heads hidden")
+        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
         check_scale(self.c, self.threshold)
         super().__post_init__()
 
@@ -301,15 +301,10 @@ class RelativePositionBias(nn.Module):
     def __post_init__(self) -> None:
         """Checks the settings."""
         self.window = _checks.positive_ints("window", self.window)
-        _modules.check_fields(
-            self,
-            {
-                positive_int: "num_heads",
-                flag: "class_token symmetric flat",
-                out_of_range: "out_of_range",
-                floating_dtype: "param_dtype",
-            },
-        )
+        _modules.check_fields(self, _checks.positive_int, "num_heads")
+        _modules.check_fields(self, _checks.flag, "class_token symmetric flat")
+        _modules.check_fields(self, _checks.out_of_range, "out_of_range")
+        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
         super().__post_init__()
 
     @nn.compact

@@ -11,17 +11,7 @@ from flax import linen as nn
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _modules
-from posenc_jax._checks import (
-    Layout,
-    OutOfRange,
-    Part,
-    flag,
-    floating_dtype,
-    layout,
-    out_of_range,
-    positive_int,
-    public,
-)
+from posenc_jax._checks import Layout, OutOfRange, Part, public
 from posenc_jax._fourier import fourier_features
 from posenc_jax._frequencies import Frequencies
 from posenc_jax._learned import add_learned
@@ -114,9 +104,9 @@ class LearnedEncoding(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(
-            self, {positive_int: "num_embeddings features", out_of_range: "out_of_range", floating_dtype: "param_dtype"}
-        )
+        _modules.check_fields(self, _checks.positive_int, "num_embeddings features")
+        _modules.check_fields(self, _checks.out_of_range, "out_of_range")
+        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
         _checks.number("scale", self.scale)
         super().__post_init__()
 
@@ -213,15 +203,10 @@ class FourierFeatures(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(
-            self,
-            {
-                positive_int: "in_features num_features",
-                flag: "learned",
-                layout: "layout",
-                floating_dtype: "dtype param_dtype",
-            },
-        )
+        _modules.check_fields(self, _checks.positive_int, "in_features num_features")
+        _modules.check_fields(self, _checks.flag, "learned")
+        _modules.check_fields(self, _checks.layout, "layout")
+        _modules.check_fields(self, _checks.floating_dtype, "dtype param_dtype")
         _checks.positive("scale", self.scale)
         super().__post_init__()
 
