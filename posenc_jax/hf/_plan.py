@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from posenc_jax import _checks
-from posenc_jax._checks import public, require, require_type
-from posenc_jax._frequencies import Frequencies, Layout, parse_static
+from posenc_jax._checks import Layout, public, require, require_type
+from posenc_jax._frequencies import Frequencies, parse_static
 from posenc_jax._pairs import TurnSettings
 from posenc_jax._xla import compiled
 from posenc_jax.hf import _apply

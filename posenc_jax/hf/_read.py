@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidValue, public, require
-from posenc_jax._frequencies import Layout, geometric
+from posenc_jax._checks import InvalidValue, Layout, public, require
+from posenc_jax._frequencies import geometric
 from posenc_jax._scalings import temperature
 from posenc_jax.hf._config import SWITCHES, Config, model_of, overrides, text_of
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of

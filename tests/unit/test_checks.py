@@ -6,7 +6,6 @@ import inspect
 import pickle
 import subprocess
 import sys
-import traceback
 
 import flax.linen as nn
 import jax
@@ -87,12 +86,7 @@ def test_the_outermost_public_function_is_named(name):
 def test_errors_are_those_of_python(call, error):
     with pytest.raises(error) as found:
         call()
-    message = str(found.value)
-    assert message.startswith("rotary: ")
-    assert isinstance(found.value, error) and found.value.args == (message,)
-    assert traceback.format_exception_only(found.value) == [f"{error.__name__}: {message}\n"]
-    again = pickle.loads(pickle.dumps(found.value))
-    assert type(again) is error and again.args == (message,)
+    assert type(found.value) is error and str(found.value).startswith("rotary: ")
 
 
 class CallersError(ValueError):
