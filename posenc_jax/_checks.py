@@ -177,10 +177,12 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def one_of(name: str, value: Any, options: tuple[S, ...]) -> S:
+def one_of(name: str, value: Any, options: Sequence[S]) -> S:
     """`value`, which must be one of `options`."""
-    require(isinstance(value, str) and value in options, "{} must be one of {}, got {!r}", name, options, value)
-    return value
+    found = next((option for option in options if isinstance(value, str) and value == option), None)
+    if found is None:
+        raise invalid(f"{name} must be one of {options}, got {value!r}")
+    return found
 
 
 def layout(name: str, value: Any) -> Layout:

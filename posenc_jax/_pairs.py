@@ -145,7 +145,7 @@ class Rotation:
 
     def waves_of_all_pairs(self) -> list[jax.Array]:
         """`waves`, stored, with zeros for the pairs of interleaved features that do not rotate."""
-        around = [(0, 0, 0)] * (self.x.ndim - 1) + [(*(n // 2 for n in self.margin), 0)]
+        around = [(0, 0, 0)] * (self.x.ndim - 1) + [(self.margin[0] // 2, self.margin[1] // 2, 0)]
         return [lax.pad(wave, np.zeros((), wave.dtype), around) for wave in self.waves(stored=True)]
 
     # What decides about the form

@@ -88,16 +88,17 @@ def _program(platform: str, x: Any, *arrays: Any, settings: TurnSettings, angles
 def _rotate_tangent(*operands: Any, settings: TurnSettings, angles: Any, moving: tuple[bool, ...]) -> jax.Array:
     """a·R(θ)(dx + Jx·dθ), rounded once."""
     n, moved = len(moving), iter(operands[len(moving) :])
-    r = Rotation(settings, operands[0], angles.unflatten(operands[1:n]))
+    of: Angles = angles.unflatten(operands[1:n])
+    r = Rotation(settings, operands[0], of)
     dx, d_positions, d_frequencies = (*(next(moved) if moves else None for moves in moving), None)[:3]
     d_theta = []
     if d_positions is not None:
         along = d_positions.astype(r.dtype)
-        static = isinstance(r.angles.frequencies, Frequencies)
-        along = [coordinates(along, r.angles.frequencies.axes)] if static else _by_axis(r, along)
-        d_theta += [w * d for w, d in zip(_angular(r), along, strict=True)]
+        static = of.frequencies if isinstance(of.frequencies, Frequencies) else None
+        along = [coordinates(along, static.axes)] if static else _by_axis(of, along)
+        d_theta += [w * d for w, d in zip(_angular(of, r.dtype), along, strict=True)]
     if d_frequencies is not None:
-        pairs = (_by_axis(r, each.astype(r.dtype)) for each in (r.angles.positions, d_frequencies))
+        pairs = (_by_axis(of, each.astype(r.dtype)) for each in (of.positions, d_frequencies))
         d_theta += [p * d for p, d in zip(*pairs, strict=True)]
     d_theta = expand(sum(d_theta[1:], d_theta[0]), settings.layout, r.dim, r.margin)
     quarter_turn = r.partners() * r.signs.astype(r.x.dtype)  # Jx, arbitrary where nothing rotates
@@ -106,21 +107,20 @@ def _rotate_tangent(*operands: Any, settings: TurnSettings, angles: Any, moving:
         tangent = jnp.where(r.rotates, tangent, 0)
     if dx is not None:
         tangent += dx.astype(r.dtype)
-    return turn(settings._replace(result=np.dtype(settings.result or r.x.dtype)), tangent, r.angles)
+    return turn(settings._replace(result=np.dtype(settings.result or r.x.dtype)), tangent, of)
 
 
-def _by_axis(r: Rotation, array: jax.Array) -> list[jax.Array]:
+def _by_axis(of: Angles, array: jax.Array) -> list[jax.Array]:
     """Splits the last axis of an array into one part for each coordinate of the positions."""
-    axes = r.angles[0].shape[-1]
+    axes = of.positions.shape[-1]
     return [array] if axes == 1 else jnp.split(array, axes, axis=-1)
 
 
-def _angular(r: Rotation) -> list[jax.Array]:
-    """ω in the compute dtype: one array for each coordinate, or one alone for static frequencies."""
-    frequencies = r.angles.frequencies
-    if isinstance(frequencies, Frequencies):
-        return [align(jnp.asarray(frequencies.angular).astype(r.dtype), r.x.ndim)]
-    return _by_axis(r, frequencies.astype(r.dtype))
+def _angular(of: Angles, dtype: np.dtype) -> list[jax.Array]:
+    """ω in this dtype: one array for each coordinate, or one alone for static frequencies."""
+    if isinstance(of.frequencies, Frequencies):
+        return [align(jnp.asarray(of.frequencies.angular).astype(dtype), of.positions.ndim)]
+    return _by_axis(of, of.frequencies.astype(dtype))
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, settings: TurnSettings, angles: Any) -> tuple[Any, Any]:
@@ -202,10 +202,9 @@ def _cotangents(
     dy: Any, x: Any, *arrays: Any, settings: TurnSettings, angles: Any, wanted: tuple[Any, ...]
 ) -> list[Any]:
     """The cotangents of dx, dp and dω, of the types in `wanted`, or None where that is None."""
-    r = Rotation(settings, x, angles.unflatten(arrays))
-    positions, frequencies = r.angles
-    back = settings._replace(backward=not settings.backward, result=r.dtype)
-    g = turn(back, dy, r.angles)
+    of: Angles = angles.unflatten(arrays)
+    r, static = Rotation(settings, x, of), of.frequencies if isinstance(of.frequencies, Frequencies) else None
+    g = turn(settings._replace(backward=not settings.backward, result=r.dtype), dy, of)
     products = g * r.partners().astype(r.dtype)
 
     def of_x(like: Any) -> jax.Array:
@@ -213,18 +212,17 @@ def _cotangents(
 
     def of_positions(like: Any) -> jax.Array:
         # Sums first over axes along which neither the position nor ω varies.
-        static = isinstance(frequencies, Frequencies)
-        shared = [axis for axis in _broadcast_axes(like) if static or frequencies.shape[axis] == 1]
+        shared = [axis for axis in _broadcast_axes(like) if static or arrays[1].shape[axis] == 1]
         theta = _sum_of_theta(r, products, shared)
-        rows = [theta * angular for angular in _angular(r)]
+        rows = [theta * angular for angular in _angular(of, r.dtype)]
         if static:
-            masks = (align((np.array(frequencies.axes) == c).astype(r.dtype), x.ndim) for c in range(like.shape[-1]))
+            masks = (align((np.array(static.axes) == c).astype(r.dtype), x.ndim) for c in range(like.shape[-1]))
             rows = [rows[0] * mask for mask in masks]
         return _sum_to(like, jnp.stack([jnp.sum(row, axis=-1) for row in rows], -1))
 
     def of_frequencies(like: Any) -> jax.Array:
         # Sums over all axes at once, so that devices exchange one row instead of one row per position.
-        along, axes = _by_axis(r, positions.astype(r.dtype)), _broadcast_axes(like)
+        along, axes = _by_axis(of, of.positions.astype(r.dtype)), _broadcast_axes(like)
         by_axis = [_sum_of_theta(r, products * p, axes) for p in along]
         return by_axis[0] if len(by_axis) == 1 else jnp.concatenate(by_axis, axis=-1)
 

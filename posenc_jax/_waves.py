@@ -191,7 +191,7 @@ def wave_of_dot(x: jax.Array, matrix: jax.Array, quarter: int) -> jax.Array:
 class Angles(NamedTuple):
     """The angles Σ ω·p over the axes of positions."""
 
-    positions: jax.Array  # integers or floats (..., axes)
+    positions: Any  # integers or floats (..., axes); None for 0, 1, …, until they have their place
     frequencies: Spectrum  # an array has shape (..., axes·pairs), one axis after the other
 
     @property

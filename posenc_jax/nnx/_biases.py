@@ -155,6 +155,8 @@ class KERPLE(nnx.Module):
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
     """
 
+    form: Form
+
     @public
     def __init__(
         self,

@@ -47,6 +47,8 @@ class SinusoidalEncoding(nnx.Module):
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
 
+    layout: Layout
+
     @public
     def __init__(self, frequencies: Frequencies | int, *, layout: Layout = "interleaved", scale: float = 1.0):
         self.frequencies, self.layout, self.scale = _modules.parse_sinusoidal(frequencies, layout, scale)
@@ -89,6 +91,8 @@ class LearnedEncoding(nnx.Module):
     Reference:
       Devlin et al., "BERT", 2019, section 3.
     """
+
+    out_of_range: OutOfRange
 
     @public
     def __init__(
@@ -157,6 +161,9 @@ class RotaryEncoding(nnx.Module):
       Su et al., "RoFormer", 2021, section 3.2.2.
     """
 
+    layout: Layout
+    part: Part
+
     @public
     def __init__(
         self,
@@ -166,9 +173,8 @@ class RotaryEncoding(nnx.Module):
         head_axis: int | None,
         part: Part = "first",
     ):
-        self.frequencies, self.layout, part = _modules.parse_rotary(frequencies, layout, part)
+        self.frequencies, self.layout, self.part = _modules.parse_rotary(frequencies, layout, part)
         self.head_axis = head_axis
-        self.part: Part = part
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`rotary` of x, queries or keys, with these settings."""
@@ -205,6 +211,8 @@ class FourierFeatures(nnx.Module):
       Tancik et al., "Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional Domains", 2020,
       section 5.
     """
+
+    layout: Layout
 
     @public
     def __init__(
