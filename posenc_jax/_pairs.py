@@ -139,7 +139,9 @@ class Rotation:
 
     def waves(self, *, stored: bool = False) -> list[jax.Array]:
         """The sines and the cosines, each (..., pairs); the compiler is told to store what vectors share."""
-        if stored and self.shared and isinstance(self.angles, Angles):
+        if isinstance(self.angles, Waves):
+            return jnp.split(self.angles.table, 2, axis=-1)
+        if stored and self.shared:
             return jnp.split(self.target.stored(features(self.angles, "half")), 2, axis=-1)
         return [pair_waves(self.angles, quarter) for quarter in np.arange(2, dtype=np.int32)]
 

@@ -21,8 +21,8 @@ the formula itself store waves for every feature of x. Both have forward and rev
 in x alone stores only what the angles are made of.
 
 The operands are x and the arrays of its `Angles`, with $\theta = \sum \omega_c p_c$ over the axes. They have one rank,
-and their leading axes broadcast, so `jax.vmap` adds an axis to each and repeats nothing. The parameter `angles` is the
-structure that holds the arrays, and static frequencies.
+and their leading axes broadcast, so `jax.vmap` adds an axis to each and repeats nothing. The parameter `structure`
+says how they make up the angles, and holds static frequencies.
 
 A rotation by `Waves` is linear in them too: its derivative is $dy = R(w)\,dx + R(dw)\,x$, and its transpose takes
 $\bar y$ to $\bar s = \bar y_2 x_1 - \bar y_1 x_2$ and $\bar c = \bar y_1 x_1 + \bar y_2 x_2$.
@@ -55,7 +55,7 @@ def turn(settings: TurnSettings, x: jax.Array, angles: Angles | Waves) -> jax.Ar
     if not angles.dim:
         return _mesh.agreeing((x, angles[0]))[0].astype(settings.result or x.dtype)
     arrays, structure = jax.tree.flatten(angles)
-    return _bind(_rotation, x, *(align(array, x.ndim) for array in arrays), settings=settings, angles=structure)
+    return _bind(_rotation, x, *(align(array, x.ndim) for array in arrays), settings=settings, structure=structure)
 
 
 def _bind(of: Any, *operands: jax.Array, **parameters: Any) -> jax.Array:
@@ -75,30 +75,30 @@ def _mapped(of: Any, _: Any, axes: Sequence[Any], *operands: Any, settings: Turn
     return _bind(of, *batched, settings=settings._replace(batch=settings.batch + 1), **parameters)
 
 
-def _program(platform: str, x: Any, *arrays: Any, settings: TurnSettings, angles: Any) -> jax.Array:
+def _program(platform: str, x: Any, *arrays: Any, settings: TurnSettings, structure: Any) -> jax.Array:
     """a·R(θ)x, in the form that the platform takes."""
-    r = Rotation(settings, x, angles.unflatten(arrays), _xla.TARGETS[platform]).broadcast()
+    r = Rotation(settings, x, structure.unflatten(arrays), _xla.TARGETS[platform]).broadcast()
     return form_of(platform, r)(r)
 
 
 # The derivative, of operands and then the tangents of those that move
 
 
-@_xla.compiled("rotation_derivative", static_argnames=("settings", "angles", "moving"))
-def _rotate_tangent(*operands: Any, settings: TurnSettings, angles: Any, moving: tuple[bool, ...]) -> jax.Array:
+@_xla.compiled("rotation_derivative", static_argnames=("settings", "structure", "moving"))
+def _rotate_tangent(*operands: Any, settings: TurnSettings, structure: Any, moving: tuple[bool, ...]) -> jax.Array:
     """a·R(θ)(dx + Jx·dθ), rounded once."""
     n, moved = len(moving), iter(operands[len(moving) :])
-    of: Angles = angles.unflatten(operands[1:n])
-    r = Rotation(settings, operands[0], of)
+    angles: Angles = structure.unflatten(operands[1:n])
+    r = Rotation(settings, operands[0], angles)
     dx, d_positions, d_frequencies = (*(next(moved) if moves else None for moves in moving), None)[:3]
     d_theta = []
     if d_positions is not None:
         along = d_positions.astype(r.dtype)
-        static = of.frequencies if isinstance(of.frequencies, Frequencies) else None
-        along = [coordinates(along, static.axes)] if static else _by_axis(of, along)
-        d_theta += [w * d for w, d in zip(_angular(of, r.dtype), along, strict=True)]
+        static = angles.frequencies if isinstance(angles.frequencies, Frequencies) else None
+        along = [coordinates(along, static.axes)] if static else _by_axis(angles, along)
+        d_theta += [w * d for w, d in zip(_angular(angles, r.dtype), along, strict=True)]
     if d_frequencies is not None:
-        pairs = (_by_axis(of, each.astype(r.dtype)) for each in (of.positions, d_frequencies))
+        pairs = (_by_axis(angles, each.astype(r.dtype)) for each in (angles.positions, d_frequencies))
         d_theta += [p * d for p, d in zip(*pairs, strict=True)]
     d_theta = expand(sum(d_theta[1:], d_theta[0]), settings.layout, r.dim, r.margin)
     quarter_turn = r.partners() * r.signs.astype(r.x.dtype)  # Jx, arbitrary where nothing rotates
@@ -107,41 +107,43 @@ def _rotate_tangent(*operands: Any, settings: TurnSettings, angles: Any, moving:
         tangent = jnp.where(r.rotates, tangent, 0)
     if dx is not None:
         tangent += dx.astype(r.dtype)
-    return turn(settings._replace(result=np.dtype(settings.result or r.x.dtype)), tangent, of)
+    return turn(settings._replace(result=np.dtype(settings.result or r.x.dtype)), tangent, angles)
 
 
-def _by_axis(of: Angles, array: jax.Array) -> list[jax.Array]:
+def _by_axis(angles: Angles, array: jax.Array) -> list[jax.Array]:
     """Splits the last axis of an array into one part for each coordinate of the positions."""
-    axes = of.positions.shape[-1]
+    axes = angles.positions.shape[-1]
     return [array] if axes == 1 else jnp.split(array, axes, axis=-1)
 
 
-def _angular(of: Angles, dtype: np.dtype) -> list[jax.Array]:
+def _angular(angles: Angles, dtype: np.dtype) -> list[jax.Array]:
     """ω in this dtype: one array for each coordinate, or one alone for static frequencies."""
-    if isinstance(of.frequencies, Frequencies):
-        return [align(jnp.asarray(of.frequencies.angular).astype(dtype), of.positions.ndim)]
-    return _by_axis(of, of.frequencies.astype(dtype))
+    if isinstance(angles.frequencies, Frequencies):
+        return [align(jnp.asarray(angles.frequencies.angular).astype(dtype), angles.positions.ndim)]
+    return _by_axis(angles, angles.frequencies.astype(dtype))
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, settings: TurnSettings, angles: Any) -> tuple[Any, Any]:
-    static = {"settings": settings, "angles": angles}
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, settings: TurnSettings, structure: Any) -> tuple[Any, Any]:
+    static = {"settings": settings, "structure": structure}
     y, moved = _bind(_rotation, *primals, **static), [t for t in tangents if t is not None]
     if all(t is None for t in tangents[1:]):
         return y, _bind(_rotation, *moved, *primals[1:], **static)
-    if isinstance(angles.unflatten(primals[1:]), Waves):
+    if isinstance(structure.unflatten(primals[1:]), Waves):
         return y, _tangent_by_waves(*primals, *tangents, **static)
     return y, _bind(_derivative, *primals, *moved, moving=tuple(t is not None for t in tangents), **static)
 
 
-def _tangent_by_waves(x: Any, table: Any, dx: Any, d_table: Any, *, settings: TurnSettings, angles: Any) -> jax.Array:
+def _tangent_by_waves(
+    x: Any, table: Any, dx: Any, d_table: Any, *, settings: TurnSettings, structure: Any
+) -> jax.Array:
     """R(w)dx + R(dw)x, rounded once; a dx of None adds nothing."""
     r = Rotation(settings, x, Waves(table))
     if not r.whole:  # features that pass through do not depend on waves
         x = jnp.where(r.rotates, x, np.zeros((), x.dtype))
     if dx is None:
-        return _bind(_rotation, x, d_table, settings=settings, angles=angles)
+        return _bind(_rotation, x, d_table, settings=settings, structure=structure)
     wide = settings._replace(result=r.dtype)
-    terms = [_bind(_rotation, *pair, settings=wide, angles=angles) for pair in ((dx, table), (x, d_table))]
+    terms = [_bind(_rotation, *pair, settings=wide, structure=structure) for pair in ((dx, table), (x, d_table))]
     return r.result(terms[0] + terms[1])
 
 
@@ -152,17 +154,17 @@ def _jvp_of_derivative(primals: Sequence[Any], tangents: Sequence[Any], **parame
 # The transposes. Each is compiled, for the same bits under `jax.jit` and outside it.
 
 
-def _transpose(dy: Any, x: Any, *arrays: Any, settings: TurnSettings, angles: Any) -> list[Any]:
+def _transpose(dy: Any, x: Any, *arrays: Any, settings: TurnSettings, structure: Any) -> list[Any]:
     if (like := unknown(x)) is None:
         return [None, _cotangent_of_waves(dy, x, settings=settings, like=unknown(arrays[0]))]
-    return [_rotate_back(dy, *arrays, settings=settings, angles=angles, like=like), *(None for _ in arrays)]
+    return [_rotate_back(dy, *arrays, settings=settings, structure=structure, like=like), *(None for _ in arrays)]
 
 
-@_xla.compiled("rotation_transpose", static_argnames=("settings", "angles", "like"))
-def _rotate_back(dy: Any, *arrays: Any, settings: TurnSettings, angles: Any, like: Any) -> jax.Array:
+@_xla.compiled("rotation_transpose", static_argnames=("settings", "structure", "like"))
+def _rotate_back(dy: Any, *arrays: Any, settings: TurnSettings, structure: Any, like: Any) -> jax.Array:
     """a·R(−θ)ȳ, summed to the type `like`."""
     settings = settings._replace(backward=not settings.backward, result=like.dtype)
-    return _sum_to(like, turn(settings, dy, angles.unflatten(arrays)))
+    return _sum_to(like, turn(settings, dy, structure.unflatten(arrays)))
 
 
 @_xla.compiled("rotation_waves_transpose", static_argnames=("settings", "like"))
@@ -189,22 +191,25 @@ def _sum_of_theta(r: Rotation, products: jax.Array, axes: list[int]) -> jax.Arra
 
 
 def _transpose_derivative(
-    dy: Any, *operands: Any, settings: TurnSettings, angles: Any, moving: tuple[bool, ...]
+    dy: Any, *operands: Any, settings: TurnSettings, structure: Any, moving: tuple[bool, ...]
 ) -> list[Any]:
     primals, moved = operands[: len(moving)], iter(operands[len(moving) :])
     wanted = tuple(unknown(next(moved)) if moves else None for moves in moving)
-    cotangents = _cotangents(dy, *primals, settings=settings, angles=angles, wanted=wanted)
+    cotangents = _cotangents(dy, *primals, settings=settings, structure=structure, wanted=wanted)
     return [None for _ in primals] + [c for c, moves in zip(cotangents, moving, strict=True) if moves]
 
 
-@_xla.compiled("rotation_derivative_transpose", static_argnames=("settings", "angles", "wanted"))
+@_xla.compiled("rotation_derivative_transpose", static_argnames=("settings", "structure", "wanted"))
 def _cotangents(
-    dy: Any, x: Any, *arrays: Any, settings: TurnSettings, angles: Any, wanted: tuple[Any, ...]
+    dy: Any, x: Any, *arrays: Any, settings: TurnSettings, structure: Any, wanted: tuple[Any, ...]
 ) -> list[Any]:
     """The cotangents of dx, dp and dω, of the types in `wanted`, or None where that is None."""
-    of: Angles = angles.unflatten(arrays)
-    r, static = Rotation(settings, x, of), of.frequencies if isinstance(of.frequencies, Frequencies) else None
-    g = turn(settings._replace(backward=not settings.backward, result=r.dtype), dy, of)
+    angles: Angles = structure.unflatten(arrays)
+    r, static = (
+        Rotation(settings, x, angles),
+        angles.frequencies if isinstance(angles.frequencies, Frequencies) else None,
+    )
+    g = turn(settings._replace(backward=not settings.backward, result=r.dtype), dy, angles)
     products = g * r.partners().astype(r.dtype)
 
     def of_x(like: Any) -> jax.Array:
@@ -214,7 +219,7 @@ def _cotangents(
         # Sums first over axes along which neither the position nor ω varies.
         shared = [axis for axis in _broadcast_axes(like) if static or arrays[1].shape[axis] == 1]
         theta = _sum_of_theta(r, products, shared)
-        rows = [theta * angular for angular in _angular(of, r.dtype)]
+        rows = [theta * angular for angular in _angular(angles, r.dtype)]
         if static:
             masks = (align((np.array(static.axes) == c).astype(r.dtype), x.ndim) for c in range(like.shape[-1]))
             rows = [rows[0] * mask for mask in masks]
@@ -222,7 +227,7 @@ def _cotangents(
 
     def of_frequencies(like: Any) -> jax.Array:
         # Sums over all axes at once, so that devices exchange one row instead of one row per position.
-        along, axes = _by_axis(of, of.positions.astype(r.dtype)), _broadcast_axes(like)
+        along, axes = _by_axis(angles, angles.positions.astype(r.dtype)), _broadcast_axes(like)
         by_axis = [_sum_of_theta(r, products * p, axes) for p in along]
         return by_axis[0] if len(by_axis) == 1 else jnp.concatenate(by_axis, axis=-1)
 
@@ -247,14 +252,14 @@ _rotation = primitive(
     _type,
     {platform: functools.partial(_program, kind) for platform, kind in _KINDS.items()},
     lambda *level, **parameters: _mapped(_rotation, *level, **parameters),
-    parameters=("settings", "angles"),
+    parameters=("settings", "structure"),
 )
 _derivative = primitive(
     "rotation_derivative",
     _type,
     {None: _rotate_tangent},
     lambda *level, **parameters: _mapped(_derivative, *level, **parameters),
-    parameters=("settings", "angles", "moving"),
+    parameters=("settings", "structure", "moving"),
 )
 set_jvp(_rotation, _jvp)
 set_jvp(_derivative, _jvp_of_derivative)
