@@ -1,4 +1,4 @@
-"""Rewriters for configs that say in their own way which layers there are and which of them rotate."""
+"""Rewriters of keys that say which layers there are and which of them rotate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posenc_jax.hf._rewriting import (
     LINEAR,
     RAW,
     SLIDING,
-    natural,
+    parse_natural,
     put_flags,
     put_types,
     refuse,
@@ -80,7 +80,7 @@ def muse(config: dict[str, Any]) -> None:
 def cohere2_moe(config: dict[str, Any]) -> None:
     """Sliding layers rotate, and so do dense layers where prefix_dense_sliding_window_pattern is 1."""
     d = Keys(config)
-    count, first = count_of(d), natural(config, "first_k_dense_replace", 0)
+    count, first = count_of(d), parse_natural(config, "first_k_dense_replace", 0)
     prefix, period = (
         d.integer(name) if d.found(name) else default
         for name, default in (("prefix_dense_sliding_window_pattern", 1), ("sliding_window_pattern", 4))
@@ -148,6 +148,18 @@ def hrm(config: dict[str, Any]) -> None:
         require(count == stack * runs, message, runs, stack, count)
     else:
         config["num_hidden_layers"] = count * runs
+
+
+def granitemoehybrid(config: dict[str, Any]) -> None:
+    """Layers have positions only if position_embedding_type is "rope"."""
+    kind, known = Keys(config).string("position_embedding_type"), ("nope", "rope")
+    require(kind is None or kind in known, "position_embedding_type = {!r} is not one of {}", kind, known)
+    config["position_embedding_type"] = kind or "nope"
+
+
+def mllama(config: Mapping[str, Any]) -> None:
+    """cross_attention_layers must be given."""
+    Keys(config).need("cross_attention_layers")
 
 
 def baichuan(config: dict[str, Any]) -> None:

@@ -1,12 +1,35 @@
 """What the table of models says where a config does not."""
 
+import dataclasses
+import importlib
+import re
+from pathlib import Path
+
 import pytest
 
 from helpers.plans import close, plain
 from huggingface.published import LLAMA_31, llama
+from oracles import configs
 from posenc_jax.hf import plan_to_config, rotary_from_config
 from posenc_jax.hf._models import MODELS
+from posenc_jax.hf._multimodal_models import MULTIMODAL
 from posenc_jax.hf._refused import REFUSED
+from posenc_jax.hf._towers import TOWERS
+
+TABLES = {"Model": MODELS, "Multimodal": MULTIMODAL, "Tower": TOWERS}
+TABLES |= {
+    kind.title(): {name: getattr(model, kind) for name, model in MODELS.items() if getattr(model, kind)}
+    for kind in ("indexer", "pattern")
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_field_serves_at_least_two_model_types(table):
+    """What one alone does is a rewriter, or a quirk of a tower."""
+    first, *_ = TABLES[table].values()
+    for field in dataclasses.fields(first):
+        usual = {} if field.default_factory is dict else field.default
+        assert sum(getattr(facts, field.name) != usual for facts in TABLES[table].values()) > 1, field.name
 
 
 def test_the_layout_is_the_model_s_or_the_caller_s():
@@ -128,6 +151,7 @@ SPECIAL = {
     "deepseek_ocr2_text": {"hidden_size": 256, "num_attention_heads": 2},
     "unlimited_ocr_text": {"hidden_size": 256, "num_attention_heads": 2},
     "dots3_note_audio_encoder": {"hidden_size": 256, "num_attention_heads": 2},
+    "granitemoehybrid": {"position_embedding_type": "rope"},
     "esm": {"position_embedding_type": "rotary", "rope_parameters": None, "rope_theta": 123.0},
     "hrm_text": {"num_layers_per_stack": 1, "H_cycles": 1, "L_cycles": 1},
     "kimi_linear": {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
@@ -142,7 +166,7 @@ SPECIAL = {
 
 def test_every_model_type_reads():
     """With settings that none has for a default, so that no entry of the table is without use."""
-    still = set()
+    without = set()
     for name, model in MODELS.items():
         config = {
             "model_type": name,
@@ -153,15 +177,13 @@ def test_every_model_type_reads():
         }
         config = {k: v for k, v in config.items() if not k.startswith("qk") or model.latent}
         settings = {"rope_type": "default", "rope_theta": 123.0}
-        if model.temperature == "beta":
+        if model.query_scale == "beta":
             settings |= {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 4096}
         if model.sections or model.partial:
             share = sum(model.sections) / 64 if model.sections else 0.5
             settings |= {"partial_rotary_factor": share}
-        if model.typed or model.nested or model.thetas or model.sliding_only or model.pattern:
+        if model.needs_layer_types or model.nested or model.thetas or model.sliding_only or model.pattern:
             config["layer_types"] = ["sliding_attention", "full_attention"]
-        if model.position:
-            config["position_embedding_type"] = model.position
         if model.nested or model.thetas:
             settings = {"sliding_attention": settings, "full_attention": settings}
         plan = rotary_from_config(config | {"rope_parameters": settings} | SPECIAL.get(name, {}), length=9)
@@ -175,10 +197,19 @@ def test_every_model_type_reads():
             else 128
         ), name
         if not first.rotary_dim:
-            still.add(name)
+            without.add(name)
         elif name not in ("codegen", "gptj", "roformer"):
             assert abs(first.frequencies.angular[1]) == pytest.approx(123 ** (-2 / first.rotary_dim)), name
-    assert still == {"jamba", "glm5_next_text", "kimi_linear", "nemotron_h"}
+    assert without == {"jamba", "glm5_next_text", "kimi_linear", "nemotron_h"}
+
+
+def test_the_site_says_of_which_types_a_value_is_recorded(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
+    model_types = importlib.import_module("model_types")
+    held = model_types.recorded()
+    assert configs.RECORDED.keys() <= held and MODELS.keys() - held <= configs.OTHERS.keys()
+    *_, with_value, without = model_types.census()
+    assert [{*re.findall(r"`([\w-]+)`", row)} for row in (with_value, without)] == [held, MODELS.keys() - held]
 
 
 def test_a_share_of_a_head_is_rounded_down():

@@ -525,7 +525,7 @@ def test_dual_chunks():
     assert rotary_from_config(config, length=253952).layers[0].frequencies == pe.geometric(64, 1e7)
     for length in (None, 253953):
         with pytest.raises(
-            ValueError, match="length must be given, at most 253952: dual_chunk_attention_config rotates"
+            ValueError, match="length must be at most 253952: dual-chunk attention equals plain RoPE only within one"
         ):
             rotary_from_config(config, length=length)
 

@@ -11,11 +11,7 @@ import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.towers import memory_of, positions_of
 from oracles import recorded, rotations, tables
-from posenc_jax.hf import (
-    _tower_tables,
-    _towers,
-    vision_rotary_from_config,
-)
+from posenc_jax.hf import _tower_quirks, _tower_tables, _towers, vision_rotary_from_config
 
 CASES = {case["config"]["model_type"]: case for case in recorded.cases("hf_towers")}
 TABLES = {case["config"]["model_type"]: case for case in recorded.cases("hf_tower_tables")}
@@ -82,45 +78,43 @@ def test_every_tower_is_recorded():
 # Facts
 
 
-def changes(model_type, facts):
+def other_facts(model_type, facts):
     """Other values of the facts that say how a tower rotates and where its patches are."""
     yield "theta", 2 * facts.theta
     yield "axes", facts.axes[::-1]
     yield "pairs", "blocks" if facts.pairs == "alternating" else "alternating"
-    yield "pairs", "dealt" if facts.pairs == "blocks" else "blocks"
+    yield "pairs", "halved" if facts.pairs == "blocks" else "blocks"
     yield "layout", "half" if facts.layout == "interleaved" else "interleaved"
-    if facts.layout == "half":  # interleaved pairs lie in one part of the head anyway
-        yield "apart", not facts.apart
-    if not facts.head_dim:
-        yield "joined", not facts.joined
-    yield "turns", not facts.turns
+    yield "heads", () if facts.heads else ("num_attention_heads",)
+    yield "in_turns", not facts.in_turns
     yield "centres", not facts.centres
     yield "offset", facts.offset + 1
-    yield "timed", not facts.timed
     yield "leading", facts.leading + 1
-    yield "trailing", facts.trailing + 1
-    if not facts.by_image:
-        yield "merged", None if facts.merged else "spatial_merge_size"
-    if facts.kind != "windowed":
+    if model_type != "video_llama_3_vision":
+        yield "squares", None if facts.squares else "spatial_merge_size"
+    if model_type != "sam3_vit_model":
         yield "windows", None if facts.windows else "window_size"
-    yield "by_image", not facts.by_image
     if facts.frames and "glm4v" not in model_type:  # whose frames come as images
         yield "frames", False
-    if facts.registers is not None:
-        yield "registers", None
-    if facts.kind in ("conv", "queries", "windowed"):  # the others only say which shapes there are
-        yield "kind", "plain"
-    if facts.head_dim:
-        yield "head_dim", facts.head_dim // 2
+    if "num_register_tokens" in facts.defaults:
+        yield "defaults", {}
+    if "head_dim" in facts.defaults:
+        yield "defaults", {"head_dim": facts.defaults["head_dim"] // 2}
 
 
-def wrong_by(case, facts, name, value, monkeypatch):
-    """The error of a tower with another fact; None if it then cannot be read or applied."""
-    model_type = case["config"]["model_type"]
-    monkeypatch.setitem(_towers.TOWERS, model_type, dataclasses.replace(facts, **{name: value}))
+def other_plans(facts, plan):
+    """The plan with what only the quirks of other towers change."""
+    grid = plan.grids[0]
+    for changed in ({"timed": not grid.timed}, {"trailing": grid.trailing + 1}, {"merge": 0 if grid.merge else 1}):
+        yield changed, {"grids": (dataclasses.replace(grid, **changed),) * len(plan.grids)}
+    if facts.layout == "half":  # interleaved pairs lie in one slice of the head anyway
+        yield "slices", {"slices": 3 - plan.slices}
+
+
+def wrong_by(case, change):
+    """The error of a changed tower; None if it then cannot be read or applied."""
     try:
-        windows = {"window_size": 8 if facts.merged else 4, "patch_size": 2} if name == "windows" else {}  # small ones
-        return error(case, vision_rotary_from_config(windows | case["config"]))
+        return error(case, change(case["config"]))
     except (ValueError, TypeError, IndexError, AssertionError):
         return None
 
@@ -128,9 +122,25 @@ def wrong_by(case, facts, name, value, monkeypatch):
 @pytest.mark.parametrize("model_type", CASES)
 def test_each_fact_matters(model_type, monkeypatch):
     case, facts = CASES[model_type], _towers.TOWERS[model_type]
-    for name, value in changes(model_type, facts):
-        wrong = wrong_by(case, facts, name, value, monkeypatch)
+    right = vision_rotary_from_config(case["config"])
+    for name, changes in other_plans(facts, right):
+        wrong = wrong_by(case, lambda _, changes=changes: dataclasses.replace(right, **changes))
+        assert wrong is None or wrong > WRONG, (name, wrong)
+    for name, value in other_facts(model_type, facts):
+        monkeypatch.setitem(_towers.TOWERS, model_type, dataclasses.replace(facts, **{name: value}))
+        windows = {"window_size": 8 if facts.squares else 4, "patch_size": 2} if name == "windows" else {}  # small ones
+        wrong = wrong_by(case, lambda config, windows=windows: vision_rotary_from_config(windows | config))
         assert wrong is None or wrong > WRONG, (name, value, wrong)
+
+
+ONLY_CHECKS = "edgetam_video efficientloftr sam2_video sam3_tracker_video".split()  # which shapes and shares there are
+
+
+@pytest.mark.parametrize("model_type", sorted({*_tower_quirks.QUIRKS}.difference(ONLY_CHECKS)))
+def test_each_quirk_matters(model_type, monkeypatch):
+    monkeypatch.delitem(_tower_quirks.QUIRKS, model_type)
+    wrong = wrong_by(CASES[model_type], vision_rotary_from_config)
+    assert wrong is None or wrong > WRONG
 
 
 # Learned tables

@@ -129,7 +129,7 @@ def test_bases():
         facts = _towers.TOWERS[name]
         sizes = {"model_type": name, facts.hidden[0]: 256, facts.heads[0]: 2, facts.depth[0]: 1}
         base = read(sizes | {key: 77.0}).layers[0].frequencies.angular
-        scale = 2 * np.pi if facts.turns else 1
+        scale = 2 * np.pi if facts.in_turns else 1
         np.testing.assert_allclose(base[:32], scale * 77.0 ** (-np.arange(32) / 32), rtol=1e-12)
         usual = read(sizes).layers[0].frequencies
         assert usual == read(sizes | {"rope_parameters": {"rope_theta": facts.theta}}).layers[0].frequencies
@@ -182,7 +182,7 @@ def test_class_defaults_of_grids():
 )
 def test_keys_that_change_no_rotation(name, key):
     facts = _towers.TOWERS[name]
-    sizes = {"model_type": name, facts.hidden[0]: 128, facts.heads[0]: 2, facts.depth[0]: 4}
+    sizes = {"model_type": name, facts.hidden[0]: 128, facts.depth[0]: 4} | {key: 2 for key in facts.heads[:1]}
     assert read(sizes | {key: 3}) == read(sizes)
     with pytest.raises(ValueError, match=f"the key {key} = 3 is not known or not used here"):
         read(PIXTRAL | {key: 3})
@@ -306,7 +306,11 @@ JUNK = [
 ]  # fmt: skip
 NAMES = sorted(
     {key for seed in SEEDS for key in seed}
-    | {key for facts in _towers.TOWERS.values() for key in (*facts.hidden, *facts.heads, *facts.depth, *facts.words)}
+    | {
+        key
+        for facts in _towers.TOWERS.values()
+        for key in (*facts.hidden, *facts.heads, *facts.depth, *facts.base_keys)
+    }
     | {
         "rope_parameters",
         "rope_scaling",
@@ -360,13 +364,13 @@ def test_broken_configs(chunk):
             continue
         read_count += 1
         facts = _towers.TOWERS[config["model_type"]]
-        bases = [config.get(word) for word in facts.words] + [
+        bases = [config.get(word) for word in facts.base_keys] + [
             (config.get(name) or {}).get("rope_theta") for name in ("rope_scaling", "rope_parameters")
         ]
         base = next((base for base in bases if base is not None), facts.theta)
         f = next((layer.frequencies for layer in plan.layers if layer.rotary_dim), None)
         if f is not None:
             ratio = f.angular[f.angular < f.angular.max()].max() / f.angular.max()
-            pairs = f.num_pairs // len(facts.axes) * (2 if facts.pairs == "dealt" else 1)
+            pairs = f.num_pairs // len(facts.axes) * (2 if facts.pairs == "halved" else 1)
             np.testing.assert_allclose(np.log(ratio) * pairs, -np.log(base), rtol=1e-9, err_msg=str(case))
     assert read_count > 50
