@@ -82,7 +82,7 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     # transformers 4 wrote some settings in both places; transformers 5 reads the inner one.
     outer.use(*(name for name, value in inner.items() if equal(value, outer.values.get(name))))
     outer.use(*_UNRELATED_KEYS.get(name or "", ()), *(key for key in SWITCHES if outer.values.get(key) is False))
-    outer.finish(strict=False)
+    outer.finish(speaks_of_positions)
     return inner
 
 

@@ -7,7 +7,7 @@ that were not used.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ _MISSING: Any = object()
 
 
 def speaks_of_positions(name: str) -> bool:
-    """Whether a key must be understood, by its name."""
+    """Whether a key of this name must be understood."""
     return bool(_POSITIONS.search(name) and not _NEUTRAL.search(name))
 
 
@@ -99,10 +99,10 @@ class Keys:
         """Records these keys as used, so that `finish` accepts them."""
         self.used.update(names)
 
-    def finish(self, *, strict: bool = True) -> None:
-        """Raises if a key was not used; unless strict, only if it speaks of positions."""
+    def finish(self, matters: Callable[[str], bool] = lambda name: True) -> None:
+        """Raises if a key was not used whose name `matters`."""
         for name, value in self.values.items():
-            if value is not None and name not in self.used and (strict or speaks_of_positions(name)):
+            if value is not None and name not in self.used and matters(name):
                 raise InvalidValue(f"the key {self.label}{name} = {value!r:.60} is not known or not used here")
 
     # Both
@@ -119,6 +119,10 @@ class Keys:
     def need(self, *names: str) -> Any:
         """The value of a required setting."""
         return agreed(self.take(*names), missing=self.label + " or ".join(names))
+
+    def within(self, name: str) -> Keys:
+        """The keys of the mapping `name`; none if it is not there."""
+        return Keys(mapping(self.label + name, self.get(name, default={})), self.label + name)
 
     def number(self, name: str, default: Any = _MISSING) -> Any:
         """The value of a setting that is a number."""

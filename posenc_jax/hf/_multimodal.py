@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _parts
 from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._parts import Grid, Part, Run
-from posenc_jax.hf._keys import Keys, mapping, mapping_of_strings, parse_config
+from posenc_jax.hf._keys import Keys, check_read, mapping_of_strings, parse_config
 from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
 
 TEXT, IMAGE, VIDEO, AUDIO = range(4)
@@ -106,12 +106,11 @@ def _model_of(config: Any) -> tuple[Keys, Multimodal]:
         keys = Keys(mapping_of_strings("thinker_config", keys.need("thinker_config")), "thinker_config")
         name, inner = THINKERS[name], keys.string("model_type")
         require(inner in (None, name), "thinker_config.model_type must be {!r}, got {!r:.60}", name, inner)
-    if name in REFUSED:
-        raise InvalidValue(f"config is of model_type {name!r}, which is not read: {REFUSED[name]}")
+    check_read(name, REFUSED)
     if name not in MULTIMODAL:
         raise InvalidValue(
-            f"config is of model_type {name!r:.60}, which is not known as that of a whole model that gives images and "
-            "videos positions of several coordinates: if it does as a known type does, write that type in its place"
+            f"model_type {name!r:.60} is not known as a whole model with positions of several coordinates: if it "
+            "places images and videos as a known type does, write that type in its place"
         )
     return keys, MULTIMODAL[name]
 
@@ -123,13 +122,12 @@ def _token(keys: Keys, name: str, default: int) -> int:
 
 
 def _part(keys: Keys, name: str) -> Keys:
-    """The mapping `name` within a config, which may be missing; for "", the config itself."""
-    return Keys(mapping(keys.label + name, keys.get(name, default={})), keys.label + name) if name else keys
+    """The part `name` of a config, which may be missing; for "", the config itself."""
+    return keys.within(name) if name else keys
 
 
-def _count(keys: Keys, part: str, name: str, default: int) -> int:
+def _count(keys: Keys, name: str, default: int) -> int:
     """The value of a key that counts something."""
-    keys = _part(keys, part)
     return _checks.positive_int(keys.label + name, keys.get(name, default=default))
 
 
@@ -139,16 +137,12 @@ def _count(keys: Keys, part: str, name: str, default: int) -> int:
 def _kinds(keys: Keys, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
     """The kind of each token."""
     kinds, taken = np.zeros(tokens.shape, np.int8), {}
-    for kind, name, default in (
-        (IMAGE, "image", facts.image),
-        (VIDEO, "video", facts.video),
-        (AUDIO, "audio", facts.audio),
-    ):
+    for kind, name in ((IMAGE, "image"), (VIDEO, "video"), (AUDIO, "audio")):
+        default = getattr(facts, name)
         if default is not None:
             token = _token(keys, f"{name}_token", default)
-            require(
-                token not in taken, "the token of {} must differ from that of {}, got {}", name, taken.get(token), token
-            )
+            message = "the token of {} must differ from that of {}, got {}"
+            require(token not in taken, message, name, taken.get(token), token)
             taken[token] = name
             kinds[tokens == token] = kind
     if facts.video_edges:
@@ -163,7 +157,7 @@ def _grids(
 ) -> tuple[deque[Grid], deque[Grid]]:
     """The grids of images and of videos, in tokens; of single frames, where these are separate."""
     merge, frames = (
-        _count(keys, facts.merge_part, name, 2) if name in facts.merge_keys else 1
+        _count(_part(keys, facts.merge_part), name, 2) if name in facts.merge_keys else 1
         for name in ("spatial_merge_size", "temporal_merge_size")
     )
     images = _parts.parse_grids("image_grids", image_grids, merge)

@@ -11,7 +11,7 @@ from posenc_jax._frequencies import Layout, geometric
 from posenc_jax._scalings import temperature
 from posenc_jax.hf._config import SWITCHES, Config, model_of, overrides, text_of
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
-from posenc_jax.hf._keys import Keys, agreed, mapping
+from posenc_jax.hf._keys import Keys, agreed, speaks_of_positions
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._rewrites import note_of, rewritten
@@ -106,7 +106,7 @@ def _plan(values: Mapping[str, Any], settings: Keys, layout: Any, length: int | 
         config.use(*_SIZES)
         config.finish()
     elif parameters:  # if no layer rotates, keys may stay unused
-        config.finish(strict=False)
+        config.finish(speaks_of_positions)
     part = "last" if config.latent and parameters else "first"
     return RotaryPlan(tuple(layers), layout, part, _softmax_scale(parameters), length, indexer)
 
@@ -121,8 +121,7 @@ def _check_switches(config: Config) -> None:
 
 def _check_chunks(config: Config, length: int | None) -> None:
     """Raises beyond one chunk of Qwen2.5-1M: dual-chunk attention equals plain RoPE only within one."""
-    name = "dual_chunk_attention_config"
-    d = Keys(mapping(name, config.get(name, default={})), name)
+    d = config.within("dual_chunk_attention_config")
     if d.values:
         last = d.integer("chunk_size") - d.integer("local_size")
         message = "length must be at most {}: dual-chunk attention equals plain RoPE only within one chunk, got {}"

@@ -17,7 +17,6 @@ from posenc_jax.hf._rewriting import (
     Rewriter,
     by_type,
     extended,
-    keys_in,
     put_settings,
     put_types,
     refuse,
@@ -67,7 +66,7 @@ def step3p5(config: dict[str, Any]) -> None:
         _put_settings_by_type(config, types, more)
     share = agreed(Keys(config).found(*SHARES), None)  # for the layer types without one
     for name in Keys(config).found(*RAW) if share is not None else ():
-        for kind, own in keys_in(config, name).values.items():
+        for kind, own in Keys(config).within(name).values.items():
             if isinstance(own, Mapping) and own.get("partial_rotary_factor") is None:
                 config[name] = {**config[name], kind: {**own, "partial_rotary_factor": share}}
 
@@ -113,12 +112,8 @@ def molmo2(config: dict[str, Any]) -> None:
     if layers is None:
         return
     count = count_of(Keys(config))
-    require(
-        all(i in range(count) for i in layers),
-        "rope_scaling_layers must be of the {} layers, got {!r:.60}",
-        count,
-        layers,
-    )
+    fits = all(i in range(count) for i in layers)
+    require(fits, "rope_scaling_layers must be of the {} layers, got {!r:.60}", count, layers)
     scaled = extended(take_settings(config), rope_theta=config.pop("rope_theta", None))
     scaled.setdefault("rope_theta", 10_000.0)
     original = config.pop(ORIGINAL, None)
@@ -149,7 +144,7 @@ def ignored_beside_types(*names: str) -> Rewriter:
     """A rewriter of settings beside those for each layer type, which published files have and the code ignores."""
 
     def rewrite(config: dict[str, Any]) -> None:
-        settings = keys_in(config, "rope_parameters").values
+        settings = Keys(config).within("rope_parameters").values
         if any(isinstance(value, Mapping) for value in settings.values()):
             config["rope_parameters"] = {k: x for k, x in settings.items() if k not in names}
 
@@ -172,24 +167,21 @@ def dots3(config: dict[str, Any]) -> None:
         config.pop("rope_theta", None)
     if not d.found("per_layer_config"):
         head_dim, nope = d.number("swa_head_dim", 256), d.number("swa_qk_nope_head_dim", 192)
-        own = {
-            "qk_nope_head_dim": int(nope),
-            "qk_rope_head_dim": int(d.number("swa_qk_rope_head_dim", head_dim - nope)),
-        }
+        rotated = d.number("swa_qk_rope_head_dim", head_dim - nope)
+        own = {"qk_nope_head_dim": int(nope), "qk_rope_head_dim": int(rotated)}
         config["per_layer_config"] = {str(i): own for i, kind in enumerate(types) if kind == SLIDING}
     for name in [name for name in config if name.startswith("swa_")]:
         del config[name]
     width, head_dim = d.integer("qk_rope_head_dim"), d.number("head_dim", 256)
     if d.found("partial_rotary_factor") and int(head_dim * d.number("partial_rotary_factor")) == width:
         del config["partial_rotary_factor"]
-    for kind, own in mapping("rope_parameters", config["rope_parameters"]).items():  # shares are of head_dim
-        share = Keys(mapping(kind, own), f"rope_parameters.{kind}").number("partial_rotary_factor", None)
+    settings = dict(mapping("rope_parameters", config["rope_parameters"]))
+    for kind, own in settings.items():
+        share = Keys(mapping(kind, own), f"rope_parameters.{kind}").number("partial_rotary_factor", None)  # of head_dim
         fits = share is None or int(head_dim * share) == width
         require(fits, "partial_rotary_factor = {} contradicts qk_rope_head_dim = {} of {}", share, width, head_dim)
-    config["rope_parameters"] = {
-        kind: {k: x for k, x in own.items() if k != "partial_rotary_factor"}
-        for kind, own in config["rope_parameters"].items()
-    }
+        settings[kind] = {k: x for k, x in own.items() if k != "partial_rotary_factor"}
+    config["rope_parameters"] = settings
 
 
 # Bases and widths
@@ -233,12 +225,10 @@ def deepseek_v2(config: dict[str, Any]) -> None:
 
 def minimax_m3(config: dict[str, Any]) -> None:
     """sparse_attention_config may have the indexer's width; rotary_dim alone is refused, because programs differ."""
-    sparse = keys_in(config, "sparse_attention_config")
+    sparse = Keys(config).within("sparse_attention_config")
     if sparse.found("sparse_index_dim"):
-        own = sparse.integer("sparse_index_dim")
-        config["index_head_dim"] = agreed(
-            {f"{sparse.label}sparse_index_dim": own} | Keys(config).found("index_head_dim")
-        )
+        own = {f"{sparse.label}sparse_index_dim": sparse.integer("sparse_index_dim")}
+        config["index_head_dim"] = agreed(own | Keys(config).found("index_head_dim"))
     shares = [Keys(d).found("partial_rotary_factor") for d in (config, take_settings(dict(config)))]
     message = "partial_rotary_factor is missing: transformers ignores rotary_dim, and other code reads it"
     require(any(shares) or config.get("rotary_dim") is None, message)
@@ -255,7 +245,7 @@ def olmo_hybrid(config: dict[str, Any]) -> None:
 
 def dbrx(config: dict[str, Any]) -> None:
     """The base stands in attn_config; transformers 5 ignores it there."""
-    attention = keys_in(config, "attn_config")
+    attention = Keys(config).within("attn_config")
     if attention.found("rope_theta"):
         config["rope_theta"] = agreed(attention.found("rope_theta") | Keys(config).found("rope_theta"))
 
@@ -277,10 +267,8 @@ def chatglm(config: dict[str, Any]) -> None:
     """rope_ratio multiplies the base; one of 16 is refused, because ChatGLM2-6B-32K divides positions by it."""
     renamed(rotary_percent="partial_rotary_factor")(config)
     d = Keys(config)
-    require(
-        not d.flag("position_encoding_2d"),
-        "position_encoding_2d must be False, got True: the first ChatGLM has positions of two coordinates",
-    )
+    message = "position_encoding_2d must be False, got True: the first ChatGLM has positions of two coordinates"
+    require(not d.flag("position_encoding_2d"), message)
     ratio = d.number("rope_ratio", 1.0)
     message = (
         "rope_ratio = 16 divides the positions of ChatGLM2-6B-32K and multiplies the base of other models: "
@@ -296,7 +284,7 @@ def chatglm(config: dict[str, Any]) -> None:
 
 def internlm(config: dict[str, Any]) -> None:
     """`rotary` holds the settings."""
-    d = keys_in(config, "rotary")
+    d = Keys(config).within("rotary")
     config.pop("rotary", None)
     if d.found("base"):
         config["rope_theta"] = agreed(d.take("base") | Keys(config).found("rope_theta"))
@@ -324,7 +312,7 @@ def one_set_of_settings(config: dict[str, Any]) -> None:
 
 def needs_rope_type(config: dict[str, Any]) -> None:
     """The code reads rope_type in an old rope_scaling, and not `type`."""
-    scaling = keys_in(config, "rope_scaling")
+    scaling = Keys(config).within("rope_scaling")
     alone = scaling.found("type") and not scaling.found("rope_type") and not equal(scaling.values.get("factor"), 1)
     message = "rope_scaling.type = {!r:.60} must be spelled rope_type in model_type {!r}"
     require(not alone, message, scaling.values.get("type"), config["model_type"])

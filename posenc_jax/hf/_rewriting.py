@@ -20,12 +20,6 @@ Rewriter = Callable[[dict[str, Any]], None]
 # Take
 
 
-def keys_in(config: Mapping[str, Any], name: str) -> Keys:
-    """The keys of the mapping `name` within a config; none if it is not there."""
-    value = config.get(name)
-    return Keys({} if value is None else mapping(name, value), name)
-
-
 def take_layers(config: dict[str, Any], name: str, *, more: str = "") -> tuple[Any, ...] | None:
     """Takes out a list with an item for each layer; the key `more` says how many more items it may have."""
     items = Keys(config).items(name)
@@ -66,7 +60,7 @@ def take_settings(config: dict[str, Any]) -> dict[str, Any]:
 def take_repeated(config: dict[str, Any], types: Sequence[Any], name: str, key: str = "", *, more: str = "") -> None:
     """Takes out a value, or a list for each layer, that repeats `key` of the layer types' settings."""
     value, settings = config.get(name), mapping("rope_parameters", config["rope_parameters"])
-    of_types = {kind: keys_in(settings, kind).values.get(key or name) for kind in dict.fromkeys(map(str, types))}
+    of_types = {kind: Keys(settings).within(kind).values.get(key or name) for kind in dict.fromkeys(map(str, types))}
     if value is None or None in of_types.values():
         refuse(config, name)
         return
@@ -107,8 +101,8 @@ def put_flags(config: dict[str, Any], rotates: Iterable[Any]) -> None:
 
 def put_settings(config: dict[str, Any], *unread: str, **more: Any) -> None:
     """Writes rope settings that say what the code does, in either spelling, in place of `unread` ones."""
-    for name in [name for name in RAW if keys_in(config, name).values] or RAW[1:]:
-        settings = keys_in(config, name).values
+    for name in [name for name in RAW if Keys(config).within(name).values] or RAW[1:]:
+        settings = Keys(config).within(name).values
         refuse({"model_type": config["model_type"], **settings}, *more)
         config[name] = {key: value for key, value in settings.items() if key not in unread} | more
 

@@ -65,11 +65,6 @@ class Rope:
         value = agreed(self.d.take(MAXIMUM) | self.config.take(MAXIMUM), missing=MAXIMUM)
         return _checks.length(MAXIMUM, value)
 
-    def check_copy(self) -> None:
-        """Raises if the rope settings repeat the maximum, as in Ministral 3, and contradict the config."""
-        if self.d.found(MAXIMUM):
-            self.maximum()
-
     def original(self) -> int:
         """The length that the model was trained for before its spectrum was scaled."""
         within, outside = self.d.take(ORIGINAL), self.config.take(ORIGINAL)
@@ -235,7 +230,8 @@ def _alternating(frequencies: Frequencies, sections: tuple[int, ...]) -> Frequen
 def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
     """The spectrum of the settings, and the completed settings."""
     name, model = rope_type_of(x.d), x.config.model
-    x.check_copy()
+    if x.d.found(MAXIMUM):  # repeated, as in Ministral 3, it must agree with the config
+        x.maximum()
     known = name != _STEPS or model.query_scale == "logn" or not x.config.model_type
     require(known, "{}rope_type = {!r} is not known", x.d.label, name)
     settings, make = _TYPES[name](x)

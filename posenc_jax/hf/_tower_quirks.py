@@ -13,7 +13,7 @@ from posenc_jax import _checks
 from posenc_jax._checks import require
 from posenc_jax._frequencies import geometric
 from posenc_jax._scalings import linear_scaling
-from posenc_jax.hf._keys import Keys, agreed, mapping
+from posenc_jax.hf._keys import Keys, agreed
 from posenc_jax.hf._plan import RotaryLayer
 from posenc_jax.hf._tower_config import TowerConfig, parse_count, value_of
 from posenc_jax.hf._vision_plan import VisionPlan
@@ -78,8 +78,7 @@ def edgetam(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
 
 def sam3_tracker(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     """The memory attention; it takes a grid of image_size / patch_size alone, or several such frames."""
-    tower = Keys(mapping("vision_config", config.get("vision_config", default={})))
-    tower = Keys(mapping("backbone_config", tower.get("backbone_config", default={})))
+    tower = config.within("vision_config").within("backbone_config")
     side = _side(tower, parse_count(config, "image_size", 1008))
     found = config.take("memory_attention_rope_feat_sizes")
     sizes = {name: _checks.positive_ints(name, value) for name, value in found.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._axes import join
-from posenc_jax._checks import InvalidValue, public, require
+from posenc_jax._checks import public, require
 from posenc_jax._frequencies import Frequencies, geometric
 from posenc_jax._scalings import linear_scaling
 from posenc_jax.hf._keys import agreed, speaks_of_positions
@@ -79,10 +79,7 @@ def _plan(config: TowerConfig) -> VisionPlan:
         plan = QUIRKS[config.model_type](config, plan)
     for settings in config.settings:
         settings.finish()
-    for key, value in config.values.items():
-        speaks = speaks_of_positions(key) or _ORDER.search(key)
-        if value is not None and key not in config.used and speaks:
-            raise InvalidValue(f"the key {key} = {value!r:.60} is not known or not used here")
+    config.finish(lambda key: speaks_of_positions(key) or bool(_ORDER.search(key)))
     return plan
 
 

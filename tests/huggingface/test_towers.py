@@ -102,19 +102,23 @@ def other_facts(model_type, facts):
         yield "defaults", {"head_dim": facts.defaults["head_dim"] // 2}
 
 
-def other_plans(facts, plan):
-    """The plan with what only the quirks of other towers change."""
-    grid = plan.grids[0]
-    for changed in ({"timed": not grid.timed}, {"trailing": grid.trailing + 1}, {"merge": 0 if grid.merge else 1}):
-        yield changed, {"grids": (dataclasses.replace(grid, **changed),) * len(plan.grids)}
+def other_plans(facts):
+    """Changes of what only the quirks of single towers change."""
+    yield lambda plan: with_grid(plan, timed=not plan.grids[0].timed)
+    yield lambda plan: with_grid(plan, trailing=plan.grids[0].trailing + 1)
+    yield lambda plan: with_grid(plan, merge=0 if plan.grids[0].merge else 1)
     if facts.layout == "half":  # interleaved pairs lie in one slice of the head anyway
-        yield "slices", {"slices": 3 - plan.slices}
+        yield lambda plan: dataclasses.replace(plan, slices=3 - plan.slices)
 
 
-def wrong_by(case, change):
+def with_grid(plan, **changes):
+    return dataclasses.replace(plan, grids=(dataclasses.replace(plan.grids[0], **changes),) * len(plan.grids))
+
+
+def wrong_by(case, change=lambda plan: plan, **keys):
     """The error of a changed tower; None if it then cannot be read or applied."""
     try:
-        return error(case, change(case["config"]))
+        return error(case, change(vision_rotary_from_config(keys | case["config"])))
     except (ValueError, TypeError, IndexError, AssertionError):
         return None
 
@@ -122,14 +126,13 @@ def wrong_by(case, change):
 @pytest.mark.parametrize("model_type", CASES)
 def test_each_fact_matters(model_type, monkeypatch):
     case, facts = CASES[model_type], _towers.TOWERS[model_type]
-    right = vision_rotary_from_config(case["config"])
-    for name, changes in other_plans(facts, right):
-        wrong = wrong_by(case, lambda _, changes=changes: dataclasses.replace(right, **changes))
-        assert wrong is None or wrong > WRONG, (name, wrong)
+    for i, change in enumerate(other_plans(facts)):
+        wrong = wrong_by(case, change)
+        assert wrong is None or wrong > WRONG, (i, wrong)
     for name, value in other_facts(model_type, facts):
         monkeypatch.setitem(_towers.TOWERS, model_type, dataclasses.replace(facts, **{name: value}))
         windows = {"window_size": 8 if facts.squares else 4, "patch_size": 2} if name == "windows" else {}  # small ones
-        wrong = wrong_by(case, lambda config, windows=windows: vision_rotary_from_config(windows | config))
+        wrong = wrong_by(case, **windows)
         assert wrong is None or wrong > WRONG, (name, value, wrong)
 
 
@@ -139,7 +142,7 @@ ONLY_CHECKS = "edgetam_video efficientloftr sam2_video sam3_tracker_video".split
 @pytest.mark.parametrize("model_type", sorted({*_tower_quirks.QUIRKS}.difference(ONLY_CHECKS)))
 def test_each_quirk_matters(model_type, monkeypatch):
     monkeypatch.delitem(_tower_quirks.QUIRKS, model_type)
-    wrong = wrong_by(CASES[model_type], vision_rotary_from_config)
+    wrong = wrong_by(CASES[model_type])
     assert wrong is None or wrong > WRONG
 
 
