@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from helpers.plans import close, plain, spectrum_of
+from helpers.plans import WithToDict, close, plain, spectrum_of
 from huggingface.published import DEEPSEEK_V3, GEMMA_3, LLAMA_31, SMOLLM_3, SPREAD, llama, scaled
 from oracles import spectra
 from posenc_jax.hf import plan_to_config, rotary_from_config
@@ -205,18 +205,10 @@ def test_a_share_of_the_head_survives_the_way_back():
 
 
 def test_an_object_with_to_dict():
-    class Config:
-        def __init__(self, values):
-            self.values = values
-
-        def to_dict(self):
-            return self.values
-
-    assert rotary_from_config(Config(LLAMA_31)) == rotary_from_config(LLAMA_31)
-    assert rotary_from_config(Config({"model_type": "llava", "text_config": Config(LLAMA_31)})) == rotary_from_config(
-        LLAMA_31
-    )
-    for wrong in (Config, dict, type("Odd", (), {"to_dict": LLAMA_31})()):
+    outer = {"model_type": "llava", "text_config": WithToDict(LLAMA_31)}
+    for config in (WithToDict(LLAMA_31), WithToDict(outer)):
+        assert rotary_from_config(config) == rotary_from_config(LLAMA_31)
+    for wrong in (WithToDict, dict, type("Odd", (), {"to_dict": LLAMA_31})()):
         with pytest.raises(TypeError, match=r"^rotary_from_config: config must be a mapping or have to_dict\(\), got "):
             rotary_from_config(wrong)
 

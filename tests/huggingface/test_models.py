@@ -78,14 +78,8 @@ def test_keys_that_speak_of_positions():
 def test_the_base_that_no_key_says():
     """10,000 by the rule, the model's own where it is known, and an error where it cannot be."""
     base = {"head_dim": 64, "num_hidden_layers": 1}
-    for name, theta in {
-        "llama": 1e4,
-        "mixtral": 1e6,
-        "cohere": 5e5,
-        "helium": 1e5,
-        "smollm3": 2e6,
-        "qwen2": 1e4,
-    }.items():
+    usual = {"llama": 1e4, "mixtral": 1e6, "cohere": 5e5, "helium": 1e5, "smollm3": 2e6, "qwen2": 1e4}
+    for name, theta in usual.items():
         close(rotary_from_config(base | {"model_type": name}).layers[0].frequencies, plain(64, theta))
     close(rotary_from_config(base, layout="half").layers[0].frequencies, plain(64, 1e4))
     for keys in ({"model_type": "dbrx"}, {"rope_parameters": {"rope_theta": None}}):
@@ -115,16 +109,8 @@ def test_the_layer_types_that_no_key_says():
 
 def test_the_share_that_no_key_says():
     base = {"head_dim": 128, "num_hidden_layers": 1}
-    shares = {
-        "gpt_neox": 0.25,
-        "stablelm": 0.25,
-        "phi": 0.5,
-        "persimmon": 0.5,
-        "nemotron": 0.5,
-        "glm": 0.5,
-        "glm4": 0.5,
-    }
-    shares |= {"glm4_moe": 0.5, "gptj": 0.5, "codegen": 0.5, "phi3": 1.0, "llama": 1.0, "minimax_m2": 1.0}
+    shares = {"gpt_neox": 0.25, "stablelm": 0.25, "phi3": 1.0, "llama": 1.0, "minimax_m2": 1.0}
+    shares |= dict.fromkeys("codegen glm glm4 glm4_moe gptj nemotron persimmon phi".split(), 0.5)
     for name, share in shares.items():
         assert rotary_from_config(base | {"model_type": name}).layers[0].rotary_dim == 128 * share, name
     whole = base | {"model_type": "gptj", "rotary_dim": None}  # null is not absence
@@ -168,14 +154,8 @@ def test_every_model_type_reads():
     """With settings that none has for a default, so that no entry of the table is without use."""
     without = set()
     for name, model in MODELS.items():
-        config = {
-            "model_type": name,
-            "head_dim": 128,
-            "num_hidden_layers": 2,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-        }
-        config = {k: v for k, v in config.items() if not k.startswith("qk") or model.latent}
+        config = {"model_type": name, "head_dim": 128, "num_hidden_layers": 2}
+        config |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8} if model.latent else {}
         settings = {"rope_type": "default", "rope_theta": 123.0}
         if model.query_scale == "beta":
             settings |= {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 4096}
@@ -189,13 +169,8 @@ def test_every_model_type_reads():
         plan = rotary_from_config(config | {"rope_parameters": settings} | SPECIAL.get(name, {}), length=9)
         assert rotary_from_config(plan_to_config(plan), length=plan.length) == plan, name
         first = plan.layers[0]
-        assert first.head_dim == (
-            256
-            if name == "dots3_note_text"
-            else 24
-            if model.latent or name in ("kimi_linear", "glm5_next_text")
-            else 128
-        ), name
+        heads = {"dots3_note_text": 256, "kimi_linear": 24, "glm5_next_text": 24}
+        assert first.head_dim == heads.get(name, 24 if model.latent else 128), name
         if not first.rotary_dim:
             without.add(name)
         elif name not in ("codegen", "gptj", "roformer"):

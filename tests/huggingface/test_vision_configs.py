@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers.plans import WithToDict
 from oracles import recorded
 from posenc_jax.hf import _towers, plan_to_config, rotary_from_config, vision_rotary_from_config
 
@@ -21,16 +22,6 @@ MEMORY = {"memory_attention_hidden_size": 256, "memory_attention_num_attention_h
 MEMORY |= {"memory_attention_num_layers": 4}
 LOFTR = {"model_type": "efficientloftr", "hidden_size": 256, "num_attention_heads": 8, "num_attention_layers": 4}
 read = vision_rotary_from_config
-
-
-class WithToDict:
-    """A config as transformers has them."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def to_dict(self):
-        return self.values
 
 
 # Where a tower stands
