@@ -18,6 +18,13 @@ from posenc_jax.hf._towers import TOWERS, Tower
 
 VALUES = pathlib.Path(__file__).parents[1] / "tests" / "oracles" / "recorded"
 USUAL = Model()
+READS = {
+    "alpha": 'reads `alpha` of rope type "dynamic"',
+    "layer_rope_theta": "`layer_rope_theta` has the base of each layer, 0 for none",
+    "rope_interleave": "`rope_interleave` says the layout if it is there",
+    # written by rewriters, whose docstrings say when
+    **dict.fromkeys(("indexer_part", "mrope_alternating", "position_embedding_type", "rope_backward"), ""),
+}
 SCALES = {
     "llama4": "scales the queries of layers without positions",
     "beam": "scales the queries of layers without positions",
@@ -63,10 +70,11 @@ def facts(model: Model) -> Iterator[str]:
     yield from _base(model)
     yield from _width(model)
     yield from _layers(model)
-    if more := [f"`{name}`" for name in model.reads if name not in USUAL.reads]:
-        yield "reads " + ", ".join(more)
+    more = (READS.get(name, f"reads `{name}`") for name in model.reads if name not in USUAL.reads)
+    yield from filter(None, more)
     if model.sections:
-        yield f"M-RoPE {model.sections}, {'interleaved' if model.interleaved_sections else 'contiguous'}"
+        form = "alternating" if "mrope_alternating" in model.reads else "contiguous"
+        yield f"M-RoPE {model.sections}, {'interleaved' if model.interleaved_sections else form}"
     if model.query_scale:
         yield SCALES[model.query_scale]
     if model.indexer:
@@ -174,8 +182,9 @@ def towers() -> Iterator[str]:
     """The lines of the tables of vision towers."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for name, tower in TOWERS.items():
-        notes = "; ".join([*tower_facts(tower), *([NOTES[name]] if name in NOTES else [])]) or "row by row"
-        notes += f". {QUIRKS[name].__doc__}" if name in QUIRKS else ""
+        notes = "; ".join([*tower_facts(tower), *([NOTES[name]] if name in NOTES else [])])
+        quirk = str(QUIRKS[name].__doc__) if name in QUIRKS else ""
+        notes = ". ".join(filter(None, (notes, quirk))) or "row by row"
         groups.setdefault((tower_pairs(tower), tower.layout, notes), []).append(name)
     yield f"## Vision towers: {len(TOWERS)} model types"
     yield ""

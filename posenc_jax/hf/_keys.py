@@ -166,5 +166,5 @@ def parse_config(config: Any, label: str = "config") -> Keys:
 
 def check_read(name: str | None, refused: Mapping[str, str]) -> None:
     """Raises for a model_type that is refused by name."""
-    if name in refused:
-        raise InvalidValue(f"model_type {name!r} is not read: {refused[name]}")
+    reason = refused.get(name or "")
+    require(not reason, "model_type {!r} is not read: {}", name, reason)

@@ -44,7 +44,7 @@ class Model:
     """
 
     layout: Literal["half", "interleaved"] | None = "half"  # None: as the config says
-    reads: tuple[str, ...] = _USUAL_KEYS  # the keys that this code reads and other code may not
+    reads: tuple[str, ...] = _USUAL_KEYS  # the keys that apply to this type, of those that apply to some only
 
     # The base and the settings
     theta: float | None = 10_000.0  # the base by default; None: it must be given

@@ -153,7 +153,7 @@ def ignored_beside_types(*names: str) -> Rewriter:
 
 
 def dots3(config: dict[str, Any]) -> None:
-    """Sliding layers have a base, swa_rope_theta beside rope_theta, and latent heads of their own."""
+    """Sliding layers have their own base, swa_rope_theta, and their own latent heads."""
     d = Keys(config)
     refuse(config, "rope_scaling")
     if not d.found("layer_types"):
@@ -264,7 +264,7 @@ def qwen(config: dict[str, Any]) -> None:
 
 
 def chatglm(config: dict[str, Any]) -> None:
-    """rope_ratio multiplies the base; one of 16 is refused, because ChatGLM2-6B-32K divides positions by it."""
+    """rope_ratio multiplies the base; 16 is refused, because ChatGLM2-6B-32K divides positions by it."""
     renamed(rotary_percent="partial_rotary_factor")(config)
     d = Keys(config)
     message = "position_encoding_2d must be False, got True: the first ChatGLM has positions of two coordinates"
@@ -340,6 +340,6 @@ def stablelm_epoch(config: dict[str, Any]) -> None:
 
 
 def phi3small(config: dict[str, Any]) -> None:
-    """rope_embedding_base is the base; rope_position_scale must be 1, because it multiplies here and divides there."""
+    """rope_embedding_base is the base; rope_position_scale must be 1, because programs multiply or divide by it."""
     renamed(rope_embedding_base="rope_theta")(config)
     take_only(config, 1.0, "rope_position_scale")

@@ -100,7 +100,7 @@ def put_flags(config: dict[str, Any], rotates: Iterable[Any]) -> None:
 
 
 def put_settings(config: dict[str, Any], *unread: str, **more: Any) -> None:
-    """Writes rope settings that say what the code does, in either spelling, in place of `unread` ones."""
+    """Writes what the code does into the rope settings, in the config's spelling, and drops `unread` ones."""
     for name in [name for name in RAW if Keys(config).within(name).values] or RAW[1:]:
         settings = Keys(config).within(name).values
         refuse({"model_type": config["model_type"], **settings}, *more)

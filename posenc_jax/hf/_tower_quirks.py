@@ -71,7 +71,7 @@ def sam2(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
 
 
 def edgetam(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
-    """As in SAM 2; the keys of a frame are latents without a place, then a grid of memory_attention_rope_k_sizes."""
+    """As for sam2_video; keys of a frame are latents without a place, then a grid of memory_attention_rope_k_sizes."""
     plan = sam2(config, plan)
     return _with_grid(plan, shapes=(*plan.grids[0].shapes, _grid(config, "memory_attention_rope_k_sizes", 16)))
 
