@@ -38,15 +38,15 @@ def positions_from_tokens(
     each frame, and where the part after a grid starts: at $s + \max(\text{height}, \text{width})$ ("side" of
     `pe.positions_from_tokens`), or in Qwen2.5-Omni and Qwen3-Omni above all positions of the grid ("maximum").
 
-    In the Omni models, audio is like text. Where it is inside a video, its tokens and those of the video's frames stand
-    among each other, and each counts on its own from one start.
+    In the Omni models, audio counts like text. The tokens of audio inside a video are interleaved with those of its
+    frames; both count by themselves from the same start.
 
     Args:
       config: a parsed config.json, or an object whose to_dict() returns one, of the whole model. For the talker of an
         Omni model, its talker_config, with a model_type: transformers 5.23.0 gives Qwen3-Omni's none, so write
         "qwen3_omni_moe_talker".
-      tokens: token ids, integers of shape (length,) or (batch, length), known on the host, as the model's processor
-        writes them: with as many placeholders as an image or a video has tokens.
+      tokens: token ids, integers of shape (length,) or (batch, length), known on the host. The model's processor
+        writes them, with a placeholder for each token of an image or a video.
       image_grids: (time, height, width) of all images of the batch in their order, in patches before the model merges
         them: the processor's `image_grid_thw`. For GLM-Image, those of the prompt alone.
       video_grids: the same for videos: `video_grid_thw`.

@@ -25,7 +25,7 @@ def rope_settings(values: Mapping[str, Any]) -> list[Keys]:
 def settings_by_type(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
     """The rope settings of each layer type; a type with None, or without an entry, has no positions."""
     config.use("rope_scaling", "rope_parameters")
-    message = "{} is missing, and model_type {!r} has a default of its own"
+    message = "{} is missing, and model_type {!r} has its own default"
     require(settings.values or not config.model.needs_settings, message, settings.name, config.model_type)
     if any(key in types or isinstance(value, Mapping) for key, value in settings.values.items()):
         model = config.model
@@ -56,7 +56,8 @@ def _entry(config: Config, settings: Keys, kind: str, types: list[str]) -> Keys 
     require(kind in types or kind in ROTATING, "the key {} = {!r:.60} is none of the layer_types", name, value)
     if value is not None:
         return Keys(mapping(name, value), name, nested=True)
-    require(not config.model.thetas, "{} = None: no model_type {!r} is without positions", name, config.model_type)
+    message = "{} must be a mapping, got None: in model_type {!r} every layer type has positions"
+    require(not config.model.thetas, message, name, config.model_type)
     return None
 
 

@@ -43,7 +43,7 @@ def eomt(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
 
 
 def sam3(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
-    """Positions within windows of window_size; in layers of global_attn_indexes, of the whole grid, scaled to one."""
+    """Positions within windows of window_size; layers of global_attn_indexes take those of the whole grid, scaled."""
     window = parse_count(config, "window_size", 24)
     (width, height), (patch_width, patch_height) = _pair(config, "image_size", 1008), _pair(config, "patch_size", 14)
     rows, columns = height // patch_height, width // patch_width
