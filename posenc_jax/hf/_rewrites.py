@@ -1,4 +1,4 @@
-"""What single model types do or spell in their own way, rewritten in the keys that the rest of the reader knows.
+"""What single types and families do or spell in their own way, rewritten in the keys that the reader knows.
 
 A rewriter changes some keys of a config; the others are read as in every config. Its docstring says what is special:
 the site's table of model types and errors about rewritten keys show it.

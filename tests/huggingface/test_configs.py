@@ -198,9 +198,8 @@ def test_a_share_of_the_head_survives_the_way_back():
             plan = rotary_from_config(config, layout="half")
             assert plan.layers[0].rotary_dim == width
             assert rotary_from_config(plan_to_config(plan)) == plan
-    said = plan_to_config(
-        rotary_from_config({"num_hidden_layers": 1, "head_dim": 128, "rotary_dim": 32}, layout="half")
-    )
+    quarter = {"num_hidden_layers": 1, "head_dim": 128, "rotary_dim": 32}
+    said = plan_to_config(rotary_from_config(quarter, layout="half"))
     assert said["rope_parameters"]["partial_rotary_factor"] == 0.25
 
 

@@ -41,9 +41,8 @@ def test_the_layout_is_the_model_s_or_the_caller_s():
     for layout in ("half", "interleaved"):
         assert rotary_from_config(unnamed, layout=layout).layout == layout
         assert rotary_from_config(unnamed | {"rope_interleave": layout == "interleaved"}).layout == layout
-    with pytest.raises(
-        ValueError, match='layout must be given, "half" or "interleaved", for a config without a model_type'
-    ):
+    match = 'layout must be given, "half" or "interleaved", for a config without a model_type'
+    with pytest.raises(ValueError, match=match):
         rotary_from_config(unnamed)
 
 

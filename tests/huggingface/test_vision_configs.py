@@ -112,11 +112,8 @@ def test_a_published_config(name):
 
 
 def test_bases():
-    for name, key in (
-        ("qwen3_vl_vision", "rope_theta"),
-        ("dinov3_vit", "rope_theta"),
-        ("sam2_video", "memory_attention_rope_theta"),
-    ):
+    names = {"qwen3_vl_vision": "rope_theta", "dinov3_vit": "rope_theta", "sam2_video": "memory_attention_rope_theta"}
+    for name, key in names.items():
         facts = _towers.TOWERS[name]
         sizes = {"model_type": name, facts.hidden[0]: 256, facts.heads[0]: 2, facts.depth[0]: 1}
         base = read(sizes | {key: 77.0}).layers[0].frequencies.angular
