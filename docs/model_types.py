@@ -1,18 +1,30 @@
 """The table of model types as Markdown, from the facts that the library reads configs by."""
 
 import dataclasses
+import json
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from posenc_jax.hf._models import MODELS, Model
+from posenc_jax.hf._config import text_of
+from posenc_jax.hf._models import MODELS, Model, known
 from posenc_jax.hf._multimodal_models import MULTIMODAL, THINKERS, Multimodal
 from posenc_jax.hf._multimodal_models import REFUSED as MULTIMODAL_REFUSED
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._rewrites import REWRITERS
+from posenc_jax.hf._tower_quirks import QUIRKS
 from posenc_jax.hf._towers import REFUSED as TOWERS_REFUSED
 from posenc_jax.hf._towers import TOWERS, Tower
 
+VALUES = pathlib.Path(__file__).parents[1] / "tests" / "oracles" / "recorded"
 USUAL = Model()
+READS = {
+    "alpha": 'reads `alpha` of rope type "dynamic"',
+    "layer_rope_theta": "`layer_rope_theta` has the base of each layer, 0 for none",
+    "rope_interleave": "`rope_interleave` says the layout if it is there",
+    # written by rewriters, whose docstrings say when
+    **dict.fromkeys(("indexer_part", "mrope_alternating", "position_embedding_type", "rope_backward"), ""),
+}
 SCALES = {
     "llama4": "scales the queries of layers without positions",
     "beam": "scales the queries of layers without positions",
@@ -26,25 +38,47 @@ def names(types: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(types, key=str.lower))
 
 
+def recorded() -> set[str]:
+    """The model types that a recorded value of transformers holds to what it computes."""
+    cases = [
+        case
+        for name in ("hf_model_types", "hf_frequencies", "hf_published")
+        for case in json.loads((VALUES / f"{name}.json").read_text(encoding="utf-8"))["cases"]
+    ]
+    # A published config has a string or null for layers if transformers does not read it.
+    types = {str(text_of(case["config"])["model_type"]) for case in cases if isinstance(case.get("layers", []), list)}
+    return {name for name in map(known, types) if name}
+
+
+def census() -> Iterator[str]:
+    """The lines of the table of what is recorded."""
+    found = recorded()
+    yield f"## Recorded: {len(found)} of {len(MODELS)} model types {{ #recorded }}"
+    yield ""
+    yield "| what the tests without torch compare with | model types |"
+    yield "| --- | --- |"
+    yield f"| values that transformers computed | {names([*found])} |"
+    without = "no value of transformers, which lacks the type or a class for its frequencies"
+    yield f"| {without} | {names([*MODELS.keys() - found])} |"
+
+
 def facts(model: Model) -> Iterator[str]:
     """What the model's code does beside what a config says, in words."""
-    if model.still:
+    if model.never_rotates:
         yield "no layer has positions"
         return
     yield from _base(model)
     yield from _width(model)
     yield from _layers(model)
-    if model.switched:
-        yield "`rope_interleave` says the layout if it is there"
-    if model.backward:
-        yield "rotates backwards"
+    more = (READS.get(name, f"reads `{name}`") for name in model.reads if name not in USUAL.reads)
+    yield from filter(None, more)
     if model.sections:
-        form = "height and width alternate, time comes last" if model.alternating else ""
-        yield f"M-RoPE {model.sections}, {form or ('interleaved' if model.dealt else 'contiguous')}"
-    if model.temperature:
-        yield SCALES[model.temperature]
+        form = "alternating" if "mrope_alternating" in model.reads else "contiguous"
+        yield f"M-RoPE {model.sections}, {'interleaved' if model.interleaved_sections else form}"
+    if model.query_scale:
+        yield SCALES[model.query_scale]
     if model.indexer:
-        yield f"an indexer that rotates the {model.indexer.part} features of its heads, {model.indexer.layout}"
+        yield f"an indexer rotates in the {model.indexer.layout} layout"
 
 
 def _base(model: Model) -> Iterator[str]:
@@ -54,20 +88,14 @@ def _base(model: Model) -> Iterator[str]:
         bases = {f"{base:,.0f}" for _, base in model.thetas.values()}
         by_type = ", ".join(f"{base:,.0f} ({kind.split('_')[0]})" for kind, (_, base) in model.thetas.items())
         yield f"base {by_type if len(bases) > 1 else bases.pop()}"
-        if model.scaled == USUAL.scaled:
+        if model.scaled_types == USUAL.scaled_types:
             yield "an old `rope_scaling` is for full layers"
     elif model.theta != USUAL.theta:
         yield f"base {model.theta:,.0f}"
-    if model.required:
+    if model.needs_settings:
         yield "rope settings must be given"
     if model.nested:
         yield "settings for each layer type"
-    if model.layer_thetas:
-        yield "`layer_rope_theta` has the base of each layer, 0 for none"
-    if model.null_theta:
-        yield "a null `rope_theta` means that no layer has positions"
-    if model.alpha:
-        yield 'reads `alpha` of rope type "dynamic"'
     if model.original_max:
         yield f"original length {model.original_max}"
 
@@ -80,10 +108,10 @@ def _width(model: Model) -> Iterator[str]:
     if model.rotary_dim:
         yield f"rotates {model.rotary_dim} features"
     elif model.partial not in (None, 1.0):
-        unless = ' with rope type "default"' if model.partial_unscaled else ""
+        unless = ' with rope type "default"' if model.whole_if_scaled else ""
         yield f"rotates {model.partial:g} of the head{unless}"
     if model.latent:
-        scores = ", `mscale_all_dim` does not scale scores" if model.plain_scores else ""
+        scores = ", `mscale_all_dim` does not scale scores" if model.latent == "unscaled" else ""
         yield f"latent attention: rotates the last features{scores}"
 
 
@@ -95,31 +123,18 @@ def _layers(model: Model) -> Iterator[str]:
         others = "the others have no attention" if pattern.other == "linear_attention" else "the others slide"
         yield f"full attention in layers {some}, …{last}; {others}"
     if model.sliding_only:
-        unless = ", unless `sliding_window` is null" if model.windowless else ""
+        unless = ", unless `sliding_window` is null" if model.all_without_window else ""
         yield f"full layers have no positions{unless}"
-    if model.interval:
-        yield f"layers {model.interval - 1}, {2 * model.interval - 1}, … have no positions"
-    if model.typed:
+    if every := model.no_rope_interval:
+        yield f"layers {every - 1}, {2 * every - 1}, … have no positions"
+    if model.needs_layer_types:
         yield "`layer_types` must be given"
-    if model.lists:
-        yield "reads " + ", ".join(f"`{name}`" for name in model.lists)
-    if model.position:
-        yield f'`position_embedding_type` must be "{model.position}" for positions'
 
 
 PAIRS = {
     "blocks": "the pairs of the {0}, then those of the {1}",
     "alternating": "pairs of the {0} and of the {1} in turn",
-    "dealt": "every second frequency by the {0}, the others by the {1}",
-}
-KINDS = {
-    "conv": "layers of convolutions, which `layer_types` lists, have no positions",
-    "queries": "the last `num_blocks` layers hold `num_queries` queries in front, which do not rotate",
-    "fixed": "takes `image_size` alone",
-    "windowed": "positions within windows of `window_size`; in layers of `global_attn_indexes` those of the whole "
-    "grid, scaled to the width of a window",
-    "memory": "the memory attention; takes a grid of `memory_attention_rope_feat_sizes` alone, or several frames of it",
-    "tracker": "the memory attention; takes a grid of `image_size` / `patch_size` alone, or several frames of it",
+    "halved": "every second frequency by the {0}, the others by the {1}",
 }
 TOWER_TABLES = {
     "linear": "bilinear",
@@ -132,8 +147,6 @@ TOWER_TABLES = {
     "fixed": "not resized",
 }
 NOTES = {
-    "edgetam_video": "the keys of each frame are latents without a place, and then a grid of "
-    "`memory_attention_rope_k_sizes`",
     "mlcd_vision_model": "the class token, first, turns by learned angles, which are no positions: "
     '`rotary(x, 1, class_pos_emb, layout="half", head_axis=…)`',
 }
@@ -141,12 +154,9 @@ NOTES = {
 
 def tower_pairs(tower: Tower) -> str:
     """Which coordinates turn which pairs."""
-    if tower.timed:
+    if len(tower.axes) == 3:
         return "the pairs of the frame, of the row, of the column"
-    names = [("row", "column")[axis] for axis in tower.axes]
-    if tower.apart:
-        return f"a half of the head by the {names[0]}, the other by the {names[1]}, each by itself"
-    return PAIRS[tower.pairs].format(*names) + (", of all heads as one" if tower.joined else "")
+    return PAIRS[tower.pairs].format(*(("row", "column")[axis] for axis in tower.axes))
 
 
 def tower_facts(tower: Tower) -> Iterator[str]:
@@ -157,17 +167,13 @@ def tower_facts(tower: Tower) -> Iterator[str]:
         yield "coordinates are centres from -1 to 1, in turns"
     if tower.offset:
         yield f"coordinates count from {tower.offset}"
-    if tower.leading or tower.trailing:
-        more = " and `num_register_tokens` registers" if tower.registers is not None else ""
-        yield f"a class token{more} {'after' if tower.trailing else 'before'} the patches, at 0"
-    if tower.merged:
-        yield f"squares of `{tower.merged}` follow each other"
-    if tower.by_image:
-        yield "squares of `merge_size`, which comes with each image, follow each other"
+    if tower.leading:
+        more = " and `num_register_tokens` registers" if "num_register_tokens" in tower.defaults else ""
+        yield f"a class token{more} before the patches, at 0"
+    if tower.squares:
+        yield f"squares of `{tower.squares}` follow each other"
     if tower.windows:
         yield f"windows of `{tower.windows}` follow each other"
-    if tower.kind != "plain":
-        yield KINDS[tower.kind]
     if tower.table != "none":
         yield f"learned table: {TOWER_TABLES[tower.table]}"
 
@@ -176,7 +182,9 @@ def towers() -> Iterator[str]:
     """The lines of the tables of vision towers."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for name, tower in TOWERS.items():
-        notes = "; ".join([*tower_facts(tower), *([NOTES[name]] if name in NOTES else [])]) or "row by row"
+        notes = "; ".join([*tower_facts(tower), *([NOTES[name]] if name in NOTES else [])])
+        quirk = str(QUIRKS[name].__doc__) if name in QUIRKS else ""
+        notes = ". ".join(filter(None, (notes, quirk))) or "row by row"
         groups.setdefault((tower_pairs(tower), tower.layout, notes), []).append(name)
     yield f"## Vision towers: {len(TOWERS)} model types"
     yield ""
@@ -193,16 +201,16 @@ def towers() -> Iterator[str]:
 
 def frames(model: Multimodal) -> str:
     """What a model does with the frames of a video, in words."""
-    if model.video is None and model.enclosed is None:
+    if model.video is None and model.video_edges is None:
         return "no videos"
-    if model.apart:
-        return "one run each" + (", with the placeholder of images" if model.enclosed else "")
+    if model.separate_frames:
+        return "one run each" + (", with the placeholder of images" if model.video_edges else "")
     run = "one run, audio of the video among it" if model.audio else "one run"
-    if model.frames:
+    if "temporal_merge_size" in model.merge_keys:
         run += ", `temporal_merge_size` of them in a token"
     if model.rate:
         run += f"; `{model.rate[1]}` and `video_seconds` say their times"
-    return run if model.whole else f"{run}, not rounded"
+    return run if model.whole_times else f"{run}, not rounded"
 
 
 def multimodal() -> Iterator[str]:
@@ -240,6 +248,8 @@ def lines() -> Iterator[str]:
         text = "; ".join(facts(model)) or f"base {model.theta:,.0f}"
         text += f". {spelled.__doc__}" if spelled else ""
         yield f"| {names(types)} | {model.layout} | {text[0].upper()}{text[1:]} |"
+    yield ""
+    yield from census()
     yield ""
     yield from towers()
     yield ""

@@ -1,4 +1,4 @@
-r"""Positions of text, images and videos in one sequence, as int32."""
+"""Positions of text, images and videos in one sequence, as int32."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def positions_from_tokens(
       TypeError: if tokens or mask are traced or of another dtype, or grids are not sequences of integers.
       ValueError: if a run of placeholders does not have the tokens of its grid, if a run has no grid or a grid no run,
         if spatial_merge_size does not divide a grid, if there is not one step for each video, if a video whose frames
-        are apart has a step other than 1, if both placeholders are equal, or if a position is beyond int32.
+        are separate runs has a step other than 1, if both placeholders are equal, or if a position is beyond int32.
 
     Examples:
       >>> import numpy as np
@@ -135,7 +135,7 @@ def positions_from_tokens(
 
 
 def _parse_part(name: str, part: Any, following: Following) -> Part:
-    """A length, or (time, height, width) with or without Δ."""
+    """The part of a length, or of (time, height, width) with or without Δ."""
     if isinstance(part, (int, np.integer)):
         return _parts.text(_parts.countable(name, _checks.positive_int(name, part)))
     numbers = _checks.sequence(name, part, "numbers, or an integer")
@@ -146,7 +146,7 @@ def _parse_part(name: str, part: Any, following: Following) -> Part:
 
 
 def _kinds(tokens: np.ndarray, image_token: Any, video_token: Any) -> np.ndarray:
-    """0 for text, 1 for images and 2 for videos."""
+    """The kind of each token: 0 for text, 1 for images, 2 for videos."""
     kinds = np.zeros(tokens.shape, np.int8)
     for kind, name, value in ((1, "image_token", image_token), (2, "video_token", video_token)):
         if value is not None:
@@ -159,14 +159,14 @@ def _kinds(tokens: np.ndarray, image_token: Any, video_token: Any) -> np.ndarray
 
 
 def _part_of(run: Run, images: deque[Grid], videos: deque[Grid], following: Following) -> Part:
-    """A text, or the next grid, or the next frame of a video whose frames are apart."""
+    """The part of a run: text, the next grid, or the next frame of a video whose frames are separate runs."""
     if run.kind == 0:
         return _parts.text(run.length)
     grids = images if run.kind == 1 else videos
     grid = _parts.next_grid(grids, "image" if run.kind == 1 else "video", run)
     if run.kind == 2 and run.length == grid.height * grid.width < grid.tokens:
-        apart = "video_steps must be 1 for {}, whose frames are apart in tokens, got {}"
-        require(grid.step == 1, apart, grid.name, grid.step)
+        message = "video_steps must be 1 for {}, whose frames are separate runs of tokens, got {}"
+        require(grid.step == 1, message, grid.name, grid.step)
         grid, *others = _parts.frames_of(grid)
         grids.extendleft(reversed(others))
     return grid.check(run.length, run.where).part(following)

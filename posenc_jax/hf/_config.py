@@ -1,19 +1,27 @@
-"""A config.json before its rope settings are read: the language model's part, and the facts of its model_type."""
+"""The language model's part of a config.json, and the facts of its model_type."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from posenc_jax import _checks
 from posenc_jax._checks import InvalidValue, require
-from posenc_jax.hf._keys import Keys, agreed, equal, mapping, mapping_of_strings, speaks_of_positions
+from posenc_jax.hf._keys import (
+    Keys,
+    agreed,
+    check_read,
+    equal,
+    mapping,
+    mapping_of_strings,
+    parse_config,
+    speaks_of_positions,
+)
 from posenc_jax.hf._models import MODELS, UNNAMED, Model, known
 from posenc_jax.hf._refused import REFUSED
 
-# Where the language model of a composite config stands.
+# The keys under which a composite config holds its language model.
 _PARTS = "thinker_config", "text_config", "language_config", "llm_config", "lm_config"
-_OWN_PARTS = {
+_PARTS_OF = {
     "dia": ("decoder_config",),
     "esmfold2": ("esmc_config",),
     "t5gemma": ("decoder",),
@@ -21,13 +29,13 @@ _OWN_PARTS = {
     "vibevoice": ("decoder_config",),
     "vibepod": ("decoder_config",),
 }
-# Composites whose language model is of this type, whatever text_config says.
-_INNER = {"deepseek_ocr2": "deepseek_ocr2_text", "step3p7": "step3p5", "unlimited_ocr": "unlimited_ocr_text"}
-# Composites whose own keys are those of the language model too.
-_MERGED = {"DeepseekOCR", "deepseek_vl_v2"}
-# Keys of a composite that are not about its language model.
-_OTHERS = {"glmasr": ("use_rope",), "musicflamingo": ("rope_parameters",)}
-# Keys that say nothing while they are false, whatever the model_type; on, only some read them.
+# Composites whose language model has this type, whatever text_config says.
+_LANGUAGE_TYPES = {"deepseek_ocr2": "deepseek_ocr2_text", "step3p7": "step3p5", "unlimited_ocr": "unlimited_ocr_text"}
+# Composites whose own keys belong to the language model too.
+_SHARED_KEYS = {"DeepseekOCR", "deepseek_vl_v2"}
+# Keys of a composite that do not concern its language model.
+_UNRELATED_KEYS = {"glmasr": ("use_rope",), "musicflamingo": ("rope_parameters",)}
+# Ignored when false; when true, refused unless the model reads them.
 SWITCHES = "use_mrope", "use_dynamic_ntk", "use_logn_attn", "mla_use_nope", "use_fope"
 
 
@@ -40,7 +48,7 @@ class Config(Keys):
         self.model, self.model_type = model, values.get("model_type")
 
     def with_own(self, own: Mapping[str, Any]) -> Config:
-        """The config of a layer that has settings of its own; both share the record of used keys."""
+        """The config of a layer with its own values; both configs record used keys in one set."""
         result = Config({**self.values, **own}, self.model)
         result.used = self.used
         return result
@@ -48,43 +56,34 @@ class Config(Keys):
     @property
     def latent(self) -> bool:
         """Whether attention is latent: only the last features of queries and keys have positions."""
-        if self.model.latent is not None:
-            return self.model.latent
+        if "qk_rope_head_dim" not in self.model.reads:
+            return self.model.latent is not None
         width = agreed(self.found("qk_rope_head_dim"), None)
-        return width is not None and not (isinstance(width, int) and width == 0)  # other widths are checked when read
+        return width is not None and not (isinstance(width, int) and width == 0)  # checked where it is read
 
 
 def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any]:
-    """The language model's part of a config, at most `depth` levels deep; `label` is what errors call it."""
+    """The language model's part of a config, at most `depth` levels deep; errors call the config `label`."""
     require(depth, "config must hold its text_config within four levels")
-    if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
-        with _checks.callback():
-            config = config.to_dict()
-    outer = Keys(mapping_of_strings(label, config, "a mapping or have to_dict()"))
+    outer = parse_config(config, label)
     name = outer.string("model_type")
-    parts = outer.found(*_PARTS, *_OWN_PARTS.get(name or "", ()))
+    parts = outer.found(*_PARTS, *_PARTS_OF.get(name or "", ()))
     if not parts:
         return dict(outer.values)
-    _check_known(name)
+    check_read(name, REFUSED)
     inner = agreed({key: text_of(part, depth - 1, key) for key, part in parts.items()})
-    inner["model_type"] = _INNER.get(name or "") or inner.get("model_type") or name
+    inner["model_type"] = _LANGUAGE_TYPES.get(name or "") or inner.get("model_type") or name
     own = MODELS.get(f"{name}_text")
     if own and inner["model_type"] != name and MODELS.get(str(inner["model_type"])) != own:
         expected, got = f"{name}_text", inner["model_type"]
         raise InvalidValue(f"model_type must be {expected!r} in the language model of {name!r}, got {got!r}")
-    if name in _MERGED:
+    if name in _SHARED_KEYS:
         return {key: value for key, value in outer.values.items() if key not in _PARTS} | inner
-    # transformers 4 wrote some settings in both places; transformers 5 reads the inner.
+    # transformers 4 wrote some settings in both places; transformers 5 reads the inner one.
     outer.use(*(name for name, value in inner.items() if equal(value, outer.values.get(name))))
-    outer.use(*_OTHERS.get(name or "", ()), *(switch for switch in SWITCHES if outer.values.get(switch) is False))
-    outer.finish(strict=False)
+    outer.use(*_UNRELATED_KEYS.get(name or "", ()), *(key for key in SWITCHES if outer.values.get(key) is False))
+    outer.finish(speaks_of_positions)
     return inner
-
-
-def _check_known(name: str | None) -> None:
-    """Raises for a model_type that is refused by name."""
-    if name in REFUSED:
-        raise InvalidValue(f"model_type {name!r} is not read: {REFUSED[name]}")
 
 
 def model_of(values: Mapping[str, Any]) -> Model:
@@ -92,9 +91,9 @@ def model_of(values: Mapping[str, Any]) -> Model:
     name = Keys(values).string("model_type")
     if not name:
         return UNNAMED
-    _check_known(name)
+    check_read(name, REFUSED)
     own = known(name)
-    if own is None or own != name and values.get("patch_size"):  # a tower has the name of the whole model too
+    if own is None or own != name and values.get("patch_size"):  # a tower may have the name of the whole model
         raise InvalidValue(
             f"model_type {name!r} is not known, and its code may do what no key says, such as layers without "
             "positions, other pairs or a scale of queries: if it rotates as a known type does, write "

@@ -1,4 +1,4 @@
-"""The features of a head: how many there are, and how many of them rotate."""
+"""The width of a head, and how many of its features rotate."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from posenc_jax._checks import InvalidValue, require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement
 from posenc_jax.hf._rope import rope_type_of
+from posenc_jax.hf._settings import SHARES
 
-_SHARE = "partial_rotary_factor"
+_SHARE = SHARES[0]
+_WIDTHS = "rotary_dim", "rope_dim", "attn_rotary_emb"
 
 
 def widths_of(config: Config, kind: str) -> tuple[int, int]:
-    """head_dim in layers of type `kind`, and how many of these features may rotate: fewer in latent attention."""
+    """head_dim in layers of type `kind`, and how many of its features may rotate: fewer in latent attention."""
     if not config.latent:
-        if config.model.latent is None:
+        if "qk_rope_head_dim" in config.model.reads:
             config.use("qk_rope_head_dim")  # absent or 0
         head_dim = _head_dim_of(config, kind)
         return head_dim, head_dim
@@ -28,7 +30,7 @@ def widths_of(config: Config, kind: str) -> tuple[int, int]:
 
 def _head_dim_of(config: Config, kind: str) -> int:
     model, others = config.model, ("kv_channels", "attention_head_dim")
-    names = ("head_dim", *(name for name in others if name in model.words))
+    names = ("head_dim", *(name for name in others if name in model.reads))
     name, found = config.spelled(*names), config.take(*names)
     if found:
         result = agreed(found)
@@ -64,32 +66,27 @@ def rotary_dim_of(d: Keys, config: Config, head_dim: int, width: int) -> int:
 
 
 def _check_latent_share(d: Keys, config: Config, head_dim: int, width: int) -> None:
-    """Raises if a share contradicts the rotated part. The share may be of the head or of that part."""
+    """Raises if a share contradicts the rotated width. It may be a share of the head or of that width."""
     for name, share in (d.take(_SHARE) | config.take(_SHARE)).items():
         if width not in (_share_of(name, share, n) for n in (head_dim, width)):
             raise InvalidValue(f"{name} = {share!r} contradicts qk_rope_head_dim = {width} of {head_dim} features")
 
 
 def _partial_width(d: Keys, config: Config, head_dim: int) -> int:
-    """The width by the words that the model's code reads; the others must not contradict it."""
-    model, shares, widths = (
-        config.model,
-        (_SHARE, "rotary_pct", "rotary_emb_fraction"),
-        ("rotary_dim", "rope_dim", "attn_rotary_emb"),
-    )
-    outside = () if d.nested else model.words
-    read = d.take(_SHARE) | config.take(*(name for name in shares if name in outside))
-    found = _widths_by_share(read, head_dim) | config.take(*(name for name in widths if name in outside))
+    """The width by the keys that the model's code reads; the others must not contradict it."""
+    model, outside = config.model, () if d.nested else config.model.reads
+    read = d.take(_SHARE) | config.take(*(name for name in SHARES if name in outside))
+    found = _widths_by_share(read, head_dim) | config.take(*(name for name in _WIDTHS if name in outside))
     usual = f"the width of model_type {config.model_type!r}" if config.model_type else "head_dim"
     if model.partial is None:
         found[usual] = head_dim
     elif model.rotary_dim and not found and not config.is_null("rotary_dim"):
         found["rotary_dim"] = model.rotary_dim
-    whole = model.partial_unscaled and rope_type_of(d) != "default" or _SHARE in model.words and config.is_null(_SHARE)
+    whole = model.whole_if_scaled and rope_type_of(d) != "default" or _SHARE in model.reads and config.is_null(_SHARE)
     share = 1.0 if whole else model.partial or 1.0
     width = agreed(found, int(head_dim * share))
-    others = _widths_by_share(config.take(*(name for name in shares if name not in outside)), head_dim)
-    others |= config.take(*(name for name in widths if name not in outside))
+    others = _widths_by_share(config.take(*(name for name in SHARES if name not in outside)), head_dim)
+    others |= config.take(*(name for name in _WIDTHS if name not in outside))
     check_agreement({next(iter(found), usual): width} | others)
     return _even(next(iter(found), "head_dim"), width, head_dim)
 
@@ -104,13 +101,13 @@ def _share_of(name: str, share: Any, whole: int) -> int:
 
 
 def _even(name: str, width: Any, head_dim: int) -> int:
-    """`width`, if a head can rotate that many features."""
+    """Checks that a head can rotate `width` features."""
     fits = isinstance(width, int) and width % 2 == 0 and 2 <= width <= head_dim
     require(fits, "{} must rotate an even number of features, from 2 to {}, got {!r:.60}", name, head_dim, width)
     return width
 
 
 def share_for(width: int, head_dim: int) -> float:
-    """The share of the head that reads back as this width."""
+    """The share of the head that reads back as `width`."""
     share = width / head_dim
     return share if int(head_dim * share) == width else math.nextafter(share, 1)

@@ -1,13 +1,13 @@
-"""The keys of a mapping, each of which is used or refused.
+"""The keys of a mapping: each is used or refused.
 
-`found` looks keys up, and `use` accounts for them. The methods that read a setting do both. `finish` refuses the keys
+`found` looks keys up, and `use` records them as used. The methods that read a setting do both. `finish` refuses keys
 that were not used.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,12 @@ import numpy as np
 from posenc_jax import _checks
 from posenc_jax._checks import InvalidType, InvalidValue, describe, require, require_type
 
-# In the names of keys that speak of rotations, of positions, or of which layers have them.
+# Parts of names of keys that speak of rotations, of positions, or of which layers have them.
 _POSITIONS = re.compile(
     "rope|rotary|theta|alibi|nope|ntk|logn|log_scaling|yarn|xpos|pos_?emb|position|dual_chunk|attn_scale|floor_scale|"
     r"temperature_tuning|query_scale|hybrid_\w+_pattern|^swa_|^layer_types|block_type|attn_type|interleaved?$|index(er)?_head_dim"
 )
-# Keys with these words that no rotation depends on.
+# Keys with such a name that no rotation depends on.
 _NEUTRAL = re.compile(
     "^(original_)?max_.*position|^n_positions$|^position_embedding_type$|^position_id_per_seconds$|^dropout_positions$|temperature$"
 )
@@ -28,7 +28,7 @@ _MISSING: Any = object()
 
 
 def speaks_of_positions(name: str) -> bool:
-    """Whether a key must be understood."""
+    """Whether a key of this name must be understood."""
     return bool(_POSITIONS.search(name) and not _NEUTRAL.search(name))
 
 
@@ -47,7 +47,7 @@ def mapping_of_strings(name: str, value: Any, expected: str = "a mapping") -> Ma
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether two values of a config are equal, of whatever types."""
+    """Whether two values of a config are equal; they may be of any types."""
     try:
         with np.errstate(over="ignore"):
             return bool(a == b)
@@ -74,7 +74,7 @@ class Keys:
     """The keys of a mapping, and a record of those that are used. A null counts as a missing key."""
 
     def __init__(self, values: Mapping[str, Any], name: str = "", *, nested: bool = False):
-        """The keys of `values`, which a config has under `name`; `nested` if they are for one layer type of several."""
+        """`values` stand under the key `name` of a config; `nested`: they are for one of its layer types."""
         self.values, self.name, self.nested = values, name, nested
         self.label = f"{name}." if name else ""
         self.used: set[str] = set()
@@ -86,23 +86,23 @@ class Keys:
         return {self.label + name: self.values[name] for name in names if self.values.get(name) is not None}
 
     def spelled(self, *names: str) -> str:
-        """How the config spells a setting: an error names what is written."""
+        """The spelling that the config has, for errors."""
         return next(iter(self.found(*names)), self.label + names[0])
 
     def is_null(self, *names: str) -> bool:
-        """Whether one of these keys is a null, which rules out a default."""
+        """Whether one of these keys is a null; then no default applies."""
         return any(self.values.get(name, 0) is None for name in names)
 
     # Use
 
     def use(self, *names: str) -> None:
-        """Accounts for these keys, so that `finish` accepts them."""
+        """Records these keys as used, so that `finish` accepts them."""
         self.used.update(names)
 
-    def finish(self, *, strict: bool = True) -> None:
-        """Raises if a key is not used; if not strict, only if it speaks of positions."""
+    def finish(self, matters: Callable[[str], bool] = lambda name: True) -> None:
+        """Raises if a key was not used whose name `matters`."""
         for name, value in self.values.items():
-            if value is not None and name not in self.used and (strict or speaks_of_positions(name)):
+            if value is not None and name not in self.used and matters(name):
                 raise InvalidValue(f"the key {self.label}{name} = {value!r:.60} is not known or not used here")
 
     # Both
@@ -120,6 +120,10 @@ class Keys:
         """The value of a required setting."""
         return agreed(self.take(*names), missing=self.label + " or ".join(names))
 
+    def within(self, name: str) -> Keys:
+        """The keys of the mapping `name`; none if it is not there."""
+        return Keys(mapping(self.label + name, self.get(name, default={})), self.label + name)
+
     def number(self, name: str, default: Any = _MISSING) -> Any:
         """The value of a setting that is a number."""
         value = self.need(name) if default is _MISSING else self.get(name, default=default)
@@ -136,7 +140,7 @@ class Keys:
         return value
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """The value of a setting that is true or false, or a number in their place (Llama 4 has 4)."""
+        """The value of a setting that is true or false, or a number instead (Llama 4 has 4)."""
         found = self.take(*names)
         for name, value in found.items():
             require_type(isinstance(value, int), name, "true or false", value)
@@ -150,3 +154,17 @@ class Keys:
             if getattr(item, "ndim", 0):
                 raise InvalidType(f"{name} must be a sequence of {expected}, got one of {describe(item)}")
         return result
+
+
+def parse_config(config: Any, label: str = "config") -> Keys:
+    """The keys of a config, a mapping or an object with to_dict()."""
+    if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
+        with _checks.callback():
+            config = config.to_dict()
+    return Keys(mapping_of_strings(label, config, "a mapping or have to_dict()"))
+
+
+def check_read(name: str | None, refused: Mapping[str, str]) -> None:
+    """Raises for a model_type that is refused by name."""
+    reason = refused.get(name or "")
+    require(not reason, "model_type {!r} is not read: {}", name, reason)

@@ -1,4 +1,4 @@
-"""Which layers rotate: the type of each, and what the keys outside the rope settings say of it."""
+"""Which layers rotate, by their types and by the keys outside the rope settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROTATING = {
     "chunked_attention", "full_attention", "hybrid", "hybrid_sliding", "indexed_attention",
     "reference_sliding_attention", "sliding_attention",
 }  # fmt: skip
-STILL = {"conv", "linear_attention"}
+WITHOUT_POSITIONS = {"conv", "linear_attention"}
 COUNTS = "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers"
 _LEGACY = {
     "attention": "full_attention", "mamba": "linear_attention", "deepseek_sparse_attention": "indexed_attention",
@@ -34,23 +34,24 @@ def count_of(config: Keys) -> int:
 
 def layer_types(config: Config, count: int) -> list[str]:
     """The type of each layer; "full_attention" where the types make no difference."""
-    if config.model.still:
+    if config.model.never_rotates:
         return ["full_attention"] * count
     types = _written_types(config, count)
     if types is None:
         types = _listed_types(config, count)
     if types is None:
-        require(not config.model.typed, "layer_types is missing")
+        require(not config.model.needs_layer_types, "layer_types is missing")
         types = _types_by_pattern(config, count)
-    if not (config.model.mixed or config.model.pattern and config.model.pattern.other in STILL):
-        still = sorted(STILL.intersection(types))
+    pattern = config.model.pattern
+    if not (config.model.hybrid or pattern and pattern.other in WITHOUT_POSITIONS):
+        unknown = sorted(WITHOUT_POSITIONS.intersection(types))
         message = "the layer types {} of {} are not known for model_type {!r}"
-        require(not still, message, still, config.spelled("layer_types"), config.model_type)
+        require(not unknown, message, unknown, config.spelled("layer_types"), config.model_type)
     return types
 
 
 def _written_types(config: Config, count: int) -> list[str] | None:
-    names = "layer_types", *(("layers_block_type",) if config.model.mixed else ())
+    names = "layer_types", *(("layers_block_type",) if config.model.hybrid else ())
     types = config.items(*names)
     if types is None:
         return None
@@ -61,7 +62,7 @@ def _written_types(config: Config, count: int) -> list[str] | None:
 
 
 def _listed_types(config: Config, count: int) -> list[str] | None:
-    """From a list of the layers with full attention, or of blocks that repeat."""
+    """The types by a list of the layers with full attention, or of blocks that repeat."""
     names = "attn_layer_indices", "full_attn_idxs"
     full, blocks = _list(config, *names), _list(config, "block_types")
     if blocks:  # RecurrentGemma
@@ -75,22 +76,23 @@ def _listed_types(config: Config, count: int) -> list[str] | None:
 
 def _types_by_pattern(config: Config, count: int) -> list[str]:
     pattern = config.model.pattern
-    if pattern is None or _windowless(config):
+    if pattern is None or _all_without_window(config):
         return ["full_attention"] * count
     period = config.integer(pattern.key) if pattern.key and config.found(pattern.key) else pattern.period
     full = [(i + pattern.phase) % period == 0 or (pattern.last and i == count - 1) for i in range(count)]
     return ["full_attention" if x else pattern.other for x in full]
 
 
-def _windowless(config: Config) -> bool:
-    return config.model.windowless and config.is_null("sliding_window")
+def _all_without_window(config: Config) -> bool:
+    """Whether the config has no sliding window, and all layers have positions for that reason."""
+    return config.model.all_without_window and config.is_null("sliding_window")
 
 
 def _list(config: Config, *names: str) -> tuple[Any, ...] | None:
-    """A list of layers; raises if the config has one that the model does not read."""
+    """A list of layers; raises if the config has one that the model's code does not read."""
     for name, value in config.found(*names).items():
         message = "the key {} = {!r:.60} is not used by model_type {!r}"
-        require(name in config.model.lists, message, name, value, config.model_type)
+        require(name in config.model.reads, message, name, value, config.model_type)
     return config.items(*names)
 
 
@@ -104,62 +106,53 @@ def _layer_indices(name: str, indices: Sequence[Any], count: int) -> set[int]:
 
 
 def rotating(config: Config, types: list[str]) -> list[bool]:
-    """Whether each layer has positions, as far as the keys outside the rope settings say."""
+    """Whether each layer has positions, by its type and by the keys outside the rope settings."""
     count = len(types)
-    if config.model.sliding_only and not _windowless(config):
+    if config.model.sliding_only and not _all_without_window(config):
         result = [kind == "sliding_attention" for kind in types]
     else:
-        result = [kind not in STILL for kind in types]
+        result = [kind not in WITHOUT_POSITIONS for kind in types]
     flags = _no_rope_flags(config, count)
-    crossed = _layer_indices("cross_attention_layers", _crossed(config), count)
+    name = "cross_attention_layers"
+    crossed = _layer_indices(name, _list(config, name) or (), count)  # they have no positions
     rotary = not config.flag("alibi") and config.flag("rotary", default=True)
     require(rotary, "the model has no rotary embedding: alibi is true, or rotary false")
-    if config.model.still or not _has_positions(config):
+    if config.model.never_rotates or not _has_positions(config):
         return [False] * count
     return [result[i] and flags[i] and i not in crossed for i in range(count)]
 
 
-def _crossed(config: Config) -> tuple[Any, ...]:
-    """The layers with cross attention, which have no positions."""
-    name = "cross_attention_layers"
-    layers = _list(config, name)
-    require(
-        layers is not None or config.model.lists != (name,), "{} is missing", name
-    )  # mllama_text_model has defaults
-    return layers or ()
-
-
 def _no_rope_flags(config: Config, count: int) -> list[bool]:
-    """What no_rope_layers, or else no_rope_layer_interval, says."""
-    if config.model.interval is None:
+    """Whether each layer has positions, by no_rope_layers or no_rope_layer_interval."""
+    if config.model.no_rope_interval is None:
         return [True] * count
-    # A list wins: transformers writes the interval even if it contradicts the list.
+    # The list wins: transformers writes an interval even if it contradicts the list.
     flags, interval = config.items("no_rope_layers"), config.get("no_rope_layer_interval")
     if flags:
         fits = len(flags) == count and all(flag in (0, 1) for flag in flags)
         require(fits, "no_rope_layers must hold {} times 0 or 1, got {!r:.60}", count, list(flags))
         return [bool(flag) for flag in flags]
-    period = config.model.interval if interval is None else _checks.positive_int("no_rope_layer_interval", interval)
+    name = "no_rope_layer_interval"
+    period = config.model.no_rope_interval if interval is None else _checks.positive_int(name, interval)
     return [not period or (i + 1) % period != 0 for i in range(count)]
 
 
 def _has_positions(config: Config) -> bool:
-    """Whether position_embedding_type gives layers positions."""
-    name, needed = config.string("position_embedding_type"), config.model.position
-    if needed is None:
+    """Whether position_embedding_type lets layers have positions."""
+    key, known = "position_embedding_type", ("nope", "rope", "rotary")
+    name = config.string(key)
+    if name is None or key not in config.model.reads:
         return True
-    if name is None:
-        return not needed
-    known = ("nope", needed) if needed else ("nope", "rope", "rotary")
-    require(name in known, "position_embedding_type = {!r} is not one of {}", name, known)
+    require(name in known, "{} = {!r} is not one of {}", key, name, known)
     return name != "nope"
 
 
 def bases_of(config: Config, count: int) -> list[float | None]:
-    """The base of each layer from layer_rope_theta: 0 for a layer without positions, None if there is no list."""
-    bases = config.items("layer_rope_theta") if config.model.layer_thetas else None
+    """The base of each layer by layer_rope_theta: 0 for a layer without positions, None if there is no list."""
+    key = "layer_rope_theta"
+    bases = config.items(key) if key in config.model.reads else None
     if bases is None:
         return [None] * count
-    numbers = [_checks.number("layer_rope_theta", 0 if base is None else base) for base in bases]
-    require(len(numbers) == count, "layer_rope_theta must hold {} numbers, got {}", count, len(numbers))
+    numbers = [_checks.number(key, 0 if base is None else base) for base in bases]
+    require(len(numbers) == count, "{} must hold {} numbers, got {}", key, count, len(numbers))
     return [*numbers]

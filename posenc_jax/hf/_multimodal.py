@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _parts
 from posenc_jax._checks import InvalidValue, public, require
 from posenc_jax._parts import Grid, Part, Run
-from posenc_jax.hf._keys import Keys, mapping, mapping_of_strings
+from posenc_jax.hf._keys import Keys, check_read, mapping_of_strings, parse_config
 from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
 
 TEXT, IMAGE, VIDEO, AUDIO = range(4)
@@ -38,15 +38,15 @@ def positions_from_tokens(
     each frame, and where the part after a grid starts: at $s + \max(\text{height}, \text{width})$ ("side" of
     `pe.positions_from_tokens`), or in Qwen2.5-Omni and Qwen3-Omni above all positions of the grid ("maximum").
 
-    In the Omni models, audio is like text. Where it is inside a video, its tokens and those of the video's frames stand
-    among each other, and each counts on its own from one start.
+    In the Omni models, audio counts like text. The tokens of audio inside a video are interleaved with those of its
+    frames; both count by themselves from the same start.
 
     Args:
       config: a parsed config.json, or an object whose to_dict() returns one, of the whole model. For the talker of an
         Omni model, its talker_config, with a model_type: transformers 5.23.0 gives Qwen3-Omni's none, so write
         "qwen3_omni_moe_talker".
-      tokens: token ids, integers of shape (length,) or (batch, length), known on the host, as the model's processor
-        writes them: with as many placeholders as an image or a video has tokens.
+      tokens: token ids, integers of shape (length,) or (batch, length), known on the host. The model's processor
+        writes them, with a placeholder for each token of an image or a video.
       image_grids: (time, height, width) of all images of the batch in their order, in patches before the model merges
         them: the processor's `image_grid_thw`. For GLM-Image, those of the prompt alone.
       video_grids: the same for videos: `video_grid_thw`.
@@ -82,8 +82,8 @@ def positions_from_tokens(
     tokens, kept = _parts.parse_tokens(tokens, mask)
     kinds = _kinds(keys, facts, tokens)
     images, videos = _grids(keys, facts, image_grids, video_grids, video_seconds)
-    dtype = np.int64 if facts.whole else np.float32
-    positions = np.zeros((*tokens.shape, 3), np.int32 if facts.whole else dtype)
+    dtype = np.int64 if facts.whole_times else np.float32
+    positions = np.zeros((*tokens.shape, 3), np.int32 if facts.whole_times else dtype)
     for row in np.ndindex(tokens.shape[:-1]):
         runs = list(_parts.runs_of(row, kinds[row], kept[row]))
         if facts.audio is None:
@@ -99,22 +99,18 @@ def positions_from_tokens(
 
 
 def _model_of(config: Any) -> tuple[Keys, Multimodal]:
-    """The keys of the part of a config that has the placeholders, and the facts of its model_type."""
-    if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
-        with _checks.callback():
-            config = config.to_dict()
-    keys = Keys(mapping_of_strings("config", config, "a mapping or have to_dict()"))
+    """The part of a config that has the placeholders, and the facts of its model_type."""
+    keys = parse_config(config)
     name = keys.string("model_type")
     if name in THINKERS:
         keys = Keys(mapping_of_strings("thinker_config", keys.need("thinker_config")), "thinker_config")
         name, inner = THINKERS[name], keys.string("model_type")
         require(inner in (None, name), "thinker_config.model_type must be {!r}, got {!r:.60}", name, inner)
-    if name in REFUSED:
-        raise InvalidValue(f"config is of model_type {name!r}, which is not read: {REFUSED[name]}")
+    check_read(name, REFUSED)
     if name not in MULTIMODAL:
         raise InvalidValue(
-            f"config is of model_type {name!r:.60}, which is not known as that of a whole model that gives images and "
-            "videos positions of several coordinates: if it does as a known type does, write that type in its place"
+            f"model_type {name!r:.60} is not known as a whole model with positions of several coordinates: if it "
+            "places images and videos as a known type does, write that type in its place"
         )
     return keys, MULTIMODAL[name]
 
@@ -126,13 +122,12 @@ def _token(keys: Keys, name: str, default: int) -> int:
 
 
 def _part(keys: Keys, name: str) -> Keys:
-    """A mapping within a config, which may be missing; the config itself if it has no name."""
-    return Keys(mapping(keys.label + name, keys.get(name, default={})), keys.label + name) if name else keys
+    """The part `name` of a config, which may be missing; for "", the config itself."""
+    return keys.within(name) if name else keys
 
 
-def _count(keys: Keys, part: str, name: str, default: int) -> int:
+def _count(keys: Keys, name: str, default: int) -> int:
     """The value of a key that counts something."""
-    keys = _part(keys, part)
     return _checks.positive_int(keys.label + name, keys.get(name, default=default))
 
 
@@ -140,22 +135,18 @@ def _count(keys: Keys, part: str, name: str, default: int) -> int:
 
 
 def _kinds(keys: Keys, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
-    """What each token is."""
+    """The kind of each token."""
     kinds, taken = np.zeros(tokens.shape, np.int8), {}
-    for kind, name, default in (
-        (IMAGE, "image", facts.image),
-        (VIDEO, "video", facts.video),
-        (AUDIO, "audio", facts.audio),
-    ):
+    for kind, name in ((IMAGE, "image"), (VIDEO, "video"), (AUDIO, "audio")):
+        default = getattr(facts, name)
         if default is not None:
             token = _token(keys, f"{name}_token", default)
-            require(
-                token not in taken, "the token of {} must differ from that of {}, got {}", name, taken.get(token), token
-            )
+            message = "the token of {} must differ from that of {}, got {}"
+            require(token not in taken, message, name, taken.get(token), token)
             taken[token] = name
             kinds[tokens == token] = kind
-    if facts.enclosed:
-        names = zip(("video_start_token", "video_end_token"), facts.enclosed, strict=True)
+    if facts.video_edges:
+        names = zip(("video_start_token", "video_end_token"), facts.video_edges, strict=True)
         starts, ends = (np.cumsum(tokens == _token(keys, *name), -1) for name in names)
         kinds[(kinds == IMAGE) & (starts > ends)] = VIDEO
     return kinds
@@ -164,14 +155,16 @@ def _kinds(keys: Keys, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
 def _grids(
     keys: Keys, facts: Multimodal, image_grids: Any, video_grids: Any, video_seconds: Any
 ) -> tuple[deque[Grid], deque[Grid]]:
-    """The grids of images and of videos, in tokens; of frames, where these are apart."""
-    merge = 1 if facts.merged is None else _count(keys, facts.merged, "spatial_merge_size", 2)
-    frames = _count(keys, "vision_config", "temporal_merge_size", facts.frames) if facts.frames else 1
+    """The grids of images and of videos, in tokens; of single frames, where these are separate."""
+    merge, frames = (
+        _count(_part(keys, facts.merge_part), name, 2) if name in facts.merge_keys else 1
+        for name in ("spatial_merge_size", "temporal_merge_size")
+    )
     images = _parts.parse_grids("image_grids", image_grids, merge)
     videos = _parts.parse_grids(
         "video_grids", video_grids, merge, video_seconds, steps_name="video_seconds", frames=frames
     )
-    if facts.video is None and facts.enclosed is None:
+    if facts.video is None and facts.video_edges is None:
         require(not videos, "video_grids must be empty: the model takes no videos, got {}", len(videos))
     if facts.rate is None:
         unread = "video_seconds must not be given: the model does not read them, got {!r:.60}"
@@ -180,18 +173,18 @@ def _grids(
         missing = "video_seconds must be given: the times of frames depend on them"
         require(video_seconds is not None or not videos, missing)
         videos = [_timed(keys, facts, facts.rate, grid) for grid in videos]
-    if facts.apart:
+    if facts.separate_frames:
         videos = [frame for grid in videos for frame in _parts.frames_of(grid)]
     return deque(images), deque(videos)
 
 
 def _timed(keys: Keys, facts: Multimodal, rate: tuple[str, str, int], grid: Grid) -> Grid:
-    """A video whose step is in seconds, with its step in positions."""
+    """The video with its step in positions instead of seconds."""
     part, name, default = rate
     keys = _part(keys, part)
     per_second = _checks.positive_float32(keys.label + name, keys.number(name, default))
     if facts.seconds_first:
-        return grid._replace(rate=per_second, whole=facts.whole).fitting()
+        return grid._replace(rate=per_second, whole=facts.whole_times).fitting()
     step = per_second * float(np.float32(grid.step))  # the processor writes the seconds as float32
     step = _checks.positive_float32(f"{keys.label}{name} times the seconds of {grid.name}", step)
     return grid._replace(step=step).fitting()
@@ -211,8 +204,8 @@ def _part_of(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Gri
 def _omni_parts(facts: Multimodal, runs: list[Run], images: deque[Grid], videos: deque[Grid]) -> Iterator[Part]:
     """The parts of a row.
 
-    One token each starts and ends an image, a video or audio, and two a video with audio inside. They are parts of
-    their own, because the model rounds every sum of positions that are not whole.
+    One token starts an image, a video or audio, and one ends it; two start and end a video with audio inside. They are
+    parts of their own, because the model rounds every sum of fractional positions.
     """
     spans = [list(span) for _, span in itertools.groupby(runs, lambda run: run.kind == TEXT)]
     edges = [0 if span[0].kind == TEXT else min(len(span), 2) for span in spans]
@@ -228,14 +221,14 @@ def _omni_parts(facts: Multimodal, runs: list[Run], images: deque[Grid], videos:
 
 
 def _text_between(facts: Multimodal, run: Run, ends: int, starts: int) -> list[Part]:
-    """Text whose first tokens end what is before it, and whose last start what follows."""
+    """Text whose first tokens end what comes before, and whose last tokens start what follows."""
     needed = 2 * ((ends == 2) + (starts == 2))
     message = "{} must have two tokens that end, and two that start, a video with audio beside it"
     require(run.length >= needed, message, run.where)
     ends = min(ends, run.length)
     starts = min(starts, run.length - ends)
-    first = [_SHARED] if ends == 2 and facts.shared else [_parts.text(1)] * ends
-    last = _SHARED if starts == 2 and facts.shared else _parts.text(starts)
+    first = [_SHARED] if ends == 2 and facts.edges_share_position else [_parts.text(1)] * ends
+    last = _SHARED if starts == 2 and facts.edges_share_position else _parts.text(starts)
     return [*first, _parts.text(run.length - ends - starts), last]
 
 
@@ -243,14 +236,14 @@ _SHARED = Part(np.zeros((2, 3), np.int64), 1)  # two tokens at one position
 
 
 def _video_with_audio(facts: Multimodal, span: list[Run], videos: deque[Grid]) -> Part:
-    """Frames and audio, each of which counts on its own; what follows starts above the last of their tokens."""
+    """Frames and audio, each counted by itself; the part after them starts above their last token."""
     where = f"{span[0].where} to {span[-1].where}"
     kinds = np.repeat([run.kind for run in span], [run.length for run in span])
     frames = kinds == VIDEO
     message = "{} must have text between placeholders, unless they are those of a video and its audio"
     require({run.kind for run in span} == {VIDEO, AUDIO}, message, where)
     grid = _parts.next_grid(videos, "video", span[0]).check(int(frames.sum()), where)
-    offsets = np.zeros((len(kinds), 3), np.int64 if facts.whole else np.float32)
+    offsets = np.zeros((len(kinds), 3), np.int64 if facts.whole_times else np.float32)
     offsets[frames] = grid.part(facts.following).offsets
     offsets[~frames] = _parts.text(int((~frames).sum())).offsets
     return Part(offsets, None, last=1)

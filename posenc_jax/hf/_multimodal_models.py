@@ -1,7 +1,7 @@
 """How multimodal models of transformers 5.23.0 place images and videos among text, by model_type.
 
 Every entry was read from the model's `get_rope_index`, from its processor, which writes the placeholders, and from
-`configuration_*.py`, whose values stand for missing keys.
+`configuration_*.py`, whose values stand for missing keys. A field holds a fact that at least two model types share.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ class Multimodal:
     "By default" means: where the config does not have the key.
     """
 
-    # The placeholders: by default, their keys being image_token_id (or image_token_index) and so on
+    # The placeholders by default; their keys are image_token_id or image_token_index, and so on
     image: int
-    video: int | None  # None: the model takes no videos, or marks them by `enclosed`
-    enclosed: tuple[int, int] | None = None  # video_start_token_id, video_end_token_id: images between them are frames
-    audio: int | None = None  # those in videos; audio elsewhere is like text
+    video: int | None  # None: the model takes no videos, or marks them by `video_edges`
+    video_edges: tuple[int, int] | None = None  # video_start_token_id, video_end_token_id: images between are frames
+    audio: int | None = None  # in videos; audio elsewhere is like text
 
     # The grids
     following: Literal["maximum", "side"] = "side"  # where the part after a grid starts
-    apart: bool = False  # each frame of a video is a run of its own, with a timestamp before it
-    merged: str | None = "vision_config"  # where spatial_merge_size stands, 2 by default; "": outside; None: it is 1
-    frames: int | None = None  # vision_config.temporal_merge_size by default, the frames of a video that become one
+    separate_frames: bool = False  # each frame of a video is its own run, with a timestamp before it
+    merge_keys: tuple[str, ...] = ("spatial_merge_size",)  # for the patches of a token along an axis, 2 by default
+    merge_part: str = "vision_config"  # the part of the config that holds them; "": the config itself
 
     # The times of a video's frames
-    rate: tuple[str, str, int] | None = None  # where positions per second stand, their key, and by default
+    rate: tuple[str, str, int] | None = None  # positions per second: the part of the config, the key, the default
     seconds_first: bool = False  # ⌊(t · seconds) · rate⌋, each product in float32; not ⌊t · (rate · seconds)⌋
-    whole: bool = True  # the times are rounded down
-    shared: bool = False  # both start tokens of a video with audio are at one position, and both end tokens
+    whole_times: bool = True  # the times are rounded down
+    edges_share_position: bool = False  # the two tokens that start a video with audio share a position, as do the ends
 
 
 def _all(names: str, **facts: Any) -> dict[str, Multimodal]:
@@ -48,33 +48,33 @@ _OMNI: Any = _QWEN | {
     "rate": ("", "position_id_per_seconds", 25),
     "seconds_first": True,
 }
-_QWEN25_OMNI: Any = _OMNI | {"shared": True}
-_QWEN3_OMNI: Any = _OMNI | {"whole": False}
+_QWEN25_OMNI: Any = _OMNI | {"edges_share_position": True}
+_QWEN3_OMNI: Any = _OMNI | {"whole_times": False}
 
 MULTIMODAL: dict[str, Multimodal] = {
     # a video is one run
     **_all("qwen2_vl", **_QWEN),
     **_all("qwen2_5_vl", **_QWEN, rate=("vision_config", "tokens_per_second", 4)),
     **_all("paddleocr_vl", image=100295, video=100296),
-    **_all("ernie4_5_vl_moe", image=100295, video=103367, frames=2),
+    **_all("ernie4_5_vl_moe", image=100295, video=103367, merge_keys=("spatial_merge_size", "temporal_merge_size")),
     **_all("qwen2_5_omni_thinker", **_QWEN25_OMNI),
-    **_all("qwen2_5_omni_talker", **_QWEN25_OMNI, merged=""),
+    **_all("qwen2_5_omni_talker", **_QWEN25_OMNI, merge_part=""),
     **_all("qwen3_omni_moe_thinker", **_QWEN3_OMNI),
-    **_all("qwen3_omni_moe_talker", **_QWEN3_OMNI, merged=""),
+    **_all("qwen3_omni_moe_talker", **_QWEN3_OMNI, merge_part=""),
     # timestamps stand between its frames
-    **_all("cosmos3_omni qwen3_vl qwen3_vl_moe", **_QWEN, apart=True),
-    **_all("qwen3_5 qwen3_5_moe qwen4_exp", **_QWEN35, apart=True),
-    **_all("cohere_compass", image=255031, video=255032, apart=True),
-    **_all("cosmos3_edge", image=19, video=18, apart=True),
+    **_all("cosmos3_omni qwen3_vl qwen3_vl_moe", **_QWEN, separate_frames=True),
+    **_all("qwen3_5 qwen3_5_moe qwen4_exp", **_QWEN35, separate_frames=True),
+    **_all("cohere_compass", image=255031, video=255032, separate_frames=True),
+    **_all("cosmos3_edge", image=19, video=18, separate_frames=True),
     # its frames have the placeholder of images
-    **_all("glm4v", image=151343, video=None, enclosed=(151341, 151342), apart=True),
-    **_all("glm4v_moe", image=151363, video=None, enclosed=(151341, 151342), apart=True),
-    **_all("glm46v glmga", image=151343, video=None, enclosed=(151361, 151362), apart=True),
-    **_all("glm_ocr", image=59280, video=None, enclosed=(59258, 59259), apart=True),
+    **_all("glm4v", image=151343, video=None, video_edges=(151341, 151342), separate_frames=True),
+    **_all("glm4v_moe", image=151363, video=None, video_edges=(151341, 151342), separate_frames=True),
+    **_all("glm46v glmga", image=151343, video=None, video_edges=(151361, 151362), separate_frames=True),
+    **_all("glm_ocr", image=59280, video=None, video_edges=(59258, 59259), separate_frames=True),
     # there are none
-    **_all("glm_image", image=167855, video=None, merged=None),
+    **_all("glm_image", image=167855, video=None, merge_keys=()),
 }
-# Composites, by the part that has the placeholders.
+# Composites: the model_type of the part that has the placeholders.
 THINKERS = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
 
 _REASONS = {

@@ -1,4 +1,4 @@
-"""Where a vision tower says its patches are, and in which order it holds them."""
+"""The coordinates of a vision tower's patches, and the order in which it holds them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class PatchGrid:
     `centres=True`, at $((2r + 1)/h - 1, (2c + 1)/w - 1)$.
 
     Args:
-      merge: the side of squares whose patches follow each other, while the squares go row by row; 1 if the patches do,
-        0 if it comes with each image.
+      merge: the side of squares whose patches follow each other; the squares go row by row. 1 if the patches do, 0 if
+        the side comes with each image.
       window: the side, in such squares, of windows whose squares follow each other, or 0. Windows at the end of the
         grid may be smaller.
-      leading: tokens before the patches, all coordinates of which are 0, as they do not rotate.
+      leading: tokens before the patches. They do not rotate, so their coordinates are 0.
       trailing: such tokens after the patches.
       offset: $o$.
       centres: whether coordinates are centres of patches, from -1 to 1.
       timed: whether the frame is a coordinate, the first. Its offset is $o$ too.
       frames: whether a grid may have several frames. If not `timed`, they repeat the same coordinates.
       shapes: the grids, (height, width), that the tower takes; empty if it takes any.
-      inside: the side of windows if a layer knows only positions within a window, or 0.
+      inside: the side of the windows if a layer's positions are those within a window, or 0.
 
     Examples:
       >>> from posenc_jax.hf import PatchGrid
@@ -73,7 +73,7 @@ class PatchGrid:
 
 
 def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
-    """The coordinates of the tokens of an image, (tokens, axes), in the order in which the tower holds them."""
+    """The coordinates of an image's tokens, (tokens, axes), in the tower's order."""
     frames, height, width = _parse_shape(grid, shape)
     if grid.inside:
         height = width = grid.inside
@@ -89,7 +89,7 @@ def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
 
 
 def patch_indices(grid: PatchGrid, shape: Any) -> tuple[int, int, np.ndarray, np.ndarray]:
-    """Height and width, and the row and the column of each patch, in the order in which the tower holds them."""
+    """Height and width, and the row and the column of each patch in the tower's order."""
     frames, height, width = _parse_shape(grid, shape)
     time, row, column = np.indices((frames, height, width)).reshape(3, -1)
     order = _order(grid, time, row, column)
@@ -97,7 +97,7 @@ def patch_indices(grid: PatchGrid, shape: Any) -> tuple[int, int, np.ndarray, np
 
 
 def _order(grid: PatchGrid, time: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray | slice:
-    """The indices of the patches, counted row by row, as the tower holds them."""
+    """The indices of the patches, counted row by row, in the tower's order."""
     m = grid.merge
     window = grid.window * m or max(row.max(), column.max()) + 1
     if m == 1 and not grid.window:

@@ -1,4 +1,4 @@
-"""The plan: how each layer of a model rotates its queries and keys, as a value."""
+"""The plan: how each layer of a model rotates its queries and keys."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ class RotaryPlan:
         return _apply.rotate(settings, turns, x, positions, index, head_axis)
 
     def with_attention_factor(self, attention_factor: float) -> RotaryPlan:
-        """Returns the same plan with another amplitude in every layer; 1.0 to move keys that have been rotated."""
+        """The same plan with another amplitude in every layer; 1.0 to move keys that were rotated before."""
         layers = [
             dataclasses.replace(how, frequencies=how.frequencies.with_attention_factor(attention_factor))
             for how in self.layers
@@ -234,7 +234,7 @@ class RotaryPlan:
         return dataclasses.replace(self, layers=tuple(layers), indexer=indexer)
 
     def _widths(self, index: int | jax.Array) -> set[int]:
-        """The widths that x may have: head_dim, or the features that rotate, if all possible layers rotate as many."""
+        """The widths that x may have: head_dim, and the rotated width if it is the same in all possible layers."""
         layer = self.layers[index if isinstance(index, int) else 0]
         if isinstance(index, int) and layer.rotary_dim:
             return {layer.head_dim, layer.rotary_dim}
@@ -242,7 +242,7 @@ class RotaryPlan:
         return {layer.head_dim, *(rotating if len(rotating) == 1 else ())}
 
     def _parse_role_and_scaled(self, role: Any, scaled: Any) -> tuple[Role | None, bool]:
-        """The role and whether to scale, which must be given if they matter."""
+        """The role and whether to scale; each must be given if it matters."""
         scaled = scaled if scaled is None else _checks.flag("scaled", scaled)
         if role is not None:
             _checks.one_of("role", role, ("query", "key"))
@@ -251,9 +251,6 @@ class RotaryPlan:
         require(role or not scaling, message, *scaling[:1])
         require(role or not scaled, 'role must be "query" or "key" with scaled=True, got None')
         said = scaled is not None or role == "key" or self.softmax_scale == 1  # keys are never scaled
-        require(
-            said,
-            "scaled must be True or False, because the plan has a softmax_scale of {}, got None",
-            self.softmax_scale,
-        )
+        message = "scaled must be True or False, because the plan has a softmax_scale of {}, got None"
+        require(said, message, self.softmax_scale)
         return role, bool(scaled)

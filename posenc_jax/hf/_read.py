@@ -11,16 +11,15 @@ from posenc_jax._frequencies import geometric
 from posenc_jax._scalings import temperature
 from posenc_jax.hf._config import SWITCHES, Config, model_of, overrides, text_of
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
-from posenc_jax.hf._keys import Keys, agreed, mapping
+from posenc_jax.hf._keys import Keys, agreed, speaks_of_positions
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
-from posenc_jax.hf._models import Indexer
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._rewrites import note_of, rewritten
 from posenc_jax.hf._rope import MAXIMUM, Rope, spectrum
 from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, with_written_scales
 from posenc_jax.hf._settings import base_of, rope_settings, settings_by_type
 
-# Keys that a config without a model_type may have though nothing is read from them.
+# A config without a model_type may have these keys, although nothing is read from them.
 _SIZES = "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"
 
 
@@ -78,16 +77,16 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
         return _agreed_plan(new, layout, length)
     except (TypeError, ValueError) as error:
         changed = [key for key, value in new.items() if values.get(key) is not value]
-        if any(key in str(error) for key in changed):  # the config does not write it so
+        if any(key in str(error) for key in changed):  # the config spells it in another way
             error.args = (f"{error} (by the spelling of model_type {values['model_type']!r}: {note_of(values)})",)
         raise
 
 
 def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> RotaryPlan:
-    """The plan, which all spellings of the rope settings must give."""
+    """The plan; all spellings of the rope settings must give the same."""
     written = rope_settings(values)
-    plans = [_plan(values, settings, layout, length) for settings in reversed(written)]  # today's spelling first
-    if plans[0] != plans[-1]:  # transformers takes the older
+    plans = [_plan(values, settings, layout, length) for settings in reversed(written)]  # rope_parameters first
+    if plans[0] != plans[-1]:  # transformers takes rope_scaling
         raise InvalidValue(" contradicts ".join(f"{d.name} = {d.values!r:.60}" for d in written))
     return plans[0]
 
@@ -106,47 +105,44 @@ def _plan(values: Mapping[str, Any], settings: Keys, layout: Any, length: int | 
     if not config.model_type:
         config.use(*_SIZES)
         config.finish()
-    elif parameters:  # if no layer rotates, the keys may go unused
-        config.finish(strict=False)
+    elif parameters:  # if no layer rotates, keys may stay unused
+        config.finish(speaks_of_positions)
     part = "last" if config.latent and parameters else "first"
     return RotaryPlan(tuple(layers), layout, part, _softmax_scale(parameters), length, indexer)
 
 
 def _check_switches(config: Config) -> None:
-    """Raises if a switch is on that the model_type does not read; off, it says nothing."""
-    own = {"use_logn_attn": config.model.temperature == "logn", "use_mrope": bool(config.model.sections)}
+    """Raises if a switch is true that the model_type does not read."""
+    read = {"use_logn_attn": config.model.query_scale == "logn", "use_mrope": bool(config.model.sections)}
     for name in SWITCHES:
-        known = not config.flag(name) or own.get(name)
-        require(known, "the key {} = True is not known or not used here", name)
+        fits = not config.flag(name) or read.get(name)
+        require(fits, "the key {} = True is not known or not used here", name)
 
 
 def _check_chunks(config: Config, length: int | None) -> None:
-    """Raises if dual chunk attention (Qwen2.5-1M) rotates otherwise at this length: it is plain within one chunk."""
-    name = "dual_chunk_attention_config"
-    d = Keys(mapping(name, config.get(name, default={})), name)
+    """Raises beyond one chunk of Qwen2.5-1M: dual-chunk attention equals plain RoPE only within one."""
+    d = config.within("dual_chunk_attention_config")
     if d.values:
         last = d.integer("chunk_size") - d.integer("local_size")
-        message = "length must be given, at most {}: dual_chunk_attention_config rotates otherwise beyond, got {}"
+        message = "length must be at most {}: dual-chunk attention equals plain RoPE only within one chunk, got {}"
         require(length is not None and length <= last, message, last, length)
 
 
 def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> RotaryPlan | None:
-    """How the indexer of sparse attention rotates: by the spectra of the layers, in heads of its own width."""
-    names, flag = ("index_head_dim", "indexer_head_dim"), "indexer_rope_interleave"
-    facts = config.model.indexer
-    if not config.model_type:
-        part = config.get("indexer_part", default="first")
-        facts = Indexer("half", _checks.one_of("indexer_part", part, ("first", "last")), None, switched=True)
+    """The plan of sparse attention's indexer: the spectra of the layers, in heads of its own width."""
+    names, flag, reads = ("index_head_dim", "indexer_head_dim"), "indexer_rope_interleave", config.model.reads
+    part = config.get("indexer_part", default="first") if "indexer_part" in reads else "first"
+    part, facts = _checks.one_of("indexer_part", part, ("first", "last")), config.model.indexer
     if not (facts and (config.found(*names) or facts.head_dim)):
         return None
     head_dim = config.integer(*names) if config.found(*names) else facts.head_dim or 0
     layout = facts.layout
-    if facts.switched and config.found(flag):
+    if flag in reads and config.found(flag):
         layout = "interleaved" if config.flag(flag) else "half"
     widest = max(layer.rotary_dim for layer in layers)
     require(head_dim >= widest, "{} must be at least {}, got {}", config.spelled(*names), widest, head_dim)
     own = {layer: RotaryLayer(layer.frequencies, head_dim, parameters=layer.parameters) for layer in set(layers)}
-    return RotaryPlan(tuple(own[layer] for layer in layers), layout, facts.part, length=length)
+    return RotaryPlan(tuple(own[layer] for layer in layers), layout, part, length=length)
 
 
 def _all_layers(config: Config, settings: Keys, length: int | None) -> list[RotaryLayer]:
@@ -154,10 +150,10 @@ def _all_layers(config: Config, settings: Keys, length: int | None) -> list[Rota
     count = count_of(config)
     types = layer_types(config, count)
     by_type, own = settings_by_type(config, settings, types), overrides(config, count)
-    turning, bases = rotating(config, types), bases_of(config, count)
+    rotates, bases = rotating(config, types), bases_of(config, count)
     layers, shared = [], {}
     for i, (kind, base) in enumerate(zip(types, bases, strict=True)):
-        d = by_type.get(kind) if turning[i] and base != 0 else None
+        d = by_type.get(kind) if rotates[i] and base != 0 else None
         key = kind, base, d is None, _identity(own.get(i, {}))
         if key not in shared:
             shared[key] = _layer(config.with_own(own.get(i, {})), kind, d, base, length)
@@ -166,7 +162,7 @@ def _all_layers(config: Config, settings: Keys, length: int | None) -> list[Rota
 
 
 def _identity(own: Mapping[str, Any]) -> frozenset[Any]:
-    """Equal only for settings that read alike, which 1, 1.0 and True do not."""
+    """A key that is equal only for values that read alike; 1, 1.0 and True do not."""
     return frozenset((k, type(v), v if isinstance(v, (str, int, float)) else id(v)) for k, v in own.items())
 
 
@@ -180,28 +176,28 @@ def _layer(config: Config, kind: str, d: Keys | None, base: float | None, length
     frequencies, parameters = spectrum(rope)
     scale = scale_with_positions(rope)
     d.finish()
-    if not config.latent or config.model.plain_scores:
-        parameters.pop("mscale_all_dim", None)  # only latent attention scales its scores by it
+    if not config.latent or config.model.latent == "unscaled":
+        parameters.pop("mscale_all_dim", None)  # its scores are not scaled
     if not config.latent:
         parameters |= {"partial_rotary_factor": share_for(width, head_dim)} if width < head_dim else {}
     return RotaryLayer(frequencies, head_dim, scale, tuple(sorted(parameters.items())))
 
 
 def _layout(config: Config, given: Any) -> Layout:
-    """Which features make a pair: by the caller, else by the model's code, else by the config."""
+    """Which features make a pair, as the caller, the model's code or the config says, in this order."""
     model, names = config.model, ("rope_interleave", "rope_interleaved", "rotary_emb_interleaved")
-    # Reads the flags in any case: a value that is not a flag is an error even if the caller overrules it.
+    # A value that is not a flag is an error even if the caller overrules it.
     said: dict[str, Layout] = {n: "interleaved" if config.flag(n) else "half" for n in config.found(*names)}
     if given is not None:
         return _checks.layout("layout", given)
-    if model.layout and not (model.switched and said):
+    if model.layout and not (names[0] in model.reads and said):
         said[f"the layout of model_type {config.model_type!r}"] = model.layout
     require(said, 'layout must be given, "half" or "interleaved", for a config without a model_type')
     return agreed(said)
 
 
 def _softmax_scale(parameters: list[dict[str, Any]]) -> float:
-    """The factor of the scores that mscale_all_dim asks for in latent attention."""
+    """The factor by which mscale_all_dim multiplies the scores of latent attention."""
     roots = [temperature(p["factor"], p["mscale_all_dim"]) for p in parameters if "mscale_all_dim" in p]
     scales = {_checks.number("the square that mscale_all_dim asks for", x * x) for x in roots} or {1.0}
     require(len(scales) == 1, "mscale_all_dim asks for different scales of the scores, {}", sorted(scales))

@@ -1,4 +1,4 @@
-"""Rewriters for configs that say in their own way which layers there are and which of them rotate."""
+"""Rewriters of keys that say which layers there are and which of them rotate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posenc_jax.hf._rewriting import (
     LINEAR,
     RAW,
     SLIDING,
-    natural,
+    parse_natural,
     put_flags,
     put_types,
     refuse,
@@ -39,7 +39,7 @@ def exaone4(config: dict[str, Any]) -> None:
 
 
 def nemotron_h(config: dict[str, Any]) -> None:
-    """hybrid_override_pattern or layers_block_type counts the layers."""
+    """hybrid_override_pattern or layers_block_type has an item for each layer."""
     letters = config.get("hybrid_override_pattern")
     require_type(letters is None or isinstance(letters, str), "hybrid_override_pattern", "a string", letters)
     blocks = Keys(config).items("layers_block_type", "layer_types")
@@ -70,7 +70,7 @@ def minimax(config: dict[str, Any]) -> None:
 
 
 def muse(config: dict[str, Any]) -> None:
-    """layer_rope_theta marks layers without positions by 0; absent, they are every fourth from the last."""
+    """layer_rope_theta is 0 for layers without positions; by default they are every fourth, counted from the last."""
     count, bases = count_of(Keys(config)), take_layers(config, "layer_rope_theta")
     if bases is None:
         bases = [(count - 1 - i) % 4 for i in range(count)]
@@ -80,7 +80,7 @@ def muse(config: dict[str, Any]) -> None:
 def cohere2_moe(config: dict[str, Any]) -> None:
     """Sliding layers rotate, and so do dense layers where prefix_dense_sliding_window_pattern is 1."""
     d = Keys(config)
-    count, first = count_of(d), natural(config, "first_k_dense_replace", 0)
+    count, first = count_of(d), parse_natural(config, "first_k_dense_replace", 0)
     prefix, period = (
         d.integer(name) if d.found(name) else default
         for name, default in (("prefix_dense_sliding_window_pattern", 1), ("sliding_window_pattern", 4))
@@ -126,7 +126,7 @@ def latent_without_positions(config: dict[str, Any]) -> None:
 
 
 def longcat(config: dict[str, Any]) -> None:
-    """num_layers counts pairs of attentions; head_dim is that of the rotated part, qk_rope_head_dim."""
+    """num_layers counts pairs of attentions; head_dim is the rotated width, qk_rope_head_dim."""
     d = Keys(config)
     if d.found("num_layers"):
         count = 2 * d.integer("num_layers")
@@ -138,7 +138,7 @@ def longcat(config: dict[str, Any]) -> None:
 
 
 def hrm(config: dict[str, Any]) -> None:
-    """num_hidden_layers is that of one stack, which runs several times, where num_layers_per_stack is absent."""
+    """Without num_layers_per_stack, num_hidden_layers counts the layers of one stack, which runs several times."""
     d = Keys(config)
     high, low = (d.integer(name) if d.found(name) else n for name, n in (("H_cycles", 2), ("L_cycles", 3)))
     count, runs = count_of(d), high * (low + 1)
@@ -150,6 +150,18 @@ def hrm(config: dict[str, Any]) -> None:
         config["num_hidden_layers"] = count * runs
 
 
+def granitemoehybrid(config: dict[str, Any]) -> None:
+    """Layers have positions only if position_embedding_type is "rope"."""
+    kind, known = Keys(config).string("position_embedding_type"), ("nope", "rope")
+    require(kind is None or kind in known, "position_embedding_type = {!r} is not one of {}", kind, known)
+    config["position_embedding_type"] = kind or "nope"
+
+
+def mllama(config: Mapping[str, Any]) -> None:
+    """cross_attention_layers must be given."""
+    Keys(config).need("cross_attention_layers")
+
+
 def baichuan(config: dict[str, Any]) -> None:
     """Only the smaller models have a rotary embedding."""
     hidden = Keys(config).integer("hidden_size")
@@ -157,13 +169,13 @@ def baichuan(config: dict[str, Any]) -> None:
 
 
 def openelm(config: dict[str, Any]) -> None:
-    """rope_freq_constant is the base, num_transformer_layers the number of layers, rope_max_length that of a table."""
+    """rope_freq_constant is the base, num_transformer_layers the number of layers; rope_max_length is ignored."""
     renamed(rope_freq_constant="rope_theta", num_transformer_layers="num_hidden_layers")(config)
     config.pop("rope_max_length", None)
 
 
 def esm(config: Mapping[str, Any]) -> None:
-    """The code has absolute positions unless told otherwise, and reads no scaling."""
+    """position_embedding_type must be "rotary"; the code reads no scaling."""
     kind = Keys(config).need("position_embedding_type")
     require(equal(kind, "rotary"), "position_embedding_type must be 'rotary', got {!r:.60}", kind)
     refuse(config, *RAW)

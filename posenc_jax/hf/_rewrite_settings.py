@@ -1,4 +1,4 @@
-"""Rewriters for configs that write bases, scalings and widths in their own way."""
+"""Rewriters of keys that say bases, scalings and widths."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from posenc_jax.hf._rewriting import (
     ORIGINAL,
     RAW,
     SLIDING,
+    Rewriter,
     by_type,
-    joined,
-    part,
+    extended,
+    put_settings,
     put_types,
     refuse,
     renamed,
@@ -26,6 +27,7 @@ from posenc_jax.hf._rewriting import (
     take_repeated,
     take_settings,
 )
+from posenc_jax.hf._settings import SHARES, rope_settings
 
 # A spectrum for each layer type
 
@@ -38,7 +40,7 @@ def mimo_v2(config: dict[str, Any]) -> None:
     width = Keys(config).number("head_dim", 192)
     take_only(config, width, "swa_head_dim")
     share = config.pop("partial_rotary_factor", None)
-    full = joined(take_settings(config), rope_theta=config.pop("rope_theta", None), partial_rotary_factor=share)
+    full = extended(take_settings(config), rope_theta=config.pop("rope_theta", None), partial_rotary_factor=share)
     base, share = config.pop("swa_rope_theta", None), full.get("partial_rotary_factor")
     base = full.get("rope_theta") if base is None else base
     spectra = {FULL: full, SLIDING: {"rope_theta": base, "partial_rotary_factor": share}}
@@ -49,18 +51,27 @@ def mimo_v2(config: dict[str, Any]) -> None:
         config.pop(name, None)
 
 
-def step(config: dict[str, Any]) -> None:
+def step3p5(config: dict[str, Any]) -> None:
     """rope_theta and partial_rotary_factors have an item for each layer, and rope_scaling is for full layers."""
     take_only(config, [], "use_rope_layers")
     take_only(config, [FULL], "yarn_only_types")
     more = "num_nextn_predict_layers"
     types = take_layers(config, "layer_types", more=more) or (FULL,) * count_of(Keys(config))
     config["layer_types"] = list(types)
-    by_rope_type(config)
+    needs_rope_type(config)
     if config.get("rope_parameters"):
         take_repeated(config, types, "rope_theta", more=more)
         take_repeated(config, types, "partial_rotary_factors", "partial_rotary_factor", more=more)
-        return
+    else:
+        _put_settings_by_type(config, types, more)
+    share = agreed(Keys(config).found(*SHARES), None)  # for the layer types without one
+    for name in Keys(config).found(*RAW) if share is not None else ():
+        for kind, own in Keys(config).within(name).values.items():
+            if isinstance(own, Mapping) and own.get("partial_rotary_factor") is None:
+                config[name] = {**config[name], kind: {**own, "partial_rotary_factor": share}}
+
+
+def _put_settings_by_type(config: dict[str, Any], types: Sequence[Any], more: str) -> None:
     refuse(config, "partial_rotary_factor")
     bases, shares = (
         take_layers(config, name, more=more)
@@ -71,7 +82,7 @@ def step(config: dict[str, Any]) -> None:
     bases, shares = by_type("rope_theta", types, bases or ()), by_type("partial_rotary_factors", types, shares or ())
     scaling = take_settings(config)
     config["rope_parameters"] = {
-        kind: joined(
+        kind: extended(
             scaling if kind == FULL else {},
             rope_theta=10_000.0 if bases[kind] is None else bases[kind],
             partial_rotary_factor=shares[kind],
@@ -101,13 +112,9 @@ def molmo2(config: dict[str, Any]) -> None:
     if layers is None:
         return
     count = count_of(Keys(config))
-    require(
-        all(i in range(count) for i in layers),
-        "rope_scaling_layers must be of the {} layers, got {!r:.60}",
-        count,
-        layers,
-    )
-    scaled = joined(take_settings(config), rope_theta=config.pop("rope_theta", None))
+    fits = all(i in range(count) for i in layers)
+    require(fits, "rope_scaling_layers must be of the {} layers, got {!r:.60}", count, layers)
+    scaled = extended(take_settings(config), rope_theta=config.pop("rope_theta", None))
     scaled.setdefault("rope_theta", 10_000.0)
     original = config.pop(ORIGINAL, None)
     scaled |= {} if original is None else {ORIGINAL: original}  # the outer one wins
@@ -129,28 +136,24 @@ def neomme(config: dict[str, Any]) -> None:
         refuse({"model_type": "neomme", **own.values}, "mrope_section", "mrope_interleaved", "interleaved")
         outside = config.get("rope_theta")
         usual = {"rope_theta": base if outside is None else outside, "partial_rotary_factor": share}
-        spectra[kind] = usual | dict(own.values) | {"mrope_section": [pairs // 2] * 2, "mrope_interleaved": True}
+        spectra[kind] = usual | dict(own.values) | {"mrope_section": [pairs // 2] * 2}
     config["rope_parameters"] = {**given, **spectra}
 
 
-def cohere_compass(config: dict[str, Any]) -> None:
-    """Published files have a base and a type beside the settings for each layer type, which the code drops."""
-    _drop_beside_types(config, "rope_theta", "rope_type")
+def ignored_beside_types(*names: str) -> Rewriter:
+    """A rewriter of settings beside those for each layer type, which published files have and the code ignores."""
 
+    def rewrite(config: dict[str, Any]) -> None:
+        settings = Keys(config).within("rope_parameters").values
+        if any(isinstance(value, Mapping) for value in settings.values()):
+            config["rope_parameters"] = {k: x for k, x in settings.items() if k not in names}
 
-def zaya(config: dict[str, Any]) -> None:
-    """Published files have a type beside the settings for each layer type, which the code drops."""
-    _drop_beside_types(config, "rope_type")
-
-
-def _drop_beside_types(config: dict[str, Any], *names: str) -> None:
-    settings = part(config, "rope_parameters").values
-    if any(isinstance(value, Mapping) for value in settings.values()):
-        config["rope_parameters"] = {k: x for k, x in settings.items() if k not in names}
+    rewrite.__doc__ = f"The code ignores {' and '.join(names)} beside the settings for each layer type."
+    return rewrite
 
 
 def dots3(config: dict[str, Any]) -> None:
-    """Sliding layers have a base, swa_rope_theta beside rope_theta, and latent heads of their own."""
+    """Sliding layers have their own base, swa_rope_theta, and their own latent heads."""
     d = Keys(config)
     refuse(config, "rope_scaling")
     if not d.found("layer_types"):
@@ -164,24 +167,21 @@ def dots3(config: dict[str, Any]) -> None:
         config.pop("rope_theta", None)
     if not d.found("per_layer_config"):
         head_dim, nope = d.number("swa_head_dim", 256), d.number("swa_qk_nope_head_dim", 192)
-        own = {
-            "qk_nope_head_dim": int(nope),
-            "qk_rope_head_dim": int(d.number("swa_qk_rope_head_dim", head_dim - nope)),
-        }
+        rotated = d.number("swa_qk_rope_head_dim", head_dim - nope)
+        own = {"qk_nope_head_dim": int(nope), "qk_rope_head_dim": int(rotated)}
         config["per_layer_config"] = {str(i): own for i, kind in enumerate(types) if kind == SLIDING}
     for name in [name for name in config if name.startswith("swa_")]:
         del config[name]
     width, head_dim = d.integer("qk_rope_head_dim"), d.number("head_dim", 256)
     if d.found("partial_rotary_factor") and int(head_dim * d.number("partial_rotary_factor")) == width:
         del config["partial_rotary_factor"]
-    for kind, own in mapping("rope_parameters", config["rope_parameters"]).items():  # shares are of head_dim
-        share = Keys(mapping(kind, own), f"rope_parameters.{kind}").number("partial_rotary_factor", None)
+    settings = dict(mapping("rope_parameters", config["rope_parameters"]))
+    for kind, own in settings.items():
+        share = Keys(mapping(kind, own), f"rope_parameters.{kind}").number("partial_rotary_factor", None)  # of head_dim
         fits = share is None or int(head_dim * share) == width
         require(fits, "partial_rotary_factor = {} contradicts qk_rope_head_dim = {} of {}", share, width, head_dim)
-    config["rope_parameters"] = {
-        kind: {k: x for k, x in own.items() if k != "partial_rotary_factor"}
-        for kind, own in config["rope_parameters"].items()
-    }
+        settings[kind] = {k: x for k, x in own.items() if k != "partial_rotary_factor"}
+    config["rope_parameters"] = settings
 
 
 # Bases and widths
@@ -225,20 +225,27 @@ def deepseek_v2(config: dict[str, Any]) -> None:
 
 def minimax_m3(config: dict[str, Any]) -> None:
     """sparse_attention_config may have the indexer's width; rotary_dim alone is refused, because programs differ."""
-    sparse = part(config, "sparse_attention_config")
+    sparse = Keys(config).within("sparse_attention_config")
     if sparse.found("sparse_index_dim"):
-        own = sparse.integer("sparse_index_dim")
-        config["index_head_dim"] = agreed(
-            {f"{sparse.label}sparse_index_dim": own} | Keys(config).found("index_head_dim")
-        )
+        own = {f"{sparse.label}sparse_index_dim": sparse.integer("sparse_index_dim")}
+        config["index_head_dim"] = agreed(own | Keys(config).found("index_head_dim"))
     shares = [Keys(d).found("partial_rotary_factor") for d in (config, take_settings(dict(config)))]
     message = "partial_rotary_factor is missing: transformers ignores rotary_dim, and other code reads it"
     require(any(shares) or config.get("rotary_dim") is None, message)
 
 
+def olmo_hybrid(config: dict[str, Any]) -> None:
+    """A null rope_theta means that no layer has positions; there are no settings for each layer type."""
+    one_set_of_settings(config)
+    Keys(config).string("position_embedding_type")  # checked, as in every config, but not read
+    found = {d.name: d.is_null("rope_theta") for d in rope_settings(config)}
+    require(len({*found.values()}) == 1, "rope_theta must be null in all of {} or in none", sorted(found))
+    config["position_embedding_type"] = "nope" if any(found.values()) else None
+
+
 def dbrx(config: dict[str, Any]) -> None:
-    """The base stands in attn_config, where transformers 5 forgets it."""
-    attention = part(config, "attn_config")
+    """The base stands in attn_config; transformers 5 ignores it there."""
+    attention = Keys(config).within("attn_config")
     if attention.found("rope_theta"):
         config["rope_theta"] = agreed(attention.found("rope_theta") | Keys(config).found("rope_theta"))
 
@@ -257,13 +264,11 @@ def qwen(config: dict[str, Any]) -> None:
 
 
 def chatglm(config: dict[str, Any]) -> None:
-    """rope_ratio multiplies the base; one of 16 is refused, because ChatGLM2-6B-32K divides positions by it."""
+    """rope_ratio multiplies the base; 16 is refused, because ChatGLM2-6B-32K divides positions by it."""
     renamed(rotary_percent="partial_rotary_factor")(config)
     d = Keys(config)
-    require(
-        not d.flag("position_encoding_2d"),
-        "position_encoding_2d must be False, got True: the first ChatGLM has positions of two coordinates",
-    )
+    message = "position_encoding_2d must be False, got True: the first ChatGLM has positions of two coordinates"
+    require(not d.flag("position_encoding_2d"), message)
     ratio = d.number("rope_ratio", 1.0)
     message = (
         "rope_ratio = 16 divides the positions of ChatGLM2-6B-32K and multiplies the base of other models: "
@@ -279,7 +284,7 @@ def chatglm(config: dict[str, Any]) -> None:
 
 def internlm(config: dict[str, Any]) -> None:
     """`rotary` holds the settings."""
-    d = part(config, "rotary")
+    d = Keys(config).within("rotary")
     config.pop("rotary", None)
     if d.found("base"):
         config["rope_theta"] = agreed(d.take("base") | Keys(config).found("rope_theta"))
@@ -298,19 +303,34 @@ def fixed_base(config: dict[str, Any]) -> None:
     refuse(config, *RAW)
 
 
-def flat(config: dict[str, Any]) -> None:
+def one_set_of_settings(config: dict[str, Any]) -> None:
     """The code ignores settings for each layer type."""
     for name, settings in Keys(config).found(*RAW).items():
         some = any(isinstance(value, Mapping) for value in mapping(name, settings).values())
         require(not some, "{} must hold one set of settings, not those of layer types, got {!r:.60}", name, settings)
 
 
-def by_rope_type(config: dict[str, Any]) -> None:
+def needs_rope_type(config: dict[str, Any]) -> None:
     """The code reads rope_type in an old rope_scaling, and not `type`."""
-    scaling = part(config, "rope_scaling")
+    scaling = Keys(config).within("rope_scaling")
     alone = scaling.found("type") and not scaling.found("rope_type") and not equal(scaling.values.get("factor"), 1)
     message = "rope_scaling.type = {!r:.60} must be spelled rope_type in model_type {!r}"
     require(not alone, message, scaling.values.get("type"), config["model_type"])
+
+
+def nanochat(config: dict[str, Any]) -> None:
+    """The code rotates backwards."""
+    put_settings(config, rope_backward=True)
+
+
+def ernie4_5_vl(config: dict[str, Any]) -> None:
+    """Pairs of height and width alternate, and those of time come last; mrope_interleaved is not read."""
+    put_settings(config, "mrope_interleaved", "interleaved", mrope_alternating=True)
+
+
+def hy_v4(config: dict[str, Any]) -> None:
+    """The indexer rotates the last features of its heads."""
+    config["indexer_part"] = "last"
 
 
 def stablelm_epoch(config: dict[str, Any]) -> None:
@@ -320,6 +340,6 @@ def stablelm_epoch(config: dict[str, Any]) -> None:
 
 
 def phi3small(config: dict[str, Any]) -> None:
-    """rope_embedding_base is the base; rope_position_scale must be 1, because it multiplies here and divides there."""
+    """rope_embedding_base is the base; rope_position_scale must be 1, because programs multiply or divide by it."""
     renamed(rope_embedding_base="rope_theta")(config)
     take_only(config, 1.0, "rope_position_scale")

@@ -1,7 +1,7 @@
-"""Configs with a spelling of their own, rewritten in the keys that the rest of the reader knows.
+"""What single types and families do or spell in their own way, rewritten in the keys that the reader knows.
 
-A rewriter changes some keys of a config of one family; what it leaves is read as in every config. Its docstring says
-what is special about the family: the table of model types on the site shows it, and errors about rewritten keys do.
+A rewriter changes some keys of a config; the others are read as in every config. Its docstring says what is special:
+the site's table of model types and errors about rewritten keys show it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from posenc_jax.hf._rewriting import Rewriter, only, renamed
 _FAMILIES: dict[str, Rewriter] = {
     "baichuan": layers.baichuan,
     "bailing_hybrid": settings.bailing_hybrid,
+    "blt_patcher": settings.one_set_of_settings,
     "chatglm": settings.chatglm,
     "cohere2_moe": layers.cohere2_moe,
-    "cohere_compass_text": settings.cohere_compass,
+    "cohere_compass_text": settings.ignored_beside_types("rope_theta", "rope_type"),
     "dbrx": settings.dbrx,
     "DeepseekOCR deepseek_v2 deepseek_vl_v2": settings.deepseek_v2,
     "deepseek_ocr2_text unlimited_ocr_text": settings.deepseek_ocr,
@@ -29,12 +30,15 @@ _FAMILIES: dict[str, Rewriter] = {
     "esm": layers.esm,
     "exaone4 exaone4_5_text exaone_moe": layers.exaone4,
     "embedding_gemma2_text gemma4_text gemma4_unified_text diffusion_gemma_text": layers.gemma4,
-    "gemma3_text gemma3n_text t5gemma2_decoder t5gemma2_text": settings.by_rope_type,
-    "modernbert modernbert-decoder olmo3": settings.by_rope_type,
+    "ernie4_5_vl_moe_text": settings.ernie4_5_vl,
+    "gemma3_text gemma3n_text t5gemma2_decoder t5gemma2_text": settings.needs_rope_type,
+    "modernbert modernbert-decoder olmo3": settings.needs_rope_type,
     "glm5_next_text kimi_linear": layers.latent_without_positions,
     "glm_moe_dsa": only({"indexer_rope_interleave": True}),
+    "granitemoehybrid": layers.granitemoehybrid,
     "hrm_text": layers.hrm,
     "hunyuan": only({"use_rotary_pos_emb": True, "position_embedding_xdrope": False}),
+    "hy_v4": settings.hy_v4,
     "internlm": settings.internlm,
     "llada": only({"rope": True, "rope_full_precision": True, "block_type": "llama"}, "alibi_bias_max"),
     "llama4_text": renamed(nope_layer_interval="no_rope_layer_interval"),
@@ -42,13 +46,15 @@ _FAMILIES: dict[str, Rewriter] = {
     "mimo_v2 mimo_v2_flash": settings.mimo_v2,
     "minimax minimax_m1 minimax_m2 minimax_text_01": layers.minimax,
     "minimax_m3 minimax_m3_vl_text": settings.minimax_m3,
+    "mllama_text_model": layers.mllama,
     "molmo": only({}, "use_position_ids"),
     "molmo2_text": settings.molmo2,
     "muse_glimmer_text muse_spark_text": layers.muse,
+    "nanochat": settings.nanochat,
     "nemotron-nas nemotron_nas deci": layers.nemotron_nas,
     "nemotron_h": layers.nemotron_h,
     "neomme": settings.neomme,
-    "olmo_hybrid blt_patcher": settings.flat,
+    "olmo_hybrid": settings.olmo_hybrid,
     "openelm": layers.openelm,
     "phi-msft": only({}, "flash_rotary"),
     "phi3small": settings.phi3small,
@@ -56,16 +62,16 @@ _FAMILIES: dict[str, Rewriter] = {
     "recurrent_gemma": renamed(_block_types="block_types"),
     "roformer gptj codegen": settings.fixed_base,
     "stablelm_epoch": settings.stablelm_epoch,
-    "step3p5": settings.step,
+    "step3p5": settings.step3p5,
     "ultrabert": settings.ultrabert,
     "zamba2": layers.zamba2,
-    "zaya": settings.zaya,
+    "zaya": settings.ignored_beside_types("rope_type"),
 }
 REWRITERS = {name: rewrite for names, rewrite in _FAMILIES.items() for name in names.split()}
 
 
 def rewritten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config as its model_type means them."""
+    """The keys of a config, rewritten for its model_type."""
     result, rewrite = dict(values), _rewriter_of(values)
     if rewrite:
         rewrite(result)
@@ -73,7 +79,7 @@ def rewritten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def note_of(values: Mapping[str, Any]) -> str:
-    """What is special about the spelling of a config."""
+    """What is special about the configs of this model_type."""
     rewrite = _rewriter_of(values)
     return (rewrite and rewrite.__doc__ or "").rstrip(".")
 

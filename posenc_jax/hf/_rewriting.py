@@ -1,4 +1,4 @@
-"""What the rewriters of `_rewrites` do to the keys of a config: they take some out, check them, and put others in."""
+"""What rewriters share: they take keys out of a config, check them, and put others in."""
 
 from __future__ import annotations
 
@@ -20,14 +20,8 @@ Rewriter = Callable[[dict[str, Any]], None]
 # Take
 
 
-def part(config: Mapping[str, Any], name: str) -> Keys:
-    """The keys of a mapping within a config; none if it is not there."""
-    value = config.get(name)
-    return Keys({} if value is None else mapping(name, value), name)
-
-
 def take_layers(config: dict[str, Any], name: str, *, more: str = "") -> tuple[Any, ...] | None:
-    """Takes a list with an item for each layer out of a config; the key `more` says how many more it may have."""
+    """Takes out a list with an item for each layer; the key `more` says how many more items it may have."""
     items = Keys(config).items(name)
     config.pop(name, None)
     if items is None:
@@ -40,7 +34,7 @@ def take_layers(config: dict[str, Any], name: str, *, more: str = "") -> tuple[A
 
 
 def take_flags(config: dict[str, Any], name: str) -> tuple[Any, ...] | None:
-    """Takes a list of zeros and ones, one for each layer, out of a config."""
+    """Takes out a list of zeros and ones, one for each layer."""
     flags = take_layers(config, name)
     fits = flags is None or all(isinstance(flag, int) and flag in (0, 1) for flag in flags)
     require(fits, "{} must hold 0 or 1, got {!r:.60}", name, flags)
@@ -48,7 +42,7 @@ def take_flags(config: dict[str, Any], name: str) -> tuple[Any, ...] | None:
 
 
 def take_only(config: dict[str, Any], usual: Any, *names: str) -> None:
-    """Takes keys out of a config that may only have the value `usual`."""
+    """Takes out keys that must have the value `usual`."""
     for name in names:
         value = config.pop(name, None)
         if value is not None and not (type(value) is type(usual) and value == usual):
@@ -56,7 +50,7 @@ def take_only(config: dict[str, Any], usual: Any, *names: str) -> None:
 
 
 def take_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Takes the rope settings, in either spelling, out of a config."""
+    """Takes out the rope settings, in either spelling."""
     found = {name: dict(mapping(name, value)) for name, value in Keys(config).found(*RAW).items()}
     for name in RAW:
         config.pop(name, None)
@@ -64,9 +58,9 @@ def take_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_repeated(config: dict[str, Any], types: Sequence[Any], name: str, key: str = "", *, more: str = "") -> None:
-    """Takes out a key, a value or one for each layer, that the code does not read beside the layer types' own `key`."""
+    """Takes out a value, or a list for each layer, that repeats `key` of the layer types' settings."""
     value, settings = config.get(name), mapping("rope_parameters", config["rope_parameters"])
-    of_types = {kind: part(settings, kind).values.get(key or name) for kind in dict.fromkeys(map(str, types))}
+    of_types = {kind: Keys(settings).within(kind).values.get(key or name) for kind in dict.fromkeys(map(str, types))}
     if value is None or None in of_types.values():
         refuse(config, name)
         return
@@ -80,7 +74,7 @@ def take_repeated(config: dict[str, Any], types: Sequence[Any], name: str, key: 
 
 
 def refuse(config: Mapping[str, Any], *names: str) -> None:
-    """Raises if a config has one of these keys, which the code of its model_type does not read."""
+    """Raises if a config has one of these keys: the code of its model_type does not read them."""
     for name in names:
         value, model_type = config.get(name), config["model_type"]
         if value is not None and not equal(value, {}):
@@ -91,7 +85,7 @@ def refuse(config: Mapping[str, Any], *names: str) -> None:
 
 
 def put_types(config: dict[str, Any], source: str, types: Iterable[str]) -> None:
-    """Gives a config the types of its layers, which `source` says; the config must not say others."""
+    """Writes the types of layers, which the key `source` says; the config must not contradict them."""
     types = list(types)
     for name, value in Keys(config).found("layer_types", "layers_block_type").items():
         same = isinstance(value, Sequence) and list(value) == types
@@ -100,13 +94,21 @@ def put_types(config: dict[str, Any], source: str, types: Iterable[str]) -> None
 
 
 def put_flags(config: dict[str, Any], rotates: Iterable[Any]) -> None:
-    """Says for each layer whether it rotates."""
+    """Writes for each layer whether it rotates."""
     refuse(config, "no_rope_layers", "no_rope_layer_interval")
     config["no_rope_layers"] = [int(bool(x)) for x in rotates]
 
 
-def joined(settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Settings with more of them, which must not contradict each other; None for none."""
+def put_settings(config: dict[str, Any], *unread: str, **more: Any) -> None:
+    """Writes what the code does into the rope settings, in the config's spelling, and drops `unread` ones."""
+    for name in [name for name in RAW if Keys(config).within(name).values] or RAW[1:]:
+        settings = Keys(config).within(name).values
+        refuse({"model_type": config["model_type"], **settings}, *more)
+        config[name] = {key: value for key, value in settings.items() if key not in unread} | more
+
+
+def extended(settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Settings with more of them, except None; they must not contradict each other."""
     for name, value in more.items():
         if value is not None and settings.get(name) is not None:
             check_agreement({f"rope_parameters.{name}": settings[name], name: value})
@@ -114,7 +116,7 @@ def joined(settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def by_type(name: str, types: Sequence[Any], items: Sequence[Any]) -> dict[str, Any]:
-    """The item that all layers of each type have."""
+    """The item of each layer type; layers of one type must have the same."""
     require(len(types) == len(items), "{} must have {} items, one for each layer, got {}", name, len(types), len(items))
     result: dict[str, Any] = {}
     for kind, item in zip(map(str, types), items, strict=True):
@@ -125,7 +127,7 @@ def by_type(name: str, types: Sequence[Any], items: Sequence[Any]) -> dict[str, 
 
 
 def renamed(**names: str) -> Rewriter:
-    """A rewriter of keys that mean others, by the old names."""
+    """A rewriter of keys, by their old names and the new ones."""
 
     def rewrite(config: dict[str, Any]) -> None:
         for old, new in names.items():
@@ -138,7 +140,7 @@ def renamed(**names: str) -> Rewriter:
 
 
 def only(usual: Mapping[str, Any], *ignored: str) -> Rewriter:
-    """A rewriter of keys of which only the usual value is read, and of others that no rotation depends on."""
+    """A rewriter that takes out keys that must have their usual value, and keys that no rotation depends on."""
 
     def rewrite(config: dict[str, Any]) -> None:
         for name, value in usual.items():
@@ -151,8 +153,8 @@ def only(usual: Mapping[str, Any], *ignored: str) -> Rewriter:
     return rewrite
 
 
-def natural(config: Mapping[str, Any], name: str, default: int) -> int:
-    """An integer of at least 0."""
+def parse_natural(config: Mapping[str, Any], name: str, default: int) -> int:
+    """The value of a key, an integer of at least 0."""
     value = Keys(config).get(name, default=default)
     fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     require(fits, "{} must be an integer of at least 0, got {!r:.60}", name, value)

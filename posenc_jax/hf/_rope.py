@@ -1,6 +1,6 @@
-"""The rope types: each reads its settings and names the function that makes a spectrum of them.
+"""The rope types: each reads its settings and names the function that makes the spectrum.
 
-`spectrum` reads the settings first, and then calls the function and prefixes its errors with the rope type.
+`spectrum` calls that function once all settings are read, and prefixes its errors with the rope type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal
 
 MAXIMUM = "max_position_embeddings"
 ORIGINAL = "original_max_position_embeddings"
-_STEPS = "dynamic_steps"  # no published config writes it: that of Qwen 1 follows from other keys
+_STEPS = "dynamic_steps"  # written by the rewriter of Qwen 1, whose configs say it in other keys
 _ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
 _REFUSED_TYPES = {
     "mllama4": "it is that of Llama 4's vision tower, which vision_rotary_from_config reads",
@@ -30,11 +30,11 @@ _REFUSED_TYPES = {
 }
 
 Settings = dict[str, Any]
-Make = Callable[[], Any]  # makes the Frequencies, after the settings have been read
+Make = Callable[[], Any]  # makes the Frequencies
 
 
 def rope_type_of(d: Keys) -> str:
-    """The rope type, in today's spelling."""
+    """The rope type, by its name in transformers 5."""
     found = d.take("rope_type", "type")
     for name, value in found.items():
         reason = _REFUSED_TYPES.get(str(value))
@@ -48,7 +48,7 @@ def rope_type_of(d: Keys) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """The rope settings `d` of a layer, and what they refer to."""
+    """The rope settings `d` of a layer, and the values outside that they depend on."""
 
     d: Keys
     config: Config
@@ -57,18 +57,13 @@ class Rope:
     length: int | None
 
     def plain(self) -> Frequencies:
-        """The spectrum before it is scaled."""
+        """The unscaled spectrum."""
         return geometric(self.width, self.theta)
 
     def maximum(self) -> int:
         """The maximum sequence length of the model."""
         value = agreed(self.d.take(MAXIMUM) | self.config.take(MAXIMUM), missing=MAXIMUM)
         return _checks.length(MAXIMUM, value)
-
-    def check_copy(self) -> None:
-        """Raises if the rope settings have a copy of the maximum (as in Ministral 3) that contradicts the config."""
-        if self.d.found(MAXIMUM):
-            self.maximum()
 
     def original(self) -> int:
         """The length that the model was trained for before its spectrum was scaled."""
@@ -77,7 +72,7 @@ class Rope:
         if default and not outside and not self.config.is_null(ORIGINAL):
             outside = {f"{ORIGINAL}, where absent,": default}
             check_agreement(within | outside)
-        # A length outside the rope settings, as in Phi-3, wins, but not over settings for one layer type.
+        # A length outside the rope settings wins, as in Phi-3, but not over settings for one layer type.
         found = within if self.d.nested or within and self.config.model.thetas else outside or within
         return _checks.length(ORIGINAL, agreed(found)) if found else self.maximum()
 
@@ -108,8 +103,8 @@ def _linear(x: Rope) -> tuple[Settings, Make]:
 
 
 def _dynamic(x: Rope) -> tuple[Settings, Make]:
-    if x.config.model.alpha and (alpha := x.d.number("alpha", None)):
-        # Hunyuan's configs also have a factor of one and YaRN's keys, which its code does not read.
+    if "alpha" in x.config.model.reads and (alpha := x.d.number("alpha", None)):
+        # Hunyuan's configs also have a factor of 1 and YaRN's keys, which its code does not read.
         x.d.use("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
         check_agreement(x.d.take("factor") | {"the factor that goes with alpha": 1.0})
         return {"alpha": alpha}, partial(ntk, x.width, x.theta, alpha)
@@ -119,7 +114,7 @@ def _dynamic(x: Rope) -> tuple[Settings, Make]:
 
 
 def _dynamic_steps(x: Rope) -> tuple[Settings, Make]:
-    """Dynamic NTK of Qwen 1: the base grows only when the length reaches the next power of two."""
+    """Dynamic NTK of Qwen 1: the base grows when the length passes the maximum times a power of two."""
     maximum = x.maximum()
     steps = math.ceil(math.log2(x.needed_length() / maximum) + 1)
     return {MAXIMUM: maximum}, partial(ntk, x.width, x.theta, max(2.0**steps - 1, 1.0))
@@ -134,7 +129,7 @@ def _yarn(x: Rope) -> tuple[Settings, Make]:
     require(truncate is not False or not (x.d.nested or x.config.model.thetas), message, x.d.label)
     original = x.original()
     mscale, all_dim = x.d.number("mscale", None), x.d.number("mscale_all_dim", None)
-    if "deepseek_yarn" in x.d.found("rope_type", "type").values():  # vLLM's name, with defaults of its own
+    if "deepseek_yarn" in x.d.found("rope_type", "type").values():  # vLLM's name, with its own defaults
         own = temperature(factor, 1.0 if mscale is None else mscale) / temperature(factor, all_dim or 0.0)
     else:
         own = temperature(factor, mscale) / temperature(factor, all_dim) if mscale and all_dim else temperature(factor)
@@ -151,7 +146,7 @@ def _yarn(x: Rope) -> tuple[Settings, Make]:
 
 
 def _scaled_amplitude(d: Keys, own: float) -> float:
-    """The amplitude by the keys of the first YaRN code and of vLLM, which multiply or drop `own`."""
+    """The amplitude `own`, multiplied or dropped by keys of the first YaRN code and of vLLM."""
     d.use("finetuned")
     message = "{}extrapolation_factor must be 1, which keeps fast pairs as they are, got {}"
     extrapolation = d.number("extrapolation_factor", 1.0)
@@ -167,7 +162,7 @@ def _longrope(x: Rope) -> tuple[Settings, Make]:
     names = ("short_factor", "long_factor")
     lists = {name: _checks.sequence(x.d.label + name, x.d.need(name), "numbers") for name in names}
     lengths = {"original_max": x.original(), "factor": x.factor(), "length": x.needed_length()}
-    # Phi-3-small and Phi-3.5-MoE have an amplitude for each list.
+    # Phi-3-small and Phi-3.5-MoE have one amplitude for each list.
     own = {name: x.d.number(name, None) for name in ("short_mscale", "long_mscale")}
     chosen = own["long_mscale" if lengths["length"] > lengths["original_max"] else "short_mscale"]
     amplitude = x.d.number("attention_factor", chosen)
@@ -206,7 +201,7 @@ _TYPES: dict[str, Callable[[Rope], tuple[Settings, Make]]] = {
 
 
 def _coordinates(x: Rope, frequencies: Frequencies) -> tuple[Frequencies, Settings]:
-    """The same spectrum with its pairs divided among coordinates, and the settings that say how, if there are any."""
+    """The spectrum with its pairs divided among coordinates, and the settings that say how, if any do."""
     model = x.config.model
     sections = None if model.sections is None else agreed(x.d.take("mrope_section"), model.sections or None)
     if sections is None:
@@ -214,19 +209,18 @@ def _coordinates(x: Rope, frequencies: Frequencies) -> tuple[Frequencies, Settin
     sections = _checks.positive_ints(f"{x.d.label}mrope_section", sections)
     few = len(sections) <= 3 or not x.config.model_type
     require(few, "{}mrope_section must have three sections, got {}", x.d.label, sections)
-    if x.d.flag("mrope_alternating") if model.alternating is None else model.alternating:
-        if model.alternating:  # ERNIE's code, which does not read them
-            x.d.use("mrope_interleaved", "interleaved")
+    if "mrope_alternating" in model.reads and x.d.flag("mrope_alternating"):
         frequencies = _alternating(frequencies, sections)
         return frequencies, {"mrope_section": sections, "mrope_alternating": True}
-    form = {} if model.dealt is None else {f"that of model_type {x.config.model_type!r}": model.dealt}
-    interleaved = agreed(x.d.take("mrope_interleaved", "interleaved") | form, False)
+    own = {f"that of model_type {x.config.model_type!r}": model.interleaved_sections}
+    own = {} if model.interleaved_sections is None else own
+    interleaved = agreed(x.d.take("mrope_interleaved", "interleaved") | own, False)
     frequencies = multi_section(frequencies, sections, interleaved=interleaved)
     return frequencies, {"mrope_section": sections, "mrope_interleaved": bool(interleaved)}
 
 
 def _alternating(frequencies: Frequencies, sections: tuple[int, ...]) -> Frequencies:
-    """ERNIE's M-RoPE: pairs alternate between height and width, and those of time come last."""
+    """ERNIE's M-RoPE: pairs of height and width alternate, and those of time come last."""
     fits = len(sections) == 3 and sections[0] == sections[1] and sum(sections) == frequencies.num_pairs
     message = "mrope_section must be height, width and time, the first two equal, of {} pairs, got {}"
     require(fits, message, frequencies.num_pairs, sections)
@@ -236,11 +230,12 @@ def _alternating(frequencies: Frequencies, sections: tuple[int, ...]) -> Frequen
 def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
     """The spectrum of the settings, and the completed settings."""
     name, model = rope_type_of(x.d), x.config.model
-    x.check_copy()
-    own = name != _STEPS or model.temperature == "logn" or not x.config.model_type
-    require(own, "{}rope_type = {!r} is not known", x.d.label, name)
+    if x.d.found(MAXIMUM):  # repeated, as in Ministral 3, it must agree with the config
+        x.maximum()
+    known = name != _STEPS or model.query_scale == "logn" or not x.config.model_type
+    require(known, "{}rope_type = {!r} is not known", x.d.label, name)
     settings, make = _TYPES[name](x)
-    backward = x.d.flag("rope_backward") if model.backward is None else model.backward
+    backward = "rope_backward" in model.reads and x.d.flag("rope_backward")
     try:
         with _checks.callback():
             frequencies, coordinates = _coordinates(x, make())

@@ -1,4 +1,4 @@
-"""Query scales: which layers of a model multiply their queries by a factor that grows with the position."""
+"""Query scales: the factors, growing with the position, by which some layers multiply their queries."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from posenc_jax.hf._rope import Rope
 def scale_with_positions(rope: Rope) -> QueryScale | None:
     """The query scale of layers that rotate."""
     config = rope.config
-    if config.model.temperature == "llama4":
-        config.use("attn_temperature_tuning", "attn_scale", "floor_scale")  # for layers without positions
-    if config.model.temperature == "beta":
+    if config.model.query_scale == "llama4":
+        config.use("attn_temperature_tuning", "attn_scale", "floor_scale")  # of layers without positions
+    if config.model.query_scale == "beta":
         return QueryScale(rope.d.number("llama_4_scaling_beta"), rope.original())
-    if config.model.temperature == "logn" and config.flag("use_logn_attn"):
+    if config.model.query_scale == "logn" and config.flag("use_logn_attn"):
         length = _checks.length("seq_length", config.need("seq_length"))
         require(length > 1, "seq_length must be over 1, got {}", length)
         return QueryScale(1 / math.log(length), length, 1, "log")
@@ -31,20 +31,20 @@ def scale_with_positions(rope: Rope) -> QueryScale | None:
 
 def scale_without_positions(config: Config) -> QueryScale | None:
     """The query scale of layers without positions."""
-    if config.model.temperature == "beam":
+    if config.model.query_scale == "beam":
         return QueryScale(0.1, 2048, 1, "power")
-    if config.model.temperature != "llama4":
+    if config.model.query_scale != "llama4":
         return None
     settings = Keys({"attn_scale": 0.1, "floor_scale": 8192} | config.take("attn_scale", "floor_scale"))
     if not config.flag("attn_temperature_tuning", default=True):
         return None
     coefficient, period = settings.number("attn_scale"), _checks.length("floor_scale", settings.need("floor_scale"))
-    require(period > 1, "floor_scale must be over 1, got {}", period)  # the offset is below it
+    require(period > 1, "floor_scale must be over 1, got {}", period)  # above the offset
     return QueryScale(coefficient, period, 1)
 
 
 def with_written_scales(config: Config, layers: list[RotaryLayer]) -> list[RotaryLayer]:
-    """The layers of a config without a model_type, with the scales that `written_scales` put there."""
+    """The layers, with the query scales that `written_scales` put into a config without a model_type."""
     scales = None if config.model_type else config.items("query_scales")
     if scales is None:
         return layers
@@ -63,6 +63,6 @@ def _scale_of(d: Keys) -> QueryScale:
 
 
 def written_scales(layers: Iterable[RotaryLayer]) -> dict[str, Any]:
-    """The key of a config that has the query scale of each layer."""
+    """The config key that holds the query scale of each layer."""
     scales = [layer.query_scale and dataclasses.asdict(layer.query_scale) for layer in layers]
     return {"query_scales": scales} if any(scales) else {}

@@ -9,14 +9,14 @@ from posenc_jax import _checks
 from posenc_jax._checks import InvalidValue, require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping, mapping_of_strings
-from posenc_jax.hf._layers import ROTATING, STILL
+from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
 
 _BASES = "rope_theta", "rotary_emb_base"
-_SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
+SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 
 
 def rope_settings(values: Mapping[str, Any]) -> list[Keys]:
-    """The rope settings of a config in each spelling that it has; empty ones if it has none."""
+    """The rope settings in each spelling that a config has; empty ones if it has none."""
     found = Keys(values).found("rope_scaling", "rope_parameters")
     settings = [Keys(mapping_of_strings(name, value), name) for name, value in found.items()]
     return [d for d in settings if d.values] or [Keys({}, "rope_parameters")]
@@ -25,8 +25,8 @@ def rope_settings(values: Mapping[str, Any]) -> list[Keys]:
 def settings_by_type(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
     """The rope settings of each layer type; a type with None, or without an entry, has no positions."""
     config.use("rope_scaling", "rope_parameters")
-    message = "{} is missing, and model_type {!r} has a default of its own"
-    require(settings.values or not config.model.required, message, settings.name, config.model_type)
+    message = "{} is missing, and model_type {!r} has its own default"
+    require(settings.values or not config.model.needs_settings, message, settings.name, config.model_type)
     if any(key in types or isinstance(value, Mapping) for key, value in settings.values.items()):
         model = config.model
         read = model.nested is not False or model.thetas and settings.name == "rope_parameters"
@@ -37,7 +37,7 @@ def settings_by_type(config: Config, settings: Keys, types: list[str]) -> dict[s
 
 
 def _nested(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
-    """From settings that have an entry for each layer type."""
+    """Settings that have an entry for each layer type."""
     result = {kind: _entry(config, settings, kind, types) for kind in settings.values}
     known = config.found("layer_types", "layers_block_type") or config.model.pattern
     message = "layer_types is missing, and {} has settings for {}"
@@ -56,12 +56,13 @@ def _entry(config: Config, settings: Keys, kind: str, types: list[str]) -> Keys 
     require(kind in types or kind in ROTATING, "the key {} = {!r:.60} is none of the layer_types", name, value)
     if value is not None:
         return Keys(mapping(name, value), name, nested=True)
-    require(not config.model.thetas, "{} = None: no model_type {!r} is without positions", name, config.model_type)
+    message = "{} must be a mapping, got None: in model_type {!r} every layer type has positions"
+    require(not config.model.thetas, message, name, config.model_type)
     return None
 
 
 def _outer_fits(config: Config, name: str, keys: tuple[str, ...], own: list[Any]) -> None:
-    """Raises if all layer types have a value of their own, and none has the one outside their settings."""
+    """Raises if every layer type has its own value and none equals the one outside."""
     outer = agreed(config.found(*keys), None)
     if outer is not None and not any(x is None or equal(x, outer) for x in own):
         of_types = f"whose layer types have {own or 'no positions'}"
@@ -69,35 +70,29 @@ def _outer_fits(config: Config, name: str, keys: tuple[str, ...], own: list[Any]
 
 
 def _settle_outer_share(config: Config, name: str, own: list[Keys]) -> None:
-    """Fills in a share outside the settings where the code does, and drops it if a layer type has it, by default too.
+    """Drops a share outside the settings if a layer type has the same, by default too.
 
-    A share that no layer type has stays, and contradicts the widths of those without one.
+    Another share stays, and contradicts the widths of the layer types without one.
     """
-    outer, key = agreed(config.found(*_SHARES), None), _SHARES[0]
+    outer, shares = agreed(config.found(*SHARES), None), [d.values.get(SHARES[0]) for d in own]
     if outer is None:
         return
-    if config.model.shared:
-        for d in own:
-            d.values = {**d.values, key: outer if d.values.get(key) is None else d.values[key]}
-    shares = [d.values.get(key) for d in own]
     given = any(share is not None for share in shares)
     if given:
-        _outer_fits(config, name, _SHARES, shares)
-    default = 1.0 if given and config.model.partial == 1 else None  # of a layer type without one
+        _outer_fits(config, name, SHARES, shares)
+    default = 1.0 if given and config.model.partial == 1 else None  # for a layer type without a share
     if any(equal(default if share is None else share, outer) for share in shares):
-        config.values = {k: x for k, x in config.values.items() if k not in _SHARES}
+        config.values = {k: x for k, x in config.values.items() if k not in SHARES}
 
 
 def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
-    """From settings that are the same for all layer types."""
-    model, kinds, unknown = config.model, sorted(set(types)), sorted(set(types) - ROTATING - STILL)
+    """Settings that are the same for all layer types."""
+    model, kinds, unknown = config.model, sorted(set(types)), sorted(set(types) - ROTATING - WITHOUT_POSITIONS)
     named = config.spelled("layer_types", "layers_block_type")
     require(not unknown, "the layer types {} of {} are not known", unknown, named)
     if model.nested or (model.thetas and settings.name == "rope_parameters" and settings.values):
         raise InvalidValue(f"{settings.name} must hold settings for each of the layer types {kinds}")
-    if model.null_theta and settings.is_null("rope_theta"):
-        return {}
-    scaled = model.scaled if model.thetas else kinds
+    scaled = model.scaled_types if model.thetas else kinds
     return {kind: settings if kind in scaled else Keys({}) for kind in kinds}
 
 
@@ -110,10 +105,10 @@ def base_of(d: Keys, config: Config, kind: str) -> float:
         key, default = model.thetas[kind]
         outside = config.found(key)
     else:
-        outside = config.take(*(name for name in _BASES if name in model.words))
-        others = config.take(*(name for name in _BASES if name not in model.words))  # the code does not read them
+        outside = config.take(*(name for name in _BASES if name in model.reads))
+        others = config.take(*(name for name in _BASES if name not in model.reads))  # the code does not read them
         if d.nested:
-            outside = {} if own else outside  # an outer base is for the layer types without one
+            outside = {} if own else outside  # a base outside is for layer types without one
         elif not (d.is_null("rope_theta") or config.is_null("rope_theta")):
             default = model.theta
     found = own | outside or ({} if default is None else {f"the base of model_type {config.model_type!r}": default})

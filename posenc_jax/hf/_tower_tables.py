@@ -16,7 +16,7 @@ from posenc_jax.hf._towers import TowerTable
 
 TABLES: tuple[TowerTable, ...] = get_args(TowerTable)
 
-# What gives the same as the tower's code, which is `interpolate`, `grid_sample` or a weighted sum of rows.
+# These equal the tower's code, which is `interpolate`, `grid_sample` or a weighted sum of rows.
 _LINEAR: dict[str, Any] = {"method": "linear", "antialias": False}
 RESAMPLING: dict[str, dict[str, Any]] = {
     "linear": _LINEAR,
@@ -33,7 +33,7 @@ _OTHERS = {
 
 
 def resampling_of(table: TowerTable) -> dict[str, Any] | None:
-    """The settings of `resize_table`; None without a table; raises if they do not say it."""
+    """The settings of `resize_table`, or None without a table; raises if the tower does something else."""
     if table == "none":
         return None
     _check_known(table)
@@ -43,7 +43,7 @@ def resampling_of(table: TowerTable) -> dict[str, Any] | None:
 
 
 def rows_of(how: TowerTable, grid: PatchGrid, table: Any, shape: Any) -> jax.Array:
-    """The rows of the patches of an image or video, (patches, dim), in the order in which the tower holds them."""
+    """The rows of an image's or video's patches, (patches, dim), in the tower's order."""
     _check_known(how)
     require(how != "none", "table must be left out: this tower has no learned table")
     axes = ("2", "positions", "dim") if how == "by_coordinate" else ("rows", "columns", "dim")

@@ -1,11 +1,14 @@
 """What the code of vision towers in transformers 5.23.0 does that a config.json does not say.
 
 Every entry was read from the tower's `modeling_*.py` and `configuration_*.py`.
+
+A field of `Tower` holds a fact that at least two towers share. What one tower alone does is in `_tower_quirks.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 # How the rows of a learned table reach the patches of an image
@@ -32,39 +35,32 @@ class Tower:
     "By default" means: where the config does not have the key.
     """
 
-    # The spectrum, of a head_dim of hidden / heads features
+    # The spectrum
     theta: float = 10_000.0  # the base by default
-    axes: tuple[int, ...] = (0, 1)  # the coordinate of each spectrum: row 0, column 1; with `timed`, time is 0
-    pairs: Literal["blocks", "alternating", "dealt"] = "blocks"  # how the spectra lie; dealt: two halves of one
+    axes: tuple[int, ...] = (0, 1)  # the coordinate of each spectrum: row, column, or of three: frame, row, column
+    pairs: Literal["blocks", "alternating", "halved"] = "blocks"  # how the spectra lie; halved: one, its pairs in turn
     layout: Literal["half", "interleaved"] = "half"
-    apart: bool = False  # each coordinate turns a part of the head by itself
-    joined: bool = False  # all heads rotate as one of hidden features
-    turns: bool = False  # coordinates count turns, not radians
+    in_turns: bool = False  # coordinates count turns, not radians
 
     # The positions
     centres: bool = False  # centres of patches from -1 to 1, instead of indices
     offset: int = 0  # of indices
-    timed: bool = False  # the frame is a coordinate
     frames: bool = True  # the tower takes several frames in one sequence
     leading: int = 0  # tokens before the patches that do not rotate
-    registers: int | None = None  # num_register_tokens by default, which are leading too; None: not read
-    trailing: int = 0  # tokens after the patches that do not rotate
-    merged: str | None = None  # the key of the side of squares whose patches follow each other; 2 by default
-    by_image: bool = False  # that side comes with each image
-    windows: Literal["window_size", "pos_emb_height"] | None = None  # windows whose patches follow each other
-    kind: Literal["plain", "conv", "queries", "fixed", "windowed", "memory", "tracker"] = "plain"
+    squares: str | None = None  # the key of the side of squares whose patches follow each other; 2 by default
+    windows: Literal["window_size", "pos_emb_height"] | None = None  # the key of windows, whose patches do too
 
     # The learned table that is added to the patches
     table: TowerTable = "none"
 
     # The keys
     hidden: tuple[str, ...] = ("hidden_size",)
-    heads: tuple[str, ...] = _PLAIN
+    heads: tuple[str, ...] = _PLAIN  # hidden / heads features rotate together; (): hidden features
     depth: tuple[str, ...] = ("num_hidden_layers",)
     rope_types: tuple[str, ...] = ("axial", "default")  # transformers takes "default" for "axial"
-    words: tuple[str, ...] = ("rope_theta",)  # of the base, beside that in rope_parameters
-    flat: bool = False  # rope_parameters are not read
-    head_dim: int | None = None  # by default; None: hidden / heads
+    base_keys: tuple[str, ...] = ("rope_theta",)  # outside rope_parameters
+    ignores_settings: bool = False  # rope_parameters are not read
+    defaults: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of keys that other towers may not read
     unread: tuple[str, ...] = ()  # keys that speak of positions and change no rotation
 
 
@@ -73,10 +69,10 @@ def _all(names: str, **facts: Any) -> dict[str, Tower]:
 
 
 _DEPTH: Any = {"heads": _MAPPED, "depth": ("depth", "num_hidden_layers")}
-_MERGED: Any = {"merged": "spatial_merge_size"}
+_SQUARES: Any = {"squares": "spatial_merge_size"}
 _DINO: Any = {
     "theta": 100.0,
-    "turns": True,
+    "in_turns": True,
     "centres": True,
     "frames": False,
     "leading": 1,
@@ -86,10 +82,11 @@ _DINO: Any = {
 _MEMORY: Any = {
     "axes": (1, 0),
     "layout": "interleaved",
-    "words": ("rope_theta", "memory_attention_rope_theta"),
+    "base_keys": ("rope_theta", "memory_attention_rope_theta"),
     "hidden": ("memory_attention_hidden_size",),
     "heads": ("memory_attention_num_attention_heads",),
     "depth": ("memory_attention_num_layers",),
+    "defaults": {"memory_attention_downsample_rate": 1},
     "unread": ("memory_attention_rope_dropout", "enable_temporal_pos_encoding_for_object_pointers"),
 }
 _MUSE: Any = {
@@ -101,37 +98,37 @@ _MUSE: Any = {
 
 TOWERS: dict[str, Tower] = {
     # row, then column, half layout; squares of patches follow each other
-    **_all("qwen2_vl_vision", **_DEPTH, **_MERGED, hidden=("embed_dim",)),
-    **_all("ernie4_5_vl_moe_vision", **_DEPTH, **_MERGED, unread=("temporal_merge_size",)),
-    **_all("glm5_next_vision glm_ocr_vision", **_DEPTH, **_MERGED),
-    **_all("glm4v_moe_vision glm4v_vision", **_DEPTH, **_MERGED, table="torch_cubic"),
+    **_all("qwen2_vl_vision", **_DEPTH, **_SQUARES, hidden=("embed_dim",)),
+    **_all("ernie4_5_vl_moe_vision", **_DEPTH, **_SQUARES, unread=("temporal_merge_size",)),
+    **_all("glm5_next_vision glm_ocr_vision", **_DEPTH, **_SQUARES),
+    **_all("glm4v_moe_vision glm4v_vision", **_DEPTH, **_SQUARES, table="torch_cubic"),
     **_all(
         "cohere_compass_vision qwen3_5_moe_vision qwen3_5_vision qwen3_omni_moe_vision_encoder qwen3_vl_moe_vision "
         "qwen3_vl_vision qwen4_exp_vision",
         **_DEPTH,
-        **_MERGED,
+        **_SQUARES,
         table="linear_aligned",
         unread=("num_position_embeddings",),
     ),
     **_all(
         "dots3_note_vision_encoder",
-        **_MERGED,
+        **_SQUARES,
         hidden=("embed_dim", "hidden_size"),
         heads=_MAPPED,
         unread=("adapter_merge_size",),
     ),
-    **_all("lfm3_vl_vision", **_MERGED, theta=1e6, kind="conv"),
+    **_all("lfm3_vl_vision", **_SQUARES, theta=1e6),
     # and windows of squares
     **_all(
         "exaone4_5_vision qwen2_5_omni_vision_encoder qwen2_5_vl_vision",
         **_DEPTH,
-        **_MERGED,
+        **_SQUARES,
         windows="window_size",
         unread=("fullatt_block_indexes",),
     ),
     # row, then column, half layout; row by row
     **_all("paddleocr_vl_vision", table="linear", unread=("spatial_merge_size",)),
-    **_all("video_llama_3_vision", by_image=True),
+    **_all("video_llama_3_vision"),
     **_all("mlcd_vision_model", frames=False),
     # column first
     **_all(
@@ -154,7 +151,7 @@ TOWERS: dict[str, Tower] = {
     **_all("muse_spark_vision", **_MUSE, table="linear_zeros_exchanged"),
     **_all(
         "inkling2_vision",
-        **_MERGED,
+        **_SQUARES,
         axes=(1, 0),
         layout="interleaved",
         offset=1,
@@ -168,9 +165,7 @@ TOWERS: dict[str, Tower] = {
         layout="interleaved",
         offset=1,
         frames=False,
-        trailing=1,
         table="fixed",
-        kind="fixed",
         rope_types=("default", "mllama4"),
     ),
     **_all(
@@ -179,40 +174,39 @@ TOWERS: dict[str, Tower] = {
         layout="interleaved",
         frames=False,
         table="tiled",
-        kind="windowed",
     ),
     **_all(
         "gemma4_vision",
         theta=100.0,
         axes=(1, 0),
-        apart=True,
         frames=False,
-        head_dim=64,
         table="by_coordinate",
+        hidden=("head_dim",),
+        heads=(),
+        defaults={"head_dim": 64},
         unread=("position_embedding_size",),
     ),
     # other spectra
-    **_all("pixtral", pairs="dealt", frames=False),
-    **_all("minimax_m3_vl_vision", **_MERGED, axes=(0, 1, 2), timed=True),
-    **_all("dinov3_vit", **_DINO, registers=0, flat=True),
-    **_all("sapiens2", **_DINO, registers=8, flat=True),
-    **_all("eomt_dinov3", **_DINO, registers=4, kind="queries"),
+    **_all("pixtral", pairs="halved", frames=False),
+    **_all("minimax_m3_vl_vision", **_SQUARES, axes=(0, 1, 2)),
+    **_all("dinov3_vit", **_DINO, defaults={"num_register_tokens": 0}, ignores_settings=True),
+    **_all("sapiens2", **_DINO, defaults={"num_register_tokens": 8}, ignores_settings=True),
+    **_all("eomt_dinov3", **_DINO, defaults={"num_register_tokens": 4}),
     # not of images themselves, but of what is made of them
-    **_all("edgetam_video sam2_video", **_MEMORY, kind="memory"),
-    **_all("sam3_tracker_video", **_MEMORY, kind="tracker"),
+    **_all("edgetam_video sam2_video sam3_tracker_video", **_MEMORY),
     **_all(
         "efficientloftr",
         pairs="alternating",
         layout="interleaved",
-        joined=True,
         offset=1,
         frames=False,
+        heads=(),
         depth=("num_attention_layers",),
         rope_types=("default",),
     ),
 }
 
-# The towers of composites whose vision_config need not name its type. Those of the first kind may be other ones.
+# The towers of composites whose vision_config may leave out its type: those that may also be others, and the rest.
 CHOSEN = {
     "chmv2": "dinov3_vit",
     "cosmos3_omni": "qwen3_vl_vision",

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._axes import join
-from posenc_jax._checks import InvalidValue, public, require
+from posenc_jax._checks import public, require
 from posenc_jax._frequencies import Frequencies, geometric
 from posenc_jax._scalings import linear_scaling
-from posenc_jax.hf._keys import Keys, agreed, mapping_of_strings, speaks_of_positions
+from posenc_jax.hf._keys import agreed, speaks_of_positions
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import RotaryLayer
-from posenc_jax.hf._towers import CHOSEN, FIXED, REFUSED, TOWERS, Tower
-from posenc_jax.hf._vision_layers import layers_of, number_of
+from posenc_jax.hf._tower_config import TowerConfig, parse_count, tower_of
+from posenc_jax.hf._tower_quirks import QUIRKS
+from posenc_jax.hf._towers import Tower
 from posenc_jax.hf._vision_plan import VisionPlan
 
-# Where the tower of a composite config stands.
-_PARTS = "vision_config", "thinker_config", "backbone_config"
-_TEXT = "text_config", "language_config", "llm_config"
-# Composites that rotate outside their tower, which does not, or has a config of its own.
-_OWN = "edgetam_video", "sam2_video", "sam3_tracker_video"
-_SHARE = "partial_rotary_factor"
-# Keys that say in which order patches are held, or which tokens are added.
+# In the names of keys that say in which order patches are held, or which tokens are added.
 _ORDER = re.compile("window_size|fullatt|global_attn|merge_size|merge_kernel|register_tokens|pos_enc|freqs?_|rotat")
 
 
@@ -71,164 +65,90 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
     Reference:
       Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
     """
-    return _plan(_tower_of(config))
+    return _plan(TowerConfig(tower_of(config)))
 
 
-# The config
-
-
-def _tower_of(config: Any, label: str = "config", depth: int = 4) -> dict[str, Any]:
-    """The tower's part of a config, at most `depth` levels deep, with its model_type."""
-    require(depth, "config must hold its vision_config within four levels")
-    if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
-        with _checks.callback():
-            config = config.to_dict()
-    keys = Keys(mapping_of_strings(label, config, "a mapping or have to_dict()"))
-    name = keys.string("model_type")
-    _check_known(name)
-    parts = {} if name in _OWN else keys.found(*_PARTS)
-    if not parts:
-        outer = next(iter(keys.found(*_TEXT)), "")
-        require(not outer, "vision_config is missing beside {}", outer)
-        # An old tower has the name of the whole model, but also a patch_size, which a language model does not.
-        whole = label == "config" and name not in TOWERS and name in FIXED | CHOSEN and not keys.found("patch_size")
-        require(not whole, "vision_config is missing: model_type {!r} is a whole model", name)
-        return dict(keys.values)
-    inner = agreed({key: _tower_of(part, key, depth - 1) for key, part in parts.items()})
-    found, fixed = inner.get("model_type"), FIXED.get(name or "")
-    fits = fixed is None or found in (None, name) or _tower_named(found) == _tower_named(fixed)
-    require(fits, "model_type must be {!r} in the vision tower of {!r}, got {!r}", fixed, name, found)
-    if found is None:
-        inner["model_type"] = fixed or CHOSEN.get(name or "")
-    return inner
-
-
-def _tower_named(name: str) -> str:
-    """The tower that a model_type means: an old config may have that of the whole model."""
-    return name if name in TOWERS or name not in FIXED | CHOSEN else _tower_named((FIXED | CHOSEN)[name])
-
-
-def _check_known(name: str | None) -> None:
-    """Raises for a model_type that is refused by name."""
-    if name in REFUSED:
-        raise InvalidValue(f"model_type {name!r} is not read: {REFUSED[name]}")
-
-
-def _facts_of(values: Mapping[str, Any]) -> tuple[str, Tower]:
-    """The tower's model_type and its facts."""
-    name = Keys(values).string("model_type")
-    if not name:
-        raise InvalidValue("model_type is missing: no key says how a vision tower rotates")
-    own = _tower_named(name)
-    if own not in TOWERS:
-        raise InvalidValue(
-            f"model_type {name!r} is not known as a vision tower, and no key says which coordinate turns which pair: "
-            "if it rotates as a known type does, write that type in its place"
-        )
-    return own, TOWERS[own]
-
-
-# The plan
-
-
-def _plan(values: Mapping[str, Any]) -> VisionPlan:
-    name, facts = _facts_of(values)
-    config = Keys(values)
+def _plan(config: TowerConfig) -> VisionPlan:
+    facts = config.facts
     config.use("model_type", *facts.unread)
-    count, head_dim = config.integer(*facts.depth), _head_dim(config, facts)
+    count, head_dim = config.integer(*facts.depth), _head_dim(config)
     require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelled(*facts.depth), count)
-    layer = RotaryLayer(_spectrum(facts, _base(config, facts, name), head_dim), head_dim)
-    layers, grids = layers_of(config, facts, layer, _grid(config, facts), count)
-    for key, value in values.items():
-        speaks = speaks_of_positions(key) or _ORDER.search(key)
-        if value is not None and key not in config.used and speaks:
-            raise InvalidValue(f"the key {key} = {value!r:.60} is not known or not used here")
-    slices = 2 if facts.apart else 1
-    return VisionPlan(tuple(layers), facts.layout, grids=tuple(grids), slices=slices, table=facts.table)
+    layer = RotaryLayer(_spectrum(facts, _base(config), head_dim), head_dim)
+    plan = VisionPlan((layer,) * count, facts.layout, grids=(_grid(config),) * count, table=facts.table)
+    if config.model_type in QUIRKS:
+        plan = QUIRKS[config.model_type](config, plan)
+    for settings in config.settings:
+        settings.finish()
+    config.finish(lambda key: speaks_of_positions(key) or bool(_ORDER.search(key)))
+    return plan
 
 
-def _head_dim(config: Keys, facts: Tower) -> int:
+def _head_dim(config: TowerConfig) -> int:
     """The features that rotate together."""
-    own = config.take("head_dim")
-    if facts.head_dim:
-        return _checks.size("head_dim", agreed(own, facts.head_dim))
-    hidden, heads = config.integer(*facts.hidden), config.integer(*facts.heads)
-    shares = heads
-    if facts.hidden == ("memory_attention_hidden_size",):
-        shares *= number_of(config, "memory_attention_downsample_rate", 1)
-    require(hidden % shares == 0, "{} = {} must be a multiple of {}", config.spelled(*facts.hidden), hidden, shares)
-    if facts.joined:
-        return _checks.size(config.spelled(*facts.hidden), hidden)
-    agreed({config.spelled(*facts.hidden) + " / heads": hidden // shares} | own)
-    return _checks.size("head_dim", hidden // shares)
+    facts, own = config.facts, config.take("head_dim")
+    if not facts.heads:
+        (name,) = facts.hidden
+        width = config.get(name, default=facts.defaults.get(name))
+        require(width is not None, "{} is missing", name)
+        return _checks.size(name, width)
+    name, hidden, heads = config.spelled(*facts.hidden), config.integer(*facts.hidden), config.integer(*facts.heads)
+    rate = "memory_attention_downsample_rate"
+    heads *= parse_count(config, rate, facts.defaults[rate]) if rate in facts.defaults else 1
+    require(hidden % heads == 0, "{} = {} must be a multiple of {}", name, hidden, heads)
+    agreed({f"{name} / heads": hidden // heads} | own)
+    return _checks.size("head_dim", hidden // heads)
 
 
-def _base(config: Keys, facts: Tower, name: str) -> float:
-    """The base; the other rope settings must be those that the tower has."""
-    outside, bases = config.take(*facts.words), {}
-    require(not config.is_null(*facts.words), "{} is missing", " or ".join(facts.words))
-    if facts.flat:
-        outside = outside or {f"the base of model_type {name!r}": facts.theta}
-    for spelled, value in config.take("rope_scaling", "rope_parameters").items():
-        d = Keys(mapping_of_strings(spelled, value), spelled)
+def _base(config: TowerConfig) -> float:
+    """The base; the rope settings hold nothing else but a rope type of the tower."""
+    facts, outside, bases = config.facts, config.take(*config.facts.base_keys), {}
+    require(not config.is_null(*facts.base_keys), "{} is missing", " or ".join(facts.base_keys))
+    if facts.ignores_settings:
+        outside = outside or {f"the base of model_type {config.model_type!r}": facts.theta}
+    for d in config.settings:
         require(not d.is_null("rope_theta"), "{}rope_theta is missing", d.label)
         found = outside | d.take("rope_theta")
-        bases[next(iter(found), spelled)] = agreed(found, facts.theta)
+        bases[next(iter(found), d.name)] = agreed(found, facts.theta)
         for key, kind in d.take("rope_type", "type").items():
             _checks.one_of(key, kind, facts.rope_types)
-        if facts.joined:
-            _check_share(config, facts, d)
-        d.finish()
-    if facts.joined:
-        _check_share(config, facts, config)
     bases = bases or outside
     return _checks.positive(next(iter(bases), "rope_theta"), agreed(bases, facts.theta))
-
-
-def _check_share(config: Keys, facts: Tower, d: Keys) -> None:
-    """Raises unless row and column have half of the pairs of all heads each."""
-    half, absent = config.integer(*facts.heads) / 2, {f"{_SHARE}, where absent,": 4.0}
-    for key, share in (d.take(_SHARE) or absent).items():
-        require(_checks.number(key, share) == half, "{} must be {}, half of the heads, got {}", key, half, share)
 
 
 def _spectrum(facts: Tower, base: float, head_dim: int) -> Frequencies:
     """The frequencies of a head."""
     axes = len(facts.axes)
-    require(facts.timed or head_dim % 4 == 0, "head_dim must be a multiple of 4, got {}", head_dim)
+    require(axes == 3 or head_dim % 4 == 0, "head_dim must be a multiple of 4, got {}", head_dim)
     one = geometric(2 * (head_dim // (2 * axes)), base)
     result = join(*[one] * axes, axes=facts.axes)
-    if facts.pairs == "dealt":
+    if facts.pairs == "halved":
         whole = geometric(head_dim, base)
         result = join(whole[::2], whole[1::2], axes=facts.axes)
     elif facts.pairs == "alternating":
         result = result[[i + part * one.num_pairs for i in range(one.num_pairs) for part in range(axes)]]
-    return linear_scaling(result, 1 / (2 * math.pi)) if facts.turns else result
+    return linear_scaling(result, 1 / (2 * math.pi)) if facts.in_turns else result
 
 
-def _grid(config: Keys, facts: Tower) -> PatchGrid:
-    """How patches are counted, in all layers unless `_layers` changes it."""
+def _grid(config: TowerConfig) -> PatchGrid:
+    """How patches are counted."""
+    facts, registers, window = config.facts, "num_register_tokens", 0
     leading = facts.leading
-    if facts.registers is not None:
-        leading += number_of(config, "num_register_tokens", facts.registers, 0)
-    merge = 1
-    if facts.merged:
-        merge = number_of(config, facts.merged, 2)
-    window = 0
+    if registers in facts.defaults:
+        leading += parse_count(config, registers, facts.defaults[registers], 0)
+    merge = parse_count(config, facts.squares, 2) if facts.squares else 1
     if facts.windows == "pos_emb_height":
-        window = number_of(config, facts.windows, 32)
+        window = parse_count(config, facts.windows, 32)
     elif facts.windows:
-        side = number_of(config, facts.windows, 112)
-        patch = number_of(config, "patch_size", 14)
+        side = parse_count(config, facts.windows, 112)
+        patch = parse_count(config, "patch_size", 14)
         window = side // merge // patch
         require(window, "window_size must hold a square of {} patches of {}, got {}", merge, patch, side)
     return PatchGrid(
-        merge=0 if facts.by_image else merge,
+        merge=merge,
         window=window,
         leading=leading,
-        trailing=facts.trailing,
         offset=facts.offset,
         centres=facts.centres,
-        timed=facts.timed,
+        timed=len(facts.axes) == 3,
         frames=facts.frames,
     )

@@ -148,10 +148,8 @@ class VisionPlan(RotaryPlan):
         Reference:
           Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
         """
-        require(
-            layer is not None or len({*self.grids}) == 1,
-            "layer must be given, because the layers of this tower differ, got None",
-        )
+        same = len({*self.grids}) == 1
+        require(layer is not None or same, "layer must be given, because the layers of this tower differ, got None")
         index = _apply.parse_layer(0 if layer is None else layer, [1] * len(self.grids))
         if not isinstance(index, int):
             raise InvalidType("layer must be a Python integer, because the number of tokens may depend on it")
@@ -210,13 +208,13 @@ class VisionPlan(RotaryPlan):
         spectra = [_spectra(how, slices) for how in self.layers]
         layers = [RotaryLayer(dataclasses.replace(f[0], axes=None), head_dim // slices) for f in spectra]
         plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in spectra[0] if f.axes])
-        sliced = x.reshape(*x.shape[:-1], slices, head_dim // slices)  # a sequence of slices, each at its coordinate
+        sliced = x.reshape(*x.shape[:-1], slices, head_dim // slices)  # slices as a sequence at their coordinates
         y = plan.rotate(sliced, layer, positions[..., order], head_axis=head_axis, role=role, scaled=scaled)
         return y.reshape(x.shape)
 
 
 def _spectra(layer: RotaryLayer, slices: int) -> list[Frequencies]:
-    """The spectrum of each slice of a head; none if these are not equal, of one coordinate each, and fill the head."""
+    """The spectrum of each slice of a head; none unless they are equal, have one coordinate each and fill the head."""
     f = layer.frequencies
     if f.dim != layer.head_dim or f.num_pairs % slices or f.num_axes != slices:
         return []
@@ -226,7 +224,7 @@ def _spectra(layer: RotaryLayer, slices: int) -> list[Frequencies]:
 
 
 def _with_merge_size(grid: PatchGrid, merge_size: Any) -> PatchGrid:
-    """The grid with the side of squares that comes with an image, where the tower reads it there."""
+    """The grid with the side of its squares, if that comes with each image."""
     if grid.merge:
         message = "merge_size must not be given, because it is {} in this tower, got {!r}"
         require(merge_size is None, message, grid.merge, merge_size)

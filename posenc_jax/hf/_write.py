@@ -17,7 +17,7 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
 
     `rotary_from_config(plan_to_config(plan), length=plan.length) == plan`.
 
-    They are complete: they leave nothing to defaults and name no model_type. `rope_interleave` says the layout, and
+    They leave nothing to defaults and name no model_type. `rope_interleave` says the layout, and
     `no_rope_layers` or a null in `rope_parameters` says which layers have no positions. Where layers differ, their
     `layer_types` are rope_0, rope_1, …, one for each spectrum.
 
@@ -56,7 +56,7 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
 
 
 def _widths(plan: RotaryPlan) -> dict[str, Any]:
-    """The widths of heads, in per_layer_config where they differ from those of the first layer that rotates."""
+    """The widths of heads; those that differ from the first rotating layer's are in per_layer_config."""
     width = next((layer.rotary_dim for layer in plan.layers if layer.rotary_dim), 0)
     of_layers = [_widths_of(layer, plan.part, layer.rotary_dim or width) for layer in plan.layers]
     usual = next((w for w, layer in zip(of_layers, plan.layers, strict=True) if layer.rotary_dim), of_layers[0])
@@ -71,7 +71,7 @@ def _widths_of(layer: RotaryLayer, part: str, width: int) -> dict[str, int]:
 
 
 def _settings(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
-    """The rope settings, for each layer type if there are several, and which layers have none."""
+    """The rope settings, by layer type if there are several, and which layers have none."""
     groups = list(dict.fromkeys(layer.parameters for layer in layers if layer.parameters))
     dicts = [{k: list(v) if isinstance(v, tuple) else v for k, v in group} for group in groups]
     lengths = [d.pop(MAXIMUM) for d in dicts if MAXIMUM in d]

@@ -1,4 +1,4 @@
-"""What a plan should hold, beside what it holds."""
+"""Configs as transformers has them, and what a plan holds."""
 
 from __future__ import annotations
 
@@ -25,3 +25,25 @@ def spectrum_of(plan: hf.RotaryPlan) -> pe.Frequencies | None:
     """The spectrum of a plan all of whose layers are the same."""
     assert len(set(plan.layers)) == 1
     return plan.layers[0].frequencies
+
+
+def widths(plan: hf.RotaryPlan) -> list[int]:
+    """The rotated features of each layer."""
+    return [layer.rotary_dim for layer in plan.layers]
+
+
+def bases(plan: hf.RotaryPlan) -> list[float]:
+    """The base of each layer that rotates, from its second frequency."""
+    rotating = [layer for layer in plan.layers if layer.rotary_dim]
+    return [float(f"{x.frequencies.angular[1] ** (-x.rotary_dim / 2):.13g}") for x in rotating]
+
+
+class WithToDict:
+    """A config as transformers has them."""
+
+    def __init__(self, values: Any):
+        self.values = values
+
+    def to_dict(self) -> Any:
+        """The keys."""
+        return self.values

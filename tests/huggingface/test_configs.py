@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from helpers.plans import close, plain, spectrum_of
+from helpers.plans import WithToDict, close, plain, spectrum_of
 from huggingface.published import DEEPSEEK_V3, GEMMA_3, LLAMA_31, SMOLLM_3, SPREAD, llama, scaled
 from oracles import spectra
 from posenc_jax.hf import plan_to_config, rotary_from_config
@@ -198,25 +198,16 @@ def test_a_share_of_the_head_survives_the_way_back():
             plan = rotary_from_config(config, layout="half")
             assert plan.layers[0].rotary_dim == width
             assert rotary_from_config(plan_to_config(plan)) == plan
-    said = plan_to_config(
-        rotary_from_config({"num_hidden_layers": 1, "head_dim": 128, "rotary_dim": 32}, layout="half")
-    )
+    quarter = {"num_hidden_layers": 1, "head_dim": 128, "rotary_dim": 32}
+    said = plan_to_config(rotary_from_config(quarter, layout="half"))
     assert said["rope_parameters"]["partial_rotary_factor"] == 0.25
 
 
 def test_an_object_with_to_dict():
-    class Config:
-        def __init__(self, values):
-            self.values = values
-
-        def to_dict(self):
-            return self.values
-
-    assert rotary_from_config(Config(LLAMA_31)) == rotary_from_config(LLAMA_31)
-    assert rotary_from_config(Config({"model_type": "llava", "text_config": Config(LLAMA_31)})) == rotary_from_config(
-        LLAMA_31
-    )
-    for wrong in (Config, dict, type("Odd", (), {"to_dict": LLAMA_31})()):
+    outer = {"model_type": "llava", "text_config": WithToDict(LLAMA_31)}
+    for config in (WithToDict(LLAMA_31), WithToDict(outer)):
+        assert rotary_from_config(config) == rotary_from_config(LLAMA_31)
+    for wrong in (WithToDict, dict, type("Odd", (), {"to_dict": LLAMA_31})()):
         with pytest.raises(TypeError, match=r"^rotary_from_config: config must be a mapping or have to_dict\(\), got "):
             rotary_from_config(wrong)
 

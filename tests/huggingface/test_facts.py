@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers.plans import bases, widths
 from posenc_jax.hf import rotary_from_config
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -28,14 +29,6 @@ def read(model_type, **keys):
 def refused(match, model_type, **keys):
     with pytest.raises(ValueError, match=match):
         read(model_type, **keys)
-
-
-def widths(plan):
-    return [layer.rotary_dim for layer in plan.layers]
-
-
-def bases(plan):
-    return [round(x.frequencies.angular[1] ** (-x.rotary_dim / 2), 3) for x in plan.layers if x.rotary_dim]
 
 
 def each(names):

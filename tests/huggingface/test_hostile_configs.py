@@ -16,6 +16,7 @@ import re
 import numpy as np
 import pytest
 
+from helpers.plans import WithToDict
 from helpers.rope import bound_of_float32
 from helpers.tiers import thorough, tiered
 from huggingface.seeds import CHANGES, OWN, SEEDS
@@ -103,16 +104,6 @@ def config_of(case):
         mutate(config, rng)
     length = rng.choice([None, 9, 5000, 100_000, 2**31 - 1])
     return config, {"length": length, "layout": rng.choice([None, None, "half"])}
-
-
-class WithToDict:
-    """A config as transformers has them."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def to_dict(self):
-        return self.values
 
 
 # What an error may speak of though the config does not: an argument, what is computed, what a default is.

@@ -1,12 +1,35 @@
 """What the table of models says where a config does not."""
 
+import dataclasses
+import importlib
+import re
+from pathlib import Path
+
 import pytest
 
 from helpers.plans import close, plain
 from huggingface.published import LLAMA_31, llama
+from oracles import configs
 from posenc_jax.hf import plan_to_config, rotary_from_config
 from posenc_jax.hf._models import MODELS
+from posenc_jax.hf._multimodal_models import MULTIMODAL
 from posenc_jax.hf._refused import REFUSED
+from posenc_jax.hf._towers import TOWERS
+
+TABLES = {"Model": MODELS, "Multimodal": MULTIMODAL, "Tower": TOWERS}
+TABLES |= {
+    kind.title(): {name: getattr(model, kind) for name, model in MODELS.items() if getattr(model, kind)}
+    for kind in ("indexer", "pattern")
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_field_serves_at_least_two_model_types(table):
+    """What one alone does is a rewriter, or a quirk of a tower."""
+    first, *_ = TABLES[table].values()
+    for field in dataclasses.fields(first):
+        usual = {} if field.default_factory is dict else field.default
+        assert sum(getattr(facts, field.name) != usual for facts in TABLES[table].values()) > 1, field.name
 
 
 def test_the_layout_is_the_model_s_or_the_caller_s():
@@ -18,9 +41,8 @@ def test_the_layout_is_the_model_s_or_the_caller_s():
     for layout in ("half", "interleaved"):
         assert rotary_from_config(unnamed, layout=layout).layout == layout
         assert rotary_from_config(unnamed | {"rope_interleave": layout == "interleaved"}).layout == layout
-    with pytest.raises(
-        ValueError, match='layout must be given, "half" or "interleaved", for a config without a model_type'
-    ):
+    match = 'layout must be given, "half" or "interleaved", for a config without a model_type'
+    with pytest.raises(ValueError, match=match):
         rotary_from_config(unnamed)
 
 
@@ -55,14 +77,8 @@ def test_keys_that_speak_of_positions():
 def test_the_base_that_no_key_says():
     """10,000 by the rule, the model's own where it is known, and an error where it cannot be."""
     base = {"head_dim": 64, "num_hidden_layers": 1}
-    for name, theta in {
-        "llama": 1e4,
-        "mixtral": 1e6,
-        "cohere": 5e5,
-        "helium": 1e5,
-        "smollm3": 2e6,
-        "qwen2": 1e4,
-    }.items():
+    usual = {"llama": 1e4, "mixtral": 1e6, "cohere": 5e5, "helium": 1e5, "smollm3": 2e6, "qwen2": 1e4}
+    for name, theta in usual.items():
         close(rotary_from_config(base | {"model_type": name}).layers[0].frequencies, plain(64, theta))
     close(rotary_from_config(base, layout="half").layers[0].frequencies, plain(64, 1e4))
     for keys in ({"model_type": "dbrx"}, {"rope_parameters": {"rope_theta": None}}):
@@ -92,16 +108,8 @@ def test_the_layer_types_that_no_key_says():
 
 def test_the_share_that_no_key_says():
     base = {"head_dim": 128, "num_hidden_layers": 1}
-    shares = {
-        "gpt_neox": 0.25,
-        "stablelm": 0.25,
-        "phi": 0.5,
-        "persimmon": 0.5,
-        "nemotron": 0.5,
-        "glm": 0.5,
-        "glm4": 0.5,
-    }
-    shares |= {"glm4_moe": 0.5, "gptj": 0.5, "codegen": 0.5, "phi3": 1.0, "llama": 1.0, "minimax_m2": 1.0}
+    shares = {"gpt_neox": 0.25, "stablelm": 0.25, "phi3": 1.0, "llama": 1.0, "minimax_m2": 1.0}
+    shares |= dict.fromkeys("codegen glm glm4 glm4_moe gptj nemotron persimmon phi".split(), 0.5)
     for name, share in shares.items():
         assert rotary_from_config(base | {"model_type": name}).layers[0].rotary_dim == 128 * share, name
     whole = base | {"model_type": "gptj", "rotary_dim": None}  # null is not absence
@@ -128,6 +136,7 @@ SPECIAL = {
     "deepseek_ocr2_text": {"hidden_size": 256, "num_attention_heads": 2},
     "unlimited_ocr_text": {"hidden_size": 256, "num_attention_heads": 2},
     "dots3_note_audio_encoder": {"hidden_size": 256, "num_attention_heads": 2},
+    "granitemoehybrid": {"position_embedding_type": "rope"},
     "esm": {"position_embedding_type": "rotary", "rope_parameters": None, "rope_theta": 123.0},
     "hrm_text": {"num_layers_per_stack": 1, "H_cycles": 1, "L_cycles": 1},
     "kimi_linear": {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
@@ -142,43 +151,39 @@ SPECIAL = {
 
 def test_every_model_type_reads():
     """With settings that none has for a default, so that no entry of the table is without use."""
-    still = set()
+    without = set()
     for name, model in MODELS.items():
-        config = {
-            "model_type": name,
-            "head_dim": 128,
-            "num_hidden_layers": 2,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-        }
-        config = {k: v for k, v in config.items() if not k.startswith("qk") or model.latent}
+        config = {"model_type": name, "head_dim": 128, "num_hidden_layers": 2}
+        config |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8} if model.latent else {}
         settings = {"rope_type": "default", "rope_theta": 123.0}
-        if model.temperature == "beta":
+        if model.query_scale == "beta":
             settings |= {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 4096}
         if model.sections or model.partial:
             share = sum(model.sections) / 64 if model.sections else 0.5
             settings |= {"partial_rotary_factor": share}
-        if model.typed or model.nested or model.thetas or model.sliding_only or model.pattern:
+        if model.needs_layer_types or model.nested or model.thetas or model.sliding_only or model.pattern:
             config["layer_types"] = ["sliding_attention", "full_attention"]
-        if model.position:
-            config["position_embedding_type"] = model.position
         if model.nested or model.thetas:
             settings = {"sliding_attention": settings, "full_attention": settings}
         plan = rotary_from_config(config | {"rope_parameters": settings} | SPECIAL.get(name, {}), length=9)
         assert rotary_from_config(plan_to_config(plan), length=plan.length) == plan, name
         first = plan.layers[0]
-        assert first.head_dim == (
-            256
-            if name == "dots3_note_text"
-            else 24
-            if model.latent or name in ("kimi_linear", "glm5_next_text")
-            else 128
-        ), name
+        heads = {"dots3_note_text": 256, "kimi_linear": 24, "glm5_next_text": 24}
+        assert first.head_dim == heads.get(name, 24 if model.latent else 128), name
         if not first.rotary_dim:
-            still.add(name)
+            without.add(name)
         elif name not in ("codegen", "gptj", "roformer"):
             assert abs(first.frequencies.angular[1]) == pytest.approx(123 ** (-2 / first.rotary_dim)), name
-    assert still == {"jamba", "glm5_next_text", "kimi_linear", "nemotron_h"}
+    assert without == {"jamba", "glm5_next_text", "kimi_linear", "nemotron_h"}
+
+
+def test_the_site_says_of_which_types_a_value_is_recorded(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
+    model_types = importlib.import_module("model_types")
+    held = model_types.recorded()
+    assert configs.RECORDED.keys() <= held and MODELS.keys() - held <= configs.OTHERS.keys()
+    *_, with_value, without = model_types.census()
+    assert [{*re.findall(r"`([\w-]+)`", row)} for row in (with_value, without)] == [held, MODELS.keys() - held]
 
 
 def test_a_share_of_a_head_is_rounded_down():

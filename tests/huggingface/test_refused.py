@@ -40,7 +40,7 @@ BAD = [
     (scaled("mrope"), "rope_parameters.mrope_section is missing"),
     (llama(rope_theta=None), "rope_theta is missing"),
     (llama(rope_parameters={"rope_theta": None}), "rope_theta is missing"),
-    ({"model_type": "gpt_oss", "num_hidden_layers": 1}, "rope_parameters is missing, and model_type 'gpt_oss' has a default of its own"),
+    ({"model_type": "gpt_oss", "num_hidden_layers": 1}, "rope_parameters is missing, and model_type 'gpt_oss' has its own default"),
     (GEMMA_4 | {"rope_parameters": None}, "rope_parameters is missing, and model_type 'gemma4_text' has"),
     ({"model_type": "lfm2", "num_hidden_layers": 1, "head_dim": 8}, "layer_types is missing"),
     (llama(model_type=None, rope_parameters={"full_attention": {"rope_theta": 1e4}, "sliding_attention": {}}), r"layer_types is missing, and rope_parameters has settings for \['full_attention', 'sliding_attention'\]"),
@@ -136,7 +136,7 @@ BAD = [
     (GEMMA_3["text_config"] | {"rope_scaling": None, "rope_parameters": {"rope_type": "linear", "factor": 8.0}}, "rope_parameters must hold settings for each of the layer types"),
     (GEMMA_3["text_config"] | {"rope_scaling": {"full_attention": {}}}, "rope_scaling must hold one set of settings, not those of layer types, got"),
     (GEMMA_3["text_config"] | {"rope_scaling": None, "rope_parameters": {"full_attention": {}}}, "rope_parameters.sliding_attention is missing"),
-    (GEMMA_3["text_config"] | {"rope_scaling": None, "rope_parameters": {"full_attention": {}, "sliding_attention": None}}, "rope_parameters.sliding_attention = None: no model_type 'gemma3_text' is without positions"),
+    (GEMMA_3["text_config"] | {"rope_scaling": None, "rope_parameters": {"full_attention": {}, "sliding_attention": None}}, "rope_parameters.sliding_attention must be a mapping, got None: in model_type 'gemma3_text' every layer type has positions"),
     (GEMMA_4 | {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters must hold settings for each of the layer types"),
     (llama(rope_scaling={"rope_type": np.arange(3), "factor": 2.0}), "rope_type must be one of .* got array"),
 ]  # fmt: skip

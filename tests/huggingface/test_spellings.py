@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.plans import close, plain
+from helpers.plans import bases, close, plain, widths
 from oracles import spectra
 from oracles.configs import query_scale
 from posenc_jax.hf import QueryScale, plan_to_config, rotary_from_config
@@ -18,15 +18,6 @@ def read(model_type, *, length=None, **keys):
     plan = rotary_from_config({"model_type": model_type} | keys, length=length)
     assert rotary_from_config(plan_to_config(plan), length=plan.length) == plan
     return plan
-
-
-def widths(plan):
-    return [layer.rotary_dim for layer in plan.layers]
-
-
-def bases(plan):
-    """The base of each layer that rotates, from its second frequency."""
-    return [round(x.frequencies.angular[1] ** (-x.rotary_dim / 2), 6) for x in plan.layers if x.rotary_dim]
 
 
 # Which layers rotate
@@ -525,7 +516,7 @@ def test_dual_chunks():
     assert rotary_from_config(config, length=253952).layers[0].frequencies == pe.geometric(64, 1e7)
     for length in (None, 253953):
         with pytest.raises(
-            ValueError, match="length must be given, at most 253952: dual_chunk_attention_config rotates"
+            ValueError, match="length must be at most 253952: dual-chunk attention equals plain RoPE only within one"
         ):
             rotary_from_config(config, length=length)
 

@@ -11,11 +11,7 @@ import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.towers import memory_of, positions_of
 from oracles import recorded, rotations, tables
-from posenc_jax.hf import (
-    _tower_tables,
-    _towers,
-    vision_rotary_from_config,
-)
+from posenc_jax.hf import _tower_quirks, _tower_tables, _towers, vision_rotary_from_config
 
 CASES = {case["config"]["model_type"]: case for case in recorded.cases("hf_towers")}
 TABLES = {case["config"]["model_type"]: case for case in recorded.cases("hf_tower_tables")}
@@ -82,45 +78,47 @@ def test_every_tower_is_recorded():
 # Facts
 
 
-def changes(model_type, facts):
+def other_facts(model_type, facts):
     """Other values of the facts that say how a tower rotates and where its patches are."""
     yield "theta", 2 * facts.theta
     yield "axes", facts.axes[::-1]
     yield "pairs", "blocks" if facts.pairs == "alternating" else "alternating"
-    yield "pairs", "dealt" if facts.pairs == "blocks" else "blocks"
+    yield "pairs", "halved" if facts.pairs == "blocks" else "blocks"
     yield "layout", "half" if facts.layout == "interleaved" else "interleaved"
-    if facts.layout == "half":  # interleaved pairs lie in one part of the head anyway
-        yield "apart", not facts.apart
-    if not facts.head_dim:
-        yield "joined", not facts.joined
-    yield "turns", not facts.turns
+    yield "heads", () if facts.heads else ("num_attention_heads",)
+    yield "in_turns", not facts.in_turns
     yield "centres", not facts.centres
     yield "offset", facts.offset + 1
-    yield "timed", not facts.timed
     yield "leading", facts.leading + 1
-    yield "trailing", facts.trailing + 1
-    if not facts.by_image:
-        yield "merged", None if facts.merged else "spatial_merge_size"
-    if facts.kind != "windowed":
+    if model_type != "video_llama_3_vision":
+        yield "squares", None if facts.squares else "spatial_merge_size"
+    if model_type != "sam3_vit_model":
         yield "windows", None if facts.windows else "window_size"
-    yield "by_image", not facts.by_image
     if facts.frames and "glm4v" not in model_type:  # whose frames come as images
         yield "frames", False
-    if facts.registers is not None:
-        yield "registers", None
-    if facts.kind in ("conv", "queries", "windowed"):  # the others only say which shapes there are
-        yield "kind", "plain"
-    if facts.head_dim:
-        yield "head_dim", facts.head_dim // 2
+    if "num_register_tokens" in facts.defaults:
+        yield "defaults", {}
+    if "head_dim" in facts.defaults:
+        yield "defaults", {"head_dim": facts.defaults["head_dim"] // 2}
 
 
-def wrong_by(case, facts, name, value, monkeypatch):
-    """The error of a tower with another fact; None if it then cannot be read or applied."""
-    model_type = case["config"]["model_type"]
-    monkeypatch.setitem(_towers.TOWERS, model_type, dataclasses.replace(facts, **{name: value}))
+def other_plans(facts):
+    """Changes of what only the quirks of single towers change."""
+    yield lambda plan: with_grid(plan, timed=not plan.grids[0].timed)
+    yield lambda plan: with_grid(plan, trailing=plan.grids[0].trailing + 1)
+    yield lambda plan: with_grid(plan, merge=0 if plan.grids[0].merge else 1)
+    if facts.layout == "half":  # interleaved pairs lie in one slice of the head anyway
+        yield lambda plan: dataclasses.replace(plan, slices=3 - plan.slices)
+
+
+def with_grid(plan, **changes):
+    return dataclasses.replace(plan, grids=(dataclasses.replace(plan.grids[0], **changes),) * len(plan.grids))
+
+
+def wrong_by(case, change=lambda plan: plan, **keys):
+    """The error of a changed tower; None if it then cannot be read or applied."""
     try:
-        windows = {"window_size": 8 if facts.merged else 4, "patch_size": 2} if name == "windows" else {}  # small ones
-        return error(case, vision_rotary_from_config(windows | case["config"]))
+        return error(case, change(vision_rotary_from_config(keys | case["config"])))
     except (ValueError, TypeError, IndexError, AssertionError):
         return None
 
@@ -128,9 +126,24 @@ def wrong_by(case, facts, name, value, monkeypatch):
 @pytest.mark.parametrize("model_type", CASES)
 def test_each_fact_matters(model_type, monkeypatch):
     case, facts = CASES[model_type], _towers.TOWERS[model_type]
-    for name, value in changes(model_type, facts):
-        wrong = wrong_by(case, facts, name, value, monkeypatch)
+    for i, change in enumerate(other_plans(facts)):
+        wrong = wrong_by(case, change)
+        assert wrong is None or wrong > WRONG, (i, wrong)
+    for name, value in other_facts(model_type, facts):
+        monkeypatch.setitem(_towers.TOWERS, model_type, dataclasses.replace(facts, **{name: value}))
+        windows = {"window_size": 8 if facts.squares else 4, "patch_size": 2} if name == "windows" else {}  # small ones
+        wrong = wrong_by(case, **windows)
         assert wrong is None or wrong > WRONG, (name, value, wrong)
+
+
+ONLY_CHECKS = "edgetam_video efficientloftr sam2_video sam3_tracker_video".split()  # which shapes and shares there are
+
+
+@pytest.mark.parametrize("model_type", sorted({*_tower_quirks.QUIRKS}.difference(ONLY_CHECKS)))
+def test_each_quirk_matters(model_type, monkeypatch):
+    monkeypatch.delitem(_tower_quirks.QUIRKS, model_type)
+    wrong = wrong_by(CASES[model_type])
+    assert wrong is None or wrong > WRONG
 
 
 # Learned tables
@@ -163,10 +176,8 @@ def rows_by_formula(how, case, plan):
     found = []
     for image in case["images"]:
         grid = dataclasses.replace(plan.grids[0], inside=0, leading=0, trailing=0, shapes=())
-        at = (
-            np.asarray(dataclasses.replace(plan, grids=(grid,) * len(plan.grids)).positions(image[-2:], 0))
-            - grid.offset
-        )
+        plain = dataclasses.replace(plan, grids=(grid,) * len(plan.grids))
+        at = np.asarray(plain.positions(image[-2:], 0)) - grid.offset
         patches = whole(how, table, *image[-2:])[at[:, 0], at[:, 1]]
         found += [patches] * image[0]
     return np.concatenate(found)
@@ -196,10 +207,8 @@ def test_every_tower_says_what_it_does_with_a_table():
         "qwen3_omni_moe_vision_encoder",
         "qwen4_exp_vision",
     }
-    assert {name for name in TABLES if says[name].startswith("linear_zeros")} == {
-        "muse_glimmer_vision",
-        "muse_spark_vision",
-    }
+    zeros = {name for name in TABLES if says[name].startswith("linear_zeros")}
+    assert zeros == {"muse_glimmer_vision", "muse_spark_vision"}
 
 
 def test_the_page_lists_the_tables_as_they_are():

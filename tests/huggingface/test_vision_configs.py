@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers.plans import WithToDict
 from oracles import recorded
 from posenc_jax.hf import _towers, plan_to_config, rotary_from_config, vision_rotary_from_config
 
@@ -21,16 +22,6 @@ MEMORY = {"memory_attention_hidden_size": 256, "memory_attention_num_attention_h
 MEMORY |= {"memory_attention_num_layers": 4}
 LOFTR = {"model_type": "efficientloftr", "hidden_size": 256, "num_attention_heads": 8, "num_attention_layers": 4}
 read = vision_rotary_from_config
-
-
-class WithToDict:
-    """A config as transformers has them."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def to_dict(self):
-        return self.values
 
 
 # Where a tower stands
@@ -121,15 +112,12 @@ def test_a_published_config(name):
 
 
 def test_bases():
-    for name, key in (
-        ("qwen3_vl_vision", "rope_theta"),
-        ("dinov3_vit", "rope_theta"),
-        ("sam2_video", "memory_attention_rope_theta"),
-    ):
+    names = {"qwen3_vl_vision": "rope_theta", "dinov3_vit": "rope_theta", "sam2_video": "memory_attention_rope_theta"}
+    for name, key in names.items():
         facts = _towers.TOWERS[name]
         sizes = {"model_type": name, facts.hidden[0]: 256, facts.heads[0]: 2, facts.depth[0]: 1}
         base = read(sizes | {key: 77.0}).layers[0].frequencies.angular
-        scale = 2 * np.pi if facts.turns else 1
+        scale = 2 * np.pi if facts.in_turns else 1
         np.testing.assert_allclose(base[:32], scale * 77.0 ** (-np.arange(32) / 32), rtol=1e-12)
         usual = read(sizes).layers[0].frequencies
         assert usual == read(sizes | {"rope_parameters": {"rope_theta": facts.theta}}).layers[0].frequencies
@@ -182,7 +170,7 @@ def test_class_defaults_of_grids():
 )
 def test_keys_that_change_no_rotation(name, key):
     facts = _towers.TOWERS[name]
-    sizes = {"model_type": name, facts.hidden[0]: 128, facts.heads[0]: 2, facts.depth[0]: 4}
+    sizes = {"model_type": name, facts.hidden[0]: 128, facts.depth[0]: 4} | {key: 2 for key in facts.heads[:1]}
     assert read(sizes | {key: 3}) == read(sizes)
     with pytest.raises(ValueError, match=f"the key {key} = 3 is not known or not used here"):
         read(PIXTRAL | {key: 3})
@@ -306,7 +294,11 @@ JUNK = [
 ]  # fmt: skip
 NAMES = sorted(
     {key for seed in SEEDS for key in seed}
-    | {key for facts in _towers.TOWERS.values() for key in (*facts.hidden, *facts.heads, *facts.depth, *facts.words)}
+    | {
+        key
+        for facts in _towers.TOWERS.values()
+        for key in (*facts.hidden, *facts.heads, *facts.depth, *facts.base_keys)
+    }
     | {
         "rope_parameters",
         "rope_scaling",
@@ -360,13 +352,13 @@ def test_broken_configs(chunk):
             continue
         read_count += 1
         facts = _towers.TOWERS[config["model_type"]]
-        bases = [config.get(word) for word in facts.words] + [
+        bases = [config.get(word) for word in facts.base_keys] + [
             (config.get(name) or {}).get("rope_theta") for name in ("rope_scaling", "rope_parameters")
         ]
         base = next((base for base in bases if base is not None), facts.theta)
         f = next((layer.frequencies for layer in plan.layers if layer.rotary_dim), None)
         if f is not None:
             ratio = f.angular[f.angular < f.angular.max()].max() / f.angular.max()
-            pairs = f.num_pairs // len(facts.axes) * (2 if facts.pairs == "dealt" else 1)
+            pairs = f.num_pairs // len(facts.axes) * (2 if facts.pairs == "halved" else 1)
             np.testing.assert_allclose(np.log(ratio) * pairs, -np.log(base), rtol=1e-9, err_msg=str(case))
     assert read_count > 50

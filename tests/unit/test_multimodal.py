@@ -130,7 +130,7 @@ FRAMES = np.array([VIDEO, VIDEO, 12, VIDEO, VIDEO, VIDEO, VIDEO])
         (lambda: pe.positions_from_tokens(FRAMES, video_token=VIDEO, video_grids=[(3, 2, 4)]), ValueError, r"frame 1 of video_grids\[0\] must have 2 placeholders, got 4 in tokens\[3:7\]"),
         (lambda: pe.positions_from_tokens(FRAMES[:3], video_token=VIDEO, video_grids=[(3, 2, 4)]), ValueError, r"frame 1 of video_grids\[0\] must have 2 placeholders in tokens, got none"),
         (lambda: pe.positions_from_tokens(FRAMES, image_token=VIDEO, image_grids=[(3, 2, 4)]), ValueError, r"image_grids\[0\] must have 6 placeholders, got 2 in tokens\[0:2\]"),
-        (lambda: pe.positions_from_tokens(FRAMES, video_token=VIDEO, video_grids=[(3, 2, 4)], video_steps=[2]), ValueError, r"video_steps must be 1 for video_grids\[0\], whose frames are apart in tokens, got 2.0"),
+        (lambda: pe.positions_from_tokens(FRAMES, video_token=VIDEO, video_grids=[(3, 2, 4)], video_steps=[2]), ValueError, r"video_steps must be 1 for video_grids\[0\], whose frames are separate runs of tokens, got 2.0"),
         (lambda: pe.positions_from_tokens(TOKENS, **GRIDS | {"image_grids": [(1, 4, 7)]}), ValueError, r"image_grids\[0\] must be \(time, height, width\) with multiples of spatial_merge_size=2 for height and width, got \(1, 4, 7\)"),
         (lambda: pe.positions_from_tokens(TOKENS, **GRIDS | {"image_grids": [(4, 6)]}), ValueError, r"image_grids\[0\] must be \(time, height, width\) .* got \(4, 6\)"),
         (lambda: pe.positions_from_tokens(TOKENS, **GRIDS | {"image_grids": (1, 4, 6)}), TypeError, r"image_grids\[0\] must be a sequence of integers, got int 1"),

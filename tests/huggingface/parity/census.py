@@ -1,10 +1,12 @@
 """The model types of the installed transformers that the library neither reads nor refuses by name.
 
-`python tests/huggingface/parity/census.py` lists those in modules with rotary code, so that a new release shows its gaps.
+`python tests/huggingface/parity/census.py` lists those in modules with rotary code, so that a new release shows its gaps,
+and the types that are read without a recorded value.
 """
 
 import inspect
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -53,13 +55,17 @@ def census() -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Prints the counts, and the types that are missing."""
-    found = census()
+    """Prints the counts, the types that are missing, and those of which nothing is recorded."""
+    sys.path.append(str(Path(__file__).parents[3] / "docs"))
+    from model_types import recorded
+
+    found, without = census(), sorted(_models.MODELS.keys() - recorded())
     print(
         f"transformers {transformers.__version__}: {sum(map(len, found.values()))} model types in modules with rotary code"
     )
     for kind, names in found.items():
         print(f"{len(names):4} {kind}" + (f": {' '.join(names)}" if kind == "missing" and names else ""))
+    print(f"{len(without):4} of {len(_models.MODELS)} that are read, without a recorded value: {' '.join(without)}")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def test_absent_keys(model_type):
     """Where keys are absent, the plan has the values of the class, or says what is missing."""
     rope, facts = small.BY_TYPE.get(model_type, {}).get("rope_parameters"), _models.MODELS[model_type]
     values = forward.make_config(model_type).to_diff_dict() | {"model_type": model_type, "rope_parameters": rope}
-    if rope is None and (facts.required or facts.theta is None):
+    if rope is None and (facts.needs_settings or facts.theta is None):
         with pytest.raises(ValueError, match="missing"):
             hf.rotary_from_config(values, length=forward.LENGTH)
     else:
@@ -119,7 +119,7 @@ def _with_layers(plan, change):
     return dataclasses.replace(plan, layers=tuple(map(change, plan.layers)))
 
 
-ROTATING = [name for name in TYPES if not _models.MODELS[name].still]
+ROTATING = [name for name in TYPES if not _models.MODELS[name].never_rotates]
 CHANGES = {
     in_the_other_layout: " ".join(ROTATING),
     in_the_other_part: "gpt_neox glm4 deepseek_v3 minicpm3",

@@ -70,9 +70,9 @@ def _with_frequencies(plan, change):
 CONTROLS = {
     with_rows_and_columns_exchanged: TYPES,
     in_the_other_layout: TYPES,
-    by_the_next_frequency: [name for name in TYPES if not _towers.TOWERS[name].apart],
+    by_the_next_frequency: [name for name in TYPES if name != "gemma4_vision"],
     one_further: TYPES,
-    row_by_row: [name for name in TYPES if _towers.TOWERS[name].merged or _towers.TOWERS[name].windows],
+    row_by_row: [name for name in TYPES if _towers.TOWERS[name].squares or _towers.TOWERS[name].windows],
 }
 
 
@@ -115,7 +115,7 @@ def test_what_a_class_fills_in(model_type):
 def test_other_names_of_sizes(model_type):
     facts, config_class = _towers.TOWERS[model_type], CONFIG_MAPPING[model_type]
     small = {"model_type": model_type} | towers.settings_of(model_type)
-    names = [names for names in (facts.hidden, facts.heads, facts.depth, facts.words) if len(names) > 1]
+    names = [names for names in (facts.hidden, facts.heads, facts.depth, facts.base_keys) if len(names) > 1]
     for alias in [name for several in names for name in several]:
         value = next((small[n] for several in names if alias in several for n in several if n in small), 500.0)
         without = {k: v for k, v in small.items() if not any({k, alias} <= {*several} for several in names)}

@@ -26,7 +26,7 @@ def draw(rng, model, pairs):
     kind = rng.choice(["default", "linear", "dynamic", "yarn", "longrope", "llama3"])
     settings = {"rope_type": kind, "rope_theta": 10 ** rng.uniform(2, 7)}
     settings |= {"partial_rotary_factor": share} if share else {}
-    settings |= {"llama_4_scaling_beta": 0.1} if model.temperature == "beta" else {}
+    settings |= {"llama_4_scaling_beta": 0.1} if model.query_scale == "beta" else {}
     if kind in ("linear", "dynamic", "yarn", "llama3"):
         settings["factor"] = rng.uniform(1, 30)
     if kind in ("yarn", "longrope", "llama3"):
