@@ -179,10 +179,10 @@ def flag(name: str, value: Any) -> bool:
 
 def one_of(name: str, value: Any, options: Sequence[S]) -> S:
     """`value`, which must be one of `options`."""
-    found = next((option for option in options if isinstance(value, str) and value == option), None)
-    if found is None:
-        raise invalid(f"{name} must be one of {options}, got {value!r}")
-    return found
+    for option in options:
+        if isinstance(value, str) and value == option:
+            return option
+    raise invalid(f"{name} must be one of {options}, got {value!r}")
 
 
 def layout(name: str, value: Any) -> Layout:
