@@ -76,10 +76,18 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     try:
         return _agreed_plan(new, layout, length)
     except (InvalidType, InvalidValue) as error:
-        changed = [key for key, value in new.items() if values.get(key) is not value]
-        if any(key in error.message for key in changed):  # the config spells it in another way
+        if _names_rewritten(error.message, values, new):
             error.message += f" (by the spelling of model_type {values['model_type']!r}: {note_of(values)})"
         raise
+
+
+def _names_rewritten(message: str, old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
+    """Whether a message names a key that a rewriter wrote."""
+    for key in [key for key, value in new.items() if str(key) in message and old.get(key) is not value]:
+        both = isinstance(old.get(key), Mapping) and isinstance(new[key], Mapping)
+        if not both or _names_rewritten(message, old[key], new[key]):
+            return True
+    return False
 
 
 def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> RotaryPlan:
