@@ -51,9 +51,6 @@ def wrong_type(message: str) -> TypeError:
     return TypeError(prefixed(message))
 
 
-InvalidValue, InvalidType = invalid, wrong_type
-
-
 def public(f: Callable[P, R]) -> Callable[P, R]:
     """A public function or method: errors about its arguments begin with its name.
 

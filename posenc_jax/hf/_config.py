@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posenc_jax._checks import InvalidValue, require
+from posenc_jax._checks import invalid, require
 from posenc_jax.hf._keys import (
     Keys,
     agreed,
@@ -76,7 +76,7 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     own = MODELS.get(f"{name}_text")
     if own and inner["model_type"] != name and MODELS.get(str(inner["model_type"])) != own:
         expected, got = f"{name}_text", inner["model_type"]
-        raise InvalidValue(f"model_type must be {expected!r} in the language model of {name!r}, got {got!r}")
+        raise invalid(f"model_type must be {expected!r} in the language model of {name!r}, got {got!r}")
     if name in _SHARED_KEYS:
         return {key: value for key, value in outer.values.items() if key not in _PARTS} | inner
     # transformers 4 wrote some settings in both places; transformers 5 reads the inner one.
@@ -94,7 +94,7 @@ def model_of(values: Mapping[str, Any]) -> Model:
     check_read(name, REFUSED)
     own = known(name)
     if own is None or own != name and values.get("patch_size"):  # a tower may have the name of the whole model
-        raise InvalidValue(
+        raise invalid(
             f"model_type {name!r} is not known, and its code may do what no key says, such as layers without "
             "positions, other pairs or a scale of queries: if it rotates as a known type does, write "
             "that type in its place"

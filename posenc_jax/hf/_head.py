@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidValue, require
+from posenc_jax._checks import invalid, require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement
 from posenc_jax.hf._rope import rope_type_of
@@ -69,7 +69,7 @@ def _check_latent_share(d: Keys, config: Config, head_dim: int, width: int) -> N
     """Raises if a share contradicts the rotated width. It may be a share of the head or of that width."""
     for name, share in (d.take(_SHARE) | config.take(_SHARE)).items():
         if width not in (_share_of(name, share, n) for n in (head_dim, width)):
-            raise InvalidValue(f"{name} = {share!r} contradicts qk_rope_head_dim = {width} of {head_dim} features")
+            raise invalid(f"{name} = {share!r} contradicts qk_rope_head_dim = {width} of {head_dim} features")
 
 
 def _partial_width(d: Keys, config: Config, head_dim: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidType, InvalidValue, describe, require, require_type
+from posenc_jax._checks import describe, invalid, require, require_type, wrong_type
 
 # Parts of names of keys that speak of rotations, of positions, or of which layers have them.
 _POSITIONS = re.compile(
@@ -42,7 +42,7 @@ def mapping_of_strings(name: str, value: Any, expected: str = "a mapping") -> Ma
     """`value`, which must be a mapping whose keys are strings."""
     for key in mapping(name, value, expected):
         if not isinstance(key, str):
-            raise InvalidType(f"{name} must have keys that are strings, got {describe(key)}")
+            raise wrong_type(f"{name} must have keys that are strings, got {describe(key)}")
     return value
 
 
@@ -60,7 +60,7 @@ def check_agreement(found: Mapping[str, Any]) -> None:
     for name, value in found.items():
         first, result = next(iter(found.items()))
         if value is not result and not equal(value, result):
-            raise InvalidValue(f"{first} = {result!r:.60} contradicts {name} = {value!r:.60}")
+            raise invalid(f"{first} = {result!r:.60} contradicts {name} = {value!r:.60}")
 
 
 def agreed(found: Mapping[str, Any], default: Any = _MISSING, *, missing: str = "") -> Any:
@@ -103,7 +103,7 @@ class Keys:
         """Raises if a key was not used whose name `matters`."""
         for name, value in self.values.items():
             if value is not None and name not in self.used and matters(name):
-                raise InvalidValue(f"the key {self.label}{name} = {value!r:.60} is not known or not used here")
+                raise invalid(f"the key {self.label}{name} = {value!r:.60} is not known or not used here")
 
     # Both
 
@@ -152,7 +152,7 @@ class Keys:
         result = None if value is None else _checks.sequence(name, value, expected)
         for item in result or ():
             if getattr(item, "ndim", 0):
-                raise InvalidType(f"{name} must be a sequence of {expected}, got one of {describe(item)}")
+                raise wrong_type(f"{name} must be a sequence of {expected}, got one of {describe(item)}")
         return result
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidValue, Layout, public, require
+from posenc_jax._checks import Layout, invalid, public, require
 from posenc_jax._frequencies import geometric
 from posenc_jax._scalings import temperature
 from posenc_jax.hf._config import SWITCHES, Config, model_of, overrides, text_of
@@ -76,10 +76,18 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     try:
         return _agreed_plan(new, layout, length)
     except (TypeError, ValueError) as error:
-        changed = [key for key, value in new.items() if values.get(key) is not value]
-        if any(key in str(error) for key in changed):  # the config spells it in another way
+        if _names_rewritten(str(error), values, new):
             error.args = (f"{error} (by the spelling of model_type {values['model_type']!r}: {note_of(values)})",)
         raise
+
+
+def _names_rewritten(message: str, old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
+    """Whether a message names a key that a rewriter wrote."""
+    for key in [key for key, value in new.items() if str(key) in message and old.get(key) is not value]:
+        both = isinstance(old.get(key), Mapping) and isinstance(new[key], Mapping)
+        if not both or _names_rewritten(message, old[key], new[key]):
+            return True
+    return False
 
 
 def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> RotaryPlan:
@@ -87,7 +95,7 @@ def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> 
     written = rope_settings(values)
     plans = [_plan(values, settings, layout, length) for settings in reversed(written)]  # rope_parameters first
     if plans[0] != plans[-1]:  # transformers takes rope_scaling
-        raise InvalidValue(" contradicts ".join(f"{d.name} = {d.values!r:.60}" for d in written))
+        raise invalid(" contradicts ".join(f"{d.name} = {d.values!r:.60}" for d in written))
     return plans[0]
 
 

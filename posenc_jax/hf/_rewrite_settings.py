@@ -64,8 +64,9 @@ def step3p5(config: dict[str, Any]) -> None:
         take_repeated(config, types, "partial_rotary_factors", "partial_rotary_factor", more=more)
     else:
         _put_settings_by_type(config, types, more)
-    share = agreed(Keys(config).found(*SHARES), None)  # for the layer types without one
-    for name in Keys(config).found(*RAW) if share is not None else ():
+    shares = Keys(config).found(*SHARES)  # for the layer types without one
+    share = _checks.number(next(iter(shares)), agreed(shares)) if shares else None
+    for name in Keys(config).found(*RAW) if shares else ():
         for kind, own in Keys(config).within(name).values.items():
             if isinstance(own, Mapping) and own.get("partial_rotary_factor") is None:
                 config[name] = {**config[name], kind: {**own, "partial_rotary_factor": share}}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidValue, require
+from posenc_jax._checks import invalid, require
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping
 from posenc_jax.hf._layers import count_of
 
@@ -46,7 +46,7 @@ def take_only(config: dict[str, Any], usual: Any, *names: str) -> None:
     for name in names:
         value = config.pop(name, None)
         if value is not None and not (type(value) is type(usual) and value == usual):
-            raise InvalidValue(f"{name} must be {usual!r} in model_type {config['model_type']!r}, got {value!r:.60}")
+            raise invalid(f"{name} must be {usual!r} in model_type {config['model_type']!r}, got {value!r:.60}")
 
 
 def take_settings(config: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def refuse(config: Mapping[str, Any], *names: str) -> None:
     for name in names:
         value, model_type = config.get(name), config["model_type"]
         if value is not None and not equal(value, {}):
-            raise InvalidValue(f"{name} = {value!r:.60} is not read by the code of model_type {model_type!r}")
+            raise invalid(f"{name} = {value!r:.60} is not read by the code of model_type {model_type!r}")
 
 
 # Put

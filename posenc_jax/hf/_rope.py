@@ -13,7 +13,7 @@ from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._axes import multi_section
-from posenc_jax._checks import InvalidValue, require
+from posenc_jax._checks import invalid, require
 from posenc_jax._frequencies import Frequencies, geometric
 from posenc_jax._ntk import dynamic_ntk, ntk
 from posenc_jax._scalings import linear_scaling, llama3, longrope, proportional, temperature, yarn
@@ -89,7 +89,7 @@ class Rope:
     def needed_length(self) -> int:
         """The length, which the caller must give."""
         if self.length is None:
-            raise InvalidValue(f"length must be given: the spectrum of {self.d.label}rope_type depends on it")
+            raise invalid(f"length must be given: the spectrum of {self.d.label}rope_type depends on it")
         return self.length
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidValue, require
+from posenc_jax._checks import invalid, require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping, mapping_of_strings
 from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
@@ -66,7 +66,7 @@ def _outer_fits(config: Config, name: str, keys: tuple[str, ...], own: list[Any]
     outer = agreed(config.found(*keys), None)
     if outer is not None and not any(x is None or equal(x, outer) for x in own):
         of_types = f"whose layer types have {own or 'no positions'}"
-        raise InvalidValue(f"{config.spelled(*keys)} = {outer!r:.60} contradicts {name}, {of_types}")
+        raise invalid(f"{config.spelled(*keys)} = {outer!r:.60} contradicts {name}, {of_types}")
 
 
 def _settle_outer_share(config: Config, name: str, own: list[Keys]) -> None:
@@ -91,7 +91,7 @@ def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | 
     named = config.spelled("layer_types", "layers_block_type")
     require(not unknown, "the layer types {} of {} are not known", unknown, named)
     if model.nested or (model.thetas and settings.name == "rope_parameters" and settings.values):
-        raise InvalidValue(f"{settings.name} must hold settings for each of the layer types {kinds}")
+        raise invalid(f"{settings.name} must hold settings for each of the layer types {kinds}")
     scaled = model.scaled_types if model.thetas else kinds
     return {kind: settings if kind in scaled else Keys({}) for kind in kinds}
 

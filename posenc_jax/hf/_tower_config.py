@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidValue, require
+from posenc_jax._checks import invalid, require
 from posenc_jax.hf._keys import Keys, agreed, check_read, mapping_of_strings, parse_config
 from posenc_jax.hf._towers import CHOSEN, FIXED, REFUSED, TOWERS, Tower
 
@@ -73,10 +73,10 @@ def _facts_of(values: Mapping[str, Any]) -> tuple[str, Tower]:
     """The tower's model_type and its facts."""
     name = Keys(values).string("model_type")
     if not name:
-        raise InvalidValue("model_type is missing: no key says how a vision tower rotates")
+        raise invalid("model_type is missing: no key says how a vision tower rotates")
     own = _tower_named(name)
     if own not in TOWERS:
-        raise InvalidValue(
+        raise invalid(
             f"model_type {name!r} is not known as a vision tower, and no key says which coordinate turns which pair: "
             "if it rotates as a known type does, write that type in its place"
         )

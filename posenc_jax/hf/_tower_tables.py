@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from posenc_jax import _checks
-from posenc_jax._checks import InvalidValue, require
+from posenc_jax._checks import invalid, require
 from posenc_jax._learned import resize_table
 from posenc_jax._xla import compiled
 from posenc_jax.hf._patches import PatchGrid, patch_indices
@@ -79,4 +79,4 @@ def _rows_of(
 
 def _check_known(table: TowerTable) -> None:
     if table == "unknown":
-        raise InvalidValue("table is not known: this plan does not say how its tower resizes a learned table, if any")
+        raise invalid("table is not known: this plan does not say how its tower resizes a learned table, if any")

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from posenc_jax import _arguments, _checks
-from posenc_jax._checks import InvalidType, public, require, require_type
+from posenc_jax._checks import public, require, require_type, wrong_type
 from posenc_jax._frequencies import Frequencies
 from posenc_jax.hf import _apply
 from posenc_jax.hf._apply import Role
@@ -152,7 +152,7 @@ class VisionPlan(RotaryPlan):
         require(layer is not None or same, "layer must be given, because the layers of this tower differ, got None")
         index = _apply.parse_layer(0 if layer is None else layer, [1] * len(self.grids))
         if not isinstance(index, int):
-            raise InvalidType("layer must be a Python integer, because the number of tokens may depend on it")
+            raise wrong_type("layer must be a Python integer, because the number of tokens may depend on it")
         return patch_positions(_with_merge_size(self.grids[index], merge_size), shape)
 
     @public

@@ -37,6 +37,12 @@ def test_letters_of_exaone_4():
     assert widths(rotary_from_config(outer)) == [16, 0] * 3
 
 
+def test_an_error_about_a_key_as_it_is_written_has_no_note():
+    """The rewriter of nanochat only adds to the settings."""
+    with pytest.raises(ValueError, match=r"^rotary_from_config: rope_scaling.factor is missing$"):
+        read("nanochat", **HEADS, num_hidden_layers=1, rope_scaling={"type": "linear"})
+
+
 @pytest.mark.parametrize(
     "keys",
     [
