@@ -51,6 +51,18 @@ def _t5(i: Any, j: Any, entries: Any) -> Any:
     return entries(jnp.clip(i - j, 0, FARTHEST))
 
 
+def _t5_far(entries: Any) -> Any:
+    return entries.number(FARTHEST)
+
+
+def _row(i: Any, slope: Any) -> Any:
+    return -slope * i
+
+
+def _column(j: Any, slope: Any) -> Any:
+    return slope * j
+
+
 class Named(NamedTuple):
     """A bias of the kernel and the formula for all heads."""
 
@@ -85,5 +97,7 @@ BIASES = {
     "alibi-divided": Named(
         Bias(_alibi_divided, "distance", True), lambda h, d: [-slopes(h) * math.sqrt(d)], _alibi64
     ),
-    "t5": Named(Bias(_t5), lambda heads, _: [table(heads)], _t564),
+    "alibi-split": Named(Bias(_alibi_apart, "distance", split=(_row, _column)), _one, _alibi64),
+    "t5": Named(Bias(_t5, far=(FARTHEST, _t5_far)), lambda heads, _: [table(heads)], _t564),
+    "t5-everywhere": Named(Bias(_t5), lambda heads, _: [table(heads)], _t564),
 }

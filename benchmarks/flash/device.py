@@ -293,8 +293,8 @@ def cases() -> list[Case]:
         right("ALiBi", bias="alibi"),
         right("ALiBi by distance, heads of 128", head_dim=128, bias="alibi-distance"),
         right("ALiBi, shuffled positions", bias="alibi", positions="shuffled"),
+        right("ALiBi split", bias="alibi-split"),
         right("T5", bias="t5"),
-        right("overlap, ALiBi", ours(overlap=True), bias="alibi-distance"),
         right("overlap, no bias, heads of 128", ours(overlap=True), head_dim=128),
     ]
     more = [
@@ -306,6 +306,8 @@ def cases() -> list[Case]:
         right("ragged, ALiBi", queries=300, keys=300, bias="alibi"),
         right("float16", dtype="float16", bias="alibi-distance"),
         right("three warpgroups", ours(warpgroups=3), queries=576, keys=576, bias="alibi-distance"),
+        right("overlap, ALiBi split", ours(overlap=True), bias="alibi-split"),
+        right("T5 everywhere", bias="t5-everywhere"),
         right("one warpgroup", ours(warpgroups=1), bias="alibi-distance"),
         right("tiles of 256 keys", ours(block_kv=256), bias="alibi-distance"),
         right("heads of 256", ours(block_kv=64), head_dim=256, bias="alibi-distance"),
@@ -341,12 +343,13 @@ def cases() -> list[Case]:
         for head_dim in both
         for case in (
             kernel(at(8192, head_dim)),
-            kernel(at(8192, head_dim, bias="alibi-distance")),
+            kernel(at(8192, head_dim, bias="alibi-split")),
             by_cudnn(at(8192, head_dim)),
             by_cudnn(at(8192, head_dim, bias="alibi")),
             by_mosaic(at(8192, head_dim)),
             kernel(at(8192, head_dim), overlap=True),
-            kernel(at(8192, head_dim, bias="alibi-distance"), overlap=True),
+            kernel(at(8192, head_dim, bias="alibi-split"), overlap=True),
+            kernel(at(8192, head_dim, bias="alibi-distance")),
             kernel(at(8192, head_dim, bias="alibi")),
         )
     ]
@@ -365,12 +368,12 @@ def cases() -> list[Case]:
         kernel(at(8192, head_dim, bias=bias), **config)
         for head_dim in both
         for config in shapes[head_dim]
-        for bias in ("none", "alibi-distance")
+        for bias in ("none", "alibi-split")
     ]
     biased = [
         kernel(at(8192, head_dim, bias=bias))
         for head_dim in both
-        for bias in ("t5", "alibi-exact", "alibi-float", "alibi-causal", "alibi-divided")
+        for bias in ("t5", "t5-everywhere", "alibi-exact", "alibi-float", "alibi-causal", "alibi-divided")
     ]
     explicit = [kernel(at(8192, 128, bias="alibi", positions="documents"))]
     old = [
@@ -385,7 +388,7 @@ def cases() -> list[Case]:
         for tokens in (32768, 65536)
         for head_dim in both
         for case in (
-            kernel(at(tokens, head_dim, bias="alibi-distance")),
+            kernel(at(tokens, head_dim, bias="alibi-split")),
             kernel(at(tokens, head_dim)),
             *((by_cudnn(at(tokens, head_dim)), by_mosaic(at(tokens, head_dim))) if tokens == 32768 else ()),
         )
@@ -396,7 +399,7 @@ def cases() -> list[Case]:
         for head_dim in both
         for case in (
             kernel(at(2048, head_dim)),
-            kernel(at(2048, head_dim, bias="alibi-distance")),
+            kernel(at(2048, head_dim, bias="alibi-split")),
             by_cudnn(at(2048, head_dim)),
             by_cudnn(at(2048, head_dim, bias="alibi")),
             by_mosaic(at(2048, head_dim)),

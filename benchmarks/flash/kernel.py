@@ -48,14 +48,17 @@ class Config(NamedTuple):
 class Bias(NamedTuple):
     """A bias of positions, `function(*positions, *arrays)`, for tiles (queries, keys) of one head.
 
-    An array (heads,) is a number for the head. An array (heads, n) is a function from indices to its entries for the
-    head.
+    An array (heads,) is a number for the head, and an array (heads, n) is a `Table`.
     """
 
     function: Callable[..., Any]
     # "int32" or "float32": i and j in this dtype. "distance": only i − j in float32, which costs least.
     positions: str = "int32"
     divided: bool = False  # whether the function returns b / c instead of b
+    # What costs less under a causal mask, when positions are counted from 0. (n, f): b = f(*arrays) where i − j ≥ n.
+    far: tuple[int, Callable[..., Any]] | None = None
+    # (f, g): b = f(i − n, *arrays) + g(j − n, *arrays) where i ≥ j, for any n, with float32 differences.
+    split: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
 
 class Shape(NamedTuple):
@@ -186,7 +189,8 @@ def _kernel(shape: Shape, group: int, tiles_kv: int, *refs: Any) -> None:
     tile = lax.axis_index("tile")
     if shape.causal:  # the longest rows first
         tile = q_ref.shape[1] // config.queries - 1 - tile
-    seen, visited = _counts(shape, steps_ref, batch, tile, tiles_kv)
+    counts = _counts(shape, steps_ref, batch, tile, tiles_kv)
+    visited = counts[-1]
     row = lambda ref: lax.rem(batch, jnp.int32(ref.shape[0]))  # positions are shared by the batch or not  # noqa: E731
 
     @pl.when(warpgroup < config.warpgroups)
@@ -205,13 +209,13 @@ def _kernel(shape: Shape, group: int, tiles_kv: int, *refs: Any) -> None:
             plgpu.barrier_wait(tables_ready[0])
         plgpu.barrier_wait(q_ready.at[warpgroup])
 
-        def scores(step: Any, x: Any, masked: bool) -> Any:
+        def scores(step: Any, x: Any, kind: str) -> Any:
             slot = lax.rem(step, jnp.int32(config.stages))
             of_keys = plgpu.load(k_positions_all.at[slot], layout=COLUMNS, optimized=False) if explicit else None
-            return _scores(shape, x, base, step, of_queries, of_keys, values, masked)
+            return _scores(shape, x, base, step, of_queries, of_keys, values, kind)
 
         run = functools.partial(_compute_overlapped if config.overlap else _compute, shape, warpgroup, scores)
-        out, residual = run(seen, visited, (q_smem, k_all, v_all), (k_ready, v_ready, k_free, v_free, turn))
+        out, residual = run(counts, (q_smem, k_all, v_all), (k_ready, v_ready, k_free, v_free, turn))
         q_smem[...] = out.astype(q_smem.dtype)
         residual_smem[...] = residual
         plgpu.commit_smem()
@@ -245,73 +249,104 @@ def _registers(config: Config) -> tuple[int, int] | None:
     return config.registers or {1: None, 2: (232, 40), 3: (160, 32)}[config.warpgroups]
 
 
-def _counts(shape: Shape, steps_ref: Any, batch: Any, tile: Any, tiles_kv: int) -> tuple[Any, Any]:
-    """How many tiles of keys all queries of the block see whole, from the first, and how many it visits."""
+def _counts(shape: Shape, steps_ref: Any, batch: Any, tile: Any, tiles_kv: int) -> tuple[Any, Any, Any]:
+    """How many tiles of keys, from the first, are far from all queries of the block, are seen whole, and are visited."""
     config = shape.config
     if steps_ref is not None:
         row = lax.rem(batch, jnp.int32(steps_ref.shape[0]))
-        return steps_ref[row, tile, 0], steps_ref[row, tile, 1]
-    whole, visited = jnp.int32(shape.keys // config.block_kv), jnp.int32(tiles_kv)
+        return jnp.int32(0), steps_ref[row, tile, 0], steps_ref[row, tile, 1]
+    tiles = lambda keys: lax.div(keys, jnp.int32(config.block_kv))  # noqa: E731
+    far, whole, visited = jnp.int32(0), jnp.int32(shape.keys // config.block_kv), jnp.int32(tiles_kv)
     if shape.causal:
         first = tile * config.queries
-        visited = jnp.minimum(visited, lax.div(first + (config.queries + config.block_kv - 1), jnp.int32(config.block_kv)))
-        whole = jnp.minimum(jnp.minimum(whole, visited), lax.div(first + 1, jnp.int32(config.block_kv)))
-    return whole, visited
+        visited = jnp.minimum(visited, tiles(first + (config.queries + config.block_kv - 1)))
+        whole = jnp.minimum(jnp.minimum(whole, visited), tiles(first + 1))
+        if shape.bias is not None and shape.bias.far:
+            far = jnp.minimum(whole, tiles(jnp.maximum(first + (1 - shape.bias.far[0]), 0)))
+    return far, whole, visited
+
+
+def _ranges(shape: Shape, counts: Any) -> list[tuple[Any, Any, str]]:
+    """Loops over the tiles of keys, each with the kind of its tiles."""
+    far, whole, visited = counts
+    ranges = [(jnp.int32(0), whole, "whole")]
+    if shape.causal and not shape.explicit and shape.bias is not None and shape.bias.far:
+        ranges = [(jnp.int32(0), far, "far"), (far, whole, "whole")]
+    masks = shape.causal or shape.keys % shape.config.block_kv
+    return ranges + [(whole, visited, "masked")] * bool(masks)
 
 
 def _values(arrays: Any, tables: Any, head: Any, interpret: bool) -> list[Any]:
-    """What the bias takes after positions: a number, or a lookup, for each array."""
+    """What the bias takes after positions: a number, or a table, for each array."""
     remaining = iter(tables)
-    return [a[head] if len(a.shape) == 1 else functools.partial(_lookup, next(remaining), interpret) for a in arrays]
+    return [a[head] if len(a.shape) == 1 else Table(next(remaining), interpret) for a in arrays]
 
 
-def _lookup(table: Any, interpret: bool, index: Any) -> Any:
-    """The entries of a table in shared memory at a tile of indices, which must be within it."""
-    if interpret:
-        return table[...][index]
-    from jax._src.lib.mlir import ir  # noqa: PLC0415
-    from jax._src.lib.mlir.dialects import arith, memref  # noqa: PLC0415
+class Table(NamedTuple):
+    """The entries for one head, in shared memory."""
 
-    layout = plgpu.Layout.WGMMA
-    result = plgpu.ShapeDtypeStruct(index.shape, jnp.dtype(jnp.float32), layout)
+    ref: Any
+    interpret: bool
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), layout), return_type=result)
-    def gather(ctx: Any, table: Any, index: Any) -> Any:
-        load = lambda i, _: memref.load(table, [arith.index_castui(ir.IndexType.get(), i)])  # noqa: E731
-        return index.foreach(load, create_array=True)
+    def number(self, index: int) -> Any:
+        return self.ref[index]
 
-    return gather(table, index)
+    def __call__(self, index: Any) -> Any:
+        """The entries at a tile of indices, which must be within the table."""
+        if self.interpret:
+            return self.ref[...][index]
+        from jax._src.lib.mlir import ir  # noqa: PLC0415
+        from jax._src.lib.mlir.dialects import arith, memref  # noqa: PLC0415
+
+        layout = plgpu.Layout.WGMMA
+        result = plgpu.ShapeDtypeStruct(index.shape, jnp.dtype(jnp.float32), layout)
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), layout), return_type=result)
+        def gather(ctx: Any, table: Any, index: Any) -> Any:
+            load = lambda i, _: memref.load(table, [arith.index_castui(ir.IndexType.get(), i)])  # noqa: E731
+            return index.foreach(load, create_array=True)
+
+        return gather(self.ref, index)
 
 
 def _scores(
-    shape: Shape, x: Any, base: Any, step: Any, of_queries: Any, of_keys: Any, values: Any, masked: bool
-) -> Any:
-    """The products with their bias, divided by the scale; −∞ for keys that a query does not see."""
-    config, tile = shape.config, x.shape
-    row, column = (
-        plgpu.broadcasted_iota(jnp.int32, tile, axis, layout=plgpu.Layout.WGMMA) for axis in range(2)
-    )
-    offset = base - step * config.block_kv  # from the first key of the tile to the first query
+    shape: Shape, x: Any, base: Any, step: Any, of_queries: Any, of_keys: Any, values: Any, kind: str
+) -> tuple[Any, Any]:
+    """The products with their bias, divided by the scale, and what is left to add to the scores of a query, or None.
+
+    The products are −∞ for keys that a query does not see.
+    """
+    config, tile, bias = shape.config, x.shape, shape.bias
+    if kind == "far":
+        return x, bias.far[1](*values)
+    row, column = (plgpu.broadcasted_iota(jnp.int32, tile, axis, layout=plgpu.Layout.WGMMA) for axis in range(2))
+    start = step * config.block_kv
+    offset = base - start  # from the first key of the tile to the first query
+    if kind == "whole" and bias is not None and bias.split and shape.causal and not shape.explicit:
+        of_row, of_column = bias.split
+        rows = plgpu.broadcasted_iota(jnp.int32, tile[:1], 0, layout=ROWS)
+        x += of_column(column.astype(jnp.float32), *values) * (1 / shape.scale)
+        return x, of_row((offset + rows).astype(jnp.float32), *values)
     if shape.explicit:
         i, j = (lax.broadcast_in_dim(p, tile, (axis,)) for axis, p in enumerate((of_queries, of_keys)))
     else:
-        i, j = base + row, step * config.block_kv + column
-    if shape.bias is not None:
-        if shape.bias.positions != "distance":
-            positions = [p.astype(shape.bias.positions) for p in (i, j)]
+        i, j = base + row, start + column
+    if bias is not None:
+        if bias.positions != "distance":
+            positions = [p.astype(bias.positions) for p in (i, j)]
         elif shape.explicit:
             positions = [(i - j).astype(jnp.float32)]
         else:
             # Of a column's index, only the last three bits differ between threads: the rest are constants.
             near = (offset + (row - (column & 7))).astype(jnp.float32)
             positions = [near - (column & -8).astype(jnp.float32)]
-        added = shape.bias.function(*positions, *values)
-        x += added if shape.bias.divided else added * (1 / shape.scale)
-    if masked and shape.causal:
+        added = bias.function(*positions, *values)
+        x += added if bias.divided else added * (1 / shape.scale)
+    if kind == "masked" and shape.causal:
         x = jnp.where(i >= j if shape.explicit else row + offset >= column, x, -jnp.inf)
-    if masked and shape.keys % config.block_kv:
-        x = jnp.where(column < shape.keys - step * config.block_kv, x, -jnp.inf)
-    return x
+    if kind == "masked" and shape.keys % config.block_kv:
+        x = jnp.where(column < shape.keys - start, x, -jnp.inf)
+    return x, None
 
 
 class _Sums(NamedTuple):
@@ -328,11 +363,13 @@ def _start(config: Config, head_dim: int) -> _Sums:
     return _Sums(full(rows, LOWEST, ROWS), full(rows, 0, ROWS), full((*rows, head_dim), 0, plgpu.Layout.WGMMA))
 
 
-def _weights(shape: Shape, x: Any, top: Any) -> tuple[Any, Any, Any]:
+def _weights(shape: Shape, x: Any, left: Any, top: Any) -> tuple[Any, Any, Any]:
     """The new maximum, what shrinks the sums so far, and the weights of a tile."""
-    factor = shape.scale * LOG2E
-    higher = jnp.maximum(top, jnp.max(x, 1) * factor)
-    return higher, jnp.exp2(top - higher), jnp.exp2(x * factor - lax.broadcast_in_dim(higher, x.shape, (0,)))
+    factor, most = shape.scale * LOG2E, jnp.max(x, 1)
+    left = 0.0 if left is None else left * LOG2E
+    higher = jnp.maximum(top, most * factor + left)
+    shift = lax.broadcast_in_dim(higher - left, x.shape, (0,))
+    return higher, jnp.exp2(top - higher), jnp.exp2(x * factor - shift)
 
 
 def _result(sums: _Sums) -> tuple[Any, Any]:
@@ -366,10 +403,10 @@ def _add_values(shape: Shape, out: Any, p: Any, v: Any, then: Callable[[], None]
 
 
 def _compute(
-    shape: Shape, warpgroup: Any, scores: Any, seen: Any, visited: Any, memory: Any, barriers: Any
+    shape: Shape, warpgroup: Any, scores: Any, counts: Any, memory: Any, barriers: Any
 ) -> tuple[Any, Any]:
     """A warpgroup's output and residual: products, weights and products in turn with the other warpgroup."""
-    config = shape.config
+    config, visited = shape.config, counts[-1]
     (q, k_all, v_all), (k_ready, v_ready, k_free, v_free, turn) = memory, barriers
     alternate = config.warpgroups == 2
 
@@ -385,15 +422,15 @@ def _compute(
         arrive()
         wait()
 
-    def visit(step: Any, sums: Any, masked: bool) -> Any:
+    def visit(step: Any, sums: Any, kind: str) -> Any:
         slot = lax.rem(step, jnp.int32(config.stages))
         x = _products(q, k_all.at[slot], config, pass_turn)
         if not shape.explicit:
             plgpu.barrier_arrive(k_free.at[slot])
-        x = scores(step, x, masked)
+        x, left = scores(step, x, kind)
         if shape.explicit:
             plgpu.barrier_arrive(k_free.at[slot])  # positions are in the same slot
-        top, shrink, p = _weights(shape, x, sums.top)
+        top, shrink, p = _weights(shape, x, left, sums.top)
         total = sums.total * shrink
         out = sums.out * lax.broadcast_in_dim(shrink, sums.out.shape, (0,))
         p16 = p.astype(q.dtype)
@@ -418,21 +455,20 @@ def _compute(
     pl.when(visited > 0)(lambda: plgpu.barrier_wait(k_ready.at[0]))
     pl.when(warpgroup == 1)(pass_turn)
     sums = _start(config, q.shape[-1])
-    sums = lax.fori_loop(0, seen, functools.partial(visit, masked=False), sums)
-    if shape.causal or shape.keys % config.block_kv:
-        sums = lax.fori_loop(seen, visited, functools.partial(visit, masked=True), sums)
+    for start, stop, kind in _ranges(shape, counts):
+        sums = lax.fori_loop(start, stop, functools.partial(visit, kind=kind), sums)
     pl.when(warpgroup == 0)(pass_turn)
     return _result(sums)
 
 
 def _compute_overlapped(
-    shape: Shape, warpgroup: Any, scores: Any, seen: Any, visited: Any, memory: Any, barriers: Any
+    shape: Shape, warpgroup: Any, scores: Any, counts: Any, memory: Any, barriers: Any
 ) -> tuple[Any, Any]:
     """As `_compute`, but the products of the next keys are issued before the weights of a tile multiply values.
 
     Weights are computed while values are multiplied. It needs at least one tile of keys.
     """
-    config = shape.config
+    config, visited = shape.config, counts[-1]
     (q, k_all, v_all), (k_ready, v_ready, k_free, v_free, turn) = memory, barriers
 
     def pass_turn() -> None:
@@ -442,13 +478,13 @@ def _compute_overlapped(
 
     slot_of = lambda step: lax.rem(step, jnp.int32(config.stages))  # noqa: E731
 
-    def weigh(step: Any, x: Any, top: Any, total: Any, masked: bool) -> tuple[Any, Any, Any, Any]:
+    def weigh(step: Any, x: Any, top: Any, total: Any, kind: str) -> tuple[Any, Any, Any, Any]:
         """The new maximum and total, what shrinks the output, and the weights."""
-        top, shrink, p = _weights(shape, scores(step, x, masked), top)
+        top, shrink, p = _weights(shape, *scores(step, x, kind), top)
         plgpu.barrier_arrive(k_free.at[slot_of(step)])
         return top, total * shrink + jnp.sum(p, 1), shrink, p.astype(q.dtype)
 
-    def visit(step: Any, carry: Any, masked: bool) -> Any:
+    def visit(step: Any, carry: Any, kind: str) -> Any:
         sums, p = carry
         slot, before = slot_of(step), slot_of(step - 1)
         k, v = k_all.at[slot], v_all.at[before]
@@ -461,14 +497,14 @@ def _compute_overlapped(
             plgpu.wgmma(out, p, v)
             pass_turn()
             x = plgpu.wgmma_accumulator_load(products, wait_n=1)
-            top[...], total[...], shrink[...], weights[...] = weigh(step, x, top[...], total[...], masked)
+            top[...], total[...], shrink[...], weights[...] = weigh(step, x, top[...], total[...], kind)
 
         if shape.interpret:
             x = _products(q, k, config)
             plgpu.barrier_wait(v_ready.at[before])
             out = sums.out + jnp.dot(p, v[...], preferred_element_type=jnp.float32)
             pass_turn()
-            top, total, shrink, p = weigh(step, x, sums.top, sums.total, masked)
+            top, total, shrink, p = weigh(step, x, sums.top, sums.total, kind)
         else:
             zeros = jnp.zeros((config.block_q, config.block_kv), jnp.float32)
             zeros = plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
@@ -485,13 +521,12 @@ def _compute_overlapped(
     sums = _start(config, q.shape[-1])
     first = jnp.int32(0)
     x = _products(q, k_all.at[0], config, pass_turn)
-    top, total, _, p = weigh(first, x, sums.top, sums.total, True)
+    top, total, _, p = weigh(first, x, sums.top, sums.total, "masked")
     pass_turn()
     carry = _Sums(top, total, sums.out), p
-    seen = jnp.maximum(seen, 1)
-    carry = lax.fori_loop(1, seen, functools.partial(visit, masked=False), carry)
-    if shape.causal or shape.keys % config.block_kv:
-        carry = lax.fori_loop(seen, visited, functools.partial(visit, masked=True), carry)
+    for start, stop, kind in _ranges(shape, counts):
+        start, stop = (jnp.maximum(x, 1) for x in (start, stop))
+        carry = lax.fori_loop(start, stop, functools.partial(visit, kind=kind), carry)
     sums, p = carry
     last = slot_of(visited - 1)
     plgpu.barrier_wait(v_ready.at[last])
