@@ -53,12 +53,12 @@ def report(name: str, make: Any, problem: Any) -> None:
     except Exception as error:  # noqa: BLE001 - the others still count
         print(f"{name}: FAILED {type(error).__name__}: {str(error)[:1500]}", flush=True)
         return
-    texts = {file.name: file.read_text(errors="replace") for file in Path(DUMP).iterdir()}
+    texts = {file.name: file.read_text(errors="replace") for file in Path(DUMP).iterdir() if file.suffix != ".log"}
     usage = " ".join(t for n, t in texts.items() if "ptxas" in n)
     registers, spills = re.findall(r"Used (\d+) registers", usage), re.findall(r"(\d+) bytes spill", usage)
     ignored = sorted(set(re.findall(r"(?:C75\d\d|setmaxnreg[^\n]*ignored)[^\n]*", usage)))
     print(f"{name}: registers {registers}, spilled bytes {spills}, temporaries {compiled.temporaries} {ignored}")
-    sass = max((t for n, t in texts.items() if n.endswith("sass")), key=len, default="")
+    sass = max((t for n, t in texts.items() if ".sass" in n), key=len, default="")
     for loop in loops(sass):
         print("   ", " ".join(f"{k} {v}" for k, v in list(loop.items())[:14]), flush=True)
 

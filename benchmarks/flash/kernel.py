@@ -161,7 +161,7 @@ def _call(shape: Shape, query: Any, key: Any, value: Any, operands: Any, arrays:
                 plgpu.Barrier(num_barriers=stages),
                 *[plgpu.Barrier(num_barriers=stages, num_arrivals=warpgroups)] * 2,
                 plgpu.Barrier(num_arrivals=warpgroups),
-                *[plgpu.Barrier(num_arrivals=len(tables))] * bool(tables),
+                *(plgpu.Barrier(num_arrivals=len(tables)) for _ in tables[:1]),
             ),
             collective_axes="warpgroup",
         )
@@ -243,6 +243,12 @@ def _kernel(shape: Shape, group: int, tiles_kv: int, *refs: Any) -> None:
             plgpu.copy_gmem_to_smem(k_ref.at[batch, rows, kv_head], k_all.at[slot], k_ready.at[slot])
             pl.when(again)(lambda: plgpu.barrier_wait(v_free.at[slot]))
             plgpu.copy_gmem_to_smem(v_ref.at[batch, rows, kv_head], v_all.at[slot], v_ready.at[slot])
+
+        @pl.loop(jnp.maximum(visited - config.stages, 0), visited)
+        def _(step: Any) -> None:  # no barrier may end while a phase of it is not observed
+            slot = lax.rem(step, jnp.int32(config.stages))
+            plgpu.barrier_wait(k_free.at[slot])
+            plgpu.barrier_wait(v_free.at[slot])
 
 
 def _registers(config: Config) -> tuple[int, int] | None:
@@ -482,7 +488,7 @@ def _compute_overlapped(
         """The new maximum and total, what shrinks the output, and the weights."""
         top, shrink, p = _weights(shape, *scores(step, x, kind), top)
         plgpu.barrier_arrive(k_free.at[slot_of(step)])
-        return top, total * shrink + jnp.sum(p, 1), shrink, p.astype(q.dtype)
+        return top, total * shrink + jnp.sum(p, 1), shrink, p
 
     def visit(step: Any, carry: Any, kind: str) -> Any:
         sums, p = carry
@@ -504,17 +510,18 @@ def _compute_overlapped(
             plgpu.barrier_wait(v_ready.at[before])
             out = sums.out + jnp.dot(p, v[...], preferred_element_type=jnp.float32)
             pass_turn()
-            top, total, shrink, p = weigh(step, x, sums.top, sums.total, kind)
+            top, total, shrink, weights = weigh(step, x, sums.top, sums.total, kind)
         else:
             zeros = jnp.zeros((config.block_q, config.block_kv), jnp.float32)
             zeros = plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
             accumulators = plgpu.ACC.init(zeros), plgpu.ACC.init(sums.out)
-            _, out, top, total, shrink, p = pl.run_state(issue)(
-                (*accumulators, sums.top, sums.total, sums.top, p)
+            # The weights are cast to 16 bits after both products: nothing may write registers that a product reads.
+            _, out, top, total, shrink, weights = pl.run_state(issue)(
+                (*accumulators, sums.top, sums.total, sums.top, zeros)
             )
         plgpu.barrier_arrive(v_free.at[before])
         pass_turn()
-        return _Sums(top, total, out * lax.broadcast_in_dim(shrink, out.shape, (0,))), p
+        return _Sums(top, total, out * lax.broadcast_in_dim(shrink, out.shape, (0,))), weights.astype(q.dtype)
 
     pl.when(warpgroup == 1)(pass_turn)
     plgpu.barrier_wait(k_ready.at[0])
@@ -523,7 +530,7 @@ def _compute_overlapped(
     x = _products(q, k_all.at[0], config, pass_turn)
     top, total, _, p = weigh(first, x, sums.top, sums.total, "masked")
     pass_turn()
-    carry = _Sums(top, total, sums.out), p
+    carry = _Sums(top, total, sums.out), p.astype(q.dtype)
     for start, stop, kind in _ranges(shape, counts):
         start, stop = (jnp.maximum(x, 1) for x in (start, stop))
         carry = lax.fori_loop(start, stop, functools.partial(visit, kind=kind), carry)
