@@ -23,18 +23,19 @@ sys.path[:0] = [str(FOLDER), str(FOLDER.parents[1]), str(FOLDER.parents[1] / "te
 
 def loops(sass: str) -> list[dict[str, int]]:
     """The instructions of each loop that multiplies matrices."""
-    lines = [m for m in re.finditer(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);", sass)]
-    at = {int(m[1], 16): n for n, m in enumerate(lines)}
-    found = []
-    for n, m in enumerate(lines):
-        target = re.search(r"0x([0-9a-f]+)", m[3])
-        if m[2].split(".")[0] == "BRA" and target and at.get(int(target[1], 16), n + 1) < n:
-            body = [x[2] for x in lines[at[int(target[1], 16)] : n + 1]]
-            if any(x.startswith("HGMMA") for x in body):
-                kinds: dict[str, int] = {}
-                for x in body:
-                    kinds[x.split(".")[0]] = kinds.get(x.split(".")[0], 0) + 1
-                found.append({"all": len(body)} | dict(sorted(kinds.items(), key=lambda kv: -kv[1])))
+    labels, code, found, end = {}, [], [], 0
+    for line in sass.splitlines():
+        if label := re.match(r"\.(L_x_\d+):", line.strip()):
+            labels[label[1]] = len(code)
+        elif m := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)(.*)", line):
+            code.append((m[1], m[2]))
+            target = re.search(r"L_x_\d+", m[2])
+            if m[1] == "BRA" and target and labels.get(target[0], -1) >= end:
+                body = [name for name, _ in code[labels[target[0]] :]]
+                if "HGMMA" in body:
+                    end = len(code)
+                    kinds = {name: body.count(name) for name in set(body)}
+                    found.append({"all": len(body)} | dict(sorted(kinds.items(), key=lambda kind: -kind[1])))
     return found
 
 

@@ -316,7 +316,7 @@ def cases() -> list[Case]:
     ]
 
     def at(tokens: int, head_dim: int, **p: Any) -> Problem:
-        return Problem(tokens, tokens, head_dim, batch=max(1, 8192 // tokens), **p)
+        return Problem(tokens, tokens, head_dim, batch=max(1, round(8192 / tokens)), **p)
 
     def kernel(problem: Problem, seconds: float = 5, **config: Any) -> Case:
         options = ", ".join(f"{k} {v}" for k, v in config.items())
@@ -354,14 +354,19 @@ def cases() -> list[Case]:
         )
     ]
     shapes = {
-        128: [{"block_kv": 64, "stages": 4}, {"block_kv": 64, "stages": 4, "overlap": True}, {"registers": (240, 24)}],
+        128: [
+            {"turns": False},
+            {"heads_first": False},
+            {"block_kv": 64, "stages": 4},
+            {"block_kv": 64, "stages": 4, "overlap": True},
+            {"turns": False, "overlap": True},
+        ],
         64: [
-            {"block_kv": 256},
             {"stages": 4},
-            {"stages": 4, "overlap": True},
-            {"warpgroups": 3, "stages": 3},
-            {"warpgroups": 3, "stages": 3, "overlap": True},
+            {"turns": False},
+            {"block_kv": 256},
             {"block_q": 128, "block_kv": 64, "stages": 4},
+            {"turns": False, "overlap": True},
         ],
     }
     variants = [
@@ -375,6 +380,8 @@ def cases() -> list[Case]:
         for head_dim in both
         for bias in ("t5", "t5-everywhere", "alibi-exact", "alibi-float", "alibi-causal", "alibi-divided")
     ]
+    # A multiple of 3 · 64.
+    variants += [kernel(at(8064, 64, bias=b), warpgroups=3, stages=3) for b in ("none", "alibi-distance")]
     explicit = [kernel(at(8192, 128, bias="alibi", positions="documents"))]
     old = [
         *(xla(at(8192, 128, bias="alibi"), n) for n in (512, 1024, 2048)),
@@ -459,7 +466,7 @@ def main() -> None:
     arguments = parser.parse_args()
     wanted = [c for c in cases() if not arguments.only or any(text in c.name for text in arguments.only)]
     if arguments.interpret:
-        os.environ["FLASH_INTERPRET"] = "1"
+        os.environ |= {"FLASH_INTERPRET": "1", "NPROC": "16"}  # the interpreter's warpgroups block threads of XLA:CPU
         wanted = [c._replace(problem=_small(c.problem)) for c in wanted if c.name.startswith("right")]
     if arguments.list:
         print(*(f"{c.seconds:4.0f} s  {c.name}" for c in wanted), sep="\n")

@@ -39,6 +39,8 @@ class Config(NamedTuple):
     warpgroups: int = 2  # that compute
     overlap: bool = False  # whether a warpgroup multiplies by the next keys while it computes weights
     registers: tuple[int, int] | None = None  # of threads that compute, and of those that load
+    turns: bool = True  # whether two warpgroups multiply in turn
+    heads_first: bool = True  # whether blocks of all heads start before the next tile of queries
 
     @property
     def queries(self) -> int:
@@ -166,11 +168,14 @@ def _call(shape: Shape, query: Any, key: Any, value: Any, operands: Any, arrays:
             collective_axes="warpgroup",
         )
 
+    grid, names = (heads, length // config.queries, batch), ("head", "tile", "batch")  # the first is the fastest
+    if not config.heads_first:
+        grid, names = (grid[1], grid[0], grid[2]), (names[1], names[0], names[2])
     return plgpu.kernel(
         entry,
         out_type=[query, jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)],
-        grid=(heads, length // config.queries, batch),  # the first is the fastest
-        grid_names=("head", "tile", "batch"),
+        grid=grid,
+        grid_names=names,
         num_threads=warpgroups + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
@@ -252,7 +257,7 @@ def _kernel(shape: Shape, group: int, tiles_kv: int, *refs: Any) -> None:
 
 
 def _registers(config: Config) -> tuple[int, int] | None:
-    return config.registers or {1: None, 2: (232, 40), 3: (160, 32)}[config.warpgroups]
+    return config.registers or {1: None, 2: (240, 24), 3: (160, 32)}[config.warpgroups]
 
 
 def _counts(shape: Shape, steps_ref: Any, batch: Any, tile: Any, tiles_kv: int) -> tuple[Any, Any, Any]:
@@ -414,7 +419,7 @@ def _compute(
     """A warpgroup's output and residual: products, weights and products in turn with the other warpgroup."""
     config, visited = shape.config, counts[-1]
     (q, k_all, v_all), (k_ready, v_ready, k_free, v_free, turn) = memory, barriers
-    alternate = config.warpgroups == 2
+    alternate = config.turns and config.warpgroups == 2
 
     def arrive() -> None:
         if alternate:
@@ -478,7 +483,7 @@ def _compute_overlapped(
     (q, k_all, v_all), (k_ready, v_ready, k_free, v_free, turn) = memory, barriers
 
     def pass_turn() -> None:
-        if config.warpgroups == 2:
+        if config.turns and config.warpgroups == 2:
             plgpu.barrier_arrive(turn)
             plgpu.barrier_wait(turn)
 
