@@ -4,6 +4,8 @@ First the kernel beside a float64 formula, then times: the kernel and its varian
 cuDNN without and with a dense bias, JAX's own Mosaic GPU kernel, and PyTorch's FlexAttention. FILE is written after each
 case. A second run goes on where it ended. `--seconds N` stops in time; `--only TEXT` runs cases whose names contain one
 of the texts; `--retry` runs what failed again; `--list` names all; `--interpret` checks the kernel without a device.
+
+The cases run in a process of its own, which is ended and started again if one hangs or breaks the device's context.
 """
 
 from __future__ import annotations
@@ -243,9 +245,9 @@ def measure(case: Case, compiled: Any, arguments: Any) -> dict[str, Any]:
     if case.check:
         both = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
         result |= compare(case.problem, *both, scale=case.scale)
-    del out
     if not case.timed:
         return result
+    first = jax.tree.leaves(out)[0]
     start = time.perf_counter()
     jax.block_until_ready(compiled(*arguments))
     once = time.perf_counter() - start
@@ -258,6 +260,10 @@ def measure(case: Case, compiled: Any, arguments: Any) -> dict[str, Any]:
         jax.block_until_ready(out)
         times.append((time.perf_counter() - start) / count)
     flops = case.problem.flops * case.products
+    if case.check:
+        import numpy as np
+
+        result["same_bits"] = bool(np.array_equal(np.asarray(first), np.asarray(jax.tree.leaves(out)[0])))
     return result | {
         "ms": min(times) * 1e3,
         "ms_worst": max(times) * 1e3,
@@ -456,51 +462,97 @@ def environment() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, default=Path("build/flash.json"))
     parser.add_argument("--seconds", type=float, default=450)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--retry", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--interpret", action="store_true")
-    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=8, help="how many compile side by side")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    wanted = [c for c in cases() if not arguments.only or any(text in c.name for text in arguments.only)]
     if arguments.interpret:
         os.environ |= {"FLASH_INTERPRET": "1", "NPROC": "16"}  # the interpreter's warpgroups block threads of XLA:CPU
-        wanted = [c._replace(problem=_small(c.problem)) for c in wanted if c.name.startswith("right")]
     if arguments.list:
-        print(*(f"{c.seconds:4.0f} s  {c.name}" for c in wanted), sep="\n")
-        return
-    stored = {"environment": environment(), "cases": {}}
-    if arguments.output and arguments.output.exists():
-        stored["cases"] = json.loads(arguments.output.read_text())["cases"]
+        print(*(f"{c.seconds:4.0f} s  {c.name}" for c in cases()), sep="\n")
+    elif arguments.work:
+        work(arguments)
+    else:
+        supervise(arguments)
+
+
+def supervise(arguments: argparse.Namespace) -> None:
+    """Runs the cases in processes of their own until one ends by itself."""
+    output, now, last = arguments.output, _now(arguments.output), START + arguments.seconds
+    output.parent.mkdir(parents=True, exist_ok=True)
+    options = [x for x in sys.argv[1:] if x != "--retry"]
+    for attempt in range(10):
+        now.unlink(missing_ok=True)
+        retry = ["--retry"] * (arguments.retry and not attempt)
+        left = f"--seconds={last - time.perf_counter():.0f}"  # the last one counts
+        process = subprocess.Popen([sys.executable, __file__, *options, *retry, left, "--work"])
+        while process.poll() is None:
+            time.sleep(0.25)
+            if time.time() > _read(now).get("until", math.inf) or time.perf_counter() > last + 30:
+                process.kill()
+                process.wait()
+        if process.returncode == 0 or time.perf_counter() > last:
+            break
+        stored = _read(output) or {"cases": {}}
+        for name in _read(now).get("names", []):
+            if name not in stored["cases"]:
+                stored["cases"][name] = {"failed": f"its process hung or ended with {process.returncode}"}
+                print(f"{name}: FAILED, hung or ended with {process.returncode}", flush=True)
+        output.write_text(json.dumps(stored, indent=1))
+    now.unlink(missing_ok=True)
+    print(f"{time.perf_counter() - START:.0f} s")
+
+
+def _now(output: Path) -> Path:
+    """Where a process says what it does, and until when."""
+    return output.with_suffix(".now")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Runs the cases that have no result."""
+    wanted = [c for c in cases() if not arguments.only or any(text in c.name for text in arguments.only)]
+    if arguments.interpret:
+        wanted = [c._replace(problem=_small(c.problem)) for c in wanted if c.name.startswith("right")]
+    stored = _read(arguments.output) or {"cases": {}}
+    stored["environment"] = environment()
     done = stored["cases"]
     wanted = [c for c in wanted if c.name not in done or (arguments.retry and "failed" in done[c.name])]
     print(stored["environment"], f"{len(wanted)} cases", flush=True)
 
     def keep(case: Case, result: dict[str, Any]) -> None:
         done[case.name] = result | {"at_s": round(time.perf_counter() - START, 1)}
-        if arguments.output:
-            arguments.output.parent.mkdir(parents=True, exist_ok=True)
-            arguments.output.write_text(json.dumps(stored, indent=1))
+        arguments.output.write_text(json.dumps(stored, indent=1))
         print(_line(case.name, done[case.name]), flush=True)
 
-    def failure() -> dict[str, Any]:
-        return {"failed": traceback.format_exc()[-3000:]}
+    def announce(names: list[str], seconds: float) -> None:
+        _now(arguments.output).write_text(json.dumps({"names": names, "until": time.time() + seconds}))
 
     with ThreadPoolExecutor(arguments.threads) as pool:
         for group in (wanted[i : i + arguments.threads] for i in range(0, len(wanted), arguments.threads)):
             left = arguments.seconds - (time.perf_counter() - START)
-            if left < max(c.seconds for c in group):
+            if left < max(c.seconds for c in group) + 15:
                 print(f"stops with {left:.0f} s left", flush=True)
                 break
+            announce([c.name for c in group], 150)
             futures = {c.name: pool.submit(prepare, c) for c in group if c.run is None}
-            for case in group:  # none is timed while another is compiled
-                if case.name in futures:
-                    futures[case.name].exception()
+            for future in futures.values():  # none is timed while another is compiled
+                future.exception()
             for case in group:
                 if time.perf_counter() - START > arguments.seconds:
                     break
+                announce([case.name], case.seconds + (300 if arguments.interpret else 40))
                 try:
                     if case.run is not None:
                         keep(case, case.run())
@@ -508,9 +560,11 @@ def main() -> None:
                     compiled, values, seconds = futures.pop(case.name).result()
                     keep(case, measure(case, compiled, values) | {"compile_s": round(seconds, 2)})
                     del compiled, values
-                except Exception:  # noqa: BLE001 - one case must not end the others
-                    keep(case, failure())
-    print(f"{time.perf_counter() - START:.0f} s")
+                except Exception as error:  # noqa: BLE001 - one case must not end the others
+                    keep(case, {"failed": traceback.format_exc()[-3000:]})
+                    if "CUDA_ERROR" in str(error):  # what comes after it in this process fails too
+                        os._exit(3)
+            _now(arguments.output).unlink(missing_ok=True)
 
 
 def _line(name: str, result: dict[str, Any]) -> str:
