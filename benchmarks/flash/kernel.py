@@ -249,7 +249,7 @@ def _kernel(shape: Shape, group: int, tiles_kv: int, *refs: Any) -> None:
             pl.when(again)(lambda: plgpu.barrier_wait(v_free.at[slot]))
             plgpu.copy_gmem_to_smem(v_ref.at[batch, rows, kv_head], v_all.at[slot], v_ready.at[slot])
 
-        @pl.loop(jnp.maximum(visited - config.stages, 0), visited)
+        @pl.loop(_largest(visited - config.stages, 0), visited)
         def _(step: Any) -> None:  # no barrier may end while a phase of it is not observed
             slot = lax.rem(step, jnp.int32(config.stages))
             plgpu.barrier_wait(k_free.at[slot])
@@ -265,9 +265,9 @@ def _counts(shape: Shape, steps_ref: Any, batch: Any, tile: Any, tiles_kv: int) 
     config = shape.config
     if steps_ref is not None:
         row = lax.rem(batch, jnp.int32(steps_ref.shape[0]))
-        return jnp.int32(0), steps_ref[row, tile, 0], steps_ref[row, tile, 1]
+        return 0, steps_ref[row, tile, 0], steps_ref[row, tile, 1]
     tiles = lambda keys: lax.div(keys, jnp.int32(config.block_kv))  # noqa: E731
-    far, whole, visited = jnp.int32(0), jnp.int32(shape.keys // config.block_kv), jnp.int32(tiles_kv)
+    far, whole, visited = 0, shape.keys // config.block_kv, tiles_kv
     if shape.causal:
         first = tile * config.queries
         visited = jnp.minimum(visited, tiles(first + (config.queries + config.block_kv - 1)))
@@ -277,12 +277,16 @@ def _counts(shape: Shape, steps_ref: Any, batch: Any, tile: Any, tiles_kv: int) 
     return far, whole, visited
 
 
+def _largest(x: Any, y: int) -> Any:
+    return max(x, y) if isinstance(x, int) else jnp.maximum(x, y)
+
+
 def _ranges(shape: Shape, counts: Any) -> list[tuple[Any, Any, str]]:
     """Loops over the tiles of keys, each with the kind of its tiles."""
     far, whole, visited = counts
-    ranges = [(jnp.int32(0), whole, "whole")]
+    ranges = [(0, whole, "whole")]
     if shape.causal and not shape.explicit and shape.bias is not None and shape.bias.far:
-        ranges = [(jnp.int32(0), far, "far"), (far, whole, "whole")]
+        ranges = [(0, far, "far"), (far, whole, "whole")]
     masks = shape.causal or shape.keys % shape.config.block_kv
     return ranges + [(whole, visited, "masked")] * bool(masks)
 
@@ -487,7 +491,7 @@ def _compute_overlapped(
             plgpu.barrier_arrive(turn)
             plgpu.barrier_wait(turn)
 
-    slot_of = lambda step: lax.rem(step, jnp.int32(config.stages))  # noqa: E731
+    slot_of = lambda step: lax.rem(jnp.int32(step), jnp.int32(config.stages))  # noqa: E731
 
     def weigh(step: Any, x: Any, top: Any, total: Any, kind: str) -> tuple[Any, Any, Any, Any]:
         """The new maximum and total, what shrinks the output, and the weights."""
@@ -537,7 +541,7 @@ def _compute_overlapped(
     pass_turn()
     carry = _Sums(top, total, sums.out), p.astype(q.dtype)
     for start, stop, kind in _ranges(shape, counts):
-        start, stop = (jnp.maximum(x, 1) for x in (start, stop))
+        start, stop = (_largest(x, 1) for x in (start, stop))
         carry = lax.fori_loop(start, stop, functools.partial(visit, kind=kind), carry)
     sums, p = carry
     last = slot_of(visited - 1)
