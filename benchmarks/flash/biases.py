@@ -63,6 +63,10 @@ def _column(j: Any, slope: Any) -> Any:
     return slope * j
 
 
+def _reach(margin: Any, slopes: Any) -> Any:
+    return margin / slopes
+
+
 class Named(NamedTuple):
     """A bias of the kernel and the formula for all heads."""
 
@@ -92,12 +96,11 @@ BIASES = {
     "alibi-exact": Named(Bias(kernels.alibi), _one, _alibi64),  # all int32 positions
     "alibi-float": Named(Bias(_alibi, "float32"), _one, _alibi64),
     "alibi-distance": Named(Bias(_alibi_apart, "distance"), _one, _alibi64),
-    # What is left if a compiler knew that a causal distance is not negative, and, below, that ALiBi is linear in slopes.
+    # As if a compiler knew that a causal distance is not negative, and, below, that ALiBi is linear in its slopes.
     "alibi-causal": Named(Bias(_alibi_after, "distance"), _one, _alibi64),
-    "alibi-divided": Named(
-        Bias(_alibi_divided, "distance", True), lambda h, d: [-slopes(h) * math.sqrt(d)], _alibi64
-    ),
+    "alibi-divided": Named(Bias(_alibi_divided, "distance", True), lambda h, d: [-slopes(h) * math.sqrt(d)], _alibi64),
     "alibi-split": Named(Bias(_alibi_apart, "distance", split=(_row, _column)), _one, _alibi64),
+    "alibi-fading": Named(Bias(_alibi_apart, "distance", split=(_row, _column), reach=_reach), _one, _alibi64),
     "t5": Named(Bias(_t5, far=(FARTHEST, _t5_far)), lambda heads, _: [table(heads)], _t564),
     "t5-everywhere": Named(Bias(_t5), lambda heads, _: [table(heads)], _t564),
 }

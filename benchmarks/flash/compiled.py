@@ -41,6 +41,7 @@ def loops(sass: str) -> list[dict[str, int]]:
 
 def report(name: str, make: Any, problem: Any) -> None:
     import jax
+
     from devices.aot import Target, h200_topology
 
     for file in Path(DUMP).iterdir():
@@ -65,13 +66,13 @@ def report(name: str, make: Any, problem: Any) -> None:
 
 
 def main() -> None:
-    import device
+    import cases
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=["kernel"])
     parser.add_argument("--keep", type=Path, help="where to copy what the compiler wrote for the last")
     arguments = parser.parse_args()
-    for case in device.cases():
+    for case in cases.cases():
         if case.make and any(text in case.name for text in arguments.only):
             report(case.name, case.make, case.problem)
     if arguments.keep:

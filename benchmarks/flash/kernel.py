@@ -61,6 +61,9 @@ class Bias(NamedTuple):
     far: tuple[int, Callable[..., Any]] | None = None
     # (f, g): b = f(i − n, *arrays) + g(j − n, *arrays) where i ≥ j, for any n, with float32 differences.
     split: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+    # f: b(i, j) ≤ b(i, i) − m where i − j ≥ f(m, *arrays), for arrays of all heads. Tiles of keys whose weights all
+    # underflow, by bounds of the products, are skipped.
+    reach: Callable[..., Any] | None = None
 
 
 class Shape(NamedTuple):
@@ -72,6 +75,7 @@ class Shape(NamedTuple):
     bias: Bias | None
     config: Config
     explicit: bool  # whether positions are given, instead of counted from 0
+    fades: bool  # whether the first tile of keys is given for each tile of queries
     interpret: bool
 
 
@@ -84,7 +88,7 @@ def flash(
     causal: bool = False,
     scale: float | None = None,
     positions: tuple[jax.Array, jax.Array] | None = None,
-    config: Config = Config(),
+    config: Config | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of query (batch, queries, heads, head_dim) to key and value (batch, keys, kv_heads, head_dim).
@@ -98,25 +102,28 @@ def flash(
       causal: whether to mask keys at later positions.
       scale: what multiplies the products; None for 1/√head_dim.
       positions: int32, (batch or 1, queries) and (batch or 1, keys); None if both count from 0.
-      config: how to cut the work.
+      config: how to cut the work; None for `Config()`.
       interpret: whether to run in interpret mode.
 
     Returns:
       The output, and the log-sum-exp of the scores, float32 (batch, heads, queries): −∞ for a query that sees no key.
     """
     length, keys, head_dim = query.shape[1], key.shape[1], query.shape[3]
+    config = config or Config()
     config = config._replace(stages=min(config.stages, -(-keys // config.block_kv)))
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    shape = Shape(keys, causal, scale, bias, config, positions is not None, interpret)
+    fades = bias is not None and bias.reach is not None and causal and positions is None
+    shape = Shape(keys, causal, scale, bias, config, positions is not None, fades, interpret)
     query, key, value = (
-        _pad(x, n, axis=1)
-        for x, n in ((query, config.queries), (key, config.block_kv), (value, config.block_kv))
+        _pad(x, n, axis=1) for x, n in ((query, config.queries), (key, config.block_kv), (value, config.block_kv))
     )
     operands: list[jax.Array] = []
     if positions is not None:
         q, k = (p.astype(jnp.int32) for p in positions)
         q, k = _pad(q, config.queries, 1, "edge"), _pad(k, config.block_kv, 1, "edge")
         operands = [q, k, _steps(shape, q, k)]
+    if fades:
+        operands = [_firsts(shape, query, key, arrays)]
     out, residual = _call(shape, query, key, value, operands, arrays)
     return out[:, :length], residual[..., :length]
 
@@ -140,6 +147,20 @@ def _steps(shape: Shape, q: jax.Array, k: jax.Array) -> jax.Array:
     visited = jnp.max(jnp.where(some, jnp.arange(1, k.shape[1] + 1), 1), -1)  # at least one
     seen = jnp.minimum(jnp.sum(jnp.cumprod(whole, -1), -1), visited)
     return jnp.stack([seen, visited], -1).astype(jnp.int32)
+
+
+def _firsts(shape: Shape, query: jax.Array, key: jax.Array, arrays: Any) -> jax.Array:
+    """For each batch, head and tile of queries, the first tile of keys that has weights above 2⁻¹²⁶."""
+    config = shape.config
+    batch, length, heads, _ = query.shape
+    squares = lambda x: jnp.sum(jnp.square(x.astype(jnp.float32)), -1)  # noqa: E731
+    of_queries = squares(query).reshape(batch, -1, config.queries, heads).max(2)  # (batch, tiles, heads)
+    of_keys = jnp.repeat(squares(key).max(1), heads // key.shape[2], -1)[:, None]
+    # A query sees its own key. No product is below −bound, and none above bound.
+    bound = jnp.sqrt(of_queries * of_keys) * shape.scale * 1.001
+    distance = jnp.ceil(shape.bias.reach(2 * bound + 126 / LOG2E + 1, *arrays))
+    first = jnp.arange(length // config.queries)[:, None] * config.queries - jnp.minimum(distance, 2.0**30)
+    return (jnp.maximum(first, 0).astype(jnp.int32) // config.block_kv).swapaxes(1, 2)
 
 
 def _call(shape: Shape, query: Any, key: Any, value: Any, operands: Any, arrays: Any) -> Any:
@@ -187,6 +208,7 @@ def _kernel(shape: Shape, group: int, tiles_kv: int, *refs: Any) -> None:
     config, explicit = shape.config, shape.explicit
     (q_ref, k_ref, v_ref, *inputs, out_ref, residual_ref), (memory, more, barriers) = refs[:-3], refs[-3:]
     (q_positions, k_positions, steps_ref), arrays = (inputs[:3], inputs[3:]) if explicit else ((None,) * 3, inputs)
+    firsts_ref, arrays = (arrays[0], arrays[1:]) if shape.fades else (None, arrays)
     q_all, k_all, v_all, residual_all = memory
     k_positions_all, tables = (more[0], more[1:]) if explicit else (None, more)
     q_ready, k_ready, v_ready, k_free, v_free, turn, *tables_ready = barriers
@@ -194,7 +216,8 @@ def _kernel(shape: Shape, group: int, tiles_kv: int, *refs: Any) -> None:
     tile = lax.axis_index("tile")
     if shape.causal:  # the longest rows first
         tile = q_ref.shape[1] // config.queries - 1 - tile
-    counts = _counts(shape, steps_ref, batch, tile, tiles_kv)
+    first = 0 if firsts_ref is None else firsts_ref[batch, head, tile]
+    counts = first, *_counts(shape, steps_ref, batch, tile, tiles_kv)
     visited = counts[-1]
     row = lambda ref: lax.rem(batch, jnp.int32(ref.shape[0]))  # positions are shared by the batch or not  # noqa: E731
 
@@ -236,11 +259,11 @@ def _kernel(shape: Shape, group: int, tiles_kv: int, *refs: Any) -> None:
             plgpu.copy_gmem_to_smem(ref.at[head], table, tables_ready[0])
         kv_head = lax.div(head, jnp.int32(group))
 
-        @pl.loop(0, visited)
+        @pl.loop(first, visited)
         def _(step: Any) -> None:
             slot = lax.rem(step, jnp.int32(config.stages))
             rows = pl.ds(step * config.block_kv, config.block_kv)
-            again = step >= config.stages
+            again = step >= first + config.stages
             pl.when(again)(lambda: plgpu.barrier_wait(k_free.at[slot]))
             if explicit:
                 source = k_positions.at[row(k_positions), rows]
@@ -249,7 +272,7 @@ def _kernel(shape: Shape, group: int, tiles_kv: int, *refs: Any) -> None:
             pl.when(again)(lambda: plgpu.barrier_wait(v_free.at[slot]))
             plgpu.copy_gmem_to_smem(v_ref.at[batch, rows, kv_head], v_all.at[slot], v_ready.at[slot])
 
-        @pl.loop(_largest(visited - config.stages, 0), visited)
+        @pl.loop(_largest(visited - config.stages, first), visited)
         def _(step: Any) -> None:  # no barrier may end while a phase of it is not observed
             slot = lax.rem(step, jnp.int32(config.stages))
             plgpu.barrier_wait(k_free.at[slot])
@@ -261,7 +284,7 @@ def _registers(config: Config) -> tuple[int, int] | None:
 
 
 def _counts(shape: Shape, steps_ref: Any, batch: Any, tile: Any, tiles_kv: int) -> tuple[Any, Any, Any]:
-    """How many tiles of keys, from the first, are far from all queries of the block, are seen whole, and are visited."""
+    """How many tiles of keys, from the first, are far from all queries of the block, seen whole, and visited."""
     config = shape.config
     if steps_ref is not None:
         row = lax.rem(batch, jnp.int32(steps_ref.shape[0]))
@@ -277,18 +300,24 @@ def _counts(shape: Shape, steps_ref: Any, batch: Any, tile: Any, tiles_kv: int) 
     return far, whole, visited
 
 
-def _largest(x: Any, y: int) -> Any:
-    return max(x, y) if isinstance(x, int) else jnp.maximum(x, y)
+def _largest(x: Any, y: Any) -> Any:
+    return max(x, y) if isinstance(x, int) and isinstance(y, int) else jnp.maximum(x, y)
 
 
-def _ranges(shape: Shape, counts: Any) -> list[tuple[Any, Any, str]]:
-    """Loops over the tiles of keys, each with the kind of its tiles."""
-    far, whole, visited = counts
-    ranges = [(0, whole, "whole")]
+def _ranges(shape: Shape, counts: Any, start: Any) -> list[tuple[Any, Any, str]]:
+    """Loops over the tiles of keys from `start`, each with the kind of its tiles."""
+    _, far, whole, visited = counts
+    ends = [(whole, "whole")]
     if shape.causal and not shape.explicit and shape.bias is not None and shape.bias.far:
-        ranges = [(0, far, "far"), (far, whole, "whole")]
-    masks = shape.causal or shape.keys % shape.config.block_kv
-    return ranges + [(whole, visited, "masked")] * bool(masks)
+        ends = [(far, "far"), *ends]
+    if shape.causal or shape.keys % shape.config.block_kv:
+        ends.append((visited, "masked"))
+    ranges = []
+    for end, kind in ends:
+        end = _largest(end, start)
+        ranges.append((start, end, kind))
+        start = end
+    return ranges
 
 
 def _values(arrays: Any, tables: Any, head: Any, interpret: bool) -> list[Any]:
@@ -417,11 +446,9 @@ def _add_values(shape: Shape, out: Any, p: Any, v: Any, then: Callable[[], None]
     return pl.run_state(issue)(plgpu.ACC.init(out))
 
 
-def _compute(
-    shape: Shape, warpgroup: Any, scores: Any, counts: Any, memory: Any, barriers: Any
-) -> tuple[Any, Any]:
+def _compute(shape: Shape, warpgroup: Any, scores: Any, counts: Any, memory: Any, barriers: Any) -> tuple[Any, Any]:
     """A warpgroup's output and residual: products, weights and products in turn with the other warpgroup."""
-    config, visited = shape.config, counts[-1]
+    config, first, visited = shape.config, counts[0], counts[-1]
     (q, k_all, v_all), (k_ready, v_ready, k_free, v_free, turn) = memory, barriers
     alternate = config.turns and config.warpgroups == 2
 
@@ -467,10 +494,11 @@ def _compute(
         plgpu.barrier_arrive(v_free.at[slot])
         return _Sums(top, total, out)
 
-    pl.when(visited > 0)(lambda: plgpu.barrier_wait(k_ready.at[0]))
+    slot = lax.rem(jnp.int32(first), jnp.int32(config.stages))
+    pl.when(visited > first)(lambda: plgpu.barrier_wait(k_ready.at[slot]))
     pl.when(warpgroup == 1)(pass_turn)
     sums = _start(config, q.shape[-1])
-    for start, stop, kind in _ranges(shape, counts):
+    for start, stop, kind in _ranges(shape, counts, first):
         sums = lax.fori_loop(start, stop, functools.partial(visit, kind=kind), sums)
     pl.when(warpgroup == 0)(pass_turn)
     return _result(sums)
@@ -483,7 +511,7 @@ def _compute_overlapped(
 
     Weights are computed while values are multiplied. It needs at least one tile of keys.
     """
-    config, visited = shape.config, counts[-1]
+    config, first, visited = shape.config, counts[0], counts[-1]
     (q, k_all, v_all), (k_ready, v_ready, k_free, v_free, turn) = memory, barriers
 
     def pass_turn() -> None:
@@ -533,15 +561,13 @@ def _compute_overlapped(
         return _Sums(top, total, out * lax.broadcast_in_dim(shrink, out.shape, (0,))), weights.astype(q.dtype)
 
     pl.when(warpgroup == 1)(pass_turn)
-    plgpu.barrier_wait(k_ready.at[0])
+    plgpu.barrier_wait(k_ready.at[slot_of(first)])
     sums = _start(config, q.shape[-1])
-    first = jnp.int32(0)
-    x = _products(q, k_all.at[0], config, pass_turn)
+    x = _products(q, k_all.at[slot_of(first)], config, pass_turn)
     top, total, _, p = weigh(first, x, sums.top, sums.total, "masked")
     pass_turn()
     carry = _Sums(top, total, sums.out), p.astype(q.dtype)
-    for start, stop, kind in _ranges(shape, counts):
-        start, stop = (_largest(x, 1) for x in (start, stop))
+    for start, stop, kind in _ranges(shape, counts, first + 1):
         carry = lax.fori_loop(start, stop, functools.partial(visit, kind=kind), carry)
     sums, p = carry
     last = slot_of(visited - 1)
