@@ -1,0 +1,277 @@
+"""Measures the trial kernel on one NVIDIA Hopper GPU: `python benchmarks/flash/device.py --output FILE`.
+
+First the kernel beside a float64 formula, then times: the kernel and its variants, this library's attention by XLA,
+cuDNN without and with a dense bias, JAX's own Mosaic GPU kernel, and PyTorch's FlexAttention. FILE is written after
+each case. A second run goes on where it ended. `--seconds N` stops in time; `--only TEXT` runs cases whose names
+contain one of the texts; `--retry` runs what failed again; `--list` names all; `--interpret` checks the kernel without
+a device.
+
+The cases run in a process of its own, which is ended and started again if one hangs or breaks the device's context.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+START = time.perf_counter()
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+FOLDER = Path(__file__).resolve().parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parents[1])]
+
+from cases import Case, Problem, cases, positions_of, small  # noqa: E402 - from the folder
+
+# Operands and the truth
+
+
+def operands(problem: Problem) -> tuple[Any, ...]:
+    """Query, key and value."""
+    return _drawn(problem._replace(bias="none", causal=True, positions=None))
+
+
+@functools.lru_cache(maxsize=4)
+def _drawn(problem: Problem) -> tuple[Any, ...]:
+    import jax
+    import jax.numpy as jnp
+
+    def draw(seed: int, length: int, heads: int) -> Any:
+        shape = problem.batch, length, heads, problem.head_dim
+        return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(problem.dtype)
+
+    lengths = (problem.queries, problem.heads), (problem.keys, problem.kv_heads), (problem.keys, problem.kv_heads)
+    return tuple(draw(i, *size) for i, size in enumerate(lengths))
+
+
+@functools.lru_cache(maxsize=1)
+def _on_host(problem: Problem) -> tuple[Any, ...]:
+    import numpy as np
+
+    return tuple(np.asarray(x) for x in operands(problem))
+
+
+def compare(problem: Problem, out: Any, residual: Any, scale: float | None = None, rows: int = 12) -> dict[str, Any]:
+    """The error of some rows of the output beside float64."""
+    import numpy as np
+    from biases import BIASES
+
+    scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
+    random, (q, k, v), positions = np.random.default_rng(2), _on_host(problem), positions_of(problem)
+    out, residual = np.asarray(out), None if residual is None else np.asarray(residual)
+    wrong, size, worst, worst_sum = 0.0, 0.0, 0.0, 0.0
+    for head in sorted({0, problem.heads // 2, problem.heads - 1}):
+        batch = int(random.integers(problem.batch))
+        chosen = np.unique(np.append(random.integers(problem.queries, size=rows), [0, problem.queries - 1]))
+        group = head // (problem.heads // problem.kv_heads)
+        q64 = q[batch, chosen, head].astype(np.float64)
+        k64, v64 = (x[batch, :, group].astype(np.float64) for x in (k, v))
+        i, j = chosen, np.arange(problem.keys)
+        if positions is not None:
+            i, j = (p[min(batch, len(p) - 1)].astype(int) for p in positions)
+            i = i[chosen]
+        i, j = i[:, None], j[None, :]
+        scores = q64 @ k64.T * scale + BIASES[problem.bias].formula(head, problem.heads, i, j)
+        if problem.causal:
+            scores = np.where(j <= i, scores, -np.inf)
+        top = scores.max(1, keepdims=True)
+        p = np.exp(scores - top)
+        truth = p @ v64 / p.sum(1, keepdims=True)
+        got = out[batch, chosen, head].astype(np.float64)
+        wrong, size = wrong + np.sum((got - truth) ** 2), size + np.sum(truth**2)
+        worst = max(worst, float(np.max(np.abs(got - truth))))
+        if residual is not None:
+            error = residual[batch, head, chosen] - (top + np.log(p.sum(1, keepdims=True)))[:, 0]
+            worst_sum = max(worst_sum, float(np.max(np.abs(error))))
+    result = {"error": float(math.sqrt(wrong / size)), "worst": worst}
+    return result if residual is None else result | {"residual_error": worst_sum}
+
+
+# Running
+
+
+def prepare(case: Case) -> Any:
+    """Compiles a case; runs in a thread."""
+    import jax
+
+    start = time.perf_counter()
+    function, more = case.make(case.problem)
+    arguments = *operands(case.problem), *more
+    return jax.jit(function).lower(*arguments).compile(), arguments, time.perf_counter() - start
+
+
+def measure(case: Case, compiled: Any, arguments: Any) -> dict[str, Any]:
+    import jax
+
+    start = time.perf_counter()
+    out = jax.block_until_ready(compiled(*arguments))
+    result: dict[str, Any] = {"first_call_s": time.perf_counter() - start}
+    if case.check:
+        both = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
+        result |= compare(case.problem, *both, scale=case.scale)
+    if not case.timed:
+        return result
+    first = jax.tree.leaves(out)[0]
+    start = time.perf_counter()
+    jax.block_until_ready(compiled(*arguments))
+    once = time.perf_counter() - start
+    count = max(2, min(100, round(0.03 / once)))
+    times = []
+    for _ in range(5 if once < 0.1 else 2):
+        start = time.perf_counter()
+        for _ in range(count):
+            out = compiled(*arguments)
+        jax.block_until_ready(out)
+        times.append((time.perf_counter() - start) / count)
+    flops = case.problem.flops * case.products
+    if case.check:
+        import numpy as np
+
+        result["same_bits"] = bool(np.array_equal(np.asarray(first), np.asarray(jax.tree.leaves(out)[0])))
+    return result | {
+        "ms": min(times) * 1e3,
+        "ms_worst": max(times) * 1e3,
+        "tflops": flops / min(times) / 1e12,
+        "repeats": count,
+    }
+
+
+def environment() -> dict[str, Any]:
+    import jax
+    import jaxlib
+    import numpy as np
+
+    smi = "nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit --format=csv,noheader"
+    try:
+        card = subprocess.run(smi.split(), capture_output=True, text=True, timeout=20).stdout.strip()
+    except OSError:
+        card = ""
+    versions = {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "numpy": np.__version__}
+    return {"device": str(jax.devices()[0].device_kind), "card": card, **versions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("build/flash.json"))
+    parser.add_argument("--seconds", type=float, default=450)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--retry", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--interpret", action="store_true")
+    parser.add_argument("--threads", type=int, default=8, help="how many compile side by side")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.interpret:
+        os.environ |= {"FLASH_INTERPRET": "1", "NPROC": "16"}  # the interpreter's warpgroups block threads of XLA:CPU
+    if arguments.list:
+        print(*(f"{c.seconds:4.0f} s  {c.name}" for c in cases()), sep="\n")
+    elif arguments.work:
+        work(arguments)
+    else:
+        supervise(arguments)
+
+
+def supervise(arguments: argparse.Namespace) -> None:
+    """Runs the cases in processes of their own until one ends by itself."""
+    output, now, last = arguments.output, _now(arguments.output), START + arguments.seconds
+    output.parent.mkdir(parents=True, exist_ok=True)
+    options = [x for x in sys.argv[1:] if x != "--retry"]
+    for attempt in range(10):
+        now.unlink(missing_ok=True)
+        retry = ["--retry"] * (arguments.retry and not attempt)
+        left = f"--seconds={last - time.perf_counter():.0f}"  # the last one counts
+        process = subprocess.Popen([sys.executable, __file__, *options, *retry, left, "--work"])
+        while process.poll() is None:
+            time.sleep(0.25)
+            if time.time() > _read(now).get("until", math.inf) or time.perf_counter() > last + 30:
+                process.kill()
+                process.wait()
+        if process.returncode == 0 or time.perf_counter() > last:
+            break
+        stored = _read(output) or {"cases": {}}
+        for name in _read(now).get("names", []):
+            if name not in stored["cases"]:
+                stored["cases"][name] = {"failed": f"its process hung or ended with {process.returncode}"}
+                print(f"{name}: FAILED, hung or ended with {process.returncode}", flush=True)
+        output.write_text(json.dumps(stored, indent=1))
+    now.unlink(missing_ok=True)
+    print(f"{time.perf_counter() - START:.0f} s")
+
+
+def _now(output: Path) -> Path:
+    """Where a process says what it does, and until when."""
+    return output.with_suffix(".now")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Runs the cases that have no result."""
+    wanted = [c for c in cases() if not arguments.only or any(text in c.name for text in arguments.only)]
+    if arguments.interpret:
+        wanted = [c._replace(problem=small(c.problem)) for c in wanted if c.name.startswith("right")]
+    stored = _read(arguments.output) or {"cases": {}}
+    stored["environment"] = environment()
+    done = stored["cases"]
+    wanted = [c for c in wanted if c.name not in done or (arguments.retry and "failed" in done[c.name])]
+    print(stored["environment"], f"{len(wanted)} cases", flush=True)
+
+    def keep(case: Case, result: dict[str, Any]) -> None:
+        done[case.name] = result | {"at_s": round(time.perf_counter() - START, 1)}
+        arguments.output.write_text(json.dumps(stored, indent=1))
+        print(_line(case.name, done[case.name]), flush=True)
+
+    def announce(names: list[str], seconds: float) -> None:
+        _now(arguments.output).write_text(json.dumps({"names": names, "until": time.time() + seconds}))
+
+    with ThreadPoolExecutor(arguments.threads) as pool:
+        for group in (wanted[i : i + arguments.threads] for i in range(0, len(wanted), arguments.threads)):
+            left = arguments.seconds - (time.perf_counter() - START)
+            if left < max(c.seconds for c in group) + 15:
+                print(f"stops with {left:.0f} s left", flush=True)
+                break
+            announce([c.name for c in group], 200)
+            futures = {c.name: pool.submit(prepare, c) for c in group if c.run is None}
+            for future in futures.values():  # none is timed while another is compiled
+                future.exception()
+            for case in group:
+                if time.perf_counter() - START > arguments.seconds:
+                    break
+                announce([case.name], case.seconds + (300 if arguments.interpret else 40))
+                try:
+                    if case.run is not None:
+                        keep(case, case.run())
+                        continue
+                    compiled, values, seconds = futures.pop(case.name).result()
+                    keep(case, measure(case, compiled, values) | {"compile_s": round(seconds, 2)})
+                    del compiled, values
+                except Exception as error:  # noqa: BLE001 - one case must not end the others
+                    keep(case, {"failed": traceback.format_exc()[-3000:]})
+                    if "CUDA_ERROR" in str(error):  # what comes after it in this process fails too
+                        os._exit(3)
+            _now(arguments.output).unlink(missing_ok=True)
+
+
+def _line(name: str, result: dict[str, Any]) -> str:
+    if "failed" in result:
+        return f"{name}: FAILED {result['failed'].strip().splitlines()[-1][:200]}"
+    figures = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in result.items()}
+    return f"{name}: " + ", ".join(f"{k} {v}" for k, v in figures.items())
+
+
+if __name__ == "__main__":
+    main()
