@@ -116,12 +116,11 @@ def _primitive(name: str, types: Program, program: Program) -> Any:
             single = [x if axis is None else _row(x) for x, axis in zip(single, level.axes, strict=True)]
         return [_rows(x, rows) for x in types(settings, *single, **static)]
 
-    def mapped(data: Any, axes: Any, *operands: Any, levels: tuple[Level, ...], **static: Any) -> Sequence[Any]:
+    def mapped(of: Any, data: Any, axes: Any, *operands: Any, levels: tuple[Level, ...], **static: Any) -> Any:
         level = Level(tuple(axes), data.name, data.spmd_name)
-        return new.bind(*operands, levels=(*levels, level), **static)
+        return of.bind(*operands, levels=(*levels, level), **static)
 
-    new = primitive(name, type_of, {None: run}, mapped, parameters=_STATIC, several=True)
-    return new
+    return primitive(name, type_of, {None: run}, mapped, parameters=_STATIC, several=True)
 
 
 def _run(

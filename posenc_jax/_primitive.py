@@ -34,8 +34,8 @@ def primitive(
       name: its name in programs.
       type_of: type_of(*operand_types, **parameters) is the type of the result.
       programs: the program of each platform; None stands for the platforms not named.
-      mapped: mapped(level, axes, *operands, **parameters) binds the primitive under one more `jax.vmap`. The new axis
-        is the first of the results, and of the operands for which axes holds 0 and not None.
+      mapped: mapped(primitive, level, axes, *operands, **parameters) binds the primitive under one more `jax.vmap`. The
+        new axis is the first of the results, and of the operands for which axes holds 0 and not None.
       parameters: the names of the parameters, which are hashable.
       several: whether there are several results, a list.
     """
@@ -54,7 +54,7 @@ def primitive(
             axis, y = None, new.bind(*operands, **static)
         else:
             firsts = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
-            axis, y = 0, mapped(level, [None if axis is None else 0 for axis in axes], *firsts, **static)
+            axis, y = 0, mapped(new, level, [None if axis is None else 0 for axis in axes], *firsts, **static)
         return y, [axis] * len(y) if several else axis
 
     new.def_impl(evaluate)
@@ -107,8 +107,8 @@ def differentiated(program: Callable[..., Any], primals: Sequence[Any], tangents
 
 def retyped(x: Any, shape: Sequence[Any], *, dtype: Any = None, sharding: Any = None) -> Any:
     """The type x with another shape, and another dtype and sharding if they are given; not weak."""
-    more = {"dtype": dtype, "sharding": sharding}
-    return x.update(shape=tuple(shape), weak_type=False, **{k: v for k, v in more.items() if v is not None})
+    dtype, sharding = dtype or x.dtype, sharding or x.sharding
+    return x.update(shape=tuple(shape), dtype=dtype, weak_type=False, sharding=sharding)
 
 
 def varying(x: jax.Array) -> frozenset[Any]:

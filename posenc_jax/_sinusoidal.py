@@ -142,15 +142,10 @@ def _add_sinusoidal(
 def _encoding_of(x: jax.Array, angles: Angles, layout: Layout) -> jax.Array:
     """Encodes angles of x's rank to the shape of x."""
     encode = functools.partial(features, layout=layout)
-
-    def computed(angles: Angles) -> jax.Array:
-        return computed_where_used(encode, x, angles)
-
-    def table(angles: Angles) -> jax.Array:
-        return jnp.broadcast_to(materialized(encode(angles)), x.shape)
-
+    computed = functools.partial(computed_where_used, encode, x)
     if angles.vary or not is_shared(x, angles):
         return computed(angles)
     # A CPU reads a table faster than it computes the encoding again.
+    table = lambda angles: jnp.broadcast_to(materialized(encode(angles)), x.shape)  # noqa: E731
     cpu = functools.partial(_mesh.sharded_as, [x, angles.positions], table)
     return jax.lax.platform_dependent(angles, cpu=cpu, default=computed)

@@ -70,7 +70,7 @@ def _type(*operands: Any, settings: TurnSettings, **_: Any) -> Any:
     return retyped(x, (*rows, x.shape[-1]), dtype=settings.result or x.dtype, sharding=sharding)
 
 
-def _mapped(of: Any, _: Any, axes: Sequence[Any], *operands: Any, settings: TurnSettings, **parameters: Any) -> Any:
+def _mapped(of: Any, _: Any, axes: Any, *operands: Any, settings: TurnSettings, **parameters: Any) -> Any:
     batched = (x[None] if axis is None else x for x, axis in zip(operands, axes, strict=True))
     return _bind(of, *batched, settings=settings._replace(batch=settings.batch + 1), **parameters)
 
@@ -247,20 +247,10 @@ def _sum_to(like: Any, x: jax.Array) -> jax.Array:
 
 
 _KINDS = {None: "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
-_rotation = primitive(
-    "rotation",
-    _type,
-    {platform: functools.partial(_program, kind) for platform, kind in _KINDS.items()},
-    lambda *level, **parameters: _mapped(_rotation, *level, **parameters),
-    parameters=("settings", "structure"),
-)
-_derivative = primitive(
-    "rotation_derivative",
-    _type,
-    {None: _rotate_tangent},
-    lambda *level, **parameters: _mapped(_derivative, *level, **parameters),
-    parameters=("settings", "structure", "moving"),
-)
+_programs = {platform: functools.partial(_program, kind) for platform, kind in _KINDS.items()}
+_rotation = primitive("rotation", _type, _programs, _mapped, parameters=("settings", "structure"))
+_parameters = "settings", "structure", "moving"
+_derivative = primitive("rotation_derivative", _type, {None: _rotate_tangent}, _mapped, parameters=_parameters)
 set_jvp(_rotation, _jvp)
 set_jvp(_derivative, _jvp_of_derivative)
 set_transpose(_rotation, _transpose)
