@@ -11,7 +11,6 @@ $f$ and its tangent are primitives of JAX. `jax.vmap` records which operands it 
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from posenc_jax._primitive import differentiated, primitive, retyped, set_jvp, set_transpose
+from posenc_jax._primitive import primitive, retyped, set_jvp, set_transpose
 from posenc_jax._xla import compiled
 
 Program = Callable[..., Sequence[Any]]
@@ -69,10 +68,6 @@ def operation(name: str, *, types: Program, compute: Program, tangent: Program, 
         dy = derivative.bind(*primals, *y, *moved, settings=settings, levels=levels, moving=moving)
         return y, [*dy, None]
 
-    def jvp_of_derivative(primals: Any, tangents: Any, *, settings: Any, **static: Any) -> tuple[Any, Any]:
-        program = functools.partial(_run, compute_tangent, settings, **static)
-        return differentiated(program, primals, tangents)
-
     @compiled(f"{name}_transpose", static_argnames=_STATIC)
     def run_transpose(
         known: Any, cotangents: Any, *, settings: Any, levels: tuple[Level, ...], moving: tuple[bool, ...]
@@ -90,7 +85,6 @@ def operation(name: str, *, types: Program, compute: Program, tangent: Program, 
         return [None] * len(known) + list(run_transpose(known, cotangents, moving=moving, **static))
 
     set_jvp(function, jvp)
-    set_jvp(derivative, jvp_of_derivative)
     set_transpose(derivative, transposed)
     return lambda settings, *operands: function.bind(*operands, settings=settings, levels=())
 

@@ -1,11 +1,13 @@
 """Primitives of JAX, and what their types say. No other module imports `jax.interpreters`.
 
-A primitive here has a type, a program for each platform, and a rule for `jax.vmap`; `set_jvp` and `set_transpose` give
-it derivatives. Rules see None where nothing moves. No other module calls methods of types that JAX does not document.
+A primitive here has a type, a program for each platform, and a rule for `jax.vmap`. Its tangent is that of its program,
+unless `set_jvp` gives it another; `set_transpose` gives it a transpose. Rules see None where nothing moves. No other
+module calls methods of types that JAX does not document.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -62,6 +64,7 @@ def primitive(
     batching.fancy_primitive_batchers[new] = batch
     for platform, program in programs.items():
         mlir.register_lowering(new, mlir.lower_fun(program, multiple_results=several), platform=platform)
+    set_jvp(new, lambda *moves, **static: differentiated(functools.partial(programs[None], **static), *moves))
     return new
 
 
@@ -95,7 +98,7 @@ def unknown(operand: Any) -> Any:
 
 
 def differentiated(program: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    """The result of a program and its tangent: the rule of a primitive that no rule of its own differentiates."""
+    """The result of a program and its tangent, for operands that move, whose tangents are not None."""
     moving = {i: t for i, t in enumerate(tangents) if t is not None}
 
     def of_moving(*values: Any) -> Any:

@@ -114,7 +114,8 @@ def rotary(
     """
     inverse = _checks.flag("inverse", inverse)
     if waves is not None:
-        _check_alone(positions=positions, frequencies=frequencies, inverse=inverse or None)
+        for name, value in {"positions": positions, "frequencies": frequencies, "inverse": inverse or None}.items():
+            require(value is None, "{} must not be given beside waves, got {}", name, _checks.describe(value))
         x, table, axis = _arguments.parse_rotary_by_waves(x, waves, layout, head_axis, part)
         return rotate_vectors(TurnSettings(layout, part == "last"), x, Waves(table), axis)
     x, positions, frequencies, axis = _arguments.parse_rotary(
@@ -140,12 +141,6 @@ def _placed_frequencies(x: jax.Array, frequencies: Spectrum, head_axis: int | No
         return frequencies
     flat = frequencies.reshape(*frequencies.shape[:-2], -1)
     return jnp.expand_dims(flat, [axis for axis in range(x.ndim - 1) if axis != head_axis or flat.ndim == 1])
-
-
-def _check_alone(**arguments: Any) -> None:
-    """Raises if one of these arguments is given, because waves stand for them."""
-    for name, value in arguments.items():
-        require(value is None, "{} must not be given beside waves, got {}", name, _checks.describe(value))
 
 
 @public

@@ -42,7 +42,7 @@ from posenc_jax import _mesh, _xla
 from posenc_jax._arrays import align
 from posenc_jax._frequencies import Frequencies
 from posenc_jax._pairs import Rotation, TurnSettings, split
-from posenc_jax._primitive import differentiated, primitive, retyped, set_jvp, set_transpose, unknown
+from posenc_jax._primitive import primitive, retyped, set_jvp, set_transpose, unknown
 from posenc_jax._turn_forms import form_of
 from posenc_jax._waves import Angles, Waves, coordinates, expand
 
@@ -147,10 +147,6 @@ def _tangent_by_waves(
     return r.result(terms[0] + terms[1])
 
 
-def _jvp_of_derivative(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
-    return differentiated(functools.partial(_rotate_tangent, **parameters), primals, tangents)
-
-
 # The transposes. Each is compiled, for the same bits under `jax.jit` and outside it.
 
 
@@ -212,9 +208,6 @@ def _cotangents(
     g = turn(settings._replace(backward=not settings.backward, result=r.dtype), dy, angles)
     products = g * r.partners().astype(r.dtype)
 
-    def of_x(like: Any) -> jax.Array:
-        return _sum_to(like, g)
-
     def of_positions(like: Any) -> jax.Array:
         # Sums first over axes along which neither the position nor ω varies.
         shared = [axis for axis in _broadcast_axes(like) if static or arrays[1].shape[axis] == 1]
@@ -231,7 +224,7 @@ def _cotangents(
         by_axis = [_sum_of_theta(r, products * p, axes) for p in along]
         return by_axis[0] if len(by_axis) == 1 else jnp.concatenate(by_axis, axis=-1)
 
-    rules = zip(wanted, (of_x, of_positions, of_frequencies), strict=False)
+    rules = zip(wanted, (lambda like: _sum_to(like, g), of_positions, of_frequencies), strict=False)
     return [None if like is None else rule(like).astype(like.dtype) for like, rule in rules]
 
 
@@ -252,6 +245,5 @@ _rotation = primitive("rotation", _type, _programs, _mapped, parameters=("settin
 _parameters = "settings", "structure", "moving"
 _derivative = primitive("rotation_derivative", _type, {None: _rotate_tangent}, _mapped, parameters=_parameters)
 set_jvp(_rotation, _jvp)
-set_jvp(_derivative, _jvp_of_derivative)
 set_transpose(_rotation, _transpose)
 set_transpose(_derivative, _transpose_derivative)
