@@ -19,7 +19,14 @@ README, NOXFILE, PROJECT = read("README.md"), read("noxfile.py"), tomllib.loads(
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
 PAGES |= {
     name: read(name)
-    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "conformance/README.md", "benchmarks/NOTES.md")
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "conformance/README.md",
+        "benchmarks/NOTES.md",
+    )
 }
 WORDS = dict(zip("five six seven eight nine ten eleven twelve thirteen".split(), range(5, 14), strict=True))
 
