@@ -24,6 +24,7 @@ import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.hostile import EDGES, FLOATS, MANY, THOROUGH, TRIED, print_what_was_tried, profile  # noqa: F401 (fixtures)
 from helpers.quick import quick
+from helpers.spectra import SCALINGS
 from helpers.tiers import tiered
 from oracles import biases, spectra
 from oracles.attention import dense, may_see
@@ -42,7 +43,6 @@ NAN, INF = float("nan"), float("inf")
 P, X, H = np.arange(6, dtype=np.int32), np.ones((6, 8), np.float32), np.ones((6, 2, 8), np.float32)
 ONES, TILE = np.ones(2, np.float32), {"query_positions": P, "key_positions": P}
 MLP = tuple(np.ones(shape, np.float32) for shape in ((4,), (4,), (4, 2), (2,)))
-EXTENDED = {"dim": 8, "base": 1e4, "factor": 2.0}
 VALID = {
     "Frequencies": {"turns": (1 << 120, 1 << 119), "dim": 4, "axes": (0, 1), "attention_factor": 1.0, "precision": "exact"},
     "hf.positions_from_tokens": {"config": {"model_type": "qwen2_5_vl", "image_token_id": 3, "video_token_id": 4}, "tokens": P, "image_grids": [(1, 2, 2)], "video_grids": [(1, 2, 2)], "video_seconds": [2.0], "mask": np.ones(6, bool)},
@@ -57,7 +57,6 @@ VALID = {
     "axial": {"frequencies": 8, "num_axes": 2, "base": 1e4},
     "convert_layout": {"weights": X, "frequencies": 8, "source": "half", "target": "interleaved", "axis": 1, "num_heads": 1, "part": "first"},
     "cos_sin": {"positions": P, "frequencies": 8},
-    "dynamic_ntk": {**EXTENDED, "original_max": 64, "length": 128},
     "fire": {**TILE, "mlp": MLP, "c": 0.1, "threshold": 8.0},
     "fourier_features": {"x": X, "matrix": np.ones((8, 3), np.float32), "layout": "half", "dtype": jnp.float32},
     "geometric": {"dim": 8, "base": 1e4, "endpoint": True},
@@ -66,18 +65,13 @@ VALID = {
     "kerple_log": {**TILE, "scale": ONES, "rate": ONES},
     "kerple_power": {**TILE, "scale": ONES, "exponent": ONES},
     "learned": {"positions": P, "table": X, "out_of_range": "nan"},
-    "linear_scaling": {"frequencies": 8, "factor": 2.0},
-    "llama3": {"frequencies": 8, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max": 64},
-    "longrope": {"frequencies": 8, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max": 64, "factor": 2.0, "length": 100, "attention_factor": None},
     "multi_section": {"frequencies": 8, "sections": (2, 1, 1), "interleaved": False},
     "multimodal_positions": {"parts": [2, (1, 2, 2)], "following": "side"},
-    "ntk": EXTENDED,
     "offset_similarity": {"offset": P, "frequencies": 8},
     "positions_from_lengths": {"lengths": P, "total": 20},
     "positions_from_mask": {"mask": np.ones(6, bool)},
     "positions_from_segments": {"ids": P, "padding": 0},
     "positions_from_tokens": {"tokens": P, "image_token": 3, "video_token": 4, "image_grids": [(1, 2, 2)], "video_grids": [(1, 2, 2)], "video_steps": [2.0], "spatial_merge_size": 2, "mask": np.ones(6, bool), "following": "side"},
-    "proportional": {"dim": 8, "base": 1e4, "fraction": 0.5, "factor": 1.0},
     "relative_position_bias": {"query_positions": np.zeros((6, 2), np.int32), "key_positions": np.ones((6, 2), np.int32), "table": np.ones((3, 5, 2), np.float32), "prefix": np.ones((3, 2), np.float32), "symmetric": False, "out_of_range": "nan"},
     "resize_table": {"table": X, "shape": 4, "method": "linear", "antialias": False, "align_corners": True, "zeros_outside": False},
     "rotary": {"x": H, "positions": P, "frequencies": 8, "layout": "half", "head_axis": -2, "part": "first", "inverse": False},
@@ -89,8 +83,8 @@ VALID = {
     "t5": {**TILE, "table": np.ones((8, 2), np.float32), "bidirectional": True, "max_distance": 16},
     "timestep_embedding": {"timesteps": P, "dim": 8, "flip_sin_to_cos": True, "downscale_freq_shift": 1.0, "scale": 1.0, "max_period": 1e4, "dtype": jnp.float32},
     "xpos": {"query": H, "key": H, "positions": P, "frequencies": 8, "key_positions": P, "origin": 0, "scale_base": 512.0, "gamma": 0.4, "layout": "half", "head_axis": -2},
-    "yarn": {**EXTENDED, "original_max": 64, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "attention_factor": 1.0},
 }  # fmt: skip
+VALID |= {scaling.function.__name__: scaling.arguments for scaling in SCALINGS.values()}
 KEYS = jax.random.wrap_key_data(np.arange(12, dtype=np.uint32).reshape(6, 2))
 JUNK = [
     None, True, False, 0, -1, 1, 3, 7, -0.0, 0.5, 1e-320, 1e-39, 2e-38, 1e-20, 1e38, 1e308, -2.5, NAN, INF, -INF, 2**31, -(2**31) - 1, 2**63, 10**400,

@@ -10,7 +10,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.quick import quick
-from helpers.spectra import WIDTHS, assert_exact
+from helpers.spectra import SCALINGS, WIDTHS, assert_exact
 from helpers.tiers import thorough, tiered
 from oracles import encodings, rotations, spectra
 from posenc_jax import _frequencies, _scalings
@@ -130,6 +130,14 @@ def test_what_leaves_a_spectrum_as_it_is():
     for same in (pe.ntk(16, 5e5, 1), pe.yarn(16, 5e5, 1, 64), pe.proportional(16, 5e5, 1)):
         assert same == pe.geometric(16, 5e5)
     assert pe.linear_scaling(16, 2) == pe.linear_scaling(pe.geometric(16), 2)
+
+
+@pytest.mark.parametrize("label", SCALINGS)
+def test_every_scaling_is_its_formula(label):
+    scaling = SCALINGS[label]
+    (omegas, amplitude), got = scaling.formula(), scaling.function(**scaling.arguments)
+    assert_exact(got, omegas)
+    assert got.attention_factor == pytest.approx(float(amplitude), rel=1e-15)
 
 
 CALLS = [
