@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from devices.aot import Compiled
+from helpers.biases import BIASES
 from helpers.closeness import assert_within
 from helpers.quick import compiler_options, quick
 from helpers.tiers import thorough, tiered
@@ -62,10 +63,6 @@ def fire(i, j, *mlp):
     return pe.fire(i, j, mlp, c=0.1, threshold=50.0)
 
 
-def relative(i, j, *table):
-    return pe.relative_position_bias(i, j, *table, out_of_range="zeros")
-
-
 def by_waves(x, *waves):
     return pe.rotary(x, waves=waves, head_axis=-2)
 
@@ -101,14 +98,14 @@ CASES = {
     "shift, one": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (np.int32(5), P())], ROWS),
     "rotation_matrix": (partial(pe.rotation_matrix, frequencies=8), [(EACH, ROWS)], ROWS),
     "offset_similarity": (partial(pe.offset_similarity, frequencies=DIM), [(EACH, ROWS)], ROWS),
-    "alibi": (pe.alibi, [*TILE, (SLOPES, ONE)], BIAS),
-    "t5": (pe.t5, [*TILE, (normal(8, HEADS), P(None, H))], BIAS),
-    "relative": (relative, [*TILE, (normal(99, HEADS), P(None, H))], BIAS),
-    "kerple_log": (pe.kerple_log, [*TILE, (SLOPES, ONE), (SLOPES[::-1], ONE)], BIAS),
-    "kerple_power": (pe.kerple_power, [*TILE, (SLOPES, ONE), (SLOPES[::-1], ONE)], BIAS),
-    "fire": (fire, [*TILE, *MLP], BIAS),
-    "sandwich": (partial(pe.sandwich, heads=HEADS, frequencies=DIM), TILE, P(D, None, S)),
 }
+
+BIASED = {}  # their parameters are split along the heads
+for name, bias in BIASES.items():
+    call, parameters = bias.of(HEADS)
+    split = [(x, P(*[None] * (x.ndim - 1), H) if x.shape[-1] == HEADS else P()) for x in parameters]
+    BIASED[name] = call, [*TILE, *split], BIAS if split else P(D, None, S)
+CASES |= BIASED
 # Other forms of these, on one mesh
 FORMS = {
     "sinusoidal, half": (partial(pe.sinusoidal, frequencies=DIM, layout="half"), [(EACH, ROWS)], ROWS),
@@ -134,12 +131,11 @@ FORMS = {
     "rotation_matrix, half": (partial(pe.rotation_matrix, frequencies=DIM, layout="half"), [(EACH, ROWS)], ROWS),
     "t5, causal": (partial(pe.t5, bidirectional=False), CASES["t5"][1], BIAS),
 }
-BIASED = {name: CASES[name] for name in ("alibi", "t5", "relative", "kerple_log", "kerple_power", "fire", "sandwich")}
 FORMS |= {f"{name}, keys": (f, [*COLUMNS, *x[2:]], P(*spec[:2], None, S)) for name, (f, x, spec) in BIASED.items()}
 FORMS |= {
     f"{name}, floats": (f, [*FLOATS, *x[2:]], spec)
     for name, (f, x, spec) in BIASED.items()
-    if name not in ("t5", "relative")
+    if not BIASES[name].integers
 }
 
 MANY = {  # the kinds of the axes
@@ -340,12 +336,7 @@ LEARNED = {
     "rotary": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (NEAR, ROWS), (W[:4], P())]),
     "shift": (pe.shift, [(X, ROWS), (NEAR, ROWS), (W[:4], P())]),
     "fourier_features": (pe.fourier_features, [(normal(BATCH, LENGTH, 3), ROWS), (normal(3, 4), P())]),
-    "alibi": (pe.alibi, CASES["alibi"][1]),
-    "t5": (pe.t5, CASES["t5"][1]),
-    "relative": (relative, CASES["relative"][1]),
-    "kerple_log": (pe.kerple_log, CASES["kerple_log"][1]),
-    "kerple_power": (pe.kerple_power, CASES["kerple_power"][1]),
-    "fire": (fire, CASES["fire"][1]),
+    **{name: (f, x) for name, (f, x, _) in BIASED.items()},
     "fire, kernel": (lambda i, j, *x: fire(i, j, *x[:2], x[-1], x[2]), [*TILE, *MLP[:2], MLP[3], MLP[2]]),
     "sandwich": (lambda i, j, w: pe.sandwich(i, j, HEADS, w), [*TILE, (W[:4], P())]),
 }
@@ -477,16 +468,7 @@ ORDERS = ["contiguous", "zigzag", "striped"]
 DOCUMENTS = [5, 20, 32, 7]
 SEGMENTS = np.repeat(np.arange(4, dtype=np.int32), DOCUMENTS)
 POSITIONS = np.concatenate([np.arange(n, dtype=np.int32) for n in DOCUMENTS])
-T5_TABLE = normal(8, 4)
-BIASES = {
-    "none": None,
-    "alibi": partial(pe.alibi, heads=4),
-    "t5": lambda i, j: pe.t5(i, j, T5_TABLE, bidirectional=False),
-    "fire": lambda i, j: fire(i, j, *(w[..., :4] for w, _ in MLP)),
-    "kerple_log": lambda i, j: pe.kerple_log(i, j, SLOPES[:4], SLOPES[4:8]),
-    "kerple_power": lambda i, j: pe.kerple_power(i, j, SLOPES[:4], SLOPES[4:8]),
-    "sandwich": partial(pe.sandwich, heads=4, frequencies=DIM),
-}
+WITH_BIAS = {"none": None} | {name: bias.beside(4)[0] for name, bias in BIASES.items()}
 
 
 @functools.cache
@@ -541,12 +523,12 @@ def test_context_parallel_with_gathered_keys():
         gathered = lambda x, axis=0: lax.all_gather(x, S, axis=axis, tiled=True)  # noqa: E731
         here = {"query_positions": positions, "query_segments": segments}
         there = {"key_positions": gathered(positions), "key_segments": gathered(segments)}
-        bias, k, v = BIASES["alibi"], gathered(k, 1), gathered(v, 1)
+        bias, k, v = WITH_BIAS["alibi"], gathered(k, 1), gathered(v, 1)
         return q, pe.attention(q, k, v, bias=bias, causal=True, block_size=8, **here, **there)
 
     mesh, arrays = mesh_of((2, 4, 1)), packed()
     f = quick(jax.shard_map(local, mesh=mesh, in_specs=(*[ROWS] * 3, P(S), P(S)), out_specs=ROWS))
-    alone = lambda q, k, v, positions, segments: (pe.rotary(q, positions, head_axis=-2), example().alone(BIASES["alibi"])(q, k, v, positions, segments))  # noqa: E731  # fmt: skip
+    alone = lambda q, k, v, positions, segments: (pe.rotary(q, positions, head_axis=-2), example().alone(WITH_BIAS["alibi"])(q, k, v, positions, segments))  # noqa: E731  # fmt: skip
     rotated, attended = map(np.asarray, quick(alone)(*arrays))
     for name in ORDERS:
         parts, order = sharded(arrays, 4, name)
@@ -555,12 +537,12 @@ def test_context_parallel_with_gathered_keys():
         assert_within(got[1], attended[:, order], 2e-6, against=f"one device, where four have them {name}")
 
 
-@pytest.mark.parametrize("name", tiered(BIASES, ["t5"]))
+@pytest.mark.parametrize("name", tiered(WITH_BIAS, ["t5"]))
 def test_a_ring_with_any_bias_in_any_order(name):
-    arrays, ring = packed(), quick(example().sharded(ring_of(8), BIASES[name])).lower(*packed()).compile()
+    arrays, ring = packed(), quick(example().sharded(ring_of(8), WITH_BIAS[name])).lower(*packed()).compile()
     found = Compiled(ring.as_text(), 0, 0).collectives  # keys go to the neighbour, in the loop, and nothing else does
     assert set(found[0]) == {"collective-permute"} and not found[1]
-    want = np.asarray(quick(example().alone(BIASES[name]))(*arrays))
+    want = np.asarray(quick(example().alone(WITH_BIAS[name]))(*arrays))
     for kind in ORDERS:
         parts, order = sharded(arrays, 8, kind)
         assert_within(ring(*parts), want[:, order], 2e-6, against=f"one device, where eight have them {kind}")
@@ -590,7 +572,7 @@ def test_derivatives_of_a_ring_under_learned_biases():
     # 15 positions a device, 2 heads of keys; each device has other tiles in which nothing is seen.
     q, k, v, positions, segments = packed()
     arrays = q[:, :60], k[:, :60, :2], v[:, :60, :2], positions[:60], segments[:60]
-    parameters = SLOPES[:4], T5_TABLE, (SLOPES[4:8], SLOPES[8:12]), tuple(w[..., :4] for w, _ in MLP)
+    parameters = SLOPES[:4], normal(8, 4), (SLOPES[4:8], SLOPES[8:12]), tuple(w[..., :4] for w, _ in MLP)
     parts, place = sharded(arrays, 4, "striped")
 
     def gradients(f, positions, segments):
@@ -631,7 +613,7 @@ def test_what_a_ring_cannot_differentiate_it_refuses(by):
 def test_memory_of_a_ring_grows_with_a_device_s_part():
     def held(devices, local):
         x, row = (jax.ShapeDtypeStruct(s, t) for s, t in (((1, devices * local, 1, 64), np.float32), ((devices * local,), np.int32)))  # fmt: skip
-        f = example().sharded(ring_of(devices), BIASES["none"])
+        f = example().sharded(ring_of(devices), WITH_BIAS["none"])
         g = lambda q, k, v, dy, *rows: jax.vjp(lambda *qkv: f(*qkv, *rows), q, k, v)[1](dy)  # noqa: E731
         compiled = quick(g).lower(x, x, x, x, row, row).compile()
         return compiled.memory_analysis().temp_size_in_bytes
