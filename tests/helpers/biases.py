@@ -70,18 +70,6 @@ BIASES = {
         lambda d, i, after, heads: oracles.alibi(d, heads),
         lambda d, heads: oracles.alibi_slope(d, heads),
     ),
-    "kerple_log": Bias(
-        pe.kerple_log,
-        lambda heads: {"scale": _slopes(heads), "rate": _rates(heads)},
-        lambda d, i, after, scale, rate: oracles.kerple_log(d, scale, rate),
-        oracles.kerple_log_slope,
-    ),
-    "kerple_power": Bias(
-        pe.kerple_power,
-        lambda heads: {"scale": _slopes(heads), "exponent": _powers(heads)},
-        lambda d, i, after, scale, exponent: oracles.kerple_power(d, scale, exponent),
-        oracles.kerple_power_slope,
-    ),
     "t5": Bias(
         pe.t5,
         lambda heads: {"table": _normal(32, heads)},
@@ -93,6 +81,18 @@ BIASES = {
         lambda heads: {"table": _normal(99, heads), "out_of_range": "zeros"},
         lambda d, i, after, table, out_of_range: oracles.of_offsets(d, after, table),
         integers=True,
+    ),
+    "kerple_log": Bias(
+        pe.kerple_log,
+        lambda heads: {"scale": _slopes(heads), "rate": _rates(heads)},
+        lambda d, i, after, scale, rate: oracles.kerple_log(d, scale, rate),
+        oracles.kerple_log_slope,
+    ),
+    "kerple_power": Bias(
+        pe.kerple_power,
+        lambda heads: {"scale": _slopes(heads), "exponent": _powers(heads)},
+        lambda d, i, after, scale, exponent: oracles.kerple_power(d, scale, exponent),
+        oracles.kerple_power_slope,
     ),
     "fire": Bias(
         pe.fire,

@@ -336,7 +336,7 @@ LEARNED = {
     "rotary": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (NEAR, ROWS), (W[:4], P())]),
     "shift": (pe.shift, [(X, ROWS), (NEAR, ROWS), (W[:4], P())]),
     "fourier_features": (pe.fourier_features, [(normal(BATCH, LENGTH, 3), ROWS), (normal(3, 4), P())]),
-    **{name: (f, x) for name, (f, x, _) in BIASED.items()},
+    **{name: (f, x) for name, (f, x, _) in BIASED.items() if len(x) > 2},
     "fire, kernel": (lambda i, j, *x: fire(i, j, *x[:2], x[-1], x[2]), [*TILE, *MLP[:2], MLP[3], MLP[2]]),
     "sandwich": (lambda i, j, w: pe.sandwich(i, j, HEADS, w), [*TILE, (W[:4], P())]),
 }
