@@ -17,17 +17,8 @@ def read(path):
 
 README, NOXFILE, PROJECT = read("README.md"), read("noxfile.py"), tomllib.loads(read("pyproject.toml"))
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
-PAGES |= {
-    name: read(name)
-    for name in (
-        "README.md",
-        "CONTRIBUTING.md",
-        "SECURITY.md",
-        "CHANGELOG.md",
-        "conformance/README.md",
-        "benchmarks/NOTES.md",
-    )
-}
+AT_THE_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+PAGES |= {name: read(name) for name in (*AT_THE_ROOT, "conformance/README.md", "benchmarks/NOTES.md")}
 WORDS = dict(zip("five six seven eight nine ten eleven twelve thirteen".split(), range(5, 14), strict=True))
 
 

@@ -19,33 +19,37 @@ class Bias(NamedTuple):
 
     function: Callable[..., jax.Array]
     arguments: Callable[[int], dict[str, Any]]  # besides the positions, for so many heads; arrays are parameters
-    # In float64 from the distances |i − j|, the queries' positions, whether the key is after the query, and `arguments`.
-    formula: Callable[..., np.ndarray]
-    slope: Callable[..., np.ndarray] | None = None  # its derivative by the distance, of the distances and `arguments`
-    integers: bool = False  # takes integer positions alone, and may tell keys before the query from those after it
-    absolute: bool = False  # depends on where the query is, which is not before 0
+    formula: Callable[..., np.ndarray]  # in float64, of the distances |i − j| and `arguments`
+    slope: Callable[..., np.ndarray] | None = None  # its derivative by the distance
+    sided: bool = False  # the formula asks before `arguments` whether the key is after the query; integers alone
+    absolute: bool = False  # the formula asks before `arguments` where the query is, which is not before 0
     rounded: bool = False  # its last bit depends on the order of a sum, or on how the compiler divides
 
     def of(self, heads: int) -> tuple[Callable[..., jax.Array], tuple[np.ndarray, ...]]:
         """The function of positions and parameters, and the parameters."""
-        arguments = self.arguments(heads)
-        leaves, tree = jax.tree.flatten(arguments)
-        arrays = [isinstance(leaf, np.ndarray) for leaf in leaves]
+        leaves, tree = jax.tree.flatten(self.arguments(heads))
+        at = [n for n, leaf in enumerate(leaves) if isinstance(leaf, np.ndarray)]
 
         def call(queries: Any, keys: Any, *parameters: Any) -> jax.Array:
-            rest = iter(parameters)
-            filled = [next(rest) if array else leaf for array, leaf in zip(arrays, leaves, strict=True)]
-            return self.function(queries, keys, **tree.unflatten(filled))
+            given = dict(enumerate(leaves)) | dict(zip(at, parameters, strict=True))
+            return self.function(queries, keys, **tree.unflatten(given.values()))
 
-        return call, tuple(leaf for array, leaf in zip(arrays, leaves, strict=True) if array)
+        return call, tuple(leaves[n] for n in at)
 
     def beside(
         self, heads: int
     ) -> tuple[Callable[..., Any], Callable[..., np.ndarray], Callable[..., np.ndarray] | None]:
-        """The function of positions, its formula, and the slope if it has one."""
+        """The function of positions; its truth from distances, queries' positions and sides; the slope if it has one."""
         given = self.arguments(heads)
-        return *(partial(f, **given) for f in (self.function, self.formula)), self.slope and partial(
-            self.slope, **given
+
+        def truth(distance: Any, queries: Any, after: Any) -> np.ndarray:
+            asked = [after] * self.sided + [queries] * self.absolute
+            return self.formula(distance, *asked, *given.values())
+
+        return (
+            partial(self.function, **given),
+            truth,
+            self.slope and (lambda distance: self.slope(distance, *given.values())),
         )
 
 
@@ -57,60 +61,36 @@ def _normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
+def _sandwich(distance: Any, heads: int, width: int) -> np.ndarray:
+    return oracles.sandwich(distance, heads, spectra.geometric(width, 10_000))
+
+
 _slopes, _rates, _powers = (
     _spread(0.5, 0.3),
     _spread(0.4, 0.9),
     _spread(0.75, 1.25),
 )  # not ½, which becomes a square root
+_kerple_log, _kerple_power = (
+    (oracles.kerple_log, oracles.kerple_log_slope),
+    (oracles.kerple_power, oracles.kerple_power_slope),
+)
+_relative = partial(pe.relative_position_bias, out_of_range="zeros")
+_fire = {"c": 0.125, "threshold": 64.0}
 
 BIASES = {
-    "alibi": Bias(
-        pe.alibi,
-        lambda heads: {"heads": _slopes(heads)},
-        lambda d, i, after, heads: oracles.alibi(d, heads),
-        lambda d, heads: oracles.alibi_slope(d, heads),
-    ),
-    "t5": Bias(
-        pe.t5,
-        lambda heads: {"table": _normal(32, heads)},
-        lambda d, i, after, **settings: oracles.t5(d, after, **settings),
-        integers=True,
-    ),
-    "relative_position_bias": Bias(
-        pe.relative_position_bias,
-        lambda heads: {"table": _normal(99, heads), "out_of_range": "zeros"},
-        lambda d, i, after, table, out_of_range: oracles.of_offsets(d, after, table),
-        integers=True,
-    ),
-    "kerple_log": Bias(
-        pe.kerple_log,
-        lambda heads: {"scale": _slopes(heads), "rate": _rates(heads)},
-        lambda d, i, after, scale, rate: oracles.kerple_log(d, scale, rate),
-        oracles.kerple_log_slope,
-    ),
-    "kerple_power": Bias(
-        pe.kerple_power,
-        lambda heads: {"scale": _slopes(heads), "exponent": _powers(heads)},
-        lambda d, i, after, scale, exponent: oracles.kerple_power(d, scale, exponent),
-        oracles.kerple_power_slope,
-    ),
+    "alibi": Bias(pe.alibi, lambda n: {"heads": _slopes(n)}, oracles.alibi, oracles.alibi_slope),
+    "t5": Bias(pe.t5, lambda n: {"table": _normal(32, n)}, oracles.t5, sided=True),
+    "relative_position_bias": Bias(_relative, lambda n: {"table": _normal(99, n)}, oracles.of_offsets, sided=True),
+    "kerple_log": Bias(pe.kerple_log, lambda n: {"scale": _slopes(n), "rate": _rates(n)}, *_kerple_log),
+    "kerple_power": Bias(pe.kerple_power, lambda n: {"scale": _slopes(n), "exponent": _powers(n)}, *_kerple_power),
     "fire": Bias(
         pe.fire,
-        lambda heads: {
-            "mlp": (_normal(4), _normal(4)[::-1], _normal(4, heads), _normal(heads)),
-            "c": 0.125,
-            "threshold": 64.0,
-        },
-        lambda d, i, after, **settings: oracles.fire(d, i, **settings),
+        lambda n: {"mlp": (_normal(4), _normal(4)[::-1], _normal(4, n), _normal(n))} | _fire,
+        oracles.fire,
         absolute=True,
         rounded=True,
     ),
-    "sandwich": Bias(
-        pe.sandwich,
-        lambda heads: {"heads": heads, "frequencies": 6},
-        lambda d, i, after, heads, frequencies: oracles.sandwich(d, heads, spectra.geometric(frequencies, 10_000)),
-        rounded=True,
-    ),
+    "sandwich": Bias(pe.sandwich, lambda n: {"heads": n, "frequencies": 6}, _sandwich, rounded=True),
 }
 
 # Parameters of three heads, at positions near each other and at the ends of int32
@@ -130,7 +110,7 @@ CASES = {name: bias.of(HEADS) for name, bias in BIASES.items()} | {
     "alibi": (lambda q, k: pe.alibi(q, k, HEADS), ()),
     "alibi, slopes": (pe.alibi, (SCALE,)),
     "t5, causal": (lambda q, k, t: pe.t5(q, k, t, bidirectional=False), (TABLE,)),
-    "relative_position_bias": (partial(pe.relative_position_bias, out_of_range="zeros"), (OFFSETS,)),
+    "relative_position_bias": (_relative, (OFFSETS,)),
     "fire": (lambda q, k, mlp, c, threshold: pe.fire(q, k, mlp, c=c, threshold=threshold), (MLP, C, THRESHOLD)),
     "sandwich": (lambda q, k: pe.sandwich(q, k, HEADS, 16), ()),
 }

@@ -91,13 +91,9 @@ def temperature(factor: Real, mscale: Real = 1) -> Real:
 
 @scaling(
     {
-        "yarn-4": (32, 1000000, {"factor": 4, "original_max": 32768}),
-        "yarn-40": (
-            64,
-            10000,
-            {"factor": 40, "original_max": 4096, "beta_fast": 32, "beta_slow": 1, "attention_factor": 1.0},
-        ),
-        "yarn-32-untruncated": (64, 150000, {"factor": 32, "original_max": 4096, "truncate": False}),
+        "yarn-4": (32, 1000000, dict(factor=4, original_max=32768)),
+        "yarn-40": (64, 10000, dict(factor=40, original_max=4096, beta_fast=32, beta_slow=1, attention_factor=1.0)),
+        "yarn-32-untruncated": (64, 150000, dict(factor=32, original_max=4096, truncate=False)),
     }
 )
 def yarn(
@@ -131,21 +127,10 @@ def longrope_amplitude(factor: Real, original_max: int) -> Real:
     return MP.mpf(1) if factor <= 1 else MP.sqrt(1 + MP.log(factor) / MP.log(original_max))
 
 
-@scaling(
-    {
-        "longrope-32": (
-            32,
-            10000,
-            {
-                "original_max": 4096,
-                "factor": 32,
-                "length": None,
-                "short_factor": [1 + i / 32 for i in range(16)],
-                "long_factor": [1 + i * i / 4 for i in range(16)],
-            },
-        )
-    }
-)
+_lists = dict(short_factor=[1 + i / 32 for i in range(16)], long_factor=[1 + i * i / 4 for i in range(16)])
+
+
+@scaling({"longrope-32": (32, 10000, dict(original_max=4096, factor=32, length=None, **_lists))})
 def longrope(
     dim: int,
     base: Real,
@@ -211,26 +196,33 @@ def axes_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:
 # As Hugging Face configs write them
 
 
-def from_parameters(
-    rope: Mapping[str, Any], head_dim: int, max_length: int, length: int | None = None
-) -> tuple[list[Real], Real]:
-    """ω of each pair and the amplitude, of a flat `rope_parameters`; `length` is max(position) + 1."""
-    kind, base, share = rope["rope_type"], rope["rope_theta"], rope.get("partial_rotary_factor", 1.0)
+def call_of(
+    rope: Mapping[str, Any], head_dim: int, max_length: int, length: int | None
+) -> tuple[int, Real, dict[str, Any]]:
+    """Width, base, and settings with their type, of a flat `rope_parameters`; `length` is max(position) + 1."""
+    kind, share = rope["rope_type"], rope.get("partial_rotary_factor", 1.0)
     width = head_dim if kind == "proportional" else int(head_dim * share)
-    if kind == "default":
-        return geometric(width, base), MP.mpf(1)
     original = max_length if kind == "dynamic" else rope.get("original_max_position_embeddings", max_length)
     factor = rope.get("alpha") or rope.get("factor")
     if factor is None and kind in ("yarn", "longrope"):
-        factor = MP.mpf(max_length) / original
+        factor = max_length / original
     known = {**rope, "factor": factor, "original_max": original, "length": length or 1, "fraction": share}
-    formula = SCALINGS["ntk" if "alpha" in rope else kind]
-    settings = {name: known.get(name) for name in inspect.signature(formula).parameters}
-    omegas, amplitude = formula(width, base, **{k: v for k, v in settings.items() if v or v is False})
-    mscales = rope.get("mscale"), rope.get("mscale_all_dim")
-    if kind == "yarn" and all(mscales) and rope.get("attention_factor") is None:
-        amplitude = temperature(factor, mscales[0]) / temperature(factor, mscales[1])
-    return omegas, amplitude
+    if kind == "yarn" and all(mscales := [rope.get("mscale"), rope.get("mscale_all_dim")]):
+        amplitude = float(temperature(factor, mscales[0]) / temperature(factor, mscales[1]))
+        known["attention_factor"] = known.get("attention_factor") or amplitude
+    name = "ntk" if "alpha" in rope else kind
+    taken = {k: known.get(k) for k in inspect.signature(SCALINGS[name]).parameters} if name in SCALINGS else {}
+    return width, rope["rope_theta"], {"type": name} | {k: v for k, v in taken.items() if v or v is False}
+
+
+def from_parameters(
+    rope: Mapping[str, Any], head_dim: int, max_length: int, length: int | None = None
+) -> tuple[list[Real], Real]:
+    """ω of each pair and the amplitude, of a flat `rope_parameters`."""
+    width, base, settings = call_of(rope, head_dim, max_length, length)
+    if (name := settings.pop("type")) == "default":
+        return geometric(width, base), MP.mpf(1)
+    return SCALINGS[name](width, base, **settings)
 
 
 def axes_from_parameters(rope: Mapping[str, Any], pairs: int) -> np.ndarray:

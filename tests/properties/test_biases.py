@@ -114,13 +114,13 @@ def test_translations_change_nothing(program):
             assert np.max(np.abs(moved[name] - want)) > 0.1  # it depends on how far the query has come
         else:
             check(moved[name], want, name)
-        if not facts(name).absolute and not facts(name).integers:
+        if not facts(name).absolute and not facts(name).sided:
             check(want, np.swapaxes(want, 1, 2), name)
 
 
 @pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
 def test_float_positions_and_dtypes(program):
-    names = [name for name in CASES if not facts(name).absolute and not facts(name).integers]
+    names = [name for name in CASES if not facts(name).absolute and not facts(name).sided]
     halves, floats = NEAR.astype(np.float32) + np.float32(0.5), NEAR.astype(np.float32)
     some = program(lambda q, k: {name: CASES[name][0](q, k, *GIVEN[name]) for name in names})
     both, mixed, of_floats = some(halves, halves), some(NEAR, halves), some(floats, halves)
@@ -207,7 +207,7 @@ def test_on_a_mesh_with_explicit_axes(name, on_cpu):
 
 def test_derivatives_by_positions_are_finite():
     q = np.array([0.0, 1.5, 2.0, 700.0], np.float32)
-    cases = {name: case for name, case in CASES.items() if not facts(name).integers}
+    cases = {name: case for name, case in CASES.items() if not facts(name).sided}
 
     @quick
     def gradients(q, k):

@@ -558,7 +558,7 @@ def test_biases_of_any_positions_under_every_transform(transform, name, batch, w
     TRIED["biases"] += 1
     bias, (call, truth, slope) = BIASES[name], TRUTHS[name]
     pairs = [
-        pair for pair in PAIRS + WIDE_PAIRS * wide if not bias.integers or {np.dtype(d).kind for d in pair} <= {*"iu"}
+        pair for pair in PAIRS + WIDE_PAIRS * wide if not bias.sided or {np.dtype(d).kind for d in pair} <= {*"iu"}
     ]
     sloping = slope is not None and transform in DERIVATIVES
     kinds, batch = data.draw(st.sampled_from(SLOPING if sloping else pairs)), batch[:2]
@@ -842,7 +842,7 @@ SLOPES, NONE = np.float32([0.5, 2.0]), {"query_segments": np.array([9, 0, 0]), "
 # Functions of floats, by all of which there are derivatives; the first query sees nothing
 FREELY = {
     name: (functools.partial(call, SOME, SOME[::-1]), *parameters)
-    if bias.integers
+    if bias.sided
     else (lambda i, *parameters, call=call: call(i, FREE, *parameters), FREE, *parameters)
     for name, bias in BIASES.items()
     for call, parameters in [bias.of(2)]

@@ -67,6 +67,7 @@ def by_waves(x, *waves):
     return pe.rotary(x, waves=waves, head_axis=-2)
 
 
+ROTARY = partial(pe.rotary, head_axis=-2)
 BY_HEAD = normal(HEADS, 2, 1)  # of one pair: batch and sequence do not split tuning words, 68 bytes for each frequency
 # name → function, its arguments with what shards them, what shards the result
 CASES = {
@@ -81,19 +82,15 @@ CASES = {
     "add_learned": (pe.add_learned, [(X, ROWS), (TABLE, P()), (COUNT % 50, P(S))], ROWS),
     "fourier_features": (pe.fourier_features, [(normal(BATCH, LENGTH, 3), ROWS), (normal(3, 4), P())], ROWS),
     "timestep_embedding": (partial(pe.timestep_embedding, dim=DIM), [(TIMES, ROWS)], ROWS),
-    "rotary, half": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (COUNT, P(S))], HEADED),
-    "rotary, interleaved": (
-        partial(pe.rotary, layout="interleaved", head_axis=-2),
-        [(Q, HEADED), (COUNT, P(S))],
-        HEADED,
-    ),
-    "rotary, bfloat16": (functools.partial(pe.rotary, head_axis=-2), [(QB, HEADED), (EACH, ROWS)], HEADED),
-    "rotary, counted": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED)], HEADED),
-    "rotary, by heads": (partial(pe.rotary, head_axis=-2), [(Q, HEADED), (PLACES, ROWS), (BY_HEAD, ONE)], HEADED),
+    "rotary, half": (ROTARY, [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "rotary, interleaved": (partial(ROTARY, layout="interleaved"), [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "rotary, bfloat16": (ROTARY, [(QB, HEADED), (EACH, ROWS)], HEADED),
+    "rotary, counted": (ROTARY, [(Q, HEADED)], HEADED),
+    "rotary, by heads": (ROTARY, [(Q, HEADED), (PLACES, ROWS), (BY_HEAD, ONE)], HEADED),
     "rotary, waves": (by_waves, [(Q, HEADED), (normal(LENGTH, 4), P(S)), (normal(LENGTH, 4), P(S))], HEADED),
     "cos_sin": (partial(pe.cos_sin, frequencies=DIM), [(EACH, ROWS)], ROWS),
     "rotary, derivative": (back, [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
-    "xpos": (functools.partial(pe.xpos, head_axis=-2), [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
+    "xpos": (partial(pe.xpos, head_axis=-2), [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
     "shift": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (EACH, ROWS)], ROWS),
     "shift, one": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (np.int32(5), P())], ROWS),
     "rotation_matrix": (partial(pe.rotation_matrix, frequencies=8), [(EACH, ROWS)], ROWS),
@@ -114,16 +111,12 @@ FORMS = {
     "sinusoidal, axial": (partial(pe.sinusoidal, frequencies=pe.axial(DIM, 2)), [(PLACES, ROWS)], ROWS),
     "sinusoidal, floats": (partial(pe.sinusoidal, frequencies=DIM), [(TIMES, ROWS)], ROWS),
     "sinusoidal, float32": (partial(pe.sinusoidal, frequencies=FLOAT32), [(NEAR, ROWS)], ROWS),
-    "rotary, sections": (partial(pe.rotary, frequencies=SECTIONS, head_axis=-2), [(Q, HEADED), (PLACES, ROWS)], HEADED),
-    "rotary, axial": (
-        partial(pe.rotary, frequencies=pe.axial(DIM, 2), head_axis=-2),
-        [(Q, HEADED), (PLACES[0], P(S))],
-        HEADED,
-    ),
-    "rotary, partial": (partial(pe.rotary, frequencies=4, head_axis=-2), [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "rotary, sections": (partial(ROTARY, frequencies=SECTIONS), [(Q, HEADED), (PLACES, ROWS)], HEADED),
+    "rotary, axial": (partial(ROTARY, frequencies=pe.axial(DIM, 2)), [(Q, HEADED), (PLACES[0], P(S))], HEADED),
+    "rotary, partial": (partial(ROTARY, frequencies=4), [(Q, HEADED), (COUNT, P(S))], HEADED),
     "rotary, last, inverse": (partial(pe.rotary, head_axis=-2, **LAST), [(Q, HEADED), (EACH, ROWS)], HEADED),
-    "rotary, learned": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (COUNT, P(S)), (W[:4], P())], HEADED),
-    "rotary, floats": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (TIMES, ROWS)], HEADED),
+    "rotary, learned": (ROTARY, [(Q, HEADED), (COUNT, P(S)), (W[:4], P())], HEADED),
+    "rotary, floats": (ROTARY, [(Q, HEADED), (TIMES, ROWS)], HEADED),
     "rotary, heads first": (partial(pe.rotary, head_axis=-3), [(Q.swapaxes(1, 2), BIAS), (EACH, ROWS)], BIAS),
     "rotary, no heads": (partial(pe.rotary, head_axis=None), [(X, ROWS), (COUNT, P(S))], ROWS),
     "xpos, interleaved": (partial(pe.xpos, layout="interleaved", head_axis=-2), CASES["xpos"][1], HEADED),
@@ -133,9 +126,7 @@ FORMS = {
 }
 FORMS |= {f"{name}, keys": (f, [*COLUMNS, *x[2:]], P(*spec[:2], None, S)) for name, (f, x, spec) in BIASED.items()}
 FORMS |= {
-    f"{name}, floats": (f, [*FLOATS, *x[2:]], spec)
-    for name, (f, x, spec) in BIASED.items()
-    if not BIASES[name].integers
+    f"{name}, floats": (f, [*FLOATS, *x[2:]], spec) for name, (f, x, spec) in BIASED.items() if not BIASES[name].sided
 }
 
 MANY = {  # the kinds of the axes
@@ -283,7 +274,7 @@ def test_control_a_table_of_the_global_length_is_caught():
     # Positions that are not sharded, on Explicit axes: every device computes the waves of all.
     mesh = mesh_of(kinds=MANY["explicit"])
     with jax.set_mesh(mesh):
-        turned = partial(pe.rotary, head_axis=-2)
+        turned = ROTARY
         compiled, _ = compile_and_run(turned, *put(mesh, [(Q, HEADED), (COUNT, P())]))
     with pytest.raises(AssertionError):
         check_local(compiled, on_one("rotary, half")[0], 2)
@@ -333,7 +324,7 @@ def by_last(f):
 LEARNED = {
     "sinusoidal": (pe.sinusoidal, [(NEAR, ROWS), (W[:4], P())]),
     "add_sinusoidal": (pe.add_sinusoidal, [(X, ROWS), (NEAR, ROWS), (W[:4], P())]),
-    "rotary": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (NEAR, ROWS), (W[:4], P())]),
+    "rotary": (ROTARY, [(Q, HEADED), (NEAR, ROWS), (W[:4], P())]),
     "shift": (pe.shift, [(X, ROWS), (NEAR, ROWS), (W[:4], P())]),
     "fourier_features": (pe.fourier_features, [(normal(BATCH, LENGTH, 3), ROWS), (normal(3, 4), P())]),
     **{name: (f, x) for name, (f, x, _) in BIASED.items() if len(x) > 2},
