@@ -208,24 +208,8 @@ def test_integers_of_16_bits_and_float32_are_positions():
 # Shapes, dtypes and transforms, drawn
 
 INTEGERS = (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.int64, np.uint32, np.uint64)
-SPECIAL = [
-    0.0,
-    -0.0,
-    0.5,
-    -0.5,
-    1e-40,
-    5e-39,
-    1e-20,
-    NAN,
-    INF,
-    -INF,
-    2.0**31,
-    -(2.0**31),
-    2.0**31 - 128,
-    1e30,
-    12345.678,
-    1e6 + 0.25,
-]
+SPECIAL = [0.0, -0.0, 0.5, -0.5, 1e-40, 5e-39, 1e-20, NAN, INF, -INF]
+SPECIAL += [2.0**31, -(2.0**31), 2.0**31 - 128, 1e30, 12345.678, 1e6 + 0.25]
 SPECIAL_64 = [5e-324, 2.0**31 - 0.6, 2.0**31 - 0.4, -(2.0**31) - 0.4, -(2.0**31) - 0.6, 1e300]
 # Axes of none, of one and of more, in any number
 ROWS_SHAPE = st.lists(st.sampled_from([2, 3, 1, 2, 3, 0]), max_size=3).map(tuple)

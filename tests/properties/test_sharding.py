@@ -40,11 +40,8 @@ def normal(*shape):
     return RNG.normal(size=shape).astype(np.float32)
 
 
-X, Q, SLOPES = (
-    normal(BATCH, LENGTH, DIM),
-    normal(BATCH, LENGTH, HEADS, DIM),
-    np.linspace(0.1, 0.9, HEADS, dtype=np.float32),
-)
+X, Q = normal(BATCH, LENGTH, DIM), normal(BATCH, LENGTH, HEADS, DIM)
+SLOPES = np.linspace(0.1, 0.9, HEADS, dtype=np.float32)
 LAST = {"frequencies": 4, "part": "last", "inverse": True}
 FLOAT32, SECTIONS = pe.geometric(DIM).with_precision("float32"), pe.multi_section(DIM, (1, 3))
 QB, W, TABLE = Q.astype(jnp.bfloat16), RNG.uniform(0.01, 2, HEADS).astype(np.float32), normal(50, DIM)
@@ -207,7 +204,7 @@ SHAPES = [(2, 2, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)]
 ON_MESHES = [(name, shape) for name in CASES for shape in SHAPES if shape[2] < 8 or H in CASES[name][2]]
 ON_MESHES += [(name, SHAPES[0]) for name in FORMS]
 # For the default: what computes waves, counts, reads rows, turns, turns back and makes a bias, where all axes are split.
-FEW = [
+FEW = (
     "sinusoidal",
     "add_sinusoidal, counted",
     "learned, width",
@@ -216,7 +213,7 @@ FEW = [
     "shift",
     "t5",
     "fire",
-]
+)
 
 
 def modes(name, shape):
@@ -274,8 +271,7 @@ def test_control_a_table_of_the_global_length_is_caught():
     # Positions that are not sharded, on Explicit axes: every device computes the waves of all.
     mesh = mesh_of(kinds=MANY["explicit"])
     with jax.set_mesh(mesh):
-        turned = ROTARY
-        compiled, _ = compile_and_run(turned, *put(mesh, [(Q, HEADED), (COUNT, P())]))
+        compiled, _ = compile_and_run(ROTARY, *put(mesh, [(Q, HEADED), (COUNT, P())]))
     with pytest.raises(AssertionError):
         check_local(compiled, on_one("rotary, half")[0], 2)
 
