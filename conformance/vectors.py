@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from conformance.formulas import FUNCTIONS, M, bucket, decays, frequencies, phases, timestep_phases, turns
-from oracles.spectra import SCALED
+from oracles.spectra import SCALED, SHARED
 
 FOLDER = Path(__file__).parent / "vectors"
 LAYOUTS = ("half", "interleaved")
@@ -114,7 +114,8 @@ def partial_cases():
 def scaling_cases():
     for name in ("near", "text", "long", "far"):
         positions = [p for p in RANGES[name] if p < 2**31 - 1][-4:]  # so that the length, one more, is an int32
-        for label, (width, base, settings) in SCALED.items():
+        for label in SHARED:
+            width, base, settings = SCALED[label]
             scaling = {k: positions[-1] + 1 if v is None else v for k, v in settings.items()}
             for layout in LAYOUTS if label == "yarn-40" else ("half",):
                 full = f"scaling-{label}-{layout}-{name}"

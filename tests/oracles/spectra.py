@@ -48,17 +48,24 @@ def wavelengths(omegas: Iterable[Real]) -> np.ndarray:
 
 # By name, as the conformance vectors have it: ω of each pair, and the amplitude.
 SCALINGS: dict[str, Formula] = {}
-# What the vectors and the tests try, by label: width, base, and settings with the name as their type.
+# What tests try, by label: width, base, and settings with the name as their type; and which of these the vectors have.
 SCALED: dict[str, tuple[int, Real, dict[str, Any]]] = {}
+SHARED: list[str] = []
 
 
-def scaling(tried: Mapping[str, tuple[int, Real, dict[str, Any]]]) -> Callable[[Formula], Callable[..., list[Real]]]:
-    """Enters a formula in both tables, and gives its ω alone; a `length` of None stands for the last position and one."""
+def scaling(
+    tried: Mapping[str, tuple[int, Real, dict[str, Any]]], shared: bool = True
+) -> Callable[[Formula], Callable[..., list[Real]]]:
+    """Enters a formula and what it is tried with, and gives its ω alone; vectors try what other libraries share.
+
+    A `length` of None stands for the last position and one more.
+    """
 
     def enter(formula: Formula) -> Callable[..., list[Real]]:
         name = formula.__name__
         SCALINGS[name] = formula
         SCALED.update((label, (width, base, {"type": name} | rest)) for label, (width, base, rest) in tried.items())
+        SHARED.extend(tried if shared else ())
         return lambda *arguments, **settings: formula(*arguments, **settings)[0]
 
     return enter
