@@ -39,6 +39,7 @@ APART = np.where(np.arange(LENGTH) == 4, 77, SEGMENTS).astype(np.int32)  # of qu
 
 # name → bias of positions and parameters, the parameters
 EVERY = {name: bias.of(HEADS) for name, bias in every_bias.items()} | {
+    "alibi": (pe.alibi, (SLOPES,)),
     "fire": (lambda i, j, mlp, c: pe.fire(i, j, mlp, c=c, threshold=4.0), (MLP, np.float32(0.7))),
     "sandwich": (lambda i, j, w: pe.sandwich(i, j, HEADS, w), (np.float32([1.0, 0.1]),)),
 }
@@ -497,7 +498,7 @@ def test_integers_closed_over():
 def test_a_module_closed_over():
     class Bias(nnx.Module):
         def __init__(self):
-            self.slopes = nnx.Param(BIASES["alibi"][1][0])
+            self.slopes = nnx.Param(SLOPES)
 
         def __call__(self, i, j):
             return pe.alibi(i, j, self.slopes[...])
