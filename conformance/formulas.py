@@ -3,73 +3,14 @@
 Inputs (bases, factors, positions, weights) are taken at their exact value.
 """
 
-import mpmath
+import sys
+from pathlib import Path
 
-# Reducing a phase of 2³¹ radians loses ten digits, so 50 digits are kept by working with 70.
-M = mpmath.MPContext()
-M.dps = 70
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-
-def spectrum(width, base, endpoint=False):
-    """ω_i of each pair; an odd width has a last pair of which the cosine is dropped."""
-    pairs = (width + 1) // 2
-    steps = [M.mpf(i) / max(pairs - 1, 1) if endpoint else M.mpf(2 * i) / width for i in range(pairs)]
-    return [M.mpf(base) ** -y for y in steps]
-
-
-def clip(x, low=0, high=1):
-    return min(max(x, M.mpf(low)), M.mpf(high))
-
-
-def linear(width, base, factor):
-    return [w / M.mpf(factor) for w in spectrum(width, base)], M.mpf(1)
-
-
-def ntk(width, base, factor):
-    stretched = M.mpf(base) * M.mpf(factor) ** (M.mpf(width) / (width - 2))
-    return spectrum(width, stretched), M.mpf(1)
-
-
-def dynamic(width, base, factor, original_max, length):
-    s, longest = M.mpf(factor), max(length, original_max)
-    return ntk(width, base, s * longest / original_max - (s - 1))
-
-
-def yarn(width, base, factor, original_max, beta_fast=32, beta_slow=1, truncate=True, attention_factor=None):
-    s = M.mpf(factor)
-    low, high = (
-        width * M.log(original_max / (2 * M.pi * M.mpf(beta))) / (2 * M.log(base)) for beta in (beta_fast, beta_slow)
-    )
-    if truncate:
-        low, high = M.floor(low), M.ceil(high)
-    low, high = max(low, M.mpf(0)), min(high, M.mpf(width - 1))
-    if high == low:
-        high += M.mpf(1) / 1000
-    gammas = [clip((i - low) / (high - low)) for i in range(width // 2)]
-    amplitude = M.log(s) / 10 + 1 if attention_factor is None else M.mpf(attention_factor)
-    return [w * (1 - g + g / s) for w, g in zip(spectrum(width, base), gammas, strict=True)], amplitude
-
-
-def longrope(width, base, short_factor, long_factor, original_max, factor, length):
-    divisors = long_factor if length > original_max else short_factor
-    amplitude = M.sqrt(1 + M.log(factor) / M.log(original_max)) if factor > 1 else M.mpf(1)
-    return [w / M.mpf(d) for w, d in zip(spectrum(width, base), divisors, strict=True)], amplitude
-
-
-def llama3(width, base, factor, low_freq_factor, high_freq_factor, original_max):
-    s, low, high = M.mpf(factor), M.mpf(low_freq_factor), M.mpf(high_freq_factor)
-    omegas = spectrum(width, base)
-    sigmas = [clip((original_max * w / (2 * M.pi) - low) / (high - low)) for w in omegas]
-    return [w * ((1 - g) / s + g) for w, g in zip(omegas, sigmas, strict=True)], M.mpf(1)
-
-
-def proportional(width, base, fraction, factor=1):
-    turning = int(M.mpf(fraction) * width / 2)
-    omegas = spectrum(width, base)
-    return [w / M.mpf(factor) if i < turning else M.mpf(0) for i, w in enumerate(omegas)], M.mpf(1)
-
-
-SCALINGS = {f.__name__: f for f in (linear, ntk, dynamic, yarn, longrope, llama3, proportional)}
+from oracles.spectra import MP as M
+from oracles.spectra import SCALINGS
+from oracles.spectra import geometric as spectrum
 
 
 def frequencies(width, base, endpoint=False, scaling=None, axes=None):

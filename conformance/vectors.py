@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from conformance.formulas import FUNCTIONS, M, bucket, decays, frequencies, phases, timestep_phases, turns
+from oracles.spectra import SCALED, SHARED
 
 FOLDER = Path(__file__).parent / "vectors"
 LAYOUTS = ("half", "interleaved")
@@ -110,34 +111,12 @@ def partial_cases():
                 yield rotary_case(full, RANGES[name], head, width, 10000, layout)
 
 
-def scalings(length):
-    """Settings as configurations of models have them, for a use up to a length."""
-    divisors = {"short_factor": [1 + i / 32 for i in range(16)], "long_factor": [1 + i * i / 4 for i in range(16)]}
-    phi = {"original_max": 4096, "factor": 32, "length": length}
-    deep = {"factor": 40, "original_max": 4096}
-    return {
-        "linear-8": (32, 10000, {"type": "linear", "factor": 8}),
-        "linear-2.5": (32, 10000, {"type": "linear", "factor": 2.5}),
-        "ntk-4": (32, 10000, {"type": "ntk", "factor": 4}),
-        "dynamic-2": (32, 10000, {"type": "dynamic", "factor": 2, "original_max": 2048, "length": length}),
-        "yarn-4": (32, 1000000, {"type": "yarn", "factor": 4, "original_max": 32768}),
-        "yarn-40": (64, 10000, {"type": "yarn", **deep, "beta_fast": 32, "beta_slow": 1, "attention_factor": 1.0}),
-        "yarn-32-untruncated": (64, 150000, {"type": "yarn", "factor": 32, "original_max": 4096, "truncate": False}),
-        "longrope-32": (32, 10000, {"type": "longrope", **phi, **divisors}),
-        "llama3-8": (
-            64,
-            500000,
-            {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192},
-        ),
-        "proportional-0.25": (64, 1000000, {"type": "proportional", "fraction": 0.25}),
-        "proportional-0.5-by-8": (32, 10000, {"type": "proportional", "fraction": 0.5, "factor": 8}),
-    }
-
-
 def scaling_cases():
     for name in ("near", "text", "long", "far"):
         positions = [p for p in RANGES[name] if p < 2**31 - 1][-4:]  # so that the length, one more, is an int32
-        for label, (width, base, scaling) in scalings(positions[-1] + 1).items():
+        for label in SHARED:
+            width, base, settings = SCALED[label]
+            scaling = {k: positions[-1] + 1 if v is None else v for k, v in settings.items()}
             for layout in LAYOUTS if label == "yarn-40" else ("half",):
                 full = f"scaling-{label}-{layout}-{name}"
                 yield rotary_case(full, positions, width, width, base, layout, scaling=scaling)

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from entries import completed, overview
 from folding import fold
 from markdown import Extension, Markdown
 from markdown.extensions.toc import slugify
@@ -126,8 +127,10 @@ def prose(link: Any, text: str) -> str:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Folds assertions, and leads from the reference to the guides and back."""
+    if page.file.src_uri == "api/index.md":
+        return overview(markdown)
     if page.file.src_uri.startswith("api/"):
-        return ENTRY.sub(lambda match: match[0] + guides(match[1]), markdown)
+        return ENTRY.sub(lambda match: match[0] + guides(match[1]), completed(markdown))
     return linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
 
 

@@ -1,5 +1,7 @@
 """This library."""
 
+import inspect
+
 import numpy as np
 
 import posenc_jax as pe
@@ -15,19 +17,19 @@ def floats(values):
     return np.array(values, np.float32)
 
 
+def scaling_call(width, base, type, **settings):
+    """A function for a scaling, and its arguments by name."""
+    f = getattr(pe, {"linear": "linear_scaling", "dynamic": "dynamic_ntk"}.get(type, type))
+    if "frequencies" in inspect.signature(f).parameters:
+        return f, {"frequencies": pe.geometric(width, base)} | settings
+    return f, {"dim": width, "base": base} | settings
+
+
 def scaled(width, base, scaling):
-    settings = {name: value for name, value in (scaling or {}).items() if name != "type"}
-    match scaling and scaling["type"]:
-        case None:
-            return pe.geometric(width, base)
-        case "linear":
-            return pe.linear_scaling(pe.geometric(width, base), **settings)
-        case "dynamic":
-            return pe.dynamic_ntk(width, base, **settings)
-        case "longrope" | "llama3" as kind:
-            return getattr(pe, kind)(pe.geometric(width, base), **settings)
-        case kind:  # ntk, yarn, proportional
-            return getattr(pe, kind)(width, base, **settings)
+    if scaling is None:
+        return pe.geometric(width, base)
+    f, arguments = scaling_call(width, base, **scaling)
+    return f(**arguments)
 
 
 def frequencies(width, base, scaling, axes):

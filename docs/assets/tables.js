@@ -5,6 +5,9 @@
   const {TAU, geometric, angular, phase, sinusoidal, sinusoidalFloat32, offsetSimilarity, scalings} = posenc;
   const {define, count, fixed, svg, write, line, path, redBlue, tip, arc, ticks, frame, slider, choice} = views;
 
+  const LABELS = {ntk: "NTK-aware", yarn: "YaRN", llama3: "Llama 3"};
+  const drawn = Object.keys(scalings).filter((name) => name !== "none");
+
   const MAX_POSITION = 2 ** 31 - 1;
   const small = (x) => (x === 0 ? "0" : x < 0.01 ? x.toExponential(1) : x.toPrecision(3)).replace("-", "−");
   const twoDigits = (x) => Number(x.toPrecision(2));
@@ -23,13 +26,7 @@
     }),
     k: slider("k", "Offset k", -64, 64),
     arithmetic: choice("arithmetic", "Computed with", {exact: "exact phases", float32: "textbook float32"}),
-    scaling: choice("scaling", "Scaling", {
-      linear: "linear",
-      ntk: "NTK-aware",
-      yarn: "YaRN",
-      llama3: "Llama 3",
-      proportional: "proportional",
-    }),
+    scaling: choice("scaling", "Scaling", Object.fromEntries(drawn.map((name) => [name, LABELS[name] ?? name]))),
     factor: slider("factor", "Factor s", 0, 6, {
       step: 0.25,
       value: (v) => twoDigits(2 ** v),

@@ -17,7 +17,8 @@ def read(path):
 
 README, NOXFILE, PROJECT = read("README.md"), read("noxfile.py"), tomllib.loads(read("pyproject.toml"))
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
-PAGES |= {name: read(name) for name in ("README.md", "conformance/README.md", "benchmarks/NOTES.md")}
+AT_THE_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+PAGES |= {name: read(name) for name in (*AT_THE_ROOT, "conformance/README.md", "benchmarks/NOTES.md")}
 WORDS = dict(zip("five six seven eight nine ten eleven twelve thirteen".split(), range(5, 14), strict=True))
 
 
@@ -113,6 +114,12 @@ def test_sessions_and_files_exist():
         assert [path for path in paths if not (ROOT / path).exists()] == [], page
     first = NOXFILE.partition("# The seven that people use first")[2].partition("\n# ")[0]
     assert first.count("@nox.session") == WORDS["seven"]
+
+
+def test_actions_are_pinned_by_their_commit():
+    workflows = "".join(path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml"))
+    used = re.findall(r"uses: (.*)", workflows)
+    assert used and [use for use in used if not re.fullmatch(r"\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)] == []
 
 
 def test_the_map_of_the_package():

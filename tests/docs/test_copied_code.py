@@ -7,18 +7,17 @@ import importlib
 import inspect
 import itertools
 import re
-import sys
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from helpers.pages import program
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-sys.path.insert(0, str(DOCS))
-folding, outputs = importlib.import_module("folding"), importlib.import_module("outputs")
-sys.path.remove(str(DOCS))
+folding, outputs = program("folding"), program("outputs")
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
 PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "conformance/README.md")}
 HEAD, *RECIPES = re.split(r"^(?=## )", PAGES.pop("docs/recipes.md"), flags=re.MULTILINE)

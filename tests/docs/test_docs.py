@@ -11,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from helpers.pages import program
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-MODULES = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "api").glob("*.md") if path.stem != "index"}
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+MODULES = {
+    path.stem: program("entries").completed(path.read_text(encoding="utf-8"))
+    for path in (DOCS / "api").glob("*.md")
+    if path.stem != "index"
+}
 CODE = sorted(name for name, text in PAGES.items() if "```python" in text)
 
 
@@ -28,16 +34,8 @@ def includes(kind, text):
     return re.findall(rf'^ *--8<-- "{kind}/([\w.]+)"$', text, flags=re.MULTILINE)
 
 
-def outputs_module():
-    sys.path.insert(0, str(DOCS))
-    try:
-        return importlib.import_module("outputs")
-    finally:
-        sys.path.remove(str(DOCS))
-
-
 def test_no_block_is_overlooked_and_no_output_is_shown_by_two_pages():
-    outputs = outputs_module()
+    outputs = program("outputs")
     assert {"index.md", "rope.md", "flax.md"} <= set(CODE)
     for page in CODE:
         assert len(outputs.blocks_of(DOCS / page)) == PAGES[page].count("```python"), page
@@ -68,7 +66,7 @@ def test_a_page_that_shows_something_else_is_refused(tmp_path, code, message):
 
 
 def test_a_block_that_needs_a_newer_flax_is_shown_and_not_run(tmp_path, capsys):
-    run, page = outputs_module().run, tmp_path / "page.md"
+    run, page = program("outputs").run, tmp_path / "page.md"
     page.write_text("```python\n# needs Flax 0.12.7\nassert False\n```\n", encoding="utf-8")
     with pytest.raises(AssertionError):
         run(page)
@@ -136,14 +134,6 @@ def test_code_is_set_in_80_columns(name):
     assert [line for indent, code in fences for line in code.splitlines() if len(line) - len(indent) > 80] == []
 
 
-def load_folding():
-    sys.path.insert(0, str(DOCS))
-    try:
-        return importlib.import_module("folding")
-    finally:
-        sys.path.remove(str(DOCS))
-
-
 @pytest.mark.parametrize(
     "code, shown, folded",
     [
@@ -154,11 +144,11 @@ def load_folding():
     ],
 )
 def test_assertions_at_the_end_of_a_block_are_folded(code, shown, folded):
-    assert load_folding().split(code) == (shown, folded)
+    assert program("folding").split(code) == (shown, folded)
 
 
 def test_no_line_of_code_is_lost_by_folding():
-    folding, lines = load_folding(), re.compile(r"^ *(?!```|\?\?\?)(\S.*)$", flags=re.M)
+    folding, lines = program("folding"), re.compile(r"^ *(?!```|\?\?\?)(\S.*)$", flags=re.M)
     for name in CODE:
         assert sorted(lines.findall(folding.fold(PAGES[name]))) == sorted(lines.findall(PAGES[name])), name
     text = '```python\nx = 1\nprint(x)\nassert x\n```\n\n```text\n--8<-- "outputs/x.txt"\n```\n\nMore.\n'

@@ -2,15 +2,14 @@
 
 import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.pages import program
+
 DOCS = Path(__file__).parents[2] / "docs"
-sys.path.insert(0, str(DOCS))
-folding = importlib.import_module("folding")
-sys.path.remove(str(DOCS))
+folding = program("folding")
 TEXT = (DOCS / "recipes.md").read_text(encoding="utf-8")
 SECTIONS = {
     anchor: (title, body)

@@ -1,8 +1,99 @@
-"""Every attention bias with parameters of three heads, at positions near each other and at the ends of int32."""
+"""Every attention bias: a function, valid arguments for any number of heads, and its formula; what tests share of them."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
 import numpy as np
 
 import posenc_jax as pe
+from oracles import biases as oracles
+from oracles import spectra
+
+
+class Bias(NamedTuple):
+    """A bias as a function of positions, and what tests need to know of it."""
+
+    function: Callable[..., jax.Array]
+    arguments: Callable[[int], dict[str, Any]]  # besides the positions, for so many heads; arrays are parameters
+    formula: Callable[..., np.ndarray]  # in float64, of the distances |i − j| and `arguments`
+    slope: Callable[..., np.ndarray] | None = None  # its derivative by the distance
+    sided: bool = False  # the formula asks before `arguments` whether the key is after the query; integers alone
+    absolute: bool = False  # the formula asks before `arguments` where the query is, which is not before 0
+    rounded: bool = False  # its last bit depends on the order of a sum, or on how the compiler divides
+
+    def of(self, heads: int) -> tuple[Callable[..., jax.Array], tuple[np.ndarray, ...]]:
+        """The function of positions and parameters, and the parameters."""
+        leaves, tree = jax.tree.flatten(self.arguments(heads))
+        at = [n for n, leaf in enumerate(leaves) if isinstance(leaf, np.ndarray)]
+
+        def call(queries: Any, keys: Any, *parameters: Any) -> jax.Array:
+            given = dict(enumerate(leaves)) | dict(zip(at, parameters, strict=True))
+            return self.function(queries, keys, **tree.unflatten(given.values()))
+
+        return call, tuple(leaves[n] for n in at)
+
+    def beside(
+        self, heads: int
+    ) -> tuple[Callable[..., Any], Callable[..., np.ndarray], Callable[..., np.ndarray] | None]:
+        """The function of positions; its truth from distances, queries' positions and sides; the slope if it has one."""
+        given = self.arguments(heads)
+
+        def truth(distance: Any, queries: Any, after: Any) -> np.ndarray:
+            asked = [after] * self.sided + [queries] * self.absolute
+            return self.formula(distance, *asked, *given.values())
+
+        return (
+            partial(self.function, **given),
+            truth,
+            self.slope and (lambda distance: self.slope(distance, *given.values())),
+        )
+
+
+def _spread(start: float, end: float) -> Callable[[int], np.ndarray]:
+    return lambda heads: np.linspace(start, end, heads, dtype=np.float32)
+
+
+def _normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def _sandwich(distance: Any, heads: int, width: int) -> np.ndarray:
+    return oracles.sandwich(distance, heads, spectra.geometric(width, 10_000))
+
+
+_slopes, _rates, _powers = (
+    _spread(0.5, 0.3),
+    _spread(0.4, 0.9),
+    _spread(0.75, 1.25),
+)  # not ½, which becomes a square root
+_kerple_log, _kerple_power = (
+    (oracles.kerple_log, oracles.kerple_log_slope),
+    (oracles.kerple_power, oracles.kerple_power_slope),
+)
+_relative = partial(pe.relative_position_bias, out_of_range="zeros")
+_fire = {"c": 0.125, "threshold": 64.0}
+
+BIASES = {
+    "alibi": Bias(pe.alibi, lambda n: {"heads": _slopes(n)}, oracles.alibi, oracles.alibi_slope),
+    "t5": Bias(pe.t5, lambda n: {"table": _normal(32, n)}, oracles.t5, sided=True),
+    "relative_position_bias": Bias(_relative, lambda n: {"table": _normal(99, n)}, oracles.of_offsets, sided=True),
+    "kerple_log": Bias(pe.kerple_log, lambda n: {"scale": _slopes(n), "rate": _rates(n)}, *_kerple_log),
+    "kerple_power": Bias(pe.kerple_power, lambda n: {"scale": _slopes(n), "exponent": _powers(n)}, *_kerple_power),
+    "fire": Bias(
+        pe.fire,
+        lambda n: {"mlp": (_normal(4), _normal(4)[::-1], _normal(4, n), _normal(n))} | _fire,
+        oracles.fire,
+        absolute=True,
+        rounded=True,
+    ),
+    "sandwich": Bias(pe.sandwich, lambda n: {"heads": n, "frequencies": 6}, _sandwich, rounded=True),
+}
+
+# Parameters of three heads, at positions near each other and at the ends of int32
 
 RNG = np.random.default_rng(0)
 HEADS = 3
@@ -15,14 +106,16 @@ MLP = tuple(RNG.normal(size=n).astype(np.float32) for n in ((32,), (32,), (32, H
 C, THRESHOLD = np.float32(0.1), np.float32(512)
 
 # name → function of positions and parameters, the parameters
-CASES = {
+CASES = {name: bias.of(HEADS) for name, bias in BIASES.items()} | {
     "alibi": (lambda q, k: pe.alibi(q, k, HEADS), ()),
     "alibi, slopes": (pe.alibi, (SCALE,)),
-    "t5": (pe.t5, (TABLE,)),
     "t5, causal": (lambda q, k, t: pe.t5(q, k, t, bidirectional=False), (TABLE,)),
-    "relative": (lambda q, k, t: pe.relative_position_bias(q, k, t, out_of_range="zeros"), (OFFSETS,)),
-    "kerple_log": (pe.kerple_log, (SCALE, RATE)),
-    "kerple_power": (pe.kerple_power, (SCALE, RATE)),
+    "relative_position_bias": (_relative, (OFFSETS,)),
     "fire": (lambda q, k, mlp, c, threshold: pe.fire(q, k, mlp, c=c, threshold=threshold), (MLP, C, THRESHOLD)),
     "sandwich": (lambda q, k: pe.sandwich(q, k, HEADS, 16), ()),
 }
+
+
+def facts(case: str) -> Bias:
+    """The entry of a case."""
+    return BIASES[case.partition(",")[0]]

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
+import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"^( *)``` ?\{? ?\.?python[^\n]*\n(.*?)^\1```$", flags=re.M | re.S)
+
+
+def program(name: str) -> ModuleType:
+    """A program of docs/, as a module."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
 
 
 def text_of(page: str) -> str:

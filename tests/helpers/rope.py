@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from conformance.adapters.posenc_jax import scaled
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from oracles import encodings, rotations, spectra
@@ -168,37 +169,9 @@ def bound_of_float32(base: float) -> float:
 
 
 def functions_of(rope: Mapping[str, Any], head_dim: int, limit: int, length: int | None) -> pe.Frequencies:
-    """The frequencies of a flat `rope_parameters` by the library's functions, called by hand."""
-    kind, base, factor = rope["rope_type"], rope["rope_theta"], rope.get("factor")
-    original, width = rope.get("original_max_position_embeddings", limit), head_dim
-    if kind != "proportional":
-        width = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    plain = pe.geometric(width, base)
-    if kind == "linear":
-        return pe.linear_scaling(plain, factor)
-    if kind == "dynamic":
-        if "alpha" in rope:
-            return pe.ntk(width, base, rope["alpha"])
-        return pe.dynamic_ntk(width, base, factor, limit, length)
-    if kind == "yarn":
-        factor = factor or limit / original
-        both = [rope.get("mscale"), rope.get("mscale_all_dim")]
-        amplitude = rope.get("attention_factor")
-        if amplitude is None and all(both):
-            amplitude = float(spectra.temperature(factor, both[0]) / spectra.temperature(factor, both[1]))
-        options = {k: rope[k] for k in ("beta_fast", "beta_slow", "truncate") if k in rope}
-        return pe.yarn(width, base, factor, original, attention_factor=amplitude, **options)
-    if kind == "longrope":
-        options = {"original_max": original, "factor": factor or limit / original, "length": length}
-        amplitude = rope.get("attention_factor")
-        return pe.longrope(plain, rope["short_factor"], rope["long_factor"], attention_factor=amplitude, **options)
-    if kind == "llama3":
-        options = {k: rope[k] for k in ("low_freq_factor", "high_freq_factor")}
-        return pe.llama3(plain, factor, original_max=original, **options)
-    if kind == "proportional":
-        return pe.proportional(head_dim, base, rope["partial_rotary_factor"], factor or 1.0)
-    assert kind == "default"
-    return plain
+    """The frequencies of a flat `rope_parameters` by the library's functions."""
+    width, base, settings = spectra.call_of(rope, head_dim, limit, length)
+    return scaled(width, base, None if settings["type"] == "default" else settings)
 
 
 def check_spectrum(frequencies: pe.Frequencies, case: Mapping[str, Any]) -> None:

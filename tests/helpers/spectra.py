@@ -1,12 +1,17 @@
-"""Widths and bases to try, and how exact a spectrum must be."""
+"""Widths and bases to try, how exact a spectrum must be, and a call of every scaling beside its formula."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import posenc_jax as pe
+from conformance.adapters.posenc_jax import scaling_call
+from oracles import spectra
 from oracles.spectra import Real, exact_turns, floats
 
 WIDTHS = [(4, 10_000.0), (8, 10.0), (64, 150_000.0), (128, 500_000.0)]
@@ -18,3 +23,22 @@ def assert_exact(got: pe.Frequencies, omegas: Iterable[Real], units: float = 2.0
     assert got.num_pairs == len(omegas) and got.dim == 2 * len(omegas)
     assert max(abs(a - b) for a, b in zip(exact_turns(omegas), got.turns, strict=True)) <= units
     np.testing.assert_allclose(got.angular, floats(omegas), rtol=1e-15)
+
+
+class Scaling(NamedTuple):
+    """A call of a scaling with all arguments by name, and the ω and the amplitude that it should give."""
+
+    function: Callable[..., pe.Frequencies]
+    arguments: dict[str, Any]
+    formula: Callable[[], tuple[list[Real], Real]]
+
+
+def _scaling(width: int, base: Real, settings: dict[str, Any], length: int) -> Scaling:
+    settings = {name: length if value is None else value for name, value in settings.items()}
+    function, arguments = scaling_call(width, base, **settings)
+    call = inspect.signature(function).bind(**arguments)
+    call.apply_defaults()
+    return Scaling(function, call.arguments, partial(spectra.SCALINGS[settings.pop("type")], width, base, **settings))
+
+
+SCALINGS = {label: _scaling(*tried, length=10_000) for label, tried in spectra.SCALED.items()}

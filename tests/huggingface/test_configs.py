@@ -150,7 +150,7 @@ def test_settings_for_each_layer_type():
          float(spectra.longrope_amplitude(16, 8192))),
         (scaled("longrope", short_factor=SPREAD, long_factor=SPREAD, factor=16.0, attention_factor=1.5), 9, plain(16, 1e4) / SPREAD, 1.5),
         (scaled("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=1024),
-         None, spectra.llama3(spectra.geometric(16, 1e4), 8, 1, 4, 1024), 1),
+         None, spectra.llama3(16, 1e4, 8, 1, 4, 1024), 1),
         (scaled("proportional", partial_rotary_factor=0.3, factor=2.0), None, [0.5, 0.5 * 1e4 ** (-2 / 16), 0, 0, 0, 0, 0, 0], 1),
         (scaled("proportional"), None, plain(16, 1e4), 1),
     ],

@@ -28,7 +28,7 @@ from posenc_jax.hf import QueryScale, plan_to_config, rotary_from_config
 
 def test_llama_3_1():
     plan = rotary_from_config(LLAMA_31)
-    close(spectrum_of(plan), spectra.llama3(spectra.geometric(128, 500000.0), 8, 1, 4, 8192))
+    close(spectrum_of(plan), spectra.llama3(128, 500000.0, 8, 1, 4, 8192))
     assert (plan.layout, plan.part, plan.softmax_scale, plan.length) == ("half", "first", 1.0, None)
     assert plan.layers[0] == plan.layers[2] and len(plan.layers) == 3
     assert plan.layers[0].head_dim == plan.layers[0].rotary_dim == 128
@@ -206,7 +206,7 @@ def test_llama_4():
     assert plan.layout == "interleaved" and plan.layers[3].head_dim == 128 and plan.layers[3].rotary_dim == 0
     assert [layer.query_scale for layer in plan.layers] == [None, None, None, QueryScale(0.1, 8192, 1)] * 2
     # Equal bounds: a step where a pair turns once in the original length.
-    close(plan.layers[0].frequencies, spectra.llama3(spectra.geometric(128, 500000.0), 16, 1, 1, 8192))
+    close(plan.layers[0].frequencies, spectra.llama3(128, 500000.0, 16, 1, 1, 8192))
     text = LLAMA_4["text_config"]
     off = rotary_from_config(text | {"attn_temperature_tuning": False})
     assert {layer.query_scale for layer in off.layers} == {None}

@@ -1,21 +1,23 @@
-"""The frequencies ω of pairs in radians a position, as numbers of 60 digits, and the coordinate that turns each pair."""
+"""The frequencies ω of pairs in radians a position, as numbers of 70 digits, and the coordinate that turns each pair."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import mpmath
 import numpy as np
 
-# The sine of a phase of 2³¹ radians loses ten digits to range reduction, so 60 leave 50.
+# Reducing a phase of 2³¹ radians loses ten digits, so 50 digits are kept by working with 70.
 MP = mpmath.MPContext()
-MP.dps = 60
+MP.dps = 70
 Real = Any  # a number of MP, or one that it takes at its exact value
+Formula = Callable[..., tuple[list[Real], Real]]
 
 
 def geometric(dim: int, base: Real, endpoint: bool = False) -> list[Real]:
-    """base^(−2i/dim), or down to exactly 1/base."""
+    """base^(−2i/dim), or down to exactly 1/base; an odd width has a last pair of which the cosine is dropped."""
     pairs = (dim + 1) // 2
     exponents = [MP.mpf(i) / max(pairs - 1, 1) if endpoint else MP.mpf(2 * i) / dim for i in range(pairs)]
     return [MP.mpf(base) ** -e for e in exponents]
@@ -42,22 +44,65 @@ def wavelengths(omegas: Iterable[Real]) -> np.ndarray:
     return floats(2 * MP.pi / w for w in omegas)
 
 
-# Scalings, with the names and the arguments of the papers
+# Scalings
+
+# By name, as the conformance vectors have it: ω of each pair, and the amplitude.
+SCALINGS: dict[str, Formula] = {}
+# What tests try, by label: width, base, and settings with the name as their type; and which of these the vectors have.
+SCALED: dict[str, tuple[int, Real, dict[str, Any]]] = {}
+SHARED: list[str] = []
 
 
-def linear(omegas: Sequence[Real], factor: Real) -> list[Real]:
-    return [w / MP.mpf(factor) for w in omegas]
+def scaling(
+    tried: Mapping[str, tuple[int, Real, dict[str, Any]]], shared: bool = True
+) -> Callable[[Formula], Callable[..., list[Real]]]:
+    """Enters a formula and what it is tried with, and gives its ω alone; vectors try what other libraries share.
+
+    A `length` of None stands for the last position and one more.
+    """
+
+    def enter(formula: Formula) -> Callable[..., list[Real]]:
+        name = formula.__name__
+        SCALINGS[name] = formula
+        SCALED.update((label, (width, base, {"type": name} | rest)) for label, (width, base, rest) in tried.items())
+        SHARED.extend(tried if shared else ())
+        return lambda *arguments, **settings: formula(*arguments, **settings)[0]
+
+    return enter
 
 
-def ntk(dim: int, base: Real, factor: Real) -> list[Real]:
-    return geometric(dim, MP.mpf(base) * MP.mpf(factor) ** (MP.mpf(dim) / (dim - 2)))
+@scaling({"linear-8": (32, 10000, {"factor": 8}), "linear-2.5": (32, 10000, {"factor": 2.5})})
+def linear(dim: int, base: Real, factor: Real) -> tuple[list[Real], Real]:
+    return [w / MP.mpf(factor) for w in geometric(dim, base)], MP.mpf(1)
 
 
-def dynamic_ntk(dim: int, base: Real, factor: Real, original_max: int, length: int) -> list[Real]:
-    growth = MP.mpf(factor) * max(length, original_max) / original_max - (MP.mpf(factor) - 1)
-    return ntk(dim, base, growth)
+@scaling({"ntk-4": (32, 10000, {"factor": 4})})
+def ntk(dim: int, base: Real, factor: Real) -> tuple[list[Real], Real]:
+    stretched = MP.mpf(base) * MP.mpf(factor) ** (MP.mpf(dim) / (dim - 2))
+    return geometric(dim, stretched), MP.mpf(1)
 
 
+@scaling({"dynamic-2": (32, 10000, {"factor": 2, "original_max": 2048, "length": None})})
+def dynamic(dim: int, base: Real, factor: Real, original_max: int, length: int) -> tuple[list[Real], Real]:
+    s, longest = MP.mpf(factor), max(length, original_max)
+    return SCALINGS["ntk"](dim, base, s * longest / original_max - (s - 1))
+
+
+dynamic_ntk = dynamic  # as the library calls it
+
+
+def temperature(factor: Real, mscale: Real = 1) -> Real:
+    """YaRN's amplitude."""
+    return MP.mpf(1) if factor <= 1 else MP.mpf(mscale) * MP.log(factor) / 10 + 1
+
+
+@scaling(
+    {
+        "yarn-4": (32, 1000000, dict(factor=4, original_max=32768)),
+        "yarn-40": (64, 10000, dict(factor=40, original_max=4096, beta_fast=32, beta_slow=1, attention_factor=1.0)),
+        "yarn-32-untruncated": (64, 150000, dict(factor=32, original_max=4096, truncate=False)),
+    }
+)
 def yarn(
     dim: int,
     base: Real,
@@ -66,7 +111,8 @@ def yarn(
     beta_fast: Real = 32,
     beta_slow: Real = 1,
     truncate: bool = True,
-) -> list[Real]:
+    attention_factor: Real | None = None,
+) -> tuple[list[Real], Real]:
     """Pairs are kept below a ramp, divided by the factor above it, and mixed on it."""
 
     def pair_of(beta: Real) -> Real:
@@ -77,41 +123,61 @@ def yarn(
     if truncate:
         low, high = MP.floor(low), MP.ceil(high)
     low, high = max(low, MP.mpf(0)), min(high, MP.mpf(dim - 1))
-    if low == high:
+    if high == low:
         high += MP.mpf(1) / 1000
     divided = [_clip((i - low) / (high - low)) for i in range(dim // 2)]
-    return [w * (1 - g) + w / MP.mpf(factor) * g for w, g in zip(geometric(dim, base), divided, strict=True)]
-
-
-def temperature(factor: Real, mscale: Real = 1) -> Real:
-    """YaRN's amplitude."""
-    return MP.mpf(1) if factor <= 1 else MP.mpf("0.1") * mscale * MP.log(factor) + 1
-
-
-def longrope(omegas: Sequence[Real], divisors: Iterable[Real]) -> list[Real]:
-    return [w / MP.mpf(float(d)) for w, d in zip(omegas, divisors, strict=True)]
+    amplitude = temperature(factor) if attention_factor is None else MP.mpf(attention_factor)
+    return [w * (1 - g + g / MP.mpf(factor)) for w, g in zip(geometric(dim, base), divided, strict=True)], amplitude
 
 
 def longrope_amplitude(factor: Real, original_max: int) -> Real:
     return MP.mpf(1) if factor <= 1 else MP.sqrt(1 + MP.log(factor) / MP.log(original_max))
 
 
+_lists = dict(short_factor=[1 + i / 32 for i in range(16)], long_factor=[1 + i * i / 4 for i in range(16)])
+
+
+@scaling({"longrope-32": (32, 10000, dict(original_max=4096, factor=32, length=None, **_lists))})
+def longrope(
+    dim: int,
+    base: Real,
+    short_factor: Sequence[Real],
+    long_factor: Sequence[Real],
+    original_max: int,
+    factor: Real,
+    length: int,
+    attention_factor: Real | None = None,
+) -> tuple[list[Real], Real]:
+    divisors = long_factor if length > original_max else short_factor
+    omegas = [w / MP.mpf(float(d)) for w, d in zip(geometric(dim, base), divisors, strict=True)]
+    given = attention_factor is not None
+    return omegas, MP.mpf(attention_factor) if given else longrope_amplitude(factor, original_max)
+
+
+@scaling({"llama3-8": (64, 500000, {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192})})
 def llama3(
-    omegas: Sequence[Real], factor: Real, low_freq_factor: Real, high_freq_factor: Real, original_max: int
-) -> list[Real]:
+    dim: int, base: Real, factor: Real, low_freq_factor: Real, high_freq_factor: Real, original_max: int
+) -> tuple[list[Real], Real]:
     """Pairs are kept above `high_freq_factor` turns in the original length, and divided below `low_freq_factor`."""
-    low, high, scaled = MP.mpf(low_freq_factor), MP.mpf(high_freq_factor), []
-    for w in omegas:
+    s, low, high = MP.mpf(factor), MP.mpf(low_freq_factor), MP.mpf(high_freq_factor)
+
+    def kept(w):
         made = original_max * w / (2 * MP.pi)
-        kept = MP.mpf(int(made > low)) if low == high else _clip((made - low) / (high - low))
-        scaled.append((1 - kept) * w / MP.mpf(factor) + kept * w)
-    return scaled
+        return MP.mpf(made > low) if high == low else _clip((made - low) / (high - low))
+
+    return [w * ((1 - kept(w)) / s + kept(w)) for w in geometric(dim, base)], MP.mpf(1)
 
 
-def proportional(dim: int, base: Real, fraction: float, factor: Real = 1) -> list[Real]:
+@scaling(
+    {
+        "proportional-0.25": (64, 1000000, {"fraction": 0.25}),
+        "proportional-0.5-by-8": (32, 10000, {"fraction": 0.5, "factor": 8}),
+    }
+)
+def proportional(dim: int, base: Real, fraction: float, factor: Real = 1) -> tuple[list[Real], Real]:
     """The first pairs turn, as many as a fraction of the features has; the product is rounded as transformers does."""
     turning = int(fraction * dim // 2)
-    return [w / MP.mpf(factor) * (i < turning) for i, w in enumerate(geometric(dim, base))]
+    return [w / MP.mpf(factor) * (i < turning) for i, w in enumerate(geometric(dim, base))], MP.mpf(1)
 
 
 def _clip(x: Real) -> Real:
@@ -137,41 +203,33 @@ def axes_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:
 # As Hugging Face configs write them
 
 
+def call_of(
+    rope: Mapping[str, Any], head_dim: int, max_length: int, length: int | None
+) -> tuple[int, Real, dict[str, Any]]:
+    """Width, base, and settings with their type, of a flat `rope_parameters`; `length` is max(position) + 1."""
+    kind, share = rope["rope_type"], rope.get("partial_rotary_factor", 1.0)
+    width = head_dim if kind == "proportional" else int(head_dim * share)
+    original = max_length if kind == "dynamic" else rope.get("original_max_position_embeddings", max_length)
+    factor = rope.get("alpha") or rope.get("factor")
+    if factor is None and kind in ("yarn", "longrope"):
+        factor = max_length / original
+    known = {**rope, "factor": factor, "original_max": original, "length": length or 1, "fraction": share}
+    if kind == "yarn" and all(mscales := [rope.get("mscale"), rope.get("mscale_all_dim")]):
+        amplitude = float(temperature(factor, mscales[0]) / temperature(factor, mscales[1]))
+        known["attention_factor"] = known.get("attention_factor") or amplitude
+    name = "ntk" if "alpha" in rope else kind
+    taken = {k: known.get(k) for k in inspect.signature(SCALINGS[name]).parameters} if name in SCALINGS else {}
+    return width, rope["rope_theta"], {"type": name} | {k: v for k, v in taken.items() if v or v is False}
+
+
 def from_parameters(
     rope: Mapping[str, Any], head_dim: int, max_length: int, length: int | None = None
 ) -> tuple[list[Real], Real]:
-    """ω of each pair and the amplitude, of a flat `rope_parameters`; `length` is max(position) + 1."""
-    kind, base, factor = rope["rope_type"], rope["rope_theta"], rope.get("factor")
-    original = rope.get("original_max_position_embeddings", max_length)
-    width = head_dim if kind == "proportional" else int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    plain, amplitude = geometric(width, base), MP.mpf(1)
-    if factor is None and kind in ("yarn", "longrope"):
-        factor = MP.mpf(max_length) / original
-    if kind == "linear":
-        omegas = linear(plain, factor)
-    elif kind == "dynamic" and "alpha" in rope:
-        omegas = ntk(width, base, rope["alpha"])
-    elif kind == "dynamic":
-        omegas = dynamic_ntk(width, base, factor, max_length, length or 0)
-    elif kind == "yarn":
-        betas = rope.get("beta_fast") or 32, rope.get("beta_slow") or 1
-        omegas = yarn(width, base, factor, original, *betas, rope.get("truncate", True))
-        both = [temperature(factor, m) for m in (rope.get("mscale"), rope.get("mscale_all_dim")) if m]
-        amplitude = both[0] / both[1] if len(both) == 2 else temperature(factor)
-    elif kind == "longrope":
-        long = length is not None and length > original
-        omegas = longrope(plain, rope["long_factor" if long else "short_factor"])
-        amplitude = longrope_amplitude(factor, original)
-    elif kind == "llama3":
-        omegas = llama3(plain, factor, rope["low_freq_factor"], rope["high_freq_factor"], original)
-    elif kind == "proportional":
-        omegas = proportional(head_dim, base, rope.get("partial_rotary_factor", 1.0), factor or 1)
-    else:
-        assert kind == "default", kind
-        omegas = plain
-    if kind in ("yarn", "longrope") and rope.get("attention_factor") is not None:
-        amplitude = MP.mpf(rope["attention_factor"])
-    return omegas, amplitude
+    """ω of each pair and the amplitude, of a flat `rope_parameters`."""
+    width, base, settings = call_of(rope, head_dim, max_length, length)
+    if (name := settings.pop("type")) == "default":
+        return geometric(width, base), MP.mpf(1)
+    return SCALINGS[name](width, base, **settings)
 
 
 def axes_from_parameters(rope: Mapping[str, Any], pairs: int) -> np.ndarray:

@@ -11,76 +11,76 @@ from flax import nnx
 import posenc_jax as pe
 import posenc_jax.nnx
 import posenc_jax.plot
+from helpers.biases import BIASES
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
 from posenc_jax.hf import QueryScale
 
 AT, X = np.arange(6, dtype=np.int32), np.random.default_rng(0).normal(size=(6, 2, 8)).astype(np.float32)
 W = np.geomspace(1, 0.1, 4).astype(np.float32)
-HEADS, ONES = np.float32([0.5, 0.25]), np.ones(2, np.float32)
+ONES = np.ones(2, np.float32)
 TABLE = np.arange(24, dtype=np.float32).reshape(6, 4)
 rotary = partial(pe.rotary, head_axis=-2)
 # Every public function that takes arrays, and arrays for them.
-CALLS = {
-    "cos of a spectrum": (pe.sinusoidal, AT, W),
-    "add_sinusoidal": (pe.add_sinusoidal, X[:, 0], AT, W),
-    "scale": (lambda x, s: pe.add_sinusoidal(x, scale=s), X[:, 0], np.float32(2)),
-    "rotation_matrix": (pe.rotation_matrix, AT, W),
-    "shift": (pe.shift, X[:, 0], AT, W),
-    "offset_similarity": (pe.offset_similarity, AT, W),
-    "rotary": (rotary, X, AT, W),
-    "xpos": (lambda q, k, p, w, o: pe.xpos(q, k, p, w, origin=o, head_axis=-2), X, X, AT, W, np.int32(3)),
-    "convert_layout": (
-        lambda w: pe.convert_layout(w, 8, source="half", target="interleaved", axis=-1, num_heads=1),
-        X[0],
-    ),
-    "alibi": (pe.alibi, AT, AT, HEADS),
-    "kerple_log": (pe.kerple_log, AT, AT, HEADS, HEADS),
-    "kerple_power": (pe.kerple_power, AT, AT, HEADS, HEADS),
-    "sandwich": (lambda q, k, w: pe.sandwich(q, k, 2, w), AT, AT, W),
-    "t5": (pe.t5, AT, AT, np.ones((32, 2), np.float32)),
-    "relative_position_bias": (
-        lambda q, k, t, p: pe.relative_position_bias(q, k, t, prefix=p),
-        AT,
-        AT,
-        np.arange(22, dtype=np.float32).reshape(11, 2),
-        np.ones((3, 2), np.float32),
-    ),  # fmt: skip
-    "fire": (
-        lambda q, k, a, b, c, d, e, f: pe.fire(q, k, (a, b, c, d), c=e, threshold=f),
-        AT,
-        AT,
-        ONES,
-        ONES,
-        np.ones((2, 3), np.float32),
-        np.ones(3, np.float32),
-        np.float32(0.1),
-        np.float32(4),
-    ),  # fmt: skip
-    "attention": (
-        lambda q, k, v, p, s: pe.attention(
-            q, k, v, query_positions=p, key_positions=p, query_segments=s, key_segments=s, causal=True
+CALLS = (
+    {name: (call, AT, AT, *arrays) for name, bias in BIASES.items() for call, arrays in [bias.of(2)]}
+    | {
+        "cos of a spectrum": (pe.sinusoidal, AT, W),
+        "add_sinusoidal": (pe.add_sinusoidal, X[:, 0], AT, W),
+        "scale": (lambda x, s: pe.add_sinusoidal(x, scale=s), X[:, 0], np.float32(2)),
+        "rotation_matrix": (pe.rotation_matrix, AT, W),
+        "shift": (pe.shift, X[:, 0], AT, W),
+        "offset_similarity": (pe.offset_similarity, AT, W),
+        "rotary": (rotary, X, AT, W),
+        "xpos": (lambda q, k, p, w, o: pe.xpos(q, k, p, w, origin=o, head_axis=-2), X, X, AT, W, np.int32(3)),
+        "convert_layout": (
+            lambda w: pe.convert_layout(w, 8, source="half", target="interleaved", axis=-1, num_heads=1),
+            X[0],
         ),
-        X,
-        X,
-        X,
-        AT,
-        AT // 3,
-    ),  # fmt: skip
-    "learned": (partial(pe.learned, out_of_range="nan"), AT, TABLE),
-    "add_learned": (lambda x, t, p, s: pe.add_learned(x, t, p, scale=s), X[:, 0, :4], TABLE, AT, np.float32(2)),
-    "resize_table": (lambda t: pe.resize_table(t, 9), TABLE),
-    "resize_table, torch": (lambda t: pe.resize_table(t, 9, method="torch_cubic", antialias=False), TABLE),
-    "fourier_features": (pe.fourier_features, X[:, 0], np.ones((8, 3), np.float32)),
-    "timestep_embedding": (lambda t: pe.timestep_embedding(t, 8), np.float32([1, 2])),
-    "dynamic_ntk": (lambda n: pe.dynamic_ntk(8, 1e4, 2, 2048, n), jnp.int32(4096)),
-    "positions_from_segments": (pe.positions_from_segments, np.int32([0, 0, 1, 1])),
-    "positions_from_lengths": (partial(pe.positions_from_lengths, total=9), np.int32([2, 0, 3])),
-    "positions_from_tokens": (pe.positions_from_tokens, AT),
-    "shard_positions": (lambda n: pe.shard_positions(16, 2, lengths=n), np.int32([2, 0, 6])),
-    "positions_from_mask": (pe.positions_from_mask, np.array([False, True, True])),
-    "query scale": (QueryScale(0.1, 2), AT),
-}
+        "sandwich": (lambda q, k, w: pe.sandwich(q, k, 2, w), AT, AT, W),
+        "relative_position_bias": (
+            lambda q, k, t, p: pe.relative_position_bias(q, k, t, prefix=p),
+            AT,
+            AT,
+            np.arange(22, dtype=np.float32).reshape(11, 2),
+            np.ones((3, 2), np.float32),
+        ),  # fmt: skip
+        "fire": (
+            lambda q, k, a, b, c, d, e, f: pe.fire(q, k, (a, b, c, d), c=e, threshold=f),
+            AT,
+            AT,
+            ONES,
+            ONES,
+            np.ones((2, 3), np.float32),
+            np.ones(3, np.float32),
+            np.float32(0.1),
+            np.float32(4),
+        ),  # fmt: skip
+        "attention": (
+            lambda q, k, v, p, s: pe.attention(
+                q, k, v, query_positions=p, key_positions=p, query_segments=s, key_segments=s, causal=True
+            ),
+            X,
+            X,
+            X,
+            AT,
+            AT // 3,
+        ),  # fmt: skip
+        "learned": (partial(pe.learned, out_of_range="nan"), AT, TABLE),
+        "add_learned": (lambda x, t, p, s: pe.add_learned(x, t, p, scale=s), X[:, 0, :4], TABLE, AT, np.float32(2)),
+        "resize_table": (lambda t: pe.resize_table(t, 9), TABLE),
+        "resize_table, torch": (lambda t: pe.resize_table(t, 9, method="torch_cubic", antialias=False), TABLE),
+        "fourier_features": (pe.fourier_features, X[:, 0], np.ones((8, 3), np.float32)),
+        "timestep_embedding": (lambda t: pe.timestep_embedding(t, 8), np.float32([1, 2])),
+        "dynamic_ntk": (lambda n: pe.dynamic_ntk(8, 1e4, 2, 2048, n), jnp.int32(4096)),
+        "positions_from_segments": (pe.positions_from_segments, np.int32([0, 0, 1, 1])),
+        "positions_from_lengths": (partial(pe.positions_from_lengths, total=9), np.int32([2, 0, 3])),
+        "positions_from_tokens": (pe.positions_from_tokens, AT),
+        "shard_positions": (lambda n: pe.shard_positions(16, 2, lengths=n), np.int32([2, 0, 6])),
+        "positions_from_mask": (pe.positions_from_mask, np.array([False, True, True])),
+        "query scale": (QueryScale(0.1, 2), AT),
+    }
+)
 
 
 class Held:

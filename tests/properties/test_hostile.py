@@ -21,11 +21,13 @@ from jax import export
 from jax.experimental import checkify
 
 import posenc_jax as pe
+from helpers.biases import BIASES
 from helpers.closeness import assert_within
 from helpers.hostile import EDGES, FLOATS, MANY, THOROUGH, TRIED, print_what_was_tried, profile  # noqa: F401 (fixtures)
 from helpers.quick import quick
+from helpers.spectra import SCALINGS
 from helpers.tiers import tiered
-from oracles import biases, spectra
+from oracles import spectra
 from oracles.attention import dense, may_see
 from oracles.biases import exact_tile
 from oracles.encodings import waves_or_nan
@@ -42,7 +44,6 @@ NAN, INF = float("nan"), float("inf")
 P, X, H = np.arange(6, dtype=np.int32), np.ones((6, 8), np.float32), np.ones((6, 2, 8), np.float32)
 ONES, TILE = np.ones(2, np.float32), {"query_positions": P, "key_positions": P}
 MLP = tuple(np.ones(shape, np.float32) for shape in ((4,), (4,), (4, 2), (2,)))
-EXTENDED = {"dim": 8, "base": 1e4, "factor": 2.0}
 VALID = {
     "Frequencies": {"turns": (1 << 120, 1 << 119), "dim": 4, "axes": (0, 1), "attention_factor": 1.0, "precision": "exact"},
     "hf.positions_from_tokens": {"config": {"model_type": "qwen2_5_vl", "image_token_id": 3, "video_token_id": 4}, "tokens": P, "image_grids": [(1, 2, 2)], "video_grids": [(1, 2, 2)], "video_seconds": [2.0], "mask": np.ones(6, bool)},
@@ -57,40 +58,32 @@ VALID = {
     "axial": {"frequencies": 8, "num_axes": 2, "base": 1e4},
     "convert_layout": {"weights": X, "frequencies": 8, "source": "half", "target": "interleaved", "axis": 1, "num_heads": 1, "part": "first"},
     "cos_sin": {"positions": P, "frequencies": 8},
-    "dynamic_ntk": {**EXTENDED, "original_max": 64, "length": 128},
     "fire": {**TILE, "mlp": MLP, "c": 0.1, "threshold": 8.0},
     "fourier_features": {"x": X, "matrix": np.ones((8, 3), np.float32), "layout": "half", "dtype": jnp.float32},
     "geometric": {"dim": 8, "base": 1e4, "endpoint": True},
     "grid_positions": {"shape": (2, 3), "order": "row", "leading": 1},
     "join": {"frequencies": 8, "axes": (0, 1)},
-    "kerple_log": {**TILE, "scale": ONES, "rate": ONES},
-    "kerple_power": {**TILE, "scale": ONES, "exponent": ONES},
     "learned": {"positions": P, "table": X, "out_of_range": "nan"},
-    "linear_scaling": {"frequencies": 8, "factor": 2.0},
-    "llama3": {"frequencies": 8, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max": 64},
-    "longrope": {"frequencies": 8, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max": 64, "factor": 2.0, "length": 100, "attention_factor": None},
     "multi_section": {"frequencies": 8, "sections": (2, 1, 1), "interleaved": False},
     "multimodal_positions": {"parts": [2, (1, 2, 2)], "following": "side"},
-    "ntk": EXTENDED,
     "offset_similarity": {"offset": P, "frequencies": 8},
     "positions_from_lengths": {"lengths": P, "total": 20},
     "positions_from_mask": {"mask": np.ones(6, bool)},
     "positions_from_segments": {"ids": P, "padding": 0},
     "positions_from_tokens": {"tokens": P, "image_token": 3, "video_token": 4, "image_grids": [(1, 2, 2)], "video_grids": [(1, 2, 2)], "video_steps": [2.0], "spatial_merge_size": 2, "mask": np.ones(6, bool), "following": "side"},
-    "proportional": {"dim": 8, "base": 1e4, "fraction": 0.5, "factor": 1.0},
     "relative_position_bias": {"query_positions": np.zeros((6, 2), np.int32), "key_positions": np.ones((6, 2), np.int32), "table": np.ones((3, 5, 2), np.float32), "prefix": np.ones((3, 2), np.float32), "symmetric": False, "out_of_range": "nan"},
     "resize_table": {"table": X, "shape": 4, "method": "linear", "antialias": False, "align_corners": True, "zeros_outside": False},
     "rotary": {"x": H, "positions": P, "frequencies": 8, "layout": "half", "head_axis": -2, "part": "first", "inverse": False},
     "rotation_matrix": {"offset": P, "frequencies": 8, "layout": "half", "dtype": jnp.float32},
-    "sandwich": {**TILE, "heads": 2, "frequencies": 8},
     "shard_positions": {"length": 24, "shards": 2, "order": "zigzag", "lengths": 4 * P[:3]},
     "shift": {"encodings": X, "offset": P, "frequencies": 8, "layout": "half"},
     "sinusoidal": {"positions": P, "frequencies": 8, "layout": "half", "dtype": jnp.float32},
     "t5": {**TILE, "table": np.ones((8, 2), np.float32), "bidirectional": True, "max_distance": 16},
     "timestep_embedding": {"timesteps": P, "dim": 8, "flip_sin_to_cos": True, "downscale_freq_shift": 1.0, "scale": 1.0, "max_period": 1e4, "dtype": jnp.float32},
     "xpos": {"query": H, "key": H, "positions": P, "frequencies": 8, "key_positions": P, "origin": 0, "scale_base": 512.0, "gamma": 0.4, "layout": "half", "head_axis": -2},
-    "yarn": {**EXTENDED, "original_max": 64, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "attention_factor": 1.0},
 }  # fmt: skip
+VALID = {name: {**TILE, **bias.arguments(2)} for name, bias in BIASES.items()} | VALID
+VALID |= {scaling.function.__name__: scaling.arguments for scaling in SCALINGS.values()}
 KEYS = jax.random.wrap_key_data(np.arange(12, dtype=np.uint32).reshape(6, 2))
 JUNK = [
     None, True, False, 0, -1, 1, 3, 7, -0.0, 0.5, 1e-320, 1e-39, 2e-38, 1e-20, 1e38, 1e308, -2.5, NAN, INF, -INF, 2**31, -(2**31) - 1, 2**63, 10**400,
@@ -215,24 +208,8 @@ def test_integers_of_16_bits_and_float32_are_positions():
 # Shapes, dtypes and transforms, drawn
 
 INTEGERS = (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.int64, np.uint32, np.uint64)
-SPECIAL = [
-    0.0,
-    -0.0,
-    0.5,
-    -0.5,
-    1e-40,
-    5e-39,
-    1e-20,
-    NAN,
-    INF,
-    -INF,
-    2.0**31,
-    -(2.0**31),
-    2.0**31 - 128,
-    1e30,
-    12345.678,
-    1e6 + 0.25,
-]
+SPECIAL = [0.0, -0.0, 0.5, -0.5, 1e-40, 5e-39, 1e-20, NAN, INF, -INF]
+SPECIAL += [2.0**31, -(2.0**31), 2.0**31 - 128, 1e30, 12345.678, 1e6 + 0.25]
 SPECIAL_64 = [5e-324, 2.0**31 - 0.6, 2.0**31 - 0.4, -(2.0**31) - 0.4, -(2.0**31) - 0.6, 1e300]
 # Axes of none, of one and of more, in any number
 ROWS_SHAPE = st.lists(st.sampled_from([2, 3, 1, 2, 3, 0]), max_size=3).map(tuple)
@@ -490,38 +467,9 @@ def test_positions_of_every_dtype_and_shape_under_every_transform(transform, nam
 # Biases of exact distances
 
 
-M, POWERS, T5_TABLE = np.float32([0.5, 0.3]), np.float32([0.75, 1.5]), np.resize(ROWS, (8, 2))
-OFFSETS = np.resize(ROWS, (9, 2))
-FIRE = tuple(np.resize(ROWS[k], shape) for k, shape in enumerate(((4,), (4,), (4, 2), (2,))))
-# A bias for two heads → its truth from the query's position, the exact distance and whether the key is after it; and by
-# how much it grows with the distance. The power is not ½, which a compiler that knows it makes a square root.
-BIASES = {
-    "alibi": (lambda i, j: pe.alibi(i, j, M), lambda i, d, after: biases.alibi(d, M), lambda d: biases.alibi_slope(d, M)),
-    "kerple_log": (
-        lambda i, j: pe.kerple_log(i, j, M, M),
-        lambda i, d, after: biases.kerple_log(d, M, M),
-        lambda d: biases.kerple_log_slope(d, M, M),
-    ),
-    "kerple_power": (
-        lambda i, j: pe.kerple_power(i, j, M, POWERS),
-        lambda i, d, after: biases.kerple_power(d, M, POWERS),
-        lambda d: biases.kerple_power_slope(d, M, POWERS),
-    ),
-    "t5": (lambda i, j: pe.t5(i, j, T5_TABLE, max_distance=16), lambda i, d, after: biases.t5(d, after, T5_TABLE, max_distance=16), None),
-    "relative_position_bias": (
-        lambda i, j: pe.relative_position_bias(i, j, OFFSETS, out_of_range="zeros"),
-        lambda i, d, after: biases.of_offsets(d, after, OFFSETS),
-        None,
-    ),
-    "fire": (
-        lambda i, j: pe.fire(i, j, FIRE, c=0.125, threshold=64.0),
-        lambda i, d, after: biases.fire(d, i, FIRE, 0.125, 64),
-        None,
-    ),
-    "sandwich": (lambda i, j: pe.sandwich(i, j, 2, 6), lambda i, d, after: biases.sandwich(d, 2, spectra.geometric(6, 10_000)), None),
-}  # fmt: skip
+# Of two heads: a bias; its truth from exact distances, the queries' positions and whether the key is after; its slope.
+TRUTHS = {name: bias.beside(2) for name, bias in BIASES.items()}
 SLOPING = [(np.float32, np.float32), (np.int32, np.float32), (np.float32, np.uint8)]
-OF_INTEGERS = "t5", "relative_position_bias"
 PAIRS = [(d, d) for d in (*INTEGERS, np.float32)] + [
     (np.int32, np.float32),
     (np.float32, np.uint8),
@@ -570,10 +518,10 @@ def check_slopes(kind, f, i, j, d, after, slope):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", [name for name, (_, _, slope) in BIASES.items() if slope])
+@pytest.mark.parametrize("name", [name for name, bias in BIASES.items() if bias.slope])
 @pytest.mark.parametrize("kind", ["grad", "jvp", *EAGER])
 def test_slopes_of_biases_at_drawn_positions(kind, name):
-    call, _, slope = BIASES[name]
+    call, _, slope = TRUTHS[name]
     rng = np.random.default_rng(0)
     i, j = rng.uniform(-50, 50, (2, 3)).astype(np.float32), rng.uniform(-50, 50, 4).astype(np.float32)
     j[0] = i[0, 0]  # and one distance is 0
@@ -592,17 +540,15 @@ def test_slopes_of_biases_at_drawn_positions(kind, name):
 )
 def test_biases_of_any_positions_under_every_transform(transform, name, batch, wide, data):
     TRIED["biases"] += 1
-    call, truth, slope = BIASES[name]
+    bias, (call, truth, slope) = BIASES[name], TRUTHS[name]
     pairs = [
-        pair
-        for pair in PAIRS + WIDE_PAIRS * wide
-        if name not in OF_INTEGERS or {np.dtype(d).kind for d in pair} <= {*"iu"}
+        pair for pair in PAIRS + WIDE_PAIRS * wide if not bias.sided or {np.dtype(d).kind for d in pair} <= {*"iu"}
     ]
     sloping = slope is not None and transform in DERIVATIVES
     kinds, batch = data.draw(st.sampled_from(SLOPING if sloping else pairs)), batch[:2]
-    full = name not in ("sandwich", "fire")
     within = [
-        (-(2**63), 2**64) if full and (wide or np.dtype(d).itemsize <= 4) else (-(2**31), 2**31 - 1) for d in kinds
+        (-(2**63), 2**64) if not bias.rounded and (wide or np.dtype(d).itemsize <= 4) else (-(2**31), 2**31 - 1)
+        for d in kinds
     ]
     lengths = (data.draw(st.sampled_from([1, 3, 0])) for _ in range(2))
     i, j = (
@@ -619,12 +565,12 @@ def test_biases_of_any_positions_under_every_transform(transform, name, batch, w
             fits &= np.isfinite(waves_or_nan(i, [1])[0][..., None, :, None, 0]) & np.isfinite(
                 waves_or_nan(j, [1])[0][..., None, None, :, 0]
             )
-            want = np.where(fits, truth(at, np.where(fits, d, 0), after), NAN)
+            want = np.where(fits, truth(np.where(fits, d, 0), at, after), NAN)
         else:
-            want = truth(at, far, after)
+            want = truth(far, at, after)
     with jax.enable_x64(wide):
         got = base_of(name, call, i, j)
-        close = 2e-5 if name in ("sandwich", "fire") else None  # which sum as the compiler likes
+        close = 2e-5 if bias.rounded else None  # which sum as the compiler likes
         if transform == "a step":  # of decoding, for each query
             step = jax.jit(lambda i, j: call(i[..., None], j)[..., 0, :])
             way = data.draw(st.sampled_from(["vmap", "scan"]))
@@ -726,8 +672,8 @@ def test_attention_of_any_positions_under_every_transform(
         scale = np.resize(ROWS[2], (queries, 2)).astype(np.float32)
     sinks = None if sinks is None else np.float32(sinks)
     at, d, after = exact_tile(i, j)
-    call, truth, _ = BIASES[bias] if bias else (None, lambda i, d, after: np.zeros((2, *d.shape[-2:])), None)
-    added = truth(at, d.astype(np.float64), after).astype(np.float32).astype(np.float64)
+    call, truth, _ = TRUTHS[bias] if bias else (None, lambda d, i, after: np.zeros((2, *d.shape[-2:])), None)
+    added = truth(d.astype(np.float64), at, after).astype(np.float32).astype(np.float64)
     options = {"causal": causal, "window": window, "logits_soft_cap": cap, "sinks": sinks, "scale": scale}
     f = whole(lambda q, k, v: pe.attention(q, k, v, bias=call, block_size=block, **options, **given_sides))
     inside = np.float64 if dtype == np.float64 else np.float32
@@ -871,7 +817,7 @@ def test_no_nan_on_the_way_to_a_number():
             for c in calls:
                 # Not within jax.jit, so that JAX looks at every operation of the derivative.
                 value_and_cotangents(lambda p, c=c: c(p, x), jax.device_put(p))
-        for call, *_ in BIASES.values():
+        for call, *_ in TRUTHS.values():
             jax.block_until_ready(call(EXTREMES, EXTREMES))
 
 
@@ -879,7 +825,12 @@ FREE, SOME = np.array([0.0, 1e-3, 1.0, 3.0], np.float32), np.array([-1, 0, 7, 2*
 SLOPES, NONE = np.float32([0.5, 2.0]), {"query_segments": np.array([9, 0, 0]), "key_segments": np.zeros(3, np.int32)}
 # Functions of floats, by all of which there are derivatives; the first query sees nothing
 FREELY = {
-    "alibi": (lambda i, m: pe.alibi(i, SOME, m), FREE, SLOPES),
+    name: (functools.partial(call, SOME, SOME[::-1]), *parameters)
+    if bias.sided
+    else (lambda i, *parameters, call=call: call(i, FREE, *parameters), FREE, *parameters)
+    for name, bias in BIASES.items()
+    for call, parameters in [bias.of(2)]
+} | {
     "attention": (
         lambda q, k, v, m, s, c: pe.attention(
             q, k, v, bias=lambda i, j: pe.alibi(i, j, m), causal=True, window=(1, 1), sinks=s, scale=c, logits_soft_cap=2.0, block_size=2, **NONE
@@ -888,8 +839,6 @@ FREELY = {
     ),
     "fire": (lambda i, c, t, *mlp: pe.fire(i, FREE, mlp, c=c, threshold=t), FREE, np.float32(0.1), np.float32(8), *MLP),
     "fourier_features": (pe.fourier_features, np.resize(FREE, (4, 2)), np.resize(FREE, (2, 3))),
-    "kerple_log": (lambda i, a, b: pe.kerple_log(i, FREE, a, b), FREE, SLOPES, SLOPES),
-    "kerple_power": (lambda i, a, b: pe.kerple_power(i, FREE, a, b), FREE, SLOPES, SLOPES / 2),
     "learned": (lambda table: pe.learned(np.array([0, 2, 1]), table), np.ones((3, 2), np.float32)),
     "relative_position_bias": (
         lambda table, prefix: pe.relative_position_bias(SOME, SOME[::-1], table, prefix=prefix, out_of_range="zeros"),
@@ -899,7 +848,6 @@ FREELY = {
     "rotary": (lambda x, p, w: pe.rotary(x, p, w, head_axis=None), np.ones((4, 8), np.float32), FREE, FREE),
     "sandwich": (lambda i, j, w: pe.sandwich(i, j, 2, w), FREE, FREE, FREE),
     "sinusoidal": (pe.sinusoidal, FREE, FREE),
-    "t5": (lambda table: pe.t5(SOME, SOME[::-1], table, max_distance=16), np.ones((8, 2), np.float32)),
     "xpos": (lambda q, k, p: pe.xpos(q, k, p, head_axis=-2), H[:4], H[:4], FREE),
 }  # fmt: skip
 

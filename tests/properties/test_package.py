@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers.pages import program, text_of
 from posenc_jax import hf, kernels, linen, nnx, plot
 
 PACKAGE, ROOT = Path(pe.__file__).parent, Path(__file__).parents[2]
@@ -186,7 +187,7 @@ def test_a_repeated_call_is_not_traced_again():
 
 
 def test_the_overview_of_the_reference_lists_every_public_name():
-    overview = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8")
+    overview = program("entries").overview(text_of("docs/api/index.md"))
     rooms = (pe, hf, kernels, linen, nnx, plot)
     public = {f"{room.__name__}.{name}" for room in rooms for name in room.__all__}
     assert set(re.findall(r"\.md#(posenc_jax\.[\w.]+)\)", overview)) == public

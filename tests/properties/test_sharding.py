@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from devices.aot import Compiled
+from helpers.biases import BIASES
 from helpers.closeness import assert_within
 from helpers.quick import compiler_options, quick
 from helpers.tiers import thorough, tiered
@@ -39,11 +40,8 @@ def normal(*shape):
     return RNG.normal(size=shape).astype(np.float32)
 
 
-X, Q, SLOPES = (
-    normal(BATCH, LENGTH, DIM),
-    normal(BATCH, LENGTH, HEADS, DIM),
-    np.linspace(0.1, 0.9, HEADS, dtype=np.float32),
-)
+X, Q = normal(BATCH, LENGTH, DIM), normal(BATCH, LENGTH, HEADS, DIM)
+SLOPES = np.linspace(0.1, 0.9, HEADS, dtype=np.float32)
 LAST = {"frequencies": 4, "part": "last", "inverse": True}
 FLOAT32, SECTIONS = pe.geometric(DIM).with_precision("float32"), pe.multi_section(DIM, (1, 3))
 QB, W, TABLE = Q.astype(jnp.bfloat16), RNG.uniform(0.01, 2, HEADS).astype(np.float32), normal(50, DIM)
@@ -62,14 +60,11 @@ def fire(i, j, *mlp):
     return pe.fire(i, j, mlp, c=0.1, threshold=50.0)
 
 
-def relative(i, j, *table):
-    return pe.relative_position_bias(i, j, *table, out_of_range="zeros")
-
-
 def by_waves(x, *waves):
     return pe.rotary(x, waves=waves, head_axis=-2)
 
 
+ROTARY = partial(pe.rotary, head_axis=-2)
 BY_HEAD = normal(HEADS, 2, 1)  # of one pair: batch and sequence do not split tuning words, 68 bytes for each frequency
 # name → function, its arguments with what shards them, what shards the result
 CASES = {
@@ -84,31 +79,27 @@ CASES = {
     "add_learned": (pe.add_learned, [(X, ROWS), (TABLE, P()), (COUNT % 50, P(S))], ROWS),
     "fourier_features": (pe.fourier_features, [(normal(BATCH, LENGTH, 3), ROWS), (normal(3, 4), P())], ROWS),
     "timestep_embedding": (partial(pe.timestep_embedding, dim=DIM), [(TIMES, ROWS)], ROWS),
-    "rotary, half": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (COUNT, P(S))], HEADED),
-    "rotary, interleaved": (
-        partial(pe.rotary, layout="interleaved", head_axis=-2),
-        [(Q, HEADED), (COUNT, P(S))],
-        HEADED,
-    ),
-    "rotary, bfloat16": (functools.partial(pe.rotary, head_axis=-2), [(QB, HEADED), (EACH, ROWS)], HEADED),
-    "rotary, counted": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED)], HEADED),
-    "rotary, by heads": (partial(pe.rotary, head_axis=-2), [(Q, HEADED), (PLACES, ROWS), (BY_HEAD, ONE)], HEADED),
+    "rotary, half": (ROTARY, [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "rotary, interleaved": (partial(ROTARY, layout="interleaved"), [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "rotary, bfloat16": (ROTARY, [(QB, HEADED), (EACH, ROWS)], HEADED),
+    "rotary, counted": (ROTARY, [(Q, HEADED)], HEADED),
+    "rotary, by heads": (ROTARY, [(Q, HEADED), (PLACES, ROWS), (BY_HEAD, ONE)], HEADED),
     "rotary, waves": (by_waves, [(Q, HEADED), (normal(LENGTH, 4), P(S)), (normal(LENGTH, 4), P(S))], HEADED),
     "cos_sin": (partial(pe.cos_sin, frequencies=DIM), [(EACH, ROWS)], ROWS),
     "rotary, derivative": (back, [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
-    "xpos": (functools.partial(pe.xpos, head_axis=-2), [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
+    "xpos": (partial(pe.xpos, head_axis=-2), [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
     "shift": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (EACH, ROWS)], ROWS),
     "shift, one": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (np.int32(5), P())], ROWS),
     "rotation_matrix": (partial(pe.rotation_matrix, frequencies=8), [(EACH, ROWS)], ROWS),
     "offset_similarity": (partial(pe.offset_similarity, frequencies=DIM), [(EACH, ROWS)], ROWS),
-    "alibi": (pe.alibi, [*TILE, (SLOPES, ONE)], BIAS),
-    "t5": (pe.t5, [*TILE, (normal(8, HEADS), P(None, H))], BIAS),
-    "relative": (relative, [*TILE, (normal(99, HEADS), P(None, H))], BIAS),
-    "kerple_log": (pe.kerple_log, [*TILE, (SLOPES, ONE), (SLOPES[::-1], ONE)], BIAS),
-    "kerple_power": (pe.kerple_power, [*TILE, (SLOPES, ONE), (SLOPES[::-1], ONE)], BIAS),
-    "fire": (fire, [*TILE, *MLP], BIAS),
-    "sandwich": (partial(pe.sandwich, heads=HEADS, frequencies=DIM), TILE, P(D, None, S)),
 }
+
+BIASED = {}  # their parameters are split along the heads
+for name, bias in BIASES.items():
+    call, parameters = bias.of(HEADS)
+    split = [(x, P(*[None] * (x.ndim - 1), H) if x.shape[-1] == HEADS else P()) for x in parameters]
+    BIASED[name] = call, [*TILE, *split], BIAS if split else P(D, None, S)
+CASES |= BIASED
 # Other forms of these, on one mesh
 FORMS = {
     "sinusoidal, half": (partial(pe.sinusoidal, frequencies=DIM, layout="half"), [(EACH, ROWS)], ROWS),
@@ -117,16 +108,12 @@ FORMS = {
     "sinusoidal, axial": (partial(pe.sinusoidal, frequencies=pe.axial(DIM, 2)), [(PLACES, ROWS)], ROWS),
     "sinusoidal, floats": (partial(pe.sinusoidal, frequencies=DIM), [(TIMES, ROWS)], ROWS),
     "sinusoidal, float32": (partial(pe.sinusoidal, frequencies=FLOAT32), [(NEAR, ROWS)], ROWS),
-    "rotary, sections": (partial(pe.rotary, frequencies=SECTIONS, head_axis=-2), [(Q, HEADED), (PLACES, ROWS)], HEADED),
-    "rotary, axial": (
-        partial(pe.rotary, frequencies=pe.axial(DIM, 2), head_axis=-2),
-        [(Q, HEADED), (PLACES[0], P(S))],
-        HEADED,
-    ),
-    "rotary, partial": (partial(pe.rotary, frequencies=4, head_axis=-2), [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "rotary, sections": (partial(ROTARY, frequencies=SECTIONS), [(Q, HEADED), (PLACES, ROWS)], HEADED),
+    "rotary, axial": (partial(ROTARY, frequencies=pe.axial(DIM, 2)), [(Q, HEADED), (PLACES[0], P(S))], HEADED),
+    "rotary, partial": (partial(ROTARY, frequencies=4), [(Q, HEADED), (COUNT, P(S))], HEADED),
     "rotary, last, inverse": (partial(pe.rotary, head_axis=-2, **LAST), [(Q, HEADED), (EACH, ROWS)], HEADED),
-    "rotary, learned": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (COUNT, P(S)), (W[:4], P())], HEADED),
-    "rotary, floats": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (TIMES, ROWS)], HEADED),
+    "rotary, learned": (ROTARY, [(Q, HEADED), (COUNT, P(S)), (W[:4], P())], HEADED),
+    "rotary, floats": (ROTARY, [(Q, HEADED), (TIMES, ROWS)], HEADED),
     "rotary, heads first": (partial(pe.rotary, head_axis=-3), [(Q.swapaxes(1, 2), BIAS), (EACH, ROWS)], BIAS),
     "rotary, no heads": (partial(pe.rotary, head_axis=None), [(X, ROWS), (COUNT, P(S))], ROWS),
     "xpos, interleaved": (partial(pe.xpos, layout="interleaved", head_axis=-2), CASES["xpos"][1], HEADED),
@@ -134,12 +121,9 @@ FORMS = {
     "rotation_matrix, half": (partial(pe.rotation_matrix, frequencies=DIM, layout="half"), [(EACH, ROWS)], ROWS),
     "t5, causal": (partial(pe.t5, bidirectional=False), CASES["t5"][1], BIAS),
 }
-BIASED = {name: CASES[name] for name in ("alibi", "t5", "relative", "kerple_log", "kerple_power", "fire", "sandwich")}
 FORMS |= {f"{name}, keys": (f, [*COLUMNS, *x[2:]], P(*spec[:2], None, S)) for name, (f, x, spec) in BIASED.items()}
 FORMS |= {
-    f"{name}, floats": (f, [*FLOATS, *x[2:]], spec)
-    for name, (f, x, spec) in BIASED.items()
-    if name not in ("t5", "relative")
+    f"{name}, floats": (f, [*FLOATS, *x[2:]], spec) for name, (f, x, spec) in BIASED.items() if not BIASES[name].sided
 }
 
 MANY = {  # the kinds of the axes
@@ -220,7 +204,7 @@ SHAPES = [(2, 2, 2), (8, 1, 1), (1, 8, 1), (1, 1, 8)]
 ON_MESHES = [(name, shape) for name in CASES for shape in SHAPES if shape[2] < 8 or H in CASES[name][2]]
 ON_MESHES += [(name, SHAPES[0]) for name in FORMS]
 # For the default: what computes waves, counts, reads rows, turns, turns back and makes a bias, where all axes are split.
-FEW = [
+FEW = (
     "sinusoidal",
     "add_sinusoidal, counted",
     "learned, width",
@@ -229,7 +213,7 @@ FEW = [
     "shift",
     "t5",
     "fire",
-]
+)
 
 
 def modes(name, shape):
@@ -287,8 +271,7 @@ def test_control_a_table_of_the_global_length_is_caught():
     # Positions that are not sharded, on Explicit axes: every device computes the waves of all.
     mesh = mesh_of(kinds=MANY["explicit"])
     with jax.set_mesh(mesh):
-        turned = partial(pe.rotary, head_axis=-2)
-        compiled, _ = compile_and_run(turned, *put(mesh, [(Q, HEADED), (COUNT, P())]))
+        compiled, _ = compile_and_run(ROTARY, *put(mesh, [(Q, HEADED), (COUNT, P())]))
     with pytest.raises(AssertionError):
         check_local(compiled, on_one("rotary, half")[0], 2)
 
@@ -337,15 +320,10 @@ def by_last(f):
 LEARNED = {
     "sinusoidal": (pe.sinusoidal, [(NEAR, ROWS), (W[:4], P())]),
     "add_sinusoidal": (pe.add_sinusoidal, [(X, ROWS), (NEAR, ROWS), (W[:4], P())]),
-    "rotary": (functools.partial(pe.rotary, head_axis=-2), [(Q, HEADED), (NEAR, ROWS), (W[:4], P())]),
+    "rotary": (ROTARY, [(Q, HEADED), (NEAR, ROWS), (W[:4], P())]),
     "shift": (pe.shift, [(X, ROWS), (NEAR, ROWS), (W[:4], P())]),
     "fourier_features": (pe.fourier_features, [(normal(BATCH, LENGTH, 3), ROWS), (normal(3, 4), P())]),
-    "alibi": (pe.alibi, CASES["alibi"][1]),
-    "t5": (pe.t5, CASES["t5"][1]),
-    "relative": (relative, CASES["relative"][1]),
-    "kerple_log": (pe.kerple_log, CASES["kerple_log"][1]),
-    "kerple_power": (pe.kerple_power, CASES["kerple_power"][1]),
-    "fire": (fire, CASES["fire"][1]),
+    **{name: (f, x) for name, (f, x, _) in BIASED.items() if len(x) > 2},
     "fire, kernel": (lambda i, j, *x: fire(i, j, *x[:2], x[-1], x[2]), [*TILE, *MLP[:2], MLP[3], MLP[2]]),
     "sandwich": (lambda i, j, w: pe.sandwich(i, j, HEADS, w), [*TILE, (W[:4], P())]),
 }
@@ -477,16 +455,7 @@ ORDERS = ["contiguous", "zigzag", "striped"]
 DOCUMENTS = [5, 20, 32, 7]
 SEGMENTS = np.repeat(np.arange(4, dtype=np.int32), DOCUMENTS)
 POSITIONS = np.concatenate([np.arange(n, dtype=np.int32) for n in DOCUMENTS])
-T5_TABLE = normal(8, 4)
-BIASES = {
-    "none": None,
-    "alibi": partial(pe.alibi, heads=4),
-    "t5": lambda i, j: pe.t5(i, j, T5_TABLE, bidirectional=False),
-    "fire": lambda i, j: fire(i, j, *(w[..., :4] for w, _ in MLP)),
-    "kerple_log": lambda i, j: pe.kerple_log(i, j, SLOPES[:4], SLOPES[4:8]),
-    "kerple_power": lambda i, j: pe.kerple_power(i, j, SLOPES[:4], SLOPES[4:8]),
-    "sandwich": partial(pe.sandwich, heads=4, frequencies=DIM),
-}
+WITH_BIAS = {"none": None} | {name: bias.beside(4)[0] for name, bias in BIASES.items()}
 
 
 @functools.cache
@@ -541,12 +510,12 @@ def test_context_parallel_with_gathered_keys():
         gathered = lambda x, axis=0: lax.all_gather(x, S, axis=axis, tiled=True)  # noqa: E731
         here = {"query_positions": positions, "query_segments": segments}
         there = {"key_positions": gathered(positions), "key_segments": gathered(segments)}
-        bias, k, v = BIASES["alibi"], gathered(k, 1), gathered(v, 1)
+        bias, k, v = WITH_BIAS["alibi"], gathered(k, 1), gathered(v, 1)
         return q, pe.attention(q, k, v, bias=bias, causal=True, block_size=8, **here, **there)
 
     mesh, arrays = mesh_of((2, 4, 1)), packed()
     f = quick(jax.shard_map(local, mesh=mesh, in_specs=(*[ROWS] * 3, P(S), P(S)), out_specs=ROWS))
-    alone = lambda q, k, v, positions, segments: (pe.rotary(q, positions, head_axis=-2), example().alone(BIASES["alibi"])(q, k, v, positions, segments))  # noqa: E731  # fmt: skip
+    alone = lambda q, k, v, positions, segments: (pe.rotary(q, positions, head_axis=-2), example().alone(WITH_BIAS["alibi"])(q, k, v, positions, segments))  # noqa: E731  # fmt: skip
     rotated, attended = map(np.asarray, quick(alone)(*arrays))
     for name in ORDERS:
         parts, order = sharded(arrays, 4, name)
@@ -555,12 +524,12 @@ def test_context_parallel_with_gathered_keys():
         assert_within(got[1], attended[:, order], 2e-6, against=f"one device, where four have them {name}")
 
 
-@pytest.mark.parametrize("name", tiered(BIASES, ["t5"]))
+@pytest.mark.parametrize("name", tiered(WITH_BIAS, ["t5"]))
 def test_a_ring_with_any_bias_in_any_order(name):
-    arrays, ring = packed(), quick(example().sharded(ring_of(8), BIASES[name])).lower(*packed()).compile()
+    arrays, ring = packed(), quick(example().sharded(ring_of(8), WITH_BIAS[name])).lower(*packed()).compile()
     found = Compiled(ring.as_text(), 0, 0).collectives  # keys go to the neighbour, in the loop, and nothing else does
     assert set(found[0]) == {"collective-permute"} and not found[1]
-    want = np.asarray(quick(example().alone(BIASES[name]))(*arrays))
+    want = np.asarray(quick(example().alone(WITH_BIAS[name]))(*arrays))
     for kind in ORDERS:
         parts, order = sharded(arrays, 8, kind)
         assert_within(ring(*parts), want[:, order], 2e-6, against=f"one device, where eight have them {kind}")
@@ -590,7 +559,7 @@ def test_derivatives_of_a_ring_under_learned_biases():
     # 15 positions a device, 2 heads of keys; each device has other tiles in which nothing is seen.
     q, k, v, positions, segments = packed()
     arrays = q[:, :60], k[:, :60, :2], v[:, :60, :2], positions[:60], segments[:60]
-    parameters = SLOPES[:4], T5_TABLE, (SLOPES[4:8], SLOPES[8:12]), tuple(w[..., :4] for w, _ in MLP)
+    parameters = SLOPES[:4], normal(8, 4), (SLOPES[4:8], SLOPES[8:12]), tuple(w[..., :4] for w, _ in MLP)
     parts, place = sharded(arrays, 4, "striped")
 
     def gradients(f, positions, segments):
@@ -631,7 +600,7 @@ def test_what_a_ring_cannot_differentiate_it_refuses(by):
 def test_memory_of_a_ring_grows_with_a_device_s_part():
     def held(devices, local):
         x, row = (jax.ShapeDtypeStruct(s, t) for s, t in (((1, devices * local, 1, 64), np.float32), ((devices * local,), np.int32)))  # fmt: skip
-        f = example().sharded(ring_of(devices), BIASES["none"])
+        f = example().sharded(ring_of(devices), WITH_BIAS["none"])
         g = lambda q, k, v, dy, *rows: jax.vjp(lambda *qkv: f(*qkv, *rows), q, k, v)[1](dy)  # noqa: E731
         compiled = quick(g).lower(x, x, x, x, row, row).compile()
         return compiled.memory_analysis().temp_size_in_bytes

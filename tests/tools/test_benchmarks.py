@@ -24,7 +24,7 @@ def bench():
     others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(FOLDER))
     try:
-        wanted = ("cases", "worker", "comparison", "reference", "report", "figures", "run", "pods", "loops")
+        wanted = ("cases", "worker", "comparison", "reference", "report", "figures", "run", "pods", "loops", "fits")
         return SimpleNamespace(**{name: importlib.import_module(name) for name in wanted})
     finally:
         sys.path.remove(str(FOLDER))
@@ -511,3 +511,11 @@ def test_on_paper_a_device_has_what_its_positions_ask_for(bench):
     assert rows["sinusoidal"] == ["4", "512", "0", "0.1", "16.0", "0.0"]
     assert rows["rotary, two heads"] == ["512", "512", "0", "16.0", "16.0", "0.0"]
     assert rows["learned"] == ["4", "256", "256", "2.1", "8.0", "8.1"]  # with a table of 2 MiB
+
+
+def test_the_constants_of_polynomials_are_as_good_as_the_fits(bench):
+    fits, phases = bench.fits, np.linspace(0, 2**30, 200_001).astype(int)
+    assert fits.sine_fit()[1] < 6.3e-9 and fits.exp2_fit()[1] < 2.1e-9
+    (alone, computed), (_, best) = (fits.sine_error(c, phases) for c in (fits.SINE, fits.sine_fit()[0]))
+    assert alone < 2.2e-8 and computed < 8.6e-8 and computed <= 1.02 * best
+    assert fits.exp2_error(fits.EXP2) <= fits.exp2_error(fits.exp2_fit()[0]) < 1.4e-8

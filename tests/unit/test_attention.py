@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
+from helpers.biases import BIASES as every_bias
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
@@ -37,14 +38,13 @@ SEGMENTS = np.int32([[3] * 4 + [1] * 7, [0] * 9 + [-5] * 2])
 APART = np.where(np.arange(LENGTH) == 4, 77, SEGMENTS).astype(np.int32)  # of queries: those numbered 4 see nothing
 
 # name → bias of positions and parameters, the parameters
-BIASES = {
-    "none": (None, ()),
+EVERY = {name: bias.of(HEADS) for name, bias in every_bias.items()} | {
     "alibi": (pe.alibi, (SLOPES,)),
-    "t5": (pe.t5, (normal(32, HEADS),)),
-    "kerple_log": (pe.kerple_log, (SLOPES, RATES)),
-    "kerple_power": (pe.kerple_power, (SLOPES, RATES)),
     "fire": (lambda i, j, mlp, c: pe.fire(i, j, mlp, c=c, threshold=4.0), (MLP, np.float32(0.7))),
     "sandwich": (lambda i, j, w: pe.sandwich(i, j, HEADS, w), (np.float32([1.0, 0.1]),)),
+}
+BIASES = EVERY | {
+    "none": (None, ()),
     "one for all heads": (
         lambda i, j, x: -x * abs(i[..., None, :, None] - j[..., None, None, :]).astype(jnp.float32),
         (np.float32(0.3),),
@@ -135,7 +135,7 @@ def compare(name, block_size, options=None, reference=None):
 
 
 # The parameters of several biases. A traced index selects the bias, so one program serves all.
-FAMILY = "alibi", "fire", "kerple_log", "kerple_power", "sandwich", "t5"  # sorted, as JAX sorts keys
+FAMILY = sorted(EVERY)  # as JAX sorts keys
 PARAMETERS = {name: BIASES[name][1] for name in FAMILY}
 
 

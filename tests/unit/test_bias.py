@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.biases import FAR, NEAR, RATE, SCALE
+from helpers.biases import BIASES, FAR, NEAR, RATE, SCALE
 from helpers.quick import quick
 from helpers.tiers import tiered
 from oracles import biases, recorded, spectra
@@ -151,15 +151,7 @@ def test_bad_input(call, error, match):
 GRID = np.stack(np.meshgrid(np.arange(3), np.arange(4), indexing="ij"), -1).reshape(-1, 2)
 
 
-@pytest.mark.parametrize(
-    "bias",
-    [
-        lambda q, k: pe.alibi(q, k, 4),
-        lambda q, k: pe.kerple_log(q, k, np.ones(4, np.float32), np.ones(4, np.float32)),
-        lambda q, k: pe.sandwich(q, k, 4, 16),
-        lambda q, k: pe.t5(q, k, np.ones((32, 4), np.float32)),
-    ],
-)
+@pytest.mark.parametrize("bias", [BIASES[name].beside(4)[0] for name in ("alibi", "kerple_log", "sandwich", "t5")])
 def test_coordinates_of_a_grid_are_not_a_batch(bias):
     video = pe.grid_positions((2, 2, 3))
     for grid in (GRID.astype(np.int32), jnp.asarray(GRID), pe.grid_positions((3, 4)), video):

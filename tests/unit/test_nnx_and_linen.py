@@ -32,6 +32,7 @@ def fire(p, q, k, start=512.0):
     return pe.fire(q, k, mlp, c=float(softplus(p["free_c"])), threshold=start * float(softplus(p["free_multiplier"])))
 
 
+FREE = {"free_r1": (3,), "free_r2": (3,)}
 # name, positional settings, settings, its call in terms of the functions, shapes of the parameters
 BIASES = [
     ("ALiBi", (6,), {}, lambda p, q, k: pe.alibi(q, k, 6), {}),
@@ -59,20 +60,8 @@ BIASES = [
         ),
         {"embedding": (901, 3), "prefix": (3, 3)},
     ),
-    (
-        "KERPLE",
-        (3,),
-        {},
-        lambda p, q, k: pe.kerple_log(q, k, *free_kerple(p, softplus)),
-        {"free_r1": (3,), "free_r2": (3,)},
-    ),
-    (
-        "KERPLE",
-        (3,),
-        {"form": "power"},
-        lambda p, q, k: pe.kerple_power(q, k, *free_kerple(p, twice_sigmoid)),
-        {"free_r1": (3,), "free_r2": (3,)},
-    ),
+    ("KERPLE", (3,), {}, lambda p, q, k: pe.kerple_log(q, k, *free_kerple(p, softplus)), FREE),
+    ("KERPLE", (3,), {"form": "power"}, lambda p, q, k: pe.kerple_power(q, k, *free_kerple(p, twice_sigmoid)), FREE),
     (
         "FIRE",
         (3,),

@@ -17,6 +17,7 @@ from flax import nnx
 import posenc_jax as pe
 import posenc_jax.linen as linen
 import posenc_jax.nnx as nnx_modules
+from helpers.biases import BIASES as every_bias
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
@@ -431,14 +432,8 @@ def t5_of(stack):
 
 
 TABLE = np.arange(64).reshape(32, 2) % 7 - 3.0
-BIASES = [functools.partial(pe.alibi, heads=2)] + [
-    functools.partial(f, **parameters)
-    for f, parameters in [
-        (pe.t5, {"table": TABLE.astype(np.float32)}),
-        (pe.kerple_log, {"scale": np.float32([1.5, 0.3]), "rate": np.float32([0.2, 2.0])}),
-        (pe.kerple_power, {"scale": np.float32([1.5, 0.3]), "exponent": np.float32([0.2, 2.0])}),
-    ]
-]
+BIASES = [functools.partial(pe.alibi, heads=2), functools.partial(pe.t5, table=TABLE.astype(np.float32))]
+BIASES += [every_bias[name].beside(2)[0] for name in ("kerple_log", "kerple_power")]
 
 
 @pytest.mark.parametrize("bias", tiered(BIASES, [BIASES[1]]), ids=lambda b: b.func.__name__)

@@ -1,4 +1,4 @@
-"""The scalings against formulas at 60 digits."""
+"""The scalings against formulas at 70 digits."""
 
 import dataclasses
 import decimal
@@ -10,7 +10,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.quick import quick
-from helpers.spectra import WIDTHS, assert_exact
+from helpers.spectra import SCALINGS, WIDTHS, assert_exact
 from helpers.tiers import thorough, tiered
 from oracles import encodings, rotations, spectra
 from posenc_jax import _frequencies, _scalings
@@ -19,7 +19,7 @@ from posenc_jax import _frequencies, _scalings
 @pytest.mark.parametrize(("dim", "base"), WIDTHS)
 @pytest.mark.parametrize("factor", [0.75, 1, 2.0, 1.1, 32, 1e-3, 1e6])
 def test_linear_scaling(dim, base, factor):
-    expected = spectra.linear(spectra.geometric(dim, base), factor)
+    expected = spectra.linear(dim, base, factor)
     assert_exact(pe.linear_scaling(pe.geometric(dim, base), factor), expected, 0.51 + 0.51 / factor)
 
 
@@ -77,7 +77,7 @@ def test_longrope(length, long, factor):
     short_factor, long_factor = [1, 1.1, 1.25, 3], (1.05, 2.5, np.float32(17.3), 64)
     got = pe.longrope(f, short_factor, np.array(long_factor), original_max=4096, factor=factor, length=length)
     divisors = long_factor if long else short_factor
-    assert_exact(got, spectra.longrope(spectra.geometric(8, 10_000), divisors), 1.01)
+    assert_exact(got, spectra.longrope(8, 10_000, divisors, divisors, 4096, factor, length), 1.01)
     assert got.attention_factor == pytest.approx(float(spectra.longrope_amplitude(factor, 4096)), rel=1e-15)
 
 
@@ -88,7 +88,7 @@ def test_longrope(length, long, factor):
 def test_llama3(dim, base, factor, low, high, original_max):
     f = pe.geometric(dim, base)
     got = pe.llama3(f, factor, low_freq_factor=low, high_freq_factor=high, original_max=original_max)
-    assert_exact(got, spectra.llama3(spectra.geometric(dim, base), factor, low, high, original_max))
+    assert_exact(got, spectra.llama3(dim, base, factor, low, high, original_max))
     assert got.attention_factor == 1
 
 
@@ -130,6 +130,14 @@ def test_what_leaves_a_spectrum_as_it_is():
     for same in (pe.ntk(16, 5e5, 1), pe.yarn(16, 5e5, 1, 64), pe.proportional(16, 5e5, 1)):
         assert same == pe.geometric(16, 5e5)
     assert pe.linear_scaling(16, 2) == pe.linear_scaling(pe.geometric(16), 2)
+
+
+@pytest.mark.parametrize("label", SCALINGS)
+def test_every_scaling_is_its_formula(label):
+    scaling = SCALINGS[label]
+    (omegas, amplitude), got = scaling.formula(), scaling.function(**scaling.arguments)
+    assert_exact(got, omegas)
+    assert got.attention_factor == pytest.approx(float(amplitude), rel=1e-15)
 
 
 CALLS = [
@@ -225,7 +233,7 @@ def test_a_part_of_a_head_turns_by_several_coordinates_scaled_and_amplified():
 def test_as_float32_references_compute_it():
     f = pe.llama3(pe.geometric(64, 5e5), 8, low_freq_factor=1, high_freq_factor=4, original_max=8192)
     positions = np.arange(0, 8192, 321)
-    phases = encodings.float32_phases(positions, spectra.llama3(spectra.geometric(64, 5e5), 8, 1, 4, 8192))
+    phases = encodings.float32_phases(positions, spectra.llama3(64, 5e5, 8, 1, 4, 8192))
     got = pe.sinusoidal(positions, f.with_precision("float32"), layout="half")
     np.testing.assert_allclose(got, np.concatenate([np.sin(phases), np.cos(phases)], axis=1), rtol=0, atol=2e-7)
 

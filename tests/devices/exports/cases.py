@@ -10,19 +10,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
-from helpers import of_positions
+from helpers import biases, of_positions
 
 ROWS, DIM = len(of_positions.X), of_positions.DIM
 SLOPES = np.linspace(0.1, 0.9, 4, dtype=np.float32)
-MLP = [np.linspace(-1, 1, n, dtype=np.float32).reshape(shape) for n, shape in ((6, 6), (6, 6), (24, (6, 4)), (4, 4))]
-BIASES = {
-    "alibi": lambda i, j: pe.alibi(i, j, SLOPES),
-    "t5": lambda i, j: pe.t5(i, j, np.linspace(-1, 1, 128, dtype=np.float32).reshape(32, 4)),
-    "kerple_log": lambda i, j: pe.kerple_log(i, j, SLOPES, SLOPES[::-1]),
-    "kerple_power": lambda i, j: pe.kerple_power(i, j, SLOPES, SLOPES[::-1]),
-    "fire": lambda i, j: pe.fire(i, j, MLP, c=0.1, threshold=50.0),
-    "sandwich": functools.partial(pe.sandwich, heads=4, frequencies=DIM),
-}
+BIASES = {name: bias.beside(4)[0] for name, bias in biases.BIASES.items()}
 TABLE = np.linspace(-1, 1, 32 * DIM, dtype=np.float32).reshape(32, DIM)
 QUERIES, KEYS = np.arange(100, 112, dtype=np.int32), np.arange(112, dtype=np.int32)
 # Where a library function of the CPU's or a sum in an order of its own is in it, another version may round otherwise.

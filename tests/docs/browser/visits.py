@@ -1,23 +1,33 @@
 """What the tests in Chromium share: where the site is, sizes, the library's scalings, and waiting until a page is still."""
 
+import functools
+import inspect
 import pathlib
+import re
 
-import posenc_jax as pe
+from conformance.adapters.posenc_jax import scaling_call
+from conformance.run import load
 
 ROOT = pathlib.Path(__file__).parents[3]
 SITE = ROOT / "site"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+# What the pages draw, and settings of each, by the name that they share with the conformance vectors.
+DRAWN = re.findall(
+    r"^    (\w+)(?:: )?\(\{d, base, ", (ROOT / "docs/assets/posenc.js").read_text(encoding="utf-8"), re.M
+)
+SETTINGS = {s["type"]: s for case in reversed(load()) if (s := case["parameters"].get("scaling"))}
+
+
+def _library(name, d, base, factor, original):
+    """The library's spectrum; other settings are those of the vectors."""
+    f, arguments = scaling_call(d, base, **SETTINGS[name])
+    given = {"factor": factor, "original_max": original}
+    return f(**arguments | {k: v for k, v in given.items() if k in inspect.signature(f).parameters})
+
+
 # By the names that pages give them, of width, base, factor and original length.
-LIBRARY = {
-    "linear": lambda d, base, s, length: pe.linear_scaling(pe.geometric(d, base), s),
-    "ntk": lambda d, base, s, length: pe.ntk(d, base, s),
-    "yarn": pe.yarn,
-    "llama3": lambda d, base, s, length: pe.llama3(
-        pe.geometric(d, base), s, low_freq_factor=1, high_freq_factor=4, original_max=length
-    ),
-    "proportional": lambda d, base, s, length: pe.proportional(d, base, 0.25, s),
-}
+LIBRARY = {name: functools.partial(_library, name) for name in DRAWN}
 
 
 def settle(page):

@@ -13,8 +13,11 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
+from helpers.pages import program
+
 ROOT = Path(__file__).parents[3]
 SITE = ROOT / "site"
+ENTRIES = program("entries")
 LOADING = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src"), ("use", "href")}
 
 
@@ -89,15 +92,14 @@ def test_ids_are_unique_and_pictures_are_described(pages):
 def test_every_public_name_has_an_anchor(pages):
     for path in (ROOT / "docs" / "api").glob("*.md"):
         if path.stem != "index":
-            text = path.read_text(encoding="utf-8")
-            names = re.findall(r"^::: ([\w.]+)$(?!\n    options: {members: false)", text, flags=re.MULTILINE)
+            names = ENTRIES.ENTRY.findall(ENTRIES.completed(path.read_text(encoding="utf-8")))
             assert names and set(names) <= set(pages[f"api/{path.stem}.html"].ids), path.stem
 
 
 def names_of_the_reference():
     """Each public name, its page, and its entry as it is shown."""
     for path in (ROOT / "docs" / "api").glob("*.md"):
-        names = re.findall(r"^::: ([\w.]+)$(?!\n    options)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        names = ENTRIES.ENTRY.findall(ENTRIES.completed(path.read_text(encoding="utf-8")))
         shown = (SITE / "api" / f"{path.stem}.html").read_text(encoding="utf-8")
         for name in names:
             _, _, entry = shown.partition(f'id="{name}"')
