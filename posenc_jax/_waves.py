@@ -22,9 +22,8 @@ from posenc_jax._checks import Layout
 from posenc_jax._fixed_point import Word
 from posenc_jax._frequencies import Frequencies, Spectrum, dim_of
 
-# sin(πz/2) = z + ½·z·(1 − (u − v²·(c₁ + c₃·v·(r − u)))) with u = z² and v = 1 − u, for 0 ≤ z ≤ 1: within 8.6e-8 at every
-# phase with these float32 coefficients (benchmarks/fits.py). The correction to z vanishes at both ends, and stays below
-# 0.22.
+# sin(πz/2) = z + ½·z·(1 − (u − v²·(c₁ + c₃·v·(r − u)))) with u = z² and v = 1 − u, for 0 ≤ z ≤ 1: within 8.6e-8 at
+# every phase with these coefficients (benchmarks/fits.py). The correction to z vanishes at both ends; it is below 0.22.
 _C1, _C3, _R = (np.float32(c) for c in (0.13315121829509735, 0.0002988768392242491, 28.242717742919922))
 
 
