@@ -32,7 +32,7 @@ from posenc_jax._sinusoidal import sinusoidal, add_sinusoidal
 from posenc_jax._learned import learned, add_learned, resize_table
 
 # Offsets in the sinusoidal encoding.
-from posenc_jax._rotation import rotation_matrix, shift, offset_similarity
+from posenc_jax._offsets import rotation_matrix, shift, offset_similarity
 
 # Features of coordinates and of diffusion timesteps.
 from posenc_jax._fourier import fourier_features, timestep_embedding

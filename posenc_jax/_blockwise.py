@@ -27,7 +27,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from posenc_jax import _tiles
 from posenc_jax._arrays import align, compute_dtype
@@ -40,9 +39,8 @@ def _types(settings: Settings, *leaves: Any) -> list[Any]:
     """The types of o (batch, queries, heads, value_dim), and of t and m (batch, queries, heads)."""
     x: Operands = settings.tree.unflatten(leaves)
     query, dtype = x.query, compute_dtype(x.query)
-    rows = NamedSharding(query.sharding.mesh, PartitionSpec(*query.sharding.spec[:-1]))
     out = retyped(query, (*query.shape[:-1], x.value.shape[-1]))
-    sums = retyped(query, query.shape[:-1], dtype=dtype, sharding=rows)
+    sums = retyped(query, query.shape[:-1], dtype=dtype, spec=query.sharding.spec[:-1])
     return [out, sums, sums]
 
 

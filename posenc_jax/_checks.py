@@ -32,13 +32,13 @@ _NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # not numbers, though some subcl
 # Errors
 
 
-# The public function whose arguments are being checked; the outermost one, if one calls another.
-_function: ContextVar[str] = ContextVar("function", default="")
+# What errors about arguments begin with, and whether a public function that is called adds its name.
+_where: ContextVar[tuple[str, bool]] = ContextVar("where", default=("", True))
 
 
 def prefixed(message: str) -> str:
-    """The message behind the name of the public function, which begins every error about an argument."""
-    return f"{name}: {message}" if (name := _function.get()) else message
+    """The message behind the name of the public function; the outermost one, if one calls another."""
+    return _where.get()[0] + message
 
 
 def invalid(message: str) -> ValueError:
@@ -71,13 +71,13 @@ def naming(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(f: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(f)
         def named(*args: P.args, **kwargs: P.kwargs) -> R:
-            if _function.get():
+            if not _where.get()[1]:
                 return f(*args, **kwargs)
-            token = _function.set(name)
+            token = _where.set((prefixed(f"{name}: "), False))
             try:
                 return f(*args, **kwargs)
             finally:
-                _function.reset(token)
+                _where.reset(token)
 
         return named
 
@@ -85,13 +85,22 @@ def naming(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 @contextlib.contextmanager
-def callback() -> Iterator[None]:
-    """Wraps a call to the caller's function: public functions that it calls name their errors themselves."""
-    token = _function.set("")
+def _naming_after(prefix: str) -> Iterator[None]:
+    token = _where.set((prefix, True))
     try:
         yield
     finally:
-        _function.reset(token)
+        _where.reset(token)
+
+
+def callback() -> contextlib.AbstractContextManager[None]:
+    """Wraps a call of the caller's function: public functions called inside name their errors themselves."""
+    return _naming_after("")
+
+
+def labelled(label: str) -> contextlib.AbstractContextManager[None]:
+    """Puts a label, and the name of a public function called inside, into errors after the names around."""
+    return _naming_after(prefixed(f"{label}: "))
 
 
 def require(condition: Any, message: str, *got: Any) -> None:

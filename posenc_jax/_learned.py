@@ -197,9 +197,8 @@ def resize_table(
       Digital Image Processing", 1981, equation 8.
     """
     _checks.one_of("method", method, ("linear", "cubic", "torch_cubic"))
-    flags = {"antialias": antialias, "align_corners": align_corners, "zeros_outside": zeros_outside}
-    flags = [_checks.flag(name, value) for name, value in flags.items()]
-    antialias, align_corners, zeros_outside = flags
+    antialias, align_corners = _checks.flag("antialias", antialias), _checks.flag("align_corners", align_corners)
+    zeros_outside = _checks.flag("zeros_outside", zeros_outside)
     aliased = method != "torch_cubic" or not antialias
     require(aliased, "antialias must be False for method='torch_cubic'; PyTorch's antialiased bicubic is 'cubic'")
     for name, flag in (("align_corners", align_corners), ("zeros_outside", zeros_outside)):

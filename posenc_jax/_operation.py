@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from posenc_jax._primitive import primitive, retyped, set_jvp, set_transpose
 from posenc_jax._xla import compiled
@@ -142,11 +141,10 @@ def _mapped(f: Program, level: Level, wanted: tuple[int | None, ...] | None) -> 
 
 def _row(x: Any) -> Any:
     """The type of one row of x."""
-    return retyped(x, x.shape[1:], sharding=NamedSharding(x.sharding.mesh, PartitionSpec(*x.sharding.spec[1:])))
+    return retyped(x, x.shape[1:], spec=x.sharding.spec[1:])
 
 
 def _rows(x: Any, rows: list[tuple[Any, Any]]) -> Any:
     """The type of rows of x, given their number and sharding along each axis."""
     shape, spec = zip(*rows, strict=True) if rows else ((), ())
-    sharding = NamedSharding(x.sharding.mesh, PartitionSpec(*spec, *x.sharding.spec))
-    return retyped(x, (*shape, *x.shape), sharding=sharding)
+    return retyped(x, (*shape, *x.shape), spec=(*spec, *x.sharding.spec))

@@ -72,7 +72,8 @@ def split(x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
 class Rotation:
     """The rotation of x by angles, and what decides about its form. It holds tracers, so it ends with their trace.
 
-    x and the angles have one rank. Their leading axes broadcast; forms take x broadcast to them.
+    x and the angles have one rank, and their leading axes broadcast. `broadcast` comes before a form; the rules of
+    derivatives use x as it is.
     """
 
     settings: TurnSettings
@@ -116,7 +117,7 @@ class Rotation:
 
     @property
     def rotates(self) -> np.ndarray:
-        """Whether each feature rotates."""
+        """Whether each feature rotates. Forms select x where it does not: it must pass with its bits."""
         return align(np.pad(np.ones(self.dim, bool), self.margin), self.x.ndim)
 
     @property
@@ -173,19 +174,19 @@ class Rotation:
         return self.width == self.dim
 
     @property
-    def pairs(self) -> bool:
+    def paired(self) -> bool:
         """Whether features are interleaved and even in number."""
         return not self.half and self.width % 2 == 0
 
     @property
     def slices(self) -> float:
         """Into how many equal slices x is cut so that no slice holds both members of a pair."""
-        return self.width // math.gcd(self.dim // 2, self.width) if self.half else 2 if self.pairs else math.inf
+        return self.width // math.gcd(self.dim // 2, self.width) if self.half else 2 if self.paired else math.inf
 
     @property
     def words(self) -> bool:
         """Whether each pair is one word of 32 bits, in x and in the result."""
-        return self.pairs and not self.wide and self.settings.result in (None, self.x.dtype)
+        return self.paired and not self.wide and self.settings.result in (None, self.x.dtype)
 
     @property
     def lanes(self) -> bool:
@@ -194,6 +195,6 @@ class Rotation:
         return self.half and self.width < 128 and self.width % 16 == 0 and fill_lanes
 
     @property
-    def own_loop(self) -> bool:
+    def loops_alone(self) -> bool:
         """Whether XLA:CPU can loop over pairs by themselves, without storing more than a table."""
         return _xla.KEEPS_BARRIERS and (self.shared or not _xla.unit_axes(self.x, self.settings.batch))

@@ -1,8 +1,8 @@
 """Primitives of JAX, and what their types say. No other module imports `jax.interpreters`.
 
 A primitive here has a type, a program for each platform, and a rule for `jax.vmap`. Its tangent is that of its program,
-unless `set_jvp` gives it another; `set_transpose` gives it a transpose. Rules see None where nothing moves. No other
-module calls methods of types that JAX does not document.
+unless `set_jvp` gives it another; `set_transpose` gives it a transpose. A tangent of None is zero. No other module
+calls methods of types that JAX does not document.
 """
 
 from __future__ import annotations
@@ -68,28 +68,28 @@ def primitive(
     return new
 
 
-def set_jvp(primitive: Any, rule: Callable[..., tuple[Any, Any]]) -> None:
+def set_jvp(of: Any, rule: Callable[..., tuple[Any, Any]]) -> None:
     """rule(primals, tangents, **parameters) is the result and its tangent."""
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
         y, dy = rule(primals, [None if isinstance(t, ad.Zero) else t for t in tangents], **parameters)
-        if primitive.multiple_results:
+        if of.multiple_results:
             pairs = zip(y, dy, strict=True)
-            dy = [ad.Zero(jax.typeof(of).to_tangent_aval()) if t is None else t for of, t in pairs]
+            dy = [ad.Zero(jax.typeof(out).to_tangent_aval()) if t is None else t for out, t in pairs]
         return y, dy
 
-    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_jvps[of] = jvp
 
 
-def set_transpose(primitive: Any, rule: Callable[..., list[Any]]) -> None:
+def set_transpose(of: Any, rule: Callable[..., list[Any]]) -> None:
     """rule(cotangent, *operands, **parameters) is a cotangent, or None, for each operand; see `unknown`."""
 
     def transpose(dy: Any, *operands: Any, **parameters: Any) -> list[Any]:
-        if primitive.multiple_results:
+        if of.multiple_results:
             return rule([*map(ad.instantiate_zeros, dy)], *operands, **parameters)
         return [None] * len(operands) if isinstance(dy, ad.Zero) else rule(dy, *operands, **parameters)
 
-    ad.primitive_transposes[primitive] = transpose
+    ad.primitive_transposes[of] = transpose
 
 
 def unknown(operand: Any) -> Any:
@@ -108,9 +108,11 @@ def differentiated(program: Callable[..., Any], primals: Sequence[Any], tangents
     return jax.jvp(of_moving, [primals[i] for i in moving], [*moving.values()])
 
 
-def retyped(x: Any, shape: Sequence[Any], *, dtype: Any = None, sharding: Any = None) -> Any:
-    """The type x with another shape, and another dtype and sharding if they are given; not weak."""
+def retyped(x: Any, shape: Sequence[Any], *, dtype: Any = None, spec: Any = None, sharding: Any = None) -> Any:
+    """The type x with another shape, and another dtype, partitions or sharding if they are given; not weak."""
     dtype, sharding = dtype or x.dtype, sharding or x.sharding
+    if spec is not None:
+        sharding = sharding.update(spec=sharding.spec.update(partitions=tuple(spec)))
     return x.update(shape=tuple(shape), dtype=dtype, weak_type=False, sharding=sharding)
 
 

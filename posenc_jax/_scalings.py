@@ -253,8 +253,8 @@ def llama3(
     high = _checks.positive("high_freq_factor", high_freq_factor)
     require(low <= high, "high_freq_factor must be at least low_freq_factor = {}, got {}", low, high)
     low, high = Fraction(low), Fraction(high)
-    turns = [Fraction(original_max * abs(t), 1 << TURN_BITS) for t in frequencies.turns]
-    sigmas = [_clip((t - low) / (high - low)) if low < high else Fraction(t > low) for t in turns]
+    rounds = [Fraction(original_max * abs(t), 1 << TURN_BITS) for t in frequencies.turns]  # in the original length
+    sigmas = [_clip((n - low) / (high - low)) if low < high else Fraction(n > low) for n in rounds]
     return _scaled("factor", factor, frequencies, [(1 - sigma) / s + sigma for sigma in sigmas])
 
 

@@ -143,7 +143,7 @@ def _encoding_of(x: jax.Array, angles: Angles, layout: Layout) -> jax.Array:
     """Encodes angles of x's rank to the shape of x."""
     encode = functools.partial(features, layout=layout)
     computed = functools.partial(computed_where_used, encode, x)
-    if angles.vary or not is_shared(x, angles):
+    if angles.have_derivatives or not is_shared(x, angles):
         return computed(angles)
     # A CPU reads a table faster than it computes the encoding again.
     table = lambda angles: jnp.broadcast_to(materialized(encode(angles)), x.shape)  # noqa: E731

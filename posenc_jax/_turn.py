@@ -16,6 +16,8 @@ $$\bar x = g, \qquad \bar\theta = g \cdot Jx = g_2 x_1 - g_1 x_2, \qquad \bar p 
 
 A backward rotation has $-\theta$ for $\theta$, and therefore $-J$ for $J$.
 
+The derivative of the derivative is that of its program, `_rotate_tangent`, which ends in a rotation again.
+
 The rotation and its derivative are primitives of JAX, because `jax.custom_vjp` has no forward mode, and derivatives of
 the formula itself store waves for every feature of x. Both have forward and reverse mode, in any order. The derivative
 in x alone stores only what the angles are made of.
@@ -101,7 +103,7 @@ def _rotate_tangent(*operands: Any, settings: TurnSettings, structure: Any, movi
         pairs = (_by_axis(angles, each.astype(r.dtype)) for each in (angles.positions, d_frequencies))
         d_theta += [p * d for p, d in zip(*pairs, strict=True)]
     d_theta = expand(sum(d_theta[1:], d_theta[0]), settings.layout, r.dim, r.margin)
-    quarter_turn = r.partners() * r.signs.astype(r.x.dtype)  # Jx, arbitrary where nothing rotates
+    quarter_turn = r.partners() * r.signs.astype(r.x.dtype)  # Jx, or −Jx backward; arbitrary where nothing rotates
     tangent = quarter_turn.astype(r.dtype) * d_theta
     if not r.whole:  # 0·∞ would be NaN
         tangent = jnp.where(r.rotates, tangent, 0)
@@ -126,7 +128,7 @@ def _angular(angles: Angles, dtype: np.dtype) -> list[jax.Array]:
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, settings: TurnSettings, structure: Any) -> tuple[Any, Any]:
     static = {"settings": settings, "structure": structure}
     y, moved = _bind(_rotation, *primals, **static), [t for t in tangents if t is not None]
-    if all(t is None for t in tangents[1:]):
+    if all(t is None for t in tangents[1:]):  # x alone
         return y, _bind(_rotation, *moved, *primals[1:], **static)
     if isinstance(structure.unflatten(primals[1:]), Waves):
         return y, _tangent_by_waves(*primals, *tangents, **static)

@@ -183,7 +183,7 @@ FORMS: dict[str, list[tuple[Callable[[Rotation], bool], Form]]] = {
         (lambda r: True, pad_and_select),
     ],
     "cpu": [
-        (lambda r: r.own_loop and (r.pairs or r.half and r.whole and r.shared), sum_columns),
+        (lambda r: r.loops_alone and (r.paired or r.half and r.whole and r.shared), sum_columns),
         (lambda r: r.slices <= (2 if r.shared else 8) and not (r.shared and r.wide), split_and_stack),
         (lambda r: True, pad_and_select),
     ],

@@ -201,7 +201,7 @@ class Angles(NamedTuple):
         return dim if isinstance(self.frequencies, Frequencies) else dim // self.positions.shape[-1]
 
     @property
-    def vary(self) -> bool:
+    def have_derivatives(self) -> bool:
         """Whether they have derivatives: positions are floats, or frequencies are an array."""
         return jnp.issubdtype(self.positions.dtype, jnp.floating) or not isinstance(self.frequencies, Frequencies)
 

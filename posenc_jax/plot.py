@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks
 from posenc_jax._checks import public, require
 from posenc_jax._frequencies import Frequencies, Precision, one_axis, parse, parse_static
-from posenc_jax._rotation import offset_similarity
+from posenc_jax._offsets import offset_similarity
 from posenc_jax._sinusoidal import sinusoidal
 from posenc_jax._waves import wave_float64
 

@@ -58,17 +58,17 @@ def parse_width(x: Any, widths: set[int]) -> jax.Array:
 
 def rotate(
     settings: TurnSettings,
-    turns: tuple[LayerTurn, ...],
+    layers: tuple[LayerTurn, ...],
     x: jax.Array,
     positions: Any,
     layer: int | jax.Array,
     head_axis: Any,
 ) -> jax.Array:
     """Checks positions and head_axis, then rotates and scales x as one layer does."""
-    applied, index = (turns[layer : layer + 1], None) if isinstance(layer, int) else (turns, layer)
+    applied, index = (layers[layer : layer + 1], None) if isinstance(layer, int) else (layers, layer)
     first, *others = dict.fromkeys(how.frequencies for how in applied if how.frequencies.dim) or [geometric(0)]
     if not first.dim:
-        positions = _first_coordinate(positions, turns)
+        positions = _first_coordinate(positions, layers)
     options = settings.layout, head_axis, "last" if settings.last else "first"
     for frequencies in others:  # a traced layer may choose any
         _arguments.parse_rotary(x, positions, frequencies, *options)
@@ -78,9 +78,9 @@ def rotate(
     return _rotate(settings, applied, x, positions, index, axis)
 
 
-def _first_coordinate(positions: Any, turns: Sequence[LayerTurn]) -> Any:
+def _first_coordinate(positions: Any, layers: Sequence[LayerTurn]) -> Any:
     """The first coordinate, if other layers read several: query scales of layers that do not rotate depend on it."""
-    widest = max((how.frequencies for how in turns), key=lambda f: f.num_axes)
+    widest = max((how.frequencies for how in layers), key=lambda f: f.num_axes)
     if positions is None or widest.num_axes == 1:
         return positions
     return parse_positions("positions", positions, widest)[..., 0]
@@ -97,21 +97,21 @@ def _check_scaled(positions: jax.Array) -> None:
 @compiled("rotate", static_argnums=(0, 1, 5))
 def _rotate(
     settings: TurnSettings,
-    turns: tuple[LayerTurn, ...],
+    layers: tuple[LayerTurn, ...],
     x: jax.Array,
     positions: jax.Array | None,
     layer: jax.Array | None,
     head_axis: int | None,
 ) -> jax.Array:
     """Applies to x the turn that `layer` selects, NaN if there is none; without a layer, the only turn."""
-    positions, distinct = placed(x, positions, head_axis), list(dict.fromkeys(turns))
+    positions, distinct = placed(x, positions, head_axis), list(dict.fromkeys(layers))
     branches: list[Callable[..., Any]] = [functools.partial(_applied, settings, how) for how in distinct]
     if layer is None:
         return branches[0](x, positions)
     branches.append(functools.partial(_nan, settings))
-    branch_of_layer = np.array([distinct.index(how) for how in turns], np.int32)
+    branch_of_layer = np.array([distinct.index(how) for how in layers], np.int32)
     branch = lax.dynamic_index_in_dim(branch_of_layer, layer, keepdims=False)
-    return lax.switch(jnp.where((layer >= 0) & (layer < len(turns)), branch, len(distinct)), branches, x, positions)
+    return lax.switch(jnp.where((layer >= 0) & (layer < len(layers)), branch, len(distinct)), branches, x, positions)
 
 
 def _nan(settings: TurnSettings, x: jax.Array, positions: jax.Array) -> jax.Array:

@@ -215,14 +215,14 @@ class RotaryPlan:
         """
         role, scaled = self._parse_role_and_scaled(role, scaled)
         of_query, softmax_scale = role == "query", self.softmax_scale if scaled and role == "query" else 1.0
-        turns = tuple(
+        layers = tuple(
             _apply.LayerTurn(how.frequencies, how.query_scale if of_query else None, softmax_scale)
             for how in self.layers
         )
         index = _apply.parse_layer(layer, [z.head_dim for z in self.layers])
         x = _apply.parse_width(x, self._widths(index))
         settings = TurnSettings(self.layout, self.part == "last")
-        return _apply.rotate(settings, turns, x, positions, index, head_axis)
+        return _apply.rotate(settings, layers, x, positions, index, head_axis)
 
     def with_attention_factor(self, attention_factor: float) -> RotaryPlan:
         """The same plan with another amplitude in every layer; 1.0 to move keys that were rotated before."""

@@ -76,7 +76,8 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     try:
         return _agreed_plan(new, layout, length)
     except (TypeError, ValueError) as error:
-        if _names_rewritten(str(error), values, new):
+        message = str(error).removeprefix(_checks.prefixed(""))
+        if message != str(error) and _names_rewritten(message, values, new):
             error.args = (f"{error} (by the spelling of model_type {values['model_type']!r}: {note_of(values)})",)
         raise
 
@@ -132,8 +133,10 @@ def _check_chunks(config: Config, length: int | None) -> None:
     d = config.within("dual_chunk_attention_config")
     if d.values:
         last = d.integer("chunk_size") - d.integer("local_size")
-        message = "length must be at most {}: dual-chunk attention equals plain RoPE only within one chunk, got {}"
-        require(length is not None and length <= last, message, last, length)
+        reason = "dual-chunk attention equals plain RoPE only within one chunk"
+        if length is None:
+            raise invalid(f"length must be given, at most {last}: {reason}")
+        require(length <= last, "length must be at most {}: {}, got {}", last, reason, length)
 
 
 def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> RotaryPlan | None:

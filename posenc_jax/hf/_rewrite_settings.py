@@ -341,6 +341,6 @@ def stablelm_epoch(config: dict[str, Any]) -> None:
 
 
 def phi3small(config: dict[str, Any]) -> None:
-    """rope_embedding_base is the base; rope_position_scale must be 1, because programs multiply or divide by it."""
+    """rope_embedding_base is the base; rope_position_scale must be 1: some programs multiply by it, others divide."""
     renamed(rope_embedding_base="rope_theta")(config)
     take_only(config, 1.0, "rope_position_scale")

@@ -236,12 +236,8 @@ def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
     require(known, "{}rope_type = {!r} is not known", x.d.label, name)
     settings, make = _TYPES[name](x)
     backward = "rope_backward" in model.reads and x.d.flag("rope_backward")
-    try:
-        with _checks.callback():
-            frequencies, coordinates = _coordinates(x, make())
-    except (TypeError, ValueError) as error:  # names the function of the spectrum
-        error.args = (_checks.prefixed(f"{x.d.label}rope_type {name!r}: {error}"),)
-        raise
+    with _checks.labelled(f"{x.d.label}rope_type {name!r}"):
+        frequencies, coordinates = _coordinates(x, make())
     if backward:
         frequencies = dataclasses.replace(frequencies, turns=tuple(-turns for turns in frequencies.turns))
         settings["rope_backward"] = True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 import posenc_jax as pe
@@ -15,6 +16,15 @@ from oracles import spectra
 from oracles.spectra import Real, exact_turns, floats
 
 WIDTHS = [(4, 10_000.0), (8, 10.0), (64, 150_000.0), (128, 500_000.0)]
+
+
+def count_traces(positions: np.ndarray, spectra_of_calls: Iterable[pe.Frequencies]) -> int:
+    """How often a jitted function of frequencies is traced for these calls; equal ones are traced once."""
+    traces = []
+    encode = jax.jit(lambda p, f: traces.append(f) or pe.sinusoidal(p, f))
+    for frequencies in spectra_of_calls:
+        encode.trace(positions, frequencies)
+    return len(traces)
 
 
 def assert_exact(got: pe.Frequencies, omegas: Iterable[Real], units: float = 2.01) -> None:
