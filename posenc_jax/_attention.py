@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from posenc_jax import _checks, _mesh, _tile_arguments
+from posenc_jax import _checks, _flash, _mesh, _tile_arguments
 from posenc_jax._arrays import align
 from posenc_jax._blockwise import attend
 from posenc_jax._checks import public, wrong_type
@@ -35,6 +35,7 @@ class _Options(TypedDict, total=False):
     sinks: ArrayLike | None
     scale: ArrayLike | None
     block_size: int
+    implementation: Literal["xla", "mosaic_gpu"] | None
 
 
 @overload
@@ -69,6 +70,7 @@ def attention(
     sinks: ArrayLike | None = None,
     scale: ArrayLike | None = None,
     block_size: int = 512,
+    implementation: Literal["xla", "mosaic_gpu"] | None = None,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     r"""Attention in memory linear in the sequence length, with any position bias.
@@ -205,6 +207,8 @@ def attention(
     """
     query, key, value = _tile_arguments.parse_operands(query, key, value)
     query, scale = _tile_arguments.parse_scale(query, scale)
+    if implementation is not None:
+        _checks.one_of("implementation", implementation, ("xla", "mosaic_gpu"))
     sinks, returned = _tile_arguments.parse_sinks(sinks, query), _checks.flag("return_residual", return_residual)
     settings = _parse_settings(causal, window, logits_soft_cap, scale, block_size)
     _checks.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
@@ -221,13 +225,16 @@ def attention(
     sides = tuple(map(Side, *(_by_batch(x, batch) for x in (positions, segments, orders or (None, None)))))
     q, k, v = (x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
     # Makes all operands vary along the same manual axes; the transpose sums their cotangents over these axes once.
-    x = Operands(q, k, v, sinks, sides, ())
+    x, run = Operands(q, k, v, sinks, sides, ()), attend
+    if implementation == "mosaic_gpu":
+        settings, x = _flash.prepare(settings, x, bias, counted=query_positions is None)
+        run = _flash.attend
     axes = frozenset().union(*map(varying, jax.tree.leaves(x)))
     x = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x)
     if bias is not None:
         settings, x = _trace_bias(settings, bias, x)
     leaves, tree = jax.tree.flatten(x)
-    out, total, top = attend(settings._replace(tree=tree), *leaves)
+    out, total, top = run(settings._replace(tree=tree), *leaves)
     out = out.reshape(*query.shape[:-1], value.shape[-1])
     return (out, (top + jnp.log(total)).reshape(query.shape[:-1])) if returned else out
 
