@@ -119,7 +119,7 @@ def _steps(reach: Any, sides: dict[str, Any], lengths: tuple[int, int], block_kv
     """
     xp: Any = np if all(isinstance(x, np.ndarray) for side in sides.values() for x in side) else jnp
     count = -(-lengths[1] // block_kv)
-    index = np.arange(count, dtype=np.int32)
+    index = np.arange(count, dtype=np.int32)[None, None]
     may = np.ones((1, -(-lengths[0] // BLOCK_Q), count), bool)
     whole = may & (index < lengths[1] // block_kv)
     most, (left, right) = 2**31 - 1, reach
