@@ -124,7 +124,7 @@ def _primitive(name: str, types: Program, programs: Mapping[str | None, Program]
         return new.bind(*operands, levels=(*levels, level), **static)
 
     runs = {platform: functools.partial(run, program) for platform, program in programs.items()}
-    new = primitive(name, type_of, runs, mapped, parameters=_STATIC, several=True)
+    new = primitive(name, type_of, runs, mapped, parameters=_STATIC, several=True, kernels=runs.keys() - {None})
     return new
 
 

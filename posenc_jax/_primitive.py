@@ -6,7 +6,7 @@ it derivatives. Rules see None where nothing moves. No other module calls method
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ def primitive(
     *,
     parameters: tuple[str, ...],
     several: bool = False,
+    kernels: Collection[str] = (),
 ) -> Any:
     """Makes a primitive.
 
@@ -38,6 +39,7 @@ def primitive(
         is the first of the results, and of the operands for which axes holds 0 and not None.
       parameters: the names of the parameters, which are hashable.
       several: whether there are several results, a list.
+      kernels: the platforms whose program XLA cannot partition.
     """
     new = _Primitive(name)
     new.multiple_results = several
@@ -61,8 +63,22 @@ def primitive(
     new.def_abstract_eval(type_of)
     batching.fancy_primitive_batchers[new] = batch
     for platform, program in programs.items():
-        mlir.register_lowering(new, mlir.lower_fun(program, multiple_results=several), platform=platform)
+        rule = mlir.lower_fun(program, multiple_results=several)
+        mlir.register_lowering(new, _for_one_device(name, rule) if platform in kernels else rule, platform=platform)
     return new
+
+
+def _for_one_device(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A lowering rule that raises unless the program is for one device, or for each device of a `shard_map`."""
+
+    def lower(context: Any, *operands: Any, **static: Any) -> Any:
+        axes = context.module_context.axis_context
+        manual, mesh = getattr(axes, "manual_axes", frozenset()), getattr(axes, "mesh", None)
+        if mesh is not None and manual != frozenset(mesh.axis_names) or getattr(axes, "num_devices", 1) > 1:
+            raise ValueError(f"{name} runs on one device: wrap it in jax.shard_map over all axes of the mesh")
+        return rule(context, *operands, **static)
+
+    return lower
 
 
 def set_jvp(primitive: Any, rule: Callable[..., tuple[Any, Any]]) -> None:
