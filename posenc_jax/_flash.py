@@ -1,6 +1,6 @@
-"""`attention` by a kernel: what it can hold, its operands, and its place among JAX's primitives.
+"""`attention` by a kernel for NVIDIA GPUs: what it can hold, and its operands.
 
-The forward pass is the kernel's. The derivatives are those of `_blockwise`, by tiles, from the kernel's sums and maxima.
+The kernel computes the forward pass. The derivatives are those of `_blockwise`, tile by tile, from its outputs.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ def forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
     if x.sinks is not None:
         top = x.sinks.astype(jnp.float32)
         start = jnp.maximum(top * _flash_gpu.LOG2E, _flash_gpu.LOWEST), jnp.where(jnp.isneginf(top), 0.0, 1.0)
-    operands = (
+    query, key, value = (
         _pad(jnp.pad(a, (*[(0, 0)] * 3, (0, width - a.shape[-1]))), block)
         for a, block in ((x.query, BLOCK_Q), (x.key, block_kv), (x.value, block_kv))
     )
-    inputs = _flash_gpu.Inputs(*operands, jnp.asarray(steps), queries, of_keys, start, x.kernel)
+    inputs = _flash_gpu.Inputs(query, key, value, jnp.asarray(steps), queries, of_keys, start, x.kernel)
     stages = min(2, -(-keys // block_kv))
     options = settings.scale, settings.soft_cap, reach, tuple(sides), kernel.bias, kernel.interpret
     out, *sums = _flash_gpu.attend(_flash_gpu.Shape(keys, block_kv, stages, *options), inputs)

@@ -90,7 +90,8 @@ def plan(
     """
     with _checks.callback():
         traced = jax.make_jaxpr(bias)(*[jax.ShapeDtypeStruct((1,) * axes, jnp.int32)] * 2)
-    shape = (1, 1, 1, *traced.out_avals[0].shape)
+    out: Any = traced.out_avals[0]
+    shape = (1, 1, 1, *out.shape)
     fits = shape[-3] in (1, heads) and math.prod(shape) == shape[-3]
     require(fits, "bias must be one number for each head and score, or " + OR_XLA + "; got shape {}", shape[3:])
     walk = _Walk(heads, counted=counts is not None)

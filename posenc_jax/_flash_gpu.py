@@ -23,10 +23,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import mosaic_gpu
 
 from posenc_jax._flash_bias import Constant, Program
 
+plgpu: Any = mosaic_gpu  # what it exports is not all typed
 BLOCK_Q, WARPGROUPS = 64, 2  # queries of a warpgroup, and how many compute
 LOG2E = math.log2(math.e)
 LOWEST = -1e37  # a maximum before any key; finite, so that no difference of two is NaN
@@ -186,7 +187,9 @@ def _kernel(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None
                 plgpu.copy_gmem_to_smem(source, memory.table.at[slot], memory.k_ready.at[slot])
             plgpu.copy_gmem_to_smem(inputs.key.at[batch, rows, kv_head], memory.key.at[slot], memory.k_ready.at[slot])
             pl.when(again)(lambda: plgpu.barrier_wait(memory.v_free.at[slot]))
-            plgpu.copy_gmem_to_smem(inputs.value.at[batch, rows, kv_head], memory.value.at[slot], memory.v_ready.at[slot])
+            plgpu.copy_gmem_to_smem(
+                inputs.value.at[batch, rows, kv_head], memory.value.at[slot], memory.v_ready.at[slot]
+            )
 
         @pl.loop(jnp.maximum(last - shape.stages, first), last)
         def _(step: Any) -> None:  # no barrier may end while a phase of it is not observed
@@ -265,7 +268,7 @@ def _evaluate(program: Program, i: Any, j: Any, difference: Any, numbers: Any) -
 
 
 def _tanh(x: Any) -> Any:
-    """tanh x within 2e-7; the device's own is within 5e-4."""
+    """The hyperbolic tangent within 2e-7; the device's own is within 5e-4."""
     return 1 - 2 / (jnp.exp2(x * (2 * LOG2E)) + 1)
 
 
@@ -283,8 +286,8 @@ def _look_up(table: Any, index: Any, interpret: bool) -> Any:
     """The entries of a table in shared memory at a tile of indices, which must be within it."""
     if interpret:
         return table[...][index]
-    from jax._src.lib.mlir import ir  # noqa: PLC0415
-    from jax._src.lib.mlir.dialects import arith, memref  # noqa: PLC0415
+    from jaxlib.mlir import ir  # noqa: PLC0415
+    from jaxlib.mlir.dialects import arith, memref  # noqa: PLC0415
 
     result = plgpu.ShapeDtypeStruct(index.shape, jnp.dtype(jnp.float32), TILE)
 
@@ -307,7 +310,9 @@ class _Sums(NamedTuple):
     out: Any
 
 
-def _compute(shape: Shape, warpgroup: Any, scores: Any, steps: Any, start: Any, memory: _Memory) -> tuple[Any, Any, Any]:
+def _compute(
+    shape: Shape, warpgroup: Any, scores: Any, steps: Any, start: Any, memory: _Memory
+) -> tuple[Any, Any, Any]:
     """A warpgroup's output, sums and maxima: products, weights and products in turn with the other warpgroup."""
     q, (first, whole_from, whole_to, last) = memory.query.at[warpgroup], steps
 

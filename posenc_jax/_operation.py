@@ -124,7 +124,8 @@ def _primitive(name: str, types: Program, programs: Mapping[str | None, Program]
         return new.bind(*operands, levels=(*levels, level), **static)
 
     runs = {platform: functools.partial(run, program) for platform, program in programs.items()}
-    new = primitive(name, type_of, runs, mapped, parameters=_STATIC, several=True, kernels=runs.keys() - {None})
+    kernels = [platform for platform in programs if platform]
+    new = primitive(name, type_of, runs, mapped, parameters=_STATIC, several=True, kernels=kernels)
     return new
 
 

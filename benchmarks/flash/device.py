@@ -1,8 +1,10 @@
-"""Measures `attention(implementation="mosaic_gpu")` on one NVIDIA Hopper GPU: `python benchmarks/flash/device.py --output FILE`.
+"""Measures `attention(implementation="mosaic_gpu")` on one NVIDIA Hopper GPU.
+
+    python benchmarks/flash/device.py --output FILE
 
 First the kernel beside a float64 formula, then times: the kernel under biases as users write them, the same attention
-by XLA, cuDNN without and with a dense bias, JAX's own Mosaic GPU kernel, and PyTorch's FlexAttention. FILE is written after
-each case. A second run goes on where it ended. `--seconds N` stops in time; `--only TEXT` runs cases whose names
+by XLA, cuDNN without and with a dense bias, JAX's own Mosaic GPU kernel, and PyTorch's FlexAttention. FILE is written
+after each case. A second run goes on where it ended. `--seconds N` stops in time; `--only TEXT` runs cases whose names
 contain one of the texts; `--retry` runs what failed again; `--list` names all; `--interpret` checks the kernel without
 a device.
 

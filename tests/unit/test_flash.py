@@ -94,7 +94,9 @@ def test_against_the_dense_formula(name, monkeypatch):
     got, residual = map(np.asarray, jax.jit(attend)(*x))
     i, j = options.get("query_positions", np.arange(queries)), options.get("key_positions", np.arange(keys))
     masks = {k: options[k] for k in ("causal", "window") if k in options}
-    masks |= {k: sides for k in ("segments", "order") if (sides := [options.get(f"{s}_{k}") for s in SIDES])[0] is not None}
+    masks |= {
+        k: sides for k in ("segments", "order") if (sides := [options.get(f"{s}_{k}") for s in SIDES])[0] is not None
+    }
     table = 0.0 if f is None else f(jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32))
     capped = {"cap": options.get("logits_soft_cap"), "sinks": options.get("sinks")}
     want = dense(*x, table, may_see(i, j, **masks), **capped)
@@ -128,7 +130,10 @@ def test_a_model_trains_as_by_xla(bias, monkeypatch):
 
     losses = {}
     for implementation in ("xla", "mosaic_gpu"):
-        step, parameters = jax.jit(jax.value_and_grad(functools.partial(loss, implementation=implementation))), (*start, learned)
+        step, parameters = (
+            jax.jit(jax.value_and_grad(functools.partial(loss, implementation=implementation))),
+            (*start, learned),
+        )
         losses[implementation] = []
         for _ in range(5):
             value, gradients = step(parameters)
@@ -167,7 +172,10 @@ PROGRAMS = {
     "T5": (functools.partial(attend, bias="T5"), X, X, X),
     "vmap": (jax.vmap(of_rows, (0, None, 0, 0)), ROWS_OF_X, X, ROWS_OF_X, ROWS_OF_SLOPES),
     "heads of 256": (functools.partial(attend, bias="own"), *[jax.ShapeDtypeStruct((1, 200, 2, 256), BFLOAT16)] * 3),
-    "far": (functools.partial(attend, bias="KERPLE, logarithm", **FAR), *[jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.float16)] * 3),
+    "far": (
+        functools.partial(attend, bias="KERPLE, logarithm", **FAR),
+        *[jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.float16)] * 3,
+    ),
 }
 
 
@@ -197,7 +205,9 @@ def test_on_a_mesh_it_needs_shard_map():
 
 @needs_kernel
 def test_elsewhere_it_says_where_it_runs():
-    message = "attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere, use implementation='xla'"
+    message = (
+        "attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere, use implementation='xla'"
+    )
     with pytest.raises(ValueError, match=message):
         lowered(attend, X, X, X, platform="cpu")
     assert "mosaic" not in lowered(functools.partial(pe.attention, causal=True), X, X, X)  # by default XLA's
@@ -232,7 +242,11 @@ REFUSED = {
     ),
     "large network": (
         [FEW] * 3,
-        {"bias": lambda i, j: pe.fire(i, j, [np.ones(s, np.float32) for s in ((32,), (32,), (32, 2), (2,))], c=1.0, threshold=2.0)},
+        {
+            "bias": lambda i, j: pe.fire(
+                i, j, [np.ones(s, np.float32) for s in ((32,), (32,), (32, 2), (2,))], c=1.0, threshold=2.0
+            )
+        },
         "bias must have at most",
     ),
 }
@@ -268,7 +282,9 @@ def test_it_refuses_explicit_axes():
 
 
 def test_an_implementation_has_one_of_two_names():
-    with pytest.raises(ValueError, match=r"attention: implementation must be one of \('xla', 'mosaic_gpu'\), got 'flash'"):
+    with pytest.raises(
+        ValueError, match=r"attention: implementation must be one of \('xla', 'mosaic_gpu'\), got 'flash'"
+    ):
         jax.eval_shape(functools.partial(pe.attention, implementation="flash"), FEW, FEW, FEW)
 
 
@@ -280,7 +296,11 @@ def test_tiles_that_are_skipped_or_seen_whole(name):
     queries, keys, *_, options = CASES[name]
     causal, (left, right) = options.get("causal"), options.get("window", (None, None))
     sides = {"positions": (np.arange(queries, dtype=np.int32), np.arange(keys, dtype=np.int32))}
-    sides |= {k: tuple(options[f"{s}_{k}"] for s in SIDES) for k in ("positions", "segments", "order") if f"key_{k}" in options}
+    sides |= {
+        k: tuple(options[f"{s}_{k}"] for s in SIDES)
+        for k in ("positions", "segments", "order")
+        if f"key_{k}" in options
+    }
     by_order = "order" in sides
     reach = left, 0 if causal and not by_order else right
     masks = {k: v for k, v in sides.items() if k != "positions"}
