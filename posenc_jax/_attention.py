@@ -136,9 +136,9 @@ def attention(
         learned or depend on the query's position, multiplies the query, and the product is rounded to query's dtype,
         beyond whose range it is infinite. A traced number is such an array.
       block_size: the maximum number of queries, and of keys, in a tile.
-      implementation: "xla" or None for XLA; "mosaic_gpu" for a kernel that computes the forward pass on an NVIDIA Hopper
-        GPU. It needs JAX 0.11 or later, bfloat16 or float16, and a head_dim and value_dim of at most 256. It does not
-        use block_size; the derivative does. What it cannot compute raises an error, at the latest when it is compiled.
+      implementation: "xla" or None for XLA; "mosaic_gpu" for a kernel that computes the forward pass on an NVIDIA
+        Hopper GPU. It needs JAX 0.11 or later, bfloat16 or float16, and a head_dim and value_dim of at most 256. It
+        does not use block_size; the derivative does. What it cannot compute is an error.
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too. Unlike the residual of
         `jax.nn.dot_product_attention`, it is differentiable and is not rounded to the dtype of key.
 
@@ -154,9 +154,9 @@ def attention(
       ValueError: if shapes do not match, the number of query heads is not a multiple of the number of key heads,
         positions, orders or segments are given for one side only, orders are given and causal is False, positions are
         needed but cannot be counted, a tile of the bias does not broadcast, block_size is below 1, a side of window is
-        negative, logits_soft_cap is out of bounds, a length, heads, head_dim or value_dim is symbolic, implementation is
-        unknown, or "mosaic_gpu" cannot compute what is asked for. On Explicit axes, also if a sequence, head_dim or a
-        leading axis after the first is sharded, or if the batch or heads of key, value, sinks or bias are sharded
+        negative, logits_soft_cap is out of bounds, a length, heads, head_dim or value_dim is symbolic, or the
+        implementation is unknown or cannot compute what is asked for. On Explicit axes, also if a sequence, head_dim or
+        a leading axis after the first is sharded, or if the batch or heads of key, value, sinks or bias are sharded
         differently from query's.
 
     Examples:

@@ -20,7 +20,8 @@ from posenc_jax import _checks
 from posenc_jax._checks import invalid, require
 
 OR_XLA = "use implementation='xla'"
-MOST_STEPS, MOST_NUMBERS = 4, 40  # more steps take longer than a lookup; more numbers leave registers
+MOST_STEPS, MOST_NUMBERS = 4, 16  # more steps take longer than a lookup; more numbers leave registers
+NEAR = 128  # a table of near differences has those from −128 to 127
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ELEMENTWISE = {
     *("add", "sub", "mul", "div", "max", "min", "neg", "abs", "sign", "select_n", "square", "integer_pow"),
@@ -61,12 +62,15 @@ class Step(NamedTuple):
 class Program(NamedTuple):
     """How a kernel computes a bias; hashable."""
 
-    kind: str  # "steps", whose last value is the bias; "linear", a number times |i − j|; or "table"
+    kind: str  # "steps", whose last value is the bias; "linear", a number times |i − j|; "table"; or "near"
     steps: tuple[Step, ...] = ()
+    end: int = 0  # of a table of near differences: the distance from which the bias is constant on each side
 
 
 class _Value:
     """What depends on positions: a step whose inputs may be arrays."""
+
+    raw, positive, end = False, False, None  # see `_ends`
 
     def __init__(self, form: str, apart: bool = False, step: Any = None, refused: str = "", slope: Any = None) -> None:
         self.form = form  # "i", "j", or one of `FORMS`, of any dtype, or ""
@@ -102,11 +106,12 @@ def plan(
         return Program("linear"), (_per_head(jnp.asarray(result.slope), heads)[None],)
     steps, numbers = _needed(result)
     if counts is not None and result.apart and (result.refused or len(steps) > MOST_STEPS):
-        differences = np.arange(-padded[1], padded[0], dtype=np.int32).clip(1 - counts[1], counts[0] - 1)
-        with _checks.callback():
-            table = bias(jnp.asarray(differences), jnp.zeros(1, jnp.int32))
-        table = jnp.broadcast_to(table.reshape(-1, len(differences)).astype(jnp.float32), (heads, len(differences)))
-        return Program("table"), (lax.stop_gradient(table),)
+        differences = np.arange(-padded[1], padded[0]).clip(1 - counts[1], counts[0] - 1)
+        return Program("table"), (_table(bias, differences, axes, heads),)
+    near = result.apart and not result.raw and result.end is not None and result.end < NEAR
+    if counts is None and near and (result.refused or len(steps) > MOST_STEPS):
+        differences = np.arange(-NEAR, NEAR).clip(-result.end, result.end)
+        return Program("near", end=result.end), (_table(bias, differences, axes, heads),)
     if result.refused:
         raise _refused(result.refused)
     few = len(numbers) <= MOST_NUMBERS
@@ -114,6 +119,15 @@ def plan(
     odd = next((str(x.dtype) for x in numbers if x.dtype != np.float32 or x.size not in (1, heads)), "")
     require(not odd, "bias must compute scores from float32 numbers of heads, or {}; got {}", OR_XLA, odd)
     return Program("steps", steps), (jnp.stack([_per_head(x, heads) for x in numbers]),) if numbers else ()
+
+
+def _table(bias: Callable[..., Any], differences: np.ndarray, axes: int, heads: int) -> jax.Array:
+    """The bias at these differences, float32 (heads, differences)."""
+    shape = (1,) * (axes - 1)
+    positions = jnp.asarray(differences, jnp.int32).reshape(*shape, -1), jnp.zeros((*shape, 1), jnp.int32)
+    with _checks.callback():
+        table = bias(*positions).reshape(-1, len(differences)).astype(jnp.float32)
+    return lax.stop_gradient(jnp.broadcast_to(table, (heads, len(differences))))
 
 
 def _refused(operation: str) -> ValueError:
@@ -188,7 +202,37 @@ class _Walk(NamedTuple):
         step: Any = Step(eqn.primitive, tuple(inputs), tuple(eqn.params.items()))
         if self.counted and form in ("i-j", "|i-j|") and dtype == "float32":
             step = Step(form)
-        return _Value(form, apart, step, refused, _slope(name, inputs))
+        value = _Value(form, apart, step, refused, _slope(name, inputs))
+        value.raw, value.positive, value.end = _ends(name, form, dtype, inputs)
+        return value
+
+
+def _ends(name: str, form: str, dtype: str, inputs: Sequence[Any]) -> tuple[bool, bool, int | None]:
+    """Where the dependence on d = i − j ends: whether a value is raw, whether it is not negative, and the end.
+
+    From the end on, on each side, a value is constant; one that is raw is constant or ±d there. None for no end.
+    """
+    values = [x for x in inputs if isinstance(x, _Value)]
+    integer = dtype in ("int32", "uint32")
+    if form in ("i-j", "j-i", "|i-j|") and integer:
+        return True, form == "|i-j|", 0
+    if name in COMPARISONS and {x.form for x in values} == {"i", "j"}:
+        return False, False, 1
+    if any(x.end is None for x in values):
+        return False, False, None
+    bounds = [x.value for x in inputs if isinstance(x, Constant)]
+    end = max([x.end for x in values] + [abs(x) + 1 for x in bounds if integer or name in COMPARISONS])
+    plain = all(isinstance(x, (_Value, Constant)) for x in inputs)
+    positive = all(x.positive if isinstance(x, _Value) else x.value >= 0 for x in inputs) if plain else False
+    if not any(x.raw for x in values) or (name in COMPARISONS and bounds) or (name == "min" and bounds and positive):
+        return False, False, end
+    if name == "max" and bounds and min(bounds) >= 0:
+        return True, True, end
+    if name == "convert_element_type" and integer:
+        return True, values[0].positive, end
+    if name == "select_n" and plain and not values[0].raw and inputs[0] is values[0]:
+        return True, all(x.positive if isinstance(x, _Value) else x.value >= 0 for x in inputs[1:]), end
+    return False, False, None
 
 
 def _slope(name: str, inputs: Sequence[Any]) -> Any:

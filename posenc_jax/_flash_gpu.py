@@ -25,7 +25,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from posenc_jax._flash_bias import Constant, Program
+from posenc_jax._flash_bias import NEAR, Constant, Program
 
 plgpu: Any = mosaic_gpu  # what it exports is not all typed
 BLOCK_Q, WARPGROUPS = 64, 2  # queries of a warpgroup, and how many compute
@@ -68,7 +68,7 @@ def attend(shape: Shape, inputs: Inputs) -> tuple[jax.Array, jax.Array, jax.Arra
     batch, length, heads, width = query.shape
     leaves, tree = jax.tree.flatten(inputs)
     tiled = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
-    looks_up = shape.bias is not None and shape.bias.kind == "table"
+    looks_up = shape.bias is not None and shape.bias.kind in ("table", "near")
     many = functools.partial(plgpu.SMEM, dtype=query.dtype, transforms=tiled)
     of_rows = plgpu.SMEM((WARPGROUPS, BLOCK_Q), jnp.float32)
     memory = _Memory(
@@ -77,7 +77,7 @@ def attend(shape: Shape, inputs: Inputs) -> tuple[jax.Array, jax.Array, jax.Arra
         many((shape.stages, shape.block_kv, width)),
         (of_rows, of_rows),
         tuple(plgpu.SMEM((shape.stages, shape.block_kv), jnp.int32) for _ in shape.sides),
-        plgpu.SMEM((shape.stages, _span(shape)), jnp.float32) if looks_up else None,
+        plgpu.SMEM((shape.stages, _entries(shape)), jnp.float32) if looks_up else None,
         plgpu.Barrier(num_barriers=WARPGROUPS),
         plgpu.Barrier(num_barriers=shape.stages, num_arrivals=1 + len(shape.sides) + looks_up),
         plgpu.Barrier(num_barriers=shape.stages),
@@ -123,9 +123,13 @@ class _Memory(NamedTuple):
     turn: Any
 
 
-def _span(shape: Shape) -> int:
-    """The differences between the queries of a block and a tile of keys."""
-    return BLOCK_Q * WARPGROUPS + shape.block_kv
+def _entries(shape: Shape) -> int:
+    """The entries of a table for the queries of a block and a tile of keys."""
+    return 2 * NEAR if _near(shape) else BLOCK_Q * WARPGROUPS + shape.block_kv
+
+
+def _near(shape: Shape) -> bool:
+    return shape.bias is not None and shape.bias.kind == "near"
 
 
 def _kernel(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None:
@@ -145,7 +149,7 @@ def _kernel(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None
         plgpu.copy_gmem_to_smem(inputs.query.at[batch, rows, head], q, q_ready)
         sides = [plgpu.load(x.at[row(x), rows], layout=ROWS, optimized=False) for x in inputs.queries]
         numbers = []
-        if shape.bias is not None and shape.bias.kind != "table":
+        if memory.table is None:
             numbers = [x[n, head] for x in inputs.bias for n in range(x.shape[0])]
         start = [x[head] for x in inputs.start]
         plgpu.barrier_wait(q_ready)
@@ -182,8 +186,8 @@ def _kernel(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None
             for x, ref in zip(inputs.keys, memory.sides, strict=True):
                 plgpu.copy_gmem_to_smem(x.at[row(x), rows], ref.at[slot], memory.k_ready.at[slot])
             if memory.table is not None:
-                entries = pl.ds(block - start + (keys - shape.block_kv), _span(shape))
-                source = inputs.bias[0].at[head, entries]
+                at = 0 if _near(shape) else block - start + (keys - shape.block_kv)
+                source = inputs.bias[0].at[head, pl.ds(at, _entries(shape))]
                 plgpu.copy_gmem_to_smem(source, memory.table.at[slot], memory.k_ready.at[slot])
             plgpu.copy_gmem_to_smem(inputs.key.at[batch, rows, kv_head], memory.key.at[slot], memory.k_ready.at[slot])
             pl.when(again)(lambda: plgpu.barrier_wait(memory.v_free.at[slot]))
@@ -220,6 +224,9 @@ def _scores(
     if bias is not None:
         if bias.kind == "table":
             added = _look_up(table, row - column + (local + shape.block_kv), shape.interpret)
+        elif bias.kind == "near":  # |i − j| ≤ end, without overflow
+            low, high = jnp.maximum(i, bias.end - 2**31) - bias.end, jnp.minimum(i, 2**31 - 1 - bias.end) + bias.end
+            added = _look_up(table, i - jnp.clip(j, low, high) + NEAR, shape.interpret)
         else:
             # Of a column's index, only the last three bits differ between threads: the rest are constants.
             near = (base - start + (row - (column & 7))).astype(jnp.float32)

@@ -63,6 +63,7 @@ CASES = {  # queries, keys, head_dim, value_dim, bias, options
     "both windows, far": (256, 256, 64, 64, "tiny", {"window": (40, 40), **FAR}),
     "T5": (300, 300, 64, 64, "T5", {"causal": True}),
     "T5, shuffled": (256, 256, 64, 64, "T5", SHUFFLED),
+    "T5, far": (256, 256, 64, 64, "T5", FAR),
     "KERPLE": (256, 256, 64, 64, "KERPLE, logarithm", {"window": (100, 0)}),
     "KERPLE by order": (
         *(256, 256, 64, 64, "KERPLE, logarithm"),
