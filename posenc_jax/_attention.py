@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from posenc_jax import _checks, _mesh, _tile_arguments
+from posenc_jax import _checks, _flash, _mesh, _tile_arguments
 from posenc_jax._arrays import align
 from posenc_jax._blockwise import attend
 from posenc_jax._checks import public, wrong_type
@@ -35,6 +35,7 @@ class _Options(TypedDict, total=False):
     sinks: ArrayLike | None
     scale: ArrayLike | None
     block_size: int
+    implementation: Literal["xla", "mosaic_gpu"] | None
 
 
 @overload
@@ -69,6 +70,7 @@ def attention(
     sinks: ArrayLike | None = None,
     scale: ArrayLike | None = None,
     block_size: int = 512,
+    implementation: Literal["xla", "mosaic_gpu"] | None = None,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     r"""Attention in memory linear in the sequence length, with any position bias.
@@ -134,6 +136,9 @@ def attention(
         learned or depend on the query's position, multiplies the query, and the product is rounded to query's dtype,
         beyond whose range it is infinite. A traced number is such an array.
       block_size: the maximum number of queries, and of keys, in a tile.
+      implementation: "xla" or None for XLA; "mosaic_gpu" for a kernel that computes the forward pass on an NVIDIA
+        Hopper GPU. It needs JAX 0.11 or later, bfloat16 or float16, and a head_dim and value_dim of at most 256. It
+        does not use block_size; the derivative does. What it cannot compute is an error.
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too. Unlike the residual of
         `jax.nn.dot_product_attention`, it is differentiable and is not rounded to the dtype of key.
 
@@ -149,9 +154,10 @@ def attention(
       ValueError: if shapes do not match, the number of query heads is not a multiple of the number of key heads,
         positions, orders or segments are given for one side only, orders are given and causal is False, positions are
         needed but cannot be counted, a tile of the bias does not broadcast, block_size is below 1, a side of window is
-        negative, logits_soft_cap is out of bounds, or a length, heads, head_dim or value_dim is symbolic. On Explicit
-        axes, also if a sequence, head_dim or a leading axis after the first is sharded, or if the batch or heads of
-        key, value, sinks or bias are sharded differently from query's.
+        negative, logits_soft_cap is out of bounds, a length, heads, head_dim or value_dim is symbolic, or the
+        implementation is unknown or cannot compute what is asked for. On Explicit axes, also if a sequence, head_dim or
+        a leading axis after the first is sharded, or if the batch or heads of key, value, sinks or bias are sharded
+        differently from query's.
 
     Examples:
       >>> import jax
@@ -205,6 +211,8 @@ def attention(
     """
     query, key, value = _tile_arguments.parse_operands(query, key, value)
     query, scale = _tile_arguments.parse_scale(query, scale)
+    if implementation is not None:
+        _checks.one_of("implementation", implementation, ("xla", "mosaic_gpu"))
     sinks, returned = _tile_arguments.parse_sinks(sinks, query), _checks.flag("return_residual", return_residual)
     settings = _parse_settings(causal, window, logits_soft_cap, scale, block_size)
     _checks.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
@@ -221,13 +229,16 @@ def attention(
     sides = tuple(map(Side, *(_by_batch(x, batch) for x in (positions, segments, orders or (None, None)))))
     q, k, v = (x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
     # Makes all operands vary along the same manual axes; the transpose sums their cotangents over these axes once.
-    x = Operands(q, k, v, sinks, sides, ())
+    x, run = Operands(q, k, v, sinks, sides, ()), attend
+    if implementation == "mosaic_gpu":
+        settings, x = _flash.prepare(settings, x, bias, counted=query_positions is None)
+        run = _flash.attend
     axes = frozenset().union(*map(varying, jax.tree.leaves(x)))
     x = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x)
     if bias is not None:
         settings, x = _trace_bias(settings, bias, x)
     leaves, tree = jax.tree.flatten(x)
-    out, total, top = attend(settings._replace(tree=tree), *leaves)
+    out, total, top = run(settings._replace(tree=tree), *leaves)
     out = out.reshape(*query.shape[:-1], value.shape[-1])
     return (out, (top + jnp.log(total)).reshape(query.shape[:-1])) if returned else out
 

@@ -35,7 +35,7 @@ from posenc_jax._primitive import differentiated, retyped
 from posenc_jax._tiles import Operands, Settings
 
 
-def _types(settings: Settings, *leaves: Any) -> list[Any]:
+def types(settings: Settings, *leaves: Any) -> list[Any]:
     """The types of o (batch, queries, heads, value_dim), and of t and m (batch, queries, heads)."""
     x: Operands = settings.tree.unflatten(leaves)
     query, dtype = x.query, compute_dtype(x.query)
@@ -92,7 +92,7 @@ def _finite(top: jax.Array) -> jax.Array:
     return jnp.where(jnp.isneginf(top), 0, top)
 
 
-def _tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: Sequence[Any]) -> list[jax.Array]:
+def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: Sequence[Any]) -> list[jax.Array]:
     x, d = (settings.tree.unflatten(y) for y in (leaves, tangents))
     queries, keys = _tiles.blocks(settings, x)
     kv_heads = x.key.shape[2]
@@ -162,7 +162,7 @@ def _jvp(f: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
     return differentiated(lambda *leaves: f(*tree.unflatten(leaves)), leaves, moved)
 
 
-def _transpose(
+def transpose(
     settings: Settings, leaves: Sequence[Any], outputs: Any, cotangents: Any, moving: tuple[bool, ...]
 ) -> list[Any]:
     x: Operands = settings.tree.unflatten(leaves)
@@ -225,4 +225,4 @@ def _transpose(
     return [found[i] for i, moves in enumerate(moving) if moves]
 
 
-attend = operation("attention", types=_types, compute=_forward, tangent=_tangent, transpose=_transpose)
+attend = operation("attention", types=types, compute=_forward, tangent=tangent, transpose=transpose)

@@ -11,8 +11,9 @@ $f$ and its tangent are primitives of JAX. `jax.vmap` records which operands it 
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +34,9 @@ class Level(NamedTuple):
     spmd_axis_name: Any
 
 
-def operation(name: str, *, types: Program, compute: Program, tangent: Program, transpose: Program) -> Program:
+def operation(
+    name: str, *, types: Program, compute: Program, tangent: Program, transpose: Program, cuda: Program | None = None
+) -> Program:
     """Makes a function of (settings, *operands) that returns several outputs; settings are hashable.
 
     Args:
@@ -44,6 +47,7 @@ def operation(name: str, *, types: Program, compute: Program, tangent: Program, 
         None if its operand does not move.
       transpose: transpose(settings, operands, outputs, cotangents, moving) are the cotangents of the operands that
         move, from those of all outputs but the last.
+      cuda: computes the outputs on NVIDIA GPUs, as a kernel that XLA cannot partition; None for `compute`.
     """
 
     def compute_tangent(settings: Any, *x: Any, moving: tuple[bool, ...]) -> Sequence[Any]:
@@ -54,8 +58,8 @@ def operation(name: str, *, types: Program, compute: Program, tangent: Program, 
     def types_of_tangent(settings: Any, *x: Any, moving: tuple[bool, ...]) -> Sequence[Any]:
         return _groups(x, moving)[1][:-1]
 
-    function = _primitive(name, types, compute)
-    derivative = _primitive(f"{name}_derivative", types_of_tangent, compute_tangent)
+    function = _primitive(name, types, {None: compute} | ({"cuda": cuda} if cuda else {}))
+    derivative = _primitive(f"{name}_derivative", types_of_tangent, {None: compute_tangent})
 
     def jvp(primals: Any, tangents: Any, *, settings: Any, levels: tuple[Level, ...]) -> tuple[Any, Any]:
         moving, moved = tuple(t is not None for t in tangents), [t for t in tangents if t is not None]
@@ -94,11 +98,11 @@ def _groups(x: Sequence[Any], moving: tuple[bool, ...]) -> tuple[Sequence[Any], 
     return x[:n], x[n:m], x[m:]
 
 
-def _primitive(name: str, types: Program, program: Program) -> Any:
-    """A primitive with the program `program(settings, *operands)`, which `jax.vmap` maps as the levels say."""
+def _primitive(name: str, types: Program, programs: Mapping[str | None, Program]) -> Any:
+    """A primitive with programs `program(settings, *operands)`, which `jax.vmap` maps as the levels say."""
 
     @jax.named_scope(f"posenc_jax.{name}")
-    def run(*operands: Any, settings: Any, **static: Any) -> Sequence[Any]:
+    def run(program: Program, *operands: Any, settings: Any, **static: Any) -> Sequence[Any]:
         return _run(program, settings, *operands, **static)
 
     def type_of(*operands: Any, settings: Any, levels: tuple[Level, ...], **static: Any) -> Sequence[Any]:
@@ -113,7 +117,9 @@ def _primitive(name: str, types: Program, program: Program) -> Any:
         level = Level(tuple(axes), data.name, data.spmd_name)
         return of.bind(*operands, levels=(*levels, level), **static)
 
-    return primitive(name, type_of, {None: run}, mapped, parameters=_STATIC, several=True)
+    runs = {platform: functools.partial(run, program) for platform, program in programs.items()}
+    kernels = [platform for platform in programs if platform]
+    return primitive(name, type_of, runs, mapped, parameters=_STATIC, several=True, kernels=kernels)
 
 
 def _run(

@@ -8,7 +8,7 @@ calls methods of types that JAX does not document.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ def primitive(
     *,
     parameters: tuple[str, ...],
     several: bool = False,
+    kernels: Collection[str] = (),
 ) -> Any:
     """Makes a primitive.
 
@@ -40,6 +41,7 @@ def primitive(
         new axis is the first of the results, and of the operands for which axes holds 0 and not None.
       parameters: the names of the parameters, which are hashable.
       several: whether there are several results, a list.
+      kernels: the platforms whose program XLA cannot partition.
     """
     new = _Primitive(name)
     new.multiple_results = several
@@ -63,9 +65,23 @@ def primitive(
     new.def_abstract_eval(type_of)
     batching.fancy_primitive_batchers[new] = batch
     for platform, program in programs.items():
-        mlir.register_lowering(new, mlir.lower_fun(program, multiple_results=several), platform=platform)
+        rule = mlir.lower_fun(program, multiple_results=several)
+        mlir.register_lowering(new, _for_one_device(name, rule) if platform in kernels else rule, platform=platform)
     set_jvp(new, lambda *moves, **static: differentiated(functools.partial(programs[None], **static), *moves))
     return new
+
+
+def _for_one_device(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A lowering rule that raises unless the program is for one device, or for each device of a `shard_map`."""
+
+    def lower(context: Any, *operands: Any, **static: Any) -> Any:
+        axes = context.module_context.axis_context
+        manual, mesh = getattr(axes, "manual_axes", frozenset()), getattr(axes, "mesh", None)
+        if mesh is not None and manual != frozenset(mesh.axis_names) or getattr(axes, "num_devices", 1) > 1:
+            raise ValueError(f"{name} runs on one device: wrap it in jax.shard_map over all axes of the mesh")
+        return rule(context, *operands, **static)
+
+    return lower
 
 
 def set_jvp(of: Any, rule: Callable[..., tuple[Any, Any]]) -> None:

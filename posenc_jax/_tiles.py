@@ -34,6 +34,7 @@ class Settings(NamedTuple):
     skips: bool = False  # whether to skip a tile in which no query sees a key
     bias: Any = None  # a jaxpr that takes the positions of a tile
     tree: Any = None  # how to make `Operands` of their leaves
+    kernel: Any = None  # `_flash.Kernel`, if a kernel computes the forward pass
 
     @property
     def masked(self) -> bool:
@@ -59,6 +60,7 @@ class Operands(NamedTuple):
     sinks: Any  # (heads,) or None
     sides: Any  # of queries and of keys, each a `Side`
     arrays: tuple[Any, ...]  # what the bias closes over
+    kernel: tuple[Any, ...] = ()  # what a kernel reads of the bias; has no derivative
 
 
 # Scores

@@ -1,81 +1,81 @@
-"""Biases for the trial kernel, each beside its formula in float64."""
+"""The biases that `device.py` measures, as users write them, each beside its formula in float64."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from kernel import Bias
 
-from posenc_jax import kernels
+BUCKETS, FARTHEST, HIDDEN = 32, 128, 4
 
-BUCKETS, FARTHEST = 32, 128
+
+class Named(NamedTuple):
+    """A bias of all heads, as `attention` takes it, and the formula of one."""
+
+    make: Callable[[int], Any]  # heads -> a function of positions
+    formula: Callable[..., Any]  # (head, heads, i, j) -> float64
 
 
 def slopes(heads: int) -> np.ndarray:
     return np.exp2(-8 * np.arange(1, heads + 1) / heads).astype(np.float32)
 
 
-def buckets(distance: np.ndarray) -> np.ndarray:
-    """T5's buckets of causal distances."""
-    exact = BUCKETS // 2
-    large = np.log(np.maximum(distance, 1) / exact) / math.log(FARTHEST / exact) * (BUCKETS - exact)
-    return np.where(distance < exact, distance, np.minimum(exact + large.astype(int), BUCKETS - 1))
-
-
 def table(heads: int) -> np.ndarray:
-    """T5's bias by distance, (heads, 256), constant from 128 on."""
-    learned = np.random.default_rng(1).normal(size=(BUCKETS, heads)).astype(np.float32)
-    return np.ascontiguousarray(learned[buckets(np.arange(256))].T)
+    return np.random.default_rng(1).normal(size=(BUCKETS, heads)).astype(np.float32)
 
 
-def _alibi(i: Any, j: Any, slope: Any) -> Any:
-    return -slope * jnp.abs(i - j).astype(jnp.float32)
+def perceptron(heads: int) -> list[np.ndarray]:
+    shapes = (HIDDEN,), (HIDDEN,), (HIDDEN, heads), (heads,)
+    return [np.random.default_rng(3).normal(size=shape).astype(np.float32) for shape in shapes]
 
 
-def _alibi_apart(distance: Any, slope: Any) -> Any:
-    return -slope * jnp.abs(distance)
+def _alibi(heads: int) -> Any:
+    import jax.numpy as jnp
+
+    import posenc_jax as pe
+
+    of_heads = jnp.asarray(slopes(heads))
+    return lambda i, j: pe.alibi(i, j, of_heads)
 
 
-def _alibi_after(distance: Any, slope: Any) -> Any:
-    return -slope * distance
+def _t5(heads: int) -> Any:
+    import jax.numpy as jnp
+
+    import posenc_jax as pe
+
+    rows = jnp.asarray(table(heads))
+    return lambda i, j: pe.t5(i, j, rows, bidirectional=False)
 
 
-def _alibi_divided(distance: Any, slope: Any) -> Any:
-    return slope * distance
+def _kerple(heads: int) -> Any:
+    import jax.numpy as jnp
+
+    import posenc_jax as pe
+
+    scale, rate = jnp.ones(heads, jnp.float32), jnp.asarray(slopes(heads))
+    return lambda i, j: pe.kerple_log(i, j, scale, rate)
 
 
-def _t5(i: Any, j: Any, entries: Any) -> Any:
-    return entries(jnp.clip(i - j, 0, FARTHEST))
+def _fire(heads: int) -> Any:
+    import posenc_jax as pe
+
+    return lambda i, j: pe.fire(i, j, perceptron(heads), c=0.1, threshold=512.0)
 
 
-def _t5_far(entries: Any) -> Any:
-    return entries.number(FARTHEST)
+def _own(heads: int) -> Any:
+    """Not in the library: what is seen of even positions is favored, and all keys fade by their distance."""
+    import jax.numpy as jnp
 
+    of_heads = jnp.asarray(slopes(heads))[:, None, None]
 
-def _row(i: Any, slope: Any) -> Any:
-    return -slope * i
+    def bias(i: Any, j: Any) -> Any:
+        i, j = i[..., None, :, None], j[..., None, None, :]
+        even = jnp.where(j & 1 == 0, np.float32(0.5), np.float32(0))
+        return even - of_heads * jnp.abs(i - j).astype(jnp.float32)
 
-
-def _column(j: Any, slope: Any) -> Any:
-    return slope * j
-
-
-def _reach(margin: Any, slopes: Any) -> Any:
-    return margin / slopes
-
-
-class Named(NamedTuple):
-    """A bias of the kernel and the formula for all heads."""
-
-    bias: Bias | None
-    arrays: Any  # (heads, head_dim) -> arrays
-    formula: Any  # (head, heads, i, j) -> float64
-
-    def operands(self, heads: int, head_dim: int) -> list[np.ndarray]:
-        return [np.asarray(a, np.float32) for a in self.arrays(heads, head_dim)]
+    return bias
 
 
 def _alibi64(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
@@ -83,24 +83,31 @@ def _alibi64(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
 
 
 def _t564(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    return table(heads)[head].astype(np.float64)[np.clip(i - j, 0, FARTHEST)]
+    distance, exact = np.maximum(i - j, 0), BUCKETS // 2
+    large = np.log(np.maximum(distance, 1) / exact) / math.log(FARTHEST / exact) * (BUCKETS - exact)
+    bucket = np.where(distance < exact, distance, np.minimum(exact + large.astype(int), BUCKETS - 1))
+    return table(heads)[bucket, head].astype(np.float64)
 
 
-def _one(heads: int, _: int) -> list[np.ndarray]:
-    return [slopes(heads)]
+def _kerple64(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    return -np.log1p(slopes(heads)[head].astype(np.float64) * np.abs(i - j))
+
+
+def _fire64(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    w1, b1, w2, b2 = (w.astype(np.float64) for w in perceptron(heads))
+    x = np.log1p(0.1 * np.abs(i - j)) / np.log1p(0.1 * np.maximum(i, 512.0))
+    return sum(w2[n, head] * np.maximum(w1[n] * x + b1[n], 0) for n in range(HIDDEN)) + b2[head]
+
+
+def _own64(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    return _alibi64(head, heads, i, j) + np.where(j % 2 == 0, 0.5, 0.0)
 
 
 BIASES = {
-    "none": Named(None, lambda *_: [], lambda head, heads, i, j: 0.0),
-    "alibi": Named(Bias(_alibi), _one, _alibi64),  # integer positions, |i − j| < 2³¹
-    "alibi-exact": Named(Bias(kernels.alibi), _one, _alibi64),  # all int32 positions
-    "alibi-float": Named(Bias(_alibi, "float32"), _one, _alibi64),
-    "alibi-distance": Named(Bias(_alibi_apart, "distance"), _one, _alibi64),
-    # As if a compiler knew that a causal distance is not negative, and, below, that ALiBi is linear in its slopes.
-    "alibi-causal": Named(Bias(_alibi_after, "distance"), _one, _alibi64),
-    "alibi-divided": Named(Bias(_alibi_divided, "distance", True), lambda h, d: [-slopes(h) * math.sqrt(d)], _alibi64),
-    "alibi-split": Named(Bias(_alibi_apart, "distance", split=(_row, _column)), _one, _alibi64),
-    "alibi-fading": Named(Bias(_alibi_apart, "distance", split=(_row, _column), reach=_reach), _one, _alibi64),
-    "t5": Named(Bias(_t5, far=(FARTHEST, _t5_far)), lambda heads, _: [table(heads)], _t564),
-    "t5-everywhere": Named(Bias(_t5), lambda heads, _: [table(heads)], _t564),
+    "none": Named(lambda heads: None, lambda head, heads, i, j: 0.0),
+    "alibi": Named(_alibi, _alibi64),
+    "t5": Named(_t5, _t564),
+    "kerple_log": Named(_kerple, _kerple64),
+    "fire": Named(_fire, _fire64),
+    "own": Named(_own, _own64),
 }

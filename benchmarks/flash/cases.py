@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,12 +24,18 @@ class Problem(NamedTuple):
     dtype: str = "bfloat16"
     causal: bool = True
     bias: str = "none"
-    positions: str | None = None  # "shuffled" or "documents"
+    positions: str | None = None  # "shuffled", or "documents" with segments
+    window: int | None = None  # how many keys before a query it sees
+    soft_cap: float | None = None
+    sinks: bool = False
 
     @property
     def flops(self) -> float:
-        """Of both products forward; a causal mask halves them."""
-        return 4.0 * self.batch * self.heads * self.queries * self.keys * self.head_dim / (2 if self.causal else 1)
+        """Of both products forward; a causal mask halves them, documents and windows leave less."""
+        seen = self.keys / (2 if self.causal else 1) / (3 if self.positions == "documents" else 1)
+        if self.window is not None:
+            seen = min(seen, self.window)
+        return 4.0 * self.batch * self.heads * self.queries * self.head_dim * seen
 
 
 class Case(NamedTuple):
@@ -56,40 +61,56 @@ def positions_of(problem: Problem) -> tuple[Any, Any] | None:
         order = np.stack([random.permutation(problem.keys) for _ in range(problem.batch)])
         return order[:, : problem.queries].astype(np.int32), order.astype(np.int32)
     if problem.positions == "documents":  # each starts at 0 again; shared by the batch
-        where = np.arange(problem.keys) % (problem.keys // 3)
+        where = np.arange(problem.keys) % _document(problem)
         return where[None, : problem.queries].astype(np.int32), where[None].astype(np.int32)
     return None
+
+
+def segments_of(problem: Problem) -> tuple[Any, Any] | None:
+    """The document of each query and key, int32 (length,)."""
+    import numpy as np
+
+    if problem.positions != "documents":
+        return None
+    of = (np.arange(problem.keys) // _document(problem)).astype(np.int32)
+    return of[: problem.queries], of
+
+
+def _document(problem: Problem) -> int:
+    return -(-problem.keys // 3)
+
+
+def sinks_of(problem: Problem) -> Any:
+    """The logit of the sink of each head."""
+    import numpy as np
+
+    return np.linspace(-1, 2, problem.heads, dtype=np.float32) if problem.sinks else None
 
 
 # What is measured: functions of a problem that return a function of query, key, value and more, and what is more
 
 
-def ours(**config: Any) -> Callable[[Problem], Any]:
-    def make(problem: Problem) -> Any:
-        import jax.numpy as jnp
-        from biases import BIASES
-        from kernel import Config, flash
-
-        named, positions = BIASES[problem.bias], positions_of(problem)
-        arrays = [jnp.asarray(a) for a in named.operands(problem.heads, problem.head_dim)]
-        where = None if positions is None else tuple(map(jnp.asarray, positions))
-        interpret = bool(os.environ.get("FLASH_INTERPRET"))
-        options = {"bias": named.bias, "causal": problem.causal, "config": Config(**config), "positions": where}
-        return lambda q, k, v: flash(q, k, v, *arrays, **options, interpret=interpret), ()
-
-    return make
+def kernel(backward: bool = False) -> Callable[[Problem], Any]:
+    return _library("mosaic_gpu", backward)
 
 
 def library(block_size: int, backward: bool = False) -> Callable[[Problem], Any]:
+    return _library("xla", backward, block_size=block_size)
+
+
+def _library(implementation: Any, backward: bool, **more: Any) -> Callable[[Problem], Any]:
     def make(problem: Problem) -> Any:
         import jax.numpy as jnp
-        from biases import slopes
+        from biases import BIASES
 
         import posenc_jax as pe
 
-        of_heads = jnp.asarray(slopes(problem.heads))
-        bias = {"none": None, "alibi": lambda i, j: pe.alibi(i, j, of_heads)}[problem.bias]
-        options = {"bias": bias, "causal": problem.causal, "block_size": block_size}
+        options: dict[str, Any] = {"bias": BIASES[problem.bias].make(problem.heads), "causal": problem.causal}
+        options |= {"window": (problem.window, None), "logits_soft_cap": problem.soft_cap, "sinks": sinks_of(problem)}
+        for name, sides in {"positions": positions_of(problem), "segments": segments_of(problem)}.items():
+            if sides is not None:
+                options |= {f"{side}_{name}": jnp.asarray(x) for side, x in zip(("query", "key"), sides, strict=True)}
+        options |= {"implementation": implementation, "return_residual": not backward} | more
         return _maybe_backward(lambda q, k, v: pe.attention(q, k, v, **options), backward), ()
 
     return make
@@ -153,165 +174,114 @@ def flex() -> dict[str, Any]:
 
 def cases() -> list[Case]:
     """All, in the order in which they run."""
-    both = (128, 64)
-    right = lambda name, make=None, **p: Case(  # noqa: E731
+    right = lambda name, **p: Case(  # noqa: E731
         f"right: {name}",
         5,
         Problem(**({"queries": 512, "keys": 512, "head_dim": 64, "heads": 4, "kv_heads": 2, "batch": 2} | p)),
-        make or ours(),
+        kernel(),
         timed=False,
     )
-    core = [
+    checks = [
         right("no bias, not causal", causal=False),
         right("no bias, causal, heads of 128", head_dim=128),
         right("ALiBi", bias="alibi"),
-        right("ALiBi by distance, heads of 128", head_dim=128, bias="alibi-distance"),
-        right("ALiBi, shuffled positions", bias="alibi", positions="shuffled"),
-        right("ALiBi split", bias="alibi-split"),
-        right("ALiBi fading", bias="alibi-fading", queries=1024, keys=1024),
+        right("ALiBi, not causal, heads of 128", head_dim=128, bias="alibi", causal=False),
         right("T5", bias="t5"),
-        right("overlap, no bias, heads of 128", ours(overlap=True), head_dim=128),
-    ]
-    more = [
-        right("ALiBi, exact, documents", bias="alibi-exact", positions="documents"),
-        right("ALiBi by float positions", bias="alibi-float"),
-        right("ALiBi by distance, not causal", bias="alibi-distance", causal=False),
-        right("ALiBi divided", bias="alibi-divided"),
+        right("T5, shuffled positions", bias="t5", positions="shuffled"),
+        right("KERPLE, heads of 128", head_dim=128, bias="kerple_log"),
+        right("KERPLE, documents", bias="kerple_log", positions="documents"),
+        right("FIRE", bias="fire"),
+        right("a bias of its own", bias="own"),
+        right("ALiBi, shuffled positions", bias="alibi", positions="shuffled"),
+        right("window, sinks and soft cap", window=100, sinks=True, soft_cap=5.0),
+        right("documents, heads of 128", head_dim=128, positions="documents", bias="alibi"),
         right("ragged, not causal", queries=300, keys=333, causal=False),
-        right("ragged, ALiBi", queries=300, keys=300, bias="alibi"),
-        right("float16", dtype="float16", bias="alibi-distance"),
-        right("three warpgroups", ours(warpgroups=3), queries=576, keys=576, bias="alibi-distance"),
-        right("overlap, ALiBi split", ours(overlap=True), bias="alibi-split"),
-        right("overlap, ALiBi fading", ours(overlap=True), bias="alibi-fading", queries=1024, keys=1024),
-        right("T5 everywhere", bias="t5-everywhere"),
-        right("one warpgroup", ours(warpgroups=1), bias="alibi-distance"),
-        right("tiles of 256 keys", ours(block_kv=256), bias="alibi-distance"),
-        right("heads of 256", ours(block_kv=64), head_dim=256, bias="alibi-distance"),
-        right("overlap, shuffled positions", ours(overlap=True), bias="alibi", positions="shuffled"),
-        right("overlap, ragged", ours(overlap=True), queries=300, keys=333, causal=False),
+        right("ragged, T5", queries=300, keys=300, bias="t5"),
+        right("float16", dtype="float16", bias="alibi"),
+        right("heads of 80", head_dim=80, bias="t5"),
+        right("heads of 192", head_dim=192, bias="alibi"),
+        right("heads of 256", head_dim=256, bias="own"),
     ]
 
     def at(tokens: int, head_dim: int, **p: Any) -> Problem:
         return Problem(tokens, tokens, head_dim, batch=max(1, round(8192 / tokens)), **p)
 
-    def kernel(problem: Problem, seconds: float = 5, **config: Any) -> Case:
-        options = ", ".join(f"{k} {v}" for k, v in config.items())
-        return Case(f"kernel: {_title(problem)}{', ' * bool(options)}{options}", seconds, problem, ours(**config))
+    def timed(name: str, make: Any, problem: Problem, backward: bool = False, seconds: float = 5, **more: Any) -> Case:
+        title, products = f"{name}: {_title(problem)}{', backward' * backward}", 3.5 if backward else 1
+        return Case(title, seconds, problem, make, check=not backward, products=products, **more)
 
-    def xla(problem: Problem, block_size: int, backward: bool = False, seconds: float = 8) -> Case:
-        name = f"XLA: {_title(problem)}, tiles of {block_size}{', backward' * backward}"
-        make = library(block_size, backward)
-        return Case(name, seconds, problem, make, check=not backward, products=3.5 if backward else 1)
+    def ours(problem: Problem, backward: bool = False) -> Case:
+        return timed("kernel", kernel(backward), problem, backward)
 
-    def by_cudnn(problem: Problem, backward: bool = False, seconds: float = 8) -> Case:
-        name = f"cuDNN: {_title(problem)}{', backward' * backward}"
-        return Case(name, seconds, problem, cudnn(backward), check=not backward, products=3.5 if backward else 1)
+    def by_cudnn(problem: Problem, backward: bool = False) -> Case:
+        return timed("cuDNN", cudnn(backward), problem, backward, 8)
 
-    def by_mosaic(problem: Problem, seconds: float = 5) -> Case:
-        problem = problem._replace(dtype="float16")
+    def by_mosaic(problem: Problem) -> Case:
         make = mosaic(256 if problem.head_dim == 64 else 128)
-        return Case(f"attention_mgpu: {_title(problem)}", seconds, problem, make, scale=1.0)
+        return timed("attention_mgpu", make, problem._replace(dtype="float16"), scale=1.0)
 
+    def xla(problem: Problem, block_size: int, backward: bool = False) -> Case:
+        return timed(f"XLA, tiles of {block_size}", library(block_size, backward), problem, backward, 8)
+
+    both = 128, 64
     main = [
         case
         for head_dim in both
         for case in (
-            kernel(at(8192, head_dim)),
-            kernel(at(8192, head_dim, bias="alibi-split")),
+            ours(at(8192, head_dim)),
+            ours(at(8192, head_dim, bias="alibi")),
             by_cudnn(at(8192, head_dim)),
             by_cudnn(at(8192, head_dim, bias="alibi")),
+            *(ours(at(8192, head_dim, bias=bias)) for bias in ("t5", "kerple_log", "own", "fire")),
             by_mosaic(at(8192, head_dim)),
-            kernel(at(8192, head_dim), overlap=True),
-            kernel(at(8192, head_dim, bias="alibi-split"), overlap=True),
-            kernel(at(8192, head_dim, bias="alibi-fading")),
-            kernel(at(8192, head_dim, bias="alibi-distance")),
-            kernel(at(8192, head_dim, bias="alibi")),
         )
     ]
-    shapes = {
-        128: [
-            {"turns": False},
-            {"heads_first": False},
-            {"block_kv": 64, "stages": 4},
-            {"block_kv": 64, "stages": 4, "overlap": True},
-            {"turns": False, "overlap": True},
-        ],
-        64: [
-            {"stages": 4},
-            {"turns": False},
-            {"block_kv": 256},
-            {"block_q": 128, "block_kv": 64, "stages": 4},
-            {"turns": False, "overlap": True},
-        ],
-    }
-    variants = [
-        kernel(at(8192, head_dim, bias=bias), **config)
-        for head_dim in both
-        for config in shapes[head_dim]
-        for bias in ("none", "alibi-split")
-    ]
-    biased = [
-        kernel(at(8192, head_dim, bias=bias))
-        for head_dim in both
-        for bias in ("t5", "t5-everywhere", "alibi-exact", "alibi-float", "alibi-causal", "alibi-divided")
-    ]
-    # A multiple of 3 · 64.
-    variants += [kernel(at(8064, 64, bias=b), warpgroups=3, stages=3) for b in ("none", "alibi-distance")]
-    explicit = [kernel(at(8192, 128, bias="alibi", positions="documents"))]
-    old = [
-        *(xla(at(8192, 128, bias="alibi"), n) for n in (512, 1024, 2048)),
-        xla(at(8192, 128), 1024),
-        xla(at(8192, 128, bias="alibi"), 1024, backward=True),
-        by_cudnn(at(8192, 128), backward=True),
-        by_cudnn(at(8192, 128, bias="alibi"), backward=True),
+    options = [
+        ours(at(8192, 128, window=1024)),
+        ours(at(8192, 128, soft_cap=30.0)),
+        ours(at(8192, 128, kv_heads=2, bias="alibi")),
+        ours(at(8192, 128, bias="alibi", positions="documents")),
+        ours(at(8192, 128, bias="t5", positions="documents")),
+        ours(at(8192, 128, causal=False, bias="alibi")),
+        ours(at(8192, 128, causal=False)),
+        by_cudnn(at(8192, 128, causal=False)),
+        ours(at(8192, 256, bias="alibi")),
+        by_cudnn(at(8192, 256)),
+        by_cudnn(at(8192, 256, bias="alibi")),
     ]
     long = [
         case
         for tokens in (32768, 65536)
         for head_dim in both
         for case in (
-            kernel(at(tokens, head_dim, bias="alibi-split")),
-            kernel(at(tokens, head_dim, bias="alibi-fading")),
-            kernel(at(tokens, head_dim)),
-            *((by_cudnn(at(tokens, head_dim)), by_mosaic(at(tokens, head_dim))) if tokens == 32768 else ()),
+            *(ours(at(tokens, head_dim, bias=bias)) for bias in ("none", "alibi", "t5")),
+            *([by_cudnn(at(tokens, head_dim))] if tokens == 32768 else []),
         )
     ]
-    long += [xla(at(32768, 128, bias="alibi"), n) for n in (1024, 2048)]
     short = [
         case
         for head_dim in both
         for case in (
-            kernel(at(2048, head_dim)),
-            kernel(at(2048, head_dim, bias="alibi-split")),
-            by_cudnn(at(2048, head_dim)),
-            by_cudnn(at(2048, head_dim, bias="alibi")),
-            by_mosaic(at(2048, head_dim)),
+            *(ours(at(2048, head_dim, bias=bias)) for bias in ("none", "alibi", "t5")),
+            *(by_cudnn(at(2048, head_dim, bias=bias)) for bias in ("none", "alibi")),
         )
     ]
-    short.append(xla(at(2048, 128, bias="alibi"), 512))
-    full = [
-        case
-        for head_dim in both
-        for problem in [at(8192, head_dim, causal=False, dtype="float16")]
-        for case in (kernel(problem), by_mosaic(problem), by_cudnn(problem), kernel(problem, overlap=True))
-    ]
-    rest = [
-        *(xla(at(8192, 64, bias="alibi"), n, backward) for n in (512, 1024) for backward in (False, True)),
+    backward = [
+        ours(at(8192, 128, bias="alibi"), backward=True),
         xla(at(8192, 128, bias="alibi"), 512, backward=True),
-        xla(at(8192, 128, bias="alibi"), 2048, backward=True),
-        xla(at(8192, 128), 1024, backward=True),
-        by_cudnn(at(8192, 64), backward=True),
-        by_cudnn(at(8192, 64, bias="alibi"), backward=True),
-        xla(at(2048, 64, bias="alibi"), 512),
-        xla(at(32768, 128, bias="alibi"), 1024, backward=True, seconds=12),
+        by_cudnn(at(8192, 128), backward=True),
+        by_cudnn(at(8192, 128, bias="alibi"), backward=True),
     ]
+    tiles = [xla(at(8192, 128, bias="alibi"), n) for n in (512, 2048)]
     torch = [Case("FlexAttention", 90, None, run=flex)]
-    return [*core, *main, *variants, *long, *biased, *explicit, *old, *more, *full, *short, *torch, *rest]
+    return [*checks, *main, *options, *long, *backward, *short, *tiles, *torch]
 
 
 def _title(problem: Problem) -> str:
     mask = "causal" if problem.causal else "not causal"
-    where = f", {problem.positions}" if problem.positions else ""
+    options = {"window": problem.window, "soft cap": problem.soft_cap, "positions": problem.positions}
+    where = "".join(f", {name} {x}" for name, x in options.items() if x is not None)
+    where += f", {problem.kv_heads} key heads" if problem.kv_heads != problem.heads else ""
     size = f"{problem.batch}×{problem.queries}×{problem.heads}×{problem.head_dim}"
     return f"{size}, {problem.dtype}, {mask}, {problem.bias}{where}"
 
@@ -319,5 +289,5 @@ def _title(problem: Problem) -> str:
 def small(problem: Problem) -> Problem:
     """A problem that the interpreter finishes in seconds."""
     return problem._replace(
-        queries=min(problem.queries, 576), keys=min(problem.keys, 576), heads=2, kv_heads=1, batch=min(problem.batch, 2)
+        queries=min(problem.queries, 512), keys=min(problem.keys, 512), heads=2, kv_heads=1, batch=min(problem.batch, 2)
     )

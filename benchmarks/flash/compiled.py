@@ -1,4 +1,4 @@
-"""What the CUDA compiler makes of the trial kernel for an H200, without one: registers, spills, instructions.
+"""What the CUDA compiler makes of the kernel of `attention` for an H200, without one: registers, spills, instructions.
 
 `python benchmarks/flash/compiled.py [--only TEXT …] [--keep FOLDER]`; needs the packages of the session `compile` in
 noxfile.py for CUDA, and nvidia-cuda-nvdisasm. Instructions are those of the loops over keys, in the order of the code:

@@ -1,8 +1,10 @@
-"""Measures the trial kernel on one NVIDIA Hopper GPU: `python benchmarks/flash/device.py --output FILE`.
+"""Measures `attention(implementation="mosaic_gpu")` on one NVIDIA Hopper GPU.
 
-First the kernel beside a float64 formula, then times: the kernel and its variants, this library's attention by XLA,
-cuDNN without and with a dense bias, JAX's own Mosaic GPU kernel, and PyTorch's FlexAttention. FILE is written after
-each case. A second run goes on where it ended. `--seconds N` stops in time; `--only TEXT` runs cases whose names
+    python benchmarks/flash/device.py --output FILE
+
+First the kernel beside a float64 formula, then times: the kernel under biases as users write them, the same attention
+by XLA, cuDNN without and with a dense bias, JAX's own Mosaic GPU kernel, and PyTorch's FlexAttention. FILE is written
+after each case. A second run goes on where it ended. `--seconds N` stops in time; `--only TEXT` runs cases whose names
 contain one of the texts; `--retry` runs what failed again; `--list` names all; `--interpret` checks the kernel without
 a device.
 
@@ -30,14 +32,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 FOLDER = Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER), str(FOLDER.parents[1])]
 
-from cases import Case, Problem, cases, positions_of, small  # noqa: E402 - from the folder
+from cases import Case, Problem, cases, positions_of, segments_of, sinks_of, small  # noqa: E402 - from the folder
 
 # Operands and the truth
 
 
 def operands(problem: Problem) -> tuple[Any, ...]:
     """Query, key and value."""
-    return _drawn(problem._replace(bias="none", causal=True, positions=None))
+    return _drawn(Problem(*problem[:7]))
 
 
 @functools.lru_cache(maxsize=4)
@@ -66,7 +68,8 @@ def compare(problem: Problem, out: Any, residual: Any, scale: float | None = Non
     from biases import BIASES
 
     scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
-    random, (q, k, v), positions = np.random.default_rng(2), _on_host(problem), positions_of(problem)
+    random, (q, k, v), positions = np.random.default_rng(2), _on_host(Problem(*problem[:7])), positions_of(problem)
+    segments, sinks = segments_of(problem), sinks_of(problem)
     out, residual = np.asarray(out), None if residual is None else np.asarray(residual)
     wrong, size, worst, worst_sum = 0.0, 0.0, 0.0, 0.0
     for head in sorted({0, problem.heads // 2, problem.heads - 1}):
@@ -80,17 +83,23 @@ def compare(problem: Problem, out: Any, residual: Any, scale: float | None = Non
             i, j = (p[min(batch, len(p) - 1)].astype(int) for p in positions)
             i = i[chosen]
         i, j = i[:, None], j[None, :]
-        scores = q64 @ k64.T * scale + BIASES[problem.bias].formula(head, problem.heads, i, j)
-        if problem.causal:
-            scores = np.where(j <= i, scores, -np.inf)
-        top = scores.max(1, keepdims=True)
+        scores = q64 @ k64.T * scale
+        if problem.soft_cap is not None:
+            scores = problem.soft_cap * np.tanh(scores / problem.soft_cap)
+        scores = scores + BIASES[problem.bias].formula(head, problem.heads, i, j)
+        seen = (j <= i if problem.causal else True) & (True if problem.window is None else i - j <= problem.window)
+        if segments is not None:
+            seen = seen & (segments[0][chosen][:, None] == segments[1])
+        scores = np.where(seen, scores, -np.inf)
+        top = np.maximum(scores.max(1, keepdims=True), -np.inf if sinks is None else sinks[head])
         p = np.exp(scores - top)
-        truth = p @ v64 / p.sum(1, keepdims=True)
+        total = p.sum(1, keepdims=True) + (0 if sinks is None else np.exp(sinks[head] - top))
+        truth = p @ v64 / total
         got = out[batch, chosen, head].astype(np.float64)
         wrong, size = wrong + np.sum((got - truth) ** 2), size + np.sum(truth**2)
         worst = max(worst, float(np.max(np.abs(got - truth))))
         if residual is not None:
-            error = residual[batch, head, chosen] - (top + np.log(p.sum(1, keepdims=True)))[:, 0]
+            error = residual[batch, chosen, head] - (top + np.log(total))[:, 0]
             worst_sum = max(worst_sum, float(np.max(np.abs(error))))
     result = {"error": float(math.sqrt(wrong / size)), "worst": worst}
     return result if residual is None else result | {"residual_error": worst_sum}
@@ -171,7 +180,7 @@ def main() -> None:
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.interpret:
-        os.environ |= {"FLASH_INTERPRET": "1", "NPROC": "16"}  # the interpreter's warpgroups block threads of XLA:CPU
+        os.environ["NPROC"] = "16"  # the interpreter's warpgroups block threads of XLA:CPU
     if arguments.list:
         print(*(f"{c.seconds:4.0f} s  {c.name}" for c in cases()), sep="\n")
     elif arguments.work:
@@ -223,6 +232,10 @@ def work(arguments: argparse.Namespace) -> None:
     """Runs the cases that have no result."""
     wanted = [c for c in cases() if not arguments.only or any(text in c.name for text in arguments.only)]
     if arguments.interpret:
+        sys.path.insert(0, str(FOLDER.parents[1] / "tests"))
+        from helpers.flash import interpreted  # noqa: PLC0415
+
+        interpreted()
         wanted = [c._replace(problem=small(c.problem)) for c in wanted if c.name.startswith("right")]
     stored = _read(arguments.output) or {"cases": {}}
     stored["environment"] = environment()

@@ -1,0 +1,274 @@
+"""A bias of positions as a kernel computes it: operations on single scores, or a table of differences.
+
+The bias is traced for one query and one key. What depends on no position is computed outside the kernel, and gives the
+kernel numbers for each head. What is left must be elementwise. A bias of the difference of counted positions alone may
+also be computed outside, once for each difference. The kernel then looks it up, with the bits that XLA computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from posenc_jax import _checks
+from posenc_jax._checks import invalid, require
+
+OR_XLA = "use implementation='xla'"
+MOST_STEPS, MOST_NUMBERS = 4, 16  # more steps take longer than a lookup; more numbers leave registers
+NEAR = 128  # a table of near differences has those from −128 to 127
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+ELEMENTWISE = {
+    *("add", "sub", "mul", "div", "max", "min", "neg", "abs", "sign", "select_n", "square", "integer_pow"),
+    *(*COMPARISONS, "and", "or", "xor", "not", "convert_element_type", "bitcast_convert_type"),
+    *("exp", "exp2", "log", "log1p", "pow", "sqrt", "rsqrt", "tanh"),
+}
+IN_TABLES = ELEMENTWISE | {"gather", "floor", "ceil", "round", "rem", "clamp", "sin", "cos", "erf", "logistic"}
+# All axes but that of heads have size 1, so these change nothing.
+MOVES = {"reshape", "squeeze", "broadcast_in_dim", "expand_dims", "transpose", "copy", "pvary", "pcast"}
+CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint"}
+# (operation, forms of its operands) → the form of its result
+FORMS = {
+    ("sub", "i", "j"): "i-j",
+    ("sub", "j", "i"): "j-i",
+    ("lt", "i", "j"): "i<j",
+    ("gt", "j", "i"): "i<j",
+    ("select_n", "i<j", "i-j", "j-i"): "|i-j|",
+    ("abs", "i-j"): "|i-j|",
+    ("abs", "j-i"): "|i-j|",
+}
+
+
+class Constant(NamedTuple):
+    """A number that is the same for all heads and known when the kernel is traced."""
+
+    value: Any
+    dtype: str
+
+
+class Step(NamedTuple):
+    """An operation on values: the positions, then the numbers of a head, then the results of the steps before."""
+
+    operation: Any  # a primitive, or "i-j" or "|i-j|", in float32
+    inputs: tuple[Any, ...] = ()  # indices of values, or constants
+    parameters: tuple[tuple[str, Any], ...] = ()
+
+
+class Program(NamedTuple):
+    """How a kernel computes a bias; hashable."""
+
+    kind: str  # "steps", whose last value is the bias; "linear", a number times |i − j|; "table"; or "near"
+    steps: tuple[Step, ...] = ()
+    end: int = 0  # of a table of near differences: the distance from which the bias is constant on each side
+
+
+class _Value:
+    """What depends on positions: a step whose inputs may be arrays."""
+
+    raw, positive, end = False, False, None  # see `_ends`
+
+    def __init__(self, form: str, apart: bool = False, step: Any = None, refused: str = "", slope: Any = None) -> None:
+        self.form = form  # "i", "j", or one of `FORMS`, of any dtype, or ""
+        self.apart = apart  # whether it depends on i − j alone
+        self.step = step  # None for a position
+        self.refused = refused  # what a kernel cannot compute, or ""
+        self.slope = 1 if slope is None and step is not None and step.operation == "|i-j|" else slope
+
+
+def plan(
+    bias: Callable[..., Any], heads: int, axes: int, counts: tuple[int, int] | None, padded: tuple[int, int]
+) -> tuple[Program, tuple[jax.Array, ...]]:
+    """A program and its operands: float32 numbers (numbers, heads), or a table (heads, differences).
+
+    Args:
+      bias: a function of positions.
+      heads: the number of heads.
+      axes: of positions: 1, or 2 if they have a batch axis.
+      counts: the numbers of queries and keys if positions are counted from 0, else None.
+      padded: these numbers with padding. A table begins at the difference −keys, and has queries + keys entries.
+    """
+    with _checks.callback():
+        traced = jax.make_jaxpr(bias)(*[jax.ShapeDtypeStruct((1,) * axes, jnp.int32)] * 2)
+    out: Any = traced.out_avals[0]
+    shape = (1, 1, 1, *out.shape)
+    fits = shape[-3] in (1, heads) and math.prod(shape) == shape[-3]
+    require(fits, "bias must be one number for each head and score, or " + OR_XLA + "; got shape {}", shape[3:])
+    walk = _Walk(heads, counted=counts is not None)
+    (result,) = walk.run(traced.jaxpr, traced.consts, [_Value("i"), _Value("j")])
+    if not isinstance(result, _Value):
+        return Program("steps"), (_per_head(result, heads)[None],)
+    if result.slope is not None:
+        return Program("linear"), (_per_head(jnp.asarray(result.slope), heads)[None],)
+    steps, numbers = _needed(result)
+    if counts is not None and result.apart and (result.refused or len(steps) > MOST_STEPS):
+        differences = np.arange(-padded[1], padded[0]).clip(1 - counts[1], counts[0] - 1)
+        return Program("table"), (_table(bias, differences, axes, heads),)
+    near = result.apart and not result.raw and result.end is not None and result.end < NEAR
+    if counts is None and near and (result.refused or len(steps) > MOST_STEPS):
+        differences = np.arange(-NEAR, NEAR).clip(-result.end, result.end)
+        return Program("near", end=result.end), (_table(bias, differences, axes, heads),)
+    if result.refused:
+        raise _refused(result.refused)
+    few = len(numbers) <= MOST_NUMBERS
+    require(few, "bias must have at most {} numbers for each head, or {}; got {}", MOST_NUMBERS, OR_XLA, len(numbers))
+    odd = next((str(x.dtype) for x in numbers if x.dtype != np.float32 or x.size not in (1, heads)), "")
+    require(not odd, "bias must compute scores from float32 numbers of heads, or {}; got {}", OR_XLA, odd)
+    return Program("steps", steps), (jnp.stack([_per_head(x, heads) for x in numbers]),) if numbers else ()
+
+
+def _table(bias: Callable[..., Any], differences: np.ndarray, axes: int, heads: int) -> jax.Array:
+    """The bias at these differences, float32 (heads, differences)."""
+    shape = (1,) * (axes - 1)
+    positions = jnp.asarray(differences, jnp.int32).reshape(*shape, -1), jnp.zeros((*shape, 1), jnp.int32)
+    with _checks.callback():
+        table = bias(*positions).reshape(-1, len(differences)).astype(jnp.float32)
+    return lax.stop_gradient(jnp.broadcast_to(table, (heads, len(differences))))
+
+
+def _refused(operation: str) -> ValueError:
+    return invalid(f"implementation='mosaic_gpu' cannot compute {operation!r} in a bias; {OR_XLA}")
+
+
+def _per_head(x: Any, heads: int) -> jax.Array:
+    """A number, or a number for each head, as float32 (heads,)."""
+    if isinstance(x, Constant):
+        return jnp.full(heads, x.value, jnp.float32)
+    return lax.stop_gradient(jnp.broadcast_to(x.reshape(-1), heads).astype(jnp.float32))
+
+
+def _constant(x: Any) -> Any:
+    """A number of NumPy's or Python's as a constant; any other array as it is."""
+    plain = not isinstance(x, jax.Array) and np.size(x) == 1
+    return Constant(np.asarray(x).item(), str(jnp.result_type(x))) if plain else x
+
+
+class _Walk(NamedTuple):
+    """Runs a jaxpr: computes what is known, and makes values of what depends on positions."""
+
+    heads: int
+    counted: bool
+
+    def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*map(_constant, constants), *inputs), strict=True))
+
+        def read(atom: Any) -> Any:
+            return _constant(atom.val) if hasattr(atom, "val") else known[atom]
+
+        for eqn in jaxpr.eqns:
+            known |= zip(eqn.outvars, self._results(eqn, [*map(read, eqn.invars)]), strict=True)
+        return [*map(read, jaxpr.outvars)]
+
+    def _results(self, eqn: Any, inputs: list[Any]) -> Sequence[Any]:
+        name, parameters = eqn.primitive.name, eqn.params
+        if platforms := parameters.get("branches_platforms"):
+            index = next(i for i, names in enumerate(platforms) if names is None or {"cuda", "gpu"} & {*names})
+            return self._inner(parameters["branches"][index], inputs[1:])
+        if name in CALLS:
+            return self._inner(next(p for k, p in parameters.items() if k in ("jaxpr", "call_jaxpr")), inputs)
+        if name in MOVES and isinstance(inputs[0], Constant):  # of any shape
+            return inputs
+        if name in MOVES and isinstance(inputs[0], _Value) and eqn.outvars[0].aval.size in (1, self.heads):
+            return inputs
+        if any(isinstance(x, _Value) for x in inputs):
+            return [self._value(eqn, inputs)]
+        arrays = (
+            jnp.full(atom.aval.shape, x.value, x.dtype) if isinstance(x, Constant) else jnp.asarray(x)
+            for atom, x in zip(eqn.invars, inputs, strict=True)
+        )
+        results = eqn.primitive.bind(*arrays, **parameters)
+        return results if eqn.primitive.multiple_results else [results]
+
+    def _inner(self, jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
+        return self.run(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), inputs)
+
+    def _value(self, eqn: Any, inputs: Sequence[Any]) -> _Value:
+        name, out = eqn.primitive.name, eqn.outvars[0].aval
+        values, dtype = [x for x in inputs if isinstance(x, _Value)], str(out.dtype)
+        forms = tuple(x.form if isinstance(x, _Value) else "" for x in inputs)
+        form = forms[0] if name == "convert_element_type" else FORMS.get((name, *forms), "")
+        apart = all(x.apart for x in values) or (name in ("sub", *COMPARISONS) and {*forms} == {"i", "j"})
+        refused = next((x.refused for x in values if x.refused), "")
+        if name not in ELEMENTWISE:
+            refused = name
+        elif dtype not in ("float32", "int32", "uint32", "bool") or out.size not in (1, self.heads):
+            refused = f"{name} to {out.str_short()}"
+        if refused and not (apart and name in IN_TABLES):
+            raise _refused(refused)
+        step: Any = Step(eqn.primitive, tuple(inputs), tuple(eqn.params.items()))
+        if self.counted and form in ("i-j", "|i-j|") and dtype == "float32":
+            step = Step(form)
+        value = _Value(form, apart, step, refused, _slope(name, inputs))
+        value.raw, value.positive, value.end = _ends(name, form, dtype, inputs)
+        return value
+
+
+def _ends(name: str, form: str, dtype: str, inputs: Sequence[Any]) -> tuple[bool, bool, int | None]:
+    """Where the dependence on d = i − j ends: whether a value is raw, whether it is not negative, and the end.
+
+    From the end on, on each side, a value is constant; one that is raw is constant or ±d there. None for no end.
+    """
+    values = [x for x in inputs if isinstance(x, _Value)]
+    integer = dtype in ("int32", "uint32")
+    if form in ("i-j", "j-i", "|i-j|") and integer:
+        return True, form == "|i-j|", 0
+    if name in COMPARISONS and {x.form for x in values} == {"i", "j"}:
+        return False, False, 1
+    if any(x.end is None for x in values):
+        return False, False, None
+    bounds = [x.value for x in inputs if isinstance(x, Constant)]
+    end = max([x.end for x in values] + [abs(x) + 1 for x in bounds if integer or name in COMPARISONS])
+    plain = all(isinstance(x, (_Value, Constant)) for x in inputs)
+    positive = all(x.positive if isinstance(x, _Value) else x.value >= 0 for x in inputs) if plain else False
+    if not any(x.raw for x in values) or (name in COMPARISONS and bounds) or (name == "min" and bounds and positive):
+        return False, False, end
+    if name == "max" and bounds and min(bounds) >= 0:
+        return True, True, end
+    if name == "convert_element_type" and integer:
+        return True, values[0].positive, end
+    if name == "select_n" and plain and not values[0].raw and inputs[0] is values[0]:
+        return True, all(x.positive if isinstance(x, _Value) else x.value >= 0 for x in inputs[1:]), end
+    return False, False, None
+
+
+def _slope(name: str, inputs: Sequence[Any]) -> Any:
+    """The number m of a product m · |i − j|, else None."""
+    if name == "neg" and inputs[0].slope is not None:
+        return -inputs[0].slope
+    values, numbers = ([x for x in inputs if isinstance(x, _Value) == wanted] for wanted in (True, False))
+    if name != "mul" or len(values) != 1:
+        return None
+    slope, (number,) = values[0].slope, numbers
+    number = jnp.asarray(number.value, jnp.float32) if isinstance(number, Constant) else number
+    return None if slope is None else jnp.reshape(number, -1) * slope
+
+
+def _needed(result: _Value) -> tuple[tuple[Step, ...], list[jax.Array]]:
+    """The steps to a result, in order, and the numbers that they read."""
+    ordered: dict[int, Step] = {}  # by the identity of a value
+    numbers: dict[int, jax.Array] = {}
+
+    def visit(x: Any) -> None:
+        if isinstance(x, _Value) and x.step is not None:
+            if id(x) not in ordered:
+                for each in x.step.inputs:
+                    visit(each)
+                ordered[id(x)] = x.step
+        elif not isinstance(x, (_Value, Constant)):
+            numbers[id(x)] = x
+
+    visit(result)
+    first = 2 + len(numbers)
+    index = {i: 2 + n for n, i in enumerate(numbers)} | {i: first + n for n, i in enumerate(ordered)}
+
+    def of(x: Any) -> Any:
+        if isinstance(x, _Value) and x.step is None:
+            return "ij".index(x.form)
+        return x if isinstance(x, Constant) else index[id(x)]
+
+    steps = tuple(step._replace(inputs=tuple(map(of, step.inputs))) for step in ordered.values())
+    return steps, [*numbers.values()]

@@ -1,0 +1,324 @@
+"""Attention by the kernel for NVIDIA GPUs: what it computes in interpret mode, what it lowers to, what it refuses."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import posenc_jax as pe
+from helpers.closeness import assert_within
+from helpers.tiers import tiered
+from oracles.attention import dense, may_see
+from posenc_jax import _flash
+
+RNG = np.random.default_rng(0)
+HAS_KERNEL = jax.__version_info__ >= (0, 11)
+needs_kernel = pytest.mark.skipif(not HAS_KERNEL, reason="the kernel needs JAX 0.11")
+BFLOAT16 = jnp.bfloat16
+SIDES = "query", "key"
+
+
+def own(i, j):
+    """A bias that is not in the library, and no function of i − j."""
+    i, j = (x.astype(jnp.float32) for x in (i[..., None, :, None], j[..., None, None, :]))
+    return jnp.where(i > j, np.float32(0.5), np.float32(-0.25)) * jnp.tanh(np.float32(0.01) * i)
+
+
+MLP = tuple(RNG.normal(size=shape).astype(np.float32) for shape in ((2,), (2,), (2, 2), (2,)))
+TABLE = RNG.normal(size=(32, 2)).astype(np.float32)
+ONES, RATES = np.ones(2, np.float32), np.float32([0.5, 1.0])
+BIASES = {
+    "ALiBi": lambda i, j: pe.alibi(i, j, 2),
+    "T5": lambda i, j: pe.t5(i, j, TABLE),
+    "KERPLE, logarithm": lambda i, j: pe.kerple_log(i, j, ONES, RATES),
+    "KERPLE, power": lambda i, j: pe.kerple_power(i, j, ONES, RATES),
+    "FIRE": lambda i, j: pe.fire(i, j, MLP, c=0.1, threshold=30.0),
+    "own": own,
+    "tiny": lambda i, j: pe.alibi(i, j, np.float32([1e-9, 1e-3])),
+}
+
+
+def pair(what, queries, keys):
+    return {f"query_{what}": np.asarray(queries, np.int32), f"key_{what}": np.asarray(keys, np.int32)}
+
+
+COUNT = np.arange(256)
+SHUFFLED = pair("positions", RNG.permutation(256), RNG.permutation(256))
+FAR = pair("positions", 2**31 - 1 - COUNT, np.where(COUNT < 200, 2**31 - 1 - 2 * COUNT, COUNT - 2**31))
+ROWS = pair("positions", np.stack([COUNT + 5, COUNT]), np.stack([COUNT, COUNT]))
+DOCUMENTS = pair("segments", COUNT // 100, np.where(COUNT < 50, 7, COUNT // 100))  # some queries see no key
+CASES = {  # queries, keys, head_dim, value_dim, bias, options
+    "no bias": (200, 333, 64, 64, None, {}),
+    "every option": (
+        *(256, 256, 64, 64, "own"),
+        {"causal": True, "window": (90, None), "logits_soft_cap": 5.0, "sinks": np.float32([0.5, -1]), **DOCUMENTS},
+    ),
+    "causal ALiBi": (384, 384, 64, 64, "ALiBi", {"causal": True}),
+    "ALiBi, heads of 128": (256, 256, 128, 128, "ALiBi", {}),
+    "ALiBi, shuffled": (256, 256, 64, 64, "ALiBi", {"causal": True, **SHUFFLED}),
+    "both windows, far": (256, 256, 64, 64, "tiny", {"window": (40, 40), **FAR}),
+    "T5": (300, 300, 64, 64, "T5", {"causal": True}),
+    "T5, shuffled": (256, 256, 64, 64, "T5", SHUFFLED),
+    "T5, far": (256, 256, 64, 64, "T5", FAR),
+    "KERPLE": (256, 256, 64, 64, "KERPLE, logarithm", {"window": (100, 0)}),
+    "KERPLE by order": (
+        *(256, 256, 64, 64, "KERPLE, logarithm"),
+        {"causal": True, **pair("positions", COUNT // 3, COUNT // 3), **pair("order", COUNT, COUNT)},
+    ),
+    "rows apart": (256, 256, 64, 64, "KERPLE, power", {"causal": True, **ROWS}),
+    "FIRE": (256, 256, 64, 64, "FIRE", {"causal": True}),
+    "heads of 80, values of 96": (256, 256, 80, 96, None, {"causal": True}),
+    "heads of 256": (256, 256, 256, 256, None, {"causal": True}),
+    "segments alone": (256, 256, 64, 64, None, DOCUMENTS),
+}
+
+
+def operands(queries, keys, width=64, value_width=64, batch=2, dtype=BFLOAT16):
+    shapes = (batch, queries, 2, width), (batch, keys, 1, width), (batch, keys, 1, value_width)
+    return tuple(RNG.normal(size=shape).astype(np.float32).astype(dtype) for shape in shapes)
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", tiered(CASES, ["every option"]))
+def test_against_the_dense_formula(name, monkeypatch):
+    """Within 1.5 times the error of rounding weights and outputs to bfloat16."""
+    from helpers.flash import interpreted
+
+    interpreted(monkeypatch.setattr)
+    queries, keys, *widths, bias, options = CASES[name]
+    x, f = operands(queries, keys, *widths), BIASES.get(bias)
+    attend = functools.partial(pe.attention, bias=f, implementation="mosaic_gpu", return_residual=True, **options)
+    got, residual = map(np.asarray, jax.jit(attend)(*x))
+    i, j = options.get("query_positions", np.arange(queries)), options.get("key_positions", np.arange(keys))
+    masks = {k: options[k] for k in ("causal", "window") if k in options}
+    masks |= {
+        k: sides for k in ("segments", "order") if (sides := [options.get(f"{s}_{k}") for s in SIDES])[0] is not None
+    }
+    table = 0.0 if f is None else f(jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32))
+    capped = {"cap": options.get("logits_soft_cap"), "sinks": options.get("sinks")}
+    want = dense(*x, table, may_see(i, j, **masks), **capped)
+    rounded = want.y.astype(BFLOAT16).astype(np.float64)
+    error, least = (np.sqrt(np.mean((y - want.y) ** 2)) for y in (got.astype(np.float64), rounded))
+    assert error <= 1.5 * least
+    bound = 1e-6 * np.maximum(1, np.abs(want.residual))
+    assert_within(residual, want.residual, np.where(np.isinf(bound), 1, bound), against="float64")
+
+
+@needs_kernel
+@pytest.mark.thorough
+@pytest.mark.parametrize("bias", ["ALiBi", "T5"])
+def test_a_model_trains_as_by_xla(bias, monkeypatch):
+    """Five steps; the losses differ by no more than bfloat16 rounds."""
+    from helpers.flash import interpreted
+
+    interpreted(monkeypatch.setattr)
+    tokens = RNG.integers(0, 7, (2, 129))
+    start = [RNG.normal(size=shape).astype(np.float32) / 8 for shape in ((7, 128), (3, 128, 2, 64), (2, 64, 7))]
+    learned = np.ones(2, np.float32) if bias == "ALiBi" else TABLE
+
+    def loss(parameters, implementation):
+        embedding, projections, out, learned = parameters
+        q, k, v = jnp.einsum("btd,pdhw->pbthw", embedding[tokens[:, :-1]], projections).astype(BFLOAT16)
+        of = pe.alibi if bias == "ALiBi" else pe.t5
+        options = {"bias": lambda i, j: of(i, j, learned), "causal": True, "block_size": 64}
+        y = pe.attention(q, k, v, **options, implementation=implementation)
+        logits = jnp.einsum("bthw,hwn->btn", y.astype(jnp.float32), out)
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], -1))
+
+    losses = {}
+    for implementation in ("xla", "mosaic_gpu"):
+        step, parameters = (
+            jax.jit(jax.value_and_grad(functools.partial(loss, implementation=implementation))),
+            (*start, learned),
+        )
+        losses[implementation] = []
+        for _ in range(5):
+            value, gradients = step(parameters)
+            assert all(jnp.any(g) for g in gradients)
+            parameters = jax.tree.map(lambda x, g: x - g, parameters, gradients)
+            losses[implementation].append(float(value))
+    assert losses["xla"][-1] < losses["xla"][0] - 0.005
+    assert_within(losses["mosaic_gpu"], losses["xla"], 2.0**-9 * losses["xla"][0], against="XLA")
+
+
+# Lowering, without a GPU
+
+
+def lowered(f, *x, platform="cuda"):
+    return jax.jit(f).trace(*x).lower(lowering_platforms=(platform,)).as_text()
+
+
+def attend(q, k, v, bias="ALiBi", **options):
+    return pe.attention(q, k, v, bias=BIASES.get(bias), causal=True, implementation="mosaic_gpu", **options)
+
+
+def of_rows(q, k, v, slopes):
+    bias = lambda i, j: pe.alibi(i, j, slopes)  # noqa: E731
+    return pe.attention(q, k, v, bias=bias, causal=True, implementation="mosaic_gpu")
+
+
+def squared(q, k, v, slopes):
+    return jnp.sum(of_rows(q, k, v, slopes).astype(jnp.float32) ** 2)
+
+
+X, ROWS_OF_X = (jax.ShapeDtypeStruct((*rows, 4, 300, 2, 64), BFLOAT16) for rows in ((), (3,)))
+SLOPES, ROWS_OF_SLOPES = (jax.ShapeDtypeStruct((*rows, 2), jnp.float32) for rows in ((), (3,)))
+PROGRAMS = {
+    "forward": (attend, X, X, X),
+    "derivative": (jax.grad(squared, (0, 1, 2, 3)), X, X, X, SLOPES),
+    "T5": (functools.partial(attend, bias="T5"), X, X, X),
+    "vmap": (jax.vmap(of_rows, (0, None, 0, 0)), ROWS_OF_X, X, ROWS_OF_X, ROWS_OF_SLOPES),
+    "heads of 256": (functools.partial(attend, bias="own"), *[jax.ShapeDtypeStruct((1, 200, 2, 256), BFLOAT16)] * 3),
+    "far": (
+        functools.partial(attend, bias="KERPLE, logarithm", **FAR),
+        *[jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.float16)] * 3,
+    ),
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", tiered(PROGRAMS, ["forward"]))
+def test_it_lowers_for_cuda(name):
+    assert lowered(*PROGRAMS[name]).count("@mosaic_gpu") == 1
+
+
+def on_a_mesh(axis_types=None):
+    return jax.make_mesh((4, 2), ("a", "b"), axis_types=(axis_types or AxisType.Auto,) * 2)
+
+
+@needs_kernel
+def test_on_a_mesh_it_needs_shard_map():
+    mesh, spec = on_a_mesh(), P("a", None, "b")
+    placed = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, spec))
+    with pytest.raises(ValueError, match="flash_attention runs on one device: wrap it in jax.shard_map over all axes"):
+        lowered(attend, *[placed] * 3)
+    one = lambda i, j: pe.alibi(i, j, np.float32([0.5]))  # noqa: E731
+    each = functools.partial(pe.attention, bias=one, causal=True, implementation="mosaic_gpu")
+    assert "@mosaic_gpu" in lowered(jax.shard_map(each, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec), *[placed] * 3)
+    with pytest.raises(ValueError, match="flash_attention runs on one device"):
+        part = jax.shard_map(each, mesh=mesh, in_specs=(P("a"),) * 3, out_specs=P("a"), axis_names={"a"})
+        lowered(part, *[placed] * 3)
+
+
+@needs_kernel
+def test_elsewhere_it_says_where_it_runs():
+    message = (
+        "attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere, use implementation='xla'"
+    )
+    with pytest.raises(ValueError, match=message):
+        lowered(attend, X, X, X, platform="cpu")
+    assert "mosaic" not in lowered(functools.partial(pe.attention, causal=True), X, X, X)  # by default XLA's
+
+
+# What it refuses
+
+
+def typed(*shape, dtype=BFLOAT16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+FEW = typed(1, 8, 2, 64)
+REFUSED = {
+    "float32": ([typed(1, 8, 2, 64, dtype=jnp.float32)] * 3, {}, "query must be bfloat16 or float16 with"),
+    "wide": ([FEW, FEW, typed(1, 8, 2, 257)], {}, "head_dim and value_dim must be at most 256"),
+    "empty": ([typed(0, 8, 2, 64)] * 3, {}, "query and key must not be empty"),
+    "long": ([typed(1, 2**24, 1, 64)] * 3, {}, "counted positions must be below 2²⁴"),
+    "scale": ([FEW] * 3, {"scale": -1.0}, "scale must be from 1e-6 to 1e6"),
+    "window": ([FEW] * 3, {"window": (2**31, None)}, "window must be below 2³¹"),
+    "dense": ([FEW] * 3, {"bias": lambda i, j: jnp.ones((2, 8, 8))}, "bias must be one number for each head and score"),
+    "sum": ([FEW] * 3, {"bias": lambda i, j: jnp.cumsum(own(i, j), -1)}, "cannot compute 'cumsum' in a bias"),
+    "lookup": (
+        [FEW] * 3,
+        {"bias": lambda i, j: jnp.ones(9)[i[:, None]] - j[None].astype(jnp.float32)},
+        "cannot compute 'gather' in a bias; use implementation='xla'",
+    ),
+    "integers": (
+        [FEW] * 3,
+        {"bias": lambda i, j: (jnp.arange(2)[:, None, None] * (i[:, None] + j[None])[None]).astype(jnp.float32)},
+        "float32 numbers of heads",
+    ),
+    "large network": (
+        [FEW] * 3,
+        {
+            "bias": lambda i, j: pe.fire(
+                i, j, [np.ones(s, np.float32) for s in ((32,), (32,), (32, 2), (2,))], c=1.0, threshold=2.0
+            )
+        },
+        "bias must have at most",
+    ),
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_refuses(name):
+    x, options, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        jax.eval_shape(functools.partial(pe.attention, **options, implementation="mosaic_gpu"), *x)
+    assert str(caught.value).startswith("attention: ") and "use implementation='xla'" in str(caught.value)
+
+
+@needs_kernel
+def test_it_refuses_positions_of_64_bits():
+    here = lambda p, *x: attend(*x, query_positions=p, key_positions=p)  # noqa: E731
+    with jax.enable_x64(True), pytest.raises(ValueError, match="segments must be int32 with .* got int64, int64"):
+        jax.eval_shape(here, typed(8, dtype=np.int64), FEW, FEW, FEW)
+
+
+def test_it_refuses_an_older_jax(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
+    with pytest.raises(ValueError, match="attention: implementation='mosaic_gpu' needs JAX 0.11 or later, this is "):
+        jax.eval_shape(attend, FEW, FEW, FEW)
+
+
+@needs_kernel
+def test_it_refuses_explicit_axes():
+    placed = jax.ShapeDtypeStruct((8, 8, 2, 64), BFLOAT16, sharding=NamedSharding(on_a_mesh(AxisType.Explicit), P("a")))
+    with pytest.raises(ValueError, match="query must not be sharded on Explicit axes of a mesh, but by jax.shard_map"):
+        jax.eval_shape(attend, placed, placed, placed)
+
+
+def test_an_implementation_has_one_of_two_names():
+    with pytest.raises(
+        ValueError, match=r"attention: implementation must be one of \('xla', 'mosaic_gpu'\), got 'flash'"
+    ):
+        jax.eval_shape(functools.partial(pe.attention, implementation="flash"), FEW, FEW, FEW)
+
+
+# Tiles
+
+
+@pytest.mark.parametrize("name", [name for name, (*_, options) in CASES.items() if options])
+def test_tiles_that_are_skipped_or_seen_whole(name):
+    queries, keys, *_, options = CASES[name]
+    causal, (left, right) = options.get("causal"), options.get("window", (None, None))
+    sides = {"positions": (np.arange(queries, dtype=np.int32), np.arange(keys, dtype=np.int32))}
+    sides |= {
+        k: tuple(options[f"{s}_{k}"] for s in SIDES)
+        for k in ("positions", "segments", "order")
+        if f"key_{k}" in options
+    }
+    by_order = "order" in sides
+    reach = left, 0 if causal and not by_order else right
+    masks = {k: v for k, v in sides.items() if k != "positions"}
+    seen = may_see(*sides["positions"], bool(causal), window=(left, right), **masks)
+    seen = seen.reshape(-1, queries, keys)
+    steps = _flash._steps(reach, {k: [np.atleast_2d(x) for x in v] for k, v in sides.items()}, (queries, keys), 64)
+    for row, of_row in zip(np.broadcast_to(steps, (len(seen), *steps.shape[1:])), seen, strict=True):
+        for tile, (first, whole_from, whole_to, last) in enumerate(row):
+            assert 0 <= first <= whole_from <= whole_to <= last
+            part = of_row[tile * 128 :][:128]
+            assert not part[:, : first * 64].any() and not part[:, last * 64 :].any()
+            assert part[:, whole_from * 64 : whole_to * 64].all() and whole_to * 64 <= keys
+
+
+def test_most_tiles_of_a_causal_mask_are_seen_whole():
+    count = np.arange(1024, dtype=np.int32)[None]
+    steps = _flash._steps((None, 0), {"positions": [count, count]}, (1024, 1024), 128)
+    np.testing.assert_array_equal(steps[0], [[0, 0, n, n + 1] for n in range(8)])
+    steps = _flash._steps((255, 0), {"positions": [count, count]}, (1024, 1024), 128)
+    np.testing.assert_array_equal(steps[0, 4:], [[n - 2, n - 1, n, n + 1] for n in range(4, 8)])

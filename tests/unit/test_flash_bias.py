@@ -1,0 +1,87 @@
+"""Biases as the kernel for NVIDIA GPUs computes them: which form a bias gets, and that it has the bias's values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from helpers.closeness import assert_within
+from helpers.tiers import thorough, tiered
+from posenc_jax import _flash_bias
+from posenc_jax._flash_bias import Constant
+
+HEADS, COUNTS, PADDED = 3, (6, 9), (8, 12)
+NUMBERS = np.float32([0.5, 1.0, 2.0])
+TABLE = np.random.default_rng(0).normal(size=(32, HEADS)).astype(np.float32)
+MLP = tuple(np.random.default_rng(1).normal(size=s).astype(np.float32) for s in ((2,), (2,), (2, HEADS), (HEADS,)))
+
+
+def distance(i, j):
+    return jnp.abs(i[:, None] - j[None])[None]
+
+
+# name → the bias, its form if positions are counted, and if they are given, its form or the number of its operations
+BIASES = {
+    "ALiBi": (lambda i, j: pe.alibi(i, j, HEADS), "linear", 8),
+    "ALiBi by hand": (lambda i, j: -NUMBERS[:, None, None] * distance(i, j).astype(jnp.float32), "linear", 4),
+    "no head": (lambda i, j: np.float32(-0.25) * distance(i, j)[0].astype(jnp.float32), "linear", 4),
+    "twice negative": (lambda i, j: -(NUMBERS[:, None, None] * (distance(i, j).astype(jnp.float32) * 2)), "linear", 6),
+    "T5": (lambda i, j: pe.t5(i, j, TABLE), "table", "near"),
+    "KERPLE, logarithm": (lambda i, j: pe.kerple_log(i, j, NUMBERS, NUMBERS), "table", 13),
+    "KERPLE, power": (lambda i, j: pe.kerple_power(i, j, NUMBERS, 1 / NUMBERS), "table", 12),
+    "T5, one side": (lambda i, j: pe.t5(i, j, TABLE, bidirectional=False, max_distance=120), "table", "near"),
+    "of later keys": (
+        lambda i, j: -jnp.minimum(jnp.maximum(j[None] - i[:, None], 0), 3).astype(jnp.float32),
+        "table",
+        "near",
+    ),
+    "Swin": (lambda i, j: pe.relative_position_bias(i, j, np.resize(TABLE, (19, HEADS))), "table", "near"),
+    "FIRE": (lambda i, j: pe.fire(i, j, MLP, c=0.5, threshold=4.0), "steps", 24),
+    "of keys": (lambda i, j: NUMBERS[:, None, None] * (j & 1).astype(jnp.float32)[None, None], "steps", 3),
+    "of no position": (lambda i, j: jnp.asarray(NUMBERS)[:, None, None] * 2, "steps", 0),
+    "nothing": (lambda i, j: jnp.zeros((1, 1)), "steps", 0),
+    "clipped": (lambda i, j: -jnp.minimum(distance(i, j), 4).astype(jnp.float32), "table", "near"),
+}
+
+
+def computed(program, operands, i, j, head):
+    """The bias of one head by its program, for positions of one shape."""
+    if program.kind in ("table", "near"):
+        near = program.kind == "near"
+        difference = jnp.clip(i - j, -program.end, program.end) if near else i - j
+        return operands[0][head][difference + (_flash_bias.NEAR if near else PADDED[1])]
+    numbers = [x[n, head] for x in operands for n in range(len(x))]
+    difference = (i - j).astype(jnp.float32)
+    if program.kind == "linear":
+        return numbers[0] * abs(difference)
+    values = [i, j, *(jnp.full(i.shape, x) for x in numbers)]
+    for operation, inputs, parameters in program.steps:
+        read = [jnp.full(i.shape, x.value, x.dtype) if isinstance(x, Constant) else values[x] for x in inputs]
+        special = {"|i-j|": abs(difference), "i-j": difference}
+        values.append(special[operation] if operation in special else operation.bind(*read, **dict(parameters)))
+    return values[-1]
+
+
+@pytest.mark.parametrize("name", tiered(BIASES, ["ALiBi", "Swin", "FIRE"]))
+@pytest.mark.parametrize("counted", [True, thorough(False)])
+def test_a_program_has_the_values_of_its_bias(name, counted):
+    bias, kind, steps = BIASES[name]
+    i, j = (np.arange(n, dtype=np.int32) for n in COUNTS)
+    programs = []
+
+    @jax.jit
+    def both():
+        program, operands = _flash_bias.plan(bias, HEADS, 1, COUNTS if counted else None, PADDED)
+        programs.append(program)
+        positions = jnp.broadcast_arrays(jnp.asarray(i)[:, None], jnp.asarray(j)[None])
+        by_head = [computed(program, operands, *positions, head) for head in range(HEADS)]
+        return jnp.stack(by_head), jnp.broadcast_to(bias(jnp.asarray(i), jnp.asarray(j)), (HEADS, *COUNTS))
+
+    got, want = both()
+    (program,) = programs
+    assert hash(program) is not None
+    assert (program.kind == kind) if counted else (steps in (program.kind, len(program.steps)))
+    if program.kind in ("table", "near"):
+        np.testing.assert_array_equal(got, want)
+    assert_within(got, want, 1e-6 * np.maximum(1, np.abs(want)), against="the bias")
