@@ -220,7 +220,8 @@ def _scores(
         return x, (base - start + rows).astype(jnp.float32) * numbers[0]
     spread = lambda sides, axis: [lax.broadcast_in_dim(s, tile, (axis,)) for s in sides]  # noqa: E731
     q_sides, k_sides = (dict(zip(shape.sides, spread(s, axis), strict=True)) for axis, s in enumerate((queries, keys)))
-    i, j = q_sides.get("positions", base + row), k_sides.get("positions", start + column)
+    i: Any = q_sides.get("positions", base + row)
+    j: Any = k_sides.get("positions", start + column)
     if bias is not None:
         if bias.kind == "table":
             added = _look_up(table, row - column + (local + shape.block_kv), shape.interpret)
