@@ -222,7 +222,9 @@ def _ends(name: str, form: str, dtype: str, inputs: Sequence[Any]) -> tuple[bool
     if any(x.end is None for x in values):
         return False, False, None
     bounds = [x.value for x in inputs if isinstance(x, Constant)]
-    end = max([x.end for x in values if x.end is not None] + [abs(x) + 1 for x in bounds if integer or name in COMPARISONS])
+    end = max(
+        [x.end for x in values if x.end is not None] + [abs(x) + 1 for x in bounds if integer or name in COMPARISONS]
+    )
     plain = all(isinstance(x, (_Value, Constant)) for x in inputs)
     positive = all(x.positive if isinstance(x, _Value) else x.value >= 0 for x in inputs) if plain else False
     if not any(x.raw for x in values) or (name in COMPARISONS and bounds) or (name == "min" and bounds and positive):

@@ -187,7 +187,7 @@ def test_it_lowers_for_cuda(name):
 
 
 def on_a_mesh(axis_types=None):
-    return jax.make_mesh((4, 2), ("a", "b"), axis_types=(axis_types or AxisType.Auto,) * 2)
+    return jax.make_mesh((4, 2), ("a", "b"), axis_types=(axis_types or AxisType.Auto,) * 2, devices=jax.devices("cpu"))
 
 
 @needs_kernel
