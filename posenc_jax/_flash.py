@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posenc_jax import _blockwise, _flash_bias
+from posenc_jax import _blockwise, _flash_bias, _xla
 from posenc_jax._checks import require
 from posenc_jax._flash_bias import OR_XLA, Program
 from posenc_jax._operation import operation
@@ -55,7 +55,7 @@ def _width(x: Operands) -> int:
 def _check(settings: Settings, x: Operands, counted: bool) -> None:
     """Raises for what the kernel cannot hold."""
     name = "implementation='mosaic_gpu'"
-    require(jax.__version_info__ >= (0, 11), f"{name} needs JAX 0.11 or later, this is {jax.__version__}; {OR_XLA}")
+    require(_xla.HAS_MOSAIC_GPU, f"{name} needs JAX 0.11 or later, this is {jax.__version__}; {OR_XLA}")
     of = f" with {name}, or {OR_XLA}; got {{}}"
     dtype, most = x.query.dtype, max(BLOCK_KV)
     require(dtype in (jnp.bfloat16, jnp.float16), "query must be bfloat16 or float16" + of, dtype)

@@ -70,8 +70,8 @@ class Program(NamedTuple):
 class _Value:
     """What depends on positions: a step whose inputs may be arrays."""
 
-    raw, positive = False, False  # see `_ends`
-    end: int | None = None
+    raw, positive = False, False
+    end: Any = None  # see `_ends`
 
     def __init__(self, form: str, apart: bool = False, step: Any = None, refused: str = "", slope: Any = None) -> None:
         self.form = form  # "i", "j", or one of `FORMS`, of any dtype, or ""
@@ -109,8 +109,8 @@ def plan(
     if counts is not None and result.apart and (result.refused or len(steps) > MOST_STEPS):
         differences = np.arange(-padded[1], padded[0]).clip(1 - counts[1], counts[0] - 1)
         return Program("table"), (_table(bias, differences, axes, heads),)
-    end = result.end if result.apart and not result.raw else None
-    if counts is None and end is not None and end < NEAR and (result.refused or len(steps) > MOST_STEPS):
+    end = NEAR if result.raw or not result.apart or result.end is None else result.end
+    if counts is None and end < NEAR and (result.refused or len(steps) > MOST_STEPS):
         differences = np.arange(-NEAR, NEAR).clip(-end, end)
         return Program("near", end=end), (_table(bias, differences, axes, heads),)
     if result.refused:
@@ -208,7 +208,7 @@ class _Walk(NamedTuple):
         return value
 
 
-def _ends(name: str, form: str, dtype: str, inputs: Sequence[Any]) -> tuple[bool, bool, int | None]:
+def _ends(name: str, form: str, dtype: str, inputs: Sequence[Any]) -> tuple[bool, bool, Any]:
     """Where the dependence on d = i − j ends: whether a value is raw, whether it is not negative, and the end.
 
     From the end on, on each side, a value is constant; one that is raw is constant or ±d there. None for no end.
@@ -221,13 +221,13 @@ def _ends(name: str, form: str, dtype: str, inputs: Sequence[Any]) -> tuple[bool
         return False, False, 1
     if any(x.end is None for x in values):
         return False, False, None
+    if not any(x.raw for x in values):
+        return False, False, max(x.end for x in values)
     bounds = [x.value for x in inputs if isinstance(x, Constant)]
-    end = max(
-        [x.end for x in values if x.end is not None] + [abs(x) + 1 for x in bounds if integer or name in COMPARISONS]
-    )
+    end = max([x.end for x in values] + [abs(x) + 1 for x in bounds])
     plain = all(isinstance(x, (_Value, Constant)) for x in inputs)
     positive = all(x.positive if isinstance(x, _Value) else x.value >= 0 for x in inputs) if plain else False
-    if not any(x.raw for x in values) or (name in COMPARISONS and bounds) or (name == "min" and bounds and positive):
+    if bounds and (name in COMPARISONS or (name == "min" and positive)):
         return False, False, end
     if name == "max" and bounds and min(bounds) >= 0:
         return True, True, end

@@ -37,6 +37,11 @@ def compiled(name: str, **static: Any) -> Callable[[Callable[P, R]], Callable[P,
 KEEPS_BARRIERS = jax.__version_info__ >= (0, 12)
 
 
+# JAX before 0.11 does not lower Pallas kernels as `attention` has one for NVIDIA GPUs.
+# tests/unit/test_flash.py::test_it_refuses_an_older_jax
+HAS_MOSAIC_GPU = jax.__version_info__ >= (0, 11)
+
+
 def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
     """a·b, rounded before anything is added to it; without derivatives.
 

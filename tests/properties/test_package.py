@@ -70,7 +70,6 @@ UNDOCUMENTED = (
     "to_tangent_aval",
     "manual_axis_type",
     "weak_type=",
-    ".aval",
     "sharding.update",
     "spec.update",
 )
