@@ -18,11 +18,13 @@ from posenc_jax._arrays import align
 from posenc_jax._blockwise import attend
 from posenc_jax._checks import public, wrong_type
 from posenc_jax._primitive import retyped, varying
-from posenc_jax._tiles import Operands, Settings, Side, grid
+from posenc_jax._tiles import Operands, Settings, Side, by_query_heads, grid
 
 
 class _Options(TypedDict, total=False):
-    bias: Callable[[jax.Array, jax.Array], jax.Array] | None
+    bias: Callable[..., jax.Array] | None
+    query_data: Any
+    key_data: Any
     query_positions: ArrayLike | None
     key_positions: ArrayLike | None
     query_order: ArrayLike | None
@@ -56,7 +58,9 @@ def attention(
     key: ArrayLike,
     value: ArrayLike,
     *,
-    bias: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    bias: Callable[..., jax.Array] | None = None,
+    query_data: Any = None,
+    key_data: Any = None,
     query_positions: ArrayLike | None = None,
     key_positions: ArrayLike | None = None,
     query_order: ArrayLike | None = None,
@@ -220,12 +224,17 @@ def attention(
     batch = query.shape[:-3]
     sides = tuple(map(Side, *(_by_batch(x, batch) for x in (positions, segments, orders or (None, None)))))
     q, k, v = (x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
+    data = _tile_arguments.parse_data("query_data", query_data, "query", query)
+    data = data, _tile_arguments.parse_data("key_data", key_data, "key", key)
+    given = query_data is not None or key_data is not None
+    _checks.require(bias is not None or not given, "bias must be given with query_data or key_data, got None")
     # Makes all operands vary along the same manual axes; the transpose sums their cotangents over these axes once.
-    x = Operands(q, k, v, sinks, sides, ())
+    x = Operands(q, k, v, sinks, sides, *(tuple(jax.tree.leaves(of_side)) for of_side in data), ())
     axes = frozenset().union(*map(varying, jax.tree.leaves(x)))
     x = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x)
     if bias is not None:
-        settings, x = _trace_bias(settings, bias, x)
+        structures = map(jax.tree.structure, data) if given else ()
+        settings, x = _trace_bias(settings, bias, x, tuple(structures))
     leaves, tree = jax.tree.flatten(x)
     out, total, top = attend(settings._replace(tree=tree), *leaves)
     out = out.reshape(*query.shape[:-1], value.shape[-1])
@@ -258,13 +267,24 @@ def _by_batch(sides: tuple[Any, Any], batch: tuple[int, ...]) -> tuple[Any, Any]
     return flat(sides[0]), flat(sides[1])
 
 
-def _trace_bias(settings: Settings, bias: Callable[..., Any], x: Operands) -> tuple[Settings, Operands]:
-    """Traces the bias to a jaxpr. Returns the settings with it, and the operands with the arrays it closes over."""
+def _trace_bias(
+    settings: Settings, bias: Callable[..., Any], x: Operands, structures: tuple[Any, ...]
+) -> tuple[Settings, Operands]:
+    """Traces the bias to a jaxpr. Returns the settings with it, and the operands with the arrays it closes over.
+
+    `structures` are those of the data of queries and of keys, or () if the bias takes positions alone.
+    """
     positions = [jax.typeof(side.positions) for side in x.sides]
     sizes = [grid(settings.block_size, p.shape[-1])[1] for p in positions]
     tiles = [retyped(p, (*p.shape[:-1], n)) for p, n in zip(positions, sizes, strict=True)]
+    group = x.query.shape[2] // x.key.shape[2]
+    leaves = x.query_data, [jax.eval_shape(functools.partial(by_query_heads, group=group), a) for a in x.key_data]
+    data = [
+        structure.unflatten([retyped(a, (a.shape[0], size, *a.shape[2:])) for a in map(jax.typeof, of_side)])
+        for structure, of_side, size in zip(structures, leaves, sizes, strict=False)
+    ]
     with _checks.callback():
-        traced = jax.make_jaxpr(bias)(*tiles)
+        traced = jax.make_jaxpr(bias)(*tiles, *data)
     outputs: Any = traced.out_avals
     arrays = tuple(traced.consts)
     if len(outputs) != 1 or not jnp.issubdtype(outputs[0].dtype, jnp.floating):
@@ -279,6 +299,8 @@ def _trace_bias(settings: Settings, bias: Callable[..., Any], x: Operands) -> tu
     varied = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x._replace(sides=None))
     # Only tracers can have a derivative. For parameters that do not vary along all axes, a tile sums cotangents over
     # devices, so no device may skip it.
-    learned = [a for a in arrays if isinstance(a, Tracer) and jnp.issubdtype(a.dtype, jnp.floating)]
+    read = *arrays, *x.query_data, *x.key_data
+    learned = [a for a in read if isinstance(a, Tracer) and jnp.issubdtype(a.dtype, jnp.floating)]
     skips = settings.skips and all(varying(a) == axes for a in learned)
-    return settings._replace(skips=skips, bias=traced.jaxpr), varied._replace(sides=x.sides, arrays=arrays)
+    kept = {"sides": x.sides, "query_data": x.query_data, "key_data": x.key_data, "arrays": arrays}
+    return settings._replace(skips=skips, bias=traced.jaxpr), varied._replace(**kept)
