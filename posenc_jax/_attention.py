@@ -75,7 +75,7 @@ def attention(
     block_size: int = 512,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    r"""Attention in memory linear in the sequence length, with any position bias.
+    r"""Attention in memory linear in the sequence length, with any bias of positions and tokens.
 
     $$o_i = \sum_j \frac{e^{s_{ij}}}{\sum_k e^{s_{ik}}} v_j, \qquad s_{ij} = c\,q_i \cdot k_j + b(i, j),$$
 
@@ -112,6 +112,11 @@ def attention(
       bias: $b$, a function that takes the positions of a tile, (..., queries) and (..., keys), and returns floats that
         broadcast to (batch, heads, queries, keys), such as `lambda i, j: alibi(i, j, 8)`. These positions
         have a batch axis, possibly of size 1, only if query_positions or key_positions has leading axes.
+      query_data: arrays that belong to the queries, one or a pytree, for a bias that sees the tokens: of shape (...,
+        queries, heads, …) with the leading axes of query, each of which and heads may be 1. The bias is then called as
+        bias(i, j, query_data, key_data), with the data of the tile, (batch or 1, queries, heads or 1, …).
+      key_data: likewise for the keys, of shape (..., keys, kv_heads, …). The bias gets the data of each key head once
+        for each of its query heads.
       query_positions: integers of shape (..., queries); leading axes broadcast to those of query. If query_positions
         and key_positions are both None, both count from 0. This requires as many keys as queries, unless there is
         no causal mask, no window and no bias.
@@ -151,7 +156,7 @@ def attention(
         bias is not a function or does not return one float array, window is not a pair, or another argument has the
         wrong type.
       ValueError: if shapes do not match, the number of query heads is not a multiple of the number of key heads,
-        positions, orders or segments are given for one side only, orders are given and causal is False, positions are
+        positions, orders or segments are given for one side only, data are given without a bias or do not fit, orders are given and causal is False, positions are
         needed but cannot be counted, a tile of the bias does not broadcast, block_size is below 1, a side of window is
         negative, logits_soft_cap is out of bounds, or a length, heads, head_dim or value_dim is symbolic. On Explicit
         axes, also if a sequence, head_dim or a leading axis after the first is sharded, or if the batch or heads of
@@ -182,6 +187,13 @@ def attention(
       >>> whole = pe.attention(q[:, :7], k[:, :7], v[:, :7], causal=True)
       >>> bool(jnp.allclose(y, whole[:, 6:], atol=1e-6))
       True
+
+      Forgetting attention, whose bias $c_i - c_j$ is a difference of summed gates:
+
+      >>> c = jnp.cumsum(jax.nn.log_sigmoid(jnp.ones((2, 1000, 8))), axis=1)
+      >>> forget = lambda i, j, a, b: a.swapaxes(1, 2)[..., None] - b.swapaxes(1, 2)[..., None, :]
+      >>> pe.attention(q, k, v, bias=forget, query_data=c, key_data=c, causal=True).shape
+      (2, 1000, 8, 16)
 
       A word, an image of four tokens that share their time, and a word: causal by order, with a bias by time.
 
@@ -229,7 +241,8 @@ def attention(
     given = query_data is not None or key_data is not None
     _checks.require(bias is not None or not given, "bias must be given with query_data or key_data, got None")
     # Makes all operands vary along the same manual axes; the transpose sums their cotangents over these axes once.
-    x = Operands(q, k, v, sinks, sides, *(tuple(jax.tree.leaves(of_side)) for of_side in data), ())
+    query_leaves, key_leaves = (tuple(jax.tree.leaves(of_side)) for of_side in data)
+    x = Operands(q, k, v, sinks, sides, query_leaves, key_leaves, ())
     axes = frozenset().union(*map(varying, jax.tree.leaves(x)))
     x = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x)
     if bias is not None:
