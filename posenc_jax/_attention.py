@@ -156,11 +156,12 @@ def attention(
         bias is not a function or does not return one float array, window is not a pair, or another argument has the
         wrong type.
       ValueError: if shapes do not match, the number of query heads is not a multiple of the number of key heads,
-        positions, orders or segments are given for one side only, data are given without a bias or do not fit, orders are given and causal is False, positions are
-        needed but cannot be counted, a tile of the bias does not broadcast, block_size is below 1, a side of window is
-        negative, logits_soft_cap is out of bounds, or a length, heads, head_dim or value_dim is symbolic. On Explicit
-        axes, also if a sequence, head_dim or a leading axis after the first is sharded, or if the batch or heads of
-        key, value, sinks or bias are sharded differently from query's.
+        positions, orders or segments are given for one side only, data are given without a bias or do not fit, orders
+        are given and causal is False, positions are needed but cannot be counted, a tile of the bias does not
+        broadcast, block_size is below 1, a side of window is negative, logits_soft_cap is out of bounds, or a length,
+        heads, head_dim or value_dim is symbolic. On Explicit axes, also if a sequence, head_dim or a leading axis after
+        the first is sharded, or if the batch or heads of key, value, sinks or bias are sharded differently from
+        query's.
 
     Examples:
       >>> import jax
