@@ -119,8 +119,8 @@ def parse_data(name: str, data: Any, side: str, x: jax.Array) -> Any:
     axes, spec = x.shape[:-1], jax.typeof(x).sharding.spec
 
     def parse(path: Any, leaf: Any) -> jax.Array:
-        leaf, at = _checks.held(leaf), name + jax.tree_util.keystr(path)
-        _checks.require_type(_checks.is_array(leaf), at, "an array", leaf)
+        at = name + jax.tree_util.keystr(path)
+        leaf = _checks.data(at, leaf)
         shape, rest = leaf.shape[: len(axes)], leaf.shape[len(axes) :]
         fits = (
             len(shape) == len(axes)
@@ -131,7 +131,6 @@ def parse_data(name: str, data: Any, side: str, x: jax.Array) -> Any:
         require(fits, message, at, side, axes, axes[-2], leaf.shape)
         want = PartitionSpec(*spec[:-3], None, spec[-2] if shape[-1] > 1 else None, *(None for _ in rest))
         check_sharded_like(at, jax.typeof(leaf).sharding.spec, side, want)
-        leaf = _checks.on_device(leaf)
         if math.prod(shape[:-2]) != 1:
             leaf = jnp.broadcast_to(leaf, (*axes[:-2], *shape[-2:], *rest))
         return leaf.reshape(math.prod(leaf.shape[: len(axes) - 2]), *shape[-2:], *rest)
