@@ -18,11 +18,13 @@ from posenc_jax._arrays import align
 from posenc_jax._blockwise import attend
 from posenc_jax._checks import public, wrong_type
 from posenc_jax._primitive import retyped, varying
-from posenc_jax._tiles import Operands, Settings, Side, grid
+from posenc_jax._tiles import Operands, Settings, Side, by_query_heads, grid
 
 
 class _Options(TypedDict, total=False):
-    bias: Callable[[jax.Array, jax.Array], jax.Array] | None
+    bias: Callable[..., jax.Array] | None
+    query_data: Any
+    key_data: Any
     query_positions: ArrayLike | None
     key_positions: ArrayLike | None
     query_order: ArrayLike | None
@@ -57,7 +59,9 @@ def attention(
     key: ArrayLike,
     value: ArrayLike,
     *,
-    bias: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    bias: Callable[..., jax.Array] | None = None,
+    query_data: Any = None,
+    key_data: Any = None,
     query_positions: ArrayLike | None = None,
     key_positions: ArrayLike | None = None,
     query_order: ArrayLike | None = None,
@@ -73,7 +77,7 @@ def attention(
     implementation: Literal["xla", "mosaic_gpu"] | None = None,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    r"""Attention in memory linear in the sequence length, with any position bias.
+    r"""Attention in memory linear in the sequence length, with any bias of positions and tokens.
 
     $$o_i = \sum_j \frac{e^{s_{ij}}}{\sum_k e^{s_{ik}}} v_j, \qquad s_{ij} = c\,q_i \cdot k_j + b(i, j),$$
 
@@ -110,6 +114,11 @@ def attention(
       bias: $b$, a function that takes the positions of a tile, (..., queries) and (..., keys), and returns floats that
         broadcast to (batch, heads, queries, keys), such as `lambda i, j: alibi(i, j, 8)`. These positions
         have a batch axis, possibly of size 1, only if query_positions or key_positions has leading axes.
+      query_data: arrays that belong to the queries, one or a pytree, for a bias that sees the tokens: of shape (...,
+        queries, heads, …) with the leading axes of query, each of which and heads may be 1. The bias is then called as
+        bias(i, j, query_data, key_data), with the data of the tile, (batch or 1, queries, heads or 1, …).
+      key_data: likewise for the keys, of shape (..., keys, kv_heads, …). The bias gets the data of each key head once
+        for each of its query heads.
       query_positions: integers of shape (..., queries); leading axes broadcast to those of query. If query_positions
         and key_positions are both None, both count from 0. This requires as many keys as queries, unless there is
         no causal mask, no window and no bias.
@@ -152,12 +161,12 @@ def attention(
         bias is not a function or does not return one float array, window is not a pair, or another argument has the
         wrong type.
       ValueError: if shapes do not match, the number of query heads is not a multiple of the number of key heads,
-        positions, orders or segments are given for one side only, orders are given and causal is False, positions are
-        needed but cannot be counted, a tile of the bias does not broadcast, block_size is below 1, a side of window is
-        negative, logits_soft_cap is out of bounds, a length, heads, head_dim or value_dim is symbolic, or the
-        implementation is unknown or cannot compute what is asked for. On Explicit axes, also if a sequence, head_dim or
-        a leading axis after the first is sharded, or if the batch or heads of key, value, sinks or bias are sharded
-        differently from query's.
+        positions, orders or segments are given for one side only, data are given without a bias or do not fit, orders
+        are given and causal is False, positions are needed but cannot be counted, a tile of the bias does not
+        broadcast, block_size is below 1, a side of window is negative, logits_soft_cap is out of bounds, a length,
+        heads, head_dim or value_dim is symbolic, or the implementation is unknown or cannot compute what is asked for.
+        On Explicit axes, also if a sequence, head_dim or a leading axis after the first is sharded, or if the batch or
+        heads of key, value, sinks or bias are sharded differently from query's.
 
     Examples:
       >>> import jax
@@ -184,6 +193,13 @@ def attention(
       >>> whole = pe.attention(q[:, :7], k[:, :7], v[:, :7], causal=True)
       >>> bool(jnp.allclose(y, whole[:, 6:], atol=1e-6))
       True
+
+      Forgetting attention, whose bias $c_i - c_j$ is a difference of summed gates:
+
+      >>> c = jnp.cumsum(jax.nn.log_sigmoid(jnp.ones((2, 1000, 8))), axis=1)
+      >>> forget = lambda i, j, a, b: a.swapaxes(1, 2)[..., None] - b.swapaxes(1, 2)[..., None, :]
+      >>> pe.attention(q, k, v, bias=forget, query_data=c, key_data=c, causal=True).shape
+      (2, 1000, 8, 16)
 
       A word, an image of four tokens that share their time, and a word: causal by order, with a bias by time.
 
@@ -228,15 +244,21 @@ def attention(
     batch = query.shape[:-3]
     sides = tuple(map(Side, *(_by_batch(x, batch) for x in (positions, segments, orders or (None, None)))))
     q, k, v = (x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
+    data = _tile_arguments.parse_data("query_data", query_data, "query", query)
+    data = data, _tile_arguments.parse_data("key_data", key_data, "key", key)
+    given = query_data is not None or key_data is not None
+    _checks.require(bias is not None or not given, "bias must be given with query_data or key_data, got None")
     # Makes all operands vary along the same manual axes; the transpose sums their cotangents over these axes once.
-    x, run = Operands(q, k, v, sinks, sides, ()), attend
+    query_leaves, key_leaves = (tuple(jax.tree.leaves(of_side)) for of_side in data)
+    x, run = Operands(q, k, v, sinks, sides, query_leaves, key_leaves, ()), attend
     if implementation == "mosaic_gpu":
         settings, x = _flash.prepare(settings, x, bias, counted=query_positions is None)
         run = _flash.attend
     axes = frozenset().union(*map(varying, jax.tree.leaves(x)))
     x = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x)
     if bias is not None:
-        settings, x = _trace_bias(settings, bias, x)
+        structures = map(jax.tree.structure, data) if given else ()
+        settings, x = _trace_bias(settings, bias, x, tuple(structures))
     leaves, tree = jax.tree.flatten(x)
     out, total, top = run(settings._replace(tree=tree), *leaves)
     out = out.reshape(*query.shape[:-1], value.shape[-1])
@@ -269,13 +291,24 @@ def _by_batch(sides: tuple[Any, Any], batch: tuple[int, ...]) -> tuple[Any, Any]
     return flat(sides[0]), flat(sides[1])
 
 
-def _trace_bias(settings: Settings, bias: Callable[..., Any], x: Operands) -> tuple[Settings, Operands]:
-    """Traces the bias to a jaxpr. Returns the settings with it, and the operands with the arrays it closes over."""
+def _trace_bias(
+    settings: Settings, bias: Callable[..., Any], x: Operands, structures: tuple[Any, ...]
+) -> tuple[Settings, Operands]:
+    """Traces the bias to a jaxpr. Returns the settings with it, and the operands with the arrays it closes over.
+
+    `structures` are those of the data of queries and of keys, or () if the bias takes positions alone.
+    """
     positions = [jax.typeof(side.positions) for side in x.sides]
     sizes = [grid(settings.block_size, p.shape[-1])[1] for p in positions]
     tiles = [retyped(p, (*p.shape[:-1], n)) for p, n in zip(positions, sizes, strict=True)]
+    group = x.query.shape[2] // x.key.shape[2]
+    leaves = x.query_data, [jax.eval_shape(functools.partial(by_query_heads, group=group), a) for a in x.key_data]
+    data = [
+        structure.unflatten([retyped(a, (a.shape[0], size, *a.shape[2:])) for a in map(jax.typeof, of_side)])
+        for structure, of_side, size in zip(structures, leaves, sizes, strict=False)
+    ]
     with _checks.callback():
-        traced = jax.make_jaxpr(bias)(*tiles)
+        traced = jax.make_jaxpr(bias)(*tiles, *data)
     outputs: Any = traced.out_avals
     arrays = tuple(traced.consts)
     if len(outputs) != 1 or not jnp.issubdtype(outputs[0].dtype, jnp.floating):
@@ -290,6 +323,8 @@ def _trace_bias(settings: Settings, bias: Callable[..., Any], x: Operands) -> tu
     varied = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x._replace(sides=None))
     # Only tracers can have a derivative. For parameters that do not vary along all axes, a tile sums cotangents over
     # devices, so no device may skip it.
-    learned = [a for a in arrays if isinstance(a, Tracer) and jnp.issubdtype(a.dtype, jnp.floating)]
+    read = *arrays, *x.query_data, *x.key_data
+    learned = [a for a in read if isinstance(a, Tracer) and jnp.issubdtype(a.dtype, jnp.floating)]
     skips = settings.skips and all(varying(a) == axes for a in learned)
-    return settings._replace(skips=skips, bias=traced.jaxpr), varied._replace(sides=x.sides, arrays=arrays)
+    kept = {"sides": x.sides, "query_data": x.query_data, "key_data": x.key_data, "arrays": arrays}
+    return settings._replace(skips=skips, bias=traced.jaxpr), varied._replace(**kept)

@@ -49,14 +49,15 @@ def _forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
     queries, keys = _tiles.blocks(settings, x)
 
     def row(block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        q, q_side = block
+        q, q_data, q_side = block
 
         def step(sums: Any, block: Any) -> tuple[Any, None]:
-            k, v, k_side = block
+            k, v, k_data, k_side = block
             top, total, out = sums
 
             def visit() -> Any:
-                scores = _tiles.scores(settings, _tiles.logits(settings, q, k), q_side, k_side, x.arrays)
+                read = x.arrays, q_data, k_data
+                scores = _tiles.scores(settings, _tiles.logits(settings, q, k), q_side, k_side, read)
                 higher = jnp.maximum(top, jnp.max(scores, -1))
                 p, shrink = jnp.exp(scores - _finite(higher)[..., None]), jnp.exp(top - _finite(higher))
                 return higher, total * shrink + jnp.sum(p, -1), out * shrink[..., None] + _weighted(p, v)
@@ -96,7 +97,7 @@ def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: S
     x, d = (settings.tree.unflatten(y) for y in (leaves, tangents))
     queries, keys = _tiles.blocks(settings, x)
     kv_heads = x.key.shape[2]
-    d_query, *d_keys = _tiles.cut_operands(settings, d, kv_heads)
+    d_queries, d_keys = _tiles.cut_operands(settings, d, kv_heads)
     out, total, top = outputs
     of_sinks = None if d.sinks is None else _sink_weights(x, total, top) * align(d.sinks.astype(total.dtype), 3)
     # The padding has a share of 0: of infinite weights, a second derivative would be NaN.
@@ -104,17 +105,18 @@ def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: S
     known = jax.tree.map(lambda y: _tiles.cut_queries(settings, y, kv_heads), known)
 
     def row(block: Any) -> tuple[jax.Array, jax.Array]:
-        (q, q_side), dq, (out, share, top, of_sink) = block
+        (q, q_data, q_side), (dq, dq_data), (out, share, top, of_sink) = block
         zeros = _tiles.zeros((share, out, out))
 
         def step(sums: Any, block: Any) -> tuple[Any, None]:
-            (k, v, k_side), (dk, dv) = block
+            (k, v, k_data, k_side), (dk, dv, dk_data) = block
 
-            def score(q: Any, k: Any, arrays: Any) -> jax.Array:
-                return _tiles.scores(settings, _tiles.logits(settings, q, k), q_side, k_side, arrays)
+            def score(q: Any, k: Any, read: Any) -> jax.Array:
+                return _tiles.scores(settings, _tiles.logits(settings, q, k), q_side, k_side, read)
 
             def visit() -> Any:
-                scores, ds = _jvp(score, (q, k, x.arrays), (dq, dk, d.arrays))
+                moves = (dq, dk, (d.arrays, dq_data, dk_data))
+                scores, ds = _jvp(score, (q, k, (x.arrays, q_data, k_data)), moves)
                 p = jnp.exp(scores - top[..., None]) * share[..., None]
                 d_total, d_out, again = zeros
                 if ds is not None:
@@ -137,7 +139,7 @@ def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: S
             d_total, d_out = d_total + of_sink, d_out - of_sink[..., None] * out.astype(d_out.dtype)
         return d_out.astype(out.dtype), d_total
 
-    d_out, d_total = lax.map(row, (queries, d_query, known))
+    d_out, d_total = lax.map(row, (queries, d_queries, known))
     length = x.query.shape[1]
     return [_tiles.join(d_out, length), _tiles.join(d_total, length, 0) * total]
 
@@ -175,54 +177,73 @@ def transpose(
     queries, keys = _tiles.blocks(settings, x)
     blocks = queries, d_outs, (tops, shares, deltas)
     moved: Operands = settings.tree.unflatten(moving)
-    learned = {i: a for i, (a, moves) in enumerate(zip(x.arrays, moved.arrays, strict=True)) if moves}
+    moved_read = moved.arrays, moved.query_data, moved.key_data
 
     def column(carry: Any, block: Any) -> tuple[Any, Any]:
-        k, v, k_side = block
+        k, v, k_data, k_side = block
         columns = jnp.swapaxes(k, -1, -2), jnp.swapaxes(v, -1, -2)
 
         def step(carry: Any, block: Any) -> tuple[Any, None]:
-            i, ((q, q_side), do, (top, share, delta)) = block
+            i, ((q, q_data, q_side), do, (top, share, delta)) = block
+            read = x.arrays, q_data, k_data
+            learned = _moving(read, moved_read)
 
-            def score(logits: Any, *learned_arrays: Any) -> jax.Array:
-                arrays = dict(enumerate(x.arrays)) | dict(zip(learned, learned_arrays, strict=True))
-                return _tiles.scores(settings, logits, q_side, k_side, list(arrays.values()))
+            def score(logits: Any, learned: Any) -> jax.Array:
+                values = (iter(values) for values in learned)
+                whole = [
+                    [next(new) if moves else old for old, moves in zip(group, flags, strict=True)]
+                    for group, flags, new in zip(read, moved_read, values, strict=True)
+                ]
+                return _tiles.scores(settings, logits, q_side, k_side, (whole[0], whole[1], whole[2]))
 
             def visit() -> Any:
-                scores, pull = jax.vjp(score, _tiles.logits(settings, q, k), *learned.values())
+                scores, pull = jax.vjp(score, _tiles.logits(settings, q, k), learned)
                 p = jnp.exp(scores - top[..., None]) * share[..., None]
                 ds = p * (_tiles.dot("bkgqd,bksd->bkgqs", do, v) - delta[..., None])
                 dv = _tiles.sums_over_queries(do, p, like=v)
-                ds, *d_learned = pull(ds)
+                ds, d_learned = pull(ds)
                 ds = ds.astype(q.dtype)
                 dq, dk = _tiles.dot("bkgqs,bksd->bkgqd", ds, k), _tiles.sums_over_queries(q, ds, like=k)
-                return dq, (dk, dv, [y.astype(compute_dtype(y)) for y in d_learned])
+                d_arrays, dq_data, dk_data = jax.tree.map(lambda y: y.astype(compute_dtype(y)), d_learned)
+                return (dq, dq_data), (dk, dv, dk_data, d_arrays)
 
-            dq, sums = carry
-            skip = lambda: _tiles.zeros((q, (*columns, list(learned.values()))))  # noqa: E731
+            d_queries, sums = carry
+            skip = lambda: _tiles.zeros(((q, learned[1]), (*columns, learned[2], learned[0])))  # noqa: E731
             tile = _tiles.recomputed(settings, q_side, k_side, visit, skip)
-            return (dq.at[i].add(tile[0]), jax.tree.map(jnp.add, sums, tile[1])), None
+            d_queries = jax.tree.map(lambda d, new: d.at[i].add(new), d_queries, tile[0])
+            return (d_queries, jax.tree.map(jnp.add, sums, tile[1])), None
 
-        dq, d_learned = carry
+        d_queries, d_arrays = carry
         index = jnp.arange(len(queries[0]), dtype=jnp.int32)
-        (dq, (dk, dv, d_learned)), _ = lax.scan(step, (dq, (*_tiles.zeros(columns), d_learned)), (index, blocks))
+        sums = (*_tiles.zeros((*columns, _moving([k_data], [moved.key_data])[0])), d_arrays)
+        (d_queries, (dk, dv, dk_data, d_arrays)), _ = lax.scan(step, (d_queries, sums), (index, blocks))
         rows = (jnp.swapaxes(d, -1, -2).astype(k.dtype) for d in (dk * settings.scale, dv))
-        return (dq, d_learned), tuple(rows)
+        return (d_queries, d_arrays), (*rows, dk_data)
 
-    start = _tiles.zeros(queries[0]), _tiles.zeros(list(learned.values()))
-    (dq, d_learned), (dk, dv) = lax.scan(column, start, keys)
+    arrays, q_data = _moving([x.arrays, queries[1]], [moved.arrays, moved.query_data])
+    start = _tiles.zeros(((queries[0], q_data), arrays))
+    ((dq, dq_data), d_arrays), (dk, dv, dk_data) = lax.scan(column, start, keys)
     at: Operands = settings.tree.unflatten(range(len(leaves)))
     lengths = x.query.shape[1], x.key.shape[1]
     found = {
         at.query: _tiles.join((dq * settings.scale).astype(x.query.dtype), lengths[0]),
         at.key: _tiles.join(dk, lengths[1]),
         at.value: _tiles.join(dv, lengths[1]),
-        **{at.arrays[i]: y.astype(x.arrays[i].dtype) for i, y in zip(learned, d_learned, strict=True)},
     }
+    d_read = d_arrays, *([_tiles.join_data(y, n) for y in d] for d, n in zip((dq_data, dk_data), lengths, strict=True))
+    places = _moving([at.arrays, at.query_data, at.key_data], moved_read)
+    for place, y in zip(jax.tree.leaves(places), jax.tree.leaves(d_read), strict=True):
+        found[place] = y.astype(leaves[place].dtype)
     if x.sinks is not None:
         sums = jnp.sum(_sink_weights(x, total, top) * _tiles.join(deltas, lengths[0], 0), (0, 1))
         found[at.sinks] = -sums.astype(x.sinks.dtype)
     return [found[i] for i, moves in enumerate(moving) if moves]
+
+
+def _moving(groups: Sequence[Any], flags: Sequence[Any]) -> list[list[Any]]:
+    """What moves of each group."""
+    pairs = zip(groups, flags, strict=True)
+    return [[x for x, moves in zip(group, moved, strict=True) if moves] for group, moved in pairs]
 
 
 attend = operation("attention", types=types, compute=_forward, tangent=tangent, transpose=transpose)

@@ -306,6 +306,19 @@ def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], known: tuple
     return on_device(x)
 
 
+def data(name: str, value: Any) -> jax.Array:
+    """`value` as an array of any dtype, whose values JAX holds as they are."""
+    x, kinds = held(value), (np.integer, np.floating, np.bool_)
+    ok = is_array(x) and (isinstance(x, jax.Array) or any(jnp.issubdtype(x.dtype, kind) for kind in kinds))
+    require_type(ok, name, "an array", x)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        _representable(name, x.dtype, "; pass float32")
+    elif isinstance(x, np.ndarray) and (dtype := jax.dtypes.canonicalize_dtype(x.dtype)) != x.dtype:
+        ends = np.iinfo(dtype)
+        within(x, ends.min, ends.max, f"{name} must fit into {dtype}, got {x.dtype} values from {{}} to {{}}")
+    return on_device(x)
+
+
 @functools.cache
 def _shape(axes: tuple[str | EllipsisType, ...]) -> str:
     return str(axes).replace("Ellipsis", "...").replace("'", "")

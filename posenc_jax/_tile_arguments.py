@@ -114,6 +114,30 @@ def parse_operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Arr
     return query, _sharded_as_query("key", key, query), _sharded_as_query("value", value, query)
 
 
+def parse_data(name: str, data: Any, side: str, x: jax.Array) -> Any:
+    """A tree of arrays that belong to queries or keys x, (batch or 1, length, heads or 1, …)."""
+    axes, spec = x.shape[:-1], jax.typeof(x).sharding.spec
+
+    def parse(path: Any, leaf: Any) -> jax.Array:
+        at = name + jax.tree_util.keystr(path)
+        leaf = _checks.data(at, leaf)
+        shape, rest = leaf.shape[: len(axes)], leaf.shape[len(axes) :]
+        fits = (
+            len(shape) == len(axes)
+            and shape[-2] == axes[-2]
+            and all(a in (1, b) for a, b in zip(shape, axes, strict=True))
+        )
+        message = "{} must begin with the axes of {} before its last, {}, where all but {} may be 1, got {}"
+        require(fits, message, at, side, axes, axes[-2], leaf.shape)
+        want = PartitionSpec(*spec[:-3], None, spec[-2] if shape[-1] > 1 else None, *(None for _ in rest))
+        check_sharded_like(at, jax.typeof(leaf).sharding.spec, side, want)
+        if math.prod(shape[:-2]) != 1:
+            leaf = jnp.broadcast_to(leaf, (*axes[:-2], *shape[-2:], *rest))
+        return leaf.reshape(math.prod(leaf.shape[: len(axes) - 2]), *shape[-2:], *rest)
+
+    return jax.tree_util.tree_map_with_path(parse, data)
+
+
 def parse_scale(query: jax.Array, scale: Any) -> tuple[jax.Array, float]:
     """The query and its scale as a number; an array multiplies the query, and leaves 1."""
     scale = _checks.held(1 / math.sqrt(query.shape[-1]) if scale is None else scale)

@@ -32,7 +32,7 @@ class Settings(NamedTuple):
     scale: float
     block_size: int
     skips: bool = False  # whether to skip a tile in which no query sees a key
-    bias: Any = None  # a jaxpr that takes the positions of a tile
+    bias: Any = None  # a jaxpr that takes the positions of a tile, and the data of its queries and keys
     tree: Any = None  # how to make `Operands` of their leaves
     kernel: Any = None  # `_flash.Kernel`, if a kernel computes the forward pass
 
@@ -59,9 +59,13 @@ class Operands(NamedTuple):
     value: Any  # (batch, keys, kv_heads, value_dim)
     sinks: Any  # (heads,) or None
     sides: Any  # of queries and of keys, each a `Side`
-    arrays: tuple[Any, ...]  # what the bias closes over
+    query_data: tuple[Any, ...]  # what the bias reads of queries, (batch or 1, queries, heads or 1, …)
+    key_data: tuple[Any, ...]  # what it reads of keys, (batch or 1, keys, kv_heads or 1, …)
+    arrays: tuple[Any, ...]  # what it closes over
     kernel: tuple[Any, ...] = ()  # what a kernel reads of the bias; has no derivative
 
+
+Read = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]  # what the bias of a tile reads: arrays, query and key data
 
 # Scores
 
@@ -71,24 +75,34 @@ def logits(settings: Settings, q: jax.Array, k: jax.Array) -> jax.Array:
     return dot("bkgqd,bksd->bkgqs", q, k) * settings.scale
 
 
-def scores(settings: Settings, logits: Any, q_side: Side, k_side: Side, arrays: Sequence[Any]) -> jax.Array:
+def scores(settings: Settings, logits: Any, q_side: Side, k_side: Side, read: Read) -> jax.Array:
     """The scores with their cap and bias, −∞ where a query does not see a key."""
     if settings.soft_cap is not None:
         logits = settings.soft_cap * jnp.tanh(logits / settings.soft_cap)
-    result, seen = _biased(settings, logits, q_side, k_side, arrays), _seen(settings, q_side, k_side)
+    result, seen = _biased(settings, logits, q_side, k_side, read), _seen(settings, q_side, k_side)
     if seen is None:
         return result
     return jnp.where(seen[..., None, None, :, :] if seen.ndim == 3 else align(seen, 5), result, -jnp.inf)
 
 
-def _biased(settings: Settings, scores: Any, q_side: Side, k_side: Side, arrays: Sequence[Any]) -> jax.Array:
+def _biased(settings: Settings, scores: Any, q_side: Side, k_side: Side, read: Read) -> jax.Array:
     """Adds the bias of the tile to its scores."""
     if settings.bias is None:
         return scores
-    (bias,) = map(jnp.asarray, eval_jaxpr(settings.bias, arrays, q_side.positions, k_side.positions))
+    groups, (arrays, q_data, k_data) = scores.shape[1:3], read
+    data = *q_data, *(by_query_heads(x, groups[1]) for x in k_data)
+    (bias,) = map(jnp.asarray, eval_jaxpr(settings.bias, arrays, q_side.positions, k_side.positions, *data))
     batch, heads, *tile = align(bias, 4).shape
-    groups = scores.shape[1:3] if heads > 1 else (1, 1)
+    groups = groups if heads > 1 else (1, 1)
     return scores + bias.reshape(batch, *groups, *tile).astype(scores.dtype)
+
+
+def by_query_heads(x: jax.Array, group: int) -> jax.Array:
+    """Data of keys (batch, keys, kv_heads or 1, …) with the heads of the queries, if there are several."""
+    if x.shape[2] == 1 or group == 1:
+        return x
+    shape = (*x.shape[:3], group, *x.shape[3:])
+    return jnp.broadcast_to(x[:, :, :, None], shape).reshape(*x.shape[:2], x.shape[2] * group, *x.shape[3:])
 
 
 def _seen(settings: Settings, q_side: Side, k_side: Side) -> jax.Array | None:
@@ -180,20 +194,30 @@ def grid(block_size: int, length: int) -> tuple[int, int]:
 
 
 def blocks(settings: Settings, x: Operands) -> tuple[Any, Any]:
-    """Cuts the queries and their side, and the keys and values and their side, into blocks."""
+    """Cuts queries, their data and side, and keys, values, their data and side, into blocks."""
     (q_side, k_side), length = x.sides, x.key.shape[1]
     if length != math.prod(grid(settings.block_size, length)):  # for queries, `join` drops the padding
         k_side = k_side._replace(real=jnp.ones(length, bool))
     q_side, k_side = (jax.tree.map(functools.partial(_cut_side, settings), side) for side in (q_side, k_side))
-    query, key, value = cut_operands(settings, x, x.key.shape[2])
-    return (query, q_side), (key, value, k_side)
+    queries, keys = cut_operands(settings, x, x.key.shape[2])
+    return (*queries, q_side), (*keys, k_side)
 
 
-def cut_operands(settings: Settings, x: Operands, kv_heads: int) -> tuple[Any, Any, Any]:
-    """Cuts query, key and value into blocks; None stays None."""
+def cut_operands(settings: Settings, x: Operands, kv_heads: int) -> tuple[Any, Any]:
+    """Cuts queries and their data, and keys, values and their data, into blocks; None stays None."""
     query = None if x.query is None else cut_queries(settings, x.query, kv_heads)
     key, value = (None if a is None else _cut(settings, jnp.swapaxes(a, 1, 2)) for a in (x.key, x.value))
-    return query, key, value
+    q_data, k_data = jax.tree.map(functools.partial(_cut_data, settings), (x.query_data, x.key_data))
+    return (query, q_data), (key, value, k_data)
+
+
+def _cut_data(settings: Settings, x: jax.Array) -> jax.Array:
+    """Cuts data (batch, length, …) into blocks, the last one padded with the last token's, as `_cut_side` says."""
+    length = x.shape[1]
+    missing = math.prod(grid(settings.block_size, length)) - length
+    if missing and length:
+        x = jnp.concatenate([x, jnp.broadcast_to(x[:, -1:], (x.shape[0], missing, *x.shape[2:]))], axis=1)
+    return _cut(settings, x, 1 - x.ndim)
 
 
 def _cut_side(settings: Settings, x: jax.Array) -> jax.Array:
@@ -229,6 +253,12 @@ def join(blocks: jax.Array, length: int, width: int = 1) -> jax.Array:
     x = x.reshape(*outer, count * size, *x.shape[x.ndim - width :])
     x = jnp.moveaxis(x, len(outer), 1)[:, :length]
     return x.reshape(*x.shape[:2], math.prod(outer[1:]), *x.shape[x.ndim - width :])
+
+
+def join_data(blocks: jax.Array, length: int) -> jax.Array:
+    """Joins blocks (blocks, batch, block, …) to (batch, length, …)."""
+    x = jnp.moveaxis(blocks, 0, 1)
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])[:, :length]
 
 
 # Accumulators

@@ -301,10 +301,15 @@ def test_a_window_of_one_row():
 
 
 def test_shaw():
-    """As a bias of `jax.nn.dot_product_attention`, whose scale is not of its choosing."""
+    """As a bias that reads the queries of a tile."""
     (q, k, v), a = RNG.normal(size=(3, 9, HEADS, WIDTH)), RNG.normal(size=(5, WIDTH))
-    shaw, attend = of_page("docs/biases.md", "shaw"), jax.nn.dot_product_attention
-    got = quick(lambda q, k, v, a: attend(q, k, v, bias=shaw(q, a)[None]))(*(np.float32(x) for x in (q, k, v, a)))
+    shaw = of_page("docs/biases.md", "shaw")
+
+    @quick
+    def attend(q, k, v, a):
+        return pe.attention(q, k, v, bias=lambda i, j, q, _: shaw(i, j, q, a), query_data=q, block_size=4)
+
+    got = attend(*(np.float32(x) for x in (q, k, v, a)))
     offset = np.clip(np.arange(9) - np.arange(9)[:, None], -2, 2)
     scores = np.einsum("qhd,qkhd->hqk", q, k[None] + a[offset + 2][:, :, None]) / np.sqrt(WIDTH)
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)

@@ -106,6 +106,35 @@ def dense(
     return Dense(np.einsum("...hqk,...khd->...qhd", p, values), residual, back)
 
 
+class OfData(NamedTuple):
+    """A bias Σ_c w_c a_ic b_jc · (i − j) / 10 + g_j, and its derivative."""
+
+    bias: np.ndarray  # (batch, heads, queries, keys)
+    back: Callable[[np.ndarray], tuple[np.ndarray, ...]]  # from its cotangent to those of a, b, g and w
+
+
+def of_data(i: Any, j: Any, heads: int, batch: int, a: Any, b: Any, g: Any, w: Any) -> OfData:
+    """a is (batch or 1, queries, heads or 1, c); b (batch or 1, keys, kv_heads or 1, c) and g without c; w is (c,)."""
+    given = [np.asarray(x, np.float64) for x in (a, b, np.asarray(g)[..., None])]
+    a, b, g = (np.broadcast_to(np.repeat(x, heads // x.shape[2], 2), (batch, x.shape[1], heads, x.shape[3])) for x in given)  # fmt: skip
+    apart = (np.asarray(i, np.float64)[..., None, :, None] - np.asarray(j, np.float64)[..., None, None, :]) / 10
+
+    def back(ds: np.ndarray) -> tuple[np.ndarray, ...]:
+        da = np.einsum("zhqk,c,zkhc->zqhc", apart * ds, w, b)
+        db = np.einsum("zhqk,c,zqhc->zkhc", apart * ds, w, a)
+        dg = np.einsum("zhqk->zkh", ds)[..., None]
+        da, db, dg = (_summed(x, own.shape) for x, own in zip((da, db, dg), given, strict=True))
+        return da, db, dg[..., 0], np.einsum("zhqk,zqhc,zkhc->c", apart * ds, a, b)
+
+    return OfData(apart * np.einsum("zqhc,c,zkhc->zhqk", a, w, b) + np.einsum("zkh->zhk", g[..., 0])[:, :, None], back)
+
+
+def _summed(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Sums cotangents (batch, length, heads, …) over what read one entry of this shape: a batch, a group of heads."""
+    x = x.reshape(*x.shape[:2], shape[2], -1, *x.shape[3:]).sum(3)
+    return x.sum(0, keepdims=True) if shape[0] == 1 else x
+
+
 def project(parameters: Mapping[str, Any], x: Any) -> np.ndarray:
     """Flax's projection of x (..., features) to (..., heads, head_dim)."""
     kernel, bias = (np.asarray(parameters[name], np.float64) for name in ("kernel", "bias"))

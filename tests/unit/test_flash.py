@@ -227,6 +227,11 @@ REFUSED = {
     "wide": ([FEW, FEW, typed(1, 8, 2, 257)], {}, "head_dim and value_dim must be at most 256"),
     "empty": ([typed(0, 8, 2, 64)] * 3, {}, "query and key must not be empty"),
     "long": ([typed(1, 2**24, 1, 64)] * 3, {}, "counted positions must be below 2²⁴"),
+    "data": (
+        [FEW] * 3,
+        {"query_data": np.float32([[[0]] * 8]), "bias": lambda *x: x[0]},
+        "bias must be of positions alone",
+    ),
     "scale": ([FEW] * 3, {"scale": -1.0}, "scale must be from 1e-6 to 1e6"),
     "window": ([FEW] * 3, {"window": (2**31, None)}, "window must be below 2³¹"),
     "dense": ([FEW] * 3, {"bias": lambda i, j: jnp.ones((2, 8, 8))}, "bias must be one number for each head and score"),
