@@ -62,7 +62,7 @@ def parallel(session: nox.Session, *arguments: str, **environment: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The tests, 5 minutes, less when repeated; `-- -k rotary` for some, `-- --lf` for those that failed."""
+    """The tests, 3 to 5 minutes, less when repeated; `-- -k rotary` for some, `-- --lf` for those that failed."""
     install(session, *TESTED)
     again = "--lf" in session.posargs or "--last-failed" in session.posargs  # of either tier
     parallel(session, *(["-m", ""] if again else []))
@@ -70,7 +70,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def tests_all(session: nox.Session) -> None:
-    """All tests, 20 to 30 minutes: the thorough ones too."""
+    """All tests, 15 to 30 minutes: the thorough ones too."""
     install(session, *TESTED)
     parallel(session, "-m", "")
 
