@@ -252,7 +252,7 @@ def attention(
     query_leaves, key_leaves = (tuple(jax.tree.leaves(of_side)) for of_side in data)
     x, run = Operands(q, k, v, sinks, sides, query_leaves, key_leaves, ()), attend
     if implementation == "mosaic_gpu":
-        settings, x = _flash.prepare(settings, x, bias, counted=query_positions is None)
+        settings, x = _flash.prepare(settings, x, bias, counted=query_positions is None, reads_data=given)
         run = _flash.attend
     axes = frozenset().union(*map(varying, jax.tree.leaves(x)))
     x = jax.tree.map(functools.partial(_mesh.vary, axes=axes), x)

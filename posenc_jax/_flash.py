@@ -33,10 +33,12 @@ class Kernel(NamedTuple):
 
 
 def prepare(
-    settings: Settings, x: Operands, bias: Callable[..., Any] | None, counted: bool
+    settings: Settings, x: Operands, bias: Callable[..., Any] | None, counted: bool, reads_data: bool
 ) -> tuple[Settings, Operands]:
     """The settings and operands of the kernel; raises for what it cannot hold."""
     _check(settings, x, counted)
+    need = f"bias must be of positions alone with implementation='mosaic_gpu', or {OR_XLA}; got query_data or key_data"
+    require(not reads_data, need)
     program, operands = None, ()
     if bias is not None:
         lengths = x.query.shape[1], x.key.shape[1]
@@ -59,7 +61,6 @@ def _check(settings: Settings, x: Operands, counted: bool) -> None:
     of = f" with {name}, or {OR_XLA}; got {{}}"
     dtype, most = x.query.dtype, max(BLOCK_KV)
     require(dtype in (jnp.bfloat16, jnp.float16), "query must be bfloat16 or float16" + of, dtype)
-    require(not (x.query_data or x.key_data), "bias must be of positions alone" + of, "query_data or key_data")
     require(_width(x) <= most, f"head_dim and value_dim must be at most {most}" + of, x.query.shape[-1])
     sizes = x.query.shape, x.key.shape
     require(x.query.size and x.key.size, "query and key must not be empty" + of, sizes)
