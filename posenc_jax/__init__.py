@@ -45,6 +45,7 @@ from posenc_jax._xpos import xpos
 from posenc_jax._bias import alibi, kerple_log, kerple_power, sandwich
 from posenc_jax._learned_bias import t5, fire
 from posenc_jax._relative_bias import relative_position_bias
+from posenc_jax._content_bias import content_bias
 
 # Attention with any position bias.
 from posenc_jax._attention import attention
@@ -60,6 +61,7 @@ __all__ = [
     "alibi",
     "attention",
     "axial",
+    "content_bias",
     "convert_layout",
     "cos_sin",
     "dynamic_ntk",

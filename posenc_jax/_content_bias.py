@@ -1,0 +1,341 @@
+r"""Attention biases that multiply what a token is by how far away the other one stands, for any tile of scores.
+
+The bias of a tile is a product of its tokens with the rows of a table, and a selection by offset. Neither exceeds the
+scores of the tile: a table with more rows than a tile has offsets is multiplied in chunks, and chunks of which the tile
+needs no row are skipped.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from posenc_jax import _checks, _mesh, _tile_arguments
+from posenc_jax._arrays import align, compute_dtype
+from posenc_jax._checks import invalid, public, require
+from posenc_jax._distance import tile_difference
+from posenc_jax._primitive import varying
+from posenc_jax._xla import compiled
+
+OutOfRange = Literal["error", "nan", "zeros", "nearest"]
+_CHUNK = 512  # the fewest rows of a table that are multiplied at once
+
+
+@public
+def content_bias(
+    query_positions: ArrayLike,
+    key_positions: ArrayLike,
+    table: ArrayLike,
+    *,
+    query: ArrayLike | None = None,
+    key: ArrayLike | None = None,
+    first: int | None = None,
+    max_distance: int | None = None,
+    out_of_range: OutOfRange = "error",
+) -> jax.Array:
+    r"""The product of a token and a vector for each offset: of query $i$, or of key $j$, with row $i - j$ of a table.
+
+    $$q_i \cdot t_{i - j - f} \qquad \text{or} \qquad k_j \cdot t_{i - j - f}$$
+
+    for every head, where row $t_0$ of the table is that of offset $f$. Shaw's relative keys clip the offset
+    (`out_of_range="nearest"`), Inkling's bank and VITS end at the last one ("zeros"), ViTDet and SAM add one such term
+    for the rows and one for the columns of a grid, Transformer-XL computes its table from sinusoids, and DeBERTa puts
+    offsets into buckets (max_distance). The bias is not scaled: where a model adds it inside the scale of the scores,
+    multiply it by that scale.
+
+    DeBERTa's table has $2n$ rows and $m = \lfloor n/2 \rfloor$. Offsets $\pm d$ with $d \le m$ have rows of their own,
+    $n \pm d$. Others share row $n \pm b$ (clipped to the table), with
+
+    $$b = m + \left\lceil \frac{\ln(d/m)}{\ln((\text{max} - 1)/m)} \, (m - 1) \right\rceil .$$
+
+    Integer arithmetic finds the distance at which each bucket begins, so the bucket is right at every distance.
+
+    `attention` calls this function on tiles: pass query and key as its query_data and key_data. Its memory then grows
+    with the length and not with its square. Products have the default precision of `jax.lax.dot_general`, as those of
+    queries and keys have.
+
+    Args:
+      query_positions: $i$, integers of shape (..., queries).
+      key_positions: $j$, integers of shape (..., keys); leading axes broadcast.
+      table: floats of shape (rows, heads, features), or (rows, features) if all heads share it.
+      query: $q$, floats of shape (..., queries, heads or 1, features). Give either query or key.
+      key: $k$, floats of shape (..., keys, heads or 1, features).
+      first: $f$, the offset $i - j$ of the first row. None: the middle row of an odd number is that of offset 0.
+        Reverse a table whose rows are in the order of $j - i$.
+      max_distance: the number by which offsets fall into buckets, DeBERTa's `max_relative_positions`. Every offset has
+        a row then, first must be None, and the number of rows must be even.
+      out_of_range: for offsets that the table does not hold. "error" raises a `ValueError` if all positions are known,
+        and gives NaN if some are traced, as in `attention` all are. "nan" gives NaN and checks nothing. "zeros" gives
+        0. "nearest" takes the first or the last row.
+
+    Returns:
+      An array of shape (..., heads, queries, keys), float32 (float64 if query, key or table is), differentiable in
+      query, key and table in forward and reverse mode and any order of both.
+
+    Raises:
+      TypeError: if positions are not integers or have no common dtype, table, query or key is not a float array, or
+        first or max_distance is not an integer.
+      ValueError: if query and key are both given or both missing, shapes do not match, the table has an even number of
+        rows and neither first nor max_distance is given, it has an odd number or fewer than 8 and max_distance is
+        given, max_distance is given with first or out_of_range or is at most $m + 1$, out_of_range is unknown, or
+        positions are known to be out of range.
+
+    Examples:
+      Shaw's relative keys, with rows for $j - i$ from −2 to 2:
+
+      >>> import jax, jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 100, 8, 16))
+      >>> table = jax.random.normal(jax.random.key(1), (5, 16))
+      >>> @jax.jit
+      ... def attend(q, k, v, table):
+      ...     def bias(i, j, q, _):
+      ...         return pe.content_bias(i, j, table[::-1], query=q, out_of_range="nearest") / 4
+      ...     return pe.attention(q, k, v, bias=bias, query_data=q)
+      >>> attend(q, k, v, table).shape
+      (2, 100, 8, 16)
+
+      One query with the feature 1, so that the bias is the row of each offset:
+
+      >>> rows, one = jnp.arange(5.0)[:, None], jnp.ones((1, 1, 1))
+      >>> print(pe.content_bias(jnp.array([3]), jnp.arange(7), rows, query=one, out_of_range="nearest")[0])
+      [[4. 4. 3. 2. 1. 0. 0.]]
+      >>> print(pe.content_bias(jnp.array([3]), jnp.arange(7), rows, query=one, first=0, out_of_range="zeros")[0])
+      [[3. 2. 1. 0. 0. 0. 0.]]
+
+    Reference:
+      Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1; Dai et al.,
+      "Transformer-XL", 2019, section 3.3; He et al., "DeBERTa", 2021, section 3.1, with the buckets of its code for
+      DeBERTa-v2 and the sign of its code: the paper has the rows of $j - i$ in the term of keys.
+    """
+    queries, keys = _tile_arguments.parse_tile(query_positions, key_positions, _checks.INTEGERS)
+    given = [name for name, x in (("query", query), ("key", key)) if x is not None]
+    require(len(given) == 1, "either query or key must be given, got {}", " and ".join(given) or "neither")
+    name, content = ("query", query) if key is None else ("key", key)
+    content, table = _parse_content(name, content, queries, keys, table)
+    _check_sharding(queries, keys, name, content, table)
+    rows = _parse_rows(table.shape[0], first, max_distance, out_of_range)
+    if out_of_range == "error" and max_distance is None:
+        _check_known(queries, keys, rows)
+    return _content_bias(queries, keys, content, table, rows=rows, of_keys=query is None)
+
+
+class Rows(NamedTuple):
+    """Which row of the table an offset has."""
+
+    count: int
+    first: int  # the offset of the first row, in buckets if there are edges
+    edges: tuple[int, ...]  # the least distance of each bucket after the first `edges[0]`, which hold one distance each
+    outside: float | None  # the bias of offsets that the table does not hold; None for that of the nearest row
+
+    def of(self, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The row of each query and key, (..., 1, queries, keys), a valid one in any case, and whether it is theirs."""
+        distance, after = tile_difference(queries, keys)
+        last = self.first + self.count - 1
+        if self.edges:
+            kept = [edge for edge in self.edges if edge <= np.iinfo(distance.dtype).max]
+            edges = np.array(kept, distance.dtype)
+            beyond = jnp.searchsorted(edges, distance, side="right", method="scan_unrolled").astype(jnp.int32)
+            exact = np.asarray(self.edges[0] - 1, distance.dtype)
+            offset = jnp.minimum(distance, exact).astype(jnp.int32) + beyond
+        else:  # beyond both ends of the table, all distances are the same
+            most = np.asarray(max(abs(self.first), abs(last)) + 1, distance.dtype)
+            offset = jnp.minimum(distance, most).astype(jnp.int32)
+        offset = jnp.where(after, -offset, offset)
+        held = (offset >= np.int32(self.first)) & (offset <= np.int32(last))
+        return jnp.clip(offset, np.int32(self.first), np.int32(last)) - np.int32(self.first), held
+
+
+@functools.lru_cache(maxsize=64)
+def _edges(span: int, max_distance: int) -> tuple[int, ...]:
+    """The least distance of each bucket beyond the middle, of DeBERTa's tables with 2 · span rows."""
+    middle = span // 2
+    steps, most = middle - 1, max_distance - 1
+    reachable = range(2**63 - 1)
+
+    def start(k: int) -> int:
+        # ln(d/m) / ln(most/m) · steps > k is equivalent to d^steps > most^k · m^(steps − k).
+        below = most**k * middle ** max(steps - k, 0)
+        above = middle ** max(k - steps, 0)
+        return bisect.bisect_right(reachable, below, key=lambda d: d**steps * above)
+
+    return tuple(start(k) for k in range(span - middle))
+
+
+@compiled("content_bias", static_argnames=("rows", "of_keys"))
+def _content_bias(
+    queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array, *, rows: Rows, of_keys: bool
+) -> jax.Array:
+    ndim = max(queries.ndim, keys.ndim, content.ndim - 2)
+    queries, keys, content = align(queries, ndim), align(keys, ndim), align(content, ndim + 2)
+    if content.dtype != table.dtype:
+        content, table = (x.astype(compute_dtype(content, table)) for x in (content, table))
+    like = _tiles_like(queries, keys, content, table, of_keys)
+    # What is added to scores varies as they do; the loop over chunks needs it of all.
+    axes = frozenset().union(*map(varying, (queries, keys, content, table)))
+    arrays = (_mesh.vary(x, axes) for x in (queries, keys, content, table))
+    return _mesh.sharded_as(like, functools.partial(_tile, rows, of_keys), *arrays)
+
+
+def _tile(
+    rows: Rows, of_keys: bool, queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array
+) -> jax.Array:
+    row, held = rows.of(queries, keys)
+    if of_keys:
+        row = jnp.swapaxes(row, -1, -2)
+    result = _selected_products(content, table, row)
+    if of_keys:
+        result = jnp.swapaxes(result, -1, -2)
+    return result if rows.outside is None else jnp.where(held, result, np.asarray(rows.outside, result.dtype))
+
+
+def _selected_products(content: jax.Array, table: jax.Array, row: jax.Array) -> jax.Array:
+    """The products of content (..., n, heads or 1, d) with rows (..., 1, n, m) of the table, (..., heads, n, m)."""
+    count, offsets = table.shape[0], row.shape[-2] + row.shape[-1] - 1
+    size = max(offsets, _CHUNK) if isinstance(offsets, int) else count
+    if count <= size:
+        return _products(content, table, row)
+    chunks = -(-count // size)
+    table = jnp.pad(table, [(0, chunks * size - count), *[(0, 0)] * (table.ndim - 1)])
+    least, most = (f(row, initial=start) for f, start in ((jnp.min, count), (jnp.max, 0)))
+
+    def of_chunk(start: jax.Array, chunk: jax.Array) -> jax.Array:
+        at = row - start
+        inside = (at >= 0) & (at < size)
+        found = _products(content, chunk, jnp.clip(at, 0, size - 1))
+        return jnp.where(inside, found, np.zeros((), found.dtype))
+
+    shape = jax.eval_shape(of_chunk, least, table[:size])
+    zeros = _mesh.vary(jnp.zeros(shape.shape, shape.dtype), varying(table))
+
+    def step(total: jax.Array, block: Any) -> tuple[jax.Array, None]:
+        start, chunk = block
+        needed = (least < start + size) & (most >= start)
+        part = jax.checkpoint(lambda *block: lax.cond(needed, of_chunk, lambda *_: zeros, *block))(start, chunk)
+        return total + part, None
+
+    starts = np.arange(0, chunks * size, size, dtype=np.int32)
+    total, _ = lax.scan(step, zeros, (starts, table.reshape(chunks, size, *table.shape[1:])))
+    return total
+
+
+def _products(content: jax.Array, table: jax.Array, row: jax.Array) -> jax.Array:
+    table = table if table.ndim == 3 else table[:, None]
+    axes, dtype = "...nhd,rhd->...hnr", compute_dtype(content)
+    products = jnp.einsum(axes, content, table, preferred_element_type=dtype)
+    # A TPU fuses the one-hot matrix into the product, and is slow at gathers. Other compilers would store the matrix.
+    return lax.platform_dependent(products, row, tpu=_select_by_product, default=_select_by_gather)
+
+
+def _select_by_gather(products: jax.Array, row: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(products, row, axis=-1, mode="promise_in_bounds")
+
+
+def _select_by_product(products: jax.Array, row: jax.Array) -> jax.Array:
+    one_hot = row[..., None] == align(np.arange(products.shape[-1], dtype=np.int32), row.ndim + 1)
+    axes, precision = "...nr,...nmr->...nm", lax.Precision.HIGHEST
+    return jnp.einsum(axes, products, one_hot.astype(products.dtype), precision=precision)
+
+
+# Arguments
+
+
+def _parse_content(
+    name: str, content: Any, queries: jax.Array, keys: jax.Array, table: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Content (..., n, heads or 1, features) at n positions, and its table."""
+    tokens, length = ("queries", queries.shape[-1]) if name == "query" else ("keys", keys.shape[-1])
+    content = _checks.floats(name, content, (..., tokens, "heads", "features"))
+    table = _checks.floats("table", table, ("rows", "features"), known=(0,))
+    shapes = "(rows, heads, features) or (rows, features)"
+    require(table.ndim in (2, 3) and table.size, "table must have shape {}, got {}", shapes, table.shape)
+    require(table.shape[0] < 2**30, "table must have fewer than 2³⁰ rows, got {}", table.shape)
+    of_table = table.shape[1] if table.ndim == 3 else 1
+    (n, heads, width), leading = content.shape[-3:], content.shape[:-3]
+    fits = n == length and width == table.shape[-1] and (heads == of_table or 1 in (heads, of_table))
+    message = (
+        "{} must have shape (..., {}, heads, features) for the {} positions of its side and table, shape {}, got {}"
+    )
+    require(fits, message, name, tokens, length, table.shape, content.shape)
+    try:
+        jnp.broadcast_shapes(queries.shape[:-1], keys.shape[:-1], leading)
+    except ValueError:
+        positions = f"positions, {queries.shape[:-1]} and {keys.shape[:-1]}"
+        raise invalid(f"the leading axes of {name}, {leading}, must broadcast with those of {positions}") from None
+    return content, table
+
+
+def _check_sharding(queries: jax.Array, keys: jax.Array, name: str, content: jax.Array, table: jax.Array) -> None:
+    """Raises if arguments shard the tile differently, or an axis that is summed or looked up."""
+    for of, x, axis in (("table", table, 0), ("table", table, -1), (name, content, -1)):
+        _checks.unsharded(of, x, axis)
+    tiles = zip(
+        ("query_positions", "key_positions", name, "table"),
+        _tiles_like(queries, keys, content, table, name == "key"),
+        strict=False,
+    )
+    _checks.sharded_together({of: tuple(jax.typeof(x).sharding.spec) for of, x in tiles})
+
+
+def _tiles_like(queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array, of_keys: bool) -> list[Any]:
+    """What is sharded as the tile, (..., heads, queries, keys), because of each argument."""
+    ndim = max(queries.ndim + 2, keys.ndim + 2, content.ndim)
+    by_head = jnp.moveaxis(content[..., :1], -3, -1 if of_keys else -2)
+    tiles = [queries[..., None, :, None], keys[..., None, None, :], by_head]
+    if table.ndim == 3:
+        tiles.append(table[0, :, :1, None])
+    return [align(x, ndim) for x in tiles]
+
+
+def _parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) -> Rows:
+    """Which offsets have a row."""
+    out_of_range = _checks.one_of("out_of_range", out_of_range, ("error", "nan", "zeros", "nearest"))
+    if max_distance is None:
+        if first is None:
+            require(count % 2, "first must be given for a table with an even number of rows, {}, got None", count)
+            first = -(count // 2)
+        first = _checks.integer("first", first)
+        require(abs(first) < 2**30, "first must be between -2³⁰ and 2³⁰, got {}", first)
+        outside = {"nearest": None, "zeros": 0.0}.get(out_of_range, np.nan)
+        return Rows(count, first, (), outside)
+    require(
+        first is None and out_of_range == "error",
+        "first and out_of_range must not be given with max_distance, which gives every offset a row, got {} and {!r}",
+        first,
+        out_of_range,
+    )
+    require(
+        count % 2 == 0 and count >= 8,
+        "table must have an even number of rows, at least 8, with max_distance, got {}",
+        count,
+    )
+    span = count // 2
+    max_distance = _checks.integer("max_distance", max_distance)
+    require(
+        max_distance > span // 2 + 1,
+        "max_distance must be above {}, a quarter of the rows and one, got {}",
+        span // 2 + 1,
+        max_distance,
+    )
+    return Rows(count, -span, _edges(span, max_distance), None)
+
+
+def _check_known(queries: Any, keys: Any, rows: Rows) -> None:
+    """Raises if all positions are known, and a query and a key are further apart than the table reaches."""
+    if any(
+        isinstance(x, Tracer) or not x.size or not getattr(x, "is_fully_addressable", True) for x in (queries, keys)
+    ):
+        return
+    queries, keys = (np.asarray(x, np.int64) for x in (queries, keys))
+    least, most = (queries.min(-1) - keys.max(-1)).min(), (queries.max(-1) - keys.min(-1)).max()
+    last = rows.first + rows.count - 1
+    message = "query_positions and key_positions must differ by {} to {} for this table, got {} to {}"
+    require(rows.first <= least and most <= last, message, rows.first, last, least, most)
