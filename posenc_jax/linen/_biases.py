@@ -12,10 +12,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import ArrayLike
 
-from posenc_jax import _checks, _modules
+from posenc_jax import _checks, _content_bias, _modules
 from posenc_jax._bias import alibi
 from posenc_jax._checks import OutOfRange, public
-from posenc_jax._content_bias import OutOfRange as OutOfRangeOfContent
 from posenc_jax._learned_bias import check_scale, t5
 from posenc_jax._modules import Form, Side, default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
 
@@ -370,7 +369,7 @@ class ContentBias(nn.Module):
     num_heads: int | None = None
     first: int | None = None
     max_distance: int | None = None
-    out_of_range: OutOfRangeOfContent = "error"
+    out_of_range: _content_bias.OutOfRange = "error"
     param_dtype: Any = jnp.float32
     embedding_init: nn.initializers.Initializer = default_embedding_init
 

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from posenc_jax import _checks, _modules
+from posenc_jax import _checks, _content_bias, _modules
 from posenc_jax._bias import alibi
 from posenc_jax._checks import OutOfRange, callback, public
-from posenc_jax._content_bias import OutOfRange as OutOfRangeOfContent
 from posenc_jax._learned_bias import check_scale, t5
 from posenc_jax._modules import Form, Side, default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
 
@@ -391,7 +390,7 @@ class ContentBias(nnx.Module):
     """
 
     of: Side
-    out_of_range: OutOfRangeOfContent
+    out_of_range: _content_bias.OutOfRange
 
     @public
     def __init__(
@@ -404,7 +403,7 @@ class ContentBias(nnx.Module):
         num_heads: int | None = None,
         first: int | None = None,
         max_distance: int | None = None,
-        out_of_range: OutOfRangeOfContent = "error",
+        out_of_range: _content_bias.OutOfRange = "error",
         param_dtype: Any = jnp.float32,
         embedding_init: nnx.Initializer = default_embedding_init,
         embedding_metadata: Mapping[str, Any] = MappingProxyType({}),

@@ -560,6 +560,9 @@ def test_a_content_bias_reads_what_the_layer_projected():
     np.testing.assert_array_equal(i, FAR)
     np.testing.assert_array_equal(j, FAR - 3)
     np.testing.assert_array_equal(bias, added + 5)
+    half = [x.astype(jnp.bfloat16) for x in (Q, K, V)]
+    *_, (bias,), _ = jax.eval_shape(lambda: what_flax_gets(*half, content_bias=shaw(5, 8)))
+    assert bias.dtype == jnp.float32
 
 
 def content_of(stack):
@@ -729,6 +732,7 @@ def shaw(rows, width, **settings):
         (lambda f: f(0, content_bias=lambda i, j, q, k: shaw(5, 8)(j[:2], i, q[:, :2], k)), ValueError, r"content_bias must return shape \(..., 2, 6, 6\), got \(2, 2, 2, 6\)"),
         (lambda f: f(0, content_bias=lambda *_: jnp.zeros((3, 2, 6, 6))), ValueError, "what content_bias returns, of shape .* must broadcast to the scores"),
         (lambda f: f(0, content_bias=lambda *_: 0.0), TypeError, "what content_bias returns must be a float array"),
+        (lambda f: f(0, content_bias=lambda i, j, _, k: shaw(5, 8)(j, i, k, k))(Q, K[:, :, :1], V[:, :, :1]), ValueError, r"content_bias must return shape \(..., 2, 6, 6\), got \(2, 1, 6, 6\)"),
         (lambda f: f(0, content_bias=shaw(5, 4)), ValueError, "^content_bias: query must have shape"),
         (lambda f: f(0, content_bias=shaw(5, 8, num_heads=3)), ValueError, "^content_bias: query must have shape"),
         (lambda f: f(0, content_bias=shaw(5, 8))(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6"),
