@@ -1,8 +1,8 @@
 r"""Attention biases that multiply what a token is by how far away the other one stands, for any tile of scores.
 
-The bias of a tile is a product of its tokens with the rows of a table, and a selection by offset. Neither exceeds the
-scores of the tile: a table with more rows than a tile has offsets is multiplied in chunks, and chunks of which the tile
-needs no row are skipped.
+The bias of a tile is a product of its tokens with the rows of a table, and a selection by offset. Of a table with more
+rows than the tile has offsets, only those that it needs are multiplied, if its positions are consecutive; else the
+parts of the table are, one after the other. So the products need no more memory than twice the scores of the tile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from posenc_jax._primitive import varying
 from posenc_jax._xla import compiled
 
 OutOfRange = Literal["error", "nan", "zeros", "nearest"]
-_CHUNK = 512  # the fewest rows of a table that are multiplied at once
+_WINDOW = 512  # the fewest rows of a table that are multiplied at once
 
 
 @public
@@ -131,7 +131,7 @@ def content_bias(
 class Rows(NamedTuple):
     """Which row of the table an offset has."""
 
-    count: int
+    number: int
     first: int  # the offset of the first row, in buckets if there are edges
     edges: tuple[int, ...]  # the least distance of each bucket after the first `edges[0]`, which hold one distance each
     outside: float | None  # the bias of offsets that the table does not hold; None for that of the nearest row
@@ -139,7 +139,7 @@ class Rows(NamedTuple):
     def of(self, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The row of each query and key, (..., 1, queries, keys), a valid one in any case, and whether it is theirs."""
         distance, after = tile_difference(queries, keys)
-        last = self.first + self.count - 1
+        last = self.first + self.number - 1
         if self.edges:
             kept = [edge for edge in self.edges if edge <= np.iinfo(distance.dtype).max]
             edges = np.array(kept, distance.dtype)
@@ -199,32 +199,36 @@ def _tile(
 
 def _selected_products(content: jax.Array, table: jax.Array, row: jax.Array) -> jax.Array:
     """The products of content (..., n, heads or 1, d) with rows (..., 1, n, m) of the table, (..., heads, n, m)."""
-    count, offsets = table.shape[0], row.shape[-2] + row.shape[-1] - 1
-    size = max(offsets, _CHUNK) if isinstance(offsets, int) else count
-    if count <= size:
+    rows, offsets = table.shape[0], row.shape[-2] + row.shape[-1] - 1
+    size = max(offsets, _WINDOW) if isinstance(offsets, int) else rows
+    if rows <= size:
         return _products(content, table, row)
-    chunks = -(-count // size)
-    table = jnp.pad(table, [(0, chunks * size - count), *[(0, 0)] * (table.ndim - 1)])
-    least, most = (f(row, initial=start) for f, start in ((jnp.min, count), (jnp.max, 0)))
+    least, most = jnp.min(row, initial=rows), jnp.max(row, initial=0)
 
-    def of_chunk(start: jax.Array, chunk: jax.Array) -> jax.Array:
+    def of_window() -> jax.Array:  # where positions are consecutive, all offsets of a tile are in one
+        start = jnp.minimum(least, rows - size)
+        return _products(content, lax.dynamic_slice_in_dim(table, start, size), jnp.clip(row - start, 0, size - 1))
+
+    return lax.cond(most - least < size, of_window, functools.partial(_by_windows, content, table, row, size))
+
+
+def _by_windows(content: jax.Array, table: jax.Array, row: jax.Array, size: int) -> jax.Array:
+    """`_products` as a sum over parts of the table of this size."""
+    starts = np.arange(0, table.shape[0], size, dtype=np.int32)
+    missing = len(starts) * size - table.shape[0]
+    table = jnp.pad(table, [(0, missing), *[(0, 0)] * (table.ndim - 1)])
+    parts = table.reshape(-1, size, *table.shape[1:])
+
+    @jax.checkpoint
+    def of_part(start: Any, part: jax.Array) -> jax.Array:
         at = row - start
-        inside = (at >= 0) & (at < size)
-        found = _products(content, chunk, jnp.clip(at, 0, size - 1))
-        return jnp.where(inside, found, np.zeros((), found.dtype))
+        found = _products(content, part, jnp.clip(at, 0, size - 1))
+        return jnp.where((at >= 0) & (at < size), found, np.zeros((), found.dtype))
 
-    shape = jax.eval_shape(of_chunk, least, table[:size])
-    zeros = _mesh.vary(jnp.zeros(shape.shape, shape.dtype), varying(table))
+    def step(total: jax.Array, part: Any) -> tuple[jax.Array, None]:
+        return total + of_part(*part), None
 
-    def step(total: jax.Array, block: Any) -> tuple[jax.Array, None]:
-        start, chunk = block
-        needed = (least < start + size) & (most >= start)
-        part = jax.checkpoint(lambda *block: lax.cond(needed, of_chunk, lambda *_: zeros, *block))(start, chunk)
-        return total + part, None
-
-    starts = np.arange(0, chunks * size, size, dtype=np.int32)
-    total, _ = lax.scan(step, zeros, (starts, table.reshape(chunks, size, *table.shape[1:])))
-    return total
+    return lax.scan(step, of_part(starts[0], parts[0]), (starts[1:], parts[1:]))[0]
 
 
 def _products(content: jax.Array, table: jax.Array, row: jax.Array) -> jax.Array:
@@ -303,39 +307,26 @@ def _parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) ->
             require(count % 2, "first must be given for a table with an even number of rows, {}, got None", count)
             first = -(count // 2)
         first = _checks.integer("first", first)
-        require(abs(first) < 2**30, "first must be between -2³⁰ and 2³⁰, got {}", first)
+        require(abs(first) <= 2**30, "first must be from -2³⁰ to 2³⁰, got {}", first)
         outside = {"nearest": None, "zeros": 0.0}.get(out_of_range, np.nan)
         return Rows(count, first, (), outside)
-    require(
-        first is None and out_of_range == "error",
-        "first and out_of_range must not be given with max_distance, which gives every offset a row, got {} and {!r}",
-        first,
-        out_of_range,
-    )
-    require(
-        count % 2 == 0 and count >= 8,
-        "table must have an even number of rows, at least 8, with max_distance, got {}",
-        count,
-    )
-    span = count // 2
-    max_distance = _checks.integer("max_distance", max_distance)
-    require(
-        max_distance > span // 2 + 1,
-        "max_distance must be above {}, a quarter of the rows and one, got {}",
-        span // 2 + 1,
-        max_distance,
-    )
+    require(first is None, "first must not be given with max_distance, got {!r:.60}", first)
+    require(out_of_range == "error", "out_of_range must not be given with max_distance, got {!r}", out_of_range)
+    message = "table must have an even number of rows, at least 8, with max_distance, got {}"
+    require(count % 2 == 0 and count >= 8, message, count)
+    span, max_distance = count // 2, _checks.integer("max_distance", max_distance)
+    message = "max_distance must be above {} for a table of {} rows, got {}"
+    require(max_distance > span // 2 + 1, message, span // 2 + 1, count, max_distance)
     return Rows(count, -span, _edges(span, max_distance), None)
 
 
 def _check_known(queries: Any, keys: Any, rows: Rows) -> None:
     """Raises if all positions are known, and a query and a key are further apart than the table reaches."""
-    if any(
-        isinstance(x, Tracer) or not x.size or not getattr(x, "is_fully_addressable", True) for x in (queries, keys)
-    ):
+    sides = queries, keys
+    if any(isinstance(x, Tracer) or not x.size or not getattr(x, "is_fully_addressable", True) for x in sides):
         return
     queries, keys = (np.asarray(x, np.int64) for x in (queries, keys))
     least, most = (queries.min(-1) - keys.max(-1)).min(), (queries.max(-1) - keys.min(-1)).max()
-    last = rows.first + rows.count - 1
+    last = rows.first + rows.number - 1
     message = "query_positions and key_positions must differ by {} to {} for this table, got {} to {}"
     require(rows.first <= least and most <= last, message, rows.first, last, least, most)
