@@ -122,7 +122,7 @@ def content_bias(
     name, content = ("query", query) if key is None else ("key", key)
     content, table = _parse_content(name, content, queries, keys, table)
     _check_sharding(queries, keys, name, content, table)
-    rows = _parse_rows(table.shape[0], first, max_distance, out_of_range)
+    rows = parse_rows(table.shape[0], first, max_distance, out_of_range)
     if out_of_range == "error" and max_distance is None:
         _check_known(queries, keys, rows)
     return _content_bias(queries, keys, content, table, rows=rows, of_keys=query is None)
@@ -299,7 +299,7 @@ def _tiles_like(queries: jax.Array, keys: jax.Array, content: jax.Array, table: 
     return [align(x, ndim) for x in tiles]
 
 
-def _parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) -> Rows:
+def parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) -> Rows:
     """Which offsets have a row."""
     out_of_range = _checks.one_of("out_of_range", out_of_range, ("error", "nan", "zeros", "nearest"))
     if max_distance is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,8 @@ from jax.typing import ArrayLike
 
 from posenc_jax import _checks
 from posenc_jax._bias import kerple_log, kerple_power
-from posenc_jax._checks import Layout, Part
+from posenc_jax._checks import Layout, Part, require
+from posenc_jax._content_bias import content_bias, parse_rows
 from posenc_jax._fourier import timestep_embedding
 from posenc_jax._frequencies import Frequencies, parse_static
 from posenc_jax._learned_bias import fire
@@ -28,6 +29,8 @@ from posenc_jax._sinusoidal import sinusoidal
 from posenc_jax._tile_arguments import check_no_coordinates, counted
 
 Form = Literal["log", "power"]
+Side = Literal["query", "key"]
+T = TypeVar("T")
 
 # Settings
 
@@ -35,6 +38,27 @@ Form = Literal["log", "power"]
 def parse_form(name: str, value: Any) -> Form:
     """`value` as a form of KERPLE."""
     return _checks.one_of(name, value, ("log", "power"))
+
+
+def parse_side(name: str, value: Any) -> Side:
+    """`value` as the side of a score whose tokens are read."""
+    return _checks.one_of(name, value, ("query", "key"))
+
+
+def parse_scale(name: str, value: Any) -> float:
+    """`value` as a factor of scores."""
+    return _checks.number(name, value, float32=True)
+
+
+def optional(check: Callable[[str, Any], T], name: str, value: Any) -> T | None:
+    """`value` by the check, or None."""
+    return None if value is None else check(name, value)
+
+
+def check_rows(module: Any) -> None:
+    """Raises what `content_bias` raises for the settings and the number of rows of a module."""
+    require(module.num_rows < 2**30, "num_rows must be below 2³⁰, got {}", module.num_rows)
+    parse_rows(module.num_rows, module.first, module.max_distance, module.out_of_range)
 
 
 def parse_sinusoidal(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequencies, Layout, float]:
@@ -108,6 +132,11 @@ def offsets_shape(window: tuple[int, ...], num_heads: int, symmetric: bool) -> t
     return *(n if symmetric else 2 * n - 1 for n in window), num_heads
 
 
+def rows_shape(num_rows: int, num_heads: int | None, head_dim: int) -> tuple[int, ...]:
+    """The shape of the table of `content_bias`."""
+    return (num_rows, head_dim) if num_heads is None else (num_rows, num_heads, head_dim)
+
+
 def coordinates(name: str, tokens: Any, window: tuple[int, ...], class_token: bool) -> Any:
     """Coordinates of tokens from their indices, row by row; a class token comes first, and so is at row −1."""
     tokens = _checks.array(name, tokens, _checks.INTEGERS)
@@ -134,6 +163,13 @@ def relative_bias(module: Any, queries: Any, keys: Any, table: jax.Array, prefix
         keys = coordinates("key_positions", keys, window, prefix is not None)
     settings: dict[str, Any] = {"symmetric": module.symmetric, "out_of_range": module.out_of_range}
     return relative_position_bias(queries, keys, table, prefix=prefix, **settings)
+
+
+def scaled_content_bias(module: Any, queries: Any, keys: Any, query: Any, key: Any, table: jax.Array) -> jax.Array:
+    """`content_bias` with the settings of a module, times its scale."""
+    content = {"query": query} if module.of == "query" else {"key": key}
+    settings = {"first": module.first, "max_distance": module.max_distance, "out_of_range": module.out_of_range}
+    return content_bias(queries, keys, table, **content, **settings) * float(module.scale)
 
 
 def sinusoidal_table(length: int, frequencies: Frequencies | int, layout: Layout, dtype: Any) -> jax.Array:

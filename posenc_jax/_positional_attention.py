@@ -18,10 +18,12 @@ from posenc_jax._pairs import TurnSettings
 from posenc_jax._rotary import rotate_vectors
 from posenc_jax._waves import Angles
 
+Biases = tuple[Callable[..., Any] | None, Callable[..., Any] | None]  # of positions; of positions and content
+
 
 @dataclasses.dataclass(frozen=True)
 class PositionalSettings:
-    """All settings but the bias: hashable, without arrays, so that layers with equal settings compile once."""
+    """All settings but the biases: hashable, without arrays, so that layers with equal settings compile once."""
 
     frequencies: Frequencies
     layout: Layout
@@ -33,18 +35,22 @@ class PositionalSettings:
         _checks.layout("layout", self.layout)
         _checks.part("part", self.part)
 
-    def parse_bias(self, bias: Any) -> Any:
-        """Returns `bias`; raises if these settings do not allow it."""
-        require(bias is not None or self.frequencies.dim, "bias must be given with frequencies of width 0, got None")
-        _checks.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
-        axes = 1 if bias is None else self.frequencies.num_axes
-        require(axes == 1, "bias must be None with frequencies of {} axes: it has positions of one", axes)
-        return bias
+    def parse_biases(self, bias: Any, content_bias: Any) -> Biases:
+        """Returns both; raises if these settings do not allow them."""
+        given, axes = bias is not None or content_bias is not None, self.frequencies.num_axes
+        message = "bias or content_bias must be given with frequencies of width 0, got None"
+        require(given or self.frequencies.dim, message)
+        of = {"bias": (bias, "positions"), "content_bias": (content_bias, "positions, query and key")}
+        for name, (function, arguments) in of.items():
+            if function is not None:
+                _checks.require_type(callable(function), name, f"a function of {arguments}", function)
+                require(axes == 1, "{} must be None with frequencies of {} axes: it has positions of one", name, axes)
+        return bias, content_bias
 
     def attend(
         self,
         attention_fn: Callable[..., jax.Array],
-        position_bias: Callable[..., jax.Array] | None,
+        biases: Biases,
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
@@ -54,17 +60,18 @@ class PositionalSettings:
         key_positions: ArrayLike | None = None,
         **kwargs: Any,
     ) -> jax.Array:
-        """Calls `attention_fn` with query (..., queries, heads, head_dim) and key rotated, and both biases summed."""
+        """Calls `attention_fn` with query (..., queries, heads, head_dim) and key rotated, and all biases summed."""
         query, key, value = map(_checks.held, (query, key, value))
         queries, keys = self._parse_positions(query, key, input_positions, key_positions)
         if keys is None and queries is not None:
             _require_cache(query, key, queries, args[0] if args else kwargs.get("mask"), kwargs.get("is_causal"))
-        if position_bias is not None:
-            bias = _add_biases(bias, position_bias, query, key, queries, keys)
+        biased = any(function is not None for function in biases)
+        if biased:
+            bias = _add_biases(bias, biases, query, key, queries, keys)
         if self.frequencies.dim:
             query = self._rotate("query", query, "input_positions", queries)
             key = self._rotate("key", key, "input_positions" if keys is queries else "key_positions", keys)
-        if position_bias is None:
+        if not biased:
             return attention_fn(query, key, value, bias, *args, **kwargs)
         with jax.numpy_dtype_promotion("standard"):  # 16-bit scores plus a float32 bias are float32
             return attention_fn(query, key, value, bias, *args, **kwargs)
@@ -120,21 +127,27 @@ def _require_cache(query: Any, key: Any, positions: jax.Array, mask: Any, is_cau
 
 
 def _add_biases(
-    bias: ArrayLike | None, position_bias: Callable[..., Any], query: Any, key: Any, queries: Any, keys: Any
-) -> jax.Array:
-    """Adds `bias` to `position_bias` of the positions, which must return all heads, queries and keys."""
+    bias: ArrayLike | None, biases: Biases, query: Any, key: Any, queries: Any, keys: Any
+) -> ArrayLike | None:
+    """Adds what `biases` return, which must be for all heads, queries and keys, to `bias`."""
     shape = query.shape[-2], query.shape[-3], key.shape[-3]
     queries = _tile_arguments.counted("query", shape[1]) if queries is None else queries
     keys = _tile_arguments.counted("key", shape[2]) if keys is None else keys
-    with _checks.callback():
-        values = position_bias(queries, keys)
-    values = _checks.floats("what bias returns", values, (..., "heads", "queries", "keys"))
-    if values.shape[-3:] != shape:
-        raise invalid(f"bias must return shape (..., {', '.join(map(str, shape))}), got {values.shape}")
-    _checks.broadcastable("what bias returns,", values.shape, "the scores", (*query.shape[:-3], *shape))
-    values = align(values, query.ndim)
-    if bias is None:
-        return values
-    bias = jnp.asarray(bias)
+    arguments = {"bias": (queries, keys), "content_bias": (queries, keys, query, key)}
+    for (name, given), function in zip(arguments.items(), biases, strict=True):
+        if function is None:
+            continue
+        with _checks.callback():
+            values = function(*given)
+        values = _checks.floats(f"what {name} returns", values, (..., "heads", "queries", "keys"))
+        if values.shape[-3:] != shape:
+            raise invalid(f"{name} must return shape (..., {', '.join(map(str, shape))}), got {values.shape}")
+        _checks.broadcastable(f"what {name} returns,", values.shape, "the scores", (*query.shape[:-3], *shape))
+        values = align(values, query.ndim)
+        bias = values if bias is None else _sum(values, jnp.asarray(bias))
+    return bias
+
+
+def _sum(values: jax.Array, bias: jax.Array) -> jax.Array:
     dtype = compute_dtype(values, bias)
     return values.astype(dtype) + align(bias, values.ndim).astype(dtype)

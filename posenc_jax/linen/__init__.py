@@ -1,7 +1,7 @@
 """Flax Linen modules: the same settings as in `posenc_jax.nnx`, and the same numbers."""
 
 from posenc_jax.linen._attention import positional_attention
-from posenc_jax.linen._biases import FIRE, KERPLE, ALiBi, RelativePositionBias, T5Bias
+from posenc_jax.linen._biases import FIRE, KERPLE, ALiBi, ContentBias, RelativePositionBias, T5Bias
 from posenc_jax.linen._encodings import (
     FourierFeatures,
     LearnedEncoding,
@@ -12,6 +12,7 @@ from posenc_jax.linen._encodings import (
 
 __all__ = [
     "ALiBi",
+    "ContentBias",
     "FIRE",
     "FourierFeatures",
     "KERPLE",

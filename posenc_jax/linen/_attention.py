@@ -15,10 +15,11 @@ from posenc_jax._positional_attention import PositionalSettings
 
 
 class PositionalAttention(nn.Module):
-    """An attention_fn, made by `positional_attention`. A bias with parameters is a submodule of it."""
+    """An attention_fn, made by `positional_attention`. Biases with parameters are submodules of it."""
 
     settings: PositionalSettings
     bias: Callable[..., jax.Array] | None
+    content_bias: Callable[..., jax.Array] | None
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -33,7 +34,8 @@ class PositionalAttention(nn.Module):
     @naming("positional_attention")
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """`nn.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
-        return self.settings.attend(nn.dot_product_attention, self.bias, query, key, value, *args, **kwargs)
+        biases = self.bias, self.content_bias
+        return self.settings.attend(nn.dot_product_attention, biases, query, key, value, *args, **kwargs)
 
 
 @public
@@ -41,16 +43,17 @@ def positional_attention(
     frequencies: Frequencies | int,
     *,
     bias: Callable[..., jax.Array] | None = None,
+    content_bias: Callable[..., jax.Array] | None = None,
     layout: Layout = "half",
     part: Part = "first",
 ) -> PositionalAttention:
-    r"""An `attention_fn` for `nn.MultiHeadDotProductAttention`: any rotary embedding, any bias, or both.
+    r"""An `attention_fn` for `nn.MultiHeadDotProductAttention`: any rotary embedding and any biases.
 
     The score of a query at position $p$ and a key at $t$, with $R$ the rotation of `posenc_jax.rotary`, is
 
-    $$(R_p q) \cdot (R_t k) / \sqrt{\text{head\_dim}} + \text{bias}(p, t)$$
+    $$(R_p q) \cdot (R_t k) / \sqrt{\text{head\_dim}} + \text{bias}(p, t) + \text{content\_bias}(p, t, q, k)$$
 
-    The rest is `nn.dot_product_attention` with all of its arguments; a bias given there is added to this one.
+    The rest is `nn.dot_product_attention` with all of its arguments; a bias given there is added to these.
 
     The attention_fn takes two more arguments, with one position for each query or key; bind them with
     `functools.partial`. `input_positions` are for the inputs, queries and keys alike. `key_positions` are for keys
@@ -70,6 +73,10 @@ def positional_attention(
         `posenc_jax.linen`, or for example `functools.partial(pe.alibi, heads=8)`. A module made outside any other
         becomes part of the layer; its variables are under "attention_fn" and "bias". A module made in another's `setup`
         or `@nn.compact` belongs to that one: layers that are given it share its parameters, and positions can be bound.
+      content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
+        `ContentBias`, or a module of your own; its variables are under "attention_fn" and "content_bias". query
+        (..., queries, heads, head_dim) and key (..., keys, heads, head_dim) are as the layer projected them, neither
+        rotated nor scaled. The result is not scaled either.
       layout: as for `posenc_jax.rotary`.
       part: as for `posenc_jax.rotary`.
 
@@ -77,9 +84,9 @@ def positional_attention(
       The attention_fn: a module, and a hashable value without arrays, equal to any other with the same settings.
 
     Raises:
-      TypeError: if frequencies is an array or bias cannot be called.
+      TypeError: if frequencies is an array, or bias or content_bias cannot be called.
       ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, or a bias comes and
-        positions have several axes. When called: if positions are missing, or not one for each token, or the bias does
+        positions have several axes. When called: if positions are missing, or not one for each token, or a bias does
         not have the shape above.
 
     Examples:
@@ -105,4 +112,4 @@ def positional_attention(
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
     settings = PositionalSettings(frequencies, layout, part)  # type: ignore[arg-type]
-    return PositionalAttention(settings, settings.parse_bias(bias))
+    return PositionalAttention(settings, *settings.parse_biases(bias, content_bias))

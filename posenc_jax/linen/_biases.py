@@ -3,6 +3,7 @@ r"""Flax Linen modules of the attention biases."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,9 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _modules
 from posenc_jax._bias import alibi
 from posenc_jax._checks import OutOfRange, public
+from posenc_jax._content_bias import OutOfRange as OutOfRangeOfContent
 from posenc_jax._learned_bias import check_scale, t5
-from posenc_jax._modules import Form, default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
+from posenc_jax._modules import Form, Side, default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
 
 
 class ALiBi(nn.Module):
@@ -315,3 +317,79 @@ class RelativePositionBias(nn.Module):
         if self.class_token:
             prefix = self.param("prefix", self.prefix_init, (3, self.num_heads), self.param_dtype)
         return _modules.relative_bias(self, query_positions, key_positions, table, prefix)
+
+
+class ContentBias(nn.Module):
+    r"""The product of a token and a learned vector for each offset, `posenc_jax.content_bias`, times a scale.
+
+    $$s \, q_i \cdot t_{i - j - f} \qquad \text{or} \qquad s \, k_j \cdot t_{i - j - f}$$
+
+    Args:
+      num_rows: number of rows of the table $t$.
+      head_dim: features of a head.
+      of: whose content is multiplied, "query" or "key". The other one is not read.
+      scale: $s$: head_dim ** -0.5 where the model adds the term inside the scale of the scores, as Shaw's does, and 1.0
+        where it adds the term after it, as ViTDet does.
+      num_heads: number of heads if each has a table of its own; None: all share one.
+      first: as for `posenc_jax.content_bias`.
+      max_distance: as for `posenc_jax.content_bias`.
+      out_of_range: as for `posenc_jax.content_bias`.
+      param_dtype: dtype of the table.
+      embedding_init: initialiser of the table, (num_rows, head_dim) or (num_rows, num_heads, head_dim), which may
+        add metadata (`nn.with_partitioning`);
+        normal with deviation 0.02 by default.
+
+    Raises:
+      TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
+      ValueError: if a number is not positive, of is unknown, or `posenc_jax.content_bias` refuses the number of rows,
+        first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
+
+    Examples:
+      Shaw's relative keys, clipped at a distance of 16, in a layer:
+
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> from posenc_jax.linen import ContentBias, positional_attention
+      >>> shaw = ContentBias(33, 8, of="query", scale=8**-0.5, out_of_range="nearest")
+      >>> attend = positional_attention(0, content_bias=shaw)
+      >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
+      >>> x = jnp.ones((1, 50, 16), jnp.float32)
+      >>> variables = layer.init(jax.random.key(0), x)
+      >>> variables["params"]["attention_fn"]["content_bias"]["embedding"].shape
+      (33, 8)
+
+    Reference:
+      Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1, equation 4, and 3.2.
+    """
+
+    num_rows: int
+    head_dim: int
+    _: dataclasses.KW_ONLY
+    of: Side
+    scale: float
+    num_heads: int | None = None
+    first: int | None = None
+    max_distance: int | None = None
+    out_of_range: OutOfRangeOfContent = "error"
+    param_dtype: Any = jnp.float32
+    embedding_init: nn.initializers.Initializer = default_embedding_init
+
+    @public
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        _modules.check_fields(self, _checks.positive_int, "num_rows head_dim")
+        _modules.check_fields(self, _modules.parse_side, "of")
+        _modules.check_fields(self, _modules.parse_scale, "scale")
+        _modules.check_fields(self, functools.partial(_modules.optional, _checks.positive_int), "num_heads")
+        _modules.check_rows(self)
+        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self, query_positions: ArrayLike, key_positions: ArrayLike, query: ArrayLike, key: ArrayLike
+    ) -> jax.Array:
+        """Float32 (..., heads, queries, keys), of query (..., queries, heads, head_dim) and key likewise."""
+        shape = _modules.rows_shape(self.num_rows, self.num_heads, self.head_dim)
+        table = self.param("embedding", self.embedding_init, shape, self.param_dtype)
+        return _modules.scaled_content_bias(self, query_positions, key_positions, query, key, table)

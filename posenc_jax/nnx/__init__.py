@@ -1,7 +1,7 @@
 """Flax NNX modules: each holds settings and parameters, and calls one function of the library."""
 
 from posenc_jax.nnx._attention import positional_attention
-from posenc_jax.nnx._biases import FIRE, KERPLE, ALiBi, RelativePositionBias, T5Bias
+from posenc_jax.nnx._biases import FIRE, KERPLE, ALiBi, ContentBias, RelativePositionBias, T5Bias
 from posenc_jax.nnx._encodings import (
     FourierFeatures,
     LearnedEncoding,
@@ -12,6 +12,7 @@ from posenc_jax.nnx._encodings import (
 
 __all__ = [
     "ALiBi",
+    "ContentBias",
     "FIRE",
     "FourierFeatures",
     "KERPLE",

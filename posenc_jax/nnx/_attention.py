@@ -14,16 +14,23 @@ from posenc_jax._positional_attention import PositionalSettings
 
 
 class PositionalAttention(nnx.Module):
-    """An attention_fn, made by `positional_attention`. The parameters of its bias are part of the layer's state."""
+    """An attention_fn, made by `positional_attention`. The parameters of its biases are part of the layer's state."""
 
-    def __init__(self, settings: PositionalSettings, bias: Callable[..., jax.Array] | None):
+    def __init__(
+        self,
+        settings: PositionalSettings,
+        bias: Callable[..., jax.Array] | None,
+        content_bias: Callable[..., jax.Array] | None,
+    ):
         self.settings = settings
         self.bias = bias
+        self.content_bias = content_bias
 
     @naming("positional_attention")
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """`nnx.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
-        return self.settings.attend(nnx.dot_product_attention, self.bias, query, key, value, *args, **kwargs)
+        biases = self.bias, self.content_bias
+        return self.settings.attend(nnx.dot_product_attention, biases, query, key, value, *args, **kwargs)
 
 
 @public
@@ -31,16 +38,17 @@ def positional_attention(
     frequencies: Frequencies | int,
     *,
     bias: Callable[..., jax.Array] | None = None,
+    content_bias: Callable[..., jax.Array] | None = None,
     layout: Layout = "half",
     part: Part = "first",
 ) -> PositionalAttention:
-    r"""An `attention_fn` for `nnx.MultiHeadAttention`: any rotary embedding, any bias, or both.
+    r"""An `attention_fn` for `nnx.MultiHeadAttention`: any rotary embedding and any biases.
 
     The score of a query at position $p$ and a key at $t$, with $R$ the rotation of `posenc_jax.rotary`, is
 
-    $$(R_p q) \cdot (R_t k) / \sqrt{\text{head\_dim}} + \text{bias}(p, t)$$
+    $$(R_p q) \cdot (R_t k) / \sqrt{\text{head\_dim}} + \text{bias}(p, t) + \text{content\_bias}(p, t, q, k)$$
 
-    The rest is `nnx.dot_product_attention` with all of its arguments; a bias given there is added to this one.
+    The rest is `nnx.dot_product_attention` with all of its arguments; a bias given there is added to these.
 
     The attention_fn takes two more arguments, with one position for each query or key. `input_positions` are for
     the inputs, queries and keys alike; `nnx.MultiHeadAttention` passes them on (since flax 0.12.9). `key_positions` are
@@ -59,16 +67,19 @@ def positional_attention(
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
         `posenc_jax.nnx`, whose parameters become those of the layer, or for example
         `functools.partial(pe.alibi, heads=8)`. Layers that are given the same module share its parameters.
+      content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
+        `ContentBias`, or a module of your own. query (..., queries, heads, head_dim) and key (..., keys, heads,
+        head_dim) are as the layer projected them, neither rotated nor scaled. The result is not scaled either.
       layout: as for `posenc_jax.rotary`.
       part: as for `posenc_jax.rotary`.
 
     Returns:
-      The attention_fn, a module whose only parameters are those of the bias.
+      The attention_fn, a module whose only parameters are those of the biases.
 
     Raises:
-      TypeError: if frequencies is an array or bias cannot be called.
+      TypeError: if frequencies is an array, or bias or content_bias cannot be called.
       ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, or a bias comes and
-        positions have several axes. When called: if positions are missing, or not one for each token, or the bias does
+        positions have several axes. When called: if positions are missing, or not one for each token, or a bias does
         not have the shape above.
 
     Examples:
@@ -90,4 +101,4 @@ def positional_attention(
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
     settings = PositionalSettings(frequencies, layout, part)  # type: ignore[arg-type]
-    return PositionalAttention(settings, settings.parse_bias(bias))
+    return PositionalAttention(settings, *settings.parse_biases(bias, content_bias))

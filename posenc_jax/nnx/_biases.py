@@ -14,8 +14,9 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _modules
 from posenc_jax._bias import alibi
 from posenc_jax._checks import OutOfRange, callback, public
+from posenc_jax._content_bias import OutOfRange as OutOfRangeOfContent
 from posenc_jax._learned_bias import check_scale, t5
-from posenc_jax._modules import Form, default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
+from posenc_jax._modules import Form, Side, default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
 
 
 class ALiBi(nnx.Module):
@@ -341,3 +342,91 @@ class RelativePositionBias(nnx.Module):
         """Float32 (..., heads, queries, keys)."""
         prefix = None if self.prefix is None else self.prefix[...]
         return _modules.relative_bias(self, query_positions, key_positions, self.embedding[...], prefix)
+
+
+class ContentBias(nnx.Module):
+    r"""The product of a token and a learned vector for each offset, `posenc_jax.content_bias`, times a scale.
+
+    $$s \, q_i \cdot t_{i - j - f} \qquad \text{or} \qquad s \, k_j \cdot t_{i - j - f}$$
+
+    Args:
+      num_rows: number of rows of the table $t$.
+      head_dim: features of a head.
+      of: whose content is multiplied, "query" or "key". The other one is not read.
+      scale: $s$: head_dim ** -0.5 where the model adds the term inside the scale of the scores, as Shaw's does, and 1.0
+        where it adds the term after it, as ViTDet does.
+      num_heads: number of heads if each has a table of its own; None: all share one.
+      first: as for `posenc_jax.content_bias`.
+      max_distance: as for `posenc_jax.content_bias`.
+      out_of_range: as for `posenc_jax.content_bias`.
+      param_dtype: dtype of the table.
+      embedding_init: initialiser of the table, (num_rows, head_dim) or (num_rows, num_heads, head_dim);
+        normal with deviation 0.02 by default.
+      embedding_metadata: metadata of the table, such as its sharding.
+      rngs: source of the initial values.
+
+    Raises:
+      TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
+      ValueError: if a number is not positive, of is unknown, or `posenc_jax.content_bias` refuses the number of rows,
+        first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
+
+    Examples:
+      Shaw's relative keys, clipped at a distance of 16, in a layer:
+
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import ContentBias, positional_attention
+      >>> rngs = nnx.Rngs(0)
+      >>> shaw = ContentBias(33, 8, of="query", scale=8**-0.5, out_of_range="nearest", rngs=rngs)
+      >>> attend = positional_attention(0, content_bias=shaw)
+      >>> settings = {"attention_fn": attend, "decode": False, "rngs": rngs}
+      >>> layer = nnx.MultiHeadAttention(2, 16, **settings)
+      >>> layer(jnp.ones((1, 50, 16), jnp.float32)).shape
+      (1, 50, 16)
+      >>> layer.attention_fn.content_bias.embedding.shape
+      (33, 8)
+
+    Reference:
+      Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1, equation 4, and 3.2.
+    """
+
+    of: Side
+    out_of_range: OutOfRangeOfContent
+
+    @public
+    def __init__(
+        self,
+        num_rows: int,
+        head_dim: int,
+        *,
+        of: Side,
+        scale: float,
+        num_heads: int | None = None,
+        first: int | None = None,
+        max_distance: int | None = None,
+        out_of_range: OutOfRangeOfContent = "error",
+        param_dtype: Any = jnp.float32,
+        embedding_init: nnx.Initializer = default_embedding_init,
+        embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
+        rngs: nnx.Rngs,
+    ):
+        self.num_rows = _checks.positive_int("num_rows", num_rows)
+        self.head_dim = _checks.positive_int("head_dim", head_dim)
+        self.of, self.scale = _modules.parse_side("of", of), _modules.parse_scale("scale", scale)
+        self.num_heads = _modules.optional(_checks.positive_int, "num_heads", num_heads)
+        self.first = _modules.optional(_checks.integer, "first", first)
+        self.max_distance = _modules.optional(_checks.integer, "max_distance", max_distance)
+        self.out_of_range = out_of_range
+        _modules.check_rows(self)
+        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
+        shape = _modules.rows_shape(self.num_rows, self.num_heads, self.head_dim)
+        with callback():
+            value = embedding_init(rngs.params(), shape, param_dtype)
+        self.embedding = nnx.Param(value, **embedding_metadata)
+
+    def __call__(
+        self, query_positions: ArrayLike, key_positions: ArrayLike, query: ArrayLike, key: ArrayLike
+    ) -> jax.Array:
+        """Float32 (..., heads, queries, keys), of query (..., queries, heads, head_dim) and key likewise."""
+        arrays = query_positions, key_positions, query, key, self.embedding[...]
+        return _modules.scaled_content_bias(self, *arrays)

@@ -1,4 +1,4 @@
-"""Modules of NNX whose parameters NumPy draws, so that nothing is compiled."""
+"""Modules of NNX whose parameters NumPy draws, so that nothing is compiled; `ContentBias` by loops."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,3 +12,20 @@ def drawn(make: Callable[[], Any], rng: np.random.Generator) -> Any:
     """The module that `make` returns, with normal numbers of deviation 0.3 for its parameters."""
     graphdef, state = nnx.split(nnx.eval_shape(make))
     return nnx.merge(graphdef, jax.tree.map(lambda w: (0.3 * rng.normal(size=w.shape)).astype(w.dtype), state))
+
+
+def content_by_loops(i: Any, j: Any, x: Any, table: Any, *, of: str, first: int, outside: float | None) -> np.ndarray:
+    """Products in float64 of queries or keys x (batch, tokens, heads, features) with the rows of their offsets.
+
+    The table is (rows, heads, features), or (rows, features) for all heads; `outside` None is the nearest row.
+    """
+    x, table = np.asarray(x, np.float64), np.asarray(table, np.float64)
+    table = table if table.ndim == 3 else np.repeat(table[:, None], x.shape[2], 1)
+    bias = np.empty((len(x), x.shape[2], len(i), len(j)))
+    for b, h, q, k in np.ndindex(bias.shape):
+        row = int(i[q]) - int(j[k]) - first
+        if outside is not None and not 0 <= row < len(table):
+            bias[b, h, q, k] = outside
+        else:
+            bias[b, h, q, k] = x[b, q if of == "query" else k, h] @ table[min(max(row, 0), len(table) - 1), h]
+    return bias

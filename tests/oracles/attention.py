@@ -142,8 +142,9 @@ def project(parameters: Mapping[str, Any], x: Any) -> np.ndarray:
 
 
 def layer(parameters: Mapping[str, Any], x: Any, positions: Any, bias: Any = 0.0, seen: Any = True) -> np.ndarray:
-    """Flax's attention layer with RoPE, by its parameters."""
+    """Flax's attention layer with RoPE, by its parameters; the bias may be a function of what it projects, q and k."""
     q, k, v = (project(parameters[name], x) for name in ("query", "key", "value"))
+    bias = bias(q, k) if callable(bias) else bias
     y = dense(rope(q, positions), rope(k, positions), v, bias, seen).y
     kernel, added = (np.asarray(parameters["out"][name], np.float64) for name in ("kernel", "bias"))
     return np.einsum("...hd,hdf->...f", y, kernel) + added

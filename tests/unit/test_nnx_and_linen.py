@@ -1,5 +1,7 @@
 """Modules of the biases, Fourier features and timesteps: both stacks, the same parameters, the same numbers."""
 
+import inspect
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import posenc_jax as pe
 import posenc_jax.linen as linen
 import posenc_jax.nnx as nnx_modules
 from helpers.closeness import assert_within
-from helpers.modules import drawn
+from helpers.modules import content_by_loops, drawn
 from helpers.quick import quick
 from helpers.tiers import tiered
 from oracles.biases import softplus, twice_sigmoid
@@ -60,6 +62,20 @@ BIASES = [
         ),
         {"embedding": (901, 3), "prefix": (3, 3)},
     ),
+    (
+        "ContentBias",
+        (5, 4),
+        {"of": "query", "scale": 0.3, "out_of_range": "nearest"},
+        lambda p, q, k, x, _: 0.3 * pe.content_bias(q, k, p["embedding"], query=x, out_of_range="nearest"),
+        {"embedding": (5, 4)},
+    ),
+    (
+        "ContentBias",
+        (8, 4),
+        {"of": "key", "scale": 2, "num_heads": 3, "max_distance": 900},
+        lambda p, q, k, _, x: 2 * pe.content_bias(q, k, p["embedding"], key=x, max_distance=900),
+        {"embedding": (8, 3, 4)},
+    ),
     ("KERPLE", (3,), {}, lambda p, q, k: pe.kerple_log(q, k, *free_kerple(p, softplus)), FREE),
     ("KERPLE", (3,), {"form": "power"}, lambda p, q, k: pe.kerple_power(q, k, *free_kerple(p, twice_sigmoid)), FREE),
     (
@@ -78,6 +94,17 @@ BIASES = [
     ),
 ]
 EACH = pytest.mark.parametrize(("name", "sizes", "settings", "function", "shapes"), BIASES, ids=lambda x: str(x)[:20])
+
+
+def called_with(name, q, k):
+    """Positions; `ContentBias` takes the queries and keys of three heads too."""
+    draw = np.random.default_rng(2)
+    content = [draw.normal(size=(*x.shape, 3, 4)).astype(np.float32) for x in (q, k)]
+    return q, k, *(content if name == "ContentBias" else [])
+
+
+def heads_of(name, sizes):
+    return 3 if name == "ContentBias" else sizes[-1]
 
 
 def made(name, *args, **settings):
@@ -112,19 +139,22 @@ def test_is_the_function_in_both_stacks(name, sizes, settings, function, shapes)
     same = getattr(linen, name)(*sizes, **settings)
     p = parameters(module)
     assert {n: x.shape for n, x in p.items()} == shapes
-    begun = jax.eval_shape(same.init, KEY, QUERIES, KEYS).get("params", {})
+    arrays = called_with(name, QUERIES, KEYS)
+    tile = [x[at] for x, at in zip(arrays, [np.s_[:, 1:], np.s_[2:4]] * 2, strict=False)]
+    begun = jax.eval_shape(same.init, KEY, *arrays).get("params", {})
     assert jax.tree.map(lambda x: (x.shape, x.dtype), begun) == jax.tree.map(lambda x: (x.shape, x.dtype), p)
     graphdef, state = nnx.split(module)
 
     @jax.jit
-    def compute(state, p, q, k, a_few, some):
+    def compute(state, p, arrays, tile):
         m = nnx.merge(graphdef, state)
-        return m(q, k), same.apply({"params": p}, q, k), m(a_few, some), function(parameters(module), q, k)
+        return m(*arrays), same.apply({"params": p}, *arrays), m(*tile), function(parameters(module), *arrays)
 
-    got, of_linen, tile, want = map(np.asarray, compute(state, p, QUERIES, KEYS, QUERIES[:, 1:], KEYS[2:4]))
-    assert got.dtype == jnp.float32 and got.shape == (2, sizes[-1], 3, 5)
+    got, of_linen, part, want = map(np.asarray, compute(state, p, arrays, tile))
+    assert got.dtype == jnp.float32 and got.shape == (2, heads_of(name, sizes), 3, 5)
     np.testing.assert_array_equal(of_linen, got)
-    assert_within(tile, got[..., 1:, 2:4], 0 if name != "FIRE" else 1e-6, against="the whole bias's tile")
+    exact = name not in ("FIRE", "ContentBias")
+    assert_within(part, got[..., 1:, 2:4], 0 if exact else 1e-6, against="the whole bias's tile")
     # A GPU's power of 10¹¹ is off by more than a CPU's.
     relative = 5e-6 if settings == {"form": "power"} and jax.default_backend() != "cpu" else 2e-6
     assert_within(got, want, relative * np.abs(want) + 1e-6, against="the function")
@@ -134,9 +164,10 @@ def test_is_the_function_in_both_stacks(name, sizes, settings, function, shapes)
 @EACH
 def test_has_the_same_bits_without_jit(name, sizes, settings, function, shapes):
     module, same = made(name, *sizes, **settings), getattr(linen, name)(*sizes, **settings)
-    got = module(QUERIES, KEYS)
-    np.testing.assert_array_equal(same.apply({"params": parameters(module)}, QUERIES, KEYS), got)
-    np.testing.assert_array_equal(nnx.jit(lambda m, q, k: m(q, k))(module, QUERIES, KEYS), got)
+    arrays = called_with(name, QUERIES, KEYS)
+    got = module(*arrays)
+    np.testing.assert_array_equal(same.apply({"params": parameters(module)}, *arrays), got)
+    np.testing.assert_array_equal(nnx.jit(lambda m, *arrays: m(*arrays))(module, *arrays), got)
 
 
 @pytest.mark.thorough
@@ -146,8 +177,8 @@ def test_all_parameters_and_nothing_else_is_learned(name, sizes, settings, funct
     graphdef, state = nnx.split(module)
     assert set(nnx.to_pure_dict(state)) == set(shapes)
     assert nnx.graphdef(made(name, *sizes, **settings)) == graphdef  # settings are values
-    weight = np.random.default_rng(1).normal(size=(sizes[-1], 4, 40)).astype(np.float32)
-    q, k = np.arange(20, 24), np.arange(-1, 39)
+    weight = np.random.default_rng(1).normal(size=(heads_of(name, sizes), 4, 40)).astype(np.float32)
+    arrays = called_with(name, np.arange(20, 24), np.arange(-1, 39))
 
     def loss(b):
         return jnp.sum(b * weight)
@@ -156,8 +187,8 @@ def test_all_parameters_and_nothing_else_is_learned(name, sizes, settings, funct
 
     @quick
     def gradients(state):
-        of_linen = jax.grad(lambda p: loss(same.apply({"params": p}, q, k)))(nnx.to_pure_dict(state))
-        return nnx.to_pure_dict(nnx.grad(lambda m: loss(m(q, k)))(nnx.merge(graphdef, state))), of_linen
+        of_linen = jax.grad(lambda p: loss(same.apply({"params": p}, *arrays)))(nnx.to_pure_dict(state))
+        return nnx.to_pure_dict(nnx.grad(lambda m: loss(m(*arrays)))(nnx.merge(graphdef, state))), of_linen
 
     grads, wanted = gradients(state)
     assert set(grads) == set(shapes)
@@ -199,6 +230,7 @@ def test_t5_begins_as_t5x_does():
     ("name", "init", "of"),
     [
         ("T5Bias", {"embedding_init": 2}, {"embedding": "embedding_metadata"}),
+        ("ContentBias", {"embedding_init": 3}, {"embedding": "embedding_metadata"}),
         ("KERPLE", {"r1_init": 1, "r2_init": 1}, {"free_r1": "metadata", "free_r2": "metadata"}),
         (
             "FIRE",
@@ -208,21 +240,80 @@ def test_t5_begins_as_t5x_does():
     ],
 )
 def test_initialisers_dtype_and_metadata_pass_through(name, init, of):
+    content = {"of": "query", "scale": 1.0, "out_of_range": "nearest", "num_heads": 3}
+    sizes, settings = ((5, 4), content) if name == "ContentBias" else ((4,), {})
+    arrays = called_with(name, QUERIES, KEYS)
     inits = dict.fromkeys(init, lambda key, shape, dtype: np.full(shape, 0.5, dtype))
     metadata = {of_name: {"role": "positions"} for of_name in of.values()}
-    module = nnx.jit(lambda: made(name, 4, param_dtype=jnp.bfloat16, **inits, **metadata))()
-    boxed = {n: nn.with_partitioning(inits[n], (None, "heads")[-rank:]) for n, rank in init.items()}
-    same = getattr(linen, name)(4, param_dtype=jnp.bfloat16, **boxed)
-    variables = quick(same.init)(KEY, QUERIES, KEYS)
+    module = nnx.jit(lambda: made(name, *sizes, **settings, param_dtype=jnp.bfloat16, **inits, **metadata))()
+    boxed = {
+        n: nn.with_partitioning(inits[n], ("rows", "heads", None)[:rank] if rank == 3 else (None, "heads")[-rank:])
+        for n, rank in init.items()
+    }
+    same = getattr(linen, name)(*sizes, **settings, param_dtype=jnp.bfloat16, **boxed)
+    variables = quick(same.init)(KEY, *arrays)
     specs = nn.get_partition_spec(variables)["params"]
     for n in of:
         assert getattr(module, n).role == "positions"
         np.testing.assert_array_equal(np.asarray(getattr(module, n)[...], np.float32), 0.5)
-        assert specs[n][-1] == "heads"
+        assert "heads" in specs[n]
     assert {x.dtype for x in jax.tree.leaves(variables)} == {np.dtype(jnp.bfloat16)}
-    got, of_linen = in_both(module, same, QUERIES, KEYS, variables=variables)
+    got, of_linen = in_both(module, same, *arrays, variables=variables)
     assert got.dtype == jnp.float32
     np.testing.assert_array_equal(of_linen, got)
+
+
+# Settings, and how the loops are told of them; an offset without a row has the nearest one where `outside` is None.
+CONTENT = {
+    "one table, of queries": (
+        {"of": "query", "scale": 8**-0.5, "out_of_range": "nearest"},
+        {"of": "query", "first": -2, "outside": None},
+    ),
+    "a table a head, of keys": (
+        {"of": "key", "scale": 0.7, "num_heads": 2, "first": -3, "out_of_range": "zeros"},
+        {"of": "key", "first": -3, "outside": 0.0},
+    ),
+}
+
+
+def test_content_bias_is_that_of_loops_in_both_stacks():
+    i, j = np.array([0, 7, 3], np.int32), np.array([4, 2, 3, 12, 0], np.int32)
+    q, k = RNG.normal(size=(2, 3, 2, 8)).astype(np.float32), RNG.normal(size=(2, 5, 2, 8)).astype(np.float32)
+    weight = RNG.normal(size=(2, 2, 3, 5)).astype(np.float32)
+    modules = {n: drawn(lambda s=s: made("ContentBias", 5, 8, **s), RNG) for n, (s, _) in CONTENT.items()}
+    tables = {n: module.embedding[...] for n, module in modules.items()}
+
+    def of_linen(n, table):
+        return linen.ContentBias(5, 8, **CONTENT[n][0]).apply({"params": {"embedding": table}}, i, j, q, k)
+
+    @quick
+    def compute(tables):
+        loss = lambda table, n: jnp.sum(of_linen(n, table) * weight)  # noqa: E731
+        return {n: (m(i, j, q, k), of_linen(n, tables[n]), jax.grad(loss)(tables[n], n)) for n, m in modules.items()}
+
+    for n, (got, same, slope) in compute(tables).items():
+        settings, told = CONTENT[n]
+        scale, x = settings["scale"], q if settings["of"] == "query" else k
+        loops = lambda table, x=x, told=told: content_by_loops(i, j, x, table, **told)  # noqa: E731
+        want = scale * loops(tables[n])
+        assert_within(got, want, 1e-6, against=f"loops in float64, {n}")
+        assert_within(same, want, 1e-6, against=f"loops in float64, {n}, Linen")
+        wrong = {
+            "rows in the order of j − i": scale * loops(tables[n][::-1]),
+            "heads swapped": scale * loops(tables[n], x[:, :, ::-1]),
+            "a row further": scale * loops(tables[n], told=told | {"first": told["first"] + 1}),
+            "no scale": loops(tables[n]),
+        }
+        for what, other in wrong.items():
+            assert np.abs(got - other).max() > 0.1, (n, what)
+        units = np.eye(tables[n].size).reshape(-1, *tables[n].shape)
+        slopes = np.reshape([scale * np.sum(loops(unit) * weight) for unit in units], tables[n].shape)
+        assert_within(slope, slopes, 1e-5, against=f"the derivative of loops, {n}")
+
+
+def test_content_bias_begins_as_other_tables_do():
+    default = inspect.signature(nnx_modules.ContentBias.__init__).parameters["embedding_init"].default
+    assert default is linen.ContentBias.embedding_init is linen.LearnedEncoding.embedding_init  # deviation 0.02
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -287,6 +378,9 @@ def test_timestep_embedding(settings):
     assert module(t).dtype == same.apply({}, t).dtype == want.dtype
 
 
+TERM = {"of": "query", "scale": 1.0}
+
+
 @pytest.mark.parametrize("stack", ["nnx", "linen"])
 @pytest.mark.parametrize(
     ("name", "args", "settings", "error", "match"),
@@ -306,6 +400,31 @@ def test_timestep_embedding(settings):
         ("RelativePositionBias", ((3,), 2), {"class_token": 1}, TypeError, "RelativePositionBias: class_token must be True or False"),
         ("RelativePositionBias", ((3,), 2), {"out_of_range": "clip"}, ValueError, "RelativePositionBias: out_of_range must be one of"),
         ("RelativePositionBias", ((3,), 2), {"param_dtype": int}, TypeError, "RelativePositionBias: param_dtype must be a float dtype"),
+        ("ContentBias", (0, 4), TERM, ValueError, "ContentBias: num_rows must be at least 1, got 0"),
+        ("ContentBias", (5.0, 4), TERM, TypeError, "ContentBias: num_rows must be an integer, got float 5.0"),
+        ("ContentBias", (2**30 + 1, 4), TERM, ValueError, "ContentBias: num_rows must be below 2³⁰, got 1073741825"),
+        ("ContentBias", (5, 0), TERM, ValueError, "ContentBias: head_dim must be at least 1, got 0"),
+        ("ContentBias", (5, np.ones(1)), TERM, TypeError, "ContentBias: head_dim must be an integer"),
+        ("ContentBias", (5, 4), {"scale": 1.0}, TypeError, "'?of'?$"),
+        ("ContentBias", (5, 4), {"of": "key"}, TypeError, "'?scale'?$"),
+        ("ContentBias", (5, 4), TERM | {"of": "value"}, ValueError, r"ContentBias: of must be one of \('query', 'key'\), got 'value'"),
+        ("ContentBias", (5, 4), TERM | {"of": None}, ValueError, "ContentBias: of must be one of .* got None"),
+        ("ContentBias", (5, 4), TERM | {"scale": "1"}, TypeError, "ContentBias: scale must be a number, got str '1'"),
+        ("ContentBias", (5, 4), TERM | {"scale": np.ones(2)}, TypeError, "ContentBias: scale must be a number"),
+        ("ContentBias", (5, 4), TERM | {"scale": float("nan")}, ValueError, "ContentBias: scale must be finite, got nan"),
+        ("ContentBias", (5, 4), TERM | {"scale": 1e39}, ValueError, r"ContentBias: scale must fit into float32, got 1e\+39"),
+        ("ContentBias", (5, 4), TERM | {"num_heads": 0}, ValueError, "ContentBias: num_heads must be at least 1, got 0"),
+        ("ContentBias", (5, 4), TERM | {"num_heads": True}, TypeError, "ContentBias: num_heads must be an integer"),
+        ("ContentBias", (4, 4), TERM, ValueError, "ContentBias: first must be given for a table with an even number of rows, 4, got None"),
+        ("ContentBias", (4, 4), TERM | {"first": 0.5}, TypeError, "ContentBias: first must be an integer, got float 0.5"),
+        ("ContentBias", (4, 4), TERM | {"first": 2**30}, ValueError, "ContentBias: first must be between"),
+        ("ContentBias", (4, 4), TERM | {"max_distance": 9}, ValueError, "ContentBias: table must have an even number of rows, at least 8, with max_distance, got 4"),
+        ("ContentBias", (8, 4), TERM | {"max_distance": 3}, ValueError, "ContentBias: max_distance must be above 3, .* got 3"),
+        ("ContentBias", (8, 4), TERM | {"max_distance": 9.0}, TypeError, "ContentBias: max_distance must be an integer"),
+        ("ContentBias", (8, 4), TERM | {"max_distance": 9, "first": -4}, ValueError, "ContentBias: first and out_of_range must not be given with max_distance"),
+        ("ContentBias", (8, 4), TERM | {"max_distance": 9, "out_of_range": "nearest"}, ValueError, "ContentBias: first and out_of_range must not be"),
+        ("ContentBias", (5, 4), TERM | {"out_of_range": "clip"}, ValueError, "ContentBias: out_of_range must be one of"),
+        ("ContentBias", (5, 4), TERM | {"param_dtype": int}, TypeError, "ContentBias: param_dtype must be a float dtype"),
         ("KERPLE", (0,), {}, ValueError, "KERPLE: num_heads must be at least 1"),
         ("KERPLE", (2,), {"form": "exp"}, ValueError, "KERPLE: form must be one of .* got 'exp'"),
         ("KERPLE", (2,), {"param_dtype": int}, TypeError, "KERPLE: param_dtype must be a float dtype"),
@@ -379,3 +498,22 @@ def test_buckets_that_do_not_fit_are_refused_when_called():
             jax.eval_shape(lambda settings=settings: made("T5Bias", 2, **settings)(QUERIES, KEYS))
         with pytest.raises(ValueError, match=match):
             jax.eval_shape(linen.T5Bias(2, **settings).init, KEY, QUERIES, KEYS)
+
+
+def test_content_bias_refuses_what_the_function_does_when_called():
+    q, k = (np.ones((2, n, 3, 4), np.float32) for n in (3, 5))
+    near = np.arange(3), np.arange(5)
+    module = drawn(lambda: made("ContentBias", 11, 4, **TERM), RNG)
+    same = linen.ContentBias(11, 4, **TERM)
+    jax.eval_shape(lambda: module(*near, q, None))  # what is not read is not checked
+    for arrays, error, match in (
+        ((*near, q[..., :3], k), ValueError, r"^content_bias: query must have shape .* got \(2, 3, 3, 3\)"),
+        ((*near, k, k), ValueError, "^content_bias: query must have shape"),
+        ((*near, None, k), ValueError, "^content_bias: either query or key must be given, got neither"),
+        ((*near, q.astype(int), k), TypeError, "^content_bias: query must be a float array"),
+        ((near[0] + 9, near[1], q, k), ValueError, "^content_bias: .* must differ by -5 to 5 for this table, got 5 to 11"),
+        ((near[0] * 1.0, near[1], q, k), TypeError, "^content_bias: query_positions must be an integer array"),
+    ):  # fmt: skip
+        for call in (lambda a: module(*a), lambda a: same.init(KEY, *a)):
+            with pytest.raises(error, match=match):
+                jax.eval_shape(lambda call=call, arrays=arrays: call(arrays))

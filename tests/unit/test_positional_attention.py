@@ -19,6 +19,7 @@ import posenc_jax.linen as linen
 import posenc_jax.nnx as nnx_modules
 from helpers.biases import BIASES as every_bias
 from helpers.closeness import assert_within
+from helpers.modules import content_by_loops
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
 from oracles import attention
@@ -56,8 +57,8 @@ def seen(query, key, value, *args, **kwargs):
     return query, key, value, args, kwargs
 
 
-def what_flax_gets(*arrays, frequencies=8, bias=None, layout="half", part="first", **kwargs):
-    return PositionalSettings(frequencies, layout, part).attend(seen, bias, *arrays, **kwargs)
+def what_flax_gets(*arrays, frequencies=8, bias=None, content_bias=None, layout="half", part="first", **kwargs):
+    return PositionalSettings(frequencies, layout, part).attend(seen, (bias, content_bias), *arrays, **kwargs)
 
 
 LAST = {"width": 4, "part": "last"}
@@ -420,7 +421,16 @@ LEARNED = {
             3 * softplus(p["free_multiplier"]),
         ),
     ),
+    # Shaw's: a function of the layer's queries and keys
+    "ContentBias": (
+        {"num_rows": 5, "of": "query", "scale": 8**-0.5, "out_of_range": "nearest"},
+        lambda p: lambda q, k: 8**-0.5 * of_content(q, p["embedding"], of="query", first=-2, outside=None),
+    ),
 }
+
+
+def of_content(x, table, positions=range(6), **told):
+    return content_by_loops(positions, positions, x, table, **told)
 
 
 def t5_of(stack):
@@ -534,6 +544,82 @@ def test_parameters_of_a_bias_are_those_of_the_layer(as_flax):
     np.testing.assert_array_equal(call(nnx.merge(graphdef, state), X), call(layer, X))
 
 
+def test_a_content_bias_reads_what_the_layer_projected():
+    """Neither rotated nor scaled, with the positions that the other bias gets."""
+    given = []
+
+    def content(queries, keys, query, key):
+        given.append((queries, keys, query, key))
+        return jnp.ones((2, 6, 6), jnp.float32)
+
+    added, positions = np.full((2, 2, 6, 6), 0.5, np.float32), {"input_positions": FAR, "key_positions": FAR - 3}
+    settings = {"bias": lambda i, j: jnp.full((2, 6, 6), 4.0), "content_bias": content}
+    query, _, _, (bias,), _ = what_flax_gets(Q, K, V, added, **settings, **positions)
+    ((i, j, q, k),) = given
+    assert q is Q and k is K and query is not Q
+    np.testing.assert_array_equal(i, FAR)
+    np.testing.assert_array_equal(j, FAR - 3)
+    np.testing.assert_array_equal(bias, added + 5)
+
+
+def content_of(stack):
+    """With keys, a table for each head, and rows for the offsets from −3 to 2."""
+    settings = {"of": "key", "scale": 0.7, "num_heads": 2, "first": -3, "out_of_range": "zeros"}
+    settings |= {"embedding_init": from_rng} | ({"rngs": nnx.Rngs(0)} if stack is nnx_modules else {})
+    return stack.ContentBias(6, 8, **settings)
+
+
+def test_both_biases_in_the_layers_of_both_stacks(as_flax):
+    layer = nnx_layer(
+        nnx_modules.positional_attention(8, bias=t5_of(nnx_modules), content_bias=content_of(nnx_modules))
+    )
+    attend = linen.positional_attention(8, bias=t5_of(linen), content_bias=content_of(linen))
+    same = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
+    shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)  # noqa: E731
+    begun = shapes(jax.eval_shape(same.init, KEY, X))
+    assert begun == shapes(parameters(layer))
+    of_terms = {"bias": {"embedding": (32, 2)}, "content_bias": {"embedding": (6, 2, 8)}}
+    assert begun["params"]["attention_fn"] == of_terms
+    places = np.array([0, 1, 2, 5, 1, 30])
+
+    def compute(m, variables, x):
+        loss = lambda y: jnp.sum(jnp.sin(y))  # noqa: E731
+        grads = nnx.to_pure_dict(nnx.grad(lambda m: loss(m(x)))(m))["attention_fn"]
+        of_linen = jax.grad(lambda v: loss(same.apply(v, x)))(variables)["params"]["attention_fn"]
+        return (m(x), same.apply(variables, x)), nnx_call(m, x, places), grads, of_linen
+
+    counted, placed, grads, of_linen = in_one_program(compute, layer, parameters(layer), X)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, of_linen)
+    table = np.asarray(layer.attention_fn.content_bias.embedding[...], np.float64)
+    told = {"of": "key", "first": -3, "outside": 0.0}
+
+    def by_loops(table, p=range(6), scale=0.7, read=lambda q, k: k):
+        _, d, after = oracle_biases.exact_tile(*2 * (np.asarray(p),))
+        t5 = oracle_biases.t5(d, after, TABLE)
+        return layer_in_numpy(layer, X, p, bias=lambda q, k: t5 + scale * of_content(read(q, k), table, p, **told))
+
+    want = by_loops(table)
+    for stack, y in zip(("NNX", "Linen"), counted, strict=True):
+        assert_within(y, want, 3e-6, against=f"loops in the dense float64 layer, {stack}")
+    assert_within(placed, by_loops(table, places), 3e-6, against="loops at other positions")
+    wrong = {
+        "no content": by_loops(table, scale=0),
+        "no scale": by_loops(table, scale=1),
+        "scaled as the scores are": by_loops(table, scale=0.7 * 8**-0.5),
+        "rotated": by_loops(table, read=lambda q, k: rope(k, np.arange(6))),
+        "the other side": by_loops(table, read=lambda q, k: q),
+        "rows in the order of j − i": by_loops(table[::-1]),
+        "heads swapped": by_loops(table[:, ::-1]),
+    }
+    for what, other in wrong.items():
+        assert np.abs(counted[0] - other).max() > 1e-3, what
+    loss = lambda table: np.sum(np.sin(by_loops(table)))  # noqa: E731
+    step = RNG.normal(size=table.shape)
+    slope = (loss(table + 1e-4 * step) - loss(table - 1e-4 * step)) / 2e-4
+    along = np.sum(grads["content_bias"]["embedding"] * step)
+    assert abs(slope) > 0.1 and abs(along - slope) < 1e-4 * abs(slope)
+
+
 def test_layers_share_a_bias(as_flax):
     class Model(nnx.Module):
         def __init__(self):
@@ -568,24 +654,34 @@ def test_layers_share_a_bias(as_flax):
     np.testing.assert_allclose(of_linen, of_nnx, atol=2e-6)
 
 
-def bias_of(stack, name):
-    """A module of its name in LEARNED, whose parameters NNX draws."""
+def biased_by(stack, name):
+    """As an argument of `positional_attention`, a module of its name in LEARNED, whose parameters NNX draws."""
+    if name is None:
+        return {}
     rngs = {"rngs": nnx.Rngs(1)} if stack is nnx_modules and name != "ALiBi" else {}
-    return name and getattr(stack, name.split(",")[0])(2, **LEARNED[name][0], **rngs)
+    of_content = name == "ContentBias"
+    init = {"head_dim": 8, "embedding_init": from_rng} if of_content else {"num_heads": 2}
+    module = getattr(stack, name.split(",")[0])(**init, **LEARNED[name][0], **rngs)
+    return {"content_bias" if of_content else "bias": module}
 
 
-@pytest.mark.parametrize("name", tiered(LEARNED, ["T5Bias"]))
+def learned_bias(params):
+    """The parameters of the bias of a layer."""
+    return next(iter(params.get("attention_fn", {}).values()), {})
+
+
+@pytest.mark.parametrize("name", tiered(LEARNED, ["T5Bias", "ContentBias"]))
 def test_the_cache_of_both_layers(as_flax, name):
     bias_in_float64, order = LEARNED[name][1], np.arange(6)
-    layer = nnx_layer(nnx_modules.positional_attention(8, bias=bias_of(nnx_modules, name)))
+    layer = nnx_layer(nnx_modules.positional_attention(8, **biased_by(nnx_modules, name)))
     params = parameters(layer)["params"]
-    bias = params.get("attention_fn", {}).get("bias", {})
+    bias = learned_bias(params)
     whole = layer_in_numpy(layer, X, order, CAUSAL, bias_in_float64(bias))
 
     class Model(nn.Module):
         @nn.compact
         def __call__(self, x, positions):
-            attend = linen.positional_attention(8, bias=bias_of(linen, name))
+            attend = linen.positional_attention(8, **biased_by(linen, name))
             attend = functools.partial(attend, input_positions=positions)
             return nn.MultiHeadDotProductAttention(2, decode=True, attention_fn=attend, name="layer")(x)
 
@@ -609,17 +705,33 @@ def test_the_cache_of_both_layers(as_flax, name):
             np.testing.assert_allclose(got, whole[:, i : i + 1], atol=1e-6, err_msg=stack)
 
 
+def shaw(rows, width, **settings):
+    """A function of content, whose table is one of zeros."""
+    table = jnp.zeros((rows, *([settings.pop("num_heads")] if "num_heads" in settings else []), width), jnp.float32)
+    settings = {"out_of_range": "nearest"} | settings
+    return lambda i, j, q, k: pe.content_bias(i, j, table, query=q, **settings)
+
+
 @MAKERS
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda f: f(0), ValueError, "positional_attention: bias must be given with frequencies of width 0, got None"),
+        (lambda f: f(0), ValueError, "positional_attention: bias or content_bias must be given with frequencies of width 0, got None"),
         (lambda f: f(0, bias=3.0), TypeError, "positional_attention: bias must be a function of positions, got float 3.0"),
         (lambda f: f(pe.axial(8, 2), bias=BIASES[0]), ValueError, "bias must be None with frequencies of 2 axes"),
         (lambda f: f(0, bias=functools.partial(pe.alibi, heads=1))(Q, K, V), ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(1, 6, 6\)"),
         (lambda f: f(0, bias=lambda q, k: BIASES[0](k, q[:2]))(Q, K, V), ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(2, 6, 2\)"),
         (lambda f: f(0, bias=lambda q, k: jnp.zeros((3, 2, 6, 6)))(Q, K, V), ValueError, "must broadcast to the scores"),
         (lambda f: f(0, bias=lambda q, k: 0.0)(Q, K, V), TypeError, "what bias returns must be a float array"),
+        (lambda f: f(0, content_bias=3.0), TypeError, "positional_attention: content_bias must be a function of positions, query and key, got float 3.0"),
+        (lambda f: f(pe.axial(8, 2), content_bias=shaw(5, 8)), ValueError, "content_bias must be None with frequencies of 2 axes"),
+        (lambda f: f(0, content_bias=lambda *_: jnp.zeros((1, 6, 6))), ValueError, r"positional_attention: content_bias must return shape \(..., 2, 6, 6\), got \(1, 6, 6\)"),
+        (lambda f: f(0, content_bias=lambda i, j, q, k: shaw(5, 8)(j[:2], i, q[:, :2], k)), ValueError, r"content_bias must return shape \(..., 2, 6, 6\), got \(2, 2, 2, 6\)"),
+        (lambda f: f(0, content_bias=lambda *_: jnp.zeros((3, 2, 6, 6))), ValueError, "what content_bias returns, of shape .* must broadcast to the scores"),
+        (lambda f: f(0, content_bias=lambda *_: 0.0), TypeError, "what content_bias returns must be a float array"),
+        (lambda f: f(0, content_bias=shaw(5, 4)), ValueError, "^content_bias: query must have shape"),
+        (lambda f: f(0, content_bias=shaw(5, 8, num_heads=3)), ValueError, "^content_bias: query must have shape"),
+        (lambda f: f(0, content_bias=shaw(5, 8))(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6"),
         (lambda f: f(0, bias=BIASES[0])(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6"),
         (lambda f: f(0, bias=BIASES[0])(Q[:, :1], K, V, input_positions=5), ValueError, "key_positions must be given where queries and keys differ in number, 1 and 6"),
         (lambda f: f(0, bias=BIASES[0])(Q, K, V, input_positions=np.zeros((6, 2), int)), ValueError, r"input_positions must hold 6 along the sequence, got shape \(6, 2\)"),
@@ -627,8 +739,12 @@ def test_the_cache_of_both_layers(as_flax, name):
     ],
 )  # fmt: skip
 def test_bad_biases(make, call, error, match):
+    def tried():
+        attend = call(make)
+        return attend(Q, K, V) if callable(attend) else attend
+
     with pytest.raises(error, match=match):
-        jax.eval_shape(lambda: call(make))
+        jax.eval_shape(tried)
 
 
 # A value among the settings of a layer.
@@ -642,7 +758,13 @@ def test_bad_biases(make, call, error, match):
 def test_a_value_without_arrays(make):
     attend = make(8)
     assert attend == make(pe.geometric(8)) and hash(attend) == hash(make(pe.geometric(8)))
-    others = make(4), make(8, layout="interleaved"), make(8, part="last"), make(8, bias=pe.alibi)
+    others = (
+        make(4),
+        make(8, layout="interleaved"),
+        make(8, part="last"),
+        make(8, bias=pe.alibi),
+        make(8, content_bias=pe.alibi),
+    )
     for other in others:
         assert attend != other
     assert pickle.loads(pickle.dumps(attend)) == attend == copy.deepcopy(attend)
@@ -688,9 +810,9 @@ def test_transforms(make):
 def test_forward_mode_in_the_layers_of_both_stacks(as_flax, name):
     """`jacfwd` and `hessian` along the input and all parameters, beside differences of the float64 layer."""
     bias_in_float64 = LEARNED[name][1]
-    layer = nnx_layer(nnx_modules.positional_attention(8, bias=bias_of(nnx_modules, name)))
+    layer = nnx_layer(nnx_modules.positional_attention(8, **biased_by(nnx_modules, name)))
     graphdef, state = nnx.split(layer)
-    attend = linen.positional_attention(8, bias=bias_of(linen, name))
+    attend = linen.positional_attention(8, **biased_by(linen, name))
     same = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
     draw = np.random.default_rng(5)
     random = lambda w: draw.normal(size=w.shape).astype(w.dtype)  # noqa: E731
@@ -704,7 +826,7 @@ def test_forward_mode_in_the_layers_of_both_stacks(as_flax, name):
 
     def in_float64(p, x):
         p = p["params"]
-        return attention.layer(p, x, np.arange(6), bias_in_float64(p.get("attention_fn", {"bias": {}})["bias"]))
+        return attention.layer(p, x, np.arange(6), bias_in_float64(learned_bias(p)))
 
     def derivatives(f, base, direction):
         f = functools.partial(along, base=base, direction=direction, apply=f)
