@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -83,10 +84,10 @@ def content_bias(
     Raises:
       TypeError: if positions are not integers or have no common dtype, table, query or key is not a float array, or
         first or max_distance is not an integer.
-      ValueError: if query and key are both given or both missing, shapes do not match, the table has an even number of
-        rows and neither first nor max_distance is given, it has an odd number or fewer than 8 and max_distance is
-        given, max_distance is given with first or out_of_range or is at most $m + 1$, out_of_range is unknown, or
-        positions are known to be out of range.
+      ValueError: if query and key are both given or both missing, shapes do not match, out_of_range is unknown, or
+        positions are known to be out of range. Without max_distance: if first is missing for an even number of rows.
+        With it: if first or out_of_range is given, the number of rows is odd, below 8 or above 2¹⁴, or max_distance is
+        at most $m + 1$.
 
     Examples:
       Shaw's relative keys, with rows for $j - i$ from −2 to 2:
@@ -159,13 +160,15 @@ def _edges(span: int, max_distance: int) -> tuple[int, ...]:
     """The least distance of each bucket beyond the middle, of DeBERTa's tables with 2 · span rows."""
     middle = span // 2
     steps, most = middle - 1, max_distance - 1
-    reachable = range(2**63 - 1)
 
     def start(k: int) -> int:
         # ln(d/m) / ln(most/m) · steps > k is equivalent to d^steps > most^k · m^(steps − k).
-        below = most**k * middle ** max(steps - k, 0)
-        above = middle ** max(k - steps, 0)
-        return bisect.bisect_right(reachable, below, key=lambda d: d**steps * above)
+        about = math.log(middle) + k / steps * (math.log(most) - math.log(middle))
+        if about > 44:  # beyond int64
+            return 2**63
+        low, high = (int(math.exp(about) * (1 + sign * 1e-12)) + sign * 2 for sign in (-1, 1))
+        below, above = most**k * middle ** max(steps - k, 0), middle ** max(k - steps, 0)
+        return bisect.bisect_right(range(high), below, low, key=lambda d: d**steps * above)
 
     return tuple(start(k) for k in range(span - middle))
 
@@ -312,8 +315,8 @@ def parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) -> 
         return Rows(count, first, (), outside)
     require(first is None, "first must not be given with max_distance, got {!r:.60}", first)
     require(out_of_range == "error", "out_of_range must not be given with max_distance, got {!r}", out_of_range)
-    message = "table must have an even number of rows, at least 8, with max_distance, got {}"
-    require(count % 2 == 0 and count >= 8, message, count)
+    message = "table must have an even number of rows, from 8 to 2¹⁴, with max_distance, got {}"
+    require(count % 2 == 0 and 8 <= count <= 2**14, message, count)
     span, max_distance = count // 2, _checks.integer("max_distance", max_distance)
     message = "max_distance must be above {} for a table of {} rows, got {}"
     require(max_distance > span // 2 + 1, message, span // 2 + 1, count, max_distance)

@@ -26,7 +26,7 @@ FLOORS = (
     "_distance _figure _flash_bias _frequencies _xla hf._keys",
     "_arguments _axes _flash_gpu _operation _positions _tile_arguments _tiles _waves hf._config hf._patches hf._tower_config",
     "_blockwise _fourier _learned _learned_bias _ntk _parts _scalings _pairs _sinusoidal hf._layers",
-    "_bias _flash _multimodal _relative_bias _turn_forms hf._multimodal hf._rewriting hf._rope hf._settings hf._tower_tables",
+    "_bias _content_bias _flash _multimodal _relative_bias _turn_forms hf._multimodal hf._rewriting hf._rope hf._settings hf._tower_tables",
     "_attention _turn kernels",
     "_offsets _rotary hf._head hf._rewrite_layers hf._rewrite_settings",
     "_modules _positional_attention _xpos hf._apply hf._rewrites plot",
