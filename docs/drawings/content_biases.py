@@ -61,8 +61,8 @@ def content_methods() -> Figure:
     """Six panels of bias against offset, in each a blue and an orange curve for two queries. Shaw: curves that wave
     and are level beyond an offset of 16 to both sides. DeBERTa: steps that are one offset wide up to 16 and wider
     beyond. Transformer-XL: waves without an end. Inkling: curves for offsets from 0 to 39, exactly 0 elsewhere.
-    WavLM: one staircase, stretched up and down for one of the two queries. Forgetting attention: two falling lines
-    with steep and level parts, and the same slope where both pass the same keys."""
+    WavLM: one staircase, stretched up and down for one of the two queries. Forgetting attention: two falling curves
+    of steep and level parts, those of the second twelve offsets before those of the first."""
     near, before = np.arange(-48, 49), np.arange(-8, 65)
     sinusoids = np.asarray(pe.sinusoidal(jnp.arange(-48, 49), 64))
     projection = np.asarray(jax.random.normal(jax.random.key(24), (64, 16))) / 4
