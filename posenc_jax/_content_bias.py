@@ -166,7 +166,7 @@ def _edges(span: int, max_distance: int) -> tuple[int, ...]:
         about = math.log(middle) + k / steps * (math.log(most) - math.log(middle))
         if about > 44:  # beyond int64
             return 2**63
-        low, high = (int(math.exp(about) * (1 + sign * 1e-12)) + sign * 2 for sign in (-1, 1))
+        low, high = (max(int(math.exp(about) * (1 + sign * 1e-12)) + sign * 2, 0) for sign in (-1, 1))
         below, above = most**k * middle ** max(steps - k, 0), middle ** max(k - steps, 0)
         return bisect.bisect_right(range(high), below, low, key=lambda d: d**steps * above)
 
