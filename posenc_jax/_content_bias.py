@@ -1,14 +1,15 @@
 r"""Attention biases that multiply what a token is by how far away the other one stands, for any tile of scores.
 
-The bias of a tile is a product of its tokens with the rows of a table, and a selection by offset. Neither exceeds the
-scores of the tile: a table with more rows than a tile has offsets is multiplied in chunks, and chunks of which the tile
-needs no row are skipped.
+The bias of a tile is a product of its tokens with the rows of a table, and a selection by offset. Of a table with more
+rows than the tile has offsets, only those that it needs are multiplied, if its positions are consecutive; else the
+parts of the table are, one after the other. So the products need no more memory than twice the scores of the tile.
 """
 
 from __future__ import annotations
 
 import bisect
 import functools
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ from posenc_jax._primitive import varying
 from posenc_jax._xla import compiled
 
 OutOfRange = Literal["error", "nan", "zeros", "nearest"]
-_CHUNK = 512  # the fewest rows of a table that are multiplied at once
+_WINDOW = 512  # the fewest rows of a table that are multiplied at once
 
 
 @public
@@ -83,10 +84,10 @@ def content_bias(
     Raises:
       TypeError: if positions are not integers or have no common dtype, table, query or key is not a float array, or
         first or max_distance is not an integer.
-      ValueError: if query and key are both given or both missing, shapes do not match, the table has an even number of
-        rows and neither first nor max_distance is given, it has an odd number or fewer than 8 and max_distance is
-        given, max_distance is given with first or out_of_range or is at most $m + 1$, out_of_range is unknown, or
-        positions are known to be out of range.
+      ValueError: if query and key are both given or both missing, shapes do not match, out_of_range is unknown, or
+        positions are known to be out of range. Without max_distance: if first is missing for an even number of rows.
+        With it: if first or out_of_range is given, the number of rows is odd, below 8 or above 2¹⁴, or max_distance is
+        at most $m + 1$.
 
     Examples:
       Shaw's relative keys, with rows for $j - i$ from −2 to 2:
@@ -131,7 +132,7 @@ def content_bias(
 class Rows(NamedTuple):
     """Which row of the table an offset has."""
 
-    count: int
+    number: int
     first: int  # the offset of the first row, in buckets if there are edges
     edges: tuple[int, ...]  # the least distance of each bucket after the first `edges[0]`, which hold one distance each
     outside: float | None  # the bias of offsets that the table does not hold; None for that of the nearest row
@@ -139,7 +140,7 @@ class Rows(NamedTuple):
     def of(self, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The row of each query and key, (..., 1, queries, keys), a valid one in any case, and whether it is theirs."""
         distance, after = tile_difference(queries, keys)
-        last = self.first + self.count - 1
+        last = self.first + self.number - 1
         if self.edges:
             kept = [edge for edge in self.edges if edge <= np.iinfo(distance.dtype).max]
             edges = np.array(kept, distance.dtype)
@@ -159,13 +160,15 @@ def _edges(span: int, max_distance: int) -> tuple[int, ...]:
     """The least distance of each bucket beyond the middle, of DeBERTa's tables with 2 · span rows."""
     middle = span // 2
     steps, most = middle - 1, max_distance - 1
-    reachable = range(2**63 - 1)
 
     def start(k: int) -> int:
         # ln(d/m) / ln(most/m) · steps > k is equivalent to d^steps > most^k · m^(steps − k).
-        below = most**k * middle ** max(steps - k, 0)
-        above = middle ** max(k - steps, 0)
-        return bisect.bisect_right(reachable, below, key=lambda d: d**steps * above)
+        about = math.log(middle) + k / steps * (math.log(most) - math.log(middle))
+        if about > 44:  # beyond int64
+            return 2**63
+        low, high = (max(int(math.exp(about) * (1 + sign * 1e-12)) + sign * 2, 0) for sign in (-1, 1))
+        below, above = most**k * middle ** max(steps - k, 0), middle ** max(k - steps, 0)
+        return bisect.bisect_right(range(high), below, low, key=lambda d: d**steps * above)
 
     return tuple(start(k) for k in range(span - middle))
 
@@ -199,32 +202,36 @@ def _tile(
 
 def _selected_products(content: jax.Array, table: jax.Array, row: jax.Array) -> jax.Array:
     """The products of content (..., n, heads or 1, d) with rows (..., 1, n, m) of the table, (..., heads, n, m)."""
-    count, offsets = table.shape[0], row.shape[-2] + row.shape[-1] - 1
-    size = max(offsets, _CHUNK) if isinstance(offsets, int) else count
-    if count <= size:
+    rows, offsets = table.shape[0], row.shape[-2] + row.shape[-1] - 1
+    size = max(offsets, _WINDOW) if isinstance(offsets, int) else rows
+    if rows <= size:
         return _products(content, table, row)
-    chunks = -(-count // size)
-    table = jnp.pad(table, [(0, chunks * size - count), *[(0, 0)] * (table.ndim - 1)])
-    least, most = (f(row, initial=start) for f, start in ((jnp.min, count), (jnp.max, 0)))
+    least, most = jnp.min(row, initial=rows), jnp.max(row, initial=0)
 
-    def of_chunk(start: jax.Array, chunk: jax.Array) -> jax.Array:
+    def of_window() -> jax.Array:  # where positions are consecutive, all offsets of a tile are in one
+        start = jnp.minimum(least, rows - size)
+        return _products(content, lax.dynamic_slice_in_dim(table, start, size), jnp.clip(row - start, 0, size - 1))
+
+    return lax.cond(most - least < size, of_window, functools.partial(_by_windows, content, table, row, size))
+
+
+def _by_windows(content: jax.Array, table: jax.Array, row: jax.Array, size: int) -> jax.Array:
+    """`_products` as a sum over parts of the table of this size."""
+    starts = np.arange(0, table.shape[0], size, dtype=np.int32)
+    missing = len(starts) * size - table.shape[0]
+    table = jnp.pad(table, [(0, missing), *[(0, 0)] * (table.ndim - 1)])
+    parts = table.reshape(-1, size, *table.shape[1:])
+
+    @jax.checkpoint
+    def of_part(start: Any, part: jax.Array) -> jax.Array:
         at = row - start
-        inside = (at >= 0) & (at < size)
-        found = _products(content, chunk, jnp.clip(at, 0, size - 1))
-        return jnp.where(inside, found, np.zeros((), found.dtype))
+        found = _products(content, part, jnp.clip(at, 0, size - 1))
+        return jnp.where((at >= 0) & (at < size), found, np.zeros((), found.dtype))
 
-    shape = jax.eval_shape(of_chunk, least, table[:size])
-    zeros = _mesh.vary(jnp.zeros(shape.shape, shape.dtype), varying(table))
+    def step(total: jax.Array, part: Any) -> tuple[jax.Array, None]:
+        return total + of_part(*part), None
 
-    def step(total: jax.Array, block: Any) -> tuple[jax.Array, None]:
-        start, chunk = block
-        needed = (least < start + size) & (most >= start)
-        part = jax.checkpoint(lambda *block: lax.cond(needed, of_chunk, lambda *_: zeros, *block))(start, chunk)
-        return total + part, None
-
-    starts = np.arange(0, chunks * size, size, dtype=np.int32)
-    total, _ = lax.scan(step, zeros, (starts, table.reshape(chunks, size, *table.shape[1:])))
-    return total
+    return lax.scan(step, of_part(starts[0], parts[0]), (starts[1:], parts[1:]))[0]
 
 
 def _products(content: jax.Array, table: jax.Array, row: jax.Array) -> jax.Array:
@@ -303,39 +310,26 @@ def parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) -> 
             require(count % 2, "first must be given for a table with an even number of rows, {}, got None", count)
             first = -(count // 2)
         first = _checks.integer("first", first)
-        require(abs(first) < 2**30, "first must be between -2³⁰ and 2³⁰, got {}", first)
+        require(abs(first) <= 2**30, "first must be from -2³⁰ to 2³⁰, got {}", first)
         outside = {"nearest": None, "zeros": 0.0}.get(out_of_range, np.nan)
         return Rows(count, first, (), outside)
-    require(
-        first is None and out_of_range == "error",
-        "first and out_of_range must not be given with max_distance, which gives every offset a row, got {} and {!r}",
-        first,
-        out_of_range,
-    )
-    require(
-        count % 2 == 0 and count >= 8,
-        "table must have an even number of rows, at least 8, with max_distance, got {}",
-        count,
-    )
-    span = count // 2
-    max_distance = _checks.integer("max_distance", max_distance)
-    require(
-        max_distance > span // 2 + 1,
-        "max_distance must be above {}, a quarter of the rows and one, got {}",
-        span // 2 + 1,
-        max_distance,
-    )
+    require(first is None, "first must not be given with max_distance, got {!r:.60}", first)
+    require(out_of_range == "error", "out_of_range must not be given with max_distance, got {!r}", out_of_range)
+    message = "table must have an even number of rows, from 8 to 2¹⁴, with max_distance, got {}"
+    require(count % 2 == 0 and 8 <= count <= 2**14, message, count)
+    span, max_distance = count // 2, _checks.integer("max_distance", max_distance)
+    message = "max_distance must be above {} for a table of {} rows, got {}"
+    require(max_distance > span // 2 + 1, message, span // 2 + 1, count, max_distance)
     return Rows(count, -span, _edges(span, max_distance), None)
 
 
 def _check_known(queries: Any, keys: Any, rows: Rows) -> None:
     """Raises if all positions are known, and a query and a key are further apart than the table reaches."""
-    if any(
-        isinstance(x, Tracer) or not x.size or not getattr(x, "is_fully_addressable", True) for x in (queries, keys)
-    ):
+    sides = queries, keys
+    if any(isinstance(x, Tracer) or not x.size or not getattr(x, "is_fully_addressable", True) for x in sides):
         return
     queries, keys = (np.asarray(x, np.int64) for x in (queries, keys))
     least, most = (queries.min(-1) - keys.max(-1)).min(), (queries.max(-1) - keys.min(-1)).max()
-    last = rows.first + rows.count - 1
+    last = rows.first + rows.number - 1
     message = "query_positions and key_positions must differ by {} to {} for this table, got {} to {}"
     require(rows.first <= least and most <= last, message, rows.first, last, least, most)

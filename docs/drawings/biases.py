@@ -148,33 +148,3 @@ def offset_table() -> Figure:
         panels[0].add_patch(Rectangle((column - 0.5, row - 0.5), window, window, fill=False, edgecolor=colour, lw=3))
     figure.colorbar(image, ax=panels, label="bias", location="bottom", shrink=0.5, aspect=30)
     return figure
-
-
-def content_terms() -> Figure:
-    """Two heatmaps of nine words by nine words in red and blue. Left, a bias: every diagonal has one colour. Right, the
-    term of queries and offsets: each row is irregular in its own way; the two rows of the word the hold the same
-    values, moved by five, and so do the two rows of sat."""
-    sentence = "the cat sat down and the dog sat up".split()
-    words = sorted(set(sentence))
-    keys = jax.random.split(jax.random.key(4), 3)
-    content = jax.random.normal(keys[0], (len(words), 16))[np.array([words.index(word) for word in sentence])]
-    p = np.arange(len(sentence))
-    offset = p - p[:, None]
-    furthest = len(sentence) - 1
-    vectors = jax.random.normal(keys[1], (2 * furthest + 1, 16))
-    numbers = 4 * jax.random.normal(keys[2], (2 * furthest + 1,))
-    panels = {
-        "a bias": numbers[offset + furthest],
-        "Shaw’s term": jnp.einsum("qd,qkd->qk", content, vectors[offset + furthest]),
-    }
-    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
-    both = figure.subplots(1, 2, sharey=True)
-    for axes, (name, values) in zip(both, panels.items(), strict=True):
-        image = _figure.image(axes, np.asarray(values), "RdBu_r", -10, 10, "equal")
-        axes.set_title(name, size="medium")
-        axes.set_xticks(p, sentence, rotation=90)
-        axes.set_yticks(p, sentence)
-        axes.set_xlabel("key")
-    both[0].set_ylabel("query")
-    figure.colorbar(image, ax=both, label="part of the score", location="bottom", shrink=0.6, aspect=30)
-    return figure

@@ -1,4 +1,7 @@
-"""Model types of transformers 5.23.0 that are not read, by the reason. The modules of all of them have rotary code."""
+"""Model types of transformers 5.23.0 that are not read, by the reason.
+
+Their modules have rotary code or biases of tokens. inkling2_loop_text is of transformers 5.24.0.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,17 @@ _REASONS = {
     "it rotates its values with its keys, and turns the output of attention back": "deepseek_v4",
     "it rotates by the index of the head, not by the position": "neucodec xcodec2",
     "it rotates only the first head": "qwen2_5_omni_dit qwen2_5_omni_token2wav",
-    "it rotates hidden states before they become queries and keys, or not at all": """
+    "it rotates hidden states before they become queries and keys, or content_bias computes biases of its tokens": """
         seamless_m4t wav2vec2-bert wav2vec2-conformer""",
+    "it has no rotary embedding: content_bias computes the biases of its tokens": """
+        deberta deberta-v2 deepseek_ocr2_sam_vision_model fastspeech2_conformer fastspeech2_conformer_with_hifigan
+        funnel gemma3n_audio gemma4_audio got_ocr2_vision granite_speech5_ctc granite_speech5_encoder
+        granite_speech_encoder granite_speech_plus_encoder inkling2_loop_text inkling2_text nemotron_asr_streaming
+        nemotron_asr_streaming_encoder parakeet_ctc parakeet_encoder parakeet_rnnt parakeet_tdt pp_formulanet_vision
+        sam sam_hq sam_hq_vision_model sam_vision_model seamless_m4t_v2 seggpt sew-d slanext slanext_vision speecht5
+        unlimited_ocr_sam_vision_model vitdet vits xlnet""",
+    "it has no rotary embedding: its bias is t5 times a gate of each token, which attention takes as query_data": """
+        wavlm""",
     "the two features of a pair may turn by different coordinates": "hunyuan_vl hunyuan_vl_text",
     "it learns a scale for each frequency": "mistral_large4 mistral_large4_text",
     "it is four models: read its global_config, encoder_config, decoder_config and patcher_config": "blt",
@@ -29,16 +41,13 @@ _REASONS = {
     "it holds an audio encoder with a config of its own: read its asr_config": "nemotron3_5_transcribe_audio",
     "it has no rotary embedding": """
         bros canary canary_decoder chameleon_vqgan clvp clvp_decoder cohere_asr cosmos3_edge_vision
-        deepseek_ocr2_sam_vision_model edgetam_video_mask_decoder edgetam_video_prompt_encoder emu3_vqgan funnel
-        gemma3n_audio gemma3n_vision gemma4_audio gemma4_unified_audio gemma4_unified_vision glm_image_vision
-        glm_image_vqmodel granite_docling_vision hunyuan_vl_vision idefics_perciever idefics_vision inkling2_text
-        minicpmv4_7_vision mllama_vision_model molmo2_adapter molmo2_vision moonshine_streaming_encoder moshi_depth
-        muse_spark_audio nemotron_asr_streaming nemotron_asr_streaming_encoder parakeet_ctc parakeet_encoder
-        parakeet_rnnt parakeet_tdt phi4_multimodal_audio phi4_multimodal_vision pp_doclayout_v2
-        qwen2_5_omni_audio_encoder qwen2_5_omni_bigvgan qwen3_omni_moe_audio_encoder sam2_video_mask_decoder
-        sam2_video_prompt_encoder sam3_detr_decoder sam3_detr_encoder sam3_geometry_encoder sam3_mask_decoder
-        sam3_tracker_video_mask_decoder sam3_tracker_video_prompt_encoder sapiens2_head
-        unlimited_ocr_sam_vision_model unlimited_ocr_vision unlimited_ocr_vision_encoder videoprism
-        videoprism_text_model videoprism_vision_model xlnet""",
+        edgetam_video_mask_decoder edgetam_video_prompt_encoder emu3_vqgan gemma3n_vision gemma4_unified_audio
+        gemma4_unified_vision glm_image_vision glm_image_vqmodel granite_docling_vision hunyuan_vl_vision
+        idefics_perciever idefics_vision minicpmv4_7_vision mllama_vision_model molmo2_adapter molmo2_vision
+        moonshine_streaming_encoder moshi_depth muse_spark_audio phi4_multimodal_audio phi4_multimodal_vision
+        pp_doclayout_v2 qwen2_5_omni_audio_encoder qwen2_5_omni_bigvgan qwen3_omni_moe_audio_encoder
+        sam2_video_mask_decoder sam2_video_prompt_encoder sam3_detr_decoder sam3_detr_encoder sam3_geometry_encoder
+        sam3_mask_decoder sam3_tracker_video_mask_decoder sam3_tracker_video_prompt_encoder sapiens2_head
+        unlimited_ocr_vision unlimited_ocr_vision_encoder videoprism videoprism_text_model videoprism_vision_model""",
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}

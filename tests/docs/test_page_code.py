@@ -300,22 +300,6 @@ def test_a_window_of_one_row():
     assert np.isfinite(quick(lambda *weights: table((1, 4), *weights))(*weights)).all()
 
 
-def test_shaw():
-    """As a bias that reads the queries of a tile."""
-    (q, k, v), a = RNG.normal(size=(3, 9, HEADS, WIDTH)), RNG.normal(size=(5, WIDTH))
-    shaw = of_page("docs/biases.md", "shaw")
-
-    @quick
-    def attend(q, k, v, a):
-        return pe.attention(q, k, v, bias=lambda i, j, q, _: shaw(i, j, q, a), query_data=q, block_size=4)
-
-    got = attend(*(np.float32(x) for x in (q, k, v, a)))
-    offset = np.clip(np.arange(9) - np.arange(9)[:, None], -2, 2)
-    scores = np.einsum("qhd,qkhd->hqk", q, k[None] + a[offset + 2][:, :, None]) / np.sqrt(WIDTH)
-    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    assert_within(got, np.einsum("hqk,khd->qhd", weights, v), 3e-6)
-
-
 def test_a_layer_of_gpt_oss():
     """At another window, base and width than the page's."""
     config = {"model_type": "gpt_oss", "num_hidden_layers": 2, "num_attention_heads": HEADS, "head_dim": WIDTH}
@@ -380,6 +364,21 @@ def with_changes(code, changes):
         assert code.count(old) == 1, old
         code = code.replace(old, new)
     return code
+
+
+# content_biases.md
+
+
+def test_shaw():
+    """With rows of two offsets to both sides."""
+    (q, k, v), a = RNG.normal(size=(3, 9, HEADS, WIDTH)), RNG.normal(size=(5, WIDTH))
+    names = NAMES | {"c": WIDTH**-0.5}
+    shaw = quick(pages.run(pages.definition("docs/content_biases.md", "shaw"), names)["shaw"])
+    got = shaw(*(np.float32(x) for x in (q, k, v, a)))
+    offset = np.clip(np.arange(9) - np.arange(9)[:, None], -2, 2)
+    scores = np.einsum("qhd,qkhd->hqk", q, k[None] + a[offset + 2][:, :, None]) / np.sqrt(WIDTH)
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    assert_within(got, np.einsum("hqk,khd->qhd", weights, v), 3e-6)
 
 
 # huggingface.md

@@ -132,6 +132,12 @@ BAD = [
     ({"model_type": "gptj", "head_dim": 64, "num_hidden_layers": 1, "rotary": False}, "the model has no rotary embedding"),
     ({"head_dim": 64, "num_hidden_layers": 1, "position_embedding_type": "absolute", "rope_interleave": False}, r"position_embedding_type = 'absolute' is not one of \('nope', 'rope', 'rotary'\)"),
     (llama(model_type="xcodec2"), "model_type 'xcodec2' is not read: it rotates by the index of the head, not by the position"),
+    # biases of tokens
+    ({"model_type": "deberta-v2", "num_hidden_layers": 1}, "'deberta-v2' is not read: it has no rotary embedding: content_bias computes"),
+    ({"model_type": "wav2vec2-conformer", "position_embeddings_type": "relative"}, "or content_bias computes biases of its tokens"),
+    ({"model_type": "inkling2", "text_config": {"model_type": "inkling2_text"}}, "'inkling2_text' is not read: .*: content_bias computes"),
+    ({"model_type": "sam", "vision_config": {"model_type": "sam_vision_model"}}, "'sam' is not read: .*: content_bias computes"),
+    ({"model_type": "wavlm"}, "its bias is t5 times a gate of each token, which attention takes as query_data"),
     # the two spectra of Gemma 3
     (GEMMA_3["text_config"] | {"rope_scaling": None, "rope_parameters": {"rope_type": "linear", "factor": 8.0}}, "rope_parameters must hold settings for each of the layer types"),
     (GEMMA_3["text_config"] | {"rope_scaling": {"full_attention": {}}}, "rope_scaling must hold one set of settings, not those of layer types, got"),

@@ -240,6 +240,10 @@ BAD = [
     (PLAIN | {"model_type": "lfm3_vl_vision", "layer_types": ["conv", "mamba"]}, "layer_types must hold 2 times"),
     (MEMORY | {"model_type": "sam2_video", "memory_attention_rope_feat_sizes": [64]}, "memory_attention_rope_feat_sizes must hold a width and a height"),
     (MEMORY | {"model_type": "sam2_video", "memory_attention_downsample_rate": 3}, "memory_attention_hidden_size = 256 must be a multiple of 3"),
+    # biases of tokens
+    ({"model_type": "vitdet"}, "'vitdet' is not read: it has no rotary embedding: content_bias computes the biases of its tokens"),
+    ({"model_type": "sam", "vision_config": {}}, "'sam' is not read: .*: content_bias computes"),
+    ({"model_type": "got_ocr2", "text_config": {}, "vision_config": {"model_type": "got_ocr2_vision"}}, "'got_ocr2_vision' is not read: .*: content_bias"),
     # what contradicts
     (QWEN | {"num_attention_heads": 8}, "num_heads = 16 contradicts num_attention_heads = 8"),
     (PIXTRAL | {"head_dim": 32}, "hidden_size / heads = 64 contradicts head_dim = 32"),

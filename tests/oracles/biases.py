@@ -133,6 +133,47 @@ def of_offsets(distance: Any, after: Any, table: Any) -> np.ndarray:
     return _of_heads([np.where(held, np.asarray(table, np.float64)[place, h], 0) for h in range(table.shape[1])])
 
 
+# Biases that multiply a token by a row of a table
+
+
+def log_bucket(distance: int, span: int, max_distance: int) -> int:
+    """DeBERTa's: its formula in so many digits that only an exact tie is within 1e-30 of an integer."""
+    middle = span // 2
+    if distance <= middle:
+        return distance
+    log = lambda x: MP.log(MP.mpf(x) / middle)  # noqa: E731
+    return middle + int(MP.ceil(log(distance) / log(max_distance - 1) * (middle - 1) - MP.mpf("1e-30")))
+
+
+def content_rows(
+    i: Any, j: Any, rows: int, *, first: int | None = None, max_distance: int | None = None, nearest: bool = False
+) -> np.ndarray:
+    """1 for the row that each query at i (..., queries) and key at j (..., keys) have, (..., queries, keys, rows)."""
+    offsets = np.asarray(i).astype(object)[..., :, None] - np.asarray(j).astype(object)[..., None, :]
+    if max_distance is not None:
+        sign = lambda d: (d > 0) - (d < 0)  # noqa: E731
+        offsets = np.vectorize(lambda d: sign(d) * log_bucket(abs(d), rows // 2, max_distance), otypes=[object])(
+            offsets
+        )
+        first, nearest = -(rows // 2), True
+    row = offsets - (-(rows // 2) if first is None else first)
+    row = np.clip(row, 0, rows - 1) if nearest else row
+    return (row[..., None] == np.arange(rows)).astype(np.float64)
+
+
+def content(selected: np.ndarray, x: Any, table: Any, of_keys: bool) -> np.ndarray:
+    """x · row for x (..., tokens, heads, features), queries or keys; 0 where no row is selected."""
+    return np.einsum(f"...qkr,...{'qk'[of_keys]}hc,rhc->...hqk", selected, *map(np.float64, (x, table)), optimize=True)
+
+
+def content_back(selected: np.ndarray, x: Any, table: Any, of_keys: bool, dy: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The cotangents of x and table from that of the bias."""
+    side = "qk"[of_keys]
+    x, table, dy = map(np.float64, (x, table, dy))
+    dx = np.einsum(f"...qkr,rhc,...hqk->...{side}hc", selected, table, dy, optimize=True)
+    return dx, np.einsum(f"...qkr,...{side}hc,...hqk->rhc", selected, x, dy, optimize=True)
+
+
 # Derivatives by the distance
 
 

@@ -31,6 +31,10 @@ def relative(i, j, table):
     return pe.relative_position_bias(i, j, table, symmetric=True, out_of_range="zeros")
 
 
+def content(x, i, table):
+    return pe.content_bias(i, i, table, query=x, first=0, out_of_range="zeros")
+
+
 def by_waves(x, *waves):
     return pe.rotary(x, waves=waves, head_axis=-2)
 
@@ -72,6 +76,9 @@ WHOLE = [
     ("t5", pe.t5, [AT, AT, SQUARE], "table", 0),
     ("relative_position_bias", relative, [AT, AT, SQUARE], "table", 0),
     ("relative_position_bias", relative, [GRID, GRID, np.ones((8, 8, 8), np.float32)], "key_positions", 2),
+    ("content_bias", content, [X[..., :8], AT, SQUARE], "table", 0),
+    ("content_bias", content, [X[..., :8], AT, SQUARE], "table", 1),
+    ("content_bias", content, [X[..., :8], AT, SQUARE], "query", 3),
     ("fire", fire, [AT, AT, ONES, ONES, SQUARE, ONES], "w1 of mlp", 0),
     ("fire", fire, [AT, AT, ONES, ONES, SQUARE, ONES], "b1 of mlp", 0),
     ("fire", fire, [AT, AT, ONES, ONES, SQUARE, ONES], "w2 of mlp", 0),
@@ -178,6 +185,7 @@ APART = [
     (pe.kerple_power, [(AT, P(D)), AT, ONES, (ONES, P(H))], [(AT, P(H)), AT, (ONES, P(D)), (ONES, P(H))], "query_positions, key_positions, scale, exponent"),
     (relative, [AT, (AT, P(None, D)), (SQUARE, P(None, H))], [AT, (AT, P(None, H)), (SQUARE, P(None, H))], "query_positions, key_positions, table"),
     (relative, [(AT, P(None, D)), (AT, P(None, H)), SQUARE], [(AT, P(None, D)), (AT, P(None, D)), SQUARE], "query_positions, key_positions, table"),
+    (content, [(X[..., :8], P(D)), (AT, P(D)), (np.ones((8, 8, 8), np.float32), P(None, H))], [(X[..., :8], P(H)), (AT, P(D)), (np.ones((8, 8, 8), np.float32), P(None, H))], "query_positions, key_positions, query, table"),
     (pe.t5, [AT, (AT, P(None, D)), (SQUARE, P(None, H))], [AT, (AT, P(None, H)), (SQUARE, P(None, H))], "query_positions, key_positions, table"),
     (fire, [(AT, P(D)), AT, ONES, ONES, (SQUARE, P(None, H)), ONES], [(AT, P(H)), AT, ONES, ONES, SQUARE, (ONES, P(H))], "query_positions, key_positions, w2 of mlp, b2 of mlp"),
     (pe.learned, [(AT % 8, P(D)), (SQUARE, P(None, H))], [(AT % 8, P(None, D)), (SQUARE, P(None, D))], "positions, table"),

@@ -45,6 +45,13 @@ CALLS = (
             np.arange(22, dtype=np.float32).reshape(11, 2),
             np.ones((3, 2), np.float32),
         ),  # fmt: skip
+        "content_bias": (
+            lambda q, k, t, x: pe.content_bias(q, k, t, query=x),
+            AT,
+            AT,
+            np.arange(22, dtype=np.float32).reshape(11, 2),
+            np.ones((len(AT), 3, 2), np.float32),
+        ),
         "fire": (
             lambda q, k, a, b, c, d, e, f: pe.fire(q, k, (a, b, c, d), c=e, threshold=f),
             AT,

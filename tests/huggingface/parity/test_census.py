@@ -1,6 +1,9 @@
 """Every model type of transformers with rotary code is read or refused by name."""
 
 import census
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from posenc_jax.hf import _refused, _towers
 
 
 def test_no_model_type_is_missing(tally):
@@ -9,3 +12,10 @@ def test_no_model_type_is_missing(tally):
     for kind in ("read", "read by their language model", "refused by name"):
         tally[f"model types, {kind}"] = len(found[kind])
     assert tally["model types, read"] > 190
+
+
+def test_types_with_biases_of_tokens_exist():
+    names = {
+        n for refused in (_refused.REFUSED, _towers.REFUSED) for n, why in refused.items() if "content_bias" in why
+    }
+    assert len(names) > 30 and names - {*CONFIG_MAPPING} <= {"inkling2_loop_text"}  # of transformers 5.24.0

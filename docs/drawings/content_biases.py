@@ -1,0 +1,129 @@
+"""Biases that see the tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+import posenc_jax as pe
+from posenc_jax import _figure
+
+TOKENS = "the", "dog"  # two queries at one place
+
+
+def content_terms() -> Figure:
+    """Two heatmaps of nine words by nine words in red and blue. Left, a bias: every diagonal has one colour. Right,
+    the term of queries and offsets: each row is irregular in its own way; the two rows of the word the hold the
+    same values, moved by five, and so do the two rows of sat."""
+    sentence = "the cat sat down and the dog sat up".split()
+    words = sorted(set(sentence))
+    keys = jax.random.split(jax.random.key(4), 3)
+    content = jax.random.normal(keys[0], (len(words), 16))[np.array([words.index(word) for word in sentence])]
+    p = np.arange(len(sentence))
+    offset = p - p[:, None]
+    furthest = len(sentence) - 1
+    vectors = jax.random.normal(keys[1], (2 * furthest + 1, 16))
+    numbers = 4 * jax.random.normal(keys[2], (2 * furthest + 1,))
+    panels = {
+        "a bias": numbers[offset + furthest],
+        "Shaw’s term": jnp.einsum("qd,qkd->qk", content, vectors[offset + furthest]),
+    }
+    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
+    both = figure.subplots(1, 2, sharey=True)
+    for axes, (name, values) in zip(both, panels.items(), strict=True):
+        image = _figure.image(axes, np.asarray(values), "RdBu_r", -10, 10, "equal")
+        axes.set_title(name, size="medium")
+        axes.set_xticks(p, sentence, rotation=90)
+        axes.set_yticks(p, sentence)
+        axes.set_xlabel("key")
+    both[0].set_ylabel("query")
+    figure.colorbar(image, ax=both, label="part of the score", location="bottom", shrink=0.6, aspect=30)
+    return figure
+
+
+def _smooth(seed: int, rows: int, width: int, reach: float) -> np.ndarray:
+    """Random vectors, (rows, width), each close to its neighbours within the reach."""
+    noise = np.asarray(jax.random.normal(jax.random.key(seed), (rows, width)))
+    distance = np.arange(rows) - np.arange(rows)[:, None]
+    kernel = np.exp(-((distance / reach) ** 2))
+    return (kernel / np.sqrt((kernel**2).sum(1, keepdims=True)) @ noise).astype(np.float32)
+
+
+def _of_two(offsets: np.ndarray, table: np.ndarray, **rows: object) -> np.ndarray:
+    """The biases of two queries at 0, (2, offsets)."""
+    query = jax.random.normal(jax.random.key(21), (2, 1, table.shape[-1]))
+    bias = pe.content_bias(jnp.zeros(2, jnp.int32), -jnp.asarray(offsets), table, query=query, **rows)  # type: ignore
+    return np.asarray(bias)[0] * table.shape[-1] ** -0.5
+
+
+def content_methods() -> Figure:
+    """Six panels of bias against offset, in each a blue and an orange curve for two queries. Shaw: curves that wave
+    and are level beyond an offset of 16 to both sides. DeBERTa: steps that are one offset wide up to 16 and wider
+    beyond. Transformer-XL: waves without an end. Inkling: curves for offsets from 0 to 39, exactly 0 elsewhere.
+    WavLM: one staircase, stretched up and down for one of the two queries. Forgetting attention: two falling curves
+    of steep and level parts, those of the second twelve offsets before those of the first."""
+    near, before = np.arange(-48, 49), np.arange(-8, 65)
+    sinusoids = np.asarray(pe.sinusoidal(jnp.arange(-48, 49), 64))
+    projection = np.asarray(jax.random.normal(jax.random.key(24), (64, 16))) / 4
+    staircase = jnp.asarray(_smooth(26, 32, 1, 2))
+    staircase = staircase.at[16:].set(staircase[16:] + staircase[0] - staircase[16])
+    gates = jnp.array([[1.9], [1.1]])
+    forget = np.asarray(jax.nn.log_sigmoid(5 * jax.random.normal(jax.random.key(28), (128,)) + 5))
+    summed = np.cumsum(forget)
+    panels = {
+        "Shaw, clipped at 16": (near, _of_two(near, _smooth(22, 33, 16, 3), out_of_range="nearest")),
+        "DeBERTa, 64 rows": (near, _of_two(near, _smooth(23, 64, 16, 2), max_distance=64)),
+        "Transformer-XL": (near, _of_two(near, sinusoids @ projection)),
+        "Inkling, 40 rows": (before, _of_two(before, _smooth(25, 40, 16, 3), first=0, out_of_range="zeros")),
+        "WavLM": (
+            near,
+            np.asarray(gates * pe.t5(jnp.zeros(1, jnp.int32), -jnp.asarray(near), staircase, max_distance=64)[0]),
+        ),
+        "forgetting": (np.arange(64), np.stack([summed[p] - summed[p - np.arange(64)] for p in (100, 88)])),
+    }
+    figure = Figure(figsize=(5.8, 7.0), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.1)
+    for axes, (name, (offsets, curves)) in zip(figure.subplots(3, 2).flat, panels.items(), strict=True):
+        axes.set_title(name, size="medium")
+        for i, curve in enumerate(curves):
+            stepped = name.startswith(("DeBERTa", "WavLM"))
+            style = _figure.line(i) | {"marker": "", "drawstyle": "steps-mid" if stepped else "default"}
+            axes.plot(offsets, curve, label=f"“{TOKENS[i]}”", **style)
+        axes.xaxis.set_major_locator(_figure.whole_ticks())
+    for axes in figure.axes[-2:]:
+        axes.set_xlabel("offset i − j")
+    for axes in figure.axes[::2]:
+        axes.set_ylabel("bias")
+    lines = figure.axes[0].lines
+    figure.legend(handles=lines, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def content_grid() -> Figure:
+    """Four heatmaps in red and blue over a grid of 14 by 14 patches, with the query framed in the middle. Above,
+    one for each of two queries: horizontal stripes crossed by vertical ones, other stripes for the other query.
+    Below, the parts of the first: a term that changes from row to row alone, and a term that changes from column to
+    column alone."""
+    side, place = 14, (6, 6)
+    row, column = np.indices((side, side)).reshape(2, -1)
+    terms = [
+        _of_two(coordinate - own, _smooth(seed, 2 * side - 1, 16, 1.5))
+        for coordinate, own, seed in ((row, place[0], 32), (column, place[1], 34))
+    ]
+    panels = {
+        f"“{TOKENS[0]}”, both terms": terms[0][0] + terms[1][0],
+        f"“{TOKENS[1]}”, both terms": terms[0][1] + terms[1][1],
+        f"“{TOKENS[0]}”, the rows": terms[0][0],
+        f"“{TOKENS[0]}”, the columns": terms[1][0],
+    }
+    figure = Figure(figsize=(5.6, 5.6), layout="constrained")
+    for axes, (name, values) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
+        image = _figure.image(axes, values.reshape(side, side), "RdBu_r", -3, 3, "equal")
+        axes.set_title(name, size="medium")
+        corner = place[1] - 0.5, place[0] - 0.5
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=_figure.COLOURS[2], lw=2.5))
+        axes.set_xticks([])
+        axes.set_yticks([])
+    figure.colorbar(image, ax=figure.axes, label="bias", location="bottom", shrink=0.6, aspect=30)
+    return figure
