@@ -281,7 +281,7 @@ def test_content_bias_is_that_of_loops_in_both_stacks():
     q, k = RNG.normal(size=(2, 3, 2, 8)).astype(np.float32), RNG.normal(size=(2, 5, 2, 8)).astype(np.float32)
     weight = RNG.normal(size=(2, 2, 3, 5)).astype(np.float32)
     modules = {n: drawn(lambda s=s: made("ContentBias", 5, 8, **s), RNG) for n, (s, _) in CONTENT.items()}
-    tables = {n: module.embedding[...] for n, module in modules.items()}
+    tables = {n: np.asarray(module.embedding[...]) for n, module in modules.items()}
 
     def of_linen(n, table):
         return linen.ContentBias(5, 8, **CONTENT[n][0]).apply({"params": {"embedding": table}}, i, j, q, k)
@@ -305,7 +305,7 @@ def test_content_bias_is_that_of_loops_in_both_stacks():
             "no scale": loops(tables[n]),
         }
         for what, other in wrong.items():
-            assert np.abs(got - other).max() > 0.1, (n, what)
+            assert np.abs(np.asarray(got) - other).max() > 0.1, (n, what)
         units = np.eye(tables[n].size).reshape(-1, *tables[n].shape)
         slopes = np.reshape([scale * np.sum(loops(unit) * weight) for unit in units], tables[n].shape)
         assert_within(slope, slopes, 1e-5, against=f"the derivative of loops, {n}")
