@@ -34,6 +34,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 
 Bias = Callable[..., jax.Array]  # (query positions, key positions, *parameters) → (heads, queries, keys)
+Tokens = tuple[Any, ...]  # a device's queries and their data, or its keys, values and their data
 Where = tuple[jax.Array, jax.Array]  # positions and segments of a device's tokens
 
 
@@ -46,32 +47,42 @@ def ring_attention(
     *parameters: Any,
     axis: str,
     bias: Bias | None = None,
+    query_data: Any = None,
+    key_data: Any = None,
 ) -> jax.Array:
     """Causal attention inside `jax.shard_map` over the mesh axis that shards the sequence.
 
     q is a device's (batch, length, heads, head_dim); k and v may have fewer heads, each for as many consecutive ones of
     q; positions and segments are (length,) integers: a query sees keys of its own segment at its own position and
     before. bias(i, j, *parameters) gives (heads, queries, keys) for positions of both; parameters are trees of floats,
-    the same on all devices, and differentiable. It must not close over traced arrays.
+    the same on all devices, and differentiable. It must not close over traced arrays. A bias that sees the tokens is
+    bias(i, j, query_data, key_data, *parameters), as in `pe.attention`, with floats that belong to the device's tokens;
+    those of keys go round with them.
     """
-    for x in jax.make_jaxpr(bias)(positions[:1], positions[:1], *parameters).consts if bias else ():
+    tiles = [positions[:1]] * 2
+    if query_data is not None or key_data is not None:
+        tiles += [jax.tree.map(lambda x: x[:, :1], data) for data in (query_data, key_data)]
+    for x in jax.make_jaxpr(bias)(*tiles, *parameters).consts if bias else ():
         if isinstance(x, jax.core.Tracer):
             raise ValueError(f"ring_attention: bias must have traced arrays as parameters, got {x.aval} closed over")
     varying = lambda x: jax.typeof(x).manual_axis_type.varying  # noqa: E731
     # Varying along the axis, so that their cotangents are summed over devices once, at the end, and not in every tile.
     own = lambda x: lax.pcast(x, tuple(varying(q) - varying(x)), to="varying")  # noqa: E731
-    return _ring(axis, bias, q, (k, v), jax.tree.map(own, parameters), (positions, segments))
+    return _ring(axis, bias, (q, query_data), (k, v, key_data), jax.tree.map(own, parameters), (positions, segments))
 
 
 def _part(
-    bias: Bias | None, here: Where, there: Where, q: jax.Array, kv: tuple[jax.Array, jax.Array], parameters: tuple
+    bias: Bias | None, here: Where, there: Where, queries: Tokens, keys: Tokens, parameters: tuple
 ) -> tuple[jax.Array, jax.Array]:
     """The results of a part of the keys, and the logarithms of the sums of their weights."""
+    (q, query_data), (k, v, key_data) = queries, keys
     where = {"query_positions": here[0], "key_positions": there[0]}
     packed = {"query_segments": here[1], "key_segments": there[1]}
-    tile = bias and (lambda i, j: bias(i, j, *parameters))
+    data = {"query_data": query_data, "key_data": key_data}
+    tile = bias and (lambda *tile: bias(*tile, *parameters))
     size = min(512, -(-q.shape[1] // 2))  # a tile is no longer than a chunk of a zigzag
-    out, total = pe.attention(q, *kv, bias=tile, causal=True, block_size=size, return_residual=True, **where, **packed)
+    options = {"bias": tile, "causal": True, "block_size": size, **where, **packed, **data}
+    out, total = pe.attention(q, k, v, return_residual=True, **options)
     return out.astype(total.dtype), total
 
 
@@ -92,38 +103,42 @@ def _ring(*arguments: Any) -> jax.Array:
 
 
 def _forward(
-    axis: str, bias: Bias | None, q: jax.Array, kv: tuple[jax.Array, jax.Array], parameters: tuple, here: Where
+    axis: str, bias: Bias | None, queries: Tokens, keys: Tokens, parameters: tuple, here: Where
 ) -> tuple[jax.Array, tuple]:
+    q, _ = queries
+
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
-        (out, total), keys = carry
-        arriving = _hand_on(axis, keys)  # while this device computes; the last time in vain, for one trace of a step
-        part, of_part = _part(bias, here, keys[1], q, keys[0], parameters)
+        (out, total), (theirs, there) = carry
+        arriving = _hand_on(
+            axis, (theirs, there)
+        )  # while this device computes; the last time in vain, for one trace of a step
+        part, of_part = _part(bias, here, there, queries, theirs, parameters)
         both = jnp.logaddexp(total, of_part)  # finite: a device's own keys come first, and a query sees itself
         out = out * jnp.exp(total - both)[..., None] + part * jnp.exp(of_part - both)[..., None]
         return ((out, both), arriving), None
 
     nothing = _zeros(q), _zeros(q[..., 0]) - jnp.inf
-    ((out, total), _), _ = lax.scan(step, (nothing, (kv, here)), length=lax.axis_size(axis))
-    return out.astype(q.dtype), (q, kv, parameters, here, out, total)
+    ((out, total), _), _ = lax.scan(step, (nothing, (keys, here)), length=lax.axis_size(axis))
+    return out.astype(q.dtype), (queries, keys, parameters, here, out, total)
 
 
 def _backward(axis: str, bias: Bias | None, saved: tuple, d_out: jax.Array) -> tuple:
-    q, kv, parameters, here, out, total = saved
+    queries, keys, parameters, here, out, total = saved
     add = functools.partial(jax.tree.map, lambda total, x: total + x.astype(total.dtype))
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
-        d_here, keys, d_keys = carry
-        arriving = _hand_on(axis, keys)
-        (part, of_part), pull = jax.vjp(functools.partial(_part, bias, here, keys[1]), q, keys[0], parameters)
+        d_here, (theirs, there), d_theirs = carry
+        arriving = _hand_on(axis, (theirs, there))
+        (part, of_part), pull = jax.vjp(functools.partial(_part, bias, here, there), queries, theirs, parameters)
         d_part = d_out.astype(out.dtype) * jnp.exp(of_part - total)[..., None]
-        dq, d_kv, d_parameters = pull((d_part, jnp.sum(d_part * (part - out), -1)))
-        d_keys = _hand_on(axis, add(d_keys, d_kv))  # after the last step they are where their keys came from
-        return (add(d_here, (dq, d_parameters)), arriving, d_keys), None
+        d_queries, d_part_keys, d_parameters = pull((d_part, jnp.sum(d_part * (part - out), -1)))
+        d_theirs = _hand_on(axis, add(d_theirs, d_part_keys))  # after the last step they are where their keys came from
+        return (add(d_here, (d_queries, d_parameters)), arriving, d_theirs), None
 
-    start = _zeros((q, parameters)), (kv, here), _zeros(kv)
-    ((dq, d_parameters), _, d_kv), _ = lax.scan(step, start, length=lax.axis_size(axis))
-    given = q, kv, parameters
-    return *jax.tree.map(lambda x, like: x.astype(like.dtype), (dq, d_kv, d_parameters), given), None
+    start = _zeros((queries, parameters)), (keys, here), _zeros(keys)
+    ((d_queries, d_parameters), _, d_keys), _ = lax.scan(step, start, length=lax.axis_size(axis))
+    given = queries, keys, parameters
+    return *jax.tree.map(lambda x, like: x.astype(like.dtype), (d_queries, d_keys, d_parameters), given), None
 
 
 _ring.defvjp(_forward, _backward)

@@ -580,6 +580,39 @@ def test_derivatives_of_a_ring_under_learned_biases():
     assert once and once == [name for name in compiled.collectives[0] if name != "collective-permute"]
 
 
+def of_tokens(i, j, q, gates, table):
+    """Relative keys of far more rows than a device has tokens, and a number for each key."""
+    relative = pe.content_bias(i, j, table, query=q, first=-200, out_of_range="nearest")
+    return relative + jnp.swapaxes(gates, 1, 2)[:, :, None]
+
+
+def test_a_ring_with_a_bias_that_sees_the_tokens():
+    """The data of keys go round with them, and their cotangents come home."""
+    q, k, v, *rows = packed()
+    gates, table = np.cos(k[..., :1, 0]), normal(400, q.shape[-1]) / 8
+    arrays = q, k, v, gates
+    parts, order = sharded((*arrays[:3], *rows), 4)
+    x = P(None, S)
+
+    def local(positions, segments, q, k, v, gates, table):
+        data = {"query_data": q, "key_data": gates}
+        return example().ring_attention(q, k, v, positions, segments, table, axis=S, bias=of_tokens, **data)
+
+    def alone(positions, segments, q, k, v, gates, table):
+        where = {"query_positions": positions, "key_positions": positions, "causal": True}
+        where |= {"query_segments": segments, "key_segments": segments, "query_data": q, "key_data": gates}
+        return pe.attention(q, k, v, bias=lambda *tile: of_tokens(*tile, table), **where)
+
+    ring = jax.shard_map(local, mesh=ring_of(4), in_specs=(P(S), P(S), x, x, x, x, P()), out_specs=x)
+    run = lambda f: lambda *x: (f(*x), jax.grad(lambda *of: jnp.sum(f(*x[:2], *of) ** 2), range(5))(*x[2:]))  # noqa: E731
+    y, got = quick(run(ring))(*parts[3:], *parts[:3], gates[:, order], table)
+    right, want = quick(run(alone))(*rows, *arrays, table)
+    assert_within(y, np.asarray(right)[:, order], 2e-6, against="one device")
+    for n, (a, b) in enumerate(zip(got, want, strict=True)):
+        b = np.asarray(b)[:, order] if n < 4 else b
+        assert_within(a, b, 1e-5 * np.abs(b).max(), against=f"one device, by operand {n}")
+
+
 def test_a_ring_passes_over_what_is_not_seen():
     local, x = partial(example().ring_attention, axis=S, bias=pe.alibi), P(None, S)
     ring = jax.shard_map(local, mesh=ring_of(4), in_specs=(x, x, x, P(S), P(S), P()), out_specs=x)
