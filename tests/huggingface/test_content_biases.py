@@ -1,0 +1,165 @@
+"""`examples/content_attention.py` beside attention modules of transformers, recorded: outputs, gradients, and wrong variants."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from helpers.closeness import assert_within
+from helpers.content_biases import difference, differences, output
+from helpers.quick import quick
+from helpers.tiers import thorough, tiered
+from oracles import recorded
+from posenc_jax import _content_bias
+
+CASES = {case["name"]: case for case in recorded.cases("content_biases")}
+BOUND = 1e-5  # of the largest number, by two float32 programs
+BLOCK = 8  # of lengths from 9 to 29
+ALIKE = ("DeBERTa v2, clipped", "Wav2Vec2 Conformer", "ViTDet", "Inkling, sliding")  # another runs the same function
+FOLDER = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def as_a_user_runs_them():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def example():
+    sys.path.insert(0, str(FOLDER))
+    yield importlib.import_module("content_attention")
+    sys.path.remove(str(FOLDER))
+
+
+@pytest.mark.parametrize("name", tiered(CASES, [name for name in CASES if name not in ALIKE]))
+def test_the_layer_is_the_module(example, name):
+    case = CASES[name]
+    found = differences(example.LAYERS[case["layer"]], case, BLOCK)
+    assert max(found.values()) < BOUND, found
+
+
+# Wrong variants
+
+
+def reversed_positions(*sides):
+    """Offsets j − i, in all terms or in those of queries or keys alone."""
+
+    def of(f):
+        def wrong(i, j, table, **options):
+            sign = -1 if not sides or any(side in options for side in sides) else 1
+            return f(sign * i, sign * j, table, **options)
+
+        return wrong
+
+    return of
+
+
+def first_moved(f):
+    return lambda i, j, table, *, first, **options: f(i, j, table, first=first + 1, **options)
+
+
+def zeros_as_nearest(f):
+    return lambda *x, out_of_range, **options: f(*x, out_of_range="nearest", **options)
+
+
+def times(factor):
+    return lambda f: lambda *x, **options: factor * f(*x, **options)
+
+
+def edges_moved(f):
+    """Distances at which buckets begin are still in those before."""
+    return lambda *x: tuple(edge + (n > 0) for n, edge in enumerate(f(*x)))
+
+
+def aligned(f):
+    return lambda *x, **options: f(*x, **options, align_corners=True)
+
+
+def heads_transposed(_):
+    return lambda x, width: x.reshape(*x.shape[:-1], width, -1).swapaxes(-1, -2)
+
+
+def with_(**changed):
+    return lambda f: lambda *x, **options: f(*x, **options | changed)
+
+
+WRONG = [
+    ("DeBERTa v2, buckets", "content_bias", reversed_positions("key"), "the paper's rows in the term of keys"),
+    ("DeBERTa v2, buckets", "_edges", edges_moved, "the wrong side of a bucket"),
+    ("DeBERTa v2, buckets", "split", heads_transposed, "heads transposed"),
+    ("DeBERTa", "content_bias", first_moved, "clipped one further"),
+    ("Wav2Vec2-BERT", "content_bias", first_moved, "clipped one further"),
+    ("Wav2Vec2-BERT", "content_bias", times(2), "the bias without its scale"),
+    ("Parakeet", "content_bias", reversed_positions(), "the sign of the distance"),
+    ("SAM, another grid", "resize_table", aligned, "tables resized with aligned corners"),
+    ("Inkling, full", "content_bias", zeros_as_nearest, "the last row beyond the table"),
+    ("WavLM", "t5", reversed_positions(), "the sign of the distance"),
+    thorough("DeBERTa v2, clipped", "content_bias", first_moved, "clipped one further"),
+    thorough("DeBERTa v2, clipped", "content_bias", times(8**0.5), "the bias without its scale"),
+    thorough("DeBERTa, a length within the table", "content_bias", reversed_positions(), "the sign of the distance"),
+    thorough("Wav2Vec2 Conformer", "content_bias", times(6**0.5), "the bias without its scale"),
+    thorough("Wav2Vec2 Conformer", "attention", with_(query_segments=None, key_segments=None), "padding seen"),
+    thorough("Wav2Vec2-BERT", "content_bias", reversed_positions(), "the sign of the distance"),
+    thorough("ViTDet", "content_bias", times(0.5), "the bias scaled"),
+    thorough("ViTDet", "content_bias", reversed_positions(), "the sign of the distance"),
+    thorough("Inkling, sliding", "attention", with_(window=(5, None)), "a longer window"),
+    thorough("WavLM", "t5", with_(max_distance=20), "other buckets"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "change", "_"), WRONG, ids=lambda x: x.replace(" ", "_") if isinstance(x, str) else ""
+)
+def test_a_wrong_variant_gives_another_output(example, monkeypatch, name, function, change, _):
+    place = {"split": example, "_edges": _content_bias}.get(function, pe)
+    monkeypatch.setattr(place, function, change(getattr(place, function)))
+    case = CASES[name]
+    got = output(example.LAYERS[case["layer"]], case, BLOCK)
+    assert difference(got, case["output"], case, of_tokens=True) > 1000 * BOUND
+
+
+# Forgetting attention, and formulas in float64
+
+
+def test_forgetting_attention_is_its_formula(example):
+    formulas = importlib.import_module("content_formulas")
+    x, weights, settings = formulas.example("forgetting", np.random.default_rng(0))
+    x = x[:, :29]
+    want = formulas.forgetting(x, weights, **settings)
+    got = quick(lambda x, weights: example.forgetting(x, weights, **settings, block_size=BLOCK))(x, weights)
+    assert_within(got, want, BOUND * np.abs(want).max(), against="float64")
+
+
+@pytest.mark.thorough
+def test_the_program_prints_small_differences(example, capsys):
+    example.main()
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines.keys() == example.LAYERS.keys()
+    assert all(float(line.rpartition(" ")[2]) < BOUND for line in lines.values()), lines
+
+
+# Memory
+
+
+def sizes(jaxpr):
+    """Of all arrays that a program computes, in its loops too."""
+    for equation in jaxpr.eqns:
+        yield from (x.aval.size for x in equation.outvars)
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                yield from sizes(getattr(inner, "jaxpr", inner))
+
+
+@pytest.mark.parametrize(
+    "name", ["deberta_v2", "deberta", "conformer", "relative_keys", "sam", "inkling", "wavlm", "forgetting"]
+)
+def test_no_array_of_queries_by_keys_exists(example, name):
+    _, weights, settings = importlib.import_module("content_formulas").example(name, np.random.default_rng(0))
+    x = jax.ShapeDtypeStruct((1, 64, 64, 32) if name == "sam" else (1, 64**2, 32), np.float32)
+    gradient = jax.grad(lambda x, w: example.LAYERS[name](x, w, **settings, block_size=64).sum(), (0, 1))
+    assert 64**2 * 32 <= max(sizes(jax.make_jaxpr(gradient)(x, weights).jaxpr)) < 64**4 / 4
