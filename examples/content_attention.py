@@ -10,7 +10,7 @@ tile. No array of queries by keys exists: memory is linear in the length, in the
     conformer        ParakeetEncoderAttention, Wav2Vec2Conformer and Wav2Vec2Bert with "relative"
     relative_keys    Wav2Vec2BertSelfAttention with "relative_key", the speech encoder of SeamlessM4T v2
     sam              SamVisionAttention, VitDetAttention
-    inkling          InklingAttention (transformers 5.24.0)
+    inkling          InklingAttention
     wavlm            WavLMAttention
     forgetting       none: forgetting attention, whose gates the keys have
 

@@ -63,6 +63,11 @@ def first_moved(f):
     return lambda i, j, table, *, first, **options: f(i, j, table, first=first + 1, **options)
 
 
+def clipped_early(f):
+    """The last row is that of one offset less."""
+    return lambda i, j, table, *, first, **options: f(i, j, table[1:], first=first + 1, **options)
+
+
 def zeros_as_nearest(f):
     return lambda *x, out_of_range, **options: f(*x, out_of_range="nearest", **options)
 
@@ -92,14 +97,14 @@ WRONG = [
     ("DeBERTa v2, buckets", "content_bias", reversed_positions("key"), "the paper's rows in the term of keys"),
     ("DeBERTa v2, buckets", "_edges", edges_moved, "the wrong side of a bucket"),
     ("DeBERTa v2, buckets", "split", heads_transposed, "heads transposed"),
-    ("DeBERTa", "content_bias", first_moved, "clipped one further"),
-    ("Wav2Vec2-BERT", "content_bias", first_moved, "clipped one further"),
+    ("DeBERTa", "content_bias", clipped_early, "clipped one too early"),
+    ("Wav2Vec2-BERT", "content_bias", clipped_early, "clipped one too early"),
     ("Wav2Vec2-BERT", "content_bias", times(2), "the bias without its scale"),
     ("Parakeet", "content_bias", reversed_positions(), "the sign of the distance"),
     ("SAM, another grid", "resize_table", aligned, "tables resized with aligned corners"),
     ("Inkling, full", "content_bias", zeros_as_nearest, "the last row beyond the table"),
     ("WavLM", "t5", reversed_positions(), "the sign of the distance"),
-    thorough("DeBERTa v2, clipped", "content_bias", first_moved, "clipped one further"),
+    thorough("DeBERTa v2, clipped", "content_bias", first_moved, "rows of the next offset"),
     thorough("DeBERTa v2, clipped", "content_bias", times(8**0.5), "the bias without its scale"),
     thorough("DeBERTa, a length within the table", "content_bias", reversed_positions(), "the sign of the distance"),
     thorough("Wav2Vec2 Conformer", "content_bias", times(6**0.5), "the bias without its scale"),

@@ -4,7 +4,6 @@ Each function makes a module of some settings; `measured` gives it weights that 
 """
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import transformers
 from helpers.content_biases import drawn, hidden_and_cotangent
 
 LOWEST = torch.finfo(torch.float32).min
-HAS_INKLING = importlib.util.find_spec("transformers.models.inkling") is not None
 
 
 class Made(NamedTuple):
@@ -186,13 +184,8 @@ def wavlm(heads=3, width=4, length=27, buckets=12, reach=15):
     return Made("wavlm", {"max_distance": reach}, module, lambda x, mask, _: module(x, mask)[0], shape, names)
 
 
-def of_inkling(**settings):
-    """A module that an older transformers does not have."""
-    return lambda: inkling(**settings) if HAS_INKLING else None
-
-
 # By the names of their cases
-RECORDED: dict[str, Callable[[], Made | None]] = {
+RECORDED: dict[str, Callable[[], Made]] = {
     "DeBERTa v2, buckets": deberta_v2,
     "DeBERTa v2, clipped": lambda: deberta_v2(length=17, buckets=-1, reach=7, shared=False, terms=("c2p",)),
     "DeBERTa": deberta,
@@ -202,8 +195,8 @@ RECORDED: dict[str, Callable[[], Made | None]] = {
     "Wav2Vec2-BERT": relative_keys,
     "SAM, another grid": sam,
     "ViTDet": vitdet,
-    "Inkling, full": of_inkling(),
-    "Inkling, sliding": of_inkling(sliding=True, extent=5),
+    "Inkling, full": inkling,
+    "Inkling, sliding": lambda: inkling(sliding=True, extent=5),
     "WavLM": wavlm,
 }
 
@@ -231,7 +224,6 @@ def measured(made: Made, seed: int) -> dict[str, Any]:
     return {
         "layer": made.layer,
         "module": f"{type(module).__module__.rpartition('.')[2]}.{type(module).__name__}",
-        "transformers": transformers.__version__,
         "settings": made.settings,
         "seed": seed,
         "hidden": made.hidden,

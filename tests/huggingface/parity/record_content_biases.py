@@ -2,7 +2,7 @@
 
     nox -s parity -- --record
 
-does. Cases of modules that the installed transformers does not have stay as they are.
+does.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))
 
 import torch  # noqa: E402
+import transformers  # noqa: E402
 from content_modules import RECORDED, measured  # noqa: E402
 
 from oracles.recorded import FOLDER  # noqa: E402
@@ -26,22 +27,17 @@ def numbers(x):
 
 def record():
     """A line for each case."""
-    old = (
-        {case["name"]: case for case in json.loads(PATH.read_text(encoding="utf-8"))["cases"]} if PATH.exists() else {}
-    )
     lines = []
     for seed, (name, make) in enumerate(RECORDED.items()):
-        if made := make():
-            case = {"name": name} | measured(made, seed)
-            case["output"] = numbers(case["output"])
-            case["gradients"] = {name: numbers(x) for name, x in case["gradients"].items()}
-        else:
-            case = old[name]
+        case = {"name": name} | measured(make(), seed)
+        case["output"] = numbers(case["output"])
+        case["gradients"] = {name: numbers(x) for name, x in case["gradients"].items()}
         lines.append(json.dumps(case))
     head = {
         "about": "Attention modules of transformers: shapes of their arrays, which tests/helpers/content_biases.py draws from "
         "a seed, the output, and gradients of its sum with a cotangent that is drawn too. A mask is 0 for padding.",
         "command": "nox -s parity -- --record",
+        "transformers": transformers.__version__,
         "torch": torch.__version__,
     }
     text = [f' "{key}": {json.dumps(value)}' for key, value in head.items()]

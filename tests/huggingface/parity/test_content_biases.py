@@ -50,7 +50,6 @@ def terms():
 def deberta_v2(**code):
     buckets = of_two(-1, between(4, 12))
     reach = between(1, 20) if buckets < 0 else between(buckets // 2 + 2, 60)
-    # without buckets, the module takes no table for shared projections of fewer terms; with them, all settings
     return content_modules.deberta_v2(
         **shape(), **code, buckets=buckets, reach=reach, shared=of_two(True, False), terms=terms()
     )
@@ -65,8 +64,6 @@ def sam(make, **trained):
 
 
 def inkling():
-    if not content_modules.HAS_INKLING:
-        pytest.skip("inkling is in transformers from 5.24.0")
     drawn = {"kv_heads": between(1, 2), "rel": between(1, 5), "extent": between(2, 30)}
     drawn |= {"heads": 2 * between(1, 3), "width": 2 * between(1, 4), "length": between(8, 70)}
     return content_modules.inkling(
