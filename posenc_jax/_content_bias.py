@@ -208,6 +208,7 @@ def _selected_products(content: jax.Array, table: jax.Array, row: jax.Array) -> 
         return _products(content, table, row)
     least, most = jnp.min(row, initial=rows), jnp.max(row, initial=0)
 
+    @jax.checkpoint  # from one branch to its derivative, a TPU would store the one-hot matrix
     def of_window() -> jax.Array:  # where positions are consecutive, all offsets of a tile are in one
         start = jnp.minimum(least, rows - size)
         return _products(content, lax.dynamic_slice_in_dim(table, start, size), jnp.clip(row - start, 0, size - 1))

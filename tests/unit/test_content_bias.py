@@ -413,6 +413,14 @@ def test_memory_grows_with_the_length(rows):
     assert more < 4.5 * less and more < 2 * 4096**2
 
 
+def test_the_derivative_stores_no_one_hot_matrix():
+    """It is (queries, keys, rows), and where two branches of `lax.cond` are apart, a TPU would store it."""
+    q, *_, table, _ = operands()
+    f = lambda q, table: pe.content_bias(SPREAD, SPREAD, table, query=q, out_of_range="zeros")  # noqa: E731
+    stored = jax.tree.leaves(jax.eval_shape(lambda *x: jax.vjp(f, *x)[1], q, table))
+    assert stored and max(x.size for x in stored) <= table.size
+
+
 # Arguments
 
 X, TABLE = normal(0, 5, HEADS, WIDTH), normal(1, 5, HEADS, WIDTH)
