@@ -141,6 +141,14 @@ def test_a_bucket_that_begins_at_a_power_is_exact():
         assert row[edge] == 9 + k and row[edge + 1] == min(10 + k, rows // 2 - 1), (k, edge)
 
 
+def test_edges_beyond_all_integers():
+    """Of a max_distance beyond 64 bits too, the edges within them are exact."""
+    edges, within = _content_bias._edges(256, 10**20), 122
+    assert edges[within - 1] < 2**64 <= min(edges[within:])
+    for k, edge in enumerate(edges[:within]):
+        assert [biases.log_bucket(d, 256, 10**20) for d in (edge - 1, edge)] == [128 + k, 129 + k]
+
+
 # Offsets that the table does not hold
 
 
