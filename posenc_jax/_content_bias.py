@@ -66,13 +66,15 @@ def content_bias(
     Args:
       query_positions: $i$, integers of shape (..., queries).
       key_positions: $j$, integers of shape (..., keys); leading axes broadcast.
-      table: floats of shape (rows, heads, features), or (rows, features) if all heads share it.
+      table: floats of shape (rows, heads, features), or (rows, features) if all heads share it. Rows that no query and
+        key select must be finite too.
       query: $q$, floats of shape (..., queries, heads or 1, features). Give either query or key.
       key: $k$, floats of shape (..., keys, heads or 1, features).
       first: $f$, the offset $i - j$ of the first row. None: the middle row of an odd number is that of offset 0.
         Reverse a table whose rows are in the order of $j - i$.
-      max_distance: the number by which offsets fall into buckets, DeBERTa's `max_relative_positions`. Every offset has
-        a row then, first must be None, and the number of rows must be even.
+      max_distance: the number by which offsets fall into buckets, DeBERTa's `max_relative_positions`, or its
+        `max_position_embeddings` where that is -1. Every offset has a row then, first must be None, and the number of
+        rows must be even.
       out_of_range: for offsets that the table does not hold. "error" raises a `ValueError` if all positions are known,
         and gives NaN if some are traced, as in `attention` all are. "nan" gives NaN and checks nothing. "zeros" gives
         0. "nearest" takes the first or the last row.
@@ -164,11 +166,11 @@ def _edges(span: int, max_distance: int) -> tuple[int, ...]:
     def start(k: int) -> int:
         # ln(d/m) / ln(most/m) · steps > k is equivalent to d^steps > most^k · m^(steps − k).
         about = math.log(middle) + k / steps * (math.log(most) - math.log(middle))
-        if about > 44:  # beyond int64
-            return 2**63
+        if about > 45:  # e⁴⁵ is beyond uint64
+            return 2**64
         low, high = (max(int(math.exp(about) * (1 + sign * 1e-12)) + sign * 2, 0) for sign in (-1, 1))
         below, above = most**k * middle ** max(steps - k, 0), middle ** max(k - steps, 0)
-        return bisect.bisect_right(range(high), below, low, key=lambda d: d**steps * above)
+        return low + bisect.bisect_right(range(low, high), below, key=lambda d: d**steps * above)
 
     return tuple(start(k) for k in range(span - middle))
 
@@ -208,6 +210,7 @@ def _selected_products(content: jax.Array, table: jax.Array, row: jax.Array) -> 
         return _products(content, table, row)
     least, most = jnp.min(row, initial=rows), jnp.max(row, initial=0)
 
+    @jax.checkpoint  # from one branch to its derivative, a TPU would store the one-hot matrix
     def of_window() -> jax.Array:  # where positions are consecutive, all offsets of a tile are in one
         start = jnp.minimum(least, rows - size)
         return _products(content, lax.dynamic_slice_in_dim(table, start, size), jnp.clip(row - start, 0, size - 1))

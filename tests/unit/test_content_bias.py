@@ -141,6 +141,14 @@ def test_a_bucket_that_begins_at_a_power_is_exact():
         assert row[edge] == 9 + k and row[edge + 1] == min(10 + k, rows // 2 - 1), (k, edge)
 
 
+def test_edges_beyond_all_integers():
+    """Of a max_distance beyond 64 bits too, the edges within them are exact."""
+    edges, within = _content_bias._edges(256, 10**20), 122
+    assert edges[within - 1] < 2**64 <= min(edges[within:])
+    for k, edge in enumerate(edges[:within]):
+        assert [biases.log_bucket(d, 256, 10**20) for d in (edge - 1, edge)] == [128 + k, 129 + k]
+
+
 # Offsets that the table does not hold
 
 
@@ -411,6 +419,14 @@ def test_memory_grows_with_the_length(rows):
 
     less, more = (temporaries(length, rows) for length in (1024, 4096))
     assert more < 4.5 * less and more < 2 * 4096**2
+
+
+def test_the_derivative_stores_no_one_hot_matrix():
+    """It is (queries, keys, rows), and where two branches of `lax.cond` are apart, a TPU would store it."""
+    q, *_, table, _ = operands()
+    f = lambda q, table: pe.content_bias(SPREAD, SPREAD, table, query=q, out_of_range="zeros")  # noqa: E731
+    stored = jax.tree.leaves(jax.eval_shape(lambda *x: jax.vjp(f, *x)[1], q, table))
+    assert stored and max(x.size for x in stored) <= table.size
 
 
 # Arguments
