@@ -88,7 +88,7 @@ def content_bias(
         first or max_distance is not an integer.
       ValueError: if query and key are both given or both missing, shapes do not match, out_of_range is unknown, or
         positions are known to be out of range. Without max_distance: if first is missing for an even number of rows.
-        With it: if first or out_of_range is given, the number of rows is odd, below 8 or above 2¹⁴, or max_distance is
+        With it: if first or out_of_range is given, the number of rows is odd, below 8 or above 2¹², or max_distance is
         at most $m + 1$.
 
     Examples:
@@ -318,8 +318,8 @@ def parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) -> 
         return Rows(count, first, (), outside)
     require(first is None, "first must not be given with max_distance, got {!r:.60}", first)
     require(out_of_range == "error", "out_of_range must not be given with max_distance, got {!r}", out_of_range)
-    message = "table must have an even number of rows, from 8 to 2¹⁴, with max_distance, got {}"
-    require(count % 2 == 0 and 8 <= count <= 2**14, message, count)
+    message = "table must have an even number of rows, from 8 to 2¹², with max_distance, got {}"
+    require(count % 2 == 0 and 8 <= count <= 2**12, message, count)
     span, max_distance = count // 2, _checks.integer("max_distance", max_distance)
     message = "max_distance must be above {} for a table of {} rows, got {}"
     require(max_distance > span // 2 + 1, message, span // 2 + 1, count, max_distance)

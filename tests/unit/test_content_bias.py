@@ -449,7 +449,7 @@ FIVE, SEVEN = np.arange(5), np.arange(7)
         ({"table": TABLE, "query": X, "first": 0.5}, TypeError, "first must be an integer, got float 0.5$"),
         ({"table": TABLE, "query": X, "first": 2**40}, ValueError, "first must be from -2³⁰ to 2³⁰, got 1099511627776$"),
         ({"table": TABLE, "query": X, "out_of_range": "clip"}, ValueError, "out_of_range must be one of .*, got 'clip'$"),
-        ({"table": TABLE, "query": X, "max_distance": 9}, ValueError, "table must have an even number of rows, from 8 to 2¹⁴, with max_distance, got 5$"),
+        ({"table": TABLE, "query": X, "max_distance": 9}, ValueError, "table must have an even number of rows, from 8 to 2¹², with max_distance, got 5$"),
         ({"table": np.repeat(TABLE, 2, 0), "query": X, "max_distance": 3}, ValueError, "max_distance must be above 3 for a table of 10 rows, got 3$"),
         ({"table": np.repeat(TABLE, 2, 0), "query": X, "max_distance": 9, "first": 0}, ValueError, "first must not be given with max_distance, got 0$"),
         ({"table": np.repeat(TABLE, 2, 0), "query": X, "max_distance": 9, "out_of_range": "zeros"}, ValueError, "out_of_range must not be given with max_distance, got 'zeros'$"),

@@ -117,6 +117,13 @@ BIASES = {
     "sandwich": (lambda i, j, w: pe.sandwich(i, j, 8, w), (W,)),
 }
 
+# The same of queries: what a bias reads of each tile's, and the shape of its table for a length.
+CONTENT = {
+    "relative keys": ({"out_of_range": "nearest"}, lambda _: (129, 64)),
+    "buckets": ({"max_distance": 512}, lambda _: (512, 8, 64)),
+    "a row for each offset": ({}, lambda length: (2 * length - 1, 8, 64)),
+}
+
 CASES = [
     Case("sinusoidal", _table, (P,)),
     Case("sinusoidal, bfloat16", partial(_table, dtype=BF16), (P,)),
@@ -270,18 +277,26 @@ class Attention:
     def limit(self):
         """Bytes, growing with the length: eight arrays like the queries, and eight tiles of float32 for all heads.
 
-        Of 32,768 queries and keys this is 2% of the bias in bfloat16.
+        Of 32,768 queries and keys this is 2% of the bias in bfloat16. Twice that for products of tokens and rows, of which
+        a tile has up to 1,023 for each query, and whose table may have two rows for each query.
         """
-        return 8 * self.length * 8 * 64 * 2 + 8 * 8 * 512**2 * 4
+        return (1 + (self.bias in CONTENT)) * (8 * self.length * 8 * 64 * 2 + 8 * 8 * 512**2 * 4)
 
     @property
     def compiled(self):
         """The function and its arguments."""
-        bias, parameters = BIASES[self.bias]
         x = ((1, self.length, 8, 64), BF16)
+        if self.bias in CONTENT:
+            options, shape = CONTENT[self.bias]
+            parameters = ((shape(self.length), BF16),)
+        else:
+            bias, parameters = BIASES[self.bias]
 
         def forward(q, k, v, *p):
-            return pe.attention(q, k, v, bias=lambda i, j: bias(i, j, *p), causal=True)
+            if self.bias in BIASES:
+                return pe.attention(q, k, v, bias=lambda i, j: bias(i, j, *p), causal=True)
+            of_tokens = lambda i, j, q, _: pe.content_bias(i, j, *p, query=q, **options)  # noqa: E731
+            return pe.attention(q, k, v, bias=of_tokens, query_data=q, causal=True)
 
         def derivatives(do, *arguments):
             return jax.vjp(forward, *arguments)[1](do)
@@ -294,6 +309,7 @@ ATTENTION = [
     Attention("alibi", 32_768, False),
     *(Attention("alibi", length, True) for length in (4096, 32_768, 65_536)),
     *(Attention(bias, 32_768, True) for bias in ("t5", "fire")),
+    *(Attention(bias, 16_384, True) for bias in CONTENT),
 ]
 
 
