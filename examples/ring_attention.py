@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ import posenc_jax as pe
 
 Bias = Callable[..., jax.Array]  # (query positions, key positions, *parameters) → (heads, queries, keys)
 Where = tuple[jax.Array, jax.Array]  # positions and segments of a device's tokens
+Part = Callable[..., tuple[jax.Array, jax.Array]]  # `_part` with its first two arguments
+Implementation = Literal["xla", "mosaic_gpu"] | None
 
 
 def ring_attention(
@@ -46,13 +48,15 @@ def ring_attention(
     *parameters: Any,
     axis: str,
     bias: Bias | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """Causal attention inside `jax.shard_map` over the mesh axis that shards the sequence.
 
     q is a device's (batch, length, heads, head_dim); k and v may have fewer heads, each for as many consecutive ones of
     q; positions and segments are (length,) integers: a query sees keys of its own segment at its own position and
     before. bias(i, j, *parameters) gives (heads, queries, keys) for positions of both; parameters are trees of floats,
-    the same on all devices, and differentiable. It must not close over traced arrays.
+    the same on all devices, and differentiable. It must not close over traced arrays. implementation is that of
+    `pe.attention`; "mosaic_gpu" needs 16-bit floats, int32 positions, and `jax.shard_map` over all axes of the mesh.
     """
     for x in jax.make_jaxpr(bias)(positions[:1], positions[:1], *parameters).consts if bias else ():
         if isinstance(x, jax.core.Tracer):
@@ -60,18 +64,26 @@ def ring_attention(
     varying = lambda x: jax.typeof(x).manual_axis_type.varying  # noqa: E731
     # Varying along the axis, so that their cotangents are summed over devices once, at the end, and not in every tile.
     own = lambda x: lax.pcast(x, tuple(varying(q) - varying(x)), to="varying")  # noqa: E731
-    return _ring(axis, bias, q, (k, v), jax.tree.map(own, parameters), (positions, segments))
+    attend = functools.partial(_part, bias, implementation)
+    return _ring(axis, attend, q, (k, v), jax.tree.map(own, parameters), (positions, segments))
 
 
 def _part(
-    bias: Bias | None, here: Where, there: Where, q: jax.Array, kv: tuple[jax.Array, jax.Array], parameters: tuple
+    bias: Bias | None,
+    implementation: Implementation,
+    here: Where,
+    there: Where,
+    q: jax.Array,
+    kv: tuple[jax.Array, jax.Array],
+    parameters: tuple,
 ) -> tuple[jax.Array, jax.Array]:
     """The results of a part of the keys, and the logarithms of the sums of their weights."""
     where = {"query_positions": here[0], "key_positions": there[0]}
     packed = {"query_segments": here[1], "key_segments": there[1]}
     tile = bias and (lambda i, j: bias(i, j, *parameters))
     size = min(512, -(-q.shape[1] // 2))  # a tile is no longer than a chunk of a zigzag
-    out, total = pe.attention(q, *kv, bias=tile, causal=True, block_size=size, return_residual=True, **where, **packed)
+    options = {"block_size": size, "implementation": implementation}
+    out, total = pe.attention(q, *kv, bias=tile, causal=True, return_residual=True, **where, **packed, **options)
     return out.astype(total.dtype), total
 
 
@@ -92,12 +104,12 @@ def _ring(*arguments: Any) -> jax.Array:
 
 
 def _forward(
-    axis: str, bias: Bias | None, q: jax.Array, kv: tuple[jax.Array, jax.Array], parameters: tuple, here: Where
+    axis: str, attend: Part, q: jax.Array, kv: tuple[jax.Array, jax.Array], parameters: tuple, here: Where
 ) -> tuple[jax.Array, tuple]:
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
         (out, total), keys = carry
         arriving = _hand_on(axis, keys)  # while this device computes; the last time in vain, for one trace of a step
-        part, of_part = _part(bias, here, keys[1], q, keys[0], parameters)
+        part, of_part = attend(here, keys[1], q, keys[0], parameters)
         both = jnp.logaddexp(total, of_part)  # finite: a device's own keys come first, and a query sees itself
         out = out * jnp.exp(total - both)[..., None] + part * jnp.exp(of_part - both)[..., None]
         return ((out, both), arriving), None
@@ -107,14 +119,14 @@ def _forward(
     return out.astype(q.dtype), (q, kv, parameters, here, out, total)
 
 
-def _backward(axis: str, bias: Bias | None, saved: tuple, d_out: jax.Array) -> tuple:
+def _backward(axis: str, attend: Part, saved: tuple, d_out: jax.Array) -> tuple:
     q, kv, parameters, here, out, total = saved
     add = functools.partial(jax.tree.map, lambda total, x: total + x.astype(total.dtype))
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
         d_here, keys, d_keys = carry
         arriving = _hand_on(axis, keys)
-        (part, of_part), pull = jax.vjp(functools.partial(_part, bias, here, keys[1]), q, keys[0], parameters)
+        (part, of_part), pull = jax.vjp(functools.partial(attend, here, keys[1]), q, keys[0], parameters)
         d_part = d_out.astype(out.dtype) * jnp.exp(of_part - total)[..., None]
         dq, d_kv, d_parameters = pull((d_part, jnp.sum(d_part * (part - out), -1)))
         d_keys = _hand_on(axis, add(d_keys, d_kv))  # after the last step they are where their keys came from
@@ -129,7 +141,9 @@ def _backward(axis: str, bias: Bias | None, saved: tuple, d_out: jax.Array) -> t
 _ring.defvjp(_forward, _backward)
 
 
-def sharded(mesh: jax.sharding.Mesh, bias: Bias | None = None, axis: str = "sequence") -> Callable[..., jax.Array]:
+def sharded(
+    mesh: jax.sharding.Mesh, bias: Bias | None = None, axis: str = "sequence", implementation: Implementation = None
+) -> Callable[..., jax.Array]:
     """RoPE and ring attention as one function of whole arrays, in the order of the shards.
 
     Its arguments are q, k, v, positions, segments, and then the parameters of the bias.
@@ -139,7 +153,8 @@ def sharded(mesh: jax.sharding.Mesh, bias: Bias | None = None, axis: str = "sequ
         q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, segments: jax.Array, parameters: tuple
     ) -> jax.Array:
         q, k = pe.rotary(q, positions, head_axis=-2), pe.rotary(k, positions, head_axis=-2)
-        return ring_attention(q, k, v, positions, segments, *parameters, axis=axis, bias=bias)
+        options = {"axis": axis, "bias": bias, "implementation": implementation}
+        return ring_attention(q, k, v, positions, segments, *parameters, **options)
 
     x, row = P(None, axis), P(axis)
     split = jax.shard_map(local, mesh=mesh, in_specs=(x, x, x, row, row, P()), out_specs=x)
