@@ -27,12 +27,19 @@ UNUSED = "rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"  # in 
 HEADS = "lm_head.weight", "embed_out.weight", "language_model.lm_head.weight"  # all names of one tensor
 
 
-def load(folder: Path, dtype: Any = jnp.float32, length: int | None = None, mesh: Mesh | None = None) -> Decoder:
+def load(
+    folder: Path,
+    dtype: Any = jnp.float32,
+    length: int | None = None,
+    mesh: Mesh | None = None,
+    implementation: str | None = None,
+) -> Decoder:
     """The decoder of a folder, its weights in `dtype` and its norms in float32.
 
-    Rotations that depend on the length of the text are those for `length`.
+    Rotations that depend on the length of the text are those for `length`. `implementation` is that of `pe.attention`;
+    "mosaic_gpu" needs weights of 16 bits and one device.
     """
-    s = read_settings(folder, dtype, length)
+    s = read_settings(folder, dtype, length, implementation)
     tensors = Tensors(folder, s)
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(s, rngs=nnx.Rngs(0))))
     state = dict(nnx.to_flat_state(state))
@@ -45,12 +52,14 @@ def load(folder: Path, dtype: Any = jnp.float32, length: int | None = None, mesh
     return nnx.merge(graph, nnx.from_flat_state(state))
 
 
-def read_settings(folder: Path, dtype: Any = jnp.float32, length: int | None = None) -> Settings:
+def read_settings(
+    folder: Path, dtype: Any = jnp.float32, length: int | None = None, implementation: str | None = None
+) -> Settings:
     """What `decoder.settings_of` reads from the folder's config."""
     path = folder / "config.json"
     config = read_json(path)
     try:
-        return settings_of(config, dtype, length)
+        return settings_of(config, dtype, length, implementation)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
 

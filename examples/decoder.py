@@ -124,6 +124,7 @@ class Settings:
     logit_cap: float | None
     latent: Widths | None
     dtype: Any
+    implementation: str | None  # of `pe.attention`
 
     @property
     def period(self) -> int:
@@ -132,8 +133,13 @@ class Settings:
         return next(n for n in range(1, len(kinds) + 1) if kinds[n:] == kinds[:-n])
 
 
-def settings_of(config: dict[str, Any], dtype: Any = jnp.float32, length: int | None = None) -> Settings:
-    """Reads a parsed config.json. Rotations that depend on the length of the text are those for `length`."""
+def settings_of(
+    config: dict[str, Any], dtype: Any = jnp.float32, length: int | None = None, implementation: str | None = None
+) -> Settings:
+    """Reads a parsed config.json. Rotations that depend on the length of the text are those for `length`.
+
+    `implementation` is that of `pe.attention`.
+    """
     c = config | config.get("text_config", {})
     if c.get("model_type") not in FAMILIES:
         raise ValueError(f"model_type {c.get('model_type')!r} is not one of {', '.join(FAMILIES)}")
@@ -176,6 +182,7 @@ def settings_of(config: dict[str, Any], dtype: Any = jnp.float32, length: int | 
             logit_cap=c.get("final_logit_softcapping"),
             latent=Widths(*(c[name] for name in Widths._fields)) if family.latent else None,
             dtype=jnp.dtype(dtype),
+            implementation=implementation,
         )
     except KeyError as error:
         raise ValueError(f"{error.args[0]} is missing") from None
@@ -213,6 +220,7 @@ class Keys(NamedTuple):
     segments: jax.Array | None  # of packed documents, (batch, tokens)
     slots: jax.Array | None  # where a cache keeps the tokens
     window: int | None
+    implementation: str | None
 
     def keep(self, kept: Any, period: Any, *new: jax.Array) -> tuple[Any, Any]:
         """Writes (batch, tokens, heads, width) for the layer of a period; returns the cache and all that is there."""
@@ -234,6 +242,7 @@ class Keys(NamedTuple):
             key_segments=self.segments,
             causal=True,
             window=(self.window and self.window - 1, None),
+            implementation=self.implementation,
             **settings,
         )
 
@@ -346,7 +355,7 @@ class Decoder(nnx.Module):
             if cache:
                 slots = (cache.count + jnp.arange(tokens.shape[1], dtype=jnp.int32)) % cache.positions[place].shape[1]
                 at = cache.positions[place].at[:, slots].set(positions)
-            keys.append(Keys(positions, at, segments, slots, s.windows[place]))
+            keys.append(Keys(positions, at, segments, slots, s.windows[place], s.implementation))
 
         @nnx.scan(in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)
         def run(carry: Any, blocks: nnx.List, period: jax.Array) -> Any:

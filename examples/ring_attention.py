@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,8 @@ import posenc_jax as pe
 Bias = Callable[..., jax.Array]  # (query positions, key positions, *parameters) → (heads, queries, keys)
 Tokens = tuple[Any, ...]  # a device's queries and their data, or its keys, values and their data
 Where = tuple[jax.Array, jax.Array]  # positions and segments of a device's tokens
+Part = Callable[..., tuple[jax.Array, jax.Array]]  # `_part` with its first two arguments
+Implementation = Literal["xla", "mosaic_gpu"] | None
 
 
 def ring_attention(
@@ -49,6 +51,7 @@ def ring_attention(
     bias: Bias | None = None,
     query_data: Any = None,
     key_data: Any = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """Causal attention inside `jax.shard_map` over the mesh axis that shards the sequence.
 
@@ -57,7 +60,8 @@ def ring_attention(
     before. bias(i, j, *parameters) gives (heads, queries, keys) for positions of both; parameters are trees of floats,
     the same on all devices, and differentiable. It must not close over traced arrays. A bias that sees the tokens is
     bias(i, j, query_data, key_data, *parameters), as in `pe.attention`, with floats that belong to the device's tokens;
-    those of keys go round with them.
+    those of keys go round with them. implementation is that of `pe.attention`; "mosaic_gpu" needs 16-bit floats, int32
+    positions, no data, and `jax.shard_map` over all axes of the mesh.
     """
     tiles = [positions[:1]] * 2
     if query_data is not None or key_data is not None:
@@ -68,11 +72,18 @@ def ring_attention(
     varying = lambda x: jax.typeof(x).manual_axis_type.varying  # noqa: E731
     # Varying along the axis, so that their cotangents are summed over devices once, at the end, and not in every tile.
     own = lambda x: lax.pcast(x, tuple(varying(q) - varying(x)), to="varying")  # noqa: E731
-    return _ring(axis, bias, (q, query_data), (k, v, key_data), jax.tree.map(own, parameters), (positions, segments))
+    attend = functools.partial(_part, bias, implementation)
+    return _ring(axis, attend, (q, query_data), (k, v, key_data), jax.tree.map(own, parameters), (positions, segments))
 
 
 def _part(
-    bias: Bias | None, here: Where, there: Where, queries: Tokens, keys: Tokens, parameters: tuple
+    bias: Bias | None,
+    implementation: Implementation,
+    here: Where,
+    there: Where,
+    queries: Tokens,
+    keys: Tokens,
+    parameters: tuple,
 ) -> tuple[jax.Array, jax.Array]:
     """The results of a part of the keys, and the logarithms of the sums of their weights."""
     (q, query_data), (k, v, key_data) = queries, keys
@@ -81,8 +92,8 @@ def _part(
     data = {"query_data": query_data, "key_data": key_data}
     tile = bias and (lambda *tile: bias(*tile, *parameters))
     size = min(512, -(-q.shape[1] // 2))  # a tile is no longer than a chunk of a zigzag
-    options = {"bias": tile, "causal": True, "block_size": size, **where, **packed, **data}
-    out, total = pe.attention(q, k, v, return_residual=True, **options)
+    options = {"bias": tile, "causal": True, "block_size": size, "implementation": implementation}
+    out, total = pe.attention(q, k, v, return_residual=True, **options, **where, **packed, **data)
     return out.astype(total.dtype), total
 
 
@@ -103,7 +114,7 @@ def _ring(*arguments: Any) -> jax.Array:
 
 
 def _forward(
-    axis: str, bias: Bias | None, queries: Tokens, keys: Tokens, parameters: tuple, here: Where
+    axis: str, attend: Part, queries: Tokens, keys: Tokens, parameters: tuple, here: Where
 ) -> tuple[jax.Array, tuple]:
     q, _ = queries
 
@@ -112,7 +123,7 @@ def _forward(
         arriving = _hand_on(
             axis, (theirs, there)
         )  # while this device computes; the last time in vain, for one trace of a step
-        part, of_part = _part(bias, here, there, queries, theirs, parameters)
+        part, of_part = attend(here, there, queries, theirs, parameters)
         both = jnp.logaddexp(total, of_part)  # finite: a device's own keys come first, and a query sees itself
         out = out * jnp.exp(total - both)[..., None] + part * jnp.exp(of_part - both)[..., None]
         return ((out, both), arriving), None
@@ -122,14 +133,14 @@ def _forward(
     return out.astype(q.dtype), (queries, keys, parameters, here, out, total)
 
 
-def _backward(axis: str, bias: Bias | None, saved: tuple, d_out: jax.Array) -> tuple:
+def _backward(axis: str, attend: Part, saved: tuple, d_out: jax.Array) -> tuple:
     queries, keys, parameters, here, out, total = saved
     add = functools.partial(jax.tree.map, lambda total, x: total + x.astype(total.dtype))
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
         d_here, (theirs, there), d_theirs = carry
         arriving = _hand_on(axis, (theirs, there))
-        (part, of_part), pull = jax.vjp(functools.partial(_part, bias, here, there), queries, theirs, parameters)
+        (part, of_part), pull = jax.vjp(functools.partial(attend, here, there), queries, theirs, parameters)
         d_part = d_out.astype(out.dtype) * jnp.exp(of_part - total)[..., None]
         d_queries, d_part_keys, d_parameters = pull((d_part, jnp.sum(d_part * (part - out), -1)))
         d_theirs = _hand_on(axis, add(d_theirs, d_part_keys))  # after the last step they are where their keys came from
@@ -144,7 +155,9 @@ def _backward(axis: str, bias: Bias | None, saved: tuple, d_out: jax.Array) -> t
 _ring.defvjp(_forward, _backward)
 
 
-def sharded(mesh: jax.sharding.Mesh, bias: Bias | None = None, axis: str = "sequence") -> Callable[..., jax.Array]:
+def sharded(
+    mesh: jax.sharding.Mesh, bias: Bias | None = None, axis: str = "sequence", implementation: Implementation = None
+) -> Callable[..., jax.Array]:
     """RoPE and ring attention as one function of whole arrays, in the order of the shards.
 
     Its arguments are q, k, v, positions, segments, and then the parameters of the bias.
@@ -154,7 +167,8 @@ def sharded(mesh: jax.sharding.Mesh, bias: Bias | None = None, axis: str = "sequ
         q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, segments: jax.Array, parameters: tuple
     ) -> jax.Array:
         q, k = pe.rotary(q, positions, head_axis=-2), pe.rotary(k, positions, head_axis=-2)
-        return ring_attention(q, k, v, positions, segments, *parameters, axis=axis, bias=bias)
+        options = {"axis": axis, "bias": bias, "implementation": implementation}
+        return ring_attention(q, k, v, positions, segments, *parameters, **options)
 
     x, row = P(None, axis), P(axis)
     split = jax.shard_map(local, mesh=mesh, in_specs=(x, x, x, row, row, P()), out_specs=x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ import numpy as np
 from posenc_jax import _blockwise, _flash
 from posenc_jax._operation import operation
 
+ONE = threading.Lock()  # the interpreter keeps its memory once for all programs that run
+
 
 def _compute(settings: Any, *leaves: Any) -> Any:
     types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in _blockwise.types(settings, *map(jax.typeof, leaves))]
@@ -17,7 +20,12 @@ def _compute(settings: Any, *leaves: Any) -> Any:
     program = jax.jit(lambda *leaves: _flash.forward(settings, *leaves))
     # Interpret mode has ordered effects, which the lowering of a primitive cannot have. The caller waits on one device.
     another = jax.devices()[-1]
-    return jax.pure_callback(lambda *x: program(*jax.device_put([*map(np.asarray, x)], another)), types, *leaves)
+
+    def run(*x: Any) -> Any:
+        with ONE:
+            return jax.block_until_ready(program(*jax.device_put([*map(np.asarray, x)], another)))
+
+    return jax.pure_callback(run, types, *leaves)
 
 
 ATTEND = operation(

@@ -22,6 +22,7 @@ import posenc_jax as pe
 from devices.aot import Compiled
 from helpers.biases import BIASES
 from helpers.closeness import assert_within
+from helpers.flash import interpreted
 from helpers.quick import compiler_options, quick
 from helpers.tiers import thorough, tiered
 
@@ -533,6 +534,22 @@ def test_a_ring_with_any_bias_in_any_order(name):
     for kind in ORDERS:
         parts, order = sharded(arrays, 8, kind)
         assert_within(ring(*parts), want[:, order], 2e-6, against=f"one device, where eight have them {kind}")
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs JAX 0.11")
+def test_a_ring_by_the_kernel_for_gpus(monkeypatch):
+    """In interpret mode: parts, weights and outputs are rounded to bfloat16."""
+    interpreted(monkeypatch.setattr)
+    q, k, v, *places = packed()
+    whole = *(x[:1, :, :heads].astype(jnp.bfloat16) for x, heads in ((q, 2), (k, 1), (v, 1))), *places
+    parts, order = sharded(whole, 2)
+    bias = partial(pe.alibi, heads=2)
+    got = np.asarray(example().sharded(ring_of(2), bias, implementation="mosaic_gpu")(*parts), np.float32)
+    exact = *(x.astype(np.float32) for x in whole[:3]), *places
+    want = np.asarray(quick(example().alone(bias))(*exact))[:, order]
+    rounded = np.asarray(want.astype(jnp.bfloat16), np.float32)
+    error, least = (np.sqrt(np.mean((y - want) ** 2)) for y in (got, rounded))
+    assert error <= 2 * least
 
 
 @pytest.mark.thorough

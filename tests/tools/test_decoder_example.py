@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 from helpers.closeness import assert_within
+from helpers.flash import interpreted
 from helpers.quick import quick
 from helpers.tiers import thorough
 from oracles import recorded
@@ -145,6 +146,27 @@ def test_prompts_of_several_lengths_over_devices(tmp_path, devices, dtype):
         text = np.int32([*prompts[1], *got[:, 1]])[None]
         logits, _ = compiled(model)(text, counted()[:1], None)
         np.testing.assert_array_equal(np.argmax(logits[0, 18:-1], -1), got[:, 1])
+
+
+@pytest.mark.parametrize("name", ["cohere2", "deepseek_v3"])
+def test_attention_has_the_implementation_of_the_settings(name):
+    s = decoder.settings_of(CONFIGS[name], implementation="mosaic_gpu")
+    make = lambda: decoder.Decoder(s, rngs=nnx.Rngs(0))(TOKENS, counted())  # noqa: E731
+    with pytest.raises(ValueError, match="attention: .*implementation='mosaic_gpu'"):  # which needs 16 bits
+        nnx.eval_shape(make)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs JAX 0.11")
+def test_the_kernel_for_gpus(tmp_path, monkeypatch):
+    """In interpret mode, beside XLA: windows, and a prompt that is padded."""
+    interpreted(monkeypatch.setattr)
+    folder = write(tmp_path / "m", CONFIGS["cohere2"] | {"num_hidden_layers": 2})
+    logits = {}
+    for implementation in (None, "mosaic_gpu"):
+        model = checkpoint.load(folder, "bfloat16", implementation=implementation)
+        logits[implementation], *_ = generate.prefill(model, [TOKENS[0, :3].tolist()], 8, chunk=CHUNK)
+    assert_within(logits["mosaic_gpu"], logits[None], 0.05, against="XLA")
 
 
 def test_drawn_tokens_and_their_end():
