@@ -79,7 +79,9 @@ def _for_one_device(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
         manual, mesh = getattr(axes, "manual_axes", frozenset()), getattr(axes, "mesh", None)
         if mesh is not None and manual != frozenset(mesh.axis_names) or getattr(axes, "num_devices", 1) > 1:
             raise ValueError(f"{name} runs on one device: wrap it in jax.shard_map over all axes of the mesh")
-        return rule(context, *operands, **static)
+        # Pallas's loops keep no axes along which their bounds vary, and raise where these have some.
+        types = [type(x)(x.shape, x.dtype) for x in context.avals_in]
+        return rule(context.replace(avals_in=types), *operands, **static)
 
     return lower
 

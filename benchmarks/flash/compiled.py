@@ -1,13 +1,16 @@
 """What the CUDA compiler makes of the kernel of `attention` for an H200, without one: registers, spills, instructions.
 
-`python benchmarks/flash/compiled.py [--only TEXT …] [--keep FOLDER]`; needs the packages of the session `compile` in
-noxfile.py for CUDA, and nvidia-cuda-nvdisasm. Instructions are those of the loops over keys, in the order of the code:
-on tiles without a mask, and on tiles with one. They are not time.
+`python benchmarks/flash/compiled.py [--only TEXT …] [--output FILE] [--keep FOLDER]`; needs nvidia-cuda-nvdisasm,
+mpmath and the packages of the session `compile` in noxfile.py for CUDA but nvidia-nvjitlink, with which ptxas ignores
+`setmaxnreg`. Instructions are those of the loops over keys, in the order of the code: of given positions or a window,
+tiles with a mask, then tiles without one, and tiles with one. A warp takes them for all its scores. They are not time.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import json
 import os
 import re
 import sys
@@ -18,7 +21,7 @@ from typing import Any
 DUMP = tempfile.mkdtemp()
 os.environ |= {"JAX_PLATFORMS": "cpu", "MOSAIC_GPU_DUMP_TO": DUMP}
 FOLDER = Path(__file__).resolve().parent
-sys.path[:0] = [str(FOLDER), str(FOLDER.parents[1]), str(FOLDER.parents[1] / "tests")]
+sys.path[:0] = [str(FOLDER), *(str(FOLDER.parents[1] / name) for name in ("", "tests", "benchmarks"))]
 
 
 def loops(sass: str) -> list[dict[str, int]]:
@@ -39,10 +42,12 @@ def loops(sass: str) -> list[dict[str, int]]:
     return found
 
 
-def report(name: str, make: Any, problem: Any) -> None:
+def figures(problem: Any, make: Any, known: dict[str, Any]) -> dict[str, Any]:
+    """What became of a case; `known` are those of kernels, by the hash of their code."""
     import jax
 
     from devices.aot import Target, h200_topology
+    from posenc_jax import _flash
 
     for file in Path(DUMP).iterdir():
         file.unlink()
@@ -50,31 +55,52 @@ def report(name: str, make: Any, problem: Any) -> None:
     dtype = jax.numpy.dtype(problem.dtype)
     q = (problem.batch, problem.queries, problem.heads, problem.head_dim), dtype
     k = (problem.batch, problem.keys, problem.kv_heads, problem.head_dim), dtype
-    try:
-        compiled = target.compile(make(problem)[0], q, k, k)
-    except Exception as error:  # noqa: BLE001 - the others still count
-        print(f"{name}: FAILED {type(error).__name__}: {str(error)[:1500]}", flush=True)
-        return
-    texts = {file.name: file.read_text(errors="replace") for file in Path(DUMP).iterdir() if file.suffix != ".log"}
-    usage = " ".join(t for n, t in texts.items() if "ptxas" in n)
-    registers, spills = re.findall(r"Used (\d+) registers", usage), re.findall(r"(\d+) bytes spill", usage)
-    ignored = sorted(set(re.findall(r"(?:C75\d\d|setmaxnreg[^\n]*ignored)[^\n]*", usage)))
-    print(f"{name}: registers {registers}, spilled bytes {spills}, temporaries {compiled.temporaries} {ignored}")
-    sass = max((t for n, t in texts.items() if ".sass" in n), key=len, default="")
-    for loop in loops(sass):
-        print("   ", " ".join(f"{k} {v}" for k, v in list(loop.items())[:14]), flush=True)
+    compiled = target.compile(make(problem)[0], q, k, k)
+    (code,) = set(re.findall(r'kernel_hash\W+"([^"]+)"', compiled.text))
+    if code not in known:  # one that was compiled before is not written again
+        texts = {file.name: file.read_text(errors="replace") for file in Path(DUMP).iterdir() if file.suffix != ".log"}
+        usage, resources = (" ".join(t for n, t in texts.items() if word in n) for word in ("ptxas", "resources"))
+        sass = max((t for n, t in texts.items() if ".sass" in n), key=len)
+        if ignored := re.findall(r"(?:C75\d\d|setmaxnreg[^\n]*ignored)[^\n]*", usage):
+            raise RuntimeError(ignored[0])
+        width = problem.head_dim + -problem.head_dim % 64
+        scores = _flash.BLOCK_KV[width] * 16 / 32  # of a thread: a warp has 16 rows of a tile
+        known[code] = {
+            "registers": int(re.search(r"Used (\d+) registers", usage)[1]),
+            "spilled_bytes": max(map(int, re.findall(r"(\d+) bytes spill", usage))),
+            "shared_bytes": int(re.search(r"smem_scratch_bytes=(\d+)", resources)[1]),
+            "loops": [{"all": x["all"], "per_score": round(x["all"] / scores, 2)} | _most(x) for x in loops(sass)],
+        }
+    return {"temporaries": compiled.temporaries} | known[code]
+
+
+def _most(loop: dict[str, int]) -> dict[str, int]:
+    """The most frequent instructions, and those that read and write spilled registers."""
+    return {k: v for n, (k, v) in enumerate(loop.items()) if k != "all" and (n < 10 or k in ("LDL", "STL"))}
 
 
 def main() -> None:
     import cases
+    from reference import compact
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=["kernel"])
+    parser.add_argument("--only", nargs="*", default=["kernel", "right"])
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--keep", type=Path, help="where to copy what the compiler wrote for the last")
     arguments = parser.parse_args()
+    known, found = {}, {}
     for case in cases.cases():
         if case.make and any(text in case.name for text in arguments.only):
-            report(case.name, case.make, case.problem)
+            try:
+                found[case.name] = figures(case.problem, case.make, known)
+            except Exception as error:  # noqa: BLE001 - the others still count
+                found[case.name] = {"failed": f"{type(error).__name__}: {str(error)[:1500]}"}
+            print(json.dumps(case.name, ensure_ascii=False), json.dumps(found[case.name]), flush=True)
+    if arguments.output:
+        names = "jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-nvvm"
+        environment = {"compiled for": "NVIDIA H200, not run"} | {n: importlib.metadata.version(n) for n in names}
+        what = "posenc_jax.attention by implementation='mosaic_gpu', by benchmarks/flash/compiled.py"
+        arguments.output.write_text(compact({"environment": environment, "compiled": what, "cases": found}) + "\n")
     if arguments.keep:
         arguments.keep.mkdir(parents=True, exist_ok=True)
         for file in Path(DUMP).iterdir():

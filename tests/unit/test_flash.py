@@ -205,6 +205,16 @@ def test_on_a_mesh_it_needs_shard_map():
 
 
 @needs_kernel
+def test_each_device_may_have_positions_of_its_own():
+    """As in a ring. They decide how many tiles a loop of the kernel visits."""
+    each = lambda p, *x: attend(*x, query_positions=p, key_positions=p)  # noqa: E731
+    spec, row = P(None, ("a", "b")), P(("a", "b"))
+    split = jax.shard_map(each, mesh=on_a_mesh(), in_specs=(row, *[spec] * 3), out_specs=spec)
+    x = [jax.ShapeDtypeStruct((1, 1024, 2, 64), BFLOAT16)] * 3
+    assert "@mosaic_gpu" in lowered(split, jax.ShapeDtypeStruct((1024,), np.int32), *x)
+
+
+@needs_kernel
 def test_elsewhere_it_says_where_it_runs():
     message = (
         "attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere, use implementation='xla'"
