@@ -37,7 +37,7 @@ def mimo_v2(config: dict[str, Any]) -> None:
     flags = take_flags(config, "hybrid_layer_pattern")
     if flags is None:
         return
-    width = Keys(config).number("head_dim", 192)
+    width = _checks.size("head_dim", Keys(config).get("head_dim", default=192))
     take_only(config, width, "swa_head_dim")
     share = config.pop("partial_rotary_factor", None)
     full = extended(take_settings(config), rope_theta=config.pop("rope_theta", None), partial_rotary_factor=share)
