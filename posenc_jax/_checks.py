@@ -126,10 +126,14 @@ def describe(value: Any) -> str:
 # Python values
 
 
+def is_number(value: Any) -> bool:
+    """Whether `value` is a real number; True and False are not."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, _NO_NUMBERS)
+
+
 def number(name: str, value: Any, *, float32: bool = False) -> float:
     """`value` as a finite Python float; with `float32`, one that does not overflow in float32."""
-    fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, _NO_NUMBERS)
-    require_type(fits, name, "a number", value)
+    require_type(is_number(value), name, "a number", value)
     try:
         result = float(value)
     except OverflowError:

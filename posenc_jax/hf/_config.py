@@ -11,7 +11,6 @@ from posenc_jax.hf._keys import (
     agreed,
     check_read,
     equal,
-    mapping,
     mapping_of_strings,
     parse_config,
     speaks_of_positions,
@@ -105,7 +104,7 @@ def model_of(values: Mapping[str, Any]) -> Model:
 def overrides(config: Config, count: int) -> dict[int, Mapping[str, Any]]:
     """What per_layer_config says of each layer."""
     result = {}
-    for index, values in mapping("per_layer_config", config.get("per_layer_config", default={})).items():
+    for index, values in config.within("per_layer_config").values.items():
         fits = str(index).isdecimal() and int(index) < count and isinstance(values, Mapping)
         require(fits, "per_layer_config must map layers below {} to mappings, got {!r}: {!r:.60}", count, index, values)
         name = f"per_layer_config.{index}"

@@ -34,8 +34,8 @@ def _head_dim_of(config: Config, kind: str) -> int:
     name, found = config.spelled(*names), config.take(*names)
     if found:
         result = agreed(found)
-    elif model.head_dim and not config.is_null(*names):
-        result = model.head_dim
+    elif model.head_dim and not (model.derives_head_dim and config.is_null(*names)):
+        result = config.or_default(model.head_dim, *names)
     else:
         result = _hidden_per_head(config)
     if model.global_head_dim and kind == "full_attention":
@@ -43,7 +43,8 @@ def _head_dim_of(config: Config, kind: str) -> int:
         name = next(iter(outside), name)
         # per_layer_config, if the config has it, holds the widths that differ.
         inside = {"head_dim": result} if "per_layer_config" in config.values else {}
-        result = agreed(outside | inside, model.global_head_dim)
+        usual = model.global_head_dim
+        result = agreed(outside | inside) if outside | inside else config.or_default(usual, "global_head_dim")
     check_agreement({name: result} | config.take(*(name for name in others if name not in names)))
     return _checks.size(name, result)
 
@@ -57,6 +58,8 @@ def _hidden_per_head(config: Config) -> int:
 
 def rotary_dim_of(d: Keys, config: Config, head_dim: int, width: int) -> int:
     """How many features of a head rotate by the rope settings `d`; `head_dim` and `width` come from `widths_of`."""
+    if config.model.partial is not None or rope_type_of(d) != "default":  # else the code does not read a share
+        d.or_default(config.model.partial or 1.0, _SHARE)
     if config.latent:
         _check_latent_share(d, config, head_dim, width)
         return width
@@ -84,6 +87,9 @@ def _partial_width(d: Keys, config: Config, head_dim: int) -> int:
         found["rotary_dim"] = model.rotary_dim
     whole = model.whole_if_scaled and rope_type_of(d) != "default" or _SHARE in model.reads and config.is_null(_SHARE)
     share = 1.0 if whole else model.partial or 1.0
+    if not found:
+        config.or_default(share, *(name for name in SHARES[1:] if name in outside))
+        config.or_default(share if model.original_max else None, _SHARE)  # the classes of Phi-3 have no null
     width = agreed(found, int(head_dim * share))
     others = _widths_by_share(config.take(*(name for name in SHARES if name not in outside)), head_dim)
     others |= config.take(*(name for name in _WIDTHS if name not in outside))

@@ -25,6 +25,7 @@ _NEUTRAL = re.compile(
     "^(original_)?max_.*position|^n_positions$|^position_embedding_type$|^position_id_per_seconds$|^dropout_positions$|temperature$"
 )
 _MISSING: Any = object()
+_PLAIN = bool, int, float, str, tuple  # defaults that errors show
 
 
 def speaks_of_positions(name: str) -> bool:
@@ -71,7 +72,10 @@ def agreed(found: Mapping[str, Any], default: Any = _MISSING, *, missing: str = 
 
 
 class Keys:
-    """The keys of a mapping, and a record of those that are used. A null counts as a missing key."""
+    """The keys of a mapping, and a record of those that are used.
+
+    A null counts as a missing key, but no default stands for it: `or_default` refuses it.
+    """
 
     def __init__(self, values: Mapping[str, Any], name: str = "", *, nested: bool = False):
         """`values` stand under the key `name` of a config; `nested`: they are for one of its layer types."""
@@ -92,6 +96,14 @@ class Keys:
     def is_null(self, *names: str) -> bool:
         """Whether one of these keys is a null; then no default applies."""
         return any(self.values.get(name, 0) is None for name in names)
+
+    def or_default(self, default: Any, *names: str) -> Any:
+        """`default`, for a setting that is missing; raises for a null, unless null is what the default says."""
+        for name in names:
+            if default is not None and self.is_null(name):
+                usual = f"left out for {default!r:.60}" if isinstance(default, _PLAIN) else "left out"
+                raise invalid(f"{self.label}{name} must have a value or be {usual}, got null")
+        return default
 
     # Use
 
@@ -114,7 +126,8 @@ class Keys:
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The value of a setting."""
-        return agreed(self.take(*names), default)
+        found = self.take(*names)
+        return agreed(found) if found else self.or_default(default, *names)
 
     def need(self, *names: str) -> Any:
         """The value of a required setting."""
@@ -122,7 +135,8 @@ class Keys:
 
     def within(self, name: str) -> Keys:
         """The keys of the mapping `name`; none if it is not there."""
-        return Keys(mapping(self.label + name, self.get(name, default={})), self.label + name)
+        value = self.get(name)
+        return Keys(mapping(self.label + name, {} if value is None else value), self.label + name)
 
     def number(self, name: str, default: Any = _MISSING) -> Any:
         """The value of a setting that is a number."""
@@ -132,6 +146,10 @@ class Keys:
     def integer(self, *names: str) -> int:
         """The value of a required setting, an integer of at least one."""
         return _checks.positive_int(self.spelled(*names), self.need(*names))
+
+    def integer_or(self, default: int, name: str) -> int:
+        """The value of a setting, an integer of at least one."""
+        return self.integer(name) if self.found(name) else self.or_default(default, name)
 
     def string(self, name: str) -> str | None:
         """The value of a setting that is a string, None if it is not there."""
@@ -144,7 +162,7 @@ class Keys:
         found = self.take(*names)
         for name, value in found.items():
             require_type(isinstance(value, int), name, "true or false", value)
-        return bool(agreed(found, default))
+        return bool(agreed(found) if found else self.or_default(default, *names))
 
     def items(self, *names: str) -> tuple[Any, ...] | None:
         """The value of a setting that is a list, None if it is not there."""

@@ -78,7 +78,7 @@ def _types_by_pattern(config: Config, count: int) -> list[str]:
     pattern = config.model.pattern
     if pattern is None or _all_without_window(config):
         return ["full_attention"] * count
-    period = config.integer(pattern.key) if pattern.key and config.found(pattern.key) else pattern.period
+    period = config.integer_or(pattern.period, pattern.key) if pattern.key else pattern.period
     full = [(i + pattern.phase) % period == 0 or (pattern.last and i == count - 1) for i in range(count)]
     return ["full_attention" if x else pattern.other for x in full]
 
@@ -133,7 +133,8 @@ def _no_rope_flags(config: Config, count: int) -> list[bool]:
         require(fits, "no_rope_layers must hold {} times 0 or 1, got {!r:.60}", count, list(flags))
         return [bool(flag) for flag in flags]
     name = "no_rope_layer_interval"
-    period = config.model.no_rope_interval if interval is None else _checks.positive_int(name, interval)
+    usual = config.model.no_rope_interval
+    period = config.or_default(usual or None, name) if interval is None else _checks.positive_int(name, interval)
     return [not period or (i + 1) % period != 0 for i in range(count)]
 
 

@@ -56,6 +56,7 @@ class Model:
 
     # The width
     head_dim: int | None = None  # by default; None: hidden_size / num_attention_heads
+    derives_head_dim: bool = False  # a null head_dim means hidden_size / num_attention_heads
     global_head_dim: int | None = None  # head_dim of full_attention layers (Gemma 4)
     partial: float | None = None  # the share of the head by default; None: the whole head, whatever the keys say
     whole_if_scaled: bool = False  # by default, `partial` is for rope type "default" alone
@@ -116,12 +117,12 @@ MODELS: dict[str, Model] = {
     **_all("nomic_bert", theta=1_000.0, reads=("rope_theta", "rotary_emb_base", "rotary_emb_fraction")),
     **_all("voxtral_realtime_encoder", head_dim=64),
     **_all(
-        "dia_decoder dia_encoder hrm_text internlm3 iquestcoder qwen3 qwen3_omni_moe_talker_code_predictor seed_oss",
+        "dia_decoder dia_encoder hrm_text iquestcoder qwen3 qwen3_omni_moe_talker_code_predictor seed_oss",
         head_dim=128,
     ),
     **_all("jetmoe", reads=("rope_theta", "kv_channels"), head_dim=128),
     **_all("muse_glimmer_assistant", theta=5e5, head_dim=128),
-    **_all("higgs_audio_v2", head_dim=128, needs_settings=True),
+    **_all("higgs_audio_v2", head_dim=128, derives_head_dim=True, needs_settings=True),
     **_all("hy_v3", theta=11_158_840.0, head_dim=128),
     **_all("gemma gemma2 t5_gemma_module vaultgemma", head_dim=256),
     **_all("gpt_oss", theta=150_000.0, head_dim=64, needs_settings=True),
@@ -148,7 +149,7 @@ MODELS: dict[str, Model] = {
     **_all(
         "pe_audio_encoder pe_audio_video_encoder pe_video_encoder", layout="interleaved", theta=20_000.0, head_dim=128
     ),
-    **_all("ernie4_5", layout="interleaved", theta=5e5, head_dim=128),
+    **_all("ernie4_5", layout="interleaved", theta=5e5, head_dim=128, derives_head_dim=True),
     **_all("helium", layout="interleaved", theta=1e5, head_dim=128),
     **_all("glm glm4", layout="interleaved", partial=0.5, head_dim=128),
     **_all("moonshine", layout="interleaved", partial=0.9),
@@ -238,7 +239,7 @@ MODELS: dict[str, Model] = {
     # positions of several coordinates
     **_all("qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text", theta=1e6, sections=(16, 24, 24)),
     **_all("qwen2_5_omni_talker", theta=1e6, head_dim=128, sections=(16, 24, 24)),
-    **_all("paddleocr_vl_text", theta=5e5, head_dim=128, sections=(16, 24, 24)),
+    **_all("paddleocr_vl_text", theta=5e5, head_dim=128, derives_head_dim=True, sections=(16, 24, 24)),
     **_all("ernie4_5_vl_moe_text", layout="interleaved", theta=5e5, sections=(22, 22, 20), also="mrope_alternating"),
     **_all("glm4v_text glm_ocr_text", layout="interleaved", partial=1.0, sections=(8, 12, 12)),
     **_all("glm4v_moe_text", partial=0.5, sections=(8, 12, 12)),
@@ -275,6 +276,7 @@ MODELS: dict[str, Model] = {
     **_all("phi3small", theta=1e6),
     **_all("phi3_v phi4 phi4mm", partial=1.0, original_max=4096),
     **_all("minimax_m3", theta=5e6, partial=1.0, head_dim=128, indexer=Indexer("half", 128)),
+    **_all("internlm3", head_dim=128, derives_head_dim=True),
     **_all("sdar", head_dim=128),
     **_all("nemotron-nas nemotron_nas deci", theta=None, hybrid=True),
     **_all("iquestloopcoder", theta=5e5),

@@ -124,7 +124,7 @@ def _check_switches(config: Config) -> None:
     """Raises if a switch is true that the model_type does not read."""
     read = {"use_logn_attn": config.model.query_scale == "logn", "use_mrope": bool(config.model.sections)}
     for name in SWITCHES:
-        fits = not config.flag(name) or read.get(name)
+        fits = not config.found(name) or not config.flag(name) or read.get(name)
         require(fits, "the key {} = True is not known or not used here", name)
 
 
@@ -146,7 +146,7 @@ def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> R
     part, facts = _checks.one_of("indexer_part", part, ("first", "last")), config.model.indexer
     if not (facts and (config.found(*names) or facts.head_dim)):
         return None
-    head_dim = config.integer(*names) if config.found(*names) else facts.head_dim or 0
+    head_dim = config.integer(*names) if config.found(*names) else config.or_default(facts.head_dim, *names)
     layout = facts.layout
     if flag in reads and config.found(flag):
         layout = "interleaved" if config.flag(flag) else "half"
@@ -201,6 +201,8 @@ def _layout(config: Config, given: Any) -> Layout:
     said: dict[str, Layout] = {n: "interleaved" if config.flag(n) else "half" for n in config.found(*names)}
     if given is not None:
         return _checks.layout("layout", given)
+    if names[0] in model.reads and not said:
+        config.or_default(model.layout == "interleaved" or None, names[0])  # a null means halves
     if model.layout and not (names[0] in model.reads and said):
         said[f"the layout of model_type {config.model_type!r}"] = model.layout
     require(said, 'layout must be given, "half" or "interleaved", for a config without a model_type')

@@ -81,10 +81,8 @@ def cohere2_moe(config: dict[str, Any]) -> None:
     """Sliding layers rotate, and so do dense layers where prefix_dense_sliding_window_pattern is 1."""
     d = Keys(config)
     count, first = count_of(d), parse_natural(config, "first_k_dense_replace", 0)
-    prefix, period = (
-        d.integer(name) if d.found(name) else default
-        for name, default in (("prefix_dense_sliding_window_pattern", 1), ("sliding_window_pattern", 4))
-    )
+    prefix = d.integer_or(1, "prefix_dense_sliding_window_pattern")
+    period = d.integer_or(4, "sliding_window_pattern")
     dense = take_layers(config, "mlp_layer_types") or ["dense" if i < first else "sparse" for i in range(count)]
     full = [(i + 1) % prefix == 0 if i < first else (i - first + 1) % period == 0 for i in range(count)]
     types = take_layers(config, "layer_types") or [FULL if x else SLIDING for x in full]
@@ -106,7 +104,8 @@ def zamba2(config: dict[str, Any]) -> None:
     d = Keys(config)
     config.pop("kv_channels", None)  # half the width of a head
     if not d.found("head_dim", "attention_head_dim"):
-        config["head_dim"] = 2 * d.integer("hidden_size") // d.integer("num_attention_heads")
+        usual = 2 * d.integer("hidden_size") // d.integer("num_attention_heads")
+        config["head_dim"] = d.or_default(usual, "attention_head_dim")
     if d.flag("use_long_context"):
         config["max_position_embeddings"] = 16384
     put_flags(config, [d.flag("use_mem_rope")] * count_of(d))
@@ -140,7 +139,7 @@ def longcat(config: dict[str, Any]) -> None:
 def hrm(config: dict[str, Any]) -> None:
     """Without num_layers_per_stack, num_hidden_layers counts the layers of one stack, which runs several times."""
     d = Keys(config)
-    high, low = (d.integer(name) if d.found(name) else n for name, n in (("H_cycles", 2), ("L_cycles", 3)))
+    high, low = d.integer_or(2, "H_cycles"), d.integer_or(3, "L_cycles")
     count, runs = count_of(d), high * (low + 1)
     if d.found("num_layers_per_stack"):
         stack = d.integer("num_layers_per_stack")

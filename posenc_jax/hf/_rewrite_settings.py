@@ -37,13 +37,13 @@ def mimo_v2(config: dict[str, Any]) -> None:
     flags = take_flags(config, "hybrid_layer_pattern")
     if flags is None:
         return
-    width = Keys(config).number("head_dim", 192)
+    width = _checks.size("head_dim", Keys(config).get("head_dim", default=192))
     take_only(config, width, "swa_head_dim")
     share = config.pop("partial_rotary_factor", None)
     full = extended(take_settings(config), rope_theta=config.pop("rope_theta", None), partial_rotary_factor=share)
     base, share = config.pop("swa_rope_theta", None), full.get("partial_rotary_factor")
     base = full.get("rope_theta") if base is None else base
-    spectra = {FULL: full, SLIDING: {"rope_theta": base, "partial_rotary_factor": share}}
+    spectra = {FULL: full, SLIDING: extended({"rope_theta": base}, partial_rotary_factor=share)}
     types = [SLIDING if flag else FULL for flag in flags]
     put_types(config, "hybrid_layer_pattern", types)
     config["rope_parameters"] = {kind: spectra[kind] for kind in types}
@@ -74,6 +74,7 @@ def step3p5(config: dict[str, Any]) -> None:
 
 def _put_settings_by_type(config: dict[str, Any], types: Sequence[Any], more: str) -> None:
     refuse(config, "partial_rotary_factor")
+    usual = Keys(config).or_default(10_000.0, "rope_theta")
     bases, shares = (
         take_layers(config, name, more=more)
         if isinstance(config.get(name), Sequence)
@@ -85,7 +86,7 @@ def _put_settings_by_type(config: dict[str, Any], types: Sequence[Any], more: st
     config["rope_parameters"] = {
         kind: extended(
             scaling if kind == FULL else {},
-            rope_theta=10_000.0 if bases[kind] is None else bases[kind],
+            rope_theta=usual if bases[kind] is None else bases[kind],
             partial_rotary_factor=shares[kind],
         )
         for kind in types
@@ -115,8 +116,10 @@ def molmo2(config: dict[str, Any]) -> None:
     count = count_of(Keys(config))
     fits = all(i in range(count) for i in layers)
     require(fits, "rope_scaling_layers must be of the {} layers, got {!r:.60}", count, layers)
-    scaled = extended(take_settings(config), rope_theta=config.pop("rope_theta", None))
-    scaled.setdefault("rope_theta", 10_000.0)
+    scaled = take_settings(config)
+    usual = scaled.get("rope_theta") or Keys(config).or_default(10_000.0, "rope_theta")
+    scaled = extended(scaled, rope_theta=config.pop("rope_theta", None))
+    scaled.setdefault("rope_theta", usual)
     original = config.pop(ORIGINAL, None)
     scaled |= {} if original is None else {ORIGINAL: original}  # the outer one wins
     spectra = {"scaled": scaled, "plain": {"rope_theta": scaled["rope_theta"]}}
@@ -299,8 +302,13 @@ def internlm(config: dict[str, Any]) -> None:
 def fixed_base(config: dict[str, Any]) -> None:
     """The code has a base of 10,000, whatever rope_theta says, and no scaling."""
     take_only(config, False, "rotary_value")  # RoFormer may rotate values
-    base, model_type = Keys(config).get("rope_theta", default=10_000), config["model_type"]
-    require(equal(base, 10_000), "rope_theta must be 10000 in model_type {!r}, got {!r:.60}", model_type, base)
+    base, model_type = Keys(config).get("rope_theta"), config["model_type"]
+    require(
+        base is None or equal(base, 10_000),
+        "rope_theta must be 10000 in model_type {!r}, got {!r:.60}",
+        model_type,
+        base,
+    )
     refuse(config, *RAW)
 
 

@@ -45,8 +45,15 @@ def take_only(config: dict[str, Any], usual: Any, *names: str) -> None:
     """Takes out keys that must have the value `usual`."""
     for name in names:
         value = config.pop(name, None)
-        if value is not None and not (type(value) is type(usual) and value == usual):
+        if value is not None and not _same(value, usual):
             raise invalid(f"{name} must be {usual!r} in model_type {config['model_type']!r}, got {value!r:.60}")
+
+
+def _same(value: Any, usual: Any) -> bool:
+    """Whether two values are equal, and both numbers or of one type: True is not 1, but 128 is 128.0."""
+    if _checks.is_number(value) and _checks.is_number(usual):
+        return equal(value, usual)
+    return type(value) is type(usual) and value == usual
 
 
 def take_settings(config: dict[str, Any]) -> dict[str, Any]:

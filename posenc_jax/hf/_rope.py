@@ -39,7 +39,8 @@ def rope_type_of(d: Keys) -> str:
     for name, value in found.items():
         reason = _REFUSED_TYPES.get(str(value))
         require(not reason, "{} = {!r} is not read: {}", name, value, reason)
-    result = agreed({name: _ALIASES.get(str(value), value) for name, value in found.items()}, "default")
+    names = {name: _ALIASES.get(str(value), value) for name, value in found.items()}
+    result = agreed(names) if names else d.or_default("default", "rope_type", "type")
     if not equal(result, _STEPS):
         result = _checks.one_of(next(iter(found), ""), result, sorted(set(_TYPES) - {_STEPS}))
     require("mrope" not in found.values() or d.found("mrope_section"), "{}mrope_section is missing", d.label)
@@ -68,12 +69,16 @@ class Rope:
     def original(self) -> int:
         """The length that the model was trained for before its spectrum was scaled."""
         within, outside = self.d.take(ORIGINAL), self.config.take(ORIGINAL)
-        default = self.config.model.original_max
-        if default and not outside and not self.config.is_null(ORIGINAL):
+        default, own = self.config.model.original_max, self.d.nested or self.config.model.thetas
+        if not own:
+            self.config.or_default(default or MAXIMUM, ORIGINAL)
+        if own or not (outside or default):
+            self.d.or_default(MAXIMUM, ORIGINAL)
+        if default and not outside:
             outside = {f"{ORIGINAL}, where absent,": default}
             check_agreement(within | outside)
         # A length outside the rope settings wins, as in Phi-3, but not over settings for one layer type.
-        found = within if self.d.nested or within and self.config.model.thetas else outside or within
+        found = within if self.d.nested or within and own else outside or within
         return _checks.length(ORIGINAL, agreed(found)) if found else self.maximum()
 
     def factor(self) -> float:
@@ -123,8 +128,7 @@ def _dynamic_steps(x: Rope) -> tuple[Settings, Make]:
 def _yarn(x: Rope) -> tuple[Settings, Make]:
     # A null factor means the ratio of the lengths; an absent one is an error.
     factor = x.factor() if x.d.is_null("factor") else x.needed_factor()
-    x.d.use("truncate")
-    truncate = x.d.values.get("truncate", True)  # a null is an error: transformers takes it for False
+    truncate = x.d.get("truncate", default=True)
     message = "{}truncate = False, which transformers does not read in settings for a layer type"
     require(truncate is not False or not (x.d.nested or x.config.model.thetas), message, x.d.label)
     original = x.original()
@@ -133,12 +137,12 @@ def _yarn(x: Rope) -> tuple[Settings, Make]:
         own = temperature(factor, 1.0 if mscale is None else mscale) / temperature(factor, all_dim or 0.0)
     else:
         own = temperature(factor, mscale) / temperature(factor, all_dim) if mscale and all_dim else temperature(factor)
-    own = _scaled_amplitude(x.d, own)
+    own, given = _scaled_amplitude(x.d, own), x.d.number("attention_factor", None)
     settings = {
         "beta_fast": x.d.number("beta_fast", None) or 32.0,
         "beta_slow": x.d.number("beta_slow", None) or 1.0,
         "truncate": truncate,
-        "attention_factor": x.d.number("attention_factor", own),
+        "attention_factor": own if given is None else given,
     }
     result = partial(yarn, x.width, x.theta, factor, original, **settings)
     rest = {"factor": factor, ORIGINAL: original} | ({"mscale_all_dim": all_dim} if all_dim else {})
@@ -165,7 +169,8 @@ def _longrope(x: Rope) -> tuple[Settings, Make]:
     # Phi-3-small and Phi-3.5-MoE have one amplitude for each list.
     own = {name: x.d.number(name, None) for name in ("short_mscale", "long_mscale")}
     chosen = own["long_mscale" if lengths["length"] > lengths["original_max"] else "short_mscale"]
-    amplitude = x.d.number("attention_factor", chosen)
+    given = x.d.number("attention_factor", None)
+    amplitude = chosen if given is None else given
     message = "{}attention_factor = {} contradicts short_mscale and long_mscale"
     require(chosen in (None, amplitude), message, x.d.label, amplitude)
     settings = {"factor": lengths["factor"], ORIGINAL: lengths["original_max"], "attention_factor": amplitude}
@@ -183,7 +188,8 @@ def _llama3(x: Rope) -> tuple[Settings, Make]:
 def _proportional(x: Rope) -> tuple[Settings, Make]:
     name = "partial_rotary_factor"
     outside = {} if x.d.nested else x.config.take(name)
-    fraction = agreed(x.d.take(name) | outside, x.config.model.partial or 1.0)
+    share = 1.0 if x.config.is_null(name) and not x.d.nested else x.config.model.partial or 1.0
+    fraction = agreed(x.d.take(name) | outside, share)
     factor = x.d.number("factor", 1.0)
     return {name: fraction, "factor": factor}, partial(proportional, x.width, x.theta, fraction, factor)
 
@@ -203,7 +209,7 @@ _TYPES: dict[str, Callable[[Rope], tuple[Settings, Make]]] = {
 def _coordinates(x: Rope, frequencies: Frequencies) -> tuple[Frequencies, Settings]:
     """The spectrum with its pairs divided among coordinates, and the settings that say how, if any do."""
     model = x.config.model
-    sections = None if model.sections is None else agreed(x.d.take("mrope_section"), model.sections or None)
+    sections = None if model.sections is None else x.d.get("mrope_section", default=model.sections or None)
     if sections is None:
         return frequencies, {}
     sections = _checks.positive_ints(f"{x.d.label}mrope_section", sections)

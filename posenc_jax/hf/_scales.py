@@ -35,10 +35,11 @@ def scale_without_positions(config: Config) -> QueryScale | None:
         return QueryScale(0.1, 2048, 1, "power")
     if config.model.query_scale != "llama4":
         return None
-    settings = Keys({"attn_scale": 0.1, "floor_scale": 8192} | config.take("attn_scale", "floor_scale"))
+    config.use("attn_scale", "floor_scale")
     if not config.flag("attn_temperature_tuning", default=True):
         return None
-    coefficient, period = settings.number("attn_scale"), _checks.length("floor_scale", settings.need("floor_scale"))
+    coefficient = config.number("attn_scale", 0.1)
+    period = _checks.length("floor_scale", config.get("floor_scale", default=8192))
     require(period > 1, "floor_scale must be over 1, got {}", period)  # above the offset
     return QueryScale(coefficient, period, 1)
 

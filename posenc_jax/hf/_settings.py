@@ -98,19 +98,22 @@ def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | 
 
 def base_of(d: Keys, config: Config, kind: str) -> float:
     """The base of a layer type with the settings `d`."""
-    own, model, default, others = d.take("rope_theta"), config.model, None, {}
+    own, model, default, others, null = d.take("rope_theta"), config.model, None, {}, ()
     if model.thetas:
         require(kind in model.thetas, "the layer type {!r} is not known for model_type {!r}", kind, config.model_type)
         config.use(*(key for key, _ in model.thetas.values()))  # the others are for layers of other types
         key, default = model.thetas[kind]
-        outside = config.found(key)
+        outside, null = config.found(key), (key,)
     else:
         outside = config.take(*(name for name in _BASES if name in model.reads))
         others = config.take(*(name for name in _BASES if name not in model.reads))  # the code does not read them
         if d.nested:
             outside = {} if own else outside  # a base outside is for layer types without one
-        elif not (d.is_null("rope_theta") or config.is_null("rope_theta")):
-            default = model.theta
+        else:
+            default, null = model.theta, tuple(name for name in _BASES if name in model.reads)
+    d.or_default(default or outside or None, "rope_theta")
+    if not own and not outside:
+        config.or_default(default, *null)
     found = own | outside or ({} if default is None else {f"the base of model_type {config.model_type!r}": default})
     base = agreed(found, missing="rope_theta")
     check_agreement({next(iter(found)): base} | others)

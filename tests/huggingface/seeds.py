@@ -151,7 +151,7 @@ CHANGES = [
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 123_456.0}, 212),
     ({"rope_scaling": {"type": "dynamic", "alpha": 1000.0}}, 7),
     ({"rope_theta": 123_456.0}, 218),
-    ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, 38),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, 6),
     ({"rope_interleave": False}, 233),
     ({"rope_interleave": True}, 47),
     ({"sliding_window": None}, 268),

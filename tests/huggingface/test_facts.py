@@ -87,7 +87,7 @@ def test_layer_types_may_be_missing():
 @each("cohere deepseek exaone4_5_text glm4 gpt_neox hunyuan internlm2 kimi_k2 llama phi3_v phi4 phi4mm qwen2 roformer")
 def test_a_null_base_is_no_base(model_type):
     """It does not take positions away, as in olmo_hybrid."""
-    refused("rope_theta is missing|is not read", model_type, rope_parameters={"rope_theta": None})
+    refused("rope_theta must have a value|is not read", model_type, rope_parameters={"rope_theta": None})
     assert widths(read("olmo_hybrid", rope_parameters={"rope_theta": None}, layer_types=[FULL] * 4)) == [0] * 4
 
 
@@ -188,7 +188,8 @@ def test_flags_that_others_do_not_read(model_type):
 def test_rope_interleave_is_read(model_type):
     keys = {"rope_parameters": {"rope_theta": 1e4}, "max_position_embeddings": 4096}
     keys["rope_parameters"] |= {"llama_4_scaling_beta": 0.1} if model_type == "mistral4" else {}
-    for layout, said in (("interleaved", None), ("interleaved", True), ("half", False)):
+    assert read(model_type, **keys).layout == "interleaved"
+    for layout, said in (("interleaved", True), ("half", False)):
         assert read(model_type, **keys, rope_interleave=said).layout == layout
 
 

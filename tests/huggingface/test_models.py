@@ -81,8 +81,14 @@ def test_the_base_that_no_key_says():
     for name, theta in usual.items():
         close(rotary_from_config(base | {"model_type": name}).layers[0].frequencies, plain(64, theta))
     close(rotary_from_config(base, layout="half").layers[0].frequencies, plain(64, 1e4))
-    for keys in ({"model_type": "dbrx"}, {"rope_parameters": {"rope_theta": None}}):
-        with pytest.raises(ValueError, match="rope_theta is missing"):
+    for keys, match in (
+        ({"model_type": "dbrx"}, "rope_theta is missing"),
+        (
+            {"rope_parameters": {"rope_theta": None}},
+            "rope_theta must have a value or be left out for 10000.0, got null",
+        ),
+    ):
+        with pytest.raises(ValueError, match=match):
             rotary_from_config(base | keys, layout="half")
 
 

@@ -148,8 +148,9 @@ def test_gemma_3_of_one_layer_type():
 
 def test_gemma_3_with_a_head_of_its_own():
     assert rotary_from_config(GEMMA_3["text_config"] | {"head_dim": 128}).layers[0].head_dim == 128
-    heads = {"head_dim": None, "num_attention_heads": 8}  # null is not absence: derived, where absence is 256
-    assert rotary_from_config(GEMMA_3["text_config"] | heads).layers[0].head_dim == 320
+    heads = {"head_dim": None, "num_attention_heads": 8}
+    with pytest.raises(ValueError, match="head_dim must have a value or be left out for 256, got null"):
+        rotary_from_config(GEMMA_3["text_config"] | heads)
 
 
 def test_gemma_4():

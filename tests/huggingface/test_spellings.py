@@ -1,5 +1,7 @@
 """Configs in the spelling of one family: which layers rotate, by which base, in how many features."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -188,6 +190,56 @@ def test_the_own_spelling_of_mimo_v2():
     ):
         with pytest.raises(ValueError, match=match):
             rotary_from_config({"model_type": "mimo_v2_flash"} | MIMO | changes)
+
+
+BAILING = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 6e6, "num_hidden_layers": 2}
+SIZES = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 2}
+PLAIN = SIZES | {"use_mla": False, "qk_nope_head_dim": 0}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "key", "right"),
+    [
+        *(
+            ("mimo_v2_flash", MIMO | {"head_dim": width, "partial_rotary_factor": 0.5}, "swa_head_dim", width)
+            for width in (32, 64, 80, 96, 128, 160, 192, 256)
+        ),
+        (
+            "mimo_v2",
+            {"num_hidden_layers": 3, "hybrid_layer_pattern": [0, 1, 1], "rope_theta": 5e6},
+            "swa_head_dim",
+            192,
+        ),
+        ("bailing_hybrid", BAILING, "rotary_dim", 64),
+        ("bailing_hybrid", BAILING | {"qk_rope_head_dim": 32}, "rotary_dim", 32),
+        ("deepseek_v2", PLAIN, "qk_rope_head_dim", 0),
+        ("deepseek_ocr2_text", SIZES, "qk_nope_head_dim", 0),
+        ("unlimited_ocr_text", SIZES | {"num_attention_heads": 64}, "head_dim", 64),
+        ("dots3_note_audio_encoder", SIZES, "head_dim", 128),
+        ("dots3_note_audio_encoder", SIZES | {"num_attention_heads": 16}, "head_dim", 256),
+        ("longcat_flash", {"num_layers": 3} | LATENT, "num_hidden_layers", 6),
+        ("longcat_flash", {"num_layers": 3} | LATENT, "head_dim", 4),
+        ("ernie4_5", SIZES, "compression_ratio", 1.0),
+        ("ernie4_5_moe", SIZES, "compression_ratio", 1.0),
+        ("stablelm_epoch", SIZES, "rotary_scaling_factor", 1.0),
+        ("phi3small", SIZES, "rope_position_scale", 1.0),
+    ],
+)
+def test_a_number_that_must_have_one_value_has_it_in_every_type(model_type, keys, key, right):
+    """As an integer, a float and NumPy's; True is not 1, and an error shows both numbers as they are written."""
+    others = {k: value for k, value in keys.items() if k != key}
+    for value in (int(right), float(right), np.int64(right), np.float32(right)):
+        assert read(model_type, **others, **{key: value}) == read(model_type, **others, **{key: right})
+    for value in (right + 2, bool(right), str(right), [right]):
+        match = rf"rotary_from_config: {key} must be {re.escape(repr(right))} in model_type '.*', got {re.escape(repr(value))}"
+        with pytest.raises(ValueError, match=match):
+            rotary_from_config({"model_type": model_type} | others | {key: value})
+
+
+def test_half_of_each_head_of_mimo_v2():
+    keys = {"num_hidden_layers": 2, "head_dim": 128, "swa_head_dim": 128, "hybrid_layer_pattern": [0, 1]}
+    plan = read("mimo_v2_flash", **keys, rope_theta=5e6, swa_rope_theta=1e4, partial_rotary_factor=0.5)
+    assert widths(plan) == [64, 64] and bases(plan) == [5e6, 1e4] and plan.layers[0].head_dim == 128
 
 
 STEP = {
