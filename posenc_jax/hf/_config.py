@@ -30,6 +30,14 @@ _PARTS_OF = {
 }
 # Composites whose language model has this type, whatever text_config says.
 _LANGUAGE_TYPES = {"deepseek_ocr2": "deepseek_ocr2_text", "step3p7": "step3p5", "unlimited_ocr": "unlimited_ocr_text"}
+# The type of a language model that leaves it out, by the composite's class, where their names differ.
+_DEFAULT_TYPES = {
+    "emu3": "emu3_text_model",
+    "mllama": "mllama_text_model",
+    "qwen2_5_omni_thinker": "qwen2_5_omni_text",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
+    "t5gemma2_encoder": "t5gemma2_text",
+}
 # Composites whose own keys belong to the language model too.
 _SHARED_KEYS = {"DeepseekOCR", "deepseek_vl_v2"}
 # Keys of a composite that do not concern its language model.
@@ -71,7 +79,9 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
         return dict(outer.values)
     check_read(name, REFUSED)
     inner = agreed({key: text_of(part, depth - 1, key) for key, part in parts.items()})
-    inner["model_type"] = _LANGUAGE_TYPES.get(name or "") or inner.get("model_type") or name
+    inner["model_type"] = (
+        _LANGUAGE_TYPES.get(name or "") or inner.get("model_type") or _DEFAULT_TYPES.get(name or "", name)
+    )
     own = MODELS.get(f"{name}_text")
     if own and inner["model_type"] != name and MODELS.get(str(inner["model_type"])) != own:
         expected, got = f"{name}_text", inner["model_type"]

@@ -56,18 +56,25 @@ def equal(a: Any, b: Any) -> bool:
         return False
 
 
-def check_agreement(found: Mapping[str, Any]) -> None:
-    """Raises if two spellings of a setting contradict each other."""
+def check_agreement(found: Mapping[str, Any], written: Mapping[str, Any] | None = None) -> None:
+    """Raises if two spellings of a setting contradict each other; errors show the values of `written`."""
     for name, value in found.items():
         first, result = next(iter(found.items()))
         if value is not result and not equal(value, result):
-            raise invalid(f"{first} = {result!r:.60} contradicts {name} = {value!r:.60}")
+            shown = {**found, **(written or {})}
+            raise invalid(f"{first} = {shown[first]!r:.60} contradicts {name} = {shown[name]!r:.60}")
 
 
-def agreed(found: Mapping[str, Any], default: Any = _MISSING, *, missing: str = "") -> Any:
-    """The value that all spellings of a setting agree on."""
+def agreed(
+    found: Mapping[str, Any],
+    default: Any = _MISSING,
+    *,
+    missing: str = "",
+    written: Mapping[str, Any] | None = None,
+) -> Any:
+    """The value that all spellings of a setting agree on; errors show the values of `written`."""
     require(found or default is not _MISSING, "{} is missing", missing)
-    check_agreement(found)
+    check_agreement(found, written)
     return next(iter(found.values()), default)
 
 

@@ -115,8 +115,9 @@ def rotating(config: Config, types: list[str]) -> list[bool]:
     flags = _no_rope_flags(config, count)
     name = "cross_attention_layers"
     crossed = _layer_indices(name, _list(config, name) or (), count)  # they have no positions
-    rotary = not config.flag("alibi") and config.flag("rotary", default=True)
-    require(rotary, "the model has no rotary embedding: alibi is true, or rotary false")
+    words = "rotary", "use_rotary_pos_emb"
+    rotary = not config.flag("alibi") and all(config.flag(word, default=True) for word in words)
+    require(rotary, "the model has no rotary embedding: alibi is true, or {} false", " or ".join(words))
     if config.model.never_rotates or not _has_positions(config):
         return [False] * count
     return [result[i] and flags[i] and i not in crossed for i in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from posenc_jax._frequencies import geometric
 from posenc_jax._scalings import temperature
 from posenc_jax.hf._config import SWITCHES, Config, model_of, overrides, text_of
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
-from posenc_jax.hf._keys import Keys, agreed, speaks_of_positions
+from posenc_jax.hf._keys import Keys, agreed, equal, speaks_of_positions
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._rewrites import note_of, rewritten
@@ -19,6 +20,8 @@ from posenc_jax.hf._rope import MAXIMUM, Rope, spectrum
 from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, with_written_scales
 from posenc_jax.hf._settings import base_of, rope_settings, settings_by_type
 
+# What an error is about: the first key that it names, and one that contradicts it.
+_SUBJECTS = re.compile(r"(?:^(?:the key |the layer types \[.*?\] of )?|contradicts )([\w.]+)")
 # A config without a model_type may have these keys, although nothing is read from them.
 _SIZES = "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"
 
@@ -83,8 +86,11 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
 
 def _names_rewritten(message: str, old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
-    """Whether a message names a key that a rewriter wrote."""
-    for key in [key for key, value in new.items() if str(key) in message and old.get(key) is not value]:
+    """Whether a message is about a key that a rewriter wrote."""
+    words = {word for match in _SUBJECTS.finditer(message) for word in match[1].split(".")}
+    for key in [key for key, value in new.items() if key in words and old.get(key) is not value]:
+        if equal(old.get(key), new[key]):
+            continue
         both = isinstance(old.get(key), Mapping) and isinstance(new[key], Mapping)
         if not both or _names_rewritten(message, old[key], new[key]):
             return True
@@ -199,14 +205,17 @@ def _layout(config: Config, given: Any) -> Layout:
     model, names = config.model, ("rope_interleave", "rope_interleaved", "rotary_emb_interleaved")
     # A value that is not a flag is an error even if the caller overrules it.
     said: dict[str, Layout] = {n: "interleaved" if config.flag(n) else "half" for n in config.found(*names)}
+    read = names[0] in model.reads and bool(said)
+    said |= {n: "interleaved" if config.flag(n) else "half" for n in config.found("rope_traditional")}  # of MLX
+    written = config.found(*said)
     if given is not None:
         return _checks.layout("layout", given)
-    if names[0] in model.reads and not said:
+    if names[0] in model.reads and not read:
         config.or_default(model.layout == "interleaved" or None, names[0])  # a null means halves
-    if model.layout and not (names[0] in model.reads and said):
+    if model.layout and not read:
         said[f"the layout of model_type {config.model_type!r}"] = model.layout
     require(said, 'layout must be given, "half" or "interleaved", for a config without a model_type')
-    return agreed(said)
+    return agreed(said, written=written)
 
 
 def _softmax_scale(parameters: list[dict[str, Any]]) -> float:

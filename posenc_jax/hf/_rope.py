@@ -23,6 +23,11 @@ from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal
 MAXIMUM = "max_position_embeddings"
 ORIGINAL = "original_max_position_embeddings"
 _STEPS = "dynamic_steps"  # written by the rewriter of Qwen 1, whose configs say it in other keys
+# Settings of scalings, without which a rope type means nothing.
+_SCALED = (
+    "factor", "alpha", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+    "attention_factor", "attn_factor", "extrapolation_factor", "truncate", "short_factor", "long_factor",
+)  # fmt: skip
 _ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
 _REFUSED_TYPES = {
     "mllama4": "it is that of Llama 4's vision tower, which vision_rotary_from_config reads",
@@ -40,7 +45,7 @@ def rope_type_of(d: Keys) -> str:
         reason = _REFUSED_TYPES.get(str(value))
         require(not reason, "{} = {!r} is not read: {}", name, value, reason)
     names = {name: _ALIASES.get(str(value), value) for name, value in found.items()}
-    result = agreed(names) if names else d.or_default("default", "rope_type", "type")
+    result = agreed(names, written=found) if names else d.or_default("default", "rope_type", "type")
     if not equal(result, _STEPS):
         result = _checks.one_of(next(iter(found), ""), result, sorted(set(_TYPES) - {_STEPS}))
     require("mrope" not in found.values() or d.found("mrope_section"), "{}mrope_section is missing", d.label)
@@ -94,7 +99,7 @@ class Rope:
     def needed_length(self) -> int:
         """The length, which the caller must give."""
         if self.length is None:
-            raise invalid(f"length must be given: the spectrum of {self.d.label}rope_type depends on it")
+            raise invalid(f"length must be given: the spectrum of {self.d.spelled('rope_type', 'type')} depends on it")
         return self.length
 
 
@@ -212,7 +217,11 @@ def _coordinates(x: Rope, frequencies: Frequencies) -> tuple[Frequencies, Settin
     sections = None if model.sections is None else x.d.get("mrope_section", default=model.sections or None)
     if sections is None:
         return frequencies, {}
-    sections = _checks.positive_ints(f"{x.d.label}mrope_section", sections)
+    name, count = f"{x.d.label}mrope_section", frequencies.num_pairs
+    message = "{} is missing, and {} of model_type {!r} do not sum to {} pairs"
+    fits = x.d.found("mrope_section") or sum(sections) == count
+    require(fits, message, name, sections, x.config.model_type, count)
+    sections = _checks.positive_ints(name, sections)
     few = len(sections) <= 3 or not x.config.model_type
     require(few, "{}mrope_section must have three sections, got {}", x.d.label, sections)
     if "mrope_alternating" in model.reads and x.d.flag("mrope_alternating"):
@@ -242,7 +251,8 @@ def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
     require(known, "{}rope_type = {!r} is not known", x.d.label, name)
     settings, make = _TYPES[name](x)
     backward = "rope_backward" in model.reads and x.d.flag("rope_backward")
-    with _checks.labelled(f"{x.d.label}rope_type {name!r}"):
+    said = next((f"{key} {value!r}" for key, value in x.d.found("rope_type", "type").items()), x.d.name or "rope_type")
+    with _checks.labelled(said):
         frequencies, coordinates = _coordinates(x, make())
     if backward:
         frequencies = dataclasses.replace(frequencies, turns=tuple(-turns for turns in frequencies.turns))
@@ -251,4 +261,9 @@ def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
         settings["attention_factor"] = frequencies.attention_factor
     if "truncate" in settings:
         settings["truncate"] = bool(settings["truncate"])  # not NumPy's
+    scaled = x.d.found(*(key for key in _SCALED if key not in x.d.used))
+    typed = not scaled or x.d.found("rope_type", "type")
+    require(
+        typed, "{}rope_type is missing beside {}", x.d.label, ", ".join(f"{k} = {v!r:.60}" for k, v in scaled.items())
+    )
     return frequencies, {"rope_type": name, "rope_theta": x.theta} | settings | coordinates

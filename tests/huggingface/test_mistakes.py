@@ -1,0 +1,114 @@
+"""Mistakes that people make in a config.json: errors say what the file says, and nothing is refused without need."""
+
+import pytest
+
+from huggingface.published import QWEN_25_VL, llama
+from oracles import configs
+from posenc_jax.hf import rotary_from_config
+from posenc_jax.hf._models import MODELS
+
+SIZES = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 2, "max_position_embeddings": 4096}
+SCALINGS = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "attention_factor": 1.0, "attn_factor": 1.0, "extrapolation_factor": 1.0, "truncate": False,
+    "short_factor": [1.0] * 64, "long_factor": [1.0] * 64, "alpha": 1000.0,
+}  # fmt: skip
+
+
+def refused(config, match):
+    with pytest.raises(ValueError, match=match):
+        rotary_from_config(config, length=100)
+
+
+@pytest.mark.parametrize("name", sorted(configs.RECORDED))
+def test_words_that_only_say_what_the_code_does(name):
+    """`use_rotary_pos_emb` and `rotary` true, and MLX's `rope_traditional`, in every model type."""
+    config = configs.RECORDED[name]["config"]
+    plan = rotary_from_config(config, length=5000)
+    if not any(layer.rotary_dim for layer in plan.layers):
+        return
+    traditional = (plan.layout == "interleaved") if MODELS[name].layout else False
+    for words in ({"use_rotary_pos_emb": True}, {"rotary": True}, {"rope_traditional": traditional}):
+        assert rotary_from_config(config | words, length=5000) == plan
+    refused(config | {"use_rotary_pos_emb": False}, "no rotary embedding: .* use_rotary_pos_emb false")
+    refused(
+        config | {"rope_traditional": not traditional}, f"rope_traditional = {not traditional} contradicts the layout"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ("emu3", "emu3_text_model"),
+        ("mllama", "mllama_text_model"),
+        ("qwen2_5_omni_thinker", "qwen2_5_omni_text"),
+        ("qwen3_omni_moe_thinker", "qwen3_omni_moe_text"),
+        ("t5gemma2_encoder", "t5gemma2_text"),
+    ],
+)
+def test_a_language_model_without_a_type(outer, inner):
+    """It has the type that the composite's class fixes."""
+    text = SIZES | ({"cross_attention_layers": [1]} if outer == "mllama" else {})
+    plan = rotary_from_config({"model_type": outer, "text_config": text})
+    assert plan == rotary_from_config(text | {"model_type": inner})
+
+
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters", "full_attention"])
+@pytest.mark.parametrize("key", SCALINGS)
+def test_a_missing_rope_type(key, place):
+    """The error does not call the scaling's own key unknown."""
+    settings = {"rope_theta": 1e4, key: SCALINGS[key]}
+    config = SIZES | {"model_type": "laguna", "layer_types": ["full_attention"] * 2}
+    config |= (
+        {"rope_parameters": {place: settings}}
+        if place == "full_attention"
+        else {"model_type": "llama", place: settings}
+    )
+    refused(config, rf"{place}.rope_type is missing beside [\w.]+{place}.{key} = " if "_a" in place else f"{place}.rope_type is missing beside {place}.{key} = ")  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["Yarn", "yran", "longrop", "YARN", "dynamic_ntk", "ntk-by-parts"])
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_a_misspelled_rope_type(key, value):
+    refused(
+        llama(rope_scaling={key: value, "factor": 2.0}), rf"rope_scaling.{key} must be one of .*'yarn'\], got '{value}'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        (llama(rope_interleave=True), "^rotary_from_config: rope_interleave = True contradicts the layout of model_type 'llama' = 'half'$"),
+        (llama(model_type=None, rope_interleave=True, rope_interleaved=False), "rope_interleave = True contradicts rope_interleaved = False"),
+        (llama(model_type="deepseek_v3", qk_rope_head_dim=8, qk_nope_head_dim=8, rope_interleave=True, rope_interleaved=False), "rope_interleave = True contradicts rope_interleaved = False"),
+        (llama(model_type="cohere", rotary_emb_interleaved=False), "rotary_emb_interleaved = False contradicts the layout of"),
+        (llama(rope_scaling={"type": "su", "rope_type": "linear", "factor": 2.0}), "rope_scaling.rope_type = 'linear' contradicts rope_scaling.type = 'su'"),
+        (llama(rope_scaling={"type": "su", "short_factor": [1.0], "long_factor": [1.0], "factor": 2.0}, max_position_embeddings=64), "^rotary_from_config: rope_scaling.type 'su': longrope: short_factor"),
+        (QWEN_25_VL | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 20]}}, "^rotary_from_config: rope_scaling.type 'mrope': multi_section: .* got \\(16, 24, 20\\)"),
+        (SIZES | {"model_type": "qwen3_5_text", "rope_theta": 1e7, "head_dim": 64, "layer_types": ["full_attention"] * 2}, r"mrope_section is missing, and \(11, 11, 10\) of model_type 'qwen3_5_text' do not sum to 8 pairs"),
+        (QWEN_25_VL | {"rope_scaling": None, "head_dim": 64}, r"mrope_section is missing, and \(16, 24, 24\) of model_type 'qwen2_5_vl' do not sum to 32 pairs"),
+    ],
+)  # fmt: skip
+def test_an_error_shows_what_the_file_says(config, match):
+    refused(config, match)
+
+
+def test_a_note_about_a_spelling_stands_on_errors_about_it_alone():
+    rope = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    config = SIZES | {"model_type": "gemma4_text", "head_dim": 256, "rope_parameters": rope}
+    for types in (["full_attention"] * 2, ["sliding_attention"] * 2):
+        for broken in (
+            {"head_dim": 255},
+            {"rope_parameters": rope | {"main": {}}},
+            {"rope_parameters": rope | {"full_attention": {"rope_theta": -1.0}}},
+        ):
+            if types[0] == "full_attention" and "head_dim" in broken:
+                continue  # of a layer type that no layer has
+            with pytest.raises(ValueError) as error:  # noqa: PT011
+                rotary_from_config(config | {"layer_types": types} | broken)
+            assert "spelling" not in str(error.value)
+    mimo = SIZES | {"model_type": "mimo_v2_flash", "hybrid_layer_pattern": [0, 1], "rope_theta": -1.0}
+    refused(
+        mimo,
+        "^rotary_from_config: rope_parameters.full_attention.rope_theta .*by the spelling of model_type 'mimo_v2_flash'",
+    )
