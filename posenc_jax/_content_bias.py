@@ -137,7 +137,7 @@ class Rows(NamedTuple):
     number: int
     first: int  # the offset of the first row, in buckets if there are edges
     edges: tuple[int, ...]  # the least distance of each bucket after the first `edges[0]`, which hold one distance each
-    outside: float | None  # the bias of offsets that the table does not hold; None for that of the nearest row
+    outside: Literal["nan", "zeros", "nearest"]  # the bias of offsets that the table does not hold
 
     def of(self, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The row of each query and key, (..., 1, queries, keys), a valid one in any case, and whether it is theirs."""
@@ -184,7 +184,7 @@ def _content_bias(
     if content.dtype != table.dtype:
         content, table = (x.astype(compute_dtype(content, table)) for x in (content, table))
     like = _tiles_like(queries, keys, content, table, of_keys)
-    # What is added to scores varies as they do; the loop over chunks needs it of all.
+    # `lax.cond` and `lax.scan` want results that vary along the same axes.
     axes = frozenset().union(*map(varying, (queries, keys, content, table)))
     arrays = (_mesh.vary(x, axes) for x in (queries, keys, content, table))
     return _mesh.sharded_as(like, functools.partial(_tile, rows, of_keys), *arrays)
@@ -199,7 +199,9 @@ def _tile(
     result = _selected_products(content, table, row)
     if of_keys:
         result = jnp.swapaxes(result, -1, -2)
-    return result if rows.outside is None else jnp.where(held, result, np.asarray(rows.outside, result.dtype))
+    if rows.outside == "nearest":
+        return result
+    return jnp.where(held, result, np.asarray(0 if rows.outside == "zeros" else np.nan, result.dtype))
 
 
 def _selected_products(content: jax.Array, table: jax.Array, row: jax.Array) -> jax.Array:
@@ -215,10 +217,10 @@ def _selected_products(content: jax.Array, table: jax.Array, row: jax.Array) -> 
         start = jnp.minimum(least, rows - size)
         return _products(content, lax.dynamic_slice_in_dim(table, start, size), jnp.clip(row - start, 0, size - 1))
 
-    return lax.cond(most - least < size, of_window, functools.partial(_by_windows, content, table, row, size))
+    return lax.cond(most - least < size, of_window, functools.partial(_by_parts, content, table, row, size))
 
 
-def _by_windows(content: jax.Array, table: jax.Array, row: jax.Array, size: int) -> jax.Array:
+def _by_parts(content: jax.Array, table: jax.Array, row: jax.Array, size: int) -> jax.Array:
     """`_products` as a sum over parts of the table of this size."""
     starts = np.arange(0, table.shape[0], size, dtype=np.int32)
     missing = len(starts) * size - table.shape[0]
@@ -271,10 +273,8 @@ def _parse_content(
     of_table = table.shape[1] if table.ndim == 3 else 1
     (n, heads, width), leading = content.shape[-3:], content.shape[:-3]
     fits = n == length and width == table.shape[-1] and (heads == of_table or 1 in (heads, of_table))
-    message = (
-        "{} must have shape (..., {}, heads, features) for the {} positions of its side and table, shape {}, got {}"
-    )
-    require(fits, message, name, tokens, length, table.shape, content.shape)
+    want = f"(..., {length}, {'heads' if of_table == 1 else f'{of_table} or 1'}, {table.shape[-1]})"
+    require(fits, "{} must have shape {}, by {}_positions and table, got {}", name, want, name, content.shape)
     try:
         jnp.broadcast_shapes(queries.shape[:-1], keys.shape[:-1], leading)
     except ValueError:
@@ -287,12 +287,18 @@ def _check_sharding(queries: jax.Array, keys: jax.Array, name: str, content: jax
     """Raises if arguments shard the tile differently, or an axis that is summed or looked up."""
     for of, x, axis in (("table", table, 0), ("table", table, -1), (name, content, -1)):
         _checks.unsharded(of, x, axis)
-    tiles = zip(
-        ("query_positions", "key_positions", name, "table"),
-        _tiles_like(queries, keys, content, table, name == "key"),
-        strict=False,
+    (*batch, row), (*other, column), (*leading, tokens, heads, _) = (
+        jax.typeof(x).sharding.spec for x in (queries, keys, content)
     )
-    _checks.sharded_together({of: tuple(jax.typeof(x).sharding.spec) for of, x in tiles})
+    of_content = (tokens, None) if name == "query" else (None, tokens)
+    specs = {
+        "query_positions": (*batch, None, row, None),
+        "key_positions": (*other, None, None, column),
+        name: (*leading, heads, *of_content),
+    }
+    if table.ndim == 3:
+        specs["table"] = (jax.typeof(table).sharding.spec[1], None, None)
+    _checks.sharded_together(specs)
 
 
 def _tiles_like(queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array, of_keys: bool) -> list[Any]:
@@ -314,8 +320,7 @@ def parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) -> 
             first = -(count // 2)
         first = _checks.integer("first", first)
         require(abs(first) <= 2**30, "first must be from -2³⁰ to 2³⁰, got {}", first)
-        outside = {"nearest": None, "zeros": 0.0}.get(out_of_range, np.nan)
-        return Rows(count, first, (), outside)
+        return Rows(count, first, (), "nan" if out_of_range == "error" else out_of_range)
     require(first is None, "first must not be given with max_distance, got {!r:.60}", first)
     require(out_of_range == "error", "out_of_range must not be given with max_distance, got {!r}", out_of_range)
     message = "table must have an even number of rows, from 8 to 2¹², with max_distance, got {}"
@@ -323,7 +328,7 @@ def parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) -> 
     span, max_distance = count // 2, _checks.integer("max_distance", max_distance)
     message = "max_distance must be above {} for a table of {} rows, got {}"
     require(max_distance > span // 2 + 1, message, span // 2 + 1, count, max_distance)
-    return Rows(count, -span, _edges(span, max_distance), None)
+    return Rows(count, -span, _edges(span, max_distance), "nearest")
 
 
 def _check_known(queries: Any, keys: Any, rows: Rows) -> None:

@@ -440,9 +440,9 @@ FIVE, SEVEN = np.arange(5), np.arange(7)
     [
         ({"table": TABLE}, ValueError, "either query or key must be given, got neither$"),
         ({"table": TABLE, "query": X, "key": X}, ValueError, "either query or key must be given, got query and key$"),
-        ({"table": TABLE, "key": X}, ValueError, r"key must have shape \(..., keys, heads, features\) for the 7 positions of its side and table, shape \(5, 3, 4\), got \(5, 3, 4\)$"),
-        ({"table": TABLE[:, :2], "query": X}, ValueError, r"query must have shape .* table, shape \(5, 2, 4\), got \(5, 3, 4\)$"),
-        ({"table": TABLE[..., :3], "query": X}, ValueError, r"query must have shape .* table, shape \(5, 3, 3\), got \(5, 3, 4\)$"),
+        ({"table": TABLE, "key": X}, ValueError, r"key must have shape \(..., 7, 3 or 1, 4\), by key_positions and table, got \(5, 3, 4\)$"),
+        ({"table": TABLE[:, :2], "query": X}, ValueError, r"query must have shape \(..., 5, 2 or 1, 4\), by query_positions and table, got \(5, 3, 4\)$"),
+        ({"table": TABLE[..., :3], "query": X}, ValueError, r"query must have shape \(..., 5, 3 or 1, 3\), by query_positions and table, got \(5, 3, 4\)$"),
         ({"table": TABLE[0, 0], "query": X}, ValueError, r"table must have shape \(rows, heads, features\) or \(rows, features\), got \(4,\)$"),
         ({"table": TABLE[:0], "query": X}, ValueError, r"table must have shape .*, got \(0, 3, 4\)$"),
         ({"table": TABLE[:4], "query": X}, ValueError, "first must be given for a table with an even number of rows, 4, got None$"),
