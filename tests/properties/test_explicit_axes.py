@@ -185,6 +185,7 @@ APART = [
     (pe.kerple_power, [(AT, P(D)), AT, ONES, (ONES, P(H))], [(AT, P(H)), AT, (ONES, P(D)), (ONES, P(H))], "query_positions, key_positions, scale, exponent"),
     (relative, [AT, (AT, P(None, D)), (SQUARE, P(None, H))], [AT, (AT, P(None, H)), (SQUARE, P(None, H))], "query_positions, key_positions, table"),
     (relative, [(AT, P(None, D)), (AT, P(None, H)), SQUARE], [(AT, P(None, D)), (AT, P(None, D)), SQUARE], "query_positions, key_positions, table"),
+    (lambda x, i, j: pe.content_bias(i, j, SQUARE, query=x, first=0, out_of_range="zeros"), [(X[..., :8], P(None, D)), (AT, P(None, D)), (AT, P(None, H))], [(X[..., :8], P(None, H)), (AT, P(None, D)), AT], "query_positions, key_positions, query"),
     (content, [(X[..., :8], P(D)), (AT, P(D)), (np.ones((8, 8, 8), np.float32), P(None, H))], [(X[..., :8], P(H)), (AT, P(D)), (np.ones((8, 8, 8), np.float32), P(None, H))], "query_positions, key_positions, query, table"),
     (pe.t5, [AT, (AT, P(None, D)), (SQUARE, P(None, H))], [AT, (AT, P(None, H)), (SQUARE, P(None, H))], "query_positions, key_positions, table"),
     (fire, [(AT, P(D)), AT, ONES, ONES, (SQUARE, P(None, H)), ONES], [(AT, P(H)), AT, ONES, ONES, SQUARE, (ONES, P(H))], "query_positions, key_positions, w2 of mlp, b2 of mlp"),

@@ -194,7 +194,9 @@ SPREAD = np.cumsum(np.random.default_rng(5).integers(1, 90, LENGTH)).astype(np.i
 PLACES = {
     "counted": np.arange(LENGTH, dtype=np.int32),
     "far": HIGHEST - LENGTH + np.arange(LENGTH, dtype=np.int32),
-    "spread": SPREAD,  # further than one window of rows, in both parts of the table
+    "spread": SPREAD,
+    # further apart in a tile than one window of rows reaches; offset 424 is the first row of the third part
+    "scattered": np.int32([0, 590, 424, 3, 512, 88, 500, 76, 301, 20, 444, 11, 598]),
     "packed": np.int32([*range(6), *range(7)]),
     "zigzag": np.int32([*range(3), *range(23, 26), *range(7)]),
 }
