@@ -41,6 +41,9 @@ from posenc_jax._fourier import fourier_features, timestep_embedding
 from posenc_jax._rotary import rotary, cos_sin, convert_layout
 from posenc_jax._xpos import xpos
 
+# Attention between the images of several cameras.
+from posenc_jax._prope import prope
+
 # Attention biases: by formula, then learned.
 from posenc_jax._bias import alibi, kerple_log, kerple_power, sandwich
 from posenc_jax._learned_bias import t5, fire
@@ -84,6 +87,7 @@ __all__ = [
     "positions_from_mask",
     "positions_from_segments",
     "positions_from_tokens",
+    "prope",
     "proportional",
     "relative_position_bias",
     "resize_table",

@@ -91,7 +91,7 @@ def parse_positions_of(
         _checks.countable(x_name, rows[-1])
         return None
     positions = parse_positions(name, positions, frequencies)
-    _fits_beside(name, positions, x_name, x, rows_of, head_axis)
+    fits_beside(name, positions, x_name, x, rows_of, head_axis)
     return positions
 
 
@@ -100,12 +100,13 @@ def _rows(x: jax.Array, head_axis: int | None) -> tuple[int, ...]:
     return x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
 
 
-def _fits_beside(
-    name: str, positions: jax.Array, x_name: str, x: jax.Array, rows_of: str, head_axis: int | None
+def fits_beside(
+    name: str, positions: jax.Array, x_name: str, x: jax.Array, rows_of: str, head_axis: int | None, own: int = 1
 ) -> None:
-    """Raises unless positions (..., axes) broadcast to the rows of x, sharded alike."""
-    _checks.broadcastable(name, positions.shape[:-1], rows_of, _rows(x, head_axis))
-    places = [*jax.typeof(positions).sharding.spec[:-1]]
+    """Raises unless positions (..., axes), or with so many own axes, broadcast to the rows of x, sharded alike."""
+    said = name if own == 1 else f"{name} without their last {own} axes,"
+    _checks.broadcastable(said, positions.shape[:-own], rows_of, _rows(x, head_axis))
+    places = [*jax.typeof(positions).sharding.spec[:-own]]
     if head_axis is not None:
         places.insert(max(0, len(places) + head_axis + 2 - x.ndim), None)
     _checks.sharded_together({name: (*places, None), x_name: tuple(jax.typeof(x).sharding.spec)})
@@ -216,7 +217,7 @@ def parse_rotary_by_waves(
     _unsharded_pairs("x", x, layout, dim)
     for wave in (cosine, sine):
         _checks.unsharded("waves", wave)
-        _fits_beside("waves", wave, "x", x, "x without its head axis and its last", head_axis)
+        fits_beside("waves", wave, "x", x, "x without its head axis and its last", head_axis)
     return x, jnp.concatenate(_mesh.agreeing((sine, cosine)), axis=-1), head_axis
 
 

@@ -29,7 +29,7 @@ FLOORS = (
     "_bias _content_bias _flash _multimodal _relative_bias _turn_forms hf._multimodal hf._rewriting hf._rope hf._settings hf._tower_tables",
     "_attention _turn kernels",
     "_offsets _rotary hf._head hf._rewrite_layers hf._rewrite_settings",
-    "_modules _positional_attention _xpos hf._apply hf._rewrites plot",
+    "_modules _positional_attention _prope _xpos hf._apply hf._rewrites plot",
     "hf._plan linen._attention linen._biases linen._encodings nnx._attention nnx._biases nnx._encodings",
     "hf._scales hf._vision_plan linen nnx",
     "hf._read hf._tower_quirks",

@@ -1,0 +1,343 @@
+r"""PRoPE: attention that sees where cameras stand, by matrices that act on queries, keys, values and outputs.
+
+The transform $y_g = M x_g$ of each group $g$ of four features is a primitive of JAX, because compilers for CPUs and
+TPUs need different forms of it. It is linear in $x$ and in $M$, so its derivative is $M\,dx + dM\,x$. Its transpose
+takes $\bar y$ to $\bar x = M^\top \bar y$, the same transform, and to $\bar M = \sum_g \bar y_g x_g^\top$.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from posenc_jax import _arguments, _checks, _mesh, _xla
+from posenc_jax._arrays import align, compute_dtype
+from posenc_jax._checks import public, require
+from posenc_jax._primitive import primitive, retyped, set_jvp, set_transpose, unknown
+from posenc_jax._rotary import placed
+from posenc_jax._xla import Target, compiled, product
+
+CameraRole = Literal["query", "key", "value", "output"]
+_CLOSE = 1e-3  # to which known cameras must be rigid
+
+
+@public
+def prope(
+    x: ArrayLike,
+    extrinsics: ArrayLike,
+    intrinsics: ArrayLike | None = None,
+    *,
+    role: CameraRole,
+    head_axis: int | None,
+    image_size: tuple[float, float] | None = None,
+    width: int | None = None,
+) -> jax.Array:
+    r"""Camera RoPE (PRoPE; without intrinsics, GTA): transforms features by the camera of their token.
+
+    The camera of a token maps the world to its image by $P = K\,[R \mid t]$, lifted to 4 × 4. Each group of four
+    features is multiplied by
+
+    $$P^\top \text{ (query)}, \qquad P^{-1} \text{ (key, value)}, \qquad P \text{ (output)}.$$
+
+    A score then holds $P_i P_j^{-1}$, which takes the image of camera $j$ to that of camera $i$, and the output of
+    token $i$ is $\sum_j a_{ij} P_i P_j^{-1} v_j$. Another frame of the world replaces every $P$ by $P G$ and cancels:
+    only where cameras stand to each other counts. Keys and values depend on their own camera alone, so they can be
+    cached. To say where in its image a patch is, rotate the other features by `rotary`, in all four roles.
+
+    These maps are not rotations. A translation multiplies features, so bring scenes to a scale at which cameras are
+    about 1 apart. Scores are differences of numbers as large as the distance of the cameras from the world's origin,
+    and lose as many bits: choose an origin among the cameras.
+
+    Args:
+      x: queries, keys, values or the output of attention, floats of shape (..., seq, heads, head_dim). head_dim is a
+        multiple of 4.
+      extrinsics: $[R \mid t]$ over a row (0, 0, 0, 1), which takes the world to the camera, of rigid motions: float32
+        of shape (..., 4, 4). The leading axes broadcast to those of x without its heads: (seq, 4, 4), (batch, seq, 4,
+        4), (batch, 1, 4, 4) or (4, 4). `jnp.repeat(cameras, patches, axis=-3)` gives each patch its camera.
+      intrinsics: $K$, which takes the camera to pixels: float32 of shape (..., 3, 3), broadcast in the same way. Upper
+        triangular, with 1 in the corner. `None` stands for the identity, which is GTA.
+      role: what x is: "query", "key", "value" or "output".
+      head_axis: as for `rotary`.
+      image_size: height and width in the unit of the intrinsics; must be given with them. Focal lengths become
+        fractions of it, and the principal point counts from the centre of the image. For intrinsics in units of the
+        image, (1, 1).
+      width: the number of features that are transformed, a multiple of 4; the others pass through. The paper takes
+        half of them. `None` means all.
+
+    Returns:
+      The transformed x, with its shape and dtype. It is computed in float32 and rounded once; in float64 if any
+      argument is float64. Differentiable in x, extrinsics and intrinsics, in forward and reverse mode and in any order
+      of both. The derivative in x alone stores only the cameras.
+
+    Raises:
+      TypeError: if x, extrinsics or intrinsics are not float arrays, or if cameras are in 16 bits.
+      ValueError: if shapes do not fit, if role is unknown, if head_axis is not an axis of x before its last, if
+        image_size is given without intrinsics or is missing with them, or if cameras whose values are known are not
+        rigid or upper triangular.
+
+    Examples:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> here = jnp.eye(4)
+      >>> there = here.at[2, 3].set(0.5)  # the world is half a unit further ahead
+      >>> cameras = jnp.stack([here, there])  # one for each of two tokens
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 4, 64))  # seq, heads, head_dim
+      >>> def attend(cameras):
+      ...     of = lambda x, role: pe.prope(x, cameras, role=role, head_axis=-2)
+      ...     out = jax.nn.dot_product_attention(of(q, "query"), of(k, "key"), of(v, "value"))
+      ...     return of(out, "output")
+      >>> moved = cameras @ here.at[0, 3].set(-1.0)  # another origin of the world
+      >>> bool(jnp.allclose(attend(moved), attend(cameras), atol=1e-4))
+      True
+
+    Reference:
+      Li et al., "Cameras as Relative Positional Encoding", 2025, section 4; Miyato et al., "GTA: A Geometry-Aware
+      Attention Mechanism for Multi-View Transformers", 2024, section 3.
+    """
+    role = _checks.one_of("role", role, ("query", "key", "value", "output"))
+    x, axis, width = _parse_features(x, head_axis, width)
+    size = _parse_size(image_size, intrinsics)
+    extrinsics = _parse_camera("extrinsics", extrinsics, 4, x, axis)
+    _check_rigid(extrinsics)
+    if intrinsics is not None:
+        intrinsics = _parse_camera("intrinsics", intrinsics, 3, x, axis)
+        _check_triangular(intrinsics)
+    return _prope(x, extrinsics, intrinsics, role=role, head_axis=axis, size=size, width=width)
+
+
+def _parse_features(x: Any, head_axis: Any, width: Any) -> tuple[jax.Array, int | None, int]:
+    """x, its head axis counted from the front, and how many features are transformed."""
+    axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
+    x = _checks.floats("x", x, axes, known=(-1,))
+    axis, head_dim = _arguments.parse_head_axis("x", x, head_axis), x.shape[-1]
+    require(head_dim and head_dim % 4 == 0, "x must have a head_dim that is a multiple of 4, got shape {}", x.shape)
+    _checks.unsharded("x", x)
+    width = head_dim if width is None else _checks.integer("width", width)
+    fits = 0 < width <= head_dim and width % 4 == 0
+    require(fits, "width must be a multiple of 4 from 4 to head_dim, {}, got {}", head_dim, width)
+    return x, axis, width
+
+
+def _parse_size(image_size: Any, intrinsics: Any) -> tuple[float, float] | None:
+    """The height and the width of the image."""
+    if intrinsics is None:
+        require(image_size is None, "image_size must be given with intrinsics alone, got {}", image_size)
+        return None
+    require(image_size is not None, "image_size must be given with intrinsics, got None")
+    sides = _checks.sequence("image_size", image_size, "the height and the width")
+    require(len(sides) == 2, "image_size must be the height and the width, got {} numbers", len(sides))
+    height, width = (_checks.positive_float32(f"image_size[{i}]", side) for i, side in enumerate(sides))
+    return height, width
+
+
+def _parse_camera(name: str, value: Any, n: int, x: jax.Array, head_axis: int | None) -> jax.Array:
+    """A float array (..., n, n) whose leading axes broadcast to the rows of x."""
+    camera = _checks.floats(name, value, (..., n, n), known=(-2, -1))
+    wide = camera.dtype.itemsize >= 4
+    _checks.require_type(wide, name, f"float32 of shape (..., {n}, {n}), because 16 bits lose places", value)
+    require(camera.shape[-2:] == (n, n), "{} must have shape (..., {}, {}), got {}", name, n, n, camera.shape)
+    for axis in (-2, -1):
+        _checks.unsharded(name, camera, axis)
+    _arguments.fits_beside(name, camera, "x", x, "x without its head axis and its last", head_axis, own=2)
+    return camera
+
+
+def _known(camera: jax.Array) -> np.ndarray | None:
+    """The values of a camera in float64, if they are known on this host."""
+    known = not isinstance(camera, Tracer) and camera.is_fully_addressable
+    return np.asarray(camera, np.float64) if known else None
+
+
+def _check_rigid(extrinsics: jax.Array) -> None:
+    """Raises for known extrinsics that are no rigid motions: their inverse is taken for a transpose."""
+    if (known := _known(extrinsics)) is None:
+        return
+    turn = known[..., :3, :3]
+    with np.errstate(all="ignore"):
+        off = np.abs(turn.swapaxes(-1, -2) @ turn - np.eye(3)).max(initial=0)
+    message = "extrinsics must be rigid, RᵀR = 1 to {}, got a rotation that is off by {:.2g}"
+    require(off <= _CLOSE, message, _CLOSE, off)
+    last = np.abs(known[..., 3, :] - np.eye(4)[3]).max(initial=0)
+    require(last <= _CLOSE, "extrinsics must end with the row (0, 0, 0, 1), got one that is off by {:.2g}", last)
+    require(np.isfinite(known).all(), "extrinsics must be finite, got a translation that is not")
+
+
+def _check_triangular(intrinsics: jax.Array) -> None:
+    """Raises for known intrinsics whose inverse is not that of an upper triangular matrix with 1 in the corner."""
+    if (known := _known(intrinsics)) is None:
+        return
+    below = np.abs(known[..., [1, 2, 2, 2], [0, 0, 1, 2]] - np.eye(4)[3]).max(initial=0)
+    message = "intrinsics must be upper triangular with 1 in the corner, got an entry that is off by {:.2g}"
+    require(below <= _CLOSE, message, below)
+    usable = np.isfinite(known).all() and (known[..., [0, 1], [0, 1]] != 0).all()
+    require(usable, "intrinsics must be finite, with focal lengths other than 0, got {}", known.reshape(-1, 9)[:1])
+
+
+@compiled("prope", static_argnames=("role", "head_axis", "size", "width"))
+def _prope(
+    x: jax.Array,
+    extrinsics: jax.Array,
+    intrinsics: jax.Array | None,
+    *,
+    role: CameraRole,
+    head_axis: int | None,
+    size: tuple[float, float] | None,
+    width: int,
+) -> jax.Array:
+    cameras = [extrinsics] if intrinsics is None else [extrinsics, intrinsics]
+    flat = (camera.reshape(*camera.shape[:-2], camera.shape[-1] ** 2) for camera in cameras)
+    dtype = compute_dtype(x, *cameras)
+    pose, *lens = _mesh.agreeing([placed(x, camera.astype(dtype), head_axis) for camera in flat])
+    rows = [pose[..., 4 * i : 4 * i + 4] for i in range(3)]  # of [R | t]
+    lens = _lens(lens[0], *size) if size else None
+    inverse = role in ("key", "value")
+    vectors = _columns_of_inverse(rows, lens) if inverse else _rows_of_projection(rows, lens)
+    matrix = jnp.concatenate(vectors, axis=-1)
+    return _transform(x, matrix if role == "output" else _transposed(matrix), width=width, result=x.dtype)
+
+
+def _lens(k: jax.Array, height: float, width: float) -> tuple[jax.Array, ...]:
+    """fₓ, s, cₓ, f_y and c_y of K for an image of size 1 around the origin, each (..., 1)."""
+    f, s, c, _, g, d = (k[..., i : i + 1] / (width if i < 3 else height) for i in range(6))
+    return f, s, c - 0.5, g, d - 0.5
+
+
+def _rows_of_projection(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) -> list[jax.Array]:
+    """The rows of P = K [R | t], lifted, from those of [R | t]."""
+    if lens is not None:
+        f, s, c, g, d = lens
+        r = [_times(f, r[0]) + _times(s, r[1]) + _times(c, r[2]), _times(g, r[1]) + _times(d, r[2]), r[2]]
+    return [*r, jnp.broadcast_to(align(np.eye(4, dtype=r[0].dtype)[3], r[0].ndim), r[0].shape)]
+
+
+def _columns_of_inverse(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) -> list[jax.Array]:
+    """The columns of P⁻¹ = [RᵀK⁻¹ | −Rᵀt], lifted, from the rows of [R | t]; those of RᵀK⁻¹ by substitution."""
+    columns, moved = [row[..., :3] for row in r], [_times(row[..., 3:], row[..., :3]) for row in r]
+    centre = -(moved[0] + moved[1] + moved[2])
+    if lens is not None:
+        f, s, c, g, d = lens
+        first = columns[0] / f
+        second = (columns[1] - _times(s, first)) / g
+        columns = [first, second, columns[2] - _times(c, first) - _times(d, second)]
+    *zeros, one = (jnp.full_like(column[..., :1], value) for column, value in zip((*columns, centre), (0, 0, 0, 1)))
+    return [jnp.concatenate(pair, axis=-1) for pair in zip((*columns, centre), (*zeros, one), strict=True)]
+
+
+def _times(number: jax.Array, row: jax.Array) -> jax.Array:
+    """Rounded before anything is added, for the same bits in every program."""
+    return product(*jnp.broadcast_arrays(number, row))
+
+
+def _transposed(matrix: jax.Array) -> jax.Array:
+    """Mᵀ (..., 16) of M (..., 16)."""
+    return matrix.reshape(*matrix.shape[:-1], 4, 4).mT.reshape(matrix.shape)
+
+
+# The transform of groups of four features by M (..., 16), of the rank of x: its forms, and its derivatives
+
+
+def _by_columns(x: jax.Array, matrix: jax.Array, *, width: int, result: np.dtype, target: Target) -> jax.Array:
+    """Sums the columns of M times the members of each group: on CPUs and GPUs one pass, which LLVM vectorizes."""
+    groups = x.reshape(*x.shape[:-1], x.shape[-1] // 4, 4)
+    columns = matrix.reshape(*matrix.shape[:-1], 1, 4, 4)
+    dtype = compute_dtype(x, matrix)
+    pairs = ((columns[..., j], groups[..., j : j + 1].astype(dtype)) for j in range(4))
+    terms = [target.product(*jnp.broadcast_arrays(*pair)) for pair in pairs]
+    y = (terms[0] + terms[1] + terms[2] + terms[3]).astype(result)
+    if width < x.shape[-1]:
+        transformed = align(np.arange(x.shape[-1] // 4)[:, None] < width // 4, y.ndim)
+        y = _xla.bits_where(transformed, y, groups.astype(result))
+    y = _xla.own_loop(y) if target is _xla.CPU else y
+    return y.reshape(*y.shape[:-2], x.shape[-1])
+
+
+def _by_shifts(x: jax.Array, matrix: jax.Array, *, width: int, result: np.dtype) -> jax.Array:
+    """Sums the diagonals of M times shifted reads of x: on TPUs one pass, where groups would be copied to lanes."""
+    dtype, y = compute_dtype(x, matrix), None
+    zeros = jnp.zeros_like(matrix[..., :1])
+    for shift in range(-3, 4):
+        inside = [0 <= i + shift < 4 for i in range(4)]
+        diagonal = [matrix[..., 5 * i + shift : 5 * i + shift + 1] if inside[i] else zeros for i in range(4)]
+        diagonal = jnp.tile(jnp.concatenate(diagonal, axis=-1), x.shape[-1] // 4)
+        edges = [(0, 0, 0)] * (x.ndim - 1) + [(-shift, shift, 0)]
+        read = lax.pad(x, np.zeros((), x.dtype), edges)
+        read = jnp.where(align(np.tile(inside, x.shape[-1] // 4), x.ndim), read, 0).astype(dtype)  # else 0 · ∞
+        y = diagonal * read if y is None else y + diagonal * read
+    y = y.astype(result)
+    return y if width == x.shape[-1] else jnp.where(align(np.arange(x.shape[-1]) < width, x.ndim), y, x.astype(result))
+
+
+def _transform(x: jax.Array, matrix: jax.Array, *, width: int, result: Any) -> jax.Array:
+    """M times each group of the first `width` features of x, rounded once to `result`."""
+    return _grouped.bind(*_mesh.agreeing((x, matrix)), width=width, result=np.dtype(result))
+
+
+def _type(x: Any, matrix: Any, *, width: int, result: np.dtype) -> Any:
+    rows = jnp.broadcast_shapes(x.shape[:-1], matrix.shape[:-1])
+    return retyped(x, (*rows, x.shape[-1]), dtype=result, sharding=_mesh.common_sharding((x, matrix)))
+
+
+def _mapped(of: Any, _: Any, axes: Any, *operands: Any, **parameters: Any) -> Any:
+    return _transform(*(x[None] if axis is None else x for x, axis in zip(operands, axes, strict=True)), **parameters)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, width: int, result: np.dtype) -> tuple[Any, Any]:
+    """M dx + dM x, rounded once."""
+    (x, matrix), (dx, d_matrix) = primals, tangents
+    y = _transform(x, matrix, width=width, result=result)
+    if d_matrix is None:
+        return y, _transform(dx, matrix, width=width, result=result)
+    if width < x.shape[-1]:  # features that pass through do not depend on M
+        x = jnp.where(align(np.arange(x.shape[-1]) < width, x.ndim), x, np.zeros((), x.dtype))
+    if dx is None:
+        return y, _transform(x, d_matrix, width=width, result=result)
+    wide = compute_dtype(x, matrix)
+    terms = [_transform(*pair, width=width, result=wide) for pair in ((dx, matrix), (x, d_matrix))]
+    return y, (terms[0] + terms[1]).astype(result)
+
+
+def _transpose(dy: Any, x: Any, matrix: Any, *, width: int, result: np.dtype) -> list[Any]:
+    if (like := unknown(x)) is not None:
+        return [_cotangent_of_features(dy, matrix, like=like, width=width), None]
+    return [None, _cotangent_of_matrix(dy, x, like=unknown(matrix), width=width)]
+
+
+@compiled("prope_transpose", static_argnames=("like", "width"))
+def _cotangent_of_features(dy: jax.Array, matrix: jax.Array, *, like: Any, width: int) -> jax.Array:
+    """Mᵀȳ."""
+    return _sum_to(like, _transform(dy, _transposed(matrix), width=width, result=like.dtype))
+
+
+@compiled("prope_matrix_transpose", static_argnames=("like", "width"))
+def _cotangent_of_matrix(dy: jax.Array, x: jax.Array, *, like: Any, width: int) -> jax.Array:
+    """Σ ȳxᵀ over all groups that share a matrix."""
+    slopes, groups = (a[..., :width].reshape(*a.shape[:-1], width // 4, 4).astype(like.dtype) for a in (dy, x))
+    summed = [axis for axis, n in enumerate(like.shape[:-1]) if isinstance(n, int) and n == 1]
+    outer = jnp.sum(slopes[..., :, None] * groups[..., None, :], axis=(*summed, dy.ndim - 1), keepdims=True)
+    return outer.reshape(*outer.shape[:-3], 16)
+
+
+def _sum_to(like: Any, x: jax.Array) -> jax.Array:
+    """Sums over the axes along which an operand was broadcast."""
+    axes = [axis for axis, n in enumerate(like.shape[:-1]) if isinstance(n, int) and n == 1 and x.shape[axis] != 1]
+    return jnp.sum(x, axis=axes, keepdims=True) if axes else x
+
+
+_programs = {
+    None: functools.partial(_by_columns, target=_xla.CPU),
+    "cuda": functools.partial(_by_columns, target=_xla.GPU),
+    "rocm": functools.partial(_by_columns, target=_xla.GPU),
+    "tpu": _by_shifts,
+}
+_grouped = primitive("prope", _type, _programs, _mapped, parameters=("width", "result"))
+set_jvp(_grouped, _jvp)
+set_transpose(_grouped, _transpose)
