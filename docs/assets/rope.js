@@ -137,7 +137,7 @@
       return {
         label:
           `Two arrows in a plane, turned by ${degrees(OMEGA)} for each position, and the curve of their score. ` + words,
-        words,
+        words: `${words} Faint arrows: before the turn.`,
       };
     },
   });
