@@ -284,15 +284,19 @@ def evidence(session: nox.Session) -> None:
 def parity(session: nox.Session) -> None:
     """In neither tier: beside transformers and timm; `-- --record` writes tests/oracles/recorded.
 
-    With the files that record_bias.py there runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too.
+    With the files that record_bias.py there runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too, and with those of
+    record_authors.py, `-- --record-authors PROPE FOPE XTUNER SELECTIVE_ROPE DROPE`, authors.json alone.
     """
     offline = CPU | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    if session.posargs[:1] != ["--record"]:
+    if session.posargs[:1] not in (["--record"], ["--record-authors"]):
         install(session, "-e", ".", *group("parity"))
         pytest(session, "tests/huggingface/parity", **offline)
         return
     session.install("-e", ".", *group("record"))
     folder = "tests/huggingface/parity"
+    if session.posargs[0] == "--record-authors":
+        session.run("python", f"{folder}/record_authors.py", *session.posargs[1:], env=offline)
+        return
     session.run("python", f"{folder}/record.py", env=offline)
     session.run("python", f"{folder}/record_towers.py", env=offline)
     session.run("python", f"{folder}/record_positions.py", env=offline)
@@ -302,6 +306,7 @@ def parity(session: nox.Session) -> None:
     session.run("python", f"{folder}/record_placed_biases.py", env=offline)
     session.run("python", f"{folder}/record_content_biases.py", env=offline)
     session.run("python", f"{folder}/record_nulls.py", env=offline)
+    session.run("python", f"{folder}/record_turns.py", env=offline)
     if sources := session.posargs[1:]:
         session.run("python", f"{folder}/record_bias.py", *sources, env=offline)
 

@@ -71,7 +71,8 @@ def rotary(
       inverse: applies the inverse, $y \mapsto x$, which rotates by $-\omega_i p$ and divides by $a$.
       waves: the cosines and the sines of `cos_sin`, which computes them once for all layers, in place of positions and
         frequencies: two float arrays of shape (..., num_pairs), whose leading axes broadcast as those of positions do.
-        The result has the same bits. Waves hold their amplitude: take those of `with_attention_factor(1)` to move keys.
+        If they differ by head, they have an axis of heads and head_axis is None. The result has the same bits. Waves
+        hold their amplitude: take those of `with_attention_factor(1)` to move keys.
 
     Returns:
       The rotated x, with its shape and dtype. It is computed in float32 and rounded once; for float64 x, products and
