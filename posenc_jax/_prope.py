@@ -228,7 +228,9 @@ def _columns_of_inverse(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) 
         first = columns[0] / f
         second = (columns[1] - _times(s, first)) / g
         columns = [first, second, columns[2] - _times(c, first) - _times(d, second)]
-    *zeros, one = (jnp.full_like(column[..., :1], value) for column, value in zip((*columns, centre), (0, 0, 0, 1)))
+    *zeros, one = (
+        jnp.full_like(column[..., :1], value) for column, value in zip((*columns, centre), (0, 0, 0, 1), strict=False)
+    )
     return [jnp.concatenate(pair, axis=-1) for pair in zip((*columns, centre), (*zeros, one), strict=True)]
 
 

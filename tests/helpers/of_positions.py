@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import posenc_jax as pe
+from oracles import cameras
 
 SEQ, DIM = 64, 12
 RNG = np.random.default_rng(0)
@@ -20,6 +21,8 @@ LEARNED = RNG.uniform(0.01, 2, DIM // 2).astype(np.float32)
 X = RNG.normal(size=(SEQ, DIM)).astype(np.float32)
 SCALED = dataclasses.replace(pe.geometric(DIM), attention_factor=1.3)
 NEAR = RNG.integers(-9000, 9000, SEQ).astype(np.int32)
+CAMERAS = cameras.poses(RNG, 16).astype(np.float32)
+LENSES = cameras.lenses(RNG, 16, image_size=(3, 4)).astype(np.float32)
 
 
 def heads(f: Callable[[jax.Array], jax.Array], x: Any) -> jax.Array:
@@ -29,6 +32,13 @@ def heads(f: Callable[[jax.Array], jax.Array], x: Any) -> jax.Array:
 
 def turned_back(p: Any, dy: Any) -> jax.Array:
     return jax.vjp(lambda x: pe.rotary(x, p, SCALED, head_axis=None), jnp.zeros_like(dy))[1](dy)[0]
+
+
+def by_camera(p: Any, x: Any, **settings: Any) -> jax.Array:
+    """By one of 16 cameras, as the position says."""
+    at = p & 15
+    camera, lens = jnp.asarray(CAMERAS)[at], jnp.asarray(LENSES)[at]
+    return pe.prope(x, camera, lens, image_size=(3, 4), **settings)
 
 
 # name → (function of positions (n,) and x (n, DIM) that gives (n, DIM), positions)
@@ -51,6 +61,8 @@ CASES = {
         POSITIONS,
     ),
     "rotary, derivative": (turned_back, POSITIONS),
+    "prope, key": (lambda p, x: by_camera(p, x, role="key", head_axis=None), POSITIONS),
+    "prope, heads": (lambda p, x: heads(lambda h: by_camera(p, h, role="query", head_axis=-2, width=8), x), POSITIONS),
     "xpos, query": (lambda p, x: heads(lambda h: pe.xpos(h, h, p, origin=100, head_axis=-2)[0], x), NEAR),
     "xpos, key": (lambda p, x: pe.xpos(x, x, p, origin=100, head_axis=None)[1], NEAR),
 }

@@ -55,6 +55,9 @@ def mesh():
         yield mesh
 
 
+POSE, LENS = np.eye(4, dtype=np.float32), np.eye(3, dtype=np.float32)
+POSES = np.broadcast_to(POSE, (*AT.shape, 4, 4)).copy()
+IN_VIEW = partial(pe.prope, role="key", head_axis=-2, image_size=(1, 1))
 # name of a function, a call of it, its arguments, the name of one of them and its axis that must be whole
 WHOLE = [
     ("sinusoidal", partial(pe.sinusoidal, layout="half"), [AT, ONES], "frequencies", 0),
@@ -70,6 +73,9 @@ WHOLE = [
     ("cos_sin", pe.cos_sin, [GRID, np.ones((2, 8), np.float32)], "frequencies", 0),
     ("xpos", partial(pe.xpos, head_axis=-2), [X, X, AT], "query", 3),
     ("xpos", partial(pe.xpos, head_axis=-2), [X, X, AT], "key", 3),
+    ("prope", IN_VIEW, [X, POSE, LENS], "x", 3),
+    ("prope", IN_VIEW, [X, POSE, LENS], "extrinsics", 0),
+    ("prope", IN_VIEW, [X, POSE, LENS[None]], "extrinsics", 1),
     ("shift", partial(pe.shift, offset=3, frequencies=16, layout="half"), [X], "encodings", 3),
     ("shift", lambda x, f: pe.shift(x, 3, f), [X, ONES], "frequencies", 0),
     ("rotation_matrix", partial(pe.rotation_matrix, layout="half"), [AT, ONES], "frequencies", 0),
@@ -95,7 +101,7 @@ WHOLE = [
     ("convert_layout", partial(pe.convert_layout, frequencies=8, source="half", target="interleaved", axis=-1, num_heads=1), [SQUARE], "weights", 1),
 ]  # fmt: skip
 INDEX = {
-    "query": 0, "key": 1, "waves": 2, "value": 2, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
+    "query": 0, "key": 1, "waves": 2, "value": 2, "extrinsics": 1, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
     "w1 of mlp": 2, "b1 of mlp": 3, "w2 of mlp": 4, "query_positions": 1, "key_positions": 1, "key_segments": 2, "ids": 0, "mask": 0, "lengths": 0, "weights": 0,
 }  # fmt: skip
 
@@ -118,6 +124,8 @@ def test_what_must_be_whole(mesh, where, f, arguments, name, axis):
 SPLIT = [
     (partial(pe.rotary, layout="interleaved", head_axis=-2), [X, AT], 0, 3),
     (partial(pe.xpos, layout="interleaved", head_axis=-2), [X, X, AT], 1, 3),
+    (IN_VIEW, [X, POSES, LENS], 0, 2),
+    (IN_VIEW, [X, POSES, LENS], 1, 0),
     (partial(pe.shift, offset=3, frequencies=16), [X], 0, 3),
     (partial(pe.rotary, head_axis=-2), [X, GRID, np.ones((8, 2, 8), np.float32)], 2, 0),
     (by_waves, [X, SQUARE[:, None], SQUARE[:, None]], 1, 0),
@@ -175,6 +183,7 @@ APART = [
     (partial(pe.rotary, head_axis=-2), [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(H))], "positions, x"),
     (partial(pe.rotary, head_axis=-2), [(X, P(None, D, H)), (AT[0], P(D))], [(X, P(None, D, H)), (AT[0], P(H))], "positions, x"),
     (partial(pe.rotary, head_axis=-3), [(X, P(D, H)), (AT[:1, :8], P())], [(X, P(D, H)), (AT[:1, :8], P(None, H))], "positions, x"),
+    (lambda x, e: pe.prope(x, e, role="key", head_axis=-2), [(X, ROWS), (POSES, P(D))], [(X, ROWS), (POSES, P(H))], "extrinsics, x"),
     (lambda x, p: pe.xpos(x, x, p, head_axis=-2), [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(None, D))], "positions, query"),
     (lambda x, p: pe.shift(x, p, 16), [(Y, P(D)), (AT[:, :1], P(D))], [(Y, P(D)), (AT[:, :1], P(H))], "offset, encodings"),
     (lambda i, j: pe.alibi(i, j, 2), [(AT, P(D)), (AT, P(None, H))], [(AT, P(None, D)), (AT, P(None, D))], "query_positions, key_positions"),

@@ -18,7 +18,7 @@ import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
-from oracles import biases, rotations
+from oracles import biases, cameras, rotations
 
 RNG = np.random.default_rng(0)
 W = np.float32([1.3, 0.2, 0.7])
@@ -72,11 +72,41 @@ def of_fire(w1, b1, w2, b2, c, threshold, q, k):
     return biases.fire(np.abs(q[:, None] - k), q[:, None], (w1, b1, w2, b2), c, threshold)
 
 
+X, MIXED = normal(2, 5, 3, 8), RNG.uniform(-3, 3, (2, 5)).astype(np.float32)
+
+
+def camera(m, turns, shift):
+    """A pose (..., 4, 4), turned around two axes, by NumPy or by JAX."""
+    (a, b), zero = (turns[..., i] for i in range(2)), 0 * turns[..., 0]
+    (c, s), (d, t) = ((m.cos(x), m.sin(x)) for x in (a, b))
+    rows = [[c, -s * d, s * t], [s, c * d, -c * t], [zero, t, d]]
+    rows = [[*row, shift[..., i]] for i, row in enumerate(rows)] + [[zero, zero, zero, zero + 1]]
+    return m.stack([m.stack(row, -1) for row in rows], -2)
+
+
+def lens(m, focal):
+    """K (3, 3) with everything that it may have, for an image of 3 × 4."""
+    f, s, c, g, d = (focal[i] for i in range(5))
+    zero = 0 * f
+    return m.stack([m.stack(row) for row in ([f, s, c], [zero, g, d], [zero, zero, zero + 1])])
+
+
+def in_view(role):
+    def ours(x, turns, shift, focal):
+        at = {"role": role, "head_axis": -2, "image_size": (3, 4), "width": 4}
+        return pe.prope(x, camera(jnp, turns, shift), lens(jnp, focal), **at)
+
+    def exact(x, turns, shift, focal):
+        p = cameras.projection(camera(np, turns, shift), lens(np, focal), (3, 4))
+        return cameras.transformed(x, cameras.matrix(role, p), 4)
+
+    return ours, exact, (X, normal(2, 5, 2), normal(2, 5, 3), np.float32([3.1, 0.2, 1.7, 2.4, 1.6]))
+
+
 FIRE = (
     *(normal(5), normal(5), normal(5, 3), normal(3), np.float32(0.7), np.float32(4.5)),
     *(np.float32([0.5, 2.2, 7.5, 4.1]), np.float32([1.1, 3, 0.2])),
 )
-X, MIXED = normal(2, 5, 3, 8), RNG.uniform(-3, 3, (2, 5)).astype(np.float32)
 # A function of floats, the same in float64, and the floats.
 CASES = {
     "half": (
@@ -155,6 +185,8 @@ CASES = {
         functools.partial(decayed, sign=-1),
         (X[..., :6], MIXED, W),
     ),
+    "prope, query": in_view("query"),
+    "prope, key": in_view("key"),
     "t5": (two_tables, of_two_tables, (normal(16, 3), normal(8, 3))),
     "fire": (fire, of_fire, FIRE),
 }
@@ -164,6 +196,7 @@ FEW = [
     "interleaved, the last, inverse",
     "two coordinates",
     "xpos, key",
+    "prope, key",
     "t5",
     "fire",
 ]

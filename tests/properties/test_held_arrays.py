@@ -33,6 +33,12 @@ CALLS = (
         "offset_similarity": (pe.offset_similarity, AT, W),
         "rotary": (rotary, X, AT, W),
         "xpos": (lambda q, k, p, w, o: pe.xpos(q, k, p, w, origin=o, head_axis=-2), X, X, AT, W, np.int32(3)),
+        "prope": (
+            lambda x, e, k: pe.prope(x, e, k, role="key", head_axis=-2, image_size=(1, 1)),
+            X,
+            np.eye(4, dtype=np.float32),
+            np.eye(3, dtype=np.float32),
+        ),  # fmt: skip
         "convert_layout": (
             lambda w: pe.convert_layout(w, 8, source="half", target="interleaved", axis=-1, num_heads=1),
             X[0],

@@ -72,6 +72,7 @@ VALID = {
     "positions_from_mask": {"mask": np.ones(6, bool)},
     "positions_from_segments": {"ids": P, "padding": 0},
     "positions_from_tokens": {"tokens": P, "image_token": 3, "video_token": 4, "image_grids": [(1, 2, 2)], "video_grids": [(1, 2, 2)], "video_steps": [2.0], "spatial_merge_size": 2, "mask": np.ones(6, bool), "following": "side"},
+    "prope": {"x": H, "extrinsics": np.eye(4, dtype=np.float32), "intrinsics": np.diag(np.float32([2, 3, 1])), "role": "query", "head_axis": -2, "image_size": (2.0, 3.0), "width": 4},
     "relative_position_bias": {"query_positions": np.zeros((6, 2), np.int32), "key_positions": np.ones((6, 2), np.int32), "table": np.ones((3, 5, 2), np.float32), "prefix": np.ones((3, 2), np.float32), "symmetric": False, "out_of_range": "nan"},
     "resize_table": {"table": X, "shape": 4, "method": "linear", "antialias": False, "align_corners": True, "zeros_outside": False},
     "rotary": {"x": H, "positions": P, "frequencies": 8, "layout": "half", "head_axis": -2, "part": "first", "inverse": False},
@@ -103,6 +104,7 @@ JUNK = [
 
 # Where two arguments must fit each other, the error may name the other one.
 TOGETHER = {("convert_layout", "weights"), ("convert_layout", "axis"), ("rotary", "head_axis"), ("xpos", "head_axis")}
+TOGETHER |= {("prope", "head_axis"), ("prope", "intrinsics")}
 TOGETHER |= {("RotaryPlan.rotate", "head_axis"), ("VisionPlan.rotate", "head_axis")}
 PLAN = hf.RotaryPlan(
     (hf.RotaryLayer(pe.geometric(0), 8), hf.RotaryLayer(pe.geometric(8), 8, hf.QueryScale(0.1, 2))),
@@ -1005,6 +1007,8 @@ UNKNOWN = [
     (lambda t: pe.add_learned(X, t), "table", lambda n: (n, 8), 0),
     (lambda x: pe.add_learned(x, X), "x", lambda n: (6, n), 1),
     (lambda w: pe.convert_layout(w, 8, source="half", target="interleaved", axis=0, num_heads=1), "weights", lambda n: (n,), 0),
+    (lambda x: pe.prope(x, np.eye(4, dtype=np.float32), role="key", head_axis=-2), "x", lambda n: (6, 2, n), 2),
+    (lambda e: pe.prope(H, e, role="key", head_axis=-2), "extrinsics", lambda n: (4, n), 1),
 ]  # fmt: skip
 
 

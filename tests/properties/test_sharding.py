@@ -25,6 +25,7 @@ from helpers.closeness import assert_within
 from helpers.flash import interpreted
 from helpers.quick import compiler_options, quick
 from helpers.tiers import thorough, tiered
+from oracles import cameras
 
 pytestmark = pytest.mark.usefixtures("on_cpu", "compiled_anew")
 AXES = D, S, H = "data", "sequence", "heads"
@@ -66,6 +67,9 @@ def by_waves(x, *waves):
 
 
 ROTARY = partial(pe.rotary, head_axis=-2)
+POSES = cameras.poses(RNG, BATCH, LENGTH).astype(np.float32)
+LENS = cameras.lenses(RNG, image_size=(96, 160)).astype(np.float32)
+IN_VIEW = partial(pe.prope, role="query", head_axis=-2, image_size=(96, 160), width=4)
 BY_HEAD = normal(HEADS, 2, 1)  # of one pair: batch and sequence do not split tuning words, 68 bytes for each frequency
 # name → function, its arguments with what shards them, what shards the result
 CASES = {
@@ -89,6 +93,7 @@ CASES = {
     "cos_sin": (partial(pe.cos_sin, frequencies=DIM), [(EACH, ROWS)], ROWS),
     "rotary, derivative": (back, [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
     "xpos": (partial(pe.xpos, head_axis=-2), [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
+    "prope": (partial(pe.prope, role="key", head_axis=-2), [(Q, HEADED), (POSES, ROWS)], HEADED),
     "shift": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (EACH, ROWS)], ROWS),
     "shift, one": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (np.int32(5), P())], ROWS),
     "rotation_matrix": (partial(pe.rotation_matrix, frequencies=8), [(EACH, ROWS)], ROWS),
@@ -118,6 +123,7 @@ FORMS = {
     "rotary, heads first": (partial(pe.rotary, head_axis=-3), [(Q.swapaxes(1, 2), BIAS), (EACH, ROWS)], BIAS),
     "rotary, no heads": (partial(pe.rotary, head_axis=None), [(X, ROWS), (COUNT, P(S))], ROWS),
     "xpos, interleaved": (partial(pe.xpos, layout="interleaved", head_axis=-2), CASES["xpos"][1], HEADED),
+    "prope, one lens": (IN_VIEW, [(Q, HEADED), (POSES[0], P(S)), (LENS, P())], HEADED),
     "shift, half": (partial(pe.shift, frequencies=DIM, layout="half"), [(X, ROWS), (EACH, ROWS)], ROWS),
     "rotation_matrix, half": (partial(pe.rotation_matrix, frequencies=DIM, layout="half"), [(EACH, ROWS)], ROWS),
     "t5, causal": (partial(pe.t5, bidirectional=False), CASES["t5"][1], BIAS),

@@ -187,6 +187,16 @@ def xpos(draw: Draw) -> Any:
     return with_derivatives(lambda q, k, p: pe.xpos(q, k, p, 16, head_axis=-2, **settings), q, k, p)
 
 
+def prope(draw: Draw) -> Any:
+    role = pick(draw, "query", "key", "value", "output")
+    turns, shift = np.linalg.qr(draw.standard_normal((6, 3, 3)))[0], draw.standard_normal((6, 3, 1))
+    poses = np.concatenate([np.concatenate([turns, shift], -1), np.tile([[[0, 0, 0, 1]]], (6, 1, 1))], 1)
+    lens = np.array([[2.0 + draw.random(), draw.random(), 1.5], [0, 3 - draw.random(), 1.2], [0, 0, 1]], np.float32)
+    given = {"image_size": (3, 4), "width": int(pick(draw, 8, 16)), "role": role, "head_axis": -2}
+    x = normal(draw, 2, 6, 4, 16, dtype=pick(draw, *DTYPES))
+    return with_derivatives(lambda x, e, k: pe.prope(x, e, k, **given), x, poses.astype(np.float32), lens)
+
+
 def convert_layout(draw: Draw) -> Any:
     layouts = "interleaved", "half"
     source, target, part = pick(draw, *layouts), pick(draw, *layouts), pick(draw, "first", "last")
@@ -356,6 +366,7 @@ COMPUTED: dict[Callable[[Draw], Any], int] = {
     rotary_by_heads: 4,
     rotary_by_waves: 4,
     xpos: 4,
+    prope: 4,
     convert_layout: 4,
     biases: 5,
     attention: 12,

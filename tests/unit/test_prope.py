@@ -131,7 +131,9 @@ def test_cached_keys_move_to_another_frame_of_the_world():
 
 
 def test_value_and_output_undo_each_other():
-    undone = quick(lambda x: pe.prope(pe.prope(x, POSES, LENSES, role="value", **ALL), POSES, LENSES, role="output", **ALL))
+    undone = quick(
+        lambda x: pe.prope(pe.prope(x, POSES, LENSES, role="value", **ALL), POSES, LENSES, role="output", **ALL)
+    )
     assert_within(undone(X), X, 1e-5)
 
 

@@ -18,6 +18,7 @@ NAMED = {
     "rotary": (functools.partial(pe.rotary, head_axis=-2), X),
     "shift": (functools.partial(pe.shift, offset=AT[:, None], frequencies=8), X[0]),
     "xpos": (functools.partial(pe.xpos, head_axis=-2), X, X),
+    "prope": (functools.partial(pe.prope, role="key", head_axis=-2), X, np.eye(4, dtype=np.float32)),
     "sinusoidal": (functools.partial(pe.sinusoidal, frequencies=8), AT),
     "add_sinusoidal": (pe.add_sinusoidal, X[0]),
     "alibi": (functools.partial(pe.alibi, heads=2), AT, AT),

@@ -96,6 +96,14 @@ def _query(x, **settings):
 
 
 _table, _add, _matrix = partial(pe.sinusoidal, frequencies=128), pe.add_sinusoidal, pe.rotation_matrix
+_key, POSES = partial(pe.prope, role="key", head_axis=-2), ((1, 4096, 4, 4), F32)
+
+
+def _back_by_key(x, dy, extrinsics):
+    """The derivative by x."""
+    return jax.vjp(lambda x: _key(x, extrinsics), x)[1](dy)[0]
+
+
 _shift, _similarity = partial(pe.shift, frequencies=512), pe.offset_similarity
 _sections, _last = pe.multi_section(128, (16, 24, 24)), {"part": "last"}
 _half, _learned = {"layout": "half"}, {"elementwise": False, "oscillates": False}
@@ -231,6 +239,11 @@ CASES = [
     ),
     Case("xpos", _query, (Q,), table=2 * 4096),
     Case("xpos, bfloat16", _query, (QB,), table=2 * 4096),
+    # On TPUs seven shifted reads of x, which the compiler prefetches.
+    Case("prope", _key, (Q, POSES), elementwise=False, copies=4.9),
+    Case("prope, bfloat16", _key, (QB, POSES), elementwise=False, copies=3.5),
+    Case("prope, half", partial(_key, width=64), (QB, POSES), elementwise=False, copies=3.5),
+    Case("prope, backward", _back_by_key, (Q, Q, POSES), elementwise=False, copies=5.2),
     Case("offset_similarity", partial(_similarity, frequencies=128), (P,), elementwise=False),
     Case("offset_similarity, both", _similarity, (PF, W), elementwise=False),
     Case("timestep_embedding", _timesteps, (((4096,), F32),), copies=2.3),

@@ -82,7 +82,7 @@ def fope(path):
     """Of a head of 16 features, of whose 8 pairs so many turn within the length; both sets of coefficients at random."""
     device = lambda config: torch.device("cpu")  # noqa: E731
     company = {"torch": torch, "nn": torch.nn, "F": functional, "math": math, "_non_meta_init_device": device}
-    company |= {"ModelConfig": None, "BufferCache": dict, "Optional": typing.Optional, "Tuple": typing.Tuple}
+    company |= {"ModelConfig": None, "BufferCache": dict, "Optional": typing.Optional, "Tuple": tuple}
     _, cls = bare(path, "RotaryEmbedding", "FourierEmbedding", **company)
     for length in (64, 8):
         values = _FOPE | {"max_sequence_length": length}
@@ -113,7 +113,9 @@ def _rotation(layer, x, y):
 def xtuner(path):
     """As Intern-S1-Pro was trained: as many coefficients as pairs, for each head of the keys."""
     rope = types.SimpleNamespace(num_inv_freq=None, fope_sep_head=True, fope_init_factor=0.5)
-    config = types.SimpleNamespace(rope_scaling_cfg=rope, max_position_embeddings=40, head_dim=16, num_key_value_heads=2)
+    config = types.SimpleNamespace(
+        rope_scaling_cfg=rope, max_position_embeddings=40, head_dim=16, num_key_value_heads=2
+    )
 
     class Base(torch.nn.Module):
         """Stands for the class that reads a config: a spectrum and no scaling."""
@@ -152,7 +154,13 @@ def selective(path):
         def forward(self, x, **_):
             return x, None
 
-    company = {"torch": torch, "nn": torch.nn, "F": functional, "rearrange": einops.rearrange, "Literal": typing.Literal}
+    company = {
+        "torch": torch,
+        "nn": torch.nn,
+        "F": functional,
+        "rearrange": einops.rearrange,
+        "Literal": typing.Literal,
+    }
     company |= {"ShortConvolution": Same, "l2_norm": lambda x: functional.normalize(x, dim=-1)}
     *_, cls = bare(path, "rotary_temperature", "ChunkedLinear", "SelectiveRoPE", **company)
     torch.manual_seed(3)
@@ -164,13 +172,15 @@ def selective(path):
     q, k = torch.tensor(short(2, 1, seq, heads, dim), dtype=torch.float32)
     turned = layer(q, k, torch.ones(1, seq, 16))[:2]
     arrays = {"phases": phases, "query": q.double().numpy(), "key": k.double().numpy()}
-    arrays = {name: x.tolist() for name, x in arrays.items()} | dict(zip(("query_turned", "key_turned"), map(numbers, turned), strict=True))
+    arrays = {name: x.tolist() for name, x in arrays.items()} | dict(
+        zip(("query_turned", "key_turned"), map(numbers, turned), strict=True)
+    )
     yield {"name": "Selective RoPE", "base": 100.0, **arrays}
 
 
 def drope(path):
     company = {"nn": torch.nn, "torch": torch, "inspect": inspect, "logger": logging.getLogger("drope")}
-    (nope,) = bare(path, "nope", **company, Type=typing.Type, Any=typing.Any)
+    (nope,) = bare(path, "nope", **company, Type=type, Any=typing.Any)
     config = transformers.LlamaConfig(hidden_size=8, num_attention_heads=2, num_key_value_heads=1, head_dim=4)
     config._attn_implementation = "eager"
     torch.manual_seed(4)
@@ -196,7 +206,9 @@ def write(name, about, sources, cases):
 
 
 def record(prope_file, fope_file, xtuner_file, selective_file, drope_file):
-    about = "Attention between the patches of two images by the authors' code in float64: cameras and patches, row by row."
+    about = (
+        "Attention between the patches of two images by the authors' code in float64: cameras and patches, row by row."
+    )
     write("cameras.json", about, ["prope"], [*cameras(prope_file)])
     cases = [*fope(fope_file), *xtuner(xtuner_file), *selective(selective_file), *drope(drope_file)]
     about = "Queries and keys turned, and attention, as the code of those who proposed an encoding or trained a model with it does."

@@ -48,11 +48,15 @@ def of_ernie():
 
 
 def of_vjepa():
-    config = transformers.VJEPA2Config(hidden_size=20, num_attention_heads=1, crop_size=48, patch_size=16, frames_per_clip=4)
+    config = transformers.VJEPA2Config(
+        hidden_size=20, num_attention_heads=1, crop_size=48, patch_size=16, frames_per_clip=4
+    )
     layer = vjepa.VJEPA2RopeAttention(config, 20, 1)
     positions, x = places(2, 3, 3), short(18, 20)  # widths 6, 6, 6, and two features that nothing turns
     tokens = torch.zeros(1, len(positions), 1)
-    turned = layer.apply_rotary_embeddings(torch.tensor(x[None, None], dtype=torch.float32), layer.get_position_ids(tokens))
+    turned = layer.apply_rotary_embeddings(
+        torch.tensor(x[None, None], dtype=torch.float32), layer.get_position_ids(tokens)
+    )
     yield case("vjepa2", positions, x, turned[0, 0], widths=[6, 6, 6])
 
 
@@ -74,7 +78,10 @@ def of_dino():
         moved = dino.augment_patches_center_coordinates(centres, **limits)
         torch.manual_seed(seed)
         sizes = {"shift": (1, 2), "jitter": (1, 2), "rescale": (1,)}
-        draws = [torch.empty(size).uniform_(-1, 1).flatten() if name in limits else torch.zeros(size).flatten() for name, size in sizes.items()]
+        draws = [
+            torch.empty(size).uniform_(-1, 1).flatten() if name in limits else torch.zeros(size).flatten()
+            for name, size in sizes.items()
+        ]
         rows = {"draws": numbers(torch.cat(draws)), "positions": numbers(centres), "moved": numbers(moved)}
         yield {"model": "dinov3_vit", **limits, **rows}
 
