@@ -141,7 +141,7 @@ def _parse_size(image_size: Any, intrinsics: Any) -> tuple[float, float] | None:
 
 def _parse_camera(name: str, value: Any, n: int, x: jax.Array, head_axis: int | None) -> jax.Array:
     """A float array (..., n, n) whose leading axes broadcast to the rows of x."""
-    camera = _checks.floats(name, value, (..., n, n), known=(-2, -1))
+    camera = _checks.floats(name, value, (..., str(n), str(n)), known=(-2, -1))
     wide = camera.dtype.itemsize >= 4
     _checks.require_type(wide, name, f"float32 of shape (..., {n}, {n}), because 16 bits lose places", value)
     require(camera.shape[-2:] == (n, n), "{} must have shape (..., {}, {}), got {}", name, n, n, camera.shape)
@@ -228,10 +228,9 @@ def _columns_of_inverse(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) 
         first = columns[0] / f
         second = (columns[1] - _times(s, first)) / g
         columns = [first, second, columns[2] - _times(c, first) - _times(d, second)]
-    *zeros, one = (
-        jnp.full_like(column[..., :1], value) for column, value in zip((*columns, centre), (0, 0, 0, 1), strict=False)
-    )
-    return [jnp.concatenate(pair, axis=-1) for pair in zip((*columns, centre), (*zeros, one), strict=True)]
+    vectors = (*columns, centre)
+    last = [jnp.full_like(vector[..., :1], i == 3) for i, vector in enumerate(vectors)]  # the row (0, 0, 0, 1)
+    return [jnp.concatenate(pair, axis=-1) for pair in zip(vectors, last, strict=True)]
 
 
 def _times(number: jax.Array, row: jax.Array) -> jax.Array:
@@ -264,7 +263,7 @@ def _by_columns(x: jax.Array, matrix: jax.Array, *, width: int, result: np.dtype
 
 def _by_shifts(x: jax.Array, matrix: jax.Array, *, width: int, result: np.dtype) -> jax.Array:
     """Sums the diagonals of M times shifted reads of x: on TPUs one pass, where groups would be copied to lanes."""
-    dtype, y = compute_dtype(x, matrix), None
+    dtype, terms = compute_dtype(x, matrix), []
     zeros = jnp.zeros_like(matrix[..., :1])
     for shift in range(-3, 4):
         inside = [0 <= i + shift < 4 for i in range(4)]
@@ -273,8 +272,8 @@ def _by_shifts(x: jax.Array, matrix: jax.Array, *, width: int, result: np.dtype)
         edges = [(0, 0, 0)] * (x.ndim - 1) + [(-shift, shift, 0)]
         read = lax.pad(x, np.zeros((), x.dtype), edges)
         read = jnp.where(align(np.tile(inside, x.shape[-1] // 4), x.ndim), read, 0).astype(dtype)  # else 0 · ∞
-        y = diagonal * read if y is None else y + diagonal * read
-    y = y.astype(result)
+        terms.append(diagonal * read)
+    y = sum(terms[1:], terms[0]).astype(result)
     return y if width == x.shape[-1] else jnp.where(align(np.arange(x.shape[-1]) < width, x.ndim), y, x.astype(result))
 
 
