@@ -285,7 +285,7 @@ def parity(session: nox.Session) -> None:
     """In neither tier: beside transformers and timm; `-- --record` writes tests/oracles/recorded.
 
     With the files that record_bias.py there runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too. With those of
-    record_authors.py, `-- --record-authors PROPE FOPE XTUNER SELECTIVE_ROPE DROPE` writes authors.json and cameras.json.
+    record_authors.py, `-- --record-authors PROPE FOPE XTUNER SELECTIVE_ROPE DROPE` writes two more.
     """
     offline = CPU | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     if session.posargs[:1] not in (["--record"], ["--record-authors"]):

@@ -3,6 +3,7 @@
 import ast
 import functools
 import textwrap
+import types
 import warnings
 
 import flax
@@ -17,7 +18,7 @@ from helpers import pages
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
-from oracles import attention, rotations, spectra
+from oracles import attention, cameras, recorded, rotations, spectra
 from posenc_jax import hf
 from posenc_jax.nnx import RotaryEncoding, positional_attention
 
@@ -439,3 +440,127 @@ def test_the_tutorial_form_of_sinusoids():
     got = pages.run(code, NAMES | {"base": 500})["positional_encoding"](7, 10)
     phases = np.arange(7)[:, None] * omega(10, 500)
     assert_within(got[0], rotations.features(np.sin(phases), np.cos(phases), "interleaved"), 1e-6, against="float64")
+
+
+# recipes.md: what came in 2025 and 2026, as its authors' code has it
+
+
+def by_authors(name):
+    (case, *more) = (case for case in recorded.cases("authors") if case["name"] == name)
+    return [{key: np.array(x) if isinstance(x, list) else x for key, x in each.items()} for each in (case, *more)]
+
+
+@pytest.mark.parametrize(
+    "case", [*by_authors("FoPE's authors"), *by_authors("Intern-S1-Pro")], ids=lambda case: case["length"]
+)
+def test_fope(case):
+    f, places = pe.geometric(16, case["base"]), np.arange(5)
+    matrices, x = (case["cosines"], case["sines"]), np.moveaxis(case["x"], 1, 2)  # batch, seq, heads, head_dim
+    trained = int((f.wavelengths < case["length"]).sum())
+    assert matrices[0].shape[1] == trained < 8
+    mixed = pages.run(pages.definition("docs/recipes.md", "mixed"), NAMES | {"f": f})["mixed"]
+
+    @quick
+    def turned(x, *matrices):
+        waves = tuple(map(mixed, pe.cos_sin(places, f[:trained]), matrices))
+        grouped = pe.rotary(x[:, :, :, None], waves=[wave[..., None, :] for wave in waves], head_axis=None)
+        return pe.rotary(x, waves=waves, head_axis=None), grouped[:, :, :, 0]
+
+    for got in turned(*(np.float32(a) for a in (x, *matrices))):
+        assert_within(got, np.moveaxis(case["rotated"], 1, 2), 3e-6, against="the authors' code")
+
+
+def test_selective_rope():
+    (case,) = by_authors("Selective RoPE")
+    code = pages.definition("docs/recipes.md", "selective(")
+    selective = pages.run(with_changes(code, {"pe.geometric(16, 500_000.0)": "pe.geometric(8, 100.0)"}), NAMES)[
+        "selective"
+    ]
+    got = selective(*(np.float32(case[name]) for name in ("query", "key", "phases")))
+    for y, name in zip(got, ("query_turned", "key_turned"), strict=True):
+        assert_within(y, case[name], 5e-6, against="the authors' code")
+
+
+def test_drope():
+    """The authors' class, of a model with grouped keys, beside a plan whose layers the recipe changes."""
+    (case,) = by_authors("DroPE")
+    config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
+    plan = hf.rotary_from_config(config | {"num_key_value_heads": 1, "head_dim": 4})
+    block = pages.block("docs/recipes.md", "dropped = ")
+    code = "import dataclasses\n" + block[block.index("dropped = ") : block.index("queries = ")]
+    dropped = pages.run(code, NAMES | {"plan": plan})["dropped"]
+
+    def layer(plan, x, q, k, v, o):
+        q, k, v = (x @ w for w in (q, k, v))
+        q, k, v = q.reshape(1, 5, 2, 4), k.reshape(1, 5, 1, 4), v.reshape(1, 5, 1, 4)
+        q, k = (plan.rotate(z, 0, head_axis=-2, role=role) for z, role in ((q, "query"), (k, "key")))
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(1, 5, 8) @ o
+
+    arrays = [np.float32(case[name]) for name in ("x", "q_proj", "k_proj", "v_proj", "o_proj")]
+    without, with_rope = quick(lambda *x: (layer(dropped, *x), layer(plan, *x)))(*arrays)
+    assert_within(without, case["output"], 2e-6, against="the authors' code")
+    assert np.abs(np.asarray(with_rope) - case["output"]).max() > 0.01
+
+
+def turns(model):
+    found = [case for case in recorded.cases("turns") if case["model"] == model]
+    return [{key: np.array(x) if isinstance(x, list) else x for key, x in case.items()} for case in found]
+
+
+@pytest.mark.parametrize("case", turns("dinov3_vit"), ids=lambda case: len(case))
+def test_jittered_coordinates(case):
+    """With the numbers that torch draws in place of JAX's."""
+    names = {
+        "jax": types.SimpleNamespace(random=types.SimpleNamespace(uniform=lambda *_, **__: np.float32(case["draws"])))
+    }
+    drawn = pages.run(pages.definition("docs/recipes.md", "drawn"), NAMES | names)["drawn"]
+    limits = case.get("shift", 0), case.get("jitter", 1), case["rescale"]
+    assert_within(drawn(None, np.float32(case["positions"]), *limits), case["moved"], 1e-6, against="transformers")
+    key, ours = jax.random.key(0), pages.run(pages.definition("docs/recipes.md", "drawn"), NAMES)["drawn"]
+    many = quick(lambda keys: jax.vmap(lambda key: ours(key, np.zeros((1, 2), np.float32), 0.5, 2.0, 3.0))(keys))
+    most = np.abs(many(jax.random.split(key, 4000))).max()
+    assert 0.6 * 0.5 * 2 * 3 < most <= 0.5 * 2 * 3 + 1e-5
+
+
+def test_cameras_of_a_layer():
+    """At another grid, base and width than the page's."""
+    rng, n = np.random.default_rng(1), 2 * 4
+    images = np.repeat(cameras.poses(rng, 3), n, axis=0)
+    places = np.tile([(row, column) for row in range(2) for column in range(4)], (3, 1))
+    q, k, v = rng.normal(size=(3, 3 * n, HEADS, 16))
+    changes = {"width=8": "width=12", "pe.axial(8, 2, 100.0)": "pe.axial(4, 2, 30.0)"}
+    names = NAMES | {"patches": places, "nnx": nnx}
+    code = with_changes(pages.definition("docs/recipes.md", "transform"), changes)
+    of_page = pages.run(code + "\n" + pages.definition("docs/recipes.md", "attend(of_patch"), names)["attend"]
+    got = quick(of_page)(*(np.float32(x) for x in (images, q, k, v)))
+
+    def of(x, role):
+        first = cameras.transformed(x[..., :12], cameras.matrix(role, images))
+        sign = 1 if role == "output" else -1
+        return np.concatenate([first, rotations.rotate_by(x[..., 12:], sign * places[:, None], "half")], axis=-1)
+
+    want = of(attention.dense(of(q, "query"), of(k, "key"), of(v, "value")).y, "output")
+    assert_within(got, want, 2e-5, against="float64")
+
+
+# dimensions.md: turns that are no rotations
+
+
+def test_turns_of_models_that_do_not_rotate():
+    names = NAMES | pages.run(pages.block("docs/dimensions.md", "def of_halves"), NAMES)
+    (ernie,), (vjepa,), (hunyuan,) = (turns(name) for name in ("ernie_image", "vjepa2", "hunyuan_vl"))
+
+    @quick
+    def turned(ernie_x, vjepa_x, hunyuan_x):
+        f = pe.axial(tuple(ernie["widths"].tolist()), base=float(ernie["base"]))
+        parts = [names["v_jepa_2"](vjepa_x[:, 6 * i : 6 * i + 6], vjepa["positions"][:, i]) for i in range(3)]
+        return (
+            names["ernie_image"](ernie_x, ernie["positions"], f),
+            jnp.concatenate([*parts, vjepa_x[:, 18:]], axis=-1),
+            names["hunyuan_vl"](hunyuan_x, hunyuan["positions"], pe.geometric(16), hunyuan["sections"].tolist()),
+        )
+
+    got = turned(*(np.float32(case["x"]) for case in (ernie, vjepa, hunyuan)))
+    for y, case in zip(got, (ernie, vjepa, hunyuan), strict=True):
+        assert_within(y, case["turned"], 2e-6, against=case["model"])
+        assert np.abs(np.linalg.norm(y, axis=-1) - np.linalg.norm(case["x"], axis=-1)).max() > 0.1  # no rotation
