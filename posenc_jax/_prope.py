@@ -216,7 +216,7 @@ def _rows_of_projection(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) 
     if lens is not None:
         f, s, c, g, d = lens
         r = [_times(f, r[0]) + _times(s, r[1]) + _times(c, r[2]), _times(g, r[1]) + _times(d, r[2]), r[2]]
-    return [*r, jnp.broadcast_to(align(np.eye(4, dtype=r[0].dtype)[3], r[0].ndim), r[0].shape)]
+    return [*r, _lifted(jnp.zeros_like(r[0][..., :3]), 1)]
 
 
 def _columns_of_inverse(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) -> list[jax.Array]:
@@ -228,9 +228,13 @@ def _columns_of_inverse(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) 
         first = columns[0] / f
         second = (columns[1] - _times(s, first)) / g
         columns = [first, second, columns[2] - _times(c, first) - _times(d, second)]
-    vectors = (*columns, centre)
-    last = [jnp.full_like(vector[..., :1], i == 3) for i, vector in enumerate(vectors)]  # the row (0, 0, 0, 1)
-    return [jnp.concatenate(pair, axis=-1) for pair in zip(vectors, last, strict=True)]
+    return [*(_lifted(column, 0) for column in columns), _lifted(centre, 1)]
+
+
+def _lifted(vector: jax.Array, last: float) -> jax.Array:
+    """A vector (..., 3) before a fourth entry."""
+    edges = [(0, 0, 0)] * (vector.ndim - 1) + [(0, 1, 0)]
+    return lax.pad(vector, np.array(last, vector.dtype), edges)
 
 
 def _times(number: jax.Array, row: jax.Array) -> jax.Array:
