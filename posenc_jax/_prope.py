@@ -207,7 +207,9 @@ def _prope(
 
 def _lens(k: jax.Array, height: float, width: float) -> tuple[jax.Array, ...]:
     """fₓ, s, cₓ, f_y and c_y of K for an image of size 1 around the origin, each (..., 1)."""
-    f, s, c, _, g, d = (k[..., i : i + 1] / (width if i < 3 else height) for i in range(6))
+    # A product and no quotient, because XLA makes a·c / b of a / (b / c) in some programs but not in others.
+    sides = np.array([1 / width] * 3 + [1 / height] * 3, k.dtype)
+    f, s, c, _, g, d = jnp.split(_times(align(sides, k.ndim), k[..., :6]), 6, axis=-1)
     return f, s, c - 0.5, g, d - 0.5
 
 
