@@ -12,6 +12,7 @@ from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough
 from oracles import cameras, recorded
+from posenc_jax import _prope
 
 RNG = np.random.default_rng(0)
 BATCH, SEQ, HEADS, DIM, SIZE = 2, 5, 3, 16, (96.0, 160.0)
@@ -220,6 +221,26 @@ def test_derivatives(role, width):
     assert all(np.isfinite(a).all() for a in second) and np.abs(second[1]).max() > 0.1
     for a, x in zip(by_all, arguments, strict=True):
         assert a.shape == x.shape
+
+
+@pytest.mark.parametrize("result", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("width", [DIM, thorough(8)])
+def test_every_form_computes_the_same(width, result):
+    """An infinity, and NaN, stay in their group; on a CPU, which has an FMA, the form for TPUs rounds otherwise."""
+    x, matrix = X.astype(result), RNG.normal(size=(BATCH, SEQ, 1, 16)).astype(np.float32)
+    x[0, 1, 1, 5], matrix[0, 2], x[1, 3, 2, -2:] = np.inf, 0, (np.nan, -np.inf)
+    forms = {
+        str(name): functools.partial(f, width=width, result=np.dtype(result)) for name, f in _prope._programs.items()
+    }
+    got = jax.jit(lambda *a: {name: f(*a) for name, f in forms.items()})(x, matrix)
+    with np.errstate(invalid="ignore"):
+        want = cameras.transformed(x, matrix.reshape(BATCH, SEQ, 4, 4), width)
+    close = 8 * float(jnp.finfo(result).eps)
+    for name, y in got.items():
+        assert y.dtype == result
+        assert_within(y, want, close, against=f"float64, of the form for {name}")
+        if name != "tpu":
+            np.testing.assert_array_equal(*(np.float32(z) for z in (y, got["None"])), err_msg=name)
 
 
 def test_the_derivative_in_x_keeps_cameras_alone():
