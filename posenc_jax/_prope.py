@@ -61,7 +61,8 @@ def prope(
         multiple of 4.
       extrinsics: $[R \mid t]$ over a row (0, 0, 0, 1), which takes the world to the camera, of rigid motions: float32
         of shape (..., 4, 4). The leading axes broadcast to those of x without its heads: (seq, 4, 4), (batch, seq, 4,
-        4), (batch, 1, 4, 4) or (4, 4). `jnp.repeat(cameras, patches, axis=-3)` gives each patch its camera.
+        4), (batch, 1, 4, 4) or (4, 4). Where the patches of an image share a camera, give x the shape (batch, images,
+        patches, heads, head_dim) and extrinsics (batch, images, 1, 4, 4): a matrix is then computed for each image.
       intrinsics: $K$, which takes the camera to pixels: float32 of shape (..., 3, 3), broadcast in the same way. Upper
         triangular, with 1 in the corner. `None` stands for the identity, which is GTA.
       role: what x is: "query", "key", "value" or "output".
@@ -246,7 +247,7 @@ def _times(number: jax.Array, row: jax.Array) -> jax.Array:
 
 def _transposed(matrix: jax.Array) -> jax.Array:
     """Mᵀ (..., 16) of M (..., 16)."""
-    return matrix.reshape(*matrix.shape[:-1], 4, 4).mT.reshape(matrix.shape)
+    return jnp.concatenate([matrix[..., i::4] for i in range(4)], axis=-1)
 
 
 # The transform of groups of four features by M (..., 16), of the rank of x: its forms, and its derivatives
@@ -268,19 +269,21 @@ def _by_columns(x: jax.Array, matrix: jax.Array, *, width: int, result: np.dtype
 
 
 def _by_shifts(x: jax.Array, matrix: jax.Array, *, width: int, result: np.dtype) -> jax.Array:
-    """Sums the diagonals of M times shifted reads of x: on TPUs one pass, where groups would be copied to lanes."""
-    dtype, terms = compute_dtype(x, matrix), []
-    zeros = jnp.zeros_like(matrix[..., :1])
+    """Sums the diagonals of M times shifted reads of x: on TPUs one pass, where groups would be copied to lanes.
+
+    A select spreads each entry of M over the features: a diagonal put together first would be stored for each row.
+    """
+    dtype, features, terms = compute_dtype(x, matrix), np.arange(x.shape[-1]), []
     for shift in range(-3, 4):
-        inside = [0 <= i + shift < 4 for i in range(4)]
-        diagonal = [matrix[..., 5 * i + shift : 5 * i + shift + 1] if inside[i] else zeros for i in range(4)]
-        diagonal = jnp.tile(jnp.concatenate(diagonal, axis=-1), x.shape[-1] // 4)
-        edges = [(0, 0, 0)] * (x.ndim - 1) + [(-shift, shift, 0)]
-        read = lax.pad(x, np.zeros((), x.dtype), edges)
-        read = jnp.where(align(np.tile(inside, x.shape[-1] // 4), x.ndim), read, 0).astype(dtype)  # else 0 · ∞
-        terms.append(diagonal * read)
+        diagonal: Any = 0
+        for i in range(max(0, -shift), min(4, 4 - shift)):
+            entry = matrix[..., 5 * i + shift : 5 * i + shift + 1].astype(dtype)
+            diagonal = jnp.where(align(features % 4 == i, x.ndim), entry, diagonal)
+        read = lax.pad(x, np.zeros((), x.dtype), [(0, 0, 0)] * (x.ndim - 1) + [(-shift, shift, 0)])
+        inside = align((features + shift) // 4 == features // 4, x.ndim)
+        terms.append(diagonal * jnp.where(inside, read, 0).astype(dtype))  # else 0 · ∞
     y = sum(terms[1:], terms[0]).astype(result)
-    return y if width == x.shape[-1] else jnp.where(align(np.arange(x.shape[-1]) < width, x.ndim), y, x.astype(result))
+    return y if width == x.shape[-1] else jnp.where(align(features < width, x.ndim), y, x.astype(result))
 
 
 def _transform(x: jax.Array, matrix: jax.Array, *, width: int, result: Any) -> jax.Array:

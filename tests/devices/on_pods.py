@@ -131,6 +131,7 @@ def cases(pod):
     p, w, keys, slopes = ((N,), I32, row), _array(64), ((16,), I32, P()), _array(8)
     x, wide = ((1, N, 128), F32, rows), ((1, N, 512), BF16, rows)
     q, few = (((1, N, heads, 128), BF16, rows) for heads in (4, 2))
+    patches = (N // 4096, 4096, 2, 128), BF16, row  # of images, each with a camera
     each, q3 = ((d, long), I32, P(D, S)), ((d, long, 8 * h, 128), BF16, headed)
     x3 = (d, long, 1024 * h), BF16, headed
     table, shift = partial(pe.sinusoidal, frequencies=128), partial(pe.shift, frequencies=128)
@@ -191,6 +192,7 @@ def cases(pod):
         Case(
             "xpos", functools.partial(pe.xpos, head_axis=-2), (few, few, p), rows, 2 * 128 * 4 + 2 * 4
         ),  # and two words of the position for its decay
+        Case("prope", partial(pe.prope, role="key", head_axis=-2), (patches, ((N // 4096, 1, 4, 4), F32, row)), row),
         Case("shift", shift, (x, ((), I32, P())), rows),
         Case("shift, each by its own", shift, (x, ((1, N), I32, rows)), rows),
         Case("rotation_matrix", matrix, (((offsets,), I32, row),), row, length=offsets),

@@ -525,14 +525,14 @@ def test_jittered_coordinates(case):
 def test_cameras_of_a_layer():
     """At another grid, base and width than the page's."""
     rng, n = np.random.default_rng(1), 2 * 4
-    images = np.repeat(cameras.poses(rng, 3), n, axis=0)
-    places = np.tile([(row, column) for row in range(2) for column in range(4)], (3, 1))
-    q, k, v = rng.normal(size=(3, 3 * n, HEADS, 16))
-    changes = {"width=8": "width=12", "pe.axial(8, 2, 100.0)": "pe.axial(4, 2, 30.0)"}
-    names = NAMES | {"patches": places, "nnx": nnx}
+    poses, patches = cameras.poses(rng, 3), np.array([(row, column) for row in range(2) for column in range(4)])
+    images, places = np.repeat(poses, n, axis=0), np.tile(patches, (3, 1))
+    q, k, v = rng.normal(size=(3, 2, 3 * n, HEADS, 16))
+    changes = {"2, 6,": "3, 8,", "width=8": "width=12", "pe.axial(8, 2, 100.0)": "pe.axial(4, 2, 30.0)"}
+    names = NAMES | {"patches": patches, "nnx": nnx}
     code = with_changes(pages.definition("docs/recipes.md", "transform"), changes)
-    of_page = pages.run(code + "\n" + pages.definition("docs/recipes.md", "attend(of_patch"), names)["attend"]
-    got = quick(of_page)(*(np.float32(x) for x in (images, q, k, v)))
+    of_page = pages.run(code + "\n" + pages.definition("docs/recipes.md", "attend(cameras"), names)["attend"]
+    got = quick(of_page)(*(np.float32(x) for x in (poses, q, k, v)))
 
     def of(x, role):
         first = cameras.transformed(x[..., :12], cameras.matrix(role, images))

@@ -186,7 +186,7 @@ def test_float64_is_kept():
         assert_within(got[role], cameras.transformed(x, cameras.matrix(role, cameras.projection(e, k, SIZE))), 1e-13)
 
 
-@pytest.mark.parametrize("width", [DIM, thorough(4)])
+@pytest.mark.parametrize("width", [8, thorough(DIM)])
 @pytest.mark.parametrize("role", ["query", thorough("key"), "value", thorough("output")])
 def test_derivatives(role, width):
     """Along a direction of all arguments, forward and backward, beside the float64 formula's slope."""
@@ -224,7 +224,7 @@ def test_derivatives(role, width):
 
 
 @pytest.mark.parametrize("result", [np.float32, jnp.bfloat16])
-@pytest.mark.parametrize("width", [DIM, thorough(8)])
+@pytest.mark.parametrize("width", [8, thorough(DIM)])
 def test_every_form_computes_the_same(width, result):
     """An infinity, and NaN, stay in their group; on a CPU, which has an FMA, the form for TPUs rounds otherwise."""
     x, matrix = X.astype(result), RNG.normal(size=(BATCH, SEQ, 1, 16)).astype(np.float32)
