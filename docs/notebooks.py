@@ -6,6 +6,7 @@ are stored in the notebook. Links between these pages lead from notebook to note
 
 import argparse
 import base64
+import copy
 import json
 import os
 import pathlib
@@ -17,13 +18,17 @@ from typing import Any
 DOCS = pathlib.Path(__file__).parent
 INCLUDES = DOCS.parent / "build" / "docs"
 FOLDER = DOCS / "downloads"
-LEARN = "why sinusoidal rotations adding learned rope contexts dimensions biases content_biases phases".split()
+LEARN = (
+    "coming_from why sinusoidal rotations adding learned rope contexts dimensions biases offset_tables tiles"
+    " content_biases phases"
+).split()
 # A run of lines between fences, or a fence with its language and its content.
 FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<content>.*?)^```\n?", flags=re.MULTILINE | re.DOTALL)
 CONTAINER = re.compile(r'^(?:===|!!!|\?\?\?\+?) *(?:\w+ +)?"(?P<title>.+)"$')
 INCLUDE = re.compile(r'--8<-- "(?P<name>[\w./-]+)"')
 OUTPUT = re.compile(r'\s*(?P<fence>```text[^\n]*\n)?--8<-- "outputs/(?P<name>[\w.]+)"\n(?(fence)```\n?)')
-ATTRIBUTES = re.compile(r" *\{ *(?:[#.:][\w.-]+|\w+=\"[^\"]*\")(?: +(?:[#.:][\w.-]+|\w+=\"[^\"]*\"))* *\}")
+_ATTRIBUTE = r"(?:[#.][a-zA-Z][\w-]*|\w+=\"[^\"]*\")"
+ATTRIBUTES = re.compile(rf" *\{{ *{_ATTRIBUTE}(?: +{_ATTRIBUTE})* *\}}")
 IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[\w./]+\.svg)(?:#only-(?P<scheme>\w+))?\)")
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]\((?P<page>[\w./]+\.md)?(?P<anchor>#[\w.-]+)?\)")
 TAG = re.compile(r"^ *</?(?:pe-view|div)\b[^>]*>\n?", flags=re.MULTILINE)
@@ -31,7 +36,7 @@ TAG = re.compile(r"^ *</?(?:pe-view|div)\b[^>]*>\n?", flags=re.MULTILINE)
 
 def pages() -> list[pathlib.Path]:
     """The pages that are notebooks too."""
-    return [*sorted(path for path in (DOCS / "notebooks").glob("*.md")), *(DOCS / f"{name}.md" for name in LEARN)]
+    return [*sorted(path for path in (DOCS / "notebooks").glob("*.md") if path.stem != "index"), *(DOCS / f"{name}.md" for name in LEARN)]
 
 
 def flat(text: str) -> str:
@@ -137,16 +142,36 @@ def notebook(page: pathlib.Path) -> dict[str, Any]:
     }
 
 
+def run(path: pathlib.Path) -> None:
+    """Runs a notebook in Jupyter; raises if a cell fails, or prints something else than is stored in it."""
+    import nbclient
+    import nbformat
+
+    stored = nbformat.read(path, as_version=4)
+    new = nbclient.NotebookClient(copy.deepcopy(stored), timeout=600, kernel_name="python3").execute()
+    for old, cell in zip(stored.cells, new.cells, strict=True):
+        shown = [x.get("text") or x["data"]["text/plain"] for x in old.get("outputs", ())]
+        printed = "".join(x.text for x in cell.get("outputs", ()) if x.get("name") == "stdout")
+        if printed != "".join(shown):
+            raise RuntimeError(f"{path.name}, {cell.id} prints\n{printed}\nand holds\n{''.join(shown)}")
+
+
 def main() -> None:
-    """Writes all notebooks."""
+    """Writes all notebooks, or runs those that are written."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=pathlib.Path, default=FOLDER, help="where the notebooks go")
-    folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--run", action="store_true", help="run them, instead of writing them")
+    parser.add_argument("names", nargs="*", help="of those to run; all if none is named")
+    args = parser.parse_args()
+    if args.run:
+        for name in args.names or [page.stem for page in pages()]:
+            print(f"runs {name}.ipynb", flush=True)
+            run(FOLDER / f"{name}.ipynb")
+        return
+    FOLDER.mkdir(exist_ok=True)
     for page in pages():
         text = json.dumps(notebook(page), ensure_ascii=False, indent=1)
-        (folder / f"{page.stem}.ipynb").write_text(text + "\n", encoding="utf-8")
-    print(f"{len(pages())} notebooks in {folder}")
+        (FOLDER / f"{page.stem}.ipynb").write_text(text + "\n", encoding="utf-8")
+    print(f"{len(pages())} notebooks in {FOLDER}")
 
 
 if __name__ == "__main__":
