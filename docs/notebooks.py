@@ -27,6 +27,7 @@ FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<content>.*?)^```\n?", flag
 CONTAINER = re.compile(r'^(?:===|!!!|\?\?\?\+?) *(?:\w+ +)?"(?P<title>.+)"$')
 INCLUDE = re.compile(r'--8<-- "(?P<name>[\w./-]+)"')
 OUTPUT = re.compile(r'\s*(?P<fence>```text[^\n]*\n)?--8<-- "outputs/(?P<name>[\w.]+)"\n(?(fence)```\n?)')
+NOT_RUN = re.compile(r"^``` *\{ *\.(\w+)[^}\n]*\}$", flags=re.MULTILINE)  # code that is shown alone
 _ATTRIBUTE = r"(?:[#.][a-zA-Z][\w-]*|\w+=\"[^\"]*\")"
 ATTRIBUTES = re.compile(rf" *\{{ *{_ATTRIBUTE}(?: +{_ATTRIBUTE})* *\}}")
 IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[\w./]+\.svg)(?:#only-(?P<scheme>\w+))?\)")
@@ -36,7 +37,10 @@ TAG = re.compile(r"^ *</?(?:pe-view|div)\b[^>]*>\n?", flags=re.MULTILINE)
 
 def pages() -> list[pathlib.Path]:
     """The pages that are notebooks too."""
-    return [*sorted(path for path in (DOCS / "notebooks").glob("*.md") if path.stem != "index"), *(DOCS / f"{name}.md" for name in LEARN)]
+    return [
+        *sorted(path for path in (DOCS / "notebooks").glob("*.md") if path.stem != "index"),
+        *(DOCS / f"{name}.md" for name in LEARN),
+    ]
 
 
 def flat(text: str) -> str:
@@ -52,7 +56,7 @@ def flat(text: str) -> str:
         inner = []
         while lines and (not lines[0].strip() or lines[0].startswith("    ")):
             inner.append(lines.pop(0))
-        result += [f"**{title['title']}**", "", flat(textwrap.dedent("\n".join(inner)))]
+        result += [f"**{title['title']}**", "", flat(textwrap.dedent("\n".join(inner)).strip("\n")), ""]
     return "\n".join(result)
 
 
@@ -85,11 +89,12 @@ def words(text: str, page: pathlib.Path) -> str:
         return found.read_text(encoding="utf-8")
 
     text = INCLUDE.sub(included, text)
-    text = IMAGE.sub(image, ATTRIBUTES.sub("", text))
+    text = IMAGE.sub(image, ATTRIBUTES.sub("", NOT_RUN.sub(r"```\1", text)))
     return LINK.sub(link, TAG.sub("", text)).strip("\n")
 
 
 def markdown(text: str) -> dict[str, Any]:
+    """A cell of Markdown."""
     return {"cell_type": "markdown", "metadata": {}, "source": text}
 
 

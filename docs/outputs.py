@@ -1,10 +1,10 @@
 """Runs the Python blocks of the pages and writes what they print where the pages include it: `python docs/outputs.py`.
 
 A page's blocks share one namespace, in their order. The include of `outputs/NAME` after a block shows what it prints,
-in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. A picture `figures/NAME.svg` after
-a block, or after what it prints, is matplotlib's current figure. A block that begins with
-`# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/sessions.md` lists
-the sessions of noxfile.py, as `nox -l` does, `outputs/model_types.md` the model types that configs are read of, and
+in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. A picture `figures/NAME.svg`
+after a block, or after what it prints, is matplotlib's current figure. A block that begins with
+`# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/sessions.md` lists the sessions of
+noxfile.py, as `nox -l` does, `outputs/model_types.md` the model types that configs are read of, and
 `outputs/evidence_*.md` what demo/evidence.json holds.
 """
 
