@@ -128,14 +128,6 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
-def notebooks(session: nox.Session) -> None:
-    """Runs the notebooks that `nox -s docs` wrote, in Jupyter, 5 minutes; `-- rope` for one."""
-    install(session, "-e", ".[plot]", *group("notebooks"))
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(Path("build/compiled").resolve())}
-    session.run("python", "docs/notebooks.py", "--run", *session.posargs, env=CPU | cache)
-
-
-@nox.session
 def bench(session: nox.Session) -> None:
     """Speed, memory and errors beside other libraries, all of them from Python 3.12 on, 20 minutes; `-- --quick`, 5.
 
@@ -155,6 +147,14 @@ def bench(session: nox.Session) -> None:
 
 
 # What is shipped, and the tests on other versions, settings and devices
+
+
+@nox.session
+def notebooks(session: nox.Session) -> None:
+    """Runs the notebooks that `nox -s docs` wrote, in Jupyter, 5 minutes; `-- rope` for one."""
+    install(session, "-e", ".[plot]", *group("notebooks"))
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(Path("build/compiled").resolve())}
+    session.run("python", "docs/notebooks.py", "--run", *session.posargs, env=CPU | cache)
 
 
 @nox.session
