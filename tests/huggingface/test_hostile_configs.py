@@ -155,7 +155,7 @@ def true_spectrum(parameters, head_dim, maximum, length):
 
 def check_layer(layer, length):
     """A layer's frequencies by the formulas, from its settings."""
-    rope = dict(layer.parameters)
+    rope = dict(layer.settings)
     head_dim = layer.head_dim
     if layer.rotary_dim == 0:
         assert not rope
@@ -167,7 +167,7 @@ def check_layer(layer, length):
     share = 1 if rope["rope_type"] == "proportional" else rope.get("partial_rotary_factor", 1)
     if layer.rotary_dim != int(head_dim * share):
         head_dim = layer.rotary_dim  # of latent attention
-    turns, amplitude = true_spectrum(layer.parameters, head_dim, rope.get("max_position_embeddings", 1), length)
+    turns, amplitude = true_spectrum(layer.settings, head_dim, rope.get("max_position_embeddings", 1), length)
     assert max(abs(a - b) for a, b in zip(layer.frequencies.turns, turns, strict=True)) <= 2
     assert abs(layer.frequencies.attention_factor - amplitude) <= 4e-16 * abs(amplitude)
     if "mrope_alternating" in rope:  # height and width in turn, then time
@@ -186,7 +186,7 @@ def check_said(plan, config):
     text = next((config[k] for k in ("thinker_config", "text_config", "language_config") if config.get(k)), None)
     if text is not None:
         return check_said(plan, text)
-    of_all = [dict(layer.parameters) for layer in plan.layers if layer.parameters]
+    of_all = [dict(layer.settings) for layer in plan.layers if layer.settings]
     for name in ("rope_scaling", "rope_parameters"):
         raw = config.get(name) or {}
         few = len(plan.layers) < 6  # possibly none of the layer type that the settings are for
@@ -217,7 +217,7 @@ def read_off(plan):
     """What a plan says, by property, as the oracle puts it."""
     layers = []
     for layer in plan.layers:
-        settings, scale = dict(layer.parameters), layer.query_scale
+        settings, scale = dict(layer.settings), layer.query_scale
         base, kind = settings.pop("rope_theta", None), settings.get("rope_type")
         if kind != "proportional":
             settings.pop("partial_rotary_factor", None)  # rotary_dim says it
@@ -329,7 +329,7 @@ def another(key, value):
 def check_sensitive(case, plan, config, arguments):
     """No key that speaks of rotations can be changed without changing the plan."""
     changes = 0
-    used = {layer.parameters for layer in plan.layers if layer.parameters}
+    used = {layer.settings for layer in plan.layers if layer.settings}
     names = str([m.get("model_type") for m in mappings(config)])
     by_type = re.search("gemma3|gemma2_|modernbert|olmo3|dots3|neomme|ultrabert", names)
     none_scaled = config.get("rope_scaling_layers") == []

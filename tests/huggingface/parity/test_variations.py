@@ -52,7 +52,7 @@ def varied(model_type, seed):
     kinds = list(dict.fromkeys(getattr(usual, "layer_types", None) or [])) if model.nested or model.thetas else []
     rotating = next(layer for layer in plan.layers if layer.rotary_dim)
     pairs = (rotating.rotary_dim if model.latent or model.partial is None else rotating.head_dim) // 2
-    sections = model.sections and dict(rotating.parameters)["mrope_section"]
+    sections = model.sections and dict(rotating.settings)["mrope_section"]
     own = {"mrope_section": list(sections)} if sections else {}
     drawn = {kind: draw(rng, model, pairs) | own for kind in kinds} or draw(rng, model, pairs) | own
     if model_type == "mistral4":  # its class has the rotated part as a share only
