@@ -4,8 +4,8 @@ A learned factor $e^\alpha$ of a frequency $\omega$ is applied as a correction o
 
 $$\theta = \omega p + \left(\omega\,(e^\alpha - 1)\right) p.$$
 
-Only the second frequency, which is small if little was learned, is rounded to float32: the error of the phase is at most
-$2^{-22}\,|\omega\,(e^\alpha - 1)\,p| + 2^{-48}\,|\omega p|$ above that of an exact spectrum.
+Only the second frequency is rounded to float32, and it is small if little was learned: the error of the phase is at
+most $2^{-22}\,|\omega\,(e^\alpha - 1)\,p| + 2^{-48}\,|\omega p|$ above that of an exact spectrum.
 """
 
 from __future__ import annotations

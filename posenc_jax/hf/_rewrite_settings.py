@@ -361,8 +361,7 @@ _BASES_OF_V4 = {"main": ("rope_theta", 10_000.0), "compress": ("compress_rope_th
 
 
 def deepseek_v4(config: dict[str, Any]) -> None:
-    """The last features of values rotate too, and outputs rotate back; sliding layers take rope_theta alone (main), the
-    others compress_rope_theta and the scaling, whose amplitude is 1 by default (compress)."""
+    """Values rotate too, outputs back; sliding layers have rope_theta, others compress_rope_theta and the scaling."""
     refuse(config, "rope_on_values", "indexer_part")
     d, types = Keys(config), _layer_types_of_v4(config)
     head_dim = _checks.size("head_dim", d.get("head_dim", default=512))

@@ -6,6 +6,7 @@ POSENC_HOSTILE=N multiplies the number of configs (`nox -s fuzz`). A failure nam
 
 import collections
 import copy
+import dataclasses
 import functools
 import json
 import math
@@ -210,7 +211,7 @@ def check_said(plan, config):
         assert counted_otherwise or config.get(key) in (None, len(plan.layers))
 
 
-PROPERTIES = (*configs.OF_LAYERS, "layout", "part", "softmax_scale", "indexer")
+PROPERTIES = (*configs.OF_LAYERS, "layout", "part", "softmax_scale", "indexer", "rotates_values")
 
 
 def read_off(plan):
@@ -221,16 +222,24 @@ def read_off(plan):
         base, kind = settings.pop("rope_theta", None), settings.get("rope_type")
         if kind != "proportional":
             settings.pop("partial_rotary_factor", None)  # rotary_dim says it
-        scale = scale and (scale.coefficient, scale.period, scale.offset, scale.form)
+        assert layer.learned_log_factor == settings.get("learned_log_factor")
+        scale = scale and dataclasses.astuple(scale)
         layers.append((layer.rotary_dim > 0, layer.head_dim, layer.rotary_dim, base, settings, scale))
     rows = map(list, zip(*layers, strict=True))
     own = plan.indexer
-    indexer = own and (own.layout, own.part, own.layers[0].head_dim)
+    first = own and own.layers[0]
+    indexer = own and (
+        own.layout,
+        own.part,
+        first.head_dim,
+        first.query_scale and dataclasses.astuple(first.query_scale),
+    )
     if own:
-        spectra = [[layer.frequencies for layer in either.layers] for either in (plan, own)]
+        spectra = [[(how.frequencies, how.learned_log_factor) for how in either.layers] for either in (plan, own)]
         assert spectra[0] == spectra[1] and len({layer.head_dim for layer in own.layers}) == own.softmax_scale == 1
-        assert not any(layer.query_scale for layer in own.layers)
-    return dict(zip(PROPERTIES, (*rows, plan.layout, plan.part, plan.softmax_scale, indexer), strict=True))
+        assert len({layer.query_scale for layer in own.layers}) == 1
+    rest = plan.layout, plan.part, plan.softmax_scale, indexer, plan.rotates_values
+    return dict(zip(PROPERTIES, (*rows, *rest), strict=True))
 
 
 # What few plans say: without them the comparison would see no more than the usual.
@@ -333,8 +342,9 @@ def check_sensitive(case, plan, config, arguments):
     names = str([m.get("model_type") for m in mappings(config)])
     by_type = re.search("gemma3|gemma2_|modernbert|olmo3|dots3|neomme|ultrabert", names)
     none_scaled = config.get("rope_scaling_layers") == []
+    one_spectrum = "deepseek_v4" in names and len(used) == 1
     if (
-        not used or none_scaled or by_type and len(plan.layers) < 6
+        not used or one_spectrum or none_scaled or by_type and len(plan.layers) < 6
     ):  # possibly none of the layer type that the settings are for
         return changes
     kinds = [
