@@ -118,14 +118,14 @@ def _plan(values: Mapping[str, Any], settings: Keys, layout: Any, length: int | 
     by_length = any("short_factor" in d or MAXIMUM in d for d in spectra)
     length = length if by_length else None
     indexer = _indexer(config, layers, length)
-    values = "rope_on_values" in config.model.reads and config.flag("rope_on_values")
+    rotates_values = "rope_on_values" in config.model.reads and config.flag("rope_on_values")
     if not config.model_type:
         config.use(*_SIZES)
         config.finish()
     elif spectra:  # if no layer rotates, keys may stay unused
         config.finish(speaks_of_positions)
     part = "last" if config.latent and spectra else "first"
-    return RotaryPlan(tuple(layers), layout, part, _softmax_scale(spectra), length, indexer, values)
+    return RotaryPlan(tuple(layers), layout, part, _softmax_scale(spectra), length, indexer, rotates_values)
 
 
 def _check_switches(config: Config) -> None:
