@@ -376,11 +376,12 @@ def deepseek_v4(config: dict[str, Any]) -> None:
     nested = any(isinstance(given.get(name), Mapping) for name in _BASES_OF_V4)
     for name, (key, usual) in _BASES_OF_V4.items():
         if nested:
-            own = extended(mapping(f"rope_parameters.{name}", given.pop(name, None)), rope_theta=config.get(key))
+            own = dict(mapping(f"rope_parameters.{name}", given.pop(name, None)))
             own.setdefault("partial_rotary_factor", outer)
-            own_keys = Keys(own, f"rope_parameters.{name}")
-            own_keys.need("rope_theta")  # transformers would take the other one
-            own_keys.need("partial_rotary_factor")  # it would rotate the whole head
+            inner = Keys(own, f"rope_parameters.{name}")
+            inner.need("partial_rotary_factor")  # transformers would rotate the whole head
+            inner.need("rope_theta")  # and take the other base
+            check_agreement(inner.found("rope_theta") | d.found(key))
         else:
             own = _flat_of_v4(config, given, name) | {"rope_theta": d.number(key, usual)}
         share = Keys(own, f"rope_parameters.{name}").number("partial_rotary_factor", None)
