@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posenc_jax import _checks
+from posenc_jax import _arguments, _checks
 from posenc_jax._checks import Layout, public, require, require_type
-from posenc_jax._frequencies import Frequencies, geometric, parse_static
+from posenc_jax._frequencies import Frequencies, parse_static
 from posenc_jax._pairs import TurnSettings
 from posenc_jax._xla import compiled
 from posenc_jax.hf import _apply
@@ -196,7 +196,7 @@ class RotaryPlan:
         scaled: bool | None = None,
         parameters: Mapping[str, jax.typing.ArrayLike] | None = None,
     ) -> jax.Array:
-        r"""Rotates the queries or the keys of one layer as the model does, and scales its queries.
+        r"""Rotates queries, keys, values or outputs of one layer as the model does, and scales its queries.
 
         With the rotation $R$ of the layer, a query $q$ at position $p$ becomes
 
@@ -206,8 +206,8 @@ class RotaryPlan:
         A layer without positions does not turn x.
 
         Where values rotate (`rotates_values`), a value $v$ at position $p$ becomes $R_p v$, and the output $o$ of a
-        query at position $p$ becomes $R_{-p}\, o$, so that a value counts by its distance from the query. In all other
-        models, values and outputs are returned as they are.
+        query at position $p$ becomes $R_{-p}\, o$, so that a value counts by its distance from the query; both have the
+        amplitude of the frequencies. In all other models, values and outputs are returned as they are.
 
         Args:
           x: queries or keys, floats of shape (..., seq, heads, head_dim), where head_dim is that of the layer; or only
@@ -248,17 +248,17 @@ class RotaryPlan:
         role, scaled = self._parse_role_and_scaled(role, scaled)
         index = _apply.parse_layer(layer, [z.head_dim for z in self.layers])
         if role in ("value", "output") and not self.rotates_values:
-            layers = (_apply.LayerTurn(geometric(0)),) * len(self.layers)
             x = _apply.parse_width(x)
-        else:
-            softmax_scale = self.softmax_scale if scaled and role == "query" else 1.0
-            layers = tuple(
-                _apply.LayerTurn(
-                    how.frequencies, how.query_scale if role == "query" else None, softmax_scale, how.learned_log_factor
-                )
-                for how in self.layers
+            _arguments.parse_head_axis("x", x, head_axis)
+            return x
+        softmax_scale = self.softmax_scale if scaled and role == "query" else 1.0
+        layers = tuple(
+            _apply.LayerTurn(
+                how.frequencies, how.query_scale if role == "query" else None, softmax_scale, how.learned_log_factor
             )
-            x = _apply.parse_width(x, self._widths(index))
+            for how in self.layers
+        )
+        x = _apply.parse_width(x, self._widths(index))
         settings = TurnSettings(self.layout, self.part == "last", backward=role == "output")
         return _apply.rotate(settings, layers, x, positions, index, head_axis, parameters)
 

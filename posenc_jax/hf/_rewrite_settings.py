@@ -402,7 +402,7 @@ def deepseek_v4(config: dict[str, Any]) -> None:
 
 
 def _layer_types_of_v4(config: dict[str, Any]) -> list[str]:
-    """By layer_types, by compress_ratios, or by the pattern of the class."""
+    """By layer_types, by compress_ratios, or by the class, which has no sliding layers."""
     more, count = "num_nextn_predict_layers", count_of(Keys(config))
     types, ratios = (take_layers(config, name, more=more) for name in ("layer_types", "compress_ratios"))
     known = [*_TYPES_OF_V4.values()]
@@ -413,7 +413,7 @@ def _layer_types_of_v4(config: dict[str, Any]) -> list[str]:
         require(types in (None, of_ratios), "compress_ratios contradicts layer_types = {!r:.60}", types)
         return [*of_ratios]
     if types is None:
-        return [known[1] if i > 2 and i % 2 else known[2] for i in range(count)]
+        return [known[1]] * count  # or [2], in turn: both have the spectrum "compress"
     require(all(kind in known for kind in types), "layer_types must be of {}, got {!r:.60}", known, types)
     return [*types]
 

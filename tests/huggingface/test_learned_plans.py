@@ -294,6 +294,10 @@ def test_in_other_models_values_and_outputs_stay():
         np.testing.assert_array_equal(LEARNED.rotate(wide, 0, AT, head_axis=-2, role=role), wide)
     traced = jax.jit(lambda layer: LEARNED.rotate(wide, layer, AT, head_axis=-2, role="value"))(1)
     np.testing.assert_array_equal(traced, wide)
+    several = RotaryPlan((RotaryLayer(pe.axial(8, 2), 8),), "half")
+    np.testing.assert_array_equal(several.rotate(wide, 0, np.zeros((5, 2), int), head_axis=-2, role="value"), wide)
+    with pytest.raises(ValueError, match="head_axis must be an axis of x"):
+        several.rotate(wide, 0, head_axis=7, role="output")
 
 
 # Plans as values, errors
