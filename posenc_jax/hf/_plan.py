@@ -180,7 +180,7 @@ class RotaryPlan:
         """The names and the shapes of the learned parameters that `rotate` needs; those of its indexer are its own.
 
         Names are those of the checkpoint. `{layer}` stands for the index of the layer, and `name.format(layer=3)` is
-        the name in the fourth layer.
+        the name in the fourth layer. Of an indexer, a checkpoint has the layers that have one.
         """
         return tuple(dict.fromkeys(shape for layer in self.layers for shape in shapes_of(layer).items()))
 
