@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -78,20 +79,19 @@ def rotate(
     options = settings.layout, head_axis, "last" if settings.last else "first"
     for frequencies in others:  # a traced layer may choose any
         _arguments.parse_rotary(x, positions, frequencies, *options)
-    x, positions, _, axis = _arguments.parse_rotary(x, positions, first, *options)
+    x, positions, _, heads = _arguments.parse_rotary(x, positions, first, *options)
     if positions is not None and any(how.query_scale for how in applied):
         _check_scaled(positions)
-    arrays = parse_parameters(parameters, _shapes(applied, x, axis))
-    return _rotate(settings, applied, x, positions, index, arrays, axis)
+    arrays = parse_parameters(parameters, _shapes(applied, x, heads))
+    return _rotate(settings, applied, x, positions, index, arrays, heads)
 
 
-def _shapes(layers: Sequence[LayerTurn], x: jax.Array, head_axis: int | None) -> Shapes:
+def _shapes(layers: Sequence[LayerTurn], x: jax.Array, heads: tuple[int, ...]) -> Shapes:
     """The parameters that these layers need."""
-    of_heads = any(isinstance(how.query_scale, HeadScale) for how in layers)
-    if of_heads and head_axis is None:
+    if not heads and any(isinstance(how.query_scale, HeadScale) for how in layers):
         raise invalid("head_axis must be given, because each head has its own scale of queries, got None")
-    heads = None if head_axis is None else x.shape[head_axis]
-    return {name: shape for how in dict.fromkeys(layers) for name, shape in shapes_of(how, heads).items()}
+    count = math.prod(x.shape[axis] for axis in heads)
+    return {name: shape for how in dict.fromkeys(layers) for name, shape in shapes_of(how, count).items()}
 
 
 def _first_coordinate(positions: Any, layers: Sequence[LayerTurn]) -> Any:
@@ -118,11 +118,11 @@ def _rotate(
     positions: jax.Array | None,
     layer: jax.Array | None,
     parameters: dict[str, jax.Array],
-    head_axis: int | None,
+    heads: tuple[int, ...],
 ) -> jax.Array:
     """Applies to x the turn that `layer` selects, NaN if there is none; without a layer, the only turn."""
-    positions, distinct = placed(x, positions, head_axis), list(dict.fromkeys(layers))
-    branches: list[Callable[..., Any]] = [functools.partial(_applied, settings, head_axis, how) for how in distinct]
+    positions, distinct = placed(x, positions, heads), list(dict.fromkeys(layers))
+    branches: list[Callable[..., Any]] = [functools.partial(_applied, settings, heads, how) for how in distinct]
     if layer is None:
         return branches[0](x, positions, parameters)
     branches.append(functools.partial(_nan, settings))
@@ -138,7 +138,7 @@ def _nan(settings: TurnSettings, x: jax.Array, positions: jax.Array, _: Any) -> 
 
 def _applied(
     settings: TurnSettings,
-    head_axis: int | None,
+    heads: tuple[int, ...],
     how: LayerTurn,
     x: jax.Array,
     positions: jax.Array,
@@ -153,8 +153,7 @@ def _applied(
     y = turn(settings._replace(result=dtype), x, angles)
     scale = np.ones((), dtype)
     if isinstance(how.query_scale, HeadScale):
-        assert head_axis is not None
-        scale = head_factors(how.query_scale, positions[..., :1], parameters, head_axis).astype(dtype)
+        scale = head_factors(how.query_scale, positions[..., :1], parameters, x, heads).astype(dtype)
     elif how.query_scale:
         scale = how.query_scale(positions[..., :1]).astype(dtype)
     return (y * (scale * np.array(how.softmax_scale, dtype))).astype(x.dtype)

@@ -125,9 +125,14 @@ def learned_waves(frequencies: Frequencies, log_factor: jax.Array, positions: ja
     return Waves(table if amplitude == 1 else table * np.float32(amplitude))
 
 
-def head_factors(scale: HeadScale, positions: jax.Array, arrays: Mapping[str, jax.Array], head_axis: int) -> jax.Array:
-    """The factors of queries at positions (..., 1), which have an axis of size 1 for the heads."""
-    others = [axis for axis in range(positions.ndim) if axis != head_axis]
+def head_factors(
+    scale: HeadScale, positions: jax.Array, arrays: Mapping[str, jax.Array], x: jax.Array, heads: tuple[int, ...]
+) -> jax.Array:
+    """The factors of queries x at positions (..., 1), which have axes of size 1 for the heads."""
+    others = [axis for axis in range(x.ndim) if axis not in heads]
     dtype = compute_dtype(*(arrays[name] for name in (scale.scale, scale.bias)))
-    slope, bias = (jnp.expand_dims(arrays[name].astype(dtype), others) for name in (scale.scale, scale.bias))
+    slope, bias = (
+        jnp.expand_dims(arrays[name].astype(dtype).reshape([x.shape[axis] for axis in heads]), others)
+        for name in (scale.scale, scale.bias)
+    )
     return slope * jnp.log1p(positions.astype(dtype)) + bias

@@ -163,7 +163,7 @@ class VisionPlan(RotaryPlan):
         layer: int | jax.Array,
         positions: jax.typing.ArrayLike | None = None,
         *,
-        head_axis: int | None,
+        head_axis: int | tuple[int, ...] | None,
         role: Role | None = None,
         scaled: bool | None = None,
         parameters: Mapping[str, jax.typing.ArrayLike] | None = None,

@@ -194,6 +194,21 @@ def test_the_same_bits_in_every_program():
         np.testing.assert_array_equal(y, whole[0])
 
 
+def test_two_axes_of_heads_have_a_parameter_for_each_head():
+    x, arrays = np.concatenate([X, X[::-1]], 2), jax.tree.map(lambda a: np.concatenate([a, -a]), ARRAYS)
+    arrays |= {"alpha": ARRAYS["alpha"]}
+
+    @quick
+    def both(x):
+        whole = rotate(x, 0, "query", arrays)
+        grouped = x.reshape(2, 5, 2, 3, 8)
+        return whole, LEARNED.rotate(grouped, 0, AT, head_axis=(-3, -2), role="query", parameters=arrays).reshape(
+            x.shape
+        )
+
+    np.testing.assert_allclose(*both(x), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_16_bits_are_rounded_once(dtype):
     x = X.astype(dtype)
