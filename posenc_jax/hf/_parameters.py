@@ -114,7 +114,6 @@ _expm1.defjvps(lambda dx, result, x: (result + 1) * dx)
 
 def learned_waves(frequencies: Frequencies, log_factor: jax.Array, positions: jax.Array) -> Waves:
     """The waves at positions (..., 1) by the frequencies times exp(log_factor), with their amplitude."""
-    _checks.unsharded("parameters", log_factor)
     exact = frequencies.angular
     high = exact.astype(np.float32)
     low = (exact - high).astype(np.float32)

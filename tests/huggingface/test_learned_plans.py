@@ -123,6 +123,8 @@ def test_the_exponential():
     np.testing.assert_array_equal(jax.jit(lambda: _expm1(jnp.asarray(x)))(), y)
     np.testing.assert_allclose(jax.vmap(jax.grad(_expm1))(x[::100]), np.exp(np.float64(x[::100])), rtol=1e-6, atol=1e-7)
     assert np.isnan(_expm1(jnp.float32(np.nan)))
+    beyond, at = (_expm1(jnp.float32([-1, 1]) * size) for size in (1e6, 87))
+    np.testing.assert_array_equal(beyond, at)
 
 
 def test_nothing_learned_is_the_plan_of_the_config():
@@ -255,6 +257,10 @@ def test_heads_on_several_devices(on_cpu):
             got = jax.jit(f)(y, p, dict(zip(arrays, rest, strict=True)))
             assert jax.typeof(got).sharding.spec == P("d", None, "h", None)
             np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+        alpha = jax.device_put(np.ones(4, np.float32), NamedSharding(explicit, P("h")))
+        plan = RotaryPlan((RotaryLayer(pe.geometric(8), 8, learned_log_factor="alpha"),), "half")
+        with pytest.raises(ValueError, match=r"parameters\['alpha'\] must not be sharded along axis 0"):
+            plan.rotate(x, 0, head_axis=-2, parameters={"alpha": alpha})
     auto = mesh(axis_types=(AxisType.Auto,) * 2)
     mapped = jax.shard_map(f, mesh=auto, in_specs=(heads, P("d"), split), out_specs=heads)
     np.testing.assert_allclose(jax.jit(mapped)(x, at, arrays), want, rtol=1e-6, atol=1e-6)
@@ -363,6 +369,9 @@ def test_deepseek_v4():
     del spectra["compress"]["attention_factor"]
     louder = rotary_from_config(nested | {"rope_parameters": spectra})
     assert louder.layers[1].frequencies.attention_factor == pytest.approx(0.1 * np.log(2048) + 1)
+    original = {key: value for key, value in ROPE.items() if "original" in key}
+    inside = {key: value for key, value in ROPE.items() if key not in original}
+    assert rotary_from_config(V4 | original | {"rope_scaling": inside}) == plan
     pattern = rotary_from_config({"model_type": "deepseek_v4", "num_hidden_layers": 6})
     assert {layer.frequencies for layer in pattern.layers} == {pe.geometric(64, 160_000.0)}
 
