@@ -83,8 +83,9 @@ def rotate(
     if positions is not None and any(how.query_scale for how in applied):
         _check_scaled(positions)
     arrays = parse_parameters(parameters, _shapes(applied, x, heads))
-    for name in {how.learned_log_factor for how in applied} & arrays.keys():
-        _checks.unsharded(f"parameters[{name!r}]", arrays[name])
+    for name in dict.fromkeys(how.learned_log_factor for how in applied):
+        if name is not None:
+            _checks.unsharded(f"parameters[{name!r}]", arrays[name])
     return _rotate(settings, applied, x, positions, index, arrays, heads)
 
 
