@@ -36,7 +36,7 @@ def prope(
     intrinsics: ArrayLike | None = None,
     *,
     role: CameraRole,
-    head_axis: int | None,
+    head_axis: int | tuple[int, ...] | None,
     image_size: tuple[float, float] | None = None,
     width: int | None = None,
 ) -> jax.Array:
@@ -105,27 +105,27 @@ def prope(
       Attention Mechanism for Multi-View Transformers", 2024, section 3.
     """
     role = _checks.one_of("role", role, ("query", "key", "value", "output"))
-    x, axis, width = _parse_features(x, head_axis, width)
+    x, heads, width = _parse_features(x, head_axis, width)
     size = _parse_size(image_size, intrinsics)
-    extrinsics = _parse_camera("extrinsics", extrinsics, 4, x, axis)
+    extrinsics = _parse_camera("extrinsics", extrinsics, 4, x, heads)
     _check_rigid(extrinsics)
     if intrinsics is not None:
-        intrinsics = _parse_camera("intrinsics", intrinsics, 3, x, axis)
+        intrinsics = _parse_camera("intrinsics", intrinsics, 3, x, heads)
         _check_triangular(intrinsics)
-    return _prope(x, extrinsics, intrinsics, role=role, head_axis=axis, size=size, width=width)
+    return _prope(x, extrinsics, intrinsics, role=role, heads=heads, size=size, width=width)
 
 
-def _parse_features(x: Any, head_axis: Any, width: Any) -> tuple[jax.Array, int | None, int]:
-    """x, its head axis counted from the front, and how many features are transformed."""
+def _parse_features(x: Any, head_axis: Any, width: Any) -> tuple[jax.Array, tuple[int, ...], int]:
+    """x, its head axes counted from the front, and how many features are transformed."""
     axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
     x = _checks.floats("x", x, axes, known=(-1,))
-    axis, head_dim = _arguments.parse_head_axis("x", x, head_axis), x.shape[-1]
+    heads, head_dim = _arguments.parse_head_axis("x", x, head_axis), x.shape[-1]
     require(head_dim and head_dim % 4 == 0, "x must have a head_dim that is a multiple of 4, got shape {}", x.shape)
     _checks.unsharded("x", x)
     width = head_dim if width is None else _checks.integer("width", width)
     fits = 0 < width <= head_dim and width % 4 == 0
     require(fits, "width must be a multiple of 4 from 4 to head_dim, {}, got {}", head_dim, width)
-    return x, axis, width
+    return x, heads, width
 
 
 def _parse_size(image_size: Any, intrinsics: Any) -> tuple[float, float] | None:
@@ -140,7 +140,7 @@ def _parse_size(image_size: Any, intrinsics: Any) -> tuple[float, float] | None:
     return height, width
 
 
-def _parse_camera(name: str, value: Any, n: int, x: jax.Array, head_axis: int | None) -> jax.Array:
+def _parse_camera(name: str, value: Any, n: int, x: jax.Array, heads: tuple[int, ...]) -> jax.Array:
     """A float array (..., n, n) whose leading axes broadcast to the rows of x."""
     camera = _checks.floats(name, value, (..., str(n), str(n)), known=(-2, -1))
     wide = camera.dtype.itemsize >= 4
@@ -148,7 +148,7 @@ def _parse_camera(name: str, value: Any, n: int, x: jax.Array, head_axis: int | 
     require(camera.shape[-2:] == (n, n), "{} must have shape (..., {}, {}), got {}", name, n, n, camera.shape)
     for axis in (-2, -1):
         _checks.unsharded(name, camera, axis)
-    _arguments.fits_beside(name, camera, "x", x, "x without its head axis and its last", head_axis, own=2)
+    _arguments.fits_beside(name, camera, "x", x, "x without its head axis and its last", heads, own=2)
     return camera
 
 
@@ -183,21 +183,21 @@ def _check_triangular(intrinsics: jax.Array) -> None:
     require(usable, "intrinsics must be finite, with focal lengths other than 0, got {}", known.reshape(-1, 9)[:1])
 
 
-@compiled("prope", static_argnames=("role", "head_axis", "size", "width"))
+@compiled("prope", static_argnames=("role", "heads", "size", "width"))
 def _prope(
     x: jax.Array,
     extrinsics: jax.Array,
     intrinsics: jax.Array | None,
     *,
     role: CameraRole,
-    head_axis: int | None,
+    heads: tuple[int, ...],
     size: tuple[float, float] | None,
     width: int,
 ) -> jax.Array:
     cameras = [extrinsics] if intrinsics is None else [extrinsics, intrinsics]
     flat = (camera.reshape(*camera.shape[:-2], camera.shape[-1] ** 2) for camera in cameras)
     dtype = compute_dtype(x, *cameras)
-    pose, *lens = _mesh.agreeing([placed(x, camera.astype(dtype), head_axis) for camera in flat])
+    pose, *lens = _mesh.agreeing([placed(x, camera.astype(dtype), heads) for camera in flat])
     rows = [pose[..., 4 * i : 4 * i + 4] for i in range(3)]  # of [R | t]
     lens = _lens(lens[0], *size) if size else None
     inverse = role in ("key", "value")
