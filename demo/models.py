@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 import posenc_jax as pe
-from posenc_jax.nnx import FIRE, KERPLE, ALiBi, LearnedEncoding, SinusoidalEncoding, T5Bias, positional_attention
+from posenc_jax.nnx import FIRE, KERPLE, ALiBi, LearnedEncoding, PoPE, SinusoidalEncoding, T5Bias, positional_attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +80,13 @@ VARIANTS = {
             pe.yarn(s.head_dim, 10_000.0, length / s.length, original_max=s.length)
         ),
         weights="rotary",
+    ),
+    "pope": Variant(
+        "PoPE",
+        "rotary",
+        attention=lambda s, rngs, length: positional_attention(
+            PoPE(s.heads, 2 * s.head_dim, head_axis=-2, rngs=rngs)
+        ),
     ),
     "alibi": Variant("ALiBi", "bias", attention=biased(lambda s, rngs: ALiBi(s.heads)), shared=True),
     "t5": Variant(

@@ -267,3 +267,37 @@ def _refuse_one_position(
             f"{positions_name} must not be one for the {rows[-1]} vectors of {name} if attention_factor is {factor}"
         )
         raise invalid(f"{message}: {ways}")
+
+
+def parse_pope(
+    x: Any,
+    positions: Any,
+    frequencies: Any,
+    phase: Any,
+    layout: Any,
+    head_axis: Any,
+    *,
+    name: str = "x",
+    positions_name: str = "positions",
+) -> tuple[jax.Array, jax.Array | None, Spectrum, jax.Array | None, int | None]:
+    """x, positions with an axis of coordinates or None, frequencies, the phase at x's rank or None, and the head axis."""
+    x, head_axis = _turning(name, x, layout, head_axis, "first")
+    _checks.unsharded(name, x)
+    width = 2 * x.shape[-1]
+    frequencies = parse(width if frequencies is None else frequencies, even=True, unsharded=True)
+    message = "frequencies must have width {}, twice the features of {}, shape {}, got {}"
+    require(dim_of(frequencies) == width, message, width, name, x.shape, dim_of(frequencies))
+    rows_of = f"{name} without its head axis and its last"
+    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, head_axis=head_axis)
+    return x, positions, frequencies, None if phase is None else _phase_beside(name, x, phase, head_axis), head_axis
+
+
+def _phase_beside(name: str, x: jax.Array, phase: Any, head_axis: int | None) -> jax.Array:
+    """A phase (head_dim,) or (heads, head_dim), at x's rank."""
+    phase = _checks.on_device(_checks.array("phase", phase, _checks.FLOATS))
+    features = x.shape[-1:]
+    shapes = [features] if head_axis is None else [features, (x.shape[head_axis], *features)]
+    message = "phase must have shape {} beside {}, shape {}, got {}"
+    require(phase.shape in shapes, message, " or ".join(map(str, shapes)), name, x.shape, phase.shape)
+    _checks.unsharded("phase", phase)
+    return jnp.expand_dims(phase, [i for i in range(x.ndim - 1) if i != head_axis or phase.ndim == 1])

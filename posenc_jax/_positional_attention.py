@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import Layout, Part, invalid, require
 from posenc_jax._frequencies import Frequencies, parse_positions, parse_static
 from posenc_jax._pairs import TurnSettings
+from posenc_jax._pope import polar_vectors
 from posenc_jax._rotary import rotate_vectors
 from posenc_jax._waves import Angles
 
@@ -28,12 +30,24 @@ class PositionalSettings:
     frequencies: Frequencies
     layout: Layout
     part: Part
+    polar: bool = False  # PoPE instead of a rotation
 
     def __post_init__(self) -> None:
         """Checks the settings."""
         object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True, empty=True))
         _checks.layout("layout", self.layout)
         _checks.part("part", self.part)
+
+    @classmethod
+    def of(cls, frequencies: Any, layout: Any, part: Any, pope: Any) -> PositionalSettings:
+        """The settings of a rotation, or of `frequencies` if that is a module of the class `pope`."""
+        if not isinstance(frequencies, pope):
+            return cls(frequencies, layout, part)
+        message = "layout and part must be left out with PoPE, which has its own, got {!r} and {!r}"
+        require((layout, part) == ("half", "first"), message, layout, part)
+        module: Any = frequencies
+        require(module.head_axis == -2, "frequencies must be PoPE with head_axis -2, got {}", module.head_axis)
+        return cls(module.frequencies, module.layout, part, polar=True)
 
     def parse_biases(self, bias: Any, content_bias: Any) -> Biases:
         """Returns both; raises if these settings do not allow them."""
@@ -58,9 +72,13 @@ class PositionalSettings:
         *args: Any,
         input_positions: ArrayLike | None = None,
         key_positions: ArrayLike | None = None,
+        phase: jax.Array | None = None,
         **kwargs: Any,
     ) -> jax.Array:
-        """Calls `attention_fn` with query (..., queries, heads, head_dim) and key rotated, and all biases summed."""
+        """Calls `attention_fn` with query (..., queries, heads, head_dim) and key rotated, and all biases summed.
+
+        `phase` is that of PoPE.
+        """
         query, key, value = map(_checks.held, (query, key, value))
         queries, keys = self._parse_positions(query, key, input_positions, key_positions)
         if keys is None and queries is not None:
@@ -69,8 +87,14 @@ class PositionalSettings:
         if biased:
             bias = _add_biases(bias, biases, query, key, queries, keys)
         if self.frequencies.dim:
-            query = self._rotate("query", query, "input_positions", queries)
-            key = self._rotate("key", key, "input_positions" if keys is queries else "key_positions", keys)
+            of_keys = "input_positions" if keys is queries else "key_positions"
+            if self.polar:
+                # The attention function divides by the root of twice the features.
+                query = self._polar("query", query, "input_positions", queries, None, math.sqrt(2))
+                key = self._polar("key", key, of_keys, keys, phase)
+            else:
+                query = self._rotate("query", query, "input_positions", queries)
+                key = self._rotate("key", key, of_keys, keys)
         if not biased:
             return attention_fn(query, key, value, bias, *args, **kwargs)
         with jax.numpy_dtype_promotion("standard"):  # 16-bit scores plus a float32 bias are float32
@@ -82,6 +106,15 @@ class PositionalSettings:
         parsed = _arguments.parse_rotary(x, positions, *options, name=name, positions_name=positions_name)
         x, positions, frequencies, axis = parsed
         return rotate_vectors(TurnSettings(self.layout, self.part == "last"), x, Angles(positions, frequencies), axis)
+
+    def _polar(
+        self, name: str, x: Any, positions_name: str, positions: Any, phase: jax.Array | None, times: float = 1.0
+    ) -> jax.Array:
+        """`pope` of the query or the key, which errors call `name`, times a factor."""
+        frequencies = self.frequencies.with_attention_factor(times * self.frequencies.attention_factor)
+        options = frequencies, phase, self.layout, -2
+        *parsed, axis = _arguments.parse_pope(x, positions, *options, name=name, positions_name=positions_name)
+        return polar_vectors(*parsed, layout=self.layout, head_axis=axis)
 
     def _parse_positions(self, query: Any, key: Any, input_positions: Any, key_positions: Any) -> tuple[Any, Any]:
         """The positions of queries and of keys, each an array or None where they are counted."""

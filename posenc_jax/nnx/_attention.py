@@ -6,36 +6,51 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
+from jax import lax
 
 from posenc_jax._checks import Layout, Part, naming, public
 from posenc_jax._frequencies import Frequencies
+from posenc_jax._modules import bounded_phase
 from posenc_jax._positional_attention import PositionalSettings
+from posenc_jax.nnx._encodings import PoPE
 
 
 class PositionalAttention(nnx.Module):
-    """An attention_fn, made by `positional_attention`. The parameters of its biases are part of the layer's state."""
+    """An attention_fn, made by `positional_attention`. The parameters of its modules are part of the layer's state."""
 
     def __init__(
         self,
         settings: PositionalSettings,
+        pope: PoPE | None,
         bias: Callable[..., jax.Array] | None,
         content_bias: Callable[..., jax.Array] | None,
     ):
         self.settings = settings
+        self.pope = pope
         self.bias = bias
         self.content_bias = content_bias
 
     @naming("positional_attention")
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """`nnx.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
-        biases = self.bias, self.content_bias
-        return self.settings.attend(nnx.dot_product_attention, biases, query, key, value, *args, **kwargs)
+        function, biases = nnx.dot_product_attention, (self.bias, self.content_bias)
+        if self.pope is not None:
+            function, kwargs = _of_narrow_values, kwargs | {"phase": bounded_phase(self.pope.phase[...])}
+        return self.settings.attend(function, biases, query, key, value, *args, **kwargs)
+
+
+def _of_narrow_values(query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    """`nnx.dot_product_attention` of values narrower than keys, which JAX's own function refuses."""
+    around = [(0, 0, 0)] * (value.ndim - 1) + [(0, key.shape[-1] - value.shape[-1], 0)]
+    wide = lax.pad(value, np.zeros((), value.dtype), around)
+    return nnx.dot_product_attention(query, key, wide, *args, **kwargs)[..., : value.shape[-1]]
 
 
 @public
 def positional_attention(
-    frequencies: Frequencies | int,
+    frequencies: Frequencies | int | PoPE,
     *,
     bias: Callable[..., jax.Array] | None = None,
     content_bias: Callable[..., jax.Array] | None = None,
@@ -63,18 +78,19 @@ def positional_attention(
 
     Args:
       frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no
-        rotation.
+        rotation. Or `PoPE` with head_axis -2, which takes the place of the rotation, and whose phase becomes that of
+        the layer.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
         `posenc_jax.nnx`, whose parameters become those of the layer, or for example
         `functools.partial(pe.alibi, heads=8)`. Layers that are given the same module share its parameters.
       content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
         `ContentBias`, or a module of your own. query (..., queries, heads, head_dim) and key (..., keys, heads,
         head_dim) are as the layer projected them, neither rotated nor scaled. The result is not scaled either.
-      layout: as for `posenc_jax.rotary`.
+      layout: as for `posenc_jax.rotary`; `PoPE` has its own.
       part: as for `posenc_jax.rotary`.
 
     Returns:
-      The attention_fn, a module whose only parameters are those of the biases.
+      The attention_fn, a module whose only parameters are those of the biases and of `PoPE`.
 
     Raises:
       TypeError: if frequencies is an array, or bias or content_bias cannot be called.
@@ -100,5 +116,6 @@ def positional_attention(
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
-    settings = PositionalSettings(frequencies, layout, part)  # type: ignore[arg-type]
-    return PositionalAttention(settings, *settings.parse_biases(bias, content_bias))
+    settings = PositionalSettings.of(frequencies, layout, part, PoPE)
+    pope = frequencies if isinstance(frequencies, PoPE) else None
+    return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias))
