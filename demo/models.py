@@ -84,9 +84,7 @@ VARIANTS = {
     "pope": Variant(
         "PoPE",
         "rotary",
-        attention=lambda s, rngs, length: positional_attention(
-            PoPE(s.heads, 2 * s.head_dim, head_axis=-2, rngs=rngs)
-        ),
+        attention=lambda s, rngs, length: positional_attention(PoPE(s.heads, 2 * s.head_dim, head_axis=-2, rngs=rngs)),
     ),
     "alibi": Variant("ALiBi", "bias", attention=biased(lambda s, rngs: ALiBi(s.heads)), shared=True),
     "t5": Variant(

@@ -300,4 +300,6 @@ def _phase_beside(name: str, x: jax.Array, phase: Any, head_axis: int | None) ->
     message = "phase must have shape {} beside {}, shape {}, got {}"
     require(phase.shape in shapes, message, " or ".join(map(str, shapes)), name, x.shape, phase.shape)
     _checks.unsharded("phase", phase)
-    return jnp.expand_dims(phase, [i for i in range(x.ndim - 1) if i != head_axis or phase.ndim == 1])
+    phase = jnp.expand_dims(phase, [i for i in range(x.ndim - 1) if i != head_axis or phase.ndim == 1])
+    _checks.sharded_together({each: tuple(jax.typeof(a).sharding.spec) for each, a in (("phase", phase), (name, x))})
+    return phase

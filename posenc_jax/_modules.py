@@ -162,7 +162,9 @@ def bounded_phase(phase: jax.Array) -> jax.Array:
     return jnp.where(bounded == phase, phase, bounded)
 
 
-def polar(module: Any, query: Any, key: Any, positions: Any, key_positions: Any, phase: Any) -> tuple[jax.Array, jax.Array]:
+def polar(
+    module: Any, query: Any, key: Any, positions: Any, key_positions: Any, phase: Any
+) -> tuple[jax.Array, jax.Array]:
     """`pope` of a query and a key with the settings of a module."""
     settings: dict[str, Any] = {"head_axis": module.head_axis, "layout": module.layout}
     at = positions if key_positions is None else key_positions

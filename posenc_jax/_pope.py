@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.nn import softplus
 from jax.typing import ArrayLike
 
 from posenc_jax import _arguments
@@ -17,6 +16,7 @@ from posenc_jax._checks import Layout, public
 from posenc_jax._frequencies import Frequencies
 from posenc_jax._pairs import is_second
 from posenc_jax._rotary import placed
+from posenc_jax._softplus import softplus
 from posenc_jax._waves import Angles, features, is_shared
 from posenc_jax._xla import compiled, computed_where_used, materialized, product
 
@@ -91,9 +91,7 @@ def pope(
       Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", 2025,
       section 3.
     """
-    x, positions, frequencies, phase, axis = _arguments.parse_pope(
-        x, positions, frequencies, phase, layout, head_axis
-    )
+    x, positions, frequencies, phase, axis = _arguments.parse_pope(x, positions, frequencies, phase, layout, head_axis)
     return polar_vectors(x, positions, frequencies, phase, layout=layout, head_axis=axis)
 
 

@@ -49,6 +49,11 @@ def decayed(x, p, w, sign):
     return rotations.xpos(x, np.sin(turned), np.cos(turned), distance, "half", scale_base=20)
 
 
+def polar(x, p, w, phase):
+    turned = angles(p, w) + phase
+    return rotations.pope(x, np.sin(turned), np.cos(turned), "interleaved")
+
+
 AT = np.array([0, 2, 11, 3, 40], np.int32), np.array([3, 2, 0, 90], np.int32)
 
 
@@ -155,6 +160,11 @@ CASES = {
         functools.partial(decayed, sign=-1),
         (X[..., :6], MIXED, W),
     ),
+    "pope": (
+        lambda x, p, w, phase: pe.pope(x, p, w, phase=phase, layout="interleaved", head_axis=-2),
+        polar,
+        (X[..., :3], MIXED, W, normal(3, 3)),
+    ),
     "t5": (two_tables, of_two_tables, (normal(16, 3), normal(8, 3))),
     "fire": (fire, of_fire, FIRE),
 }
@@ -164,6 +174,7 @@ FEW = [
     "interleaved, the last, inverse",
     "two coordinates",
     "xpos, key",
+    "pope",
     "t5",
     "fire",
 ]
@@ -281,7 +292,7 @@ def test_eagerly(name):
 
 
 # Not of waves themselves, in whose derivatives XLA may contract products and sums.
-SAME_BITS = [name for name in CASES if "xpos" not in name and name not in ("fire", "cos_sin")]
+SAME_BITS = [name for name in CASES if "xpos" not in name and name not in ("fire", "cos_sin", "pope")]
 
 
 @pytest.mark.parametrize("name", tiered(SAME_BITS, ["two coordinates"]))

@@ -21,7 +21,7 @@ RNG = np.random.default_rng(0)
 
 
 # For the default: each kind of function that the others share, in one program.
-FEW = "array frequencies", "add, amplitude", "rotary, heads", "rotary, derivative", "xpos, key"
+FEW = "array frequencies", "add, amplitude", "rotary, heads", "rotary, derivative", "xpos, key", "pope", "pope, phase"
 
 
 @functools.cache  # so that its programs are compiled once

@@ -65,6 +65,10 @@ def by_waves(x, *waves):
     return pe.rotary(x, waves=waves, head_axis=-2)
 
 
+def of_phase(x, phase, positions):
+    return pe.pope(x, positions, phase=phase, layout="interleaved", head_axis=-2)
+
+
 ROTARY = partial(pe.rotary, head_axis=-2)
 BY_HEAD = normal(HEADS, 2, 1)  # of one pair: batch and sequence do not split tuning words, 68 bytes for each frequency
 # name → function, its arguments with what shards them, what shards the result
@@ -89,6 +93,8 @@ CASES = {
     "cos_sin": (partial(pe.cos_sin, frequencies=DIM), [(EACH, ROWS)], ROWS),
     "rotary, derivative": (back, [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
     "xpos": (partial(pe.xpos, head_axis=-2), [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
+    "pope": (partial(pe.pope, head_axis=-2), [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "pope, phase": (of_phase, [(Q, HEADED), (normal(HEADS, DIM), P(H)), (EACH, ROWS)], HEADED),
     "shift": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (EACH, ROWS)], ROWS),
     "shift, one": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (np.int32(5), P())], ROWS),
     "rotation_matrix": (partial(pe.rotation_matrix, frequencies=8), [(EACH, ROWS)], ROWS),

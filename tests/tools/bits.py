@@ -187,6 +187,15 @@ def xpos(draw: Draw) -> Any:
     return with_derivatives(lambda q, k, p: pe.xpos(q, k, p, 16, head_axis=-2, **settings), q, k, p)
 
 
+def pope(draw: Draw) -> Any:
+    x, phase = (
+        normal(draw, 2, 6, 4, 8, dtype=pick(draw, *DTYPES)),
+        pick(draw, None, normal(draw, 8), normal(draw, 4, 8)),
+    )
+    p, settings = pick(draw, None, positions(draw, 6)), {"layout": pick(draw, "interleaved", "half"), "head_axis": -2}
+    return with_derivatives(lambda x, p: pe.pope(x, p, phase=phase, **settings), x, p)
+
+
 def convert_layout(draw: Draw) -> Any:
     layouts = "interleaved", "half"
     source, target, part = pick(draw, *layouts), pick(draw, *layouts), pick(draw, "first", "last")
@@ -356,6 +365,7 @@ COMPUTED: dict[Callable[[Draw], Any], int] = {
     rotary_by_heads: 4,
     rotary_by_waves: 4,
     xpos: 4,
+    pope: 4,
     convert_layout: 4,
     biases: 5,
     attention: 12,
