@@ -88,7 +88,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Trains five small Transformers on real text, 3 minutes, and writes build/demo/index.html; `-- --all`, eight.
+    """Trains five small Transformers on real text, 3 minutes, and writes build/demo/index.html; `-- --all`, nine.
 
     The page is there after a few seconds and grows with each model.
     """
@@ -272,7 +272,7 @@ def bench_compiled(session: nox.Session, compiler: str) -> None:
 
 @nox.session
 def evidence(session: nox.Session) -> None:
-    """Trains the demo's models and other bases of RoPE from three seeds, 20 minutes; the site draws demo/evidence.json.
+    """Trains the demo's models and other bases of RoPE from three seeds, 22 minutes; the site draws demo/evidence.json.
 
     It writes build/demo/evidence.json, or what `-- --output FILE` names; interrupted, it goes on when it is run again.
     """

@@ -1,4 +1,4 @@
-"""Fits the polynomials of the sine, of 2^x and of softplus, and prints them beside the constants of the package, with all errors.
+"""Fits the polynomials of the sine, of 2^x and of softplus; prints them beside the package's, with all errors.
 
 Remez's exchange gives the best real coefficients. The package's are others near them and as good in float32, where the
 rounding of a phase, or of coefficients, is more than what they lose. From the fit on, a search over

@@ -81,11 +81,6 @@ VARIANTS = {
         ),
         weights="rotary",
     ),
-    "pope": Variant(
-        "PoPE",
-        "rotary",
-        attention=lambda s, rngs, length: positional_attention(PoPE(s.heads, 2 * s.head_dim, head_axis=-2, rngs=rngs)),
-    ),
     "alibi": Variant("ALiBi", "bias", attention=biased(lambda s, rngs: ALiBi(s.heads)), shared=True),
     "t5": Variant(
         "T5’s bias",
@@ -99,6 +94,11 @@ VARIANTS = {
     ),
     "kerple": Variant("KERPLE", "bias", attention=biased(lambda s, rngs: KERPLE(s.heads, rngs=rngs)), shared=True),
     "fire": Variant("FIRE", "bias", attention=biased(lambda s, rngs: FIRE(s.heads, threshold=s.length / 4, rngs=rngs))),
+    "pope": Variant(
+        "PoPE",
+        "rotary",
+        attention=lambda s, rngs, length: positional_attention(PoPE(s.heads, 2 * s.head_dim, head_axis=-2, rngs=rngs)),
+    ),
 }
 STORY = ("none", "sinusoidal", "learned", "rotary", "yarn", "alibi")  # the default; YaRN stretches the trained rotary
 

@@ -280,7 +280,7 @@ def parse_pope(
     name: str = "x",
     positions_name: str = "positions",
 ) -> tuple[jax.Array, jax.Array | None, Spectrum, jax.Array | None, int | None]:
-    """x, positions with an axis of coordinates or None, frequencies, the phase at x's rank or None, and the head axis."""
+    """x, positions with an axis of coordinates or None, frequencies, the phase at x's rank or None, the head axis."""
     x, head_axis = _turning(name, x, layout, head_axis, "first")
     _checks.unsharded(name, x)
     width = 2 * x.shape[-1]

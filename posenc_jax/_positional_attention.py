@@ -113,8 +113,9 @@ class PositionalSettings:
         """`pope` of the query or the key, which errors call `name`, times a factor."""
         frequencies = self.frequencies.with_attention_factor(times * self.frequencies.attention_factor)
         options = frequencies, phase, self.layout, -2
-        *parsed, axis = _arguments.parse_pope(x, positions, *options, name=name, positions_name=positions_name)
-        return polar_vectors(*parsed, layout=self.layout, head_axis=axis)
+        parsed = _arguments.parse_pope(x, positions, *options, name=name, positions_name=positions_name)
+        x, positions, frequencies, phase, axis = parsed
+        return polar_vectors(x, positions, frequencies, phase, layout=self.layout, head_axis=axis)
 
     def _parse_positions(self, query: Any, key: Any, input_positions: Any, key_positions: Any) -> tuple[Any, Any]:
         """The positions of queries and of keys, each an array or None where they are counted."""

@@ -193,8 +193,8 @@ class PoPE(nnx.Module):
       layout: as for `posenc_jax.pope`.
       head_axis: as for `posenc_jax.rotary`; -3 or -2, since each head has its own phase.
       param_dtype: dtype of the phase.
-      phase_init: initialiser of the phase (num_heads, head_dim). Zeros by default, as in PoPE-pytorch and x-transformers,
-        which both offer uniform in $[-2\pi, 0]$ as well.
+      phase_init: initialiser of the phase (num_heads, head_dim). Zeros by default, as in PoPE-pytorch and
+        x-transformers, which both offer uniform in $[-2\pi, 0]$ as well.
       phase_metadata: metadata of the parameter, such as its sharding.
       rngs: source of the initial values.
 
