@@ -4,8 +4,8 @@ The text is the source code of Python's standard library, byte by byte, so that 
 differ in nothing but their positions: none, the sinusoidal encoding, a learned table, rotary, or ALiBi's bias of
 attention; with `--all` also the biases of T5, KERPLE and FIRE, and PoPE. Each is then asked to predict the same
 held-out bytes in windows of its training length, of twice that and of four times that; the rotary one also with its
-spectrum stretched to those lengths by YaRN. The results go to `index.html` (which needs no network) and `results.json`. Both are there before
-the first model is trained and grow until the last; Ctrl-C keeps what is there.
+spectrum stretched to those lengths by YaRN. The results go to `index.html` (which needs no network) and
+`results.json`. Both are there before the first model is trained and grow until the last; Ctrl-C keeps what is there.
 
     python demo/train_text.py [--all] [--steps N] [--seed N] [--output FOLDER]
 """

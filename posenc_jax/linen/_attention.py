@@ -2,17 +2,19 @@ r"""The `attention_fn` of Flax Linen layers: rotary embeddings and biases."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from posenc_jax._checks import Layout, Part, naming, public
 from posenc_jax._frequencies import Frequencies
 from posenc_jax._modules import bounded_phase
-from posenc_jax._positional_attention import PositionalSettings
+from posenc_jax._positional_attention import PositionalSettings, parse_attention
 from posenc_jax.linen._encodings import PoPE
 
 
@@ -23,6 +25,7 @@ class PositionalAttention(nn.Module):
     pope: PoPE | None
     bias: Callable[..., jax.Array] | None
     content_bias: Callable[..., jax.Array] | None
+    attention: Callable[..., jax.Array] | None
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -40,7 +43,22 @@ class PositionalAttention(nn.Module):
         biases = self.bias, self.content_bias
         if self.pope is not None:
             kwargs |= {"phase": bounded_phase(self.pope.delta)}
-        return self.settings.attend(nn.dot_product_attention, biases, query, key, value, *args, **kwargs)
+        if self.attention is not None:
+            biases = tuple(map(_unbound, biases, ((), (query, key))))
+        return self.settings.attend(
+            nn.dot_product_attention, self.attention, biases, query, key, value, *args, **kwargs
+        )
+
+
+def _unbound(bias: Any, data: tuple[Any, ...]) -> Any:
+    """A bias as a function that JAX may trace, which a module inside another is not; makes its parameters."""
+    if not isinstance(bias, nn.Module) or bias.scope is None:
+        return bias
+    if bias.is_initializing():
+        one = jnp.zeros(1, jnp.int32)
+        bias(one, one, *(x[..., :1, :, :] for x in data))
+    module, variables = bias.unbind()
+    return functools.partial(module.apply, variables)
 
 
 @public
@@ -49,6 +67,7 @@ def positional_attention(
     *,
     bias: Callable[..., jax.Array] | None = None,
     content_bias: Callable[..., jax.Array] | None = None,
+    attention: Callable[..., jax.Array] | None = None,
     layout: Layout = "half",
     part: Part = "first",
 ) -> PositionalAttention:
@@ -74,7 +93,7 @@ def positional_attention(
     Args:
       frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no
         rotation. Or `PoPE` with head_axis -2, which takes the place of the rotation; its phase is under "attention_fn"
-        and "pope".
+        and "pope". Its queries come times √2: attention functions divide by the root of their width, twice head_dim.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
         `posenc_jax.linen`, or for example `functools.partial(pe.alibi, heads=8)`. A module made outside any other
         becomes part of the layer; its variables are under "attention_fn" and "bias". A module made in another's `setup`
@@ -83,6 +102,12 @@ def positional_attention(
         `ContentBias`, or a module of your own; its variables are under "attention_fn" and "content_bias". query
         (..., queries, heads, head_dim) and key (..., keys, heads, head_dim) are as the layer projected them, neither
         rotated nor scaled. The result is not scaled either.
+      attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
+        `posenc_jax.attention`, with options bound by `functools.partial`, whose memory is linear in the length; a
+        module with learned options, such as sinks, may call it. Bind causal=True in place of a causal mask; it goes by
+        positions. A mask must be the same for all heads and queries, (..., 1, 1, keys),
+        such as that of padding or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and
+        other options of Flax's function are errors.
       layout: as for `posenc_jax.rotary`; `PoPE` has its own.
       part: as for `posenc_jax.rotary`.
 
@@ -90,10 +115,10 @@ def positional_attention(
       The attention_fn: a module, and a hashable value without arrays, equal to any other with the same settings.
 
     Raises:
-      TypeError: if frequencies is an array, or bias or content_bias cannot be called.
-      ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, or a bias comes and
-        positions have several axes. When called: if positions are missing, or not one for each token, or a bias does
-        not have the shape above.
+      TypeError: if frequencies is an array, or bias, content_bias or attention cannot be called.
+      ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, a bias comes and
+        positions have several axes, or attention binds what it gets from here. When called: if positions are missing,
+        or not one for each token, a bias does not have the shape above, or attention cannot take an argument.
 
     Examples:
       >>> import functools
@@ -119,4 +144,4 @@ def positional_attention(
     """
     settings = PositionalSettings.of(frequencies, layout, part, PoPE)
     pope = frequencies if isinstance(frequencies, PoPE) else None
-    return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias))
+    return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias), parse_attention(attention))

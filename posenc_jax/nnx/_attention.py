@@ -2,6 +2,7 @@ r"""The `attention_fn` of Flax NNX layers: rotary embeddings and biases."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from jax import lax
 from posenc_jax._checks import Layout, Part, naming, public
 from posenc_jax._frequencies import Frequencies
 from posenc_jax._modules import bounded_phase
-from posenc_jax._positional_attention import PositionalSettings
+from posenc_jax._positional_attention import PositionalSettings, parse_attention
 from posenc_jax.nnx._encodings import PoPE
 
 
@@ -26,11 +27,13 @@ class PositionalAttention(nnx.Module):
         pope: PoPE | None,
         bias: Callable[..., jax.Array] | None,
         content_bias: Callable[..., jax.Array] | None,
+        attention: Callable[..., jax.Array] | None,
     ):
         self.settings = settings
         self.pope = pope
         self.bias = bias
         self.content_bias = content_bias
+        self.attention = attention
 
     @naming("positional_attention")
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
@@ -38,9 +41,10 @@ class PositionalAttention(nnx.Module):
         function, biases = nnx.dot_product_attention, (self.bias, self.content_bias)
         if self.pope is not None:
             function, kwargs = _of_narrow_values, kwargs | {"phase": bounded_phase(self.pope.phase[...])}
-        return self.settings.attend(function, biases, query, key, value, *args, **kwargs)
+        return self.settings.attend(function, self.attention, biases, query, key, value, *args, **kwargs)
 
 
+@functools.wraps(nnx.dot_product_attention)
 def _of_narrow_values(query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
     """`nnx.dot_product_attention` of values narrower than keys, which JAX's own function refuses."""
     around = [(0, 0, 0)] * (value.ndim - 1) + [(0, key.shape[-1] - value.shape[-1], 0)]
@@ -54,6 +58,7 @@ def positional_attention(
     *,
     bias: Callable[..., jax.Array] | None = None,
     content_bias: Callable[..., jax.Array] | None = None,
+    attention: Callable[..., jax.Array] | None = None,
     layout: Layout = "half",
     part: Part = "first",
 ) -> PositionalAttention:
@@ -79,13 +84,19 @@ def positional_attention(
     Args:
       frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no
         rotation. Or `PoPE` with head_axis -2, which takes the place of the rotation, and whose phase becomes that of
-        the layer.
+        the layer. Its queries come times √2: attention functions divide by the root of their width, twice head_dim.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
         `posenc_jax.nnx`, whose parameters become those of the layer, or for example
         `functools.partial(pe.alibi, heads=8)`. Layers that are given the same module share its parameters.
       content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
         `ContentBias`, or a module of your own. query (..., queries, heads, head_dim) and key (..., keys, heads,
         head_dim) are as the layer projected them, neither rotated nor scaled. The result is not scaled either.
+      attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
+        `posenc_jax.attention`, with options bound by `functools.partial`, whose memory is linear in the length; a
+        module with learned options, such as sinks, may call it. `is_causal` goes by the index of tokens, as in Flax; a
+        bound causal=True by their positions. A mask must be the same for all heads and queries, (..., 1, 1, keys),
+        such as that of padding or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and
+        other options of Flax's function are errors.
       layout: as for `posenc_jax.rotary`; `PoPE` has its own.
       part: as for `posenc_jax.rotary`.
 
@@ -93,10 +104,10 @@ def positional_attention(
       The attention_fn, a module whose only parameters are those of the biases and of `PoPE`.
 
     Raises:
-      TypeError: if frequencies is an array, or bias or content_bias cannot be called.
-      ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, or a bias comes and
-        positions have several axes. When called: if positions are missing, or not one for each token, or a bias does
-        not have the shape above.
+      TypeError: if frequencies is an array, or bias, content_bias or attention cannot be called.
+      ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, a bias comes and
+        positions have several axes, or attention binds what it gets from here. When called: if positions are missing,
+        or not one for each token, a bias does not have the shape above, or attention cannot take an argument.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -113,9 +124,18 @@ def positional_attention(
       >>> bool(jnp.allclose(step, whole[:, 3:4], atol=1e-6))
       True
 
+      The same in tiles, with a window of 128 keys:
+
+      >>> import functools
+      >>> import posenc_jax as pe
+      >>> tiles = functools.partial(pe.attention, window=(127, 0))
+      >>> attend = positional_attention(8, bias=T5Bias(2, rngs=nnx.Rngs(1)), attention=tiles)
+      >>> bool(jnp.allclose(attend(q, k, v, is_causal=True), whole, atol=1e-6))
+      True
+
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
     settings = PositionalSettings.of(frequencies, layout, part, PoPE)
     pope = frequencies if isinstance(frequencies, PoPE) else None
-    return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias))
+    return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias), parse_attention(attention))
