@@ -233,20 +233,23 @@ def test_attention_of_both_stacks(layout):
     phase, p = RNG.uniform(-6, 0, (2, 8)).astype(np.float32), np.array([5, 7, 8, 9, 1_000_000, 2_000_000_000])
     of_nnx = PoPE(2, 16, head_axis=-2, layout=layout, rngs=nnx.Rngs(0))
     of_nnx.phase[...] = jnp.asarray(phase)
-    of_linen = linen.positional_attention(linen.PoPE(2, 16, head_axis=-2, layout=layout))
+    linen_pope, tiles = linen.PoPE(2, 16, head_axis=-2, layout=layout), functools.partial(pe.attention, causal=True)
     variables, mask = {"params": {"pope": {"phase": phase}}}, np.tril(np.ones((1, 1, 6, 6), bool))
 
-    def both(q, k, v):
-        given = {"input_positions": p, "mask": mask}
-        return positional_attention(of_nnx)(q, k, v, **given), of_linen.apply(variables, q, k, v, **given)
+    def computed(q, k, v):
+        for settings, options in (({}, {"mask": mask}), ({"attention": tiles}, {})):
+            given = {"input_positions": p} | options
+            yield positional_attention(of_nnx, **settings)(q, k, v, **given)
+            yield linen.positional_attention(linen_pope, **settings).apply(variables, q, k, v, **given)
 
     omega, mu = 10_000.0 ** (-np.arange(8) / 8), softplus
     waves = np.cos((p[None, :, None, None] - p[:, None, None, None]) * omega + phase)
     by_content = np.einsum("bqhd,bkhd,qkhd->bhqk", mu(q), mu(k), waves) / math.sqrt(8)
     want = attention.dense(np.zeros_like(q), k, v, by_content, mask).y
-    for stack, got in zip(("NNX", "Linen"), quick(both)(q, k, v), strict=True):
+    found = quick(lambda *qkv: list(computed(*qkv)))(q, k, v)
+    for way, got in zip(("NNX", "Linen", "NNX in tiles", "Linen in tiles"), found, strict=True):
         assert got.shape == v.shape
-        assert_within(got, want, 1e-5, against=stack)
+        assert_within(got, want, 1e-5, against=way)
 
 
 def test_in_the_layers_of_flax():
