@@ -10,14 +10,14 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from posenc_jax import _arguments
+from posenc_jax import _arguments, _mesh
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import Layout, public
 from posenc_jax._frequencies import Frequencies
 from posenc_jax._pairs import is_second
 from posenc_jax._rotary import placed
 from posenc_jax._softplus import softplus
-from posenc_jax._waves import Angles, features, is_shared
+from posenc_jax._waves import Angles, features, is_shared, pair_waves
 from posenc_jax._xla import compiled, computed_where_used, materialized, product
 
 
@@ -108,17 +108,22 @@ def polar_vectors(
     """`pope` of parsed arguments."""
     angles = Angles(placed(x, positions, head_axis), frequencies, phase)
     cpu, default = (functools.partial(form, layout) for form in (_stacked, _padded))
+    places = [array for array in (angles.positions, angles.start) if array is not None]
     # Otherwise the backward pass would store waves of the result's size.
-    return jax.checkpoint(functools.partial(lax.platform_dependent, cpu=cpu, default=default))(x, angles)
+    return _mesh.recomputed(
+        [x, *places], functools.partial(lax.platform_dependent, cpu=cpu, default=default), x, angles
+    )
 
 
 def _stacked(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
     """Stacks the cosines and the sines, which XLA:CPU computes in one vectorized loop."""
-    magnitude, waves = softplus(x.astype(compute_dtype(x))), features(angles, "half")
+    magnitude = softplus(x.astype(compute_dtype(x)))
     if is_shared(x, angles):
-        waves = _stored(waves)
-    sine, cosine = (wave.astype(magnitude.dtype) for wave in jnp.split(waves, 2, axis=-1))
-    pairs = [product(magnitude, wave).astype(x.dtype) for wave in (cosine, sine)]
+        sine, cosine = jnp.split(_stored(features(angles, "half")), 2, axis=-1)
+    else:
+        sine, cosine = (pair_waves(angles, quarter) for quarter in np.arange(2, dtype=np.int32))
+    waves = (wave.astype(magnitude.dtype) for wave in (cosine, sine))
+    pairs = [product(magnitude, wave).astype(x.dtype) for wave in waves]
     return jnp.stack(pairs, -2 if layout == "half" else -1).reshape(*x.shape[:-1], angles.dim)
 
 
