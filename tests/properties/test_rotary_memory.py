@@ -59,8 +59,6 @@ def test_derivatives_by_the_others_keep_x_once(compiled, dtype):
         (lambda x, p: pe.rotary(x, p, head_axis=-2), FRACTIONS),
         (lambda x, w: pe.rotary(x, SEQ, w, head_axis=-2), LEARNED),
         (lambda x, p, w: pe.rotary(x, p, w, head_axis=-2), FRACTIONS, LEARNED),
-        (lambda x: pe.pope(x, SEQ, head_axis=-2),),
-        (lambda x, d: pe.pope(x, SEQ, phase=d, head_axis=-2), np.ones(64, np.float32)),
     ):
         arrays = kept(jax.jit(function) if compiled else function, x, *others)
         assert sum(array.size * array.dtype.itemsize for array in arrays) <= x.nbytes + 4 * (256 + 64)

@@ -189,6 +189,17 @@ def test_what_lies_outside_is_nan():
     np.testing.assert_allclose(first, [0, np.inf, 0, 200, np.nan, math.log(2)], rtol=1e-6, atol=5e-38)
 
 
+@pytest.mark.parametrize("phase", [None, np.ones((8, 64), np.float32)], ids=["", "phase"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_derivative_keeps_the_arguments_and_words_of_frequencies(dtype, phase):
+    x, positions = jax.ShapeDtypeStruct((2, 256, 8, 64), dtype), jnp.arange(256)
+    arguments = (x,) if phase is None else (x, phase)
+    f = lambda x, phase=None: pope(x, positions, phase=phase)  # noqa: E731
+    kept = jax.tree.leaves(jax.eval_shape(lambda *given: jax.vjp(f, *given)[1], *arguments))
+    size = sum(math.prod(a.shape) * a.dtype.itemsize for a in (*arguments, positions))
+    assert sum(array.size * array.dtype.itemsize for array in kept) <= size + 48 * 128
+
+
 # Modules of both stacks
 
 
