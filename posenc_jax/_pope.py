@@ -107,12 +107,15 @@ def polar_vectors(
 ) -> jax.Array:
     """`pope` of parsed arguments."""
     angles = Angles(placed(x, positions, head_axis), frequencies, phase)
-    cpu, default = (functools.partial(form, layout) for form in (_stacked, _padded))
     places = [array for array in (angles.positions, angles.start) if array is not None]
     # Otherwise the backward pass would store waves of the result's size.
-    return _mesh.recomputed(
-        [x, *places], functools.partial(lax.platform_dependent, cpu=cpu, default=default), x, angles
-    )
+    return _mesh.recomputed([x, *places], functools.partial(_polar, layout), x, angles)
+
+
+def _polar(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
+    """The magnitudes of x times the waves of angles, of x's rank, in the form that the platform takes."""
+    cpu, default = (functools.partial(form, layout) for form in (_stacked, _padded))
+    return lax.platform_dependent(x, angles, cpu=cpu, default=default)
 
 
 def _stacked(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
