@@ -62,7 +62,7 @@ def turned(case, form=pe.pope):
 
 @pytest.mark.parametrize("case", PEER, ids=range(len(PEER)))
 def test_queries_keys_and_scores_are_those_of_pope_pytorch(case):
-    query, key = turned(case)
+    query, key = quick(lambda: turned(case))()
     for got, name in ((query, "query"), (key, "key")):
         assert_within(got, np.float64(case[name]), 2e-5, against=f"the {name} of PoPE-pytorch, of float32 phases")
     scores = np.einsum("hqd,hkd->hqk", *map(np.float64, (query, key)))
@@ -81,32 +81,38 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_the_recorded_values_tell_wrong_variants(name):
-    query, key = turned(PEER[0], WRONG[name])
-    error = max(np.abs(got - np.float64(PEER[0][of])).max() for got, of in ((query, "query"), (key, "key")))
-    assert error > 0.1
-
-
-def scores(q, k, p, phase=None, **options):
-    query, key = pope(q, p, **options), pope(k, p - 5, phase=phase, **options)
-    return np.einsum("bshd,bshd->bsh", *map(np.float64, (query, key)))
+def test_the_recorded_values_tell_wrong_variants():
+    found = quick(lambda: {name: turned(PEER[0], form) for name, form in WRONG.items()})()
+    for name, both in found.items():
+        assert (
+            max(np.abs(got - np.float64(PEER[0][of])).max() for got, of in zip(both, ("query", "key"), strict=True))
+            > 0.1
+        ), name
 
 
 def test_scores_depend_on_the_offset_and_the_phase_alone():
-    k = np.flip(X, 1).copy()
-    near = scores(X, k, np.arange(8), PHASE)
-    size = np.einsum("bshd,bshd->bsh", softplus(X), softplus(k))
-    for start in (1, 3, 1_000_000, 2_000_000_000):
-        assert_within(scores(X, k, start + np.arange(8), PHASE), near, 1e-6 * size, against=f"scores at {start}")
-    omega = 10_000.0 ** (-np.arange(6) / 6)
+    k, starts = np.flip(X, 1).copy(), np.array([0, 1, 3, 1_000_000, 2_000_000_000], np.int32)
+
+    @quick
+    def pairs(q, k):
+        def both(start, phase, **options):
+            p = start + np.arange(8, dtype=np.int32)
+            return pope(q, p, **options), pope(k, p - 5, phase=phase, **options)
+
+        others = [both(0, PHASE, layout="interleaved"), both(0, None), both(0, PHASE + np.float32(0.1))]
+        return [*(both(start, PHASE) for start in starts), *others]
+
+    near, *far, interleaved, no_phase, another = (
+        np.einsum("bshd,bshd->bsh", *map(np.float64, pair)) for pair in pairs(X, k)
+    )
+    size, omega = (softplus(X) * softplus(k)).sum(-1), 10_000.0 ** (-np.arange(6) / 6)
     want = (softplus(X) * softplus(k) * np.cos(-5 * omega + PHASE)).sum(-1)
     assert_within(near, want, 1e-6 * size, against="the sum of cosines")
-    assert_within(
-        scores(X, k, np.arange(8), PHASE, layout="interleaved"), near, 1e-6 * size, against="the other layout"
-    )
-    for other in (None, PHASE + 0.1):
-        assert np.abs(scores(X, k, np.arange(8), other) - near).max() > 1e-2
+    for start, found in zip(starts[1:], far, strict=True):
+        assert_within(found, near, 1e-6 * size, against=f"scores at {start}")
+    assert_within(interleaved, near, 1e-6 * size, against="the other layout")
+    for found in (no_phase, another):
+        assert np.abs(found - near).max() > 1e-2
 
 
 def test_a_content_cannot_move_a_peak():
@@ -114,23 +120,27 @@ def test_a_content_cannot_move_a_peak():
     q, k = (np.exp(RNG.normal(size=(2, 100, 1, 1))) for _ in range(2))  # one feature, of magnitudes
     at = np.linspace(-3, 3, 601).astype(np.float32)
     f = np.float32([1.0])
-    key = pope(np.float32(k[0]), np.zeros(100, np.int32), f, phase=np.float32([-0.7]))
-    query = pope(np.broadcast_to(np.float32(q[0]), (601, 100, 1, 1)), at[:, None], f)
+    drawn = np.broadcast_to(np.float32(q[0]), (601, 100, 1, 1))
+    of_keys = lambda k: pope(k, np.zeros(100, np.int32), f, phase=np.float32([-0.7]))  # noqa: E731
+    query, key = quick(lambda q, k: (pope(q, at[:, None], f), of_keys(k)))(drawn, np.float32(k[0]))
     found = at[np.einsum("pshd,shd->psh", np.float64(query), np.float64(key)).argmax(0)]
     np.testing.assert_allclose(found, -0.7, atol=0.011)
 
 
 def test_pairs_are_those_that_rotary_turns():
-    f = pe.geometric(12, 500.0)
-    for layout in ("half", "interleaved"):
-        options = {"layout": layout, "head_axis": -2}
-        magnitude = softplus(X).astype(np.float32)
-        parts = magnitude, np.zeros_like(magnitude)
-        before = np.concatenate(parts, -1) if layout == "half" else np.stack(parts, -1).reshape(*X.shape[:-1], 12)
-        assert_within(pe.pope(X, FAR, f, **options), np.float64(pe.rotary(before, FAR, f, **options)), 2e-6)
-        cached = pe.pope(X, np.arange(8), f, phase=PHASE, **options)
-        there = pe.pope(X, np.arange(1000, 1008), f, phase=PHASE, **options)
-        assert_within(pe.rotary(cached, 1000, f, **options), np.float64(there), 5e-6, against="keys placed there")
+    f, magnitude = pe.geometric(12, 500.0), softplus(X).astype(np.float32)
+    parts = magnitude, np.zeros_like(magnitude)
+    before = {"half": np.concatenate(parts, -1), "interleaved": np.stack(parts, -1).reshape(*X.shape[:-1], 12)}
+
+    def both(x, before):
+        for layout, magnitudes in before.items():
+            options = {"layout": layout, "head_axis": -2}
+            yield pe.pope(x, FAR, f, **options), pe.rotary(magnitudes, FAR, f, **options)
+            cached = pe.pope(x, np.arange(8), f, phase=PHASE, **options)
+            yield pe.rotary(cached, 1000, f, **options), pe.pope(x, np.arange(1000, 1008), f, phase=PHASE, **options)
+
+    for got, want in quick(lambda *given: list(both(*given)))(X, before):
+        assert_within(got, np.float64(want), 5e-6)
 
 
 @compiled_by(quick)
@@ -172,21 +182,21 @@ def test_both_forms_give_the_same_bits(layout):
 
 def test_an_amplitude_and_float32_phases():
     f = pe.Frequencies(pe.geometric(12).turns, 12, attention_factor=1.5)
-    assert_within(pope(X, FAR, f), 1.5 * np.float64(pope(X, FAR)), 1e-6 * np.abs(X).max())
-    rounded = pope(X[:, :3], FAR[:3], f.with_precision("float32"), phase=PHASE)
+    near = lambda f: pope(X[:, :3], FAR[:3], f, phase=PHASE)  # noqa: E731
+    amplified, exact, rounded = quick(lambda: (pope(X, FAR, f), near(f), near(f.with_precision("float32"))))()
+    assert_within(amplified, 1.5 * formula(X, FAR), 1e-6 * np.abs(X).max())
     assert_within(rounded, 1.5 * formula(X[:, :3], FAR[:3], PHASE), 2e-4)
-    assert (rounded != pope(X[:, :3], FAR[:3], f, phase=PHASE)).any()
+    assert (rounded != exact).any()
 
 
 def test_what_lies_outside_is_nan():
-    y = quick(lambda x, p, d: pope(x, p, phase=d))(
-        X[:1, :2, :1], np.float32([3, 3e9]), np.float32([1, 3e9, 0, 0, 0, 0])
-    )
+    extreme = np.float32([[-np.inf, np.inf, -200, 200, np.nan, 0]])
+    f = lambda x, p, d, e: (pope(x, p, phase=d), pe.pope(e, np.zeros(1, np.int32), head_axis=None))  # noqa: E731
+    found = quick(f)(X[:1, :2, :1], np.float32([3, 3e9]), np.float32([1, 3e9, 0, 0, 0, 0]), extreme)
+    y, first = jax.device_get(found)
     assert np.isnan(y[0, 1]).all()
     np.testing.assert_array_equal(np.isnan(y[0, 0, 0]), np.arange(12) % 6 == 1)
-    extreme = np.float32([[-np.inf, np.inf, -200, 200, np.nan, 0]])
-    first = np.asarray(pe.pope(extreme, np.zeros(1, np.int32), head_axis=None))[0, :6]
-    np.testing.assert_allclose(first, [0, np.inf, 0, 200, np.nan, math.log(2)], rtol=1e-6, atol=5e-38)
+    np.testing.assert_allclose(first[0, :6], [0, np.inf, 0, 200, np.nan, math.log(2)], rtol=1e-6, atol=5e-38)
 
 
 @pytest.mark.parametrize("phase", [None, np.ones((8, 64), np.float32)], ids=["", "phase"])
@@ -203,22 +213,28 @@ def test_the_derivative_keeps_the_arguments_and_words_of_frequencies(dtype, phas
 # Modules of both stacks
 
 
-def module(phase=PHASE, heads=4):
-    made = PoPE(heads, 12, head_axis=-2, rngs=nnx.Rngs(0))
-    made.phase[...] = jnp.asarray(phase)
-    return made
+def module(phase=PHASE, layout="half"):
+    """NNX's, with this phase."""
+    heads, width = np.shape(phase)
+    given = {"phase_init": lambda *_: jax.device_put(phase), "rngs": nnx.Rngs(0)}
+    return PoPE(heads, 2 * width, head_axis=-2, layout=layout, **given)
 
 
 def test_both_stacks_clip_the_phase_of_keys():
     of_linen, variables = linen.PoPE(4, 12, head_axis=-2), {"params": {"phase": PHASE}}
     clipped = np.clip(PHASE, np.float32(-2 * np.pi), 0)
     assert (clipped != PHASE).any()
-    want = jax.device_get((pope(X, FAR), pope(X, FAR, phase=clipped), pope(X, FAR - 3 * (FAR > 0), phase=clipped)))
-    for call in (module(), functools.partial(of_linen.apply, variables)):
-        query, key = call(X, X, FAR)
-        _, elsewhere = call(X, X, FAR, key_positions=FAR - 3 * (FAR > 0))
-        for got, true in zip((query, key, elsewhere), want, strict=True):
-            np.testing.assert_array_equal(got, true)
+    others, of_nnx = FAR - 3 * (FAR > 0), module()
+
+    def computed(x):
+        for call in (of_nnx, functools.partial(of_linen.apply, variables)):
+            query, key = call(x, x, FAR)
+            yield query, key, call(x, x, FAR, key_positions=others)[1]
+        yield pope(x, FAR), pope(x, FAR, phase=clipped), pope(x, others, phase=clipped)
+
+    *found, want = jax.jit(lambda x: list(computed(x)))(X)
+    for got in found:
+        jax.tree.map(np.testing.assert_array_equal, got, want)
     shapes = jax.eval_shape(of_linen.init, jax.random.key(0), X, X)["params"]
     assert shapes["phase"].shape == PHASE.shape
 
@@ -242,8 +258,7 @@ def test_a_phase_at_an_end_has_a_derivative():
 def test_attention_of_both_stacks(layout):
     q, k, v = RNG.normal(size=(3, 2, 6, 2, 8)).astype(np.float32)
     phase, p = RNG.uniform(-6, 0, (2, 8)).astype(np.float32), np.array([5, 7, 8, 9, 1_000_000, 2_000_000_000])
-    of_nnx = PoPE(2, 16, head_axis=-2, layout=layout, rngs=nnx.Rngs(0))
-    of_nnx.phase[...] = jnp.asarray(phase)
+    of_nnx = module(phase, layout)
     linen_pope, tiles = linen.PoPE(2, 16, head_axis=-2, layout=layout), functools.partial(pe.attention, causal=True)
     variables, mask = {"params": {"pope": {"phase": phase}}}, np.tril(np.ones((1, 1, 6, 6), bool))
 
@@ -263,10 +278,15 @@ def test_attention_of_both_stacks(layout):
         assert_within(got, want, 1e-5, against=way)
 
 
+def from_rng(key, shape, dtype):
+    """An initialiser by NumPy, which compiles nothing."""
+    return (RNG.normal(size=shape) / 5).astype(dtype)
+
+
 def test_in_the_layers_of_flax():
     x = RNG.normal(size=(2, 5, 16)).astype(np.float32)
     layer = nnx.MultiHeadAttention(
-        2, 16, attention_fn=positional_attention(PoPE(2, 16, head_axis=-2, rngs=nnx.Rngs(0))), decode=False, rngs=nnx.Rngs(1)
+        2, 16, attention_fn=positional_attention(module(np.zeros((2, 8), np.float32))), decode=False, kernel_init=from_rng, rngs=nnx.Rngs(1)
     )  # fmt: skip
     graph, state = nnx.split(layer)
     loss = lambda state, x: jnp.sum(nnx.merge(graph, state)(x, mask=np.tril(np.ones((1, 1, 5, 5), bool))) ** 2)  # noqa: E731
@@ -301,8 +321,8 @@ NNX_POPE = functools.partial(PoPE, rngs=nnx.Rngs(0))
         (lambda: positional_attention(NNX_POPE(2, 16, head_axis=-2), layout="interleaved"), ValueError, "positional_attention: layout and part must be left out with PoPE, which has its own, got 'interleaved' and 'first'"),
         (lambda: positional_attention(NNX_POPE(2, 16, head_axis=-3)), ValueError, "positional_attention: frequencies must be PoPE with head_axis -2, got -3"),
         (lambda: linen.positional_attention(NNX_POPE(2, 16, head_axis=-2)), TypeError, "positional_attention: frequencies must be Frequencies or an integer width, got PoPE"),  # type: ignore
-        (lambda: positional_attention(NNX_POPE(3, 8, head_axis=-2))(H, H, H), ValueError, "positional_attention: frequencies must have width 16, twice the features of query"),
-        (lambda: positional_attention(NNX_POPE(2, 16, head_axis=-2))(H, H, H), ValueError, r"positional_attention: phase must have shape \(8,\) or \(3, 8\) beside key"),
+        (lambda: jax.eval_shape(positional_attention(NNX_POPE(3, 8, head_axis=-2)), H, H, H), ValueError, "positional_attention: frequencies must have width 16, twice the features of query"),
+        (lambda: jax.eval_shape(positional_attention(NNX_POPE(2, 16, head_axis=-2)), H, H, H), ValueError, r"positional_attention: phase must have shape \(8,\) or \(3, 8\) beside key"),
     ],
 )  # fmt: skip
 def test_bad_input(call, error, match):
