@@ -139,7 +139,10 @@ _stored.defjvps(lambda tangent, *_: tangent)
 
 
 def _padded(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
-    """Spreads x over the features of the result, in one elementwise expression: one pass on a TPU or a GPU."""
+    """Spreads x over the features of the result, in one elementwise expression.
+
+    A GPU makes it one pass, as a TPU does for halves; interleaved, a TPU spreads x in a pass of its own.
+    """
     second, unpadded = is_second(layout, angles.dim), [(0, 0, 0)] * (x.ndim - 1)
     around = ((0, x.shape[-1], 0), (x.shape[-1], 0, 0)) if layout == "half" else ((0, 1, 1), (1, 0, 1))
     first_x, second_x = (lax.pad(x, np.zeros((), x.dtype), [*unpadded, each]) for each in around)
