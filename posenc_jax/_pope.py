@@ -57,7 +57,7 @@ def pope(
         `geometric(2 * head_dim)`, with $\omega_i = 10000^{-i/d}$.
       head_axis: as for `rotary`.
       phase: $\delta$ in radians, a float array of shape (head_dim,) or (heads, head_dim), learned or traced; `None`
-        for 0. The authors learn one for each head of the keys, and clip it to $[-2\pi, 0]$.
+        for 0. PoPE-pytorch learns one for each head of the keys, clipped to $[-2\pi, 0]$.
       layout: how a pair is stored. "half": features i and i + head_dim, all cosines before all sines. "interleaved":
         features 2i and 2i + 1. Scores of queries and keys in one layout do not depend on it.
 

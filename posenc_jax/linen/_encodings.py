@@ -146,7 +146,7 @@ class RotaryEncoding(nn.Module):
     frequencies: Frequencies | int
     _: dataclasses.KW_ONLY
     layout: Layout = "half"
-    head_axis: int | None
+    head_axis: int | tuple[int, ...] | None
     part: Part = "first"
 
     @public
@@ -164,7 +164,7 @@ class RotaryEncoding(nn.Module):
 class PoPE(nn.Module):
     r"""PoPE of queries and keys, `posenc_jax.pope`, with a learned phase $\delta$ for each feature of each key head.
 
-    The phase acts clipped to $[-2\pi, 0]$, as in the paper. Both results are twice as wide as head_dim, so give the
+    The phase acts clipped to $[-2\pi, 0]$, as in PoPE-pytorch. Both results are twice as wide as head_dim, so give the
     attention function a scale of $1/\sqrt{\text{head\_dim}}$; `positional_attention` does, in a Flax layer.
 
     Args:

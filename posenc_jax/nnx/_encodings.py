@@ -170,7 +170,7 @@ class RotaryEncoding(nnx.Module):
         frequencies: Frequencies | int,
         *,
         layout: Layout = "half",
-        head_axis: int | None,
+        head_axis: int | tuple[int, ...] | None,
         part: Part = "first",
     ):
         self.frequencies, self.layout, self.part = _modules.parse_rotary(frequencies, layout, part)
@@ -184,7 +184,7 @@ class RotaryEncoding(nnx.Module):
 class PoPE(nnx.Module):
     r"""PoPE of queries and keys, `posenc_jax.pope`, with a learned phase $\delta$ for each feature of each key head.
 
-    The phase acts clipped to $[-2\pi, 0]$, as in the paper. Both results are twice as wide as head_dim, so give the
+    The phase acts clipped to $[-2\pi, 0]$, as in PoPE-pytorch. Both results are twice as wide as head_dim, so give the
     attention function a scale of $1/\sqrt{\text{head\_dim}}$; `positional_attention` does, in a Flax layer.
 
     Args:
