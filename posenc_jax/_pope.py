@@ -27,7 +27,7 @@ def pope(
     positions: ArrayLike | None = None,
     frequencies: Frequencies | int | jax.Array | None = None,
     *,
-    head_axis: int | None,
+    head_axis: int | tuple[int, ...] | None,
     phase: ArrayLike | None = None,
     layout: Layout = "half",
 ) -> jax.Array:
@@ -91,11 +91,11 @@ def pope(
       Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", 2025,
       section 3.
     """
-    x, positions, frequencies, phase, axis = _arguments.parse_pope(x, positions, frequencies, phase, layout, head_axis)
-    return polar_vectors(x, positions, frequencies, phase, layout=layout, head_axis=axis)
+    x, positions, frequencies, phase, heads = _arguments.parse_pope(x, positions, frequencies, phase, layout, head_axis)
+    return polar_vectors(x, positions, frequencies, phase, layout=layout, heads=heads)
 
 
-@compiled("pope", static_argnames=("layout", "head_axis"))
+@compiled("pope", static_argnames=("layout", "heads"))
 def polar_vectors(
     x: jax.Array,
     positions: jax.Array | None,
@@ -103,10 +103,10 @@ def polar_vectors(
     phase: jax.Array | None,
     *,
     layout: Layout,
-    head_axis: int | None,
+    heads: tuple[int, ...],
 ) -> jax.Array:
     """`pope` of parsed arguments."""
-    angles = Angles(placed(x, positions, head_axis), frequencies, phase)
+    angles = Angles(placed(x, positions, heads), frequencies, phase)
     places = [array for array in (angles.positions, angles.start) if array is not None]
     # Otherwise the backward pass would store waves of the result's size.
     return _mesh.recomputed([x, *places], functools.partial(_polar, layout), x, angles)

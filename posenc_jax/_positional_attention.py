@@ -145,8 +145,8 @@ class PositionalSettings:
         frequencies = self.frequencies.with_attention_factor(times * self.frequencies.attention_factor)
         options = frequencies, phase, self.layout, -2
         parsed = _arguments.parse_pope(x, positions, *options, name=name, positions_name=positions_name)
-        x, positions, frequencies, phase, axis = parsed
-        return polar_vectors(x, positions, frequencies, phase, layout=self.layout, head_axis=axis)
+        x, positions, frequencies, phase, heads = parsed
+        return polar_vectors(x, positions, frequencies, phase, layout=self.layout, heads=heads)
 
     def _parse_positions(self, query: Any, key: Any, input_positions: Any, key_positions: Any) -> tuple[Any, Any]:
         """The positions of queries and of keys, each an array or None where they are counted."""

@@ -153,6 +153,7 @@ def test_dtypes_and_axes(program):
             "rounded": pope(wide.astype(jnp.float32), FAR, phase=PHASE),
             "heads first": pe.pope(moved, FAR, head_axis=-3, phase=PHASE),
             "one head": pe.pope(x[:, :, 0], FAR, head_axis=None, phase=PHASE[0]),
+            "two head axes": pe.pope(x.reshape(2, 8, 2, 2, 6), FAR, head_axis=(-3, -2), phase=PHASE),
             "floats": pope(x, FAR[[0, 1, 2, 3, 4, 3, 2, 1]].astype(np.float32)),
             "integers": pope(x, FAR[[0, 1, 2, 3, 4, 3, 2, 1]]),
             "counted": pope(x),
@@ -164,6 +165,7 @@ def test_dtypes_and_axes(program):
     np.testing.assert_array_equal(y["half precision"], y["rounded"].astype(jnp.bfloat16))
     np.testing.assert_array_equal(np.moveaxis(y["heads first"], 1, 2), y["full"])
     np.testing.assert_array_equal(y["one head"], y["full"][:, :, 0])
+    np.testing.assert_array_equal(y["two head axes"].reshape(2, 8, 4, 12), y["full"])
     np.testing.assert_array_equal(y["floats"], y["integers"])
     assert_within(y["counted"], formula(X, np.arange(8)), 1e-6 * np.abs(X).max())
     omega = pe.axial(12, 2)
