@@ -184,11 +184,11 @@ def test_what_the_newest_models_do():
         "Interleaved M-RoPE": lambda model, _: model.interleaved_sections,
         "No RoPE at all": lambda model, _: model.never_rotates,
         "A learned bias of tokens": lambda _, refused: "content_bias" in refused,
-        "Rotated values": lambda _, refused: "rotates its values with its keys" in refused,
-        "Learned spectra": lambda _, refused: "learns a scale for each frequency" in refused,
+        "Rotated values": lambda model, _: "rope_on_values" in model.reads,
+        "Learned spectra": lambda model, _: "learned_log_factor" in model.reads,
     }
     for row, holds in held.items():
         for name, model, refused in facts(row):
             assert holds(model, refused), f"{row}: {name}"
     for name, model, _ in facts("NoPE layers"):
-        assert model.sliding_only or model.no_rope_interval if model else name == "mistral_large4", name
+        assert model.sliding_only or model.no_rope_interval, name
