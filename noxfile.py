@@ -88,7 +88,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Trains five small Transformers on real text, 3 minutes, and writes build/demo/index.html; `-- --all`, eight.
+    """Trains five small Transformers on real text, 3 minutes, and writes build/demo/index.html; `-- --all`, nine.
 
     The page is there after a few seconds and grows with each model.
     """
@@ -281,7 +281,7 @@ def bench_compiled(session: nox.Session, compiler: str) -> None:
 
 @nox.session
 def evidence(session: nox.Session) -> None:
-    """Trains the demo's models and other bases of RoPE from three seeds, 20 minutes; the site draws demo/evidence.json.
+    """Trains the demo's models and other bases of RoPE from three seeds, 22 minutes; the site draws demo/evidence.json.
 
     It writes build/demo/evidence.json, or what `-- --output FILE` names; interrupted, it goes on when it is run again.
     """
@@ -315,6 +315,7 @@ def parity(session: nox.Session) -> None:
     session.run("python", f"{folder}/record_placed_biases.py", env=offline)
     session.run("python", f"{folder}/record_content_biases.py", env=offline)
     session.run("python", f"{folder}/record_nulls.py", env=offline)
+    session.run("python", f"{folder}/record_pope.py", env=offline)
     session.run("python", f"{folder}/record_layers.py", env=offline)
     session.run("python", f"{folder}/record_turns.py", env=offline)
     if sources := session.posargs[1:]:

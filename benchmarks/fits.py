@@ -1,4 +1,4 @@
-"""Fits the polynomials of the sine and of 2^x, and prints them beside the constants of the package, with all errors.
+"""Fits the polynomials of the sine, of 2^x and of softplus; prints them beside the package's, with all errors.
 
 Remez's exchange gives the best real coefficients. The package's are others near them and as good in float32, where the
 rounding of a phase, or of coefficients, is more than what they lose. From the fit on, a search over
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from posenc_jax import _waves, _xpos
+from posenc_jax import _softplus, _waves, _xpos
 
 SINE, EXP2 = (_waves._C1, _waves._C3, _waves._R), _xpos._EXP2
+EXP, ARTANH = _softplus.EXP, _softplus.ARTANH
 
 
 def minimax(values: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, float]:
@@ -49,6 +50,21 @@ def exp2_fit() -> tuple[tuple[np.float32, ...], float]:
     return (np.float32(1), *c.astype(np.float32)), error
 
 
+def exp_fit() -> tuple[tuple[np.float32, ...], float]:
+    """The same of e^s for 0 ≤ s ≤ ln 2, of `_softplus`."""
+    s = np.log(2) * np.sin(np.linspace(0, np.pi / 2, 4001)) ** 2
+    c, error = minimax(1 - np.exp(-s), s[:, None] ** np.arange(1, 7) / np.exp(s)[:, None])
+    return (np.float32(1), *c.astype(np.float32)), error
+
+
+def artanh_fit() -> tuple[tuple[np.float32, ...], float]:
+    """The same of artanh(z)/z by powers of z² for 0 ≤ z ≤ ⅓, of `_softplus`."""
+    square = np.sin(np.linspace(1e-3, np.pi / 2, 4001)) ** 2 / 9
+    values = np.arctanh(np.sqrt(square)) / np.sqrt(square)
+    c, error = minimax(1 - 1 / values, square[:, None] ** np.arange(1, 5) / values[:, None])
+    return (np.float32(1), *c.astype(np.float32)), error
+
+
 def sine_error(constants: tuple[np.float32, ...], phases: np.ndarray) -> tuple[float, float]:
     """The largest error at phases from 0 to 2³⁰: of the polynomial alone, and as float32 computes it from the phase."""
     exact = np.sin(np.pi / 2 * (phases / 2**30))
@@ -82,24 +98,46 @@ def refined(constants: tuple[np.float32, ...], phases: np.ndarray) -> tuple[np.f
         best = better
 
 
+def polynomial_error(constants: tuple[np.float32, ...], x: np.ndarray, values: np.ndarray) -> float:
+    """The largest relative error of a polynomial alone."""
+    return np.max(abs(np.polynomial.polynomial.polyval(x, np.float64(constants)) / values - 1))
+
+
 def exp2_error(constants: tuple[np.float32, ...]) -> float:
-    """The largest relative error of the polynomial alone."""
+    """That of 2^x."""
     x = np.linspace(0, 1, 100_001)
-    return np.max(abs(np.polynomial.polynomial.polyval(x, np.float64(constants)) / np.exp2(x) - 1))
+    return polynomial_error(constants, x, np.exp2(x))
+
+
+def exp_error(constants: tuple[np.float32, ...]) -> float:
+    """That of e^s."""
+    s = np.linspace(0, np.log(2), 100_001)
+    return polynomial_error(constants, s, np.exp(s))
+
+
+def artanh_error(constants: tuple[np.float32, ...]) -> float:
+    """That of artanh(z)/z."""
+    z = np.linspace(1e-3, 1 / 3, 100_001)
+    return polynomial_error(constants, z * z, np.arctanh(z) / z)
 
 
 def main() -> None:
-    """Prints both fits."""
+    """Prints all fits."""
     phases = np.unique(np.random.default_rng(0).integers(0, 2**30 + 1, 1_000_000))
     fit, error = sine_fit()
     print(f"sine: a minimax error of {error:.2e}; then in float32")
     for name, constants in {"the fit": fit, "a search": refined(fit, phases), "the package": SINE}.items():
         alone, computed = sine_error(constants, phases)
         print(f"  {name}: {', '.join(map(str, constants))}; polynomial {alone:.2e}, from a phase {computed:.3e}")
-    fit, error = exp2_fit()
-    print(f"2^x: a relative minimax error of {error:.2e}; then in float32")
-    for name, constants in {"the fit": fit, "the package": EXP2}.items():
-        print(f"  {name}: {', '.join(map(str, constants))}; {exp2_error(constants):.2e}")
+    others = {
+        "2^x": (exp2_fit(), EXP2, exp2_error),
+        "e^s": (exp_fit(), EXP, exp_error),
+        "artanh(z)/z": (artanh_fit(), ARTANH, artanh_error),
+    }
+    for of, ((fit, error), package, error_of) in others.items():
+        print(f"{of}: a relative minimax error of {error:.2e}; then in float32")
+        for name, constants in {"the fit": fit, "the package": package}.items():
+            print(f"  {name}: {', '.join(map(str, constants))}; {error_of(constants):.2e}")
 
 
 if __name__ == "__main__":

@@ -15,5 +15,6 @@ LINES: dict[str, dict[str, Any]] = {
     "t5": {"color": "#DC3545", "ls": "--"},
     "kerple": {"color": "#1292A8", "ls": "-."},
     "fire": {"color": "#B07D00", "ls": (0, (1, 1)), "marker": "^", "markersize": 4, "markevery": 5},
+    "pope": {"color": "#6B7A8F", "ls": "--", "marker": "s", "markersize": 4, "markevery": 3},
 }
 VERDICTS = {"gains": "#2E9E4F", "keeps": "#2E9E4F", "loses": "#E5533D"}

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 import posenc_jax as pe
-from posenc_jax.nnx import FIRE, KERPLE, ALiBi, LearnedEncoding, SinusoidalEncoding, T5Bias, positional_attention
+from posenc_jax.nnx import FIRE, KERPLE, ALiBi, LearnedEncoding, PoPE, SinusoidalEncoding, T5Bias, positional_attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +94,11 @@ VARIANTS = {
     ),
     "kerple": Variant("KERPLE", "bias", attention=biased(lambda s, rngs: KERPLE(s.heads, rngs=rngs)), shared=True),
     "fire": Variant("FIRE", "bias", attention=biased(lambda s, rngs: FIRE(s.heads, threshold=s.length / 4, rngs=rngs))),
+    "pope": Variant(
+        "PoPE",
+        "rotary",
+        attention=lambda s, rngs, length: positional_attention(PoPE(s.heads, 2 * s.head_dim, head_axis=-2, rngs=rngs)),
+    ),
 }
 STORY = ("none", "sinusoidal", "learned", "rotary", "yarn", "alibi")  # the default; YaRN stretches the trained rotary
 

@@ -2,10 +2,10 @@ r"""Trains a small Transformer five times, with its positions given in different
 
 The text is the source code of Python's standard library, byte by byte, so that nothing is downloaded. The models
 differ in nothing but their positions: none, the sinusoidal encoding, a learned table, rotary, or ALiBi's bias of
-attention; with `--all` also the biases of T5, KERPLE and FIRE. Each is then asked to predict the same held-out bytes in
-windows of its training length, of twice that and of four times that; the rotary one also with its spectrum stretched to
-those lengths by YaRN. The results go to `index.html` (which needs no network) and `results.json`. Both are there before
-the first model is trained and grow until the last; Ctrl-C keeps what is there.
+attention; with `--all` also the biases of T5, KERPLE and FIRE, and PoPE. Each is then asked to predict the same
+held-out bytes in windows of its training length, of twice that and of four times that; the rotary one also with its
+spectrum stretched to those lengths by YaRN. The results go to `index.html` (which needs no network) and
+`results.json`. Both are there before the first model is trained and grow until the last; Ctrl-C keeps what is there.
 
     python demo/train_text.py [--all] [--steps N] [--seed N] [--output FOLDER]
 """
@@ -245,7 +245,7 @@ def main(arguments: list[str] | None = None, setup: Setup = Setup()) -> int:  # 
         "rotary positions and ALiBi, and write what came out to FOLDER/index.html and FOLDER/results.json.",
         epilog="Ctrl-C keeps the models that are finished. The same seed gives the same numbers on the same machine.",
     )
-    parser.add_argument("--all", action="store_true", help="also the biases of T5, KERPLE and FIRE")
+    parser.add_argument("--all", action="store_true", help="also the biases of T5, KERPLE and FIRE, and PoPE")
     parser.add_argument("--steps", type=whole(1), default=500, metavar="N", help="for each model (default: 500)")
     parser.add_argument(
         "--seed", type=whole(0, 2**31 - 1), default=0, metavar="N", help="of weights and batches (default: 0)"

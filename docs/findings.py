@@ -23,6 +23,7 @@ LABELS = {
     "t5": "T5",
     "kerple": "KERPLE",
     "fire": "FIRE",
+    "pope": "PoPE",
 }
 BASES = {f"base {base}" if base != 10_000 else "rotary": base for base in sorted([*RESULTS["bases"], 10_000])}
 

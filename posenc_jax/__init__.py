@@ -40,6 +40,7 @@ from posenc_jax._fourier import fourier_features, timestep_embedding
 # Rotary embeddings of queries and keys.
 from posenc_jax._rotary import rotary, cos_sin, convert_layout
 from posenc_jax._xpos import xpos
+from posenc_jax._pope import pope
 
 # Attention between the images of several cameras.
 from posenc_jax._prope import prope
@@ -83,6 +84,7 @@ __all__ = [
     "multimodal_positions",
     "ntk",
     "offset_similarity",
+    "pope",
     "positions_from_lengths",
     "positions_from_mask",
     "positions_from_segments",

@@ -317,3 +317,42 @@ def _refuse_one_position(
             f"{positions_name} must not be one for the {rows[-1]} vectors of {name} if attention_factor is {factor}"
         )
         raise invalid(f"{message}: {ways}")
+
+
+def parse_pope(
+    x: Any,
+    positions: Any,
+    frequencies: Any,
+    phase: Any,
+    layout: Any,
+    head_axis: Any,
+    *,
+    name: str = "x",
+    positions_name: str = "positions",
+) -> tuple[jax.Array, jax.Array | None, Spectrum, jax.Array | None, tuple[int, ...]]:
+    """x, positions with an axis of coordinates or None, frequencies, the phase at x's rank or None, the head axes."""
+    x, heads = _turning(name, x, layout, head_axis, "first")
+    _checks.unsharded(name, x)
+    width = 2 * x.shape[-1]
+    frequencies = parse(width if frequencies is None else frequencies, even=True, unsharded=True)
+    message = "frequencies must have width {}, twice the features of {}, shape {}, got {}"
+    require(dim_of(frequencies) == width, message, width, name, x.shape, dim_of(frequencies))
+    rows_of = f"{name} without its head axis and its last"
+    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, heads=heads)
+    return x, positions, frequencies, None if phase is None else _phase_beside(name, x, phase, heads), heads
+
+
+def _phase_beside(name: str, x: jax.Array, phase: Any, heads: tuple[int, ...]) -> jax.Array:
+    """A phase (head_dim,) or (heads, head_dim), at x's rank."""
+    phase = _checks.on_device(_checks.array("phase", phase, _checks.FLOATS))
+    own, features = [x.shape[axis] for axis in heads], x.shape[-1]
+    shapes = [(features,), *([(math.prod(own), features)] if heads else [])]
+    message = "phase must have shape {} beside {}, shape {}, got {}"
+    require(phase.shape in shapes, message, " or ".join(map(str, shapes)), name, x.shape, phase.shape)
+    _checks.unsharded("phase", phase)
+    own_axes = heads if phase.ndim == 2 else ()
+    if len(own_axes) > 1:
+        phase = phase.reshape(*own, features)
+    phase = jnp.expand_dims(phase, [i for i in range(x.ndim - 1) if i not in own_axes])
+    _checks.sharded_together({each: tuple(jax.typeof(a).sharding.spec) for each, a in (("phase", phase), (name, x))})
+    return phase

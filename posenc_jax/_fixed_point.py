@@ -126,7 +126,7 @@ def word_from_angular(angular: jax.Array) -> Word:
 
 def phase(positions: jax.Array, word: Word, offset: Any) -> jax.Array:
     """The phase ω·p + offset at int32 positions p."""
-    shape = lax.broadcast_shapes(positions.shape, word.step.shape)
+    shape = lax.broadcast_shapes(positions.shape, word.step.shape, offset.shape)
 
     def broadcast(x: Any) -> jax.Array:
         return lax.broadcast_in_dim(x, shape, range(len(shape)))

@@ -64,11 +64,13 @@ def vary(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
     return lax.pcast(x, tuple(missing), to="varying") if missing else x
 
 
-def recomputed(like: jax.Array, f: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
-    """f(*arguments), sharded like `like`. Reverse mode stores only the arguments."""
+def recomputed(like: jax.Array | list[jax.Array], f: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
+    """f(*arguments), sharded like `like`, arrays of the result's rank. Reverse mode stores only the arguments."""
+    like = like if isinstance(like, list) else [like]
     # Arguments vary like the result before f broadcasts them, so that devices exchange sums of the arguments' shapes.
-    arguments = jax.tree.map(lambda x: vary(x, varying(like)), arguments)
-    return sharded_as([like], jax.checkpoint(f, prevent_cse=False), *arguments)
+    axes = frozenset[Any]().union(*map(varying, like))
+    arguments = jax.tree.map(lambda x: vary(x, axes), arguments)
+    return sharded_as(like, jax.checkpoint(f, prevent_cse=False), *arguments)
 
 
 def agreeing(arrays: Sequence[jax.Array]) -> list[jax.Array]:

@@ -24,6 +24,7 @@ from posenc_jax._content_bias import content_bias, parse_rows
 from posenc_jax._fourier import timestep_embedding
 from posenc_jax._frequencies import Frequencies, parse_static
 from posenc_jax._learned_bias import fire
+from posenc_jax._pope import pope
 from posenc_jax._relative_bias import relative_position_bias
 from posenc_jax._sinusoidal import sinusoidal
 from posenc_jax._tile_arguments import check_no_coordinates, counted
@@ -153,6 +154,22 @@ def coordinates(name: str, tokens: Any, window: tuple[int, ...], class_token: bo
 
 
 # Calls
+
+
+def bounded_phase(phase: jax.Array) -> jax.Array:
+    """A phase of PoPE clipped to [−2π, 0], with a derivative of 1 at both ends, as in PyTorch: it begins at one."""
+    bounded = jnp.clip(phase, np.asarray(-2 * math.pi, phase.dtype), np.zeros((), phase.dtype))
+    return jnp.where(bounded == phase, phase, bounded)
+
+
+def polar(
+    module: Any, query: Any, key: Any, positions: Any, key_positions: Any, phase: Any
+) -> tuple[jax.Array, jax.Array]:
+    """`pope` of a query and a key with the settings of a module."""
+    settings: dict[str, Any] = {"head_axis": module.head_axis, "layout": module.layout}
+    at = positions if key_positions is None else key_positions
+    query = pope(query, positions, module.frequencies, **settings)
+    return query, pope(key, at, module.frequencies, phase=bounded_phase(phase), **settings)
 
 
 def relative_bias(module: Any, queries: Any, keys: Any, table: jax.Array, prefix: jax.Array | None) -> jax.Array:

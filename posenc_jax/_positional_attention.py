@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import Layout, Part, invalid, require
 from posenc_jax._frequencies import Frequencies, parse_positions, parse_static
 from posenc_jax._pairs import TurnSettings
+from posenc_jax._pope import polar_vectors
 from posenc_jax._rotary import rotate_vectors
 from posenc_jax._waves import Angles
 
@@ -34,12 +36,24 @@ class PositionalSettings:
     frequencies: Frequencies
     layout: Layout
     part: Part
+    polar: bool = False  # PoPE instead of a rotation
 
     def __post_init__(self) -> None:
         """Checks the settings."""
         object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True))
         _checks.layout("layout", self.layout)
         _checks.part("part", self.part)
+
+    @classmethod
+    def of(cls, frequencies: Any, layout: Any, part: Any, pope: Any) -> PositionalSettings:
+        """The settings of a rotation, or of `frequencies` if that is a module of the class `pope`."""
+        if not isinstance(frequencies, pope):
+            return cls(frequencies, layout, part)
+        message = "layout and part must be left out with PoPE, which has its own, got {!r} and {!r}"
+        require((layout, part) == ("half", "first"), message, layout, part)
+        module: Any = frequencies
+        require(module.head_axis == -2, "frequencies must be PoPE with head_axis -2, got {}", module.head_axis)
+        return cls(module.frequencies, module.layout, part, polar=True)
 
     def parse_biases(self, bias: Any, content_bias: Any) -> Biases:
         """Returns both; raises if these settings do not allow them."""
@@ -65,11 +79,12 @@ class PositionalSettings:
         *args: Any,
         input_positions: ArrayLike | None = None,
         key_positions: ArrayLike | None = None,
+        phase: jax.Array | None = None,
         **kwargs: Any,
     ) -> jax.Array:
         """Calls `attention_fn` with query (..., queries, heads, head_dim) and key rotated, and all biases summed.
 
-        With `attention`, calls that instead, with a function that gives the biases of a tile.
+        With `attention`, calls that instead, with a function that gives the biases of a tile. `phase` is that of PoPE.
         """
         query, key, value = map(_checks.held, (query, key, value))
         queries, keys = self._parse_positions(query, key, input_positions, key_positions)
@@ -78,12 +93,12 @@ class PositionalSettings:
         if attention is not None:
             options = _parse_options(attention_fn, query, key, value, bias, *args, **kwargs)
             options |= self._tile_options(biases, query, key, queries, keys, options.get("causal", False))
-            return attention(*self._rotated(query, key, queries, keys), value, **options)
+            return attention(*self._placed(query, key, queries, keys, phase), value, **options)
         if any(function is not None for function in biases):
             bias = _add_biases(bias, biases, query, key, queries, keys)
             with jax.numpy_dtype_promotion("standard"):  # 16-bit scores plus a float32 bias are float32
-                return attention_fn(*self._rotated(query, key, queries, keys), value, bias, *args, **kwargs)
-        return attention_fn(*self._rotated(query, key, queries, keys), value, bias, *args, **kwargs)
+                return attention_fn(*self._placed(query, key, queries, keys, phase), value, bias, *args, **kwargs)
+        return attention_fn(*self._placed(query, key, queries, keys, phase), value, bias, *args, **kwargs)
 
     def _tile_options(
         self, biases: Biases, query: Any, key: Any, queries: Any, keys: Any, causal: bool
@@ -104,12 +119,17 @@ class PositionalSettings:
             options |= {f"{side}_order": _tile_arguments.counted(side, n) for side, n in lengths.items()}
         return options
 
-    def _rotated(self, query: Any, key: Any, queries: Any, keys: Any) -> tuple[Any, Any]:
+    def _placed(self, query: Any, key: Any, queries: Any, keys: Any, phase: jax.Array | None) -> tuple[Any, Any]:
         """Query and key at their positions."""
         if not self.frequencies.dim:
             return query, key
+        of_keys = "input_positions" if keys is queries else "key_positions"
+        if self.polar:
+            # Attention functions divide by the root of twice the features.
+            query = self._polar("query", query, "input_positions", queries, None, math.sqrt(2))
+            return query, self._polar("key", key, of_keys, keys, phase)
         query = self._rotate("query", query, "input_positions", queries)
-        return query, self._rotate("key", key, "input_positions" if keys is queries else "key_positions", keys)
+        return query, self._rotate("key", key, of_keys, keys)
 
     def _rotate(self, name: str, x: Any, positions_name: str, positions: Any) -> jax.Array:
         """Rotates the query or the key, which errors call `name`, as `rotary` does."""
@@ -117,6 +137,16 @@ class PositionalSettings:
         parsed = _arguments.parse_rotary(x, positions, *options, name=name, positions_name=positions_name)
         x, positions, frequencies, axis = parsed
         return rotate_vectors(TurnSettings(self.layout, self.part == "last"), x, Angles(positions, frequencies), axis)
+
+    def _polar(
+        self, name: str, x: Any, positions_name: str, positions: Any, phase: jax.Array | None, times: float = 1.0
+    ) -> jax.Array:
+        """`pope` of the query or the key, which errors call `name`, times a factor."""
+        frequencies = self.frequencies.with_attention_factor(times * self.frequencies.attention_factor)
+        options = frequencies, phase, self.layout, -2
+        parsed = _arguments.parse_pope(x, positions, *options, name=name, positions_name=positions_name)
+        x, positions, frequencies, phase, heads = parsed
+        return polar_vectors(x, positions, frequencies, phase, layout=self.layout, heads=heads)
 
     def _parse_positions(self, query: Any, key: Any, input_positions: Any, key_positions: Any) -> tuple[Any, Any]:
         """The positions of queries and of keys, each an array or None where they are counted."""

@@ -83,47 +83,60 @@ def _wave_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 _wave.defjvp(_wave_jvp, symbolic_zeros=True)
 
 
-def wave(positions: jax.Array, frequencies: tuple[int, ...] | list[jax.Array], quarter: Any) -> jax.Array:
-    r"""The sine of ω·p + quarter·π/2 in float32, its phase within three units of 2⁻³² turn at every int32 position.
+def wave(
+    positions: jax.Array, frequencies: tuple[int, ...] | list[jax.Array], quarter: Any, start: jax.Array | None = None
+) -> jax.Array:
+    r"""The sine of ω·p + start + quarter·π/2 in float32, its phase within three units of 2⁻³² turn for each term.
 
     Args:
       positions: integers or floats of shape (..., 1) or (..., columns); (..., axes) for several arrays of ω.
       frequencies: static, in units of 2⁻¹²⁸ turn per position; or arrays of ω, (columns,) or of positions' rank, one
         for each coordinate of the positions, whose angles are added.
       quarter: integers (columns,) or (): 0 for the sine, 1 for the cosine, 2 for the negated sine.
+      start: the angle at position 0, floats of positions' rank; None for 0.
 
     Returns:
-      float32 (..., columns); NaN where a position is NaN or outside int32, or where |ω| ≥ 2³¹.
+      float32 (..., columns); NaN where a position is NaN or outside int32, or where |ω| or |start| ≥ 2³¹.
     """
     row = (1,) * (positions.ndim - 1) + (-1,)  # explicit, for jax_numpy_rank_promotion="raise"
     # `_sine` lags by a quarter turn.
     offset = ((quarter.astype(np.int32) + 1) << 30).reshape(row)
     positions, valid = _fixed_point.in_range(positions)
+    # A start is an array of ω at position 1. It comes first: its phase is added to the quarters, in a small array.
+    ones = [] if start is None else [np.ones((1,) * positions.ndim, np.int32)]
+    arrays = [] if start is None else [start]
     if isinstance(frequencies, tuple):
         word = Word(*(part.reshape(row) for part in _fixed_point.word_from_turns(frequencies)))
-        if positions.dtype == jnp.int32:
-            result = _sine(_fixed_point.phase(positions, word, offset))
-        else:
-            angular = _fixed_point.angular_from_turns(frequencies).astype(np.float32).reshape(row)
-            result = _wave([(positions, angular, word)], offset)
+        if positions.dtype == jnp.int32 and start is None:
+            return _masked(_sine(_fixed_point.phase(positions, word, offset)), valid)
+        angular = _fixed_point.angular_from_turns(frequencies).astype(np.float32).reshape(row)
+        terms, places = [(positions, angular, word)], ones
     else:
-        angulars = [align(angular, positions.ndim) for angular in frequencies]
-        words = [_fixed_point.word_from_angular(lax.stop_gradient(angular)) for angular in angulars]
-        places = [positions] if len(angulars) == 1 else jnp.split(positions, len(angulars), axis=-1)
-        result = _wave(list(zip(places, angulars, words, strict=True)), offset)
-        if valid is not None and len(angulars) > 1:
-            valid = jnp.all(valid, axis=-1, keepdims=True)
-        for angular in angulars:
-            fits = jnp.abs(angular) < 2.0**31
-            valid = fits if valid is None else valid & fits
+        arrays += [align(angular, positions.ndim) for angular in frequencies]
+        many = len(frequencies) > 1
+        terms, places = [], ones + (jnp.split(positions, len(frequencies), axis=-1) if many else [positions])
+        valid = jnp.all(valid, axis=-1, keepdims=True) if many and valid is not None else valid
+    words = [_fixed_point.word_from_angular(lax.stop_gradient(angular)) for angular in arrays]
+    result = _wave([*zip(places, arrays, words, strict=True), *terms], offset)
+    for angular in arrays:
+        fits = jnp.abs(angular) < 2.0**31
+        valid = fits if valid is None else valid & fits
+    return _masked(result, valid)
+
+
+def _masked(result: jax.Array, valid: jax.Array | None) -> jax.Array:
+    """NaN where a mask is false; None masks nothing."""
     return result if valid is None else jnp.where(valid, result, np.float32(np.nan))
 
 
-def wave_float32(positions: jax.Array, frequencies: tuple[int, ...], quarter: Any) -> jax.Array:
+def wave_float32(
+    positions: jax.Array, frequencies: tuple[int, ...], quarter: Any, start: jax.Array | None = None
+) -> jax.Array:
     """`wave` as float32 references compute it: rounds ω, and then ω·p, to float32."""
     row = (1,) * (positions.ndim - 1) + (-1,)
     angular = _fixed_point.angular_from_turns(frequencies).astype(np.float32).reshape(row)
     phase = positions.astype(jnp.float32) * angular
+    phase = phase if start is None else phase + start.astype(np.float32)
     odd, sign = ((quarter & 1) == 1).reshape(row), (1 - (quarter & 2)).astype(np.float32).reshape(row)
     return jnp.where(odd, jnp.cos(phase), jnp.sin(phase)) * sign
 
@@ -189,10 +202,11 @@ def wave_of_dot(x: jax.Array, matrix: jax.Array, quarter: int) -> jax.Array:
 
 
 class Angles(NamedTuple):
-    """The angles Σ ω·p over the axes of positions."""
+    """The angles Σ ω·p + start over the axes of positions; `turn` takes them without a start."""
 
     positions: Any  # integers or floats (..., axes); None for 0, 1, …, until they have their place
     frequencies: Spectrum  # an array has shape (..., axes·pairs), one axis after the other
+    start: Any = None  # the angles at position 0, floats (..., pairs) of positions' rank; None for 0
 
     @property
     def dim(self) -> int:
@@ -202,8 +216,9 @@ class Angles(NamedTuple):
 
     @property
     def have_derivatives(self) -> bool:
-        """Whether they have derivatives: positions are floats, or frequencies are an array."""
-        return jnp.issubdtype(self.positions.dtype, jnp.floating) or not isinstance(self.frequencies, Frequencies)
+        """Whether they have derivatives: positions are floats, frequencies are an array, or there is a start."""
+        floats = jnp.issubdtype(self.positions.dtype, jnp.floating)
+        return floats or not isinstance(self.frequencies, Frequencies) or self.start is not None
 
 
 class Waves(NamedTuple):
@@ -244,17 +259,18 @@ def expand(x: Any, layout: Layout, dim: int, margin: tuple[int, int] = (0, 0)) -
 
 def _columns(angles: Angles, of_pairs: Callable[[Any], Any], quarter: Any) -> jax.Array:
     """The sine of ω·p + quarter·π/2 in each column; `of_pairs` maps one entry per pair to one entry per column."""
-    positions, frequencies = angles
+    positions, frequencies, start = angles
+    start = None if start is None else of_pairs(start)
     if not isinstance(frequencies, Frequencies):
         axes = positions.shape[-1]
         angulars = [frequencies] if axes == 1 else jnp.split(frequencies, axes, axis=-1)
-        return wave(positions, [of_pairs(angular) for angular in angulars], quarter)
+        return wave(positions, [of_pairs(angular) for angular in angulars], quarter, start)
     pair = of_pairs(np.arange(1, frequencies.num_pairs + 1))  # 0 for a column without a pair
     of_pair = (0, *frequencies.turns)
     turns = tuple(of_pair[i] for i in pair)
     coordinate = coordinates(positions, np.pad(np.array(frequencies.axes), (1, 0))[pair])
     compute = wave if frequencies.precision == "exact" else wave_float32
-    result = compute(coordinate, turns, quarter)
+    result = compute(coordinate, turns, quarter, start)
     amplitude = frequencies.attention_factor
     return result if amplitude == 1 else _xla.product(result, jnp.asarray(amplitude, jnp.float32))
 

@@ -13,13 +13,16 @@ from flax import linen as nn
 
 from posenc_jax._checks import Layout, Part, naming, public
 from posenc_jax._frequencies import Frequencies
+from posenc_jax._modules import bounded_phase
 from posenc_jax._positional_attention import PositionalSettings, parse_attention
+from posenc_jax.linen._encodings import PoPE
 
 
 class PositionalAttention(nn.Module):
-    """An attention_fn, made by `positional_attention`. Biases with parameters are submodules of it."""
+    """An attention_fn, made by `positional_attention`. Modules with parameters are submodules of it."""
 
     settings: PositionalSettings
+    pope: PoPE | None
     bias: Callable[..., jax.Array] | None
     content_bias: Callable[..., jax.Array] | None
     attention: Callable[..., jax.Array] | None
@@ -38,6 +41,8 @@ class PositionalAttention(nn.Module):
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """`nn.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
         biases = self.bias, self.content_bias
+        if self.pope is not None:
+            kwargs |= {"phase": bounded_phase(self.pope.delta)}
         if self.attention is not None:
             biases = tuple(map(_unbound, biases, ((), (query, key))))
         return self.settings.attend(
@@ -58,7 +63,7 @@ def _unbound(bias: Any, data: tuple[Any, ...]) -> Any:
 
 @public
 def positional_attention(
-    frequencies: Frequencies | int,
+    frequencies: Frequencies | int | PoPE,
     *,
     bias: Callable[..., jax.Array] | None = None,
     content_bias: Callable[..., jax.Array] | None = None,
@@ -87,7 +92,8 @@ def positional_attention(
 
     Args:
       frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no
-        rotation.
+        rotation. Or `PoPE` with head_axis -2, which takes the place of the rotation; its phase is under "attention_fn"
+        and "pope". Its queries come times √2: attention functions divide by the root of their width, twice head_dim.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
         `posenc_jax.linen`, or for example `functools.partial(pe.alibi, heads=8)`. A module made outside any other
         becomes part of the layer; its variables are under "attention_fn" and "bias". A module made in another's `setup`
@@ -102,7 +108,7 @@ def positional_attention(
         positions. A mask must be the same for all heads and queries, (..., 1, 1, keys),
         such as that of padding or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and
         other options of Flax's function are errors.
-      layout: as for `posenc_jax.rotary`.
+      layout: as for `posenc_jax.rotary`; `PoPE` has its own.
       part: as for `posenc_jax.rotary`.
 
     Returns:
@@ -136,5 +142,6 @@ def positional_attention(
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
-    settings = PositionalSettings(frequencies, layout, part)  # type: ignore[arg-type]
-    return PositionalAttention(settings, *settings.parse_biases(bias, content_bias), parse_attention(attention))
+    settings = PositionalSettings.of(frequencies, layout, part, PoPE)
+    pope = frequencies if isinstance(frequencies, PoPE) else None
+    return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias), parse_attention(attention))

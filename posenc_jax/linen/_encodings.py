@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _modules
 from posenc_jax._checks import Layout, OutOfRange, Part, public
 from posenc_jax._fourier import fourier_features
-from posenc_jax._frequencies import Frequencies
+from posenc_jax._frequencies import Frequencies, parse_static
 from posenc_jax._learned import add_learned
 from posenc_jax._modules import default_embedding_init
 from posenc_jax._rotary import rotary
@@ -159,6 +159,74 @@ class RotaryEncoding(nn.Module):
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`rotary` of x, queries or keys, with these settings."""
         return rotary(x, positions, self.frequencies, layout=self.layout, head_axis=self.head_axis, part=self.part)
+
+
+class PoPE(nn.Module):
+    r"""PoPE of queries and keys, `posenc_jax.pope`, with a learned phase $\delta$ for each feature of each key head.
+
+    The phase acts clipped to $[-2\pi, 0]$, as in PoPE-pytorch. Both results are twice as wide as head_dim, so give the
+    attention function a scale of $1/\sqrt{\text{head\_dim}}$; `positional_attention` does, in a Flax layer.
+
+    Args:
+      num_heads: number of heads of the keys.
+      frequencies: the width of the result, twice head_dim, or `Frequencies` of that width.
+      layout: as for `posenc_jax.pope`.
+      head_axis: as for `posenc_jax.rotary`; -3 or -2, since each head has its own phase.
+      param_dtype: dtype of the phase.
+      phase_init: initialiser of the phase (num_heads, head_dim), which may add metadata (`nn.with_partitioning`). Zeros
+        by default, as in PoPE-pytorch and x-transformers, which both offer uniform in $[-2\pi, 0]$ as well.
+
+    Raises:
+      TypeError: if num_heads is not an integer or frequencies is an array.
+      ValueError: if num_heads is not positive or the width is odd. When called: as `posenc_jax.pope`.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from posenc_jax.linen import PoPE
+      >>> pope, x = PoPE(2, 16, head_axis=-2), jnp.ones((1, 5, 2, 8))
+      >>> variables = pope.init(jax.random.key(0), x, x)
+      >>> query, key = pope.apply(variables, x, x)
+      >>> query.shape, variables["params"]["phase"].shape
+      ((1, 5, 2, 16), (2, 8))
+
+    Reference:
+      Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", 2025,
+      section 3.
+    """
+
+    num_heads: int
+    frequencies: Frequencies | int
+    _: dataclasses.KW_ONLY
+    layout: Layout = "half"
+    head_axis: int
+    param_dtype: Any = jnp.float32
+    phase_init: nn.initializers.Initializer = nn.initializers.zeros
+
+    @public
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        _modules.check_fields(self, _checks.positive_int, "num_heads")
+        object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True))
+        _modules.check_fields(self, _checks.layout, "layout")
+        _modules.check_fields(self, _checks.integer, "head_axis")
+        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
+        super().__post_init__()
+
+    def setup(self) -> None:
+        """Makes the parameter, which `positional_attention` reads too."""
+        shape = self.num_heads, parse_static(self.frequencies).num_pairs
+        self.delta = self.param("phase", self.phase_init, shape, self.param_dtype)
+
+    def __call__(
+        self,
+        query: ArrayLike,
+        key: ArrayLike,
+        positions: ArrayLike | None = None,
+        *,
+        key_positions: ArrayLike | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """`pope` of query and key, (..., seq, heads, head_dim); keys stand at `positions` unless they have others."""
+        return _modules.polar(self, query, key, positions, key_positions, self.delta)
 
 
 class FourierFeatures(nn.Module):

@@ -5,6 +5,7 @@ from posenc_jax.nnx._biases import FIRE, KERPLE, ALiBi, ContentBias, RelativePos
 from posenc_jax.nnx._encodings import (
     FourierFeatures,
     LearnedEncoding,
+    PoPE,
     RotaryEncoding,
     SinusoidalEncoding,
     TimestepEmbedding,
@@ -17,6 +18,7 @@ __all__ = [
     "FourierFeatures",
     "KERPLE",
     "LearnedEncoding",
+    "PoPE",
     "RelativePositionBias",
     "RotaryEncoding",
     "SinusoidalEncoding",

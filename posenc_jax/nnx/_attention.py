@@ -2,28 +2,35 @@ r"""The `attention_fn` of Flax NNX layers: rotary embeddings and biases."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
+from jax import lax
 
 from posenc_jax._checks import Layout, Part, naming, public
 from posenc_jax._frequencies import Frequencies
+from posenc_jax._modules import bounded_phase
 from posenc_jax._positional_attention import PositionalSettings, parse_attention
+from posenc_jax.nnx._encodings import PoPE
 
 
 class PositionalAttention(nnx.Module):
-    """An attention_fn, made by `positional_attention`. The parameters of its biases are part of the layer's state."""
+    """An attention_fn, made by `positional_attention`. The parameters of its modules are part of the layer's state."""
 
     def __init__(
         self,
         settings: PositionalSettings,
+        pope: PoPE | None,
         bias: Callable[..., jax.Array] | None,
         content_bias: Callable[..., jax.Array] | None,
         attention: Callable[..., jax.Array] | None,
     ):
         self.settings = settings
+        self.pope = pope
         self.bias = bias
         self.content_bias = content_bias
         self.attention = attention
@@ -31,13 +38,23 @@ class PositionalAttention(nnx.Module):
     @naming("positional_attention")
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """`nnx.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
-        functions = nnx.dot_product_attention, self.attention, (self.bias, self.content_bias)
-        return self.settings.attend(*functions, query, key, value, *args, **kwargs)
+        function, biases = nnx.dot_product_attention, (self.bias, self.content_bias)
+        if self.pope is not None:
+            function, kwargs = _of_narrow_values, kwargs | {"phase": bounded_phase(self.pope.phase[...])}
+        return self.settings.attend(function, self.attention, biases, query, key, value, *args, **kwargs)
+
+
+@functools.wraps(nnx.dot_product_attention)
+def _of_narrow_values(query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    """`nnx.dot_product_attention` of values narrower than keys, which JAX's own function refuses."""
+    around = [(0, 0, 0)] * (value.ndim - 1) + [(0, key.shape[-1] - value.shape[-1], 0)]
+    wide = lax.pad(value, np.zeros((), value.dtype), around)
+    return nnx.dot_product_attention(query, key, wide, *args, **kwargs)[..., : value.shape[-1]]
 
 
 @public
 def positional_attention(
-    frequencies: Frequencies | int,
+    frequencies: Frequencies | int | PoPE,
     *,
     bias: Callable[..., jax.Array] | None = None,
     content_bias: Callable[..., jax.Array] | None = None,
@@ -66,7 +83,8 @@ def positional_attention(
 
     Args:
       frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no
-        rotation.
+        rotation. Or `PoPE` with head_axis -2, which takes the place of the rotation, and whose phase becomes that of
+        the layer. Its queries come times √2: attention functions divide by the root of their width, twice head_dim.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
         `posenc_jax.nnx`, whose parameters become those of the layer, or for example
         `functools.partial(pe.alibi, heads=8)`. Layers that are given the same module share its parameters.
@@ -79,11 +97,11 @@ def positional_attention(
         bound causal=True by their positions. A mask must be the same for all heads and queries, (..., 1, 1, keys),
         such as that of padding or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and
         other options of Flax's function are errors.
-      layout: as for `posenc_jax.rotary`.
+      layout: as for `posenc_jax.rotary`; `PoPE` has its own.
       part: as for `posenc_jax.rotary`.
 
     Returns:
-      The attention_fn, a module whose only parameters are those of the biases.
+      The attention_fn, a module whose only parameters are those of the biases and of `PoPE`.
 
     Raises:
       TypeError: if frequencies is an array, or bias, content_bias or attention cannot be called.
@@ -118,5 +136,6 @@ def positional_attention(
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
-    settings = PositionalSettings(frequencies, layout, part)  # type: ignore[arg-type]
-    return PositionalAttention(settings, *settings.parse_biases(bias, content_bias), parse_attention(attention))
+    settings = PositionalSettings.of(frequencies, layout, part, PoPE)
+    pope = frequencies if isinstance(frequencies, PoPE) else None
+    return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias), parse_attention(attention))

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _modules
 from posenc_jax._checks import Layout, OutOfRange, Part, callback, public
 from posenc_jax._fourier import fourier_features
-from posenc_jax._frequencies import Frequencies
+from posenc_jax._frequencies import Frequencies, parse_static
 from posenc_jax._learned import add_learned
 from posenc_jax._modules import default_embedding_init
 from posenc_jax._rotary import rotary
@@ -179,6 +179,81 @@ class RotaryEncoding(nnx.Module):
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`rotary` of x, queries or keys, with these settings."""
         return rotary(x, positions, self.frequencies, layout=self.layout, head_axis=self.head_axis, part=self.part)
+
+
+class PoPE(nnx.Module):
+    r"""PoPE of queries and keys, `posenc_jax.pope`, with a learned phase $\delta$ for each feature of each key head.
+
+    The phase acts clipped to $[-2\pi, 0]$, as in PoPE-pytorch. Both results are twice as wide as head_dim, so give the
+    attention function a scale of $1/\sqrt{\text{head\_dim}}$; `positional_attention` does, in a Flax layer.
+
+    Args:
+      num_heads: number of heads of the keys.
+      frequencies: the width of the result, twice head_dim, or `Frequencies` of that width.
+      layout: as for `posenc_jax.pope`.
+      head_axis: as for `posenc_jax.rotary`; -3 or -2, since each head has its own phase.
+      param_dtype: dtype of the phase.
+      phase_init: initialiser of the phase (num_heads, head_dim). Zeros by default, as in PoPE-pytorch and
+        x-transformers, which both offer uniform in $[-2\pi, 0]$ as well.
+      phase_metadata: metadata of the parameter, such as its sharding.
+      rngs: source of the initial values.
+
+    Raises:
+      TypeError: if num_heads is not an integer or frequencies is an array.
+      ValueError: if num_heads is not positive or the width is odd. When called: as `posenc_jax.pope`.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import PoPE
+      >>> pope = PoPE(2, 16, head_axis=-2, rngs=nnx.Rngs(0))
+      >>> # batch, seq, heads, head_dim
+      >>> q, k = jax.random.normal(jax.random.key(0), (2, 1, 5, 2, 8))
+      >>> query, key = pope(q, k)
+      >>> query.shape
+      (1, 5, 2, 16)
+      >>> step, cached = pope(q[:, 3:4], k[:, 3:4], jnp.array([3]))  # a decode step
+      >>> bool(jnp.all(step == query[:, 3:4]) and jnp.all(cached == key[:, 3:4]))
+      True
+
+    Reference:
+      Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", 2025,
+      section 3.
+    """
+
+    layout: Layout
+
+    @public
+    def __init__(
+        self,
+        num_heads: int,
+        frequencies: Frequencies | int,
+        *,
+        layout: Layout = "half",
+        head_axis: int,
+        param_dtype: Any = jnp.float32,
+        phase_init: nnx.Initializer = nnx.initializers.zeros,
+        phase_metadata: Mapping[str, Any] = MappingProxyType({}),
+        rngs: nnx.Rngs,
+    ):
+        self.num_heads = _checks.positive_int("num_heads", num_heads)
+        self.frequencies = parse_static(frequencies, even=True)
+        self.layout, self.head_axis = _checks.layout("layout", layout), _checks.integer("head_axis", head_axis)
+        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
+        with callback():
+            value = phase_init(rngs.params(), (self.num_heads, self.frequencies.num_pairs), param_dtype)
+        self.phase = nnx.Param(value, **phase_metadata)
+
+    def __call__(
+        self,
+        query: ArrayLike,
+        key: ArrayLike,
+        positions: ArrayLike | None = None,
+        *,
+        key_positions: ArrayLike | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """`pope` of query and key, (..., seq, heads, head_dim); keys stand at `positions` unless they have others."""
+        return _modules.polar(self, query, key, positions, key_positions, self.phase[...])
 
 
 class FourierFeatures(nnx.Module):

@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from posenc_jax.hf import _models
+from posenc_jax.hf import _models, _refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -164,3 +164,31 @@ def test_papers_of_docstrings_are_those_of_the_bibliography():
             assert len(near) != 1 or near[0].startswith(plain(title)), f"{path.name}: {author}, {title}, {year}; {near}"
             cited += bool(same)
     assert cited > 40
+
+
+def test_what_the_newest_models_do():
+    def named(row):
+        (line,) = (line for line in PAGES["docs/rope.md"].splitlines() if line.startswith(f"| **{row}**"))
+        return [name for name in re.findall(r"`(\w+)`", line.split(" | ")[2])]
+
+    def facts(row):
+        for name in named(row):
+            known = _models.known(name)
+            yield (
+                name,
+                known and _models.MODELS[known],
+                _refused.REFUSED.get(name) or _refused.REFUSED.get(f"{name}_text"),
+            )
+
+    held = {
+        "Interleaved M-RoPE": lambda model, _: model.interleaved_sections,
+        "No RoPE at all": lambda model, _: model.never_rotates,
+        "A learned bias of tokens": lambda _, refused: "content_bias" in refused,
+        "Rotated values": lambda model, _: "rope_on_values" in model.reads,
+        "Learned spectra": lambda model, _: "learned_log_factor" in model.reads,
+    }
+    for row, holds in held.items():
+        for name, model, refused in facts(row):
+            assert holds(model, refused), f"{row}: {name}"
+    for name, model, _ in facts("NoPE layers"):
+        assert model.sliding_only or model.no_rope_interval, name

@@ -63,6 +63,11 @@ CASES = {
     "rotary, derivative": (turned_back, POSITIONS),
     "prope, key": (lambda p, x: by_camera(p, x, role="key", head_axis=None), POSITIONS),
     "prope, heads": (lambda p, x: heads(lambda h: by_camera(p, h, role="query", head_axis=-2, width=8), x), POSITIONS),
+    "pope": (lambda p, x: heads(lambda h: pe.pope(h, p, SCALED, head_axis=-2), x[..., : DIM // 2]), POSITIONS),
+    "pope, phase": (
+        lambda p, x: pe.pope(x[..., ::2], p, layout="interleaved", phase=jnp.asarray(LEARNED), head_axis=None),
+        POSITIONS,
+    ),
     "xpos, query": (lambda p, x: heads(lambda h: pe.xpos(h, h, p, origin=100, head_axis=-2)[0], x), NEAR),
     "xpos, key": (lambda p, x: pe.xpos(x, x, p, origin=100, head_axis=None)[1], NEAR),
 }

@@ -132,3 +132,9 @@ def xpos(
     """A query of xPos at a distance (...) from the origin; a key is one at the negative distance."""
     scale = decay(np.shape(sine)[-1], distance, scale_base, gamma)
     return rotate(x, scale * sine, scale * cosine, layout)
+
+
+def pope(x: Any, sine: np.ndarray, cosine: np.ndarray, layout: str) -> np.ndarray:
+    """PoPE of x (..., features) by sines and cosines (..., features), twice as wide."""
+    magnitude = np.log1p(np.exp(-np.abs(x := np.asarray(x, np.float64)))) + np.maximum(x, 0)
+    return features(magnitude * cosine, magnitude * sine, layout)

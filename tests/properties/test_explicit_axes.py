@@ -76,6 +76,8 @@ WHOLE = [
     ("prope", IN_VIEW, [X, POSE, LENS], "x", 3),
     ("prope", IN_VIEW, [X, POSE, LENS], "extrinsics", 0),
     ("prope", IN_VIEW, [X, POSE, LENS[None]], "extrinsics", 1),
+    ("pope", partial(pe.pope, head_axis=-2), [X, AT], "x", 3),
+    ("pope", lambda x, p, d: pe.pope(x, p, phase=d, head_axis=-2), [X, AT, np.ones((8, 16), np.float32)], "phase", 1),
     ("shift", partial(pe.shift, offset=3, frequencies=16, layout="half"), [X], "encodings", 3),
     ("shift", lambda x, f: pe.shift(x, 3, f), [X, ONES], "frequencies", 0),
     ("rotation_matrix", partial(pe.rotation_matrix, layout="half"), [AT, ONES], "frequencies", 0),
@@ -101,7 +103,7 @@ WHOLE = [
     ("convert_layout", partial(pe.convert_layout, frequencies=8, source="half", target="interleaved", axis=-1, num_heads=1), [SQUARE], "weights", 1),
 ]  # fmt: skip
 INDEX = {
-    "query": 0, "key": 1, "waves": 2, "value": 2, "extrinsics": 1, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
+    "phase": 2, "query": 0, "key": 1, "waves": 2, "value": 2, "extrinsics": 1, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
     "w1 of mlp": 2, "b1 of mlp": 3, "w2 of mlp": 4, "query_positions": 1, "key_positions": 1, "key_segments": 2, "ids": 0, "mask": 0, "lengths": 0, "weights": 0,
 }  # fmt: skip
 
@@ -184,6 +186,8 @@ APART = [
     (partial(pe.rotary, head_axis=-2), [(X, P(None, D, H)), (AT[0], P(D))], [(X, P(None, D, H)), (AT[0], P(H))], "positions, x"),
     (partial(pe.rotary, head_axis=-3), [(X, P(D, H)), (AT[:1, :8], P())], [(X, P(D, H)), (AT[:1, :8], P(None, H))], "positions, x"),
     (lambda x, e: pe.prope(x, e, role="key", head_axis=-2), [(X, ROWS), (POSES, P(D))], [(X, ROWS), (POSES, P(H))], "extrinsics, x"),
+    (partial(pe.pope, head_axis=-2), [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(H))], "positions, x"),
+    (lambda x, d: pe.pope(x, phase=d, head_axis=-2), [(X, ROWS), (np.ones((8, 16), np.float32), P(H))], [(X, ROWS), (np.ones((8, 16), np.float32), P(D))], "phase, x"),
     (lambda x, p: pe.xpos(x, x, p, head_axis=-2), [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(None, D))], "positions, query"),
     (lambda x, p: pe.shift(x, p, 16), [(Y, P(D)), (AT[:, :1], P(D))], [(Y, P(D)), (AT[:, :1], P(H))], "offset, encodings"),
     (lambda i, j: pe.alibi(i, j, 2), [(AT, P(D)), (AT, P(None, H))], [(AT, P(None, D)), (AT, P(None, D))], "query_positions, key_positions"),

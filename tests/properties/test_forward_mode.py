@@ -49,6 +49,11 @@ def decayed(x, p, w, sign):
     return rotations.xpos(x, np.sin(turned), np.cos(turned), distance, "half", scale_base=20)
 
 
+def polar(x, p, w, phase):
+    turned = angles(p, w) + phase
+    return rotations.pope(x, np.sin(turned), np.cos(turned), "interleaved")
+
+
 AT = np.array([0, 2, 11, 3, 40], np.int32), np.array([3, 2, 0, 90], np.int32)
 
 
@@ -187,6 +192,11 @@ CASES = {
     ),
     "prope, query": in_view("query"),
     "prope, key": in_view("key"),
+    "pope": (
+        lambda x, p, w, phase: pe.pope(x, p, w, phase=phase, layout="interleaved", head_axis=-2),
+        polar,
+        (X[..., :3], MIXED, W, normal(3, 3)),
+    ),
     "t5": (two_tables, of_two_tables, (normal(16, 3), normal(8, 3))),
     "fire": (fire, of_fire, FIRE),
 }
@@ -197,6 +207,7 @@ FEW = [
     "two coordinates",
     "xpos, key",
     "prope, key",
+    "pope",
     "t5",
     "fire",
 ]
@@ -314,7 +325,7 @@ def test_eagerly(name):
 
 
 # Not of waves themselves, in whose derivatives XLA may contract products and sums.
-SAME_BITS = [name for name in CASES if name not in ("fire", "cos_sin") and name[:5] not in ("xpos,", "prope")]
+SAME_BITS = [name for name in CASES if name not in ("fire", "cos_sin", "pope") and name[:5] not in ("xpos,", "prope")]
 
 
 @pytest.mark.parametrize("name", tiered(SAME_BITS, ["two coordinates"]))

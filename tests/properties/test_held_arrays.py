@@ -32,6 +32,7 @@ CALLS = (
         "shift": (pe.shift, X[:, 0], AT, W),
         "offset_similarity": (pe.offset_similarity, AT, W),
         "rotary": (rotary, X, AT, W),
+        "pope": (lambda x, p, w, d: pe.pope(x, p, w, phase=d, head_axis=-2), X[..., :4], AT, W, W),
         "xpos": (lambda q, k, p, w, o: pe.xpos(q, k, p, w, origin=o, head_axis=-2), X, X, AT, W, np.int32(3)),
         "prope": (
             lambda x, e, k: pe.prope(x, e, k, role="key", head_axis=-2, image_size=(1, 1)),

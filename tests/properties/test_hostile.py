@@ -68,6 +68,7 @@ VALID = {
     "multi_section": {"frequencies": 8, "sections": (2, 1, 1), "interleaved": False},
     "multimodal_positions": {"parts": [2, (1, 2, 2)], "following": "side"},
     "offset_similarity": {"offset": P, "frequencies": 8},
+    "pope": {"x": H, "positions": P, "frequencies": 16, "head_axis": -2, "phase": np.ones((2, 8), np.float32), "layout": "half"},
     "positions_from_lengths": {"lengths": P, "total": 20},
     "positions_from_mask": {"mask": np.ones(6, bool)},
     "positions_from_segments": {"ids": P, "padding": 0},
@@ -104,7 +105,7 @@ JUNK = [
 
 # Where two arguments must fit each other, the error may name the other one.
 TOGETHER = {("convert_layout", "weights"), ("convert_layout", "axis"), ("rotary", "head_axis"), ("xpos", "head_axis")}
-TOGETHER |= {("prope", "head_axis"), ("prope", "intrinsics")}
+TOGETHER |= {("pope", "head_axis"), ("prope", "head_axis"), ("prope", "intrinsics")}
 TOGETHER |= {("RotaryPlan.rotate", "head_axis"), ("VisionPlan.rotate", "head_axis")}
 PLAN = hf.RotaryPlan(
     (hf.RotaryLayer(pe.geometric(0), 8), hf.RotaryLayer(pe.geometric(8), 8, hf.QueryScale(0.1, 2))),
@@ -895,6 +896,7 @@ FREELY = {
         np.ones((7, 2), np.float32),
         np.ones((3, 2), np.float32),
     ),
+    "pope": (lambda x, p, w, d: pe.pope(x, p, w, phase=d, head_axis=None), np.float32(np.resize(ROWS, (4, 4))), FREE, FREE, FREE),
     "rotary": (lambda x, p, w: pe.rotary(x, p, w, head_axis=None), np.ones((4, 8), np.float32), FREE, FREE),
     "sandwich": (lambda i, j, w: pe.sandwich(i, j, 2, w), FREE, FREE, FREE),
     "sinusoidal": (pe.sinusoidal, FREE, FREE),
@@ -946,6 +948,7 @@ COUNTS = {
     "rotary": (functools.partial(pe.rotary, head_axis=-2), lambda n: SHAPE((n, 2, 8), FLOAT)),
     "rotary, heads first": (functools.partial(pe.rotary, head_axis=-3), lambda n: SHAPE((2, n, 8), FLOAT)),
     "xpos": (lambda x: pe.xpos(x, x, head_axis=-2), lambda n: SHAPE((n, 2, 8), FLOAT)),
+    "pope": (functools.partial(pe.pope, head_axis=-2), lambda n: SHAPE((n, 2, 8), FLOAT)),
     "positions_from_mask": (pe.positions_from_mask, lambda n: SHAPE((2, n), jnp.bool_)),
     "positions_from_segments": (pe.positions_from_segments, lambda n: SHAPE((2, n), jnp.int32)),
     "positional_attention": (lambda x: ATTEND(x, x, x), lambda n: SHAPE((n, 1, 8), FLOAT)),

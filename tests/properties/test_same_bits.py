@@ -29,6 +29,8 @@ FEW = (
     "xpos, key",
     "prope, key",
     "prope, heads",
+    "pope",
+    "pope, phase",
 )
 
 

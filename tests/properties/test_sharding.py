@@ -66,6 +66,10 @@ def by_waves(x, *waves):
     return pe.rotary(x, waves=waves, head_axis=-2)
 
 
+def of_phase(x, phase, positions):
+    return pe.pope(x, positions, phase=phase, layout="interleaved", head_axis=-2)
+
+
 ROTARY = partial(pe.rotary, head_axis=-2)
 POSES = cameras.poses(RNG, BATCH, LENGTH).astype(np.float32)
 LENS = cameras.lenses(RNG, image_size=(96, 160)).astype(np.float32)
@@ -94,6 +98,8 @@ CASES = {
     "rotary, derivative": (back, [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
     "xpos": (partial(pe.xpos, head_axis=-2), [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
     "prope": (partial(pe.prope, role="key", head_axis=-2), [(Q, HEADED), (POSES, ROWS)], HEADED),
+    "pope": (partial(pe.pope, head_axis=-2), [(Q, HEADED), (COUNT, P(S))], HEADED),
+    "pope, phase": (of_phase, [(Q, HEADED), (normal(HEADS, DIM), P(H)), (EACH, ROWS)], HEADED),
     "shift": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (EACH, ROWS)], ROWS),
     "shift, one": (partial(pe.shift, frequencies=DIM), [(X, ROWS), (np.int32(5), P())], ROWS),
     "rotation_matrix": (partial(pe.rotation_matrix, frequencies=8), [(EACH, ROWS)], ROWS),

@@ -197,6 +197,15 @@ def prope(draw: Draw) -> Any:
     return with_derivatives(lambda x, e, k: pe.prope(x, e, k, **given), x, poses.astype(np.float32), lens)
 
 
+def pope(draw: Draw) -> Any:
+    x, phase = (
+        normal(draw, 2, 6, 4, 8, dtype=pick(draw, *DTYPES)),
+        pick(draw, None, normal(draw, 8), normal(draw, 4, 8)),
+    )
+    p, settings = pick(draw, None, positions(draw, 6)), {"layout": pick(draw, "interleaved", "half"), "head_axis": -2}
+    return with_derivatives(lambda x, p: pe.pope(x, p, phase=phase, **settings), x, p)
+
+
 def convert_layout(draw: Draw) -> Any:
     layouts = "interleaved", "half"
     source, target, part = pick(draw, *layouts), pick(draw, *layouts), pick(draw, "first", "last")
@@ -367,6 +376,7 @@ COMPUTED: dict[Callable[[Draw], Any], int] = {
     rotary_by_waves: 4,
     xpos: 4,
     prope: 4,
+    pope: 4,
     convert_layout: 4,
     biases: 5,
     attention: 12,

@@ -519,3 +519,5 @@ def test_the_constants_of_polynomials_are_as_good_as_the_fits(bench):
     (alone, computed), (_, best) = (fits.sine_error(c, phases) for c in (fits.SINE, fits.sine_fit()[0]))
     assert alone < 2.2e-8 and computed < 8.6e-8 and computed <= 1.02 * best
     assert fits.exp2_error(fits.EXP2) <= fits.exp2_error(fits.exp2_fit()[0]) < 1.4e-8
+    assert fits.exp_fit()[0] == fits.EXP and fits.exp_error(fits.EXP) < 1.4e-8
+    assert fits.artanh_fit()[0] == fits.ARTANH and fits.artanh_error(fits.ARTANH) < 6e-9

@@ -33,7 +33,8 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JA
     "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 }
 TINY = "Setup(width=16, depth=1, heads=2, length=16, batch=2, segments=8)"
-NAMES = ["none", "sinusoidal", "learned", "rotary", "yarn", "alibi", "t5", "kerple", "fire"]
+NAMES = ["none", "sinusoidal", "learned", "rotary", "yarn", "alibi", "t5", "kerple", "fire", "pope"]
+BIASED = NAMES[5:9]
 VOID = {"meta", "source", "img", "br"}
 
 
@@ -155,12 +156,12 @@ def check_results(real):
             else:
                 assert 1 < window["bits_per_byte"] < 9 and all(map(math.isfinite, window["by_position"]))
                 assert len(window["by_position"]) == int(length) // 16
-        assert (variant["beyond"] is None) == (name == "learned") and (variant["bias"] is None) == (name in NAMES[:5])
+        assert (variant["beyond"] is None) == (name == "learned") and (variant["bias"] is None) == (name not in BIASED)
         assert variant["training"] is None or all(map(math.isfinite, variant["training"]["bits_per_byte"]))
     parameters = {name: variant["parameters"] for name, variant in results["variants"].items()}
     more = {name: count - parameters["none"] for name, count in parameters.items()}
     fire = 32 + 32 + 32 * 4 + 4 + 2
-    learned = {"learned": 128 * results["setup"]["width"], "t5": 16 * 4, "kerple": 2 * 4, "fire": fire}
+    learned = {"learned": 128 * results["setup"]["width"], "t5": 16 * 4, "kerple": 2 * 4, "fire": fire, "pope": 96}
     assert more == dict.fromkeys(NAMES, 0) | learned
 
 
@@ -199,7 +200,7 @@ def check_the_page_says_who_keeps_the_loss(real, train_text):
     results = load(real[0])
     text = " ".join("".join(Page(real[0] / "index.html").text).split())
     labels = [variant["label"] for variant in results["variants"].values()]
-    assert f"once with each of: {', '.join(labels[:4] + labels[5:8])} and {labels[8]}." in text
+    assert f"once with each of: {', '.join(labels[:4] + labels[5:9])} and {labels[9]}." in text
     assert "There is no answer beyond 128 bytes with learned positions" in text
     for variant in results["variants"].values():
         if change := variant["beyond"]:
@@ -294,7 +295,7 @@ def test_which_layers_share_a_bias(train_text):
 @pytest.mark.thorough
 def test_the_biases_that_are_drawn(train_text):
     setup = train_text.Setup(width=16, heads=2, length=16)
-    models = {name: train_text.Decoder(setup, train_text.VARIANTS[name], 0, 16) for name in NAMES[5:]}
+    models = {name: train_text.Decoder(setup, train_text.VARIANTS[name], 0, 16) for name in BIASED}
     drawn = {name: train_text.bias_of(setup, model) for name, model in models.items()}
     distance = np.array(drawn["alibi"]["distance"], np.float64)
     assert distance[0] == 1 and distance[-1] == 63
@@ -433,11 +434,15 @@ def test_a_page_that_grows(tmp_path, train_text):
 
 def check_output_ends_with_the_table_and_the_page(real):
     folder, output = real
-    *_, none, sinusoidal, learned, rotary, yarn, alibi, t5, kerple, fire, blank, path = output.splitlines()
+    *_, none, sinusoidal, learned, rotary, yarn, alibi, t5, kerple, fire, pope, blank, path = output.splitlines()
     assert learned.split()[:2] == ["learned", "positions"] and learned.count("no answer") == 3 and not blank
     assert rotary.endswith(" s") and yarn.endswith("none") and yarn.split()[3] == rotary.split()[2]
     change = load(folder)["variants"]["fire"]["beyond"]
-    assert fire.split()[0] == "FIRE" and f"{change['verdict']} ({change['difference']:+.3f})" in fire
+    assert (
+        pope.split()[0] == "PoPE"
+        and fire.split()[0] == "FIRE"
+        and f"{change['verdict']} ({change['difference']:+.3f})" in fire
+    )
     assert path == str((folder / "index.html").resolve())
     assert sorted(p.name for p in folder.iterdir()) == ["index.html", "results.json"]
 

@@ -36,11 +36,11 @@ def tiny(evidence):
 
 def test_every_model_of_the_demo_is_measured_and_rope_with_other_bases(evidence):
     models = evidence.models()
-    assert list(models)[:9] == list(evidence.VARIANTS)
+    assert list(models)[:10] == list(evidence.VARIANTS)
     for base in (10, 100, 1000, 500_000):
         made = models[f"base {base}"].attention(tiny(evidence), None, 16)
         assert made.settings.frequencies == pe.geometric(8, base)
-    assert len(models) == 13
+    assert len(models) == 14
 
 
 @pytest.mark.thorough

@@ -91,6 +91,10 @@ def _back(x, dy, *arguments, **settings):
     return jax.vjp(partial(pe.rotary, head_axis=-2, **settings), x, *arguments)[1](dy)
 
 
+def _of_phase(x, phase, positions=None):
+    return pe.pope(x, positions, phase=phase, head_axis=-2)
+
+
 def _query(x, **settings):
     return pe.xpos(x, x[:, :, :8], head_axis=-2, **settings)[0]
 
@@ -244,6 +248,10 @@ CASES = [
     Case("prope, bfloat16", _key, (QB, POSES), elementwise=False, copies=4.1),
     Case("prope, half", partial(_key, width=64), (QB, POSES), elementwise=False, copies=4.1),
     Case("prope, backward", _back_by_key, (Q, Q, POSES), elementwise=False, copies=5.3),
+    Case("pope", partial(pe.pope, head_axis=-2), (Q,), table=2 * 4096),
+    Case("pope, bfloat16", partial(pe.pope, head_axis=-2), (QB,), table=2 * 4096),  # a TPU spreads pairs in a pass
+    Case("pope, phase", _of_phase, (Q, ((32, 128), F32))),
+    Case("pope, phase, (batch, seq), bfloat16", _of_phase, (QSB, ((16, 128), F32), EACH)),
     Case("offset_similarity", partial(_similarity, frequencies=128), (P,), elementwise=False),
     Case("offset_similarity, both", _similarity, (PF, W), elementwise=False),
     Case("timestep_embedding", _timesteps, (((4096,), F32),), copies=2.3),

@@ -85,7 +85,7 @@ def cases():
             in_float32(f),
             (p, of_positions.X),
             (struct((n,), p.dtype), struct((n, DIM), jnp.float32)),
-            "xpos" not in name,
+            not name.startswith(("xpos", "pope")),
         )
         for name, (f, p) in of_positions.CASES.items()
     }

@@ -1,0 +1,42 @@
+"""Softplus beside its formula in float64, and operation by operation in NumPy, which contracts nothing."""
+
+import jax
+import numpy as np
+
+from helpers.closeness import assert_within
+from oracles.biases import softplus as formula
+from posenc_jax import _softplus
+
+X = np.concatenate([np.linspace(-86, 100, 200_001), np.linspace(-3, 3, 50_001), [0, -0.0, 1e-30, -1e-30, 3e38]])
+X = X.astype(np.float32)
+
+
+def by_numpy(x):
+    def polynomial(x, coefficients):
+        y = np.full_like(x, coefficients[-1])
+        for c in coefficients[-2::-1]:
+            y = np.abs(x * y) + c
+        return y
+
+    size, (high, low) = np.minimum(np.abs(x), np.float32(86)), _softplus._LN2
+    whole = np.ceil(size * np.float32(1 / np.log(2)))
+    u = np.ldexp(polynomial(whole * high - size + whole * low, _softplus.EXP), -whole.astype(np.int32))
+    z = u / (u + np.float32(2))
+    return np.maximum(x, np.float32(0)) + np.abs((z + z) * polynomial(z * z, _softplus.ARTANH))
+
+
+def test_the_formula_and_the_bits():
+    got = np.asarray(jax.jit(_softplus.softplus)(X))
+    assert_within(got, formula(X), 3e-7 * formula(X))
+    np.testing.assert_array_equal(got, by_numpy(X))
+    beyond = np.asarray(jax.jit(_softplus.softplus)(np.float32([-np.inf, -87, np.inf, np.nan])))
+    np.testing.assert_allclose(beyond, [0, 0, np.inf, np.nan], atol=5e-38)
+
+
+def test_the_derivative():
+    x = np.linspace(-20, 20, 1001).astype(np.float32)
+    first, second = (jax.vmap(f) for f in (jax.grad(_softplus.softplus), jax.grad(jax.grad(_softplus.softplus))))
+    got = jax.jit(lambda x: (first(x), second(x), jax.jvp(_softplus.softplus, (x,), (x,))[1]))(x)
+    sigmoid = 1 / (1 + np.exp(-np.float64(x)))
+    for y, want in zip(got, (sigmoid, sigmoid * (1 - sigmoid), x * sigmoid), strict=True):
+        assert_within(y, want, 1e-6 * (1 + np.abs(want)))
