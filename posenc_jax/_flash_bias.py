@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from posenc_jax import _checks
 from posenc_jax._checks import invalid, require
@@ -64,6 +63,9 @@ class Program(NamedTuple):
 
     kind: str  # "steps", whose last value is the bias; "linear", a number times |i − j|; "table"; or "near"
     steps: tuple[Step, ...] = ()
+    # How the cotangents of numbers depend on the positions, the numbers and the cotangent of the bias: steps, and which
+    # values are the results. None: a kernel cannot compute them.
+    pullback: tuple[tuple[Step, ...], tuple[int, ...]] | None = None
     end: int = 0  # of a table of near differences: the distance from which the bias is constant on each side
 
 
@@ -104,7 +106,7 @@ def plan(
     if not isinstance(result, _Value):
         return Program("steps"), (_per_head(result, heads)[None],)
     if result.slope is not None:
-        return Program("linear"), (_per_head(jnp.asarray(result.slope), heads)[None],)
+        return Program("linear", pullback=((), ())), (_per_head(jnp.asarray(result.slope), heads)[None],)
     steps, numbers = _needed(result)
     if counts is not None and result.apart and (result.refused or len(steps) > MOST_STEPS):
         differences = np.arange(-padded[1], padded[0]).clip(1 - counts[1], counts[0] - 1)
@@ -128,7 +130,7 @@ def _table(bias: Callable[..., Any], differences: np.ndarray, axes: int, heads: 
     positions = jnp.asarray(differences, jnp.int32).reshape(*shape, -1), jnp.zeros((*shape, 1), jnp.int32)
     with _checks.callback():
         table = bias(*positions).reshape(-1, len(differences)).astype(jnp.float32)
-    return lax.stop_gradient(jnp.broadcast_to(table, (heads, len(differences))))
+    return jnp.broadcast_to(table, (heads, len(differences)))
 
 
 def _refused(operation: str) -> ValueError:
@@ -139,7 +141,7 @@ def _per_head(x: Any, heads: int) -> jax.Array:
     """A number, or a number for each head, as float32 (heads,)."""
     if isinstance(x, Constant):
         return jnp.full(heads, x.value, jnp.float32)
-    return lax.stop_gradient(jnp.broadcast_to(x.reshape(-1), heads).astype(jnp.float32))
+    return jnp.broadcast_to(x.reshape(-1), heads).astype(jnp.float32)
 
 
 def _constant(x: Any) -> Any:

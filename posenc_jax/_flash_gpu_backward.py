@@ -1,0 +1,325 @@
+r"""Attention backward on a Hopper GPU, in kernels that compute each tile again with its bias in registers.
+
+From the maximum $m_i$, the sum of weights $t_i$ and $\delta_i = \bar o_i \cdot o_i - \bar t_i t_i$, with the
+$x'$ and $c'$ of `_flash_gpu_scores`,
+
+$$e_{ij} = 2^{c' x'_{ij} - m_i}, \qquad \bar v_j = \sum_i \frac{e_{ij}}{t_i} \bar o_i, \qquad
+  \bar s_{ij} = e_{ij} \left(\frac{\bar o_i \cdot v_j}{t_i} - \frac{\delta_i}{t_i}\right).$$
+
+One kernel sums over keys: $\bar q$, and for each query the cotangents of the numbers that the bias reads. Another one
+sums over queries, with keys as rows: $\bar k$ and $\bar v$, of all queries' heads that a head of keys serves. Nothing
+is added to memory that another block writes, so repeated calls have the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from posenc_jax import _flash_gpu_scores
+from posenc_jax._flash_gpu import (
+    Keys,
+    block_of_queries,
+    grid_of_queries,
+    load_keys,
+    memory_of_keys,
+    numbers_of,
+    observe,
+    read_keys,
+)
+from posenc_jax._flash_gpu_scores import (
+    COLUMNS,
+    LOG2E,
+    REGISTERS,
+    ROWS,
+    ROWS_OF_TILE,
+    TILE,
+    TILED,
+    WARPGROUPS,
+    At,
+    Shape,
+    add_product,
+    kernel,
+    plgpu,
+    zeros,
+)
+
+BLOCK = ROWS_OF_TILE * WARPGROUPS
+
+
+class Inputs(NamedTuple):
+    """The operands, padded to whole tiles. A batch of sides may be 1."""
+
+    query: Any  # (batch, queries, heads, width)
+    key: Any  # (batch, keys, kv_heads, width)
+    value: Any
+    d_out: Any  # like query
+    known: Any  # m, 1/t and δ/t, float32 (batch, heads, 3, queries)
+    steps: Any  # for each block of rows the first tile, those seen whole from and to, and the last: (batch, blocks, 4)
+    queries: tuple[Any, ...]  # the sides, int32 (batch, queries)
+    keys: tuple[Any, ...]
+    bias: tuple[Any, ...]  # the operands of the program
+
+
+# Queries
+
+
+class _Queries(NamedTuple):
+    """What a block of queries shares."""
+
+    query: Any
+    d_out: Any
+    sums: Any
+    keys: Keys
+    ready: Any
+
+
+def d_query(shape: Shape, inputs: Inputs, numbers: int) -> list[jax.Array]:
+    """The cotangents of queries; and of the bias's numbers, if `numbers` is not 0, the part of each query times t.
+
+    The latter are float32 (batch, heads, numbers, queries).
+    """
+    query = inputs.query
+    batch, length, heads, width = query.shape
+    leaves, tree = jax.tree.flatten(inputs)
+    of_queries = plgpu.SMEM((WARPGROUPS, ROWS_OF_TILE, width), query.dtype, transforms=TILED)
+    sums = plgpu.SMEM((WARPGROUPS, numbers, ROWS_OF_TILE), jnp.float32) if numbers else None
+    ready = plgpu.Barrier(num_barriers=WARPGROUPS, num_arrivals=2)
+    memory = _Queries(of_queries, of_queries, sums, memory_of_keys(shape, query), ready)
+
+    def entry(*refs: Any) -> None:
+        run = functools.partial(_over_keys, shape, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
+        pl.run_scoped(run, memory, collective_axes="warpgroup")
+
+    out = [jax.ShapeDtypeStruct(query.shape, query.dtype)]
+    out += [jax.ShapeDtypeStruct((batch, heads, numbers, length), jnp.float32)] * bool(numbers)
+    return kernel(entry, shape, grid_of_queries(shape, query), out, leaves)
+
+
+def _over_keys(shape: Shape, inputs: Inputs, outputs: Any, memory: _Queries) -> None:
+    block, warpgroup = block_of_queries(shape, inputs), lax.axis_index("warpgroup")
+
+    @pl.when(warpgroup < WARPGROUPS)
+    def compute() -> None:
+        plgpu.set_max_registers(REGISTERS[0], action="increase")
+        base = block.start + warpgroup * ROWS_OF_TILE
+        rows = pl.ds(base, ROWS_OF_TILE)
+        q, d_out, ready = (x.at[warpgroup] for x in (memory.query, memory.d_out, memory.ready))
+        for x, ref in (inputs.query, q), (inputs.d_out, d_out):
+            plgpu.copy_gmem_to_smem(x.at[block.batch, rows, block.head], ref, ready)
+        sides = [plgpu.load(x.at[block.row(x), rows], layout=ROWS, optimized=False) for x in inputs.queries]
+        of_queries = inputs.known.at[block.batch, block.head]
+        known = [plgpu.load(of_queries.at[n, rows], layout=ROWS, optimized=False) for n in range(3)]
+        numbers = numbers_of(shape, inputs, block.head)
+        plgpu.barrier_wait(ready)
+
+        def visit(step: Any, sums: Any, whole: bool) -> Any:
+            slot = lax.rem(step, jnp.int32(shape.stages))
+            key, value = memory.keys.key.at[slot], memory.keys.value.at[slot]
+            plgpu.barrier_wait(memory.keys.k_ready.at[slot])
+            plgpu.barrier_wait(memory.keys.v_ready.at[slot])
+            x, dp = _products(shape, (q, key), (d_out, value))
+            plgpu.barrier_arrive(memory.keys.v_free.at[slot])
+            of_keys, table = read_keys(memory.keys, slot)
+            at = At(base, step * shape.block, warpgroup * ROWS_OF_TILE + shape.block)
+            weights, slope = _weights(shape, x, at, sides, of_keys, numbers, table, known[0], whole)
+            ds = weights * (dp * _spread(known[1], at, dp.shape) - _spread(known[2], at, dp.shape))
+            dq, *d_numbers = sums
+            if d_numbers:
+                found = _flash_gpu_scores.cotangents(shape, ds, at, sides, of_keys, numbers)
+                d_numbers = [total + jnp.sum(x, 1) for total, x in zip(d_numbers, found, strict=True)]
+            ds16 = (ds if slope is None else ds * slope).astype(q.dtype)
+            dq = add_product(shape, dq, ds16, key)
+            plgpu.barrier_arrive(memory.keys.k_free.at[slot])
+            return dq, *d_numbers
+
+        many = 0 if memory.sums is None else memory.sums.shape[1]
+        start = zeros((ROWS_OF_TILE, q.shape[-1]), TILE), *(zeros((ROWS_OF_TILE,), ROWS) for _ in range(many))
+        ends = shape.masked and shape.ragged, shape.masked or shape.keys % shape.block
+        dq, *d_numbers = _visit_all(visit, block.steps, start, *ends)
+        q[...] = (dq * shape.scale).astype(q.dtype)
+        for n, x in enumerate(d_numbers):
+            memory.sums.at[warpgroup, n][...] = x
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(q, outputs[0].at[block.batch, rows, block.head])
+        for n in range(many):
+            to = outputs[1].at[block.batch, block.head, n, rows]
+            plgpu.copy_smem_to_gmem(memory.sums.at[warpgroup, n], to)
+        plgpu.wait_smem_to_gmem(0)
+
+    pl.when(warpgroup == WARPGROUPS)(lambda: load_keys(shape, inputs, block, memory.keys))
+
+
+# Keys
+
+
+class _Memory(NamedTuple):
+    """What a block of keys shares."""
+
+    key: Any
+    value: Any
+    query: Any
+    d_out: Any
+    known: Any
+    sides: tuple[Any, ...]
+    table: Any
+    ready: Any
+    q_ready: Any
+    d_ready: Any
+    q_free: Any
+    d_free: Any
+
+
+def d_key_value(shape: Shape, inputs: Inputs) -> list[jax.Array]:
+    """The cotangents of keys and values."""
+    (batch, keys, kv_heads, width), dtype = inputs.key.shape, inputs.query.dtype
+    leaves, tree = jax.tree.flatten(inputs)
+    of_keys = plgpu.SMEM((WARPGROUPS, ROWS_OF_TILE, width), dtype, transforms=TILED)
+    of_queries = plgpu.SMEM((shape.stages, shape.block, width), dtype, transforms=TILED)
+    arrivals = 2 + len(shape.sides) + shape.looks_up
+    free = plgpu.Barrier(num_barriers=shape.stages, num_arrivals=WARPGROUPS)
+    memory = _Memory(
+        of_keys,
+        of_keys,
+        of_queries,
+        of_queries,
+        plgpu.SMEM((shape.stages, 3, shape.block), jnp.float32),
+        tuple(plgpu.SMEM((shape.stages, shape.block), jnp.int32) for _ in shape.sides),
+        plgpu.SMEM((shape.stages, shape.entries), jnp.float32) if shape.looks_up else None,
+        plgpu.Barrier(num_barriers=WARPGROUPS, num_arrivals=2),
+        plgpu.Barrier(num_barriers=shape.stages, num_arrivals=arrivals),
+        plgpu.Barrier(num_barriers=shape.stages),
+        free,
+        free,
+    )
+
+    def entry(*refs: Any) -> None:
+        run = functools.partial(_over_queries, shape, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
+        pl.run_scoped(run, memory, collective_axes="warpgroup")
+
+    grid = {"head": kv_heads, "tile": keys // BLOCK, "batch": batch}
+    return kernel(entry, shape, grid, [jax.ShapeDtypeStruct(inputs.key.shape, dtype)] * 2, leaves)
+
+
+def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None:
+    batch, kv_head, tile, warpgroup = (lax.axis_index(name) for name in ("batch", "head", "tile", "warpgroup"))
+    row = lambda ref: 0 if ref.shape[0] == 1 else batch  # noqa: E731
+    steps = [inputs.steps[row(inputs.steps), tile, n] for n in range(4)]
+    first, last, group = steps[0], steps[3], inputs.query.shape[2] // inputs.key.shape[2]
+    tiles, block = last - first, tile * BLOCK
+
+    @pl.when(warpgroup < WARPGROUPS)
+    def compute() -> None:
+        plgpu.set_max_registers(REGISTERS[0], action="increase")
+        base = block + warpgroup * ROWS_OF_TILE
+        rows = pl.ds(base, ROWS_OF_TILE)
+        k, v, ready = (x.at[warpgroup] for x in (memory.key, memory.value, memory.ready))
+        for x, ref in (inputs.key, k), (inputs.value, v):
+            plgpu.copy_gmem_to_smem(x.at[batch, rows, kv_head], ref, ready)
+        sides = [plgpu.load(x.at[row(x), rows], layout=ROWS, optimized=False) for x in inputs.keys]
+        plgpu.barrier_wait(ready)
+
+        def of_head(n: Any, sums: Any) -> Any:
+            numbers = numbers_of(shape, inputs, kv_head * group + n)
+
+            def visit(step: Any, sums: Any, whole: bool) -> Any:
+                slot = lax.rem(n * tiles + step - first, jnp.int32(shape.stages))
+                q, d_out, known = (x.at[slot] for x in (memory.query, memory.d_out, memory.known))
+                plgpu.barrier_wait(memory.q_ready.at[slot])
+                plgpu.barrier_wait(memory.d_ready.at[slot])
+                x, dp = _products(shape, (k, q), (v, d_out))
+                of_queries = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.sides]
+                top, share, delta = (plgpu.load(known.at[n], layout=COLUMNS, optimized=False) for n in range(3))
+                table = None if memory.table is None else memory.table.at[slot]
+                at = At(step * shape.block, base, BLOCK - warpgroup * ROWS_OF_TILE, turned=True)
+                weights, slope = _weights(shape, x, at, of_queries, sides, numbers, table, top, whole)
+                share, delta = (_spread(x, at, dp.shape) for x in (share, delta))
+                dk, dv = sums
+                dv = add_product(shape, dv, (weights * share).astype(k.dtype), d_out)
+                plgpu.barrier_arrive(memory.d_free.at[slot])
+                ds = weights * (dp * share - delta)
+                ds16 = (ds if slope is None else ds * slope).astype(k.dtype)
+                dk = add_product(shape, dk, ds16, q)
+                plgpu.barrier_arrive(memory.q_free.at[slot])
+                return dk, dv
+
+            return _visit_all(visit, steps, sums, shape.masked, shape.masked and shape.ragged)
+
+        start = [zeros((ROWS_OF_TILE, k.shape[-1]), TILE) for _ in range(2)]
+        dk, dv = lax.fori_loop(0, group, of_head, tuple(start))
+        for x, ref, to in (dk * shape.scale, k, outputs[0]), (dv, v, outputs[1]):
+            ref[...] = x.astype(k.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(ref, to.at[batch, rows, kv_head])
+        plgpu.wait_smem_to_gmem(0)
+
+    @pl.when(warpgroup == WARPGROUPS)
+    def load() -> None:
+        plgpu.set_max_registers(REGISTERS[1], action="decrease")
+
+        @pl.loop(0, group * tiles)
+        def _(n: Any) -> None:
+            head = kv_head * group + lax.div(n, jnp.maximum(tiles, 1))
+            start = (first + lax.rem(n, jnp.maximum(tiles, 1))) * shape.block
+            slot, again = lax.rem(n, jnp.int32(shape.stages)), n >= shape.stages
+            rows, q_ready = pl.ds(start, shape.block), memory.q_ready.at[slot]
+            pl.when(again)(lambda: plgpu.barrier_wait(memory.q_free.at[slot]))
+            for x, ref in zip(inputs.queries, memory.sides, strict=True):
+                plgpu.copy_gmem_to_smem(x.at[row(x), rows], ref.at[slot], q_ready)
+            if memory.table is not None:
+                at = 0 if shape.near else start - block + (inputs.key.shape[1] - BLOCK)
+                plgpu.copy_gmem_to_smem(
+                    inputs.bias[0].at[head, pl.ds(at, shape.entries)], memory.table.at[slot], q_ready
+                )
+            known = inputs.known.at[batch, head, pl.ds(0, 3), rows]
+            plgpu.copy_gmem_to_smem(known, memory.known.at[slot], q_ready)
+            plgpu.copy_gmem_to_smem(inputs.query.at[batch, rows, head], memory.query.at[slot], q_ready)
+            pl.when(again)(lambda: plgpu.barrier_wait(memory.d_free.at[slot]))
+            d_out = inputs.d_out.at[batch, rows, head]
+            plgpu.copy_gmem_to_smem(d_out, memory.d_out.at[slot], memory.d_ready.at[slot])
+
+        observe(shape, jnp.int32(0), group * tiles, (memory.q_free, memory.d_free))
+
+
+# Tiles
+
+
+def _visit_all(visit: Any, steps: Any, sums: Any, before: Any, after: Any) -> Any:
+    """Visits the tiles of a row, of which those `before` and `after` those seen whole may have a mask."""
+    first, whole_from, whole_to, last = steps
+    if before:
+        sums = lax.fori_loop(first, whole_from, functools.partial(visit, whole=False), sums)
+    sums = lax.fori_loop(whole_from, whole_to, functools.partial(visit, whole=True), sums)
+    if after:
+        sums = lax.fori_loop(whole_to, last, functools.partial(visit, whole=False), sums)
+    return sums
+
+
+def _products(shape: Shape, *pairs: tuple[Any, Any]) -> tuple[Any, ...]:
+    """The products of all rows of a and all rows of b, for each (a, b)."""
+
+    def issue(*products: Any) -> tuple[Any, ...]:
+        for total, (a, b) in zip(products, pairs, strict=True):
+            plgpu.wgmma(total, a, b.transpose((1, 0)))
+        return tuple(total[...] for total in products)
+
+    return pl.run_scoped(issue, *[plgpu.ACC((ROWS_OF_TILE, shape.block), jnp.float32)] * len(pairs))
+
+
+def _spread(x: Any, at: At, tile: Any) -> Any:
+    """What there is of each query, for a tile."""
+    return lax.broadcast_in_dim(x, tile, (1 if at.turned else 0,))
+
+
+def _weights(
+    shape: Shape, x: Any, at: At, queries: Any, keys: Any, numbers: Any, table: Any, top: Any, whole: bool
+) -> tuple[Any, Any]:
+    """The weights of a tile times t, and the derivative of the cap."""
+    found = _flash_gpu_scores.scores(shape, x, at, queries, keys, numbers, table, whole)
+    shift = top if found.left is None else top - found.left * LOG2E
+    return jnp.exp2(found.x * (shape.scale * LOG2E) - _spread(shift, at, x.shape)), found.slope
