@@ -147,10 +147,10 @@ def holds_backward(settings: Settings, moving: tuple[bool, ...]) -> bool:
 def backward(
     settings: Settings, leaves: Any, outputs: Any, cotangents: Any, moving: tuple[bool, ...]
 ) -> list[jax.Array]:
-    from posenc_jax import _flash_gpu_backward  # noqa: PLC0415
+    from posenc_jax import _flash_gpu_backward, _flash_gpu_table  # noqa: PLC0415
     from posenc_jax._flash_gpu_scores import LOG2E, LOWEST, Shape  # noqa: PLC0415
 
-    x, moved = settings.tree.unflatten(leaves), settings.tree.unflatten(moving)
+    x, moved, program = settings.tree.unflatten(leaves), settings.tree.unflatten(moving), settings.kernel.bias
     padded, (block_kv, block_q) = _padded(settings, x), BACKWARD[settings.kernel.width]
     (out, total, top), (d_out, d_total) = outputs, cotangents
     share, top = 1 / total, jnp.where(jnp.isneginf(top), 0, top)
@@ -167,8 +167,16 @@ def backward(
         kernel = (_flash_gpu_backward.d_key_value, _flash_gpu_backward.d_query)[side]
         return kernel(Shape(*_shape(settings, padded, block, padded.lengths[side])), inputs, *more)
 
+    def of_table() -> Any:
+        block = _flash_gpu_table.BLOCK_KV
+        may, whole = _seen_tiles(padded.reach, padded.sides, padded.lengths, (BLOCK, block))
+        which = _flash_gpu_table.bands(padded.reach, may.shape[1:])
+        steps = jnp.asarray(_steps(*(_flash_gpu_table.along_bands(which, y) for y in (may, whole))))
+        inputs = _flash_gpu_backward.Inputs(*operands, known, steps, of_queries, of_keys, x.kernel)
+        return _flash_gpu_table.d_table(Shape(*_shape(settings, padded, block, padded.lengths[0])), inputs, which)
+
     of_bias = any(moved.kernel)
-    numbers = x.kernel[0].shape[0] if of_bias else 0
+    numbers = x.kernel[0].shape[0] if of_bias and program.kind != "table" else 0
     (dq, *sums), (dk, dv) = run(block_kv, 1, numbers), run(block_q, 0)
     at: Operands = settings.tree.unflatten(range(len(leaves)))
     found = {
@@ -179,8 +187,10 @@ def backward(
             (at.value, dv, padded.lengths[1], x.value),
         )
     }
-    if of_bias:
+    if numbers:
         found[at.kernel[0]] = jnp.sum(sums[0], (0, 3)).T
+    elif of_bias:
+        found[at.kernel[0]] = of_table()
     if x.sinks is not None:
         found[at.sinks] = _blockwise.cotangent_of_sinks(x, total, top, delta)
     zeros = {i: jnp.zeros_like(y) for i, y in enumerate(leaves) if moving[i] and i not in found}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from posenc_jax import _checks
 from posenc_jax._checks import invalid, require
@@ -25,7 +26,7 @@ COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ELEMENTWISE = {
     *("add", "sub", "mul", "div", "max", "min", "neg", "abs", "sign", "select_n", "square", "integer_pow"),
     *(*COMPARISONS, "and", "or", "xor", "not", "convert_element_type", "bitcast_convert_type"),
-    *("exp", "exp2", "log", "log1p", "pow", "sqrt", "rsqrt", "tanh"),
+    *("exp", "exp2", "log", "log1p", "pow", "sqrt", "rsqrt", "tanh", "add_any", "one_minus_square"),
 }
 IN_TABLES = ELEMENTWISE | {"gather", "floor", "ceil", "round", "rem", "clamp", "sin", "cos", "erf", "logistic"}
 # All axes but that of heads have size 1, so these change nothing.
@@ -74,11 +75,14 @@ class _Value:
 
     raw, positive = False, False
     end: Any = None  # see `_ends`
+    place = 0  # of a value that is given, among these
+    ruled = False  # whether it has a derivative other than that of its steps
+    rounded = False  # whether it stands for `_xla.rounded_product`
 
     def __init__(self, form: str, apart: bool = False, step: Any = None, refused: str = "", slope: Any = None) -> None:
         self.form = form  # "i", "j", or one of `FORMS`, of any dtype, or ""
         self.apart = apart  # whether it depends on i − j alone
-        self.step = step  # None for a position
+        self.step = step  # None for a value that is given
         self.refused = refused  # what a kernel cannot compute, or ""
         self.slope = 1 if slope is None and step is not None and step.operation == "|i-j|" else slope
 
@@ -102,15 +106,15 @@ def plan(
     fits = shape[-3] in (1, heads) and math.prod(shape) == shape[-3]
     require(fits, "bias must be one number for each head and score, or " + OR_XLA + "; got shape {}", shape[3:])
     walk = _Walk(heads, counted=counts is not None)
-    (result,) = walk.run(traced.jaxpr, traced.consts, [_Value("i"), _Value("j")])
+    (result,) = walk.run(traced.jaxpr, traced.consts, _given("i", "j"))
     if not isinstance(result, _Value):
         return Program("steps"), (_per_head(result, heads)[None],)
     if result.slope is not None:
         return Program("linear", pullback=((), ())), (_per_head(jnp.asarray(result.slope), heads)[None],)
-    steps, numbers = _needed(result)
+    steps, numbers, _ = _needed([result], 2)
     if counts is not None and result.apart and (result.refused or len(steps) > MOST_STEPS):
         differences = np.arange(-padded[1], padded[0]).clip(1 - counts[1], counts[0] - 1)
-        return Program("table"), (_table(bias, differences, axes, heads),)
+        return Program("table", pullback=((), ())), (_table(bias, differences, axes, heads),)
     end = NEAR if result.raw or not result.apart or result.end is None else result.end
     if counts is None and end < NEAR and (result.refused or len(steps) > MOST_STEPS):
         differences = np.arange(-NEAR, NEAR).clip(-end, end)
@@ -121,7 +125,47 @@ def plan(
     require(few, "bias must have at most {} numbers for each head, or {}; got {}", MOST_NUMBERS, OR_XLA, len(numbers))
     odd = next((str(x.dtype) for x in numbers if x.dtype != np.float32 or x.size not in (1, heads)), "")
     require(not odd, "bias must compute scores from float32 numbers of heads, or {}; got {}", OR_XLA, odd)
-    return Program("steps", steps), (jnp.stack([_per_head(x, heads) for x in numbers]),) if numbers else ()
+    if not numbers:
+        return Program("steps", steps), ()
+    pullback = None if result.ruled else _pullback(steps, len(numbers), walk.counted)
+    return Program("steps", steps, pullback), (jnp.stack([_per_head(x, heads) for x in numbers]),)
+
+
+def _pullback(steps: tuple[Step, ...], count: int, counted: bool) -> tuple[tuple[Step, ...], tuple[int, ...]] | None:
+    """Of a program of steps that reads `count` numbers: see `Program`."""
+
+    def bias(numbers: Any, i: Any, j: Any) -> Any:
+        values = [i, j, *numbers]
+        for operation, inputs, parameters in steps:
+            if isinstance(operation, str):
+                difference = (i - j).astype(jnp.float32)
+                values.append(jnp.abs(difference) if operation == "|i-j|" else difference)
+            else:
+                read = (jnp.asarray(x.value, x.dtype) if isinstance(x, Constant) else values[x] for x in inputs)
+                values.append(operation.bind(*read, **dict(parameters)))
+        return values[-1]
+
+    def back(i: Any, j: Any, *more: Any) -> Any:
+        *numbers, ds = more
+        return jax.vjp(lambda numbers: bias(numbers, i, j), numbers)[1](ds)[0]
+
+    integer, number = (jax.ShapeDtypeStruct((), dtype) for dtype in (np.int32, np.float32))
+    traced = jax.make_jaxpr(back)(integer, integer, *[number] * (count + 1))
+    given = _given("i", "j", *[""] * (count + 1))
+    try:
+        found = _Walk(1, counted).run(traced.jaxpr, traced.consts, given)
+    except ValueError:  # an operation that a kernel cannot compute
+        return None
+    nothing = _Value("", step=Step(lax.mul_p, (given[-1], Constant(0.0, "float32"))))
+    steps, numbers, places = _needed([x if isinstance(x, _Value) else nothing for x in found], len(given))
+    return None if numbers else (steps, places)
+
+
+def _given(*forms: str) -> list[_Value]:
+    values = [_Value(form) for form in forms]
+    for place, value in enumerate(values):
+        value.place = place
+    return values
 
 
 def _table(bias: Callable[..., Any], differences: np.ndarray, axes: int, heads: int) -> jax.Array:
@@ -172,7 +216,11 @@ class _Walk(NamedTuple):
             index = next(i for i, names in enumerate(platforms) if names is None or {"cuda", "gpu"} & {*names})
             return self._inner(parameters["branches"][index], inputs[1:])
         if name in CALLS:
-            return self._inner(next(p for k, p in parameters.items() if k in ("jaxpr", "call_jaxpr")), inputs)
+            results = self._inner(next(p for k, p in parameters.items() if k in ("jaxpr", "call_jaxpr")), inputs)
+            for x in results:
+                if name.startswith("custom") and isinstance(x, _Value):
+                    x.ruled |= not x.rounded
+            return results
         if name in MOVES and isinstance(inputs[0], Constant):  # of any shape
             return inputs
         if name in MOVES and isinstance(inputs[0], _Value) and eqn.outvars[0].aval.size in (1, self.heads):
@@ -202,12 +250,27 @@ class _Walk(NamedTuple):
             refused = f"{name} to {out.str_short()}"
         if refused and not (apart and name in IN_TABLES):
             raise _refused(refused)
+        if name == "bitcast_convert_type" and (product := _before_rounding(values[0])) is not None:
+            return product
         step: Any = Step(eqn.primitive, tuple(inputs), tuple(eqn.params.items()))
         if self.counted and form in ("i-j", "|i-j|") and dtype == "float32":
             step = Step(form)
         value = _Value(form, apart, step, refused, _slope(name, inputs))
         value.raw, value.positive, value.end = _ends(name, form, dtype, inputs)
+        value.ruled = any(x.ruled for x in values)
         return value
+
+
+def _before_rounding(bits: _Value) -> _Value | None:
+    """The product that a minimum of its bits keeps apart from what is added to it; a kernel need not."""
+    name = lambda x: getattr(getattr(x.step, "operation", None), "name", "")  # noqa: E731
+    if name(bits) != "min" or bits.step.inputs[1:] != (Constant(2**31 - 2, "int32"),):
+        return None
+    raw = bits.step.inputs[0]
+    if name(raw) != "bitcast_convert_type" or name(raw.step.inputs[0]) != "mul":
+        return None
+    raw.step.inputs[0].rounded = True
+    return raw.step.inputs[0]
 
 
 def _ends(name: str, form: str, dtype: str, inputs: Sequence[Any]) -> tuple[bool, bool, Any]:
@@ -252,8 +315,8 @@ def _slope(name: str, inputs: Sequence[Any]) -> Any:
     return None if slope is None else jnp.reshape(number, -1) * slope
 
 
-def _needed(result: _Value) -> tuple[tuple[Step, ...], list[jax.Array]]:
-    """The steps to a result, in order, and the numbers that they read."""
+def _needed(results: list[_Value], given: int) -> tuple[tuple[Step, ...], list[jax.Array], tuple[int, ...]]:
+    """The steps to results, in order, the numbers that they read, and where the results are among all values."""
     ordered: dict[int, Step] = {}  # by the identity of a value
     numbers: dict[int, jax.Array] = {}
 
@@ -266,14 +329,15 @@ def _needed(result: _Value) -> tuple[tuple[Step, ...], list[jax.Array]]:
         elif not isinstance(x, (_Value, Constant)):
             numbers[id(x)] = x
 
-    visit(result)
-    first = 2 + len(numbers)
-    index = {i: 2 + n for n, i in enumerate(numbers)} | {i: first + n for n, i in enumerate(ordered)}
+    for result in results:
+        visit(result)
+    first = given + len(numbers)
+    index = {i: given + n for n, i in enumerate(numbers)} | {i: first + n for n, i in enumerate(ordered)}
 
     def of(x: Any) -> Any:
         if isinstance(x, _Value) and x.step is None:
-            return "ij".index(x.form)
+            return x.place
         return x if isinstance(x, Constant) else index[id(x)]
 
     steps = tuple(step._replace(inputs=tuple(map(of, step.inputs))) for step in ordered.values())
-    return steps, [*numbers.values()]
+    return steps, [*numbers.values()], tuple(map(of, results))

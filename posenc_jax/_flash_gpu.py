@@ -16,25 +16,26 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from posenc_jax import _flash_gpu_scores
 from posenc_jax._flash_gpu_scores import (
+    BLOCK,
     COLUMNS,
     LOG2E,
     LOWEST,
     REGISTERS,
     ROWS,
+    ROWS_OF_TILE,
     TILE,
     TILED,
     WARPGROUPS,
     At,
+    Read,
     Shape,
-    add_product,
+    add_products,
     kernel,
     plgpu,
+    scores,
     zeros,
 )
-
-BLOCK_Q = _flash_gpu_scores.ROWS_OF_TILE  # queries of a warpgroup
 
 
 class Inputs(NamedTuple):
@@ -55,9 +56,9 @@ def attend(shape: Shape, inputs: Inputs) -> tuple[jax.Array, jax.Array, jax.Arra
     query = inputs.query
     batch, length, heads, width = query.shape
     leaves, tree = jax.tree.flatten(inputs)
-    of_rows = plgpu.SMEM((WARPGROUPS, BLOCK_Q), jnp.float32)
+    of_rows = plgpu.SMEM((WARPGROUPS, ROWS_OF_TILE), jnp.float32)
     memory = _Memory(
-        plgpu.SMEM((WARPGROUPS, BLOCK_Q, width), query.dtype, transforms=TILED),
+        plgpu.SMEM((WARPGROUPS, ROWS_OF_TILE, width), query.dtype, transforms=TILED),
         (of_rows, of_rows),
         memory_of_keys(shape, query),
         plgpu.Barrier(num_barriers=WARPGROUPS),
@@ -76,7 +77,7 @@ def attend(shape: Shape, inputs: Inputs) -> tuple[jax.Array, jax.Array, jax.Arra
 def grid_of_queries(shape: Shape, query: Any) -> dict[str, int]:
     """A block for each tile of queries of a head; the first axis is the fastest."""
     batch, length, heads, _ = query.shape
-    grid = {"head": heads, "tile": length // (BLOCK_Q * WARPGROUPS), "batch": batch}
+    grid = {"head": heads, "tile": length // BLOCK, "batch": batch}
     # Blocks of one head side by side share its keys. On an H200 with 132 processors, that gained 6 % under ALiBi at 64
     # tiles, and lost 6 % at 256, of which the last are the shortest.
     if shape.bias is not None and grid["tile"] <= 128:
@@ -138,8 +139,8 @@ class Block(NamedTuple):
 def block_of_queries(shape: Shape, inputs: Any) -> Block:
     batch, head, tile = (lax.axis_index(name) for name in ("batch", "head", "tile"))
     if shape.reach[1] is not None or "order" in shape.sides:  # the longest rows first
-        tile = inputs.query.shape[1] // (BLOCK_Q * WARPGROUPS) - 1 - tile
-    block = Block(batch, head, tile * (BLOCK_Q * WARPGROUPS), [])
+        tile = inputs.query.shape[1] // BLOCK - 1 - tile
+    block = Block(batch, head, tile * BLOCK, [])
     return block._replace(steps=[inputs.steps[block.row(inputs.steps), tile, n] for n in range(4)])
 
 
@@ -148,10 +149,9 @@ def numbers_of(shape: Shape, inputs: Any, head: Any) -> list[Any]:
     return [] if shape.looks_up else [x[n, head] for x in inputs.bias for n in range(x.shape[0])]
 
 
-def read_keys(memory: Keys, slot: Any) -> tuple[list[Any], Any]:
-    """What masks and bias read of a tile of keys, and its table."""
+def read_keys(memory: Keys, slot: Any, queries: list[Any], numbers: list[Any]) -> Read:
     of_keys = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.sides]
-    return of_keys, None if memory.table is None else memory.table.at[slot]
+    return Read(queries, of_keys, numbers, None if memory.table is None else memory.table.at[slot])
 
 
 def load_keys(shape: Shape, inputs: Any, block: Block, memory: Keys) -> None:
@@ -194,20 +194,20 @@ def _kernel(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None
     @pl.when(warpgroup < WARPGROUPS)
     def compute() -> None:
         plgpu.set_max_registers(REGISTERS[0], action="increase")
-        base = block.start + warpgroup * BLOCK_Q
-        rows = pl.ds(base, BLOCK_Q)
+        base = block.start + warpgroup * ROWS_OF_TILE
+        rows = pl.ds(base, ROWS_OF_TILE)
         q, q_ready = memory.query.at[warpgroup], memory.q_ready.at[warpgroup]
         plgpu.copy_gmem_to_smem(inputs.query.at[block.batch, rows, block.head], q, q_ready)
         sides = [plgpu.load(x.at[block.row(x), rows], layout=ROWS, optimized=False) for x in inputs.queries]
         numbers, start = numbers_of(shape, inputs, block.head), [x[block.head] for x in inputs.start]
         plgpu.barrier_wait(q_ready)
 
-        def scores(step: Any, x: Any, whole: bool) -> Any:
-            of_keys, table = read_keys(memory.keys, lax.rem(step, jnp.int32(shape.stages)))
-            at = At(base, step * shape.block, warpgroup * BLOCK_Q + shape.block)
-            return _flash_gpu_scores.scores(shape, x, at, sides, of_keys, numbers, table, whole)
+        def scores_of(step: Any, x: Any, whole: bool) -> Any:
+            at = At(base, step * shape.block, warpgroup * ROWS_OF_TILE + shape.block)
+            read = read_keys(memory.keys, lax.rem(step, jnp.int32(shape.stages)), sides, numbers)
+            return scores(shape, x, at, read, whole)
 
-        out, *sums = _compute(shape, warpgroup, scores, block.steps, start, memory)
+        out, *sums = _compute(shape, warpgroup, scores_of, block.steps, start, memory)
         q[...] = out.astype(q.dtype)
         stored = [x.at[warpgroup] for x in memory.sums]
         for ref, x in zip(stored, sums, strict=True):
@@ -233,7 +233,7 @@ class _Sums(NamedTuple):
 
 
 def _compute(
-    shape: Shape, warpgroup: Any, scores: Any, steps: Any, start: Any, memory: _Memory
+    shape: Shape, warpgroup: Any, scores_of: Any, steps: Any, start: Any, memory: _Memory
 ) -> tuple[Any, Any, Any]:
     """A warpgroup's output, sums and maxima: products, weights and products in turn with the other warpgroup."""
     q, keys, (first, whole_from, whole_to, last) = memory.query.at[warpgroup], memory.keys, steps
@@ -247,7 +247,7 @@ def _compute(
         x = _products(shape, q, keys.key.at[slot], pass_turn)
         if k_free_early:
             plgpu.barrier_arrive(keys.k_free.at[slot])
-        x, left, _ = scores(step, x, whole)
+        x, left, _ = scores_of(step, x, whole)
         if not k_free_early:
             plgpu.barrier_arrive(keys.k_free.at[slot])
         top, shrink, p = _weights(shape, x, left, sums.top)
@@ -267,7 +267,7 @@ def _compute(
             slot = lax.rem(step + 1, jnp.int32(shape.stages))
             pl.when(step + 1 < last)(lambda: plgpu.barrier_wait(keys.k_ready.at[slot]))
 
-        out = add_product(shape, out, p16, keys.value.at[slot], wait_for_keys)
+        (out,) = add_products(shape, [(out, p16, keys.value.at[slot])], wait_for_keys)
         plgpu.barrier_arrive(keys.v_free.at[slot])
         return _Sums(top, total, out)
 
@@ -275,7 +275,7 @@ def _compute(
     pl.when(last > first)(lambda: plgpu.barrier_wait(keys.k_ready.at[lax.rem(first, jnp.int32(shape.stages))]))
     pl.when(warpgroup == 1)(pass_turn)
     top, total = start or (LOWEST, 0.0)
-    rows = (BLOCK_Q,)
+    rows = (ROWS_OF_TILE,)
     sums = _Sums(zeros(rows, ROWS, top), zeros(rows, ROWS, total), zeros((*rows, q.shape[-1]), TILE))
     masked = shape.masked or shape.keys % shape.block
     if masked and shape.ragged:
@@ -306,4 +306,4 @@ def _products(shape: Shape, q: Any, k: Any, then: Callable[[], None]) -> Any:
         then()
         return products[...]
 
-    return pl.run_scoped(issue, plgpu.ACC((BLOCK_Q, shape.block), jnp.float32))
+    return pl.run_scoped(issue, plgpu.ACC((ROWS_OF_TILE, shape.block), jnp.float32))

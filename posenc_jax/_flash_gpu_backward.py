@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from posenc_jax import _flash_gpu_scores
 from posenc_jax._flash_gpu import (
     Keys,
     block_of_queries,
@@ -33,6 +32,7 @@ from posenc_jax._flash_gpu import (
     read_keys,
 )
 from posenc_jax._flash_gpu_scores import (
+    BLOCK,
     COLUMNS,
     LOG2E,
     REGISTERS,
@@ -42,14 +42,15 @@ from posenc_jax._flash_gpu_scores import (
     TILED,
     WARPGROUPS,
     At,
+    Read,
     Shape,
-    add_product,
+    add_products,
+    cotangents,
     kernel,
     plgpu,
+    scores,
     zeros,
 )
-
-BLOCK = ROWS_OF_TILE * WARPGROUPS
 
 
 class Inputs(NamedTuple):
@@ -123,25 +124,25 @@ def _over_keys(shape: Shape, inputs: Inputs, outputs: Any, memory: _Queries) -> 
             key, value = memory.keys.key.at[slot], memory.keys.value.at[slot]
             plgpu.barrier_wait(memory.keys.k_ready.at[slot])
             plgpu.barrier_wait(memory.keys.v_ready.at[slot])
-            x, dp = _products(shape, (q, key), (d_out, value))
+            x, dp = products(shape, (q, key), (d_out, value))
             plgpu.barrier_arrive(memory.keys.v_free.at[slot])
-            of_keys, table = read_keys(memory.keys, slot)
             at = At(base, step * shape.block, warpgroup * ROWS_OF_TILE + shape.block)
-            weights, slope = _weights(shape, x, at, sides, of_keys, numbers, table, known[0], whole)
-            ds = weights * (dp * _spread(known[1], at, dp.shape) - _spread(known[2], at, dp.shape))
+            read = read_keys(memory.keys, slot, sides, numbers)
+            e, slope = weights(shape, x, at, read, known[0], whole)
+            ds = e * (dp * spread(known[1], at, dp.shape) - spread(known[2], at, dp.shape))
             dq, *d_numbers = sums
             if d_numbers:
-                found = _flash_gpu_scores.cotangents(shape, ds, at, sides, of_keys, numbers)
+                found = cotangents(shape, ds, at, read)
                 d_numbers = [total + jnp.sum(x, 1) for total, x in zip(d_numbers, found, strict=True)]
             ds16 = (ds if slope is None else ds * slope).astype(q.dtype)
-            dq = add_product(shape, dq, ds16, key)
+            (dq,) = add_products(shape, [(dq, ds16, key)])
             plgpu.barrier_arrive(memory.keys.k_free.at[slot])
             return dq, *d_numbers
 
         many = 0 if memory.sums is None else memory.sums.shape[1]
         start = zeros((ROWS_OF_TILE, q.shape[-1]), TILE), *(zeros((ROWS_OF_TILE,), ROWS) for _ in range(many))
         ends = shape.masked and shape.ragged, shape.masked or shape.keys % shape.block
-        dq, *d_numbers = _visit_all(visit, block.steps, start, *ends)
+        dq, *d_numbers = visit_all(visit, block.steps, start, *ends)
         q[...] = (dq * shape.scale).astype(q.dtype)
         for n, x in enumerate(d_numbers):
             memory.sums.at[warpgroup, n][...] = x
@@ -170,9 +171,7 @@ class _Memory(NamedTuple):
     table: Any
     ready: Any
     q_ready: Any
-    d_ready: Any
-    q_free: Any
-    d_free: Any
+    free: Any
 
 
 def d_key_value(shape: Shape, inputs: Inputs) -> list[jax.Array]:
@@ -181,8 +180,7 @@ def d_key_value(shape: Shape, inputs: Inputs) -> list[jax.Array]:
     leaves, tree = jax.tree.flatten(inputs)
     of_keys = plgpu.SMEM((WARPGROUPS, ROWS_OF_TILE, width), dtype, transforms=TILED)
     of_queries = plgpu.SMEM((shape.stages, shape.block, width), dtype, transforms=TILED)
-    arrivals = 2 + len(shape.sides) + shape.looks_up
-    free = plgpu.Barrier(num_barriers=shape.stages, num_arrivals=WARPGROUPS)
+    arrivals = 3 + len(shape.sides) + shape.looks_up
     memory = _Memory(
         of_keys,
         of_keys,
@@ -193,9 +191,7 @@ def d_key_value(shape: Shape, inputs: Inputs) -> list[jax.Array]:
         plgpu.SMEM((shape.stages, shape.entries), jnp.float32) if shape.looks_up else None,
         plgpu.Barrier(num_barriers=WARPGROUPS, num_arrivals=2),
         plgpu.Barrier(num_barriers=shape.stages, num_arrivals=arrivals),
-        plgpu.Barrier(num_barriers=shape.stages),
-        free,
-        free,
+        plgpu.Barrier(num_barriers=shape.stages, num_arrivals=WARPGROUPS),
     )
 
     def entry(*refs: Any) -> None:
@@ -231,24 +227,20 @@ def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -
                 slot = lax.rem(n * tiles + step - first, jnp.int32(shape.stages))
                 q, d_out, known = (x.at[slot] for x in (memory.query, memory.d_out, memory.known))
                 plgpu.barrier_wait(memory.q_ready.at[slot])
-                plgpu.barrier_wait(memory.d_ready.at[slot])
-                x, dp = _products(shape, (k, q), (v, d_out))
+                x, dp = products(shape, (k, q), (v, d_out))
                 of_queries = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.sides]
-                top, share, delta = (plgpu.load(known.at[n], layout=COLUMNS, optimized=False) for n in range(3))
-                table = None if memory.table is None else memory.table.at[slot]
                 at = At(step * shape.block, base, BLOCK - warpgroup * ROWS_OF_TILE, turned=True)
-                weights, slope = _weights(shape, x, at, of_queries, sides, numbers, table, top, whole)
-                share, delta = (_spread(x, at, dp.shape) for x in (share, delta))
-                dk, dv = sums
-                dv = add_product(shape, dv, (weights * share).astype(k.dtype), d_out)
-                plgpu.barrier_arrive(memory.d_free.at[slot])
-                ds = weights * (dp * share - delta)
-                ds16 = (ds if slope is None else ds * slope).astype(k.dtype)
-                dk = add_product(shape, dk, ds16, q)
-                plgpu.barrier_arrive(memory.q_free.at[slot])
+                of = lambda n: plgpu.load(known.at[n], layout=COLUMNS, optimized=False)  # noqa: E731
+                table = None if memory.table is None else memory.table.at[slot]
+                e, slope = weights(shape, x, at, Read(of_queries, sides, numbers, table), of(0), whole)
+                share, delta = (spread(of(n), at, dp.shape) for n in (1, 2))
+                ds = e * (dp * share - delta)
+                p16, ds16 = (y.astype(k.dtype) for y in (e * share, ds if slope is None else ds * slope))
+                dk, dv = add_products(shape, [(sums[0], ds16, q), (sums[1], p16, d_out)])
+                plgpu.barrier_arrive(memory.free.at[slot])
                 return dk, dv
 
-            return _visit_all(visit, steps, sums, shape.masked, shape.masked and shape.ragged)
+            return visit_all(visit, steps, sums, shape.masked, shape.masked and shape.ragged)
 
         start = [zeros((ROWS_OF_TILE, k.shape[-1]), TILE) for _ in range(2)]
         dk, dv = lax.fori_loop(0, group, of_head, tuple(start))
@@ -268,7 +260,7 @@ def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -
             start = (first + lax.rem(n, jnp.maximum(tiles, 1))) * shape.block
             slot, again = lax.rem(n, jnp.int32(shape.stages)), n >= shape.stages
             rows, q_ready = pl.ds(start, shape.block), memory.q_ready.at[slot]
-            pl.when(again)(lambda: plgpu.barrier_wait(memory.q_free.at[slot]))
+            pl.when(again)(lambda: plgpu.barrier_wait(memory.free.at[slot]))
             for x, ref in zip(inputs.queries, memory.sides, strict=True):
                 plgpu.copy_gmem_to_smem(x.at[row(x), rows], ref.at[slot], q_ready)
             if memory.table is not None:
@@ -279,17 +271,15 @@ def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -
             known = inputs.known.at[batch, head, pl.ds(0, 3), rows]
             plgpu.copy_gmem_to_smem(known, memory.known.at[slot], q_ready)
             plgpu.copy_gmem_to_smem(inputs.query.at[batch, rows, head], memory.query.at[slot], q_ready)
-            pl.when(again)(lambda: plgpu.barrier_wait(memory.d_free.at[slot]))
-            d_out = inputs.d_out.at[batch, rows, head]
-            plgpu.copy_gmem_to_smem(d_out, memory.d_out.at[slot], memory.d_ready.at[slot])
+            plgpu.copy_gmem_to_smem(inputs.d_out.at[batch, rows, head], memory.d_out.at[slot], q_ready)
 
-        observe(shape, jnp.int32(0), group * tiles, (memory.q_free, memory.d_free))
+        observe(shape, jnp.int32(0), group * tiles, (memory.free,))
 
 
 # Tiles
 
 
-def _visit_all(visit: Any, steps: Any, sums: Any, before: Any, after: Any) -> Any:
+def visit_all(visit: Any, steps: Any, sums: Any, before: Any, after: Any) -> Any:
     """Visits the tiles of a row, of which those `before` and `after` those seen whole may have a mask."""
     first, whole_from, whole_to, last = steps
     if before:
@@ -300,7 +290,7 @@ def _visit_all(visit: Any, steps: Any, sums: Any, before: Any, after: Any) -> An
     return sums
 
 
-def _products(shape: Shape, *pairs: tuple[Any, Any]) -> tuple[Any, ...]:
+def products(shape: Shape, *pairs: tuple[Any, Any]) -> tuple[Any, ...]:
     """The products of all rows of a and all rows of b, for each (a, b)."""
 
     def issue(*products: Any) -> tuple[Any, ...]:
@@ -311,15 +301,13 @@ def _products(shape: Shape, *pairs: tuple[Any, Any]) -> tuple[Any, ...]:
     return pl.run_scoped(issue, *[plgpu.ACC((ROWS_OF_TILE, shape.block), jnp.float32)] * len(pairs))
 
 
-def _spread(x: Any, at: At, tile: Any) -> Any:
+def spread(x: Any, at: At, tile: Any) -> Any:
     """What there is of each query, for a tile."""
     return lax.broadcast_in_dim(x, tile, (1 if at.turned else 0,))
 
 
-def _weights(
-    shape: Shape, x: Any, at: At, queries: Any, keys: Any, numbers: Any, table: Any, top: Any, whole: bool
-) -> tuple[Any, Any]:
+def weights(shape: Shape, x: Any, at: At, read: Read, top: Any, whole: bool) -> tuple[Any, Any]:
     """The weights of a tile times t, and the derivative of the cap."""
-    found = _flash_gpu_scores.scores(shape, x, at, queries, keys, numbers, table, whole)
+    found = scores(shape, x, at, read, whole)
     shift = top if found.left is None else top - found.left * LOG2E
-    return jnp.exp2(found.x * (shape.scale * LOG2E) - _spread(shift, at, x.shape)), found.slope
+    return jnp.exp2(found.x * (shape.scale * LOG2E) - spread(shift, at, x.shape)), found.slope

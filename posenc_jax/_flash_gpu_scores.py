@@ -6,14 +6,14 @@ $$x'_{ij} = x_{ij} + b(i, j) / c, \qquad p_{ij} = 2^{c' x'_{ij} - m_i}, \qquad c
 
 so that without a bias, the weights cost one fused multiply-add and one exponential a score.
 
-Interpret mode runs other lines in two places: `add_product` and `_look_up`.
+Interpret mode runs other lines in two places: `add_products` and `look_up`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from posenc_jax._flash_bias import NEAR, Constant, Program, Step
 
 plgpu: Any = mosaic_gpu  # what it exports is not all typed
 ROWS_OF_TILE, WARPGROUPS = 64, 2  # rows of a warpgroup, and how many compute
+BLOCK = ROWS_OF_TILE * WARPGROUPS
 LOG2E = math.log2(math.e)
 LOWEST = -1e37  # a maximum before any key; finite, so that no difference of two is NaN
 TILE, ROWS, COLUMNS = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
@@ -65,7 +66,7 @@ class Shape(NamedTuple):
     @property
     def entries(self) -> int:
         """The entries of a table for a block's rows and the columns of a tile."""
-        return 2 * NEAR if self.near else ROWS_OF_TILE * WARPGROUPS + self.block
+        return 2 * NEAR if self.near else BLOCK + self.block
 
 
 class At(NamedTuple):
@@ -75,6 +76,16 @@ class At(NamedTuple):
     key: Any
     entry: Any  # of a table, for these two
     turned: bool = False  # whether rows are keys, and columns queries
+
+
+class Read(NamedTuple):
+    """What masks and bias read of a tile."""
+
+    queries: Any  # the sides
+    keys: Any
+    numbers: Any  # of the head
+    table: Any = None  # in shared memory
+    bias: Any = None  # the bias itself, if it is known
 
 
 class Scores(NamedTuple):
@@ -99,36 +110,25 @@ def kernel(entry: Callable[..., Any], shape: Shape, grid: dict[str, int], out: A
     )(*leaves)
 
 
-def scores(shape: Shape, x: Any, at: At, queries: Any, keys: Any, numbers: Any, table: Any, whole: bool) -> Scores:
-    """The scores of a tile of products, where all keys are seen if it is `whole`.
-
-    `queries` and `keys` are what masks and bias read of each, `numbers` those of the bias.
-    """
+def scores(shape: Shape, x: Any, at: At, read: Read, whole: bool) -> Scores:
+    """The scores of a tile of products, where all keys are seen if it is `whole`."""
     bias, slope = shape.bias, None
     if shape.soft_cap is not None:
         x = _tanh(x * (shape.scale / shape.soft_cap))
         slope = 1 - x * x
         x *= shape.soft_cap / shape.scale
-    i, j, near, far, q_sides, k_sides = _positions(shape, x.shape, at, queries, keys)
+    i, j, near, far, q_sides, k_sides = _positions(shape, x.shape, at, read)
     if whole and bias is not None and bias.kind == "linear" and shape.reach[1] == 0:
         # b = −m (i − j) in two parts, of which one is the same for all keys.
         axis, layout = (1, COLUMNS) if at.turned else (0, ROWS)
         each = plgpu.broadcasted_iota(jnp.int32, x.shape[axis : axis + 1], 0, layout=layout)
         _, k_number = _numbers_within(x.shape, at)
-        x -= k_number.astype(jnp.float32) * (numbers[0] * (1 / shape.scale))
-        return Scores(x, (at.query - at.key + each).astype(jnp.float32) * numbers[0], slope)
+        x -= k_number.astype(jnp.float32) * (read.numbers[0] * (1 / shape.scale))
+        return Scores(x, (at.query - at.key + each).astype(jnp.float32) * read.numbers[0], slope)
     if bias is not None:
-        if bias.kind == "table":
-            of_thread, constant = _difference_within(x.shape, at)
-            added = _look_up(table, constant + at.entry + of_thread, shape.interpret)
-        elif bias.kind == "near":  # |i − j| ≤ end, without overflow
-            to = jnp.maximum(j, jnp.maximum(i, bias.end - 2**31) - bias.end)
-            to = jnp.minimum(to, jnp.minimum(i, 2**31 - 1 - bias.end) + bias.end)
-            added = _look_up(table, i - to + NEAR, shape.interpret)
-        elif bias.kind == "linear":
-            added = jnp.abs(near + far) * numbers[0]
-        else:
-            added = _evaluate(bias.steps, [i, j, *numbers], near + far)[-1]
+        added = read.bias
+        if added is None:
+            added = bias_of(shape, x.shape, at, read)
         x += added * (1 / shape.scale)
     if whole:
         return Scores(x, None, slope)
@@ -142,23 +142,39 @@ def scores(shape: Shape, x: Any, at: At, queries: Any, keys: Any, numbers: Any, 
     return Scores(x, None, slope)
 
 
-def cotangents(shape: Shape, ds: Any, at: At, queries: Any, keys: Any, numbers: Any) -> list[Any]:
+def bias_of(shape: Shape, tile: Any, at: At, read: Read) -> Any:
+    """The bias of a tile, float32."""
+    i, j, near, far, *_ = _positions(shape, tile, at, read)
+    bias: Any = shape.bias
+    if bias.kind == "table":
+        of_thread, constant = _difference_within(tile, at)
+        return look_up(read.table, constant + at.entry + of_thread, shape.interpret)
+    if bias.kind == "near":  # |i − j| ≤ end, without overflow
+        to = jnp.maximum(j, jnp.maximum(i, bias.end - 2**31) - bias.end)
+        to = jnp.minimum(to, jnp.minimum(i, 2**31 - 1 - bias.end) + bias.end)
+        return look_up(read.table, i - to + NEAR, shape.interpret)
+    if bias.kind == "linear":
+        return jnp.abs(near + far) * read.numbers[0]
+    return _evaluate(bias.steps, [i, j, *read.numbers], near + far)[-1]
+
+
+def cotangents(shape: Shape, ds: Any, at: At, read: Read) -> list[Any]:
     """Of each score's bias, those of the numbers that it reads, from the cotangent of the score."""
-    i, j, near, far, *_ = _positions(shape, ds.shape, at, queries, keys)
+    i, j, near, far, *_ = _positions(shape, ds.shape, at, read)
     program: Any = shape.bias
     if program.kind == "linear":
         return [ds * jnp.abs(near + far)]
     steps, results = program.pullback
-    values = _evaluate(steps, [i, j, *numbers, ds], near + far)
+    values = _evaluate(steps, [i, j, *read.numbers, ds], near + far)
     return [values[n] for n in results]
 
 
-def _positions(shape: Shape, tile: Any, at: At, queries: Any, keys: Any) -> Any:
+def _positions(shape: Shape, tile: Any, at: At, read: Read) -> Any:
     """The positions of queries and keys, their difference in two parts if they are counted, and the sides."""
     q_axis = 1 if at.turned else 0
     spread = lambda sides, axis: [lax.broadcast_in_dim(s, tile, (axis,)) for s in sides]  # noqa: E731
-    q_sides = dict(zip(shape.sides, spread(queries, q_axis), strict=True))
-    k_sides = dict(zip(shape.sides, spread(keys, 1 - q_axis), strict=True))
+    q_sides = dict(zip(shape.sides, spread(read.queries, q_axis), strict=True))
+    k_sides = dict(zip(shape.sides, spread(read.keys, 1 - q_axis), strict=True))
     q_number, k_number = _numbers_within(tile, at)
     i: Any = q_sides.get("positions", at.query + q_number)
     j: Any = k_sides.get("positions", at.key + k_number)
@@ -234,23 +250,37 @@ def _div(x: Any, y: Any) -> Any:
 
 
 # Operations that Mosaic GPU does not lower, or not well.
-INSTEAD = {"div": _div, "tanh": _tanh, "log1p": _log1p, "pow": lambda x, y: jnp.exp2(y * jnp.log2(x))}
+INSTEAD = {
+    "div": _div,
+    "tanh": _tanh,
+    "log1p": _log1p,
+    "pow": lambda x, y: jnp.exp2(y * jnp.log2(x)),
+    "add_any": lax.add,
+    "one_minus_square": lambda x: 1 - x * x,
+}
 
 
-def _look_up(table: Any, index: Any, interpret: bool) -> Any:
-    """The entries of a table in shared memory at a tile of indices, which must be within it."""
+def look_up(table: Any, index: Any, interpret: bool) -> Any:
+    """The entries of an array of one or two axes in shared memory, at a tile of flat indices within it."""
     if interpret:
-        return table[...][index]
+        return table[...].reshape(-1)[index]
     from jaxlib.mlir import ir  # noqa: PLC0415
     from jaxlib.mlir.dialects import arith, memref  # noqa: PLC0415
 
-    result = plgpu.ShapeDtypeStruct(index.shape, jnp.dtype(jnp.float32), TILE)
+    result, width = plgpu.ShapeDtypeStruct(index.shape, jnp.dtype(jnp.float32), TILE), table.shape[-1]
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), TILE), return_type=result)
     def gather(ctx: Any, table: Any, index: Any) -> Any:
-        load = lambda i, _: memref.load(table, [arith.index_castui(ir.IndexType.get(), i)])  # noqa: E731
+        def load(i: Any, _: Any) -> Any:
+            at = i = arith.index_castui(ir.IndexType.get(), i)
+            if of_two:
+                each = arith.constant(ir.IndexType.get(), width)
+                at = arith.divui(i, each), arith.remui(i, each)
+            return memref.load(table, [*at] if of_two else [at])
+
         return index.foreach(load, create_array=True)
 
+    of_two = len(table.shape) == 2
     return gather(table, index)
 
 
@@ -261,14 +291,15 @@ def zeros(shape: tuple[int, ...], layout: Any, value: Any = 0.0) -> Any:
     return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
 
 
-def add_product(shape: Shape, total: Any, a: Any, b: Any, then: Callable[[], None] = lambda: None) -> Any:
-    """`total` + a b; `then` runs after the product is issued."""
+def add_products(shape: Shape, terms: Sequence[tuple[Any, Any, Any]], then: Callable[[], None] = lambda: None) -> Any:
+    """The sums `total` + a b of all terms (total, a, b); `then` runs after the products are issued."""
     if shape.interpret:  # the interpreter has no accumulators with a start
         then()
-        return total + jnp.dot(a, b[...], preferred_element_type=jnp.float32)
+        return [total + jnp.dot(a, b[...], preferred_element_type=jnp.float32) for total, a, b in terms]
 
-    def issue(total: Any) -> None:
-        plgpu.wgmma(total, a, b)
+    def issue(totals: Any) -> None:
+        for total, (_, a, b) in zip(totals, terms, strict=True):
+            plgpu.wgmma(total, a, b)
         then()
 
-    return pl.run_state(issue)(plgpu.ACC.init(total))
+    return pl.run_state(issue)([plgpu.ACC.init(total) for total, *_ in terms])
