@@ -6,7 +6,7 @@ $$x'_{ij} = x_{ij} + b(i, j) / c, \qquad p_{ij} = 2^{c' x'_{ij} - m_i}, \qquad c
 
 so that without a bias, the weights cost one fused multiply-add and one exponential a score.
 
-Interpret mode runs other lines in two places: `add_products` and `look_up`.
+Interpret mode runs other lines in three places: `add_products`, `look_up` and `write`.
 """
 
 from __future__ import annotations
@@ -282,6 +282,20 @@ def look_up(table: Any, index: Any, interpret: bool) -> Any:
 
     of_two = len(table.shape) == 2
     return gather(table, index)
+
+
+def write(array: Any, tile: Any, interpret: bool) -> None:
+    """Writes a tile to an array in shared memory that `look_up` reads."""
+    if interpret:
+        array[...] = tile
+        return
+    from jaxlib.mlir.dialects import memref  # noqa: PLC0415
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), TILE))
+    def scatter(ctx: Any, array: Any, tile: Any) -> None:
+        tile.foreach(lambda x, index: memref.store(x, array, index))
+
+    scatter(array, tile)
 
 
 # Sums in registers

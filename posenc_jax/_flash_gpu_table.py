@@ -36,6 +36,7 @@ from posenc_jax._flash_gpu_scores import (
     kernel,
     look_up,
     plgpu,
+    write,
     zeros,
 )
 
@@ -154,7 +155,7 @@ def _along_band(shape: Shape, lowest: int, inputs: Inputs, output: Any, memory: 
         ends = shape.masked and shape.ragged, shape.masked or shape.keys % shape.block
         sums = visit_all(visit, steps, zeros(tile, TILE), *ends)
         pl.when(warpgroup == 1)(lambda: plgpu.barrier_wait(memory.turn))
-        memory.tile[...] = sums
+        write(memory.tile, sums, shape.interpret)
         plgpu.commit_smem()
         row, column = (plgpu.broadcasted_iota(jnp.int32, tile, axis, layout=TILE) for axis in range(2))
         for half in range(2):  # the rows are diagonals, and the columns are the queries of each
