@@ -1,6 +1,7 @@
 """`attention` by a kernel for NVIDIA GPUs: what it can hold, and its operands.
 
-The kernel computes the forward pass. The derivatives are those of `_blockwise`, tile by tile, from its outputs.
+One kernel computes the forward pass, and others the cotangents from its outputs, if they can: see `holds_backward`. All
+other derivatives are those of `_blockwise`, tile by tile.
 """
 
 from __future__ import annotations
@@ -78,24 +79,22 @@ def _check(settings: Settings, x: Operands, counted: bool) -> None:
     require(not any(spec), "query must not be sharded on Explicit axes of a mesh, but by jax.shard_map," + of, spec)
 
 
-class _Padded(NamedTuple):
-    """What the kernels read, in whole tiles."""
+class _Tokens(NamedTuple):
+    """What masks read of queries and keys, and which of their tiles they leave."""
 
-    lengths: tuple[int, int]  # without padding
+    lengths: tuple[int, int]
     reach: tuple[int | None, int | None]
-    sides: dict[str, Any]  # what is given of queries and of keys, with "positions" if they are counted
+    sides: dict[str, Any]  # what is given of queries and of keys, and "positions" if they are counted
     given: tuple[str, ...]  # what of that a kernel reads
 
-    def steps(self, blocks: tuple[int, int], turned: bool = False) -> jax.Array:
-        may, whole = _seen_tiles(self.reach, self.sides, self.lengths, blocks, turned)
-        return jnp.asarray(_steps(may, whole, masked_first=turned))
+    def seen(self, blocks: tuple[int, int], turned: bool = False) -> tuple[Any, Any]:
+        return _seen_tiles(self.reach, self.sides, self.lengths, blocks, turned)
 
-    def read(self, block: int) -> Any:
-        """What a kernel reads of queries and keys, padded to blocks."""
-        return (tuple(_pad(self.sides[n][side], block, "edge") for n in self.given) for side in range(2))
+    def padded(self, side: int) -> tuple[Any, ...]:
+        return tuple(_pad(self.sides[name][side], BLOCK, "edge") for name in self.given)
 
 
-def _padded(settings: Settings, x: Operands) -> _Padded:
+def _tokens(settings: Settings, x: Operands) -> _Tokens:
     lengths, counted = (x.query.shape[1], x.key.shape[1]), settings.kernel.counted
     given = [n for n in ("segments", "order") if getattr(x.sides[0], n) is not None]
     if not counted and (settings.masked or settings.kernel.bias is not None):
@@ -104,7 +103,7 @@ def _padded(settings: Settings, x: Operands) -> _Padded:
     if counted:
         sides = {"positions": [np.arange(n, dtype=np.int32)[None] for n in lengths]} | sides
     reach = settings.window[0], 0 if settings.causal else settings.window[1]
-    return _Padded(lengths, reach, sides, tuple(given))
+    return _Tokens(lengths, reach, sides, tuple(given))
 
 
 def _widened(settings: Settings, *arrays: Any) -> list[Any]:
@@ -113,29 +112,33 @@ def _widened(settings: Settings, *arrays: Any) -> list[Any]:
     return [_pad(wide(a), BLOCK) for a in arrays]
 
 
+def _shape(settings: Settings, tokens: _Tokens, block: int, side: int = 1) -> Any:
+    """The `Shape` of a kernel that loads tiles of `block` queries (side 0) or keys."""
+    from posenc_jax._flash_gpu_scores import Shape  # noqa: PLC0415 - it imports Pallas
+
+    kernel, stages = settings.kernel, min(2, -(-tokens.lengths[side] // block))
+    masks = tokens.reach, tokens.given
+    return Shape(
+        tokens.lengths[1], block, stages, settings.scale, settings.soft_cap, *masks, kernel.bias, kernel.interpret
+    )
+
+
 def forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
     from posenc_jax import _flash_gpu  # noqa: PLC0415 - it imports Pallas
-    from posenc_jax._flash_gpu_scores import LOG2E, LOWEST, Shape  # noqa: PLC0415
+    from posenc_jax._flash_gpu_scores import LOG2E, LOWEST  # noqa: PLC0415
 
     x: Operands = settings.tree.unflatten(leaves)
-    padded, block_kv = _padded(settings, x), BLOCK_KV[settings.kernel.width]
-    start = ()
+    tokens, block_kv, start = _tokens(settings, x), BLOCK_KV[settings.kernel.width], ()
     if x.sinks is not None:
         top = x.sinks.astype(jnp.float32)
         start = jnp.maximum(top * LOG2E, LOWEST), jnp.where(jnp.isneginf(top), 0.0, 1.0)
-    operands, steps = _widened(settings, x.query, x.key, x.value), padded.steps((BLOCK, block_kv))
-    inputs = _flash_gpu.Inputs(*operands, steps, *padded.read(BLOCK), start, x.kernel)
-    out, *sums = _flash_gpu.attend(Shape(*_shape(settings, padded, block_kv, padded.lengths[1])), inputs)
-    total, top = (jnp.swapaxes(y, 1, 2)[:, : padded.lengths[0]] for y in sums)
-    out = out[:, : padded.lengths[0], :, : x.value.shape[-1]]
+    query, key, value = _widened(settings, x.query, x.key, x.value)
+    steps, (queries, keys) = _steps(*tokens.seen((BLOCK, block_kv))), map(tokens.padded, range(2))
+    inputs = _flash_gpu.Inputs(query, key, value, steps, queries, keys, start, x.kernel)
+    out, *sums = _flash_gpu.attend(_shape(settings, tokens, block_kv), inputs)
+    total, top = (jnp.swapaxes(y, 1, 2)[:, : tokens.lengths[0]] for y in sums)
+    out = out[:, : tokens.lengths[0], :, : x.value.shape[-1]]
     return [out, jnp.where(total == 0, 1, total), jnp.where(total == 0, -jnp.inf, top)]
-
-
-def _shape(settings: Settings, padded: _Padded, block: int, length: int) -> tuple[Any, ...]:
-    """The `Shape` of a kernel that loads tiles of `block` tokens of `length`."""
-    kernel, stages = settings.kernel, min(2, -(-length // block))
-    options = settings.scale, settings.soft_cap, padded.reach, padded.given, kernel.bias, kernel.interpret
-    return padded.lengths[1], block, stages, *options
 
 
 def holds_backward(settings: Settings, moving: tuple[bool, ...]) -> bool:
@@ -148,53 +151,42 @@ def backward(
     settings: Settings, leaves: Any, outputs: Any, cotangents: Any, moving: tuple[bool, ...]
 ) -> list[jax.Array]:
     from posenc_jax import _flash_gpu_backward, _flash_gpu_table  # noqa: PLC0415
-    from posenc_jax._flash_gpu_scores import LOG2E, LOWEST, Shape  # noqa: PLC0415
+    from posenc_jax._flash_gpu_scores import LOG2E, LOWEST  # noqa: PLC0415
 
-    x, moved, program = settings.tree.unflatten(leaves), settings.tree.unflatten(moving), settings.kernel.bias
-    padded, (block_kv, block_q) = _padded(settings, x), BACKWARD[settings.kernel.width]
-    (out, total, top), (d_out, d_total) = outputs, cotangents
-    share, top = 1 / total, jnp.where(jnp.isneginf(top), 0, top)
+    x, (out, total, top), (d_out, d_total) = settings.tree.unflatten(leaves), outputs, cotangents
+    tokens, (block_kv, block_q) = _tokens(settings, x), BACKWARD[settings.kernel.width]
+    top = jnp.where(jnp.isneginf(top), 0, top)
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1) - d_total * total
-    known = jnp.stack([_pad(top * LOG2E, BLOCK, value=-LOWEST), *(_pad(y, BLOCK) for y in (share, share * delta))], 1)
-    known = jnp.moveaxis(known, 3, 1)
-    operands = _widened(settings, x.query, x.key, x.value, d_out)
-    of_queries, of_keys = padded.read(BLOCK)
+    # The padding weighs nothing: its maximum is beyond any score.
+    known = _pad(top * LOG2E, BLOCK, value=-LOWEST), _pad(1 / total, BLOCK), _pad(delta / total, BLOCK)
+    known = jnp.stack(known, 1).transpose(0, 3, 1, 2)
+    query, key, value, d_out = _widened(settings, x.query, x.key, x.value, d_out)
+    queries, keys = map(tokens.padded, range(2))
+    of = _flash_gpu_backward.Inputs(query, key, value, d_out, known, None, queries, keys, x.kernel)
 
-    def run(block: int, side: int, *more: Any) -> Any:
-        blocks, turned = ((BLOCK, block), False) if side else ((block, BLOCK), True)
-        inputs = operands, known, padded.steps(blocks, turned), of_queries, of_keys, x.kernel
-        inputs = _flash_gpu_backward.Inputs(*inputs[0], *inputs[1:])
-        kernel = (_flash_gpu_backward.d_key_value, _flash_gpu_backward.d_query)[side]
-        return kernel(Shape(*_shape(settings, padded, block, padded.lengths[side])), inputs, *more)
+    moved: Operands = settings.tree.unflatten(moving)
+    looks_up = any(moved.kernel) and settings.kernel.bias.kind == "table"
+    numbers = x.kernel[0].shape[0] if any(moved.kernel) and not looks_up else 0
+    inputs = of._replace(steps=_steps(*tokens.seen((BLOCK, block_kv))))
+    dq, *sums = _flash_gpu_backward.d_query(_shape(settings, tokens, block_kv), inputs, numbers)
+    inputs = of._replace(steps=_steps(*tokens.seen((block_q, BLOCK), turned=True), masked_first=True))
+    dk, dv = _flash_gpu_backward.d_key_value(_shape(settings, tokens, block_q, side=0), inputs)
 
-    def of_table() -> Any:
-        block = _flash_gpu_table.BLOCK_KV
-        may, whole = _seen_tiles(padded.reach, padded.sides, padded.lengths, (BLOCK, block))
-        which = _flash_gpu_table.bands(padded.reach, may.shape[1:])
-        steps = jnp.asarray(_steps(*(_flash_gpu_table.along_bands(which, y) for y in (may, whole))))
-        inputs = _flash_gpu_backward.Inputs(*operands, known, steps, of_queries, of_keys, x.kernel)
-        return _flash_gpu_table.d_table(Shape(*_shape(settings, padded, block, padded.lengths[0])), inputs, which)
-
-    of_bias = any(moved.kernel)
-    numbers = x.kernel[0].shape[0] if of_bias and program.kind != "table" else 0
-    (dq, *sums), (dk, dv) = run(block_kv, 1, numbers), run(block_q, 0)
     at: Operands = settings.tree.unflatten(range(len(leaves)))
-    found = {
-        place: y[:, :length, :, : like.shape[-1]]
-        for place, y, length, like in (
-            (at.query, dq, padded.lengths[0], x.query),
-            (at.key, dk, padded.lengths[1], x.key),
-            (at.value, dv, padded.lengths[1], x.value),
-        )
-    }
+    found = {at.query: dq, at.key: dk, at.value: dv}
+    found = {place: y[tuple(map(slice, leaves[place].shape))] for place, y in found.items()}
     if numbers:
         found[at.kernel[0]] = jnp.sum(sums[0], (0, 3)).T
-    elif of_bias:
-        found[at.kernel[0]] = of_table()
+    if looks_up:
+        block = _flash_gpu_table.BLOCK_KV
+        seen = tokens.seen((BLOCK, block))
+        bands = _flash_gpu_table.bands(tokens.reach, seen[0].shape[1:])
+        inputs = of._replace(steps=_steps(*(_flash_gpu_table.along_bands(bands, y) for y in seen)))
+        found[at.kernel[0]] = _flash_gpu_table.d_table(_shape(settings, tokens, block, side=0), inputs, bands)
     if x.sinks is not None:
         found[at.sinks] = _blockwise.cotangent_of_sinks(x, total, top, delta)
-    zeros = {i: jnp.zeros_like(y) for i, y in enumerate(leaves) if moving[i] and i not in found}
-    return [(found | zeros)[i] for i, moves in enumerate(moving) if moves]
+    # What the bias closes over has no other cotangent than that of its numbers or its table.
+    return [found[i] if i in found else jnp.zeros_like(leaves[i]) for i, moves in enumerate(moving) if moves]
 
 
 def _pad(x: Any, multiple: int, mode: Any = "constant", value: float = 0) -> Any:
@@ -236,7 +228,7 @@ def _seen_tiles(
     return may, whole
 
 
-def _steps(may: Any, whole: Any, masked_first: bool = False) -> Any:
+def _steps(may: Any, whole: Any, masked_first: bool = False) -> jax.Array:
     """For each row, which tiles it visits and which it sees whole: int32 (batch, rows, 4).
 
     It visits those from the first number to the last, and sees those whole that are from the second to the third. If
@@ -244,12 +236,12 @@ def _steps(may: Any, whole: Any, masked_first: bool = False) -> Any:
     """
     xp: Any = np if isinstance(may, np.ndarray) else jnp
     count, some = may.shape[-1], may.any(-1)
-    index = np.arange(count, dtype=np.int32)
+    index = np.arange(count, dtype=np.int32)[None, None]
     first, last = xp.where(some, may.argmax(-1), 0), xp.where(some, count - may[..., ::-1].argmax(-1), 0)
     start = xp.where(whole.any(-1), whole.argmax(-1), last if masked_first else first)
     after = ~whole & (index >= start[..., None])
     stop = xp.where(after.any(-1), after.argmax(-1), count)
-    return xp.stack([first, start, stop, last], -1).astype(np.int32)
+    return jnp.asarray(xp.stack([first, start, stop, last], -1).astype(np.int32))
 
 
 def _elsewhere(*_: Any) -> list[jax.Array]:

@@ -20,7 +20,7 @@ from posenc_jax import _checks
 from posenc_jax._checks import invalid, require
 
 OR_XLA = "use implementation='xla'"
-MOST_STEPS, MOST_NUMBERS = 4, 16  # more steps take longer than a lookup; more numbers leave registers
+MOST_STEPS, MOST_NUMBERS = 3, 16  # more steps take longer than a lookup; more numbers leave registers
 NEAR = 128  # a table of near differences has those from −128 to 127
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ELEMENTWISE = {

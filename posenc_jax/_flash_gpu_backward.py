@@ -81,9 +81,9 @@ class _Queries(NamedTuple):
 
 
 def d_query(shape: Shape, inputs: Inputs, numbers: int) -> list[jax.Array]:
-    """The cotangents of queries; and of the bias's numbers, if `numbers` is not 0, the part of each query times t.
+    """The cotangents of queries; and the part of each query in those of the numbers that the bias reads.
 
-    The latter are float32 (batch, heads, numbers, queries).
+    `numbers` is how many these are, 0 if they do not move. The parts are float32 (batch, heads, numbers, queries).
     """
     query = inputs.query
     batch, length, heads, width = query.shape
@@ -139,18 +139,18 @@ def _over_keys(shape: Shape, inputs: Inputs, outputs: Any, memory: _Queries) -> 
             plgpu.barrier_arrive(memory.keys.k_free.at[slot])
             return dq, *d_numbers
 
-        many = 0 if memory.sums is None else memory.sums.shape[1]
-        start = zeros((ROWS_OF_TILE, q.shape[-1]), TILE), *(zeros((ROWS_OF_TILE,), ROWS) for _ in range(many))
+        sums = memory.sums
+        parts = [] if sums is None else [sums.at[warpgroup, n] for n in range(sums.shape[1])]
+        start = zeros((ROWS_OF_TILE, q.shape[-1]), TILE), *(zeros((ROWS_OF_TILE,), ROWS) for _ in parts)
         ends = shape.masked and shape.ragged, shape.masked or shape.keys % shape.block
         dq, *d_numbers = visit_all(visit, block.steps, start, *ends)
         q[...] = (dq * shape.scale).astype(q.dtype)
-        for n, x in enumerate(d_numbers):
-            memory.sums.at[warpgroup, n][...] = x
+        for ref, x in zip(parts, d_numbers, strict=True):
+            ref[...] = x
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(q, outputs[0].at[block.batch, rows, block.head])
-        for n in range(many):
-            to = outputs[1].at[block.batch, block.head, n, rows]
-            plgpu.copy_smem_to_gmem(memory.sums.at[warpgroup, n], to)
+        for n, ref in enumerate(parts):
+            plgpu.copy_smem_to_gmem(ref, outputs[1].at[block.batch, block.head, n, rows])
         plgpu.wait_smem_to_gmem(0)
 
     pl.when(warpgroup == WARPGROUPS)(lambda: load_keys(shape, inputs, block, memory.keys))

@@ -144,11 +144,11 @@ def scores(shape: Shape, x: Any, at: At, read: Read, whole: bool) -> Scores:
 
 def bias_of(shape: Shape, tile: Any, at: At, read: Read) -> Any:
     """The bias of a tile, float32."""
-    i, j, near, far, *_ = _positions(shape, tile, at, read)
     bias: Any = shape.bias
     if bias.kind == "table":
         of_thread, constant = _difference_within(tile, at)
         return look_up(read.table, constant + at.entry + of_thread, shape.interpret)
+    i, j, near, far, *_ = _positions(shape, tile, at, read)
     if bias.kind == "near":  # |i − j| ≤ end, without overflow
         to = jnp.maximum(j, jnp.maximum(i, bias.end - 2**31) - bias.end)
         to = jnp.minimum(to, jnp.minimum(i, 2**31 - 1 - bias.end) + bias.end)

@@ -61,7 +61,7 @@ def along_bands(which: np.ndarray, seen: Any) -> Any:
     xp: Any = np if isinstance(seen, np.ndarray) else jnp
     query = np.arange(seen.shape[1])[None]
     key = RATIO * query - which[:, None]
-    within = (key >= 0) & (key < seen.shape[2])
+    within = ((key >= 0) & (key < seen.shape[2]))[None]
     return xp.where(within, seen[:, query, key.clip(0, seen.shape[2] - 1)], False)
 
 

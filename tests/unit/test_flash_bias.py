@@ -28,7 +28,7 @@ BIASES = {
     "no head": (lambda i, j: np.float32(-0.25) * distance(i, j)[0].astype(jnp.float32), "linear", 4),
     "twice negative": (lambda i, j: -(NUMBERS[:, None, None] * (distance(i, j).astype(jnp.float32) * 2)), "linear", 6),
     "T5": (lambda i, j: pe.t5(i, j, TABLE), "table", "near"),
-    "KERPLE, logarithm": (lambda i, j: pe.kerple_log(i, j, NUMBERS, NUMBERS), "table", 13),
+    "KERPLE, logarithm": (lambda i, j: pe.kerple_log(i, j, NUMBERS, NUMBERS), "table", 10),
     "KERPLE, power": (lambda i, j: pe.kerple_power(i, j, NUMBERS, 1 / NUMBERS), "table", 12),
     "T5, one side": (lambda i, j: pe.t5(i, j, TABLE, bidirectional=False, max_distance=120), "table", "near"),
     "of later keys": (
