@@ -158,7 +158,7 @@ def backward(
     top = jnp.where(jnp.isneginf(top), 0, top)
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1) - d_total * total
     # The padding weighs nothing: its maximum is beyond any score.
-    known = _pad(top * LOG2E, BLOCK, value=-LOWEST), _pad(1 / total, BLOCK), _pad(delta / total, BLOCK)
+    known = _pad(top * LOG2E, BLOCK, value=-LOWEST), _pad(1 / total, BLOCK), _pad(delta, BLOCK)
     known = jnp.stack(known, 1).transpose(0, 3, 1, 2)
     query, key, value, d_out = _widened(settings, x.query, x.key, x.value, d_out)
     queries, keys = map(tokens.padded, range(2))

@@ -55,7 +55,6 @@ def attend(shape: Shape, inputs: Inputs) -> tuple[jax.Array, jax.Array, jax.Arra
     """The output, and the sum of weights and the maximum score of each query, float32 (batch, heads, queries)."""
     query = inputs.query
     batch, length, heads, width = query.shape
-    leaves, tree = jax.tree.flatten(inputs)
     of_rows = plgpu.SMEM((WARPGROUPS, ROWS_OF_TILE), jnp.float32)
     memory = _Memory(
         plgpu.SMEM((WARPGROUPS, ROWS_OF_TILE, width), query.dtype, transforms=TILED),
@@ -64,14 +63,10 @@ def attend(shape: Shape, inputs: Inputs) -> tuple[jax.Array, jax.Array, jax.Arra
         plgpu.Barrier(num_barriers=WARPGROUPS),
         plgpu.Barrier(num_arrivals=WARPGROUPS),
     )
-
-    def entry(*refs: Any) -> None:
-        run = functools.partial(_kernel, shape, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
-        pl.run_scoped(run, memory, collective_axes="warpgroup")
-
     of_queries = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
     out = [jax.ShapeDtypeStruct(query.shape, query.dtype), of_queries, of_queries]
-    return kernel(entry, shape, grid_of_queries(shape, query), out, leaves)
+    run = functools.partial(_kernel, shape)
+    return kernel("attend", run, shape, grid_of_queries(shape, query), inputs, memory, out)
 
 
 def grid_of_queries(shape: Shape, query: Any) -> dict[str, int]:

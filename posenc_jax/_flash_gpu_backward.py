@@ -3,8 +3,8 @@ r"""Attention backward on a Hopper GPU, in kernels that compute each tile again 
 From the maximum $m_i$, the sum of weights $t_i$ and $\delta_i = \bar o_i \cdot o_i - \bar t_i t_i$, with the
 $x'$ and $c'$ of `_flash_gpu_scores`,
 
-$$e_{ij} = 2^{c' x'_{ij} - m_i}, \qquad \bar v_j = \sum_i \frac{e_{ij}}{t_i} \bar o_i, \qquad
-  \bar s_{ij} = e_{ij} \left(\frac{\bar o_i \cdot v_j}{t_i} - \frac{\delta_i}{t_i}\right).$$
+$$p_{ij} = 2^{c' x'_{ij} - m_i} / t_i, \qquad \bar v_j = \sum_i p_{ij} \bar o_i, \qquad
+  \bar s_{ij} = p_{ij} (\bar o_i \cdot v_j - \delta_i).$$
 
 One kernel sums over keys: $\bar q$, and for each query the cotangents of the numbers that the bias reads. Another one
 sums over queries, with keys as rows: $\bar k$ and $\bar v$, of all queries' heads that a head of keys serves. Nothing
@@ -60,7 +60,7 @@ class Inputs(NamedTuple):
     key: Any  # (batch, keys, kv_heads, width)
     value: Any
     d_out: Any  # like query
-    known: Any  # m, 1/t and δ/t, float32 (batch, heads, 3, queries)
+    known: Any  # m, 1/t and δ, float32 (batch, heads, 3, queries)
     steps: Any  # for each block of rows the first tile, those seen whole from and to, and the last: (batch, blocks, 4)
     queries: tuple[Any, ...]  # the sides, int32 (batch, queries)
     keys: tuple[Any, ...]
@@ -87,19 +87,15 @@ def d_query(shape: Shape, inputs: Inputs, numbers: int) -> list[jax.Array]:
     """
     query = inputs.query
     batch, length, heads, width = query.shape
-    leaves, tree = jax.tree.flatten(inputs)
     of_queries = plgpu.SMEM((WARPGROUPS, ROWS_OF_TILE, width), query.dtype, transforms=TILED)
     sums = plgpu.SMEM((WARPGROUPS, numbers, ROWS_OF_TILE), jnp.float32) if numbers else None
     ready = plgpu.Barrier(num_barriers=WARPGROUPS, num_arrivals=2)
     memory = _Queries(of_queries, of_queries, sums, memory_of_keys(shape, query), ready)
 
-    def entry(*refs: Any) -> None:
-        run = functools.partial(_over_keys, shape, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
-        pl.run_scoped(run, memory, collective_axes="warpgroup")
-
     out = [jax.ShapeDtypeStruct(query.shape, query.dtype)]
     out += [jax.ShapeDtypeStruct((batch, heads, numbers, length), jnp.float32)] * bool(numbers)
-    return kernel(entry, shape, grid_of_queries(shape, query), out, leaves)
+    run = functools.partial(_over_keys, shape)
+    return kernel("d_query", run, shape, grid_of_queries(shape, query), inputs, memory, out)
 
 
 def _over_keys(shape: Shape, inputs: Inputs, outputs: Any, memory: _Queries) -> None:
@@ -115,7 +111,7 @@ def _over_keys(shape: Shape, inputs: Inputs, outputs: Any, memory: _Queries) -> 
             plgpu.copy_gmem_to_smem(x.at[block.batch, rows, block.head], ref, ready)
         sides = [plgpu.load(x.at[block.row(x), rows], layout=ROWS, optimized=False) for x in inputs.queries]
         of_queries = inputs.known.at[block.batch, block.head]
-        known = [plgpu.load(of_queries.at[n, rows], layout=ROWS, optimized=False) for n in range(3)]
+        top, share, delta = (plgpu.load(of_queries.at[n, rows], layout=ROWS, optimized=False) for n in range(3))
         numbers = numbers_of(shape, inputs, block.head)
         plgpu.barrier_wait(ready)
 
@@ -128,8 +124,8 @@ def _over_keys(shape: Shape, inputs: Inputs, outputs: Any, memory: _Queries) -> 
             plgpu.barrier_arrive(memory.keys.v_free.at[slot])
             at = At(base, step * shape.block, warpgroup * ROWS_OF_TILE + shape.block)
             read = read_keys(memory.keys, slot, sides, numbers)
-            e, slope = weights(shape, x, at, read, known[0], whole)
-            ds = e * (dp * spread(known[1], at, dp.shape) - spread(known[2], at, dp.shape))
+            e, slope = weights(shape, x, at, read, top, whole)
+            ds = e * (dp * spread(share, at, dp.shape) - spread(share * delta, at, dp.shape))
             dq, *d_numbers = sums
             if d_numbers:
                 found = cotangents(shape, ds, at, read)
@@ -177,7 +173,6 @@ class _Memory(NamedTuple):
 def d_key_value(shape: Shape, inputs: Inputs) -> list[jax.Array]:
     """The cotangents of keys and values."""
     (batch, keys, kv_heads, width), dtype = inputs.key.shape, inputs.query.dtype
-    leaves, tree = jax.tree.flatten(inputs)
     of_keys = plgpu.SMEM((WARPGROUPS, ROWS_OF_TILE, width), dtype, transforms=TILED)
     of_queries = plgpu.SMEM((shape.stages, shape.block, width), dtype, transforms=TILED)
     arrivals = 3 + len(shape.sides) + shape.looks_up
@@ -194,12 +189,9 @@ def d_key_value(shape: Shape, inputs: Inputs) -> list[jax.Array]:
         plgpu.Barrier(num_barriers=shape.stages, num_arrivals=WARPGROUPS),
     )
 
-    def entry(*refs: Any) -> None:
-        run = functools.partial(_over_queries, shape, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
-        pl.run_scoped(run, memory, collective_axes="warpgroup")
-
     grid = {"head": kv_heads, "tile": keys // BLOCK, "batch": batch}
-    return kernel(entry, shape, grid, [jax.ShapeDtypeStruct(inputs.key.shape, dtype)] * 2, leaves)
+    out = [jax.ShapeDtypeStruct(inputs.key.shape, dtype)] * 2
+    return kernel("d_key_value", functools.partial(_over_queries, shape), shape, grid, inputs, memory, out)
 
 
 def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None:
@@ -233,9 +225,9 @@ def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -
                 of = lambda n: plgpu.load(known.at[n], layout=COLUMNS, optimized=False)  # noqa: E731
                 table = None if memory.table is None else memory.table.at[slot]
                 e, slope = weights(shape, x, at, Read(of_queries, sides, numbers, table), of(0), whole)
-                share, delta = (spread(of(n), at, dp.shape) for n in (1, 2))
-                ds = e * (dp * share - delta)
-                p16, ds16 = (y.astype(k.dtype) for y in (e * share, ds if slope is None else ds * slope))
+                p = e * spread(of(1), at, dp.shape)  # δ is read after this: of each, a thread holds 16 numbers
+                ds = p * (dp - spread(of(2), at, dp.shape))
+                p16, ds16 = (y.astype(k.dtype) for y in (p, ds if slope is None else ds * slope))
                 dk, dv = add_products(shape, [(sums[0], ds16, q), (sums[1], p16, d_out)])
                 plgpu.barrier_arrive(memory.free.at[slot])
                 return dk, dv

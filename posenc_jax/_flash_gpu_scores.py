@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -96,8 +97,20 @@ class Scores(NamedTuple):
     slope: Any  # the derivative of the cap, if there is one
 
 
-def kernel(entry: Callable[..., Any], shape: Shape, grid: dict[str, int], out: Any, leaves: Any) -> Any:
-    """Runs blocks of two warpgroups that compute and one that loads."""
+def kernel(
+    name: str, run: Callable[..., None], shape: Shape, grid: dict[str, int], inputs: Any, memory: Any, out: Any
+) -> Any:
+    """Runs `run(inputs, outputs, memory)` in blocks of two warpgroups that compute and one that loads.
+
+    `inputs` are a tree of arrays, of which it gets one of references; `memory` is what a block shares.
+    """
+    leaves, tree = jax.tree.flatten(inputs)
+
+    def entry(*refs: Any) -> None:
+        of_block = functools.partial(run, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
+        pl.run_scoped(of_block, memory, collective_axes="warpgroup")
+
+    entry.__name__ = name  # what the compiler writes is named after it
     return plgpu.kernel(
         entry,
         out_type=out,

@@ -88,7 +88,6 @@ def d_table(shape: Shape, inputs: Inputs, which: np.ndarray) -> jax.Array:
     """The cotangent of the table, float32 (heads, entries); `steps` of the inputs are tiles of queries of each band."""
     query, stages, dtype = inputs.query, shape.stages, inputs.query.dtype
     (batch, _, heads, width), entries = query.shape, inputs.bias[0].shape[1]
-    leaves, tree = jax.tree.flatten(inputs)
     of_queries = plgpu.SMEM((stages, BLOCK, width), dtype, transforms=TILED)
     of_keys = plgpu.SMEM((stages, BLOCK_KV, width), dtype, transforms=TILED)
     memory = _Memory(
@@ -108,13 +107,11 @@ def d_table(shape: Shape, inputs: Inputs, which: np.ndarray) -> jax.Array:
         plgpu.Barrier(),
     )
 
-    def entry(*refs: Any) -> None:
-        run = functools.partial(_along_band, shape, int(which[0]), tree.unflatten(refs[: len(leaves)]), refs[-1])
-        pl.run_scoped(run, memory, collective_axes="warpgroup")
-
     grid = {"head": heads, "band": len(which), "batch": batch}
-    out = jax.ShapeDtypeStruct((batch, heads, len(which), WARPGROUPS, DIAGONALS), jnp.float32)
-    sums = jnp.sum(kernel(entry, shape, grid, out, leaves), 0)
+    out = [jax.ShapeDtypeStruct((batch, heads, len(which), WARPGROUPS, DIAGONALS), jnp.float32)]
+    run = functools.partial(_along_band, shape, int(which[0]))
+    (sums,) = kernel("d_table", run, shape, grid, inputs, memory, out)
+    sums = jnp.sum(sums, 0)
     # Those of the second warpgroup are those of the next band's first; half of a band's are half of the next band's.
     rows = jnp.pad(sums[:, :, 0], ((0, 0), (0, 1), (0, 0))) + jnp.pad(sums[:, :, 1], ((0, 0), (1, 0), (0, 0)))
     halves = rows[..., :ROWS_OF_TILE], rows[..., ROWS_OF_TILE:]
@@ -124,7 +121,7 @@ def d_table(shape: Shape, inputs: Inputs, which: np.ndarray) -> jax.Array:
     return jnp.pad(joined, ((0, 0), (first, entries - first - joined.shape[1])))
 
 
-def _along_band(shape: Shape, lowest: int, inputs: Inputs, output: Any, memory: _Memory) -> None:
+def _along_band(shape: Shape, lowest: int, inputs: Inputs, outputs: Any, memory: _Memory) -> None:
     batch, head, band, warpgroup = (lax.axis_index(name) for name in ("batch", "head", "band", "warpgroup"))
     row = lambda ref: 0 if ref.shape[0] == 1 else batch  # noqa: E731
     steps = [inputs.steps[row(inputs.steps), band, n] for n in range(4)]
@@ -150,7 +147,7 @@ def _along_band(shape: Shape, lowest: int, inputs: Inputs, output: Any, memory: 
             plgpu.barrier_arrive(memory.free.at[slot])
             at = At(step * BLOCK + base, (step * RATIO - apart) * BLOCK_KV, None)
             e, _ = weights(shape, x, at, Read(queries, keys, (), bias=bias), top, whole)
-            return sums + e * (dp * spread(share, at, tile) - spread(delta, at, tile))
+            return sums + e * (dp * spread(share, at, tile) - spread(share * delta, at, tile))
 
         ends = shape.masked and shape.ragged, shape.masked or shape.keys % shape.block
         sums = visit_all(visit, steps, zeros(tile, TILE), *ends)
@@ -166,7 +163,7 @@ def _along_band(shape: Shape, lowest: int, inputs: Inputs, output: Any, memory: 
             to[...] = jnp.sum(jnp.where(within, found, 0.0), 1)
         plgpu.commit_smem()
         pl.when(warpgroup == 0)(lambda: plgpu.barrier_arrive(memory.turn))
-        plgpu.copy_smem_to_gmem(memory.sums.at[warpgroup], output.at[batch, head, band, warpgroup])
+        plgpu.copy_smem_to_gmem(memory.sums.at[warpgroup], outputs[0].at[batch, head, band, warpgroup])
         plgpu.wait_smem_to_gmem(0)
 
     @pl.when(warpgroup == WARPGROUPS)

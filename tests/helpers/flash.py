@@ -26,7 +26,7 @@ def _called(program: Callable[..., Any], types: Any, leaves: Any) -> Any:
         with ONE:
             return jax.block_until_ready(jitted(*jax.device_put([*map(np.asarray, x)], another)))
 
-    return jax.pure_callback(run, types, *leaves)
+    return jax.pure_callback(run, types, *leaves, vmap_method="sequential")
 
 
 def _interpreted(settings: Any) -> Any:

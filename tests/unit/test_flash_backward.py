@@ -1,5 +1,7 @@
 """Gradients of attention by the kernels for NVIDIA GPUs, in interpret mode."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,12 +76,51 @@ def test_gradients_against_the_dense_formula(name):
     for each in sinks and [(d_sinks[0], back(dy, dl, y=y)[4])]:
         assert_within(*each, 1e-5 * np.sqrt(ds[..., 0].size), against="float64")
     for each, (exact, size) in zip(d_learned, differences(want.bias, learned, ds), strict=True):
-        assert_within(each, exact, 1e-5 * size + 1e-30, against="differences")
+        # float32 and differences may be on two sides of a kink of FIRE's network
+        assert_within(each, exact, (1e-4 if bias == "FIRE" else 1e-5) * size + 1e-30, against="differences")
 
 
-def of(implementation, *x):
-    """A loss of queries, keys, values and slopes."""
-    *x, slopes = x
-    bias = lambda i, j: pe.alibi(i, j, slopes)  # noqa: E731
-    y = pe.attention(*x, bias=bias, causal=True, block_size=64, implementation=implementation)
-    return jnp.sum(y.astype(jnp.float32) ** 2)
+# Beside XLA's
+
+
+def loss(implementation, slopes, *x):
+    bias = lambda i, j: pe.kerple_power(i, j, slopes, slopes + 0.5)  # noqa: E731
+    where = {f"{side}_positions": jnp.arange(64, dtype=np.int32)[None] for side in ("query", "key")}
+    options = {"bias": bias, "causal": True, "block_size": 64, "implementation": implementation}
+    return jnp.sum(pe.attention(*x, **options, **where).astype(jnp.float32) ** 2)
+
+
+SLOPES = np.float32([0.25, 0.5])
+
+
+@pytest.mark.thorough
+def test_second_derivatives_are_those_by_xla():
+    x, direction = operands(64, 64, batch=1), np.float32([1, -2])
+    both = []
+    for implementation in ("xla", "mosaic_gpu"):
+        gradient = jax.grad(functools.partial(loss, implementation))
+        both.append(jax.jit(lambda s: jax.jvp(lambda s: gradient(s, *x), [s], [direction]))(SLOPES))  # noqa: B023
+    for got, want in zip(both[1], both[0], strict=True):
+        assert_within(got, want, 2.0**-7 * np.max(np.abs(want)), against="XLA")
+
+
+@pytest.mark.thorough
+def test_gradients_of_what_vmap_does_not_map_are_summed():
+    rows = [RNG.normal(size=(3, 1, 64, 2, 64)).astype(BFLOAT16) for _ in range(3)]
+    of_rows = lambda s, *x: jnp.sum(jax.vmap(functools.partial(loss, "mosaic_gpu"), (None, 0, 0, 0))(s, *x))  # noqa: E731
+    got = jax.jit(jax.grad(of_rows))(SLOPES, *rows)
+    want = jax.jit(jax.vmap(jax.grad(functools.partial(loss, "mosaic_gpu")), (None, 0, 0, 0)))(SLOPES, *rows)
+    assert want.shape == (3, 2)
+    assert_within(got, np.sum(want, 0), 1e-5 * np.sum(np.abs(want)), against="each row's")
+
+
+@pytest.mark.thorough
+def test_shard_map_sums_gradients_of_replicated_parameters():
+    axis_types = (jax.sharding.AxisType.Auto,)
+    mesh, spec = jax.make_mesh((2,), ("a",), axis_types=axis_types, devices=jax.devices("cpu")[:2]), jax.P
+    rows = [RNG.normal(size=(2, 64, 2, 64)).astype(BFLOAT16) for _ in range(3)]
+    of = functools.partial(loss, "mosaic_gpu")
+    each = lambda *x: jax.lax.psum(of(*x), "a")  # noqa: E731
+    of_all = jax.shard_map(each, mesh=mesh, in_specs=(spec(), *[spec("a")] * 3), out_specs=spec())
+    want = jax.jit(jax.grad(of))(SLOPES, *rows)
+    assert_within(jax.jit(jax.grad(of_all))(SLOPES, *rows), want, 1e-5 * np.abs(want), against="one device")
