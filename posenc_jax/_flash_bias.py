@@ -18,6 +18,7 @@ from jax import lax
 
 from posenc_jax import _checks
 from posenc_jax._checks import invalid, require
+from posenc_jax._primitive import evaluated
 
 OR_XLA = "use implementation='xla'"
 MOST_STEPS, MOST_NUMBERS = 3, 16  # more steps take longer than a lookup; more numbers leave registers
@@ -108,9 +109,11 @@ def plan(
     walk = _Walk(heads, counted=counts is not None)
     (result,) = walk.run(traced.jaxpr, traced.consts, _given("i", "j"))
     if not isinstance(result, _Value):
-        return Program("steps"), (_per_head(result, heads)[None],)
+        return Program("steps", pullback=((), (3,))), (_per_head(result, heads)[None],)
     if result.slope is not None:
-        return Program("linear", pullback=((), ())), (_per_head(jnp.asarray(result.slope), heads)[None],)
+        return Program("linear", pullback=None if result.ruled else ((), ())), (
+            _per_head(jnp.asarray(result.slope), heads)[None],
+        )
     steps, numbers, _ = _needed([result], 2)
     if counts is not None and result.apart and (result.refused or len(steps) > MOST_STEPS):
         differences = np.arange(-padded[1], padded[0]).clip(1 - counts[1], counts[0] - 1)
@@ -215,7 +218,8 @@ class _Walk(NamedTuple):
         if platforms := parameters.get("branches_platforms"):
             index = next(i for i, names in enumerate(platforms) if names is None or {"cuda", "gpu"} & {*names})
             return self._inner(parameters["branches"][index], inputs[1:])
-        if name in CALLS:
+        varies = any(isinstance(x, _Value) for x in inputs)
+        if name in CALLS and (varies or not name.startswith("custom")):
             results = self._inner(next(p for k, p in parameters.items() if k in ("jaxpr", "call_jaxpr")), inputs)
             for x in results:
                 if name.startswith("custom") and isinstance(x, _Value):
@@ -225,14 +229,13 @@ class _Walk(NamedTuple):
             return inputs
         if name in MOVES and isinstance(inputs[0], _Value) and eqn.outvars[0].aval.size in (1, self.heads):
             return inputs
-        if any(isinstance(x, _Value) for x in inputs):
+        if varies:
             return [self._value(eqn, inputs)]
         arrays = (
             jnp.full(atom.aval.shape, x.value, x.dtype) if isinstance(x, Constant) else jnp.asarray(x)
             for atom, x in zip(eqn.invars, inputs, strict=True)
         )
-        results = eqn.primitive.bind(*arrays, **parameters)
-        return results if eqn.primitive.multiple_results else [results]
+        return evaluated(eqn, [*arrays])
 
     def _inner(self, jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
         return self.run(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), inputs)

@@ -79,19 +79,20 @@ def _alibi_back(head: int, heads: int, i: np.ndarray, j: np.ndarray, ds: np.ndar
     return (-np.sum(ds * np.abs(i - j)),)
 
 
-def _bucket(i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    distance, exact = np.maximum(i - j, 0), BUCKETS // 2
+def bucket(distance: Any) -> np.ndarray:
+    """T5's, of keys before the query."""
+    distance, exact = np.maximum(distance, 0), BUCKETS // 2
     large = np.log(np.maximum(distance, 1) / exact) / math.log(FARTHEST / exact) * (BUCKETS - exact)
     return np.where(distance < exact, distance, np.minimum(exact + large.astype(int), BUCKETS - 1))
 
 
 def _t564(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    return table(heads)[_bucket(i, j), head].astype(np.float64)
+    return table(heads)[bucket(i - j), head].astype(np.float64)
 
 
 def _t5_back(head: int, heads: int, i: np.ndarray, j: np.ndarray, ds: np.ndarray) -> tuple[Any, ...]:
-    bucket = np.broadcast_to(_bucket(i, j), ds.shape)
-    return (np.bincount(bucket.ravel(), ds.ravel(), BUCKETS),)
+    rows = np.broadcast_to(bucket(i - j), ds.shape)
+    return (np.bincount(rows.ravel(), ds.ravel(), BUCKETS),)
 
 
 def _kerple64(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:

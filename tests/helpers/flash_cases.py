@@ -92,6 +92,16 @@ CASES = {  # queries, keys, head_dim, value_dim, bias, options
         *(256, 256, 64, 64, "own"),
         {"causal": True, "window": (90, None), "logits_soft_cap": 5.0, **SINKS, **DOCUMENTS},
     ),
+    "few tokens": (
+        *(128, 128, 64, 64, "own"),
+        {
+            "causal": True,
+            "window": (40, None),
+            "logits_soft_cap": 5.0,
+            **SINKS,
+            **pair("segments", *[COUNT[:128] // 50] * 2),
+        },
+    ),
     "causal ALiBi": (384, 384, 64, 64, "ALiBi", {"causal": True}),
     "ALiBi, heads of 128": (256, 256, 128, 128, "ALiBi", {}),
     "ALiBi, shuffled": (256, 256, 64, 64, "ALiBi", {"causal": True, **SHUFFLED}),
@@ -111,13 +121,23 @@ CASES = {  # queries, keys, head_dim, value_dim, bias, options
     "heads of 80, values of 96": (256, 256, 80, 96, None, {"causal": True}),
     "heads of 256": (256, 256, 256, 256, None, {"causal": True}),
     "segments alone": (256, 256, 64, 64, None, DOCUMENTS),
+    "four heads": (128, 128, 64, 64, None, {"causal": True}),
 }
 
 
 def operands(
-    queries: int, keys: int, width: int = 64, value_width: int = 64, batch: int = 2, dtype: Any = BFLOAT16
+    queries: int,
+    keys: int,
+    width: int = 64,
+    value_width: int = 64,
+    *,
+    batch: int = 2,
+    heads: int = 2,
+    dtype: Any = BFLOAT16,
 ) -> tuple[Any, ...]:
-    shapes = (batch, queries, 2, width), (batch, keys, 1, width), (batch, keys, 1, value_width)
+    """Query, key and value; two heads of queries share one of keys."""
+    shapes = (heads, queries, width), (heads // 2, keys, width), (heads // 2, keys, value_width)
+    shapes = ((batch, length, n, size) for n, length, size in shapes)
     return tuple(RNG.normal(size=shape).astype(np.float32).astype(dtype) for shape in shapes)
 
 

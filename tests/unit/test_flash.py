@@ -21,14 +21,14 @@ needs_kernel = pytest.mark.skipif(not HAS_KERNEL, reason="the kernel needs JAX 0
 
 
 @needs_kernel
-@pytest.mark.parametrize("name", tiered(CASES, ["every option"]))
+@pytest.mark.parametrize("name", tiered(CASES, ["few tokens"]))
 def test_against_the_dense_formula(name, monkeypatch):
     """Within 1.5 times the error of rounding weights and outputs to bfloat16."""
     from helpers.flash import interpreted
 
     interpreted(monkeypatch.setattr)
     *sizes, bias, options = CASES[name]
-    x, f = operands(*sizes), bias and BIASES[bias].closed
+    x, f = operands(*sizes, heads=4 if name == "four heads" else 2), bias and BIASES[bias].closed
     attend = functools.partial(pe.attention, bias=f, implementation="mosaic_gpu", return_residual=True, **options)
     got, residual = map(np.asarray, jax.jit(attend)(*x))
     want = truth(name, x).dense

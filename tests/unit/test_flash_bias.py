@@ -110,11 +110,14 @@ PULLBACKS = {
     "KERPLE, logarithm": (pe.kerple_log, 2),
     "KERPLE, power": (pe.kerple_power, 2),
     "own": (lambda i, j, *x: curved(i, j, *(a[:, None, None] for a in x)), 3),
+    "of functions of parameters": (lambda i, j, x: pe.alibi(i, j, jax.nn.softplus(x) + jax.nn.relu(x - 0.5)), 1),
+    "of no position": (lambda i, j, x: x[:, None, None], 1),
 }
 
 
 @pytest.mark.parametrize("name", tiered(PULLBACKS, ["KERPLE, logarithm"]))
-def test_a_pullback_is_that_of_the_bias(name):
+@pytest.mark.parametrize("counted", [thorough(True), False])
+def test_a_pullback_is_that_of_the_bias(name, counted):
     of, count = PULLBACKS[name]
     i, j = (np.arange(n, dtype=np.int32) for n in COUNTS)
     learned = [NUMBERS / (n + 2) for n in range(count)]
@@ -123,20 +126,26 @@ def test_a_pullback_is_that_of_the_bias(name):
     @jax.jit
     def both(*learned):
         def operands(*learned):
-            program, operands = _flash_bias.plan(lambda i, j: of(i, j, *learned), HEADS, 1, None, PADDED)
+            program, operands = _flash_bias.plan(lambda i, j: of(i, j, *learned), HEADS, 1, counts, PADDED)
             programs.append(program)
             return operands
 
-        programs = []
+        programs, counts = [], COUNTS if counted else None
         (numbers,), pull = jax.vjp(operands, *learned)
-        (steps, places), tile = programs[0].pullback, np.broadcast_arrays(i[:, None], j[None])
-        rows = []
+        tile, rows = [jnp.asarray(x) for x in np.broadcast_arrays(i[:, None], j[None])], []
         for head in range(HEADS):
-            given = *map(jnp.asarray, tile), *(jnp.full(COUNTS, x) for x in numbers[:, head]), ds[head]
-            values = evaluated(steps, given)
-            rows.append(jnp.stack([jnp.sum(values[place]) for place in places]))
+            if programs[0].kind in ("linear", "table"):
+                found = [ds[head] * abs(i[:, None] - j[None])]
+            else:
+                steps, places = programs[0].pullback
+                values = evaluated(steps, [*tile, *(jnp.full(COUNTS, x) for x in numbers[:, head]), ds[head]])
+                found = [values[place] for place in places]
+            rows.append(jnp.stack([jnp.sum(x) for x in found]))
+        if programs[0].kind == "table":  # its cotangent is a sum along diagonals
+            index = i[:, None] - j[None] + PADDED[1]
+            rows = [jnp.zeros(sum(PADDED)).at[index].add(x) for x in ds]
         want = jax.vjp(lambda *learned: jnp.broadcast_to(of(i, j, *learned), ds.shape), *learned)[1](ds)
-        return pull((jnp.stack(rows, 1),)), want
+        return pull((jnp.stack(rows, programs[0].kind != "table"),)), want
 
     got, want = both(*learned)
     assert_within(got, want, 1e-5 * np.maximum(1, np.abs(want)), against="the bias")
