@@ -1,10 +1,13 @@
 """What MkDocs changes in the pages that it renders."""
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import llms
+import notebooks
 from entries import completed, overview
 from folding import fold
 from markdown import Extension, Markdown
@@ -49,6 +52,7 @@ ENTRY = re.compile(rf"^::: ({NAME})\n(?! +options)(\nRecipes: (?:.+\n)+)?", flag
 MENTION = re.compile(r"\bapi/\w+\.md#(posenc_jax[\w.]+)|(?<![\w.])(pe|linen|kernels)\.(\w+)\(")
 IMPORT = re.compile(r"from posenc_jax\.(nnx|hf) import (?:\(([\w,\s]+)\)|([\w, ]+))")
 PLAIN = re.compile(r"(?<![\[`])`pe\.(\w+)`(?![\]`])")
+TITLE = re.compile(r"^# .+\n", flags=re.MULTILINE)
 VIEW = re.compile(r'<pe-view\b[^>]*\bkind="(\w+)"')
 DEFINED = re.compile(r'^ *define\("(\w+)"', flags=re.MULTILINE)
 FENCE = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
@@ -63,12 +67,14 @@ OF_MODULE = {
     "plot": ("The sinusoidal encoding", "sinusoidal.md"),
 }
 
+PAGES: list[Any] = []
 GUIDES: dict[str, dict[str, Counter[tuple[str, str]]]] = {}  # by name and page: how often a section mentions the name
 
 
 def on_files(files: Any, config: MkDocsConfig) -> None:
     """Counts where the guides mention each public name."""
     GUIDES.clear()
+    PAGES[:] = files.documentation_pages()
     for file in files.documentation_pages():
         if file.src_uri.startswith("api/") or file.src_uri in LISTS:
             continue
@@ -125,13 +131,29 @@ def prose(link: Any, text: str) -> str:
     return "\n".join(line if line.startswith("#") else PLAIN.sub(link, line) for line in lines)
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def downloadable(markdown: str, file: Any, config: Any) -> str:
+    """The page with a link below its title to its notebook, and to Colab if the notebooks are in a branch there."""
+    if Path(file.abs_src_path) not in notebooks.pages():
+        return markdown
+    name = f"{Path(file.src_uri).stem}.ipynb"
+    links = f"[Download as a notebook]({get_relative_url(f'downloads/{name}', file.src_uri)})"
+    repository, branch = (config.repo_url or "").rstrip("/"), os.environ.get("NOTEBOOKS_BRANCH")
+    if branch and repository.startswith("https://github.com/"):
+        place = repository.removeprefix("https://github.com/")
+        links += f" · [Open in Colab](https://colab.research.google.com/github/{place}/blob/{branch}/downloads/{name})"
+    return TITLE.sub(lambda match: f"{match[0]}\n{links}\n{{: .pe-notebook }}\n", markdown, count=1)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Folds assertions, and leads from the reference to the guides and back."""
+    if not page.file.src_uri.startswith("api/"):
+        page.meta.setdefault("description", llms.summary(markdown) or config.site_description)
     if page.file.src_uri == "api/index.md":
         return overview(markdown)
     if page.file.src_uri.startswith("api/"):
         return ENTRY.sub(lambda match: match[0] + guides(match[1]), completed(markdown))
-    return linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
+    text = linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
+    return downloadable(text, page.file, config)
 
 
 def viewers(html: str, page: Any, config: Any) -> str:
@@ -163,6 +185,11 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
 
     html = WORDS.sub(r"\2\1: ", CORNER.sub(r"\1<td\2></td>", html))
     return SOURCE.sub(source, SIGNATURE.sub(public, html)) + viewers(html, page, config)
+
+
+def on_post_build(config: Any) -> None:
+    """Writes the pages as Markdown, and llms.txt."""
+    llms.write(PAGES, Path(config.site_dir), config.site_name, config.site_description)
 
 
 def on_post_page(output: str, **_: Any) -> str:

@@ -107,6 +107,13 @@ def of_hugging_face(call):
     assert_within(np.asarray(got).swapaxes(1, 2), turned(X, PLACES), 3e-5)
 
 
+def by_tables(call):
+    angles = PLACES[..., None] * THETA ** (-np.arange(0, WIDTH, 2) / WIDTH)
+    cos, sin = (np.concatenate([f(angles)] * 2, axis=-1).astype(np.float32) for f in (np.cos, np.sin))
+    got = quick(lambda x, cos, sin: call(x=x, cos=cos, sin=sin))(X.swapaxes(1, 2), cos, sin)
+    assert_within(np.asarray(got).swapaxes(1, 2), turned(X, PLACES), 3e-5)
+
+
 def of_meta(call):
     assert_within(quick(lambda x: call(x=x))(X), turned(X, PLACES, "interleaved"), 3e-5)
 
@@ -116,6 +123,13 @@ def adding(call):
     got, halves = quick(lambda x: (call(x=x), pe.add_sinusoidal(x, layout="half")))(x)
     assert_within(got, x + sinusoids(COUNTED), 1e-6)
     assert_within(halves, x + sinusoids(COUNTED, "half"), 1e-6)
+
+
+def padded(call):
+    x = np.pad(X[:, :, 0], [(0, 0), (0, 0), (0, 1)])
+    phases = COUNTED[:, None] * 1e4 ** (-np.arange(WIDTH // 2) / (WIDTH // 2 - 1))
+    signal = np.concatenate([np.sin(phases), np.cos(phases), np.zeros((SEQ, 1))], axis=-1)
+    assert_within(quick(lambda x: call(x=x, d=WIDTH + 1))(x), x + signal, 1e-6)
 
 
 def adding_at(call):
@@ -136,9 +150,11 @@ COMING_FROM = {
     "`partial(nnx.dot_product_attention_with_rope, rope=rope)`": attending,
     "the same, with `input_positions`": attending_at,
     "`x * cos + rotate_half(x) * sin` (Hugging Face)": of_hugging_face,
+    "`x * cos + rotate_half(x) * sin`, with tables at hand": by_tables,
     "`x * freqs_cis`, complex (Meta)": of_meta,
     "`x + table[:x.shape[1]]`, sinusoids": adding,
     "`x * d**0.5 + table[positions]`": adding_at,
+    "`x + signal`, where an odd width ends in a zero (Tensor2Tensor)": padded,
     "`table[positions]`, learned": looking_up,
 }
 ROWS = dict(pages.rows("docs/recipes.md", "there"))
@@ -270,7 +286,7 @@ def test_self_extend():
     assert_within(got, want, 2e-5)
 
 
-# biases.md
+# offset_tables.md, attention_models.md
 
 
 def swin_v2(window, pretrained, w1, b1, w2):
@@ -287,7 +303,7 @@ def swin_v2(window, pretrained, w1, b1, w2):
 )
 def test_the_table_of_swin_v2(window, pretrained):
     w1, b1, w2 = RNG.normal(size=(2, 64)), RNG.normal(size=64), RNG.normal(size=(64, 3)) / 8
-    table = of_page("docs/biases.md", "continuous_table")
+    table = of_page("docs/offset_tables.md", "continuous_table")
     # A layer that learns these weights computes its table inside of jit.
     in_layer = quick(lambda *weights: table(window, *weights, pretrained))
     got = in_layer(*(np.float32(x) for x in (w1, b1, w2)))
@@ -296,7 +312,7 @@ def test_the_table_of_swin_v2(window, pretrained):
 
 def test_a_window_of_one_row():
     weights = (RNG.normal(size=shape).astype(np.float32) for shape in ((2, 8), 8, (8, 3)))
-    table = of_page("docs/biases.md", "continuous_table")
+    table = of_page("docs/offset_tables.md", "continuous_table")
     assert np.isfinite(quick(lambda *weights: table((1, 4), *weights))(*weights)).all()
 
 
@@ -307,7 +323,7 @@ def test_a_layer_of_gpt_oss():
     config |= {"rope_parameters": {"rope_type": "default", "rope_theta": THETA}, "max_position_embeddings": 64}
     names = NAMES | {"config": config, "plan": hf.rotary_from_config(config)}
     attend, sinks = (
-        pages.run(pages.definition("docs/biases.md", "attend(layer"), names)["attend"],
+        pages.run(pages.definition("docs/attention_models.md", "attend(layer"), names)["attend"],
         RNG.normal(size=HEADS),
     )
     for layer, window in ((0, None), (1, 2)):
