@@ -59,7 +59,7 @@ def bands(reach: tuple[int | None, int | None], tiles: tuple[int, int]) -> np.nd
 def along_bands(which: np.ndarray, seen: Any) -> Any:
     """Of tiles (batch, queries, keys), those of each band by their tile of queries: (batch, bands, queries)."""
     xp: Any = np if isinstance(seen, np.ndarray) else jnp
-    query = np.arange(seen.shape[1])[None]
+    query = np.arange(seen.shape[1], dtype=np.int32)[None]
     key = RATIO * query - which[:, None]
     within = ((key >= 0) & (key < seen.shape[2]))[None]
     return xp.where(within, seen[:, query, key.clip(0, seen.shape[2] - 1)], False)
