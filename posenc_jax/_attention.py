@@ -145,9 +145,10 @@ def attention(
         learned or depend on the query's position, multiplies the query, and the product is rounded to query's dtype,
         beyond whose range it is infinite. A traced number is such an array.
       block_size: the maximum number of queries, and of keys, in a tile.
-      implementation: "xla" or None for XLA; "mosaic_gpu" for a kernel that computes the forward pass on an NVIDIA
-        Hopper GPU. It needs JAX 0.11 or later, bfloat16 or float16, and a head_dim and value_dim of at most 256. It
-        does not use block_size; the derivative does. What it cannot compute is an error.
+      implementation: "xla" or None for XLA; "mosaic_gpu" for kernels that compute the forward pass and reverse mode on
+        an NVIDIA Hopper GPU. They need JAX 0.11 or later, bfloat16 or float16, and a head_dim and value_dim of at most
+        256; what they cannot compute is an error. XLA, in tiles of block_size, computes forward mode, second
+        derivatives, and reverse mode with a head_dim or value_dim above 128 or by what some biases learn.
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too. Unlike the residual of
         `jax.nn.dot_product_attention`, it is differentiable and is not rounded to the dtype of key.
 

@@ -88,6 +88,11 @@ def _sink_weights(x: Operands, total: jax.Array, top: jax.Array) -> jax.Array:
     return jnp.exp(align(x.sinks.astype(total.dtype), 3) - _finite(top)) / total
 
 
+def cotangent_of_sinks(x: Operands, total: jax.Array, top: jax.Array, delta: jax.Array) -> jax.Array:
+    """From δ of each query, (batch, queries, heads)."""
+    return -jnp.sum(_sink_weights(x, total, top) * delta, (0, 1)).astype(x.sinks.dtype)
+
+
 def _finite(top: jax.Array) -> jax.Array:
     """The maximum, or 0 where it is −∞, like all scores, because the query sees no key."""
     return jnp.where(jnp.isneginf(top), 0, top)
@@ -235,8 +240,8 @@ def transpose(
     for place, y in zip(jax.tree.leaves(places), jax.tree.leaves(d_read), strict=True):
         found[place] = y.astype(leaves[place].dtype)
     if x.sinks is not None:
-        sums = jnp.sum(_sink_weights(x, total, top) * _tiles.join(deltas, lengths[0], 0), (0, 1))
-        found[at.sinks] = -sums.astype(x.sinks.dtype)
+        found[at.sinks] = cotangent_of_sinks(x, total, top, _tiles.join(deltas, lengths[0], 0))
+    found |= {i: jnp.zeros_like(leaves[i]) for i in at.kernel}  # all of theirs is that of `arrays`
     return [found[i] for i, moves in enumerate(moving) if moves]
 
 

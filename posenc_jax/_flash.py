@@ -1,6 +1,7 @@
 """`attention` by a kernel for NVIDIA GPUs: what it can hold, and its operands.
 
-The kernel computes the forward pass. The derivatives are those of `_blockwise`, tile by tile, from its outputs.
+One kernel computes the forward pass, and others the cotangents from its outputs, if they can: see `holds_backward`. All
+other derivatives are those of `_blockwise`, tile by tile.
 """
 
 from __future__ import annotations
@@ -15,18 +16,22 @@ import numpy as np
 from posenc_jax import _blockwise, _flash_bias, _xla
 from posenc_jax._checks import require
 from posenc_jax._flash_bias import OR_XLA, Program
-from posenc_jax._operation import operation
+from posenc_jax._operation import Kernels, operation
 from posenc_jax._tiles import Operands, Settings
 
-BLOCK_Q = 128  # queries of a block of threads
+BLOCK = 128  # rows of a block of threads
 # By the width of heads, a tile of keys: two of keys and two of values fit in 227 KB of shared memory. On an H200, tiles
 # of 64 keys took 1.3 times as long at a width of 128, and tiles of 256 took 1.25 times as long under ALiBi at 64.
 BLOCK_KV = {64: 128, 128: 128, 192: 64, 256: 64}
+# Backward, a tile of keys of the kernel that sums over keys, and a tile of queries of that which sums over queries.
+# Wider heads have XLA's tiles: the sums of keys and values of a width of 192 alone take 192 registers of 240.
+BACKWARD = {64: (128, 64), 128: (64, 64)}
 
 
 class Kernel(NamedTuple):
     """What the kernel needs to know besides `Settings`."""
 
+    width: int  # of heads and values, which are padded with zeros
     counted: bool  # whether positions count from 0
     bias: Program | None
     interpret: bool = False  # whether it runs in interpret mode, for tests
@@ -42,14 +47,14 @@ def prepare(
     program, operands = None, ()
     if bias is not None:
         lengths = x.query.shape[1], x.key.shape[1]
-        padded = lengths[0] + -lengths[0] % BLOCK_Q, lengths[1] + -lengths[1] % BLOCK_KV[_width(x)]
+        padded = lengths[0] + -lengths[0] % BLOCK, lengths[1] + -lengths[1] % BLOCK
         axes = x.sides[0].positions.ndim
         program, operands = _flash_bias.plan(bias, x.query.shape[2], axes, lengths if counted else None, padded)
-    return settings._replace(kernel=Kernel(counted, program)), x._replace(kernel=operands)
+    return settings._replace(kernel=Kernel(_width(x), counted, program)), x._replace(kernel=operands)
 
 
 def _width(x: Operands) -> int:
-    """The width of heads and values in the kernel, which pads them with zeros."""
+    """The width of heads and values in the kernel."""
     width = max(x.query.shape[-1], x.value.shape[-1])
     return width + -width % 64
 
@@ -74,60 +79,139 @@ def _check(settings: Settings, x: Operands, counted: bool) -> None:
     require(not any(spec), "query must not be sharded on Explicit axes of a mesh, but by jax.shard_map," + of, spec)
 
 
+class _Tokens(NamedTuple):
+    """What masks read of queries and keys, and which of their tiles they leave."""
+
+    lengths: tuple[int, int]
+    reach: tuple[int | None, int | None]
+    sides: dict[str, Any]  # what is given of queries and of keys, and "positions" if they are counted
+    given: tuple[str, ...]  # what of that a kernel reads
+
+    def seen(self, blocks: tuple[int, int], turned: bool = False) -> tuple[Any, Any]:
+        return _seen_tiles(self.reach, self.sides, self.lengths, blocks, turned)
+
+    def padded(self, side: int) -> tuple[Any, ...]:
+        return tuple(_pad(self.sides[name][side], BLOCK, "edge") for name in self.given)
+
+
+def _tokens(settings: Settings, x: Operands) -> _Tokens:
+    lengths, counted = (x.query.shape[1], x.key.shape[1]), settings.kernel.counted
+    given = [n for n in ("segments", "order") if getattr(x.sides[0], n) is not None]
+    if not counted and (settings.masked or settings.kernel.bias is not None):
+        given = ["positions", *given]
+    sides = {n: [jnp.atleast_2d(getattr(side, n)) for side in x.sides] for n in given}
+    if counted:
+        sides = {"positions": [np.arange(n, dtype=np.int32)[None] for n in lengths]} | sides
+    reach = settings.window[0], 0 if settings.causal else settings.window[1]
+    return _Tokens(lengths, reach, sides, tuple(given))
+
+
+def _widened(settings: Settings, *arrays: Any) -> list[Any]:
+    """Arrays (batch, length, heads, width) with as many features as the kernel has, in whole tiles."""
+    wide = lambda a: jnp.pad(a, (*[(0, 0)] * 3, (0, settings.kernel.width - a.shape[-1])))  # noqa: E731
+    return [_pad(wide(a), BLOCK) for a in arrays]
+
+
+def _shape(settings: Settings, tokens: _Tokens, block: int, side: int = 1) -> Any:
+    """The `Shape` of a kernel that loads tiles of `block` queries (side 0) or keys."""
+    from posenc_jax._flash_gpu_scores import Shape  # noqa: PLC0415 - it imports Pallas
+
+    kernel, stages = settings.kernel, min(2, -(-tokens.lengths[side] // block))
+    masks = tokens.reach, tokens.given
+    return Shape(
+        tokens.lengths[1], block, stages, settings.scale, settings.soft_cap, *masks, kernel.bias, kernel.interpret
+    )
+
+
 def forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
     from posenc_jax import _flash_gpu  # noqa: PLC0415 - it imports Pallas
+    from posenc_jax._flash_gpu_scores import LOG2E, LOWEST  # noqa: PLC0415
 
     x: Operands = settings.tree.unflatten(leaves)
-    kernel, width, (length, keys) = settings.kernel, _width(x), (x.query.shape[1], x.key.shape[1])
-    block_kv, reach = BLOCK_KV[width], (settings.window[0], 0 if settings.causal else settings.window[1])
-    names = [n for n in ("segments", "order") if getattr(x.sides[0], n) is not None]
-    if not kernel.counted and (settings.masked or kernel.bias is not None):
-        names = ["positions", *names]
-    sides = {n: [jnp.atleast_2d(getattr(side, n)) for side in x.sides] for n in names}
-    counted = {"positions": [np.arange(n, dtype=np.int32)[None] for n in (length, keys)]}
-    steps = _steps(reach, (counted if kernel.counted else {}) | sides, (length, keys), block_kv)
-    queries, of_keys = (
-        tuple(_pad(x[side], block, "edge") for x in sides.values()) for side, block in enumerate((BLOCK_Q, block_kv))
-    )
-    start = ()
+    tokens, block_kv, start = _tokens(settings, x), BLOCK_KV[settings.kernel.width], ()
     if x.sinks is not None:
         top = x.sinks.astype(jnp.float32)
-        start = jnp.maximum(top * _flash_gpu.LOG2E, _flash_gpu.LOWEST), jnp.where(jnp.isneginf(top), 0.0, 1.0)
-    query, key, value = (
-        _pad(jnp.pad(a, (*[(0, 0)] * 3, (0, width - a.shape[-1]))), block)
-        for a, block in ((x.query, BLOCK_Q), (x.key, block_kv), (x.value, block_kv))
-    )
-    inputs = _flash_gpu.Inputs(query, key, value, jnp.asarray(steps), queries, of_keys, start, x.kernel)
-    stages = min(2, -(-keys // block_kv))
-    options = settings.scale, settings.soft_cap, reach, tuple(sides), kernel.bias, kernel.interpret
-    out, *sums = _flash_gpu.attend(_flash_gpu.Shape(keys, block_kv, stages, *options), inputs)
-    total, top = (jnp.swapaxes(y, 1, 2)[:, :length] for y in sums)
-    out = out[:, :length, :, : x.value.shape[-1]]
+        start = jnp.maximum(top * LOG2E, LOWEST), jnp.where(jnp.isneginf(top), 0.0, 1.0)
+    query, key, value = _widened(settings, x.query, x.key, x.value)
+    steps, (queries, keys) = _steps(*tokens.seen((BLOCK, block_kv))), map(tokens.padded, range(2))
+    inputs = _flash_gpu.Inputs(query, key, value, steps, queries, keys, start, x.kernel)
+    out, *sums = _flash_gpu.attend(_shape(settings, tokens, block_kv), inputs)
+    total, top = (jnp.swapaxes(y, 1, 2)[:, : tokens.lengths[0]] for y in sums)
+    out = out[:, : tokens.lengths[0], :, : x.value.shape[-1]]
     return [out, jnp.where(total == 0, 1, total), jnp.where(total == 0, -jnp.inf, top)]
 
 
-def _pad(x: Any, multiple: int, mode: Any = "constant") -> Any:
+def holds_backward(settings: Settings, moving: tuple[bool, ...]) -> bool:
+    """Whether `backward` can compute the cotangents of what moves."""
+    kernel, moved = settings.kernel, settings.tree.unflatten(moving).kernel
+    return kernel.width in BACKWARD and (not any(moved) or kernel.bias.pullback is not None)
+
+
+def backward(
+    settings: Settings, leaves: Any, outputs: Any, cotangents: Any, moving: tuple[bool, ...]
+) -> list[jax.Array]:
+    from posenc_jax import _flash_gpu_backward, _flash_gpu_table  # noqa: PLC0415
+    from posenc_jax._flash_gpu_scores import LOG2E, LOWEST  # noqa: PLC0415
+
+    x, (out, total, top), (d_out, d_total) = settings.tree.unflatten(leaves), outputs, cotangents
+    tokens, (block_kv, block_q) = _tokens(settings, x), BACKWARD[settings.kernel.width]
+    top = jnp.where(jnp.isneginf(top), 0, top)
+    delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1) - d_total * total
+    # The padding weighs nothing: its maximum is beyond any score.
+    known = _pad(top * LOG2E, BLOCK, value=-LOWEST), _pad(1 / total, BLOCK), _pad(delta, BLOCK)
+    known = jnp.stack(known, 1).transpose(0, 3, 1, 2)
+    query, key, value, d_out = _widened(settings, x.query, x.key, x.value, d_out)
+    queries, keys = map(tokens.padded, range(2))
+    of = _flash_gpu_backward.Inputs(query, key, value, d_out, known, None, queries, keys, x.kernel)
+
+    moved: Operands = settings.tree.unflatten(moving)
+    looks_up = any(moved.kernel) and settings.kernel.bias.kind == "table"
+    numbers = x.kernel[0].shape[0] if any(moved.kernel) and not looks_up else 0
+    inputs = of._replace(steps=_steps(*tokens.seen((BLOCK, block_kv))))
+    dq, *sums = _flash_gpu_backward.d_query(_shape(settings, tokens, block_kv), inputs, numbers)
+    inputs = of._replace(steps=_steps(*tokens.seen((block_q, BLOCK), turned=True), masked_first=True))
+    dk, dv = _flash_gpu_backward.d_key_value(_shape(settings, tokens, block_q, side=0), inputs)
+
+    at: Operands = settings.tree.unflatten(range(len(leaves)))
+    found = {at.query: dq, at.key: dk, at.value: dv}
+    found = {place: y[tuple(map(slice, leaves[place].shape))] for place, y in found.items()}
+    if numbers:
+        found[at.kernel[0]] = jnp.sum(sums[0], (0, 3)).T
+    if looks_up:
+        block = _flash_gpu_table.BLOCK_KV
+        seen = tokens.seen((BLOCK, block))
+        bands = _flash_gpu_table.bands(tokens.reach, seen[0].shape[1:])
+        inputs = of._replace(steps=_steps(*(_flash_gpu_table.along_bands(bands, y) for y in seen)))
+        found[at.kernel[0]] = _flash_gpu_table.d_table(_shape(settings, tokens, block, side=0), inputs, bands)
+    if x.sinks is not None:
+        found[at.sinks] = _blockwise.cotangent_of_sinks(x, total, top, delta)
+    # What the bias closes over has no other cotangent than that of its numbers or its table.
+    return [found[i] if i in found else jnp.zeros_like(leaves[i]) for i, moves in enumerate(moving) if moves]
+
+
+def _pad(x: Any, multiple: int, mode: Any = "constant", value: float = 0) -> Any:
     """Pads axis 1 to a multiple."""
     missing = -x.shape[1] % multiple
-    pad = np.pad if isinstance(x, np.ndarray) else jnp.pad
-    return pad(x, [(0, missing if axis == 1 else 0) for axis in range(x.ndim)], mode=mode) if missing else x
+    pad, more = np.pad if isinstance(x, np.ndarray) else jnp.pad, {"constant_values": value} if value else {}
+    return pad(x, [(0, missing if axis == 1 else 0) for axis in range(x.ndim)], mode=mode, **more) if missing else x
 
 
-def _steps(reach: Any, sides: dict[str, Any], lengths: tuple[int, int], block_kv: int) -> Any:
-    """For each tile of queries, which tiles of keys it visits and which it sees whole: int32 (batch, tiles, 4).
+def _seen_tiles(
+    reach: Any, sides: dict[str, Any], lengths: tuple[int, int], blocks: tuple[int, int], turned: bool = False
+) -> tuple[Any, Any]:
+    """Which tiles of queries and keys have something to see, and which are seen whole: (batch, tiles, tiles of keys).
 
-    It visits those from the first number to the last, and sees those whole that are from the second to the third. NumPy
-    computes them if all positions are counted.
+    If it is `turned`, these are for each tile of keys, and keys of the padding count as seen. NumPy computes them if
+    all positions are counted.
     """
     xp: Any = np if all(isinstance(x, np.ndarray) for side in sides.values() for x in side) else jnp
-    count = -(-lengths[1] // block_kv)
-    index = np.arange(count, dtype=np.int32)[None, None]
-    may = np.ones((1, -(-lengths[0] // BLOCK_Q), count), bool)
-    whole = may & (index < lengths[1] // block_kv)
+    counts = [-(-length // block) for length, block in zip(lengths, blocks, strict=True)]
+    may = np.ones((1, *counts), bool)
+    whole = may & (turned | (np.arange(counts[1]) < lengths[1] // blocks[1]))
     most, (left, right) = 2**31 - 1, reach
     for name, (q, k) in sides.items():
-        q = _pad(q, BLOCK_Q, "edge").reshape(len(q), -1, 1, BLOCK_Q)
-        k = _pad(k, block_kv, "edge").reshape(len(k), 1, -1, block_kv)
+        q = _pad(q, blocks[0], "edge").reshape(len(q), -1, 1, blocks[0])
+        k = _pad(k, blocks[1], "edge").reshape(len(k), 1, -1, blocks[1])
         q_low, q_high, k_low, k_high = q.min(-1), q.max(-1), k.min(-1), k.max(-1)
         if name == "segments":
             may = may & (q_low <= k_high) & (k_low <= q_high)
@@ -140,18 +224,28 @@ def _steps(reach: Any, sides: dict[str, Any], lengths: tuple[int, int], block_kv
         if name == "positions" and left is not None:
             low, high = (xp.maximum(x, left - most) - left for x in (q_low, q_high))
             may, whole = may & (k_high >= low), whole & (k_low >= high)
-    whole = whole & may
-    some = may.any(-1)
+    may, whole = (xp.swapaxes(x, 1, 2) if turned else x for x in (may, whole & may))
+    return may, whole
+
+
+def _steps(may: Any, whole: Any, masked_first: bool = False) -> jax.Array:
+    """For each row, which tiles it visits and which it sees whole: int32 (batch, rows, 4).
+
+    It visits those from the first number to the last, and sees those whole that are from the second to the third. If
+    there are none, all others are after these, or before them if they are `masked_first`.
+    """
+    xp: Any = np if isinstance(may, np.ndarray) else jnp
+    count, some = may.shape[-1], may.any(-1)
+    index = np.arange(count, dtype=np.int32)[None, None]
     first, last = xp.where(some, may.argmax(-1), 0), xp.where(some, count - may[..., ::-1].argmax(-1), 0)
-    start = xp.where(whole.any(-1), whole.argmax(-1), first)
+    start = xp.where(whole.any(-1), whole.argmax(-1), last if masked_first else first)
     after = ~whole & (index >= start[..., None])
     stop = xp.where(after.any(-1), after.argmax(-1), count)
-    return xp.stack([first, start, stop, last], -1).astype(np.int32)
+    return jnp.asarray(xp.stack([first, start, stop, last], -1).astype(np.int32))
 
 
-def _elsewhere(settings: Settings, *leaves: Any) -> list[jax.Array]:
+def _elsewhere(*_: Any) -> list[jax.Array]:
     """The program for other platforms than CUDA."""
-    del settings, leaves
     raise ValueError(f"attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere, {OR_XLA}")
 
 
@@ -162,4 +256,5 @@ attend = operation(
     cuda=forward,
     tangent=_blockwise.tangent,
     transpose=_blockwise.transpose,
+    kernels=Kernels({None: _elsewhere, "cuda": backward}, holds_backward),
 )

@@ -18,15 +18,16 @@ from jax import lax
 
 from posenc_jax import _checks
 from posenc_jax._checks import invalid, require
+from posenc_jax._primitive import evaluated
 
 OR_XLA = "use implementation='xla'"
-MOST_STEPS, MOST_NUMBERS = 4, 16  # more steps take longer than a lookup; more numbers leave registers
+MOST_STEPS, MOST_NUMBERS = 3, 16  # more steps take longer than a lookup; more numbers leave registers
 NEAR = 128  # a table of near differences has those from −128 to 127
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ELEMENTWISE = {
     *("add", "sub", "mul", "div", "max", "min", "neg", "abs", "sign", "select_n", "square", "integer_pow"),
     *(*COMPARISONS, "and", "or", "xor", "not", "convert_element_type", "bitcast_convert_type"),
-    *("exp", "exp2", "log", "log1p", "pow", "sqrt", "rsqrt", "tanh"),
+    *("exp", "exp2", "log", "log1p", "pow", "sqrt", "rsqrt", "tanh", "add_any", "one_minus_square"),
 }
 IN_TABLES = ELEMENTWISE | {"gather", "floor", "ceil", "round", "rem", "clamp", "sin", "cos", "erf", "logistic"}
 # All axes but that of heads have size 1, so these change nothing.
@@ -64,6 +65,9 @@ class Program(NamedTuple):
 
     kind: str  # "steps", whose last value is the bias; "linear", a number times |i − j|; "table"; or "near"
     steps: tuple[Step, ...] = ()
+    # How the cotangents of numbers depend on the positions, the numbers and the cotangent of the bias: steps, and which
+    # values are the results. None: a kernel cannot compute them.
+    pullback: tuple[tuple[Step, ...], tuple[int, ...]] | None = None
     end: int = 0  # of a table of near differences: the distance from which the bias is constant on each side
 
 
@@ -72,11 +76,14 @@ class _Value:
 
     raw, positive = False, False
     end: Any = None  # see `_ends`
+    place = 0  # of a value that is given, among these
+    ruled = False  # whether it has a derivative other than that of its steps
+    rounded = False  # whether it stands for `_xla.rounded_product`
 
     def __init__(self, form: str, apart: bool = False, step: Any = None, refused: str = "", slope: Any = None) -> None:
         self.form = form  # "i", "j", or one of `FORMS`, of any dtype, or ""
         self.apart = apart  # whether it depends on i − j alone
-        self.step = step  # None for a position
+        self.step = step  # None for a value that is given
         self.refused = refused  # what a kernel cannot compute, or ""
         self.slope = 1 if slope is None and step is not None and step.operation == "|i-j|" else slope
 
@@ -100,15 +107,17 @@ def plan(
     fits = shape[-3] in (1, heads) and math.prod(shape) == shape[-3]
     require(fits, "bias must be one number for each head and score, or " + OR_XLA + "; got shape {}", shape[3:])
     walk = _Walk(heads, counted=counts is not None)
-    (result,) = walk.run(traced.jaxpr, traced.consts, [_Value("i"), _Value("j")])
+    (result,) = walk.run(traced.jaxpr, traced.consts, _given("i", "j"))
     if not isinstance(result, _Value):
-        return Program("steps"), (_per_head(result, heads)[None],)
+        return Program("steps", pullback=((), (3,))), (_per_head(result, heads)[None],)
     if result.slope is not None:
-        return Program("linear"), (_per_head(jnp.asarray(result.slope), heads)[None],)
-    steps, numbers = _needed(result)
+        return Program("linear", pullback=None if result.ruled else ((), ())), (
+            _per_head(jnp.asarray(result.slope), heads)[None],
+        )
+    steps, numbers, _ = _needed([result], 2)
     if counts is not None and result.apart and (result.refused or len(steps) > MOST_STEPS):
         differences = np.arange(-padded[1], padded[0]).clip(1 - counts[1], counts[0] - 1)
-        return Program("table"), (_table(bias, differences, axes, heads),)
+        return Program("table", pullback=((), ())), (_table(bias, differences, axes, heads),)
     end = NEAR if result.raw or not result.apart or result.end is None else result.end
     if counts is None and end < NEAR and (result.refused or len(steps) > MOST_STEPS):
         differences = np.arange(-NEAR, NEAR).clip(-end, end)
@@ -119,7 +128,47 @@ def plan(
     require(few, "bias must have at most {} numbers for each head, or {}; got {}", MOST_NUMBERS, OR_XLA, len(numbers))
     odd = next((str(x.dtype) for x in numbers if x.dtype != np.float32 or x.size not in (1, heads)), "")
     require(not odd, "bias must compute scores from float32 numbers of heads, or {}; got {}", OR_XLA, odd)
-    return Program("steps", steps), (jnp.stack([_per_head(x, heads) for x in numbers]),) if numbers else ()
+    if not numbers:
+        return Program("steps", steps), ()
+    pullback = None if result.ruled else _pullback(steps, len(numbers), walk.counted)
+    return Program("steps", steps, pullback), (jnp.stack([_per_head(x, heads) for x in numbers]),)
+
+
+def _pullback(steps: tuple[Step, ...], count: int, counted: bool) -> tuple[tuple[Step, ...], tuple[int, ...]] | None:
+    """Of a program of steps that reads `count` numbers: see `Program`."""
+
+    def bias(numbers: Any, i: Any, j: Any) -> Any:
+        values = [i, j, *numbers]
+        for operation, inputs, parameters in steps:
+            if isinstance(operation, str):
+                difference = (i - j).astype(jnp.float32)
+                values.append(jnp.abs(difference) if operation == "|i-j|" else difference)
+            else:
+                read = (jnp.asarray(x.value, x.dtype) if isinstance(x, Constant) else values[x] for x in inputs)
+                values.append(operation.bind(*read, **dict(parameters)))
+        return values[-1]
+
+    def back(i: Any, j: Any, *more: Any) -> Any:
+        *numbers, ds = more
+        return jax.vjp(lambda numbers: bias(numbers, i, j), numbers)[1](ds)[0]
+
+    integer, number = (jax.ShapeDtypeStruct((), dtype) for dtype in (np.int32, np.float32))
+    traced = jax.make_jaxpr(back)(integer, integer, *[number] * (count + 1))
+    given = _given("i", "j", *[""] * (count + 1))
+    try:
+        found = _Walk(1, counted).run(traced.jaxpr, traced.consts, given)
+    except ValueError:  # an operation that a kernel cannot compute
+        return None
+    nothing = _Value("", step=Step(lax.mul_p, (given[-1], Constant(0.0, "float32"))))
+    steps, numbers, places = _needed([x if isinstance(x, _Value) else nothing for x in found], len(given))
+    return None if numbers else (steps, places)
+
+
+def _given(*forms: str) -> list[_Value]:
+    values = [_Value(form) for form in forms]
+    for place, value in enumerate(values):
+        value.place = place
+    return values
 
 
 def _table(bias: Callable[..., Any], differences: np.ndarray, axes: int, heads: int) -> jax.Array:
@@ -128,7 +177,7 @@ def _table(bias: Callable[..., Any], differences: np.ndarray, axes: int, heads: 
     positions = jnp.asarray(differences, jnp.int32).reshape(*shape, -1), jnp.zeros((*shape, 1), jnp.int32)
     with _checks.callback():
         table = bias(*positions).reshape(-1, len(differences)).astype(jnp.float32)
-    return lax.stop_gradient(jnp.broadcast_to(table, (heads, len(differences))))
+    return jnp.broadcast_to(table, (heads, len(differences)))
 
 
 def _refused(operation: str) -> ValueError:
@@ -139,7 +188,7 @@ def _per_head(x: Any, heads: int) -> jax.Array:
     """A number, or a number for each head, as float32 (heads,)."""
     if isinstance(x, Constant):
         return jnp.full(heads, x.value, jnp.float32)
-    return lax.stop_gradient(jnp.broadcast_to(x.reshape(-1), heads).astype(jnp.float32))
+    return jnp.broadcast_to(x.reshape(-1), heads).astype(jnp.float32)
 
 
 def _constant(x: Any) -> Any:
@@ -169,20 +218,24 @@ class _Walk(NamedTuple):
         if platforms := parameters.get("branches_platforms"):
             index = next(i for i, names in enumerate(platforms) if names is None or {"cuda", "gpu"} & {*names})
             return self._inner(parameters["branches"][index], inputs[1:])
-        if name in CALLS:
-            return self._inner(next(p for k, p in parameters.items() if k in ("jaxpr", "call_jaxpr")), inputs)
+        varies = any(isinstance(x, _Value) for x in inputs)
+        if name in CALLS and (varies or not name.startswith("custom")):
+            results = self._inner(next(p for k, p in parameters.items() if k in ("jaxpr", "call_jaxpr")), inputs)
+            for x in results:
+                if name.startswith("custom") and isinstance(x, _Value):
+                    x.ruled |= not x.rounded
+            return results
         if name in MOVES and isinstance(inputs[0], Constant):  # of any shape
             return inputs
         if name in MOVES and isinstance(inputs[0], _Value) and eqn.outvars[0].aval.size in (1, self.heads):
             return inputs
-        if any(isinstance(x, _Value) for x in inputs):
+        if varies:
             return [self._value(eqn, inputs)]
         arrays = (
             jnp.full(atom.aval.shape, x.value, x.dtype) if isinstance(x, Constant) else jnp.asarray(x)
             for atom, x in zip(eqn.invars, inputs, strict=True)
         )
-        results = eqn.primitive.bind(*arrays, **parameters)
-        return results if eqn.primitive.multiple_results else [results]
+        return evaluated(eqn, [*arrays])
 
     def _inner(self, jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
         return self.run(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), inputs)
@@ -200,12 +253,27 @@ class _Walk(NamedTuple):
             refused = f"{name} to {out.str_short()}"
         if refused and not (apart and name in IN_TABLES):
             raise _refused(refused)
+        if name == "bitcast_convert_type" and (product := _before_rounding(values[0])) is not None:
+            return product
         step: Any = Step(eqn.primitive, tuple(inputs), tuple(eqn.params.items()))
         if self.counted and form in ("i-j", "|i-j|") and dtype == "float32":
             step = Step(form)
         value = _Value(form, apart, step, refused, _slope(name, inputs))
         value.raw, value.positive, value.end = _ends(name, form, dtype, inputs)
+        value.ruled = any(x.ruled for x in values)
         return value
+
+
+def _before_rounding(bits: _Value) -> _Value | None:
+    """The product that a minimum of its bits keeps apart from what is added to it; a kernel need not."""
+    name = lambda x: getattr(getattr(x.step, "operation", None), "name", "")  # noqa: E731
+    if name(bits) != "min" or bits.step.inputs[1:] != (Constant(2**31 - 2, "int32"),):
+        return None
+    raw = bits.step.inputs[0]
+    if name(raw) != "bitcast_convert_type" or name(raw.step.inputs[0]) != "mul":
+        return None
+    raw.step.inputs[0].rounded = True
+    return raw.step.inputs[0]
 
 
 def _ends(name: str, form: str, dtype: str, inputs: Sequence[Any]) -> tuple[bool, bool, Any]:
@@ -250,8 +318,8 @@ def _slope(name: str, inputs: Sequence[Any]) -> Any:
     return None if slope is None else jnp.reshape(number, -1) * slope
 
 
-def _needed(result: _Value) -> tuple[tuple[Step, ...], list[jax.Array]]:
-    """The steps to a result, in order, and the numbers that they read."""
+def _needed(results: list[_Value], given: int) -> tuple[tuple[Step, ...], list[jax.Array], tuple[int, ...]]:
+    """The steps to results, in order, the numbers that they read, and where the results are among all values."""
     ordered: dict[int, Step] = {}  # by the identity of a value
     numbers: dict[int, jax.Array] = {}
 
@@ -264,14 +332,15 @@ def _needed(result: _Value) -> tuple[tuple[Step, ...], list[jax.Array]]:
         elif not isinstance(x, (_Value, Constant)):
             numbers[id(x)] = x
 
-    visit(result)
-    first = 2 + len(numbers)
-    index = {i: 2 + n for n, i in enumerate(numbers)} | {i: first + n for n, i in enumerate(ordered)}
+    for result in results:
+        visit(result)
+    first = given + len(numbers)
+    index = {i: given + n for n, i in enumerate(numbers)} | {i: first + n for n, i in enumerate(ordered)}
 
     def of(x: Any) -> Any:
         if isinstance(x, _Value) and x.step is None:
-            return "ij".index(x.form)
+            return x.place
         return x if isinstance(x, Constant) else index[id(x)]
 
     steps = tuple(step._replace(inputs=tuple(map(of, step.inputs))) for step in ordered.values())
-    return steps, [*numbers.values()]
+    return steps, [*numbers.values()], tuple(map(of, results))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from posenc_jax._primitive import primitive, retyped, set_jvp, set_transpose
+from posenc_jax._primitive import differentiated, primitive, retyped, set_jvp, set_transpose
 from posenc_jax._xla import compiled
 
 Program = Callable[..., Sequence[Any]]
@@ -34,8 +34,22 @@ class Level(NamedTuple):
     spmd_axis_name: Any
 
 
+class Kernels(NamedTuple):
+    """What computes cotangents, as the `transpose` of an operation does, but has no derivative."""
+
+    programs: Mapping[str | None, Program]  # that of each platform; only the one of None can be partitioned by XLA
+    hold: Callable[[Any, tuple[bool, ...]], bool]  # (settings, moving) → whether they can compute this
+
+
 def operation(
-    name: str, *, types: Program, compute: Program, tangent: Program, transpose: Program, cuda: Program | None = None
+    name: str,
+    *,
+    types: Program,
+    compute: Program,
+    tangent: Program,
+    transpose: Program,
+    cuda: Program | None = None,
+    kernels: Kernels | None = None,
 ) -> Program:
     """Makes a function of (settings, *operands) that returns several outputs; settings are hashable.
 
@@ -48,6 +62,7 @@ def operation(
       transpose: transpose(settings, operands, outputs, cotangents, moving) are the cotangents of the operands that
         move, from those of all outputs but the last.
       cuda: computes the outputs on NVIDIA GPUs, as a kernel that XLA cannot partition; None for `compute`.
+      kernels: compute the cotangents instead of `transpose`, except where these are differentiated in turn.
     """
 
     def compute_tangent(settings: Any, *x: Any, moving: tuple[bool, ...]) -> Sequence[Any]:
@@ -71,25 +86,54 @@ def operation(
         dy = derivative.bind(*primals, *y, *moved, settings=settings, levels=levels, moving=moving)
         return y, [*dy, None]
 
-    @compiled(f"{name}_transpose", static_argnames=_STATIC)
-    def run_transpose(
-        known: Any, cotangents: Any, *, settings: Any, levels: tuple[Level, ...], moving: tuple[bool, ...]
-    ) -> Sequence[Any]:
-        n, m = len(moving), len(known)
+    run_transpose = _transpose(name, transpose, kernels)
 
-        def program(settings: Any, *x: Any) -> Sequence[Any]:
-            return transpose(settings, x[:n], x[n:m], x[m:], moving)
-
-        inputs = [of._replace(axes=(*of.axes[:m], *(0 for _ in cotangents))) for of in levels]
-        return _run(program, settings, *known, *cotangents, levels=inputs, results=[of.axes[m:] for of in levels])
-
-    def transposed(cotangents: Any, *x: Any, moving: tuple[bool, ...], **static: Any) -> list[Any]:
-        known = x[: len(x) - sum(moving)]
-        return [None] * len(known) + list(run_transpose(known, cotangents, moving=moving, **static))
+    def transposed(
+        cotangents: Any, *x: Any, moving: tuple[bool, ...], levels: tuple[Level, ...], settings: Any
+    ) -> list[Any]:
+        m = len(x) - sum(moving)
+        inputs = tuple(of._replace(axes=(*of.axes[:m], *(0 for _ in cotangents))) for of in levels)
+        static = {"moving": moving, "levels": inputs, "results": tuple(of.axes[m:] for of in levels)}
+        return [None] * m + list(run_transpose(*x[:m], *cotangents, settings=settings, **static))
 
     set_jvp(function, jvp)
     set_transpose(derivative, transposed)
     return lambda settings, *operands: function.bind(*operands, settings=settings, levels=())
+
+
+def _transpose(name: str, transpose: Program, kernels: Kernels | None) -> Program:
+    """The function of the operands, the outputs and their cotangents that an operation calls in reverse mode.
+
+    Its `levels` begin with those of the tangent, of which `results` are the axes of the cotangents.
+    """
+
+    def grouped(program: Program) -> Program:
+        def run(settings: Any, *x: Any, moving: tuple[bool, ...]) -> Sequence[Any]:
+            n = len(moving)
+            m = n + (len(x) - n + 1) // 2  # the last output has no cotangent
+            return program(settings, x[:n], x[n:m], x[m:], moving)
+
+        return run
+
+    @compiled(f"{name}_transpose", static_argnames=(*_STATIC, "results"))
+    def by_xla(*x: Any, settings: Any, **static: Any) -> Sequence[Any]:
+        return _run(grouped(transpose), settings, *x, **static)
+
+    if kernels is None:
+        return by_xla
+
+    def types(settings: Any, *x: Any, moving: tuple[bool, ...]) -> list[Any]:
+        return [retyped(a, a.shape) for a, moves in zip(x, moving, strict=False) if moves]
+
+    programs = {platform: grouped(program) for platform, program in kernels.programs.items()}
+    by_kernels = _primitive(f"{name}_transpose", types, programs)
+    set_jvp(by_kernels, lambda *moves, **static: differentiated(functools.partial(by_xla, **static), *moves))
+
+    def run(*x: Any, settings: Any, moving: tuple[bool, ...], **static: Any) -> Sequence[Any]:
+        of = by_kernels.bind if kernels.hold(settings, moving) else by_xla
+        return of(*x, settings=settings, moving=moving, **static)
+
+    return run
 
 
 def _groups(x: Sequence[Any], moving: tuple[bool, ...]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
@@ -105,9 +149,11 @@ def _primitive(name: str, types: Program, programs: Mapping[str | None, Program]
     def run(program: Program, *operands: Any, settings: Any, **static: Any) -> Sequence[Any]:
         return _run(program, settings, *operands, **static)
 
-    def type_of(*operands: Any, settings: Any, levels: tuple[Level, ...], **static: Any) -> Sequence[Any]:
+    def type_of(
+        *operands: Any, settings: Any, levels: tuple[Level, ...], results: Sequence[Any] = (), **static: Any
+    ) -> Sequence[Any]:
         rows, single = [], list(operands)
-        for level in reversed(levels):
+        for level in reversed(levels[len(results) :]):
             of = next(x for x, axis in zip(single, level.axes, strict=True) if axis == 0)
             rows.append((of.shape[0], of.sharding.spec[0]))
             single = [x if axis is None else _row(x) for x, axis in zip(single, level.axes, strict=True)]
@@ -119,7 +165,7 @@ def _primitive(name: str, types: Program, programs: Mapping[str | None, Program]
 
     runs = {platform: functools.partial(run, program) for platform, program in programs.items()}
     kernels = [platform for platform in programs if platform]
-    return primitive(name, type_of, runs, mapped, parameters=_STATIC, several=True, kernels=kernels)
+    return primitive(name, type_of, runs, mapped, parameters=(*_STATIC, "results"), several=True, kernels=kernels)
 
 
 def _run(

@@ -126,6 +126,12 @@ def differentiated(program: Callable[..., Any], primals: Sequence[Any], tangents
     return jax.jvp(of_moving, [primals[i] for i in moving], [*moving.values()])
 
 
+def evaluated(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation of a jaxpr, whose derivatives are those of a `jax.custom_jvp` if it calls one."""
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return results if eqn.primitive.multiple_results else [results]
+
+
 def retyped(x: Any, shape: Sequence[Any], *, dtype: Any = None, spec: Any = None, sharding: Any = None) -> Any:
     """The type x with another shape, and another dtype, partitions or sharding if they are given; not weak."""
     dtype, sharding = dtype or x.dtype, sharding or x.sharding

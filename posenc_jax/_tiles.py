@@ -34,7 +34,7 @@ class Settings(NamedTuple):
     skips: bool = False  # whether to skip a tile in which no query sees a key
     bias: Any = None  # a jaxpr that takes the positions of a tile, and the data of its queries and keys
     tree: Any = None  # how to make `Operands` of their leaves
-    kernel: Any = None  # `_flash.Kernel`, if a kernel computes the forward pass
+    kernel: Any = None  # `_flash.Kernel`, if kernels compute attention
 
     @property
     def masked(self) -> bool:
@@ -62,7 +62,7 @@ class Operands(NamedTuple):
     query_data: tuple[Any, ...]  # what the bias reads of queries, (batch or 1, queries, heads or 1, …)
     key_data: tuple[Any, ...]  # what it reads of keys, (batch or 1, keys, kv_heads or 1, …)
     arrays: tuple[Any, ...]  # what it closes over
-    kernel: tuple[Any, ...] = ()  # what a kernel reads of the bias; has no derivative
+    kernel: tuple[Any, ...] = ()  # what a kernel reads of the bias, computed from what that closes over
 
 
 Read = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]  # what the bias of a tile reads: arrays, query and key data

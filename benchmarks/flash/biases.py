@@ -12,10 +12,17 @@ BUCKETS, FARTHEST, HIDDEN = 32, 128, 4
 
 
 class Named(NamedTuple):
-    """A bias of all heads, as `attention` takes it, and the formula of one."""
+    """A bias with what it learns, and the formula of one head."""
 
-    make: Callable[[int], Any]  # heads -> a function of positions
+    of: Callable[..., Any] | None  # of positions and what it learns, as users write it
+    learned: Callable[[int], tuple[np.ndarray, ...]]  # of so many heads
     formula: Callable[..., Any]  # (head, heads, i, j) -> float64
+    # (head, heads, i, j, cotangent of the bias) -> the cotangents of what one head learns, float64; None: not compared
+    back: Callable[..., tuple[Any, ...]] | None = None
+
+    def closed(self, learned: Any) -> Any:
+        """What `attention` takes."""
+        return None if self.of is None else lambda i, j: self.of(i, j, *learned)
 
 
 def slopes(heads: int) -> np.ndarray:
@@ -26,71 +33,75 @@ def table(heads: int) -> np.ndarray:
     return np.random.default_rng(1).normal(size=(BUCKETS, heads)).astype(np.float32)
 
 
-def perceptron(heads: int) -> list[np.ndarray]:
+def perceptron(heads: int) -> tuple[np.ndarray, ...]:
     shapes = (HIDDEN,), (HIDDEN,), (HIDDEN, heads), (heads,)
-    return [np.random.default_rng(3).normal(size=shape).astype(np.float32) for shape in shapes]
+    return tuple(np.random.default_rng(3).normal(size=shape).astype(np.float32) for shape in shapes)
 
 
-def _alibi(heads: int) -> Any:
-    import jax.numpy as jnp
-
+def _alibi(i: Any, j: Any, slopes: Any) -> Any:
     import posenc_jax as pe
 
-    of_heads = jnp.asarray(slopes(heads))
-    return lambda i, j: pe.alibi(i, j, of_heads)
+    return pe.alibi(i, j, slopes)
 
 
-def _t5(heads: int) -> Any:
-    import jax.numpy as jnp
-
+def _t5(i: Any, j: Any, table: Any) -> Any:
     import posenc_jax as pe
 
-    rows = jnp.asarray(table(heads))
-    return lambda i, j: pe.t5(i, j, rows, bidirectional=False)
+    return pe.t5(i, j, table, bidirectional=False)
 
 
-def _kerple(heads: int) -> Any:
-    import jax.numpy as jnp
-
+def _kerple(i: Any, j: Any, scale: Any, rate: Any) -> Any:
     import posenc_jax as pe
 
-    scale, rate = jnp.ones(heads, jnp.float32), jnp.asarray(slopes(heads))
-    return lambda i, j: pe.kerple_log(i, j, scale, rate)
+    return pe.kerple_log(i, j, scale, rate)
 
 
-def _fire(heads: int) -> Any:
+def _fire(i: Any, j: Any, *mlp: Any) -> Any:
     import posenc_jax as pe
 
-    return lambda i, j: pe.fire(i, j, perceptron(heads), c=0.1, threshold=512.0)
+    return pe.fire(i, j, mlp, c=0.1, threshold=512.0)
 
 
-def _own(heads: int) -> Any:
+def _own(i: Any, j: Any, slopes: Any) -> Any:
     """Not in the library: what is seen of even positions is favored, and all keys fade by their distance."""
     import jax.numpy as jnp
 
-    of_heads = jnp.asarray(slopes(heads))[:, None, None]
-
-    def bias(i: Any, j: Any) -> Any:
-        i, j = i[..., None, :, None], j[..., None, None, :]
-        even = jnp.where(j & 1 == 0, np.float32(0.5), np.float32(0))
-        return even - of_heads * jnp.abs(i - j).astype(jnp.float32)
-
-    return bias
+    i, j = i[..., None, :, None], j[..., None, None, :]
+    even = jnp.where(j & 1 == 0, np.float32(0.5), np.float32(0))
+    return even - slopes[:, None, None] * jnp.abs(i - j).astype(jnp.float32)
 
 
 def _alibi64(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
     return -slopes(heads)[head].astype(np.float64) * np.abs(i - j)
 
 
-def _t564(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-    distance, exact = np.maximum(i - j, 0), BUCKETS // 2
+def _alibi_back(head: int, heads: int, i: np.ndarray, j: np.ndarray, ds: np.ndarray) -> tuple[Any, ...]:
+    return (-np.sum(ds * np.abs(i - j)),)
+
+
+def bucket(distance: Any) -> np.ndarray:
+    """T5's, of keys before the query."""
+    distance, exact = np.maximum(distance, 0), BUCKETS // 2
     large = np.log(np.maximum(distance, 1) / exact) / math.log(FARTHEST / exact) * (BUCKETS - exact)
-    bucket = np.where(distance < exact, distance, np.minimum(exact + large.astype(int), BUCKETS - 1))
-    return table(heads)[bucket, head].astype(np.float64)
+    return np.where(distance < exact, distance, np.minimum(exact + large.astype(int), BUCKETS - 1))
+
+
+def _t564(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    return table(heads)[bucket(i - j), head].astype(np.float64)
+
+
+def _t5_back(head: int, heads: int, i: np.ndarray, j: np.ndarray, ds: np.ndarray) -> tuple[Any, ...]:
+    rows = np.broadcast_to(bucket(i - j), ds.shape)
+    return (np.bincount(rows.ravel(), ds.ravel(), BUCKETS),)
 
 
 def _kerple64(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
     return -np.log1p(slopes(heads)[head].astype(np.float64) * np.abs(i - j))
+
+
+def _kerple_back(head: int, heads: int, i: np.ndarray, j: np.ndarray, ds: np.ndarray) -> tuple[Any, ...]:
+    distance, rate = np.abs(i - j), slopes(heads)[head].astype(np.float64)
+    return -np.sum(ds * np.log1p(rate * distance)), -np.sum(ds * distance / (1 + rate * distance))
 
 
 def _fire64(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
@@ -103,11 +114,15 @@ def _own64(head: int, heads: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
     return _alibi64(head, heads, i, j) + np.where(j % 2 == 0, 0.5, 0.0)
 
 
+def _kerple_learned(heads: int) -> tuple[np.ndarray, ...]:
+    return np.ones(heads, np.float32), slopes(heads)
+
+
 BIASES = {
-    "none": Named(lambda heads: None, lambda head, heads, i, j: 0.0),
-    "alibi": Named(_alibi, _alibi64),
-    "t5": Named(_t5, _t564),
-    "kerple_log": Named(_kerple, _kerple64),
-    "fire": Named(_fire, _fire64),
-    "own": Named(_own, _own64),
+    "none": Named(None, lambda heads: (), lambda head, heads, i, j: 0.0),
+    "alibi": Named(_alibi, lambda heads: (slopes(heads),), _alibi64, _alibi_back),
+    "t5": Named(_t5, lambda heads: (table(heads),), _t564, _t5_back),
+    "kerple_log": Named(_kerple, _kerple_learned, _kerple64, _kerple_back),
+    "fire": Named(_fire, perceptron, _fire64),
+    "own": Named(_own, lambda heads: (slopes(heads),), _own64, _alibi_back),
 }

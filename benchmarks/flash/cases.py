@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HEADS = 16
+JAX_BACKWARD = {"compute_wgs_bwd": 2} | {f"block_{x}_{of}": 64 for x in ("q", "kv") for of in ("dq", "dkv")}
 
 
 class Problem(NamedTuple):
@@ -28,6 +29,7 @@ class Problem(NamedTuple):
     window: int | None = None  # how many keys before a query it sees
     soft_cap: float | None = None
     sinks: bool = False
+    learns: bool = False  # whether gradients of the bias are computed too
 
     @property
     def flops(self) -> float:
@@ -47,6 +49,8 @@ class Case(NamedTuple):
     make: Callable[[Problem], Any] | None = None  # a function of query, key, value and more, and what is more
     check: bool = True  # whether its output is compared with float64
     timed: bool = True
+    backward: bool = False
+    same_bits: bool = False  # whether repeated calls are compared
     products: float = 1  # how many times the products of a forward pass it computes
     scale: float | None = None
     run: Callable[[], dict[str, Any]] | None = None  # instead of all of the above
@@ -105,13 +109,19 @@ def _library(implementation: Any, backward: bool, **more: Any) -> Callable[[Prob
 
         import posenc_jax as pe
 
-        options: dict[str, Any] = {"bias": BIASES[problem.bias].make(problem.heads), "causal": problem.causal}
-        options |= {"window": (problem.window, None), "logits_soft_cap": problem.soft_cap, "sinks": sinks_of(problem)}
+        bias = BIASES[problem.bias]
+        learned = tuple(map(jnp.asarray, bias.learned(problem.heads)))
+        options: dict[str, Any] = {"causal": problem.causal, "window": (problem.window, None)}
+        options |= {"logits_soft_cap": problem.soft_cap, "sinks": sinks_of(problem)}
         for name, sides in {"positions": positions_of(problem), "segments": segments_of(problem)}.items():
             if sides is not None:
                 options |= {f"{side}_{name}": jnp.asarray(x) for side, x in zip(("query", "key"), sides, strict=True)}
         options |= {"implementation": implementation, "return_residual": not backward} | more
-        return _maybe_backward(lambda q, k, v: pe.attention(q, k, v, **options), backward), ()
+
+        def attend(q: Any, k: Any, v: Any, *own: Any) -> Any:
+            return pe.attention(q, k, v, bias=bias.closed(own or learned), **options)
+
+        return _maybe_backward(attend, backward), learned if problem.learns else ()
 
     return make
 
@@ -125,8 +135,10 @@ def cudnn(backward: bool = False) -> Callable[[Problem], Any]:
         options = {"is_causal": problem.causal, "implementation": "cudnn"}
 
         def attend(q: Any, k: Any, v: Any, *bias: Any) -> Any:
-            of = lambda q, k, v: jax.nn.dot_product_attention(q, k, v, *bias, **options)  # noqa: E731
-            return _maybe_backward(of, backward)(q, k, v)
+            def of(q: Any, k: Any, v: Any, *own: Any) -> Any:
+                return jax.nn.dot_product_attention(q, k, v, *(own or bias), **options)
+
+            return _maybe_backward(of, backward)(q, k, v, *(bias if problem.learns else ()))
 
         if problem.bias == "none":
             return attend, ()
@@ -149,14 +161,14 @@ def mosaic(block_kv: int, backward: bool = False, **config: Any) -> Callable[[Pr
 
 
 def _maybe_backward(attend: Callable[..., Any], backward: bool) -> Callable[..., Any]:
-    """Attention, or its gradients by query, key and value, for a cotangent that is the values of the keys."""
+    """Attention, or its gradients by all its operands, for a cotangent that is the query."""
     if not backward:
         return attend
     import jax
 
-    def gradients(q: Any, k: Any, v: Any) -> Any:
-        _, pull = jax.vjp(attend, q, k, v)
-        return pull(v)
+    def gradients(q: Any, *more: Any) -> Any:
+        _, pull = jax.vjp(attend, q, *more)
+        return pull(q)
 
     return gradients
 
@@ -164,7 +176,7 @@ def _maybe_backward(attend: Callable[..., Any], backward: bool) -> Callable[...,
 def flex() -> dict[str, Any]:
     """PyTorch's FlexAttention, in a process of its own."""
     script = Path(__file__).with_name("flex.py")
-    command = ["timeout", "120", sys.executable, str(script)]
+    command = ["timeout", "150", sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stdout.splitlines()  # what is printed before it is cut off counts
     if not lines:
@@ -174,13 +186,21 @@ def flex() -> dict[str, Any]:
 
 def cases() -> list[Case]:
     """All, in the order in which they run."""
-    right = lambda name, **p: Case(  # noqa: E731
-        f"right: {name}",
-        5,
-        Problem(**({"queries": 512, "keys": 512, "head_dim": 64, "heads": 4, "kv_heads": 2, "batch": 2} | p)),
-        kernel(),
-        timed=False,
-    )
+
+    def right(name: str, backward: bool = False, **p: Any) -> Case:
+        problem = {
+            "queries": 512,
+            "keys": 512,
+            "head_dim": 64,
+            "heads": 4,
+            "kv_heads": 2,
+            "batch": 2,
+            "learns": backward,
+        }
+        make = kernel(backward)
+        return Case(f"right: {name}", 5, Problem(**(problem | p)), make, timed=False, backward=backward)
+
+    masks = {"window": 100, "sinks": True, "soft_cap": 5.0}
     checks = [
         right("no bias, not causal", causal=False),
         right("no bias, causal, heads of 128", head_dim=128),
@@ -193,7 +213,7 @@ def cases() -> list[Case]:
         right("FIRE", bias="fire"),
         right("a bias of its own", bias="own"),
         right("ALiBi, shuffled positions", bias="alibi", positions="shuffled"),
-        right("window, sinks and soft cap", window=100, sinks=True, soft_cap=5.0),
+        right("window, sinks and soft cap", **masks),
         right("documents, heads of 128", head_dim=128, positions="documents", bias="alibi"),
         right("ragged, not causal", queries=300, keys=333, causal=False),
         right("ragged, T5", queries=300, keys=300, bias="t5"),
@@ -201,6 +221,17 @@ def cases() -> list[Case]:
         right("heads of 80", head_dim=80, bias="t5"),
         right("heads of 192", head_dim=192, bias="alibi"),
         right("heads of 256", head_dim=256, bias="own"),
+        right("gradients, no bias, not causal", True, causal=False),
+        right("gradients, ALiBi", True, bias="alibi"),
+        right("gradients, ALiBi, heads of 128", True, bias="alibi", head_dim=128),
+        right("gradients, T5", True, bias="t5"),
+        right("gradients, T5, heads of 128, window, sinks and soft cap", True, bias="t5", head_dim=128, **masks),
+        right("gradients, T5, ragged", True, queries=300, keys=300, bias="t5"),
+        right("gradients, KERPLE, documents", True, bias="kerple_log", positions="documents"),
+        right("gradients, ALiBi, shuffled positions", True, bias="alibi", positions="shuffled"),
+        right("gradients, a bias of its own, window, sinks and soft cap", True, bias="own", **masks),
+        right("gradients, float16", True, dtype="float16", bias="alibi"),
+        right("gradients, T5, shuffled positions", True, bias="t5", positions="shuffled"),
     ]
 
     def at(tokens: int, head_dim: int, **p: Any) -> Problem:
@@ -208,10 +239,11 @@ def cases() -> list[Case]:
 
     def timed(name: str, make: Any, problem: Problem, backward: bool = False, seconds: float = 5, **more: Any) -> Case:
         title, products = f"{name}: {_title(problem)}{', backward' * backward}", 3.5 if backward else 1
-        return Case(title, seconds, problem, make, check=not backward, products=products, **more)
+        flags = {"check": not backward, "backward": backward, "products": products}
+        return Case(title, seconds, problem, make, **flags, **more)
 
     def ours(problem: Problem, backward: bool = False) -> Case:
-        return timed("kernel", kernel(backward), problem, backward)
+        return timed("kernel", kernel(backward), problem, backward, same_bits=True)
 
     def by_cudnn(problem: Problem, backward: bool = False) -> Case:
         return timed("cuDNN", cudnn(backward), problem, backward, 8)
@@ -267,20 +299,41 @@ def cases() -> list[Case]:
         )
     ]
     backward = [
-        ours(at(8192, 128, bias="alibi"), backward=True),
-        xla(at(8192, 128, bias="alibi"), 512, backward=True),
-        by_cudnn(at(8192, 128), backward=True),
-        by_cudnn(at(8192, 128, bias="alibi"), backward=True),
+        case
+        for head_dim in both
+        for case in (
+            ours(at(8192, head_dim), True),
+            *(ours(at(8192, head_dim, bias=bias, learns=True), True) for bias in ("alibi", "t5")),
+            by_cudnn(at(8192, head_dim), True),
+            by_cudnn(at(8192, head_dim, bias="alibi", learns=True), True),
+            ours(at(8192, head_dim, bias="t5"), True),
+        )
+    ]
+    backward += [
+        xla(at(8192, 128, bias="alibi", learns=True), 512, backward=True),
+        by_cudnn(at(8192, 128, bias="alibi"), True),
+        ours(at(8192, 128, causal=False), True),
+        timed("attention_mgpu", mosaic(128, True, **JAX_BACKWARD), at(8192, 128, causal=False, dtype="float16"), True),
+        *(ours(at(8192, 128, bias=bias, learns=True), True) for bias in ("kerple_log", "own")),
+        ours(at(8192, 128, bias="alibi", positions="documents", learns=True), True),
+        ours(at(8192, 128, kv_heads=2, bias="alibi", learns=True), True),
+        *(ours(at(32768, 128, bias=bias, learns=bias != "none"), True) for bias in ("none", "alibi", "t5")),
+        by_cudnn(at(32768, 128), True),
+        *(ours(at(2048, 128, bias=bias, learns=bias != "none"), True) for bias in ("none", "alibi", "t5")),
+        by_cudnn(at(2048, 128), True),
+        by_cudnn(at(2048, 128, bias="alibi"), True),
+        ours(at(65536, 128, bias="t5", learns=True), True),
     ]
     tiles = [xla(at(8192, 128, bias="alibi"), n) for n in (512, 2048)]
-    torch = [Case("FlexAttention", 90, None, run=flex)]
-    return [*checks, *main, *options, *long, *backward, *short, *tiles, *torch]
+    torch = [Case("FlexAttention", 120, None, run=flex)]
+    return [*checks, *backward, *torch, *main, *options, *long, *short, *tiles]
 
 
 def _title(problem: Problem) -> str:
     mask = "causal" if problem.causal else "not causal"
     options = {"window": problem.window, "soft cap": problem.soft_cap, "positions": problem.positions}
     where = "".join(f", {name} {x}" for name, x in options.items() if x is not None)
+    where += ", gradients of the bias" * problem.learns
     where += f", {problem.kv_heads} key heads" if problem.kv_heads != problem.heads else ""
     size = f"{problem.batch}×{problem.queries}×{problem.heads}×{problem.head_dim}"
     return f"{size}, {problem.dtype}, {mask}, {problem.bias}{where}"
@@ -288,6 +341,6 @@ def _title(problem: Problem) -> str:
 
 def small(problem: Problem) -> Problem:
     """A problem that the interpreter finishes in seconds."""
-    return problem._replace(
-        queries=min(problem.queries, 512), keys=min(problem.keys, 512), heads=2, kv_heads=1, batch=min(problem.batch, 2)
-    )
+    most = 256 if problem.learns else 512
+    lengths = {"queries": min(problem.queries, most), "keys": min(problem.keys, most)}
+    return problem._replace(**lengths, heads=2, kv_heads=1, batch=1 if problem.learns else min(problem.batch, 2))

@@ -1,9 +1,10 @@
-"""What the CUDA compiler makes of the kernel of `attention` for an H200, without one: registers, spills, instructions.
+"""What the CUDA compiler makes of the kernels of `attention` for an H200, without one: registers, spills, instructions.
 
 `python benchmarks/flash/compiled.py [--only TEXT …] [--output FILE] [--keep FOLDER]`; needs nvidia-cuda-nvdisasm,
 mpmath and the packages of the session `compile` in noxfile.py for CUDA but nvidia-nvjitlink, with which ptxas ignores
-`setmaxnreg`. Instructions are those of the loops over keys, in the order of the code: of given positions or a window,
-tiles with a mask, then tiles without one, and tiles with one. A warp takes them for all its scores. They are not time.
+`setmaxnreg`. FILE keeps what it has of other cases. Instructions are those of the loops over tiles, in the order of the
+code: of given positions or a window, tiles with a mask, then tiles without one, and tiles with one; the first two are
+the other way round in `d_key_value`, whose rows are keys. A warp takes them for all its scores. They are not time.
 """
 
 from __future__ import annotations
@@ -55,23 +56,35 @@ def figures(problem: Any, make: Any, known: dict[str, Any]) -> dict[str, Any]:
     dtype = jax.numpy.dtype(problem.dtype)
     q = (problem.batch, problem.queries, problem.heads, problem.head_dim), dtype
     k = (problem.batch, problem.keys, problem.kv_heads, problem.head_dim), dtype
-    compiled = target.compile(make(problem)[0], q, k, k)
-    (code,) = set(re.findall(r'kernel_hash\W+"([^"]+)"', compiled.text))
-    if code not in known:  # one that was compiled before is not written again
-        texts = {file.name: file.read_text(errors="replace") for file in Path(DUMP).iterdir() if file.suffix != ".log"}
-        usage, resources = (" ".join(t for n, t in texts.items() if word in n) for word in ("ptxas", "resources"))
-        sass = max((t for n, t in texts.items() if ".sass" in n), key=len)
-        if ignored := re.findall(r"(?:C75\d\d|setmaxnreg[^\n]*ignored)[^\n]*", usage):
-            raise RuntimeError(ignored[0])
-        width = problem.head_dim + -problem.head_dim % 64
-        scores = _flash.BLOCK_KV[width] * 16 / 32  # of a thread: a warp has 16 rows of a tile
-        known[code] = {
-            "registers": int(re.search(r"Used (\d+) registers", usage)[1]),
-            "spilled_bytes": max(map(int, re.findall(r"(\d+) bytes spill", usage))),
-            "shared_bytes": int(re.search(r"smem_scratch_bytes=(\d+)", resources)[1]),
-            "loops": [{"all": x["all"], "per_score": round(x["all"] / scores, 2)} | _most(x) for x in loops(sass)],
-        }
-    return {"temporaries": compiled.temporaries} | known[code]
+    function, more = make(problem)
+    compiled = target.compile(function, q, k, k, *((x.shape, x.dtype) for x in more))
+    width = problem.head_dim + -problem.head_dim % 64
+    texts = {file.name: file.read_text(errors="replace") for file in Path(DUMP).iterdir() if file.suffix != ".log"}
+    codes = dict(re.findall(r'/(\w+)/\w+"[^\n]*?kernel_hash = ("(?:[^"\\]|\\.)*")', compiled.text))
+    for name, code in codes.items():
+        if code not in known:  # one that was compiled before is not written again
+            found = {file: text for file, text in texts.items() if re.match(rf"{name}_\d+\.", file)}
+            tile = {"attend": _flash.BLOCK_KV[width], "d_table": 64}
+            if width in _flash.BACKWARD:
+                tile |= zip(("d_query", "d_key_value"), _flash.BACKWARD[width], strict=True)
+            known[code] = _of_kernel(found, tile[name] * 16 / 32)  # scores of a thread: a warp has 16 rows of a tile
+    kernels = {name: known[code] for name, code in codes.items()}
+    forward = kernels.pop("attend")
+    return {"temporaries": compiled.temporaries} | (kernels or forward)
+
+
+def _of_kernel(texts: dict[str, str], scores: float) -> dict[str, Any]:
+    """By what the compiler wrote of a kernel."""
+    usage, resources = (" ".join(t for n, t in texts.items() if word in n) for word in ("ptxas", "resources"))
+    if ignored := re.findall(r"(?:C75\d\d|setmaxnreg[^\n]*ignored)[^\n]*", usage):
+        raise RuntimeError(ignored[0])
+    sass = max((t for n, t in texts.items() if ".sass" in n), key=len)
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", usage)[1]),
+        "spilled_bytes": max(map(int, re.findall(r"(\d+) bytes spill", usage))),
+        "shared_bytes": int(re.search(r"smem_scratch_bytes=(\d+)", resources)[1]),
+        "loops": [{"all": x["all"], "per_score": round(x["all"] / scores, 2)} | _most(x) for x in loops(sass)],
+    }
 
 
 def _most(loop: dict[str, int]) -> dict[str, int]:
@@ -84,13 +97,15 @@ def main() -> None:
     from reference import compact
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=["kernel", "right"])
+    parser.add_argument("--only", nargs="*", default=[""])
     parser.add_argument("--output", type=Path)
     parser.add_argument("--keep", type=Path, help="where to copy what the compiler wrote for the last")
     arguments = parser.parse_args()
     known, found = {}, {}
+    if arguments.output and arguments.output.exists():
+        found = json.loads(arguments.output.read_text())["cases"]
     for case in cases.cases():
-        if case.make and any(text in case.name for text in arguments.only):
+        if case.name.startswith(("kernel", "right")) and any(text in case.name for text in arguments.only):
             try:
                 found[case.name] = figures(case.problem, case.make, known)
             except Exception as error:  # noqa: BLE001 - the others still count

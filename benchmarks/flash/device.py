@@ -2,8 +2,9 @@
 
     python benchmarks/flash/device.py --output FILE
 
-First the kernel beside a float64 formula, then times: the kernel under biases as users write them, the same attention
-by XLA, cuDNN without and with a dense bias, JAX's own Mosaic GPU kernel, and PyTorch's FlexAttention. FILE is written
+First the kernels beside a float64 formula, then times, forward and backward: the kernels under biases as users write
+them, the same attention by XLA, cuDNN without and with a dense bias, JAX's own Mosaic GPU kernel, and PyTorch's
+FlexAttention. FILE is written
 after each case. A second run goes on where it ended. `--seconds N` stops in time; `--only TEXT` runs cases whose names
 contain one of the texts; `--retry` runs what failed again; `--list` names all; `--interpret` checks the kernel without
 a device.
@@ -14,7 +15,6 @@ The cases run in a process of its own, which is ended and started again if one h
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import os
@@ -32,78 +32,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 FOLDER = Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER), str(FOLDER.parents[1])]
 
-from cases import Case, Problem, cases, positions_of, segments_of, sinks_of, small  # noqa: E402 - from the folder
-
-# Operands and the truth
-
-
-def operands(problem: Problem) -> tuple[Any, ...]:
-    """Query, key and value."""
-    return _drawn(Problem(*problem[:7]))
-
-
-@functools.lru_cache(maxsize=4)
-def _drawn(problem: Problem) -> tuple[Any, ...]:
-    import jax
-    import jax.numpy as jnp
-
-    def draw(seed: int, length: int, heads: int) -> Any:
-        shape = problem.batch, length, heads, problem.head_dim
-        return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(problem.dtype)
-
-    lengths = (problem.queries, problem.heads), (problem.keys, problem.kv_heads), (problem.keys, problem.kv_heads)
-    return tuple(draw(i, *size) for i, size in enumerate(lengths))
-
-
-@functools.lru_cache(maxsize=1)
-def _on_host(problem: Problem) -> tuple[Any, ...]:
-    import numpy as np
-
-    return tuple(np.asarray(x) for x in operands(problem))
-
-
-def compare(problem: Problem, out: Any, residual: Any, scale: float | None = None, rows: int = 12) -> dict[str, Any]:
-    """The error of some rows of the output beside float64."""
-    import numpy as np
-    from biases import BIASES
-
-    scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
-    random, (q, k, v), positions = np.random.default_rng(2), _on_host(Problem(*problem[:7])), positions_of(problem)
-    segments, sinks = segments_of(problem), sinks_of(problem)
-    out, residual = np.asarray(out), None if residual is None else np.asarray(residual)
-    wrong, size, worst, worst_sum = 0.0, 0.0, 0.0, 0.0
-    for head in sorted({0, problem.heads // 2, problem.heads - 1}):
-        batch = int(random.integers(problem.batch))
-        chosen = np.unique(np.append(random.integers(problem.queries, size=rows), [0, problem.queries - 1]))
-        group = head // (problem.heads // problem.kv_heads)
-        q64 = q[batch, chosen, head].astype(np.float64)
-        k64, v64 = (x[batch, :, group].astype(np.float64) for x in (k, v))
-        i, j = chosen, np.arange(problem.keys)
-        if positions is not None:
-            i, j = (p[min(batch, len(p) - 1)].astype(int) for p in positions)
-            i = i[chosen]
-        i, j = i[:, None], j[None, :]
-        scores = q64 @ k64.T * scale
-        if problem.soft_cap is not None:
-            scores = problem.soft_cap * np.tanh(scores / problem.soft_cap)
-        scores = scores + BIASES[problem.bias].formula(head, problem.heads, i, j)
-        seen = (j <= i if problem.causal else True) & (True if problem.window is None else i - j <= problem.window)
-        if segments is not None:
-            seen = seen & (segments[0][chosen][:, None] == segments[1])
-        scores = np.where(seen, scores, -np.inf)
-        top = np.maximum(scores.max(1, keepdims=True), -np.inf if sinks is None else sinks[head])
-        p = np.exp(scores - top)
-        total = p.sum(1, keepdims=True) + (0 if sinks is None else np.exp(sinks[head] - top))
-        truth = p @ v64 / total
-        got = out[batch, chosen, head].astype(np.float64)
-        wrong, size = wrong + np.sum((got - truth) ** 2), size + np.sum(truth**2)
-        worst = max(worst, float(np.max(np.abs(got - truth))))
-        if residual is not None:
-            error = residual[batch, chosen, head] - (top + np.log(total))[:, 0]
-            worst_sum = max(worst_sum, float(np.max(np.abs(error))))
-    result = {"error": float(math.sqrt(wrong / size)), "worst": worst}
-    return result if residual is None else result | {"residual_error": worst_sum}
-
+from cases import Case, cases, small  # noqa: E402 - from the folder
+from truth import compare, compare_gradients, operands  # noqa: E402
 
 # Running
 
@@ -125,11 +55,14 @@ def measure(case: Case, compiled: Any, arguments: Any) -> dict[str, Any]:
     out = jax.block_until_ready(compiled(*arguments))
     result: dict[str, Any] = {"first_call_s": time.perf_counter() - start}
     if case.check:
-        both = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
-        result |= compare(case.problem, *both, scale=case.scale)
+        if case.backward:
+            result |= compare_gradients(case.problem, out)
+        else:
+            both = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
+            result |= compare(case.problem, *both, scale=case.scale)
     if not case.timed:
         return result
-    first = jax.tree.leaves(out)[0]
+    first = jax.tree.leaves(out)
     start = time.perf_counter()
     jax.block_until_ready(compiled(*arguments))
     once = time.perf_counter() - start
@@ -142,10 +75,11 @@ def measure(case: Case, compiled: Any, arguments: Any) -> dict[str, Any]:
         jax.block_until_ready(out)
         times.append((time.perf_counter() - start) / count)
     flops = case.problem.flops * case.products
-    if case.check:
+    if case.same_bits:
         import numpy as np
 
-        result["same_bits"] = bool(np.array_equal(np.asarray(first), np.asarray(jax.tree.leaves(out)[0])))
+        pairs = zip(first, jax.tree.leaves(out), strict=True)
+        result["same_bits"] = all(np.array_equal(*map(np.asarray, pair)) for pair in pairs)
     return result | {
         "ms": min(times) * 1e3,
         "ms_worst": max(times) * 1e3,

@@ -1,31 +1,51 @@
-"""`attention(implementation="mosaic_gpu")` without a GPU: the kernel in Pallas's interpret mode."""
+"""`attention(implementation="mosaic_gpu")` without a GPU: the kernels in Pallas's interpret mode."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from posenc_jax import _blockwise, _flash
-from posenc_jax._operation import operation
+from posenc_jax._operation import Kernels, operation
 
 ONE = threading.Lock()  # the interpreter keeps its memory once for all programs that run
 
 
-def _compute(settings: Any, *leaves: Any) -> Any:
-    types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in _blockwise.types(settings, *map(jax.typeof, leaves))]
-    settings = settings._replace(kernel=settings.kernel._replace(interpret=True))
-    program = jax.jit(lambda *leaves: _flash.forward(settings, *leaves))
+def _called(program: Callable[..., Any], types: Any, leaves: Any) -> Any:
+    """Runs a program of the leaves on the host."""
+    types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types]
+    jitted = jax.jit(program)
     # Interpret mode has ordered effects, which the lowering of a primitive cannot have. The caller waits on one device.
     another = jax.devices()[-1]
 
     def run(*x: Any) -> Any:
         with ONE:
-            return jax.block_until_ready(program(*jax.device_put([*map(np.asarray, x)], another)))
+            return jax.block_until_ready(jitted(*jax.device_put([*map(np.asarray, x)], another)))
 
-    return jax.pure_callback(run, types, *leaves)
+    return jax.pure_callback(run, types, *leaves, vmap_method="sequential")
+
+
+def _interpreted(settings: Any) -> Any:
+    return settings._replace(kernel=settings.kernel._replace(interpret=True))
+
+
+def _compute(settings: Any, *leaves: Any) -> Any:
+    types = _blockwise.types(settings, *map(jax.typeof, leaves))
+    return _called(lambda *leaves: _flash.forward(_interpreted(settings), *leaves), types, leaves)
+
+
+def _backward(settings: Any, leaves: Any, outputs: Any, cotangents: Any, moving: Any) -> Any:
+    n, m = len(leaves), len(leaves) + len(outputs)
+
+    def program(*x: Any) -> Any:
+        return _flash.backward(_interpreted(settings), x[:n], x[n:m], x[m:], moving)
+
+    types = [x for x, moves in zip(leaves, moving, strict=True) if moves]
+    return _called(program, types, (*leaves, *outputs, *cotangents))
 
 
 ATTEND = operation(
@@ -34,9 +54,10 @@ ATTEND = operation(
     compute=_compute,
     tangent=_blockwise.tangent,
     transpose=_blockwise.transpose,
+    kernels=Kernels({None: _backward}, _flash.holds_backward),
 )
 
 
 def interpreted(patch: Any = setattr) -> None:
-    """Makes the kernel run in interpret mode, until pytest's `monkeypatch.setattr` as `patch` is undone."""
+    """Makes the kernels run in interpret mode, until pytest's `monkeypatch.setattr` as `patch` is undone."""
     patch(_flash, "attend", ATTEND)

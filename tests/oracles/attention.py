@@ -65,6 +65,9 @@ def dense(
     broadcast to (..., heads, queries, keys), scale to (..., queries, heads). Scores with their bias are rounded to the
     dtype `rounded`. A sink, one for each head, is the score of one more key, whose value is 0. Only if there are sinks
     does `back` return their cotangents, as the last; that of the scores is of those with bias.
+
+    `back` takes the output y that another computed to find the sum of each query from it, as fused kernels do, and the
+    dtype in which such a kernel multiplies matrices and returns cotangents.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (query, key, value))
     group = q.shape[-2] // k.shape[-2]
@@ -88,20 +91,26 @@ def dense(
         residual = np.swapaxes((top + np.log(total))[..., 0], -1, -2)
     p, p_sink = (x / np.where(total == 0, 1, total) for x in (weights, of_sink))
 
-    def back(dy: Any, dl: Any = 0.0) -> tuple[np.ndarray, ...]:
+    def back(dy: Any, dl: Any = 0.0, *, y: Any = None, dtype: Any = np.float64) -> tuple[np.ndarray, ...]:
+        def rounded(x: np.ndarray) -> np.ndarray:
+            return x.astype(dtype).astype(np.float64)
+
         dl = np.swapaxes(np.broadcast_to(dl, residual.shape), -1, -2)[..., None]
         dp = np.einsum("...qhd,...khd->...hqk", np.asarray(dy, np.float64), values)
         mean = np.sum(p * dp, -1, keepdims=True)
+        if y is not None:
+            mean = np.einsum("...qhd,...qhd->...hq", np.asarray(dy, np.float64), np.asarray(y, np.float64))[..., None]
         ds = p * (dp - mean + dl)
-        of_products = slope * ds
+        of_products = rounded(slope * ds)
         dq = c * np.einsum("...hqk,...khd->...qhd", of_products, keys)
         dk = np.einsum("...hqk,...qhd->...khd", of_products, c * q)
-        dv = np.einsum("...hqk,...qhd->...khd", p, np.asarray(dy, np.float64))
+        dv = np.einsum("...hqk,...qhd->...khd", rounded(p), np.asarray(dy, np.float64))
         of_group = (x.reshape(*x.shape[:-2], k.shape[-2], group, x.shape[-1]).sum(-2) for x in (dk, dv))
+        dq, dk, dv = map(rounded, (dq, *of_group))
         if sinks is None:
-            return dq, *of_group, ds
+            return dq, dk, dv, ds
         d_sinks = np.sum((p_sink * (dl - mean))[..., 0], -1)
-        return dq, *of_group, ds, d_sinks.sum(tuple(range(d_sinks.ndim - 1)))
+        return dq, dk, dv, ds, d_sinks.sum(tuple(range(d_sinks.ndim - 1)))
 
     return Dense(np.einsum("...hqk,...khd->...qhd", p, values), residual, back)
 

@@ -11,96 +11,27 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
+from helpers.flash_cases import BFLOAT16, BIASES, CASES, FAR, MLP, RNG, SHUFFLED, SIDES, TABLE, operands, truth
 from helpers.tiers import tiered
-from oracles.attention import dense, may_see
+from oracles.attention import may_see
 from posenc_jax import _flash, _xla
 
-RNG = np.random.default_rng(0)
 HAS_KERNEL = jax.__version_info__ >= (0, 11)
 needs_kernel = pytest.mark.skipif(not HAS_KERNEL, reason="the kernel needs JAX 0.11")
-BFLOAT16 = jnp.bfloat16
-SIDES = "query", "key"
-
-
-def own(i, j):
-    """A bias that is not in the library, and no function of i − j."""
-    i, j = (x.astype(jnp.float32) for x in (i[..., None, :, None], j[..., None, None, :]))
-    return jnp.where(i > j, np.float32(0.5), np.float32(-0.25)) * jnp.tanh(np.float32(0.01) * i)
-
-
-MLP = tuple(RNG.normal(size=shape).astype(np.float32) for shape in ((2,), (2,), (2, 2), (2,)))
-TABLE = RNG.normal(size=(32, 2)).astype(np.float32)
-ONES, RATES = np.ones(2, np.float32), np.float32([0.5, 1.0])
-BIASES = {
-    "ALiBi": lambda i, j: pe.alibi(i, j, 2),
-    "T5": lambda i, j: pe.t5(i, j, TABLE),
-    "KERPLE, logarithm": lambda i, j: pe.kerple_log(i, j, ONES, RATES),
-    "KERPLE, power": lambda i, j: pe.kerple_power(i, j, ONES, RATES),
-    "FIRE": lambda i, j: pe.fire(i, j, MLP, c=0.1, threshold=30.0),
-    "own": own,
-    "tiny": lambda i, j: pe.alibi(i, j, np.float32([1e-9, 1e-3])),
-}
-
-
-def pair(what, queries, keys):
-    return {f"query_{what}": np.asarray(queries, np.int32), f"key_{what}": np.asarray(keys, np.int32)}
-
-
-COUNT = np.arange(256)
-SHUFFLED = pair("positions", RNG.permutation(256), RNG.permutation(256))
-FAR = pair("positions", 2**31 - 1 - COUNT, np.where(COUNT < 200, 2**31 - 1 - 2 * COUNT, COUNT - 2**31))
-ROWS = pair("positions", np.stack([COUNT + 5, COUNT]), np.stack([COUNT, COUNT]))
-DOCUMENTS = pair("segments", COUNT // 100, np.where(COUNT < 50, 7, COUNT // 100))  # some queries see no key
-CASES = {  # queries, keys, head_dim, value_dim, bias, options
-    "no bias": (200, 333, 64, 64, None, {}),
-    "every option": (
-        *(256, 256, 64, 64, "own"),
-        {"causal": True, "window": (90, None), "logits_soft_cap": 5.0, "sinks": np.float32([0.5, -1]), **DOCUMENTS},
-    ),
-    "causal ALiBi": (384, 384, 64, 64, "ALiBi", {"causal": True}),
-    "ALiBi, heads of 128": (256, 256, 128, 128, "ALiBi", {}),
-    "ALiBi, shuffled": (256, 256, 64, 64, "ALiBi", {"causal": True, **SHUFFLED}),
-    "both windows, far": (256, 256, 64, 64, "tiny", {"window": (40, 40), **FAR}),
-    "T5": (300, 300, 64, 64, "T5", {"causal": True}),
-    "T5, shuffled": (256, 256, 64, 64, "T5", SHUFFLED),
-    "T5, far": (256, 256, 64, 64, "T5", FAR),
-    "KERPLE": (256, 256, 64, 64, "KERPLE, logarithm", {"window": (100, 0)}),
-    "KERPLE by order": (
-        *(256, 256, 64, 64, "KERPLE, logarithm"),
-        {"causal": True, **pair("positions", COUNT // 3, COUNT // 3), **pair("order", COUNT, COUNT)},
-    ),
-    "rows apart": (256, 256, 64, 64, "KERPLE, power", {"causal": True, **ROWS}),
-    "FIRE": (256, 256, 64, 64, "FIRE", {"causal": True}),
-    "heads of 80, values of 96": (256, 256, 80, 96, None, {"causal": True}),
-    "heads of 256": (256, 256, 256, 256, None, {"causal": True}),
-    "segments alone": (256, 256, 64, 64, None, DOCUMENTS),
-}
-
-
-def operands(queries, keys, width=64, value_width=64, batch=2, dtype=BFLOAT16):
-    shapes = (batch, queries, 2, width), (batch, keys, 1, width), (batch, keys, 1, value_width)
-    return tuple(RNG.normal(size=shape).astype(np.float32).astype(dtype) for shape in shapes)
 
 
 @needs_kernel
-@pytest.mark.parametrize("name", tiered(CASES, ["every option"]))
+@pytest.mark.parametrize("name", tiered(CASES, ["few tokens"]))
 def test_against_the_dense_formula(name, monkeypatch):
     """Within 1.5 times the error of rounding weights and outputs to bfloat16."""
     from helpers.flash import interpreted
 
     interpreted(monkeypatch.setattr)
-    queries, keys, *widths, bias, options = CASES[name]
-    x, f = operands(queries, keys, *widths), BIASES.get(bias)
+    *sizes, bias, options = CASES[name]
+    x, f = operands(*sizes, heads=4 if name == "four heads" else 2), bias and BIASES[bias].closed
     attend = functools.partial(pe.attention, bias=f, implementation="mosaic_gpu", return_residual=True, **options)
     got, residual = map(np.asarray, jax.jit(attend)(*x))
-    i, j = options.get("query_positions", np.arange(queries)), options.get("key_positions", np.arange(keys))
-    masks = {k: options[k] for k in ("causal", "window") if k in options}
-    masks |= {
-        k: sides for k in ("segments", "order") if (sides := [options.get(f"{s}_{k}") for s in SIDES])[0] is not None
-    }
-    table = 0.0 if f is None else f(jnp.asarray(i, jnp.int32), jnp.asarray(j, jnp.int32))
-    capped = {"cap": options.get("logits_soft_cap"), "sinks": options.get("sinks")}
-    want = dense(*x, table, may_see(i, j, **masks), **capped)
+    want = truth(name, x).dense
     rounded = want.y.astype(BFLOAT16).astype(np.float64)
     error, least = (np.sqrt(np.mean((y - want.y) ** 2)) for y in (got.astype(np.float64), rounded))
     assert error <= 1.5 * least
@@ -153,23 +84,50 @@ def lowered(f, *x, platform="cuda"):
 
 
 def attend(q, k, v, bias="ALiBi", **options):
-    return pe.attention(q, k, v, bias=BIASES.get(bias), causal=True, implementation="mosaic_gpu", **options)
+    return pe.attention(q, k, v, bias=BIASES[bias].closed, causal=True, implementation="mosaic_gpu", **options)
 
 
-def of_rows(q, k, v, slopes):
-    bias = lambda i, j: pe.alibi(i, j, slopes)  # noqa: E731
+def of_rows(q, k, v, learned, of=pe.alibi):
+    bias = lambda i, j: of(i, j, learned)  # noqa: E731
     return pe.attention(q, k, v, bias=bias, causal=True, implementation="mosaic_gpu")
 
 
-def squared(q, k, v, slopes):
-    return jnp.sum(of_rows(q, k, v, slopes).astype(jnp.float32) ** 2)
+def squared(q, k, v, learned, of=pe.alibi):
+    return jnp.sum(of_rows(q, k, v, learned, of).astype(jnp.float32) ** 2)
+
+
+def of_all(*x):
+    return jnp.sum(jax.vmap(squared, (0, None, 0, None))(*x))
+
+
+def typed(*shape, dtype=BFLOAT16):
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 X, ROWS_OF_X = (jax.ShapeDtypeStruct((*rows, 4, 300, 2, 64), BFLOAT16) for rows in ((), (3,)))
 SLOPES, ROWS_OF_SLOPES = (jax.ShapeDtypeStruct((*rows, 2), jnp.float32) for rows in ((), (3,)))
+FEW_LONG = typed(1, 256, 2, 64)
+
+
+def network(i, j, mlp):
+    """FIRE at counted positions, which is no function of i − j alone."""
+    return pe.fire(i, j, mlp, c=0.1, threshold=30.0)
+
+
+def near(table, *x):
+    bias = lambda i, j: pe.t5(i, j, table)  # noqa: E731
+    y = pe.attention(*x, bias=bias, implementation="mosaic_gpu", **SHUFFLED)
+    return jnp.sum(y.astype(jnp.float32) ** 2)
+
+
 PROGRAMS = {
     "forward": (attend, X, X, X),
     "derivative": (jax.grad(squared, (0, 1, 2, 3)), X, X, X, SLOPES),
+    "derivative of a table": (jax.grad(functools.partial(squared, of=pe.t5), (0, 3)), X, X, X, TABLE),
+    "derivative of rows": (jax.grad(of_all, (0, 1, 2, 3)), ROWS_OF_X, X, ROWS_OF_X, SLOPES),
+    "derivative of a network": (jax.grad(functools.partial(squared, of=network), (0, 3)), X, X, X, MLP),
+    "derivative of a table at given positions": (jax.grad(near), TABLE, *[FEW_LONG] * 3),
+    "derivative of wide heads": (jax.grad(squared), *[typed(1, 200, 2, 256)] * 3, SLOPES),
     "T5": (functools.partial(attend, bias="T5"), X, X, X),
     "vmap": (jax.vmap(of_rows, (0, None, 0, 0)), ROWS_OF_X, X, ROWS_OF_X, ROWS_OF_SLOPES),
     "heads of 256": (functools.partial(attend, bias="own"), *[jax.ShapeDtypeStruct((1, 200, 2, 256), BFLOAT16)] * 3),
@@ -183,7 +141,12 @@ PROGRAMS = {
 @needs_kernel
 @pytest.mark.parametrize("name", tiered(PROGRAMS, ["forward"]))
 def test_it_lowers_for_cuda(name):
-    assert lowered(*PROGRAMS[name]).count("@mosaic_gpu") == 1
+    """A derivative runs the kernel that returns its residuals, and one for q, one for k and v, and one for a table.
+
+    By XLA's tiles instead are those of heads wider than 128, of a network, and of a table at given positions.
+    """
+    kernels = {"derivative": 3, "derivative of rows": 3, "derivative of a table": 4}
+    assert lowered(*PROGRAMS[name]).count("@mosaic_gpu") == kernels.get(name, 1)
 
 
 def on_a_mesh(axis_types=None):
@@ -227,10 +190,6 @@ def test_elsewhere_it_says_where_it_runs():
 # What it refuses
 
 
-def typed(*shape, dtype=BFLOAT16):
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
 FEW = typed(1, 8, 2, 64)
 REFUSED = {
     "float32": ([typed(1, 8, 2, 64, dtype=jnp.float32)] * 3, {}, "query must be bfloat16 or float16 with"),
@@ -245,7 +204,7 @@ REFUSED = {
     "scale": ([FEW] * 3, {"scale": -1.0}, "scale must be from 1e-6 to 1e6"),
     "window": ([FEW] * 3, {"window": (2**31, None)}, "window must be below 2³¹"),
     "dense": ([FEW] * 3, {"bias": lambda i, j: jnp.ones((2, 8, 8))}, "bias must be one number for each head and score"),
-    "sum": ([FEW] * 3, {"bias": lambda i, j: jnp.cumsum(own(i, j), -1)}, "cannot compute 'cumsum' in a bias"),
+    "sum": ([FEW] * 3, {"bias": lambda i, j: jnp.cumsum(pe.alibi(i, j, 2), -1)}, "cannot compute 'cumsum' in a bias"),
     "lookup": (
         [FEW] * 3,
         {"bias": lambda i, j: jnp.ones(9)[i[:, None]] - j[None].astype(jnp.float32)},
@@ -317,23 +276,58 @@ def test_tiles_that_are_skipped_or_seen_whole(name):
         for k in ("positions", "segments", "order")
         if f"key_{k}" in options
     }
-    by_order = "order" in sides
+    by_order, blocks = "order" in sides, (128, 64)
     reach = left, 0 if causal and not by_order else right
     masks = {k: v for k, v in sides.items() if k != "positions"}
     seen = may_see(*sides["positions"], bool(causal), window=(left, right), **masks)
     seen = seen.reshape(-1, queries, keys)
-    steps = _flash._steps(reach, {k: [np.atleast_2d(x) for x in v] for k, v in sides.items()}, (queries, keys), 64)
+    rows = {k: [np.atleast_2d(x) for x in v] for k, v in sides.items()}
+    steps = _flash._steps(*_flash._seen_tiles(reach, rows, (queries, keys), blocks))
+    check_steps(steps, seen, blocks, keys)
+    turned = _flash._steps(*_flash._seen_tiles(reach, rows, (queries, keys), blocks, turned=True), masked_first=True)
+    check_steps(turned, np.swapaxes(seen, -1, -2), blocks[::-1])
+    if "key_positions" not in options and HAS_KERNEL:
+        check_bands(reach, rows, seen, (queries, keys))
+
+
+def check_steps(steps, seen, blocks, most=None):
+    """What is outside them is not seen, and what they call whole is. `most`: the columns that are no padding."""
+    a, b = blocks
     for row, of_row in zip(np.broadcast_to(steps, (len(seen), *steps.shape[1:])), seen, strict=True):
+        assert len(row) == -(-len(of_row) // a)
         for tile, (first, whole_from, whole_to, last) in enumerate(row):
             assert 0 <= first <= whole_from <= whole_to <= last
-            part = of_row[tile * 128 :][:128]
-            assert not part[:, : first * 64].any() and not part[:, last * 64 :].any()
-            assert part[:, whole_from * 64 : whole_to * 64].all() and whole_to * 64 <= keys
+            part = of_row[tile * a :][:a]
+            assert not part[:, : first * b].any() and not part[:, last * b :].any()
+            assert part[:, whole_from * b : whole_to * b].all()
+            assert most is None or whole_to * b <= most
+
+
+def check_bands(reach, sides, seen, lengths):
+    """Each score that is seen is in a tile that one band visits."""
+    from posenc_jax import _flash_gpu_table as of_table
+
+    tiles = _flash._seen_tiles(reach, sides, lengths, (128, 64))
+    which = of_table.bands(reach, tiles[0].shape[1:])
+    steps = _flash._steps(*(of_table.along_bands(which, x) for x in tiles))
+    seen = np.broadcast_to(seen, (len(steps), *lengths))
+    visited = np.zeros(seen.shape, int)
+    for batch, row in enumerate(steps):
+        for band, (first, whole_from, whole_to, last) in zip(which, row, strict=True):
+            assert 0 <= first <= whole_from <= whole_to <= last
+            for step in range(first, last):
+                key = (2 * step - band) * 64
+                if key >= 0:
+                    tile = np.s_[batch, step * 128 : step * 128 + 128, key : key + 64]
+                    visited[tile] += 1
+                    assert seen[tile].all() or not whole_from <= step < whole_to
+    assert visited.max() == 1 and not (seen & (visited == 0)).any()
 
 
 def test_most_tiles_of_a_causal_mask_are_seen_whole():
     count = np.arange(1024, dtype=np.int32)[None]
-    steps = _flash._steps((None, 0), {"positions": [count, count]}, (1024, 1024), 128)
+    tiles = lambda *reach: _flash._seen_tiles(reach, {"positions": [count, count]}, (1024, 1024), (128, 128))  # noqa: E731
+    steps = _flash._steps(*tiles(None, 0))
     np.testing.assert_array_equal(steps[0], [[0, 0, n, n + 1] for n in range(8)])
-    steps = _flash._steps((255, 0), {"positions": [count, count]}, (1024, 1024), 128)
+    steps = _flash._steps(*tiles(255, 0))
     np.testing.assert_array_equal(steps[0, 4:], [[n - 2, n - 1, n, n + 1] for n in range(4, 8)])

@@ -11,7 +11,7 @@ import pytest
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
-from posenc_jax._operation import operation
+from posenc_jax._operation import Kernels, operation
 
 RNG = np.random.default_rng(0)
 RAN = []  # which programs were traced
@@ -203,3 +203,45 @@ def test_profiles_show_the_name():
 def test_a_mapped_axis_keeps_its_place(axis):
     jaxpr = str(jax.make_jaxpr(jax.vmap(ours, (axis, None)))(normal(5, 5), W))
     assert jaxpr.count("= example[") == 1 and "levels=(Level(axes=(0, None, None)," in jaxpr
+
+
+# Kernels
+
+
+def without_derivative(settings, operands, outputs, cotangents, moving):
+    """`transpose`, as JAX could not differentiate it."""
+    RAN.append("kernel")
+    of = lambda *x: transpose(settings, x[:3], x[3:5], x[5:], moving)  # noqa: E731
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x, moves in zip(operands, moving, strict=True) if moves]
+    return jax.pure_callback(of, shapes, *operands, *outputs, *cotangents, vmap_method="sequential")
+
+
+KERNELS = Kernels({None: without_derivative}, lambda settings, moving: settings == 2.0 or not moving[1])
+by_kernels = operation("kept", types=types, compute=compute, tangent=tangent, transpose=transpose, kernels=KERNELS)
+
+
+@pytest.mark.parametrize(("moving", "settings", "count"), [((0, 1), 2.0, 1), ((0, 1), 3.0, 0), (0, 3.0, 1)])
+def test_kernels_compute_what_they_hold(moving, settings, count):
+    RAN.clear()
+    f = lambda x, w: jnp.sum(by_kernels(settings, x, w, N)[0])  # noqa: E731
+    got = jax.jit(jax.grad(f, moving))(X, W)
+    assert RAN.count("kernel") == count
+    check(got, jax.grad(lambda x, w: jnp.sum(theirs(x, w)) * (settings / 2), moving)(X, W))
+
+
+@pytest.mark.thorough
+def test_every_derivative_with_kernels():
+    f = lambda x, w, n=N: by_kernels(2.0, x, w, n)[0]  # noqa: E731
+    check(*jax.jit(lambda x, w: [everything(g, x, w) for g in (f, theirs)])(X, W))
+
+    def rows(g, x, w):
+        """Derivatives by what `jax.vmap` does not map, inside it and outside."""
+        loss = lambda x, w: jnp.sum(jax.vmap(g, (0, None))(x, w) ** 2)  # noqa: E731
+        each = jax.vmap(jax.grad(lambda x, w: jnp.sum(g(x, w) ** 2), (0, 1)), (0, None))
+        return (
+            jax.grad(loss, (0, 1))(x, w),
+            each(x, w),
+            jax.vmap(jax.grad(loss, (0, 1)), (None, 0))(x, jnp.stack([w, -w])),
+        )
+
+    check(*jax.jit(lambda x, w: [rows(g, x, w) for g in (f, theirs)])(normal(2, 3), W))
