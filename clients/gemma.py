@@ -15,7 +15,7 @@ from gemma.gm.nn.gemma4 import _gemma4
 from gemma.gm.nn.gemma4.vision import _modules as vision
 from gemma.gm.nn.vision import _vision_utils
 
-from clients.harness import Replaced, Timed, Trial, causal, drawn, tokens
+from clients.harness import Replaced, Timed, Trial, causal, drawn, layer, tokens
 
 # --8<-- [start:copy]
 import posenc_jax as pe
@@ -78,18 +78,12 @@ def trials() -> Iterator[tuple[Trial, Timed | None]]:
         yield Trial(name, forward, drawn(params), (ids, at, causal()), (ids, at + 1_000_000, causal())), timed
         timed = None
 
-    def tower(params, patches, at):
-        q, k = (jnp.einsum("bld,dnh->blnh", patches, params[name]) for name in "qk")
-        q, k = (vision.apply_multidimensional_rope(x, at, base_frequency=100) for x in (q, k))
-        return jax.nn.dot_product_attention(q, k, jnp.einsum("bld,dnh->blnh", patches, params["v"]))
-
-    params = drawn({name: jax.ShapeDtypeStruct((64, 4, 32), jnp.float32) for name in "qkv"})
-    patches = jnp.asarray(np.random.default_rng(0).normal(size=(2, 48, 64)), jnp.float32)
-    at = jnp.broadcast_to(jnp.stack(jnp.indices((6, 8)), -1).reshape(1, 48, 2), (2, 48, 2))
-    yield Trial("Gemma 4's patches", tower, params, (patches, at), (patches, at + 1_000_000)), None
+    call, params, patches = layer(lambda x, at: vision.apply_multidimensional_rope(x, at, base_frequency=100))
+    at = jnp.broadcast_to(jnp.stack(jnp.indices((8, 8)), -1).reshape(1, 64, 2), (2, 64, 2))
+    yield Trial("Gemma 4's patches", call, params, (patches, at), (patches, at + 1_000_000)), None
 
     def siglip(params, patches):
-        return jnp.einsum("bld,de->ble", patches + _vision_utils._posemb_sincos_2d(6, 8, width=64), params)
+        return jnp.einsum("bld,de->ble", patches + _vision_utils._posemb_sincos_2d(8, 8, width=64), params)
 
     weights = drawn(jax.ShapeDtypeStruct((64, 64), jnp.float32))
     yield Trial("SigLIP's sinusoids", siglip, weights, (patches,)), None

@@ -61,7 +61,7 @@ class Timed(NamedTuple):
 @contextlib.contextmanager
 def put_in(replaced: Sequence[Replaced], *, deleted: bool = False) -> Iterator[None]:
     """Their functions are replaced by ours, or by none."""
-    before = [(each, vars(each.owner)[each.name]) for each in replaced]
+    before = [(each, vars(each.owner).get(each.name)) for each in replaced]
     jax.clear_caches()
     try:
         for each, _ in before:
@@ -69,7 +69,10 @@ def put_in(replaced: Sequence[Replaced], *, deleted: bool = False) -> Iterator[N
         yield
     finally:
         for each, theirs in before:
-            setattr(each.owner, each.name, theirs)
+            if theirs is None:  # inherited
+                delattr(each.owner, each.name)
+            else:
+                setattr(each.owner, each.name, theirs)
         jax.clear_caches()
 
 
@@ -207,6 +210,17 @@ def parameters(model: Any) -> tuple[Callable[..., Any], Any]:
         return nnx.merge(graph, params, rest)(*inputs, **settings)
 
     return call, drawn(params)
+
+
+def layer(rotate: Callable[..., Any], *, head_dim: int = 32) -> tuple[Callable[..., Any], Any, Any]:
+    """A layer of attention around what rotates (batch, seq, heads, head_dim): its call, its parameters and an input."""
+
+    def call(params: Any, x: Any, *positions: Any) -> Any:
+        q, k, v = (jnp.einsum("bld,dnh->blnh", x, params[name]) for name in "qkv")
+        return jax.nn.dot_product_attention(rotate(q, *positions), rotate(k, *positions), v)
+
+    params = drawn({name: jax.ShapeDtypeStruct((64, 4, head_dim), jnp.float32) for name in "qkv"})
+    return call, params, jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 64)), jnp.float32)
 
 
 def tokens(vocabulary: int, batch: int = 2, length: int = 64) -> tuple[Any, Any]:
