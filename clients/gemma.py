@@ -79,11 +79,11 @@ def trials() -> Iterator[tuple[Trial, Timed | None]]:
         timed = None
 
     call, params, patches = layer(lambda x, at: vision.apply_multidimensional_rope(x, at, base_frequency=100))
-    at = jnp.broadcast_to(jnp.stack(jnp.indices((8, 8)), -1).reshape(1, 64, 2), (2, 64, 2))
+    at = jnp.broadcast_to(jnp.stack(jnp.indices((16, 16)), -1).reshape(1, 256, 2), (2, 256, 2))
     yield Trial("Gemma 4's patches", call, params, (patches, at), (patches, at + 1_000_000)), None
 
     def siglip(params, patches):
-        return jnp.einsum("bld,de->ble", patches + _vision_utils._posemb_sincos_2d(8, 8, width=64), params)
+        return jnp.einsum("bld,de->ble", patches + _vision_utils._posemb_sincos_2d(16, 16, width=64), params)
 
     weights = drawn(jax.ShapeDtypeStruct((64, 64), jnp.float32))
     yield Trial("SigLIP's sinusoids", siglip, weights, (patches,)), None

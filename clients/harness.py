@@ -212,7 +212,7 @@ def parameters(model: Any) -> tuple[Callable[..., Any], Any]:
     return call, drawn(params)
 
 
-def layer(rotate: Callable[..., Any], *, head_dim: int = 32) -> tuple[Callable[..., Any], Any, Any]:
+def layer(rotate: Callable[..., Any], *, head_dim: int = 32, length: int = 256) -> tuple[Callable[..., Any], Any, Any]:
     """A layer of attention around what rotates (batch, seq, heads, head_dim): its call, its parameters and an input."""
 
     def call(params: Any, x: Any, *positions: Any) -> Any:
@@ -220,15 +220,15 @@ def layer(rotate: Callable[..., Any], *, head_dim: int = 32) -> tuple[Callable[.
         return jax.nn.dot_product_attention(rotate(q, *positions), rotate(k, *positions), v)
 
     params = drawn({name: jax.ShapeDtypeStruct((64, 4, head_dim), jnp.float32) for name in "qkv"})
-    return call, params, jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 64)), jnp.float32)
+    return call, params, jnp.asarray(np.random.default_rng(0).normal(size=(2, length, 64)), jnp.float32)
 
 
-def tokens(vocabulary: int, batch: int = 2, length: int = 64) -> tuple[Any, Any]:
+def tokens(vocabulary: int, batch: int = 2, length: int = 128) -> tuple[Any, Any]:
     """Random tokens and their positions, (batch, length)."""
     ids = np.random.default_rng(1).integers(0, vocabulary, (batch, length))
     return jnp.asarray(ids, jnp.int32), jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
 
 
-def causal(batch: int = 2, length: int = 64) -> Any:
+def causal(batch: int = 2, length: int = 128) -> Any:
     """A mask (batch, length, length)."""
     return jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (batch, length, length))

@@ -120,7 +120,7 @@ def trials() -> Iterator[tuple[Trial, Timed | None]]:
     for name, settings in yarns.items():
         settings = {"attention_scaling": True, "fprop_dtype": jnp.float32} | settings
         ropes[f"Yarn, {name}"] = theirs.YarnRotaryEmbedding(32, None, **settings)
-    at = jnp.broadcast_to(jnp.arange(64, dtype=jnp.int32), (2, 64))
+    at = jnp.broadcast_to(jnp.arange(256, dtype=jnp.int32), (2, 256))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 2048, 16, 128)), jnp.float32)
     big = theirs.RotaryEmbedding(**on | {"embedding_dims": 128})
     timed = Timed(lambda x, p: big(x, p), (x, jnp.arange(2048, dtype=jnp.int32)[None]))
@@ -130,10 +130,10 @@ def trials() -> Iterator[tuple[Trial, Timed | None]]:
         far = None if "Yarn" in name else (tokens, at + 1_000_000)  # their table ends before
         yield Trial(name, call, params, (tokens, at), far), timed
         timed = None
-    vision = theirs.LlamaVisionRotaryEmbedding(112, 14, 128, 4, fprop_dtype=jnp.float32)
+    vision = theirs.LlamaVisionRotaryEmbedding(224, 14, 128, 4, fprop_dtype=jnp.float32)
     call, params, patches = layer(vision)
     patches = jnp.concatenate([patches, patches[:, :1]], 1)
     yield Trial("LlamaVisionRotaryEmbedding", call, params, (patches,)), None
     added = theirs.PositionalEmbedding(64)
     weights = drawn(jnp.zeros((64, 64)))
-    yield Trial("PositionalEmbedding", lambda w, x, at: (x + added(64, at)) @ w, weights, (patches[:, :64], at)), None
+    yield Trial("PositionalEmbedding", lambda w, x, at: (x + added(256, at)) @ w, weights, (patches[:, :256], at)), None
