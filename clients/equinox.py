@@ -22,6 +22,7 @@ def rotary(self, x, *, key=None):  # RotaryPositionalEmbedding, of one head (seq
 # --8<-- [end:copy]
 
 REPLACED = [Replaced(eqx.nn.RotaryPositionalEmbedding, "__call__", rotary, lambda self, x, **_: x)]
+PACKAGE = "equinox"
 TESTS = ["tests/test_nn.py"]  # of a checkout
 
 

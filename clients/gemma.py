@@ -44,6 +44,7 @@ REPLACED = [
     Replaced(_positional_embeddings, "apply_rope", apply_rope),
     Replaced(_vision_utils, "_posemb_sincos_2d", posemb_sincos_2d, _no_sinusoids),
 ]
+PACKAGE = "gemma"
 TESTS = ["gemma/gm/math", "gemma/gm/nn"]  # of a checkout
 
 SIZES = {"num_embed": 96, "embed_dim": 64, "hidden_dim": 96, "num_heads": 4, "head_dim": 32, "num_kv_heads": 2}

@@ -1,8 +1,8 @@
 """Small random models of a codebase beside the same models with this library in it.
 
-A client, a file of this folder, says in `REPLACED` which of its functions are replaced, and in `trials` which models are
-tried. Each is run forward and backward four times: as it is; as it is with parameters jittered by 6e-8, which is its own
-noise; with the replacement; and with the rotation deleted, which must be seen.
+A client, a file of this folder, says in `REPLACED` which of its functions are replaced, and in `trials` which models
+are tried. Each is run forward and backward four times: as it is; as it is with parameters jittered by 6e-8, which is
+its own noise; with the replacement; and with the rotation deleted, which must be seen.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def apart(a: Any, b: Any) -> float:
     """The largest difference of two trees, beside the largest value of each array, or a thousandth of all of them."""
     a, b = ([np.asarray(x, np.float64) for x in jax.tree.leaves(tree)] for tree in (a, b))
     most = max(np.abs(x).max(initial=0) for x in b)
-    found = [np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), most / 1000) for x, y in zip(a, b, strict=True)]
+    found = [
+        np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), most / 1000) for x, y in zip(a, b, strict=True)
+    ]
     return float(max(found))
 
 

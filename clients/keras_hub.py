@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 os.environ["KERAS_BACKEND"] = "jax"
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import keras_hub  # noqa: E402
-import numpy as np  # noqa: E402
-from keras_hub import layers  # noqa: E402
+import jax
+import jax.numpy as jnp
+import keras_hub
+import numpy as np
+from keras_hub import layers
 
 # --8<-- [start:copy]
-import posenc_jax as pe  # noqa: E402
-from clients.harness import Replaced, Timed, Trial, drawn, layer  # noqa: E402
+import posenc_jax as pe
+from clients.harness import Replaced, Timed, Trial, drawn, layer
 
 
 def rotary_call(self, inputs, start_index=0, positions=None):  # RotaryEmbedding.call
@@ -61,7 +61,11 @@ REPLACED = [
     Replaced(layers.SinePositionEncoding, "call", sine_call, lambda self, x, *_, **__: jnp.zeros_like(x)),
     Replaced(layers.AlibiBias, "call", alibi_call, _same),
 ]
-TESTS = [f"keras_hub/src/layers/modeling/{name}_test.py" for name in ("rotary_embedding", "sine_position_encoding", "alibi_bias")]  # fmt: skip
+PACKAGE = "keras-hub"
+TESTS = [
+    f"keras_hub/src/layers/modeling/{name}_test.py"
+    for name in ("rotary_embedding", "sine_position_encoding", "alibi_bias")
+]
 
 
 def trials() -> Iterator[tuple[Trial, Timed | None]]:

@@ -32,7 +32,9 @@ def gemma4(self, inputs, position=None):  # Gemma4PartialRotaryEmbedding
 
 
 def llama(self, inputs, position=None):  # LLaMARotaryEmbedding
-    f = pe.linear_scaling(pe.geometric(self.embedding_dims, self.max_timescale / self.min_timescale), self.min_timescale)
+    f = pe.linear_scaling(
+        pe.geometric(self.embedding_dims, self.max_timescale / self.min_timescale), self.min_timescale
+    )
     if self.use_scale:
         f = pe.llama3(f, 8, low_freq_factor=1, high_freq_factor=4, original_max=8192)
     return cast(self, pe.rotary(inputs, position, f, head_axis=-2, layout="interleaved"))
@@ -40,9 +42,7 @@ def llama(self, inputs, position=None):  # LLaMARotaryEmbedding
 
 def yarn(self, inputs, position=None):  # YarnRotaryEmbedding, which takes pairs and gives halves
     betas = {"beta_fast": self.beta_fast, "beta_slow": self.beta_slow, "truncate": self.truncate}
-    f = pe.yarn(
-        self.embedding_dims, self.rope_theta, self.rope_factor, self.original_max_position_embeddings, **betas
-    )
+    f = pe.yarn(self.embedding_dims, self.rope_theta, self.rope_factor, self.original_max_position_embeddings, **betas)
     if not self.attention_scaling:
         f = f.with_attention_factor(1)
     if self.interleave and not self.pairwise:
@@ -101,7 +101,11 @@ REPLACED += [
         lambda self, p: jnp.zeros((*p.shape, self.embedding_dims)),
     ),
 ]  # fmt: skip
-TESTS = ["tests/unit/embeddings_test.py", "tests/unit/yarn_vs_reference_test.py", "tests/unit/llama4_layers_test.py"]
+PACKAGE = "maxtext"
+TESTS = [
+    f"tests/unit/{name}_test.py"
+    for name in ("embeddings", "partial_rotary_embedding", "qwen35_partial_mrope", "yarn_vs_reference")
+]
 
 
 def trials() -> Iterator[tuple[Trial, Timed | None]]:

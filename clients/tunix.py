@@ -23,7 +23,9 @@ def apply_rope(inputs, positions, head_dim, rope_theta=1_000_000):  # Llama 3, Q
     return pe.rotary(inputs, positions, pe.geometric(head_dim, rope_theta), head_axis=-2)
 
 
-def scaled_rope(inputs, positions, *, base_frequency, head_dim=None, scale_factor=1.0, rope_proportion=1.0):  # Gemma 3, 4
+def scaled_rope(
+    inputs, positions, *, base_frequency, head_dim=None, scale_factor=1.0, rope_proportion=1.0
+):  # Gemma 3, 4
     f = pe.proportional(inputs.shape[-1], base_frequency, rope_proportion, scale_factor)
     return pe.rotary(inputs, positions, f, head_axis=-2)
 
@@ -41,12 +43,15 @@ def apply_rotary_embedding(x, sin, cos):
 REPLACED = [
     Replaced(llama3, "apply_rope", apply_rope),
     Replaced(qwen3, "apply_rope", apply_rope),
-    Replaced(gemma, "apply_rope", lambda x, p, head_dim, max_wavelength=10_000: apply_rope(x, p, head_dim, max_wavelength)),
+    Replaced(
+        gemma, "apply_rope", lambda x, p, head_dim, max_wavelength=10_000: apply_rope(x, p, head_dim, max_wavelength)
+    ),
     Replaced(gemma3, "apply_rope", scaled_rope),
     Replaced(gemma4, "apply_rope", scaled_rope),
     Replaced(qwen2, "_generate_pos_embeddings", generate_pos_embeddings, generate_pos_embeddings),
     Replaced(qwen2, "apply_rotary_embedding", apply_rotary_embedding),
 ]
+PACKAGE = "google-tunix"
 TESTS = ["tests/models"]  # of a checkout
 
 SIZES = {"num_layers": 2, "embed_dim": 64, "hidden_dim": 96, "num_heads": 4, "head_dim": 32, "num_kv_heads": 2}
@@ -96,4 +101,3 @@ def trials() -> Iterator[tuple[Trial, Timed | None]]:
         far = None if name == "Gemma" else (ids, at + 1_000_000, causal())  # its windows begin at position 0
         yield Trial(name, forward, params, (ids, at, causal()), far), timed
         timed = None
-
