@@ -121,7 +121,7 @@ def apart(a: Any, b: Any) -> float:
 
 def collectives(program: Any) -> dict[str, int]:
     """How many of each collective a program has."""
-    names = re.findall(r"= \S+ (all-\w+|reduce-scatter|collective-permute)(?:-start)?\(", program.as_text())
+    names = re.findall(r" (all-to-all|all-[a-z]+|reduce-scatter|collective-permute)(?:-start)?\(", program.as_text())
     return {name: names.count(name) for name in sorted({*names})}
 
 
