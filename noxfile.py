@@ -1,6 +1,7 @@
 """Every check and program of the project: `nox -l` is the menu, `nox -s NAME` runs one, `-- OPTIONS` go to it."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,6 +27,28 @@ CUDA_COMPILER = ["jax-cuda13-plugin", "jax-cuda13-pjrt"] + [
     f"nvidia-{name}" for name in ("cuda-nvcc", "nvvm", "cuda-runtime", "nvjitlink", "cuda-cupti", "cuda-nvrtc")
 ]
 COMPILERS = {"tpu": ["jax[tpu]"], "cuda": CUDA_COMPILER}
+
+
+# Codebases that people train with, and what of their dependencies their positional code needs.
+CLIENTS = {
+    "maxtext": [
+        "maxtext==0.2.5",
+        "flax",
+        "qwix",
+        "psutil",
+        "packaging",
+        "tensorboardx",
+        "pydantic",
+        "omegaconf",
+        "aqtp",
+    ]
+    + ["optax", "tokamax", "drjax", "pathwaysutils", "jinja2", "filelock"],
+    "gemma": ["gemma==4.0.1", "sentencepiece<0.2.1"],  # newer ones need a protobuf that TensorFlow does not take
+    "tunix": ["google-tunix==0.1.7"],
+    "levanter": ["marin-levanter==0.2.227.dev40316220070"],
+    "keras_hub": ["keras-hub==0.32.0", "keras==3.15.1"],
+    "equinox": ["equinox==0.13.8"],
+}
 
 
 def group(name: str) -> tuple[str, ...]:
@@ -334,6 +357,23 @@ def conformance(session: nox.Session) -> None:
     peers = ["jax_nn", "flax_nnx", "equinox", "keras_hub", "gemma", "transformers"]
     page = ["--markdown", "conformance/results/table.md"]
     session.run(*runner, "posenc_jax", *peers, *page, *session.posargs, env=environment)
+
+
+@nox.session
+@nox.parametrize("client", [nox.param(name, id=name) for name in CLIENTS])
+def clients(session: nox.Session, client: str) -> None:
+    """This library put into MaxText, Gemma and four more, beside themselves; `-- --source DIR` runs their own tests.
+
+    It writes clients/results/. Each needs an environment of up to 3 GB, Python 3.12 and 5 minutes.
+    """
+    newest, options = "--newest" in session.posargs, [x for x in session.posargs if x != "--newest"]
+    if session.run("python", "-c", "import sys; print(sys.version_info < (3, 12))", silent=True, log=False) == "True\n":
+        session.error("MaxText, Gemma and Tunix need Python 3.12: nox --force-python 3.12 -s clients")
+    wanted = [re.sub("==.*", "", need) if newest else need for need in CLIENTS[client]]
+    session.install("uv")  # pip does not come to an end with what Gemma needs
+    session.run("uv", "pip", "install", "--python", str(Path(session.bin, "python")), "-e", ".", "pytest", *wanted)
+    many = "--xla_force_host_platform_device_count=8"
+    session.run("python", "-m", "clients.run", client, *options, env=CPU | {"XLA_FLAGS": many})
 
 
 @nox.session

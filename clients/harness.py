@@ -1,0 +1,236 @@
+"""Small random models of a codebase beside the same models with this library in it.
+
+A client, a file of this folder, says in `REPLACED` which of its functions are replaced, and in `trials` which models
+are tried. Each is run forward and backward four times: as it is; as it is with parameters jittered by 6e-8, which is
+its own noise; with the replacement; and with the rotation deleted, which must be seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+TOLERANCE, NOISE = 1e-5, 4  # of the largest value; times a program's own noise
+DEVICES = 8
+
+
+class Replaced(NamedTuple):
+    """A function or method of theirs, `name` of `owner`; `deleted` returns what is not turned."""
+
+    owner: Any
+    name: str
+    ours: Callable[..., Any]
+    deleted: Callable[..., Any] = lambda x, *_, **__: x
+
+
+class Trial(NamedTuple):
+    """A small random model.
+
+    Args:
+      name: of the model.
+      forward: its outputs, from parameters and inputs (batch, …).
+      params: a tree of arrays.
+      inputs: arrays (batch, …).
+      far: inputs with positions moved by 10⁶, which should change nothing; None where positions are absolute.
+    """
+
+    name: str
+    forward: Callable[..., Any]
+    params: Any
+    inputs: tuple[Any, ...]
+    far: tuple[Any, ...] | None = None
+
+
+class Timed(NamedTuple):
+    """One function of theirs by itself."""
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+@contextlib.contextmanager
+def put_in(replaced: Sequence[Replaced], *, deleted: bool = False) -> Iterator[None]:
+    """Their functions are replaced by ours, or by none."""
+    before = [(each, vars(each.owner).get(each.name)) for each in replaced]
+    jax.clear_caches()
+    try:
+        for each, _ in before:
+            setattr(each.owner, each.name, each.deleted if deleted else each.ours)
+        yield
+    finally:
+        for each, theirs in before:
+            if theirs is None:  # inherited
+                delattr(each.owner, each.name)
+            else:
+                setattr(each.owner, each.name, theirs)
+        jax.clear_caches()
+
+
+def compiled(trial: Trial, times: int = 2) -> tuple[Any, float]:
+    """The program of outputs and gradients, and the least seconds in which it was traced and compiled."""
+    found = []
+    for _ in range(times):
+        jax.clear_caches()
+        program = jax.jit(functools.partial(_outputs_and_gradients, trial.forward))
+        began = time.perf_counter()
+        result = program.lower(trial.params, trial.inputs).compile()
+        found.append(time.perf_counter() - began)
+    return result, min(found)
+
+
+def _outputs_and_gradients(forward: Callable[..., Any], params: Any, inputs: Any) -> tuple[Any, Any]:
+    def loss(params: Any) -> tuple[Any, Any]:
+        y = forward(params, *inputs).astype(jnp.float32)
+        return jnp.mean(jnp.sin(7 * y)), y  # of which every output is a part
+
+    gradients, y = jax.grad(loss, has_aux=True)(params)
+    return y, gradients
+
+
+def jittered(params: Any) -> Any:
+    """Parameters that differ by a rounding."""
+    rng = np.random.default_rng(0)
+
+    def jitter(x: Any) -> Any:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return (x * (1 + 6e-8 * np.sign(rng.normal(size=x.shape)))).astype(x.dtype)
+
+    return jax.tree.map(jitter, params)
+
+
+def apart(a: Any, b: Any) -> float:
+    """The largest difference of two trees, beside the largest value of each array, or a thousandth of all of them."""
+    a, b = ([np.asarray(x, np.float64) for x in jax.tree.leaves(tree)] for tree in (a, b))
+    most = max(np.abs(x).max(initial=0) for x in b)
+    found = [
+        np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), most / 1000) for x, y in zip(a, b, strict=True)
+    ]
+    return float(max(found))
+
+
+def collectives(program: Any) -> dict[str, int]:
+    """How many of each collective a program has."""
+    names = re.findall(r" (all-to-all|all-[a-z]+|reduce-scatter|collective-permute)(?:-start)?\(", program.as_text())
+    return {name: names.count(name) for name in sorted({*names})}
+
+
+def sharded(trial: Trial) -> Any:
+    """The program with the batch split over all devices."""
+    mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("data",))
+    put = lambda spec: lambda x: jax.device_put(x, NamedSharding(mesh, spec))  # noqa: E731
+    tile = lambda x: jnp.concatenate([x] * -(-DEVICES // x.shape[0]))[:DEVICES]  # noqa: E731
+    inputs = jax.tree.map(lambda x: put(P("data"))(tile(x)), trial.inputs)
+    params = jax.tree.map(put(P()), trial.params)
+    program = jax.jit(functools.partial(_outputs_and_gradients, trial.forward)).lower(params, inputs).compile()
+    return program, program(params, inputs)
+
+
+def seconds(calls: Sequence[Callable[[], Any]], repeats: int = 15) -> list[float]:
+    """The least time of each, called in turn."""
+    for call in calls:
+        jax.block_until_ready(call())
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(repeats):
+        for call, found in zip(calls, times, strict=True):
+            began = time.perf_counter()
+            jax.block_until_ready(call())
+            found.append(time.perf_counter() - began)
+    return [min(found) for found in times]
+
+
+def run(trial: Trial, replaced: Sequence[Replaced], timed: Timed | None = None) -> dict[str, Any]:
+    """What is found of a model; `passed` says whether all is as it should be."""
+    theirs, their_compile = compiled(trial)
+    want, noisy = (theirs(params, trial.inputs) for params in (trial.params, jittered(trial.params)))
+    moved = lambda program: apart(program(trial.params, trial.far)[0], program(trial.params, trial.inputs)[0])  # noqa: E731
+    their_moved = moved(theirs) if trial.far else None
+    alone = [jax.jit(timed.call).lower(*timed.arguments).compile()] if timed else []
+    many = jax.device_count() >= DEVICES
+    their_sharded = sharded(trial) if many else None
+    with put_in(replaced):
+        ours, our_compile = compiled(trial)
+        got = ours(trial.params, trial.inputs)
+        our_moved = moved(ours) if trial.far else None
+        our_sharded = sharded(trial) if many else None
+        if timed:
+            alone.append(jax.jit(lambda *x: timed.call(*x)).lower(*timed.arguments).compile())
+    with put_in(replaced, deleted=True):
+        without, _ = compiled(trial, 1)
+        deleted = without(trial.params, trial.inputs)
+    times = seconds([functools.partial(program, trial.params, trial.inputs) for program in (theirs, ours)])
+    function = seconds([functools.partial(program, *timed.arguments) for program in alone], 15) if timed else None
+    result: dict[str, Any] = {"model": trial.name}
+    allowed = []
+    for i, what in enumerate(("outputs", "gradients")):
+        difference, noise, control = (apart(x[i], want[i]) for x in (got, noisy, deleted))
+        allowed.append(max(TOLERANCE, NOISE * noise))
+        result |= {what: difference, f"{what} noise": noise, f"{what} deleted": control}
+    result |= {"time": times[1] / times[0], "compile": our_compile / their_compile}
+    if function:
+        result["function"] = function[1] / function[0]
+    if their_moved is not None:
+        result |= {"moved theirs": their_moved, "moved ours": our_moved}
+    passed = result["outputs"] <= allowed[0] and result["gradients"] <= allowed[1]
+    passed &= result["outputs deleted"] > 100 * allowed[0]
+    if many:
+        (a, want_sharded), (b, got_sharded) = their_sharded, our_sharded
+        result["collectives"] = collectives(b)
+        passed &= collectives(a) == collectives(b) and apart(got_sharded[0], want_sharded[0]) <= allowed[0]
+    return result | {"passed": bool(passed)}
+
+
+def drawn(params: Any) -> Any:
+    """Random float32 parameters of these shapes: vectors near one, matrices that keep the size of what they take."""
+    rng = np.random.default_rng(0)
+
+    def draw(x: Any) -> Any:
+        if len(x.shape) < 2:
+            return jnp.asarray(1 + 0.1 * rng.normal(size=x.shape), jnp.float32)
+        return jnp.asarray(rng.normal(size=x.shape) / (4 * np.prod(x.shape[:-1]) ** 0.25), jnp.float32)
+
+    return jax.tree.map(draw, params)
+
+
+def parameters(model: Any) -> tuple[Callable[..., Any], Any]:
+    """An NNX model as (call(params, *inputs, **settings), params), its parameters drawn anew."""
+    from flax import nnx
+
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def call(params: Any, *inputs: Any, **settings: Any) -> Any:
+        return nnx.merge(graph, params, rest)(*inputs, **settings)
+
+    return call, drawn(params)
+
+
+def layer(rotate: Callable[..., Any], *, head_dim: int = 32, length: int = 256) -> tuple[Callable[..., Any], Any, Any]:
+    """A layer of attention around what rotates (batch, seq, heads, head_dim): its call, its parameters and an input."""
+
+    def call(params: Any, x: Any, *positions: Any) -> Any:
+        q, k, v = (jnp.einsum("bld,dnh->blnh", x, params[name]) for name in "qkv")
+        return jax.nn.dot_product_attention(rotate(q, *positions), rotate(k, *positions), v)
+
+    params = drawn({name: jax.ShapeDtypeStruct((64, 4, head_dim), jnp.float32) for name in "qkv"})
+    return call, params, jnp.asarray(np.random.default_rng(0).normal(size=(2, length, 64)), jnp.float32)
+
+
+def tokens(vocabulary: int, batch: int = 2, length: int = 128) -> tuple[Any, Any]:
+    """Random tokens and their positions, (batch, length)."""
+    ids = np.random.default_rng(1).integers(0, vocabulary, (batch, length))
+    return jnp.asarray(ids, jnp.int32), jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
+
+
+def causal(batch: int = 2, length: int = 128) -> Any:
+    """A mask (batch, length, length)."""
+    return jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (batch, length, length))

@@ -1,0 +1,105 @@
+"""Puts this library into one codebase, in an environment that holds both: `python -m clients.run NAME`.
+
+`--source DIR` runs the codebase's own tests of positions too, from a checkout of it: as they are, and with this
+library in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+NAMES = ("maxtext", "gemma", "tunix", "levanter", "keras_hub", "equinox")
+
+
+def line(client: str, found: dict[str, Any]) -> str:
+    """What is found of a model, in one line."""
+    parts = [f"{client}, {found['model']}"]
+    for what in ("outputs", "gradients"):
+        noise, deleted = found[f"{what} noise"], found[f"{what} deleted"]
+        parts.append(f"{what} {found[what]:.0e} (noise {noise:.0e}, without rotation {deleted:.0e})")
+    parts += [f"{what} {found[what]:.2f}" for what in ("time", "function", "compile") if what in found]
+    if "moved ours" in found:
+        parts.append(f"moved by 10⁶ {found['moved ours']:.0e}, theirs {found['moved theirs']:.0e}")
+    return " · ".join([*parts, "passed" if found["passed"] else "FAILED"])
+
+
+def own_tests(client: str, tests: list[str], source: Path) -> tuple[int, list[str]]:
+    """How many of their own tests pass as they are, and which of these fail with this library."""
+    tests = [test for test in tests if (source / test).exists()]
+    if not tests:
+        sys.exit(f"{source} holds none of {client}'s tests")
+    outcomes, paths = [], [Path.cwd(), source, *(source / folder for folder in ("src", "lib/levanter/src"))]
+    for name in ("", client):
+        environment = os.environ | {"POSENC_CLIENT": name, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+        command = [sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "clients.plugin", *tests]
+        output = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True).stdout
+        outcomes.append(set(re.findall(r"^PASSED (\S+)", output, re.M)))
+    return len(outcomes[0]), sorted(outcomes[0] - outcomes[1])
+
+
+def table() -> str:
+    """The table of all that is written in results/."""
+    head = "codebase, model, outputs, its noise, gradients, moved by 10⁶: theirs, ours, time, function, compile"
+    rows = [f"| {head.replace(', ', ' | ')} |", f"| {' | '.join(['---'] * 10)} |"]
+    for name in NAMES:
+        if not (path := RESULTS / f"{name}.json").exists():
+            continue
+        written = json.loads(path.read_text(encoding="utf-8"))
+        for i, found in enumerate(written["models"]):
+            cells = [f"{written['package']} {written['version']}" if i == 0 else "", found["model"]]
+            keys = "outputs", "outputs noise", "gradients", "moved theirs", "moved ours"
+            cells += [f"{found[key]:.0e}" if key in found else "" for key in keys]
+            cells += [f"{found[key]:.2f}" if key in found else "" for key in ("time", "function", "compile")]
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Runs one client, writes what is found of it, and makes the table anew."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("client", choices=NAMES)
+    parser.add_argument("--only", help="models whose name has this in it; nothing is written", default="")
+    parser.add_argument("--source", type=Path, help="a checkout of the codebase, whose own tests are run")
+    options = parser.parse_args()
+    client = importlib.import_module(f"clients.{options.client}")
+    from clients.harness import run
+
+    models = []
+    for trial, timed in client.trials():
+        if options.only.lower() in trial.name.lower():
+            models.append(run(trial, client.REPLACED, timed))
+            print(line(options.client, models[-1]), flush=True)
+    if not options.only:
+        version = importlib.metadata.version(client.PACKAGE)
+        RESULTS.mkdir(exist_ok=True)
+        written = {
+            "about": f"{client.PACKAGE} with this library put in, beside itself; times are ours to theirs, on a CPU",
+            "command": f"nox -s 'clients(client={options.client!r})'",
+            "package": client.PACKAGE,
+            "version": version,
+            "models": models,
+        }
+        text = json.dumps(written, indent=1, ensure_ascii=False) + "\n"
+        (RESULTS / f"{options.client}.json").write_text(text, encoding="utf-8")
+        (RESULTS / "table.md").write_text(table(), encoding="utf-8")
+    broken = []
+    if options.source:
+        passing, broken = own_tests(options.client, client.TESTS, options.source.resolve())
+        print(f"{options.client}, its own tests: {passing - len(broken)} of {passing} that pass pass with this library")
+        print("\n".join(broken))
+    if broken or not models or not all(each["passed"] for each in models):
+        sys.exit(f"{options.client}: not as it should be")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The clients without their codebases: what is replaced comes back, and what is wrong is seen."""
+
+import importlib
+import json
+import re
+import types
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from clients import harness, run
+
+ROOT = Path(__file__).parents[2]
+theirs = types.SimpleNamespace()
+
+
+def textbook(x, positions):
+    angle = positions[..., None, None].astype(jnp.float32) * 100.0 ** (
+        -np.arange(4, dtype=np.float32)[None, None, None] / 4
+    )
+    a, b = jnp.split(x, 2, axis=-1)
+    c, s = jnp.cos(angle), jnp.sin(angle)
+    return jnp.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+
+
+theirs.rope = textbook
+RIGHT = lambda x, p: pe.rotary(x, p, pe.geometric(8, 100.0), head_axis=-2)  # noqa: E731
+WRONG = {
+    "another base": lambda x, p: pe.rotary(x, p, pe.geometric(8, 101.0), head_axis=-2),
+    "the other layout": lambda x, p: pe.rotary(x, p, pe.geometric(8, 100.0), head_axis=-2, layout="interleaved"),
+    "one position late": lambda x, p: pe.rotary(x, p.astype(jnp.float32) * 1.001, pe.geometric(8, 100.0), head_axis=-2),
+}
+
+
+def trial():
+    call, params, x = harness.layer(lambda x, p: theirs.rope(x, p), head_dim=8, length=8)
+    p = jnp.tile(jnp.arange(8), (2, 1))
+    return harness.Trial("textbook", call, params, (x, p), (x, p + 1_000_000))
+
+
+def test_the_right_one_passes_and_theirs_comes_back():
+    found = harness.run(trial(), [harness.Replaced(theirs, "rope", RIGHT)])
+    assert found["passed"] and theirs.rope is textbook
+    assert found["outputs"] < 1e-6 < 1e-2 < found["outputs deleted"]
+    assert found["moved ours"] < 2e-6 < found["moved theirs"]
+    assert "passed" in run.line("textbook", found)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_one_fails(name):
+    assert not harness.run(trial(), [harness.Replaced(theirs, "rope", WRONG[name])])["passed"]
+
+
+def test_what_changes_nothing_when_it_is_deleted_fails():
+    """The control: positions that the model does not use."""
+    same = harness.Replaced(theirs, "rope", RIGHT, textbook)
+    assert not harness.run(trial(), [same])["passed"]
+
+
+def test_collectives_are_counted():
+    text = "  %a = f32[8]{0} all-reduce(%b), x\n  %c = (f32[8]{0}, f32[8]{0}) all-gather-start(%d)\n  %e = f32[] all-reduce(%f)"
+    program = types.SimpleNamespace(as_text=lambda: text)
+    assert harness.collectives(program) == {"all-reduce": 2, "all-gather": 1}
+
+
+def test_the_session_the_table_and_the_page_have_the_same_clients():
+    noxfile, page = (ROOT / "noxfile.py").read_text("utf-8"), (ROOT / "docs/clients.md").read_text("utf-8")
+    weekly = (ROOT / ".github/workflows/weekly.yml").read_text("utf-8")
+    listed = re.search(r"^CLIENTS = \{(.*?)^\}", noxfile, re.M | re.S)
+    assert re.findall(r'^    "(\w+)":', listed.group(1), re.M) == [*run.NAMES]
+    assert f"client: [{', '.join(run.NAMES)}]" in weekly
+    table = (ROOT / "clients/results/table.md").read_text("utf-8")
+    assert table == run.table()
+    for name in run.NAMES:
+        assert f'--8<-- "clients/{name}.py:copy"' in page
+        written = json.loads((ROOT / f"clients/results/{name}.json").read_text("utf-8"))
+        assert written["models"] and all(model["passed"] for model in written["models"])
+        assert f"{written['package']}=={written['version']}" in listed.group(1)
+
+
+@pytest.mark.parametrize("name", run.NAMES)
+def test_the_lines_to_copy_are_short_and_whole(name):
+    text = (ROOT / f"clients/{name}.py").read_text("utf-8")
+    (lines,) = re.findall(r"# --8<-- \[start:copy\]\n(.*?)\n+# --8<-- \[end:copy\]", text, re.S)
+    assert lines.startswith("import posenc_jax as pe") and len(lines.splitlines()) < 100
+    compile(lines, name, "exec")
+
+
+def test_jitter_is_a_rounding():
+    x = {"w": jnp.ones((3, 4)), "n": jnp.arange(3)}
+    got = harness.jittered(x)
+    assert 0 < np.abs(got["w"] - 1).max() < 2e-7 and (got["n"] == x["n"]).all()
+    assert importlib.util.find_spec("clients.plugin") and jax.tree.structure(got) == jax.tree.structure(x)
