@@ -1,8 +1,10 @@
 """Every check and program of the project: `nox -l` is the menu, `nox -s NAME` runs one, `-- OPTIONS` go to it."""
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import nox
@@ -154,9 +156,10 @@ def package(session: nox.Session) -> None:
     root, folder, tested = Path.cwd(), Path(session.create_tmp()).resolve(), []
     shutil.rmtree(folder)
     folder.mkdir()
-    install(session, "build")
+    install(session, "build", "twine")
     shutil.rmtree(root / "dist", ignore_errors=True)
     session.run("python", "-m", "build")  # the sdist, and the wheel from it
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, root.glob("dist/*")))
     (wheel,), (sdist,) = root.glob("dist/*.whl"), root.glob("dist/*.tar.gz")
     for version in ("3.11", "3.12", "3.13", "3.14"):
         python = shutil.which(f"python{version}")
@@ -173,6 +176,69 @@ def package(session: nox.Session) -> None:
         tested.append(version)
     if not tested:
         session.error("No Python from 3.11 to 3.14 with ensurepip was found: nothing was tested.")
+
+
+@nox.session(venv_backend="none")
+def release(session: nox.Session) -> None:
+    """All of a release but publishing, 15 minutes: notes, then `package`, `docs`, `versions`; `-- v0.1.0` for a tag.
+
+    What is to be published is in dist/, its notes are build/release/notes.md.
+    """
+    session.run(sys.executable, ".github/release.py", *session.posargs)
+    for name in ("package", "docs", "versions"):
+        session.notify(name, [])
+
+
+@nox.session
+def versions(session: nox.Session) -> None:
+    """Builds two versions of the site, from what `docs` made of its pages, and follows the selector between them.
+
+    They are in a repository of their own, build/versions; `-- dev` and `-- release` write to the branch gh-pages of
+    this one, and `--push` after it pushes the branch.
+    """
+    if not Path("build/docs").exists():
+        session.error("There is no build/docs: nox -s docs makes it.")
+    browser = os.environ.get("CHROMIUM", shutil.which("chromium") or shutil.which("google-chrome"))
+    install(session, "-e", ".[plot]", *group("docs-browser" if browser else "docs"))
+    folder = Path("build/versions").resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    environment = {"NO_MKDOCS_2_WARNING": "1", "SITE_DIR": str(folder / "site")}
+    minor = re.search(r'^__version__ = "(\d+\.\d+)', Path("posenc_jax/__init__.py").read_text(), re.MULTILINE)[1]
+
+    def deploy(version: str, *arguments: str, **where: str) -> None:
+        options = [argument for argument in arguments if argument[:1] == "-"]
+        # The branch holds the notebooks too, in the folder of their version.
+        told = environment | where | {"NOTEBOOKS_BRANCH": f"gh-pages/{version}"}
+        session.run("mike", "deploy", "--quiet", "--update-aliases", version, *arguments, env=told)
+        listed = session.run("mike", "list", env=told, silent=True)
+        session.run("mike", "set-default", "latest" if "latest" in listed else version, *options, env=told)
+
+    if session.posargs:
+        kind, *options = session.posargs
+        deploy(*{"dev": ["dev"], "release": [minor, "latest"]}[kind], *options)
+        return
+    session.run("git", "init", "--quiet", "--bare", str(folder / "git"), external=True)
+    author = {f"GIT_{who}_{what}": "posenc_jax" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    own = author | {"GIT_DIR": str(folder / "git")}
+    deploy("dev", **own)
+    deploy(minor, "latest", **own)
+    (folder / "served").mkdir()
+    session.run(
+        "git",
+        "--work-tree",
+        str(folder / "served"),
+        "checkout",
+        "--quiet",
+        "gh-pages",
+        "--",
+        ".",
+        env=own,
+        external=True,
+    )
+    pytest(session, "tests/docs/versions", **({"CHROMIUM": browser} if browser else {}))
+    session.log(
+        f"python -m http.server -d {folder / 'served'}, then http://localhost:8000/: the versions side by side."
+    )
 
 
 @nox.session

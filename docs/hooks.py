@@ -1,5 +1,6 @@
 """What MkDocs changes in the pages that it renders."""
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -189,5 +190,7 @@ class _Site(Extension):
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Adds that extension."""
+    """Adds that extension, and where mike builds one version of several, a selector in the header."""
     config.markdown_extensions.append(_Site())
+    if os.environ.get("MIKE_DOCS_VERSION"):  # elsewhere it would look for a list of versions that is not there
+        config.extra["version"] = {"provider": "mike"}
