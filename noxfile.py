@@ -209,7 +209,8 @@ def versions(session: nox.Session) -> None:
         options = [argument for argument in arguments if argument[:1] == "-"]
         # The branch holds the notebooks too, in the folder of their version.
         told = environment | where | {"NOTEBOOKS_BRANCH": f"gh-pages/{version}"}
-        session.run("mike", "deploy", "--quiet", "--update-aliases", version, *arguments, env=told)
+        message = ["--message", f"Pages of {version}"]
+        session.run("mike", "--quiet", "deploy", "--update-aliases", *message, version, *arguments, env=told)
         listed = session.run("mike", "list", env=told, silent=True)
         session.run("mike", "set-default", "latest" if "latest" in listed else version, *options, env=told)
 
@@ -219,7 +220,9 @@ def versions(session: nox.Session) -> None:
         return
     session.run("git", "init", "--quiet", "--bare", str(folder / "git"), external=True)
     author = {f"GIT_{who}_{what}": "posenc_jax" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    own = author | {"GIT_DIR": str(folder / "git")}
+    # The selector finds the same page of another version by its sitemap, which needs addresses.
+    address = os.environ.get("SITE_URL") or "http://localhost:8000/"
+    own = author | {"GIT_DIR": str(folder / "git"), "SITE_URL": address}
     deploy("dev", **own)
     deploy(minor, "latest", **own)
     (folder / "served").mkdir()

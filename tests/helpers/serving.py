@@ -34,6 +34,8 @@ def serve(folder):
     with Quiet(("127.0.0.1", 0), functools.partial(UnderPath, directory=folder)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}{UnderPath.prefix}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}{UnderPath.prefix}"
+        finally:
+            server.shutdown()
+            thread.join()
