@@ -72,10 +72,10 @@ def rotate(
     options = settings.layout, head_axis, "last" if settings.last else "first"
     for frequencies in others:  # a traced layer may choose any
         _arguments.parse_rotary(x, positions, frequencies, *options)
-    x, positions, _, axis = _arguments.parse_rotary(x, positions, first, *options)
+    x, positions, _, heads = _arguments.parse_rotary(x, positions, first, *options)
     if positions is not None and any(how.query_scale for how in applied):
         _check_scaled(positions)
-    return _rotate(settings, applied, x, positions, index, axis)
+    return _rotate(settings, applied, x, positions, index, heads)
 
 
 def _first_coordinate(positions: Any, layers: Sequence[LayerTurn]) -> Any:
@@ -101,10 +101,10 @@ def _rotate(
     x: jax.Array,
     positions: jax.Array | None,
     layer: jax.Array | None,
-    head_axis: int | None,
+    heads: tuple[int, ...],
 ) -> jax.Array:
     """Applies to x the turn that `layer` selects, NaN if there is none; without a layer, the only turn."""
-    positions, distinct = placed(x, positions, head_axis), list(dict.fromkeys(layers))
+    positions, distinct = placed(x, positions, heads), list(dict.fromkeys(layers))
     branches: list[Callable[..., Any]] = [functools.partial(_applied, settings, how) for how in distinct]
     if layer is None:
         return branches[0](x, positions)

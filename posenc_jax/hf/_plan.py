@@ -106,7 +106,7 @@ class RotaryLayer:
     @public
     def __post_init__(self) -> None:
         """Checks the fields."""
-        object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True, empty=True))
+        object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True))
         object.__setattr__(self, "head_dim", _checks.positive_int("head_dim", self.head_dim))
         message = "frequencies of width {} must fit into a head_dim of {}"
         require(self.rotary_dim <= self.head_dim, message, self.rotary_dim, self.head_dim)
@@ -168,7 +168,7 @@ class RotaryPlan:
         layer: int | jax.Array,
         positions: jax.typing.ArrayLike | None = None,
         *,
-        head_axis: int | None,
+        head_axis: int | tuple[int, ...] | None,
         role: Role | None = None,
         scaled: bool | None = None,
     ) -> jax.Array:

@@ -162,7 +162,7 @@ class VisionPlan(RotaryPlan):
         layer: int | jax.Array,
         positions: jax.typing.ArrayLike | None = None,
         *,
-        head_axis: int | None,
+        head_axis: int | tuple[int, ...] | None,
         role: Role | None = None,
         scaled: bool | None = None,
     ) -> jax.Array:

@@ -127,6 +127,24 @@ def test_importing_brings_in_nothing_heavy():
     assert not heavy & set(modules) and not backends and "posenc_jax._xla" in modules
 
 
+def test_flax_is_needed_by_its_modules_alone():
+    code = """
+import sys
+sys.modules["flax"] = None  # as if it were not installed
+import jax.numpy as jnp, posenc_jax, posenc_jax.hf, posenc_jax.kernels, posenc_jax.plot
+plan = posenc_jax.hf.rotary_from_config({"model_type": "gpt_neox", "head_dim": 8, "num_hidden_layers": 1})
+plan.rotate(jnp.ones((1, 2, 1, 8)), 0, head_axis=-2)
+for name in ("nnx", "linen"):
+    try:
+        __import__(f"posenc_jax.{name}")
+    except ImportError as error:
+        assert "flax" in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 # What JAX defines below a comment that it will be deleted goes from jax.interpreters before the library is imported.
 WITHOUT_SHIMS = """
 import ast, inspect, re, jax
