@@ -400,9 +400,9 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Hostile input and broken configs, thirty times as many as in the tests, 13 minutes; prints how many."""
+    """Hostile input, broken configs and files, thirty times as many as in the tests, 13 minutes; prints how many."""
     install(session, *TESTED)
-    rooms = {"properties": ("hostile", "hostile_spectra"), "huggingface": ("hostile_configs",)}
+    rooms = {"properties": ("hostile", "hostile_spectra"), "huggingface": ("hostile_configs",), "tools": ("hostile_files",)}
     files = [f"tests/{room}/test_{name}.py" for room, names in rooms.items() for name in names]
     pytest(session, "-s", "-m", "", *files, POSENC_HOSTILE="30")
 
