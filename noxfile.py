@@ -402,7 +402,11 @@ def conformance(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Hostile input, broken configs and files, thirty times as many as in the tests, 13 minutes; prints how many."""
     install(session, *TESTED)
-    rooms = {"properties": ("hostile", "hostile_spectra"), "huggingface": ("hostile_configs",), "tools": ("hostile_files",)}
+    rooms = {
+        "properties": ("hostile", "hostile_spectra"),
+        "huggingface": ("hostile_configs",),
+        "tools": ("hostile_files",),
+    }
     files = [f"tests/{room}/test_{name}.py" for room, names in rooms.items() for name in names]
     pytest(session, "-s", "-m", "", *files, POSENC_HOSTILE="30")
 

@@ -39,7 +39,11 @@ def spoiled(content, rng):
     if kind == 3:
         return content[:at] + content[rng.randrange(len(content)) :]
     if kind == 4:
-        return content[:at] + rng.choice([b"[" * 100_000, b'{"a":' * 3000, b"\xff\xfe", b"\0" * 9, b"9" * 400]) + content[at:]
+        return (
+            content[:at]
+            + rng.choice([b"[" * 100_000, b'{"a":' * 3000, b"\xff\xfe", b"\0" * 9, b"9" * 400])
+            + content[at:]
+        )
     number = str(rng.choice(NUMBERS)).encode()
     digits = [i for i, byte in enumerate(content[:400]) if 48 <= byte < 58]
     at = rng.choice(digits) if digits else at
@@ -51,7 +55,9 @@ def header(rng):
     entry = {"dtype": rng.choice(["F32", "F64", "BF16", "I8", "F8_E4M3", "Q4", 3, None])}
     entry["shape"] = rng.choice([[10, 8], [8], [2**40, 2**40], [-1, 8], [], [0], "8", [1.5], [10] * 70])
     entry["data_offsets"] = rng.choice([[0, 320], [320, 0], [0, 2**63], [-8, 8], [0], [0, 0], "0", [4, 324]])
-    names = rng.choice([["model.norm.weight"], ["model.embed_tokens.weight", "model.norm.weight"], ["__metadata__"], ["../a", ""]])
+    names = rng.choice(
+        [["model.norm.weight"], ["model.embed_tokens.weight", "model.norm.weight"], ["__metadata__"], ["../a", ""]]
+    )
     text = json.dumps({name: entry for name in names}).encode()
     return len(text).to_bytes(8, "little") + text + bytes(rng.choice([0, 32, 320, 352]))
 
@@ -112,7 +118,9 @@ def tokenizer_of(folder):
     return importlib.import_module("generate").tokenizer_of(folder)
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/../model.safetensors", "..", 3, None, ["a"]])
+@pytest.mark.parametrize(
+    "name", ["../model.safetensors", "/etc/passwd", "a/../model.safetensors", "..", 3, None, ["a"]]
+)
 def test_an_index_names_files_beside_it_alone(whole, tmp_path, name):
     content, settings = whole
     inside = tmp_path / "inside"
