@@ -345,6 +345,22 @@ def bench_compiled(session: nox.Session, compiler: str) -> None:
         session.run("python", "benchmarks/schedules.py", env=NO_TPU)  # writes benchmarks/results/schedules.md
 
 
+@nox.session
+def history(session: nox.Session) -> None:
+    """Adds this commit's speed to build/speed or `-- FOLDER`, 6 minutes, and draws index.html there over commits.
+
+    A quick run on this processor beside a copy, and what the compiler of TPUs estimates.
+    """
+    folder, results = session.posargs[0] if session.posargs else "build/speed", Path(session.create_tmp(), "results")
+    shutil.rmtree(results, ignore_errors=True)
+    session.install(".", *COMPILERS["tpu"], *group("bench"))
+    run = ["benchmarks/run.py", "--quick", "--fresh", "--peers", "textbook", "--out", str(results)]
+    session.run("python", *run, env=CPU)
+    compiled = ["benchmarks/compiled.py", "--quick", "--json", str(results / "compiled.json")]
+    session.run("python", *compiled, env=NO_TPU, success_codes=[0, 1])  # 1: a peer has fewer cycles
+    session.run("python", "benchmarks/history.py", folder, *map(str, sorted(results.glob("*.json"))))
+
+
 # What positions do to a loss, other libraries, and how strong the tests are
 
 
