@@ -32,8 +32,8 @@ text {{ font-size: 9px; fill: currentColor; }}
 }}
 </style>
 <h1>Speed over commits</h1>
-<p>Ratios to a copy of the same bytes: less is faster. A bar spans the quartiles of a run's rounds. A red point is slower
-than the runs before it, beyond the spread of both.</p>
+<p>Ratios to a copy of the same bytes: less is faster. A bar spans the quartiles of a run's rounds. A red point is
+slower than the runs before it, beyond the spread of both.</p>
 {slower}
 {sections}
 </html>
