@@ -235,22 +235,10 @@ def versions(session: nox.Session) -> None:
     deploy("dev", **own)
     deploy(minor, "latest", **own)
     (folder / "served").mkdir()
-    session.run(
-        "git",
-        "--work-tree",
-        str(folder / "served"),
-        "checkout",
-        "--quiet",
-        "gh-pages",
-        "--",
-        ".",
-        env=own,
-        external=True,
-    )
+    checkout = ["--work-tree", str(folder / "served"), "checkout", "--quiet", "gh-pages", "--", "."]
+    session.run("git", *checkout, env=own, external=True)
     pytest(session, "tests/docs/versions", **({"CHROMIUM": browser} if browser else {}))
-    session.log(
-        f"python -m http.server -d {folder / 'served'}, then http://localhost:8000/: the versions side by side."
-    )
+    session.log(f"python -m http.server -d {folder / 'served'}, then http://localhost:8000/: the versions side by side")
 
 
 @nox.session
