@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import nox
@@ -186,9 +187,10 @@ def package(session: nox.Session) -> None:
     root, folder, tested = Path.cwd(), Path(session.create_tmp()).resolve(), []
     shutil.rmtree(folder)
     folder.mkdir()
-    install(session, "build")
+    install(session, "build", "twine")
     shutil.rmtree(root / "dist", ignore_errors=True)
     session.run("python", "-m", "build")  # the sdist, and the wheel from it
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, root.glob("dist/*")))
     (wheel,), (sdist,) = root.glob("dist/*.whl"), root.glob("dist/*.tar.gz")
     for version in ("3.11", "3.12", "3.13", "3.14"):
         python = shutil.which(f"python{version}")
@@ -205,6 +207,60 @@ def package(session: nox.Session) -> None:
         tested.append(version)
     if not tested:
         session.error("No Python from 3.11 to 3.14 with ensurepip was found: nothing was tested.")
+
+
+@nox.session(venv_backend="none")
+def release(session: nox.Session) -> None:
+    """All of a release but publishing, 15 minutes: notes, then `package`, `docs`, `versions`; `-- v0.1.0` for a tag.
+
+    What is to be published is in dist/, its notes are build/release/notes.md.
+    """
+    session.run(sys.executable, ".github/release.py", *session.posargs)
+    for name in ("package", "docs", "versions"):
+        session.notify(name, [])
+
+
+@nox.session
+def versions(session: nox.Session) -> None:
+    """Builds two versions of the site, from what `docs` made of its pages, and follows the selector between them.
+
+    They are in a repository of their own, build/versions; `-- dev` and `-- release` write to the branch gh-pages of
+    this one, and `--push` after it pushes the branch.
+    """
+    if not Path("build/docs").exists():
+        session.error("There is no build/docs: nox -s docs makes it.")
+    browser = os.environ.get("CHROMIUM", shutil.which("chromium") or shutil.which("google-chrome"))
+    install(session, "-e", ".[plot]", *group("docs-browser" if browser else "docs"))
+    folder = Path("build/versions").resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    environment = {"NO_MKDOCS_2_WARNING": "1", "SITE_DIR": str(folder / "site")}
+    minor = re.search(r'^__version__ = "(\d+\.\d+)', Path("posenc_jax/__init__.py").read_text(), re.MULTILINE)[1]
+
+    def deploy(version: str, *arguments: str, **where: str) -> None:
+        options = [argument for argument in arguments if argument[:1] == "-"]
+        # The branch holds the notebooks too, in the folder of their version.
+        told = environment | where | {"NOTEBOOKS_BRANCH": f"gh-pages/{version}"}
+        message = ["--message", f"Pages of {version}"]
+        session.run("mike", "--quiet", "deploy", "--update-aliases", *message, version, *arguments, env=told)
+        listed = session.run("mike", "list", env=told, silent=True)
+        session.run("mike", "set-default", "latest" if "latest" in listed else version, *options, env=told)
+
+    if session.posargs:
+        kind, *options = session.posargs
+        deploy(*{"dev": ["dev"], "release": [minor, "latest"]}[kind], *options)
+        return
+    session.run("git", "init", "--quiet", "--bare", str(folder / "git"), external=True)
+    author = {f"GIT_{who}_{what}": "posenc_jax" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    # The selector finds the same page of another version by its sitemap, which needs addresses.
+    address = os.environ.get("SITE_URL") or "http://localhost:8000/"
+    own = author | {"GIT_DIR": str(folder / "git"), "SITE_URL": address}
+    deploy("dev", **own)
+    deploy(minor, "latest", **own)
+    (folder / "served").mkdir()
+    checkout = ["--work-tree", str(folder / "served"), "checkout", "--quiet", "gh-pages", "--", "."]
+    session.run("git", *checkout, env=own, external=True)
+    pytest(session, "tests/docs/versions", **({"CHROMIUM": browser} if browser else {}))
+    session.log(f"python -m http.server -d {folder / 'served'}, then http://localhost:8000/: the versions side by side")
 
 
 @nox.session
@@ -299,6 +355,22 @@ def bench_compiled(session: nox.Session, compiler: str) -> None:
         session.run("python", "benchmarks/schedules.py", env=NO_TPU)  # writes benchmarks/results/schedules.md
 
 
+@nox.session
+def history(session: nox.Session) -> None:
+    """Adds this commit's speed to build/speed or `-- FOLDER`, 6 minutes, and draws index.html there over commits.
+
+    A quick run on this processor beside a copy, and what the compiler of TPUs estimates.
+    """
+    folder, results = session.posargs[0] if session.posargs else "build/speed", Path(session.create_tmp(), "results")
+    shutil.rmtree(results, ignore_errors=True)
+    session.install(".", *COMPILERS["tpu"], *group("bench"))
+    run = ["benchmarks/run.py", "--quick", "--fresh", "--peers", "textbook", "--out", str(results)]
+    session.run("python", *run, env=CPU)
+    compiled = ["benchmarks/compiled.py", "--quick", "--json", str(results / "compiled.json")]
+    session.run("python", *compiled, env=NO_TPU, success_codes=[0, 1])  # 1: a peer has fewer cycles
+    session.run("python", "benchmarks/history.py", folder, *map(str, sorted(results.glob("*.json"))))
+
+
 # What positions do to a loss, other libraries, and how strong the tests are
 
 
@@ -378,9 +450,13 @@ def clients(session: nox.Session, client: str) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Hostile input and broken configs, thirty times as many as in the tests, 13 minutes; prints how many."""
+    """Hostile input, broken configs and files, thirty times as many as in the tests, 13 minutes; prints how many."""
     install(session, *TESTED)
-    rooms = {"properties": ("hostile", "hostile_spectra"), "huggingface": ("hostile_configs",)}
+    rooms = {
+        "properties": ("hostile", "hostile_spectra"),
+        "huggingface": ("hostile_configs",),
+        "tools": ("hostile_files",),
+    }
     files = [f"tests/{room}/test_{name}.py" for room, names in rooms.items() for name in names]
     pytest(session, "-s", "-m", "", *files, POSENC_HOSTILE="30")
 

@@ -200,6 +200,14 @@ def on_post_page(output: str, **_: Any) -> str:
     return output
 
 
+def on_post_template(output: str, template_name: str, config: MkDocsConfig, **_: Any) -> str:
+    """Names the first page by its folder: there the theme looks for the same page of another version."""
+    if template_name != "sitemap.xml" or not config.site_url:
+        return output
+    site = config.site_url.rstrip("/")
+    return output.replace(f"<loc>{site}/index.html</loc>", f"<loc>{site}/</loc>")
+
+
 class _Doctests(Preprocessor):
     """Fences the examples in the text of a docstring; else `>>>` is three quotations, one in the other."""
 
@@ -216,5 +224,7 @@ class _Site(Extension):
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Adds that extension."""
+    """Adds that extension, and where mike builds one version of several, a selector in the header."""
     config.markdown_extensions.append(_Site())
+    if os.environ.get("MIKE_DOCS_VERSION"):  # elsewhere it would look for a list of versions that is not there
+        config.extra["version"] = {"provider": "mike"}

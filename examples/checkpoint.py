@@ -69,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON object")
@@ -100,6 +100,9 @@ class Tensors:
             where = read_json(index).get("weight_map")
             if not isinstance(where, dict):
                 raise ValueError(f"{index} has no weight_map")
+            for name in where.values():  # a name with a folder in it could lead out of this one
+                if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                    raise ValueError(f"{index}: weight_map must name files beside it, got {name!r}")
             names = sorted(set(where.values()))
         for path in (folder / name for name in names):
             if not path.exists():

@@ -125,13 +125,7 @@ def run(options: argparse.Namespace) -> None:
         folder = small_model.folder(SMALL)
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"--temperature must be at least 0 and finite, got {temperature}")
-    config, path = read_json(folder / "config.json"), folder / "tokenizer.json"
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{path} is not a tokenizer: {error}") from None
+    config, tokenizer = read_json(folder / "config.json"), tokenizer_of(folder)
     encoded = [tokenizer.encode(prompt).ids for prompt in prompts]
     longest = max(map(len, encoded))
     length = options.length or longest + options.tokens
@@ -153,6 +147,16 @@ def run(options: argparse.Namespace) -> None:
     stop = set(stop if isinstance(stop, list) else [] if stop is None else [stop])
     steps = until(stop, continued(model, prefilled, options.tokens, temperature, options.seed), len(prompts))
     show(tokenizer, prompts, encoded, steps, options.tokens)
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path} is not a tokenizer: {error}") from None
 
 
 def show(

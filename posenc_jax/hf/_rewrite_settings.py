@@ -66,6 +66,8 @@ def step3p5(config: dict[str, Any]) -> None:
         _put_settings_by_type(config, types, more)
     shares = Keys(config).found(*SHARES)  # for the layer types without one
     share = _checks.number(next(iter(shares)), agreed(shares)) if shares else None
+    if share is not None:  # under its own name, which the settings lack
+        require(0 < share <= 1, "{} must be more than 0 and at most 1, got {!r:.60}", next(iter(shares)), share)
     for name in Keys(config).found(*RAW) if shares else ():
         for kind, own in Keys(config).within(name).values.items():
             if isinstance(own, Mapping) and own.get("partial_rotary_factor") is None:

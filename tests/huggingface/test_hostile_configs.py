@@ -397,6 +397,12 @@ def test_a_broken_config_gives_the_right_plan_or_a_clear_error(chunk, record_pro
         assert all(counts[key] > counts["plans"] * share for key in keys)
 
 
+def test_a_share_that_is_none_is_refused_by_its_own_name():
+    config = {"model_type": "step3p5", "num_hidden_layers": 6, "num_attention_heads": 64, "rotary_emb_fraction": 4096}
+    message = outcome(0, config | {"max_position_embeddings": 128_000}, length=9, layout="half")
+    assert "rotary_emb_fraction must be more than 0 and at most 1, got 4096" in message
+
+
 def test_a_whole_config_gives_what_the_oracle_says():
     counts = collections.Counter()
     for config in SEEDS:

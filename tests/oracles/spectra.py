@@ -93,7 +93,7 @@ dynamic_ntk = dynamic  # as the library calls it
 
 def temperature(factor: Real, mscale: Real = 1) -> Real:
     """YaRN's amplitude."""
-    return MP.mpf(1) if factor <= 1 else MP.mpf(mscale) * MP.log(factor) / 10 + 1
+    return MP.mpf(1) if factor <= 1 else MP.mpf(float(mscale)) * MP.log(factor) / 10 + 1
 
 
 @scaling(

@@ -86,6 +86,44 @@ def test_one_module_alone_knows_the_interpreters():
     assert not any("jax._src" in text for text in written.values())
 
 
+def deprecations(source):
+    """The text of each DeprecationWarning that a module gives; what is computed in it stands in braces."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and "DeprecationWarning" in ast.unparse(node):
+            said = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and part.value]
+            if ast.unparse(node.func).endswith("warn"):
+                yield "{}".join(text for text in said if isinstance(text, str))
+
+
+def undecided(text, version):
+    """Why a DeprecationWarning does not say what users must know, or None."""
+    if not (found := re.search(r" is deprecated and goes in (\d+)\.(\d+): use \S+", text)):
+        return f"{text!r} does not say '… is deprecated and goes in X.Y: use …'"
+    now = tuple(map(int, version.split(".")[:2]))
+    return None if tuple(map(int, found.groups())) > now else f"{text!r} should be gone in {version}"
+
+
+def test_deprecations_name_their_end_and_their_replacement():
+    texts = [text for path in FILES.values() for text in deprecations(path.read_text(encoding="utf-8"))]
+    assert [reason for text in texts if (reason := undecided(text, pe.__version__))] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "good"),
+    [
+        ("posenc_jax.old is deprecated and goes in 0.3: use posenc_jax.new", "0.2.1", True),
+        ("posenc_jax.old is deprecated and goes in 0.10: use posenc_jax.new", "0.9.0", True),
+        ("posenc_jax.old is deprecated and goes in 0.3: use posenc_jax.new", "0.3.0", False),
+        ("posenc_jax.old is deprecated: use posenc_jax.new", "0.2.1", False),
+        ("posenc_jax.old is deprecated and goes in 0.3", "0.2.1", False),
+    ],
+)
+def test_a_deprecation_that_says_too_little_is_seen(text, version, good):
+    for call in ("warnings.warn({!r}, DeprecationWarning, stacklevel=2)", "warn({!r}, category=DeprecationWarning)"):
+        (found,) = deprecations(f"def old(x):\n    {call.format(text)}\n")
+        assert found == text and (undecided(found, version) is None) == good
+
+
 def test_public_names_are_documented():
     assert sorted(pe.__all__) == pe.__all__
     for name in pe.__all__:

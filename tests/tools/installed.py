@@ -32,7 +32,15 @@ def check_files() -> None:
     assert {"py.typed", "LICENSE", "METADATA"} <= names
     with tarfile.open(SDIST) as archive:
         shipped = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    needed = {"pyproject.toml", "noxfile.py", "README.md", "LICENSE", "CHANGELOG.md", "tests/conftest.py"}
+    needed = {
+        "pyproject.toml",
+        "hatch_build.py",
+        "noxfile.py",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "tests/conftest.py",
+    }
     assert needed | {str(file) for file in wheel.files if file.suffix == ".py"} <= shipped
     unwanted = [name for name in shipped if re.match(r"(build|site|\.nox)/|.*__pycache__", name)]
     assert not unwanted, unwanted

@@ -24,7 +24,19 @@ def bench():
     others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(FOLDER))
     try:
-        wanted = ("cases", "worker", "comparison", "reference", "report", "figures", "run", "pods", "loops", "fits")
+        wanted = (
+            "cases",
+            "worker",
+            "comparison",
+            "reference",
+            "report",
+            "figures",
+            "run",
+            "pods",
+            "loops",
+            "fits",
+            "history",
+        )
         return SimpleNamespace(**{name: importlib.import_module(name) for name in wanted})
     finally:
         sys.path.remove(str(FOLDER))
@@ -521,3 +533,35 @@ def test_the_constants_of_polynomials_are_as_good_as_the_fits(bench):
     assert fits.exp2_error(fits.EXP2) <= fits.exp2_error(fits.exp2_fit()[0]) < 1.4e-8
     assert fits.exp_fit()[0] == fits.EXP and fits.exp_error(fits.EXP) < 1.4e-8
     assert fits.artanh_fit()[0] == fits.ARTANH and fits.artanh_error(fits.ARTANH) < 6e-9
+
+
+def test_history_shows_what_became_slower(bench, result):
+    h = bench.history
+    (figures,) = h.summary(result | {"device": "a CPU"}).values()
+    assert figures and all(low <= median <= high for low, median, high in figures.values())
+    table = next(entry for entry in result["speed"] if entry["name"].startswith("table"))
+    want = np.quantile(bench.comparison.ratios(table)["posenc"], (0.25, 0.5, 0.75))
+    np.testing.assert_allclose(figures[table["name"]], want, atol=1e-4)
+    rows = [{"case": "a table", "who": who, "ratio": ratio} for who, ratio in (("posenc_jax", 1.5), ("attnax", 3.0))]
+    rows.append({"case": "a loop", "who": "posenc_jax", "ratio": None})
+    assert h.summary({"v5e": {"figures": rows}}) == {"v5e, as compiled": {"a table": [1.5] * 3}}
+
+
+@pytest.mark.parametrize(
+    ("runs", "marked"),
+    [
+        ([(0.9, 1.0, 1.1), (0.9, 1.0, 1.1)], []),
+        ([(0.9, 1.0, 1.1), (1.0, 1.2, 1.3)], []),  # their spreads overlap
+        ([(0.9, 1.0, 1.1), (1.2, 1.3, 1.4)], [1]),
+        ([(0.9, 1.0, 1.1), (1.2, 1.3, 1.4), (1.2, 1.3, 1.4)], [1, 2]),  # slower is not what is usual
+        ([(0.9, 1.0, 1.1), (0.5, 0.6, 0.7), (0.5, 0.6, 0.7), (0.5, 0.6, 0.7), (0.8, 1.0, 1.1)], [4]),
+        ([(1.0, 1.0, 1.0), (1.01, 1.01, 1.01), (1.05, 1.05, 1.05)], [2]),  # estimates have no spread
+    ],
+)
+def test_a_point_is_slower_beyond_both_spreads(bench, runs, marked):
+    points = [(f"commit {i}", *run) for i, run in enumerate(runs)]
+    assert [i for i, mark in enumerate(bench.history.slower(points)) if mark] == marked
+    lines = [{"commit": commit, "date": "", "figures": {"a < b": {"a case": run}}} for commit, *run in points]
+    text, found = bench.history.page(lines)
+    assert text.count("<circle") == len(runs) and text.count('class="slower"') == len(marked) == len(found)
+    assert "a &lt; b" in text and "a < b" not in text

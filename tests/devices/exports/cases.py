@@ -5,12 +5,16 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import export
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers import biases, of_positions
+from helpers.modules import drawn
+from posenc_jax import nnx as modules
+from posenc_jax.hf import rotary_from_config
 
 ROWS, DIM = len(of_positions.X), of_positions.DIM
 SLOPES = np.linspace(0.1, 0.9, 4, dtype=np.float32)
@@ -106,3 +110,35 @@ def derivative_of(f, arguments):
     *first, last = arguments
     y, pull = jax.vjp(lambda last: f(*first, last), last)
     return pull(jnp.linspace(-1, 1, y.size, dtype=y.dtype).reshape(y.shape))[0]
+
+
+CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "head_dim": 64, "max_position_embeddings": 8192}
+CONFIG["rope_parameters"] = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}
+CONFIG["rope_parameters"]["original_max_position_embeddings"] = 2048
+
+
+def objects():
+    """What is pickled to carry it from one process to another."""
+    plan, spectrum = rotary_from_config(CONFIG), pe.yarn(64, 5e5, 4.0, original_max=2048)
+    return {"spectrum": spectrum, "plan": plan, "function": pe.rotary}
+
+
+def biases_of_modules():
+    """name → a module with drawn parameters, and its bias; their states are checkpoints."""
+    rng = np.random.default_rng(0)
+    makers = {
+        "T5Bias": lambda: modules.T5Bias(4, rngs=nnx.Rngs(0)),
+        "KERPLE": lambda: modules.KERPLE(4, rngs=nnx.Rngs(0)),
+        "FIRE": lambda: modules.FIRE(4, rngs=nnx.Rngs(0)),
+        "RelativePositionBias": lambda: modules.RelativePositionBias((20,), 4, out_of_range="zeros", rngs=nnx.Rngs(0)),
+    }
+    return {name: drawn(make, rng) for name, make in makers.items()}
+
+
+def bias_of(module):
+    return np.asarray(jax.jit(lambda module: module(QUERIES, KEYS))(module))
+
+
+def flat(module):
+    """The arrays of its state by their names, as a checkpoint has them."""
+    return {".".join(map(str, path)): np.asarray(x[...]) for path, x in nnx.to_flat_state(nnx.state(module))}

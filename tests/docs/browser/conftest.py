@@ -3,35 +3,12 @@
 Playwright is imported where it is used: the ordinary tests collect this folder without it.
 """
 
-import functools
-import http.server
 import os
-import threading
 
 import pytest
 from visits import PHONE, SITE, WIDE, watch
 
-
-class UnderPath(http.server.SimpleHTTPRequestHandler):
-    """Serves the site at /sub/path/ and nothing above it, as project pages of a host do."""
-
-    prefix = "/sub/path"
-
-    def do_GET(self):
-        if not self.path.startswith(self.prefix + "/"):
-            return self.send_error(404)
-        self.path = self.path.removeprefix(self.prefix)
-        return super().do_GET()
-
-    def log_message(self, *args):
-        pass
-
-
-class Quiet(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *args):
-        """A browser may close a connection early."""
+from helpers.serving import serve
 
 
 @pytest.fixture(scope="session")
@@ -39,12 +16,8 @@ def origin():
     """Where the site answers over HTTP, without a slash at the end."""
     if not (SITE / "index.html").exists():
         pytest.fail("there is no site/: nox -s docs builds it")
-    with Quiet(("127.0.0.1", 0), functools.partial(UnderPath, directory=SITE)) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}{UnderPath.prefix}"
-        server.shutdown()
-        thread.join()
+    with serve(SITE) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,52 @@
+"""The paper: its references resolve, and it says what README and the pages say."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAPER, BIB, README, BIBLIOGRAPHY = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("paper/paper.md", "paper/paper.bib", "README.md", "docs/bibliography.md")
+)
+
+
+def test_it_has_the_length_and_the_sections_of_a_short_paper():
+    assert len(PAPER.partition("# Summary")[2].split()) <= 1750
+    sections = re.findall(r"^# (.+)$", PAPER, re.MULTILINE)
+    assert set(sections) >= {"Summary", "Statement of need", "State of the field", "Acknowledgements", "References"}
+
+
+def test_references_resolve():
+    entries = dict(re.findall(r"^@\w+\{(\w+),\n(.*?)^\}", BIB, re.MULTILINE | re.DOTALL))
+    assert set(re.findall(r"@(\w+)", PAPER)) == set(entries)
+    for name, entry in entries.items():
+        assert re.search(r"^  (eprint = \{\d{4}\.\d{5}\}|url = \{https://\S+\}),$", entry, re.MULTILINE), name
+        if known := re.search(rf'<a id="{name}"></a>(.*?)(?=^- |\Z)', BIBLIOGRAPHY, re.MULTILINE | re.DOTALL):
+            (number,) = re.findall(r"eprint = \{(.*?)\}", entry)
+            title = re.sub(r"[{}]", "", re.search(r"title = \{(.*)\},", entry)[1])
+            text = re.sub(r"\s+", " ", known[1])
+            assert number in text and title in text, name
+
+
+def rows(text):
+    text = text.replace("10⁶", "106").replace("2³¹ − 1", "231 - 1")
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line[:1] == "|"]
+    return [[re.sub(r"[$^{}]", "", cell).strip() for cell in cells] for cells in lines]
+
+
+def test_figures_are_those_of_readme():
+    said = {row[0]: row for row in rows(README)}
+    head, _, *body = rows(PAPER)
+    columns = [said[""].index(name) for name in head[1:]]
+    assert len(body) == 3 and all(row[1:] == [said[row[0]][i] for i in columns] for row in body)
+    ours, theirs = re.search(r"\| (\d+ of \d+) \| (\d+ of \d+) offered, transformers", README).groups()
+    assert f"passes {ours}" in PAPER and f"{theirs} pass" in PAPER
+    table = (ROOT / "conformance/results/table.md").read_text(encoding="utf-8")
+    rounded, beyond = (
+        re.search(rf"^\| failed: {kind}float32 phases .*\| (\d+) \|$", table, re.MULTILINE)[1]
+        for kind in ("", "beyond ")
+    )
+    assert f"{rounded} differ by" in PAPER and f"and {beyond} are at" in PAPER
+    (noise,) = re.findall(r"two equal copies differ by (\d+%)", README)
+    assert f"two equal copies differ by {noise}" in PAPER
+    assert "8.55e-8, all phases" in (ROOT / "benchmarks/NOTES.md").read_text(encoding="utf-8")
