@@ -12,7 +12,7 @@ from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough
 from oracles import cameras, recorded
-from posenc_jax import _prope
+from posenc_jax import _groups
 
 RNG = np.random.default_rng(0)
 BATCH, SEQ, HEADS, DIM, SIZE = 2, 5, 3, 16, (96.0, 160.0)
@@ -230,7 +230,7 @@ def test_every_form_computes_the_same(width, result):
     x, matrix = X.astype(result), RNG.normal(size=(BATCH, SEQ, 1, 16)).astype(np.float32)
     x[0, 1, 1, 5], matrix[0, 2], x[1, 3, 2, -2:] = np.inf, 0, (np.nan, -np.inf)
     forms = {
-        str(name): functools.partial(f, width=width, result=np.dtype(result)) for name, f in _prope._programs.items()
+        str(name): functools.partial(f, width=width, result=np.dtype(result)) for name, f in _groups.PROGRAMS.items()
     }
     got = jax.jit(lambda *a: {name: f(*a) for name, f in forms.items()})(x, matrix)
     with np.errstate(invalid="ignore"):
