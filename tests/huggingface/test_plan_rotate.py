@@ -278,7 +278,7 @@ def test_moving_keys_applies_no_amplitude_again():
         (lambda: RotaryLayer(None, 8), TypeError, "RotaryLayer: frequencies must be Frequencies or an integer width"),  # type: ignore
         (lambda: RotaryLayer(pe.geometric(7), 8), ValueError, "RotaryLayer: frequencies must have an even dim, got 7"),
         (lambda: RotaryLayer(FAST, 6), ValueError, "RotaryLayer: frequencies of width 8 must fit into a head_dim of 6"),
-        (lambda: RotaryLayer(FAST, 8, 1.0), TypeError, "RotaryLayer: query_scale must be a QueryScale or None"),  # type: ignore
+        (lambda: RotaryLayer(FAST, 8, 1.0), TypeError, "RotaryLayer: query_scale must be a QueryScale, a HeadScale or None"),  # type: ignore
         (lambda: RotaryPlan(PLAN.layers, "halves"), ValueError, "RotaryPlan: layout must be one of"),  # type: ignore
         (lambda: RotaryPlan(PLAN.layers, "half", "lats"), ValueError, "RotaryPlan: part must be one of"),  # type: ignore
         (lambda: RotaryPlan(PLAN.layers, "half", softmax_scale=np.nan), ValueError, "RotaryPlan: softmax_scale must be fin"),

@@ -25,7 +25,7 @@ FLOORS = (
     "_checks _fixed_point _mesh hf._models hf._multimodal_models hf._refused hf._towers",
     "_distance _figure _flash_bias _frequencies _xla hf._keys",
     "_arguments _axes _flash_gpu _operation _positions _tile_arguments _tiles _waves hf._config hf._patches hf._tower_config",
-    "_blockwise _fourier _learned _learned_bias _ntk _parts _scalings _pairs _sinusoidal hf._layers",
+    "_blockwise _fourier _learned _learned_bias _ntk _parts _scalings _pairs _sinusoidal hf._layers hf._parameters",
     "_bias _content_bias _flash _multimodal _relative_bias _turn_forms hf._multimodal hf._rewriting hf._rope hf._settings hf._tower_tables",
     "_attention _turn kernels",
     "_offsets _rotary hf._head hf._rewrite_layers hf._rewrite_settings",
@@ -97,7 +97,7 @@ def test_public_names_are_documented():
 
 
 # Functions are found where they are public, and classes and the texts of modules where they stand.
-PRIVATE = "_bias _frequencies hf._patches hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings".split()
+PRIVATE = "_bias _frequencies hf._parameters hf._patches hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings".split()
 WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in ("hf", "kernels", "linen", "nnx", "plot", *PRIVATE))
 
 

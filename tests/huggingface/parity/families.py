@@ -23,6 +23,15 @@ SETTINGS = {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"sliding_attention": _DEALT, "full_attention": None},
     },
+    "deepseek_v4": {
+        "num_hidden_layers": 4,
+        "layer_types": [
+            "sliding_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+            "sliding_attention",
+        ],
+    },
     "esm": {"position_embedding_type": "rotary"},
     "glm4_moe": {"head_dim": 128},
     "glm4v_moe_text": {"head_dim": 128},
