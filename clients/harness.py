@@ -76,16 +76,12 @@ def put_in(replaced: Sequence[Replaced], *, deleted: bool = False) -> Iterator[N
         jax.clear_caches()
 
 
-def compiled(trial: Trial, times: int = 2) -> tuple[Any, float]:
-    """The program of outputs and gradients, and the least seconds in which it was traced and compiled."""
-    found = []
-    for _ in range(times):
-        jax.clear_caches()
-        program = jax.jit(functools.partial(_outputs_and_gradients, trial.forward))
-        began = time.perf_counter()
-        result = program.lower(trial.params, trial.inputs).compile()
-        found.append(time.perf_counter() - began)
-    return result, min(found)
+def compiled(trial: Trial) -> tuple[Any, float]:
+    """The program of outputs and gradients, and the seconds in which it was traced and compiled."""
+    program = jax.jit(functools.partial(_outputs_and_gradients, trial.forward))
+    began = time.perf_counter()
+    result = program.lower(trial.params, trial.inputs).compile()
+    return result, time.perf_counter() - began
 
 
 def _outputs_and_gradients(forward: Callable[..., Any], params: Any, inputs: Any) -> tuple[Any, Any]:
@@ -166,7 +162,7 @@ def run(trial: Trial, replaced: Sequence[Replaced], timed: Timed | None = None) 
         if timed:
             alone.append(jax.jit(lambda *x: timed.call(*x)).lower(*timed.arguments).compile())
     with put_in(replaced, deleted=True):
-        without, _ = compiled(trial, 1)
+        without, _ = compiled(trial)
         deleted = without(trial.params, trial.inputs)
     times = seconds([functools.partial(program, trial.params, trial.inputs) for program in (theirs, ours)])
     function = seconds([functools.partial(program, *timed.arguments) for program in alone], 15) if timed else None
