@@ -23,7 +23,7 @@ def _called(program: Callable[..., Any], types: Any, leaves: Any) -> Any:
     another = jax.devices()[-1]
 
     def run(*x: Any) -> Any:
-        with ONE:
+        with ONE, jax.enable_x64(False):  # the interpreter mixes int32 and int64 with it
             return jax.block_until_ready(jitted(*jax.device_put([*map(np.asarray, x)], another)))
 
     return jax.pure_callback(run, types, *leaves, vmap_method="sequential")

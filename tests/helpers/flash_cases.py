@@ -72,6 +72,7 @@ BIASES = {
     "FIRE": Bias(lambda i, j, *mlp: pe.fire(i, j, mlp, c=0.1, threshold=30.0), MLP, fire64),
     "own": Bias(own, (np.float32([0.5, -1]), np.float32([0.01, 0.02])), own64),
     "network": Bias(network, (np.float32([0.5, -2]), np.float32([[1, 0.5], [0.25, -1]])), network64),
+    "ALiBi of four": Bias(pe.alibi, (np.float32([1 / 2, 1 / 8, 1 / 32, 1 / 128]),), of_distance(oracle.alibi)),
     "tiny": Bias(pe.alibi, (np.float32([1e-9, 1e-3]),), of_distance(oracle.alibi)),
 }
 
@@ -121,7 +122,7 @@ CASES = {  # queries, keys, head_dim, value_dim, bias, options
     "heads of 80, values of 96": (256, 256, 80, 96, None, {"causal": True}),
     "heads of 256": (256, 256, 256, 256, None, {"causal": True}),
     "segments alone": (256, 256, 64, 64, None, DOCUMENTS),
-    "four heads": (128, 128, 64, 64, None, {"causal": True}),
+    "four heads": (128, 128, 64, 64, "ALiBi of four", {"causal": True}),
 }
 
 

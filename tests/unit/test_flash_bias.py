@@ -135,7 +135,7 @@ def test_a_pullback_is_that_of_the_bias(name, counted):
         tile, rows = [jnp.asarray(x) for x in np.broadcast_arrays(i[:, None], j[None])], []
         for head in range(HEADS):
             if programs[0].kind in ("linear", "table"):
-                found = [ds[head] * abs(i[:, None] - j[None])]
+                found = [ds[head] * abs(i[:, None] - j[None]).astype(np.float32)]
             else:
                 steps, places = programs[0].pullback
                 values = evaluated(steps, [*tile, *(jnp.full(COUNTS, x) for x in numbers[:, head]), ds[head]])
@@ -143,7 +143,7 @@ def test_a_pullback_is_that_of_the_bias(name, counted):
             rows.append(jnp.stack([jnp.sum(x) for x in found]))
         if programs[0].kind == "table":  # its cotangent is a sum along diagonals
             index = i[:, None] - j[None] + PADDED[1]
-            rows = [jnp.zeros(sum(PADDED)).at[index].add(x) for x in ds]
+            rows = [jnp.zeros(sum(PADDED), jnp.float32).at[index].add(x) for x in ds]
         want = jax.vjp(lambda *learned: jnp.broadcast_to(of(i, j, *learned), ds.shape), *learned)[1](ds)
         return pull((jnp.stack(rows, programs[0].kind != "table"),)), want
 
