@@ -173,8 +173,10 @@ def test_each_device_may_have_positions_of_its_own():
     each = lambda p, *x: attend(*x, query_positions=p, key_positions=p)  # noqa: E731
     spec, row = P(None, ("a", "b")), P(("a", "b"))
     split = jax.shard_map(each, mesh=on_a_mesh(), in_specs=(row, *[spec] * 3), out_specs=spec)
-    x = [jax.ShapeDtypeStruct((1, 1024, 2, 64), BFLOAT16)] * 3
-    assert "@mosaic_gpu" in lowered(split, jax.ShapeDtypeStruct((1024,), np.int32), *x)
+    x = jax.ShapeDtypeStruct((1024,), np.int32), *[jax.ShapeDtypeStruct((1, 1024, 2, 64), BFLOAT16)] * 3
+    assert lowered(split, *x).count("@mosaic_gpu") == 1
+    gradient = jax.grad(lambda *x: jnp.sum(split(*x).astype(jnp.float32)), (1, 2, 3))
+    assert lowered(gradient, *x).count("@mosaic_gpu") == 3
 
 
 @needs_kernel
