@@ -70,13 +70,14 @@ def trials() -> Iterator[tuple[Trial, Timed | None]]:
         "Gemma 4": gm.nn.Gemma4_31B(config=fourth, dtype=jnp.float32),
     }
     for name, model in models.items():
-        ids, at = tokens(96)
+        ids, at = tokens(96, length=64)
 
         def forward(params, ids, at, mask, model=model):
             return model.apply({"params": params}, ids, positions=at, attention_mask=mask).logits
 
-        params = jax.eval_shape(model.init, jax.random.key(0), ids, positions=at, attention_mask=causal())["params"]
-        yield Trial(name, forward, drawn(params), (ids, at, causal()), (ids, at + 1_000_000, causal())), timed
+        mask = causal(length=64)
+        params = jax.eval_shape(model.init, jax.random.key(0), ids, positions=at, attention_mask=mask)["params"]
+        yield Trial(name, forward, drawn(params), (ids, at, mask), (ids, at + 1_000_000, mask)), timed
         timed = None
 
     call, params, patches = layer(lambda x, at: vision.apply_multidimensional_rope(x, at, base_frequency=100))
