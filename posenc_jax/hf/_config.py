@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +43,7 @@ _DEFAULT_TYPES = {
 _SHARED_KEYS = {"DeepseekOCR", "deepseek_vl_v2"}
 # Keys of a composite that do not concern its language model.
 _UNRELATED_KEYS = {"glmasr": ("use_rope",), "musicflamingo": ("rope_parameters",)}
+VERSION = "transformers_version"
 # Ignored when false; when true, refused unless the model reads them.
 SWITCHES = "use_mrope", "use_dynamic_ntk", "use_logn_attn", "mla_use_nope", "use_fope"
 
@@ -60,6 +62,20 @@ class Config(Keys):
         result.used = self.used
         return result
 
+    def default_of(self, key: str, default: float | None) -> float | None:
+        """The default of a missing key in the release that wrote the config; raises if releases differ and none is said."""
+        moved = self.model.moved
+        if moved is None or moved.key != key:
+            return default
+        release, since = (_release(version) for version in (self.string(VERSION), moved.since))
+        message = (
+            "{} is missing; its default is {} since transformers {} and was {} before: write {}, or the release that "
+            "the config is for as transformers_version, got {!r:.60}"
+        )
+        said = self.values.get(VERSION)
+        require(release, message, key, default, moved.since, moved.before, key, said)
+        return default if release >= since else moved.before
+
     @property
     def latent(self) -> bool:
         """Whether attention is latent: only the last features of queries and keys have positions."""
@@ -67,6 +83,12 @@ class Config(Keys):
             return self.model.latent is not None
         width = agreed(self.found("qk_rope_head_dim"), None)
         return width is not None and not (isinstance(width, int) and width == 0)  # checked where it is read
+
+
+def _release(version: str | None) -> tuple[int, ...]:
+    """The first two numbers of a version; none if it says no release."""
+    match = re.match(r"(\d+)\.(\d+)(?!.*dev)", version or "")
+    return tuple(map(int, match.groups())) if match else ()
 
 
 def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any]:
@@ -92,6 +114,8 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     outer.use(*(name for name, value in inner.items() if equal(value, outer.values.get(name))))
     outer.use(*_UNRELATED_KEYS.get(name or "", ()), *(key for key in SWITCHES if outer.values.get(key) is False))
     outer.finish(speaks_of_positions)
+    if outer.found(VERSION):
+        inner.setdefault(VERSION, outer.values[VERSION])
     return inner
 
 

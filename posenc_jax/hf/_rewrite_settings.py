@@ -227,6 +227,14 @@ def deepseek_v2(config: dict[str, Any]) -> None:
         deepseek_ocr(config)
 
 
+def sarvam_mla(config: dict[str, Any]) -> None:
+    """head_dim and q_head_dim are not read; rope type deepseek_yarn is YaRN."""
+    for name in ("head_dim", "q_head_dim"):
+        config.pop(name, None)
+    for name, settings in Keys(config).found("rope_scaling").items():
+        config[name] = {k: "yarn" if equal(x, "deepseek_yarn") else x for k, x in mapping(name, settings).items()}
+
+
 def minimax_m3(config: dict[str, Any]) -> None:
     """sparse_attention_config may have the indexer's width; rotary_dim alone is refused, because programs differ."""
     sparse = Keys(config).within("sparse_attention_config")
