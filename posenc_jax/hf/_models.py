@@ -161,9 +161,7 @@ MODELS: dict[str, Model] = {
     **_all("sarvam_moe", theta=8e6, partial=1.0, head_dim=64),
     # pairs of neighbours
     **_all("blt_patcher roformer", layout="interleaved"),
-    **_all(
-        "blt_global_transformer blt_local_decoder blt_local_encoder ernie4_5_moe", layout="interleaved", theta=5e5
-    ),
+    **_all("blt_global_transformer blt_local_decoder blt_local_encoder ernie4_5_moe", layout="interleaved", theta=5e5),
     **_all("cohere", layout="interleaved", theta=5e5, moved=Moved("5.0", 1e4)),
     **_all(
         "pe_audio_encoder pe_audio_video_encoder pe_video_encoder", layout="interleaved", theta=20_000.0, head_dim=128

@@ -19,6 +19,7 @@ from posenc_jax.hf._rewrites import note_of, rewritten
 from posenc_jax.hf._rope import MAXIMUM, Rope, spectrum
 from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, with_written_scales
 from posenc_jax.hf._settings import base_of, rope_settings, settings_by_type
+from posenc_jax.hf._typos import meant
 
 # What an error is about: the first key that it names, and one that contradicts it.
 _SUBJECTS = re.compile(r"(?:^(?:the key |the layer types \[.*?\] of )?|contradicts )([\w.]+)")
@@ -82,7 +83,17 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
         message = str(error).removeprefix(_checks.prefixed(""))
         if message != str(error) and _names_rewritten(message, values, new):
             error.args = (f"{error} (by the spelling of model_type {values['model_type']!r}: {note_of(values)})",)
+        elif " is missing" in message and (typo := _misspelled(values, message)):
+            error.args = (f"{error}; is the key {typo} meant for it?",)
         raise
+
+
+def _misspelled(values: Mapping[str, Any], message: str) -> str | None:
+    """The first key that is near the missing ones that a message names."""
+    missing = re.findall(r"\w+", message.partition(" is missing")[0])
+    settings = [d for found in rope_settings(values) for d in (found.values, *found.values.values())]
+    keys = [key for d in (values, *settings) if isinstance(d, Mapping) for key, value in d.items() if value is not None]
+    return next((key for key in keys if isinstance(key, str) and meant(key, missing)), None)
 
 
 def _names_rewritten(message: str, old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
@@ -102,7 +113,8 @@ def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> 
     written = rope_settings(values)
     plans = [_plan(values, settings, layout, length) for settings in reversed(written)]  # rope_parameters first
     if plans[0] != plans[-1]:  # transformers takes rope_scaling
-        raise invalid(" contradicts ".join(f"{d.name} = {d.values!r:.60}" for d in written))
+        both = " contradicts ".join(f"{d.name} = {d.values!r:.60}" for d in written)
+        raise invalid(f"{both}: write all settings into one of them, the base of the model too")
     return plans[0]
 
 
@@ -120,7 +132,8 @@ def _plan(values: Mapping[str, Any], settings: Keys, layout: Any, length: int | 
     if not config.model_type:
         config.use(*_SIZES)
         config.finish()
-    elif parameters:  # if no layer rotates, keys may stay unused
+    config.check_spelling()
+    if config.model_type and parameters:  # if no layer rotates, keys may stay unused
         config.finish(speaks_of_positions)
     part = "last" if config.latent and parameters else "first"
     return RotaryPlan(tuple(layers), layout, part, _softmax_scale(parameters), length, indexer)

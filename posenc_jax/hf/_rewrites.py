@@ -12,7 +12,7 @@ from typing import Any
 from posenc_jax.hf import _rewrite_layers as layers
 from posenc_jax.hf import _rewrite_settings as settings
 from posenc_jax.hf._models import known
-from posenc_jax.hf._rewriting import Rewriter, only, renamed
+from posenc_jax.hf._rewriting import Asked, Rewriter, only, renamed
 
 _FAMILIES: dict[str, Rewriter] = {
     "baichuan": layers.baichuan,
@@ -73,9 +73,9 @@ _FAMILIES: dict[str, Rewriter] = {
 REWRITERS = {name: rewrite for names, rewrite in _FAMILIES.items() for name in names.split()}
 
 
-def rewritten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config, rewritten for its model_type."""
-    result, rewrite = dict(values), _rewriter_of(values)
+def rewritten(values: Mapping[str, Any]) -> Asked:
+    """The keys of a config, rewritten for its model_type; it records which keys the rewriter looked for."""
+    result, rewrite = Asked(values), _rewriter_of(values)
     if rewrite:
         rewrite(result)
     return result
