@@ -178,7 +178,7 @@ MODELS: dict[str, Model] = {
     **_all("afmoe", head_dim=128, pattern=Pattern(4, "global_attn_every_n_layers"), sliding_only=True),
     **_all("cohere2_moe", layout="interleaved", head_dim=128, no_rope_interval=0),
     **_all("exaone4 exaone4_5_text exaone_moe", pattern=_FOUR, sliding_only=True, all_without_window=True),
-    **_all("lara_mini", head_dim=128, **_HYBRID, sliding_only=True),
+    **_all("lara_mini", head_dim=128, hybrid=True, sliding_only=True),
     **_all("kolibri1", head_dim=128, needs_layer_types=True, sliding_only=True, all_without_window=True),
     **_all("flint", head_dim=128, needs_layer_types=True, sliding_only=True),
     **_all("smollm3", theta=2e6, no_rope_interval=4),

@@ -20,7 +20,8 @@ NEEDED = [
     (case["config"], key)
     for case in TYPES
     for key in MADE_UP
-    if key in case["config"] and case["config"]["model_type"] != "minimax_m3_vl_text"  # its class has no settings
+    if key in case["config"]
+    and case["config"]["model_type"] not in ("dory", "minimax_m3_vl_text")  # their classes say no such thing
 ]
 TURNING = [(name, layer["index"]) for name, model in MODELS.items() for layer in model["layers"] if layer["turns"]]
 

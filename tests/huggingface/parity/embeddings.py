@@ -1,14 +1,26 @@
 """The class for frequencies of a configuration of transformers, its frequencies and the amplitude of its waves."""
 
-import importlib
+import importlib.util
 import os
 
 import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+
+def borrowed_class(config):
+    """The model of another type that a configuration without code of its own has; None if it has code."""
+    name = type(config).__module__.replace(".configuration_", ".modeling_")
+    if importlib.util.find_spec(name) or not isinstance(MODEL_MAPPING_NAMES.get(config.model_type), str):
+        return None
+    return getattr(transformers, MODEL_MAPPING_NAMES[config.model_type])
 
 
 def modeling_of(config):
     """The module with the models of a configuration."""
-    return importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    borrowed = borrowed_class(config)
+    name = borrowed.__module__ if borrowed else type(config).__module__.replace(".configuration_", ".modeling_")
+    return importlib.import_module(name)
 
 
 def new_embedding(config):

@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import small
 import torch
-from embeddings import modeling_of
+from embeddings import borrowed_class, modeling_of
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -49,6 +49,8 @@ def make_model(model_type, attention):
 
 
 def _model_class(config):
+    if borrowed := borrowed_class(config):
+        return borrowed
     modeling = modeling_of(config)
     if config.model_type in small.CLASSES:
         return getattr(modeling, small.CLASSES[config.model_type])
