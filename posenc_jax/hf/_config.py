@@ -105,7 +105,7 @@ def _release(version: str | None) -> tuple[int, ...]:
 def check_spelling(values: Mapping[str, Any], read: Collection[str], reads: str) -> None:
     """Raises for a key that is near one of those that are read."""
     for key, value in values.items():
-        name = None if value is None else meant(key, read)
+        name = "" if value is None else meant(key, read)
         message = "the key {} = {!r:.60} is near {}, which {}: write {} if that is meant, and remove it if not"
         require(not name, message, key, value, name, reads, name)
 

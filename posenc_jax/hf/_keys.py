@@ -128,9 +128,9 @@ class Keys:
         """Raises if a key was not used whose name `matters`."""
         for name, value in self.values.items():
             if value is not None and name not in self.used and matters(name):
+                meaning = meant(name, self.asked)
+                hint = f": is {meaning} meant?" if meaning else ""
                 name, value = f"{self.label}{name}", f"{value!r:.60}"
-                meaning = meant(name.removeprefix(self.label), self.asked)
-                hint = f": is {self.label}{meaning} meant?" if meaning else ""
                 raise invalid(f"the key {name} = {value} is not known or not used here{hint}")
 
     # Both

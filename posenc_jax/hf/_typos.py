@@ -33,15 +33,15 @@ _SIZES = set(
 )
 
 
-def meant(key: str, read: Collection[str]) -> str | None:
-    """Which of the keys that are read `key` is a misspelling of, if any."""
+def meant(key: str, read: Collection[str]) -> str:
+    """The keys that are read, with "or" between them, that `key` may be a misspelling of; empty if there is none."""
     if key in read or key.startswith("_"):  # transformers 4 wrote some private attributes
-        return None
+        return ""
     names = sorted(name for name in read if name not in _SIZES)
     other = _OTHER_NAMES.get(key.lower())
     same = [name for name in names if name == other or _folded(name) == _folded(key)]
-    close = [] if key in KNOWN else [name for name in names if _near(key, name)]
-    return next(iter(same + close), None)
+    near = ([] if key in KNOWN else [name for name in names if _near(key, name, edits)] for edits in (1, 2))
+    return " or ".join(same or next(filter(None, near), []))
 
 
 @lru_cache(maxsize=4096)
@@ -51,10 +51,10 @@ def _folded(key: str) -> str:
 
 
 @lru_cache(maxsize=65536)
-def _near(key: str, name: str) -> bool:
-    """Whether two keys are a letter apart, or two if they are not short."""
-    a, b = _folded(key), _folded(name)
-    return _within(a, b, 1 if min(len(a), len(b)) < 7 else 2)
+def _near(key: str, name: str, edits: int) -> bool:
+    """Whether two keys are so many letters apart; two are too many for a short one."""
+    pairs = [(_folded(key), _folded(name)), tuple(re.sub("[^a-z0-9]", "", x.lower()) for x in (key, name))]
+    return any(min(map(len, pair)) > 6 * (edits - 1) and _within(*pair, edits) for pair in pairs)
 
 
 def _within(a: str, b: str, edits: int) -> bool:

@@ -1,7 +1,10 @@
 """The class for frequencies of a configuration of transformers, its frequencies and the amplitude of its waves."""
 
+import functools
 import importlib.util
+import inspect
 import os
+import re
 
 import torch
 import transformers
@@ -63,3 +66,14 @@ def _amplitude(embedding, kind, length):
     if isinstance(waves, tuple):
         return float(waves[0].flatten()[0])
     return float(getattr(embedding, f"{kind}_attention_scaling" if kind else "attention_scaling", 1.0))
+
+
+@functools.cache
+def keys_of(config_class):
+    """The keys that a configuration class knows: its fields, their other names, and those that its code takes out."""
+    names = {*config_class.attribute_map, *config_class.attribute_map.values()}
+    for base in config_class.__mro__:
+        names |= {*getattr(base, "__annotations__", {})}
+        if base.__module__.startswith("transformers.models"):
+            names |= {*re.findall(r"kwargs\.(?:get|pop|setdefault)\(\s*\"(\w+)\"", inspect.getsource(base))}
+    return frozenset(names)
