@@ -70,7 +70,7 @@ class Config(Keys):
         return result
 
     def default_of(self, key: str, default: float | None) -> float | None:
-        """The default of a missing key in the release that wrote the config; raises if releases differ and none is said."""
+        """The default of a missing key in the config's release; raises if releases differ and it says none."""
         moved = self.model.moved
         if moved is None or moved.key != key:
             return default

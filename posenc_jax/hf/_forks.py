@@ -33,11 +33,11 @@ def _facts(model: Model) -> str:
     if model.never_rotates:
         return "has no positions"
     share = "the whole head" if model.partial in (None, 1) else f"{model.partial:g} of a head"
-    bases = {base for _, base in model.thetas.values()} if model.thetas else {model.theta} - {None}
+    bases = {base for _, base in model.thetas.values()} if model.thetas else {model.theta or 0.0}
     parts = [
         f"pairs {_PAIRS[model.layout]}" if model.layout else "",
         "rotates " + ("the last features of a head" if model.latent else share),
-        f"has base {' and '.join(f'{base:,.0f}' for base in sorted(bases, reverse=True) if base)}" if bases else "",
+        f"has base {' and '.join(f'{base:,.0f}' for base in sorted(bases, reverse=True))}" if all(bases) else "",
         f"deals pairs out to coordinates, {model.sections}" if model.sections else "",
         "has layers without positions" if model.sliding_only or model.no_rope_interval else "",
         "scales queries by position" if model.query_scale else "",

@@ -1,7 +1,7 @@
 """What the model code of transformers 5.23.0 and 5.24.0 does that a config.json does not say.
 
 Every entry was read from the model's `modeling_*.py` (which features make a pair, which layers rotate) and
-`configuration_*.py` (the values that stand for missing keys). Where releases differ, `Moved` says which has which value.
+`configuration_*.py` (the values that stand for missing keys). `Moved` says where releases differ.
 
 A field of `Model` holds a fact that at least two model types share. What one type alone does is a rewriter, in
 `_rewrites.py`: it says the same in the keys that `plan_to_config` writes, and `reads` lets its type read them.

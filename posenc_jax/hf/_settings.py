@@ -98,7 +98,7 @@ def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | 
 
 
 def _check_not_replaced(d: Keys, config: Config) -> None:
-    """Raises for a scaling without a base in rope_parameters, which always hold both unless another scaling replaced them."""
+    """Raises for a scaling without a base in rope_parameters: files have both, unless the scaling replaced them."""
     kind = rope_type_of(d)
     message = (
         "{}rope_theta is missing beside rope_type = {!r}: settings that replace those of a file lose its base, "

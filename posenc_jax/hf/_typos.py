@@ -15,11 +15,11 @@ _OTHER_NAMES = {
 # published file. `nox -s parity` finds those that are missing here.
 KNOWN = set(
     """
-    H_cycles L_cycles attention_window batch_size block_types channels global_rope_theta head_dim in_channels
-    index_head_dim indexer_head_dim layer_type local_rope_theta max_2d_position_embeddings moe_layer_interval
-    mtp_layer_types no_rope_layer_interval partial_rotary_factor partial_rotary_factors patch_sizes
-    position_embeddings_type q_head_dim qk_channels qk_head_dim qk_nope_head_dim qk_rope_head_dim rope_interleave
-    sliding_windows swa_head_dim swa_qk_rope_head_dim use_cla use_mem_rope v_channels v_head_dim
+    H_cycles L_bp_cycles L_cycles attention_window block_types channels global_rope_theta in_channels index_head_dim
+    indexer_head_dim layer_type local_rope_theta max_2d_position_embeddings moe_layer_interval mtp_layer_types
+    no_rope_layer_interval partial_rotary_factor partial_rotary_factors position_embeddings_type q_head_dim qk_channels
+    qk_head_dim qk_nope_head_dim qk_rope_head_dim rope_interleave sliding_windows swa_qk_rope_head_dim use_cla
+    use_mem_rope use_rope v_channels v_head_dim
     """.split()
 )
 # An error says that one of these is missing, or no spectrum depends on it.
@@ -47,14 +47,19 @@ def meant(key: str, read: Collection[str]) -> str:
 @lru_cache(maxsize=4096)
 def _folded(key: str) -> str:
     """A key without case, separators and plurals."""
-    return re.sub("s(?=[^a-z]|$)|[^a-z0-9]", "", key.lower())
+    return _plain(re.sub("s(?=[^a-z]|$)", "", key.lower()))
+
+
+def _plain(key: str) -> str:
+    """A key without case and separators."""
+    return re.sub("[^a-z0-9]", "", key.lower())
 
 
 @lru_cache(maxsize=65536)
 def _near(key: str, name: str, edits: int) -> bool:
     """Whether two keys are so many letters apart; two are too many for a short one."""
-    pairs = [(_folded(key), _folded(name)), tuple(re.sub("[^a-z0-9]", "", x.lower()) for x in (key, name))]
-    return any(min(map(len, pair)) > 6 * (edits - 1) and _within(*pair, edits) for pair in pairs)
+    forms = [(form(key), form(name)) for form in (_folded, _plain)]
+    return any(min(len(a), len(b)) > 6 * (edits - 1) and _within(a, b, edits) for a, b in forms)
 
 
 def _within(a: str, b: str, edits: int) -> bool:
