@@ -112,7 +112,8 @@ def docs(session: nox.Session) -> None:
     session.log("1 of 5: draws the figures")
     session.run("python", "docs/figures.py")
     session.log("2 of 5: runs the code of every page, three minutes")
-    session.run("python", "-W", "error", "docs/outputs.py")
+    session.run("python", "-W", "error", "docs/outputs.py", env={"MPLBACKEND": "svg"})
+    session.run("python", "docs/notebooks.py")
     session.log("3 of 5: builds the pages, half a minute")
     session.run("mkdocs", "build", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
     session.log("4 of 5: checks links and names")
@@ -146,6 +147,14 @@ def bench(session: nox.Session) -> None:
 
 
 # What is shipped, and the tests on other versions, settings and devices
+
+
+@nox.session
+def notebooks(session: nox.Session) -> None:
+    """Runs the notebooks that `nox -s docs` wrote, in Jupyter, 5 minutes; `-- rope` for one."""
+    install(session, "-e", ".[plot]", *group("notebooks"))
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(Path("build/compiled").resolve())}
+    session.run("python", "docs/notebooks.py", "--run", *session.posargs, env=CPU | cache)
 
 
 @nox.session

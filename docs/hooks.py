@@ -1,10 +1,12 @@
 """What MkDocs changes in the pages that it renders."""
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import notebooks
 from entries import completed, overview
 from folding import fold
 from markdown import Extension, Markdown
@@ -49,6 +51,7 @@ ENTRY = re.compile(rf"^::: ({NAME})\n(?! +options)(\nRecipes: (?:.+\n)+)?", flag
 MENTION = re.compile(r"\bapi/\w+\.md#(posenc_jax[\w.]+)|(?<![\w.])(pe|linen|kernels)\.(\w+)\(")
 IMPORT = re.compile(r"from posenc_jax\.(nnx|hf) import (?:\(([\w,\s]+)\)|([\w, ]+))")
 PLAIN = re.compile(r"(?<![\[`])`pe\.(\w+)`(?![\]`])")
+TITLE = re.compile(r"^# .+\n", flags=re.MULTILINE)
 VIEW = re.compile(r'<pe-view\b[^>]*\bkind="(\w+)"')
 DEFINED = re.compile(r'^ *define\("(\w+)"', flags=re.MULTILINE)
 FENCE = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
@@ -125,13 +128,27 @@ def prose(link: Any, text: str) -> str:
     return "\n".join(line if line.startswith("#") else PLAIN.sub(link, line) for line in lines)
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def downloadable(markdown: str, file: Any, config: Any) -> str:
+    """The page with a link below its title to its notebook, and to Colab if the notebooks are in a branch there."""
+    if Path(file.abs_src_path) not in notebooks.pages():
+        return markdown
+    name = f"{Path(file.src_uri).stem}.ipynb"
+    links = f"[Download as a notebook]({get_relative_url(f'downloads/{name}', file.src_uri)})"
+    repository, branch = (config.repo_url or "").rstrip("/"), os.environ.get("NOTEBOOKS_BRANCH")
+    if branch and repository.startswith("https://github.com/"):
+        place = repository.removeprefix("https://github.com/")
+        links += f" · [Open in Colab](https://colab.research.google.com/github/{place}/blob/{branch}/downloads/{name})"
+    return TITLE.sub(lambda match: f"{match[0]}\n{links}\n{{: .pe-notebook }}\n", markdown, count=1)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Folds assertions, and leads from the reference to the guides and back."""
     if page.file.src_uri == "api/index.md":
         return overview(markdown)
     if page.file.src_uri.startswith("api/"):
         return ENTRY.sub(lambda match: match[0] + guides(match[1]), completed(markdown))
-    return linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
+    text = linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
+    return downloadable(text, page.file, config)
 
 
 def viewers(html: str, page: Any, config: Any) -> str:

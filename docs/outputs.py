@@ -1,9 +1,10 @@
 """Runs the Python blocks of the pages and writes what they print where the pages include it: `python docs/outputs.py`.
 
 A page's blocks share one namespace, in their order. The include of `outputs/NAME` after a block shows what it prints,
-in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. A block that begins with
-`# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/sessions.md` lists
-the sessions of noxfile.py, as `nox -l` does, `outputs/model_types.md` the model types that configs are read of, and
+in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. A picture `figures/NAME.svg`
+after a block, or after what it prints, is matplotlib's current figure. A block that begins with
+`# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/sessions.md` lists the sessions of
+noxfile.py, as `nox -l` does, `outputs/model_types.md` the model types that configs are read of, and
 `outputs/evidence_*.md` what demo/evidence.json holds.
 """
 
@@ -22,23 +23,27 @@ import findings
 import flax
 import jax
 import model_types
+import numpy as np
 
 DOCS = pathlib.Path(__file__).parent
 INCLUDES = DOCS.parent / "build" / "docs"
+FIGURES = DOCS / "figures"
 BLOCK = re.compile(
     r"^(?P<indent> *)```python[^\n]*\n(?P<code>.*?)^(?P=indent)```\n"
-    r'(?:\s*(?:```text[^\n]*\n *)?--8<-- "outputs/(?P<output>[\w.]+)"\n)?',
+    r'(?:\s*(?:```text[^\n]*\n *)?--8<-- "outputs/(?P<output>[\w.]+)"\n(?: *```\n)?)?'
+    r"(?:\s*!\[[^\]]*\]\((?:\.\./)?figures/(?P<figure>\w+)\.svg\))?",
     flags=re.MULTILINE | re.DOTALL,
 )
 NEEDS = re.compile(r"# needs Flax (\d+(?:\.\d+)*)\b")
 
 
 class Block(NamedTuple):
-    """A block of code, the line it begins at, and the file that takes what it prints."""
+    """A block of code, the line it begins at, and the files that take what it prints and what it draws."""
 
     code: str
     line: int
     output: str | None
+    figure: str | None
 
 
 def pages() -> list[pathlib.Path]:
@@ -50,7 +55,7 @@ def blocks_of(page: pathlib.Path) -> list[Block]:
     """The blocks of a page."""
     text = page.read_text(encoding="utf-8")
     return [
-        Block(textwrap.dedent(match["code"]), text.count("\n", 0, match.start()) + 2, match["output"])
+        Block(textwrap.dedent(match["code"]), text.count("\n", 0, match.start()) + 2, match["output"], match["figure"])
         for match in BLOCK.finditer(text)
     ]
 
@@ -72,11 +77,22 @@ def too_new(code: str) -> str | None:
     return needed[1] if needed and numbers(needed[1]) > numbers(flax.__version__) else None
 
 
+def draw(name: str) -> None:
+    """Writes matplotlib's current figure, the same bytes in every run."""
+    from matplotlib import pyplot
+
+    FIGURES.mkdir(exist_ok=True)
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with pyplot.rc_context({"svg.hashsalt": "posenc_jax", "svg.fonttype": "path"}):
+        pyplot.savefig(FIGURES / f"{name}.svg", metadata=nothing)
+    pyplot.close("all")
+
+
 def run(page: pathlib.Path) -> dict[str, str]:
     """What the blocks of a page print, by the names of the files that the page includes."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     printed: dict[str, str] = {}
-    for code, line, output in blocks_of(page):
+    for code, line, output, figure in blocks_of(page):
         if output and NEEDS.match(code):
             raise RuntimeError(
                 f"{page.name}, line {line}: the block is not run on every Flax, so it must print nothing"
@@ -88,6 +104,8 @@ def run(page: pathlib.Path) -> dict[str, str]:
         # Blank lines, so that a traceback names the line of the page.
         with contextlib.redirect_stdout(stream):
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+        if figure:
+            draw(figure)
         text = stream.getvalue()
         wrong = {
             "prints what the page does not include": text and not output,
@@ -123,7 +141,9 @@ def main() -> None:
     for i, page in enumerate(chosen):
         print(f"page {i + 1} of {len(chosen)}: {page.name}, ", end="", flush=True)
         start = time.perf_counter()
-        for name, text in run(page).items():
+        with np.printoptions():  # a page may set its own
+            printed = run(page)
+        for name, text in printed.items():
             (args.includes / name).write_text(text, encoding="utf-8")
         print(f"{len(blocks_of(page))} blocks, {time.perf_counter() - start:.1f} s", flush=True)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,10 @@ from posenc_jax._rotary import rotate_vectors
 from posenc_jax._waves import Angles
 
 Biases = tuple[Callable[..., Any] | None, Callable[..., Any] | None]  # of positions; of positions and content
+# What `attention` gets from here, besides the operands, and the options of Flax's function that change nothing in it.
+GIVEN = {f"{side}_{what}" for side in ("query", "key") for what in ("data", "positions", "order", "segments")}
+GIVEN |= {"bias", "return_residual"}
+UNUSED = ("dropout_rng", "broadcast_dropout", "force_fp32_for_softmax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +56,7 @@ class PositionalSettings:
     def attend(
         self,
         attention_fn: Callable[..., jax.Array],
+        attention: Callable[..., jax.Array] | None,
         biases: Biases,
         query: jax.Array,
         key: jax.Array,
@@ -60,21 +67,49 @@ class PositionalSettings:
         key_positions: ArrayLike | None = None,
         **kwargs: Any,
     ) -> jax.Array:
-        """Calls `attention_fn` with query (..., queries, heads, head_dim) and key rotated, and all biases summed."""
+        """Calls `attention_fn` with query (..., queries, heads, head_dim) and key rotated, and all biases summed.
+
+        With `attention`, calls that instead, with a function that gives the biases of a tile.
+        """
         query, key, value = map(_checks.held, (query, key, value))
         queries, keys = self._parse_positions(query, key, input_positions, key_positions)
         if keys is None and queries is not None:
             _require_cache(query, key, queries, args[0] if args else kwargs.get("mask"), kwargs.get("is_causal"))
-        biased = any(function is not None for function in biases)
-        if biased:
+        if attention is not None:
+            options = _parse_options(attention_fn, query, key, value, bias, *args, **kwargs)
+            options |= self._tile_options(biases, query, key, queries, keys, options.get("causal", False))
+            return attention(*self._rotated(query, key, queries, keys), value, **options)
+        if any(function is not None for function in biases):
             bias = _add_biases(bias, biases, query, key, queries, keys)
-        if self.frequencies.dim:
-            query = self._rotate("query", query, "input_positions", queries)
-            key = self._rotate("key", key, "input_positions" if keys is queries else "key_positions", keys)
-        if not biased:
-            return attention_fn(query, key, value, bias, *args, **kwargs)
-        with jax.numpy_dtype_promotion("standard"):  # 16-bit scores plus a float32 bias are float32
-            return attention_fn(query, key, value, bias, *args, **kwargs)
+            with jax.numpy_dtype_promotion("standard"):  # 16-bit scores plus a float32 bias are float32
+                return attention_fn(*self._rotated(query, key, queries, keys), value, bias, *args, **kwargs)
+        return attention_fn(*self._rotated(query, key, queries, keys), value, bias, *args, **kwargs)
+
+    def _tile_options(
+        self, biases: Biases, query: Any, key: Any, queries: Any, keys: Any, causal: bool
+    ) -> dict[str, Any]:
+        """The biases, positions and orders for `posenc_jax.attention`."""
+        lengths = {"query": query.shape[-3], "key": key.shape[-3]}
+        options: dict[str, Any] = {}
+        if any(function is not None for function in biases):
+            options["bias"] = functools.partial(_tile_of, biases)
+        if biases[1] is not None:
+            options |= {"query_data": query, "key_data": key}
+        if queries is None:
+            return options
+        if self.frequencies.num_axes == 1:
+            options |= {"query_positions": queries}
+            options |= {"key_positions": _tile_arguments.counted("key", lengths["key"]) if keys is None else keys}
+        if causal:  # Flax's causal mask goes by the index, whatever the positions are
+            options |= {f"{side}_order": _tile_arguments.counted(side, n) for side, n in lengths.items()}
+        return options
+
+    def _rotated(self, query: Any, key: Any, queries: Any, keys: Any) -> tuple[Any, Any]:
+        """Query and key at their positions."""
+        if not self.frequencies.dim:
+            return query, key
+        query = self._rotate("query", query, "input_positions", queries)
+        return query, self._rotate("key", key, "input_positions" if keys is queries else "key_positions", keys)
 
     def _rotate(self, name: str, x: Any, positions_name: str, positions: Any) -> jax.Array:
         """Rotates the query or the key, which errors call `name`, as `rotary` does."""
@@ -151,3 +186,47 @@ def _add_biases(
 def _sum(values: jax.Array, bias: jax.Array) -> jax.Array:
     dtype = compute_dtype(values, bias)
     return values.astype(dtype) + align(bias, values.ndim).astype(dtype)
+
+
+def parse_attention(attention: Any) -> Callable[..., jax.Array] | None:
+    """Returns it; raises if it cannot be called, or has options bound that the attention_fn gives it."""
+    if attention is None:
+        return None
+    _checks.require_type(callable(attention), "attention", "posenc_jax.attention or None", attention)
+    bound = sorted(GIVEN & {*getattr(attention, "keywords", ())})
+    require(not bound, "attention must not bind {}: the attention_fn gives it", ", ".join(bound))
+    return attention
+
+
+def _parse_options(attention_fn: Callable[..., Any], *args: Any, is_causal: Any = False, **kwargs: Any) -> dict:
+    """The arguments of Flax's function as `posenc_jax.attention` takes them; raises for those that it has not."""
+    given = inspect.signature(attention_fn).bind(*args, **kwargs)
+    defaults = {name: parameter.default for name, parameter in given.signature.parameters.items()}
+    options = {n: x for n, x in given.arguments.items() if n not in UNUSED and x is not defaults[n]}
+    query, key, _ = (options.pop(name) for name in ("query", "key", "value"))
+    is_causal = options.pop("is_causal", is_causal)
+    if options.pop("deterministic", False):
+        options.pop("dropout_rate", None)
+    if not options.get("dropout_rate", True):
+        del options["dropout_rate"]
+    if options.get("dtype") == query.dtype:
+        del options["dtype"]
+    mask = options.pop("mask", None)
+    for name, x in options.items():
+        message = "{} must be {} with attention (Flax's own attention takes it), got {}"
+        raise invalid(message.format(name, defaults[name], getattr(x, "shape", x)))
+    result: dict[str, Any] = {"causal": True} if _checks.flag("is_causal", is_causal) else {}
+    if mask is not None:  # one for all queries hides keys, as a segment of their own does
+        mask, keys = jnp.asarray(mask), key.shape[-3]
+        fits = mask.ndim >= 3 and mask.shape[-3:] == (1, 1, keys)
+        message = "mask must be one for all heads and queries with attention, (..., 1, 1, {}), got shape {}; {}"
+        require(fits, message, keys, mask.shape, "bind causal=True or a window to attention")
+        segments = mask.astype(bool).astype(jnp.int32).reshape(*mask.shape[:-3], keys)
+        result |= {"query_segments": jnp.ones(query.shape[-3], jnp.int32), "key_segments": segments}
+    return result
+
+
+def _tile_of(biases: Biases, i: Any, j: Any, *data: Any) -> jax.Array:
+    """The sum of the biases of a tile of scores."""
+    terms = [f(i, j, *extra) for f, extra in zip(biases, ((), data), strict=True) if f is not None]
+    return terms[0] if len(terms) == 1 else _sum(*sorted(terms, key=jnp.ndim, reverse=True))

@@ -133,6 +133,11 @@
         width: width - left,
         height: height - top,
       });
+      for (const [y, part] of [
+        [12, "faint: before"],
+        [27, "the turn"],
+      ])
+        write(g, 0, y, part, "start");
       const words = `Key at position ${count(key)}, query at ${count(query)}: the score is ${fixed(score, 3)}.`;
       return {
         label:

@@ -66,7 +66,7 @@
         );
         view.cells = cells(g);
         view.frames = [1, 4].map((word) => ({word, rect: svg(g, "rect", {class: "frame moves"})}));
-        write(g, 0, 16, "looks at →", "start");
+        write(g, 0, 16, "attends to", "start");
       }
       const [left, top] = [width < 500 ? 62 : 78, 24];
       const [w, h] = [(width - left - 2) / 5, (height - top - 4) / 5];
@@ -97,7 +97,7 @@
           "Every pair of words keeps its weight; " +
           "the rows of the two dogs hold the same numbers.",
         words:
-          `“${order.map((word) => WORDS[word]).join(" ")}”: chased looks at dog ① with weight ` +
+          `“${order.map((word) => WORDS[word]).join(" ")}”: chased attends to dog ① with weight ` +
           `${WEIGHTS[2][1].toFixed(2)}, in every order.`,
       };
     },

@@ -45,7 +45,7 @@ def story_shuffle() -> Figure:
         names = [_WORDS[word] for word in order]
         axes.set_xticks(range(5), names, fontsize="small", rotation=25)
         axes.set_yticks(range(5), names, fontsize="small")
-        axes.set_xlabel("looks at")
+        axes.set_xlabel("attends to")
     return figure
 
 
@@ -131,7 +131,7 @@ def story_hands() -> Figure:
 def story_rope() -> Figure:
     """Two planes with the arrow of a key and the arrow of a query, before and after their turns. The sentence stands at
     the start of the text in the left one and after 8 other words in the right one. The arrows point elsewhere, the
-    angle between them and the score above the plane are equal."""
+    angle between them and the score above the plane are equal. The arrows before their turns are faint."""
     figure = Figure(figsize=(7.2, 3.7), layout="constrained")
     spectrum = pe.geometric(16).angular[1:2].astype(np.float32)
     query, key = np.array([[1.1, -0.4], [0.02, 1.0]], np.float32)
@@ -149,6 +149,7 @@ def story_rope() -> Figure:
             axes.text(*beyond, name, color=colour, ha="center", va="center", size="large")
         at = f"key at {before + 1}, query at {before + 4}"
         axes.set_title(f"{at}: q · k = {tips[0] @ tips[1]:.3f}", size="medium")
+    figure.supxlabel("faint: before the turn", size="medium")
     return figure
 
 

@@ -2,16 +2,18 @@ r"""The `attention_fn` of Flax Linen layers: rotary embeddings and biases."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from posenc_jax._checks import Layout, Part, naming, public
 from posenc_jax._frequencies import Frequencies
-from posenc_jax._positional_attention import PositionalSettings
+from posenc_jax._positional_attention import PositionalSettings, parse_attention
 
 
 class PositionalAttention(nn.Module):
@@ -20,6 +22,7 @@ class PositionalAttention(nn.Module):
     settings: PositionalSettings
     bias: Callable[..., jax.Array] | None
     content_bias: Callable[..., jax.Array] | None
+    attention: Callable[..., jax.Array] | None
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -35,7 +38,22 @@ class PositionalAttention(nn.Module):
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """`nn.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
         biases = self.bias, self.content_bias
-        return self.settings.attend(nn.dot_product_attention, biases, query, key, value, *args, **kwargs)
+        if self.attention is not None:
+            biases = tuple(map(_unbound, biases, ((), (query, key))))
+        return self.settings.attend(
+            nn.dot_product_attention, self.attention, biases, query, key, value, *args, **kwargs
+        )
+
+
+def _unbound(bias: Any, data: tuple[Any, ...]) -> Any:
+    """A bias as a function that JAX may trace, which a module inside another is not; makes its parameters."""
+    if not isinstance(bias, nn.Module) or bias.scope is None:
+        return bias
+    if bias.is_initializing():
+        one = jnp.zeros(1, jnp.int32)
+        bias(one, one, *(x[..., :1, :, :] for x in data))
+    module, variables = bias.unbind()
+    return functools.partial(module.apply, variables)
 
 
 @public
@@ -44,6 +62,7 @@ def positional_attention(
     *,
     bias: Callable[..., jax.Array] | None = None,
     content_bias: Callable[..., jax.Array] | None = None,
+    attention: Callable[..., jax.Array] | None = None,
     layout: Layout = "half",
     part: Part = "first",
 ) -> PositionalAttention:
@@ -77,6 +96,12 @@ def positional_attention(
         `ContentBias`, or a module of your own; its variables are under "attention_fn" and "content_bias". query
         (..., queries, heads, head_dim) and key (..., keys, heads, head_dim) are as the layer projected them, neither
         rotated nor scaled. The result is not scaled either.
+      attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
+        `posenc_jax.attention`, with options bound by `functools.partial`, whose memory is linear in the length; a
+        module with learned options, such as sinks, may call it. Bind causal=True in place of a causal mask; it goes by
+        positions. A mask must be the same for all heads and queries, (..., 1, 1, keys),
+        such as that of padding or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and
+        other options of Flax's function are errors.
       layout: as for `posenc_jax.rotary`.
       part: as for `posenc_jax.rotary`.
 
@@ -84,10 +109,10 @@ def positional_attention(
       The attention_fn: a module, and a hashable value without arrays, equal to any other with the same settings.
 
     Raises:
-      TypeError: if frequencies is an array, or bias or content_bias cannot be called.
-      ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, or a bias comes and
-        positions have several axes. When called: if positions are missing, or not one for each token, or a bias does
-        not have the shape above.
+      TypeError: if frequencies is an array, or bias, content_bias or attention cannot be called.
+      ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, a bias comes and
+        positions have several axes, or attention binds what it gets from here. When called: if positions are missing,
+        or not one for each token, a bias does not have the shape above, or attention cannot take an argument.
 
     Examples:
       >>> import functools
@@ -112,4 +137,4 @@ def positional_attention(
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
     settings = PositionalSettings(frequencies, layout, part)  # type: ignore[arg-type]
-    return PositionalAttention(settings, *settings.parse_biases(bias, content_bias))
+    return PositionalAttention(settings, *settings.parse_biases(bias, content_bias), parse_attention(attention))

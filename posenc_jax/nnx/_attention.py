@@ -10,7 +10,7 @@ from flax import nnx
 
 from posenc_jax._checks import Layout, Part, naming, public
 from posenc_jax._frequencies import Frequencies
-from posenc_jax._positional_attention import PositionalSettings
+from posenc_jax._positional_attention import PositionalSettings, parse_attention
 
 
 class PositionalAttention(nnx.Module):
@@ -21,16 +21,18 @@ class PositionalAttention(nnx.Module):
         settings: PositionalSettings,
         bias: Callable[..., jax.Array] | None,
         content_bias: Callable[..., jax.Array] | None,
+        attention: Callable[..., jax.Array] | None,
     ):
         self.settings = settings
         self.bias = bias
         self.content_bias = content_bias
+        self.attention = attention
 
     @naming("positional_attention")
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """`nnx.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
-        biases = self.bias, self.content_bias
-        return self.settings.attend(nnx.dot_product_attention, biases, query, key, value, *args, **kwargs)
+        functions = nnx.dot_product_attention, self.attention, (self.bias, self.content_bias)
+        return self.settings.attend(*functions, query, key, value, *args, **kwargs)
 
 
 @public
@@ -39,6 +41,7 @@ def positional_attention(
     *,
     bias: Callable[..., jax.Array] | None = None,
     content_bias: Callable[..., jax.Array] | None = None,
+    attention: Callable[..., jax.Array] | None = None,
     layout: Layout = "half",
     part: Part = "first",
 ) -> PositionalAttention:
@@ -70,6 +73,12 @@ def positional_attention(
       content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
         `ContentBias`, or a module of your own. query (..., queries, heads, head_dim) and key (..., keys, heads,
         head_dim) are as the layer projected them, neither rotated nor scaled. The result is not scaled either.
+      attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
+        `posenc_jax.attention`, with options bound by `functools.partial`, whose memory is linear in the length; a
+        module with learned options, such as sinks, may call it. `is_causal` goes by the index of tokens, as in Flax; a
+        bound causal=True by their positions. A mask must be the same for all heads and queries, (..., 1, 1, keys),
+        such as that of padding or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and
+        other options of Flax's function are errors.
       layout: as for `posenc_jax.rotary`.
       part: as for `posenc_jax.rotary`.
 
@@ -77,10 +86,10 @@ def positional_attention(
       The attention_fn, a module whose only parameters are those of the biases.
 
     Raises:
-      TypeError: if frequencies is an array, or bias or content_bias cannot be called.
-      ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, or a bias comes and
-        positions have several axes. When called: if positions are missing, or not one for each token, or a bias does
-        not have the shape above.
+      TypeError: if frequencies is an array, or bias, content_bias or attention cannot be called.
+      ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, a bias comes and
+        positions have several axes, or attention binds what it gets from here. When called: if positions are missing,
+        or not one for each token, a bias does not have the shape above, or attention cannot take an argument.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -97,8 +106,17 @@ def positional_attention(
       >>> bool(jnp.allclose(step, whole[:, 3:4], atol=1e-6))
       True
 
+      The same in tiles, with a window of 128 keys:
+
+      >>> import functools
+      >>> import posenc_jax as pe
+      >>> tiles = functools.partial(pe.attention, window=(127, 0))
+      >>> attend = positional_attention(8, bias=T5Bias(2, rngs=nnx.Rngs(1)), attention=tiles)
+      >>> bool(jnp.allclose(attend(q, k, v, is_causal=True), whole, atol=1e-6))
+      True
+
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
     settings = PositionalSettings(frequencies, layout, part)  # type: ignore[arg-type]
-    return PositionalAttention(settings, *settings.parse_biases(bias, content_bias))
+    return PositionalAttention(settings, *settings.parse_biases(bias, content_bias), parse_attention(attention))

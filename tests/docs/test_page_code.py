@@ -270,7 +270,7 @@ def test_self_extend():
     assert_within(got, want, 2e-5)
 
 
-# biases.md
+# offset_tables.md, attention_models.md
 
 
 def swin_v2(window, pretrained, w1, b1, w2):
@@ -287,7 +287,7 @@ def swin_v2(window, pretrained, w1, b1, w2):
 )
 def test_the_table_of_swin_v2(window, pretrained):
     w1, b1, w2 = RNG.normal(size=(2, 64)), RNG.normal(size=64), RNG.normal(size=(64, 3)) / 8
-    table = of_page("docs/biases.md", "continuous_table")
+    table = of_page("docs/offset_tables.md", "continuous_table")
     # A layer that learns these weights computes its table inside of jit.
     in_layer = quick(lambda *weights: table(window, *weights, pretrained))
     got = in_layer(*(np.float32(x) for x in (w1, b1, w2)))
@@ -296,7 +296,7 @@ def test_the_table_of_swin_v2(window, pretrained):
 
 def test_a_window_of_one_row():
     weights = (RNG.normal(size=shape).astype(np.float32) for shape in ((2, 8), 8, (8, 3)))
-    table = of_page("docs/biases.md", "continuous_table")
+    table = of_page("docs/offset_tables.md", "continuous_table")
     assert np.isfinite(quick(lambda *weights: table((1, 4), *weights))(*weights)).all()
 
 
@@ -307,7 +307,7 @@ def test_a_layer_of_gpt_oss():
     config |= {"rope_parameters": {"rope_type": "default", "rope_theta": THETA}, "max_position_embeddings": 64}
     names = NAMES | {"config": config, "plan": hf.rotary_from_config(config)}
     attend, sinks = (
-        pages.run(pages.definition("docs/biases.md", "attend(layer"), names)["attend"],
+        pages.run(pages.definition("docs/attention_models.md", "attend(layer"), names)["attend"],
         RNG.normal(size=HEADS),
     )
     for layer, window in ((0, None), (1, 2)):

@@ -1,4 +1,4 @@
-"""Attention with a bias as docs/biases.md says it for each model: its tables' code, run on what a module was given."""
+"""Attention with a bias as docs/attention_models.md says it for each model: its tables' code, run on what a module was given."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import posenc_jax as pe
 from helpers import pages
 from helpers.quick import quick
 
-PAGE = "docs/biases.md"
+PAGE, TABLES = "docs/attention_models.md", "docs/offset_tables.md"
 ROWS = {re.sub(r" with .*|\[|\].*", "", row[0]): row[1:] for row in pages.rows(PAGE, "model | its bias")}
 CHECKPOINTS = {
-    re.sub(r"\[|\].*", "", model): pages.code_in(code) for model, _, code in pages.rows(PAGE, "model | its table")
+    re.sub(r"\[|\].*", "", model): pages.code_in(code) for model, _, code in pages.rows(TABLES, "model | its table")
 }
 
 
@@ -24,8 +24,8 @@ def names_of(row: str, case: dict[str, Any]) -> dict[str, Any]:
     """What the code of a row reads: the config's keys, the checkpoint's table, the coordinates."""
     names: dict[str, Any] = {"pe": pe, "jax": jax, "jnp": jnp, "np": np} | case
     names |= {name: jnp.array(case[name], jnp.float32) for name in ("table", "logit_scale") if name in case}
-    for name in ("mpt_slopes", "falcon_alibi", "continuous_table"):
-        names = pages.run(pages.definition(PAGE, name), names)
+    for page, name in ((PAGE, "mpt_slopes"), (PAGE, "falcon_alibi"), (TABLES, "continuous_table")):
+        names = pages.run(pages.definition(page, name), names)
     if "window" not in case:
         return names
     window = tuple(case["window"])

@@ -58,12 +58,15 @@ def test_outputs_and_gradients(name):
 
 
 UNWRITTEN = str.maketrans("", "", " -")  # between a model's name and that of its class
-ROWS = {re.sub(r"\[|\].*", "", model): options for model, options in pages.rows("docs/biases.md", "model | options")}
+ROWS = {
+    re.sub(r"\[|\].*", "", model): options
+    for model, options in pages.rows("docs/attention_models.md", "model | options")
+}
 
 
 @pytest.mark.parametrize("model", ["gpt-oss", "Gemma 2", "Mistral"])
 def test_the_page_says_these_options(model):
-    """The row of docs/biases.md, read with the numbers of a case."""
+    """The row of docs/attention_models.md, read with the numbers of a case."""
     for case in (c for name, c in CASES.items() if name.startswith(f"{model.title()}Attention".translate(UNWRITTEN))):
         config = {"sliding_window": case["sliding_window"], "attn_logit_softcapping": case["softcap"]}
         config |= {"query_pre_attn_scalar": case["scaling"] ** -2}

@@ -58,7 +58,7 @@ def seen(query, key, value, *args, **kwargs):
 
 
 def what_flax_gets(*arrays, frequencies=8, bias=None, content_bias=None, layout="half", part="first", **kwargs):
-    return PositionalSettings(frequencies, layout, part).attend(seen, (bias, content_bias), *arrays, **kwargs)
+    return PositionalSettings(frequencies, layout, part).attend(seen, None, (bias, content_bias), *arrays, **kwargs)
 
 
 LAST = {"width": 4, "part": "last"}

@@ -1,4 +1,4 @@
-"""Where models add their biases: each row of docs/biases.md beside modules of transformers and timm, of other numbers."""
+"""Where models add their biases: each row of docs/attention_models.md beside modules of transformers and timm, of other numbers."""
 
 import jax
 import jax.numpy as jnp
