@@ -293,15 +293,25 @@ def evidence(session: nox.Session) -> None:
 def parity(session: nox.Session) -> None:
     """In neither tier: beside transformers and timm; `-- --record` writes tests/oracles/recorded.
 
-    With the files that record_bias.py there runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too.
+    `-- --newest` takes the newest transformers instead, and first prints what it changed, as text for an issue.
+    With the files that record_bias.py runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too.
     """
     offline = CPU | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    folder = "tests/huggingface/parity"
+    if session.posargs[:1] == ["--newest"]:
+        Path(session.virtualenv.location, "installed.txt").unlink(
+            missing_ok=True
+        )  # the next run pins its release again
+        session.install("-e", ".", *group("parity"))
+        session.install("-U", "transformers")
+        session.run("python", f"{folder}/changes.py", env=offline)
+        session.run("pytest", folder, *session.posargs[1:], env=offline)
+        return
     if session.posargs[:1] != ["--record"]:
         install(session, "-e", ".", *group("parity"))
-        pytest(session, "tests/huggingface/parity", **offline)
+        pytest(session, folder, **offline)
         return
     session.install("-e", ".", *group("record"))
-    folder = "tests/huggingface/parity"
     session.run("python", f"{folder}/record.py", env=offline)
     session.run("python", f"{folder}/record_towers.py", env=offline)
     session.run("python", f"{folder}/record_positions.py", env=offline)
@@ -311,6 +321,7 @@ def parity(session: nox.Session) -> None:
     session.run("python", f"{folder}/record_placed_biases.py", env=offline)
     session.run("python", f"{folder}/record_content_biases.py", env=offline)
     session.run("python", f"{folder}/record_nulls.py", env=offline)
+    session.run("python", f"{folder}/record_defaults.py", env=offline)
     if sources := session.posargs[1:]:
         session.run("python", f"{folder}/record_bias.py", *sources, env=offline)
 

@@ -18,7 +18,7 @@ PATH = Path(__file__).parents[2] / "oracles" / "recorded" / "hf_defaults.json"
 # The names of keys that a plan may depend on.
 TELLING = re.compile(
     "rope|rotary|theta|head_dim|kv_channels|layer_types|pattern|interval|original_max|attn_scale|floor_scale|tuning|"
-    "position_embedding_type|mrope|layers_block|idxs|indices|block_types|alibi|base_freq"
+    "position_embedding_type|mrope|layers_block|attn_layer|idxs|indices|block_types|alibi|base_freq"
 )
 FIRST = 12  # of a list of layers
 
