@@ -41,10 +41,11 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     proportional; with `mrope_section`, positions have several coordinates. For some 250 model types, the library knows
     what transformers keeps in code and not in the config, such as the layout or the layers without positions.
 
-    Every key that speaks of rotations must be understood: an unknown key, an unused key, and two keys that contradict
-    each other are errors. Missing rope settings are an error too if the model's class in transformers has its own
-    defaults for them. The order in which rotated features are stored does not change the scores, as long as queries and
-    keys share it: transformers sorts the interleaved pairs of DeepSeek's latent attention into halves.
+    Every key that speaks of rotations must be understood: an unknown key, an unused key, a misspelled key, and two keys
+    that contradict each other are errors. Missing rope settings are an error too if the model's class in transformers
+    has its own defaults for them, or if releases have different ones and `transformers_version` names none. The order
+    in which rotated features are stored does not change the scores, as long as queries and keys share it: transformers
+    sorts the interleaved pairs of DeepSeek's latent attention into halves.
 
     Args:
       config: a parsed config.json, or an object whose to_dict() returns one. In multimodal ones, text_config is read.
@@ -59,7 +60,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
-      ValueError: if a key is missing, not known, not used or contradicts another, a value is outside its range,
+      ValueError: if a key is missing, misspelled, not used or contradicts another, a value is outside its range,
         length or layout is needed and not given, or the model rotates in a way that a plan cannot express.
 
     Examples:
