@@ -22,7 +22,7 @@ def advice(name: str) -> str:
 
 def _near(name: str) -> list[str]:
     """The known types, at most two, with a name like this one."""
-    lower = {known.lower(): known for known in reversed(MODELS)}
+    lower = {known.lower(): known for known in sorted(MODELS)}
     begun = [known for known in lower if len(os.path.commonprefix([known, name.lower()])) > max(3, 0.6 * len(known))]
     close = difflib.get_close_matches(name.lower(), begun or lower, 2, 0.6 if begun else 0.75)
     return [lower[known] for known in close]

@@ -16,7 +16,7 @@ UNREAD = (
 # Heads that share hidden_size evenly with a null and without the key, or whose width is that of latent attention.
 EVEN = (
     "axk1 axk2 blt_global_transformer blt_local_decoder blt_patcher cohere2 cohere_compass_text deepseek_v3 deepseek_v32 "
-    "falcon glm4_moe_lite glm_moe_dsa hy_v4 longcat_flash minicpm3 mistral4 youtu recurrent_gemma mimo jetmoe zamba2"
+    "falcon glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text longcat_flash minicpm3 mistral4 sarvam_mla youtu recurrent_gemma mimo jetmoe zamba2"
 ).split()
 # How many types refuse a null; in others a null says something else than a missing key.
 REFUSED = {

@@ -357,6 +357,9 @@ CODEBOOKS = {"csm": 32, "dia_decoder": 9, "kyutai_speech_to_text": 3}
 # Types whose attention is a method that is told of no factor and scales the scores by itself.
 UNTOLD = {"codegen", "falcon", "gpt_neox_japanese", "gptj", "roformer"}
 
+# Classes for waves that return sines first.
+SINES_FIRST = {"CodeGenRotaryEmbedding", "GPTJRotaryEmbedding"}
+
 # Types that take embeddings, not tokens.
 EMBEDDED = {
     "blt_global_transformer",
@@ -397,7 +400,8 @@ INPUTS = {
     "voxtral_realtime_text": lambda length: {"t_cond": torch.zeros(1, 1, 256)},
 }
 
-# What attends in models without a choice of attention functions, and the choice to make them with.
+# What attends in models without a choice of attention functions, and the choice to make them with; those of GPT-J and
+# CodeGen have one since transformers 5.24.
 ATTENDS = {
     "codegen": "CodeGenAttention._attn",
     "falcon": "F.scaled_dot_product_attention",
