@@ -322,6 +322,7 @@ def parity(session: nox.Session) -> None:
     session.run("python", f"{folder}/record_content_biases.py", env=offline)
     session.run("python", f"{folder}/record_nulls.py", env=offline)
     session.run("python", f"{folder}/record_defaults.py", env=offline)
+    session.run("python", f"{folder}/record_layers.py", env=offline)
     if sources := session.posargs[1:]:
         session.run("python", f"{folder}/record_bias.py", *sources, env=offline)
 

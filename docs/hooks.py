@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import llms
 import notebooks
 from entries import completed, overview
 from folding import fold
@@ -66,12 +67,14 @@ OF_MODULE = {
     "plot": ("The sinusoidal encoding", "sinusoidal.md"),
 }
 
+PAGES: list[Any] = []
 GUIDES: dict[str, dict[str, Counter[tuple[str, str]]]] = {}  # by name and page: how often a section mentions the name
 
 
 def on_files(files: Any, config: MkDocsConfig) -> None:
     """Counts where the guides mention each public name."""
     GUIDES.clear()
+    PAGES[:] = files.documentation_pages()
     for file in files.documentation_pages():
         if file.src_uri.startswith("api/") or file.src_uri in LISTS:
             continue
@@ -143,6 +146,8 @@ def downloadable(markdown: str, file: Any, config: Any) -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Folds assertions, and leads from the reference to the guides and back."""
+    if not page.file.src_uri.startswith("api/"):
+        page.meta.setdefault("description", llms.summary(markdown) or config.site_description)
     if page.file.src_uri == "api/index.md":
         return overview(markdown)
     if page.file.src_uri.startswith("api/"):
@@ -180,6 +185,11 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
 
     html = WORDS.sub(r"\2\1: ", CORNER.sub(r"\1<td\2></td>", html))
     return SOURCE.sub(source, SIGNATURE.sub(public, html)) + viewers(html, page, config)
+
+
+def on_post_build(config: Any) -> None:
+    """Writes the pages as Markdown, and llms.txt."""
+    llms.write(PAGES, Path(config.site_dir), config.site_name, config.site_description)
 
 
 def on_post_page(output: str, **_: Any) -> str:

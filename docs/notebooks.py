@@ -25,7 +25,7 @@ LEARN = (
 # A run of lines between fences, or a fence with its language and its content.
 FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<content>.*?)^```\n?", flags=re.MULTILINE | re.DOTALL)
 CONTAINER = re.compile(r'^(?:===|!!!|\?\?\?\+?) *(?:\w+ +)?"(?P<title>.+)"$')
-INCLUDE = re.compile(r'--8<-- "(?P<name>[\w./-]+)"')
+INCLUDE = re.compile(r'--8<-- "(?P<name>[\w./-]+)(?::(?P<section>[\w-]+))?"')
 OUTPUT = re.compile(r'\s*(?P<fence>```text[^\n]*\n)?--8<-- "outputs/(?P<name>[\w.]+)"\n(?(fence)```\n?)')
 NOT_RUN = re.compile(r"^``` *\{ *\.(\w+)[^}\n]*\}$", flags=re.MULTILINE)  # code that is shown alone
 _ATTRIBUTE = r"(?:[#.][a-zA-Z][\w-]*|\w+=\"[^\"]*\")"
@@ -60,6 +60,16 @@ def flat(text: str) -> str:
     return "\n".join(result)
 
 
+def included(match: re.Match[str]) -> str:
+    """What a page includes: a file, or a section of one."""
+    found = next(folder / match["name"] for folder in (INCLUDES, DOCS.parent) if (folder / match["name"]).exists())
+    text = found.read_text(encoding="utf-8")
+    if match["section"]:
+        ends = (rf"^.*--8<-- \[{end}:{match['section']}\].*\n?" for end in ("start", "end"))
+        _, text, _ = re.split("|".join(ends), text, flags=re.MULTILINE)
+    return text
+
+
 def image(match: re.Match[str]) -> str:
     """A figure of the page, inside the text; of two schemes, the light one on white."""
     if match["scheme"] == "dark":
@@ -83,10 +93,6 @@ def words(text: str, page: pathlib.Path) -> str:
             return f"[{match['text']}]({notebooks[target]}.ipynb)"
         address = f"{site.rstrip('/')}/{target.removesuffix('.md')}.html{match['anchor'] or ''}"
         return f"[{match['text']}]({address})" if site else match["text"]
-
-    def included(match: re.Match[str]) -> str:
-        found = next(folder / match["name"] for folder in (INCLUDES, DOCS.parent) if (folder / match["name"]).exists())
-        return found.read_text(encoding="utf-8")
 
     text = INCLUDE.sub(included, text)
     text = IMAGE.sub(image, ATTRIBUTES.sub("", NOT_RUN.sub(r"```\1", text)))

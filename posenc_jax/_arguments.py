@@ -5,11 +5,14 @@ Each parser returns the arguments as the computation takes them, so that the fun
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from posenc_jax import _checks, _mesh
 from posenc_jax._checks import invalid, require
@@ -19,9 +22,10 @@ from posenc_jax._frequencies import Spectrum, amplitude_of, dim_of, num_axes_of,
 
 
 def parse_even_width(dim: Any, least: int = 2) -> int:
-    """`dim` as an even number of features, from `least` to 2²⁰."""
-    dim = _checks.positive_int("dim", dim)
-    require(dim % 2 == 0 and least <= dim <= 2**20, "dim must be even, from {} to 2²⁰, got {}", least, dim)
+    """`dim` as an even number of features, 0 or from `least` to 2²⁰."""
+    dim = _checks.integer("dim", dim)
+    fits = dim == 0 or dim % 2 == 0 and least <= dim <= 2**20
+    require(fits, "dim must be 0, or even and from {} to 2²⁰, got {}", least, dim)
     return dim
 
 
@@ -52,9 +56,9 @@ def parse_added_encoding(
 ) -> tuple[jax.Array, jax.Array | None, Spectrum]:
     """x, positions (..., axes) or None, and frequencies, for an encoding that is added to x."""
     _checks.layout("layout", layout)
-    x = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,))
+    x = _checks.floats("x", x, (..., "d_model"), known=(-1,))
     frequencies = parse(x.shape[-1] if frequencies is None else frequencies)
-    check_same_width("x", x, frequencies)
+    check_same_width("x", x, frequencies, padded=True)
     return x, parse_positions_of("positions", positions, "x", x, frequencies, "x without its last axis"), frequencies
 
 
@@ -73,42 +77,61 @@ def parse_shift(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> t
     return encodings, cast(jax.Array, offset), frequencies
 
 
-def check_same_width(name: str, x: jax.Array, frequencies: Spectrum) -> None:
-    """Raises unless the frequencies have as many features as x."""
+def check_same_width(name: str, x: jax.Array, frequencies: Spectrum, *, padded: bool = False) -> None:
+    """Raises unless the frequencies have as many features as x; `padded` also allows one less, an even number."""
     width = dim_of(frequencies)
-    require(width == x.shape[-1], "frequencies of width {} must match {}, shape {}", width, name, x.shape)
+    fits = width == x.shape[-1] or padded and width == x.shape[-1] - 1 and width % 2 == 0
+    require(fits, "frequencies of width {} must match {}, shape {}", width, name, x.shape)
 
 
 def parse_positions_of(
-    name: str, positions: Any, x_name: str, x: jax.Array, frequencies: Spectrum, rows_of: str, *, head_axis: Any = None
+    name: str,
+    positions: Any,
+    x_name: str,
+    x: jax.Array,
+    frequencies: Spectrum,
+    rows_of: str,
+    *,
+    heads: tuple[int, ...] = (),
 ) -> jax.Array | None:
-    """Positions (..., axes) that broadcast to x without its last axis and its head axis; None if they are counted."""
-    rows = _rows(x, head_axis)
+    """Positions (..., axes) that broadcast to x without its last axis and its head axes; None if they are counted."""
+    rows = _rows(x, heads)
     if positions is None:
         axes = num_axes_of(frequencies)
         require(rows or axes > 1, "{} must be given where {} has no sequence axis, shape {}", name, x_name, x.shape)
         require(axes == 1, "{} must be given for frequencies of {} axes, got None", name, axes)
         _checks.countable(x_name, rows[-1])
         return None
+    _refuse_two_readings(name, _checks.held(positions), rows, num_axes_of(frequencies))
     positions = parse_positions(name, positions, frequencies)
-    _fits_beside(name, positions, x_name, x, rows_of, head_axis)
+    _fits_beside(name, positions, x_name, x, rows_of, heads)
     return positions
 
 
-def _rows(x: jax.Array, head_axis: int | None) -> tuple[int, ...]:
-    """The shape of x without its last axis and its head axis."""
-    return x.shape[:-1] if head_axis is None else x.shape[:head_axis] + x.shape[head_axis + 1 : -1]
+def _refuse_two_readings(name: str, positions: Any, rows: tuple[int, ...], axes: int) -> None:
+    """Raises if a last axis of size 1 may be that of coordinates, or that of one position for each row."""
+    shape = getattr(positions, "shape", ())
+    if axes > 1 and shape[-1:] == (1,) and len(shape) <= len(rows) and math.prod(shape) != 1:
+        by_row = all(a in (1, b) for a, b in zip(shape[::-1], rows[::-1], strict=False))
+        message = "{} of shape {} must have {} axes, the last for the coordinates; pass {}[..., None]"
+        require(not by_row, message, name, shape, len(rows) + 1, name)
+
+
+def _rows(x: jax.Array, heads: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of x without its last axis and its head axes."""
+    return tuple(n for axis, n in enumerate(x.shape[:-1]) if axis not in heads)
 
 
 def _fits_beside(
-    name: str, positions: jax.Array, x_name: str, x: jax.Array, rows_of: str, head_axis: int | None
+    name: str, positions: jax.Array, x_name: str, x: jax.Array, rows_of: str, heads: tuple[int, ...]
 ) -> None:
     """Raises unless positions (..., axes) broadcast to the rows of x, sharded alike."""
-    _checks.broadcastable(name, positions.shape[:-1], rows_of, _rows(x, head_axis))
-    places = [*jax.typeof(positions).sharding.spec[:-1]]
-    if head_axis is not None:
-        places.insert(max(0, len(places) + head_axis + 2 - x.ndim), None)
-    _checks.sharded_together({name: (*places, None), x_name: tuple(jax.typeof(x).sharding.spec)})
+    _checks.broadcastable(name, positions.shape[:-1], rows_of, _rows(x, heads))
+    places: list[Any] = [None] * x.ndim
+    of_rows = [axis for axis in range(x.ndim - 1) if axis not in heads]
+    for axis, place in zip(of_rows[::-1], jax.typeof(positions).sharding.spec[:-1][::-1], strict=False):
+        places[axis] = place
+    _checks.sharded_together({name: tuple(places), x_name: tuple(jax.typeof(x).sharding.spec)})
 
 
 # Rows of a table
@@ -145,7 +168,7 @@ def parse_added_rows(
     x: Any, table: Any, positions: Any, out_of_range: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """x, a table of its width, and integer positions or None, for rows that are added to x."""
-    x, table = _checks.floats("x", x, (..., "seq", "d_model"), known=(-1,)), parse_table(table)
+    x, table = _checks.floats("x", x, (..., "d_model"), known=(-1,)), parse_table(table)
     _checks.known_size("table", table.shape, 0, 1)
     length, width = table.shape
     require(width == x.shape[-1], "table of width {} must match x, shape {}", width, x.shape)
@@ -153,6 +176,7 @@ def parse_added_rows(
         positions = parse_rows(positions, length, out_of_range)
         _checks.broadcastable("positions", positions.shape, "x without its last axis", x.shape[:-1])
     else:
+        require(x.ndim > 1, "positions must be given where x has no sequence axis, shape {}", x.shape)
         _first_rows(x, table)
     check_rows_sharded_together(positions, table, x=x)
     return x, table, positions
@@ -174,25 +198,26 @@ def _first_rows(x: jax.Array, table: jax.Array) -> None:
 # Queries and keys that turn
 
 
-def _turning(name: str, x: Any, layout: Any, head_axis: Any, part: Any) -> tuple[jax.Array, int | None]:
-    """x, and its head axis counted from the front."""
+def _turning(name: str, x: Any, layout: Any, head_axis: Any, part: Any) -> tuple[jax.Array, tuple[int, ...]]:
+    """x, and its head axes counted from the front."""
     _checks.layout("layout", layout)
     _checks.part("part", part)
     axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
     x = _checks.floats(name, x, axes, known=(-1,))
-    head_axis = parse_head_axis(name, x, head_axis)
-    require(x.shape[-1], "{} must have features to turn, got shape {}", name, x.shape)
-    return x, head_axis
+    return x, parse_head_axis(name, x, head_axis)
 
 
-def parse_head_axis(name: str, x: jax.Array, head_axis: Any) -> int | None:
-    """The head axis of x counted from the front; None if it has none."""
+def parse_head_axis(name: str, x: jax.Array, head_axis: Any) -> tuple[int, ...]:
+    """The head axes of x counted from the front, in their order; none for None."""
     if head_axis is None:
-        return None
-    head_axis = _checks.integer("head_axis", head_axis, expected="an integer or None")
-    ok = -x.ndim <= head_axis < x.ndim and head_axis not in (-1, x.ndim - 1)
+        return ()
+    one, expected = not isinstance(head_axis, (tuple, list)), "an integer, a tuple of integers or None"
+    axes = [_checks.integer("head_axis", axis, expected=expected) for axis in ([head_axis] if one else head_axis)]
+    ok = all(-x.ndim <= axis < x.ndim and axis not in (-1, x.ndim - 1) for axis in axes)
     require(ok, "head_axis must be an axis of {} other than its last, shape {}, got {}", name, x.shape, head_axis)
-    return head_axis % x.ndim
+    heads = {axis % x.ndim for axis in axes}
+    require(len(heads) == len(axes), "head_axis must name each axis of {} once, got {}", name, head_axis)
+    return tuple(sorted(heads))
 
 
 def _unsharded_pairs(name: str, x: jax.Array, layout: Any, dim: int) -> None:
@@ -203,21 +228,43 @@ def _unsharded_pairs(name: str, x: jax.Array, layout: Any, dim: int) -> None:
 
 def parse_rotary_by_waves(
     x: Any, waves: Any, layout: Any, head_axis: Any, part: Any
-) -> tuple[jax.Array, jax.Array, int | None]:
-    """x, the waves as one array (..., 2·pairs), sines before cosines, and the head axis counted from the front."""
-    x, head_axis = _turning("x", x, layout, head_axis, part)
+) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
+    """x, the waves as one array (..., 2·pairs), sines before cosines, and the head axes counted from the front."""
+    x, heads = _turning("x", x, layout, head_axis, part)
     given = _checks.sequence("waves", waves, "two float arrays, the cosines and the sines")
     require(len(given) == 2, "waves must be two arrays, the cosines and the sines, got {}", len(given))
     cosine, sine = (_checks.floats(f"waves[{i}]", w, (..., "num_pairs"), known=(-1,)) for i, w in enumerate(given))
     alike = cosine.shape == sine.shape and cosine.dtype == sine.dtype
     require(alike, "waves must have one shape and one dtype, got {} and {}", *map(_checks.describe, (cosine, sine)))
+    columns, head_dim = cosine.shape[-1], x.shape[-1]
+    if 2 * columns > head_dim:
+        message = "waves of {} columns must have one for each pair that rotates, or for each feature, x has shape {}"
+        require(columns % 2 == 0 and columns <= head_dim, message, columns, x.shape)
+        cosine, sine = (_waves_of_pairs(f"waves[{i}]", w, layout) for i, w in enumerate((cosine, sine)))
     dim = 2 * cosine.shape[-1]
-    require(0 < dim <= x.shape[-1], "waves of {} pairs must fit into head_dim, x has shape {}", dim // 2, x.shape)
     _unsharded_pairs("x", x, layout, dim)
     for wave in (cosine, sine):
         _checks.unsharded("waves", wave)
-        _fits_beside("waves", wave, "x", x, "x without its head axis and its last", head_axis)
-    return x, jnp.concatenate(_mesh.agreeing((sine, cosine)), axis=-1), head_axis
+        _fits_beside("waves", wave, "x", x, "x without its head axis and its last", heads)
+    return x, jnp.concatenate(_mesh.agreeing((sine, cosine)), axis=-1), heads
+
+
+def _waves_of_pairs(name: str, wave: jax.Array, layout: Any) -> jax.Array:
+    """A column for each pair, of waves with a column for each feature; NaN where the two of a pair differ."""
+    _checks.unsharded("waves", wave)
+
+    def members(x: Any) -> list[Any]:
+        pairs = x.reshape(*x.shape[:-1], *((2, x.shape[-1] // 2) if layout == "half" else (x.shape[-1] // 2, 2)))
+        return [pairs[..., i, :] if layout == "half" else pairs[..., i] for i in range(2)]
+
+    near = 0.01  # a compiler and 16 bits may round the two differently
+    if not isinstance(wave, Tracer) and wave.is_fully_addressable:
+        first, second = members(np.asarray(wave, np.float32))
+        order = "all of them and then all again" if layout == "half" else "each twice in a row"
+        message = "{} with a column for each feature must have {}, for layout {!r}"
+        require(not (np.abs(first - second) > near).any(), message, name, order, layout)
+    first, second = members(wave)
+    return jnp.where(jnp.abs(first - second) > near, np.array(np.nan, wave.dtype), first)
 
 
 def parse_rotary(
@@ -231,38 +278,40 @@ def parse_rotary(
     name: str = "x",
     positions_name: str = "positions",
     ndim: int = 1,
-) -> tuple[jax.Array, jax.Array | None, Spectrum, int | None]:
-    """x, positions with an axis of coordinates or None, frequencies, and the head axis counted from the front.
+) -> tuple[jax.Array, jax.Array | None, Spectrum, tuple[int, ...]]:
+    """x, positions with an axis of coordinates or None, frequencies, and the head axes counted from the front.
 
     `ndim` is the highest rank of frequencies that are an array.
     """
-    x, head_axis = _turning(name, x, layout, head_axis, part)
+    x, heads = _turning(name, x, layout, head_axis, part)
     given = x.shape[-1] if frequencies is None else frequencies
-    frequencies = parse(given, even=True, unsharded=True, empty=True, ndim=ndim)
+    frequencies = parse(given, even=True, unsharded=True, ndim=ndim)
     dim = dim_of(frequencies)
     hint = f"; for a base of {dim}, pass geometric({x.shape[-1]}, {dim})" if dim >= 2**12 else ""
     message = "frequencies of width {} must fit into head_dim, {} has shape {}{}"
     require(dim <= x.shape[-1], message, dim, name, x.shape, hint)
     _unsharded_pairs(name, x, layout, dim)
     if isinstance(frequencies, jax.Array) and frequencies.ndim == 3:
-        heads = None if head_axis is None else x.shape[head_axis]
+        fits = heads and frequencies.shape[0] == math.prod(x.shape[axis] for axis in heads)
         message = "frequencies must have one entry for each head of {}, shape {}, got shape {}"
-        require(frequencies.shape[0] == heads, message, name, x.shape, frequencies.shape)
+        require(fits, message, name, x.shape, frequencies.shape)
     rows_of = f"{name} without its head axis and its last"
-    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, head_axis=head_axis)
+    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, heads=heads)
     if dim and positions is not None and amplitude_of(frequencies) != 1:
-        _refuse_one_position(name, x, positions_name, positions, head_axis, amplitude_of(frequencies))
-    return x, positions, frequencies, head_axis
+        _refuse_one_position(name, x, positions_name, positions, heads, amplitude_of(frequencies))
+    return x, positions, frequencies, heads
 
 
 def _refuse_one_position(
-    name: str, x: jax.Array, positions_name: str, positions: jax.Array, head_axis: Any, factor: float
+    name: str, x: jax.Array, positions_name: str, positions: jax.Array, heads: tuple[int, ...], factor: float
 ) -> None:
     """Raises if several vectors share one position: it may be an offset, which must not apply an amplitude again."""
-    rows = [n for axis, n in enumerate(x.shape[:-1]) if axis != head_axis]
+    rows = _rows(x, heads)
     shared = positions.ndim == 1 or positions.shape[-2] == 1
     if shared and rows and not (isinstance(rows[-1], int) and rows[-1] <= 1):
-        ways = "to place them, give each its position; to move rotated vectors, use with_attention_factor(1)"
+        shape = rows if positions.shape[-1] == 1 else (*rows, positions.shape[-1])
+        each = f"give each its position (jnp.broadcast_to({positions_name}, {shape}) for one that they share)"
+        ways = f"to place them, {each}; to move rotated vectors, use with_attention_factor(1)"
         message = (
             f"{positions_name} must not be one for the {rows[-1]} vectors of {name} if attention_factor is {factor}"
         )

@@ -74,7 +74,7 @@ def _parse_axes(frequencies: Any, num_axes: Any, base: Any) -> list[Frequencies]
     require(num_axes is not None, "num_axes must be given, unless frequencies is a sequence, got None")
     num_axes, one = _checks.size("num_axes", num_axes), frequencies
     if not isinstance(frequencies, Frequencies):
-        one = _checks.positive_int("frequencies (a width)", frequencies)
+        one = _checks.integer("frequencies (a width)", frequencies, 0)
         message = "frequencies (a width) must be a multiple of 2·num_axes = {}, got {}"
         require(one % (2 * num_axes) == 0, message, 2 * num_axes, one)
         one //= num_axes
@@ -86,7 +86,7 @@ def _parse_axis(name: str, one: Any, base: Any) -> Frequencies:
     if isinstance(one, Frequencies):
         require(base is None, "base must not be given with Frequencies, which have their own, got {!r}", base)
         return one_axis(parse_static(one, even=True))
-    width = _checks.size(f"{name} (a width)", one)
+    width = _checks.size(f"{name} (a width)", one, 0)
     require(width % 2 == 0, "{} (a width) must be even, got {}", name, width)
     return from_base(width, 10_000.0 if base is None else base)
 
@@ -125,7 +125,7 @@ def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> 
       Kong et al., "HunyuanVideo: A Systematic Framework for Large Video Generative Models", 2024, whose RoPE has
       channels for time, height and width side by side.
     """
-    parts = [parse_static(one, even=True, empty=True) for one in frequencies]
+    parts = [parse_static(one, even=True) for one in frequencies]
     require(parts, "frequencies must hold at least one spectrum, got none")
     first = (0,) * len(parts)
     if axes is not None:

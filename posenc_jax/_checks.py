@@ -249,14 +249,16 @@ def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray]:
 def array(name: str, value: Any, kind: Kind = POSITIONS) -> Any:
     """`value` as an array of a dtype that the kind allows.
 
-    An integral Python number becomes int32; any other is rounded to float32.
+    An integral Python number becomes int32. Other Python numbers are rounded as NumPy's float64 is where JAX has none.
     """
     x = value = held(value)
     if isinstance(value, int) and not isinstance(value, bool) or type(value) is float and kind.floats:
         if isinstance(value, int) or value.is_integer():  # false for NaN and infinities
             require(_INT32.min <= value <= _INT32.max, "{} must fit into int32, got {}", name, value)
             return np.int32(value)
-        x = np.float32(value)
+        x = _narrowed(name, np.float64(value), whole=kind.integers)
+    elif has_no_place(x) and kind.floats:
+        x = _narrowed(name, x, whole=kind.integers)
     has_dtype = is_array(x) or isinstance(x, np.generic)
     require_type(has_dtype and getattr(x.dtype, "kind", "") != "m", name, kind.text, value)
     integral, floating = jnp.issubdtype(x.dtype, jnp.integer), jnp.issubdtype(x.dtype, jnp.floating)
@@ -274,6 +276,41 @@ def _refuse_narrow(name: str, x: Any) -> None:
     skipped = 2 ** (jnp.finfo(x.dtype).nmant + 1) + 1
     meant = "pass int32 or float32; .astype(jnp.float32) if these rounded values are meant"
     raise wrong_type(f"{name} must be integers or float32, got {describe(x)}, which has no {skipped}: {meant}")
+
+
+def has_no_place(x: Any) -> bool:
+    """Whether x is float64 of NumPy's that JAX cannot hold, because jax_enable_x64 is off."""
+    wide = isinstance(x, np.generic) or is_array(x) and isinstance(x, np.ndarray)
+    return wide and x.dtype == np.float64 and jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype
+
+
+def _narrowed(name: str, x: Any, *, whole: bool = False) -> Any:
+    """NumPy's float64 as float32, rounded as `jnp` does; with `whole`, as int32 if all values are integral.
+
+    A position must not move: with `whole`, raises if rounding moves a value by more than a thousandth.
+    """
+    x = np.asarray(x)
+    finite = x[np.isfinite(x)]
+    if whole and finite.size:
+        least, largest = finite.min(), finite.max()
+        fits = _INT32.min <= least and largest <= _INT32.max
+        require(fits, "{} must fit into int32, got float64 values from {} to {}", name, least, largest)
+    if whole and finite.size == x.size and (np.rint(finite) == finite).all():
+        return x.astype(np.int32)
+    with np.errstate(over="ignore"):
+        rounded = x.astype(np.float32)
+    kept = np.isfinite(rounded).sum() == finite.size
+    require(kept, "{} must fit into float32, got float64 values up to {:.3g}", name, np.abs(finite).max(initial=0))
+    if whole and finite.size:
+        moved = np.abs(finite - rounded[np.isfinite(x)])
+        ways = "subtract a common origin first, or pass .astype(np.float32) if these rounded values are meant"
+        message = (
+            "{} must be integers or floats that float32 holds within 0.001, got float64 {!r}, which becomes {!r}: {}"
+        )
+        worst = moved.argmax()
+        got = float(finite[worst]), float(finite[worst].astype(np.float32))
+        require(moved[worst] <= 1e-3, message, name, *got, ways)
+    return rounded
 
 
 def _as_int32(name: str, value: Any) -> Any:
@@ -303,6 +340,8 @@ def on_device(x: Any) -> jax.Array:
 def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], known: tuple[int, ...] = ()) -> jax.Array:
     """`x` as a float array of its dtype, with at least the trailing axes named in `axes`; none in `known` symbolic."""
     shape, x = _shape(axes), held(x)
+    if has_no_place(x):
+        x = _narrowed(name, x)
     require_type(is_array(x) and jnp.issubdtype(x.dtype, jnp.floating), name, f"a float array of shape {shape}", x)
     _representable(name, x.dtype, "; pass float32")
     require(x.ndim >= max(1, len(axes) - 1), "{} must have shape {}, got {}", name, shape, x.shape)
@@ -311,8 +350,10 @@ def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], known: tuple
 
 
 def data(name: str, value: Any) -> jax.Array:
-    """`value` as an array of any dtype, whose values JAX holds as they are."""
+    """`value` as an array of any dtype, whose values JAX holds as they are; NumPy's float64 is rounded to float32."""
     x, kinds = held(value), (np.integer, np.floating, np.bool_)
+    if has_no_place(x):
+        x = _narrowed(name, x)
     ok = is_array(x) and (isinstance(x, jax.Array) or any(jnp.issubdtype(x.dtype, kind) for kind in kinds))
     require_type(ok, name, "an array", x)
     if jnp.issubdtype(x.dtype, jnp.floating):

@@ -10,6 +10,7 @@ from decimal import Context, Decimal
 from typing import Any, Literal, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -178,10 +179,9 @@ class Frequencies:
           TypeError: if angular is not a sequence of numbers.
           ValueError: if angular does not hold one number for each pair, or a number is not finite.
         """
-        values = [_checks.number("angular", w) for w in _checks.sequence("angular", angular, "numbers")]
-        if len(values) != self.num_pairs:
-            raise invalid(f"angular must hold {self.num_pairs} numbers, one for each pair, got {len(values)}")
-        turns = limited("angular", angular, tuple(_turns(Decimal(w)) for w in values))
+        turns = turns_of("angular", angular)
+        if len(turns) != self.num_pairs:
+            raise invalid(f"angular must hold {self.num_pairs} numbers, one for each pair, got {len(turns)}")
         return dataclasses.replace(self, turns=turns)
 
 
@@ -192,6 +192,12 @@ def _turns(angular: Decimal) -> int:
     """Converts radians to units of 2⁻¹²⁸ turn."""
     scaled = DECIMAL.divide(DECIMAL.multiply(angular, Decimal(1 << _fixed_point.TURN_BITS)), TWO_PI)
     return int(DECIMAL.to_integral_value(scaled))  # independent of the caller's decimal context
+
+
+def turns_of(name: str, angular: Any) -> tuple[int, ...]:
+    """A sequence of ω at their exact values, in units of 2⁻¹²⁸ turn."""
+    values = [_checks.number(name, w) for w in _checks.sequence(name, angular, "numbers")]
+    return limited(name, angular, tuple(_turns(Decimal(w)) for w in values))
 
 
 @functools.lru_cache(maxsize=256)
@@ -242,6 +248,14 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
 
 def from_base(dim: int, base: float, endpoint: bool = False) -> Frequencies:
     """`geometric` for a width that has been checked."""
+    if isinstance(_checks.held(base), jax.Array):
+        step = (
+            f"jnp.arange({(dim + 1) // 2}) / {max((dim - 1) // 2, 1)}"
+            if endpoint
+            else f"jnp.arange(0, {dim}, 2) / {dim}"
+        )
+        array = f"as frequencies, pass the array base ** (-{step})"
+        raise wrong_type(f"base must be a number, got {_checks.describe(base)}; where base is an array, {array}")
     return _from_base(dim, _checks.positive("base", base), _checks.flag("endpoint", endpoint))
 
 
@@ -267,40 +281,43 @@ def limited(name: str, value: Any, turns: tuple[int, ...]) -> tuple[int, ...]:
 SHAPES = "(num_pairs,)", "(axes, num_pairs)", "(heads, axes, num_pairs)"
 
 
-def parse(
-    frequencies: Any, *, even: bool = False, unsharded: bool = False, empty: bool = False, ndim: int = 1
-) -> Spectrum:
+def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False, ndim: int = 1) -> Spectrum:
     """Converts a width to Frequencies; accepts Frequencies and float arrays of ω as they are.
 
     `even` requires an even width; `unsharded` requires that no Explicit axis of a mesh shards the axes and pairs of an
-    array; `empty` allows a width of 0; `ndim` is the highest rank of an array, of those in `SHAPES`.
+    array; `ndim` is the highest rank of an array, of those in `SHAPES`. NumPy's float64 ω where JAX has none, of one
+    axis, become Frequencies: rounded, they would be off at large positions.
     """
     frequencies = _checks.held(frequencies)
     if isinstance(frequencies, (int, np.integer)) and not isinstance(frequencies, bool):
-        frequencies = geometric(_checks.size("frequencies (a width)", frequencies, 1 - empty))
+        frequencies = geometric(_checks.size("frequencies (a width)", frequencies, 0))
     if isinstance(frequencies, Frequencies):
         require(not (even and frequencies.dim % 2), "frequencies must have an even dim, got {}", frequencies.dim)
-        require(empty or frequencies.dim, "frequencies must have features, got a dim of 0")
         return frequencies
     expected = "Frequencies, an integer width or a float array of angular frequencies"
     require_type(isinstance(frequencies, (jax.Array, np.ndarray)), "frequencies", expected, frequencies)
-    x = _checks.array("frequencies", frequencies, _checks.FLOATS)
-    shapes = " or ".join(SHAPES[:ndim])
-    require(1 <= x.ndim <= ndim and x.size, "frequencies as an array must have shape {}, got {}", shapes, x.shape)
+    wide = _checks.has_no_place(frequencies)
+    x: Any = frequencies if wide else _checks.array("frequencies", frequencies, _checks.FLOATS)
+    shapes, fits = " or ".join(SHAPES[:ndim]), 1 <= x.ndim <= ndim and all(n != 0 for n in x.shape[:-1])
+    require(fits, "frequencies as an array must have shape {}, got {}", shapes, x.shape)
+    if wide:
+        message = "frequencies must be float32 if they have several axes and jax_enable_x64 is off, got {}"
+        require(x.ndim == 1, message, _checks.describe(x))
+        return Frequencies(turns_of("frequencies", x), 2 * x.size)
     _checks.known_size("frequencies", x.shape, *range(x.ndim))
     for axis in range(1, 1 + min(2, x.ndim) * unsharded):
         _checks.unsharded("frequencies", x, -axis)
     return _checks.on_device(x)
 
 
-def parse_static(frequencies: Any, *, even: bool = False, empty: bool = False) -> Frequencies:
+def parse_static(frequencies: Any, *, even: bool = False) -> Frequencies:
     """`parse` that rejects arrays, for spectra and for settings of modules, where an array would become state."""
     frequencies, expected = _checks.held(frequencies), "Frequencies or an integer width"
     if isinstance(frequencies, (jax.Array, np.ndarray)):
         raise wrong_type(f"frequencies must be {expected}, got an array")
     known = isinstance(frequencies, (Frequencies, int, np.integer)) and not isinstance(frequencies, bool)
     require_type(known, "frequencies", expected, frequencies)
-    return cast(Frequencies, parse(frequencies, even=even, empty=empty))
+    return cast(Frequencies, parse(frequencies, even=even))
 
 
 def num_axes_of(frequencies: Spectrum) -> int:
@@ -328,11 +345,13 @@ def parse_positions(name: str, positions: Any, frequencies: Spectrum) -> jax.Arr
         if not isinstance(positions, jax.Array):  # stays NumPy's: JAX would compile a program for each shape
             return positions[..., None]
         return lax.expand_dims(positions, (positions.ndim,))  # eagerly faster than an index
-    if positions.shape[-1:] != (num_axes,):
+    if positions.shape[-1:] not in ((num_axes,), (1,)):
         axis = f"a last axis of size {num_axes}, one coordinate for each axis of the frequencies"
-        raise invalid(f"{name} must have {axis}, got shape {positions.shape}")
+        equal = f"{name}[..., None] if all coordinates are equal, as those of text are"
+        raise invalid(f"{name} must have {axis}, got shape {positions.shape}; pass {equal}")
     _checks.unsharded(name, positions)
-    return positions
+    module: Any = jnp if isinstance(positions, jax.Array) else np
+    return module.broadcast_to(positions, (*positions.shape[:-1], num_axes))
 
 
 def dim_of(frequencies: Spectrum) -> int:

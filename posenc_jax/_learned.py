@@ -80,7 +80,7 @@ def add_learned(
     r"""Adds rows of a learned table to embeddings, $\text{scale} \cdot x + \text{table}_p$.
 
     Args:
-      x: floats of shape (..., seq, d_model).
+      x: floats of shape (..., seq, d_model), or (d_model,) for one vector.
       table: floats of shape (length, d_model).
       positions: integers of a shape that broadcasts to (..., seq). `None` means 0, 1, 2, … and slices the first rows of
         the table instead of looking them up. A symbolic seq then needs a constraint such as "seq <= 512".

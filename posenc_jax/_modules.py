@@ -69,7 +69,7 @@ def parse_sinusoidal(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequen
 def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies, Layout, Part]:
     """Settings of `RotaryEncoding` except the head axis, which can be checked only against an array."""
     return (
-        parse_static(frequencies, even=True, empty=True),
+        parse_static(frequencies, even=True),
         _checks.layout("layout", layout),
         _checks.part("part", part),
     )

@@ -47,6 +47,8 @@ def ntk(dim: int, base: float, factor: float) -> Frequencies:
 
 
 def _ntk(dim: int, base: float, s: Fraction) -> Frequencies:
+    if not dim:
+        return from_base(0, base)
     with localcontext(DECIMAL):
         stretched = Decimal(base) * (Decimal(s.numerator) / s.denominator) ** (Decimal(dim) / (dim - 2))
     return Frequencies(limited("base", base, spectrum(dim // 2, stretched, 2, dim)), dim)

@@ -37,7 +37,7 @@ class PositionalSettings:
 
     def __post_init__(self) -> None:
         """Checks the settings."""
-        object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True, empty=True))
+        object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True))
         _checks.layout("layout", self.layout)
         _checks.part("part", self.part)
 

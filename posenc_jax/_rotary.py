@@ -27,7 +27,7 @@ def rotary(
     positions: ArrayLike | None = None,
     frequencies: Frequencies | int | jax.Array | None = None,
     *,
-    head_axis: int | None,
+    head_axis: int | tuple[int, ...] | None,
     layout: Layout = "half",
     part: Part = "first",
     inverse: bool = False,
@@ -44,20 +44,24 @@ def rotary(
     where $a$ is the `attention_factor` of the frequencies. Rotations compose: rotating by $p$ and then by $k$ equals
     rotating by $p + k$. The score of a query at $p$ and a key at $q$ therefore depends only on $p - q$, and `rotary` of
     cached keys by an offset moves them. Moving must not apply an amplitude again: one position for several vectors is
-    an error unless $a = 1$; pass `frequencies.with_attention_factor(1)` to move them. (A single vector, and offsets
-    given one by one, look like positions and pass.) Move keys once, from where they were written: each move rounds to
-    their dtype, and in 16 bits a thousand moves by one position leave the slow pairs behind, off by several standard
-    deviations. Keys that must move at every step are kept unrotated and rotated where they are read. Angles are correct
-    at every int32 position, and a position gives the same bits in a full sequence and in a decode step.
+    an error unless $a = 1$; pass `frequencies.with_attention_factor(1)` to move them. To place several vectors at one
+    position, as in a padded chunk, give each the position: `jnp.broadcast_to(positions, (batch, seq))`. (A single
+    vector, and offsets given one by one, look like positions and pass.) Move keys once, from where they were written:
+    each move rounds to their dtype, and in 16 bits a thousand moves by one position leave the slow pairs behind, off by
+    several standard deviations. Keys that must move at every step are kept unrotated and rotated where they are read.
+    Angles are correct at every int32 position, and a position gives the same bits in a full sequence and in a decode
+    step.
 
     The frequencies also define positions of several coordinates (`axial`), M-RoPE sections (`multi_section`), context
     extension (`yarn` and others) and partial rotation (a width below head_dim).
 
     Args:
       x: queries or keys, floats of shape (..., seq, heads, head_dim), as `jax.nn.dot_product_attention` takes them.
+        NumPy's float64 is rounded to float32 where x64 is off, as `jnp` does.
       positions: integers or float32 of a shape that broadcasts to the shape of x without its head axis and its last
         axis: (seq,), (batch, seq), (batch, 1) or (); (tokens,) for x of shape (tokens, heads, head_dim). Frequencies
-        of several axes need one more axis at the end. `None` means 0, 1, 2, … along the sequence axis.
+        of several axes need one more axis at the end, of size 1 if all coordinates are equal, as those of text are:
+        `positions[..., None]`. `None` means 0, 1, 2, … along the sequence axis. NumPy's float64: as for `sinusoidal`.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`) or a float array of angular frequencies of shape
         (num_pairs,), (axes, num_pairs) or (heads, axes, num_pairs). With several axes, an array turns each pair by the
         sum $\sum_c \omega_{c,i}\,p_c$ over the coordinates of a position; by heads, each head has its own (RoPE-Mixed).
@@ -66,12 +70,17 @@ def rotary(
       layout: which of the rotated features form a pair. "half": features i and i + num_pairs (Llama and most models, as
         stored by Hugging Face). "interleaved": features 2i and 2i + 1 (GPT-J, Cohere, Meta's own Llama weights).
       head_axis: the axis of the heads: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None`
-        for (..., seq, head_dim). It has no default, because shapes cannot tell which axis is the sequence.
+        for (..., seq, head_dim); (-3, -2) for two, as in (..., seq, kv_heads, group, head_dim). It has no default,
+        because shapes cannot tell which axis is the sequence.
       part: which features rotate if the width is below head_dim: the "first" or the "last".
       inverse: applies the inverse, $y \mapsto x$, which rotates by $-\omega_i p$ and divides by $a$.
       waves: the cosines and the sines of `cos_sin`, which computes them once for all layers, in place of positions and
         frequencies: two float arrays of shape (..., num_pairs), whose leading axes broadcast as those of positions do.
         The result has the same bits. Waves hold their amplitude: take those of `with_attention_factor(1)` to move keys.
+        Waves wider than head_dim/2 have a column for each feature that rotates, in the order of the layout: each wave
+        twice in a row if "interleaved", all of them and then all again if "half". Known ones that are not are an error,
+        and traced ones give NaN. For a width of at most head_dim/2, pass a column for each pair: `cosine[..., ::2]` or
+        `cosine[..., :num_pairs]`.
 
     Returns:
       The rotated x, with its shape and dtype. It is computed in float32 and rounded once; for float64 x, products and
@@ -83,13 +92,13 @@ def rotary(
       cannot call it; they call `posenc_jax.kernels`.
 
     Raises:
-      TypeError: if x is not a float array, positions are not integers or float32, or head_axis is not an integer.
+      TypeError: if x is not a float array, positions are not integers or float32, or head_axis has another type.
       ValueError: if the width is odd or above head_dim, if positions do not broadcast, if positions are `None` where
         they cannot be counted (several axes, no sequence axis, more than 2³¹ of them), if one position serves a
         sequence under an attention_factor other than 1, if head_dim is symbolic, if layout or part is unknown, if
         head_axis is not an axis of x before its last, if frequencies by heads do not have one entry for each, if
-        float32 cannot hold the inverse of the attention_factor, or if positions, frequencies or inverse are given
-        beside waves.
+        float32 cannot hold the inverse of the attention_factor, if positions, frequencies or inverse are given beside
+        waves, or if waves with a column for each feature are not in the order of the layout.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -116,31 +125,32 @@ def rotary(
     if waves is not None:
         for name, value in {"positions": positions, "frequencies": frequencies, "inverse": inverse or None}.items():
             require(value is None, "{} must not be given beside waves, got {}", name, _checks.describe(value))
-        x, table, axis = _arguments.parse_rotary_by_waves(x, waves, layout, head_axis, part)
-        return rotate_vectors(TurnSettings(layout, part == "last"), x, Waves(table), axis)
-    x, positions, frequencies, axis = _arguments.parse_rotary(
+        x, table, heads = _arguments.parse_rotary_by_waves(x, waves, layout, head_axis, part)
+        return rotate_vectors(TurnSettings(layout, part == "last"), x, Waves(table), heads)
+    x, positions, frequencies, heads = _arguments.parse_rotary(
         x, positions, frequencies, layout, head_axis, part, ndim=3
     )
     if inverse:
         frequencies = _with_inverse_amplitude(frequencies)
-    return rotate_vectors(TurnSettings(layout, part == "last", inverse), x, Angles(positions, frequencies), axis)
+    return rotate_vectors(TurnSettings(layout, part == "last", inverse), x, Angles(positions, frequencies), heads)
 
 
 @compiled("rotary", static_argnums=(0, 3))
-def rotate_vectors(settings: TurnSettings, x: jax.Array, angles: Angles | Waves, head_axis: int | None) -> jax.Array:
+def rotate_vectors(settings: TurnSettings, x: jax.Array, angles: Angles | Waves, heads: tuple[int, ...]) -> jax.Array:
     """`rotary` of parsed arguments; counts from 0 if positions are None."""
     if isinstance(angles, Waves):
-        return turn(settings, x, Waves(placed(x, angles.table, head_axis)))
-    frequencies = _placed_frequencies(x, angles.frequencies, head_axis)
-    return turn(settings, x, Angles(placed(x, angles.positions, head_axis), frequencies))
+        return turn(settings, x, Waves(placed(x, angles.table, heads)))
+    frequencies = _placed_frequencies(x, angles.frequencies, heads)
+    return turn(settings, x, Angles(placed(x, angles.positions, heads), frequencies))
 
 
-def _placed_frequencies(x: jax.Array, frequencies: Spectrum, head_axis: int | None) -> Spectrum:
+def _placed_frequencies(x: jax.Array, frequencies: Spectrum, heads: tuple[int, ...]) -> Spectrum:
     """Expands an array (axes, pairs) or (heads, axes, pairs) to x's rank and (..., axes·pairs)."""
     if not isinstance(frequencies, jax.Array) or frequencies.ndim == 1:
         return frequencies
-    flat = frequencies.reshape(*frequencies.shape[:-2], -1)
-    return jnp.expand_dims(flat, [axis for axis in range(x.ndim - 1) if axis != head_axis or flat.ndim == 1])
+    own = heads if frequencies.ndim == 3 else ()
+    flat = frequencies.reshape(*(x.shape[axis] for axis in own), -1)
+    return jnp.expand_dims(flat, [axis for axis in range(x.ndim - 1) if axis not in own])
 
 
 @public
@@ -204,13 +214,11 @@ def _with_inverse_amplitude(frequencies: Spectrum) -> Spectrum:
     return dataclasses.replace(frequencies, attention_factor=1 / amplitude)
 
 
-def placed(x: jax.Array, positions: jax.Array | None, head_axis: int | None) -> jax.Array:
-    """Expands positions to x's rank, with an axis for the heads; counts from 0 if positions are None."""
+def placed(x: jax.Array, positions: jax.Array | None, heads: tuple[int, ...]) -> jax.Array:
+    """Expands positions to x's rank, with axes for the heads; counts from 0 if positions are None."""
     if positions is None:
-        return _mesh.count_along(x, x.ndim - (3 if head_axis == x.ndim - 2 else 2))
-    if head_axis is None:
-        return align(positions, x.ndim)
-    return jnp.expand_dims(align(positions, x.ndim - 1), head_axis)
+        return _mesh.count_along(x, max(axis for axis in range(x.ndim - 1) if axis not in heads))
+    return jnp.expand_dims(align(positions, x.ndim - len(heads)), heads)
 
 
 @public
@@ -242,7 +250,7 @@ def convert_layout(
       part: as for `rotary`.
 
     Returns:
-      The permuted weights, with their shape and dtype.
+      The permuted weights, with their shape and dtype; NumPy's float64 is rounded to float32 where x64 is off.
 
     Raises:
       TypeError: if weights are not an array, or axis or num_heads is not an integer.
@@ -282,7 +290,9 @@ def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tu
     _checks.require_type(array is not None, "weights", "an array that JAX can hold", weights)
     axis = _checks.integer("axis", axis)
     require(-array.ndim <= axis < array.ndim, "axis must be one of weights, shape {}, got {}", array.shape, axis)
-    if array.dtype != (dtype := getattr(weights, "dtype", None)):
+    dtype = getattr(weights, "dtype", None)
+    rounded = isinstance(weights, np.ndarray) and dtype == np.float64
+    if array.dtype != dtype and not rounded:
         raise wrong_type(f"weights are {dtype}, which this configuration cannot hold; pass 32 bits")
     num_heads = _checks.positive_int("num_heads", num_heads)
     _checks.known_size("weights", array.shape, axis)
@@ -290,7 +300,7 @@ def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tu
     if size % num_heads:
         raise invalid(f"num_heads must divide axis {axis} of weights, shape {array.shape}, got {num_heads}")
     _checks.unsharded("weights", array, axis)
-    head_dim, dim = size // num_heads, parse_static(frequencies, empty=True).dim
+    head_dim, dim = size // num_heads, parse_static(frequencies).dim
     if dim % 2 or dim > head_dim:
         raise invalid(f"frequencies must have an even width of at most {head_dim}, the head_dim, got {dim}")
     return array, axis, head_dim, dim

@@ -291,6 +291,6 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
     require(0 < fraction <= 1, "fraction must be over 0 and at most 1, got {}", fraction)
     # Rounds the product in float64, as reference implementations do: 0.7 of 20 features is 14.
     turning = int(fraction * dim // 2)
-    require(turning, "fraction must leave a pair of the {} features to turn, got {}", dim, fraction)
+    require(turning or not dim, "fraction must leave a pair of the {} features to turn, got {}", dim, fraction)
     weights = [(i < turning) / Fraction(s) for i in range(dim // 2)]
     return _scaled("factor", factor, from_base(dim, base), weights)

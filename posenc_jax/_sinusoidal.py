@@ -32,11 +32,13 @@ def sinusoidal(
 
     Args:
       positions: integers or float32 of shape (...,), or (..., axes) if the frequencies use several axes. The unit is
-        one token. Float arrays are taken at their exact values; with x64, float64 too. Floats of 16 bits or fewer are
-        refused, because they skip integers: bfloat16 has no 257. A Python float is rounded to float32 unless it is an
-        integer.
+        one token. Float arrays are taken at their exact values; with x64, float64 too. Without x64, NumPy's float64
+        is read exactly if all of it is integral, and is rounded to float32 if not; this is refused where it moves a
+        position by more than 0.001, as it moves 10⁹ + ½. So is a Python float. Floats of 16 bits or fewer are refused,
+        because they skip integers: bfloat16 has no 257.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`), or a float array of angular frequencies of
         shape (num_pairs,), learned or traced. The encoding is differentiable in such an array and in float positions.
+        NumPy's float64 is taken at its exact values, as `Frequencies` are.
       layout: "interleaved": features 2i and 2i + 1 are the sine and cosine of pair i. "half": features i and
         i + num_pairs are. An odd width drops the last cosine.
       dtype: any float dtype. The encoding is computed in float32 and rounded once.
@@ -47,9 +49,9 @@ def sinusoidal(
       positions give whatever the float32 formula gives.
 
     Raises:
-      TypeError: if positions are not integers or float32, or if anything is float64 while x64 is off.
-      ValueError: if integer positions are known to lie outside int32, or if a shape or the layout is not one of the
-        above.
+      TypeError: if positions are not integers or float32, or if dtype is float64 while x64 is off.
+      ValueError: if integer positions are known to lie outside int32, if rounding to float32 would move a position, or
+        if a shape or the layout is not one of the above.
 
     Examples:
       >>> import numpy as np
@@ -88,11 +90,14 @@ def add_sinusoidal(
     and the frequencies are static.
 
     Args:
-      x: floats of shape (..., seq, d_model).
+      x: floats of shape (..., seq, d_model), or (d_model,) for one vector. NumPy's float64 is rounded to float32 where
+        x64 is off, as `jnp` does.
       positions: integers or float32 of a shape that broadcasts to (..., seq), such as (seq,), (batch, seq) or
         (batch, 1). Frequencies of several axes need one more axis at the end. `None` means 0, 1, 2, … along the
-        sequence axis.
-      frequencies: as for `sinusoidal`, of width d_model. `None` means `geometric(d_model)`.
+        sequence axis. NumPy's float64: as for `sinusoidal`.
+      frequencies: as for `sinusoidal`, of width d_model. `None` means `geometric(d_model)`. To an odd d_model may be
+        added an even width of one less, with zeros to the last feature, as Tensor2Tensor and the Flax examples do:
+        `geometric(d_model - 1, endpoint=True)`, in layout "half".
       layout: as for `sinusoidal`.
       scale: a scalar that multiplies x; $\sqrt{d_{model}}$ in the original Transformer.
 
@@ -141,7 +146,7 @@ def _add_sinusoidal(
 
 def _encoding_of(x: jax.Array, angles: Angles, layout: Layout) -> jax.Array:
     """Encodes angles of x's rank to the shape of x."""
-    encode = functools.partial(features, layout=layout)
+    encode = functools.partial(features, layout=layout, margin=(0, x.shape[-1] - angles.dim))
     computed = functools.partial(computed_where_used, encode, x)
     if angles.have_derivatives or not is_shared(x, angles):
         return computed(angles)

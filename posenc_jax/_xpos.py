@@ -33,7 +33,7 @@ def xpos(
     positions: ArrayLike | None = None,
     frequencies: Frequencies | int | jax.Array | None = None,
     *,
-    head_axis: int | None,
+    head_axis: int | tuple[int, ...] | None,
     key_positions: ArrayLike | None = None,
     origin: ArrayLike = 0,
     scale_base: float = 512.0,
@@ -98,8 +98,8 @@ def xpos(
     origin = _checks.zero_dimensional("origin", origin)
     settings = {"scale_base": scale_base, "gamma": gamma, "layout": layout}
     turned_query, turned_key = (
-        _xpos(x, positions, spectrum, origin, head_axis=axis, sign=sign, **settings)
-        for (x, positions, spectrum, axis), sign in ((queries, 1), (keys, -1))
+        _xpos(x, positions, spectrum, origin, heads=heads, sign=sign, **settings)
+        for (x, positions, spectrum, heads), sign in ((queries, 1), (keys, -1))
     )
     return turned_query, turned_key
 
@@ -114,20 +114,20 @@ def _checked_decay(scale_base: Any, gamma: Any) -> tuple[float, float]:
     return scale_base, gamma
 
 
-@compiled("xpos", static_argnames=("head_axis", "sign", "scale_base", "gamma", "layout"))
+@compiled("xpos", static_argnames=("heads", "sign", "scale_base", "gamma", "layout"))
 def _xpos(
     x: jax.Array,
     positions: jax.Array | None,
     frequencies: Spectrum,
     origin: jax.Array,
     *,
-    head_axis: int | None,
+    heads: tuple[int, ...],
     sign: int,
     scale_base: float,
     gamma: float,
     layout: Layout,
 ) -> jax.Array:
-    angles, dtype, dim = Angles(placed(x, positions, head_axis), frequencies), compute_dtype(x), dim_of(frequencies)
+    angles, dtype, dim = Angles(placed(x, positions, heads), frequencies), compute_dtype(x), dim_of(frequencies)
     if not dim:
         return turn(TurnSettings(layout), x, angles)
     n = dim // 2

@@ -8,6 +8,7 @@ understood: ignoring one would silently give a wrong model.
 """
 
 from posenc_jax.hf._multimodal import positions_from_tokens
+from posenc_jax.hf._parameters import HeadScale
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import QueryScale, RotaryLayer, RotaryPlan
 from posenc_jax.hf._read import rotary_from_config
@@ -16,6 +17,7 @@ from posenc_jax.hf._vision_plan import VisionPlan
 from posenc_jax.hf._write import plan_to_config
 
 __all__ = [
+    "HeadScale",
     "PatchGrid",
     "QueryScale",
     "RotaryLayer",

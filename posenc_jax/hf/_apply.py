@@ -1,9 +1,10 @@
-"""`RotaryPlan.rotate`: one layer of a plan, static or traced, applied to queries or keys."""
+"""`RotaryPlan.rotate`: one layer of a plan, static or traced, applied to queries, keys, values or outputs."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,23 +15,26 @@ from jax.core import Tracer
 
 from posenc_jax import _arguments, _checks
 from posenc_jax._arrays import compute_dtype
-from posenc_jax._checks import require
+from posenc_jax._checks import invalid, require
 from posenc_jax._frequencies import Frequencies, geometric, parse_positions
 from posenc_jax._pairs import TurnSettings
 from posenc_jax._rotary import placed
 from posenc_jax._turn import turn
 from posenc_jax._waves import Angles
 from posenc_jax._xla import compiled
+from posenc_jax.hf._parameters import HeadScale, Shapes, head_factors, learned_waves, parse_parameters, shapes_of
 
-Role = Literal["query", "key"]
+Role = Literal["query", "key", "value", "output"]
+ROLES: tuple[Role, ...] = ("query", "key", "value", "output")
 
 
 class LayerTurn(NamedTuple):
     """What a layer does to its queries or to its keys; equal for layers that do the same."""
 
     frequencies: Frequencies
-    query_scale: Callable[[jax.Array], jax.Array] | None
-    softmax_scale: float
+    query_scale: Callable[[jax.Array], jax.Array] | HeadScale | None = None
+    softmax_scale: float = 1.0
+    learned_log_factor: str | None = None  # the name of what the model has learned of its frequencies
 
 
 def parse_layer(layer: Any, head_dims: Sequence[int]) -> int | jax.Array:
@@ -48,11 +52,13 @@ def parse_layer(layer: Any, head_dims: Sequence[int]) -> int | jax.Array:
     return layer
 
 
-def parse_width(x: Any, widths: set[int]) -> jax.Array:
-    """x, whose last axis has one of these sizes."""
+def parse_width(x: Any, widths: set[int] | None = None) -> jax.Array:
+    """x, whose last axis has one of these sizes, if any are given."""
     x = _checks.floats("x", x, (..., "head_dim"), known=(-1,))
-    expected = " or ".join(map(str, sorted(widths, reverse=True)))
-    require(x.shape[-1] in widths, "x must have {} features in this layer, got shape {}", expected, x.shape)
+    expected = " or ".join(map(str, sorted(widths or (), reverse=True)))
+    require(
+        not widths or x.shape[-1] in widths, "x must have {} features in this layer, got shape {}", expected, x.shape
+    )
     return x
 
 
@@ -63,8 +69,9 @@ def rotate(
     positions: Any,
     layer: int | jax.Array,
     head_axis: Any,
+    parameters: Any = None,
 ) -> jax.Array:
-    """Checks positions and head_axis, then rotates and scales x as one layer does."""
+    """Checks positions, head_axis and parameters, then rotates and scales x as one layer does."""
     applied, index = (layers[layer : layer + 1], None) if isinstance(layer, int) else (layers, layer)
     first, *others = dict.fromkeys(how.frequencies for how in applied if how.frequencies.dim) or [geometric(0)]
     if not first.dim:
@@ -72,10 +79,22 @@ def rotate(
     options = settings.layout, head_axis, "last" if settings.last else "first"
     for frequencies in others:  # a traced layer may choose any
         _arguments.parse_rotary(x, positions, frequencies, *options)
-    x, positions, _, axis = _arguments.parse_rotary(x, positions, first, *options)
+    x, positions, _, heads = _arguments.parse_rotary(x, positions, first, *options)
     if positions is not None and any(how.query_scale for how in applied):
         _check_scaled(positions)
-    return _rotate(settings, applied, x, positions, index, axis)
+    arrays = parse_parameters(parameters, _shapes(applied, x, heads))
+    for name in dict.fromkeys(how.learned_log_factor for how in applied):
+        if name is not None:
+            _checks.unsharded(f"parameters[{name!r}]", arrays[name])
+    return _rotate(settings, applied, x, positions, index, arrays, heads)
+
+
+def _shapes(layers: Sequence[LayerTurn], x: jax.Array, heads: tuple[int, ...]) -> Shapes:
+    """The parameters that these layers need."""
+    if not heads and any(isinstance(how.query_scale, HeadScale) for how in layers):
+        raise invalid("head_axis must be given, because each head has its own scale of queries, got None")
+    count = math.prod(x.shape[axis] for axis in heads)
+    return {name: shape for how in dict.fromkeys(layers) for name, shape in shapes_of(how, count).items()}
 
 
 def _first_coordinate(positions: Any, layers: Sequence[LayerTurn]) -> Any:
@@ -94,35 +113,50 @@ def _check_scaled(positions: jax.Array) -> None:
         require(not least < 0, "positions must be at least 0 where a layer scales its queries, got {}", least)
 
 
-@compiled("rotate", static_argnums=(0, 1, 5))
+@compiled("rotate", static_argnums=(0, 1, 6))
 def _rotate(
     settings: TurnSettings,
     layers: tuple[LayerTurn, ...],
     x: jax.Array,
     positions: jax.Array | None,
     layer: jax.Array | None,
-    head_axis: int | None,
+    parameters: dict[str, jax.Array],
+    heads: tuple[int, ...],
 ) -> jax.Array:
     """Applies to x the turn that `layer` selects, NaN if there is none; without a layer, the only turn."""
-    positions, distinct = placed(x, positions, head_axis), list(dict.fromkeys(layers))
-    branches: list[Callable[..., Any]] = [functools.partial(_applied, settings, how) for how in distinct]
+    positions, distinct = placed(x, positions, heads), list(dict.fromkeys(layers))
+    branches: list[Callable[..., Any]] = [functools.partial(_applied, settings, heads, how) for how in distinct]
     if layer is None:
-        return branches[0](x, positions)
+        return branches[0](x, positions, parameters)
     branches.append(functools.partial(_nan, settings))
     branch_of_layer = np.array([distinct.index(how) for how in layers], np.int32)
     branch = lax.dynamic_index_in_dim(branch_of_layer, layer, keepdims=False)
-    return lax.switch(jnp.where((layer >= 0) & (layer < len(layers)), branch, len(distinct)), branches, x, positions)
+    chosen = jnp.where((layer >= 0) & (layer < len(layers)), branch, len(distinct))
+    return lax.switch(chosen, branches, x, positions, parameters)
 
 
-def _nan(settings: TurnSettings, x: jax.Array, positions: jax.Array) -> jax.Array:
+def _nan(settings: TurnSettings, x: jax.Array, positions: jax.Array, _: Any) -> jax.Array:
     return turn(settings, x, Angles(positions, geometric(0))) * np.array(np.nan, x.dtype)
 
 
-def _applied(settings: TurnSettings, how: LayerTurn, x: jax.Array, positions: jax.Array) -> jax.Array:
+def _applied(
+    settings: TurnSettings,
+    heads: tuple[int, ...],
+    how: LayerTurn,
+    x: jax.Array,
+    positions: jax.Array,
+    parameters: Mapping[str, jax.Array],
+) -> jax.Array:
     """Rotates and scales x, rounded once."""
     dtype, angles = np.dtype(compute_dtype(x)), Angles(positions, how.frequencies)
+    if how.learned_log_factor is not None:
+        angles = learned_waves(how.frequencies, parameters[how.learned_log_factor], positions)
     if how.query_scale is None and how.softmax_scale == 1:
         return turn(settings, x, angles)
     y = turn(settings._replace(result=dtype), x, angles)
-    scale = np.ones((), dtype) if how.query_scale is None else how.query_scale(positions[..., :1]).astype(dtype)
+    scale = np.ones((), dtype)
+    if isinstance(how.query_scale, HeadScale):
+        scale = head_factors(how.query_scale, positions[..., :1], parameters, x, heads).astype(dtype)
+    elif how.query_scale:
+        scale = how.query_scale(positions[..., :1]).astype(dtype)
     return (y * (scale * np.array(how.softmax_scale, dtype))).astype(x.dtype)

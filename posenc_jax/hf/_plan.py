@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posenc_jax import _checks
+from posenc_jax import _arguments, _checks
 from posenc_jax._checks import Layout, public, require, require_type
 from posenc_jax._frequencies import Frequencies, parse_static
 from posenc_jax._pairs import TurnSettings
 from posenc_jax._xla import compiled
 from posenc_jax.hf import _apply
-from posenc_jax.hf._apply import Role
+from posenc_jax.hf._apply import ROLES, Role
+from posenc_jax.hf._parameters import HeadScale, shapes_of
 
 
 @jax.tree_util.register_static
@@ -83,13 +85,15 @@ def _periods(positions: jax.Array, scale: QueryScale) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class RotaryLayer:
-    """How one layer rotates.
+    r"""How one layer rotates.
 
     Args:
       frequencies: `Frequencies` of an even width; of width 0 for a layer without positions.
       head_dim: the number of features of a query or key; `rotary_dim` of them rotate.
       query_scale: a factor of the queries by position, or None.
-      parameters: the rope settings, complete and sorted, for `plan_to_config` to write.
+      settings: the rope settings, complete and sorted, for `plan_to_config` to write.
+      learned_log_factor: the name of a learned parameter $\alpha$, a number for each pair, whose frequency is
+        $\omega_i e^{\alpha_i}$; None if frequencies are not learned.
 
     Examples:
       >>> import posenc_jax as pe
@@ -100,18 +104,25 @@ class RotaryLayer:
 
     frequencies: Frequencies
     head_dim: int
-    query_scale: QueryScale | None = None
-    parameters: tuple[tuple[str, Any], ...] = dataclasses.field(default=(), repr=False)
+    query_scale: QueryScale | HeadScale | None = None
+    settings: tuple[tuple[str, Any], ...] = dataclasses.field(default=(), repr=False)
+    learned_log_factor: str | None = None
 
     @public
     def __post_init__(self) -> None:
         """Checks the fields."""
-        object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True, empty=True))
+        object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True))
         object.__setattr__(self, "head_dim", _checks.positive_int("head_dim", self.head_dim))
         message = "frequencies of width {} must fit into a head_dim of {}"
         require(self.rotary_dim <= self.head_dim, message, self.rotary_dim, self.head_dim)
-        fits = self.query_scale is None or isinstance(self.query_scale, QueryScale)
-        require_type(fits, "query_scale", "a QueryScale or None", self.query_scale)
+        fits = self.query_scale is None or isinstance(self.query_scale, (QueryScale, HeadScale))
+        require_type(fits, "query_scale", "a QueryScale, a HeadScale or None", self.query_scale)
+        if self.learned_log_factor is not None:
+            fits = isinstance(self.learned_log_factor, str)
+            require_type(fits, "learned_log_factor", "a string or None", self.learned_log_factor)
+            f = self.frequencies
+            fits = f.dim and f.num_axes == 1 and f.precision == "exact"
+            require(fits, "frequencies must be exact, of one coordinate, with a learned_log_factor, got {!r}", f)
 
     @property
     def rotary_dim(self) -> int:
@@ -132,6 +143,7 @@ class RotaryPlan:
       softmax_scale: a factor of the scores, on top of $1/\sqrt{\text{head\_dim}}$ or the model's own.
       length: the length for which the spectra were chosen; None if they do not depend on it.
       indexer: the plan of the indexer's own queries and keys, where sparse attention has an indexer.
+      rotates_values: whether values rotate as keys do, and outputs of attention rotate back (DeepSeek-V4).
 
     Examples:
       >>> from posenc_jax.hf import rotary_from_config
@@ -147,6 +159,7 @@ class RotaryPlan:
     softmax_scale: float = 1.0
     length: int | None = None
     indexer: RotaryPlan | None = None
+    rotates_values: bool = False
 
     @public
     def __post_init__(self) -> None:
@@ -160,6 +173,16 @@ class RotaryPlan:
         object.__setattr__(self, "softmax_scale", _checks.number("softmax_scale", self.softmax_scale))
         fits = self.indexer is None or isinstance(self.indexer, RotaryPlan)
         require_type(fits, "indexer", "a RotaryPlan or None", self.indexer)
+        _checks.flag("rotates_values", self.rotates_values)
+
+    @property
+    def parameters(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The names and the shapes of the learned parameters that `rotate` needs; those of its indexer are its own.
+
+        Names are those of the checkpoint. `{layer}` stands for the index of the layer, and `name.format(layer=3)` is
+        the name in the fourth layer. Of an indexer, a checkpoint has the layers that have one.
+        """
+        return tuple(dict.fromkeys(shape for layer in self.layers for shape in shapes_of(layer).items()))
 
     @public
     def rotate(
@@ -168,11 +191,12 @@ class RotaryPlan:
         layer: int | jax.Array,
         positions: jax.typing.ArrayLike | None = None,
         *,
-        head_axis: int | None,
+        head_axis: int | tuple[int, ...] | None,
         role: Role | None = None,
         scaled: bool | None = None,
+        parameters: Mapping[str, jax.typing.ArrayLike] | None = None,
     ) -> jax.Array:
-        r"""Rotates the queries or the keys of one layer as the model does, and scales its queries.
+        r"""Rotates queries, keys, values or outputs of one layer as the model does, and scales its queries.
 
         With the rotation $R$ of the layer, a query $q$ at position $p$ becomes
 
@@ -181,25 +205,33 @@ class RotaryPlan:
         and a key $k$ becomes $R_p k$. The factor softmax_scale comes with `scaled=True`. The result is rounded once.
         A layer without positions does not turn x.
 
+        Where values rotate (`rotates_values`), a value $v$ at position $p$ becomes $R_p v$, and the output $o$ of a
+        query at position $p$ becomes $R_{-p}\, o$, so that a value counts by its distance from the query; both have the
+        amplitude of the frequencies. In all other models, values and outputs are returned as they are.
+
         Args:
           x: queries or keys, floats of shape (..., seq, heads, head_dim), where head_dim is that of the layer; or only
-            their features that rotate.
+            their features that rotate. Values and outputs that rotate have that shape too.
           layer: the index of the layer, from 0. A traced index, as in a scan over the layers, chooses at run time; the
             result is then NaN where it is outside the layers.
           positions: as for `rotary`; at least 0 if a layer scales its queries. Known ones are checked; traced ones
             below 0 give NaN or infinities.
           head_axis: as for `rotary`.
-          role: "query" or "key". It must be given if a layer of the plan scales its queries, or with `scaled=True`.
+          role: "query", "key", "value" or "output". It must be given if a layer of the plan scales its queries, if
+            values rotate, or with `scaled=True`.
           scaled: whether queries are multiplied by softmax_scale; False if your attention multiplies the scores by it.
-            It must be given, except for keys, if softmax_scale is not 1.
+            It must be given for queries, and without a role, if softmax_scale is not 1.
+          parameters: the arrays of this layer that the model has learned, by the names of `plan.parameters`. An array
+            of the heads has one number for each head of x. Keys need those of the frequencies alone.
 
         Returns:
-          An array with the shape and dtype of x.
+          An array with the shape and dtype of x. Differentiable in x, in float positions and in parameters.
 
         Raises:
-          TypeError: if layer is not an integer, or as `rotary`.
+          TypeError: if layer is not an integer, parameters are not a mapping of names to float arrays, or as `rotary`.
           ValueError: if layer is outside the layers, x does not have the width of the layer, role or scaled is missing,
-            role is not one of the two, layer is traced and the layers differ in head_dim, or as `rotary`.
+            role is not one of the four, a parameter is missing or has another shape, head_axis is None where each head
+            has its own scale, layer is traced and the layers differ in head_dim, or as `rotary`.
 
         Examples:
           >>> import jax.numpy as jnp
@@ -214,15 +246,21 @@ class RotaryPlan:
           Hugging Face transformers 5.23.0: the attention of the models' own modules.
         """
         role, scaled = self._parse_role_and_scaled(role, scaled)
-        of_query, softmax_scale = role == "query", self.softmax_scale if scaled and role == "query" else 1.0
+        index = _apply.parse_layer(layer, [z.head_dim for z in self.layers])
+        if role in ("value", "output") and not self.rotates_values:
+            x = _apply.parse_width(x)
+            _arguments.parse_head_axis("x", x, head_axis)
+            return x
+        softmax_scale = self.softmax_scale if scaled and role == "query" else 1.0
         layers = tuple(
-            _apply.LayerTurn(how.frequencies, how.query_scale if of_query else None, softmax_scale)
+            _apply.LayerTurn(
+                how.frequencies, how.query_scale if role == "query" else None, softmax_scale, how.learned_log_factor
+            )
             for how in self.layers
         )
-        index = _apply.parse_layer(layer, [z.head_dim for z in self.layers])
         x = _apply.parse_width(x, self._widths(index))
-        settings = TurnSettings(self.layout, self.part == "last")
-        return _apply.rotate(settings, layers, x, positions, index, head_axis)
+        settings = TurnSettings(self.layout, self.part == "last", backward=role == "output")
+        return _apply.rotate(settings, layers, x, positions, index, head_axis, parameters)
 
     def with_attention_factor(self, attention_factor: float) -> RotaryPlan:
         """The same plan with another amplitude in every layer; 1.0 to move keys that were rotated before."""
@@ -245,12 +283,14 @@ class RotaryPlan:
         """The role and whether to scale; each must be given if it matters."""
         scaled = scaled if scaled is None else _checks.flag("scaled", scaled)
         if role is not None:
-            _checks.one_of("role", role, ("query", "key"))
+            _checks.one_of("role", role, ROLES)
         scaling = [i for i, layer in enumerate(self.layers) if layer.query_scale]
         message = 'role must be "query" or "key", because layer {} scales its queries, got None'
         require(role or not scaling, message, *scaling[:1])
+        message = "role must be one of {}, because the values of this model rotate too, got None"
+        require(role or not self.rotates_values, message, ROLES)
         require(role or not scaled, 'role must be "query" or "key" with scaled=True, got None')
-        said = scaled is not None or role == "key" or self.softmax_scale == 1  # keys are never scaled
+        said = scaled is not None or role not in ("query", None) or self.softmax_scale == 1  # queries alone are scaled
         message = "scaled must be True or False, because the plan has a softmax_scale of {}, got None"
         require(said, message, self.softmax_scale)
         return role, bool(scaled)

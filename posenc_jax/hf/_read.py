@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from posenc_jax.hf._keys import Keys, agreed, equal, speaks_of_positions
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._rewrites import note_of, rewritten
-from posenc_jax.hf._rope import MAXIMUM, Rope, spectrum
+from posenc_jax.hf._rope import LEARNED, MAXIMUM, Rope, spectrum
 from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, with_written_scales
 from posenc_jax.hf._settings import base_of, rope_settings, settings_by_type
 from posenc_jax.hf._typos import meant
@@ -122,22 +123,23 @@ def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> 
 def _plan(values: Mapping[str, Any], settings: Keys, layout: Any, length: int | None) -> RotaryPlan:
     """The plan of a config from one spelling of its rope settings."""
     config = Config(values, model_of(values))
-    layers = with_written_scales(config, _all_layers(config, settings, length))
+    layers = with_written_scales(config, "query_scales", _all_layers(config, settings, length))
     layout = _layout(config, layout)
     _check_switches(config)
     _check_chunks(config, length)
-    parameters = [dict(p) for p in dict.fromkeys(layer.parameters for layer in layers) if p]
-    by_length = any("short_factor" in p or MAXIMUM in p for p in parameters)
+    spectra = [dict(d) for d in dict.fromkeys(layer.settings for layer in layers) if d]
+    by_length = any("short_factor" in d or MAXIMUM in d for d in spectra)
     length = length if by_length else None
     indexer = _indexer(config, layers, length)
+    rotates_values = "rope_on_values" in config.model.reads and config.flag("rope_on_values")
     if not config.model_type:
         config.use(*_SIZES)
         config.finish()
     config.check_spelling()
-    if config.model_type and parameters:  # if no layer rotates, keys may stay unused
+    if config.model_type and spectra:  # if no layer rotates, keys may stay unused
         config.finish(speaks_of_positions)
-    part = "last" if config.latent and parameters else "first"
-    return RotaryPlan(tuple(layers), layout, part, _softmax_scale(parameters), length, indexer)
+    part = "last" if config.latent and spectra else "first"
+    return RotaryPlan(tuple(layers), layout, part, _softmax_scale(spectra), length, indexer, rotates_values)
 
 
 def _check_switches(config: Config) -> None:
@@ -172,8 +174,9 @@ def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> R
         layout = "interleaved" if config.flag(flag) else "half"
     widest = max(layer.rotary_dim for layer in layers)
     require(head_dim >= widest, "{} must be at least {}, got {}", config.spelled(*names), widest, head_dim)
-    own = {layer: RotaryLayer(layer.frequencies, head_dim, parameters=layer.parameters) for layer in set(layers)}
-    return RotaryPlan(tuple(own[layer] for layer in layers), layout, part, length=length)
+    own = {layer: dataclasses.replace(layer, head_dim=head_dim, query_scale=None) for layer in set(layers)}
+    layers = with_written_scales(config, "indexer_query_scales", [own[layer] for layer in layers])
+    return RotaryPlan(tuple(layers), layout, part, length=length)
 
 
 def _all_layers(config: Config, settings: Keys, length: int | None) -> list[RotaryLayer]:
@@ -204,14 +207,15 @@ def _layer(config: Config, kind: str, d: Keys | None, base: float | None, length
         return RotaryLayer(geometric(0), head_dim, scale_without_positions(config))
     width, by_type = rotary_dim_of(d, config, head_dim, width), base_of(d, config, kind)
     rope = Rope(d, config, width, by_type if base is None else base, length)
-    frequencies, parameters = spectrum(rope)
+    frequencies, settings = spectrum(rope)
     scale = scale_with_positions(rope)
     d.finish()
     if not config.latent or config.model.latent == "unscaled":
-        parameters.pop("mscale_all_dim", None)  # its scores are not scaled
+        settings.pop("mscale_all_dim", None)  # its scores are not scaled
     if not config.latent:
-        parameters |= {"partial_rotary_factor": share_for(width, head_dim)} if width < head_dim else {}
-    return RotaryLayer(frequencies, head_dim, scale, tuple(sorted(parameters.items())))
+        settings |= {"partial_rotary_factor": share_for(width, head_dim)} if width < head_dim else {}
+    learned = settings.get(LEARNED)
+    return RotaryLayer(frequencies, head_dim, scale, tuple(sorted(settings.items())), learned)
 
 
 def _layout(config: Config, given: Any) -> Layout:
@@ -232,9 +236,9 @@ def _layout(config: Config, given: Any) -> Layout:
     return agreed(said, written=written)
 
 
-def _softmax_scale(parameters: list[dict[str, Any]]) -> float:
+def _softmax_scale(spectra: list[dict[str, Any]]) -> float:
     """The factor by which mscale_all_dim multiplies the scores of latent attention."""
-    roots = [temperature(p["factor"], p["mscale_all_dim"]) for p in parameters if "mscale_all_dim" in p]
+    roots = [temperature(d["factor"], d["mscale_all_dim"]) for d in spectra if "mscale_all_dim" in d]
     scales = {_checks.number("the square that mscale_all_dim asks for", x * x) for x in roots} or {1.0}
     require(len(scales) == 1, "mscale_all_dim asks for different scales of the scores, {}", sorted(scales))
     return scales.pop()

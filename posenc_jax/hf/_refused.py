@@ -18,8 +18,7 @@ _REASONS = {
     "it is a vision tower, and gives the two features of a pair different angles, which is no rotation": "vjepa2",
     "it matches points of images by learned projections of their coordinates": "lightglue",
     "it forecasts time series, and normalizes and scales features after the rotation": "timesfm2_5",
-    "it rotates its values too": "clvp_encoder",
-    "it rotates its values with its keys, and turns the output of attention back": "deepseek_v4",
+    "it rotates its values too, and does not rotate the outputs of attention back": "clvp_encoder",
     "it rotates by the index of the head, not by the position": "neucodec xcodec2",
     "it rotates only the first head": "qwen2_5_omni_dit qwen2_5_omni_token2wav",
     "it rotates hidden states before they become queries and keys, or content_bias computes biases of its tokens": """
@@ -34,7 +33,6 @@ _REASONS = {
     "it has no rotary embedding: its bias is t5 times a gate of each token, which attention takes as query_data": """
         wavlm""",
     "the two features of a pair may turn by different coordinates": "hunyuan_vl hunyuan_vl_text",
-    "it learns a scale for each frequency": "mistral_large4 mistral_large4_text",
     "it is four models: read its global_config, encoder_config, decoder_config and patcher_config": "blt",
     "it holds an encoder with a config of its own: read its encoder_config": "deepseek_ocr2_vision lasr_ctc",
     "it holds an audio encoder with a config of its own: read its audio_config": "nemotron3_diarization",

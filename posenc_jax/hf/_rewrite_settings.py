@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._checks import require
-from posenc_jax.hf._keys import Keys, agreed, equal, mapping
+from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping
 from posenc_jax.hf._layers import count_of
 from posenc_jax.hf._rewriting import (
     FULL,
@@ -368,3 +368,93 @@ def phi3small(config: dict[str, Any]) -> None:
     """rope_embedding_base is the base; rope_position_scale must be 1: some programs multiply by it, others divide."""
     renamed(rope_embedding_base="rope_theta")(config)
     take_only(config, 1.0, "rope_position_scale")
+
+
+# Values that rotate, and what is learned
+
+_TYPES_OF_V4 = {0: SLIDING, 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+_BASES_OF_V4 = {"main": ("rope_theta", 10_000.0), "compress": ("compress_rope_theta", 160_000.0)}
+
+
+def deepseek_v4(config: dict[str, Any]) -> None:
+    """Values rotate too, outputs back; sliding layers have rope_theta, others compress_rope_theta and the scaling."""
+    refuse(config, "rope_on_values", "indexer_part")
+    d, types = Keys(config), _layer_types_of_v4(config)
+    head_dim = _checks.size("head_dim", d.get("head_dim", default=512))
+    outer = d.number("partial_rotary_factor", None)
+    if outer is None and d.found("qk_rope_head_dim"):
+        width = d.integer("qk_rope_head_dim")
+    else:
+        width = int(head_dim * (0.125 if outer is None else outer))
+    take_only(config, width, "qk_rope_head_dim")
+    take_only(config, head_dim - width, "qk_nope_head_dim")
+    given, spectra = take_settings(config), {}
+    nested = any(isinstance(given.get(name), Mapping) for name in _BASES_OF_V4)
+    for name, (key, usual) in _BASES_OF_V4.items():
+        if nested:
+            own = dict(mapping(f"rope_parameters.{name}", given.pop(name, None)))
+            own.setdefault("partial_rotary_factor", outer)
+            inner = Keys(own, f"rope_parameters.{name}")
+            inner.need("partial_rotary_factor")  # transformers would rotate the whole head
+            inner.need("rope_theta")  # and take the other base
+            check_agreement(inner.found("rope_theta") | d.found(key))
+        else:
+            own = _flat_of_v4(config, given, name) | {"rope_theta": d.number(key, usual)}
+        share = Keys(own, f"rope_parameters.{name}").number("partial_rotary_factor", None)
+        fits = share is None or int(head_dim * share) == width
+        require(fits, "partial_rotary_factor = {} contradicts {} rotated features of {}", share, width, head_dim)
+        spectra[name] = {k: x for k, x in own.items() if k != "partial_rotary_factor"}
+    if nested:
+        refuse({"model_type": config["model_type"], **given}, *given)
+    else:
+        check_agreement(
+            {"rope_theta": spectra["main"]["rope_theta"]} | Keys(given, "rope_parameters").found("rope_theta")
+        )
+    for name in ("rope_theta", "compress_rope_theta", "partial_rotary_factor", "head_dim"):
+        config.pop(name, None)
+    config |= {"qk_nope_head_dim": head_dim - width, "qk_rope_head_dim": width, "rope_on_values": True}
+    config |= {"layer_types": types, "indexer_part": "last"}
+    config["rope_parameters"] = {kind: spectra["main" if kind == SLIDING else "compress"] for kind in types}
+
+
+def _layer_types_of_v4(config: dict[str, Any]) -> list[str]:
+    """By layer_types, by compress_ratios, or by the class, which has no sliding layers."""
+    more, count = "num_nextn_predict_layers", count_of(Keys(config))
+    types, ratios = (take_layers(config, name, more=more) for name in ("layer_types", "compress_ratios"))
+    known = [*_TYPES_OF_V4.values()]
+    if ratios is not None:
+        fits = all(isinstance(ratio, int) and ratio in _TYPES_OF_V4 for ratio in ratios)
+        require(fits, "compress_ratios must be of {}, got {!r:.60}", [*_TYPES_OF_V4], ratios)
+        of_ratios = tuple(_TYPES_OF_V4[ratio] for ratio in ratios)
+        require(types in (None, of_ratios), "compress_ratios contradicts layer_types = {!r:.60}", types)
+        return [*of_ratios]
+    if types is None:
+        return [known[1]] * count  # or [2], in turn: both have the spectrum "compress"
+    require(all(kind in known for kind in types), "layer_types must be of {}, got {!r:.60}", known, types)
+    return [*types]
+
+
+def _flat_of_v4(config: Mapping[str, Any], given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The settings of one spectrum, of those for both."""
+    if name == "main":
+        return {}
+    kinds = [given.get("rope_type"), given.get("type")]
+    message = "rope_type 'deepseek_yarn' has an amplitude of its own: write 'yarn', and attention_factor if it has one"
+    require("deepseek_yarn" not in kinds, message)
+    given = extended(given, original_max_position_embeddings=config.get(ORIGINAL))
+    return ({"attention_factor": 1.0} if "yarn" in kinds else {}) | given
+
+
+def mistral_large4(config: dict[str, Any]) -> None:
+    """Frequencies have learned factors, and the queries of each head a learned scale: `plan.parameters` names them."""
+    refuse(config, "query_scales", "indexer_query_scales")
+    if any(settings.values for settings in rope_settings(config)):
+        put_settings(config, learned_log_factor="lerope.alpha")
+    d = Keys(config)
+    heads = {
+        "query_scales": ("attention", d.integer("num_attention_heads")),
+        "indexer_query_scales": ("attention.indexer", d.integer_or(32, "index_n_heads")),
+    }
+    for key, (module, count) in heads.items():
+        name = f"layers.{{layer}}.{module}.ssmax_scaling"
+        config[key] = [{"scale": f"{name}.s", "bias": f"{name}.b", "num_heads": count}] * count_of(d)

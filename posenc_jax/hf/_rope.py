@@ -22,6 +22,7 @@ from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal
 
 MAXIMUM = "max_position_embeddings"
 ORIGINAL = "original_max_position_embeddings"
+LEARNED = "learned_log_factor"  # written by the rewriter of Mistral Large 4: the name of the parameter
 _STEPS = "dynamic_steps"  # written by the rewriter of Qwen 1, whose configs say it in other keys
 # Settings of scalings, without which a rope type means nothing.
 _SCALED = (
@@ -263,6 +264,8 @@ def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
     if backward:
         frequencies = dataclasses.replace(frequencies, turns=tuple(-turns for turns in frequencies.turns))
         settings["rope_backward"] = True
+    if LEARNED in model.reads and (learned := x.d.string(LEARNED)):
+        settings[LEARNED] = learned
     if "attention_factor" in settings:
         settings["attention_factor"] = frequencies.attention_factor
     if "truncate" in settings:

@@ -11,6 +11,7 @@ from posenc_jax import _checks
 from posenc_jax._checks import require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, mapping
+from posenc_jax.hf._parameters import HeadScale
 from posenc_jax.hf._plan import QueryScale, RotaryLayer
 from posenc_jax.hf._rope import Rope
 
@@ -44,26 +45,29 @@ def scale_without_positions(config: Config) -> QueryScale | None:
     return QueryScale(coefficient, period, 1)
 
 
-def with_written_scales(config: Config, layers: list[RotaryLayer]) -> list[RotaryLayer]:
-    """The layers, with the query scales that `written_scales` put into a config without a model_type."""
-    scales = None if config.model_type else config.items("query_scales")
+def with_written_scales(config: Config, key: str, layers: list[RotaryLayer]) -> list[RotaryLayer]:
+    """The layers, with the query scales that `written_scales` or a rewriter put into a config."""
+    scales = config.items(key) if key in config.model.reads else None
     if scales is None:
         return layers
     count = len(layers)
-    require(len(scales) == count, "query_scales must hold a mapping or null for {} layers, got {}", count, len(scales))
+    require(len(scales) == count, "{} must hold a mapping or null for {} layers, got {}", key, count, len(scales))
     return [
         layer if scale is None else dataclasses.replace(layer, query_scale=_scale_of(Keys(mapping(name, scale), name)))
-        for name, layer, scale in zip((f"query_scales[{i}]" for i in range(count)), layers, scales, strict=True)
+        for name, layer, scale in zip((f"{key}[{i}]" for i in range(count)), layers, scales, strict=True)
     ]
 
 
-def _scale_of(d: Keys) -> QueryScale:
-    result = QueryScale(d.number("coefficient"), d.need("period"), d.get("offset", default=0), d.need("form"))
+def _scale_of(d: Keys) -> QueryScale | HeadScale:
+    if d.found("num_heads"):
+        result = HeadScale(d.need("scale"), d.need("bias"), d.integer("num_heads"))
+    else:
+        result = QueryScale(d.number("coefficient"), d.need("period"), d.get("offset", default=0), d.need("form"))
     d.finish()
     return result
 
 
-def written_scales(layers: Iterable[RotaryLayer]) -> dict[str, Any]:
+def written_scales(key: str, layers: Iterable[RotaryLayer]) -> dict[str, Any]:
     """The config key that holds the query scale of each layer."""
     scales = [layer.query_scale and dataclasses.asdict(layer.query_scale) for layer in layers]
-    return {"query_scales": scales} if any(scales) else {}
+    return {key: scales} if any(scales) else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ class VisionPlan(RotaryPlan):
       softmax_scale: as in `RotaryPlan`.
       length: as in `RotaryPlan`.
       indexer: as in `RotaryPlan`.
+      rotates_values: as in `RotaryPlan`.
       grids: how the patches are counted, for each layer.
       slices: the number of slices of a head that rotate by themselves, each by one coordinate, so that the layout is
         that of a slice; 1 for the whole head. Gemma 4 turns half of a head by the column, and half by the row.
@@ -162,9 +163,10 @@ class VisionPlan(RotaryPlan):
         layer: int | jax.Array,
         positions: jax.typing.ArrayLike | None = None,
         *,
-        head_axis: int | None,
+        head_axis: int | tuple[int, ...] | None,
         role: Role | None = None,
         scaled: bool | None = None,
+        parameters: Mapping[str, jax.typing.ArrayLike] | None = None,
     ) -> jax.Array:
         r"""Rotates the queries or the keys of one layer as the tower does.
 
@@ -176,6 +178,7 @@ class VisionPlan(RotaryPlan):
           head_axis: as for `rotary`.
           role: as for `RotaryPlan.rotate`; no tower needs it.
           scaled: as for `RotaryPlan.rotate`; no tower needs it.
+          parameters: as for `RotaryPlan.rotate`; no tower needs them.
 
         Returns:
           An array with the shape and dtype of x.
@@ -195,8 +198,9 @@ class VisionPlan(RotaryPlan):
         Reference:
           Hugging Face transformers 5.23.0: the attention of the towers' own modules.
         """
+        options: Any = {"role": role, "scaled": scaled, "parameters": parameters}
         if self.slices == 1:
-            return super().rotate(x, layer, positions, head_axis=head_axis, role=role, scaled=scaled)
+            return super().rotate(x, layer, positions, head_axis=head_axis, **options)
         slices, head_dim = self.slices, self.layers[0].head_dim
         x = _apply.parse_width(x, {head_dim})
         _checks.unsharded("x", x)
@@ -209,7 +213,7 @@ class VisionPlan(RotaryPlan):
         layers = [RotaryLayer(dataclasses.replace(f[0], axes=None), head_dim // slices) for f in spectra]
         plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in spectra[0] if f.axes])
         sliced = x.reshape(*x.shape[:-1], slices, head_dim // slices)  # slices as a sequence at their coordinates
-        y = plan.rotate(sliced, layer, positions[..., order], head_axis=head_axis, role=role, scaled=scaled)
+        y = plan.rotate(sliced, layer, positions[..., order], head_axis=head_axis, **options)
         return y.reshape(x.shape)
 
 

@@ -45,11 +45,14 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
     require_type(isinstance(plan, RotaryPlan), "plan", "a RotaryPlan", plan)
     layers = plan.layers
     config: dict[str, Any] = {"num_hidden_layers": len(layers), "rope_interleave": plan.layout == "interleaved"}
-    config |= _widths(plan) | _settings(layers) | written_scales(layers)
+    config |= _widths(plan) | _settings(layers) | written_scales("query_scales", layers)
+    if plan.rotates_values:
+        config["rope_on_values"] = True
     if plan.indexer:
         config["index_head_dim"] = plan.indexer.layers[0].head_dim
         config["indexer_rope_interleave"] = plan.indexer.layout == "interleaved"
         config["indexer_part"] = plan.indexer.part
+        config |= written_scales("indexer_query_scales", plan.indexer.layers)
     same = rotary_from_config(config, length=plan.length) == plan
     require(same, "plan must be one that rotary_from_config made: no config says this one")
     return config
@@ -72,15 +75,15 @@ def _widths_of(layer: RotaryLayer, part: str, width: int) -> dict[str, int]:
 
 def _settings(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
     """The rope settings, by layer type if there are several, and which layers have none."""
-    groups = list(dict.fromkeys(layer.parameters for layer in layers if layer.parameters))
+    groups = list(dict.fromkeys(layer.settings for layer in layers if layer.settings))
     dicts = [{k: list(v) if isinstance(v, tuple) else v for k, v in group} for group in groups]
     lengths = [d.pop(MAXIMUM) for d in dicts if MAXIMUM in d]
     outside = {MAXIMUM: lengths[-1]} if lengths else {}
     if len(dicts) > 1:
         names = {group: f"rope_{i}" for i, group in enumerate(groups)}
-        types = [names.get(layer.parameters, "no_rope") for layer in layers]
+        types = [names.get(layer.settings, "no_rope") for layer in layers]
         by_type = dict.fromkeys(types) | dict(zip(names.values(), dicts, strict=True))
         return outside | {"layer_types": types, "rope_parameters": by_type}
-    flags = [int(bool(layer.parameters)) for layer in layers]
+    flags = [int(bool(layer.settings)) for layer in layers]
     some = {} if all(flags) else {"no_rope_layers": flags}
     return outside | {"rope_parameters": dicts[0] if dicts else None} | some

@@ -146,7 +146,7 @@ class RotaryEncoding(nn.Module):
     frequencies: Frequencies | int
     _: dataclasses.KW_ONLY
     layout: Layout = "half"
-    head_axis: int | None
+    head_axis: int | tuple[int, ...] | None
     part: Part = "first"
 
     @public

@@ -170,7 +170,7 @@ class RotaryEncoding(nnx.Module):
         frequencies: Frequencies | int,
         *,
         layout: Layout = "half",
-        head_axis: int | None,
+        head_axis: int | tuple[int, ...] | None,
         part: Part = "first",
     ):
         self.frequencies, self.layout, self.part = _modules.parse_rotary(frequencies, layout, part)

@@ -107,6 +107,13 @@ def of_hugging_face(call):
     assert_within(np.asarray(got).swapaxes(1, 2), turned(X, PLACES), 3e-5)
 
 
+def by_tables(call):
+    angles = PLACES[..., None] * THETA ** (-np.arange(0, WIDTH, 2) / WIDTH)
+    cos, sin = (np.concatenate([f(angles)] * 2, axis=-1).astype(np.float32) for f in (np.cos, np.sin))
+    got = quick(lambda x, cos, sin: call(x=x, cos=cos, sin=sin))(X.swapaxes(1, 2), cos, sin)
+    assert_within(np.asarray(got).swapaxes(1, 2), turned(X, PLACES), 3e-5)
+
+
 def of_meta(call):
     assert_within(quick(lambda x: call(x=x))(X), turned(X, PLACES, "interleaved"), 3e-5)
 
@@ -116,6 +123,13 @@ def adding(call):
     got, halves = quick(lambda x: (call(x=x), pe.add_sinusoidal(x, layout="half")))(x)
     assert_within(got, x + sinusoids(COUNTED), 1e-6)
     assert_within(halves, x + sinusoids(COUNTED, "half"), 1e-6)
+
+
+def padded(call):
+    x = np.pad(X[:, :, 0], [(0, 0), (0, 0), (0, 1)])
+    phases = COUNTED[:, None] * 1e4 ** (-np.arange(WIDTH // 2) / (WIDTH // 2 - 1))
+    signal = np.concatenate([np.sin(phases), np.cos(phases), np.zeros((SEQ, 1))], axis=-1)
+    assert_within(quick(lambda x: call(x=x, d=WIDTH + 1))(x), x + signal, 1e-6)
 
 
 def adding_at(call):
@@ -136,9 +150,11 @@ COMING_FROM = {
     "`partial(nnx.dot_product_attention_with_rope, rope=rope)`": attending,
     "the same, with `input_positions`": attending_at,
     "`x * cos + rotate_half(x) * sin` (Hugging Face)": of_hugging_face,
+    "`x * cos + rotate_half(x) * sin`, with tables at hand": by_tables,
     "`x * freqs_cis`, complex (Meta)": of_meta,
     "`x + table[:x.shape[1]]`, sinusoids": adding,
     "`x * d**0.5 + table[positions]`": adding_at,
+    "`x + signal`, where an odd width ends in a zero (Tensor2Tensor)": padded,
     "`table[positions]`, learned": looking_up,
 }
 ROWS = dict(pages.rows("docs/recipes.md", "there"))

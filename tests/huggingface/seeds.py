@@ -6,6 +6,7 @@ from oracles import recorded
 RECORDED = [case["config"] for name in ("hf_model_types", "hf_frequencies") for case in recorded.cases(name)]
 _LENGTH = {"original_max_position_embeddings": 4096}
 _SIZES = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 4}
+_ORIGINAL, _SHARED = {"original_max_position_embeddings": 4096}, {"rope_theta": 30_000, "partial_rotary_factor": 0.25}
 # In the spelling that the model's own code has, and of types that are not in transformers.
 OWN = [
     _SIZES | {"model_type": "Yi", "rope_theta": 5e6, "rope_scaling": None},
@@ -77,7 +78,29 @@ OWN = [
     _SIZES
     | {"model_type": "qwen2", "rope_theta": 1e7}
     | {"dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192}},
+    {"model_type": "deepseek_v4", "num_hidden_layers": 7, "head_dim": 256, "qk_rope_head_dim": 64}
+    | {
+        "compress_ratios": [0, 128, 4, 0, 4, 128, 0, 0],
+        "num_nextn_predict_layers": 1,
+        "max_position_embeddings": 262144,
+    }
+    | {"rope_theta": 20_000, "compress_rope_theta": 80_000, "rope_scaling": {"type": "yarn", "factor": 16} | _ORIGINAL},
+    {"model_type": "deepseek_v4", "num_hidden_layers": 6, "partial_rotary_factor": 0.25, "index_head_dim": 160}
+    | {
+        "layer_types": [
+            *["compressed_sparse_attention", "sliding_attention"] * 2,
+            *["heavily_compressed_attention"] * 2,
+        ]
+    }
+    | {"rope_parameters": {"main": _SHARED, "compress": _SHARED | _ORIGINAL | {"rope_type": "yarn", "factor": 4.0}}},
+    {"model_type": "mistral_large4_text", "num_hidden_layers": 4, "num_attention_heads": 8, "qk_nope_head_dim": 32}
+    | {"qk_rope_head_dim": 64, "index_n_heads": 4, "no_rope_layer_interval": 3}
+    | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e4, "factor": 8.0} | _ORIGINAL},
     # As `plan_to_config` writes.
+    {"num_hidden_layers": 2, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "rope_interleave": True}
+    | {"rope_parameters": {"rope_theta": 5e5, "learned_log_factor": "alpha"}, "rope_on_values": True}
+    | {"query_scales": [{"scale": "s", "bias": "b", "num_heads": 8}, None], "index_head_dim": 128}
+    | {"indexer_query_scales": [{"scale": "indexer.s", "bias": "indexer.b", "num_heads": 4}] * 2},
     {"num_hidden_layers": 2, "head_dim": 128, "rope_interleave": True}
     | {"rope_parameters": {"rope_theta": 5e5, "mrope_section": [22, 22, 20], "mrope_alternating": True}},
     {"num_hidden_layers": 2, "head_dim": 128, "rope_interleave": False}
@@ -149,31 +172,31 @@ _SCORES |= {"original_max_position_embeddings": 4096}
 _LINEAR = {"rope_type": "linear", "factor": 2.0}
 _BASED = _LINEAR | {"rope_theta": 1e5}
 CHANGES = [
-    ({"hidden_size": 12288, "num_attention_heads": 32}, 257),
-    ({key: ... for key in _WIDTHS}, 253),
-    ({"rope_parameters": _BASED}, 198),
-    ({"rope_parameters": _BASED | {"partial_rotary_factor": 0.5}}, 39),
+    ({"hidden_size": 12288, "num_attention_heads": 32}, 263),
+    ({key: ... for key in _WIDTHS}, 258),
+    ({"rope_parameters": _BASED}, 201),
+    ({"rope_parameters": _BASED | {"partial_rotary_factor": 0.5}}, 41),
     ({"rope_parameters": _BASED | {"rope_type": "longrope", **_LISTS, **_LENGTH}}, 118),
-    ({"rope_parameters": _BASED | {"rope_type": "yarn", **_LENGTH}}, 198),
+    ({"rope_parameters": _BASED | {"rope_type": "yarn", **_LENGTH}}, 201),
     (
         {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e5}, **_SLIDING}},
         25,
     ),
     ({"rope_parameters": {"full_attention": _SCORES, "indexed_attention": _SCORES, **_SLIDING}}, 25),
-    ({"rope_parameters": _SCORES}, 198),
-    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 228),
-    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 123_456.0}, 217),
+    ({"rope_parameters": _SCORES}, 201),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 230),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 123_456.0}, 219),
     ({"rope_scaling": {"type": "dynamic", "alpha": 1000.0}}, 7),
-    ({"rope_theta": 123_456.0}, 223),
-    ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, 6),
-    ({"rope_interleave": False}, 239),
-    ({"rope_interleave": True}, 49),
-    ({"sliding_window": None}, 275),
-    ({"position_embedding_type": "nope"}, 273),
-    ({"layer_types": ..., "full_attn_idxs": [1]}, 24),
-    ({"layer_types": ..., "num_hidden_layers": 6}, 245),
+    ({"rope_theta": 123_456.0}, 225),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, 8),
+    ({"rope_interleave": False}, 240),
+    ({"rope_interleave": True}, 55),
+    ({"sliding_window": None}, 281),
+    ({"position_embedding_type": "nope"}, 279),
+    ({"layer_types": ..., "full_attn_idxs": [1]}, 28),
+    ({"layer_types": ..., "num_hidden_layers": 6}, 249),
     ({"layer_rope_theta": [0, 1e4, 1e5], "num_hidden_layers": 3}, 16),
-    ({"no_rope_layers": [0, 1, 1], "num_hidden_layers": 3}, 14),
-    ({"partial_rotary_factor": 0.5}, 46),
+    ({"no_rope_layers": [0, 1, 1], "num_hidden_layers": 3}, 16),
+    ({"partial_rotary_factor": 0.5}, 48),
     ({"partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 38),
 ]

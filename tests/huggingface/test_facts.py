@@ -461,7 +461,7 @@ def test_the_original_length_of_a_class(model_type):
     lists = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
     keys = {"max_position_embeddings": 131072, "rope_scaling": {"type": "longrope"} | lists}
     plan = read(model_type, **keys)  # 32 times 4096
-    assert dict(plan.layers[0].parameters)["factor"] == 32
+    assert dict(plan.layers[0].settings)["factor"] == 32
     np.testing.assert_allclose(plan.layers[0].frequencies.angular, pe.geometric(96).angular / 2, rtol=1e-9)
 
 

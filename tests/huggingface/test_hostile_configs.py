@@ -6,6 +6,7 @@ POSENC_HOSTILE=N multiplies the number of configs (`nox -s fuzz`). A failure nam
 
 import collections
 import copy
+import dataclasses
 import functools
 import json
 import math
@@ -155,7 +156,7 @@ def true_spectrum(parameters, head_dim, maximum, length):
 
 def check_layer(layer, length):
     """A layer's frequencies by the formulas, from its settings."""
-    rope = dict(layer.parameters)
+    rope = dict(layer.settings)
     head_dim = layer.head_dim
     if layer.rotary_dim == 0:
         assert not rope
@@ -167,7 +168,7 @@ def check_layer(layer, length):
     share = 1 if rope["rope_type"] == "proportional" else rope.get("partial_rotary_factor", 1)
     if layer.rotary_dim != int(head_dim * share):
         head_dim = layer.rotary_dim  # of latent attention
-    turns, amplitude = true_spectrum(layer.parameters, head_dim, rope.get("max_position_embeddings", 1), length)
+    turns, amplitude = true_spectrum(layer.settings, head_dim, rope.get("max_position_embeddings", 1), length)
     assert max(abs(a - b) for a, b in zip(layer.frequencies.turns, turns, strict=True)) <= 2
     assert abs(layer.frequencies.attention_factor - amplitude) <= 4e-16 * abs(amplitude)
     if "mrope_alternating" in rope:  # height and width in turn, then time
@@ -186,7 +187,7 @@ def check_said(plan, config):
     text = next((config[k] for k in ("thinker_config", "text_config", "language_config") if config.get(k)), None)
     if text is not None:
         return check_said(plan, text)
-    of_all = [dict(layer.parameters) for layer in plan.layers if layer.parameters]
+    of_all = [dict(layer.settings) for layer in plan.layers if layer.settings]
     for name in ("rope_scaling", "rope_parameters"):
         raw = config.get(name) or {}
         few = len(plan.layers) < 6  # possibly none of the layer type that the settings are for
@@ -210,27 +211,35 @@ def check_said(plan, config):
         assert counted_otherwise or config.get(key) in (None, len(plan.layers))
 
 
-PROPERTIES = (*configs.OF_LAYERS, "layout", "part", "softmax_scale", "indexer")
+PROPERTIES = (*configs.OF_LAYERS, "layout", "part", "softmax_scale", "indexer", "rotates_values")
 
 
 def read_off(plan):
     """What a plan says, by property, as the oracle puts it."""
     layers = []
     for layer in plan.layers:
-        settings, scale = dict(layer.parameters), layer.query_scale
+        settings, scale = dict(layer.settings), layer.query_scale
         base, kind = settings.pop("rope_theta", None), settings.get("rope_type")
         if kind != "proportional":
             settings.pop("partial_rotary_factor", None)  # rotary_dim says it
-        scale = scale and (scale.coefficient, scale.period, scale.offset, scale.form)
+        assert layer.learned_log_factor == settings.get("learned_log_factor")
+        scale = scale and dataclasses.astuple(scale)
         layers.append((layer.rotary_dim > 0, layer.head_dim, layer.rotary_dim, base, settings, scale))
     rows = map(list, zip(*layers, strict=True))
     own = plan.indexer
-    indexer = own and (own.layout, own.part, own.layers[0].head_dim)
+    first = own and own.layers[0]
+    indexer = own and (
+        own.layout,
+        own.part,
+        first.head_dim,
+        first.query_scale and dataclasses.astuple(first.query_scale),
+    )
     if own:
-        spectra = [[layer.frequencies for layer in either.layers] for either in (plan, own)]
+        spectra = [[(how.frequencies, how.learned_log_factor) for how in either.layers] for either in (plan, own)]
         assert spectra[0] == spectra[1] and len({layer.head_dim for layer in own.layers}) == own.softmax_scale == 1
-        assert not any(layer.query_scale for layer in own.layers)
-    return dict(zip(PROPERTIES, (*rows, plan.layout, plan.part, plan.softmax_scale, indexer), strict=True))
+        assert len({layer.query_scale for layer in own.layers}) == 1
+    rest = plan.layout, plan.part, plan.softmax_scale, indexer, plan.rotates_values
+    return dict(zip(PROPERTIES, (*rows, *rest), strict=True))
 
 
 # What few plans say: without them the comparison would see no more than the usual.
@@ -329,12 +338,13 @@ def another(key, value):
 def check_sensitive(case, plan, config, arguments):
     """No key that speaks of rotations can be changed without changing the plan."""
     changes = 0
-    used = {layer.parameters for layer in plan.layers if layer.parameters}
+    used = {layer.settings for layer in plan.layers if layer.settings}
     names = str([m.get("model_type") for m in mappings(config)])
     by_type = re.search("gemma3|gemma2_|modernbert|olmo3|dots3|neomme|ultrabert", names)
     none_scaled = config.get("rope_scaling_layers") == []
+    one_spectrum = "deepseek_v4" in names and len(used) == 1
     if (
-        not used or none_scaled or by_type and len(plan.layers) < 6
+        not used or one_spectrum or none_scaled or by_type and len(plan.layers) < 6
     ):  # possibly none of the layer type that the settings are for
         return changes
     kinds = [

@@ -139,6 +139,12 @@ def test_what_is_refused_by_name():
 # What some types need or refuse, beside the settings of the test below.
 SPECIAL = {
     "baichuan": {"hidden_size": 4096},
+    "deepseek_v4": {
+        "head_dim": 24,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention"],
+        "rope_parameters": dict.fromkeys(("main", "compress"), {"rope_theta": 123.0, "partial_rotary_factor": 1 / 3}),
+    },
+    "mistral_large4_text": {"num_attention_heads": 4},
     "deepseek_ocr2_text": {"hidden_size": 256, "num_attention_heads": 2},
     "unlimited_ocr_text": {"hidden_size": 256, "num_attention_heads": 2},
     "dots3_note_audio_encoder": {"hidden_size": 256, "num_attention_heads": 2},

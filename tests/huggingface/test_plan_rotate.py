@@ -244,9 +244,16 @@ def test_no_positions_turn_nothing():
     assert np.abs(naive(X, frequencies=plan.layers[2].frequencies) - X).max() > 0.1
     assert (pe.geometric(0).dim, pe.geometric(0).num_axes, pe.geometric(0).angular.shape) == (0, 1, (0,))
     assert repr(pe.geometric(0)) == "Frequencies(dim=0)"
-    for call in (lambda: pe.sinusoidal(AT, 0), lambda: pe.sinusoidal(AT, pe.geometric(0))):
-        with pytest.raises(ValueError, match="frequencies"):
-            call()
+
+
+def test_several_head_axes():
+    divided = X.reshape(2, 5, 3, 1, 8)
+    for layer in (4, jnp.int32(4)):
+        call = jax.jit(
+            lambda x, heads, layer: PLAN.rotate(x, layer, AT, head_axis=heads, role="query", scaled=True),
+            static_argnums=1,
+        )
+        np.testing.assert_array_equal(call(divided, (-3, -2), layer), call(X, -2, layer)[..., None, :])
 
 
 def test_a_traced_layer_checks_what_any_layer_needs():
@@ -271,7 +278,7 @@ def test_moving_keys_applies_no_amplitude_again():
         (lambda: RotaryLayer(None, 8), TypeError, "RotaryLayer: frequencies must be Frequencies or an integer width"),  # type: ignore
         (lambda: RotaryLayer(pe.geometric(7), 8), ValueError, "RotaryLayer: frequencies must have an even dim, got 7"),
         (lambda: RotaryLayer(FAST, 6), ValueError, "RotaryLayer: frequencies of width 8 must fit into a head_dim of 6"),
-        (lambda: RotaryLayer(FAST, 8, 1.0), TypeError, "RotaryLayer: query_scale must be a QueryScale or None"),  # type: ignore
+        (lambda: RotaryLayer(FAST, 8, 1.0), TypeError, "RotaryLayer: query_scale must be a QueryScale, a HeadScale or None"),  # type: ignore
         (lambda: RotaryPlan(PLAN.layers, "halves"), ValueError, "RotaryPlan: layout must be one of"),  # type: ignore
         (lambda: RotaryPlan(PLAN.layers, "half", "lats"), ValueError, "RotaryPlan: part must be one of"),  # type: ignore
         (lambda: RotaryPlan(PLAN.layers, "half", softmax_scale=np.nan), ValueError, "RotaryPlan: softmax_scale must be fin"),

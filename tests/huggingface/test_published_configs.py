@@ -12,8 +12,6 @@ CASES = {case["name"]: case for case in recorded.cases("hf_published")}
 LENGTH = 4097  # as recorded
 # By the reason, the files that are refused.
 REFUSED = {
-    "model_type 'deepseek_v4' is not read": "deepseek-v4-flash deepseek-v4-flash-nvfp4 deepseek-v4-pro deepseek-v4-pro-nvfp4 "
-    "maxtext-deepseek-v4-4096",
     "model_type 'cohere_asr' is not read": "cohere-transcribe-arabic",
     "is not known, and its code may do what no key says": "bora-1.1b deepseek-v4-flash-fp8 deepseek-v4-pro-fp8 infimm-zephyr "
     "ipex-llava ipex-yuan logics-thinking ome-llava-v1.5-7b step-3.7-flash step-3.7-flash-fp8 telechat-115b telechat-12b-v2 "

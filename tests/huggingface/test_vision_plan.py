@@ -191,6 +191,12 @@ def test_rows_of_a_table():
     np.testing.assert_array_equal(inside, square.table_rows(GRID_TABLE, (2, 2)))
 
 
+def test_several_head_axes_of_a_tower_that_turns_slices():
+    x, p = RNG.normal(size=(2, 15, 6, 16)).astype(np.float32), GEMMA.positions((3, 5))
+    got = GEMMA.rotate(x.reshape(2, 15, 2, 3, 16), 0, p, head_axis=(-3, -2))
+    np.testing.assert_array_equal(got.reshape(x.shape), GEMMA.rotate(x, 0, p, head_axis=-2))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -217,7 +223,7 @@ def test_rows_of_a_table():
         (lambda: GEMMA.rotate(X[..., :8], 0, np.zeros((15, 2), np.int32), head_axis=-2), ValueError, "x must have 16 features in this layer"),
         (lambda: GEMMA.rotate(X, 2, np.zeros((15, 2), np.int32), head_axis=-2), ValueError, "VisionPlan.rotate: layer must be from 0 to 1, got 2"),
         (lambda: GEMMA.rotate(X, 0, np.zeros((15, 2), np.int32), head_axis=-1), ValueError, "VisionPlan.rotate: head_axis"),
-        (lambda: GEMMA.rotate(X, 0, np.zeros((15, 2), np.int32), head_axis=1.5), TypeError, "VisionPlan.rotate: head_axis must be an integer or None"),
+        (lambda: GEMMA.rotate(X, 0, np.zeros((15, 2), np.int32), head_axis=1.5), TypeError, "VisionPlan.rotate: head_axis must be an integer, a tuple of integers or None"),
         (lambda: GEMMA.rotate(X, 0, np.zeros((15, 2), np.int32), head_axis=-2, role="q"), ValueError, "role must be one of"),
         (lambda: IMAGES.rotate(np.ones((1, 15, 2, 64), np.float32), 0, head_axis=-2), ValueError, "VisionPlan.rotate: positions"),
         (lambda: VisionPlan(LAYERS, "half", grids=(GRID,), table="bilinear"), ValueError, "VisionPlan: table must be one of .* got 'bilinear'"),  # type: ignore

@@ -2,8 +2,8 @@
 
 What a config leaves to the class of its model is what transformers 5.23.0 gave for the model type: the layout, the base
 and which attention is latent as recorded in recorded/hf_model_types.json, the rest as its code has it, in the tables
-here; what the models outside transformers do is what their own code does. `expected` covers layout, part, softmax_scale
-and indexer of a plan, and of each layer: whether it rotates (layer types, their patterns, intervals, lists, a null
+here; what the models outside transformers do is what their own code does. `expected` covers layout, part, softmax_scale,
+indexer of a plan and whether values rotate, and of each layer: whether it rotates (layer types, their patterns, intervals, lists, a null
 window), head_dim, rotary_dim, the base, the rope type with its settings and sections, the query scale. It leaves out the
 spectrum, which follows, the settings where the length chooses between two, and all but the layout where WORDS stand.
 """
@@ -54,10 +54,11 @@ BASES = table({
     10_000.0: " ".join(["muse_spark_text higgs_audio_v2 qwen4_exp_text", *OTHERS]),
 }) | {"EvollaModel": 5e5, "iquestloopcoder": 5e5, "minimax_m3": 5e6, "phi3small": 1e6, "step3_text": 5e5}  # fmt: skip
 LATENT = {*SWITCHED, "kimi_linear", "glm5_next_text"}  # where nothing is recorded
+UNSCALED = "deepseek_v4", "dots3_note_text"  # latent attention whose scores mscale_all_dim does not scale
 # The indexer of sparse attention: its layout and part.
 INDEXERS = table({
     ("half", "first"): "axk2 deepseek_v32 minimax_m3 minimax_m3_vl_text qwen4_exp_text", ("half", "last"): "hy_v4",
-    ("interleaved", "first"): "glm_moe_dsa dots3_note_text", ("interleaved", "last"): "hy_v4_vl_text",
+    ("interleaved", "first"): "glm_moe_dsa dots3_note_text mistral_large4_text", ("interleaved", "last"): "deepseek_v4 hy_v4_vl_text",
 })  # fmt: skip
 GEMMA_3, GEMMA_4 = "gemma3_text t5gemma2_text t5gemma2_decoder", "gemma4_text gemma4_unified_text diffusion_gemma_text"
 WIDE = f"{GEMMA_4} embedding_gemma2_text".split()  # full attention has wider heads, and the last layer
@@ -178,6 +179,25 @@ def of_cohere2_moe(config: Mapping[str, Any], rope: Mapping[str, Any], count: in
 def of_dbrx(config: Mapping[str, Any], rope: Mapping[str, Any], count: int) -> Changes:
     inner = said(config, "attn_config", default={})
     return {"rope_theta": said(inner, "rope_theta", default=config.get("rope_theta"))}
+
+
+def of_deepseek_v4(config: Mapping[str, Any], rope: Mapping[str, Any], count: int) -> Changes:
+    names = {0: SLIDING, 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    ratios = [4 if i % 2 and i > 2 else 128 for i in range(count)]
+    kinds = [names[ratio] for ratio in said(config, "compress_ratios", default=ratios)[:count]]
+    kinds = list(said(config, "layer_types", default=kinds))[:count]
+    head_dim, share = said(config, "head_dim", default=512), config.get("partial_rotary_factor")
+    width = said(config, "qk_rope_head_dim", default=head_dim // 8) if share is None else int(head_dim * share)
+    raw = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if is_nested(rope):
+        main, compress = rope["main"], rope["compress"]
+    else:
+        main = {"rope_theta": said(config, "rope_theta", default=1e4)}
+        compress = {} if "attention_factor" in raw else {"attention_factor": 1.0}
+        compress |= {**rope, "rope_theta": said(config, "compress_rope_theta", default=160_000)}
+        compress |= {ORIGINAL: config[ORIGINAL]} if config.get(ORIGINAL) else {}
+    widths = {"qk_nope_head_dim": head_dim - width, "qk_rope_head_dim": width}
+    return settings({kind: main if kind == SLIDING else compress for kind in kinds}) | {"layer_types": kinds} | widths
 
 
 def of_dots3(config: Mapping[str, Any], rope: Mapping[str, Any], count: int) -> Changes:
@@ -330,7 +350,8 @@ def of_zamba2(config: Mapping[str, Any], rope: Mapping[str, Any], count: int) ->
 
 OWN = table({
     of_bailing: "bailing_hybrid", of_chatglm: "chatglm", of_cohere2_moe: "cohere2_moe", of_dbrx: "dbrx",
-    of_dory: "dory", of_lara: "lara_mini", of_dots3: "dots3_note_text", of_exaone: EXAONE, of_gemma4: " ".join(WIDE), of_kimi_linear: "glm5_next_text kimi_linear",
+    of_dory: "dory", of_lara: "lara_mini",
+    of_deepseek_v4: "deepseek_v4", of_dots3: "dots3_note_text", of_exaone: EXAONE, of_gemma4: " ".join(WIDE), of_kimi_linear: "glm5_next_text kimi_linear",
     of_internlm: "internlm", of_mimo_v2: "mimo_v2 mimo_v2_flash", of_minimax: "minimax minimax_m1 minimax_m2 minimax_text_01",
     of_molmo2: "molmo2_text", of_muse: "muse_glimmer_text muse_spark_text",
     of_nemotron_nas: "deci nemotron-nas nemotron_nas", of_neomme: "neomme", of_olmo_hybrid: "olmo_hybrid",
@@ -392,7 +413,7 @@ def layers_of(config: Mapping[str, Any], name: str, count: int, windowless: bool
         turns = [kind == SLIDING for kind in kinds]
     if TURNS in config:
         turns = [x and bool(flag) for x, flag in zip(turns, config[TURNS], strict=True)]
-    if not known or name in ("llama4_text", "smollm3"):
+    if not known or name in ("llama4_text", "mistral_large4_text", "smollm3"):
         interval = said(config, "no_rope_layer_interval", "nope_layer_interval", default=4 if known else count + 1)
         flags = list(said(config, "no_rope_layers", default=())) or [(i + 1) % interval for i in range(count)]
         turns = [x and flag != 0 for x, flag in zip(turns, flags, strict=True)]
@@ -456,7 +477,7 @@ def settings_of(
         amplitude = both[0] / both[1] if len(both) == 2 else temperature(factor, 1)
         amplitude = amplitude if said(d, "apply_yarn_scaling", default=True) else 1  # this and attn_factor: vLLM's
         amplitude = float(amplitude) * said(d, "attn_factor", default=1)
-        all_dim = all_dim if latent and name != "dots3_note_text" else None  # whose code does not scale its scores
+        all_dim = all_dim if latent and name not in UNSCALED else None  # whose code does not scale its scores
         scores = float(both[-1] ** 2) if all_dim else 1.0
     elif kind == "longrope" and factor > 1:
         amplitude = float(longrope_amplitude(factor, original))
@@ -472,6 +493,10 @@ def settings_of(
         result |= {"mrope_section": tuple(every.get("mrope_section") or SECTIONS[name])}
     backward = name == "nanochat" or name not in KNOWN and d.get("rope_backward")
     result |= {"rope_backward": True} if backward else {}
+    learned = (
+        "lerope.alpha" if name == "mistral_large4_text" else None if name in KNOWN else d.get("learned_log_factor")
+    )
+    result |= {"learned_log_factor": learned} if learned else {}
     beta = every.get("llama_4_scaling_beta") if name in ("ministral3", "mistral4") else None
     scale = None if beta is None else (beta, original, 0, "steps")
     if name == "qwen" and said(config, "use_logn_attn", default=True):
@@ -488,7 +513,23 @@ def indexer_of(config: Mapping[str, Any], name: str) -> tuple[Any, ...] | None:
     flag = config.get("indexer_rope_interleave")
     sparse = said(config, "sparse_attention_config", default={}) if name.startswith("minimax_m3") else {}
     layout = layout if flag is None else "interleaved" if flag else "half"
-    return layout, part, said(sparse, "sparse_index_dim", default=width or 128)
+    scale = scales_of(config, name, "indexer_query_scales")[0]
+    return layout, part, said(sparse, "sparse_index_dim", default=width or 128), scale
+
+
+def scales_of(config: Mapping[str, Any], name: str, key: str) -> list[tuple[Any, ...] | None]:
+    """The query scale of each layer, as what the model has learned or a config without a model_type writes; else None."""
+    count = count_of(config, name)
+    if name == "mistral_large4_text":
+        heads, module = (
+            ("index_n_heads", "attention.indexer") if "indexer" in key else ("num_attention_heads", "attention")
+        )
+        names = (f"layers.{{layer}}.{module}.ssmax_scaling.{letter}" for letter in "sb")
+        return [(*names, said(config, heads, default=32))] * count
+    if name in KNOWN or not config.get(key):
+        return [None] * count
+    keys = ("scale", "bias", "num_heads"), ("coefficient", "period", "offset", "form")
+    return [scale and tuple(scale.get(k, 0) for k in keys["period" in scale]) for scale in config[key]]
 
 
 def expected(config: Mapping[str, Any], layout: str | None = None) -> dict[str, Any]:
@@ -532,9 +573,9 @@ def expected(config: Mapping[str, Any], layout: str | None = None) -> dict[str, 
             scale = (0.1, 2048, 1, "power") if name == "beam" else scale if tuned else None
             layers.append((False, widths_of({}, here, name, kind, latent)[0], 0, None, {}, scale))
     result |= dict(zip(OF_LAYERS, map(list, zip(*layers, strict=True)), strict=True))
-    if not known and config.get("query_scales"):
-        keys = "coefficient", "period", "offset", "form"
-        result["query_scale"] = [scale and tuple(scale.get(key, 0) for key in keys) for scale in config["query_scales"]]
+    if any(scales := scales_of(config, name, "query_scales")):
+        result["query_scale"] = scales
+    result["rotates_values"] = name == "deepseek_v4" or not known and bool(config.get("rope_on_values"))
     if any(key in d for d in (raw, *raw.values()) if isinstance(d, dict) for key in ("short_mscale", "long_mscale")):
         del result["settings"]  # the length chooses between them
     result["part"] = "last" if latent and any(result["rotates"]) else "first"

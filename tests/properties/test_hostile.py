@@ -177,6 +177,52 @@ def test_every_argument_is_checked(name, how):
                 raise AssertionError(f"{name}: {argument} = {junk!r:.60} gives {type(e).__name__}: {e}") from e
 
 
+def as_floats(arguments, dtype):
+    """The arguments, their float32 arrays times ¾ and in another dtype."""
+    leaf = lambda x: (0.75 * x).astype(dtype) if isinstance(x, np.ndarray) and x.dtype == np.float32 else x  # noqa: E731
+    return jax.tree.map(leaf, arguments)
+
+
+def traced(f, arguments):
+    """The text of a call's program and the arrays that it closes over."""
+    jaxpr = jax.make_jaxpr(lambda: f(**arguments))()
+    return str(jaxpr), jaxpr.consts
+
+
+def same(got, want):
+    for a, b in zip(got[1], want[1], strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    return got[0] == want[0]
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_float64_of_numpy_without_x64(name):
+    """Vectors are rounded as `jnp` rounds them; positions are read exactly, or rounded where that moves none."""
+    f, valid = CALLS.get(name) or getattr(pe, name), VALID[name]
+    with jax.enable_x64(False):
+        if any(isinstance(leaf, np.ndarray) and leaf.dtype == np.float32 for leaf in jax.tree.leaves(valid)):
+            assert same(*(traced(f, as_floats(valid, dtype)) for dtype in (np.float64, np.float32)))
+        for argument in {*valid} & {*POSITIONS} - {"length"}:
+            given = np.asarray(valid[argument])
+            call = lambda p: traced(f, valid | {argument: p})  # noqa: B023, E731
+            half = given.astype(np.float32) + np.float32(0.5)
+            try:
+                want = call(half)
+            except TypeError:  # rows of a table are integers
+                with pytest.raises(TypeError, match=f"^{name.removeprefix('hf.')}: {argument} must be an integer"):
+                    call(given.astype(np.float64))
+                continue
+            assert same(call(half.astype(np.float64)), want)
+            assert same(call(half + 0.1), call((half + 0.1).astype(np.float32)))
+            assert same(call(given.astype(np.float64)), call(given))
+            for moved in (np.full_like(half, 1e9, np.float64) + 0.5, np.full_like(half, 2.0**31, np.float64)):
+                with pytest.raises(
+                    ValueError, match=f"^{name}: {argument} must (fit into int32|be integers or floats)"
+                ):
+                    call(moved)
+
+
 POSITIONS = "positions query_positions key_positions offset timesteps origin length".split()
 NARROW = jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float8_e8m0fnu, jnp.float4_e2m1fn
 

@@ -25,7 +25,7 @@ FLOORS = (
     "_checks _fixed_point _mesh hf._models hf._multimodal_models hf._refused hf._towers hf._typos",
     "_distance _figure _flash_bias _frequencies _xla hf._forks hf._keys",
     "_arguments _axes _flash_gpu _operation _positions _tile_arguments _tiles _waves hf._config hf._patches hf._tower_config",
-    "_blockwise _fourier _learned _learned_bias _ntk _parts _scalings _pairs _sinusoidal hf._layers",
+    "_blockwise _fourier _learned _learned_bias _ntk _parts _scalings _pairs _sinusoidal hf._layers hf._parameters",
     "_bias _content_bias _flash _multimodal _relative_bias _turn_forms hf._multimodal hf._rewriting hf._rope hf._tower_tables",
     "_attention _turn hf._settings kernels",
     "_offsets _rotary hf._head hf._rewrite_layers hf._rewrite_settings",
@@ -97,7 +97,7 @@ def test_public_names_are_documented():
 
 
 # Functions are found where they are public, and classes and the texts of modules where they stand.
-PRIVATE = "_bias _frequencies hf._patches hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings".split()
+PRIVATE = "_bias _frequencies hf._parameters hf._patches hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings".split()
 WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in ("hf", "kernels", "linen", "nnx", "plot", *PRIVATE))
 
 
@@ -125,6 +125,24 @@ def test_importing_brings_in_nothing_heavy():
     modules, backends = json.loads(subprocess.check_output([sys.executable, "-c", code], text=True))
     heavy = {"flax", "matplotlib", "jax.extend", "jax._src.pallas", "jax.experimental.pallas"}
     assert not heavy & set(modules) and not backends and "posenc_jax._xla" in modules
+
+
+def test_flax_is_needed_by_its_modules_alone():
+    code = """
+import sys
+sys.modules["flax"] = None  # as if it were not installed
+import jax.numpy as jnp, posenc_jax, posenc_jax.hf, posenc_jax.kernels, posenc_jax.plot
+plan = posenc_jax.hf.rotary_from_config({"model_type": "gpt_neox", "head_dim": 8, "num_hidden_layers": 1})
+plan.rotate(jnp.ones((1, 2, 1, 8)), 0, head_axis=-2)
+for name in ("nnx", "linen"):
+    try:
+        __import__(f"posenc_jax.{name}")
+    except ImportError as error:
+        assert "flax" in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # What JAX defines below a comment that it will be deleted goes from jax.interpreters before the library is imported.

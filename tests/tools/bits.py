@@ -311,7 +311,7 @@ def configs(draw: Draw) -> Any:
     for config in (llama | {"max_position_embeddings": 4096, "rope_scaling": scaling}, several):
         plan = hf.rotary_from_config(config, length=8192)
         yield plan.layout, plan.part, plan.softmax_scale, plan.length
-        yield [(layer.frequencies, layer.head_dim, layer.query_scale, layer.parameters) for layer in plan.layers]
+        yield [(layer.frequencies, layer.head_dim, layer.query_scale, layer.settings) for layer in plan.layers]
         yield sorted(hf.plan_to_config(plan).items(), key=str)
     yield hf.QueryScale(0.1, 8192, 1)(positions(draw, 5))
 

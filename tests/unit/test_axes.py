@@ -181,7 +181,7 @@ F = pe.geometric(12)
         (lambda: pe.axial(8, True), TypeError, "axial: num_axes must be an integer, got bool True"),
         (lambda: pe.axial(8, 2, -1.0), ValueError, "base must be positive, got -1.0"),
         (lambda: pe.axial(8, 2, float("nan")), ValueError, "base must be finite, got nan"),
-        (lambda: pe.axial(0, 2), ValueError, r"axial: frequencies \(a width\) must be at least 1, got 0"),
+        (lambda: pe.axial(-4, 2), ValueError, r"axial: frequencies \(a width\) must be at least 0, got -4"),
         (lambda: pe.axial(True, 2), TypeError, r"axial: frequencies \(a width\) must be an integer, got bool True"),
         (lambda: pe.axial("8", 2), TypeError, r"axial: frequencies \(a width\) must be an integer, got str '8'"),  # type: ignore
         (lambda: pe.axial(jax.device_put(np.ones(4, np.float32)), 2), TypeError, r"axial: frequencies \(a width\) must be an integer, got float.. of shape \(4,\)"),  # type: ignore
@@ -197,7 +197,7 @@ F = pe.geometric(12)
         (lambda: pe.axial((8, 8), 2), ValueError, "axial: num_axes must not be given with a sequence of 2 spectra, one for each coordinate, got 2"),
         (lambda: pe.axial(()), ValueError, "axial: frequencies must hold a spectrum for each coordinate, got none"),
         (lambda: pe.axial((8, 7)), ValueError, r"axial: frequencies\[1\] \(a width\) must be even, got 7"),
-        (lambda: pe.axial((8, 0)), ValueError, r"axial: frequencies\[1\] \(a width\) must be at least 1, got 0"),
+        (lambda: pe.axial((8, -2)), ValueError, r"axial: frequencies\[1\] \(a width\) must be at least 0, got -2"),
         (lambda: pe.axial((8, 8.0)), TypeError, r"axial: frequencies\[1\] \(a width\) must be an integer, got float 8.0"),  # type: ignore
         (lambda: pe.axial((8, F), base=100.0), ValueError, "axial: base must not be given with Frequencies"),
         (lambda: pe.axial((F, pe.geometric(7))), ValueError, "axial: frequencies must have an even dim, got 7"),

@@ -36,7 +36,7 @@ def positional(bias=None, frequencies=8, make=nnx_modules.positional_attention):
 
 NAMED = {
     "a function": (lambda: pe.rotary(X, layout="x", head_axis=-2), "rotary: layout must be one of"),
-    "a function that another calls": (lambda: pe.sinusoidal(0, 0), r"sinusoidal: frequencies \(a width\) must be at"),
+    "a function that another calls": (lambda: pe.sinusoidal(0, -1), r"sinusoidal: frequencies \(a width\) must be at"),
     "under jit": (lambda: jax.jit(functools.partial(pe.rotary, head_axis=-2), static_argnames="layout")(X, layout="x"), "rotary: layout must be one of"),
     "in a derivative": (lambda: jax.grad(lambda x: pe.shift(x, 1, 6).sum())(X), "shift: frequencies of width 6 must"),
     "a class": (lambda: pe.Frequencies((1,), 3), "Frequencies: dim must be 2 or 1 for 1 pairs, got 3"),

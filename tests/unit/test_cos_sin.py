@@ -72,6 +72,52 @@ def test_a_decode_step_by_waves_has_the_same_bits():
         np.testing.assert_array_equal(got, want)
 
 
+TWICE = {
+    "half": lambda w: jnp.concatenate([w, w], -1),  # as Hugging Face's `emb`
+    "interleaved": lambda w: jnp.repeat(w, 2, -1),  # as DINO's, timm's
+}
+
+
+@pytest.mark.parametrize("part", ["first", thorough("last")])
+@pytest.mark.parametrize("layout", TWICE)
+def test_waves_with_a_column_for_each_feature(layout, part):
+    x, p, other = RNG.normal(size=(5, 4, 16)).astype(np.float32), FAR, {"half": "interleaved", "interleaved": "half"}
+
+    @jax.jit
+    def rotate(x, half, full):
+        by = functools.partial(pe.rotary, x, head_axis=-2, part=part)
+        return (
+            [by(waves=half[n], layout=layout) for n in half],
+            [by(waves=full[n], layout=layout) for n in full],
+            by(waves=full[16], layout=other[layout]),
+        )
+
+    half = {width: pe.cos_sin(p, pe.geometric(width).with_attention_factor(1.3)) for width in (10, 12, 16)}
+    full = {width: tuple(map(TWICE[layout], waves)) for width, waves in half.items()}
+    want, got, wrong = rotate(x, half, full)
+    for width, y, by_pairs in zip(half, got, want, strict=True):
+        np.testing.assert_array_equal(y, by_pairs, err_msg=f"{width} of 16 features")
+        np.testing.assert_array_equal(pe.rotary(x, waves=full[width], head_axis=-2, layout=layout, part=part), by_pairs)
+        with pytest.raises(ValueError, match=r"^rotary: waves\[0\] with a column for each feature must have"):
+            pe.rotary(x, waves=full[width], head_axis=-2, layout=other[layout], part=part)
+    assert np.isnan(np.asarray(wrong)[1:]).any((1, 2)).all()  # at position 0 every order is right
+    # The waves of a head twice as wide are not those of its features.
+    with pytest.raises(ValueError, match="with a column for each feature must have"):
+        pe.rotary(x, waves=pe.cos_sin(p, 32), head_axis=-2, layout=layout)
+
+
+def test_derivatives_by_waves_with_a_column_for_each_feature():
+    x, ct = RNG.normal(size=(2, 5, 3, 8)).astype(np.float32)
+
+    @quick
+    def both(waves):
+        loss = lambda twice: lambda w: jnp.sum(ct * pe.rotary(x, waves=jax.tree.map(twice, w), head_axis=-2))  # noqa: E731
+        return jax.grad(loss(lambda w: w))(waves), jax.grad(loss(TWICE["half"]))(waves)
+
+    for want, got in zip(*both(pe.cos_sin(FAR, 8)), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
 def test_waves_need_not_come_from_cos_sin():
     x, c, s = (RNG.normal(size=shape).astype(np.float32) for shape in ((2, 5, 3, 10), (5, 4), (5, 4)))
 
@@ -196,7 +242,7 @@ P, C = np.zeros((5, 2), np.int32), np.ones((5, 4), np.float32)
     [
         (lambda: pe.rotary(X, P, W[:2], head_axis=-2), ValueError, r"rotary: frequencies must have one entry for each head of x, shape \(5, 3, 8\), got shape \(2, 2, 4\)"),
         (lambda: pe.rotary(X, P, W, head_axis=None), ValueError, r"rotary: frequencies must have one entry for each head of x, shape \(5, 3, 8\), got shape \(3, 2, 4\)"),
-        (lambda: pe.rotary(X, P[:, :1], W, head_axis=-2), ValueError, "rotary: positions must have a last axis of size 2"),
+        (lambda: pe.rotary(X, np.repeat(P[:, :1], 3, 1), W, head_axis=-2), ValueError, "rotary: positions must have a last axis of size 2"),
         (lambda: pe.rotary(X, None, W, head_axis=-2), ValueError, "rotary: positions must be given for frequencies of 2 axes, got None"),
         (lambda: pe.rotary(X, P, W[None], head_axis=-2), ValueError, r"rotary: frequencies as an array must have shape \(num_pairs,\) or \(axes, num_pairs\) or \(heads, axes, num_pairs\), got \(1, 3, 2, 4\)"),
         (lambda: pe.xpos(X, X, P[:, 0], W[0], head_axis=-2), ValueError, r"xpos: frequencies as an array must have shape \(num_pairs,\), got \(2, 4\)"),
@@ -211,7 +257,8 @@ P, C = np.zeros((5, 2), np.int32), np.ones((5, 4), np.float32)
         (lambda: pe.rotary(X, waves=(C, C[:, :3]), head_axis=-2), ValueError, "rotary: waves must have one shape and one dtype, got float32 of shape"),
         (lambda: pe.rotary(X, waves=(C, C.astype(np.float16)), head_axis=-2), ValueError, "rotary: waves must have one shape and one dtype, got float32 of shape"),
         (lambda: pe.rotary(X, waves=(C[:4], C[:4]), head_axis=-2), ValueError, r"rotary: waves of shape \(4,\) must broadcast to x without its head axis and its last, shape \(5,\)"),
-        (lambda: pe.rotary(X[..., :6], waves=(C, C), head_axis=-2), ValueError, r"rotary: waves of 4 pairs must fit into head_dim, x has shape \(5, 3, 6\)"),
+        (lambda: pe.rotary(X[..., :6], waves=(W.reshape(6, 4)[:5] * np.float32([1, 2, 3, 4]), C), head_axis=-2), ValueError, r"rotary: waves\[0\] with a column for each feature must have all of them and then all again, for layout 'half'"),
+        (lambda: pe.rotary(X[..., :2], waves=(C, C), head_axis=-2), ValueError, r"rotary: waves of 4 columns must have one for each pair that rotates, or for each feature, x has shape \(5, 3, 2\)"),
     ],
 )  # fmt: skip
 def test_bad_input(call, error, match):

@@ -8,13 +8,16 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.spectra import count_traces
-from oracles import spectra
+from oracles import encodings, spectra
+from posenc_jax import kernels, nnx
 
 
 @pytest.mark.parametrize("endpoint", [False, True])
@@ -159,9 +162,9 @@ def test_other_frequencies_are_taken_at_their_exact_value():
         (lambda: pe.sinusoidal(0, "8"), TypeError, "sinusoidal: frequencies must be Frequencies, an integer width or a float array"),  # type: ignore
         (lambda: pe.sinusoidal(0, 8.0), TypeError, "sinusoidal: frequencies must be Frequencies"),  # type: ignore
         (lambda: pe.sinusoidal(0, True), TypeError, "sinusoidal: frequencies must be Frequencies"),
-        (lambda: pe.sinusoidal(0, 0), ValueError, r"sinusoidal: frequencies \(a width\) must be at least 1, got 0"),
+        (lambda: pe.sinusoidal(0, -1), ValueError, r"sinusoidal: frequencies \(a width\) must be at least 0, got -1"),
         (lambda: pe.sinusoidal(0, np.ones((2, 2), np.float32)), ValueError, r"must have shape \(num_pairs,\), got \(2, 2\)"),
-        (lambda: pe.sinusoidal(0, np.ones(0, np.float32)), ValueError, r"must have shape \(num_pairs,\), got \(0,\)"),
+        (lambda: pe.cos_sin(0, np.ones((0, 2), np.float32)), ValueError, r"must have shape \(num_pairs,\) or \(axes, num_pairs\), got \(0, 2\)"),
         (lambda: pe.sinusoidal(0, np.arange(3)), TypeError, "frequencies must be a float array, got int"),
     ],
 )  # fmt: skip
@@ -180,3 +183,77 @@ def test_a_line_for_a_spectrum():
     assert repr(pe.axial(8, 2)) == "Frequencies(dim=8, angular=1 … 0.01, num_axes=2)"
     scaled = pe.yarn(4, 10_000, 2, 64, attention_factor=0.5).with_precision("float32")
     assert repr(scaled).endswith(", attention_factor=0.5, precision='float32')")
+
+
+NO_FEATURES = {
+    "linear_scaling": lambda: pe.linear_scaling(0, 2),
+    "ntk": lambda: pe.ntk(0, 1e4, 2),
+    "dynamic_ntk": lambda: pe.dynamic_ntk(0, 1e4, 2, 64, 128),
+    "yarn": lambda: pe.yarn(0, 1e4, 2, 64).with_attention_factor(1),
+    "longrope": lambda: pe.longrope(0, [], [], original_max=64, factor=1, length=128),
+    "llama3": lambda: pe.llama3(0, 8, low_freq_factor=1, high_freq_factor=4, original_max=64),
+    "proportional": lambda: pe.proportional(0, 1e4, 0.5),
+    "axial": lambda: pe.axial(0, 2),
+    "axial, each": lambda: pe.axial((0, 0)),
+    "join": lambda: pe.join(0, 0),
+    "multi_section": lambda: pe.multi_section(0, ()),
+    "with_angular": lambda: pe.geometric(0).with_angular([]),
+}
+
+
+@pytest.mark.parametrize("name", NO_FEATURES)
+def test_a_spectrum_without_features(name):
+    assert NO_FEATURES[name]() == pe.geometric(0)
+
+
+def test_what_no_features_give():
+    x, p, none = jax.ShapeDtypeStruct((2, 5, 3, 0), np.float32), np.zeros((2, 5), np.int32), np.zeros(0, np.float32)
+    shape_of = lambda call, *arrays: jax.tree.map(lambda y: y.shape, jax.eval_shape(call, *arrays))  # noqa: E731
+    for f in (0, pe.geometric(0), none, jnp.asarray(none)):
+        assert shape_of(lambda: pe.sinusoidal(p, f)) == (2, 5, 0)  # noqa: B023
+        assert shape_of(lambda: pe.cos_sin(p, f)) == ((2, 5, 0),) * 2  # noqa: B023
+        assert shape_of(lambda: pe.rotation_matrix(p, f)) == (2, 5, 0, 0)  # noqa: B023
+        assert shape_of(lambda: pe.offset_similarity(p, f)) == (2, 5)  # noqa: B023
+        assert shape_of(lambda: pe.sandwich(p, p, 4, f)) == (2, 4, 5, 5)  # noqa: B023
+        assert kernels.tuning_words(f).shape == (6, 0)
+        for layout in ("half", "interleaved"):
+            assert shape_of(lambda x: pe.rotary(x, p, f, head_axis=-2, layout=layout), x) == x.shape  # noqa: B023
+            assert shape_of(lambda x: pe.xpos(x, x, p, f, head_axis=-2, layout=layout), x) == (x.shape,) * 2  # noqa: B023
+            assert shape_of(lambda x: pe.shift(x[:, :, 0], p, f, layout=layout), x) == (2, 5, 0)  # noqa: B023
+            assert shape_of(lambda x: pe.add_sinusoidal(x[:, :, 0], p, f, layout=layout), x) == (2, 5, 0)  # noqa: B023
+    assert (
+        shape_of(lambda x: pe.rotary(x, head_axis=-2), x) == shape_of(nnx.RotaryEncoding(0, head_axis=-2), x) == x.shape
+    )
+    assert shape_of(lambda x: pe.rotary(x, waves=pe.cos_sin(p, 0), head_axis=-2), x) == x.shape
+    assert shape_of(nnx.SinusoidalEncoding(0), jax.ShapeDtypeStruct((2, 5, 0), np.float32)) == (2, 5, 0)
+    np.testing.assert_array_equal(pe.offset_similarity(p, 0), np.zeros((2, 5)))
+
+
+def test_float64_frequencies_of_numpy_are_exact():
+    """Rounded to float32 they would be off by 0.06 at position one billion."""
+    omega, p = 500_000.0 ** (-np.arange(0, 64, 2) / 64), np.int32([0, 1, 10**9, 2**31 - 1])
+    with jax.enable_x64(False):
+        sine, cosine = encodings.waves(p, omega.tolist())
+        assert_within(
+            pe.sinusoidal(p, omega, layout="half"), np.concatenate([sine, cosine], -1), 9e-8, against="mpmath"
+        )
+        x = np.ones((4, 1, 64), np.float32)
+        exact = pe.geometric(64).with_angular(omega)
+        np.testing.assert_array_equal(pe.rotary(x, p, omega, head_axis=-2), pe.rotary(x, p, exact, head_axis=-2))
+        np.testing.assert_array_equal(kernels.tuning_words(omega), kernels.tuning_words(exact))
+        with pytest.raises(
+            ValueError, match=r"^rotary: frequencies must be float32 if they have several axes .* got float64"
+        ):
+            pe.rotary(x, np.zeros((4, 2), np.int32), omega.reshape(2, 16), head_axis=-2)
+        with pytest.raises(ValueError, match="^sinusoidal: frequencies must be finite, got nan"):
+            pe.sinusoidal(p, omega * np.nan)
+
+
+@pytest.mark.parametrize(("dim", "endpoint"), [(8, False), (8, True), (2, True), (7, True), (7, False)])
+def test_a_base_that_is_an_array_is_told_the_form(dim, endpoint):
+    with pytest.raises(
+        TypeError, match="^geometric: base must be a number, got float32 of shape .*pass the array "
+    ) as error:
+        jax.jit(lambda base: pe.geometric(dim, base, endpoint=endpoint))(1e4)
+    array = eval(str(error.value).partition("pass the array ")[2], {"jnp": jnp, "base": 1e4})
+    np.testing.assert_allclose(array, pe.geometric(dim, 1e4, endpoint=endpoint).angular, rtol=1e-6)

@@ -330,6 +330,15 @@ def test_resizing_to_2_31_rows_is_refused():
         jax.eval_shape(lambda table: pe.resize_table(table, (2**16, 2**15)), np.ones((2, 2, 1), np.float32))
 
 
+def test_one_vector_at_one_position():
+    x = RNG.normal(size=4).astype(np.float32)
+    np.testing.assert_array_equal(pe.add_learned(x, TABLE, 3), x + TABLE[3])
+    with pytest.raises(
+        ValueError, match=r"^add_learned: positions must be given where x has no sequence axis, shape \(4,\)"
+    ):
+        pe.add_learned(x, TABLE)
+
+
 X = np.zeros((2, 5, 4), np.float32)
 
 

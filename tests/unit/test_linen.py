@@ -150,7 +150,7 @@ ARRAY = jnp.asarray(np.ones(4, np.float32))
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda: linen.SinusoidalEncoding(-1), ValueError, "SinusoidalEncoding: frequencies .* must be at least 1, got -1"),
+        (lambda: linen.SinusoidalEncoding(-1), ValueError, "SinusoidalEncoding: frequencies .* must be at least 0, got -1"),
         (lambda: linen.SinusoidalEncoding(ARRAY), TypeError, "SinusoidalEncoding: frequencies must be .* got an array"),  # type: ignore
         (lambda: linen.SinusoidalEncoding(8, layout="x"), ValueError, "SinusoidalEncoding: layout must be one of"),  # type: ignore
         (lambda: linen.SinusoidalEncoding(8, scale="1"), TypeError, "SinusoidalEncoding: scale must be a number, got str '1'"),  # type: ignore

@@ -215,7 +215,7 @@ ARRAY = jnp.asarray(np.ones(4, np.float32))
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda: SinusoidalEncoding(0), ValueError, "SinusoidalEncoding: frequencies .* must be at least 1, got 0"),
+        (lambda: SinusoidalEncoding(-1), ValueError, "SinusoidalEncoding: frequencies .* must be at least 0, got -1"),
         (lambda: SinusoidalEncoding(ARRAY), TypeError, "SinusoidalEncoding: frequencies must be Frequencies or an integer width, got an array"),  # type: ignore
         (lambda: SinusoidalEncoding(8, layout="x"), ValueError, "SinusoidalEncoding: layout must be one of"),  # type: ignore
         (lambda: SinusoidalEncoding(8, scale=np.ones((), np.float32)), TypeError, "SinusoidalEncoding: scale must be a number, got float32"),  # type: ignore
@@ -226,7 +226,7 @@ ARRAY = jnp.asarray(np.ones(4, np.float32))
         (lambda: RotaryEncoding(7, head_axis=None), ValueError, "RotaryEncoding: frequencies must have an even dim, got 7"),
         (lambda: RotaryEncoding(8, head_axis=None, layout="x"), ValueError, "RotaryEncoding: layout must be one of"),  # type: ignore
         (lambda: RotaryEncoding(8, head_axis=None, part="all"), ValueError, "RotaryEncoding: part must be one of"),  # type: ignore
-        (lambda: RotaryEncoding(8, head_axis=2.0)(X), TypeError, "rotary: head_axis must be an integer or None, got float 2.0"),  # type: ignore
+        (lambda: RotaryEncoding(8, head_axis=2.0)(X), TypeError, "rotary: head_axis must be an integer, a tuple of integers or None, got float 2.0"),  # type: ignore
         (lambda: RotaryEncoding(8, head_axis=-1)(X), ValueError, r"rotary: head_axis must be an axis of x other than its last, shape \(2, 5, 8\), got -1"),
         (lambda: RotaryEncoding(10, head_axis=None)(X), ValueError, r"frequencies of width 10 must fit into head_dim, x has shape \(2, 5, 8\)"),
         (lambda: LearnedEncoding(0, 8, rngs=nnx.Rngs(0)), ValueError, "LearnedEncoding: num_embeddings must be at least 1, got 0"),

@@ -517,3 +517,13 @@ def test_content_bias_refuses_what_the_function_does_when_called():
         for call in (lambda a: module(*a), lambda a: same.init(KEY, *a)):
             with pytest.raises(error, match=match):
                 jax.eval_shape(lambda call=call, arrays=arrays: call(arrays))
+
+
+def test_several_head_axes():
+    x = RNG.normal(size=(2, 5, 2, 3, 8)).astype(np.float32)
+    want = pe.rotary(x.reshape(2, 5, 6, 8), head_axis=-2).reshape(x.shape)
+    for heads in ((-3, -2), (2, 3)):
+        rope = nnx_modules.RotaryEncoding(8, head_axis=heads)
+        np.testing.assert_array_equal(nnx.jit(lambda m, x: m(x))(rope, x), want)
+        assert not jax.tree.leaves(nnx.state(rope))
+        np.testing.assert_array_equal(linen.RotaryEncoding(8, head_axis=heads).apply({}, x), want)

@@ -147,10 +147,10 @@ nan, inf = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda: pe.ntk(2, 1e4, 2), ValueError, "ntk: dim must be even, from 4 to 2²⁰, got 2"),
-        (lambda: pe.ntk(7, 1e4, 2), ValueError, "ntk: dim must be even, from 4 to 2²⁰, got 7"),
-        (lambda: pe.ntk(2**21, 1e4, 2), ValueError, "ntk: dim must be even, from 4 to 2²⁰, got 2097152"),
-        (lambda: pe.ntk(0, 1e4, 2), ValueError, "ntk: dim must be at least 1, got 0"),
+        (lambda: pe.ntk(2, 1e4, 2), ValueError, "ntk: dim must be 0, or even and from 4 to 2²⁰, got 2"),
+        (lambda: pe.ntk(7, 1e4, 2), ValueError, "ntk: dim must be 0, or even and from 4 to 2²⁰, got 7"),
+        (lambda: pe.ntk(2**21, 1e4, 2), ValueError, "ntk: dim must be 0, or even and from 4 to 2²⁰, got 2097152"),
+        (lambda: pe.ntk(-4, 1e4, 2), ValueError, "ntk: dim must be 0, or even and from 4 to 2²⁰, got -4"),
         (lambda: pe.ntk(8.0, 1e4, 2), TypeError, "ntk: dim must be an integer, got float 8.0"),  # type: ignore
         (lambda: pe.ntk(True, 1e4, 2), TypeError, "ntk: dim must be an integer, got bool True"),
         (lambda: pe.ntk(8, 0, 2), ValueError, "ntk: base must be positive, got 0.0"),
@@ -161,8 +161,8 @@ nan, inf = float("nan"), float("inf")
         (lambda: pe.ntk(8, 1e4, True), TypeError, "ntk: factor must be a number, got bool True"),
         (lambda: pe.ntk(16, 1e-12, 1), ValueError, "ntk: base must let no pair turn 2²⁸ times a position, got 1e-12"),
         (lambda: pe.dynamic_ntk(16, 1e-12, 1, 8, 9), ValueError, "dynamic_ntk: base must let no pair turn 2²⁸ times"),
-        (lambda: pe.dynamic_ntk(2, 1e4, 2, 64, 64), ValueError, "dynamic_ntk: dim must be even, from 4 to 2²⁰, got 2"),
-        (lambda: pe.dynamic_ntk(9, 1e4, 2, 64, np.asarray(64)), ValueError, "dynamic_ntk: dim must be even, from 4 to 2²⁰, got 9"),
+        (lambda: pe.dynamic_ntk(2, 1e4, 2, 64, 64), ValueError, "dynamic_ntk: dim must be 0, or even and from 4 to 2²⁰, got 2"),
+        (lambda: pe.dynamic_ntk(9, 1e4, 2, 64, np.asarray(64)), ValueError, "dynamic_ntk: dim must be 0, or even and from 4 to 2²⁰, got 9"),
         (lambda: pe.dynamic_ntk(8, 0.0, 2, 64, 64), ValueError, "dynamic_ntk: base must be positive, got 0.0"),
         (lambda: pe.dynamic_ntk(8, 1e4, 0.9, 64, 64), ValueError, "dynamic_ntk: factor must be at least 1, got 0.9"),
         (lambda: pe.dynamic_ntk(8, 1e4, 2, 0, 64), ValueError, "dynamic_ntk: original_max must be at least 1, got 0"),

@@ -18,6 +18,7 @@ from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import compiled_by, thorough, tiered
 from oracles import encodings, rotations, spectra
+from posenc_jax.hf import RotaryLayer, RotaryPlan
 
 LAYOUTS = ["half", "interleaved"]
 EDGES = [0, 1, 2, 3, 1000, 65_535, 65_536, 1_000_003, 2_000_000_000, 2**31 - 1, -1, -(2**16), -(2**31)]
@@ -281,6 +282,43 @@ def test_text_of_three_equal_coordinates_is_ordinary():
     )
 
 
+def test_a_last_axis_of_size_1_holds_all_coordinates():
+    f, g = pe.multi_section(16, [2, 3, 3]), pe.geometric(16)
+    x, p = normal(2, 5, 2, 16), np.int32([[0, 1, 2, 3, 4], [7, 8, 9, 2**31 - 1, 11]])
+    by = RotaryPlan((RotaryLayer(f, 16),), "half")
+    calls = {
+        "rotary": lambda p, f: pe.rotary(x, p, f, head_axis=-2),
+        "RotaryPlan.rotate": lambda p, f: (
+            by.rotate(x, 0, p, head_axis=-2) if f.num_axes > 1 else pe.rotary(x, p, f, head_axis=-2)
+        ),
+        "sinusoidal": pe.sinusoidal,
+        "add_sinusoidal": lambda p, f: pe.add_sinusoidal(x[:, :, 0], p, f),
+        "cos_sin": pe.cos_sin,
+        "shift": lambda p, f: pe.shift(x[:, :, 0], p, f),
+        "rotation_matrix": pe.rotation_matrix,
+        "offset_similarity": pe.offset_similarity,
+    }
+    for name, call in calls.items():
+        for got, want in zip(*(jax.tree.leaves(call(*a)) for a in ((p[..., None], f), (p, g))), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-6 * (name == "offset_similarity"), err_msg=name)
+        with pytest.raises(
+            ValueError,
+            match=rf"^{name}: (positions|offset) must have a last axis of size 3, .*; pass (positions|offset)\[\.\.\., None\]",
+        ):
+            call(p, f)
+
+
+def test_a_last_axis_of_size_1_that_may_be_rows_is_refused():
+    f, x = pe.multi_section(16, [2, 3, 3]), jax.ShapeDtypeStruct((5, 5, 2, 16), np.float32)
+    rotate = lambda p: jax.eval_shape(lambda x: pe.rotary(x, p, f, head_axis=-2), x)  # noqa: E731
+    with pytest.raises(
+        ValueError, match=r"positions of shape \(5, 1\) must have 3 axes, the last for the coordinates; pass positions"
+    ):
+        rotate(np.zeros((5, 1), np.int32))  # one offset for each row, or one position for each token?
+    rotate(np.zeros((5, 1, 1), np.int32))
+    rotate(np.zeros((1, 1), np.int32))
+
+
 @compiled_by(quick)
 @pytest.mark.parametrize("layout", tiered(LAYOUTS, ["half"]))
 def test_float32_precision_is_what_references_compute(layout, program):
@@ -484,8 +522,19 @@ def test_convert_layout_keeps_dtypes(program):
     for given, got in zip(weights, program(lambda weights: [convert(w, 8) for w in weights])(weights), strict=True):
         assert got.dtype == given.dtype
         np.testing.assert_array_equal(np.asarray(got).astype(np.float32), [0, 4, 1, 5, 2, 6, 3, 7])
-    with jax.enable_x64(False), pytest.raises(TypeError, match="convert_layout: weights are float64, which this"):
-        convert(np.zeros(8), 8)
+    with jax.enable_x64(False):
+        assert convert(np.zeros(8), 8).dtype == np.float32
+        with pytest.raises(TypeError, match="convert_layout: weights are int64, which this"):
+            convert(np.zeros(8, np.int64), 8)
+
+
+def test_pairs_in_and_halves_out():
+    """MaxText's YaRN takes pairs and gives halves, and its caches hold that."""
+    x, f, n = normal(2, 5, 3, 8), pe.yarn(8, 1e4, 8, 4096), 4
+    halves = x.reshape(2, 5, 3, n, 2).swapaxes(-1, -2).reshape(x.shape)
+    pairs = np.asarray(pe.rotary(x, None, f, layout="interleaved", head_axis=-2))
+    want = np.concatenate([pairs[..., ::2], pairs[..., 1::2]], -1)
+    np.testing.assert_array_equal(pe.rotary(halves, None, f, head_axis=-2), want)
 
 
 X = np.zeros((2, 5, 3, 8), np.float32)
@@ -508,13 +557,16 @@ convert = functools.partial(pe.convert_layout, source="half", target="interleave
         (lambda: pe.rotary(X.astype(int), head_axis=-2), TypeError, r"rotary: x must be a float array of shape \(..., heads, head_dim\), got int64"),
         (lambda: pe.rotary([1.0, 2.0], head_axis=-2), TypeError, r"rotary: x must be a float array"),  # type: ignore
         (lambda: pe.rotary(X.astype(int), head_axis=None), TypeError, r"rotary: x must be a float array of shape \(..., head_dim\), got int64"),
-        (lambda: pe.rotary(X[..., :0], head_axis=-2), ValueError, r"rotary: x must have features to turn, got shape \(2, 5, 3, 0\)"),
+        (lambda: pe.rotary(X, head_axis=(-3, "a")), TypeError, "rotary: head_axis must be an integer, a tuple of integers or None, got str 'a'"),
+        (lambda: pe.rotary(X, head_axis=(-2, 2)), ValueError, r"rotary: head_axis must name each axis of x once, got \(-2, 2\)"),
+        (lambda: pe.rotary(X, head_axis=(-2, -1)), ValueError, r"rotary: head_axis must be an axis of x other than its last, shape \(2, 5, 3, 8\), got \(-2, -1\)"),
+        (lambda: pe.rotary(X, head_axis=(0, 1, 2)), ValueError, r"rotary: positions must be given where x has no sequence axis, shape \(2, 5, 3, 8\)"),
         (lambda: pe.rotary(X[0, 0, 0], head_axis=-2), ValueError, r"rotary: x must have shape \(..., heads, head_dim\), got \(8,\)"),
         (lambda: pe.rotary(X, head_axis=-1), ValueError, r"rotary: head_axis must be an axis of x other than its last, .* got -1"),
         (lambda: pe.rotary(X, head_axis=3), ValueError, "rotary: head_axis must be an axis of x other than its last"),
         (lambda: pe.rotary(X, head_axis=4), ValueError, "rotary: head_axis must be an axis of x other than its last"),
-        (lambda: pe.rotary(X, head_axis=True), TypeError, "rotary: head_axis must be an integer or None, got bool True"),
-        (lambda: pe.rotary(np.ones((2, 1, 4), np.float32), head_axis=np.timedelta64(1, "s")), TypeError, "rotary: head_axis must be an integer or None, got timedelta64"),
+        (lambda: pe.rotary(X, head_axis=True), TypeError, "rotary: head_axis must be an integer, a tuple of integers or None, got bool True"),
+        (lambda: pe.rotary(np.ones((2, 1, 4), np.float32), head_axis=np.timedelta64(1, "s")), TypeError, "rotary: head_axis must be an integer, a tuple of integers or None, got timedelta64"),
         (lambda: pe.convert_layout(np.ones(8), 8, source="half", target="half", axis=np.timedelta64(0, "s"), num_heads=1), TypeError, "convert_layout: axis must be an integer, got timedelta64"),
         (lambda: pe.rotary(X, layout="neox", head_axis=-2), ValueError, "rotary: layout must be one of .* got 'neox'"),  # type: ignore
         (lambda: pe.rotary(X, part="middle", head_axis=-2), ValueError, "rotary: part must be one of .* got 'middle'"),  # type: ignore
@@ -570,6 +622,51 @@ def test_an_amplitude_is_not_applied_twice(program):
         np.testing.assert_allclose(got, there, atol=1e-6, err_msg=f"{offset!r}")
     np.testing.assert_array_equal(step, cached[:, 3:4])  # one token at one position is where it stands
     np.testing.assert_allclose(placed, f.attention_factor * plain, atol=1e-6)
+
+
+@compiled_by(jax.jit)
+@pytest.mark.parametrize("layout", tiered(LAYOUTS, ["half"]))
+def test_several_head_axes_are_one_that_is_divided(layout, program):
+    x, p = normal(2, 5, 6, 8), np.int32([[0, 1, 2, 3, 4], [7, 2**31 - 1, 5, 5, -9]])
+    by_head = normal(6, 1, 4, seed=1)
+    options = {"layout": layout}
+
+    def each(x, p, w):
+        divided = x.reshape(2, 5, 2, 3, 8)  # batch, seq, kv_heads, group, head_dim
+        first = divided.transpose(2, 0, 3, 1, 4)  # kv_heads, batch, group, seq, head_dim
+        want = [pe.rotary(x, at, f, head_axis=-2, **options) for at, f in ((p, None), (None, SCALED), (p, w))]
+        got = [
+            pe.rotary(divided, at, f, head_axis=(-3, -2), **options) for at, f in ((p, None), (None, SCALED), (p, w))
+        ]
+        got += [pe.rotary(first, p, None, head_axis=[0, 2], **options).transpose(1, 3, 0, 2, 4)]
+        got += [pe.rotary(divided, waves=pe.cos_sin(p, 8), head_axis=(3, 2), **options)]
+        got += pe.xpos(divided, divided, p, head_axis=(-3, -2), **options)
+        return want + [want[0]] * 2 + [*pe.xpos(x, x, p, head_axis=-2, **options)], got
+
+    for want, got in zip(*program(each)(x, p, by_head), strict=True):
+        np.testing.assert_array_equal(got.reshape(want.shape), want)
+    np.testing.assert_array_equal(pe.rotary(x, p[:, :, None], 8, head_axis=()), pe.rotary(x, p, 8, head_axis=-2))
+
+
+def test_which_vectors_share_a_position_depends_on_the_head_axes():
+    x = jax.ShapeDtypeStruct((1, 1, 2, 3, 8), np.float32)
+    rotate = lambda x, p, heads: pe.rotary(x, p, SCALED, head_axis=heads)  # noqa: E731
+    one = np.int32([[3]])
+    jax.eval_shape(lambda x: rotate(x, one, (-3, -2)), x)  # one token
+    with pytest.raises(ValueError, match="positions must not be one for the 2 vectors of x"):
+        jax.eval_shape(lambda x: rotate(x, one, -2), x)
+
+
+@compiled_by(quick)
+def test_a_padded_chunk_may_say_that_all_its_vectors_have_one_position(program):
+    x = normal(1, 5, 3, 8)
+    with pytest.raises(
+        ValueError, match=r"give each its position \(jnp.broadcast_to\(positions, \(1, 5\)\) for one"
+    ) as error:
+        pe.rotary(x, np.int32([[3]]), SCALED, head_axis=-2)
+    assert "with_attention_factor(1)" in str(error.value)
+    turned = program(lambda x, p: pe.rotary(x, jnp.broadcast_to(p, (1, 5)), SCALED, head_axis=-2))(x, np.int32([[3]]))
+    np.testing.assert_array_equal(turned, pe.rotary(x, np.full(5, 3), SCALED, head_axis=-2))
 
 
 @pytest.mark.parametrize("base", tiered([10_000, 500_000], [10_000]))

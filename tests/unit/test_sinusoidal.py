@@ -207,10 +207,10 @@ X, KEY = np.zeros((2, 5, 8), np.float32), jax.random.wrap_key_data(np.zeros(2, n
         (lambda: pe.sinusoidal(0, 8, dtype=jnp.complex64), TypeError, "dtype must be a float dtype, got complex64"),
         (lambda: pe.sinusoidal(np.zeros((4, 3), np.int32), pe.axial(8, 2)), ValueError, r"positions must have a last axis of size 2, .* got shape \(4, 3\)"),
         (lambda: pe.sinusoidal(3, pe.axial(8, 2)), ValueError, r"positions must have a last axis of size 2, .* got shape \(\)"),
-        (lambda: pe.add_sinusoidal(X.astype(np.int32)), TypeError, r"add_sinusoidal: x must be a float array of shape \(..., seq, d_model\), got int32"),
+        (lambda: pe.add_sinusoidal(X.astype(np.int32)), TypeError, r"add_sinusoidal: x must be a float array of shape \(..., d_model\), got int32"),
         (lambda: pe.add_sinusoidal(X.astype(np.complex64)), TypeError, "x must be a float array"),
         (lambda: pe.add_sinusoidal(1.0), TypeError, "x must be a float array of shape .* got float 1.0"),
-        (lambda: pe.add_sinusoidal(X[0, 0]), ValueError, r"x must have shape \(..., seq, d_model\), got \(8,\)"),
+        (lambda: pe.add_sinusoidal(X[0, 0]), ValueError, r"positions must be given where x has no sequence axis, shape \(8,\)"),
         (lambda: pe.add_sinusoidal(X, None, 6), ValueError, r"frequencies of width 6 must match x, shape \(2, 5, 8\)"),
         (lambda: pe.add_sinusoidal(X, None, np.ones(3, np.float32)), ValueError, "frequencies of width 6 must match x"),
         (lambda: pe.add_sinusoidal(X, np.arange(4)), ValueError, r"add_sinusoidal: positions of shape \(4,\) must broadcast to x without its last axis, shape \(2, 5\)"),
@@ -226,19 +226,33 @@ def test_bad_input(call, error, match):
         call()
 
 
-@pytest.mark.parametrize(
-    ("call", "match"),
-    [
-        (lambda: pe.sinusoidal(np.array([0.5]), 8), "sinusoidal: positions is float64, which jax_enable_x64=False cannot hold"),
-        (lambda: pe.sinusoidal(np.float64(0.5), 8), "positions is float64"),
-        (lambda: pe.sinusoidal(0, np.array([0.5])), "sinusoidal: frequencies is float64"),
-        (lambda: pe.sinusoidal(0, 8, dtype=np.float64), "sinusoidal: dtype is float64, which jax_enable_x64=False cannot hold"),
-        (lambda: pe.add_sinusoidal(np.zeros((5, 8))), "add_sinusoidal: x is float64"),
-    ],
-)  # fmt: skip
-def test_float64_where_x64_is_off(call, match):
-    with jax.enable_x64(False), pytest.raises(TypeError, match=match):
-        call()
+def test_float64_results_need_x64():
+    with (
+        jax.enable_x64(False),
+        pytest.raises(TypeError, match="sinusoidal: dtype is float64, which jax_enable_x64=False cannot hold"),
+    ):
+        pe.sinusoidal(0, 8, dtype=np.float64)
+
+
+def test_one_vector_at_one_position():
+    x = np.random.default_rng(0).normal(size=8).astype(np.float32)
+    for p in (3, np.int32(2**31 - 1), np.float32(0.5)):
+        np.testing.assert_array_equal(pe.add_sinusoidal(x, p), pe.add_sinusoidal(x[None], p)[0])
+    with pytest.raises(ValueError, match=r"positions of shape \(2,\) must broadcast"):
+        pe.add_sinusoidal(x, np.arange(2))
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_an_odd_width_may_end_in_a_zero(layout):
+    """As in Tensor2Tensor and the Flax examples."""
+    x, p, w = np.ones((2, 5, 7), np.float32), np.int32([3, 0, 1, 2**31 - 1, -7]), np.float32([1.0, 0.1, 0.01])
+    for f in (pe.geometric(6, endpoint=True), w):
+        added = np.pad(pe.sinusoidal(p, f, layout=layout), [(0, 0), (0, 1)])
+        np.testing.assert_array_equal(pe.add_sinusoidal(x, p, f, layout=layout), x + added)
+        np.testing.assert_array_equal(pe.add_sinusoidal(0 * x[0], p, f, layout=layout), added)
+    for width, f in ((7, 4), (7, 5), (8, 7), (8, 6)):
+        with pytest.raises(ValueError, match=f"add_sinusoidal: frequencies of width {f} must match x"):
+            pe.add_sinusoidal(np.ones((5, width), np.float32), p, f)
 
 
 def test_errors_come_at_trace_time():

@@ -210,6 +210,25 @@ def test_the_search_finds_pages_and_functions():
     assert (SITE / "search" / "search_index.js").exists()  # from the file system
 
 
+def test_programs_find_each_page_as_markdown():
+    listed = dict(re.findall(r"^- \[.+?\]\(([\w/]+\.md)\): (.+)$", (SITE / "llms.txt").read_text(), flags=re.MULTILINE))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert {*listed} == {name for name in pages if not name.startswith("api/")} - {"changelog.md"}
+    for name in listed:
+        text = (SITE / name).read_text(encoding="utf-8")
+        assert "--8<--" not in text and "<pe-view" not in text, name
+        assert text.count("```python") == (ROOT / "docs" / name).read_text(encoding="utf-8").count("```python"), name
+
+
+def test_notebooks_are_offered_where_they_are(pages):
+    offered = {target for page in pages.values() for *_, target in page.targets if target.endswith(".ipynb")}
+    written = {path.name for path in (SITE / "downloads").glob("*.ipynb")}
+    assert {target.rpartition("/")[2] for target in offered} == written and len(written) > 15
+    for path in (SITE / "downloads").glob("*.ipynb"):
+        source = "\n".join(cell["source"] for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+        assert not re.search(r"--8<--|<pe-view|\]\([\w/]+\.md", source), path.name
+
+
 def test_no_mathematics_is_left_as_text(pages):
     for name in pages:
         text = re.sub(r"<(pre|code|script|style)\b.*?</\1>", "", (SITE / name).read_text(encoding="utf-8"), flags=re.S)

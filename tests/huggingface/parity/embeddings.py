@@ -36,11 +36,25 @@ def _alike(found, config):
     return os.path.commonprefix([found.__name__, type(config).__name__])
 
 
+# The names that DeepSeek-V4 has for the spectra of its layer types.
+_LABELS = {
+    "sliding_attention": "main",
+    "compressed_sparse_attention": "compress",
+    "heavily_compressed_attention": "compress",
+}
+
+
+def prefix_of(embedding, kind):
+    """What the names of a class for frequencies begin with for a kind of layer."""
+    names = (kind, _LABELS.get(kind))
+    return next((f"{name}_" for name in names if hasattr(embedding, f"{name}_inv_freq")), "")
+
+
 def inverse_frequencies(embedding, kinds):
     """Of each kind of layer the frequencies, float32, or None, and the factor that the class has for its waves."""
     result = {}
     for kind in kinds:
-        prefix = f"{kind}_" if hasattr(embedding, f"{kind}_inv_freq") else ""
+        prefix = prefix_of(embedding, kind)
         inverse = getattr(embedding, f"{prefix}inv_freq", None)  # none for layers that are no attention
         factor = getattr(embedding, f"{prefix}attention_scaling", 1.0)
         result[kind] = None if inverse is None else (inverse.float().numpy(), factor)

@@ -22,6 +22,15 @@ SETTINGS = {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"sliding_attention": _DEALT, "full_attention": None},
     },
+    "deepseek_v4": {
+        "num_hidden_layers": 4,
+        "layer_types": [
+            "sliding_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+            "sliding_attention",
+        ],
+    },
     "dory": {
         **{"num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1},
         "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],

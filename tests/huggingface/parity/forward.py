@@ -46,7 +46,23 @@ def make_model(model_type, attention):
         for name, weight in model.named_parameters():
             if "experts" in name or not weight.any():  # left as memory has them, or hiding what they multiply
                 weight.normal_(std=0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith(".alpha"):  # what is learned of frequencies, a parameter since transformers 5.24
+                buffer.normal_(std=0.1)
     return model
+
+
+def learned(model, own):
+    """The arrays that a plan needs, by their names in each layer; of an indexer, in the layers that have one."""
+    arrays, result = dict(model.named_parameters()) | dict(model.named_buffers()), {}
+    for layer in range(len(own.layers)):
+        for name, _ in own.parameters:
+            name = renamed = name.format(layer=layer)
+            for old, new in small.RENAMED.items():
+                renamed = renamed.replace(old, new)
+            if renamed in arrays:
+                result[name] = arrays[renamed].detach().numpy()
+    return result
 
 
 def _model_class(config):
@@ -227,6 +243,7 @@ class Passes(NamedTuple):
     positions: np.ndarray
     rest: Calls
     moved: Calls
+    learned: dict[str, np.ndarray]
 
 
 @functools.cache
@@ -240,7 +257,9 @@ def passes(model_type):
         results.append(Calls(dict(_calls.attention), dict(_calls.indexer)))
     if model_type in small.INDEXED:
         positions = np.arange(next(iter(results[0].attention.values())).query.shape[2], dtype=np.int32)
-    return Passes(positions, *results)
+    own = plan(model_type)
+    arrays = learned(model, own) | (learned(model, own.indexer) if own.indexer else {})
+    return Passes(positions, *results, arrays)
 
 
 def errors(model_type, change=lambda plan: plan):
@@ -248,22 +267,28 @@ def errors(model_type, change=lambda plan: plan):
 
     Relative to the largest feature of the layer. `change` makes another plan of it.
     """
-    changed, (positions, rest, moved), result = change(plan(model_type)), passes(model_type), {}
+    changed, (positions, rest, moved, arrays), result = change(plan(model_type)), passes(model_type), {}
     for name, own in {"attention": changed, "indexer": changed.indexer}.items():
         before, after = getattr(rest, name), getattr(moved, name)
         for layer in after:
             for role in ("query", "key"):
                 x, y = getattr(before[layer], role), getattr(after[layer], role)
-                result[name, layer, role] = _error(model_type, own, layer, role, x, y, positions)
+                at = positions
+                if (name, role) == ("indexer", "key") and model_type in small.COMPRESSED:
+                    at = small.COMPRESSED[model_type] * np.arange(x.shape[2], dtype=np.int32)
+                error = _error(model_type, own, layer, role, x, y, at, arrays)
+                result[name, layer, role] = error if len(at) == len(positions) else np.full(len(positions), error.max())
     return result
 
 
-def _error(model_type, own, layer, role, before, after, positions):
+def _error(model_type, own, layer, role, before, after, positions, arrays):
     if own is None:  # an indexer that does not rotate
         return np.abs(before - after).max((0, 1, 3))
     if model_type in small.SCALED_BY_INDEX and not own.layers[layer].rotary_dim:
         before, positions = before[..., :1, :] + 0 * before, np.arange(len(positions), dtype=np.int32)
-    expected = np.asarray(own.rotate(before, layer, positions, head_axis=-3, role=role, scaled=False))
+    parameters = {name: arrays[name.format(layer=layer)] for name, _ in own.parameters}
+    options = {"head_axis": -3, "role": role, "scaled": False, "parameters": parameters}
+    expected = np.asarray(own.rotate(before, layer, positions, **options))
     return np.abs(expected - after).max((0, 1, 3)) / np.abs(after).max()
 
 

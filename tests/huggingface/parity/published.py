@@ -9,7 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from embeddings import embedding_of
+from embeddings import embedding_of, prefix_of
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from posenc_jax import hf
@@ -59,7 +59,7 @@ def spectra(config):
 
 
 def _spectrum(embedding, kind):
-    prefix = f"{kind}_" if hasattr(embedding, f"{kind}_inv_freq") else ""
+    prefix = prefix_of(embedding, kind)
     inverse = getattr(embedding, f"{prefix}inv_freq", None)
     if inverse is None:  # no attention, or no positions
         return None

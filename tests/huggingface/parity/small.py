@@ -99,6 +99,7 @@ _MIMI = {
 }
 _POCKET = {"num_hidden_layers": 2, "num_filters": 4, "upsample_groups": 256, "latent_dim": 8}
 
+_V4 = ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"]
 _LATENT = "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text minicpm3 sarvam_mla youtu"
 BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_position_embeddings": 16_384}) | {
     "bamba": {"attn_layer_indices": [1, 4]},
@@ -126,6 +127,16 @@ BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_positio
     },
     "dory": {"num_hidden_layers": 8, "n_input_layers": 2, "n_output_layers": 2, "head_dim": 128, "sliding_window": 64},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] + ["sparse"] * 5},
+    "deepseek_v4": {
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+        "partial_rotary_factor": 0.5,
+        "layer_types": _V4 + ["compressed_sparse_attention"] + _V4[:2],
+        "rope_parameters": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 1024},
+        "index_n_heads": 4,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+    },
     "dia_decoder": {"cross_num_attention_heads": 2, "cross_num_key_value_heads": 2, "cross_hidden_size": 256},
     "diffusion_gemma_text": {"top_k_experts": 2},
     "dots3_note_audio_encoder": {
@@ -176,6 +187,10 @@ BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_positio
     "kimi_linear": {"num_expert_group": 1, "num_experts_per_token": 2},
     "kyutai_speech_to_text": {"codebook_vocab_size": 64, "num_codebooks": 2, "ffn_dim": 64, "audio_pad_token_id": 192},
     "lasr_encoder": {"subsampling_conv_channels": 8, "num_mel_bins": 16, "conv_kernel_size": 5},
+    "mistral_large4_text": {
+        "rope_parameters": _YARN | {"rope_theta": 10_000.0},
+        "max_position_embeddings": 16_384,
+    },
     "lfm2_moe": {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
     "llama4_text": {"moe_layers": [], "floor_scale": 2},
     "longcat_flash": {"num_layers": 3, "zero_expert_num": 2, "expert_ffn_hidden_size": 32},
@@ -334,7 +349,21 @@ INDEXED = {
 }
 
 # Types whose models mix positions with indices, and how.
-UNSHIFTED = {"minimax_m3_vl_text": "its indexer hides keys whose index is above the position of the query"}
+UNSHIFTED = {
+    "deepseek_v4": "its compressed keys count from 0, whatever the positions",
+    "minimax_m3_vl_text": "its indexer hides keys whose index is above the position of the query",
+}
+
+# Types whose indexer has a key for each block of so many tokens, at the position of the first.
+COMPRESSED = {"deepseek_v4": 4}
+
+# What modules of transformers call the parameters that a model has learned, by parts of their names in checkpoints.
+RENAMED = {
+    "lerope.": "rotary_emb.",
+    ".attention.": ".self_attn.",
+    "ssmax_scaling.s": "softmax_scaling.scale",
+    "ssmax_scaling.b": "softmax_scaling.bias",
+}
 
 # Types whose query scale counts tokens, whatever their positions.
 SCALED_BY_INDEX = {"llama4_text"}

@@ -22,7 +22,7 @@ START, SHIFT = np.arange(1, 25), 1_400
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_queries_and_keys(model_type, tally):
-    positions, _, moved = forward.passes(model_type)
+    positions, _, moved, _ = forward.passes(model_type)
     farthest = positions.reshape(len(positions), -1).max(-1)
     within = 2e-6 + 1e-7 * farthest  # frequencies and phases are float32
     errors = forward.errors(model_type)
@@ -117,6 +117,14 @@ def without_query_scale(plan):
     return _with_layers(plan, lambda layer: dataclasses.replace(layer, query_scale=None))
 
 
+def without_what_is_learned_of_frequencies(plan):
+    return _with_layers(plan, lambda layer: dataclasses.replace(layer, learned_log_factor=None))
+
+
+def with_layers_shifted_by_one(plan):
+    return dataclasses.replace(plan, layers=(*plan.layers[1:], plan.layers[0]))
+
+
 def with_another_indexer(plan):
     return dataclasses.replace(plan, indexer=in_the_other_layout(plan.indexer))
 
@@ -132,13 +140,15 @@ def _with_layers(plan, change):
 ROTATING = [name for name in TYPES if not _models.MODELS[name].never_rotates]
 CHANGES = {
     in_the_other_layout: " ".join(ROTATING),
-    in_the_other_part: "gpt_neox glm4 deepseek_v3 minicpm3",
+    in_the_other_part: "gpt_neox glm4 deepseek_v3 deepseek_v4 minicpm3",
     by_the_next_frequency: " ".join(ROTATING),
     by_another_coordinate: "qwen2_5_vl_text qwen3_vl_text glm4v_text hy_v4_vl_text",
     with_every_layer_as_the_first: "cohere2 dory exaone4 smollm3 llama4_text gemma3_text modernbert",
     without_amplitude: "gpt_oss",
-    without_query_scale: "llama4_text ministral3 mistral4 beam",
-    with_another_indexer: "axk2 deepseek_v32 glm_moe_dsa hy_v4 hy_v4_vl_text",
+    without_query_scale: "llama4_text ministral3 mistral4 mistral_large4_text beam",
+    without_what_is_learned_of_frequencies: "mistral_large4_text",
+    with_layers_shifted_by_one: "deepseek_v4 mistral_large4_text",
+    with_another_indexer: "axk2 deepseek_v32 deepseek_v4 glm_moe_dsa hy_v4 hy_v4_vl_text mistral_large4_text",
 }
 
 

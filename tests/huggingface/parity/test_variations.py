@@ -7,7 +7,7 @@ import re
 import families
 import numpy as np
 import pytest
-from embeddings import embedding_of, inverse_frequencies
+from embeddings import embedding_of, inverse_frequencies, prefix_of
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from posenc_jax import hf
@@ -50,9 +50,10 @@ def varied(model_type, seed):
     usual = CONFIG_MAPPING[model_type](**base)
     plan = hf.rotary_from_config(usual.to_dict(), length=LENGTH)
     kinds = list(dict.fromkeys(getattr(usual, "layer_types", None) or [])) if model.nested or model.thetas else []
+    kinds = ["main", "compress"] if model_type == "deepseek_v4" else kinds
     rotating = next(layer for layer in plan.layers if layer.rotary_dim)
     pairs = (rotating.rotary_dim if model.latent or model.partial is None else rotating.head_dim) // 2
-    sections = model.sections and dict(rotating.parameters)["mrope_section"]
+    sections = model.sections and dict(rotating.settings)["mrope_section"]
     own = {"mrope_section": list(sections)} if sections else {}
     drawn = {kind: draw(rng, model, pairs) | own for kind in kinds} or draw(rng, model, pairs) | own
     if model_type == "mistral4":  # its class has the rotated part as a share only
@@ -60,9 +61,15 @@ def varied(model_type, seed):
         if drawn["rope_type"] == "default":
             return None  # frequencies for the whole head, with which its forward pass fails
     base["rope_parameters"] = drawn
+    if model_type == "deepseek_v4":  # its class has the rotated part as a share too, the same for both
+        drawn = {kind: own | {"partial_rotary_factor": usual.partial_rotary_factor} for kind, own in drawn.items()}
+        base["rope_parameters"] = drawn
+        base |= {"rope_theta": drawn["main"]["rope_theta"], "compress_rope_theta": drawn["compress"]["rope_theta"]}
     if model_type in OUTER:
         base["rope_theta"] = drawn["rope_theta"]
-    outer = repeated(rng, drawn) if model.nested else {}
+    outer = (
+        repeated(rng, drawn) if model.nested and model_type != "deepseek_v4" else {}
+    )  # whose outer base is that of main
     try:
         config = CONFIG_MAPPING[model_type](**copy.deepcopy(base | outer))
         embedding_of(config, LENGTH)
@@ -97,7 +104,7 @@ def compare(model_type, seed):
             if model_type in REORDERED:
                 ours, inverse = np.sort(np.abs(ours)), np.sort(inverse)
             np.testing.assert_allclose(ours, inverse, rtol=3e-6, atol=0, err_msg=str(config))
-            amplitude = embedding.amplitudes.get(kind, embedding.amplitudes.get(""))
+            amplitude = embedding.amplitudes[prefix_of(embedding, kind).removesuffix("_")]
             assert layer.frequencies.attention_factor == pytest.approx(amplitude, rel=1e-6), config
     return "read"
 

@@ -1,0 +1,137 @@
+r"""What a model learns about positions, and `plan.rotate` takes as arrays: factors of frequencies, scales of queries.
+
+A learned factor $e^\alpha$ of a frequency $\omega$ is applied as a correction of the exact one,
+
+$$\theta = \omega p + \left(\omega\,(e^\alpha - 1)\right) p.$$
+
+Only the second frequency is rounded to float32, and it is small if little was learned: the error of the phase is at
+most $2^{-22}\,|\omega\,(e^\alpha - 1)\,p| + 2^{-48}\,|\omega p|$ above that of an exact spectrum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from posenc_jax import _checks
+from posenc_jax._arrays import compute_dtype
+from posenc_jax._checks import public, require, require_type
+from posenc_jax._frequencies import Frequencies
+from posenc_jax._waves import Angles, Waves, pair_waves
+from posenc_jax._xla import product, rounded_product
+
+Shapes = dict[str, tuple[Any, ...]]  # of parameters, by their names
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class HeadScale:
+    r"""A learned factor of the queries of each head $h$ that grows with their position: $s_h \ln(p + 1) + b_h$.
+
+    Mistral Large 4 has it. It holds names, not arrays: the arrays are among the `parameters` of `RotaryPlan.rotate`.
+
+    Args:
+      scale: the name of $s$, one number for each head.
+      bias: the name of $b$, one number for each head.
+      num_heads: the number of heads.
+
+    Examples:
+      >>> from posenc_jax.hf import HeadScale, RotaryLayer, RotaryPlan
+      >>> scale = HeadScale("scaling.s", "scaling.b", num_heads=64)
+      >>> plan = RotaryPlan((RotaryLayer(32, head_dim=128, query_scale=scale),), "half")
+      >>> plan.parameters
+      (('scaling.s', (64,)), ('scaling.b', (64,)))
+    """
+
+    scale: str
+    bias: str
+    num_heads: int
+
+    @public
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        for field, value in (("scale", self.scale), ("bias", self.bias)):
+            require_type(isinstance(value, str), field, "a string", value)
+        require(self.scale != self.bias, "scale and bias must have different names, got {!r}", self.scale)
+        object.__setattr__(self, "num_heads", _checks.positive_int("num_heads", self.num_heads))
+
+
+def shapes_of(how: Any, num_heads: Any = None) -> Shapes:
+    """The parameters of a layer, with one number for each of `num_heads` heads, by default all heads of the model."""
+    result: Shapes = {}
+    if how.learned_log_factor is not None:
+        result[how.learned_log_factor] = (how.frequencies.num_pairs,)
+    scale = how.query_scale
+    if isinstance(scale, HeadScale):
+        result |= dict.fromkeys((scale.scale, scale.bias), (scale.num_heads if num_heads is None else num_heads,))
+    return result
+
+
+def parse_parameters(given: Any, shapes: Shapes) -> dict[str, jax.Array]:
+    """The arrays of these names, float arrays of these shapes; others are not looked at."""
+    require_type(given is None or isinstance(given, Mapping), "parameters", "a mapping of names to arrays", given)
+    given = given or {}
+    if missing := [f"{name!r} of shape {shape}" for name, shape in shapes.items() if name not in given]:
+        got = sorted(map(str, given)) or "none"
+        require(False, "parameters must hold {}, which this model has learned, got {}", ", ".join(missing), got)
+    return {name: _parse(f"parameters[{name!r}]", given[name], shape) for name, shape in shapes.items()}
+
+
+def _parse(name: str, value: Any, shape: tuple[Any, ...]) -> jax.Array:
+    array = _checks.floats(name, value, ("size",))
+    require(array.shape == shape, "{} must have shape {}, got {}", name, shape, array.shape)
+    return array
+
+
+@jax.custom_jvp
+def _expm1(x: jax.Array) -> jax.Array:
+    """e^x − 1, float32, within 1.7 units in the last place; beyond 87, as at 87.
+
+    It has the same bits in every program, where `jnp.expm1` has others for a constant: a unit in the last place of a
+    frequency is a tenth of a radian at a million positions, between cached keys and later queries. With x = n ln 2 + r,
+    it is 2ⁿ(e^r − 1) + 2ⁿ − 1, and e^r − 1 is the series up to r⁷/5040.
+    """
+    x = jnp.clip(x, -87, 87)
+    n = jnp.round(x * np.float32(1 / np.log(2)))
+    high = np.float32(0.693145751953125)  # of ln 2, in 15 bits: products with n are exact
+    r = x - n * high - rounded_product(n, jnp.full_like(n, np.log(2) - float(high)))
+    series = jnp.full_like(r, 1 / math.factorial(7))
+    for k in range(6, 1, -1):
+        series = rounded_product(series, r) + np.float32(1 / math.factorial(k))
+    small = r + rounded_product(rounded_product(series, r), r)
+    power = jax.lax.bitcast_convert_type((n.astype(np.int32) + 127) << 23, np.float32)
+    return power * small + (power - 1)
+
+
+_expm1.defjvps(lambda dx, result, x: (result + 1) * dx)
+
+
+def learned_waves(frequencies: Frequencies, log_factor: jax.Array, positions: jax.Array) -> Waves:
+    """The waves at positions (..., 1) by the frequencies times exp(log_factor), with their amplitude."""
+    exact = frequencies.angular
+    high = exact.astype(np.float32)
+    low = (exact - high).astype(np.float32)
+    correction = low + product(jnp.asarray(high), _expm1(log_factor.astype(np.float32)))
+    angles = Angles(jnp.concatenate([positions, positions], axis=-1), jnp.concatenate([high, correction]))
+    table = jnp.concatenate([pair_waves(angles, quarter) for quarter in np.arange(2, dtype=np.int32)], axis=-1)
+    amplitude = frequencies.attention_factor
+    return Waves(table if amplitude == 1 else table * np.float32(amplitude))
+
+
+def head_factors(
+    scale: HeadScale, positions: jax.Array, arrays: Mapping[str, jax.Array], x: jax.Array, heads: tuple[int, ...]
+) -> jax.Array:
+    """The factors of queries x at positions (..., 1), which have axes of size 1 for the heads."""
+    others = [axis for axis in range(x.ndim) if axis not in heads]
+    dtype = compute_dtype(*(arrays[name] for name in (scale.scale, scale.bias)))
+    slope, bias = (
+        jnp.expand_dims(arrays[name].astype(dtype).reshape([x.shape[axis] for axis in heads]), others)
+        for name in (scale.scale, scale.bias)
+    )
+    return slope * jnp.log1p(positions.astype(dtype)) + bias
