@@ -39,7 +39,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
     The settings are those of `rope_parameters`, or of the older `rope_scaling`, `rope_theta`, `rotary_pct` and so on,
     for all layers or for each layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3,
-    proportional; with `mrope_section`, positions have several coordinates. For some 250 model types, the library knows
+    proportional; with `mrope_section`, positions have several coordinates. For some 260 model types, the library knows
     what transformers keeps in code and not in the config, such as the layout or the layers without positions.
 
     Every key that speaks of rotations must be understood: an unknown key, an unused key, a misspelled key, and two keys

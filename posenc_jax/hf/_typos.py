@@ -16,10 +16,10 @@ _OTHER_NAMES = {
 KNOWN = set(
     """
     H_cycles L_bp_cycles L_cycles attention_window block_types channels compress_rates global_rope_theta in_channels
-    index_head_dim indexer_head_dim layer_type local_rope_theta max_2d_position_embeddings moe_layer_interval
-    mtp_layer_types no_rope_layer_interval partial_rotary_factor partial_rotary_factors position_embeddings_type
-    q_head_dim qk_channels qk_head_dim qk_nope_head_dim qk_rope_head_dim rope_interleave sliding_windows
-    swa_qk_rope_head_dim use_cla use_mem_rope use_rope v_channels v_head_dim
+    index_head_dim indexer_head_dim indexer_n_heads layer_type local_rope_theta max_2d_position_embeddings
+    moe_layer_interval mtp_layer_types no_rope_layer_interval partial_rotary_factor partial_rotary_factors
+    position_embeddings_type q_head_dim qk_channels qk_head_dim qk_nope_head_dim qk_rope_head_dim rope_interleave
+    sliding_windows swa_qk_rope_head_dim use_cla use_mem_rope use_rope v_channels v_head_dim
     """.split()
 )
 # An error says that one of these is missing, or no spectrum depends on it.
