@@ -134,7 +134,7 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     outer.use(*_UNRELATED_KEYS.get(name or "", ()), *(key for key in SWITCHES if outer.values.get(key) is False))
     check_spelling(outer.values, _OVERRIDDEN, "the language model may have")
     outer.finish(speaks_of_positions)
-    if outer.found(VERSION):
+    if inner["model_type"] and outer.found(VERSION):
         inner.setdefault(VERSION, outer.values[VERSION])
     return inner
 

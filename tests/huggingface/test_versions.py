@@ -97,3 +97,9 @@ def test_other_types_need_no_release():
     plan = rotary_from_config(SIZES | {"model_type": "llama"})
     for release in ("4.0.0", "9.0.0", "main", None):
         assert rotary_from_config(SIZES | {"model_type": "llama", "transformers_version": release}) == plan
+
+
+def test_a_config_without_a_type_has_no_default_that_a_release_could_move():
+    inner = {"head_dim": 64, "num_hidden_layers": 2, "rope_interleave": False, "rope_theta": 1e5}
+    plan = rotary_from_config({"transformers_version": "5.24.0", "text_config": inner})
+    assert plan == rotary_from_config(inner)
