@@ -388,16 +388,25 @@ def evidence(session: nox.Session) -> None:
 def parity(session: nox.Session) -> None:
     """In neither tier: beside transformers and timm; `-- --record` writes tests/oracles/recorded.
 
+    `-- --newest` takes the newest transformers instead, and first prints what it changed, as text for an issue.
     With the files that record_bias.py there runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too. With those of
     record_authors.py, `-- --record-authors PROPE FOPE XTUNER SELECTIVE_ROPE DROPE` writes two more.
     """
     offline = CPU | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    folder = "tests/huggingface/parity"
+    if session.posargs[:1] == ["--newest"]:
+        # The next run pins its release again.
+        Path(session.virtualenv.location, "installed.txt").unlink(missing_ok=True)
+        session.install("-e", ".", *group("parity"))
+        session.install("-U", "transformers")
+        session.run("python", f"{folder}/changes.py", env=offline)
+        session.run("pytest", folder, *session.posargs[1:], env=offline)
+        return
     if session.posargs[:1] not in (["--record"], ["--record-authors"]):
         install(session, "-e", ".", *group("parity"))
-        pytest(session, "tests/huggingface/parity", **offline)
+        pytest(session, folder, **offline)
         return
     session.install("-e", ".", *group("record"))
-    folder = "tests/huggingface/parity"
     if session.posargs[0] == "--record-authors":
         session.run("python", f"{folder}/record_authors.py", *session.posargs[1:], env=offline)
         return
@@ -411,6 +420,7 @@ def parity(session: nox.Session) -> None:
     session.run("python", f"{folder}/record_content_biases.py", env=offline)
     session.run("python", f"{folder}/record_nulls.py", env=offline)
     session.run("python", f"{folder}/record_pope.py", env=offline)
+    session.run("python", f"{folder}/record_defaults.py", env=offline)
     session.run("python", f"{folder}/record_layers.py", env=offline)
     session.run("python", f"{folder}/record_turns.py", env=offline)
     if sources := session.posargs[1:]:

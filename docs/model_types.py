@@ -51,6 +51,26 @@ def recorded() -> set[str]:
     return {name for name in map(known, types) if name}
 
 
+# The releases of transformers that the facts were compared with.
+COMPARED = "5.23.0", "5.24.0"
+
+
+def releases() -> dict[str, set[str]]:
+    """The model types of each release whose defaults are recorded, oldest first."""
+    result: dict[str, set[str]] = {}
+    types: dict[str, Any] = {}
+    recorded = json.loads((VALUES / "hf_defaults.json").read_text(encoding="utf-8"))
+    for release, changes in recorded["releases"].items():
+        types = types | changes
+        result[release] = {name for name, defaults in types.items() if defaults is not None}
+    return result
+
+
+def held(name: str, types: dict[str, set[str]]) -> str:
+    """Those of the compared releases that have a type, and so the facts in the table; a dash if none has it."""
+    return ", ".join(release for release in COMPARED if name in types[release]) or "–"
+
+
 def census() -> Iterator[str]:
     """The lines of the table of what is recorded."""
     found = recorded()
@@ -93,6 +113,9 @@ def _base(model: Model) -> Iterator[str]:
             yield "an old `rope_scaling` is for full layers"
     elif model.theta != USUAL.theta:
         yield f"base {model.theta:,.0f}"
+    if moved := model.moved:
+        key = "" if moved.key == "rope_theta" else f"`{moved.key}` "
+        yield f"before transformers {moved.since} {key}{moved.before:,.0f}; a config without it must name its release"
     if model.needs_settings:
         yield "rope settings must be given"
     if model.nested:
@@ -237,18 +260,19 @@ def multimodal() -> Iterator[str]:
 def lines() -> Iterator[str]:
     """The lines of the page's tables."""
     groups: dict[tuple[Any, ...], list[str]] = {}
+    types_of = releases()
     for name, model in MODELS.items():
         hashable = dataclasses.replace(model, thetas=model.thetas and tuple(model.thetas.items()))
-        groups.setdefault((hashable, REWRITERS.get(name)), []).append(name)
+        groups.setdefault((hashable, REWRITERS.get(name), held(name, types_of)), []).append(name)
     yield f"## Read: {len(MODELS)} model types"
     yield ""
-    yield "| model types | pairs | where no key says otherwise |"
-    yield "| --- | --- | --- |"
+    yield "| model types | transformers | pairs | where no key says otherwise |"
+    yield "| --- | --- | --- | --- |"
     for types in sorted(groups.values(), key=lambda types: sorted(map(str.lower, types))):
         model, spelled = MODELS[types[0]], REWRITERS.get(types[0])
         text = "; ".join(facts(model)) or f"base {model.theta:,.0f}"
         text += f". {spelled.__doc__}" if spelled else ""
-        yield f"| {names(types)} | {model.layout} | {text[0].upper()}{text[1:]} |"
+        yield f"| {names(types)} | {held(types[0], types_of)} | {model.layout} | {text[0].upper()}{text[1:]} |"
     yield ""
     yield from census()
     yield ""

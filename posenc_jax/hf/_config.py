@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from posenc_jax._checks import invalid, require
+from posenc_jax.hf._forks import advice
 from posenc_jax.hf._keys import (
     Keys,
     agreed,
@@ -17,6 +19,7 @@ from posenc_jax.hf._keys import (
 )
 from posenc_jax.hf._models import MODELS, UNNAMED, Model, known
 from posenc_jax.hf._refused import REFUSED
+from posenc_jax.hf._typos import meant
 
 # The keys under which a composite config holds its language model.
 _PARTS = "thinker_config", "text_config", "language_config", "llm_config", "lm_config"
@@ -42,6 +45,11 @@ _DEFAULT_TYPES = {
 _SHARED_KEYS = {"DeepseekOCR", "deepseek_vl_v2"}
 # Keys of a composite that do not concern its language model.
 _UNRELATED_KEYS = {"glmasr": ("use_rope",), "musicflamingo": ("rope_parameters",)}
+# Keys of the language model that people write beside it.
+_OVERRIDDEN = "rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"
+VERSION = "transformers_version"
+# What a layer may have for itself, in per_layer_config.
+_OWN_WIDTHS = "head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
 # Ignored when false; when true, refused unless the model reads them.
 SWITCHES = "use_mrope", "use_dynamic_ntk", "use_logn_attn", "mla_use_nope", "use_fope"
 
@@ -53,12 +61,31 @@ class Config(Keys):
         """`values` as `text_of` returns them, `model` as `model_of` does."""
         super().__init__(values)
         self.model, self.model_type = model, values.get("model_type")
+        self.asked |= getattr(values, "asked", set())  # by a rewriter
 
     def with_own(self, own: Mapping[str, Any]) -> Config:
-        """The config of a layer with its own values; both configs record used keys in one set."""
+        """The config of a layer with its own values; both configs record keys in the same sets."""
         result = Config({**self.values, **own}, self.model)
-        result.used = self.used
+        result.used, result.asked = self.used, self.asked
         return result
+
+    def default_of(self, key: str, default: float | None) -> float | None:
+        """The default of a missing key in the config's release; raises if releases differ and it says none."""
+        moved = self.model.moved
+        if moved is None or moved.key != key:
+            return default
+        release, since = (_release(version) for version in (self.string(VERSION), moved.since))
+        message = (
+            "{} is missing; its default is {} since transformers {} and was {} before: write {}, or the release that "
+            "the config is for as transformers_version, got {!r:.60}"
+        )
+        said = self.values.get(VERSION)
+        require(release, message, key, default, moved.since, moved.before, key, said)
+        return default if release >= since else moved.before
+
+    def check_spelling(self) -> None:
+        """Raises for a key that is near one that was read."""
+        check_spelling(self.values, self.asked, f"model_type {self.model_type!r} reads")
 
     @property
     def latent(self) -> bool:
@@ -67,6 +94,20 @@ class Config(Keys):
             return self.model.latent is not None
         width = agreed(self.found("qk_rope_head_dim"), None)
         return width is not None and not (isinstance(width, int) and width == 0)  # checked where it is read
+
+
+def _release(version: str | None) -> tuple[int, ...]:
+    """The first two numbers of a version; none if it says no release."""
+    match = re.match(r"(\d+)\.(\d+)(?!.*dev)", version or "")
+    return tuple(map(int, match.groups())) if match else ()
+
+
+def check_spelling(values: Mapping[str, Any], read: Collection[str], reads: str) -> None:
+    """Raises for a key that is near one of those that are read."""
+    for key, value in values.items():
+        name = "" if value is None else meant(key, read)
+        message = "the key {} = {!r:.60} is near {}, which {}: write {} if that is meant, and remove it if not"
+        require(not name, message, key, value, name, reads, name)
 
 
 def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any]:
@@ -91,7 +132,10 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     # transformers 4 wrote some settings in both places; transformers 5 reads the inner one.
     outer.use(*(name for name, value in inner.items() if equal(value, outer.values.get(name))))
     outer.use(*_UNRELATED_KEYS.get(name or "", ()), *(key for key in SWITCHES if outer.values.get(key) is False))
+    check_spelling(outer.values, _OVERRIDDEN, "the language model may have")
     outer.finish(speaks_of_positions)
+    if inner["model_type"] and outer.found(VERSION):
+        inner.setdefault(VERSION, outer.values[VERSION])
     return inner
 
 
@@ -103,11 +147,7 @@ def model_of(values: Mapping[str, Any]) -> Model:
     check_read(name, REFUSED)
     own = known(name)
     if own is None or own != name and values.get("patch_size"):  # a tower may have the name of the whole model
-        raise invalid(
-            f"model_type {name!r} is not known, and its code may do what no key says, such as layers without "
-            "positions, other pairs or a scale of queries: if it rotates as a known type does, write "
-            "that type in its place"
-        )
+        raise invalid(f"model_type {name!r} is not known, and its code may do what no key says: {advice(name)}")
     return MODELS[own]
 
 
@@ -119,7 +159,7 @@ def overrides(config: Config, count: int) -> dict[int, Mapping[str, Any]]:
         require(fits, "per_layer_config must map layers below {} to mappings, got {!r}: {!r:.60}", count, index, values)
         name = f"per_layer_config.{index}"
         for key in mapping_of_strings(name, values):
-            known = key in ("qk_nope_head_dim", "qk_rope_head_dim") or not speaks_of_positions(key)
+            known = key in _OWN_WIDTHS or not (speaks_of_positions(key) or meant(key, _OWN_WIDTHS))
             require(known, "the key {}.{} is not known or not used here", name, key)
         result[int(index)] = values
     return result

@@ -14,11 +14,13 @@ import numpy as np
 
 from posenc_jax import _checks
 from posenc_jax._checks import describe, invalid, require, require_type, wrong_type
+from posenc_jax.hf._typos import meant
 
 # Parts of names of keys that speak of rotations, of positions, or of which layers have them.
 _POSITIONS = re.compile(
     "rope|rotary|theta|alibi|nope|ntk|logn|log_scaling|yarn|xpos|pos_?emb|position|dual_chunk|attn_scale|floor_scale|"
-    r"temperature_tuning|query_scale|hybrid_\w+_pattern|^swa_|^layer_types|block_type|attn_type|interleaved?$|index(er)?_head_dim"
+    r"temperature_tuning|query_scale|hybrid_\w+_pattern|^swa_|^layer_types|block_type|attn_type|interleaved?$|index(er)?_head_dim",
+    re.IGNORECASE,
 )
 # Keys with such a name that no rotation depends on.
 _NEUTRAL = re.compile(
@@ -89,11 +91,13 @@ class Keys:
         self.values, self.name, self.nested = values, name, nested
         self.label = f"{name}." if name else ""
         self.used: set[str] = set()
+        self.asked: set[str] = set()  # used, or looked for
 
     # Find
 
     def found(self, *names: str) -> dict[str, Any]:
         """The spellings of a setting that are there, as errors name them, and their values."""
+        self.asked.update(names)
         return {self.label + name: self.values[name] for name in names if self.values.get(name) is not None}
 
     def spelled(self, *names: str) -> str:
@@ -102,6 +106,7 @@ class Keys:
 
     def is_null(self, *names: str) -> bool:
         """Whether one of these keys is a null; then no default applies."""
+        self.asked.update(names)
         return any(self.values.get(name, 0) is None for name in names)
 
     def or_default(self, default: Any, *names: str) -> Any:
@@ -117,12 +122,16 @@ class Keys:
     def use(self, *names: str) -> None:
         """Records these keys as used, so that `finish` accepts them."""
         self.used.update(names)
+        self.asked.update(names)
 
     def finish(self, matters: Callable[[str], bool] = lambda name: True) -> None:
         """Raises if a key was not used whose name `matters`."""
         for name, value in self.values.items():
             if value is not None and name not in self.used and matters(name):
-                raise invalid(f"the key {self.label}{name} = {value!r:.60} is not known or not used here")
+                meaning = meant(name, self.asked)
+                hint = f": is {meaning} meant?" if meaning else ""
+                name, value = f"{self.label}{name}", f"{value!r:.60}"
+                raise invalid(f"the key {name} = {value} is not known or not used here{hint}")
 
     # Both
 

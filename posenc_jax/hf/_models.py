@@ -1,7 +1,7 @@
-"""What the model code of transformers 5.23.0 does that a config.json does not say.
+"""What the model code of transformers 5.23.0 and 5.24.0 does that a config.json does not say.
 
 Every entry was read from the model's `modeling_*.py` (which features make a pair, which layers rotate) and
-`configuration_*.py` (the values that stand for missing keys).
+`configuration_*.py` (the values that stand for missing keys). `Moved` says where releases differ.
 
 A field of `Model` holds a fact that at least two model types share. What one type alone does is a rewriter, in
 `_rewrites.py`: it says the same in the keys that `plan_to_config` writes, and `reads` lets its type read them.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,17 @@ class Indexer:
     head_dim: int | None = None  # by default; None: without the key there is no indexer
 
 
+class Moved(NamedTuple):
+    """A default that differs between releases: the value of `Model` holds since one, and `before` in those before it.
+
+    Code that a model was published with counts as before the release that has its type.
+    """
+
+    since: str
+    before: float
+    key: str = "rope_theta"
+
+
 _USUAL_KEYS = "rope_theta", "partial_rotary_factor"
 
 
@@ -49,6 +60,7 @@ class Model:
     # The base and the settings
     theta: float | None = 10_000.0  # the base by default; None: it must be given
     thetas: Mapping[str, tuple[str, float]] | None = None  # layer type → the key of its base in old configs, default
+    moved: Moved | None = None  # which of these bases by default releases differ in
     scaled_types: tuple[str, ...] = ("full_attention",)  # of `thetas`, the layer types that an old rope_scaling scales
     needs_settings: bool = False  # rope settings must be given: the class has several by default, not guessed here
     nested: bool | None = False  # rope_parameters has an entry for each layer type; None: it may
@@ -92,23 +104,29 @@ _QWEN3_VL: Any = {"sections": (24, 20, 20), "interleaved_sections": True}
 _SIX, _FOUR = Pattern(6, "sliding_window_pattern"), Pattern(4, "sliding_window_pattern")
 _LINEAR = Pattern(4, "full_attention_interval", other="linear_attention")
 _GEMMA3 = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
-_MODERNBERT = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 1e4)}
+_MODERNBERT: Any = {
+    "thetas": {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 1e4)},
+    "scaled_types": ("full_attention", "sliding_attention"),
+    "pattern": Pattern(3, "global_attn_every_n_layers", phase=0),
+}
 # transformers 5 forgets a legacy rope_theta for the sliding layers (4 did not); every published model has the default.
 _OLMO3 = {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("rope_theta", 5e5)}
 
 MODELS: dict[str, Model] = {
     **_all(
         "arcee aria_text chameleon deepseek_ocr2_encoder deepseek_ocr2_text diffllama doge dots1 esmc eurobert falcon "
-        "falcon_h1 gradium_phonon_tts granite granite4_vision_text granite_docling_text granitemoe granitemoeshared "
-        "hyperclovax idefics jais2 kyutai_speech_to_text lasr_encoder llama mimi mimi_decoder mimi_encoder ministral "
+        "gradium_phonon_tts granite granite4_vision_text granite_docling_text granitemoe granitemoeshared "
+        "hyperclovax idefics jais2 lasr_encoder llama mimi mimi_decoder mimi_encoder ministral "
         "mistral moshi olmo olmo2 olmoe pocket_tts pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder "
         "pocket_tts_audio_tokenizer_encoder qwen2 qwen2_moe qwen3_moe starcoder2 unlimited_ocr_text"
     ),
+    **_all("falcon_h1 kyutai_speech_to_text", moved=Moved("5.0", 1e5)),
+    **_all("exaone", theta=5e5, moved=Moved("5.24", 1e4)),
     **_all("hunyuan_v1_dense hunyuan_v1_moe", also="alpha"),
     **_all("nanochat", also="rope_backward"),
     **_all("esm"),
     **_all("dbrx voxtral_realtime_text", theta=None),
-    **_all("apertus", theta=12e6, needs_settings=True),
+    **_all("apertus apertus1p5_text", theta=12e6, needs_settings=True),
     **_all("bitnet csm csm_depth_decoder_model evolla EvollaModel flex_olmo", theta=5e5),
     **_all("mllama_text_model", theta=5e5, also="cross_attention_layers"),
     **_all("emu3_text_model mixtral phimoe", theta=1e6),
@@ -131,7 +149,8 @@ MODELS: dict[str, Model] = {
     # part of the head
     **_all("gpt_neox gpt_neox_reward_model", reads=_NEOX, partial=0.25),
     **_all("stablelm", partial=0.25),
-    **_all("dots3_note_audio_encoder glm4_moe glmasr_encoder nemotron persimmon phi", partial=0.5),
+    **_all("dots3_note_audio_encoder glm4_moe glmasr_encoder nemotron phi", partial=0.5),
+    **_all("persimmon", partial=0.5, moved=Moved("5.0", 25_000.0)),
     **_all("gpt_neox_japanese", reads=_NEOX, partial=1.0),
     **_all("nemotron3_diarization_audio", partial=1.0),
     **_all("nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp", partial=1.0, needs_settings=True),
@@ -139,13 +158,11 @@ MODELS: dict[str, Model] = {
     **_all("minimax_m2", also="rotary_dim", theta=5e6, partial=1.0, head_dim=128),
     **_all("minimax_m3_vl_text", theta=5e6, partial=1.0, head_dim=128, indexer=Indexer("half", 128)),
     **_all("solar_open", theta=1e6, partial=1.0, head_dim=128),
+    **_all("sarvam_moe", theta=8e6, partial=1.0, head_dim=64),
     # pairs of neighbours
     **_all("blt_patcher roformer", layout="interleaved"),
-    **_all(
-        "blt_global_transformer blt_local_decoder blt_local_encoder cohere ernie4_5_moe",
-        layout="interleaved",
-        theta=5e5,
-    ),
+    **_all("blt_global_transformer blt_local_decoder blt_local_encoder ernie4_5_moe", layout="interleaved", theta=5e5),
+    **_all("cohere", layout="interleaved", theta=5e5, moved=Moved("5.0", 1e4)),
     **_all(
         "pe_audio_encoder pe_audio_video_encoder pe_video_encoder", layout="interleaved", theta=20_000.0, head_dim=128
     ),
@@ -161,6 +178,7 @@ MODELS: dict[str, Model] = {
     **_all("afmoe", head_dim=128, pattern=Pattern(4, "global_attn_every_n_layers"), sliding_only=True),
     **_all("cohere2_moe", layout="interleaved", head_dim=128, no_rope_interval=0),
     **_all("exaone4 exaone4_5_text exaone_moe", pattern=_FOUR, sliding_only=True, all_without_window=True),
+    **_all("lara_mini", head_dim=128, hybrid=True, sliding_only=True),
     **_all("kolibri1", head_dim=128, needs_layer_types=True, sliding_only=True, all_without_window=True),
     **_all("flint", head_dim=128, needs_layer_types=True, sliding_only=True),
     **_all("smollm3", theta=2e6, no_rope_interval=4),
@@ -182,13 +200,9 @@ MODELS: dict[str, Model] = {
     # a spectrum for each layer type
     **_all("gemma3_text t5gemma2_text t5gemma2_decoder", head_dim=256, thetas=_GEMMA3, pattern=_SIX),
     **_all("gemma3n_text", head_dim=256, thetas=_GEMMA3, pattern=Pattern(5)),
-    **_all(
-        "modernbert modernbert-decoder",
-        thetas=_MODERNBERT,
-        scaled_types=("full_attention", "sliding_attention"),
-        pattern=Pattern(3, "global_attn_every_n_layers", phase=0),
-    ),
-    **_all("olmo3", thetas=_OLMO3, pattern=Pattern(4)),
+    **_all("modernbert", **_MODERNBERT),
+    **_all("modernbert-decoder", **_MODERNBERT, moved=Moved("5.0", 160_000.0, "local_rope_theta")),
+    **_all("olmo3", thetas=_OLMO3, moved=Moved("5.13", 1e4), pattern=Pattern(4)),
     **_all("molmo2_text", head_dim=128, nested=None),
     **_all(
         "gemma4_text gemma4_unified_text diffusion_gemma_text",
@@ -204,6 +218,7 @@ MODELS: dict[str, Model] = {
         **_NESTED,
         pattern=Pattern(6, "sliding_window_pattern", last=True),
     ),
+    **_all("dory", head_dim=256, **_NESTED, pattern=Pattern(4)),
     **_all("laguna mellum zaya", partial=1.0, head_dim=128, **_NESTED, needs_layer_types=True),
     **_all("step3p5", partial=1.0, head_dim=128, nested=True),
     **_all("ultrabert", **_NESTED, pattern=Pattern(3)),
@@ -225,7 +240,7 @@ MODELS: dict[str, Model] = {
     **_all("beam", head_dim=128, **_NESTED, needs_layer_types=True, query_scale="beam"),
     **_all("lfm3", head_dim=128, **_NESTED, **_HYBRID, also="full_attn_idxs"),
     # latent attention
-    **_all("axk1 AXK1 deepseek_v3 glm4_moe_lite kimi_k2 youtu", **_LATENT, also="rope_interleave"),
+    **_all("axk1 AXK1 deepseek_v3 glm4_moe_lite kimi_k2 sarvam_mla youtu", **_LATENT, also="rope_interleave"),
     **_all("longcat_flash", theta=1e7, **_LATENT),
     **_all("bailing_hybrid", theta=6e6, **_LATENT, pattern=Pattern(6, "layer_group_size", other="linear_attention")),
     **_all("deepseek_v2", **_LATENT),
@@ -246,6 +261,14 @@ MODELS: dict[str, Model] = {
     **_all("minicpm3", latent="scaled"),
     **_all("hy_v4", latent="scaled", also="indexer_part", indexer=Indexer("half", 128)),
     **_all(
+        "hy_v4_vl_text",
+        **_LATENT,
+        also="indexer_part",
+        indexer=Indexer("interleaved", 128),
+        sections=(12, 10, 10),
+        interleaved_sections=True,
+    ),
+    **_all(
         "deepseek_v4",
         layout="interleaved",
         latent="unscaled",
@@ -261,11 +284,11 @@ MODELS: dict[str, Model] = {
     **_all("glm4v_text glm_ocr_text", layout="interleaved", partial=1.0, sections=(8, 12, 12)),
     **_all("glm4v_moe_text", partial=0.5, sections=(8, 12, 12)),
     **_all("glm_image_text", partial=1.0, sections=(8, 12, 12)),
-    **_all("qwen3_vl_text", theta=5e5, head_dim=128, **_QWEN3_VL),
+    **_all("qwen3_vl_text", theta=5e5, moved=Moved("5.0", 5e6), head_dim=128, **_QWEN3_VL),
     **_all("qwen3_omni_moe_talker_text", **_QWEN3_VL),
     **_all("cosmos3_edge_text", theta=1e8, head_dim=128, needs_settings=True, **_QWEN3_VL),
     **_all("cohere_compass_text", theta=None, **_NESTED, **_QWEN3_VL),
-    **_all("qwen3_vl_moe_text", theta=5e5, **_QWEN3_VL),
+    **_all("qwen3_vl_moe_text", theta=5e5, moved=Moved("5.0", 5e6), **_QWEN3_VL),
     **_all("qwen3_omni_moe_text", theta=1e6, **_QWEN3_VL),
     **_all(
         "qwen3_5_text qwen3_5_moe_text",
@@ -284,9 +307,9 @@ MODELS: dict[str, Model] = {
         interleaved_sections=True,
         indexer=Indexer("half"),
     ),
-    # not in transformers 5.23.0: as the code that the models were published with has it
+    # not in transformers: as the code that the models were published with has it
     **_all(
-        "aquila baichuan deepseek Dream dream exaone internlm internlm2 llada mimo minicpm openelm orion "
+        "aquila baichuan deepseek Dream dream internlm internlm2 llada mimo minicpm openelm orion "
         "PanguEmbedded RefinedWeb RefinedWebModel sdar_moe solar xverse Yi"
     ),
     **_all("internlmxcomposer2 minicpmo minicpmv molmo qwen2_mtp qwen2_mtp_sensevoice", theta=None),

@@ -20,6 +20,7 @@ from posenc_jax.hf._rewrites import note_of, rewritten
 from posenc_jax.hf._rope import LEARNED, MAXIMUM, Rope, spectrum
 from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, with_written_scales
 from posenc_jax.hf._settings import base_of, rope_settings, settings_by_type
+from posenc_jax.hf._typos import meant
 
 # What an error is about: the first key that it names, and one that contradicts it.
 _SUBJECTS = re.compile(r"(?:^(?:the key |the layer types \[.*?\] of )?|contradicts )([\w.]+)")
@@ -38,13 +39,14 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
     The settings are those of `rope_parameters`, or of the older `rope_scaling`, `rope_theta`, `rotary_pct` and so on,
     for all layers or for each layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3,
-    proportional; with `mrope_section`, positions have several coordinates. For some 250 model types, the library knows
+    proportional; with `mrope_section`, positions have several coordinates. For some 260 model types, the library knows
     what transformers keeps in code and not in the config, such as the layout or the layers without positions.
 
-    Every key that speaks of rotations must be understood: an unknown key, an unused key, and two keys that contradict
-    each other are errors. Missing rope settings are an error too if the model's class in transformers has its own
-    defaults for them. The order in which rotated features are stored does not change the scores, as long as queries and
-    keys share it: transformers sorts the interleaved pairs of DeepSeek's latent attention into halves.
+    Every key that speaks of rotations must be understood: an unknown key, an unused key, a misspelled key, and two keys
+    that contradict each other are errors. Missing rope settings are an error too if the model's class in transformers
+    has its own defaults for them, or if releases have different ones and `transformers_version` names none. The order
+    in which rotated features are stored does not change the scores, as long as queries and keys share it: transformers
+    sorts the interleaved pairs of DeepSeek's latent attention into halves.
 
     Args:
       config: a parsed config.json, or an object whose to_dict() returns one. In multimodal ones, text_config is read.
@@ -59,7 +61,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
-      ValueError: if a key is missing, not known, not used or contradicts another, a value is outside its range,
+      ValueError: if a key is missing, misspelled, not used or contradicts another, a value is outside its range,
         length or layout is needed and not given, or the model rotates in a way that a plan cannot express.
 
     Examples:
@@ -83,7 +85,17 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
         message = str(error).removeprefix(_checks.prefixed(""))
         if message != str(error) and _names_rewritten(message, values, new):
             error.args = (f"{error} (by the spelling of model_type {values['model_type']!r}: {note_of(values)})",)
+        elif " is missing" in message and (typo := _misspelled(values, message)):
+            error.args = (f"{error}; is the key {typo} meant for it?",)
         raise
+
+
+def _misspelled(values: Mapping[str, Any], message: str) -> str | None:
+    """The first key that is near the missing ones that a message names."""
+    missing = re.findall(r"\w+", message.partition(" is missing")[0])
+    settings = [d for found in rope_settings(values) for d in (found.values, *found.values.values())]
+    keys = [key for d in (values, *settings) if isinstance(d, Mapping) for key, value in d.items() if value is not None]
+    return next((key for key in keys if isinstance(key, str) and meant(key, missing)), None)
 
 
 def _names_rewritten(message: str, old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
@@ -103,7 +115,8 @@ def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> 
     written = rope_settings(values)
     plans = [_plan(values, settings, layout, length) for settings in reversed(written)]  # rope_parameters first
     if plans[0] != plans[-1]:  # transformers takes rope_scaling
-        raise invalid(" contradicts ".join(f"{d.name} = {d.values!r:.60}" for d in written))
+        both = " contradicts ".join(f"{d.name} = {d.values!r:.60}" for d in written)
+        raise invalid(f"{both}: write all settings into one of them, the base of the model too")
     return plans[0]
 
 
@@ -122,7 +135,8 @@ def _plan(values: Mapping[str, Any], settings: Keys, layout: Any, length: int | 
     if not config.model_type:
         config.use(*_SIZES)
         config.finish()
-    elif spectra:  # if no layer rotates, keys may stay unused
+    config.check_spelling()
+    if config.model_type and spectra:  # if no layer rotates, keys may stay unused
         config.finish(speaks_of_positions)
     part = "last" if config.latent and spectra else "first"
     return RotaryPlan(tuple(layers), layout, part, _softmax_scale(spectra), length, indexer, rotates_values)

@@ -38,6 +38,26 @@ def exaone4(config: dict[str, Any]) -> None:
         config["layer_types"] = [SLIDING if letters[i % len(letters)] == "L" else FULL for i in range(count)]
 
 
+def dory(config: dict[str, Any]) -> None:
+    """layer_types may have an "mlp" after each layer, which num_hidden_layers then counts too."""
+    types = Keys(config).items("layer_types")
+    if not types or "mlp" not in types:
+        return
+    count = count_of(Keys(config))
+    fits = len(types) == count and set(types[1::2]) == {"mlp"} and "mlp" not in types[::2]
+    require(fits, 'layer_types must have {} items, an "mlp" after each layer, got {!r:.60}', count, list(types))
+    for name in COUNTS:
+        config.pop(name, None)
+    config["num_hidden_layers"], config["layer_types"] = count // 2, list(types[::2])
+
+
+def lara_mini(config: dict[str, Any]) -> None:
+    """Layer i is a full one where i % 5 is 3, a sliding one where it is 1 or 4; the others have no attention."""
+    if not Keys(config).found("layer_types"):
+        period = LINEAR, SLIDING, LINEAR, FULL, SLIDING
+        config["layer_types"] = [period[i % 5] for i in range(count_of(Keys(config)))]
+
+
 def nemotron_h(config: dict[str, Any]) -> None:
     """hybrid_override_pattern or layers_block_type has an item for each layer."""
     letters = config.get("hybrid_override_pattern")

@@ -118,7 +118,10 @@ def molmo2(config: dict[str, Any]) -> None:
     count = count_of(Keys(config))
     fits = all(i in range(count) for i in layers)
     require(fits, "rope_scaling_layers must be of the {} layers, got {!r:.60}", count, layers)
+    named = "rope_parameters." if config.get("rope_parameters") else ""
     scaled = take_settings(config)
+    based = scaled.get("rope_theta") or config.get("rope_theta") or not named or not scaled
+    require(based, "{}rope_theta is missing beside rope_scaling_layers", named)
     usual = scaled.get("rope_theta") or Keys(config).or_default(10_000.0, "rope_theta")
     scaled = extended(scaled, rope_theta=config.pop("rope_theta", None))
     scaled.setdefault("rope_theta", usual)
@@ -141,7 +144,9 @@ def neomme(config: dict[str, Any]) -> None:
         pairs = int(rotated) // 2
         refuse({"model_type": "neomme", **own.values}, "mrope_section", "mrope_interleaved", "interleaved")
         outside = config.get("rope_theta")
-        usual = {"rope_theta": base if outside is None else outside, "partial_rotary_factor": share}
+        usual: dict[str, Any] = {"partial_rotary_factor": share}
+        if outside is not None or own.get("rope_type", "type", default="default") == "default":
+            usual["rope_theta"] = base if outside is None else outside
         spectra[kind] = usual | dict(own.values) | {"mrope_section": [pairs // 2] * 2}
     config["rope_parameters"] = {**given, **spectra}
 
@@ -156,6 +161,9 @@ def ignored_beside_types(*names: str) -> Rewriter:
 
     rewrite.__doc__ = f"The code ignores {' and '.join(names)} beside the settings for each layer type."
     return rewrite
+
+
+_DOTS3_SIZES = "num_attention_heads", "num_key_value_heads", "q_lora_rank", "kv_lora_rank", "v_head_dim"
 
 
 def dots3(config: dict[str, Any]) -> None:
@@ -176,8 +184,8 @@ def dots3(config: dict[str, Any]) -> None:
         rotated = d.number("swa_qk_rope_head_dim", head_dim - nope)
         own = {"qk_nope_head_dim": int(nope), "qk_rope_head_dim": int(rotated)}
         config["per_layer_config"] = {str(i): own for i, kind in enumerate(types) if kind == SLIDING}
-    for name in [name for name in config if name.startswith("swa_")]:
-        del config[name]
+    for name in ("rope_theta", "head_dim", "qk_nope_head_dim", "qk_rope_head_dim", *_DOTS3_SIZES):
+        config.pop(f"swa_{name}", None)
     width, head_dim = d.integer("qk_rope_head_dim"), d.number("head_dim", 256)
     if d.found("partial_rotary_factor") and int(head_dim * d.number("partial_rotary_factor")) == width:
         del config["partial_rotary_factor"]
@@ -227,6 +235,14 @@ def deepseek_v2(config: dict[str, Any]) -> None:
     config["model_type"] = "deepseek" if plain else "deepseek_v2"
     if plain:
         deepseek_ocr(config)
+
+
+def sarvam_mla(config: dict[str, Any]) -> None:
+    """head_dim and q_head_dim are not read; rope type deepseek_yarn is YaRN."""
+    for name in ("head_dim", "q_head_dim"):
+        config.pop(name, None)
+    for name, settings in Keys(config).found("rope_scaling").items():
+        config[name] = {k: "yarn" if equal(x, "deepseek_yarn") else x for k, x in mapping(name, settings).items()}
 
 
 def minimax_m3(config: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from posenc_jax.hf import _rewrite_layers as layers
 from posenc_jax.hf import _rewrite_settings as settings
 from posenc_jax.hf._models import known
-from posenc_jax.hf._rewriting import Rewriter, only, renamed
+from posenc_jax.hf._rewriting import Asked, Rewriter, only, renamed
 
 _FAMILIES: dict[str, Rewriter] = {
     "baichuan": layers.baichuan,
@@ -25,6 +25,7 @@ _FAMILIES: dict[str, Rewriter] = {
     "DeepseekOCR deepseek_v2 deepseek_vl_v2": settings.deepseek_v2,
     "deepseek_v4": settings.deepseek_v4,
     "deepseek_ocr2_text unlimited_ocr_text": settings.deepseek_ocr,
+    "dory": layers.dory,
     "dots3_note_audio_encoder": settings.even_heads,
     "dots3_note_text": settings.dots3,
     "ernie4_5 ernie4_5_moe": only({"compression_ratio": 1.0}, "rope_reorder", "fuse_rope"),
@@ -39,8 +40,9 @@ _FAMILIES: dict[str, Rewriter] = {
     "granitemoehybrid": layers.granitemoehybrid,
     "hrm_text": layers.hrm,
     "hunyuan": only({"use_rotary_pos_emb": True, "position_embedding_xdrope": False}),
-    "hy_v4": settings.hy_v4,
+    "hy_v4 hy_v4_vl_text": settings.hy_v4,
     "internlm": settings.internlm,
+    "lara_mini": layers.lara_mini,
     "llada": only({"rope": True, "rope_full_precision": True, "block_type": "llama"}, "alibi_bias_max"),
     "llama4_text": renamed(nope_layer_interval="no_rope_layer_interval"),
     "longcat_flash": layers.longcat,
@@ -63,6 +65,7 @@ _FAMILIES: dict[str, Rewriter] = {
     "qwen": settings.qwen,
     "recurrent_gemma": renamed(_block_types="block_types"),
     "roformer gptj codegen": settings.fixed_base,
+    "sarvam_mla": settings.sarvam_mla,
     "stablelm_epoch": settings.stablelm_epoch,
     "step3p5": settings.step3p5,
     "ultrabert": settings.ultrabert,
@@ -72,9 +75,9 @@ _FAMILIES: dict[str, Rewriter] = {
 REWRITERS = {name: rewrite for names, rewrite in _FAMILIES.items() for name in names.split()}
 
 
-def rewritten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config, rewritten for its model_type."""
-    result, rewrite = dict(values), _rewriter_of(values)
+def rewritten(values: Mapping[str, Any]) -> Asked:
+    """The keys of a config, rewritten for its model_type; it records which keys the rewriter looked for."""
+    result, rewrite = Asked(values), _rewriter_of(values)
     if rewrite:
         rewrite(result)
     return result

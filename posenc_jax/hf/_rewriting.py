@@ -17,6 +17,28 @@ ORIGINAL = "original_max_position_embeddings"
 Rewriter = Callable[[dict[str, Any]], None]
 
 
+class Asked(dict[str, Any]):
+    """A config that records which keys were looked for."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        super().__init__(values)
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key."""
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Takes out a key."""
+        self.asked.add(key)
+        return super().pop(key, *default)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
 # Take
 
 

@@ -29,6 +29,7 @@ _SCALED = (
     "factor", "alpha", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
     "attention_factor", "attn_factor", "extrapolation_factor", "truncate", "short_factor", "long_factor",
 )  # fmt: skip
+_NONE: Any = object()  # for a null key that has no default: it is an error all the same
 _ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
 _REFUSED_TYPES = {
     "mllama4": "it is that of Llama 4's vision tower, which vision_rotary_from_config reads",
@@ -77,15 +78,20 @@ class Rope:
         within, outside = self.d.take(ORIGINAL), self.config.take(ORIGINAL)
         default, own = self.config.model.original_max, self.d.nested or self.config.model.thetas
         if not own:
-            self.config.or_default(default or MAXIMUM, ORIGINAL)
+            self.config.or_default(default or _NONE, ORIGINAL)
         if own or not (outside or default):
-            self.d.or_default(MAXIMUM, ORIGINAL)
+            self.d.or_default(_NONE, ORIGINAL)
         if default and not outside:
             outside = {f"{ORIGINAL}, where absent,": default}
             check_agreement(within | outside)
         # A length outside the rope settings wins, as in Phi-3, but not over settings for one layer type.
         found = within if self.d.nested or within and own else outside or within
-        return _checks.length(ORIGINAL, agreed(found)) if found else self.maximum()
+        message = (
+            "{}{} is missing: write the length that the model was trained for before its scaling; transformers takes "
+            "max_position_embeddings = {!r:.60}, which may be that after it"
+        )
+        require(found, message, self.d.label, ORIGINAL, self.config.values.get(MAXIMUM))
+        return _checks.length(ORIGINAL, agreed(found))
 
     def factor(self) -> float:
         """How many times longer the model's sequences are than the original ones."""

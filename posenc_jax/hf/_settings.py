@@ -10,6 +10,7 @@ from posenc_jax._checks import invalid, require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping, mapping_of_strings
 from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
+from posenc_jax.hf._rope import rope_type_of
 
 _BASES = "rope_theta", "rotary_emb_base"
 SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
@@ -96,9 +97,19 @@ def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | 
     return {kind: settings if kind in scaled else Keys({}) for kind in kinds}
 
 
+def _check_not_replaced(d: Keys, config: Config) -> None:
+    """Raises for a scaling without a base in rope_parameters: files have both, unless the scaling replaced them."""
+    kind = rope_type_of(d)
+    message = (
+        "{}rope_theta is missing beside rope_type = {!r}: settings that replace those of a file lose its base, "
+        "so write that base into them"
+    )
+    require(kind == "default" or not d.name.startswith("rope_parameters"), message, d.label, kind)
+
+
 def base_of(d: Keys, config: Config, kind: str) -> float:
     """The base of a layer type with the settings `d`."""
-    own, model, default, others, null = d.take("rope_theta"), config.model, None, {}, ()
+    own, model, default, others, null, key = d.take("rope_theta"), config.model, None, {}, (), _BASES[0]
     if model.thetas:
         require(kind in model.thetas, "the layer type {!r} is not known for model_type {!r}", kind, config.model_type)
         config.use(*(key for key, _ in model.thetas.values()))  # the others are for layers of other types
@@ -113,7 +124,9 @@ def base_of(d: Keys, config: Config, kind: str) -> float:
             default, null = model.theta, tuple(name for name in _BASES if name in model.reads)
     d.or_default(default or outside or None, "rope_theta")
     if not own and not outside:
+        _check_not_replaced(d, config)
         config.or_default(default, *null)
+        default = config.default_of(key, default)
     found = own | outside or ({} if default is None else {f"the base of model_type {config.model_type!r}": default})
     base = agreed(found, missing="rope_theta")
     check_agreement({next(iter(found)): base} | others)

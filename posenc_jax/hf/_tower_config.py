@@ -78,6 +78,7 @@ def _facts_of(values: Mapping[str, Any]) -> tuple[str, Tower]:
     if own not in TOWERS:
         raise invalid(
             f"model_type {name!r} is not known as a vision tower, and no key says which coordinate turns which pair: "
-            "if it rotates as a known type does, write that type in its place"
+            "a known type may be written in its place only if the code of both turns the same pairs by the same "
+            "coordinates"
         )
     return own, TOWERS[own]

@@ -245,8 +245,9 @@ _REASONS = {
         deepseek_ocr2_sam_vision_model got_ocr2_vision pp_formulanet_vision sam sam_hq sam_hq_vision_model
         sam_vision_model seggpt slanext slanext_vision unlimited_ocr_sam_vision_model vitdet""",
     "it has no rotary embedding": """
-        aimv2_vision_model clip_vision_model cosmos3_edge_vision dinov2 emu3_vqgan gemma3n_vision
-        gemma4_unified_vision glm_image_vision granite_docling_vision hunyuan_vl_vision idefics2_vision
+        aimv2_vision_model apertus1p5_vision_tokenizer clip_vision_model cosmos3_edge_vision dinov2 emu3_vqgan
+        gemma3n_vision gemma4_unified_vision glm_image_vision granite_docling_vision hunyuan_vl_vision
+        hy_v4_vl_vision idefics2_vision
         idefics3_vision idefics_vision internvl_vision janus_vision_model minicpmv4_7_vision
         mllama_vision_model molmo2_vision phi4_multimodal_vision sam2_vision_model siglip2_vision_model
         siglip_vision_model vit""",

@@ -4,6 +4,7 @@ from huggingface.published import PUBLISHED
 from oracles import recorded
 
 RECORDED = [case["config"] for name in ("hf_model_types", "hf_frequencies") for case in recorded.cases(name)]
+_LENGTH = {"original_max_position_embeddings": 4096}
 _SIZES = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 4}
 _ORIGINAL, _SHARED = {"original_max_position_embeddings": 4096}, {"rope_theta": 30_000, "partial_rotary_factor": 0.25}
 # In the spelling that the model's own code has, and of types that are not in transformers.
@@ -24,7 +25,10 @@ OWN = [
     {"model_type": "kimi_linear", "num_hidden_layers": 4, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
     {"model_type": "glm5_next_text", "num_hidden_layers": 4, "qk_nope_head_dim": 256, "qk_rope_head_dim": 0},
     {"model_type": "kimi_k2", "num_hidden_layers": 2, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
-    | {"rope_theta": 5e4, "rope_scaling": {"type": "yarn", "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0}}
+    | {
+        "rope_theta": 5e4,
+        "rope_scaling": {"type": "yarn", "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0, **_LENGTH},
+    }
     | {"max_position_embeddings": 131072},
     {"model_type": "mimo_v2", "num_hidden_layers": 6, "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0], "swa_rope_theta": 1e4}
     | {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.334, "rope_type": "default"}},
@@ -107,7 +111,15 @@ OWN = [
     _SIZES | {"model_type": "deepseek_v2", "use_mla": False, "qk_rope_head_dim": 0, "qk_nope_head_dim": 0},
     _SIZES
     | {"model_type": "exaone4_5_text", "num_hidden_layers": 8, "rope_theta": 1e6, "sliding_window": 4096}
-    | {"rope_scaling": {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}}
+    | {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            **_LENGTH,
+        }
+    }
     | {"max_position_embeddings": 262144},
     {"model_type": "AXK1", "num_hidden_layers": 2, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 1e4},
     _SIZES
@@ -142,7 +154,7 @@ OWN = [
     *(
         _SIZES | {"model_type": name}
         for name in (
-            "Dream dream EvollaModel PanguEmbedded RefinedWeb RefinedWebModel exaone gpt_neox_reward_model iquestcoder "
+            "Dream dream EvollaModel PanguEmbedded RefinedWeb RefinedWebModel gpt_neox_reward_model "
             "iquestloopcoder minimax_m3 orion sdar sdar_moe step3_text"
         ).split()
     ),
@@ -157,32 +169,34 @@ _LISTS = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
 _SLIDING = {"sliding_attention": {"rope_theta": 1e4}}
 _SCORES = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.8, "rope_theta": 1e5}
 _SCORES |= {"original_max_position_embeddings": 4096}
+_LINEAR = {"rope_type": "linear", "factor": 2.0}
+_BASED = _LINEAR | {"rope_theta": 1e5}
 CHANGES = [
-    ({"hidden_size": 12288, "num_attention_heads": 32}, 256),
-    ({key: ... for key in _WIDTHS}, 251),
-    ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, 224),
-    ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}}, 45),
-    ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0, **_LISTS}}, 90),
-    ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e5}}, 162),
+    ({"hidden_size": 12288, "num_attention_heads": 32}, 263),
+    ({key: ... for key in _WIDTHS}, 258),
+    ({"rope_parameters": _BASED}, 201),
+    ({"rope_parameters": _BASED | {"partial_rotary_factor": 0.5}}, 41),
+    ({"rope_parameters": _BASED | {"rope_type": "longrope", **_LISTS, **_LENGTH}}, 118),
+    ({"rope_parameters": _BASED | {"rope_type": "yarn", **_LENGTH}}, 201),
     (
         {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e5}, **_SLIDING}},
-        24,
+        25,
     ),
-    ({"rope_parameters": {"full_attention": _SCORES, "indexed_attention": _SCORES, **_SLIDING}}, 24),
-    ({"rope_parameters": _SCORES}, 195),
-    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 225),
-    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 123_456.0}, 214),
+    ({"rope_parameters": {"full_attention": _SCORES, "indexed_attention": _SCORES, **_SLIDING}}, 25),
+    ({"rope_parameters": _SCORES}, 201),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 230),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 123_456.0}, 219),
     ({"rope_scaling": {"type": "dynamic", "alpha": 1000.0}}, 7),
-    ({"rope_theta": 123_456.0}, 220),
+    ({"rope_theta": 123_456.0}, 225),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, 8),
-    ({"rope_interleave": False}, 234),
-    ({"rope_interleave": True}, 53),
-    ({"sliding_window": None}, 274),
-    ({"position_embedding_type": "nope"}, 272),
-    ({"layer_types": ..., "full_attn_idxs": [1]}, 27),
-    ({"layer_types": ..., "num_hidden_layers": 6}, 242),
+    ({"rope_interleave": False}, 240),
+    ({"rope_interleave": True}, 55),
+    ({"sliding_window": None}, 281),
+    ({"position_embedding_type": "nope"}, 279),
+    ({"layer_types": ..., "full_attn_idxs": [1]}, 28),
+    ({"layer_types": ..., "num_hidden_layers": 6}, 249),
     ({"layer_rope_theta": [0, 1e4, 1e5], "num_hidden_layers": 3}, 16),
     ({"no_rope_layers": [0, 1, 1], "num_hidden_layers": 3}, 16),
-    ({"partial_rotary_factor": 0.5}, 47),
-    ({"partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 37),
+    ({"partial_rotary_factor": 0.5}, 48),
+    ({"partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 38),
 ]

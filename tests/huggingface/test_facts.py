@@ -14,10 +14,11 @@ FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention
 SIZES = {"hidden_size": 768, "num_attention_heads": 8, "num_hidden_layers": 4}  # 96 features are no class's head
 LATENT = (
     "AXK1 axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 "
-    "kimi_k2 kimi_linear longcat_flash mistral4 youtu"
+    "hy_v4_vl_text kimi_k2 kimi_linear longcat_flash mistral4 sarvam_mla youtu"
 ).split()
 NESTED = "beam cohere_compass_text laguna lfm3 mellum mimo_v2 mimo_v2_flash"
 WIDE = "diffusion_gemma_text embedding_gemma2_text gemma4_text gemma4_unified_text"
+BETA = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 4096}
 BASES = {FULL: {"rope_theta": 1e6}, SLIDING: {"rope_theta": 1e4}}
 
 
@@ -54,7 +55,7 @@ def test_layer_types_must_be_given(model_type):
 
 
 @each(
-    f"{NESTED} {WIDE} apertus cosmos3_edge_text cwm gpt_oss higgs_audio_v2 ministral3 mistral4 moonshine_streaming "
+    f"{NESTED} {WIDE} apertus apertus1p5_text cosmos3_edge_text cwm gpt_oss higgs_audio_v2 ministral3 mistral4 moonshine_streaming "
     "muse_spark_text nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp openai_privacy_filter ultrabert zaya"
 )
 def test_rope_settings_must_be_given(model_type):
@@ -67,7 +68,7 @@ def test_rope_settings_must_be_given(model_type):
     "molmo nemotron-nas nemotron_nas qwen2_mtp qwen2_mtp_sensevoice voxtral_realtime_text"
 )
 def test_a_base_must_be_given(model_type):
-    settings = {"rope_type": "default"} | ({"llama_4_scaling_beta": 0.1} if "istral" in model_type else {})
+    settings = {"rope_type": "default"} | (BETA if "istral" in model_type else {})
     keys = {"rope_parameters": settings, "layer_types": [FULL] * 4, "max_position_embeddings": 4096}
     refused("rope_theta is missing", model_type, **keys)
     keys["rope_parameters"] = settings | {"rope_theta": 1e5}
@@ -108,7 +109,7 @@ _KEYS = {
     "global_attn_every_n_layers": "4 afmoe / 3 modernbert modernbert-decoder",
     "full_attention_interval": "4 qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text",
     "layer_group_size": "6 bailing_hybrid",
-    "": "3 ultrabert / 4 olmo3 / 5 gemma3n_text / 6 diffusion_gemma_text gemma4_text gemma4_unified_text neomme",
+    "": "3 ultrabert / 4 dory olmo3 / 5 gemma3n_text / 6 diffusion_gemma_text gemma4_text gemma4_unified_text neomme",
 }
 PERIODS = [
     (name, key, int(period))
@@ -120,8 +121,9 @@ PERIODS = [
 
 @pytest.mark.parametrize(("model_type", "key", "period"), PERIODS, ids=[name for name, _, _ in PERIODS])
 def test_the_period_of_full_attention_and_its_key(model_type, key, period):
-    keys = {"num_hidden_layers": 13} | ({"head_dim": 64} if model_type == "qwen4_exp_text" else {})
-    keys |= {"rope_parameters": BASES} if model_type in (*WIDE.split(), "neomme", "ultrabert") else {}
+    keys = {"num_hidden_layers": 13, "transformers_version": "5.24.0"}
+    keys |= {"head_dim": 64} if model_type == "qwen4_exp_text" else {}
+    keys |= {"rope_parameters": BASES} if model_type in (*WIDE.split(), "dory", "neomme", "ultrabert") else {}
     keys |= {"rope_scaling": {"rope_type": "linear", "factor": 2.0}} if model_type == "olmo3" else {}
     last = 12 if model_type in (*WIDE.split(), "neomme") else None
     for every, said in ((period, {}), *([(2, {key: 2})] if key else [])):
@@ -137,7 +139,7 @@ def test_without_a_window_all_layers_have_positions(model_type):
     assert widths(read(model_type, **keys, sliding_window=None)) == [128] * 4
 
 
-@each("afmoe cohere2 flint")
+@each("afmoe cohere2 flint lara_mini")
 def test_with_or_without_a_window_full_layers_have_no_positions(model_type):
     keys = {"head_dim": 128, "layer_types": [SLIDING, FULL] * 2}
     for window in (64, None):
@@ -184,10 +186,10 @@ def test_flags_that_others_do_not_read(model_type):
 # How they rotate
 
 
-@each("AXK1 axk1 deepseek_v3 glm4_moe_lite kimi_k2 mistral4 youtu")
+@each("AXK1 axk1 deepseek_v3 glm4_moe_lite kimi_k2 mistral4 sarvam_mla youtu")
 def test_rope_interleave_is_read(model_type):
     keys = {"rope_parameters": {"rope_theta": 1e4}, "max_position_embeddings": 4096}
-    keys["rope_parameters"] |= {"llama_4_scaling_beta": 0.1} if model_type == "mistral4" else {}
+    keys["rope_parameters"] |= BETA if model_type == "mistral4" else {}
     assert read(model_type, **keys).layout == "interleaved"
     for layout, said in (("interleaved", True), ("half", False)):
         assert read(model_type, **keys, rope_interleave=said).layout == layout
@@ -204,7 +206,7 @@ HEADS = {
     "qwen2_5_omni_talker qwen3 qwen3_vl_text sdar",
     192: "mimo_v2_flash",
     256: "gemma qwen3_next step3_text",
-    64: "gpt_oss voxtral_realtime_encoder",
+    64: "gpt_oss sarvam_moe voxtral_realtime_encoder",
 }
 
 
@@ -219,7 +221,7 @@ def test_the_head_of_a_class(head_dim, model_type):
 
 @each(
     "bailing_moe bailing_moe_v2 gpt_neox_japanese minimax_m1 minimax_m2 minimax_m3 minimax_text_01 "
-    "nemotron3_diarization_audio phi3 phi3_v phi4 phi4_multimodal phi4mm qwen solar_open"
+    "nemotron3_diarization_audio phi3 phi3_v phi4 phi4_multimodal phi4mm qwen sarvam_moe solar_open"
 )
 def test_a_share_is_read_that_the_class_leaves_at_1(model_type):
     key = "rotary_pct" if model_type in ("gpt_neox_japanese", "qwen") else "partial_rotary_factor"
@@ -347,10 +349,10 @@ def test_an_original_length_outside_is_not_for_layer_types(model_type):
     scaling = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}
     keys = {"layer_types": [FULL] * 4, "max_position_embeddings": 8192, "head_dim": 128}
     own = read(model_type, **keys, rope_parameters={FULL: scaling | {"original_max_position_embeddings": 512}})
-    most = read(model_type, **keys, rope_parameters={FULL: scaling | {"original_max_position_embeddings": 8192}})
     keys |= {"original_max_position_embeddings": 2048}
     assert read(model_type, **keys, rope_parameters={FULL: scaling | {"original_max_position_embeddings": 512}}) == own
-    assert read(model_type, **keys, rope_parameters={FULL: scaling}) == most != own
+    match = "^rotary_from_config: rope_parameters.full_attention.original_max_position_embeddings is missing"
+    refused(match, model_type, **keys, rope_parameters={FULL: scaling})
 
 
 def test_a_rope_type_beside_the_layer_types_of_zaya():
@@ -539,7 +541,8 @@ def test_what_is_refused(model_type, keys, match):
 
 @each("qwen2_vl_text qwen2_5_vl_text qwen3_vl_text")
 def test_use_mrope_is_read_with_sections(model_type):
-    assert read(model_type, head_dim=128, use_mrope=True) == read(model_type, head_dim=128)
+    plan = read(model_type, head_dim=128, rope_theta=1e6)
+    assert read(model_type, head_dim=128, rope_theta=1e6, use_mrope=True) == plan
 
 
 def test_an_mscale_of_0():

@@ -62,7 +62,7 @@ def test_keys_that_speak_of_positions():
     """A key with such a name may change what the code does, so a model_type that does not read it refuses it."""
     for key in (
         "hybrid_layer_pattern hybrid_override_pattern swa_rope_theta swa_head_dim "
-        "yarn_only_types rope_ratio position_layers attn_type_list layers_block_types attn_scale log_scaling_alpha"
+        "yarn_only_types rope_ratio position_layers attn_type_list attn_scale log_scaling_alpha"
     ).split():
         with pytest.raises(ValueError, match=f"the key {key} = 1 is not known or not used here"):
             rotary_from_config(llama(**{key: 1}))
@@ -77,7 +77,7 @@ def test_keys_that_speak_of_positions():
 def test_the_base_that_no_key_says():
     """10,000 by the rule, the model's own where it is known, and an error where it cannot be."""
     base = {"head_dim": 64, "num_hidden_layers": 1}
-    usual = {"llama": 1e4, "mixtral": 1e6, "cohere": 5e5, "helium": 1e5, "smollm3": 2e6, "qwen2": 1e4}
+    usual = {"llama": 1e4, "mixtral": 1e6, "qwen3_moe": 1e4, "helium": 1e5, "smollm3": 2e6, "qwen2": 1e4}
     for name, theta in usual.items():
         close(rotary_from_config(base | {"model_type": name}).layers[0].frequencies, plain(64, theta))
     close(rotary_from_config(base, layout="half").layers[0].frequencies, plain(64, 1e4))
@@ -115,7 +115,7 @@ def test_the_layer_types_that_no_key_says():
 def test_the_share_that_no_key_says():
     base = {"head_dim": 128, "num_hidden_layers": 1}
     shares = {"gpt_neox": 0.25, "stablelm": 0.25, "phi3": 1.0, "llama": 1.0, "minimax_m2": 1.0}
-    shares |= dict.fromkeys("codegen glm glm4 glm4_moe gptj nemotron persimmon phi".split(), 0.5)
+    shares |= dict.fromkeys("codegen glm glm4 glm4_moe gptj nemotron phi".split(), 0.5)
     for name, share in shares.items():
         assert rotary_from_config(base | {"model_type": name}).layers[0].rotary_dim == 128 * share, name
     whole = base | {"model_type": "gptj", "rotary_dim": None}  # null is not absence
@@ -150,6 +150,7 @@ SPECIAL = {
     "dots3_note_audio_encoder": {"hidden_size": 256, "num_attention_heads": 2},
     "granitemoehybrid": {"position_embedding_type": "rope"},
     "esm": {"position_embedding_type": "rotary", "rope_parameters": None, "rope_theta": 123.0},
+    "hy_v4_vl_text": {"qk_rope_head_dim": 64, "rope_parameters": {"rope_theta": 123.0}},
     "hrm_text": {"num_layers_per_stack": 1, "H_cycles": 1, "L_cycles": 1},
     "kimi_linear": {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
     "glm5_next_text": {"qk_nope_head_dim": 24, "qk_rope_head_dim": 0, "head_dim": 0},
@@ -180,7 +181,7 @@ def test_every_model_type_reads():
         plan = rotary_from_config(config | {"rope_parameters": settings} | SPECIAL.get(name, {}), length=9)
         assert rotary_from_config(plan_to_config(plan), length=plan.length) == plan, name
         first = plan.layers[0]
-        heads = {"dots3_note_text": 256, "kimi_linear": 24, "glm5_next_text": 24}
+        heads = {"hy_v4_vl_text": 80, "dots3_note_text": 256, "kimi_linear": 24, "glm5_next_text": 24}
         assert first.head_dim == heads.get(name, 24 if model.latent else 128), name
         if not first.rotary_dim:
             without.add(name)

@@ -16,7 +16,7 @@ UNREAD = (
 # Heads that share hidden_size evenly with a null and without the key, or whose width is that of latent attention.
 EVEN = (
     "axk1 axk2 blt_global_transformer blt_local_decoder blt_patcher cohere2 cohere_compass_text deepseek_v3 deepseek_v32 "
-    "falcon glm4_moe_lite glm_moe_dsa hy_v4 longcat_flash minicpm3 mistral4 youtu recurrent_gemma mimo jetmoe zamba2"
+    "falcon glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text longcat_flash minicpm3 mistral4 sarvam_mla youtu recurrent_gemma mimo jetmoe zamba2"
 ).split()
 # How many types refuse a null; in others a null says something else than a missing key.
 REFUSED = {
@@ -103,10 +103,10 @@ def test_a_null_setting_of_every_rope_type(model_type, place, kind):
 
 @pytest.mark.parametrize("kind", ["yarn", "longrope", "llama3"])
 def test_a_null_length_beside_the_settings(kind):
-    config = placed("llama", "rope_parameters", {"rope_type": kind} | SETTINGS[kind])
+    config = placed("llama", "rope_parameters", {"rope_type": kind, "rope_theta": 1e4} | SETTINGS[kind])
     assert not isinstance(outcome(config), str)
     assert "original_max_position_embeddings must have a value" in outcome(config | dict.fromkeys(ORIGINAL))
-    for nested in (placed("laguna", "nested", config["rope_parameters"] | {"rope_theta": 1e4}),):
+    for nested in (placed("laguna", "nested", config["rope_parameters"]),):
         assert outcome(nested | dict.fromkeys(ORIGINAL)) == outcome(nested)  # not read there
 
 

@@ -20,8 +20,8 @@ NEEDED = [
     (case["config"], key)
     for case in TYPES
     for key in MADE_UP
-    # The class of the first has no settings, and that of the second has a pattern.
-    if key in case["config"] and case["config"]["model_type"] not in ("minimax_m3_vl_text", "deepseek_v4")
+    # The class of the first has no settings, that of the second has a pattern, and that of the third has both.
+    if key in case["config"] and case["config"]["model_type"] not in ("minimax_m3_vl_text", "deepseek_v4", "dory")
 ]
 TURNING = [(name, layer["index"]) for name, model in MODELS.items() for layer in model["layers"] if layer["turns"]]
 

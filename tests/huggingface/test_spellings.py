@@ -509,7 +509,9 @@ def test_words_of_other_types_may_only_agree():
     keys = {"head_dim": 16, "num_hidden_layers": 6, "rope_scaling": scaled}
     plan = read("gemma3_text", **keys, original_max_position_embeddings=1024)  # the outer one is not for full layers
     close(plan.layers[5].frequencies, spectra.yarn(16, 1e6, 4, 512))
-    half = read("glm4", head_dim=16, num_hidden_layers=1, rope_parameters={"rope_type": "proportional"})
+    half = read(
+        "glm4", head_dim=16, num_hidden_layers=1, rope_parameters={"rope_type": "proportional", "rope_theta": 1e4}
+    )
     assert np.count_nonzero(half.layers[0].frequencies.angular) == 4  # by the class's share
     with pytest.raises(
         ValueError, match="model_type must be 'gemma3_text' in the language model of 'gemma3', got 'llama'"

@@ -32,8 +32,8 @@ def table(facts: Mapping[Any, str]) -> dict[str, Any]:
 STILL = "jamba nemotron_h kimi_linear glm5_next_text"  # no layer has positions
 OTHERS = table({
     "half": f"{STILL} Dream EvollaModel PanguEmbedded RefinedWeb RefinedWebModel Yi aquila baichuan bailing_moe "
-    "bailing_moe_v2 deci deepseek dream exaone exaone4_5_text gpt_neox_reward_model hunyuan internlm internlm2 internlm3 "
-    "internlmxcomposer2 iquestcoder iquestloopcoder llada mimo mimo_v2 minicpm minicpmo minicpmv minimax_m1 minimax_m3 "
+    "bailing_moe_v2 deci deepseek dream exaone4_5_text gpt_neox_reward_model hunyuan internlm internlm2 "
+    "internlmxcomposer2 iquestloopcoder llada mimo mimo_v2 minicpm minicpmo minicpmv minimax_m1 minimax_m3 "
     "minimax_text_01 molmo nemotron-nas nemotron_nas openelm orion phi-msft phi3_v phi3small phi4 phi4mm qwen qwen2_mtp "
     "qwen2_mtp_sensevoice sdar sdar_moe solar stablelm_epoch step3_text xverse",
     "interleaved": "AXK1 chatglm codegen gptj kimi_k2 roformer",
@@ -45,7 +45,9 @@ LAYOUTS = OTHERS | table({
     "pe_audio_video_encoder pe_video_encoder",
 })  # fmt: skip
 FLAGS = "rope_interleave", "rope_interleaved", "rotary_emb_interleaved"
-SWITCHED = "AXK1 axk1 deepseek_v3 glm4_moe_lite kimi_k2 mistral4 youtu".split()  # the first is read, true where absent
+SWITCHED = (
+    "AXK1 axk1 deepseek_v3 glm4_moe_lite kimi_k2 mistral4 sarvam_mla youtu".split()
+)  # the first is read, true where absent
 # The base where none is recorded, or that of settings which the class has for a config without any.
 BASES = table({
     12e6: "apertus", 1e6: "cwm", 150_000.0: "gpt_oss openai_privacy_filter",
@@ -56,7 +58,7 @@ UNSCALED = "deepseek_v4", "dots3_note_text"  # latent attention whose scores msc
 # The indexer of sparse attention: its layout and part.
 INDEXERS = table({
     ("half", "first"): "axk2 deepseek_v32 minimax_m3 minimax_m3_vl_text qwen4_exp_text", ("half", "last"): "hy_v4",
-    ("interleaved", "first"): "glm_moe_dsa dots3_note_text mistral_large4_text", ("interleaved", "last"): "deepseek_v4",
+    ("interleaved", "first"): "glm_moe_dsa dots3_note_text mistral_large4_text", ("interleaved", "last"): "deepseek_v4 hy_v4_vl_text",
 })  # fmt: skip
 GEMMA_3, GEMMA_4 = "gemma3_text t5gemma2_text t5gemma2_decoder", "gemma4_text gemma4_unified_text diffusion_gemma_text"
 WIDE = f"{GEMMA_4} embedding_gemma2_text".split()  # full attention has wider heads, and the last layer
@@ -67,13 +69,13 @@ BASE_KEYS = table({  # of full, of sliding attention
     ("global_rope_theta", "local_rope_theta"): MODERNBERT, ("rope_theta", "rope_theta"): "olmo3",
 })  # fmt: skip
 HEADS = table({
-    64: "gpt_oss muse_spark_text neomme openai_privacy_filter voxtral_realtime_encoder", 192: "mimo_v2 mimo_v2_flash",
+    64: "gpt_oss muse_spark_text neomme openai_privacy_filter sarvam_moe voxtral_realtime_encoder", 192: "mimo_v2 mimo_v2_flash",
     128: "afmoe beam cohere2_moe cosmos3_edge_text cwm dia_decoder dia_encoder ernie4_5 flint glm glm4 helium "
-    "higgs_audio_v2 hrm_text hy_v3 internlm3 iquestcoder jetmoe kolibri1 laguna lfm3 llama4_text mellum minimax_m1 "
+    "higgs_audio_v2 hrm_text hy_v3 internlm3 iquestcoder jetmoe kolibri1 laguna lara_mini lfm3 llama4_text mellum minimax_m1 "
     "minimax_m2 minimax_m3 minimax_m3_vl_text minimax_text_01 ministral3 molmo2_text sdar muse_glimmer_assistant "
     "muse_glimmer_text nemotron_h paddleocr_vl_text pe_audio_encoder pe_audio_video_encoder pe_video_encoder "
     "qwen2_5_omni_talker qwen3 qwen3_omni_moe_talker_code_predictor qwen3_vl_text seed_oss solar_open step3p5 zaya",
-    256: "gemma gemma2 gemma3n_text step3_text embedding_gemma2_text qwen3_next qwen4_exp_text t5_gemma_module vaultgemma "
+    256: "dory gemma gemma2 gemma3n_text step3_text embedding_gemma2_text qwen3_next qwen4_exp_text t5_gemma_module vaultgemma "
     f"{GEMMA_3} {GEMMA_4} {QWEN}",
 })  # fmt: skip
 # The share that rotates where no key says it, of those whose code reads one at all.
@@ -85,20 +87,21 @@ SHARES = table({
     1.0: "bailing_moe bailing_moe_v2 codegen glm4v_text glm_image_text glm_ocr_text gpt_neox_japanese gptj laguna mellum "
     "minimax_m1 minimax_m2 minimax_m3 minimax_m3_vl_text minimax_text_01 moonshine_streaming neomme "
     "nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp nemotron3_diarization_audio phi-msft phi3 "
-    "phi3_v phi4 phi4_multimodal phi4mm qwen qwen4_exp_text solar_open step3p5 zaya",
+    "phi3_v phi4 phi4_multimodal phi4mm qwen qwen4_exp_text sarvam_moe solar_open step3p5 "
+    "zaya",
 })  # fmt: skip
 # One layer of so many has full attention, and the key for how many.
 PERIODS = table({
     (4, "sliding_window_pattern"): f"cohere2 {EXAONE}", (6, "sliding_window_pattern"): f"embedding_gemma2_text {GEMMA_3}",
     (4, "global_attn_every_n_layers"): "afmoe", (3, "global_attn_every_n_layers"): MODERNBERT,
     (4, "full_attention_interval"): f"qwen3_next qwen4_exp_text {QWEN}", (6, "layer_group_size"): "bailing_hybrid",
-    (3, ""): "ultrabert", (4, ""): "olmo3", (5, ""): "gemma3n_text", (6, ""): f"neomme {GEMMA_4}",
+    (3, ""): "ultrabert", (4, ""): "dory olmo3", (5, ""): "gemma3n_text", (6, ""): f"neomme {GEMMA_4}",
 })  # fmt: skip
-SLIDING_ONLY = f"afmoe cohere2 flint kolibri1 {EXAONE}".split()  # full attention has no positions
+SLIDING_ONLY = f"afmoe cohere2 flint kolibri1 lara_mini {EXAONE}".split()  # full attention has no positions
 SECTIONS = table({
     (16, 24, 24): "qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text qwen2_5_omni_talker paddleocr_vl_text",
     (8, 12, 12): "glm4v_text glm_ocr_text glm4v_moe_text glm_image_text", (11, 11, 10): f"qwen4_exp_text {QWEN}",
-    (22, 22, 20): "ernie4_5_vl_moe_text", (24, 20, 20): "qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text qwen3_omni_moe_talker_text cosmos3_edge_text "
+    (12, 10, 10): "hy_v4_vl_text", (22, 22, 20): "ernie4_5_vl_moe_text", (24, 20, 20): "qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text qwen3_omni_moe_talker_text cosmos3_edge_text "
     "cohere_compass_text",
 })  # fmt: skip
 CONTIGUOUS = "qwen2", "paddleocr", "glm"  # the names of types whose sections are not dealt out in turn
@@ -208,6 +211,16 @@ def of_dots3(config: Mapping[str, Any], rope: Mapping[str, Any], count: int) -> 
     own = {"qk_nope_head_dim": nope, "qk_rope_head_dim": width}
     own = {str(i): own for i, kind in enumerate(kinds) if kind == SLIDING}
     return settings(rope) | {"layer_types": kinds, "per_layer_config": said(config, "per_layer_config", default=own)}
+
+
+def of_dory(config: Mapping[str, Any], rope: Mapping[str, Any], count: int) -> Changes:
+    kinds = config.get("layer_types")
+    return {"layer_types": [kind for kind in kinds if kind != "mlp"]} if kinds else {}
+
+
+def of_lara(config: Mapping[str, Any], rope: Mapping[str, Any], count: int) -> Changes:
+    kinds = [{1: SLIDING, 3: FULL, 4: SLIDING}.get(i % 5, LINEAR) for i in range(count)]
+    return {"layer_types": said(config, "layer_types", default=kinds)}
 
 
 def of_exaone(config: Mapping[str, Any], rope: Mapping[str, Any], count: int) -> Changes:
@@ -337,6 +350,7 @@ def of_zamba2(config: Mapping[str, Any], rope: Mapping[str, Any], count: int) ->
 
 OWN = table({
     of_bailing: "bailing_hybrid", of_chatglm: "chatglm", of_cohere2_moe: "cohere2_moe", of_dbrx: "dbrx",
+    of_dory: "dory", of_lara: "lara_mini",
     of_deepseek_v4: "deepseek_v4", of_dots3: "dots3_note_text", of_exaone: EXAONE, of_gemma4: " ".join(WIDE), of_kimi_linear: "glm5_next_text kimi_linear",
     of_internlm: "internlm", of_mimo_v2: "mimo_v2 mimo_v2_flash", of_minimax: "minimax minimax_m1 minimax_m2 minimax_text_01",
     of_molmo2: "molmo2_text", of_muse: "muse_glimmer_text muse_spark_text",
@@ -361,6 +375,8 @@ def count_of(config: Mapping[str, Any], name: str) -> int:
         blocks = said(config, "layers_block_type", "layer_types", "hybrid_override_pattern")
         if blocks is not None:
             return len(blocks)
+    if name == "dory" and "mlp" in said(config, "layer_types", default=()):
+        return len(config["layer_types"]) // 2
     if name == "longcat_flash" and config.get("num_layers") is not None:
         return 2 * config["num_layers"]  # pairs of attentions
     names = (

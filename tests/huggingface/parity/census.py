@@ -12,6 +12,7 @@ from pathlib import Path
 
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from posenc_jax.hf import _config, _models, _refused
 
@@ -24,6 +25,15 @@ def speaks_of_rotations(folder: Path) -> bool:
     return any(ROTARY.search(path.read_text(encoding="utf-8")) for path in folder.glob("modeling_*.py"))
 
 
+def code_of(model_type: str) -> Path:
+    """The folder with the code of a model type; packages without code have that of another."""
+    folder = Path(inspect.getfile(CONFIG_MAPPING[model_type])).parent
+    borrowed = MODEL_MAPPING_NAMES.get(model_type)
+    if any(folder.glob("modeling_*.py")) or not isinstance(borrowed, str):
+        return folder
+    return Path(inspect.getfile(getattr(transformers, borrowed))).parent
+
+
 def language_model(model_type: str) -> str:
     """The type of a composite config's language model, by the defaults of its class; for others the type itself."""
     if model_type in _refused.REFUSED:
@@ -33,7 +43,7 @@ def language_model(model_type: str) -> str:
 
 
 def census() -> dict[str, list[str]]:
-    """The model types in modules with rotary code, by what becomes of their configs."""
+    """The model types with rotary code, their own or another's, by what becomes of their configs."""
     result: dict[str, list[str]] = {
         "read": [],
         "read by their language model": [],
@@ -41,7 +51,7 @@ def census() -> dict[str, list[str]]:
         "missing": [],
     }
     for name in CONFIG_MAPPING:
-        if not speaks_of_rotations(Path(inspect.getfile(CONFIG_MAPPING[name])).parent):
+        if not speaks_of_rotations(code_of(name)):
             continue
         inner = name if name in _models.MODELS else language_model(name)
         if inner in _refused.REFUSED:

@@ -1,14 +1,29 @@
 """The class for frequencies of a configuration of transformers, its frequencies and the amplitude of its waves."""
 
-import importlib
+import functools
+import importlib.util
+import inspect
 import os
+import re
 
 import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+
+def borrowed_class(config):
+    """The model of another type that a configuration without code of its own has; None if it has code."""
+    name = type(config).__module__.replace(".configuration_", ".modeling_")
+    if importlib.util.find_spec(name) or not isinstance(MODEL_MAPPING_NAMES.get(config.model_type), str):
+        return None
+    return getattr(transformers, MODEL_MAPPING_NAMES[config.model_type])
 
 
 def modeling_of(config):
     """The module with the models of a configuration."""
-    return importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    borrowed = borrowed_class(config)
+    name = borrowed.__module__ if borrowed else type(config).__module__.replace(".configuration_", ".modeling_")
+    return importlib.import_module(name)
 
 
 def new_embedding(config):
@@ -65,3 +80,14 @@ def _amplitude(embedding, kind, length):
     if isinstance(waves, tuple):
         return float(waves[0].flatten()[0])
     return float(getattr(embedding, f"{kind}_attention_scaling" if kind else "attention_scaling", 1.0))
+
+
+@functools.cache
+def keys_of(config_class):
+    """The keys that a configuration class knows: its fields, their other names, and those that its code takes out."""
+    names = {*config_class.attribute_map, *config_class.attribute_map.values()}
+    for base in config_class.__mro__:
+        names |= {*getattr(base, "__annotations__", {})}
+        if base.__module__.startswith("transformers.models"):
+            names |= {*re.findall(r"kwargs\.(?:get|pop|setdefault)\(\s*\"(\w+)\"", inspect.getsource(base))}
+    return frozenset(names)

@@ -1,15 +1,14 @@
 """The model types that the library knows, with the settings of their classes in transformers."""
 
 import torch
+import transformers
 from embeddings import inverse_frequencies, modeling_of, new_embedding
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from posenc_jax.hf import _models
 
-# Without model code, without a class for frequencies, without any rotation, or another name of Evolla.
-WITHOUT = set(
-    "internlm3 iquestcoder codegen gptj roformer glm5_next_text jamba kimi_linear nemotron_h EvollaModel".split()
-)
+# Without a class for frequencies, without any rotation, or another name of Evolla.
+WITHOUT = set("codegen gptj roformer glm5_next_text jamba kimi_linear nemotron_h EvollaModel".split())
 TYPES = sorted(_models.MODELS.keys() & {*CONFIG_MAPPING.keys()} - WITHOUT)
 
 _PARTIAL = {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 10_000.0, "mrope_section": [8, 12, 12]}
@@ -31,6 +30,10 @@ SETTINGS = {
             "compressed_sparse_attention",
             "sliding_attention",
         ],
+    },
+    "dory": {
+        **{"num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1},
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
     },
     "esm": {"position_embedding_type": "rotary"},
     "glm4_moe": {"head_dim": 128},
@@ -102,6 +105,7 @@ def describe(model_type):
     turns = getattr(config, "no_rope_layers", None)  # one where a layer has positions
     bases = getattr(config, "layer_rope_theta", None) or ()
     turns = [int(base != 0) for base in bases] if 0 in bases else turns or None
+    said["transformers_version"] = transformers.__version__
     return {"config": said, "layout": layout, "spectra": sorted(spectra), "turns": turns}
 
 

@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import small
 import torch
-from embeddings import modeling_of
+from embeddings import borrowed_class, modeling_of
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -39,7 +39,8 @@ def make_model(model_type, attention):
     """A model with weights from a fixed seed."""
     config = make_config(model_type)
     torch.manual_seed(0)
-    attention = small.ATTENTIONS.get(model_type, attention)
+    if attends(config) or model_type not in small.ATTENDS:
+        attention = small.ATTENTIONS.get(model_type, attention)
     model = _model_class(config)._from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -65,6 +66,8 @@ def learned(model, own):
 
 
 def _model_class(config):
+    if borrowed := borrowed_class(config):
+        return borrowed
     modeling = modeling_of(config)
     if config.model_type in small.CLASSES:
         return getattr(modeling, small.CLASSES[config.model_type])
@@ -74,6 +77,16 @@ def _model_class(config):
         if inspect.isclass(value) and issubclass(value, PreTrainedModel) and value.config_class is type(config)
         if name.endswith(("Model", "Encoder", "Decoder")) and not name.endswith("PreTrainedModel")
     )
+
+
+def attends(config):
+    """What attends in a model without a choice of attention functions; None if it has one."""
+    path = small.ATTENDS.get(config.model_type)
+    try:
+        found = path and functools.reduce(getattr, path.split("."), modeling_of(config))
+    except AttributeError:
+        return None
+    return path if found else None
 
 
 def _call(model, tokens, positions):
@@ -173,6 +186,8 @@ def _rotate_in_place(rotate, rest, q, k, *args, **kwargs):
 
 def _stand_still(module, args, waves):
     """Cosines of 1 and sines of 0."""
+    if type(module).__name__ in small.SINES_FIRST:
+        return torch.zeros_like(waves[0]), torch.ones_like(waves[1])
     if isinstance(waves, tuple):
         return torch.ones_like(waves[0]), torch.zeros_like(waves[1])
     return torch.ones_like(waves)
@@ -182,7 +197,7 @@ def _stand_still(module, args, waves):
 def _recording(model, rest):
     """Records in `_calls`, at rest or not."""
     modeling, model_type = modeling_of(model.config), model.config.model_type
-    attends, still = small.ATTENDS.get(model_type), small.STILL.get(model_type)
+    attending, still = attends(model.config), small.STILL.get(model_type)
     _calls.attention.clear()
     _calls.indexer.clear()
     with contextlib.ExitStack() as stack:
@@ -192,8 +207,8 @@ def _recording(model, rest):
             owner = functools.reduce(getattr, owners, owner)
             stack.enter_context(mock.patch.object(owner, name, function))
 
-        if attends:
-            patch(attends, _record if attends.endswith("._attn") else _record_dot_product)
+        if attending:
+            patch(attending, _record if attending.endswith("._attn") else _record_dot_product)
         if rest and still:
             patch(*still)
         if rotate := getattr(modeling, _INTO_HALVES, None):

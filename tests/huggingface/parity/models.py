@@ -471,7 +471,8 @@ def _frequencies(model, index, kind):
     """The frequencies in use, float32, and the factor of their sines and cosines."""
     if isinstance(model, transformers.GPTJModel):
         # It keeps a table of sines instead; this is the expression that makes it.
-        width = model.h[index].attn.pos_embd_dim
+        holder = getattr(model, "rotary_emb", None) or model.h[index].attn  # since transformers 5.24, and before
+        width = holder.pos_embd_dim
         return (1.0 / (10000 ** (torch.arange(0, width, 2, dtype=torch.int64) / width))).numpy(), 1.0
     inverse, factor = inverse_frequencies(model.rotary_emb, [kind])[kind]
     return inverse.copy(), float(factor)

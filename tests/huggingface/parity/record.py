@@ -33,7 +33,9 @@ def _write(name, cases):
 def record():
     """Frequencies as text, a line for each case; rotations as arrays, with their description as text."""
     _write("hf_frequencies.json", map(spectra.describe, spectra.cases()))
-    _write("hf_model_types.json", map(families.describe, families.TYPES))
+    kept = [c for c in recorded.cases("hf_model_types") if c["config"]["model_type"] not in families.CONFIG_MAPPING]
+    types = [*kept, *map(families.describe, families.TYPES)]  # kept: of a newer release than the installed one
+    _write("hf_model_types.json", sorted(types, key=lambda case: case["config"]["model_type"]))
 
     about, arrays = {**ABOUT, "models": {}}, {}
     for case in models.CASES:

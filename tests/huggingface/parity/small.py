@@ -100,7 +100,7 @@ _MIMI = {
 _POCKET = {"num_hidden_layers": 2, "num_filters": 4, "upsample_groups": 256, "latent_dim": 8}
 
 _V4 = ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"]
-_LATENT = "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 minicpm3 youtu"
+_LATENT = "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text minicpm3 sarvam_mla youtu"
 BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_position_embeddings": 16_384}) | {
     "bamba": {"attn_layer_indices": [1, 4]},
     "blt_local_decoder": {"hidden_size_global": 256},
@@ -125,6 +125,7 @@ BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_positio
         "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1},
         "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
     },
+    "dory": {"num_hidden_layers": 8, "n_input_layers": 2, "n_output_layers": 2, "head_dim": 128, "sliding_window": 64},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] + ["sparse"] * 5},
     "deepseek_v4": {
         "num_key_value_heads": 1,
@@ -308,14 +309,14 @@ CLASSES = {
 ELSEWHERE = "its code is not in transformers"
 _ELSEWHERE = (
     "AXK1 Dream PanguEmbedded RefinedWeb RefinedWebModel Yi aquila baichuan bailing_moe bailing_moe_v2 chatglm deci "
-    "deepseek dream exaone exaone4_5_text gpt_neox_reward_model hunyuan internlm internlm2 "
+    "deepseek dream exaone4_5_text gpt_neox_reward_model hunyuan internlm internlm2 "
     "internlmxcomposer2 iquestloopcoder kimi_k2 llada mimo mimo_v2 minicpm minicpmo minicpmv minimax_m1 "
     "minimax_m3 minimax_text_01 molmo nemotron-nas nemotron_nas openelm orion phi-msft phi3_v phi3small phi4 phi4mm "
     "qwen qwen2_mtp qwen2_mtp_sensevoice sdar sdar_moe solar stablelm_epoch step3_text xverse"
 )
+# Types by the release of transformers that has them first, where it is newer than 5.23.
+NEWER = {"5.24": "apertus1p5_text dory exaone hy_v4_vl_text lara_mini sarvam_mla sarvam_moe".split()}
 WITHOUT = dict.fromkeys(_ELSEWHERE.split(), ELSEWHERE) | {
-    "internlm3": "transformers has only its configuration",
-    "iquestcoder": "transformers has only its configuration",
     "pe_audio_video_encoder": "it begins with a model of timm",
     "pe_video_encoder": "it begins with a model of timm",
 }
@@ -385,6 +386,9 @@ CODEBOOKS = {"csm": 32, "dia_decoder": 9, "kyutai_speech_to_text": 3}
 # Types whose attention is a method that is told of no factor and scales the scores by itself.
 UNTOLD = {"codegen", "falcon", "gpt_neox_japanese", "gptj", "roformer"}
 
+# Classes for waves that return sines first.
+SINES_FIRST = {"CodeGenRotaryEmbedding", "GPTJRotaryEmbedding"}
+
 # Types that take embeddings, not tokens.
 EMBEDDED = {
     "blt_global_transformer",
@@ -425,7 +429,8 @@ INPUTS = {
     "voxtral_realtime_text": lambda length: {"t_cond": torch.zeros(1, 1, 256)},
 }
 
-# What attends in models without a choice of attention functions, and the choice to make them with.
+# What attends in models without a choice of attention functions, and the choice to make them with; those of GPT-J and
+# CodeGen have one since transformers 5.24.
 ATTENDS = {
     "codegen": "CodeGenAttention._attn",
     "falcon": "F.scaled_dot_product_attention",

@@ -1,0 +1,45 @@
+"""What to check before a model_type that is not known is read as one that is."""
+
+from __future__ import annotations
+
+import difflib
+import os
+
+from posenc_jax.hf._models import MODELS, Model
+
+_PAIRS = {"half": "features i and i + r/2", "interleaved": "features 2i and 2i + 1"}
+
+
+def advice(name: str) -> str:
+    """What to compare, and the facts of the known types whose names are near."""
+    facts = "; ".join(f"{known!r} {_facts(MODELS[known])}" for known in _near(name))
+    return (
+        "a known type may be written in its place only if the code of both is the same in this: which features make a "
+        "pair, how many rotate, the base, which layers have positions, what scales queries and scores"
+        + (f" (a near name proves nothing: {facts})" if facts else "")
+    )
+
+
+def _near(name: str) -> list[str]:
+    """The known types, at most two, with a name like this one."""
+    lower = {known.lower(): known for known in sorted(MODELS)}
+    begun = [known for known in lower if len(os.path.commonprefix([known, name.lower()])) > max(3, 0.6 * len(known))]
+    close = difflib.get_close_matches(name.lower(), begun or lower, 2, 0.6 if begun else 0.75)
+    return [lower[known] for known in close]
+
+
+def _facts(model: Model) -> str:
+    """The facts of a known type that a fork may change, in words."""
+    if model.never_rotates:
+        return "has no positions"
+    share = "the whole head" if model.partial in (None, 1) else f"{model.partial:g} of a head"
+    bases = {base for _, base in model.thetas.values()} if model.thetas else {model.theta or 0.0}
+    parts = [
+        f"pairs {_PAIRS[model.layout]}" if model.layout else "",
+        "rotates " + ("the last features of a head" if model.latent else share),
+        f"has base {' and '.join(f'{base:,.0f}' for base in sorted(bases, reverse=True))}" if all(bases) else "",
+        f"deals pairs out to coordinates, {model.sections}" if model.sections else "",
+        "has layers without positions" if model.sliding_only or model.no_rope_interval else "",
+        "scales queries by position" if model.query_scale else "",
+    ]
+    return ", ".join(filter(None, parts))

@@ -1,0 +1,43 @@
+"""No key that a config class of transformers has is a misspelling of one that its type reads."""
+
+import json
+
+from embeddings import keys_of
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from oracles import configs
+from posenc_jax.hf import _config, rotary_from_config
+from posenc_jax.hf._models import MODELS
+from posenc_jax.hf._typos import _SIZES, KNOWN, _near, meant
+
+
+def asked_by(config, monkeypatch):
+    """The keys that are looked for in a config."""
+    made, init = [], _config.Config.__init__
+
+    def recording(self, *arguments):
+        init(self, *arguments)
+        made.append(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_config.Config, "__init__", recording)
+        rotary_from_config(config, length=5000)
+    return {name for config in made for name in config.asked}
+
+
+def test_the_keys_of_a_class_are_no_misspellings(monkeypatch, tally):
+    everything = set()
+    for name in sorted(MODELS.keys() & configs.RECORDED.keys() & {*CONFIG_MAPPING}):
+        asked = asked_by(configs.RECORDED[name]["config"], monkeypatch)
+        everything |= asked - _SIZES
+        found = {key: meant(key, asked) for key in keys_of(CONFIG_MAPPING[name]) if meant(key, asked)}
+        assert not found, (name, json.dumps(found))
+    near = set()
+    for name in CONFIG_MAPPING:
+        near |= {key for key in keys_of(CONFIG_MAPPING[name]) if any(_is_near(key, other) for other in everything)}
+    assert near - KNOWN - everything == set()  # what is missing in KNOWN
+    tally["keys of config classes near one that is read"] = len(near)
+
+
+def _is_near(key, other):
+    return key != other and not key.startswith("_") and (_near(key, other, 1) or _near(key, other, 2))

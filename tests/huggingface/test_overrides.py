@@ -1,0 +1,104 @@
+"""Settings that replace those of a file, as recipes of serving engines have them: what they lose is an error."""
+
+import pytest
+
+from helpers.plans import bases
+from oracles import configs
+from posenc_jax.hf import rotary_from_config
+from posenc_jax.hf._models import MODELS
+
+LENGTH = {"original_max_position_embeddings": 1024}
+SCALINGS = {
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 2.0} | LENGTH,
+    "longrope": {"factor": 2.0, "short_factor": [1.0] * 64, "long_factor": [2.0] * 64} | LENGTH,
+    "llama3": {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | LENGTH,
+    "proportional": {"factor": 2.0},
+}
+SIZES = {"head_dim": 128, "num_hidden_layers": 2, "max_position_embeddings": 4096}
+BASES = "rope_theta", "rotary_emb_base"
+
+
+def read(config):
+    return rotary_from_config(config, length=100)
+
+
+def outcome(config):
+    try:
+        return read(config)
+    except ValueError as error:
+        return str(error)
+
+
+def with_settings(name, settings):
+    """The plan of a model type with these settings instead of its own, or the message of the error."""
+    config = {k: x for k, x in configs.RECORDED[name]["config"].items() if k not in BASES}
+    if MODELS[name].nested or MODELS[name].thetas:
+        types = config.get("layer_types") or ["full_attention", "sliding_attention"]
+        settings = {kind: settings for kind in types if kind not in ("linear_attention", "mlp")}
+    return outcome(config | {"rope_parameters": settings})
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_a_scaling_without_the_base_of_the_file(kind):
+    """Of every model type that reads the scaling with a base."""
+    settings, reading = {"rope_type": kind} | SCALINGS[kind], 0
+    for name in configs.RECORDED:
+        if not isinstance(with_settings(name, settings | {"rope_theta": 1e5}), str):
+            lost = with_settings(name, settings)
+            assert isinstance(lost, str) and f"rope_theta is missing beside rope_type = '{kind}'" in lost, name
+            reading += 1
+    assert reading > (20 if kind == "longrope" else 120)  # few heads have 64 pairs
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_a_base_beside_the_settings_or_in_the_old_spelling_is_enough(kind):
+    llama, settings = SIZES | {"model_type": "llama"}, {"rope_type": kind} | SCALINGS[kind]
+    plan = read(llama | {"rope_parameters": settings | {"rope_theta": 1e6}})
+    assert read(llama | {"rope_theta": 1e6, "rope_parameters": settings}) == plan
+    assert read(llama | {"rope_theta": 1e6, "rope_scaling": settings}) == plan
+    old = read(llama | {"rope_scaling": settings})  # of the time before rope_theta
+    assert old == read(llama | {"rope_scaling": settings, "rope_theta": 1e4}) != plan
+    both = llama | {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}, "rope_scaling": settings}
+    with pytest.raises(
+        ValueError, match="contradicts rope_parameters = .*: write all settings into one of them, the base"
+    ):
+        read(both)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, settings in SCALINGS.items() if LENGTH.keys() <= settings.keys()])
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters", "full_attention"])
+def test_a_scaling_without_the_length_before_it(kind, place):
+    """max_position_embeddings may be the length after it."""
+    settings = {"rope_type": kind, "rope_theta": 1e6} | SCALINGS[kind]
+    lost = {k: x for k, x in settings.items() if k not in LENGTH}
+    config = SIZES | {"model_type": "laguna", "layer_types": ["full_attention"] * 2}
+
+    def placed(d):
+        return config | (
+            {"rope_parameters": {place: d}} if place in config["layer_types"] else {"model_type": "llama", place: d}
+        )
+
+    assert bases(read(placed(settings)))
+    match = f"{place}.original_max_position_embeddings is missing: write the length .* max_position_embeddings = 4096"
+    for d in (lost, lost | {"original_max_position_embeddings": None}):
+        with pytest.raises(ValueError, match=match if d is lost else "original_max_position_embeddings"):
+            read(placed(d))
+    if place != "full_attention":
+        assert read(placed(lost) | LENGTH) == read(placed(settings))
+
+
+def test_layers_of_which_some_are_scaled():
+    molmo = SIZES | {"model_type": "molmo2_text", "rope_scaling_layers": [0]}
+    settings = {"rope_type": "linear", "factor": 2.0}
+    assert bases(read(molmo | {"rope_parameters": settings | {"rope_theta": 1e6}}))[1] == 1e6
+    with pytest.raises(ValueError, match="rope_parameters.rope_theta is missing beside rope_scaling_layers"):
+        read(molmo | {"rope_parameters": settings})
+
+
+def test_a_class_with_a_length_of_its_own():
+    lists = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    phi = {"model_type": "phi3", "head_dim": 96, "num_hidden_layers": 2, "max_position_embeddings": 131072}
+    phi |= {"rope_theta": 1e4, "rope_scaling": {"type": "longrope", **lists}}
+    assert read(phi) == read(phi | {"original_max_position_embeddings": 4096})

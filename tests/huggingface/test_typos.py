@@ -1,0 +1,174 @@
+"""Misspelled keys: every key that a model type reads, in all ways to misspell it, and no key that a model has."""
+
+import itertools
+import random
+import re
+
+import pytest
+
+from helpers.tiers import thorough
+from huggingface.published import llama
+from oracles import configs, recorded
+from posenc_jax.hf import _config, rotary_from_config
+from posenc_jax.hf._typos import _OTHER_NAMES, _SIZES, KNOWN, _near, meant
+
+TYPES = {case["config"]["model_type"]: case["config"] for case in configs.RECORDED.values()}
+
+
+def outcome(config):
+    try:
+        return rotary_from_config(config, length=5000)
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The keys that the configs read so far were asked for."""
+    made, init = [], _config.Config.__init__
+
+    def recording(self, *arguments):
+        init(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(_config.Config, "__init__", recording)
+    return lambda: {name for config in made for name in config.asked}
+
+
+def ways(key):
+    """A key in all ways to misspell it: case, separators, plurals, one letter, or two if it is not short."""
+    words = key.split("_")
+    yield from {key.upper(), key.capitalize(), "".join(word.capitalize() for word in words)} - {key}
+    if words[1:]:
+        yield from (
+            "".join(words),
+            "-".join(words),
+            ".".join(words),
+            words[0] + "".join(map(str.capitalize, words[1:])),
+        )
+    for i, word in enumerate(words):
+        other = word[:-1] if word.endswith("s") else f"{word}s"
+        if len(other) > 1:
+            yield "_".join([*words[:i], other, *words[i + 1 :]])
+    for i, word in enumerate(words):
+        for first in one_letter(word):
+            yield "_".join([*words[:i], first, *words[i + 1 :]])
+    if len(key.replace("_", "")) > 8:  # two letters of it, in two words
+        drawn = random.Random(key)
+        for i, j in itertools.combinations(range(len(words)), 2):
+            for first in one_letter(words[i]):
+                second = drawn.choice(list(one_letter(words[j])))
+                yield "_".join([*words[:i], first, *words[i + 1 : j], second, *words[j + 1 :]])
+
+
+def one_letter(word):
+    """A word with one letter less, doubled or replaced, or with two of them exchanged."""
+    for i in range(len(word)):
+        yield word[:i] + word[i + 1 :]
+        yield word[:i] + word[i] + word[i:]
+        yield word[:i] + "z" + word[i + 1 :]
+        if word[i + 1 : i + 2] not in ("", word[i]):
+            yield word[:i] + word[i + 1] + word[i] + word[i + 2 :]
+
+
+def test_every_key_in_every_way(asked):
+    for config in TYPES.values():
+        outcome(config)
+    keys = asked() - _SIZES
+    assert len(keys) > 80
+    count = 0
+    for key in keys:
+        for word in ways(key):
+            if word in KNOWN | keys or word.startswith("_") or len(re.sub("[^a-z0-9]", "", word.lower())) < 3:
+                continue
+            assert meant(word, {key}) == key, word
+            count += 1
+    assert count > 9_000
+    for word, key in _OTHER_NAMES.items():
+        for spelled in (word, word.upper(), word.capitalize()):
+            assert meant(spelled, keys) == key
+
+
+# A value that most types do not have for a key, and that some read.
+VALUES = {
+    "rope_theta": 123_456.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rotary_emb_base": 123_456.0,
+    "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 123_456.0}, "head_dim": 80, "kv_channels": 80,
+    "partial_rotary_factor": 0.75, "rotary_pct": 0.75, "rotary_dim": 32, "sliding_window_pattern": 2, "use_mrope": True,
+    "global_attn_every_n_layers": 2, "full_attention_interval": 2, "no_rope_layer_interval": 3, "rope_interleave": False,
+    "attn_temperature_tuning": False, "attn_scale": 0.3, "floor_scale": 512, "rope_local_base_freq": 123_456.0,
+    "local_rope_theta": 123_456.0, "global_rope_theta": 123_456.0, "index_head_dim": 96, "qk_rope_head_dim": 32,
+    "position_embedding_type": "nope", "layer_rope_theta": [0, 1e5, 1e4], "use_mem_rope": False, "alibi": True,
+    "layer_types": ["full_attention"], "layer_group_size": 3, "swa_rope_theta": 123_456.0, "use_rotary_pos_emb": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", [0, *map(thorough, range(1, 12))])
+def test_no_misspelling_passes_unseen(part):
+    """Where a key changes what is read, each misspelling of it is an error that names it."""
+    drawn, reading = random.Random(part), 0
+    for (name, config), key in itertools.product(TYPES.items(), VALUES):
+        if drawn.random() > 0.1:
+            continue
+        plan, value = outcome(config), VALUES[key]
+        right = outcome(config | {key: value})
+        if isinstance(plan, str) or right == plan or "is not known or not used here" in str(right):
+            continue  # the type does not read it
+        word = drawn.choice([word for word in ways(key) if not word.startswith("_")])
+        if word in KNOWN | {key} or word in TYPES[name]:
+            continue
+        got = outcome(config | {word: value})
+        assert isinstance(got, str) and re.search(rf"\b{re.escape(word)}\b", got), (name, word, got)
+        nearest = not _near(word, key, 1) and "is near" in got  # another key may be as near
+        assert nearest or re.search(rf"\b{key}\b", got.replace(f"the key {word} ", "")), (name, word, got)
+        reading += 1
+    assert reading > 150
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("RopeScaling", "rope_scaling"), ("Rope_scaling", "rope_scaling"), ("ROPE_THETA", "rope_theta"),
+        ("rop_scaling", "rope_scaling"), ("scaling", "rope_scaling"), ("base", "rope_theta"), ("freq_base", "rope_theta"),
+        ("layer_type", "layer_types"), ("head_dims", "head_dim"), ("partial_rotory_factor", "partial_rotary_factor"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_key_that_is_meant(word, key):
+    match = f"^rotary_from_config: the key {word} = 0.75 is near {key}, which model_type 'llama' reads: write {key} if"
+    with pytest.raises(ValueError, match=match):
+        rotary_from_config(llama(**{word: 0.75}))
+    beside = {"model_type": "a_composite", "text_config": llama()}
+    if key in ("rope_scaling", "rope_theta", "partial_rotary_factor"):
+        with pytest.raises(ValueError, match=f"the key {word} = 0.75 is near {key}, which the language model may have"):
+            rotary_from_config(beside | {word: 0.75})
+    assert rotary_from_config(llama(**{word: None})) == rotary_from_config(llama())
+
+
+def test_keys_of_some_types():
+    gemma = {"model_type": "gemma3_text", "head_dim": 256, "num_hidden_layers": 6, "sliding_windows_pattern": 3}
+    llama4 = {"model_type": "llama4_text", "num_hidden_layers": 4, "head_dim": 128, "attn_temperature_tunning": False}
+    for config, key in ((gemma, "sliding_window_pattern"), (llama4, "attn_temperature_tuning")):
+        assert f"is near {key}, which model_type" in outcome(config)
+
+
+def test_a_misspelled_key_of_settings_or_of_a_missing_one():
+    assert "the key rope_scaling.roep_theta = 2.0 is not known or not used here: is rope_theta meant?" in (
+        outcome(llama(rope_scaling={"type": "linear", "factor": 2.0, "roep_theta": 2.0}))
+    )
+    missing = outcome(llama(rope_scaling={"type": "linear", "facter": 2.0}))
+    assert missing.endswith("rope_scaling.factor is missing; is the key facter meant for it?")
+    gemma4 = {"model_type": "gemma4_text", "num_hidden_layers": 6, "rope_paramters": {"full_attention": {}}}
+    assert outcome(gemma4).endswith("has its own default; is the key rope_paramters meant for it?")
+    own = outcome(llama(per_layer_config={"0": {"head_dims": 64}}))
+    assert "the key per_layer_config.0.head_dims is not known or not used here" in own
+
+
+def test_keys_that_models_have_are_no_misspellings():
+    """What no class of this type knows may still be in its files: v_head_dim is near head_dim."""
+    for word in KNOWN - {"layer_type", "sliding_windows", "partial_rotary_factors", "attention_window"}:
+        got = outcome(llama(**{word: 8}))
+        assert "is near" not in str(got) or word in ("block_types", "patch_sizes", "position_embeddings_type"), word
+
+
+def test_no_key_of_a_published_file_is_a_misspelling():
+    for case in recorded.cases("hf_published"):
+        assert "is near" not in str(outcome(case["config"])).partition("(a near name")[0], case["name"]
