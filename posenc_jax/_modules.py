@@ -89,6 +89,7 @@ def check_timestep_settings(module: Any) -> None:
 
 # Initial values
 
+default_phase_init = jax.nn.initializers.zeros
 default_embedding_init = jax.nn.initializers.normal(0.02)
 default_t5_init = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 fire_kernel_init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within ±1/√fan_in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from posenc_jax import _checks
@@ -43,6 +43,7 @@ def _nested(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys 
     known = config.found("layer_types", "layers_block_type") or config.model.pattern
     message = "layer_types is missing, and {} has settings for {}"
     require(known or result.keys() <= set(types), message, settings.name, sorted(result))
+    _check_types(config, types, result)
     for kind in sorted(ROTATING.intersection(types)):
         require(kind in result, "{}.{} is missing", settings.name, kind)
     own = [d for d in result.values() if d is not None]
@@ -50,6 +51,13 @@ def _nested(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys 
         _outer_fits(config, settings.name, _BASES, [d.values.get(_BASES[0]) for d in own])
     _settle_outer_share(config, settings.name, own)
     return result
+
+
+def _check_types(config: Config, types: list[str], own: Collection[str] = ()) -> None:
+    """Raises for layer types that are not known and have no settings of their own: they would have no positions."""
+    unknown = sorted(set(types) - ROTATING - WITHOUT_POSITIONS - set(own))
+    named = config.spelled("layer_types", "layers_block_type")
+    require(not unknown, "the layer types {} of {} are not known", unknown, named)
 
 
 def _entry(config: Config, settings: Keys, kind: str, types: list[str]) -> Keys | None:
@@ -88,9 +96,8 @@ def _settle_outer_share(config: Config, name: str, own: list[Keys]) -> None:
 
 def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
     """Settings that are the same for all layer types."""
-    model, kinds, unknown = config.model, sorted(set(types)), sorted(set(types) - ROTATING - WITHOUT_POSITIONS)
-    named = config.spelled("layer_types", "layers_block_type")
-    require(not unknown, "the layer types {} of {} are not known", unknown, named)
+    model, kinds = config.model, sorted(set(types))
+    _check_types(config, types)
     if model.nested or (model.thetas and settings.name == "rope_parameters" and settings.values):
         raise invalid(f"{settings.name} must hold settings for each of the layer types {kinds}")
     scaled = model.scaled_types if model.thetas else kinds

@@ -15,7 +15,7 @@ from posenc_jax._checks import Layout, OutOfRange, Part, public
 from posenc_jax._fourier import fourier_features
 from posenc_jax._frequencies import Frequencies, parse_static
 from posenc_jax._learned import add_learned
-from posenc_jax._modules import default_embedding_init
+from posenc_jax._modules import default_embedding_init, default_phase_init
 from posenc_jax._rotary import rotary
 from posenc_jax._sinusoidal import add_sinusoidal
 
@@ -200,7 +200,7 @@ class PoPE(nn.Module):
     layout: Layout = "half"
     head_axis: int
     param_dtype: Any = jnp.float32
-    phase_init: nn.initializers.Initializer = nn.initializers.zeros
+    phase_init: nn.initializers.Initializer = default_phase_init
 
     @public
     def __post_init__(self) -> None:

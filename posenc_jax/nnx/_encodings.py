@@ -16,7 +16,7 @@ from posenc_jax._checks import Layout, OutOfRange, Part, callback, public
 from posenc_jax._fourier import fourier_features
 from posenc_jax._frequencies import Frequencies, parse_static
 from posenc_jax._learned import add_learned
-from posenc_jax._modules import default_embedding_init
+from posenc_jax._modules import default_embedding_init, default_phase_init
 from posenc_jax._rotary import rotary
 from posenc_jax._sinusoidal import add_sinusoidal
 
@@ -232,7 +232,7 @@ class PoPE(nnx.Module):
         layout: Layout = "half",
         head_axis: int,
         param_dtype: Any = jnp.float32,
-        phase_init: nnx.Initializer = nnx.initializers.zeros,
+        phase_init: nnx.Initializer = default_phase_init,
         phase_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):

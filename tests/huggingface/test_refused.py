@@ -212,3 +212,15 @@ def test_what_is_refused(config, match):
 def test_bad_input(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+@pytest.mark.parametrize("misspelled", ["sliding_atention", "sliding", "Sliding_attention", "full"])
+@pytest.mark.parametrize("model_type", ["gemma3_text", "olmo3", "modernbert"])
+def test_a_misspelled_layer_type_is_no_layer_without_positions(model_type, misspelled):
+    """Also where each layer type has settings of its own."""
+    own = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}
+    config = {"model_type": model_type, "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4}
+    config |= {"head_dim": 16, "rope_parameters": own}
+    types = ["sliding_attention", misspelled, "full_attention"]
+    with pytest.raises(ValueError, match=rf"the layer types \['{misspelled}'\] of layer_types are not known"):
+        rotary_from_config(config | {"layer_types": types})

@@ -287,7 +287,7 @@ key = functools.partial(pe.prope, role="key", head_axis=-2)
         (lambda: key(X, np.full((4, 4), np.nan, np.float32)), ValueError, "prope: extrinsics must be rigid"),
         (lambda: key(X, np.where(np.eye(4, k=3), np.float32(np.inf), E4)), ValueError, "prope: extrinsics must be finite"),
         (lambda: key(X, E4, K3), ValueError, "prope: image_size must be given with intrinsics, got None"),
-        (lambda: key(X, E4, image_size=SIZE), ValueError, r"prope: image_size must be given with intrinsics alone, got \(96.0, 160.0\)"),
+        (lambda: key(X, E4, image_size=SIZE), ValueError, r"prope: image_size must be left out without intrinsics, got \(96.0, 160.0\)"),
         (lambda: key(X, E4, K3, image_size=96), TypeError, "prope: image_size must be a sequence of the height and the width, got int 96"),  # type: ignore
         (lambda: key(X, E4, K3, image_size=(96, 160, 3)), ValueError, "prope: image_size must be the height and the width, got 3 numbers"),  # type: ignore
         (lambda: key(X, E4, K3, image_size=(96, 0)), ValueError, r"prope: image_size\[1\] must be positive, got 0"),
