@@ -11,6 +11,7 @@ spectrum, which follows, the settings where the length chooses between two, and 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,6 +65,11 @@ GEMMA_3, GEMMA_4 = "gemma3_text t5gemma2_text t5gemma2_decoder", "gemma4_text ge
 WIDE = f"{GEMMA_4} embedding_gemma2_text".split()  # full attention has wider heads, and the last layer
 MODERNBERT, QWEN = "modernbert modernbert-decoder", "qwen3_5_moe_text qwen3_5_text"
 EXAONE = "exaone4 exaone4_5_text exaone_moe"
+# The release of transformers since when a base by default is that of BASES, and the one before.
+MOVED = {
+    "exaone": ([5, 24], 1e4), "falcon_h1": ([5, 0], 1e5), "kyutai_speech_to_text": ([5, 0], 1e5), "cohere": ([5, 0], 1e4),
+    "persimmon": ([5, 0], 25e3), "qwen3_vl_text": ([5, 0], 5e6), "qwen3_vl_moe_text": ([5, 0], 5e6),
+}  # fmt: skip
 BASE_KEYS = table({  # of full, of sliding attention
     ("rope_theta", "rope_local_base_freq"): f"{GEMMA_3} gemma3n_text",
     ("global_rope_theta", "local_rope_theta"): MODERNBERT, ("rope_theta", "rope_theta"): "olmo3",
@@ -449,7 +455,10 @@ def base_of(d: Mapping[str, Any], config: Mapping[str, Any], name: str, kind: st
     """The base; that of a class as closely as its slowest frequency, a float32, tells."""
     sliding = kind == "sliding_attention"
     keys = [BASE_KEYS[name][sliding]] if name in BASE_KEYS else ["rope_theta", "rotary_emb_base"]
-    written = said(d, "rope_theta", default=said(config, *keys, default=BASES.get(name)))
+    release = [*map(int, re.findall(r"\d+", str(config.get("transformers_version")))[:2])]
+    since, before = MOVED.get(name, ([], None))
+    default = before if release and release < since else BASES.get(name)
+    written = said(d, "rope_theta", default=said(config, *keys, default=default))
     if written is not None or name not in RECORDED:
         return 10_000.0 if written is None else written
     # Where there are two, full attention has the larger base.
