@@ -143,12 +143,13 @@ def test_trains_in_the_layers_of_both_stacks(as_flax):
 
 def test_memory_is_linear_in_a_layer(as_flax):
     def made():
-        attend = nnx_modules.positional_attention(16, bias=nnx_modules.ALiBi(2), attention=pe.attention)
+        causal = functools.partial(pe.attention, causal=True)
+        attend = nnx_modules.positional_attention(16, bias=nnx_modules.ALiBi(2), attention=causal)
         return nnx.MultiHeadAttention(2, 32, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
 
     graphdef, state = nnx.split(nnx.eval_shape(made))
     x = jax.ShapeDtypeStruct((1, 8192, 32), jnp.float32)
-    program = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x, is_causal=True)).lower(state, x).compile()
+    program = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, x).compile()
     assert program.memory_analysis().temp_size_in_bytes < 2 * 8192**2  # a fourth of the matrix of scores
 
 
@@ -160,12 +161,12 @@ def test_the_kernel_in_a_layer(as_flax, monkeypatch):
     interpreted(monkeypatch.setattr)
     found = []
     for implementation in ("xla", "mosaic_gpu"):
-        attention = functools.partial(pe.attention, implementation=implementation)
+        attention = functools.partial(pe.attention, implementation=implementation, causal=True)
         attend = nnx_modules.positional_attention(64, bias=nnx_modules.ALiBi(2), attention=attention)
         settings = {"decode": False, "dtype": jnp.bfloat16, "rngs": nnx.Rngs(0)}
         layer = nnx.MultiHeadAttention(2, 128, attention_fn=attend, **settings)
         x = np.random.default_rng(5).normal(size=(1, 130, 128)).astype(np.float32)
-        found.append(np.asarray(layer(x, is_causal=True), np.float32))
+        found.append(np.asarray(layer(x), np.float32))
     assert_within(found[1], found[0], 2e-2, against="XLA")
 
 
