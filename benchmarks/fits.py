@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from posenc_jax import _softplus, _waves, _xpos
+from posenc_jax import _exponentials, _waves, _xpos
 
 SINE, EXP2 = (_waves._C1, _waves._C3, _waves._R), _xpos._EXP2
-EXP, ARTANH = _softplus.EXP, _softplus.ARTANH
+EXP, ARTANH = _exponentials.EXP, _exponentials.ARTANH
 
 
 def minimax(values: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, float]:
@@ -51,14 +51,14 @@ def exp2_fit() -> tuple[tuple[np.float32, ...], float]:
 
 
 def exp_fit() -> tuple[tuple[np.float32, ...], float]:
-    """The same of e^s for 0 ≤ s ≤ ln 2, of `_softplus`."""
+    """The same of e^s for 0 ≤ s ≤ ln 2, of `_exponentials`."""
     s = np.log(2) * np.sin(np.linspace(0, np.pi / 2, 4001)) ** 2
     c, error = minimax(1 - np.exp(-s), s[:, None] ** np.arange(1, 7) / np.exp(s)[:, None])
     return (np.float32(1), *c.astype(np.float32)), error
 
 
 def artanh_fit() -> tuple[tuple[np.float32, ...], float]:
-    """The same of artanh(z)/z by powers of z² for 0 ≤ z ≤ ⅓, of `_softplus`."""
+    """The same of artanh(z)/z by powers of z² for 0 ≤ z ≤ ⅓, of `_exponentials`."""
     square = np.sin(np.linspace(1e-3, np.pi / 2, 4001)) ** 2 / 9
     values = np.arctanh(np.sqrt(square)) / np.sqrt(square)
     c, error = minimax(1 - 1 / values, square[:, None] ** np.arange(1, 5) / values[:, None])

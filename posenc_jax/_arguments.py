@@ -12,7 +12,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from posenc_jax import _checks, _mesh
 from posenc_jax._checks import invalid, require
@@ -109,11 +108,14 @@ def parse_positions_of(
 
 
 def _refuse_two_readings(name: str, positions: Any, rows: tuple[int, ...], axes: int) -> None:
-    """Raises if a last axis of size 1 may be that of coordinates, or that of one position for each row."""
+    """Raises if a last axis may be that of coordinates, or that of one position for each row."""
     shape = getattr(positions, "shape", ())
-    if axes > 1 and shape[-1:] == (1,) and len(shape) <= len(rows) and math.prod(shape) != 1:
+    if axes > 1 and shape[-1:] in ((1,), (axes,)) and len(shape) <= len(rows) and math.prod(shape) != 1:
         by_row = all(a in (1, b) for a, b in zip(shape[::-1], rows[::-1], strict=False))
-        message = "{} of shape {} must have {} axes, the last for the coordinates; pass {}[..., None]"
+        message = (
+            "{} of shape {} must have {} axes, the last for the coordinates; pass {}[..., None] if all coordinates are "
+            "equal, as those of text are"
+        )
         require(not by_row, message, name, shape, len(rows) + 1, name)
 
 
@@ -259,7 +261,7 @@ def _waves_of_pairs(name: str, wave: jax.Array, layout: Any) -> jax.Array:
         return [pairs[..., i, :] if layout == "half" else pairs[..., i] for i in range(2)]
 
     near = 0.01  # a compiler and 16 bits may round the two differently
-    if not isinstance(wave, Tracer) and wave.is_fully_addressable:
+    if _checks.known(wave):
         first, second = members(np.asarray(wave, np.float32))
         order = "all of them and then all again" if layout == "half" else "each twice in a row"
         message = "{} with a column for each feature must have {}, for layout {!r}"

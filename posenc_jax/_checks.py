@@ -241,6 +241,11 @@ INTEGERS = Kind("an integer array", floats=False)
 FLOATS = Kind("a float array", integers=False)
 
 
+def known(*arrays: Any) -> bool:
+    """Whether all values of the arrays are known on this host: none is traced, or on other hosts."""
+    return not any(isinstance(x, Tracer) or not getattr(x, "is_fully_addressable", True) for x in arrays)
+
+
 def is_array(x: Any) -> TypeGuard[jax.Array | np.ndarray]:
     """Whether JAX can convert x to an array; a masked array would lose its mask."""
     return isinstance(x, (jax.Array, np.ndarray)) and not isinstance(x, np.ma.MaskedArray)

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _mesh, _tile_arguments
@@ -334,7 +333,7 @@ def parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) -> 
 def _check_known(queries: Any, keys: Any, rows: Rows) -> None:
     """Raises if all positions are known, and a query and a key are further apart than the table reaches."""
     sides = queries, keys
-    if any(isinstance(x, Tracer) or not x.size or not getattr(x, "is_fully_addressable", True) for x in sides):
+    if not _checks.known(*sides) or not all(x.size for x in sides):
         return
     queries, keys = (np.asarray(x, np.int64) for x in (queries, keys))
     least, most = (queries.min(-1) - keys.max(-1)).min(), (queries.max(-1) - keys.min(-1)).max()

@@ -13,10 +13,10 @@ from jax.typing import ArrayLike
 from posenc_jax import _arguments, _mesh
 from posenc_jax._arrays import align, compute_dtype
 from posenc_jax._checks import Layout, public
+from posenc_jax._exponentials import softplus
 from posenc_jax._frequencies import Frequencies
 from posenc_jax._pairs import is_second
 from posenc_jax._rotary import placed
-from posenc_jax._softplus import softplus
 from posenc_jax._waves import Angles, features, is_shared, pair_waves
 from posenc_jax._xla import compiled, computed_where_used, materialized, product
 

@@ -93,12 +93,15 @@ class PositionalSettings:
         if attention is not None:
             options = _parse_options(attention_fn, query, key, value, bias, *args, **kwargs)
             options |= self._tile_options(biases, query, key, queries, keys, options.get("causal", False))
+            if self.polar and "scale" not in getattr(attention, "keywords", ()):
+                options["scale"] = query.shape[-1] ** -0.5
             return attention(*self._placed(query, key, queries, keys, phase), value, **options)
+        placed = self._placed(query, key, queries, keys, phase, math.sqrt(2))  # Flax divides by √(2d) with PoPE
         if any(function is not None for function in biases):
             bias = _add_biases(bias, biases, query, key, queries, keys)
             with jax.numpy_dtype_promotion("standard"):  # 16-bit scores plus a float32 bias are float32
-                return attention_fn(*self._placed(query, key, queries, keys, phase), value, bias, *args, **kwargs)
-        return attention_fn(*self._placed(query, key, queries, keys, phase), value, bias, *args, **kwargs)
+                return attention_fn(*placed, value, bias, *args, **kwargs)
+        return attention_fn(*placed, value, bias, *args, **kwargs)
 
     def _tile_options(
         self, biases: Biases, query: Any, key: Any, queries: Any, keys: Any, causal: bool
@@ -119,14 +122,15 @@ class PositionalSettings:
             options |= {f"{side}_order": _tile_arguments.counted(side, n) for side, n in lengths.items()}
         return options
 
-    def _placed(self, query: Any, key: Any, queries: Any, keys: Any, phase: jax.Array | None) -> tuple[Any, Any]:
-        """Query and key at their positions."""
+    def _placed(
+        self, query: Any, key: Any, queries: Any, keys: Any, phase: jax.Array | None, times: float = 1.0
+    ) -> tuple[Any, Any]:
+        """Query and key at their positions; a query of PoPE is multiplied by `times`."""
         if not self.frequencies.dim:
             return query, key
         of_keys = "input_positions" if keys is queries else "key_positions"
         if self.polar:
-            # Attention functions divide by the root of twice the features.
-            query = self._polar("query", query, "input_positions", queries, None, math.sqrt(2))
+            query = self._polar("query", query, "input_positions", queries, None, times)
             return query, self._polar("key", key, of_keys, keys, phase)
         query = self._rotate("query", query, "input_positions", queries)
         return query, self._rotate("key", key, of_keys, keys)
@@ -244,7 +248,7 @@ def _parse_options(attention_fn: Callable[..., Any], *args: Any, is_causal: Any 
     mask = options.pop("mask", None)
     for name, x in options.items():
         message = "{} must be {} with attention (Flax's own attention takes it), got {}"
-        raise invalid(message.format(name, defaults[name], getattr(x, "shape", x)))
+        require(False, message, name, defaults[name], getattr(x, "shape", x))
     result: dict[str, Any] = {"causal": True} if _checks.flag("is_causal", is_causal) else {}
     if mask is not None:  # one for all queries hides keys, as a segment of their own does
         mask, keys = jnp.asarray(mask), key.shape[-3]

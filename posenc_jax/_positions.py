@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _mesh
@@ -120,7 +119,7 @@ def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1) -> ja
     lengths = _checks.array("lengths", lengths, _checks.INTEGERS)
     result = _sequences("lengths", lengths, "(..., documents)")
     _checks.known_size("lengths", lengths.shape, -1)
-    if not isinstance(lengths, Tracer) and getattr(lengths, "is_fully_addressable", True) and lengths.size:
+    if _checks.known(lengths) and lengths.size:
         _checks.within(lengths, 0, LIMIT, "lengths must be at least 0, got {}")
         known = np.asarray(lengths)  # on the host, in int64: int32 would wrap
         used, wrong = int(known.sum(-1, dtype=np.int64).max()), known[known % multiple != 0][:1]

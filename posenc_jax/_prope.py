@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks, _mesh
@@ -107,7 +106,7 @@ def prope(
     _check_rigid(extrinsics)
     if intrinsics is not None:
         intrinsics = _parse_camera("intrinsics", intrinsics, 3, x, heads)
-        _check_triangular(intrinsics)
+        _check_triangular(intrinsics, size)
     return _prope(x, extrinsics, intrinsics, role=role, heads=heads, size=size, width=width)
 
 
@@ -150,8 +149,7 @@ def _parse_camera(name: str, value: Any, n: int, x: jax.Array, heads: tuple[int,
 
 def _known(camera: jax.Array) -> np.ndarray | None:
     """The values of a camera in float64, if they are known on this host."""
-    known = not isinstance(camera, Tracer) and camera.is_fully_addressable
-    return np.asarray(camera, np.float64) if known else None
+    return np.asarray(camera, np.float64) if _checks.known(camera) else None
 
 
 def _check_rigid(extrinsics: jax.Array) -> None:
@@ -160,16 +158,20 @@ def _check_rigid(extrinsics: jax.Array) -> None:
         return
     turn = known[..., :3, :3]
     with np.errstate(all="ignore"):
-        off = np.abs(turn.swapaxes(-1, -2) @ turn - np.eye(3)).max(initial=0)
+        off = np.abs(turn.swapaxes(-1, -2) @ turn - np.eye(3)).max((-2, -1), initial=0)
     message = "extrinsics must be rigid, RᵀR = 1 to {}, got a rotation that is off by {:.2g}"
-    require(off <= _CLOSE, message, _CLOSE, off)
+    require((off <= _CLOSE).all(), message, _CLOSE, off.max(initial=0))
     last = np.abs(known[..., 3, :] - np.eye(4)[3]).max(initial=0)
     require(last <= _CLOSE, "extrinsics must end with the row (0, 0, 0, 1), got one that is off by {:.2g}", last)
-    require(np.isfinite(known).all(), "extrinsics must be finite, got a translation that is not")
+    far = np.abs(known[..., :3, 3]).max(-1, initial=0)
+    require(np.isfinite(far).all(), "extrinsics must be finite, got a translation that is not")
+    message = "extrinsics must be rigid to {} of their translation, got a rotation that is off by {:.2g} at {:.3g}"
+    worst = (off * far).argmax() if off.size else 0
+    require(not off.size or (off * far).flat[worst] <= _CLOSE, message, _CLOSE, off.flat[worst], far.flat[worst])
 
 
-def _check_triangular(intrinsics: jax.Array) -> None:
-    """Raises for known intrinsics whose inverse is not that of an upper triangular matrix with 1 in the corner."""
+def _check_triangular(intrinsics: jax.Array, size: tuple[float, float] | None) -> None:
+    """Raises for known intrinsics that are not upper triangular with 1 in the corner, or not in the unit of the size."""
     if (known := _known(intrinsics)) is None:
         return
     below = np.abs(known[..., [1, 2, 2, 2], [0, 0, 1, 2]] - np.eye(4)[3]).max(initial=0)
@@ -177,6 +179,10 @@ def _check_triangular(intrinsics: jax.Array) -> None:
     require(below <= _CLOSE, message, below)
     usable = np.isfinite(known).all() and (known[..., [0, 1], [0, 1]] != 0).all()
     require(usable, "intrinsics must be finite, with focal lengths other than 0, got {}", known.reshape(-1, 9)[:1])
+    focal = np.abs(known[..., [0, 1], [0, 1]]) / np.array(size or (1, 1))[::-1]
+    message = "intrinsics must be in the unit of image_size, got a focal length of {:.3g} times a side, {}"
+    worst = focal.flat[np.abs(np.log(focal)).argmax()] if focal.size else 1
+    require(0.01 <= worst <= 100, message, worst, size)
 
 
 @compiled("prope", static_argnames=("role", "heads", "size", "width"))

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from posenc_jax import _checks, _mesh, _tile_arguments
@@ -247,7 +246,7 @@ def _coordinates(name: str, tokens: str, positions: Any, axes: int) -> Any:
 def _check_known(queries: Any, keys: Any, window: Window) -> None:
     """Raises if all positions are known, and two are further apart than the table reaches."""
     sides = queries, keys
-    if any(isinstance(x, Tracer) or not x.size or not getattr(x, "is_fully_addressable", True) for x in sides):
+    if not _checks.known(*sides) or not all(x.size for x in sides):
         return
     (low, high), (first, last) = (_extent(np.asarray(x, np.int64), window) for x in sides)
     reach = np.maximum(high - first, last - low).reshape(-1, len(window.sides)).max(axis=0)

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from posenc_jax import _checks, _mesh
@@ -50,8 +49,7 @@ def of_one_dtype(names: tuple[str, str], a: jax.Array, b: jax.Array) -> tuple[ja
 
 def check_no_coordinates(name: str, x: Any) -> None:
     """Raises if known positions (..., 2 or 3) are the points of a full grid; short sequences of a batch never are."""
-    known = not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
-    if not known or x.ndim < 2 or x.shape[-1] not in (2, 3):
+    if not _checks.known(x) or x.ndim < 2 or x.shape[-1] not in (2, 3):
         return
     rows = np.unique(np.asarray(x).reshape(-1, x.shape[-1]), axis=0)
     sizes = [len(np.unique(column)) for column in rows.T]

@@ -74,7 +74,10 @@ class Config(Keys):
         moved = self.model.moved
         if moved is None or moved.key != key:
             return default
-        release, since = (_release(version) for version in (self.string(VERSION), moved.since))
+        written, since = self.string(VERSION) or "", _release(moved.since)
+        release = _release(written)
+        if release == since and "dev" in written:  # before the change or after it
+            release = ()
         message = (
             "{} is missing; its default is {} since transformers {} and was {} before: write {}, or the release that "
             "the config is for as transformers_version, got {!r:.60}"
@@ -96,9 +99,9 @@ class Config(Keys):
         return width is not None and not (isinstance(width, int) and width == 0)  # checked where it is read
 
 
-def _release(version: str | None) -> tuple[int, ...]:
-    """The first two numbers of a version; none if it says no release."""
-    match = re.match(r"(\d+)\.(\d+)(?!.*dev)", version or "")
+def _release(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version; none if it has none."""
+    match = re.match(r"\s*v?(\d+)\.(\d+)", version)
     return tuple(map(int, match.groups())) if match else ()
 
 

@@ -11,7 +11,6 @@ most $2^{-22}\,|\omega\,(e^\alpha - 1)\,p| + 2^{-48}\,|\omega p|$ above that of 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,9 +21,10 @@ import numpy as np
 from posenc_jax import _checks
 from posenc_jax._arrays import compute_dtype
 from posenc_jax._checks import public, require, require_type
+from posenc_jax._exponentials import expm1
 from posenc_jax._frequencies import Frequencies
 from posenc_jax._waves import Angles, Waves, pair_waves
-from posenc_jax._xla import product, rounded_product
+from posenc_jax._xla import product
 
 Shapes = dict[str, tuple[Any, ...]]  # of parameters, by their names
 
@@ -89,35 +89,12 @@ def _parse(name: str, value: Any, shape: tuple[Any, ...]) -> jax.Array:
     return array
 
 
-@jax.custom_jvp
-def _expm1(x: jax.Array) -> jax.Array:
-    """e^x − 1, float32, within 1.7 units in the last place; beyond 87, as at 87.
-
-    It has the same bits in every program, where `jnp.expm1` has others for a constant: a unit in the last place of a
-    frequency is a tenth of a radian at a million positions, between cached keys and later queries. With x = n ln 2 + r,
-    it is 2ⁿ(e^r − 1) + 2ⁿ − 1, and e^r − 1 is the series up to r⁷/5040.
-    """
-    x = jnp.clip(x, -87, 87)
-    n = jnp.round(x * np.float32(1 / np.log(2)))
-    high = np.float32(0.693145751953125)  # of ln 2, in 15 bits: products with n are exact
-    r = x - n * high - rounded_product(n, jnp.full_like(n, np.log(2) - float(high)))
-    series = jnp.full_like(r, 1 / math.factorial(7))
-    for k in range(6, 1, -1):
-        series = rounded_product(series, r) + np.float32(1 / math.factorial(k))
-    small = r + rounded_product(rounded_product(series, r), r)
-    power = jax.lax.bitcast_convert_type((n.astype(np.int32) + 127) << 23, np.float32)
-    return power * small + (power - 1)
-
-
-_expm1.defjvps(lambda dx, result, x: (result + 1) * dx)
-
-
 def learned_waves(frequencies: Frequencies, log_factor: jax.Array, positions: jax.Array) -> Waves:
     """The waves at positions (..., 1) by the frequencies times exp(log_factor), with their amplitude."""
     exact = frequencies.angular
     high = exact.astype(np.float32)
     low = (exact - high).astype(np.float32)
-    correction = low + product(jnp.asarray(high), _expm1(log_factor.astype(np.float32)))
+    correction = low + product(jnp.asarray(high), expm1(log_factor.astype(np.float32)))
     angles = Angles(jnp.concatenate([positions, positions], axis=-1), jnp.concatenate([high, correction]))
     table = jnp.concatenate([pair_waves(angles, quarter) for quarter in np.arange(2, dtype=np.int32)], axis=-1)
     amplitude = frequencies.attention_factor

@@ -63,7 +63,8 @@ def test_the_release_of_the_file_decides(name):
     after = base_of(name, transformers_version=f"{major}.{minor}.0")
     assert after != MOVED[name].before
     before = f"{major}.{minor - 1}.9" if minor else f"{major - 1}.57.6"
-    for release, base in ((before, MOVED[name].before), ("4.0.0", MOVED[name].before), ("9.1", after)):
+    old, new = ("4.0.0", before, "4.1.0.dev0", "v4.2.0"), ("9.1", "9.1.0.dev0", f" {major}.{minor}.0")
+    for release, base in [(release, MOVED[name].before) for release in old] + [(release, after) for release in new]:
         assert base_of(name, transformers_version=release) == base
         outer = {"model_type": "a_composite", "transformers_version": release}
         plan = rotary_from_config(outer | {"text_config": SIZES | {"model_type": name}})

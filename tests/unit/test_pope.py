@@ -263,7 +263,8 @@ def test_attention_of_both_stacks(layout):
     variables, mask = {"params": {"pope": {"phase": phase}}}, np.tril(np.ones((1, 1, 6, 6), bool))
 
     def computed(q, k, v):
-        for settings, options in (({}, {"mask": mask}), ({"attention": tiles}, {})):
+        scaled = functools.partial(tiles, scale=8**-0.5)  # what it is without
+        for settings, options in (({}, {"mask": mask}), ({"attention": tiles}, {}), ({"attention": scaled}, {})):
             given = {"input_positions": p} | options
             yield positional_attention(of_nnx, **settings)(q, k, v, **given)
             yield linen.positional_attention(linen_pope, **settings).apply(variables, q, k, v, **given)
@@ -273,7 +274,8 @@ def test_attention_of_both_stacks(layout):
     by_content = np.einsum("bqhd,bkhd,qkhd->bhqk", mu(q), mu(k), waves) / math.sqrt(8)
     want = attention.dense(np.zeros_like(q), k, v, by_content, mask).y
     found = quick(lambda *qkv: list(computed(*qkv)))(q, k, v)
-    for way, got in zip(("NNX", "Linen", "NNX in tiles", "Linen in tiles"), found, strict=True):
+    ways = "NNX", "Linen", "NNX in tiles", "Linen in tiles", "NNX with a scale", "Linen with a scale"
+    for way, got in zip(ways, found, strict=True):
         assert got.shape == v.shape
         assert_within(got, want, 1e-5, against=way)
 

@@ -286,6 +286,9 @@ key = functools.partial(pe.prope, role="key", head_axis=-2)
         (lambda: key(X, E4 + np.eye(4, k=-3, dtype=np.float32)), ValueError, r"prope: extrinsics must end with the row \(0, 0, 0, 1\), got one that is off by 1"),
         (lambda: key(X, np.full((4, 4), np.nan, np.float32)), ValueError, "prope: extrinsics must be rigid"),
         (lambda: key(X, np.where(np.eye(4, k=3), np.float32(np.inf), E4)), ValueError, "prope: extrinsics must be finite"),
+        (lambda: key(X, np.diag(np.float32([1.0004, 1, 1, 1])) + np.eye(4, k=3, dtype=np.float32) * 1000), ValueError, "prope: extrinsics must be rigid to 0.001 of their translation, got a rotation that is off by 0.0008 at 1e\\+03"),
+        (lambda: key(X, E4, K3, image_size=(1, 1)), ValueError, r"prope: intrinsics must be in the unit of image_size, got a focal length of \d+ times a side, \(1.0, 1.0\)"),
+        (lambda: key(X, E4, np.diag(np.float32([1.2, 0.9, 1])), image_size=(600, 800)), ValueError, r"prope: intrinsics must be in the unit of image_size, got a focal length of 0.0015 times a side"),
         (lambda: key(X, E4, K3), ValueError, "prope: image_size must be given with intrinsics, got None"),
         (lambda: key(X, E4, image_size=SIZE), ValueError, r"prope: image_size must be left out without intrinsics, got \(96.0, 160.0\)"),
         (lambda: key(X, E4, K3, image_size=96), TypeError, "prope: image_size must be a sequence of the height and the width, got int 96"),  # type: ignore

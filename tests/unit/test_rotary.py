@@ -282,6 +282,18 @@ def test_text_of_three_equal_coordinates_is_ordinary():
     )
 
 
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (2, 3)])
+def test_as_many_tokens_as_coordinates_are_not_guessed(shape):
+    """They may be one point for all, or a number for each of three tokens of text."""
+    f, x, p = pe.multi_section(16, [2, 3, 3]), normal(2, 3, 2, 16), np.zeros(shape, np.int32)
+    with pytest.raises(
+        ValueError, match=r"positions of shape \(.*\) must have 3 axes, .* pass positions\[..., None\] if all"
+    ):
+        pe.rotary(x, p, f, head_axis=-2)
+    text = pe.rotary(x, p[..., None], f, head_axis=-2)
+    np.testing.assert_array_equal(pe.rotary(x, np.zeros((1, 1, 3), np.int32), f, head_axis=-2), text)
+
+
 def test_a_last_axis_of_size_1_holds_all_coordinates():
     f, g = pe.multi_section(16, [2, 3, 3]), pe.geometric(16)
     x, p = normal(2, 5, 2, 16), np.int32([[0, 1, 2, 3, 4], [7, 8, 9, 2**31 - 1, 11]])
