@@ -113,10 +113,10 @@ def _refuse_two_readings(name: str, positions: Any, rows: tuple[int, ...], axes:
     if axes > 1 and shape[-1:] in ((1,), (axes,)) and len(shape) <= len(rows) and math.prod(shape) != 1:
         by_row = all(a in (1, b) for a, b in zip(shape[::-1], rows[::-1], strict=False))
         message = (
-            "{} of shape {} must have {} axes, the last for the coordinates; pass {}[..., None] if all coordinates are "
-            "equal, as those of text are"
+            "{} of shape {} must have {} axes with frequencies of {} axes, the last for the coordinates; pass "
+            "{}[..., None] if all coordinates are equal, as those of text are"
         )
-        require(not by_row, message, name, shape, len(rows) + 1, name)
+        require(not by_row, message, name, shape, len(rows) + 1, axes, name)
 
 
 def _rows(x: jax.Array, heads: tuple[int, ...]) -> tuple[int, ...]:

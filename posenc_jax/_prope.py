@@ -63,8 +63,8 @@ def prope(
       role: what x is: "query", "key", "value" or "output".
       head_axis: as for `rotary`.
       image_size: height and width in the unit of the intrinsics; must be given with them. Focal lengths become
-        fractions of it, and the principal point counts from the centre of the image. For intrinsics in units of the
-        image, (1, 1).
+        fractions of it, from 0.02 to 50, and the principal point counts from the centre of the image. For intrinsics in
+        units of the image, (1, 1).
       width: the number of features that are transformed, a multiple of 4; the others pass through. The paper takes
         half of them. `None` means all.
 
@@ -77,7 +77,7 @@ def prope(
       TypeError: if x, extrinsics or intrinsics are not float arrays, or if cameras are in 16 bits.
       ValueError: if shapes do not fit, if role is unknown, if head_axis is not an axis of x before its last, if
         image_size is given without intrinsics or is missing with them, or if cameras whose values are known are not
-        rigid or upper triangular.
+        rigid or upper triangular, or have another unit than image_size.
 
     Examples:
       >>> import jax
@@ -171,7 +171,7 @@ def _check_rigid(extrinsics: jax.Array) -> None:
 
 
 def _check_triangular(intrinsics: jax.Array, size: tuple[float, float] | None) -> None:
-    """Raises for known intrinsics that are not upper triangular with 1 in the corner, or not in the unit of the size."""
+    """Raises for known intrinsics that are not upper triangular with 1 in the corner, or have another unit."""
     if (known := _known(intrinsics)) is None:
         return
     below = np.abs(known[..., [1, 2, 2, 2], [0, 0, 1, 2]] - np.eye(4)[3]).max(initial=0)
@@ -182,7 +182,7 @@ def _check_triangular(intrinsics: jax.Array, size: tuple[float, float] | None) -
     focal = np.abs(known[..., [0, 1], [0, 1]]) / np.array(size or (1, 1))[::-1]
     message = "intrinsics must be in the unit of image_size, got a focal length of {:.3g} times a side, {}"
     worst = focal.flat[np.abs(np.log(focal)).argmax()] if focal.size else 1
-    require(0.01 <= worst <= 100, message, worst, size)
+    require(0.02 <= worst <= 50, message, worst, size)
 
 
 @compiled("prope", static_argnames=("role", "heads", "size", "width"))

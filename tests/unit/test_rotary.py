@@ -287,7 +287,8 @@ def test_as_many_tokens_as_coordinates_are_not_guessed(shape):
     """They may be one point for all, or a number for each of three tokens of text."""
     f, x, p = pe.multi_section(16, [2, 3, 3]), normal(2, 3, 2, 16), np.zeros(shape, np.int32)
     with pytest.raises(
-        ValueError, match=r"positions of shape \(.*\) must have 3 axes, .* pass positions\[..., None\] if all"
+        ValueError,
+        match=r"positions of shape \(.*\) must have 3 axes with frequencies of 3 axes, .* pass positions\[..., None\] if all",
     ):
         pe.rotary(x, p, f, head_axis=-2)
     text = pe.rotary(x, p[..., None], f, head_axis=-2)
