@@ -19,6 +19,7 @@ from jax import lax
 from posenc_jax import _checks
 from posenc_jax._checks import invalid, require
 from posenc_jax._primitive import evaluated
+from posenc_jax._xla import largest_kept
 
 OR_XLA = "use implementation='xla'"
 MOST_STEPS, MOST_NUMBERS = 3, 16  # more steps take longer than a lookup; more numbers leave registers
@@ -265,9 +266,9 @@ class _Walk(NamedTuple):
 
 
 def _before_rounding(bits: _Value) -> _Value | None:
-    """The product that a minimum of its bits keeps apart from what is added to it; a kernel need not."""
+    """The product of a `rounded_product`, of which these are the bits; a kernel may contract it."""
     name = lambda x: getattr(getattr(x.step, "operation", None), "name", "")  # noqa: E731
-    if name(bits) != "min" or bits.step.inputs[1:] != (Constant(2**31 - 2, "int32"),):
+    if name(bits) != "min" or bits.step.inputs[1:] != (Constant(largest_kept(np.int32), "int32"),):
         return None
     raw = bits.step.inputs[0]
     if name(raw) != "bitcast_convert_type" or name(raw.step.inputs[0]) != "mul":

@@ -52,8 +52,12 @@ def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
     """
     result = lax.mul(a, b)
     bits = lax.bitcast_convert_type(result, np.dtype(f"int{8 * result.dtype.itemsize}"))
-    most = np.iinfo(bits.dtype).max - 1
-    return lax.bitcast_convert_type(lax.min(bits, lax.full_like(bits, most)), result.dtype)
+    return lax.bitcast_convert_type(lax.min(bits, lax.full_like(bits, largest_kept(bits.dtype))), result.dtype)
+
+
+def largest_kept(integers: Any) -> int:
+    """The bits below the NaN of all ones, to which `rounded_product` limits those of a product."""
+    return int(np.iinfo(integers).max) - 1
 
 
 @jax.custom_jvp

@@ -325,7 +325,8 @@ def test_a_last_axis_of_size_1_that_may_be_rows_is_refused():
     f, x = pe.multi_section(16, [2, 3, 3]), jax.ShapeDtypeStruct((5, 5, 2, 16), np.float32)
     rotate = lambda p: jax.eval_shape(lambda x: pe.rotary(x, p, f, head_axis=-2), x)  # noqa: E731
     with pytest.raises(
-        ValueError, match=r"positions of shape \(5, 1\) must have 3 axes, the last for the coordinates; pass positions"
+        ValueError,
+        match=r"positions of shape \(5, 1\) must have 3 axes with frequencies of 3 axes, the last for the coordinates; pass positions",
     ):
         rotate(np.zeros((5, 1), np.int32))  # one offset for each row, or one position for each token?
     rotate(np.zeros((5, 1, 1), np.int32))
