@@ -32,18 +32,10 @@ COMPILERS = {"tpu": ["jax[tpu]"], "cuda": CUDA_COMPILER}
 
 # Codebases that people train with, and what of their dependencies their positional code needs.
 CLIENTS = {
-    "maxtext": [
-        "maxtext==0.2.5",
-        "flax",
-        "qwix",
-        "psutil",
-        "packaging",
-        "tensorboardx",
-        "pydantic",
-        "omegaconf",
-        "aqtp",
-    ]
-    + ["optax", "tokamax", "drjax", "pathwaysutils", "jinja2", "filelock"],
+    "maxtext": (
+        "maxtext==0.2.5 flax qwix psutil packaging tensorboardx pydantic omegaconf aqtp optax tokamax drjax"
+        " pathwaysutils jinja2 filelock"
+    ).split(),
     "gemma": ["gemma==4.0.1", "sentencepiece<0.2.1"],  # newer ones need a protobuf that TensorFlow does not take
     "tunix": ["google-tunix==0.1.7"],
     "levanter": ["marin-levanter==0.2.227.dev40316220070"],
@@ -411,18 +403,11 @@ def parity(session: nox.Session) -> None:
         session.run("python", f"{folder}/record_authors.py", *session.posargs[1:], env=offline)
         return
     session.run("python", f"{folder}/record.py", env=offline)
-    session.run("python", f"{folder}/record_towers.py", env=offline)
-    session.run("python", f"{folder}/record_positions.py", env=offline)
-    session.run("python", f"{folder}/record_axes.py", env=offline)
-    session.run("python", f"{folder}/record_relative_bias.py", env=offline)
-    session.run("python", f"{folder}/record_attention.py", env=offline)
-    session.run("python", f"{folder}/record_placed_biases.py", env=offline)
-    session.run("python", f"{folder}/record_content_biases.py", env=offline)
-    session.run("python", f"{folder}/record_nulls.py", env=offline)
-    session.run("python", f"{folder}/record_pope.py", env=offline)
-    session.run("python", f"{folder}/record_defaults.py", env=offline)
-    session.run("python", f"{folder}/record_layers.py", env=offline)
-    session.run("python", f"{folder}/record_turns.py", env=offline)
+    names = (
+        "towers positions axes relative_bias attention placed_biases content_biases nulls pope defaults layers turns"
+    )
+    for name in names.split():
+        session.run("python", f"{folder}/record_{name}.py", env=offline)
     if sources := session.posargs[1:]:
         session.run("python", f"{folder}/record_bias.py", *sources, env=offline)
 

@@ -123,11 +123,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("results", type=pathlib.Path, nargs="*")
-    parser.add_argument("--commit", default="HEAD", help="what the results are of (default: HEAD)")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     kept = options.folder / "history.jsonl"
-    told = subprocess.check_output(["git", "log", "-1", "--format=%h %cs", options.commit], text=True)
+    told = subprocess.check_output(["git", "log", "-1", "--format=%h %cs"], text=True)
     commit, date = told.split()
     figures = {}
     for path in options.results:

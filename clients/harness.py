@@ -166,7 +166,7 @@ def run(trial: Trial, replaced: Sequence[Replaced], timed: Timed | None = None) 
         without, _ = compiled(trial)
         deleted = without(trial.params, trial.inputs)
     times = seconds([functools.partial(program, trial.params, trial.inputs) for program in (theirs, ours)])
-    function = seconds([functools.partial(program, *timed.arguments) for program in alone], 15) if timed else None
+    function = seconds([functools.partial(program, *timed.arguments) for program in alone]) if timed else None
     result: dict[str, Any] = {"model": trial.name}
     allowed = []
     for i, what in enumerate(("outputs", "gradients")):

@@ -13,9 +13,10 @@ import keras_hub
 import numpy as np
 from keras_hub import layers
 
+from clients.harness import Replaced, Timed, Trial, drawn, layer
+
 # --8<-- [start:copy]
 import posenc_jax as pe
-from clients.harness import Replaced, Timed, Trial, drawn, layer
 
 
 def rotary_call(self, inputs, start_index=0, positions=None):  # RotaryEmbedding.call

@@ -83,7 +83,7 @@ def main() -> None:
         RESULTS.mkdir(exist_ok=True)
         written = {
             "about": f"{client.PACKAGE} with this library put in, beside itself; times are ours to theirs, on a CPU",
-            "command": f"nox -s 'clients(client={options.client!r})'",
+            "command": f"nox -s 'clients({options.client})'",
             "package": client.PACKAGE,
             "version": version,
             "models": models,

@@ -4,10 +4,9 @@
 
 First the kernels beside a float64 formula, then times, forward and backward: the kernels under biases as users write
 them, the same attention by XLA, cuDNN without and with a dense bias, JAX's own Mosaic GPU kernel, and PyTorch's
-FlexAttention. FILE is written
-after each case. A second run goes on where it ended. `--seconds N` stops in time; `--only TEXT` runs cases whose names
-contain one of the texts; `--retry` runs what failed again; `--list` names all; `--interpret` checks the kernel without
-a device.
+FlexAttention. FILE is written after each case. A second run goes on where it ended. `--seconds N` stops in time;
+`--only TEXT` runs cases whose names contain one of the texts; `--retry` runs what failed again; `--list` names all;
+`--interpret` checks the kernels without a device.
 
 The cases run in a process of its own, which is ended and started again if one hangs or breaks the device's context.
 """

@@ -77,11 +77,8 @@ def _of_head(problem: Problem, batch: int, head: int, chosen: np.ndarray, scale:
 def compare(problem: Problem, out: Any, residual: Any, scale: float | None = None, rows: int = 12) -> dict[str, Any]:
     """The error of some rows of the output beside float64."""
     scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
-    random, out, residual = (
-        np.random.default_rng(2),
-        np.asarray(out),
-        None if residual is None else np.asarray(residual),
-    )
+    random, out = np.random.default_rng(2), np.asarray(out)
+    residual = None if residual is None else np.asarray(residual)
     wrong, size, worst, worst_sum = 0.0, 0.0, 0.0, 0.0
     for head in sorted({0, problem.heads // 2, problem.heads - 1}):
         batch = int(random.integers(problem.batch))
