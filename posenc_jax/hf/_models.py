@@ -64,6 +64,7 @@ class Model:
     scaled_types: tuple[str, ...] = ("full_attention",)  # of `thetas`, the layer types that an old rope_scaling scales
     needs_settings: bool = False  # rope settings must be given: the class has several by default, not guessed here
     nested: bool | None = False  # rope_parameters has an entry for each layer type; None: it may
+    null_settings: bool = False  # a null in them: layers of this type have no positions
     original_max: int | None = None  # a top-level original_max_position_embeddings by default (Phi-3)
 
     # The width
@@ -237,7 +238,7 @@ MODELS: dict[str, Model] = {
     **_all(
         "mimo_v2 mimo_v2_flash", partial=0.334, whole_if_scaled=True, head_dim=192, **_NESTED, needs_layer_types=True
     ),
-    **_all("beam", head_dim=128, **_NESTED, needs_layer_types=True, query_scale="beam"),
+    **_all("beam", head_dim=128, **_NESTED, null_settings=True, needs_layer_types=True, query_scale="beam"),
     **_all("lfm3", head_dim=128, **_NESTED, **_HYBRID, also="full_attn_idxs"),
     # latent attention
     **_all("axk1 AXK1 deepseek_v3 glm4_moe_lite kimi_k2 sarvam_mla youtu", **_LATENT, also="rope_interleave"),
@@ -287,7 +288,7 @@ MODELS: dict[str, Model] = {
     **_all("qwen3_vl_text", theta=5e5, moved=Moved("5.0", 5e6), head_dim=128, **_QWEN3_VL),
     **_all("qwen3_omni_moe_talker_text", **_QWEN3_VL),
     **_all("cosmos3_edge_text", theta=1e8, head_dim=128, needs_settings=True, **_QWEN3_VL),
-    **_all("cohere_compass_text", theta=None, **_NESTED, **_QWEN3_VL),
+    **_all("cohere_compass_text", theta=None, **_NESTED, null_settings=True, **_QWEN3_VL),
     **_all("qwen3_vl_moe_text", theta=5e5, moved=Moved("5.0", 5e6), **_QWEN3_VL),
     **_all("qwen3_omni_moe_text", theta=1e6, **_QWEN3_VL),
     **_all(
@@ -350,6 +351,7 @@ UNNAMED = Model(
         "learned_log_factor", "rope_on_values",
     ),
     nested=None,
+    null_settings=True,
     partial=1.0,
     latent="scaled",
     hybrid=True,

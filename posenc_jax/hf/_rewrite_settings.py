@@ -37,13 +37,16 @@ def mimo_v2(config: dict[str, Any]) -> None:
     flags = take_flags(config, "hybrid_layer_pattern")
     if flags is None:
         return
-    width = _checks.size("head_dim", Keys(config).get("head_dim", default=192))
+    d = Keys(config)
+    width = _checks.size("head_dim", d.get("head_dim", default=192))
+    d.or_default(width, "swa_head_dim")
     take_only(config, width, "swa_head_dim")
-    share = config.pop("partial_rotary_factor", None)
+    require(not d.is_null(SHARES[0]), "{} must have a value or be left out, got null", SHARES[0])
+    share = config.pop(SHARES[0], None)
     full = extended(take_settings(config), rope_theta=config.pop("rope_theta", None), partial_rotary_factor=share)
-    base, share = config.pop("swa_rope_theta", None), full.get("partial_rotary_factor")
-    base = full.get("rope_theta") if base is None else base
-    spectra = {FULL: full, SLIDING: extended({"rope_theta": base}, partial_rotary_factor=share)}
+    sliding = {"rope_theta": d.get("swa_rope_theta", default=full.get("rope_theta"))}
+    config.pop("swa_rope_theta", None)
+    spectra = {FULL: full, SLIDING: extended(sliding, partial_rotary_factor=full.get(SHARES[0]))}
     types = [SLIDING if flag else FULL for flag in flags]
     put_types(config, "hybrid_layer_pattern", types)
     config["rope_parameters"] = {kind: spectra[kind] for kind in types}

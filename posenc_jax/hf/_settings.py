@@ -66,7 +66,7 @@ def _entry(config: Config, settings: Keys, kind: str, types: list[str]) -> Keys 
     if value is not None:
         return Keys(mapping(name, value), name, nested=True)
     message = "{} must be a mapping, got None: in model_type {!r} every layer type has positions"
-    require(not config.model.thetas, message, name, config.model_type)
+    require(config.model.null_settings or kind not in ROTATING, message, name, config.model_type)
     return None
 
 

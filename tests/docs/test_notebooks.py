@@ -1,5 +1,6 @@
 """Notebooks are made of the pages: their text, code and outputs, and nothing that only the site understands."""
 
+import base64
 import json
 import re
 
@@ -75,7 +76,8 @@ def test_a_page_as_a_notebook(made):
     }
     assert tab["source"] == "**NNX**\n\nIn a tab:" and two["source"] == "x = 2" and two["outputs"] == []
     assert folded["source"] == "**Folded**" and three["outputs"][0]["data"]["text/markdown"] == "| a |\n"
-    assert rest["source"].startswith("After it.\n\n![A figure](data:image/svg+xml;base64,")
+    figure = re.match(r"After it\.\n\n!\[A figure\]\(data:image/svg\+xml;base64,([\w+/=]+)\)", rest["source"])
+    assert base64.b64decode(figure[1]) == b"""<svg style="background: white" width='1'></svg>"""
     assert "dark" not in rest["source"] and rest["source"].endswith("```python\nnot_run\n```")
     assert len({cell["id"] for cell in made["cells"]}) == 9 and made["nbformat"] == 4
 

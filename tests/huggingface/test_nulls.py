@@ -4,6 +4,7 @@ import pytest
 
 from oracles import configs, recorded
 from posenc_jax.hf import rotary_from_config
+from posenc_jax.hf._models import MODELS
 
 NULLS = recorded.read("hf_nulls")
 TYPES = sorted(set(NULLS["types"].split()) & configs.RECORDED.keys())
@@ -117,6 +118,9 @@ def test_a_null_width_of_heads_that_is_derived(model_type):
     assert outcome(config | {"head_dim": None}).layers[0].head_dim == 80
 
 
+MIMO = {"model_type": "mimo_v2", "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0], "rope_theta": 5e6}
+
+
 @pytest.mark.parametrize(
     ("keys", "match"),
     [
@@ -131,6 +135,9 @@ def test_a_null_width_of_heads_that_is_derived(model_type):
         ({"model_type": "zamba2", "layer_types": ["hybrid"] * 6, "use_mem_rope": None}, "use_mem_rope .* for False, got"),
         ({"model_type": "phi3", "partial_rotary_factor": None}, "partial_rotary_factor .* left out for 1.0, got null"),
         ({"model_type": "deepseek", "alibi": None}, "alibi .* left out for False, got null"),
+        (MIMO | {"swa_rope_theta": None}, "swa_rope_theta must have a value or be left out for 5000000.0, got null"),
+        (MIMO | {"swa_head_dim": None}, "swa_head_dim must have a value or be left out for 192, got null"),
+        (MIMO | {"partial_rotary_factor": None}, "partial_rotary_factor must have a value or be left out, got null"),
     ],
 )  # fmt: skip
 def test_an_error_says_what_to_write(keys, match):
@@ -138,3 +145,22 @@ def test_an_error_says_what_to_write(keys, match):
     assert isinstance(result, str)
     with pytest.raises(ValueError, match=match):
         raise ValueError(result)
+
+
+# The types whose layers look whether there are settings for them; in the others they fail without.
+WITH_NULL_SETTINGS = {"beam", "cohere_compass_text"}
+NESTED = [name for name in TYPES if MODELS[name].nested and "rope_parameters" in configs.RECORDED[name]["config"]]
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_null_settings_of_a_layer_type(name):
+    config = configs.RECORDED[name]["config"]
+    settings = config["rope_parameters"]
+    for kind in settings:
+        null = config | {"rope_parameters": settings | {kind: None}}
+        if name in WITH_NULL_SETTINGS:
+            turned = [layer.rotary_dim > 0 for layer in rotary_from_config(null).layers]
+            assert turned == [bool(settings[each]) and each != kind for each in config["layer_types"]]
+        else:
+            with pytest.raises((TypeError, ValueError), match=f"rope_parameters.{kind} must be a mapping, got None"):
+                rotary_from_config(null)

@@ -143,6 +143,19 @@ def test_an_error_names_the_key_that_is_meant(word, key):
     assert rotary_from_config(llama(**{word: None})) == rotary_from_config(llama())
 
 
+def test_how_near_a_key_must_be():
+    """Two letters are too many for six; a plural is none beside them, nor is an attribute that transformers 4 wrote."""
+    assert meant("layers_tpe", {"layer_types"}) == "layer_types"
+    assert meant("rotarz", {"rotary"}) == "rotary"
+    assert meant("notarx", {"rotary"}) == meant("_rotarx", {"rotary"}) == ""
+    assert meant("notaryx_", {"rotary_"}) == meant("rotors", {"rotary"}) == ""
+
+
+def test_what_is_near_a_size_changes_no_spectrum():
+    for word in ("hidden_sizes", "num_attention_headz", "num_layer"):
+        assert rotary_from_config(llama(**{word: 7})) == rotary_from_config(llama()), word
+
+
 def test_keys_of_some_types():
     gemma = {"model_type": "gemma3_text", "head_dim": 256, "num_hidden_layers": 6, "sliding_windows_pattern": 3}
     llama4 = {"model_type": "llama4_text", "num_hidden_layers": 4, "head_dim": 128, "attn_temperature_tunning": False}

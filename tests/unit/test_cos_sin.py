@@ -110,6 +110,20 @@ def test_waves_with_a_column_for_each_feature(layout, part):
         pe.rotary(x, waves=pe.cos_sin(p, 32), head_axis=-2, layout=layout)
 
 
+def test_the_two_columns_of_a_pair_may_round_differently():
+    x, (cosine, sine) = RNG.normal(size=(5, 4, 8)).astype(np.float32), map(np.asarray, pe.cos_sin(FAR, 8))
+    by = functools.partial(pe.rotary, head_axis=-2)
+    apart = {by: (np.concatenate([cosine, cosine + np.float32(by)], -1), TWICE["half"](sine)) for by in (0.005, 0.02)}
+    by_pairs, rounded, beyond = jax.jit(lambda x, pairs, *full: [by(x, waves=w) for w in (pairs, *full)])(
+        x, (cosine, sine), *apart.values()
+    )
+    np.testing.assert_array_equal(rounded, by_pairs)
+    np.testing.assert_array_equal(by(x, waves=apart[0.005]), by_pairs)
+    assert np.isnan(beyond).all()
+    with pytest.raises(ValueError, match="with a column for each feature must have"):
+        by(x, waves=apart[0.02])
+
+
 def test_derivatives_by_waves_with_a_column_for_each_feature():
     x, ct = RNG.normal(size=(2, 5, 3, 8)).astype(np.float32)
 

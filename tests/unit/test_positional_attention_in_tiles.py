@@ -170,15 +170,19 @@ def test_the_kernel_in_a_layer(as_flax, monkeypatch):
     assert_within(found[1], found[0], 2e-2, against="XLA")
 
 
+GIVEN = "bias key_data key_order key_positions key_segments query_data query_order query_positions query_segments return_residual".split()  # fmt: skip
+
+
 @MAKERS
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
         (lambda f: f(8, attention="xla"), TypeError, "positional_attention: attention must be posenc_jax.attention or None, got"),
-        (lambda f: f(8, attention=functools.partial(pe.attention, bias=content, key_order=1)), ValueError, "attention must not bind bias, key_order: the attention_fn gives it"),
+        (lambda f: f(8, attention=functools.partial(pe.attention, **dict.fromkeys(GIVEN))), ValueError, f"attention must not bind {', '.join(GIVEN)}: the attention_fn gives it"),
         (lambda f: f(8, attention=TILED)(Q, K, V, mask=np.ones((1, 1, 6, 6), bool)), ValueError, r"positional_attention: mask must be one for all heads and queries with attention, \(..., 1, 1, 6\), got shape \(1, 1, 6, 6\); bind causal=True or a window"),
         (lambda f: f(8, attention=TILED)(Q, K, V, mask=np.ones((2, 2, 1, 6), bool)), ValueError, r"got shape \(2, 2, 1, 6\)"),
         (lambda f: f(8, attention=TILED)(Q, K, V, mask=np.ones((2, 1, 1, 5), bool)), ValueError, r"got shape \(2, 1, 1, 5\)"),
+        (lambda f: f(8, attention=TILED)(Q, K, V, mask=np.ones((2, 1, 6), bool)), ValueError, r"got shape \(2, 1, 6\)"),  # by head
         (lambda f: f(8, attention=TILED)(Q, K, V, np.zeros((1, 2, 6, 6))), ValueError, r"bias must be None with attention \(Flax's own attention takes it\), got \(1, 2, 6, 6\)"),
         (lambda f: f(8, attention=TILED)(Q, K, V, dropout_rate=0.5), ValueError, r"dropout_rate must be 0.0 with attention .* got 0.5"),
         (lambda f: f(8, attention=TILED)(Q, K, V, dtype=jnp.bfloat16), ValueError, "dtype must be None with attention"),

@@ -98,8 +98,17 @@ def test_what_the_authors_record_tells_apart():
         "the other direction": (q, k, v, p, -places),
         "the next patch's camera": (q, k, v, np.roll(p, 1, axis=0), places),
     }
-    for name, arguments in wrong.items():
-        assert np.abs(cameras.attention(*arguments) - want).max() > 0.01, name
+    of_roles = {
+        "values as they are": {"untouched": ["value"]},
+        "outputs as they are": {"untouched": ["output"]},
+        "neither transformed": {"untouched": ["value", "output"]},
+        "patches of outputs with the others": {"forward": []},
+        "patches of values with outputs": {"forward": ["value", "output"]},
+    }
+    found = {name: cameras.attention(*arguments) for name, arguments in wrong.items()}
+    found |= {name: cameras.attention(q, k, v, p, places, **roles) for name, roles in of_roles.items()}
+    for name, output in found.items():
+        assert np.abs(output - want).max() > 0.01, name
 
 
 @quick
