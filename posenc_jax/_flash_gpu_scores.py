@@ -285,11 +285,11 @@ def look_up(table: Any, index: Any, interpret: bool) -> Any:
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), TILE), return_type=result)
     def gather(ctx: Any, table: Any, index: Any) -> Any:
         def load(i: Any, _: Any) -> Any:
-            at = i = arith.index_castui(ir.IndexType.get(), i)
-            if of_two:
-                each = arith.constant(ir.IndexType.get(), width)
-                at = arith.divui(i, each), arith.remui(i, each)
-            return memref.load(table, [*at] if of_two else [at])
+            i = arith.index_castui(ir.IndexType.get(), i)
+            if not of_two:
+                return memref.load(table, [i])
+            each: Any = arith.constant(ir.IndexType.get(), width)
+            return memref.load(table, [arith.divui(i, each), arith.remui(i, each)])
 
         return index.foreach(load, create_array=True)
 
