@@ -94,7 +94,7 @@ def test_float_offsets_and_array_frequencies():
 
 def test_offsets_on_several_axes():
     p, k = np.array([[3, 5], [-100, 2**30]], np.int32), np.array([10, -7], np.int32)
-    check_moves(quick(moves)(p, p + k, k, pe.axial(8, 2)))
+    check_moves(quick(moves)(p, p + k, k[None], pe.axial(8, 2)))
 
 
 def test_shift_broadcasts_offsets():
