@@ -304,5 +304,5 @@ def spread(x: Any, at: At, tile: Any) -> Any:
 def weights(shape: Shape, x: Any, at: At, read: Read, top: Any, whole: bool) -> tuple[Any, Any]:
     """The weights of a tile times t, and the derivative of the cap."""
     found = scores(shape, x, at, read, whole)
-    shift = top if found.left is None else top - found.left * LOG2E
+    shift = top if found.left is None else top - found.left
     return jnp.exp2(found.x * (shape.scale * LOG2E) - spread(shift, at, x.shape)), found.slope
