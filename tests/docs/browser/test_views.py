@@ -158,7 +158,7 @@ def press(page, kind, name, key, times=1):
 def test_shuffling_moves_the_weights_and_changes_none(story):
     weights = np.asarray(jax.nn.softmax(WORDS @ WORDS.T / 2))
     for _ in range(4):
-        scene(story, "shuffle").get_by_role("button").click()
+        scene(story, "shuffle").get_by_role("button", name="Shuffle").click()
         settle(story)
         order = scene(story, "shuffle").evaluate("(view) => view.settings.order")
         seats = scene(story, "shuffle").evaluate(
