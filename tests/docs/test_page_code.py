@@ -493,7 +493,9 @@ def selective_rope(changes):
 
 def test_selective_rope():
     (case,) = by_authors("Selective RoPE")
-    got = selective_rope({"pe.geometric(16, 500_000.0)": "pe.geometric(8, 100.0)"})(*(np.float32(case[name]) for name in ("query", "key", "phases")))
+    got = selective_rope({"pe.geometric(16, 500_000.0)": "pe.geometric(8, 100.0)"})(
+        *(np.float32(case[name]) for name in ("query", "key", "phases"))
+    )
     for y, name in zip(got, ("query_turned", "key_turned"), strict=True):
         assert_within(y, case[name], 5e-6, against="the authors' code")
 
