@@ -235,7 +235,8 @@ def test_each_page_says_what_it_is_about_where_links_to_it_are_shown(pages):
     found = {}
     for name in pages:
         head = (SITE / name).read_text(encoding="utf-8").partition("</head>")[0]
-        said = dict(re.findall(r'<meta (?:name|property)="([\w:]+)" content="([^"]*)">', head))
+        said = re.findall(r'<meta (?:name|property)="([\w:]+)" content="([^"]*)">', head)
+        said = {key: html.unescape(text) for key, text in said}
         assert said["og:title"] and said["og:description"] == said["description"], name
         assert 20 < len(said["description"]) < 400 and not re.search(r"[`$]|\]\(", said["description"]), name
         found[name] = said["description"]
