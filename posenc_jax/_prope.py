@@ -39,25 +39,25 @@ def prope(
 
     $$P^\top \text{ (query)}, \qquad P^{-1} \text{ (key, value)}, \qquad P \text{ (output)}.$$
 
-    A score then contains $P_i P_j^{-1}$, which maps the image of camera $j$ to that of camera $i$, and the output of
-    token $i$ is $\sum_j a_{ij} P_i P_j^{-1} v_j$. Another world frame replaces every $P$ by $P G$ and cancels, so only
-    the relative poses of cameras matter. Keys and values depend only on their own camera, so they can be cached. To
-    encode where a patch is in its image, rotate the other features: queries, keys and values by `rotary`, outputs by
+    Scores then depend on $P_i P_j^{-1}$, which maps the image of camera $j$ to that of camera $i$, and the output of
+    token $i$ is $\sum_j a_{ij} P_i P_j^{-1} v_j$. Another frame of the world replaces every $P$ by $P G$ and cancels:
+    only the relative poses of cameras matter. Keys and values depend on their own camera alone, so they can be cached.
+    To encode where in its image a patch is, rotate the other features: queries, keys and values by `rotary`, outputs by
     `rotary(inverse=True)`.
 
-    These maps are not rotations. A translation multiplies features, so scale scenes so that cameras are about 1 apart.
-    Scores are differences of numbers as large as the cameras' distance from the world's origin, and lose the
-    corresponding bits: choose an origin among the cameras.
+    These maps are not rotations. A translation multiplies features, so scale scenes until cameras are about 1 apart.
+    Scores are differences of numbers that grow with the distance of the cameras from the world's origin, and lose bits
+    accordingly: choose an origin among the cameras.
 
     Args:
       x: queries, keys, values or the output of attention, floats of shape (..., seq, heads, head_dim). head_dim is a
         multiple of 4.
       extrinsics: $[R \mid t]$ over a row (0, 0, 0, 1), which takes the world to the camera, of rigid motions: float32
         of shape (..., 4, 4). Invert poses that take the camera to the world: both are rigid, so no check can tell them
-        apart. $R^{-1}$ is computed as $R^\top$, and traced values are not checked. The leading axes broadcast to those
-        of x without its heads: (seq, 4, 4), (batch, seq, 4, 4), (batch, 1, 4, 4) or (4, 4). If the patches of an image
-        share a camera, give x the shape (batch, images, patches, heads, head_dim) and extrinsics (batch, images, 1, 4,
-        4): a matrix is then computed for each image.
+        apart. $R^{-1}$ is computed as $R^\top$, so derivatives are those along rigid motions; traced values are not
+        checked. The leading axes broadcast to those of x without its heads: (seq, 4, 4), (batch, seq, 4, 4), (batch, 1,
+        4, 4) or (4, 4). Where the patches of an image share a camera, give x the shape (batch, images, patches, heads,
+        head_dim) and extrinsics (batch, images, 1, 4, 4): a matrix is then computed for each image.
       intrinsics: $K$, which takes the camera to pixels: float32 of shape (..., 3, 3), broadcast in the same way. Upper
         triangular, with 1 in the corner. `None` means the identity, which is GTA.
       role: what x is: "query", "key", "value" or "output".
@@ -65,7 +65,7 @@ def prope(
       image_size: height and width in the unit of the intrinsics; must be given with them. Focal lengths become
         fractions of it, from 0.02 to 50, and the principal point counts from the centre of the image. For intrinsics in
         units of the image, (1, 1).
-      width: the number of features that are transformed, a multiple of 4; the others pass through. The paper transforms
+      width: the number of features that are transformed, a multiple of 4; the others pass through. The paper takes
         half of them. `None` means all.
 
     Returns:
