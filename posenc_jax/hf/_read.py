@@ -11,7 +11,7 @@ from posenc_jax import _checks
 from posenc_jax._checks import Layout, invalid, public, require
 from posenc_jax._frequencies import geometric
 from posenc_jax._scalings import temperature
-from posenc_jax.hf._config import SWITCHES, Config, model_of, overrides, text_of
+from posenc_jax.hf._config import Config, model_of, overrides, text_of
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
 from posenc_jax.hf._keys import Keys, agreed, equal, speaks_of_positions
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
@@ -144,9 +144,8 @@ def _plan(values: Mapping[str, Any], settings: Keys, layout: Any, length: int | 
 
 def _check_switches(config: Config) -> None:
     """Raises if a switch is true that the model_type does not read."""
-    read = {"use_logn_attn": config.model.query_scale == "logn", "use_mrope": bool(config.model.sections)}
-    for name in SWITCHES:
-        fits = not config.found(name) or not config.flag(name) or read.get(name)
+    for name, read in config.switches.items():
+        fits = not config.found(name) or not config.flag(name) or read
         require(fits, "the key {} = True is not known or not used here", name)
 
 
@@ -224,7 +223,9 @@ def _layout(config: Config, given: Any) -> Layout:
     # A value that is not a flag is an error even if the caller overrules it.
     said: dict[str, Layout] = {n: "interleaved" if config.flag(n) else "half" for n in config.found(*names)}
     read = names[0] in model.reads and bool(said)
-    said |= {n: "interleaved" if config.flag(n) else "half" for n in config.found("rope_traditional")}  # of MLX
+    # rope_traditional is MLX's; where positions have coordinates, `interleaved` may be about these.
+    others = ("rope_traditional", "interleaved") if model.sections is None else ("rope_traditional",)
+    said |= {n: "interleaved" if config.flag(n) else "half" for n in config.found(*others)}
     written = config.found(*said)
     if given is not None:
         return _checks.layout("layout", given)
