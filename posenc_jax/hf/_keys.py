@@ -18,7 +18,7 @@ from posenc_jax.hf._typos import meant
 
 # Parts of names of keys that speak of rotations, of positions, or of which layers have them.
 _POSITIONS = re.compile(
-    "rope|rotary|theta|alibi|nope|ntk|logn|log_scaling|yarn|xpos|pos_?emb|position|dual_chunk|attn_scale|floor_scale|"
+    "rope|rotary|theta|alibi|nope|fope|ntk|logn|log_scaling|yarn|xpos|pos_?emb|position|dual_chunk|attn_scale|floor_scale|"
     r"temperature_tuning|query_scale|hybrid_\w+_pattern|^swa_|^layer_types|block_type|attn_type|interleaved?$|index(er)?_head_dim",
     re.IGNORECASE,
 )
@@ -128,7 +128,7 @@ class Keys:
         """Raises if a key was not used whose name `matters`."""
         for name, value in self.values.items():
             if value is not None and name not in self.used and matters(name):
-                meaning = meant(name, self.asked)
+                meaning = " or ".join(meant(name, self.asked))
                 hint = f": is {meaning} meant?" if meaning else ""
                 name, value = f"{self.label}{name}", f"{value!r:.60}"
                 raise invalid(f"the key {name} = {value} is not known or not used here{hint}")

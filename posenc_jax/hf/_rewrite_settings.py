@@ -27,7 +27,8 @@ from posenc_jax.hf._rewriting import (
     take_repeated,
     take_settings,
 )
-from posenc_jax.hf._settings import SHARES, rope_settings
+from posenc_jax.hf._rope import SHARES
+from posenc_jax.hf._settings import rope_settings
 
 # A spectrum for each layer type
 

@@ -10,10 +10,9 @@ from posenc_jax._checks import invalid, require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping, mapping_of_strings
 from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
-from posenc_jax.hf._rope import rope_type_of
+from posenc_jax.hf._rope import SHARES, rope_type_of
 
 _BASES = "rope_theta", "rotary_emb_base"
-SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 
 
 def rope_settings(values: Mapping[str, Any]) -> list[Keys]:

@@ -321,7 +321,18 @@ def is_unread(config, key, layout):
     )
 
 
-FLAGS = "interleave", "interleaved", "alternating", "backward", "alibi", "rotary", "mem_rope", "yarn_scaling"
+FLAGS = (
+    "interleave",
+    "interleaved",
+    "alternating",
+    "backward",
+    "alibi",
+    "rotary",
+    "mem_rope",
+    "use_rope",
+    "nope",
+    "yarn_scaling",
+)
 
 
 def another(key, value):
