@@ -219,7 +219,10 @@ def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -
                 slot = lax.rem(n * tiles + step - first, jnp.int32(shape.stages))
                 q, d_out, known = (x.at[slot] for x in (memory.query, memory.d_out, memory.known))
                 plgpu.barrier_wait(memory.q_ready.at[slot])
-                x, dp = products(shape, (k, q), (v, d_out))
+                # Plus 0, which the compiler does not know: otherwise it keeps the addresses of all parts of keys and
+                # values in registers, and spills others.
+                own = warpgroup + lax.shift_right_logical(step, jnp.int32(30))
+                x, dp = products(shape, (memory.key.at[own], q), (memory.value.at[own], d_out))
                 of_queries = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.sides]
                 at = At(step * shape.block, base, BLOCK - warpgroup * ROWS_OF_TILE, turned=True)
                 of = lambda n: plgpu.load(known.at[n], layout=COLUMNS, optimized=False)  # noqa: E731

@@ -6,7 +6,7 @@ $$x'_{ij} = x_{ij} + b(i, j) / c, \qquad p_{ij} = 2^{c' x'_{ij} - m_i}, \qquad c
 
 so that without a bias, the weights cost one fused multiply-add and one exponential a score.
 
-Interpret mode runs other lines in three places: `add_products`, `look_up` and `write`.
+Interpret mode runs other lines in four places: `add_products`, `look_up`, `same_in_thread` and `write`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def bias_of(shape: Shape, tile: Any, at: At, read: Read) -> Any:
     """The bias of a tile, float32."""
     bias: Any = shape.bias
     if bias.kind == "table":
-        of_thread, constant = _difference_within(tile, at)
+        of_thread, constant = _difference_within(shape, tile, at)
         return look_up(read.table, constant + at.entry + of_thread, shape.interpret)
     i, j, near, far, *_ = _positions(shape, tile, at, read)
     if bias.kind == "near":  # |i − j| ≤ end, without overflow
@@ -191,7 +191,7 @@ def _positions(shape: Shape, tile: Any, at: At, read: Read) -> Any:
     q_number, k_number = _numbers_within(tile, at)
     i: Any = q_sides.get("positions", at.query + q_number)
     j: Any = k_sides.get("positions", at.key + k_number)
-    of_thread, constant = _difference_within(tile, at)
+    of_thread, constant = _difference_within(shape, tile, at)
     near, far = (at.query - at.key + of_thread).astype(jnp.float32), constant.astype(jnp.float32)
     return i, j, near, far, q_sides, k_sides
 
@@ -202,15 +202,16 @@ def _numbers_within(tile: Any, at: At) -> tuple[Any, Any]:
     return (column, row) if at.turned else (row, column)
 
 
-def _difference_within(tile: Any, at: At) -> tuple[Any, Any]:
+def _difference_within(shape: Shape, tile: Any, at: At) -> tuple[Any, Any]:
     """The first of these less the second, in two parts: one number for each thread, and a constant.
 
-    The compiler sees that a thread has equal differences in its two rows, and computes these once.
+    A thread has equal differences in its two rows, which the compiler so computes once.
     """
     row, column = (plgpu.broadcasted_iota(jnp.int32, tile, axis, layout=TILE) for axis in range(2))
+    of_thread, constant = (row & ~8) - (column & 6), (row & 8) - (column & ~6)
     if at.turned:
-        return (column & 6) - (row & ~8), (column & ~6) - (row & 8)
-    return (row & ~8) - (column & 6), (row & 8) - (column & ~6)
+        of_thread, constant = -of_thread, -constant
+    return same_in_thread(of_thread, shape.interpret), constant
 
 
 def _seen(shape: Shape, i: Any, j: Any, queries: Any, keys: Any) -> list[Any]:
@@ -295,6 +296,20 @@ def look_up(table: Any, index: Any, interpret: bool) -> Any:
 
     of_two = len(table.shape) == 2
     return gather(table, index)
+
+
+def same_in_thread(tile: Any, interpret: bool) -> Any:
+    """An int32 tile in which a thread has one number for all its scores, which the compiler does not always see."""
+    if interpret:
+        return tile
+
+    @plgpu.inline_mgpu(arg_types=(TILE,), return_type=plgpu.ShapeDtypeStruct(tile.shape, tile.dtype, TILE))
+    def first(ctx: Any, tile: Any) -> Any:
+        number: list[Any] = []
+        tile.foreach(lambda x, _: number.append(x))
+        return tile.foreach(lambda *_: number[0], create_array=True, is_signed=True)
+
+    return first(tile)
 
 
 def write(array: Any, tile: Any, interpret: bool) -> None:

@@ -93,12 +93,15 @@ def rotary(
 
     Raises:
       TypeError: if x is not a float array, positions are not integers or float32, or head_axis has another type.
-      ValueError: if the width is odd or above head_dim, if positions do not broadcast, if positions are `None` where
-        they cannot be counted (several axes, no sequence axis, more than 2³¹ of them), if one position serves a
-        sequence under an attention_factor other than 1, if head_dim is symbolic, if layout or part is unknown, if
-        head_axis is not an axis of x before its last, if frequencies by heads do not have one entry for each, if
-        float32 cannot hold the inverse of the attention_factor, if positions, frequencies or inverse are given beside
-        waves, or if waves with a column for each feature are not in the order of the layout.
+      ValueError: if head_axis is not an axis of x before its last, or head_dim is symbolic.
+      ValueError: if the width is odd or above head_dim, or layout or part is unknown.
+      ValueError: if positions do not broadcast, or are `None` where they cannot be counted (several axes, no sequence
+        axis, more than 2³¹ of them).
+      ValueError: if frequencies by heads do not have one entry for each.
+      ValueError: if one position serves a sequence under an attention_factor other than 1, or float32 cannot hold its
+        inverse.
+      ValueError: if positions, frequencies or inverse are given beside waves, or waves with a column for each feature
+        are not in the order of the layout.
 
     Examples:
       >>> import jax.numpy as jnp

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,6 +185,20 @@ def flex() -> dict[str, Any]:
     return json.loads(lines[-1]) | ({"ended": done.stderr[-500:]} if done.returncode else {})
 
 
+def at(tokens: int, head_dim: int, **p: Any) -> Problem:
+    return Problem(tokens, tokens, head_dim, batch=max(1, round(8192 / tokens)), **p)
+
+
+def timed(name: str, make: Any, problem: Problem, backward: bool = False, seconds: float = 5, **more: Any) -> Case:
+    title, products = f"{name}: {_title(problem)}{', backward' * backward}", 3.5 if backward else 1
+    flags = {"check": not backward, "backward": backward, "products": products}
+    return Case(title, seconds, problem, make, **flags, **more)
+
+
+def ours(problem: Problem, backward: bool = False) -> Case:
+    return timed("kernel", kernel(backward), problem, backward, same_bits=True)
+
+
 def cases() -> list[Case]:
     """All, in the order in which they run."""
 
@@ -233,17 +248,6 @@ def cases() -> list[Case]:
         right("gradients, float16", True, dtype="float16", bias="alibi"),
         right("gradients, T5, shuffled positions", True, bias="t5", positions="shuffled"),
     ]
-
-    def at(tokens: int, head_dim: int, **p: Any) -> Problem:
-        return Problem(tokens, tokens, head_dim, batch=max(1, round(8192 / tokens)), **p)
-
-    def timed(name: str, make: Any, problem: Problem, backward: bool = False, seconds: float = 5, **more: Any) -> Case:
-        title, products = f"{name}: {_title(problem)}{', backward' * backward}", 3.5 if backward else 1
-        flags = {"check": not backward, "backward": backward, "products": products}
-        return Case(title, seconds, problem, make, **flags, **more)
-
-    def ours(problem: Problem, backward: bool = False) -> Case:
-        return timed("kernel", kernel(backward), problem, backward, same_bits=True)
 
     def by_cudnn(problem: Problem, backward: bool = False) -> Case:
         return timed("cuDNN", cudnn(backward), problem, backward, 8)
@@ -325,15 +329,36 @@ def cases() -> list[Case]:
         ours(at(65536, 128, bias="t5", learns=True), True),
     ]
     tiles = [xla(at(8192, 128, bias="alibi"), n) for n in (512, 2048)]
-    torch = [Case("FlexAttention", 120, None, run=flex)]
+    torch = [Case("FlexAttention", 120 if find_spec("torch") else 1, None, run=flex)]
     return [*checks, *backward, *torch, *main, *options, *long, *short, *tiles]
+
+
+def compiled_alone() -> list[Case]:
+    """What `compiled.py` compiles besides: gradients that take no time of a device."""
+    more = [
+        *(at(65536, head_dim, bias=bias) for head_dim in (128, 64) for bias in ("none", "alibi", "t5")),
+        at(65536, 128, bias="fire"),
+        at(8192, 128, window=1024, bias="alibi"),
+        at(8192, 128, window=1024, bias="t5"),
+        at(8192, 128, soft_cap=30.0, sinks=True),
+        at(8192, 128, kv_heads=2, bias="t5"),
+        at(8192, 64, kv_heads=2, bias="alibi"),
+        at(8192, 64, causal=False),
+        at(8192, 64, bias="own"),
+        at(8192, 64, bias="fire"),
+        at(8192, 128, bias="fire"),
+        at(8192, 256, bias="alibi"),
+    ]
+    named = {case.name for case in cases()}
+    found = [ours(problem._replace(learns=problem.bias != "none"), True) for problem in more]
+    return [case for case in found if case.name not in named]
 
 
 def _title(problem: Problem) -> str:
     mask = "causal" if problem.causal else "not causal"
     options = {"window": problem.window, "soft cap": problem.soft_cap, "positions": problem.positions}
     where = "".join(f", {name} {x}" for name, x in options.items() if x is not None)
-    where += ", gradients of the bias" * problem.learns
+    where += ", sinks" * problem.sinks + ", gradients of the bias" * problem.learns
     where += f", {problem.kv_heads} key heads" if problem.kv_heads != problem.heads else ""
     size = f"{problem.batch}×{problem.queries}×{problem.heads}×{problem.head_dim}"
     return f"{size}, {problem.dtype}, {mask}, {problem.bias}{where}"

@@ -43,7 +43,7 @@ def loops(sass: str) -> list[dict[str, int]]:
     return found
 
 
-def figures(problem: Any, make: Any, known: dict[str, Any]) -> dict[str, Any]:
+def figures(problem: Any, make: Any, backward: bool, known: dict[str, Any]) -> dict[str, Any]:
     """What became of a case; `known` are those of kernels, by the hash of their code."""
     import jax
 
@@ -70,6 +70,8 @@ def figures(problem: Any, make: Any, known: dict[str, Any]) -> dict[str, Any]:
             known[code] = _of_kernel(found, tile[name] * 16 / 32)  # scores of a thread: a warp has 16 rows of a tile
     kernels = {name: known[code] for name, code in codes.items()}
     forward = kernels.pop("attend")
+    if backward and not kernels:
+        return {"temporaries": compiled.temporaries, "backward": "by XLA, tile by tile"}
     return {"temporaries": compiled.temporaries} | (kernels or forward)
 
 
@@ -104,10 +106,10 @@ def main() -> None:
     known, found = {}, {}
     if arguments.output and arguments.output.exists():
         found = json.loads(arguments.output.read_text())["cases"]
-    for case in cases.cases():
+    for case in [*cases.cases(), *cases.compiled_alone()]:
         if case.name.startswith(("kernel", "right")) and any(text in case.name for text in arguments.only):
             try:
-                found[case.name] = figures(case.problem, case.make, known)
+                found[case.name] = figures(case.problem, case.make, case.backward, known)
             except Exception as error:  # noqa: BLE001 - the others still count
                 found[case.name] = {"failed": f"{type(error).__name__}: {str(error)[:1500]}"}
             print(json.dumps(case.name, ensure_ascii=False), json.dumps(found[case.name]), flush=True)

@@ -565,6 +565,31 @@ def test_a_ring_by_the_kernel_for_gpus(monkeypatch):
 
 
 @pytest.mark.thorough
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs JAX 0.11")
+def test_a_ring_trains_by_the_kernel_for_gpus(monkeypatch):
+    """In interpret mode: the gradients of queries, keys, values and slopes."""
+    interpreted(monkeypatch.setattr)
+    q, k, v, *places = packed()
+    whole = *(x[:1, :, :heads].astype(jnp.bfloat16) for x, heads in ((q, 2), (k, 1), (v, 1))), *places
+    parts, order = sharded(whole, 2)
+
+    def gradients(attend, x, dy):
+        def loss(q, k, v, slopes):
+            return jnp.sum(attend(q, k, v, *x[3:], slopes).astype(jnp.float32) * dy)
+
+        return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(*x[:3], SLOPES[:2])
+
+    dy = np.asarray(Q[:1, :64, 4:6], np.float32)
+    ring = example().sharded(ring_of(2), pe.alibi, implementation="mosaic_gpu")
+    got = gradients(ring, parts, dy[:, order])
+    want = gradients(example().alone(pe.alibi), (*(x.astype(np.float32) for x in whole[:3]), *places), dy)
+    want = *(x[:, order] for x in want[:3]), want[3]
+    for each, exact in zip(got, want, strict=True):
+        each, exact = np.asarray(each, np.float32), np.asarray(exact)
+        assert np.linalg.norm(each - exact) < 0.01 * np.linalg.norm(exact)
+
+
+@pytest.mark.thorough
 def test_rings_over_batch_and_heads():
     def local(q, k, v, positions, segments, slopes):
         q, k = pe.rotary(q, positions, head_axis=-2), pe.rotary(k, positions, head_axis=-2)

@@ -87,6 +87,7 @@ def test_the_lines_to_copy_are_short_and_whole(name):
     text = (ROOT / f"clients/{name}.py").read_text("utf-8")
     (lines,) = re.findall(r"# --8<-- \[start:copy\]\n(.*?)\n+# --8<-- \[end:copy\]", text, re.S)
     assert lines.startswith("import posenc_jax as pe") and len(lines.splitlines()) < 100
+    assert max(map(len, lines.splitlines())) <= 105  # so that the page shows them whole
     compile(lines, name, "exec")
 
 

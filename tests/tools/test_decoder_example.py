@@ -159,14 +159,27 @@ def test_attention_has_the_implementation_of_the_settings(name):
 @pytest.mark.thorough
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs JAX 0.11")
 def test_the_kernel_for_gpus(tmp_path, monkeypatch):
-    """In interpret mode, beside XLA: windows, and a prompt that is padded."""
+    """In interpret mode, beside XLA: windows, a prompt that is padded, and the gradients of training."""
     interpreted(monkeypatch.setattr)
     folder = write(tmp_path / "m", CONFIGS["cohere2"] | {"num_hidden_layers": 2})
-    logits = {}
+    logits, gradients = {}, {}
+
+    @nnx.jit
+    def gradient(model):
+        def loss(model):
+            likely = jax.nn.log_softmax(model.logits(model(TOKENS[:1], counted()[:1])[0])[:, :-1])
+            return -jnp.mean(jnp.take_along_axis(likely, TOKENS[:1, 1:, None], -1))
+
+        return nnx.grad(loss)(model)
+
     for implementation in (None, "mosaic_gpu"):
         model = checkpoint.load(folder, "bfloat16", implementation=implementation)
         logits[implementation], *_ = generate.prefill(model, [TOKENS[0, :3].tolist()], 8, chunk=CHUNK)
+        leaves = (np.asarray(x, np.float32).ravel() for x in jax.tree.leaves(gradient(model)))
+        gradients[implementation] = np.concatenate([*leaves])
     assert_within(logits["mosaic_gpu"], logits[None], 0.05, against="XLA")
+    error = np.linalg.norm(gradients["mosaic_gpu"] - gradients[None])
+    assert error < 0.02 * np.linalg.norm(gradients[None])
 
 
 def test_drawn_tokens_and_their_end():

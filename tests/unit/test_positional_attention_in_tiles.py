@@ -156,18 +156,32 @@ def test_memory_is_linear_in_a_layer(as_flax):
 @needs_kernel
 @pytest.mark.thorough
 def test_the_kernel_in_a_layer(as_flax, monkeypatch):
+    """A layer trains by it: outputs, and gradients of the weights and of T5's table."""
     from helpers.flash import interpreted
 
     interpreted(monkeypatch.setattr)
-    found = []
+    x, found = np.random.default_rng(5).normal(size=(1, 130, 128)).astype(np.float32), []
     for implementation in ("xla", "mosaic_gpu"):
         attention = functools.partial(pe.attention, implementation=implementation, causal=True)
-        attend = nnx_modules.positional_attention(64, bias=nnx_modules.ALiBi(2), attention=attention)
+        bias = nnx_modules.T5Bias(2, bidirectional=False, rngs=nnx.Rngs(1))
+        attend = nnx_modules.positional_attention(64, bias=bias, attention=attention)
         settings = {"decode": False, "dtype": jnp.bfloat16, "rngs": nnx.Rngs(0)}
         layer = nnx.MultiHeadAttention(2, 128, attention_fn=attend, **settings)
-        x = np.random.default_rng(5).normal(size=(1, 130, 128)).astype(np.float32)
-        found.append(np.asarray(layer(x), np.float32))
-    assert_within(found[1], found[0], 2e-2, against="XLA")
+
+        @nnx.jit
+        def run(layer):
+            def loss(layer):
+                y = layer(x).astype(jnp.float32)
+                return jnp.mean(y**2), y
+
+            return nnx.grad(loss, has_aux=True)(layer)
+
+        gradients, y = run(layer)
+        found.append((y, *jax.tree.leaves(gradients)))
+    assert len(found[0]) == 10  # kernels and biases of four projections, and the table
+    for got, want in zip(found[1], found[0], strict=True):
+        assert np.any(want)
+        assert_within(got, want, 2e-2 * np.abs(want).max(), against="XLA")
 
 
 GIVEN = "bias key_data key_order key_positions key_segments query_data query_order query_positions query_segments return_residual".split()  # fmt: skip
