@@ -441,6 +441,8 @@ def clients(session: nox.Session, client: str) -> None:
     session.run("uv", "pip", "install", "--python", str(Path(session.bin, "python")), "-e", ".", "pytest", *wanted)
     many = "--xla_force_host_platform_device_count=8"
     session.run("python", "-m", "clients.run", client, *options, env=CPU | {"XLA_FLAGS": many})
+    if not newest:  # the texts of clients/adoption
+        session.run("python", "-m", "clients.patches", client, "--check", env=CPU)
 
 
 @nox.session
