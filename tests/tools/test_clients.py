@@ -205,3 +205,15 @@ def test_a_text_says_what_the_session_found(name):
         assert (f"{min(theirs):.0e}", f"{max(theirs):.0e}") == (least, most)
         assert max(each for _, each in moved) < float(ours)
     compile((patches.FOLDER / f"test_{name}.py").read_text("utf-8"), name, "exec")
+
+
+def test_readme_says_what_the_session_found():
+    every = [json.loads((ROOT / f"clients/results/{name}.json").read_text("utf-8"))["models"] for name in run.NAMES]
+    moved = [
+        [(each["moved theirs"], each["moved ours"]) for each in models if "moved ours" in each] for models in every
+    ]
+    theirs, ours = zip(*(pair for pairs in moved for pair in pairs), strict=True)
+    (row,) = re.findall(r"^\| Change under .*", (ROOT / "README.md").read_text("utf-8"), re.M)
+    assert sum(map(bool, moved)) == 5 and "five codebases" in row
+    assert f"| {min(theirs):.0e} to {max(theirs):.0e} |" in row
+    assert max(ours) < float(re.search(r"under (\S+) \|", row).group(1)) < 2 * max(ours)
