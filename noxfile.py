@@ -41,6 +41,7 @@ CLIENTS = {
     "levanter": ["marin-levanter==0.2.227.dev40316220070"],
     "keras_hub": ["keras-hub==0.32.0", "keras==3.15.1"],
     "equinox": ["equinox==0.13.8"],
+    "penzai": ["penzai==0.2.5"],
 }
 
 
@@ -429,7 +430,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("client", [nox.param(name, id=name) for name in CLIENTS])
 def clients(session: nox.Session, client: str) -> None:
-    """This library put into MaxText, Gemma and four more, beside themselves; `-- --source DIR` runs their own tests.
+    """This library put into MaxText, Gemma and five more, beside themselves; `-- --source DIR` runs their own tests.
 
     It writes clients/results/. Each needs an environment of up to 3 GB, Python 3.12 and 5 minutes.
     """

@@ -214,6 +214,6 @@ def test_readme_says_what_the_session_found():
     ]
     theirs, ours = zip(*(pair for pairs in moved for pair in pairs), strict=True)
     (row,) = re.findall(r"^\| Change under .*", (ROOT / "README.md").read_text("utf-8"), re.M)
-    assert sum(map(bool, moved)) == 5 and "five codebases" in row
+    assert sum(map(bool, moved)) == 6 and "six codebases" in row
     assert f"| {min(theirs):.0e} to {max(theirs):.0e} |" in row
     assert max(ours) < float(re.search(r"under (\S+) \|", row).group(1)) < 2 * max(ours)
