@@ -136,7 +136,8 @@ def commands(text: str) -> list[tuple[str, str]]:
 
 def check(name: str, client: Any) -> list[str]:
     """What is not as the files of clients/adoption say."""
-    found, environment = [], os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    found, environment = [], os.environ | {"PATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3"}
     if patch(client) != (FOLDER / f"{name}.patch").read_text(encoding="utf-8"):
         found.append(f"{name}.patch is not what these sources make of clients/{name}.py")
     package = next(iter(files(client))).relative_to(root(client)).parts[0]
