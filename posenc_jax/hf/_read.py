@@ -42,11 +42,11 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     proportional; with `mrope_section`, positions have several coordinates. For some 260 model types, the library knows
     what transformers keeps in code and not in the config, such as the layout or the layers without positions.
 
-    Every key that speaks of rotations must be understood: an unknown key, an unused key, a misspelled key, and two keys
-    that contradict each other are errors. Missing rope settings are an error too if the model's class in transformers
-    has its own defaults for them, or if releases have different ones and `transformers_version` names none. The order
-    in which rotated features are stored does not change the scores, as long as queries and keys share it: transformers
-    sorts the interleaved pairs of DeepSeek's latent attention into halves.
+    Every key about rotations must be understood: an unknown, unused or misspelled key is an error, and so are two keys
+    that contradict each other. Missing rope settings are an error too if the model's class in transformers has its own
+    defaults for them, or if releases have different ones and `transformers_version` names none. The order in which
+    rotated features are stored does not change the scores, as long as queries and keys share it: transformers sorts the
+    interleaved pairs of DeepSeek's latent attention into halves.
 
     Args:
       config: a parsed config.json, or an object whose to_dict() returns one. In multimodal ones, text_config is read.
