@@ -19,7 +19,8 @@ SCALINGS = {
 
 TYPES = "default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn"
 # Flags of many files, and what they say where layers have positions.
-WORDS = dict.fromkeys(("rotary", "use_rotary", "use_rotary_pos_emb", "use_rope"), True)
+WORDS = "rope rotary use_rope use_rotary use_rotary_embedding use_rotary_pos_emb"
+WORDS = dict.fromkeys(WORDS.split(), True)
 WORDS |= dict.fromkeys(("alibi", "use_alibi", "nope", "use_nope"), False)
 
 

@@ -74,6 +74,7 @@ def test_the_session_the_table_and_the_page_have_the_same_clients():
     listed = re.search(r"^CLIENTS = \{(.*?)^\}", noxfile, re.M | re.S)
     assert re.findall(r'^    "(\w+)":', listed.group(1), re.M) == [*run.NAMES]
     assert f"client: [{', '.join(run.NAMES)}]" in weekly
+    assert '"clients.patches", client, "--check"' in noxfile
     table = (ROOT / "clients/results/table.md").read_text("utf-8")
     assert table == run.table()
     for name in run.NAMES:
