@@ -11,6 +11,7 @@ from posenc_jax.hf._forks import advice
 from posenc_jax.hf._keys import (
     Keys,
     agreed,
+    check_case,
     check_read,
     equal,
     mapping_of_strings,
@@ -53,6 +54,7 @@ _OVERRIDDEN = (
     "partial_rotary_factor",
     "original_max_position_embeddings",
 )
+_NAMES = *MODELS, *(name.removesuffix("_text") for name in MODELS), *REFUSED
 VERSION = "transformers_version"
 # What a layer may have for itself, in per_layer_config.
 _OWN_WIDTHS = "head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
@@ -155,7 +157,7 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     inner = agreed({key: text_of(part, depth - 1, key) for key, part in parts.items()})
     own_type = _LANGUAGE_TYPES.get(name or "") or inner.get("model_type") or _DEFAULT_TYPES.get(name or "")
     message = "{}.model_type is missing: model_type {!r} may hold any language model"
-    fits = own_type or not name or known(name) or name in _SHARED_KEYS
+    fits = own_type or not name or known(name) or name in _SHARED_KEYS or same_word(name, _NAMES)
     require(fits, message, next(iter(parts)), name)
     inner["model_type"] = own_type or name
     own = MODELS.get(f"{name}_text")
@@ -185,8 +187,7 @@ def model_of(values: Mapping[str, Any]) -> Model:
     check_read(name, REFUSED)
     own = known(name)
     if own is None or own != name and values.get("patch_size"):  # a tower may have the name of the whole model
-        right = same_word(name, [*MODELS, *(key.removesuffix("_text") for key in MODELS), *REFUSED])
-        require(not right, "model_type {!r} is not known: write {!r} if that is meant", name, right)
+        check_case(name, _NAMES)
         raise invalid(f"model_type {name!r} is not known, and its code may do what no key says: {advice(name)}")
     return MODELS[own]
 

@@ -18,7 +18,7 @@ WITHOUT_POSITIONS = {"conv", "linear_attention"}
 ALIBI = "alibi", "use_alibi"
 # Flags that many configs have and no code reads, and what they say where layers have positions.
 WORDS = {
-    "rotary": True, "use_rotary": True, "use_rotary_pos_emb": True, "use_rope": True,
+    **dict.fromkeys(("rope", "rotary", "use_rope", "use_rotary", "use_rotary_embedding", "use_rotary_pos_emb"), True),
     **dict.fromkeys(("nope", "use_nope", *ALIBI), False),
 }  # fmt: skip
 COUNTS = "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers"

@@ -9,9 +9,14 @@ from functools import lru_cache
 # What people and other programs write for keys whose names are not near, without separators and plurals.
 _NAMES = {
     "rope_theta rotary_emb_base global_rope_theta local_rope_theta rope_local_base_freq": """
-        base basefreq basefrequency freqbase frequencybase invfreq theta""",
-    "rope_scaling": "factor freqscale frequencyscale scaling scalingfactor scalingtype",
-    "head_dim": "attentionheadsize dhead dimhead dimperhead headdimension headsize sizeperhead",
+        base basefreq basefrequency basetheta freqbase frequencybase inversefreq invfreq ropebase ropefreqbase
+        ropefrequencybase rotarybase theta thetabase""",
+    "rope_scaling": """
+        factor freqscale frequencyscale ropefactor ropescale ropescalingfactor ropescalingtype scaling scalingconfig
+        scalingfactor scalingtype""",
+    "head_dim": """
+        attentionheadsize attnheaddim dhead dimhead dimperhead headdimension headdimsize headsize hiddensizeperhead
+        perheaddim sizeperhead""",
     "sliding_window_pattern": "slidingpattern windowpattern",
     "original_max_position_embeddings": """
         originalcontextlength originallength originalmaxlength originalmaxseqlen originalseqlen""",
@@ -43,8 +48,8 @@ _SIZES = set(
     alibi_bias_max compression_ratio d_model decoder_num_attention_heads decoder_num_hidden_layers group_norm_size
     hidden_size interleaved linear_silu model_type n_embd n_head n_heads n_layer n_layers nope num_attention_heads
     num_hidden_layers num_key_value_heads num_kv_heads_for_linear_attn num_layers num_nextn_predict_layers patch_size
-    q_head_dim swa_num_attention_heads swa_num_key_value_heads swa_v_head_dim transformers_version use_alibi use_fope
-    use_nope use_position_ids use_rope use_rotary
+    q_head_dim rope swa_num_attention_heads swa_num_key_value_heads swa_v_head_dim transformers_version use_alibi
+    use_fope use_nope use_position_ids use_rope use_rotary use_rotary_embedding
     """.split()
 )
 

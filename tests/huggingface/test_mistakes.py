@@ -6,7 +6,7 @@ import pytest
 
 from huggingface.published import QWEN_25_VL, llama
 from oracles import configs
-from posenc_jax.hf import rotary_from_config
+from posenc_jax.hf import positions_from_tokens, rotary_from_config, vision_rotary_from_config
 from posenc_jax.hf._models import MODELS
 from posenc_jax.hf._refused import REFUSED
 
@@ -19,7 +19,8 @@ SCALINGS = {
 
 TYPES = "default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn"
 # Flags of many files, and what they say where layers have positions.
-WORDS = dict.fromkeys(("rotary", "use_rotary", "use_rotary_pos_emb", "use_rope"), True)
+WORDS = "rope rotary use_rope use_rotary use_rotary_embedding use_rotary_pos_emb"
+WORDS = dict.fromkeys(WORDS.split(), True)
 WORDS |= dict.fromkeys(("alibi", "use_alibi", "nope", "use_nope"), False)
 
 
@@ -144,6 +145,21 @@ def test_the_case_of_a_model_type():
                 )
     for other, name in {"Llama": "llama", "Qwen2-VL": "qwen2_vl", "GPT-NeoX": "gpt_neox", "DeBERTa": "deberta"}.items():
         refused({"model_type": other} | SIZES, f"model_type '{other}' is not known: write '{name}' if that is meant$")
+    # a composite, its language model, the whole model with images, and the tower
+    refused({"model_type": "Gemma3", "text_config": SIZES}, "model_type 'Gemma3' is not known: write 'gemma3' if that")
+    refused(
+        {"model_type": "llava", "text_config": SIZES | {"model_type": "Qwen2"}}, "'Qwen2' is not known: write 'qwen2'"
+    )
+    tower = {"model_type": "paddleocr_vl", "patch_size": 14} | SIZES  # whose name is that of the whole model
+    refused(tower, "model_type 'paddleocr_vl' is not known, and its code may do")
+    with pytest.raises(
+        ValueError, match="^positions_from_tokens: model_type 'Qwen2-VL' is not known: write 'qwen2_vl' if"
+    ):
+        positions_from_tokens({"model_type": "Qwen2-VL"}, [[1]])
+    with pytest.raises(
+        ValueError, match="^vision_rotary_from_config: model_type 'Pixtral' is not known: write 'pixtral' if"
+    ):
+        vision_rotary_from_config({"model_type": "Pixtral"})
 
 
 @pytest.mark.parametrize("head_dim", [1, 7, 63, 127])

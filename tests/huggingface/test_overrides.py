@@ -125,6 +125,18 @@ def test_layers_of_which_some_are_scaled():
         read(molmo | {"rope_parameters": settings})
 
 
+def test_a_base_for_each_spectrum():
+    v4 = SIZES | {
+        "model_type": "deepseek_v4",
+        "qk_rope_head_dim": 64,
+        "rope_parameters": {"rope_type": "yarn"} | SCALINGS["yarn"],
+    }
+    with pytest.raises(ValueError, match="rope_parameters.rope_theta is missing beside rope_type = 'yarn'"):
+        read(v4)
+    for base in ({"compress_rope_theta": 4e4}, {"rope_theta": 1e4}):
+        assert read(v4 | base)
+
+
 def test_a_class_with_a_length_of_its_own():
     lists = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
     phi = {"model_type": "phi3", "head_dim": 96, "num_hidden_layers": 2, "max_position_embeddings": 131072}

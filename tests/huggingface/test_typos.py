@@ -153,9 +153,12 @@ def test_how_near_a_key_must_be():
 # What people write for keys, none of them near in letters, and the keys that they mean.
 FAR = {
     "rope_theta rotary_emb_base global_rope_theta local_rope_theta rope_local_base_freq":
-        "base bases base_freq base_frequency freq_base freqBase freqs_base frequency_base FrequencyBase inv_freq invfreqs theta",
-    "rope_scaling": "factor freq_scale frequency_scale scaling scalings scaling_factor scaling_type",
-    "head_dim": "attention_head_size d_head dim_head dim_per_head head_dimension head_size headSize size_per_head",
+        "base bases base_freq base_frequency freq_base freqBase freqs_base frequency_base FrequencyBase inv_freq "
+        "invfreqs theta rope_base RopeBase rope_freq_base rope_frequency_base rotary_base base_theta theta_base inverse_freq",
+    "rope_scaling": "factor freq_scale frequency_scale scaling scalings scaling_factor scaling_type scaling_config rope_scale "
+        "rope_factor rope_scaling_factor rope_scaling_type",
+    "head_dim": "attention_head_size attn_head_dim d_head dim_head dim_per_head head_dimension head_dim_size head_size headSize "
+        "hidden_size_per_head per_head_dim size_per_head",
     "sliding_window_pattern": "sliding_pattern sliding_patterns window_pattern",
     "original_max_position_embeddings":
         "original_context_length original_length original_max_length original_max_seq_len original_seq_len",
