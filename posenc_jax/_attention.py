@@ -107,7 +107,8 @@ def attention(
     weights of the parts are no more accurate than that. Give sinks to one part only.
 
     Args:
-      query: floats of shape (..., queries, heads, head_dim).
+      query: floats of shape (..., queries, heads, head_dim). head_dim is at least 1, because scores are
+        divided by its root.
       key: floats of shape (..., keys, kv_heads, head_dim) and query's dtype. Each key head serves heads / kv_heads
         consecutive query heads.
       value: floats of shape (..., keys, kv_heads, value_dim) and query's dtype.

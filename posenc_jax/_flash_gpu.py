@@ -287,7 +287,7 @@ def _compute(
 def _weights(shape: Shape, x: Any, left: Any, top: Any) -> tuple[Any, Any, Any]:
     """The new maximum, what shrinks the sums so far, and the weights of a tile."""
     factor, most = shape.scale * LOG2E, jnp.max(x, 1)
-    left = 0.0 if left is None else left * LOG2E
+    left = 0.0 if left is None else left
     higher = jnp.maximum(top, most * factor + left)
     shift = lax.broadcast_in_dim(higher - left, x.shape, (0,))
     return higher, jnp.exp2(top - higher), jnp.exp2(x * factor - shift)

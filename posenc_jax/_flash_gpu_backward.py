@@ -219,9 +219,9 @@ def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -
                 slot = lax.rem(n * tiles + step - first, jnp.int32(shape.stages))
                 q, d_out, known = (x.at[slot] for x in (memory.query, memory.d_out, memory.known))
                 plgpu.barrier_wait(memory.q_ready.at[slot])
-                # Plus 0, which the compiler does not know: otherwise it keeps the addresses of all parts of keys and
-                # values in registers, and spills others.
-                own = warpgroup + lax.shift_right_logical(step, jnp.int32(30))
+                # Plus 0, which the compiler does not know: at a width of 128 it otherwise keeps the addresses of all
+                # parts of keys and values in registers, and spills others.
+                own = warpgroup + (lax.shift_right_logical(step, jnp.int32(30)) if k.shape[-1] > 64 else 0)
                 x, dp = products(shape, (memory.key.at[own], q), (memory.value.at[own], d_out))
                 of_queries = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.sides]
                 at = At(step * shape.block, base, BLOCK - warpgroup * ROWS_OF_TILE, turned=True)
@@ -304,5 +304,5 @@ def spread(x: Any, at: At, tile: Any) -> Any:
 def weights(shape: Shape, x: Any, at: At, read: Read, top: Any, whole: bool) -> tuple[Any, Any]:
     """The weights of a tile times t, and the derivative of the cap."""
     found = scores(shape, x, at, read, whole)
-    shift = top if found.left is None else top - found.left * LOG2E
+    shift = top if found.left is None else top - found.left
     return jnp.exp2(found.x * (shape.scale * LOG2E) - spread(shift, at, x.shape)), found.slope

@@ -93,7 +93,7 @@ class Scores(NamedTuple):
     """Those of a tile divided by the scale, −∞ for keys that a query does not see."""
 
     x: Any
-    left: Any  # what is left to add to the scores of a query, or None
+    left: Any  # what is left to add to the scores of a query, times log₂ e, or None
     slope: Any  # the derivative of the cap, if there is one
 
 
@@ -133,11 +133,12 @@ def scores(shape: Shape, x: Any, at: At, read: Read, whole: bool) -> Scores:
     i, j, near, far, q_sides, k_sides = _positions(shape, x.shape, at, read)
     if whole and bias is not None and bias.kind == "linear" and shape.reach[1] == 0:
         # b = −m (i − j) in two parts, of which one is the same for all keys.
-        axis, layout = (1, COLUMNS) if at.turned else (0, ROWS)
+        axis, layout, bits = (1, COLUMNS, 6) if at.turned else (0, ROWS, ~8)  # those bits are equal in a thread
         each = plgpu.broadcasted_iota(jnp.int32, x.shape[axis : axis + 1], 0, layout=layout)
         _, k_number = _numbers_within(x.shape, at)
         x -= k_number.astype(jnp.float32) * (read.numbers[0] * (1 / shape.scale))
-        return Scores(x, (at.query - at.key + each).astype(jnp.float32) * read.numbers[0], slope)
+        difference = (at.query - at.key + (each & bits)).astype(jnp.float32) + (each & ~bits).astype(jnp.float32)
+        return Scores(x, difference * (read.numbers[0] * LOG2E), slope)
     if bias is not None:
         added = read.bias
         if added is None:

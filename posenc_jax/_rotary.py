@@ -280,7 +280,7 @@ def convert_layout(
     turned = slice(0, dim) if part == "first" else slice(head_dim - dim, head_dim)
     if source != target:
         order[turned] = order[turned].reshape(shape).T.reshape(-1)
-    outputs = (np.arange(array.shape[axis] // head_dim)[:, None] * head_dim + order).reshape(-1)
+    outputs = np.arange(array.shape[axis]).reshape(num_heads, head_dim)[:, order].reshape(-1)
     return jnp.take(array, outputs, axis=axis)
 
 

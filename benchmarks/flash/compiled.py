@@ -106,18 +106,20 @@ def main() -> None:
     known, found = {}, {}
     if arguments.output and arguments.output.exists():
         found = json.loads(arguments.output.read_text())["cases"]
+    names = "jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-nvvm"
+    environment = {"compiled for": "NVIDIA H200, not run"} | {n: importlib.metadata.version(n) for n in names}
+    what = "posenc_jax.attention by implementation='mosaic_gpu', by benchmarks/flash/compiled.py"
     for case in [*cases.cases(), *cases.compiled_alone()]:
-        if case.name.startswith(("kernel", "right")) and any(text in case.name for text in arguments.only):
-            try:
-                found[case.name] = figures(case.problem, case.make, case.backward, known)
-            except Exception as error:  # noqa: BLE001 - the others still count
-                found[case.name] = {"failed": f"{type(error).__name__}: {str(error)[:1500]}"}
-            print(json.dumps(case.name, ensure_ascii=False), json.dumps(found[case.name]), flush=True)
-    if arguments.output:
-        names = "jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-nvvm"
-        environment = {"compiled for": "NVIDIA H200, not run"} | {n: importlib.metadata.version(n) for n in names}
-        what = "posenc_jax.attention by implementation='mosaic_gpu', by benchmarks/flash/compiled.py"
-        arguments.output.write_text(compact({"environment": environment, "compiled": what, "cases": found}) + "\n")
+        if not case.name.startswith(("kernel", "right")) or not any(text in case.name for text in arguments.only):
+            continue
+        try:
+            found[case.name] = figures(case.problem, case.make, case.backward, known)
+        except Exception as error:  # noqa: BLE001 - the others still count
+            found[case.name] = {"failed": f"{type(error).__name__}: {str(error)[:1500]}"}
+        print(json.dumps(case.name, ensure_ascii=False), json.dumps(found[case.name]), flush=True)
+        if arguments.output:
+            result = {"environment": environment, "compiled": what, "cases": found}
+            arguments.output.write_text(compact(result) + "\n")
     if arguments.keep:
         arguments.keep.mkdir(parents=True, exist_ok=True)
         for file in Path(DUMP).iterdir():

@@ -263,6 +263,19 @@ def test_links_show_the_picture_where_the_site_has_an_address():
     assert "og:image" not in hooks.shared(page, config)
 
 
+def test_notebooks_open_in_colab_where_a_branch_holds_them(monkeypatch):
+    pytest.importorskip("mkdocs")
+    hooks = program("hooks")
+    page = SimpleNamespace(abs_src_path=str(ROOT / "docs" / "rope.md"), src_uri="rope.md")
+    config = SimpleNamespace(repo_url="https://github.com/owner/name/")
+    monkeypatch.setenv("NOTEBOOKS_BRANCH", "gh-pages/dev")
+    text = hooks.downloadable("# RoPE\n\nText.\n", page, config)
+    assert "(downloads/rope.ipynb)" in text
+    assert "(https://colab.research.google.com/github/owner/name/blob/gh-pages/dev/downloads/rope.ipynb)" in text
+    config.repo_url = ""
+    assert "colab" not in hooks.downloadable("# RoPE\n\nText.\n", page, config)
+
+
 def test_at_most_five_recipes_of_an_entry_are_unfolded():
     folded = 0
     for name, entry in names_of_the_reference():
