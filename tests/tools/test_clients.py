@@ -206,6 +206,9 @@ def test_a_text_says_what_the_session_found(name):
         theirs = [each for each, _ in moved]
         assert (f"{min(theirs):.0e}", f"{max(theirs):.0e}") == (least, most)
         assert max(each for _, each in moved) < float(ours)
+    patch = (patches.FOLDER / f"{name}.patch").read_text("utf-8")
+    for count in re.findall(r"(\d+) lines for (\d+)", text):
+        assert count == tuple(str(len(re.findall(rf"^[{sign}][^{sign}\n]", patch, re.M))) for sign in "+-")
     compile((patches.FOLDER / f"test_{name}.py").read_text("utf-8"), name, "exec")
 
 
