@@ -41,6 +41,7 @@ CLIENTS = {
     "levanter": ["marin-levanter==0.2.227.dev40316220070"],
     "keras_hub": ["keras-hub==0.32.0", "keras==3.15.1"],
     "equinox": ["equinox==0.13.8"],
+    "penzai": ["penzai==0.2.5"],
 }
 
 
@@ -429,7 +430,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("client", [nox.param(name, id=name) for name in CLIENTS])
 def clients(session: nox.Session, client: str) -> None:
-    """This library put into MaxText, Gemma and four more, beside themselves; `-- --source DIR` runs their own tests.
+    """This library put into MaxText, Gemma and five more, beside themselves; `-- --source DIR` runs their own tests.
 
     It writes clients/results/. Each needs an environment of up to 3 GB, Python 3.12 and 5 minutes.
     """
@@ -441,6 +442,8 @@ def clients(session: nox.Session, client: str) -> None:
     session.run("uv", "pip", "install", "--python", str(Path(session.bin, "python")), "-e", ".", "pytest", *wanted)
     many = "--xla_force_host_platform_device_count=8"
     session.run("python", "-m", "clients.run", client, *options, env=CPU | {"XLA_FLAGS": many})
+    if not newest:  # the texts of clients/adoption
+        session.run("python", "-m", "clients.patches", client, "--check", env=CPU)
 
 
 @nox.session

@@ -62,6 +62,7 @@ REPLACED = [
     Replaced(layers.SinePositionEncoding, "call", sine_call, lambda self, x, *_, **__: jnp.zeros_like(x)),
     Replaced(layers.AlibiBias, "call", alibi_call, _same),
 ]
+GUARD = 'keras.config.backend() == "jax"', ["import jax.numpy as jnp"]  # of the patch: other backends keep their lines
 PACKAGE = "keras-hub"
 TESTS = [
     f"keras_hub/src/layers/modeling/{name}_test.py"

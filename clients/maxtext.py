@@ -19,7 +19,8 @@ def cast(self, y):
 
 
 def rotary(self, inputs, position=None):  # RotaryEmbedding and PartialRotaryEmbedding
-    base, slower = self.max_timescale / self.min_timescale, self.min_timescale * self.rope_linear_scaling_factor
+    base = self.max_timescale / self.min_timescale
+    slower = self.min_timescale * self.rope_linear_scaling_factor
     f = pe.linear_scaling(pe.geometric(self.embedding_dims, base), slower)
     return cast(self, pe.rotary(inputs, position, f, head_axis=-2))
 
@@ -42,7 +43,8 @@ def llama(self, inputs, position=None):  # LLaMARotaryEmbedding
 
 def yarn(self, inputs, position=None):  # YarnRotaryEmbedding, which takes pairs and gives halves
     betas = {"beta_fast": self.beta_fast, "beta_slow": self.beta_slow, "truncate": self.truncate}
-    f = pe.yarn(self.embedding_dims, self.rope_theta, self.rope_factor, self.original_max_position_embeddings, **betas)
+    scaled = self.embedding_dims, self.rope_theta, self.rope_factor
+    f = pe.yarn(*scaled, self.original_max_position_embeddings, **betas)
     if not self.attention_scaling:
         f = f.with_attention_factor(1)
     if self.interleave and not self.pairwise:
@@ -51,7 +53,7 @@ def yarn(self, inputs, position=None):  # YarnRotaryEmbedding, which takes pairs
     return cast(self, pe.rotary(inputs, position, f, head_axis=-2, layout=layout))
 
 
-def llama_vision(self, inputs, position=None):  # LlamaVisionRotaryEmbedding; the class token, the last, does not turn
+def llama_vision(self, inputs, position=None):  # LlamaVisionRotaryEmbedding; the class token rests
     side = self.image_size // self.patch_size
     at = jnp.pad(1 + pe.grid_positions((side, side), order="column"), ((0, 1), (0, 0)))
     f = pe.axial(pe.geometric(inputs.shape[-1] // 2, self.rope_theta), 2)
@@ -60,7 +62,8 @@ def llama_vision(self, inputs, position=None):  # LlamaVisionRotaryEmbedding; th
 
 def thinker(self, inputs, position):  # Qwen3OmniMoeThinkerTextRotaryEmbedding
     f = pe.geometric(self.rotary_dim, self.max_timescale / self.min_timescale)
-    f = pe.multi_section(f, self.mrope_section, interleaved=True).with_attention_factor(self.attention_scaling)
+    f = pe.multi_section(f, self.mrope_section, interleaved=True)
+    f = f.with_attention_factor(self.attention_scaling)
     at = position[..., None] if position.ndim == 2 else position
     return cast(self, pe.rotary(inputs, at, f, head_axis=-2))
 

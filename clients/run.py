@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("maxtext", "gemma", "tunix", "levanter", "keras_hub", "equinox")
+NAMES = ("maxtext", "gemma", "tunix", "levanter", "keras_hub", "equinox", "penzai")
 
 
 def line(client: str, found: dict[str, Any]) -> str:

@@ -19,13 +19,20 @@ from clients.harness import Replaced, Timed, Trial, causal, parameters, tokens
 import posenc_jax as pe
 
 
-def apply_rope(inputs, positions, head_dim, rope_theta=1_000_000):  # Llama 3, Qwen 3, Gemma
+def apply_rope(inputs, positions, head_dim, rope_theta=1_000_000):  # Llama 3 and Qwen 3
     return pe.rotary(inputs, positions, pe.geometric(head_dim, rope_theta), head_axis=-2)
 
 
-def scaled_rope(
-    inputs, positions, *, base_frequency, head_dim=None, scale_factor=1.0, rope_proportion=1.0
-):  # Gemma 3, 4
+def gemma_rope(inputs, positions, head_dim, max_wavelength=10_000):
+    return pe.rotary(inputs, positions, pe.geometric(head_dim, max_wavelength), head_axis=-2)
+
+
+def gemma3_rope(inputs, positions, *, head_dim, base_frequency, scale_factor=1.0):
+    f = pe.linear_scaling(pe.geometric(head_dim, base_frequency), scale_factor)
+    return pe.rotary(inputs, positions, f, head_axis=-2)
+
+
+def gemma4_rope(inputs, positions, *, base_frequency, scale_factor=1.0, rope_proportion=1.0):
     f = pe.proportional(inputs.shape[-1], base_frequency, rope_proportion, scale_factor)
     return pe.rotary(inputs, positions, f, head_axis=-2)
 
@@ -43,11 +50,9 @@ def apply_rotary_embedding(x, sin, cos):
 REPLACED = [
     Replaced(llama3, "apply_rope", apply_rope),
     Replaced(qwen3, "apply_rope", apply_rope),
-    Replaced(
-        gemma, "apply_rope", lambda x, p, head_dim, max_wavelength=10_000: apply_rope(x, p, head_dim, max_wavelength)
-    ),
-    Replaced(gemma3, "apply_rope", scaled_rope),
-    Replaced(gemma4, "apply_rope", scaled_rope),
+    Replaced(gemma, "apply_rope", gemma_rope),
+    Replaced(gemma3, "apply_rope", gemma3_rope),
+    Replaced(gemma4, "apply_rope", gemma4_rope),
     Replaced(qwen2, "_generate_pos_embeddings", generate_pos_embeddings, generate_pos_embeddings),
     Replaced(qwen2, "apply_rotary_embedding", apply_rotary_embedding),
 ]

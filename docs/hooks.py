@@ -1,14 +1,18 @@
 """What MkDocs changes in the pages that it renders."""
 
+import importlib
+import inspect
 import os
 import re
 from collections import Counter
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import card
 import llms
 import notebooks
-from entries import completed, overview
+from entries import INTRODUCED, completed, overview
 from folding import fold
 from markdown import Extension, Markdown
 from markdown.extensions.toc import slugify
@@ -56,7 +60,9 @@ TITLE = re.compile(r"^# .+\n", flags=re.MULTILINE)
 VIEW = re.compile(r'<pe-view\b[^>]*\bkind="(\w+)"')
 DEFINED = re.compile(r'^ *define\("(\w+)"', flags=re.MULTILINE)
 FENCE = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
+RECIPE = re.compile(r"\[(?:`[^`]*`|[^\]`])*\]\(\.\./recipes\.md#[\w-]+\)")
 MOST = 4  # guides shown for one name
+MOST_RECIPES = 5
 LISTS = ("index.md", "choose.md", "recipes.md", "changelog.md", "bibliography.md", "contributing.md")
 # The guide of names that none shows.
 OF_MODULE = {
@@ -108,6 +114,44 @@ def guides(name: str) -> str:
     return "\nGuides: " + " ·\n".join(f"[{words}](../{link})" for words, link in found) + "\n" if found else ""
 
 
+def recipes(line: str | None) -> str:
+    """The line that leads from a public name to its recipes: the first of them, and the others folded."""
+    links = RECIPE.findall(line or "")
+    if len(links) <= MOST_RECIPES:
+        return line or ""
+    first, others = " ·\n".join(links[:MOST_RECIPES]), " ·\n    ".join(links[MOST_RECIPES:])
+    return f'\nRecipes: {first}\n\n??? more "{len(links) - MOST_RECIPES} more recipes"\n\n    {others}\n'
+
+
+def entry(match: re.Match[str]) -> str:
+    """A name of the reference, with its recipes and its guides."""
+    return f"::: {match[1]}\n{recipes(match[2])}{guides(match[1])}"
+
+
+def described(markdown: str) -> str:
+    """What a page is about in a sentence or two; a page of the reference, in those of the module that it introduces."""
+    introduced = INTRODUCED.search(markdown)
+    if not introduced:
+        return llms.summary(markdown)
+    return llms.summary(f"# {introduced[1]}\n\n{inspect.getdoc(importlib.import_module(introduced[1]))}")
+
+
+def shared(page: Any, config: Any) -> str:
+    """What a link to a page shows elsewhere: title, summary and, where SITE_URL is set, a picture."""
+    said = {
+        "og:type": "website",
+        "og:site_name": config.site_name,
+        "og:title": page.meta.get("title", page.title),
+        "og:description": page.meta["description"],
+    }
+    if config.site_url:
+        width, height = card.SIZE
+        picture = {"": f"{config.site_url.rstrip('/')}/assets/card.png", ":width": width, ":height": height}
+        said |= {"og:url": page.canonical_url} | {f"og:image{what}": value for what, value in picture.items()}
+        said |= {"og:image:alt": config.site_description, "twitter:card": "summary_large_image"}
+    return "".join(f'<meta property="{name}" content="{escape(str(value))}">\n' for name, value in said.items())
+
+
 def linked(markdown: str) -> str:
     """The page with the first mention of each function, `pe.NAME` as plain code, linked to the reference."""
     seen, parts, end = set(), [], 0
@@ -146,12 +190,12 @@ def downloadable(markdown: str, file: Any, config: Any) -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Folds assertions, and leads from the reference to the guides and back."""
-    if not page.file.src_uri.startswith("api/"):
-        page.meta.setdefault("description", llms.summary(markdown) or config.site_description)
+    page.meta.setdefault("description", described(markdown) or config.site_description)
     if page.file.src_uri == "api/index.md":
         return overview(markdown)
     if page.file.src_uri.startswith("api/"):
-        return ENTRY.sub(lambda match: match[0] + guides(match[1]), completed(markdown))
+        page.meta["search"] = {"boost": 2}  # who types a name looks for it
+        return ENTRY.sub(entry, completed(markdown))
     text = linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
     return downloadable(text, page.file, config)
 
@@ -188,13 +232,15 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Writes the pages as Markdown, and llms.txt."""
+    """Writes the pages as Markdown, llms.txt, and the picture of links."""
     llms.write(PAGES, Path(config.site_dir), config.site_name, config.site_description)
+    card.write(Path(config.site_dir, "assets", "card.png"), config.site_name, config.site_description)
 
 
-def on_post_page(output: str, **_: Any) -> str:
-    """Drops what names a private module, and the theme's question to GitHub how many stars there are."""
+def on_post_page(output: str, page: Any, config: Any, **_: Any) -> str:
+    """Drops what names a private module, and the theme's question to GitHub how many stars there are; adds metadata."""
     output = PRIVATE.sub("", output).replace(' data-md-component="source"', "")
+    output = output.replace("</head>", f"{shared(page, config)}</head>", 1)
     for private, written in LISTED.items():
         output = re.sub(private, written, output)
     return output

@@ -20,7 +20,9 @@ def summary(markdown: str) -> str:
     body = notebooks.FENCE.sub("", markdown[title.end() :] if (title := TITLE.search(markdown)) else "")
     paragraphs = (" ".join(paragraph.split()) for paragraph in body.split("\n\n"))
     text = next((text for text in paragraphs if re.match(r"\w|\[", text)), "")
-    text, result = MARKED.sub(lambda match: match[1] or "", text), ""
+    for _ in range(2):  # code inside a link, too
+        text = MARKED.sub(lambda match: match[1] or "", text)
+    result = ""
     for sentence in SENTENCE.findall(text) or [text]:
         if result and len(result) + len(sentence) > LENGTH:
             break

@@ -31,7 +31,10 @@ NOT_RUN = re.compile(r"^``` *\{ *\.(\w+)[^}\n]*\}$", flags=re.MULTILINE)  # code
 _ATTRIBUTE = r"(?:[#.][a-zA-Z][\w-]*|\w+=\"[^\"]*\")"
 ATTRIBUTES = re.compile(rf" *\{{ *{_ATTRIBUTE}(?: +{_ATTRIBUTE})* *\}}")
 IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[\w./]+\.svg)(?:#only-(?P<scheme>\w+))?\)")
-LINK = re.compile(r"(?<!!)\[(?P<text>[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]\((?P<page>[\w./]+\.md)?(?P<anchor>#[\w.-]+)?\)")
+LINK = re.compile(
+    r"(?<!!)\[(?P<text>[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]"
+    r"\((?P<page>[\w./]+\.md)?(?P<query>\?[\w=&]+)?(?P<anchor>#[\w.-]+)?\)"
+)
 TAG = re.compile(r"^ *</?(?:pe-view|div)\b[^>]*>\n?", flags=re.MULTILINE)
 
 
@@ -91,7 +94,7 @@ def words(text: str, page: pathlib.Path) -> str:
         target = posixpath.normpath(posixpath.join(here, match["page"]))
         if target in notebooks:
             return f"[{match['text']}]({notebooks[target]}.ipynb)"
-        address = f"{site.rstrip('/')}/{target.removesuffix('.md')}.html{match['anchor'] or ''}"
+        address = f"{site.rstrip('/')}/{target.removesuffix('.md')}.html{match['query'] or ''}{match['anchor'] or ''}"
         return f"[{match['text']}]({address})" if site else match["text"]
 
     text = INCLUDE.sub(included, text)

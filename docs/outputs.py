@@ -4,8 +4,8 @@ A page's blocks share one namespace, in their order. The include of `outputs/NAM
 in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. A picture `figures/NAME.svg`
 after a block, or after what it prints, is matplotlib's current figure. A block that begins with
 `# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/sessions.md` lists the sessions of
-noxfile.py, as `nox -l` does, `outputs/model_types.md` the model types that configs are read of, and
-`outputs/evidence_*.md` what demo/evidence.json holds.
+noxfile.py, as `nox -l` does, `outputs/model_types.md` the model types that configs are read of,
+`outputs/evidence_*.md` what demo/evidence.json holds, and `outputs/sheet_*.md` the tables of the page to print.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import flax
 import jax
 import model_types
 import numpy as np
+import sheet
 
 DOCS = pathlib.Path(__file__).parent
 INCLUDES = DOCS.parent / "build" / "docs"
@@ -135,7 +136,7 @@ def main() -> None:
     noxfile = (DOCS.parent / "noxfile.py").read_text(encoding="utf-8")
     (args.includes / "sessions.md").write_text("\n".join(sessions(noxfile)) + "\n", encoding="utf-8")
     (args.includes / "model_types.md").write_text("\n".join(model_types.lines()) + "\n", encoding="utf-8")
-    for name, text in findings.texts().items():
+    for name, text in (findings.texts() | sheet.texts()).items():
         (args.includes / name).write_text(text, encoding="utf-8")
     chosen = args.pages or pages()
     for i, page in enumerate(chosen):

@@ -107,7 +107,8 @@ def attention(
     weights of the parts are no more accurate than that. Give sinks to one part only.
 
     Args:
-      query: floats of shape (..., queries, heads, head_dim).
+      query: floats of shape (..., queries, heads, head_dim). head_dim is at least 1, because scores are
+        divided by its root.
       key: floats of shape (..., keys, kv_heads, head_dim) and query's dtype. Each key head serves heads / kv_heads
         consecutive query heads.
       value: floats of shape (..., keys, kv_heads, value_dim) and query's dtype.
@@ -147,8 +148,9 @@ def attention(
       block_size: the maximum number of queries, and of keys, in a tile.
       implementation: "xla" or None for XLA; "mosaic_gpu" for kernels that compute the forward pass and reverse mode on
         an NVIDIA Hopper GPU. They need JAX 0.11 or later, bfloat16 or float16, and a head_dim and value_dim of at most
-        256; what they cannot compute is an error. XLA, in tiles of block_size, computes forward mode, second
-        derivatives, and reverse mode with a head_dim or value_dim above 128 or by what some biases learn.
+        256; what they cannot compute is an error. XLA, in tiles of block_size, computes forward mode and second
+        derivatives. It also computes reverse mode if head_dim or value_dim is above 128, or with respect to what some
+        biases learn.
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too. Unlike the residual of
         `jax.nn.dot_product_attention`, it is differentiable and is not rounded to the dtype of key.
 

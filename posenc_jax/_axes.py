@@ -35,7 +35,8 @@ def axial(
       base: as for `geometric`, 10,000 by default; only allowed for widths.
 
     Returns:
-      Frequencies; positions have shape (..., num_axes), or (...,) when num_axes is 1.
+      Frequencies; positions have shape (..., num_axes), or (...,) when num_axes is 1. A last coordinate of width 0
+      drives no pair and does not count.
 
     Raises:
       TypeError: if frequencies or num_axes has the wrong type.
@@ -165,7 +166,7 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
     Args:
       frequencies: Frequencies with one axis, or an int width for `geometric(width)`.
       sections: how many pairs each coordinate (time, height, width) drives; positive integers that sum to the number
-        of pairs.
+        of pairs. A section of 0 is refused: `Frequencies` know a coordinate by the pairs that it drives.
       interleaved: whether to deal the pairs out in turn (Qwen3-VL) rather than in contiguous blocks (Qwen2-VL).
 
     Returns:

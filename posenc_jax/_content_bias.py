@@ -108,9 +108,10 @@ def content_bias(
       One query with the feature 1, so that the bias is the row of each offset:
 
       >>> rows, one = jnp.arange(5.0)[:, None], jnp.ones((1, 1, 1))
-      >>> print(pe.content_bias(jnp.array([3]), jnp.arange(7), rows, query=one, out_of_range="nearest")[0])
+      >>> given = jnp.array([3]), jnp.arange(7), rows
+      >>> print(pe.content_bias(*given, query=one, out_of_range="nearest")[0])
       [[4. 4. 3. 2. 1. 0. 0.]]
-      >>> print(pe.content_bias(jnp.array([3]), jnp.arange(7), rows, query=one, first=0, out_of_range="zeros")[0])
+      >>> print(pe.content_bias(*given, query=one, first=0, out_of_range="zeros")[0])
       [[3. 2. 1. 0. 0. 0. 0.]]
 
     Reference:

@@ -108,7 +108,7 @@ def timestep_embedding(
 
     Args:
       timesteps: $t$, integers or float32 of shape (...,).
-      dim: number of features, at least 2. An odd width ends in a zero.
+      dim: number of features. An odd width ends in a zero.
       flip_sin_to_cos: puts the cosines first.
       downscale_freq_shift: shift, below n. 1 ends the frequencies at exactly scale/max_period (DDPM, Stable Diffusion's
         predecessors); 0 ends them one step short of it (Stable Diffusion, DiT). A single frequency is `scale` for any
@@ -124,7 +124,7 @@ def timestep_embedding(
     Raises:
       TypeError: if timesteps are not integers or float32 (bfloat16 takes 937 for 936), if dim is not an integer, or if
         another argument has the wrong type.
-      ValueError: if dim is below 2, if the shift is not below n, if scale or max_period is not positive, or if a
+      ValueError: if dim is negative, if the shift is not below n, if scale or max_period is not positive, or if a
         frequency would reach 2²⁸ turns per timestep.
 
     Examples:
@@ -137,7 +137,7 @@ def timestep_embedding(
     Reference:
       Ho et al., "Denoising Diffusion Probabilistic Models", 2020, appendix B; `get_timestep_embedding` of diffusers.
     """
-    dim = _checks.integer("dim", _checks.size("dim", dim), 2)
+    dim = _checks.size("dim", dim, 0)
     shift, scale, max_period = _parse_timestep_settings(dim // 2, downscale_freq_shift, scale, max_period)
     frequencies = _timestep_frequencies(dim // 2, Fraction(shift), Fraction(scale), max_period)
     timesteps = parse_positions("timesteps", timesteps, frequencies)
@@ -150,7 +150,7 @@ def _parse_timestep_settings(half: int, shift: Any, scale: Any, max_period: Any)
     shift = _checks.number("downscale_freq_shift", shift)
     scale, max_period = _checks.positive("scale", scale), _checks.positive("max_period", max_period)
     require(scale < 1.6e9, "scale must be below 1.6e9, got {}", scale)  # 2²⁸ turns per timestep
-    require(half == 1 or shift < half, "downscale_freq_shift must be below dim // 2 = {}, got {}", half, shift)
+    require(half <= 1 or shift < half, "downscale_freq_shift must be below dim // 2 = {}, got {}", half, shift)
     return shift, scale, max_period
 
 

@@ -220,7 +220,7 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
 
     Args:
       dim: number of features. An odd width has (dim + 1)/2 pairs and drops the last cosine. A width of 0 is that of a
-        layer without positions (NoPE): `rotary` then turns nothing.
+        layer without positions (NoPE): `rotary` then turns nothing, and every function of features returns none.
       base: positive and finite.
       endpoint: spaces the pairs to end at exactly 1/base, $\omega_i = \text{base}^{-i/(n-1)}$ for $n$ pairs, as
         Tensor2Tensor, the Flax examples and diffusion models do. A single pair has $\omega_0 = 1$.

@@ -39,15 +39,15 @@ def pope(
       \theta_i = \omega_i p + \delta_i$$
 
     where $a$ is the `attention_factor` of the frequencies and $\delta_i$ the `phase`, which keys have and queries do
-    not. The score of a query $u$ at $p$ and a key $v$ at $q$ is a sum of cosines of their offset, whose amplitudes are
-    never negative and whose peaks stand where $\delta$ puts them, whatever the contents:
+    not. The score of a query $u$ at $p$ and a key $v$ at $q$ is a sum of cosines of their offset. Their amplitudes are
+    never negative, and $\delta$ alone sets the offsets at which they peak:
 
     $$a^2 \sum_i \mu_i(u)\,\mu_i(v)\,\cos\bigl(\omega_i (q - p) + \delta_i\bigr)$$
 
-    The result is twice as wide as x, with one frequency for each feature, so scores are twice as much work. Scale them
-    by $1/\sqrt{d}$, as those of x, and not by the width of the result. Angles are correct at every int32 position, and
-    a position gives the same bits in a full sequence and in a decode step. The pairs are those that `rotary` turns:
-    `rotary` of cached keys by an offset, with the same layout and frequencies of amplitude 1, moves them.
+    The result is twice as wide as x, with one frequency for each feature, so scores take twice the work. Scale them by
+    $1/\sqrt{d}$ for the $d$ features of x, not by the width of the result. Angles are correct at every int32 position,
+    and a position gives the same bits in a full sequence and in a decode step. To move cached keys, rotate them by the
+    offset: `rotary` turns the same pairs, with the same layout and frequencies of amplitude 1.
 
     Args:
       x: queries or keys, floats of shape (..., seq, heads, head_dim).

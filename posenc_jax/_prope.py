@@ -39,27 +39,27 @@ def prope(
 
     $$P^\top \text{ (query)}, \qquad P^{-1} \text{ (key, value)}, \qquad P \text{ (output)}.$$
 
-    A score then holds $P_i P_j^{-1}$, which takes the image of camera $j$ to that of camera $i$, and the output of
+    Scores then depend on $P_i P_j^{-1}$, which maps the image of camera $j$ to that of camera $i$, and the output of
     token $i$ is $\sum_j a_{ij} P_i P_j^{-1} v_j$. Another frame of the world replaces every $P$ by $P G$ and cancels:
-    only where cameras stand to each other counts. Keys and values depend on their own camera alone, so they can be
-    cached. To say where in its image a patch is, rotate the other features: queries, keys and values by `rotary`,
-    outputs by `rotary(inverse=True)`.
+    only the relative poses of cameras matter. Keys and values depend on their own camera alone, so they can be cached.
+    To encode where in its image a patch is, rotate the other features: queries, keys and values by `rotary`, outputs by
+    `rotary(inverse=True)`.
 
-    These maps are not rotations. A translation multiplies features, so bring scenes to a scale at which cameras are
-    about 1 apart. Scores are differences of numbers as large as the distance of the cameras from the world's origin,
-    and lose as many bits: choose an origin among the cameras.
+    These maps are not rotations. A translation multiplies features, so scale scenes until cameras are about 1 apart.
+    Scores are differences of numbers that grow with the distance of the cameras from the world's origin, and lose bits
+    accordingly: choose an origin among the cameras.
 
     Args:
       x: queries, keys, values or the output of attention, floats of shape (..., seq, heads, head_dim). head_dim is a
         multiple of 4.
       extrinsics: $[R \mid t]$ over a row (0, 0, 0, 1), which takes the world to the camera, of rigid motions: float32
         of shape (..., 4, 4). Invert poses that take the camera to the world: both are rigid, so no check can tell them
-        apart. $R^{-1}$ is computed as $R^\top$, and traced values are not checked. The leading axes broadcast to those
-        of x without its heads: (seq, 4, 4), (batch, seq, 4, 4), (batch, 1, 4, 4) or (4, 4). Where the patches of an
-        image share a camera, give x the shape (batch, images, patches, heads, head_dim) and extrinsics (batch, images,
-        1, 4, 4): a matrix is then computed for each image.
+        apart. $R^{-1}$ is computed as $R^\top$, so derivatives are those along rigid motions; traced values are not
+        checked. The leading axes broadcast to those of x without its heads: (seq, 4, 4), (batch, seq, 4, 4), (batch, 1,
+        4, 4) or (4, 4). Where the patches of an image share a camera, give x the shape (batch, images, patches, heads,
+        head_dim) and extrinsics (batch, images, 1, 4, 4): a matrix is then computed for each image.
       intrinsics: $K$, which takes the camera to pixels: float32 of shape (..., 3, 3), broadcast in the same way. Upper
-        triangular, with 1 in the corner. `None` stands for the identity, which is GTA.
+        triangular, with 1 in the corner. `None` means the identity, which is GTA.
       role: what x is: "query", "key", "value" or "output".
       head_axis: as for `rotary`.
       image_size: height and width in the unit of the intrinsics; must be given with them. Focal lengths become

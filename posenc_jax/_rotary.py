@@ -48,9 +48,9 @@ def rotary(
     position, as in a padded chunk, give each the position: `jnp.broadcast_to(positions, (batch, seq))`. (A single
     vector, and offsets given one by one, look like positions and pass.) Move keys once, from where they were written:
     each move rounds to their dtype, and in 16 bits a thousand moves by one position leave the slow pairs behind, off by
-    several standard deviations. Keys that must move at every step are kept unrotated and rotated where they are read.
-    Angles are correct at every int32 position, and a position gives the same bits in a full sequence and in a decode
-    step.
+    several standard deviations. If keys must move at every step, store them unrotated and rotate them when they are
+    read. Angles are correct at every int32 position, and a position gives the same bits in a full sequence and in a
+    decode step.
 
     The frequencies also define positions of several coordinates (`axial`), M-RoPE sections (`multi_section`), context
     extension (`yarn` and others) and partial rotation (a width below head_dim).
@@ -59,8 +59,8 @@ def rotary(
       x: queries or keys, floats of shape (..., seq, heads, head_dim), as `jax.nn.dot_product_attention` takes them.
         NumPy's float64 is rounded to float32 where x64 is off, as `jnp` does.
       positions: integers or float32 of a shape that broadcasts to the shape of x without its head axis and its last
-        axis: (seq,), (batch, seq), (batch, 1) or (); (tokens,) for x of shape (tokens, heads, head_dim). Frequencies
-        of several axes need one more axis at the end, of size 1 if all coordinates are equal, as those of text are:
+        axis: (seq,), (batch, seq), (batch, 1) or (); (tokens,) for x of shape (tokens, heads, head_dim). Frequencies of
+        several axes need one more axis at the end, of size 1 if all coordinates are equal, as in text:
         `positions[..., None]`. `None` means 0, 1, 2, … along the sequence axis. NumPy's float64: as for `sinusoidal`.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`) or a float array of angular frequencies of shape
         (num_pairs,), (axes, num_pairs) or (heads, axes, num_pairs). With several axes, an array turns each pair by the
@@ -77,11 +77,10 @@ def rotary(
       waves: the cosines and the sines of `cos_sin`, which computes them once for all layers, in place of positions and
         frequencies: two float arrays of shape (..., num_pairs), whose leading axes broadcast as those of positions do.
         If they differ by head, head_axis is None. The result has the same bits. Waves hold their amplitude: take those
-        of `with_attention_factor(1)` to move keys.
-        Waves wider than head_dim/2 have a column for each feature that rotates, in the order of the layout: each wave
-        twice in a row if "interleaved", all of them and then all again if "half". Known ones that are not are an error,
-        and traced ones give NaN. For a width of at most head_dim/2, pass a column for each pair: `cosine[..., ::2]` or
-        `cosine[..., :num_pairs]`.
+        of `with_attention_factor(1)` to move keys. Waves wider than head_dim/2 have a column for each feature that
+        rotates, in the order of the layout: each wave twice in a row if "interleaved", all of them and then all again
+        if "half". In another order, known waves raise an error and traced waves give NaN. For a width of at most
+        head_dim/2, pass a column for each pair: `cosine[..., ::2]` or `cosine[..., :num_pairs]`.
 
     Returns:
       The rotated x, with its shape and dtype. It is computed in float32 and rounded once; for float64 x, products and
@@ -94,12 +93,15 @@ def rotary(
 
     Raises:
       TypeError: if x is not a float array, positions are not integers or float32, or head_axis has another type.
-      ValueError: if the width is odd or above head_dim, if positions do not broadcast, if positions are `None` where
-        they cannot be counted (several axes, no sequence axis, more than 2³¹ of them), if one position serves a
-        sequence under an attention_factor other than 1, if head_dim is symbolic, if layout or part is unknown, if
-        head_axis is not an axis of x before its last, if frequencies by heads do not have one entry for each, if
-        float32 cannot hold the inverse of the attention_factor, if positions, frequencies or inverse are given beside
-        waves, or if waves with a column for each feature are not in the order of the layout.
+      ValueError: if head_axis is not an axis of x before its last, or head_dim is symbolic.
+      ValueError: if the width is odd or above head_dim, or layout or part is unknown.
+      ValueError: if positions do not broadcast, or are `None` where they cannot be counted (several axes, no sequence
+        axis, more than 2³¹ of them).
+      ValueError: if frequencies by heads do not have one entry for each.
+      ValueError: if one position serves a sequence under an attention_factor other than 1, or float32 cannot hold its
+        inverse.
+      ValueError: if positions, frequencies or inverse are given beside waves, or waves with a column for each feature
+        are not in the order of the layout.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -278,7 +280,7 @@ def convert_layout(
     turned = slice(0, dim) if part == "first" else slice(head_dim - dim, head_dim)
     if source != target:
         order[turned] = order[turned].reshape(shape).T.reshape(-1)
-    outputs = (np.arange(array.shape[axis] // head_dim)[:, None] * head_dim + order).reshape(-1)
+    outputs = np.arange(array.shape[axis]).reshape(num_heads, head_dim)[:, order].reshape(-1)
     return jnp.take(array, outputs, axis=axis)
 
 

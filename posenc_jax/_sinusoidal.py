@@ -32,10 +32,10 @@ def sinusoidal(
 
     Args:
       positions: integers or float32 of shape (...,), or (..., axes) if the frequencies use several axes. The unit is
-        one token. Float arrays are taken at their exact values; with x64, float64 too. Without x64, NumPy's float64
-        is read exactly if all of it is integral, and is rounded to float32 if not; this is refused where it moves a
-        position by more than 0.001, as it moves 10⁹ + ½. So is a Python float. Floats of 16 bits or fewer are refused,
-        because they skip integers: bfloat16 has no 257.
+        one token. Float arrays are taken at their exact values; with x64, float64 too. Without x64, a NumPy float64
+        array is read exactly if all its values are integers. Otherwise it is rounded to float32, and refused if that
+        moves a position by more than 0.001, such as 10⁹ + ½. The same holds for a Python float. Floats of 16 bits or
+        fewer are refused, because they skip integers: bfloat16 has no 257.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`), or a float array of angular frequencies of
         shape (num_pairs,), learned or traced. The encoding is differentiable in such an array and in float positions.
         NumPy's float64 is taken at its exact values, as `Frequencies` are.
@@ -95,8 +95,8 @@ def add_sinusoidal(
       positions: integers or float32 of a shape that broadcasts to (..., seq), such as (seq,), (batch, seq) or
         (batch, 1). Frequencies of several axes need one more axis at the end. `None` means 0, 1, 2, … along the
         sequence axis. NumPy's float64: as for `sinusoidal`.
-      frequencies: as for `sinusoidal`, of width d_model. `None` means `geometric(d_model)`. To an odd d_model may be
-        added an even width of one less, with zeros to the last feature, as Tensor2Tensor and the Flax examples do:
+      frequencies: as for `sinusoidal`, of width d_model. `None` means `geometric(d_model)`. For an odd d_model, the
+        width may be d_model - 1. The last feature then gets no encoding, as in Tensor2Tensor and the Flax examples:
         `geometric(d_model - 1, endpoint=True)`, in layout "half".
       layout: as for `sinusoidal`.
       scale: a scalar that multiplies x; $\sqrt{d_{model}}$ in the original Transformer.

@@ -2,7 +2,7 @@
 "use strict";
 document.addEventListener("DOMContentLoaded", () => {
   const {geometric, sinusoidal, sinusoidalFloat32, shift, scalings} = posenc;
-  const {controls, count, fixed, small, html, MAX_POSITION} = views;
+  const {controls, count, fixed, small, html, player, MAX_POSITION} = views;
   const root = document.querySelector(".explorer");
   const $ = (name) => document.getElementById(`explorer-${name}`);
 
@@ -48,7 +48,8 @@ document.addEventListener("DOMContentLoaded", () => {
     const changed = Object.entries(explorer.settings).filter(([name, value]) => value !== DEFAULTS[name]);
     const query = new URLSearchParams(changed).toString();
     const current = location.hash.slice(1);
-    if (query !== current && (query || current.includes("="))) history.replaceState(null, "", `#${query}`);
+    if (query === current || !(query || current.includes("="))) return;
+    history.replaceState(null, "", `${location.pathname}#${query}`); // without what a link from another page said
   }
 
   // A field for a position that no slider hits.
@@ -109,7 +110,6 @@ document.addEventListener("DOMContentLoaded", () => {
 
   let settled;
   let waiting = false;
-  let playing = false;
 
   function draw() {
     waiting = false;
@@ -117,7 +117,7 @@ document.addEventListener("DOMContentLoaded", () => {
     for (const view of root.querySelectorAll("pe-view")) view.show({...explorer.settings, ahead: 0});
     const differences = numbers();
     clearTimeout(settled);
-    if (!playing) settled = setTimeout(settle, 500, differences);
+    if (!playing()) settled = setTimeout(settle, 500, differences);
   }
 
   // What needs no haste: the address, and a sentence for those who listen.
@@ -134,40 +134,22 @@ document.addEventListener("DOMContentLoaded", () => {
     waiting = true;
   }
 
-  const still = matchMedia("(prefers-reduced-motion: reduce)");
-  const POSITIONS_A_SECOND = 3;
-
   // One position further; from the last one back to 0.
-  function step(by) {
-    explorer.settings.p = (explorer.settings.p + by) % (MAX_POSITION + 1);
+  function step() {
+    explorer.settings.p = (explorer.settings.p + 1) % (MAX_POSITION + 1);
     draw();
   }
 
-  // `ahead`: how far the hands are beyond p. A page that was hidden goes on from where it was.
-  function play(before, ahead = 0) {
-    requestAnimationFrame((now) => {
-      if (!playing) return draw();
-      const next = ahead + Math.min((now - before) / 1000, 0.1) * POSITIONS_A_SECOND;
-      if (next >= 1) step(1);
-      $("clocks").show({ahead: next % 1});
-      play(now, next % 1);
-    });
-  }
-
-  function namePlay() {
-    if (still.matches) playing = false;
-    $("play").textContent = still.matches ? "Next position" : playing ? "Pause" : "Play";
-  }
-
-  // Without motion, if the reader wants none: then a press is one step.
-  $("play").addEventListener("click", () => {
-    if (still.matches) return step(1);
-    playing = !playing;
-    namePlay();
-    if (playing) play(performance.now());
+  const playing = player($("play"), {
+    rate: 3, // positions a second
+    step,
+    between: (ahead) => $("clocks").show({ahead}), // how far the hands are beyond p
+    rest: draw,
+    once: "Next position",
   });
 
   root.hidden = false;
+  take(location.search.slice(1)); // of a link from another page
   take(location.hash.slice(1));
   root.addEventListener("submit", (event) => event.preventDefault());
   root.addEventListener("click", ({target}) => {
@@ -175,13 +157,11 @@ document.addEventListener("DOMContentLoaded", () => {
     take(target.dataset.set);
     redraw();
   });
-  still.addEventListener("change", namePlay);
   addEventListener("hashchange", () => {
     if (!location.hash.includes("=")) return;
     explorer.settings = {...DEFAULTS};
     take(location.hash.slice(1));
     redraw();
   });
-  namePlay();
   draw();
 });

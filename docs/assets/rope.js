@@ -4,7 +4,7 @@
   const {TAU, dot, geometric, angular, rotary, scalings, axialSimilarity, offsetSimilarity} = posenc;
   const {
     define, count, fixed, percent, degrees, svg, write, line, path, redBlue, viridis, rgb, arc, arrow, frame, slider,
-    choice, handle,
+    choice, play, handle,
   } = views;
   const range = (n, of = (i) => i) => Array.from({length: n}, (_, i) => of(i));
 
@@ -12,7 +12,7 @@
 
   const TURN = geometric(16).slice(1, 2); // 18° a word
   const [OMEGA] = angular(TURN);
-  const LONGEST = 1.4;
+  const [SHORTEST, LONGEST] = [0.3, 1.4];
   const MOST = 24; // words between key and query
   const FIRST = 1; // where the sentence puts the key, dog ①
   const turned = (x, p) => rotary(x, p, TURN);
@@ -30,6 +30,13 @@
   // An arc of the plane, anticlockwise from the angle `from`: a quarter turn less, clockwise, from twelve.
   const sweep = (from, by, radius) => arc(TAU / 4 - from, -by, radius);
 
+  // The arrow that an address says, if it is one that can be dragged to.
+  function arrowOf(said) {
+    const arrow = said.split(",").map(Number);
+    const length = Math.hypot(...arrow);
+    return arrow.length === 2 && length > SHORTEST - 0.001 && length < LONGEST + 0.001 ? arrow : undefined;
+  }
+
   // The arrow of the query or the key, which can be dragged after its turn.
   const vector = (name, which, label) =>
     handle({
@@ -39,12 +46,12 @@
         const {x: cx, y: cy, unit} = plane(size);
         const [u, v] = [(x - cx) / unit, (cy - y) / unit];
         const length = Math.hypot(u, v) || 1;
-        const scale = Math.min(Math.max(length, 0.3), LONGEST) / length;
+        const scale = Math.min(Math.max(length, SHORTEST), LONGEST) / length;
         return {[name]: turned([u * scale, v * scale], -places(settings)[which])};
       },
       step(settings, [across, up]) {
         const [angle, length] = [angleOf(settings[name]) - (across * TAU) / 72, Math.hypot(...settings[name])];
-        const next = Math.min(Math.max(length + up * 0.05, 0.3), LONGEST);
+        const next = Math.min(Math.max(length + up * 0.05, SHORTEST), LONGEST);
         return {[name]: [next * Math.cos(angle), next * Math.sin(angle)]};
       },
       place(settings, size) {
@@ -120,7 +127,9 @@
     controls: [
       slider("before", "Move both", 0, 100, {text: (n) => `${inWords(n)} further on`}),
       slider("apart", "Move the query", 0, MOST, {text: (n) => `${inWords(n)} after the key`}),
+      play(5, "before"),
     ],
+    takes: {q: arrowOf, k: arrowOf},
     handles: [vector("k", 0, "Key, the first dog's arrow"), vector("q", 1, "Query, the second dog's arrow")],
     height: (width) => (plane([width]).narrow ? 2 * plane([width]).radius + 150 : 2 * plane([width]).radius + 12),
     draw(g, settings, [width, height]) {
@@ -165,6 +174,7 @@
     controls: [
       slider("factor", "Length of the text", 1, 8, {step: 0.5, text: (s) => `${s} × 512 = ${count(512 * s)} words`}),
       choice("scaling", "Slow the hands down", SCALINGS),
+      play(2, "factor"),
     ],
     height: (width) => (width < 600 ? 2 : 1) * (2 * Math.min(width / (width < 600 ? 9.4 : 18.6), 46) + 58),
     draw(g, {factor, scaling}, [width]) {
@@ -225,6 +235,9 @@
     return {size, cell: size / SIDE, left, right: left + size + 16, top: 24};
   }
   const within = (n) => Math.min(Math.max(n, 0), SIDE - 1);
+  const sideOf = (said) => (/^\d+$/.test(said) ? within(Number(said)) : undefined);
+  // The next patch of the line, at last the first.
+  const next = ({row, column}) => ({row: (row + Math.floor((column + 1) / SIDE)) % SIDE, column: (column + 1) % SIDE});
   // From the same pairs: of one coordinate, the number of the patch, or of row and column.
   const likeness = {
     one: (rows, columns) => offsetSimilarity(rows * SIDE + columns, LINE) / WIDTH,
@@ -233,7 +246,8 @@
 
   define("grid", {
     settings: {row: 8, column: 3, count: "one"},
-    controls: [choice("count", "Number the patches", {one: "in one line", two: "by row and column"})],
+    controls: [choice("count", "Number the patches", {one: "in one line", two: "by row and column"}), play(5, next)],
+    takes: {row: sideOf, column: sideOf},
     handles: [
       handle({
         label: "Patch",

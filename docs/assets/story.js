@@ -4,7 +4,7 @@
   const {geometric, angular, phase, selfAttention} = posenc;
   const {
     define, count, fixed, percent, degrees, svg, write, line, path, redBlue, magma, rgb, inkOn, tip, arc, slider,
-    button,
+    button, play,
   } = views;
 
   const WORDS = ["The", "dog", "chased", "another", "dog"];
@@ -33,6 +33,9 @@
     return next.some((word, i) => word !== order[i]) ? next : shuffled(order);
   }
 
+  const reshuffled = ({order}) => ({order: shuffled(order)});
+  const permutes = (said) => /^(\d,){4}\d$/.test(said) && said.split(",").sort().join() === range(5).join();
+
   // Cells are made once and move to the seats of their words.
   function cells(g) {
     return WEIGHTS.flatMap((row, query) =>
@@ -48,7 +51,8 @@
   define("shuffle", {
     keeps: true,
     settings: {order: range(5)},
-    controls: [button("Shuffle the words", ({order}) => ({order: shuffled(order)}))],
+    controls: [button("Shuffle the words", reshuffled), play(0.7, reshuffled)],
+    takes: {order: (said) => (permutes(said) ? said.split(",").map(Number) : undefined)},
     height: (width) => Math.min(width * 0.72, 300),
     draw(g, {order}, [width, height], view) {
       if (!view.cells) {
@@ -165,7 +169,7 @@
 
   define("count", {
     settings: {p: 7},
-    controls: [slider("p", "The last word stands at position p", 4, 127)],
+    controls: [slider("p", "The last word stands at position p", 4, 127), play(4, "p")],
     height: (width) => (width < 600 ? 3 * 122 : 112),
     draw(g, {p}, [width]) {
       const wide = width >= 600;
@@ -200,16 +204,17 @@
       slider("round", "From bits to waves", 0, 100, {
         text: (round) => (round === 0 ? "bits" : round === 100 ? "waves" : `${round}%`),
       }),
+      play(20, "round"),
     ],
     height: () => 316,
     draw(g, {round}, [width, height]) {
-      const left = width < 500 ? 58 : 96;
+      const left = width < 500 ? 58 : 112;
       const edge = edgeAt(round);
       const x = (p) => left + ((p + 0.5) / LENGTH) * (width - left - 4);
       range(ROWS).forEach((row) => {
         const [middle, size] = [18 + row * 42, 14];
         const period = 2 ** (row + 1);
-        write(g, left - 10, middle + 4, width < 500 ? `every ${period}` : `turns every ${period}`, "end");
+        write(g, left - 10, middle + 4, width < 500 ? `every ${period}` : `repeats every ${period}`, "end");
         line(g, "grid", `M${left} ${middle}H${width}`);
         const fine = range(LENGTH * 16, (i) => i / 16 - 0.5);
         line(g, "wave", path(fine.map((p) => [x(p), middle - size * wave(p, row, edge)])));
@@ -244,7 +249,7 @@
       const said = `From one position to the next the code moves by ${fixed(low, 1)} to ${fixed(high, 1)}.`;
       return {
         label:
-          "Five waves over positions 0 to 31, that turn every 2, 4, 8, 16 and 32 positions, " +
+          "Five waves over positions 0 to 31, that repeat every 2, 4, 8, 16 and 32 positions, " +
           `${round ? `${round} percent round` : "square like bits"}. ${said}`,
         words: said,
       };
@@ -259,7 +264,7 @@
 
   define("hands", {
     settings: {before: 0},
-    controls: [slider("before", "Words before the sentence", 0, 80)],
+    controls: [slider("before", "Words before the sentence", 0, 80), play(5, "before")],
     height: (width) => 2 * Math.min(width / 8.6, 62) + 142,
     draw(g, {before}, [width]) {
       const [first, second] = [before + 1, before + 1 + APART];

@@ -153,12 +153,19 @@ globalThis.views = (() => {
       const output = html(box, "output", {for: id});
       const input = html(box, "input", {type: "range", id, name, min, max, step});
       input.addEventListener("input", () => change(view, {[name]: value(Number(input.value))}));
-      return (settings) => {
+      const show = (settings) => {
         const words = text(settings[name]);
         input.value = from(settings[name]);
         input.setAttribute("aria-valuetext", words);
         output.textContent = words;
       };
+      // The nearest that the slider can say.
+      const take = (said) => {
+        if (!said || !Number.isFinite(Number(said))) return;
+        input.value = from(Number(said));
+        return value(Number(input.value));
+      };
+      return Object.assign(show, {takes: {[name]: take}});
     };
 
   const choice = (name, label, options) => (view, form) => {
@@ -171,17 +178,71 @@ globalThis.views = (() => {
       input.addEventListener("change", () => change(view, {[name]: value}));
       return input;
     });
-    return (settings) =>
+    const show = (settings) =>
       inputs.forEach((input) => {
         input.checked = input.value === settings[name];
       });
+    return Object.assign(show, {takes: {[name]: (said) => (Object.hasOwn(options, said) ? said : undefined)}});
   };
 
+  // What is pressed stands in one row, below what slides.
+  const row = (form) => form.querySelector(".pe-row") ?? html(form, "div", {class: "pe-row"});
+  const pressed = (form, label = "") => html(row(form), "button", {type: "button", class: "pe-button"}, label);
+
   const button = (label, press) => (view, form) => {
-    html(form, "button", {type: "button", class: "pe-button"}, label).addEventListener("click", () =>
-      change(view, press(view.settings)),
-    );
+    pressed(form, label).addEventListener("click", () => change(view, press(view.settings)));
     return () => {};
+  };
+
+  // Plays by `step()`, `rate` times a second, and draws what is `between`; `rest()` when it is paused. For readers who
+  // want no motion, a press is one step. Returns whether it plays.
+  const still = matchMedia("(prefers-reduced-motion: reduce)");
+  function player(on, {rate, step, between = () => {}, rest = () => {}, once = "Next step"}) {
+    let playing = false;
+    function name() {
+      if (still.matches) playing = false;
+      on.textContent = still.matches ? once : playing ? "Pause" : "Play";
+    }
+    // A page that was hidden goes on from where it was.
+    function play(before, ahead = 0) {
+      requestAnimationFrame((now) => {
+        if (!playing) return rest();
+        const next = ahead + Math.min((now - before) / 1000, 0.1) * rate;
+        if (next >= 1) step();
+        between(next % 1);
+        play(now, next % 1);
+      });
+    }
+    on.addEventListener("click", () => {
+      if (still.matches) return step();
+      playing = !playing;
+      name();
+      if (playing) play(performance.now());
+    });
+    still.addEventListener("change", name);
+    name();
+    return () => playing;
+  }
+
+  // Plays changes of the settings, or a slider by its name, from its end back to its start.
+  const play = (rate, what) => (view, form) => {
+    function step() {
+      if (typeof what === "function") return change(view, what(view.settings));
+      const input = form.elements[what];
+      if (input.value === input.max) input.value = input.min;
+      else input.stepUp();
+      input.dispatchEvent(new Event("input"));
+    }
+    player(pressed(form), {rate, step});
+    return () => {};
+  };
+
+  // Leads to the view as it is.
+  const permalink = (view, form) => {
+    const link = html(row(form), "a", {class: "pe-link"}, "Link to this");
+    return () => {
+      link.href = view.address();
+    };
   };
 
   // What can be dragged, or moved by the arrow keys: `grab` and `step` return changed settings, `place` says where it is
@@ -245,7 +306,9 @@ globalThis.views = (() => {
     connectedCallback() {
       const kind = kinds[this.getAttribute("kind")];
       if (!kind || this.kind) return;
-      Object.assign(this, {kind, settings: {...kind.settings, ...given(this, kind.settings)}});
+      this.kind = kind;
+      this.first = {...kind.settings, ...given(this, kind.settings)};
+      this.settings = {...this.first};
       this.classList.add("pe-view", `pe-${this.getAttribute("kind")}`);
       this.replaceChildren();
       const handles = kind.handles ?? [];
@@ -255,10 +318,11 @@ globalThis.views = (() => {
       if (handles.length) this.handles = svg(this.picture, "g");
       this.words = html(this, "p", {class: "pe-words"});
       this.status = html(this, "p", {class: "pe-unseen", role: "status"});
-      const controls = this.hasAttribute("bare") ? [] : (kind.controls ?? []);
+      const controls = this.hasAttribute("bare") ? [] : [...(kind.controls ?? []), permalink];
       const form = controls.length ? html(this, "form", {class: "pe-form"}) : null;
       form?.addEventListener("submit", (event) => event.preventDefault());
       this.shows = [...controls, ...handles].map((make) => make(this, form));
+      this.takes = Object.assign({}, ...this.shows.map(({takes}) => takes), kind.takes);
       // The first draw too: an observer knows the width without laying out the page once more. The views further down
       // reserve their places and wait until the first is seen.
       new ResizeObserver(([{contentRect}]) => {
@@ -282,6 +346,20 @@ globalThis.views = (() => {
       }, 600);
       if (!this.waiting) requestAnimationFrame(() => this.draw());
       this.waiting = true;
+    }
+
+    // The end of an address that leads here, with the settings that are not as they were at first.
+    address() {
+      const text = (x) => String(Array.isArray(x) ? x.map((n) => Number(n.toFixed(3))) : x);
+      const said = Object.keys(this.takes).map((name) => [name, text(this.settings[name])]);
+      const changed = said.filter(([name, value]) => value !== text(this.first[name]));
+      return `#${new URLSearchParams([["view", this.getAttribute("kind")], ...changed])}`;
+    }
+
+    // Takes the settings of such an address.
+    take(said) {
+      const taken = Object.entries(this.takes).map(([name, of]) => [name, said.has(name) ? of(said.get(name)) : undefined]);
+      this.show({...this.first, ...Object.fromEntries(taken.filter(([, value]) => value !== undefined))});
     }
 
     // The settings, and the picture at once.
@@ -321,9 +399,21 @@ globalThis.views = (() => {
 
   customElements.define("pe-view", View);
 
+  // Shows the view that the address names.
+  function arrive(block) {
+    const said = new URLSearchParams(location.hash.slice(1));
+    const named = (view) => view.getAttribute("kind") === said.get("view");
+    const view = [...document.querySelectorAll("pe-view:not([bare])")].find(named);
+    if (!view?.kind) return;
+    view.take(said);
+    view.scrollIntoView({block});
+  }
+  addEventListener("load", () => arrive("center"));
+  addEventListener("hashchange", () => arrive("nearest"));
+
   return {
     kinds, define, count, fixed, percent, degrees, html, svg, write, line, path, redBlue, magma, viridis, rgb, inkOn, tip,
     arc,
-    arrow, ticks, frame, slider, choice, button, handle,
+    arrow, ticks, frame, slider, choice, button, player, play, handle,
   };
 })();

@@ -3,7 +3,7 @@
 `rotary_from_config` reads the language model, `vision_rotary_from_config` the vision tower, and `positions_from_tokens`
 where a multimodal model places images and videos among text.
 
-Tested against transformers 5.23.0 and 5.24.0, which need not be installed. Every key that speaks of rotations must be
+Tested against transformers 5.23.0 and 5.24.0, which need not be installed. Every key about rotations must be
 understood: ignoring one would silently give a wrong model.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import Any
 
 from posenc_jax._checks import invalid, require
@@ -11,6 +11,7 @@ from posenc_jax.hf._forks import advice
 from posenc_jax.hf._keys import (
     Keys,
     agreed,
+    check_case,
     check_read,
     equal,
     mapping_of_strings,
@@ -19,7 +20,7 @@ from posenc_jax.hf._keys import (
 )
 from posenc_jax.hf._models import MODELS, UNNAMED, Model, known
 from posenc_jax.hf._refused import REFUSED
-from posenc_jax.hf._typos import meant
+from posenc_jax.hf._typos import SAME, meant, same_word
 
 # The keys under which a composite config holds its language model.
 _PARTS = "thinker_config", "text_config", "language_config", "llm_config", "lm_config"
@@ -46,7 +47,14 @@ _SHARED_KEYS = {"DeepseekOCR", "deepseek_vl_v2"}
 # Keys of a composite that do not concern its language model.
 _UNRELATED_KEYS = {"glmasr": ("use_rope",), "musicflamingo": ("rope_parameters",)}
 # Keys of the language model that people write beside it.
-_OVERRIDDEN = "rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor"
+_OVERRIDDEN = (
+    "rope_scaling",
+    "rope_parameters",
+    "rope_theta",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+)
+_NAMES = *MODELS, *(name.removesuffix("_text") for name in MODELS), *REFUSED
 VERSION = "transformers_version"
 # What a layer may have for itself, in per_layer_config.
 _OWN_WIDTHS = "head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
@@ -61,7 +69,9 @@ class Config(Keys):
         """`values` as `text_of` returns them, `model` as `model_of` does."""
         super().__init__(values)
         self.model, self.model_type = model, values.get("model_type")
-        self.asked |= getattr(values, "asked", set())  # by a rewriter
+        # The keys that a rewriter looked for, and those that it refuses.
+        self.rewritten, self.refused = (set(getattr(values, name, ())) for name in ("asked", "refused"))
+        self.asked |= self.rewritten
 
     def with_own(self, own: Mapping[str, Any]) -> Config:
         """The config of a layer with its own values; both configs record keys in the same sets."""
@@ -86,9 +96,21 @@ class Config(Keys):
         require(release, message, key, default, moved.since, moved.before, key, said)
         return default if release >= since else moved.before
 
+    @property
+    def switches(self) -> dict[str, bool]:
+        """Whether the model reads each switch."""
+        read = {"use_logn_attn": self.model.query_scale == "logn", "use_mrope": bool(self.model.sections)}
+        return dict.fromkeys(SWITCHES, False) | read
+
     def check_spelling(self) -> None:
-        """Raises for a key that is near one that was read."""
-        check_spelling(self.values, self.asked, f"model_type {self.model_type!r} reads")
+        """Raises for a key that is near one that was looked for, and names one that the model reads."""
+        model, optional = self.model, (*UNNAMED.reads, *SWITCHES, "layers_block_type")
+        read = {*model.reads, *(name for name, read in self.switches.items() if read)}
+        read |= {"layers_block_type"} if model.hybrid else set()
+        read |= {"qk_rope_head_dim"} if model.latent else set()
+        unread = set(optional) - read - self.rewritten | self.refused
+        unread |= {"partial_rotary_factor"} if model.partial is None else set()
+        check_spelling(self.values, self.asked, f"model_type {self.model_type!r} reads", unread)
 
     @property
     def latent(self) -> bool:
@@ -105,12 +127,22 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(map(int, match.groups())) if match else ()
 
 
-def check_spelling(values: Mapping[str, Any], read: Collection[str], reads: str) -> None:
-    """Raises for a key that is near one of those that are read."""
+def check_spelling(
+    values: Mapping[str, Any], known: Collection[str], reads: str, unread: Set[str] = frozenset()
+) -> None:
+    """Raises for a key that is near one of those that are known, of which `unread` only must not contradict others."""
     for key, value in values.items():
-        name = "" if value is None else meant(key, read)
-        message = "the key {} = {!r:.60} is near {}, which {}: write {} if that is meant, and remove it if not"
-        require(not name, message, key, value, name, reads, name)
+        if value is None or not (near := meant(key, known)):
+            continue
+        read = [name for name in near if name not in unread]
+        same = [SAME[name] for name in near if SAME.get(name, key) in set(known) - unread]
+        said, name = f"the key {key} = {value!r:.60} is near {' or '.join(read or near)}", " or ".join(read or same)
+        if not name:
+            raise invalid(f"{said}, which is no key that {reads}: remove it")
+        where = "which" if read else "in whose place"
+        raise invalid(
+            f"{said}, {where} {reads}{'' if read else f' {name}'}: write {name} if that is meant, and remove it if not"
+        )
 
 
 def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any]:
@@ -123,9 +155,11 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
         return dict(outer.values)
     check_read(name, REFUSED)
     inner = agreed({key: text_of(part, depth - 1, key) for key, part in parts.items()})
-    inner["model_type"] = (
-        _LANGUAGE_TYPES.get(name or "") or inner.get("model_type") or _DEFAULT_TYPES.get(name or "", name)
-    )
+    own_type = _LANGUAGE_TYPES.get(name or "") or inner.get("model_type") or _DEFAULT_TYPES.get(name or "")
+    message = "{}.model_type is missing: model_type {!r} may hold any language model"
+    fits = own_type or not name or known(name) or name in _SHARED_KEYS or same_word(name, _NAMES)
+    require(fits, message, next(iter(parts)), name)
+    inner["model_type"] = own_type or name
     own = MODELS.get(f"{name}_text")
     if own and inner["model_type"] != name and MODELS.get(str(inner["model_type"])) != own:
         expected, got = f"{name}_text", inner["model_type"]
@@ -136,6 +170,9 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     outer.use(*(name for name, value in inner.items() if equal(value, outer.values.get(name))))
     outer.use(*_UNRELATED_KEYS.get(name or "", ()), *(key for key in SWITCHES if outer.values.get(key) is False))
     check_spelling(outer.values, _OVERRIDDEN, "the language model may have")
+    for key, value in outer.found(*_OVERRIDDEN).items():
+        message = "the key {} = {!r:.60} stands beside {}, where nothing reads it: write it into {}"
+        require(key in outer.used, message, key, value, *[next(iter(parts))] * 2)
     outer.finish(speaks_of_positions)
     if inner["model_type"] and outer.found(VERSION):
         inner.setdefault(VERSION, outer.values[VERSION])
@@ -150,6 +187,7 @@ def model_of(values: Mapping[str, Any]) -> Model:
     check_read(name, REFUSED)
     own = known(name)
     if own is None or own != name and values.get("patch_size"):  # a tower may have the name of the whole model
+        check_case(name, _NAMES)
         raise invalid(f"model_type {name!r} is not known, and its code may do what no key says: {advice(name)}")
     return MODELS[own]
 
@@ -162,7 +200,7 @@ def overrides(config: Config, count: int) -> dict[int, Mapping[str, Any]]:
         require(fits, "per_layer_config must map layers below {} to mappings, got {!r}: {!r:.60}", count, index, values)
         name = f"per_layer_config.{index}"
         for key in mapping_of_strings(name, values):
-            known = key in _OWN_WIDTHS or not (speaks_of_positions(key) or meant(key, _OWN_WIDTHS))
-            require(known, "the key {}.{} is not known or not used here", name, key)
+            fits = key in _OWN_WIDTHS or not (speaks_of_positions(key) or meant(key, _OWN_WIDTHS))
+            require(fits, "the key {}.{} is not known or not used here", name, key)
         result[int(index)] = values
     return result

@@ -9,8 +9,7 @@ from posenc_jax import _checks
 from posenc_jax._checks import invalid, require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement
-from posenc_jax.hf._rope import rope_type_of
-from posenc_jax.hf._settings import SHARES
+from posenc_jax.hf._rope import SHARES, default_share, rope_type_of
 
 _SHARE = SHARES[0]
 _WIDTHS = "rotary_dim", "rope_dim", "attn_rotary_emb"
@@ -83,18 +82,14 @@ def _partial_width(d: Keys, config: Config, head_dim: int) -> int:
     usual = f"the width of model_type {config.model_type!r}" if config.model_type else "head_dim"
     if model.partial is None:
         found[usual] = head_dim
-    elif model.rotary_dim and not found and not config.is_null("rotary_dim"):
-        found["rotary_dim"] = model.rotary_dim
-    whole = model.whole_if_scaled and rope_type_of(d) != "default" or _SHARE in model.reads and config.is_null(_SHARE)
-    share = 1.0 if whole else model.partial or 1.0
-    if not found:
-        config.or_default(share, *(name for name in SHARES[1:] if name in outside))
-        config.or_default(share if model.original_max else None, _SHARE)  # the classes of Phi-3 have no null
-    width = agreed(found, int(head_dim * share))
+    elif not found and model.rotary_dim:
+        found["rotary_dim"] = config.or_default(model.rotary_dim, "rotary_dim")
+    width = agreed(found) if found else int(head_dim * default_share(d, config))
     others = _widths_by_share(config.take(*(name for name in SHARES if name not in outside)), head_dim)
     others |= config.take(*(name for name in _WIDTHS if name not in outside))
     check_agreement({next(iter(found), usual): width} | others)
-    return _even(next(iter(found), "head_dim"), width, head_dim)
+    name = next(iter(found), usual)
+    return _even("head_dim" if name == usual else name, width, head_dim)
 
 
 def _widths_by_share(shares: dict[str, Any], head_dim: int) -> dict[str, Any]:

@@ -7,18 +7,18 @@ that were not used.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from posenc_jax import _checks
 from posenc_jax._checks import describe, invalid, require, require_type, wrong_type
-from posenc_jax.hf._typos import meant
+from posenc_jax.hf._typos import meant, same_word
 
 # Parts of names of keys that speak of rotations, of positions, or of which layers have them.
 _POSITIONS = re.compile(
-    "rope|rotary|theta|alibi|nope|ntk|logn|log_scaling|yarn|xpos|pos_?emb|position|dual_chunk|attn_scale|floor_scale|"
+    "rope|rotary|theta|alibi|nope|fope|ntk|logn|log_scaling|yarn|xpos|pos_?emb|position|dual_chunk|attn_scale|floor_scale|"
     r"temperature_tuning|query_scale|hybrid_\w+_pattern|^swa_|^layer_types|block_type|attn_type|interleaved?$|index(er)?_head_dim",
     re.IGNORECASE,
 )
@@ -128,7 +128,7 @@ class Keys:
         """Raises if a key was not used whose name `matters`."""
         for name, value in self.values.items():
             if value is not None and name not in self.used and matters(name):
-                meaning = meant(name, self.asked)
+                meaning = " or ".join(meant(name, self.asked))
                 hint = f": is {meaning} meant?" if meaning else ""
                 name, value = f"{self.label}{name}", f"{value!r:.60}"
                 raise invalid(f"the key {name} = {value} is not known or not used here{hint}")
@@ -202,3 +202,9 @@ def check_read(name: str | None, refused: Mapping[str, str]) -> None:
     """Raises for a model_type that is refused by name."""
     reason = refused.get(name or "")
     require(not reason, "model_type {!r} is not read: {}", name, reason)
+
+
+def check_case(name: str, known: Collection[str]) -> None:
+    """Raises for a model_type that differs from a known one in case and separators alone."""
+    right = same_word(name, known)
+    require(right in (None, name), "model_type {!r} is not known: write {!r} if that is meant", name, right)

@@ -15,6 +15,12 @@ ROTATING = {
     "reference_sliding_attention", "sliding_attention",
 }  # fmt: skip
 WITHOUT_POSITIONS = {"conv", "linear_attention"}
+ALIBI = "alibi", "use_alibi"
+# Flags that many configs have and no code reads, and what they say where layers have positions.
+WORDS = {
+    **dict.fromkeys(("rope", "rotary", "use_rope", "use_rotary", "use_rotary_embedding", "use_rotary_pos_emb"), True),
+    **dict.fromkeys(("nope", "use_nope", *ALIBI), False),
+}  # fmt: skip
 COUNTS = "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers"
 _LEGACY = {
     "attention": "full_attention", "mamba": "linear_attention", "deepseek_sparse_attention": "indexed_attention",
@@ -115,12 +121,20 @@ def rotating(config: Config, types: list[str]) -> list[bool]:
     flags = _no_rope_flags(config, count)
     name = "cross_attention_layers"
     crossed = _layer_indices(name, _list(config, name) or (), count)  # they have no positions
-    words = "rotary", "use_rotary_pos_emb"
-    rotary = not config.flag("alibi") and all(config.flag(word, default=True) for word in words)
-    require(rotary, "the model has no rotary embedding: alibi is true, or {} false", " or ".join(words))
     if config.model.never_rotates or not _has_positions(config):
-        return [False] * count
-    return [result[i] and flags[i] and i not in crossed for i in range(count)]
+        result = [False] * count
+    result = [result[i] and flags[i] and i not in crossed for i in range(count)]
+    _check_words(config, any(result))
+    return result
+
+
+def _check_words(config: Config, rotates: bool) -> None:
+    """Raises if a flag contradicts whether the model has a rotary embedding."""
+    for name, usual in WORDS.items():
+        said = config.flag(name, default=usual)
+        none, one = "the model has no rotary embedding: {} is {}", "{} = {} contradicts the layers: none has positions"
+        require(said == usual or not rotates and name not in ALIBI, none, name, said)
+        require(said != usual or rotates or name in ALIBI or not config.found(name), one, name, said)
 
 
 def _no_rope_flags(config: Config, count: int) -> list[bool]:

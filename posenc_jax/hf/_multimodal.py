@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _parts
 from posenc_jax._checks import invalid, public, require
 from posenc_jax._parts import Grid, Part, Run
-from posenc_jax.hf._keys import Keys, check_read, mapping_of_strings, parse_config
+from posenc_jax.hf._keys import Keys, check_case, check_read, mapping_of_strings, parse_config
 from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
 
 TEXT, IMAGE, VIDEO, AUDIO = range(4)
@@ -108,6 +108,7 @@ def _model_of(config: Any) -> tuple[Keys, Multimodal]:
         require(inner in (None, name), "thinker_config.model_type must be {!r}, got {!r:.60}", name, inner)
     check_read(name, REFUSED)
     if name not in MULTIMODAL:
+        check_case(name or "", [*MULTIMODAL, *THINKERS])
         raise invalid(
             f"model_type {name!r:.60} is not known as a whole model with positions of several coordinates: if it "
             "places images and videos as a known type does, write that type in its place"

@@ -34,7 +34,7 @@ Shapes = dict[str, tuple[Any, ...]]  # of parameters, by their names
 class HeadScale:
     r"""A learned factor of the queries of each head $h$ that grows with their position: $s_h \ln(p + 1) + b_h$.
 
-    Mistral Large 4 has it. It holds names, not arrays: the arrays are among the `parameters` of `RotaryPlan.rotate`.
+    Mistral Large 4 has one. It holds names, not arrays: pass the arrays as `parameters` of `RotaryPlan.rotate`.
 
     Args:
       scale: the name of $s$, one number for each head.

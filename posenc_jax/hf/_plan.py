@@ -179,8 +179,8 @@ class RotaryPlan:
     def parameters(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """The names and the shapes of the learned parameters that `rotate` needs; those of its indexer are its own.
 
-        Names are those of the checkpoint. `{layer}` stands for the index of the layer, and `name.format(layer=3)` is
-        the name in the fourth layer. Of an indexer, a checkpoint has the layers that have one.
+        Names are those of the checkpoint, with `{layer}` in place of the layer's index: `name.format(layer=3)` is the
+        name in the fourth layer. For an indexer, a checkpoint has only the layers that have one.
         """
         return tuple(dict.fromkeys(shape for layer in self.layers for shape in shapes_of(layer).items()))
 
@@ -206,8 +206,8 @@ class RotaryPlan:
         A layer without positions does not turn x.
 
         Where values rotate (`rotates_values`), a value $v$ at position $p$ becomes $R_p v$, and the output $o$ of a
-        query at position $p$ becomes $R_{-p}\, o$, so that a value counts by its distance from the query; both have the
-        amplitude of the frequencies. In all other models, values and outputs are returned as they are.
+        query at position $p$ becomes $R_{-p}\, o$, so that only the value's distance from the query matters. Both have
+        the amplitude of the frequencies. In all other models, values and outputs are returned unchanged.
 
         Args:
           x: queries or keys, floats of shape (..., seq, heads, head_dim), where head_dim is that of the layer; or only
@@ -220,9 +220,9 @@ class RotaryPlan:
           role: "query", "key", "value" or "output". It must be given if a layer of the plan scales its queries, if
             values rotate, or with `scaled=True`.
           scaled: whether queries are multiplied by softmax_scale; False if your attention multiplies the scores by it.
-            It must be given for queries, and without a role, if softmax_scale is not 1.
+            If softmax_scale is not 1, it must be given for queries and for x without a role.
           parameters: the arrays of this layer that the model has learned, by the names of `plan.parameters`. An array
-            of the heads has one number for each head of x. Keys need those of the frequencies alone.
+            with one number per head must fit the heads of x. Keys need only the parameters of the frequencies.
 
         Returns:
           An array with the shape and dtype of x. Differentiable in x, in float positions and in parameters.

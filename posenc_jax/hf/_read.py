@@ -11,7 +11,7 @@ from posenc_jax import _checks
 from posenc_jax._checks import Layout, invalid, public, require
 from posenc_jax._frequencies import geometric
 from posenc_jax._scalings import temperature
-from posenc_jax.hf._config import SWITCHES, Config, model_of, overrides, text_of
+from posenc_jax.hf._config import Config, model_of, overrides, text_of
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
 from posenc_jax.hf._keys import Keys, agreed, equal, speaks_of_positions
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
@@ -42,11 +42,11 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     proportional; with `mrope_section`, positions have several coordinates. For some 260 model types, the library knows
     what transformers keeps in code and not in the config, such as the layout or the layers without positions.
 
-    Every key that speaks of rotations must be understood: an unknown key, an unused key, a misspelled key, and two keys
-    that contradict each other are errors. Missing rope settings are an error too if the model's class in transformers
-    has its own defaults for them, or if releases have different ones and `transformers_version` names none. The order
-    in which rotated features are stored does not change the scores, as long as queries and keys share it: transformers
-    sorts the interleaved pairs of DeepSeek's latent attention into halves.
+    Every key about rotations must be understood: an unknown, unused or misspelled key is an error, and so are two keys
+    that contradict each other. Missing rope settings are an error too if the model's class in transformers has its own
+    defaults for them, or if releases have different ones and `transformers_version` names none. The order in which
+    rotated features are stored does not change the scores, as long as queries and keys share it: transformers sorts the
+    interleaved pairs of DeepSeek's latent attention into halves.
 
     Args:
       config: a parsed config.json, or an object whose to_dict() returns one. In multimodal ones, text_config is read.
@@ -144,9 +144,8 @@ def _plan(values: Mapping[str, Any], settings: Keys, layout: Any, length: int | 
 
 def _check_switches(config: Config) -> None:
     """Raises if a switch is true that the model_type does not read."""
-    read = {"use_logn_attn": config.model.query_scale == "logn", "use_mrope": bool(config.model.sections)}
-    for name in SWITCHES:
-        fits = not config.found(name) or not config.flag(name) or read.get(name)
+    for name, read in config.switches.items():
+        fits = not config.found(name) or not config.flag(name) or read
         require(fits, "the key {} = True is not known or not used here", name)
 
 
@@ -224,7 +223,9 @@ def _layout(config: Config, given: Any) -> Layout:
     # A value that is not a flag is an error even if the caller overrules it.
     said: dict[str, Layout] = {n: "interleaved" if config.flag(n) else "half" for n in config.found(*names)}
     read = names[0] in model.reads and bool(said)
-    said |= {n: "interleaved" if config.flag(n) else "half" for n in config.found("rope_traditional")}  # of MLX
+    # rope_traditional is MLX's; where positions have coordinates, `interleaved` may be about these.
+    others = ("rope_traditional", "interleaved") if model.sections is None else ("rope_traditional",)
+    said |= {n: "interleaved" if config.flag(n) else "half" for n in config.found(*others)}
     written = config.found(*said)
     if given is not None:
         return _checks.layout("layout", given)

@@ -27,7 +27,8 @@ from posenc_jax.hf._rewriting import (
     take_repeated,
     take_settings,
 )
-from posenc_jax.hf._settings import SHARES, rope_settings
+from posenc_jax.hf._rope import SHARES
+from posenc_jax.hf._settings import check_not_replaced, rope_settings
 
 # A spectrum for each layer type
 
@@ -393,6 +394,7 @@ def deepseek_v4(config: dict[str, Any]) -> None:
         width = int(head_dim * (0.125 if outer is None else outer))
     take_only(config, width, "qk_rope_head_dim")
     take_only(config, head_dim - width, "qk_nope_head_dim")
+    written = rope_settings(config)
     given, spectra = take_settings(config), {}
     nested = any(isinstance(given.get(name), Mapping) for name in _BASES_OF_V4)
     for name, (key, usual) in _BASES_OF_V4.items():
@@ -409,6 +411,9 @@ def deepseek_v4(config: dict[str, Any]) -> None:
         fits = share is None or int(head_dim * share) == width
         require(fits, "partial_rotary_factor = {} contradicts {} rotated features of {}", share, width, head_dim)
         spectra[name] = {k: x for k, x in own.items() if k != "partial_rotary_factor"}
+    if not nested and not d.found("rope_theta", "compress_rope_theta") and given.get("rope_theta") is None:
+        for settings in written:
+            check_not_replaced(settings)
     if nested:
         refuse({"model_type": config["model_type"], **given}, *given)
     else:

@@ -18,11 +18,12 @@ Rewriter = Callable[[dict[str, Any]], None]
 
 
 class Asked(dict[str, Any]):
-    """A config that records which keys were looked for."""
+    """A config that records which keys were looked for, and which of them may not be there."""
 
     def __init__(self, values: Mapping[str, Any]):
         super().__init__(values)
         self.asked: set[str] = set()
+        self.refused: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key."""
@@ -90,9 +91,10 @@ def take_repeated(config: dict[str, Any], types: Sequence[Any], name: str, key: 
     """Takes out a value, or a list for each layer, that repeats `key` of the layer types' settings."""
     value, settings = config.get(name), mapping("rope_parameters", config["rope_parameters"])
     of_types = {kind: Keys(settings).within(kind).values.get(key or name) for kind in dict.fromkeys(map(str, types))}
-    if value is None or None in of_types.values():
-        refuse(config, name)
+    if value is None:
         return
+    if None in of_types.values():
+        refuse(config, name)
     if isinstance(value, Sequence) and not isinstance(value, str):
         for kind, item in by_type(name, types, take_layers(config, name, more=more) or ()).items():
             check_agreement({f"rope_parameters.{kind}.{key or name}": of_types[kind], f"{name} of {kind}": item})
@@ -104,6 +106,8 @@ def take_repeated(config: dict[str, Any], types: Sequence[Any], name: str, key: 
 
 def refuse(config: Mapping[str, Any], *names: str) -> None:
     """Raises if a config has one of these keys: the code of its model_type does not read them."""
+    if isinstance(config, Asked):
+        config.refused.update(names)
     for name in names:
         value, model_type = config.get(name), config["model_type"]
         if value is not None and not equal(value, {}):

@@ -19,9 +19,11 @@ from posenc_jax._ntk import dynamic_ntk, ntk
 from posenc_jax._scalings import linear_scaling, llama3, longrope, proportional, temperature, yarn
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal
+from posenc_jax.hf._typos import meant
 
 MAXIMUM = "max_position_embeddings"
 ORIGINAL = "original_max_position_embeddings"
+SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 LEARNED = "learned_log_factor"  # written by the rewriter of Mistral Large 4: the name of the parameter
 _STEPS = "dynamic_steps"  # written by the rewriter of Qwen 1, whose configs say it in other keys
 # Settings of scalings, without which a rope type means nothing.
@@ -49,9 +51,22 @@ def rope_type_of(d: Keys) -> str:
     names = {name: _ALIASES.get(str(value), value) for name, value in found.items()}
     result = agreed(names, written=found) if names else d.or_default("default", "rope_type", "type")
     if not equal(result, _STEPS):
-        result = _checks.one_of(next(iter(found), ""), result, sorted(set(_TYPES) - {_STEPS}))
+        known, name = sorted(set(_TYPES) - {_STEPS}), next(iter(found), "")
+        near = meant(str(result), known)
+        message = "{} must be one of {}, got {!r:.60}: is {} meant?"
+        require(not near, message, name, known, result, " or ".join(map(repr, near)))
+        result = _checks.one_of(name, result, known)
     require("mrope" not in found.values() or d.found("mrope_section"), "{}mrope_section is missing", d.label)
     return result
+
+
+def default_share(d: Keys, config: Config) -> float:
+    """The share of a head that rotates where no key says; raises for a null, which says another one or none."""
+    model = config.model
+    share = 1.0 if model.whole_if_scaled and rope_type_of(d) != "default" else model.partial or 1.0
+    # A null partial_rotary_factor means the whole head, but the classes of Phi-3 have no null.
+    names = SHARES if share < 1 or model.original_max else SHARES[1:]
+    return config.or_default(share, *(name for name in names if name in model.reads))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +99,10 @@ class Rope:
         if default and not outside:
             outside = {f"{ORIGINAL}, where absent,": default}
             check_agreement(within | outside)
-        # A length outside the rope settings wins, as in Phi-3, but not over settings for one layer type.
-        found = within if self.d.nested or within and own else outside or within
+        # A length outside the rope settings wins, as in Phi-3; that beside settings for layer types is not read.
+        if own and within:
+            check_agreement(within | outside)
+        found = within if own else outside or within
         message = (
             "{}{} is missing: write the length that the model was trained for before its scaling; transformers takes "
             "max_position_embeddings = {!r:.60}, which may be that after it"
@@ -198,10 +215,9 @@ def _llama3(x: Rope) -> tuple[Settings, Make]:
 
 
 def _proportional(x: Rope) -> tuple[Settings, Make]:
-    name = "partial_rotary_factor"
-    outside = {} if x.d.nested else x.config.take(name)
-    share = 1.0 if x.config.is_null(name) and not x.d.nested else x.config.model.partial or 1.0
-    fraction = agreed(x.d.take(name) | outside, share)
+    name = SHARES[0]
+    found = x.d.take(name) | ({} if x.d.nested else x.config.take(name))
+    fraction = agreed(found) if found else default_share(x.d, x.config)
     factor = x.d.number("factor", 1.0)
     return {name: fraction, "factor": factor}, partial(proportional, x.width, x.theta, fraction, factor)
 

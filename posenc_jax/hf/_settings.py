@@ -10,10 +10,9 @@ from posenc_jax._checks import invalid, require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping, mapping_of_strings
 from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
-from posenc_jax.hf._rope import rope_type_of
+from posenc_jax.hf._rope import SHARES, rope_type_of
 
 _BASES = "rope_theta", "rotary_emb_base"
-SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 
 
 def rope_settings(values: Mapping[str, Any]) -> list[Keys]:
@@ -104,7 +103,7 @@ def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | 
     return {kind: settings if kind in scaled else Keys({}) for kind in kinds}
 
 
-def _check_not_replaced(d: Keys, config: Config) -> None:
+def check_not_replaced(d: Keys) -> None:
     """Raises for a scaling without a base in rope_parameters: files have both, unless the scaling replaced them."""
     kind = rope_type_of(d)
     message = (
@@ -131,7 +130,7 @@ def base_of(d: Keys, config: Config, kind: str) -> float:
             default, null = model.theta, tuple(name for name in _BASES if name in model.reads)
     d.or_default(default or outside or None, "rope_theta")
     if not own and not outside:
-        _check_not_replaced(d, config)
+        check_not_replaced(d)
         config.or_default(default, *null)
         default = config.default_of(key, default)
     found = own | outside or ({} if default is None else {f"the base of model_type {config.model_type!r}": default})

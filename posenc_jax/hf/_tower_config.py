@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._checks import invalid, require
-from posenc_jax.hf._keys import Keys, agreed, check_read, mapping_of_strings, parse_config
+from posenc_jax.hf._keys import Keys, agreed, check_case, check_read, mapping_of_strings, parse_config
 from posenc_jax.hf._towers import CHOSEN, FIXED, REFUSED, TOWERS, Tower
 
 # The keys under which a composite config holds its tower, and its language model.
@@ -76,6 +76,7 @@ def _facts_of(values: Mapping[str, Any]) -> tuple[str, Tower]:
         raise invalid("model_type is missing: no key says how a vision tower rotates")
     own = _tower_named(name)
     if own not in TOWERS:
+        check_case(name, [*TOWERS, *FIXED, *CHOSEN])
         raise invalid(
             f"model_type {name!r} is not known as a vision tower, and no key says which coordinate turns which pair: "
             "a known type may be written in its place only if the code of both turns the same pairs by the same "

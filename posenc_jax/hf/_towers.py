@@ -224,6 +224,7 @@ CHOSEN = {
 }
 FIXED = {
     "dots3_note": "dots3_note_vision_encoder",
+    "inkling2_loop": "inkling2_vision",
     "llama4": "llama4_vision_model",
     "mlcd": "mlcd_vision_model",
     "qwen2_5_omni": "qwen2_5_omni_vision_encoder",

@@ -6,42 +6,68 @@ import re
 from collections.abc import Collection
 from functools import lru_cache
 
-# What people and other programs write for a key whose name is not near.
-_OTHER_NAMES = {
-    **dict.fromkeys(("base", "freq_base", "theta"), "rope_theta"),
-    **dict.fromkeys(("freq_scale", "scaling"), "rope_scaling"),
+# What people and other programs write for keys whose names are not near, without separators and plurals.
+_NAMES = {
+    "rope_theta rotary_emb_base global_rope_theta local_rope_theta rope_local_base_freq": """
+        base basefreq basefrequency basetheta freqbase frequencybase inversefreq invfreq ropebase ropefreqbase
+        ropefrequencybase rotarybase theta thetabase""",
+    "rope_scaling": """
+        factor freqscale frequencyscale ropefactor ropescale ropescalingfactor ropescalingtype scaling scalingconfig
+        scalingfactor scalingtype""",
+    "head_dim": """
+        attentionheadsize attnheaddim dhead dimhead dimperhead headdimension headdimsize headsize hiddensizeperhead
+        perheaddim sizeperhead""",
+    "sliding_window_pattern": "slidingpattern windowpattern",
+    "original_max_position_embeddings": """
+        originalcontextlength originallength originalmaxlength originalmaxseqlen originalseqlen""",
+}
+_OTHER_NAMES = {word: names.split() for names, words in _NAMES.items() for word in words.split()}
+# Keys that some types read, and what the others read in their place.
+SAME = {
+    **dict.fromkeys(("rotary_pct", "rotary_emb_fraction"), "partial_rotary_factor"),
+    **dict.fromkeys(("kv_channels", "attention_head_dim"), "head_dim"),
+    "layers_block_type": "layer_types",
+    "rope_scaling": "rope_parameters",
+    "rotary_emb_base": "rope_theta",
 }
 # Keys that are near another one and known all the same: to a config class of transformers 5.23.0 or 5.24.0, or in a
-# published file. `nox -s parity` finds those that are missing here.
+# published file (`nox -s parity` finds those that are missing here), or as names of something else.
 KNOWN = set(
     """
-    H_cycles L_bp_cycles L_cycles attention_window block_types channels compress_rates global_rope_theta in_channels
-    index_head_dim indexer_head_dim indexer_n_heads layer_type local_rope_theta max_2d_position_embeddings
-    moe_layer_interval mtp_layer_types no_rope_layer_interval partial_rotary_factor partial_rotary_factors
-    position_embeddings_type q_head_dim qk_channels qk_head_dim qk_nope_head_dim qk_rope_head_dim rope_interleave
-    sliding_windows swa_qk_rope_head_dim use_cla use_mem_rope use_rope v_channels v_head_dim
+    H_cycles L_bp_cycles L_cycles attention_window block_types channels compress_rates feat_dim global_rope_theta
+    head_dim_k head_dim_q head_dim_v head_k_dim head_num head_v_dim in_channels index_head_dim indexer_head_dim
+    indexer_n_heads kv_head_dim layer_type local_rope_theta max_2d_position_embeddings mean_dim moe_layer_interval
+    mtp_layer_types no_rope_layer_interval partial_rotary_factor partial_rotary_factors position_embeddings_type
+    q_head_dim qk_channels qk_head_dim qk_nope_head_dim qk_rope_head_dim rope_interleave sliding_windows
+    swa_qk_rope_head_dim use_cla use_mem_rope use_mha use_mlp use_mqa use_rope v_channels v_head_dim
     """.split()
 )
-# An error says that one of these is missing, or no spectrum depends on it.
+# An error says that one of these is missing, no spectrum depends on it, or all keys near it speak of positions.
 _SIZES = set(
     """
     alibi_bias_max compression_ratio d_model decoder_num_attention_heads decoder_num_hidden_layers group_norm_size
-    hidden_size linear_silu model_type n_embd n_head n_heads n_layer n_layers num_attention_heads num_hidden_layers
-    num_key_value_heads num_kv_heads_for_linear_attn num_layers num_nextn_predict_layers patch_size q_head_dim
-    swa_num_attention_heads swa_num_key_value_heads swa_v_head_dim transformers_version use_position_ids
+    hidden_size interleaved linear_silu model_type n_embd n_head n_heads n_layer n_layers nope num_attention_heads
+    num_hidden_layers num_key_value_heads num_kv_heads_for_linear_attn num_layers num_nextn_predict_layers patch_size
+    q_head_dim rope swa_num_attention_heads swa_num_key_value_heads swa_v_head_dim transformers_version use_alibi
+    use_fope use_nope use_position_ids use_rope use_rotary use_rotary_embedding
     """.split()
 )
 
 
-def meant(key: str, read: Collection[str]) -> str:
-    """The keys that are read, with "or" between them, that `key` may be a misspelling of; empty if there is none."""
+def meant(key: str, read: Collection[str]) -> list[str]:
+    """The keys that are read that `key` may be a misspelling of."""
     if key in read or key.startswith("_"):  # transformers 4 wrote some private attributes
-        return ""
+        return []
     names = sorted(name for name in read if name not in _SIZES)
-    other = _OTHER_NAMES.get(key.lower())
-    same = [name for name in names if name == other or _folded(name) == _folded(key)]
+    others = _OTHER_NAMES.get(_folded(key), ())
+    same = [name for name in names if name in others or _folded(name) == _folded(key)]
     near = ([] if key in KNOWN else [name for name in names if _near(key, name, edits)] for edits in (1, 2))
-    return " or ".join(same or next(filter(None, near), []))
+    return same or next(filter(None, near), [])
+
+
+def same_word(word: str, known: Collection[str]) -> str | None:
+    """The known word that differs in case and separators alone."""
+    return next((name for name in known if _plain(name) == _plain(word)), None)
 
 
 @lru_cache(maxsize=4096)

@@ -31,11 +31,10 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
 
     $$\text{score} \propto (R_{r, c}\, q) \cdot (R_{r', c'}\, k)$$
 
-    For 38 model types the library knows what transformers keeps in code: which coordinate turns which pair, the
-    layout, the offset or scale of coordinates, the order of the patches, the tokens beside them, and how a learned
-    table is resized. Settings of rotary embeddings that are missing have the values of the class. Every key that speaks
-    of rotations must be understood. The plan is for inference: DINOv3 also draws random shifts and scales of its
-    coordinates in training.
+    For 38 model types the library knows what transformers keeps in code: which coordinate turns which pair, the layout,
+    the offset or scale of coordinates, the order of the patches, the tokens beside them, and how a learned table is
+    resized. Missing rope settings take the values of the class. Every key about rotations must be understood. The plan
+    is for inference: DINOv3 also draws random shifts and scales of its coordinates in training.
 
     Args:
       config: a parsed config.json, or an object whose to_dict() returns one: of a tower, or of a model with a

@@ -91,9 +91,9 @@ def positional_attention(
     `posenc_jax.nnx.RotaryEncoding`, is cheaper.
 
     Args:
-      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no
-        rotation. Or `PoPE` with head_axis -2, which takes the place of the rotation; its phase is under "attention_fn"
-        and "pope". Its queries come times √2: attention functions divide by the root of their width, twice head_dim.
+      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no rotation. Or
+        `PoPE` with head_axis -2, which replaces the rotation; its phase is under "attention_fn" and "pope". Its queries
+        are multiplied by √2, because attention functions divide by the root of their width, twice head_dim.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
         `posenc_jax.linen`, or for example `functools.partial(pe.alibi, heads=8)`. A module made outside any other
         becomes part of the layer; its variables are under "attention_fn" and "bias". A module made in another's `setup`
@@ -104,10 +104,10 @@ def positional_attention(
         rotated nor scaled. The result is not scaled either.
       attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
         `posenc_jax.attention`, with options bound by `functools.partial`, whose memory is linear in the length; a
-        module with learned options, such as sinks, may call it. Bind causal=True in place of a causal mask; it goes by
-        positions. A mask must be the same for all heads and queries, (..., 1, 1, keys),
-        such as that of padding or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and
-        other options of Flax's function are errors.
+        module with learned options, such as sinks, may call it. Bind causal=True instead of passing a causal mask; it
+        masks by position. A mask must be the same for all heads and queries, (..., 1, 1, keys), such as that of padding
+        or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and other options of Flax's
+        function raise.
       layout: as for `posenc_jax.rotary`; `PoPE` has its own.
       part: as for `posenc_jax.rotary`.
 

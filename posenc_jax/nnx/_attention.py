@@ -82,9 +82,9 @@ def positional_attention(
     the example of `RotaryEncoding`, is cheaper.
 
     Args:
-      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no
-        rotation. Or `PoPE` with head_axis -2, which takes the place of the rotation, and whose phase becomes that of
-        the layer. Its queries come times √2: attention functions divide by the root of their width, twice head_dim.
+      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no rotation. Or
+        `PoPE` with head_axis -2, which replaces the rotation; its phase becomes a parameter of the layer. Its queries
+        are multiplied by √2, because attention functions divide by the root of their width, twice head_dim.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
         `posenc_jax.nnx`, whose parameters become those of the layer, or for example
         `functools.partial(pe.alibi, heads=8)`. Layers that are given the same module share its parameters.
@@ -93,10 +93,10 @@ def positional_attention(
         head_dim) are as the layer projected them, neither rotated nor scaled. The result is not scaled either.
       attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
         `posenc_jax.attention`, with options bound by `functools.partial`, whose memory is linear in the length; a
-        module with learned options, such as sinks, may call it. `is_causal` goes by the index of tokens, as in Flax; a
-        bound causal=True by their positions. A mask must be the same for all heads and queries, (..., 1, 1, keys),
-        such as that of padding or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and
-        other options of Flax's function are errors.
+        module with learned options, such as sinks, may call it. `is_causal` masks by token index, as in Flax; a bound
+        causal=True masks by position. A mask must be the same for all heads and queries, (..., 1, 1, keys), such as
+        that of padding or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and other options
+        of Flax's function raise.
       layout: as for `posenc_jax.rotary`; `PoPE` has its own.
       part: as for `posenc_jax.rotary`.
 

@@ -5,7 +5,7 @@ from helpers.pages import program
 
 def test_a_summary_is_the_first_sentences_below_the_title():
     summary = program("llms").summary
-    page = "---\nhide: x\n---\n\n# Title { #title }\n\n> A quotation.\n\n```python\n# code\n```\n\n[A link](x.md) and `code`.\nMore: $x$ is {text}. "
+    page = "---\nhide: x\n---\n\n# Title { #title }\n\n> A quotation.\n\n```python\n# code\n```\n\n[A `link`](x.md) and `code`.\nMore: $x$ is {text}. "
     assert summary(page) == "A link and code. More: x is ."
     assert summary("# T\n\nOne. " + "Two " * 50 + ".") == "One."
     assert summary("# T\n\nNo end") == "No end" and summary("# T\n") == "" and summary("") == ""

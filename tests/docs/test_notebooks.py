@@ -87,6 +87,8 @@ def test_links_lead_to_the_site_where_it_is(made, monkeypatch):
     monkeypatch.setenv("SITE_URL", "https://example.org/pe/")
     page = notebooks.DOCS / "notebooks" / "page.md"
     assert notebooks.words("[one](../choose.md#row)", page) == "[one](https://example.org/pe/choose.html#row)"
+    opened = "[two](https://example.org/pe/explorer.html?d=8&k=3#clocks)"
+    assert notebooks.words("[two](../explorer.md?d=8&k=3#clocks)", page) == opened
 
 
 def test_each_notebook_is_listed():

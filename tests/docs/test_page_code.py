@@ -486,15 +486,27 @@ def test_fope(case):
         assert_within(got, np.moveaxis(case["rotated"], 1, 2), 3e-6, against="the authors' code")
 
 
+def selective_rope(changes):
+    code = with_changes(pages.definition("docs/recipes.md", "selective("), changes)
+    return quick(pages.run(code, NAMES)["selective"])
+
+
 def test_selective_rope():
     (case,) = by_authors("Selective RoPE")
-    code = pages.definition("docs/recipes.md", "selective(")
-    selective = pages.run(with_changes(code, {"pe.geometric(16, 500_000.0)": "pe.geometric(8, 100.0)"}), NAMES)[
-        "selective"
-    ]
-    got = selective(*(np.float32(case[name]) for name in ("query", "key", "phases")))
+    got = selective_rope({"pe.geometric(16, 500_000.0)": "pe.geometric(8, 100.0)"})(
+        *(np.float32(case[name]) for name in ("query", "key", "phases"))
+    )
     for y, name in zip(got, ("query_turned", "key_turned"), strict=True):
         assert_within(y, case[name], 5e-6, against="the authors' code")
+
+
+@pytest.mark.thorough
+def test_selective_rope_of_long_sequences():
+    steps = np.random.default_rng(0).uniform(0, 2, (1, 100_000, 1, 8)).astype(np.float32)
+    x = np.concatenate([np.ones_like(steps), np.zeros_like(steps)], axis=-1)  # turns into cosines and sines
+    turns = np.float64(np.float32(pe.geometric(16, 500_000.0).angular / (2 * np.pi)))
+    angles = 2 * np.pi * turns * np.cumsum(np.float64(steps), axis=1)
+    assert_within(selective_rope({})(x, x, steps)[0], np.concatenate([np.cos(angles), np.sin(angles)], -1), 6e-5)
 
 
 def test_drope():

@@ -104,16 +104,14 @@ def test_settings_for_each_layer_type():
     plan = rotary_from_config(llama(**keys), layout="half")
     assert [layer.rotary_dim == 0 for layer in plan.layers] == [True, False, True]
     close(plan.layers[1].frequencies, plain(16, 1e6) / 2)
-    # The outer base is for the types that have none; the original length outside is for none.
+    # The outer base is for the types that have none.
     part = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {}}
     plan = rotary_from_config(llama(**keys | {"rope_parameters": part}, rope_theta=2e4), layout="half")
     close(plan.layers[0].frequencies, plain(16, 2e4))
     close(plan.layers[1].frequencies, plain(16, 1e6))
     scaling = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 2048}
     part = {"full_attention": scaling, "sliding_attention": None}
-    plan = rotary_from_config(
-        llama(**keys | {"rope_parameters": part}, original_max_position_embeddings=1024), layout="half"
-    )
+    plan = rotary_from_config(llama(**keys | {"rope_parameters": part}), layout="half")
     close(plan.layers[1].frequencies, spectra.yarn(16, 1e4, 4, 2048))
     for name in ("layer_types", "layers_block_type"):  # settings for a type that no layer has
         plan = rotary_from_config(
@@ -218,9 +216,8 @@ def test_settings_beside_the_text_config():
     assert rotary_from_config(outer) == rotary_from_config(LLAMA_31)
     twice = {key: LLAMA_31[key] for key in ("rope_theta", "rope_scaling", "hidden_size")}
     assert rotary_from_config(outer | twice) == rotary_from_config(LLAMA_31)
-    for keys in ({"rope_theta": 1e4}, {"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rotary_pct": 1.0}):
-        with pytest.raises(ValueError, match=f"the key {next(iter(keys))} = .* is not known or not used here"):
-            rotary_from_config(outer | keys)
+    with pytest.raises(ValueError, match="the key rotary_pct = 1.0 is not known or not used here"):
+        rotary_from_config(outer | {"rotary_pct": 1.0})
     assert rotary_from_config({"thinker_config": outer}) == rotary_from_config(LLAMA_31)
     assert rotary_from_config({"language_config": LLAMA_31}) == rotary_from_config(LLAMA_31)
     assert rotary_from_config({"text_config": {"text_config": outer}}) == rotary_from_config(LLAMA_31)

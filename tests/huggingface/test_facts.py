@@ -348,10 +348,14 @@ def test_lists_beside_the_settings_for_each_layer_type():
 def test_an_original_length_outside_is_not_for_layer_types(model_type):
     scaling = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}
     keys = {"layer_types": [FULL] * 4, "max_position_embeddings": 8192, "head_dim": 128}
-    own = read(model_type, **keys, rope_parameters={FULL: scaling | {"original_max_position_embeddings": 512}})
+    length = {"original_max_position_embeddings": 512}
+    own = read(model_type, **keys, rope_parameters={FULL: scaling | length})
+    assert read(model_type, **keys, **length, rope_parameters={FULL: scaling | length}) == own
     keys |= {"original_max_position_embeddings": 2048}
-    assert read(model_type, **keys, rope_parameters={FULL: scaling | {"original_max_position_embeddings": 512}}) == own
-    match = "^rotary_from_config: rope_parameters.full_attention.original_max_position_embeddings is missing"
+    name = "original_max_position_embeddings"
+    match = f"^rotary_from_config: rope_parameters.full_attention.{name} = 512 contradicts {name} = 2048$"
+    refused(match, model_type, **keys, rope_parameters={FULL: scaling | length})
+    match = f"^rotary_from_config: rope_parameters.full_attention.{name} is missing"
     refused(match, model_type, **keys, rope_parameters={FULL: scaling})
 
 
@@ -420,7 +424,6 @@ def test_words_of_one_family():
 def test_the_width_of_a_class():
     for name, width in (("gptj", 64), ("codegen", 64), ("phi-msft", 32)):
         assert widths(read(name)) == [width] * 4
-        assert widths(read(name, rotary_dim=None)) == [96] * 4  # a null is not absence
     assert widths(read("glm4v_moe_text", head_dim=128)) == [64] * 4
     assert widths(read("qwen4_exp_text", head_dim=64, layer_types=[FULL] * 4)) == [64] * 4
     assert widths(read("gpt_neox_reward_model")) == [24] * 4
@@ -553,11 +556,6 @@ def test_an_mscale_of_0():
 
 def test_a_dropout_is_no_rotation():
     assert read("lasr_encoder", dropout_positions=0.1) == read("lasr_encoder")
-
-
-def test_a_null_rules_out_a_share_only_where_it_is_read():
-    for model_type, width in ("gpt_neox", 24), ("stablelm", 96):
-        assert widths(read(model_type, partial_rotary_factor=None)) == [width] * 4
 
 
 def test_alternating_coordinates_are_not_interleaved_too():

@@ -321,7 +321,7 @@ def is_unread(config, key, layout):
     )
 
 
-FLAGS = "interleave", "interleaved", "alternating", "backward", "alibi", "rotary", "mem_rope", "yarn_scaling"
+FLAGS = (*"interleave interleaved alternating backward alibi rotary rope rotary_embedding nope yarn_scaling".split(),)
 
 
 def another(key, value):

@@ -1,11 +1,14 @@
 """Mistakes that people make in a config.json: errors say what the file says, and nothing is refused without need."""
 
+import re
+
 import pytest
 
 from huggingface.published import QWEN_25_VL, llama
 from oracles import configs
-from posenc_jax.hf import rotary_from_config
+from posenc_jax.hf import positions_from_tokens, rotary_from_config, vision_rotary_from_config
 from posenc_jax.hf._models import MODELS
+from posenc_jax.hf._refused import REFUSED
 
 SIZES = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 2, "max_position_embeddings": 4096}
 SCALINGS = {
@@ -13,6 +16,12 @@ SCALINGS = {
     "mscale_all_dim": 1.0, "attention_factor": 1.0, "attn_factor": 1.0, "extrapolation_factor": 1.0, "truncate": False,
     "short_factor": [1.0] * 64, "long_factor": [1.0] * 64, "alpha": 1000.0,
 }  # fmt: skip
+
+TYPES = "default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn"
+# Flags of many files, and what they say where layers have positions.
+WORDS = "rope rotary use_rope use_rotary use_rotary_embedding use_rotary_pos_emb"
+WORDS = dict.fromkeys(WORDS.split(), True)
+WORDS |= dict.fromkeys(("alibi", "use_alibi", "nope", "use_nope"), False)
 
 
 def refused(config, match):
@@ -22,18 +31,23 @@ def refused(config, match):
 
 @pytest.mark.parametrize("name", sorted(configs.RECORDED))
 def test_words_that_only_say_what_the_code_does(name):
-    """`use_rotary_pos_emb` and `rotary` true, and MLX's `rope_traditional`, in every model type."""
+    """Whether there is a rotary embedding, and which layout it has, in every model type."""
     config = configs.RECORDED[name]["config"]
     plan = rotary_from_config(config, length=5000)
-    if not any(layer.rotary_dim for layer in plan.layers):
-        return
-    traditional = (plan.layout == "interleaved") if MODELS[name].layout else False
-    for words in ({"use_rotary_pos_emb": True}, {"rotary": True}, {"rope_traditional": traditional}):
-        assert rotary_from_config(config | words, length=5000) == plan
-    refused(config | {"use_rotary_pos_emb": False}, "no rotary embedding: .* use_rotary_pos_emb false")
-    refused(
-        config | {"rope_traditional": not traditional}, f"rope_traditional = {not traditional} contradicts the layout"
-    )
+    rotates = any(layer.rotary_dim for layer in plan.layers)
+    for word, with_positions in WORDS.items():
+        right = with_positions if rotates or "alibi" in word else not with_positions
+        assert rotary_from_config(config | {word: right}, length=5000) == plan
+        none, one = "no rotary embedding: {} is {}", "{} = {} contradicts the layers: none has positions"
+        refused(config | {word: not right}, (none if rotates or "alibi" in word else one).format(word, not right))
+        refused(config | {word: None}, f"{word} must have a value or be left out for {with_positions}, got null")
+    interleaved = plan.layout == "interleaved"
+    for word in ("rope_traditional", "interleaved") if rotates and MODELS[name].layout else ():
+        if word == "interleaved" and MODELS[name].sections is not None:  # it may be about coordinates
+            refused(config | {word: interleaved}, "the key interleaved = .* is not known or not used here")
+        else:
+            assert rotary_from_config(config | {word: interleaved}, length=5000) == plan
+            refused(config | {word: not interleaved}, f"{word} = {not interleaved} contradicts the layout")
 
 
 @pytest.mark.parametrize(
@@ -53,6 +67,40 @@ def test_a_language_model_without_a_type(outer, inner):
     assert plan == rotary_from_config(text | {"model_type": inner})
 
 
+@pytest.mark.parametrize("part", ["text_config", "language_config", "llm_config", "lm_config"])
+@pytest.mark.parametrize("outer", ["mistral3", "llava", "llava_next", "paligemma", "internvl_chat", "idefics3", "aria"])
+def test_a_language_model_that_may_have_any_type(outer, part):
+    if outer == "aria":  # whose class fixes it
+        assert rotary_from_config({"model_type": outer, part: SIZES}).layers
+        return
+    refused(
+        {"model_type": outer, part: SIZES},
+        f"{part}.model_type is missing: model_type '{outer}' may hold any language model",
+    )
+    assert rotary_from_config({"model_type": outer, part: SIZES | {"model_type": "llama"}}).layers
+
+
+@pytest.mark.parametrize("part", ["text_config", "language_config"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_theta": 1e6},
+        {"partial_rotary_factor": 0.5},
+        {"original_max_position_embeddings": 4096},
+    ],
+)
+def test_an_override_beside_the_language_model(override, part):
+    (key,) = override
+    config = {"model_type": "llava", part: SIZES | {"model_type": "llama"}}
+    refused(
+        config | override, f"the key {key} = .* stands beside {part}, where nothing reads it: write it into {part}$"
+    )
+    repeated = SIZES | {"model_type": "llama", "rope_theta": 1e6}
+    assert rotary_from_config(config | {part: repeated, "rope_theta": 1e6}) == rotary_from_config(repeated)
+
+
 @pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters", "full_attention"])
 @pytest.mark.parametrize("key", SCALINGS)
 def test_a_missing_rope_type(key, place):
@@ -67,12 +115,60 @@ def test_a_missing_rope_type(key, place):
     refused(config, rf"{place}.rope_type is missing beside [\w.]+{place}.{key} = " if "_a" in place else f"{place}.rope_type is missing beside {place}.{key} = ")  # fmt: skip
 
 
-@pytest.mark.parametrize("value", ["Yarn", "yran", "longrop", "YARN", "dynamic_ntk", "ntk-by-parts"])
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("yran", ": is 'yarn' meant?"),
+        ("longrop", ": is 'longrope' meant?"),
+        ("long_rope", ": is 'longrope' meant?"),
+        ("llama-3", ": is 'llama3' meant?"),
+        ("dynamic_ntk", ""),
+        ("ntk-by-parts", ""),
+    ]
+    + [(case(x), f": is '{x}' meant?") for x in TYPES for case in (str.upper, str.capitalize)],
+)
 @pytest.mark.parametrize("key", ["rope_type", "type"])
-def test_a_misspelled_rope_type(key, value):
+def test_a_misspelled_rope_type(key, value, hint):
     refused(
-        llama(rope_scaling={key: value, "factor": 2.0}), rf"rope_scaling.{key} must be one of .*'yarn'\], got '{value}'"
+        llama(rope_scaling={key: value, "factor": 2.0}),
+        rf"rope_scaling.{key} must be one of .*'yarn'\], got '{value}'{re.escape(hint)}$",
     )
+
+
+def test_the_case_of_a_model_type():
+    lower = {name for name in MODELS if name == name.lower()}
+    for name in lower:
+        for other in {name.upper(), name.capitalize(), name.replace("_", "-"), name.title()} - MODELS.keys():
+            if other not in REFUSED and f"{other}_text" not in MODELS:
+                refused(
+                    {"model_type": other} | SIZES, f"^rotary_from_config: model_type '{other}' is not known: write '"
+                )
+    for other, name in {"Llama": "llama", "Qwen2-VL": "qwen2_vl", "GPT-NeoX": "gpt_neox", "DeBERTa": "deberta"}.items():
+        refused({"model_type": other} | SIZES, f"model_type '{other}' is not known: write '{name}' if that is meant$")
+    # a composite, its language model, the whole model with images, and the tower
+    refused({"model_type": "Gemma3", "text_config": SIZES}, "model_type 'Gemma3' is not known: write 'gemma3' if that")
+    refused(
+        {"model_type": "llava", "text_config": SIZES | {"model_type": "Qwen2"}}, "'Qwen2' is not known: write 'qwen2'"
+    )
+    tower = {"model_type": "paddleocr_vl", "patch_size": 14} | SIZES  # whose name is that of the whole model
+    refused(tower, "model_type 'paddleocr_vl' is not known, and its code may do")
+    with pytest.raises(
+        ValueError, match="^positions_from_tokens: model_type 'Qwen2-VL' is not known: write 'qwen2_vl' if"
+    ):
+        positions_from_tokens({"model_type": "Qwen2-VL"}, [[1]])
+    with pytest.raises(
+        ValueError, match="^vision_rotary_from_config: model_type 'Pixtral' is not known: write 'pixtral' if"
+    ):
+        vision_rotary_from_config({"model_type": "Pixtral"})
+
+
+@pytest.mark.parametrize("head_dim", [1, 7, 63, 127])
+def test_an_odd_width_of_heads(head_dim):
+    message = (
+        f"^rotary_from_config: head_dim must rotate an even number of features, from 2 to {head_dim}, got {head_dim}$"
+    )
+    for keys in ({"head_dim": head_dim}, {"hidden_size": 32 * head_dim, "head_dim": None}):
+        refused(SIZES | {"model_type": "llama"} | keys, message)
 
 
 @pytest.mark.parametrize(

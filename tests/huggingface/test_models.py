@@ -118,8 +118,6 @@ def test_the_share_that_no_key_says():
     shares |= dict.fromkeys("codegen glm glm4 glm4_moe gptj nemotron phi".split(), 0.5)
     for name, share in shares.items():
         assert rotary_from_config(base | {"model_type": name}).layers[0].rotary_dim == 128 * share, name
-    whole = base | {"model_type": "gptj", "rotary_dim": None}  # null is not absence
-    assert rotary_from_config(whole).layers[0].rotary_dim == 128
     gptj = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 1, "rotary_dim": 32, "rotary": True}
     assert (rotary_from_config(gptj).layers[0].head_dim, rotary_from_config(gptj).layers[0].rotary_dim) == (256, 32)
 

@@ -26,7 +26,7 @@ REFUSED = {
     "rotary_emb_base": 2, "global_rope_theta": 2, "local_rope_theta": 2, "no_rope_layer_interval": 2, "attn_scale": 1,
     "floor_scale": 1, "attn_temperature_tuning": 1, "layer_group_size": 1, "use_mem_rope": 1, "use_long_context": 1,
     "H_cycles": 1, "L_cycles": 1, "prefix_dense_sliding_window_pattern": 1, "swa_head_dim": 1, "swa_rope_theta": 1,
-    "swa_qk_nope_head_dim": 1, "swa_qk_rope_head_dim": 1, "partial_rotary_factor": 2,
+    "swa_qk_nope_head_dim": 1, "swa_qk_rope_head_dim": 1, "partial_rotary_factor": 17,
 }  # fmt: skip
 
 
@@ -135,6 +135,11 @@ MIMO = {"model_type": "mimo_v2", "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0], "ro
         ({"model_type": "zamba2", "layer_types": ["hybrid"] * 6, "use_mem_rope": None}, "use_mem_rope .* for False, got"),
         ({"model_type": "phi3", "partial_rotary_factor": None}, "partial_rotary_factor .* left out for 1.0, got null"),
         ({"model_type": "deepseek", "alibi": None}, "alibi .* left out for False, got null"),
+        ({"model_type": "glm4", "head_dim": 128, "partial_rotary_factor": None}, "partial_rotary_factor .* for 0.5, got null"),
+        ({"model_type": "chatglm", "rotary_percent": None}, "partial_rotary_factor .* left out for 0.5, got null"),
+        ({"model_type": "stablelm_epoch", "rope_pct": None}, "partial_rotary_factor .* left out for 0.25, got null"),
+        ({"model_type": "gptj", "rotary_dim": None}, "rotary_dim must have a value or be left out for 64, got null"),
+        ({"model_type": "phi-msft", "rotary_dim": None}, "rotary_dim must have a value or be left out for 32, got null"),
         (MIMO | {"swa_rope_theta": None}, "swa_rope_theta must have a value or be left out for 5000000.0, got null"),
         (MIMO | {"swa_head_dim": None}, "swa_head_dim must have a value or be left out for 192, got null"),
         (MIMO | {"partial_rotary_factor": None}, "partial_rotary_factor must have a value or be left out, got null"),
@@ -145,6 +150,35 @@ def test_an_error_says_what_to_write(keys, match):
     assert isinstance(result, str)
     with pytest.raises(ValueError, match=match):
         raise ValueError(result)
+
+
+SHARES = "partial_rotary_factor", "rotary_pct", "rotary_dim"
+
+
+@pytest.mark.parametrize("key", SHARES)
+@pytest.mark.parametrize("name", TYPES)
+def test_a_null_share_is_the_whole_head_or_an_error(name, key):
+    """It is an error where the class fails, and where it rotates the whole head, but less without the key."""
+    config = {k: x for k, x in configs.RECORDED[name]["config"].items() if k not in SHARES}
+    model, plan, null = MODELS[name], outcome(config), outcome(config | {key: None})
+    if isinstance(plan, str) or not any(layer.rotary_dim for layer in plan.layers):
+        return
+    inside = SHARES[0] in str(config)  # in the settings
+    less = {
+        "partial_rotary_factor": (model.partial or 1) < 1 and not inside,
+        "rotary_pct": True,
+        "rotary_dim": model.rotary_dim,
+    }[key]
+    fails = key in NULLS["nulls"] and name in NULLS["nulls"][key].get("refused", "").split() and key in model.reads
+    if key in model.reads and (less or fails):
+        assert isinstance(null, str) and f"{key} must have a value or be left out for" in null
+        given = config | {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, SHARES[0]: model.partial},
+            key: None,
+        }
+        assert key == "rotary_dim" or not isinstance(outcome(given), str)  # the settings have one
+    else:
+        assert null == plan
 
 
 # The types whose layers look whether there are settings for them; in the others they fail without.

@@ -17,6 +17,7 @@ SCALINGS = {
     "proportional": {"factor": 2.0},
 }
 SIZES = {"head_dim": 128, "num_hidden_layers": 2, "max_position_embeddings": 4096}
+FULL = ["full_attention"] * 2
 BASES = "rope_theta", "rotary_emb_base"
 
 
@@ -89,12 +90,51 @@ def test_a_scaling_without_the_length_before_it(kind, place):
         assert read(placed(lost) | LENGTH) == read(placed(settings))
 
 
+@pytest.mark.parametrize("kind", [kind for kind, settings in SCALINGS.items() if LENGTH.keys() <= settings.keys()])
+def test_two_lengths(kind):
+    """Beside one set of settings, transformers takes the outer length; beside those of layer types, it reads none."""
+    settings, more = {"rope_type": kind, "rope_theta": 1e6} | SCALINGS[kind], {"original_max_position_embeddings": 2048}
+    llama = SIZES | {"model_type": "llama"}
+    for place in ("rope_parameters", "rope_scaling"):
+        other = read(llama | {place: settings | more, "rope_theta": 1e6})
+        assert read(llama | {place: settings, "rope_theta": 1e6} | more) == other
+    old = SIZES | {"rope_theta": 1e6, "layer_types": ["full_attention"] * 2}
+    scaling = {k: x for k, x in settings.items() if k != "rope_theta"}
+    nested = {
+        name: SIZES | {"model_type": name, "rope_parameters": {"full_attention": settings}, "layer_types": FULL}
+        for name in ("laguna", "gemma3_text", "olmo3", "mellum")
+    }
+    for config in (
+        *nested.values(),
+        *(old | {"model_type": x, "rope_scaling": scaling} for x in ("gemma3_text", "olmo3")),
+    ):
+        assert read(config | LENGTH) == read(config)
+        match = r"\w+.original_max_position_embeddings = 1024 contradicts original_max_position_embeddings = 2048"
+        with pytest.raises(ValueError, match=match):
+            read(config | more)
+    lost = {k: x for k, x in scaling.items() if k not in LENGTH}  # transformers takes the maximum
+    with pytest.raises(ValueError, match="rope_scaling.original_max_position_embeddings is missing"):
+        read(old | {"model_type": "gemma3_text", "rope_scaling": lost} | more)
+
+
 def test_layers_of_which_some_are_scaled():
     molmo = SIZES | {"model_type": "molmo2_text", "rope_scaling_layers": [0]}
     settings = {"rope_type": "linear", "factor": 2.0}
     assert bases(read(molmo | {"rope_parameters": settings | {"rope_theta": 1e6}}))[1] == 1e6
     with pytest.raises(ValueError, match="rope_parameters.rope_theta is missing beside rope_scaling_layers"):
         read(molmo | {"rope_parameters": settings})
+
+
+def test_a_base_for_each_spectrum():
+    v4 = SIZES | {
+        "model_type": "deepseek_v4",
+        "qk_rope_head_dim": 64,
+        "rope_parameters": {"rope_type": "yarn"} | SCALINGS["yarn"],
+    }
+    with pytest.raises(ValueError, match="rope_parameters.rope_theta is missing beside rope_type = 'yarn'"):
+        read(v4)
+    for base in ({"compress_rope_theta": 4e4}, {"rope_theta": 1e4}):
+        assert read(v4 | base)
 
 
 def test_a_class_with_a_length_of_its_own():

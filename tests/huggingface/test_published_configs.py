@@ -18,7 +18,7 @@ REFUSED = {
     "telechat-7b yuan2-2b",
     "rope_parameters is missing, and model_type 'gemma4'": "et-gemma4-e2b et-gemma4-e4b",  # shortened by their repository
     "num_hidden_layers .* is missing": "mlc-llava ome-llava-1.5-7b-hf",  # left to a class's defaults
-    "the key partial_rotary_factor = 0.5 is not known or not used": "fuyu-8b",  # outside text_config
+    "the key rope_theta = 25000.0 stands beside text_config": "fuyu-8b",
     "rope_theta is missing; its default is 500000.0 since transformers 5.0 and was 10000.0": "ome-command-r-35b",  # and 8e6
     "the larger models of this type have ALiBi": "ipex-baichuan",
     "rope_scaling.type must be one of": "ming-flash-or-lite-2",  # video_rope

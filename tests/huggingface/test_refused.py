@@ -68,7 +68,7 @@ BAD = [
     (llama(rope_ratio=50), "the key rope_ratio = 50 is not known"),
     (llama(alibi_bias_max=8), "the key alibi_bias_max = 8 is not known"),
     (llama(qk_rope_head_dim=64), "the key qk_rope_head_dim = 64"),
-    ({"model_type": "m", "text_config": llama(), "rope_scaling": {"type": "linear", "factor": 2.0}}, "the key rope_scaling = .* is not known or not used here"),
+    ({"model_type": "m", "text_config": llama(), "rope_scaling": {"type": "linear", "factor": 2.0}}, "the key rope_scaling = .* stands beside text_config"),
     (llama(layer_types=["full_attention", "moe"]), r"the layer types \['moe'\] of layer_types are not known"),
     (llama(model_type=None, layer_types=["full_attention"] * 2, rope_parameters={"full_attention": {}, "main": {}}), "the key rope_parameters.main = {} is none of the layer_types"),
     (llama(model_type=None, layer_types=["full_attention"] * 2, rope_parameters={"full_attention": {"rope_theta": 1.0}, "truncate": False}), "the key rope_parameters.truncate = False is none of"),

@@ -508,7 +508,7 @@ def test_words_of_other_types_may_only_agree():
             rotary_from_config({"model_type": model_type, "num_hidden_layers": 1} | HEADS | keys, length=9)
     scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     keys = {"head_dim": 16, "num_hidden_layers": 6, "rope_scaling": scaled}
-    plan = read("gemma3_text", **keys, original_max_position_embeddings=1024)  # the outer one is not for full layers
+    plan = read("gemma3_text", **keys)
     close(plan.layers[5].frequencies, spectra.yarn(16, 1e6, 4, 512))
     half = read(
         "glm4", head_dim=16, num_hidden_layers=1, rope_parameters={"rope_type": "proportional", "rope_theta": 1e4}

@@ -10,7 +10,7 @@ from helpers.tiers import thorough
 from huggingface.published import llama
 from oracles import configs, recorded
 from posenc_jax.hf import _config, rotary_from_config
-from posenc_jax.hf._typos import _OTHER_NAMES, _SIZES, KNOWN, _near, meant
+from posenc_jax.hf._typos import _SIZES, KNOWN, _near, meant
 
 TYPES = {case["config"]["model_type"]: case["config"] for case in configs.RECORDED.values()}
 
@@ -32,7 +32,9 @@ def asked(monkeypatch):
         made.append(self)
 
     monkeypatch.setattr(_config.Config, "__init__", recording)
-    return lambda: {name for config in made for name in config.asked}
+    keys = lambda: {name for config in made for name in config.asked}  # noqa: E731
+    keys.clear = made.clear
+    return keys
 
 
 def ways(key):
@@ -81,12 +83,9 @@ def test_every_key_in_every_way(asked):
         for word in ways(key):
             if word in KNOWN | keys or word.startswith("_") or len(re.sub("[^a-z0-9]", "", word.lower())) < 3:
                 continue
-            assert meant(word, {key}) == key, word
+            assert meant(word, {key}) == [key], word
             count += 1
     assert count > 9_000
-    for word, key in _OTHER_NAMES.items():
-        for spelled in (word, word.upper(), word.capitalize()):
-            assert meant(spelled, keys) == key
 
 
 # A value that most types do not have for a key, and that some read.
@@ -111,7 +110,7 @@ def test_no_misspelling_passes_unseen(part):
             continue
         plan, value = outcome(config), VALUES[key]
         right = outcome(config | {key: value})
-        if isinstance(plan, str) or right == plan or "is not known or not used here" in str(right):
+        if isinstance(plan, str) or right == plan or re.search("is not (known or not used here|read by)", str(right)):
             continue  # the type does not read it
         word = drawn.choice([word for word in ways(key) if not word.startswith("_")])
         if word in KNOWN | {key} or word in TYPES[name]:
@@ -133,9 +132,9 @@ def test_no_misspelling_passes_unseen(part):
     ],
 )  # fmt: skip
 def test_an_error_names_the_key_that_is_meant(word, key):
-    match = f"^rotary_from_config: the key {word} = 0.75 is near {key}, which model_type 'llama' reads: write {key} if"
+    match = f"^rotary_from_config: the key {word} = 0.75 is near {key}, which model_type 'phi' reads: write {key} if"
     with pytest.raises(ValueError, match=match):
-        rotary_from_config(llama(**{word: 0.75}))
+        rotary_from_config(llama(model_type="phi", **{word: 0.75}))
     beside = {"model_type": "a_composite", "text_config": llama()}
     if key in ("rope_scaling", "rope_theta", "partial_rotary_factor"):
         with pytest.raises(ValueError, match=f"the key {word} = 0.75 is near {key}, which the language model may have"):
@@ -145,10 +144,120 @@ def test_an_error_names_the_key_that_is_meant(word, key):
 
 def test_how_near_a_key_must_be():
     """Two letters are too many for six; a plural is none beside them, nor is an attribute that transformers 4 wrote."""
-    assert meant("layers_tpe", {"layer_types"}) == "layer_types"
-    assert meant("rotarz", {"rotary"}) == "rotary"
-    assert meant("notarx", {"rotary"}) == meant("_rotarx", {"rotary"}) == ""
-    assert meant("notaryx_", {"rotary_"}) == meant("rotors", {"rotary"}) == ""
+    assert meant("layers_tpe", {"layer_types"}) == ["layer_types"]
+    assert meant("rotarz", {"rotary"}) == ["rotary"]
+    assert meant("notarx", {"rotary"}) == meant("_rotarx", {"rotary"}) == []
+    assert meant("notaryx_", {"rotary_"}) == meant("rotors", {"rotary"}) == []
+
+
+# What people write for keys, none of them near in letters, and the keys that they mean.
+FAR = {
+    "rope_theta rotary_emb_base global_rope_theta local_rope_theta rope_local_base_freq":
+        "base bases base_freq base_frequency freq_base freqBase freqs_base frequency_base FrequencyBase inv_freq "
+        "invfreqs theta rope_base RopeBase rope_freq_base rope_frequency_base rotary_base base_theta theta_base inverse_freq",
+    "rope_scaling": "factor freq_scale frequency_scale scaling scalings scaling_factor scaling_type scaling_config rope_scale "
+        "rope_factor rope_scaling_factor rope_scaling_type",
+    "head_dim": "attention_head_size attn_head_dim d_head dim_head dim_per_head head_dimension head_dim_size head_size headSize "
+        "hidden_size_per_head per_head_dim size_per_head",
+    "sliding_window_pattern": "sliding_pattern sliding_patterns window_pattern",
+    "original_max_position_embeddings":
+        "original_context_length original_length original_max_length original_max_seq_len original_seq_len",
+}  # fmt: skip
+
+
+WITHOUT_SCALING = {"esm"}
+
+
+@pytest.mark.parametrize("part", [0, *map(thorough, range(1, 4))])
+@pytest.mark.parametrize("keys", FAR)
+def test_other_names(keys, part, asked):
+    """Of a quarter of the model types, where they read one of the keys."""
+    count, yarn = 0, {"rope_type": "yarn", "rope_theta": 1e5, "factor": 2.0, "original_max_position_embeddings": 1024}
+    for name in sorted(TYPES)[part::4]:
+        config = TYPES[name] | ({"rope_parameters": yarn} if "original" in keys else {})
+        if isinstance(outcome(config), str):
+            continue
+        found = asked() & {*keys.split()}
+        for word in FAR[keys].split():
+            got = str(outcome(config | {word: 3}))
+            if name in WITHOUT_SCALING and keys == "rope_scaling":
+                assert got.endswith("near rope_scaling, which is no key that model_type 'esm' reads: remove it")
+                continue
+            named = re.search(
+                rf"the key {word} = 3 is near ([\w ]+?), (which|in whose place) model_type '{name}' reads", got
+            )
+            assert bool(named) == bool(found), (name, got)
+            if named:
+                assert {*named[1].split(" or ")} <= found
+                assert named[2] == "which" or "reads rope_parameters: write" in got
+            count += bool(named)
+        asked.clear()
+    assert count > (2 if "sliding" in keys else 150)
+
+
+@pytest.mark.parametrize("part", [0, *map(thorough, range(1, 20))])
+def test_advice_is_no_other_error(part, asked):
+    """The key that an error advises is read by the type; where none is, the advice is to remove the other one."""
+    removed, written = 0, 0
+    for name in sorted(TYPES)[part::20]:
+        config = TYPES[name]
+        outcome(config)
+        for key in asked() - _SIZES:
+            word = key[:-1] + ("x" if key[-1] == "z" else "z")
+            got = str(outcome(config | {word: 3}))
+            if advice := re.search(rf"the key {word} = 3 is near .*: write ([\w ]+?) if that is meant", got):
+                for right in advice[1].split(" or "):
+                    then = str(outcome({k: x for k, x in config.items() if k != right} | {right: 3}))
+                    unread = re.search(rf"(?<![.\w]){right} = 3 is not (known or not used here|used by|read by)", then)
+                    assert not unread, (name, word, then)
+                written += 1
+            elif "is near" in got:
+                assert got.endswith(f"which is no key that model_type {name!r} reads: remove it"), got
+                removed += 1
+        asked.clear()
+    assert written > 150
+    assert removed > 100
+
+
+@pytest.mark.parametrize(
+    ("model_type", "word", "key", "reads"),
+    [
+        ("gpt_neox", "rotarypct", "rotary_pct", "rotary_pct"),
+        ("phi", "rotarypct", "rotary_pct", "partial_rotary_factor"),
+        ("llama", "rotarypct", "rotary_pct", None),
+        ("llama", "kv_channel", "kv_channels", "head_dim"),
+        ("llama", "layers_block_types", "layers_block_type", "layer_types"),
+        ("llama", "rotary_emb_bases", "rotary_emb_base", "rope_theta"),
+        ("llama", "block_type", "block_types", None),
+        ("llama", "use_mropes", "use_mrope", None),
+        ("llama", "partial_rotory_factor", "partial_rotary_factor", None),
+    ],
+)
+def test_a_key_that_other_types_read(model_type, word, key, reads):
+    if reads is None:
+        match = f"the key {word} = 0.5 is near {key}, which is no key that model_type '{model_type}' reads: remove it$"
+    else:
+        where = (
+            f"which model_type '{model_type}' reads"
+            if reads == key
+            else f"in whose place model_type '{model_type}' reads {reads}"
+        )
+        match = f"the key {word} = 0.5 is near {key}, {where}: write {reads} if that is meant, and remove it if not$"
+    with pytest.raises(ValueError, match=match):
+        rotary_from_config(llama(model_type=model_type, **{word: 0.5}))
+
+
+# Keys that somebody may have for something else, each near one that types read.
+ELSE = (
+    "head_num head_dim_q head_dim_k head_dim_v head_k_dim head_v_dim kv_head_dim feat_dim mean_dim use_mqa use_mha use_mlp "
+    "use_norm use_code use_noise use_lora note name node mode"
+).split()
+
+
+def test_names_of_something_else_pass():
+    for config in TYPES.values():
+        plan, more = outcome(config), {word: 3 for word in ELSE if word not in config}
+        assert outcome(config | more) == plan
 
 
 def test_what_is_near_a_size_changes_no_spectrum():

@@ -1,5 +1,6 @@
 """The clients without their codebases: what is replaced comes back, and what is wrong is seen."""
 
+import ast
 import importlib
 import json
 import re
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from clients import harness, run
+from clients import harness, patches, run
 
 ROOT = Path(__file__).parents[2]
 theirs = types.SimpleNamespace()
@@ -73,6 +74,7 @@ def test_the_session_the_table_and_the_page_have_the_same_clients():
     listed = re.search(r"^CLIENTS = \{(.*?)^\}", noxfile, re.M | re.S)
     assert re.findall(r'^    "(\w+)":', listed.group(1), re.M) == [*run.NAMES]
     assert f"client: [{', '.join(run.NAMES)}]" in weekly
+    assert '"clients.patches", client, "--check"' in noxfile
     table = (ROOT / "clients/results/table.md").read_text("utf-8")
     assert table == run.table()
     for name in run.NAMES:
@@ -87,6 +89,7 @@ def test_the_lines_to_copy_are_short_and_whole(name):
     text = (ROOT / f"clients/{name}.py").read_text("utf-8")
     (lines,) = re.findall(r"# --8<-- \[start:copy\]\n(.*?)\n+# --8<-- \[end:copy\]", text, re.S)
     assert lines.startswith("import posenc_jax as pe") and len(lines.splitlines()) < 100
+    assert max(map(len, lines.splitlines())) <= 105  # so that the page shows them whole
     compile(lines, name, "exec")
 
 
@@ -95,3 +98,127 @@ def test_jitter_is_a_rounding():
     got = harness.jittered(x)
     assert 0 < np.abs(got["w"] - 1).max() < 2e-7 and (got["n"] == x["n"]).all()
     assert importlib.util.find_spec("clients.plugin") and jax.tree.structure(got) == jax.tree.structure(x)
+
+
+# Patches
+
+THEIRS = '''"""Rotations."""
+
+import math
+
+import jax.numpy as jnp
+
+
+class Rope(Module):
+  base: float
+
+  @named
+  def __call__(self, x, *, key=None):
+    """Turns x."""
+    length, width = x.shape
+    if width % 2:
+      raise ValueError("odd")
+    assert length
+    angle = jnp.arange(length)
+    if angle is None:
+      raise ValueError("not a check of what is given")
+    return x * angle
+
+
+class Same(Rope):
+  """Inherits."""
+'''
+OURS = """import posenc_jax as pe
+
+
+def cast(x):
+    return x
+
+
+def rope(self, x, *, key=None):
+    if self.base:
+        f = pe.geometric(
+            8, self.base
+        )
+    return cast(pe.rotary(x, None, f))
+
+
+def other(x):
+    return x
+"""
+NEW_BODY = """    if self.base:
+      f = pe.geometric(
+        8, self.base
+      )
+    return cast(pe.rotary(x, None, f))
+"""
+
+
+def test_a_patch_keeps_the_signature_the_docstring_and_the_checks():
+    new = patches.rewritten(THEIRS, OURS, {"Rope.__call__": "rope", "Same.__call__": "rope"})
+    old = "    angle = jnp" + THEIRS.split("    angle = jnp")[1].split("\n\n\nclass Same")[0] + "\n"
+    want = THEIRS.replace(old, NEW_BODY).replace("numpy as jnp\n", "numpy as jnp\nimport posenc_jax as pe\n")
+    want = want.replace("class Rope", "def cast(x):\n  return x\n\n\nclass Rope")
+    assert new == want + "\n  def __call__(self, x, *, key=None):\n" + NEW_BODY
+    with pytest.raises(ValueError, match=r"Rope.__call__ takes \['self', 'x', 'key'\], other takes \['x'\]"):
+        patches.rewritten(THEIRS, OURS, {"Rope.__call__": "other"})
+
+
+def test_a_patch_under_a_guard_keeps_their_lines():
+    new = patches.rewritten(THEIRS, OURS, {"Rope.__call__": "rope"}, ("here()", ["import jax"]))
+    added = "    if here():\n" + "".join(
+        f"      {line}\n" if line else "\n" for line in ["import jax", "import posenc_jax as pe", ""]
+    )
+    added += "".join(f"  {line}\n" for line in NEW_BODY.splitlines()) + "\n"
+    assert new == THEIRS.replace("    length, width", added + "    length, width")
+
+
+def test_commands_and_what_they_print():
+    text = "a\n\n```bash\necho 1\n```\n\n```text\n1\n```\n\n```bash\necho 2\n```\n"
+    assert patches.commands(text) == [("echo 1\n", "1\n")]
+
+
+@pytest.mark.parametrize("name", run.NAMES)
+def test_a_patch_holds_the_lines_to_copy(name):
+    """The session makes each patch again from the sources; here, that it did so after these lines were written."""
+    client = (ROOT / f"clients/{name}.py").read_text("utf-8")
+    copied = client.split("[start:copy]\n")[1].split("# --8<-- [end:copy]")[0]
+    lines = (patches.FOLDER / f"{name}.patch").read_text("utf-8").splitlines()
+    added = {line[1:].strip() for line in lines if line.startswith("+") and not line.startswith("+++")}
+    copied_lines = {line.strip() for line in copied.splitlines()}
+    guard = re.findall(r"^GUARD = '(.*?)', \[\"(.*?)\"\]", client, re.M)
+    others = {f"if {guard[0][0]}:", guard[0][1]} if guard else set()
+    assert all(line in copied_lines | others or line.startswith("def __call__(") for line in added - {""})
+    for function in ast.parse(copied).body[1:]:
+        body = copied.splitlines()[function.body[0].lineno - 1 : function.end_lineno]
+        assert {line.strip() for line in body} <= added | {line.strip() for line in lines}, function.name
+
+
+@pytest.mark.parametrize("name", run.NAMES)
+def test_a_text_says_what_the_session_found(name):
+    text = " ".join((patches.FOLDER / f"{name}.md").read_text("utf-8").split())
+    written = json.loads((ROOT / f"clients/results/{name}.json").read_text("utf-8"))
+    assert f"{written['package']} {written['version']}" in text and f"test_{name}.py" in text
+    moved = [(each["moved theirs"], each["moved ours"]) for each in written["models"] if "moved ours" in each]
+    said = re.findall(r"change by (\S+) to (\S+) of the largest value, and with the patch by at most (\S+)\.", text)
+    assert len(said) == bool(moved)
+    for least, most, ours in said:
+        theirs = [each for each, _ in moved]
+        assert (f"{min(theirs):.0e}", f"{max(theirs):.0e}") == (least, most)
+        assert max(each for _, each in moved) < float(ours)
+    patch = (patches.FOLDER / f"{name}.patch").read_text("utf-8")
+    for count in re.findall(r"(\d+) lines for (\d+)", text):
+        assert count == tuple(str(len(re.findall(rf"^[{sign}][^{sign}\n]", patch, re.M))) for sign in "+-")
+    compile((patches.FOLDER / f"test_{name}.py").read_text("utf-8"), name, "exec")
+
+
+def test_readme_says_what_the_session_found():
+    every = [json.loads((ROOT / f"clients/results/{name}.json").read_text("utf-8"))["models"] for name in run.NAMES]
+    moved = [
+        [(each["moved theirs"], each["moved ours"]) for each in models if "moved ours" in each] for models in every
+    ]
+    theirs, ours = zip(*(pair for pairs in moved for pair in pairs), strict=True)
+    (row,) = re.findall(r"^\| Change under .*", (ROOT / "README.md").read_text("utf-8"), re.M)
+    assert sum(map(bool, moved)) == 6 and "six codebases" in row
+    assert f"| {min(theirs):.0e} to {max(theirs):.0e} |" in row
+    assert max(ours) < float(re.search(r"under (\S+) \|", row).group(1)) < 2 * max(ours)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import os
 import pickle
 import subprocess
@@ -227,6 +228,22 @@ def test_what_no_features_give():
     assert shape_of(lambda x: pe.rotary(x, waves=pe.cos_sin(p, 0), head_axis=-2), x) == x.shape
     assert shape_of(nnx.SinusoidalEncoding(0), jax.ShapeDtypeStruct((2, 5, 0), np.float32)) == (2, 5, 0)
     np.testing.assert_array_equal(pe.offset_similarity(p, 0), np.zeros((2, 5)))
+    convert = functools.partial(pe.convert_layout, frequencies=0, source="half", target="interleaved", num_heads=2)
+    assert shape_of(lambda x: convert(x[:, 0, 0], axis=-1), x) == (2, 0)
+    for width in (0, 1):  # one feature is the zero that fills an odd width
+        assert shape_of(lambda: pe.timestep_embedding(p, width, scale=1000.0)) == (2, 5, width)  # noqa: B023
+        assert shape_of(nnx.TimestepEmbedding(width), p) == (2, 5, width)
+
+
+def test_what_asks_for_one_feature():
+    """A scale of 1/√0, and coordinates that no pair names."""
+    x = np.zeros((2, 5, 3, 0), np.float32)
+    with pytest.raises(ValueError, match="^attention: head_dim and value_dim must be at least 1, got 0"):
+        pe.attention(x, x, np.zeros((2, 5, 3, 4), np.float32))
+    for sections in ((4, 0), (0, 4)):
+        with pytest.raises(ValueError, match=r"^multi_section: sections\[\d\] must be at least 1, got 0"):
+            pe.multi_section(8, sections)
+    assert pe.axial((8, 0)) == pe.geometric(8) and pe.axial((0, 8)).num_axes == 2
 
 
 def test_float64_frequencies_of_numpy_are_exact():

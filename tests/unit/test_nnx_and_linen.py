@@ -444,7 +444,7 @@ TERM = {"of": "query", "scale": 1.0}
         ("FourierFeatures", (2, 2), {"scale": 1.0, "learned": "no"}, TypeError, "learned must be True or False"),
         ("FourierFeatures", (2, 2), {"scale": 1.0, "layout": "x"}, ValueError, "FourierFeatures: layout must be one of"),
         ("FourierFeatures", (2, 2), {"scale": 1.0, "dtype": int}, TypeError, "FourierFeatures: dtype must be a float"),
-        ("TimestepEmbedding", (1,), {}, ValueError, "timestep_embedding: dim must be at least 2"),
+        ("TimestepEmbedding", (-1,), {}, ValueError, "timestep_embedding: dim must be at least 0"),
         ("TimestepEmbedding", (8,), {"scale": np.ones(2)}, TypeError, "timestep_embedding: scale must be a number"),
         ("TimestepEmbedding", (8,), {"downscale_freq_shift": 4}, ValueError, "downscale_freq_shift must be below"),
         ("TimestepEmbedding", (8,), {"dtype": int}, TypeError, "timestep_embedding: dtype must be a float dtype"),

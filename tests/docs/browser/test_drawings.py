@@ -308,7 +308,7 @@ def test_shuffled_words(every_state, visit):
     weights /= weights.sum(1, keepdims=True)
     view = page.locator("pe-view[kind=shuffle]")
     for _ in range(5):
-        view.get_by_role("button").click()
+        view.get_by_role("button", name="Shuffle").click()
         settle(page)
         drawn = view.evaluate(
             """(view) => {

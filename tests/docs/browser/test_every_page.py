@@ -1,6 +1,7 @@
 """Every page of the site in Chromium: nothing fails, nothing leaves the host, everyone can read it, on a phone too."""
 
 import pathlib
+import re
 
 import pytest
 from visits import PHONE, ROOT, SCREENSHOTS, SITE, WIDE, settle, show
@@ -102,6 +103,24 @@ def test_page_from_file(page, faults, name):
     faults += page.evaluate(FORMULAS)
     faults += page.evaluate(PICTURES, False)
     report(f"{name}.html", faults)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_sheet_is_one_page_of_paper(browser, scheme):
+    page = browser.new_page(color_scheme=scheme)
+    page.goto(f"{SITE.as_uri()}/sheet.html")
+    settle(page)
+    printed = page.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+    width, height = (float(side) for side in re.search(rb"/MediaBox \[0 0 (\S+) ([^\s\]]+)", printed).groups())
+    assert (width, height) == pytest.approx((595, 842), abs=1)  # A4, in points
+    page.set_viewport_size({"width": 703, "height": 1000})  # what lies between its margins
+    page.emulate_media(media="print")
+    assert page.evaluate(TOO_WIDE) == []
+    left = page.evaluate("Math.min(...[...document.querySelectorAll('td')].map((e) => e.getBoundingClientRect().left))")
+    ink = page.evaluate("getComputedStyle(document.querySelector('td')).color")
+    assert left >= 0 and max(map(int, re.findall(r"\d+", ink)[:3])) < 100  # dark on white
+    page.close()
 
 
 @pytest.mark.parametrize("wanted, scheme", [("light", "default"), ("dark", "slate")])

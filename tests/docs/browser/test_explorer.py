@@ -326,6 +326,34 @@ def test_the_address_keeps_the_settings(page, faults, origin, where):
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.parametrize("where", ["http", "file"])
+@pytest.mark.parametrize(
+    "name, view, settings",
+    [
+        ("rope", CLOCKS, {"d": 128, "p": 2, "k": 3}),
+        ("rotations", SIMILARITY, {"d": 16, "length": 20}),
+        ("contexts", SPECTRUM, {"d": 128, "scaling": "yarn", "factor": 8, "original": 4096}),
+    ],
+)
+def test_pages_open_their_figure_in_the_explorer(page, faults, origin, where, name, view, settings):
+    page.goto(f"{origin if where == 'http' else SITE.as_uri()}/{name}.html")
+    page.get_by_role("link", name=re.compile("^Open .*in the explorer")).click()
+    page.wait_for_load_state("load")
+    settle(page)
+    shown_there = page.evaluate("(view) => document.getElementById(`explorer-${view}`).settings", view)
+    assert {key: shown_there[key] for key in settings} == settings
+    box = page.locator(f"#explorer-{view}").bounding_box()
+    assert 0 < box["y"] < WIDE["height"], f"{view} is not in sight"
+    # Once something moves, the address alone says everything.
+    slider(page, "d").focus()
+    page.keyboard.press("Home")
+    page.wait_for_function("location.hash.includes('d=4') && !location.search")
+    page.reload()
+    settle(page)
+    assert shown(page, "d") == ["4"]
+    assert not faults, "\n".join(faults)
+
+
 def test_canvases_are_sharp(browser, origin):
     page = browser.new_page(device_scale_factor=3, viewport={"width": 360, "height": 740})
     page.goto(f"{origin}/explorer.html")

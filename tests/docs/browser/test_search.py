@@ -1,9 +1,11 @@
-"""Fifteen things that people look for, typed into the site's own search: the right page is among the first three."""
+"""What people look for, typed into the site's own search: the right page is among the first three, of a name the first."""
 
 import re
 
 import pytest
-from visits import SITE
+from visits import ROOT, SITE
+
+from helpers.pages import program
 
 WANTED = {
     "shard a cache": {"devices.html", "recipes.html"},
@@ -21,6 +23,12 @@ WANTED = {
     "bucket": {"biases.html", "api/learned_bias.html"},
     "M-RoPE": {"dimensions.html", "api/multimodal.html", "recipes.html"},
     "paged cache": {"recipes.html"},
+    "how to install": {"index.html"},
+    "pytorch class": {"coming_from.html"},
+    "notebook": {"notebooks/index.html"},
+    "why 10000": {"sinusoidal.html"},
+    "reuse a cached prefix": {"recipes.html"},
+    "speculative decoding": {"recipes.html"},
 }
 RESULTS = """() => [...document.querySelectorAll(".md-search-result__item")].map(
   (item) => item.querySelector("a").getAttribute("href"))"""
@@ -54,3 +62,16 @@ def search(reader):
 def test_the_right_page_is_among_the_first_three(search, query):
     found = search(query)[:3]
     assert WANTED[query] & set(found), f"{query}: {found}"
+
+
+def test_the_reference_comes_first_for_its_names(search):
+    entries = program("entries")
+    missed = []
+    for path in sorted((ROOT / "docs" / "api").glob("*.md")):
+        if path.stem == "index":
+            continue
+        for name in entries.ENTRY.findall(entries.completed(path.read_text(encoding="utf-8"))):
+            first, *_ = search(name.rpartition(".")[2])
+            if not first.startswith("api/"):
+                missed.append(f"{name}: {first}")
+    assert not missed, "\n".join(missed)

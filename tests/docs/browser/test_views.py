@@ -158,7 +158,7 @@ def press(page, kind, name, key, times=1):
 def test_shuffling_moves_the_weights_and_changes_none(story):
     weights = np.asarray(jax.nn.softmax(WORDS @ WORDS.T / 2))
     for _ in range(4):
-        scene(story, "shuffle").get_by_role("button").click()
+        scene(story, "shuffle").get_by_role("button", name="Shuffle").click()
         settle(story)
         order = scene(story, "shuffle").evaluate("(view) => view.settings.order")
         seats = scene(story, "shuffle").evaluate(
@@ -313,6 +313,100 @@ def test_each_slider_goes_from_end_to_end(story):
                 settle(story)
                 assert slider.input_value() == slider.get_attribute("max" if key == "End" else "min")
                 assert slider.get_attribute("aria-valuetext")
+
+
+def settings_of(page, kind):
+    return scene(page, kind).evaluate("(view) => structuredClone(view.settings)")
+
+
+@pytest.mark.parametrize("kind", SCENES)
+def test_each_scene_plays_and_pauses(story, kind):
+    before = settings_of(story, kind)
+    play = scene(story, kind).get_by_role("button", name="Play")
+    story.wait_for_timeout(300)
+    assert settings_of(story, kind) == before  # nothing moves by itself
+    play.click()
+    story.wait_for_function(
+        "([kind, before]) => JSON.stringify(document.querySelector(`pe-view[kind=${kind}]`).settings) !== before",
+        arg=[kind, story.evaluate("JSON.stringify", before)],
+    )
+    scene(story, kind).get_by_role("button", name="Pause").click()
+    settle(story)
+    paused = settings_of(story, kind)
+    assert paused != before and play.is_visible()
+    story.wait_for_timeout(300)
+    assert settings_of(story, kind) == paused
+
+
+def test_without_motion_a_press_is_a_step_and_the_end_leads_to_the_start(still_reader, origin):
+    page = still_reader.new_page()
+    page.goto(f"{origin}/story.html")
+    settle(page)
+    for kind, name, last, first in (("count", "p", 127, 4), ("stretch", "factor", 8, 1), ("rope", "before", 100, 0)):
+        step = scene(page, kind).get_by_role("button", name="Next step")
+        put(page, kind, **{name: last})
+        seen = []
+        for _ in range(2):
+            step.click()
+            settle(page)
+            seen.append(settings_of(page, kind)[name])
+        assert seen == [first, first + (0.5 if kind == "stretch" else 1)]
+        page.wait_for_timeout(300)
+        assert settings_of(page, kind)[name] == seen[1]
+    put(page, "grid", row=15, column=15)
+    scene(page, "grid").get_by_role("button", name="Next step").click()
+    settle(page)
+    assert [settings_of(page, "grid")[name] for name in ("row", "column")] == [0, 0]
+    page.close()
+
+
+STATES = {
+    "shuffle": {"order": [4, 2, 0, 1, 3]},
+    "count": {"p": 100},
+    "waves": {"round": 40},
+    "hands": {"before": 33},
+    "rope": {"before": 37, "apart": 5, "q": [-0.5, 0.875], "k": [0.3, 0]},
+    "stretch": {"factor": 4.5, "scaling": "yarn"},
+    "grid": {"row": 3, "column": 11, "count": "two"},
+}
+
+
+@pytest.mark.parametrize("where", ["http", "file"])
+def test_a_link_leads_to_each_state(story, page, faults, origin, where):
+    start = f"{origin if where == 'http' else SITE.as_uri()}/story.html"
+    for kind, state in STATES.items():
+        link = scene(story, kind).get_by_role("link", name="Link to this")
+        assert link.get_attribute("href") == f"#view={kind}"  # as at first
+        put(story, kind, **state)
+        page.goto("about:blank")
+        page.goto(start + link.get_attribute("href"))
+        settle(page)
+        assert settings_of(page, kind) == settings_of(story, kind), kind
+        box = scene(page, kind).bounding_box()
+        assert box["y"] >= 0 and box["y"] + box["height"] <= WIDE["height"], f"{kind} is not in sight: {box}"
+        others = [k for k in SCENES if k != kind]
+        assert all(settings_of(page, k) == page.evaluate("(k) => views.kinds[k].settings", k) for k in others)
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    "said, shown",
+    [
+        ("view=rope&before=900&apart=-3&q=9,9&k=1", {"before": 100, "apart": 0, "q": [1.1, -0.4], "k": [0.02, 1]}),
+        ("view=rope&before=&apart=nonsense&constructor=1", {"before": 0, "apart": 3}),
+        ("view=stretch&factor=2.2&scaling=toString", {"factor": 2, "scaling": "none"}),
+        ("view=grid&row=99&column=-1&count=three", {"row": 15, "column": 3, "count": "one"}),
+        ("view=shuffle&order=0,1,2,3,3", {"order": [0, 1, 2, 3, 4]}),
+        ("view=none&p=5", {}),
+    ],
+)
+def test_what_no_control_can_say_is_not_taken_from_an_address(page, faults, origin, said, shown):
+    page.goto(f"{origin}/story.html#{said}")
+    settle(page)
+    kind = said.split("&")[0].removeprefix("view=")
+    found = settings_of(page, kind) if shown else {}
+    assert {name: found[name] for name in shown} == shown and "constructor" not in found
+    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280, 1920])

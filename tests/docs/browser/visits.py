@@ -66,6 +66,11 @@ def watch(page, origin):
         if response.status >= 400:
             found.append(f"{response.status} for {response.url}")
 
+    def failed(request):
+        # Who leaves a page at once does not wait for its icon.
+        if not (request.url.endswith("/favicon.svg") and request.failure == "net::ERR_ABORTED"):
+            found.append(f"no answer ({request.failure}): {request.url}")
+
     def said(message):
         if message.type in ("error", "warning", "assert"):
             found.append(f"console.{message.type}: {message.text}")
@@ -73,6 +78,6 @@ def watch(page, origin):
     page.on("console", said)
     page.on("pageerror", lambda error: found.append(f"uncaught {error}"))
     page.on("request", asked)
-    page.on("requestfailed", lambda request: found.append(f"no answer ({request.failure}): {request.url}"))
+    page.on("requestfailed", failed)
     page.on("response", answered)
     return found

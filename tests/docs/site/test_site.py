@@ -7,8 +7,10 @@ import inspect
 import json
 import operator
 import re
+import struct
 import urllib.parse
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -227,6 +229,60 @@ def test_notebooks_are_offered_where_they_are(pages):
     for path in (SITE / "downloads").glob("*.ipynb"):
         source = "\n".join(cell["source"] for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
         assert not re.search(r"--8<--|<pe-view|\]\([\w/]+\.md", source), path.name
+
+
+def test_each_page_says_what_it_is_about_where_links_to_it_are_shown(pages):
+    found = {}
+    for name in pages:
+        head = (SITE / name).read_text(encoding="utf-8").partition("</head>")[0]
+        said = re.findall(r'<meta (?:name|property)="([\w:]+)" content="([^"]*)">', head)
+        said = {key: html.unescape(text) for key, text in said}
+        assert said["og:title"] and said["og:description"] == said["description"], name
+        assert 20 < len(said["description"]) < 400 and not re.search(r"[`$]|\]\(", said["description"]), name
+        found[name] = said["description"]
+    pairs = collections.Counter(found.values()).most_common(1)
+    assert pairs[0][1] == 1, f"two pages say {pairs[0][0]}"
+
+
+def test_the_picture_of_links_has_the_size_that_is_said():
+    data = (SITE / "assets" / "card.png").read_bytes()
+    assert data.startswith(b"\x89PNG") and struct.unpack(">II", data[16:24]) == (1200, 630)
+
+
+def test_links_show_the_picture_where_the_site_has_an_address():
+    pytest.importorskip("mkdocs")
+    hooks = program("hooks")
+    page = SimpleNamespace(
+        meta={"description": 'A "summary"'}, title="RoPE", canonical_url="https://example.org/pe/rope.html"
+    )
+    config = SimpleNamespace(site_name="pe", site_description="What it is", site_url="https://example.org/pe/")
+    said = dict(re.findall(r'<meta property="([\w:]+)" content="([^"]*)">', hooks.shared(page, config)))
+    assert said["og:image"] == "https://example.org/pe/assets/card.png" and said["og:image:width"] == "1200"
+    assert said["og:url"] == page.canonical_url and said["og:description"] == "A &quot;summary&quot;"
+    config.site_url = ""
+    assert "og:image" not in hooks.shared(page, config)
+
+
+def test_notebooks_open_in_colab_where_a_branch_holds_them(monkeypatch):
+    pytest.importorskip("mkdocs")
+    hooks = program("hooks")
+    page = SimpleNamespace(abs_src_path=str(ROOT / "docs" / "rope.md"), src_uri="rope.md")
+    config = SimpleNamespace(repo_url="https://github.com/owner/name/")
+    monkeypatch.setenv("NOTEBOOKS_BRANCH", "gh-pages/dev")
+    text = hooks.downloadable("# RoPE\n\nText.\n", page, config)
+    assert "(downloads/rope.ipynb)" in text
+    assert "(https://colab.research.google.com/github/owner/name/blob/gh-pages/dev/downloads/rope.ipynb)" in text
+    config.repo_url = ""
+    assert "colab" not in hooks.downloadable("# RoPE\n\nText.\n", page, config)
+
+
+def test_at_most_five_recipes_of_an_entry_are_unfolded():
+    folded = 0
+    for name, entry in names_of_the_reference():
+        line, _, rest = entry.partition("<p>Recipes: ")[2].partition("</p>")
+        assert line.count("<a ") <= 5, name
+        folded += bool(re.match(r'\s*<details class="more">\s*<summary>\d+ more recipes</summary>', rest))
+    assert folded > 0
 
 
 def test_no_mathematics_is_left_as_text(pages):

@@ -317,8 +317,8 @@ _ELSEWHERE = (
 # Types by the release of transformers that has them first, where it is newer than 5.23.
 NEWER = {"5.24": "apertus1p5_text dory exaone hy_v4_vl_text lara_mini sarvam_mla sarvam_moe".split()}
 WITHOUT = dict.fromkeys(_ELSEWHERE.split(), ELSEWHERE) | {
-    "pe_audio_video_encoder": "it begins with a model of timm",
-    "pe_video_encoder": "it begins with a model of timm",
+    "pe_audio_video_encoder": "it begins with a model of timm, which sees images",
+    "pe_video_encoder": "it begins with a model of timm, which sees images",
 }
 
 
