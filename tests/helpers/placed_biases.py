@@ -51,7 +51,7 @@ def options_of(row: str, case: dict[str, Any]) -> dict[str, Any]:
 
 def rounded(case: dict[str, Any]) -> dict[str, Any]:
     """The options by which the page repeats Falcon's rounding."""
-    ((code,),) = (pages.code_in(line) for line in pages.text_of(PAGE).splitlines() if line.startswith("`bias=lambda i, j: falcon_alibi("))  # fmt: skip
+    (code,) = re.findall("`(bias=lambda i, j: falcon_alibi[^`]*)`", pages.text_of(PAGE))
     return eval(f"dict({code})", names_of("Falcon", case))
 
 
