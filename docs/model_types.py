@@ -163,7 +163,6 @@ PAIRS = {
 TOWER_TABLES = {
     "linear": "bilinear",
     "linear_aligned": "bilinear with aligned corners",
-    "linear_zeros": "bilinear with zeros outside",
     "linear_zeros_exchanged": "bilinear with zeros outside, width and height exchanged",
     "torch_cubic": "PyTorch's bicubic",
     "tiled": "repeated",

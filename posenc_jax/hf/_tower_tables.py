@@ -21,7 +21,6 @@ _LINEAR: dict[str, Any] = {"method": "linear", "antialias": False}
 RESAMPLING: dict[str, dict[str, Any]] = {
     "linear": _LINEAR,
     "linear_aligned": _LINEAR | {"align_corners": True},
-    "linear_zeros": _LINEAR | {"zeros_outside": True},
     "torch_cubic": {"method": "torch_cubic", "antialias": False},
 }
 _OTHERS = {
@@ -71,7 +70,7 @@ def _rows_of(
     if how == "tiled":
         return table[row % table.shape[0], column % table.shape[1]]
     if how == "linear_zeros_exchanged":
-        table = resize_table(table, size[::-1], **RESAMPLING["linear_zeros"]).reshape(*size, -1)
+        table = resize_table(table, size[::-1], zeros_outside=True, **_LINEAR).reshape(*size, -1)
     elif how != "fixed":
         table = resize_table(table, size, **RESAMPLING[how])
     return table[row, column]

@@ -17,7 +17,6 @@ TowerTable = Literal[
     "none",
     "linear",
     "linear_aligned",
-    "linear_zeros",
     "linear_zeros_exchanged",
     "torch_cubic",
     "tiled",
@@ -147,8 +146,7 @@ TOWERS: dict[str, Tower] = {
         table="torch_cubic",
         unread=("pos_emb_height", "pos_emb_width", "pos_emb_time", "merge_kernel_size"),
     ),
-    **_all("muse_glimmer_vision", **_MUSE, table="linear_zeros"),
-    **_all("muse_spark_vision", **_MUSE, table="linear_zeros_exchanged"),
+    **_all("muse_glimmer_vision muse_spark_vision", **_MUSE, table="linear_zeros_exchanged"),
     **_all(
         "inkling2_vision",
         **_SQUARES,

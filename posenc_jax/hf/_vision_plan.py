@@ -38,10 +38,10 @@ class VisionPlan(RotaryPlan):
         that of a slice; 1 for the whole head. Gemma 4 turns half of a head by the column, and half by the row.
       table: how the learned table that the tower adds to its patches becomes one of another grid. "none" if the tower
         has none, and "unknown" if this plan does not say. Resized by PyTorch's `interpolate` or `grid_sample` with
-        half-pixel centres: "linear"; "torch_cubic"; "linear_zeros", with zeros outside the table (Muse Glimmer);
-        "linear_zeros_exchanged", likewise, to (width, height), whose rows the patches then take in their order row by
-        row (Muse Spark). Resized with aligned corners: "linear_aligned" (Qwen3-VL). Not resized: "tiled", repeated
-        (SAM 3); "by_coordinate", a row for the column plus one for the row (Gemma 4); "fixed", for one grid (Llama 4).
+        half-pixel centres: "linear"; "torch_cubic"; "linear_zeros_exchanged", with zeros outside the table and to
+        (width, height), whose rows the patches then take in their order, row by row (Muse). Resized with aligned
+        corners: "linear_aligned" (Qwen3-VL). Not resized: "tiled", repeated (SAM 3); "by_coordinate", a row for the
+        column plus one for the row (Gemma 4); "fixed", for one grid (Llama 4).
 
     Examples:
       >>> from posenc_jax.hf import vision_rotary_from_config
