@@ -219,8 +219,8 @@ def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -
                 slot = lax.rem(n * tiles + step - first, jnp.int32(shape.stages))
                 q, d_out, known = (x.at[slot] for x in (memory.query, memory.d_out, memory.known))
                 plgpu.barrier_wait(memory.q_ready.at[slot])
-                # Plus 0, which the compiler does not know: at a width of 128 it otherwise keeps the addresses of all
-                # parts of keys and values in registers, and spills others.
+                # `step >> 30` is 0 (no length has 2³⁰ tiles), which the compiler does not know: at a width of 128 it
+                # otherwise keeps the addresses of all parts of keys and values in registers, and spills others.
                 own = warpgroup + (lax.shift_right_logical(step, jnp.int32(30)) if k.shape[-1] > 64 else 0)
                 x, dp = products(shape, (memory.key.at[own], q), (memory.value.at[own], d_out))
                 of_queries = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.sides]

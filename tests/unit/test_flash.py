@@ -127,6 +127,7 @@ PROGRAMS = {
     "derivative of rows": (jax.grad(of_all, (0, 1, 2, 3)), ROWS_OF_X, X, ROWS_OF_X, SLOPES),
     "derivative of a network": (jax.grad(functools.partial(squared, of=network), (0, 3)), X, X, X, MLP),
     "derivative of a table at given positions": (jax.grad(near), TABLE, *[FEW_LONG] * 3),
+    "derivative of heads of 128": (jax.grad(squared, (0, 1, 2, 3)), *[typed(1, 200, 2, 128)] * 3, SLOPES),
     "derivative of wide heads": (jax.grad(squared), *[typed(1, 200, 2, 256)] * 3, SLOPES),
     "T5": (functools.partial(attend, bias="T5"), X, X, X),
     "vmap": (jax.vmap(of_rows, (0, None, 0, 0)), ROWS_OF_X, X, ROWS_OF_X, ROWS_OF_SLOPES),
@@ -145,12 +146,28 @@ def test_it_lowers_for_cuda(name):
 
     By XLA's tiles instead are those of heads wider than 128, of a network, and of a table at given positions.
     """
-    kernels = {"derivative": 3, "derivative of rows": 3, "derivative of a table": 4}
+    kernels = {"derivative": 3, "derivative of heads of 128": 3, "derivative of rows": 3, "derivative of a table": 4}
     assert lowered(*PROGRAMS[name]).count("@mosaic_gpu") == kernels.get(name, 1)
 
 
 def on_a_mesh(axis_types=None):
     return jax.make_mesh((4, 2), ("a", "b"), axis_types=(axis_types or AxisType.Auto,) * 2, devices=jax.devices("cpu"))
+
+
+@needs_kernel
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_thread_has_one_difference(turned, monkeypatch):
+    """Interpret mode cannot see it: a thread of wgmma has rows 8 apart, and pairs of columns 8 apart."""
+    from posenc_jax import _flash_gpu_scores as gpu  # noqa: PLC0415
+
+    iota = lambda dtype, shape, axis, layout: np.indices(shape)[axis].astype(dtype)  # noqa: E731
+    monkeypatch.setattr(gpu.plgpu, "broadcasted_iota", iota)
+    shape = gpu.Shape(128, 128, 2, 1.0, None, (None, 0), (), None, interpret=True)
+    near, far = gpu._difference_within(shape, (64, 128), gpu.At(0, 0, 0, turned))
+    row, column = np.indices((64, 128))
+    np.testing.assert_array_equal(near + far, column - row if turned else row - column)
+    thread = row // 16 * 32 + row % 8 * 4 + column % 8 // 2
+    assert all(np.ptp(near[thread == t]) == 0 for t in range(128))
 
 
 @needs_kernel
