@@ -170,6 +170,7 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     outer.use(*(name for name, value in inner.items() if equal(value, outer.values.get(name))))
     outer.use(*_UNRELATED_KEYS.get(name or "", ()), *(key for key in SWITCHES if outer.values.get(key) is False))
     check_spelling(outer.values, _OVERRIDDEN, "the language model may have")
+    outer.use(*(["original_max_position_embeddings"] if _repeats_lengths(outer, inner) else []))
     for key, value in outer.found(*_OVERRIDDEN).items():
         message = "the key {} = {!r:.60} stands beside {}, where nothing reads it: write it into {}"
         require(key in outer.used, message, key, value, *[next(iter(parts))] * 2)
@@ -177,6 +178,18 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     if inner["model_type"] and outer.found(VERSION):
         inner.setdefault(VERSION, outer.values[VERSION])
     return inner
+
+
+def _repeats_lengths(outer: Keys, inner: Mapping[str, Any]) -> bool:
+    """Whether an original length beside the language model is that which it has, if its spectrum is scaled."""
+    key, model = "original_max_position_embeddings", MODELS.get(str(inner.get("model_type")))
+    written = [d for name in ("rope_scaling", "rope_parameters") if isinstance(d := inner.get(name), Mapping)]
+    parts = [inner, *written, *(d for each in written for d in each.values() if isinstance(d, Mapping))]
+    lengths = [d[key] for d in parts if d.get(key) is not None]
+    if not lengths and model and model.original_max:
+        lengths = [model.original_max]
+    scaled = any("factor" in d for d in parts[1:])
+    return all(equal(outer.values.get(key), length) for length in lengths) and bool(lengths or not scaled)
 
 
 def model_of(values: Mapping[str, Any]) -> Model:

@@ -84,6 +84,8 @@ def _partial_width(d: Keys, config: Config, head_dim: int) -> int:
         found[usual] = head_dim
     elif not found and model.rotary_dim:
         found["rotary_dim"] = config.or_default(model.rotary_dim, "rotary_dim")
+    if not read and model.partial is not None and (d.is_null(_SHARE) or config.is_null(_SHARE)):
+        check_agreement({f"{_SHARE} (null)": head_dim} | found)
     width = agreed(found) if found else int(head_dim * default_share(d, config))
     others = _widths_by_share(config.take(*(name for name in SHARES if name not in outside)), head_dim)
     others |= config.take(*(name for name in _WIDTHS if name not in outside))

@@ -45,9 +45,11 @@ def mimo_v2(config: dict[str, Any]) -> None:
     require(not d.is_null(SHARES[0]), "{} must have a value or be left out, got null", SHARES[0])
     share = config.pop(SHARES[0], None)
     full = extended(take_settings(config), rope_theta=config.pop("rope_theta", None), partial_rotary_factor=share)
-    sliding = {"rope_theta": d.get("swa_rope_theta", default=full.get("rope_theta"))}
-    config.pop("swa_rope_theta", None)
-    spectra = {FULL: full, SLIDING: extended(sliding, partial_rotary_factor=full.get(SHARES[0]))}
+    base = config.pop("swa_rope_theta", None)
+    require(
+        base is not None, "swa_rope_theta is missing beside hybrid_layer_pattern: sliding layers have their own base"
+    )
+    spectra = {FULL: full, SLIDING: extended({"rope_theta": base}, partial_rotary_factor=full.get(SHARES[0]))}
     types = [SLIDING if flag else FULL for flag in flags]
     put_types(config, "hybrid_layer_pattern", types)
     config["rope_parameters"] = {kind: spectra[kind] for kind in types}
@@ -129,8 +131,7 @@ def molmo2(config: dict[str, Any]) -> None:
     usual = scaled.get("rope_theta") or Keys(config).or_default(10_000.0, "rope_theta")
     scaled = extended(scaled, rope_theta=config.pop("rope_theta", None))
     scaled.setdefault("rope_theta", usual)
-    original = config.pop(ORIGINAL, None)
-    scaled |= {} if original is None else {ORIGINAL: original}  # the outer one wins
+    scaled = extended(scaled, original_max_position_embeddings=config.pop(ORIGINAL, None))
     spectra = {"scaled": scaled, "plain": {"rope_theta": scaled["rope_theta"]}}
     config["layer_types"] = types = ["scaled" if i in layers else "plain" for i in range(count)]
     config["rope_parameters"] = {kind: spectra[kind] for kind in types}

@@ -98,11 +98,8 @@ class Rope:
             self.d.or_default(_NONE, ORIGINAL)
         if default and not outside:
             outside = {f"{ORIGINAL}, where absent,": default}
-            check_agreement(within | outside)
-        # A length outside the rope settings wins, as in Phi-3; that beside settings for layer types is not read.
-        if own and within:
-            check_agreement(within | outside)
-        found = within if own else outside or within
+        check_agreement(within | outside)  # releases and types differ in which one wins
+        found = within if own else within | outside  # beside settings for layer types, it is not read
         message = (
             "{}{} is missing: write the length that the model was trained for before its scaling; transformers takes "
             "max_position_embeddings = {!r:.60}, which may be that after it"

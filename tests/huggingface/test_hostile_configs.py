@@ -316,8 +316,6 @@ def is_unread(config, key, layout):
         or config.get("model_type") == "cohere_compass_text"
         and key in ("rope_type", "rope_theta")
         and key in (config.get("rope_parameters") or {})  # beside the layer types
-        or key == "original_max_position_embeddings"
-        and sum(key in m for m in mappings(config)) > 1  # the outer one wins
     )
 
 

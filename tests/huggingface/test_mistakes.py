@@ -88,7 +88,6 @@ def test_a_language_model_that_may_have_any_type(outer, part):
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
         {"rope_theta": 1e6},
         {"partial_rotary_factor": 0.5},
-        {"original_max_position_embeddings": 4096},
     ],
 )
 def test_an_override_beside_the_language_model(override, part):
@@ -204,6 +203,7 @@ def test_a_note_about_a_spelling_stands_on_errors_about_it_alone():
                 rotary_from_config(config | {"layer_types": types} | broken)
             assert "spelling" not in str(error.value)
     mimo = SIZES | {"model_type": "mimo_v2_flash", "hybrid_layer_pattern": [0, 1], "rope_theta": -1.0}
+    mimo |= {"swa_rope_theta": 1e4}
     refused(
         mimo,
         "^rotary_from_config: rope_parameters.full_attention.rope_theta .*by the spelling of model_type 'mimo_v2_flash'",

@@ -92,12 +92,14 @@ def test_a_scaling_without_the_length_before_it(kind, place):
 
 @pytest.mark.parametrize("kind", [kind for kind, settings in SCALINGS.items() if LENGTH.keys() <= settings.keys()])
 def test_two_lengths(kind):
-    """Beside one set of settings, transformers takes the outer length; beside those of layer types, it reads none."""
+    """Releases and types differ in which one transformers takes; beside settings of layer types, it reads no outer one."""
     settings, more = {"rope_type": kind, "rope_theta": 1e6} | SCALINGS[kind], {"original_max_position_embeddings": 2048}
     llama = SIZES | {"model_type": "llama"}
     for place in ("rope_parameters", "rope_scaling"):
-        other = read(llama | {place: settings | more, "rope_theta": 1e6})
-        assert read(llama | {place: settings, "rope_theta": 1e6} | more) == other
+        inner = llama | {place: settings, "rope_theta": 1e6}
+        assert read(inner | LENGTH) == read(inner)
+        with pytest.raises(ValueError, match="original_max_position_embeddings = 1024 contradicts original_max_pos"):
+            read(inner | more)
     old = SIZES | {"rope_theta": 1e6, "layer_types": ["full_attention"] * 2}
     scaling = {k: x for k, x in settings.items() if k != "rope_theta"}
     nested = {
@@ -115,6 +117,28 @@ def test_two_lengths(kind):
     lost = {k: x for k, x in scaling.items() if k not in LENGTH}  # transformers takes the maximum
     with pytest.raises(ValueError, match="rope_scaling.original_max_position_embeddings is missing"):
         read(old | {"model_type": "gemma3_text", "rope_scaling": lost} | more)
+
+
+def test_a_length_beside_the_language_model():
+    """It may repeat the one inside, and stand where no spectrum is scaled."""
+    llama = SIZES | {"model_type": "llama", "rope_theta": 1e6}
+    scaled = llama | {"rope_scaling": {"rope_type": "yarn"} | SCALINGS["yarn"]}
+    lost = {key: value for key, value in scaled["rope_scaling"].items() if key not in LENGTH}
+    for text, length in ((scaled, LENGTH), (llama, LENGTH)):
+        assert read({"model_type": "llava", "text_config": text} | length) == read(text)
+    for text in (scaled, llama | {"rope_scaling": lost}):
+        with pytest.raises(ValueError, match="stands beside text_config, where nothing reads it: write it into"):
+            read({"model_type": "llava", "text_config": text, "original_max_position_embeddings": 2048})
+    with pytest.raises(ValueError, match=r"rope_scaling.original_max_position_embeddings is missing") as error:
+        read(llama | {"rope_scaling": lost})
+    assert "meant" not in str(error.value)
+
+
+def test_words_that_hold_others():
+    llama = SIZES | {"model_type": "llama", "rope_theta": 1e6}
+    assert read(llama | {"is_composition": True, "properties": 3}) == read(llama)
+    with pytest.raises(ValueError, match="the key my_position = 3 is not known"):
+        read(llama | {"my_position": 3})
 
 
 def test_layers_of_which_some_are_scaled():

@@ -176,7 +176,8 @@ def test_the_own_spelling_of_mimo_v2():
     flat = {"rope_theta": 5e6, "partial_rotary_factor": 0.334, "rope_type": "default", "type": "default"}
     assert read("mimo_v2", **MIMO, rope_parameters=flat) == plan
     without = {key: value for key, value in MIMO.items() if key != "swa_rope_theta"}
-    assert bases(read("mimo_v2_flash", **without)) == [5e6] * 3
+    with pytest.raises(ValueError, match="swa_rope_theta is missing beside hybrid_layer_pattern"):
+        read("mimo_v2_flash", **without)
     nested = {"full_attention": {"rope_theta": 5e6}, "sliding_attention": {"rope_theta": 1e4}}
     types = ["full_attention", "sliding_attention", "sliding_attention"]
     sizes = {"num_hidden_layers": 3, "layer_types": types, "rope_parameters": nested}
@@ -207,7 +208,7 @@ PLAIN = SIZES | {"use_mla": False, "qk_nope_head_dim": 0}
         ),
         (
             "mimo_v2",
-            {"num_hidden_layers": 3, "hybrid_layer_pattern": [0, 1, 1], "rope_theta": 5e6},
+            {key: MIMO[key] for key in MIMO if key != "head_dim"},
             "swa_head_dim",
             192,
         ),
