@@ -230,8 +230,9 @@ def _columns_of_inverse(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) 
     centre = -(moved[0] + moved[1] + moved[2])
     if lens is not None:
         f, s, c, g, d = lens
-        first = columns[0] / f
-        second = (columns[1] - _times(s, first)) / g
+        # Reciprocals, because XLA makes a · (1 / f) of a / f in some versions but not in others.
+        first = _times(1 / f, columns[0])
+        second = _times(1 / g, columns[1] - _times(s, first))
         columns = [first, second, columns[2] - _times(c, first) - _times(d, second)]
     return [*(_lifted(column, 0) for column in columns), _lifted(centre, 1)]
 

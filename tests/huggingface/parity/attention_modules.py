@@ -2,11 +2,14 @@
 
 import dataclasses
 import importlib
+import inspect
 from typing import Any
 
 import torch
 from transformers import masking_utils
 
+# The name of an argument and of an output, which transformers 5.24 changed.
+CACHE = "cache" if "cache" in inspect.signature(masking_utils.create_causal_mask).parameters else "past_key_values"
 HIDDEN, HEADS, KEY_HEADS, HEAD_DIM, WINDOW, CHUNK = 32, 4, 2, 16, 5, 6
 SLIDING = ["sliding_attention", "full_attention"]
 COMMON = {
@@ -88,7 +91,7 @@ def mask_of(config, layer, x, real):
         "chunked_attention": masking_utils.create_chunked_causal_mask,
         "bidirectional": masking_utils.create_bidirectional_mask,
     }[kind]
-    return make(config=config, inputs_embeds=x, attention_mask=real, past_key_values=None)
+    return make(config=config, inputs_embeds=x, attention_mask=real, **{CACHE: None})
 
 
 MODELS = {

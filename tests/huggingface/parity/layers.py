@@ -1,9 +1,8 @@
 """Attention layers of transformers whose values rotate, or that learn spectra, small and with random weights."""
 
-import inspect
-
 import numpy as np
 import torch
+from attention_modules import CACHE
 from transformers import DeepseekV4Config, MistralLarge4TextConfig, masking_utils
 from transformers.models.deepseek_v4 import modeling_deepseek_v4
 from transformers.models.mistral_large4 import modeling_mistral_large4
@@ -66,10 +65,6 @@ _KEPT = (
 )  # fmt: skip
 
 
-# The name of an argument, which transformers 5.24 changed.
-_CACHE = "cache" if "cache" in inspect.signature(masking_utils.create_causal_mask).parameters else "past_key_values"
-
-
 class Layer:
     """A layer of a model, with random weights that make scores of about 2."""
 
@@ -99,7 +94,7 @@ class Layer:
     def run(self, x):
         """The output (1, seq, hidden_size), with the rotation and the mask that the model makes."""
         config, positions = self.config, torch.arange(x.shape[1])[None]
-        told = {"config": config, "inputs_embeds": x, "attention_mask": None, _CACHE: None}
+        told = {"config": config, "inputs_embeds": x, "attention_mask": None, CACHE: None}
         if config.model_type == "deepseek_v4":
             mask = masking_utils.create_sliding_window_causal_mask(**told)
             waves = {name: self.embedding(x, positions, layer_type=name) for name in ("main", "compress")}

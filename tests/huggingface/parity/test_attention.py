@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from attention_modules import CHUNK, HEAD_DIM, HEADS, KEY_HEADS, MODELS, WINDOW
+from attention_modules import CACHE, CHUNK, HEAD_DIM, HEADS, KEY_HEADS, MODELS, WINDOW
 from jax import lax
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
@@ -307,8 +307,8 @@ def logits(name, implementation, cuts, changes=None):
     ATTENTION.changes, ATTENTION.end = changes or {}, 0
     for part in np.split(TOKENS, cuts, axis=1):
         ATTENTION.end += part.shape[1]
-        output = model(torch.from_numpy(part), past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(torch.from_numpy(part), **{CACHE: cache}, use_cache=True)
+        cache = getattr(output, CACHE)
         parts.append(output.logits.numpy())
     return np.concatenate(parts, axis=1)
 

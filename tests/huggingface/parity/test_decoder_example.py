@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from attention_modules import CACHE
 from flax import nnx
 
 import posenc_jax as pe
@@ -220,9 +221,9 @@ def their_tokens(model, tokens, start):
     ids, positions = torch.from_numpy(tokens), torch.from_numpy(at(start, tokens.shape[1]).astype(np.int64))
     for _ in range(STEPS):
         mask = torch.ones(BATCH, tokens.shape[1] + len(steps), dtype=torch.int64)
-        settings = {"attention_mask": mask, "past_key_values": cache, "use_cache": True}
+        settings = {"attention_mask": mask, CACHE: cache, "use_cache": True}
         output = model(input_ids=ids, position_ids=positions, **settings)
-        cache, top = output.past_key_values, output.logits[:, -1].topk(2)
+        cache, top = getattr(output, CACHE), output.logits[:, -1].topk(2)
         lead = min(lead, float((top.values[:, 0] - top.values[:, 1]).min()))
         ids, positions = top.indices[:, :1], positions[:, -1:] + 1
         steps.append(ids[:, 0].numpy())

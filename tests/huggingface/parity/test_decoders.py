@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from attention_modules import CACHE
 from jax import lax
 
 from posenc_jax import hf
@@ -220,8 +221,8 @@ def their_logits(model, cuts):
     """Logits of transformers' model, called once for each part of the tokens, with its own cache."""
     cache, parts = None, []
     for tokens in np.split(TOKENS, cuts, axis=1):
-        output = model(torch.from_numpy(tokens), past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(torch.from_numpy(tokens), **{CACHE: cache}, use_cache=True)
+        cache = getattr(output, CACHE)
         parts.append(output.logits.numpy())
     return np.concatenate(parts, axis=1)
 
