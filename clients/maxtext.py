@@ -53,7 +53,7 @@ def yarn(self, inputs, position=None):  # YarnRotaryEmbedding, which takes pairs
     return cast(self, pe.rotary(inputs, position, f, head_axis=-2, layout=layout))
 
 
-def llama_vision(self, inputs, position=None):  # LlamaVisionRotaryEmbedding; the class token rests
+def llama_vision(self, inputs, position=None):  # LlamaVisionRotaryEmbedding; class token unrotated
     side = self.image_size // self.patch_size
     at = jnp.pad(1 + pe.grid_positions((side, side), order="column"), ((0, 1), (0, 0)))
     f = pe.axial(pe.geometric(inputs.shape[-1] // 2, self.rope_theta), 2)

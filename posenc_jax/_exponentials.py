@@ -70,7 +70,7 @@ def expm1(x: jax.Array) -> jax.Array:
     for k in range(6, 1, -1):
         series = rounded_product(series, r) + np.float32(1 / math.factorial(k))
     small = r + rounded_product(rounded_product(series, r), r)
-    power = jax.lax.bitcast_convert_type((n.astype(np.int32) + 127) << 23, np.float32)
+    power = lax.bitcast_convert_type((n.astype(np.int32) + 127) << 23, np.float32)
     return power * small + (power - 1)
 
 

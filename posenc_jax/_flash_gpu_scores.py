@@ -206,7 +206,7 @@ def _numbers_within(tile: Any, at: At) -> tuple[Any, Any]:
 def _difference_within(shape: Shape, tile: Any, at: At) -> tuple[Any, Any]:
     """The first of these less the second, in two parts: one number for each thread, and a constant.
 
-    A thread has equal differences in its two rows, so the compiler computes it once.
+    A thread has the same differences in its two rows, so the compiler computes each once.
     """
     row, column = (plgpu.broadcasted_iota(jnp.int32, tile, axis, layout=TILE) for axis in range(2))
     of_thread, constant = (row & ~8) - (column & 6), (row & 8) - (column & ~6)

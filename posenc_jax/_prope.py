@@ -170,7 +170,7 @@ def _check_rigid(extrinsics: jax.Array) -> None:
     require(not off.size or (off * far).flat[worst] <= _CLOSE, message, _CLOSE, off.flat[worst], far.flat[worst])
 
 
-def _check_triangular(intrinsics: jax.Array, size: tuple[float, float] | None) -> None:
+def _check_triangular(intrinsics: jax.Array, size: Any) -> None:
     """Raises for known intrinsics that are not upper triangular with 1 in the corner, or have another unit."""
     if (known := _known(intrinsics)) is None:
         return
@@ -179,7 +179,7 @@ def _check_triangular(intrinsics: jax.Array, size: tuple[float, float] | None) -
     require(below <= _CLOSE, message, below)
     usable = np.isfinite(known).all() and (known[..., [0, 1], [0, 1]] != 0).all()
     require(usable, "intrinsics must be finite, with focal lengths other than 0, got {}", known.reshape(-1, 9)[:1])
-    focal = np.abs(known[..., [0, 1], [0, 1]]) / np.array(size or (1, 1))[::-1]
+    focal = np.abs(known[..., [0, 1], [0, 1]]) / np.array(size)[::-1]
     message = "intrinsics must be in the unit of image_size, got a focal length of {:.3g} times a side, {}"
     worst = focal.flat[np.abs(np.log(focal)).argmax()] if focal.size else 1
     require(0.02 <= worst <= 50, message, worst, size)

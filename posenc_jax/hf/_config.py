@@ -46,13 +46,14 @@ _DEFAULT_TYPES = {
 _SHARED_KEYS = {"DeepseekOCR", "deepseek_vl_v2"}
 # Keys of a composite that do not concern its language model.
 _UNRELATED_KEYS = {"glmasr": ("use_rope",), "musicflamingo": ("rope_parameters",)}
+ORIGINAL = "original_max_position_embeddings"
 # Keys of the language model that people write beside it.
 _OVERRIDDEN = (
     "rope_scaling",
     "rope_parameters",
     "rope_theta",
     "partial_rotary_factor",
-    "original_max_position_embeddings",
+    ORIGINAL,
 )
 _NAMES = *MODELS, *(name.removesuffix("_text") for name in MODELS), *REFUSED
 VERSION = "transformers_version"
@@ -170,7 +171,8 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     outer.use(*(name for name, value in inner.items() if equal(value, outer.values.get(name))))
     outer.use(*_UNRELATED_KEYS.get(name or "", ()), *(key for key in SWITCHES if outer.values.get(key) is False))
     check_spelling(outer.values, _OVERRIDDEN, "the language model may have")
-    outer.use(*(["original_max_position_embeddings"] if _repeats_lengths(outer, inner) else []))
+    if _repeats_length(outer.values.get(ORIGINAL), inner):
+        outer.use(ORIGINAL)
     for key, value in outer.found(*_OVERRIDDEN).items():
         message = "the key {} = {!r:.60} stands beside {}, where nothing reads it: write it into {}"
         require(key in outer.used, message, key, value, *[next(iter(parts))] * 2)
@@ -180,16 +182,17 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     return inner
 
 
-def _repeats_lengths(outer: Keys, inner: Mapping[str, Any]) -> bool:
-    """Whether an original length beside the language model is that which it has, if its spectrum is scaled."""
-    key, model = "original_max_position_embeddings", MODELS.get(str(inner.get("model_type")))
+def _repeats_length(value: Any, inner: Mapping[str, Any]) -> bool:
+    """Whether an original length beside the language model is the one inside, or none is needed there."""
     written = [d for name in ("rope_scaling", "rope_parameters") if isinstance(d := inner.get(name), Mapping)]
-    parts = [inner, *written, *(d for each in written for d in each.values() if isinstance(d, Mapping))]
-    lengths = [d[key] for d in parts if d.get(key) is not None]
+    settings = [*written, *(d for each in written for d in each.values() if isinstance(d, Mapping))]
+    lengths = [d[ORIGINAL] for d in (inner, *settings) if d.get(ORIGINAL) is not None]
+    model = MODELS.get(str(inner.get("model_type")))
     if not lengths and model and model.original_max:
         lengths = [model.original_max]
-    scaled = any("factor" in d for d in parts[1:])
-    return all(equal(outer.values.get(key), length) for length in lengths) and bool(lengths or not scaled)
+    if not lengths:
+        return not any("factor" in d for d in settings)
+    return all(equal(value, length) for length in lengths)
 
 
 def model_of(values: Mapping[str, Any]) -> Model:

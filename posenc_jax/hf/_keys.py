@@ -18,8 +18,9 @@ from posenc_jax.hf._typos import meant, same_word
 
 # Parts of names of keys that speak of rotations, of positions, or of which layers have them.
 _POSITIONS = re.compile(
-    "rope(?!rt)|rotary|theta|alibi|nope|fope|ntk|logn|log_scaling|yarn|xpos|pos_?emb|(?<!com)position|dual_chunk|attn_scale|floor_scale|"
-    r"temperature_tuning|query_scale|hybrid_\w+_pattern|^swa_|^layer_types|block_type|attn_type|interleaved?$|index(er)?_head_dim",
+    "rope(?!rt)|rotary|theta|alibi|nope|fope|ntk|logn|log_scaling|yarn|xpos|pos_?emb|(?<!com)position|dual_chunk|"
+    r"attn_scale|floor_scale|temperature_tuning|query_scale|hybrid_\w+_pattern|^swa_|^layer_types|block_type|attn_type|"
+    "interleaved?$|index(er)?_head_dim",
     re.IGNORECASE,
 )
 # Keys with such a name that no rotation depends on.

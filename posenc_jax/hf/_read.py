@@ -92,7 +92,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
 def _misspelled(values: Mapping[str, Any], message: str) -> str | None:
     """The first key that is near the missing ones that a message names."""
-    missing = re.findall(r"(\w+)(?![\w.])", message.partition(" is missing")[0])  # not what they are in
+    missing = re.findall(r"(\w+)(?![\w.])", message.partition(" is missing")[0])  # the ends of dotted names
     settings = [d for found in rope_settings(values) for d in (found.values, *found.values.values())]
     keys = [key for d in (values, *settings) if isinstance(d, Mapping) for key, value in d.items() if value is not None]
     return next((key for key in keys if isinstance(key, str) and meant(key, missing)), None)

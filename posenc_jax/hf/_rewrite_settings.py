@@ -7,11 +7,11 @@ from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._checks import require
+from posenc_jax.hf._config import ORIGINAL
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping
 from posenc_jax.hf._layers import count_of
 from posenc_jax.hf._rewriting import (
     FULL,
-    ORIGINAL,
     RAW,
     SLIDING,
     Rewriter,
@@ -46,9 +46,8 @@ def mimo_v2(config: dict[str, Any]) -> None:
     share = config.pop(SHARES[0], None)
     full = extended(take_settings(config), rope_theta=config.pop("rope_theta", None), partial_rotary_factor=share)
     base = config.pop("swa_rope_theta", None)
-    require(
-        base is not None, "swa_rope_theta is missing beside hybrid_layer_pattern: sliding layers have their own base"
-    )
+    message = "swa_rope_theta is missing beside hybrid_layer_pattern: sliding layers have their own base"
+    require(base is not None, message)
     spectra = {FULL: full, SLIDING: extended({"rope_theta": base}, partial_rotary_factor=full.get(SHARES[0]))}
     types = [SLIDING if flag else FULL for flag in flags]
     put_types(config, "hybrid_layer_pattern", types)

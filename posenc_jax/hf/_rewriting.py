@@ -12,13 +12,12 @@ from posenc_jax.hf._layers import count_of
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 RAW = "rope_scaling", "rope_parameters"
-ORIGINAL = "original_max_position_embeddings"
 
 Rewriter = Callable[[dict[str, Any]], None]
 
 
 class Asked(dict[str, Any]):
-    """A config that records which keys were looked for, and which of them may not be there."""
+    """A config that records which keys were looked for, and which of them are refused."""
 
     def __init__(self, values: Mapping[str, Any]):
         super().__init__(values)

@@ -17,12 +17,11 @@ from posenc_jax._checks import invalid, require
 from posenc_jax._frequencies import Frequencies, geometric
 from posenc_jax._ntk import dynamic_ntk, ntk
 from posenc_jax._scalings import linear_scaling, llama3, longrope, proportional, temperature, yarn
-from posenc_jax.hf._config import Config
+from posenc_jax.hf._config import ORIGINAL, Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal
 from posenc_jax.hf._typos import meant
 
 MAXIMUM = "max_position_embeddings"
-ORIGINAL = "original_max_position_embeddings"
 SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 LEARNED = "learned_log_factor"  # written by the rewriter of Mistral Large 4: the name of the parameter
 _STEPS = "dynamic_steps"  # written by the rewriter of Qwen 1, whose configs say it in other keys
@@ -61,7 +60,7 @@ def rope_type_of(d: Keys) -> str:
 
 
 def default_share(d: Keys, config: Config) -> float:
-    """The share of a head that rotates where no key says; raises for a null, which says another one or none."""
+    """The share of a head that rotates if no key says it. A null raises where it means something else, or nothing."""
     model = config.model
     share = 1.0 if model.whole_if_scaled and rope_type_of(d) != "default" else model.partial or 1.0
     # A null partial_rotary_factor means the whole head, but the classes of Phi-3 have no null.

@@ -107,7 +107,7 @@ def positional_attention(
         module with learned options, such as sinks, may call it. Bind causal=True instead of passing a causal mask; it
         masks by position. A mask must be the same for all heads and queries, (..., 1, 1, keys), such as that of padding
         or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and other options of Flax's
-        function raise.
+        function are refused.
       layout: as for `posenc_jax.rotary`; `PoPE` has its own.
       part: as for `posenc_jax.rotary`.
 

@@ -147,6 +147,10 @@ def test_layers_of_which_some_are_scaled():
     assert bases(read(molmo | {"rope_parameters": settings | {"rope_theta": 1e6}}))[1] == 1e6
     with pytest.raises(ValueError, match="rope_parameters.rope_theta is missing beside rope_scaling_layers"):
         read(molmo | {"rope_parameters": settings})
+    yarn = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6} | SCALINGS["yarn"]}
+    assert read(molmo | yarn | LENGTH) == read(molmo | yarn)
+    with pytest.raises(ValueError, match="original_max_position_embeddings = 1024 contradicts original_max_pos"):
+        read(molmo | yarn | {"original_max_position_embeddings": 2048})
 
 
 def test_a_base_for_each_spectrum():
