@@ -124,7 +124,9 @@ def test_what_must_be_whole(mesh, where, f, arguments, name, axis):
 
 
 def test_the_page_names_every_function_with_an_argument_that_must_be_whole():
-    named = [set(re.findall(r"`(\w+)`", functions)) for functions, _ in pages.rows("docs/devices.md", "on Explicit axes")]
+    named = [
+        set(re.findall(r"`(\w+)`", functions)) for functions, _ in pages.rows("docs/devices.md", "on Explicit axes")
+    ]
     assert {where for where, *_ in WHOLE} <= set().union(*named) <= set(pe.__all__)
 
 
