@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import textwrap
 import types
 import warnings
@@ -430,8 +431,9 @@ def test_eva_02():
 
 def test_towers_by_hand():
     """The block compares each with the plan of a config, and the plans are those of transformers."""
-    code = pages.block("docs/huggingface.md", "def same(")
-    assert code.count("\nassert same(") == 6
+    code = pages.block("docs/huggingface.md", "by_hand = {")
+    (written,) = re.findall(r"^by_hand = \{\n(.*?)^\}", code, flags=re.DOTALL | re.MULTILINE)
+    assert len(re.findall(r'^ +"\w+": \(', written, flags=re.MULTILINE)) == 6
     given = {"vision_rotary_from_config": hf.vision_rotary_from_config}
     for head_dim, base in ((64, 10_000.0), (48, 300.0)):
         line = f"head_dim, base = {head_dim}, {base}  "
