@@ -6,6 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
+
 from posenc_jax.hf import _models, _refused
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +79,24 @@ def test_figures_of_readme_that_other_pages_have():
     turned = [float(number) for number in re.findall(r"^\| rotary, .*?\| 1\.1 \| \**([\d.]+)", summary, re.MULTILINE)]
     assert len(turned) == 8
     assert f"takes [{min(turned):.2f} to {max(turned):.2f} copies](docs/speed.md#gpu)" in README
+
+
+def test_numbers_in_prose():
+    """Those that no block of their page prints."""
+    angular = lambda dim: 10_000.0 ** (-np.arange(0, dim, 2) / dim)
+    apart = lambda dim, offset: 2 * np.linalg.norm(np.sin(offset * angular(dim) / 2))
+    step = 10_000 ** (2 / 128)
+    said = {
+        "rotations": [f"{apart(2, 710):.5f}", f"at width 128, {apart(128, 710):.2f}"],
+        "sinusoidal": [
+            f"or {2 * np.pi / angular(512)[-1]:,.0f} at width 512",
+            f"{step:.3f} at width 128",
+            f"doubling takes {np.log(2) / np.log(step):.1f}",
+        ],
+        "adding": [f"| BERT, GPT-2 | 0.02 | {0.02 * np.sqrt(2):.3f} |"],
+        "tiles": [f"matrix of {8 * 32_768**2 * 4 / 1e9:.0f} GB"],
+    }
+    assert [text for page, texts in said.items() for text in texts if text not in PAGES[f"docs/{page}.md"]] == []
 
 
 def test_versions_of_others_are_the_pinned_ones():

@@ -429,8 +429,9 @@ def test_calls_of_kernels_pass_the_scale():
 
 
 def test_the_tutorial_form_of_sinusoids():
-    code = pages.block("docs/sinusoidal.md", "def get_angles").partition("\nbatched")[0]
-    got = pages.run(code, NAMES | {"base": 500})["positional_encoding"](7, 10)
+    page = "docs/notebooks/get_angles.md"
+    code = "\n".join(pages.block(page, f"def {name}") for name in ("get_angles", "positional_encoding"))
+    got = pages.run(with_changes(code, {"np.power(10_000,": "np.power(500,"}), NAMES)["positional_encoding"](7, 10)
     phases = np.arange(7)[:, None] * omega(10, 500)
     assert_within(got[0], rotations.features(np.sin(phases), np.cos(phases), "interleaved"), 1e-6, against="float64")
 
