@@ -380,7 +380,8 @@ def modernbert(config: dict[str, Any]) -> None:
 
 
 def lfm2(config: dict[str, Any]) -> None:
-    """The key theta repeats the base, and is not read."""
+    """The key theta repeats the base, and is not read; use_pos_enc must be True."""
+    take_only(config, True, "use_pos_enc")
     _take_unread(config, "rope_theta", 1e6, "theta")
 
 

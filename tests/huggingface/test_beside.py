@@ -228,6 +228,31 @@ def test_keys_that_repeat_what_is_read(name, key, usual, unread):
     refused(config | {"rope_parameters": settings, unread: usual}, f"rope_parameters.{key} = .* contradicts {unread} =")
 
 
+@pytest.mark.parametrize(
+    ("name", "one", "two", "value"),
+    [
+        ("glm4_moe_lite", "head_dim", "qk_rope_head_dim", 64),
+        ("voxtral_realtime_encoder", "encoder_layers", "num_hidden_layers", 3),
+        ("voxtral_realtime_encoder", "encoder_attention_heads", "num_attention_heads", 4),
+    ],
+)
+def test_two_names_of_a_key(name, one, two, value):
+    config = SIZES | {"model_type": name} | ({"qk_nope_head_dim": 64} if name == "glm4_moe_lite" else {})
+    rest = {key: x for key, x in config.items() if key not in (one, two)}
+    plan = read(rest | {two: value})
+    assert read(rest | {one: value}) == read(rest | {one: value, two: value}) == plan
+    refused(rest | {one: value, two: value // 2}, f"{one} = {value} contradicts {two} = {value // 2}")
+    if two != "num_attention_heads":  # the class has a head_dim
+        refused(rest, f"{two}.* is missing")
+
+
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_moe"])
+def test_a_flag_of_lfm2(name):
+    config = SIZES | {"model_type": name, "layer_types": [FULL] * 3}
+    assert read(config | {"use_pos_enc": True}) == read(config)
+    refused(config | {"use_pos_enc": False}, "use_pos_enc must be True in model_type 'lfm2")
+
+
 # Defaults that a composite's class has for its language model
 
 
