@@ -35,7 +35,7 @@ COMPLETED = {
     for name in "ipex-llava mlc-llava ome-command-r-35b ome-llava-1.5-7b-hf ome-llava-v1.5-7b".split()
 }
 # Their classes fail on the file.
-FAILING = {"published ome-dbrx-132b", "by hand phi_3", "by hand llama_4"}
+FAILING = {"published ome-dbrx-132b", "published specforge-qwen2.5-vl-32b-eagle3", "by hand phi_3", "by hand llama_4"}
 
 
 def saved_again(config):
@@ -49,7 +49,9 @@ def saved_again(config):
 def test_a_file_saved_again(name, tally):
     plan = published.outcome(CASES[name])
     if name in FAILING:
-        with pytest.raises(Exception, match=r"ffn_act_fn|attn_temperature_tuning|Missing required keys"):
+        with pytest.raises(
+            Exception, match=r"ffn_act_fn|attn_temperature_tuning|Missing required keys|not a multiple of"
+        ):
             saved_again(CASES[name])
         return
     for file in saved_again(CASES[name]):
