@@ -20,7 +20,8 @@ CODE = re.compile(r"^( *)``` ?\{? ?\.?python[^\n]*\n(.*?)^\1```$", flags=re.M | 
 MODULES = ("nnx", "linen", "hf")
 # Functions of the page that test_page_code.py runs beside float64 or their authors' code.
 RUN = re.findall(
-    r"""\("docs/recipes\.md", "(?:def )?(\w+)""", Path(__file__).with_name("test_page_code.py").read_text(encoding="utf-8")
+    r"""\("docs/recipes\.md", "(?:def )?(\w+)""",
+    Path(__file__).with_name("test_page_code.py").read_text(encoding="utf-8"),
 )
 
 
