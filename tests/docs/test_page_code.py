@@ -386,19 +386,46 @@ def with_changes(code, changes):
     return code
 
 
-# content_biases.md
+# recipes.md: biases that see the tokens
 
 
-def test_shaw():
-    """With rows of two offsets to both sides."""
-    (q, k, v), a = RNG.normal(size=(3, 9, HEADS, WIDTH)), RNG.normal(size=(5, WIDTH))
-    names = NAMES | {"c": WIDTH**-0.5}
-    shaw = quick(pages.run(pages.definition("docs/content_biases.md", "shaw"), names)["shaw"])
-    got = shaw(*(np.float32(x) for x in (q, k, v, a)))
-    offset = np.clip(np.arange(9) - np.arange(9)[:, None], -2, 2)
-    scores = np.einsum("qhd,qkhd->hqk", q, k[None] + a[offset + 2][:, :, None]) / np.sqrt(WIDTH)
-    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    assert_within(got, np.einsum("hqk,khd->qhd", weights, v), 3e-6)
+def test_biases_that_see_the_tokens():
+    """Twelve tokens, as 3 rows of 4 patches for SAM, and with offsets beyond Shaw's table."""
+    code = [
+        pages.definition("docs/recipes.md", "relative_keys"),
+        pages.definition("docs/recipes.md", "conformer"),
+        pages.definition("docs/recipes.md", "sam_attention"),
+        pages.definition("docs/recipes.md", "of_gates"),
+        pages.definition("docs/recipes.md", "forgetting"),
+    ]
+    names = pages.run("\n".join(code), NAMES)
+    q, k, v = float32s(3, 2, 12, HEADS, WIDTH)
+    vectors, projection, (u, w) = float32s(5, WIDTH), float32s(WIDTH, HEADS * WIDTH), float32s(2, HEADS, WIDTH)
+    tables, logits = (float32s(5, WIDTH), float32s(7, WIDTH)), float32s(2, 12, HEADS)
+
+    @quick
+    def outputs(q, k, v):
+        return (
+            names["relative_keys"](q, k, v, vectors),
+            names["conformer"](q, k, v, projection, u, w),
+            names["sam_attention"](q, k, v, *tables),
+            names["forgetting"](q, k, v, logits),
+        )
+
+    i, scale = np.arange(12), WIDTH**-0.5
+    (row, column), after = divmod(i, 4), (i[:, None, None] >= i) & (i > i[:, None])
+    clipped = vectors[np.clip(i - i[:, None], -2, 2) + 2]
+    waves = (sinusoids(i[:, None] - i) @ projection).reshape(12, 12, HEADS, WIDTH)
+    both = tables[0][row[:, None] - row + 2] + tables[1][column[:, None] - column + 3]
+    log_gates = -np.log1p(np.exp(-np.float64(logits)))
+    want = (
+        attention.dense(q, k, v, np.einsum("bihd,ijd->bhij", q, clipped) * scale),
+        attention.dense(q + u, k, v, np.einsum("bihd,ijhd->bhij", q + w, waves) * scale),
+        attention.dense(q, k, v, np.einsum("bihd,ijd->bhij", q, both)),
+        attention.dense(q, k, v, np.einsum("bkh,ijk->bhij", log_gates, after), attention.may_see(i, i, causal=True)),
+    )
+    for got, each in zip(outputs(q, k, v), want, strict=True):
+        assert_within(got, each.y, 5e-6, against="float64")
 
 
 # huggingface.md
