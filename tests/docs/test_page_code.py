@@ -396,7 +396,7 @@ COORDINATES = np.array([[0, 0, 0], *([1, r, c] for r in (1, 2) for c in (1, 2, 3
 SHAW = float32s(5, WIDTH)
 CONFORMER = float32s(WIDTH, HEADS * WIDTH), *float32s(2, HEADS, WIDTH)
 SAM = float32s(5, WIDTH), float32s(7, WIDTH)
-LOGITS, TWELVE = float32s(2, 12, HEADS), float32s(3, 2, 12, HEADS, WIDTH)
+LOGITS, T5, TWELVE = float32s(2, 12, HEADS), float32s(32, HEADS), float32s(3, 2, 12, HEADS, WIDTH)
 NINE, DRAFTS, CACHED = float32s(3, 1, 9, HEADS, WIDTH), float32s(3, 1, 6, HEADS, WIDTH), float32s(2, 1, 5, HEADS, WIDTH)
 
 
@@ -410,6 +410,7 @@ def of_recipes():
         pages.definition("docs/recipes.md", "sam_attention"),
         pages.definition("docs/recipes.md", "of_gates"),
         pages.definition("docs/recipes.md", "forgetting"),
+        pages.definition("docs/recipes.md", "attention_layer"),
         pages.definition("docs/recipes.md", "extend"),
         pages.block("docs/recipes.md", "parents = "),
         with_changes(pages.block("docs/recipes.md", "def verify"), {"prefix = 100": f"prefix = {PREFIX}"}),
@@ -417,6 +418,13 @@ def of_recipes():
     f = pe.multi_section(F, (1, 2, 1))
     page = types.SimpleNamespace(**pages.run("\n".join(code), NAMES | {"rotate": rotate, "f": f}))
     assert page.parents == PARENTS
+
+    def batches(q, k, v):
+        names = pages.run(
+            pages.block("docs/recipes.md", "def attend(positions"), NAMES | {"rotate": rotate, "q": q, "k": k, "v": v}
+        )
+        kinds = (("of_padded", "mask"), ("of_packed", "ids"))
+        return [names["attend"](names[positions], names[ids]) for positions, ids in kinds]
 
     def decoded(q, k, v):
         caches = (jnp.zeros((1, 16, HEADS, WIDTH)),) * 2
@@ -434,6 +442,8 @@ def of_recipes():
             "conformer": page.conformer(*twelve, *CONFORMER),
             "sam": page.sam_attention(*twelve, *SAM),
             "forgetting": page.forgetting(*twelve, LOGITS),
+            "batches": batches(*twelve),
+            "plain": page.attention_layer(T5, *twelve, F),
             "m-rope": decoded(*nine),
             "tree": page.verify(*drafts, rotate(cached[0]), cached[1]),
         }
@@ -466,6 +476,24 @@ def test_biases_that_see_the_tokens():
     }
     for name, each in want.items():
         assert_within(of_recipes()[name], each.y, 5e-6, against=f"float64, {name}")
+
+
+def test_batches():
+    """A padded prompt and a packed document, as alone."""
+    for got, start in zip(of_recipes()["batches"], (4, 5), strict=True):
+        places = np.arange(12 - start)
+        q, k, v = TWELVE[:, :1, start:]
+        seen = attention.may_see(places, places, causal=True)
+        want = attention.dense(turned(q, places), turned(k, places), v, seen=seen).y
+        assert_within(got[:1, start:], want, 3e-6, against="float64")
+
+
+def test_attention_in_plain_jax():
+    i = np.arange(12)
+    bias = np.moveaxis(T5[np.maximum(i[:, None] - i, 0)], -1, 0)  # each distance below 16 has a bucket
+    q, k = (turned(x, i) for x in TWELVE[:2])
+    want = attention.dense(q, k, TWELVE[2], bias, attention.may_see(i, i, causal=True)).y
+    assert_within(of_recipes()["plain"], want, 3e-6, against="float64")
 
 
 def test_decoding_with_m_rope():
