@@ -458,7 +458,7 @@ def clients(session: nox.Session, client: str) -> None:
 def source(session: nox.Session, client: str, newest: bool) -> dict[str, str]:
     """Python's path to the checkout of a codebase that no package index has, at the commit that is pinned."""
     (repository, pinned), given = CHECKOUTS[client], session.posargs
-    if "--source" not in given:
+    if "--source" not in given[:-1]:
         session.skip(
             f"no package index has {repository}. Clone https://github.com/{repository}, check out {pinned[:7]}, and"
             f' pass its folder: nox -s "clients({client})" -- --source DIR'

@@ -66,8 +66,8 @@ def apply_rotary_enc(q, k, freqs_cis, repeat_freqs_k=False):  # SAM 2
 
 def compute_bias(self, q_len, k_len):  # UMT5
     table, most = self.relative_attention_bias.embedding[...], self.relative_attention_max_distance
-    both = not self.is_decoder
-    return pe.t5(jnp.arange(q_len), jnp.arange(k_len), table, bidirectional=both, max_distance=most)[None]
+    at = jnp.arange(q_len), jnp.arange(k_len)
+    return pe.t5(*at, table, bidirectional=not self.is_decoder, max_distance=most)[None]
 
 
 # --8<-- [end:copy]
