@@ -11,6 +11,7 @@ from posenc_jax.hf._forks import advice
 from posenc_jax.hf._keys import (
     Keys,
     agreed,
+    check_agreement,
     check_case,
     check_read,
     equal,
@@ -59,6 +60,20 @@ _NAMES = *MODELS, *(name.removesuffix("_text") for name in MODELS), *REFUSED
 VERSION = "transformers_version"
 # What a layer may have for itself, in per_layer_config.
 _OWN_WIDTHS = "head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
+# What a composite's class writes into its language model's config where it lacks the key, whatever its type.
+_OWN_DEFAULTS = {
+    "voxtral": {"rope_theta": 1e8, "head_dim": 128},
+    "voxtral_realtime": {"rope_theta": 1e6, "head_dim": 128},
+}
+# What kind of positions there are, in the words of many files whose code does not read them.
+POSITIONS = "position_embedding_type"
+ALIBI = "alibi", "use_alibi"
+# Flags that many configs have and no code reads, and what they say where layers have positions.
+WORDS = {
+    **dict.fromkeys(("rope", "rotary", "use_rope", "use_rotary", "use_rotary_embedding", "use_rotary_pos_emb"), True),
+    **dict.fromkeys(("nope", "use_nope", *ALIBI), False),
+}
+_RAW = "rope_scaling", "rope_parameters"
 # Ignored when false; when true, refused unless the model reads them.
 SWITCHES = "use_mrope", "use_dynamic_ntk", "use_logn_attn", "mla_use_nope", "use_fope"
 
@@ -168,18 +183,72 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     if name in _SHARED_KEYS:
         return {key: value for key, value in outer.values.items() if key not in _PARTS} | inner
     # transformers 4 wrote some settings in both places; transformers 5 reads the inner one.
+    part = next(iter(parts))
     outer.use(*(name for name, value in inner.items() if equal(value, outer.values.get(name))))
     outer.use(*_UNRELATED_KEYS.get(name or "", ()), *(key for key in SWITCHES if outer.values.get(key) is False))
     check_spelling(outer.values, _OVERRIDDEN, "the language model may have")
-    if _repeats_length(outer.values.get(ORIGINAL), inner):
-        outer.use(ORIGINAL)
-    for key, value in outer.found(*_OVERRIDDEN).items():
-        message = "the key {} = {!r:.60} stands beside {}, where nothing reads it: write it into {}"
-        require(key in outer.used, message, key, value, *[next(iter(parts))] * 2)
+    _check_beside(outer, inner, part)
+    _check_words_beside(outer, inner, part)
     outer.finish(speaks_of_positions)
     if inner["model_type"] and outer.found(VERSION):
         inner.setdefault(VERSION, outer.values[VERSION])
-    return inner
+    return _with_own_defaults(inner, name or "", part)
+
+
+def _own_settings(inner: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The rope settings of a language model by where they stand, one for all layers or for each layer type."""
+    written = {name: d for name in _RAW if isinstance(d := inner.get(name), Mapping)}
+    nested = {f"{name}.{k}": x for name, d in written.items() for k, x in d.items() if isinstance(x, Mapping)}
+    return nested or written
+
+
+def _check_beside(outer: Keys, inner: Mapping[str, Any], part: str) -> None:
+    """Raises for settings beside the language model, where nothing reads them, unless its own say the same."""
+    own = {f"{part}.{where}.": d for where, d in _own_settings(inner).items()} | {f"{part}.": inner}
+    for key, value in outer.found(*_OVERRIDDEN).items():
+        if key in outer.used or key == ORIGINAL and _repeats_length(value, inner):
+            outer.use(key)
+            continue
+        label, settings = (f"{key}.", value) if isinstance(value, Mapping) else ("", {key: value})
+        for name, said in settings.items():
+            inside = _spelled_in(own, name)
+            check_agreement({f"{label}{name}": said} | inside)
+            message = "the key {} = {!r:.60} stands beside {}, where nothing reads it: write it into {}"
+            require(inside, message, key, value, part, part)
+        outer.use(key)
+
+
+def _spelled_in(own: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """What settings say for a key, of which `type` and `rope_type` are one."""
+    other, found = {"type": "rope_type", "rope_type": "type"}.get(name, name), {}
+    for where, d in own.items():
+        key = name if d.get(name) is not None else other
+        found |= {f"{where}{key}": d[key]} if d.get(key) is not None else {}
+    return found
+
+
+def _check_words_beside(outer: Keys, inner: dict[str, Any], part: str) -> None:
+    """Moves words that only say what the code does into the language model's config, where they are checked."""
+    for key, value in outer.found(*WORDS, "rope_traditional", POSITIONS).items():
+        if key in outer.used:
+            continue
+        check_agreement({key: value} | Keys(inner, part).found(key))
+        model = MODELS.get(str(inner["model_type"]))
+        message = "the key {} = {!r:.60} stands beside {}, where nothing reads it: write it into {}"
+        require(model is None or key not in model.reads, message, key, value, part, part)
+        inner[key] = value
+        outer.use(key)
+
+
+def _with_own_defaults(inner: dict[str, Any], name: str, part: str) -> dict[str, Any]:
+    """The language model's config with the defaults that the composite's class has for it."""
+    own = dict(_OWN_DEFAULTS.get(name, {}))
+    if any(d.get("rope_theta") is not None for d in _own_settings(inner).values()):
+        own.pop("rope_theta", None)
+    for key, value in own.items():
+        if key != "head_dim":  # a null means hidden_size / num_attention_heads
+            Keys(inner, part).or_default(value, key)
+    return own | inner
 
 
 def _repeats_length(value: Any, inner: Mapping[str, Any]) -> bool:

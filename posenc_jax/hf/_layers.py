@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._checks import require
-from posenc_jax.hf._config import Config
+from posenc_jax.hf._config import ALIBI, POSITIONS, WORDS, Config
 from posenc_jax.hf._keys import Keys
 
 ROTATING = {
@@ -15,12 +15,6 @@ ROTATING = {
     "reference_sliding_attention", "sliding_attention",
 }  # fmt: skip
 WITHOUT_POSITIONS = {"conv", "linear_attention"}
-ALIBI = "alibi", "use_alibi"
-# Flags that many configs have and no code reads, and what they say where layers have positions.
-WORDS = {
-    **dict.fromkeys(("rope", "rotary", "use_rope", "use_rotary", "use_rotary_embedding", "use_rotary_pos_emb"), True),
-    **dict.fromkeys(("nope", "use_nope", *ALIBI), False),
-}  # fmt: skip
 COUNTS = "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers"
 _LEGACY = {
     "attention": "full_attention", "mamba": "linear_attention", "deepseek_sparse_attention": "indexed_attention",
@@ -135,6 +129,19 @@ def _check_words(config: Config, rotates: bool) -> None:
         none, one = "the model has no rotary embedding: {} is {}", "{} = {} contradicts the layers: none has positions"
         require(said == usual or not rotates and name not in ALIBI, none, name, said)
         require(said != usual or rotates or name in ALIBI or not config.found(name), one, name, said)
+    _check_name_of_positions(config, rotates)
+
+
+def _check_name_of_positions(config: Config, rotates: bool) -> None:
+    """Raises if position_embedding_type, which the code does not read, names other positions than it has."""
+    name = config.string(POSITIONS)
+    if name is None or POSITIONS in config.model.reads:
+        return
+    usual = {"rope", "rotary"} if rotates else {"nope"}
+    usual |= {"rope_gptj"} if rotates and config.model.layout == "interleaved" else set()  # Cohere's word for its pairs
+    message = "{} = {!r:.60} is not read by the code of model_type {!r}, whose layers have {}: remove it if they do"
+    has = "a rotary embedding" if rotates else "no positions"
+    require(name.lower() in usual, message, POSITIONS, name, config.model_type, has)
 
 
 def _no_rope_flags(config: Config, count: int) -> list[bool]:
@@ -155,11 +162,10 @@ def _no_rope_flags(config: Config, count: int) -> list[bool]:
 
 def _has_positions(config: Config) -> bool:
     """Whether position_embedding_type lets layers have positions."""
-    key, known = "position_embedding_type", ("nope", "rope", "rotary")
-    name = config.string(key)
-    if name is None or key not in config.model.reads:
+    name, known = config.string(POSITIONS), ("nope", "rope", "rotary")
+    if name is None or POSITIONS not in config.model.reads:
         return True
-    require(name in known, "{} = {!r} is not one of {}", key, name, known)
+    require(name in known, "{} = {!r} is not one of {}", POSITIONS, name, known)
     return name != "nope"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._checks import require
-from posenc_jax.hf._config import ORIGINAL
+from posenc_jax.hf._config import ORIGINAL, POSITIONS
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping
 from posenc_jax.hf._layers import count_of
 from posenc_jax.hf._rewriting import (
@@ -35,25 +35,45 @@ from posenc_jax.hf._settings import check_not_replaced, rope_settings
 
 def mimo_v2(config: dict[str, Any]) -> None:
     """hybrid_layer_pattern: 1 for a sliding layer, whose base is swa_rope_theta; the settings are for full layers."""
-    flags = take_flags(config, "hybrid_layer_pattern")
-    if flags is None:
+    flags, given = take_flags(config, "hybrid_layer_pattern"), [d.values for d in rope_settings(config)]
+    nested = {k: x for settings in given for k, x in settings.items() if isinstance(x, Mapping)}
+    if flags is None and not nested:
         return
     d = Keys(config)
     width = _checks.size("head_dim", d.get("head_dim", default=192))
     d.or_default(width, "swa_head_dim")
     take_only(config, width, "swa_head_dim")
+    types = [SLIDING if flag else FULL for flag in flags or ()]
+    if flags is not None:
+        put_types(config, "hybrid_layer_pattern", types)
+    if nested:  # transformers 5 keeps the older keys beside them
+        _check_older_bases(d, nested)
+    else:
+        spectra = _spectra_of_mimo(config)
+        config["rope_parameters"] = {kind: spectra[kind] for kind in types}
+    for name in ("swa_rope_theta", "swa_v_head_dim", "swa_num_attention_heads", "swa_num_key_value_heads"):
+        config.pop(name, None)
+
+
+def _check_older_bases(d: Keys, nested: Mapping[str, Any]) -> None:
+    """Raises if swa_rope_theta, or rope_theta beside it, is not the base of its layer type."""
+    bases = d.found("swa_rope_theta") and {SLIDING: "swa_rope_theta", FULL: "rope_theta"}
+    for kind, base in bases.items():
+        if kind in nested and (found := d.found(base)):
+            own = Keys(nested[kind], f"rope_parameters.{kind}")
+            check_agreement({f"{own.label}rope_theta": own.need("rope_theta")} | found)
+
+
+def _spectra_of_mimo(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of each layer type by the older keys."""
+    d = Keys(config)
     require(not d.is_null(SHARES[0]), "{} must have a value or be left out, got null", SHARES[0])
     share = config.pop(SHARES[0], None)
     full = extended(take_settings(config), rope_theta=config.pop("rope_theta", None), partial_rotary_factor=share)
-    base = config.pop("swa_rope_theta", None)
     message = "swa_rope_theta is missing beside hybrid_layer_pattern: sliding layers have their own base"
+    base = config.get("swa_rope_theta")
     require(base is not None, message)
-    spectra = {FULL: full, SLIDING: extended({"rope_theta": base}, partial_rotary_factor=full.get(SHARES[0]))}
-    types = [SLIDING if flag else FULL for flag in flags]
-    put_types(config, "hybrid_layer_pattern", types)
-    config["rope_parameters"] = {kind: spectra[kind] for kind in types}
-    for name in ("swa_v_head_dim", "swa_num_attention_heads", "swa_num_key_value_heads"):
-        config.pop(name, None)
+    return {FULL: full, SLIDING: extended({"rope_theta": base}, partial_rotary_factor=full.get(SHARES[0]))}
 
 
 def step3p5(config: dict[str, Any]) -> None:
@@ -263,10 +283,13 @@ def minimax_m3(config: dict[str, Any]) -> None:
 def olmo_hybrid(config: dict[str, Any]) -> None:
     """A null rope_theta means that no layer has positions; there are no settings for each layer type."""
     one_set_of_settings(config)
-    Keys(config).string("position_embedding_type")  # checked, as in every config, but not read
     found = {d.name: d.is_null("rope_theta") for d in rope_settings(config)}
     require(len({*found.values()}) == 1, "rope_theta must be null in all of {} or in none", sorted(found))
-    config["position_embedding_type"] = "nope" if any(found.values()) else None
+    name, still = Keys(config).string(POSITIONS), any(found.values())
+    message = "{} = {!r:.60} contradicts the layers, which have {}"
+    fits = name is None or name in (("nope",) if still else ("rope", "rotary"))
+    require(fits, message, POSITIONS, name, "no positions: rope_theta is null" if still else "a rotary embedding")
+    config[POSITIONS] = "nope" if still else None
 
 
 def dbrx(config: dict[str, Any]) -> None:
@@ -347,6 +370,34 @@ def needs_rope_type(config: dict[str, Any]) -> None:
     alone = scaling.found("type") and not scaling.found("rope_type") and not equal(scaling.values.get("factor"), 1)
     message = "rope_scaling.type = {!r:.60} must be spelled rope_type in model_type {!r}"
     require(not alone, message, scaling.values.get("type"), config["model_type"])
+
+
+def modernbert(config: dict[str, Any]) -> None:
+    """BERT's position_embedding_type, "absolute", is not read; the code reads rope_type in an old rope_scaling."""
+    needs_rope_type(config)
+    if equal(config.get(POSITIONS), "absolute"):
+        del config[POSITIONS]
+
+
+def lfm2(config: dict[str, Any]) -> None:
+    """The key theta repeats the base, and is not read; use_pos_enc must be True."""
+    take_only(config, True, "use_pos_enc")
+    _take_unread(config, "rope_theta", 1e6, "theta")
+
+
+def nemotron(config: dict[str, Any]) -> None:
+    """rope_percent and rope_percentage repeat the share that rotates; vLLM reads them, transformers does not."""
+    _take_unread(config, SHARES[0], 0.5, "rope_percent", "rope_percentage")
+
+
+def _take_unread(config: dict[str, Any], key: str, usual: float, *names: str) -> None:
+    """Takes out keys that the code does not read: they must say what it reads, or takes where it reads nothing."""
+    read: dict[str, Any] = {}
+    for d in (*rope_settings(config), Keys(config)):
+        read |= d.found(key)
+    check_agreement((read or {f"the {key} of model_type {config['model_type']!r}": usual}) | Keys(config).found(*names))
+    for name in names:
+        config.pop(name, None)
 
 
 def nanochat(config: dict[str, Any]) -> None:

@@ -34,8 +34,10 @@ _FAMILIES: dict[str, Rewriter] = {
     "embedding_gemma2_text gemma4_text gemma4_unified_text diffusion_gemma_text": layers.gemma4,
     "ernie4_5_vl_moe_text": settings.ernie4_5_vl,
     "gemma3_text gemma3n_text t5gemma2_decoder t5gemma2_text": settings.needs_rope_type,
-    "modernbert modernbert-decoder olmo3": settings.needs_rope_type,
+    "modernbert modernbert-decoder": settings.modernbert,
+    "olmo3": settings.needs_rope_type,
     "glm5_next_text kimi_linear": layers.latent_without_positions,
+    "glm4_moe_lite": renamed(head_dim="qk_rope_head_dim"),
     "glm_moe_dsa": only({"indexer_rope_interleave": True}),
     "granitemoehybrid": layers.granitemoehybrid,
     "hrm_text": layers.hrm,
@@ -43,6 +45,7 @@ _FAMILIES: dict[str, Rewriter] = {
     "hy_v4 hy_v4_vl_text": settings.hy_v4,
     "internlm": settings.internlm,
     "lara_mini": layers.lara_mini,
+    "lfm2 lfm2_moe": settings.lfm2,
     "llada": only({"rope": True, "rope_full_precision": True, "block_type": "llama"}, "alibi_bias_max"),
     "llama4_text": renamed(nope_layer_interval="no_rope_layer_interval"),
     "longcat_flash": layers.longcat,
@@ -57,6 +60,7 @@ _FAMILIES: dict[str, Rewriter] = {
     "nanochat": settings.nanochat,
     "nemotron-nas nemotron_nas deci": layers.nemotron_nas,
     "nemotron_h": layers.nemotron_h,
+    "nemotron": settings.nemotron,
     "neomme": settings.neomme,
     "olmo_hybrid": settings.olmo_hybrid,
     "openelm": layers.openelm,
@@ -69,6 +73,9 @@ _FAMILIES: dict[str, Rewriter] = {
     "stablelm_epoch": settings.stablelm_epoch,
     "step3p5": settings.step3p5,
     "ultrabert": settings.ultrabert,
+    "voxtral_realtime_encoder": renamed(
+        encoder_layers="num_hidden_layers", encoder_attention_heads="num_attention_heads"
+    ),
     "zamba2": layers.zamba2,
     "zaya": settings.ignored_beside_types("rope_type"),
 }

@@ -45,11 +45,12 @@ KNOWN = set(
 # An error says that one of these is missing, no spectrum depends on it, or all keys near it speak of positions.
 _SIZES = set(
     """
-    alibi_bias_max compression_ratio d_model decoder_num_attention_heads decoder_num_hidden_layers group_norm_size
-    hidden_size interleaved linear_silu model_type n_embd n_head n_heads n_layer n_layers nope num_attention_heads
-    num_hidden_layers num_key_value_heads num_kv_heads_for_linear_attn num_layers num_nextn_predict_layers patch_size
-    q_head_dim rope swa_num_attention_heads swa_num_key_value_heads swa_v_head_dim transformers_version use_alibi
-    use_fope use_nope use_position_ids use_rope use_rotary use_rotary_embedding
+    alibi_bias_max compression_ratio d_model decoder_num_attention_heads decoder_num_hidden_layers
+    encoder_attention_heads encoder_layers group_norm_size hidden_size interleaved linear_silu model_type n_embd
+    n_head n_heads n_layer n_layers nope num_attention_heads num_hidden_layers num_key_value_heads
+    num_kv_heads_for_linear_attn num_layers num_nextn_predict_layers patch_size q_head_dim rope
+    swa_num_attention_heads swa_num_key_value_heads swa_v_head_dim transformers_version use_alibi use_fope use_nope
+    use_position_ids use_rope use_rotary use_rotary_embedding
     """.split()
 )
 

@@ -6,6 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
+
 from posenc_jax.hf import _models, _refused
 
 ROOT = Path(__file__).parents[2]
@@ -71,12 +73,54 @@ def test_figures_of_readme_that_other_pages_have():
     rows = [line.strip("| ").split(" | ") for line in PAGES["docs/speed.md"].splitlines() if line[:1] == "|"]
     (causal,) = (row for row in rows if row[0] == "ALiBi, causal")
     assert f"| Time of causal ALiBi, bfloat16, 4,096 tokens | {causal[2]} | 1, " in README
-    summary = (
-        read("benchmarks/results/gpu-nvidia-h200.md").partition("[start:summary]")[2].partition("[end:summary]")[0]
-    )
-    turned = [float(number) for number in re.findall(r"^\| rotary, .*?\| 1\.1 \| \**([\d.]+)", summary, re.MULTILINE)]
+    assert f"takes [{forward_rotations('gpu-nvidia-h200')} copies](docs/speed.md#gpu)" in README
+
+
+def forward_rotations(device):
+    """The least and the greatest time of `rotary` in the summary of a device, in copies."""
+    summary = read(f"benchmarks/results/{device}.md").partition("[start:summary]")[2].partition("[end:summary]")[0]
+    forward = r"^\| rotary, [^|]*(?:half|interleaved) \| [\d.]+ \| \**([\d.]+)"
+    turned = [float(number) for number in re.findall(forward, summary, re.MULTILINE)]
     assert len(turned) == 8
-    assert f"takes [{min(turned):.2f} to {max(turned):.2f} copies](docs/speed.md#gpu)" in README
+    return f"{min(turned):.2f} to {max(turned):.2f}"
+
+
+def test_the_first_figures_of_how_fast():
+    lines = [line for line in PAGES["docs/speed.md"].splitlines() if line[:1] == "|"]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    (_, cpu, gpu, _), (_, attention, *_), (_, _, kernel, *_) = rows[2:5]
+    assert cpu == forward_rotations("cpu") and gpu == f"{forward_rotations('gpu-nvidia-h200')} (H200)"
+    dense = [float(number) for row in rows if row[0].startswith("ALiBi") and row[-1] == "1" for number in row[1:3]]
+    assert len(dense) == 8 and attention == f"{min(dense):.2f} to {max(dense):.2f}"
+    speeds = [row for row in rows if re.match(r"[\d,]+ × ", row[0]) and row[4].isdigit()]
+    slower = [int(row[4]) / int(row[2]) for row in speeds] + [663 / 572]  # the last without a mask
+    assert len(speeds) == 6 and kernel == f"{min(slower):.2f} to {max(slower):.2f} (H200)"
+    assert "the kernel 612, with ALiBi 572; cuDNN 663" in PAGES["docs/speed.md"]
+
+
+def test_numbers_in_prose():
+    """Those that no block of their page prints."""
+
+    def angular(dim):
+        return 10_000.0 ** (-np.arange(0, dim, 2) / dim)
+
+    def apart(dim, offset):
+        return 2 * np.linalg.norm(np.sin(offset * angular(dim) / 2))
+
+    step = 10_000 ** (2 / 128)
+    said = {
+        "rotations": [f"width 2, $|PE(0) - PE(710)|$ is {apart(2, 710):.5f}; at width 128, {apart(128, 710):.2f}."],
+        "sinusoidal": [
+            f"or {2 * np.pi / angular(512)[-1]:,.0f} at width 512",
+            f"{step:.3f} at width 128, where a doubling takes {np.log(2) / np.log(step):.1f}",
+        ],
+        "adding": [f"| BERT, GPT-2 | 0.02 | {0.02 * np.sqrt(2):.3f} |"],
+        "mistakes": [rf"$0.3^{{-450/512}} = {0.3 ** (-450 / 512):.2f}$"],
+        "tiles": [f"a matrix of {8 * 32_768**2 * 4 / 1e9:.0f} GB"],
+    }
+    assert [
+        text for page, texts in said.items() for text in texts if text not in " ".join(PAGES[f"docs/{page}.md"].split())
+    ] == []
 
 
 def test_versions_of_others_are_the_pinned_ones():
@@ -122,10 +166,10 @@ def test_actions_are_pinned_by_their_commit():
 
 
 def test_the_map_of_the_package():
-    (tree,) = re.findall(r"```text\nposenc_jax/\n(.*?)```", PAGES["docs/contributing.md"], flags=re.DOTALL)
-    named = set(re.findall(r"^ {2}(\w+\.py|\w+/)(?: (\w+/))?", tree, flags=re.MULTILINE))
+    (rows,) = re.findall(r"^\| rooms \|.*\n\|.*\n((?:\|.*\n)+)", PAGES["docs/contributing.md"], flags=re.MULTILINE)
+    named = re.findall(r"`(\w+\.py|\w+/)`", rows)
     files = {path.name if path.is_file() else f"{path.name}/" for path in (ROOT / "posenc_jax").iterdir()}
-    assert {name for pair in named for name in pair if name} == files - {"__pycache__/", "py.typed"}
+    assert sorted(named) == sorted(files - {"__pycache__/", "py.typed"})
 
 
 BIBLIOGRAPHY = re.findall(

@@ -17,7 +17,7 @@ import posenc_jax as pe
 from helpers import pages
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import thorough
 from oracles import attention, cameras, recorded, rotations, spectra
 from posenc_jax import hf
 from posenc_jax.nnx import RotaryEncoding, positional_attention
@@ -264,19 +264,6 @@ def test_a_thousand_steps_of_a_sliding_cache(dtype, unit):
 # contexts.md
 
 
-@pytest.mark.parametrize("length", tiered([2, 4, 6, 9], [4, 9]))
-def test_sinks_and_a_window(length):
-    """Also where the cache is not full yet."""
-    streaming, (k, v) = of_page("docs/contexts.md", "streaming"), RNG.normal(size=(2, 1, length, HEADS, WIDTH))
-    q, sinks, window = RNG.normal(size=(1, 1, HEADS, WIDTH)), 2, 3
-    at_once = quick(functools.partial(streaming, f=F, sinks=sinks, window=window))
-    got = at_once(*(np.float32(x) for x in (q, k, v)))
-    kept = [n for n in range(length) if n < sinks or n >= length - window]
-    places = np.arange(len(kept))
-    want = attention.dense(turned(q, places[-1:]), turned(k[:, kept], places), v[:, kept]).y
-    assert_within(got, want, 3e-6)
-
-
 def test_self_extend():
     q, k = RNG.normal(size=(2, 30, HEADS, WIDTH)).astype(np.float32)
     got = quick(functools.partial(of_page("docs/contexts.md", "self_extend"), f=F, window=7, group=3))(q, k)
@@ -428,16 +415,6 @@ def test_eva_02():
     np.testing.assert_array_equal(got[:, 0], x[:, 0])
 
 
-def test_towers_by_hand():
-    """The block compares each with the plan of a config, and the plans are those of transformers."""
-    code = pages.block("docs/huggingface.md", "def same(")
-    assert code.count("\nassert same(") == 6
-    given = {"vision_rotary_from_config": hf.vision_rotary_from_config}
-    for head_dim, base in ((64, 10_000.0), (48, 300.0)):
-        line = f"head_dim, base = {head_dim}, {base}  "
-        pages.run(with_changes(code, {"head_dim, base = 80, 5_000.0  ": line}), NAMES | given)
-
-
 def test_calls_of_kernels_pass_the_scale():
     q, k, v = float32s(3, 1, 6, 2, 8)
     places, slopes, scale = np.arange(6), np.array([0.5, 0.02], np.float32), 0.6
@@ -452,8 +429,9 @@ def test_calls_of_kernels_pass_the_scale():
 
 
 def test_the_tutorial_form_of_sinusoids():
-    code = pages.block("docs/sinusoidal.md", "def get_angles").partition("\nbatched")[0]
-    got = pages.run(code, NAMES | {"base": 500})["positional_encoding"](7, 10)
+    page = "docs/notebooks/get_angles.md"
+    code = "\n".join(pages.block(page, f"def {name}") for name in ("get_angles", "positional_encoding"))
+    got = pages.run(with_changes(code, {"np.power(10_000,": "np.power(500,"}), NAMES)["positional_encoding"](7, 10)
     phases = np.arange(7)[:, None] * omega(10, 500)
     assert_within(got[0], rotations.features(np.sin(phases), np.cos(phases), "interleaved"), 1e-6, against="float64")
 

@@ -47,7 +47,8 @@ def each(names):
 def test_layer_types_must_be_given(model_type):
     settings = {"rope_theta": 1e4}
     settings = {FULL: settings} if model_type in ("zaya", *NESTED.split()) else settings
-    keys = {"rope_parameters": settings, "position_embedding_type": "rope"}
+    read_words = model_type in ("granitemoehybrid", "olmo_hybrid")
+    keys = {"rope_parameters": settings} | ({"position_embedding_type": "rope"} if read_words else {})
     refused("^rotary_from_config: layer_types is missing$", model_type, **keys)
     kind = "hybrid" if model_type in ("zamba2", "zaya") else FULL
     keys["rope_parameters"] = {kind: settings[FULL]} if FULL in settings else settings

@@ -147,6 +147,7 @@ SPECIAL = {
     "unlimited_ocr_text": {"hidden_size": 256, "num_attention_heads": 2},
     "dots3_note_audio_encoder": {"hidden_size": 256, "num_attention_heads": 2},
     "granitemoehybrid": {"position_embedding_type": "rope"},
+    "glm4_moe_lite": {"head_dim": 8},
     "esm": {"position_embedding_type": "rotary", "rope_parameters": None, "rope_theta": 123.0},
     "hy_v4_vl_text": {"qk_rope_head_dim": 64, "rope_parameters": {"rope_theta": 123.0}},
     "hrm_text": {"num_layers_per_stack": 1, "H_cycles": 1, "L_cycles": 1},

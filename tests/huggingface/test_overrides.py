@@ -126,8 +126,9 @@ def test_a_length_beside_the_language_model():
     lost = {key: value for key, value in scaled["rope_scaling"].items() if key not in LENGTH}
     for text, length in ((scaled, LENGTH), (llama, LENGTH)):
         assert read({"model_type": "llava", "text_config": text} | length) == read(text)
-    for text in (scaled, llama | {"rope_scaling": lost}):
-        with pytest.raises(ValueError, match="stands beside text_config, where nothing reads it: write it into"):
+    inside = r"= 2048 contradicts text_config.rope_scaling.original_max_position_embeddings = 1024"
+    for text, match in ((scaled, inside), (llama | {"rope_scaling": lost}, "stands beside text_config, where nothing")):
+        with pytest.raises(ValueError, match=match):
             read({"model_type": "llava", "text_config": text, "original_max_position_embeddings": 2048})
     with pytest.raises(ValueError, match=r"rope_scaling.original_max_position_embeddings is missing") as error:
         read(llama | {"rope_scaling": lost})

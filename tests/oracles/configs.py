@@ -257,11 +257,14 @@ def of_mimo_v2(config: Mapping[str, Any], rope: Mapping[str, Any], count: int) -
     flags = config.get("hybrid_layer_pattern")
     if flags is None:
         return {}
+    types = {"layer_types": [SLIDING if flag else FULL for flag in flags]}
+    if any(isinstance(value, Mapping) for value in rope.values()):  # as transformers 5 saves it
+        return types
     names = "rope_theta", "partial_rotary_factor"
     rope = rope | {key: config[key] for key in names if config.get(key) is not None}
     base = said(config, "swa_rope_theta", default=rope.get("rope_theta"))
     sliding = {"rope_theta": base, "partial_rotary_factor": rope.get("partial_rotary_factor")}
-    return settings({FULL: rope, SLIDING: sliding}) | {"layer_types": [SLIDING if flag else FULL for flag in flags]}
+    return settings({FULL: rope, SLIDING: sliding}) | types
 
 
 def of_minimax(config: Mapping[str, Any], rope: Mapping[str, Any], count: int) -> Changes:

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from devices.aot import Compiled
+from helpers import pages
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
@@ -120,6 +121,13 @@ def test_what_must_be_whole(mesh, where, f, arguments, name, axis):
         f(*place(*arguments))
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(f, *place(*arguments))
+
+
+def test_the_page_names_every_function_with_an_argument_that_must_be_whole():
+    named = [
+        set(re.findall(r"`(\w+)`", functions)) for functions, _ in pages.rows("docs/devices.md", "on Explicit axes")
+    ]
+    assert {where for where, *_ in WHOLE} <= set().union(*named) <= set(pe.__all__)
 
 
 # a call, its arguments, the index of one of them and its axis that may be split

@@ -264,8 +264,9 @@ def test_the_overview_of_the_reference_lists_every_public_name():
 
 def test_the_contributing_page_shows_every_module():
     page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
-    tree = page.partition("```text\n")[2].partition("```")[0]
+    rooms = page.partition("| rooms | modules |\n")[2].partition("\n\n")[0]
     modules = {path.name for path in (ROOT / "posenc_jax").glob("*.py")}
-    assert set(re.findall(r"^  (\w+\.py) ", tree, re.M)) == modules
+    assert sorted(re.findall(r"`(\w+\.py)`", rooms)) == sorted(modules)
+    assert all(path.read_text(encoding="utf-8").lstrip("r").startswith('"""') for path in FILES.values())
     folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
     assert folders == set(re.findall(r"^  (\w+)/ ", page.rpartition("\ntests/\n")[2], re.M))

@@ -44,7 +44,7 @@ def trial():
 
 
 def test_the_right_one_passes_and_theirs_comes_back():
-    found = harness.run(trial(), [harness.Replaced(theirs, "rope", RIGHT)])
+    found = harness.run(trial(), [harness.Replaced(theirs, "rope", RIGHT)], compiles=1)
     assert found["passed"] and theirs.rope is textbook
     assert found["outputs"] < 1e-6 < 1e-2 < found["outputs deleted"]
     assert found["moved ours"] < 2e-6 < found["moved theirs"]
@@ -53,13 +53,13 @@ def test_the_right_one_passes_and_theirs_comes_back():
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_one_fails(name):
-    assert not harness.run(trial(), [harness.Replaced(theirs, "rope", WRONG[name])])["passed"]
+    assert not harness.run(trial(), [harness.Replaced(theirs, "rope", WRONG[name])], compiles=1)["passed"]
 
 
 def test_what_changes_nothing_when_it_is_deleted_fails():
     """The control: positions that the model does not use."""
     same = harness.Replaced(theirs, "rope", RIGHT, textbook)
-    assert not harness.run(trial(), [same])["passed"]
+    assert not harness.run(trial(), [same], compiles=1)["passed"]
 
 
 def test_collectives_are_counted():

@@ -1,7 +1,11 @@
 """No key that a config class of transformers has is a misspelling of one that its type reads."""
 
+import copy
 import json
+import warnings
 
+import published
+import pytest
 from embeddings import keys_of
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -41,3 +45,34 @@ def test_the_keys_of_a_class_are_no_misspellings(monkeypatch, tally):
 
 def _is_near(key, other):
     return key != other and not key.startswith("_") and (_near(key, other, 1) or _near(key, other, 2))
+
+
+def theirs(name, config):
+    """The plan of what a class makes of a config, or why there is none."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return published.outcome(CONFIG_MAPPING[name].from_dict(copy.deepcopy(config)).to_dict())
+    except Exception as error:  # of sizes that do not fit
+        return str(error)
+
+
+ALIASED = sorted(
+    name for name in MODELS.keys() & configs.RECORDED.keys() & {*CONFIG_MAPPING} if CONFIG_MAPPING[name].attribute_map
+)
+
+
+@pytest.mark.parametrize("name", ALIASED)
+def test_other_names_of_a_key(name, tally):
+    """A class takes either; both must agree here if a plan depends on them."""
+    config, names = configs.RECORDED[name]["config"], CONFIG_MAPPING[name].attribute_map
+    usual = CONFIG_MAPPING[name].from_dict(copy.deepcopy(config))
+    for one, two in [*names.items(), *((two, one) for one, two in names.items())]:
+        value = getattr(usual, one, None)
+        if type(value) is not int:
+            continue
+        rest, other = {key: x for key, x in config.items() if key not in (one, two)}, value // 2
+        alone = published.outcome(rest | {one: other})
+        assert isinstance(alone, str) or alone == theirs(name, rest | {one: other}), one
+        both, same = (published.outcome(rest | {one: value, two: x}) for x in (other, value))
+        assert isinstance(both, str) or both == same == theirs(name, rest | {one: value, two: other}), (one, two)
+        tally["other names of a key, by classes"] += 1

@@ -23,13 +23,23 @@ def test_recorded_spectra(case, tally):
     else:  # how it fails is not recorded for its words
         assert type(fresh) is type(old)
     plan = published.outcome(case["config"])
+    assert isinstance(plan, str) or not isinstance(old, list) or len(plan.layers) == len(fresh)
     if isinstance(plan, str):
         tally["published configs, refused with a reason"] += 1
         return
     tally["published configs, read"] += 1
     if isinstance(old, list):
-        for layer, theirs in zip(plan.layers, fresh, strict=True):
-            if layer.rotary_dim:
-                ours = sorted(layer.frequencies.angular, reverse=True)
-                assert [layer.frequencies.attention_factor, *ours] == pytest.approx(theirs, rel=3e-6)
-        tally["published configs, read and equal to transformers"] += 1
+        wrong = not all(map(_same, plan.layers, fresh))
+        tally["published configs, read and equal to transformers"] += not wrong
+        tally["published configs, read and wrong"] += wrong
+        assert not wrong
+    else:
+        tally["published configs, read, without a reference in transformers"] += 1
+
+
+def _same(layer, theirs):
+    """Whether a layer has the amplitude and the frequencies of transformers, or no positions."""
+    if not layer.rotary_dim:
+        return True
+    ours = [layer.frequencies.attention_factor, *sorted(layer.frequencies.angular, reverse=True)]
+    return theirs is not None and ours == pytest.approx(theirs, rel=3e-6)

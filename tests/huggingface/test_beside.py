@@ -1,0 +1,283 @@
+"""Facts that a file has twice: those that agree are accepted, those that contradict each other are errors naming both."""
+
+import itertools
+
+import pytest
+
+from helpers.plans import bases
+from huggingface.published import DEEPSEEK_V3, MODERNBERT
+from oracles import configs
+from posenc_jax import geometric, linear_scaling
+from posenc_jax.hf import rotary_from_config
+from posenc_jax.hf._config import WORDS
+from posenc_jax.hf._models import MODELS
+
+SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 3, "max_position_embeddings": 4096}
+FULL, SLIDING = "full_attention", "sliding_attention"
+PARTS = "text_config", "language_config", "llm_config", "lm_config", "decoder_config"
+
+
+def read(config):
+    return rotary_from_config(config, length=5000)
+
+
+def refused(config, match):
+    with pytest.raises(ValueError, match=match):
+        read(config)
+
+
+# MiMo, as transformers 5 saves it
+
+MIMO = {
+    "model_type": "mimo_v2_flash", "num_hidden_layers": 3, "head_dim": 192, "hybrid_layer_pattern": [0, 1, 1],
+    "rope_theta": 5e6, "swa_rope_theta": 1e4, "swa_head_dim": 192, "partial_rotary_factor": 0.334,
+}  # fmt: skip
+SAVED = MIMO | {
+    "layer_types": [FULL, SLIDING, SLIDING],
+    "rope_parameters": {
+        FULL: {"partial_rotary_factor": 0.334, "rope_theta": 5e6, "rope_type": "default"},
+        SLIDING: {"partial_rotary_factor": 0.334, "rope_theta": 1e4, "rope_type": "default"},
+    },
+}
+
+
+def test_mimo_with_the_older_keys_beside_the_settings():
+    plan = read(MIMO)
+    assert bases(plan) == [5e6, 1e4, 1e4]
+    older = "hybrid_layer_pattern", "swa_rope_theta", "rope_theta", "partial_rotary_factor", "swa_head_dim"
+    for count in range(len(older) + 1):
+        for gone in itertools.combinations(older, count):
+            assert read({key: value for key, value in SAVED.items() if key not in gone}) == plan, gone
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            {"swa_rope_theta": 2e4},
+            r"rope_parameters.sliding_attention.rope_theta = 10000.0 contradicts swa_rope_theta = 2",
+        ),
+        (
+            {"rope_theta": 1e4},
+            r"rope_parameters.full_attention.rope_theta = 5000000.0 contradicts rope_theta = 10000.0",
+        ),
+        (
+            {"rope_theta": 2e4},
+            r"rope_parameters.full_attention.rope_theta = 5000000.0 contradicts rope_theta = 20000.0",
+        ),
+        ({"swa_rope_theta": 5e6, "rope_theta": 1e4}, "contradicts swa_rope_theta = 5000000.0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 contradicts rope_parameters"),
+        ({"hybrid_layer_pattern": [0, 0, 1]}, "hybrid_layer_pattern contradicts layer_types"),
+        ({"swa_head_dim": 128}, "swa_head_dim must be 192"),
+    ],
+)
+def test_mimo_with_older_keys_that_contradict_the_settings(change, match):
+    refused(SAVED | change, match)
+    kind = SLIDING if "swa_rope_theta" in change else FULL
+    own = {k: x for k, x in SAVED["rope_parameters"][kind].items() if k != "rope_theta"}
+    missing = f"rope_parameters.{kind}.rope_theta is missing"
+    refused(SAVED | {"rope_parameters": {**SAVED["rope_parameters"], kind: own}}, missing)
+
+
+# Settings beside the language model
+
+PERSIMMON = SIZES | {"model_type": "persimmon"}
+SETTINGS = {"rope_type": "linear", "factor": 2.0, "rope_theta": 25_000.0, "partial_rotary_factor": 0.5}
+INNER = {
+    "rope_parameters": {"rope_parameters": SETTINGS | {"type": "linear"}},
+    "rope_scaling": {
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+        "rope_theta": 25_000.0,
+        "partial_rotary_factor": 0.5,
+    },
+}
+BESIDE = {
+    "rope_theta": (25_000, 10_000.0),
+    "partial_rotary_factor": (0.5, 0.25),
+    "rope_scaling": ({"type": "linear", "factor": 2}, {"type": "linear", "factor": 4.0}),
+    "rope_parameters": (SETTINGS, SETTINGS | {"rope_theta": 1e6}),
+}
+
+
+@pytest.mark.parametrize("spelling", INNER)
+@pytest.mark.parametrize("part", PARTS)
+def test_settings_beside_the_language_model(part, spelling):
+    """As transformers saves Fuyu again."""
+    outer, inner = "vibevoice" if part == "decoder_config" else "fuyu", PERSIMMON | INNER[spelling]
+    plan, whole = read(inner), {"model_type": outer, part: inner}
+    assert plan.layers[0].rotary_dim == 32 and plan.layers[0].frequencies == linear_scaling(
+        geometric(32, 25_000.0), 2.0
+    )
+    for key, (same, other) in BESIDE.items():
+        said = same
+        if key == "rope_parameters" and spelling == "rope_scaling":
+            said = {("type" if k == "rope_type" else k): x for k, x in same.items()}
+        assert read(whole | {key: said}) == plan, key
+        assert read(whole | {key: None}) == plan
+        refused(whole | {key: other}, rf"^rotary_from_config: {key}.* contradicts {part}\.")
+        bare = {"model_type": outer, part: PERSIMMON | {"rope_theta": 3e4} if key != "rope_theta" else PERSIMMON}
+        refused(
+            bare | {key: said}, f"stands beside {part}, where nothing reads it|contradicts {part}.rope_theta = 30000"
+        )
+
+
+def test_settings_beside_those_of_layer_types():
+    inner = {
+        key: value for key, value in SAVED.items() if key in ("num_hidden_layers", "layer_types", "rope_parameters")
+    }
+    inner |= {"model_type": "mimo_v2_flash"}
+    whole = {"model_type": "llava", "text_config": inner}
+    assert read(whole | {"partial_rotary_factor": 0.334}) == read(inner)
+    for key, value, own in (("rope_theta", 5e6, 10_000.0), ("rope_theta", 1e4, 5_000_000.0)):
+        refused(whole | {key: value}, f"rope_theta = .* contradicts text_config.rope_parameters.*rope_theta = {own}")
+
+
+# Words that only say what the code does
+
+TEXT = SIZES | {"model_type": "llama"}
+
+
+@pytest.mark.parametrize("word", [*WORDS, "rope_traditional"])
+def test_words_beside_the_language_model(word):
+    usual = WORDS.get(word, False)
+    for outer, text in (("llava", TEXT), ("kimi_k25", DEEPSEEK_V3)):
+        right = text is not TEXT if word == "rope_traditional" else usual
+        whole, plan = {"model_type": outer, "text_config": text}, read(text)
+        assert read(whole | {word: right}) == read(whole | {word: None}) == plan
+        refused(whole | {word: not right}, f"{word}( is|) .*|the layout of .* contradicts")
+        inside = {"model_type": outer, "text_config": text | {word: right}}
+        assert read(inside | {word: right}) == plan
+        refused(inside | {word: not right}, f"{word} = {not right} contradicts text_config.{word} = {right}")
+        with pytest.raises(TypeError, match=f"{word} must be true or false"):
+            read(whole | {word: "yes"})
+
+
+OTHERS = "alibi absolute relative relative_key learned sinusoidal xpos nope none t5 bloom rope_2d".split()
+
+
+@pytest.mark.parametrize("name", sorted(configs.RECORDED))
+def test_the_name_of_the_positions_in_every_type(name):
+    """Where the code does not read it, it may say that layers rotate, if they do."""
+    config, key = configs.RECORDED[name]["config"], "position_embedding_type"
+    plan, model = read(config), MODELS[name]
+    if key in model.reads or name == "esm":
+        for word in ("alibi", "absolute"):
+            refused(config | {key: word}, key)
+        return
+    rotates = any(layer.rotary_dim for layer in plan.layers)
+    for word in ("rope", "rotary", "RoPE", None) if rotates else ("nope", None):
+        if name != "cohere2_moe" or word in ("rope", None):
+            assert read(config | {key: word}) == plan, word
+    for word in OTHERS if rotates else ("rope", "rotary", "alibi"):
+        if word == "absolute" and name in ("modernbert", "modernbert-decoder"):  # as they were published
+            assert read(config | {key: word}) == plan
+        else:
+            refused(config | {key: word}, f"{key} = '{word}' is not read by the code|{key} must be 'rope'")
+    if rotates and name != "cohere2_moe":
+        refused(config | {key: "rope_gptj"}, key) if model.layout != "interleaved" else read(
+            config | {key: "rope_gptj"}
+        )
+
+
+def test_the_name_of_the_positions_beside_the_language_model():
+    key = "position_embedding_type"
+    whole = {"model_type": "llava", "text_config": TEXT}
+    for word in ("rope", "rotary", None):
+        assert read(whole | {key: word}) == read(TEXT)
+    for word in OTHERS:
+        refused(whole | {key: word}, f"{key} = '{word}' is not read by the code of model_type 'llama'")
+    inner = {"model_type": "llava", "text_config": TEXT | {key: "rope"}}
+    refused(inner | {key: "rotary"}, f"{key} = 'rotary' contradicts text_config.{key} = 'rope'")
+    granite = SIZES | {"model_type": "granitemoehybrid", "layer_types": [FULL] * 3}  # reads it: null is none
+    refused({"model_type": "llava", "text_config": granite, key: "rope"}, f"{key} = 'rope' stands beside text_config")
+    assert read({"model_type": "llava", "text_config": granite | {key: "rope"}, key: "rope"}).layers[0].rotary_dim
+    assert read(MODERNBERT).layers[0].rotary_dim == 64
+
+
+def test_the_name_of_the_positions_of_olmo_hybrid():
+    key, config = "position_embedding_type", configs.RECORDED["olmo_hybrid"]["config"]
+    still = config | {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}
+    assert read(still | {key: "nope"}) == read(still) != read(config) == read(config | {key: "rope"})
+    refused(
+        still | {key: "rope"}, f"{key} = 'rope' contradicts the layers, which have no positions: rope_theta is null"
+    )
+    refused(config | {key: "nope"}, f"{key} = 'nope' contradicts the layers, which have a rotary embedding")
+
+
+# Keys of published files that no code of transformers reads
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "usual", "unread"),
+    [
+        ("lfm2", "rope_theta", 1e6, "theta"),
+        ("lfm2_moe", "rope_theta", 1e6, "theta"),
+        ("nemotron", "partial_rotary_factor", 0.5, "rope_percent"),
+        ("nemotron", "partial_rotary_factor", 0.5, "rope_percentage"),
+    ],
+)
+def test_keys_that_repeat_what_is_read(name, key, usual, unread):
+    config = SIZES | {"model_type": name, "layer_types": [FULL] * 3}
+    other = {"rope_theta": 5e5, "partial_rotary_factor": 0.25}[key]
+    for value, said in ((usual, {}), (usual, {key: usual}), (other, {key: other})):
+        assert read(config | said | {unread: value}) == read(config | said) == read(config | {key: value})
+        wrong = other if value == usual else usual
+        refused(config | said | {unread: wrong}, f"{key}.* = {value}.* contradicts {unread} = {wrong}")
+    settings = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5, key: other}
+    assert read(config | {"rope_parameters": settings, unread: other}) == read(config | {"rope_parameters": settings})
+    refused(config | {"rope_parameters": settings, unread: usual}, f"rope_parameters.{key} = .* contradicts {unread} =")
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "two", "value"),
+    [
+        ("glm4_moe_lite", "head_dim", "qk_rope_head_dim", 64),
+        ("voxtral_realtime_encoder", "encoder_layers", "num_hidden_layers", 3),
+        ("voxtral_realtime_encoder", "encoder_attention_heads", "num_attention_heads", 4),
+    ],
+)
+def test_two_names_of_a_key(name, one, two, value):
+    config = SIZES | {"model_type": name} | ({"qk_nope_head_dim": 64} if name == "glm4_moe_lite" else {})
+    rest = {key: x for key, x in config.items() if key not in (one, two)}
+    plan = read(rest | {two: value})
+    assert read(rest | {one: value}) == read(rest | {one: value, two: value}) == plan
+    refused(rest | {one: value, two: value // 2}, f"{one} = {value} contradicts {two} = {value // 2}")
+    if two != "num_attention_heads":  # the class has a head_dim
+        refused(rest, f"{two}.* is missing")
+
+
+@pytest.mark.parametrize("name", ["lfm2", "lfm2_moe"])
+def test_a_flag_of_lfm2(name):
+    config = SIZES | {"model_type": name, "layer_types": [FULL] * 3}
+    assert read(config | {"use_pos_enc": True}) == read(config)
+    refused(config | {"use_pos_enc": False}, "use_pos_enc must be True in model_type 'lfm2")
+
+
+# Defaults that a composite's class has for its language model
+
+
+@pytest.mark.parametrize(("outer", "inner", "base"), [("voxtral", "llama", 1e8), ("voxtral_realtime", None, 1e6)])
+def test_defaults_of_a_composite(outer, inner, base):
+    text = {"model_type": inner or "voxtral_realtime_text", "hidden_size": 3072, "num_attention_heads": 32}
+    text |= {"num_hidden_layers": 2, "max_position_embeddings": 4096}
+
+    def plan(**keys):
+        return read({"model_type": outer, "text_config": text | keys})
+
+    def alone(**keys):
+        return read(text | keys)
+
+    assert plan() == plan(rope_theta=base, head_dim=128) == alone(rope_theta=base, head_dim=128)
+    assert bases(plan()) == [base] * 2 and plan().layers[0].head_dim == 128
+    assert plan(rope_theta=1e5) == alone(rope_theta=1e5, head_dim=128)
+    assert plan(head_dim=64) == alone(rope_theta=base, head_dim=64)
+    assert plan(head_dim=None) == alone(rope_theta=base) and alone(rope_theta=base).layers[0].head_dim == 96
+    for settings in ({"rope_type": "default"}, {"rope_type": "default", "rope_theta": 1e5}):
+        own = settings | {"rope_theta": settings.get("rope_theta", base)}
+        assert plan(rope_parameters=settings) == alone(rope_parameters=own, head_dim=128)
+    null = f"text_config.rope_theta must have a value or be left out for {base}, got null"
+    refused({"model_type": outer, "text_config": text | {"rope_theta": None}}, null)
+    if inner:  # whatever type it has
+        assert read({"model_type": outer, "text_config": text | {"model_type": "mistral"}}) == read(
+            text | {"model_type": "mistral", "rope_theta": base, "head_dim": 128}
+        )
