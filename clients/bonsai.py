@@ -91,7 +91,7 @@ REPLACED = [
 ]
 ROOT = Path(bonsai.__file__).parents[1]
 PACKAGE = "jax-ml/bonsai"
-TESTS: list[str] = []  # they compare with PyTorch, most of them with weights from a hub
+TESTS: list[str] = []  # they compare with PyTorch, and most load weights from a hub
 
 
 @contextlib.contextmanager
