@@ -439,8 +439,8 @@ def conformance(session: nox.Session) -> None:
 def clients(session: nox.Session, client: str) -> None:
     """This library put into MaxText, Gemma and seven more, beside themselves; `-- --source DIR` runs their own tests.
 
-    It writes clients/results/. Each needs an environment of up to 3 GB, Python 3.12 and 5 minutes, Flax's own tests 5 more. Flax's examples and
-    bonsai are on no package index: `nox -s "clients(bonsai)" -- --source DIR` takes a checkout.
+    It writes clients/results/. Each needs an environment of up to 3 GB, Python 3.12 and 5 minutes. Flax's examples and
+    Bonsai are on no package index: `nox -s "clients(bonsai)" -- --source DIR` takes a checkout.
     """
     newest, options = "--newest" in session.posargs, [x for x in session.posargs if x != "--newest"]
     environment = CPU | (source(session, client, newest) if client in CHECKOUTS else {})
