@@ -81,7 +81,12 @@ def test_the_session_the_table_and_the_page_have_the_same_clients():
         assert f'--8<-- "clients/{name}.py:copy"' in page
         written = json.loads((ROOT / f"clients/results/{name}.json").read_text("utf-8"))
         assert written["models"] and all(model["passed"] for model in written["models"])
-        assert f"{written['package']}=={written['version']}" in listed.group(1)
+        if "--source" not in written["command"]:
+            assert f"{written['package']}=={written['version']}" in listed.group(1)
+            continue
+        (commit,) = re.findall(rf'"{name}": \("{written["package"]}", "(\w{{40}})"\)', noxfile)
+        assert commit.startswith(written["version"])
+        assert f"client: {name}\n            repository: {written['package']}\n            commit: {commit}\n" in weekly
 
 
 @pytest.mark.parametrize("name", run.NAMES)
@@ -219,6 +224,6 @@ def test_readme_says_what_the_session_found():
     ]
     theirs, ours = zip(*(pair for pairs in moved for pair in pairs), strict=True)
     (row,) = re.findall(r"^\| Change under .*", (ROOT / "README.md").read_text("utf-8"), re.M)
-    assert sum(map(bool, moved)) == 6 and "six codebases" in row
+    assert sum(map(bool, moved)) == 8 and "eight codebases" in row
     assert f"| {min(theirs):.0e} to {max(theirs):.0e} |" in row
     assert max(ours) < float(re.search(r"under (\S+) \|", row).group(1)) < 2 * max(ours)
