@@ -54,8 +54,9 @@ def rotate(x, layer, role, scaled=False, positions=AT):
     return PLAN.rotate(x, layer, positions, head_axis=-2, role=role, scaled=scaled)
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("role", ["query", "key"])
+@pytest.mark.parametrize(
+    ("role", "scaled"), [("query", True), ("key", False), thorough("query", False), thorough("key", True)]
+)
 def test_each_layer_is_its_formula(role, scaled):
     def every(x):
         return [rotate(x, layer, role, scaled) for layer in range(5)]
@@ -73,7 +74,7 @@ def test_each_layer_is_its_formula(role, scaled):
         np.testing.assert_array_equal(static[1], X)  # bit for bit
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, thorough(jnp.float16)])
 def test_scales_are_rounded_once(dtype):
     x = X.astype(dtype)
     both = jax.jit(lambda *each: [rotate(x, layer, "query", True) for layer in (2, 4) for x in each])

@@ -64,7 +64,8 @@ def compare(of, name, *arguments, tolerance=1e-10, program=quick):
     check(program(of(ours))(*arguments), quick(of(theirs))(*arguments), tolerance)
 
 
-@pytest.mark.parametrize("name", tiered(CASES, ["plain", "everything"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", CASES)
 def test_first_derivatives_in_both_modes(name):
     compare(first, name, ARRAYS, ALONG)
 
@@ -90,7 +91,8 @@ def test_third_derivatives(name):
     compare(of, name, ARRAYS, ALONG, WAY)
 
 
-@pytest.mark.parametrize("operands", [["value", "slopes", "sinks"], thorough(["query", "key", "scale"])])
+@pytest.mark.thorough
+@pytest.mark.parametrize("operands", [["value", "slopes", "sinks"], ["query", "key", "scale"]])
 def test_each_operand_alone(operands):
     """What does not move has a tangent of None, and no cotangent."""
     ours, theirs = functions("everything")
@@ -242,7 +244,8 @@ def test_derivatives_may_be_mapped(mapped):
     compare(of, "everything", batch_of(ARRAYS, axes), batch_of(ALONG, axes))
 
 
-@pytest.mark.parametrize("name", tiered(["plain", "everything"], ["everything"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["plain", "everything"])
 def test_maps_of_maps(name):
     """Over queries, over parameters of the bias and sinks, and a derivative between the two."""
     axes = (0, None, None, 0, 0, None)
@@ -251,6 +254,7 @@ def test_maps_of_maps(name):
     compare(of, name, batch_of(ARRAYS, axes), batch_of(ALONG, axes))
 
 
+@pytest.mark.thorough
 def test_tangents_and_cotangents_alone_may_be_mapped():
     def of(f):
         def run(x, v, u):
@@ -267,8 +271,9 @@ def test_tangents_and_cotangents_alone_may_be_mapped():
 # Lower precision
 
 
-@pytest.mark.parametrize("dtype", [thorough(jnp.float32), jnp.bfloat16, thorough(jnp.float16)])
-@pytest.mark.parametrize("wide", [False, thorough(True)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("wide", [False, True])
 def test_tangents_in_other_dtypes(dtype, wide):
     """Those of the same numbers, to a few roundings; the parameters may stay in float32."""
     ours, theirs = functions("everything")

@@ -144,7 +144,8 @@ def test_a_step_of_mean_flow_and_a_hessian_vector_product(of):
     assert any(float(jnp.abs(x).max()) > 1e-3 for x in jax.tree.leaves(ours[3]))
 
 
-@pytest.mark.parametrize("of", [thorough(of_nnx), of_linen])
+@pytest.mark.thorough
+@pytest.mark.parametrize("of", [of_nnx, of_linen])
 def test_without_positions_the_derivatives_are_others(of):
     """The control: RoPE matters in this network."""
     apply, parameters = of(True)

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.attention import check
 from helpers.quick import quick
-from helpers.tiers import tiered
+from helpers.tiers import thorough, tiered
 from oracles.attention import dense, may_see, of_data
 
 BATCH, QUERIES, KEYS, HEADS, KV_HEADS, WIDTH, FEATURES = 2, 7, 8, 4, 2, 4, 3
@@ -107,7 +107,7 @@ def cotangents(seed, x):
     return rng.normal(size=shape).astype(np.float32), rng.normal(size=shape[:3]).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", tiered(CASES, ["causal", "shared", "everything"]))
+@pytest.mark.parametrize("name", tiered(CASES, ["everything"]))
 def test_results_and_derivatives_of_both_orders(name):
     shapes, (i, j), options = CASES[name]
     x, v = drawn(0, shapes), drawn(1, shapes)
@@ -116,6 +116,7 @@ def test_results_and_derivatives_of_both_orders(name):
     compare(got, x, v, dy, i=i, j=j, **options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("block_size", tiered([1, 4, 1000], [4]))
 def test_blocks_and_one_key_head(block_size):
     shapes = (BATCH, HEADS), (BATCH, 1), (1, 1)
@@ -125,6 +126,7 @@ def test_blocks_and_one_key_head(block_size):
     compare(got, x, v, dy, causal=True)
 
 
+@pytest.mark.thorough
 def test_leading_axes():
     q, k, v, a, b, g, weights, sinks = drawn(0, ((6, HEADS), (6, 1), (1, KV_HEADS)), batch=6)
     lifted = lambda x: x.reshape(*((1, 1) if len(x) == 1 else (3, 2)), *x.shape[1:])  # noqa: E731
@@ -280,7 +282,7 @@ def mesh_of(kind):
     ("shapes", "specs"),
     [
         (WHOLE, SPLIT),
-        (((BATCH, 1), (1, 1), (BATCH, 1)), (*SPLIT[:3], P(D), P(), P(D), P(), P(H))),
+        thorough(((BATCH, 1), (1, 1), (BATCH, 1)), (*SPLIT[:3], P(D), P(), P(D), P(), P(H))),
     ],
     ids=["split", "shared"],
 )
@@ -298,7 +300,7 @@ def test_on_a_mesh_with_explicit_axes(shapes, specs, on_cpu):
         compare(f(*arguments), x, v, dy, **options)
 
 
-@pytest.mark.parametrize("whole", ["weights", "weights and data of keys"])
+@pytest.mark.parametrize("whole", [thorough("weights"), "weights and data of keys"])
 @pytest.mark.parametrize("inside", tiered([False, True], [False]))
 def test_in_shard_map(whole, inside, on_cpu):
     """Queries are split: what is whole gets the sum of all devices' cotangents, once, and may be `pcast` before."""
@@ -332,6 +334,7 @@ def test_in_shard_map(whole, inside, on_cpu):
 # Memory
 
 
+@pytest.mark.thorough
 def test_memory_is_linear():
     """The temporaries of a gradient double with the length; one array of scores would take four times as much."""
 

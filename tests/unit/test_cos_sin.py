@@ -11,7 +11,7 @@ import pytest
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import thorough, tiered
 from oracles import rotations
 from oracles.encodings import waves as exact
 
@@ -79,7 +79,7 @@ TWICE = {
 
 
 @pytest.mark.parametrize("part", ["first", thorough("last")])
-@pytest.mark.parametrize("layout", TWICE)
+@pytest.mark.parametrize("layout", tiered(TWICE, ["interleaved"]))
 def test_waves_with_a_column_for_each_feature(layout, part):
     x, p, other = RNG.normal(size=(5, 4, 16)).astype(np.float32), FAR, {"half": "interleaved", "interleaved": "half"}
 

@@ -18,7 +18,7 @@ from devices.aot import Compiled
 from helpers.closeness import assert_within
 from helpers.modules import drawn
 from helpers.quick import quick
-from helpers.tiers import tiered
+from helpers.tiers import thorough, tiered
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 8)).astype(np.float32)
@@ -27,7 +27,9 @@ KEY = jax.random.key(0)
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"layout": "half", "scale": 1.7}, {"frequencies": pe.geometric(8, 99.0, endpoint=True)}], ids=str
+    "settings",
+    [thorough({}), {"layout": "half", "scale": 1.7}, {"frequencies": pe.geometric(8, 99.0, endpoint=True)}],
+    ids=str,
 )
 def test_sinusoidal_is_that_of_nnx(settings):
     settings = {"frequencies": 8} | settings

@@ -92,7 +92,7 @@ LENGTHS = [(*pack, dtype) for pack in PACKS for dtype in DTYPES if max(pack[0], 
 
 
 @pytest.mark.parametrize(
-    ("lengths", "total", "dtype"), [x if i in (0, 1, 8, 16, 32) else thorough(*x) for i, x in enumerate(LENGTHS)]
+    ("lengths", "total", "dtype"), [x if i in (1, 8, 16) else thorough(*x) for i, x in enumerate(LENGTHS)]
 )
 def test_lengths(lengths, total, dtype):
     lengths, want = np.array(lengths, dtype), loops.lengths(lengths, total)
@@ -219,7 +219,7 @@ SHARDED = [
 
 
 @pytest.mark.parametrize(
-    ("lengths", "length", "shards"), [x if i in (1, 2) else thorough(*x) for i, x in enumerate(SHARDED)]
+    ("lengths", "length", "shards"), [x if i == 2 else thorough(*x) for i, x in enumerate(SHARDED)]
 )
 def test_shards_of_packs(lengths, length, shards):
     lengths = np.array(lengths, np.int32)
@@ -272,7 +272,8 @@ def test_traced_lengths_that_do_not_fit_share_out_the_whole_pack(lengths):
     np.testing.assert_array_equal(rows, [loops.shards(16, 2, "zigzag"), *of_fitting])
 
 
-@pytest.mark.parametrize("order", tiered(ORDERS, ["zigzag"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("order", ORDERS)
 def test_a_sharded_pack_has_the_bits_of_the_whole(order, on_cpu):
     length, n = 48, 4
     lengths = np.int32([8, 0, 24, 8])  # and 8 of padding
@@ -323,7 +324,9 @@ def test_a_sharded_pack_has_the_bits_of_the_whole(order, on_cpu):
 SHAPES = [(3, 5), (5, 3), (1, 4), (4, 1), (14, 24)]
 
 
-@pytest.mark.parametrize("shape", [(7,), (3, 5), (5, 3), (1, 1), (2, 3, 4), (4, 1, 3), (2, 3, 2, 2)])
+@pytest.mark.parametrize(
+    "shape", tiered([(7,), (3, 5), (5, 3), (1, 1), (2, 3, 4), (4, 1, 3), (2, 3, 2, 2)], [(7,), (3, 5), (4, 1, 3)])
+)
 def test_grids(shape):
     leadings, orders = (0, 1, 5), ("row", "column") if len(shape) > 1 else ("row",)
     both = lambda *case: [pe.grid_positions(x, order=case[0], leading=case[1]) for x in (shape, np.array(shape))]  # noqa: E731
@@ -342,7 +345,7 @@ def test_leading_tokens_are_not_turned():
     np.testing.assert_array_equal(got, [*x[:2], *np.asarray(want)])
 
 
-@pytest.mark.parametrize("shape", tiered(SHAPES, [(3, 5), (4, 1)]))
+@pytest.mark.parametrize("shape", tiered(SHAPES, [(3, 5)]))
 @pytest.mark.parametrize("width", tiered([8, 36, 384], [8, 384]))
 def test_tables_of_mae_and_big_vision(shape, width):
     @jax.jit
