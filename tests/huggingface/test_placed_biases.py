@@ -52,6 +52,7 @@ def test_elsewhere_the_bias_gives_another_output(row):
     assert np.abs(attended(row, case, **change(row, case)) - np.array(case["output"])).max() > 0.1
 
 
+@pytest.mark.thorough
 def test_falcon_rounds():
     ((row, case),) = ROUNDED
     falcon_alibi, want = names_of(row, case)["falcon_alibi"], np.array(case["output"])

@@ -255,6 +255,7 @@ def test_a_mapped_axis_that_is_split(kind):
         check(jax.tree.map(lambda y, n=n: y[n], got), on_one_device(one, one)[:3], 2e-5, f"row {n} alone")
 
 
+@pytest.mark.thorough
 def test_a_bias_may_name_a_mapped_axis():
     def gradient(q, k, v, row=None):
         def f(q, k, v):

@@ -75,7 +75,8 @@ def scanned(q, k, given):
     return lax.scan(lambda _, qk: (0, rows(*qk)), 0, (q, k))[1]
 
 
-@pytest.mark.parametrize("program", [vmapped, thorough(scanned)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("program", [vmapped, scanned])
 def test_positions_of_each_batch_in_other_programs(program):
     got = jax.jit(program)(NEAR.reshape(2, 3, 4), NEAR[:18].reshape(2, 9), GIVEN)
     for name, want in jax.device_get(jax.jit(every)(NEAR, NEAR, GIVEN)).items():

@@ -304,6 +304,7 @@ def test_beside_differences_in_float64(name):
     check(name, PROGRAMS["jit"], quick, reverse=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["scan"])
 def test_inside_other_transformations(how):
     check("half", PROGRAMS[how], quick, reverse=False)
@@ -365,7 +366,7 @@ def test_the_derivative_in_x_is_the_rotation_itself(program):
     [
         functools.partial(pe.rotary, head_axis=-2),
         thorough(lambda x, p, w: pe.rotary(x, waves=pe.cos_sin(p, w), head_axis=-2)),
-        lambda x, p, w: pe.xpos(x, x, p, w, head_axis=-2)[1],
+        thorough(lambda x, p, w: pe.xpos(x, x, p, w, head_axis=-2)[1]),
     ],
     ids=["rotary", "waves", "xpos"],
 )
@@ -379,7 +380,7 @@ def test_a_tangent_in_16_bits_is_rounded_once(f, dtype):
 
 
 @pytest.mark.parametrize("program", [thorough(lambda f: f), jax.jit], ids=["eagerly", "jit"])
-@pytest.mark.parametrize(("layout", "pair"), [("half", [2, 6]), ("interleaved", [2, 3])])
+@pytest.mark.parametrize(("layout", "pair"), [("half", [2, 6]), thorough("interleaved", [2, 3])])
 def test_nothing_leaks_out_of_a_pair(layout, pair, program):
     x, v = normal(1, 4, 1, 10), normal(1, 4, 1, 10)
     x[0, 1, 0, 2], x[0, 1, 0, 9], x[0, 2, 0, 8] = np.inf, np.nan, np.inf  # 8 and 9 pass through

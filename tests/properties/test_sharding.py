@@ -225,7 +225,6 @@ FEW = (
     "rotary, derivative",
     "shift",
     "t5",
-    "fire",
 )
 
 
@@ -345,7 +344,6 @@ LEARNED = {
 @pytest.mark.parametrize(
     ("name", "modes"),
     [
-        ("rotary", ["explicit"]),
         ("t5", ["shard_map"]),
         *(thorough(name, ["auto", "explicit", "shard_map"]) for name in LEARNED),
     ],

@@ -358,6 +358,7 @@ def check_checks(checks):
     assert checks[8]["float32_formula"] > 0 and checks[9]["float32_formula"] > 1000
 
 
+@pytest.mark.thorough
 def test_the_check_of_scores_finds_what_is_wrong(train_text, monkeypatch):
     checks = train_text.checks
     monkeypatch.setattr(pe, "rotary", lambda x, positions, head_axis: checks.textbook_rotary(x, positions))

@@ -338,7 +338,8 @@ def test_empty_sequences_with_sinks(empty):
 # Dtypes and scales
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, thorough(jnp.float16)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision(dtype):
     case, eps = CASES["everything"], float(jnp.finfo(dtype).eps)
     low = [x.astype(dtype) for x in (Q, K, V, SINKS)]

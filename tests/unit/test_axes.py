@@ -204,7 +204,7 @@ F = pe.geometric(12)
         (lambda: pe.axial((F, pe.geometric(7))), ValueError, "axial: frequencies must have an even dim, got 7"),
         (lambda: pe.axial((F, pe.axial(8, 2))), ValueError, "axial: frequencies must have one axis, got 2"),
         (lambda: pe.axial((F, F.with_attention_factor(2.0))), ValueError, "axial: frequencies must have one attention_factor and one precision, got Frequencies.* and Frequencies"),
-        (lambda: pe.axial((2**19, 2**20)), ValueError, "axial: frequencies of all axes must have a width of at most 2²⁰, got 1572864"),
+        thorough(lambda: pe.axial((2**19, 2**20)), ValueError, "axial: frequencies of all axes must have a width of at most 2²⁰, got 1572864"),
         (lambda: pe.join(), ValueError, "join: frequencies must hold at least one spectrum, got none"),
         (lambda: pe.join(F, 7), ValueError, "join: frequencies must have an even dim, got 7"),
         (lambda: pe.join((F, F)), TypeError, "join: frequencies must be Frequencies or an integer width, got tuple"),  # type: ignore

@@ -192,7 +192,7 @@ def angles_of(positions, frequencies):
     return turns.astype(np.float64)
 
 
-@pytest.mark.parametrize(("axis", "layout", "part"), [(-2, "half", "first"), (-3, "interleaved", "last")])
+@pytest.mark.parametrize(("axis", "layout", "part"), [thorough(-2, "half", "first"), (-3, "interleaved", "last")])
 def test_by_heads(axis, layout, part):
     w = RNG.normal(size=(3, 2, 4)).astype(np.float32)
     p = RNG.integers(-1_000_000, 1_000_000, (2, 5, 2)).astype(np.int32)

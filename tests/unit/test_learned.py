@@ -237,7 +237,7 @@ def by_formula(table, new, settings):
     return linear(table, new, **places) if settings["method"] == "linear" else cubic(table, new, -0.75, **places)
 
 
-GRIDS = [((6, 6), (4, 10)), ((1, 5, 7), (3, 1, 12)), ((9,), (25,))]
+GRIDS = [thorough((6, 6), (4, 10)), ((1, 5, 7), (3, 1, 12)), ((9,), (25,))]
 
 
 @pytest.mark.parametrize(("old", "new"), GRIDS, ids=str)

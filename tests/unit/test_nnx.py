@@ -107,6 +107,7 @@ def test_rotary_has_no_state():
     assert nnx.graphdef(RotaryEncoding(8, head_axis=None)) == graphdef != nnx.graphdef(RotaryEncoding(8, head_axis=-2))
 
 
+@pytest.mark.thorough
 @NO_ROPE
 def test_rotary_stands_where_rope_of_flax_does():
     ours, theirs = RotaryEncoding(8, head_axis=None), nnx.RoPE()

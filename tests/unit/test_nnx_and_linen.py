@@ -232,7 +232,7 @@ def test_t5_begins_as_t5x_does():
         ("T5Bias", {"embedding_init": 2}, {"embedding": "embedding_metadata"}),
         ("ContentBias", {"embedding_init": 3}, {"embedding": "embedding_metadata"}),
         ("KERPLE", {"r1_init": 1, "r2_init": 1}, {"free_r1": "metadata", "free_r2": "metadata"}),
-        (
+        thorough(
             "FIRE",
             {"kernel_init": 2, "bias_init": 1},
             {n: f"{n[:-1]}_metadata" for n in ("kernel1", "kernel2", "bias1", "bias2")},

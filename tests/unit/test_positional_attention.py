@@ -68,7 +68,7 @@ INTERLEAVED = {"width": 6, "base": 50.0, "layout": "interleaved"}
 @pytest.mark.parametrize(
     ("make", "settings"),
     [
-        (OF_NNX, LAST),
+        thorough(OF_NNX, LAST),
         (OF_LINEN, INTERLEAVED),
         thorough(OF_NNX, INTERLEAVED),
         thorough(OF_LINEN, LAST),
@@ -576,6 +576,7 @@ def content_of(stack):
     return stack.ContentBias(6, 8, **settings)
 
 
+@pytest.mark.thorough
 def test_both_biases_in_the_layers_of_both_stacks(as_flax):
     layer = nnx_layer(
         nnx_modules.positional_attention(8, bias=t5_of(nnx_modules), content_bias=content_of(nnx_modules))
@@ -627,6 +628,7 @@ def test_both_biases_in_the_layers_of_both_stacks(as_flax):
     assert abs(slope) > 0.1 and abs(along - slope) < 1e-4 * abs(slope)
 
 
+@pytest.mark.thorough
 def test_layers_share_a_bias(as_flax):
     class Model(nnx.Module):
         def __init__(self):
@@ -858,7 +860,7 @@ def test_dtype_is_kept(as_flax, make, dtype):
     assert jax.eval_shape(make(8), *(x.astype(dtype) for x in (Q, K, V))).dtype == dtype
 
 
-@MAKERS
+@FIRST
 @pytest.mark.parametrize("dtype", tiered([jnp.bfloat16, jnp.float16], [jnp.bfloat16]))
 def test_a_float32_bias_of_16_bit_scores(make, dtype):
     """Under the strict promotion of these tests; with dropout, for which Flax adds the bias itself."""

@@ -228,6 +228,7 @@ def test_tables_of_other_dtypes():
     np.testing.assert_array_equal(got, biases.relative(grid, grid, low.astype(np.float32)))
 
 
+@pytest.mark.thorough
 def test_a_bias_of_attention():
     window, table, prefix = (3, 4), table_of((3, 4)), normal(3, HEADS)
     tokens = np.pad(grid_of(window), ((1, 0), (0, 0)), constant_values=-1)

@@ -418,6 +418,7 @@ def test_derivatives_by_frequencies_are_not_rounded_to_16_bits():
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)  # sums of 256 terms of up to 64 · 3
 
 
+@pytest.mark.thorough
 def test_derivatives_compose():
     x, p = normal(4, 3, 2, 8), np.arange(3)
     loss = lambda x: jnp.sum(pe.rotary(x, p, head_axis=-2) ** 4)  # noqa: E731
@@ -439,10 +440,11 @@ def test_derivatives_compose():
     np.testing.assert_allclose(jacobian @ one, y, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Explicit, thorough("shard_map")])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", [AxisType.Explicit, "shard_map"])
 @pytest.mark.parametrize(
     ("x_spec", "p_spec"),
-    [thorough(P("d"), P()), (P(), P("d")), thorough(P("d"), P("d"))],
+    [(P("d"), P()), (P(), P("d")), (P("d"), P("d"))],
     ids=["x", "positions", "both"],
 )
 def test_derivatives_on_a_mesh(kind, x_spec, p_spec, on_cpu):

@@ -93,6 +93,7 @@ def test_a_16_bit_result_is_rounded_once(program):
         np.testing.assert_array_equal(short, np.asarray(full).astype(jnp.bfloat16))
 
 
+@pytest.mark.thorough
 @compiled_by(jax.jit)
 def test_a_cached_key_fits_every_later_query(program):
     # The position decides, not the length of the call.
