@@ -18,7 +18,7 @@ from helpers import pages
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough
-from oracles import attention, cameras, recorded, rotations, spectra
+from oracles import attention, cameras, encodings, recorded, rotations, spectra
 from posenc_jax import hf
 from posenc_jax.nnx import RotaryEncoding, positional_attention
 
@@ -215,9 +215,12 @@ def test_a_ring_cache():
 
 def test_a_paged_cache():
     step, pages_ = quick(of_page("docs/recipes.md", "paged_step")), (np.zeros((6, 2, HEADS, WIDTH), np.float32),) * 2
+    rows = np.arange(BATCH)
     for n in range(SEQ):
-        pages_, out = step(pages_, np.array([[5, 0, 3], [2, 4, 1]]), *token(n), np.array([n, n]))
-        assert_within(np.asarray(out)[:, 0], whole()[:, n], 3e-6, against=f"float64, token {n}")
+        at = np.array([n, max(n - 1, 0)])  # the second row is a token behind
+        tokens = (x[rows, at][:, None] for x in (Q, K, V))
+        pages_, out = step(pages_, np.array([[5, 0, 3], [2, 4, 1]]), *tokens, at)
+        assert_within(np.asarray(out)[:, 0], whole()[rows, at], 3e-6, against=f"float64, token {n}")
 
 
 def calls(page):
@@ -370,19 +373,131 @@ def with_changes(code, changes):
     return code
 
 
-# content_biases.md
+# Recipes that need one call, in one program
 
 
-def test_shaw():
-    """With rows of two offsets to both sides."""
-    (q, k, v), a = RNG.normal(size=(3, 9, HEADS, WIDTH)), RNG.normal(size=(5, WIDTH))
-    names = NAMES | {"c": WIDTH**-0.5}
-    shaw = quick(pages.run(pages.definition("docs/content_biases.md", "shaw"), names)["shaw"])
-    got = shaw(*(np.float32(x) for x in (q, k, v, a)))
-    offset = np.clip(np.arange(9) - np.arange(9)[:, None], -2, 2)
-    scores = np.einsum("qhd,qkhd->hqk", q, k[None] + a[offset + 2][:, :, None]) / np.sqrt(WIDTH)
-    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    assert_within(got, np.einsum("hqk,khd->qhd", weights, v), 3e-6)
+LAYOUTS = "half", "interleaved"
+PARENTS, PREFIX = [-1, 0, 0, 1, 1, 2], 5
+PATHS = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 2, 5]]
+COORDINATES = np.array([[0, 0, 0], *([1, r, c] for r in (1, 2) for c in (1, 2, 3)), [4, 4, 4], [5, 5, 5]])
+SHAW = float32s(5, WIDTH)
+CONFORMER = float32s(WIDTH, HEADS * WIDTH), *float32s(2, HEADS, WIDTH)
+SAM = float32s(5, WIDTH), float32s(7, WIDTH)
+LOGITS, T5, TWELVE = float32s(2, 12, HEADS), float32s(32, HEADS), float32s(3, 2, 12, HEADS, WIDTH)
+NINE, DRAFTS, CACHED = float32s(3, 1, 9, HEADS, WIDTH), float32s(3, 1, 6, HEADS, WIDTH), float32s(2, 1, 5, HEADS, WIDTH)
+
+
+@functools.cache
+def of_recipes():
+    code = [
+        pages.definition("docs/recipes.md", "sincos2d"),
+        pages.definition("docs/recipes.md", "moco_v3"),
+        pages.definition("docs/recipes.md", "relative_keys"),
+        pages.definition("docs/recipes.md", "conformer"),
+        pages.definition("docs/recipes.md", "sam_attention"),
+        pages.definition("docs/recipes.md", "of_gates"),
+        pages.definition("docs/recipes.md", "forgetting"),
+        pages.definition("docs/recipes.md", "attention_layer"),
+        pages.definition("docs/recipes.md", "extend"),
+        pages.block("docs/recipes.md", "parents = "),
+        with_changes(pages.block("docs/recipes.md", "def verify"), {"prefix = 100": f"prefix = {PREFIX}"}),
+    ]
+    f = pe.multi_section(F, (1, 2, 1))
+    page = types.SimpleNamespace(**pages.run("\n".join(code), NAMES | {"rotate": rotate, "f": f}))
+    assert page.parents == PARENTS
+
+    def batches(q, k, v):
+        names = pages.run(
+            pages.block("docs/recipes.md", "def attend(positions"), NAMES | {"rotate": rotate, "q": q, "k": k, "v": v}
+        )
+        kinds = (("of_padded", "mask"), ("of_packed", "ids"))
+        return [names["attend"](names[positions], names[ids]) for positions, ids in kinds]
+
+    def decoded(q, k, v):
+        caches = (jnp.zeros((1, 16, HEADS, WIDTH)),) * 2
+        first, caches = page.extend(q[:, :8], k[:, :8], v[:, :8], caches, jnp.arange(8), COORDINATES[:8])
+        last, _ = page.extend(q[:, 8:], k[:, 8:], v[:, 8:], caches, jnp.array([8]), COORDINATES[8:])
+        return jnp.concatenate([first, last], axis=1)
+
+    @quick
+    def outputs(twelve, nine, drafts, cached):
+        return {
+            "sincos2d": page.sincos2d(4, 6, 64),
+            "moco_v3": page.moco_v3(4, 64),
+            "guesses": [pe.sinusoidal(pe.grid_positions((4, 6)), pe.axial(64, 2), layout=layout) for layout in LAYOUTS],
+            "shaw": page.relative_keys(*twelve, SHAW),
+            "conformer": page.conformer(*twelve, *CONFORMER),
+            "sam": page.sam_attention(*twelve, *SAM),
+            "forgetting": page.forgetting(*twelve, LOGITS),
+            "batches": batches(*twelve),
+            "plain": page.attention_layer(T5, *twelve, F),
+            "m-rope": decoded(*nine),
+            "tree": page.verify(*drafts, rotate(cached[0]), cached[1]),
+        }
+
+    return jax.tree.map(np.asarray, outputs(TWELVE, NINE, DRAFTS, CACHED))
+
+
+def test_tables_of_big_vision_and_moco():
+    assert_within(of_recipes()["sincos2d"], encodings.big_vision(64, 4, 6), 1e-6)
+    phases = np.mgrid[:4, :4].reshape(2, 16, 1) * omega(32, 1e4)  # its "w" is the row
+    assert_within(of_recipes()["moco_v3"], np.hstack([g(x) for x in phases for g in (np.sin, np.cos)]), 1e-6)
+    for guess in of_recipes()["guesses"]:
+        assert np.abs(guess - of_recipes()["sincos2d"]).max() > 0.5
+
+
+def test_biases_that_see_the_tokens():
+    """Twelve tokens, as 3 rows of 4 patches for SAM, and with offsets beyond Shaw's table."""
+    (q, k, v), (projection, u, w), (of_rows, of_columns) = TWELVE, CONFORMER, SAM
+    i, scale = np.arange(12), WIDTH**-0.5
+    (row, column), after = divmod(i, 4), (i[:, None, None] >= i) & (i > i[:, None])
+    clipped = SHAW[np.clip(i - i[:, None], -2, 2) + 2]
+    waves = (sinusoids(i[:, None] - i) @ projection).reshape(12, 12, HEADS, WIDTH)
+    both = of_rows[row[:, None] - row + 2] + of_columns[column[:, None] - column + 3]
+    gates, causal = -np.log1p(np.exp(-np.float64(LOGITS))), attention.may_see(i, i, causal=True)
+    want = {
+        "shaw": attention.dense(q, k, v, np.einsum("bihd,ijd->bhij", q, clipped) * scale),
+        "conformer": attention.dense(q + u, k, v, np.einsum("bihd,ijhd->bhij", q + w, waves) * scale),
+        "sam": attention.dense(q, k, v, np.einsum("bihd,ijd->bhij", q, both)),
+        "forgetting": attention.dense(q, k, v, np.einsum("bkh,ijk->bhij", gates, after), causal),
+    }
+    for name, each in want.items():
+        assert_within(of_recipes()[name], each.y, 5e-6, against=f"float64, {name}")
+
+
+def test_batches():
+    """A padded prompt and a packed document, as alone."""
+    for got, start in zip(of_recipes()["batches"], (4, 5), strict=True):
+        places = np.arange(12 - start)
+        q, k, v = TWELVE[:, :1, start:]
+        seen = attention.may_see(places, places, causal=True)
+        want = attention.dense(turned(q, places), turned(k, places), v, seen=seen).y
+        assert_within(got[:1, start:], want, 3e-6, against="float64")
+
+
+def test_attention_in_plain_jax():
+    i = np.arange(12)
+    bias = np.moveaxis(T5[np.maximum(i[:, None] - i, 0)], -1, 0)  # each distance below 16 has a bucket
+    q, k = (turned(x, i) for x in TWELVE[:2])
+    want = attention.dense(q, k, TWELVE[2], bias, attention.may_see(i, i, causal=True)).y
+    assert_within(of_recipes()["plain"], want, 3e-6, against="float64")
+
+
+def test_decoding_with_m_rope():
+    angles = COORDINATES[:, [0, 1, 1, 2]] * omega(WIDTH, THETA)
+    q, k = (rotations.rotate_by(x, angles[:, None], "half") for x in NINE[:2])
+    seen = attention.may_see(np.arange(9), np.arange(9), causal=True)
+    assert_within(of_recipes()["m-rope"], attention.dense(q, k, NINE[2], seen=seen).y, 3e-6, against="float64")
+
+
+@pytest.mark.parametrize("draft", range(6))
+def test_a_tree_of_drafts(draft):
+    """Each draft, as its path alone."""
+    query = DRAFTS[0][:, draft : draft + 1]
+    keys, values = (np.concatenate([c, x[:, PATHS[draft]]], axis=1) for c, x in zip(CACHED, DRAFTS[1:], strict=True))
+    places = np.arange(keys.shape[1])
+    want = attention.dense(turned(query, places[-1:]), turned(keys, places), values).y
+    assert_within(of_recipes()["tree"][:, draft : draft + 1], want, 3e-6, against="float64")
 
 
 # huggingface.md

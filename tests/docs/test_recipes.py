@@ -18,6 +18,14 @@ SECTIONS = {
 FOLDED = re.compile(r"^\?\?\? .*\n(?:\n|    .*\n)*", flags=re.M)
 CODE = re.compile(r"^( *)``` ?\{? ?\.?python[^\n]*\n(.*?)^\1```$", flags=re.M | re.S)
 MODULES = ("nnx", "linen", "hf")
+# Functions of the page, as their first lines begin, that test_page_code.py runs beside float64 or their authors' code.
+RUN = [
+    f"def {name}" if "(" in name else f"def {name}("
+    for name in re.findall(
+        r'''\("docs/recipes\.md", "(?:def )?([^"]+)"''',
+        Path(__file__).with_name("test_page_code.py").read_text(encoding="utf-8"),
+    )
+]
 
 
 def used(body):
@@ -41,7 +49,8 @@ def test_they_are_short_and_each_has_its_proof_and_its_guide():
         assert blocks, anchor
         for code in blocks:
             assert sum(bool(line.strip()) for line in code.splitlines()) <= 12, f"{title}\n{code}"
-        assert re.search(r"^ *assert ", body, flags=re.M), title
+        proved = any(line in body for line in RUN)
+        assert proved or re.search(r"^ *assert ", body, flags=re.M), title
         assert re.search(r"\]\((?!recipes|#)[\w/]+\.md(#[\w.-]+)?\)", body), f"{title} has no guide"
 
 

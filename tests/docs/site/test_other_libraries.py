@@ -1,6 +1,5 @@
 """The recipe's layers in Equinox and Haiku: what the layer in plain JAX computes, with the same gradient."""
 
-import functools
 import re
 import textwrap
 from pathlib import Path
@@ -8,11 +7,11 @@ from pathlib import Path
 import equinox
 import haiku
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers import pages
 
 TEXT = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text(encoding="utf-8")
 Q, K, V = np.random.default_rng(0).normal(size=(3, 12, 4, 16)).astype(np.float32)
@@ -21,7 +20,8 @@ Q, K, V = np.random.default_rng(0).normal(size=(3, 12, 4, 16)).astype(np.float32
 @pytest.fixture
 def run():
     """Runs the code in a tab of the recipe, and returns the names that it and those before it define."""
-    names = {"jax": jax, "jnp": jnp, "functools": functools, "pe": pe, "q": Q, "k": K, "v": V}
+    names = pages.run(pages.definition("docs/recipes.md", "attention_layer"), {"jax": jax, "pe": pe})
+    names |= {"q": Q, "k": K, "v": V}
 
     def run(tab):
         (code,) = re.findall(rf'^=== "{tab}"\n\n    ```[^\n]*\n(.*?)^    ```$', TEXT, flags=re.M | re.S)
