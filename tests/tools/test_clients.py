@@ -14,6 +14,7 @@ import pytest
 
 import posenc_jax as pe
 from clients import harness, patches, run
+from helpers.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
 theirs = types.SimpleNamespace()
@@ -51,7 +52,7 @@ def test_the_right_one_passes_and_theirs_comes_back():
     assert "passed" in run.line("textbook", found)
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", tiered(WRONG, ["one position late"]))
 def test_a_wrong_one_fails(name):
     assert not harness.run(trial(), [harness.Replaced(theirs, "rope", WRONG[name])], compiles=1)["passed"]
 
