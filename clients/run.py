@@ -57,16 +57,17 @@ def version(client: Any) -> str:
 
 def table() -> str:
     """The table of all that is written in results/, without times, which depend on what else the machine does."""
-    head = "codebase, model, outputs, noise, gradients, noise, moved by 10⁶: theirs, ours"
-    rows = [f"| {head.replace(', ', ' | ')} |", f"| {' | '.join(['---'] * 8)} |"]
+    rows = ["| codebase | model | outputs (noise) | gradients (noise) | moved, theirs | moved, ours |"]
+    rows += ["| --- | --- | --- | --- | --- | --- |"]
     for name in NAMES:
         if not (path := RESULTS / f"{name}.json").exists():
             continue
         written = json.loads(path.read_text(encoding="utf-8"))
+        version = written["version"].partition(".dev")[0]
         for i, found in enumerate(written["models"]):
-            cells = [f"{written['package']} {written['version']}" if i == 0 else "", found["model"]]
-            keys = "outputs", "outputs noise", "gradients", "gradients noise", "moved theirs", "moved ours"
-            cells += [f"{found[key]:.0e}" if key in found else "" for key in keys]
+            cells = [f"{written['package']} {version}" if i == 0 else "", found["model"]]
+            cells += [f"{found[key]:.0e} ({found[f'{key} noise']:.0e})" for key in ("outputs", "gradients")]
+            cells += [f"{found[key]:.0e}" if key in found else "" for key in ("moved theirs", "moved ours")]
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
