@@ -68,7 +68,7 @@ def table() -> str:
             cells = [f"{written['package']} {version}" if i == 0 else "", found["model"]]
             cells += [f"{found[key]:.0e} ({found[f'{key} noise']:.0e})" for key in ("outputs", "gradients")]
             cells += [f"{found[key]:.0e}" if key in found else "" for key in ("moved theirs", "moved ours")]
-            rows.append(f"| {' | '.join(cells).replace('e-0', 'e-')} |")
+            rows.append(f"| {' | '.join(cells).replace('e-0', 'e-').replace('0e+00', '0')} |")
     return "\n".join(rows) + "\n"
 
 
