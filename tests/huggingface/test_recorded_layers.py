@@ -29,7 +29,7 @@ def apart(name, changes):
     return np.max(np.abs(got - want)) / want.std()
 
 
-@pytest.mark.parametrize("name", tiered(CASES, [AMPLITUDE, LARGE]))
+@pytest.mark.parametrize("name", tiered(CASES, [AMPLITUDE]))
 def test_outputs(name):
     assert apart(name, Changes()) <= TOLERANCE
 

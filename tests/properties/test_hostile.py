@@ -26,7 +26,7 @@ from helpers.closeness import assert_within
 from helpers.hostile import EDGES, FLOATS, MANY, THOROUGH, TRIED, print_what_was_tried, profile  # noqa: F401 (fixtures)
 from helpers.quick import quick
 from helpers.spectra import SCALINGS
-from helpers.tiers import thorough, tiered
+from helpers.tiers import tiered
 from oracles import spectra
 from oracles.attention import dense, may_see
 from oracles.biases import exact_tile
@@ -1096,7 +1096,8 @@ def by_frequencies_of_the_first_row(w, at):
     return {name: jax.grad(lambda w, f=call: jnp.sum(f(w)[0]))(w) for name, call in calls.items()}
 
 
-@pytest.mark.parametrize("p", [NAN, thorough(INF)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("p", [NAN, INF])
 def test_a_masked_row_leaves_the_derivative_by_frequencies_alone(p):
     w = np.float32([0.5, 2.0])
     masked, beside = (by_frequencies_of_the_first_row(w, np.float32([3.0, q])) for q in (p, 0.0))

@@ -220,6 +220,7 @@ def test_segments(segments):
     compare("none", 4, {"query_segments": segments, "key_segments": segments}, {"segments": segments})
 
 
+@pytest.mark.thorough
 def test_positions_of_one_side_may_be_those_of_all():
     a, b = BATCHED, POSITIONS[::-1] + 2
     for i, j in ((a, b), (b, a)):
@@ -341,6 +342,7 @@ UNDER_ALIBI = {"bias": lambda i, j: pe.alibi(i, j, SLOPES), "causal": True, "blo
 APART_UNDER_ALIBI = UNDER_ALIBI | {"query_segments": APART, "key_segments": SEGMENTS}
 
 
+@pytest.mark.thorough
 def test_residuals_against_float64_in_numpy():
     seen = np.tri(LENGTH, dtype=bool) & (APART[:, :, None] == SEGMENTS[:, None])
     want = dense(Q, K, V, alibi(tile(POSITIONS, POSITIONS), SLOPES), seen[:, None])

@@ -281,6 +281,7 @@ def test_a_step_of_decoding_is_a_row_of_the_whole():
 # Sinks
 
 
+@pytest.mark.thorough
 def test_parts_of_keys_with_sinks_in_one():
     case = CASES["everything, causal"] | {"segments": None}
     first, rest = case | {"j": THERE[:6], "sinks": True}, case | {"j": THERE[6:], "sinks": False}

@@ -237,7 +237,7 @@ def whole(x, i, segments, dy, causal=True):
     return y, (dq + by_query, dk + by_key, dv, by_table, by_few)
 
 
-@pytest.mark.parametrize("name", tiered(PLACES, ["counted", "packed", "zigzag"]))
+@pytest.mark.parametrize("name", tiered(PLACES, ["counted", "packed"]))
 def test_in_the_tiles_of_attention(name):
     """All places run the same program: consecutive ones in one window of the table, others by its parts."""
     x, i, dy = operands(), PLACES[name], normal(9, 1, LENGTH, HEADS, WIDTH)

@@ -208,6 +208,7 @@ def test_kerple_begins_as_the_authors_do(form, first, second):
         assert not np.any(np.asarray(p["free_r1"]) == np.asarray(p["free_r2"]))
 
 
+@pytest.mark.thorough
 def test_fire_begins_as_the_authors_do():
     for p in drawn_in_both("FIRE", 2000):
         assert softplus(p["free_c"]) == pytest.approx(0.1, rel=1e-6)

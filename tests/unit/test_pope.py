@@ -60,7 +60,7 @@ def turned(case, form=pe.pope):
     return form(q, at, f, **options), form(k, at, f, phase=phase, **options)
 
 
-@pytest.mark.parametrize("case", PEER, ids=range(len(PEER)))
+@pytest.mark.parametrize("case", [PEER[0], *map(thorough, PEER[1:])], ids=range(len(PEER)))
 def test_queries_keys_and_scores_are_those_of_pope_pytorch(case):
     query, key = quick(lambda: turned(case))()
     for got, name in ((query, "query"), (key, "key")):

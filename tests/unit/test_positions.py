@@ -121,6 +121,7 @@ def test_segments_and_cumulative_lengths_of_a_pack():
     np.testing.assert_array_equal(pe.positions_from_segments(ids), positions)
 
 
+@pytest.mark.thorough
 def test_traced_lengths_that_do_not_fit():
     f, most = functools.partial(pe.positions_from_lengths, total=7), 2**31 - 1
     # sums that wrap around in int32 or uint32
