@@ -42,6 +42,13 @@ CLIENTS = {
     "keras_hub": ["keras-hub==0.32.0", "keras==3.15.1"],
     "equinox": ["equinox==0.13.8"],
     "penzai": ["penzai==0.2.5"],
+    "flax_examples": ["jaxtyping", "sentencepiece"],
+    "bonsai": ["jaxtyping", "tqdm", "safetensors", "huggingface-hub", "pillow"],
+}
+# Of these, no package index has the last two: `--source` names a checkout, at this commit.
+CHECKOUTS = {
+    "flax_examples": ("google/flax", "18f8f311c275d57f46d95e41b15aa97b454754c0"),
+    "bonsai": ("jax-ml/bonsai", "36284254cf738d99c1c5d1e3a292d27656a0a365"),
 }
 
 
@@ -430,20 +437,40 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("client", [nox.param(name, id=name) for name in CLIENTS])
 def clients(session: nox.Session, client: str) -> None:
-    """This library put into MaxText, Gemma and five more, beside themselves; `-- --source DIR` runs their own tests.
+    """This library put into MaxText, Gemma and seven more, beside themselves; `-- --source DIR` runs their own tests.
 
-    It writes clients/results/. Each needs an environment of up to 3 GB, Python 3.12 and 5 minutes.
+    It writes clients/results/. Each needs an environment of up to 3 GB, Python 3.12 and 5 minutes. Flax's examples and
+    Bonsai are on no package index: `nox -s "clients(bonsai)" -- --source DIR` takes a checkout.
     """
     newest, options = "--newest" in session.posargs, [x for x in session.posargs if x != "--newest"]
+    environment = CPU | (source(session, client, newest) if client in CHECKOUTS else {})
     if session.run("python", "-c", "import sys; print(sys.version_info < (3, 12))", silent=True, log=False) == "True\n":
         session.error("MaxText, Gemma and Tunix need Python 3.12: nox --force-python 3.12 -s clients")
     wanted = [re.sub("==.*", "", need) if newest else need for need in CLIENTS[client]]
     session.install("uv")  # pip does not come to an end with what Gemma needs
     session.run("uv", "pip", "install", "--python", str(Path(session.bin, "python")), "-e", ".", "pytest", *wanted)
     many = "--xla_force_host_platform_device_count=8"
-    session.run("python", "-m", "clients.run", client, *options, env=CPU | {"XLA_FLAGS": many})
+    session.run("python", "-m", "clients.run", client, *options, env=environment | {"XLA_FLAGS": many})
     if not newest:  # the texts of clients/adoption
-        session.run("python", "-m", "clients.patches", client, "--check", env=CPU)
+        session.run("python", "-m", "clients.patches", client, "--check", env=environment)
+
+
+def source(session: nox.Session, client: str, newest: bool) -> dict[str, str]:
+    """Python's path to the checkout of a codebase that no package index has, at the commit that is pinned."""
+    (repository, pinned), given = CHECKOUTS[client], session.posargs
+    if "--source" not in given[:-1]:
+        session.skip(
+            f"no package index has {repository}. Clone https://github.com/{repository}, check out {pinned[:7]}, and"
+            f' pass its folder: nox -s "clients({client})" -- --source DIR'
+        )
+    folder = Path(given[given.index("--source") + 1]).resolve()
+    git = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    if commit != pinned and not newest:
+        session.error(
+            f"{folder} must be {repository} at {pinned[:7]}, got {commit[:7] or 'no commit'}; or add --newest"
+        )
+    return {"PYTHONPATH": str(folder)}
 
 
 @nox.session

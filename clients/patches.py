@@ -79,6 +79,8 @@ def rewritten(text: str, ours: str, calls: dict[str, str], guard: tuple[str, lis
             raise ValueError(f"{theirs} takes {arguments(old)}, {name} takes {arguments(new)}")
         column = old.body[0].col_offset
         kept = staying(old, checks=not guard)
+        if kept and isinstance(new.body[0], ast.FunctionDef):
+            body.insert(0, "")
         start, end = old.body[kept - 1].end_lineno if kept else old.body[0].lineno - 1, old.end_lineno
         if guard:
             condition, imports = guard
@@ -115,8 +117,10 @@ def files(client: Any) -> dict[Path, dict[str, str]]:
 
 
 def root(client: Any) -> Path:
-    """The folder that holds the codebase's package."""
-    return next(path for path in next(iter(files(client))).parents if path.name == "site-packages")
+    """The folder that holds the codebase's package: a checkout, or where it is installed."""
+    return getattr(client, "ROOT", None) or next(
+        path for path in next(iter(files(client))).parents if path.name == "site-packages"
+    )
 
 
 def patch(client: Any) -> str:
@@ -145,12 +149,12 @@ def check(name: str, client: Any) -> list[str]:
         shutil.copytree(root(client) / package, Path(folder, package))
         subprocess.run(["git", "apply", str(FOLDER / f"{name}.patch")], cwd=folder, check=True)
         test = shutil.copy(FOLDER / f"test_{name}.py", folder)
-        for path, wanted in (("", 1), (folder, 0)):
+        for path, wanted in ((str(getattr(client, "ROOT", "")), 1), (folder, 0)):
             given = environment | {"PYTHONPATH": path}
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", test]
             done = subprocess.run(command, cwd="/", env=given, capture_output=True, text=True)
             if done.returncode != wanted:
-                found.append(f"test_{name}.py with {path or 'no patch'}:\n{done.stdout}")
+                found.append(f"test_{name}.py {'with' if path == folder else 'without'} the patch:\n{done.stdout}")
     for command, said in commands((FOLDER / f"{name}.md").read_text(encoding="utf-8")):
         done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
         if done.stdout != said:

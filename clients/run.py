@@ -1,7 +1,7 @@
 """Puts this library into one codebase, in an environment that holds both: `python -m clients.run NAME`.
 
 `--source DIR` runs the codebase's own tests of positions too, from a checkout of it: as they are, and with this
-library in it.
+library in it. Flax's examples and bonsai are on no package index: `PYTHONPATH=DIR` has their checkout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("maxtext", "gemma", "tunix", "levanter", "keras_hub", "equinox", "penzai")
+NAMES = ("maxtext", "gemma", "tunix", "levanter", "keras_hub", "equinox", "penzai", "flax_examples", "bonsai")
 
 
 def line(client: str, found: dict[str, Any]) -> str:
@@ -45,6 +45,14 @@ def own_tests(client: str, tests: list[str], source: Path) -> tuple[int, list[st
         output = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True).stdout
         outcomes.append(set(re.findall(r"^PASSED (\S+)", output, re.M)))
     return len(outcomes[0]), sorted(outcomes[0] - outcomes[1])
+
+
+def version(client: Any) -> str:
+    """The version that is installed, or the commit of a checkout."""
+    if not hasattr(client, "ROOT"):
+        return importlib.metadata.version(client.PACKAGE)
+    command = ["git", "-C", str(client.ROOT), "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def table() -> str:
@@ -79,20 +87,19 @@ def main() -> None:
             models.append(run(trial, client.REPLACED, timed))
             print(line(options.client, models[-1]), flush=True)
     if not options.only:
-        version = importlib.metadata.version(client.PACKAGE)
         RESULTS.mkdir(exist_ok=True)
         written = {
             "about": f"{client.PACKAGE} with this library put in, beside itself; times are ours to theirs, on a CPU",
-            "command": f"nox -s 'clients({options.client})'",
+            "command": f"nox -s 'clients({options.client})'" + " -- --source DIR" * hasattr(client, "ROOT"),
             "package": client.PACKAGE,
-            "version": version,
+            "version": version(client),
             "models": models,
         }
         text = json.dumps(written, indent=1, ensure_ascii=False) + "\n"
         (RESULTS / f"{options.client}.json").write_text(text, encoding="utf-8")
         (RESULTS / "table.md").write_text(table(), encoding="utf-8")
     broken = []
-    if options.source:
+    if options.source and client.TESTS:
         passing, broken = own_tests(options.client, client.TESTS, options.source.resolve())
         print(f"{options.client}, its own tests: {passing - len(broken)} of {passing} that pass pass with this library")
         print("\n".join(broken))

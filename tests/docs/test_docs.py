@@ -143,6 +143,13 @@ def test_code_is_set_in_80_columns(name):
         assert [line for line in code.splitlines() if len(line) > room] == []
 
 
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_columns_have_names_in_words(name):
+    """A screen reader takes a header that is a formula alone for an empty one."""
+    headers = re.findall(r"^ *\|(.*)\|\n *\|[-: |]+\|$", PAGES[name], flags=re.M)
+    assert [cell for row in headers for cell in row.split(" | ") if re.fullmatch(r"\s*\$[^$]+\$\s*", cell)] == []
+
+
 @pytest.mark.parametrize(
     "code, shown, folded",
     [

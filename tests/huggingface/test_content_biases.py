@@ -19,7 +19,7 @@ from posenc_jax import _content_bias
 CASES = {case["name"]: case for case in recorded.cases("content_biases")}
 BOUND = 1e-5  # of the largest number, by two float32 programs
 BLOCK = 8  # of lengths from 9 to 29
-ALIKE = ("DeBERTa v2, clipped", "Wav2Vec2 Conformer", "ViTDet", "Inkling, sliding")  # another runs the same function
+FEW = ["DeBERTa v2, buckets", "Inkling, full"]  # others run the same functions
 FOLDER = Path(__file__).parents[2] / "examples"
 
 
@@ -36,7 +36,7 @@ def example():
     sys.path.remove(str(FOLDER))
 
 
-@pytest.mark.parametrize("name", tiered(CASES, [name for name in CASES if name not in ALIKE]))
+@pytest.mark.parametrize("name", tiered(CASES, FEW))
 def test_the_layer_is_the_module(example, name):
     case = CASES[name]
     found = differences(example.LAYERS[case["layer"]], case, BLOCK)
@@ -94,16 +94,16 @@ def with_(**changed):
 
 
 WRONG = [
-    ("DeBERTa v2, buckets", "content_bias", reversed_positions("key"), "the paper's rows in the term of keys"),
+    thorough("DeBERTa v2, buckets", "content_bias", reversed_positions("key"), "the paper's rows in the term of keys"),
     ("DeBERTa v2, buckets", "_edges", edges_moved, "the wrong side of a bucket"),
-    ("DeBERTa v2, buckets", "split", heads_transposed, "heads transposed"),
-    ("DeBERTa", "content_bias", clipped_early, "clipped one too early"),
-    ("Wav2Vec2-BERT", "content_bias", clipped_early, "clipped one too early"),
-    ("Wav2Vec2-BERT", "content_bias", times(2), "the bias without its scale"),
-    ("Parakeet", "content_bias", reversed_positions(), "the sign of the distance"),
-    ("SAM, another grid", "resize_table", aligned, "tables resized with aligned corners"),
+    thorough("DeBERTa v2, buckets", "split", heads_transposed, "heads transposed"),
+    thorough("DeBERTa", "content_bias", clipped_early, "clipped one too early"),
+    thorough("Wav2Vec2-BERT", "content_bias", clipped_early, "clipped one too early"),
+    thorough("Wav2Vec2-BERT", "content_bias", times(2), "the bias without its scale"),
+    thorough("Parakeet", "content_bias", reversed_positions(), "the sign of the distance"),
+    thorough("SAM, another grid", "resize_table", aligned, "tables resized with aligned corners"),
     ("Inkling, full", "content_bias", zeros_as_nearest, "the last row beyond the table"),
-    ("WavLM", "t5", reversed_positions(), "the sign of the distance"),
+    thorough("WavLM", "t5", reversed_positions(), "the sign of the distance"),
     thorough("DeBERTa v2, clipped", "content_bias", first_moved, "rows of the next offset"),
     thorough("DeBERTa v2, clipped", "content_bias", times(8**0.5), "the bias without its scale"),
     thorough("DeBERTa, a length within the table", "content_bias", reversed_positions(), "the sign of the distance"),

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.quick import quick
+from helpers.tiers import thorough
 from oracles import rotations
 from posenc_jax.hf import HeadScale, QueryScale, RotaryLayer, RotaryPlan, plan_to_config, rotary_from_config
 
@@ -66,7 +67,7 @@ def rotate(x, layer, role, arrays=ARRAYS, positions=AT):
 NEAR = np.abs(AT) < 100  # where float32 frequencies say the phase to 1e-6
 
 
-@pytest.mark.parametrize("role", ["query", "key"])
+@pytest.mark.parametrize("role", ["query", thorough("key")])
 def test_each_layer_is_its_formula(role):
     def every(x, arrays):
         return [rotate(x, layer, role, arrays) for layer in range(3)]
@@ -196,7 +197,7 @@ def test_two_axes_of_heads_have_a_parameter_for_each_head():
     np.testing.assert_allclose(*both(x), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, thorough(jnp.float16)])
 def test_16_bits_are_rounded_once(dtype):
     x = X.astype(dtype)
     narrow, wide = quick(lambda *each: [rotate(x, 0, "query") for x in each])(x, x.astype(np.float32))
@@ -227,6 +228,7 @@ def test_export():
     np.testing.assert_array_equal(loaded.call(X, ARRAYS), rotate(X, 0, "query"))
 
 
+@pytest.mark.thorough
 def test_heads_on_several_devices(on_cpu):
     """Under Explicit axes, and in `shard_map`, where each device has the parameters of its heads."""
     mesh = functools.partial(jax.make_mesh, (2, 4), ("d", "h"), devices=jax.devices("cpu"))

@@ -6,6 +6,7 @@ import pytest
 
 from helpers.closeness import assert_within
 from helpers.placed_biases import ROWS, attended, names_of, options_of, rounded
+from helpers.tiers import thorough
 from oracles import recorded
 
 CASES = [(case.pop("row"), case) for case in recorded.cases("placed_biases")]
@@ -35,7 +36,11 @@ def test_every_row_is_recorded():
     assert len(ROUNDED) == 1
 
 
-@pytest.mark.parametrize(("row", "case"), [x for x in CASES if x not in ROUNDED], ids=label)
+@pytest.mark.parametrize(
+    ("row", "case"),
+    [x if n % 2 else thorough(*x) for n, x in enumerate(x for x in CASES if x not in ROUNDED)],
+    ids=label,
+)
 def test_the_row_is_the_module(row, case):
     assert_within(attended(row, case), np.array(case["output"]), BOUND, against=row)
 
@@ -47,6 +52,7 @@ def test_elsewhere_the_bias_gives_another_output(row):
     assert np.abs(attended(row, case, **change(row, case)) - np.array(case["output"])).max() > 0.1
 
 
+@pytest.mark.thorough
 def test_falcon_rounds():
     ((row, case),) = ROUNDED
     falcon_alibi, want = names_of(row, case)["falcon_alibi"], np.array(case["output"])

@@ -54,8 +54,9 @@ def rotate(x, layer, role, scaled=False, positions=AT):
     return PLAN.rotate(x, layer, positions, head_axis=-2, role=role, scaled=scaled)
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("role", ["query", "key"])
+@pytest.mark.parametrize(
+    ("role", "scaled"), [("query", True), ("key", False), thorough("query", False), thorough("key", True)]
+)
 def test_each_layer_is_its_formula(role, scaled):
     def every(x):
         return [rotate(x, layer, role, scaled) for layer in range(5)]
@@ -73,7 +74,7 @@ def test_each_layer_is_its_formula(role, scaled):
         np.testing.assert_array_equal(static[1], X)  # bit for bit
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, thorough(jnp.float16)])
 def test_scales_are_rounded_once(dtype):
     x = X.astype(dtype)
     both = jax.jit(lambda *each: [rotate(x, layer, "query", True) for layer in (2, 4) for x in each])
@@ -116,7 +117,8 @@ SPLIT = [(P("d", None, "h"), P("d")), (P("d", None, "h"), P()), (P(), P("d")), (
 BIG, AT8 = RNG.normal(size=(4, 6, 4, 8)).astype(np.float32), np.arange(24, dtype=np.int32).reshape(4, 6)
 
 
-@pytest.mark.parametrize(("x_spec", "p_spec"), [SPLIT[0], *(thorough(*specs) for specs in SPLIT[1:])])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("x_spec", "p_spec"), SPLIT)
 def test_branches_share_a_sharding(x_spec, p_spec, on_cpu):
     mesh = jax.make_mesh((2, 4), ("d", "h"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
     f = lambda x, p, layer: rotate(x, layer, "query", positions=p)  # noqa: E731
@@ -246,6 +248,7 @@ def test_no_positions_turn_nothing():
     assert repr(pe.geometric(0)) == "Frequencies(dim=0)"
 
 
+@pytest.mark.thorough
 def test_several_head_axes():
     divided = X.reshape(2, 5, 3, 1, 8)
     for layer in (4, jnp.int32(4)):

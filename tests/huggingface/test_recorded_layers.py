@@ -29,7 +29,7 @@ def apart(name, changes):
     return np.max(np.abs(got - want)) / want.std()
 
 
-@pytest.mark.parametrize("name", tiered(CASES, [SPARSE, AMPLITUDE, LARGE]))
+@pytest.mark.parametrize("name", tiered(CASES, [AMPLITUDE, LARGE]))
 def test_outputs(name):
     assert apart(name, Changes()) <= TOLERANCE
 
@@ -86,7 +86,7 @@ OTHERWISE = [
     (STILL, "no scale", Changes(plan=with_layers(each(query_scale=None)))),
     (STILL, "layers shifted", Changes(plan=with_layers(shifted))),
 ]
-DEFAULT = {(HEAVY, str(PLAIN[1])), (LARGE, "no factor")}
+DEFAULT = {(HEAVY, str(PLAIN[1]))}
 
 
 @pytest.mark.parametrize(

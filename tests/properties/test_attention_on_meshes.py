@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.attention import NAMES, check
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import thorough
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 D, H = "data", "heads"
@@ -157,7 +157,8 @@ def test_derivatives_of_shard_map(layout, order):
     check(got, on_one_device(drawn(0), drawn(1))[: 2 + order], 2e-5, "one device")
 
 
-@pytest.mark.parametrize("layout", tiered(MANUAL, ["queries"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", MANUAL)
 def test_derivatives_in_shard_map(layout):
     """The derivative is taken inside, where a loss is summed over devices."""
     specs, axes = MANUAL[layout]
@@ -182,9 +183,10 @@ def test_derivatives_in_shard_map(layout):
     np.testing.assert_allclose(along, sum(np.sum(a * b) for a, b in zip(want, drawn(1), strict=True)), rtol=1e-4)
 
 
-@pytest.mark.parametrize("batch", [BATCH, thorough(1)])
-@pytest.mark.parametrize("alone", ["varies", thorough("is whole")])
-@pytest.mark.parametrize("name", tiered(["query", "value", "slopes", "sinks", "scale"], ["sinks"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("batch", [BATCH, 1])
+@pytest.mark.parametrize("alone", ["varies", "is whole"])
+@pytest.mark.parametrize("name", ["query", "value", "slopes", "sinks", "scale"])
 def test_one_operand_that_varies_or_is_whole(name, alone, batch):
     """What is whole on all devices gets the sum of their cotangents."""
     devices, n = 4, NAMES.index(name)
@@ -234,7 +236,8 @@ def test_tiles_are_not_skipped_where_devices_would_wait():
     check(along, np.stack([np.vdot(a, slopes) for a in each]), 2e-5, "one after the other")
 
 
-@pytest.mark.parametrize("kind", [AxisType.Explicit, thorough(AxisType.Auto)], ids=str)
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=str)
 def test_a_mapped_axis_that_is_split(kind):
     """`jax.vmap` of a gradient over an axis that a mesh splits, by `spmd_axis_name`."""
     x = [np.stack([a, -a, 2 * a, 0.5 * a]) if i in (0, 3, 4) else a for i, a in enumerate(drawn(0))]
@@ -252,6 +255,7 @@ def test_a_mapped_axis_that_is_split(kind):
         check(jax.tree.map(lambda y, n=n: y[n], got), on_one_device(one, one)[:3], 2e-5, f"row {n} alone")
 
 
+@pytest.mark.thorough
 def test_a_bias_may_name_a_mapped_axis():
     def gradient(q, k, v, row=None):
         def f(q, k, v):

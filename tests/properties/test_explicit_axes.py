@@ -342,6 +342,7 @@ def derivatives(q, k, v, dy):
     return y, *transpose(dy)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kv_heads", "q_spec", "k_spec", "v_spec", "collectives"),
     [
@@ -380,9 +381,10 @@ def attend(q, i, j, bias, causal):
     return pe.attention(q, q, q, bias=BIASES[bias], block_size=8, **sides)
 
 
-@pytest.mark.parametrize("kind", [thorough(AxisType.Auto), AxisType.Explicit])
-@pytest.mark.parametrize(("bias", "i_spec"), [thorough("none", P(D)), thorough("t5", P(D)), ("sandwich", P())])
-@pytest.mark.parametrize("causal", [thorough(False), True])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(("bias", "i_spec"), [("none", P(D)), ("t5", P(D)), ("sandwich", P())])
+@pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_rows_with_positions_of_their_own(bias, i_spec, kind, causal):
     rng = np.random.default_rng(0)
     q, i = rng.normal(size=(8, 17, 8, 4)).astype(np.float32), rng.integers(0, 99, (8, 17)).astype(np.int32)

@@ -93,7 +93,7 @@ def points_for(data, axes):
     return points, points if count > 1 else points[:, 0]
 
 
-@profile(16, default=8)
+@profile(16, default=4)
 @given(spectra(odd=True), LAYOUT, st.sampled_from(FLOATS), st.data())
 @with_x64
 def test_sinusoidal_of_every_spectrum(spectrum, way, dtype, data):
@@ -152,7 +152,7 @@ def test_rotary_of_every_spectrum_part_and_axis(spectrum, way, dtype, rest, last
     np.testing.assert_array_equal(mapped, several)
 
 
-@profile(8, default=5)
+@profile(8, default=3)
 @given(spectra(), LAYOUT, st.data())
 @with_x64
 def test_derivatives_by_positions_and_frequencies(spectrum, way, data):
@@ -192,7 +192,7 @@ def test_derivatives_by_positions_and_frequencies(spectrum, way, data):
         assert_within(by_f.T, want, 3e-7 * (1 + abs(p[0])), against=f"by frequencies: {MPMATH}")
 
 
-@profile(10, default=5)
+@profile(10, default=3)
 @given(
     st.integers(-9000, 9000), st.integers(-9000, 9000), st.integers(-500, 500), LAYOUT, st.integers(1, 5),
     st.sampled_from([512.0, 64.0, 4096.0]), st.sampled_from([0.4, 0.1, 2.0]),
@@ -211,7 +211,7 @@ def test_xpos_of_every_setting(p, q, origin, way, pairs, scale_base, gamma):
             assert_within(mine[fits], true[fits], 3e-5 * length[fits], against=MPMATH)
 
 
-@profile(10, default=5)
+@profile(10, default=3)
 @given(st.integers(1, 3), st.integers(1, 4), LAYOUT, st.sampled_from(FLOATS), st.data())
 def test_fourier_features_of_any_matrix(inputs, n, way, dtype, data):
     TRIED["fourier"] += 1
@@ -255,7 +255,7 @@ def test_fire_and_sandwich_of_exact_distances(data, name):
     assert_within(quick(bias)(*at), want, bound, against=f"{name} of exact distances")
 
 
-@profile(10, default=5)
+@profile(10, default=3)
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=3), st.booleans(), st.integers(0, 3), st.integers(1, 4), st.data()
 )

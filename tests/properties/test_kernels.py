@@ -79,7 +79,7 @@ def derivatives(f, *arguments):
 @OF_TPU
 @pytest.mark.parametrize(
     ("name", "of"),
-    [("alibi", value), *(thorough(name, derivatives) for name in (None, "alibi", "t5"))],
+    [thorough("alibi", value), *(thorough(name, derivatives) for name in (None, "alibi", "t5"))],
 )
 def test_flash_attention(interpreted, name, of):
     bias, parameters = BIASES.get(name, (None, ()))

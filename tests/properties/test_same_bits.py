@@ -73,7 +73,8 @@ def test_one_row_at_a_time(case, program):
         check(program(f)(positions[i : i + 1], X[i : i + 1]), whole, slice(i, i + 1))
 
 
-@pytest.mark.parametrize("length", tiered([2, 3, 7, 8, 9, 31], [3]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("length", [2, 3, 7, 8, 9, 31])
 def test_prefixes_of_any_length(case, length):
     f, positions, whole = case
     check(jax.jit(f)(positions[:length], X[:length]), whole, slice(length))
@@ -108,6 +109,7 @@ def test_packed_in_any_shape(case, shape):
     check(jax.tree.map(lambda y: np.asarray(y).reshape(SEQ, DIM), packed), whole)
 
 
+@pytest.mark.thorough
 def test_remat_and_value_and_grad(case):
     f, positions, whole = case
 

@@ -225,7 +225,6 @@ FEW = (
     "rotary, derivative",
     "shift",
     "t5",
-    "fire",
 )
 
 
@@ -345,7 +344,6 @@ LEARNED = {
 @pytest.mark.parametrize(
     ("name", "modes"),
     [
-        ("rotary", ["explicit"]),
         ("t5", ["shard_map"]),
         *(thorough(name, ["auto", "explicit", "shard_map"]) for name in LEARNED),
     ],
@@ -427,7 +425,7 @@ def attention_and_slope(q, k, v, dy, slopes, along=()):
     ("mode", "along", "once"),
     [
         thorough("auto", (), []),
-        ("explicit", (), []),
+        thorough("explicit", (), []),
         thorough("shard_map", (), []),
         ("shard_map", (D,), ["all-reduce"]),
     ],
@@ -548,6 +546,7 @@ def test_a_ring_with_any_bias_in_any_order(name):
         assert_within(ring(*parts), want[:, order], 2e-6, against=f"one device, where eight have them {kind}")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs JAX 0.11")
 def test_a_ring_by_the_kernel_for_gpus(monkeypatch):
     """In interpret mode: parts, weights and outputs are rounded to bfloat16."""
@@ -609,6 +608,7 @@ def learned(i, j, slopes, table, kerple, mlp):
     return pe.alibi(i, j, slopes) + pe.t5(i, j, table) + pe.kerple_log(i, j, *kerple) + fire(i, j, *mlp)
 
 
+@pytest.mark.thorough
 def test_derivatives_of_a_ring_under_learned_biases():
     # 15 positions a device, 2 heads of keys; each device has other tiles in which nothing is seen.
     q, k, v, positions, segments = packed()
@@ -640,6 +640,7 @@ def of_tokens(i, j, q, gates, table):
     return relative + jnp.swapaxes(gates, 1, 2)[:, :, None]
 
 
+@pytest.mark.thorough
 def test_a_ring_with_a_bias_that_sees_the_tokens():
     """The data of keys go round with them, and their cotangents come home."""
     q, k, v, *rows = packed()

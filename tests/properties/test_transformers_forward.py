@@ -18,7 +18,6 @@ import posenc_jax.linen
 import posenc_jax.nnx
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
 from oracles import fourier, spectra
 from oracles.attention import layer as attention_in_float64
 
@@ -144,7 +143,8 @@ def test_a_step_of_mean_flow_and_a_hessian_vector_product(of):
     assert any(float(jnp.abs(x).max()) > 1e-3 for x in jax.tree.leaves(ours[3]))
 
 
-@pytest.mark.parametrize("of", [thorough(of_nnx), of_linen])
+@pytest.mark.thorough
+@pytest.mark.parametrize("of", [of_nnx, of_linen])
 def test_without_positions_the_derivatives_are_others(of):
     """The control: RoPE matters in this network."""
     apply, parameters = of(True)
@@ -193,8 +193,9 @@ def target_in_float64(parameters):
     return v - (end - start)[:, None, None] * (after - before) / (2 * h)
 
 
-@pytest.mark.parametrize("stopped", tiered([True, False], [True]))
-@pytest.mark.parametrize("of", [of_nnx, thorough(of_linen)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("stopped", [True, False])
+@pytest.mark.parametrize("of", [of_nnx, of_linen])
 def test_a_training_step_of_mean_flow(of, stopped):
     """|u − stopgrad(v − (t − r) du/dt)|², whose derivative holds a tangent; without stopgrad, reverse over forward."""
     apply, parameters = of(True)

@@ -103,7 +103,7 @@ def counted(start=0):
 
 
 @pytest.mark.parametrize(
-    "name", [thorough("gemma3"), thorough("deepseek_v3"), thorough("llama"), "cohere2", thorough("gpt_neox")]
+    "name", [thorough("gemma3"), thorough("deepseek_v3"), thorough("llama"), thorough("cohere2"), thorough("gpt_neox")]
 )
 def test_a_cache_gives_what_the_whole_text_gives(tmp_path, name):
     """In chunks and steps; rings are shorter than the text, and the whole text has no cache and no ring."""

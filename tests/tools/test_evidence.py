@@ -100,6 +100,7 @@ def test_rounded_phases_are_rounded_as_they_say(evidence):
     assert float(cos[0, 1]) == pytest.approx(np.cos(second), abs=2e-7)
 
 
+@pytest.mark.thorough
 def test_exact_phases_answer_alike_at_all_offsets(evidence, monkeypatch):
     monkeypatch.setattr(evidence, "OFFSETS", (0, 10**6, 10**7, 10**8, 2 * 10**9))
     setup = tiny(evidence)

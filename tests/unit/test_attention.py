@@ -400,6 +400,7 @@ def test_large_scores():
     check(got, (want.y, want.by[:1]), 2e-4)  # a score near 1000 has units of 6e-5
 
 
+@pytest.mark.thorough
 def test_large_scores_in_one_program():
     times = np.float32(1000)
     y, (by_q,) = both(lambda q: pe.attention(times * q, times * K, V, block_size=4), Q)
@@ -423,7 +424,8 @@ def test_a_bias_may_be_a_number():
     check(quick(functools.partial(pe.attention, bias=lambda i, j: 1.0))(Q, K, V), exact(Q, K, V).y)
 
 
-@pytest.mark.parametrize("shape", [thorough((1, LENGTH)), thorough((1, 1, LENGTH)), (2, LENGTH)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("shape", [(1, LENGTH), (1, 1, LENGTH), (2, LENGTH)])
 def test_positions_broadcast_to_the_batch(shape):
     q, k, v = (np.stack([x, 2 * x, -x]) for x in (Q, K, V))
     attend = jax.jit(lambda i: pe.attention(q, k, v, query_positions=i, key_positions=i, **UNDER_ALIBI))
@@ -495,6 +497,7 @@ def test_integers_closed_over():
         check([x[shift] for x in got], [want[0], want[3][0]], against=f"at a shift of {shift}, {FORMULA}")
 
 
+@pytest.mark.thorough
 def test_a_module_closed_over():
     class Bias(nnx.Module):
         def __init__(self):

@@ -59,7 +59,7 @@ CASES = {
     "order": {"causal": True, "order": ORDER, "i": SHARED[0], "j": SHARED[1], "window": (2, 1), "bias": True, "sinks": True},
     "order of all, without a window": {"causal": True, "order": (AT, THERE), "i": SHARED[0], "j": SHARED[1], "segments": PARTS},
 } | {f"scale {name}": {"scale": name, "window": (6, 2)} for name in SCALES}  # fmt: skip
-FEW = ["everything", "order", "scale (queries, 1)"]
+FEW = ["everything", "order"]
 
 
 def slope_and_side(i, j, slopes):
@@ -232,7 +232,7 @@ WINDOWS = [(3, None), (None, 3), (2**31, None), (2**31 - 1, 2**31), (2**32 - 2, 
 
 
 @pytest.mark.parametrize("causal", [False, thorough(True)])
-@pytest.mark.parametrize("window", tiered(WINDOWS, [WINDOWS[1], WINDOWS[4], WINDOWS[6]]))
+@pytest.mark.parametrize("window", tiered(WINDOWS, [WINDOWS[4]]))
 def test_windows_do_not_wrap(window, causal):
     n = len(NEAR_ENDS)
     sides = {"query_positions": NEAR_ENDS, "key_positions": NEAR_ENDS[::-1].copy()}
@@ -251,7 +251,7 @@ def test_windows_wider_than_any_distance():
         assert_within(got, want, 1e-5, against=f"no window, not {window}")
 
 
-@pytest.mark.parametrize("window", [(2**33, None), thorough((3, 2**34)), (2**63, 2)])
+@pytest.mark.parametrize("window", [thorough((2**33, None)), thorough((3, 2**34)), (2**63, 2)])
 def test_windows_over_wide_integers(window):
     i, j = np.int64([0, 2**33, 2**40, -(2**62), 2**63 - 1]), np.int64([1, -1, 2**40 + 3, -(2**62) - 2, -(2**63), 2**34])
     values = np.eye(6, dtype=np.float32)[None, :, None]
@@ -338,7 +338,8 @@ def test_empty_sequences_with_sinks(empty):
 # Dtypes and scales
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, thorough(jnp.float16)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision(dtype):
     case, eps = CASES["everything"], float(jnp.finfo(dtype).eps)
     low = [x.astype(dtype) for x in (Q, K, V, SINKS)]

@@ -237,7 +237,7 @@ def whole(x, i, segments, dy, causal=True):
     return y, (dq + by_query, dk + by_key, dv, by_table, by_few)
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", tiered(PLACES, ["counted", "packed", "zigzag"]))
 def test_in_the_tiles_of_attention(name):
     """All places run the same program: consecutive ones in one window of the table, others by its parts."""
     x, i, dy = operands(), PLACES[name], normal(9, 1, LENGTH, HEADS, WIDTH)
@@ -377,6 +377,7 @@ def test_on_explicit_axes(name, on_cpu):
         assert_within(found, right, 1e-5, against=FORMULA)
 
 
+@pytest.mark.thorough
 def test_in_shard_map(on_cpu):
     """Queries are split, the tables are whole: their cotangents are summed over devices once."""
     n = 12
@@ -404,7 +405,8 @@ def test_in_shard_map(on_cpu):
 # Memory
 
 
-@pytest.mark.parametrize("rows", tiered([(9,), (4 * 512 - 1, 2)], [(4 * 512 - 1, 2)]), ids=str)
+@pytest.mark.thorough
+@pytest.mark.parametrize("rows", [(9,), (4 * 512 - 1, 2)], ids=str)
 def test_memory_grows_with_the_length(rows):
     """Beside attention without a bias, temporaries stay those of tiles, in the derivative too."""
 

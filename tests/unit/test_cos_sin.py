@@ -11,7 +11,7 @@ import pytest
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import thorough, tiered
 from oracles import rotations
 from oracles.encodings import waves as exact
 
@@ -79,7 +79,7 @@ TWICE = {
 
 
 @pytest.mark.parametrize("part", ["first", thorough("last")])
-@pytest.mark.parametrize("layout", TWICE)
+@pytest.mark.parametrize("layout", tiered(TWICE, ["interleaved"]))
 def test_waves_with_a_column_for_each_feature(layout, part):
     x, p, other = RNG.normal(size=(5, 4, 16)).astype(np.float32), FAR, {"half": "interleaved", "interleaved": "half"}
 
@@ -192,7 +192,7 @@ def angles_of(positions, frequencies):
     return turns.astype(np.float64)
 
 
-@pytest.mark.parametrize(("axis", "layout", "part"), [(-2, "half", "first"), (-3, "interleaved", "last")])
+@pytest.mark.parametrize(("axis", "layout", "part"), [thorough(-2, "half", "first"), (-3, "interleaved", "last")])
 def test_by_heads(axis, layout, part):
     w = RNG.normal(size=(3, 2, 4)).astype(np.float32)
     p = RNG.integers(-1_000_000, 1_000_000, (2, 5, 2)).astype(np.int32)

@@ -3,7 +3,6 @@
 from fractions import Fraction
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,7 +15,7 @@ def test_tuning_words_on_host_and_device_agree():
     angular = (10.0 ** rng.uniform(-12, 6, 400) * rng.choice([-1, 1], 400)).astype(np.float32)
     angular[:6] = [0.0, np.pi, -np.pi, 2 * np.pi, 1.0, -1.0]
     host = _fixed_point.word_from_turns(spectra.turns(map(float, angular)))
-    device = jax.jit(_fixed_point.word_from_angular)(jnp.asarray(angular))
+    device = jax.device_get(jax.jit(_fixed_point.word_from_angular)(angular))
 
     def value(word):  # step + remainder, in units of 2⁻⁴⁷ turn, mod a turn; whole turns aside
         step = [(int(s) << 15) + int(r) for s, r in zip(word.step, word.step_low, strict=True)]
@@ -50,7 +49,7 @@ def test_a_phase_is_within_three_units():
     turns = spectra.turns(map(float, angular))
     true = np.array([[int(p) * t % 2**128 / 2**96 for t in turns] for p in positions])  # in units
     phase = jax.jit(_fixed_point.phase)
-    for word in (_fixed_point.word_from_turns(turns), _fixed_point.word_from_angular(jnp.asarray(angular))):
+    for word in (_fixed_point.word_from_turns(turns), jax.device_get(jax.jit(_fixed_point.word_from_angular)(angular))):
         row = _fixed_point.Word(*(part[None] for part in word))
         found = np.float64(phase(np.int32(positions)[:, None], row, np.zeros((1, 1), np.int32)))
         assert 1 < np.abs((found - true + 2**31) % 2**32 - 2**31).max() < 3

@@ -184,6 +184,7 @@ def test_on_a_mesh_it_needs_shard_map():
         lowered(part, *[placed] * 3)
 
 
+@pytest.mark.thorough
 @needs_kernel
 def test_each_device_may_have_positions_of_its_own():
     """As in a ring. They decide how many tiles a loop of the kernel visits."""

@@ -75,7 +75,7 @@ def test_octaves_of_nerf(count):
     np.testing.assert_allclose(got, fourier.nerf(x, count), rtol=0, atol=bound(1))
 
 
-@pytest.mark.parametrize("shape", tiered([(), (4,), (2, 3), (0,), (2, 0)], [(), (2, 3), (0,)]))
+@pytest.mark.parametrize("shape", tiered([(), (4,), (2, 3), (0,), (2, 0)], [(2, 3), (0,)]))
 def test_shapes_and_layouts(shape):
     x = RNG.normal(size=(*shape, 3)).astype(np.float32)
     matrix = RNG.normal(size=(3, 5)).astype(np.float32)
@@ -230,6 +230,7 @@ def test_timesteps_of_diffusers():
         assert_within(got, np.array(want), tolerance, against=f"diffusers, recorded: {keywords}")
 
 
+@pytest.mark.thorough
 def test_timesteps_of_any_shape_and_dtype():
     timesteps = (3, 0.5, np.float32(0.5), np.ones((2, 3), np.float32), np.zeros((0,), np.int32))
     embed = functools.partial(pe.timestep_embedding, dim=10, flip_sin_to_cos=True, dtype=jnp.bfloat16)

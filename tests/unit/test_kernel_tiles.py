@@ -64,7 +64,14 @@ def waves(positions, words, interpret=True):
 
 @pytest.mark.parametrize(
     ("name", "interpret"),
-    [*((name, True) for name in SPECTRA), ("yarn", TPU), thorough("geometric", TPU), thorough("array", TPU)],
+    [
+        thorough("geometric", True),
+        ("yarn", True),
+        ("array", True),
+        ("yarn", TPU),
+        thorough("geometric", TPU),
+        thorough("array", TPU),
+    ],
     ids=["geometric-generic", "yarn-generic", "array-generic", "yarn-tpu", "geometric-tpu", "array-tpu"],
 )
 def test_waves_are_those_of_the_encoding(name, interpret):
@@ -114,7 +121,7 @@ DTYPES = [thorough(jnp.float32), jnp.bfloat16, thorough(jnp.float16)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("layout", ["half", thorough("interleaved")])
 @pytest.mark.parametrize("dim", DIMS)
 def test_a_tile_turns_as_by_rotary(dim, layout, dtype):
     f = pe.geometric(dim, 500_000.0).with_attention_factor(1.25)
@@ -134,7 +141,7 @@ def turn_pairs(x1, x2, positions, words, y1, y2):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", tiered(SPECTRA, ["yarn", "array"]))
+@pytest.mark.parametrize("name", tiered(SPECTRA, ["yarn"]))
 def test_pairs_turn_as_by_rotary(name, dtype):
     words = tuning_words(SPECTRA[name])
     x = RNG.normal(size=(ROWS, 2 * words.shape[1])).astype(dtype)
@@ -196,8 +203,8 @@ def test_alibi_has_the_bits_of_the_public_function(name):
 PARAMETERS = [(0.3, 0.7), (1.7, 1.9), (1.0, 2.0), (0.01, 1e-6), (3.0, 1.0)]
 
 
-@pytest.mark.parametrize("parameters", tiered(PARAMETERS, [(0.3, 0.7), (1.0, 2.0)]))
-@pytest.mark.parametrize("name", tiered(TILES, ["edges", "near"]))
+@pytest.mark.parametrize("parameters", tiered(PARAMETERS, [(0.3, 0.7)]))
+@pytest.mark.parametrize("name", tiered(TILES, ["edges"]))
 def test_kerple_is_within_its_bounds(name, parameters):
     queries, keys = TILES[name]
     scale, second = np.float32(parameters)

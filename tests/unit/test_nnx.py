@@ -107,6 +107,7 @@ def test_rotary_has_no_state():
     assert nnx.graphdef(RotaryEncoding(8, head_axis=None)) == graphdef != nnx.graphdef(RotaryEncoding(8, head_axis=-2))
 
 
+@pytest.mark.thorough
 @NO_ROPE
 def test_rotary_stands_where_rope_of_flax_does():
     ours, theirs = RotaryEncoding(8, head_axis=None), nnx.RoPE()
@@ -126,8 +127,8 @@ def test_rotary_stands_where_rope_of_flax_does():
 
 
 @NO_ROPE
-@pytest.mark.parametrize("heads", [3, 5])
-@pytest.mark.parametrize("positions", [POSITIONS[1], POSITIONS], ids=["shared", "batched"])
+@pytest.mark.parametrize("heads", [3, thorough(5)])
+@pytest.mark.parametrize("positions", [thorough(POSITIONS[1]), POSITIONS], ids=["shared", "batched"])
 def test_positions_through_the_attention_of_flax(heads, positions):
     """Flax 0.12.12 maps over the wrong axis of input_positions and raises; it is not for us to give another answer."""
     q, k, v = jnp.asarray(np.random.default_rng(2).normal(size=(3, 2, 5, heads, 8)).astype(np.float32))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.tiers import tiered
+from helpers.tiers import thorough, tiered
 from oracles.attention import dense
 from oracles.encodings import offset_similarity, textbook
 from oracles.spectra import geometric, wavelengths
@@ -190,7 +190,9 @@ def test_similarity_of_any_scale_and_sign(scale):
 # Frequencies.
 
 
-@pytest.mark.parametrize("frequencies", [DIM, pe.geometric(DIM), pe.geometric(DIM).angular.astype(np.float32)])
+@pytest.mark.parametrize(
+    "frequencies", [DIM, thorough(pe.geometric(DIM)), thorough(pe.geometric(DIM).angular.astype(np.float32))]
+)
 def test_offset_products(frequencies):
     axes = plot.offset_products(frequencies, starts=[0, -7, 1000], max_offset=30).axes[0]
     exact = functools.partial(offset_similarity, omegas=geometric(DIM, 10_000))

@@ -34,7 +34,7 @@ def formula(x, positions, phase=0.0, layout="half", base=10_000):
     return rotations.pope(x, sine * c + cosine * s, cosine * c - sine * s, layout)
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("layout", [thorough("half"), "interleaved"])
 def test_the_formula_at_every_position(layout):
     both = quick(lambda x, p, d: (pope(x, p, layout=layout), pope(x, p, phase=d, layout=layout)))(X, FAR, PHASE)
     for got, phase in zip(both, (0, PHASE), strict=True):
@@ -81,6 +81,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_the_recorded_values_tell_wrong_variants():
     found = quick(lambda: {name: turned(PEER[0], form) for name, form in WRONG.items()})()
     for name, both in jax.device_get(found).items():
@@ -113,6 +114,7 @@ def test_scores_depend_on_the_offset_and_the_phase_alone():
         assert np.abs(found - near).max() > 1e-2
 
 
+@pytest.mark.thorough
 def test_a_content_cannot_move_a_peak():
     """With RoPE the offset of the greatest score depends on the contents; with PoPE each feature's stays."""
     q, k = (np.exp(RNG.normal(size=(2, 100, 1, 1))) for _ in range(2))  # one feature, of magnitudes
@@ -125,6 +127,7 @@ def test_a_content_cannot_move_a_peak():
     np.testing.assert_allclose(found, -0.7, atol=0.011)
 
 
+@pytest.mark.thorough
 def test_pairs_are_those_that_rotary_turns():
     f, magnitude = pe.geometric(12, 500.0), softplus(X).astype(np.float32)
     parts = magnitude, np.zeros_like(magnitude)
@@ -303,6 +306,7 @@ def from_rng(key, shape, dtype):
     return (RNG.normal(size=shape) / 5).astype(dtype)
 
 
+@pytest.mark.thorough
 def test_in_the_layers_of_flax():
     x = RNG.normal(size=(2, 5, 16)).astype(np.float32)
     layer = nnx.MultiHeadAttention(

@@ -68,7 +68,7 @@ INTERLEAVED = {"width": 6, "base": 50.0, "layout": "interleaved"}
 @pytest.mark.parametrize(
     ("make", "settings"),
     [
-        (OF_NNX, LAST),
+        thorough(OF_NNX, LAST),
         (OF_LINEN, INTERLEAVED),
         thorough(OF_NNX, INTERLEAVED),
         thorough(OF_LINEN, LAST),
@@ -355,7 +355,7 @@ def test_the_loop_as_documented(as_flax, name):
 
 @pytest.mark.parametrize(
     ("queries", "memory", "given"),
-    [thorough(3, 6, {}), thorough(6, 3, {}), (1, 6, {}), (3, 6, {"mask": CAUSAL[:, :, 3:]})],
+    [thorough(3, 6, {}), thorough(6, 3, {}), thorough(1, 6, {}), (3, 6, {"mask": CAUSAL[:, :, 3:]})],
 )
 def test_keys_of_another_sequence_are_no_cache(as_flax, queries, memory, given):
     """Cross-attention in a layer needs key_positions; they may be bound, for example to count from 0."""
@@ -486,7 +486,7 @@ def test_a_bias_is_added_to_what_is_given_and_without_frequencies_nothing_turns(
 
 
 @pytest.mark.parametrize(
-    ("learned", "masked"), [(False, False), (True, True), thorough(False, True), thorough(True, False)]
+    ("learned", "masked"), [thorough(False, False), (True, True), thorough(False, True), thorough(True, False)]
 )
 def test_rotary_and_a_bias_in_the_layers_of_both_stacks(as_flax, masked, learned):
     mask = CAUSAL if masked else None
@@ -576,6 +576,7 @@ def content_of(stack):
     return stack.ContentBias(6, 8, **settings)
 
 
+@pytest.mark.thorough
 def test_both_biases_in_the_layers_of_both_stacks(as_flax):
     layer = nnx_layer(
         nnx_modules.positional_attention(8, bias=t5_of(nnx_modules), content_bias=content_of(nnx_modules))
@@ -627,6 +628,7 @@ def test_both_biases_in_the_layers_of_both_stacks(as_flax):
     assert abs(slope) > 0.1 and abs(along - slope) < 1e-4 * abs(slope)
 
 
+@pytest.mark.thorough
 def test_layers_share_a_bias(as_flax):
     class Model(nnx.Module):
         def __init__(self):
@@ -677,7 +679,7 @@ def learned_bias(params):
     return next(iter(params.get("attention_fn", {}).values()), {})
 
 
-@pytest.mark.parametrize("name", tiered(LEARNED, ["T5Bias", "ContentBias"]))
+@pytest.mark.parametrize("name", tiered(LEARNED, ["ContentBias"]))
 def test_the_cache_of_both_layers(as_flax, name):
     bias_in_float64, order = LEARNED[name][1], np.arange(6)
     layer = nnx_layer(nnx_modules.positional_attention(8, **biased_by(nnx_modules, name)))
@@ -858,7 +860,7 @@ def test_dtype_is_kept(as_flax, make, dtype):
     assert jax.eval_shape(make(8), *(x.astype(dtype) for x in (Q, K, V))).dtype == dtype
 
 
-@MAKERS
+@FIRST
 @pytest.mark.parametrize("dtype", tiered([jnp.bfloat16, jnp.float16], [jnp.bfloat16]))
 def test_a_float32_bias_of_16_bit_scores(make, dtype):
     """Under the strict promotion of these tests; with dropout, for which Flax adds the bias itself."""

@@ -20,6 +20,7 @@ from oracles.rotations import rope
 
 needs_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs JAX 0.11")
 MAKERS = pytest.mark.parametrize("make", [nnx_modules.positional_attention, linen.positional_attention], ids=["nnx", "linen"])  # fmt: skip
+FIRST = pytest.mark.parametrize("make", [nnx_modules.positional_attention, thorough(linen.positional_attention)], ids=["nnx", "linen"])  # fmt: skip
 RNG = np.random.default_rng(11)
 Q, K, V = RNG.normal(size=(3, 2, 6, 2, 8)).astype(np.float32)  # batch, seq, heads, head_dim
 X = RNG.normal(size=(2, 6, 16)).astype(np.float32)
@@ -63,7 +64,7 @@ CASES = {
 }  # fmt: skip
 
 
-@MAKERS
+@FIRST
 def test_is_what_the_formula_says(make):
     """Rotated, under a bias of positions and one of content, with masks as Flax gives them and options of `attention`."""
     biases = {"bias": functools.partial(pe.alibi, heads=2), "content_bias": content}
@@ -117,6 +118,7 @@ def of_nnx(attention):
     return nnx.MultiHeadAttention(2, 16, attention_fn=attend, decode=False, rngs=rngs)
 
 
+@pytest.mark.thorough
 def test_trains_in_the_layers_of_both_stacks(as_flax):
     """Outputs and gradients of all parameters, the biases' too, are those of Flax's attention."""
     rng = np.random.default_rng(3)

@@ -28,8 +28,11 @@ def by_role(x, extrinsics, intrinsics=None, **settings):
     return {role: pe.prope(x, extrinsics, intrinsics, role=role, **settings) for role in ROLES}
 
 
-@pytest.mark.parametrize("width", [None, 8])
-@pytest.mark.parametrize("lens", [False, True], ids=["GTA", "PRoPE"])
+@pytest.mark.parametrize(
+    ("lens", "width"),
+    [(True, 8), (False, None), thorough(True, None), thorough(False, 8)],
+    ids=["PRoPE-8", "GTA-None", "PRoPE-None", "GTA-8"],
+)
 def test_the_formula(lens, width):
     k, size = (LENSES, SIZE) if lens else (None, None)
     got = quick(functools.partial(by_role, image_size=size, width=width))(X, POSES, k)
@@ -46,7 +49,9 @@ def test_the_formula(lens, width):
         assert all(np.abs(one - other).max() > 0.1 for other in results[:i])
 
 
-@pytest.mark.parametrize("case", recorded.cases("cameras"), ids=lambda case: case["name"])
+@pytest.mark.parametrize(
+    "case", [thorough(c) if c["name"] == "GTA" else c for c in recorded.cases("cameras")], ids=lambda case: case["name"]
+)
 def test_the_authors_attention(case):
     """With their layout: the columns' features before the rows', each as halves, turned backward.
 
@@ -154,7 +159,9 @@ def test_one_camera_leaves_scores_and_outputs_alone():
     assert_within(attend(q, k, v, POSES[:1, :1], LENSES[:1, :1]), np.asarray(plain), 1e-5)
 
 
-@pytest.mark.parametrize("shape", [(SEQ, 4, 4), (4, 4), (BATCH, 1, 4, 4), thorough((BATCH, SEQ, 4, 4))])
+@pytest.mark.parametrize(
+    "shape", [thorough((SEQ, 4, 4)), thorough((4, 4)), (BATCH, 1, 4, 4), thorough((BATCH, SEQ, 4, 4))]
+)
 def test_cameras_broadcast_as_positions_do(shape):
     e = POSES[: shape[0] if len(shape) == 4 else 1, : shape[-3] if len(shape) > 2 else 1].reshape(shape)
     x, heads_first, one = X, X.swapaxes(1, 2), X[:, :, 0]
@@ -196,7 +203,7 @@ def test_float64_is_kept():
 
 
 @pytest.mark.parametrize("width", [8, thorough(DIM)])
-@pytest.mark.parametrize("role", ["query", thorough("key"), "value", thorough("output")])
+@pytest.mark.parametrize("role", ["query", thorough("key"), thorough("value"), thorough("output")])
 def test_derivatives(role, width):
     """Along a direction of all arguments, forward and backward, beside the float64 formula's slope."""
     arguments = X, POSES, LENSES
@@ -232,7 +239,7 @@ def test_derivatives(role, width):
         assert a.shape == x.shape
 
 
-@pytest.mark.parametrize("result", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("result", [thorough(np.float32), jnp.bfloat16])
 @pytest.mark.parametrize("width", [8, thorough(DIM)])
 def test_every_form_computes_the_same(width, result):
     """An infinity, and NaN, stay in their group; on a CPU, which has an FMA, the form for TPUs rounds otherwise."""

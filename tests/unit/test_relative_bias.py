@@ -45,7 +45,7 @@ def bias(window, queries, keys, *arguments, **settings):
 # Values
 
 
-@pytest.mark.parametrize("window", tiered(WINDOWS, [(5,), (3, 4), (2, 3, 4)]), ids=str)
+@pytest.mark.parametrize("window", tiered(WINDOWS, [(5,), (2, 3, 4)]), ids=str)
 def test_each_offset_has_its_value(window):
     grid, tables = grid_of(window), {symmetric: table_of(window, symmetric) for symmetric in (False, True)}
     both = lambda tables: {kind: bias(window, grid, grid, table, symmetric=kind) for kind, table in tables.items()}  # noqa: E731
@@ -120,7 +120,7 @@ def test_tokens_outside_the_grid():
 # Offsets that the table does not hold
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("symmetric", [False, thorough(True)])
 def test_out_of_range(symmetric):
     at = np.array([[0, 0], [2, 1], [3, 0], [0, -4], [LOWEST, 0], [HIGHEST, 3], [-1, HIGHEST]])
     table = table_of((3, 4), symmetric)
@@ -228,6 +228,7 @@ def test_tables_of_other_dtypes():
     np.testing.assert_array_equal(got, biases.relative(grid, grid, low.astype(np.float32)))
 
 
+@pytest.mark.thorough
 def test_a_bias_of_attention():
     window, table, prefix = (3, 4), table_of((3, 4)), normal(3, HEADS)
     tokens = np.pad(grid_of(window), ((1, 0), (0, 0)), constant_values=-1)
@@ -317,7 +318,7 @@ def test_temporaries():
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "heads"), [("x", None, None), thorough(None, "x", None), (None, None, "x")]
+    ("rows", "columns", "heads"), [thorough("x", None, None), thorough(None, "x", None), (None, None, "x")]
 )
 def test_on_a_mesh_with_explicit_axes(rows, columns, heads, on_cpu):
     grid, table, prefix = grid_of((3, 4)), normal(5, 7, 4), normal(3, 4)

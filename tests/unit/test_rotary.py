@@ -116,7 +116,8 @@ def test_in_16_bits_a_thousand_moves_are_not_one():
 
 @compiled_by(quick)
 @pytest.mark.parametrize(
-    ("head_dim", "dim"), [(16, 4), (16, 6), (7, 4), thorough(8, 8), thorough(8, 4), thorough(16, 12), thorough(40, 4)]
+    ("head_dim", "dim"),
+    [thorough(16, 4), thorough(16, 6), (7, 4), thorough(8, 8), thorough(8, 4), thorough(16, 12), thorough(40, 4)],
 )
 def test_partial(head_dim, dim, program):
     x, p, ways = normal(2, 5, 3, head_dim), np.arange(100, 105), [*itertools.product(LAYOUTS, ["first", "last"])]
@@ -191,7 +192,7 @@ def test_prefill_then_steps_is_the_whole_sequence():
 
 
 @compiled_by(quick)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", tiered(LAYOUTS, ["interleaved"]))
 @pytest.mark.parametrize(
     "frequencies", [thorough(None), thorough(6), SCALED, np.float32([1, 0.3])], ids=["None", "6", "scaled", "array"]
 )
@@ -226,7 +227,7 @@ def test_the_attention_factor_multiplies_what_is_turned(program):
 
 @pytest.mark.parametrize(
     ("layout", "dtype"),
-    [("half", jnp.bfloat16), ("interleaved", jnp.float16), thorough("half", jnp.float16), thorough("interleaved", jnp.bfloat16)],
+    [("half", jnp.bfloat16), *(thorough(*x) for x in (("interleaved", jnp.float16), ("half", jnp.float16), ("interleaved", jnp.bfloat16)))],
 )  # fmt: skip
 def test_half_precision_is_float32_rounded_once(layout, dtype):
     x = normal(3, 50, 8, 16).astype(dtype)
@@ -354,7 +355,7 @@ def test_float32_precision_is_what_references_compute(layout, program):
     [
         thorough("half", False, (2, 5)),
         ("interleaved", True, (5,)),
-        ("half", True, (2, 1)),
+        thorough("half", True, (2, 1)),
         thorough("interleaved", False, ()),
     ],
 )
@@ -417,6 +418,7 @@ def test_derivatives_by_frequencies_are_not_rounded_to_16_bits():
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)  # sums of 256 terms of up to 64 · 3
 
 
+@pytest.mark.thorough
 def test_derivatives_compose():
     x, p = normal(4, 3, 2, 8), np.arange(3)
     loss = lambda x: jnp.sum(pe.rotary(x, p, head_axis=-2) ** 4)  # noqa: E731
@@ -438,10 +440,11 @@ def test_derivatives_compose():
     np.testing.assert_allclose(jacobian @ one, y, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [AxisType.Explicit, "shard_map"])
 @pytest.mark.parametrize(
     ("x_spec", "p_spec"),
-    [thorough(P("d"), P()), (P(), P("d")), thorough(P("d"), P("d"))],
+    [(P("d"), P()), (P(), P("d")), (P("d"), P("d"))],
     ids=["x", "positions", "both"],
 )
 def test_derivatives_on_a_mesh(kind, x_spec, p_spec, on_cpu):
@@ -492,7 +495,7 @@ def test_an_x_that_is_one_for_all_devices(on_cpu):
 
 
 @compiled_by(quick)
-@pytest.mark.parametrize(("part", "dim"), [("first", 8), ("first", 4), ("last", 6)])
+@pytest.mark.parametrize(("part", "dim"), [thorough("first", 8), thorough("first", 4), ("last", 6)])
 def test_convert_layout_keeps_the_scores_of_a_layer(part, dim, program):
     heads, head_dim, p = 2, 8, np.arange(5)
     layer = nnx.eval_shape(

@@ -242,7 +242,7 @@ def test_one_vector_at_one_position():
         pe.add_sinusoidal(x, np.arange(2))
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("layout", [thorough("half"), "interleaved"])
 def test_an_odd_width_may_end_in_a_zero(layout):
     """As in Tensor2Tensor and the Flax examples."""
     x, p, w = np.ones((2, 5, 7), np.float32), np.int32([3, 0, 1, 2**31 - 1, -7]), np.float32([1.0, 0.1, 0.01])

@@ -11,6 +11,7 @@ import pytest
 from jax import export
 
 import posenc_jax as pe
+from helpers.tiers import tiered
 from posenc_jax import _xla
 
 AT, X = np.arange(5, dtype=np.int32), np.ones((1, 5, 2, 8), np.float32)
@@ -28,7 +29,7 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", tiered(NAMED, ["rotary", "prope", "sinusoidal", "alibi", "learned"]))
 def test_profiles_show_the_name_of_the_function(name):
     f, *arrays = NAMED[name]
     for program in (f, lambda *arrays: jax.tree.map(jnp.sin, f(*arrays))):

@@ -93,6 +93,7 @@ def test_a_16_bit_result_is_rounded_once(program):
         np.testing.assert_array_equal(short, np.asarray(full).astype(jnp.bfloat16))
 
 
+@pytest.mark.thorough
 @compiled_by(jax.jit)
 def test_a_cached_key_fits_every_later_query(program):
     # The position decides, not the length of the call.
@@ -137,7 +138,7 @@ def test_features_beyond_the_width_are_neither_turned_nor_scaled():
 
 @pytest.mark.parametrize(
     ("layout", "dtype"),
-    [("half", jnp.bfloat16), ("interleaved", jnp.float16), thorough("half", jnp.float16), thorough("interleaved", jnp.bfloat16)],
+    [("half", jnp.bfloat16), thorough("interleaved", jnp.float16), thorough("half", jnp.float16), thorough("interleaved", jnp.bfloat16)],
 )  # fmt: skip
 def test_a_derivative_in_16_bits_is_rounded_once(layout, dtype):
     x, dy, p = normal(2, 9, 4, 8), normal(2, 9, 4, 8, seed=1).astype(dtype), np.arange(9)
