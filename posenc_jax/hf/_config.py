@@ -74,6 +74,9 @@ WORDS = {
     **dict.fromkeys(("nope", "use_nope", *ALIBI), False),
 }
 _RAW = "rope_scaling", "rope_parameters"
+_TYPE = "rope_type", "type"
+_ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
+_BESIDE = "the key {} = {!r:.60} stands beside {}, where nothing reads it: write it into {}"
 # Ignored when false; when true, refused unless the model reads them.
 SWITCHES = "use_mrope", "use_dynamic_ntk", "use_logn_attn", "mla_use_nope", "use_fope"
 
@@ -188,7 +191,7 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     outer.use(*_UNRELATED_KEYS.get(name or "", ()), *(key for key in SWITCHES if outer.values.get(key) is False))
     check_spelling(outer.values, _OVERRIDDEN, "the language model may have")
     _check_beside(outer, inner, part)
-    _check_words_beside(outer, inner, part)
+    _take_words_beside(outer, inner, part)
     outer.finish(speaks_of_positions)
     if inner["model_type"] and outer.found(VERSION):
         inner.setdefault(VERSION, outer.values[VERSION])
@@ -211,31 +214,33 @@ def _check_beside(outer: Keys, inner: Mapping[str, Any], part: str) -> None:
             continue
         label, settings = (f"{key}.", value) if isinstance(value, Mapping) else ("", {key: value})
         for name, said in settings.items():
-            inside = _spelled_in(own, name)
-            check_agreement({f"{label}{name}": said} | inside)
-            message = "the key {} = {!r:.60} stands beside {}, where nothing reads it: write it into {}"
-            require(inside, message, key, value, part, part)
+            if said is not None:
+                written = {f"{label}{name}": said} | _spelled_in(own, name)
+                found = {where: canonical(x) if name in _TYPE else x for where, x in written.items()}
+                check_agreement(found, written)
+                implied = name in _TYPE and canonical(said) == "default"  # what a missing type means
+                require(len(written) > 1 or implied, _BESIDE, key, value, part, part)
         outer.use(key)
+
+
+def canonical(kind: Any) -> Any:
+    """A rope type by its name in transformers 5."""
+    return _ALIASES.get(kind, kind) if isinstance(kind, str) else kind
 
 
 def _spelled_in(own: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
     """What settings say for a key, of which `type` and `rope_type` are one."""
-    other, found = {"type": "rope_type", "rope_type": "type"}.get(name, name), {}
-    for where, d in own.items():
-        key = name if d.get(name) is not None else other
-        found |= {f"{where}{key}": d[key]} if d.get(key) is not None else {}
-    return found
+    names = _TYPE if name in _TYPE else (name,)
+    return {f"{where}{key}": d[key] for where, d in own.items() for key in names if d.get(key) is not None}
 
 
-def _check_words_beside(outer: Keys, inner: dict[str, Any], part: str) -> None:
+def _take_words_beside(outer: Keys, inner: dict[str, Any], part: str) -> None:
     """Moves words that only say what the code does into the language model's config, where they are checked."""
     for key, value in outer.found(*WORDS, "rope_traditional", POSITIONS).items():
         if key in outer.used:
             continue
         check_agreement({key: value} | Keys(inner, part).found(key))
-        model = MODELS.get(str(inner["model_type"]))
-        message = "the key {} = {!r:.60} stands beside {}, where nothing reads it: write it into {}"
-        require(model is None or key not in model.reads, message, key, value, part, part)
+        require(key not in model_of(inner).reads, _BESIDE, key, value, part, part)
         inner[key] = value
         outer.use(key)
 

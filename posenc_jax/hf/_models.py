@@ -125,7 +125,7 @@ MODELS: dict[str, Model] = {
     **_all("exaone", theta=5e5, moved=Moved("5.24", 1e4)),
     **_all("hunyuan_v1_dense hunyuan_v1_moe", also="alpha"),
     **_all("nanochat", also="rope_backward"),
-    **_all("esm"),
+    **_all("esm", also="position_embedding_type"),
     **_all("dbrx voxtral_realtime_text", theta=None),
     **_all("apertus apertus1p5_text", theta=12e6, needs_settings=True),
     **_all("bitnet csm csm_depth_decoder_model evolla EvollaModel flex_olmo", theta=5e5),

@@ -373,9 +373,12 @@ def needs_rope_type(config: dict[str, Any]) -> None:
 
 
 def modernbert(config: dict[str, Any]) -> None:
-    """BERT's position_embedding_type, "absolute", is not read; the code reads rope_type in an old rope_scaling."""
+    """The code reads rope_type in an old rope_scaling, and not position_embedding_type, which BERT's config left.
+
+    It is "absolute" in ModernBERT's files and "sans_pos" in those of mmBERT and Ettin.
+    """
     needs_rope_type(config)
-    if equal(config.get(POSITIONS), "absolute"):
+    if config.get(POSITIONS) in ("absolute", "sans_pos"):
         del config[POSITIONS]
 
 

@@ -42,6 +42,7 @@ _FAMILIES: dict[str, Rewriter] = {
     "granitemoehybrid": layers.granitemoehybrid,
     "hrm_text": layers.hrm,
     "hunyuan": only({"use_rotary_pos_emb": True, "position_embedding_xdrope": False}),
+    "hunyuan_v1_dense hunyuan_v1_moe": only({"position_embedding_xdrope": False}),
     "hy_v4 hy_v4_vl_text": settings.hy_v4,
     "internlm": settings.internlm,
     "lara_mini": layers.lara_mini,

@@ -17,7 +17,7 @@ from posenc_jax._checks import invalid, require
 from posenc_jax._frequencies import Frequencies, geometric
 from posenc_jax._ntk import dynamic_ntk, ntk
 from posenc_jax._scalings import linear_scaling, llama3, longrope, proportional, temperature, yarn
-from posenc_jax.hf._config import ORIGINAL, Config
+from posenc_jax.hf._config import ORIGINAL, Config, canonical
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal
 from posenc_jax.hf._typos import meant
 
@@ -31,7 +31,6 @@ _SCALED = (
     "attention_factor", "attn_factor", "extrapolation_factor", "truncate", "short_factor", "long_factor",
 )  # fmt: skip
 _NONE: Any = object()  # for a null key that has no default: it is an error all the same
-_ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
 _REFUSED_TYPES = {
     "mllama4": "it is that of Llama 4's vision tower, which vision_rotary_from_config reads",
     "xdrope": "its two features of a pair may turn by different coordinates",
@@ -47,7 +46,7 @@ def rope_type_of(d: Keys) -> str:
     for name, value in found.items():
         reason = _REFUSED_TYPES.get(str(value))
         require(not reason, "{} = {!r} is not read: {}", name, value, reason)
-    names = {name: _ALIASES.get(str(value), value) for name, value in found.items()}
+    names = {name: canonical(value) for name, value in found.items()}
     result = agreed(names, written=found) if names else d.or_default("default", "rope_type", "type")
     if not equal(result, _STEPS):
         known, name = sorted(set(_TYPES) - {_STEPS}), next(iter(found), "")

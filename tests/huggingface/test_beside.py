@@ -121,6 +121,36 @@ def test_settings_beside_the_language_model(part, spelling):
         )
 
 
+def test_settings_beside_the_language_model_in_other_words():
+    """A missing type is the default; types have other names; a null says nothing; each setting must stand inside."""
+    bare = PERSIMMON | {"rope_theta": 25_000.0}
+    for settings in (
+        {"rope_type": "default"},
+        {"type": "default", "factor": None},
+        {"rope_type": "default", "rope_theta": 25e3},
+    ):
+        for key in ("rope_scaling", "rope_parameters"):
+            assert read({"model_type": "fuyu", "text_config": bare, key: settings}) == read(bare)
+    inner = bare | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}}
+    inner |= {"original_max_position_embeddings": 2048}
+    whole = {"model_type": "fuyu", "text_config": inner}
+    assert read(whole | {"rope_scaling": inner["rope_scaling"] | {"type": "su"}}) == read(inner)
+    refused(
+        whole | {"rope_scaling": inner["rope_scaling"] | {"type": "default"}},
+        "type = 'default' contradicts text_config",
+    )
+    for settings in (
+        {"rope_type": "linear"},
+        {"rope_theta": 25e3, "rope_type": "linear", "factor": 2.0},
+        {"factor": 2.0},
+    ):
+        refused({"model_type": "fuyu", "text_config": bare, "rope_parameters": settings}, "stands beside text_config")
+    sections = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    text = SIZES | {"hidden_size": 512, "model_type": "qwen2_5_vl_text", "rope_theta": 1e6}
+    text |= {"rope_scaling": sections | {"type": "default"}}
+    assert read({"model_type": "qwen2_5_vl", "text_config": text, "rope_scaling": sections}) == read(text)
+
+
 def test_settings_beside_those_of_layer_types():
     inner = {
         key: value for key, value in SAVED.items() if key in ("num_hidden_layers", "layer_types", "rope_parameters")
@@ -152,7 +182,7 @@ def test_words_beside_the_language_model(word):
             read(whole | {word: "yes"})
 
 
-OTHERS = "alibi absolute relative relative_key learned sinusoidal xpos nope none t5 bloom rope_2d".split()
+OTHERS = "alibi absolute relative relative_key learned sinusoidal xpos nope none t5 bloom rope_2d sans_pos".split()
 
 
 @pytest.mark.parametrize("name", sorted(configs.RECORDED))
@@ -160,20 +190,19 @@ def test_the_name_of_the_positions_in_every_type(name):
     """Where the code does not read it, it may say that layers rotate, if they do."""
     config, key = configs.RECORDED[name]["config"], "position_embedding_type"
     plan, model = read(config), MODELS[name]
-    if key in model.reads or name == "esm":
+    if key in model.reads:
         for word in ("alibi", "absolute"):
             refused(config | {key: word}, key)
         return
     rotates = any(layer.rotary_dim for layer in plan.layers)
     for word in ("rope", "rotary", "RoPE", None) if rotates else ("nope", None):
-        if name != "cohere2_moe" or word in ("rope", None):
-            assert read(config | {key: word}) == plan, word
-    for word in OTHERS if rotates else ("rope", "rotary", "alibi"):
-        if word == "absolute" and name in ("modernbert", "modernbert-decoder"):  # as they were published
+        assert read(config | {key: word}) == plan, word
+    for word in OTHERS if rotates else ("rope", "rotary", *sorted({*OTHERS} - {"nope"})):
+        if word in ("absolute", "sans_pos") and name in ("modernbert", "modernbert-decoder"):  # as they were published
             assert read(config | {key: word}) == plan
         else:
             refused(config | {key: word}, f"{key} = '{word}' is not read by the code|{key} must be 'rope'")
-    if rotates and name != "cohere2_moe":
+    if rotates:
         refused(config | {key: "rope_gptj"}, key) if model.layout != "interleaved" else read(
             config | {key: "rope_gptj"}
         )
@@ -192,6 +221,11 @@ def test_the_name_of_the_positions_beside_the_language_model():
     refused({"model_type": "llava", "text_config": granite, key: "rope"}, f"{key} = 'rope' stands beside text_config")
     assert read({"model_type": "llava", "text_config": granite | {key: "rope"}, key: "rope"}).layers[0].rotary_dim
     assert read(MODERNBERT).layers[0].rotary_dim == 64
+    unnamed = {"text_config": SIZES | {"rope_parameters": {"rope_theta": 1e4}, "rope_interleave": False}}
+    assert read(unnamed).layers[0].rotary_dim
+    for whole in ({"model_type": "llava", "text_config": SIZES | {"model_type": "esm"}}, unnamed):
+        for word in ("rotary", "nope"):  # ESM reads the word, and so does a config without a type
+            refused(whole | {key: word}, f"{key} = '{word}' stands beside text_config")
 
 
 def test_the_name_of_the_positions_of_olmo_hybrid():
@@ -253,6 +287,13 @@ def test_a_flag_of_lfm2(name):
     refused(config | {"use_pos_enc": False}, "use_pos_enc must be True in model_type 'lfm2")
 
 
+@pytest.mark.parametrize("name", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
+def test_a_flag_of_hunyuan(name):
+    config = SIZES | {"model_type": name}
+    assert read(config | {"position_embedding_xdrope": False}) == read(config)
+    refused(config | {"position_embedding_xdrope": True}, "position_embedding_xdrope must be False")
+
+
 # Defaults that a composite's class has for its language model
 
 
@@ -274,7 +315,8 @@ def test_defaults_of_a_composite(outer, inner, base):
     assert plan(head_dim=None) == alone(rope_theta=base) and alone(rope_theta=base).layers[0].head_dim == 96
     for settings in ({"rope_type": "default"}, {"rope_type": "default", "rope_theta": 1e5}):
         own = settings | {"rope_theta": settings.get("rope_theta", base)}
-        assert plan(rope_parameters=settings) == alone(rope_parameters=own, head_dim=128)
+        for key in ("rope_parameters", "rope_scaling"):
+            assert plan(**{key: settings}) == alone(rope_parameters=own, head_dim=128)
     null = f"text_config.rope_theta must have a value or be left out for {base}, got null"
     refused({"model_type": outer, "text_config": text | {"rope_theta": None}}, null)
     if inner:  # whatever type it has
