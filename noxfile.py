@@ -86,7 +86,7 @@ def parallel(session: nox.Session, *arguments: str, **environment: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The tests, 3 to 5 minutes, less when repeated; `-- -k rotary` for some, `-- --lf` for those that failed."""
+    """The tests, 2 to 4 minutes, less when repeated; `-- -k rotary` for some, `-- --lf` for those that failed."""
     install(session, *TESTED)
     again = "--lf" in session.posargs or "--last-failed" in session.posargs  # of either tier
     parallel(session, *(["-m", ""] if again else []))

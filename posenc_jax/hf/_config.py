@@ -73,7 +73,7 @@ WORDS = {
     **dict.fromkeys(("rope", "rotary", "use_rope", "use_rotary", "use_rotary_embedding", "use_rotary_pos_emb"), True),
     **dict.fromkeys(("nope", "use_nope", *ALIBI), False),
 }
-_RAW = "rope_scaling", "rope_parameters"
+RAW = "rope_scaling", "rope_parameters"
 _TYPE = "rope_type", "type"
 _ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
 _BESIDE = "the key {} = {!r:.60} stands beside {}, where nothing reads it: write it into {}"
@@ -200,7 +200,7 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
 
 def _own_settings(inner: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The rope settings of a language model by where they stand, one for all layers or for each layer type."""
-    written = {name: d for name in _RAW if isinstance(d := inner.get(name), Mapping)}
+    written = {name: d for name in RAW if isinstance(d := inner.get(name), Mapping)}
     nested = {f"{name}.{k}": x for name, d in written.items() for k, x in d.items() if isinstance(x, Mapping)}
     return nested or written
 
@@ -258,8 +258,7 @@ def _with_own_defaults(inner: dict[str, Any], name: str, part: str) -> dict[str,
 
 def _repeats_length(value: Any, inner: Mapping[str, Any]) -> bool:
     """Whether an original length beside the language model is the one inside, or none is needed there."""
-    written = [d for name in ("rope_scaling", "rope_parameters") if isinstance(d := inner.get(name), Mapping)]
-    settings = [*written, *(d for each in written for d in each.values() if isinstance(d, Mapping))]
+    settings = _own_settings(inner).values()
     lengths = [d[ORIGINAL] for d in (inner, *settings) if d.get(ORIGINAL) is not None]
     model = MODELS.get(str(inner.get("model_type")))
     if not lengths and model and model.original_max:

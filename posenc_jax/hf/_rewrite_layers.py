@@ -7,12 +7,12 @@ from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._checks import require, require_type
+from posenc_jax.hf._config import RAW
 from posenc_jax.hf._keys import Keys, equal, mapping
 from posenc_jax.hf._layers import COUNTS, count_of
 from posenc_jax.hf._rewriting import (
     FULL,
     LINEAR,
-    RAW,
     SLIDING,
     parse_natural,
     put_flags,

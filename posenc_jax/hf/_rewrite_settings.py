@@ -7,12 +7,11 @@ from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._checks import require
-from posenc_jax.hf._config import ORIGINAL, POSITIONS
+from posenc_jax.hf._config import ORIGINAL, POSITIONS, RAW
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping
 from posenc_jax.hf._layers import count_of
 from posenc_jax.hf._rewriting import (
     FULL,
-    RAW,
     SLIDING,
     Rewriter,
     by_type,

@@ -7,11 +7,11 @@ from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._checks import invalid, require
+from posenc_jax.hf._config import RAW
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping
 from posenc_jax.hf._layers import count_of
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
-RAW = "rope_scaling", "rope_parameters"
 
 Rewriter = Callable[[dict[str, Any]], None]
 
