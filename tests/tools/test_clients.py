@@ -228,3 +228,15 @@ def test_readme_says_what_the_session_found():
     assert sum(map(bool, moved)) == 8 and "eight codebases" in row
     assert f"| {min(theirs):.0e} to {max(theirs):.0e} |" in row
     assert max(ours) < float(re.search(r"under (\S+) \|", row).group(1)) < 2 * max(ours)
+
+
+def test_the_page_has_the_times_of_the_session():
+    times = {"time": [], "function": [], "compile": []}
+    for name in run.NAMES[:7]:
+        for model in json.loads((ROOT / f"clients/results/{name}.json").read_text("utf-8"))["models"]:
+            for key in times.keys() & model:
+                times[key].append(model[key])
+    page = " ".join((ROOT / "docs/clients.md").read_text("utf-8").split())
+    passes, function, compiling = (f"{min(found):.2f} to {max(found):.2f}" for found in times.values())
+    said = f"{passes} of the original's time for a forward and backward pass, {function} for the function alone, and {compiling}"
+    assert said in page
