@@ -250,10 +250,9 @@ def _with_own_defaults(inner: dict[str, Any], name: str, part: str) -> dict[str,
     own = dict(_OWN_DEFAULTS.get(name, {}))
     if any(d.get("rope_theta") is not None for d in _own_settings(inner).values()):
         own.pop("rope_theta", None)
-    for key, value in own.items():
-        if key != "head_dim":  # a null means hidden_size / num_attention_heads
-            Keys(inner, part).or_default(value, key)
-    return own | inner
+    elif own:
+        Keys(inner, part).or_default(own["rope_theta"], "rope_theta")  # raises for a null
+    return own | inner  # where a null head_dim means hidden_size / num_attention_heads
 
 
 def _repeats_length(value: Any, inner: Mapping[str, Any]) -> bool:

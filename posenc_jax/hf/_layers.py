@@ -139,7 +139,9 @@ def _check_name_of_positions(config: Config, rotates: bool) -> None:
         return
     usual = {"rope", "rotary"} if rotates else {"nope"}
     usual |= {"rope_gptj"} if rotates and config.model.layout == "interleaved" else set()  # Cohere's word for its pairs
-    message = "{} = {!r:.60} is not read by the code of model_type {!r}, whose layers have {}: remove it if they do"
+    message = (
+        "{} = {!r:.60} is not read by the code of model_type {!r}, whose layers have {}: remove it if that is right"
+    )
     has = "a rotary embedding" if rotates else "no positions"
     require(name.lower() in usual, message, POSITIONS, name, config.model_type, has)
 

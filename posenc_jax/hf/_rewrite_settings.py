@@ -56,8 +56,9 @@ def mimo_v2(config: dict[str, Any]) -> None:
 
 def _check_older_bases(d: Keys, nested: Mapping[str, Any]) -> None:
     """Raises if swa_rope_theta, or rope_theta beside it, is not the base of its layer type."""
-    bases = d.found("swa_rope_theta") and {SLIDING: "swa_rope_theta", FULL: "rope_theta"}
-    for kind, base in bases.items():
+    if not d.found("swa_rope_theta"):
+        return
+    for kind, base in {SLIDING: "swa_rope_theta", FULL: "rope_theta"}.items():
         if kind in nested and (found := d.found(base)):
             own = Keys(nested[kind], f"rope_parameters.{kind}")
             check_agreement({f"{own.label}rope_theta": own.need("rope_theta")} | found)
