@@ -41,7 +41,7 @@ def content_bias(
     max_distance: int | None = None,
     out_of_range: OutOfRange = "error",
 ) -> jax.Array:
-    r"""The product of a token and a vector for each offset: of query $i$, or of key $j$, with row $i - j$ of a table.
+    r"""A bias that depends on a token and an offset: the product of query $i$ or key $j$ with row $i - j$ of a table.
 
     $$q_i \cdot t_{i - j - f} \qquad \text{or} \qquad k_j \cdot t_{i - j - f}$$
 
