@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from helpers.pages import program
 from posenc_jax.hf import _models, _refused
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +161,15 @@ def test_sessions_and_files_exist():
         assert [path for path in paths if not (ROOT / path).exists()] == [], page
     first = NOXFILE.partition("# The seven that people use first")[2].partition("\n# ")[0]
     assert first.count("@nox.session") == WORDS["seven"]
+
+
+def test_the_tables_of_sessions():
+    text = "\n".join(program("outputs").sessions(NOXFILE))
+    tables = re.findall(
+        r"\n\*\*.+\*\*\n\n\| session \| .+ \|\n\| --- \| --- \|\n((?:\| `\w+` \| .+ \|(?:\n|$))+)", text
+    )
+    assert text.count("| session |") == len(tables)
+    assert len(re.findall(r"^\| `\w+`", "".join(tables), re.MULTILINE)) == NOXFILE.count("\n@nox.session")
 
 
 def test_actions_are_pinned_by_their_commit():
