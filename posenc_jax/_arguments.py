@@ -118,7 +118,7 @@ def _refuse_two_readings(name: str, positions: Any, rows: tuple[int, ...], axes:
     )
     by_row = math.prod(shape) != 1 and _checks.broadcasts(shape, rows)
     require(not by_row, message, name, shape, len(rows) + 1, axes, name)
-    first = shape[0] == axes and not _checks.broadcasts(shape[:-1], rows) and _checks.broadcasts(shape[1:], rows)
+    first = shape[:1] == (axes,) and not _checks.broadcasts(shape[:-1], rows) and _checks.broadcasts(shape[1:], rows)
     message = "{} of shape {} must have the axis of coordinates last; pass jnp.moveaxis({}, 0, -1)"
     require(not first, message, name, shape, name)
 
