@@ -34,6 +34,7 @@ from posenc_jax._flash_gpu_scores import (
     kernel,
     plgpu,
     scores,
+    unknown_zero,
     zeros,
 )
 
@@ -208,6 +209,7 @@ def _kernel(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None
         for ref, x in zip(stored, sums, strict=True):
             ref[...] = x
         plgpu.commit_smem()
+        rows = pl.ds(block.start + (warpgroup + unknown_zero(warpgroup, q.shape[-1])) * ROWS_OF_TILE, ROWS_OF_TILE)
         plgpu.copy_smem_to_gmem(q, outputs[0].at[block.batch, rows, block.head])
         for ref, to in zip(stored, outputs[1:], strict=True):
             plgpu.copy_smem_to_gmem(ref, to.at[block.batch, block.head, rows])
@@ -239,7 +241,8 @@ def _compute(
 
     def visit(step: Any, sums: _Sums, whole: bool) -> _Sums:
         slot = lax.rem(step, jnp.int32(shape.stages))
-        x = _products(shape, q, keys.key.at[slot], pass_turn)
+        own = memory.query.at[warpgroup + unknown_zero(whole_from if whole else whole_to, q.shape[-1])]
+        x = _products(shape, own, keys.key.at[slot], pass_turn)
         if k_free_early:
             plgpu.barrier_arrive(keys.k_free.at[slot])
         x, left, _ = scores_of(step, x, whole)

@@ -327,7 +327,16 @@ def write(array: Any, tile: Any, interpret: bool) -> None:
     scatter(array, tile)
 
 
-# Sums in registers
+# Registers
+
+
+def unknown_zero(number: Any, width: int) -> Any:
+    """0, from the number of a tile or warpgroup, of which none reaches 2³⁰; the compiler does not know that.
+
+    Added to an index, it makes the compiler compute addresses where they are used, instead of keeping them in registers
+    that others need. Only heads of 128 need that; at other widths it would cost instructions.
+    """
+    return lax.shift_right_logical(number, jnp.int32(30)) if width == 128 else 0
 
 
 def zeros(shape: tuple[int, ...], layout: Any, value: Any = 0.0) -> Any:
