@@ -26,7 +26,6 @@ BLOCK_KV = {64: 128, 128: 128, 192: 64, 256: 64}
 # Backward, a tile of keys of the kernel that sums over keys, and a tile of queries of that which sums over queries.
 # Wider heads have XLA's tiles: the sums of keys and values of a width of 192 alone take 192 registers of 240.
 BACKWARD = {64: (128, 64), 128: (64, 64)}
-MOST_COTANGENTS = 8  # steps of those of a bias's numbers; with more, registers hold only tiles of 64 keys
 
 
 class Kernel(NamedTuple):
@@ -168,8 +167,8 @@ def backward(
     moved: Operands = settings.tree.unflatten(moving)
     looks_up = any(moved.kernel) and settings.kernel.bias.kind == "table"
     numbers = x.kernel[0].shape[0] if any(moved.kernel) and not looks_up else 0
-    if numbers and len(settings.kernel.bias.pullback[0]) > MOST_COTANGENTS:
-        block_kv = min(block_kv, 64)
+    if numbers and len(settings.kernel.bias.pullback[0]) > _flash_bias.LONG:
+        block_kv = 64  # of 128 keys the registers do not hold what these steps compute
     inputs = of._replace(steps=_steps(*tokens.seen((BLOCK, block_kv))))
     dq, *sums = _flash_gpu_backward.d_query(_shape(settings, tokens, block_kv), inputs, numbers)
     inputs = of._replace(steps=_steps(*tokens.seen((block_q, BLOCK), turned=True), masked_first=True))

@@ -23,6 +23,7 @@ from posenc_jax._xla import largest_kept
 
 OR_XLA = "use implementation='xla'"
 MOST_STEPS, MOST_NUMBERS = 3, 16  # more steps take longer than a lookup; more numbers leave registers
+LONG = 8  # a program with more steps needs registers that kernels otherwise use
 NEAR = 128  # a table of near differences has those from −128 to 127
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ELEMENTWISE = {

@@ -209,7 +209,8 @@ def _kernel(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None
         for ref, x in zip(stored, sums, strict=True):
             ref[...] = x
         plgpu.commit_smem()
-        rows = pl.ds(block.start + (warpgroup + unknown_zero(warpgroup, q.shape[-1])) * ROWS_OF_TILE, ROWS_OF_TILE)
+        if shape.long:
+            rows = pl.ds(block.start + (warpgroup + unknown_zero(warpgroup)) * ROWS_OF_TILE, ROWS_OF_TILE)
         plgpu.copy_smem_to_gmem(q, outputs[0].at[block.batch, rows, block.head])
         for ref, to in zip(stored, outputs[1:], strict=True):
             plgpu.copy_smem_to_gmem(ref, to.at[block.batch, block.head, rows])
@@ -241,7 +242,7 @@ def _compute(
 
     def visit(step: Any, sums: _Sums, whole: bool) -> _Sums:
         slot = lax.rem(step, jnp.int32(shape.stages))
-        own = memory.query.at[warpgroup + unknown_zero(whole_from if whole else whole_to, q.shape[-1])]
+        own = memory.query.at[warpgroup + unknown_zero(whole_from if whole else whole_to)] if shape.long else q
         x = _products(shape, own, keys.key.at[slot], pass_turn)
         if k_free_early:
             plgpu.barrier_arrive(keys.k_free.at[slot])

@@ -220,7 +220,7 @@ def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -
                 slot = lax.rem(n * tiles + step - first, jnp.int32(shape.stages))
                 q, d_out, known = (x.at[slot] for x in (memory.query, memory.d_out, memory.known))
                 plgpu.barrier_wait(memory.q_ready.at[slot])
-                own = warpgroup + unknown_zero(step, k.shape[-1])
+                own = warpgroup + (unknown_zero(step) if k.shape[-1] > 64 else 0)
                 x, dp = products(shape, (memory.key.at[own], q), (memory.value.at[own], d_out))
                 of_queries = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.sides]
                 at = At(step * shape.block, base, BLOCK - warpgroup * ROWS_OF_TILE, turned=True)

@@ -22,7 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from posenc_jax._flash_bias import NEAR, Constant, Program, Step
+from posenc_jax._flash_bias import LONG, NEAR, Constant, Program, Step
 
 plgpu: Any = mosaic_gpu  # what it exports is not all typed
 ROWS_OF_TILE, WARPGROUPS = 64, 2  # rows of a warpgroup, and how many compute
@@ -63,6 +63,11 @@ class Shape(NamedTuple):
     @property
     def looks_up(self) -> bool:
         return self.bias is not None and self.bias.kind in ("table", "near")
+
+    @property
+    def long(self) -> bool:
+        """Whether the bias takes so many steps that their results leave no register free."""
+        return self.bias is not None and len(self.bias.steps) > LONG
 
     @property
     def entries(self) -> int:
@@ -330,13 +335,13 @@ def write(array: Any, tile: Any, interpret: bool) -> None:
 # Registers
 
 
-def unknown_zero(number: Any, width: int) -> Any:
+def unknown_zero(number: Any) -> Any:
     """0, from the number of a tile or warpgroup, of which none reaches 2³⁰; the compiler does not know that.
 
     Added to an index, it makes the compiler compute addresses where they are used, instead of keeping them in registers
-    that others need. Only heads of 128 need that; at other widths it would cost instructions.
+    that others need. Where no register is short it would only cost instructions.
     """
-    return lax.shift_right_logical(number, jnp.int32(30)) if width == 128 else 0
+    return lax.shift_right_logical(number, jnp.int32(30))
 
 
 def zeros(shape: tuple[int, ...], layout: Any, value: Any = 0.0) -> Any:
