@@ -66,7 +66,9 @@ def _check(settings: Settings, x: Operands, counted: bool) -> None:
     of = f" with {name}, or {OR_XLA}; got {{}}"
     dtype, most = x.query.dtype, max(BLOCK_KV)
     require(dtype in (jnp.bfloat16, jnp.float16), "query must be bfloat16 or float16" + of, dtype)
-    require(_width(x) <= most, f"head_dim and value_dim must be at most {most}" + of, x.query.shape[-1])
+    require(
+        _width(x) <= most, f"head_dim and value_dim must be at most {most}" + of, (x.query.shape[-1], x.value.shape[-1])
+    )
     sizes = x.query.shape, x.key.shape
     require(x.query.size and x.key.size, "query and key must not be empty" + of, sizes)
     require(not counted or max(s[1] for s in sizes) < 2**24, "counted positions must be below 2²⁴" + of, sizes)

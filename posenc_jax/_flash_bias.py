@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax import _checks
+from posenc_jax import _checks, _tile_arguments
 from posenc_jax._checks import invalid, require
 from posenc_jax._primitive import evaluated
 from posenc_jax._xla import largest_kept
@@ -34,7 +34,7 @@ ELEMENTWISE = {
 IN_TABLES = ELEMENTWISE | {"gather", "floor", "ceil", "round", "rem", "clamp", "sin", "cos", "erf", "logistic"}
 # All axes but that of heads have size 1, so these change nothing.
 MOVES = {"reshape", "squeeze", "broadcast_in_dim", "expand_dims", "transpose", "copy", "pvary", "pcast"}
-CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint"}
+CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"}
 # (operation, forms of its operands) → the form of its result
 FORMS = {
     ("sub", "i", "j"): "i-j",
@@ -104,6 +104,7 @@ def plan(
     """
     with _checks.callback():
         traced = jax.make_jaxpr(bias)(*[jax.ShapeDtypeStruct((1,) * axes, jnp.int32)] * 2)
+    _tile_arguments.check_bias(traced.out_avals)
     out: Any = traced.out_avals[0]
     shape = (1, 1, 1, *out.shape)
     fits = shape[-3] in (1, heads) and math.prod(shape) == shape[-3]
