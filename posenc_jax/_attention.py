@@ -314,7 +314,7 @@ def _trace_bias(
         traced = jax.make_jaxpr(bias)(*tiles, *data)
     outputs: Any = traced.out_avals
     arrays = tuple(traced.consts)
-    _tile_arguments.check_bias(outputs)
+    _checks.one_float_array("bias", outputs)
     target = x.query.shape[0], x.query.shape[2], *sizes
     _checks.broadcastable("bias", outputs[0].shape, "a tile (batch, heads, queries, keys)", target)
     batch, _, heads, _ = jax.typeof(x.query).sharding.spec

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax import _checks, _tile_arguments
+from posenc_jax import _checks
 from posenc_jax._checks import invalid, require
 from posenc_jax._primitive import evaluated
 from posenc_jax._xla import largest_kept
@@ -104,7 +104,7 @@ def plan(
     """
     with _checks.callback():
         traced = jax.make_jaxpr(bias)(*[jax.ShapeDtypeStruct((1,) * axes, jnp.int32)] * 2)
-    _tile_arguments.check_bias(traced.out_avals)
+    _checks.one_float_array("bias", traced.out_avals)
     out: Any = traced.out_avals[0]
     shape = (1, 1, 1, *out.shape)
     fits = shape[-3] in (1, heads) and math.prod(shape) == shape[-3]

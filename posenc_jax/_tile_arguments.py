@@ -172,12 +172,6 @@ def _sharded_as_query(name: str, x: jax.Array, query: jax.Array) -> jax.Array:
     return _mesh.resharded(x, want, query)
 
 
-def check_bias(outputs: Any) -> None:
-    """Raises unless these, the types of what a bias returns, are that of one float array."""
-    if len(outputs) != 1 or not jnp.issubdtype(outputs[0].dtype, jnp.floating):
-        raise wrong_type(f"bias must give one float array, got {', '.join(map(str, outputs)) or 'none'}")
-
-
 def check_sharded_like(name: str, got: Any, like: str, want: Any) -> None:
     """Raises unless Explicit axes shard each of the last axes as `want` says, or not at all."""
     if not all(a in (None, b) for a, b in zip(got[::-1], want[::-1], strict=False)):

@@ -257,7 +257,7 @@ def test_it_refuses(name):
 
 
 @needs_kernel
-@pytest.mark.parametrize("bias", [lambda i, j: None, lambda i, j: (i, j), lambda i, j: i[:, None] - j])
+@pytest.mark.parametrize("bias", [lambda i, j: None, lambda i, j: (i, j), lambda i, j: i[:, None] - j[None]])
 def test_a_bias_is_one_float_array(bias):
     """By any implementation."""
     for implementation in ("xla", "mosaic_gpu"):
