@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from posenc_jax._flash_bias import LONG
 from posenc_jax._flash_gpu_scores import (
     BLOCK,
     COLUMNS,
@@ -209,7 +210,7 @@ def _kernel(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None
         for ref, x in zip(stored, sums, strict=True):
             ref[...] = x
         plgpu.commit_smem()
-        if shape.long:
+        if _crowded(shape, q):
             rows = pl.ds(block.start + (warpgroup + unknown_zero(warpgroup)) * ROWS_OF_TILE, ROWS_OF_TILE)
         plgpu.copy_smem_to_gmem(q, outputs[0].at[block.batch, rows, block.head])
         for ref, to in zip(stored, outputs[1:], strict=True):
@@ -217,6 +218,11 @@ def _kernel(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None
         plgpu.wait_smem_to_gmem(0)
 
     pl.when(warpgroup == WARPGROUPS)(lambda: load_keys(shape, inputs, block, memory.keys))
+
+
+def _crowded(shape: Shape, q: Any) -> bool:
+    """Whether a bias of many steps and sums for wide heads leave no register free."""
+    return q.shape[-1] > 64 and shape.bias is not None and len(shape.bias.steps) > LONG
 
 
 # The sums over keys
@@ -242,7 +248,7 @@ def _compute(
 
     def visit(step: Any, sums: _Sums, whole: bool) -> _Sums:
         slot = lax.rem(step, jnp.int32(shape.stages))
-        own = memory.query.at[warpgroup + unknown_zero(whole_from if whole else whole_to)] if shape.long else q
+        own = memory.query.at[warpgroup + unknown_zero(whole_from if whole else whole_to)] if _crowded(shape, q) else q
         x = _products(shape, own, keys.key.at[slot], pass_turn)
         if k_free_early:
             plgpu.barrier_arrive(keys.k_free.at[slot])

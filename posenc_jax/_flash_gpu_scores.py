@@ -22,7 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from posenc_jax._flash_bias import LONG, NEAR, Constant, Program, Step
+from posenc_jax._flash_bias import NEAR, Constant, Program, Step
 
 plgpu: Any = mosaic_gpu  # what it exports is not all typed
 ROWS_OF_TILE, WARPGROUPS = 64, 2  # rows of a warpgroup, and how many compute
@@ -63,11 +63,6 @@ class Shape(NamedTuple):
     @property
     def looks_up(self) -> bool:
         return self.bias is not None and self.bias.kind in ("table", "near")
-
-    @property
-    def long(self) -> bool:
-        """Whether the bias takes so many steps that their results leave no register free."""
-        return self.bias is not None and len(self.bias.steps) > LONG
 
     @property
     def entries(self) -> int:
