@@ -114,8 +114,8 @@ def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
     return _positions_from_lengths(_parse_lengths(lengths, "total", total), total=total)
 
 
-def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1) -> jax.Array:
-    """Lengths of documents; those that are known must be multiples that fit into `total`, the argument `name`."""
+def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1, of: str = "") -> jax.Array:
+    """Lengths of documents; known ones must fit into `total`, the argument `name`, and be multiples, called `of`."""
     lengths = _checks.array("lengths", lengths, _checks.INTEGERS)
     result = _sequences("lengths", lengths, "(..., documents)")
     _checks.known_size("lengths", lengths.shape, -1)
@@ -124,7 +124,7 @@ def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1) -> ja
         known = np.asarray(lengths)  # on the host, in int64: int32 would wrap
         used, wrong = int(known.sum(-1, dtype=np.int64).max()), known[known % multiple != 0][:1]
         require(used <= total, "lengths must sum to at most {} = {}, got {}", name, total, used)
-        require(not wrong.size, "lengths must be multiples of {}, got {}", multiple, *wrong.tolist())
+        require(not wrong.size, "lengths must be multiples of {}, got {}", of, *wrong.tolist())
     return result
 
 
@@ -337,7 +337,7 @@ def shard_positions(
     require(length % chunks == 0, "length must be a multiple of {}, got {}", multiple, length)
     require(length < LIMIT, "length must be below 2³¹, got {}", length)
     if lengths is not None:
-        lengths = _parse_lengths(lengths, "length", length, chunks)
+        lengths = _parse_lengths(lengths, "length", length, chunks, multiple)
     return _shard_positions(lengths, length=length, shards=shards, order=order)
 
 

@@ -421,7 +421,7 @@ KNOWN = jax.device_put(np.int32([[1, 2], [3, 1]]))
         (lambda: pe.positions_from_lengths(3, 7), ValueError, r"positions_from_lengths: lengths must have shape \(..., documents\), got \(\)"),
         (lambda: pe.positions_from_lengths(IDS.astype(np.float32), 7), TypeError, "positions_from_lengths: lengths must be an integer array, got float32"),
         (lambda: pe.positions_from_lengths([3, 2], 7), TypeError, "positions_from_lengths: lengths must be an integer array, got list"),
-        (lambda: pe.shard_positions(32, 4, lengths=np.array([8, 12]), order="zigzag"), ValueError, "shard_positions: lengths must be multiples of 8, got 12"),
+        (lambda: pe.shard_positions(32, 4, lengths=np.array([8, 12]), order="zigzag"), ValueError, "shard_positions: lengths must be multiples of 2·shards = 8 for order='zigzag', got 12"),
         (lambda: pe.shard_positions(32, 4, lengths=jax.device_put(np.int32([8, 28]))), ValueError, "shard_positions: lengths must sum to at most length = 32, got 36"),
         (lambda: pe.shard_positions(32, 4, lengths=np.array([8, -8])), ValueError, "shard_positions: lengths must be at least 0, got -8"),
         (lambda: pe.shard_positions(32, 4, lengths=np.array([8.0])), TypeError, "shard_positions: lengths must be an integer array, got float64"),
