@@ -96,9 +96,10 @@ def _settle_outer_share(config: Config, name: str, own: list[Keys]) -> None:
 def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
     """Settings that are the same for all layer types."""
     model, kinds = config.model, sorted(set(types))
+    named = [kind for kind in kinds if kind not in WITHOUT_POSITIONS]
     _check_types(config, types)
     if model.nested or (model.thetas and settings.name == "rope_parameters" and settings.values):
-        raise invalid(f"{settings.name} must hold settings for each of the layer types {kinds}")
+        raise invalid(f"{settings.name} must hold settings for each of the layer types {named}")
     scaled = model.scaled_types if model.thetas else kinds
     return {kind: settings if kind in scaled else Keys({}) for kind in kinds}
 

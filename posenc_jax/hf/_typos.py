@@ -9,19 +9,49 @@ from functools import lru_cache
 # What people and other programs write for keys whose names are not near, without separators and plurals.
 _NAMES = {
     "rope_theta rotary_emb_base global_rope_theta local_rope_theta rope_local_base_freq": """
-        base basefreq basefrequency basetheta freqbase frequencybase inversefreq invfreq ropebase ropefreqbase
-        ropefrequencybase rotarybase theta thetabase""",
+        base basefreq basefrequency basetheta basevalue embeddingbase freqbase frequencybase globalbasefreq inversefreq
+        invfreq invfreqbase localbasefreq maxwavelength rotbase ropebase ropefreqbase ropefrequencybase rotarybase theta
+        thetabase wavelengthbase""",
     "rope_scaling": """
-        factor freqscale frequencyscale ropefactor ropescale ropescalingfactor ropescalingtype scaling scalingconfig
-        scalingfactor scalingtype""",
+        contextextension contextscaling ctxscaling factor freqscale frequencyscale lengthscaling linearscaling llama3
+        llama3scaling posscaling ropefactor ropescale ropescalingfactor ropescalingtype scaleconfig scaling
+        scalingconfig scalingdict scalingfactor scalingparam scalingparameter scalingtype""",
     "head_dim": """
-        attentionheadsize attnheaddim dhead dimhead dimperhead headdimension headdimsize headsize hiddensizeperhead
-        perheaddim sizeperhead""",
-    "sliding_window_pattern": "slidingpattern windowpattern",
+        attentionheadsize attentionheadwidth attnheaddim attnheadsize dhead dimhead dimperhead headdimension headdimsize
+        headfeature headsize hiddensizeperhead keylength nembdhead nembdperhead numheaddim perheaddim sizeperhead
+        widthperhead""",
+    "partial_rotary_factor rotary_pct rotary_emb_fraction": "partialfactor",
+    "rotary_dim": "rotdim",
+    "sliding_window_pattern": """
+        slidingattentionpattern slidingattnpattern slidingpattern slidingwindowinterval slidingwindowperiod swpattern
+        windowpattern""",
+    "full_attention_interval": "fullattentionevery fullattentionperiod fullattnevery",
+    "global_attn_every_n_layers": "globalattentionevery globalattnevery globalattninterval globaleverynlayer",
+    "layer_types": """
+        attentionlayertype attnlayertype decoderlayertype hybridlayertype layerattentiontype layerattntype layerkind
+        mixertype""",
+    "no_rope_layers": "nopelayer nopelayers noposlayer noposlayers",
+    "rope_interleave": "gptjstyle isneox isneoxstyle neoxstyle traditional",
     "original_max_position_embeddings": """
-        originalcontextlength originallength originalmaxlength originalmaxseqlen originalseqlen""",
+        maxpositionembeddingsoriginal nctxorig nctxtrain origctxlen originalcontext originalcontextlength originalctx
+        originalctxlen originallength originalmaxlen originalmaxlength originalmaxposition originalmaxseqlen
+        originalmaxseqlength originalseqlen""",
+    "attn_temperature_tuning": "attentiontemperature attntemperature",
 }
 _OTHER_NAMES = {word: names.split() for names, words in _NAMES.items() for word in words.split()}
+# Words that people shorten, or write in other forms.
+_WORDS = {
+    **{"attn": "attention", "ctx": "context", "dimension": "dim", "emb": "embedding", "freq": "frequency"},
+    **{
+        "frac": "fraction",
+        "len": "length",
+        "orig": "original",
+        "percent": "pct",
+        "percentage": "pct",
+        "pos": "position",
+    },
+    **{"rot": "rotary", "scale": "scaling", "scaled": "scaling", "temp": "temperature"},
+}
 # Keys that some types read, and what the others read in their place.
 SAME = {
     **dict.fromkeys(("rotary_pct", "rotary_emb_fraction"), "partial_rotary_factor"),
@@ -60,8 +90,9 @@ def meant(key: str, read: Collection[str]) -> list[str]:
     if key in read or key.startswith("_"):  # transformers 4 wrote some private attributes
         return []
     names = sorted(name for name in read if name not in _SIZES)
-    others = _OTHER_NAMES.get(_folded(key), ())
+    others = _OTHER_NAMES.get(_folded(key)) or _OTHER_NAMES.get(_plain(key), ())
     same = [name for name in names if name in others or _folded(name) == _folded(key)]
+    same = same or [name for name in names if key not in KNOWN and _words(name) == _words(key)]
     near = ([] if key in KNOWN else [name for name in names if _near(key, name, edits)] for edits in (1, 2))
     return same or next(filter(None, near), [])
 
@@ -75,6 +106,14 @@ def same_word(word: str, known: Collection[str]) -> str | None:
 def _folded(key: str) -> str:
     """A key without case, separators and plurals."""
     return _plain(re.sub("s(?=[^a-z]|$)", "", key.lower()))
+
+
+@lru_cache(maxsize=4096)
+def _words(key: str) -> tuple[str, ...]:
+    """The words of a key in one form, whatever their order."""
+    words = re.findall("[a-z0-9]+", re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", key).lower())
+    one = (word if word in _WORDS else word.removesuffix("s") for word in words)
+    return tuple(sorted(_WORDS.get(word, word) for word in one))
 
 
 def _plain(key: str) -> str:

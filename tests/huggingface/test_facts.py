@@ -181,7 +181,7 @@ def test_flags_that_others_do_not_read(model_type):
     keys = settings | {"layer_types": [kind] * 4, "position_embedding_type": "rope"}
     keys |= {"cross_attention_layers": []} if model_type == "mllama_text_model" else {}
     keys["head_dim"] = {"qwen3_5": 256, "qwen4_e": 64, "longcat": 64, "moonshi": 80}.get(model_type[:7], 128)
-    refused("the key no_rope_layers = ", model_type, **keys, no_rope_layers=[1, 0, 0, 1])
+    refused("no_rope_layers = ", model_type, **keys, no_rope_layers=[1, 0, 0, 1])
 
 
 # How they rotate
