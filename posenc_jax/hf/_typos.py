@@ -40,17 +40,22 @@ _NAMES = {
 }
 _OTHER_NAMES = {word: names.split() for names, words in _NAMES.items() for word in words.split()}
 # Words that people shorten, or write in other forms.
-_WORDS = {
-    **{"attn": "attention", "ctx": "context", "dimension": "dim", "emb": "embedding", "freq": "frequency"},
-    **{
-        "frac": "fraction",
-        "len": "length",
-        "orig": "original",
-        "percent": "pct",
-        "percentage": "pct",
-        "pos": "position",
-    },
-    **{"rot": "rotary", "scale": "scaling", "scaled": "scaling", "temp": "temperature"},
+_WORDS: dict[str, str] = {
+    "attn": "attention",
+    "ctx": "context",
+    "dimension": "dim",
+    "emb": "embedding",
+    "freq": "frequency",
+    "freqs": "frequency",
+    "len": "length",
+    "orig": "original",
+    "percent": "pct",
+    "percentage": "pct",
+    "pos": "position",
+    "rot": "rotary",
+    "scale": "scaling",
+    "scales": "scaling",
+    "temp": "temperature",
 }
 # Keys that some types read, and what the others read in their place.
 SAME = {
@@ -66,17 +71,18 @@ KNOWN = set(
     """
     H_cycles L_bp_cycles L_cycles attention_window block_types channels compress_rates feat_dim global_rope_theta
     head_dim_k head_dim_q head_dim_v head_k_dim head_num head_v_dim in_channels index_head_dim indexer_head_dim
-    indexer_n_heads kv_head_dim layer_type local_rope_theta max_2d_position_embeddings mean_dim moe_layer_interval
-    mtp_layer_types no_rope_layer_interval partial_rotary_factor partial_rotary_factors position_embeddings_type
-    q_head_dim qk_channels qk_head_dim qk_nope_head_dim qk_rope_head_dim rope_interleave sliding_windows
-    swa_qk_rope_head_dim use_cla use_mem_rope use_mha use_mlp use_mqa use_rope v_channels v_head_dim
+    indexer_n_heads kv_head_dim layer_type local_rope_theta max_2d_position_embeddings max_pos_emb mean_dim
+    moe_layer_interval mtp_layer_types no_rope_layer_interval partial_rotary_factor partial_rotary_factors
+    position_embeddings_type q_head_dim qk_channels qk_head_dim qk_nope_head_dim qk_rope_head_dim rope_interleave
+    rotary_embedding_base sliding_windows swa_qk_rope_head_dim use_cla use_mem_rope use_mha use_mlp use_mqa use_rope
+    v_channels v_head_dim
     """.split()
 )
 # An error says that one of these is missing, no spectrum depends on it, or all keys near it speak of positions.
 _SIZES = set(
     """
-    alibi_bias_max compression_ratio d_model decoder_num_attention_heads decoder_num_hidden_layers
-    encoder_attention_heads encoder_layers group_norm_size hidden_size interleaved linear_silu model_type n_embd
+    alibi_bias_max compression_ratio d_model decoder_num_attention_heads decoder_num_hidden_layers depth embed_dim
+    encoder_attention_heads encoder_layers group_norm_size hidden_size interleaved layers linear_silu model_type n_embd
     n_head n_heads n_layer n_layers nope num_attention_heads num_hidden_layers num_key_value_heads
     num_kv_heads_for_linear_attn num_layers num_nextn_predict_layers patch_size q_head_dim rope
     swa_num_attention_heads swa_num_key_value_heads swa_v_head_dim transformers_version use_alibi use_fope use_nope
@@ -111,7 +117,7 @@ def _folded(key: str) -> str:
 @lru_cache(maxsize=4096)
 def _words(key: str) -> tuple[str, ...]:
     """The words of a key in one form, whatever their order."""
-    words = re.findall("[a-z0-9]+", re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", key).lower())
+    words: list[str] = re.findall("[a-z0-9]+", re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", key).lower())
     one = (word if word in _WORDS else word.removesuffix("s") for word in words)
     return tuple(sorted(_WORDS.get(word, word) for word in one))
 
