@@ -56,13 +56,18 @@ class Config(Keys):
         result.used, result.asked = self.used, self.asked
         return result
 
+    @property
+    def release(self) -> tuple[int, ...]:
+        """The first two numbers of the release of transformers that the config is for; none if it names none."""
+        return _release(self.string(VERSION) or "")
+
     def default_of(self, key: str, default: float | None) -> float | None:
         """The default of a missing key in the config's release; raises if releases differ and it says none."""
         moved = self.model.moved
         if moved is None or moved.key != key:
             return default
         written, since = self.string(VERSION) or "", _release(moved.since)
-        release = _release(written)
+        release = self.release
         if release == since and "dev" in written:  # before the change or after it
             release = ()
         message = (

@@ -110,7 +110,6 @@ _MODERNBERT: Any = {
     "scaled_types": ("full_attention", "sliding_attention"),
     "pattern": Pattern(3, "global_attn_every_n_layers", phase=0),
 }
-# transformers 5 forgets a legacy rope_theta for the sliding layers (4 did not); every published model has the default.
 _OLMO3 = {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("rope_theta", 5e5)}
 
 MODELS: dict[str, Model] = {

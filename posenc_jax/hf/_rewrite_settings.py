@@ -92,7 +92,7 @@ def step3p5(config: dict[str, Any]) -> None:
         take_repeated(config, types, "partial_rotary_factors", "partial_rotary_factor", more=more)
     else:
         _put_settings_by_type(config, types, more)
-    shares = Keys(config).found(*SHARES)  # for the layer types without one
+    shares = Keys(config).found(SHARES[0])  # for the layer types without one
     share = _checks.number(next(iter(shares)), agreed(shares)) if shares else None
     if share is not None:  # under its own name, which the settings lack
         require(0 < share <= 1, "{} must be more than 0 and at most 1, got {!r:.60}", next(iter(shares)), share)
