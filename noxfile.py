@@ -122,7 +122,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def generate(session: nox.Session) -> None:
-    """Continues prompts by a Hugging Face folder, `-- FOLDER PROMPT`; with none, trains a small model in 2 minutes."""
+    """Continues prompts with a Hugging Face folder's model, `-- FOLDER PROMPT`; or trains a small one in 2 minutes."""
     install(session, "-e", ".[demo]", *group("examples"))
     session.run("python", "examples/generate.py", *session.posargs)
 
@@ -211,7 +211,7 @@ def package(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def release(session: nox.Session) -> None:
-    """All of a release but publishing, 15 minutes: notes, then `package`, `docs`, `versions`; `-- v0.1.0` for a tag.
+    """A release except publishing, 15 minutes: notes, then `package`, `docs`, `versions`; `-- v0.1.0` for a tag.
 
     What is to be published is in dist/, its notes are build/release/notes.md.
     """
@@ -344,7 +344,7 @@ def compile(session: nox.Session, compiler: str) -> None:
 @nox.session
 @nox.parametrize("compiler", [nox.param(name, id=name) for name in COMPILERS])
 def bench_compiled(session: nox.Session, compiler: str) -> None:
-    """The library beside its peers as compiled for such devices; for TPUs also whole pods, and kernels."""
+    """Compares the library with its peers, compiled for such devices; for TPUs also whole pods and kernels."""
     session.install("-e", ".", *COMPILERS[compiler], *group("bench"), *group("peers-jax"))
     session.install("--no-deps", *group("peers-jax-alone"))
     targets = {"tpu": ["v5e", "v6e"], "cuda": ["h200"]}[compiler]
@@ -386,7 +386,7 @@ def evidence(session: nox.Session) -> None:
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """In neither tier: beside transformers and timm; `-- --record` writes tests/oracles/recorded.
+    """In neither tier: compares with transformers and timm; `-- --record` writes tests/oracles/recorded.
 
     `-- --newest` takes the newest transformers instead, and first prints what it changed, as text for an issue.
     With the files that record_bias.py there runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too. With those of
@@ -422,7 +422,7 @@ def parity(session: nox.Session) -> None:
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """The vectors of conformance/ through this library, which must pass, and its peers; writes results/table.md."""
+    """Runs this library, which must pass, and its peers against conformance/; writes its results/table.md."""
     session.install(".", *group("peers-jax"), *group("parity"))
     session.install("--no-deps", *group("peers-jax-alone"))
     environment = CPU | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
@@ -437,7 +437,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("client", [nox.param(name, id=name) for name in CLIENTS])
 def clients(session: nox.Session, client: str) -> None:
-    """This library put into MaxText, Gemma and seven more, beside themselves; `-- --source DIR` runs their own tests.
+    """Puts this library into MaxText, Gemma and seven more and compares; `-- --source DIR` runs their own tests.
 
     It writes clients/results/. Each needs an environment of up to 3 GB, Python 3.12 and 5 minutes. Flax's examples and
     Bonsai are on no package index: `nox -s "clients(bonsai)" -- --source DIR` takes a checkout.
@@ -445,7 +445,8 @@ def clients(session: nox.Session, client: str) -> None:
     newest, options = "--newest" in session.posargs, [x for x in session.posargs if x != "--newest"]
     environment = CPU | (source(session, client, newest) if client in CHECKOUTS else {})
     if session.run("python", "-c", "import sys; print(sys.version_info < (3, 12))", silent=True, log=False) == "True\n":
-        session.error("MaxText, Gemma and Tunix need Python 3.12: nox --force-python 3.12 -s clients")
+        way = "nox --force-python 3.12 -s clients"
+        session.error(f"MaxText, Gemma and Tunix need Python 3.12 or newer, and so does this session: {way}")
     wanted = [re.sub("==.*", "", need) if newest else need for need in CLIENTS[client]]
     session.install("uv")  # pip does not come to an end with what Gemma needs
     session.run("uv", "pip", "install", "--python", str(Path(session.bin, "python")), "-e", ".", "pytest", *wanted)
@@ -475,7 +476,7 @@ def source(session: nox.Session, client: str, newest: bool) -> dict[str, str]:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Hostile input, broken configs and files, thirty times as many as in the tests, 13 minutes; prints how many."""
+    """Tries hostile input, broken configs and files, thirty times as many as the tests, 13 minutes; prints how many."""
     install(session, *TESTED)
     rooms = {
         "properties": ("hostile", "hostile_spectra"),
@@ -488,6 +489,6 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def mutation(session: nox.Session) -> None:
-    """Small faults put into the library, and which tests find them, hours; `-- --sample 60` draws so many of all."""
+    """Puts small faults into the library and shows which tests find them, hours; `-- --sample 60` draws sixty."""
     install(session, *TESTED, "coverage>=7.6")
     session.run("python", "tests/tools/mutation/run.py", *session.posargs, env=CPU)

@@ -17,12 +17,12 @@ from reference import markdown
 from worker import settings
 
 HERE = pathlib.Path(__file__).parent
-NOTE = """Speed is in copies: a time over the mean of two plain copies (or fills) of the same bytes in the same
-round, where the unit of forward and backward copies twice in one call;
-in loops and compilations over that of the textbook formula in the same program, in stacks over that of the stack that
-does not rotate. What is written is the median over rounds. In brackets are, in the tables of all processors, the least
-time over the least of the unit, and else quartiles; in bold is what misses its aim. Behind a peer is what is slower
-than it by more than 2 % at the median, and in three of four rounds. MB are 10⁶ bytes."""
+NOTE = """Times are divided by a unit measured in the same round: the mean of two plain copies (or fills) of the same
+bytes. Forward and backward are divided by two copies in one call; loops and compilations by the textbook
+formula in the same program; stacks by the stack that does not rotate. Tables show the median over rounds.
+Brackets show the shortest time divided by the unit's shortest (in tables of all processors), or quartiles.
+Bold figures miss their aim. BEHIND means more than 2% slower than that peer at the median, and slower in
+three of four rounds. MB are 10⁶ bytes."""
 JAX_AIM, FIRST_AIM = 3.0, 1.1  # times as fast as the fastest JAX peer; first call beside that of the fastest
 MEGABYTES = "{:,.1f}".format
 BESIDE = ("decode", "stack")  # kinds whose aim is that no peer is ahead
@@ -229,8 +229,8 @@ class Report:
             f"{position:,}": {name: errors[i] for name, errors in found["errors"].items()}
             for i, position in enumerate(found["positions"])
         }
-        note = "The largest error of a cosine or sine; – where the interface does not reach. The truth is exact in its "
-        note += "phases, and a sample of it is checked against mpmath at 40 digits."
+        note = "The largest error of a cosine or sine; – where the interface takes no such position. The reference has "
+        note += "exact phases; a sample of it is checked with mpmath to 40 digits."
         return ["## Errors", note, self.matrix("position", columns, "{:.1e}".format)]
 
     def closing(self):
@@ -295,7 +295,7 @@ def machine(result):
     found = [100 * noise(entry) for entry in result["speed"]]
     versions = {k: v for peer in result["peers"].values() for k, v in peer.get("versions", {}).items()}
     libraries = " and ".join(f"{k} {versions[k]}" for k in ("jax", "torch") if k in versions)
-    noisy = f"the two units of a round differ by {np.nanmedian(found):.0f} % in the median case"
+    noisy = f"two copies in one round differ by {np.nanmedian(found):.0f}% in the median case"
     return f"{result['device']}, on {result['date']}, with {libraries}; {noisy}"
 
 

@@ -64,7 +64,7 @@ def blocks_of(page: pathlib.Path) -> list[Block]:
 def sessions(noxfile: str) -> Iterator[str]:
     """Lines of Markdown: a table under each heading of noxfile.py, with the first line of each session's docstring."""
     for part in noxfile.split("\n\n\n"):
-        if part.startswith("# "):
+        if re.fullmatch("# .*", part):
             yield from ("", f"**{part.removeprefix('# ')}**", "", "| session | what it does |", "| --- | --- |")
         elif part.startswith("@nox.session"):
             name, text = re.search(r'^def (\w+).*\n +"""(.+?)(?:"""|$)', part, flags=re.MULTILINE).groups()

@@ -108,15 +108,19 @@ def parse_positions_of(
 
 
 def _refuse_two_readings(name: str, positions: Any, rows: tuple[int, ...], axes: int) -> None:
-    """Raises if a last axis may be that of coordinates, or that of one position for each row."""
+    """Raises if a last axis may be that of coordinates, or that of one position for each row; or if a first axis is."""
     shape = getattr(positions, "shape", ())
-    if axes > 1 and shape[-1:] in ((1,), (axes,)) and len(shape) <= len(rows) and math.prod(shape) != 1:
-        by_row = all(a in (1, b) for a, b in zip(shape[::-1], rows[::-1], strict=False))
-        message = (
-            "{} of shape {} must have {} axes with frequencies of {} axes, the last for the coordinates; pass "
-            "{}[..., None] if all coordinates are equal, as those of text are"
-        )
-        require(not by_row, message, name, shape, len(rows) + 1, axes, name)
+    if axes == 1 or shape[-1:] not in ((1,), (axes,)):
+        return
+    message = (
+        "{} of shape {} must have {} axes with frequencies of {} axes, the last for the coordinates; pass "
+        "{}[..., None] if all coordinates are equal, as those of text are"
+    )
+    by_row = math.prod(shape) != 1 and _checks.broadcasts(shape, rows)
+    require(not by_row, message, name, shape, len(rows) + 1, axes, name)
+    first = shape[:1] == (axes,) and not _checks.broadcasts(shape[:-1], rows) and _checks.broadcasts(shape[1:], rows)
+    message = "{} of shape {} must have the axis of coordinates last; pass jnp.moveaxis({}, 0, -1)"
+    require(not first, message, name, shape, name)
 
 
 def _rows(x: jax.Array, heads: tuple[int, ...]) -> tuple[int, ...]:

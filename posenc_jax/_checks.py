@@ -417,9 +417,14 @@ def _representable(name: str, dtype: Any, hint: str = "") -> None:
         raise wrong_type(f"{name} is {dtype}, which {fault}{hint}")
 
 
+def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether `shape` broadcasts to `target`."""
+    return len(shape) <= len(target) and all(a in (1, b) for a, b in zip(shape[::-1], target[::-1], strict=False))
+
+
 def broadcastable(name: str, shape: tuple[int, ...], target_name: str, target: tuple[int, ...]) -> None:
     """Raises unless `shape` broadcasts to `target`."""
-    ok = len(shape) <= len(target) and all(a in (1, b) for a, b in zip(shape[::-1], target[::-1], strict=False))
+    ok = broadcasts(shape, target)
     require(ok, "{} of shape {} must broadcast to {}, shape {}", name, shape, target_name, target)
 
 

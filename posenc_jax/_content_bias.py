@@ -41,7 +41,7 @@ def content_bias(
     max_distance: int | None = None,
     out_of_range: OutOfRange = "error",
 ) -> jax.Array:
-    r"""The product of a token and a vector for each offset: of query $i$, or of key $j$, with row $i - j$ of a table.
+    r"""A bias that depends on a token and an offset: the product of query $i$ or key $j$ with row $i - j$ of a table.
 
     $$q_i \cdot t_{i - j - f} \qquad \text{or} \qquad k_j \cdot t_{i - j - f}$$
 
@@ -268,7 +268,7 @@ def _parse_content(
     content = _checks.floats(name, content, (..., tokens, "heads", "features"))
     table = _checks.floats("table", table, ("rows", "features"), known=(0,))
     shapes = "(rows, heads, features) or (rows, features)"
-    require(table.ndim in (2, 3) and table.size, "table must have shape {}, got {}", shapes, table.shape)
+    require(table.ndim in (2, 3) and 0 not in table.shape[:-1], "table must have shape {}, got {}", shapes, table.shape)
     require(table.shape[0] < 2**30, "table must have fewer than 2³⁰ rows, got {}", table.shape)
     of_table = table.shape[1] if table.ndim == 3 else 1
     (n, heads, width), leading = content.shape[-3:], content.shape[:-3]

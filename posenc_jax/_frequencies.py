@@ -140,7 +140,7 @@ class Frequencies:
 
     @public
     def with_attention_factor(self, attention_factor: float) -> Frequencies:
-        """Returns the same spectrum with another amplitude; 1.0 to move vectors that have their amplitude already."""
+        """Returns the same spectrum with another amplitude; pass 1.0 to move vectors that already have theirs."""
         return dataclasses.replace(self, attention_factor=attention_factor)
 
     @public
@@ -347,8 +347,10 @@ def parse_positions(name: str, positions: Any, frequencies: Spectrum) -> jax.Arr
         return lax.expand_dims(positions, (positions.ndim,))  # eagerly faster than an index
     if positions.shape[-1:] not in ((num_axes,), (1,)):
         axis = f"a last axis of size {num_axes}, one coordinate for each axis of the frequencies"
-        equal = f"{name}[..., None] if all coordinates are equal, as those of text are"
-        raise invalid(f"{name} must have {axis}, got shape {positions.shape}; pass {equal}")
+        ways = f"pass {name}[..., None] if all coordinates are equal, as those of text are"
+        if positions.ndim > 1 and positions.shape[0] == num_axes:
+            ways += f", or jnp.moveaxis({name}, 0, -1) if the first axis is that of the coordinates"
+        raise invalid(f"{name} must have {axis}, got shape {positions.shape}; {ways}")
     _checks.unsharded(name, positions)
     module: Any = jnp if isinstance(positions, jax.Array) else np
     return module.broadcast_to(positions, (*positions.shape[:-1], num_axes))

@@ -78,7 +78,7 @@ def _positions_from_segments(ids: jax.Array, *, padding: int | None) -> jax.Arra
 
 @public
 def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
-    r"""Counts positions in packed sequences, restarting at 0 at the end of each document's length.
+    r"""Counts positions in packed sequences, restarting at 0 after each document's length.
 
     $$p_i = i - \max\{e_k \le i\}, \qquad e_k = \sum_{j < k} n_j$$
 

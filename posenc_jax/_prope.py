@@ -66,7 +66,7 @@ def prope(
         fractions of it, from 0.02 to 50, and the principal point counts from the centre of the image. For intrinsics in
         units of the image, (1, 1).
       width: the number of features that are transformed, a multiple of 4; the others pass through. The paper takes
-        half of them. `None` means all.
+        half of them. `None` means all, 0 none.
 
     Returns:
       The transformed x, with its shape and dtype. It is computed in float32 and rounded once; in float64 if any
@@ -107,7 +107,7 @@ def prope(
     if intrinsics is not None:
         intrinsics = _parse_camera("intrinsics", intrinsics, 3, x, heads)
         _check_triangular(intrinsics, size)
-    return _prope(x, extrinsics, intrinsics, role=role, heads=heads, size=size, width=width)
+    return x if not width else _prope(x, extrinsics, intrinsics, role=role, heads=heads, size=size, width=width)
 
 
 def _parse_features(x: Any, head_axis: Any, width: Any) -> tuple[jax.Array, tuple[int, ...], int]:
@@ -115,11 +115,11 @@ def _parse_features(x: Any, head_axis: Any, width: Any) -> tuple[jax.Array, tupl
     axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
     x = _checks.floats("x", x, axes, known=(-1,))
     heads, head_dim = _arguments.parse_head_axis("x", x, head_axis), x.shape[-1]
-    require(head_dim and head_dim % 4 == 0, "x must have a head_dim that is a multiple of 4, got shape {}", x.shape)
+    require(head_dim % 4 == 0, "x must have a head_dim that is a multiple of 4, got shape {}", x.shape)
     _checks.unsharded("x", x)
     width = head_dim if width is None else _checks.integer("width", width)
-    fits = 0 < width <= head_dim and width % 4 == 0
-    require(fits, "width must be a multiple of 4 from 4 to head_dim, {}, got {}", head_dim, width)
+    fits = 0 <= width <= head_dim and width % 4 == 0
+    require(fits, "width must be a multiple of 4 from 0 to head_dim, {}, got {}", head_dim, width)
     return x, heads, width
 
 

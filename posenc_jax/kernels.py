@@ -1,4 +1,4 @@
-r"""Exact phases, rotations and biases inside kernels of one's own: elementwise functions of tiles.
+r"""Exact phases, rotations and biases inside your own kernels: elementwise functions of tiles.
 
 The public functions choose among programs by platform and close over constants; a Pallas kernel can do neither. What a
 kernel computes by these functions has the bits of the public ones, at every int32 position. All constants are operands:
@@ -124,7 +124,7 @@ def _refuse_derivative(primals: Any, tangents: Any) -> Any:
 
 @public
 def cos_sin(positions: jax.Array, words: jax.Array | Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    r"""$a\cos\omega p$ and $a\sin\omega p$ of a tile of positions, for $a = 1$ within 9e-8 at every int32 position.
+    r"""$a\cos\omega p$ and $a\sin\omega p$ of a tile of positions; within 9e-8 at every int32 position if $a = 1$.
 
     Args:
       positions: int32 tile that broadcasts to the result: (rows, 1) on a TPU. In a tile (rows, columns), each column

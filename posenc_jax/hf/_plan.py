@@ -263,7 +263,7 @@ class RotaryPlan:
         return _apply.rotate(settings, layers, x, positions, index, head_axis, parameters)
 
     def with_attention_factor(self, attention_factor: float) -> RotaryPlan:
-        """The same plan with another amplitude in every layer; 1.0 to move keys that were rotated before."""
+        """The same plan with another amplitude in every layer; pass 1.0 to move keys that are already rotated."""
         layers = [
             dataclasses.replace(how, frequencies=how.frequencies.with_attention_factor(attention_factor))
             for how in self.layers

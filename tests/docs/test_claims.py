@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from helpers.pages import program
 from posenc_jax.hf import _models, _refused
 
 ROOT = Path(__file__).parents[2]
@@ -76,20 +77,23 @@ def test_figures_of_readme_that_other_pages_have():
     assert f"takes [{forward_rotations('gpu-nvidia-h200')} copies](docs/speed.md#gpu)" in README
 
 
-def forward_rotations(device):
-    """The least and the greatest time of `rotary` in the summary of a device, in copies."""
+def forward_rotations(device, layouts="half|interleaved", column=1):
+    """The least and the greatest time of `rotary`, or of the fastest other, in a device's summary, in copies."""
     summary = read(f"benchmarks/results/{device}.md").partition("[start:summary]")[2].partition("[end:summary]")[0]
-    forward = r"^\| rotary, [^|]*(?:half|interleaved) \| [\d.]+ \| \**([\d.]+)"
-    turned = [float(number) for number in re.findall(forward, summary, re.MULTILINE)]
-    assert len(turned) == 8
-    return f"{min(turned):.2f} to {max(turned):.2f}"
+    forward = rf"^\| rotary, [^|]*(?:{layouts})(?: \| [^|]*){{{column}}} \| \**([\d.]+)"
+    turned = sorted(re.findall(forward, summary, re.MULTILINE), key=float)
+    assert len(turned) == 4 * len(layouts.split("|"))
+    return f"{turned[0]} to {turned[-1]}"
 
 
 def test_the_first_figures_of_how_fast():
     lines = [line for line in PAGES["docs/speed.md"].splitlines() if line[:1] == "|"]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    (_, cpu, gpu, _), (_, attention, *_), (_, _, kernel, *_) = rows[2:5]
-    assert cpu == forward_rotations("cpu") and gpu == f"{forward_rotations('gpu-nvidia-h200')} (H200)"
+    ours, half, interleaved, (_, attention, *_), (_, _, kernel, *_) = rows[2:7]
+    assert "half layout" in half[0] and "interleaved" in interleaved[0]
+    for row, *which in ((ours,), (half, "half", 2), (interleaved, "interleaved", 2)):
+        cpu, gpu = (forward_rotations(device, *which) for device in ("cpu", "gpu-nvidia-h200"))
+        assert row[1:3] == [cpu, f"{gpu} (H200)"]
     dense = [float(number) for row in rows if row[0].startswith("ALiBi") and row[-1] == "1" for number in row[1:3]]
     assert len(dense) == 8 and attention == f"{min(dense):.2f} to {max(dense):.2f}"
     speeds = [row for row in rows if re.match(r"[\d,]+ × ", row[0]) and row[4].isdigit()]
@@ -157,6 +161,15 @@ def test_sessions_and_files_exist():
         assert [path for path in paths if not (ROOT / path).exists()] == [], page
     first = NOXFILE.partition("# The seven that people use first")[2].partition("\n# ")[0]
     assert first.count("@nox.session") == WORDS["seven"]
+
+
+def test_the_tables_of_sessions():
+    text = "\n".join(program("outputs").sessions(NOXFILE))
+    tables = re.findall(
+        r"\n\*\*.+\*\*\n\n\| session \| .+ \|\n\| --- \| --- \|\n((?:\| `\w+` \| .+ \|(?:\n|$))+)", text
+    )
+    assert text.count("| session |") == len(tables)
+    assert len(re.findall(r"^\| `\w+`", "".join(tables), re.MULTILINE)) == NOXFILE.count("\n@nox.session")
 
 
 def test_actions_are_pinned_by_their_commit():

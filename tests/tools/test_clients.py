@@ -224,10 +224,31 @@ def test_readme_says_what_the_session_found():
         [(each["moved theirs"], each["moved ours"]) for each in models if "moved ours" in each] for models in every
     ]
     theirs, ours = zip(*(pair for pairs in moved for pair in pairs), strict=True)
-    (row,) = re.findall(r"^\| Change, .*", (ROOT / "README.md").read_text("utf-8"), re.M)
-    assert sum(map(bool, moved)) == 8 and "eight codebases" in row
+    (row,) = re.findall(r"^\| Change when .*", (ROOT / "README.md").read_text("utf-8"), re.M)
+    assert sum(map(bool, moved)) == 8 and len(moved) == 9 and "eight of nine codebases" in row
     assert f"| {min(theirs):.0e} to {max(theirs):.0e} |" in row
     assert max(ours) < float(re.search(r"under (\S+) \|", row).group(1)) < 2 * max(ours)
+
+
+def test_the_page_says_how_far_models_move():
+    every = [json.loads((ROOT / f"clients/results/{name}.json").read_text("utf-8"))["models"] for name in run.NAMES]
+    models = [model for models in every for model in models]
+    page = " ".join((ROOT / "docs/clients.md").read_text("utf-8").split())
+    (deleted,) = re.findall(r"Without any rotation, outputs differ by (\S+) of the largest value or more", page)
+    assert 0 <= min(model["outputs deleted"] for model in models) - float(deleted) < 0.01
+    moved = [model for model in models if "moved ours" in model]
+    theirs = [model["moved theirs"] for model in moved]
+    said = f"It changes the originals' outputs by {min(theirs):.1g} to {max(theirs):.2g} of the largest value"
+    assert said in page
+    assert all(model["moved ours"] <= harness.NOISE * model["outputs noise"] for model in moved)
+
+
+def test_own_tests_that_fail_as_they_are_show_nothing(tmp_path):
+    (tmp_path / "test_one.py").write_text("def test_one():\n    assert False\n", "utf-8")
+    with pytest.raises(SystemExit, match="none of its own tests pass as they are"):
+        run.own_tests("", ["test_one.py"], tmp_path)
+    with pytest.raises(SystemExit, match="holds none of maxtext's tests"):
+        run.own_tests("maxtext", ["test_two.py"], tmp_path)
 
 
 def test_the_page_has_the_times_of_the_session():

@@ -230,6 +230,10 @@ def test_what_no_features_give():
     np.testing.assert_array_equal(pe.offset_similarity(p, 0), np.zeros((2, 5)))
     convert = functools.partial(pe.convert_layout, frequencies=0, source="half", target="interleaved", num_heads=2)
     assert shape_of(lambda x: convert(x[:, 0, 0], axis=-1), x) == (2, 0)
+    eye, rows = np.eye(4, dtype=np.float32), np.zeros((5, 3, 0), np.float32)
+    for settings, wide in (({}, x), ({"width": 0}, jax.ShapeDtypeStruct((2, 5, 3, 8), np.float32))):
+        assert shape_of(lambda x: pe.prope(x, eye, role="key", head_axis=-2, **settings), wide) == wide.shape  # noqa: B023
+    assert shape_of(lambda x: pe.content_bias(p[0], p[0], rows, query=x, first=-2), x) == (2, 3, 5, 5)
     for width in (0, 1):  # one feature is the zero that fills an odd width
         assert shape_of(lambda: pe.timestep_embedding(p, width, scale=1000.0)) == (2, 5, width)  # noqa: B023
         assert shape_of(nnx.TimestepEmbedding(width), p) == (2, 5, width)

@@ -290,8 +290,9 @@ key = functools.partial(pe.prope, role="key", head_axis=-2)
         (lambda: pe.prope(X, E4, role="key", head_axis=-1), ValueError, "prope: head_axis must be an axis of x other than its last"),
         (lambda: key(X.astype(int), E4), TypeError, "prope: x must be a float array"),
         (lambda: key(X[..., :6], E4), ValueError, r"prope: x must have a head_dim that is a multiple of 4, got shape \(2, 5, 3, 6\)"),
-        (lambda: key(X, E4, width=6), ValueError, "prope: width must be a multiple of 4 from 4 to head_dim, 16, got 6"),
-        (lambda: key(X, E4, width=20), ValueError, "prope: width must be a multiple of 4 from 4 to head_dim, 16, got 20"),
+        (lambda: key(X, E4, width=6), ValueError, "prope: width must be a multiple of 4 from 0 to head_dim, 16, got 6"),
+        (lambda: key(X, E4, width=20), ValueError, "prope: width must be a multiple of 4 from 0 to head_dim, 16, got 20"),
+        (lambda: key(X, E4, width=-4), ValueError, "prope: width must be a multiple of 4 from 0 to head_dim, 16, got -4"),
         (lambda: key(X, E4, width=8.0), TypeError, "prope: width must be an integer, got float 8.0"),  # type: ignore
         (lambda: key(X, E4[:3]), ValueError, r"prope: extrinsics must have shape \(..., 4, 4\), got \(3, 4\)"),
         (lambda: key(X, np.stack([E4] * 4)), ValueError, r"prope: extrinsics without their last 2 axes, of shape \(4,\) must broadcast to x without its head axis and its last, shape \(2, 5\)"),

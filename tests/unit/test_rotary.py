@@ -322,6 +322,17 @@ def test_a_last_axis_of_size_1_holds_all_coordinates():
             call(p, f)
 
 
+@pytest.mark.parametrize("length", [5, 3, 1])
+def test_coordinates_before_the_rows_are_told_to_move(length):
+    """As transformers passes them, (3, batch, seq); a prompt of three tokens and a decode step fit by chance."""
+    f, x = pe.multi_section(16, [2, 3, 3]), jax.ShapeDtypeStruct((2, length, 2, 16), np.float32)
+    p = np.zeros((3, 2, length), np.int32)
+    rotate = lambda p: jax.eval_shape(lambda x: pe.rotary(x, p, f, head_axis=-2), x)  # noqa: E731
+    with pytest.raises(ValueError, match=r"^rotary: positions .* jnp.moveaxis\(positions, 0, -1\)"):
+        rotate(p)
+    rotate(np.moveaxis(p, 0, -1))
+
+
 def test_a_last_axis_of_size_1_that_may_be_rows_is_refused():
     f, x = pe.multi_section(16, [2, 3, 3]), jax.ShapeDtypeStruct((5, 5, 2, 16), np.float32)
     rotate = lambda p: jax.eval_shape(lambda x: pe.rotary(x, p, f, head_axis=-2), x)  # noqa: E731
