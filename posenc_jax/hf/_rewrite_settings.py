@@ -471,9 +471,8 @@ def deepseek_v4(config: dict[str, Any]) -> None:
     if nested:
         refuse({"model_type": config["model_type"], **given}, *given)
     else:
-        check_agreement(
-            {"rope_theta": spectra["main"]["rope_theta"]} | Keys(given, "rope_parameters").found("rope_theta")
-        )
+        usual = {f"the base of model_type {config['model_type']!r}": spectra["main"]["rope_theta"]}
+        check_agreement((d.found("rope_theta") or usual) | Keys(given, written[0].name).found("rope_theta"))
     for name in ("rope_theta", "compress_rope_theta", "partial_rotary_factor", "head_dim"):
         config.pop(name, None)
     config |= {"qk_nope_head_dim": head_dim - width, "qk_rope_head_dim": width, "rope_on_values": True}
