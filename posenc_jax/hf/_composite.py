@@ -172,8 +172,9 @@ def _repeats(label: str, name: str, said: Any, inner: Mapping[str, Any], part: s
     read = *RAW, *_OVERRIDDEN, *(key for key, _ in (model.thetas or {}).values()), *_NO_SETTINGS
     others = (key for key, value in inner.items() if value is not None and key not in read)
     if not any(map(speaks_of_positions, others)):  # they may say it in other words
-        usual["rope_theta"] = None if model.moved else base
-        usual["partial_rotary_factor"] = None if model.whole_if_scaled or model.rotary_dim else model.partial or 1.0
+        usual["rope_theta"] = None if model.moved or model.nested else base
+        by_itself = model.whole_if_scaled or model.rotary_dim or inner.get("model_type") == "neomme"
+        usual["partial_rotary_factor"] = None if by_itself else model.partial or 1.0
     return name in usual and equal(canonical(said), usual[name])
 
 
