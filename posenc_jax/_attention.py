@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _flash, _mesh, _tile_arguments
 from posenc_jax._arrays import align
 from posenc_jax._blockwise import attend
-from posenc_jax._checks import public, wrong_type
+from posenc_jax._checks import public
 from posenc_jax._primitive import retyped, varying
 from posenc_jax._tiles import Operands, Settings, Side, by_query_heads, grid
 
@@ -314,8 +314,7 @@ def _trace_bias(
         traced = jax.make_jaxpr(bias)(*tiles, *data)
     outputs: Any = traced.out_avals
     arrays = tuple(traced.consts)
-    if len(outputs) != 1 or not jnp.issubdtype(outputs[0].dtype, jnp.floating):
-        raise wrong_type(f"bias must give one float array, got {', '.join(map(str, outputs)) or 'none'}")
+    _checks.one_float_array("bias", outputs)
     target = x.query.shape[0], x.query.shape[2], *sizes
     _checks.broadcastable("bias", outputs[0].shape, "a tile (batch, heads, queries, keys)", target)
     batch, _, heads, _ = jax.typeof(x.query).sharding.spec

@@ -109,6 +109,12 @@ def require(condition: Any, message: str, *got: Any) -> None:
         raise invalid(message.format(*got))
 
 
+def one_float_array(name: str, outputs: Any) -> None:
+    """Raises unless these, the types of what a function returns, are that of one float array."""
+    if len(outputs) != 1 or not jnp.issubdtype(outputs[0].dtype, jnp.floating):
+        raise wrong_type(f"{name} must give one float array, got {', '.join(map(str, outputs)) or 'none'}")
+
+
 def require_type(condition: Any, name: str, expected: str, value: Any) -> None:
     """Raises TypeError for the value unless the condition holds."""
     if not condition:

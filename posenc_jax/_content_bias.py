@@ -184,7 +184,8 @@ def _content_bias(
     if content.dtype != table.dtype:
         content, table = (x.astype(compute_dtype(content, table)) for x in (content, table))
     like = _tiles_like(queries, keys, content, table, of_keys)
-    # `lax.cond` and `lax.scan` want results that vary along the same axes.
+    # Here the cotangents of replicated operands are summed over devices, once. Inside a branch of `lax.cond` the sum
+    # would wait forever for devices that take the other branch.
     axes = frozenset().union(*map(varying, (queries, keys, content, table)))
     arrays = (_mesh.vary(x, axes) for x in (queries, keys, content, table))
     return _mesh.sharded_as(like, functools.partial(_tile, rows, of_keys), *arrays)

@@ -66,7 +66,9 @@ def _check(settings: Settings, x: Operands, counted: bool) -> None:
     of = f" with {name}, or {OR_XLA}; got {{}}"
     dtype, most = x.query.dtype, max(BLOCK_KV)
     require(dtype in (jnp.bfloat16, jnp.float16), "query must be bfloat16 or float16" + of, dtype)
-    require(_width(x) <= most, f"head_dim and value_dim must be at most {most}" + of, x.query.shape[-1])
+    require(
+        _width(x) <= most, f"head_dim and value_dim must be at most {most}" + of, (x.query.shape[-1], x.value.shape[-1])
+    )
     sizes = x.query.shape, x.key.shape
     require(x.query.size and x.key.size, "query and key must not be empty" + of, sizes)
     require(not counted or max(s[1] for s in sizes) < 2**24, "counted positions must be below 2²⁴" + of, sizes)
@@ -167,6 +169,8 @@ def backward(
     moved: Operands = settings.tree.unflatten(moving)
     looks_up = any(moved.kernel) and settings.kernel.bias.kind == "table"
     numbers = x.kernel[0].shape[0] if any(moved.kernel) and not looks_up else 0
+    if numbers and len(settings.kernel.bias.pullback[0]) > _flash_bias.LONG:
+        block_kv = 64  # of 128 keys the registers do not hold what these steps compute
     inputs = of._replace(steps=_steps(*tokens.seen((BLOCK, block_kv))))
     dq, *sums = _flash_gpu_backward.d_query(_shape(settings, tokens, block_kv), inputs, numbers)
     inputs = of._replace(steps=_steps(*tokens.seen((block_q, BLOCK), turned=True), masked_first=True))

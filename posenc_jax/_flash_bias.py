@@ -23,6 +23,7 @@ from posenc_jax._xla import largest_kept
 
 OR_XLA = "use implementation='xla'"
 MOST_STEPS, MOST_NUMBERS = 3, 16  # more steps take longer than a lookup; more numbers leave registers
+LONG = 8  # a program with more steps needs registers that kernels otherwise use
 NEAR = 128  # a table of near differences has those from −128 to 127
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ELEMENTWISE = {
@@ -33,7 +34,7 @@ ELEMENTWISE = {
 IN_TABLES = ELEMENTWISE | {"gather", "floor", "ceil", "round", "rem", "clamp", "sin", "cos", "erf", "logistic"}
 # All axes but that of heads have size 1, so these change nothing.
 MOVES = {"reshape", "squeeze", "broadcast_in_dim", "expand_dims", "transpose", "copy", "pvary", "pcast"}
-CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint"}
+CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"}
 # (operation, forms of its operands) → the form of its result
 FORMS = {
     ("sub", "i", "j"): "i-j",
@@ -103,6 +104,7 @@ def plan(
     """
     with _checks.callback():
         traced = jax.make_jaxpr(bias)(*[jax.ShapeDtypeStruct((1,) * axes, jnp.int32)] * 2)
+    _checks.one_float_array("bias", traced.out_avals)
     out: Any = traced.out_avals[0]
     shape = (1, 1, 1, *out.shape)
     fits = shape[-3] in (1, heads) and math.prod(shape) == shape[-3]

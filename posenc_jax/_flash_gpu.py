@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from posenc_jax._flash_bias import LONG
 from posenc_jax._flash_gpu_scores import (
     BLOCK,
     COLUMNS,
@@ -34,6 +35,7 @@ from posenc_jax._flash_gpu_scores import (
     kernel,
     plgpu,
     scores,
+    unknown_zero,
     zeros,
 )
 
@@ -208,12 +210,19 @@ def _kernel(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None
         for ref, x in zip(stored, sums, strict=True):
             ref[...] = x
         plgpu.commit_smem()
+        if _crowded(shape, q):
+            rows = pl.ds(block.start + (warpgroup + unknown_zero(warpgroup)) * ROWS_OF_TILE, ROWS_OF_TILE)
         plgpu.copy_smem_to_gmem(q, outputs[0].at[block.batch, rows, block.head])
         for ref, to in zip(stored, outputs[1:], strict=True):
             plgpu.copy_smem_to_gmem(ref, to.at[block.batch, block.head, rows])
         plgpu.wait_smem_to_gmem(0)
 
     pl.when(warpgroup == WARPGROUPS)(lambda: load_keys(shape, inputs, block, memory.keys))
+
+
+def _crowded(shape: Shape, q: Any) -> bool:
+    """Whether a bias of many steps and sums for wide heads leave no register free."""
+    return q.shape[-1] > 64 and shape.bias is not None and len(shape.bias.steps) > LONG
 
 
 # The sums over keys
@@ -239,7 +248,8 @@ def _compute(
 
     def visit(step: Any, sums: _Sums, whole: bool) -> _Sums:
         slot = lax.rem(step, jnp.int32(shape.stages))
-        x = _products(shape, q, keys.key.at[slot], pass_turn)
+        own = memory.query.at[warpgroup + unknown_zero(whole_from if whole else whole_to)] if _crowded(shape, q) else q
+        x = _products(shape, own, keys.key.at[slot], pass_turn)
         if k_free_early:
             plgpu.barrier_arrive(keys.k_free.at[slot])
         x, left, _ = scores_of(step, x, whole)

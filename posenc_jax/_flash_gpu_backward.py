@@ -49,6 +49,7 @@ from posenc_jax._flash_gpu_scores import (
     kernel,
     plgpu,
     scores,
+    unknown_zero,
     zeros,
 )
 
@@ -219,9 +220,7 @@ def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -
                 slot = lax.rem(n * tiles + step - first, jnp.int32(shape.stages))
                 q, d_out, known = (x.at[slot] for x in (memory.query, memory.d_out, memory.known))
                 plgpu.barrier_wait(memory.q_ready.at[slot])
-                # `step >> 30` is 0 (no length has 2³⁰ tiles), which the compiler does not know: at a width of 128 it
-                # otherwise keeps the addresses of all parts of keys and values in registers, and spills others.
-                own = warpgroup + (lax.shift_right_logical(step, jnp.int32(30)) if k.shape[-1] > 64 else 0)
+                own = warpgroup + (unknown_zero(step) if k.shape[-1] > 64 else 0)
                 x, dp = products(shape, (memory.key.at[own], q), (memory.value.at[own], d_out))
                 of_queries = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.sides]
                 at = At(step * shape.block, base, BLOCK - warpgroup * ROWS_OF_TILE, turned=True)
@@ -229,8 +228,9 @@ def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -
                 table = None if memory.table is None else memory.table.at[slot]
                 e, slope = weights(shape, x, at, Read(of_queries, sides, numbers, table), of(0), whole)
                 p = e * spread(of(1), at, dp.shape)  # δ is read after this: of each, a thread holds 16 numbers
-                ds = p * (dp - spread(of(2), at, dp.shape))
-                p16, ds16 = (y.astype(k.dtype) for y in (p, ds if slope is None else ds * slope))
+                dp -= spread(of(2), at, dp.shape)
+                ds = p * (dp if slope is None else dp * slope)
+                p16, ds16 = (y.astype(k.dtype) for y in (p, ds))
                 dk, dv = add_products(shape, [(sums[0], ds16, q), (sums[1], p16, d_out)])
                 plgpu.barrier_arrive(memory.free.at[slot])
                 return dk, dv

@@ -327,7 +327,16 @@ def write(array: Any, tile: Any, interpret: bool) -> None:
     scatter(array, tile)
 
 
-# Sums in registers
+# Registers
+
+
+def unknown_zero(number: Any) -> Any:
+    """0, from the number of a tile or warpgroup, of which none reaches 2³⁰; the compiler does not know that.
+
+    Added to an index, it makes the compiler compute addresses where they are used, instead of keeping them in registers
+    that others need. Where no register is short it would only cost instructions.
+    """
+    return lax.shift_right_logical(number, jnp.int32(30))
 
 
 def zeros(shape: tuple[int, ...], layout: Any, value: Any = 0.0) -> Any:

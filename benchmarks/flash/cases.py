@@ -54,7 +54,7 @@ class Case(NamedTuple):
     same_bits: bool = False  # whether repeated calls are compared
     products: float = 1  # how many times the products of a forward pass it computes
     scale: float | None = None
-    run: Callable[[], dict[str, Any]] | None = None  # instead of all of the above
+    run: Callable[[float], dict[str, Any]] | None = None  # of the seconds left, instead of all of the above
 
 
 def positions_of(problem: Problem) -> tuple[Any, Any] | None:
@@ -174,10 +174,12 @@ def _maybe_backward(attend: Callable[..., Any], backward: bool) -> Callable[...,
     return gradients
 
 
-def flex() -> dict[str, Any]:
+def flex(left: float) -> dict[str, Any]:
     """PyTorch's FlexAttention, in a process of its own."""
+    if not find_spec("torch"):
+        raise RuntimeError("PyTorch is not installed")
     script = Path(__file__).with_name("flex.py")
-    command = ["timeout", "150", sys.executable, str(script)]
+    command = ["timeout", f"{min(left, 150):.0f}", sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stdout.splitlines()  # what is printed before it is cut off counts
     if not lines:

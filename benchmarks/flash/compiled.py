@@ -48,7 +48,6 @@ def figures(problem: Any, make: Any, backward: bool, known: dict[str, Any]) -> d
     import jax
 
     from devices.aot import Target, h200_topology
-    from posenc_jax import _flash
 
     for file in Path(DUMP).iterdir():
         file.unlink()
@@ -64,10 +63,7 @@ def figures(problem: Any, make: Any, backward: bool, known: dict[str, Any]) -> d
     for name, code in codes.items():
         if code not in known:  # one that was compiled before is not written again
             found = {file: text for file, text in texts.items() if re.match(rf"{name}_\d+\.", file)}
-            tile = {"attend": _flash.BLOCK_KV[width], "d_table": 64}
-            if width in _flash.BACKWARD:
-                tile |= zip(("d_query", "d_key_value"), _flash.BACKWARD[width], strict=True)
-            known[code] = _of_kernel(found, tile[name] * 16 / 32)  # scores of a thread: a warp has 16 rows of a tile
+            known[code] = _of_kernel(found, width)
     kernels = {name: known[code] for name, code in codes.items()}
     forward = kernels.pop("attend")
     if backward and not kernels:
@@ -75,12 +71,15 @@ def figures(problem: Any, make: Any, backward: bool, known: dict[str, Any]) -> d
     return {"temporaries": compiled.temporaries} | (kernels or forward)
 
 
-def _of_kernel(texts: dict[str, str], scores: float) -> dict[str, Any]:
-    """By what the compiler wrote of a kernel."""
+def _of_kernel(texts: dict[str, str], width: int) -> dict[str, Any]:
+    """By what the compiler wrote of a kernel for heads of a width."""
     usage, resources = (" ".join(t for n, t in texts.items() if word in n) for word in ("ptxas", "resources"))
     if ignored := re.findall(r"(?:C75\d\d|setmaxnreg[^\n]*ignored)[^\n]*", usage):
         raise RuntimeError(ignored[0])
     sass = max((t for n, t in texts.items() if ".sass" in n), key=len)
+    # The columns of its products are those of a tile and features, and a warp has 16 rows of a tile.
+    columns = {int(n) for n in re.findall(r"HGMMA\.64x(\d+)x16", sass)}
+    scores = min(columns - {width}, default=width) * 16 / 32  # of a thread
     return {
         "registers": int(re.search(r"Used (\d+) registers", usage)[1]),
         "spilled_bytes": max(map(int, re.findall(r"(\d+) bytes spill", usage))),

@@ -4,11 +4,12 @@
 
 First the kernels beside a float64 formula, then times, forward and backward: the kernels under biases as users write
 them, the same attention by XLA, cuDNN without and with a dense bias, JAX's own Mosaic GPU kernel, and PyTorch's
-FlexAttention. FILE is written after each case. A second run goes on where it ended. `--seconds N` stops in time;
-`--only TEXT` runs cases whose names contain one of the texts; `--retry` runs what failed again; `--list` names all;
-`--interpret` checks the kernels without a device.
+FlexAttention. FILE is written after each case. A second run goes on where it ended, on the same device with the same
+JAX. `--seconds N` stops in time; `--only TEXT` runs cases whose names contain one of the texts; `--retry` runs what
+failed again; `--list` names all; `--interpret` checks the kernels without a device.
 
 The cases run in a process of its own, which is ended and started again if one hangs or breaks the device's context.
+What one cannot do (no PyTorch, no cuDNN, too little memory) is kept as its result, and the others go on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -95,7 +97,7 @@ def environment() -> dict[str, Any]:
     smi = "nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit --format=csv,noheader"
     try:
         card = subprocess.run(smi.split(), capture_output=True, text=True, timeout=20).stdout.strip()
-    except OSError:
+    except (OSError, subprocess.SubprocessError):
         card = ""
     versions = {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "numpy": np.__version__}
     return {"device": str(jax.devices()[0].device_kind), "card": card, **versions}
@@ -119,6 +121,7 @@ def main() -> None:
     elif arguments.work:
         work(arguments)
     else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it has started ends too
         supervise(arguments)
 
 
@@ -131,22 +134,29 @@ def supervise(arguments: argparse.Namespace) -> None:
         now.unlink(missing_ok=True)
         retry = ["--retry"] * (arguments.retry and not attempt)
         left = f"--seconds={last - time.perf_counter():.0f}"  # the last one counts
-        process = subprocess.Popen([sys.executable, __file__, *options, *retry, left, "--work"])
-        while process.poll() is None:
-            time.sleep(0.25)
-            if time.time() > _read(now).get("until", math.inf) or time.perf_counter() > last + 30:
-                process.kill()
+        command = [sys.executable, __file__, *options, *retry, left, "--work"]
+        process = subprocess.Popen(command, start_new_session=True)
+        try:
+            while process.poll() is None:
+                time.sleep(0.25)
+                if time.time() > _read(now).get("until", math.inf) or time.perf_counter() > last + 30:
+                    break
+        finally:  # with what it has started
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        if process.returncode == 0 or time.perf_counter() > last:
+        names, stored = _read(now).get("names", []), _read(output) or {"cases": {}}
+        if process.returncode == 0 or time.perf_counter() > last or not names:
             break
-        stored = _read(output) or {"cases": {}}
-        for name in _read(now).get("names", []):
-            if name not in stored["cases"]:
-                stored["cases"][name] = {"failed": f"its process hung or ended with {process.returncode}"}
-                print(f"{name}: FAILED, hung or ended with {process.returncode}", flush=True)
-        output.write_text(json.dumps(stored, indent=1))
+        if len(names) > 1:  # the next process finds out which it was
+            stored["alone"] = [*stored.get("alone", ()), *names]
+        elif names[0] not in stored["cases"]:
+            stored["cases"][names[0]] = {"failed": f"its process hung or ended with {process.returncode}"}
+            print(f"{names[0]}: FAILED, hung or ended with {process.returncode}", flush=True)
+        _write(output, stored)
     now.unlink(missing_ok=True)
     print(f"{time.perf_counter() - START:.0f} s")
+    sys.exit(process.returncode)
 
 
 def _now(output: Path) -> Path:
@@ -161,6 +171,13 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
 
 
+def _write(file: Path, stored: dict[str, Any]) -> None:
+    """Leaves the old file or the new one, whenever the process ends."""
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(stored, indent=1))
+    part.replace(file)
+
+
 def work(arguments: argparse.Namespace) -> None:
     """Runs the cases that have no result."""
     wanted = [c for c in cases() if not arguments.only or any(text in c.name for text in arguments.only)]
@@ -170,37 +187,41 @@ def work(arguments: argparse.Namespace) -> None:
 
         interpreted()
         wanted = [c._replace(problem=small(c.problem)) for c in wanted if c.name.startswith("right")]
+    if arguments.output.exists() and not _read(arguments.output):
+        sys.exit(f"{arguments.output} is no JSON of results")
     stored = _read(arguments.output) or {"cases": {}}
-    stored["environment"] = environment()
+    stored["environment"] = _same(stored.get("environment"), environment(), arguments)
     done = stored["cases"]
     wanted = [c for c in wanted if c.name not in done or (arguments.retry and "failed" in done[c.name])]
     print(stored["environment"], f"{len(wanted)} cases", flush=True)
 
     def keep(case: Case, result: dict[str, Any]) -> None:
         done[case.name] = result | {"at_s": round(time.perf_counter() - START, 1)}
-        arguments.output.write_text(json.dumps(stored, indent=1))
+        _write(arguments.output, stored)
         print(_line(case.name, done[case.name]), flush=True)
 
     def announce(names: list[str], seconds: float) -> None:
-        _now(arguments.output).write_text(json.dumps({"names": names, "until": time.time() + seconds}))
+        _write(_now(arguments.output), {"names": names, "until": time.time() + seconds})
+
+    def left() -> float:
+        return arguments.seconds - (time.perf_counter() - START)
 
     with ThreadPoolExecutor(arguments.threads) as pool:
-        for group in (wanted[i : i + arguments.threads] for i in range(0, len(wanted), arguments.threads)):
-            left = arguments.seconds - (time.perf_counter() - START)
-            if left < max(c.seconds for c in group) + 15:
-                print(f"stops with {left:.0f} s left", flush=True)
-                break
+        for group in _groups(wanted, arguments.threads, stored.get("alone", [])):
+            group = [c for c in group if c.seconds + 15 <= left()]  # what takes less may still fit
+            if not group:
+                continue
             announce([c.name for c in group], 200)
             futures = {c.name: pool.submit(prepare, c) for c in group if c.run is None}
             for future in futures.values():  # none is timed while another is compiled
                 future.exception()
             for case in group:
-                if time.perf_counter() - START > arguments.seconds:
+                if left() < 0:
                     break
                 announce([case.name], case.seconds + (300 if arguments.interpret else 40))
                 try:
                     if case.run is not None:
-                        keep(case, case.run())
+                        keep(case, case.run(left()))
                         continue
                     compiled, values, seconds = futures.pop(case.name).result()
                     keep(case, measure(case, compiled, values) | {"compile_s": round(seconds, 2)})
@@ -210,6 +231,31 @@ def work(arguments: argparse.Namespace) -> None:
                     if "CUDA_ERROR" in str(error):  # what comes after it in this process fails too
                         os._exit(3)
             _now(arguments.output).unlink(missing_ok=True)
+    if stored.pop("alone", None):
+        _write(arguments.output, stored)
+    if missing := [c.name for c in wanted if c.name not in done]:
+        print(f"stops with {left():.0f} s left; run it again for {len(missing)} more", flush=True)
+
+
+def _same(before: Any, now: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """What is here, if all results of the file are from here."""
+    if not arguments.interpret and "NVIDIA" not in now["device"].upper():
+        sys.exit(f"device.py needs an NVIDIA GPU, or --interpret; this is {now['device']}")
+    names = "device", "jax", "jaxlib"
+    if before and [before.get(n) for n in names] != [now[n] for n in names]:
+        sys.exit(f"{arguments.output} has results of {before}, but this is {now}: give another --output")
+    return now
+
+
+def _groups(wanted: list[Case], size: int, alone: list[str]) -> list[list[Case]]:
+    """What is compiled together, in order: of those `alone` one ended its process."""
+    groups: list[list[Case]] = []
+    for case in wanted:
+        single = case.name in alone
+        if not groups or single or len(groups[-1]) == size or groups[-1][0].name in alone:
+            groups.append([])
+        groups[-1].append(case)
+    return groups
 
 
 def _line(name: str, result: dict[str, Any]) -> str:

@@ -5,6 +5,8 @@ import importlib
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -567,3 +569,65 @@ def test_a_point_is_slower_beyond_both_spreads(bench, runs, marked):
     text, found = bench.history.page(lines)
     assert text.count("<circle") == len(runs) and text.count('class="slower"') == len(marked) == len(found)
     assert "a &lt; b" in text and "a < b" not in text
+
+
+# The kernels of attention
+
+
+def test_no_compiled_kernel_spills():
+    """And each fits into the 227 KB of shared memory of a block on an H100 or H200."""
+    cases = json.loads((FOLDER / "results" / "flash_compiled.json").read_text())["cases"]
+    kernels = [x for case in cases.values() for x in (case, *case.values()) if isinstance(x, dict) and "registers" in x]
+    assert len(kernels) > len(cases) > 100
+    assert all(x["spilled_bytes"] == 0 and x["shared_bytes"] <= 227 * 1024 for x in kernels)
+
+
+CASES = """
+import os, time
+from true_cases import *
+
+def abort(problem): os.abort()
+def too_large(problem): raise MemoryError("RESOURCE_EXHAUSTED")
+def fine(left): return {"ms": 1.0}
+def breaks(left): raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+def hangs(left): time.sleep(100)
+def small(problem): return problem
+
+def cases():
+    made = {"crashes": abort, "too large": too_large}
+    run = {"one": fine, "two": fine, "breaks the device": breaks, "three": fine, "long": fine, "hangs": hangs}
+    seconds = {"long": 1000, "hangs": -298}
+    names = "one", "crashes", "too large", "two", "breaks the device", "three", "long", "hangs", "four"
+    return [
+        Case(f"right: {n}", seconds.get(n, 1), at(16, 64), made.get(n), run=None if n in made else run.get(n, fine))
+        for n in names
+    ]
+"""
+
+
+@pytest.mark.thorough
+def test_a_case_on_a_device_costs_no_other(tmp_path):
+    """Whether its process ends, hangs or breaks the device, or its memory or time is too little."""
+    folder, output = tmp_path / "benchmarks" / "flash", tmp_path / "flash.json"
+    shutil.copytree(FOLDER / "flash", folder)
+    (folder / "cases.py").rename(folder / "true_cases.py")
+    (folder / "cases.py").write_text(CASES)
+    for name in ("tests", "posenc_jax"):
+        (tmp_path / name).symlink_to(FOLDER.parent / name)
+    command = [sys.executable, folder / "device.py", "--interpret", "--output", output, "--seconds", "200"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = {name: case.get("failed", "") for name, case in json.loads(output.read_text())["cases"].items()}
+    assert "right: long" not in found and "run it again for 1 more" in done.stdout
+    failed = {"crashes": "ended with -6", "too large": "RESOURCE_EXHAUSTED", "breaks the device": "CUDA_ERROR"}
+    for name, message in (failed | {"hangs": "ended with -9"}).items():
+        assert message in found.pop(f"right: {name}")
+    assert found == dict.fromkeys(["right: one", "right: two", "right: three", "right: four"], "")
+    # Of another device, or cut off by another program, nothing is written over.
+    for text, message in (
+        ('{"environment": {"device": "H100"}, "cases": {}}', "another --output"),
+        ("{", "is no JSON"),
+    ):
+        output.write_text(text)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode and message in done.stderr and output.read_text() == text

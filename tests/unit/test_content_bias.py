@@ -402,6 +402,16 @@ def test_in_shard_map(on_cpu):
         assert_within(found, right, 1e-5 * np.abs(right).max(), against=f"the cotangents of {FORMULA}")
 
 
+def test_cotangents_are_summed_outside_branches(on_cpu):
+    """Devices whose positions take different branches of `lax.cond` would wait for each other forever inside them."""
+    specs = P(D), P(D), P()
+    bias = lambda i, q, table: pe.content_bias(i, AT, table, query=q, out_of_range="nearest")  # noqa: E731
+    f = jax.shard_map(bias, mesh=mesh_of(AxisType.Auto), in_specs=specs, out_specs=P(D))
+    x = np.stack([AT, AT]), normal(0, 2, len(AT), 1, WIDTH), normal(1, 2 * _content_bias._WINDOW + 1, WIDTH)
+    gradient = jax.grad(lambda table: jnp.sum(f(*x[:2], table)))
+    assert jax.jit(gradient).lower(x[2]).as_text().count("all_reduce") == 1
+
+
 # Memory
 
 

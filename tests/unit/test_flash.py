@@ -213,7 +213,7 @@ def test_elsewhere_it_says_where_it_runs():
 FEW = typed(1, 8, 2, 64)
 REFUSED = {
     "float32": ([typed(1, 8, 2, 64, dtype=jnp.float32)] * 3, {}, "query must be bfloat16 or float16 with"),
-    "wide": ([FEW, FEW, typed(1, 8, 2, 257)], {}, "head_dim and value_dim must be at most 256"),
+    "wide": ([FEW, FEW, typed(1, 8, 2, 257)], {}, r"head_dim and value_dim must be at most 256 .*got \(64, 257\)"),
     "empty": ([typed(0, 8, 2, 64)] * 3, {}, "query and key must not be empty"),
     "long": ([typed(1, 2**24, 1, 64)] * 3, {}, "counted positions must be below 2²⁴"),
     "data": (
@@ -254,6 +254,15 @@ def test_it_refuses(name):
     with pytest.raises(ValueError, match=message) as caught:
         jax.eval_shape(functools.partial(pe.attention, **options, implementation="mosaic_gpu"), *x)
     assert str(caught.value).startswith("attention: ") and "use implementation='xla'" in str(caught.value)
+
+
+@needs_kernel
+@pytest.mark.parametrize("bias", [lambda i, j: None, lambda i, j: (i, j), lambda i, j: i[:, None] - j[None]])
+def test_a_bias_is_one_float_array(bias):
+    """By any implementation."""
+    for implementation in ("xla", "mosaic_gpu"):
+        with pytest.raises(TypeError, match="attention: bias must give one float array, got (none|int32)"):
+            jax.eval_shape(functools.partial(pe.attention, bias=bias, implementation=implementation), FEW, FEW, FEW)
 
 
 @needs_kernel

@@ -25,7 +25,11 @@ def distance(i, j):
 BIASES = {
     "ALiBi": (lambda i, j: pe.alibi(i, j, HEADS), "linear", 8),
     "ALiBi by hand": (lambda i, j: -NUMBERS[:, None, None] * distance(i, j).astype(jnp.float32), "linear", 4),
-    "no head": (lambda i, j: np.float32(-0.25) * distance(i, j)[0].astype(jnp.float32), "linear", 4),
+    "no head, checkpointed": (
+        jax.checkpoint(lambda i, j: np.float32(-0.25) * distance(i, j)[0].astype(jnp.float32)),
+        "linear",
+        4,
+    ),
     "twice negative": (lambda i, j: -(NUMBERS[:, None, None] * (distance(i, j).astype(jnp.float32) * 2)), "linear", 6),
     "T5": (lambda i, j: pe.t5(i, j, TABLE), "table", "near"),
     "KERPLE, logarithm": (lambda i, j: pe.kerple_log(i, j, NUMBERS, NUMBERS), "table", 10),
