@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from posenc_jax.hf._config import text_of
+from posenc_jax.hf._composite import text_of
 from posenc_jax.hf._models import MODELS, Model, known
 from posenc_jax.hf._multimodal_models import MULTIMODAL, THINKERS, Multimodal
 from posenc_jax.hf._multimodal_models import REFUSED as MULTIMODAL_REFUSED

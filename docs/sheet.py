@@ -8,7 +8,7 @@ import numpy as np
 
 import posenc_jax as pe
 from posenc_jax import hf
-from posenc_jax.hf._config import text_of
+from posenc_jax.hf._composite import text_of
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "tests" / "oracles" / "recorded" / "hf_published.json"
 MODELS = {

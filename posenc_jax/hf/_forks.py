@@ -33,13 +33,18 @@ def _facts(model: Model) -> str:
     if model.never_rotates:
         return "has no positions"
     share = "the whole head" if model.partial in (None, 1) else f"{model.partial:g} of a head"
+    share = f"{model.rotary_dim} features of a head" if model.rotary_dim else share
     bases = {base for _, base in model.thetas.values()} if model.thetas else {model.theta or 0.0}
+    bases = {0.0} if model.nested else bases  # its settings must say it
+    some = model.sliding_only or model.no_rope_interval is not None
     parts = [
         f"pairs {_PAIRS[model.layout]}" if model.layout else "",
         "rotates " + ("the last features of a head" if model.latent else share),
         f"has base {' and '.join(f'{base:,.0f}' for base in sorted(bases, reverse=True))}" if all(bases) else "",
         f"deals pairs out to coordinates, {model.sections}" if model.sections else "",
-        "has layers without positions" if model.sliding_only or model.no_rope_interval else "",
-        "scales queries by position" if model.query_scale else "",
+        "may have layers without positions" if some else "",
+        "scales queries by position" if model.query_scale or "query_scales" in model.reads else "",
+        "rotates values too" if "rope_on_values" in model.reads else "",
+        "rotates backwards" if "rope_backward" in model.reads else "",
     ]
     return ", ".join(filter(None, parts))

@@ -110,7 +110,6 @@ _MODERNBERT: Any = {
     "scaled_types": ("full_attention", "sliding_attention"),
     "pattern": Pattern(3, "global_attn_every_n_layers", phase=0),
 }
-# transformers 5 forgets a legacy rope_theta for the sliding layers (4 did not); every published model has the default.
 _OLMO3 = {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("rope_theta", 5e5)}
 
 MODELS: dict[str, Model] = {
@@ -192,7 +191,7 @@ MODELS: dict[str, Model] = {
     **_all("nemotron_h", reads=("attention_head_dim",), never_rotates=True, head_dim=128),
     **_all("granitemoehybrid", **_HYBRID, also="position_embedding_type"),
     **_all("minimax", theta=1e6, **_HYBRID),
-    **_all("olmo_hybrid", **_HYBRID, also="position_embedding_type"),
+    **_all("olmo_hybrid", **_HYBRID, no_rope_interval=0),
     **_all("zamba2", reads=("rope_theta", "attention_head_dim"), **_HYBRID, no_rope_interval=0),
     **_all("bamba", reads=("rope_theta", "attn_layer_indices"), partial=0.5, **_HYBRID),
     **_all("recurrent_gemma", partial=0.5, **_HYBRID, also="block_types"),

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from posenc_jax import _checks, _parts
 from posenc_jax._checks import invalid, public, require
 from posenc_jax._parts import Grid, Part, Run
+from posenc_jax.hf._config import check_spelling
 from posenc_jax.hf._keys import Keys, check_case, check_read, mapping_of_strings, parse_config
 from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
 
@@ -122,9 +123,11 @@ def _token(keys: Keys, name: str, default: int) -> int:
     return _checks.integer(keys.spelled(*names), keys.get(*names, default=default))
 
 
-def _part(keys: Keys, name: str) -> Keys:
-    """The part `name` of a config, which may be missing; for "", the config itself."""
-    return keys.within(name) if name else keys
+def _part(keys: Keys, name: str, key: str) -> Keys:
+    """The part `name` of a config that `key` is read from, which may be missing; for "", the config itself."""
+    result = keys.within(name) if name else keys
+    check_spelling(result.values, [key], "the model reads")
+    return result
 
 
 def _count(keys: Keys, name: str, default: int) -> int:
@@ -158,7 +161,7 @@ def _grids(
 ) -> tuple[deque[Grid], deque[Grid]]:
     """The grids of images and of videos, in tokens; of single frames, where these are separate."""
     merge, frames = (
-        _count(_part(keys, facts.merge_part), name, 2) if name in facts.merge_keys else 1
+        _count(_part(keys, facts.merge_part, name), name, 2) if name in facts.merge_keys else 1
         for name in ("spatial_merge_size", "temporal_merge_size")
     )
     images = _parts.parse_grids("image_grids", image_grids, merge)
@@ -182,7 +185,7 @@ def _grids(
 def _timed(keys: Keys, facts: Multimodal, rate: tuple[str, str, int], grid: Grid) -> Grid:
     """The video with its step in positions instead of seconds."""
     part, name, default = rate
-    keys = _part(keys, part)
+    keys = _part(keys, part, name)
     per_second = _checks.positive_float32(keys.label + name, keys.number(name, default))
     if facts.seconds_first:
         return grid._replace(rate=per_second, whole=facts.whole_times).fitting()

@@ -11,7 +11,8 @@ from posenc_jax import _checks
 from posenc_jax._checks import Layout, invalid, public, require
 from posenc_jax._frequencies import geometric
 from posenc_jax._scalings import temperature
-from posenc_jax.hf._config import Config, model_of, overrides, text_of
+from posenc_jax.hf._composite import text_of
+from posenc_jax.hf._config import Config, model_of, overrides
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
 from posenc_jax.hf._keys import Keys, agreed, equal, speaks_of_positions
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating

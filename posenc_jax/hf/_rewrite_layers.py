@@ -14,6 +14,7 @@ from posenc_jax.hf._rewriting import (
     FULL,
     LINEAR,
     SLIDING,
+    drop_default_base,
     parse_natural,
     put_flags,
     put_types,
@@ -79,7 +80,6 @@ def nemotron_nas(config: dict[str, Any]) -> None:
         attention = [Keys(mapping("block_configs.attention", d.need("attention"))) for d in of_blocks]
         without = [d.flag("no_op") or d.flag("replace_with_linear") for d in attention]
         put_types(config, "block_configs", [LINEAR if x else FULL for x in without])
-    take_only(config, "rope", "position_embedding_type")
 
 
 def minimax(config: dict[str, Any]) -> None:
@@ -99,6 +99,7 @@ def muse(config: dict[str, Any]) -> None:
 
 def cohere2_moe(config: dict[str, Any]) -> None:
     """Sliding layers rotate, and so do dense layers where prefix_dense_sliding_window_pattern is 1."""
+    drop_default_base(config, 10_000.0)
     d = Keys(config)
     count, first = count_of(d), parse_natural(config, "first_k_dense_replace", 0)
     prefix = d.integer_or(1, "prefix_dense_sliding_window_pattern")

@@ -15,11 +15,14 @@ from posenc_jax.hf._rewriting import (
     SLIDING,
     Rewriter,
     by_type,
+    drop_default_base,
     extended,
+    put_flags,
     put_settings,
     put_types,
     refuse,
     renamed,
+    settings_of_types,
     take_flags,
     take_layers,
     take_only,
@@ -89,7 +92,7 @@ def step3p5(config: dict[str, Any]) -> None:
         take_repeated(config, types, "partial_rotary_factors", "partial_rotary_factor", more=more)
     else:
         _put_settings_by_type(config, types, more)
-    shares = Keys(config).found(*SHARES)  # for the layer types without one
+    shares = Keys(config).found(SHARES[0])  # for the layer types without one
     share = _checks.number(next(iter(shares)), agreed(shares)) if shares else None
     if share is not None:  # under its own name, which the settings lack
         require(0 < share <= 1, "{} must be more than 0 and at most 1, got {!r:.60}", next(iter(shares)), share)
@@ -160,7 +163,7 @@ def neomme(config: dict[str, Any]) -> None:
     """Pairs alternate between row and column."""
     d = Keys(config)
     head_dim = _checks.size("head_dim", d.get("head_dim", default=64))
-    given = mapping("rope_parameters", d.need("rope_parameters"))
+    given = settings_of_types(config)
     spectra = {}
     for kind, (base, share) in {FULL: (1e6, 0.25), SLIDING: (1e4, 1.0)}.items():
         own = Keys(mapping(f"rope_parameters.{kind}", given.get(kind, {})), f"rope_parameters.{kind}")
@@ -213,7 +216,7 @@ def dots3(config: dict[str, Any]) -> None:
     width, head_dim = d.integer("qk_rope_head_dim"), d.number("head_dim", 256)
     if d.found("partial_rotary_factor") and int(head_dim * d.number("partial_rotary_factor")) == width:
         del config["partial_rotary_factor"]
-    settings = dict(mapping("rope_parameters", config["rope_parameters"]))
+    settings = settings_of_types(config)
     for kind, own in settings.items():
         share = Keys(mapping(kind, own), f"rope_parameters.{kind}").number("partial_rotary_factor", None)  # of head_dim
         fits = share is None or int(head_dim * share) == width
@@ -230,6 +233,7 @@ def bailing_hybrid(config: dict[str, Any]) -> None:
     for name in ("group_norm_size", "linear_silu", "num_kv_heads_for_linear_attn"):
         message = "{} must be absent, got {!r:.60}: the linear attention of Ring-2.5 and Ling-2.6 rotates too"
         require(config.get(name) is None, message, name, config.get(name))
+    drop_default_base(config, 6e6)
     d = Keys(config)
     width = d.integer("qk_rope_head_dim")
     head_dim, share = d.number("head_dim", width), d.number("partial_rotary_factor", None)
@@ -255,7 +259,7 @@ def even_heads(config: dict[str, Any]) -> None:
 
 def deepseek_v2(config: dict[str, Any]) -> None:
     """Smaller models of DeepSeek-VL2 and DeepSeek-OCR have no latent attention and rotate as the first DeepSeek."""
-    plain = not Keys(config).flag("use_mla", default=config.get("qk_rope_head_dim") != 0)
+    plain = not Keys(config).flag("use_mla", default=not equal(config.get("qk_rope_head_dim"), 0))
     config["model_type"] = "deepseek" if plain else "deepseek_v2"
     if plain:
         deepseek_ocr(config)
@@ -285,11 +289,7 @@ def olmo_hybrid(config: dict[str, Any]) -> None:
     one_set_of_settings(config)
     found = {d.name: d.is_null("rope_theta") for d in rope_settings(config)}
     require(len({*found.values()}) == 1, "rope_theta must be null in all of {} or in none", sorted(found))
-    name, still = Keys(config).string(POSITIONS), any(found.values())
-    message = "{} = {!r:.60} contradicts the layers, which have {}"
-    fits = name is None or name in (("nope",) if still else ("rope", "rotary"))
-    require(fits, message, POSITIONS, name, "no positions: rope_theta is null" if still else "a rotary embedding")
-    config[POSITIONS] = "nope" if still else None
+    put_flags(config, [not any(found.values())] * count_of(Keys(config)))
 
 
 def dbrx(config: dict[str, Any]) -> None:
@@ -378,7 +378,7 @@ def modernbert(config: dict[str, Any]) -> None:
     It is "absolute" in ModernBERT's files and "sans_pos" in those of mmBERT and Ettin.
     """
     needs_rope_type(config)
-    if config.get(POSITIONS) in ("absolute", "sans_pos"):
+    if Keys(config).string(POSITIONS) in ("absolute", "sans_pos"):
         del config[POSITIONS]
 
 
@@ -471,9 +471,8 @@ def deepseek_v4(config: dict[str, Any]) -> None:
     if nested:
         refuse({"model_type": config["model_type"], **given}, *given)
     else:
-        check_agreement(
-            {"rope_theta": spectra["main"]["rope_theta"]} | Keys(given, "rope_parameters").found("rope_theta")
-        )
+        usual = {f"the base of model_type {config['model_type']!r}": spectra["main"]["rope_theta"]}
+        check_agreement((d.found("rope_theta") or usual) | Keys(given, written[0].name).found("rope_theta"))
     for name in ("rope_theta", "compress_rope_theta", "partial_rotary_factor", "head_dim"):
         config.pop(name, None)
     config |= {"qk_nope_head_dim": head_dim - width, "qk_rope_head_dim": width, "rope_on_values": True}

@@ -86,6 +86,15 @@ def take_settings(config: dict[str, Any]) -> dict[str, Any]:
     return agreed({name: value for name, value in found.items() if value}, {})
 
 
+def settings_of_types(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope settings of a type that has an entry for each layer type."""
+    settings = mapping("rope_parameters", Keys(config).need("rope_parameters"))
+    flat = settings and not any(value is None or isinstance(value, Mapping) for value in settings.values())
+    message = "rope_parameters must hold settings for each layer type, got {!r:.60}"
+    require(not flat, message, settings)
+    return dict(settings)
+
+
 def take_repeated(config: dict[str, Any], types: Sequence[Any], name: str, key: str = "", *, more: str = "") -> None:
     """Takes out a value, or a list for each layer, that repeats `key` of the layer types' settings."""
     value, settings = config.get(name), mapping("rope_parameters", config["rope_parameters"])
@@ -139,6 +148,12 @@ def put_settings(config: dict[str, Any], *unread: str, **more: Any) -> None:
         config[name] = {key: value for key, value in settings.items() if key not in unread} | more
 
 
+def drop_default_base(config: dict[str, Any], base: float) -> None:
+    """Takes out a base that is the class's, which transformers writes beside the base in rope_parameters."""
+    if equal(config.get("rope_theta"), base) and Keys(config).within("rope_parameters").found("rope_theta"):
+        del config["rope_theta"]
+
+
 def extended(settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """Settings with more of them, except None; they must not contradict each other."""
     for name, value in more.items():
@@ -164,7 +179,8 @@ def renamed(**names: str) -> Rewriter:
     def rewrite(config: dict[str, Any]) -> None:
         for old, new in names.items():
             if old in config:
-                config[new] = agreed(Keys(config).found(old, new), None)
+                d = Keys(config)
+                config[new] = d.or_default(agreed(d.found(old, new), None), old, new)  # raises for a null beside it
                 del config[old]
 
     rewrite.__doc__ = "; ".join(f"{old} is another name of {new}" for old, new in names.items()) + "."

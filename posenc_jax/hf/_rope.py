@@ -83,8 +83,7 @@ class Rope:
 
     def maximum(self) -> int:
         """The maximum sequence length of the model."""
-        value = agreed(self.d.take(MAXIMUM) | self.config.take(MAXIMUM), missing=MAXIMUM)
-        return _checks.length(MAXIMUM, value)
+        return _length(self.d.take(MAXIMUM) | self.config.take(MAXIMUM), MAXIMUM)
 
     def original(self) -> int:
         """The length that the model was trained for before its spectrum was scaled."""
@@ -103,7 +102,7 @@ class Rope:
             "max_position_embeddings = {!r:.60}, which may be that after it"
         )
         require(found, message, self.d.label, ORIGINAL, self.config.values.get(MAXIMUM))
-        return _checks.length(ORIGINAL, agreed(found))
+        return _length(found, ORIGINAL)
 
     def factor(self) -> float:
         """How many times longer the model's sequences are than the original ones."""
@@ -120,6 +119,13 @@ class Rope:
         if self.length is None:
             raise invalid(f"length must be given: the spectrum of {self.d.spelled('rope_type', 'type')} depends on it")
         return self.length
+
+
+def _length(found: dict[str, Any], missing: str) -> int:
+    """A number of positions by its spellings; a file may have it as a float."""
+    value = agreed(found, missing=missing)
+    whole = isinstance(value, float) and value.is_integer()
+    return _checks.length(next(iter(found)), int(value) if whole else value)
 
 
 def _default(x: Rope) -> tuple[Settings, Make]:
@@ -229,7 +235,7 @@ _TYPES: dict[str, Callable[[Rope], tuple[Settings, Make]]] = {
 }
 
 
-def _coordinates(x: Rope, frequencies: Frequencies) -> tuple[Frequencies, Settings]:
+def _coordinates(x: Rope, frequencies: Frequencies, said: str) -> tuple[Frequencies, Settings]:
     """The spectrum with its pairs divided among coordinates, and the settings that say how, if any do."""
     model = x.config.model
     sections = None if model.sections is None else x.d.get("mrope_section", default=model.sections or None)
@@ -248,7 +254,8 @@ def _coordinates(x: Rope, frequencies: Frequencies) -> tuple[Frequencies, Settin
     own = {f"that of model_type {x.config.model_type!r}": model.interleaved_sections}
     own = {} if model.interleaved_sections is None else own
     interleaved = agreed(x.d.take("mrope_interleaved", "interleaved") | own, False)
-    frequencies = multi_section(frequencies, sections, interleaved=interleaved)
+    with _checks.labelled(said):
+        frequencies = multi_section(frequencies, sections, interleaved=interleaved)
     return frequencies, {"mrope_section": sections, "mrope_interleaved": bool(interleaved)}
 
 
@@ -271,7 +278,8 @@ def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
     backward = "rope_backward" in model.reads and x.d.flag("rope_backward")
     said = next((f"{key} {value!r}" for key, value in x.d.found("rope_type", "type").items()), x.d.name or "rope_type")
     with _checks.labelled(said):
-        frequencies, coordinates = _coordinates(x, make())
+        frequencies = make()
+    frequencies, coordinates = _coordinates(x, frequencies, said)
     if backward:
         frequencies = dataclasses.replace(frequencies, turns=tuple(-turns for turns in frequencies.turns))
         settings["rope_backward"] = True

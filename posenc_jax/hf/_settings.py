@@ -7,12 +7,17 @@ from typing import Any
 
 from posenc_jax import _checks
 from posenc_jax._checks import invalid, require
-from posenc_jax.hf._config import Config
+from posenc_jax.hf._config import VERSION, Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping, mapping_of_strings
 from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
 from posenc_jax.hf._rope import SHARES, rope_type_of
 
 _BASES = "rope_theta", "rotary_emb_base"
+# Bases that transformers 5 does not read in some layer types, and what these have.
+_FORGOTTEN = {
+    "nomic_bert": ("rotary_emb_base", ROTATING, 1_000.0),
+    "olmo3": ("rope_theta", {"sliding_attention"}, 500_000.0),
+}
 
 
 def rope_settings(values: Mapping[str, Any]) -> list[Keys]:
@@ -96,9 +101,10 @@ def _settle_outer_share(config: Config, name: str, own: list[Keys]) -> None:
 def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
     """Settings that are the same for all layer types."""
     model, kinds = config.model, sorted(set(types))
+    named = [kind for kind in kinds if kind not in WITHOUT_POSITIONS]
     _check_types(config, types)
     if model.nested or (model.thetas and settings.name == "rope_parameters" and settings.values):
-        raise invalid(f"{settings.name} must hold settings for each of the layer types {kinds}")
+        raise invalid(f"{settings.name} must hold settings for each of the layer types {named}")
     scaled = model.scaled_types if model.thetas else kinds
     return {kind: settings if kind in scaled else Keys({}) for kind in kinds}
 
@@ -111,6 +117,19 @@ def check_not_replaced(d: Keys) -> None:
         "so write that base into them"
     )
     require(kind == "default" or not d.name.startswith("rope_parameters"), message, d.label, kind)
+
+
+def _check_forgotten(config: Config, kind: str, outside: Mapping[str, Any]) -> None:
+    """Raises for a base that transformers 5 does not read, and code before it does, unless the config is older."""
+    key, kinds, default = _FORGOTTEN.get(config.model_type or "", ("", (), 0.0))
+    if kind not in kinds or key not in outside or equal(outside[key], default) or () < config.release < (5, 0):
+        return
+    message = (
+        "{} = {!r:.60} is the base of all layers in code before transformers 5.0, and in releases since, {} have {}: "
+        "write rope_parameters, or the release that the config is for as transformers_version, got {!r:.60}"
+    )
+    layers = f"those of type {kind}" if config.model.thetas else "they"
+    raise invalid(message.format(key, outside[key], layers, default, config.values.get(VERSION)))
 
 
 def base_of(d: Keys, config: Config, kind: str) -> float:
@@ -133,6 +152,8 @@ def base_of(d: Keys, config: Config, kind: str) -> float:
         check_not_replaced(d)
         config.or_default(default, *null)
         default = config.default_of(key, default)
+    if not own:
+        _check_forgotten(config, kind, outside)
     found = own | outside or ({} if default is None else {f"the base of model_type {config.model_type!r}": default})
     base = agreed(found, missing="rope_theta")
     check_agreement({next(iter(found)): base} | others)

@@ -9,19 +9,54 @@ from functools import lru_cache
 # What people and other programs write for keys whose names are not near, without separators and plurals.
 _NAMES = {
     "rope_theta rotary_emb_base global_rope_theta local_rope_theta rope_local_base_freq": """
-        base basefreq basefrequency basetheta freqbase frequencybase inversefreq invfreq ropebase ropefreqbase
-        ropefrequencybase rotarybase theta thetabase""",
+        base basefreq basefrequency basetheta basevalue embeddingbase freqbase frequencybase globalbasefreq inversefreq
+        invfreq invfreqbase localbasefreq maxwavelength rotbase ropebase ropefreqbase ropefrequencybase rotarybase theta
+        thetabase wavelengthbase""",
     "rope_scaling": """
-        factor freqscale frequencyscale ropefactor ropescale ropescalingfactor ropescalingtype scaling scalingconfig
-        scalingfactor scalingtype""",
+        contextextension contextscaling ctxscaling factor freqscale frequencyscale lengthscaling linearscaling llama3
+        llama3scaling posscaling ropefactor ropescale ropescalingfactor ropescalingtype scaleconfig scaling
+        scalingconfig scalingdict scalingfactor scalingparam scalingparameter scalingtype""",
     "head_dim": """
-        attentionheadsize attnheaddim dhead dimhead dimperhead headdimension headdimsize headsize hiddensizeperhead
-        perheaddim sizeperhead""",
-    "sliding_window_pattern": "slidingpattern windowpattern",
+        attentionheadsize attentionheadwidth attnheaddim attnheadsize dhead dimhead dimperhead headdimension headdimsize
+        headfeature headsize hiddensizeperhead keylength nembdhead nembdperhead numheaddim perheaddim sizeperhead
+        widthperhead""",
+    "partial_rotary_factor rotary_pct rotary_emb_fraction": "partialfactor",
+    "rotary_dim": "rotdim",
+    "sliding_window_pattern": """
+        slidingattentionpattern slidingattnpattern slidingpattern slidingwindowinterval slidingwindowperiod swpattern
+        windowpattern""",
+    "full_attention_interval": "fullattentionevery fullattentionperiod fullattnevery",
+    "global_attn_every_n_layers": "globalattentionevery globalattnevery globalattninterval globaleverynlayer",
+    "layer_types": """
+        attentionlayertype attnlayertype decoderlayertype hybridlayertype layerattentiontype layerattntype layerkind
+        mixertype""",
+    "no_rope_layers": "nopelayer nopelayers noposlayer noposlayers",
+    "rope_interleave": "gptjstyle isneox isneoxstyle neoxstyle traditional",
     "original_max_position_embeddings": """
-        originalcontextlength originallength originalmaxlength originalmaxseqlen originalseqlen""",
+        maxpositionembeddingsoriginal nctxorig nctxtrain origctxlen originalcontext originalcontextlength originalctx
+        originalctxlen originallength originalmaxlen originalmaxlength originalmaxposition originalmaxseqlen
+        originalmaxseqlength originalseqlen""",
+    "attn_temperature_tuning": "attentiontemperature attntemperature",
 }
 _OTHER_NAMES = {word: names.split() for names, words in _NAMES.items() for word in words.split()}
+# Words that people shorten, or write in other forms.
+_WORDS: dict[str, str] = {
+    "attn": "attention",
+    "ctx": "context",
+    "dimension": "dim",
+    "emb": "embedding",
+    "freq": "frequency",
+    "freqs": "frequency",
+    "len": "length",
+    "orig": "original",
+    "percent": "pct",
+    "percentage": "pct",
+    "pos": "position",
+    "rot": "rotary",
+    "scale": "scaling",
+    "scales": "scaling",
+    "temp": "temperature",
+}
 # Keys that some types read, and what the others read in their place.
 SAME = {
     **dict.fromkeys(("rotary_pct", "rotary_emb_fraction"), "partial_rotary_factor"),
@@ -36,17 +71,18 @@ KNOWN = set(
     """
     H_cycles L_bp_cycles L_cycles attention_window block_types channels compress_rates feat_dim global_rope_theta
     head_dim_k head_dim_q head_dim_v head_k_dim head_num head_v_dim in_channels index_head_dim indexer_head_dim
-    indexer_n_heads kv_head_dim layer_type local_rope_theta max_2d_position_embeddings mean_dim moe_layer_interval
-    mtp_layer_types no_rope_layer_interval partial_rotary_factor partial_rotary_factors position_embeddings_type
-    q_head_dim qk_channels qk_head_dim qk_nope_head_dim qk_rope_head_dim rope_interleave sliding_windows
-    swa_qk_rope_head_dim use_cla use_mem_rope use_mha use_mlp use_mqa use_rope v_channels v_head_dim
+    indexer_n_heads kv_head_dim layer_type local_rope_theta max_2d_position_embeddings max_pos_emb mean_dim
+    moe_layer_interval mtp_layer_types no_rope_layer_interval partial_rotary_factor partial_rotary_factors
+    position_embeddings_type q_head_dim qk_channels qk_head_dim qk_nope_head_dim qk_rope_head_dim rope_interleave
+    rotary_embedding_base sliding_windows swa_qk_rope_head_dim use_cla use_mem_rope use_mha use_mlp use_mqa use_rope
+    v_channels v_head_dim
     """.split()
 )
 # An error says that one of these is missing, no spectrum depends on it, or all keys near it speak of positions.
 _SIZES = set(
     """
-    alibi_bias_max compression_ratio d_model decoder_num_attention_heads decoder_num_hidden_layers
-    encoder_attention_heads encoder_layers group_norm_size hidden_size interleaved linear_silu model_type n_embd
+    alibi_bias_max compression_ratio d_model decoder_num_attention_heads decoder_num_hidden_layers depth embed_dim
+    encoder_attention_heads encoder_layers group_norm_size hidden_size interleaved layers linear_silu model_type n_embd
     n_head n_heads n_layer n_layers nope num_attention_heads num_hidden_layers num_key_value_heads
     num_kv_heads_for_linear_attn num_layers num_nextn_predict_layers patch_size q_head_dim rope
     swa_num_attention_heads swa_num_key_value_heads swa_v_head_dim transformers_version use_alibi use_fope use_nope
@@ -60,8 +96,9 @@ def meant(key: str, read: Collection[str]) -> list[str]:
     if key in read or key.startswith("_"):  # transformers 4 wrote some private attributes
         return []
     names = sorted(name for name in read if name not in _SIZES)
-    others = _OTHER_NAMES.get(_folded(key), ())
+    others = _OTHER_NAMES.get(_folded(key)) or _OTHER_NAMES.get(_plain(key), ())
     same = [name for name in names if name in others or _folded(name) == _folded(key)]
+    same = same or [name for name in names if key not in KNOWN and _words(name) == _words(key)]
     near = ([] if key in KNOWN else [name for name in names if _near(key, name, edits)] for edits in (1, 2))
     return same or next(filter(None, near), [])
 
@@ -75,6 +112,14 @@ def same_word(word: str, known: Collection[str]) -> str | None:
 def _folded(key: str) -> str:
     """A key without case, separators and plurals."""
     return _plain(re.sub("s(?=[^a-z]|$)", "", key.lower()))
+
+
+@lru_cache(maxsize=4096)
+def _words(key: str) -> tuple[str, ...]:
+    """The words of a key in one form, whatever their order."""
+    words: list[str] = re.findall("[a-z0-9]+", re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", key).lower())
+    one = (word if word in _WORDS else word.removesuffix("s") for word in words)
+    return tuple(sorted(_WORDS.get(word, word) for word in one))
 
 
 def _plain(key: str) -> str:

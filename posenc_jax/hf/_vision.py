@@ -11,6 +11,7 @@ from posenc_jax._axes import join
 from posenc_jax._checks import public, require
 from posenc_jax._frequencies import Frequencies, geometric
 from posenc_jax._scalings import linear_scaling
+from posenc_jax.hf._config import check_spelling
 from posenc_jax.hf._keys import agreed, speaks_of_positions
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import RotaryLayer
@@ -78,6 +79,7 @@ def _plan(config: TowerConfig) -> VisionPlan:
         plan = QUIRKS[config.model_type](config, plan)
     for settings in config.settings:
         settings.finish()
+    check_spelling(config.values, config.asked, f"model_type {config.model_type!r} reads")
     config.finish(lambda key: speaks_of_positions(key) or bool(_ORDER.search(key)))
     return plan
 

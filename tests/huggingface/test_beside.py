@@ -116,9 +116,8 @@ def test_settings_beside_the_language_model(part, spelling):
         assert read(whole | {key: None}) == plan
         refused(whole | {key: other}, rf"^rotary_from_config: {key}.* contradicts {part}\.")
         bare = {"model_type": outer, part: PERSIMMON | {"rope_theta": 3e4} if key != "rope_theta" else PERSIMMON}
-        refused(
-            bare | {key: said}, f"stands beside {part}, where nothing reads it|contradicts {part}.rope_theta = 30000"
-        )
+        match = f"stands beside {part}, where nothing reads it|contradicts {part}.rope_theta = 30000"
+        refused(bare | {key: other if key == "partial_rotary_factor" else said}, match)
 
 
 def test_settings_beside_the_language_model_in_other_words():
@@ -149,6 +148,89 @@ def test_settings_beside_the_language_model_in_other_words():
     text = SIZES | {"hidden_size": 512, "model_type": "qwen2_5_vl_text", "rope_theta": 1e6}
     text |= {"rope_scaling": sections | {"type": "default"}}
     assert read({"model_type": "qwen2_5_vl", "text_config": text, "rope_scaling": sections}) == read(text)
+
+
+LINEAR = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+BY_TYPE = {
+    "gemma3": {FULL: LINEAR, SLIDING: {"rope_type": "default", "rope_theta": 1e4}},
+    "gemma4": {FULL: PROPORTIONAL, SLIDING: {"rope_type": "default", "rope_theta": 1e4}},
+}
+WAYS = {
+    "the same": dict,
+    "in another order": lambda d: dict(reversed(list(d.items()))),
+    "in integers": lambda d: {k: int(x) if x in (8.0, 1e4, 1e6) else x for k, x in d.items()},
+    "in the older word": lambda d: {"type" if k == "rope_type" else k: x for k, x in d.items()},
+    "without the default": lambda d: {k: x for k, x in d.items() if x != "default"},
+    "with the default": lambda d: {"partial_rotary_factor": 1.0} | d,
+    "with a null": lambda d: d | {"original_max_position_embeddings": None},
+}
+
+
+def of_types(name, settings):
+    text = SIZES | {"model_type": f"{name}_text", "head_dim": 256, "num_hidden_layers": 6}
+    return text | {"layer_types": [SLIDING] * 5 + [FULL], "rope_parameters": settings}
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("name", BY_TYPE)
+def test_settings_for_layer_types_beside_those_that_mean_the_same(name, key):
+    """On either side, in every way to say the same; one layer type's may be missing outside."""
+    settings = BY_TYPE[name]
+    plan = read(of_types(name, settings))
+    for way, said in itertools.product(WAYS.values(), (settings, {FULL: settings[FULL]})):
+        written = {kind: way(d) for kind, d in said.items()}
+        assert read({"model_type": name, "text_config": of_types(name, settings), key: written}) == plan
+        inner = of_types(name, settings | written)
+        assert read({"model_type": name, "text_config": inner, key: settings}) == plan
+    whole, sliding = {"model_type": name, "text_config": of_types(name, settings)}, settings[SLIDING]
+    own = rf"text_config.rope_parameters.{SLIDING}"
+    for wrong, match in (
+        ({SLIDING: sliding | {"rope_theta": 2e4}}, rf"{SLIDING}.rope_theta = 20000.0 contradicts {own}.rope_theta = 1"),
+        ({SLIDING: sliding | {"rope_type": "yarn"}}, rf"{SLIDING}.rope_type = 'yarn' contradicts {own}.rope_type = 'd"),
+        ({SLIDING: sliding | {"factor": 2.0}}, rf"the key {key}.{SLIDING}.factor = 2.0 stands beside text_config"),
+        ({SLIDING: sliding | {"partial_rotary_factor": 0.5}}, rf"{SLIDING}.partial_rotary_factor = 0.5 stands beside"),
+        ({"main": sliding}, f"the key {key}.main.rope_type = 'default' stands beside text_config"),
+        ({SLIDING: None}, f"the key {key} = .* stands beside text_config"),
+        ({"rope_theta": 1e6}, rf"rope_theta = 1000000.0 contradicts {own}.rope_theta = 10000.0"),
+    ):
+        refused(whole | {key: settings | wrong}, match)
+
+
+def test_settings_for_layer_types_beside_one_set():
+    """Which is for all layers, or an old one of Gemma 3, for its full layers alone."""
+    llama = SIZES | {"model_type": "llama", "rope_theta": 5e5}
+    whole = {"model_type": "llava", "text_config": llama}
+    assert read(whole | {"rope_parameters": {FULL: {"rope_theta": 500_000}}}) == read(llama)
+    for kind, theta, match in ((FULL, 1e4, "contradicts text_config.rope_theta"), ("main", 5e5, "stands beside")):
+        refused(whole | {"rope_parameters": {kind: {"rope_theta": theta}}}, match)
+    old = {key: x for key, x in of_types("gemma3", {}).items() if key != "rope_parameters"}
+    old |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    whole = {"model_type": "gemma3", "text_config": old}
+    assert read(whole | {"rope_parameters": BY_TYPE["gemma3"]}) == read(old)
+    for wrong in (LINEAR | {"rope_theta": 1e4}, {"rope_theta": 1e6}):
+        refused(
+            whole | {"rope_parameters": {SLIDING: wrong}}, f"{SLIDING}.* stands beside|contradicts text_config.rope_l"
+        )
+
+
+def test_what_a_missing_setting_means_beside_the_language_model():
+    """The class's base and share, unless releases differ, or the composite has another, or other words may say it."""
+    bare = SIZES | {"model_type": "llama"}
+    for key, value in (("rope_theta", 10_000), ("partial_rotary_factor", 1.0)):
+        assert read({"model_type": "llava", "text_config": bare, key: value}) == read(bare)
+    for text, key, value in (
+        (PERSIMMON, "rope_theta", 10_000.0),
+        (SIZES | {"model_type": "openelm", "rope_freq_constant": 5e5}, "rope_theta", 10_000.0),
+        (SIZES | {"model_type": "gpt_neox", "rotary_pct": 0.5}, "partial_rotary_factor", 0.25),
+        (SIZES | {"model_type": "gptj"}, "partial_rotary_factor", 1.0),
+    ):
+        refused(
+            {"model_type": "llava", "text_config": text, key: value}, f"the key {key} = .* stands beside text_config"
+        )
+    refused(
+        {"model_type": "voxtral", "text_config": bare, "rope_theta": 1e4}, "contradicts text_config.rope_theta = 1000"
+    )
 
 
 def test_settings_beside_those_of_layer_types():
@@ -235,10 +317,22 @@ def test_the_name_of_the_positions_of_olmo_hybrid():
     key, config = "position_embedding_type", configs.RECORDED["olmo_hybrid"]["config"]
     still = config | {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}
     assert read(still | {key: "nope"}) == read(still) != read(config) == read(config | {key: "rope"})
-    refused(
-        still | {key: "rope"}, f"{key} = 'rope' contradicts the layers, which have no positions: rope_theta is null"
-    )
-    refused(config | {key: "nope"}, f"{key} = 'nope' contradicts the layers, which have a rotary embedding")
+    for file, word, has in ((still, "rope", "no positions"), (config, "nope", "a rotary embedding")):
+        refused(file | {key: word}, f"{key} = '{word}' is not read by the code of .*, whose layers have {has}")
+
+
+# Keys that transformers writes
+
+
+@pytest.mark.parametrize(("name", "base"), [("cohere2_moe", 10_000.0), ("bailing_hybrid", 6e6)])
+def test_the_base_of_the_class_beside_that_of_the_settings(name, base):
+    """As transformers saves it: it reads that of the settings."""
+    config = {key: x for key, x in configs.RECORDED[name]["config"].items() if key != "rope_parameters"}
+    given = config | {"rope_parameters": {"rope_type": "default", "rope_theta": 123_456.0}}
+    assert read(given | {"rope_theta": base}) == read(given) != read(config) == read(config | {"rope_theta": base})
+    refused(given | {"rope_theta": 2 * base}, "rope_parameters.rope_theta = 123456.0 contradicts rope_theta = ")
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024}
+    assert read(config | {"rope_parameters": yarn, "rope_theta": base})
 
 
 # Keys of published files that no code of transformers reads
@@ -278,6 +372,8 @@ def test_two_names_of_a_key(name, one, two, value):
     rest = {key: x for key, x in config.items() if key not in (one, two)}
     plan = read(rest | {two: value})
     assert read(rest | {one: value}) == read(rest | {one: value, two: value}) == plan
+    for null, other in ((one, two), (two, one)):
+        refused(rest | {other: value, null: None}, f"{null} must have a value or be left out for {value}, got null")
     refused(rest | {one: value, two: value // 2}, f"{one} = {value} contradicts {two} = {value // 2}")
     if two != "num_attention_heads":  # the class has a head_dim
         refused(rest, f"{two}.* is missing")

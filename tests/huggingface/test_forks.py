@@ -1,5 +1,7 @@
 """Types that are not known, and have a name like a known one: the error says what to compare, and invites to nothing."""
 
+import re
+
 import pytest
 
 from helpers.tiers import thorough
@@ -51,6 +53,34 @@ def test_what_two_forks_do_otherwise():
         in message("gemma3_txt")
     )
     assert "near name" not in message("my_model")
+
+
+@pytest.mark.parametrize(
+    ("fork", "facts"),
+    [
+        ("gptj2", "'gptj' pairs features 2i and 2i + 1, rotates 64 features of a head, has base 10,000"),
+        (
+            "deepseek_v5",
+            "'deepseek_v4' pairs features 2i and 2i + 1, rotates the last features of a head, rotates values too",
+        ),
+        (
+            "nanochat2",
+            "'nanochat' pairs features i and i + r/2, rotates the whole head, has base 10,000, rotates backwards",
+        ),
+        ("cohere2_moe2", "'cohere2_moe' .*, has base 10,000, may have layers without positions"),
+        ("muse_glimmer2", "'muse_glimmer_text' .*, has base 10,000, may have layers without positions"),
+    ],
+)
+def test_what_a_name_does_not_say(fork, facts):
+    assert re.search(facts.replace("+", "[+]"), message(fork))
+
+
+def test_a_base_that_the_settings_must_say():
+    """It is no default of the type, so that the error names none."""
+    for name, model in MODELS.items():
+        if model.nested and not known(f"{name.removesuffix('_text')}2") and len(name) > 4:
+            facts = message(f"{name.removesuffix('_text')}2").partition(f"{name!r} ")[2].partition(";")[0]
+            assert "has base" not in facts, name
 
 
 def test_towers():

@@ -396,9 +396,15 @@ def test_a_broken_config_gives_the_right_plan_or_a_clear_error(chunk, record_pro
 
 
 def test_a_share_that_is_none_is_refused_by_its_own_name():
-    config = {"model_type": "step3p5", "num_hidden_layers": 6, "num_attention_heads": 64, "rotary_emb_fraction": 4096}
-    message = outcome(0, config | {"max_position_embeddings": 128_000}, length=9, layout="half")
-    assert "rotary_emb_fraction must be more than 0 and at most 1, got 4096" in message
+    config = {"model_type": "step3p5", "num_hidden_layers": 6, "num_attention_heads": 64, "partial_rotary_factor": 4096}
+    config |= {"max_position_embeddings": 128_000, "layer_types": ["full_attention"] * 6}
+    settings = {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}
+    message = outcome(0, config | settings, length=9, layout="half")
+    assert "partial_rotary_factor must be more than 0 and at most 1, got 4096" in message
+    config = {k: x for k, x in config.items() if k != "partial_rotary_factor"} | settings
+    for word in ("rotary_pct", "rotary_emb_fraction"):  # the code does not read them
+        assert outcome(0, config | {word: 1.0}) == outcome(0, config)
+        assert f"contradicts {word} (of 128) = 64" in outcome(0, config | {word: 0.5})
 
 
 def test_a_whole_config_gives_what_the_oracle_says():

@@ -386,7 +386,7 @@ def test_a_plan_made_by_hand_has_no_settings_to_write(plan):
         (V4 | {"layer_types": ["sliding_attention"] * 4}, "compress_ratios contradicts layer_types"),
         (V4 | {"compress_ratios": None, "layer_types": ["full_attention"] * 4}, "layer_types must be of"),
         (V4 | {"partial_rotary_factor": 0.25}, "qk_rope_head_dim must be 128 in model_type 'deepseek_v4', got 64"),
-        (V4 | {"rope_scaling": ROPE | {"rope_theta": 5e6}}, "rope_theta = 10000.0 contradicts rope_parameters.rope_theta"),
+        (V4 | {"rope_scaling": ROPE | {"rope_theta": 5e6}}, "deepseek_v4' = 10000.0 contradicts rope_scaling.rope_theta = 5"),
         (V4 | {"rope_scaling": ROPE | {"rope_type": "deepseek_yarn"}}, "'deepseek_yarn' has an amplitude of its own"),
         (V4 | {"rope_theta": None}, "rope_theta must have a value or be left out for 10000.0, got null"),
         (V4 | {"rope_scaling": {"main": MAIN, "compress": SUB, "rope_type": "yarn"}}, "rope_type = 'yarn' is not read"),

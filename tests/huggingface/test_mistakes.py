@@ -80,6 +80,31 @@ def test_a_language_model_that_may_have_any_type(outer, part):
     assert rotary_from_config({"model_type": outer, part: SIZES | {"model_type": "llama"}}).layers
 
 
+@pytest.mark.parametrize(
+    "part",
+    "textConfig text-config text_configs TextConfig text_cfg txt_text language_model language_model_config llm lm lm_cfg "
+    "text_model text decoder decoder_config text_config_dict language_config_".split(),
+)
+def test_a_misspelled_language_model(part):
+    """It would be passed over: the outer config may have all keys of one, as in files before text_config."""
+    outer = SIZES | {"model_type": "qwen3_vl", "rope_theta": 5e6}
+    for text in (SIZES | {"model_type": "qwen3_vl_text"}, {"rope_theta": 1e6}, {"rope_scaling": {}}):
+        for whole in (outer, {"model_type": "llava"}, {"model_type": "gemma3"}, {}):
+            refused(
+                whole | {part: text}, f"the key {part} = .* is not known and holds a language model: write text_conf"
+            )
+    assert rotary_from_config(outer | {part: {"dropout": 0.0}, "transformers_version": "5.23.0"}).layers
+    assert rotary_from_config(outer | {part: None}).layers
+
+
+@pytest.mark.parametrize("tower", ["vision_config", "audio_config"])
+def test_a_composite_without_a_language_model(tower):
+    message = f"text_config is missing beside {tower}, with the language model of model_type 'my_vl'"
+    for text in ({}, {"text_config": None}):
+        refused({"model_type": "my_vl", tower: SIZES} | text, message)
+    refused({"model_type": "my_vl", tower: SIZES} | SIZES, "model_type 'my_vl' is not known, and its code may do")
+
+
 @pytest.mark.parametrize("part", ["text_config", "language_config"])
 @pytest.mark.parametrize(
     "override",
@@ -112,6 +137,39 @@ def test_a_missing_rope_type(key, place):
         else {"model_type": "llama", place: settings}
     )
     refused(config, rf"{place}.rope_type is missing beside [\w.]+{place}.{key} = " if "_a" in place else f"{place}.rope_type is missing beside {place}.{key} = ")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(name for name, model in MODELS.items() if model.nested))
+def test_one_set_of_settings_where_layer_types_have_their_own(name):
+    """The error does not look into its values, nor ask for settings of layers without attention."""
+    config = SIZES | {"model_type": name, "head_dim": 64, "layer_types": ["sliding_attention", "full_attention"]}
+    config |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "transformers_version": "5.23.0"}
+    for settings in ({"rope_theta": 1e6}, {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e6}):
+        if name == "deepseek_v4":
+            refused(config | {"rope_parameters": settings}, "layer_types must be of|rope_theta .*contradicts")
+        else:
+            refused(
+                config | {"rope_parameters": settings}, "rope_parameters must hold settings for each (of the )?layer t"
+            )
+    if MODELS[name].hybrid:
+        config |= {"layer_types": ["conv", "full_attention"], "rope_parameters": {"rope_theta": 1e6}}
+        refused(config, r"must hold settings for each of the layer types \['full_attention'\]$")
+
+
+@pytest.mark.parametrize("key", ["original_max_position_embeddings", "max_position_embeddings"])
+def test_a_length_may_be_a_whole_float(key):
+    """As transformers reads it in the settings; the error of another one names the place."""
+    yarn = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e6, "original_max_position_embeddings": 1024}
+    for place in ("rope_scaling", "rope_parameters"):
+        plan = rotary_from_config(SIZES | {"model_type": "llama", place: yarn})
+        config = SIZES | {"model_type": "llama", place: yarn | {key: float((SIZES | yarn)[key])}}
+        assert rotary_from_config(config) == plan
+        for wrong in (1024.5, "1024", True):
+            with pytest.raises(TypeError, match=f"{place}.{key} must be an integer, got") as error:
+                rotary_from_config(
+                    SIZES | {"model_type": "llama", place: yarn | {key: wrong}} | {"max_position_embeddings": None}
+                )
+            assert repr(wrong) in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +238,7 @@ def test_an_odd_width_of_heads(head_dim):
         (llama(rope_scaling={"type": "su", "rope_type": "linear", "factor": 2.0}), "rope_scaling.rope_type = 'linear' contradicts rope_scaling.type = 'su'"),
         (llama(rope_scaling={"type": "su", "short_factor": [1.0], "long_factor": [1.0], "factor": 2.0, "original_max_position_embeddings": 32}, max_position_embeddings=64), "^rotary_from_config: rope_scaling.type 'su': longrope: short_factor"),
         (QWEN_25_VL | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 20]}}, "^rotary_from_config: rope_scaling.type 'mrope': multi_section: .* got \\(16, 24, 20\\)"),
-        (SIZES | {"model_type": "qwen3_5_text", "rope_theta": 1e7, "head_dim": 64, "layer_types": ["full_attention"] * 2}, r"mrope_section is missing, and \(11, 11, 10\) of model_type 'qwen3_5_text' do not sum to 8 pairs"),
+        (SIZES | {"model_type": "qwen3_5_text", "rope_theta": 1e7, "head_dim": 64, "layer_types": ["full_attention"] * 2}, r"^rotary_from_config: rope_parameters.mrope_section is missing, and \(11, 11, 10\) of model_type 'qwen3_5_text' do not sum to 8 pairs"),
         (QWEN_25_VL | {"rope_scaling": None, "head_dim": 64}, r"mrope_section is missing, and \(16, 24, 24\) of model_type 'qwen2_5_vl' do not sum to 32 pairs"),
     ],
 )  # fmt: skip

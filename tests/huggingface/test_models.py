@@ -101,7 +101,9 @@ def test_the_layer_types_that_no_key_says():
             (i + 1) % period == 0 for i in range(13)
         ], name
     scaling = {"rope_type": "linear", "factor": 2.0}
-    layers = rotary_from_config(base | {"model_type": "olmo3", "rope_scaling": scaling}).layers
+    layers = rotary_from_config(
+        base | {"model_type": "olmo3", "rope_scaling": scaling, "transformers_version": "4.57.0"}
+    ).layers
     for i, layer in enumerate(layers):
         close(layer.frequencies, plain(64, 7e5) / (2 if i % 4 == 3 else 1))
     base = {"head_dim": 64, "num_hidden_layers": 9}

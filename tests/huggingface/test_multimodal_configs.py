@@ -138,6 +138,17 @@ def test_what_is_refused(config, tokens, given, error, match):
         hf.positions_from_tokens(config, tokens, **given)
 
 
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [("spatial_merge_size", "spatial_merge_sizes"), ("tokens_per_second", "tokens_per_seconds"), ("tokens_per_second", "tokensPerSecond")],
+)  # fmt: skip
+def test_a_misspelled_key_of_the_tower(key, word):
+    """The default would count other patches, or other times."""
+    config, tokens = {"model_type": "qwen2_5_vl", "vision_config": {word: 2}}, [7, 151656, 151656, 8]
+    with pytest.raises(ValueError, match=f"the key {word} = 2 is near {key}, which the model reads: write {key}"):
+        hf.positions_from_tokens(config, np.array(tokens), video_grids=[(2, 2, 2)], video_seconds=[2.0])
+
+
 def test_tokens_are_known():
     with pytest.raises(TypeError, match="tokens must be known, not traced"):
         jax.jit(lambda t: hf.positions_from_tokens(QWEN, t))(ROW)

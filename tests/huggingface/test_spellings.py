@@ -81,7 +81,7 @@ def test_blocks_of_nemotron_nas():
     for model_type in ("nemotron-nas", "deci"):
         assert widths(read(model_type, **keys, block_configs=blocks)) == [16, 0, 0, 16]
     for changes, match in (
-        ({"position_embedding_type": "rope_llama4"}, "position_embedding_type must be 'rope' in model_type"),
+        ({"position_embedding_type": "rope_llama4"}, "position_embedding_type = 'rope_llama4' is not read by the code"),
         ({"block_configs": blocks[:3]}, "block_configs must have 4 items, one for each layer, got 3"),
         ({"block_configs": [{}] * 4}, "block_configs.attention is missing"),
     ):

@@ -87,10 +87,11 @@ def test_the_release_of_the_file_decides(name):
 
 @pytest.mark.parametrize("name", MOVED)
 def test_a_base_that_is_written_needs_no_release(name):
-    plan = rotary_from_config(SIZES | {"model_type": name, MOVED[name].key: 123.0})
+    full = {"layer_types": ["full_attention"] * SIZES["num_hidden_layers"]}  # sliding layers forget it
+    config = SIZES | {"model_type": name, MOVED[name].key: 123.0} | (full if name == "olmo3" else {})
+    plan = rotary_from_config(config)
     for release in ("4.0.0", "9.0.0", "main"):
-        config = SIZES | {"model_type": name, MOVED[name].key: 123.0, "transformers_version": release}
-        assert rotary_from_config(config) == plan
+        assert rotary_from_config(config | {"transformers_version": release}) == plan
     assert 123.0 in bases(plan)
 
 
@@ -104,3 +105,24 @@ def test_a_config_without_a_type_has_no_default_that_a_release_could_move():
     inner = {"head_dim": 64, "num_hidden_layers": 2, "rope_interleave": False, "rope_theta": 1e5}
     plan = rotary_from_config({"transformers_version": "5.24.0", "text_config": inner})
     assert plan == rotary_from_config(inner)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "default", "types"),
+    [("nomic_bert", "rotary_emb_base", 1_000.0, []), ("olmo3", "rope_theta", 500_000.0, ["sliding_attention"])],
+)
+def test_a_base_that_transformers_5_forgets(name, key, default, types):
+    """Of all layers, or of sliding ones: it is read where the file is older, or has the class's value."""
+    config = {"model_type": name, "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 4, key: 12_345.0}
+    for version in ("4.34.0", "4.57.0.dev0"):
+        plan = rotary_from_config(config | {"transformers_version": version})
+        assert {dict(layer.settings)["rope_theta"] for layer in plan.layers} == {12_345.0}
+    for version in (None, "5.0.0", "5.24.0"):
+        said = {} if version is None else {"transformers_version": version}
+        match = f"{key} = 12345.0 is the base of all layers in code before .* have {default}: .* got {version!r}"
+        with pytest.raises(ValueError, match=match):
+            rotary_from_config(config | said)
+        assert rotary_from_config(config | said | {key: default}).layers
+    if types:
+        full = config | {"layer_types": ["full_attention"] * 4}
+        assert rotary_from_config(full).layers

@@ -178,6 +178,35 @@ def test_keys_that_change_no_rotation(name, key):
 
 # What is refused
 
+MISSPELLED = {
+    "rope_parameters": {"rope_theta": 123.0}, "rope_scaling": {"rope_theta": 123.0}, "rope_theta": 123.0, "head_dim": 12,
+    "spatial_merge_size": 3, "window_size": 56, "pos_emb_height": 48, "image_size": 448,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", MISSPELLED)
+def test_a_misspelled_key_of_every_tower(key):
+    """Where the tower reads the key, another case, separator or letter is an error that names it."""
+    count, words = 0, (key.replace("_", "-"), key.upper(), "".join(map(str.capitalize, key.split("_"))))
+    words = *words, f"{key}s", key[:-1], key[:3] + key[4:], key[:2] + key[3] + key[2] + key[4:]
+    for config in SEEDS:
+        plan, right = outcome(config), outcome(config | {key: MISSPELLED[key]})
+        if right == plan or "is not known or not used here" in str(right):
+            continue
+        for word in words:
+            got = outcome(config | {word: MISSPELLED[key]})
+            assert isinstance(got, str) and f"the key {word} = " in got, (config["model_type"], word, got)
+            count += 1
+    assert count > 6
+
+
+def outcome(config):
+    try:
+        return vision_rotary_from_config(config)
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+
 BAD = [
     ({"model_type": "paddleocr_vl", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3}, "vision_config is missing: model_type 'paddleocr_vl' is a whole model"),
     # which tower

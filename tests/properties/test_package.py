@@ -26,7 +26,7 @@ FLOORS = (
     "_distance _figure _frequencies _xla hf._forks hf._keys",
     "_arguments _axes _exponentials _flash_bias _groups _operation _positions _tile_arguments _tiles _waves hf._config hf._patches hf._tower_config",
     "_blockwise _flash_gpu_scores _fourier _learned _learned_bias _ntk _parts _scalings _pairs _sinusoidal hf._layers hf._parameters",
-    "_bias _content_bias _flash_gpu _multimodal _relative_bias _turn_forms hf._multimodal hf._rewriting hf._rope hf._tower_tables",
+    "_bias _content_bias _flash_gpu _multimodal _relative_bias _turn_forms hf._composite hf._multimodal hf._rewriting hf._rope hf._tower_tables",
     "_flash_gpu_backward _turn hf._settings kernels",
     "_flash_gpu_table",
     "_flash",

@@ -14,7 +14,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from posenc_jax.hf import _config, _models, _refused
+from posenc_jax.hf import _composite, _models, _refused
 
 ROTARY = re.compile(r"rotary|rotate_half|rope_|_rope\b|\brope\b|RoPE|inv_freq")
 
@@ -39,7 +39,7 @@ def language_model(model_type: str) -> str:
     if model_type in _refused.REFUSED:
         return model_type
     config = CONFIG_MAPPING[model_type]().to_dict()
-    return _config.text_of(config)["model_type"]
+    return _composite.text_of(config)["model_type"]
 
 
 def census() -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from oracles import configs
 from posenc_jax.hf import _config, rotary_from_config
 from posenc_jax.hf._models import MODELS
-from posenc_jax.hf._typos import _SIZES, KNOWN, _near, meant
+from posenc_jax.hf._typos import _SIZES, KNOWN, _near, _words, meant
 
 
 def asked_by(config, monkeypatch):
@@ -39,12 +39,13 @@ def test_the_keys_of_a_class_are_no_misspellings(monkeypatch, tally):
     near = set()
     for name in CONFIG_MAPPING:
         near |= {key for key in keys_of(CONFIG_MAPPING[name]) if any(_is_near(key, other) for other in everything)}
-    assert near - KNOWN - everything == set()  # what is missing in KNOWN
+    assert near - KNOWN - everything - {"dim_head"} == set()  # what is missing in KNOWN; this one is another name
     tally["keys of config classes near one that is read"] = len(near)
 
 
 def _is_near(key, other):
-    return key != other and not key.startswith("_") and (_near(key, other, 1) or _near(key, other, 2))
+    near = _near(key, other, 1) or _near(key, other, 2) or _words(key) == _words(other)
+    return key != other and not key.startswith("_") and near
 
 
 def theirs(name, config):

@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from huggingface.published import PUBLISHED
 from oracles import configs, recorded
-from posenc_jax.hf import _config, _models
+from posenc_jax.hf import _composite, _models
 
 CASES = {
     **{f"published {case['name']}": case["config"] for case in recorded.cases("hf_published")},
@@ -75,7 +75,7 @@ def _parts():
     for name, whole in CONFIG_MAPPING.items():
         for key, spec in whole.sub_configs_defaults.items():
             inner = spec.model_type or getattr(spec.config_class, "model_type", None)
-            if key in (*_config._PARTS, *_config._PARTS_OF.get(name, ())) and inner in _models.MODELS:
+            if key in (*_composite._PARTS, *_composite._PARTS_OF.get(name, ())) and inner in _models.MODELS:
                 yield name, key, inner
 
 
