@@ -103,13 +103,14 @@ def _model_of(config: Any) -> tuple[Keys, Multimodal]:
     """The part of a config that has the placeholders, and the facts of its model_type."""
     keys = parse_config(config)
     name = keys.string("model_type")
+    require(name is not None, "model_type is missing: it says how a model places images and videos")
     if name in THINKERS:
         keys = Keys(mapping_of_strings("thinker_config", keys.need("thinker_config")), "thinker_config")
         name, inner = THINKERS[name], keys.string("model_type")
         require(inner in (None, name), "thinker_config.model_type must be {!r}, got {!r:.60}", name, inner)
     check_read(name, REFUSED)
     if name not in MULTIMODAL:
-        check_case(name or "", [*MULTIMODAL, *THINKERS])
+        check_case(name, [*MULTIMODAL, *THINKERS])
         raise invalid(
             f"model_type {name!r:.60} is not known as a whole model with positions of several coordinates: if it "
             "places images and videos as a known type does, write that type in its place"

@@ -453,9 +453,11 @@ def deepseek_v4(config: dict[str, Any]) -> None:
     nested = any(isinstance(given.get(name), Mapping) for name in _BASES_OF_V4)
     for name, (key, usual) in _BASES_OF_V4.items():
         if nested:
-            own = dict(mapping(f"rope_parameters.{name}", given.pop(name, None)))
+            label = f"{written[0].name}.{name}"
+            own = dict(mapping(label, Keys(given, written[0].name).need(name)))
+            del given[name]
             own.setdefault("partial_rotary_factor", outer)
-            inner = Keys(own, f"rope_parameters.{name}")
+            inner = Keys(own, label)
             inner.need("partial_rotary_factor")  # transformers would rotate the whole head
             inner.need("rope_theta")  # and take the other base
             check_agreement(inner.found("rope_theta") | d.found(key))

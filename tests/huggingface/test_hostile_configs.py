@@ -51,7 +51,7 @@ NAMES = sorted(
         "decoder_num_hidden_layers decoder_num_attention_heads rotary_value compression_ratio llm_config chunk_size "
         "local_size attention layer_rope_theta num_transformer_layers rope_freq_constant rope_pct hybrid "
         "hybrid_sliding indexed_attention rope_dim use_mla nope_layer_interval lm_config "
-        "mrope_alternating rope_backward".split()
+        "mrope_alternating rope_backward main compress".split()
     )
 )
 # What stands where something else should; no sizes at which a spectrum takes long.
@@ -205,6 +205,8 @@ def check_said(plan, config):
         one_type = isinstance(types, list) and len(set(types)) == 1 or config.get("layer_rope_theta")
         if of_all and config.get(key) is not None and not one_type and not isinstance(config[key], list):
             unused = "local" in key and len(thetas) == 1  # all layers have full attention
+            if config["model_type"] == "deepseek_v4":  # rope_theta is for sliding layers
+                unused = "sliding_attention" not in (types or ()) and 0 not in (config.get("compress_ratios") or ())
             assert config[key] in thetas or len(plan.layers) < 6 or unused, key
     counted_otherwise = config.get("model_type") in ("hrm_text", "longcat_flash", "nemotron_h")
     for key in ("num_hidden_layers", "n_layer", "num_layers") if config.get("model_type") != "dory" else ():

@@ -410,9 +410,14 @@ def test_what_is_refused(config, match):
     assert str(e.value).count("rotary_from_config: ") == 1
 
 
-def test_a_spectrum_that_is_no_mapping():
-    with pytest.raises(TypeError, match="rope_parameters.compress must be a mapping, got NoneType"):
-        rotary_from_config(V4 | {"rope_scaling": {"main": MAIN}})
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_a_spectrum_that_is_no_mapping_or_missing(key):
+    plain = {name: value for name, value in V4.items() if name not in ("rope_scaling", "rope_parameters")}
+    with pytest.raises(TypeError, match=f"{key}.compress must be a mapping, got int 3"):
+        rotary_from_config(plain | {key: {"main": MAIN, "compress": 3}})
+    for settings in ({"main": MAIN}, {"main": MAIN, "compress": None}):
+        with pytest.raises(ValueError, match=f"{key}.compress is missing"):
+            rotary_from_config(plain | {key: settings})
 
 
 NAMES = "'alpha' of shape .3,., 'layers.{layer}.s' of shape .3,., 'layers.{layer}.b' of shape .3,."

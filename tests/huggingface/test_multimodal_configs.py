@@ -101,7 +101,7 @@ TWO = {"video_grids": [(2, 2, 4)], "video_seconds": [1.0]}
     ("config", "tokens", "given", "error", "match"),
     [
         ([QWEN], ROW, {}, TypeError, "positions_from_tokens: config must be a mapping or have to_dict"),
-        ({}, ROW, {}, ValueError, "model_type None is not known as a whole model"),
+        ({}, ROW, {}, ValueError, "model_type is missing: it says how a model places images and videos"),
         ({"model_type": "", "spatial_merge_size": 2}, ROW, {}, ValueError, "model_type '' is not known .* write that type in its place"),
         ({"model_type": "qwen2_vl_text"}, ROW, {}, ValueError, "model_type 'qwen2_vl_text' is not known"),
         ({"model_type": "hunyuan_vl"}, ROW, {}, ValueError, "model_type 'hunyuan_vl' is not read: its positions have four coordinates"),
