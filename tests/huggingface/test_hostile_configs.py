@@ -205,7 +205,7 @@ def check_said(plan, config):
         one_type = isinstance(types, list) and len(set(types)) == 1 or config.get("layer_rope_theta")
         if of_all and config.get(key) is not None and not one_type and not isinstance(config[key], list):
             unused = "local" in key and len(thetas) == 1  # all layers have full attention
-            if config["model_type"] == "deepseek_v4":  # rope_theta is for sliding layers
+            if config.get("model_type") == "deepseek_v4":  # rope_theta is for sliding layers
                 unused = "sliding_attention" not in (types or ()) and 0 not in (config.get("compress_ratios") or ())
             assert config[key] in thetas or len(plan.layers) < 6 or unused, key
     counted_otherwise = config.get("model_type") in ("hrm_text", "longcat_flash", "nemotron_h")
