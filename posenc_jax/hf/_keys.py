@@ -153,7 +153,7 @@ class Keys:
     def within(self, name: str) -> Keys:
         """The keys of the mapping `name`; none if it is not there."""
         value = self.get(name)
-        return Keys(mapping(self.label + name, {} if value is None else value), self.label + name)
+        return Keys(mapping_of_strings(self.label + name, {} if value is None else value), self.label + name)
 
     def number(self, name: str, default: Any = _MISSING) -> Any:
         """The value of a setting that is a number."""

@@ -179,12 +179,17 @@ def neomme(config: dict[str, Any]) -> None:
 
 
 def ignored_beside_types(*names: str) -> Rewriter:
-    """A rewriter of settings beside those for each layer type, which published files have and the code ignores."""
+    """A rewriter of settings beside those for each layer type, which published files have and the code ignores.
+
+    A rope_type that would say something is kept, and refused.
+    """
 
     def rewrite(config: dict[str, Any]) -> None:
         settings = Keys(config).within("rope_parameters").values
         if any(isinstance(value, Mapping) for value in settings.values()):
-            config["rope_parameters"] = {k: x for k, x in settings.items() if k not in names}
+            config["rope_parameters"] = {
+                k: x for k, x in settings.items() if k not in names or k == "rope_type" and x != "default"
+            }
 
     rewrite.__doc__ = f"The code ignores {' and '.join(names)} beside the settings for each layer type."
     return rewrite
@@ -446,6 +451,7 @@ def deepseek_v4(config: dict[str, Any]) -> None:
         width = d.integer("qk_rope_head_dim")
     else:
         width = int(head_dim * (0.125 if outer is None else outer))
+    require(width < head_dim, "head_dim must be more than the {} features that rotate, got {}", width, head_dim)
     take_only(config, width, "qk_rope_head_dim")
     take_only(config, head_dim - width, "qk_nope_head_dim")
     written = rope_settings(config)

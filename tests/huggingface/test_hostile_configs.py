@@ -321,7 +321,9 @@ def is_unread(config, key, layout):
     )
 
 
-FLAGS = (*"interleave interleaved alternating backward alibi rotary rope rotary_embedding nope yarn_scaling".split(),)
+FLAGS = (
+    *"interleave interleaved alternating backward alibi rotary rope rotary_embedding nope yarn_scaling on_values".split(),
+)
 
 
 def another(key, value):

@@ -70,6 +70,8 @@ BAD = [
     (llama(qk_rope_head_dim=64), "the key qk_rope_head_dim = 64"),
     ({"model_type": "m", "text_config": llama(), "rope_scaling": {"type": "linear", "factor": 2.0}}, "the key rope_scaling = .* stands beside text_config"),
     (llama(layer_types=["full_attention", "moe"]), r"the layer types \['moe'\] of layer_types are not known"),
+    (llama(model_type="zaya", layer_types=["hybrid"] * 2, rope_parameters={"hybrid": {}, "rope_type": "llama3"}), "the key rope_parameters.rope_type = 'llama3' is none of the layer_types"),
+    (llama(model_type="deepseek_v4", head_dim=61, qk_rope_head_dim=64), "head_dim must be more than the 64 features that rotate, got 61"),
     (llama(model_type=None, layer_types=["full_attention"] * 2, rope_parameters={"full_attention": {}, "main": {}}), "the key rope_parameters.main = {} is none of the layer_types"),
     (llama(model_type=None, layer_types=["full_attention"] * 2, rope_parameters={"full_attention": {"rope_theta": 1.0}, "truncate": False}), "the key rope_parameters.truncate = False is none of"),
     (llama(model_type=None, layer_types=["full_attention"] * 2, rope_parameters={"full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4096, "truncate": False}}), "rope_parameters.full_attention.truncate = False, which transformers does not read"),

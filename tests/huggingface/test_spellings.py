@@ -460,6 +460,8 @@ def test_internlm():
     assert plan.layers[0].frequencies == pe.dynamic_ntk(16, 1e4, 2.0, original_max=64, length=128)
     with pytest.raises(ValueError, match="rotary.type must be one of"):
         rotary_from_config({"model_type": "internlm", "rotary": {"type": "yarn"}} | keys)
+    with pytest.raises(TypeError, match="rotary must have keys that are strings, got int 1"):
+        rotary_from_config({"model_type": "internlm", "rotary": {1: 2}} | keys)
 
 
 @pytest.mark.parametrize(

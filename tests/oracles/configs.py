@@ -436,7 +436,7 @@ def widths_of(d: Mapping[str, Any], config: Mapping[str, Any], name: str, kind: 
     if latent:
         return config["qk_nope_head_dim"] + config["qk_rope_head_dim"], config["qk_rope_head_dim"]
     names = "head_dim", "kv_channels", "attention_head_dim"
-    head_dim = said(config, *names, default=None if {*names} & {*config} else HEADS.get(name))  # a null is not absence
+    head_dim = said(config, *names, default=None if "head_dim" in config else HEADS.get(name))  # a null is not absence
     if head_dim is None:
         heads = "num_attention_heads", "n_head", "n_heads", "decoder_num_attention_heads"
         head_dim = said(config, "hidden_size", "n_embd", "d_model") // said(config, *heads)
