@@ -127,7 +127,7 @@ class Keys:
 
     def finish(self, matters: Callable[[str], bool] = lambda name: True) -> None:
         """Raises if a key was not used whose name `matters`."""
-        for name, value in self.values.items():
+        for name, value in mapping_of_strings(self.name or "config", self.values).items():
             if value is not None and name not in self.used and matters(name):
                 meaning = " or ".join(meant(name, self.asked))
                 hint = f": is {meaning} meant?" if meaning else ""
@@ -153,7 +153,7 @@ class Keys:
     def within(self, name: str) -> Keys:
         """The keys of the mapping `name`; none if it is not there."""
         value = self.get(name)
-        return Keys(mapping_of_strings(self.label + name, {} if value is None else value), self.label + name)
+        return Keys(mapping(self.label + name, {} if value is None else value), self.label + name)
 
     def number(self, name: str, default: Any = _MISSING) -> Any:
         """The value of a setting that is a number."""
