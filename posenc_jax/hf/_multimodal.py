@@ -103,7 +103,8 @@ def _model_of(config: Any) -> tuple[Keys, Multimodal]:
     """The part of a config that has the placeholders, and the facts of its model_type."""
     keys = parse_config(config)
     name = keys.string("model_type")
-    require(name is not None, "model_type is missing: it says how a model places images and videos")
+    if name is None:
+        raise invalid("model_type is missing: it says how a model places images and videos")
     if name in THINKERS:
         keys = Keys(mapping_of_strings("thinker_config", keys.need("thinker_config")), "thinker_config")
         name, inner = THINKERS[name], keys.string("model_type")
