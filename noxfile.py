@@ -445,8 +445,7 @@ def clients(session: nox.Session, client: str) -> None:
     newest, options = "--newest" in session.posargs, [x for x in session.posargs if x != "--newest"]
     environment = CPU | (source(session, client, newest) if client in CHECKOUTS else {})
     if session.run("python", "-c", "import sys; print(sys.version_info < (3, 12))", silent=True, log=False) == "True\n":
-        way = "nox --force-python 3.12 -s clients"
-        session.error(f"MaxText, Gemma and Tunix need Python 3.12 or newer, and so does this session: {way}")
+        session.error("MaxText, Gemma and Tunix need Python 3.12 or newer: nox --force-python 3.12 -s clients")
     wanted = [re.sub("==.*", "", need) if newest else need for need in CLIENTS[client]]
     session.install("uv")  # pip does not come to an end with what Gemma needs
     session.run("uv", "pip", "install", "--python", str(Path(session.bin, "python")), "-e", ".", "pytest", *wanted)

@@ -18,7 +18,7 @@ from posenc_jax.hf._keys import (
 )
 from posenc_jax.hf._models import MODELS, UNNAMED, Model, known
 from posenc_jax.hf._refused import REFUSED
-from posenc_jax.hf._typos import SAME, meant
+from posenc_jax.hf._typos import SAME, means_opposite, meant
 
 ORIGINAL = "original_max_position_embeddings"
 NAMES = *MODELS, *(name.removesuffix("_text") for name in MODELS), *REFUSED
@@ -121,10 +121,9 @@ def check_spelling(
         said, name = f"the key {key} = {value!r:.60} is near {' or '.join(read or near)}", " or ".join(read or same)
         if not name:
             raise invalid(f"{said}, which is no key that {reads}: remove it")
-        where = "which" if read else "in whose place"
-        raise invalid(
-            f"{said}, {where} {reads}{'' if read else f' {name}'}: write {name} if that is meant, and remove it if not"
-        )
+        where = f"which {reads}" if read else f"in whose place {reads} {name}"
+        turned = " with the opposite value" if means_opposite(key) else ""
+        raise invalid(f"{said}, {where}: write {name}{turned} if that is meant, and remove it if not")
 
 
 def canonical(kind: Any) -> Any:

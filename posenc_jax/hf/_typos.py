@@ -39,8 +39,10 @@ _NAMES = {
     "attn_temperature_tuning": "attentiontemperature attntemperature",
 }
 _OTHER_NAMES = {word: names.split() for names, words in _NAMES.items() for word in words.split()}
+# Of these, names that are true where the key is false: NeoX pairs halves.
+_OPPOSITES = {"isneox", "isneoxstyle", "neoxstyle"}
 # Words that people shorten, or write in other forms.
-_WORDS: dict[str, str] = {
+_WORDS = {
     "attn": "attention",
     "ctx": "context",
     "dimension": "dim",
@@ -101,6 +103,11 @@ def meant(key: str, read: Collection[str]) -> list[str]:
     same = same or [name for name in names if key not in KNOWN and _words(name) == _words(key)]
     near = ([] if key in KNOWN else [name for name in names if _near(key, name, edits)] for edits in (1, 2))
     return same or next(filter(None, near), [])
+
+
+def means_opposite(key: str) -> bool:
+    """Whether `key` is true where the key that it means is false."""
+    return not _OPPOSITES.isdisjoint((_folded(key), _plain(key)))
 
 
 def same_word(word: str, known: Collection[str]) -> str | None:

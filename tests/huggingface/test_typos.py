@@ -205,6 +205,26 @@ def test_words_in_another_order_or_form(word, key):
     assert meant(word, known) == ([key] if key else [])
 
 
+@pytest.mark.parametrize(
+    ("word", "turned"),
+    [
+        ("is_neox_style", True),
+        ("isNeox", True),
+        ("neox_styles", True),
+        ("gptj_style", False),
+        ("rope_interleaves", False),
+    ],
+)
+def test_a_name_that_means_the_opposite(word, turned):
+    config = {
+        "model_type": "deepseek_v3", "num_hidden_layers": 2, "hidden_size": 512, "num_attention_heads": 4,
+        "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "rope_theta": 1e4, word: True,
+    }  # fmt: skip
+    way = "write rope_interleave" + " with the opposite value" * turned + " if that is meant"
+    with pytest.raises(ValueError, match=f"the key {word} = True is near rope_interleave, which .*: {way}"):
+        rotary_from_config(config)
+
+
 @pytest.mark.parametrize("part", [0, *map(thorough, range(1, 4))])
 @pytest.mark.parametrize("keys", tiered(FAR, [key for key in FAR if key == "head_dim"]))
 def test_other_names(keys, part, asked):
