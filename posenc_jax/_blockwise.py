@@ -83,6 +83,11 @@ def _start(x: Operands, q: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return top, jnp.exp(top - _finite(top)), out
 
 
+def _cut_tops(settings: Settings, top: jax.Array, kv_heads: int) -> jax.Array:
+    """Blocks of the maxima, ∞ in the padding: its weights are 0 under any bias, and so are their derivatives."""
+    return _tiles.cut_queries(settings, _finite(top), kv_heads, jnp.inf)
+
+
 def _sink_weights(x: Operands, total: jax.Array, top: jax.Array) -> jax.Array:
     """The weight of each query's sink, (batch, queries, heads)."""
     return jnp.exp(align(x.sinks.astype(total.dtype), 3) - _finite(top)) / total
@@ -105,12 +110,11 @@ def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: S
     d_queries, d_keys = _tiles.cut_operands(settings, d, kv_heads)
     out, total, top = outputs
     of_sinks = None if d.sinks is None else _sink_weights(x, total, top) * align(d.sinks.astype(total.dtype), 3)
-    # The padding has a share of 0: of infinite weights, a second derivative would be NaN.
-    known = out, 1 / total, _finite(top), of_sinks
-    known = jax.tree.map(lambda y: _tiles.cut_queries(settings, y, kv_heads), known)
+    known = jax.tree.map(lambda y: _tiles.cut_queries(settings, y, kv_heads), (out, 1 / total, of_sinks))
+    tops = _cut_tops(settings, top, kv_heads)
 
     def row(block: Any) -> tuple[jax.Array, jax.Array]:
-        (q, q_data, q_side), (dq, dq_data), (out, share, top, of_sink) = block
+        (q, q_data, q_side), (dq, dq_data), (out, share, of_sink), top = block
         zeros = _tiles.zeros((share, out, out))
 
         def step(sums: Any, block: Any) -> tuple[Any, None]:
@@ -144,7 +148,7 @@ def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: S
             d_total, d_out = d_total + of_sink, d_out - of_sink[..., None] * out.astype(d_out.dtype)
         return d_out.astype(out.dtype), d_total
 
-    d_out, d_total = lax.map(row, (queries, d_queries, known))
+    d_out, d_total = lax.map(row, (queries, d_queries, known, tops))
     length = x.query.shape[1]
     return [_tiles.join(d_out, length), _tiles.join(d_total, length, 0) * total]
 
@@ -176,11 +180,11 @@ def transpose(
     kv_heads, dtype = x.key.shape[2], compute_dtype(x.query)
     out, total, top = outputs
     d_out, d_total = cotangents
-    known = d_out, out, _finite(top), 1 / total, d_total * total
-    d_outs, outs, tops, shares, d_totals = (_tiles.cut_queries(settings, y, kv_heads) for y in known)
+    known = d_out, out, 1 / total, d_total * total
+    d_outs, outs, shares, d_totals = (_tiles.cut_queries(settings, y, kv_heads) for y in known)
     deltas = jnp.sum(d_outs.astype(dtype) * outs.astype(dtype), -1) - d_totals
     queries, keys = _tiles.blocks(settings, x)
-    blocks = queries, d_outs, (tops, shares, deltas)
+    blocks = queries, d_outs, (_cut_tops(settings, top, kv_heads), shares, deltas)
     moved: Operands = settings.tree.unflatten(moving)
     moved_read = moved.arrays, moved.query_data, moved.key_data
 

@@ -230,19 +230,20 @@ def _cut_side(settings: Settings, x: jax.Array) -> jax.Array:
     return _cut(settings, x - last, -1) + last[None]
 
 
-def cut_queries(settings: Settings, x: jax.Array, kv_heads: int) -> jax.Array:
+def cut_queries(settings: Settings, x: jax.Array, kv_heads: int, padding: float = 0) -> jax.Array:
     """Cuts what there is of each query, (batch, queries, heads) or (batch, queries, heads, width), into blocks."""
     batch, length, heads, *width = x.shape
     x = x.reshape(batch, length, kv_heads, heads // kv_heads, *width)
-    return _cut(settings, jnp.moveaxis(x, 1, 3), -1 - len(width))
+    return _cut(settings, jnp.moveaxis(x, 1, 3), -1 - len(width), padding)
 
 
-def _cut(settings: Settings, x: jax.Array, axis: int = -2) -> jax.Array:
-    """Cuts an axis into blocks along a new first axis, and pads the last block with zeros."""
+def _cut(settings: Settings, x: jax.Array, axis: int = -2, padding: float = 0) -> jax.Array:
+    """Cuts an axis into blocks along a new first axis, and fills the last block with `padding`."""
     axis += x.ndim
     length = x.shape[axis]
     count, size = grid(settings.block_size, length)
-    x = jnp.pad(x, [(0, count * size - length if i == axis else 0) for i in range(x.ndim)])
+    widths = [(0, count * size - length if i == axis else 0) for i in range(x.ndim)]
+    x = jnp.pad(x, widths, constant_values=padding)
     return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
 
 

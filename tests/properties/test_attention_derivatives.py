@@ -78,6 +78,34 @@ def test_second_derivatives(name, mode):
     check(quick(hessian(ours, mode))(ARRAYS, ALONG), want)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(5, 7), thorough(7, 5), (0, 5), thorough(1, 4), thorough(6, 6)])
+def test_uneven_lengths_under_a_large_bias(queries, keys):
+    """e³⁰⁰ is beyond float32: what fills up a block of queries must not have it as a weight, nor a derivative of it."""
+    rng = np.random.default_rng(queries)
+    drawn = [rng.normal(size=(2, 1, n, 2, 4)).astype(np.float32) for n in (queries, keys, keys)]
+    (q, dq), (k, dk), (v, dv) = drawn
+    slopes, along = np.float32([[300, -300], [0.3, 0.2]]) / keys
+    x, d = (q, k, v, slopes), (dq, dk, dv, along)
+    bias = lambda s: lambda i, j: s[:, None, None] * (j[None, None] + 1).astype(s.dtype)  # noqa: E731
+
+    def ours(q, k, v, s):
+        where = {
+            "query_positions": np.arange(queries, dtype=np.int32),
+            "key_positions": np.arange(keys, dtype=np.int32),
+        }
+        return [pe.attention(q, k, v, bias=bias(s), block_size=3, **where)]
+
+    def theirs(q, k, v, s):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2 + bias(s)(np.arange(queries), np.arange(keys))[None]
+        return [jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)]
+
+    def both(f):
+        return quick(lambda x, d: (first(f)(x, d)[1:3], jax.jvp(jax.grad(loss_of(f), range(4)), x, d)[1]))
+
+    got, want = both(ours)(x, d), both(theirs)(*jax.tree.map(np.float64, (x, d)))
+    check(got, want, 3e-4)  # scores around 300
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_forward_over_forward(name):
