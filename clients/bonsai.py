@@ -39,13 +39,15 @@ def scaled_pos_embeddings(positions, head_dim, rope_theta=1_000_000, factor=1.0)
 
 
 def apply_rope(x, sin, cos):  # all three
-    return pe.rotary(x, waves=(cos, sin), head_axis=-2)
+    return pe.rotary(x, cos_sin=pe.CosSin(cos, sin, columns="pair"), head_axis=-2)
 
 
-def apply_rotary_pos_emb(q, k, cos, sin):  # DINOv3; a column of waves for each feature
+def apply_rotary_pos_emb(q, k, cos, sin):  # DINOv3
+    cos_sin = pe.CosSin(cos, sin, columns="half")  # a column per feature
+
     def turn(x):
         prefix = x.shape[-2] - cos.shape[-2]  # class and register tokens
-        patches = pe.rotary(x[..., prefix:, :], waves=(cos, sin), head_axis=-3)
+        patches = pe.rotary(x[..., prefix:, :], cos_sin=cos_sin, head_axis=-3)
         return jnp.concatenate([x[..., :prefix, :], patches], axis=-2)
 
     return turn(q), turn(k)
@@ -57,8 +59,9 @@ def compute_axial_cis(dim, end_x, end_y, theta=10000.0):  # SAM 2
 
 
 def apply_rotary_enc(q, k, freqs_cis, repeat_freqs_k=False):  # SAM 2
-    def turn(x, waves):
-        return pe.rotary(x, waves=(waves.real, waves.imag), head_axis=-3, layout="interleaved")
+    def turn(x, cis):
+        cos_sin = pe.CosSin(cis.real, cis.imag, columns="pair")
+        return pe.rotary(x, cos_sin=cos_sin, head_axis=-3, layout="interleaved")
 
     repeats = k.shape[2] // q.shape[2] if repeat_freqs_k else 1
     return turn(q, freqs_cis), turn(k, jnp.repeat(freqs_cis, repeats, axis=0))

@@ -42,7 +42,7 @@ def generate_pos_embeddings(positions, features, rope_theta):  # Qwen 2
 
 
 def apply_rotary_embedding(x, sin, cos):
-    return pe.rotary(x, waves=(cos, sin), head_axis=-2)
+    return pe.rotary(x, cos_sin=pe.CosSin(cos, sin, columns="pair"), head_axis=-2)
 
 
 # --8<-- [end:copy]

@@ -50,14 +50,15 @@ def models() -> dict[str, Variant]:
     return VARIANTS | {f"base {base}": rotary(base) for base in BASES}
 
 
-def waves(phases: str, positions: np.ndarray, head_dim: int) -> tuple[jax.Array, jax.Array]:
+def cos_sin(phases: str, positions: np.ndarray, head_dim: int) -> pe.CosSin:
     """The cosines and sines of RoPE, each (length, head_dim / 2), of phases computed in one of the ways of PHASES."""
     frequencies = pe.geometric(head_dim)
     if phases != "bfloat16":
         return pe.cos_sin(positions, frequencies.with_precision(phases))  # type: ignore[arg-type]
     # In NumPy, which rounds every product: XLA may keep more digits than bfloat16 has.
     angle = positions[:, None].astype(jnp.bfloat16) * frequencies.angular.astype(jnp.bfloat16)
-    return jnp.cos(angle.astype(np.float32)), jnp.sin(angle.astype(np.float32))
+    angle = angle.astype(np.float32)
+    return pe.CosSin(jnp.cos(angle), jnp.sin(angle), columns="pair")
 
 
 def far(setup: Setup, weights: nnx.State, text: np.ndarray) -> dict[str, Any]:
@@ -71,11 +72,9 @@ def far(setup: Setup, weights: nnx.State, text: np.ndarray) -> dict[str, Any]:
     graph = nnx.graphdef(nnx.eval_shape(lambda: Decoder(setup, VARIANTS["none"], 0, setup.length)))
 
     @jax.jit
-    def answer(
-        weights: nnx.State, windows: jax.Array, turned: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def answer(weights: nnx.State, windows: jax.Array, turned: pe.CosSin) -> tuple[jax.Array, jax.Array, jax.Array]:
         def attend(query: jax.Array, key: jax.Array, value: jax.Array, **options: Any) -> jax.Array:
-            query, key = (pe.rotary(x, waves=turned, head_axis=-2) for x in (query, key))
+            query, key = (pe.rotary(x, cos_sin=turned, head_axis=-2) for x in (query, key))
             return nnx.dot_product_attention(query, key, value, **options)
 
         model = nnx.merge(graph, weights)
@@ -93,7 +92,9 @@ def far(setup: Setup, weights: nnx.State, text: np.ndarray) -> dict[str, Any]:
         for offset in OFFSETS:
             train_text.pause()
             positions = np.arange(offset, offset + setup.length, dtype=np.int32)
-            bits, guess, attention = map(np.asarray, answer(weights, windows, waves(phases, positions, setup.head_dim)))
+            bits, guess, attention = map(
+                np.asarray, answer(weights, windows, cos_sin(phases, positions, setup.head_dim))
+            )
             first = guess if first is None else first
             losses.append(round(float(bits.mean(dtype=np.float64)), 8))
             changed.append(round(float((guess != first).mean()), 6))
@@ -108,11 +109,11 @@ def far(setup: Setup, weights: nnx.State, text: np.ndarray) -> dict[str, Any]:
     }
 
 
-def last_weights(model: Decoder, tokens: jax.Array, turned: tuple[jax.Array, jax.Array]) -> jax.Array:
+def last_weights(model: Decoder, tokens: jax.Array, turned: pe.CosSin) -> jax.Array:
     """The first layer's attention weights of the last byte, (heads, 32) for distances 0 to 31, mean of all windows."""
     block = model.blocks[0]
     x = block.norms[0](model.positions(model.embedding(tokens)))
-    query, key = (pe.rotary(f(x), waves=turned, head_axis=-2) for f in (block.attention.query, block.attention.key))
+    query, key = (pe.rotary(f(x), cos_sin=turned, head_axis=-2) for f in (block.attention.query, block.attention.key))
     scores = jnp.einsum("bhd,bkhd->bhk", query[:, -1], key) / query.shape[-1] ** 0.5
     return jax.nn.softmax(scores).mean(axis=0)[:, ::-1][:, :32]
 

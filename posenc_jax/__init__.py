@@ -38,7 +38,7 @@ from posenc_jax._offsets import rotation_matrix, shift, offset_similarity
 from posenc_jax._fourier import fourier_features, timestep_embedding
 
 # Rotary embeddings of queries and keys.
-from posenc_jax._rotary import rotary, cos_sin, convert_layout
+from posenc_jax._rotary import rotary, shift_keys, cos_sin, CosSin, convert_layout
 from posenc_jax._xpos import xpos
 from posenc_jax._pope import pope
 
@@ -59,6 +59,7 @@ from posenc_jax._attention import attention
 __version__ = "0.1.0"
 
 __all__ = [
+    "CosSin",
     "Frequencies",
     "add_learned",
     "add_sinusoidal",
@@ -98,6 +99,7 @@ __all__ = [
     "sandwich",
     "shard_positions",
     "shift",
+    "shift_keys",
     "sinusoidal",
     "t5",
     "timestep_embedding",

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from posenc_jax import _checks, _mesh
-from posenc_jax._checks import invalid, require
-from posenc_jax._frequencies import Spectrum, amplitude_of, dim_of, num_axes_of, parse, parse_positions
+from posenc_jax._checks import Layout, invalid, require, require_type
+from posenc_jax._frequencies import Spectrum, dim_of, num_axes_of, parse, parse_positions
 
 # Scaled spectra
 
@@ -72,7 +72,7 @@ def parse_shift(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> t
     # To `parse_positions_of`, None means 0, 1, …
     _checks.require_type(offset is not None, "offset", _checks.POSITIONS.text, offset)
     rows_of = "encodings without their last axis"
-    offset = parse_positions_of("offset", offset, "encodings", encodings, frequencies, rows_of)
+    offset = parse_positions_of("offset", offset, "encodings", encodings, frequencies, rows_of, shared=True)
     return encodings, cast(jax.Array, offset), frequencies
 
 
@@ -92,19 +92,52 @@ def parse_positions_of(
     rows_of: str,
     *,
     heads: tuple[int, ...] = (),
+    shared: bool = False,
+    hint: str = "",
 ) -> jax.Array | None:
-    """Positions (..., axes) that broadcast to x without its last axis and its head axes; None if they are counted."""
-    rows = _rows(x, heads)
+    """Positions (..., axes) that broadcast to x without its last axis and its head axes; None if they are counted.
+
+    `shared` allows one for a whole sequence, as an offset is, and None for one token; `hint` ends the error for one.
+    """
+    rows = shape_of_rows(x, heads)
     if positions is None:
         axes = num_axes_of(frequencies)
         require(rows or axes > 1, "{} must be given where {} has no sequence axis, shape {}", name, x_name, x.shape)
         require(axes == 1, "{} must be given for frequencies of {} axes, got None", name, axes)
         _checks.countable(x_name, rows[-1])
+        if not shared:
+            _refuse_no_position(name, x_name, x, rows)
         return None
     _refuse_two_readings(name, _checks.held(positions), rows, num_axes_of(frequencies))
+    width = f"; for a width, pass frequencies={positions}" if type(positions) is int else ""
     positions = parse_positions(name, positions, frequencies)
     fits_beside(name, positions, x_name, x, rows_of, heads)
+    if not shared:
+        refuse_one_position(name, positions.shape[:-1], x_name, rows, hint + width, axes=positions.shape[-1])
     return positions
+
+
+def _refuse_no_position(name: str, x_name: str, x: jax.Array, rows: tuple[int, ...]) -> None:
+    """Raises if x holds one token: a decode step that forgot its position would be at 0."""
+    if isinstance(rows[-1], int) and rows[-1] == 1:
+        ways = "pass the position of a decode step, or 0 for a prompt of one token"
+        raise invalid(f"{name} must be given where {x_name} holds one token, shape {x.shape}, got None: {ways}")
+
+
+def refuse_one_position(
+    name: str,
+    shape: tuple[int, ...],
+    x_name: str,
+    rows: tuple[int, ...],
+    hint: str = "",
+    axes: int = 1,
+    positions: str = "",
+) -> None:
+    """Raises if positions of this shape, without coordinates, put all vectors of a sequence at one place."""
+    if rows and isinstance(rows[-1], int) and rows[-1] > 1 and shape[-1:] in ((), (1,)):
+        shape, target = ((*each, axes) if axes > 1 else each for each in (shape, rows))
+        ways = f"if they share it, use jnp.broadcast_to({positions or name}, {target}){hint}"
+        raise invalid(f"{name} must not be one for all {rows[-1]} vectors of {x_name}, got shape {shape}: {ways}")
 
 
 def _refuse_two_readings(name: str, positions: Any, rows: tuple[int, ...], axes: int) -> None:
@@ -123,7 +156,7 @@ def _refuse_two_readings(name: str, positions: Any, rows: tuple[int, ...], axes:
     require(not first, message, name, shape, name)
 
 
-def _rows(x: jax.Array, heads: tuple[int, ...]) -> tuple[int, ...]:
+def shape_of_rows(x: jax.Array, heads: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of x without its last axis and its head axes."""
     return tuple(n for axis, n in enumerate(x.shape[:-1]) if axis not in heads)
 
@@ -133,7 +166,7 @@ def fits_beside(
 ) -> None:
     """Raises unless positions (..., axes), or with so many own axes, broadcast to the rows of x, sharded alike."""
     said = name if own == 1 else f"{name} without their last {own} axes,"
-    _checks.broadcastable(said, positions.shape[:-own], rows_of, _rows(x, heads))
+    _checks.broadcastable(said, positions.shape[:-own], rows_of, shape_of_rows(x, heads))
     places: list[Any] = [None] * x.ndim
     of_rows = [axis for axis in range(x.ndim - 1) if axis not in heads]
     for axis, place in zip(of_rows[::-1], jax.typeof(positions).sharding.spec[:-own][::-1], strict=False):
@@ -182,8 +215,10 @@ def parse_added_rows(
     if positions is not None:
         positions = parse_rows(positions, length, out_of_range)
         _checks.broadcastable("positions", positions.shape, "x without its last axis", x.shape[:-1])
+        refuse_one_position("positions", positions.shape, "x", x.shape[:-1])
     else:
         require(x.ndim > 1, "positions must be given where x has no sequence axis, shape {}", x.shape)
+        _refuse_no_position("positions", "x", x, x.shape[:-1])
         _first_rows(x, table)
     check_rows_sharded_together(positions, table, x=x)
     return x, table, positions
@@ -203,6 +238,8 @@ def _first_rows(x: jax.Array, table: jax.Array) -> None:
 
 
 # Queries and keys that turn
+
+_MOVE = "; to move rotated keys, use shift_keys"
 
 
 def _turning(name: str, x: Any, layout: Any, head_axis: Any, part: Any) -> tuple[jax.Array, tuple[int, ...]]:
@@ -233,45 +270,52 @@ def _unsharded_pairs(name: str, x: jax.Array, layout: Any, dim: int) -> None:
         _checks.unsharded(name, x)
 
 
-def parse_rotary_by_waves(
-    x: Any, waves: Any, layout: Any, head_axis: Any, part: Any
+def parse_rotary_by_cos_sin(
+    x: Any, cos_sin: Any, layout: Any, head_axis: Any, part: Any
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
-    """x, the waves as one array (..., 2·pairs), sines before cosines, and the head axes counted from the front."""
+    """x, cosines and sines as one array (..., 2·pairs), sines first, and the head axes counted from the front."""
     x, heads = _turning("x", x, layout, head_axis, part)
-    given = _checks.sequence("waves", waves, "two float arrays, the cosines and the sines")
-    require(len(given) == 2, "waves must be two arrays, the cosines and the sines, got {}", len(given))
-    cosine, sine = (_checks.floats(f"waves[{i}]", w, (..., "num_pairs"), known=(-1,)) for i, w in enumerate(given))
+    columns: Any = getattr(cos_sin, "columns", None)  # of a `CosSin`
+    expected = 'what cos_sin returns, or CosSin(cosine, sine, columns=…) with columns "pair", "half" or "interleaved"'
+    require_type(columns is not None, "cos_sin", expected, cos_sin)
+    _checks.one_of("cos_sin.columns", columns, ("pair", "half", "interleaved"))
+    names = "cos_sin[0]", "cos_sin[1]"
+    cosine, sine = (_checks.floats(*each, (..., "columns"), known=(-1,)) for each in zip(names, cos_sin, strict=True))
     alike = cosine.shape == sine.shape and cosine.dtype == sine.dtype
-    require(alike, "waves must have one shape and one dtype, got {} and {}", *map(_checks.describe, (cosine, sine)))
-    columns, head_dim = cosine.shape[-1], x.shape[-1]
-    if 2 * columns > head_dim:
-        message = "waves of {} columns must have one for each pair that rotates, or for each feature, x has shape {}"
-        require(columns % 2 == 0 and columns <= head_dim, message, columns, x.shape)
-        cosine, sine = (_waves_of_pairs(f"waves[{i}]", w, layout) for i, w in enumerate((cosine, sine)))
+    require(alike, "cos_sin must have one shape and one dtype, got {} and {}", *map(_checks.describe, (cosine, sine)))
+    if columns != "pair":
+        message = "cos_sin must have a column per pair, or per feature in layout {!r}, got columns={!r}"
+        require(columns == layout, message, layout, columns)
+        require(cosine.shape[-1] % 2 == 0, "cos_sin must have an even number of columns, got {}", cosine.shape[-1])
+        cosine, sine = (_columns_of_pairs(name, a, columns) for name, a in zip(names, (cosine, sine), strict=True))
     dim = 2 * cosine.shape[-1]
+    message = "cos_sin of {} pairs must fit into head_dim, x has shape {}"
+    require(dim <= x.shape[-1], message, cosine.shape[-1], x.shape)
     _unsharded_pairs("x", x, layout, dim)
-    for wave in (cosine, sine):
-        _checks.unsharded("waves", wave)
-        fits_beside("waves", wave, "x", x, "x without its head axis and its last", heads)
+    for each in (cosine, sine):
+        _checks.unsharded("cos_sin", each)
+        fits_beside("cos_sin", each, "x", x, "x without its head axis and its last", heads)
+    if dim:
+        refuse_one_position("cos_sin", cosine.shape[:-1], "x", shape_of_rows(x, heads), _MOVE, positions="positions")
     return x, jnp.concatenate(_mesh.agreeing((sine, cosine)), axis=-1), heads
 
 
-def _waves_of_pairs(name: str, wave: jax.Array, layout: Any) -> jax.Array:
-    """A column for each pair, of waves with a column for each feature; NaN where the two of a pair differ."""
-    _checks.unsharded("waves", wave)
+def _columns_of_pairs(name: str, x: jax.Array, layout: Layout) -> jax.Array:
+    """One of the two columns of each pair; NaN where they differ."""
+    _checks.unsharded("cos_sin", x)
 
     def members(x: Any) -> list[Any]:
         pairs = x.reshape(*x.shape[:-1], *((2, x.shape[-1] // 2) if layout == "half" else (x.shape[-1] // 2, 2)))
         return [pairs[..., i, :] if layout == "half" else pairs[..., i] for i in range(2)]
 
     near = 0.01  # a compiler and 16 bits may round the two differently
-    if _checks.known(wave):
-        first, second = members(np.asarray(wave, np.float32))
+    if _checks.known(x):
+        first, second = members(np.asarray(x, np.float32))
         order = "all of them and then all again" if layout == "half" else "each twice in a row"
-        message = "{} with a column for each feature must have {}, for layout {!r}"
-        require(not (np.abs(first - second) > near).any(), message, name, order, layout)
-    first, second = members(wave)
-    return jnp.where(jnp.abs(first - second) > near, np.array(np.nan, wave.dtype), first)
+        message = "{} with columns={!r} must have {}"
+        require(not (np.abs(first - second) > near).any(), message, name, layout, order)
+    first, second = members(x)
+    return jnp.where(jnp.abs(first - second) > near, np.array(np.nan, x.dtype), first)
 
 
 def parse_rotary(
@@ -285,10 +329,13 @@ def parse_rotary(
     name: str = "x",
     positions_name: str = "positions",
     ndim: int = 1,
+    shared: bool = False,
+    reads_positions: bool = False,
 ) -> tuple[jax.Array, jax.Array | None, Spectrum, tuple[int, ...]]:
     """x, positions with an axis of coordinates or None, frequencies, and the head axes counted from the front.
 
-    `ndim` is the highest rank of frequencies that are an array.
+    `ndim` is the highest rank of frequencies that are an array; `shared` is as for `parse_positions_of`. A width of 0
+    reads no positions, unless a scale does.
     """
     x, heads = _turning(name, x, layout, head_axis, part)
     given = x.shape[-1] if frequencies is None else frequencies
@@ -303,26 +350,13 @@ def parse_rotary(
         message = "frequencies must have one entry for each head of {}, shape {}, got shape {}"
         require(fits, message, name, x.shape, frequencies.shape)
     rows_of = f"{name} without its head axis and its last"
-    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, heads=heads)
-    if dim and positions is not None and amplitude_of(frequencies) != 1:
-        _refuse_one_position(name, x, positions_name, positions, heads, amplitude_of(frequencies))
+    options: Any = {
+        "heads": heads,
+        "shared": shared or not (dim or reads_positions),
+        "hint": _MOVE if name == "x" else "",
+    }
+    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, **options)
     return x, positions, frequencies, heads
-
-
-def _refuse_one_position(
-    name: str, x: jax.Array, positions_name: str, positions: jax.Array, heads: tuple[int, ...], factor: float
-) -> None:
-    """Raises if several vectors share one position: it may be an offset, which must not apply an amplitude again."""
-    rows = _rows(x, heads)
-    shared = positions.ndim == 1 or positions.shape[-2] == 1
-    if shared and rows and not (isinstance(rows[-1], int) and rows[-1] <= 1):
-        shape = rows if positions.shape[-1] == 1 else (*rows, positions.shape[-1])
-        each = f"give each its position (jnp.broadcast_to({positions_name}, {shape}) for one that they share)"
-        ways = f"to place them, {each}; to move rotated vectors, use with_attention_factor(1)"
-        message = (
-            f"{positions_name} must not be one for the {rows[-1]} vectors of {name} if attention_factor is {factor}"
-        )
-        raise invalid(f"{message}: {ways}")
 
 
 def parse_pope(
@@ -344,7 +378,8 @@ def parse_pope(
     message = "frequencies must have width {}, twice the features of {}, shape {}, got {}"
     require(dim_of(frequencies) == width, message, width, name, x.shape, dim_of(frequencies))
     rows_of = f"{name} without its head axis and its last"
-    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, heads=heads)
+    options: Any = {"heads": heads, "hint": _MOVE if name == "x" else ""}
+    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, **options)
     return x, positions, frequencies, None if phase is None else _phase_beside(name, x, phase, heads), heads
 
 

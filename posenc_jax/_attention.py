@@ -135,7 +135,9 @@ def attention(
       key_segments: integers of shape (..., keys), broadcast likewise. Give both query_segments and key_segments, or
         neither.
       causal: whether to mask keys at positions after the query's, or of a later order if orders are given. A key at the
-        query's own position is seen.
+        query's own position is seen, and so is one of another document, or padding, at a position that the query may
+        see: tell them apart by segments. Known positions that return in a row of keys are an error; traced ones, and
+        those of a single query on an accelerator, which would have to wait for the device, are taken as they are.
       window: (left, right): a query at position $p$ sees keys at positions $p - \text{left}$ to $p + \text{right}$,
         None for no bound. A `sliding_window` of $w$ in a Hugging Face config, where a query is one of the $w$ keys that
         it sees, is (w - 1, 0).
@@ -165,9 +167,11 @@ def attention(
         wrong type.
       ValueError: if shapes do not match, the number of query heads is not a multiple of the number of key heads,
         positions, orders or segments are given for one side only, data are given without a bias or do not fit, orders
-        are given and causal is False, positions are needed but cannot be counted, a tile of the bias does not
-        broadcast, block_size is below 1, a side of window is negative, logits_soft_cap is out of bounds, a length,
-        heads, head_dim or value_dim is symbolic, or the implementation is unknown or cannot compute what is asked for.
+        are given and causal is False, known key positions return after others under a causal mask or a window that is
+        bounded on the right, without segments, orders or data, positions are needed but cannot be counted, a tile of
+        the bias does not broadcast, block_size is below 1, a side of window is negative, logits_soft_cap is out of
+        bounds, a length, heads, head_dim or value_dim is symbolic, or the implementation is unknown or cannot compute
+        what is asked for.
         On Explicit axes, also if a sequence, head_dim or a leading axis after the first is sharded, or if the batch or
         heads of key, value, sinks or bias are sharded differently from query's.
 
@@ -242,6 +246,9 @@ def attention(
     needed = settings.masked or bias is not None
     positions = _tile_arguments.parse_positions_of_sides(query_positions, key_positions, query, key, needed)
     segments = _tile_arguments.parse_sides("segments", query_segments, key_segments, query, key) or (None, None)
+    told_apart = orders or query_segments is not None or query_data is not None or key_data is not None
+    if key_positions is not None and not told_apart and (settings.causal or settings.window[1] is not None):
+        _tile_arguments.refuse_recurring(*positions)
     settings = settings._replace(skips=settings.masked or bool(orders) or query_segments is not None)
 
     batch = query.shape[:-3]

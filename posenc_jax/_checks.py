@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -27,6 +28,7 @@ Layout = Literal["interleaved", "half"]
 Part = Literal["first", "last"]
 OutOfRange = Literal["error", "nan", "zeros"]
 _INT32, _FLOAT32 = np.iinfo(np.int32), np.finfo(np.float32)
+_FOLDER = __file__.removesuffix("_checks.py")
 _NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # not numbers, though some subclass integers
 
 # Errors
@@ -76,12 +78,34 @@ def naming(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             token = _where.set((prefixed(f"{name}: "), False))
             try:
                 return f(*args, **kwargs)
+            except (TypeError, ValueError) as error:
+                _refuse_base(f, kwargs)
+                if _is_of_this_package(error) and jax.config.jax_traceback_filtering != "off":  # type: ignore[attr-defined]
+                    error = error.with_traceback(None)  # where a check stands does not help its reader
+                raise error
             finally:
                 _where.reset(token)
 
         return named
 
     return decorate
+
+
+def _refuse_base(f: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Raises for an option by which other libraries take what `frequencies` hold, unless f has it too."""
+    names = inspect.signature(f).parameters
+    for name in ("base", "theta", "rope_theta"):
+        if name in options and name not in names and "frequencies" in names:
+            value = f"{options[name]!r:.60}"
+            raise wrong_type(f"{name} must be given as frequencies=geometric(width, {value}), got {name}={value}")
+
+
+def _is_of_this_package(error: Exception) -> bool:
+    """Whether a module of this package raised the error, and not a function of the caller or JAX."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_FOLDER)
 
 
 @contextlib.contextmanager
@@ -245,6 +269,7 @@ NUMBERS = Kind("an integer or float array")
 POSITIONS = NUMBERS._replace(narrow=False)
 INTEGERS = Kind("an integer array", floats=False)
 FLOATS = Kind("a float array", integers=False)
+FREQUENCIES = FLOATS._replace(narrow=False)
 
 
 def known(*arrays: Any) -> bool:
@@ -276,17 +301,30 @@ def array(name: str, value: Any, kind: Kind = POSITIONS) -> Any:
     require_type(integral and kind.integers or floating and kind.floats, name, kind.text, value)
     if floating:
         if not kind.narrow and x.dtype.itemsize < 4:
-            _refuse_narrow(name, x)
+            _refuse_narrow(name, x, kind)
         _representable(name, x.dtype, f"; pass float32{' or integers' if kind.integers else ''}")
+        if kind.integers and known(x):
+            _fit_int32(name, np.asarray(x))
         return x.astype(np.float32) if x.dtype.itemsize < 4 else x
     return x if x.dtype == np.int32 else _as_int32(name, x)
 
 
-def _refuse_narrow(name: str, x: Any) -> None:
-    """Raises for positions of a float dtype in which neighbours have become one."""
-    skipped = 2 ** (jnp.finfo(x.dtype).nmant + 1) + 1
-    meant = "pass int32 or float32; .astype(jnp.float32) if these rounded values are meant"
-    raise wrong_type(f"{name} must be integers or float32, got {describe(x)}, which has no {skipped}: {meant}")
+def _refuse_narrow(name: str, x: Any, kind: Kind) -> None:
+    """Raises for a float dtype in which neighbouring positions have become one, and frequencies others."""
+    bits = jnp.finfo(x.dtype).nmant + 1
+    expected, fault, ways = (
+        ("integers or float32", f"in which {2**bits + 1} becomes {2**bits}", "int32 or float32")
+        if kind.integers
+        else ("float32", f"which rounds them by up to one part in {2**bits}", "float32")
+    )
+    meant = f"pass {ways}; .astype(jnp.float32) if these rounded values are meant"
+    raise wrong_type(f"{name} must be {expected}, got {describe(x)}, {fault}: {meant}")
+
+
+def refuse_narrow_frequencies(name: str, x: Any) -> None:
+    """Raises for an array of floats of 16 bits or fewer; any other value passes."""
+    if is_array(x) and jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4:
+        _refuse_narrow(name, x, FREQUENCIES)
 
 
 def has_no_place(x: Any) -> bool:
@@ -302,10 +340,8 @@ def _narrowed(name: str, x: Any, *, whole: bool = False) -> Any:
     """
     x = np.asarray(x)
     finite = x[np.isfinite(x)]
-    if whole and finite.size:
-        least, largest = finite.min(), finite.max()
-        fits = _INT32.min <= least and largest <= _INT32.max
-        require(fits, "{} must fit into int32, got float64 values from {} to {}", name, least, largest)
+    if whole:
+        _fit_int32(name, finite)
     if whole and finite.size == x.size and (np.rint(finite) == finite).all():
         return x.astype(np.int32)
     with np.errstate(over="ignore"):
@@ -322,6 +358,15 @@ def _narrowed(name: str, x: Any, *, whole: bool = False) -> Any:
         got = float(finite[worst]), float(finite[worst].astype(np.float32))
         require(moved[worst] <= 1e-3, message, name, *got, ways)
     return rounded
+
+
+def _fit_int32(name: str, x: np.ndarray) -> None:
+    """Raises for floats outside int32; NaN and infinities, which mark what is masked, pass."""
+    finite = x[np.isfinite(x)]
+    if finite.size:
+        least, largest = float(finite.min()), float(finite.max())
+        fits = _INT32.min <= least and largest <= _INT32.max
+        require(fits, "{} must fit into int32, got {} values from {} to {}", name, x.dtype, least, largest)
 
 
 def _as_int32(name: str, value: Any) -> Any:

@@ -196,6 +196,7 @@ def _turns(angular: Decimal) -> int:
 
 def turns_of(name: str, angular: Any) -> tuple[int, ...]:
     """A sequence of ω at their exact values, in units of 2⁻¹²⁸ turn."""
+    _checks.refuse_narrow_frequencies(name, angular)
     values = [_checks.number(name, w) for w in _checks.sequence(name, angular, "numbers")]
     return limited(name, angular, tuple(_turns(Decimal(w)) for w in values))
 
@@ -297,7 +298,7 @@ def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False, ndim
     expected = "Frequencies, an integer width or a float array of angular frequencies"
     require_type(isinstance(frequencies, (jax.Array, np.ndarray)), "frequencies", expected, frequencies)
     wide = _checks.has_no_place(frequencies)
-    x: Any = frequencies if wide else _checks.array("frequencies", frequencies, _checks.FLOATS)
+    x: Any = frequencies if wide else _checks.array("frequencies", frequencies, _checks.FREQUENCIES)
     shapes, fits = " or ".join(SHAPES[:ndim]), 1 <= x.ndim <= ndim and all(n != 0 for n in x.shape[:-1])
     require(fits, "frequencies as an array must have shape {}, got {}", shapes, x.shape)
     if wide:

@@ -163,14 +163,22 @@ def bounded_phase(phase: jax.Array) -> jax.Array:
     return jnp.where(bounded == phase, phase, bounded)
 
 
+def counted_at_init(module: Any, x: Any, positions: Any, head_axis: Any = None) -> Any:
+    """The positions for a call of a Linen module, of which `init` may give one token without its position."""
+    if positions is None and module.is_initializing():
+        heads = {axis % np.ndim(x) for axis in np.atleast_1d(() if head_axis is None else head_axis)}
+        rows = [n for axis, n in enumerate(np.shape(x)[:-1]) if axis not in heads]
+        return 0 if rows[-1:] == [1] else None
+    return positions
+
+
 def polar(
     module: Any, query: Any, key: Any, positions: Any, key_positions: Any, phase: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """`pope` of a query and a key with the settings of a module."""
+    """`pope` of a query and a key, each at its positions, with the settings of a module."""
     settings: dict[str, Any] = {"head_axis": module.head_axis, "layout": module.layout}
-    at = positions if key_positions is None else key_positions
     query = pope(query, positions, module.frequencies, **settings)
-    return query, pope(key, at, module.frequencies, phase=bounded_phase(phase), **settings)
+    return query, pope(key, key_positions, module.frequencies, phase=bounded_phase(phase), **settings)
 
 
 def relative_bias(module: Any, queries: Any, keys: Any, table: jax.Array, prefix: jax.Array | None) -> jax.Array:

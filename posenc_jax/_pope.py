@@ -46,8 +46,8 @@ def pope(
 
     The result is twice as wide as x, with one frequency for each feature, so scores take twice the work. Scale them by
     $1/\sqrt{d}$ for the $d$ features of x, not by the width of the result. Angles are correct at every int32 position,
-    and a position gives the same bits in a full sequence and in a decode step. To move cached keys, rotate them by the
-    offset: `rotary` turns the same pairs, with the same layout and frequencies of amplitude 1.
+    and a position gives the same bits in a full sequence and in a decode step. To move cached keys, use
+    `shift_keys` with the same layout and frequencies.
 
     Args:
       x: queries or keys, floats of shape (..., seq, heads, head_dim).

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax import _arguments, _checks, _tile_arguments
@@ -128,6 +129,8 @@ class PositionalSettings:
         """Query and key at their positions; a query of PoPE is multiplied by `times`."""
         if not self.frequencies.dim:
             return query, key
+        if queries is None and self.frequencies.num_axes == query.shape[-3] == 1:
+            queries = keys = np.zeros(1, np.int32)  # their place does not matter: no other key is seen
         of_keys = "input_positions" if keys is queries else "key_positions"
         if self.polar:
             query = self._polar("query", query, "input_positions", queries, None, times)

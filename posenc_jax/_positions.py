@@ -31,7 +31,8 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
     Args:
       ids: $s$, integers of shape (..., length).
       padding: the id of padding tokens, whose positions are all 0. With `None`, no id is special, and padding is
-        counted as a segment. In both cases attention must mask padding, and `ids` shows where it is.
+        counted as a segment. In both cases attention must mask padding, and `ids` shows where it is. The ids are also
+        the segments by which `attention` keeps documents apart: positions alone do not.
 
     Returns:
       An int32 array of the shape of `ids`.
@@ -168,8 +169,9 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
     $$p_i = m_i \left(\sum_{j \le i} m_j - 1\right)$$
 
     The first token is at 0, whether the padding is on the left, on the right or in between. Padding is also at 0, a
-    position that every encoding and every table has; attention masks padding, and the loss ignores it. The next token
-    to decode is at `mask.sum(-1)`.
+    position that every encoding and every table has. Attention must mask it, or its position lets every query see it:
+    pass `attention` the mask as key_segments, and ones as query_segments. No check can tell padding on the left from
+    tokens that share a position. The next token to decode is at `mask.sum(-1)`.
 
     Args:
       mask: $m$, of shape (..., length): booleans, or integers 0 and 1 as in Hugging Face's `attention_mask`. True and 1

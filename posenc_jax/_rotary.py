@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -17,8 +18,10 @@ from posenc_jax._checks import Layout, Part, invalid, public, require, wrong_typ
 from posenc_jax._frequencies import Frequencies, Spectrum, parse, parse_positions, parse_static
 from posenc_jax._pairs import TurnSettings
 from posenc_jax._turn import turn
-from posenc_jax._waves import Angles, Waves, pair_waves
+from posenc_jax._waves import Angles, Waves, expand, pair_waves
 from posenc_jax._xla import compiled
+
+Columns = Literal["pair", "half", "interleaved"]  # one per pair, or one per feature in a layout
 
 
 @public
@@ -31,7 +34,7 @@ def rotary(
     layout: Layout = "half",
     part: Part = "first",
     inverse: bool = False,
-    waves: tuple[ArrayLike, ArrayLike] | None = None,
+    cos_sin: CosSin | None = None,
 ) -> jax.Array:
     r"""Rotary position embedding (RoPE): rotates queries or keys by their positions, in one read and one write of x.
 
@@ -41,16 +44,9 @@ def rotary(
       \begin{bmatrix} \cos\omega_i p & -\sin\omega_i p \\ \sin\omega_i p & \cos\omega_i p \end{bmatrix}
       \begin{bmatrix} x_1 \\ x_2 \end{bmatrix}$$
 
-    where $a$ is the `attention_factor` of the frequencies. Rotations compose: rotating by $p$ and then by $k$ equals
-    rotating by $p + k$. The score of a query at $p$ and a key at $q$ therefore depends only on $p - q$, and `rotary` of
-    cached keys by an offset moves them. Moving must not apply an amplitude again: one position for several vectors is
-    an error unless $a = 1$; pass `frequencies.with_attention_factor(1)` to move them. To place several vectors at one
-    position, as in a padded chunk, give each the position: `jnp.broadcast_to(positions, (batch, seq))`. (A single
-    vector, and offsets given one by one, look like positions and pass.) Move keys once, from where they were written:
-    each move rounds to their dtype, and in 16 bits a thousand moves by one position leave the slow pairs behind, off by
-    several standard deviations. If keys must move at every step, store them unrotated and rotate them when they are
-    read. Angles are correct at every int32 position, and a position gives the same bits in a full sequence and in a
-    decode step.
+    where $a$ is the `attention_factor` of the frequencies. The score of a query at $p$ and a key at $q$ depends only on
+    $p - q$. Angles are correct at every int32 position, and a position gives the same bits in a full sequence and in a
+    decode step. To move keys that are already rotated, use `shift_keys`.
 
     The frequencies also define positions of several coordinates (`axial`), M-RoPE sections (`multi_section`), context
     extension (`yarn` and others) and partial rotation (a width below head_dim).
@@ -59,9 +55,11 @@ def rotary(
       x: queries or keys, floats of shape (..., seq, heads, head_dim), as `jax.nn.dot_product_attention` takes them.
         NumPy's float64 is rounded to float32 where x64 is off, as `jnp` does.
       positions: integers or float32 of a shape that broadcasts to the shape of x without its head axis and its last
-        axis: (seq,), (batch, seq), (batch, 1) or (); (tokens,) for x of shape (tokens, heads, head_dim). Frequencies of
-        several axes need one more axis at the end, of size 1 if all coordinates are equal, as in text:
-        `positions[..., None]`. `None` means 0, 1, 2, … along the sequence axis. NumPy's float64: as for `sinusoidal`.
+        axis: (seq,) or (batch, seq); (tokens,) for x of shape (tokens, heads, head_dim). A scalar, (1,) and (batch, 1)
+        are for one token; tokens that share a position take it from `jnp.broadcast_to`. Frequencies of several axes
+        need one more axis at the end, of size 1 if all coordinates are equal, as in text: `positions[..., None]`.
+        `None` means 0, 1, 2, … along the sequence axis, which must not hold a single token: a decode step has its own
+        position. NumPy's float64: as for `sinusoidal`.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`) or a float array of angular frequencies of shape
         (num_pairs,), (axes, num_pairs) or (heads, axes, num_pairs). With several axes, an array turns each pair by the
         sum $\sum_c \omega_{c,i}\,p_c$ over the coordinates of a position; by heads, each head has its own (RoPE-Mixed).
@@ -74,19 +72,15 @@ def rotary(
         because shapes cannot tell which axis is the sequence.
       part: which features rotate if the width is below head_dim: the "first" or the "last".
       inverse: applies the inverse, $y \mapsto x$, which rotates by $-\omega_i p$ and divides by $a$.
-      waves: the cosines and the sines of `cos_sin`, which computes them once for all layers, in place of positions and
-        frequencies: two float arrays of shape (..., num_pairs), whose leading axes broadcast as those of positions do.
-        If they differ by head, head_axis is None. The result has the same bits. Waves hold their amplitude: take those
-        of `with_attention_factor(1)` to move keys. Waves wider than head_dim/2 have a column for each feature that
-        rotates, in the order of the layout: each wave twice in a row if "interleaved", all of them and then all again
-        if "half". In another order, known waves raise an error and traced waves give NaN. For a width of at most
-        head_dim/2, pass a column for each pair: `cosine[..., ::2]` or `cosine[..., :num_pairs]`.
+      cos_sin: what `cos_sin` returns, which is computed once for all layers, in place of positions and frequencies; or
+        a `CosSin` of arrays from elsewhere. Their leading axes broadcast as those of positions do. If they differ by
+        head, head_axis is None. The result has the same bits. The arrays already include the amplitude.
 
     Returns:
       The rotated x, with its shape and dtype. It is computed in float32 and rounded once; for float64 x, products and
       sums are float64, but sines and cosines remain float32. Where a position lies outside int32 but could not be
       rejected at trace time, the result is NaN, and so is the gradient for the frequencies, even if such rows are
-      masked. Differentiable in x, in float positions, in an array of frequencies and in waves, in forward and reverse
+      masked. Differentiable in x, in float positions, in an array of frequencies and in cos_sin, in forward and reverse
       mode and in any order of both. The derivative in x alone stores only the positions, and the frequencies if they
       are an array. JAX sees one operation: `checkify` does not look inside it, and Pallas kernels for a TPU or GPU
       cannot call it; they call `posenc_jax.kernels`.
@@ -98,10 +92,9 @@ def rotary(
       ValueError: if positions do not broadcast, or are `None` where they cannot be counted (several axes, no sequence
         axis, more than 2³¹ of them).
       ValueError: if frequencies by heads do not have one entry for each.
-      ValueError: if one position serves a sequence under an attention_factor other than 1, or float32 cannot hold its
-        inverse.
-      ValueError: if positions, frequencies or inverse are given beside waves, or waves with a column for each feature
-        are not in the order of the layout.
+      ValueError: if one position, or one row of cos_sin, serves several tokens, or a single token has no position.
+      ValueError: if positions, frequencies or inverse are given beside cos_sin, or its columns do not fit the layout.
+      ValueError: if inverse is True and float32 cannot hold the inverse of the attention_factor.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -113,22 +106,16 @@ def rotary(
       >>> step = pe.rotary(query[:, 3:4], jnp.full((2, 1), 3), f, head_axis=-2)  # a decode step
       >>> bool(jnp.all(step == pe.rotary(query, None, f, head_axis=-2)[:, 3:4]))
       True
-      >>> keys = jnp.ones((1, 5, 4, 64))
-      >>> cached = pe.rotary(keys, None, f, head_axis=-2)
-      >>> moved = pe.rotary(cached, 1000, f, head_axis=-2)
-      >>> there = pe.rotary(keys, jnp.arange(1000, 1005), f, head_axis=-2)
-      >>> bool(jnp.allclose(moved, there, atol=1e-6))
-      True
 
     Reference:
       Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, section 3.2.2, equation 15;
       Heo et al., "Rotary Position Embedding for Vision Transformer", 2024, section 3.2, for frequencies by heads.
     """
     inverse = _checks.flag("inverse", inverse)
-    if waves is not None:
+    if cos_sin is not None:
         for name, value in {"positions": positions, "frequencies": frequencies, "inverse": inverse or None}.items():
-            require(value is None, "{} must not be given beside waves, got {}", name, _checks.describe(value))
-        x, table, heads = _arguments.parse_rotary_by_waves(x, waves, layout, head_axis, part)
+            require(value is None, "{} must not be given beside cos_sin, got {}", name, _checks.describe(value))
+        x, table, heads = _arguments.parse_rotary_by_cos_sin(x, cos_sin, layout, head_axis, part)
         return rotate_vectors(TurnSettings(layout, part == "last"), x, Waves(table), heads)
     x, positions, frequencies, heads = _arguments.parse_rotary(
         x, positions, frequencies, layout, head_axis, part, ndim=3
@@ -157,55 +144,165 @@ def _placed_frequencies(x: jax.Array, frequencies: Spectrum, heads: tuple[int, .
 
 
 @public
-def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array) -> tuple[jax.Array, jax.Array]:
+def shift_keys(
+    keys: ArrayLike,
+    offset: ArrayLike,
+    frequencies: Frequencies | int | jax.Array,
+    *,
+    head_axis: int | tuple[int, ...] | None,
+    layout: Layout = "half",
+    part: Part = "first",
+) -> jax.Array:
+    r"""Moves rotated keys by an offset, as a cache does that drops its oldest tokens ("context shift", "K-shift").
+
+    Rotations compose, so a key at $p$ moves to $p + k$ by one more rotation, without its amplitude, which it has:
+
+    $$R_{p + k}\,x = R_k R_p\,x$$
+
+    Move keys once, from where they were written. Each move rounds to their dtype: in 16 bits a thousand moves by one
+    position leave the slow pairs behind, off by several standard deviations. If keys must move at every step, store
+    them unrotated and rotate them when they are read.
+
+    Args:
+      keys: keys that `rotary` or `pope` has rotated, floats of shape (..., seq, heads, head_dim).
+      offset: $k$, integers or float32: a scalar, or of a shape that broadcasts to the shape of keys without its head
+        axis and its last axis, such as (batch, 1). Frequencies of several axes need one more axis at the end.
+      frequencies: those of the rotation, as for `rotary`.
+      head_axis: as for `rotary`.
+      layout: that of the rotation.
+      part: that of the rotation.
+
+    Returns:
+      The keys at their new positions, with their shape and dtype. Differentiable, as for `rotary`.
+
+    Raises:
+      TypeError: if keys are not a float array, or offset is not an integer or float32 array.
+      ValueError: if offset does not broadcast, or as `rotary`.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> keys, f = jnp.ones((1, 5, 4, 64)), pe.yarn(64, 1e4, factor=4, original_max=4096)
+      >>> cached = pe.rotary(keys, jnp.arange(1000, 1005), f, head_axis=-2)
+      >>> moved = pe.shift_keys(cached, -1000, f, head_axis=-2)
+      >>> bool(jnp.allclose(moved, pe.rotary(keys, None, f, head_axis=-2), atol=1e-6))
+      True
+
+    Reference:
+      Su et al., "RoFormer", 2021, section 3.2.2, equation 16; Xiao et al., "Efficient Streaming Language Models with
+      Attention Sinks", 2024, section 3.2, for positions within a cache.
+    """
+    _checks.require_type(offset is not None, "offset", _checks.POSITIONS.text, offset)
+    names: dict[str, Any] = {"name": "keys", "positions_name": "offset"}
+    x, positions, frequencies, heads = _arguments.parse_rotary(
+        keys, offset, frequencies, layout, head_axis, part, ndim=3, shared=True, **names
+    )
+    if isinstance(frequencies, Frequencies):
+        frequencies = frequencies.with_attention_factor(1.0)
+    return rotate_vectors(TurnSettings(layout, part == "last"), x, Angles(positions, frequencies), heads)
+
+
+class CosSin(tuple[Any, Any]):
+    """Cosines and sines for `rotary`, and what their columns are: a pair of arrays, and a pytree of them.
+
+    `cos_sin` returns one. Build one of arrays from elsewhere, such as the `cos` and `sin` of a Hugging Face model, and
+    say which columns they have: where a part of the head rotates, the arrays cannot tell.
+
+    Args:
+      cosine: floats of shape (..., columns).
+      sine: the same of sines.
+      columns: "pair": a column per pair of features. "half": a column per feature that rotates, those of all pairs and
+        then the same again, as Hugging Face's Llama and ONNX have them. "interleaved": a column per feature that
+        rotates, each twice in a row, as GPT-J and timm have them. `rotary` raises `ValueError` for known values that
+        are not in that order, and gives NaN for traced ones.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> angles = jnp.arange(5.0)[:, None] * jnp.array([1.0, 0.01])
+      >>> c = pe.CosSin(jnp.cos(angles), jnp.sin(angles), columns="pair")
+      >>> cosine, sine = c
+      >>> pe.rotary(jnp.ones((5, 8)), cos_sin=c, head_axis=None).shape
+      (5, 8)
+    """
+
+    columns: Columns
+
+    def __new__(cls, cosine: ArrayLike, sine: ArrayLike, *, columns: Columns):
+        """Keeps the arrays as they are: `rotary` checks them."""
+        self = super().__new__(cls, (cosine, sine))
+        self.columns = columns
+        return self
+
+
+jax.tree_util.register_pytree_with_keys(
+    CosSin,
+    lambda c: ([(jax.tree_util.SequenceKey(i), x) for i, x in enumerate(c)], c.columns),
+    lambda columns, arrays: CosSin(*arrays, columns=columns),  # type: ignore[arg-type]
+)
+jax.export.register_pytree_node_serialization(
+    CosSin, serialized_name="posenc_jax.CosSin", serialize_auxdata=str.encode, deserialize_auxdata=bytes.decode
+)
+
+
+@public
+def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array, *, columns: Columns = "pair") -> CosSin:
     r"""The cosines and the sines of RoPE, to compute once for all layers.
 
     $$c_i = a \cos \omega_i p, \qquad s_i = a \sin \omega_i p$$
 
-    `rotary(x, waves=cos_sin(positions, frequencies), …)` has the same bits as `rotary(x, positions, frequencies, …)`.
-    FlashAttention's `apply_rotary_emb` takes such arrays too, and FlashInfer both as one, `jnp.concatenate(waves, -1)`.
+    `rotary(x, cos_sin=cos_sin(positions, frequencies), …)` has the same bits as `rotary(x, positions, frequencies, …)`.
+    FlashAttention's `apply_rotary_emb` takes such arrays too, and FlashInfer both as one, `jnp.concatenate(c, -1)`.
 
     Args:
       positions: integers or float32 of shape (...,), or (..., axes) for frequencies of several axes.
       frequencies: `Frequencies`, whose attention_factor is $a$; an int (a width: `geometric(width)`); or a float array
         of angular frequencies of shape (num_pairs,) or (axes, num_pairs), as for `rotary`.
+      columns: "pair" for a column per pair; "half" or "interleaved" for a column per feature in that layout.
 
     Returns:
-      The cosines and the sines, two float32 arrays of shape (..., num_pairs), within 9e-8 · a at every int32 position.
-      NaN where a position lies outside int32 but could not be rejected at trace time. Differentiable in float positions
-      and in an array of frequencies.
+      A `CosSin`, which unpacks as the cosines and the sines: two float32 arrays of shape (..., num_pairs), or (...,
+      2 · num_pairs) with a column per feature, within 9e-8 · a at every int32 position. NaN where a position lies
+      outside int32 but could not be rejected at trace time. Differentiable in float positions and in an array of
+      frequencies.
 
     Raises:
       TypeError: if positions are not integers or float32, or frequencies have the wrong type.
-      ValueError: if positions are known to lie outside int32, or do not have one coordinate for each axis.
+      ValueError: if positions are known to lie outside int32, do not have one coordinate for each axis, or columns is
+        unknown.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> query = jnp.ones((2, 5, 4, 64))  # batch, seq, heads, head_dim
-      >>> waves = pe.cos_sin(jnp.arange(5), 64)
-      >>> [wave.shape for wave in waves]
+      >>> c = pe.cos_sin(jnp.arange(5), 64)
+      >>> [x.shape for x in c]
       [(5, 32), (5, 32)]
-      >>> same = pe.rotary(query, waves=waves, head_axis=-2) == pe.rotary(query, head_axis=-2)
+      >>> same = pe.rotary(query, cos_sin=c, head_axis=-2) == pe.rotary(query, head_axis=-2)
       >>> bool(same.all())
       True
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.4.2, equation 34.
     """
+    _checks.one_of("columns", columns, ("pair", "half", "interleaved"))
     frequencies = parse(frequencies, ndim=2)
     if isinstance(frequencies, jax.Array) and frequencies.ndim == 2:
         _checks.unsharded("frequencies", frequencies, -1)
         _checks.unsharded("frequencies", frequencies, -2)
-    return _cos_sin(parse_positions("positions", positions, frequencies), frequencies)
+    arrays = _cos_sin(parse_positions("positions", positions, frequencies), frequencies, columns)
+    return CosSin(*arrays, columns=columns)
 
 
-@compiled("cos_sin")
-def _cos_sin(positions: jax.Array, frequencies: Spectrum) -> tuple[jax.Array, jax.Array]:
+@compiled("cos_sin", static_argnums=2)
+def _cos_sin(positions: jax.Array, frequencies: Spectrum, columns: Columns) -> tuple[jax.Array, jax.Array]:
     if isinstance(frequencies, jax.Array):
         frequencies = frequencies.reshape(-1)
     angles = Angles(positions, frequencies)
-    return pair_waves(angles, np.int32(1)), pair_waves(angles, np.int32(0))
+    cosine, sine = pair_waves(angles, np.int32(1)), pair_waves(angles, np.int32(0))
+    if columns == "pair":
+        return cosine, sine
+    return expand(cosine, columns, 2 * cosine.shape[-1]), expand(sine, columns, 2 * sine.shape[-1])
 
 
 def _with_inverse_amplitude(frequencies: Spectrum) -> Spectrum:

@@ -35,7 +35,7 @@ def sinusoidal(
         one token. Float arrays are taken at their exact values; with x64, float64 too. Without x64, a NumPy float64
         array is read exactly if all its values are integers. Otherwise it is rounded to float32, and refused if that
         moves a position by more than 0.001, such as 10⁹ + ½. The same holds for a Python float. Floats of 16 bits or
-        fewer are refused, because they skip integers: bfloat16 has no 257.
+        fewer are refused, because they skip integers: in bfloat16, 257 becomes 256.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`), or a float array of angular frequencies of
         shape (num_pairs,), learned or traced. The encoding is differentiable in such an array and in float positions.
         NumPy's float64 is taken at its exact values, as `Frequencies` are.

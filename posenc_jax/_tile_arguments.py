@@ -207,6 +207,41 @@ def parse_positions_of_sides(
     return counted("query", n), counted("key", m)
 
 
+def refuse_recurring(queries: Any, keys: Any) -> None:
+    """Raises if a query may see a position at two places of a row of keys with another between, as in packed rows.
+
+    Rings, pages and shards hold runs of consecutive positions that do not overlap. On an accelerator, the positions of
+    a single query are not read: each decode step would wait for the device.
+    """
+    step = queries.shape[-1] == 1
+    if not _checks.known(queries, keys) or step and not all(map(_on_host, (queries, keys))) or not keys.size:
+        return
+    rows = np.asarray(keys)
+    drops = (rows[..., 1:] < rows[..., :-1]).sum(-1)
+    rising = (drops == 0) | (drops == 1) & (rows[..., -1] < rows[..., 0])  # from its first slot, or from its oldest
+    if rising.all():
+        return
+    last = np.asarray(queries).max(-1, initial=np.iinfo(np.int32).min)
+    rising, last = np.broadcast_arrays(rising, last)
+    rows = np.broadcast_to(rows, (*last.shape, rows.shape[-1]))[~rising].astype(np.int64)
+    for row, most in zip(rows, last[~rising], strict=True):
+        jumps = np.flatnonzero((row[1:] - row[:-1]) >> 1)  # neither to the same position nor to the next
+        starts, ends = row[np.append(0, jumps + 1)], row[np.append(jumps, row.size - 1)]
+        order = np.argsort(starts)
+        starts, ends = starts[order], ends[order]
+        twice = starts[1:][(starts[1:] <= ends[:-1]) & (starts[1:] <= most)]
+        message = (
+            "key_positions must not return to a position that a query sees, got {} again after another: to keep packed "
+            "documents or padding apart, pass query_segments and key_segments; to mask by slot, pass slots as "
+            "query_order and key_order; for streams that share their time, pass the positions as orders"
+        )
+        require(not twice.size, message, *twice[:1])
+
+
+def _on_host(x: Any) -> bool:
+    return isinstance(x, np.ndarray) or all(device.platform == "cpu" for device in x.devices())
+
+
 def counted(name: str, length: Any) -> jax.Array:
     """The default positions, 0 to length − 1, along the argument `name`."""
     return jnp.arange(_checks.countable(name, length), dtype=jnp.int32)

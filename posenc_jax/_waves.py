@@ -252,7 +252,7 @@ def expand(x: Any, layout: Layout, dim: int, margin: tuple[int, int] = (0, 0)) -
     """Repeats entries of pairs (..., pairs) for the columns of their features, (..., dim), with zeros in the margin."""
     # Repeats along a new axis, which keeps the sharding of x on Explicit axes.
     twice = x[..., None].repeat(2, axis=-1) if layout == "interleaved" else x[..., None, :].repeat(2, axis=-2)
-    twice = twice.reshape(*x.shape[:-1], -1)[..., :dim]
+    twice = twice.reshape(*x.shape[:-1], 2 * x.shape[-1])[..., :dim]
     around = [(0, 0)] * (x.ndim - 1) + [margin]
     return (np if isinstance(x, np.ndarray) else jnp).pad(twice, around) if any(margin) else twice
 

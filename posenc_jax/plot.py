@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -41,11 +42,12 @@ _INT32_MAX = 2**31 - 1
 
 
 @public
-def heatmap(table: ArrayLike, *, title: str = "Positional encoding") -> Figure:
+def heatmap(table: ArrayLike | Frequencies, *, title: str = "Positional encoding") -> Figure:
     """A table of encodings, positions × features: red above zero, blue below, white at zero.
 
     Args:
-      table: finite numbers of shape (length, dim), sinusoidal or learned. Position 0 is at the top.
+      table: finite numbers of shape (length, dim), sinusoidal or learned; or `Frequencies` or a width, for their
+        sinusoidal encoding of positions 0 to 49. Position 0 is at the top.
       title: the title of the figure.
 
     Returns:
@@ -63,7 +65,7 @@ def heatmap(table: ArrayLike, *, title: str = "Positional encoding") -> Figure:
       >>> figure.axes[0].images[0].get_clim()
       (-1.0, 1.0)
     """
-    values = _figure.matrix("table", table, "(length, dim)")
+    values = _figure.matrix("table", _encoded(table), "(length, dim)")
     limit = float(np.abs(values).max()) or 1.0
     figure, axes = _figure.single(title, "feature", "position (tokens)")
     image = _figure.image(axes, values, "RdBu_r", -limit, limit, "auto")
@@ -71,14 +73,23 @@ def heatmap(table: ArrayLike, *, title: str = "Positional encoding") -> Figure:
     return figure
 
 
+def _encoded(table: Any) -> Any:
+    """The table itself, or the first 50 rows of that of a spectrum."""
+    encoded = isinstance(table, (int, np.integer, Frequencies)) and not isinstance(table, bool)
+    return sinusoidal(np.arange(50), table) if encoded else table  # type: ignore[arg-type]
+
+
 @public
 def waves(
-    table: ArrayLike, features: Sequence[int] | None = None, *, title: str = "Single features against position"
+    table: ArrayLike | Frequencies,
+    features: Sequence[int] | None = None,
+    *,
+    title: str = "Single features against position",
 ) -> Figure:
     """Columns of a table plotted against position: fast waves in the first features, slow waves in the last.
 
     Args:
-      table: finite numbers of shape (length, dim), sinusoidal or learned.
+      table: as for `heatmap`.
       features: the columns to draw, from 0 to dim − 1. `None` draws the columns at 0, 1/8, 1/4, 1/2 and 7/8 of the
         width, rounded down to even numbers, which are sines in the interleaved layout.
       title: the title of the figure.
@@ -98,7 +109,7 @@ def waves(
       >>> [line.get_label() for line in figure.axes[0].lines]
       ['0', '2', '4', '8', '14']
     """
-    values = _figure.matrix("table", table, "(length, dim)")
+    values = _figure.matrix("table", _encoded(table), "(length, dim)")
     length, dim = values.shape
     if features is None:
         features = sorted({dim * eighths // 16 * 2 for eighths in (0, 1, 2, 4, 7)})
@@ -116,11 +127,11 @@ def waves(
 
 
 @public
-def similarity(table: ArrayLike, *, title: str = "Cosine similarity of positions") -> Figure:
+def similarity(table: ArrayLike | Frequencies, *, title: str = "Cosine similarity of positions") -> Figure:
     r"""Cosine similarity between the encodings of each pair of positions, $t_p \cdot t_q / |t_p||t_q|$.
 
     Args:
-      table: finite numbers of shape (length, dim), sinusoidal or learned, without rows of zeros.
+      table: as for `heatmap`, without rows of zeros.
       title: the title of the figure.
 
     Returns:
@@ -138,7 +149,7 @@ def similarity(table: ArrayLike, *, title: str = "Cosine similarity of positions
       >>> figure.axes[0].images[0].get_array().shape
       (50, 50)
     """
-    values = _figure.matrix("table", table, "(length, dim)")
+    values = _figure.matrix("table", _encoded(table), "(length, dim)")
     # Divides by the largest entry first, so that no sum of squares overflows or underflows.
     largest = np.abs(values).max(axis=1, keepdims=True)
     require(largest.all(), "table must have no row of zeros, got one at position {}", int(largest.argmin()))

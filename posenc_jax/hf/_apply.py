@@ -52,13 +52,12 @@ def parse_layer(layer: Any, head_dims: Sequence[int]) -> int | jax.Array:
     return layer
 
 
-def parse_width(x: Any, widths: set[int] | None = None) -> jax.Array:
+def parse_width(x: Any, widths: set[int] | None = None, name: str = "x") -> jax.Array:
     """x, whose last axis has one of these sizes, if any are given."""
-    x = _checks.floats("x", x, (..., "head_dim"), known=(-1,))
+    x = _checks.floats(name, x, (..., "head_dim"), known=(-1,))
     expected = " or ".join(map(str, sorted(widths or (), reverse=True)))
-    require(
-        not widths or x.shape[-1] in widths, "x must have {} features in this layer, got shape {}", expected, x.shape
-    )
+    fits = not widths or x.shape[-1] in widths
+    require(fits, "{} must have {} features in this layer, got shape {}", name, expected, x.shape)
     return x
 
 
@@ -70,17 +69,23 @@ def rotate(
     layer: int | jax.Array,
     head_axis: Any,
     parameters: Any = None,
+    **names: Any,
 ) -> jax.Array:
-    """Checks positions, head_axis and parameters, then rotates and scales x as one layer does."""
+    """Checks positions, head_axis and parameters, then rotates and scales x as one layer does.
+
+    `names` are options of `parse_rotary`: those of the arguments in errors, and whether one position may be shared.
+    """
     applied, index = (layers[layer : layer + 1], None) if isinstance(layer, int) else (layers, layer)
     first, *others = dict.fromkeys(how.frequencies for how in applied if how.frequencies.dim) or [geometric(0)]
     if not first.dim:
         positions = _first_coordinate(positions, layers)
     options = settings.layout, head_axis, "last" if settings.last else "first"
+    parse = functools.partial(_arguments.parse_rotary, **names)
     for frequencies in others:  # a traced layer may choose any
-        _arguments.parse_rotary(x, positions, frequencies, *options)
-    x, positions, _, heads = _arguments.parse_rotary(x, positions, first, *options)
-    if positions is not None and any(how.query_scale for how in applied):
+        parse(x, positions, frequencies, *options)
+    scaled = any(how.query_scale for how in applied)
+    x, positions, _, heads = parse(x, positions, first, *options, reads_positions=scaled)
+    if positions is not None and scaled:
         _check_scaled(positions)
     arrays = parse_parameters(parameters, _shapes(applied, x, heads))
     for name in dict.fromkeys(how.learned_log_factor for how in applied):

@@ -262,14 +262,52 @@ class RotaryPlan:
         settings = TurnSettings(self.layout, self.part == "last", backward=role == "output")
         return _apply.rotate(settings, layers, x, positions, index, head_axis, parameters)
 
-    def with_attention_factor(self, attention_factor: float) -> RotaryPlan:
-        """The same plan with another amplitude in every layer; pass 1.0 to move keys that are already rotated."""
-        layers = [
-            dataclasses.replace(how, frequencies=how.frequencies.with_attention_factor(attention_factor))
+    @public
+    def shift_keys(
+        self,
+        keys: jax.typing.ArrayLike,
+        layer: int | jax.Array,
+        offset: jax.typing.ArrayLike,
+        *,
+        head_axis: int | tuple[int, ...] | None,
+        parameters: Mapping[str, jax.typing.ArrayLike] | None = None,
+    ) -> jax.Array:
+        r"""Moves rotated keys of one layer by an offset, as `posenc_jax.shift_keys`; values, where they rotate, too.
+
+        Args:
+          keys: keys that `rotate` has rotated, of a shape that it takes.
+          layer: as for `rotate`. A layer without positions moves nothing.
+          offset: as for `posenc_jax.shift_keys`.
+          head_axis: as for `rotate`.
+          parameters: as for `rotate`.
+
+        Returns:
+          The keys at their new positions, with their shape and dtype.
+
+        Raises:
+          TypeError: as `rotate`.
+          ValueError: as `rotate`.
+
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from posenc_jax.hf import rotary_from_config
+          >>> config = {"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 4}
+          >>> plan, x = rotary_from_config(config), jnp.ones((1, 5, 2, 8))
+          >>> cached = plan.rotate(x, 0, jnp.arange(1000, 1005), head_axis=-2)
+          >>> moved = plan.shift_keys(cached, 0, -1000, head_axis=-2)
+          >>> bool(jnp.allclose(moved, plan.rotate(x, 0, head_axis=-2), atol=1e-6))
+          True
+        """
+        require_type(offset is not None, "offset", _checks.POSITIONS.text, offset)
+        index = _apply.parse_layer(layer, [z.head_dim for z in self.layers])
+        layers = tuple(
+            _apply.LayerTurn(how.frequencies.with_attention_factor(1.0), learned_log_factor=how.learned_log_factor)
             for how in self.layers
-        ]
-        indexer = self.indexer and self.indexer.with_attention_factor(attention_factor)
-        return dataclasses.replace(self, layers=tuple(layers), indexer=indexer)
+        )
+        keys = _apply.parse_width(keys, self._widths(index), "keys")
+        names = {"name": "keys", "positions_name": "offset", "shared": True}
+        settings = TurnSettings(self.layout, self.part == "last")
+        return _apply.rotate(settings, layers, keys, offset, index, head_axis, parameters, **names)
 
     def _widths(self, index: int | jax.Array) -> set[int]:
         """The widths that x may have: head_dim, and the rotated width if it is the same in all possible layers."""

@@ -209,12 +209,23 @@ class VisionPlan(RotaryPlan):
         fits = positions.shape[-1:] == (slices,)
         require(fits, "positions must have a last axis of size {}, got shape {}", slices, positions.shape)
         head_axis = _arguments.parse_head_axis("x", x, head_axis)
+        _arguments.refuse_one_position(
+            "positions", positions.shape[:-1], "x", _arguments.shape_of_rows(x, head_axis), axes=slices
+        )
         spectra = [_spectra(how, slices) for how in self.layers]
         layers = [RotaryLayer(dataclasses.replace(f[0], axes=None), head_dim // slices) for f in spectra]
         plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in spectra[0] if f.axes])
         sliced = x.reshape(*x.shape[:-1], slices, head_dim // slices)  # slices as a sequence at their coordinates
         y = plan.rotate(sliced, layer, positions[..., order], head_axis=head_axis, **options)
         return y.reshape(x.shape)
+
+    @public
+    def shift_keys(
+        self, keys: jax.typing.ArrayLike, layer: int | jax.Array, offset: jax.typing.ArrayLike, **options: Any
+    ) -> jax.Array:
+        """`RotaryPlan.shift_keys`, which is an error where each slice of a head has a coordinate of its own."""
+        require(self.slices == 1, "slices must be 1 to move keys, got {}: rotate them at other positions", self.slices)
+        return super().shift_keys(keys, layer, offset, **options)
 
 
 def _spectra(layer: RotaryLayer, slices: int) -> list[Frequencies]:

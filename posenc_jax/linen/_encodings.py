@@ -3,6 +3,7 @@ r"""Flax Linen modules of the encodings, of Fourier features and of diffusion ti
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -58,6 +59,7 @@ class SinusoidalEncoding(nn.Module):
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`add_sinusoidal` of x, (..., seq, d_model), with these settings."""
+        positions = _modules.counted_at_init(self, x, positions)
         return add_sinusoidal(x, positions, self.frequencies, layout=self.layout, scale=self.scale)
 
     @public
@@ -115,6 +117,7 @@ class LearnedEncoding(nn.Module):
         """`add_learned` of x, (..., seq, d_model), with this table and these settings."""
         shape = (self.num_embeddings, self.features)
         embedding = self.param("embedding", self.embedding_init, shape, self.param_dtype)
+        positions = _modules.counted_at_init(self, x, positions)
         return add_learned(x, embedding, positions, scale=self.scale, out_of_range=self.out_of_range)
 
 
@@ -158,6 +161,7 @@ class RotaryEncoding(nn.Module):
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`rotary` of x, queries or keys, with these settings."""
+        positions = _modules.counted_at_init(self, x, positions, self.head_axis)
         return rotary(x, positions, self.frequencies, layout=self.layout, head_axis=self.head_axis, part=self.part)
 
 
@@ -226,7 +230,9 @@ class PoPE(nn.Module):
         key_positions: ArrayLike | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """`pope` of query and key, (..., seq, heads, head_dim); keys stand at `positions` unless they have others."""
-        return _modules.polar(self, query, key, positions, key_positions, self.delta)
+        at = positions if key_positions is None else key_positions
+        counted = functools.partial(_modules.counted_at_init, self, head_axis=self.head_axis)
+        return _modules.polar(self, query, key, counted(query, positions), counted(key, at), self.delta)
 
 
 class FourierFeatures(nn.Module):

@@ -253,7 +253,8 @@ class PoPE(nnx.Module):
         key_positions: ArrayLike | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """`pope` of query and key, (..., seq, heads, head_dim); keys stand at `positions` unless they have others."""
-        return _modules.polar(self, query, key, positions, key_positions, self.phase[...])
+        at = positions if key_positions is None else key_positions
+        return _modules.polar(self, query, key, positions, at, self.phase[...])
 
 
 class FourierFeatures(nnx.Module):

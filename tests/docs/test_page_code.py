@@ -236,7 +236,7 @@ def test_functions_rotate_by_frequencies_that_are_given(page):
     found = [*calls(page)]
     assert found
     for call in found:
-        named = len(call.args) > 2 or {"frequencies", "waves"} & {keyword.arg for keyword in call.keywords}
+        named = len(call.args) > 2 or {"frequencies", "cos_sin"} & {keyword.arg for keyword in call.keywords}
         assert named, f"{page}: {ast.unparse(call)} is right for the base 10,000 alone"
 
 
@@ -571,9 +571,11 @@ def test_fope(case):
 
     @quick
     def turned(x, *matrices):
-        waves = tuple(map(mixed, pe.cos_sin(places, f[:trained]), matrices))
-        grouped = pe.rotary(x[:, :, :, None], waves=[wave[..., None, :] for wave in waves], head_axis=None)
-        return pe.rotary(x, waves=waves, head_axis=None), grouped[:, :, :, 0]
+        cos_sin = pe.CosSin(*map(mixed, pe.cos_sin(places, f[:trained]), matrices), columns="pair")
+        group = jnp.stack([x, x], 3)  # of two query heads for each key head
+        return pe.rotary(x, cos_sin=cos_sin, head_axis=None), pe.rotary(group, cos_sin=cos_sin, head_axis=-2)[
+            :, :, :, 1
+        ]
 
     for got in turned(*(np.float32(a) for a in (x, *matrices))):
         assert_within(got, np.moveaxis(case["rotated"], 1, 2), 3e-6, against="the authors' code")

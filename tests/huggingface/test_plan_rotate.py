@@ -268,11 +268,26 @@ def test_a_traced_layer_checks_what_any_layer_needs():
 def test_moving_keys_applies_no_amplitude_again():
     plan, k = RotaryPlan((RotaryLayer(YARN, 8), RotaryLayer(NOPE, 8)), "half"), X
     cached = plan.rotate(k, 0, head_axis=-2)
-    with pytest.raises(ValueError, match=r"RotaryPlan.rotate: positions must not be one for the 5 vectors of x"):
+    with pytest.raises(ValueError, match=r"RotaryPlan.rotate: positions must not be one for all 5 vectors of x"):
         plan.rotate(cached, 0, 7, head_axis=-2)
-    moved = plan.with_attention_factor(1).rotate(cached, 0, 7, head_axis=-2)
-    np.testing.assert_allclose(moved, plan.rotate(k, 0, np.arange(7, 12), head_axis=-2), atol=1e-6)
-    np.testing.assert_array_equal(plan.rotate(k, 1, 7, head_axis=-2), k)  # without positions, without an amplitude
+    there = plan.rotate(k, 0, np.arange(7, 12), head_axis=-2)
+    np.testing.assert_allclose(plan.shift_keys(cached, 0, 7, head_axis=-2), there, atol=1e-6)
+    np.testing.assert_array_equal(plan.shift_keys(k, 1, 7, head_axis=-2), k)  # a layer without positions
+    np.testing.assert_array_equal(plan.rotate(k, 1, 7, head_axis=-2), k)
+    either = jax.jit(lambda k, layer: plan.shift_keys(k, layer, 7, head_axis=-2))
+    np.testing.assert_allclose(either(cached, 0), there, atol=1e-6)
+
+
+def test_a_query_scale_reads_the_position_of_one_token():
+    """Llama 4 scales the queries of layers without positions, by their position."""
+    scaled = RotaryPlan((RotaryLayer(NOPE, 8, QueryScale(0.1, 2)), RotaryLayer(NOPE, 8)), "half")
+    one = functools.partial(scaled.rotate, X[:, :1], head_axis=-2)
+    with pytest.raises(ValueError, match="RotaryPlan.rotate: positions must be given where x holds one token"):
+        one(0, role="query")
+    with pytest.raises(ValueError, match="RotaryPlan.rotate: positions must not be one for all 5 vectors of x"):
+        scaled.rotate(X, 0, 7, head_axis=-2, role="query")
+    np.testing.assert_array_equal(one(0, role="key"), X[:, :1])
+    assert not np.array_equal(one(0, 7, role="query"), one(0, 0, role="query"))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def with_layers(change):
 
 
 def without_amplitude(plan):
-    return plan.with_attention_factor(1.0)
+    without = lambda how: dataclasses.replace(how, frequencies=how.frequencies.with_attention_factor(1.0))  # noqa: E731
+    return with_layers(lambda layers: map(without, layers))(plan)
 
 
 def shifted(layers):

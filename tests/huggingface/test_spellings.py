@@ -619,4 +619,3 @@ def test_indexers(model_type, layout, part):
     turned = np.asarray(indexer.rotate(x, 0, head_axis=-2))
     kept = turned[..., 64:] if part == "first" else turned[..., :64]
     assert (kept == 1).all() and not (turned == 1).all()
-    assert plan.with_attention_factor(2.0).indexer == indexer.with_attention_factor(2.0)

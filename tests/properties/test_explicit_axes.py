@@ -36,8 +36,8 @@ def content(x, i, table):
     return pe.content_bias(i, i, table, query=x, first=0, out_of_range="zeros")
 
 
-def by_waves(x, *waves):
-    return pe.rotary(x, waves=waves, head_axis=-2)
+def by_cos_sin(x, *arrays):
+    return pe.rotary(x, cos_sin=pe.CosSin(*arrays, columns="pair"), head_axis=-2)
 
 
 def place(*arguments):
@@ -69,7 +69,7 @@ WHOLE = [
     ("rotary", partial(pe.rotary, head_axis=-2), [X, AT, ONES], "frequencies", 0),
     ("rotary", partial(pe.rotary, head_axis=-2), [X, GRID, np.ones((8, 2, 8), np.float32)], "frequencies", 2),
     ("rotary", partial(pe.rotary, head_axis=-2), [X, GRID, np.ones((8, 2, 8), np.float32)], "frequencies", 1),
-    ("rotary", by_waves, [X, SQUARE[0], SQUARE[0]], "waves", 0),
+    ("rotary", by_cos_sin, [X, *2 * [np.ones((16, 8), np.float32)]], "cos_sin", 1),
     ("cos_sin", pe.cos_sin, [GRID, np.ones((2, 8), np.float32)], "frequencies", 1),
     ("cos_sin", pe.cos_sin, [GRID, np.ones((2, 8), np.float32)], "frequencies", 0),
     ("xpos", partial(pe.xpos, head_axis=-2), [X, X, AT], "query", 3),
@@ -104,7 +104,7 @@ WHOLE = [
     ("convert_layout", partial(pe.convert_layout, frequencies=8, source="half", target="interleaved", axis=-1, num_heads=1), [SQUARE], "weights", 1),
 ]  # fmt: skip
 INDEX = {
-    "phase": 2, "query": 0, "key": 1, "waves": 2, "value": 2, "extrinsics": 1, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
+    "phase": 2, "query": 0, "key": 1, "cos_sin": 2, "value": 2, "extrinsics": 1, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
     "w1 of mlp": 2, "b1 of mlp": 3, "w2 of mlp": 4, "query_positions": 1, "key_positions": 1, "key_segments": 2, "ids": 0, "mask": 0, "lengths": 0, "weights": 0,
 }  # fmt: skip
 
@@ -138,7 +138,7 @@ SPLIT = [
     (IN_VIEW, [X, POSES, LENS], 1, 0),
     (partial(pe.shift, offset=3, frequencies=16), [X], 0, 3),
     (partial(pe.rotary, head_axis=-2), [X, GRID, np.ones((8, 2, 8), np.float32)], 2, 0),
-    (by_waves, [X, SQUARE[:, None], SQUARE[:, None]], 1, 0),
+    (by_cos_sin, [X, *2 * [np.ones((8, 16, 8), np.float32)]], 1, 0),
     (partial(pe.cos_sin, frequencies=8), [AT], 0, 0),
     (pe.cos_sin, [AT, ONES], 1, 0),
     (pe.sinusoidal, [AT, ONES], 1, 0),

@@ -150,15 +150,17 @@ CASES = {
         lambda x, p, w: rotations.rotate_by(x, of_axes_and_heads(p, w), "half"),
         (X, normal(5, 2), normal(3, 2, 4)),
     ),
-    "waves": (
-        lambda x, c, s: pe.rotary(x, waves=(c, s), head_axis=-2),
+    "by cos_sin": (
+        lambda x, c, s: pe.rotary(x, cos_sin=pe.CosSin(c, s, columns="pair"), head_axis=-2),
         lambda x, c, s: rotations.rotate(x, s[..., None, :], c[..., None, :], "half"),
         (X, normal(5, 4), normal(5, 4)),
     ),
-    "waves of the last": (
-        lambda x, c, s: pe.rotary(x, waves=(c, s), head_axis=-2, layout="interleaved", part="last"),
+    "cos_sin of the last": (
+        lambda x, c, s: pe.rotary(
+            x, cos_sin=pe.CosSin(c, s, columns="pair"), head_axis=-2, layout="interleaved", part="last"
+        ),
         lambda x, c, s: rotations.rotate(x, s[..., None, :], c[..., None, :], "interleaved", "last"),
-        (X, normal(2, 1, 2), normal(2, 1, 2)),
+        (X, normal(1, 5, 2), normal(1, 5, 2)),
     ),
     "cos_sin": (
         lambda p, w: jnp.stack(pe.cos_sin(p, w)),
@@ -202,7 +204,7 @@ CASES = {
 }
 FEW = [
     "by heads",
-    "waves of the last",
+    "cos_sin of the last",
     "two coordinates",
     "xpos, key",
     "pope",
@@ -365,7 +367,7 @@ def test_the_derivative_in_x_is_the_rotation_itself(program):
     "f",
     [
         functools.partial(pe.rotary, head_axis=-2),
-        thorough(lambda x, p, w: pe.rotary(x, waves=pe.cos_sin(p, w), head_axis=-2)),
+        thorough(lambda x, p, w: pe.rotary(x, cos_sin=pe.cos_sin(p, w), head_axis=-2)),
         thorough(lambda x, p, w: pe.xpos(x, x, p, w, head_axis=-2)[1]),
     ],
     ids=["rotary", "waves", "xpos"],

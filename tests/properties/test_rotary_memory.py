@@ -27,7 +27,7 @@ INTEGERS = {
     "None": lambda x: pe.rotary(x, head_axis=-2),
     "(seq,)": lambda x: pe.rotary(x, SEQ, head_axis=-2),
     "(batch, seq)": lambda x: pe.rotary(x, EACH, head_axis=-2),
-    "one": lambda x: pe.rotary(x, 7, head_axis=-2),
+    "one": lambda x: pe.shift_keys(x, 7, x.shape[-1], head_axis=-2),
     "partial": lambda x: pe.rotary(x, SEQ, 32, part="last", head_axis=-2),
     "axial": lambda x: pe.rotary(x, np.stack([SEQ, SEQ], -1), pe.axial(64, 2), head_axis=-2),
     "xpos": lambda x: pe.xpos(x, x, head_axis=-2)[0],

@@ -62,8 +62,8 @@ def fire(i, j, *mlp):
     return pe.fire(i, j, mlp, c=0.1, threshold=50.0)
 
 
-def by_waves(x, *waves):
-    return pe.rotary(x, waves=waves, head_axis=-2)
+def by_cos_sin(x, *arrays):
+    return pe.rotary(x, cos_sin=pe.CosSin(*arrays, columns="pair"), head_axis=-2)
 
 
 def of_phase(x, phase, positions):
@@ -93,7 +93,7 @@ CASES = {
     "rotary, bfloat16": (ROTARY, [(QB, HEADED), (EACH, ROWS)], HEADED),
     "rotary, counted": (ROTARY, [(Q, HEADED)], HEADED),
     "rotary, by heads": (ROTARY, [(Q, HEADED), (PLACES, ROWS), (BY_HEAD, ONE)], HEADED),
-    "rotary, waves": (by_waves, [(Q, HEADED), (normal(LENGTH, 4), P(S)), (normal(LENGTH, 4), P(S))], HEADED),
+    "rotary, waves": (by_cos_sin, [(Q, HEADED), (normal(LENGTH, 4), P(S)), (normal(LENGTH, 4), P(S))], HEADED),
     "cos_sin": (partial(pe.cos_sin, frequencies=DIM), [(EACH, ROWS)], ROWS),
     "rotary, derivative": (back, [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
     "xpos": (partial(pe.xpos, head_axis=-2), [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),

@@ -171,13 +171,14 @@ def rotary_by_heads(draw: Draw) -> Any:
     return with_derivatives(lambda x, p, w: pe.rotary(x, p, w, **settings), x, p, w)
 
 
-def rotary_by_waves(draw: Draw) -> Any:
+def rotary_by_cos_sin(draw: Draw) -> Any:
     x, settings = (
         normal(draw, 2, 5, 3, 16, dtype=pick(draw, *DTYPES)),
         {"part": pick(draw, "first", "last"), "head_axis": -2},
     )
-    waves = pe.cos_sin(positions(draw, 5), spectrum(draw, int(pick(draw, 8, 16))))
-    return waves, with_derivatives(lambda x, c, s: pe.rotary(x, waves=(c, s), **settings), x, *waves)
+    found = pe.cos_sin(positions(draw, 5), spectrum(draw, int(pick(draw, 8, 16))))
+    rotate = lambda x, c, s: pe.rotary(x, cos_sin=pe.CosSin(c, s, columns="pair"), **settings)  # noqa: E731
+    return tuple(found), with_derivatives(rotate, x, *found)
 
 
 def xpos(draw: Draw) -> Any:
@@ -373,7 +374,7 @@ COMPUTED: dict[Callable[[Draw], Any], int] = {
     rotary: 64,
     rotary_of_axes: 6,
     rotary_by_heads: 4,
-    rotary_by_waves: 4,
+    rotary_by_cos_sin: 4,
     xpos: 4,
     prope: 4,
     pope: 4,

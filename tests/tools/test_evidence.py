@@ -86,14 +86,16 @@ def test_rounded_phases_are_rounded_as_they_say(evidence):
     positions = np.arange(10**7, 10**7 + 64, dtype=np.int32)
     omega = np.array([10_000 ** (-2 * i / 24) for i in range(12)])
     angle = (positions[:, None].astype(np.float32) * omega.astype(np.float32)).astype(np.float64)
-    float32, exactly = jax.jit(lambda p: [evidence.waves(phases, p, 24) for phases in ("float32", "exact")])(positions)
+    float32, exactly = jax.jit(lambda p: [evidence.cos_sin(phases, p, 24) for phases in ("float32", "exact")])(
+        positions
+    )
     for wave, wanted in zip(float32, (np.cos(angle), np.sin(angle)), strict=True):
         np.testing.assert_allclose(wave, wanted, rtol=0, atol=2e-7)
     exact = positions[:, None].astype(np.longdouble) * 10_000 ** (-2 * np.arange(12, dtype=np.longdouble) / 24)
     for wave, wanted in zip(exactly, (np.cos(exact), np.sin(exact)), strict=True):
         np.testing.assert_allclose(wave, wanted.astype(np.float64), rtol=0, atol=2e-7)
     # Eight bits: 300 and 301 are 300, and 300 ω is one of few numbers.
-    cos, _ = evidence.waves("bfloat16", np.array([300, 301], np.int32), 24)
+    cos, _ = evidence.cos_sin("bfloat16", np.array([300, 301], np.int32), 24)
     cos = np.asarray(cos)
     np.testing.assert_array_equal(cos[0], cos[1])
     second = float(jnp.bfloat16(300 * float(jnp.bfloat16(omega[1]))))

@@ -1,9 +1,10 @@
-"""`cos_sin`, `rotary` by its waves, and frequencies by axis and by head."""
+"""`cos_sin`, `rotary` by what it returns, and frequencies by axis and by head."""
 
 import functools
 import itertools
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def test_waves_are_those_of_the_encoding():
 @pytest.mark.parametrize("part", [thorough("first"), "last"])
 @pytest.mark.parametrize("layout", ["half", thorough("interleaved")])
 @pytest.mark.parametrize(("dtype", "width"), [thorough(jnp.float32, 16), (jnp.bfloat16, 8), thorough(jnp.float16, 12)])
-def test_rotary_by_waves_has_the_same_bits(dtype, width, layout, part):
+def test_rotary_by_cos_sin_has_the_same_bits(dtype, width, layout, part):
     f = pe.geometric(width).with_attention_factor(1.3)
     shapes = {(2, 5, 4, 16): -2, (2, 4, 5, 16): -3, (2, 5, 16): None, (2, 5, 1, 16): -2}  # and their axis of heads
     xs = [RNG.normal(size=shape).astype(dtype) for shape in shapes]
@@ -57,19 +58,24 @@ def test_rotary_by_waves_has_the_same_bits(dtype, width, layout, part):
     def rotate(xs, **by):
         return [pe.rotary(x, **by, head_axis=shapes[x.shape], layout=layout, part=part) for x in xs]
 
-    want, got = rotate(xs, positions=FAR, frequencies=f), rotate(xs, waves=pe.cos_sin(FAR, f))
+    want, got = rotate(xs, positions=FAR, frequencies=f), rotate(xs, cos_sin=pe.cos_sin(FAR, f))
     for x, y, of_positions in zip(xs, got, want, strict=True):
         assert y.dtype == dtype
         np.testing.assert_array_equal(y, of_positions, err_msg=f"shape {x.shape}")
 
 
-def test_a_decode_step_by_waves_has_the_same_bits():
+def test_a_decode_step_by_cos_sin_has_the_same_bits():
     x, p = RNG.normal(size=(3, 1, 4, 16)).astype(np.float32), FAR[:3, None]
-    by_waves = lambda x, waves: pe.rotary(x, waves=waves, head_axis=-2)  # noqa: E731
-    both = jax.jit(lambda *arguments: (by_waves(*arguments), jax.vmap(by_waves)(*arguments)))
+    both = jax.jit(lambda *arguments: (by(*arguments), jax.vmap(by)(*arguments)))
     want = pe.rotary(x, p, 16, head_axis=-2)
     for got in both(x, pe.cos_sin(p, 16)):
         np.testing.assert_array_equal(got, want)
+
+
+def by(x, c, s=None, columns="pair", **settings):
+    """`rotary` by a `CosSin`, or by raw arrays."""
+    c = c if s is None else pe.CosSin(c, s, columns=columns)
+    return pe.rotary(x, cos_sin=c, **{"head_axis": -2} | settings)
 
 
 TWICE = {
@@ -80,102 +86,105 @@ TWICE = {
 
 @pytest.mark.parametrize("part", ["first", thorough("last")])
 @pytest.mark.parametrize("layout", tiered(TWICE, ["interleaved"]))
-def test_waves_with_a_column_for_each_feature(layout, part):
-    x, p, other = RNG.normal(size=(5, 4, 16)).astype(np.float32), FAR, {"half": "interleaved", "interleaved": "half"}
+def test_a_column_for_each_feature(layout, part):
+    """Of all or of a part of the head: 8 columns for a head of 16 are 4 pairs twice, as in GPT-NeoX and GLM-4."""
+    x, settings = RNG.normal(size=(5, 4, 16)).astype(np.float32), {"layout": layout, "part": part}
+    pairs = {n: pe.cos_sin(FAR, pe.geometric(n).with_attention_factor(1.3)) for n in (4, 8, 12, 16)}
+    columns = {n: pe.cos_sin(FAR, pe.geometric(n).with_attention_factor(1.3), columns=layout) for n in pairs}
+    rotate = jax.jit(lambda x, given: [by(x, c, **settings) for c in given.values()])
+    for n, want, got in zip(pairs, rotate(x, pairs), rotate(x, columns), strict=True):
+        for one, two in zip(pairs[n], columns[n], strict=True):
+            np.testing.assert_array_equal(two, TWICE[layout](one))
+        sine, cosine = (np.asarray(pairs[n][i], np.float64)[:, None] for i in (1, 0))
+        assert_within(want, rotations.rotate(x, sine, cosine, layout, part), 1e-6, against=f"{n} in float64")
+        np.testing.assert_array_equal(got, want, err_msg=f"{n} of 16 features")
+    with pytest.raises(ValueError, match="^rotary: cos_sin must have a column per pair, or per feature in layout"):
+        by(x, columns[8], **settings | {"layout": "half" if layout == "interleaved" else "interleaved"})
 
-    @jax.jit
-    def rotate(x, half, full):
-        by = functools.partial(pe.rotary, x, head_axis=-2, part=part)
-        return (
-            [by(waves=half[n], layout=layout) for n in half],
-            [by(waves=full[n], layout=layout) for n in full],
-            by(waves=full[16], layout=other[layout]),
-        )
 
-    half = {width: pe.cos_sin(p, pe.geometric(width)) for width in (10, 12, 16)}
-    half = {width: [1.3 * np.asarray(wave) for wave in waves] for width, waves in half.items()}
-    twice = {"half": lambda w: np.concatenate([w, w], -1), "interleaved": lambda w: np.repeat(w, 2, -1)}[layout]
-    full = {width: tuple(map(twice, waves)) for width, waves in half.items()}
-    want, got, wrong = rotate(x, half, full)
-    for width, y, by_pairs in zip(half, got, want, strict=True):
-        np.testing.assert_array_equal(y, by_pairs, err_msg=f"{width} of 16 features")
-        if width == 12:
-            known = pe.rotary(x, waves=full[width], head_axis=-2, layout=layout, part=part)
-            np.testing.assert_array_equal(known, by_pairs)
-        with pytest.raises(ValueError, match=r"^rotary: waves\[0\] with a column for each feature must have"):
-            pe.rotary(x, waves=full[width], head_axis=-2, layout=other[layout], part=part)
-    assert np.isnan(np.asarray(wrong)[1:]).any((1, 2)).all()  # at position 0 every order is right
-    # The waves of a head twice as wide are not those of its features.
-    with pytest.raises(ValueError, match="with a column for each feature must have"):
-        pe.rotary(x, waves=pe.cos_sin(p, 32), head_axis=-2, layout=layout)
+@pytest.mark.parametrize("layout", tiered(TWICE, ["half"]))
+def test_columns_in_another_order(layout):
+    """Known values raise, traced ones give NaN where the two columns of a pair differ, so not at position 0."""
+    x, other = RNG.normal(size=(5, 4, 16)).astype(np.float32), {"half": "interleaved", "interleaved": "half"}[layout]
+    wrong = [np.asarray(TWICE[other](each)) for each in pe.cos_sin(FAR, 8)]
+    with pytest.raises(ValueError, match=rf"^rotary: cos_sin\[0\] with columns='{layout}' must have"):
+        by(x, *wrong, layout, layout=layout)
+    assert np.isnan(jax.jit(lambda x, c, s: by(x, c, s, layout, layout=layout))(x, *wrong))[1:, :, :8].any((1, 2)).all()
 
 
 def test_the_two_columns_of_a_pair_may_round_differently():
     x, (cosine, sine) = RNG.normal(size=(5, 4, 8)).astype(np.float32), map(np.asarray, pe.cos_sin(FAR, 8))
-    by = functools.partial(pe.rotary, head_axis=-2)
-    apart = {by: (np.concatenate([cosine, cosine + np.float32(by)], -1), TWICE["half"](sine)) for by in (0.005, 0.02)}
-    by_pairs, rounded, beyond = jax.jit(lambda x, pairs, *full: [by(x, waves=w) for w in (pairs, *full)])(
+    apart = {d: (np.concatenate([cosine, cosine + np.float32(d)], -1), TWICE["half"](sine)) for d in (0.005, 0.02)}
+    of_pairs, rounded, beyond = jax.jit(lambda x, c, *given: [by(x, *c), *(by(x, *g, "half") for g in given)])(
         x, (cosine, sine), *apart.values()
     )
-    np.testing.assert_array_equal(rounded, by_pairs)
-    np.testing.assert_array_equal(by(x, waves=apart[0.005]), by_pairs)
+    np.testing.assert_array_equal(rounded, of_pairs)
+    np.testing.assert_array_equal(by(x, *apart[0.005], "half"), of_pairs)
     assert np.isnan(beyond).all()
-    with pytest.raises(ValueError, match="with a column for each feature must have"):
-        by(x, waves=apart[0.02])
+    with pytest.raises(ValueError, match="with columns='half' must have all of them and then all again"):
+        by(x, *apart[0.02], "half")
 
 
-def test_derivatives_by_waves_with_a_column_for_each_feature():
+def test_derivatives_by_a_column_for_each_feature():
     x, ct = RNG.normal(size=(2, 5, 3, 8)).astype(np.float32)
 
     @quick
-    def both(waves):
-        loss = lambda twice: lambda w: jnp.sum(ct * pe.rotary(x, waves=jax.tree.map(twice, w), head_axis=-2))  # noqa: E731
-        return jax.grad(loss(lambda w: w))(waves), jax.grad(loss(TWICE["half"]))(waves)
+    def both(c, s):
+        loss = lambda twice, columns: lambda *w: jnp.sum(ct * by(x, *map(twice, w), columns))  # noqa: E731
+        return jax.grad(loss(lambda w: w, "pair"), (0, 1))(c, s), jax.grad(loss(TWICE["half"], "half"), (0, 1))(c, s)
 
-    for want, got in zip(*both(pe.cos_sin(FAR, 8)), strict=True):
+    for want, got in zip(*both(*pe.cos_sin(FAR, 8)), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-def test_waves_need_not_come_from_cos_sin():
+def test_arrays_need_not_come_from_cos_sin():
     x, c, s = (RNG.normal(size=shape).astype(np.float32) for shape in ((2, 5, 3, 10), (5, 4), (5, 4)))
-
-    @quick
-    def rotate(x):
-        by = functools.partial(pe.rotary, x, head_axis=-2)
-        interleaved = [by(waves=pair, layout="interleaved") for pair in ([c, s], np.stack([c, s]))]
-        return by(waves=(c, s), part="last"), interleaved
-
-    half, interleaved = rotate(x)
+    half, interleaved = quick(lambda x: [by(x, c, s, part="last"), by(x, c, s, layout="interleaved")])(x)
     assert_within(half, rotations.rotate(x, s[:, None], c[:, None], "half", "last"), 1e-6, against="float64")
-    for got in interleaved:
-        assert_within(got, rotations.rotate(x, s[:, None], c[:, None], "interleaved"), 1e-6, against="float64")
+    assert_within(interleaved, rotations.rotate(x, s[:, None], c[:, None], "interleaved"), 1e-6, against="float64")
+
+
+@pytest.mark.parametrize("columns", ["pair", "half", "interleaved"])
+def test_it_is_a_pair_and_a_pytree_that_knows_its_columns(columns):
+    c = pe.cos_sin(FAR, 8, columns=columns)
+    cosine, sine = c
+    assert cosine is c[0] and sine is c[1] and len(c) == 2 and jnp.stack(c).shape == (2, *cosine.shape)
+    layout, x = "interleaved" if columns == "interleaved" else "half", np.ones((5, 3, 8), np.float32)
+    rotate = lambda x, c: by(x, c, layout=layout)  # noqa: E731
+    want = pe.rotary(x, FAR, 8, head_axis=-2, layout=layout)
+    scanned = jax.jit(lambda x, c: jax.lax.scan(lambda c, x: (c, rotate(x, c)), c, x[None]))
+    kept, (y,) = scanned(x, c)
+    assert isinstance(kept, pe.CosSin) and kept.columns == columns
+    np.testing.assert_array_equal(y, want)
+    stored = jax.export.export(jax.jit(lambda x, c: (rotate(x, c), c)))(x, c).serialize()
+    y, again = jax.export.deserialize(stored).call(x, c)
+    assert again.columns == columns
+    np.testing.assert_array_equal(y, want)
 
 
 @pytest.mark.parametrize("dtype", [thorough(jnp.float32), jnp.bfloat16])
-def test_waves_in_16_bits_are_taken_as_they_are(dtype):
+def test_cos_sin_in_16_bits_is_taken_as_it_is(dtype):
     x = RNG.normal(size=(2, 5, 8, 8)).astype(jnp.bfloat16).astype(dtype)
     cases = list(itertools.product(("half", "interleaved"), (3, 4)))  # 3 pairs turn some of the features, 4 all
     narrow = {pairs: tuple(RNG.normal(size=(2, 5, pairs)).astype(jnp.bfloat16)) for pairs in (3, 4)}
     wide = {pairs: tuple(wave.astype(np.float32) for wave in waves) for pairs, waves in narrow.items()}
-    rotate = jax.jit(lambda x, waves: [pe.rotary(x, waves=waves[n], layout=way, head_axis=-2) for way, n in cases])
+    rotate = jax.jit(lambda x, arrays: [by(x, *arrays[n], layout=way) for way, n in cases])
     for case, got, want in zip(cases, rotate(x, narrow), rotate(x, wide), strict=True):
         np.testing.assert_array_equal(got, want, err_msg=f"{case}")
     for platform in ("cuda", "tpu"):
         rotate.trace(x, narrow).lower(lowering_platforms=(platform,))
 
 
-def test_a_derivative_in_x_keeps_only_the_waves():
-    x, waves = np.ones((64, 8, 32), jnp.bfloat16), tuple(np.ones((2, 64, 16), np.float32))
-    rotate = lambda x, waves: pe.rotary(x, waves=waves, head_axis=-2)  # noqa: E731
-    back = jax.eval_shape(lambda x, waves: jax.vjp(lambda x: rotate(x, waves), x)[1], x, waves)
+def test_a_derivative_in_x_keeps_only_cos_sin():
+    x, arrays = np.ones((64, 8, 32), jnp.bfloat16), tuple(np.ones((2, 64, 16), np.float32))
+    back = jax.eval_shape(lambda x, arrays: jax.vjp(lambda x: by(x, *arrays), x)[1], x, arrays)
     assert sum(leaf.size for leaf in jax.tree.leaves(back)) == 2 * 64 * 16
 
 
 def test_a_tangent_in_16_bits_is_rounded_once():
     x, dx = RNG.normal(size=(2, 5, 3, 8)).astype(jnp.bfloat16)
-    waves, d_waves = (tuple(RNG.normal(size=(2, 5, 4)).astype(np.float32)) for _ in range(2))
-    rotate = lambda x, waves: pe.rotary(x, waves=waves, head_axis=-2)  # noqa: E731
-    move = jax.jit(lambda x, dx: jax.jvp(rotate, (x, waves), (dx, d_waves))[1])
+    arrays, along = RNG.normal(size=(2, 2, 5, 4)).astype(np.float32)
+    move = jax.jit(lambda x, dx: jax.jvp(by, (x, *arrays), (dx, *along))[1])
     wide = np.asarray(move(x.astype(np.float32), dx.astype(np.float32)))
     np.testing.assert_array_equal(move(x, dx), wide.astype(jnp.bfloat16))
 
@@ -223,7 +232,7 @@ def test_axes_are_added():
         step = one_head(one_head(x[:, head], p[:, 0], w[head, 0]), p[:, 1], w[head, 1])
         assert_within(one_head(x[:, head], p, w[head]), step, 2e-6, against=f"one axis after the other, head {head}")
     np.testing.assert_array_equal(rotate(x, p[:, 0], w[0, :1]), rotate(x, p[:, 0], w[0, 0]))
-    np.testing.assert_array_equal(rotate(x, p, w[0]), rotate(x, waves=pe.cos_sin(p, w[0])))
+    np.testing.assert_array_equal(rotate(x, p, w[0]), rotate(x, cos_sin=pe.cos_sin(p, w[0])))
 
 
 def test_scores_of_rope_mixed_depend_on_offsets_alone():
@@ -253,6 +262,7 @@ def test_a_coordinate_or_a_frequency_out_of_range_is_nan():
 
 X, W = np.ones((5, 3, 8), np.float32), np.ones((3, 2, 4), np.float32)
 P, C = np.zeros((5, 2), np.int32), np.ones((5, 4), np.float32)
+PAIR = pe.CosSin(C, C, columns="pair")
 
 
 @pytest.mark.parametrize(
@@ -266,17 +276,20 @@ P, C = np.zeros((5, 2), np.int32), np.ones((5, 4), np.float32)
         (lambda: pe.xpos(X, X, P[:, 0], W[0], head_axis=-2), ValueError, r"xpos: frequencies as an array must have shape \(num_pairs,\), got \(2, 4\)"),
         (lambda: pe.cos_sin(P, W), ValueError, r"cos_sin: frequencies as an array must have shape \(num_pairs,\) or \(axes, num_pairs\), got \(3, 2, 4\)"),
         (lambda: pe.cos_sin(P[:, 0], W[0]), ValueError, "cos_sin: positions must have a last axis of size 2"),
-        (lambda: pe.rotary(X, P[:, 0], waves=(C, C), head_axis=-2), ValueError, r"rotary: positions must not be given beside waves, got int32 of shape \(5,\)"),
-        (lambda: pe.rotary(X, None, 8, waves=(C, C), head_axis=-2), ValueError, "rotary: frequencies must not be given beside waves, got int 8"),
-        (lambda: pe.rotary(X, waves=(C, C), inverse=True, head_axis=-2), ValueError, "rotary: inverse must not be given beside waves, got bool True"),
-        (lambda: pe.rotary(X, waves=C, head_axis=-2), ValueError, "rotary: waves must be two arrays, the cosines and the sines, got 5"),
-        (lambda: pe.rotary(X, waves=3, head_axis=-2), TypeError, "rotary: waves must be a sequence of two float arrays, the cosines and the sines, got int 3"),  # type: ignore
-        (lambda: pe.rotary(X, waves=(C, P), head_axis=-2), TypeError, r"rotary: waves\[1\] must be a float array of shape \(..., num_pairs\)"),
-        (lambda: pe.rotary(X, waves=(C, C[:, :3]), head_axis=-2), ValueError, "rotary: waves must have one shape and one dtype, got float32 of shape"),
-        (lambda: pe.rotary(X, waves=(C, C.astype(np.float16)), head_axis=-2), ValueError, "rotary: waves must have one shape and one dtype, got float32 of shape"),
-        (lambda: pe.rotary(X, waves=(C[:4], C[:4]), head_axis=-2), ValueError, r"rotary: waves of shape \(4,\) must broadcast to x without its head axis and its last, shape \(5,\)"),
-        (lambda: pe.rotary(X[..., :6], waves=(W.reshape(6, 4)[:5] * np.float32([1, 2, 3, 4]), C), head_axis=-2), ValueError, r"rotary: waves\[0\] with a column for each feature must have all of them and then all again, for layout 'half'"),
-        (lambda: pe.rotary(X[..., :2], waves=(C, C), head_axis=-2), ValueError, r"rotary: waves of 4 columns must have one for each pair that rotates, or for each feature, x has shape \(5, 3, 2\)"),
+        (lambda: pe.rotary(X, P[:, 0], cos_sin=PAIR, head_axis=-2), ValueError, r"rotary: positions must not be given beside cos_sin, got int32 of shape \(5,\)"),
+        (lambda: pe.rotary(X, None, 8, cos_sin=PAIR, head_axis=-2), ValueError, "rotary: frequencies must not be given beside cos_sin, got int 8"),
+        (lambda: pe.rotary(X, cos_sin=PAIR, inverse=True, head_axis=-2), ValueError, "rotary: inverse must not be given beside cos_sin, got bool True"),
+        (lambda: by(X, (C, C)), TypeError, r"rotary: cos_sin must be what cos_sin returns, or CosSin\(cosine, sine, columns=…\) with columns \"pair\", \"half\" or \"interleaved\", got tuple"),
+        (lambda: by(X, C, C, "pairs"), ValueError, "rotary: cos_sin.columns must be one of .*, got 'pairs'"),
+        (lambda: pe.CosSin(C, C), TypeError, "columns"),  # type: ignore
+        (lambda: pe.cos_sin(P[:, 0], 8, columns="feature"), ValueError, "cos_sin: columns must be one of .*, got 'feature'"),  # type: ignore
+        (lambda: by(X, C, P), TypeError, r"rotary: cos_sin\[1\] must be a float array of shape \(..., columns\)"),
+        (lambda: by(X, C, C[:, :3]), ValueError, "rotary: cos_sin must have one shape and one dtype, got float32 of shape"),
+        (lambda: by(X, C, C.astype(np.float16)), ValueError, "rotary: cos_sin must have one shape and one dtype, got float32 of shape"),
+        (lambda: by(X, C[:4], C[:4]), ValueError, r"rotary: cos_sin of shape \(4,\) must broadcast to x without its head axis and its last, shape \(5,\)"),
+        (lambda: by(X, C[:1], C[:1]), ValueError, r"rotary: cos_sin must not be one for all 5 vectors of x, got shape \(1,\): if they share it, use jnp.broadcast_to\(positions, \(5,\)\); to move rotated keys, use shift_keys"),
+        (lambda: by(X[..., :6], *2 * [np.ones((5, 5), np.float32)], "half"), ValueError, "rotary: cos_sin must have an even number of columns, got 5"),
+        (lambda: by(X[..., :6], C, C), ValueError, r"rotary: cos_sin of 4 pairs must fit into head_dim, x has shape \(5, 3, 6\)"),
     ],
 )  # fmt: skip
 def test_bad_input(call, error, match):

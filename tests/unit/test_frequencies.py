@@ -225,7 +225,7 @@ def test_what_no_features_give():
     assert (
         shape_of(lambda x: pe.rotary(x, head_axis=-2), x) == shape_of(nnx.RotaryEncoding(0, head_axis=-2), x) == x.shape
     )
-    assert shape_of(lambda x: pe.rotary(x, waves=pe.cos_sin(p, 0), head_axis=-2), x) == x.shape
+    assert shape_of(lambda x: pe.rotary(x, cos_sin=pe.cos_sin(p, 0), head_axis=-2), x) == x.shape
     assert shape_of(nnx.SinusoidalEncoding(0), jax.ShapeDtypeStruct((2, 5, 0), np.float32)) == (2, 5, 0)
     np.testing.assert_array_equal(pe.offset_similarity(p, 0), np.zeros((2, 5)))
     convert = functools.partial(pe.convert_layout, frequencies=0, source="half", target="interleaved", num_heads=2)

@@ -18,6 +18,7 @@ from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import compiled_by, thorough, tiered
 from oracles import encodings, rotations, spectra
+from posenc_jax import nnx as nnx_modules
 from posenc_jax.hf import RotaryLayer, RotaryPlan
 
 LAYOUTS = ["half", "interleaved"]
@@ -63,7 +64,7 @@ def test_scores_depend_on_the_offset_alone(layout, program):
     q, k = normal(64, 1, 128), normal(64, 1, 128, seed=1)
     offsets = np.arange(64)
     rotary = functools.partial(pe.rotary, layout=layout, head_axis=-2)
-    turned = program(lambda q, k, positions, start: (rotary(q, positions), rotary(k, start)))
+    turned = program(lambda q, k, p, start: (rotary(q, p), rotary(k, jnp.broadcast_to(start, (64,)))))
 
     def scores(start):
         both = turned(q, k, start + offsets, start)
@@ -87,21 +88,25 @@ def test_norms_are_kept_and_rotations_compose():
     np.testing.assert_allclose(twice, pe.rotary(x, p[0] + p[1], head_axis=-2), atol=2e-6)
 
 
-@compiled_by(quick)
-def test_cached_keys_move_by_an_offset(program):
-    keys = normal(2, 6, 3, 16)
-    offsets = -40, 5, 1_000_000_000
-    rotary = functools.partial(pe.rotary, head_axis=-2)
+@pytest.mark.parametrize("part", [thorough("first"), "last"])
+@pytest.mark.parametrize("layout", tiered(LAYOUTS, ["interleaved"]))
+def test_keys_move_by_an_offset(layout, part):
+    """To where they would have been rotated, with an amplitude that is applied once."""
+    keys, near = normal(2, 6, 3, 12), np.arange(40, 46)
+    offsets = [-40, np.int32(1_000_000_000), np.int32([[7], [-40]]), np.arange(6), np.arange(12).reshape(2, 6), 0.5]
+    how = {"layout": layout, "part": part, "head_axis": -2}
 
-    def move(keys, offsets, each):
-        cached = rotary(keys, np.arange(40, 46))
-        moved = [(rotary(cached, offset), rotary(keys, np.arange(40, 46) + offset)) for offset in offsets]
-        return moved, rotary(cached, each)[1], rotary(keys[1], np.arange(6))
+    there = [np.broadcast_to(near + k, (2, 6)) for k in offsets]
 
-    moved, of_each, want_of_each = program(move)(keys, offsets, np.int32([[7], [-40]]))
-    for offset, (got, want) in zip(offsets, moved, strict=True):
-        np.testing.assert_allclose(got, want, atol=2e-6, err_msg=str(offset))
-    np.testing.assert_allclose(of_each, want_of_each, atol=2e-6)
+    def move(keys, offset, there, f):
+        cached = pe.rotary(keys, near, f, **how)
+        return cached, pe.shift_keys(cached, offset, f, **how), pe.rotary(keys, there, f, **how)
+
+    learned = SCALED.angular.astype(np.float32)
+    both = quick(lambda keys, *at: [move(keys, *k, f) for f in (SCALED, learned) for k in zip(*at, strict=True)])
+    for n, (cached, got, want) in enumerate(both(keys, offsets, there)):
+        assert_within(got, np.asarray(want), 3e-6, against=f"moved by {offsets[n % len(offsets)]}")
+        assert np.abs(got - cached).max() > 0.1
 
 
 def test_in_16_bits_a_thousand_moves_are_not_one():
@@ -109,7 +114,8 @@ def test_in_16_bits_a_thousand_moves_are_not_one():
     x = np.random.default_rng(0).normal(size=(1, 8, 2, 128)).astype(jnp.bfloat16)
     angles = -1000.0 * 1e4 ** (-np.arange(64) / 64)
     want = rotations.rotate_by(x, angles, "half")
-    move = jax.jit(lambda x, offset, times: lax.fori_loop(0, times, lambda _, x: pe.rotary(x, offset, head_axis=-2), x))
+    step = lambda offset: lambda _, x: pe.shift_keys(x, offset, 128, head_axis=-2)  # noqa: E731
+    move = jax.jit(lambda x, offset, times: lax.fori_loop(0, times, step(offset), x))
     assert_within(move(x, -1000, 1), want, 2.0**-8 * np.abs(want) + 1e-6, against="float64")
     assert np.abs(np.asarray(move(x, -1, 1000), np.float64) - want).max() > 2
 
@@ -157,14 +163,15 @@ def test_shapes_of_positions(program):
 
     def turned(x, array):
         want, *got = (pe.rotary(x, positions, head_axis=-2) for positions in (np.stack([p, p]), *same, array))
-        rows, four = (pe.rotary(x, at, head_axis=-2)[1, 2] for at in (np.array([[3], [4]]), 4))
-        return want, got, rows, four, pe.rotary(x[0, 0], 50, head_axis=-2), pe.rotary(x, p + 1, head_axis=-2)
+        steps = [pe.rotary(x[:, 1:2], at, head_axis=-2) for at in (51, np.array([51]), np.array([[51], [51]]))]
+        return want, got, steps, pe.rotary(x[0, 0], 50, head_axis=-2), pe.rotary(x, p + 1, head_axis=-2)
 
     array = jax.device_put(p)
-    want, every_got, rows, four, first, other = jax.device_get(program(turned)(x, array))
+    want, every_got, steps, first, other = jax.device_get(program(turned)(x, array))
     for positions, got in zip((*same, array), every_got, strict=True):
         np.testing.assert_array_equal(got, want, f"{positions!r}")
-    np.testing.assert_array_equal(rows, four)
+    for step in steps:
+        np.testing.assert_array_equal(step, want[:, 1:2])
     np.testing.assert_array_equal(first, want[0, 0])
     assert np.abs(want - other).max() > 0.5
 
@@ -176,7 +183,8 @@ def test_positions_count_from_zero(program):
     alone = program(lambda x, p: pe.rotary(x, p, head_axis=None))
     for (head_axis, seq_axis), y in zip(axes, jax.device_get(counted(x)), strict=True):
         for row in range(x.shape[seq_axis]):
-            want = alone(x.take(row, axis=seq_axis), row)
+            vectors = x.take(row, axis=seq_axis)
+            want = alone(vectors, np.full(vectors.shape[-2], row))
             np.testing.assert_array_equal(y.take(row, axis=seq_axis), want, f"row {row} of {head_axis=}")
 
 
@@ -213,7 +221,7 @@ def test_the_inverse_of_the_smallest_amplitude():
     frequencies = dataclasses.replace(pe.geometric(8), attention_factor=1 / largest)
     assert 1 / frequencies.attention_factor == largest
     x = np.full((1, 1, 8), 0.5, np.float32)
-    np.testing.assert_array_equal(pe.rotary(x, None, frequencies, inverse=True, head_axis=-2), x * largest)
+    np.testing.assert_array_equal(pe.rotary(x, 0, frequencies, inverse=True, head_axis=-2), x * largest)
 
 
 @compiled_by(quick)
@@ -266,15 +274,6 @@ def test_each_pair_turns_by_its_own_coordinate(layout, program):
         np.testing.assert_allclose(got, want, atol=1e-6, err_msg=name)
 
 
-@compiled_by(jax.jit)
-@pytest.mark.parametrize("name", tiered(SECTIONS, ["axial"]))
-def test_one_position_of_several_coordinates_serves_all(name, program):
-    x, p = normal(5, 4, 16), np.random.default_rng(4).integers(0, 1000, 3)
-    turned = program(lambda x, *positions: [pe.rotary(x, p, SECTIONS[name], head_axis=-2) for p in positions])
-    one, each = turned(x, p, np.tile(p, (5, 1)))
-    np.testing.assert_array_equal(one, each)
-
-
 def test_text_of_three_equal_coordinates_is_ordinary():
     x, p = normal(5, 2, 16), np.arange(7, 12)
     sections = pe.multi_section(16, [2, 3, 3])
@@ -293,7 +292,7 @@ def test_as_many_tokens_as_coordinates_are_not_guessed(shape):
     ):
         pe.rotary(x, p, f, head_axis=-2)
     text = pe.rotary(x, p[..., None], f, head_axis=-2)
-    np.testing.assert_array_equal(pe.rotary(x, np.zeros((1, 1, 3), np.int32), f, head_axis=-2), text)
+    np.testing.assert_array_equal(pe.rotary(x, np.zeros((3, 3), np.int32)[None], f, head_axis=-2), text)
 
 
 def test_a_last_axis_of_size_1_holds_all_coordinates():
@@ -341,8 +340,8 @@ def test_a_last_axis_of_size_1_that_may_be_rows_is_refused():
         match=r"positions of shape \(5, 1\) must have 3 axes with frequencies of 3 axes, the last for the coordinates; pass positions",
     ):
         rotate(np.zeros((5, 1), np.int32))  # one offset for each row, or one position for each token?
-    rotate(np.zeros((5, 1, 1), np.int32))
-    rotate(np.zeros((1, 1), np.int32))
+    rotate(np.zeros((5, 5, 1), np.int32))
+    rotate(np.zeros((1, 5, 1), np.int32))
 
 
 @compiled_by(quick)
@@ -624,32 +623,26 @@ def test_bad_input(call, error, match):
 
 
 def test_positions_that_are_not_known_to_fit_give_nan():
-    p = jax.device_put(np.float32([1.0, 3e9, np.nan]))
-    y = np.asarray(pe.rotary(np.ones((3, 2, 4), np.float32), p, head_axis=-2))
+    p = np.float32([1.0, 3e9, np.nan])
+    y = jax.jit(lambda p: pe.rotary(np.ones((3, 2, 4), np.float32), p, head_axis=-2))(p)
     assert np.isfinite(y[0]).all() and np.isnan(y[1:]).all()
 
 
 @compiled_by(jax.jit)
 def test_an_amplitude_is_not_applied_twice(program):
-    """One position for a sequence moves it or places it: under an amplitude these are two calls."""
-    f, q, k = pe.yarn(8, 10_000.0, 8.0, 64), normal(2, 5, 3, 8), normal(2, 5, 3, 8, seed=1)
-    rotary, one = functools.partial(pe.rotary, head_axis=-2), f.with_attention_factor(1)
-    offsets = 7, np.int32(7), np.int32([[7], [7]])
-    for offset in offsets:
-        with pytest.raises(ValueError, match=r"rotary: positions must not be one for the 5 vectors .* 1.2079"):
-            rotary(k, offset, f)
+    """A position places a key with its amplitude; an offset moves it without."""
+    f, k = pe.yarn(8, 10_000.0, 8.0, 64), normal(2, 5, 3, 8)
+    rotary = functools.partial(pe.rotary, head_axis=-2)
 
-    def turned(q, k):
+    def turned(k):
         cached = rotary(k, None, f)
-        moved = [rotary(cached, offset, one) for offset in offsets], rotary(k, np.arange(7, 12), f)
-        placed = rotary(q, np.full(5, 7), f), rotary(q, 7, one)
-        return cached, rotary(k[:, 3:4], 3, f), moved, placed
+        moved = pe.shift_keys(cached, 7, f, head_axis=-2), rotary(k, np.arange(7, 12), f)
+        return cached, rotary(k[:, 3:4], 3, f), moved, rotary(k, np.arange(5), 8)
 
-    cached, step, (moved, there), (placed, plain) = jax.device_get(program(turned)(q, k))
-    for offset, got in zip(offsets, moved, strict=True):
-        np.testing.assert_allclose(got, there, atol=1e-6, err_msg=f"{offset!r}")
+    cached, step, (moved, there), plain = jax.device_get(program(turned)(k))
+    np.testing.assert_allclose(moved, there, atol=1e-6)
     np.testing.assert_array_equal(step, cached[:, 3:4])  # one token at one position is where it stands
-    np.testing.assert_allclose(placed, f.attention_factor * plain, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(cached), 1.2079 * np.linalg.norm(plain), rtol=1e-4)
 
 
 @compiled_by(jax.jit)
@@ -667,13 +660,14 @@ def test_several_head_axes_are_one_that_is_divided(layout, program):
             pe.rotary(divided, at, f, head_axis=(-3, -2), **options) for at, f in ((p, None), (None, SCALED), (p, w))
         ]
         got += [pe.rotary(first, p, None, head_axis=[0, 2], **options).transpose(1, 3, 0, 2, 4)]
-        got += [pe.rotary(divided, waves=pe.cos_sin(p, 8), head_axis=(3, 2), **options)]
+        got += [pe.rotary(divided, cos_sin=pe.cos_sin(p, 8), head_axis=(3, 2), **options)]
         got += pe.xpos(divided, divided, p, head_axis=(-3, -2), **options)
         return want + [want[0]] * 2 + [*pe.xpos(x, x, p, head_axis=-2, **options)], got
 
     for want, got in zip(*program(each)(x, p, by_head), strict=True):
         np.testing.assert_array_equal(got.reshape(want.shape), want)
-    np.testing.assert_array_equal(pe.rotary(x, p[:, :, None], 8, head_axis=()), pe.rotary(x, p, 8, head_axis=-2))
+    at = np.repeat(p[:, :, None], 6, 2)
+    np.testing.assert_array_equal(pe.rotary(x, at, 8, head_axis=()), pe.rotary(x, p, 8, head_axis=-2))
 
 
 def test_which_vectors_share_a_position_depends_on_the_head_axes():
@@ -681,20 +675,16 @@ def test_which_vectors_share_a_position_depends_on_the_head_axes():
     rotate = lambda x, p, heads: pe.rotary(x, p, SCALED, head_axis=heads)  # noqa: E731
     one = np.int32([[3]])
     jax.eval_shape(lambda x: rotate(x, one, (-3, -2)), x)  # one token
-    with pytest.raises(ValueError, match="positions must not be one for the 2 vectors of x"):
+    with pytest.raises(ValueError, match="positions must not be one for all 2 vectors of x"):
         jax.eval_shape(lambda x: rotate(x, one, -2), x)
 
 
-@compiled_by(quick)
-def test_a_padded_chunk_may_say_that_all_its_vectors_have_one_position(program):
-    x = normal(1, 5, 3, 8)
-    with pytest.raises(
-        ValueError, match=r"give each its position \(jnp.broadcast_to\(positions, \(1, 5\)\) for one"
-    ) as error:
-        pe.rotary(x, np.int32([[3]]), SCALED, head_axis=-2)
-    assert "with_attention_factor(1)" in str(error.value)
-    turned = program(lambda x, p: pe.rotary(x, jnp.broadcast_to(p, (1, 5)), SCALED, head_axis=-2))(x, np.int32([[3]]))
-    np.testing.assert_array_equal(turned, pe.rotary(x, np.full(5, 3), SCALED, head_axis=-2))
+@pytest.mark.parametrize("name", ["base", "theta", "rope_theta"])
+def test_a_base_is_given_with_the_frequencies(name):
+    message = rf"{name} must be given as frequencies=geometric\(width, 500000.0\), got {name}=500000.0"
+    for call in (pe.rotary, pe.cos_sin, pe.sinusoidal, pe.pope, pe.xpos, nnx_modules.RotaryEncoding):
+        with pytest.raises(TypeError, match=f"^{call.__name__}: {message}$"):
+            call(X, **{name: 5e5})
 
 
 @pytest.mark.parametrize("base", tiered([10_000, 500_000], [10_000]))

@@ -118,7 +118,7 @@ def test_addition():
 
 def test_addition_at_given_positions():
     x = np.random.default_rng(3).normal(size=(2, 3, 5, 8)).astype(np.float32)
-    shapes = [(5,), (1, 5), (2, 1, 5), (2, 3, 5), (2, 3, 1), (), (1,)]
+    shapes = [(5,), (1, 5), (2, 1, 5), (2, 3, 5)]
     positions = [np.random.default_rng(4).integers(-(2**31), 2**31, shape).astype(np.int32) for shape in shapes]
     added = quick(lambda x, ps: [pe.add_sinusoidal(x, p, pe.geometric(8, 77.0)) for p in ps])(x, positions)
     for shape, p, got in zip(shapes, positions, added, strict=True):

@@ -145,7 +145,7 @@ def test_frequencies_of_each_head(layout, every):
     turned = jax.jit(lambda x, p, w: {name: rotate(TurnSettings(layout), x, p, w) for name, rotate in every.items()})
     results = jax.device_get(turned(x, p, w.reshape(1, 1, 2, 4)))
     for head in range(2):
-        want = np.asarray(pe.rotary(x[:, :, head], p[:, :, 0, 0], w[head], layout=layout, head_axis=None))
+        want = np.asarray(pe.rotary(x[:, :, head], p[:, 0, 0, 0], w[head], layout=layout, head_axis=-2))
         for name, y in results.items():
             assert_same(f"{name}, head {head}", y[:, :, head], want)
 

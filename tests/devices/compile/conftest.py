@@ -82,8 +82,8 @@ def _array(x, frequencies):
     return pe.add_sinusoidal(x, None, frequencies)
 
 
-def _by_waves(x, cosine, sine, **settings):
-    return pe.rotary(x, waves=(cosine, sine), head_axis=-2, **settings)
+def _by_cos_sin(x, cosine, sine, **settings):
+    return pe.rotary(x, cos_sin=pe.CosSin(cosine, sine, columns="pair"), head_axis=-2, **settings)
 
 
 def _back(x, dy, *arguments, **settings):
@@ -223,10 +223,10 @@ CASES = [
         (QSB, ((8, 1024, 3), I32)),
         table=8192,
     ),
-    Case("rotary, waves", _by_waves, (Q, ((4096, 64), F32), ((4096, 64), F32)), table=4096),
+    Case("rotary, waves", _by_cos_sin, (Q, ((4096, 64), F32), ((4096, 64), F32)), table=4096),
     Case(
         "rotary, waves, interleaved, bfloat16",
-        partial(_by_waves, layout="interleaved"),
+        partial(_by_cos_sin, layout="interleaved"),
         (QB, ((4096, 64), F32), ((4096, 64), F32)),
         table=4096,
     ),

@@ -110,7 +110,7 @@ def with_every_layer_as_the_first(plan):
 
 
 def without_amplitude(plan):
-    return plan.with_attention_factor(1.0)
+    return _with_frequencies(plan, lambda f: f.with_attention_factor(1.0))
 
 
 def without_query_scale(plan):
