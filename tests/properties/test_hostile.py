@@ -234,6 +234,10 @@ def test_float64_of_numpy_without_x64(name):
                     ValueError, match=f"^{name}: {argument} must (fit into int32|be integers or floats)"
                 ):
                     call(moved)
+            for beyond in (np.full_like(half, 2.0**31), jax.device_put(np.full_like(half, -3e9))):
+                with pytest.raises(ValueError, match=f"^{name}: {argument} must fit into int32, got float32 values"):
+                    call(beyond)
+            call(np.full_like(half, NAN)), call(np.full_like(half, 2**31 - 128))  # masked; the greatest in int32
 
 
 POSITIONS = "positions query_positions key_positions offset timesteps origin length".split()
@@ -251,6 +255,23 @@ def test_floats_that_skip_integers_are_no_positions(name):
             assert "an integer" in str(error.value) or "pass int32 or float32; .astype(jnp.float32) if" in str(
                 error.value
             )
+
+
+@pytest.mark.parametrize("name", [n for n, valid in VALID.items() if "frequencies" in valid and n != "axial"])
+def test_frequencies_in_16_bits_are_refused(name):
+    """Rounded to 16 bits they are off by up to one part in 256, which is a radian at position 1,000."""
+    f, valid = CALLS.get(name) or getattr(pe, name), VALID[name]
+    for dtype in NARROW[:2]:
+        for w in (np.ones(4, dtype), jax.device_put(np.ones(4, dtype))):
+            call = lambda w: f(**valid | {"frequencies": w})  # noqa: B023, E731
+            for known_or_traced in (call, functools.partial(jax.eval_shape, call)):
+                with pytest.raises(
+                    TypeError, match=f"^{name}: frequencies must be (float32, got {jnp.dtype(dtype)}|Freq)"
+                ):
+                    known_or_traced(w)
+    for dtype in NARROW[:2]:
+        with pytest.raises(TypeError, match="^Frequencies.with_angular: angular must be"):
+            pe.geometric(8).with_angular(np.ones(4, dtype))
 
 
 def test_integers_of_16_bits_and_float32_are_positions():

@@ -3,9 +3,11 @@
 import functools
 import importlib
 import inspect
+import pathlib
 import pickle
 import subprocess
 import sys
+import traceback
 
 import flax.linen as nn
 import jax
@@ -231,3 +233,28 @@ def test_numpy_arrays_are_converted_by_no_program_of_their_own(call):
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert len(compiled) == 1, compiled
+
+
+def test_an_error_shows_the_caller_and_one_frame_of_the_package():
+    """Also under jit; where checks stand does not help its reader. Errors of the caller's functions show all."""
+    wrong = lambda x: pe.rotary(x, np.arange(3), head_axis=-2)  # noqa: E731
+    folder = pathlib.Path(pe.__file__).parent
+
+    def own(i, j):
+        raise ValueError("mine")
+
+    def frames(call):
+        with pytest.raises(ValueError) as caught:
+            call(X)
+        found = traceback.extract_tb(caught.value.__traceback__)
+        return [frame.name for frame in found if folder in pathlib.Path(frame.filename).parents], found[-1].name
+
+    assert jax.config.jax_traceback_filtering == "off" and len(frames(wrong)[0]) > 4  # as `conftest.py` sets it
+    jax.config.update("jax_traceback_filtering", "auto")
+    try:
+        for call in (wrong, jax.jit(wrong)):
+            assert frames(call) == (["named"], "named")
+        of_package, last = frames(lambda x: pe.attention(x, x, x, bias=own))
+        assert last == "own" and len(of_package) > 1
+    finally:
+        jax.config.update("jax_traceback_filtering", "off")

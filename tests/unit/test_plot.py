@@ -164,6 +164,15 @@ def test_waves(table):
     assert [line.get_label() for line in plot.waves(table, [15, 3]).axes[0].lines] == ["15", "3"]
 
 
+@pytest.mark.parametrize("name", ["heatmap", "waves", "similarity"])
+def test_a_width_or_a_spectrum_is_drawn_by_its_encoding(name):
+    draw = getattr(plot, name)
+    drawn = [draw(x) for x in (16, pe.geometric(16), pe.sinusoidal(np.arange(50), 16))]
+    data = [image(figure.axes[0]) if name != "waves" else figure.axes[0].lines[1].get_ydata() for figure in drawn]
+    np.testing.assert_array_equal(data[0], data[2])
+    np.testing.assert_array_equal(data[1], data[2])
+
+
 @pytest.mark.parametrize("dim", [1, 2, 3, 5, 64])
 def test_waves_by_default_are_sines_that_the_table_has(dim):
     shown = [int(line.get_label()) for line in plot.waves(np.ones((2, dim))).axes[0].lines]

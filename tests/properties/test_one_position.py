@@ -1,0 +1,228 @@
+"""Where tokens stand: one position for a sequence is an error, and so is none for a single token."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx as flax_nnx
+from jax import export
+
+import posenc_jax as pe
+from posenc_jax import linen, nnx
+from posenc_jax.hf import RotaryLayer, RotaryPlan
+
+HEADED = functools.partial(dict, head_axis=-2)
+TABLE = np.ones((9, 8), np.float32)
+PLAN = RotaryPlan((RotaryLayer(8, 8), RotaryLayer(0, 8)), "half")
+LINEN = {
+    "SinusoidalEncoding": (linen.SinusoidalEncoding(8), lambda x: x[:, :, 0]),
+    "LearnedEncoding": (linen.LearnedEncoding(9, 8), lambda x: x[:, :, 0]),
+    "RotaryEncoding": (linen.RotaryEncoding(8, head_axis=-2), lambda x: x),
+}
+POPE = linen.PoPE(2, 16, head_axis=-2)
+
+
+def applied(name):
+    """A Linen module with its variables; `init` itself takes one token without a position."""
+    module, of = LINEN[name]
+    variables = module.init(jax.random.key(0), of(np.ones((2, 5, 2, 8), np.float32)))
+    return lambda x, p: module.apply(variables, of(x), p)
+
+
+def polar(x, p):
+    return POPE.apply(POPE.init(jax.random.key(0), x[:, :1], x[:, :1]), x, x, p)
+
+
+# What places x (batch, seq, heads, 8) at positions
+PLACES = {
+    "rotary": lambda x, p: pe.rotary(x, p, head_axis=-2),
+    "rotary, heads first": lambda x, p: pe.rotary(x.swapaxes(1, 2), p, head_axis=-3),
+    "rotary, no heads": lambda x, p: pe.rotary(x[:, :, 0], p, head_axis=None),
+    "pope": lambda x, p: pe.pope(x, p, head_axis=-2),
+    "xpos": lambda x, p: pe.xpos(x, x, p, head_axis=-2),
+    "add_sinusoidal": lambda x, p: pe.add_sinusoidal(x[:, :, 0], p),
+    "add_learned": lambda x, p: pe.add_learned(x[:, :, 0], TABLE, p),
+    "RotaryPlan.rotate": lambda x, p: PLAN.rotate(x, 0, p, head_axis=-2),
+    "SinusoidalEncoding": lambda x, p: nnx.SinusoidalEncoding(8)(x[:, :, 0], p),
+    "LearnedEncoding": lambda x, p: nnx.LearnedEncoding(9, 8, rngs=flax_nnx.Rngs(0))(x[:, :, 0], p),
+    "RotaryEncoding": lambda x, p: nnx.RotaryEncoding(8, head_axis=-2)(x, p),
+    "PoPE": lambda x, p: nnx.PoPE(2, 16, head_axis=-2, rngs=flax_nnx.Rngs(0))(x, x, p),
+    **{f"{name} of Linen": applied(name) for name in LINEN},
+    "PoPE of Linen": polar,
+}
+FIVE, ONE = (jax.ShapeDtypeStruct((2, n, 2, 8), np.float32) for n in (5, 1))
+SHARED = {"()": np.int32(7), "(1,)": np.int32([7]), "(batch, 1)": np.int32([[7], [8]])}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_one_position_for_a_sequence_is_refused(name):
+    """Known and traced: as a width it is none, and moving keys is `shift_keys`."""
+    call, match = (
+        PLACES[name],
+        r"positions must not be one for all 5 vectors of \w+, got shape .*jnp.broadcast_to\(positions, \(2, 5\)\)",
+    )
+    for p in SHARED.values():
+        with pytest.raises(ValueError, match=match):
+            jax.eval_shape(lambda x: call(x, p), FIVE)  # noqa: B023
+        with pytest.raises(ValueError, match=match):
+            jax.eval_shape(call, FIVE, p)
+    each = jax.eval_shape(lambda x, p: call(x, jnp.broadcast_to(p, (2, 5))), FIVE, SHARED["(batch, 1)"])
+    assert each == jax.eval_shape(call, FIVE, None)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_token_without_a_position_is_refused(name):
+    call = PLACES[name]
+    with pytest.raises(
+        ValueError,
+        match=r"positions must be given where \w+ holds one token, .* got None: pass the position of a decode",
+    ):
+        jax.eval_shape(lambda x: call(x, None), ONE)
+    found = [jax.eval_shape(call, ONE, p) for p in SHARED.values()]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("name", [name for name in PLACES if "earned" not in name])  # a table must be long enough
+def test_a_length_that_is_not_known_is_taken(name):
+    (n,) = export.symbolic_shape("n")
+    x = jax.ShapeDtypeStruct((2, n, 2, 8), np.float32)
+    for p in (None, np.int32(7)):
+        export.export(jax.jit(lambda x: PLACES[name](x, p)))(x)  # noqa: B023
+
+
+def test_a_row_of_coordinates_is_one_position():
+    f = pe.axial(8, 2)
+    rotate = lambda x, p: pe.rotary(x, p, f, head_axis=-2)  # noqa: E731
+    for p in (np.int32([3, 4]), np.int32([[3, 4]])):
+        with pytest.raises(
+            ValueError, match=r"one for all 5 vectors of x, got shape .*broadcast_to\(positions, \(2, 5, 2\)\)"
+        ):
+            jax.eval_shape(rotate, FIVE, p)
+        jax.eval_shape(rotate, ONE, p)
+
+
+def test_what_has_no_sequence_has_one_position():
+    """A vector, and vectors of a batch at positions of their own."""
+    batch, vector = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((2, 4, 8), (8,)))
+    jax.eval_shape(lambda x, p: pe.rotary(x, p, head_axis=-2), batch, np.int32([3, 9]))
+    jax.eval_shape(lambda x: pe.add_sinusoidal(x, 7), vector)
+    jax.eval_shape(lambda x: pe.rotary(x, 7, head_axis=None), vector)
+    for f in (functools.partial(pe.sinusoidal, frequencies=8), functools.partial(pe.cos_sin, frequencies=8)):
+        jax.eval_shape(f, np.int32(7))
+    jax.eval_shape(pe.learned, np.int32(7), TABLE)
+    jax.eval_shape(lambda x: pe.shift(x, 7, 8), jax.ShapeDtypeStruct((2, 5, 8), np.float32))
+
+
+def test_a_layer_without_positions_reads_none():
+    for rotate in (lambda x, p: pe.rotary(x, p, 0, head_axis=-2), lambda x, p: PLAN.rotate(x, 1, p, head_axis=-2)):
+        for x, p in ((ONE, None), (FIVE, np.int32(7))):
+            assert jax.eval_shape(lambda x: rotate(x, p), x).shape == x.shape  # noqa: B023
+
+
+@pytest.mark.parametrize("name", [*LINEN, "PoPE"])
+def test_init_of_linen_takes_one_token(name):
+    module, of = (POPE, lambda x: x) if name == "PoPE" else LINEN[name]
+    arguments = [of(np.ones((2, 1, 2, 8), np.float32))] * (1 + (name == "PoPE"))
+    variables, of_more = (
+        jax.eval_shape(module.init, jax.random.key(0), *x) for x in (arguments, [np.repeat(x, 5, 1) for x in arguments])
+    )
+    assert variables == of_more
+
+
+def test_one_query_and_one_key_need_no_position():
+    """Nothing else is seen, so it does not matter where they stand."""
+    q, k, v = np.random.default_rng(0).normal(size=(3, 2, 1, 2, 8)).astype(np.float32)
+    for attend in (nnx.positional_attention(8), nnx.positional_attention(8, attention=pe.attention)):
+        np.testing.assert_array_equal(attend(q, k, v), v)
+
+
+# Rows that return to a position
+
+LAST = np.iinfo(np.int32).max
+
+
+def attend(queries, keys, **options):
+    """The type of the result, whose trace checks the positions."""
+    q, k = (jax.ShapeDtypeStruct((2, np.shape(p)[-1], 2, 4), np.float32) for p in (queries, keys))
+    where = {"query_positions": np.int32(queries), "key_positions": np.int32(keys)}
+    return jax.eval_shape(lambda q, k: pe.attention(q, k, k, **where | options), q, k)
+
+
+SEEN_TWICE = {
+    "packed": ([0, 1, 2, 3, 0, 1, 2, 3],) * 2,
+    "packed, a row of two": ([[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2]],) * 2,
+    "padding on the right": ([0, 1, 2, 0, 0],) * 2,
+    "padding in between": ([0, 1, 0, 2],) * 2,
+    "a tree of drafts": ([5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 5, 6]),
+    "a step in a packed row": ([2], [0, 1, 2, 0, 1, 2, LAST, LAST]),
+    "two slots of a token": ([9], [5, LAST, 5]),
+    "seen by some row": ([[0], [4]], [4, 5, 4]),
+}
+SEEN_ONCE = {
+    "a sequence": (range(8),) * 2,
+    "far apart": ([-(2**31), 0, LAST - 1],) * 2,
+    "a ring": ([13], [8, 9, 10, 11, 12, 13, 6, 7]),
+    "a ring of several laps, chunks and rejected drafts": ([12, 13], [8, 9, 10, 11, 12, 13, 14, 15, 4, 5, 6, 7]),
+    "a cache that fills": ([2], [0, 1, 2, LAST, LAST, LAST]),
+    "a ring that fills, in batch": ([[2], [9]], [[0, 1, 2, LAST], [8, 9, 6, 7]]),
+    "slots that were never written first": ([1], [LAST, LAST, 0, 1]),
+    "zigzag": ([0, 1, 6, 7], [0, 1, 6, 7, 2, 3, 4, 5]),
+    "striped": ([0, 2, 4, 6], [0, 2, 4, 6, 1, 3, 5, 7]),
+    "pages": ([9], [4, 5, 6, 7, 0, 1, 2, 3, 8, 9, LAST, LAST]),
+    "sinks and a ring": ([9], [0, 1, 8, 9, 6, 7]),
+    "backwards": (range(8)[::-1],) * 2,
+    "an image at one position": ([0, 1, 1, 1, 1, 2],) * 2,
+    "padding on the left": ([[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]],) * 2,
+    "M-RoPE, text alone": ([0, 1, 2, 3],) * 2,
+    "what no query sees": ([3], [0, 1, 2, 3, 7, 8, 7]),
+    "no key": ([3], []),
+    "no query": ([], [0, 1, 0]),
+}
+BY_POSITION = [{"causal": True}, {"window": (None, 0)}, {"window": (2, 3)}]
+
+
+@pytest.mark.parametrize("name", SEEN_TWICE)
+def test_a_position_that_returns_is_refused(name):
+    for options in BY_POSITION:
+        with pytest.raises(
+            ValueError,
+            match=r"^attention: key_positions must not return to a position that a query sees, got \d again .*query_segments .*query_order",
+        ):
+            attend(*SEEN_TWICE[name], **options)
+
+
+@pytest.mark.parametrize("name", SEEN_ONCE)
+def test_caches_shards_and_images_are_taken(name):
+    for options in BY_POSITION:
+        attend(*SEEN_ONCE[name], **options)
+
+
+def test_what_tells_tokens_apart_is_taken():
+    p = np.int32([0, 1, 2, 3, 0, 1, 2, 3])
+    ways = {
+        "segments": {"query_segments": p[:4].repeat(2), "key_segments": p[:4].repeat(2)},
+        "slots as orders": {"query_order": np.arange(8), "key_order": np.arange(8)},
+        "positions as orders": {"query_order": p, "key_order": p},
+        "tokens": {
+            "query_data": np.ones((1, 8, 1)),
+            "key_data": np.ones((1, 8, 1)),
+            "bias": lambda i, j, a, b: jnp.zeros((2, 8, 8)),
+        },
+    }
+    for options in ways.values():
+        attend(p, p, causal=True, **options)
+    attend(p, p)  # both directions
+    attend(p, p, window=(2, None))
+    f = lambda p: pe.attention(*[jnp.ones((2, 8, 2, 4))] * 3, causal=True, query_positions=p, key_positions=p)  # noqa: E731
+    jax.eval_shape(f, p)  # traced
+
+
+def test_a_flax_layer_says_so_too():
+    p, x = np.int32([0, 1, 2, 3, 0, 1, 2, 3]), jnp.ones((1, 8, 2, 8))
+    tiles = nnx.positional_attention(8, attention=functools.partial(pe.attention, causal=True))
+    with pytest.raises(ValueError, match="^positional_attention: key_positions must not return to a position"):
+        tiles(x, x, x, input_positions=p)
+    segments = {"mask": jnp.ones((1, 1, 1, 8), bool)}
+    jax.eval_shape(lambda x: tiles(x, x, x, input_positions=p, **segments), x)
