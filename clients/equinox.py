@@ -16,7 +16,8 @@ import posenc_jax as pe
 
 
 def rotary(self, x, *, key=None):  # RotaryPositionalEmbedding, of one head (seq, embedding_size)
-    return pe.rotary(x, None, pe.geometric(self.embedding_size, self.theta), head_axis=None)
+    f = pe.geometric(self.embedding_size, self.theta)
+    return pe.rotary(x, jnp.arange(len(x)), f, head_axis=None)
 
 
 # --8<-- [end:copy]

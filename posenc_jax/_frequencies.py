@@ -140,7 +140,7 @@ class Frequencies:
 
     @public
     def with_attention_factor(self, attention_factor: float) -> Frequencies:
-        """Returns the same spectrum with another amplitude; pass 1.0 to move vectors that already have theirs."""
+        """Returns the same spectrum with another amplitude."""
         return dataclasses.replace(self, attention_factor=attention_factor)
 
     @public
