@@ -93,9 +93,9 @@ def naming(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def _refuse_base(f: Callable[..., Any], options: dict[str, Any]) -> None:
     """Raises for an option by which other libraries take what `frequencies` hold, unless f has it too."""
-    names = inspect.signature(f).parameters
-    for name in ("base", "theta", "rope_theta"):
-        if name in options and name not in names and "frequencies" in names:
+    for name in {"base", "theta", "rope_theta"} & {*options}:
+        names = inspect.signature(f).parameters
+        if name not in names and "frequencies" in names:
             value = f"{options[name]!r:.60}"
             raise wrong_type(f"{name} must be given as frequencies=geometric(width, {value}), got {name}={value}")
 

@@ -341,3 +341,8 @@ class TimestepEmbedding(nn.Module):
     def __call__(self, timesteps: ArrayLike) -> jax.Array:
         """`timestep_embedding` of timesteps (...,), with these settings."""
         return _modules.embed_timesteps(self, timesteps)
+
+
+# Flax writes `__init__`, whose error for a base would not name `frequencies`.
+for _module in (SinusoidalEncoding, RotaryEncoding, PoPE):
+    _module.__init__ = public(_module.__init__)  # type: ignore[assignment]

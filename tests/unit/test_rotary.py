@@ -18,6 +18,7 @@ from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import compiled_by, thorough, tiered
 from oracles import encodings, rotations, spectra
+from posenc_jax import linen
 from posenc_jax import nnx as nnx_modules
 from posenc_jax.hf import RotaryLayer, RotaryPlan
 
@@ -682,7 +683,8 @@ def test_which_vectors_share_a_position_depends_on_the_head_axes():
 @pytest.mark.parametrize("name", ["base", "theta", "rope_theta"])
 def test_a_base_is_given_with_the_frequencies(name):
     message = rf"{name} must be given as frequencies=geometric\(width, 500000.0\), got {name}=500000.0"
-    for call in (pe.rotary, pe.cos_sin, pe.sinusoidal, pe.pope, pe.xpos, nnx_modules.RotaryEncoding):
+    calls = pe.rotary, pe.cos_sin, pe.sinusoidal, pe.pope, pe.xpos, nnx_modules.RotaryEncoding, linen.RotaryEncoding
+    for call in calls:
         with pytest.raises(TypeError, match=f"^{call.__name__}: {message}$"):
             call(X, **{name: 5e5})
 
