@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from posenc_jax import _checks, _mesh
-from posenc_jax._checks import Layout, invalid, require, require_type
+from posenc_jax._checks import Layout, invalid, require, wrong_type
 from posenc_jax._frequencies import Spectrum, dim_of, num_axes_of, parse, parse_positions
 
 # Scaled spectra
@@ -239,7 +239,11 @@ def _first_rows(x: jax.Array, table: jax.Array) -> None:
 
 # Queries and keys that turn
 
-_MOVE = "; to move rotated keys, use shift_keys"
+
+def _hint(name: str, x: jax.Array, heads: tuple[int, ...]) -> str:
+    """What else one position for a sequence may be meant as."""
+    by_head = "" if heads or x.ndim < 3 else "; if axis -2 is that of heads, pass head_axis=-2"
+    return by_head + ("; to move rotated keys, use shift_keys" if name == "x" else "")
 
 
 def _turning(name: str, x: Any, layout: Any, head_axis: Any, part: Any) -> tuple[jax.Array, tuple[int, ...]]:
@@ -276,9 +280,9 @@ def parse_rotary_by_cos_sin(
     """x, cosines and sines as one array (..., 2·pairs), sines first, and the head axes counted from the front."""
     x, heads = _turning("x", x, layout, head_axis, part)
     columns: Any = getattr(cos_sin, "columns", None)  # of a `CosSin`
-    expected = 'what cos_sin returns, or CosSin(cosine, sine, columns=…) with columns "pair", "half" or "interleaved"'
-    require_type(columns is not None, "cos_sin", expected, cos_sin)
-    _checks.one_of("cos_sin.columns", columns, ("pair", "half", "interleaved"))
+    if columns is None:
+        raw = 'CosSin(cosine, sine, columns=…) with columns "pair", "half" or "interleaved"'
+        raise wrong_type(f"cos_sin must be what cos_sin returns, or {raw}, got {type(cos_sin).__name__}")
     names = "cos_sin[0]", "cos_sin[1]"
     cosine, sine = (_checks.floats(*each, (..., "columns"), known=(-1,)) for each in zip(names, cos_sin, strict=True))
     alike = cosine.shape == sine.shape and cosine.dtype == sine.dtype
@@ -296,7 +300,8 @@ def parse_rotary_by_cos_sin(
         _checks.unsharded("cos_sin", each)
         fits_beside("cos_sin", each, "x", x, "x without its head axis and its last", heads)
     if dim:
-        refuse_one_position("cos_sin", cosine.shape[:-1], "x", shape_of_rows(x, heads), _MOVE, positions="positions")
+        rows, hint = shape_of_rows(x, heads), _hint("x", x, heads)
+        refuse_one_position("cos_sin", cosine.shape[:-1], "x", rows, hint, positions="positions")
     return x, jnp.concatenate(_mesh.agreeing((sine, cosine)), axis=-1), heads
 
 
@@ -353,7 +358,7 @@ def parse_rotary(
     options: Any = {
         "heads": heads,
         "shared": shared or not (dim or reads_positions),
-        "hint": _MOVE if name == "x" else "",
+        "hint": _hint(name, x, heads),
     }
     positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, **options)
     return x, positions, frequencies, heads
@@ -378,7 +383,7 @@ def parse_pope(
     message = "frequencies must have width {}, twice the features of {}, shape {}, got {}"
     require(dim_of(frequencies) == width, message, width, name, x.shape, dim_of(frequencies))
     rows_of = f"{name} without its head axis and its last"
-    options: Any = {"heads": heads, "hint": _MOVE if name == "x" else ""}
+    options: Any = {"heads": heads, "hint": _hint(name, x, heads)}
     positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, **options)
     return x, positions, frequencies, None if phase is None else _phase_beside(name, x, phase, heads), heads
 

@@ -136,8 +136,9 @@ def attention(
         neither.
       causal: whether to mask keys at positions after the query's, or of a later order if orders are given. A key at the
         query's own position is seen, and so is one of another document, or padding, at a position that the query may
-        see: tell them apart by segments. Known positions that return in a row of keys are an error; traced ones, and
-        those of a single query on an accelerator, which would have to wait for the device, are taken as they are.
+        see: tell them apart by segments. Known positions that return in a row of keys are an error (but for the
+        greatest int32, of slots that hold nothing). Traced ones are taken as they are, and on an accelerator those of
+        queries beside more keys, because each decode step would wait for the device.
       window: (left, right): a query at position $p$ sees keys at positions $p - \text{left}$ to $p + \text{right}$,
         None for no bound. A `sliding_window` of $w$ in a Hugging Face config, where a query is one of the $w$ keys that
         it sees, is (w - 1, 0).
@@ -248,7 +249,7 @@ def attention(
     segments = _tile_arguments.parse_sides("segments", query_segments, key_segments, query, key) or (None, None)
     told_apart = orders or query_segments is not None or query_data is not None or key_data is not None
     if key_positions is not None and not told_apart and (settings.causal or settings.window[1] is not None):
-        _tile_arguments.refuse_recurring(*positions)
+        _tile_arguments.refuse_recurring(*positions, settings.window[0], settings.causal)
     settings = settings._replace(skips=settings.masked or bool(orders) or query_segments is not None)
 
     batch = query.shape[:-3]

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import EllipsisType
@@ -28,7 +29,7 @@ Layout = Literal["interleaved", "half"]
 Part = Literal["first", "last"]
 OutOfRange = Literal["error", "nan", "zeros"]
 _INT32, _FLOAT32 = np.iinfo(np.int32), np.finfo(np.float32)
-_FOLDER = __file__.removesuffix("_checks.py")
+_FOLDER, _JAX = __file__.removesuffix("_checks.py"), jax.__file__.removesuffix("__init__.py")
 _NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # not numbers, though some subclass integers
 
 # Errors
@@ -59,7 +60,7 @@ def public(f: Callable[P, R]) -> Callable[P, R]:
     A function's module becomes the public package around it; `__init__` and `__call__` go by the name of their class.
     """
     name = f.__qualname__
-    for method in (".__init__", ".__post_init__", ".__call__"):
+    for method in (".__new__", ".__init__", ".__post_init__", ".__call__"):
         name = name.removesuffix(method)
     result = naming(name)(f)
     if "." not in f.__qualname__:
@@ -80,7 +81,7 @@ def naming(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 return f(*args, **kwargs)
             except (TypeError, ValueError) as error:
                 _refuse_base(f, kwargs)
-                if _is_of_this_package(error) and jax.config.jax_traceback_filtering != "off":  # type: ignore[attr-defined]
+                if _is_within(error) and jax.config.jax_traceback_filtering != "off":  # type: ignore[attr-defined]
                     error = error.with_traceback(None)  # where a check stands does not help its reader
                 raise error
             finally:
@@ -97,15 +98,14 @@ def _refuse_base(f: Callable[..., Any], options: dict[str, Any]) -> None:
         names = inspect.signature(f).parameters
         if name not in names and "frequencies" in names:
             value = f"{options[name]!r:.60}"
-            raise wrong_type(f"{name} must be given as frequencies=geometric(width, {value}), got {name}={value}")
+            given = f"frequencies=geometric(width, {value})"
+            raise wrong_type(f"{name} must be given as {given}, got {name}={value}") from None
 
 
-def _is_of_this_package(error: Exception) -> bool:
-    """Whether a module of this package raised the error, and not a function of the caller or JAX."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_FOLDER)
+def _is_within(error: Exception) -> bool:
+    """Whether a module of this package raised the error, and no function of the caller stands in between."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return files[-1].startswith(_FOLDER) and all(name.startswith((_FOLDER, _JAX)) for name in files)
 
 
 @contextlib.contextmanager
@@ -322,8 +322,9 @@ def _refuse_narrow(name: str, x: Any, kind: Kind) -> None:
 
 
 def refuse_narrow_frequencies(name: str, x: Any) -> None:
-    """Raises for an array of floats of 16 bits or fewer; any other value passes."""
-    if is_array(x) and jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4:
+    """Raises for floats of 16 bits or fewer, in an array or alone; any other value passes."""
+    array = is_array(x) or isinstance(x, np.generic)
+    if array and jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4:
         _refuse_narrow(name, x, FREQUENCIES)
 
 

@@ -196,8 +196,10 @@ def _turns(angular: Decimal) -> int:
 
 def turns_of(name: str, angular: Any) -> tuple[int, ...]:
     """A sequence of ω at their exact values, in units of 2⁻¹²⁸ turn."""
-    _checks.refuse_narrow_frequencies(name, angular)
-    values = [_checks.number(name, w) for w in _checks.sequence(name, angular, "numbers")]
+    given = _checks.sequence(name, angular, "numbers")
+    for w in (angular, *given):
+        _checks.refuse_narrow_frequencies(name, w)
+    values = [_checks.number(name, w) for w in given]
     return limited(name, angular, tuple(_turns(Decimal(w)) for w in values))
 
 

@@ -165,11 +165,12 @@ def bounded_phase(phase: jax.Array) -> jax.Array:
 
 def counted_at_init(module: Any, x: Any, positions: Any, head_axis: Any = None) -> Any:
     """The positions for a call of a Linen module, of which `init` may give one token without its position."""
-    if positions is None and module.is_initializing():
-        heads = {axis % np.ndim(x) for axis in np.atleast_1d(() if head_axis is None else head_axis)}
-        rows = [n for axis, n in enumerate(np.shape(x)[:-1]) if axis not in heads]
-        return 0 if rows[-1:] == [1] else None
-    return positions
+    axes = getattr(getattr(module, "frequencies", None), "num_axes", 1)
+    if positions is not None or axes > 1 or not module.is_initializing():
+        return positions
+    heads = head_axis if isinstance(head_axis, (tuple, list)) else (head_axis,)
+    rows = [n for axis, n in enumerate(np.shape(x)[:-1]) if not {axis, axis - np.ndim(x)} & {*heads}]
+    return 0 if rows[-1:] == [1] else None
 
 
 def polar(

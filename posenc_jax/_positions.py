@@ -170,8 +170,8 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
 
     The first token is at 0, whether the padding is on the left, on the right or in between. Padding is also at 0, a
     position that every encoding and every table has. Attention must mask it, or its position lets every query see it:
-    pass `attention` the mask as key_segments, and ones as query_segments. No check can tell padding on the left from
-    tokens that share a position. The next token to decode is at `mask.sum(-1)`.
+    pass `attention` the mask, as integers, as key_segments, and ones as query_segments. No check can tell padding on
+    the left from tokens that share a position. The next token to decode is at `mask.sum(-1)`.
 
     Args:
       mask: $m$, of shape (..., length): booleans, or integers 0 and 1 as in Hugging Face's `attention_mask`. True and 1

@@ -22,6 +22,7 @@ from posenc_jax._waves import Angles, Waves, expand, pair_waves
 from posenc_jax._xla import compiled
 
 Columns = Literal["pair", "half", "interleaved"]  # one per pair, or one per feature in a layout
+COLUMNS: tuple[Columns, ...] = "pair", "half", "interleaved"
 
 
 @public
@@ -195,7 +196,7 @@ def shift_keys(
     _checks.require_type(offset is not None, "offset", _checks.POSITIONS.text, offset)
     names: dict[str, Any] = {"name": "keys", "positions_name": "offset"}
     x, positions, frequencies, heads = _arguments.parse_rotary(
-        keys, offset, frequencies, layout, head_axis, part, ndim=3, shared=True, **names
+        keys, offset, parse(frequencies, ndim=3), layout, head_axis, part, ndim=3, shared=True, **names
     )
     if isinstance(frequencies, Frequencies):
         frequencies = frequencies.with_attention_factor(1.0)
@@ -228,11 +229,16 @@ class CosSin(tuple[Any, Any]):
 
     columns: Columns
 
+    @public
     def __new__(cls, cosine: ArrayLike, sine: ArrayLike, *, columns: Columns):
         """Keeps the arrays as they are: `rotary` checks them."""
         self = super().__new__(cls, (cosine, sine))
-        self.columns = columns
+        self.columns = _checks.one_of("columns", columns, COLUMNS)
         return self
+
+    def __getnewargs_ex__(self) -> Any:
+        """What copies and pickles are made of."""
+        return tuple(self), {"columns": self.columns}
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -285,7 +291,7 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array, *,
     Reference:
       Su et al., "RoFormer", 2021, section 3.4.2, equation 34.
     """
-    _checks.one_of("columns", columns, ("pair", "half", "interleaved"))
+    _checks.one_of("columns", columns, COLUMNS)
     frequencies = parse(frequencies, ndim=2)
     if isinstance(frequencies, jax.Array) and frequencies.ndim == 2:
         _checks.unsharded("frequencies", frequencies, -1)

@@ -207,35 +207,37 @@ def parse_positions_of_sides(
     return counted("query", n), counted("key", m)
 
 
-def refuse_recurring(queries: Any, keys: Any) -> None:
+def refuse_recurring(queries: Any, keys: Any, left: int | None, causal: bool) -> None:
     """Raises if a query may see a position at two places of a row of keys with another between, as in packed rows.
 
-    Rings, pages and shards hold runs of consecutive positions that do not overlap. On an accelerator, the positions of
-    a single query are not read: each decode step would wait for the device.
+    Slots at the greatest int32 hold nothing. On an accelerator, positions of queries beside more keys are not read:
+    each decode step would wait for the device.
     """
-    step = queries.shape[-1] == 1
-    if not _checks.known(queries, keys) or step and not all(map(_on_host, (queries, keys))) or not keys.size:
+    step = queries.shape[-1] < keys.shape[-1]
+    if not _checks.known(queries, keys) or step and not all(map(_on_host, (queries, keys))):
         return
-    rows = np.asarray(keys)
-    drops = (rows[..., 1:] < rows[..., :-1]).sum(-1)
-    rising = (drops == 0) | (drops == 1) & (rows[..., -1] < rows[..., 0])  # from its first slot, or from its oldest
-    if rising.all():
+    rows, queries, empty = np.asarray(keys), np.asarray(queries), np.iinfo(np.int32).max
+    changes, drops = rows[..., 1:] != rows[..., :-1], (rows[..., 1:] < rows[..., :-1]).sum(-1)
+    from_oldest = (drops == 1) & (rows[..., -1:] < rows[..., :1]).all(-1)
+    if ((drops == 0) | from_oldest).all() or not queries.size:
         return
-    last = np.asarray(queries).max(-1, initial=np.iinfo(np.int32).min)
-    rising, last = np.broadcast_arrays(rising, last)
-    rows = np.broadcast_to(rows, (*last.shape, rows.shape[-1]))[~rising].astype(np.int64)
-    for row, most in zip(rows, last[~rising], strict=True):
-        jumps = np.flatnonzero((row[1:] - row[:-1]) >> 1)  # neither to the same position nor to the next
-        starts, ends = row[np.append(0, jumps + 1)], row[np.append(jumps, row.size - 1)]
-        order = np.argsort(starts)
-        starts, ends = starts[order], ends[order]
-        twice = starts[1:][(starts[1:] <= ends[:-1]) & (starts[1:] <= most)]
-        message = (
-            "key_positions must not return to a position that a query sees, got {} again after another: to keep packed "
-            "documents or padding apart, pass query_segments and key_segments; to mask by slot, pass slots as "
-            "query_order and key_order; for streams that share their time, pass the positions as orders"
-        )
-        require(not twice.size, message, *twice[:1])
+    last = np.where(queries == empty, ~empty, queries).max(-1, keepdims=True)
+    first = queries.min(-1, keepdims=True).astype(np.int64) - (2**32 if left is None else left)
+    seen = (first <= rows) & (rows <= last) & np.insert(changes, 0, True, axis=-1)  # one of a run of equal positions
+    size = 4 << rows.shape[-1].bit_length()
+    for row, own in zip(
+        np.broadcast_to(rows, seen.shape).reshape(-1, rows.shape[-1]), seen.reshape(-1, rows.shape[-1]), strict=True
+    ):
+        positions, found = row[own], np.zeros(size, bool)
+        found[positions & (size - 1)] = True
+        if np.count_nonzero(found) < positions.size:  # two remainders are equal, which dense positions never have
+            values, counts = np.unique(positions, return_counts=True)
+            message = (
+                "key_positions must not return to a position after another, got {} twice in a row of keys: pass "
+                "query_segments and key_segments for documents and padding (ones, if all may see each other){}"
+            )
+            orders = "slots as query_order and key_order, or the positions as orders for streams that share their time"
+            require((counts == 1).all(), message, *values[counts > 1][:1], f", {orders}" if causal else "")
 
 
 def _on_host(x: Any) -> bool:

@@ -270,8 +270,9 @@ def test_frequencies_in_16_bits_are_refused(name):
                 ):
                     known_or_traced(w)
     for dtype in NARROW[:2]:
-        with pytest.raises(TypeError, match="^Frequencies.with_angular: angular must be"):
-            pe.geometric(8).with_angular(np.ones(4, dtype))
+        for w in (np.ones(4, dtype), [*np.ones(4, dtype)]):
+            with pytest.raises(TypeError, match=r"^Frequencies.with_angular: angular(\[0\])? must be"):
+                pe.geometric(8).with_angular(w)
 
 
 def test_integers_of_16_bits_and_float32_are_positions():

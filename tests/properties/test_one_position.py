@@ -109,6 +109,8 @@ def test_what_has_no_sequence_has_one_position():
     jax.eval_shape(lambda x, p: pe.rotary(x, p, head_axis=-2), batch, np.int32([3, 9]))
     jax.eval_shape(lambda x: pe.add_sinusoidal(x, 7), vector)
     jax.eval_shape(lambda x: pe.rotary(x, 7, head_axis=None), vector)
+    with pytest.raises(ValueError, match="got shape .* if axis -2 is that of heads, pass head_axis=-2; to move"):
+        jax.eval_shape(lambda x, p: pe.rotary(x, p, head_axis=None), FIVE, np.zeros((2, 5, 1), np.int32))
     for f in (functools.partial(pe.sinusoidal, frequencies=8), functools.partial(pe.cos_sin, frequencies=8)):
         jax.eval_shape(f, np.int32(7))
     jax.eval_shape(pe.learned, np.int32(7), TABLE)
@@ -129,6 +131,16 @@ def test_init_of_linen_takes_one_token(name):
         jax.eval_shape(module.init, jax.random.key(0), *x) for x in (arguments, [np.repeat(x, 5, 1) for x in arguments])
     )
     assert variables == of_more
+
+
+def test_init_of_linen_still_checks():
+    one, key = np.ones((2, 1, 2, 8), np.float32), jax.random.key(0)
+    with pytest.raises(ValueError, match="rotary: positions must be given for frequencies of 2 axes, got None"):
+        linen.RotaryEncoding(pe.axial(8, 2), head_axis=-2).init(key, one)
+    with pytest.raises(TypeError, match="rotary: head_axis must be an integer"):
+        linen.RotaryEncoding(8, head_axis="x").init(key, one)
+    with pytest.raises(TypeError, match="add_sinusoidal: x must be a float array"):
+        linen.SinusoidalEncoding(8).init(key, 1.0)
 
 
 def test_one_query_and_one_key_need_no_position():
@@ -157,7 +169,8 @@ SEEN_TWICE = {
     "padding in between": ([0, 1, 0, 2],) * 2,
     "a tree of drafts": ([5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 5, 6]),
     "a step in a packed row": ([2], [0, 1, 2, 0, 1, 2, LAST, LAST]),
-    "two slots of a token": ([9], [5, LAST, 5]),
+    "two slots of a token": ([5], [5, LAST, 5]),
+    "where differences wrap": ([LAST - 1], [LAST - 1, -LAST, LAST - 1]),
     "seen by some row": ([[0], [4]], [4, 5, 4]),
 }
 SEEN_ONCE = {
@@ -173,6 +186,15 @@ SEEN_ONCE = {
     "pages": ([9], [4, 5, 6, 7, 0, 1, 2, 3, 8, 9, LAST, LAST]),
     "sinks and a ring": ([9], [0, 1, 8, 9, 6, 7]),
     "backwards": (range(8)[::-1],) * 2,
+    "padding on the left, and slots that hold nothing, at the greatest": (
+        [[LAST, LAST, 0, 1, 2], [0, 1, 2, 3, 4]],
+        [[LAST, LAST, 0, 1, 2, LAST, LAST], [0, 1, 2, 3, 4, LAST, LAST]],
+    ),
+    "a chunk of rows of different lengths": (
+        [[3, 4, LAST], [4, 5, 6]],
+        [[0, 1, 2, LAST, 3, 4, LAST, LAST], [*range(7), LAST]],
+    ),
+    "remainders that are equal": ([9999], [0, 5000, 1, 64, 2, 128]),
     "an image at one position": ([0, 1, 1, 1, 1, 2],) * 2,
     "padding on the left": ([[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]],) * 2,
     "M-RoPE, text alone": ([0, 1, 2, 3],) * 2,
@@ -185,11 +207,10 @@ BY_POSITION = [{"causal": True}, {"window": (None, 0)}, {"window": (2, 3)}]
 
 @pytest.mark.parametrize("name", SEEN_TWICE)
 def test_a_position_that_returns_is_refused(name):
+    message = r"^attention: key_positions must not return to a position after another, got -?\d+ twice in a row of keys: pass query_segments .*"
     for options in BY_POSITION:
-        with pytest.raises(
-            ValueError,
-            match=r"^attention: key_positions must not return to a position that a query sees, got \d again .*query_segments .*query_order",
-        ):
+        orders = "query_order .* the positions as orders" if options.get("causal") else r"see each other\)$"
+        with pytest.raises(ValueError, match=message + orders):
             attend(*SEEN_TWICE[name], **options)
 
 
@@ -214,6 +235,7 @@ def test_what_tells_tokens_apart_is_taken():
     for options in ways.values():
         attend(p, p, causal=True, **options)
     attend(p, p)  # both directions
+    attend([9], [0, 1, 0, 1, 8, 9], window=(2, 0))  # behind the window
     attend(p, p, window=(2, None))
     f = lambda p: pe.attention(*[jnp.ones((2, 8, 2, 4))] * 3, causal=True, query_positions=p, key_positions=p)  # noqa: E731
     jax.eval_shape(f, p)  # traced
@@ -222,7 +244,9 @@ def test_what_tells_tokens_apart_is_taken():
 def test_a_flax_layer_says_so_too():
     p, x = np.int32([0, 1, 2, 3, 0, 1, 2, 3]), jnp.ones((1, 8, 2, 8))
     tiles = nnx.positional_attention(8, attention=functools.partial(pe.attention, causal=True))
-    with pytest.raises(ValueError, match="^positional_attention: key_positions must not return to a position"):
+    with pytest.raises(
+        ValueError, match="^positional_attention: key_positions must not return to a position after another"
+    ):
         tiles(x, x, x, input_positions=p)
     segments = {"mask": jnp.ones((1, 1, 1, 8), bool)}
     jax.eval_shape(lambda x: tiles(x, x, x, input_positions=p, **segments), x)

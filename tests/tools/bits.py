@@ -74,6 +74,13 @@ def normal(draw: Draw, *shape: int, dtype: Any = np.float32) -> np.ndarray:
     return draw.standard_normal(shape).astype(dtype)
 
 
+def each(p: Any, batch: int, seq: int) -> Any:
+    """Positions with one for each token; None where they are counted."""
+    if p is None:
+        return None if seq > 1 else np.zeros(1, np.int32)
+    return np.array(np.broadcast_to(p, (batch, seq))) if p.shape[-1:] in ((), (1,)) else p
+
+
 def positions(draw: Draw, *shape: int) -> np.ndarray:
     kind = draw.integers(5)
     if kind == 0:
@@ -122,7 +129,8 @@ def add_sinusoidal(draw: Draw) -> Any:
     p = pick(draw, None, positions(draw, seq), positions(draw, batch, seq), positions(draw, batch, 1))
     settings = {"layout": pick(draw, "interleaved", "half"), "scale": pick(draw, 1.0, 5.5, jnp.float32(2.5))}
     f = lambda x, p, w: pe.add_sinusoidal(x, p, w, **settings)  # noqa: E731
-    return with_derivatives(f, normal(draw, batch, seq, width, dtype=pick(draw, *DTYPES)), p, spectrum(draw, width))
+    x = normal(draw, batch, seq, width, dtype=pick(draw, *DTYPES))
+    return with_derivatives(f, x, each(p, batch, seq), spectrum(draw, width))
 
 
 def rotations(draw: Draw) -> Any:
@@ -151,9 +159,7 @@ def rotary(draw: Draw) -> Any:
     }
     f = lambda x, p, w: pe.rotary(x, p, w, **settings)  # noqa: E731
     x, w = normal(draw, *shape, dtype=pick(draw, *DTYPES)), spectrum(draw, width)
-    if p is not None and p.shape[-1:] in ((), (1,)) and getattr(w, "attention_factor", 1) != 1:
-        p = np.array(np.broadcast_to(p, (batch, seq)))  # one position may not serve a sequence under an amplitude
-    return with_derivatives(f, x, p, w)
+    return with_derivatives(f, x, each(p, batch, seq), w)
 
 
 def rotary_of_axes(draw: Draw) -> Any:

@@ -256,5 +256,9 @@ def test_an_error_shows_the_caller_and_one_frame_of_the_package():
             assert frames(call) == (["named"], "named")
         of_package, last = frames(lambda x: pe.attention(x, x, x, bias=own))
         assert last == "own" and len(of_package) > 1
+        wrong_bias = lambda i, j: pe.alibi(i, j, -1)  # noqa: E731
+        with pytest.raises(ValueError, match="heads must be at least 1") as caught:
+            pe.attention(X, X, X, bias=wrong_bias)
+        assert wrong_bias.__code__ in [frame.f_code for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
     finally:
         jax.config.update("jax_traceback_filtering", "off")

@@ -1,7 +1,9 @@
 """`cos_sin`, `rotary` by what it returns, and frequencies by axis and by head."""
 
+import copy
 import functools
 import itertools
+import pickle
 
 import jax
 import jax.export
@@ -153,6 +155,9 @@ def test_it_is_a_pair_and_a_pytree_that_knows_its_columns(columns):
     rotate = lambda x, c: by(x, c, layout=layout)  # noqa: E731
     want = pe.rotary(x, FAR, 8, head_axis=-2, layout=layout)
     scanned = jax.jit(lambda x, c: jax.lax.scan(lambda c, x: (c, rotate(x, c)), c, x[None]))
+    for again in (copy.copy(c), copy.deepcopy(c), pickle.loads(pickle.dumps(c))):
+        assert isinstance(again, pe.CosSin) and again.columns == columns
+        np.testing.assert_array_equal(np.stack(again), np.stack(c))
     kept, (y,) = scanned(x, c)
     assert isinstance(kept, pe.CosSin) and kept.columns == columns
     np.testing.assert_array_equal(y, want)
@@ -279,8 +284,8 @@ PAIR = pe.CosSin(C, C, columns="pair")
         (lambda: pe.rotary(X, P[:, 0], cos_sin=PAIR, head_axis=-2), ValueError, r"rotary: positions must not be given beside cos_sin, got int32 of shape \(5,\)"),
         (lambda: pe.rotary(X, None, 8, cos_sin=PAIR, head_axis=-2), ValueError, "rotary: frequencies must not be given beside cos_sin, got int 8"),
         (lambda: pe.rotary(X, cos_sin=PAIR, inverse=True, head_axis=-2), ValueError, "rotary: inverse must not be given beside cos_sin, got bool True"),
-        (lambda: by(X, (C, C)), TypeError, r"rotary: cos_sin must be what cos_sin returns, or CosSin\(cosine, sine, columns=…\) with columns \"pair\", \"half\" or \"interleaved\", got tuple"),
-        (lambda: by(X, C, C, "pairs"), ValueError, "rotary: cos_sin.columns must be one of .*, got 'pairs'"),
+        (lambda: by(X, (C, C)), TypeError, r"rotary: cos_sin must be what cos_sin returns, or CosSin\(cosine, sine, columns=…\) with columns \"pair\", \"half\" or \"interleaved\", got tuple$"),
+        (lambda: by(X, C, C, "pairs"), ValueError, "CosSin: columns must be one of .*, got 'pairs'"),
         (lambda: pe.CosSin(C, C), TypeError, "columns"),  # type: ignore
         (lambda: pe.cos_sin(P[:, 0], 8, columns="feature"), ValueError, "cos_sin: columns must be one of .*, got 'feature'"),  # type: ignore
         (lambda: by(X, C, P), TypeError, r"rotary: cos_sin\[1\] must be a float array of shape \(..., columns\)"),

@@ -110,6 +110,15 @@ def test_keys_move_by_an_offset(layout, part):
         assert np.abs(got - cached).max() > 0.1
 
 
+def test_moving_keys_needs_the_frequencies_of_their_rotation():
+    with pytest.raises(
+        TypeError, match="shift_keys: frequencies must be Frequencies, an integer width or a float array"
+    ):
+        pe.shift_keys(X, 7, None, head_axis=-2)  # type: ignore
+    with pytest.raises(TypeError, match="shift_keys: offset must be an integer or float array, got NoneType None"):
+        pe.shift_keys(X, None, 8, head_axis=-2)  # type: ignore
+
+
 def test_in_16_bits_a_thousand_moves_are_not_one():
     """Why the docstring says to move a key once: slow pairs turn by less than half a unit in the last place."""
     x = np.random.default_rng(0).normal(size=(1, 8, 2, 128)).astype(jnp.bfloat16)
