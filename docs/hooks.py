@@ -219,7 +219,7 @@ def viewers(html: str, page: Any, config: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
-    """Mends what converters guess, hides source and checks from the search, links source if REPO_URL is set; adds views."""
+    """Mends what converters guess, hides source and checks from the search, links source to REPO_URL; adds views."""
 
     def public(match: re.Match[str]) -> str:
         text = match[0]
