@@ -212,6 +212,23 @@ def test_the_search_finds_pages_and_functions():
     assert (SITE / "search" / "search_index.js").exists()  # from the file system
 
 
+def test_an_address_that_does_not_exist_leads_on():
+    text = (SITE / "404.html").read_text(encoding="utf-8").partition("<article")[2].partition("</article>")[0]
+    links = re.findall(r'<a href="/([^"]+)"', text)
+    assert {"index.html", "recipes.html", "api/index.html"} <= set(links) and all(
+        (SITE / link).exists() for link in links
+    )
+    assert not (SITE / "theme").exists()
+
+
+def test_notebooks_show_each_figure_once():
+    """A cell that draws holds its figure as its output, and the text below does not show it again."""
+    cells = json.loads((SITE / "downloads" / "from_scratch.ipynb").read_text(encoding="utf-8"))["cells"]
+    drawing = [cell for cell in cells if cell["cell_type"] == "code" and "plt.tight_layout" in cell["source"]]
+    assert len(drawing) == 4 and all("image/svg+xml" in cell["outputs"][-1]["data"] for cell in drawing)
+    assert not [cell["id"] for cell in cells if cell["cell_type"] == "markdown" and "image/svg" in cell["source"]]
+
+
 def test_programs_find_each_page_as_markdown():
     listed = dict(re.findall(r"^- \[.+?\]\(([\w/]+\.md)\): (.+)$", (SITE / "llms.txt").read_text(), flags=re.MULTILINE))
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
