@@ -25,7 +25,7 @@ def options_of(model, layers):
         block_order = pages.run(pages.definition(PAGE, "block_order"), {"jnp": jnp})["block_order"]
         order, p = block_order(jnp.array([blocks])), jnp.arange(len(blocks))
         names["by_block"] = {"query_order": order, "key_order": order, "query_positions": p, "key_positions": p}
-    return eval(f"dict({', '.join(ROWS[model, layers])})", names)
+    return eval(f"dict(causal={bool(blocks)}, {', '.join(ROWS[model, layers])})", names)
 
 
 def shares(mask):
