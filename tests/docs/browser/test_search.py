@@ -34,6 +34,9 @@ WANTED = {
     "gemma 3": {"attention_models.html", "huggingface.html"},
     "gemma 3 image": {"attention_models.html"},
     "gpt 2": {"model_types.html", "learned.html"},
+    "image tokens bidirectional": {"attention_models.html"},
+    "soft cap": {"attention_models.html"},
+    "dino interpolate offset": {"learned.html"},
     "dinov2": {"learned.html"},
     "gguf": {"huggingface.html"},
 }
