@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, LlamaTensorProcessor, TensorProcessor
 
 import posenc_jax as pe
 
@@ -18,6 +18,12 @@ def test_gguf_of_llama_is_interleaved(heads, key_heads):
         how = {"source": "interleaved", "target": "half"}
         ours = pe.convert_layout(file, 8, **how, axis=0, num_heads=own)
         np.testing.assert_array_equal(ours, read(file, heads, own))
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "phi3", "olmo2"])
+def test_gguf_of_others_is_as_on_the_hub(architecture):
+    assert TENSOR_PROCESSORS["llama"] is LlamaTensorProcessor
+    assert TENSOR_PROCESSORS.get(architecture, TensorProcessor) is TensorProcessor  # which changes nothing
 
 
 @pytest.mark.parametrize(
