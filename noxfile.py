@@ -411,9 +411,8 @@ def parity(session: nox.Session) -> None:
         session.run("python", f"{folder}/record_authors.py", *session.posargs[1:], env=offline)
         return
     session.run("python", f"{folder}/record.py", env=offline)
-    names = (
-        "towers positions axes relative_bias attention placed_biases content_biases nulls pope defaults layers turns"
-    )
+    names = "towers positions axes relative_bias attention masks placed_biases content_biases nulls pope defaults"
+    names += " layers turns"
     for name in names.split():
         session.run("python", f"{folder}/record_{name}.py", env=offline)
     if sources := session.posargs[1:]:

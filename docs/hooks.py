@@ -18,6 +18,7 @@ from markdown import Extension, Markdown
 from markdown.extensions.toc import slugify
 from markdown.preprocessors import Preprocessor
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.utils import get_relative_url
 
 import posenc_jax
@@ -60,6 +61,11 @@ TITLE = re.compile(r"^# .+\n", flags=re.MULTILINE)
 VIEW = re.compile(r'<pe-view\b[^>]*\bkind="(\w+)"')
 DEFINED = re.compile(r'^ *define\("(\w+)"', flags=re.MULTILINE)
 FENCE = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
+PRINTED = re.compile(r'^( *```)text\n(?= *--8<-- "outputs/)', flags=re.MULTILINE)
+FOLDED = '<details class="success"'
+# lunr writes a node's edges as labels and numbers of nodes, end to end. Where labels are digits, different nodes are
+# written alike and merged: a query then expands to a term that no page has, and the search throws.
+EDGES = "e=e+s+o.id"
 RECIPE = re.compile(r"\[(?:`[^`]*`|[^\]`])*\]\(\.\./recipes\.md#[\w-]+\)")
 MOST = 4  # guides shown for one name
 MOST_RECIPES = 5
@@ -197,6 +203,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         page.meta["search"] = {"boost": 2}  # who types a name looks for it
         return ENTRY.sub(entry, completed(markdown))
     text = linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
+    text = PRINTED.sub(r'\1 { .text data-search-exclude="" }\n', text)
     return downloadable(text, page.file, config)
 
 
@@ -212,7 +219,7 @@ def viewers(html: str, page: Any, config: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
-    """Mends what converters guess, hides source from the search, links it if REPO_URL is set; adds views."""
+    """Mends what converters guess, hides source and checks from the search, links source to REPO_URL; adds views."""
 
     def public(match: re.Match[str]) -> str:
         text = match[0]
@@ -227,12 +234,18 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
         code = DOCSTRING.sub("", match[3])  # it stands above
         return f'<details class="mkdocstrings-source" data-search-exclude>{match[1]}{place}{code}'
 
+    html = html.replace(FOLDED, f"{FOLDED} data-search-exclude")
     html = WORDS.sub(r"\2\1: ", CORNER.sub(r"\1<td\2></td>", html))
     return SOURCE.sub(source, SIGNATURE.sub(public, html)) + viewers(html, page, config)
 
 
 def on_post_build(config: Any) -> None:
-    """Writes the pages as Markdown, llms.txt, and the picture of links."""
+    """Writes the pages as Markdown, llms.txt, and the picture of links; mends the search."""
+    (worker,) = Path(config.site_dir, "assets", "javascripts", "workers").glob("search.*.min.js")
+    code = worker.read_text(encoding="utf-8")
+    if code.count(EDGES) != 1:
+        raise PluginError(f"{worker.name} has another lunr: is every term of its token set in its index?")
+    worker.write_text(code.replace(EDGES, f"{EDGES}+','"), encoding="utf-8")
     llms.write(PAGES, Path(config.site_dir), config.site_name, config.site_description)
     card.write(Path(config.site_dir, "assets", "card.png"), config.site_name, config.site_description)
 

@@ -1,7 +1,8 @@
 """Writes each teaching page as a notebook, from its own text, code and output: `python docs/notebooks.py`.
 
-Blocks of Python become cells of code, with what `outputs.py` wrote that they print; the rest becomes Markdown. Figures
-are stored in the notebook. Links between these pages lead from notebook to notebook; others need SITE_URL.
+Blocks of Python become cells of code, with what `outputs.py` wrote that they print and the figure that they draw; the
+rest becomes Markdown, with the other figures in it. Links between these pages lead from notebook to notebook; others
+need SITE_URL.
 """
 
 import argparse
@@ -26,6 +27,9 @@ LEARN = (
 FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<content>.*?)^```\n?", flags=re.MULTILINE | re.DOTALL)
 CONTAINER = re.compile(r'^(?:===|!!!|\?\?\?\+?) *(?:\w+ +)?"(?P<title>.+)"$')
 INCLUDE = re.compile(r'--8<-- "(?P<name>[\w./-]+)(?::(?P<section>[\w-]+))?"')
+DRAWN = re.compile(
+    r"\s*!\[(?P<alt>[^\]]*)\]\((?P<file>(?:\.\./)?figures/\w+\.svg)\)\n?"
+)  # not by a drawing of the site
 OUTPUT = re.compile(r'\s*(?P<fence>```text[^\n]*\n)?--8<-- "outputs/(?P<name>[\w.]+)"\n(?(fence)```\n?)')
 NOT_RUN = re.compile(r"^``` *\{ *\.(\w+)[^}\n]*\}$", flags=re.MULTILINE)  # code that is shown alone
 _ATTRIBUTE = r"(?:[#.][a-zA-Z][\w-]*|\w+=\"[^\"]*\")"
@@ -77,9 +81,13 @@ def image(match: re.Match[str]) -> str:
     """A figure of the page, inside the text; of two schemes, the light one on white."""
     if match["scheme"] == "dark":
         return ""
-    svg = (DOCS / match["file"].removeprefix("../")).read_text(encoding="utf-8")
-    svg = svg.replace("<svg ", '<svg style="background: white" ', 1)
-    return f"![{match['alt']}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
+    return f"![{match['alt']}](data:image/svg+xml;base64,{base64.b64encode(figure(match['file']).encode()).decode()})"
+
+
+def figure(file: str) -> str:
+    """A figure of a page, on white."""
+    svg = (DOCS / file.removeprefix("../")).read_text(encoding="utf-8")
+    return svg.replace("<svg ", '<svg style="background: white" ', 1)
 
 
 def words(text: str, page: pathlib.Path) -> str:
@@ -107,6 +115,12 @@ def markdown(text: str) -> dict[str, Any]:
     return {"cell_type": "markdown", "metadata": {}, "source": text}
 
 
+def drawn(match: re.Match[str]) -> dict[str, Any]:
+    """The output of a cell that draws this figure of the page."""
+    data = {"image/svg+xml": figure(match["file"]), "text/plain": match["alt"]}
+    return {"output_type": "display_data", "data": data, "metadata": {}}
+
+
 def code(text: str, printed: str = "", *, rich: bool = False) -> dict[str, Any]:
     """A cell of code and what it printed, as text or as Markdown."""
     outputs: list[dict[str, Any]] = []
@@ -131,7 +145,11 @@ def cells(page: pathlib.Path) -> list[dict[str, Any]]:
         if output := OUTPUT.match(text, start):
             start, name = output.end(), output["name"]
             printed = (INCLUDES / "outputs" / name).read_text(encoding="utf-8")
-        result.append(code(fence["content"].rstrip("\n"), printed, rich=bool(output) and not output["fence"]))
+        cell = code(fence["content"].rstrip("\n"), printed, rich=bool(output) and not output["fence"])
+        if picture := DRAWN.match(text, start):
+            start = picture.end()
+            cell["outputs"].append(drawn(picture))
+        result.append(cell)
     last = words(text[start:], page)
     return result + ([markdown(last)] if last else [])
 
@@ -164,7 +182,8 @@ def run(path: pathlib.Path) -> None:
     stored = nbformat.read(path, as_version=4)
     new = nbclient.NotebookClient(copy.deepcopy(stored), timeout=600, kernel_name="python3").execute()
     for old, cell in zip(stored.cells, new.cells, strict=True):
-        shown = [x.get("text") or x["data"]["text/plain"] for x in old.get("outputs", ())]
+        texts = [x for x in old.get("outputs", ()) if "image/svg+xml" not in x.get("data", ())]
+        shown = [x.get("text") or x["data"]["text/plain"] for x in texts]
         printed = "".join(x.text for x in cell.get("outputs", ()) if x.get("name") == "stdout")
         if printed != "".join(shown):
             raise RuntimeError(f"{path.name}, {cell.id} prints\n{printed}\nand holds\n{''.join(shown)}")

@@ -140,8 +140,9 @@ def attention(
         greatest int32, of slots that hold nothing). Traced ones are taken as they are, and on an accelerator those of
         queries beside more keys, because each decode step would wait for the device.
       window: (left, right): a query at position $p$ sees keys at positions $p - \text{left}$ to $p + \text{right}$,
-        None for no bound. A `sliding_window` of $w$ in a Hugging Face config, where a query is one of the $w$ keys that
-        it sees, is (w - 1, 0).
+        None for no bound. The `sliding_window` $w$ of a causal model in Hugging Face, where a query is one of the $w$
+        keys that it sees, is (w - 1, 0); with orders, as for images in Gemma 3, (w - 1, None). Encoders count in
+        other ways: EmbeddingGemma's $w$ is (w // 2, w // 2), EmbeddingGemma 2's (w, w).
       logits_soft_cap: $a$, which bounds the scores before the bias: $a \tanh(c\,q_i \cdot k_j / a) + b(i, j)$; None
         for no bound, else from 1e-30 to 1e30.
       sinks: floats of shape (heads,), the score of one more key for each head, whose value is 0.

@@ -131,6 +131,7 @@ def resize_table(
     antialias: bool = True,
     align_corners: bool = False,
     zeros_outside: bool = False,
+    size_offset: float = 0.0,
 ) -> jax.Array:
     r"""Interpolates a learned table to another length or grid.
 
@@ -167,15 +168,18 @@ def resize_table(
       zeros_outside: whether the rows before the first and after the last are zeros, so that the border of a larger
         table fades. If not, "torch_cubic" repeats the first and the last row, and the other methods share their weight
         among the rows that exist. Not for "cubic".
+      size_offset: $o$, from 0 to below 1, which is added to $n$ in the first formula. The authors of DINO and DINOv2
+        resize by the factor $(n + 0.1)/L$: for their tables it is 0.1. Not for antialias, align_corners and "cubic".
 
     Returns:
-      The table, of shape (*shape, dim) and its dtype, computed in at least float32. The same shape gives the same bits.
-      A NaN or an infinity in the table spreads to all rows.
+      The table, of shape (*shape, dim) and its dtype, computed in at least float32. The same shape gives the same bits,
+      unless there is a size_offset. A NaN or an infinity in the table spreads to all rows.
 
     Raises:
       TypeError: if table is not a float array, or shape is not integers.
       ValueError: if shape does not have one positive entry for each axis before the last, if method is unknown, if
-        antialias is True with "torch_cubic", align_corners or zeros_outside, or if "cubic" is with one of these two.
+        antialias is True with "torch_cubic", align_corners or zeros_outside, if "cubic" is with one of these two, or if
+        size_offset is not from 0 to below 1, or not 0 with antialias, align_corners or "cubic".
 
     Examples:
       >>> import jax.numpy as jnp
@@ -205,6 +209,14 @@ def resize_table(
         require(not (flag and antialias), "antialias must be False for {}=True, got True", name)
         fits = not (flag and method == "cubic")
         require(fits, "method must be 'linear' or 'torch_cubic' for {}=True, got 'cubic'", name)
+    size_offset = _checks.number("size_offset", size_offset)
+    require(0 <= size_offset < 1, "size_offset must be from 0 to below 1, got {}", size_offset)
+    offsets = method != "cubic" and not antialias and not align_corners
+    require(
+        offsets or not size_offset,
+        "size_offset must be 0 with antialias, align_corners or 'cubic', got {}",
+        size_offset,
+    )
     table = _checks.floats("table", table, ("length", "dim"))
     entries: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
     grid = tuple(_checks.positive_int("each entry of shape", n) for n in entries)
@@ -213,17 +225,26 @@ def resize_table(
         raise invalid(f"shape must have {table.ndim - 1} entries for a table of shape {table.shape}, got {grid}")
     require(math.prod(grid) < 2**31, "shape must have fewer than 2³¹ rows, got {}", grid)
     how = {"antialias": antialias, "align_corners": align_corners, "zeros_outside": zeros_outside}
-    return _resize_table(table, grid=grid, method=method, **how)
+    return _resize_table(table, grid=grid, method=method, **how, size_offset=size_offset)
 
 
-@compiled("resize_table", static_argnames=("grid", "method", "antialias", "align_corners", "zeros_outside"))
+@compiled(
+    "resize_table", static_argnames=("grid", "method", "antialias", "align_corners", "zeros_outside", "size_offset")
+)
 def _resize_table(
-    table: jax.Array, *, grid: tuple[int, ...], method: str, antialias: bool, align_corners: bool, zeros_outside: bool
+    table: jax.Array,
+    *,
+    grid: tuple[int, ...],
+    method: str,
+    antialias: bool,
+    align_corners: bool,
+    zeros_outside: bool,
+    size_offset: float,
 ) -> jax.Array:
     x = table.astype(compute_dtype(table))
-    if method == "torch_cubic" or align_corners or zeros_outside:
+    if method == "torch_cubic" or align_corners or zeros_outside or size_offset:
         for axis, length in enumerate(grid):
-            places = _places(x.shape[axis], length, align_corners)
+            places = _places(x.shape[axis], length, align_corners, size_offset)
             x = _sampled(x, axis, *(_linear if method == "linear" else _torch_cubic)(*places), zeros_outside)
     else:
         precision = jax.lax.Precision.HIGHEST
@@ -231,15 +252,16 @@ def _resize_table(
     return x.astype(table.dtype)
 
 
-def _places(old: int, length: int, align_corners: bool) -> tuple[np.ndarray, np.ndarray]:
+def _places(old: int, length: int, align_corners: bool, size_offset: float) -> tuple[np.ndarray, np.ndarray]:
     """Where each of `length` new rows samples the old ones: a whole number, exact, and a fraction."""
     j = np.arange(length)
     if align_corners:
         numerator, denominator = j * (old - 1), max(length - 1, 1)
     else:
-        numerator, denominator = (2 * j + 1) * old - length, 2 * length
+        size = length + size_offset if size_offset else length
+        numerator, denominator = (2 * j + 1) * old - size, 2 * size
     whole, rest = np.divmod(numerator, denominator)
-    return whole, rest / denominator
+    return whole.astype(int), rest / denominator
 
 
 def _linear(whole: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -27,8 +27,9 @@
     return {narrow, radius, x: narrow ? width / 2 : radius + 8, y: radius + 6, unit: radius / LONGEST};
   }
 
-  // An arc of the plane, anticlockwise from the angle `from`: a quarter turn less, clockwise, from twelve.
-  const sweep = (from, by, radius) => arc(TAU / 4 - from, -by, radius);
+  // Where a vector points in the picture: its first number up and its second to the right, so that it turns like the
+  // hands of the clocks, clockwise from twelve.
+  const onScreen = ([u, v], unit) => [unit * v, -unit * u];
 
   // The arrow that an address says, if it is one that can be dragged to.
   function arrowOf(said) {
@@ -38,26 +39,33 @@
   }
 
   // The arrow of the query or the key, which can be dragged after its turn.
-  const vector = (name, which, label) =>
-    handle({
+  function vector(name, which, label) {
+    // The arrow at another angle, and longer.
+    function at(settings, angle, more = 0) {
+      const length = Math.min(Math.max(Math.hypot(...settings[name]) + more, SHORTEST), LONGEST);
+      return {[name]: [length * Math.cos(angle), length * Math.sin(angle)]};
+    }
+    return handle({
       label,
       kind: which ? "query" : "key",
       grab(settings, [x, y], size) {
         const {x: cx, y: cy, unit} = plane(size);
-        const [u, v] = [(x - cx) / unit, (cy - y) / unit];
+        const [u, v] = [(cy - y) / unit, (x - cx) / unit];
         const length = Math.hypot(u, v) || 1;
         const scale = Math.min(Math.max(length, SHORTEST), LONGEST) / length;
         return {[name]: turned([u * scale, v * scale], -places(settings)[which])};
       },
-      step(settings, [across, up]) {
-        const [angle, length] = [angleOf(settings[name]) - (across * TAU) / 72, Math.hypot(...settings[name])];
-        const next = Math.min(Math.max(length + up * 0.05, SHORTEST), LONGEST);
-        return {[name]: [next * Math.cos(angle), next * Math.sin(angle)]};
+      step: (settings, [across, up]) => at(settings, angleOf(settings[name]) + (across * TAU) / 72, up * 0.05),
+      keys: {
+        Home: (settings) => at(settings, -TAU / 2),
+        End: (settings) => at(settings, TAU / 2),
+        PageUp: (settings) => at(settings, angleOf(settings[name]) + TAU / 8),
+        PageDown: (settings) => at(settings, angleOf(settings[name]) - TAU / 8),
       },
       place(settings, size) {
         const {x, y, unit} = plane(size);
-        const [u, v] = turned(settings[name], places(settings)[which]);
-        return [x + unit * u, y - unit * v];
+        const [across, down] = onScreen(turned(settings[name], places(settings)[which]), unit);
+        return [x + across, y + down];
       },
       value(settings) {
         const angle = Math.round((angleOf(settings[name]) * 360) / TAU);
@@ -69,6 +77,7 @@
         };
       },
     });
+  }
 
   function drawPlane(g, {q, k}, [at, to], {radius, unit}) {
     svg(g, "circle", {class: "face", r: radius});
@@ -76,23 +85,24 @@
     const [query, key] = [turned(q, to), turned(k, at)];
     const [a, b] = [angleOf(key), angleOf(query)];
     const opening = b - a - TAU * Math.ceil((b - a) / TAU - 0.5); // from -π, open, to π
-    line(g, "wedge", `M0 0L${sweep(a, opening, unit * 0.5).slice(1)}Z`);
+    line(g, "wedge", `M0 0L${arc(a, opening, unit * 0.5).slice(1)}Z`);
     for (const [kind, start, p, r] of [
       ["key", k, at, 0.62],
       ["query", q, to, 0.74],
     ]) {
-      arrow(g, `${kind} before`, [0, 0], [unit * start[0], -unit * start[1]]);
-      if (p) line(g, `${kind} way`, sweep(angleOf(start), OMEGA * p, unit * r));
+      arrow(g, `${kind} before`, [0, 0], onScreen(start, unit));
+      if (p) line(g, `${kind} way`, arc(angleOf(start), OMEGA * p, unit * r));
     }
-    for (const [kind, [u, v], name] of [
+    for (const [kind, end, name] of [
       ["key", key, "k"],
       ["query", query, "q"],
     ]) {
-      arrow(g, kind, [0, 0], [unit * u, -unit * v]);
-      const out = (unit * Math.hypot(u, v) - 22) / (unit * Math.hypot(u, v));
-      const side = (kind === "query") === opening > 0 ? 1 : -1; // away from the other arrow
-      const [nx, ny] = [-v / Math.hypot(u, v), u / Math.hypot(u, v)];
-      write(g, out * unit * u + side * 12 * nx, -out * unit * v - side * 12 * ny + 4, name, `${kind} name`);
+      const [x, y] = onScreen(end, unit);
+      const length = Math.hypot(x, y);
+      arrow(g, kind, [0, 0], [x, y]);
+      const out = (length - 22) / length;
+      const side = ((kind === "query") === opening > 0 ? 12 : -12) / length; // away from the other arrow
+      write(g, out * x - side * y, out * y + side * x + 4, name, `${kind} name`);
     }
     return dot(query, key);
   }
@@ -173,7 +183,7 @@
     settings: {factor: 1, scaling: "none"},
     controls: [
       slider("factor", "Length of the text", 1, 8, {step: 0.5, text: (s) => `${s} × 512 = ${count(512 * s)} words`}),
-      choice("scaling", "Slow the hands down", SCALINGS),
+      choice("scaling", "Slow the arrows down", SCALINGS),
       play(2, "factor"),
     ],
     height: (width) => (width < 600 ? 2 : 1) * (2 * Math.min(width / (width < 600 ? 9.4 : 18.6), 46) + 58),
@@ -191,7 +201,7 @@
         const cell = svg(g, "g", {transform: `translate(${centre})`});
         donut(cell, radius - 6, seen, used);
         if (unseen) (write(cell, 0, 0, percent(unseen), "strong"), write(cell, 0, 14, "new"));
-        write(cell, 0, radius + 18, i === 0 ? "pair 0, fast" : i === 7 ? "pair 7, slow" : `pair ${i}`);
+        write(cell, 0, radius + 18, i === 0 ? "arrow 0, fast" : i === 7 ? "arrow 7, slow" : `arrow ${i}`);
         const slower = w / slowed[i];
         write(cell, 0, radius + 34, slower > 1.005 ? `${fixed(slower, 1)} × slower` : "as trained", "faint");
         return unseen;
@@ -199,11 +209,11 @@
       const bad = shares.filter(Boolean).length;
       const blur = slowed[0] < plain[0] ? `, no longer ${degrees(plain[0])}: neighbours blur` : "";
       const words =
-        `${bad ? `${bad} of 8 hands reach` : "No hand reaches"} angles that training never showed. ` +
+        `${bad ? `${bad} of 8 arrows reach` : "No arrow reaches"} angles that training never showed. ` +
         `One word further on turns the fastest by ${degrees(slowed[0])}${blur}.`;
       return {
         label:
-          `Eight rings, one for each pair: grey-blue is what ${count(512)} positions show, orange what ` +
+          `Eight rings, one for each arrow: grey-blue is what ${count(512)} positions show, orange what ` +
           `${count(512 * factor)} add. ${words}`,
         words,
       };
@@ -258,6 +268,12 @@
           return {row: within(Math.floor((y - top) / cell)), column: within(Math.floor((x - from) / cell))};
         },
         step: ({row, column}, [across, up]) => ({row: within(row - up), column: within(column + across)}),
+        keys: {
+          Home: () => ({row: 0, column: 0}),
+          End: () => ({row: SIDE - 1, column: SIDE - 1}),
+          PageUp: ({row}) => ({row: within(row - 4)}),
+          PageDown: ({row}) => ({row: within(row + 4)}),
+        },
         place({row, column}, size) {
           const {cell, right, top} = grids(size);
           return [right + (column + 0.5) * cell, top + (row + 0.5) * cell];

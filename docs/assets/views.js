@@ -245,10 +245,10 @@ globalThis.views = (() => {
     };
   };
 
-  // What can be dragged, or moved by the arrow keys: `grab` and `step` return changed settings, `place` says where it is
-  // and `value` what it says. `wide` takes hold anywhere in the picture.
+  // What can be dragged, or moved by keys: `grab`, `step` for the arrow keys and `keys` by the names of others return
+  // changed settings, `place` says where it is and `value` what it says. `wide` takes hold anywhere in the picture.
   const handle =
-    ({label, kind = "", grab, step, place, value, wide}) =>
+    ({label, kind = "", grab, step, keys, place, value, wide}) =>
     (view) => {
       const g = svg(view.handles, "g", {class: "pe-handle", tabindex: 0, role: "slider", "aria-label": label});
       svg(g, "circle", {r: 16, class: "pe-touch"});
@@ -265,14 +265,16 @@ globalThis.views = (() => {
         g.focus({preventScroll: true});
         move(event);
       });
+      // Else the page scrolls and the drag ends after a few moves. Browsers do not heed `touch-action` inside of an svg.
+      surface.addEventListener("touchstart", (event) => event.preventDefault(), {passive: false});
       for (const end of ["pointerup", "pointercancel"]) {
         surface.addEventListener(end, () => surface.removeEventListener("pointermove", move));
       }
       g.addEventListener("keydown", (event) => {
         const by = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1]}[event.key];
-        if (!by) return;
+        if (!by && !Object.hasOwn(keys, event.key)) return;
         event.preventDefault();
-        change(view, step(view.settings, by));
+        change(view, by ? step(view.settings, by) : keys[event.key](view.settings));
       });
       return (settings) => {
         const [x, y] = place(settings, view.size);

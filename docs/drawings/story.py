@@ -141,8 +141,9 @@ def story_rope() -> Figure:
         places = {_KEY: (key, before + 1), _QUERY: (query, before + 4)}
         tips = []
         for colour, (vector, position) in places.items():
-            _arrow(axes, vector, colour, 0.35)
-            tips.append(np.asarray(pe.rotary(vector[None], np.array([position]), spectrum, head_axis=None))[0])
+            # The first number up, the second to the right: so they turn like the hands of the clocks.
+            _arrow(axes, vector[::-1], colour, 0.35)
+            tips.append(np.asarray(pe.rotary(vector[None], np.array([position]), spectrum, head_axis=None))[0, ::-1])
             _arrow(axes, tips[-1], colour)
         for tip, name, colour in zip(tips, "kq", places, strict=True):
             beyond = tip * (1 + 0.16 / np.linalg.norm(tip))
@@ -173,7 +174,7 @@ def story_layouts() -> Figure:
 
 def story_stretch() -> Figure:
     """Two rows of eight rings for a text eight times as long as in training. Without a scaling, the rings of the slow
-    pairs 4 to 7 have large parts in orange, angles that training never showed. With YaRN no ring has any."""
+    arrows 4 to 7 have large parts in orange, angles that training never showed. With YaRN no ring has any."""
     figure = Figure(figsize=(7.2, 2.8), layout="constrained")
     plain = pe.geometric(16)
     rows = {"none": plain, "YaRN": pe.yarn(16, 10_000, 8, 512)}
@@ -185,7 +186,7 @@ def story_stretch() -> Figure:
             for start, end, colour in ((0.0, seen, _SEEN), (seen, used, _NEW)):
                 if end > start + 1e-9:
                     axes.add_patch(Wedge((0, 0), 1, 90 - 360 * end, 90 - 360 * start, width=0.3, color=colour))
-            axes.set_title(f"{name}: pair 0" if i == 0 else f"{i}", size="small")
+            axes.set_title(f"{name}: arrow 0" if i == 0 else f"{i}", size="small")
     return figure
 
 

@@ -30,6 +30,14 @@ def test_model_types():
     assert int(said) == round(len(_models.MODELS), -1)
 
 
+def test_red_is_positive_on_every_page():
+    """Of matplotlib's RdBu red is the lower end, of RdBu_r the upper."""
+    assert "Red is positive, blue negative, here and on every page" in PAGES["docs/sinusoidal.md"]
+    code = {name: "".join(re.findall(r"^ *```python\n(.*?)```", text, re.M | re.S)) for name, text in PAGES.items()}
+    assert [name for name, text in code.items() if re.search(r"\bRdBu\b", text)] == []
+    assert any("RdBu_r" in text for text in code.values())
+
+
 def test_models_that_are_trained(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "demo"))
     models = importlib.import_module("models")

@@ -20,6 +20,8 @@ print(1)
 --8<-- "outputs/one.txt"
 ```
 
+![What it draws](../figures/some.svg)
+
 === "NNX"
 
     In a tab:
@@ -69,15 +71,15 @@ def test_a_page_as_a_notebook(made):
     title, install, text, one, tab, two, folded, three, rest = made["cells"]
     assert title["source"] == "# Title" and install["source"].splitlines()[1].startswith("# %pip install")
     assert text["source"] == "Text with [a link](rope.ipynb), another and one below, and $x_{.5}$."
-    assert one["source"] == "print(1)" and one["outputs"][0] == {
-        "output_type": "stream",
-        "name": "stdout",
-        "text": "1\n",
-    }
+    svg = "<svg style=\"background: white\" width='1'></svg>"
+    assert one["source"] == "print(1)" and one["outputs"] == [
+        {"output_type": "stream", "name": "stdout", "text": "1\n"},
+        {"output_type": "display_data", "data": {"image/svg+xml": svg, "text/plain": "What it draws"}, "metadata": {}},
+    ]
     assert tab["source"] == "**NNX**\n\nIn a tab:" and two["source"] == "x = 2" and two["outputs"] == []
     assert folded["source"] == "**Folded**" and three["outputs"][0]["data"]["text/markdown"] == "| a |\n"
     figure = re.match(r"After it\.\n\n!\[A figure\]\(data:image/svg\+xml;base64,([\w+/=]+)\)", rest["source"])
-    assert base64.b64decode(figure[1]) == b"""<svg style="background: white" width='1'></svg>"""
+    assert base64.b64decode(figure[1]).decode() == svg
     assert "dark" not in rest["source"] and rest["source"].endswith("```python\nnot_run\n```")
     assert len({cell["id"] for cell in made["cells"]}) == 9 and made["nbformat"] == 4
 

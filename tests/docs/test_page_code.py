@@ -203,14 +203,24 @@ def test_a_kv_cache():
         assert_within(np.asarray(out)[:, 0], whole()[:, n], 3e-6, against=f"float64, token {n}")
 
 
-def test_a_ring_cache():
-    slots, empty = 3, np.zeros((BATCH, 3, HEADS, WIDTH), np.float32)
-    names = {"rotate": rotate, "slots": slots}
-    step = quick(pages.run(pages.definition("docs/recipes.md", "ring_step"), NAMES | names)["ring_step"])
+@pytest.mark.parametrize(("window", "tokens"), [(3, 1), (2, 2), (2, 4)])
+def test_a_ring_cache(window, tokens):
+    """The first calls are whole chunks of a prompt; after that all tokens of a call but its first are rejected drafts."""
+    code = pages.block("docs/recipes.md", "def ring_step").replace(
+        "window, tokens = 6, 3", f"window, tokens = {window}, {tokens}"
+    )
+    names = pages.run(code, NAMES | {"rotate": rotate})
+    assert (names["window"], names["tokens"]) == (window, tokens)
+    step, slots, n = quick(names["ring_step"]), names["slots"], 0
+    empty = np.zeros((BATCH, slots, HEADS, WIDTH), np.float32)
     ring = empty, empty, np.full(slots, 2**31 - 1, np.int32)
-    for n in range(SEQ):
-        ring, out = step(ring, (*token(n), np.int32(n)))
-        assert_within(np.asarray(out)[:, 0], whole(slots)[:, n], 3e-6, against=f"float64, token {n}")
+    while n < SEQ:
+        kept = tokens if n + tokens < SEQ else 1
+        drafts = np.full((BATCH, tokens - kept, HEADS, WIDTH), 9, np.float32)
+        call = [np.concatenate([x[:, n : n + kept], drafts], axis=1) for x in (Q, K, V)]
+        ring, out = step(ring, (*call, n + np.arange(tokens, dtype=np.int32)))
+        assert_within(np.asarray(out)[:, :kept], whole(window)[:, n : n + kept], 3e-6, against=f"float64, token {n}")
+        n += kept
 
 
 def test_a_paged_cache():

@@ -60,7 +60,7 @@ def test_outputs_and_gradients(name):
 UNWRITTEN = str.maketrans("", "", " -")  # between a model's name and that of its class
 ROWS = {
     re.sub(r"\[|\].*", "", model): options
-    for model, options in pages.rows("docs/attention_models.md", "model | options")
+    for model, options, _ in pages.rows("docs/attention_models.md", "model | options")
 }
 
 

@@ -38,18 +38,19 @@ def resampled(
     *,
     align_corners: bool = False,
     zeros_outside: bool = False,
+    size_offset: float = 0.0,
 ) -> np.ndarray:
     """Sums of rows by a kernel of the distance, along each axis but the last; not antialiased.
 
-    New row j is at (j + ½)·old/new − ½, or at j·(old − 1)/(new − 1), 0 for one row, with corners aligned. Rows outside
+    New row j is at (j + ½)·old/(new + size_offset) − ½, or at j·(old − 1)/(new − 1), 0 for one row, with corners aligned. Rows outside
     are zeros, or the first and the last row.
     """
     found = table.astype(np.float64)
     for axis, new in enumerate(shape):
-        rows, old = np.moveaxis(found, axis, 0), found.shape[axis]
+        rows, old, size = np.moveaxis(found, axis, 0), found.shape[axis], new + Fraction(size_offset)
         resized = []
         for j in range(new):
-            at = Fraction((2 * j + 1) * old - new, 2 * new)
+            at = Fraction(2 * j + 1, 2) * old / size - Fraction(1, 2)
             if align_corners:
                 at = Fraction(j * (old - 1), new - 1) if new > 1 else Fraction(0)
             near = range(math.floor(at) - 1, math.floor(at) + 3)
@@ -59,11 +60,11 @@ def resampled(
     return found
 
 
-def cubic(table: np.ndarray, shape: tuple[int, ...], a: float, **settings: bool) -> np.ndarray:
+def cubic(table: np.ndarray, shape: tuple[int, ...], a: float, **settings: float) -> np.ndarray:
     """Cubic convolution along each axis but the last."""
     return resampled(table, shape, lambda x: keys(x, a), **settings)
 
 
-def linear(table: np.ndarray, shape: tuple[int, ...], **settings: bool) -> np.ndarray:
+def linear(table: np.ndarray, shape: tuple[int, ...], **settings: float) -> np.ndarray:
     """Linear interpolation along each axis but the last."""
     return resampled(table, shape, hat, **settings)

@@ -76,7 +76,7 @@ VALID = {
     "positions_from_tokens": {"tokens": P, "image_token": 3, "video_token": 4, "image_grids": [(1, 2, 2)], "video_grids": [(1, 2, 2)], "video_steps": [2.0], "spatial_merge_size": 2, "mask": np.ones(6, bool), "following": "side"},
     "prope": {"x": H, "extrinsics": np.eye(4, dtype=np.float32), "intrinsics": np.diag(np.float32([2, 3, 1])), "role": "query", "head_axis": -2, "image_size": (2.0, 3.0), "width": 4},
     "relative_position_bias": {"query_positions": np.zeros((6, 2), np.int32), "key_positions": np.ones((6, 2), np.int32), "table": np.ones((3, 5, 2), np.float32), "prefix": np.ones((3, 2), np.float32), "symmetric": False, "out_of_range": "nan"},
-    "resize_table": {"table": X, "shape": 4, "method": "linear", "antialias": False, "align_corners": True, "zeros_outside": False},
+    "resize_table": {"table": X, "shape": 4, "method": "linear", "antialias": False, "align_corners": False, "zeros_outside": False, "size_offset": 0.1},
     "rotary": {"x": H, "positions": P, "frequencies": 8, "layout": "half", "head_axis": -2, "part": "first", "inverse": False},
     "rotation_matrix": {"offset": P, "frequencies": 8, "layout": "half", "dtype": jnp.float32},
     "shard_positions": {"length": 24, "shards": 2, "order": "zigzag", "lengths": 4 * P[:3]},

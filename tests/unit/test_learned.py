@@ -263,6 +263,18 @@ def test_resizing_has_the_same_bits_under_jit(settings, old, new):
     np.testing.assert_array_equal(jax.jit(lambda t: pe.resize_table(t, new, **settings))(table), got)
 
 
+@pytest.mark.parametrize(("old", "new"), [((7, 7), (9, 5)), thorough((6, 6), (6, 13))])
+def test_sizes_with_an_offset_as_dinos_authors_resize(old, new):
+    table = RNG.normal(size=(*old, 2)).astype(np.float32)
+    calls = [(new, how | {"size_offset": 0.1}) for how in (TORCH, {"method": "linear", "antialias": False}, FADED)]
+    for got, (_, how) in zip(resized(table, *calls), calls, strict=True):
+        settings = {name: how[name] for name in ("size_offset", "zeros_outside") if name in how}
+        resample = linear if how["method"] == "linear" else lambda *x, **more: cubic(*x, -0.75, **more)
+        want = resample(table, new, **settings)
+        assert_within(got, want, 2e-6, against=f"the formula in float64 of {how}")
+        assert np.abs(resample(table, new, **settings | {"size_offset": 0.0}) - want).max() > 0.01
+
+
 def test_aligned_corners_are_rows_at_equal_steps_from_the_first_to_the_last():
     table = np.random.default_rng(0).normal(size=(6, 6, 3)).astype(np.float32)
     got = pe.resize_table(table, (4, 10), **ALIGNED)
@@ -373,6 +385,11 @@ X = np.zeros((2, 5, 4), np.float32)
         (lambda: pe.resize_table(TABLE, 3, method="cubic", antialias=False, align_corners=True), ValueError, "resize_table: method must be 'linear' or 'torch_cubic' for align_corners=True, got 'cubic'"),
         (lambda: pe.resize_table(TABLE, 3, method="cubic", antialias=False, zeros_outside=True), ValueError, "resize_table: method must be 'linear' or 'torch_cubic' for zeros_outside=True, got 'cubic'"),
         (lambda: pe.resize_table(TABLE, 3, align_corners=1), TypeError, "resize_table: align_corners must be True or False, got int 1"),  # type: ignore
+        (lambda: pe.resize_table(TABLE, 3, **TORCH, size_offset=1), ValueError, "resize_table: size_offset must be from 0 to below 1, got 1"),
+        (lambda: pe.resize_table(TABLE, 3, size_offset=0.1), ValueError, "resize_table: size_offset must be 0 with antialias, align_corners or 'cubic', got 0.1"),
+        (lambda: pe.resize_table(TABLE, 3, method="cubic", antialias=False, size_offset=0.1), ValueError, "resize_table: size_offset must be 0 with"),
+        (lambda: pe.resize_table(TABLE, 3, **ALIGNED, size_offset=0.1), ValueError, "resize_table: size_offset must be 0 with"),
+        (lambda: pe.resize_table(TABLE, 3, size_offset="0.1"), TypeError, "resize_table: size_offset must be a number"),  # type: ignore
         (lambda: pe.resize_table(TABLE, 3, zeros_outside="border"), TypeError, "resize_table: zeros_outside must be True or False, got str 'border'"),  # type: ignore
         (lambda: pe.resize_table(TABLE, 3, antialias=1), TypeError, "resize_table: antialias must be True or False, got int 1"),  # type: ignore
         (lambda: pe.resize_table(TABLE, 3, method="nearest"), ValueError, "resize_table: method must be one of"),  # type: ignore

@@ -255,18 +255,18 @@ def test_rope(every_state, visit):
         now[kind] = angles(vector) + phase(places[kind], turn)
         for name, angle in ((kind, now[kind]), (f"{kind}Before", angles(vector))):
             tips[name] = np.stack([tip(state[name]) for state in states])
-            assert_same_angle(angles(tips[name]), angle)
+            assert_same_angle(angles(tips[name], clock=True), angle)
             np.testing.assert_allclose(np.hypot(*tips[name].T) / unit, np.hypot(*vector.T), atol=1e-3)
         # The way from one to the other; from a full turn on, a ring.
         ways, turns = [arc(state[f"{kind}Way"]) for state in states], TAU * places[kind] * (turn / 2**128)
-        np.testing.assert_allclose([way.opening for way in ways], np.minimum(turns, TAU), atol=ROUNDED)
-        assert_same_angle(angles([way.start for way in ways]), angles(vector))
+        np.testing.assert_allclose([-way.opening for way in ways], np.minimum(turns, TAU), atol=ROUNDED)
+        assert_same_angle(angles([way.start for way in ways], clock=True), angles(vector))
 
     between = wrapped(now["query"] - now["key"])
     wedges = [arc(state["wedge"]) for state in states]
-    np.testing.assert_allclose([wedge.opening for wedge in wedges], between, atol=ROUNDED)
-    assert_same_angle(angles([wedge.start for wedge in wedges]), now["key"])
-    assert_same_angle(angles([wedge.end for wedge in wedges]), now["query"])
+    np.testing.assert_allclose([-wedge.opening for wedge in wedges], between, atol=ROUNDED)
+    assert_same_angle(angles([wedge.start for wedge in wedges], clock=True), now["key"])
+    assert_same_angle(angles([wedge.end for wedge in wedges], clock=True), now["query"])
 
     score = np.prod([np.hypot(*vector.T) for vector in vectors.values()], 0) * np.cos(between)
     at = {axis: scale(states[0]["axes"][axis]) for axis in "xy"}
@@ -296,7 +296,7 @@ def test_rope(every_state, visit):
         name = np.array([s["names"][which][:2] for s in states])
         reach = np.hypot(*tips[kind].T)[:, None]
         assert np.all(np.hypot(*(name - tips[kind] * (1 - 22 / reach)).T) < 13)
-        stands = wrapped(angles(name) - now[kind])
+        stands = wrapped(angles(name, clock=True) - now[kind])
         clear = (0.02 < abs(between)) & (abs(between) < np.pi - 0.02)
         side = np.sign(between) * (1 if kind == "query" else -1)
         assert np.all((np.sign(stands) == side)[clear])
@@ -522,7 +522,7 @@ def test_longer_texts(every_state):
             slower = plain.angular[i] / slowed.angular[i]
             said = numbers(texts[-1])
             assert said == pytest.approx([slower], abs=0.051) if said else slower < 1.0051
-        assert (numbers(state["words"].replace("No hand", "0"))[0]) == (new > 0).sum()
+        assert (numbers(state["words"].replace("No arrow", "0"))[0]) == (new > 0).sum()
 
 
 # From the corner to each row, then to each column, in either way of counting.

@@ -250,13 +250,90 @@ def test_arrows_are_dragged_and_stepped(story, name, which):
     settings = scene(story, "rope").evaluate("(view) => view.settings")
     handle.focus()
     angle = int(handle.get_attribute("aria-valuenow"))
-    story.keyboard.press("ArrowLeft")
+    story.keyboard.press("ArrowRight")
     settle(story)
     assert (int(handle.get_attribute("aria-valuenow")) - angle) % 360 == pytest.approx(5, abs=1)
     story.keyboard.press("ArrowUp")
     settle(story)
     moved = scene(story, "rope").evaluate("(view) => view.settings")
     assert np.hypot(*moved[name]) == pytest.approx(min(np.hypot(*settings[name]) + 0.05, 1.4))
+    for key, said in (("Home", -180), ("PageUp", -135), ("End", 180), ("PageDown", 135)):
+        story.keyboard.press(key)
+        settle(story)
+        assert int(handle.get_attribute("aria-valuenow")) == said, key
+
+
+def test_a_patch_goes_to_the_ends_of_the_picture(story):
+    handle = scene(story, "grid").locator(".pe-handle")
+    handle.focus()
+    for key, said in (("End", [15, 15]), ("PageUp", [11, 15]), ("Home", [0, 0]), ("PageDown", [4, 0])):
+        story.keyboard.press(key)
+        settle(story)
+        assert [settings_of(story, "grid")[name] for name in ("row", "column")] == said, key
+
+
+# Chromium takes a finger's path as its own after some moves, unless it is told not to.
+MOVES = 16
+
+
+def swipe(page, x, y, across, down):
+    """A finger goes from a point by a way in each of many moves; yields after each, with the finger where it says."""
+    session = page.context.new_cdp_session(page)
+    touch = lambda kind, *at: session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [*at]})  # noqa: E731
+    touch("touchStart", {"x": x, "y": y})
+    for move in range(1, MOVES + 1):
+        finger = {"x": x + move * across, "y": y + move * down}
+        touch("touchMove", finger)
+        settle(page)
+        yield finger["x"], finger["y"]
+    touch("touchEnd")
+
+
+def middle(handle):
+    box = handle.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+@pytest.fixture
+def phone(browser, origin):
+    """A page on a phone, by its name."""
+    context = browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True)
+
+    def opened(name):
+        page = context.new_page()
+        page.goto(f"{origin}/{name}.html")
+        settle(page)
+        return page
+
+    yield opened
+    context.close()
+
+
+@pytest.mark.parametrize("name, which", [("story", 0), ("story", 1), ("index", 1)])
+def test_a_finger_drags_an_arrow_and_the_page_stays(phone, name, which):
+    page = phone(name)
+    handle = scene(page, "rope").locator(".pe-handle").nth(which)
+    handle.scroll_into_view_if_needed()
+    x, y = middle(handle)
+    top = page.evaluate("scrollY")
+    # Towards the middle of the plane and past it, so that the arrow's length is never its least or greatest for long.
+    centre = scene(page, "rope").locator(".face").bounding_box()
+    by = [(2 * (centre[s] + centre[e] / 2 - at)) / MOVES for s, e, at in (("x", "width", x), ("y", "height", y))]
+    for move, finger in enumerate(swipe(page, x, y, *by)):
+        if abs(move + 1 - MOVES / 2) > 2:  # elsewhere the finger is closer to the middle than the shortest arrow
+            assert middle(handle) == pytest.approx(finger, abs=2), f"move {move + 1}"
+    assert page.evaluate("scrollY") == top
+
+
+def test_beside_the_arrows_a_finger_scrolls_the_page(phone):
+    page = phone("story")
+    view = scene(page, "rope")
+    view.locator(".pe-handle").first.scroll_into_view_if_needed()
+    face = view.locator(".face").bounding_box()
+    before, top = settings_of(page, "rope"), page.evaluate("scrollY")
+    for _ in swipe(page, face["x"] + 8, face["y"] + face["height"] - 8, 0, -8):
+        pass
+    assert page.evaluate("scrollY") > top + 50 and settings_of(page, "rope") == before
 
 
 @pytest.mark.parametrize("scaling", ["none", "linear", "ntk", "yarn"])

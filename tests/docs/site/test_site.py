@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import operator
+import os
 import re
 import struct
 import urllib.parse
@@ -210,6 +211,22 @@ def test_the_search_finds_pages_and_functions():
     reference = [entry for entry in entries if entry["location"].startswith("api/")]
     assert not [e["location"] for e in reference if "_arguments." in e["text"]], "the search reads sources"
     assert (SITE / "search" / "search_index.js").exists()  # from the file system
+
+
+def test_an_address_that_does_not_exist_leads_on():
+    text = (SITE / "404.html").read_text(encoding="utf-8").partition("<article")[2].partition("</article>")[0]
+    base = urllib.parse.urlsplit(os.environ.get("SITE_URL", "")).path.rstrip("/")  # of the site, under any address
+    links = re.findall(rf'<a href="{re.escape(base)}/([^"]+)"', text)
+    assert {"index.html", "recipes.html", "api/index.html"} <= set(links)
+    assert all((SITE / link).exists() for link in links) and not (SITE / "theme").exists()
+
+
+def test_notebooks_show_each_figure_once():
+    """A cell that draws holds its figure as its output, and the text below does not show it again."""
+    cells = json.loads((SITE / "downloads" / "from_scratch.ipynb").read_text(encoding="utf-8"))["cells"]
+    drawing = [cell for cell in cells if cell["cell_type"] == "code" and "plt.tight_layout" in cell["source"]]
+    assert len(drawing) == 4 and all("image/svg+xml" in cell["outputs"][-1]["data"] for cell in drawing)
+    assert not [cell["id"] for cell in cells if cell["cell_type"] == "markdown" and "image/svg" in cell["source"]]
 
 
 def test_programs_find_each_page_as_markdown():

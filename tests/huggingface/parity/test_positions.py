@@ -70,6 +70,17 @@ def test_interpolate(settings):
         assert_within(got, case["resized"], 1e-6, against=f"{settings}, {old} to {new}")
 
 
+@pytest.mark.parametrize("new", [(16, 16), (37, 24), (50, 33), (7, 60)])
+def test_dinov2_as_its_authors_resize(new):
+    """By a scale factor: torch then places rows by it, and not by the sizes."""
+    table = (0.02 * np.random.default_rng(0).normal(size=(37, 37, 4))).astype(np.float32)
+    factors = tuple((n + 0.1) / 37 for n in new)
+    channels = torch.tensor(table).permute(2, 0, 1)[None]
+    want = torch.nn.functional.interpolate(channels, scale_factor=factors, mode="bicubic")[0].permute(1, 2, 0)
+    got = pe.resize_table(table, new, method="torch_cubic", antialias=False, size_offset=0.1)
+    assert_within(got, want, 1e-6, against=f"37 to {new}")
+
+
 @pytest.mark.parametrize("settings", [*tables.MODES[1::2], *tables.PLACED[:2]], ids=str)
 def test_grid_sample_with_the_border_repeated(settings):
     for old, new in SHAPES:
