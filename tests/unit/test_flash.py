@@ -1,5 +1,6 @@
 """Attention by the kernel for NVIDIA GPUs: what it computes in interpret mode, what it lowers to, what it refuses."""
 
+import contextlib
 import functools
 
 import jax
@@ -222,6 +223,7 @@ REFUSED = {
         "bias must be of positions alone",
     ),
     "scale": ([FEW] * 3, {"scale": -1.0}, "scale must be from 1e-6 to 1e6"),
+    "soft cap": ([FEW] * 3, {"logits_soft_cap": 1e3}, "logits_soft_cap must be at most 100 with .*got 1000.0"),
     "window": ([FEW] * 3, {"window": (2**31, None)}, "window must be below 2³¹"),
     "dense": ([FEW] * 3, {"bias": lambda i, j: jnp.ones((2, 8, 8))}, "bias must be one number for each head and score"),
     "sum": ([FEW] * 3, {"bias": lambda i, j: jnp.cumsum(pe.alibi(i, j, 2), -1)}, "cannot compute 'cumsum' in a bias"),
@@ -276,6 +278,21 @@ def test_it_refuses_an_older_jax(monkeypatch):
     monkeypatch.setattr(_xla, "HAS_MOSAIC_GPU", False)
     with pytest.raises(ValueError, match="attention: implementation='mosaic_gpu' needs JAX 0.11 or later, this is "):
         jax.eval_shape(attend, FEW, FEW, FEW)
+
+
+@needs_kernel
+@pytest.mark.parametrize("runtime", [None, 12060, 12080, 12090, 12091, 13000])
+def test_it_masks_nothing_where_ptxas_miscompiles_it(runtime, monkeypatch):
+    """From CUDA 12.8.0 to before 12.9.1, as JAX's own kernel."""
+    monkeypatch.setattr(_xla, "cuda_runtime", lambda: runtime)
+    segments = {f"{side}_segments": np.zeros(128, np.int32) for side in SIDES}
+    for options in ({}, {"causal": True}, {"window": (9, None)}, segments, {"length": 130}):
+        x = [typed(1, options.pop("length", 128), 2, 64)] * 3
+        f = functools.partial(pe.attention, implementation="mosaic_gpu", **options)
+        refused = runtime in (12080, 12090) and (options or x[0].shape[1] % 128)
+        message = f"cannot mask scores with CUDA .* got .* CUDA runtime {runtime}"
+        with pytest.raises(ValueError, match=message) if refused else contextlib.nullcontext():
+            jax.eval_shape(f, *x)
 
 
 @needs_kernel
