@@ -126,7 +126,8 @@ def _mapped(attend: Callable[..., Any], how: str | None) -> Callable[..., Any]:
         return attend
     if how == "vmap":
         return lambda q, k, v, *own: jax.vmap(lambda *x: attend(*x, *own))(q, k, v)
-    mesh, rows = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1]), jax.P("x")
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh, rows = jax.make_mesh((1,), ("x",), axis_types=auto, devices=jax.devices()[:1]), jax.P("x")
     return lambda q, k, v, *own: jax.shard_map(
         attend, mesh=mesh, in_specs=(rows, rows, rows, *[jax.P()] * len(own)), out_specs=rows
     )(q, k, v, *own)
