@@ -20,6 +20,7 @@ from posenc_jax._flash_bias import OR_XLA, Program
 from posenc_jax._operation import Kernels, operation
 from posenc_jax._tiles import Operands, Settings
 
+EXPERIMENTAL = "it is experimental: forward seen on an H200 in an older form, backward compiled only"
 LN2 = math.log(2)
 BLOCK = 128  # rows of a block of threads
 MOST_CAP = 100  # of soft caps: tanh from exponentials is within 2e-7, which the cap multiplies
@@ -65,7 +66,7 @@ def _width(x: Operands) -> int:
 def _check(settings: Settings, x: Operands, counted: bool) -> None:
     """Raises for what the kernel cannot hold."""
     name = "implementation='mosaic_gpu'"
-    require(_xla.HAS_MOSAIC_GPU, f"{name} needs JAX 0.11 or later, this is {jax.__version__}; {OR_XLA}")
+    require(_xla.HAS_MOSAIC_GPU, f"{name} needs JAX 0.11 or later, this is {jax.__version__}; {OR_XLA}; {EXPERIMENTAL}")
     of = f" with {name}, or {OR_XLA}; got {{}}"
     dtype, most = x.query.dtype, max(BLOCK_KV)
     require(dtype in (jnp.bfloat16, jnp.float16), "query must be bfloat16 or float16" + of, dtype)
@@ -291,7 +292,8 @@ def _steps(may: Any, whole: Any, masked_first: bool = False) -> jax.Array:
 
 def _elsewhere(*_: Any) -> list[jax.Array]:
     """The program for other platforms than CUDA."""
-    raise ValueError(f"attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere, {OR_XLA}")
+    only = "attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere"
+    raise ValueError(f"{only}, {OR_XLA}; {EXPERIMENTAL}")
 
 
 def _tangent(settings: Settings, leaves: Any, outputs: Any, tangents: Any) -> list[jax.Array]:

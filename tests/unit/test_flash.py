@@ -201,7 +201,8 @@ def test_each_device_may_have_positions_of_its_own():
 @needs_kernel
 def test_elsewhere_it_says_where_it_runs():
     message = (
-        "attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere, use implementation='xla'"
+        "attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere, use implementation='xla'; it is "
+        "experimental: forward seen on an H200 in an older form, backward compiled only"
     )
     with pytest.raises(ValueError, match=message):
         lowered(attend, X, X, X, platform="cpu")

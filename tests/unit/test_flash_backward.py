@@ -96,6 +96,7 @@ def test_weights_of_gradients_sum_to_one_under_a_large_bias():
 
 
 @pytest.mark.thorough
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="before JAX 0.12 the interpreter raises at the first race")
 @pytest.mark.parametrize("name", ["no bias", "segments alone", "T5", "T5, shuffled"])
 def test_what_is_read_is_fenced_before_a_load_replaces_it(name, monkeypatch, caplog):
     """JAX's interpreter finds no race, where the third tile replaces the first.
