@@ -163,7 +163,7 @@ def test_a_thread_has_one_difference(turned, monkeypatch):
 
     iota = lambda dtype, shape, axis, layout: np.indices(shape)[axis].astype(dtype)  # noqa: E731
     monkeypatch.setattr(gpu.plgpu, "broadcasted_iota", iota)
-    shape = gpu.Shape(128, 128, 2, 1.0, None, (None, 0), (), None, interpret=True)
+    shape = gpu.Shape(128, 128, 2, 1.0, None, (None, 0), (), None, unbounded=False, interpret=True)
     near, far = gpu._difference_within(shape, (64, 128), gpu.At(0, 0, 0, turned))
     row, column = np.indices((64, 128))
     np.testing.assert_array_equal(near + far, column - row if turned else row - column)
