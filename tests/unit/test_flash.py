@@ -151,6 +151,20 @@ def test_it_lowers_for_cuda(name):
     assert lowered(*PROGRAMS[name]).count("@mosaic_gpu") == kernels.get(name, 1)
 
 
+@needs_kernel
+def test_only_the_fastest_axis_of_a_grid_is_long(monkeypatch):
+    """The others may have 65,535 blocks."""
+    from posenc_jax import _flash_gpu_scores as gpu  # noqa: PLC0415
+
+    grids, kernel = [], gpu.plgpu.kernel
+    monkeypatch.setattr(
+        gpu.plgpu, "kernel", lambda *x, grid, **more: grids.append(grid) or kernel(*x, grid=grid, **more)
+    )
+    key = typed(1, 128, 1, 64)
+    lowered(functools.partial(pe.attention, implementation="mosaic_gpu"), typed(1, 70_000 * 128, 1, 64), key, key)
+    assert grids == [(1, 70_000)]
+
+
 def on_a_mesh(axis_types=None):
     return jax.make_mesh((4, 2), ("a", "b"), axis_types=(axis_types or AxisType.Auto,) * 2, devices=jax.devices("cpu"))
 
