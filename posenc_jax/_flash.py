@@ -150,7 +150,8 @@ def _shape(settings: Settings, tokens: _Tokens, block: int, side: int = 1) -> An
 def _unbounded(kernel: Kernel, tokens: _Tokens) -> bool:
     """Whether the bias of a query of the padding may be NaN: positions that are counted run on beyond the last query.
 
-    A table has the differences of tokens alone, and under no mask but the causal one, queries see all of those.
+    A table has the differences of tokens alone. Without a window to the left, segments or orders, some token sees each
+    of those that a query of the padding reads.
     """
     if kernel.bias is None or not kernel.counted or tokens.lengths[0] % BLOCK == 0 or kernel.bias.kind == "linear":
         return False
