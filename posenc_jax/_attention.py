@@ -151,8 +151,9 @@ def attention(
         beyond whose range it is infinite. A traced number is such an array.
       block_size: the maximum number of queries, and of keys, in a tile.
       implementation: "xla" or None for XLA; "mosaic_gpu" for kernels that compute the forward pass and reverse mode on
-        an NVIDIA Hopper GPU. They need JAX 0.11 or later, bfloat16 or float16, and a head_dim and value_dim of at most
-        256; what they cannot compute is an error. XLA, in tiles of block_size, computes forward mode and second
+        an NVIDIA Hopper GPU. They are experimental: forward seen on an H200 in an older form, backward compiled only.
+        They need JAX 0.11 or later, bfloat16 or float16, a head_dim and value_dim of at most 256, and a soft cap of at
+        most 100; what they cannot compute is an error. XLA, in tiles of block_size, computes forward mode and second
         derivatives. It also computes reverse mode if head_dim or value_dim is above 128, or with respect to what some
         biases learn.
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too. Unlike the residual of

@@ -6,6 +6,7 @@ other derivatives are those of `_blockwise`, tile by tile.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,7 +20,10 @@ from posenc_jax._flash_bias import OR_XLA, Program
 from posenc_jax._operation import Kernels, operation
 from posenc_jax._tiles import Operands, Settings
 
+EXPERIMENTAL = "it is experimental: forward seen on an H200 in an older form, backward compiled only"
+LN2 = math.log(2)
 BLOCK = 128  # rows of a block of threads
+MOST_CAP = 100  # of soft caps: tanh from exponentials is within 2e-7, which the cap multiplies
 # By the width of heads, a tile of keys: two of keys and two of values fit in 227 KB of shared memory. On an H200, tiles
 # of 64 keys took 1.3 times as long at a width of 128, and tiles of 256 took 1.25 times as long under ALiBi at 64.
 BLOCK_KV = {64: 128, 128: 128, 192: 64, 256: 64}
@@ -62,7 +66,7 @@ def _width(x: Operands) -> int:
 def _check(settings: Settings, x: Operands, counted: bool) -> None:
     """Raises for what the kernel cannot hold."""
     name = "implementation='mosaic_gpu'"
-    require(_xla.HAS_MOSAIC_GPU, f"{name} needs JAX 0.11 or later, this is {jax.__version__}; {OR_XLA}")
+    require(_xla.HAS_MOSAIC_GPU, f"{name} needs JAX 0.11 or later, this is {jax.__version__}; {OR_XLA}; {EXPERIMENTAL}")
     of = f" with {name}, or {OR_XLA}; got {{}}"
     dtype, most = x.query.dtype, max(BLOCK_KV)
     require(dtype in (jnp.bfloat16, jnp.float16), "query must be bfloat16 or float16" + of, dtype)
@@ -71,6 +75,16 @@ def _check(settings: Settings, x: Operands, counted: bool) -> None:
     )
     sizes = x.query.shape, x.key.shape
     require(x.query.size and x.key.size, "query and key must not be empty" + of, sizes)
+    runtime, given = _xla.cuda_runtime(), (x.sides[0].segments, x.sides[0].order)
+    masks = settings.masked or any(s is not None for s in given) or x.key.shape[1] % BLOCK
+    require(
+        not masks or runtime is None or not 12080 <= runtime < 12091,
+        f"{name} cannot mask scores with CUDA from 12.8.0 to before 12.9.1, whose ptxas miscompiles that; {OR_XLA}; "
+        "got causal, window, segments, orders or a number of keys that is no multiple of 128, with CUDA runtime {}",
+        runtime,
+    )
+    soft_cap = settings.soft_cap or 0
+    require(soft_cap <= MOST_CAP, f"logits_soft_cap must be at most {MOST_CAP}" + of, soft_cap)
     require(not counted or max(s[1] for s in sizes) < 2**24, "counted positions must be below 2²⁴" + of, sizes)
     require(1e-6 <= settings.scale <= 1e6, "scale must be from 1e-6 to 1e6" + of, settings.scale)
     most = max(n or 0 for n in settings.window)
@@ -121,8 +135,27 @@ def _shape(settings: Settings, tokens: _Tokens, block: int, side: int = 1) -> An
     kernel, stages = settings.kernel, min(2, -(-tokens.lengths[side] // block))
     masks = tokens.reach, tokens.given
     return Shape(
-        tokens.lengths[1], block, stages, settings.scale, settings.soft_cap, *masks, kernel.bias, kernel.interpret
+        tokens.lengths[1],
+        block,
+        stages,
+        settings.scale,
+        settings.soft_cap,
+        *masks,
+        kernel.bias,
+        side == 0 and _unbounded(kernel, tokens),
+        kernel.interpret,
     )
+
+
+def _unbounded(kernel: Kernel, tokens: _Tokens) -> bool:
+    """Whether the bias of a query of the padding may be NaN: positions that are counted run on beyond the last query.
+
+    A table has the differences of tokens alone. Without a window to the left, segments or orders, some token sees each
+    of those that a query of the padding reads.
+    """
+    if kernel.bias is None or not kernel.counted or tokens.lengths[0] % BLOCK == 0 or kernel.bias.kind == "linear":
+        return False
+    return kernel.bias.kind == "steps" or tokens.reach[0] is not None or bool(tokens.given)
 
 
 def forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
@@ -143,6 +176,15 @@ def forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
     return [out, jnp.where(total == 0, 1, total), jnp.where(total == 0, -jnp.inf, top)]
 
 
+def _natural(outputs: Any) -> tuple[Any, Any, Any]:
+    """The outputs with a maximum that is not times log₂ e, as `_blockwise` has it.
+
+    Kernels keep their own: converted twice, a large one would be another, by which weights are wrong.
+    """
+    out, total, top = outputs
+    return out, total, top * LN2
+
+
 def holds_backward(settings: Settings, moving: tuple[bool, ...]) -> bool:
     """Whether `backward` can compute the cotangents of what moves."""
     kernel, moved = settings.kernel, settings.tree.unflatten(moving).kernel
@@ -153,14 +195,14 @@ def backward(
     settings: Settings, leaves: Any, outputs: Any, cotangents: Any, moving: tuple[bool, ...]
 ) -> list[jax.Array]:
     from posenc_jax import _flash_gpu_backward, _flash_gpu_table  # noqa: PLC0415
-    from posenc_jax._flash_gpu_scores import LOG2E, LOWEST  # noqa: PLC0415
+    from posenc_jax._flash_gpu_scores import LOWEST  # noqa: PLC0415
 
     x, (out, total, top), (d_out, d_total) = settings.tree.unflatten(leaves), outputs, cotangents
     tokens, (block_kv, block_q) = _tokens(settings, x), BACKWARD[settings.kernel.width]
     top = jnp.where(jnp.isneginf(top), 0, top)
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1) - d_total * total
     # The padding weighs nothing: its maximum is beyond any score.
-    known = _pad(top * LOG2E, BLOCK, value=-LOWEST), _pad(1 / total, BLOCK), _pad(delta, BLOCK)
+    known = _pad(top, BLOCK, value=-LOWEST), _pad(1 / total, BLOCK), _pad(delta, BLOCK)
     known = jnp.stack(known, 1).transpose(0, 3, 1, 2)
     query, key, value, d_out = _widened(settings, x.query, x.key, x.value, d_out)
     queries, keys = map(tokens.padded, range(2))
@@ -180,7 +222,8 @@ def backward(
     found = {at.query: dq, at.key: dk, at.value: dv}
     found = {place: y[tuple(map(slice, leaves[place].shape))] for place, y in found.items()}
     if numbers:
-        found[at.kernel[0]] = jnp.sum(sums[0], (0, 3)).T
+        of_queries = sums[0][..., : tokens.lengths[0]]  # those of the padding may be NaN
+        found[at.kernel[0]] = jnp.sum(of_queries, (0, 3)).T
     if looks_up:
         block = _flash_gpu_table.BLOCK_KV
         seen = tokens.seen((BLOCK, block))
@@ -188,7 +231,7 @@ def backward(
         inputs = of._replace(steps=_steps(*(_flash_gpu_table.along_bands(bands, y) for y in seen)))
         found[at.kernel[0]] = _flash_gpu_table.d_table(_shape(settings, tokens, block, side=0), inputs, bands)
     if x.sinks is not None:
-        found[at.sinks] = _blockwise.cotangent_of_sinks(x, total, top, delta)
+        found[at.sinks] = _blockwise.cotangent_of_sinks(x, total, top * LN2, delta)
     # What the bias closes over has no other cotangent than that of its numbers or its table.
     return [found[i] if i in found else jnp.zeros_like(leaves[i]) for i, moves in enumerate(moving) if moves]
 
@@ -250,15 +293,27 @@ def _steps(may: Any, whole: Any, masked_first: bool = False) -> jax.Array:
 
 def _elsewhere(*_: Any) -> list[jax.Array]:
     """The program for other platforms than CUDA."""
-    raise ValueError(f"attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere, {OR_XLA}")
+    only = "attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere"
+    raise ValueError(f"{only}, {OR_XLA}; {EXPERIMENTAL}")
 
 
-attend = operation(
+def _tangent(settings: Settings, leaves: Any, outputs: Any, tangents: Any) -> list[jax.Array]:
+    return _blockwise.tangent(settings, leaves, _natural(outputs), tangents)
+
+
+def _transpose(settings: Settings, leaves: Any, outputs: Any, cotangents: Any, moving: Any) -> list[jax.Array]:
+    return _blockwise.transpose(settings, leaves, _natural(outputs), cotangents, moving)
+
+
+PROGRAMS = {"types": _blockwise.types, "tangent": _tangent, "transpose": _transpose}
+kernels = operation(
     "flash_attention",
-    types=_blockwise.types,
+    **PROGRAMS,
     compute=_elsewhere,
     cuda=forward,
-    tangent=_blockwise.tangent,
-    transpose=_blockwise.transpose,
     kernels=Kernels({None: _elsewhere, "cuda": backward}, holds_backward),
 )
+
+
+def attend(settings: Settings, *leaves: Any) -> tuple[Any, Any, Any]:
+    return _natural(kernels(settings, *leaves))

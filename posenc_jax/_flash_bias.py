@@ -34,6 +34,7 @@ ELEMENTWISE = {
 IN_TABLES = ELEMENTWISE | {"gather", "floor", "ceil", "round", "rem", "clamp", "sin", "cos", "erf", "logistic"}
 # All axes but that of heads have size 1, so these change nothing.
 MOVES = {"reshape", "squeeze", "broadcast_in_dim", "expand_dims", "transpose", "copy", "pvary", "pcast"}
+CONSTANT = frozenset({0})
 CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"}
 # (operation, forms of its operands) → the form of its result
 FORMS = {
@@ -76,7 +77,7 @@ class Program(NamedTuple):
 class _Value:
     """What depends on positions: a step whose inputs may be arrays."""
 
-    raw, positive = False, False
+    grows: frozenset[int] = CONSTANT
     end: Any = None  # see `_ends`
     place = 0  # of a value that is given, among these
     ruled = False  # whether it has a derivative other than that of its steps
@@ -121,7 +122,7 @@ def plan(
     if counts is not None and result.apart and (result.refused or len(steps) > MOST_STEPS):
         differences = np.arange(-padded[1], padded[0]).clip(1 - counts[1], counts[0] - 1)
         return Program("table", pullback=((), ())), (_table(bias, differences, axes, heads),)
-    end = NEAR if result.raw or not result.apart or result.end is None else result.end
+    end = NEAR if result.grows != CONSTANT or not result.apart or result.end is None else result.end
     if counts is None and end < NEAR and (result.refused or len(steps) > MOST_STEPS):
         differences = np.arange(-NEAR, NEAR).clip(-end, end)
         return Program("near", end=end), (_table(bias, differences, axes, heads),)
@@ -230,6 +231,8 @@ class _Walk(NamedTuple):
             return results
         if name in MOVES and isinstance(inputs[0], Constant):  # of any shape
             return inputs
+        if name == "convert_element_type" and isinstance(inputs[0], Constant):
+            return [_constant(np.asarray(inputs[0].value).astype(parameters["new_dtype"]))]
         if name in MOVES and isinstance(inputs[0], _Value) and eqn.outvars[0].aval.size in (1, self.heads):
             return inputs
         if varies:
@@ -262,7 +265,7 @@ class _Walk(NamedTuple):
         if self.counted and form in ("i-j", "|i-j|") and dtype == "float32":
             step = Step(form)
         value = _Value(form, apart, step, refused, _slope(name, inputs))
-        value.raw, value.positive, value.end = _ends(name, form, dtype, inputs)
+        value.grows, value.end = _ends(name, form, dtype, inputs)
         value.ruled = any(x.ruled for x in values)
         return value
 
@@ -279,34 +282,34 @@ def _before_rounding(bits: _Value) -> _Value | None:
     return raw.step.inputs[0]
 
 
-def _ends(name: str, form: str, dtype: str, inputs: Sequence[Any]) -> tuple[bool, bool, Any]:
-    """Where the dependence on d = i − j ends: whether a value is raw, whether it is not negative, and the end.
+def _ends(name: str, form: str, dtype: str, inputs: Sequence[Any]) -> tuple[frozenset[int], Any]:
+    """How a value may depend on d = i − j from an end on, on either side, and that end.
 
-    From the end on, on each side, a value is constant; one that is raw is constant or ±d there. None for no end.
+    It is constant (0), or grows (1) or falls (−1) as |d|; which of these, a side decides. None for no end.
     """
     values = [x for x in inputs if isinstance(x, _Value)]
     integer = dtype in ("int32", "uint32")
     if form in ("i-j", "j-i", "|i-j|") and integer:
-        return True, form == "|i-j|", 0
+        return frozenset({1} if form == "|i-j|" else {-1, 1}), 0
     if name in COMPARISONS and {x.form for x in values} == {"i", "j"}:
-        return False, False, 1
+        return CONSTANT, 1
     if any(x.end is None for x in values):
-        return False, False, None
-    if not any(x.raw for x in values):
-        return False, False, max(x.end for x in values)
+        return CONSTANT, None
+    grows = frozenset().union(*(x.grows for x in values))
+    if grows == CONSTANT:
+        return CONSTANT, max(x.end for x in values)
     bounds = [x.value for x in inputs if isinstance(x, Constant)]
     end = max([x.end for x in values] + [abs(x) + 1 for x in bounds])
     plain = all(isinstance(x, (_Value, Constant)) for x in inputs)
-    positive = all(x.positive if isinstance(x, _Value) else x.value >= 0 for x in inputs) if plain else False
-    if bounds and (name in COMPARISONS or (name == "min" and positive)):
-        return False, False, end
-    if name == "max" and bounds and min(bounds) >= 0:
-        return True, True, end
-    if name == "convert_element_type" and integer:
-        return True, values[0].positive, end
-    if name == "select_n" and plain and not values[0].raw and inputs[0] is values[0]:
-        return True, all(x.positive if isinstance(x, _Value) else x.value >= 0 for x in inputs[1:]), end
-    return False, False, None
+    if bounds and plain and name in (*COMPARISONS, "clamp"):
+        return CONSTANT, end
+    if bounds and plain and name in ("min", "max"):
+        return CONSTANT | (grows - {1 if name == "min" else -1}), end
+    if name == "convert_element_type" and (dtype == "int32" or -1 not in grows):
+        return (grows, end) if integer else (CONSTANT, None)
+    if name == "select_n" and plain and inputs[0] is values[0] and values[0].grows == CONSTANT:
+        return grows | CONSTANT, end
+    return CONSTANT, None
 
 
 def _slope(name: str, inputs: Sequence[Any]) -> Any:

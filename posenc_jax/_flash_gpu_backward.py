@@ -35,6 +35,7 @@ from posenc_jax._flash_gpu_scores import (
     BLOCK,
     COLUMNS,
     LOG2E,
+    LOWEST,
     REGISTERS,
     ROWS,
     ROWS_OF_TILE,
@@ -46,8 +47,10 @@ from posenc_jax._flash_gpu_scores import (
     Shape,
     add_products,
     cotangents,
+    is_key,
     kernel,
     plgpu,
+    release,
     scores,
     unknown_zero,
     zeros,
@@ -99,8 +102,8 @@ def d_query(shape: Shape, inputs: Inputs, numbers: int) -> list[jax.Array]:
     return kernel("d_query", run, shape, grid_of_queries(shape, query), inputs, memory, out)
 
 
-def _over_keys(shape: Shape, inputs: Inputs, outputs: Any, memory: _Queries) -> None:
-    block, warpgroup = block_of_queries(shape, inputs), lax.axis_index("warpgroup")
+def _over_keys(shape: Shape, index: dict[str, Any], inputs: Inputs, outputs: Any, memory: _Queries) -> None:
+    block, warpgroup = block_of_queries(shape, index, inputs), lax.axis_index("warpgroup")
 
     @pl.when(warpgroup < WARPGROUPS)
     def compute() -> None:
@@ -130,10 +133,12 @@ def _over_keys(shape: Shape, inputs: Inputs, outputs: Any, memory: _Queries) -> 
             dq, *d_numbers = sums
             if d_numbers:
                 found = cotangents(shape, ds, at, read)
+                if not whole and shape.keys % shape.block:  # the bias may be NaN beyond the last key
+                    found = [jnp.where(is_key(shape, at, x.shape), x, 0.0) for x in found]
                 d_numbers = [total + jnp.sum(x, 1) for total, x in zip(d_numbers, found, strict=True)]
             ds16 = (ds if slope is None else ds * slope).astype(q.dtype)
             (dq,) = add_products(shape, [(dq, ds16, key)])
-            plgpu.barrier_arrive(memory.keys.k_free.at[slot])
+            release(memory.keys.k_free.at[slot], read=bool(shape.sides) or shape.looks_up)
             return dq, *d_numbers
 
         sums = memory.sums
@@ -195,8 +200,8 @@ def d_key_value(shape: Shape, inputs: Inputs) -> list[jax.Array]:
     return kernel("d_key_value", functools.partial(_over_queries, shape), shape, grid, inputs, memory, out)
 
 
-def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -> None:
-    batch, kv_head, tile, warpgroup = (lax.axis_index(name) for name in ("batch", "head", "tile", "warpgroup"))
+def _over_queries(shape: Shape, index: dict[str, Any], inputs: Inputs, outputs: Any, memory: _Memory) -> None:
+    batch, kv_head, tile, warpgroup = index["batch"], index["head"], index["tile"], lax.axis_index("warpgroup")
     row = lambda ref: 0 if ref.shape[0] == 1 else batch  # noqa: E731
     steps = [inputs.steps[row(inputs.steps), tile, n] for n in range(4)]
     first, last, group = steps[0], steps[3], inputs.query.shape[2] // inputs.key.shape[2]
@@ -232,7 +237,7 @@ def _over_queries(shape: Shape, inputs: Inputs, outputs: Any, memory: _Memory) -
                 ds = p * (dp if slope is None else dp * slope)
                 p16, ds16 = (y.astype(k.dtype) for y in (p, ds))
                 dk, dv = add_products(shape, [(sums[0], ds16, q), (sums[1], p16, d_out)])
-                plgpu.barrier_arrive(memory.free.at[slot])
+                release(memory.free.at[slot])
                 return dk, dv
 
             return visit_all(visit, steps, sums, shape.masked, shape.masked and shape.ragged)
@@ -305,4 +310,7 @@ def weights(shape: Shape, x: Any, at: At, read: Read, top: Any, whole: bool) -> 
     """The weights of a tile times t, and the derivative of the cap."""
     found = scores(shape, x, at, read, whole)
     shift = top if found.left is None else top - found.left
-    return jnp.exp2(found.x * (shape.scale * LOG2E) - spread(shift, at, x.shape)), found.slope
+    e = jnp.exp2(found.x * (shape.scale * LOG2E) - spread(shift, at, x.shape))
+    if shape.unbounded:  # such a maximum is that of the padding
+        e = jnp.where(spread(top, at, x.shape) == -LOWEST, 0.0, e)
+    return e, found.slope

@@ -45,6 +45,7 @@ class Shape(NamedTuple):
     reach: tuple[int | None, int | None]  # how many keys before and after a query's position it sees; None: all
     sides: tuple[str, ...]  # what is given of each token, of "positions", "segments" and "order"
     bias: Program | None
+    unbounded: bool  # whether columns of the padding, which are queries, may have scores that are not numbers
     interpret: bool
 
     @property
@@ -100,27 +101,39 @@ class Scores(NamedTuple):
 def kernel(
     name: str, run: Callable[..., None], shape: Shape, grid: dict[str, int], inputs: Any, memory: Any, out: Any
 ) -> Any:
-    """Runs `run(inputs, outputs, memory)` in blocks of two warpgroups that compute and one that loads.
+    """Runs `run(index, inputs, outputs, memory)` in blocks of two warpgroups that compute and one that loads.
 
-    `inputs` are a tree of arrays, of which it gets one of references; `memory` is what a block shares.
+    `inputs` are a tree of arrays, of which it gets one of references; `memory` is what a block shares. `index` is
+    its number along each of the three axes of the grid, of which the last is the fastest.
     """
     leaves, tree = jax.tree.flatten(inputs)
+    outer, middle, inner = grid
 
     def entry(*refs: Any) -> None:
-        of_block = functools.partial(run, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
+        both, count = lax.axis_index("both"), jnp.int32(grid[inner])
+        index = {outer: lax.axis_index("outer"), middle: lax.div(both, count), inner: lax.rem(both, count)}
+        of_block = functools.partial(run, index, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
         pl.run_scoped(of_block, memory, collective_axes="warpgroup")
 
     entry.__name__ = name  # what the compiler writes is named after it
     return plgpu.kernel(
         entry,
         out_type=out,
-        grid=tuple(grid.values()),
-        grid_names=tuple(grid),
+        # A grid has at most 65,535 blocks along its slower axes, and all levels of `jax.vmap` are along the slowest.
+        grid=(grid[outer], grid[middle] * grid[inner]),
+        grid_names=("outer", "both"),
         num_threads=WARPGROUPS + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=plgpu.InterpretGPUParams() if shape.interpret else None,
     )(*leaves)
+
+
+def release(barrier: Any, read: bool = True) -> None:
+    """Lets the next tile be loaded to a slot; what was `read` of it other than by matrix products is fenced."""
+    if read:
+        plgpu.commit_smem()
+    plgpu.barrier_arrive(barrier)
 
 
 def scores(shape: Shape, x: Any, at: At, read: Read, whole: bool) -> Scores:
@@ -151,9 +164,14 @@ def scores(shape: Shape, x: Any, at: At, read: Read, whole: bool) -> Scores:
     for seen in _seen(shape, i, j, q_sides, k_sides):
         x = jnp.where(seen, x, -jnp.inf)
     if shape.keys % shape.block and not at.turned:
-        column = plgpu.broadcasted_iota(jnp.int32, x.shape, 1, layout=TILE)
-        x = jnp.where((column & 6) < shape.keys - at.key - (column & ~6), x, -jnp.inf)
+        x = jnp.where(is_key(shape, at, x.shape), x, -jnp.inf)
     return Scores(x, None, slope)
+
+
+def is_key(shape: Shape, at: At, tile: Any) -> Any:
+    """Whether a column is a key, not padding."""
+    column = plgpu.broadcasted_iota(jnp.int32, tile, 1, layout=TILE)
+    return (column & 6) < shape.keys - at.key - (column & ~6)
 
 
 def bias_of(shape: Shape, tile: Any, at: At, read: Read) -> Any:

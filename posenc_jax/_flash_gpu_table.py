@@ -36,6 +36,7 @@ from posenc_jax._flash_gpu_scores import (
     kernel,
     look_up,
     plgpu,
+    release,
     write,
     zeros,
 )
@@ -121,8 +122,10 @@ def d_table(shape: Shape, inputs: Inputs, which: np.ndarray) -> jax.Array:
     return jnp.pad(joined, ((0, 0), (first, entries - first - joined.shape[1])))
 
 
-def _along_band(shape: Shape, lowest: int, inputs: Inputs, outputs: Any, memory: _Memory) -> None:
-    batch, head, band, warpgroup = (lax.axis_index(name) for name in ("batch", "head", "band", "warpgroup"))
+def _along_band(
+    shape: Shape, lowest: int, index: dict[str, Any], inputs: Inputs, outputs: Any, memory: _Memory
+) -> None:
+    batch, head, band, warpgroup = index["batch"], index["head"], index["band"], lax.axis_index("warpgroup")
     row = lambda ref: 0 if ref.shape[0] == 1 else batch  # noqa: E731
     steps = [inputs.steps[row(inputs.steps), band, n] for n in range(4)]
     first, last, apart = steps[0], steps[3], band + lowest
@@ -144,7 +147,7 @@ def _along_band(shape: Shape, lowest: int, inputs: Inputs, outputs: Any, memory:
             top, share, delta = (plgpu.load(memory.known.at[slot, n, own], **layout) for n in range(3))
             queries = [plgpu.load(x.at[slot, own], **layout) for x in memory.queries]
             keys = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.keys]
-            plgpu.barrier_arrive(memory.free.at[slot])
+            release(memory.free.at[slot])
             at = At(step * BLOCK + base, (step * RATIO - apart) * BLOCK_KV, None)
             e, _ = weights(shape, x, at, Read(queries, keys, (), bias=bias), top, whole)
             return sums + e * (dp * spread(share, at, tile) - spread(share * delta, at, tile))

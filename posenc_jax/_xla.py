@@ -42,6 +42,18 @@ KEEPS_BARRIERS = jax.__version_info__ >= (0, 12)
 HAS_MOSAIC_GPU = jax.__version_info__ >= (0, 11)
 
 
+def cuda_runtime() -> int | None:
+    """The version of the CUDA runtime that JAX loads, such as 12080 for 12.8.0, or None; JAX has no public name for it.
+
+    The ptxas of the runtimes from 12.8.0 to before 12.9.1 miscompiles the selects that mask scores, says JAX, whose
+    `attention_mgpu` refuses causal masks there.
+    tests/unit/test_flash.py::test_it_masks_nothing_where_ptxas_miscompiles_it
+    """
+    from jax._src.lib import cuda_versions  # noqa: PLC0415 - only the kernels need it
+
+    return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
+
+
 def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
     """a·b, rounded before anything is added to it; without derivatives.
 

@@ -24,10 +24,13 @@ class Problem(NamedTuple):
     kv_heads: int = HEADS
     batch: int = 1
     dtype: str = "bfloat16"
+    value_dim: int | None = None  # None: head_dim
     causal: bool = True
     bias: str = "none"
-    positions: str | None = None  # "shuffled", or "documents" with segments
+    positions: str | None = None  # what masks and bias read of tokens: see `sides_of`
     window: int | None = None  # how many keys before a query it sees
+    right: int | None = None  # how many keys after it
+    mapped: str | None = None  # "vmap" over the batch, or "shard_map" over one device
     soft_cap: float | None = None
     sinks: bool = False
     learns: bool = False  # whether gradients of the bias are computed too
@@ -57,32 +60,21 @@ class Case(NamedTuple):
     run: Callable[[float], dict[str, Any]] | None = None  # of the seconds left, instead of all of the above
 
 
-def positions_of(problem: Problem) -> tuple[Any, Any] | None:
-    """Positions of queries and keys, int32 (batch, length)."""
+def sides_of(problem: Problem) -> dict[str, tuple[Any, Any]]:
+    """What is given of queries and keys, "positions", "segments" and "order": int32 (batch or 1, length)."""
     import numpy as np
 
-    random = np.random.default_rng(0)
-    if problem.positions == "shuffled":
-        order = np.stack([random.permutation(problem.keys) for _ in range(problem.batch)])
-        return order[:, : problem.queries].astype(np.int32), order.astype(np.int32)
-    if problem.positions == "documents":  # each starts at 0 again; shared by the batch
-        where = np.arange(problem.keys) % _document(problem)
-        return where[None, : problem.queries].astype(np.int32), where[None].astype(np.int32)
-    return None
-
-
-def segments_of(problem: Problem) -> tuple[Any, Any] | None:
-    """The document of each query and key, int32 (length,)."""
-    import numpy as np
-
-    if problem.positions != "documents":
-        return None
-    of = (np.arange(problem.keys) // _document(problem)).astype(np.int32)
-    return of[: problem.queries], of
-
-
-def _document(problem: Problem) -> int:
-    return -(-problem.keys // 3)
+    random, count = np.random.default_rng(0), np.arange(problem.keys)[None]
+    third = -(-problem.keys // 3)
+    given = {
+        None: {},
+        "shuffled": {"positions": np.stack([random.permutation(problem.keys) for _ in range(problem.batch)])},
+        "documents": {"positions": count % third, "segments": count // third},  # each starts at 0 again
+        "segments": {"segments": count // third},
+        "segments by row": {"segments": count // (third + 40 * np.arange(problem.batch)[:, None])},
+        "order": {"positions": count // 3, "order": count},  # as the tokens of images share their time
+    }[problem.positions]
+    return {name: (x[:, : problem.queries].astype(np.int32), x.astype(np.int32)) for name, x in given.items()}
 
 
 def sinks_of(problem: Problem) -> Any:
@@ -112,19 +104,33 @@ def _library(implementation: Any, backward: bool, **more: Any) -> Callable[[Prob
 
         bias = BIASES[problem.bias]
         learned = tuple(map(jnp.asarray, bias.learned(problem.heads)))
-        options: dict[str, Any] = {"causal": problem.causal, "window": (problem.window, None)}
+        options: dict[str, Any] = {"causal": problem.causal, "window": (problem.window, problem.right)}
         options |= {"logits_soft_cap": problem.soft_cap, "sinks": sinks_of(problem)}
-        for name, sides in {"positions": positions_of(problem), "segments": segments_of(problem)}.items():
-            if sides is not None:
-                options |= {f"{side}_{name}": jnp.asarray(x) for side, x in zip(("query", "key"), sides, strict=True)}
+        for name, sides in sides_of(problem).items():
+            options |= {f"{side}_{name}": jnp.asarray(x) for side, x in zip(("query", "key"), sides, strict=True)}
         options |= {"implementation": implementation, "return_residual": not backward} | more
 
         def attend(q: Any, k: Any, v: Any, *own: Any) -> Any:
             return pe.attention(q, k, v, bias=bias.closed(own or learned), **options)
 
-        return _maybe_backward(attend, backward), learned if problem.learns else ()
+        return _maybe_backward(_mapped(attend, problem.mapped), backward), learned if problem.learns else ()
 
     return make
+
+
+def _mapped(attend: Callable[..., Any], how: str | None) -> Callable[..., Any]:
+    """Attention by the sequences of a batch, or by devices, of which there is one."""
+    import jax
+
+    if how is None:
+        return attend
+    if how == "vmap":
+        return lambda q, k, v, *own: jax.vmap(lambda *x: attend(*x, *own))(q, k, v)
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh, rows = jax.make_mesh((1,), ("x",), axis_types=auto, devices=jax.devices()[:1]), jax.P("x")
+    return lambda q, k, v, *own: jax.shard_map(
+        attend, mesh=mesh, in_specs=(rows, rows, rows, *[jax.P()] * len(own)), out_specs=rows
+    )(q, k, v, *own)
 
 
 def cudnn(backward: bool = False) -> Callable[[Problem], Any]:
@@ -162,14 +168,14 @@ def mosaic(block_kv: int, backward: bool = False, **config: Any) -> Callable[[Pr
 
 
 def _maybe_backward(attend: Callable[..., Any], backward: bool) -> Callable[..., Any]:
-    """Attention, or its gradients by all its operands, for a cotangent that is the query."""
+    """Attention, or its output and gradients by all its operands, for a cotangent that is the query, cut to fit."""
     if not backward:
         return attend
     import jax
 
     def gradients(q: Any, *more: Any) -> Any:
-        _, pull = jax.vjp(attend, q, *more)
-        return pull(q)
+        out, pull = jax.vjp(attend, q, *more)
+        return out, pull(q[..., : out.shape[-1]])
 
     return gradients
 
@@ -194,11 +200,14 @@ def at(tokens: int, head_dim: int, **p: Any) -> Problem:
 def timed(name: str, make: Any, problem: Problem, backward: bool = False, seconds: float = 5, **more: Any) -> Case:
     title, products = f"{name}: {_title(problem)}{', backward' * backward}", 3.5 if backward else 1
     flags = {"check": not backward, "backward": backward, "products": products}
-    return Case(title, seconds, problem, make, **flags, **more)
+    return Case(title, seconds, problem, make, **(flags | more))
 
 
 def ours(problem: Problem, backward: bool = False) -> Case:
-    return timed("kernel", kernel(backward), problem, backward, same_bits=True)
+    # Of more tokens NumPy takes minutes for gradients, and of a group of heads one for each.
+    checked = not backward or problem.keys <= 8192
+    seconds = 5 if not backward else 7 if problem.kv_heads == problem.heads else 20
+    return timed("kernel", kernel(backward), problem, backward, seconds, check=checked, same_bits=True)
 
 
 def cases() -> list[Case]:
@@ -215,8 +224,20 @@ def cases() -> list[Case]:
             "learns": backward,
         }
         make = kernel(backward)
-        return Case(f"right: {name}", 5, Problem(**(problem | p)), make, timed=False, backward=backward)
+        return Case(f"right: {name}", 4, Problem(**(problem | p)), make, timed=False, backward=backward)
 
+    never = {  # what no device ran in any form
+        "no bias, right window": {"causal": False, "right": 60, "window": 90},
+        "ALiBi, values of 32": {"bias": "alibi", "value_dim": 32},
+        "ALiBi, order": {"bias": "alibi", "positions": "order"},
+        "no bias, segments by row": {"positions": "segments by row"},
+        "T5, segments": {"bias": "t5", "positions": "segments"},
+        "T5, documents": {"bias": "t5", "positions": "documents"},
+        "ALiBi, vmap": {"bias": "alibi", "mapped": "vmap"},
+        "ALiBi, shard_map": {"bias": "alibi", "mapped": "shard_map"},
+        "no bias, not causal, ragged": {"queries": 300, "keys": 333, "causal": False},
+        "a bias of its own, ragged": {"queries": 300, "keys": 300, "bias": "own"},
+    }
     masks = {"window": 100, "sinks": True, "soft_cap": 5.0}
     checks = [
         right("no bias, not causal", causal=False),
@@ -249,6 +270,7 @@ def cases() -> list[Case]:
         right("gradients, a bias of its own, window, sinks and soft cap", True, bias="own", **masks),
         right("gradients, float16", True, dtype="float16", bias="alibi"),
         right("gradients, T5, shuffled positions", True, bias="t5", positions="shuffled"),
+        *(right(f"{'gradients, ' * back}{name}", back, **p) for back in (False, True) for name, p in never.items()),
     ]
 
     def by_cudnn(problem: Problem, backward: bool = False) -> Case:
@@ -332,7 +354,7 @@ def cases() -> list[Case]:
     ]
     tiles = [xla(at(8192, 128, bias="alibi"), n) for n in (512, 2048)]
     torch = [Case("FlexAttention", 120 if find_spec("torch") else 1, None, run=flex)]
-    return [*checks, *backward, *torch, *main, *options, *long, *short, *tiles]
+    return [*checks, *main, *backward, *options, *long, *short, *tiles, *torch]
 
 
 def compiled_alone() -> list[Case]:
@@ -370,4 +392,5 @@ def small(problem: Problem) -> Problem:
     """A problem that the interpreter finishes in seconds."""
     most = 256 if problem.learns else 512
     lengths = {"queries": min(problem.queries, most), "keys": min(problem.keys, most)}
-    return problem._replace(**lengths, heads=2, kv_heads=1, batch=1 if problem.learns else min(problem.batch, 2))
+    rows = problem.mapped or problem.positions == "segments by row" or not problem.learns
+    return problem._replace(**lengths, heads=2, kv_heads=1, batch=min(problem.batch, 2) if rows else 1)

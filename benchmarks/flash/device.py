@@ -1,12 +1,17 @@
 """Measures `attention(implementation="mosaic_gpu")` on one NVIDIA Hopper GPU.
 
-    python benchmarks/flash/device.py --output FILE
+    python benchmarks/flash/device.py --output FILE --seconds 480
+    python benchmarks/flash/device.py --output FILE --seconds 240
 
-First the kernels beside a float64 formula, then times, forward and backward: the kernels under biases as users write
-them, the same attention by XLA, cuDNN without and with a dense bias, JAX's own Mosaic GPU kernel, and PyTorch's
-FlexAttention. FILE is written after each case. A second run goes on where it ended, on the same device with the same
-JAX. `--seconds N` stops in time; `--only TEXT` runs cases whose names contain one of the texts; `--retry` runs what
-failed again; `--list` names all; `--interpret` checks the kernels without a device.
+First the kernels beside a float64 formula, with a verdict each: "right" if the error is at most 1.5 times that of
+rounding. Then times, forward and backward, up to 8,192 tokens with a verdict too: the kernels under biases as users
+write them, the same attention by XLA, cuDNN without and with a dense bias, JAX's own Mosaic GPU kernel, and PyTorch's
+FlexAttention. FILE is written after each case. A second run goes on where the first ended, on the same device with the
+same JAX; the two above fit into a quarter of an hour, with the most valuable first. The last line says how many cases
+were right, and the script fails if a kernel's was not.
+
+`--seconds N` stops in time; `--only TEXT` runs cases whose names contain one of the texts; `--retry` runs what failed
+again; `--list` names all with estimates; `--interpret` checks the kernels without a device.
 
 The cases run in a process of its own, which is ended and started again if one hangs or breaks the device's context.
 What one cannot do (no PyTorch, no cuDNN, too little memory) is kept as its result, and the others go on.
@@ -15,6 +20,7 @@ What one cannot do (no PyTorch, no cuDNN, too little memory) is kept as its resu
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -57,7 +63,7 @@ def measure(case: Case, compiled: Any, arguments: Any) -> dict[str, Any]:
     result: dict[str, Any] = {"first_call_s": time.perf_counter() - start}
     if case.check:
         if case.backward:
-            result |= compare_gradients(case.problem, out)
+            result |= compare_gradients(case.problem, *out)
         else:
             both = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
             result |= compare(case.problem, *both, scale=case.scale)
@@ -117,7 +123,10 @@ def main() -> None:
     if arguments.interpret:
         os.environ["NPROC"] = "16"  # the interpreter's warpgroups block threads of XLA:CPU
     if arguments.list:
-        print(*(f"{c.seconds:4.0f} s  {c.name}" for c in cases()), sep="\n")
+        ends = itertools.accumulate(c.seconds for c in cases())
+        print(
+            *(f"{c.seconds:4.0f} s, at {end:4.0f} s  {c.name}" for c, end in zip(cases(), ends, strict=True)), sep="\n"
+        )
     elif arguments.work:
         work(arguments)
     else:
@@ -155,8 +164,18 @@ def supervise(arguments: argparse.Namespace) -> None:
             print(f"{names[0]}: FAILED, hung or ended with {process.returncode}", flush=True)
         _write(output, stored)
     now.unlink(missing_ok=True)
+    wrong = verdicts(_read(output).get("cases", {}))
     print(f"{time.perf_counter() - START:.0f} s")
-    sys.exit(process.returncode)
+    sys.exit(process.returncode or bool(wrong))
+
+
+def verdicts(results: dict[str, Any]) -> list[str]:
+    """Says which results are right; those of kernels that are not, or that failed."""
+    right = [name for name, result in results.items() if result.get("right")]
+    wrong = [name for name, result in results.items() if result.get("right") is False]
+    failed = [name for name, result in results.items() if "failed" in result]
+    print(f"{len(right)} right, {len(wrong)} wrong: {wrong}, {len(failed)} failed: {failed}", flush=True)
+    return [name for name in [*wrong, *failed] if name.startswith(("right", "kernel"))]
 
 
 def _now(output: Path) -> Path:

@@ -50,14 +50,12 @@ def _backward(settings: Any, leaves: Any, outputs: Any, cotangents: Any, moving:
 
 ATTEND = operation(
     "interpreted_attention",
-    types=_blockwise.types,
+    **_flash.PROGRAMS,
     compute=_compute,
-    tangent=_blockwise.tangent,
-    transpose=_blockwise.transpose,
     kernels=Kernels({None: _backward}, _flash.holds_backward),
 )
 
 
 def interpreted(patch: Any = setattr) -> None:
     """Makes the kernels run in interpret mode, until pytest's `monkeypatch.setattr` as `patch` is undone."""
-    patch(_flash, "attend", ATTEND)
+    patch(_flash, "kernels", ATTEND)

@@ -50,6 +50,21 @@ def network64(i: Any, j: Any, inner: Any, outer: Any) -> np.ndarray:
     return sum(outer[n][:, None, None] * np.tanh(inner[n] * x) for n in range(len(inner)))
 
 
+def to_the_end(i: Any, j: Any, size: Any) -> Any:
+    """Finite at the positions of 200 tokens alone."""
+    i, j = i[..., None, :, None], j[..., None, None, :]
+    left = (200 - x for x in (i, j, jnp.abs(i - j)))
+    return size[:, None, None] * sum(jnp.log(x.astype(jnp.float32)) for x in left)
+
+
+def to_the_end64(i: Any, j: Any, size: Any) -> np.ndarray:
+    return size[:, None, None] * sum(np.log(200 - x) for x in (i, j, np.abs(i - j)))
+
+
+# By i − j + 199, finite where a window of 80 keys sees it
+SEEN = np.where(np.arange(399) - 199 <= 80, np.cos(np.arange(399)), np.nan).astype(np.float32)
+
+
 def of_distance(formula: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     return lambda i, j, *learned: formula(np.abs(i - j), *learned)
 
@@ -72,6 +87,12 @@ BIASES = {
     "FIRE": Bias(lambda i, j, *mlp: pe.fire(i, j, mlp, c=0.1, threshold=30.0), MLP, fire64),
     "own": Bias(own, (np.float32([0.5, -1]), np.float32([0.01, 0.02])), own64),
     "network": Bias(network, (np.float32([0.5, -2]), np.float32([[1, 0.5], [0.25, -1]])), network64),
+    "to the end": Bias(to_the_end, (np.float32([0.5, -0.25]),), to_the_end64),
+    "in the window": Bias(
+        lambda i, j: jnp.asarray(SEEN)[jnp.clip(i[..., :, None] - j[..., None, :] + 199, 0, 398)],
+        (),
+        lambda i, j: np.nan_to_num(SEEN[i - j + 199]),
+    ),
     "ALiBi of four": Bias(pe.alibi, (np.float32([1 / 2, 1 / 8, 1 / 32, 1 / 128]),), of_distance(oracle.alibi)),
     "tiny": Bias(pe.alibi, (np.float32([1e-9, 1e-3]),), of_distance(oracle.alibi)),
 }
@@ -122,6 +143,8 @@ CASES = {  # queries, keys, head_dim, value_dim, bias, options
     "heads of 80, values of 96": (256, 256, 80, 96, None, {"causal": True}),
     "heads of 256": (256, 256, 256, 256, None, {"causal": True}),
     "segments alone": (256, 256, 64, 64, None, DOCUMENTS),
+    "to the end": (200, 200, 64, 64, "to the end", {}),
+    "nothing beyond the window": (200, 200, 64, 64, "in the window", {"window": (80, None)}),
     "four heads": (128, 128, 64, 64, "ALiBi of four", {"causal": True}),
 }
 

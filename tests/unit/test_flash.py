@@ -1,5 +1,6 @@
 """Attention by the kernel for NVIDIA GPUs: what it computes in interpret mode, what it lowers to, what it refuses."""
 
+import contextlib
 import functools
 
 import jax
@@ -150,6 +151,20 @@ def test_it_lowers_for_cuda(name):
     assert lowered(*PROGRAMS[name]).count("@mosaic_gpu") == kernels.get(name, 1)
 
 
+@needs_kernel
+def test_only_the_fastest_axis_of_a_grid_is_long(monkeypatch):
+    """The others may have 65,535 blocks."""
+    from posenc_jax import _flash_gpu_scores as gpu  # noqa: PLC0415
+
+    grids, kernel = [], gpu.plgpu.kernel
+    monkeypatch.setattr(
+        gpu.plgpu, "kernel", lambda *x, grid, **more: grids.append(grid) or kernel(*x, grid=grid, **more)
+    )
+    key = typed(1, 128, 1, 64)
+    lowered(functools.partial(pe.attention, implementation="mosaic_gpu"), typed(1, 70_000 * 128, 1, 64), key, key)
+    assert grids == [(1, 70_000)]
+
+
 def on_a_mesh(axis_types=None):
     return jax.make_mesh((4, 2), ("a", "b"), axis_types=(axis_types or AxisType.Auto,) * 2, devices=jax.devices("cpu"))
 
@@ -162,7 +177,7 @@ def test_a_thread_has_one_difference(turned, monkeypatch):
 
     iota = lambda dtype, shape, axis, layout: np.indices(shape)[axis].astype(dtype)  # noqa: E731
     monkeypatch.setattr(gpu.plgpu, "broadcasted_iota", iota)
-    shape = gpu.Shape(128, 128, 2, 1.0, None, (None, 0), (), None, interpret=True)
+    shape = gpu.Shape(128, 128, 2, 1.0, None, (None, 0), (), None, unbounded=False, interpret=True)
     near, far = gpu._difference_within(shape, (64, 128), gpu.At(0, 0, 0, turned))
     row, column = np.indices((64, 128))
     np.testing.assert_array_equal(near + far, column - row if turned else row - column)
@@ -200,7 +215,8 @@ def test_each_device_may_have_positions_of_its_own():
 @needs_kernel
 def test_elsewhere_it_says_where_it_runs():
     message = (
-        "attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere, use implementation='xla'"
+        "attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere, use implementation='xla'; it is "
+        "experimental: forward seen on an H200 in an older form, backward compiled only"
     )
     with pytest.raises(ValueError, match=message):
         lowered(attend, X, X, X, platform="cpu")
@@ -222,6 +238,7 @@ REFUSED = {
         "bias must be of positions alone",
     ),
     "scale": ([FEW] * 3, {"scale": -1.0}, "scale must be from 1e-6 to 1e6"),
+    "soft cap": ([FEW] * 3, {"logits_soft_cap": 1e3}, "logits_soft_cap must be at most 100 with .*got 1000.0"),
     "window": ([FEW] * 3, {"window": (2**31, None)}, "window must be below 2³¹"),
     "dense": ([FEW] * 3, {"bias": lambda i, j: jnp.ones((2, 8, 8))}, "bias must be one number for each head and score"),
     "sum": ([FEW] * 3, {"bias": lambda i, j: jnp.cumsum(pe.alibi(i, j, 2), -1)}, "cannot compute 'cumsum' in a bias"),
@@ -276,6 +293,21 @@ def test_it_refuses_an_older_jax(monkeypatch):
     monkeypatch.setattr(_xla, "HAS_MOSAIC_GPU", False)
     with pytest.raises(ValueError, match="attention: implementation='mosaic_gpu' needs JAX 0.11 or later, this is "):
         jax.eval_shape(attend, FEW, FEW, FEW)
+
+
+@needs_kernel
+@pytest.mark.parametrize("runtime", [None, 12060, 12080, 12090, 12091, 13000])
+def test_it_masks_nothing_where_ptxas_miscompiles_it(runtime, monkeypatch):
+    """From CUDA 12.8.0 to before 12.9.1, as JAX's own kernel."""
+    monkeypatch.setattr(_xla, "cuda_runtime", lambda: runtime)
+    segments = {f"{side}_segments": np.zeros(128, np.int32) for side in SIDES}
+    for options in ({}, {"causal": True}, {"window": (9, None)}, segments, {"length": 130}):
+        x = [typed(1, options.pop("length", 128), 2, 64)] * 3
+        f = functools.partial(pe.attention, implementation="mosaic_gpu", **options)
+        refused = runtime in (12080, 12090) and (options or x[0].shape[1] % 128)
+        message = f"cannot mask scores with CUDA .* got .* CUDA runtime {runtime}"
+        with pytest.raises(ValueError, match=message) if refused else contextlib.nullcontext():
+            jax.eval_shape(f, *x)
 
 
 @needs_kernel

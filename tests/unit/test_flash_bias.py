@@ -14,6 +14,7 @@ from posenc_jax._flash_bias import Constant
 HEADS, COUNTS, PADDED = 3, (6, 9), (8, 12)
 NUMBERS = np.float32([0.5, 1.0, 2.0])
 TABLE = np.random.default_rng(0).normal(size=(32, HEADS)).astype(np.float32)
+ROW = jnp.asarray(TABLE[:6, 0])
 MLP = tuple(np.random.default_rng(1).normal(size=s).astype(np.float32) for s in ((2,), (2,), (2, HEADS), (HEADS,)))
 
 
@@ -41,6 +42,12 @@ BIASES = {
         "near",
     ),
     "Swin": (lambda i, j: pe.relative_position_bias(i, j, np.resize(TABLE, (19, HEADS))), "table", "near"),
+    "signed clip": (lambda i, j: ROW[jnp.clip(i[:, None] - j[None], -3, 2) + 3], "table", "near"),
+    "signed clip, each bound": (
+        lambda i, j: ROW[3 - jnp.maximum(jnp.minimum(j[None] - i[:, None], 3), -2)],
+        "table",
+        "near",
+    ),
     "FIRE": (lambda i, j: pe.fire(i, j, MLP, c=0.5, threshold=4.0), "steps", 24),
     "of keys": (lambda i, j: NUMBERS[:, None, None] * (j & 1).astype(jnp.float32)[None, None], "steps", 3),
     "of no position": (lambda i, j: jnp.asarray(NUMBERS)[:, None, None] * 2, "steps", 0),
