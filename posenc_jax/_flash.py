@@ -75,13 +75,13 @@ def _check(settings: Settings, x: Operands, counted: bool) -> None:
     )
     sizes = x.query.shape, x.key.shape
     require(x.query.size and x.key.size, "query and key must not be empty" + of, sizes)
-    runtime, given = _xla.cuda_runtime(), (x.sides[0].segments, x.sides[0].order)
+    ptxas, given = _xla.ptxas(), (x.sides[0].segments, x.sides[0].order)
     masks = settings.masked or any(s is not None for s in given) or x.key.shape[1] % BLOCK
     require(
-        not masks or runtime is None or not 12080 <= runtime < 12091,
+        not masks or ptxas is None or not (12, 8) <= ptxas < (12, 9, 86),
         f"{name} cannot mask scores with CUDA from 12.8.0 to before 12.9.1, whose ptxas miscompiles that; {OR_XLA}; "
-        "got causal, window, segments, orders or a number of keys that is no multiple of 128, with CUDA runtime {}",
-        runtime,
+        "got causal, window, segments, orders or a number of keys that is no multiple of 128, with nvidia-cuda-nvcc-cu12 {}",
+        ".".join(map(str, ptxas or ())),
     )
     soft_cap = settings.soft_cap or 0
     require(soft_cap <= MOST_CAP, f"logits_soft_cap must be at most {MOST_CAP}" + of, soft_cap)

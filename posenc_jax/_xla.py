@@ -6,6 +6,8 @@ versions are those that the tests run on, 0.10.2 and 0.12.0, on a CPU unless ano
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -42,16 +44,20 @@ KEEPS_BARRIERS = jax.__version_info__ >= (0, 12)
 HAS_MOSAIC_GPU = jax.__version_info__ >= (0, 11)
 
 
-def cuda_runtime() -> int | None:
-    """The version of the CUDA runtime that JAX loads, such as 12080 for 12.8.0, or None; JAX has no public name for it.
+@functools.cache
+def ptxas() -> tuple[int, ...] | None:
+    """The version of CUDA 12's compiler that is installed for JAX, such as (12, 8, 61) of CUDA 12.8.0; else None.
 
-    The ptxas of the runtimes from 12.8.0 to before 12.9.1 miscompiles the selects that mask scores, says JAX, whose
-    `attention_mgpu` refuses causal masks there.
+    From CUDA 12.8.0 to before 12.9.1 it miscompiles the selects that mask scores, says JAX, whose `attention_mgpu`
+    refuses causal masks there.
     tests/unit/test_flash.py::test_it_masks_nothing_where_ptxas_miscompiles_it
     """
-    from jax._src.lib import cuda_versions  # noqa: PLC0415 - only the kernels need it
-
-    return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
+    try:
+        importlib.metadata.version("jax-cuda12-plugin")
+        version = importlib.metadata.version("nvidia-cuda-nvcc-cu12")
+    except importlib.metadata.PackageNotFoundError:  # another CUDA, or one from elsewhere
+        return None
+    return tuple(map(int, version.split(".")[:3]))
 
 
 def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
