@@ -80,7 +80,7 @@ def _check(settings: Settings, x: Operands, counted: bool) -> None:
     require(
         not masks or ptxas is None or not (12, 8) <= ptxas < (12, 9, 86),
         f"{name} cannot mask scores with CUDA from 12.8.0 to before 12.9.1, whose ptxas miscompiles that; {OR_XLA}; "
-        "got causal, window, segments, orders or a number of keys that is no multiple of 128, with nvidia-cuda-nvcc-cu12 {}",
+        "got a mask, segments, orders or a number of keys that is no multiple of 128, with nvidia-cuda-nvcc-cu12 {}",
         ".".join(map(str, ptxas or ())),
     )
     soft_cap = settings.soft_cap or 0
