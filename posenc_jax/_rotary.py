@@ -220,7 +220,7 @@ class CosSin(tuple[Any, Any]):
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
-      >>> angles = jnp.arange(5.0)[:, None] * jnp.array([1.0, 0.01])
+      >>> angles = jnp.outer(jnp.arange(5.0), jnp.array([1.0, 0.01]))
       >>> c = pe.CosSin(jnp.cos(angles), jnp.sin(angles), columns="pair")
       >>> cosine, sine = c
       >>> pe.rotary(jnp.ones((5, 8)), cos_sin=c, head_axis=None).shape

@@ -129,9 +129,9 @@ CASES = {
         lambda x, p, w: rotations.rotate_by(x, angles(p, w), "interleaved"),
         (X, MIXED[0], W),
     ),
-    "a part, one position": (
-        lambda x, p, w: pe.rotary(x, p, w, inverse=True, head_axis=-2),
-        lambda x, p, w: rotations.rotate_by(x, -angles(p, w), "half"),
+    "a part, one offset": (
+        lambda x, p, w: pe.shift_keys(x, p, w, head_axis=-2),
+        lambda x, p, w: rotations.rotate_by(x, angles(p, w), "half"),
         (X, MIXED[0, 0], W),
     ),
     "static": (

@@ -219,12 +219,12 @@ def test_temporaries_of_a_batch(axes, dtype, arguments, most):
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of a CPU")
 @pytest.mark.parametrize(("layout", "dtype"), TWO)
-@pytest.mark.parametrize("given", ["positions", thorough("waves")])
-def test_layers_share_their_waves(given, dtype, layout):
+@pytest.mark.parametrize("given", ["positions", thorough("cos_sin")])
+def test_layers_share_their_cosines_and_sines(given, dtype, layout):
     x, p = jax.ShapeDtypeStruct((8, 1, 4, 64), dtype), jax.ShapeDtypeStruct((8, 1), jnp.int32)
 
     def layers(x, p):
-        angle = {"positions": p} if given == "positions" else {"waves": pe.cos_sin(p, 64)}
+        angle = {"positions": p} if given == "positions" else {"cos_sin": pe.cos_sin(p, 64)}
         turned = lambda x, _: (pe.rotary(x, **angle, layout=layout, head_axis=-2), None)  # noqa: E731
         return jax.lax.scan(turned, x, length=3)[0]
 

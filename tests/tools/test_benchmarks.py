@@ -616,7 +616,7 @@ def test_a_case_on_a_device_costs_no_other(tmp_path):
         (tmp_path / name).symlink_to(FOLDER.parent / name)
     command = [sys.executable, folder / "device.py", "--interpret", "--output", output, "--seconds", "200"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1 and "0 wrong: [], 4 failed: ['right: crashes', " in done.stdout, done.stderr
     found = {name: case.get("failed", "") for name, case in json.loads(output.read_text())["cases"].items()}
     assert "right: long" not in found and "run it again for 1 more" in done.stdout
     failed = {"crashes": "ended with -6", "too large": "RESOURCE_EXHAUSTED", "breaks the device": "CUDA_ERROR"}
