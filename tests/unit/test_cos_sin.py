@@ -91,12 +91,13 @@ TWICE = {
 def test_a_column_for_each_feature(layout, part):
     """Of all or of a part of the head: 8 columns for a head of 16 are 4 pairs twice, as in GPT-NeoX and GLM-4."""
     x, settings = RNG.normal(size=(5, 4, 16)).astype(np.float32), {"layout": layout, "part": part}
-    pairs = {n: pe.cos_sin(FAR, pe.geometric(n).with_attention_factor(1.3)) for n in (4, 8, 12, 16)}
-    columns = {n: pe.cos_sin(FAR, pe.geometric(n).with_attention_factor(1.3), columns=layout) for n in pairs}
-    rotate = jax.jit(lambda x, given: [by(x, c, **settings) for c in given.values()])
-    for n, want, got in zip(pairs, rotate(x, pairs), rotate(x, columns), strict=True):
+    spectra = {n: pe.geometric(n).with_attention_factor(1.3) for n in (4, 8, 12, 16)}
+    made = quick(lambda p: [{n: pe.cos_sin(p, f, columns=c) for n, f in spectra.items()} for c in ("pair", layout)])
+    pairs, columns = jax.device_get(made(FAR))
+    rotate = jax.jit(lambda x, *given: [[by(x, c, **settings) for c in each.values()] for each in given])
+    for n, want, got in zip(pairs, *rotate(x, pairs, columns), strict=True):
         for one, two in zip(pairs[n], columns[n], strict=True):
-            np.testing.assert_array_equal(two, TWICE[layout](one))
+            np.testing.assert_array_equal(two, np.repeat(one, 2, -1) if layout == "interleaved" else np.tile(one, 2))
         sine, cosine = (np.asarray(pairs[n][i], np.float64)[:, None] for i in (1, 0))
         assert_within(want, rotations.rotate(x, sine, cosine, layout, part), 1e-6, against=f"{n} in float64")
         np.testing.assert_array_equal(got, want, err_msg=f"{n} of 16 features")
@@ -108,7 +109,7 @@ def test_a_column_for_each_feature(layout, part):
 def test_columns_in_another_order(layout):
     """Known values raise, traced ones give NaN where the two columns of a pair differ, so not at position 0."""
     x, other = RNG.normal(size=(5, 4, 16)).astype(np.float32), {"half": "interleaved", "interleaved": "half"}[layout]
-    wrong = [np.asarray(TWICE[other](each)) for each in pe.cos_sin(FAR, 8)]
+    wrong = [np.asarray(each) for each in quick(functools.partial(pe.cos_sin, frequencies=8, columns=other))(FAR)]
     with pytest.raises(ValueError, match=rf"^rotary: cos_sin\[0\] with columns='{layout}' must have"):
         by(x, *wrong, layout, layout=layout)
     assert np.isnan(jax.jit(lambda x, c, s: by(x, c, s, layout, layout=layout))(x, *wrong))[1:, :, :8].any((1, 2)).all()
@@ -146,14 +147,14 @@ def test_arrays_need_not_come_from_cos_sin():
     assert_within(interleaved, rotations.rotate(x, s[:, None], c[:, None], "interleaved"), 1e-6, against="float64")
 
 
-@pytest.mark.parametrize("columns", ["pair", "half", "interleaved"])
+@pytest.mark.parametrize("columns", [thorough("pair"), "half", thorough("interleaved")])
 def test_it_is_a_pair_and_a_pytree_that_knows_its_columns(columns):
-    c = pe.cos_sin(FAR, 8, columns=columns)
-    cosine, sine = c
-    assert cosine is c[0] and sine is c[1] and len(c) == 2 and jnp.stack(c).shape == (2, *cosine.shape)
     layout, x = "interleaved" if columns == "interleaved" else "half", np.ones((5, 3, 8), np.float32)
     rotate = lambda x, c: by(x, c, layout=layout)  # noqa: E731
-    want = pe.rotary(x, FAR, 8, head_axis=-2, layout=layout)
+    made = lambda x: (pe.cos_sin(FAR, 8, columns=columns), pe.rotary(x, FAR, 8, head_axis=-2, layout=layout))  # noqa: E731
+    c, want = jax.device_get(jax.jit(made)(x))
+    cosine, sine = c
+    assert cosine is c[0] and sine is c[1] and len(c) == 2 and np.stack(c).shape == (2, *cosine.shape)
     scanned = jax.jit(lambda x, c: jax.lax.scan(lambda c, x: (c, rotate(x, c)), c, x[None]))
     for again in (copy.copy(c), copy.deepcopy(c), pickle.loads(pickle.dumps(c))):
         assert isinstance(again, pe.CosSin) and again.columns == columns

@@ -385,12 +385,17 @@ def test_derivatives_in_x_positions_and_frequencies(layout, inverse, shape):
     w = np.asarray([1.3, 0.2, 0.7], np.float32)
     expected = rotations.derivatives(x, p, w, lambda y: 2 * weights * y, layout, inverse)
 
+    def rotate(x, p, w, **part):
+        if shape[-1:] == (5,):
+            return pe.rotary(x, p, w, layout=layout, inverse=inverse, head_axis=-2, **part)
+        return pe.shift_keys(x, -p if inverse else p, w, layout=layout, head_axis=-2, **part)
+
     @quick
     def slopes(x, p, w):
-        ours = lambda x, p, w: jnp.sum(weights * pe.rotary(x, p, w, layout=layout, inverse=inverse, head_axis=-2) ** 2)  # noqa: E731
+        ours = lambda x, p, w: jnp.sum(weights * rotate(x, p, w) ** 2)  # noqa: E731
         # The last features instead of the first: the same of features in another order.
         turned_round = lambda v: jnp.concatenate([v[..., 6:], v[..., :6]], -1)  # noqa: E731
-        last = lambda p, w: pe.rotary(turned_round(x), p, w, layout=layout, inverse=inverse, part="last", head_axis=-2)  # noqa: E731
+        last = lambda p, w: rotate(turned_round(x), p, w, part="last")  # noqa: E731
         loss = lambda p, w: jnp.sum(turned_round(jnp.asarray(weights)) * last(p, w) ** 2)  # noqa: E731
         return {
             "together": jax.grad(ours, argnums=(0, 1, 2))(x, p, w),
