@@ -122,7 +122,7 @@ def test_a_content_cannot_move_a_peak():
     f = np.float32([1.0])
     drawn = np.broadcast_to(np.float32(q[0]), (601, 100, 1, 1))
     of_keys = lambda k: pope(k, np.zeros(100, np.int32), f, phase=np.float32([-0.7]))  # noqa: E731
-    query, key = quick(lambda q, k: (pope(q, at[:, None], f), of_keys(k)))(drawn, np.float32(k[0]))
+    query, key = quick(lambda q, k: (pope(q, np.repeat(at[:, None], 100, 1), f), of_keys(k)))(drawn, np.float32(k[0]))
     found = at[np.einsum("pshd,shd->psh", np.float64(query), np.float64(key)).argmax(0)]
     np.testing.assert_allclose(found, -0.7, atol=0.011)
 

@@ -97,7 +97,7 @@ def test_a_16_bit_result_is_rounded_once(program):
 @compiled_by(jax.jit)
 def test_a_cached_key_fits_every_later_query(program):
     # The position decides, not the length of the call.
-    x, stops = normal(100, 2, 16), (1, 7, 50)
+    x, stops = normal(100, 2, 16), (2, 7, 50)
     xpos = functools.partial(pe.xpos, head_axis=-2)
     query, key = jax.device_get(program(xpos)(x, x))
     in_parts = program(lambda x: [xpos(x[:stop], x[:stop]) for stop in stops])(x)
