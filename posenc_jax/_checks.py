@@ -60,7 +60,7 @@ def public(f: Callable[P, R]) -> Callable[P, R]:
     A function's module becomes the public package around it; `__init__` and `__call__` go by the name of their class.
     """
     name = f.__qualname__
-    for method in (".__new__", ".__init__", ".__post_init__", ".__call__"):
+    for method in (".__init__", ".__post_init__", ".__call__"):
         name = name.removesuffix(method)
     result = naming(name)(f)
     if "." not in f.__qualname__:

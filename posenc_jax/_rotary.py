@@ -229,12 +229,13 @@ class CosSin(tuple[Any, Any]):
 
     columns: Columns
 
-    @public
     def __new__(cls, cosine: ArrayLike, sine: ArrayLike, *, columns: Columns):
         """Keeps the arrays as they are: `rotary` checks them."""
-        self = super().__new__(cls, (cosine, sine))
+        return super().__new__(cls, (cosine, sine))
+
+    @public
+    def __init__(self, cosine: ArrayLike, sine: ArrayLike, *, columns: Columns):
         self.columns = _checks.one_of("columns", columns, COLUMNS)
-        return self
 
     def __getnewargs_ex__(self) -> Any:
         """What copies and pickles are made of."""

@@ -32,11 +32,10 @@ def returns(f):
 
 def signature(f):
     """Names, kinds, annotations as in the source, where they stay strings, and defaults."""
-    if inspect.isclass(f):  # a metaclass may hide them
-        f = f.__new__ if issubclass(f, tuple) else f.__init__
+    f = f.__init__ if inspect.isclass(f) else f  # a metaclass may hide it
     kept, bare = [], False
     for p in inspect.signature(f).parameters.values():
-        if p.name in ("self", "cls", *OF_FLAX):
+        if p.name == "self" or p.name in OF_FLAX:
             continue
         if p.kind is p.KEYWORD_ONLY and not bare:
             kept.append("*")
