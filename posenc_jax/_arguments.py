@@ -339,11 +339,11 @@ def parse_rotary(
 ) -> tuple[jax.Array, jax.Array | None, Spectrum, tuple[int, ...]]:
     """x, positions with an axis of coordinates or None, frequencies, and the head axes counted from the front.
 
-    `ndim` is the highest rank of frequencies that are an array; `shared` is as for `parse_positions_of`. A width of 0
-    reads no positions, unless a scale does.
+    `ndim` is the highest rank of frequencies that are an array; `shared` is as for `parse_positions_of`, and needs
+    frequencies. A width of 0 reads no positions, unless a scale does.
     """
     x, heads = _turning(name, x, layout, head_axis, part)
-    given = x.shape[-1] if frequencies is None else frequencies
+    given = x.shape[-1] if frequencies is None and not shared else frequencies
     frequencies = parse(given, even=True, unsharded=True, ndim=ndim)
     dim = dim_of(frequencies)
     hint = f"; for a base of {dim}, pass geometric({x.shape[-1]}, {dim})" if dim >= 2**12 else ""
@@ -355,12 +355,9 @@ def parse_rotary(
         message = "frequencies must have one entry for each head of {}, shape {}, got shape {}"
         require(fits, message, name, x.shape, frequencies.shape)
     rows_of = f"{name} without its head axis and its last"
-    options: Any = {
-        "heads": heads,
-        "shared": shared or not (dim or reads_positions),
-        "hint": _hint(name, x, heads),
-    }
-    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, **options)
+    options: Any = {"heads": heads, "hint": _hint(name, x, heads)}
+    shared = shared or not (dim or reads_positions)
+    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, shared=shared, **options)
     return x, positions, frequencies, heads
 
 

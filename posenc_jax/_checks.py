@@ -342,7 +342,7 @@ def _narrowed(name: str, x: Any, *, whole: bool = False) -> Any:
     x = np.asarray(x)
     finite = x[np.isfinite(x)]
     if whole:
-        _fit_int32(name, finite)
+        _fit_int32(name, x)
     if whole and finite.size == x.size and (np.rint(finite) == finite).all():
         return x.astype(np.int32)
     with np.errstate(over="ignore"):

@@ -196,7 +196,7 @@ def shift_keys(
     _checks.require_type(offset is not None, "offset", _checks.POSITIONS.text, offset)
     names: dict[str, Any] = {"name": "keys", "positions_name": "offset"}
     x, positions, frequencies, heads = _arguments.parse_rotary(
-        keys, offset, parse(frequencies, ndim=3), layout, head_axis, part, ndim=3, shared=True, **names
+        keys, offset, frequencies, layout, head_axis, part, ndim=3, shared=True, **names
     )
     if isinstance(frequencies, Frequencies):
         frequencies = frequencies.with_attention_factor(1.0)

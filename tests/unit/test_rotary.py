@@ -644,23 +644,6 @@ def test_positions_that_are_not_known_to_fit_give_nan():
 
 
 @compiled_by(jax.jit)
-def test_an_amplitude_is_not_applied_twice(program):
-    """A position places a key with its amplitude; an offset moves it without."""
-    f, k = pe.yarn(8, 10_000.0, 8.0, 64), normal(2, 5, 3, 8)
-    rotary = functools.partial(pe.rotary, head_axis=-2)
-
-    def turned(k):
-        cached = rotary(k, None, f)
-        moved = pe.shift_keys(cached, 7, f, head_axis=-2), rotary(k, np.arange(7, 12), f)
-        return cached, rotary(k[:, 3:4], 3, f), moved, rotary(k, np.arange(5), 8)
-
-    cached, step, (moved, there), plain = jax.device_get(program(turned)(k))
-    np.testing.assert_allclose(moved, there, atol=1e-6)
-    np.testing.assert_array_equal(step, cached[:, 3:4])  # one token at one position is where it stands
-    np.testing.assert_allclose(np.linalg.norm(cached), 1.2079 * np.linalg.norm(plain), rtol=1e-4)
-
-
-@compiled_by(jax.jit)
 @pytest.mark.parametrize("layout", tiered(LAYOUTS, ["half"]))
 def test_several_head_axes_are_one_that_is_divided(layout, program):
     x, p = normal(2, 5, 6, 8), np.int32([[0, 1, 2, 3, 4], [7, 2**31 - 1, 5, 5, -9]])
