@@ -182,6 +182,7 @@ SEEN_ONCE = {
     "a ring that fills, in batch": ([[2], [9]], [[0, 1, 2, LAST], [8, 9, 6, 7]]),
     "slots that were never written first": ([1], [LAST, LAST, 0, 1]),
     "zigzag": ([0, 1, 6, 7], [0, 1, 6, 7, 2, 3, 4, 5]),
+    "zigzag, an image inside a chunk": ([0, 1, 1, 6, 7], [0, 1, 1, 6, 7, 2, 3, 4, 5]),
     "striped": ([0, 2, 4, 6], [0, 2, 4, 6, 1, 3, 5, 7]),
     "pages": ([9], [4, 5, 6, 7, 0, 1, 2, 3, 8, 9, LAST, LAST]),
     "sinks and a ring": ([9], [0, 1, 8, 9, 6, 7]),
