@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from posenc_jax import _exponentials, _waves, _xpos
+from posenc_jax._numerics import exponentials, sines
+from posenc_jax._rotary import xpos
 
-SINE, EXP2 = (_waves._C1, _waves._C3, _waves._R), _xpos._EXP2
-EXP, ARTANH = _exponentials.EXP, _exponentials.ARTANH
+SINE, EXP2 = (sines._C1, sines._C3, sines._R), xpos._EXP2
+EXP, ARTANH = exponentials.EXP, exponentials.ARTANH
 
 
 def minimax(values: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, float]:
@@ -34,7 +35,7 @@ def minimax(values: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def sine_fit() -> tuple[tuple[np.float32, ...], float]:
-    """c₁, c₃ and r of `_waves._sine`, which is linear in c₁, c₃·r and c₃, and their error before they are rounded."""
+    """c₁, c₃ and r of `sines.sine`, which is linear in c₁, c₃·r and c₃, and their error before they are rounded."""
     z = np.sin(np.linspace(0, np.pi / 2, 4001))
     u, v = z * z, 1 - z * z
     basis = 0.5 * (z * v**2)[:, None] * np.stack([np.ones_like(z), v, -u * v], axis=1)
@@ -43,7 +44,7 @@ def sine_fit() -> tuple[tuple[np.float32, ...], float]:
 
 
 def exp2_fit() -> tuple[tuple[np.float32, ...], float]:
-    """The coefficients of `_xpos._exp2`, 1 first, and their relative error before they are rounded."""
+    """The coefficients of `xpos._exp2`, 1 first, and their relative error before they are rounded."""
     x = np.sin(np.linspace(0, np.pi / 2, 4001)) ** 2
     basis = x[:, None] ** np.arange(1, 7) / np.exp2(x)[:, None]
     c, error = minimax(1 - np.exp2(-x), basis)
@@ -51,14 +52,14 @@ def exp2_fit() -> tuple[tuple[np.float32, ...], float]:
 
 
 def exp_fit() -> tuple[tuple[np.float32, ...], float]:
-    """The same of e^s for 0 ≤ s ≤ ln 2, of `_exponentials`."""
+    """The same of e^s for 0 ≤ s ≤ ln 2, of `exponentials`."""
     s = np.log(2) * np.sin(np.linspace(0, np.pi / 2, 4001)) ** 2
     c, error = minimax(1 - np.exp(-s), s[:, None] ** np.arange(1, 7) / np.exp(s)[:, None])
     return (np.float32(1), *c.astype(np.float32)), error
 
 
 def artanh_fit() -> tuple[tuple[np.float32, ...], float]:
-    """The same of artanh(z)/z by powers of z² for 0 ≤ z ≤ ⅓, of `_exponentials`."""
+    """The same of artanh(z)/z by powers of z² for 0 ≤ z ≤ ⅓, of `exponentials`."""
     square = np.sin(np.linspace(1e-3, np.pi / 2, 4001)) ** 2 / 9
     values = np.arctanh(np.sqrt(square)) / np.sqrt(square)
     c, error = minimax(1 - 1 / values, square[:, None] ** np.arange(1, 5) / values[:, None])

@@ -2,7 +2,7 @@
 
 Without a target, times every form that can compute a case on the device that is here, in rounds that alternate between
 the forms and a plain copy of x. With targets, compiles the forms for them, without a device, in the environment that
-`nox -s "bench_compiled(tpu)"` makes. In bold stands the form that `_turn_forms.FORMS` takes. Where another is ahead,
+`nox -s "bench_compiled(tpu)"` makes. In bold stands the form that `lowerings.FORMS` takes. Where another is ahead,
 that table should change.
 `--write` writes results/forms_TARGET_JAX.md for each target.
 """
@@ -22,18 +22,19 @@ from cases import GPU_SIZE
 from reference import markdown, processor, progress, slug
 
 import posenc_jax as pe
-from posenc_jax import _turn_forms, _xla
-from posenc_jax._pairs import Rotation, TurnSettings
-from posenc_jax._turn_forms import form_of
-from posenc_jax._waves import Angles
+from posenc_jax._frequencies.angles import Angles
+from posenc_jax._jax import workarounds
+from posenc_jax._rotary import lowerings
+from posenc_jax._rotary.lowerings import form_of
+from posenc_jax._rotary.rotation import Rotation, TurnSettings
 
 FORMS = (
-    _turn_forms.reference,
-    _turn_forms.split_and_stack,
-    _turn_forms.split_and_concatenate,
-    _turn_forms.rotate_words,
-    _turn_forms.sum_columns,
-    _turn_forms.pad_and_select,
+    lowerings.reference,
+    lowerings.split_and_stack,
+    lowerings.split_and_concatenate,
+    lowerings.rotate_words,
+    lowerings.sum_columns,
+    lowerings.pad_and_select,
 )
 PLATFORMS = {"h200": "gpu", "v5e": "tpu", "v6e": "tpu"}
 BOTH = "float32", "bfloat16"
@@ -68,7 +69,7 @@ def fits(form, settings, shape, dim, dtype):
 def functions_of(platform, shape, dim, layout, dtype):
     """Each form by name, the shape of its positions, and the name of the form that is taken."""
     rows = (shape[0], 1, 1, 1) if shape[1] == 1 else (1, shape[1], 1, 1)  # a decode step, or a sequence
-    settings, frequencies, target = TurnSettings(layout), pe.geometric(dim), _xla.TARGETS[platform]
+    settings, frequencies, target = TurnSettings(layout), pe.geometric(dim), workarounds.TARGETS[platform]
 
     def rotation(x, positions):
         return Rotation(settings, x, Angles(positions, frequencies), target).broadcast()

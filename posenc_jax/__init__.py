@@ -8,51 +8,49 @@ functions for Pallas kernels in `posenc_jax.kernels`, and figures in `posenc_jax
 # isort: off
 
 # Frequencies of feature pairs.
-from posenc_jax._frequencies import Frequencies, geometric
+from posenc_jax._frequencies.frequencies import Frequencies, geometric
 
 # Frequencies for longer contexts.
-from posenc_jax._scalings import linear_scaling, yarn, longrope, llama3, proportional
-from posenc_jax._ntk import ntk, dynamic_ntk
+from posenc_jax._frequencies.scalings import linear_scaling, yarn, longrope, llama3, proportional
+from posenc_jax._frequencies.ntk import ntk, dynamic_ntk
 
 # Frequencies for positions of several coordinates.
-from posenc_jax._axes import axial, join, multi_section
+from posenc_jax._frequencies.axes import axial, join, multi_section
 
 # Positions.
-from posenc_jax._positions import (
-    positions_from_segments,
-    positions_from_lengths,
-    positions_from_mask,
-    grid_positions,
-    shard_positions,
-)
-from posenc_jax._multimodal import multimodal_positions, positions_from_tokens
+from posenc_jax._positions.grids import grid_positions
+from posenc_jax._positions.sequences import positions_from_segments, positions_from_lengths, positions_from_mask
+from posenc_jax._positions.shards import shard_positions
+from posenc_jax._positions.multimodal import multimodal_positions, positions_from_tokens
 
 # Encodings that are added to embeddings.
-from posenc_jax._sinusoidal import sinusoidal, add_sinusoidal
-from posenc_jax._learned import learned, add_learned, resize_table
+from posenc_jax._encodings.sinusoidal import sinusoidal, add_sinusoidal
+from posenc_jax._encodings.learned import learned, add_learned, resize_table
 
 # Offsets in the sinusoidal encoding.
-from posenc_jax._offsets import rotation_matrix, shift, offset_similarity
+from posenc_jax._encodings.shifts import rotation_matrix, shift, offset_similarity
 
 # Features of coordinates and of diffusion timesteps.
-from posenc_jax._fourier import fourier_features, timestep_embedding
+from posenc_jax._encodings.fourier import fourier_features, timestep_embedding
 
 # Rotary embeddings of queries and keys.
-from posenc_jax._rotary import rotary, shift_keys, cos_sin, CosSin, convert_layout
-from posenc_jax._xpos import xpos
-from posenc_jax._pope import pope
+from posenc_jax._rotary.cos_sin import cos_sin, CosSin
+from posenc_jax._rotary.layouts import convert_layout
+from posenc_jax._rotary.rotary import rotary, shift_keys
+from posenc_jax._rotary.xpos import xpos
+from posenc_jax._rotary.pope import pope
 
 # Attention between the images of several cameras.
-from posenc_jax._prope import prope
+from posenc_jax._rotary.prope import prope
 
 # Attention biases: by formula, then learned.
-from posenc_jax._bias import alibi, kerple_log, kerple_power, sandwich
-from posenc_jax._learned_bias import t5, fire
-from posenc_jax._relative_bias import relative_position_bias
-from posenc_jax._content_bias import content_bias
+from posenc_jax._biases.formulas import alibi, kerple_log, kerple_power, sandwich
+from posenc_jax._biases.learned import t5, fire
+from posenc_jax._biases.relative import relative_position_bias
+from posenc_jax._biases.content import content_bias
 
 # Attention with any position bias.
-from posenc_jax._attention import attention
+from posenc_jax._attention.attention import attention
 
 # isort: on
 

@@ -49,13 +49,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax import _bias, _checks, _fixed_point, _waves, _xla
-from posenc_jax._arrays import align, compute_dtype
-from posenc_jax._checks import Layout, invalid, public, require, require_type
-from posenc_jax._distance import difference
-from posenc_jax._fixed_point import Word
-from posenc_jax._frequencies import Frequencies, dim_of, one_axis, parse
-from posenc_jax._pairs import is_second, rotate_members, two_products
+from posenc_jax._biases import formulas
+from posenc_jax._frequencies import angles
+from posenc_jax._frequencies.frequencies import Frequencies
+from posenc_jax._frequencies.parser import dim_of, one_axis, parse
+from posenc_jax._jax import checks, workarounds
+from posenc_jax._jax.arrays import align, compute_dtype
+from posenc_jax._jax.checks import Layout
+from posenc_jax._jax.errors import invalid, public, require, require_type
+from posenc_jax._numerics import fixed_point, sines
+from posenc_jax._numerics.distances import difference
+from posenc_jax._numerics.fixed_point import Word
+from posenc_jax._rotary.rotation import is_second, rotate_members, two_products
 
 __all__ = ["alibi", "cos_sin", "kerple_log", "kerple_power", "rotate", "rotate_pairs", "tuning_words"]
 
@@ -97,17 +102,17 @@ def tuning_words(frequencies: Frequencies | int | jax.Array, layout: Layout | No
     if isinstance(frequencies, Frequencies):
         precision = frequencies.precision
         require(precision == "exact", "frequencies must have precision 'exact' in kernels, got {!r}", precision)
-        word = _fixed_point.word_from_turns(frequencies.turns)
+        word = fixed_point.word_from_turns(frequencies.turns)
         amplitude = jnp.full(frequencies.num_pairs, frequencies.attention_factor, jnp.float32)
     else:
         frequencies = _without_derivative(frequencies)
-        word = _fixed_point.word_from_angular(frequencies)
+        word = fixed_point.word_from_angular(frequencies)
         amplitude = jnp.where(jnp.abs(frequencies) < 2.0**31, np.float32(1), np.float32(np.nan))
     amplitudes = [amplitude, amplitude]
     if layout is not None:
-        _checks.layout("layout", layout)
+        checks.layout("layout", layout)
         dim = dim_of(frequencies)
-        word, amplitudes = jax.tree.map(lambda x: _waves.expand(x, layout, dim), (word, amplitudes))
+        word, amplitudes = jax.tree.map(lambda x: angles.expand(x, layout, dim), (word, amplitudes))
         amplitudes[1] *= np.where(is_second(layout, dim), 1, -1).astype(np.float32)
     return jnp.stack([*word[1:], *(lax.bitcast_convert_type(a, np.int32) for a in amplitudes)])
 
@@ -156,10 +161,10 @@ def cos_sin(positions: jax.Array, words: jax.Array | Sequence[jax.Array]) -> tup
     require(count == _ROWS, "words must have {} rows, those of tuning_words, got {}", _ROWS, count)
     *word, of_cosine, of_sine = (align(words[i], positions.ndim) for i in range(_ROWS))
     quarter = np.int32(2**30)
-    phase = _fixed_point.phase(positions, Word(None, *word), lax.full_like(positions, quarter))  # `_sine` lags by that
-    waves = [_waves._sine(lax.add(phase, lax.full_like(phase, quarter))), _waves._sine(phase)]
+    phase = fixed_point.phase(positions, Word(None, *word), lax.full_like(positions, quarter))  # `sine` lags by that
+    waves = [sines.sine(lax.add(phase, lax.full_like(phase, quarter))), sines.sine(phase)]
     amplitudes = [lax.bitcast_convert_type(row, np.float32) for row in (of_cosine, of_sine)]
-    cosine, sine = map(_xla.rounded_product, waves, amplitudes)
+    cosine, sine = map(workarounds.rounded_product, waves, amplitudes)
     return cosine, sine
 
 
@@ -195,7 +200,7 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
     Reference:
       Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 34.
     """
-    _checks.layout("layout", layout)
+    checks.layout("layout", layout)
     _check_floats("x", x)
     dim, wide = x.shape[-1] if x.shape else 0, x.astype(compute_dtype(x))
     require(dim and dim % 2 == 0, "x must have an even number of features, got shape {}", x.shape)
@@ -203,10 +208,10 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
         _check_floats(name, wave, wide.dtype)
         fits = wave.shape[-1:] == (dim,)
         require(fits, "{} must have {} columns, one for each feature, got shape {}", name, dim, wave.shape)
-        _checks.broadcastable(name, wave.shape, "x", x.shape)
+        checks.broadcastable(name, wave.shape, "x", x.shape)
     operands = wide, _partners(wide, layout), jnp.broadcast_to(cosine, x.shape), jnp.broadcast_to(sine, x.shape)
     # In interpret mode, the compiler of a CPU or a GPU could contract a product and the sum to an FMA.
-    rounded, plain = (functools.partial(two_products, target=target) for target in (_xla.GPU, _xla.TPU))
+    rounded, plain = (functools.partial(two_products, target=target) for target in (workarounds.GPU, workarounds.TPU))
     y = lax.platform_dependent(*operands, cpu=rounded, cuda=rounded, rocm=rounded, default=plain)
     return y.astype(x.dtype)
 
@@ -270,7 +275,7 @@ def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Arra
         _check_floats(name, tile, dtype or compute_dtype(x1))
         require(tile.shape == x1.shape, "{} must have the shape of x1, {}, got {}", name, x1.shape, tile.shape)
     wide1, wide2 = (x.astype(compute_dtype(x1)) for x in (x1, x2))
-    y1, y2 = rotate_members(wide1, wide2, (sine, cosine), _xla.GPU)
+    y1, y2 = rotate_members(wide1, wide2, (sine, cosine), workarounds.GPU)
     return y1.astype(x1.dtype), y2.astype(x1.dtype)
 
 
@@ -298,7 +303,7 @@ def alibi(query_positions: jax.Array, key_positions: jax.Array, slopes: jax.Arra
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3.
     """
-    return _bias.linear(_distance(query_positions, key_positions), slopes)
+    return formulas.linear(_distance(query_positions, key_positions), slopes)
 
 
 @public
@@ -331,7 +336,7 @@ def kerple_log(query_positions: jax.Array, key_positions: jax.Array, scale: jax.
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
     """
     distance = _distance(query_positions, key_positions)
-    x = _xla.rounded_product(*jnp.broadcast_arrays(rate, distance))
+    x = workarounds.rounded_product(*jnp.broadcast_arrays(rate, distance))
     u = jnp.abs(x + np.float32(1))  # XLA may simplify (x + 1) − 1 to x (JAX 0.10), but not across |x + 1|
     lost = jnp.where(u == x, np.float32(0), x - (u - np.float32(1)))  # u is x where x is large, or infinite
     return -scale * (jnp.log(u) + lost / u)

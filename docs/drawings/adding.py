@@ -6,7 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import posenc_jax as pe
-from posenc_jax import _figure, plot
+from posenc_jax import plot
+from posenc_jax.plot import _drawing
 
 
 def content_over_position() -> Figure:
@@ -16,7 +17,7 @@ def content_over_position() -> Figure:
     Variance 1 with the factor rises to 128 at width 8192; variance 1/d without it falls to 0.016; 0.02 stays at
     0.028 without the factor and crosses 1 near width 1250 with it.
     """
-    figure, axes = _figure.single("Content over position, before training", "width d", "‖s x‖ / ‖PE‖", 5.6)
+    figure, axes = _drawing.single("Content over position, before training", "width d", "‖s x‖ / ‖PE‖", 5.6)
     widths = 2 ** np.arange(6, 14)
     cases = (
         ("N(0, 1), s = √d", lambda d: 1.0, True),
@@ -32,7 +33,7 @@ def content_over_position() -> Figure:
         measured[d] = float(jnp.linalg.norm(x, axis=-1).mean() / jnp.linalg.norm(pe.sinusoidal(7, d)))
     for i, (label, sigma, scaled) in enumerate(cases):
         s = np.array([sigma(d) * (d**0.5 if scaled else 1.0) for d in widths])
-        style = _figure.line(i)
+        style = _drawing.line(i)
         lines = {key: style[key] for key in ("color", "linestyle")}
         # The two that coincide: marks of one inside those of the other.
         size = 9 if i == 1 else 5
@@ -67,7 +68,7 @@ def four_terms() -> Figure:
     limit = float(jnp.abs(content @ content.T).max())
     for row, (of, a) in zip(grid, parts.items(), strict=True):
         for axes, (to, b) in zip(row, parts.items(), strict=True):
-            image = _figure.image(axes, np.asarray(a @ b.T), "RdBu_r", -limit, limit, "equal")
+            image = _drawing.image(axes, np.asarray(a @ b.T), "RdBu_r", -limit, limit, "equal")
             axes.set_title(f"{of}, {to}", size="medium")
             axes.set_xticks(range(len(sentence)), sentence, rotation=90)
             axes.set_yticks(range(len(sentence)), sentence)
@@ -103,7 +104,7 @@ def table_similarity() -> Figure:
     both = figure.subplots(1, 2, sharey=True)
     for axes, (name, table) in zip(both, tables.items(), strict=True):
         rows = np.asarray(table) / np.linalg.norm(table, axis=1, keepdims=True)
-        image = _figure.image(axes, rows @ rows.T, "viridis", -0.5, 1.0, "equal")
+        image = _drawing.image(axes, rows @ rows.T, "viridis", -0.5, 1.0, "equal")
         axes.set_title(name, size="medium")
         axes.set_xlabel("position")
     both[0].set_ylabel("position")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import posenc_jax as pe
-from posenc_jax import _figure
+from posenc_jax.plot import _drawing
 
 
 @functools.cache
@@ -75,13 +75,13 @@ def bias_curves() -> Figure:
     for axes, (name, curves) in zip(figure.subplots(3, 2).flat, panels.items(), strict=True):
         axes.set_title(name, size="medium")
         for i, (label, values) in enumerate(curves):
-            style = _figure.line(i) | {"marker": ""}
+            style = _drawing.line(i) | {"marker": ""}
             drawstyle = "steps-mid" if name.startswith("T5") else "default"
             axes.plot(np.arange(len(values)), values, label=label, drawstyle=drawstyle, **style)
         low, high = axes.get_ylim()
         axes.set_ylim(low - 0.32 * (high - low), high)  # room for the legend
         axes.legend(frameon=False, fontsize="small", handlelength=1.8, columnspacing=0.9, ncols=2, loc="lower center")
-        axes.xaxis.set_major_locator(_figure.whole_ticks())
+        axes.xaxis.set_major_locator(_drawing.whole_ticks())
     for axes in figure.axes[-2:]:
         axes.set_xlabel("distance (tokens)")
     for axes in figure.axes[::2]:
@@ -111,7 +111,7 @@ def bias_tiles() -> Figure:
         if "trained" in name:
             tile[np.triu_indices(len(tile), 1)] = np.nan
         limit = np.nanmax(np.abs(tile))
-        image = _figure.image(axes, tile, "RdBu_r", -limit, limit, "equal")
+        image = _drawing.image(axes, tile, "RdBu_r", -limit, limit, "equal")
         axes.set_title(name, size="medium")
         figure.colorbar(image, ax=axes, shrink=0.8)
     for axes in figure.axes[:4:2]:
@@ -130,19 +130,19 @@ def offset_table() -> Figure:
     offsets = np.mgrid[1 - window : window, 1 - window : window]
     noise = np.asarray(jax.random.normal(jax.random.key(11), offsets.shape[1:]))
     table = 3 * np.exp(-((offsets**2).sum(0)) / 3) - 1 + 0.35 * noise
-    queries = {(0, 0): _figure.COLOURS[4], (2, 1): _figure.COLOURS[2]}
+    queries = {(0, 0): _drawing.COLOURS[4], (2, 1): _drawing.COLOURS[2]}
     grid = pe.grid_positions((window, window))
     bias = np.asarray(pe.relative_position_bias(grid, grid, jnp.float32(table)[..., None]))[0]
     figure = Figure(figsize=(6.4, 3.1), layout="constrained")
     panels = figure.subplots(1, 3, width_ratios=[7, 4, 4])
-    image = _figure.image(panels[0], table, "RdBu_r", -2.5, 2.5, "equal")
+    image = _drawing.image(panels[0], table, "RdBu_r", -2.5, 2.5, "equal")
     panels[0].set_title("the table T", size="medium")
     panels[0].set_xticks(range(7), range(-3, 4))
     panels[0].set_yticks(range(7), range(-3, 4))
     panels[0].set(xlabel="p₂ − q₂", ylabel="p₁ − q₁")
     for axes, ((row, column), colour) in zip(panels[1:], queries.items(), strict=True):
         of_query = bias[row * window + column].reshape(window, window)
-        _figure.image(axes, of_query, "RdBu_r", -2.5, 2.5, "equal")
+        _drawing.image(axes, of_query, "RdBu_r", -2.5, 2.5, "equal")
         axes.set_title(f"query at ({row}, {column})", size="medium", color=colour)
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=colour, lw=3))
         panels[0].add_patch(Rectangle((column - 0.5, row - 0.5), window, window, fill=False, edgecolor=colour, lw=3))

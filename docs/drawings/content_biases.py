@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import posenc_jax as pe
-from posenc_jax import _figure
+from posenc_jax.plot import _drawing
 
 TOKENS = "the", "dog"  # two queries at one place
 
@@ -32,7 +32,7 @@ def content_terms() -> Figure:
     figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     both = figure.subplots(1, 2, sharey=True)
     for axes, (name, values) in zip(both, panels.items(), strict=True):
-        image = _figure.image(axes, np.asarray(values), "RdBu_r", -10, 10, "equal")
+        image = _drawing.image(axes, np.asarray(values), "RdBu_r", -10, 10, "equal")
         axes.set_title(name, size="medium")
         axes.set_xticks(p, sentence, rotation=90)
         axes.set_yticks(p, sentence)
@@ -88,9 +88,9 @@ def content_methods() -> Figure:
         axes.set_title(name, size="medium")
         for i, curve in enumerate(curves):
             stepped = name.startswith(("DeBERTa", "WavLM"))
-            style = _figure.line(i) | {"marker": "", "drawstyle": "steps-mid" if stepped else "default"}
+            style = _drawing.line(i) | {"marker": "", "drawstyle": "steps-mid" if stepped else "default"}
             axes.plot(offsets, curve, label=f"“{TOKENS[i]}”", **style)
-        axes.xaxis.set_major_locator(_figure.whole_ticks())
+        axes.xaxis.set_major_locator(_drawing.whole_ticks())
     for axes in figure.axes[-2:]:
         axes.set_xlabel("offset i − j")
     for axes in figure.axes[::2]:
@@ -119,10 +119,10 @@ def content_grid() -> Figure:
     }
     figure = Figure(figsize=(5.6, 5.6), layout="constrained")
     for axes, (name, values) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
-        image = _figure.image(axes, values.reshape(side, side), "RdBu_r", -3, 3, "equal")
+        image = _drawing.image(axes, values.reshape(side, side), "RdBu_r", -3, 3, "equal")
         axes.set_title(name, size="medium")
         corner = place[1] - 0.5, place[0] - 0.5
-        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=_figure.COLOURS[2], lw=2.5))
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=_drawing.COLOURS[2], lw=2.5))
         axes.set_xticks([])
         axes.set_yticks([])
     figure.colorbar(image, ax=figure.axes, label="bias", location="bottom", shrink=0.6, aspect=30)

@@ -11,11 +11,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 import posenc_jax as pe
-from posenc_jax import _figure, plot
+from posenc_jax import plot
 from posenc_jax.hf import rotary_from_config
+from posenc_jax.plot import _drawing
 
 _DIM, _BASE, _LENGTH, _FACTOR = 128, 10_000.0, 4096, 8
-_SEEN, _NEW = "#7f97ab", _figure.COLOURS[1]
+_SEEN, _NEW = "#7f97ab", _drawing.COLOURS[1]
 
 
 def _long_factors() -> np.ndarray:
@@ -72,7 +73,7 @@ def scaling_ratios() -> Figure:
         "Llama 3": pe.llama3(plain, _FACTOR, low_freq_factor=1, high_freq_factor=4, original_max=_LENGTH),
         "proportional": pe.proportional(_DIM, _BASE, 0.25, _FACTOR),
     }
-    figure, axes = _figure.single(
+    figure, axes = _drawing.single(
         "What each scaling does to a pair, s = 8", "wavelength before scaling (positions per turn)", "times longer", 6.4
     )
     figure.set_figheight(4.6)
@@ -80,7 +81,7 @@ def scaling_ratios() -> Figure:
     for i, (label, scaled) in enumerate(spectra.items()):
         ratio = scaled.wavelengths / plain.wavelengths
         ratio = np.where(np.isfinite(ratio), ratio, np.nan)
-        style = _figure.line(i)
+        style = _drawing.line(i)
         if label == "proportional":  # upon linear's line
             style |= {"linestyle": "none", "markersize": 9}
         axes.plot(plain.wavelengths, ratio, label=label, markevery=(2 * i % 7, 7) if i < 5 else 3, **style)
@@ -92,7 +93,7 @@ def scaling_ratios() -> Figure:
     axes.set_yticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
     axes.minorticks_off()
     axes.set_ylim(0.85, 110)  # room for the names of lengths
-    _figure.legend(figure)
+    _drawing.legend(figure)
     return figure
 
 
@@ -106,13 +107,13 @@ def self_extend() -> Figure:
         "linear, s = 8": true / 8,
         "Self-Extend": np.where(true < window, true, true // group + window - window // group),
     }
-    figure, axes = _figure.single("", "offset (tokens)", "offset that RoPE sees", 5.6)
+    figure, axes = _drawing.single("", "offset (tokens)", "offset that RoPE sees", 5.6)
     axes.axhspan(0, _LENGTH, color=_SEEN, alpha=0.15, lw=0)
     axes.text(25_000, 300, "seen in training", ha="right", size="small")
     for i, (label, seen) in enumerate(curves.items()):
-        axes.plot(true, seen, label=label, **_figure.line(i) | {"marker": ""})
+        axes.plot(true, seen, label=label, **_drawing.line(i) | {"marker": ""})
     axes.set(ylim=(0, 6000), xlim=(0, 25_600))
-    _figure.legend(figure)
+    _drawing.legend(figure)
     return figure
 
 
@@ -122,18 +123,18 @@ def sinks() -> Figure:
     query, key = np.mgrid[:24, :24]
     window = (key <= query) & (key > query - 8)
     first = (key < 4) & (key <= query) & ~window
-    colours = ListedColormap([_figure.COLOURS[0], _figure.COLOURS[1]])
+    colours = ListedColormap([_drawing.COLOURS[0], _drawing.COLOURS[1]])
     figure = Figure(figsize=(5.6, 3.9), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, seen, title in zip(
         panels, (window, window | first), ("a window of 8", "four sinks and a window of 8"), strict=True
     ):
         cells = np.where(seen, np.where(first, 1.0, 0.0), np.nan)
-        _figure.image(axes, cells, colours, 0, 1, "equal")
+        _drawing.image(axes, cells, colours, 0, 1, "equal")
         axes.set_title(title, size="medium")
         axes.set_xlabel("key")
     panels[0].set_ylabel("query")
-    handles = [Patch(color=_figure.COLOURS[i], label=label) for i, label in enumerate(("window", "sinks"))]
+    handles = [Patch(color=_drawing.COLOURS[i], label=label) for i, label in enumerate(("window", "sinks"))]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     return figure
 

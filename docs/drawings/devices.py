@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import posenc_jax as pe
-from posenc_jax import _figure
+from posenc_jax.plot import _drawing
 
 
 def shard_orders() -> Figure:
@@ -19,7 +19,7 @@ def shard_orders() -> Figure:
         for device, positions in enumerate(np.asarray(pe.shard_positions(16, 4, order=order))):
             for position in positions.tolist():
                 corner = position + 0.05, -row - 0.4
-                axes.add_patch(Rectangle(corner, 0.9, 0.8, color=_figure.COLOURS[device], alpha=0.45, lw=0))
+                axes.add_patch(Rectangle(corner, 0.9, 0.8, color=_drawing.COLOURS[device], alpha=0.45, lw=0))
                 axes.text(position + 0.5, -row, f"{device}", ha="center", va="center")
     axes.set(xlim=(0, 16), ylim=(-2.6, 0.6), xlabel="position; each cell names the device that holds it")
     axes.set_yticks([0, -1, -2], orders)

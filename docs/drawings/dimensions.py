@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import posenc_jax as pe
-from posenc_jax import _figure
+from posenc_jax.plot import _drawing
 
 
 def patch_similarity() -> Figure:
@@ -28,8 +28,8 @@ def patch_similarity() -> Figure:
     for axes, (title, table) in zip(panels, tables.items(), strict=True):
         table = np.asarray(table).astype(np.float64)
         similarity = table @ table[row * width + column] / f.num_pairs
-        image = _figure.image(axes, similarity.reshape(height, width), "viridis", -0.5, 1.0, "equal")
-        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=_figure.COLOURS[1], lw=2))
+        image = _drawing.image(axes, similarity.reshape(height, width), "viridis", -0.5, 1.0, "equal")
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=_drawing.COLOURS[1], lw=2))
         axes.set_title(title, size="medium")
         axes.set_ylabel("row")
     panels[2].set_xlabel("column")
@@ -53,9 +53,9 @@ def mixed_similarity() -> Figure:
     for axes, (name, f) in zip(both, spectra.items(), strict=True):
         turned = np.asarray(pe.rotary(jnp.ones((side * side, 1, 2 * pairs)), grid, f, head_axis=-2))[:, 0]
         score = (turned @ turned[middle] / (2 * pairs)).reshape(side, side)
-        image = _figure.image(axes, score, "viridis", -0.5, 1.0, "equal")
+        image = _drawing.image(axes, score, "viridis", -0.5, 1.0, "equal")
         centre = side // 2 - 0.5
-        axes.add_patch(Rectangle((centre, centre), 1, 1, fill=False, edgecolor=_figure.COLOURS[1], lw=2))
+        axes.add_patch(Rectangle((centre, centre), 1, 1, fill=False, edgecolor=_drawing.COLOURS[1], lw=2))
         axes.set_title(name, size="medium")
         axes.set_xlabel("column")
     both[0].set_ylabel("row")
@@ -76,7 +76,7 @@ def pair_coordinates() -> Figure:
     for axes, (title, f) in zip(figure.subplots(3, 1, sharex=True), spectra.items(), strict=True):
         names = ("row", "column") if f.num_axes == 2 else ("time", "row", "column")
         places = [np.flatnonzero(np.asarray(f.axes) == axis) for axis in range(f.num_axes)]
-        colours = _figure.COLOURS[3 - len(names) : 3]
+        colours = _drawing.COLOURS[3 - len(names) : 3]
         axes.eventplot(places, lineoffsets=range(len(names)), linelengths=0.8, linewidths=3.2, colors=colours)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)

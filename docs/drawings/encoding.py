@@ -5,7 +5,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import posenc_jax as pe
-from posenc_jax import _figure, plot
+from posenc_jax import plot
+from posenc_jax.plot import _drawing
 
 
 def mesh() -> Figure:
@@ -54,7 +55,7 @@ def counter() -> Figure:
     figure = Figure(figsize=(5.6, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for axes, values, title in ((left, 2 * bits - 1, "bits (red: 1)"), (right, -np.asarray(waves), "waves, −sin")):
-        image = _figure.image(axes, values, "RdBu_r", -1, 1, "auto")
+        image = _drawing.image(axes, values, "RdBu_r", -1, 1, "auto")
         axes.set_title(title, size="medium")
         axes.set_xticks(j, [f"{2 ** (k + 1)}" for k in j])
         axes.set_xlabel("period (positions)")

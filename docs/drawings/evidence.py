@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import posenc_jax as pe
-from posenc_jax import _figure
+from posenc_jax.plot import _drawing
 
 _COLOURS = runpy.run_path(str(pathlib.Path(__file__).parents[2] / "demo" / "colours.py"))["VERDICTS"]
-_PHASES = {"exact": _figure.line(0), "float32": _figure.line(1), "bfloat16": _figure.line(2)}
+_PHASES = {"exact": _drawing.line(0), "float32": _drawing.line(1), "bfloat16": _drawing.line(2)}
 
 
 def _dots(title: str, labels: Mapping[str, str]) -> Figure:
@@ -106,7 +106,7 @@ def far_scores() -> Figure:
     left.set_ylabel("largest change / (|q| |k|)")
     _far_axes(right, "Attention weights")
     right.set_ylabel("largest share that moves")
-    _figure.legend(figure)
+    _drawing.legend(figure)
     return figure
 
 
@@ -126,7 +126,7 @@ def far_weights() -> Figure:
         axes.set(title=f"at {name}", xlabel="distance (bytes)")
         axes.grid(alpha=0.6)
     panels[0].set_ylabel("attention weight")
-    _figure.legend(figure)
+    _drawing.legend(figure)
     return figure
 
 
@@ -150,5 +150,5 @@ def far_loss() -> Figure:
     left.set(title="Loss", xlabel="position", xscale="log", ylabel="held-out bits per byte")
     left.grid(alpha=0.6)
     right.set_ylabel("bits per byte")
-    _figure.legend(figure)
+    _drawing.legend(figure)
     return figure

@@ -5,7 +5,7 @@ from matplotlib import rcParams
 from matplotlib.figure import Figure
 
 import posenc_jax as pe
-from posenc_jax import _figure
+from posenc_jax.plot import _drawing
 
 FEATURE = 16  # the sine of pair 8 at width 128: 20 positions a turn
 
@@ -25,9 +25,9 @@ def torn() -> Figure:
         omega = spectra[0].angular[FEATURE // 2]
         phase = np.arctan2(truth[0], np.asarray(pe.sinusoidal(positions[0], spectra[0]))[FEATURE + 1])
         axes.plot(between, np.sin(phase + omega * between), color=rcParams["text.color"], lw=1, label=labels[0])
-        style = _figure.line(1) | {"linestyle": "none"}
+        style = _drawing.line(1) | {"linestyle": "none"}
         axes.plot(positions - start, float32, label=labels[1], **style)
         axes.set(title=f"near {name}", xlabel=f"position − {start:,}")
     panels[0].set_ylabel(f"feature {FEATURE}")
-    _figure.legend(figure)
+    _drawing.legend(figure)
     return figure

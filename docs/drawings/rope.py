@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Arc
 
 import posenc_jax as pe
-from posenc_jax import _figure
+from posenc_jax.plot import _drawing
 
-_QUERY, _KEY = _figure.COLOURS[2:4]
+_QUERY, _KEY = _drawing.COLOURS[2:4]
 
 
 def _dial(axes: Axes, title: str) -> None:
@@ -65,13 +65,13 @@ def heads() -> Figure:
     stands at the key five tokens back."""
     back = jnp.arange(41)
     ones = jnp.ones((41, 1, 64))
-    figure, axes = _figure.single("What one head can look for", "key, tokens before the query", "score / largest")
+    figure, axes = _drawing.single("What one head can look for", "key, tokens before the query", "score / largest")
     for i, (turn, label) in enumerate({0: "looks at itself", -5: "looks five back"}.items()):
         query = pe.rotary(jnp.ones((1, 1, 64)), turn, head_axis=-2)  # at position 0, after the turn of its weights
         scores = np.asarray(jnp.sum(query * pe.rotary(ones, -back, head_axis=-2), axis=(1, 2))) / 64
-        axes.plot(np.asarray(back), scores, label=label, markevery=5, **_figure.line(i))
-    axes.xaxis.set_major_locator(_figure.whole_ticks())
-    _figure.legend(figure)
+        axes.plot(np.asarray(back), scores, label=label, markevery=5, **_drawing.line(i))
+    axes.xaxis.set_major_locator(_drawing.whole_ticks())
+    _drawing.legend(figure)
     return figure
 
 
@@ -85,14 +85,14 @@ def partial_scores() -> Figure:
         "a quarter, own spectrum": pe.geometric(16),
         "a quarter, p-RoPE": pe.proportional(64, 10_000.0, 0.25),
     }
-    figure, axes = _figure.single("Score of equal vectors", "offset (tokens)", "score / largest", 6.0)
+    figure, axes = _drawing.single("Score of equal vectors", "offset (tokens)", "score / largest", 6.0)
     for i, (label, f) in enumerate(spectra.items()):
         rest = 1 - f.num_pairs / 32
         scores = rest + np.asarray(pe.offset_similarity(offsets, f)) / 32
-        axes.plot(offsets, scores, label=label, **_figure.line(i) | {"marker": ""})
-    axes.plot(offsets, np.ones(len(offsets)), label="none (NoPE)", **_figure.line(3) | {"marker": ""})
+        axes.plot(offsets, scores, label=label, **_drawing.line(i) | {"marker": ""})
+    axes.plot(offsets, np.ones(len(offsets)), label="none (NoPE)", **_drawing.line(3) | {"marker": ""})
     axes.set(xscale="log", ylim=(-0.45, 1.1))
-    _figure.legend(figure)
+    _drawing.legend(figure)
     return figure
 
 
@@ -107,7 +107,7 @@ def layouts() -> Figure:
         axes.set(xlim=(-2.2, 7.6), ylim=(-0.5, 2.1 if name == "half" else 1.2))
         axes.text(-2.2, 0, f'"{name}"', ha="left", va="center", family="monospace")
         for i, (a, b) in enumerate(joined):
-            colour = _figure.COLOURS[i]
+            colour = _drawing.COLOURS[i]
             axes.add_patch(
                 Arc(((a + b) / 2, 0.42), b - a, 0.75 * (b - a) ** 0.8, theta1=0, theta2=180, color=colour, lw=2)
             )

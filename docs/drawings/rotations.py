@@ -4,7 +4,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import posenc_jax as pe
-from posenc_jax import _figure, plot
+from posenc_jax import plot
+from posenc_jax.plot import _drawing
 
 
 def matrices() -> Figure:
@@ -14,7 +15,7 @@ def matrices() -> Figure:
     figure = Figure(figsize=(6.8, 2.9), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     for axes, k in zip(panels, (1, 3, 10), strict=True):
-        image = _figure.image(axes, np.asarray(pe.rotation_matrix(k, 16)), "RdBu_r", -1, 1, "equal")
+        image = _drawing.image(axes, np.asarray(pe.rotation_matrix(k, 16)), "RdBu_r", -1, 1, "equal")
         axes.set_title(f"k = {k}", size="medium")
         axes.set_xlabel("feature at p")
     panels[0].set_ylabel("feature at p + k")

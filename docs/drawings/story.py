@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle, Wedge
 
 import posenc_jax as pe
-from posenc_jax import _figure
+from posenc_jax.plot import _drawing
 
 _WORDS = ("The", "dog ①", "chased", "another", "dog ②")
 _DOG = [0.2, 1.8, 1.0, 0.0]
@@ -37,9 +37,9 @@ def story_shuffle() -> Figure:
     are framed, and equal."""
     figure = Figure(figsize=(7.2, 3.6), layout="constrained")
     for axes, order in zip(figure.subplots(1, 2), ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]), strict=True):
-        weights = _figure.self_attention(_VECTORS[order])
-        image = _figure.image(axes, weights, "magma", 0.0, 0.75, "equal")
-        _figure.write_cells(axes, image, weights)
+        weights = _drawing.self_attention(_VECTORS[order])
+        image = _drawing.image(axes, weights, "magma", 0.0, 0.75, "equal")
+        _drawing.write_cells(axes, image, weights)
         for dog in (order.index(1), order.index(4)):
             axes.add_patch(Rectangle((-0.5, dog - 0.5), 5, 1, fill=False, color=_ink(), lw=2, clip_on=False))
         names = [_WORDS[word] for word in order]
@@ -67,7 +67,7 @@ def story_count() -> Figure:
     fractions.set(title="add p / L", ylim=(-0.6, 1.6), xlim=(-0.05, 1))
     fractions.set_yticks([0, 1], ["8 words", "5 words"])
     codes = np.array([[(p >> bit) & 1 for bit in range(7, -1, -1)] for p in (7, 8)])
-    image = _figure.image(bits, codes * 1.6 - 0.8, "RdBu_r", -1, 1, "equal")
+    image = _drawing.image(bits, codes * 1.6 - 0.8, "RdBu_r", -1, 1, "equal")
     rgba = image.to_rgba(codes * 1.6 - 0.8)
     for (row, column), bit in np.ndenumerate(codes):
         dark = rgba[row, column, :3].sum() < 1.5
@@ -163,11 +163,11 @@ def story_layouts() -> Figure:
         for i in range(4):
             first = 2 * i if step == 1 else i
             for feature in (first, first + step):
-                axes.add_patch(Rectangle((feature + 0.06, 0), 0.88, 0.88, color=_figure.COLOURS[i], alpha=0.35))
+                axes.add_patch(Rectangle((feature + 0.06, 0), 0.88, 0.88, color=_drawing.COLOURS[i], alpha=0.35))
                 axes.text(feature + 0.5, 0.42, f"{feature}", ha="center", va="center")
             top = 1.25 if step == 1 else 1.1 + 0.27 * i
             ends = (first + 0.5, first + step + 0.5)
-            axes.plot([ends[0], ends[0], ends[1], ends[1]], [0.95, top, top, 0.95], color=_figure.COLOURS[i], lw=2)
+            axes.plot([ends[0], ends[0], ends[1], ends[1]], [0.95, top, top, 0.95], color=_drawing.COLOURS[i], lw=2)
         axes.text(4, -0.5, name, ha="center", va="center")
     return figure
 
@@ -204,7 +204,7 @@ def story_grid() -> Figure:
     for axes, (name, table) in zip(panels, encodings.items(), strict=True):
         table = np.asarray(table)
         likeness = table @ table[8 * 16 + 3] / 32
-        image = _figure.image(axes, likeness.reshape(16, 16), "viridis", -0.5, 1, "equal")
+        image = _drawing.image(axes, likeness.reshape(16, 16), "viridis", -0.5, 1, "equal")
         axes.add_patch(Rectangle((2.5, 7.5), 1, 1, fill=False, color="black", lw=1.5))
         axes.set(title=name, xticks=[], yticks=[])
     figure.colorbar(image, ax=panels, ticks=[-0.5, 0, 0.5, 1], shrink=0.8, label="cosine similarity")

@@ -4,7 +4,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import posenc_jax as pe
-from posenc_jax import _figure, plot
+from posenc_jax import plot
+from posenc_jax.plot import _drawing
 
 TOKENS = np.array([[1.0, 0.0, 0.5, 0.2], [0.0, 1.0, 0.3, 0.8], [0.5, 0.5, 1.0, 0.1]])
 NAMES = ("cat", "sat", "down")
@@ -30,11 +31,11 @@ def three_tokens() -> Figure:
     figure = Figure(figsize=(5.6, 5.4), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey=True)
     for line, (name, encoding) in zip(panels, rows.items(), strict=True):
-        here = _figure.self_attention(TOKENS + encoding)
-        there = _figure.self_attention(TOKENS[ORDER] + encoding)[back][:, back]
+        here = _drawing.self_attention(TOKENS + encoding)
+        there = _drawing.self_attention(TOKENS[ORDER] + encoding)[back][:, back]
         for axes, weights, order in zip(line, (here, there), ("cat sat down", "down cat sat"), strict=True):
-            image = _figure.image(axes, weights, "magma", 0.0, 0.75, "equal")
-            _figure.write_cells(axes, image, weights)
+            image = _drawing.image(axes, weights, "magma", 0.0, 0.75, "equal")
+            _drawing.write_cells(axes, image, weights)
             axes.set_title(f"“{order}”,\n{name}", size="medium")
             axes.set_xticks(range(3), NAMES)
             axes.set_yticks(range(3), NAMES)

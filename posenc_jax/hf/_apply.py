@@ -13,15 +13,17 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from posenc_jax import _arguments, _checks
-from posenc_jax._arrays import compute_dtype
-from posenc_jax._checks import invalid, require
-from posenc_jax._frequencies import Frequencies, geometric, parse_positions
-from posenc_jax._pairs import TurnSettings
-from posenc_jax._rotary import placed
-from posenc_jax._turn import turn
-from posenc_jax._waves import Angles
-from posenc_jax._xla import compiled
+from posenc_jax._frequencies.angles import Angles
+from posenc_jax._frequencies.frequencies import Frequencies, geometric
+from posenc_jax._frequencies.parser import parse_positions
+from posenc_jax._jax import checks
+from posenc_jax._jax.arrays import compute_dtype, held
+from posenc_jax._jax.errors import invalid, require
+from posenc_jax._jax.workarounds import compiled
+from posenc_jax._rotary.parser import parse_rotary
+from posenc_jax._rotary.primitive import turn
+from posenc_jax._rotary.rotary import placed
+from posenc_jax._rotary.rotation import TurnSettings
 from posenc_jax.hf._parameters import HeadScale, Shapes, head_factors, learned_waves, parse_parameters, shapes_of
 
 Role = Literal["query", "key", "value", "output"]
@@ -39,22 +41,22 @@ class LayerTurn(NamedTuple):
 
 def parse_layer(layer: Any, head_dims: Sequence[int]) -> int | jax.Array:
     """The index of a layer, a Python integer unless it is traced."""
-    layer, count = _checks.held(layer), len(head_dims)
+    layer, count = held(layer), len(head_dims)
     if isinstance(layer, Tracer):
         first = {n: head_dims.index(n) for n in head_dims}
         differ = ", ".join(f"{n} in layer {i}" for n, i in first.items())
         require(len(first) == 1, "layer must be a Python integer where head_dim differs between layers, {}", differ)
-        return _checks.zero_dimensional("layer", layer, _checks.Kind("an integer", floats=False))
-    if _checks.is_array(layer) and not layer.ndim and jnp.issubdtype(layer.dtype, jnp.integer):
+        return checks.zero_dimensional("layer", layer, checks.Kind("an integer", floats=False))
+    if checks.is_array(layer) and not layer.ndim and jnp.issubdtype(layer.dtype, jnp.integer):
         layer = int(layer)
-    layer = _checks.integer("layer", layer)
+    layer = checks.integer("layer", layer)
     require(0 <= layer < count, "layer must be from 0 to {}, got {}", count - 1, layer)
     return layer
 
 
 def parse_width(x: Any, widths: set[int] | None = None, name: str = "x") -> jax.Array:
     """x, whose last axis has one of these sizes, if any are given."""
-    x = _checks.floats(name, x, (..., "head_dim"), known=(-1,))
+    x = checks.floats(name, x, (..., "head_dim"), known=(-1,))
     expected = " or ".join(map(str, sorted(widths or (), reverse=True)))
     fits = not widths or x.shape[-1] in widths
     require(fits, "{} must have {} features in this layer, got shape {}", name, expected, x.shape)
@@ -80,7 +82,7 @@ def rotate(
     if not first.dim:
         positions = _first_coordinate(positions, layers)
     options = settings.layout, head_axis, "last" if settings.last else "first"
-    parse = functools.partial(_arguments.parse_rotary, **names)
+    parse = functools.partial(parse_rotary, **names)
     for frequencies in others:  # a traced layer may choose any
         parse(x, positions, frequencies, *options)
     scaled = any(how.query_scale for how in applied)
@@ -90,7 +92,7 @@ def rotate(
     arrays = parse_parameters(parameters, _shapes(applied, x, heads))
     for name in dict.fromkeys(how.learned_log_factor for how in applied):
         if name is not None:
-            _checks.unsharded(f"parameters[{name!r}]", arrays[name])
+            checks.unsharded(f"parameters[{name!r}]", arrays[name])
     return _rotate(settings, applied, x, positions, index, arrays, heads)
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from posenc_jax._checks import invalid, require
+from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import (
     NAMES,
     ORIGINAL,

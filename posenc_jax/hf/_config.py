@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Set
 from typing import Any
 
-from posenc_jax._checks import invalid, require
+from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._forks import advice
 from posenc_jax.hf._keys import (
     Keys,

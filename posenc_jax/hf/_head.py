@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from posenc_jax import _checks
-from posenc_jax._checks import invalid, require
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement
 from posenc_jax.hf._rope import SHARES, default_share, rope_type_of
@@ -23,7 +23,7 @@ def widths_of(config: Config, kind: str) -> tuple[int, int]:
         head_dim = _head_dim_of(config, kind)
         return head_dim, head_dim
     width, rest = config.integer("qk_rope_head_dim"), config.integer("qk_nope_head_dim")
-    head_dim = _checks.size("qk_nope_head_dim + qk_rope_head_dim", rest + width)
+    head_dim = checks.size("qk_nope_head_dim + qk_rope_head_dim", rest + width)
     return head_dim, _even("qk_rope_head_dim", width, head_dim)
 
 
@@ -45,7 +45,7 @@ def _head_dim_of(config: Config, kind: str) -> int:
         usual = model.global_head_dim
         result = agreed(outside | inside) if outside | inside else config.or_default(usual, "global_head_dim")
     check_agreement({name: result} | config.take(*(name for name in others if name not in names)))
-    return _checks.size(name, result)
+    return checks.size(name, result)
 
 
 def _hidden_per_head(config: Config) -> int:
@@ -100,7 +100,7 @@ def _widths_by_share(shares: dict[str, Any], head_dim: int) -> dict[str, Any]:
 
 def _share_of(name: str, share: Any, whole: int) -> int:
     """A share of the whole as a number of features, rounded down."""
-    return int(_checks.number(name, whole * _checks.number(name, share)))
+    return int(checks.number(name, whole * checks.number(name, share)))
 
 
 def _even(name: str, width: Any, head_dim: int) -> int:

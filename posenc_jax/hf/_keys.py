@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from posenc_jax import _checks
-from posenc_jax._checks import describe, invalid, require, require_type, wrong_type
+from posenc_jax._jax import checks, errors
+from posenc_jax._jax.errors import describe, invalid, require, require_type, wrong_type
 from posenc_jax.hf._typos import meant, same_word
 
 # Parts of names of keys that speak of rotations, of positions, or of which layers have them.
@@ -158,11 +158,11 @@ class Keys:
     def number(self, name: str, default: Any = _MISSING) -> Any:
         """The value of a setting that is a number."""
         value = self.need(name) if default is _MISSING else self.get(name, default=default)
-        return value if value is default else _checks.number(self.label + name, value)
+        return value if value is default else checks.number(self.label + name, value)
 
     def integer(self, *names: str) -> int:
         """The value of a required setting, an integer of at least one."""
-        return _checks.positive_int(self.spelled(*names), self.need(*names))
+        return checks.positive_int(self.spelled(*names), self.need(*names))
 
     def integer_or(self, default: int, name: str) -> int:
         """The value of a setting, an integer of at least one."""
@@ -184,7 +184,7 @@ class Keys:
     def items(self, *names: str) -> tuple[Any, ...] | None:
         """The value of a setting that is a list, None if it is not there."""
         name, value, expected = self.spelled(*names), self.get(*names), "strings or numbers"
-        result = None if value is None else _checks.sequence(name, value, expected)
+        result = None if value is None else checks.sequence(name, value, expected)
         for item in result or ():
             if getattr(item, "ndim", 0):
                 raise wrong_type(f"{name} must be a sequence of {expected}, got one of {describe(item)}")
@@ -194,7 +194,7 @@ class Keys:
 def parse_config(config: Any, label: str = "config") -> Keys:
     """The keys of a config, a mapping or an object with to_dict()."""
     if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
-        with _checks.callback():
+        with errors.callback():
             config = config.to_dict()
     return Keys(mapping_of_strings(label, config, "a mapping or have to_dict()"))
 

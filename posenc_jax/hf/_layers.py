@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from posenc_jax import _checks
-from posenc_jax._checks import require
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import require
 from posenc_jax.hf._config import ALIBI, POSITIONS, WORDS, Config
 from posenc_jax.hf._keys import Keys
 
@@ -66,7 +66,7 @@ def _listed_types(config: Config, count: int) -> list[str] | None:
     names = "attn_layer_indices", "full_attn_idxs"
     full, blocks = _list(config, *names), _list(config, "block_types")
     if blocks:  # RecurrentGemma
-        blocks = [_checks.one_of("block_types", block, ("recurrent", "attention")) for block in blocks]
+        blocks = [checks.one_of("block_types", block, ("recurrent", "attention")) for block in blocks]
         full = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
     if full is None:
         return None
@@ -158,7 +158,7 @@ def _no_rope_flags(config: Config, count: int) -> list[bool]:
         return [bool(flag) for flag in flags]
     name = "no_rope_layer_interval"
     usual = config.model.no_rope_interval
-    period = config.or_default(usual or None, name) if interval is None else _checks.positive_int(name, interval)
+    period = config.or_default(usual or None, name) if interval is None else checks.positive_int(name, interval)
     return [not period or (i + 1) % period != 0 for i in range(count)]
 
 
@@ -177,6 +177,6 @@ def bases_of(config: Config, count: int) -> list[float | None]:
     bases = config.items(key) if key in config.model.reads else None
     if bases is None:
         return [None] * count
-    numbers = [_checks.number(key, 0 if base is None else base) for base in bases]
+    numbers = [checks.number(key, 0 if base is None else base) for base in bases]
     require(len(numbers) == count, "{} must hold {} numbers, got {}", key, count, len(numbers))
     return [*numbers]

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax import _checks, _parts
-from posenc_jax._checks import invalid, public, require
-from posenc_jax._parts import Grid, Part, Run
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import invalid, public, require
+from posenc_jax._positions import spans
+from posenc_jax._positions.spans import Grid, Part, Run
 from posenc_jax.hf._config import check_spelling
 from posenc_jax.hf._keys import Keys, check_case, check_read, mapping_of_strings, parse_config
 from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
@@ -80,19 +81,19 @@ def positions_from_tokens(
       Hugging Face transformers 5.23.0: get_rope_index of the models' own modules.
     """
     keys, facts = _model_of(config)
-    tokens, kept = _parts.parse_tokens(tokens, mask)
+    tokens, kept = spans.parse_tokens(tokens, mask)
     kinds = _kinds(keys, facts, tokens)
     images, videos = _grids(keys, facts, image_grids, video_grids, video_seconds)
     dtype = np.int64 if facts.whole_times else np.float32
     positions = np.zeros((*tokens.shape, 3), np.int32 if facts.whole_times else dtype)
     for row in np.ndindex(tokens.shape[:-1]):
-        runs = list(_parts.runs_of(row, kinds[row], kept[row]))
+        runs = list(spans.runs_of(row, kinds[row], kept[row]))
         if facts.audio is None:
             parts = (_part_of(facts, run, images, videos) for run in runs)
         else:
             parts = _omni_parts(facts, runs, images, videos)
-        positions[row][kept[row]] = _parts.placed(parts, dtype)
-    _parts.check_all_taken((*images, *videos))
+        positions[row][kept[row]] = spans.placed(parts, dtype)
+    spans.check_all_taken((*images, *videos))
     return jax.device_put(positions)
 
 
@@ -122,7 +123,7 @@ def _model_of(config: Any) -> tuple[Keys, Multimodal]:
 def _token(keys: Keys, name: str, default: int) -> int:
     """A token id, which may also be called an index."""
     names = f"{name}_id", f"{name}_index"
-    return _checks.integer(keys.spelled(*names), keys.get(*names, default=default))
+    return checks.integer(keys.spelled(*names), keys.get(*names, default=default))
 
 
 def _part(keys: Keys, name: str, key: str) -> Keys:
@@ -134,7 +135,7 @@ def _part(keys: Keys, name: str, key: str) -> Keys:
 
 def _count(keys: Keys, name: str, default: int) -> int:
     """The value of a key that counts something."""
-    return _checks.positive_int(keys.label + name, keys.get(name, default=default))
+    return checks.positive_int(keys.label + name, keys.get(name, default=default))
 
 
 # Tokens and grids
@@ -166,8 +167,8 @@ def _grids(
         _count(_part(keys, facts.merge_part, name), name, 2) if name in facts.merge_keys else 1
         for name in ("spatial_merge_size", "temporal_merge_size")
     )
-    images = _parts.parse_grids("image_grids", image_grids, merge)
-    videos = _parts.parse_grids(
+    images = spans.parse_grids("image_grids", image_grids, merge)
+    videos = spans.parse_grids(
         "video_grids", video_grids, merge, video_seconds, steps_name="video_seconds", frames=frames
     )
     if facts.video is None and facts.video_edges is None:
@@ -180,7 +181,7 @@ def _grids(
         require(video_seconds is not None or not videos, missing)
         videos = [_timed(keys, facts, facts.rate, grid) for grid in videos]
     if facts.separate_frames:
-        videos = [frame for grid in videos for frame in _parts.frames_of(grid)]
+        videos = [frame for grid in videos for frame in spans.frames_of(grid)]
     return deque(images), deque(videos)
 
 
@@ -188,19 +189,19 @@ def _timed(keys: Keys, facts: Multimodal, rate: tuple[str, str, int], grid: Grid
     """The video with its step in positions instead of seconds."""
     part, name, default = rate
     keys = _part(keys, part, name)
-    per_second = _checks.positive_float32(keys.label + name, keys.number(name, default))
+    per_second = checks.positive_float32(keys.label + name, keys.number(name, default))
     if facts.seconds_first:
         return grid._replace(rate=per_second, whole=facts.whole_times).fitting()
     step = per_second * float(np.float32(grid.step))  # the processor writes the seconds as float32
-    step = _checks.positive_float32(f"{keys.label}{name} times the seconds of {grid.name}", step)
+    step = checks.positive_float32(f"{keys.label}{name} times the seconds of {grid.name}", step)
     return grid._replace(step=step).fitting()
 
 
 def _part_of(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Grid]) -> Part:
     """A text, an image, a video or a frame."""
     if run.kind == TEXT:
-        return _parts.text(run.length)
-    grid = _parts.next_grid(images, "image", run) if run.kind == IMAGE else _parts.next_grid(videos, "video", run)
+        return spans.text(run.length)
+    grid = spans.next_grid(images, "image", run) if run.kind == IMAGE else spans.next_grid(videos, "video", run)
     return grid.check(run.length, run.where).part(facts.following)
 
 
@@ -213,17 +214,17 @@ def _omni_parts(facts: Multimodal, runs: list[Run], images: deque[Grid], videos:
     One token starts an image, a video or audio, and one ends it; two start and end a video with audio inside. They are
     parts of their own, because the model rounds every sum of fractional positions.
     """
-    spans = [list(span) for _, span in itertools.groupby(runs, lambda run: run.kind == TEXT)]
-    edges = [0 if span[0].kind == TEXT else min(len(span), 2) for span in spans]
-    for span, before, after in zip(spans, [0, *edges], [*edges[1:], 0], strict=False):
-        if span[0].kind == TEXT:
-            yield from _text_between(facts, span[0], before, after)
-        elif len(span) > 1:
-            yield _video_with_audio(facts, span, videos)
-        elif span[0].kind == AUDIO:
-            yield _parts.text(span[0].length)._replace(extent=None)
+    groups = [list(group) for _, group in itertools.groupby(runs, lambda run: run.kind == TEXT)]
+    edges = [0 if group[0].kind == TEXT else min(len(group), 2) for group in groups]
+    for group, before, after in zip(groups, [0, *edges], [*edges[1:], 0], strict=False):
+        if group[0].kind == TEXT:
+            yield from _text_between(facts, group[0], before, after)
+        elif len(group) > 1:
+            yield _video_with_audio(facts, group, videos)
+        elif group[0].kind == AUDIO:
+            yield spans.text(group[0].length)._replace(extent=None)
         else:
-            yield _part_of(facts, span[0], images, videos)
+            yield _part_of(facts, group[0], images, videos)
 
 
 def _text_between(facts: Multimodal, run: Run, ends: int, starts: int) -> list[Part]:
@@ -233,9 +234,9 @@ def _text_between(facts: Multimodal, run: Run, ends: int, starts: int) -> list[P
     require(run.length >= needed, message, run.where)
     ends = min(ends, run.length)
     starts = min(starts, run.length - ends)
-    first = [_SHARED] if ends == 2 and facts.edges_share_position else [_parts.text(1)] * ends
-    last = _SHARED if starts == 2 and facts.edges_share_position else _parts.text(starts)
-    return [*first, _parts.text(run.length - ends - starts), last]
+    first = [_SHARED] if ends == 2 and facts.edges_share_position else [spans.text(1)] * ends
+    last = _SHARED if starts == 2 and facts.edges_share_position else spans.text(starts)
+    return [*first, spans.text(run.length - ends - starts), last]
 
 
 _SHARED = Part(np.zeros((2, 3), np.int64), 1)  # two tokens at one position
@@ -248,8 +249,8 @@ def _video_with_audio(facts: Multimodal, span: list[Run], videos: deque[Grid]) -
     frames = kinds == VIDEO
     message = "{} must have text between placeholders, unless they are those of a video and its audio"
     require({run.kind for run in span} == {VIDEO, AUDIO}, message, where)
-    grid = _parts.next_grid(videos, "video", span[0]).check(int(frames.sum()), where)
+    grid = spans.next_grid(videos, "video", span[0]).check(int(frames.sum()), where)
     offsets = np.zeros((len(kinds), 3), np.int64 if facts.whole_times else np.float32)
     offsets[frames] = grid.part(facts.following).offsets
-    offsets[~frames] = _parts.text(int((~frames).sum())).offsets
+    offsets[~frames] = spans.text(int((~frames).sum())).offsets
     return Part(offsets, None, last=1)

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posenc_jax import _checks
-from posenc_jax._arrays import compute_dtype
-from posenc_jax._checks import public, require, require_type
-from posenc_jax._exponentials import expm1
-from posenc_jax._frequencies import Frequencies
-from posenc_jax._waves import Angles, Waves, pair_waves
-from posenc_jax._xla import product
+from posenc_jax._frequencies.angles import Angles, Waves, pair_waves
+from posenc_jax._frequencies.frequencies import Frequencies
+from posenc_jax._jax import checks
+from posenc_jax._jax.arrays import compute_dtype
+from posenc_jax._jax.errors import public, require, require_type
+from posenc_jax._jax.workarounds import product
+from posenc_jax._numerics.exponentials import expm1
 
 Shapes = dict[str, tuple[Any, ...]]  # of parameters, by their names
 
@@ -59,7 +59,7 @@ class HeadScale:
         for field, value in (("scale", self.scale), ("bias", self.bias)):
             require_type(isinstance(value, str), field, "a string", value)
         require(self.scale != self.bias, "scale and bias must have different names, got {!r}", self.scale)
-        object.__setattr__(self, "num_heads", _checks.positive_int("num_heads", self.num_heads))
+        object.__setattr__(self, "num_heads", checks.positive_int("num_heads", self.num_heads))
 
 
 def shapes_of(how: Any, num_heads: Any = None) -> Shapes:
@@ -84,7 +84,7 @@ def parse_parameters(given: Any, shapes: Shapes) -> dict[str, jax.Array]:
 
 
 def _parse(name: str, value: Any, shape: tuple[Any, ...]) -> jax.Array:
-    array = _checks.floats(name, value, ("size",))
+    array = checks.floats(name, value, ("size",))
     require(array.shape == shape, "{} must have shape {}, got {}", name, shape, array.shape)
     return array
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from posenc_jax import _checks
-from posenc_jax._checks import public, require
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import public, require
 
 _LIMIT = 2**31
 
@@ -60,13 +60,13 @@ class PatchGrid:
     def __post_init__(self) -> None:
         """Checks the fields."""
         for name in ("merge", "window", "leading", "trailing", "offset", "inside"):
-            value = _checks.integer(name, getattr(self, name), 0)
+            value = checks.integer(name, getattr(self, name), 0)
             require(value < 2**16, "{} must be below 65,536, got {!r:.60}", name, value)
             object.__setattr__(self, name, value)
         for name in ("centres", "timed", "frames"):
-            object.__setattr__(self, name, _checks.flag(name, getattr(self, name)))
-        shapes = _checks.sequence("shapes", self.shapes, "(height, width)")
-        pairs = tuple(_checks.positive_ints(f"shapes[{i}]", shape) for i, shape in enumerate(shapes))
+            object.__setattr__(self, name, checks.flag(name, getattr(self, name)))
+        shapes = checks.sequence("shapes", self.shapes, "(height, width)")
+        pairs = tuple(checks.positive_ints(f"shapes[{i}]", shape) for i, shape in enumerate(shapes))
         require(all(len(shape) == 2 for shape in pairs), "shapes must hold (height, width), got {!r:.60}", shapes)
         object.__setattr__(self, "shapes", pairs)
         require(not (self.centres and (self.offset or self.timed)), "centres must have no offset and no frames")
@@ -107,7 +107,7 @@ def _order(grid: PatchGrid, time: np.ndarray, row: np.ndarray, column: np.ndarra
 
 def _parse_shape(grid: PatchGrid, shape: Any) -> tuple[int, int, int]:
     """(frames, height, width)."""
-    sides = _checks.positive_ints("shape", shape)
+    sides = checks.positive_ints("shape", shape)
     fits = len(sides) == 2 or len(sides) == 3 and grid.frames
     expected = "(height, width) or (time, height, width)" if grid.frames else "(height, width)"
     require(fits, "shape must be {}, in patches, got {}", expected, sides)

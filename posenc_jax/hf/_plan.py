@@ -10,11 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posenc_jax import _arguments, _checks
-from posenc_jax._checks import Layout, public, require, require_type
-from posenc_jax._frequencies import Frequencies, parse_static
-from posenc_jax._pairs import TurnSettings
-from posenc_jax._xla import compiled
+from posenc_jax._frequencies.frequencies import Frequencies
+from posenc_jax._frequencies.parser import parse_static
+from posenc_jax._jax import checks
+from posenc_jax._jax.checks import Layout
+from posenc_jax._jax.errors import public, require, require_type
+from posenc_jax._jax.workarounds import compiled
+from posenc_jax._rotary.parser import parse_head_axis
+from posenc_jax._rotary.rotation import TurnSettings
 from posenc_jax.hf import _apply
 from posenc_jax.hf._apply import ROLES, Role
 from posenc_jax.hf._parameters import HeadScale, shapes_of
@@ -52,18 +55,18 @@ class QueryScale:
     @public
     def __post_init__(self) -> None:
         """Checks the fields."""
-        coefficient, period = _checks.number("coefficient", self.coefficient), _checks.length("period", self.period)
+        coefficient, period = checks.number("coefficient", self.coefficient), checks.length("period", self.period)
         offset = self.offset
         fits = isinstance(offset, int) and not isinstance(offset, bool) and 0 <= offset < period
         require(fits, "offset must be an integer from 0 to below {}, got {!r}", period, offset)
-        _checks.one_of("form", self.form, ("steps", "log", "power"))
+        checks.one_of("form", self.form, ("steps", "log", "power"))
         object.__setattr__(self, "coefficient", coefficient)
         object.__setattr__(self, "period", period)
 
     @public
     def __call__(self, positions: jax.typing.ArrayLike) -> jax.Array:
         """The factor, float32, for positions of at least 0, of any shape."""
-        return _query_scale(_checks.array("positions", positions), self)
+        return _query_scale(checks.array("positions", positions), self)
 
 
 @compiled("query_scale", static_argnums=1)
@@ -112,7 +115,7 @@ class RotaryLayer:
     def __post_init__(self) -> None:
         """Checks the fields."""
         object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True))
-        object.__setattr__(self, "head_dim", _checks.positive_int("head_dim", self.head_dim))
+        object.__setattr__(self, "head_dim", checks.positive_int("head_dim", self.head_dim))
         message = "frequencies of width {} must fit into a head_dim of {}"
         require(self.rotary_dim <= self.head_dim, message, self.rotary_dim, self.head_dim)
         fits = self.query_scale is None or isinstance(self.query_scale, (QueryScale, HeadScale))
@@ -164,16 +167,16 @@ class RotaryPlan:
     @public
     def __post_init__(self) -> None:
         """Checks the fields."""
-        layers = _checks.sequence("layers", self.layers, "RotaryLayer")
+        layers = checks.sequence("layers", self.layers, "RotaryLayer")
         fits = layers and all(isinstance(layer, RotaryLayer) for layer in layers)
         require_type(fits, "layers", "a sequence of at least one RotaryLayer", self.layers)
-        _checks.layout("layout", self.layout)
-        _checks.part("part", self.part)
+        checks.layout("layout", self.layout)
+        checks.part("part", self.part)
         object.__setattr__(self, "layers", layers)
-        object.__setattr__(self, "softmax_scale", _checks.number("softmax_scale", self.softmax_scale))
+        object.__setattr__(self, "softmax_scale", checks.number("softmax_scale", self.softmax_scale))
         fits = self.indexer is None or isinstance(self.indexer, RotaryPlan)
         require_type(fits, "indexer", "a RotaryPlan or None", self.indexer)
-        _checks.flag("rotates_values", self.rotates_values)
+        checks.flag("rotates_values", self.rotates_values)
 
     @property
     def parameters(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -249,7 +252,7 @@ class RotaryPlan:
         index = _apply.parse_layer(layer, [z.head_dim for z in self.layers])
         if role in ("value", "output") and not self.rotates_values:
             x = _apply.parse_width(x)
-            _arguments.parse_head_axis("x", x, head_axis)
+            parse_head_axis("x", x, head_axis)
             return x
         softmax_scale = self.softmax_scale if scaled and role == "query" else 1.0
         layers = tuple(
@@ -298,7 +301,7 @@ class RotaryPlan:
           >>> bool(jnp.allclose(moved, plan.rotate(x, 0, head_axis=-2), atol=1e-6))
           True
         """
-        require_type(offset is not None, "offset", _checks.POSITIONS.text, offset)
+        require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
         index = _apply.parse_layer(layer, [z.head_dim for z in self.layers])
         layers = tuple(
             _apply.LayerTurn(how.frequencies.with_attention_factor(1.0), learned_log_factor=how.learned_log_factor)
@@ -319,9 +322,9 @@ class RotaryPlan:
 
     def _parse_role_and_scaled(self, role: Any, scaled: Any) -> tuple[Role | None, bool]:
         """The role and whether to scale; each must be given if it matters."""
-        scaled = scaled if scaled is None else _checks.flag("scaled", scaled)
+        scaled = scaled if scaled is None else checks.flag("scaled", scaled)
         if role is not None:
-            _checks.one_of("role", role, ROLES)
+            checks.one_of("role", role, ROLES)
         scaling = [i for i, layer in enumerate(self.layers) if layer.query_scale]
         message = 'role must be "query" or "key", because layer {} scales its queries, got None'
         require(role or not scaling, message, *scaling[:1])

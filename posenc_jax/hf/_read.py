@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from posenc_jax import _checks
-from posenc_jax._checks import Layout, invalid, public, require
-from posenc_jax._frequencies import geometric
-from posenc_jax._scalings import temperature
+from posenc_jax._frequencies.frequencies import geometric
+from posenc_jax._frequencies.scalings import temperature
+from posenc_jax._jax import checks, errors
+from posenc_jax._jax.checks import Layout
+from posenc_jax._jax.errors import invalid, public, require
 from posenc_jax.hf._composite import text_of
 from posenc_jax.hf._config import Config, model_of, overrides
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
@@ -77,13 +78,13 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     Reference:
       Hugging Face transformers 5.23.0: modeling_rope_utils.py, configuration_utils.py and the models' own modules.
     """
-    length = None if length is None else _checks.positive_int("length", length)
+    length = None if length is None else checks.positive_int("length", length)
     values = text_of(config)
     new = rewritten(values)
     try:
         return _agreed_plan(new, layout, length)
     except (TypeError, ValueError) as error:
-        message = str(error).removeprefix(_checks.prefixed(""))
+        message = str(error).removeprefix(errors.prefixed(""))
         if message != str(error) and _names_rewritten(message, values, new):
             error.args = (f"{error} (by the spelling of model_type {values['model_type']!r}: {note_of(values)})",)
         elif " is missing" in message and (typo := _misspelled(values, message)):
@@ -165,7 +166,7 @@ def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> R
     """The plan of sparse attention's indexer: the spectra of the layers, in heads of its own width."""
     names, flag, reads = ("index_head_dim", "indexer_head_dim"), "indexer_rope_interleave", config.model.reads
     part = config.get("indexer_part", default="first") if "indexer_part" in reads else "first"
-    part, facts = _checks.one_of("indexer_part", part, ("first", "last")), config.model.indexer
+    part, facts = checks.one_of("indexer_part", part, ("first", "last")), config.model.indexer
     if not (facts and (config.found(*names) or facts.head_dim)):
         return None
     head_dim = config.integer(*names) if config.found(*names) else config.or_default(facts.head_dim, *names)
@@ -229,7 +230,7 @@ def _layout(config: Config, given: Any) -> Layout:
     said |= {n: "interleaved" if config.flag(n) else "half" for n in config.found(*others)}
     written = config.found(*said)
     if given is not None:
-        return _checks.layout("layout", given)
+        return checks.layout("layout", given)
     if names[0] in model.reads and not read:
         config.or_default(model.layout == "interleaved" or None, names[0])  # a null means halves
     if model.layout and not read:
@@ -241,6 +242,6 @@ def _layout(config: Config, given: Any) -> Layout:
 def _softmax_scale(spectra: list[dict[str, Any]]) -> float:
     """The factor by which mscale_all_dim multiplies the scores of latent attention."""
     roots = [temperature(d["factor"], d["mscale_all_dim"]) for d in spectra if "mscale_all_dim" in d]
-    scales = {_checks.number("the square that mscale_all_dim asks for", x * x) for x in roots} or {1.0}
+    scales = {checks.number("the square that mscale_all_dim asks for", x * x) for x in roots} or {1.0}
     require(len(scales) == 1, "mscale_all_dim asks for different scales of the scores, {}", sorted(scales))
     return scales.pop()

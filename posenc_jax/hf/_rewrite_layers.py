@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posenc_jax import _checks
-from posenc_jax._checks import require, require_type
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import require, require_type
 from posenc_jax.hf._config import RAW
 from posenc_jax.hf._keys import Keys, equal, mapping
 from posenc_jax.hf._layers import COUNTS, count_of
@@ -94,7 +94,7 @@ def muse(config: dict[str, Any]) -> None:
     count, bases = count_of(Keys(config)), take_layers(config, "layer_rope_theta")
     if bases is None:
         bases = [(count - 1 - i) % 4 for i in range(count)]
-    put_flags(config, [_checks.number("layer_rope_theta", base) for base in bases])
+    put_flags(config, [checks.number("layer_rope_theta", base) for base in bases])
 
 
 def cohere2_moe(config: dict[str, Any]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posenc_jax import _checks
-from posenc_jax._checks import require
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import require
 from posenc_jax.hf._config import ORIGINAL, POSITIONS, RAW
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping
 from posenc_jax.hf._layers import count_of
@@ -42,7 +42,7 @@ def mimo_v2(config: dict[str, Any]) -> None:
     if flags is None and not nested:
         return
     d = Keys(config)
-    width = _checks.size("head_dim", d.get("head_dim", default=192))
+    width = checks.size("head_dim", d.get("head_dim", default=192))
     d.or_default(width, "swa_head_dim")
     take_only(config, width, "swa_head_dim")
     types = [SLIDING if flag else FULL for flag in flags or ()]
@@ -93,7 +93,7 @@ def step3p5(config: dict[str, Any]) -> None:
     else:
         _put_settings_by_type(config, types, more)
     shares = Keys(config).found(SHARES[0])  # for the layer types without one
-    share = _checks.number(next(iter(shares)), agreed(shares)) if shares else None
+    share = checks.number(next(iter(shares)), agreed(shares)) if shares else None
     if share is not None:  # under its own name, which the settings lack
         require(0 < share <= 1, "{} must be more than 0 and at most 1, got {!r:.60}", next(iter(shares)), share)
     for name in Keys(config).found(*RAW) if shares else ():
@@ -162,12 +162,12 @@ def molmo2(config: dict[str, Any]) -> None:
 def neomme(config: dict[str, Any]) -> None:
     """Pairs alternate between row and column."""
     d = Keys(config)
-    head_dim = _checks.size("head_dim", d.get("head_dim", default=64))
+    head_dim = checks.size("head_dim", d.get("head_dim", default=64))
     given = settings_of_types(config)
     spectra = {}
     for kind, (base, share) in {FULL: (1e6, 0.25), SLIDING: (1e4, 1.0)}.items():
         own = Keys(mapping(f"rope_parameters.{kind}", given.get(kind, {})), f"rope_parameters.{kind}")
-        rotated = _checks.number("partial_rotary_factor", head_dim * own.number("partial_rotary_factor", share))
+        rotated = checks.number("partial_rotary_factor", head_dim * own.number("partial_rotary_factor", share))
         pairs = int(rotated) // 2
         refuse({"model_type": "neomme", **own.values}, "mrope_section", "mrope_interleaved", "interleaved")
         outside = config.get("rope_theta")
@@ -309,7 +309,7 @@ def qwen(config: dict[str, Any]) -> None:
     d = Keys(config)
     if d.flag("use_dynamic_ntk", default=True):
         refuse(config, *RAW)
-        length = _checks.length("seq_length", d.need("seq_length"))
+        length = checks.length("seq_length", d.need("seq_length"))
         config["rope_scaling"] = {"rope_type": "dynamic_steps", "max_position_embeddings": length}
     config["max_position_embeddings"] = None
     config["use_logn_attn"] = d.flag("use_logn_attn", default=True)
@@ -344,7 +344,7 @@ def internlm(config: dict[str, Any]) -> None:
         config["rope_theta"] = agreed(d.take("base") | Keys(config).found("rope_theta"))
     factor, kind = d.number("scaling_factor", 1.0), d.get("type", default="origin")
     d.finish()
-    if _checks.one_of("rotary.type", kind, ("origin", "dynamic")) == "dynamic":
+    if checks.one_of("rotary.type", kind, ("origin", "dynamic")) == "dynamic":
         refuse(config, *RAW)
         config["rope_scaling"] = {"rope_type": "dynamic", "factor": factor}
 
@@ -445,7 +445,7 @@ def deepseek_v4(config: dict[str, Any]) -> None:
     """Values rotate too, outputs back; sliding layers have rope_theta, others compress_rope_theta and the scaling."""
     refuse(config, "rope_on_values", "indexer_part")
     d, types = Keys(config), _layer_types_of_v4(config)
-    head_dim = _checks.size("head_dim", d.get("head_dim", default=512))
+    head_dim = checks.size("head_dim", d.get("head_dim", default=512))
     outer = d.number("partial_rotary_factor", None)
     if outer is None and d.found("qk_rope_head_dim"):
         width = d.integer("qk_rope_head_dim")

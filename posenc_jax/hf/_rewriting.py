@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from posenc_jax import _checks
-from posenc_jax._checks import invalid, require
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import RAW
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping
 from posenc_jax.hf._layers import count_of
@@ -73,7 +73,7 @@ def take_only(config: dict[str, Any], usual: Any, *names: str) -> None:
 
 def _same(value: Any, usual: Any) -> bool:
     """Whether two values are equal, and both numbers or of one type: True is not 1, but 128 is 128.0."""
-    if _checks.is_number(value) and _checks.is_number(usual):
+    if checks.is_number(value) and checks.is_number(usual):
         return equal(value, usual)
     return type(value) is type(usual) and value == usual
 
@@ -206,4 +206,4 @@ def parse_natural(config: Mapping[str, Any], name: str, default: int) -> int:
     value = Keys(config).get(name, default=default)
     fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     require(fits, "{} must be an integer of at least 0, got {!r:.60}", name, value)
-    return _checks.integer(name, value)
+    return checks.integer(name, value)

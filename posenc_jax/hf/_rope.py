@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from posenc_jax import _checks
-from posenc_jax._axes import multi_section
-from posenc_jax._checks import invalid, require
-from posenc_jax._frequencies import Frequencies, geometric
-from posenc_jax._ntk import dynamic_ntk, ntk
-from posenc_jax._scalings import linear_scaling, llama3, longrope, proportional, temperature, yarn
+from posenc_jax._frequencies.axes import multi_section
+from posenc_jax._frequencies.frequencies import Frequencies, geometric
+from posenc_jax._frequencies.ntk import dynamic_ntk, ntk
+from posenc_jax._frequencies.scalings import linear_scaling, llama3, longrope, proportional, temperature, yarn
+from posenc_jax._jax import checks, errors
+from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import ORIGINAL, Config, canonical
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal
 from posenc_jax.hf._typos import meant
@@ -53,7 +53,7 @@ def rope_type_of(d: Keys) -> str:
         near = meant(str(result), known)
         message = "{} must be one of {}, got {!r:.60}: is {} meant?"
         require(not near, message, name, known, result, " or ".join(map(repr, near)))
-        result = _checks.one_of(name, result, known)
+        result = checks.one_of(name, result, known)
     require("mrope" not in found.values() or d.found("mrope_section"), "{}mrope_section is missing", d.label)
     return result
 
@@ -125,7 +125,7 @@ def _length(found: dict[str, Any], missing: str) -> int:
     """A number of positions by its spellings; a file may have it as a float."""
     value = agreed(found, missing=missing)
     whole = isinstance(value, float) and value.is_integer()
-    return _checks.length(next(iter(found)), int(value) if whole else value)
+    return checks.length(next(iter(found)), int(value) if whole else value)
 
 
 def _default(x: Rope) -> tuple[Settings, Make]:
@@ -194,7 +194,7 @@ def _scaled_amplitude(d: Keys, own: float) -> float:
 
 def _longrope(x: Rope) -> tuple[Settings, Make]:
     names = ("short_factor", "long_factor")
-    lists = {name: _checks.sequence(x.d.label + name, x.d.need(name), "numbers") for name in names}
+    lists = {name: checks.sequence(x.d.label + name, x.d.need(name), "numbers") for name in names}
     lengths = {"original_max": x.original(), "factor": x.factor(), "length": x.needed_length()}
     # Phi-3-small and Phi-3.5-MoE have one amplitude for each list.
     own = {name: x.d.number(name, None) for name in ("short_mscale", "long_mscale")}
@@ -245,7 +245,7 @@ def _coordinates(x: Rope, frequencies: Frequencies, said: str) -> tuple[Frequenc
     message = "{} is missing, and {} of model_type {!r} do not sum to {} pairs"
     fits = x.d.found("mrope_section") or sum(sections) == count
     require(fits, message, name, sections, x.config.model_type, count)
-    sections = _checks.positive_ints(name, sections)
+    sections = checks.positive_ints(name, sections)
     few = len(sections) <= 3 or not x.config.model_type
     require(few, "{}mrope_section must have three sections, got {}", x.d.label, sections)
     if "mrope_alternating" in model.reads and x.d.flag("mrope_alternating"):
@@ -254,7 +254,7 @@ def _coordinates(x: Rope, frequencies: Frequencies, said: str) -> tuple[Frequenc
     own = {f"that of model_type {x.config.model_type!r}": model.interleaved_sections}
     own = {} if model.interleaved_sections is None else own
     interleaved = agreed(x.d.take("mrope_interleaved", "interleaved") | own, False)
-    with _checks.labelled(said):
+    with errors.labelled(said):
         frequencies = multi_section(frequencies, sections, interleaved=interleaved)
     return frequencies, {"mrope_section": sections, "mrope_interleaved": bool(interleaved)}
 
@@ -277,7 +277,7 @@ def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
     settings, make = _TYPES[name](x)
     backward = "rope_backward" in model.reads and x.d.flag("rope_backward")
     said = next((f"{key} {value!r}" for key, value in x.d.found("rope_type", "type").items()), x.d.name or "rope_type")
-    with _checks.labelled(said):
+    with errors.labelled(said):
         frequencies = make()
     frequencies, coordinates = _coordinates(x, frequencies, said)
     if backward:

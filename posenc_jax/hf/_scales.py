@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from posenc_jax import _checks
-from posenc_jax._checks import require
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._keys import Keys, mapping
 from posenc_jax.hf._parameters import HeadScale
@@ -24,7 +24,7 @@ def scale_with_positions(rope: Rope) -> QueryScale | None:
     if config.model.query_scale == "beta":
         return QueryScale(rope.d.number("llama_4_scaling_beta"), rope.original())
     if config.model.query_scale == "logn" and config.flag("use_logn_attn"):
-        length = _checks.length("seq_length", config.need("seq_length"))
+        length = checks.length("seq_length", config.need("seq_length"))
         require(length > 1, "seq_length must be over 1, got {}", length)
         return QueryScale(1 / math.log(length), length, 1, "log")
     return None
@@ -40,7 +40,7 @@ def scale_without_positions(config: Config) -> QueryScale | None:
     if not config.flag("attn_temperature_tuning", default=True):
         return None
     coefficient = config.number("attn_scale", 0.1)
-    period = _checks.length("floor_scale", config.get("floor_scale", default=8192))
+    period = checks.length("floor_scale", config.get("floor_scale", default=8192))
     require(period > 1, "floor_scale must be over 1, got {}", period)  # above the offset
     return QueryScale(coefficient, period, 1)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from posenc_jax import _checks
-from posenc_jax._checks import invalid, require
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import VERSION, Config
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping, mapping_of_strings
 from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
@@ -157,4 +157,4 @@ def base_of(d: Keys, config: Config, kind: str) -> float:
     found = own | outside or ({} if default is None else {f"the base of model_type {config.model_type!r}": default})
     base = agreed(found, missing="rope_theta")
     check_agreement({next(iter(found)): base} | others)
-    return _checks.positive(next(iter(found)), base)
+    return checks.positive(next(iter(found)), base)

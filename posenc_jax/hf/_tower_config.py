@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posenc_jax import _checks
-from posenc_jax._checks import invalid, require
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._keys import Keys, agreed, check_case, check_read, mapping_of_strings, parse_config
 from posenc_jax.hf._towers import CHOSEN, FIXED, REFUSED, TOWERS, Tower
 
@@ -30,7 +30,7 @@ class TowerConfig(Keys):
 
 def parse_count(config: Keys, name: str, default: int, least: int = 1) -> int:
     """The value of a key that counts something."""
-    value = _checks.integer(config.label + name, value_of(config, name, default), least)
+    value = checks.integer(config.label + name, value_of(config, name, default), least)
     require(value < 2**16, "{}{} must be below 65,536, got {!r:.60}", config.label, name, value)
     return value
 

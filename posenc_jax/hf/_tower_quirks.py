@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from posenc_jax import _checks
-from posenc_jax._checks import require
-from posenc_jax._frequencies import geometric
-from posenc_jax._scalings import linear_scaling
+from posenc_jax._frequencies.frequencies import geometric
+from posenc_jax._frequencies.scalings import linear_scaling
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import require
 from posenc_jax.hf._keys import Keys, agreed
 from posenc_jax.hf._plan import RotaryLayer
 from posenc_jax.hf._tower_config import TowerConfig, parse_count, value_of
@@ -50,7 +50,7 @@ def sam3(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     require(rows and columns, "image_size must hold a patch, got {}", (width, height))
     indices = config.items("global_attn_indexes")
     indices = (7, 15, 23, 31) if indices is None else indices
-    whole = {_checks.integer(f"global_attn_indexes[{i}]", index, 0) for i, index in enumerate(indices)}
+    whole = {checks.integer(f"global_attn_indexes[{i}]", index, 0) for i, index in enumerate(indices)}
     layer, grid, count = plan.layers[0], plan.grids[0], len(plan.layers)
     scaled = dataclasses.replace(layer, frequencies=linear_scaling(layer.frequencies, columns / window))
     inside, all_of_it = dataclasses.replace(grid, inside=window), dataclasses.replace(grid, shapes=((rows, columns),))
@@ -81,7 +81,7 @@ def sam3_tracker(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     tower = config.within("vision_config").within("backbone_config")
     side = _side(tower, parse_count(config, "image_size", 1008))
     found = config.take("memory_attention_rope_feat_sizes")
-    sizes = {name: _checks.positive_ints(name, value) for name, value in found.items()}
+    sizes = {name: checks.positive_ints(name, value) for name, value in found.items()}
     return _with_grid(plan, shapes=(agreed({"image_size / patch_size": (side, side)} | sizes),))
 
 
@@ -102,7 +102,7 @@ def efficientloftr(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     for d in (*config.settings, config):
         share = "partial_rotary_factor"
         for key, value in (d.take(share) or {f"{share}, where absent,": 4.0}).items():
-            fits = _checks.number(key, value) == heads / 2
+            fits = checks.number(key, value) == heads / 2
             require(fits, "{} must be {}, half of the heads, got {}", key, heads / 2, value)
     return plan
 
@@ -136,7 +136,7 @@ def _side(config: Keys, image: int) -> int:
 
 def _grid(config: Keys, name: str, default: int) -> tuple[int, int]:
     """(height, width), which the config has as width and height."""
-    sides = _checks.positive_ints(name, value_of(config, name, (default, default)))
+    sides = checks.positive_ints(name, value_of(config, name, (default, default)))
     require(len(sides) == 2, "{} must hold a width and a height, got {}", name, sides)
     return sides[1], sides[0]
 
@@ -144,6 +144,6 @@ def _grid(config: Keys, name: str, default: int) -> tuple[int, int]:
 def _pair(config: Keys, name: str, default: int) -> tuple[int, int]:
     """(width, height), which are one number if they are equal."""
     value = value_of(config, name, default)
-    sides = _checks.positive_ints(name, (value, value) if isinstance(value, int) else value)
+    sides = checks.positive_ints(name, (value, value) if isinstance(value, int) else value)
     require(len(sides) == 2, "{} must be a number or a width and a height, got {!r:.60}", name, value)
     return sides[0], sides[1]

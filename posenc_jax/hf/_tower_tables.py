@@ -7,10 +7,10 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from posenc_jax import _checks
-from posenc_jax._checks import invalid, require
-from posenc_jax._learned import resize_table
-from posenc_jax._xla import compiled
+from posenc_jax._encodings.learned import resize_table
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import invalid, require
+from posenc_jax._jax.workarounds import compiled
 from posenc_jax.hf._patches import PatchGrid, patch_indices
 from posenc_jax.hf._towers import TowerTable
 
@@ -46,18 +46,18 @@ def rows_of(how: TowerTable, grid: PatchGrid, table: Any, shape: Any) -> jax.Arr
     _check_known(how)
     require(how != "none", "table must be left out: this tower has no learned table")
     axes = ("2", "positions", "dim") if how == "by_coordinate" else ("rows", "columns", "dim")
-    table = _checks.floats("table", table, axes)
+    table = checks.floats("table", table, axes)
     fits = table.ndim == 3 and 0 not in table.shape[:2] and (how != "by_coordinate" or table.shape[0] == 2)
     require(fits, "table must have shape {}, got {}", f"({', '.join(axes)})", table.shape)
-    _checks.unsharded("table", table, 0)
-    _checks.unsharded("table", table, 1)
+    checks.unsharded("table", table, 0)
+    checks.unsharded("table", table, 1)
     height, width, row, column = patch_indices(grid, shape)
     if how == "by_coordinate":
         longest = max(height, width)
         require(longest <= table.shape[1], "table of {} positions is too small for {}", table.shape[1], shape)
     same = how != "fixed" or table.shape[:2] == (height, width)
     require(same, "table of {} rows and columns must be of the grid {}", table.shape[:2], (height, width))
-    row, column = (_checks.on_device(x.astype(np.int32)) for x in (row, column))
+    row, column = (checks.on_device(x.astype(np.int32)) for x in (row, column))
     return _rows_of(table, row, column, how=how, size=(height, width))
 
 

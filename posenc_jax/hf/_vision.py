@@ -6,11 +6,11 @@ import math
 import re
 from typing import Any
 
-from posenc_jax import _checks
-from posenc_jax._axes import join
-from posenc_jax._checks import public, require
-from posenc_jax._frequencies import Frequencies, geometric
-from posenc_jax._scalings import linear_scaling
+from posenc_jax._frequencies.axes import join
+from posenc_jax._frequencies.frequencies import Frequencies, geometric
+from posenc_jax._frequencies.scalings import linear_scaling
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import public, require
 from posenc_jax.hf._config import check_spelling
 from posenc_jax.hf._keys import agreed, speaks_of_positions
 from posenc_jax.hf._patches import PatchGrid
@@ -91,13 +91,13 @@ def _head_dim(config: TowerConfig) -> int:
         (name,) = facts.hidden
         width = config.get(name, default=facts.defaults.get(name))
         require(width is not None, "{} is missing", name)
-        return _checks.size(name, width)
+        return checks.size(name, width)
     name, hidden, heads = config.spelled(*facts.hidden), config.integer(*facts.hidden), config.integer(*facts.heads)
     rate = "memory_attention_downsample_rate"
     heads *= parse_count(config, rate, facts.defaults[rate]) if rate in facts.defaults else 1
     require(hidden % heads == 0, "{} = {} must be a multiple of {}", name, hidden, heads)
     agreed({f"{name} / heads": hidden // heads} | own)
-    return _checks.size("head_dim", hidden // heads)
+    return checks.size("head_dim", hidden // heads)
 
 
 def _base(config: TowerConfig) -> float:
@@ -111,9 +111,9 @@ def _base(config: TowerConfig) -> float:
         found = outside | d.take("rope_theta")
         bases[next(iter(found), d.name)] = agreed(found, facts.theta)
         for key, kind in d.take("rope_type", "type").items():
-            _checks.one_of(key, kind, facts.rope_types)
+            checks.one_of(key, kind, facts.rope_types)
     bases = bases or outside
-    return _checks.positive(next(iter(bases), "rope_theta"), agreed(bases, facts.theta))
+    return checks.positive(next(iter(bases), "rope_theta"), agreed(bases, facts.theta))
 
 
 def _spectrum(facts: Tower, base: float, head_dim: int) -> Frequencies:

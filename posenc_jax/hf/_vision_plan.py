@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from posenc_jax import _arguments, _checks
-from posenc_jax._checks import public, require, require_type, wrong_type
-from posenc_jax._frequencies import Frequencies
+from posenc_jax._frequencies.frequencies import Frequencies
+from posenc_jax._frequencies.parser import refuse_one_position, shape_of_rows
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import public, require, require_type, wrong_type
+from posenc_jax._rotary.parser import parse_head_axis
 from posenc_jax.hf import _apply
 from posenc_jax.hf._apply import Role
 from posenc_jax.hf._patches import PatchGrid, patch_positions
@@ -60,14 +62,14 @@ class VisionPlan(RotaryPlan):
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        grids = _checks.sequence("grids", self.grids, "PatchGrid")
+        grids = checks.sequence("grids", self.grids, "PatchGrid")
         fits = len(grids) == len(self.layers) and all(isinstance(grid, PatchGrid) for grid in grids)
         require_type(fits, "grids", f"a sequence of {len(self.layers)} PatchGrid, one for each layer", self.grids)
         object.__setattr__(self, "grids", grids)
-        slices = _checks.positive_int("slices", self.slices)
+        slices = checks.positive_int("slices", self.slices)
         fits = slices == 1 or all(_spectra(layer, slices) for layer in self.layers)
         require(fits, "slices must be 1, or the number of equal spectra that fill each head, got {}", slices)
-        _checks.one_of("table", self.table, TABLES)
+        checks.one_of("table", self.table, TABLES)
 
     @property
     @public
@@ -203,15 +205,13 @@ class VisionPlan(RotaryPlan):
             return super().rotate(x, layer, positions, head_axis=head_axis, **options)
         slices, head_dim = self.slices, self.layers[0].head_dim
         x = _apply.parse_width(x, {head_dim})
-        _checks.unsharded("x", x)
+        checks.unsharded("x", x)
         require(positions is not None, "positions must be given, because they have several coordinates, got None")
-        positions = _checks.on_device(_checks.array("positions", positions))
+        positions = checks.on_device(checks.array("positions", positions))
         fits = positions.shape[-1:] == (slices,)
         require(fits, "positions must have a last axis of size {}, got shape {}", slices, positions.shape)
-        head_axis = _arguments.parse_head_axis("x", x, head_axis)
-        _arguments.refuse_one_position(
-            "positions", positions.shape[:-1], "x", _arguments.shape_of_rows(x, head_axis), axes=slices
-        )
+        head_axis = parse_head_axis("x", x, head_axis)
+        refuse_one_position("positions", positions.shape[:-1], "x", shape_of_rows(x, head_axis), axes=slices)
         spectra = [_spectra(how, slices) for how in self.layers]
         layers = [RotaryLayer(dataclasses.replace(f[0], axes=None), head_dim // slices) for f in spectra]
         plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in spectra[0] if f.axes])
@@ -245,4 +245,4 @@ def _with_merge_size(grid: PatchGrid, merge_size: Any) -> PatchGrid:
         require(merge_size is None, message, grid.merge, merge_size)
         return grid
     require(merge_size is not None, "merge_size must be given, because it comes with each image, got None")
-    return dataclasses.replace(grid, merge=_checks.positive_int("merge_size", merge_size))
+    return dataclasses.replace(grid, merge=checks.positive_int("merge_size", merge_size))

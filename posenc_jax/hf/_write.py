@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from posenc_jax._checks import public, require, require_type
+from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._read import rotary_from_config
 from posenc_jax.hf._rope import MAXIMUM

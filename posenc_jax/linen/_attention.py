@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from posenc_jax._checks import Layout, Part, naming, public
-from posenc_jax._frequencies import Frequencies
-from posenc_jax._modules import bounded_phase
-from posenc_jax._positional_attention import PositionalSettings, parse_attention
+from posenc_jax._flax.attention import PositionalSettings, parse_attention
+from posenc_jax._flax.calls import bounded_phase
+from posenc_jax._frequencies.frequencies import Frequencies
+from posenc_jax._jax.checks import Layout, Part
+from posenc_jax._jax.errors import naming, public
 from posenc_jax.linen._encodings import PoPE
 
 

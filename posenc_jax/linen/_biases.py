@@ -12,11 +12,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import ArrayLike
 
-from posenc_jax import _checks, _content_bias, _modules
-from posenc_jax._bias import alibi
-from posenc_jax._checks import OutOfRange, public
-from posenc_jax._learned_bias import check_scale, t5
-from posenc_jax._modules import Form, Side, default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
+from posenc_jax._biases import content
+from posenc_jax._biases.formulas import alibi
+from posenc_jax._biases.learned import check_scale, t5
+from posenc_jax._flax import calls, initializers, settings
+from posenc_jax._flax.initializers import default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
+from posenc_jax._flax.settings import Form, Side
+from posenc_jax._jax import checks
+from posenc_jax._jax.checks import OutOfRange
+from posenc_jax._jax.errors import public
 
 
 class ALiBi(nn.Module):
@@ -44,7 +48,7 @@ class ALiBi(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(self, _checks.positive_int, "num_heads")
+        settings.check_fields(self, checks.positive_int, "num_heads")
         super().__post_init__()
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
@@ -112,9 +116,9 @@ class T5Bias(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(self, _checks.positive_int, "num_heads num_buckets max_distance")
-        _modules.check_fields(self, _checks.flag, "bidirectional")
-        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
+        settings.check_fields(self, checks.positive_int, "num_heads num_buckets max_distance")
+        settings.check_fields(self, checks.flag, "bidirectional")
+        settings.check_fields(self, checks.floating_dtype, "param_dtype")
         super().__post_init__()
 
     @nn.compact
@@ -167,18 +171,18 @@ class KERPLE(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(self, _checks.positive_int, "num_heads")
-        _modules.check_fields(self, _modules.parse_form, "form")
-        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
+        settings.check_fields(self, checks.positive_int, "num_heads")
+        settings.check_fields(self, settings.parse_form, "form")
+        settings.check_fields(self, checks.floating_dtype, "param_dtype")
         super().__post_init__()
 
     @nn.compact
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
-        default_r1_init, default_r2_init = _modules.default_kerple_inits(self.form)
+        default_r1_init, default_r2_init = initializers.default_kerple_inits(self.form)
         r1 = self.param("free_r1", self.r1_init or default_r1_init, (self.num_heads,), self.param_dtype)
         r2 = self.param("free_r2", self.r2_init or default_r2_init, (self.num_heads,), self.param_dtype)
-        return _modules.unconstrained_kerple(self.form, query_positions, key_positions, r1, r2)
+        return calls.unconstrained_kerple(self.form, query_positions, key_positions, r1, r2)
 
 
 class FIRE(nn.Module):
@@ -229,8 +233,8 @@ class FIRE(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(self, _checks.positive_int, "num_heads hidden")
-        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
+        settings.check_fields(self, checks.positive_int, "num_heads hidden")
+        settings.check_fields(self, checks.floating_dtype, "param_dtype")
         check_scale(self.c, self.threshold)
         super().__post_init__()
 
@@ -241,12 +245,12 @@ class FIRE(nn.Module):
         w2 = self.param("kernel2", self.kernel_init, (self.hidden, self.num_heads), self.param_dtype)
         b1 = self.param("bias1", self.bias_init, (self.hidden,), self.param_dtype)
         b2 = self.param("bias2", self.bias_init, (self.num_heads,), self.param_dtype)
-        c_init = nn.initializers.constant(_modules.inverse_softplus(self.c))
+        c_init = nn.initializers.constant(initializers.inverse_softplus(self.c))
         c = self.param("free_c", c_init, (), self.param_dtype)
-        multiplier_init = nn.initializers.constant(_modules.SOFTPLUS_IS_ONE)
+        multiplier_init = nn.initializers.constant(initializers.SOFTPLUS_IS_ONE)
         multiplier = self.param("free_multiplier", multiplier_init, (), self.param_dtype)
         mlp = w1, b1, w2, b2
-        return _modules.unconstrained_fire(query_positions, key_positions, mlp, c, multiplier, self.threshold)
+        return calls.unconstrained_fire(query_positions, key_positions, mlp, c, multiplier, self.threshold)
 
 
 class RelativePositionBias(nn.Module):
@@ -301,21 +305,21 @@ class RelativePositionBias(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        self.window = _checks.positive_ints("window", self.window)
-        _modules.check_fields(self, _checks.positive_int, "num_heads")
-        _modules.check_fields(self, _checks.flag, "class_token symmetric flat")
-        _modules.check_fields(self, _checks.out_of_range, "out_of_range")
-        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
+        self.window = checks.positive_ints("window", self.window)
+        settings.check_fields(self, checks.positive_int, "num_heads")
+        settings.check_fields(self, checks.flag, "class_token symmetric flat")
+        settings.check_fields(self, checks.out_of_range, "out_of_range")
+        settings.check_fields(self, checks.floating_dtype, "param_dtype")
         super().__post_init__()
 
     @nn.compact
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
-        shape = _modules.offsets_shape(tuple(self.window), self.num_heads, self.symmetric)
+        shape = settings.offsets_shape(tuple(self.window), self.num_heads, self.symmetric)
         table, prefix = self.param("embedding", self.embedding_init, shape, self.param_dtype), None
         if self.class_token:
             prefix = self.param("prefix", self.prefix_init, (3, self.num_heads), self.param_dtype)
-        return _modules.relative_bias(self, query_positions, key_positions, table, prefix)
+        return calls.relative_bias(self, query_positions, key_positions, table, prefix)
 
 
 class ContentBias(nn.Module):
@@ -369,19 +373,19 @@ class ContentBias(nn.Module):
     num_heads: int | None = None
     first: int | None = None
     max_distance: int | None = None
-    out_of_range: _content_bias.OutOfRange = "error"
+    out_of_range: content.OutOfRange = "error"
     param_dtype: Any = jnp.float32
     embedding_init: nn.initializers.Initializer = default_embedding_init
 
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(self, _checks.positive_int, "num_rows head_dim")
-        _modules.check_fields(self, _modules.parse_side, "of")
-        _modules.check_fields(self, _modules.parse_scale, "scale")
-        _modules.check_fields(self, functools.partial(_modules.optional, _checks.positive_int), "num_heads")
-        _modules.check_rows(self)
-        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
+        settings.check_fields(self, checks.positive_int, "num_rows head_dim")
+        settings.check_fields(self, settings.parse_side, "of")
+        settings.check_fields(self, settings.parse_scale, "scale")
+        settings.check_fields(self, functools.partial(settings.optional, checks.positive_int), "num_heads")
+        settings.check_rows(self)
+        settings.check_fields(self, checks.floating_dtype, "param_dtype")
         super().__post_init__()
 
     @nn.compact
@@ -389,6 +393,6 @@ class ContentBias(nn.Module):
         self, query_positions: ArrayLike, key_positions: ArrayLike, query: ArrayLike, key: ArrayLike
     ) -> jax.Array:
         """Float32 (..., heads, queries, keys), of query (..., queries, heads, head_dim) and key likewise."""
-        shape = _modules.rows_shape(self.num_rows, self.num_heads, self.head_dim)
+        shape = settings.rows_shape(self.num_rows, self.num_heads, self.head_dim)
         table = self.param("embedding", self.embedding_init, shape, self.param_dtype)
-        return _modules.scaled_content_bias(self, query_positions, key_positions, query, key, table)
+        return calls.scaled_content_bias(self, query_positions, key_positions, query, key, table)

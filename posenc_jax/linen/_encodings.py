@@ -11,14 +11,17 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import ArrayLike
 
-from posenc_jax import _checks, _modules
-from posenc_jax._checks import Layout, OutOfRange, Part, public
-from posenc_jax._fourier import fourier_features
-from posenc_jax._frequencies import Frequencies, parse_static
-from posenc_jax._learned import add_learned
-from posenc_jax._modules import default_embedding_init, default_phase_init
-from posenc_jax._rotary import rotary
-from posenc_jax._sinusoidal import add_sinusoidal
+from posenc_jax._encodings.fourier import fourier_features
+from posenc_jax._encodings.learned import add_learned
+from posenc_jax._encodings.sinusoidal import add_sinusoidal
+from posenc_jax._flax import calls, settings
+from posenc_jax._flax.initializers import default_embedding_init, default_phase_init
+from posenc_jax._frequencies.frequencies import Frequencies
+from posenc_jax._frequencies.parser import parse_static
+from posenc_jax._jax import checks
+from posenc_jax._jax.checks import Layout, OutOfRange, Part
+from posenc_jax._jax.errors import public
+from posenc_jax._rotary.rotary import rotary
 
 
 class SinusoidalEncoding(nn.Module):
@@ -53,19 +56,19 @@ class SinusoidalEncoding(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        frequencies, *_ = _modules.parse_sinusoidal(self.frequencies, self.layout, self.scale)
+        frequencies, *_ = settings.parse_sinusoidal(self.frequencies, self.layout, self.scale)
         object.__setattr__(self, "frequencies", frequencies)
         super().__post_init__()
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`add_sinusoidal` of x, (..., seq, d_model), with these settings."""
-        positions = _modules.counted_at_init(self, x, positions)
+        positions = calls.counted_at_init(self, x, positions)
         return add_sinusoidal(x, positions, self.frequencies, layout=self.layout, scale=self.scale)
 
     @public
     def table(self, length: int, dtype: Any = jnp.float32) -> jax.Array:
         """The encodings of positions 0 to length − 1, shape (length, d_model)."""
-        return _modules.sinusoidal_table(length, self.frequencies, self.layout, dtype)
+        return calls.sinusoidal_table(length, self.frequencies, self.layout, dtype)
 
 
 class LearnedEncoding(nn.Module):
@@ -106,10 +109,10 @@ class LearnedEncoding(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(self, _checks.positive_int, "num_embeddings features")
-        _modules.check_fields(self, _checks.out_of_range, "out_of_range")
-        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
-        _checks.number("scale", self.scale)
+        settings.check_fields(self, checks.positive_int, "num_embeddings features")
+        settings.check_fields(self, checks.out_of_range, "out_of_range")
+        settings.check_fields(self, checks.floating_dtype, "param_dtype")
+        checks.number("scale", self.scale)
         super().__post_init__()
 
     @nn.compact
@@ -117,7 +120,7 @@ class LearnedEncoding(nn.Module):
         """`add_learned` of x, (..., seq, d_model), with this table and these settings."""
         shape = (self.num_embeddings, self.features)
         embedding = self.param("embedding", self.embedding_init, shape, self.param_dtype)
-        positions = _modules.counted_at_init(self, x, positions)
+        positions = calls.counted_at_init(self, x, positions)
         return add_learned(x, embedding, positions, scale=self.scale, out_of_range=self.out_of_range)
 
 
@@ -155,13 +158,13 @@ class RotaryEncoding(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        frequencies, *_ = _modules.parse_rotary(self.frequencies, self.layout, self.part)
+        frequencies, *_ = settings.parse_rotary(self.frequencies, self.layout, self.part)
         object.__setattr__(self, "frequencies", frequencies)
         super().__post_init__()
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`rotary` of x, queries or keys, with these settings."""
-        positions = _modules.counted_at_init(self, x, positions, self.head_axis)
+        positions = calls.counted_at_init(self, x, positions, self.head_axis)
         return rotary(x, positions, self.frequencies, layout=self.layout, head_axis=self.head_axis, part=self.part)
 
 
@@ -209,11 +212,11 @@ class PoPE(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(self, _checks.positive_int, "num_heads")
+        settings.check_fields(self, checks.positive_int, "num_heads")
         object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True))
-        _modules.check_fields(self, _checks.layout, "layout")
-        _modules.check_fields(self, _checks.integer, "head_axis")
-        _modules.check_fields(self, _checks.floating_dtype, "param_dtype")
+        settings.check_fields(self, checks.layout, "layout")
+        settings.check_fields(self, checks.integer, "head_axis")
+        settings.check_fields(self, checks.floating_dtype, "param_dtype")
         super().__post_init__()
 
     def setup(self) -> None:
@@ -231,8 +234,8 @@ class PoPE(nn.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """`pope` of query and key, (..., seq, heads, head_dim); keys stand at `positions` unless they have others."""
         at = positions if key_positions is None else key_positions
-        counted = functools.partial(_modules.counted_at_init, self, head_axis=self.head_axis)
-        return _modules.polar(self, query, key, counted(query, positions), counted(key, at), self.delta)
+        counted = functools.partial(calls.counted_at_init, self, head_axis=self.head_axis)
+        return calls.polar(self, query, key, counted(query, positions), counted(key, at), self.delta)
 
 
 class FourierFeatures(nn.Module):
@@ -277,11 +280,11 @@ class FourierFeatures(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_fields(self, _checks.positive_int, "in_features num_features")
-        _modules.check_fields(self, _checks.flag, "learned")
-        _modules.check_fields(self, _checks.layout, "layout")
-        _modules.check_fields(self, _checks.floating_dtype, "dtype param_dtype")
-        _checks.positive("scale", self.scale)
+        settings.check_fields(self, checks.positive_int, "in_features num_features")
+        settings.check_fields(self, checks.flag, "learned")
+        settings.check_fields(self, checks.layout, "layout")
+        settings.check_fields(self, checks.floating_dtype, "dtype param_dtype")
+        checks.positive("scale", self.scale)
         super().__post_init__()
 
     @nn.compact
@@ -335,12 +338,12 @@ class TimestepEmbedding(nn.Module):
 
     def __post_init__(self) -> None:
         """Checks the settings."""
-        _modules.check_timestep_settings(self)
+        calls.check_timestep_settings(self)
         super().__post_init__()
 
     def __call__(self, timesteps: ArrayLike) -> jax.Array:
         """`timestep_embedding` of timesteps (...,), with these settings."""
-        return _modules.embed_timesteps(self, timesteps)
+        return calls.embed_timesteps(self, timesteps)
 
 
 # Flax writes `__init__`, whose error for a base would not name `frequencies`.

@@ -11,11 +11,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from posenc_jax import _checks, _content_bias, _modules
-from posenc_jax._bias import alibi
-from posenc_jax._checks import OutOfRange, callback, public
-from posenc_jax._learned_bias import check_scale, t5
-from posenc_jax._modules import Form, Side, default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
+from posenc_jax._biases import content
+from posenc_jax._biases.formulas import alibi
+from posenc_jax._biases.learned import check_scale, t5
+from posenc_jax._flax import calls, initializers, settings
+from posenc_jax._flax.initializers import default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
+from posenc_jax._flax.settings import Form, Side
+from posenc_jax._jax import checks
+from posenc_jax._jax.checks import OutOfRange
+from posenc_jax._jax.errors import callback, public
 
 
 class ALiBi(nnx.Module):
@@ -40,7 +44,7 @@ class ALiBi(nnx.Module):
 
     @public
     def __init__(self, num_heads: int):
-        self.num_heads = _checks.positive_int("num_heads", num_heads)
+        self.num_heads = checks.positive_int("num_heads", num_heads)
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
@@ -107,11 +111,11 @@ class T5Bias(nnx.Module):
         embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads = _checks.positive_int("num_heads", num_heads)
-        self.num_buckets = _checks.positive_int("num_buckets", num_buckets)
-        self.max_distance = _checks.positive_int("max_distance", max_distance)
-        self.bidirectional = _checks.flag("bidirectional", bidirectional)
-        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
+        self.num_heads = checks.positive_int("num_heads", num_heads)
+        self.num_buckets = checks.positive_int("num_buckets", num_buckets)
+        self.max_distance = checks.positive_int("max_distance", max_distance)
+        self.bidirectional = checks.flag("bidirectional", bidirectional)
+        param_dtype = checks.floating_dtype("param_dtype", param_dtype)
         with callback():
             value = embedding_init(rngs.params(), (self.num_buckets, self.num_heads), param_dtype)
         self.embedding = nnx.Param(value, **embedding_metadata)
@@ -169,9 +173,9 @@ class KERPLE(nnx.Module):
         metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads, self.form = _checks.positive_int("num_heads", num_heads), _modules.parse_form("form", form)
-        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
-        default_r1_init, default_r2_init = _modules.default_kerple_inits(self.form)
+        self.num_heads, self.form = checks.positive_int("num_heads", num_heads), settings.parse_form("form", form)
+        param_dtype = checks.floating_dtype("param_dtype", param_dtype)
+        default_r1_init, default_r2_init = initializers.default_kerple_inits(self.form)
         with callback():
             r1 = (r1_init or default_r1_init)(rngs.params(), (self.num_heads,), param_dtype)
             r2 = (r2_init or default_r2_init)(rngs.params(), (self.num_heads,), param_dtype)
@@ -180,7 +184,7 @@ class KERPLE(nnx.Module):
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
         r1, r2 = self.free_r1[...], self.free_r2[...]
-        return _modules.unconstrained_kerple(self.form, query_positions, key_positions, r1, r2)
+        return calls.unconstrained_kerple(self.form, query_positions, key_positions, r1, r2)
 
 
 class FIRE(nnx.Module):
@@ -236,10 +240,10 @@ class FIRE(nnx.Module):
         bias_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads = _checks.positive_int("num_heads", num_heads)
-        self.hidden = _checks.positive_int("hidden", hidden)
+        self.num_heads = checks.positive_int("num_heads", num_heads)
+        self.hidden = checks.positive_int("hidden", hidden)
         c, self.threshold = check_scale(c, threshold)
-        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
+        param_dtype = checks.floating_dtype("param_dtype", param_dtype)
         with callback():
             w1 = kernel_init(rngs.params(), (1, self.hidden), param_dtype)
             w2 = kernel_init(rngs.params(), (self.hidden, self.num_heads), param_dtype)
@@ -247,14 +251,14 @@ class FIRE(nnx.Module):
             b2 = bias_init(rngs.params(), (self.num_heads,), param_dtype)
         self.kernel1, self.kernel2 = nnx.Param(w1, **kernel_metadata), nnx.Param(w2, **kernel_metadata)
         self.bias1, self.bias2 = nnx.Param(b1, **bias_metadata), nnx.Param(b2, **bias_metadata)
-        self.free_c = nnx.Param(jnp.asarray(_modules.inverse_softplus(c), param_dtype))
-        self.free_multiplier = nnx.Param(jnp.asarray(_modules.SOFTPLUS_IS_ONE, param_dtype))
+        self.free_c = nnx.Param(jnp.asarray(initializers.inverse_softplus(c), param_dtype))
+        self.free_multiplier = nnx.Param(jnp.asarray(initializers.SOFTPLUS_IS_ONE, param_dtype))
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
         mlp = self.kernel1[...], self.bias1[...], self.kernel2[...], self.bias2[...]
         learned = self.free_c[...], self.free_multiplier[...]
-        return _modules.unconstrained_fire(query_positions, key_positions, mlp, *learned, self.threshold)
+        return calls.unconstrained_fire(query_positions, key_positions, mlp, *learned, self.threshold)
 
 
 class RelativePositionBias(nnx.Module):
@@ -324,13 +328,13 @@ class RelativePositionBias(nnx.Module):
         prefix_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.window = _checks.positive_ints("window", window)
-        self.num_heads = _checks.positive_int("num_heads", num_heads)
-        class_token, self.flat = _checks.flag("class_token", class_token), _checks.flag("flat", flat)
-        self.symmetric = _checks.flag("symmetric", symmetric)
-        self.out_of_range = _checks.out_of_range("out_of_range", out_of_range)
-        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
-        shape = _modules.offsets_shape(self.window, self.num_heads, self.symmetric)
+        self.window = checks.positive_ints("window", window)
+        self.num_heads = checks.positive_int("num_heads", num_heads)
+        class_token, self.flat = checks.flag("class_token", class_token), checks.flag("flat", flat)
+        self.symmetric = checks.flag("symmetric", symmetric)
+        self.out_of_range = checks.out_of_range("out_of_range", out_of_range)
+        param_dtype = checks.floating_dtype("param_dtype", param_dtype)
+        shape = settings.offsets_shape(self.window, self.num_heads, self.symmetric)
         with callback():
             table = embedding_init(rngs.params(), shape, param_dtype)
             prefix = prefix_init(rngs.params(), (3, self.num_heads), param_dtype) if class_token else None
@@ -340,7 +344,7 @@ class RelativePositionBias(nnx.Module):
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
         prefix = None if self.prefix is None else self.prefix[...]
-        return _modules.relative_bias(self, query_positions, key_positions, self.embedding[...], prefix)
+        return calls.relative_bias(self, query_positions, key_positions, self.embedding[...], prefix)
 
 
 class ContentBias(nnx.Module):
@@ -390,7 +394,7 @@ class ContentBias(nnx.Module):
     """
 
     of: Side
-    out_of_range: _content_bias.OutOfRange
+    out_of_range: content.OutOfRange
 
     @public
     def __init__(
@@ -403,22 +407,22 @@ class ContentBias(nnx.Module):
         num_heads: int | None = None,
         first: int | None = None,
         max_distance: int | None = None,
-        out_of_range: _content_bias.OutOfRange = "error",
+        out_of_range: content.OutOfRange = "error",
         param_dtype: Any = jnp.float32,
         embedding_init: nnx.Initializer = default_embedding_init,
         embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_rows = _checks.positive_int("num_rows", num_rows)
-        self.head_dim = _checks.positive_int("head_dim", head_dim)
-        self.of, self.scale = _modules.parse_side("of", of), _modules.parse_scale("scale", scale)
-        self.num_heads = _modules.optional(_checks.positive_int, "num_heads", num_heads)
-        self.first = _modules.optional(_checks.integer, "first", first)
-        self.max_distance = _modules.optional(_checks.integer, "max_distance", max_distance)
+        self.num_rows = checks.positive_int("num_rows", num_rows)
+        self.head_dim = checks.positive_int("head_dim", head_dim)
+        self.of, self.scale = settings.parse_side("of", of), settings.parse_scale("scale", scale)
+        self.num_heads = settings.optional(checks.positive_int, "num_heads", num_heads)
+        self.first = settings.optional(checks.integer, "first", first)
+        self.max_distance = settings.optional(checks.integer, "max_distance", max_distance)
         self.out_of_range = out_of_range
-        _modules.check_rows(self)
-        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
-        shape = _modules.rows_shape(self.num_rows, self.num_heads, self.head_dim)
+        settings.check_rows(self)
+        param_dtype = checks.floating_dtype("param_dtype", param_dtype)
+        shape = settings.rows_shape(self.num_rows, self.num_heads, self.head_dim)
         with callback():
             value = embedding_init(rngs.params(), shape, param_dtype)
         self.embedding = nnx.Param(value, **embedding_metadata)
@@ -428,4 +432,4 @@ class ContentBias(nnx.Module):
     ) -> jax.Array:
         """Float32 (..., heads, queries, keys), of query (..., queries, heads, head_dim) and key likewise."""
         arrays = query_positions, key_positions, query, key, self.embedding[...]
-        return _modules.scaled_content_bias(self, *arrays)
+        return calls.scaled_content_bias(self, *arrays)

@@ -11,14 +11,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from posenc_jax import _checks, _modules
-from posenc_jax._checks import Layout, OutOfRange, Part, callback, public
-from posenc_jax._fourier import fourier_features
-from posenc_jax._frequencies import Frequencies, parse_static
-from posenc_jax._learned import add_learned
-from posenc_jax._modules import default_embedding_init, default_phase_init
-from posenc_jax._rotary import rotary
-from posenc_jax._sinusoidal import add_sinusoidal
+from posenc_jax._encodings.fourier import fourier_features
+from posenc_jax._encodings.learned import add_learned
+from posenc_jax._encodings.sinusoidal import add_sinusoidal
+from posenc_jax._flax import calls, settings
+from posenc_jax._flax.initializers import default_embedding_init, default_phase_init
+from posenc_jax._frequencies.frequencies import Frequencies
+from posenc_jax._frequencies.parser import parse_static
+from posenc_jax._jax import checks
+from posenc_jax._jax.checks import Layout, OutOfRange, Part
+from posenc_jax._jax.errors import callback, public
+from posenc_jax._rotary.rotary import rotary
 
 
 class SinusoidalEncoding(nnx.Module):
@@ -51,7 +54,7 @@ class SinusoidalEncoding(nnx.Module):
 
     @public
     def __init__(self, frequencies: Frequencies | int, *, layout: Layout = "interleaved", scale: float = 1.0):
-        self.frequencies, self.layout, self.scale = _modules.parse_sinusoidal(frequencies, layout, scale)
+        self.frequencies, self.layout, self.scale = settings.parse_sinusoidal(frequencies, layout, scale)
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`add_sinusoidal` of x, (..., seq, d_model), with these settings."""
@@ -60,7 +63,7 @@ class SinusoidalEncoding(nnx.Module):
     @public
     def table(self, length: int, dtype: Any = jnp.float32) -> jax.Array:
         """The encodings of positions 0 to length − 1, shape (length, d_model)."""
-        return _modules.sinusoidal_table(length, self.frequencies, self.layout, dtype)
+        return calls.sinusoidal_table(length, self.frequencies, self.layout, dtype)
 
 
 class LearnedEncoding(nnx.Module):
@@ -107,11 +110,11 @@ class LearnedEncoding(nnx.Module):
         embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_embeddings = _checks.positive_int("num_embeddings", num_embeddings)
-        self.features = _checks.positive_int("features", features)
-        self.out_of_range = _checks.out_of_range("out_of_range", out_of_range)
-        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
-        self.scale = _checks.number("scale", scale)
+        self.num_embeddings = checks.positive_int("num_embeddings", num_embeddings)
+        self.features = checks.positive_int("features", features)
+        self.out_of_range = checks.out_of_range("out_of_range", out_of_range)
+        param_dtype = checks.floating_dtype("param_dtype", param_dtype)
+        self.scale = checks.number("scale", scale)
         with callback():
             value = embedding_init(rngs.params(), (self.num_embeddings, self.features), param_dtype)
         self.embedding = nnx.Param(value, **embedding_metadata)
@@ -173,7 +176,7 @@ class RotaryEncoding(nnx.Module):
         head_axis: int | tuple[int, ...] | None,
         part: Part = "first",
     ):
-        self.frequencies, self.layout, self.part = _modules.parse_rotary(frequencies, layout, part)
+        self.frequencies, self.layout, self.part = settings.parse_rotary(frequencies, layout, part)
         self.head_axis = head_axis
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
@@ -236,10 +239,10 @@ class PoPE(nnx.Module):
         phase_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads = _checks.positive_int("num_heads", num_heads)
+        self.num_heads = checks.positive_int("num_heads", num_heads)
         self.frequencies = parse_static(frequencies, even=True)
-        self.layout, self.head_axis = _checks.layout("layout", layout), _checks.integer("head_axis", head_axis)
-        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
+        self.layout, self.head_axis = checks.layout("layout", layout), checks.integer("head_axis", head_axis)
+        param_dtype = checks.floating_dtype("param_dtype", param_dtype)
         with callback():
             value = phase_init(rngs.params(), (self.num_heads, self.frequencies.num_pairs), param_dtype)
         self.phase = nnx.Param(value, **phase_metadata)
@@ -254,7 +257,7 @@ class PoPE(nnx.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """`pope` of query and key, (..., seq, heads, head_dim); keys stand at `positions` unless they have others."""
         at = positions if key_positions is None else key_positions
-        return _modules.polar(self, query, key, positions, at, self.phase[...])
+        return calls.polar(self, query, key, positions, at, self.phase[...])
 
 
 class FourierFeatures(nnx.Module):
@@ -304,11 +307,11 @@ class FourierFeatures(nnx.Module):
         matrix_metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.in_features = _checks.positive_int("in_features", in_features)
-        self.num_features = _checks.positive_int("num_features", num_features)
-        self.layout, self.dtype = _checks.layout("layout", layout), _checks.floating_dtype("dtype", dtype)
-        param_dtype = _checks.floating_dtype("param_dtype", param_dtype)
-        learned, scale = _checks.flag("learned", learned), _checks.positive("scale", scale)
+        self.in_features = checks.positive_int("in_features", in_features)
+        self.num_features = checks.positive_int("num_features", num_features)
+        self.layout, self.dtype = checks.layout("layout", layout), checks.floating_dtype("dtype", dtype)
+        param_dtype = checks.floating_dtype("param_dtype", param_dtype)
+        learned, scale = checks.flag("learned", learned), checks.positive("scale", scale)
         matrix_init, shape = nnx.initializers.normal(scale), (self.in_features, self.num_features)
         value = matrix_init(rngs.params(), shape, param_dtype)
         self.matrix = nnx.Param(value, **matrix_metadata) if learned else nnx.Variable(value, **matrix_metadata)
@@ -360,8 +363,8 @@ class TimestepEmbedding(nnx.Module):
         self.scale = scale
         self.max_period = max_period
         self.dtype = dtype
-        _modules.check_timestep_settings(self)
+        calls.check_timestep_settings(self)
 
     def __call__(self, timesteps: ArrayLike) -> jax.Array:
         """`timestep_embedding` of timesteps (...,), with these settings."""
-        return _modules.embed_timesteps(self, timesteps)
+        return calls.embed_timesteps(self, timesteps)

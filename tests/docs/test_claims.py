@@ -186,13 +186,6 @@ def test_actions_are_pinned_by_their_commit():
     assert used and [use for use in used if not re.fullmatch(r"\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)] == []
 
 
-def test_the_map_of_the_package():
-    (rows,) = re.findall(r"^\| rooms \|.*\n\|.*\n((?:\|.*\n)+)", PAGES["docs/contributing.md"], flags=re.MULTILINE)
-    named = re.findall(r"`(\w+\.py|\w+/)`", rows)
-    files = {path.name if path.is_file() else f"{path.name}/" for path in (ROOT / "posenc_jax").iterdir()}
-    assert sorted(named) == sorted(files - {"__pycache__/", "py.typed"})
-
-
 BIBLIOGRAPHY = re.findall(
     r'^- <a id="(\w+)"></a>(.*?)(?=^- <a|\Z)', PAGES["docs/bibliography.md"], flags=re.MULTILINE | re.DOTALL
 )

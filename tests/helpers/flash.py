@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from posenc_jax import _blockwise, _flash
-from posenc_jax._operation import Kernels, operation
+from posenc_jax._attention import blockwise
+from posenc_jax._attention.hopper import attend
+from posenc_jax._jax.derivatives import Kernels, operation
 
 ONE = threading.Lock()  # the interpreter keeps its memory once for all programs that run
 
@@ -34,15 +35,15 @@ def _interpreted(settings: Any) -> Any:
 
 
 def _compute(settings: Any, *leaves: Any) -> Any:
-    types = _blockwise.types(settings, *map(jax.typeof, leaves))
-    return _called(lambda *leaves: _flash.forward(_interpreted(settings), *leaves), types, leaves)
+    types = blockwise.types(settings, *map(jax.typeof, leaves))
+    return _called(lambda *leaves: attend.forward(_interpreted(settings), *leaves), types, leaves)
 
 
 def _backward(settings: Any, leaves: Any, outputs: Any, cotangents: Any, moving: Any) -> Any:
     n, m = len(leaves), len(leaves) + len(outputs)
 
     def program(*x: Any) -> Any:
-        return _flash.backward(_interpreted(settings), x[:n], x[n:m], x[m:], moving)
+        return attend.backward(_interpreted(settings), x[:n], x[n:m], x[m:], moving)
 
     types = [x for x, moves in zip(leaves, moving, strict=True) if moves]
     return _called(program, types, (*leaves, *outputs, *cotangents))
@@ -50,12 +51,12 @@ def _backward(settings: Any, leaves: Any, outputs: Any, cotangents: Any, moving:
 
 ATTEND = operation(
     "interpreted_attention",
-    **_flash.PROGRAMS,
+    **attend.PROGRAMS,
     compute=_compute,
-    kernels=Kernels({None: _backward}, _flash.holds_backward),
+    kernels=Kernels({None: _backward}, attend.holds_backward),
 )
 
 
 def interpreted(patch: Any = setattr) -> None:
     """Makes the kernels run in interpret mode, until pytest's `monkeypatch.setattr` as `patch` is undone."""
-    patch(_flash, "kernels", ATTEND)
+    patch(attend, "kernels", ATTEND)

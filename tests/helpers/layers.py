@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax, nn
 
 from posenc_jax import hf
-from posenc_jax._arrays import align
+from posenc_jax._jax.arrays import align
 
 einsum = functools.partial(jnp.einsum, precision="highest")
 

@@ -14,7 +14,7 @@ from helpers.content_biases import difference, differences, output
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
 from oracles import recorded
-from posenc_jax import _content_bias
+from posenc_jax._biases import content
 
 CASES = {case["name"]: case for case in recorded.cases("content_biases")}
 BOUND = 1e-5  # of the largest number, by two float32 programs
@@ -121,7 +121,7 @@ WRONG = [
     ("name", "function", "change", "_"), WRONG, ids=lambda x: x.replace(" ", "_") if isinstance(x, str) else ""
 )
 def test_a_wrong_variant_gives_another_output(example, monkeypatch, name, function, change, _):
-    place = {"split": example, "_edges": _content_bias}.get(function, pe)
+    place = {"split": example, "_edges": content}.get(function, pe)
     monkeypatch.setattr(place, function, change(getattr(place, function)))
     case = CASES[name]
     got = output(example.LAYERS[case["layer"]], case, BLOCK)

@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import graphlib
 import importlib
 import json
 import re
@@ -19,28 +20,8 @@ from helpers.pages import program, text_of
 from posenc_jax import hf, kernels, linen, nnx, plot
 
 PACKAGE, ROOT = Path(pe.__file__).parent, Path(__file__).parents[2]
-# A module imports from floors below its own alone.
-FLOORS = (
-    "_arrays _primitive",
-    "_checks _fixed_point _mesh hf._models hf._multimodal_models hf._refused hf._towers hf._typos",
-    "_distance _figure _frequencies _xla hf._forks hf._keys",
-    "_arguments _axes _exponentials _flash_bias _groups _operation _positions _tile_arguments _tiles _waves hf._config hf._patches hf._tower_config",
-    "_blockwise _flash_gpu_scores _fourier _learned _learned_bias _ntk _parts _scalings _pairs _sinusoidal hf._layers hf._parameters",
-    "_bias _content_bias _flash_gpu _multimodal _relative_bias _turn_forms hf._composite hf._multimodal hf._rewriting hf._rope hf._tower_tables",
-    "_flash_gpu_backward _turn hf._settings kernels",
-    "_flash_gpu_table",
-    "_flash",
-    "_attention",
-    "_offsets _rotary hf._head hf._rewrite_layers hf._rewrite_settings",
-    "_pope _prope _xpos hf._apply hf._rewrites plot",
-    "_modules _positional_attention",
-    "hf._plan linen._biases linen._encodings nnx._biases nnx._encodings",
-    "hf._scales hf._vision_plan linen._attention nnx._attention",
-    "linen nnx",
-    "hf._read hf._tower_quirks",
-    "hf._vision hf._write",
-    "__init__ hf",
-)
+# A module imports from its own room and from those before it, and in a room no circle of imports stands.
+ROOMS = "_jax _numerics _frequencies _positions _rotary _encodings _biases _attention kernels plot hf _flax linen nnx __init__".split()
 FILES = {
     path.relative_to(PACKAGE).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
     for path in PACKAGE.rglob("*.py")
@@ -64,10 +45,11 @@ def imports_of(path):
 
 
 def test_imports_run_downward_only():
-    floors = {module: floor for floor, modules in enumerate(FLOORS) for module in modules.split()}
-    assert set(FILES) == set(floors)
-    pairs = {(module, other) for module, path in FILES.items() for other in imports_of(path)}
-    assert {(module, other) for module, other in pairs if floors[other] >= floors[module]} == set()
+    assert {module.partition(".")[0] for module in FILES} == {*ROOMS}
+    imports = {module: {*imports_of(path)} - {module} for module, path in FILES.items()}
+    floor = {module: ROOMS.index(module.partition(".")[0]) for module in FILES}
+    assert {(module, other) for module in FILES for other in imports[module] if floor[other] > floor[module]} == set()
+    graphlib.TopologicalSorter(imports).prepare()  # raises at a circle
 
 
 UNDOCUMENTED = (
@@ -83,7 +65,7 @@ UNDOCUMENTED = (
 def test_one_module_alone_knows_the_interpreters():
     written = {module: path.read_text(encoding="utf-8") for module, path in FILES.items()}
     knows = {module for module, text in written.items() if any(name in text for name in UNDOCUMENTED)}
-    assert knows == {"_primitive"}
+    assert knows == {"_jax.primitives"}
     assert not any("jax._src" in text for text in written.values())
 
 
@@ -140,7 +122,7 @@ def test_public_names_are_documented():
 
 
 # Functions are found where they are public, and classes and the texts of modules where they stand.
-PRIVATE = "_bias _frequencies _rotary hf._parameters hf._patches hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings".split()
+PRIVATE = "_biases.formulas _frequencies.frequencies _rotary.cos_sin _rotary.rotary hf._parameters hf._patches hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings".split()
 WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in ("hf", "kernels", "linen", "nnx", "plot", *PRIVATE))
 
 
@@ -167,7 +149,7 @@ def test_importing_brings_in_nothing_heavy():
     )
     modules, backends = json.loads(subprocess.check_output([sys.executable, "-c", code], text=True))
     heavy = {"flax", "matplotlib", "jax.extend", "jax._src.pallas", "jax.experimental.pallas"}
-    assert not heavy & set(modules) and not backends and "posenc_jax._xla" in modules
+    assert not heavy & set(modules) and not backends and "posenc_jax._jax.workarounds" in modules
 
 
 def test_flax_is_needed_by_its_modules_alone():
@@ -262,11 +244,17 @@ def test_the_overview_of_the_reference_lists_every_public_name():
     assert set(re.findall(r"\.md#(posenc_jax\.[\w.]+)\)", overview)) == public
 
 
-def test_the_contributing_page_shows_every_module():
+def test_the_contributing_page_shows_every_room():
     page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
-    rooms = page.partition("| rooms | modules |\n")[2].partition("\n\n")[0]
-    modules = {path.name for path in (ROOT / "posenc_jax").glob("*.py")}
-    assert sorted(re.findall(r"`(\w+\.py)`", rooms)) == sorted(modules)
+    rows = re.findall(r"^\| `([\w/.]+?)/?` \| (.*) \|$", page, re.M)
+    rooms = {name.replace("/", ".").removesuffix(".py"): text for name, text in rows}
+    assert [name for name in rooms if "." not in name] == [room for room in ROOMS if room != "__init__"]
+    for room, text in rooms.items():
+        assert room not in FILES or room[0] != "_" or FILES[room].read_text(encoding="utf-8") == f'"""{text}"""\n', room
     assert all(path.read_text(encoding="utf-8").lstrip("r").startswith('"""') for path in FILES.values())
-    folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")} | {"unit"}
     assert folders == set(re.findall(r"^  (\w+)/ ", page.rpartition("\ntests/\n")[2], re.M))
+    private = {room[1:] for room in ROOMS if room[0] == "_"} - {"_init__"}
+    assert {
+        path.name for path in (ROOT / "tests" / "unit").iterdir() if path.is_dir() and path.name[0] != "_"
+    } == private

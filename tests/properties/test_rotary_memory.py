@@ -11,7 +11,7 @@ import pytest
 import posenc_jax as pe
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
-from posenc_jax import _xla
+from posenc_jax._jax import workarounds
 
 pytestmark = pytest.mark.usefixtures("compiled_anew")
 SHAPE = (2, 256, 8, 64)
@@ -178,7 +178,7 @@ def test_one_pass_on_a_cpu(name):
 )
 def test_pairs_have_a_loop_of_their_own_where_xla_keeps_a_barrier(name, apart, monkeypatch):
     """XLA of JAX 0.10 does not, so `test_one_pass_on_a_cpu` sees that loop on JAX 0.12 alone."""
-    monkeypatch.setattr(_xla, "KEEPS_BARRIERS", True)
+    monkeypatch.setattr(workarounds, "KEEPS_BARRIERS", True)
     shape, dim, layout, dtype, _ = PROGRAMS[name]
     rotate = jax.jit(lambda x: pe.rotary(x, frequencies=dim, layout=layout, head_axis=-2))
     text = rotate.lower(jax.ShapeDtypeStruct(shape, dtype)).as_text()

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.of_positions import CASES, DIM, POSITIONS, SEQ, X
 from helpers.tiers import thorough, tiered
-from posenc_jax import _waves
+from posenc_jax._numerics import sines
 
 pytestmark = pytest.mark.usefixtures("compiled_anew")
 RNG = np.random.default_rng(0)
@@ -173,12 +173,12 @@ def test_width_does_not_matter_where_the_frequencies_are_the_same():
 def test_a_sine_is_what_numpy_computes_operation_by_operation():
     # No compiler's contraction of a·b + c to one rounding is in it: NumPy has none.
     phase = np.concatenate([RNG.integers(-(2**31), 2**31, 2**16), np.arange(-(2**31), 2**31, 2**18)]).astype(np.int32)
-    one, half, c1, c3, r = np.float32(1), np.float32(0.5), _waves._C1, _waves._C3, _waves._R
+    one, half, c1, c3, r = np.float32(1), np.float32(0.5), sines._C1, sines._C3, sines._R
     z = (np.abs(phase) - np.int32(2**30)).astype(np.float32) * np.float32(2.0**-30)
     u = z * z
     v = one - u
     want = z + half * (z * (one - (u - v * v * (c1 + c3 * v * (r - u)))))
-    np.testing.assert_array_equal(jax.jit(_waves._sine)(phase), want)
+    np.testing.assert_array_equal(jax.jit(sines.sine)(phase), want)
 
 
 def test_additions_round_the_product_and_then_the_sum():

@@ -51,9 +51,9 @@ def test_modules_of_equal_names_are_told_apart():
     from run import MODULES, Finder, module_of, users_of
 
     assert module_of("nnx/_biases.py") == "nnx._biases" and module_of("nnx/__init__.py") == "nnx"
-    assert MODULES["linen._biases"] == "linen/_biases.py" and not {"nnx", "plot", "_figure"} & MODULES.keys()
+    assert MODULES["linen._biases"] == "linen/_biases.py" and not {"nnx", "plot", "plot._figures"} & MODULES.keys()
     assert users_of("nnx/_biases.py") == ["nnx/_biases.py", "nnx/__init__.py"]
-    assert {"_rotary.py", "nnx/_encodings.py", "__init__.py"} < set(users_of("_rotary.py"))
+    assert {"_rotary/rotary.py", "nnx/_encodings.py", "__init__.py"} < set(users_of("_rotary/rotary.py"))
     finder = Finder(SimpleNamespace(file="nnx/_biases.py", source="fault = 1"))
     assert finder.find_spec("posenc_jax.linen._biases", None) is None
     spec = finder.find_spec("posenc_jax.nnx._biases", None)
@@ -68,9 +68,9 @@ def test_a_sample_outlives_a_change_of_other_lines(monkeypatch, tmp_path):
 
     monkeypatch.setattr(run, "FOLDER", tmp_path)
     source = "".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(40))
-    (tmp_path / "_rotary.py").write_text(source)
-    before, total = run.draw(["_rotary"], 12, 0)
+    (tmp_path / "kernels.py").write_text(source)
+    before, total = run.draw(["kernels"], 12, 0)
     assert len(before) == 12 < total
-    (tmp_path / "_rotary.py").write_text("y = -1\n" + source.replace("x + 7", "x * 7"))
-    names = [{m.name for m in run.draw(["_rotary"], 12, seed)[0]} for seed in (0, 1)]
+    (tmp_path / "kernels.py").write_text("y = -1\n" + source.replace("x + 7", "x * 7"))
+    names = [{m.name for m in run.draw(["kernels"], 12, seed)[0]} for seed in (0, 1)]
     assert len(names[0] & {m.name for m in before}) >= 10 and names[0] != names[1]

@@ -396,9 +396,8 @@ def test_inputs_that_are_refused(call, error, message):
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+    for name in [name for name in sys.modules if name.startswith(("matplotlib.", "posenc_jax.plot"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "posenc_jax.plot")
     with pytest.raises(ImportError, match=r"pip install posenc_jax\[plot\]"):
         importlib.import_module("posenc_jax.plot")

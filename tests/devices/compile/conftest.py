@@ -183,7 +183,7 @@ CASES = [
         (QSB, EACHF),
         table=8192,
     ),
-    # One pass over x, its two halves exchanged in place; tests/unit/test_turn.py says when.
+    # One pass over x, its two halves exchanged in place; tests/unit/rotary/test_rotation.py says when.
     Case("rotary, 12 heads of 64, bfloat16", partial(pe.rotary, head_axis=-2), (S64,), copies=1.06, table=2048),
     Case("rotary, 64, heads first, bfloat16", partial(pe.rotary, head_axis=-3), (H64,), copies=1.09, table=512),
     Case("rotary, 64, backward, bfloat16", _back, (S64, S64), copies=1.06, table=2048),

@@ -50,7 +50,8 @@ NOT_RUN = {
     "test_closeness",
     "test_mutation",
 }
-ROOMS = [path for path in (ROOT / "tests").glob("*/test_*.py") if path.stem not in NOT_RUN]
+BY_ROOM = ROOT.glob("tests/*/test_*.py"), ROOT.glob("tests/unit/*/test_*.py")
+ROOMS = [path for paths in BY_ROOM for path in paths if path.stem not in NOT_RUN]
 TESTS = sorted(path.relative_to(ROOT).as_posix() for path in ROOMS)
 LOOK_AT_NAMES = "tests/tools/test_api.py", "tests/properties/test_package.py"
 SHORT, LONG = 60.0, 480.0  # CPU seconds of the tests of a mutant that is known to survive, and of another
@@ -69,7 +70,7 @@ def module_of(file: str) -> str:
 
 
 # Neither what draws, nor what only lists names.
-MODULES = {module_of(file): file for file in FILES if Path(file).stem not in ("__init__", "plot", "_figure")}
+MODULES = {module_of(file): file for file in FILES if Path(file).stem != "__init__" and not file.startswith("plot/")}
 
 
 class Reach:

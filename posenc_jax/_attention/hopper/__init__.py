@@ -1,0 +1,1 @@
+"""Attention by kernels for NVIDIA Hopper GPUs."""

@@ -1,0 +1,275 @@
+"""The tiles of attention: queries and keys cut into blocks, and the scores of one block beside another.
+
+Blocks of queries are (batch, kv_heads, group, queries, head_dim), those of keys and values (batch, kv_heads, keys,
+width). The scores of a tile are (batch, kv_heads, group, queries, keys).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import eval_jaxpr
+
+from posenc_jax._jax import sharding
+from posenc_jax._jax.arrays import align, compute_dtype
+from posenc_jax._jax.primitives import varying
+from posenc_jax._numerics.distances import difference
+
+
+class Settings(NamedTuple):
+    """How to mask, bias and tile the scores."""
+
+    causal: bool  # whether a key at a later position is masked; if sides have an order, False, because that masks
+    window: tuple[int | None, int | None]  # how many keys before and after a query's position it sees; None: all
+    soft_cap: float | None
+    scale: float
+    block_size: int
+    skips: bool = False  # whether to skip a tile in which no query sees a key
+    bias: Any = None  # a jaxpr that takes the positions of a tile, and the data of its queries and keys
+    tree: Any = None  # how to make `Operands` of their leaves
+    kernel: Any = None  # `hopper.attend.Kernel`, if kernels compute attention
+
+    @property
+    def masked(self) -> bool:
+        """Whether positions mask scores."""
+        return self.causal or self.window != (None, None)
+
+
+class Side(NamedTuple):
+    """What masks and bias read of queries or keys: (length,) on both sides, or (batch or 1, length) on both."""
+
+    positions: jax.Array
+    segments: jax.Array | None = None
+    order: jax.Array | None = None  # a query sees no key of a later order
+    real: jax.Array | None = None  # for keys: False in the padding of the last block, None without padding
+
+
+class Operands(NamedTuple):
+    """The arrays of attention, or their tangents, None for what does not move."""
+
+    query: Any  # (batch, queries, heads, head_dim)
+    key: Any  # (batch, keys, kv_heads, head_dim)
+    value: Any  # (batch, keys, kv_heads, value_dim)
+    sinks: Any  # (heads,) or None
+    sides: Any  # of queries and of keys, each a `Side`
+    query_data: tuple[Any, ...]  # what the bias reads of queries, (batch or 1, queries, heads or 1, …)
+    key_data: tuple[Any, ...]  # what it reads of keys, (batch or 1, keys, kv_heads or 1, …)
+    arrays: tuple[Any, ...]  # what it closes over
+    kernel: tuple[Any, ...] = ()  # what a kernel reads of the bias, computed from what that closes over
+
+
+Read = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]  # what the bias of a tile reads: arrays, query and key data
+
+# Scores
+
+
+def logits(settings: Settings, q: jax.Array, k: jax.Array) -> jax.Array:
+    """The scaled products c q·k."""
+    return dot("bkgqd,bksd->bkgqs", q, k) * settings.scale
+
+
+def scores(settings: Settings, logits: Any, q_side: Side, k_side: Side, read: Read) -> jax.Array:
+    """The scores with their cap and bias, −∞ where a query does not see a key."""
+    if settings.soft_cap is not None:
+        logits = settings.soft_cap * jnp.tanh(logits / settings.soft_cap)
+    result, seen = _biased(settings, logits, q_side, k_side, read), _seen(settings, q_side, k_side)
+    if seen is None:
+        return result
+    return jnp.where(seen[..., None, None, :, :] if seen.ndim == 3 else align(seen, 5), result, -jnp.inf)
+
+
+def _biased(settings: Settings, scores: Any, q_side: Side, k_side: Side, read: Read) -> jax.Array:
+    """Adds the bias of the tile to its scores."""
+    if settings.bias is None:
+        return scores
+    groups, (arrays, q_data, k_data) = scores.shape[1:3], read
+    data = *q_data, *(by_query_heads(x, groups[1]) for x in k_data)
+    (bias,) = map(jnp.asarray, eval_jaxpr(settings.bias, arrays, q_side.positions, k_side.positions, *data))
+    batch, heads, *tile = align(bias, 4).shape
+    groups = groups if heads > 1 else (1, 1)
+    return scores + bias.reshape(batch, *groups, *tile).astype(scores.dtype)
+
+
+def by_query_heads(x: jax.Array, group: int) -> jax.Array:
+    """Data of keys (batch, keys, kv_heads or 1, …) with the heads of the queries, if there are several."""
+    if x.shape[2] == 1 or group == 1:
+        return x
+    shape = (*x.shape[:3], group, *x.shape[3:])
+    return jnp.broadcast_to(x[:, :, :, None], shape).reshape(*x.shape[:2], x.shape[2] * group, *x.shape[3:])
+
+
+def _seen(settings: Settings, q_side: Side, k_side: Side) -> jax.Array | None:
+    """Whether a query sees a key, (queries, keys) or (batch or 1, queries, keys); None if nothing is masked."""
+    seen = []
+    if settings.masked:
+        distance, after = difference(q_side.positions[..., :, None], k_side.positions[..., None, :])
+        seen += _within(settings, distance, after)
+    if q_side.order is not None and k_side.order is not None:
+        seen.append(q_side.order[..., :, None] >= k_side.order[..., None, :])
+    if q_side.segments is not None and k_side.segments is not None:
+        seen.append(q_side.segments[..., :, None] == k_side.segments[..., None, :])
+    if k_side.real is not None:
+        seen.append(k_side.real[None, :])
+    ndim = max((x.ndim for x in seen), default=0)
+    return functools.reduce(jnp.logical_and, (align(x, ndim) for x in seen)) if seen else None
+
+
+def _within(settings: Settings, distance: jax.Array, after: jax.Array) -> list[jax.Array]:
+    """What causality and the window say of keys at this distance, which come after the query or not."""
+    rules, (left, right), most = [], settings.window, np.iinfo(distance.dtype).max
+    if settings.causal:
+        rules.append(~after)
+    elif right is not None and right < most:
+        rules.append(~after | (distance <= np.asarray(right, distance.dtype)))
+    if left is not None and left < most:
+        rules.append(after | (distance <= np.asarray(left, distance.dtype)))
+    return rules
+
+
+def visit_or_skip(
+    settings: Settings, q_side: Side, k_side: Side, visit: Callable[[], Any], skip: Callable[[], Any]
+) -> Any:
+    """Runs `visit` for a tile, or `skip` if its sides show that no query sees a key."""
+    seen = _may_see(settings, q_side, k_side) if settings.skips else None
+    return visit() if seen is None else lax.cond(jnp.any(seen), visit, skip)
+
+
+def recomputed(
+    settings: Settings, q_side: Side, k_side: Side, visit: Callable[[], Any], skip: Callable[[], Any]
+) -> Any:
+    """`visit_or_skip` whose derivative computes the tile again instead of storing its scores."""
+    return jax.checkpoint(functools.partial(visit_or_skip, settings, q_side, k_side, visit, skip))()
+
+
+def _may_see(settings: Settings, q_side: Side, k_side: Side) -> jax.Array | None:
+    """Whether a query may see a key, by the least and the greatest of what masks read; None if any may."""
+    rules = []
+    if settings.masked:
+        (q_low, q_high), (k_low, k_high) = map(_range, (q_side.positions, k_side.positions))
+        # If all keys are after all queries, or before them, the nearest two decide.
+        for apart, q, k in (q_high < k_low, q_high, k_low), (k_high < q_low, q_low, k_high):
+            rules += [~apart | rule for rule in _within(settings, *difference(q, k))]
+    if q_side.order is not None and k_side.order is not None:
+        rules.append(_range(q_side.order)[1] >= _range(k_side.order)[0])
+    if q_side.segments is not None and k_side.segments is not None:
+        (q_low, q_high), (k_low, k_high) = map(_range, (q_side.segments, k_side.segments))
+        rules.append((q_low <= k_high) & (k_low <= q_high))
+    return functools.reduce(jnp.logical_and, rules) if rules else None
+
+
+def _range(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.min(x, -1), jnp.max(x, -1)
+
+
+def dot(axes: str, a: jax.Array, b: jax.Array, out_sharding: Any = None) -> jax.Array:
+    """An einsum with sums in the compute dtype."""
+    return jnp.einsum(axes, a, b, preferred_element_type=compute_dtype(a), out_sharding=out_sharding)
+
+
+def sums_over_queries(a: jax.Array, weights: jax.Array, like: jax.Array) -> jax.Array:
+    """The sums of the rows of a (..., queries, width) by weights (..., queries, keys), as columns (..., width, keys).
+
+    They are sharded like keys: they sum over groups of query heads, which Explicit axes may shard. XLA:CPU transposes
+    the first operand of this product (JAX 0.10 and 0.12). Rows (..., keys, width) would have it transpose the weights,
+    which takes as long as the product.
+    """
+    like_keys = sharding.named_sharding(jax.typeof(like).sharding.spec, like)
+    return dot("bkgqd,bkgqs->bkds", a, weights.astype(a.dtype), like_keys)
+
+
+# Cutting arrays (batch, length, heads, width) into blocks of equal size, and joining them
+
+
+def grid(block_size: int, length: int) -> tuple[int, int]:
+    """The number and size of the blocks: as even as possible, and at least 1 each, even for empty arrays."""
+    count = max(1, -(-length // block_size))
+    return count, max(1, -(-length // count))
+
+
+def blocks(settings: Settings, x: Operands) -> tuple[Any, Any]:
+    """Cuts queries, their data and side, and keys, values, their data and side, into blocks."""
+    (q_side, k_side), length = x.sides, x.key.shape[1]
+    if length != math.prod(grid(settings.block_size, length)):  # for queries, `join` drops the padding
+        k_side = k_side._replace(real=jnp.ones(length, bool))
+    q_side, k_side = (jax.tree.map(functools.partial(_cut_side, settings), side) for side in (q_side, k_side))
+    queries, keys = cut_operands(settings, x, x.key.shape[2])
+    return (*queries, q_side), (*keys, k_side)
+
+
+def cut_operands(settings: Settings, x: Operands, kv_heads: int) -> tuple[Any, Any]:
+    """Cuts queries and their data, and keys, values and their data, into blocks; None stays None."""
+    query = None if x.query is None else cut_queries(settings, x.query, kv_heads)
+    key, value = (None if a is None else _cut(settings, jnp.swapaxes(a, 1, 2)) for a in (x.key, x.value))
+    q_data, k_data = jax.tree.map(functools.partial(_cut_data, settings), (x.query_data, x.key_data))
+    return (query, q_data), (key, value, k_data)
+
+
+def _cut_data(settings: Settings, x: jax.Array) -> jax.Array:
+    """Cuts data (batch, length, …) into blocks, the last one padded with the last token's, as `_cut_side` says."""
+    length = x.shape[1]
+    missing = math.prod(grid(settings.block_size, length)) - length
+    if missing and length:
+        x = jnp.concatenate([x, jnp.broadcast_to(x[:, -1:], (x.shape[0], missing, *x.shape[2:]))], axis=1)
+    return _cut(settings, x, 1 - x.ndim)
+
+
+def _cut_side(settings: Settings, x: jax.Array) -> jax.Array:
+    """Cuts positions, segments or a mask into blocks."""
+    if x.dtype == np.bool_ or not x.shape[-1]:
+        return _cut(settings, x, -1)
+    # Pads with the last position: elsewhere the bias may not be finite, and its derivative would be 0 · NaN = NaN.
+    # Edge padding by jnp.pad would slice the batch axis too, which may be sharded.
+    last = x[..., -1:]
+    return _cut(settings, x - last, -1) + last[None]
+
+
+def cut_queries(settings: Settings, x: jax.Array, kv_heads: int, padding: float = 0) -> jax.Array:
+    """Cuts what there is of each query, (batch, queries, heads) or (batch, queries, heads, width), into blocks."""
+    batch, length, heads, *width = x.shape
+    x = x.reshape(batch, length, kv_heads, heads // kv_heads, *width)
+    return _cut(settings, jnp.moveaxis(x, 1, 3), -1 - len(width), padding)
+
+
+def _cut(settings: Settings, x: jax.Array, axis: int = -2, padding: float = 0) -> jax.Array:
+    """Cuts an axis into blocks along a new first axis, and fills the last block with `padding`."""
+    axis += x.ndim
+    length = x.shape[axis]
+    count, size = grid(settings.block_size, length)
+    widths = [(0, count * size - length if i == axis else 0) for i in range(x.ndim)]
+    x = jnp.pad(x, widths, constant_values=padding)
+    return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
+
+
+def join(blocks: jax.Array, length: int, width: int = 1) -> jax.Array:
+    """Joins blocks (blocks, batch, ..., block, width) to (batch, length, heads, width), or without width, if 0 axes."""
+    x = jnp.moveaxis(blocks, 0, -2 - width)
+    *outer, count, size = x.shape[: x.ndim - width]
+    x = x.reshape(*outer, count * size, *x.shape[x.ndim - width :])
+    x = jnp.moveaxis(x, len(outer), 1)[:, :length]
+    return x.reshape(*x.shape[:2], math.prod(outer[1:]), *x.shape[x.ndim - width :])
+
+
+def join_data(blocks: jax.Array, length: int) -> jax.Array:
+    """Joins blocks (blocks, batch, block, …) to (batch, length, …)."""
+    x = jnp.moveaxis(blocks, 0, 1)
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])[:, :length]
+
+
+# Accumulators
+
+
+def full(x: jax.Array, value: float) -> jax.Array:
+    """An accumulator filled with `value`, with x's shape and placement on the mesh."""
+    return sharding.vary(jnp.full_like(x, value, compute_dtype(x)), varying(x))
+
+
+def zeros(like: Any) -> Any:
+    """Accumulators that start at 0."""
+    return jax.tree.map(lambda x: full(x, 0), like)

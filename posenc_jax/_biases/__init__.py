@@ -1,0 +1,1 @@
+"""Attention biases: by formula, learned, relative, of the tokens; their parser."""

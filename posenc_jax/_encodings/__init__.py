@@ -1,0 +1,1 @@
+"""Encodings that are added to embeddings: sinusoidal with its shifts, learned, Fourier features; their parser."""

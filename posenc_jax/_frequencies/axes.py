@@ -1,0 +1,203 @@
+r"""Positions with several coordinates: which coordinate drives each pair of a spectrum."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from posenc_jax._frequencies.frequencies import Frequencies, from_base
+from posenc_jax._frequencies.parser import one_axis, parse_static
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import invalid, public, require
+
+
+@public
+def axial(
+    frequencies: Frequencies | int | Sequence[Frequencies | int], num_axes: int | None = None, base: float | None = None
+) -> Frequencies:
+    r"""Axial frequencies: each coordinate of a position drives features of its own.
+
+    With a spectrum $\omega^{(c)}_0, …, \omega^{(c)}_{n_c-1}$ for each coordinate $c$, or one for all of them, the pairs
+    of coordinate 0 come first, then those of coordinate 1, …:
+
+    $$\omega' = (\omega^{(0)}_0, …, \omega^{(0)}_{n_0-1}, \omega^{(1)}_0, …)$$
+
+    In the interleaved layout, the encoding of $(p_0, p_1, …)$ thus concatenates the encodings of $p_0$, $p_1$, ….
+
+    Args:
+      frequencies: a sequence with the spectrum of each coordinate, as Frequencies with one axis, an even width and any
+        scaling, or as an int, a width w for `geometric(w, base)`: (16, 56, 56) for time, row and column in Flux and
+        HunyuanVideo. Or, with num_axes, one spectrum for every coordinate: Frequencies, or an int, the total width, for
+        `geometric(width // num_axes, base)`.
+      num_axes: the number of coordinates, 2 for images and 3 for video; not given with a sequence, whose length it is.
+      base: as for `geometric`, 10,000 by default; only allowed for widths.
+
+    Returns:
+      Frequencies; positions have shape (..., num_axes), or (...,) when num_axes is 1. A last coordinate of width 0
+      drives no pair and does not count.
+
+    Raises:
+      TypeError: if frequencies or num_axes has the wrong type.
+      ValueError: if num_axes is missing, or given with a sequence; if an int width is not a multiple of 2·num_axes, or
+        one in a sequence is odd; if the total width exceeds 2²⁰ features; if given Frequencies have several axes or an
+        odd width, differ in attention_factor or precision, or base is given too; if base is not positive.
+
+    Examples:
+      >>> import posenc_jax as pe
+      >>> f = pe.axial(8, 2)
+      >>> f.axes
+      (0, 0, 1, 1)
+      >>> f.angular.round(6).tolist()
+      [1.0, 0.01, 1.0, 0.01]
+      >>> pe.axial((2, 6)).axes
+      (0, 1, 1, 1)
+      >>> pe.axial(pe.linear_scaling(4, 2), 2).angular.round(6).tolist()
+      [0.5, 0.005, 0.5, 0.005]
+
+    Reference:
+      Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, appendix D.4, whose 2-D encoding is learned;
+      this is its sinusoidal counterpart.
+    """
+    parts = _parse_axes(frequencies, num_axes, base)
+    return _joined(parts, range(len(parts)))
+
+
+def _parse_axes(frequencies: Any, num_axes: Any, base: Any) -> list[Frequencies]:
+    """The spectrum of each coordinate, of even width."""
+    if isinstance(frequencies, (Sequence, np.ndarray)) and not isinstance(frequencies, (str, bytes)):
+        given = checks.sequence("frequencies", frequencies, "Frequencies or widths, one for each coordinate")
+        require(given, "frequencies must hold a spectrum for each coordinate, got none")
+        message = "num_axes must not be given with a sequence of {} spectra, one for each coordinate, got {!r}"
+        require(num_axes is None, message, len(given), num_axes)
+        return [_parse_axis(f"frequencies[{i}]", one, base) for i, one in enumerate(given)]
+    require(num_axes is not None, "num_axes must be given, unless frequencies is a sequence, got None")
+    num_axes, one = checks.size("num_axes", num_axes), frequencies
+    if not isinstance(frequencies, Frequencies):
+        one = checks.integer("frequencies (a width)", frequencies, 0)
+        message = "frequencies (a width) must be a multiple of 2·num_axes = {}, got {}"
+        require(one % (2 * num_axes) == 0, message, 2 * num_axes, one)
+        one //= num_axes
+    return [_parse_axis("frequencies", one, base)] * num_axes
+
+
+def _parse_axis(name: str, one: Any, base: Any) -> Frequencies:
+    """The spectrum of one coordinate, of even width."""
+    if isinstance(one, Frequencies):
+        require(base is None, "base must not be given with Frequencies, which have their own, got {!r}", base)
+        return one_axis(parse_static(one, even=True))
+    width = checks.size(f"{name} (a width)", one, 0)
+    require(width % 2 == 0, "{} (a width) must be even, got {}", name, width)
+    return from_base(width, 10_000.0 if base is None else base)
+
+
+@public
+def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> Frequencies:
+    r"""Joins spectra: the pairs of the first, then those of the second, ….
+
+    With `axial`, `multi_section` and a choice of pairs, `f[::2]`, it spells any assignment of pairs to coordinates.
+
+    Args:
+      *frequencies: the spectra in order, as Frequencies of even width, or as int widths for `geometric(width)`.
+      axes: for each spectrum, the coordinate of a position that drives it. One with several axes takes that coordinate
+        and those after it. `None` leaves every spectrum the coordinates that it has.
+
+    Returns:
+      Frequencies, whose width is the sum of the widths; positions have shape (..., num_axes), or (...,) for one axis.
+
+    Raises:
+      TypeError: if frequencies are neither Frequencies nor widths, or axes are not integers.
+      ValueError: if no spectrum is given, if one has an odd width, if those with features differ in attention_factor or
+        precision, if axes does not hold one coordinate of at least 0 for each spectrum, or if the total width exceeds
+        2²⁰ features.
+
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.join(4, 8, axes=(0, 1)) == pe.axial((4, 8))
+      True
+      >>> f = pe.geometric(8)
+      >>> # every second frequency by the row, the others by the column
+      >>> pixtral = pe.join(f[::2], f[1::2], axes=(0, 1))
+      >>> pixtral.axes, pixtral.angular.round(3).tolist()
+      ((0, 0, 1, 1), [1.0, 0.01, 0.1, 0.001])
+
+    Reference:
+      Kong et al., "HunyuanVideo: A Systematic Framework for Large Video Generative Models", 2024, whose RoPE has
+      channels for time, height and width side by side.
+    """
+    parts = [parse_static(one, even=True) for one in frequencies]
+    require(parts, "frequencies must hold at least one spectrum, got none")
+    first = (0,) * len(parts)
+    if axes is not None:
+        first = tuple(
+            checks.integer(f"axes[{i}]", c, 0) for i, c in enumerate(checks.sequence("axes", axes, "integers"))
+        )
+        message = "axes must hold one coordinate for each of {} spectra, got {}"
+        require(len(first) == len(parts), message, len(parts), first)
+    return _joined(parts, first)
+
+
+def _joined(parts: Sequence[Frequencies], first: Sequence[int]) -> Frequencies:
+    """The pairs of all parts; coordinate c of a part becomes coordinate first + c."""
+    dim = sum(part.dim for part in parts)
+    require(dim <= 2**20, "frequencies of all axes must have a width of at most 2²⁰, got {!r:.60}", dim)
+    like = next((part for part in parts if part.dim), parts[0])
+    for part in parts:
+        same = part.attention_factor == like.attention_factor and part.precision == like.precision
+        message = "frequencies must have one attention_factor and one precision, got {} and {}"
+        require(same or not part.dim, message, like, part)
+    turns = tuple(turn for part in parts for turn in part.turns)
+    axes = tuple(start + c for part, start in zip(parts, first, strict=True) for c in part.axes or ())
+    return dataclasses.replace(like, turns=turns, dim=dim, axes=axes)
+
+
+@public
+def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, interleaved: bool = False) -> Frequencies:
+    r"""M-RoPE: divides the pairs of one spectrum among the coordinates of a position.
+
+    With sections $s_0, …, s_{n-1}$, pair $i$ is driven by coordinate
+
+    $$c_i = \min\{c : i < s_0 + … + s_c\} \text{ (contiguous)}, \qquad
+      c_i = \begin{cases} i \bmod n & i < n s_{i \bmod n} \\ 0 & \text{otherwise} \end{cases} \text{ (interleaved)}$$
+
+    A token whose coordinates are all $p$ is thus encoded exactly as `frequencies` encodes position $p$.
+
+    Args:
+      frequencies: Frequencies with one axis, or an int width for `geometric(width)`.
+      sections: how many pairs each coordinate (time, height, width) drives; positive integers that sum to the number
+        of pairs. A section of 0 is refused: `Frequencies` know a coordinate by the pairs that it drives.
+      interleaved: whether to deal the pairs out in turn (Qwen3-VL) rather than in contiguous blocks (Qwen2-VL).
+
+    Returns:
+      Frequencies; positions have shape (..., len(sections)), or (...,) for a single section.
+
+    Raises:
+      TypeError: if sections are not integers, or frequencies or interleaved has the wrong type.
+      ValueError: if the sections do not sum to the number of pairs, if a section does not get all its pairs when they
+        are dealt out in turn, or if the frequencies already have several axes.
+
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.multi_section(12, (2, 3, 1)).axes
+      (0, 0, 1, 1, 1, 2)
+      >>> pe.multi_section(12, (3, 2, 1), interleaved=True).axes
+      (0, 1, 2, 0, 1, 0)
+
+    Reference:
+      Wang et al., "Qwen2-VL", 2024, section 2.1; Qwen3-VL, 2025, for the interleaved form.
+    """
+    frequencies = one_axis(parse_static(frequencies))
+    sections = checks.positive_ints("sections", sections)
+    pairs, n = frequencies.num_pairs, len(sections)
+    require(sum(sections) == pairs, "sections must sum to the {} pairs of frequencies, got {}", pairs, sections)
+    axes = tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    if checks.flag("interleaved", interleaved):
+        axes = tuple(i % n if i < n * sections[i % n] else 0 for i in range(pairs))
+        dealt = tuple(axes.count(axis) for axis in range(n))
+        # A coordinate can run out of places before its section is complete.
+        if dealt != sections:
+            message = "sections must leave each its share when the pairs are dealt out in turn"
+            raise invalid(f"{message}, got {sections}, of which {dealt} found a place")
+    return dataclasses.replace(frequencies, axes=axes)

@@ -1,0 +1,1 @@
+"""What JAX and its compilers must be told: arrays, errors, checks, primitives, derivatives, sharding, workarounds."""

@@ -1,0 +1,94 @@
+"""Mesh helpers: shardings on Explicit axes, and variation along the manual axes of `shard_map`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from posenc_jax._jax.primitives import varying
+
+
+def named_sharding(spec: Iterable[Any], *arrays: jax.Array) -> NamedSharding | None:
+    """`NamedSharding` of `spec` on the arrays' mesh if it has Explicit axes, else None."""
+    mesh, explicit = _mesh(map(jax.typeof, arrays))
+    return NamedSharding(mesh, PartitionSpec(*spec)) if explicit else None
+
+
+def sharded_as(like: Any, f: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs f under `auto_axes`; output i is sharded like the arrays in `like[i]`."""
+    _, explicit = _mesh(map(jax.typeof, jax.tree.leaves((like, arguments))))
+    specs = jax.tree.map(lambda x: _spec(map(jax.typeof, x)), like, is_leaf=lambda x: isinstance(x, list))
+    return (jax.sharding.auto_axes(f, axes=explicit, out_sharding=specs) if explicit else f)(*arguments)
+
+
+def _spec(types: Iterable[Any]) -> PartitionSpec:
+    """Shards each axis like the first type that shards it."""
+    specs = (t.sharding.spec for t in types)
+    return PartitionSpec(*(next(filter(None, names), None) for names in zip(*specs, strict=True)))
+
+
+def _mesh(types: Iterable[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """The first nonempty mesh of the types, and the names of its Explicit axes."""
+    meshes = [t.sharding.mesh for t in types]
+    mesh = next((mesh for mesh in meshes if not mesh.empty), meshes[0])
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return mesh, tuple(name for name, kind in kinds if kind == AxisType.Explicit)
+
+
+def count_along(x: jax.Array, axis: int) -> jax.Array:
+    """Counts 0, 1, 2, … along an axis of x, at x's rank, sharded like that axis on Explicit axes."""
+    shape = [n if i == axis else 1 for i, n in enumerate(x.shape)]
+    spec = (s if i == axis else None for i, s in enumerate(jax.typeof(x).sharding.spec))
+    return lax.broadcasted_iota(jnp.int32, shape, axis, out_sharding=named_sharding(spec, x))
+
+
+def spec_of_keys(x: jax.Array, query: jax.Array) -> PartitionSpec:
+    """How to shard keys or values (..., keys, heads, head_dim) like a query; a single head only along the batch."""
+    *batch, _, heads, _ = jax.typeof(query).sharding.spec
+    return PartitionSpec(*batch, None, heads if x.shape[-2] > 1 else None, None)
+
+
+def resharded(x: jax.Array, spec: PartitionSpec, *like: jax.Array) -> jax.Array:
+    """`x` sharded by `spec` on the Explicit axes of the mesh of other arrays."""
+    return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, named_sharding(spec, *like))
+
+
+def vary(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
+    """Marks x as varying along these manual axes too."""
+    missing = axes - varying(x)
+    return lax.pcast(x, tuple(missing), to="varying") if missing else x
+
+
+def recomputed(like: jax.Array | list[jax.Array], f: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
+    """f(*arguments), sharded like `like`, arrays of the result's rank. Reverse mode stores only the arguments."""
+    like = like if isinstance(like, list) else [like]
+    # Arguments vary like the result before f broadcasts them, so that devices exchange sums of the arguments' shapes.
+    axes = frozenset[Any]().union(*map(varying, like))
+    arguments = jax.tree.map(lambda x: vary(x, axes), arguments)
+    return sharded_as(like, jax.checkpoint(f, prevent_cse=False), *arguments)
+
+
+def agreeing(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Makes arrays of one rank vary along the same manual axes, and shards them alike along their leading axes.
+
+    An axis of size 1 and the last axis keep their sharding. JAX makes the operands of its own operations agree, but not
+    those of a new primitive. The transposes of `pcast` and `reshard` sum the derivative by a replicated operand over
+    devices.
+    """
+    axes, common = frozenset[Any]().union(*map(varying, arrays)), _spec(map(jax.typeof, arrays))
+    result = []
+    for x in arrays:
+        own = jax.typeof(x).sharding.spec
+        leading = (mine if n == 1 else name for n, mine, name in zip(x.shape[:-1], own, common, strict=False))
+        result.append(vary(resharded(x, PartitionSpec(*leading, own[-1]), *arrays), axes))
+    return result
+
+
+def common_sharding(types: Sequence[Any]) -> NamedSharding:
+    """Shards the leading axes like the first type that shards each, and the last axis like the first type."""
+    return NamedSharding(_mesh(types)[0], PartitionSpec(*_spec(types)[:-1], types[0].sharding.spec[-1]))

@@ -1,0 +1,1 @@
+"""Arithmetic with known error bounds: fixed-point phases, sines, exponentials, distances."""

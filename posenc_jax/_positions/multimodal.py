@@ -1,0 +1,173 @@
+"""Positions of text, images and videos in one sequence, as int32."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import public, require
+from posenc_jax._positions import spans
+from posenc_jax._positions.spans import Following, Grid, Part, Run
+
+
+@public
+def multimodal_positions(
+    parts: Sequence[int | Sequence[float]], *, following: Literal["maximum", "side"] = "maximum"
+) -> jax.Array:
+    r"""Positions of text, images and videos in one sequence, for M-RoPE: (time, row, column) of each token.
+
+    Each text token advances all three coordinates by 1. Token $(t, y, x)$ of a grid that starts at $s$ is at
+    $(s + \lfloor t\Delta \rfloor, s + y, s + x)$. The next token to decode is at `positions.max() + 1` in all three
+    coordinates, and later tokens count up from there.
+
+    Args:
+      parts: the parts of the sequence. An integer is a number of text tokens. (time, height, width) is an image
+        (time 1) or a video, in tokens, that is, after the model merges patches. (time, height, width, Δ) is a video
+        whose frames are Δ positions apart. For Qwen2.5-VL, Δ is `tokens_per_second` times the seconds per frame; Δ and
+        its product with t are float32. Qwen3-VL puts a timestamp before each frame, so each frame is a grid of time 1.
+      following: where the next part starts. "maximum": above every position so far, as in the papers and in the
+        models' first code, and in transformers 5 for Qwen2.5-Omni and Qwen3-Omni. "side": at
+        $s + \max(\text{height}, \text{width})$, as in transformers 5 for Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4V. The
+        two differ only after a video that spans more positions in time than in height and width; with "side", the text
+        after it then shares positions with its frames.
+
+    Returns:
+      An int32 array of shape (length, 3), for `multi_section`. Pad the sequences of a batch to one length with any
+      value.
+
+    Raises:
+      TypeError: if parts are not integers and sequences of numbers.
+      ValueError: if a length or side is below 1, if Δ is not positive in float32, if a grid does not have three or four
+        numbers, if following is unknown, or if a position is beyond int32.
+
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.multimodal_positions([2, (1, 2, 2), 1]).tolist()
+      [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [2, 3, 2], [2, 3, 3], [4, 4, 4]]
+      >>> pe.multimodal_positions([(3, 1, 1, 2.0)])[:, 0].tolist()
+      [0, 2, 4]
+
+    Reference:
+      Wang et al., "Qwen2-VL", 2024, section 2.1; Bai et al., "Qwen2.5-VL", 2025, section 2.1.2, for Δ.
+    """
+    checks.one_of("following", following, ("maximum", "side"))
+    items = enumerate(checks.sequence("parts", parts, "integers and grids"))
+    return jax.device_put(spans.placed([_parse_part(f"parts[{i}]", part, following) for i, part in items]))
+
+
+@public
+def positions_from_tokens(
+    tokens: ArrayLike,
+    *,
+    image_token: int | None = None,
+    video_token: int | None = None,
+    image_grids: Any = (),
+    video_grids: Any = (),
+    video_steps: Sequence[float] | None = None,
+    spatial_merge_size: int = 2,
+    mask: ArrayLike | None = None,
+    following: Literal["maximum", "side"] = "maximum",
+) -> jax.Array:
+    r"""Positions for M-RoPE from token ids with placeholders of images and videos: (time, row, column) of each token.
+
+    Finds the parts of each row and places them as `multimodal_positions` does. Where the part after a grid starts
+    depends on the model: in transformers 5, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5, GLM-4V, ERNIE-4.5-VL and
+    PaddleOCR-VL take "side", and Qwen2.5-Omni and Qwen3-Omni take "maximum".
+
+    `posenc_jax.hf.positions_from_tokens` reads this from a model's config, with the placeholders and the times of
+    frames. Only it can place frames between whole positions, as Qwen3-Omni does, and among the audio of their video.
+
+    The next text position of each row is `positions.max((-2, -1)) + 1` in all three coordinates. The `rope_deltas` of
+    transformers are this minus the number of tokens, `mask.sum(-1)`.
+
+    Args:
+      tokens: token ids, integers of shape (length,) or (batch, length), known on the host. The `mm_token_type_ids` of a
+        processor of transformers serve as well, with 1 for `image_token` and 2 for `video_token`. GLM-4V needs them,
+        because it has one placeholder for images and videos.
+      image_token: the placeholder of images; `None` if there is none.
+      video_token: the placeholder of videos; `None` if there is none.
+      image_grids: (time, height, width) of all images of the batch in their order, in patches before the model merges
+        them: the processor's `image_grid_thw`.
+      video_grids: the same for videos: `video_grid_thw`. The placeholders of a video are one run, as in Qwen2-VL, or
+        one run for each of its `time` frames, with timestamps between them, as in Qwen3-VL.
+      video_steps: Δ of each video, as for `multimodal_positions`; `None` means 1. For Qwen2.5-VL, `tokens_per_second`
+        times the processor's `second_per_grid_ts` in float32, or `tokens_per_second` without it.
+      spatial_merge_size: the model merges squares of this side into one token.
+      mask: marks tokens, as for `positions_from_mask`, with the shape of `tokens`. Padding, on any side, is at 0.
+      following: where the part after a grid starts, as for `multimodal_positions`.
+
+    Returns:
+      An int32 array of shape (length, 3) or (batch, length, 3), for `multi_section`.
+
+    Raises:
+      TypeError: if tokens or mask are traced or of another dtype, or grids are not sequences of integers.
+      ValueError: if a run of placeholders does not have the tokens of its grid, if a run has no grid or a grid no run,
+        if spatial_merge_size does not divide a grid, if there is not one step for each video, if a video whose frames
+        are separate runs has a step other than 1, if both placeholders are equal, or if a position is beyond int32.
+
+    Examples:
+      >>> import numpy as np
+      >>> import posenc_jax as pe
+      >>> tokens = np.array([5, 9, 9, 9, 9, 6])
+      >>> pe.positions_from_tokens(tokens, image_token=9, image_grids=[(1, 4, 4)]).tolist()
+      [[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]]
+
+    Reference:
+      Wang et al., "Qwen2-VL", 2024, section 2.1; Bai et al., "Qwen3-VL", 2025, for timestamps between frames.
+    """
+    checks.one_of("following", following, ("maximum", "side"))
+    tokens, kept = spans.parse_tokens(tokens, mask)
+    kinds = _kinds(tokens, image_token, video_token)
+    merge = checks.positive_int("spatial_merge_size", spatial_merge_size)
+    images = deque(spans.parse_grids("image_grids", image_grids, merge))
+    videos = deque(spans.parse_grids("video_grids", video_grids, merge, video_steps))
+    positions = np.zeros((*tokens.shape, 3), np.int32)
+    for row in np.ndindex(tokens.shape[:-1]):
+        runs = spans.runs_of(row, kinds[row], kept[row])
+        positions[row][kept[row]] = spans.placed(_part_of(run, images, videos, following) for run in runs)
+    spans.check_all_taken((*images, *videos))
+    return jax.device_put(positions)
+
+
+def _parse_part(name: str, part: Any, following: Following) -> Part:
+    """The part of a length, or of (time, height, width) with or without Δ."""
+    if isinstance(part, (int, np.integer)):
+        return spans.text(spans.countable(name, checks.positive_int(name, part)))
+    numbers = checks.sequence(name, part, "numbers, or an integer")
+    require(len(numbers) in (3, 4), "{} must be a length, (time, height, width) or these and Δ, got {!r}", name, part)
+    time, height, width = (checks.positive_int(f"{name}[{i}]", n) for i, n in enumerate(numbers[:3]))
+    step = checks.positive_float32(f"{name}[3]", numbers[3]) if len(numbers) == 4 else 1.0
+    return Grid(name, time, height, width, step).fitting().part(following)
+
+
+def _kinds(tokens: np.ndarray, image_token: Any, video_token: Any) -> np.ndarray:
+    """The kind of each token: 0 for text, 1 for images, 2 for videos."""
+    kinds = np.zeros(tokens.shape, np.int8)
+    for kind, name, value in ((1, "image_token", image_token), (2, "video_token", video_token)):
+        if value is not None:
+            same = tokens == int(checks.array(name, checks.integer(name, value)))
+            require(
+                name == "image_token" or value != image_token, "{} must differ from image_token, got {}", name, value
+            )
+            kinds[same] = kind
+    return kinds
+
+
+def _part_of(run: Run, images: deque[Grid], videos: deque[Grid], following: Following) -> Part:
+    """The part of a run: text, the next grid, or the next frame of a video whose frames are separate runs."""
+    if run.kind == 0:
+        return spans.text(run.length)
+    grids = images if run.kind == 1 else videos
+    grid = spans.next_grid(grids, "image" if run.kind == 1 else "video", run)
+    if run.kind == 2 and run.length == grid.height * grid.width < grid.tokens:
+        message = "video_steps must be 1 for {}, whose frames are separate runs of tokens, got {}"
+        require(grid.step == 1, message, grid.name, grid.step)
+        grid, *others = spans.frames_of(grid)
+        grids.extendleft(reversed(others))
+    return grid.check(run.length, run.where).part(following)

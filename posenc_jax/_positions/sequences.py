@@ -1,0 +1,211 @@
+r"""Positions in packed and padded sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from posenc_jax._jax import checks, sharding
+from posenc_jax._jax.arrays import held
+from posenc_jax._jax.errors import public, require
+from posenc_jax._jax.workarounds import compiled
+
+LIMIT = 2**31
+
+
+@public
+def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> jax.Array:
+    r"""Counts positions in packed sequences, restarting at 0 wherever the id changes.
+
+    $$p_i = i - \max\{j \le i : j = 0 \text{ or } s_j \ne s_{j-1}\}$$
+
+    A segment is a run of equal ids, whatever their values. An id that returns after another id starts a new segment.
+
+    Args:
+      ids: $s$, integers of shape (..., length).
+      padding: the id of padding tokens, whose positions are all 0. With `None`, no id is special, and padding is
+        counted as a segment. In both cases attention must mask padding, and `ids` shows where it is. The ids are also
+        the segments by which `attention` keeps documents apart: positions alone do not.
+
+    Returns:
+      An int32 array of the shape of `ids`.
+
+    Raises:
+      TypeError: if ids are not an integer array, or padding is not an integer.
+      ValueError: if ids have no axis or a length above 2³¹, or if ids or padding are known not to fit into int32.
+
+    Examples:
+      >>> import numpy as np
+      >>> import posenc_jax as pe
+      >>> print(pe.positions_from_segments(np.array([7, 7, 7, 3, 3, 0, 0]), padding=0))
+      [0 1 2 0 1 0 0]
+
+    Reference:
+      Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2.
+    """
+    ids = _sequences("ids", checks.array("ids", ids, checks.INTEGERS))
+    if padding is not None:
+        padding = int(checks.array("padding", checks.integer("padding", padding)))
+    return _positions_from_segments(ids, padding=padding)
+
+
+def _sequences(name: str, x: Any, shape: str = "(..., length)") -> jax.Array:
+    """Checks that positions can be counted along the last axis of x."""
+    require(x.ndim, "{} must have shape {}, got {}", name, shape, x.shape)
+    checks.countable(name, x.shape[-1])
+    checks.unsharded(name, x)
+    return x
+
+
+@compiled("positions_from_segments", static_argnames=("padding",))
+def _positions_from_segments(ids: jax.Array, *, padding: int | None) -> jax.Array:
+    axis = ids.ndim - 1
+    index = lax.broadcasted_iota(jnp.int32, ids.shape, axis)
+    previous = jnp.concatenate([ids[..., :1], ids[..., :-1]], axis)
+    start = lax.cummax(jnp.where(ids != previous, index, 0), axis)
+    positions = index - start
+    limits = np.iinfo(ids.dtype)
+    if padding is None or not limits.min <= padding <= limits.max:
+        return positions
+    return jnp.where(ids == jnp.asarray(padding, ids.dtype), 0, positions)
+
+
+@public
+def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
+    r"""Counts positions in packed sequences, restarting at 0 after each document's length.
+
+    $$p_i = i - \max\{e_k \le i\}, \qquad e_k = \sum_{j < k} n_j$$
+
+    With $e$ (FlashAttention's and Transformer Engine's `cu_seqlens`) instead of the lengths, pass
+    `jnp.diff(cu_seqlens)`. Segment ids for `attention` are `jnp.cumsum(positions == 0, axis=-1)`: every document begins
+    at 0, and each token of the padding is a segment of its own.
+
+    Args:
+      lengths: $n$, integers of shape (..., documents). A document of length 0 has no token.
+      total: the static length of the pack. After the last document it is padding, at position 0.
+
+    Returns:
+      An int32 array of shape (..., total). Traced lengths cannot raise. If they sum to more than total, the pack holds
+      the first `total` tokens, each at its position in its document. If one of them is negative, all positions of its
+      pack are −1, which no other pack contains and for which `learned` returns NaN.
+
+    Raises:
+      TypeError: if lengths are not an integer array, or total is not an integer.
+      ValueError: if lengths have no axis, if total is not from 1 to 2³¹ − 1, or if lengths are known and one of them is
+        negative or they sum to more than total.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> positions = pe.positions_from_lengths(jnp.array([3, 2]), 7)
+      >>> print(positions, jnp.cumsum(positions == 0))
+      [0 1 2 0 1 0 0] [1 1 1 2 2 3 4]
+
+    Reference:
+      Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2.
+    """
+    total = checks.length("total", total)
+    return _positions_from_lengths(_parse_lengths(lengths, "total", total), total=total)
+
+
+def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1, of: str = "") -> jax.Array:
+    """Lengths of documents; known ones must fit into `total`, the argument `name`, and be multiples, called `of`."""
+    lengths = checks.array("lengths", lengths, checks.INTEGERS)
+    result = _sequences("lengths", lengths, "(..., documents)")
+    checks.known_size("lengths", lengths.shape, -1)
+    if checks.known(lengths) and lengths.size:
+        checks.within(lengths, 0, LIMIT, "lengths must be at least 0, got {}")
+        known = np.asarray(lengths)  # on the host, in int64: int32 would wrap
+        used, wrong = int(known.sum(-1, dtype=np.int64).max()), known[known % multiple != 0][:1]
+        require(used <= total, "lengths must sum to at most {} = {}, got {}", name, total, used)
+        require(not wrong.size, "lengths must be multiples of {}, got {}", of, *wrong.tolist())
+    return result
+
+
+def _ends(lengths: jax.Array) -> jax.Array:
+    """Where each document ends: sums that stay at 2³¹ − 1 instead of wrapping around."""
+    most = np.uint32(LIMIT - 1)
+    x = jnp.clip(lengths, 0, LIMIT - 1).astype(jnp.uint32)
+    return lax.associative_scan(lambda a, b: lax.min(a + b, lax.full_like(a, most)), x, axis=-1).astype(jnp.int32)
+
+
+def _starts(ends: jax.Array, total: int) -> jax.Array:
+    """The largest end of a document up to each place, or 0."""
+    row = jnp.vectorize(lambda e: jnp.zeros(total, jnp.int32).at[e].max(e, mode="drop"), signature="(n)->(t)")
+    return lax.cummax(row(ends), ends.ndim - 1)
+
+
+def _stops(ends: jax.Array, total: int) -> jax.Array:
+    """The smallest end of a document above each place, or total."""
+
+    def row(e: jax.Array) -> jax.Array:
+        return jnp.full(total, total, jnp.int32).at[jnp.where(e > 0, e - 1, total)].min(e, mode="drop")
+
+    return lax.cummin(jnp.vectorize(row, signature="(n)->(t)")(ends), ends.ndim - 1, reverse=True)
+
+
+@compiled("positions_from_lengths", static_argnames=("total",))
+def _positions_from_lengths(lengths: jax.Array, *, total: int) -> jax.Array:
+    def positions(lengths: jax.Array) -> jax.Array:
+        ends = _ends(lengths)
+        index = lax.broadcasted_iota(jnp.int32, (*ends.shape[:-1], total), ends.ndim - 1)
+        last, negative = ends.max(-1, keepdims=True, initial=0), (lengths < 0).any(-1, keepdims=True)
+        return jnp.where(negative, -1, jnp.where(index < last, index - _starts(ends, total), 0))
+
+    return sharding.sharded_as([lengths], positions, lengths)
+
+
+@public
+def positions_from_mask(mask: ArrayLike) -> jax.Array:
+    r"""Counts positions in padded sequences, skipping the padding.
+
+    $$p_i = m_i \left(\sum_{j \le i} m_j - 1\right)$$
+
+    The first token is at 0, whether the padding is on the left, on the right or in between. Padding is also at 0, a
+    position that every encoding and every table has. Attention must mask it, or its position lets every query see it:
+    pass `attention` the mask, as integers, as key_segments, and ones as query_segments. No check can tell padding on
+    the left from tokens that share a position. The next token to decode is at `mask.sum(-1)`.
+
+    Args:
+      mask: $m$, of shape (..., length): booleans, or integers 0 and 1 as in Hugging Face's `attention_mask`. True and 1
+        mark tokens.
+
+    Returns:
+      An int32 array of the shape of the mask. In a traced integer mask, every nonzero value counts as a token.
+
+    Raises:
+      TypeError: if the mask is not a boolean or integer array. A float mask is one that is added to scores.
+      ValueError: if the mask has no axis or a length above 2³¹, or is known to hold integers other than 0 and 1.
+
+    Examples:
+      >>> import numpy as np
+      >>> import posenc_jax as pe
+      >>> print(pe.positions_from_mask(np.array([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])))
+      [[0 0 0 1 2]
+       [0 1 0 0 0]]
+
+    Reference:
+      Wolf et al., "Transformers", 2020: `position_ids` in generation with left padding.
+    """
+    return _positions_from_mask(_sequences("mask", parse_mask(mask)))
+
+
+def parse_mask(mask: Any) -> Any:
+    """Returns booleans or integers; integers that are known must be 0 or 1."""
+    mask = held(mask)
+    if checks.is_array(mask) and mask.dtype == np.bool_:
+        return mask
+    mask = checks.array("mask", mask, checks.Kind("a boolean or integer array", floats=False))
+    checks.within(mask, 0, 1, "mask must hold 0 and 1, got {} to {}")
+    return mask
+
+
+@compiled("positions_from_mask")
+def _positions_from_mask(mask: jax.Array) -> jax.Array:
+    tokens = mask != jnp.zeros((), mask.dtype)
+    return jnp.where(tokens, lax.cumsum(tokens.astype(jnp.int32), mask.ndim - 1) - 1, 0)

@@ -1,0 +1,117 @@
+r"""Positions in the shards of a sequence."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from posenc_jax._jax import checks, sharding
+from posenc_jax._jax.errors import public, require
+from posenc_jax._jax.workarounds import compiled
+from posenc_jax._positions.sequences import LIMIT, _ends, _parse_lengths, _starts, _stops
+
+
+@public
+def shard_positions(
+    length: int,
+    shards: int,
+    *,
+    order: Literal["contiguous", "zigzag", "striped"] = "contiguous",
+    lengths: ArrayLike | None = None,
+) -> jax.Array:
+    r"""The places of a sequence that each shard holds, for context parallelism and ring attention.
+
+    With the sequence split into chunks $c_0, c_1, …$ of equal length, shard $s$ of $n$ holds
+
+    - "contiguous": chunk $c_s$ of $n$ chunks;
+    - "zigzag": chunks $c_s$ and $c_{2n-1-s}$ of $2n$ chunks, which gives every shard the same work in causal attention;
+    - "striped": places $s, s + n, s + 2n, …$, which also spreads the work.
+
+    With `lengths`, the sequence is a pack, and each shard holds these chunks of every document, one document after the
+    other, and of the padding after the last, as in Transformer Engine and Megatron.
+
+    Use `x[places.reshape(-1)]` to put a sequence x into this order and `y[jnp.argsort(places.reshape(-1))]` to restore
+    it. Without lengths, places are positions. In a pack, each document counts from 0: the positions are
+    `positions_from_lengths(lengths, length)[places]`. Inside `jax.shard_map` over an axis "context", index with
+    `places[jax.lax.axis_index("context")]`, or pass the places as an argument that is split along its first axis.
+
+    Args:
+      length: the length of the whole sequence.
+      shards: $n$, the number of shards.
+      order: "contiguous", "zigzag" or "striped", as above.
+      lengths: the lengths of the documents of a pack, integers of shape (..., documents) that sum to at most `length`.
+        With leading axes, each pack has places of its own, for `jnp.take_along_axis`.
+
+    Returns:
+      An int32 array of shape (shards, length / shards), or (..., shards, length / shards) with lengths. It holds every
+      place once. Traced lengths cannot raise; a pack in which they do not fit is ordered as if it were one document,
+      which is no less right, but shares the work differently.
+
+    Raises:
+      TypeError: if length or shards is not an integer, or lengths are not an integer array.
+      ValueError: if length or shards is below 1, if length is 2³¹ or more or not a multiple of shards (of 2·shards for
+        "zigzag"), if known lengths are not such multiples, are negative or sum to more than length, or if order is
+        unknown.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> pe.shard_positions(8, 2).tolist()
+      [[0, 1, 2, 3], [4, 5, 6, 7]]
+      >>> pe.shard_positions(8, 2, order="zigzag").tolist()
+      [[0, 1, 6, 7], [2, 3, 4, 5]]
+      >>> pe.shard_positions(8, 2, order="striped").tolist()
+      [[0, 2, 4, 6], [1, 3, 5, 7]]
+      >>> lengths = jnp.array([4, 8])
+      >>> places = pe.shard_positions(12, 2, order="zigzag", lengths=lengths)
+      >>> places.tolist()
+      [[0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9]]
+      >>> pe.positions_from_lengths(lengths, 12)[places].tolist()
+      [[0, 3, 0, 1, 6, 7], [1, 2, 2, 3, 4, 5]]
+
+    Reference:
+      Liu et al., "Ring Attention", 2023; Brandon et al., "Striped Attention", 2023, section 3; zigzag as in Llama 3,
+      Grattafiori et al., 2024, section 3.3.2; of packs as in Transformer Engine's `thd_get_partitioned_indices`.
+    """
+    checks.one_of("order", order, ("contiguous", "zigzag", "striped"))
+    length, shards = checks.positive_int("length", length), checks.positive_int("shards", shards)
+    multiple = f"2·shards = {2 * shards} for order='zigzag'" if order == "zigzag" else f"shards = {shards}"
+    chunks = 2 * shards if order == "zigzag" else shards
+    require(length % chunks == 0, "length must be a multiple of {}, got {}", multiple, length)
+    require(length < LIMIT, "length must be below 2³¹, got {}", length)
+    if lengths is not None:
+        lengths = _parse_lengths(lengths, "length", length, chunks, multiple)
+    return _shard_positions(lengths, length=length, shards=shards, order=order)
+
+
+@compiled("shard_positions", static_argnames=("length", "shards", "order"))
+def _shard_positions(lengths: jax.Array | None, *, length: int, shards: int, order: str) -> jax.Array:
+    # Computed from the index alone, so that indexing by device compiles to one row.
+    part = length // shards
+    start, stop, batch = 0, part, ()
+    if lengths is not None:
+        chunks, batch = 2 * shards if order == "zigzag" else shards, lengths.shape[:-1]
+        spans = functools.partial(_spans_of_shard, length=length, shards=shards, chunks=chunks)
+        start, stop = (x[..., None, :] for x in sharding.sharded_as(([lengths], [lengths]), spans, lengths))
+    shape = (*batch, shards, part)
+    shard, index = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (len(batch), len(batch) + 1))
+    size, offset = stop - start, index - start
+    if order == "contiguous":
+        return shards * start + size * shard + offset
+    if order == "striped":
+        return shards * index + shard
+    half = size // 2
+    return shards * start + offset + jnp.where(offset < half, half * shard, half * (2 * shards - 2 - shard))
+
+
+def _spans_of_shard(lengths: jax.Array, length: int, shards: int, chunks: int) -> tuple[jax.Array, jax.Array]:
+    """Where the document at each place of a shard starts and stops there; one document if the lengths do not fit."""
+    ends, part = _ends(lengths), length // shards
+    fits = ((lengths >= 0) & (lengths % chunks == 0) & (ends <= length)).all(-1, keepdims=True)
+    ends = jnp.where(fits, ends // shards, part)
+    return _starts(ends, part), _stops(ends, part)

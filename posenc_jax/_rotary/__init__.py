@@ -1,0 +1,1 @@
+"""RoPE: `rotary` and its parser, the rotation and its lowerings, xPos, PoPE, PRoPE."""

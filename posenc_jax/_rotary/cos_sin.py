@@ -1,0 +1,119 @@
+r"""The cosines and sines of RoPE, computed once for all layers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.export
+import numpy as np
+from jax.typing import ArrayLike
+
+from posenc_jax._frequencies.angles import Angles, expand, pair_waves
+from posenc_jax._frequencies.frequencies import Frequencies, Spectrum
+from posenc_jax._frequencies.parser import parse, parse_positions
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import public
+from posenc_jax._jax.workarounds import compiled
+
+Columns = Literal["pair", "half", "interleaved"]  # one per pair, or one per feature in a layout
+COLUMNS: tuple[Columns, ...] = "pair", "half", "interleaved"
+
+
+class CosSin(tuple[Any, Any]):
+    """Cosines and sines for `rotary`, and what their columns are: a pair of arrays, and a pytree of them.
+
+    `cos_sin` returns one. Build one of arrays from elsewhere, such as the `cos` and `sin` of a Hugging Face model, and
+    say which columns they have: where a part of the head rotates, the arrays cannot tell.
+
+    Args:
+      cosine: floats of shape (..., columns).
+      sine: the same of sines.
+      columns: "pair": a column per pair of features. "half": a column per feature that rotates, those of all pairs and
+        then the same again, as Hugging Face's Llama and ONNX have them. "interleaved": a column per feature that
+        rotates, each twice in a row, as GPT-J and timm have them. `rotary` raises `ValueError` for known values that
+        are not in that order, and gives NaN for traced ones.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> angles = jnp.outer(jnp.arange(5.0), jnp.array([1.0, 0.01]))
+      >>> c = pe.CosSin(jnp.cos(angles), jnp.sin(angles), columns="pair")
+      >>> cosine, sine = c
+      >>> pe.rotary(jnp.ones((5, 8)), cos_sin=c, head_axis=None).shape
+      (5, 8)
+    """
+
+    columns: Columns
+
+    def __new__(cls, cosine: ArrayLike, sine: ArrayLike, *, columns: Columns):
+        """Keeps the arrays as they are: `rotary` checks them."""
+        return super().__new__(cls, (cosine, sine))
+
+    @public
+    def __init__(self, cosine: ArrayLike, sine: ArrayLike, *, columns: Columns):
+        self.columns = checks.one_of("columns", columns, COLUMNS)
+
+    def __getnewargs_ex__(self) -> Any:
+        """What copies and pickles are made of."""
+        return tuple(self), {"columns": self.columns}
+
+
+@public
+def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array, *, columns: Columns = "pair") -> CosSin:
+    r"""The cosines and the sines of RoPE, to compute once for all layers.
+
+    $$c_i = a \cos \omega_i p, \qquad s_i = a \sin \omega_i p$$
+
+    `rotary(x, cos_sin=cos_sin(positions, frequencies), …)` has the same bits as `rotary(x, positions, frequencies, …)`.
+    FlashAttention's `apply_rotary_emb` takes such arrays too, and FlashInfer both as one, `jnp.concatenate(c, -1)`.
+
+    Args:
+      positions: integers or float32 of shape (...,), or (..., axes) for frequencies of several axes.
+      frequencies: `Frequencies`, whose attention_factor is $a$; an int (a width: `geometric(width)`); or a float array
+        of angular frequencies of shape (num_pairs,) or (axes, num_pairs), as for `rotary`.
+      columns: "pair" for a column per pair; "half" or "interleaved" for a column per feature in that layout.
+
+    Returns:
+      A `CosSin`, which unpacks as the cosines and the sines: two float32 arrays of shape (..., num_pairs), or (...,
+      2 · num_pairs) with a column per feature, within 9e-8 · a at every int32 position. NaN where a position lies
+      outside int32 but could not be rejected at trace time. Differentiable in float positions and in an array of
+      frequencies.
+
+    Raises:
+      TypeError: if positions are not integers or float32, or frequencies have the wrong type.
+      ValueError: if positions are known to lie outside int32, do not have one coordinate for each axis, or columns is
+        unknown.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> query = jnp.ones((2, 5, 4, 64))  # batch, seq, heads, head_dim
+      >>> c = pe.cos_sin(jnp.arange(5), 64)
+      >>> [x.shape for x in c]
+      [(5, 32), (5, 32)]
+      >>> same = pe.rotary(query, cos_sin=c, head_axis=-2) == pe.rotary(query, head_axis=-2)
+      >>> bool(same.all())
+      True
+
+    Reference:
+      Su et al., "RoFormer", 2021, section 3.4.2, equation 34.
+    """
+    checks.one_of("columns", columns, COLUMNS)
+    frequencies = parse(frequencies, ndim=2)
+    if isinstance(frequencies, jax.Array) and frequencies.ndim == 2:
+        checks.unsharded("frequencies", frequencies, -1)
+        checks.unsharded("frequencies", frequencies, -2)
+    arrays = _cos_sin(parse_positions("positions", positions, frequencies), frequencies, columns)
+    return CosSin(*arrays, columns=columns)
+
+
+@compiled("cos_sin", static_argnums=2)
+def _cos_sin(positions: jax.Array, frequencies: Spectrum, columns: Columns) -> tuple[jax.Array, jax.Array]:
+    if isinstance(frequencies, jax.Array):
+        frequencies = frequencies.reshape(-1)
+    angles = Angles(positions, frequencies)
+    cosine, sine = pair_waves(angles, np.int32(1)), pair_waves(angles, np.int32(0))
+    if columns == "pair":
+        return cosine, sine
+    return expand(cosine, columns, 2 * cosine.shape[-1]), expand(sine, columns, 2 * sine.shape[-1])

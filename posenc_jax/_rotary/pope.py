@@ -1,0 +1,155 @@
+r"""PoPE: a magnitude for each feature, and an angle that only the position decides."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from posenc_jax._frequencies.angles import Angles, features, is_shared, pair_waves
+from posenc_jax._frequencies.frequencies import Frequencies
+from posenc_jax._jax import sharding
+from posenc_jax._jax.arrays import align, compute_dtype
+from posenc_jax._jax.checks import Layout
+from posenc_jax._jax.errors import public
+from posenc_jax._jax.workarounds import compiled, computed_where_used, materialized, product
+from posenc_jax._numerics.exponentials import softplus
+from posenc_jax._rotary.parser import parse_pope
+from posenc_jax._rotary.rotary import placed
+from posenc_jax._rotary.rotation import is_second
+
+
+@public
+def pope(
+    x: ArrayLike,
+    positions: ArrayLike | None = None,
+    frequencies: Frequencies | int | jax.Array | None = None,
+    *,
+    head_axis: int | tuple[int, ...] | None,
+    phase: ArrayLike | None = None,
+    layout: Layout = "half",
+) -> jax.Array:
+    r"""Polar coordinate position embedding (PoPE): features become magnitudes, and positions alone decide their angles.
+
+    Feature $i$ of $d$ at position $p$ becomes a pair,
+
+    $$y_i = a\,\mu_i\,(\cos\theta_i,\ \sin\theta_i), \qquad \mu_i = \ln(1 + e^{x_i}), \qquad
+      \theta_i = \omega_i p + \delta_i$$
+
+    where $a$ is the `attention_factor` of the frequencies and $\delta_i$ the `phase`, which keys have and queries do
+    not. The score of a query $u$ at $p$ and a key $v$ at $q$ is a sum of cosines of their offset. Their amplitudes are
+    never negative, and $\delta$ alone sets the offsets at which they peak:
+
+    $$a^2 \sum_i \mu_i(u)\,\mu_i(v)\,\cos\bigl(\omega_i (q - p) + \delta_i\bigr)$$
+
+    The result is twice as wide as x, with one frequency for each feature, so scores take twice the work. Scale them by
+    $1/\sqrt{d}$ for the $d$ features of x, not by the width of the result. Angles are correct at every int32 position,
+    and a position gives the same bits in a full sequence and in a decode step. To move cached keys, use
+    `shift_keys` with the same layout and frequencies.
+
+    Args:
+      x: queries or keys, floats of shape (..., seq, heads, head_dim).
+      positions: as for `rotary`.
+      frequencies: `Frequencies`, an int (a width: `geometric(width)`) or a float array of angular frequencies of shape
+        (head_dim,). There is one frequency for each feature, so the width is twice head_dim. `None` means
+        `geometric(2 * head_dim)`, with $\omega_i = 10000^{-i/d}$.
+      head_axis: as for `rotary`.
+      phase: $\delta$ in radians, a float array of shape (head_dim,) or (heads, head_dim), learned or traced; `None`
+        for 0. PoPE-pytorch learns one for each head of the keys, clipped to $[-2\pi, 0]$.
+      layout: how a pair is stored. "half": features i and i + head_dim, all cosines before all sines. "interleaved":
+        features 2i and 2i + 1. Scores of queries and keys in one layout do not depend on it.
+
+    Returns:
+      The pairs, of shape (..., 2 · head_dim) and x's dtype. They are computed in float32 and rounded once; for float64
+      x, magnitudes and products are float64, but sines and cosines remain float32. NaN where a position lies outside
+      int32 but could not be rejected at trace time, or where $|\delta| \ge 2^{31}$. Differentiable in x, in float
+      positions, in an array of frequencies and in the phase, in forward and reverse mode; reverse mode stores only the
+      arguments.
+
+    Raises:
+      TypeError: if x or the phase is not a float array, positions are not integers or float32, or head_axis is not an
+        integer.
+      ValueError: if the width is not twice head_dim, if the phase has another shape, if positions do not broadcast or
+        are `None` where they cannot be counted, if head_dim is symbolic, if the layout is unknown, or if head_axis is
+        not an axis of x before its last.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> query = key = jnp.ones((2, 5, 4, 64), jnp.bfloat16)  # batch, seq, heads, head_dim
+      >>> delta = jnp.zeros((4, 64))  # learned, one for each head of the keys
+      >>> query, key = pe.pope(query, head_axis=-2), pe.pope(key, head_axis=-2, phase=delta)
+      >>> query.shape
+      (2, 5, 4, 128)
+      >>> value = jnp.ones((2, 5, 4, 64), jnp.bfloat16)
+      >>> pe.attention(query, key, value, causal=True, scale=64**-0.5).shape
+      (2, 5, 4, 64)
+
+    Reference:
+      Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", 2025,
+      section 3.
+    """
+    x, positions, frequencies, phase, heads = parse_pope(x, positions, frequencies, phase, layout, head_axis)
+    return polar_vectors(x, positions, frequencies, phase, layout=layout, heads=heads)
+
+
+@compiled("pope", static_argnames=("layout", "heads"))
+def polar_vectors(
+    x: jax.Array,
+    positions: jax.Array | None,
+    frequencies: Frequencies | jax.Array,
+    phase: jax.Array | None,
+    *,
+    layout: Layout,
+    heads: tuple[int, ...],
+) -> jax.Array:
+    """`pope` of parsed arguments."""
+    angles = Angles(placed(x, positions, heads), frequencies, phase)
+    places = [array for array in (angles.positions, angles.start) if array is not None]
+    # Otherwise the backward pass would store waves of the result's size.
+    return sharding.recomputed([x, *places], functools.partial(_polar, layout), x, angles)
+
+
+def _polar(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
+    """The magnitudes of x times the waves of angles, of x's rank, in the form that the platform takes."""
+    cpu, default = (functools.partial(form, layout) for form in (_stacked, _padded))
+    return lax.platform_dependent(x, angles, cpu=cpu, default=default)
+
+
+def _stacked(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
+    """Stacks the cosines and the sines, which XLA:CPU computes in one vectorized loop."""
+    magnitude = softplus(x.astype(compute_dtype(x)))
+    if is_shared(x, angles):
+        sine, cosine = jnp.split(_stored(features(angles, "half")), 2, axis=-1)
+    else:
+        sine, cosine = (pair_waves(angles, quarter) for quarter in np.arange(2, dtype=np.int32))
+    waves = (wave.astype(magnitude.dtype) for wave in (cosine, sine))
+    pairs = [product(magnitude, wave).astype(x.dtype) for wave in waves]
+    return jnp.stack(pairs, -2 if layout == "half" else -1).reshape(*x.shape[:-1], angles.dim)
+
+
+@jax.custom_jvp
+def _stored(waves: jax.Array) -> jax.Array:
+    return materialized(waves)
+
+
+_stored.defjvps(lambda tangent, *_: tangent)
+
+
+def _padded(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
+    """Spreads x over the features of the result, in one elementwise expression.
+
+    A GPU makes it one pass, as a TPU does for halves; interleaved, a TPU spreads x in a pass of its own.
+    """
+    second, unpadded = is_second(layout, angles.dim), [(0, 0, 0)] * (x.ndim - 1)
+    around = ((0, x.shape[-1], 0), (x.shape[-1], 0, 0)) if layout == "half" else ((0, 1, 1), (1, 0, 1))
+    first_x, second_x = (lax.pad(x, np.zeros((), x.dtype), [*unpadded, each]) for each in around)
+    spread = jnp.where(align(second, x.ndim), second_x, first_x)
+    encode = functools.partial(features, layout=layout, quarter=(~second).astype(np.int32))
+    waves = lax.optimization_barrier(encode(angles)) if is_shared(x, angles) else computed_where_used(encode, x, angles)
+    magnitude = softplus(spread.astype(compute_dtype(x)))
+    return product(magnitude, waves.astype(magnitude.dtype)).astype(x.dtype)

@@ -1,0 +1,250 @@
+r"""PRoPE: attention that sees where cameras stand, by matrices that act on queries, keys, values and outputs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from posenc_jax._frequencies.parser import fits_beside
+from posenc_jax._jax import checks, errors, sharding
+from posenc_jax._jax.arrays import align, compute_dtype
+from posenc_jax._jax.errors import public, require
+from posenc_jax._jax.workarounds import compiled, product
+from posenc_jax._rotary.parser import parse_head_axis
+from posenc_jax._rotary.rotary import placed
+from posenc_jax._rotary.transforms import transform, transposed
+
+CameraRole = Literal["query", "key", "value", "output"]
+_CLOSE = 1e-3  # to which known cameras must be rigid
+
+
+@public
+def prope(
+    x: ArrayLike,
+    extrinsics: ArrayLike,
+    intrinsics: ArrayLike | None = None,
+    *,
+    role: CameraRole,
+    head_axis: int | tuple[int, ...] | None,
+    image_size: tuple[float, float] | None = None,
+    width: int | None = None,
+) -> jax.Array:
+    r"""Camera RoPE (PRoPE; without intrinsics, GTA): transforms features by the camera of their token.
+
+    The camera of a token maps the world to its image by $P = K\,[R \mid t]$, lifted to 4 × 4. Each group of four
+    features is multiplied by
+
+    $$P^\top \text{ (query)}, \qquad P^{-1} \text{ (key, value)}, \qquad P \text{ (output)}.$$
+
+    Scores then depend on $P_i P_j^{-1}$, which maps the image of camera $j$ to that of camera $i$, and the output of
+    token $i$ is $\sum_j a_{ij} P_i P_j^{-1} v_j$. Another frame of the world replaces every $P$ by $P G$ and cancels:
+    only the relative poses of cameras matter. Keys and values depend on their own camera alone, so they can be cached.
+    To encode where in its image a patch is, rotate the other features: queries, keys and values by `rotary`, outputs by
+    `rotary(inverse=True)`.
+
+    These maps are not rotations. A translation multiplies features, so scale scenes until cameras are about 1 apart.
+    Scores are differences of numbers that grow with the distance of the cameras from the world's origin, and lose bits
+    accordingly: choose an origin among the cameras.
+
+    Args:
+      x: queries, keys, values or the output of attention, floats of shape (..., seq, heads, head_dim). head_dim is a
+        multiple of 4.
+      extrinsics: $[R \mid t]$ over a row (0, 0, 0, 1), which takes the world to the camera, of rigid motions: float32
+        of shape (..., 4, 4). Invert poses that take the camera to the world: both are rigid, so no check can tell them
+        apart. $R^{-1}$ is computed as $R^\top$, so derivatives are those along rigid motions; traced values are not
+        checked. The leading axes broadcast to those of x without its heads: (seq, 4, 4), (batch, seq, 4, 4), (batch, 1,
+        4, 4) or (4, 4). Where the patches of an image share a camera, give x the shape (batch, images, patches, heads,
+        head_dim) and extrinsics (batch, images, 1, 4, 4): a matrix is then computed for each image.
+      intrinsics: $K$, which takes the camera to pixels: float32 of shape (..., 3, 3), broadcast in the same way. Upper
+        triangular, with 1 in the corner. `None` means the identity, which is GTA.
+      role: what x is: "query", "key", "value" or "output".
+      head_axis: as for `rotary`.
+      image_size: height and width in the unit of the intrinsics; must be given with them. Focal lengths become
+        fractions of it, from 0.02 to 50, and the principal point counts from the centre of the image. For intrinsics in
+        units of the image, (1, 1).
+      width: the number of features that are transformed, a multiple of 4; the others pass through. The paper takes
+        half of them. `None` means all, 0 none.
+
+    Returns:
+      The transformed x, with its shape and dtype. It is computed in float32 and rounded once; in float64 if any
+      argument is float64. Differentiable in x, extrinsics and intrinsics, in forward and reverse mode and in any order
+      of both. The derivative in x alone stores only the cameras.
+
+    Raises:
+      TypeError: if x, extrinsics or intrinsics are not float arrays, or if cameras are in 16 bits.
+      ValueError: if shapes do not fit, if role is unknown, if head_axis is not an axis of x before its last, if
+        image_size is given without intrinsics or is missing with them, or if cameras whose values are known are not
+        rigid or upper triangular, or have another unit than image_size.
+
+    Examples:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> here = jnp.eye(4)
+      >>> there = here.at[2, 3].set(0.5)  # the world is half a unit further ahead
+      >>> cameras = jnp.stack([here, there])  # one for each of two tokens
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 4, 64))  # seq, heads, head_dim
+      >>> def attend(cameras):
+      ...     of = lambda x, role: pe.prope(x, cameras, role=role, head_axis=-2)
+      ...     out = jax.nn.dot_product_attention(of(q, "query"), of(k, "key"), of(v, "value"))
+      ...     return of(out, "output")
+      >>> moved = cameras @ here.at[0, 3].set(-1.0)  # another origin of the world
+      >>> bool(jnp.allclose(attend(moved), attend(cameras), atol=1e-4))
+      True
+
+    Reference:
+      Li et al., "Cameras as Relative Positional Encoding", 2025, section 4; Miyato et al., "GTA: A Geometry-Aware
+      Attention Mechanism for Multi-View Transformers", 2024, section 3.
+    """
+    role = checks.one_of("role", role, ("query", "key", "value", "output"))
+    x, heads, width = _parse_features(x, head_axis, width)
+    size = _parse_size(image_size, intrinsics)
+    extrinsics = _parse_camera("extrinsics", extrinsics, 4, x, heads)
+    _check_rigid(extrinsics)
+    if intrinsics is not None:
+        intrinsics = _parse_camera("intrinsics", intrinsics, 3, x, heads)
+        _check_triangular(intrinsics, size)
+    return x if not width else _prope(x, extrinsics, intrinsics, role=role, heads=heads, size=size, width=width)
+
+
+def _parse_features(x: Any, head_axis: Any, width: Any) -> tuple[jax.Array, tuple[int, ...], int]:
+    """x, its head axes counted from the front, and how many features are transformed."""
+    axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
+    x = checks.floats("x", x, axes, known=(-1,))
+    heads, head_dim = parse_head_axis("x", x, head_axis), x.shape[-1]
+    require(head_dim % 4 == 0, "x must have a head_dim that is a multiple of 4, got shape {}", x.shape)
+    checks.unsharded("x", x)
+    width = head_dim if width is None else checks.integer("width", width)
+    fits = 0 <= width <= head_dim and width % 4 == 0
+    require(fits, "width must be a multiple of 4 from 0 to head_dim, {}, got {}", head_dim, width)
+    return x, heads, width
+
+
+def _parse_size(image_size: Any, intrinsics: Any) -> tuple[float, float] | None:
+    """The height and the width of the image."""
+    if intrinsics is None:
+        require(image_size is None, "image_size must be left out without intrinsics, got {}", image_size)
+        return None
+    require(image_size is not None, "image_size must be given with intrinsics, got None")
+    sides = checks.sequence("image_size", image_size, "the height and the width")
+    require(len(sides) == 2, "image_size must be the height and the width, got {} numbers", len(sides))
+    height, width = (checks.positive_float32(f"image_size[{i}]", side) for i, side in enumerate(sides))
+    return height, width
+
+
+def _parse_camera(name: str, value: Any, n: int, x: jax.Array, heads: tuple[int, ...]) -> jax.Array:
+    """A float array (..., n, n) whose leading axes broadcast to the rows of x."""
+    camera = checks.floats(name, value, (..., str(n), str(n)), known=(-2, -1))
+    wide = camera.dtype.itemsize >= 4
+    errors.require_type(wide, name, f"float32 of shape (..., {n}, {n}), because 16 bits lose places", value)
+    require(camera.shape[-2:] == (n, n), "{} must have shape (..., {}, {}), got {}", name, n, n, camera.shape)
+    for axis in (-2, -1):
+        checks.unsharded(name, camera, axis)
+    fits_beside(name, camera, "x", x, "x without its head axis and its last", heads, own=2)
+    return camera
+
+
+def _known(camera: jax.Array) -> np.ndarray | None:
+    """The values of a camera in float64, if they are known on this host."""
+    return np.asarray(camera, np.float64) if checks.known(camera) else None
+
+
+def _check_rigid(extrinsics: jax.Array) -> None:
+    """Raises for known extrinsics that are no rigid motions: their inverse is taken for a transpose."""
+    if (known := _known(extrinsics)) is None:
+        return
+    turn = known[..., :3, :3]
+    with np.errstate(all="ignore"):
+        off = np.abs(turn.swapaxes(-1, -2) @ turn - np.eye(3)).max((-2, -1), initial=0)
+    message = "extrinsics must be rigid, RᵀR = 1 to {}, got a rotation that is off by {:.2g}"
+    require((off <= _CLOSE).all(), message, _CLOSE, off.max(initial=0))
+    last = np.abs(known[..., 3, :] - np.eye(4)[3]).max(initial=0)
+    require(last <= _CLOSE, "extrinsics must end with the row (0, 0, 0, 1), got one that is off by {:.2g}", last)
+    far = np.abs(known[..., :3, 3]).max(-1, initial=0)
+    require(np.isfinite(far).all(), "extrinsics must be finite, got a translation that is not")
+    message = "extrinsics must be rigid to {} of their translation, got a rotation that is off by {:.2g} at {:.3g}"
+    worst = (off * far).argmax() if off.size else 0
+    require(not off.size or (off * far).flat[worst] <= _CLOSE, message, _CLOSE, off.flat[worst], far.flat[worst])
+
+
+def _check_triangular(intrinsics: jax.Array, size: Any) -> None:
+    """Raises for known intrinsics that are not upper triangular with 1 in the corner, or have another unit."""
+    if (known := _known(intrinsics)) is None:
+        return
+    below = np.abs(known[..., [1, 2, 2, 2], [0, 0, 1, 2]] - np.eye(4)[3]).max(initial=0)
+    message = "intrinsics must be upper triangular with 1 in the corner, got an entry that is off by {:.2g}"
+    require(below <= _CLOSE, message, below)
+    usable = np.isfinite(known).all() and (known[..., [0, 1], [0, 1]] != 0).all()
+    require(usable, "intrinsics must be finite, with focal lengths other than 0, got {}", known.reshape(-1, 9)[:1])
+    focal = np.abs(known[..., [0, 1], [0, 1]]) / np.array(size)[::-1]
+    message = "intrinsics must be in the unit of image_size, got a focal length of {:.3g} times a side, {}"
+    worst = focal.flat[np.abs(np.log(focal)).argmax()] if focal.size else 1
+    require(0.02 <= worst <= 50, message, worst, size)
+
+
+@compiled("prope", static_argnames=("role", "heads", "size", "width"))
+def _prope(
+    x: jax.Array,
+    extrinsics: jax.Array,
+    intrinsics: jax.Array | None,
+    *,
+    role: CameraRole,
+    heads: tuple[int, ...],
+    size: tuple[float, float] | None,
+    width: int,
+) -> jax.Array:
+    cameras = [extrinsics] if intrinsics is None else [extrinsics, intrinsics]
+    flat = (camera.reshape(*camera.shape[:-2], camera.shape[-1] ** 2) for camera in cameras)
+    dtype = compute_dtype(x, *cameras)
+    pose, *lens = sharding.agreeing([placed(x, camera.astype(dtype), heads) for camera in flat])
+    rows = [pose[..., 4 * i : 4 * i + 4] for i in range(3)]  # of [R | t]
+    lens = _lens(lens[0], *size) if size else None
+    inverse = role in ("key", "value")
+    vectors = _columns_of_inverse(rows, lens) if inverse else _rows_of_projection(rows, lens)
+    matrix = jnp.concatenate(vectors, axis=-1)
+    return transform(x, matrix if role == "output" else transposed(matrix), width=width, result=x.dtype)
+
+
+def _lens(k: jax.Array, height: float, width: float) -> tuple[jax.Array, ...]:
+    """fₓ, s, cₓ, f_y and c_y of K for an image of size 1 around the origin, each (..., 1)."""
+    # A product and no quotient, because XLA makes a·c / b of a / (b / c) in some programs but not in others.
+    sides = np.array([1 / width] * 3 + [1 / height] * 3, k.dtype)
+    f, s, c, _, g, d = jnp.split(_times(align(sides, k.ndim), k[..., :6]), 6, axis=-1)
+    return f, s, c - 0.5, g, d - 0.5
+
+
+def _rows_of_projection(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) -> list[jax.Array]:
+    """The rows of P = K [R | t], lifted, from those of [R | t]."""
+    if lens is not None:
+        f, s, c, g, d = lens
+        r = [_times(f, r[0]) + _times(s, r[1]) + _times(c, r[2]), _times(g, r[1]) + _times(d, r[2]), r[2]]
+    return [*r, _lifted(jnp.zeros_like(r[0][..., :3]), 1)]
+
+
+def _columns_of_inverse(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) -> list[jax.Array]:
+    """The columns of P⁻¹ = [RᵀK⁻¹ | −Rᵀt], lifted, from the rows of [R | t]; those of RᵀK⁻¹ by substitution."""
+    columns, moved = [row[..., :3] for row in r], [_times(row[..., 3:], row[..., :3]) for row in r]
+    centre = -(moved[0] + moved[1] + moved[2])
+    if lens is not None:
+        f, s, c, g, d = lens
+        # Reciprocals, because XLA makes a · (1 / f) of a / f in some versions but not in others.
+        first = _times(1 / f, columns[0])
+        second = _times(1 / g, columns[1] - _times(s, first))
+        columns = [first, second, columns[2] - _times(c, first) - _times(d, second)]
+    return [*(_lifted(column, 0) for column in columns), _lifted(centre, 1)]
+
+
+def _lifted(vector: jax.Array, last: float) -> jax.Array:
+    """A vector (..., 3) before a fourth entry."""
+    edges = [(0, 0, 0)] * (vector.ndim - 1) + [(0, 1, 0)]
+    return lax.pad(vector, np.array(last, vector.dtype), edges)
+
+
+def _times(number: jax.Array, row: jax.Array) -> jax.Array:
+    """Rounded before anything is added, for the same bits in every program."""
+    return product(*jnp.broadcast_arrays(number, row))

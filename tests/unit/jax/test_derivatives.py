@@ -1,0 +1,247 @@
+"""A function with a tangent and a transpose of its own, on a small example, beside the same by JAX's own operations."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers.closeness import assert_within
+from helpers.quick import quick
+from helpers.tiers import thorough, tiered
+from posenc_jax._jax.derivatives import Kernels, operation
+
+RNG = np.random.default_rng(0)
+RAN = []  # which programs were traced
+
+
+def types(settings, x, w, n):
+    return [x, x.update(shape=(), sharding=x.sharding.update(spec=()))]
+
+
+def compute(settings, x, w, n):
+    RAN.append("compute")
+    return [settings * jnp.sin(x) * jnp.sum(w) * n.astype(x.dtype), jnp.max(x)]
+
+
+def tangent(settings, operands, outputs, tangents):
+    (x, w, n), (dx, dw, dn) = operands, tangents
+    RAN.append(("tangent", dx is not None, dw is not None))
+    assert len(outputs) == 2 and dn is None
+    dy = jnp.zeros_like(x)
+    if dx is not None:
+        dy += settings * jnp.cos(x) * jnp.sum(w) * n.astype(x.dtype) * dx
+    if dw is not None:
+        dy += settings * jnp.sin(x) * n.astype(x.dtype) * jnp.sum(dw)
+    return [dy]
+
+
+def transpose(settings, operands, outputs, cotangents, moving):
+    (x, w, n), (dy,) = operands, cotangents
+    RAN.append(("transpose", *moving[:2]))
+    assert not moving[2] and len(outputs) == 2
+    by_w = jnp.broadcast_to(settings * jnp.sum(jnp.sin(x) * dy) * n.astype(x.dtype), w.shape)
+    found = settings * jnp.cos(x) * jnp.sum(w) * n.astype(x.dtype) * dy, by_w
+    return [y for y, moves in zip(found, moving, strict=False) if moves]
+
+
+example = operation("example", types=types, compute=compute, tangent=tangent, transpose=transpose)
+N = np.int32(3)
+
+
+def ours(x, w, n=N):
+    return example(2.0, x, w, n)[0]
+
+
+def theirs(x, w, n=N):
+    return 2.0 * jnp.sin(x) * jnp.sum(w) * jnp.asarray(n).astype(x.dtype)
+
+
+def normal(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+X, W = normal(5), normal(3)
+
+
+def everything(f, x, w):
+    """Derivatives of the first and second order, by all and by one operand alone, in both modes."""
+    loss = lambda x, w: jnp.sum(f(x, w) ** 2)  # noqa: E731
+    both, v = jax.grad(loss, (0, 1)), (jnp.cos(x), jnp.sin(w))
+    dot = lambda a, b: sum(map(jnp.vdot, a, b))  # noqa: E731
+    return {
+        "value": f(x, w),
+        "jvp": jax.jvp(f, (x, w), v),
+        "jvp by x": jax.jvp(lambda x: f(x, w), (x,), v[:1]),
+        "jvp by w": jax.jvp(lambda w: f(x, w), (w,), v[1:]),
+        "gradient": both(x, w),
+        "gradient by w": jax.grad(loss, 1)(x, w),
+        "forward over reverse": jax.jvp(both, (x, w), v)[1],
+        "reverse over reverse": jax.grad(lambda x, w: dot(both(x, w), v), (0, 1))(x, w),
+        "reverse over forward": jax.grad(lambda x, w: jnp.sum(jax.jvp(f, (x, w), v)[1] ** 2), (0, 1))(x, w),
+        "forward over forward": jax.jvp(lambda *a: jax.jvp(f, a, v)[1], (x, w), v),
+        "jacobians": (jax.jacfwd(f, (0, 1))(x, w), jax.jacrev(f, (0, 1))(x, w)),
+        "linearized": jax.linearize(f, x, w)[1](*v),
+        "third": jax.jvp(lambda x: jax.grad(lambda x: jnp.sum(jnp.sin(jax.grad(loss)(x, w))))(x), (x,), v[:1])[1],
+        "checkpoint": jax.grad(jax.checkpoint(loss), (0, 1))(x, w),
+        "scan": jax.grad(lambda x: jnp.sum(jax.lax.scan(lambda c, _: (f(c, w), None), x, None, 2)[0]))(x),
+    }
+
+
+def check(got, want):
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        bound = 1e-5 * np.max(np.abs(b), initial=1)
+        assert_within(a, b, bound, against=f"JAX, {jax.tree_util.keystr(path)}")
+
+
+def test_every_derivative():
+    check(*quick(lambda x, w: [everything(f, x, w) for f in (ours, theirs)])(X, W))
+
+
+@pytest.mark.thorough
+def test_every_derivative_eagerly():
+    check(*(everything(f, X, W) for f in (ours, theirs)))
+
+
+@pytest.mark.parametrize("size", [3, thorough(5)])  # of equal sizes, operations share their programs
+def test_without_jit(size):
+    x, w = normal(size), normal(3)
+    some = lambda f: (f(x, w), jax.jvp(f, (x, w), (x, w)), jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1))(x, w))  # noqa: E731
+    with jax.disable_jit():
+        got = some(ours)
+    check(got, quick(lambda: some(theirs))())
+
+
+MAPS = [axes for axes in itertools.product((0, None), (0, 1, None), (0, None)) if axes != (None, None, None)]
+
+
+def of_maps(f, x, w, n):
+    v = jnp.cos(x), jnp.sin(w)
+    loss = lambda x, w: jnp.sum(jnp.sin(f(x, w, n)))  # noqa: E731
+    by = jax.grad(loss, (0, 1))
+    return f(x, w, n), jax.jvp(lambda x, w: f(x, w, n), (x, w), v), by(x, w), jax.jvp(by, (x, w), v)[1]
+
+
+@pytest.mark.parametrize("axes", tiered(MAPS, [(0, 1, 0)]))
+def test_any_operands_may_be_mapped(axes):
+    ns = np.int32([1, 2, -1, 4])
+    batches = normal(4, 5), np.moveaxis(normal(4, 3), 0, axes[1] or 0), ns
+    arrays = [x[0] if a is None and i != 1 else x for i, (x, a) in enumerate(zip(batches, axes, strict=True))]
+    arrays[1] = W if axes[1] is None else arrays[1]
+    both = lambda f, *a: (of_maps(jax.vmap(f, axes), *a), jax.vmap(functools.partial(of_maps, f), axes)(*a))  # noqa: E731
+    check(*quick(lambda *a: [both(f, *a) for f in (ours, theirs)])(*arrays))
+
+
+def nested(f, x, w, n):
+    """Over x, over w, and over all again."""
+    inner = jax.vmap(jax.vmap(f, (None, 0, None)), (0, None, None))  # x (a, 5) and w (b, 3) to (a, b, 5)
+    return jax.vmap(inner, (None, 0, 0), 1)(x, w, n)  # w (c, b, 3) and n (c,) to (a, c, b, 5)
+
+
+def test_maps_of_maps():
+    arrays = normal(2, 5), normal(4, 3, 3), np.int32([1, 2, 3, 4])
+    got, want = quick(lambda *a: [of_maps(functools.partial(nested, f), *a) for f in (ours, theirs)])(*arrays)
+    assert got[0].shape == (2, 4, 3, 5)
+    check(got, want)
+
+
+@pytest.mark.parametrize("program", [thorough(lambda f: f), quick], ids=["eagerly", "jit"])
+def test_tangents_and_cotangents_alone_may_be_mapped(program):
+    def mapped(f, v, u):
+        along = jax.vmap(lambda v: jax.jvp(lambda x: f(x, W), (X,), (v,))[1])(v)
+        return along, jax.vmap(lambda u: jax.vjp(f, X, W)[1](u))(u)
+
+    check(*program(lambda v, u: [mapped(f, v, u) for f in (ours, theirs)])(normal(4, 5), normal(4, 5)))
+
+
+def test_only_what_moves_is_computed():
+    f = lambda x, w: example(5.0, x, w, N)[0]  # noqa: E731  # of other settings than before, so that it is traced anew
+    RAN.clear()
+    jax.eval_shape(lambda x: jax.jvp(lambda x: f(x, W), (x,), (x,)), X)
+    assert not RAN  # until they are lowered
+    quick(lambda x: jax.jvp(lambda x: f(x, W), (x,), (x,)))(X)
+    assert ("tangent", True, False) in RAN and "compute" in RAN
+    RAN.clear()
+    quick(lambda w: jax.vjp(lambda w: f(X, w), w)[1](X))(W)
+    assert ("transpose", False, True) in RAN and not any(r[0] == "tangent" for r in RAN)
+
+
+def test_a_function_that_is_not_used_is_not_run():
+    """Cotangents that are all zero lead to none."""
+    RAN.clear()
+    g = quick(lambda x: jax.grad(lambda x: jnp.sum(x) + 0 * jnp.sum(jax.lax.stop_gradient(ours(x, W))))(x))(X)
+    np.testing.assert_array_equal(g, np.ones(5))
+    last = lambda x: example(2.0, x, W, N)[1]  # noqa: E731  # which counts as a constant
+    along, gradient = quick(lambda x: (jax.jvp(last, (x,), (x,))[1], jax.grad(last)(x)))(X)
+    np.testing.assert_array_equal(along, np.zeros(()))
+    np.testing.assert_array_equal(gradient, np.zeros(5))
+    assert not any(r[0] == "transpose" for r in RAN)
+
+
+def test_of_outputs_that_are_not_used_the_cotangents_are_zeros():
+    two = operation(
+        "two",
+        types=lambda _, x: [x, x, x],
+        compute=lambda _, x: [2 * x, 3 * x, x],
+        tangent=lambda _, operands, outputs, tangents: [2 * tangents[0], 3 * tangents[0]],
+        transpose=lambda _, operands, outputs, cotangents, moving: [2 * cotangents[0] + 3 * cotangents[1]],
+    )
+    gradients = quick(lambda x: [jax.grad(lambda x: jnp.sum(two(None, x)[n]))(x) for n in (0, 1)])(X)  # noqa: B023
+    np.testing.assert_array_equal(gradients, np.repeat([[2], [3]], len(X), 1))
+
+
+def test_profiles_show_the_name():
+    text = jax.jit(lambda x: (ours(x, W), jax.vjp(lambda x: ours(x, W), x)[1](x))).lower(X).compile().as_text()
+    assert "posenc_jax.example/" in text and "posenc_jax.example_transpose" in text
+    text = jax.jit(lambda x: jax.jvp(lambda x: ours(x, W), (x,), (x,))).lower(X).compile().as_text()
+    assert "posenc_jax.example_derivative" in text
+
+
+@pytest.mark.parametrize("axis", [0, thorough(1)])
+def test_a_mapped_axis_keeps_its_place(axis):
+    jaxpr = str(jax.make_jaxpr(jax.vmap(ours, (axis, None)))(normal(5, 5), W))
+    assert jaxpr.count("= example[") == 1 and "levels=(Level(axes=(0, None, None)," in jaxpr
+
+
+# Kernels
+
+
+def without_derivative(settings, operands, outputs, cotangents, moving):
+    """`transpose`, as JAX could not differentiate it."""
+    RAN.append("kernel")
+    of = lambda *x: transpose(settings, x[:3], x[3:5], x[5:], moving)  # noqa: E731
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x, moves in zip(operands, moving, strict=True) if moves]
+    return jax.pure_callback(of, shapes, *operands, *outputs, *cotangents, vmap_method="sequential")
+
+
+KERNELS = Kernels({None: without_derivative}, lambda settings, moving: settings == 2.0 or not moving[1])
+by_kernels = operation("kept", types=types, compute=compute, tangent=tangent, transpose=transpose, kernels=KERNELS)
+
+
+@pytest.mark.parametrize(("moving", "settings", "count"), [((0, 1), 2.0, 1), ((0, 1), 3.0, 0), (0, 3.0, 1)])
+def test_kernels_compute_what_they_hold(moving, settings, count):
+    RAN.clear()
+    f = lambda x, w: jnp.sum(by_kernels(settings, x, w, N)[0])  # noqa: E731
+    got = jax.jit(jax.grad(f, moving))(X, W)
+    assert RAN.count("kernel") == count
+    check(got, jax.grad(lambda x, w: jnp.sum(theirs(x, w)) * (settings / 2), moving)(X, W))
+
+
+@pytest.mark.thorough
+def test_every_derivative_with_kernels():
+    f = lambda x, w, n=N: by_kernels(2.0, x, w, n)[0]  # noqa: E731
+    check(*jax.jit(lambda x, w: [everything(g, x, w) for g in (f, theirs)])(X, W))
+
+    def rows(g, x, w):
+        """Derivatives by what `jax.vmap` does not map, inside it and outside."""
+        loss = lambda x, w: jnp.sum(jax.vmap(g, (0, None))(x, w) ** 2)  # noqa: E731
+        each = jax.vmap(jax.grad(lambda x, w: jnp.sum(g(x, w) ** 2), (0, 1)), (0, None))
+        return (
+            jax.grad(loss, (0, 1))(x, w),
+            each(x, w),
+            jax.vmap(jax.grad(loss, (0, 1)), (None, 0))(x, jnp.stack([w, -w])),
+        )
+
+    check(*jax.jit(lambda x, w: [rows(g, x, w) for g in (f, theirs)])(normal(2, 3), W))

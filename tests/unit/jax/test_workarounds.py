@@ -1,0 +1,102 @@
+"""What compilers are told, and where it stands."""
+
+import functools
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import posenc_jax as pe
+from helpers.tiers import tiered
+from posenc_jax._jax import workarounds
+
+AT, X = np.arange(5, dtype=np.int32), np.ones((1, 5, 2, 8), np.float32)
+NAMED = {
+    "rotary": (functools.partial(pe.rotary, head_axis=-2), X),
+    "shift": (functools.partial(pe.shift, offset=AT[:, None], frequencies=8), X[0]),
+    "xpos": (functools.partial(pe.xpos, head_axis=-2), X, X),
+    "prope": (functools.partial(pe.prope, role="key", head_axis=-2), X, np.eye(4, dtype=np.float32)),
+    "sinusoidal": (functools.partial(pe.sinusoidal, frequencies=8), AT),
+    "add_sinusoidal": (pe.add_sinusoidal, X[0]),
+    "alibi": (functools.partial(pe.alibi, heads=2), AT, AT),
+    "attention": (pe.attention, X, X, X),
+    "learned": (functools.partial(pe.learned, out_of_range="nan"), AT, np.ones((9, 4), np.float32)),
+    "fourier_features": (pe.fourier_features, X, np.ones((8, 4), np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", tiered(NAMED, ["rotary", "prope", "sinusoidal", "alibi", "learned"]))
+def test_profiles_show_the_name_of_the_function(name):
+    f, *arrays = NAMED[name]
+    for program in (f, lambda *arrays: jax.tree.map(jnp.sin, f(*arrays))):
+        text = jax.jit(program).lower(*arrays).compile().as_text()
+        assert f"posenc_jax.{name}/" in text
+
+
+def test_no_other_module_asks_for_a_version():
+    package = Path(pe.__file__).parent
+    asks = {path.name for path in package.rglob("*.py") if "version_info__" in path.read_text(encoding="utf-8")}
+    assert asks == {"workarounds.py"}
+
+
+def test_each_problem_names_a_test_that_stands():
+    root = Path(__file__).parents[3]
+    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", Path(workarounds.__file__).read_text(encoding="utf-8"))
+    assert len(named) >= 6
+    for path, test in named:
+        assert f"def {test}(" in (root / path).read_text(encoding="utf-8"), (path, test)
+
+
+def test_products_are_rounded_first():
+    a, b = np.float32([1 + 2**-12, 1 + 2**-12])
+    rounded = np.float32(a * b)
+    assert float(a) * float(b) != float(rounded)
+    for product in (workarounds.rounded_product, workarounds.product, workarounds.positive_product):
+        f = jax.jit(lambda a, b, c, product=product: product(a, b) - c)
+        assert f(np.full(64, a), np.full(64, b), np.full(64, rounded)).max() == 0
+    text = export.export(jax.jit(workarounds.rounded_product), platforms=["cuda"])(
+        np.ones(4, np.float32), np.ones(4, np.float32)
+    )
+    assert "minimum" in text.mlir_module()
+
+
+def test_rounded_products_keep_their_values():
+    bits = np.random.default_rng(0).integers(0, 2**32, (2, 4096), dtype=np.uint32)
+    a, b = np.where(np.abs(bits.view(np.float32)) < 1e-19, np.float32([[0], [-0.0]]), bits.view(np.float32))
+    with np.errstate(all="ignore"):
+        want = a * b  # zeros, infinities, NaNs; no subnormal numbers, which XLA takes for zeros
+    got = np.asarray(jax.jit(workarounds.rounded_product)(a, b))
+    np.testing.assert_array_equal(got, want)
+    numbers = ~np.isnan(want)
+    np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(want[numbers]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_bits_where(dtype):
+    a, b = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(dtype)
+    a[0, :4], b[0, :4] = [np.nan, np.inf, -0.0, 0.0], [0.0, np.nan, np.inf, -0.0]
+    mask = np.arange(8) % 3 == 0
+    with jax.enable_x64(dtype == "float64"):
+        got = np.asarray(jax.jit(lambda a, b: workarounds.bits_where(mask[None], a, b))(a, b))
+    assert got.dtype == dtype
+    want = np.where(mask, a, b)
+    np.testing.assert_array_equal(got.view(f"int{8 * got.itemsize}"), want.view(f"int{8 * got.itemsize}"))
+
+
+def test_a_stored_array_keeps_its_bits():
+    bits = np.random.default_rng(0).integers(0, 2**32, 4096, dtype=np.uint32)
+    bits[:6] = 0, 1, 0x7F800000, 0xFF800000, 0x80000000, 0xFFFFFFFE
+    np.testing.assert_array_equal(jax.jit(workarounds.materialized)(bits.view(np.float32)).view(np.uint32), bits)
+
+
+def test_without_axes_nothing_changes():
+    x = np.random.default_rng(0).normal(size=(1, 3, 1, 4)).astype(np.float32)
+    x[0, 1, 0, 2], x[0, 2, 0, 0] = np.nan, -0.0
+    assert workarounds.unit_axes(jnp.asarray(x), 0) == [2]
+    f = lambda x, p, w: x + p * 0 if w is None else None  # noqa: E731
+    got = jax.jit(lambda x, p: workarounds.without_axes([2], f, x, p, None))(x, np.ones((1, 3, 1, 1), np.float32))
+    np.testing.assert_array_equal(got, x)

@@ -1,0 +1,59 @@
+"""Softplus and e^x − 1 beside their formulas in float64; softplus operation by operation in NumPy, which contracts nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from helpers.closeness import assert_within
+from oracles.biases import softplus as formula
+from posenc_jax._numerics import exponentials
+
+X = np.concatenate([np.linspace(-86, 100, 200_001), np.linspace(-3, 3, 50_001), [0, -0.0, 1e-30, -1e-30, 3e38]])
+X = X.astype(np.float32)
+
+
+def by_numpy(x):
+    def polynomial(x, coefficients):
+        y = np.full_like(x, coefficients[-1])
+        for c in coefficients[-2::-1]:
+            y = np.abs(x * y) + c
+        return y
+
+    size, (high, low) = np.minimum(np.abs(x), np.float32(86)), exponentials._LN2
+    whole = np.ceil(size * np.float32(1 / np.log(2)))
+    u = np.ldexp(polynomial(whole * high - size + whole * low, exponentials.EXP), -whole.astype(np.int32))
+    z = u / (u + np.float32(2))
+    return np.maximum(x, np.float32(0)) + np.abs((z + z) * polynomial(z * z, exponentials.ARTANH))
+
+
+def test_the_formula_and_the_bits():
+    got = np.asarray(jax.jit(exponentials.softplus)(X))
+    assert_within(got, formula(X), 3e-7 * formula(X))
+    np.testing.assert_array_equal(got, by_numpy(X))
+    beyond = np.asarray(jax.jit(exponentials.softplus)(np.float32([-np.inf, -87, np.inf, np.nan])))
+    np.testing.assert_allclose(beyond, [0, 0, np.inf, np.nan], atol=5e-38)
+
+
+def test_the_derivative():
+    x = np.linspace(-20, 20, 1001).astype(np.float32)
+    first, second = (jax.vmap(f) for f in (jax.grad(exponentials.softplus), jax.grad(jax.grad(exponentials.softplus))))
+    got = jax.jit(lambda x: (first(x), second(x), jax.jvp(exponentials.softplus, (x,), (x,))[1]))(x)
+    sigmoid = 1 / (1 + np.exp(-np.float64(x)))
+    for y, want in zip(got, (sigmoid, sigmoid * (1 - sigmoid), x * sigmoid), strict=True):
+        assert_within(y, want, 1e-6 * (1 + np.abs(want)))
+
+
+def test_e_to_the_x_minus_1():
+    """As accurate as the bound of learned frequencies needs, with the same bits for a constant, and smooth at 0."""
+    x = np.concatenate([np.linspace(-87, 87, 20_001), np.linspace(-1, 1, 20_001), np.geomspace(1e-30, 1, 999)])
+    x = x.astype(np.float32)
+    y = np.asarray(jax.jit(exponentials.expm1)(x))
+    want = np.expm1(np.float64(x))
+    assert np.max(np.abs(y - want) / np.spacing(np.abs(want).astype(np.float32))) < 1.7
+    np.testing.assert_array_equal(jax.jit(lambda: exponentials.expm1(jnp.asarray(x)))(), y)
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(jax.grad(exponentials.expm1)))(x[::100]), np.exp(np.float64(x[::100])), rtol=1e-6, atol=1e-7
+    )
+    none, *ends = jax.jit(exponentials.expm1)(np.float32([np.nan, -1e6, 1e6, -87, 87]))
+    assert np.isnan(none)
+    np.testing.assert_array_equal(ends[:2], ends[2:])
