@@ -35,7 +35,7 @@ def minimax(values: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def sine_fit() -> tuple[tuple[np.float32, ...], float]:
-    """c₁, c₃ and r of `sines.sine`, which is linear in c₁, c₃·r and c₃, and their error before they are rounded."""
+    """c₁, c₃ and r of `sines.sine_of_phase`, linear in c₁, c₃·r and c₃, and their error before rounding."""
     z = np.sin(np.linspace(0, np.pi / 2, 4001))
     u, v = z * z, 1 - z * z
     basis = 0.5 * (z * v**2)[:, None] * np.stack([np.ones_like(z), v, -u * v], axis=1)

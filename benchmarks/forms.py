@@ -2,7 +2,7 @@
 
 Without a target, times every form that can compute a case on the device that is here, in rounds that alternate between
 the forms and a plain copy of x. With targets, compiles the forms for them, without a device, in the environment that
-`nox -s "bench_compiled(tpu)"` makes. In bold stands the form that `lowerings.FORMS` takes. Where another is ahead,
+`nox -s "bench_compiled(tpu)"` makes. In bold stands the form that `lowerings.LOWERINGS` takes. Where another is ahead,
 that table should change.
 `--write` writes results/forms_TARGET_JAX.md for each target.
 """
@@ -25,14 +25,14 @@ import posenc_jax as pe
 from posenc_jax._frequencies.angles import Angles
 from posenc_jax._jax import workarounds
 from posenc_jax._rotary import lowerings
-from posenc_jax._rotary.lowerings import form_of
-from posenc_jax._rotary.rotation import Rotation, TurnSettings
+from posenc_jax._rotary.lowerings import lowering_of
+from posenc_jax._rotary.rotation import Rotation, RotationSettings
 
 FORMS = (
     lowerings.reference,
     lowerings.split_and_stack,
     lowerings.split_and_concatenate,
-    lowerings.rotate_words,
+    lowerings.rotate_in_words,
     lowerings.sum_columns,
     lowerings.pad_and_select,
 )
@@ -60,7 +60,7 @@ def fits(form, settings, shape, dim, dtype):
     half = settings.layout == "half"
     return {
         "split_and_concatenate": half,
-        "rotate_words": not half and dtype == "bfloat16",
+        "rotate_in_words": not half and dtype == "bfloat16",
         "split_and_stack": half or shape[-1] % 2 == 0,
         "sum_columns": dim == shape[-1] if half else shape[-1] % 2 == 0,
     }.get(form.__name__, True)
@@ -69,12 +69,12 @@ def fits(form, settings, shape, dim, dtype):
 def functions_of(platform, shape, dim, layout, dtype):
     """Each form by name, the shape of its positions, and the name of the form that is taken."""
     rows = (shape[0], 1, 1, 1) if shape[1] == 1 else (1, shape[1], 1, 1)  # a decode step, or a sequence
-    settings, frequencies, target = TurnSettings(layout), pe.geometric(dim), workarounds.TARGETS[platform]
+    settings, frequencies, target = RotationSettings(layout), pe.geometric(dim), workarounds.TARGETS[platform]
 
     def rotation(x, positions):
         return Rotation(settings, x, Angles(positions, frequencies), target).broadcast()
 
-    taken = form_of(platform, rotation(jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32))).__name__
+    taken = lowering_of(platform, rotation(jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32))).__name__
     functions = {
         form.__name__: lambda x, p, form=form: form(rotation(x, p))
         for form in FORMS

@@ -61,7 +61,7 @@ def pairs(rng):
         progress(f"pairs, {name}")
         geometric = isinstance(spectrum, tuple)
         f = pe.geometric(*spectrum) if geometric else spectrum
-        turns = geometric_turns(*spectrum) if geometric else [t << (BITS - 128) for t in f.turns]
+        turns = geometric_turns(*spectrum) if geometric else [t << (BITS - 128) for t in f.cycles]
         worst = []
         for low, high in RANGES.values():
             positions = draw(rng, low, high, max(150, 200_000 // f.dim))

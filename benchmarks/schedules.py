@@ -65,7 +65,7 @@ def by_kernels(tile, norm):
         out[...] = trailing(x[...], rotate, norm).astype(out.dtype)
 
     def run(x, positions):
-        words = kernels.tuning_words(128, "interleaved")
+        words = kernels.phase_constants(128, "interleaved")
         rows = pl.BlockSpec((tile, *x.shape[1:]), lambda i: (i, 0, 0))
         at, whole = pl.BlockSpec((None, 1, tile), lambda i: (i, 0, 0)), pl.BlockSpec(words.shape, lambda i: (0, 0))
         call = pl.pallas_call(

@@ -46,7 +46,7 @@ def of_library(width: int, length: int) -> str:
     return "".join(
         [
             picture(
-                lambda: plot.waves(table, features=features),
+                lambda: plot.columns(table, features=features),
                 "Line chart: five features of the encoding against position, from a fast to a slow sine.",
                 "Single features: sines that turn ever more slowly towards the last feature.",
             ),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from posenc_jax.hf._composite import text_of
-from posenc_jax.hf._models import MODELS, Model, known
+from posenc_jax.hf._models import MODELS, Model, canonical_type
 from posenc_jax.hf._multimodal_models import MULTIMODAL, THINKERS, Multimodal
 from posenc_jax.hf._multimodal_models import REFUSED as MULTIMODAL_REFUSED
 from posenc_jax.hf._refused import REFUSED
@@ -48,7 +48,7 @@ def recorded() -> set[str]:
     ]
     # A published config has a string or null for layers if transformers does not read it.
     types = {str(text_of(case["config"])["model_type"]) for case in cases if isinstance(case.get("layers", []), list)}
-    return {name for name in map(known, types) if name}
+    return {name for name in map(canonical_type, types) if name}
 
 
 # The releases of transformers that the facts were compared with.

@@ -5,7 +5,7 @@ Each head $x$ of the queries and keys at position $p$ is normalized and then rot
 $$y = R(\omega p)\, \frac{x}{\sqrt{\tfrac1d \sum_i x_i^2 + \epsilon}} \odot w .$$
 
 A block of positions computes its cosines and sines once, for all heads of q and k. The kernel reads no table of them:
-its operands are the positions and the tuning words of the frequencies, six rows of integers. So it is right at every
+its operands are the positions and the phase constants of the frequencies, six rows of integers. So it is right at every
 int32 position, and elsewhere in the model `pe.rotary` gives the same rotation.
 
     python examples/fused_rope.py
@@ -35,11 +35,11 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 
 def kernel(
-    q: Any, k: Any, q_weight: Any, k_weight: Any, positions: Any, words: Any, q_out: Any, k_out: Any, *, eps: float
+    q: Any, k: Any, q_weight: Any, k_weight: Any, positions: Any, constants: Any, q_out: Any, k_out: Any, *, eps: float
 ) -> None:
     """A block of positions: q and k are (block, heads, head_dim), weights (1, head_dim), positions (1, block)."""
     column = positions[...].reshape(-1, 1)
-    cosine, sine = (wave[:, None] for wave in kernels.cos_sin(column, words[...]))  # (block, 1, head_dim)
+    cosine, sine = (wave[:, None] for wave in kernels.cos_sin(column, constants[...]))  # (block, 1, head_dim)
     for x, weight, out in ((q, q_weight, q_out), (k, k_weight, k_out)):
         normal = rms_norm(x[...], weight[...], eps)
         out[...] = kernels.rotate(normal, cosine, sine, "half").astype(out.dtype)
@@ -64,7 +64,7 @@ def fused(
     batch, length = positions.shape
     if length % block:
         raise ValueError(f"fused: the block, {block}, must divide the length, {length}")
-    words = kernels.tuning_words(frequencies, "half")
+    constants = kernels.phase_constants(frequencies, "half")
     rows = positions.reshape(batch, length // block, 1, block)
     tile = lambda x: pl.BlockSpec((None, block, *x.shape[2:]), lambda b, i: (b, i, 0, 0))  # noqa: E731
     whole = lambda x: pl.BlockSpec(x.shape, lambda b, i: (0, 0))  # noqa: E731
@@ -77,12 +77,12 @@ def fused(
             *map(tile, (q, k)),
             *map(whole, weights),
             pl.BlockSpec((None, None, 1, block), lambda b, i: (b, i, 0, 0)),
-            whole(words),
+            whole(constants),
         ],
         out_specs=[*map(tile, (q, k))],
         interpret=interpret,
     )
-    q, k = call(q, k, *weights, rows, words)
+    q, k = call(q, k, *weights, rows, constants)
     return q, k
 
 

@@ -2,39 +2,39 @@ r"""Exact phases, rotations and biases inside your own kernels: elementwise func
 
 The public functions choose among programs by platform and close over constants; a Pallas kernel can do neither. What a
 kernel computes by these functions has the bits of the public ones, at every int32 position. All constants are operands:
-`tuning_words` makes them outside the kernel, which takes them as an input, and reads no table of cosines and sines.
+`phase_constants` makes them outside the kernel, which takes them as an input, and reads no table of cosines and sines.
 
 | function | tiles | lowers in Pallas for |
 | --- | --- | --- |
-| `cos_sin` | of positions and words that broadcast to each other | TPU, Mosaic GPU |
+| `cos_sin` | of positions and constants that broadcast to each other | TPU, Mosaic GPU |
 | `rotate` | of whole vectors, whose features move along lanes | TPU |
 | `rotate_pairs` | one of first and one of second members of pairs | TPU, Mosaic GPU |
 | `alibi`, `kerple_log`, `kerple_power` | of positions and parameters that broadcast to scores | TPU, Mosaic GPU |
 
 All of them run in interpret mode. Mosaic GPU broadcasts nothing by itself: give it tiles of one shape and layout. The
-functions have no derivatives with respect to positions or words; a kernel has a derivative of its own.
+functions have no derivatives with respect to positions or constants; a kernel has a derivative of its own.
 
 >>> import jax, jax.numpy as jnp
 >>> from jax.experimental import pallas as pl
 >>> import posenc_jax as pe
 >>> from posenc_jax import kernels
->>> def kernel(x, positions, words, out):  # a tile of 8 vectors
-...     cosine, sine = kernels.cos_sin(positions[...], words[...])
+>>> def kernel(x, positions, constants, out):  # a tile of 8 vectors
+...     cosine, sine = kernels.cos_sin(positions[...], constants[...])
 ...     out[...] = kernels.rotate(x[...], cosine, sine)
 >>> f = pe.geometric(64, 500_000.0)
 >>> rows = lambda width: pl.BlockSpec((8, width), lambda i: (i, 0))
->>> words = kernels.tuning_words(f, "half")
+>>> constants = kernels.phase_constants(f, "half")
 >>> run = pl.pallas_call(
 ...     kernel,
 ...     jax.ShapeDtypeStruct((16, 64), jnp.float32),
 ...     grid=(2,),
-...     in_specs=[rows(64), rows(1), pl.BlockSpec(words.shape, lambda i: (0, 0))],
+...     in_specs=[rows(64), rows(1), pl.BlockSpec(constants.shape, lambda i: (0, 0))],
 ...     out_specs=rows(64),
 ...     interpret=True,
 ... )
 >>> x, positions = jnp.ones((16, 64)), 2_000_000_000 + jnp.arange(16)
 >>> want = pe.rotary(x, positions, f, head_axis=None)
->>> bool(jnp.all(run(x, positions[:, None], words) == want))
+>>> bool(jnp.all(run(x, positions[:, None], constants) == want))
 True
 """
 
@@ -59,20 +59,20 @@ from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import invalid, public, require, require_type
 from posenc_jax._numerics import fixed_point, sines
 from posenc_jax._numerics.distances import difference
-from posenc_jax._numerics.fixed_point import Word
+from posenc_jax._numerics.fixed_point import PhaseIncrement
 from posenc_jax._rotary.rotation import is_second, rotate_members, two_products
 
-__all__ = ["alibi", "cos_sin", "kerple_log", "kerple_power", "rotate", "rotate_pairs", "tuning_words"]
+__all__ = ["alibi", "cos_sin", "kerple_log", "kerple_power", "rotate", "rotate_pairs", "phase_constants"]
 
 _LANES = 128  # of a TPU's register
-_ROWS = 6  # four of a tuning word, and the amplitudes of the cosine and of the sine
+_ROWS = 6  # four of a phase increment, and the amplitudes of the cosine and of the sine
 
 
 @public
-def tuning_words(frequencies: Frequencies | int | jax.Array, layout: Layout | None = None) -> jax.Array:
+def phase_constants(frequencies: Frequencies | int | jax.Array, layout: Layout | None = None) -> jax.Array:
     r"""The constants of `cos_sin`, as one operand of a kernel; computed outside it.
 
-    A column holds the tuning word of a frequency, $\omega/2\pi$ in fixed point (four integers), and the bits of two
+    A column holds the phase increment of a frequency, $\omega/2\pi$ in fixed point (four integers), and the bits of two
     float32 amplitudes $a$: of the cosine and of the sine.
 
     Args:
@@ -92,7 +92,7 @@ def tuning_words(frequencies: Frequencies | int | jax.Array, layout: Layout | No
     Examples:
       >>> import posenc_jax as pe
       >>> from posenc_jax import kernels
-      >>> kernels.tuning_words(pe.geometric(64)).shape, kernels.tuning_words(64, "half").shape
+      >>> kernels.phase_constants(pe.geometric(64)).shape, kernels.phase_constants(64, "half").shape
       ((6, 32), (6, 64))
 
     Reference:
@@ -102,19 +102,19 @@ def tuning_words(frequencies: Frequencies | int | jax.Array, layout: Layout | No
     if isinstance(frequencies, Frequencies):
         precision = frequencies.precision
         require(precision == "exact", "frequencies must have precision 'exact' in kernels, got {!r}", precision)
-        word = fixed_point.word_from_turns(frequencies.turns)
+        increment = fixed_point.increment_from_cycles(frequencies.cycles)
         amplitude = jnp.full(frequencies.num_pairs, frequencies.attention_factor, jnp.float32)
     else:
         frequencies = _without_derivative(frequencies)
-        word = fixed_point.word_from_angular(frequencies)
+        increment = fixed_point.increment_from_angular(frequencies)
         amplitude = jnp.where(jnp.abs(frequencies) < 2.0**31, np.float32(1), np.float32(np.nan))
     amplitudes = [amplitude, amplitude]
     if layout is not None:
         checks.layout("layout", layout)
         dim = dim_of(frequencies)
-        word, amplitudes = jax.tree.map(lambda x: angles.expand(x, layout, dim), (word, amplitudes))
+        increment, amplitudes = jax.tree.map(lambda x: angles.expand(x, layout, dim), (increment, amplitudes))
         amplitudes[1] *= np.where(is_second(layout, dim), 1, -1).astype(np.float32)
-    return jnp.stack([*word[1:], *(lax.bitcast_convert_type(a, np.int32) for a in amplitudes)])
+    return jnp.stack([*increment[1:], *(lax.bitcast_convert_type(a, np.int32) for a in amplitudes)])
 
 
 @jax.custom_jvp
@@ -124,29 +124,29 @@ def _without_derivative(frequencies: jax.Array) -> jax.Array:
 
 @_without_derivative.defjvp
 def _refuse_derivative(primals: Any, tangents: Any) -> Any:
-    raise invalid("frequencies must pass lax.stop_gradient: tuning words are integers, and have no derivative")
+    raise invalid("frequencies must pass lax.stop_gradient: phase constants are integers without derivatives")
 
 
 @public
-def cos_sin(positions: jax.Array, words: jax.Array | Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+def cos_sin(positions: jax.Array, constants: jax.Array | Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
     r"""$a\cos\omega p$ and $a\sin\omega p$ of a tile of positions; within 9e-8 at every int32 position if $a = 1$.
 
     Args:
       positions: int32 tile that broadcasts to the result: (rows, 1) on a TPU. In a tile (rows, columns), each column
         may have a coordinate of its own.
-      words: the rows of `tuning_words`, which broadcast to the result: the array (6, columns), or six tiles.
+      constants: the rows of `phase_constants`, which broadcast to the result: the array (6, columns), or six tiles.
 
     Returns:
-      Cosine and sine, two float32 tiles (rows, columns), with the bits of the waves in `rotary` and `sinusoidal`.
+      Cosine and sine, two float32 tiles (rows, columns), with the bits of those in `rotary` and `sinusoidal`.
 
     Raises:
-      TypeError: if positions or words are not int32.
-      ValueError: if words do not have six rows.
+      TypeError: if positions or constants are not int32.
+      ValueError: if constants do not have six rows.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax import kernels
-      >>> cosine, sine = kernels.cos_sin(jnp.array([[0], [1]]), kernels.tuning_words(2))
+      >>> cosine, sine = kernels.cos_sin(jnp.array([[0], [1]]), kernels.phase_constants(2))
       >>> print(cosine.round(1).ravel(), sine.round(1).ravel())
       [1.  0.5] [0.  0.8]
 
@@ -154,17 +154,18 @@ def cos_sin(positions: jax.Array, words: jax.Array | Sequence[jax.Array]) -> tup
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
     require_type(getattr(positions, "dtype", None) == np.int32, "positions", "an int32 tile", positions)
-    rows = words if isinstance(words, Sequence) else (words,)
+    rows = constants if isinstance(constants, Sequence) else (constants,)
     fits = all(getattr(row, "dtype", None) == np.int32 for row in rows)
-    require_type(fits, "words", "an int32 array, as tuning_words gives it, or six int32 tiles", words)
-    count = len(words) if isinstance(words, Sequence) else (*words.shape, 0)[0]
-    require(count == _ROWS, "words must have {} rows, those of tuning_words, got {}", _ROWS, count)
-    *word, of_cosine, of_sine = (align(words[i], positions.ndim) for i in range(_ROWS))
+    require_type(fits, "constants", "an int32 array, as phase_constants gives it, or six int32 tiles", constants)
+    count = len(constants) if isinstance(constants, Sequence) else (*constants.shape, 0)[0]
+    require(count == _ROWS, "constants must have {} rows, those of phase_constants, got {}", _ROWS, count)
+    *increment, of_cosine, of_sine = (align(constants[i], positions.ndim) for i in range(_ROWS))
     quarter = np.int32(2**30)
-    phase = fixed_point.phase(positions, Word(None, *word), lax.full_like(positions, quarter))  # `sine` lags by that
-    waves = [sines.sine(lax.add(phase, lax.full_like(phase, quarter))), sines.sine(phase)]
+    # `sine_of_phase` lags by a quarter cycle.
+    phase = fixed_point.phase(positions, PhaseIncrement(None, *increment), lax.full_like(positions, quarter))
+    sin_cos = [sines.sine_of_phase(lax.add(phase, lax.full_like(phase, quarter))), sines.sine_of_phase(phase)]
     amplitudes = [lax.bitcast_convert_type(row, np.float32) for row in (of_cosine, of_sine)]
-    cosine, sine = map(workarounds.rounded_product, waves, amplitudes)
+    cosine, sine = map(workarounds.rounded_product, sin_cos, amplitudes)
     return cosine, sine
 
 
@@ -176,9 +177,9 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
 
     Args:
       x: a float tile (..., dim), all of whose features rotate.
-      cosine: (..., dim), of `cos_sin` with `tuning_words(frequencies, layout)`; broadcasts to x.
+      cosine: (..., dim), of `cos_sin` with `phase_constants(frequencies, layout)`; broadcasts to x.
       sine: likewise.
-      layout: which features form a pair, as for `rotary`; the layout of the words.
+      layout: which features form a pair, as for `rotary`; the layout of the constants.
 
     Returns:
       The rotated tile, with the shape and dtype of x and the bits of `rotary`.
@@ -192,8 +193,8 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
       >>> import jax.numpy as jnp
       >>> from posenc_jax import kernels
       >>> x = jnp.array([[1.0, 0.0], [1.0, 0.0]])
-      >>> waves = kernels.cos_sin(jnp.array([[0], [1]]), kernels.tuning_words(2, "half"))
-      >>> print(kernels.rotate(x, *waves).round(1))
+      >>> cos_sin = kernels.cos_sin(jnp.array([[0], [1]]), kernels.phase_constants(2, "half"))
+      >>> print(kernels.rotate(x, *cos_sin).round(1))
       [[1.  0. ]
        [0.5 0.8]]
 
@@ -204,11 +205,11 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
     _check_floats("x", x)
     dim, wide = x.shape[-1] if x.shape else 0, x.astype(compute_dtype(x))
     require(dim and dim % 2 == 0, "x must have an even number of features, got shape {}", x.shape)
-    for name, wave in (("cosine", cosine), ("sine", sine)):
-        _check_floats(name, wave, wide.dtype)
-        fits = wave.shape[-1:] == (dim,)
-        require(fits, "{} must have {} columns, one for each feature, got shape {}", name, dim, wave.shape)
-        checks.broadcastable(name, wave.shape, "x", x.shape)
+    for name, each in (("cosine", cosine), ("sine", sine)):
+        _check_floats(name, each, wide.dtype)
+        fits = each.shape[-1:] == (dim,)
+        require(fits, "{} must have {} columns, one for each feature, got shape {}", name, dim, each.shape)
+        checks.broadcastable(name, each.shape, "x", x.shape)
     operands = wide, _partners(wide, layout), jnp.broadcast_to(cosine, x.shape), jnp.broadcast_to(sine, x.shape)
     # In interpret mode, the compiler of a CPU or a GPU could contract a product and the sum to an FMA.
     rounded, plain = (functools.partial(two_products, target=target) for target in (workarounds.GPU, workarounds.TPU))
@@ -248,7 +249,7 @@ def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Arra
     Args:
       x1: a float tile of the first members, (..., num_pairs).
       x2: a tile of the second members, of the same shape and dtype.
-      cosine: of that shape, of `cos_sin` with `tuning_words(frequencies)`.
+      cosine: of that shape, of `cos_sin` with `phase_constants(frequencies)`.
       sine: likewise.
 
     Returns:
@@ -262,8 +263,8 @@ def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Arra
       >>> import jax.numpy as jnp
       >>> from posenc_jax import kernels
       >>> x1, x2 = jnp.array([[1.0], [1.0]]), jnp.array([[0.0], [0.0]])
-      >>> waves = kernels.cos_sin(jnp.array([[0], [1]]), kernels.tuning_words(2))
-      >>> y1, y2 = kernels.rotate_pairs(x1, x2, *waves)
+      >>> cos_sin = kernels.cos_sin(jnp.array([[0], [1]]), kernels.phase_constants(2))
+      >>> y1, y2 = kernels.rotate_pairs(x1, x2, *cos_sin)
       >>> print(y1.round(1).ravel(), y2.round(1).ravel())
       [1.  0.5] [0.  0.8]
 

@@ -26,7 +26,7 @@ def small_mesh() -> Figure:
 def five_waves() -> Figure:
     """Five sine waves over 50 positions. Feature 0 makes eight turns, feature 2 two and a half, feature 4 under one;
     feature 8 rises slowly to 0.5 and feature 14 stays near zero."""
-    return plot.waves(pe.sinusoidal(jnp.arange(50), 16))
+    return plot.columns(pe.sinusoidal(jnp.arange(50), 16))
 
 
 def wavelengths() -> Figure:

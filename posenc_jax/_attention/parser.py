@@ -13,16 +13,16 @@ from jax.sharding import PartitionSpec
 from posenc_jax._attention.tiles import Settings
 from posenc_jax._biases.parser import parse_tile
 from posenc_jax._jax import checks, errors, sharding
-from posenc_jax._jax.arrays import align, compute_dtype, held
+from posenc_jax._jax.arrays import align, compute_dtype, unwrap_array
 from posenc_jax._jax.errors import invalid, require, wrong_type
 
 
 def parse_operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Query (..., queries, heads, head_dim), key and value (..., keys, kv_heads, width) that fit each other."""
-    known, axes = (-3, -2, -1), (..., "keys", "kv_heads")
-    query = checks.floats("query", query, (..., "queries", "heads", "head_dim"), known)
-    key = checks.floats("key", key, (*axes, "head_dim"), known)
-    value = checks.floats("value", value, (*axes, "value_dim"), known)
+    static_axes, axes = (-3, -2, -1), (..., "keys", "kv_heads")
+    query = checks.floats("query", query, (..., "queries", "heads", "head_dim"), static_axes)
+    key = checks.floats("key", key, (*axes, "head_dim"), static_axes)
+    value = checks.floats("value", value, (*axes, "value_dim"), static_axes)
     shape, spec = query.shape, jax.typeof(query).sharding.spec
     leading = [axis for n, axis in zip(shape[:-3], spec, strict=False) if n != 1]
     if any(axis is not None for axis in leading[1:]):  # the reshape would move data between devices
@@ -71,7 +71,7 @@ def parse_data(name: str, data: Any, side: str, x: jax.Array) -> Any:
 
 def parse_scale(query: jax.Array, scale: Any) -> tuple[jax.Array, float]:
     """The query and its scale as a number; an array multiplies the query, and leaves 1."""
-    scale = held(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scale = unwrap_array(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if not checks.is_array(scale):
         return query, checks.number("scale", scale, float32=True)
     scale = checks.array("scale", scale, checks.FLOATS)
@@ -147,7 +147,7 @@ def refuse_recurring(queries: Any, keys: Any, left: int | None, causal: bool) ->
     each decode step would wait for the device.
     """
     step = queries.shape[-1] < keys.shape[-1]
-    if not checks.known(queries, keys) or step and not all(map(_on_host, (queries, keys))):
+    if not checks.is_concrete(queries, keys) or step and not all(map(_on_host, (queries, keys))):
         return
     rows, queries, empty = np.asarray(keys), np.asarray(queries), np.iinfo(np.int32).max
     changes, drops = rows[..., 1:] != rows[..., :-1], (rows[..., 1:] < rows[..., :-1]).sum(-1)

@@ -128,7 +128,7 @@ def content_bias(
     _check_sharding(queries, keys, name, content, table)
     rows = parse_rows(table.shape[0], first, max_distance, out_of_range)
     if out_of_range == "error" and max_distance is None:
-        _check_known(queries, keys, rows)
+        _check_concrete(queries, keys, rows)
     return _content_bias(queries, keys, content, table, rows=rows, of_keys=query is None)
 
 
@@ -154,8 +154,8 @@ class Rows(NamedTuple):
             most = np.asarray(max(abs(self.first), abs(last)) + 1, distance.dtype)
             offset = jnp.minimum(distance, most).astype(jnp.int32)
         offset = jnp.where(after, -offset, offset)
-        held = (offset >= np.int32(self.first)) & (offset <= np.int32(last))
-        return jnp.clip(offset, np.int32(self.first), np.int32(last)) - np.int32(self.first), held
+        unwrap_array = (offset >= np.int32(self.first)) & (offset <= np.int32(last))
+        return jnp.clip(offset, np.int32(self.first), np.int32(last)) - np.int32(self.first), unwrap_array
 
 
 @functools.lru_cache(maxsize=64)
@@ -195,7 +195,7 @@ def _content_bias(
 def _tile(
     rows: Rows, of_keys: bool, queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array
 ) -> jax.Array:
-    row, held = rows.of(queries, keys)
+    row, unwrap_array = rows.of(queries, keys)
     if of_keys:
         row = jnp.swapaxes(row, -1, -2)
     result = _selected_products(content, table, row)
@@ -203,7 +203,7 @@ def _tile(
         result = jnp.swapaxes(result, -1, -2)
     if rows.outside == "nearest":
         return result
-    return jnp.where(held, result, np.asarray(0 if rows.outside == "zeros" else np.nan, result.dtype))
+    return jnp.where(unwrap_array, result, np.asarray(0 if rows.outside == "zeros" else np.nan, result.dtype))
 
 
 def _selected_products(content: jax.Array, table: jax.Array, row: jax.Array) -> jax.Array:
@@ -268,7 +268,7 @@ def _parse_content(
     """Content (..., n, heads or 1, features) at n positions, and its table."""
     tokens, length = ("queries", queries.shape[-1]) if name == "query" else ("keys", keys.shape[-1])
     content = checks.floats(name, content, (..., tokens, "heads", "features"))
-    table = checks.floats("table", table, ("rows", "features"), known=(0,))
+    table = checks.floats("table", table, ("rows", "features"), static_axes=(0,))
     shapes = "(rows, heads, features) or (rows, features)"
     require(table.ndim in (2, 3) and 0 not in table.shape[:-1], "table must have shape {}, got {}", shapes, table.shape)
     require(table.shape[0] < 2**30, "table must have fewer than 2³⁰ rows, got {}", table.shape)
@@ -333,10 +333,10 @@ def parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) -> 
     return Rows(count, -span, _edges(span, max_distance), "nearest")
 
 
-def _check_known(queries: Any, keys: Any, rows: Rows) -> None:
+def _check_concrete(queries: Any, keys: Any, rows: Rows) -> None:
     """Raises if all positions are known, and a query and a key are further apart than the table reaches."""
     sides = queries, keys
-    if not checks.known(*sides) or not all(x.size for x in sides):
+    if not checks.is_concrete(*sides) or not all(x.size for x in sides):
         return
     queries, keys = (np.asarray(x, np.int64) for x in (queries, keys))
     least, most = (queries.min(-1) - keys.max(-1)).min(), (queries.max(-1) - keys.min(-1)).max()

@@ -47,10 +47,10 @@ from jax.typing import ArrayLike
 
 from posenc_jax._biases.parser import parse_per_head, parse_tile
 from posenc_jax._encodings.sinusoidal import sinusoidal
-from posenc_jax._frequencies.frequencies import Frequencies, Spectrum
+from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._frequencies.parser import amplitude_of, check_energy, dim_of, one_axis, parse
 from posenc_jax._jax import checks, sharding
-from posenc_jax._jax.arrays import align, held
+from posenc_jax._jax.arrays import align, unwrap_array
 from posenc_jax._jax.errors import public
 from posenc_jax._jax.workarounds import compiled, product
 from posenc_jax._numerics.distances import per_head, tile_distance
@@ -98,7 +98,7 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
       Press et al., "Train Short, Test Long", 2022, section 3; slopes for other head counts follow the authors' code.
     """
     positions = parse_tile(query_positions, key_positions)
-    heads = held(heads)
+    heads = unwrap_array(heads)
     if isinstance(heads, (jax.Array, np.ndarray)):
         return _alibi(*positions, *parse_per_head(positions, heads=heads))
     heads = checks.integer("heads", heads, expected="an integer or a float array of slopes")
@@ -265,7 +265,7 @@ def sandwich(
 
 
 @compiled("sandwich", static_argnames=("heads",))
-def _sandwich(queries: jax.Array, keys: jax.Array, frequencies: Spectrum, *, heads: int) -> jax.Array:
+def _sandwich(queries: jax.Array, keys: jax.Array, frequencies: AnyFrequencies, *, heads: int) -> jax.Array:
     ndim = 1 + max(queries.ndim, keys.ndim)
     queries, keys = (align(sinusoidal(p, frequencies, layout="half"), ndim) for p in (queries, keys))
     keys, matmul = jnp.swapaxes(keys, -1, -2), functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)

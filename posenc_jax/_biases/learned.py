@@ -85,7 +85,7 @@ def _parse_table(
     queries: jax.Array, keys: jax.Array, table: Any, bidirectional: bool, max_distance: int
 ) -> tuple[jax.Array, int]:
     """The table (buckets, heads), and the number of buckets of one direction."""
-    table = checks.floats("table", table, ("buckets", "heads"), known=(0,))
+    table = checks.floats("table", table, ("buckets", "heads"), static_axes=(0,))
     require(table.ndim == 2 and table.shape[1], "table must have shape (buckets, heads), got {}", table.shape)
     checks.unsharded("table", table, 0)
     check_tile_sharded_together(queries, keys, {"table": table})

@@ -46,7 +46,7 @@ def of_one_dtype(names: tuple[str, str], a: jax.Array, b: jax.Array) -> tuple[ja
 
 def check_no_coordinates(name: str, x: Any) -> None:
     """Raises if known positions (..., 2 or 3) are the points of a full grid; short sequences of a batch never are."""
-    if not checks.known(x) or x.ndim < 2 or x.shape[-1] not in (2, 3):
+    if not checks.is_concrete(x) or x.ndim < 2 or x.shape[-1] not in (2, 3):
         return
     rows = np.unique(np.asarray(x).reshape(-1, x.shape[-1]), axis=0)
     sizes = [len(np.unique(column)) for column in rows.T]

@@ -125,11 +125,11 @@ class Window(NamedTuple):
         ndim = max(queries.ndim, keys.ndim) + 1
         queries, keys = align(queries[..., :, None, :], ndim), align(keys[..., None, :, :], ndim)
         row: Any = np.int32(0)
-        held: Any = np.True_
+        unwrap_array: Any = np.True_
         for axis, side in enumerate(self.sides):
             distance, after = difference(queries[..., axis], keys[..., axis])
             last = np.asarray(side - 1, distance.dtype)
-            held = held & (distance <= last)
+            unwrap_array = unwrap_array & (distance <= last)
             step = jnp.minimum(distance, last).astype(jnp.int32)  # exact: the distance is unsigned
             if not self.symmetric:
                 step = jnp.where(after, np.int32(side - 1) - step, np.int32(side - 1) + step)
@@ -138,8 +138,8 @@ class Window(NamedTuple):
             from_outside, to_outside, n = queries[..., 0] < 0, keys[..., 0] < 0, self.offsets
             row = jnp.where(to_outside, np.int32(n + 1), row)
             row = jnp.where(from_outside, jnp.where(to_outside, np.int32(n + 2), np.int32(n)), row)
-            held = held | from_outside | to_outside
-        return row, held
+            unwrap_array = unwrap_array | from_outside | to_outside
+        return row, unwrap_array
 
     @property
     def offsets(self) -> int:
@@ -160,12 +160,12 @@ def _relative_position_bias(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _look_up(window: Window, queries: jax.Array, keys: jax.Array, table: jax.Array) -> jax.Array:
-    row, held = window.rows(queries, keys)
+    row, unwrap_array = window.rows(queries, keys)
     # On Explicit axes of a mesh, JAX must be told how the result is sharded.
     spec = (*jax.typeof(row).sharding.spec, jax.typeof(table).sharding.spec[1])
     values = table.at[row].get(mode="promise_in_bounds", out_sharding=sharding.named_sharding(spec, row, table))
     outside = np.float32(np.nan if window.outside is None else window.outside)
-    return jnp.moveaxis(jnp.where(held[..., None], values, outside), -1, -3)
+    return jnp.moveaxis(jnp.where(unwrap_array[..., None], values, outside), -1, -3)
 
 
 @_look_up.defjvp
@@ -184,12 +184,12 @@ def _tangent(window: Window, queries: jax.Array, keys: jax.Array, table: jax.Arr
     parts = max(1, min(64, n)) if isinstance(n, int) else 1
     queries = jnp.pad(queries, [*[(0, 0)] * (queries.ndim - 2), (0, -n % parts), (0, 0)])
     *batch, padded, _ = queries.shape
-    row, held = window.rows(queries.reshape(*batch, parts, padded // parts, axes), keys[..., None, :, :])
+    row, unwrap_array = window.rows(queries.reshape(*batch, parts, padded // parts, axes), keys[..., None, :, :])
     copies = jnp.broadcast_to(align(table, row.ndim), (*row.shape[:-2], *table.shape))
     look_up = jnp.vectorize(
         lambda table, row: table.at[row].get(mode="promise_in_bounds"), signature="(n,h),(q,k)->(q,k,h)"
     )
-    values = jnp.moveaxis(jnp.where(held[..., None], look_up(copies, row), np.float32(0)), -1, -4)
+    values = jnp.moveaxis(jnp.where(unwrap_array[..., None], look_up(copies, row), np.float32(0)), -1, -4)
     return values.reshape(*values.shape[:-3], padded, values.shape[-1])[..., :n, :]
 
 
@@ -201,7 +201,7 @@ def _parse_table(table: Any, prefix: Any, symmetric: bool) -> tuple[jax.Array, j
     table = checks.floats("table", table, (..., "offsets", "heads"))
     rows, heads = table.shape[:-1], table.shape[-1]
     require(table.ndim > 1 and heads, "table must have shape (..., offsets, heads), got {}", table.shape)
-    checks.known_size("table", table.shape, *range(len(rows)))
+    checks.require_static_size("table", table.shape, *range(len(rows)))
     fits = all(n >= 1 and (symmetric or n % 2) for n in rows)
     number = "at least one distance" if symmetric else "an odd number of offsets, 2w − 1 for a window of w,"
     require(fits, "table must have {} along each axis with symmetric={}, got {}", number, symmetric, table.shape)
@@ -226,7 +226,7 @@ def _parse_positions(queries: Any, keys: Any, window: Window, in_range: bool) ->
         both = f"query_positions, {batch}, and of key_positions, {other}"
         raise invalid(f"the leading axes of {both}, must broadcast") from None
     if in_range:
-        _check_known(*sides, window)
+        _check_concrete(*sides, window)
     queries, keys = (x[..., None] if axes == 1 else x for x in sides)
     return of_one_dtype(("query_positions", "key_positions"), queries, keys)
 
@@ -245,10 +245,10 @@ def _coordinates(name: str, tokens: str, positions: Any, axes: int) -> Any:
     return x
 
 
-def _check_known(queries: Any, keys: Any, window: Window) -> None:
+def _check_concrete(queries: Any, keys: Any, window: Window) -> None:
     """Raises if all positions are known, and two are further apart than the table reaches."""
     sides = queries, keys
-    if not checks.known(*sides) or not all(x.size for x in sides):
+    if not checks.is_concrete(*sides) or not all(x.size for x in sides):
         return
     (low, high), (first, last) = (_extent(np.asarray(x, np.int64), window) for x in sides)
     reach = np.maximum(high - first, last - low).reshape(-1, len(window.sides)).max(axis=0)

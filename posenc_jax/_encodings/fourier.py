@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax._frequencies import angles
-from posenc_jax._frequencies.frequencies import Frequencies, limited, spectrum
+from posenc_jax._frequencies.frequencies import Frequencies, geometric_cycles, limited
 from posenc_jax._frequencies.parser import parse_positions
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
@@ -27,7 +27,7 @@ def fourier_features(
 ) -> jax.Array:
     r"""Fourier features, $\gamma(x) = [\sin 2\pi x B,\ \cos 2\pi x B]$.
 
-    The phases $x_k B_{kj}$ and their sum over $k$ are fixed-point fractions of a turn. No matrix product rounds the
+    The phases $x_k B_{kj}$ and their sum over $k$ are fixed-point fractions of a cycle. No matrix product rounds the
     sum, so the sum has the same bits in every program. With $m$ coordinates, features are within $9\cdot10^{-8} +
     6\cdot10^{-9}\,m$ of their true values for the given $x$ and $B$, up to magnitudes of 2³¹ and 2²⁴.
 
@@ -37,7 +37,7 @@ def fourier_features(
 
     Args:
       x: $x$, floats or integers of shape (..., inputs), of magnitude below 2³¹.
-      matrix: $B$, floats of shape (inputs, n), in turns per unit of each coordinate, of magnitude below 2²⁸.
+      matrix: $B$, floats of shape (inputs, n), in cycles per unit of each coordinate, of magnitude below 2²⁸.
       layout: "half": n sines before n cosines, as in the paper's code. "interleaved": features 2j and 2j + 1 are the
         sine and cosine of column j. The paper's formula puts the cosine before the sine and has an amplitude.
       dtype: any float dtype. The features are computed in float32 and rounded once.
@@ -87,9 +87,9 @@ def _coordinates(x: Any, matrix: Any, layout: Any) -> tuple[jax.Array, jax.Array
 
 @compiled("fourier_features", static_argnames=("layout", "dtype"))
 def _fourier_features(x: jax.Array, matrix: jax.Array, *, layout: Layout, dtype: Any) -> jax.Array:
-    sine, cosine = (sines.wave_of_dot(x, matrix, quarter).astype(dtype) for quarter in range(2))
-    waves = jnp.stack([sine, cosine], -2 if layout == "half" else -1)
-    return waves.reshape(*x.shape[:-1], 2 * matrix.shape[1])
+    sine, cosine = (sines.sine_of_dot(x, matrix, quarter).astype(dtype) for quarter in range(2))
+    columns = jnp.stack([sine, cosine], -2 if layout == "half" else -1)
+    return columns.reshape(*x.shape[:-1], 2 * matrix.shape[1])
 
 
 @public
@@ -129,7 +129,7 @@ def timestep_embedding(
       TypeError: if timesteps are not integers or float32 (bfloat16 takes 937 for 936), if dim is not an integer, or if
         another argument has the wrong type.
       ValueError: if dim is negative, if the shift is not below n, if scale or max_period is not positive, or if a
-        frequency would reach 2²⁸ turns per timestep.
+        frequency would reach 2²⁸ cycles per timestep.
 
     Examples:
       >>> import numpy as np
@@ -153,7 +153,7 @@ def _parse_timestep_settings(half: int, shift: Any, scale: Any, max_period: Any)
     """Shift, scale and max_period, for `half` pairs."""
     shift = checks.number("downscale_freq_shift", shift)
     scale, max_period = checks.positive("scale", scale), checks.positive("max_period", max_period)
-    require(scale < 1.6e9, "scale must be below 1.6e9, got {}", scale)  # 2²⁸ turns per timestep
+    require(scale < 1.6e9, "scale must be below 1.6e9, got {}", scale)  # 2²⁸ cycles per timestep
     require(half <= 1 or shift < half, "downscale_freq_shift must be below dim // 2 = {}, got {}", half, shift)
     return shift, scale, max_period
 
@@ -161,9 +161,9 @@ def _parse_timestep_settings(half: int, shift: Any, scale: Any, max_period: Any)
 @functools.lru_cache(maxsize=256)
 def _timestep_frequencies(half: int, shift: Fraction, scale: Fraction, max_period: float) -> Frequencies:
     step = 1 / (half - shift) if half > 1 else Fraction(0)
-    turns = spectrum(half, max_period, step.numerator, step.denominator)
-    turns = limited("max_period", max_period, tuple(round(t * scale) for t in turns))
-    return Frequencies(turns, 2 * half)
+    cycles = geometric_cycles(half, max_period, step.numerator, step.denominator)
+    cycles = limited("max_period", max_period, tuple(round(t * scale) for t in cycles))
+    return Frequencies(cycles, 2 * half)
 
 
 @compiled("timestep_embedding", static_argnames=("odd", "flip", "dtype"))

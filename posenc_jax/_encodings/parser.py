@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import jax
 
-from posenc_jax._frequencies.frequencies import Spectrum
+from posenc_jax._frequencies.frequencies import AnyFrequencies
 from posenc_jax._frequencies.parser import (
     dim_of,
     parse,
@@ -23,7 +23,7 @@ from posenc_jax._jax.errors import invalid, require
 
 def parse_encoding(
     positions: Any, frequencies: Any, layout: Any, name: str = "positions", even: bool = False
-) -> tuple[jax.Array, Spectrum]:
+) -> tuple[jax.Array, AnyFrequencies]:
     """Positions (..., axes), and frequencies."""
     checks.layout("layout", layout)
     frequencies = parse(frequencies, even=even, unsharded=layout == "half")
@@ -35,19 +35,21 @@ def parse_encoding(
 
 def parse_added_encoding(
     x: Any, positions: Any, frequencies: Any, layout: Any
-) -> tuple[jax.Array, jax.Array | None, Spectrum]:
+) -> tuple[jax.Array, jax.Array | None, AnyFrequencies]:
     """x, positions (..., axes) or None, and frequencies, for an encoding that is added to x."""
     checks.layout("layout", layout)
-    x = checks.floats("x", x, (..., "d_model"), known=(-1,))
+    x = checks.floats("x", x, (..., "d_model"), static_axes=(-1,))
     frequencies = parse(x.shape[-1] if frequencies is None else frequencies)
     check_same_width("x", x, frequencies, padded=True)
     return x, parse_positions_of("positions", positions, "x", x, frequencies, "x without its last axis"), frequencies
 
 
-def parse_shift(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> tuple[jax.Array, jax.Array, Spectrum]:
+def parse_shift(
+    encodings: Any, offset: Any, frequencies: Any, layout: Any
+) -> tuple[jax.Array, jax.Array, AnyFrequencies]:
     """Encodings (..., dim), an offset (..., axes) that broadcasts to them, and frequencies."""
     checks.layout("layout", layout)
-    encodings = checks.floats("encodings", encodings, (..., "dim"), known=(-1,))
+    encodings = checks.floats("encodings", encodings, (..., "dim"), static_axes=(-1,))
     frequencies = parse(frequencies, even=True, unsharded=True)
     check_same_width("encodings", encodings, frequencies)
     if layout == "half":
@@ -59,7 +61,7 @@ def parse_shift(encodings: Any, offset: Any, frequencies: Any, layout: Any) -> t
     return encodings, cast(jax.Array, offset), frequencies
 
 
-def check_same_width(name: str, x: jax.Array, frequencies: Spectrum, *, padded: bool = False) -> None:
+def check_same_width(name: str, x: jax.Array, frequencies: AnyFrequencies, *, padded: bool = False) -> None:
     """Raises unless the frequencies have as many features as x; `padded` also allows one less, an even number."""
     width = dim_of(frequencies)
     fits = width == x.shape[-1] or padded and width == x.shape[-1] - 1 and width % 2 == 0
@@ -100,8 +102,8 @@ def parse_added_rows(
     x: Any, table: Any, positions: Any, out_of_range: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """x, a table of its width, and integer positions or None, for rows that are added to x."""
-    x, table = checks.floats("x", x, (..., "d_model"), known=(-1,)), parse_table(table)
-    checks.known_size("table", table.shape, 0, 1)
+    x, table = checks.floats("x", x, (..., "d_model"), static_axes=(-1,)), parse_table(table)
+    checks.require_static_size("table", table.shape, 0, 1)
     length, width = table.shape
     require(width == x.shape[-1], "table of width {} must match x, shape {}", width, x.shape)
     if positions is not None:

@@ -11,16 +11,16 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax._encodings.parser import parse_encoding, parse_shift
-from posenc_jax._frequencies.angles import Angles, features, pair_waves
-from posenc_jax._frequencies.frequencies import Frequencies, Spectrum
+from posenc_jax._frequencies.angles import Angles, features, pair_sines
+from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._frequencies.parser import amplitude_of, check_energy, dim_of, parse, parse_positions
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import align
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import public
 from posenc_jax._jax.workarounds import compiled
-from posenc_jax._rotary.primitive import turn
-from posenc_jax._rotary.rotation import TurnSettings
+from posenc_jax._rotary.primitive import apply_rotation
+from posenc_jax._rotary.rotation import RotationSettings
 
 
 @public
@@ -72,7 +72,7 @@ def rotation_matrix(
 
 
 @compiled("rotation_matrix", static_argnames=("layout", "dtype"))
-def _rotation_matrix(offset: jax.Array, frequencies: Spectrum, *, layout: Layout, dtype: Any) -> jax.Array:
+def _rotation_matrix(offset: jax.Array, frequencies: AnyFrequencies, *, layout: Layout, dtype: Any) -> jax.Array:
     index, dim, angles = np.arange(dim_of(frequencies)), dim_of(frequencies), Angles(offset, _unit(frequencies))
     is_cosine, distance = (index % 2, 1) if layout == "interleaved" else (index // (dim // 2), dim // 2)
     # Row r holds cos ωk in column r. In the column of r's partner it holds sin ωk if r is a sine and −sin ωk if r is a
@@ -127,10 +127,10 @@ def shift(
 
 
 @compiled("shift", static_argnames=("layout",))
-def _shift(encodings: jax.Array, offset: jax.Array, frequencies: Spectrum, *, layout: Layout) -> jax.Array:
+def _shift(encodings: jax.Array, offset: jax.Array, frequencies: AnyFrequencies, *, layout: Layout) -> jax.Array:
     # A pair is (sine, cosine), so M_k rotates it backward.
     angles = Angles(align(offset, encodings.ndim), _unit(frequencies))
-    return turn(TurnSettings(layout, backward=True), encodings, angles)
+    return apply_rotation(RotationSettings(layout, backward=True), encodings, angles)
 
 
 @public
@@ -171,12 +171,12 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
 
 
 @compiled("offset_similarity")
-def _offset_similarity(offset: jax.Array, frequencies: Spectrum) -> jax.Array:
-    cosines = pair_waves(Angles(offset, _unit(frequencies)), np.int32(1))
+def _offset_similarity(offset: jax.Array, frequencies: AnyFrequencies) -> jax.Array:
+    cosines = pair_sines(Angles(offset, _unit(frequencies)), np.int32(1))
     return jnp.sum(cosines, axis=-1) * np.float32(amplitude_of(frequencies) ** 2)
 
 
-def _unit(frequencies: Spectrum) -> Spectrum:
+def _unit(frequencies: AnyFrequencies) -> AnyFrequencies:
     """The frequencies with amplitude 1, because a rotation preserves norms."""
     if isinstance(frequencies, Frequencies):
         return dataclasses.replace(frequencies, attention_factor=1.0)

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from posenc_jax._encodings.parser import parse_added_encoding, parse_encoding
 from posenc_jax._frequencies.angles import Angles, features, is_shared
-from posenc_jax._frequencies.frequencies import Frequencies, Spectrum
+from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align, compute_dtype
 from posenc_jax._jax.checks import Layout
@@ -73,7 +73,7 @@ def sinusoidal(
 
 
 @compiled("sinusoidal", static_argnames=("layout", "dtype"))
-def _sinusoidal(positions: jax.Array, frequencies: Spectrum, *, layout: Layout, dtype: Any) -> jax.Array:
+def _sinusoidal(positions: jax.Array, frequencies: AnyFrequencies, *, layout: Layout, dtype: Any) -> jax.Array:
     return features(Angles(positions, frequencies), layout).astype(dtype)
 
 
@@ -133,7 +133,7 @@ def add_sinusoidal(
 def _add_sinusoidal(
     x: jax.Array,
     positions: jax.Array | None,
-    frequencies: Spectrum,
+    frequencies: AnyFrequencies,
     scale: jax.Array | None,
     *,
     layout: Layout,

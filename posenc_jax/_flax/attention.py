@@ -19,13 +19,13 @@ from posenc_jax._frequencies.angles import Angles
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._frequencies.parser import parse_positions, parse_static
 from posenc_jax._jax import checks, errors
-from posenc_jax._jax.arrays import align, compute_dtype, held
-from posenc_jax._jax.checks import Layout, Part
+from posenc_jax._jax.arrays import align, compute_dtype, unwrap_array
+from posenc_jax._jax.checks import Layout, RotatedPart
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax._rotary.parser import parse_pope, parse_rotary
 from posenc_jax._rotary.pope import polar_vectors
 from posenc_jax._rotary.rotary import rotate_vectors
-from posenc_jax._rotary.rotation import TurnSettings
+from posenc_jax._rotary.rotation import RotationSettings
 
 Biases = tuple[Callable[..., Any] | None, Callable[..., Any] | None]  # of positions; of positions and content
 # What `attention` gets from here, besides the operands, and the options of Flax's function that change nothing in it.
@@ -40,7 +40,7 @@ class PositionalSettings:
 
     frequencies: Frequencies
     layout: Layout
-    part: Part
+    part: RotatedPart
     polar: bool = False  # PoPE instead of a rotation
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class PositionalSettings:
 
         With `attention`, calls that instead, with a function that gives the biases of a tile. `phase` is that of PoPE.
         """
-        query, key, value = map(held, (query, key, value))
+        query, key, value = map(unwrap_array, (query, key, value))
         queries, keys = self._parse_positions(query, key, input_positions, key_positions)
         if keys is None and queries is not None:
             _require_cache(query, key, queries, args[0] if args else kwargs.get("mask"), kwargs.get("is_causal"))
@@ -147,7 +147,9 @@ class PositionalSettings:
         options = self.frequencies, self.layout, -2, self.part
         parsed = parse_rotary(x, positions, *options, name=name, positions_name=positions_name)
         x, positions, frequencies, axis = parsed
-        return rotate_vectors(TurnSettings(self.layout, self.part == "last"), x, Angles(positions, frequencies), axis)
+        return rotate_vectors(
+            RotationSettings(self.layout, self.part == "last"), x, Angles(positions, frequencies), axis
+        )
 
     def _polar(
         self, name: str, x: Any, positions_name: str, positions: Any, phase: jax.Array | None, times: float = 1.0

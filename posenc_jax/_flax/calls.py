@@ -18,7 +18,7 @@ from posenc_jax._biases.learned import fire
 from posenc_jax._biases.relative import relative_position_bias
 from posenc_jax._encodings.fourier import timestep_embedding
 from posenc_jax._encodings.sinusoidal import sinusoidal
-from posenc_jax._flax.settings import Form, coordinates
+from posenc_jax._flax.settings import Variant, coordinates
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
@@ -62,7 +62,7 @@ def relative_bias(module: Any, queries: Any, keys: Any, table: jax.Array, prefix
 
 def scaled_content_bias(module: Any, queries: Any, keys: Any, query: Any, key: Any, table: jax.Array) -> jax.Array:
     """`content_bias` with the settings of a module, times its scale."""
-    content = {"query": query} if module.of == "query" else {"key": key}
+    content = {"query": query} if module.source == "query" else {"key": key}
     settings = {"first": module.first, "max_distance": module.max_distance, "out_of_range": module.out_of_range}
     return content_bias(queries, keys, table, **content, **settings) * float(module.scale)
 
@@ -91,10 +91,12 @@ def check_timestep_settings(module: Any) -> None:
     jax.eval_shape(functools.partial(embed_timesteps, module), 0)
 
 
-def unconstrained_kerple(form: Form, queries: ArrayLike, keys: ArrayLike, r1: jax.Array, r2: jax.Array) -> jax.Array:
+def unconstrained_kerple(
+    variant: Variant, queries: ArrayLike, keys: ArrayLike, r1: jax.Array, r2: jax.Array
+) -> jax.Array:
     """KERPLE from its unconstrained parameters."""
     r1, r2 = r1.astype(jnp.float32), r2.astype(jnp.float32)
-    if form == "log":
+    if variant == "log":
         return kerple_log(queries, keys, jax.nn.softplus(r1), jax.nn.softplus(r2))
     return kerple_power(queries, keys, jax.nn.softplus(r1), 2 * jax.nn.sigmoid(r2))
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn.initializers import Initializer
 
-from posenc_jax._flax.settings import Form
+from posenc_jax._flax.settings import Variant
 
 default_phase_init = jax.nn.initializers.zeros
 default_embedding_init = jax.nn.initializers.normal(0.02)
@@ -25,9 +25,11 @@ def fire_bias_init(key: Any, shape: Any, dtype: Any = jnp.float32, out_sharding:
     return jax.random.uniform(key, shape, jnp.float32, -1, 1).astype(dtype)
 
 
-def default_kerple_inits(form: Form) -> tuple[Initializer, Initializer]:
+def default_kerple_inits(variant: Variant) -> tuple[Initializer, Initializer]:
     """Initialisers of the authors' code: r₁ begins below 2 (log) or 1 (power), r₂ below 1 (log) or 2 (power)."""
-    return (_softplus_uniform(2.0), _softplus_uniform(1.0)) if form == "log" else (_softplus_uniform(1.0), _exponents)
+    return (
+        (_softplus_uniform(2.0), _softplus_uniform(1.0)) if variant == "log" else (_softplus_uniform(1.0), _exponents)
+    )
 
 
 def _softplus_uniform(high: float) -> Initializer:

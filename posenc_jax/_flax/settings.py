@@ -17,20 +17,20 @@ from posenc_jax._biases.parser import check_no_coordinates
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._frequencies.parser import parse_static
 from posenc_jax._jax import checks, errors
-from posenc_jax._jax.checks import Layout, Part
+from posenc_jax._jax.checks import Layout, RotatedPart
 from posenc_jax._jax.errors import require
 
-Form = Literal["log", "power"]
-Side = Literal["query", "key"]
+Variant = Literal["log", "power"]
+ContentSource = Literal["query", "key"]
 T = TypeVar("T")
 
 
-def parse_form(name: str, value: Any) -> Form:
-    """`value` as a form of KERPLE."""
+def parse_variant(name: str, value: Any) -> Variant:
+    """`value` as a variant of KERPLE."""
     return checks.one_of(name, value, ("log", "power"))
 
 
-def parse_side(name: str, value: Any) -> Side:
+def parse_source(name: str, value: Any) -> ContentSource:
     """`value` as the side of a score whose tokens are read."""
     return checks.one_of(name, value, ("query", "key"))
 
@@ -56,7 +56,7 @@ def parse_sinusoidal(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequen
     return parse_static(frequencies), checks.layout("layout", layout), checks.number("scale", scale)
 
 
-def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies, Layout, Part]:
+def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies, Layout, RotatedPart]:
     """Settings of `RotaryEncoding` except the head axis, which can be checked only against an array."""
     return (
         parse_static(frequencies, even=True),

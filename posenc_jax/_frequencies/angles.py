@@ -12,24 +12,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax._frequencies.frequencies import Frequencies, Spectrum
+from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._frequencies.parser import dim_of
 from posenc_jax._jax import workarounds
 from posenc_jax._jax.arrays import align
 from posenc_jax._jax.checks import Layout
-from posenc_jax._numerics.sines import wave, wave_float32
+from posenc_jax._numerics.sines import sine, sine_float32
 
 
 class Angles(NamedTuple):
-    """The angles Σ ω·p + start over the axes of positions; `turn` takes them without a start."""
+    """The angles Σ ω·p + start over the axes of positions; `apply_rotation` takes them without a start."""
 
     positions: Any  # integers or floats (..., axes); None for 0, 1, …, until they have their place
-    frequencies: Spectrum  # an array has shape (..., axes·pairs), one axis after the other
+    frequencies: AnyFrequencies  # an array has shape (..., axes·pairs), one axis after the other
     start: Any = None  # the angles at position 0, floats (..., pairs) of positions' rank; None for 0
 
     @property
     def dim(self) -> int:
-        """The number of features that they turn."""
+        """The number of features that they rotate."""
         dim = dim_of(self.frequencies)
         return dim if isinstance(self.frequencies, Frequencies) else dim // self.positions.shape[-1]
 
@@ -40,18 +40,18 @@ class Angles(NamedTuple):
         return floats or not isinstance(self.frequencies, Frequencies) or self.start is not None
 
 
-class Waves(NamedTuple):
-    """Waves that were computed before."""
+class SinCosTable(NamedTuple):
+    """Sines and cosines that were computed before."""
 
     table: jax.Array  # (..., 2·pairs), the sines and then the cosines
 
     @property
     def dim(self) -> int:
-        """The number of features that they turn."""
+        """The number of features that they rotate."""
         return self.table.shape[-1]
 
 
-def is_shared(x: jax.Array, angles: Angles | Waves) -> bool:
+def is_shared(x: jax.Array, angles: Angles | SinCosTable) -> bool:
     """Whether at least four vectors of x share each of their waves, so that a table of waves pays."""
     rows = lax.broadcast_shapes(*(array.shape[:-1] for array in jax.tree.leaves(angles)))
     sizes = zip(x.shape[:-1], rows, strict=False)
@@ -83,19 +83,19 @@ def _columns(angles: Angles, of_pairs: Callable[[Any], Any], quarter: Any) -> ja
     if not isinstance(frequencies, Frequencies):
         axes = positions.shape[-1]
         angulars = [frequencies] if axes == 1 else jnp.split(frequencies, axes, axis=-1)
-        return wave(positions, [of_pairs(angular) for angular in angulars], quarter, start)
+        return sine(positions, [of_pairs(angular) for angular in angulars], quarter, start)
     pair = of_pairs(np.arange(1, frequencies.num_pairs + 1))  # 0 for a column without a pair
-    of_pair = (0, *frequencies.turns)
-    turns = tuple(of_pair[i] for i in pair)
+    of_pair = (0, *frequencies.cycles)
+    cycles = tuple(of_pair[i] for i in pair)
     coordinate = coordinates(positions, np.pad(np.array(frequencies.axes), (1, 0))[pair])
-    compute = wave if frequencies.precision == "exact" else wave_float32
-    result = compute(coordinate, turns, quarter, start)
+    compute = sine if frequencies.precision == "exact" else sine_float32
+    result = compute(coordinate, cycles, quarter, start)
     amplitude = frequencies.attention_factor
     return result if amplitude == 1 else workarounds.product(result, jnp.asarray(amplitude, jnp.float32))
 
 
 def features(
-    angles: Angles | Waves, layout: Layout, quarter: np.ndarray | None = None, margin: tuple[int, int] = (0, 0)
+    angles: Angles | SinCosTable, layout: Layout, quarter: np.ndarray | None = None, margin: tuple[int, int] = (0, 0)
 ) -> jax.Array:
     """The columns of an encoding, float32 (..., dim), in one elementwise expression.
 
@@ -109,13 +109,13 @@ def features(
     if quarter is None:
         quarter = np.arange(dim) % 2 if layout == "interleaved" else np.arange(dim) // ((dim + 1) // 2)
     of_pairs = functools.partial(expand, layout=layout, dim=dim, margin=margin)
-    if isinstance(angles, Waves):  # of one wave in all columns
-        return of_pairs(pair_waves(angles, quarter[0]))
+    if isinstance(angles, SinCosTable):  # of one wave in all columns
+        return of_pairs(pair_sines(angles, quarter[0]))
     return _columns(angles, of_pairs, np.pad(quarter, margin))
 
 
-def pair_waves(angles: Angles | Waves, quarter: np.integer) -> jax.Array:
+def pair_sines(angles: Angles | SinCosTable, quarter: np.integer) -> jax.Array:
     """One wave of each pair, sin(ω·p + quarter·π/2), float32 (..., num_pairs)."""
-    if isinstance(angles, Waves):
+    if isinstance(angles, SinCosTable):
         return jnp.split(angles.table, 2, axis=-1)[quarter]
     return _columns(angles, lambda x: x, quarter)

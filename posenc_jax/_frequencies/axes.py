@@ -148,9 +148,9 @@ def _joined(parts: Sequence[Frequencies], first: Sequence[int]) -> Frequencies:
         same = part.attention_factor == like.attention_factor and part.precision == like.precision
         message = "frequencies must have one attention_factor and one precision, got {} and {}"
         require(same or not part.dim, message, like, part)
-    turns = tuple(turn for part in parts for turn in part.turns)
+    cycles = tuple(each for part in parts for each in part.cycles)
     axes = tuple(start + c for part, start in zip(parts, first, strict=True) for c in part.axes or ())
-    return dataclasses.replace(like, turns=turns, dim=dim, axes=axes)
+    return dataclasses.replace(like, cycles=cycles, dim=dim, axes=axes)
 
 
 @public

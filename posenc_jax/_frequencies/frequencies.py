@@ -13,14 +13,14 @@ import jax
 import numpy as np
 
 from posenc_jax._jax import checks, errors
-from posenc_jax._jax.arrays import held
+from posenc_jax._jax.arrays import unwrap_array
 from posenc_jax._jax.errors import invalid, public, require, wrong_type
 from posenc_jax._numerics import fixed_point
 
 Precision = Literal["exact", "float32"]
 
 DECIMAL = Context(prec=60)
-LIMIT = 1 << (fixed_point.TURN_BITS + 28)  # 2²⁸ turns per position: above, fractional positions lose precision
+LIMIT = 1 << (fixed_point.CYCLE_BITS + 28)  # 2²⁸ cycles per position: above, fractional positions lose precision
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563281257241799")
 
 
@@ -30,14 +30,14 @@ class Frequencies:
     r"""The frequency of each feature pair, the position coordinate that drives it, and the amplitude.
 
     At position $p$, feature pair $i$ of an encoding is $a\,(\sin \omega_i p_{c_i}, \cos \omega_i p_{c_i})$. Each
-    $\omega_i$ is stored exactly (to $2^{-128}$ turn per position), so phases are correct at every int32 position.
+    $\omega_i$ is stored exactly (to $2^{-128}$ cycle per position), so phases are correct at every int32 position.
 
     Instances are immutable and hashable and hold no arrays, so they are static under `jax.jit` and safe as plain
     attributes of a Flax module. Most are created by `geometric` or `axial`. `f[index]` is the spectrum of some pairs,
     chosen by a slice or a sequence of integers: `f[::2]`, `f[:8]`, `f[[1, 0]]`.
 
     Args:
-      turns: $\omega_i / 2\pi$, the turns per unit of position, as integers in units of $2^{-128}$ turn.
+      cycles: $\omega_i / 2\pi$, the cycles per unit of position, as integers in units of $2^{-128}$ cycle.
       dim: the number of features: twice the number of pairs, or one less, which drops the last cosine.
       axes: the coordinate $c_i$ that drives each pair; `None` for positions of one coordinate.
       attention_factor: the amplitude $a$ of the sines and cosines.
@@ -46,7 +46,7 @@ class Frequencies:
 
     Raises:
       TypeError: if dim or attention_factor is not a number.
-      ValueError: if the arguments are inconsistent, or if a pair reaches 2²⁸ turns per position.
+      ValueError: if the arguments are inconsistent, or if a pair reaches 2²⁸ cycles per position.
 
     Examples:
       >>> import posenc_jax as pe
@@ -57,7 +57,7 @@ class Frequencies:
       [1.0, 21.5443, 464.1589]
     """
 
-    turns: tuple[int, ...]
+    cycles: tuple[int, ...]
     dim: int
     axes: tuple[int, ...] | None = None
     attention_factor: float = 1.0
@@ -66,9 +66,9 @@ class Frequencies:
     @public
     def __post_init__(self) -> None:
         """Checks the fields, separately and together, and caches their hash."""
-        pairs = len(checks.sequence("turns", self.turns, "integers"))
-        fits = all(isinstance(t, int) and abs(t) < LIMIT for t in self.turns)
-        require(fits, "turns must be integers below 2²⁸ turns a position, in units of 2⁻¹²⁸")
+        pairs = len(checks.sequence("cycles", self.cycles, "integers"))
+        fits = all(isinstance(t, int) and abs(t) < LIMIT for t in self.cycles)
+        require(fits, "cycles must be integers below 2²⁸ cycles per position, in units of 2⁻¹²⁸")
         dim, most = checks.integer("dim", self.dim, 0), 2 * pairs
         allowed = (most, most - 1) if pairs else (0,)
         require(dim in allowed, "dim must be {} for {} pairs, got {}", " or ".join(map(str, allowed)), pairs, dim)
@@ -77,8 +77,8 @@ class Frequencies:
         require(fits, "axes must hold {} coordinates of at least 0, got {}", pairs, self.axes)
         factor = checks.number("attention_factor", self.attention_factor, float32=True)
         checks.one_of("precision", self.precision, ("exact", "float32"))
-        values = {"turns": tuple(self.turns), "dim": dim, "axes": axes, "attention_factor": factor}
-        # Every call of a jitted function hashes its static arguments, and hashing all turns each time would be slow.
+        values = {"cycles": tuple(self.cycles), "dim": dim, "axes": axes, "attention_factor": factor}
+        # Every call of a jitted function hashes its static arguments, and hashing all cycles each time would be slow.
         values["_key"] = (*values.values(), self.precision)
         values["_hash"] = hash(values["_key"])
         for name, value in values.items():
@@ -86,7 +86,7 @@ class Frequencies:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the fields but not the hash, because hashes of strings differ between processes."""
-        return Frequencies, (self.turns, self.dim, self.axes, self.attention_factor, self.precision)
+        return Frequencies, (self.cycles, self.dim, self.axes, self.attention_factor, self.precision)
 
     @property
     def _axes(self) -> tuple[int, ...]:
@@ -116,7 +116,7 @@ class Frequencies:
     @property
     def num_pairs(self) -> int:
         """The number of (sine, cosine) pairs."""
-        return len(self.turns)
+        return len(self.cycles)
 
     @property
     def num_axes(self) -> int:
@@ -126,12 +126,12 @@ class Frequencies:
     @property
     def angular(self) -> np.ndarray:
         r"""$\omega_i$ in radians per unit of position, float64 of shape (num_pairs,)."""
-        return fixed_point.angular_from_turns(self.turns)
+        return fixed_point.angular_from_cycles(self.cycles)
 
     @property
     def wavelengths(self) -> np.ndarray:
-        r"""$2\pi/\omega_i$ in positions per turn, float64 of shape (num_pairs,); inf where $\omega_i = 0$."""
-        return np.array([(1 << fixed_point.TURN_BITS) / t if t else math.inf for t in self.turns])
+        r"""$2\pi/\omega_i$ in positions per cycle, float64 of shape (num_pairs,); inf where $\omega_i = 0$."""
+        return np.array([(1 << fixed_point.CYCLE_BITS) / t if t else math.inf for t in self.cycles])
 
     def with_precision(self, precision: Precision) -> Frequencies:
         """Returns the same spectrum, to be computed exactly ("exact") or as float32 references do ("float32")."""
@@ -164,8 +164,8 @@ class Frequencies:
             chosen = [checks.integer(f"index[{i}]", pair) for i, pair in enumerate(named)]
             fits = all(-self.num_pairs <= pair < self.num_pairs for pair in chosen)
             require(fits, "index must name pairs below {}, got {}", self.num_pairs, chosen)
-        turns, axes = (tuple(values[pair] for pair in chosen) for values in (self.turns, self._axes))
-        return dataclasses.replace(self, turns=turns, dim=2 * len(chosen), axes=axes)
+        cycles, axes = (tuple(values[pair] for pair in chosen) for values in (self.cycles, self._axes))
+        return dataclasses.replace(self, cycles=cycles, dim=2 * len(chosen), axes=axes)
 
     @public
     def with_angular(self, angular: Sequence[float] | np.ndarray) -> Frequencies:
@@ -178,40 +178,40 @@ class Frequencies:
           TypeError: if angular is not a sequence of numbers.
           ValueError: if angular does not hold one number for each pair, or a number is not finite.
         """
-        turns = turns_of("angular", angular)
-        if len(turns) != self.num_pairs:
-            raise invalid(f"angular must hold {self.num_pairs} numbers, one for each pair, got {len(turns)}")
-        return dataclasses.replace(self, turns=turns)
+        cycles = cycles_of("angular", angular)
+        if len(cycles) != self.num_pairs:
+            raise invalid(f"angular must hold {self.num_pairs} numbers, one for each pair, got {len(cycles)}")
+        return dataclasses.replace(self, cycles=cycles)
 
 
-Spectrum = Frequencies | jax.Array  # parsed: exact, or an array of angular frequencies
+AnyFrequencies = Frequencies | jax.Array  # parsed: exact, or an array of angular frequencies
 
 
-def _turns(angular: Decimal) -> int:
-    """Converts radians to units of 2⁻¹²⁸ turn."""
-    scaled = DECIMAL.divide(DECIMAL.multiply(angular, Decimal(1 << fixed_point.TURN_BITS)), TWO_PI)
+def _cycles(angular: Decimal) -> int:
+    """Converts radians to units of 2⁻¹²⁸ cycle."""
+    scaled = DECIMAL.divide(DECIMAL.multiply(angular, Decimal(1 << fixed_point.CYCLE_BITS)), TWO_PI)
     return int(DECIMAL.to_integral_value(scaled))  # independent of the caller's decimal context
 
 
-def turns_of(name: str, angular: Any) -> tuple[int, ...]:
-    """A sequence of ω at their exact values, in units of 2⁻¹²⁸ turn."""
+def cycles_of(name: str, angular: Any) -> tuple[int, ...]:
+    """A sequence of ω at their exact values, in units of 2⁻¹²⁸ cycle."""
     given = checks.sequence(name, angular, "numbers")
     for w in (angular, *given):
         checks.refuse_narrow_frequencies(name, w)
     values = [checks.number(name, w) for w in given]
-    return limited(name, angular, tuple(_turns(Decimal(w)) for w in values))
+    return limited(name, angular, tuple(_cycles(Decimal(w)) for w in values))
 
 
 @functools.lru_cache(maxsize=256)
-def spectrum(pairs: int, base: float | Decimal, numerator: int, denominator: int) -> tuple[int, ...]:
-    """ω_i = base^(−i·numerator/denominator) in units of 2⁻¹²⁸ turn, computed to 60 digits."""
+def geometric_cycles(pairs: int, base: float | Decimal, numerator: int, denominator: int) -> tuple[int, ...]:
+    """ω_i = base^(−i·numerator/denominator) in units of 2⁻¹²⁸ cycle, computed to 60 digits."""
     exponent = DECIMAL.divide(Decimal(-numerator), Decimal(denominator))
     ratio = DECIMAL.power(Decimal(base), exponent)
-    angular, turns = Decimal(1), []
+    angular, cycles = Decimal(1), []
     for _ in range(pairs):
-        turns.append(_turns(angular))
+        cycles.append(_cycles(angular))
         angular = DECIMAL.multiply(angular, ratio)
-    return tuple(turns)
+    return tuple(cycles)
 
 
 @public
@@ -222,18 +222,18 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
 
     Args:
       dim: number of features. An odd width has (dim + 1)/2 pairs and drops the last cosine. A width of 0 is that of a
-        layer without positions (NoPE): `rotary` then turns nothing, and every function of features returns none.
+        layer without positions (NoPE): `rotary` then rotates nothing, and every function of features returns none.
       base: positive and finite.
       endpoint: spaces the pairs to end at exactly 1/base, $\omega_i = \text{base}^{-i/(n-1)}$ for $n$ pairs, as
         Tensor2Tensor, the Flax examples and diffusion models do. A single pair has $\omega_0 = 1$.
 
     Returns:
-      Frequencies of (dim + 1)//2 pairs, correct to 2⁻¹²⁸ turn.
+      Frequencies of (dim + 1)//2 pairs, correct to 2⁻¹²⁸ cycle.
 
     Raises:
       TypeError: if dim is not an integer, base is not a number or endpoint is not a bool.
       ValueError: if dim is not from 0 to 2²⁰, or if base is not positive and finite or is so small that a pair would
-        reach 2²⁸ turns per position.
+        reach 2²⁸ cycles per position.
 
     Examples:
       >>> import posenc_jax as pe
@@ -250,7 +250,7 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
 
 def from_base(dim: int, base: float, endpoint: bool = False) -> Frequencies:
     """`geometric` for a width that has been checked."""
-    if isinstance(held(base), jax.Array):
+    if isinstance(unwrap_array(base), jax.Array):
         step = (
             f"jnp.arange({(dim + 1) // 2}) / {max((dim - 1) // 2, 1)}"
             if endpoint
@@ -266,11 +266,11 @@ def from_base(dim: int, base: float, endpoint: bool = False) -> Frequencies:
 def _from_base(dim: int, base: float, endpoint: bool) -> Frequencies:
     pairs = (dim + 1) // 2
     step = (1, max(pairs - 1, 1)) if endpoint else (2, max(dim, 1))
-    return Frequencies(limited("base", base, spectrum(pairs, base, *step)), dim)
+    return Frequencies(limited("base", base, geometric_cycles(pairs, base, *step)), dim)
 
 
-def limited(name: str, value: Any, turns: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the turns, which follow from the named argument; raises unless all are below the limit."""
-    fastest = max(map(abs, turns), default=0)
-    require(fastest < LIMIT, "{} must let no pair turn 2²⁸ times a position, got {!r:.60}", name, value)
-    return turns
+def limited(name: str, value: Any, cycles: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the cycles, which follow from the named argument; raises unless all are below the limit."""
+    fastest = max(map(abs, cycles), default=0)
+    require(fastest < LIMIT, "{} must keep every pair below 2²⁸ cycles per position, got {!r:.60}", name, value)
+    return cycles

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax._frequencies.frequencies import DECIMAL, Frequencies, from_base, limited, spectrum
+from posenc_jax._frequencies.frequencies import DECIMAL, Frequencies, from_base, geometric_cycles, limited
 from posenc_jax._frequencies.parser import parse_even_width, parse_growth
 from posenc_jax._jax import checks
-from posenc_jax._jax.arrays import held
+from posenc_jax._jax.arrays import unwrap_array
 from posenc_jax._jax.errors import public, require
 from posenc_jax._jax.workarounds import compiled, positive_product
 
@@ -53,7 +53,7 @@ def _ntk(dim: int, base: float, s: Fraction) -> Frequencies:
         return from_base(0, base)
     with localcontext(DECIMAL):
         stretched = Decimal(base) * (Decimal(s.numerator) / s.denominator) ** (Decimal(dim) / (dim - 2))
-    return Frequencies(limited("base", base, spectrum(dim // 2, stretched, 2, dim)), dim)
+    return Frequencies(limited("base", base, geometric_cycles(dim // 2, stretched, 2, dim)), dim)
 
 
 @public
@@ -95,7 +95,7 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
     """
     dim, s = parse_even_width(dim, 4), parse_growth(factor)
     base, original_max = checks.positive("base", base), checks.length("original_max", original_max)
-    length = held(length)
+    length = unwrap_array(length)
     if not isinstance(length, (jax.Array, np.ndarray)):
         longer = max(checks.length("length", length) - original_max, 0)
         return _ntk(dim, base, 1 + s * longer / original_max)

@@ -11,26 +11,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax._frequencies.frequencies import Frequencies, Spectrum, geometric, turns_of
+from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies, cycles_of, geometric
 from posenc_jax._jax import checks, errors
-from posenc_jax._jax.arrays import held
+from posenc_jax._jax.arrays import unwrap_array
 from posenc_jax._jax.errors import invalid, require, require_type, wrong_type
 
-F = TypeVar("F", bound="Spectrum")
+F = TypeVar("F", bound="AnyFrequencies")
 
 
 # The shapes of frequencies that are an array, by rank.
 SHAPES = "(num_pairs,)", "(axes, num_pairs)", "(heads, axes, num_pairs)"
 
 
-def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False, ndim: int = 1) -> Spectrum:
+def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False, ndim: int = 1) -> AnyFrequencies:
     """Converts a width to Frequencies; accepts Frequencies and float arrays of ω as they are.
 
     `even` requires an even width; `unsharded` requires that no Explicit axis of a mesh shards the axes and pairs of an
     array; `ndim` is the highest rank of an array, of those in `SHAPES`. NumPy's float64 ω where JAX has none, of one
     axis, become Frequencies: rounded, they would be off at large positions.
     """
-    frequencies = held(frequencies)
+    frequencies = unwrap_array(frequencies)
     if isinstance(frequencies, (int, np.integer)) and not isinstance(frequencies, bool):
         frequencies = geometric(checks.size("frequencies (a width)", frequencies, 0))
     if isinstance(frequencies, Frequencies):
@@ -38,15 +38,15 @@ def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False, ndim
         return frequencies
     expected = "Frequencies, an integer width or a float array of angular frequencies"
     require_type(isinstance(frequencies, (jax.Array, np.ndarray)), "frequencies", expected, frequencies)
-    wide = checks.has_no_place(frequencies)
+    wide = checks.needs_x64(frequencies)
     x: Any = frequencies if wide else checks.array("frequencies", frequencies, checks.FREQUENCIES)
     shapes, fits = " or ".join(SHAPES[:ndim]), 1 <= x.ndim <= ndim and all(n != 0 for n in x.shape[:-1])
     require(fits, "frequencies as an array must have shape {}, got {}", shapes, x.shape)
     if wide:
         message = "frequencies must be float32 if they have several axes and jax_enable_x64 is off, got {}"
         require(x.ndim == 1, message, errors.describe(x))
-        return Frequencies(turns_of("frequencies", x), 2 * x.size)
-    checks.known_size("frequencies", x.shape, *range(x.ndim))
+        return Frequencies(cycles_of("frequencies", x), 2 * x.size)
+    checks.require_static_size("frequencies", x.shape, *range(x.ndim))
     for axis in range(1, 1 + min(2, x.ndim) * unsharded):
         checks.unsharded("frequencies", x, -axis)
     return checks.on_device(x)
@@ -54,7 +54,7 @@ def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False, ndim
 
 def parse_static(frequencies: Any, *, even: bool = False) -> Frequencies:
     """`parse` that rejects arrays, for spectra and for settings of modules, where an array would become state."""
-    frequencies, expected = held(frequencies), "Frequencies or an integer width"
+    frequencies, expected = unwrap_array(frequencies), "Frequencies or an integer width"
     if isinstance(frequencies, (jax.Array, np.ndarray)):
         raise wrong_type(f"frequencies must be {expected}, got an array")
     known = isinstance(frequencies, (Frequencies, int, np.integer)) and not isinstance(frequencies, bool)
@@ -62,7 +62,7 @@ def parse_static(frequencies: Any, *, even: bool = False) -> Frequencies:
     return cast(Frequencies, parse(frequencies, even=even))
 
 
-def num_axes_of(frequencies: Spectrum) -> int:
+def num_axes_of(frequencies: AnyFrequencies) -> int:
     """The number of coordinates of a position."""
     if isinstance(frequencies, Frequencies):
         return frequencies.num_axes
@@ -76,7 +76,7 @@ def one_axis(frequencies: F) -> F:
     return frequencies
 
 
-def parse_positions(name: str, positions: Any, frequencies: Spectrum) -> jax.Array:
+def parse_positions(name: str, positions: Any, frequencies: AnyFrequencies) -> jax.Array:
     """Converts positions to integers or floats (..., num_axes), whose last axis holds the coordinates."""
     positions = checks.array(name, positions)
     if not isinstance(frequencies, Frequencies):
@@ -98,17 +98,17 @@ def parse_positions(name: str, positions: Any, frequencies: Spectrum) -> jax.Arr
     return module.broadcast_to(positions, (*positions.shape[:-1], num_axes))
 
 
-def dim_of(frequencies: Spectrum) -> int:
+def dim_of(frequencies: AnyFrequencies) -> int:
     """The number of features."""
     return frequencies.dim if isinstance(frequencies, Frequencies) else 2 * frequencies.shape[-1]
 
 
-def amplitude_of(frequencies: Spectrum) -> float:
+def amplitude_of(frequencies: AnyFrequencies) -> float:
     """The amplitude of the sines and cosines."""
     return frequencies.attention_factor if isinstance(frequencies, Frequencies) else 1.0
 
 
-def check_energy(frequencies: Spectrum, times: float) -> None:
+def check_energy(frequencies: AnyFrequencies, times: float) -> None:
     """Raises if a sum of `times` squared amplitudes, such as a dot product of encodings, overflows float32."""
     amplitude, allowed = amplitude_of(frequencies), f"whose square float32 holds {times:g} times"
     if times * amplitude**2 > float(np.finfo(np.float32).max):
@@ -138,7 +138,7 @@ def parse_positions_of(
     positions: Any,
     x_name: str,
     x: jax.Array,
-    frequencies: Spectrum,
+    frequencies: AnyFrequencies,
     rows_of: str,
     *,
     heads: tuple[int, ...] = (),
@@ -158,7 +158,7 @@ def parse_positions_of(
         if not shared:
             refuse_no_position(name, x_name, x, rows)
         return None
-    _refuse_two_readings(name, held(positions), rows, num_axes_of(frequencies))
+    _refuse_two_readings(name, unwrap_array(positions), rows, num_axes_of(frequencies))
     width = f"; for a width, pass frequencies={positions}" if type(positions) is int else ""
     positions = parse_positions(name, positions, frequencies)
     fits_beside(name, positions, x_name, x, rows_of, heads)

@@ -1,7 +1,7 @@
 r"""Context extension: slower spectra, for positions beyond those that a model was trained on.
 
 Arguments are taken at their exact values. Spectra are computed to 60 digits or as fractions, and are accurate to one
-or two units of 2⁻¹²⁸ turn.
+or two units of 2⁻¹²⁸ cycle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from posenc_jax._frequencies.frequencies import DECIMAL, TWO_PI, Frequencies, fr
 from posenc_jax._frequencies.parser import parse_even_width, parse_growth, parse_static
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
-from posenc_jax._numerics.fixed_point import TURN_BITS
+from posenc_jax._numerics.fixed_point import CYCLE_BITS
 
 # Shared by the scalings
 
@@ -26,10 +26,10 @@ def _scaled(
     name: str, value: Any, frequencies: Frequencies, weights: Iterable[Fraction], attention_factor: float = 1.0
 ) -> Frequencies:
     """Multiplies each ω_i by a weight and rounds once. Errors report `value` as the argument `name`."""
-    turns = tuple(round(t * w) for t, w in zip(frequencies.turns, weights, strict=True))
-    turns = limited(name, value, turns)
+    cycles = tuple(round(t * w) for t, w in zip(frequencies.cycles, weights, strict=True))
+    cycles = limited(name, value, cycles)
     amplitude = frequencies.attention_factor * attention_factor
-    return dataclasses.replace(frequencies, turns=turns, attention_factor=amplitude)
+    return dataclasses.replace(frequencies, cycles=cycles, attention_factor=amplitude)
 
 
 def _clip(x: Fraction) -> Fraction:
@@ -63,7 +63,7 @@ def linear_scaling(frequencies: Frequencies | int, factor: float) -> Frequencies
 
     Raises:
       TypeError: if frequencies is neither Frequencies nor an integer, or factor is not a number.
-      ValueError: if factor is not positive, or is so small that a pair would turn 2²⁸ times per position.
+      ValueError: if factor is not positive, or is so small that a pair would reach 2²⁸ cycles per position.
 
     Examples:
       >>> import posenc_jax as pe
@@ -95,18 +95,18 @@ def yarn(
       \gamma_i = \operatorname{clip}\left(\frac{i - l}{h - l}, 0, 1\right), \quad
       c(\beta) = \frac{r \ln(L / 2\pi\beta)}{2 \ln b}$$
 
-    The pair with index $c(\beta)$ turns $\beta$ times in the original length. The ramp starts at
+    The pair with index $c(\beta)$ makes $\beta$ cycles in the original length. The ramp starts at
     $l = \max(c(\beta_\text{fast}), 0)$ and ends at $h = \min(c(\beta_\text{slow}), r - 1)$. If they are equal,
     $h = l + 0.001$. If $h < l$, which takes an extreme original_max, the ramp falls, as in reference implementations:
-    where every pair turns less than beta_slow times, none is interpolated.
+    where every pair makes fewer than beta_slow cycles, none is interpolated.
 
     Args:
       dim: $r$, the number of features, even.
       base: $b$, above 1.
       factor: $s$, at least 1.
       original_max: $L$, the training length.
-      beta_fast: pairs that turn at least this many times in $L$ are unchanged.
-      beta_slow: pairs that turn at most this many times in $L$ are fully interpolated; at most beta_fast.
+      beta_fast: pairs of at least this many cycles in $L$ are unchanged.
+      beta_slow: pairs of at most this many cycles in $L$ are fully interpolated; at most beta_fast.
       truncate: whether to round both values of $c$ outwards to whole indices first.
       attention_factor: the amplitude, positive; $0.1 \ln s + 1$ by default.
 
@@ -218,7 +218,7 @@ def llama3(
     high_freq_factor: float,
     original_max: int,
 ) -> Frequencies:
-    r"""Llama 3.1: keeps pairs that turn often in the original length, and interpolates pairs that turn rarely.
+    r"""Llama 3.1: keeps pairs of many cycles in the original length, and interpolates pairs of few.
 
     $$\omega'_i = \omega_i \left(\frac{1 - \sigma_i}{s} + \sigma_i\right), \qquad
       \sigma_i = \operatorname{clip}\left(\frac{L\,|\omega_i| / 2\pi - \alpha}{\beta - \alpha}, 0, 1\right)$$
@@ -226,9 +226,9 @@ def llama3(
     Args:
       frequencies: Frequencies, or an int width for `geometric(width)`.
       factor: $s$, at least 1.
-      low_freq_factor: $\alpha$, positive; pairs that turn at most this many times in $L$ are fully interpolated.
-      high_freq_factor: $\beta$, at least $\alpha$; pairs that turn at least this many times in $L$ are unchanged. If
-        $\beta = \alpha$, a pair that turns exactly $\alpha$ times is interpolated.
+      low_freq_factor: $\alpha$, positive; pairs of at most this many cycles in $L$ are fully interpolated.
+      high_freq_factor: $\beta$, at least $\alpha$; pairs of at least this many cycles in $L$ are unchanged. If
+        $\beta = \alpha$, a pair of exactly $\alpha$ cycles is interpolated.
       original_max: $L$, the training length.
 
     Returns:
@@ -254,21 +254,21 @@ def llama3(
     high = checks.positive("high_freq_factor", high_freq_factor)
     require(low <= high, "high_freq_factor must be at least low_freq_factor = {}, got {}", low, high)
     low, high = Fraction(low), Fraction(high)
-    rounds = [Fraction(original_max * abs(t), 1 << TURN_BITS) for t in frequencies.turns]  # in the original length
+    rounds = [Fraction(original_max * abs(t), 1 << CYCLE_BITS) for t in frequencies.cycles]  # in the original length
     sigmas = [_clip((n - low) / (high - low)) if low < high else Fraction(n > low) for n in rounds]
     return _scaled("factor", factor, frequencies, [(1 - sigma) / s + sigma for sigma in sigmas])
 
 
 @public
 def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) -> Frequencies:
-    r"""Gemma 4: keeps the fastest pairs of a whole head's spectrum; the other pairs do not turn.
+    r"""Gemma 4: keeps the fastest pairs of a whole head's spectrum; the other pairs do not rotate.
 
     $$\omega_i = \begin{cases} b^{-2i/d} / s & i < \lfloor \rho d / 2 \rfloor \\ 0 & \text{otherwise} \end{cases}$$
 
     Args:
       dim: $d$, the number of features, even.
       base: $b$, positive.
-      fraction: $\rho$, the fraction of the pairs that turn, above 0 and at most 1.
+      fraction: $\rho$, the fraction of the pairs that rotate, above 0 and at most 1.
       factor: $s$, positive.
 
     Returns:
@@ -276,7 +276,7 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
 
     Raises:
       TypeError: if dim is not an integer, or another argument is not a number.
-      ValueError: if an argument is out of range, or fraction is so small that no pair turns.
+      ValueError: if an argument is out of range, or fraction is so small that no pair rotates.
 
     Examples:
       >>> import posenc_jax as pe
@@ -291,7 +291,7 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
     fraction = checks.number("fraction", fraction)
     require(0 < fraction <= 1, "fraction must be over 0 and at most 1, got {}", fraction)
     # Rounds the product in float64, as reference implementations do: 0.7 of 20 features is 14.
-    turning = int(fraction * dim // 2)
-    require(turning or not dim, "fraction must leave a pair of the {} features to turn, got {}", dim, fraction)
-    weights = [(i < turning) / Fraction(s) for i in range(dim // 2)]
+    rotating = int(fraction * dim // 2)
+    require(rotating or not dim, "fraction must leave a pair of the {} features to rotate, got {}", dim, fraction)
+    weights = [(i < rotating) / Fraction(s) for i in range(dim // 2)]
     return _scaled("factor", factor, from_base(dim, base), weights)

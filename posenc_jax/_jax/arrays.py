@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 
-def held(x: Any) -> Any:
+def unwrap_array(x: Any) -> Any:
     """The array that an object with `__jax_array__` holds, such as an `nnx.Param`; any other value as it is."""
     convert = getattr(x, "__jax_array__", None)  # tracers have it, and it is None
     return x if convert is None else convert()

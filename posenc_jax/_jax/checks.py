@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from posenc_jax._jax.arrays import held
+from posenc_jax._jax.arrays import unwrap_array
 from posenc_jax._jax.errors import describe, invalid, require, require_type, wrong_type
 
 S = TypeVar("S", bound=str)
 Layout = Literal["interleaved", "half"]
-Part = Literal["first", "last"]
+RotatedPart = Literal["first", "last"]
 OutOfRange = Literal["error", "nan", "zeros"]
 _INT32, _FLOAT32 = np.iinfo(np.int32), np.finfo(np.float32)
 _NO_NUMBERS = (bool, np.bool_, np.timedelta64)  # not numbers, though some subclass integers
@@ -110,7 +110,7 @@ def layout(name: str, value: Any) -> Layout:
     return one_of(name, value, ("interleaved", "half"))
 
 
-def part(name: str, value: Any) -> Part:
+def part(name: str, value: Any) -> RotatedPart:
     """`value` as the features that rotate if some do not."""
     return one_of(name, value, ("first", "last"))
 
@@ -152,7 +152,7 @@ FLOATS = Kind("a float array", integers=False)
 FREQUENCIES = FLOATS._replace(narrow=False)
 
 
-def known(*arrays: Any) -> bool:
+def is_concrete(*arrays: Any) -> bool:
     """Whether all values of the arrays are known on this host: none is traced, or on other hosts."""
     return not any(isinstance(x, Tracer) or not getattr(x, "is_fully_addressable", True) for x in arrays)
 
@@ -167,13 +167,13 @@ def array(name: str, value: Any, kind: Kind = POSITIONS) -> Any:
 
     An integral Python number becomes int32. Other Python numbers are rounded as NumPy's float64 is where JAX has none.
     """
-    x = value = held(value)
+    x = value = unwrap_array(value)
     if isinstance(value, int) and not isinstance(value, bool) or type(value) is float and kind.floats:
         if isinstance(value, int) or value.is_integer():  # false for NaN and infinities
             require(_INT32.min <= value <= _INT32.max, "{} must fit into int32, got {}", name, value)
             return np.int32(value)
         x = _narrowed(name, np.float64(value), whole=kind.integers)
-    elif has_no_place(x) and kind.floats:
+    elif needs_x64(x) and kind.floats:
         x = _narrowed(name, x, whole=kind.integers)
     has_dtype = is_array(x) or isinstance(x, np.generic)
     require_type(has_dtype and getattr(x.dtype, "kind", "") != "m", name, kind.text, value)
@@ -183,7 +183,7 @@ def array(name: str, value: Any, kind: Kind = POSITIONS) -> Any:
         if not kind.narrow and x.dtype.itemsize < 4:
             _refuse_narrow(name, x, kind)
         _representable(name, x.dtype, f"; pass float32{' or integers' if kind.integers else ''}")
-        if kind.integers and known(x):
+        if kind.integers and is_concrete(x):
             _fit_int32(name, np.asarray(x))
         return x.astype(np.float32) if x.dtype.itemsize < 4 else x
     return x if x.dtype == np.int32 else _as_int32(name, x)
@@ -208,7 +208,7 @@ def refuse_narrow_frequencies(name: str, x: Any) -> None:
         _refuse_narrow(name, x, FREQUENCIES)
 
 
-def has_no_place(x: Any) -> bool:
+def needs_x64(x: Any) -> bool:
     """Whether x is float64 of NumPy's that JAX cannot hold, because jax_enable_x64 is off."""
     wide = isinstance(x, np.generic) or is_array(x) and isinstance(x, np.ndarray)
     return wide and x.dtype == np.float64 and jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype
@@ -274,22 +274,22 @@ def on_device(x: Any) -> jax.Array:
     return x if isinstance(x, jax.Array) else jax.device_put(x)
 
 
-def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], known: tuple[int, ...] = ()) -> jax.Array:
-    """`x` as a float array of its dtype, with at least the trailing axes named in `axes`; none in `known` symbolic."""
-    shape, x = _shape(axes), held(x)
-    if has_no_place(x):
+def floats(name: str, x: Any, axes: tuple[str | EllipsisType, ...], static_axes: tuple[int, ...] = ()) -> jax.Array:
+    """`x` as a float array of its dtype, with at least the trailing `axes`; those in `static_axes` are not symbolic."""
+    shape, x = _shape(axes), unwrap_array(x)
+    if needs_x64(x):
         x = _narrowed(name, x)
     require_type(is_array(x) and jnp.issubdtype(x.dtype, jnp.floating), name, f"a float array of shape {shape}", x)
     _representable(name, x.dtype, "; pass float32")
     require(x.ndim >= max(1, len(axes) - 1), "{} must have shape {}, got {}", name, shape, x.shape)
-    known_size(name, x.shape, *known)
+    require_static_size(name, x.shape, *static_axes)
     return on_device(x)
 
 
 def data(name: str, value: Any) -> jax.Array:
     """`value` as an array of any dtype, whose values JAX holds as they are; NumPy's float64 is rounded to float32."""
-    x, kinds = held(value), (np.integer, np.floating, np.bool_)
-    if has_no_place(x):
+    x, kinds = unwrap_array(value), (np.integer, np.floating, np.bool_)
+    if needs_x64(x):
         x = _narrowed(name, x)
     ok = is_array(x) and (isinstance(x, jax.Array) or any(jnp.issubdtype(x.dtype, kind) for kind in kinds))
     require_type(ok, name, "an array", x)
@@ -366,11 +366,16 @@ def countable(name: str, n: Any) -> Any:
     return n
 
 
-def known_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
+def require_static_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
     """Raises if one of these axes is symbolic."""
     for axis in axes:
-        known = isinstance(shape[axis], int)
-        require(known, "{} must have a known size along axis {}, got shape {}", name, axis % len(shape), shape)
+        require(
+            isinstance(shape[axis], int),
+            "{} must have a known size along axis {}, got shape {}",
+            name,
+            axis % len(shape),
+            shape,
+        )
 
 
 # Explicit axes of a mesh

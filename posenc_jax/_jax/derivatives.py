@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from posenc_jax._jax.primitives import differentiated, primitive, retyped, set_jvp, set_transpose
 from posenc_jax._jax.workarounds import compiled
 
-Program = Callable[..., Sequence[Any]]
+Function = Callable[..., Sequence[Any]]
 _STATIC = "settings", "levels", "moving"
 
 
@@ -37,20 +37,20 @@ class Level(NamedTuple):
 class Kernels(NamedTuple):
     """What computes cotangents, as the `transpose` of an operation does, but has no derivative."""
 
-    programs: Mapping[str | None, Program]  # that of each platform; only the one of None can be partitioned by XLA
+    programs: Mapping[str | None, Function]  # that of each platform; only the one of None can be partitioned by XLA
     hold: Callable[[Any, tuple[bool, ...]], bool]  # (settings, moving) → whether they can compute this
 
 
 def operation(
     name: str,
     *,
-    types: Program,
-    compute: Program,
-    tangent: Program,
-    transpose: Program,
-    cuda: Program | None = None,
+    types: Function,
+    compute: Function,
+    tangent: Function,
+    transpose: Function,
+    cuda: Function | None = None,
     kernels: Kernels | None = None,
-) -> Program:
+) -> Function:
     """Makes a function of (settings, *operands) that returns several outputs; settings are hashable.
 
     Args:
@@ -101,13 +101,13 @@ def operation(
     return lambda settings, *operands: function.bind(*operands, settings=settings, levels=())
 
 
-def _transpose(name: str, transpose: Program, kernels: Kernels | None) -> Program:
+def _transpose(name: str, transpose: Function, kernels: Kernels | None) -> Function:
     """The function of the operands, the outputs and their cotangents that an operation calls in reverse mode.
 
     Its `levels` begin with those of the tangent, of which `results` are the axes of the cotangents.
     """
 
-    def grouped(program: Program) -> Program:
+    def grouped(program: Function) -> Function:
         def run(settings: Any, *x: Any, moving: tuple[bool, ...]) -> Sequence[Any]:
             n = len(moving)
             m = n + (len(x) - n + 1) // 2  # the last output has no cotangent
@@ -142,11 +142,11 @@ def _groups(x: Sequence[Any], moving: tuple[bool, ...]) -> tuple[Sequence[Any], 
     return x[:n], x[n:m], x[m:]
 
 
-def _primitive(name: str, types: Program, programs: Mapping[str | None, Program]) -> Any:
+def _primitive(name: str, types: Function, programs: Mapping[str | None, Function]) -> Any:
     """A primitive with programs `program(settings, *operands)`, which `jax.vmap` maps as the levels say."""
 
     @jax.named_scope(f"posenc_jax.{name}")
-    def run(program: Program, *operands: Any, settings: Any, **static: Any) -> Sequence[Any]:
+    def run(program: Function, *operands: Any, settings: Any, **static: Any) -> Sequence[Any]:
         return _run(program, settings, *operands, **static)
 
     def type_of(
@@ -169,7 +169,7 @@ def _primitive(name: str, types: Program, programs: Mapping[str | None, Program]
 
 
 def _run(
-    program: Program,
+    program: Function,
     settings: Any,
     *operands: Any,
     levels: Sequence[Level],
@@ -177,13 +177,13 @@ def _run(
     **static: Any,
 ) -> Sequence[Any]:
     """Runs a program under one `jax.vmap` for each level, and sums the results that are None in its `results`."""
-    f: Program = lambda *x: list(program(settings, *x, **static))  # noqa: E731
+    f: Function = lambda *x: list(program(settings, *x, **static))  # noqa: E731
     for level, wanted in itertools.zip_longest(levels, results):
         f = _mapped(f, level, wanted)
     return f(*operands)
 
 
-def _mapped(f: Program, level: Level, wanted: tuple[int | None, ...] | None) -> Program:
+def _mapped(f: Function, level: Level, wanted: tuple[int | None, ...] | None) -> Function:
     """Maps f over a level, and sums the results that are None in `wanted`."""
     mapped = jax.vmap(f, in_axes=level.axes, axis_name=level.axis_name, spmd_axis_name=level.spmd_axis_name)
     if wanted is None:

@@ -14,22 +14,22 @@ from jax.custom_derivatives import SymbolicZero
 
 from posenc_jax._jax.arrays import align
 from posenc_jax._numerics import fixed_point
-from posenc_jax._numerics.fixed_point import Word
+from posenc_jax._numerics.fixed_point import PhaseIncrement
 
 # sin(πz/2) = z + ½·z·(1 − (u − v²·(c₁ + c₃·v·(r − u)))) with u = z² and v = 1 − u, for 0 ≤ z ≤ 1: within 8.6e-8 at
 # every phase with these coefficients (benchmarks/fits.py). The correction to z vanishes at both ends; it is below 0.22.
 _C1, _C3, _R = (np.float32(c) for c in (0.13315121829509735, 0.0002988768392242491, 28.242717742919922))
 
 
-def sine(phase: jax.Array) -> jax.Array:
-    """The sine of (phase − ¼ turn), float32, for an int32 phase in units of 2⁻³² turn.
+def sine_of_phase(phase: jax.Array) -> jax.Array:
+    """The sine of (phase − ¼ cycle), float32, for an int32 phase in units of 2⁻³² cycle.
 
     LLVM and NVIDIA's compiler contract a product and a sum to an FMA in some programs but not in others. The bits are
     the same nevertheless: inexact products are only multiplied, and each product in a sum has a power of two as a
     factor, so it is exact. (No two products of a sum have the same factor, which XLA would take out.) Calling `lax`
     instead of operators makes the trace three times shorter.
     """
-    # A triangle wave reflects the phase to within a quarter turn of zero. |−2³¹| wraps to −2³¹, which is right.
+    # A triangle wave reflects the phase to within a quarter cycle of zero. |−2³¹| wraps to −2³¹, which is right.
     t = lax.convert_element_type(lax.sub(lax.abs(phase), np.int32(2**30)), np.float32)
     z = lax.mul(t, np.float32(2.0**-30))
     u = lax.mul(lax.mul(t, z), np.float32(2.0**-30))
@@ -40,7 +40,7 @@ def sine(phase: jax.Array) -> jax.Array:
     return lax.add(z, lax.mul(np.float32(0.5), lax.mul(z, q)))
 
 
-# Waves ω·p
+# Sines of ω·p
 
 
 def _finite(positions: jax.Array) -> jax.Array:
@@ -50,21 +50,21 @@ def _finite(positions: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
-def _wave(terms: Sequence[tuple[jax.Array, jax.Array, Word]], offset: jax.Array) -> jax.Array:
-    """The sine of Σ ω·p + offset over terms (p, ω, tuning word of ω), with int32 or float p.
+def _sine_of_sum(terms: Sequence[tuple[jax.Array, jax.Array, PhaseIncrement]], offset: jax.Array) -> jax.Array:
+    """The sine of Σ ω·p + offset over terms (p, ω, phase increment of ω), with int32 or float p.
 
     Phases are integers that wrap, so their sum is exact in any order.
     """
     phase = offset
     for term in terms:
         phase = fixed_point.phase_at(*term, phase)
-    return sine(phase)
+    return sine_of_phase(phase)
 
 
-def _wave_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _sine_of_sum_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     terms, offset = primals
-    result = _wave(*primals)
-    slope = _wave(terms, offset + np.int32(2**30))
+    result = _sine_of_sum(*primals)
+    slope = _sine_of_sum(terms, offset + np.int32(2**30))
     tangent = jnp.zeros_like(result)
     for (positions, angular, _), (d_positions, d_angular, _) in zip(terms, tangents[0], strict=True):
         if not isinstance(d_positions, SymbolicZero):
@@ -74,17 +74,17 @@ def _wave_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     return result, tangent
 
 
-_wave.defjvp(_wave_jvp, symbolic_zeros=True)
+_sine_of_sum.defjvp(_sine_of_sum_jvp, symbolic_zeros=True)
 
 
-def wave(
+def sine(
     positions: jax.Array, frequencies: tuple[int, ...] | list[jax.Array], quarter: Any, start: jax.Array | None = None
 ) -> jax.Array:
-    r"""The sine of ω·p + start + quarter·π/2 in float32, its phase within three units of 2⁻³² turn for each term.
+    r"""The sine of ω·p + start + quarter·π/2 in float32, its phase within three units of 2⁻³² cycle for each term.
 
     Args:
       positions: integers or floats of shape (..., 1) or (..., columns); (..., axes) for several arrays of ω.
-      frequencies: static, in units of 2⁻¹²⁸ turn per position; or arrays of ω, (columns,) or of positions' rank, one
+      frequencies: static, in units of 2⁻¹²⁸ cycle per position; or arrays of ω, (columns,) or of positions' rank, one
         for each coordinate of the positions, whose angles are added.
       quarter: integers (columns,) or (): 0 for the sine, 1 for the cosine, 2 for the negated sine.
       start: the angle at position 0, floats of positions' rank; None for 0.
@@ -93,25 +93,25 @@ def wave(
       float32 (..., columns); NaN where a position is NaN or outside int32, or where |ω| or |start| ≥ 2³¹.
     """
     row = (1,) * (positions.ndim - 1) + (-1,)  # explicit, for jax_numpy_rank_promotion="raise"
-    # `sine` lags by a quarter turn.
+    # `sine` lags by a quarter cycle.
     offset = ((quarter.astype(np.int32) + 1) << 30).reshape(row)
     positions, valid = fixed_point.in_range(positions)
     # A start is an array of ω at position 1. It comes first: its phase is added to the quarters, in a small array.
     ones = [] if start is None else [np.ones((1,) * positions.ndim, np.int32)]
     arrays = [] if start is None else [start]
     if isinstance(frequencies, tuple):
-        word = Word(*(part.reshape(row) for part in fixed_point.word_from_turns(frequencies)))
+        increment = PhaseIncrement(*(part.reshape(row) for part in fixed_point.increment_from_cycles(frequencies)))
         if positions.dtype == jnp.int32 and start is None:
-            return _masked(sine(fixed_point.phase(positions, word, offset)), valid)
-        angular = fixed_point.angular_from_turns(frequencies).astype(np.float32).reshape(row)
-        terms, places = [(positions, angular, word)], ones
+            return _masked(sine_of_phase(fixed_point.phase(positions, increment, offset)), valid)
+        angular = fixed_point.angular_from_cycles(frequencies).astype(np.float32).reshape(row)
+        terms, multiples = [(positions, angular, increment)], ones
     else:
         arrays += [align(angular, positions.ndim) for angular in frequencies]
         many = len(frequencies) > 1
-        terms, places = [], ones + (jnp.split(positions, len(frequencies), axis=-1) if many else [positions])
+        terms, multiples = [], ones + (jnp.split(positions, len(frequencies), axis=-1) if many else [positions])
         valid = jnp.all(valid, axis=-1, keepdims=True) if many and valid is not None else valid
-    words = [fixed_point.word_from_angular(lax.stop_gradient(angular)) for angular in arrays]
-    result = _wave([*zip(places, arrays, words, strict=True), *terms], offset)
+    increments = [fixed_point.increment_from_angular(lax.stop_gradient(angular)) for angular in arrays]
+    result = _sine_of_sum([*zip(multiples, arrays, increments, strict=True), *terms], offset)
     for angular in arrays:
         fits = jnp.abs(angular) < 2.0**31
         valid = fits if valid is None else valid & fits
@@ -123,70 +123,70 @@ def _masked(result: jax.Array, valid: jax.Array | None) -> jax.Array:
     return result if valid is None else jnp.where(valid, result, np.float32(np.nan))
 
 
-def wave_float32(
+def sine_float32(
     positions: jax.Array, frequencies: tuple[int, ...], quarter: Any, start: jax.Array | None = None
 ) -> jax.Array:
     """`wave` as float32 references compute it: rounds ω, and then ω·p, to float32."""
     row = (1,) * (positions.ndim - 1) + (-1,)
-    angular = fixed_point.angular_from_turns(frequencies).astype(np.float32).reshape(row)
+    angular = fixed_point.angular_from_cycles(frequencies).astype(np.float32).reshape(row)
     phase = positions.astype(jnp.float32) * angular
     phase = phase if start is None else phase + start.astype(np.float32)
     odd, sign = ((quarter & 1) == 1).reshape(row), (1 - (quarter & 2)).astype(np.float32).reshape(row)
     return jnp.where(odd, jnp.cos(phase), jnp.sin(phase)) * sign
 
 
-def wave_float64(positions: np.ndarray, frequencies: tuple[int, ...], quarter: np.ndarray) -> np.ndarray:
+def sine_float64(positions: np.ndarray, frequencies: tuple[int, ...], quarter: np.ndarray) -> np.ndarray:
     """`wave` in float64 on the host, from exact integers of any size; figures compare with it."""
-    turn = 1 << fixed_point.TURN_BITS
-    phases = [[int(p) * f % turn / turn for f in frequencies] for p in positions]
+    cycle = 1 << fixed_point.CYCLE_BITS
+    phases = [[int(p) * f % cycle / cycle for f in frequencies] for p in positions]
     return np.sin(2 * np.pi * np.array(phases) + np.pi / 2 * quarter)
 
 
-# Waves 2π·x·B
+# Sines of 2π·x·B
 
 
 @jax.custom_jvp
-def _wave_of_dot(x: jax.Array, matrix: jax.Array, offset: Any) -> jax.Array:
+def _sine_of_dot(x: jax.Array, matrix: jax.Array, offset: Any) -> jax.Array:
     """The sine of 2π·x·B + offset, for x (..., inputs) and B (inputs, columns)."""
     row = (1,) * (x.ndim - 1) + matrix.shape
-    word = Word(*(part.reshape(row) for part in fixed_point.word_from_float_turns(matrix)))
+    increment = PhaseIncrement(*(part.reshape(row) for part in fixed_point.increment_from_float_cycles(matrix)))
     angular = matrix.astype(jnp.float32).reshape(row) * np.float32(2 * np.pi)
     # Phases are integers that wrap, so their sum is exact in any order.
-    terms = fixed_point.phase_at(x[..., None], angular, word, np.zeros((1,) * len(row), np.int32))
-    return sine(jnp.sum(terms, axis=-2, dtype=jnp.int32) + offset)
+    terms = fixed_point.phase_at(x[..., None], angular, increment, np.zeros((1,) * len(row), np.int32))
+    return sine_of_phase(jnp.sum(terms, axis=-2, dtype=jnp.int32) + offset)
 
 
-def _wave_of_dot_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _sine_of_dot_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     x, matrix, offset = primals
     d_x, d_matrix = tangents[:2]
     dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
     x32, matrix32 = _finite(x), matrix.astype(jnp.float32)
-    result = _wave_of_dot(*primals)
-    d_turns = jnp.zeros_like(result)
+    result = _sine_of_dot(*primals)
+    d_cycles = jnp.zeros_like(result)
     if not isinstance(d_x, SymbolicZero):
-        d_turns += dot(d_x.astype(jnp.float32), matrix32)
+        d_cycles += dot(d_x.astype(jnp.float32), matrix32)
     if not isinstance(d_matrix, SymbolicZero):
-        d_turns += dot(x32, d_matrix.astype(jnp.float32))
-    slope = _wave_of_dot(x, matrix, offset + np.int32(2**30))
-    return result, slope * (d_turns * np.float32(2 * np.pi))
+        d_cycles += dot(x32, d_matrix.astype(jnp.float32))
+    slope = _sine_of_dot(x, matrix, offset + np.int32(2**30))
+    return result, slope * (d_cycles * np.float32(2 * np.pi))
 
 
-_wave_of_dot.defjvp(_wave_of_dot_jvp, symbolic_zeros=True)
+_sine_of_dot.defjvp(_sine_of_dot_jvp, symbolic_zeros=True)
 
 
-def wave_of_dot(x: jax.Array, matrix: jax.Array, quarter: int) -> jax.Array:
+def sine_of_dot(x: jax.Array, matrix: jax.Array, quarter: int) -> jax.Array:
     r"""The sine of 2π·x·B + quarter·π/2 in float32; the phases of the products and their sum are exact.
 
     Args:
       x: integers or floats of shape (..., inputs).
-      matrix: B, floats of shape (inputs, columns), in turns per unit of each input.
+      matrix: B, floats of shape (inputs, columns), in cycles per unit of each input.
       quarter: 0 for the sine, 1 for the cosine.
 
     Returns:
       float32 (..., columns); NaN where an x is NaN or outside int32, or where |B| ≥ 2²⁸.
     """
     x, valid = fixed_point.in_range(x)
-    result = _wave_of_dot(x, matrix, np.int32(2**30 if quarter == 0 else -(2**31)))
+    result = _sine_of_dot(x, matrix, np.int32(2**30 if quarter == 0 else -(2**31)))
     fits = jnp.all(jnp.abs(matrix) < 2.0**28, axis=0).reshape((1,) * (x.ndim - 1) + (-1,))
     valid = fits if valid is None else fits & jnp.all(valid, axis=-1, keepdims=True)
     return jnp.where(valid, result, np.float32(np.nan))

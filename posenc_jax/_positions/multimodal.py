@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
 from posenc_jax._positions import spans
-from posenc_jax._positions.spans import Following, Grid, Part, Run
+from posenc_jax._positions.spans import Following, Grid, Run, Span
 
 
 @public
@@ -135,7 +135,7 @@ def positions_from_tokens(
     return jax.device_put(positions)
 
 
-def _parse_part(name: str, part: Any, following: Following) -> Part:
+def _parse_part(name: str, part: Any, following: Following) -> Span:
     """The part of a length, or of (time, height, width) with or without Δ."""
     if isinstance(part, (int, np.integer)):
         return spans.text(spans.countable(name, checks.positive_int(name, part)))
@@ -159,7 +159,7 @@ def _kinds(tokens: np.ndarray, image_token: Any, video_token: Any) -> np.ndarray
     return kinds
 
 
-def _part_of(run: Run, images: deque[Grid], videos: deque[Grid], following: Following) -> Part:
+def _part_of(run: Run, images: deque[Grid], videos: deque[Grid], following: Following) -> Span:
     """The part of a run: text, the next grid, or the next frame of a video whose frames are separate runs."""
     if run.kind == 0:
         return spans.text(run.length)

@@ -11,7 +11,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from posenc_jax._jax import checks, sharding
-from posenc_jax._jax.arrays import held
+from posenc_jax._jax.arrays import unwrap_array
 from posenc_jax._jax.errors import public, require
 from posenc_jax._jax.workarounds import compiled
 
@@ -117,8 +117,8 @@ def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1, of: s
     """Lengths of documents; known ones must fit into `total`, the argument `name`, and be multiples, called `of`."""
     lengths = checks.array("lengths", lengths, checks.INTEGERS)
     result = _sequences("lengths", lengths, "(..., documents)")
-    checks.known_size("lengths", lengths.shape, -1)
-    if checks.known(lengths) and lengths.size:
+    checks.require_static_size("lengths", lengths.shape, -1)
+    if checks.is_concrete(lengths) and lengths.size:
         checks.within(lengths, 0, LIMIT, "lengths must be at least 0, got {}")
         known = np.asarray(lengths)  # on the host, in int64: int32 would wrap
         used, wrong = int(known.sum(-1, dtype=np.int64).max()), known[known % multiple != 0][:1]
@@ -197,7 +197,7 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
 
 def parse_mask(mask: Any) -> Any:
     """Returns booleans or integers; integers that are known must be 0 or 1."""
-    mask = held(mask)
+    mask = unwrap_array(mask)
     if checks.is_array(mask) and mask.dtype == np.bool_:
         return mask
     mask = checks.array("mask", mask, checks.Kind("a boolean or integer array", floats=False))

@@ -17,7 +17,7 @@ from posenc_jax._positions.sequences import LIMIT, parse_mask
 Following = Literal["maximum", "side"]
 
 
-class Part(NamedTuple):
+class Span(NamedTuple):
     """Positions of tokens relative to the start of their part, (length, 3), and where the next part starts."""
 
     offsets: np.ndarray
@@ -41,13 +41,13 @@ class Grid(NamedTuple):
         """The number of tokens."""
         return self.time * self.height * self.width
 
-    def part(self, following: Following) -> Part:
+    def part(self, following: Following) -> Span:
         """Its positions, row by row and frame by frame."""
         # In float32, as in the models, because rounding can carry a product across an integer.
         times = np.arange(self.time, dtype=np.float32) * np.float32(self.step) * np.float32(self.rate)
         times = np.floor(times).astype(np.int64) if self.whole else times
         offsets = np.stack(np.meshgrid(times, np.arange(self.height), np.arange(self.width), indexing="ij"), -1)
-        return Part(offsets.reshape(-1, 3), max(self.height, self.width) if following == "side" else None)
+        return Span(offsets.reshape(-1, 3), max(self.height, self.width) if following == "side" else None)
 
     def fitting(self) -> Grid:
         """The grid, checked before the cast of its positions to integers, which would wrap."""
@@ -69,12 +69,12 @@ def countable(name: str, tokens: int) -> int:
     return tokens
 
 
-def text(length: int) -> Part:
+def text(length: int) -> Span:
     """The positions of text."""
-    return Part(np.repeat(np.arange(length)[:, None], 3, axis=1), length)
+    return Span(np.repeat(np.arange(length)[:, None], 3, axis=1), length)
 
 
-def placed(parts: Iterable[Part], dtype: Any = np.int64) -> np.ndarray:
+def placed(parts: Iterable[Span], dtype: Any = np.int64) -> np.ndarray:
     """The positions of parts that follow one another, int32, or in the float dtype in which they are counted."""
     pieces, start = [np.zeros((0, 3), dtype)], dtype(0)
     for part in parts:

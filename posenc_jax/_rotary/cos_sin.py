@@ -9,8 +9,8 @@ import jax.export
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax._frequencies.angles import Angles, expand, pair_waves
-from posenc_jax._frequencies.frequencies import Frequencies, Spectrum
+from posenc_jax._frequencies.angles import Angles, expand, pair_sines
+from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._frequencies.parser import parse, parse_positions
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public
@@ -109,11 +109,11 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array, *,
 
 
 @compiled("cos_sin", static_argnums=2)
-def _cos_sin(positions: jax.Array, frequencies: Spectrum, columns: Columns) -> tuple[jax.Array, jax.Array]:
+def _cos_sin(positions: jax.Array, frequencies: AnyFrequencies, columns: Columns) -> tuple[jax.Array, jax.Array]:
     if isinstance(frequencies, jax.Array):
         frequencies = frequencies.reshape(-1)
     angles = Angles(positions, frequencies)
-    cosine, sine = pair_waves(angles, np.int32(1)), pair_waves(angles, np.int32(0))
+    cosine, sine = pair_sines(angles, np.int32(1)), pair_sines(angles, np.int32(0))
     if columns == "pair":
         return cosine, sine
     return expand(cosine, columns, 2 * cosine.shape[-1]), expand(sine, columns, 2 * sine.shape[-1])

@@ -14,8 +14,8 @@ from jax.typing import ArrayLike
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._frequencies.parser import parse_static
 from posenc_jax._jax import checks, errors
-from posenc_jax._jax.arrays import held
-from posenc_jax._jax.checks import Layout, Part
+from posenc_jax._jax.arrays import unwrap_array
+from posenc_jax._jax.checks import Layout, RotatedPart
 from posenc_jax._jax.errors import invalid, public, require, wrong_type
 
 
@@ -28,7 +28,7 @@ def convert_layout(
     target: Layout,
     axis: int,
     num_heads: int,
-    part: Part = "first",
+    part: RotatedPart = "first",
 ) -> jax.Array:
     r"""Permutes the outputs of a query or key projection from one layout to the other.
 
@@ -72,9 +72,9 @@ def convert_layout(
     # order[i] is the old index of feature i.
     shape = (-1, 2) if source == "interleaved" else (2, -1)
     order = np.arange(head_dim)
-    turned = slice(0, dim) if part == "first" else slice(head_dim - dim, head_dim)
+    rotated = slice(0, dim) if part == "first" else slice(head_dim - dim, head_dim)
     if source != target:
-        order[turned] = order[turned].reshape(shape).T.reshape(-1)
+        order[rotated] = order[rotated].reshape(shape).T.reshape(-1)
     outputs = np.arange(array.shape[axis]).reshape(num_heads, head_dim)[:, order].reshape(-1)
     return jnp.take(array, outputs, axis=axis)
 
@@ -82,7 +82,7 @@ def convert_layout(
 def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tuple[jax.Array, int, int, int]:
     """Checks the arguments; returns weights as a jax.Array, the nonnegative axis, head_dim and the rotated width."""
     array: Any = None
-    weights = held(weights)
+    weights = unwrap_array(weights)
     with contextlib.suppress(TypeError):  # strings, dates and times, another byte order
         array = jnp.asarray(weights) if checks.is_array(weights) else None
     errors.require_type(array is not None, "weights", "an array that JAX can hold", weights)
@@ -93,7 +93,7 @@ def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tu
     if array.dtype != dtype and not rounded:
         raise wrong_type(f"weights are {dtype}, which this configuration cannot hold; pass 32 bits")
     num_heads = checks.positive_int("num_heads", num_heads)
-    checks.known_size("weights", array.shape, axis)
+    checks.require_static_size("weights", array.shape, axis)
     size, axis = array.shape[axis], axis % array.ndim
     if size % num_heads:
         raise invalid(f"num_heads must divide axis {axis} of weights, shape {array.shape}, got {num_heads}")

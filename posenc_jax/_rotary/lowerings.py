@@ -1,7 +1,7 @@
 r"""The forms in which compilers make a rotation one read and one write.
 
 `reference` is the formula of `rotation`. The other forms compute the same bits, because every product is rounded before
-it is summed, as always on a TPU. `FORMS` says which platform takes which; what the forms cite as measured stands in
+it is summed, as always on a TPU. `LOWERINGS` says which platform takes which; what the forms cite as measured stands in
 benchmarks/results/forms_*.md.
 """
 
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax._frequencies.angles import Angles, Waves, features
+from posenc_jax._frequencies.angles import Angles, SinCosTable, features
 from posenc_jax._jax import workarounds
 from posenc_jax._jax.arrays import align
 from posenc_jax._rotary.rotation import Rotation, rotate_members, split, two_products
@@ -32,8 +32,8 @@ def reference(r: Rotation) -> jax.Array:
     """
     before, after = r.margin
     pairs = split(r.x[..., before : r.width - after], r.settings.layout)
-    turned = rotate_members(*pairs, r.waves(), r.target, backward=r.settings.backward)
-    joined = jnp.stack(turned, -2 if r.half else -1)
+    rotated = rotate_members(*pairs, r.sin_cos(), r.target, backward=r.settings.backward)
+    joined = jnp.stack(rotated, -2 if r.half else -1)
     rest = [part.astype(joined.dtype) for part in (r.x[..., :before], r.x[..., r.width - after :])]
     return r.result(jnp.concatenate([rest[0], joined.reshape(*r.x.shape[:-1], r.dim), rest[1]], axis=-1))
 
@@ -49,22 +49,22 @@ def split_and_stack(r: Rotation) -> jax.Array:
     """
     if axes := workarounds.unit_axes(r.x, r.settings.batch):
         wide = dataclasses.replace(r, settings=r.settings._replace(result=r.dtype))
-        turned = lambda x, angles: split_and_stack(dataclasses.replace(wide, x=x, angles=angles))  # noqa: E731
-        return r.result(workarounds.without_axes(axes, turned, r.x, r.angles))
+        rotated = lambda x, angles: split_and_stack(dataclasses.replace(wide, x=x, angles=angles))  # noqa: E731
+        return r.result(workarounds.without_axes(axes, rotated, r.x, r.angles))
     rotate = functools.partial(rotate_members, target=r.target, backward=r.settings.backward)
     if not r.half:
         old = split(r.x, "interleaved")
-        y = rotate(*old, r.waves_of_all_pairs())
+        y = rotate(*old, r.sin_cos_of_all_pairs())
         if not r.whole:
             y = [jnp.where(r.rotates[..., ::2], *both) for both in zip(y, old, strict=True)]
         return r.result(jnp.stack(y, -1).reshape(r.x.shape))
-    waves, size, n = r.waves(stored=True), math.gcd(r.dim // 2, r.width), r.x.ndim
+    sin_cos, size, n = r.sin_cos(stored=True), math.gcd(r.dim // 2, r.width), r.x.ndim
     slices = r.x.reshape(*r.x.shape[:-1], r.width // size, size)
     y = [lax.index_in_dim(slices, i, n - 1, keepdims=False).astype(r.dtype) for i in range(r.width // size)]
     for i in range(r.dim // 2 // size):
         first, second = r.margin[0] // size + i, r.margin[0] // size + i + r.dim // 2 // size
         here = slice(i * size, (i + 1) * size)
-        y[first], y[second] = rotate(y[first], y[second], [w[..., here] for w in waves])
+        y[first], y[second] = rotate(y[first], y[second], [w[..., here] for w in sin_cos])
     return r.result(jnp.stack(y, -2).reshape(r.x.shape))
 
 
@@ -79,11 +79,11 @@ def split_and_concatenate(r: Rotation) -> jax.Array:
     before, middle = r.margin[0], r.margin[0] + r.dim // 2
     first, x1, x2, last = jnp.split(r.x, [before, middle, before + r.dim], axis=-1)
     pairs, backward = (x1.astype(r.dtype), x2.astype(r.dtype)), r.settings.backward
-    y = rotate_members(*pairs, r.waves(stored=True), r.target, backward=backward)
+    y = rotate_members(*pairs, r.sin_cos(stored=True), r.target, backward=backward)
     return lax.concatenate([r.result(part) for part in (first, *y, last)], r.x.ndim - 1)
 
 
-def rotate_words(r: Rotation) -> jax.Array:
+def rotate_in_words(r: Rotation) -> jax.Array:
     """Rotates pairs of 16-bit features, each read and written as one word of 32 bits.
 
     When: on a GPU, for pairs in 16 bits, with a table.
@@ -95,12 +95,12 @@ def rotate_words(r: Rotation) -> jax.Array:
     words = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], r.width // 2, 2), np.uint32)
     bits = (words & np.uint32(2**16 - 1), words >> np.uint32(16))
     x1, x2 = (lax.bitcast_convert_type(half.astype(np.uint16), dtype).astype(r.dtype) for half in bits)
-    y = rotate_members(x1, x2, r.waves_of_all_pairs(), r.target, backward=r.settings.backward)
+    y = rotate_members(x1, x2, r.sin_cos_of_all_pairs(), r.target, backward=r.settings.backward)
     first, second = (lax.bitcast_convert_type(each.astype(dtype), np.uint16).astype(np.uint32) for each in y)
-    turned = first | second << np.uint32(16)
+    rotated = first | second << np.uint32(16)
     if not r.whole:
-        turned = jnp.where(r.rotates[..., ::2], turned, words)
-    return lax.bitcast_convert_type(turned, dtype).reshape(x.shape)
+        rotated = jnp.where(r.rotates[..., ::2], rotated, words)
+    return lax.bitcast_convert_type(rotated, dtype).reshape(x.shape)
 
 
 def sum_columns(r: Rotation) -> jax.Array:
@@ -113,8 +113,8 @@ def sum_columns(r: Rotation) -> jax.Array:
     `split_and_stack`; (8,512,16,64) in bfloat16, whose copy stays in the cache, 2.2, and 4.5 by `split_and_stack`.
     """
     axis = r.x.ndim - 1 if r.half else r.x.ndim  # of the members
-    waves = r.waves(stored=True) if r.whole else r.waves_of_all_pairs()
-    sine, cosine = (lax.expand_dims(wave.astype(r.dtype), [axis]) for wave in waves)
+    sin_cos = r.sin_cos(stored=True) if r.whole else r.sin_cos_of_all_pairs()
+    sine, cosine = (lax.expand_dims(each.astype(r.dtype), [axis]) for each in sin_cos)
     sine = -sine if r.settings.backward else sine
     x1, x2 = (lax.expand_dims(member, [axis]) for member in split(r.x, r.settings.layout))
     # A constant array would be one more buffer, which LLVM checks for overlap with y.
@@ -136,9 +136,9 @@ def reverse_halves_in_place(r: Rotation) -> jax.Array:
     with 128 features, whose halves share registers, 2.4 and 1.6.
     """
     axis, shape = r.x.ndim - 1, (*r.x.shape[:-1], 2, r.width // 2)
-    sine, cosine = (lax.expand_dims(wave, [axis]) for wave in r.waves())
+    sine, cosine = (lax.expand_dims(each, [axis]) for each in r.sin_cos())
     sine *= align(np.array([[1], [-1]] if r.settings.backward else [[-1], [1]], sine.dtype), len(shape))
-    cosine, sine = (r.target.stored(wave).astype(r.dtype) for wave in (cosine, sine))
+    cosine, sine = (r.target.stored(each).astype(r.dtype) for each in (cosine, sine))
     halves = r.x.reshape(shape)
     # Converts after reversing: XLA would store x in float32 for the two uses of a conversion.
     y = two_products(halves.astype(r.dtype), lax.rev(halves, [axis]).astype(r.dtype), cosine, sine, r.target)
@@ -154,32 +154,32 @@ def pad_and_select(r: Rotation) -> jax.Array:
     40 of 64 features in float32 take 1.3 copies on a CPU, and 13 by `split_and_stack`.
     """
 
-    def waves(angles: Angles | Waves) -> list[jax.Array]:
+    def sin_cos(angles: Angles | SinCosTable) -> list[jax.Array]:
         """The cosine and the sine for each feature: quarter 1 and 0."""
         quarters = (np.full(r.dim, quarter) for quarter in (1, 0))
         return [features(angles, r.settings.layout, quarter, r.margin) for quarter in quarters]
 
-    cosine, sine = waves(r.angles) if r.shared else workarounds.computed_where_used(waves, r.x, r.angles)
+    cosine, sine = sin_cos(r.angles) if r.shared else workarounds.computed_where_used(sin_cos, r.x, r.angles)
     # Negates by a product, so that zeros have the same sign as in the other forms.
     sine *= r.signs.astype(sine.dtype)
     if r.shared:
         cosine, sine = r.target.stored(cosine), r.target.stored(sine)
-    cosine, sine = (wave.astype(r.dtype) for wave in (cosine, sine))
+    cosine, sine = (each.astype(r.dtype) for each in (cosine, sine))
     y = r.result(two_products(r.x.astype(r.dtype), r.partners().astype(r.dtype), cosine, sine, r.target))
     return y if r.whole else jnp.where(r.rotates, y, r.x.astype(y.dtype))
 
 
-Form = Callable[[Rotation], jax.Array]
+Lowering = Callable[[Rotation], jax.Array]
 
 # Each platform takes the first form whose condition holds.
-FORMS: dict[str, list[tuple[Callable[[Rotation], bool], Form]]] = {
+LOWERINGS: dict[str, list[tuple[Callable[[Rotation], bool], Lowering]]] = {
     "tpu": [
         (lambda r: r.shared and r.whole and r.lanes and not r.wide, reverse_halves_in_place),
         (lambda r: True, pad_and_select),
     ],
     "gpu": [
         (lambda r: r.shared and r.half, split_and_concatenate),
-        (lambda r: r.shared and r.words, rotate_words),
+        (lambda r: r.shared and r.words, rotate_in_words),
         (lambda r: True, pad_and_select),
     ],
     "cpu": [
@@ -190,6 +190,6 @@ FORMS: dict[str, list[tuple[Callable[[Rotation], bool], Form]]] = {
 }
 
 
-def form_of(platform: str, r: Rotation) -> Form:
+def lowering_of(platform: str, r: Rotation) -> Lowering:
     """The form that the platform takes."""
-    return next(form for holds, form in FORMS[platform] if holds(r))
+    return next(lowering for holds, lowering in LOWERINGS[platform] if holds(r))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posenc_jax._frequencies.frequencies import Spectrum
+from posenc_jax._frequencies.frequencies import AnyFrequencies
 from posenc_jax._frequencies.parser import (
     dim_of,
     fits_beside,
@@ -29,12 +29,12 @@ def _hint(name: str, x: jax.Array, heads: tuple[int, ...]) -> str:
     return by_head + ("; to move rotated keys, use shift_keys" if name == "x" else "")
 
 
-def _turning(name: str, x: Any, layout: Any, head_axis: Any, part: Any) -> tuple[jax.Array, tuple[int, ...]]:
+def _parse_vectors(name: str, x: Any, layout: Any, head_axis: Any, part: Any) -> tuple[jax.Array, tuple[int, ...]]:
     """x, and its head axes counted from the front."""
     checks.layout("layout", layout)
     checks.part("part", part)
     axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
-    x = checks.floats(name, x, axes, known=(-1,))
+    x = checks.floats(name, x, axes, static_axes=(-1,))
     return x, parse_head_axis(name, x, head_axis)
 
 
@@ -61,13 +61,15 @@ def parse_rotary_by_cos_sin(
     x: Any, cos_sin: Any, layout: Any, head_axis: Any, part: Any
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
     """x, cosines and sines as one array (..., 2·pairs), sines first, and the head axes counted from the front."""
-    x, heads = _turning("x", x, layout, head_axis, part)
+    x, heads = _parse_vectors("x", x, layout, head_axis, part)
     columns: Any = getattr(cos_sin, "columns", None)  # of a `CosSin`
     if columns is None:
         raw = 'CosSin(cosine, sine, columns=…) with columns "pair", "half" or "interleaved"'
         raise wrong_type(f"cos_sin must be what cos_sin returns, or {raw}, got {type(cos_sin).__name__}")
     names = "cos_sin[0]", "cos_sin[1]"
-    cosine, sine = (checks.floats(*each, (..., "columns"), known=(-1,)) for each in zip(names, cos_sin, strict=True))
+    cosine, sine = (
+        checks.floats(*each, (..., "columns"), static_axes=(-1,)) for each in zip(names, cos_sin, strict=True)
+    )
     alike = cosine.shape == sine.shape and cosine.dtype == sine.dtype
     require(alike, "cos_sin must have one shape and one dtype, got {} and {}", *map(errors.describe, (cosine, sine)))
     if columns != "pair":
@@ -97,7 +99,7 @@ def _columns_of_pairs(name: str, x: jax.Array, layout: Layout) -> jax.Array:
         return [pairs[..., i, :] if layout == "half" else pairs[..., i] for i in range(2)]
 
     near = 0.01  # a compiler and 16 bits may round the two differently
-    if checks.known(x):
+    if checks.is_concrete(x):
         first, second = members(np.asarray(x, np.float32))
         order = "all of them and then all again" if layout == "half" else "each twice in a row"
         message = "{} with columns={!r} must have {}"
@@ -119,13 +121,13 @@ def parse_rotary(
     ndim: int = 1,
     shared: bool = False,
     reads_positions: bool = False,
-) -> tuple[jax.Array, jax.Array | None, Spectrum, tuple[int, ...]]:
+) -> tuple[jax.Array, jax.Array | None, AnyFrequencies, tuple[int, ...]]:
     """x, positions with an axis of coordinates or None, frequencies, and the head axes counted from the front.
 
     `ndim` is the highest rank of frequencies that are an array; `shared` is as for `parse_positions_of`, and needs
     frequencies. A width of 0 reads no positions, unless a scale does.
     """
-    x, heads = _turning(name, x, layout, head_axis, part)
+    x, heads = _parse_vectors(name, x, layout, head_axis, part)
     given = x.shape[-1] if frequencies is None and not shared else frequencies
     frequencies = parse(given, even=True, unsharded=True, ndim=ndim)
     dim = dim_of(frequencies)
@@ -154,9 +156,9 @@ def parse_pope(
     *,
     name: str = "x",
     positions_name: str = "positions",
-) -> tuple[jax.Array, jax.Array | None, Spectrum, jax.Array | None, tuple[int, ...]]:
+) -> tuple[jax.Array, jax.Array | None, AnyFrequencies, jax.Array | None, tuple[int, ...]]:
     """x, positions with an axis of coordinates or None, frequencies, the phase at x's rank or None, the head axes."""
-    x, heads = _turning(name, x, layout, head_axis, "first")
+    x, heads = _parse_vectors(name, x, layout, head_axis, "first")
     checks.unsharded(name, x)
     width = 2 * x.shape[-1]
     frequencies = parse(width if frequencies is None else frequencies, even=True, unsharded=True)

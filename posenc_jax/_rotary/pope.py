@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from posenc_jax._frequencies.angles import Angles, features, is_shared, pair_waves
+from posenc_jax._frequencies.angles import Angles, features, is_shared, pair_sines
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax import sharding
 from posenc_jax._jax.arrays import align, compute_dtype
@@ -19,7 +19,7 @@ from posenc_jax._jax.errors import public
 from posenc_jax._jax.workarounds import compiled, computed_where_used, materialized, product
 from posenc_jax._numerics.exponentials import softplus
 from posenc_jax._rotary.parser import parse_pope
-from posenc_jax._rotary.rotary import placed
+from posenc_jax._rotary.rotary import expand_positions
 from posenc_jax._rotary.rotation import is_second
 
 
@@ -108,7 +108,7 @@ def polar_vectors(
     heads: tuple[int, ...],
 ) -> jax.Array:
     """`pope` of parsed arguments."""
-    angles = Angles(placed(x, positions, heads), frequencies, phase)
+    angles = Angles(expand_positions(x, positions, heads), frequencies, phase)
     places = [array for array in (angles.positions, angles.start) if array is not None]
     # Otherwise the backward pass would store waves of the result's size.
     return sharding.recomputed([x, *places], functools.partial(_polar, layout), x, angles)
@@ -126,15 +126,15 @@ def _stacked(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
     if is_shared(x, angles):
         sine, cosine = jnp.split(_stored(features(angles, "half")), 2, axis=-1)
     else:
-        sine, cosine = (pair_waves(angles, quarter) for quarter in np.arange(2, dtype=np.int32))
-    waves = (wave.astype(magnitude.dtype) for wave in (cosine, sine))
-    pairs = [product(magnitude, wave).astype(x.dtype) for wave in waves]
+        sine, cosine = (pair_sines(angles, quarter) for quarter in np.arange(2, dtype=np.int32))
+    sin_cos = (each.astype(magnitude.dtype) for each in (cosine, sine))
+    pairs = [product(magnitude, each).astype(x.dtype) for each in sin_cos]
     return jnp.stack(pairs, -2 if layout == "half" else -1).reshape(*x.shape[:-1], angles.dim)
 
 
 @jax.custom_jvp
-def _stored(waves: jax.Array) -> jax.Array:
-    return materialized(waves)
+def _stored(sin_cos: jax.Array) -> jax.Array:
+    return materialized(sin_cos)
 
 
 _stored.defjvps(lambda tangent, *_: tangent)
@@ -150,6 +150,8 @@ def _padded(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
     first_x, second_x = (lax.pad(x, np.zeros((), x.dtype), [*unpadded, each]) for each in around)
     spread = jnp.where(align(second, x.ndim), second_x, first_x)
     encode = functools.partial(features, layout=layout, quarter=(~second).astype(np.int32))
-    waves = lax.optimization_barrier(encode(angles)) if is_shared(x, angles) else computed_where_used(encode, x, angles)
+    sin_cos = (
+        lax.optimization_barrier(encode(angles)) if is_shared(x, angles) else computed_where_used(encode, x, angles)
+    )
     magnitude = softplus(spread.astype(compute_dtype(x)))
-    return product(magnitude, waves.astype(magnitude.dtype)).astype(x.dtype)
+    return product(magnitude, sin_cos.astype(magnitude.dtype)).astype(x.dtype)

@@ -4,7 +4,7 @@ r"""A rotation as one linear operation, with its derivative and its transpose, f
 
 $$y = a\,R(\theta)\,x,$$
 
-linear in $x$; its transpose $a\,R(-\theta)$ is the same rotation backward. Let $J$ be a quarter turn, which takes the
+linear in $x$; its transpose $a\,R(-\theta)$ is the same rotation backward. Let $J$ be a quarter cycle, which takes the
 pair $(x_1, x_2)$ to $(-x_2, x_1)$. The derivative
 
 $$dy = a\,R(\theta)\,(dx + Jx\,d\theta), \qquad d\theta = \omega\,dp + p\,d\omega,$$
@@ -26,7 +26,7 @@ The operands are x and the arrays of its `Angles`, with $\theta = \sum \omega_c 
 and their leading axes broadcast, so `jax.vmap` adds an axis to each and repeats nothing. The parameter `structure`
 says how they make up the angles, and holds static frequencies.
 
-A rotation by `Waves` is linear in them too: its derivative is $dy = R(w)\,dx + R(dw)\,x$, and its transpose takes
+A rotation by `SinCosTable` is linear in them too: its derivative is $dy = R(w)\,dx + R(dw)\,x$, and its transpose takes
 $\bar y$ to $\bar s = \bar y_2 x_1 - \bar y_1 x_2$ and $\bar c = \bar y_1 x_1 + \bar y_2 x_2$.
 """
 
@@ -40,19 +40,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posenc_jax._frequencies.angles import Angles, Waves, coordinates, expand
+from posenc_jax._frequencies.angles import Angles, SinCosTable, coordinates, expand
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax import sharding, workarounds
 from posenc_jax._jax.arrays import align
 from posenc_jax._jax.primitives import primitive, retyped, set_jvp, set_transpose, unknown
-from posenc_jax._rotary.lowerings import form_of
-from posenc_jax._rotary.rotation import Rotation, TurnSettings, split
+from posenc_jax._rotary.lowerings import lowering_of
+from posenc_jax._rotary.rotation import Rotation, RotationSettings, split
 
 
-def turn(settings: TurnSettings, x: jax.Array, angles: Angles | Waves) -> jax.Array:
+def apply_rotation(settings: RotationSettings, x: jax.Array, angles: Angles | SinCosTable) -> jax.Array:
     """Rotates the pairs of x (..., features) by angles, whose arrays have x's rank and broadcast to it.
 
-    A width of 0 turns nothing, and gives x the sharding that a rotation gives it.
+    A width of 0 rotates nothing, and gives x the sharding that a rotation gives it.
     """
     if not angles.dim:
         return sharding.agreeing((x, angles[0]))[0].astype(settings.result or x.dtype)
@@ -64,7 +64,7 @@ def _bind(of: Any, *operands: jax.Array, **parameters: Any) -> jax.Array:
     return of.bind(*sharding.agreeing(operands), **parameters)
 
 
-def _type(*operands: Any, settings: TurnSettings, **_: Any) -> Any:
+def _type(*operands: Any, settings: RotationSettings, **_: Any) -> Any:
     """The type of the result."""
     x = operands[0]
     rows = jnp.broadcast_shapes(*(operand.shape[:-1] for operand in operands))
@@ -72,22 +72,22 @@ def _type(*operands: Any, settings: TurnSettings, **_: Any) -> Any:
     return retyped(x, (*rows, x.shape[-1]), dtype=dtype, sharding=common)
 
 
-def _mapped(of: Any, _: Any, axes: Any, *operands: Any, settings: TurnSettings, **parameters: Any) -> Any:
+def _mapped(of: Any, _: Any, axes: Any, *operands: Any, settings: RotationSettings, **parameters: Any) -> Any:
     batched = (x[None] if axis is None else x for x, axis in zip(operands, axes, strict=True))
     return _bind(of, *batched, settings=settings._replace(batch=settings.batch + 1), **parameters)
 
 
-def _program(platform: str, x: Any, *arrays: Any, settings: TurnSettings, structure: Any) -> jax.Array:
+def _program(platform: str, x: Any, *arrays: Any, settings: RotationSettings, structure: Any) -> jax.Array:
     """a·R(θ)x, in the form that the platform takes."""
     r = Rotation(settings, x, structure.unflatten(arrays), workarounds.TARGETS[platform]).broadcast()
-    return form_of(platform, r)(r)
+    return lowering_of(platform, r)(r)
 
 
 # The derivative, of operands and then the tangents of those that move
 
 
 @workarounds.compiled("rotation_derivative", static_argnames=("settings", "structure", "moving"))
-def _rotate_tangent(*operands: Any, settings: TurnSettings, structure: Any, moving: tuple[bool, ...]) -> jax.Array:
+def _rotate_tangent(*operands: Any, settings: RotationSettings, structure: Any, moving: tuple[bool, ...]) -> jax.Array:
     """a·R(θ)(dx + Jx·dθ), rounded once."""
     n, moved = len(moving), iter(operands[len(moving) :])
     angles: Angles = structure.unflatten(operands[1:n])
@@ -103,13 +103,13 @@ def _rotate_tangent(*operands: Any, settings: TurnSettings, structure: Any, movi
         pairs = (_by_axis(angles, each.astype(r.dtype)) for each in (angles.positions, d_frequencies))
         d_theta += [p * d for p, d in zip(*pairs, strict=True)]
     d_theta = expand(sum(d_theta[1:], d_theta[0]), settings.layout, r.dim, r.margin)
-    quarter_turn = r.partners() * r.signs.astype(r.x.dtype)  # Jx, or −Jx backward; arbitrary where nothing rotates
-    tangent = quarter_turn.astype(r.dtype) * d_theta
+    perpendicular = r.partners() * r.signs.astype(r.x.dtype)  # Jx, or −Jx backward; arbitrary where nothing rotates
+    tangent = perpendicular.astype(r.dtype) * d_theta
     if not r.whole:  # 0·∞ would be NaN
         tangent = jnp.where(r.rotates, tangent, 0)
     if dx is not None:
         tangent += dx.astype(r.dtype)
-    return turn(settings._replace(result=np.dtype(settings.result or r.x.dtype)), tangent, angles)
+    return apply_rotation(settings._replace(result=np.dtype(settings.result or r.x.dtype)), tangent, angles)
 
 
 def _by_axis(angles: Angles, array: jax.Array) -> list[jax.Array]:
@@ -125,21 +125,23 @@ def _angular(angles: Angles, dtype: np.dtype) -> list[jax.Array]:
     return _by_axis(angles, angles.frequencies.astype(dtype))
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, settings: TurnSettings, structure: Any) -> tuple[Any, Any]:
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, settings: RotationSettings, structure: Any
+) -> tuple[Any, Any]:
     static = {"settings": settings, "structure": structure}
     y, moved = _bind(_rotation, *primals, **static), [t for t in tangents if t is not None]
     if all(t is None for t in tangents[1:]):  # x alone
         return y, _bind(_rotation, *moved, *primals[1:], **static)
-    if isinstance(structure.unflatten(primals[1:]), Waves):
-        return y, _tangent_by_waves(*primals, *tangents, **static)
+    if isinstance(structure.unflatten(primals[1:]), SinCosTable):
+        return y, _tangent_by_table(*primals, *tangents, **static)
     return y, _bind(_derivative, *primals, *moved, moving=tuple(t is not None for t in tangents), **static)
 
 
-def _tangent_by_waves(
-    x: Any, table: Any, dx: Any, d_table: Any, *, settings: TurnSettings, structure: Any
+def _tangent_by_table(
+    x: Any, table: Any, dx: Any, d_table: Any, *, settings: RotationSettings, structure: Any
 ) -> jax.Array:
     """R(w)dx + R(dw)x, rounded once; a dx of None adds nothing."""
-    r = Rotation(settings, x, Waves(table))
+    r = Rotation(settings, x, SinCosTable(table))
     if not r.whole:  # features that pass through do not depend on waves
         x = jnp.where(r.rotates, x, np.zeros((), x.dtype))
     if dx is None:
@@ -152,23 +154,23 @@ def _tangent_by_waves(
 # The transposes. Each is compiled, for the same bits under `jax.jit` and outside it.
 
 
-def _transpose(dy: Any, x: Any, *arrays: Any, settings: TurnSettings, structure: Any) -> list[Any]:
+def _transpose(dy: Any, x: Any, *arrays: Any, settings: RotationSettings, structure: Any) -> list[Any]:
     if (like := unknown(x)) is None:
-        return [None, _cotangent_of_waves(dy, x, settings=settings, like=unknown(arrays[0]))]
+        return [None, _cotangent_of_table(dy, x, settings=settings, like=unknown(arrays[0]))]
     return [_rotate_back(dy, *arrays, settings=settings, structure=structure, like=like), *(None for _ in arrays)]
 
 
 @workarounds.compiled("rotation_transpose", static_argnames=("settings", "structure", "like"))
-def _rotate_back(dy: Any, *arrays: Any, settings: TurnSettings, structure: Any, like: Any) -> jax.Array:
+def _rotate_back(dy: Any, *arrays: Any, settings: RotationSettings, structure: Any, like: Any) -> jax.Array:
     """a·R(−θ)ȳ, summed to the type `like`."""
     settings = settings._replace(backward=not settings.backward, result=like.dtype)
-    return _sum_to(like, turn(settings, dy, structure.unflatten(arrays)))
+    return _sum_to(like, apply_rotation(settings, dy, structure.unflatten(arrays)))
 
 
 @workarounds.compiled("rotation_waves_transpose", static_argnames=("settings", "like"))
-def _cotangent_of_waves(dy: jax.Array, x: jax.Array, *, settings: TurnSettings, like: Any) -> jax.Array:
+def _cotangent_of_table(dy: jax.Array, x: jax.Array, *, settings: RotationSettings, like: Any) -> jax.Array:
     """The cotangents of the sines and the cosines, of the type `like`."""
-    r, shared = Rotation(settings, x, Waves(like)), _broadcast_axes(like)
+    r, shared = Rotation(settings, x, SinCosTable(like)), _broadcast_axes(like)
     dy = dy.astype(r.dtype)
     sine = _sum_of_theta(r, dy * r.partners().astype(r.dtype), shared)
     cosine = sum(_sum_of_pairs(r, dy * x.astype(r.dtype), shared))
@@ -189,7 +191,7 @@ def _sum_of_theta(r: Rotation, products: jax.Array, axes: list[int]) -> jax.Arra
 
 
 def _transpose_derivative(
-    dy: Any, *operands: Any, settings: TurnSettings, structure: Any, moving: tuple[bool, ...]
+    dy: Any, *operands: Any, settings: RotationSettings, structure: Any, moving: tuple[bool, ...]
 ) -> list[Any]:
     primals, moved = operands[: len(moving)], iter(operands[len(moving) :])
     wanted = tuple(unknown(next(moved)) if moves else None for moves in moving)
@@ -199,7 +201,7 @@ def _transpose_derivative(
 
 @workarounds.compiled("rotation_derivative_transpose", static_argnames=("settings", "structure", "wanted"))
 def _cotangents(
-    dy: Any, x: Any, *arrays: Any, settings: TurnSettings, structure: Any, wanted: tuple[Any, ...]
+    dy: Any, x: Any, *arrays: Any, settings: RotationSettings, structure: Any, wanted: tuple[Any, ...]
 ) -> list[Any]:
     """The cotangents of dx, dp and dω, of the types in `wanted`, or None where that is None."""
     angles: Angles = structure.unflatten(arrays)
@@ -207,7 +209,7 @@ def _cotangents(
         Rotation(settings, x, angles),
         angles.frequencies if isinstance(angles.frequencies, Frequencies) else None,
     )
-    g = turn(settings._replace(backward=not settings.backward, result=r.dtype), dy, angles)
+    g = apply_rotation(settings._replace(backward=not settings.backward, result=r.dtype), dy, angles)
     products = g * r.partners().astype(r.dtype)
 
     def of_positions(like: Any) -> jax.Array:

@@ -16,7 +16,7 @@ from posenc_jax._jax.arrays import align, compute_dtype
 from posenc_jax._jax.errors import public, require
 from posenc_jax._jax.workarounds import compiled, product
 from posenc_jax._rotary.parser import parse_head_axis
-from posenc_jax._rotary.rotary import placed
+from posenc_jax._rotary.rotary import expand_positions
 from posenc_jax._rotary.transforms import transform, transposed
 
 CameraRole = Literal["query", "key", "value", "output"]
@@ -115,7 +115,7 @@ def prope(
 def _parse_features(x: Any, head_axis: Any, width: Any) -> tuple[jax.Array, tuple[int, ...], int]:
     """x, its head axes counted from the front, and how many features are transformed."""
     axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
-    x = checks.floats("x", x, axes, known=(-1,))
+    x = checks.floats("x", x, axes, static_axes=(-1,))
     heads, head_dim = parse_head_axis("x", x, head_axis), x.shape[-1]
     require(head_dim % 4 == 0, "x must have a head_dim that is a multiple of 4, got shape {}", x.shape)
     checks.unsharded("x", x)
@@ -139,7 +139,7 @@ def _parse_size(image_size: Any, intrinsics: Any) -> tuple[float, float] | None:
 
 def _parse_camera(name: str, value: Any, n: int, x: jax.Array, heads: tuple[int, ...]) -> jax.Array:
     """A float array (..., n, n) whose leading axes broadcast to the rows of x."""
-    camera = checks.floats(name, value, (..., str(n), str(n)), known=(-2, -1))
+    camera = checks.floats(name, value, (..., str(n), str(n)), static_axes=(-2, -1))
     wide = camera.dtype.itemsize >= 4
     errors.require_type(wide, name, f"float32 of shape (..., {n}, {n}), because 16 bits lose places", value)
     require(camera.shape[-2:] == (n, n), "{} must have shape (..., {}, {}), got {}", name, n, n, camera.shape)
@@ -151,16 +151,16 @@ def _parse_camera(name: str, value: Any, n: int, x: jax.Array, heads: tuple[int,
 
 def _known(camera: jax.Array) -> np.ndarray | None:
     """The values of a camera in float64, if they are known on this host."""
-    return np.asarray(camera, np.float64) if checks.known(camera) else None
+    return np.asarray(camera, np.float64) if checks.is_concrete(camera) else None
 
 
 def _check_rigid(extrinsics: jax.Array) -> None:
     """Raises for known extrinsics that are no rigid motions: their inverse is taken for a transpose."""
     if (known := _known(extrinsics)) is None:
         return
-    turn = known[..., :3, :3]
+    rotation = known[..., :3, :3]
     with np.errstate(all="ignore"):
-        off = np.abs(turn.swapaxes(-1, -2) @ turn - np.eye(3)).max((-2, -1), initial=0)
+        off = np.abs(rotation.swapaxes(-1, -2) @ rotation - np.eye(3)).max((-2, -1), initial=0)
     message = "extrinsics must be rigid, RᵀR = 1 to {}, got a rotation that is off by {:.2g}"
     require((off <= _CLOSE).all(), message, _CLOSE, off.max(initial=0))
     last = np.abs(known[..., 3, :] - np.eye(4)[3]).max(initial=0)
@@ -201,7 +201,7 @@ def _prope(
     cameras = [extrinsics] if intrinsics is None else [extrinsics, intrinsics]
     flat = (camera.reshape(*camera.shape[:-2], camera.shape[-1] ** 2) for camera in cameras)
     dtype = compute_dtype(x, *cameras)
-    pose, *lens = sharding.agreeing([placed(x, camera.astype(dtype), heads) for camera in flat])
+    pose, *lens = sharding.agreeing([expand_positions(x, camera.astype(dtype), heads) for camera in flat])
     rows = [pose[..., 4 * i : 4 * i + 4] for i in range(3)]  # of [R | t]
     lens = _lens(lens[0], *size) if size else None
     inverse = role in ("key", "value")

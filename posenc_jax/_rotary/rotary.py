@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax._frequencies.angles import Angles, Waves
-from posenc_jax._frequencies.frequencies import Frequencies, Spectrum
+from posenc_jax._frequencies.angles import Angles, SinCosTable
+from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._jax import checks, errors, sharding
 from posenc_jax._jax.arrays import align
-from posenc_jax._jax.checks import Layout, Part
+from posenc_jax._jax.checks import Layout, RotatedPart
 from posenc_jax._jax.errors import invalid, public, require
 from posenc_jax._jax.workarounds import compiled
 from posenc_jax._rotary.cos_sin import CosSin
 from posenc_jax._rotary.parser import parse_rotary, parse_rotary_by_cos_sin
-from posenc_jax._rotary.primitive import turn
-from posenc_jax._rotary.rotation import TurnSettings
+from posenc_jax._rotary.primitive import apply_rotation
+from posenc_jax._rotary.rotation import RotationSettings
 
 
 @public
@@ -32,7 +32,7 @@ def rotary(
     *,
     head_axis: int | tuple[int, ...] | None,
     layout: Layout = "half",
-    part: Part = "first",
+    part: RotatedPart = "first",
     inverse: bool = False,
     cos_sin: CosSin | None = None,
 ) -> jax.Array:
@@ -61,10 +61,10 @@ def rotary(
         `None` means 0, 1, 2, … along the sequence axis, which must not hold a single token: a decode step has its own
         position. NumPy's float64: as for `sinusoidal`.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`) or a float array of angular frequencies of shape
-        (num_pairs,), (axes, num_pairs) or (heads, axes, num_pairs). With several axes, an array turns each pair by the
-        sum $\sum_c \omega_{c,i}\,p_c$ over the coordinates of a position; by heads, each head has its own (RoPE-Mixed).
-        The width must be even and at most head_dim; the other features pass through. A width of 0 turns nothing, as in
-        layers without positions (NoPE). `None` means `geometric(head_dim)`.
+        (num_pairs,), (axes, num_pairs) or (heads, axes, num_pairs). With several axes, an array rotates each pair by
+        the sum $\sum_c \omega_{c,i}\,p_c$ over the coordinates of a position; by heads, each head has its own
+        (RoPE-Mixed). The width must be even and at most head_dim; the other features pass through. A width of 0
+        rotates nothing, as in layers without positions (NoPE). `None` means `geometric(head_dim)`.
       layout: which of the rotated features form a pair. "half": features i and i + num_pairs (Llama and most models, as
         stored by Hugging Face). "interleaved": features 2i and 2i + 1 (GPT-J, Cohere, Meta's own Llama weights).
       head_axis: the axis of the heads: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None`
@@ -116,23 +116,25 @@ def rotary(
         for name, value in {"positions": positions, "frequencies": frequencies, "inverse": inverse or None}.items():
             require(value is None, "{} must not be given beside cos_sin, got {}", name, errors.describe(value))
         x, table, heads = parse_rotary_by_cos_sin(x, cos_sin, layout, head_axis, part)
-        return rotate_vectors(TurnSettings(layout, part == "last"), x, Waves(table), heads)
+        return rotate_vectors(RotationSettings(layout, part == "last"), x, SinCosTable(table), heads)
     x, positions, frequencies, heads = parse_rotary(x, positions, frequencies, layout, head_axis, part, ndim=3)
     if inverse:
         frequencies = _with_inverse_amplitude(frequencies)
-    return rotate_vectors(TurnSettings(layout, part == "last", inverse), x, Angles(positions, frequencies), heads)
+    return rotate_vectors(RotationSettings(layout, part == "last", inverse), x, Angles(positions, frequencies), heads)
 
 
 @compiled("rotary", static_argnums=(0, 3))
-def rotate_vectors(settings: TurnSettings, x: jax.Array, angles: Angles | Waves, heads: tuple[int, ...]) -> jax.Array:
+def rotate_vectors(
+    settings: RotationSettings, x: jax.Array, angles: Angles | SinCosTable, heads: tuple[int, ...]
+) -> jax.Array:
     """`rotary` of parsed arguments; counts from 0 if positions are None."""
-    if isinstance(angles, Waves):
-        return turn(settings, x, Waves(placed(x, angles.table, heads)))
-    frequencies = _placed_frequencies(x, angles.frequencies, heads)
-    return turn(settings, x, Angles(placed(x, angles.positions, heads), frequencies))
+    if isinstance(angles, SinCosTable):
+        return apply_rotation(settings, x, SinCosTable(expand_positions(x, angles.table, heads)))
+    frequencies = _expand_frequencies(x, angles.frequencies, heads)
+    return apply_rotation(settings, x, Angles(expand_positions(x, angles.positions, heads), frequencies))
 
 
-def _placed_frequencies(x: jax.Array, frequencies: Spectrum, heads: tuple[int, ...]) -> Spectrum:
+def _expand_frequencies(x: jax.Array, frequencies: AnyFrequencies, heads: tuple[int, ...]) -> AnyFrequencies:
     """Expands an array (axes, pairs) or (heads, axes, pairs) to x's rank and (..., axes·pairs)."""
     if not isinstance(frequencies, jax.Array) or frequencies.ndim == 1:
         return frequencies
@@ -149,7 +151,7 @@ def shift_keys(
     *,
     head_axis: int | tuple[int, ...] | None,
     layout: Layout = "half",
-    part: Part = "first",
+    part: RotatedPart = "first",
 ) -> jax.Array:
     r"""Moves rotated keys by an offset, as a cache does that drops its oldest tokens ("context shift", "K-shift").
 
@@ -197,7 +199,7 @@ def shift_keys(
     )
     if isinstance(frequencies, Frequencies):
         frequencies = frequencies.with_attention_factor(1.0)
-    return rotate_vectors(TurnSettings(layout, part == "last"), x, Angles(positions, frequencies), heads)
+    return rotate_vectors(RotationSettings(layout, part == "last"), x, Angles(positions, frequencies), heads)
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -210,7 +212,7 @@ jax.export.register_pytree_node_serialization(
 )
 
 
-def _with_inverse_amplitude(frequencies: Spectrum) -> Spectrum:
+def _with_inverse_amplitude(frequencies: AnyFrequencies) -> AnyFrequencies:
     if not isinstance(frequencies, Frequencies):
         return frequencies
     amplitude = frequencies.attention_factor
@@ -219,7 +221,7 @@ def _with_inverse_amplitude(frequencies: Spectrum) -> Spectrum:
     return dataclasses.replace(frequencies, attention_factor=1 / amplitude)
 
 
-def placed(x: jax.Array, positions: jax.Array | None, heads: tuple[int, ...]) -> jax.Array:
+def expand_positions(x: jax.Array, positions: jax.Array | None, heads: tuple[int, ...]) -> jax.Array:
     """Expands positions to x's rank, with axes for the heads; counts from 0 if positions are None."""
     if positions is None:
         return sharding.count_along(x, max(axis for axis in range(x.ndim - 1) if axis not in heads))

@@ -20,14 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax._frequencies.angles import Angles, Waves, features, is_shared, pair_waves
+from posenc_jax._frequencies.angles import Angles, SinCosTable, features, is_shared, pair_sines
 from posenc_jax._jax import sharding, workarounds
 from posenc_jax._jax.arrays import align, compute_dtype
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.workarounds import Target
 
 
-class TurnSettings(NamedTuple):
+class RotationSettings(NamedTuple):
     """Which features of x form pairs, and in which direction they rotate."""
 
     layout: Layout
@@ -38,10 +38,10 @@ class TurnSettings(NamedTuple):
 
 
 def rotate_members(
-    x1: jax.Array, x2: jax.Array, waves: Sequence[jax.Array], target: Target, *, backward: bool = False
+    x1: jax.Array, x2: jax.Array, sin_cos: Sequence[jax.Array], target: Target, *, backward: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     """The formula: rotates the first and the second members of pairs by sines and cosines."""
-    sine, cosine = (wave.astype(x1.dtype) for wave in waves)
+    sine, cosine = (each.astype(x1.dtype) for each in sin_cos)
     # Backward, the sine changes its sign; a GPU's compiler would store a negated sine beside the table.
     add, subtract = (lax.sub, lax.add) if backward else (lax.add, lax.sub)
     y1 = subtract(target.product(x1, cosine), target.product(x2, sine))
@@ -76,9 +76,9 @@ class Rotation:
     derivatives use x as it is.
     """
 
-    settings: TurnSettings
+    settings: RotationSettings
     x: jax.Array  # (..., features)
-    angles: Angles | Waves
+    angles: Angles | SinCosTable
     target: Target = workarounds.CPU
 
     def broadcast(self) -> Rotation:
@@ -136,20 +136,20 @@ class Rotation:
         )
         return jnp.where(align(np.pad(is_second(layout, self.dim), self.margin), self.x.ndim), before, after)
 
-    # Waves
+    # Sines and cosines
 
-    def waves(self, *, stored: bool = False) -> list[jax.Array]:
+    def sin_cos(self, *, stored: bool = False) -> list[jax.Array]:
         """The sines and the cosines, each (..., pairs); the compiler is told to store what vectors share."""
-        if isinstance(self.angles, Waves):
+        if isinstance(self.angles, SinCosTable):
             return jnp.split(self.angles.table, 2, axis=-1)
         if stored and self.shared:
             return jnp.split(self.target.stored(features(self.angles, "half")), 2, axis=-1)
-        return [pair_waves(self.angles, quarter) for quarter in np.arange(2, dtype=np.int32)]
+        return [pair_sines(self.angles, quarter) for quarter in np.arange(2, dtype=np.int32)]
 
-    def waves_of_all_pairs(self) -> list[jax.Array]:
+    def sin_cos_of_all_pairs(self) -> list[jax.Array]:
         """`waves`, stored, with zeros for the pairs of interleaved features that do not rotate."""
         around = [(0, 0, 0)] * (self.x.ndim - 1) + [(self.margin[0] // 2, self.margin[1] // 2, 0)]
-        return [lax.pad(wave, np.zeros((), wave.dtype), around) for wave in self.waves(stored=True)]
+        return [lax.pad(each, np.zeros((), each.dtype), around) for each in self.sin_cos(stored=True)]
 
     # What decides about the form
 

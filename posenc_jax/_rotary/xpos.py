@@ -12,7 +12,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from posenc_jax._frequencies.angles import Angles
-from posenc_jax._frequencies.frequencies import Frequencies, Spectrum
+from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._frequencies.parser import dim_of, one_axis
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import align, compute_dtype
@@ -21,9 +21,9 @@ from posenc_jax._jax.errors import invalid, public
 from posenc_jax._jax.workarounds import compiled, positive_product, product
 from posenc_jax._numerics.distances import difference
 from posenc_jax._rotary.parser import parse_rotary
-from posenc_jax._rotary.primitive import turn
-from posenc_jax._rotary.rotary import placed
-from posenc_jax._rotary.rotation import TurnSettings
+from posenc_jax._rotary.primitive import apply_rotation
+from posenc_jax._rotary.rotary import expand_positions
+from posenc_jax._rotary.rotation import RotationSettings
 
 # 2^f = Σ cᵢ fⁱ for 0 ≤ f < 1, to a relative error of 1.2e-8 (`benchmarks/fits.py`). All coefficients are positive.
 _EXP2 = tuple(np.float32(c) for c in (1, 0.69314706, 0.24022931, 0.05548528, 0.0096754516, 0.0012467846, 0.00021612915))
@@ -100,11 +100,11 @@ def xpos(
     one_axis(queries[2])
     origin = checks.zero_dimensional("origin", origin)
     settings = {"scale_base": scale_base, "gamma": gamma, "layout": layout}
-    turned_query, turned_key = (
-        _xpos(x, positions, spectrum, origin, heads=heads, sign=sign, **settings)
-        for (x, positions, spectrum, heads), sign in ((queries, 1), (keys, -1))
+    rotated_query, rotated_key = (
+        _xpos(x, positions, geometric_cycles, origin, heads=heads, sign=sign, **settings)
+        for (x, positions, geometric_cycles, heads), sign in ((queries, 1), (keys, -1))
     )
-    return turned_query, turned_key
+    return rotated_query, rotated_key
 
 
 def _checked_decay(scale_base: Any, gamma: Any) -> tuple[float, float]:
@@ -121,7 +121,7 @@ def _checked_decay(scale_base: Any, gamma: Any) -> tuple[float, float]:
 def _xpos(
     x: jax.Array,
     positions: jax.Array | None,
-    frequencies: Spectrum,
+    frequencies: AnyFrequencies,
     origin: jax.Array,
     *,
     heads: tuple[int, ...],
@@ -130,16 +130,20 @@ def _xpos(
     gamma: float,
     layout: Layout,
 ) -> jax.Array:
-    angles, dtype, dim = Angles(placed(x, positions, heads), frequencies), compute_dtype(x), dim_of(frequencies)
+    angles, dtype, dim = (
+        Angles(expand_positions(x, positions, heads), frequencies),
+        compute_dtype(x),
+        dim_of(frequencies),
+    )
     if not dim:
-        return turn(TurnSettings(layout), x, angles)
+        return apply_rotation(RotationSettings(layout), x, angles)
     n = dim // 2
     decays = [sign * math.log2((j / n + gamma) / (1 + gamma)) / scale_base for j in range(n)]
     columns = np.repeat(decays, 2) if layout == "interleaved" else np.tile(decays, 2)
     columns = np.pad(columns, (0, x.shape[-1] - dim)).astype(np.float32)
     distance = _distance(angles.positions, origin)
-    turned: Any = turn(TurnSettings(layout, result=np.dtype(dtype)), x, angles)
-    return _scaled(turned, distance, align(columns, x.ndim)).astype(x.dtype)
+    rotated: Any = apply_rotation(RotationSettings(layout, result=np.dtype(dtype)), x, angles)
+    return _scaled(rotated, distance, align(columns, x.ndim)).astype(x.dtype)
 
 
 def _distance(positions: jax.Array, origin: jax.Array) -> jax.Array:

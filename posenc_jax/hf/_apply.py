@@ -17,14 +17,14 @@ from posenc_jax._frequencies.angles import Angles
 from posenc_jax._frequencies.frequencies import Frequencies, geometric
 from posenc_jax._frequencies.parser import parse_positions
 from posenc_jax._jax import checks
-from posenc_jax._jax.arrays import compute_dtype, held
+from posenc_jax._jax.arrays import compute_dtype, unwrap_array
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax._jax.workarounds import compiled
 from posenc_jax._rotary.parser import parse_rotary
-from posenc_jax._rotary.primitive import turn
-from posenc_jax._rotary.rotary import placed
-from posenc_jax._rotary.rotation import TurnSettings
-from posenc_jax.hf._parameters import HeadScale, Shapes, head_factors, learned_waves, parse_parameters, shapes_of
+from posenc_jax._rotary.primitive import apply_rotation
+from posenc_jax._rotary.rotary import expand_positions
+from posenc_jax._rotary.rotation import RotationSettings
+from posenc_jax.hf._parameters import HeadScale, Shapes, head_factors, learned_sines, parse_parameters, shapes_of
 
 Role = Literal["query", "key", "value", "output"]
 ROLES: tuple[Role, ...] = ("query", "key", "value", "output")
@@ -41,7 +41,7 @@ class LayerTurn(NamedTuple):
 
 def parse_layer(layer: Any, head_dims: Sequence[int]) -> int | jax.Array:
     """The index of a layer, a Python integer unless it is traced."""
-    layer, count = held(layer), len(head_dims)
+    layer, count = unwrap_array(layer), len(head_dims)
     if isinstance(layer, Tracer):
         first = {n: head_dims.index(n) for n in head_dims}
         differ = ", ".join(f"{n} in layer {i}" for n, i in first.items())
@@ -56,7 +56,7 @@ def parse_layer(layer: Any, head_dims: Sequence[int]) -> int | jax.Array:
 
 def parse_width(x: Any, widths: set[int] | None = None, name: str = "x") -> jax.Array:
     """x, whose last axis has one of these sizes, if any are given."""
-    x = checks.floats(name, x, (..., "head_dim"), known=(-1,))
+    x = checks.floats(name, x, (..., "head_dim"), static_axes=(-1,))
     expected = " or ".join(map(str, sorted(widths or (), reverse=True)))
     fits = not widths or x.shape[-1] in widths
     require(fits, "{} must have {} features in this layer, got shape {}", name, expected, x.shape)
@@ -64,7 +64,7 @@ def parse_width(x: Any, widths: set[int] | None = None, name: str = "x") -> jax.
 
 
 def rotate(
-    settings: TurnSettings,
+    settings: RotationSettings,
     layers: tuple[LayerTurn, ...],
     x: jax.Array,
     positions: Any,
@@ -122,7 +122,7 @@ def _check_scaled(positions: jax.Array) -> None:
 
 @compiled("rotate", static_argnums=(0, 1, 6))
 def _rotate(
-    settings: TurnSettings,
+    settings: RotationSettings,
     layers: tuple[LayerTurn, ...],
     x: jax.Array,
     positions: jax.Array | None,
@@ -131,7 +131,7 @@ def _rotate(
     heads: tuple[int, ...],
 ) -> jax.Array:
     """Applies to x the turn that `layer` selects, NaN if there is none; without a layer, the only turn."""
-    positions, distinct = placed(x, positions, heads), list(dict.fromkeys(layers))
+    positions, distinct = expand_positions(x, positions, heads), list(dict.fromkeys(layers))
     branches: list[Callable[..., Any]] = [functools.partial(_applied, settings, heads, how) for how in distinct]
     if layer is None:
         return branches[0](x, positions, parameters)
@@ -142,12 +142,12 @@ def _rotate(
     return lax.switch(chosen, branches, x, positions, parameters)
 
 
-def _nan(settings: TurnSettings, x: jax.Array, positions: jax.Array, _: Any) -> jax.Array:
-    return turn(settings, x, Angles(positions, geometric(0))) * np.array(np.nan, x.dtype)
+def _nan(settings: RotationSettings, x: jax.Array, positions: jax.Array, _: Any) -> jax.Array:
+    return apply_rotation(settings, x, Angles(positions, geometric(0))) * np.array(np.nan, x.dtype)
 
 
 def _applied(
-    settings: TurnSettings,
+    settings: RotationSettings,
     heads: tuple[int, ...],
     how: LayerTurn,
     x: jax.Array,
@@ -157,10 +157,10 @@ def _applied(
     """Rotates and scales x, rounded once."""
     dtype, angles = np.dtype(compute_dtype(x)), Angles(positions, how.frequencies)
     if how.learned_log_factor is not None:
-        angles = learned_waves(how.frequencies, parameters[how.learned_log_factor], positions)
+        angles = learned_sines(how.frequencies, parameters[how.learned_log_factor], positions)
     if how.query_scale is None and how.softmax_scale == 1:
-        return turn(settings, x, angles)
-    y = turn(settings._replace(result=dtype), x, angles)
+        return apply_rotation(settings, x, angles)
+    y = apply_rotation(settings._replace(result=dtype), x, angles)
     scale = np.ones((), dtype)
     if isinstance(how.query_scale, HeadScale):
         scale = head_factors(how.query_scale, positions[..., :1], parameters, x, heads).astype(dtype)

@@ -21,7 +21,7 @@ from posenc_jax.hf._config import (
 )
 from posenc_jax.hf._keys import Keys, agreed, check_agreement, check_read, equal, parse_config, speaks_of_positions
 from posenc_jax.hf._layers import COUNTS, ROTATING
-from posenc_jax.hf._models import MODELS, UNNAMED, Model, known
+from posenc_jax.hf._models import MODELS, UNNAMED, Model, canonical_type
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._typos import same_word
 
@@ -83,7 +83,7 @@ def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any
     inner = agreed({key: text_of(part, depth - 1, key) for key, part in parts.items()})
     own_type = _LANGUAGE_TYPES.get(name or "") or inner.get("model_type") or _DEFAULT_TYPES.get(name or "")
     message = "{}.model_type is missing: model_type {!r} may hold any language model"
-    fits = own_type or not name or known(name) or name in _SHARED_KEYS or same_word(name, NAMES)
+    fits = own_type or not name or canonical_type(name) or name in _SHARED_KEYS or same_word(name, NAMES)
     require(fits, message, next(iter(parts)), name)
     inner["model_type"] = own_type or name
     own = MODELS.get(f"{name}_text")
@@ -113,7 +113,7 @@ def _check_parts(outer: Keys, name: str | None) -> None:
         message = "the key {} = {!r:.60} is not known and holds a language model: write text_config if that is meant"
         require(not (holds and _NAMES_OF_PARTS.search(key)), message, key, value)
     tower = next(iter(outer.found("vision_config", "audio_config")), None)
-    whole = tower and name and not known(name) and name not in REFUSED and not outer.found(*COUNTS)
+    whole = tower and name and not canonical_type(name) and name not in REFUSED and not outer.found(*COUNTS)
     require(not whole, "text_config is missing beside {}, with the language model of model_type {!r}", tower, name)
 
 
@@ -179,7 +179,7 @@ def _repeats(label: str, name: str, said: Any, inner: Mapping[str, Any], part: s
 
 
 def _facts_of(inner: Mapping[str, Any]) -> Model:
-    return MODELS.get(known(str(inner.get("model_type"))) or "", UNNAMED)
+    return MODELS.get(canonical_type(str(inner.get("model_type"))) or "", UNNAMED)
 
 
 def _take_words_beside(outer: Keys, inner: dict[str, Any], part: str) -> None:

@@ -16,7 +16,7 @@ from posenc_jax.hf._keys import (
     mapping_of_strings,
     speaks_of_positions,
 )
-from posenc_jax.hf._models import MODELS, UNNAMED, Model, known
+from posenc_jax.hf._models import MODELS, UNNAMED, Model, canonical_type
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._typos import SAME, means_opposite, meant
 
@@ -137,7 +137,7 @@ def model_of(values: Mapping[str, Any]) -> Model:
     if not name:
         return UNNAMED
     check_read(name, REFUSED)
-    own = known(name)
+    own = canonical_type(name)
     if own is None or own != name and values.get("patch_size"):  # a tower may have the name of the whole model
         check_case(name, NAMES)
         raise invalid(f"model_type {name!r} is not known, and its code may do what no key says: {advice(name)}")

@@ -331,7 +331,7 @@ MODELS: dict[str, Model] = {
 }
 
 
-def known(name: str) -> str | None:
+def canonical_type(name: str) -> str | None:
     """The name under which MODELS has the facts of a model_type.
 
     A multimodal config from before text_config existed has the model_type of the whole model.

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, public, require
 from posenc_jax._positions import spans
-from posenc_jax._positions.spans import Grid, Part, Run
+from posenc_jax._positions.spans import Grid, Run, Span
 from posenc_jax.hf._config import check_spelling
 from posenc_jax.hf._keys import Keys, check_case, check_read, mapping_of_strings, parse_config
 from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
@@ -197,7 +197,7 @@ def _timed(keys: Keys, facts: Multimodal, rate: tuple[str, str, int], grid: Grid
     return grid._replace(step=step).fitting()
 
 
-def _part_of(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Grid]) -> Part:
+def _part_of(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Grid]) -> Span:
     """A text, an image, a video or a frame."""
     if run.kind == TEXT:
         return spans.text(run.length)
@@ -208,7 +208,7 @@ def _part_of(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Gri
 # Omni models: audio, and audio inside a video
 
 
-def _omni_parts(facts: Multimodal, runs: list[Run], images: deque[Grid], videos: deque[Grid]) -> Iterator[Part]:
+def _omni_parts(facts: Multimodal, runs: list[Run], images: deque[Grid], videos: deque[Grid]) -> Iterator[Span]:
     """The parts of a row.
 
     One token starts an image, a video or audio, and one ends it; two start and end a video with audio inside. They are
@@ -227,7 +227,7 @@ def _omni_parts(facts: Multimodal, runs: list[Run], images: deque[Grid], videos:
             yield _part_of(facts, group[0], images, videos)
 
 
-def _text_between(facts: Multimodal, run: Run, ends: int, starts: int) -> list[Part]:
+def _text_between(facts: Multimodal, run: Run, ends: int, starts: int) -> list[Span]:
     """Text whose first tokens end what comes before, and whose last tokens start what follows."""
     needed = 2 * ((ends == 2) + (starts == 2))
     message = "{} must have two tokens that end, and two that start, a video with audio beside it"
@@ -239,10 +239,10 @@ def _text_between(facts: Multimodal, run: Run, ends: int, starts: int) -> list[P
     return [*first, spans.text(run.length - ends - starts), last]
 
 
-_SHARED = Part(np.zeros((2, 3), np.int64), 1)  # two tokens at one position
+_SHARED = Span(np.zeros((2, 3), np.int64), 1)  # two tokens at one position
 
 
-def _video_with_audio(facts: Multimodal, span: list[Run], videos: deque[Grid]) -> Part:
+def _video_with_audio(facts: Multimodal, span: list[Run], videos: deque[Grid]) -> Span:
     """Frames and audio, each counted by itself; the part after them starts above their last token."""
     where = f"{span[0].where} to {span[-1].where}"
     kinds = np.repeat([run.kind for run in span], [run.length for run in span])
@@ -253,4 +253,4 @@ def _video_with_audio(facts: Multimodal, span: list[Run], videos: deque[Grid]) -
     offsets = np.zeros((len(kinds), 3), np.int64 if facts.whole_times else np.float32)
     offsets[frames] = grid.part(facts.following).offsets
     offsets[~frames] = spans.text(int((~frames).sum())).offsets
-    return Part(offsets, None, last=1)
+    return Span(offsets, None, last=1)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posenc_jax._frequencies.angles import Angles, Waves, pair_waves
+from posenc_jax._frequencies.angles import Angles, SinCosTable, pair_sines
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import compute_dtype
@@ -89,16 +89,16 @@ def _parse(name: str, value: Any, shape: tuple[Any, ...]) -> jax.Array:
     return array
 
 
-def learned_waves(frequencies: Frequencies, log_factor: jax.Array, positions: jax.Array) -> Waves:
+def learned_sines(frequencies: Frequencies, log_factor: jax.Array, positions: jax.Array) -> SinCosTable:
     """The waves at positions (..., 1) by the frequencies times exp(log_factor), with their amplitude."""
     exact = frequencies.angular
     high = exact.astype(np.float32)
     low = (exact - high).astype(np.float32)
     correction = low + product(jnp.asarray(high), expm1(log_factor.astype(np.float32)))
     angles = Angles(jnp.concatenate([positions, positions], axis=-1), jnp.concatenate([high, correction]))
-    table = jnp.concatenate([pair_waves(angles, quarter) for quarter in np.arange(2, dtype=np.int32)], axis=-1)
+    table = jnp.concatenate([pair_sines(angles, quarter) for quarter in np.arange(2, dtype=np.int32)], axis=-1)
     amplitude = frequencies.attention_factor
-    return Waves(table if amplitude == 1 else table * np.float32(amplitude))
+    return SinCosTable(table if amplitude == 1 else table * np.float32(amplitude))
 
 
 def head_factors(

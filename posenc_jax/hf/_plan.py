@@ -17,7 +17,7 @@ from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax._jax.workarounds import compiled
 from posenc_jax._rotary.parser import parse_head_axis
-from posenc_jax._rotary.rotation import TurnSettings
+from posenc_jax._rotary.rotation import RotationSettings
 from posenc_jax.hf import _apply
 from posenc_jax.hf._apply import ROLES, Role
 from posenc_jax.hf._parameters import HeadScale, shapes_of
@@ -262,7 +262,7 @@ class RotaryPlan:
             for how in self.layers
         )
         x = _apply.parse_width(x, self._widths(index))
-        settings = TurnSettings(self.layout, self.part == "last", backward=role == "output")
+        settings = RotationSettings(self.layout, self.part == "last", backward=role == "output")
         return _apply.rotate(settings, layers, x, positions, index, head_axis, parameters)
 
     @public
@@ -309,7 +309,7 @@ class RotaryPlan:
         )
         keys = _apply.parse_width(keys, self._widths(index), "keys")
         names = {"name": "keys", "positions_name": "offset", "shared": True}
-        settings = TurnSettings(self.layout, self.part == "last")
+        settings = RotationSettings(self.layout, self.part == "last")
         return _apply.rotate(settings, layers, keys, offset, index, head_axis, parameters, **names)
 
     def _widths(self, index: int | jax.Array) -> set[int]:

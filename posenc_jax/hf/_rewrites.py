@@ -11,7 +11,7 @@ from typing import Any
 
 from posenc_jax.hf import _rewrite_layers as layers
 from posenc_jax.hf import _rewrite_settings as settings
-from posenc_jax.hf._models import known
+from posenc_jax.hf._models import canonical_type
 from posenc_jax.hf._rewriting import Asked, Rewriter, only, renamed
 
 _FAMILIES: dict[str, Rewriter] = {
@@ -99,4 +99,4 @@ def note_of(values: Mapping[str, Any]) -> str:
 
 def _rewriter_of(values: Mapping[str, Any]) -> Rewriter | None:
     name = str(values.get("model_type"))
-    return REWRITERS.get(known(name) or name)
+    return REWRITERS.get(canonical_type(name) or name)

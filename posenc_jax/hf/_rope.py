@@ -281,7 +281,7 @@ def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
         frequencies = make()
     frequencies, coordinates = _coordinates(x, frequencies, said)
     if backward:
-        frequencies = dataclasses.replace(frequencies, turns=tuple(-turns for turns in frequencies.turns))
+        frequencies = dataclasses.replace(frequencies, cycles=tuple(-cycles for cycles in frequencies.cycles))
         settings["rope_backward"] = True
     if LEARNED in model.reads and (learned := x.d.string(LEARNED)):
         settings[LEARNED] = learned

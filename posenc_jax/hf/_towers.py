@@ -39,7 +39,7 @@ class Tower:
     axes: tuple[int, ...] = (0, 1)  # the coordinate of each spectrum: row, column, or of three: frame, row, column
     pairs: Literal["blocks", "alternating", "halved"] = "blocks"  # how the spectra lie; halved: one, its pairs in turn
     layout: Literal["half", "interleaved"] = "half"
-    in_turns: bool = False  # coordinates count turns, not radians
+    in_cycles: bool = False  # coordinates count turns, not radians
 
     # The positions
     centres: bool = False  # centres of patches from -1 to 1, instead of indices
@@ -71,7 +71,7 @@ _DEPTH: Any = {"heads": _MAPPED, "depth": ("depth", "num_hidden_layers")}
 _SQUARES: Any = {"squares": "spatial_merge_size"}
 _DINO: Any = {
     "theta": 100.0,
-    "in_turns": True,
+    "in_cycles": True,
     "centres": True,
     "frames": False,
     "leading": 1,

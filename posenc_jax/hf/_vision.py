@@ -127,7 +127,7 @@ def _spectrum(facts: Tower, base: float, head_dim: int) -> Frequencies:
         result = join(whole[::2], whole[1::2], axes=facts.axes)
     elif facts.pairs == "alternating":
         result = result[[i + part * one.num_pairs for i in range(one.num_pairs) for part in range(axes)]]
-    return linear_scaling(result, 1 / (2 * math.pi)) if facts.in_turns else result
+    return linear_scaling(result, 1 / (2 * math.pi)) if facts.in_cycles else result
 
 
 def _grid(config: TowerConfig) -> PatchGrid:

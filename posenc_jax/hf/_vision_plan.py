@@ -235,7 +235,7 @@ def _spectra(layer: RotaryLayer, slices: int) -> list[Frequencies]:
         return []
     size = f.num_pairs // slices
     found = [f[i * size : (i + 1) * size] for i in range(slices)]
-    return found if all(len({*(g.axes or ())}) == 1 and g.turns == found[0].turns for g in found) else []
+    return found if all(len({*(g.axes or ())}) == 1 and g.cycles == found[0].cycles for g in found) else []
 
 
 def _with_merge_size(grid: PatchGrid, merge_size: Any) -> PatchGrid:

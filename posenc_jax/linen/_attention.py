@@ -14,7 +14,7 @@ from flax import linen as nn
 from posenc_jax._flax.attention import PositionalSettings, parse_attention
 from posenc_jax._flax.calls import bounded_phase
 from posenc_jax._frequencies.frequencies import Frequencies
-from posenc_jax._jax.checks import Layout, Part
+from posenc_jax._jax.checks import Layout, RotatedPart
 from posenc_jax._jax.errors import naming, public
 from posenc_jax.linen._encodings import PoPE
 
@@ -70,7 +70,7 @@ def positional_attention(
     content_bias: Callable[..., jax.Array] | None = None,
     attention: Callable[..., jax.Array] | None = None,
     layout: Layout = "half",
-    part: Part = "first",
+    part: RotatedPart = "first",
 ) -> PositionalAttention:
     r"""An `attention_fn` for `nn.MultiHeadDotProductAttention`: any rotary embedding and any biases.
 

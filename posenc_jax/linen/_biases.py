@@ -17,7 +17,7 @@ from posenc_jax._biases.formulas import alibi
 from posenc_jax._biases.learned import check_scale, t5
 from posenc_jax._flax import calls, initializers, settings
 from posenc_jax._flax.initializers import default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
-from posenc_jax._flax.settings import Form, Side
+from posenc_jax._flax.settings import ContentSource, Variant
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import OutOfRange
 from posenc_jax._jax.errors import public
@@ -130,7 +130,7 @@ class T5Bias(nn.Module):
 
 
 class KERPLE(nn.Module):
-    r"""KERPLE's bias of either form, `posenc_jax.kerple_log` or `posenc_jax.kerple_power`, with learned parameters.
+    r"""Either variant of KERPLE, `posenc_jax.kerple_log` or `posenc_jax.kerple_power`, with learned parameters.
 
     $$-r_1 \ln(1 + r_2\,|i - j|) \qquad \text{or} \qquad -r_1\,|i - j|^{r_2}$$
 
@@ -139,7 +139,7 @@ class KERPLE(nn.Module):
 
     Args:
       num_heads: number of heads.
-      form: "log" or "power".
+      variant: "log" or "power".
       param_dtype: dtype of the parameters.
       r1_init: initialiser of `free_r1` (num_heads,), which may add metadata. By default, as in the authors' code, $r_1$
         is uniform from 0 to 2 (log) or 1 (power).
@@ -147,7 +147,7 @@ class KERPLE(nn.Module):
 
     Raises:
       TypeError: if num_heads is not an integer.
-      ValueError: if it is not positive or form is unknown.
+      ValueError: if it is not positive or variant is unknown.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -163,7 +163,7 @@ class KERPLE(nn.Module):
 
     num_heads: int
     _: dataclasses.KW_ONLY
-    form: Form = "log"
+    variant: Variant = "log"
     param_dtype: Any = jnp.float32
     r1_init: nn.initializers.Initializer | None = None
     r2_init: nn.initializers.Initializer | None = None
@@ -172,17 +172,17 @@ class KERPLE(nn.Module):
     def __post_init__(self) -> None:
         """Checks the settings."""
         settings.check_fields(self, checks.positive_int, "num_heads")
-        settings.check_fields(self, settings.parse_form, "form")
+        settings.check_fields(self, settings.parse_variant, "variant")
         settings.check_fields(self, checks.floating_dtype, "param_dtype")
         super().__post_init__()
 
     @nn.compact
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
-        default_r1_init, default_r2_init = initializers.default_kerple_inits(self.form)
+        default_r1_init, default_r2_init = initializers.default_kerple_inits(self.variant)
         r1 = self.param("free_r1", self.r1_init or default_r1_init, (self.num_heads,), self.param_dtype)
         r2 = self.param("free_r2", self.r2_init or default_r2_init, (self.num_heads,), self.param_dtype)
-        return calls.unconstrained_kerple(self.form, query_positions, key_positions, r1, r2)
+        return calls.unconstrained_kerple(self.variant, query_positions, key_positions, r1, r2)
 
 
 class FIRE(nn.Module):
@@ -330,7 +330,7 @@ class ContentBias(nn.Module):
     Args:
       num_rows: number of rows of the table $t$.
       head_dim: features of a head.
-      of: whose content is multiplied, "query" or "key". The other one is not read.
+      source: the tokens whose vectors are multiplied, "query" or "key". The others are not read.
       scale: $s$: head_dim ** -0.5 where the model adds the term inside the scale of the scores, as Shaw's does, and 1.0
         where it adds the term after it, as ViTDet does.
       num_heads: number of heads if each has a table of its own; None: all share one.
@@ -344,8 +344,8 @@ class ContentBias(nn.Module):
 
     Raises:
       TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
-      ValueError: if a number is not positive, of is unknown, or `posenc_jax.content_bias` refuses the number of rows,
-        first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
+      ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` refuses the number of
+        rows, first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
 
     Examples:
       Shaw's relative keys, clipped at a distance of 16, in a layer:
@@ -353,7 +353,7 @@ class ContentBias(nn.Module):
       >>> import jax, jax.numpy as jnp
       >>> from flax import linen as nn
       >>> from posenc_jax.linen import ContentBias, positional_attention
-      >>> shaw = ContentBias(33, 8, of="query", scale=8**-0.5, out_of_range="nearest")
+      >>> shaw = ContentBias(33, 8, source="query", scale=8**-0.5, out_of_range="nearest")
       >>> attend = positional_attention(0, content_bias=shaw)
       >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
       >>> x = jnp.ones((1, 50, 16), jnp.float32)
@@ -368,7 +368,7 @@ class ContentBias(nn.Module):
     num_rows: int
     head_dim: int
     _: dataclasses.KW_ONLY
-    of: Side
+    source: ContentSource
     scale: float
     num_heads: int | None = None
     first: int | None = None
@@ -381,7 +381,7 @@ class ContentBias(nn.Module):
     def __post_init__(self) -> None:
         """Checks the settings."""
         settings.check_fields(self, checks.positive_int, "num_rows head_dim")
-        settings.check_fields(self, settings.parse_side, "of")
+        settings.check_fields(self, settings.parse_source, "source")
         settings.check_fields(self, settings.parse_scale, "scale")
         settings.check_fields(self, functools.partial(settings.optional, checks.positive_int), "num_heads")
         settings.check_rows(self)

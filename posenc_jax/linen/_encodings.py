@@ -19,7 +19,7 @@ from posenc_jax._flax.initializers import default_embedding_init, default_phase_
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._frequencies.parser import parse_static
 from posenc_jax._jax import checks
-from posenc_jax._jax.checks import Layout, OutOfRange, Part
+from posenc_jax._jax.checks import Layout, OutOfRange, RotatedPart
 from posenc_jax._jax.errors import public
 from posenc_jax._rotary.rotary import rotary
 
@@ -153,7 +153,7 @@ class RotaryEncoding(nn.Module):
     _: dataclasses.KW_ONLY
     layout: Layout = "half"
     head_axis: int | tuple[int, ...] | None
-    part: Part = "first"
+    part: RotatedPart = "first"
 
     @public
     def __post_init__(self) -> None:
@@ -244,7 +244,7 @@ class FourierFeatures(nn.Module):
     Args:
       in_features: number of coordinates of x.
       num_features: $n$, columns of the matrix; the result has 2n features.
-      scale: standard deviation of the matrix, in turns per unit of x.
+      scale: standard deviation of the matrix, in cycles per unit of x.
       learned: whether the matrix is in the collection "params". If not, it is in "constants": part of the variables and
         of checkpoints, but not of what gradients and optimizers select, so weight decay does not shrink it.
       layout: as for `posenc_jax.fourier_features`.

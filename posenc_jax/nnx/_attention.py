@@ -14,7 +14,7 @@ from jax import lax
 from posenc_jax._flax.attention import PositionalSettings, parse_attention
 from posenc_jax._flax.calls import bounded_phase
 from posenc_jax._frequencies.frequencies import Frequencies
-from posenc_jax._jax.checks import Layout, Part
+from posenc_jax._jax.checks import Layout, RotatedPart
 from posenc_jax._jax.errors import naming, public
 from posenc_jax.nnx._encodings import PoPE
 
@@ -61,7 +61,7 @@ def positional_attention(
     content_bias: Callable[..., jax.Array] | None = None,
     attention: Callable[..., jax.Array] | None = None,
     layout: Layout = "half",
-    part: Part = "first",
+    part: RotatedPart = "first",
 ) -> PositionalAttention:
     r"""An `attention_fn` for `nnx.MultiHeadAttention`: any rotary embedding and any biases.
 

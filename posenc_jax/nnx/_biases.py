@@ -16,7 +16,7 @@ from posenc_jax._biases.formulas import alibi
 from posenc_jax._biases.learned import check_scale, t5
 from posenc_jax._flax import calls, initializers, settings
 from posenc_jax._flax.initializers import default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
-from posenc_jax._flax.settings import Form, Side
+from posenc_jax._flax.settings import ContentSource, Variant
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import OutOfRange
 from posenc_jax._jax.errors import callback, public
@@ -127,7 +127,7 @@ class T5Bias(nnx.Module):
 
 
 class KERPLE(nnx.Module):
-    r"""KERPLE's bias of either form, `posenc_jax.kerple_log` or `posenc_jax.kerple_power`, with learned parameters.
+    r"""Either variant of KERPLE, `posenc_jax.kerple_log` or `posenc_jax.kerple_power`, with learned parameters.
 
     $$-r_1 \ln(1 + r_2\,|i - j|) \qquad \text{or} \qquad -r_1\,|i - j|^{r_2}$$
 
@@ -136,7 +136,7 @@ class KERPLE(nnx.Module):
 
     Args:
       num_heads: number of heads.
-      form: "log" or "power".
+      variant: "log" or "power".
       param_dtype: dtype of the parameters.
       r1_init: initialiser of `free_r1` (num_heads,). By default, as in the authors' code, $r_1$ is uniform from 0 to 2
         (log) or 1 (power).
@@ -146,7 +146,7 @@ class KERPLE(nnx.Module):
 
     Raises:
       TypeError: if num_heads is not an integer.
-      ValueError: if it is not positive or form is unknown.
+      ValueError: if it is not positive or variant is unknown.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -159,23 +159,26 @@ class KERPLE(nnx.Module):
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
     """
 
-    form: Form
+    variant: Variant
 
     @public
     def __init__(
         self,
         num_heads: int,
         *,
-        form: Form = "log",
+        variant: Variant = "log",
         param_dtype: Any = jnp.float32,
         r1_init: nnx.Initializer | None = None,
         r2_init: nnx.Initializer | None = None,
         metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads, self.form = checks.positive_int("num_heads", num_heads), settings.parse_form("form", form)
+        self.num_heads, self.variant = (
+            checks.positive_int("num_heads", num_heads),
+            settings.parse_variant("variant", variant),
+        )
         param_dtype = checks.floating_dtype("param_dtype", param_dtype)
-        default_r1_init, default_r2_init = initializers.default_kerple_inits(self.form)
+        default_r1_init, default_r2_init = initializers.default_kerple_inits(self.variant)
         with callback():
             r1 = (r1_init or default_r1_init)(rngs.params(), (self.num_heads,), param_dtype)
             r2 = (r2_init or default_r2_init)(rngs.params(), (self.num_heads,), param_dtype)
@@ -184,7 +187,7 @@ class KERPLE(nnx.Module):
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
         r1, r2 = self.free_r1[...], self.free_r2[...]
-        return calls.unconstrained_kerple(self.form, query_positions, key_positions, r1, r2)
+        return calls.unconstrained_kerple(self.variant, query_positions, key_positions, r1, r2)
 
 
 class FIRE(nnx.Module):
@@ -355,7 +358,7 @@ class ContentBias(nnx.Module):
     Args:
       num_rows: number of rows of the table $t$.
       head_dim: features of a head.
-      of: whose content is multiplied, "query" or "key". The other one is not read.
+      source: the tokens whose vectors are multiplied, "query" or "key". The others are not read.
       scale: $s$: head_dim ** -0.5 where the model adds the term inside the scale of the scores, as Shaw's does, and 1.0
         where it adds the term after it, as ViTDet does.
       num_heads: number of heads if each has a table of its own; None: all share one.
@@ -370,8 +373,8 @@ class ContentBias(nnx.Module):
 
     Raises:
       TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
-      ValueError: if a number is not positive, of is unknown, or `posenc_jax.content_bias` refuses the number of rows,
-        first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
+      ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` refuses the number of
+        rows, first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
 
     Examples:
       Shaw's relative keys, clipped at a distance of 16, in a layer:
@@ -380,7 +383,7 @@ class ContentBias(nnx.Module):
       >>> from flax import nnx
       >>> from posenc_jax.nnx import ContentBias, positional_attention
       >>> rngs = nnx.Rngs(0)
-      >>> shaw = ContentBias(33, 8, of="query", scale=8**-0.5, out_of_range="nearest", rngs=rngs)
+      >>> shaw = ContentBias(33, 8, source="query", scale=8**-0.5, out_of_range="nearest", rngs=rngs)
       >>> attend = positional_attention(0, content_bias=shaw)
       >>> settings = {"attention_fn": attend, "decode": False, "rngs": rngs}
       >>> layer = nnx.MultiHeadAttention(2, 16, **settings)
@@ -393,7 +396,7 @@ class ContentBias(nnx.Module):
       Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1, equation 4, and 3.2.
     """
 
-    of: Side
+    source: ContentSource
     out_of_range: content.OutOfRange
 
     @public
@@ -402,7 +405,7 @@ class ContentBias(nnx.Module):
         num_rows: int,
         head_dim: int,
         *,
-        of: Side,
+        source: ContentSource,
         scale: float,
         num_heads: int | None = None,
         first: int | None = None,
@@ -415,7 +418,7 @@ class ContentBias(nnx.Module):
     ):
         self.num_rows = checks.positive_int("num_rows", num_rows)
         self.head_dim = checks.positive_int("head_dim", head_dim)
-        self.of, self.scale = settings.parse_side("of", of), settings.parse_scale("scale", scale)
+        self.source, self.scale = settings.parse_source("source", source), settings.parse_scale("scale", scale)
         self.num_heads = settings.optional(checks.positive_int, "num_heads", num_heads)
         self.first = settings.optional(checks.integer, "first", first)
         self.max_distance = settings.optional(checks.integer, "max_distance", max_distance)

@@ -19,7 +19,7 @@ from posenc_jax._flax.initializers import default_embedding_init, default_phase_
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._frequencies.parser import parse_static
 from posenc_jax._jax import checks
-from posenc_jax._jax.checks import Layout, OutOfRange, Part
+from posenc_jax._jax.checks import Layout, OutOfRange, RotatedPart
 from posenc_jax._jax.errors import callback, public
 from posenc_jax._rotary.rotary import rotary
 
@@ -165,7 +165,7 @@ class RotaryEncoding(nnx.Module):
     """
 
     layout: Layout
-    part: Part
+    part: RotatedPart
 
     @public
     def __init__(
@@ -174,7 +174,7 @@ class RotaryEncoding(nnx.Module):
         *,
         layout: Layout = "half",
         head_axis: int | tuple[int, ...] | None,
-        part: Part = "first",
+        part: RotatedPart = "first",
     ):
         self.frequencies, self.layout, self.part = settings.parse_rotary(frequencies, layout, part)
         self.head_axis = head_axis
@@ -266,7 +266,7 @@ class FourierFeatures(nnx.Module):
     Args:
       in_features: number of coordinates of x.
       num_features: $n$, columns of the matrix; the result has 2n features.
-      scale: standard deviation of the matrix, in turns per unit of x.
+      scale: standard deviation of the matrix, in cycles per unit of x.
       learned: whether the matrix is an `nnx.Param`. If not, it is an `nnx.Variable`: part of the state and of
         checkpoints, but not of the variables that gradients and optimizers select, so weight decay does not shrink it.
       layout: as for `posenc_jax.fourier_features`.

@@ -11,12 +11,12 @@ safe for colour-blind readers; lines also differ in dashes or markers, for greys
 
 from posenc_jax.plot._figures import (
     attention_weights,
+    columns,
     heatmap,
     offset_products,
     phase_error,
     similarity,
     spectrum,
-    waves,
 )
 
-__all__ = ["attention_weights", "heatmap", "offset_products", "phase_error", "similarity", "spectrum", "waves"]
+__all__ = ["attention_weights", "columns", "heatmap", "offset_products", "phase_error", "similarity", "spectrum"]

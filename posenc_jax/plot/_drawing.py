@@ -15,7 +15,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from posenc_jax._jax import errors
-from posenc_jax._jax.arrays import held
+from posenc_jax._jax.arrays import unwrap_array
 from posenc_jax._jax.errors import invalid, require, wrong_type
 
 # Okabe and Ito's colours without black and yellow, which vanish on dark and on light backgrounds, and with a lighter
@@ -28,7 +28,7 @@ MARKERS = ("o", "s", "D", "^", "v")
 
 def matrix(name: str, value: Any, axes: str) -> np.ndarray:
     """`value` as a float64 matrix; float64 holds every entry of every table dtype."""
-    value = held(value)
+    value = unwrap_array(value)
     kinds, known = (jnp.integer, jnp.floating), isinstance(value, (jax.Array, np.ndarray))
     fits = known and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
     errors.require_type(fits, name, f"an integer or float array of shape {axes}", value)

@@ -16,7 +16,7 @@ from posenc_jax._frequencies.frequencies import Frequencies, Precision
 from posenc_jax._frequencies.parser import one_axis, parse, parse_static
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
-from posenc_jax._numerics.sines import wave_float64
+from posenc_jax._numerics.sines import sine_float64
 
 try:
     from matplotlib import rcParams
@@ -71,7 +71,7 @@ def _encoded(table: Any) -> Any:
 
 
 @public
-def waves(
+def columns(
     table: ArrayLike | Frequencies,
     features: Sequence[int] | None = None,
     *,
@@ -96,7 +96,7 @@ def waves(
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> from posenc_jax import plot
-      >>> figure = plot.waves(pe.sinusoidal(jnp.arange(50), 16))
+      >>> figure = plot.columns(pe.sinusoidal(jnp.arange(50), 16))
       >>> [line.get_label() for line in figure.axes[0].lines]
       ['0', '2', '4', '8', '14']
     """
@@ -211,11 +211,11 @@ def offset_products(
 def spectrum(
     frequencies: Frequencies | int | jax.Array | Mapping[str, Frequencies | int | jax.Array],
 ) -> Figure:
-    r"""The wavelength of each pair of features, $2\pi/\omega_i$ positions per turn, on a logarithmic axis.
+    r"""The wavelength of each pair of features, $2\pi/\omega_i$ positions per cycle, on a logarithmic axis.
 
     Args:
-      frequencies: as for `sinusoidal`, or a mapping from labels to frequencies, to compare them. Pairs that do not turn
-        have no wavelength and are omitted.
+      frequencies: as for `sinusoidal`, or a mapping from labels to frequencies, to compare them. Pairs that do not
+        rotate have no wavelength and are omitted.
 
     Returns:
       The figure, with one line for each spectrum, and a legend if frequencies is a mapping.
@@ -230,11 +230,11 @@ def spectrum(
       >>> bases = {"base 10⁴": pe.geometric(64), "base 10⁶": pe.geometric(64, 1e6)}
       >>> figure = plot.spectrum(bases)
       >>> figure.axes[0].get_ylabel()
-      'wavelength (positions per turn)'
+      'wavelength (positions per cycle)'
     """
     labelled = frequencies if isinstance(frequencies, Mapping) else {"": frequencies}
     require(labelled, "frequencies as a mapping must hold at least one spectrum, got none")
-    figure, axes = _drawing.single("Wavelengths", "pair of features i", "wavelength (positions per turn)")
+    figure, axes = _drawing.single("Wavelengths", "pair of features i", "wavelength (positions per cycle)")
     axes.set_yscale("log", nonpositive="mask")
     for i, (label, value) in enumerate(labelled.items()):
         parsed = parse(value)
@@ -336,7 +336,7 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
       The reference values are computed from exact integers. Errors of zero are omitted.
 
     Raises:
-      TypeError: if frequencies is an array (whose turns are not known exactly), or another argument is not an integer.
+      TypeError: if frequencies is an array (whose cycles are not known exactly), or another argument is not an integer.
       ValueError: if the frequencies have several axes, max_position does not fit into int32, or an argument is below 1.
 
     Examples:
@@ -351,8 +351,8 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
     parsed = dataclasses.replace(parsed, attention_factor=1.0)
     positions = np.unique(np.geomspace(1, max_position, samples).round().astype(np.int32))
     feature = np.arange(parsed.dim)
-    turns = tuple(parsed.turns[i] for i in feature // 2)
-    truth = wave_float64(positions, turns, feature % 2)
+    cycles = tuple(parsed.cycles[i] for i in feature // 2)
+    truth = sine_float64(positions, cycles, feature % 2)
 
     figure, axes = _drawing.single("Error of the encoding", "position (tokens)", "largest error of any feature")
     axes.set_xscale("log")

@@ -230,7 +230,7 @@ def test_what_the_newest_models_do():
 
     def facts(row):
         for name in named(row):
-            known = _models.known(name)
+            known = _models.canonical_type(name)
             yield (
                 name,
                 known and _models.MODELS[known],

@@ -23,7 +23,7 @@ EXACT, FLOAT32 = 3e-7, 1e-6
 def with_float32(frequencies: pe.Frequencies, angular: Any) -> pe.Frequencies:
     """In float32 precision with the float32 ω that a reference computed; axes and amplitude are kept."""
     result = frequencies.with_angular(angular).with_precision("float32")
-    assert result.turns == spectra.turns(map(float, angular))
+    assert result.cycles == spectra.turns(map(float, angular))
     np.testing.assert_array_equal(result.angular.astype(np.float32), angular)
     return result
 
@@ -178,7 +178,7 @@ def check_spectrum(frequencies: pe.Frequencies, case: Mapping[str, Any]) -> None
     """Frequencies of a plan or a function against the truth, and the reference's against the truth."""
     rope, limit = case["config"]["rope_parameters"], case["config"]["max_position_embeddings"]
     omega, amplitude = spectra.from_parameters(rope, case["head_dim"], limit, case["length"])
-    errors = [abs(a - b) for a, b in zip(frequencies.turns, spectra.turns(omega), strict=True)]
+    errors = [abs(a - b) for a, b in zip(frequencies.cycles, spectra.turns(omega), strict=True)]
     assert max(errors) <= 2, "more than 2⁻¹²⁷ turn from the truth"
     assert abs(frequencies.attention_factor - amplitude) <= 4e-16 * amplitude
     assert abs(case["attention_factor"] - amplitude) <= 4e-16 * amplitude

@@ -31,7 +31,7 @@ def assert_exact(got: pe.Frequencies, omegas: Iterable[Real], units: float = 2.0
     """Within `units` of 2⁻¹²⁸ turn, and `angular` to the last place."""
     omegas = list(omegas)
     assert got.num_pairs == len(omegas) and got.dim == 2 * len(omegas)
-    assert max(abs(a - b) for a, b in zip(exact_turns(omegas), got.turns, strict=True)) <= units
+    assert max(abs(a - b) for a, b in zip(exact_turns(omegas), got.cycles, strict=True)) <= units
     np.testing.assert_allclose(got.angular, floats(omegas), rtol=1e-15)
 
 

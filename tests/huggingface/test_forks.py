@@ -6,7 +6,7 @@ import pytest
 
 from helpers.tiers import thorough
 from posenc_jax.hf import rotary_from_config, vision_rotary_from_config
-from posenc_jax.hf._models import MODELS, known
+from posenc_jax.hf._models import MODELS, canonical_type
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._towers import TOWERS
 
@@ -27,7 +27,7 @@ def test_a_fork_of_every_type(tail):
     """Its error has the facts of a known type with a near name."""
     for name, model in MODELS.items():
         fork = name.removesuffix("_text") + tail
-        if known(fork) or fork in REFUSED or len(name) < 4:
+        if canonical_type(fork) or fork in REFUSED or len(name) < 4:
             continue
         if (right := fork.replace("_", "")) in MODELS:  # granite_moe
             with pytest.raises(ValueError, match=f"'{fork}' is not known: write '{right}' if that is meant"):
@@ -78,7 +78,7 @@ def test_what_a_name_does_not_say(fork, facts):
 def test_a_base_that_the_settings_must_say():
     """It is no default of the type, so that the error names none."""
     for name, model in MODELS.items():
-        if model.nested and not known(f"{name.removesuffix('_text')}2") and len(name) > 4:
+        if model.nested and not canonical_type(f"{name.removesuffix('_text')}2") and len(name) > 4:
             facts = message(f"{name.removesuffix('_text')}2").partition(f"{name!r} ")[2].partition(";")[0]
             assert "has base" not in facts, name
 

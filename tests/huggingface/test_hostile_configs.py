@@ -169,7 +169,7 @@ def check_layer(layer, length):
     if layer.rotary_dim != int(head_dim * share):
         head_dim = layer.rotary_dim  # of latent attention
     turns, amplitude = true_spectrum(layer.settings, head_dim, rope.get("max_position_embeddings", 1), length)
-    assert max(abs(a - b) for a, b in zip(layer.frequencies.turns, turns, strict=True)) <= 2
+    assert max(abs(a - b) for a, b in zip(layer.frequencies.cycles, turns, strict=True)) <= 2
     assert abs(layer.frequencies.attention_factor - amplitude) <= 4e-16 * abs(amplitude)
     if "mrope_alternating" in rope:  # height and width in turn, then time
         height, _, time = rope["mrope_section"]

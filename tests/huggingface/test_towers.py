@@ -86,7 +86,7 @@ def other_facts(model_type, facts):
     yield "pairs", "halved" if facts.pairs == "blocks" else "blocks"
     yield "layout", "half" if facts.layout == "interleaved" else "interleaved"
     yield "heads", () if facts.heads else ("num_attention_heads",)
-    yield "in_turns", not facts.in_turns
+    yield "in_cycles", not facts.in_cycles
     yield "centres", not facts.centres
     yield "offset", facts.offset + 1
     yield "leading", facts.leading + 1

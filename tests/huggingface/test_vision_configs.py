@@ -117,7 +117,7 @@ def test_bases():
         facts = _towers.TOWERS[name]
         sizes = {"model_type": name, facts.hidden[0]: 256, facts.heads[0]: 2, facts.depth[0]: 1}
         base = read(sizes | {key: 77.0}).layers[0].frequencies.angular
-        scale = 2 * np.pi if facts.in_turns else 1
+        scale = 2 * np.pi if facts.in_cycles else 1
         np.testing.assert_allclose(base[:32], scale * 77.0 ** (-np.arange(32) / 32), rtol=1e-12)
         usual = read(sizes).layers[0].frequencies
         assert usual == read(sizes | {"rope_parameters": {"rope_theta": facts.theta}}).layers[0].frequencies

@@ -45,7 +45,7 @@ P, X, H = np.arange(6, dtype=np.int32), np.ones((6, 8), np.float32), np.ones((6,
 ONES, TILE = np.ones(2, np.float32), {"query_positions": P, "key_positions": P}
 MLP = tuple(np.ones(shape, np.float32) for shape in ((4,), (4,), (4, 2), (2,)))
 VALID = {
-    "Frequencies": {"turns": (1 << 120, 1 << 119), "dim": 4, "axes": (0, 1), "attention_factor": 1.0, "precision": "exact"},
+    "Frequencies": {"cycles": (1 << 120, 1 << 119), "dim": 4, "axes": (0, 1), "attention_factor": 1.0, "precision": "exact"},
     "hf.positions_from_tokens": {"config": {"model_type": "qwen2_5_vl", "image_token_id": 3, "video_token_id": 4}, "tokens": P, "image_grids": [(1, 2, 2)], "video_grids": [(1, 2, 2)], "video_seconds": [2.0], "mask": np.ones(6, bool)},
     "RotaryPlan.rotate": {"x": H, "layer": 1, "positions": P, "head_axis": -2, "role": "query", "scaled": True},
     "RotaryPlan.shift_keys": {"keys": H, "layer": 1, "offset": P, "head_axis": -2},

@@ -72,7 +72,7 @@ def spectra(draw, odd=False):
             omegas = [MP.mpf(float(w)) for w in drawn]
             f = pe.geometric(dim).with_angular(drawn) if kind == "angular" else drawn
     if factor != 1:
-        f = type(f)(f.turns, f.dim, f.axes, factor)
+        f = type(f)(f.cycles, f.dim, f.axes, factor)
     return f, omegas, axes, factor
 
 

@@ -166,7 +166,7 @@ def test_none_positions_are_the_count():
 
 def test_width_does_not_matter_where_the_frequencies_are_the_same():
     wide = pe.geometric(128)
-    narrow = dataclasses.replace(wide, turns=wide.turns[:5], dim=10, axes=None)
+    narrow = dataclasses.replace(wide, cycles=wide.cycles[:5], dim=10, axes=None)
     np.testing.assert_array_equal(pe.sinusoidal(POSITIONS, narrow), pe.sinusoidal(POSITIONS, wide)[:, :10])
 
 
@@ -178,7 +178,7 @@ def test_a_sine_is_what_numpy_computes_operation_by_operation():
     u = z * z
     v = one - u
     want = z + half * (z * (one - (u - v * v * (c1 + c3 * v * (r - u)))))
-    np.testing.assert_array_equal(jax.jit(sines.sine)(phase), want)
+    np.testing.assert_array_equal(jax.jit(sines.sine_of_phase)(phase), want)
 
 
 def test_additions_round_the_product_and_then_the_sum():

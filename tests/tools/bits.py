@@ -41,7 +41,7 @@ def digest(value: Any) -> str:
             x = np.asarray(leaf)
             h.update(f"{x.dtype} {x.shape}".encode() + x.tobytes())
         elif isinstance(leaf, pe.Frequencies):
-            fields = leaf.turns, leaf.dim, leaf.axes, leaf.attention_factor, leaf.precision
+            fields = leaf.cycles, leaf.dim, leaf.axes, leaf.attention_factor, leaf.precision
             h.update(repr(fields).encode())
         else:
             h.update(repr(leaf).encode())

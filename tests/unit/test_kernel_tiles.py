@@ -34,9 +34,9 @@ SPECTRA = {
 TPU = pltpu.InterpretParams()
 
 
-def tuning_words(frequencies, layout=None):
+def phase_constants(frequencies, layout=None):
     """In one program; op by op they are twenty."""
-    return np.asarray(quick(lambda: kernels.tuning_words(frequencies, layout))())
+    return np.asarray(quick(lambda: kernels.phase_constants(frequencies, layout))())
 
 
 def call(kernel, results, *operands, interpret=True):
@@ -54,12 +54,12 @@ def same_bits(got, want):
     np.testing.assert_array_equal(got.view(integers), want.view(integers))
 
 
-def waves(positions, words, interpret=True):
-    def kernel(positions, words, cosine, sine):
-        cosine[...], sine[...] = kernels.cos_sin(positions[...], words[...])
+def waves(positions, constants, interpret=True):
+    def kernel(positions, constants, cosine, sine):
+        cosine[...], sine[...] = kernels.cos_sin(positions[...], constants[...])
 
-    shape = positions.shape[0], words.shape[1]
-    return call(kernel, [(shape, jnp.float32)] * 2, positions, words, interpret=interpret)
+    shape = positions.shape[0], constants.shape[1]
+    return call(kernel, [(shape, jnp.float32)] * 2, positions, constants, interpret=interpret)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def waves(positions, words, interpret=True):
     ids=["geometric-generic", "yarn-generic", "array-generic", "yarn-tpu", "geometric-tpu", "array-tpu"],
 )
 def test_waves_are_those_of_the_encoding(name, interpret):
-    cosine, sine = waves(POSITIONS[:, None], tuning_words(SPECTRA[name]), interpret)
+    cosine, sine = waves(POSITIONS[:, None], phase_constants(SPECTRA[name]), interpret)
     table = pe.sinusoidal(POSITIONS, SPECTRA[name], layout="half")
     same_bits(np.concatenate([sine, cosine], 1), table)
 
@@ -83,7 +83,7 @@ def test_waves_are_those_of_the_encoding(name, interpret):
 def test_waves_are_right():
     f = pe.geometric(64, 500_000.0)
     sine, cosine = np.split(encodings.encode(POSITIONS, 64, 500_000.0, layout="half"), 2, axis=1)
-    got = waves(POSITIONS[:, None], tuning_words(f))
+    got = waves(POSITIONS[:, None], phase_constants(f))
     for wave, want in zip(got, (cosine, sine), strict=True):
         assert_within(wave, want, 9e-8, against="mpmath at 60 digits")
 
@@ -93,8 +93,8 @@ def test_a_column_for_each_feature(layout):
     f = SPECTRA["yarn"]
     order = np.tile(np.arange(32), 2) if layout == "half" else np.repeat(np.arange(32), 2)
     first = np.repeat([True, False], 32) if layout == "half" else np.tile([True, False], 32)
-    cosine, sine = waves(POSITIONS[:, None], tuning_words(f))
-    wide = waves(POSITIONS[:, None], tuning_words(f, layout))
+    cosine, sine = waves(POSITIONS[:, None], phase_constants(f))
+    wide = waves(POSITIONS[:, None], phase_constants(f, layout))
     cosine, sine = (np.asarray(wave)[:, order] for wave in (cosine, sine))
     same_bits(wide[0], cosine)
     same_bits(wide[1], np.where(first, -sine, sine))
@@ -105,13 +105,13 @@ def test_a_position_of_several_coordinates(layout):
     f = pe.axial(64, 2, 100.0)
     grid = RNG.integers(INT32.min, INT32.max, (ROWS, 2)).astype(np.int32)
     x = RNG.normal(size=(ROWS, 64)).astype(np.float32)
-    words = tuning_words(dataclasses.replace(f, axes=None), layout)
+    constants = phase_constants(dataclasses.replace(f, axes=None), layout)
     axes = np.tile(f.axes, 2) if layout == "half" else np.repeat(f.axes, 2)
 
-    def kernel(x, positions, words, out):
-        out[...] = kernels.rotate(x[...], *kernels.cos_sin(positions[...], words[...]), layout)
+    def kernel(x, positions, constants, out):
+        out[...] = kernels.rotate(x[...], *kernels.cos_sin(positions[...], constants[...]), layout)
 
-    (got,) = call(kernel, [(x.shape, x.dtype)], x, grid[:, axes], words)
+    (got,) = call(kernel, [(x.shape, x.dtype)], x, grid[:, axes], constants)
     same_bits(got, pe.rotary(x, grid, f, head_axis=None, layout=layout))
 
 
@@ -127,26 +127,26 @@ def test_a_tile_turns_as_by_rotary(dim, layout, dtype):
     f = pe.geometric(dim, 500_000.0).with_attention_factor(1.25)
     x = RNG.normal(size=(ROWS, 3, dim)).astype(dtype)
 
-    def kernel(x, positions, words, out):
-        cosine, sine = kernels.cos_sin(positions[...], words[...])
+    def kernel(x, positions, constants, out):
+        cosine, sine = kernels.cos_sin(positions[...], constants[...])
         out[...] = kernels.rotate(x[...], cosine[:, None], sine[:, None], layout)
 
-    words = tuning_words(f, layout)
-    (got,) = call(kernel, [(x.shape, dtype)], x, POSITIONS[:, None], words)
+    constants = phase_constants(f, layout)
+    (got,) = call(kernel, [(x.shape, dtype)], x, POSITIONS[:, None], constants)
     same_bits(got, pe.rotary(x, POSITIONS, f, head_axis=-2, layout=layout))
 
 
-def turn_pairs(x1, x2, positions, words, y1, y2):
-    y1[...], y2[...] = kernels.rotate_pairs(x1[...], x2[...], *kernels.cos_sin(positions[...], words[...]))
+def turn_pairs(x1, x2, positions, constants, y1, y2):
+    y1[...], y2[...] = kernels.rotate_pairs(x1[...], x2[...], *kernels.cos_sin(positions[...], constants[...]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", tiered(SPECTRA, ["yarn"]))
 def test_pairs_turn_as_by_rotary(name, dtype):
-    words = tuning_words(SPECTRA[name])
-    x = RNG.normal(size=(ROWS, 2 * words.shape[1])).astype(dtype)
+    constants = phase_constants(SPECTRA[name])
+    x = RNG.normal(size=(ROWS, 2 * constants.shape[1])).astype(dtype)
     halves = np.split(x, 2, axis=1)
-    got = call(turn_pairs, [(halves[0].shape, dtype)] * 2, *halves, POSITIONS[:, None], words)
+    got = call(turn_pairs, [(halves[0].shape, dtype)] * 2, *halves, POSITIONS[:, None], constants)
     same_bits(np.concatenate(got, 1), pe.rotary(x, POSITIONS, SPECTRA[name], head_axis=None))
 
 
@@ -154,10 +154,10 @@ def test_zeros_keep_their_signs():
     x = np.array(np.meshgrid(*[[0.0, -0.0, 1.0, -1.0]] * 2), np.float32).reshape(2, -1).T
     positions = np.zeros(len(x), np.int32)
 
-    def kernel(x, positions, words, out):
-        out[...] = kernels.rotate(x[...], *kernels.cos_sin(positions[...], words[...]), "interleaved")
+    def kernel(x, positions, constants, out):
+        out[...] = kernels.rotate(x[...], *kernels.cos_sin(positions[...], constants[...]), "interleaved")
 
-    (got,) = call(kernel, [(x.shape, x.dtype)], x, positions[:, None], tuning_words(2, "interleaved"))
+    (got,) = call(kernel, [(x.shape, x.dtype)], x, positions[:, None], phase_constants(2, "interleaved"))
     same_bits(got, pe.rotary(x, positions, 2, head_axis=None, layout="interleaved"))
 
 
@@ -165,11 +165,11 @@ def test_the_derivative_is_the_rotation_backward():
     f = pe.geometric(64)
     x, dy = RNG.normal(size=(2, ROWS, 64)).astype(np.float32)
 
-    def kernel(dy, positions, words, dx):
-        cosine, sine = kernels.cos_sin(positions[...], words[...])
+    def kernel(dy, positions, constants, dx):
+        cosine, sine = kernels.cos_sin(positions[...], constants[...])
         dx[...] = kernels.rotate(dy[...], cosine, -sine)
 
-    (got,) = call(kernel, [(dy.shape, dy.dtype)], dy, POSITIONS[:, None], tuning_words(f, "half"))
+    (got,) = call(kernel, [(dy.shape, dy.dtype)], dy, POSITIONS[:, None], phase_constants(f, "half"))
     (want,) = jax.vjp(lambda x: pe.rotary(x, POSITIONS, f, head_axis=None), x)[1](dy)
     same_bits(got, want)
 
@@ -249,43 +249,53 @@ def test_the_interpreter_of_mosaic_gpu():
         along = plgpu.load(ref, layout=layout.reduce(1 - axis), optimized=False)
         return plgpu.layout_cast(jax.lax.broadcast_in_dim(along, shape, (axis,)), layout)
 
-    def kernel(x1, x2, positions, words, y1, y2, score):
+    def kernel(x1, x2, positions, constants, y1, y2, score):
         place = tile(positions, 0)
-        cosine, sine = kernels.cos_sin(place, [tile(words.at[i], 1) for i in range(6)])
+        cosine, sine = kernels.cos_sin(place, [tile(constants.at[i], 1) for i in range(6)])
         y1[...], y2[...] = kernels.rotate_pairs(tile(x1), tile(x2), cosine, sine)
-        score[...] = kernels.alibi(place, tile(words.at[0], 1), jnp.float32(0.5))
+        score[...] = kernels.alibi(place, tile(constants.at[0], 1), jnp.float32(0.5))
 
     out = [jax.ShapeDtypeStruct(shape, jnp.float32)] * 3
     run = plgpu.kernel(kernel, out_type=out, interpret=plgpu.InterpretGPUParams())
-    words = tuning_words(f)
-    y1, y2, score = run(x[:, :32], x[:, 32:], POSITIONS[:64], words)
+    constants = phase_constants(f)
+    y1, y2, score = run(x[:, :32], x[:, 32:], POSITIONS[:64], constants)
     same_bits(np.concatenate([y1, y2], 1), pe.rotary(x, POSITIONS[:64], f, head_axis=None))
-    same_bits(score, np.asarray(pe.alibi(POSITIONS[:64], words[0], np.float32([0.5])))[0])
+    same_bits(score, np.asarray(pe.alibi(POSITIONS[:64], constants[0], np.float32([0.5])))[0])
 
 
 # Errors
 
-WORDS, PLACES, TILE = np.zeros((6, 4), np.int32), np.zeros((4, 1), np.int32), np.zeros((4, 4), np.float32)
+CONSTANTS, PLACES, TILE = np.zeros((6, 4), np.int32), np.zeros((4, 1), np.int32), np.zeros((4, 4), np.float32)
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "error", "match"),
     [
-        (kernels.tuning_words, ("x",), TypeError, "tuning_words: frequencies must be"),
-        (kernels.tuning_words, (pe.axial(8, 2),), ValueError, "tuning_words: frequencies must have one axis, got 2"),
+        (kernels.phase_constants, ("x",), TypeError, "phase_constants: frequencies must be"),
         (
-            kernels.tuning_words,
+            kernels.phase_constants,
+            (pe.axial(8, 2),),
+            ValueError,
+            "phase_constants: frequencies must have one axis, got 2",
+        ),
+        (
+            kernels.phase_constants,
             (pe.geometric(8).with_precision("float32"),),
             ValueError,
             "precision 'exact' in kernels",
         ),
-        (kernels.tuning_words, (7, "half"), ValueError, "even dim"),
-        (kernels.tuning_words, (8, "pairs"), ValueError, "tuning_words: layout must be one of"),
-        (kernels.cos_sin, (TILE, WORDS), TypeError, "cos_sin: positions must be an int32 tile, got float32"),
-        (kernels.cos_sin, (PLACES, WORDS[:5]), ValueError, "cos_sin: words must have 6 rows"),
-        (kernels.cos_sin, (PLACES, None), TypeError, "cos_sin: words must be an int32 array, .*, got NoneType None"),
-        (kernels.cos_sin, (PLACES, np.float32(WORDS)), TypeError, "cos_sin: words must be an int32 array"),
-        (kernels.cos_sin, (PLACES, np.array(3, np.int32)), ValueError, "words must have 6 rows, .*, got 0"),
+        (kernels.phase_constants, (7, "half"), ValueError, "even dim"),
+        (kernels.phase_constants, (8, "pairs"), ValueError, "phase_constants: layout must be one of"),
+        (kernels.cos_sin, (TILE, CONSTANTS), TypeError, "cos_sin: positions must be an int32 tile, got float32"),
+        (kernels.cos_sin, (PLACES, CONSTANTS[:5]), ValueError, "cos_sin: constants must have 6 rows"),
+        (
+            kernels.cos_sin,
+            (PLACES, None),
+            TypeError,
+            "cos_sin: constants must be an int32 array, .*, got NoneType None",
+        ),
+        (kernels.cos_sin, (PLACES, np.float32(CONSTANTS)), TypeError, "cos_sin: constants must be an int32 array"),
+        (kernels.cos_sin, (PLACES, np.array(3, np.int32)), ValueError, "constants must have 6 rows, .*, got 0"),
         (kernels.rotate, ([1.0], TILE, TILE), TypeError, "rotate: x must be a float tile, got list"),
         (
             kernels.rotate,
@@ -329,8 +339,8 @@ def test_errors(function, arguments, error, match):
 
 
 def test_words_have_no_derivative():
-    loss = lambda w: kernels.cos_sin(PLACES, kernels.tuning_words(w))[0].sum()  # noqa: E731
-    with pytest.raises(ValueError, match="^tuning_words: frequencies must pass lax.stop_gradient"):
+    loss = lambda w: kernels.cos_sin(PLACES, kernels.phase_constants(w))[0].sum()  # noqa: E731
+    with pytest.raises(ValueError, match="^phase_constants: frequencies must pass lax.stop_gradient"):
         jax.eval_shape(jax.grad(loss), np.ones(4, np.float32))
     gradient = quick(jax.grad(lambda w: loss(jax.lax.stop_gradient(w))))
     np.testing.assert_array_equal(gradient(np.ones(4, np.float32)), np.zeros(4))
@@ -338,7 +348,7 @@ def test_words_have_no_derivative():
 
 @pytest.mark.thorough
 def test_words_are_computed_under_jit():
-    f, omega = functools.partial(kernels.tuning_words, layout="half"), OMEGA
+    f, omega = functools.partial(kernels.phase_constants, layout="half"), OMEGA
     if jax.default_backend() != "cpu":  # above 2³¹ there is no word, and a GPU answers as it likes
         omega = OMEGA[OMEGA < 2.0**31]
     np.testing.assert_array_equal(jax.jit(f)(omega), f(omega))

@@ -51,7 +51,7 @@ def image(axes):
 
 FIGURES = {
     "heatmap": lambda: plot.heatmap(naive()),
-    "waves": lambda: plot.waves(naive()),
+    "columns": lambda: plot.columns(naive()),
     "similarity": lambda: plot.similarity(naive()),
     "offset_products": lambda: plot.offset_products(DIM),
     "spectrum": lambda: plot.spectrum({"a": 8, "b": pe.geometric(8, 100.0)}),
@@ -114,7 +114,7 @@ def test_reference_lines_have_the_colour_of_text(colour):
 
 
 def test_lines_differ_in_more_than_colour():
-    lines = plot.waves(naive(), range(16)).axes[0].lines
+    lines = plot.columns(naive(), range(16)).axes[0].lines
     colours = [line.get_color() for line in lines]
     others = [(line.get_marker(), line._unscaled_dash_pattern) for line in lines]
     assert len(set(zip(colours, map(str, others), strict=True))) == 16
@@ -156,26 +156,26 @@ def test_heatmap_of_the_encoding_and_of_special_tables(table):
 
 
 def test_waves(table):
-    axes = plot.waves(table).axes[0]
+    axes = plot.columns(table).axes[0]
     assert [line.get_label() for line in axes.lines] == ["0", "2", "4", "8", "14"]
     for line in axes.lines:
         np.testing.assert_array_equal(line.get_xdata(), np.arange(LENGTH))
         np.testing.assert_allclose(line.get_ydata(), naive()[:, int(line.get_label())], atol=9e-8)
-    assert [line.get_label() for line in plot.waves(table, [15, 3]).axes[0].lines] == ["15", "3"]
+    assert [line.get_label() for line in plot.columns(table, [15, 3]).axes[0].lines] == ["15", "3"]
 
 
-@pytest.mark.parametrize("name", ["heatmap", "waves", "similarity"])
+@pytest.mark.parametrize("name", ["heatmap", "columns", "similarity"])
 def test_a_width_or_a_spectrum_is_drawn_by_its_encoding(name):
     draw = getattr(plot, name)
     drawn = [draw(x) for x in (16, pe.geometric(16), pe.sinusoidal(np.arange(50), 16))]
-    data = [image(figure.axes[0]) if name != "waves" else figure.axes[0].lines[1].get_ydata() for figure in drawn]
+    data = [image(figure.axes[0]) if name != "columns" else figure.axes[0].lines[1].get_ydata() for figure in drawn]
     np.testing.assert_array_equal(data[0], data[2])
     np.testing.assert_array_equal(data[1], data[2])
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 5, 64])
 def test_waves_by_default_are_sines_that_the_table_has(dim):
-    shown = [int(line.get_label()) for line in plot.waves(np.ones((2, dim))).axes[0].lines]
+    shown = [int(line.get_label()) for line in plot.columns(np.ones((2, dim))).axes[0].lines]
     assert shown == sorted(set(shown)) and shown[0] == 0 and shown[-1] < dim
     assert all(feature % 2 == 0 for feature in shown)
 
@@ -246,7 +246,7 @@ def test_spectrum():
     assert {line.get_label() for line in axes.lines} == set(expected)
     for line in axes.lines:
         np.testing.assert_allclose(line.get_ydata(), expected[line.get_label()], rtol=1e-14)
-    assert axes.get_yscale() == "log" and "positions per turn" in axes.get_ylabel()
+    assert axes.get_yscale() == "log" and "positions per cycle" in axes.get_ylabel()
 
 
 def test_spectrum_of_one():
@@ -277,7 +277,7 @@ def test_phase_error():
 
 
 def test_phase_error_to_the_last_position_whatever_amplitude_precision_and_width():
-    frequencies = pe.Frequencies(pe.geometric(7).turns, 7, attention_factor=3.0, precision="float32")
+    frequencies = pe.Frequencies(pe.geometric(7).cycles, 7, attention_factor=3.0, precision="float32")
     textbook, exact, _ = plot.phase_error(frequencies, samples=30).axes[0].lines
     assert textbook.get_xdata()[-1] == 2**31 - 1
     assert 0.1 < textbook.get_ydata()[-1] <= 2 and exact.get_ydata().max() < 9e-8
@@ -343,7 +343,7 @@ def test_attention_of_large_scores_does_not_overflow():
 T = np.ones((4, 8), np.float32)
 
 
-@pytest.mark.parametrize("name", ["heatmap", "waves", "similarity"])
+@pytest.mark.parametrize("name", ["heatmap", "columns", "similarity"])
 @pytest.mark.parametrize(
     ("table", "error", "message"),
     [
@@ -366,11 +366,11 @@ def test_tables_that_are_none(name, table, error, message):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: plot.waves(T, [8]), ValueError, r"waves: features must be from 0 to 7, got \[8\]"),
-        (lambda: plot.waves(T, [-1]), ValueError, r"waves: features must be from 0 to 7, got \[-1\]"),
-        (lambda: plot.waves(T, []), ValueError, r"waves: features must be one or more integers, got \[\]"),
-        (lambda: plot.waves(T, 3), ValueError, r"waves: features must be one or more integers, got 3"),
-        (lambda: plot.waves(T, [0.5]), TypeError, r"waves: features must be integers, got \[0.5\]"),
+        (lambda: plot.columns(T, [8]), ValueError, r"columns: features must be from 0 to 7, got \[8\]"),
+        (lambda: plot.columns(T, [-1]), ValueError, r"columns: features must be from 0 to 7, got \[-1\]"),
+        (lambda: plot.columns(T, []), ValueError, r"columns: features must be one or more integers, got \[\]"),
+        (lambda: plot.columns(T, 3), ValueError, r"columns: features must be one or more integers, got 3"),
+        (lambda: plot.columns(T, [0.5]), TypeError, r"columns: features must be integers, got \[0.5\]"),
         (lambda: plot.similarity(T * [[1], [1], [0], [1]]), ValueError, r"no row of zeros, got one at position 2"),
         (lambda: plot.offset_products(7), ValueError, r"offset_products: frequencies must have an even dim, got 7"),
         (lambda: plot.offset_products(pe.axial(8, 2)), ValueError, r"offset_products: .* must have one axis, got 2"),

@@ -16,7 +16,7 @@ import numpy as np
 
 from posenc_jax._attention import blockwise
 from posenc_jax._attention.hopper import bias_programs
-from posenc_jax._attention.hopper.bias_programs import OR_XLA, Program
+from posenc_jax._attention.hopper.bias_programs import OR_XLA, BiasProgram
 from posenc_jax._attention.tiles import Operands, Settings
 from posenc_jax._jax import workarounds
 from posenc_jax._jax.derivatives import Kernels, operation
@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
 
     width: int  # of heads and values, which are padded with zeros
     counted: bool  # whether positions count from 0
-    bias: Program | None
+    bias: BiasProgram | None
     interpret: bool = False  # whether it runs in interpret mode, for tests
 
 
@@ -108,8 +108,8 @@ class _Tokens(NamedTuple):
     sides: dict[str, Any]  # what is given of queries and of keys, and "positions" if they are counted
     given: tuple[str, ...]  # what of that a kernel reads
 
-    def seen(self, blocks: tuple[int, int], turned: bool = False) -> tuple[Any, Any]:
-        return _seen_tiles(self.reach, self.sides, self.lengths, blocks, turned)
+    def seen(self, blocks: tuple[int, int], transposed: bool = False) -> tuple[Any, Any]:
+        return _seen_tiles(self.reach, self.sides, self.lengths, blocks, transposed)
 
     def padded(self, side: int) -> tuple[Any, ...]:
         return tuple(_pad(self.sides[name][side], BLOCK, "edge") for name in self.given)
@@ -220,7 +220,7 @@ def backward(
         block_kv = 64  # of 128 keys the registers do not hold what these steps compute
     inputs = of._replace(steps=_steps(*tokens.seen((BLOCK, block_kv))))
     dq, *sums = backward_kernel.d_query(_shape(settings, tokens, block_kv), inputs, numbers)
-    inputs = of._replace(steps=_steps(*tokens.seen((block_q, BLOCK), turned=True), masked_first=True))
+    inputs = of._replace(steps=_steps(*tokens.seen((block_q, BLOCK), transposed=True), masked_first=True))
     dk, dv = backward_kernel.d_key_value(_shape(settings, tokens, block_q, side=0), inputs)
 
     at: Operands = settings.tree.unflatten(range(len(leaves)))
@@ -249,17 +249,17 @@ def _pad(x: Any, multiple: int, mode: Any = "constant", value: float = 0) -> Any
 
 
 def _seen_tiles(
-    reach: Any, sides: dict[str, Any], lengths: tuple[int, int], blocks: tuple[int, int], turned: bool = False
+    reach: Any, sides: dict[str, Any], lengths: tuple[int, int], blocks: tuple[int, int], transposed: bool = False
 ) -> tuple[Any, Any]:
     """Which tiles of queries and keys have something to see, and which are seen whole: (batch, tiles, tiles of keys).
 
-    If it is `turned`, these are for each tile of keys, and keys of the padding count as seen. NumPy computes them if
-    all positions are counted.
+    `transposed` lists them for each tile of keys, and counts keys of the padding as seen. NumPy computes them if all
+    positions are counted.
     """
     xp: Any = np if all(isinstance(x, np.ndarray) for side in sides.values() for x in side) else jnp
     counts = [-(-length // block) for length, block in zip(lengths, blocks, strict=True)]
     may = np.ones((1, *counts), bool)
-    whole = may & (turned | (np.arange(counts[1]) < lengths[1] // blocks[1]))
+    whole = may & (transposed | (np.arange(counts[1]) < lengths[1] // blocks[1]))
     most, (left, right) = 2**31 - 1, reach
     for name, (q, k) in sides.items():
         q = _pad(q, blocks[0], "edge").reshape(len(q), -1, 1, blocks[0])
@@ -276,7 +276,7 @@ def _seen_tiles(
         if name == "positions" and left is not None:
             low, high = (xp.maximum(x, left - most) - left for x in (q_low, q_high))
             may, whole = may & (k_high >= low), whole & (k_low >= high)
-    may, whole = (xp.swapaxes(x, 1, 2) if turned else x for x in (may, whole & may))
+    may, whole = (xp.swapaxes(x, 1, 2) if transposed else x for x in (may, whole & may))
     return may, whole
 
 

@@ -228,7 +228,7 @@ def _over_queries(shape: Shape, index: dict[str, Any], inputs: Inputs, outputs: 
                 own = warpgroup + (unknown_zero(step) if k.shape[-1] > 64 else 0)
                 x, dp = products(shape, (memory.key.at[own], q), (memory.value.at[own], d_out))
                 of_queries = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.sides]
-                at = At(step * shape.block, base, BLOCK - warpgroup * ROWS_OF_TILE, turned=True)
+                at = At(step * shape.block, base, BLOCK - warpgroup * ROWS_OF_TILE, transposed=True)
                 of = lambda n: plgpu.load(known.at[n], layout=COLUMNS, optimized=False)  # noqa: E731
                 table = None if memory.table is None else memory.table.at[slot]
                 e, slope = weights(shape, x, at, Read(of_queries, sides, numbers, table), of(0), whole)
@@ -303,7 +303,7 @@ def products(shape: Shape, *pairs: tuple[Any, Any]) -> tuple[Any, ...]:
 
 def spread(x: Any, at: At, tile: Any) -> Any:
     """What there is of each query, for a tile."""
-    return lax.broadcast_in_dim(x, tile, (1 if at.turned else 0,))
+    return lax.broadcast_in_dim(x, tile, (1 if at.transposed else 0,))
 
 
 def weights(shape: Shape, x: Any, at: At, read: Read, top: Any, whole: bool) -> tuple[Any, Any]:

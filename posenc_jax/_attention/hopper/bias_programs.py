@@ -63,7 +63,7 @@ class Step(NamedTuple):
     parameters: tuple[tuple[str, Any], ...] = ()
 
 
-class Program(NamedTuple):
+class BiasProgram(NamedTuple):
     """How a kernel computes a bias; hashable."""
 
     kind: str  # "steps", whose last value is the bias; "linear", a number times |i − j|; "table"; or "near"
@@ -93,7 +93,7 @@ class _Value:
 
 def plan(
     bias: Callable[..., Any], heads: int, axes: int, counts: tuple[int, int] | None, padded: tuple[int, int]
-) -> tuple[Program, tuple[jax.Array, ...]]:
+) -> tuple[BiasProgram, tuple[jax.Array, ...]]:
     """A program and its operands: float32 numbers (numbers, heads), or a table (heads, differences).
 
     Args:
@@ -113,19 +113,19 @@ def plan(
     walk = _Walk(heads, counted=counts is not None)
     (result,) = walk.run(traced.jaxpr, traced.consts, _given("i", "j"))
     if not isinstance(result, _Value):
-        return Program("steps", pullback=((), (3,))), (_per_head(result, heads)[None],)
+        return BiasProgram("steps", pullback=((), (3,))), (_per_head(result, heads)[None],)
     if result.slope is not None:
-        return Program("linear", pullback=None if result.ruled else ((), ())), (
+        return BiasProgram("linear", pullback=None if result.ruled else ((), ())), (
             _per_head(jnp.asarray(result.slope), heads)[None],
         )
     steps, numbers, _ = _needed([result], 2)
     if counts is not None and result.apart and (result.refused or len(steps) > MOST_STEPS):
         differences = np.arange(-padded[1], padded[0]).clip(1 - counts[1], counts[0] - 1)
-        return Program("table", pullback=((), ())), (_table(bias, differences, axes, heads),)
+        return BiasProgram("table", pullback=((), ())), (_table(bias, differences, axes, heads),)
     end = NEAR if result.grows != CONSTANT or not result.apart or result.end is None else result.end
     if counts is None and end < NEAR and (result.refused or len(steps) > MOST_STEPS):
         differences = np.arange(-NEAR, NEAR).clip(-end, end)
-        return Program("near", end=end), (_table(bias, differences, axes, heads),)
+        return BiasProgram("near", end=end), (_table(bias, differences, axes, heads),)
     if result.refused:
         raise _refused(result.refused)
     few = len(numbers) <= MOST_NUMBERS
@@ -133,9 +133,9 @@ def plan(
     odd = next((str(x.dtype) for x in numbers if x.dtype != np.float32 or x.size not in (1, heads)), "")
     require(not odd, "bias must compute scores from float32 numbers of heads, or {}; got {}", OR_XLA, odd)
     if not numbers:
-        return Program("steps", steps), ()
+        return BiasProgram("steps", steps), ()
     pullback = None if result.ruled else _pullback(steps, len(numbers), walk.counted)
-    return Program("steps", steps, pullback), (jnp.stack([_per_head(x, heads) for x in numbers]),)
+    return BiasProgram("steps", steps, pullback), (jnp.stack([_per_head(x, heads) for x in numbers]),)
 
 
 def _pullback(steps: tuple[Step, ...], count: int, counted: bool) -> tuple[tuple[Step, ...], tuple[int, ...]] | None:

@@ -103,7 +103,7 @@ class _Memory(NamedTuple):
     sums: tuple[Any, Any]
     keys: Keys
     q_ready: Any
-    turn: Any
+    order: Any
 
 
 def memory_of_keys(shape: Shape, query: Any) -> Keys:
@@ -246,14 +246,14 @@ def _compute(
     """
     q, keys, (first, whole_from, whole_to, last) = memory.query.at[warpgroup], memory.keys, steps
 
-    def pass_turn() -> None:
-        plgpu.barrier_arrive(memory.turn)
-        plgpu.barrier_wait(memory.turn)
+    def pass_barrier() -> None:
+        plgpu.barrier_arrive(memory.order)
+        plgpu.barrier_wait(memory.order)
 
     def visit(step: Any, sums: _Sums, whole: bool) -> _Sums:
         slot = lax.rem(step, jnp.int32(shape.stages))
         own = memory.query.at[warpgroup + unknown_zero(whole_from if whole else whole_to)] if _crowded(shape, q) else q
-        x = _products(shape, own, keys.key.at[slot], pass_turn)
+        x = _products(shape, own, keys.key.at[slot], pass_barrier)
         if k_free_early:
             plgpu.barrier_arrive(keys.k_free.at[slot])
         x, left, _ = scores_of(step, x, whole)
@@ -266,9 +266,9 @@ def _compute(
         if narrow:  # the order of these matters for speed, as in attention_mgpu
             total += jnp.sum(p, 1)
             out, total, top, p16 = lax.optimization_barrier((out, total, top, p16))
-        plgpu.barrier_arrive(memory.turn)
+        plgpu.barrier_arrive(memory.order)
         plgpu.barrier_wait(keys.v_ready.at[slot])
-        plgpu.barrier_wait(memory.turn)
+        plgpu.barrier_wait(memory.order)
         if not narrow:
             total += jnp.sum(p, 1)
 
@@ -282,7 +282,7 @@ def _compute(
 
     narrow, k_free_early = q.shape[-1] <= 128, not keys.sides and keys.table is None
     pl.when(last > first)(lambda: plgpu.barrier_wait(keys.k_ready.at[lax.rem(first, jnp.int32(shape.stages))]))
-    pl.when(warpgroup == 1)(pass_turn)
+    pl.when(warpgroup == 1)(pass_barrier)
     top, total = start or (LOWEST, 0.0)
     rows = (ROWS_OF_TILE,)
     sums = _Sums(zeros(rows, ROWS, top), zeros(rows, ROWS, total), zeros((*rows, q.shape[-1]), TILE))
@@ -292,7 +292,7 @@ def _compute(
     sums = lax.fori_loop(whole_from, whole_to, functools.partial(visit, whole=True), sums)
     if masked:
         sums = lax.fori_loop(whole_to, last, functools.partial(visit, whole=False), sums)
-    pl.when(warpgroup == 0)(pass_turn)
+    pl.when(warpgroup == 0)(pass_barrier)
     share = 1 / jnp.where(sums.total == 0, 1, sums.total)
     out = sums.out * lax.broadcast_in_dim(share, sums.out.shape, (0,))
     return out, sums.total, sums.top

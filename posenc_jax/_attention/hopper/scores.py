@@ -22,7 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from posenc_jax._attention.hopper.bias_programs import NEAR, Constant, Program, Step
+from posenc_jax._attention.hopper.bias_programs import NEAR, BiasProgram, Constant, Step
 
 plgpu: Any = mosaic_gpu  # what it exports is not all typed
 ROWS_OF_TILE, WARPGROUPS = 64, 2  # rows of a warpgroup, and how many compute
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
     soft_cap: float | None
     reach: tuple[int | None, int | None]  # how many keys before and after a query's position it sees; None: all
     sides: tuple[str, ...]  # what is given of each token, of "positions", "segments" and "order"
-    bias: Program | None
+    bias: BiasProgram | None
     unbounded: bool  # whether columns of the padding, which are queries, may have scores that are not numbers
     interpret: bool
 
@@ -77,7 +77,7 @@ class At(NamedTuple):
     query: Any  # its first
     key: Any
     entry: Any  # of a table, for these two
-    turned: bool = False  # whether rows are keys, and columns queries
+    transposed: bool = False  # whether rows are keys, and columns queries
 
 
 class Read(NamedTuple):
@@ -146,7 +146,7 @@ def scores(shape: Shape, x: Any, at: At, read: Read, whole: bool) -> Scores:
     i, j, near, far, q_sides, k_sides = _positions(shape, x.shape, at, read)
     if whole and bias is not None and bias.kind == "linear" and shape.reach[1] == 0:
         # b = −m (i − j) in two parts, of which one is the same for all keys.
-        axis, layout, bits = (1, COLUMNS, 6) if at.turned else (0, ROWS, ~8)  # those bits are equal in a thread
+        axis, layout, bits = (1, COLUMNS, 6) if at.transposed else (0, ROWS, ~8)  # those bits are equal in a thread
         each = plgpu.broadcasted_iota(jnp.int32, x.shape[axis : axis + 1], 0, layout=layout)
         _, k_number = _numbers_within(x.shape, at)
         x -= k_number.astype(jnp.float32) * (read.numbers[0] * (1 / shape.scale))
@@ -163,7 +163,7 @@ def scores(shape: Shape, x: Any, at: At, read: Read, whole: bool) -> Scores:
         i, j = near, -far
     for seen in _seen(shape, i, j, q_sides, k_sides):
         x = jnp.where(seen, x, -jnp.inf)
-    if shape.keys % shape.block and not at.turned:
+    if shape.keys % shape.block and not at.transposed:
         x = jnp.where(is_key(shape, at, x.shape), x, -jnp.inf)
     return Scores(x, None, slope)
 
@@ -203,7 +203,7 @@ def cotangents(shape: Shape, ds: Any, at: At, read: Read) -> list[Any]:
 
 def _positions(shape: Shape, tile: Any, at: At, read: Read) -> Any:
     """The positions of queries and keys, their difference in two parts if they are counted, and the sides."""
-    q_axis = 1 if at.turned else 0
+    q_axis = 1 if at.transposed else 0
     spread = lambda sides, axis: [lax.broadcast_in_dim(s, tile, (axis,)) for s in sides]  # noqa: E731
     q_sides = dict(zip(shape.sides, spread(read.queries, q_axis), strict=True))
     k_sides = dict(zip(shape.sides, spread(read.keys, 1 - q_axis), strict=True))
@@ -218,7 +218,7 @@ def _positions(shape: Shape, tile: Any, at: At, read: Read) -> Any:
 def _numbers_within(tile: Any, at: At) -> tuple[Any, Any]:
     """The number of each score's query, and of its key, within the tile."""
     row, column = (plgpu.broadcasted_iota(jnp.int32, tile, axis, layout=TILE) for axis in range(2))
-    return (column, row) if at.turned else (row, column)
+    return (column, row) if at.transposed else (row, column)
 
 
 def _difference_within(shape: Shape, tile: Any, at: At) -> tuple[Any, Any]:
@@ -228,7 +228,7 @@ def _difference_within(shape: Shape, tile: Any, at: At) -> tuple[Any, Any]:
     """
     row, column = (plgpu.broadcasted_iota(jnp.int32, tile, axis, layout=TILE) for axis in range(2))
     of_thread, constant = (row & ~8) - (column & 6), (row & 8) - (column & ~6)
-    if at.turned:
+    if at.transposed:
         of_thread, constant = -of_thread, -constant
     return same_in_thread(of_thread, shape.interpret), constant
 

@@ -82,7 +82,7 @@ class _Memory(NamedTuple):
     t_ready: Any
     ready: Any
     free: Any
-    turn: Any
+    order: Any
 
 
 def d_table(shape: Shape, inputs: Inputs, which: np.ndarray) -> jax.Array:
@@ -154,7 +154,7 @@ def _along_band(
 
         ends = shape.masked and shape.ragged, shape.masked or shape.keys % shape.block
         sums = visit_all(visit, steps, zeros(tile, TILE), *ends)
-        pl.when(warpgroup == 1)(lambda: plgpu.barrier_wait(memory.turn))
+        pl.when(warpgroup == 1)(lambda: plgpu.barrier_wait(memory.order))
         write(memory.tile, sums, shape.interpret)
         plgpu.commit_smem()
         row, column = (plgpu.broadcasted_iota(jnp.int32, tile, axis, layout=TILE) for axis in range(2))
@@ -165,7 +165,7 @@ def _along_band(
             to = memory.sums.at[warpgroup, pl.ds(half * ROWS_OF_TILE, ROWS_OF_TILE)]
             to[...] = jnp.sum(jnp.where(within, found, 0.0), 1)
         plgpu.commit_smem()
-        pl.when(warpgroup == 0)(lambda: plgpu.barrier_arrive(memory.turn))
+        pl.when(warpgroup == 0)(lambda: plgpu.barrier_arrive(memory.order))
         plgpu.copy_smem_to_gmem(memory.sums.at[warpgroup], outputs[0].at[batch, head, band, warpgroup])
         plgpu.wait_smem_to_gmem(0)
 

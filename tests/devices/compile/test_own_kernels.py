@@ -43,27 +43,27 @@ def chip(request, make_target):
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_a_tile_turns_on_a_tpu(chip, layout, dim, dtype):
-    def kernel(x, positions, words, out):
-        cosine, sine = kernels.cos_sin(positions[...], words[...])
+    def kernel(x, positions, constants, out):
+        cosine, sine = kernels.cos_sin(positions[...], constants[...])
         out[...] = kernels.rotate(x[...], cosine[:, None], sine[:, None], layout)
 
     x, positions = ((32, 8, dim), dtype), ((32, 1), I32)
     call = pl.pallas_call(kernel, *shapes(x))
-    words = functools.partial(kernels.tuning_words, dim, layout)
-    assert chip.compile(lambda x, p: call(x, p, words()), x, positions).temporaries <= SMALL
+    constants = functools.partial(kernels.phase_constants, dim, layout)
+    assert chip.compile(lambda x, p: call(x, p, constants()), x, positions).temporaries <= SMALL
 
 
 @pytest.mark.compile_tpu
 def test_pairs_and_biases_on_a_tpu(chip):
-    def kernel(x1, x2, i, j, slope, rate, words, y1, y2, *out):
-        y1[...], y2[...] = kernels.rotate_pairs(x1[...], x2[...], *kernels.cos_sin(i[...], words[...]))
+    def kernel(x1, x2, i, j, slope, rate, constants, y1, y2, *out):
+        y1[...], y2[...] = kernels.rotate_pairs(x1[...], x2[...], *kernels.cos_sin(i[...], constants[...]))
         biases(i[...], j[...], slope[...], rate[...], *out)
 
     member, tile, one = ((32, 128), BF16), ((32, 256), F32), ((1, 1), F32)
     call = pl.pallas_call(kernel, shapes(member, member, tile, tile, tile))
-    words = functools.partial(kernels.tuning_words, 256)
+    constants = functools.partial(kernels.phase_constants, 256)
     arguments = member, member, ((32, 1), I32), ((1, 256), I32), one, one
-    assert chip.compile(lambda *x: call(*x, words()), *arguments).temporaries <= SMALL
+    assert chip.compile(lambda *x: call(*x, constants()), *arguments).temporaries <= SMALL
 
 
 @pytest.mark.compile_tpu
@@ -107,18 +107,18 @@ def test_pairs_and_biases_on_a_gpu(gpu, semantics):
         along = plgpu.load(ref, layout=layout.reduce(1 - axis), optimized=False)
         return plgpu.layout_cast(jax.lax.broadcast_in_dim(along, TILE, (axis,)), layout)
 
-    def kernel(x1, x2, i, j, slope, rate, words, y1, y2, *out):
+    def kernel(x1, x2, i, j, slope, rate, constants, y1, y2, *out):
         places = tile(i, 0)
-        waves = kernels.cos_sin(places, [tile(words.at[row], 1) for row in range(6)])
+        waves = kernels.cos_sin(places, [tile(constants.at[row], 1) for row in range(6)])
         y1[...], y2[...] = kernels.rotate_pairs(tile(x1), tile(x2), *waves)
         biases(places, tile(j, 1), slope[0], rate[0], *out)
 
     member, one = (TILE, F32), ((1,), F32)
     parameters = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics[semantics])
     call = plgpu.kernel(kernel, out_type=shapes(*[member] * 5), compiler_params=parameters)
-    words = functools.partial(kernels.tuning_words, 2 * TILE[1])
+    constants = functools.partial(kernels.phase_constants, 2 * TILE[1])
     arguments = member, member, ((TILE[0],), I32), ((TILE[1],), I32), one, one
-    assert gpu.compile(lambda *x: call(*x, words()), *arguments).temporaries <= SMALL
+    assert gpu.compile(lambda *x: call(*x, constants()), *arguments).temporaries <= SMALL
 
 
 @pytest.mark.compile_cuda

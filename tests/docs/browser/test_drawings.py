@@ -248,7 +248,7 @@ def test_rope(every_state, visit):
     before, apart = setting(states, "before"), setting(states, "apart")
     places = {"key": before + 1, "query": before + 1 + apart}
     vectors = {"key": setting(states, "k"), "query": setting(states, "q")}
-    _, turn, *_ = pe.geometric(16).turns
+    _, turn, *_ = pe.geometric(16).cycles
     unit = column(states, "face") / 1.4
     now, tips = {}, {}
     for kind, vector in vectors.items():
@@ -472,7 +472,7 @@ def test_two_hands(every_state):
     np.testing.assert_array_equal(before, np.arange(81))
     assert [numbers(*state["outputs"]) for state in states] == [[p] for p in before]
     f = pe.geometric(8, 100)
-    first, second = (np.stack([phase(before + 1 + apart, turn) for turn in f.turns], -1) for apart in (0, 3))
+    first, second = (np.stack([phase(before + 1 + apart, turn) for turn in f.cycles], -1) for apart in (0, 3))
     radius = column(states, "face")
     np.testing.assert_allclose(column(states, "keyDot") / radius, np.sin(first), atol=1e-9)
     np.testing.assert_allclose(column(states, "queryDot") / radius, np.sin(second), atol=1e-9)
@@ -695,7 +695,7 @@ def test_clocks(explored):
     for settings, state in ((s["settings"], s["clocks"]) for s in explored):
         d, base, p, k = map(settings.get, ("d", "base", "p", "k"))
         f = pe.geometric(d, base)
-        here, there = (np.array([phase(at, turn) for turn in f.turns]) for at in (p, p + k))
+        here, there = (np.array([phase(at, turn) for turn in f.cycles]) for at in (p, p + k))
         rounded = 0.015 / state["radius"]
         assert_same_angle([hand(path) for path in state["first"]], here, rounded)
         assert_same_angle([hand(path) for path in state["second"]], there, rounded)
@@ -771,7 +771,7 @@ def test_table(explored):
 
 
 def exact_row(p, f):
-    angle = np.array([phase(p, turn) for turn in f.turns])
+    angle = np.array([phase(p, turn) for turn in f.cycles])
     return np.stack([np.sin(angle), np.cos(angle)], -1).ravel()
 
 

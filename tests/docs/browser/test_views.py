@@ -28,7 +28,7 @@ def drawn_settings(count):
 
 def waves(p, frequencies):
     """sin and cos of ω·p, in float64 of exact phases."""
-    angles = [2 * np.pi * ((p * turn + 2**127) % 2**128 - 2**127) / 2**128 for turn in frequencies.turns]
+    angles = [2 * np.pi * ((p * turn + 2**127) % 2**128 - 2**127) / 2**128 for turn in frequencies.cycles]
     return np.sin(angles), np.cos(angles)
 
 
@@ -54,7 +54,7 @@ def test_encodings_are_the_librarys(mathematics, pairs, base, p, k):
         return [turns.map(String), here, posenc.shift(here, posenc.sinusoidal(k, turns)), posenc.offsetSimilarity(k, turns)];""",
         *(d, base, p, k),
     )
-    assert max(abs(int(a) - b) for a, b in zip(turns, f.turns, strict=True)) <= 4
+    assert max(abs(int(a) - b) for a, b in zip(turns, f.cycles, strict=True)) <= 4
     np.testing.assert_allclose(here, table(p, f), **CLOSE)
     np.testing.assert_allclose(moved, table(p + k, f), **CLOSE)
     np.testing.assert_allclose(alike, waves(k, f)[1].sum(), **CLOSE)

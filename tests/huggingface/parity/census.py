@@ -56,7 +56,7 @@ def census() -> dict[str, list[str]]:
         inner = name if name in _models.MODELS else language_model(name)
         if inner in _refused.REFUSED:
             kind = "refused by name"
-        elif _models.known(inner):
+        elif _models.canonical_type(inner):
             kind = "read" if inner == name else "read by their language model"
         else:
             kind = "missing"

@@ -98,7 +98,7 @@ def in_the_other_part(plan):
 
 
 def by_the_next_frequency(plan):
-    return _with_frequencies(plan, lambda f: dataclasses.replace(f, turns=(*f.turns[1:], *f.turns[:1])))
+    return _with_frequencies(plan, lambda f: dataclasses.replace(f, cycles=(*f.cycles[1:], *f.cycles[:1])))
 
 
 def by_another_coordinate(plan):

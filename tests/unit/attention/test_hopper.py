@@ -357,7 +357,9 @@ def test_tiles_that_are_skipped_or_seen_whole(name):
     rows = {k: [np.atleast_2d(x) for x in v] for k, v in sides.items()}
     steps = hopper._steps(*hopper._seen_tiles(reach, rows, (queries, keys), blocks))
     check_steps(steps, seen, blocks, keys)
-    turned = hopper._steps(*hopper._seen_tiles(reach, rows, (queries, keys), blocks, turned=True), masked_first=True)
+    turned = hopper._steps(
+        *hopper._seen_tiles(reach, rows, (queries, keys), blocks, transposed=True), masked_first=True
+    )
     check_steps(turned, np.swapaxes(seen, -1, -2), blocks[::-1])
     if "key_positions" not in options and HAS_KERNEL:
         check_bands(reach, rows, seen, (queries, keys))

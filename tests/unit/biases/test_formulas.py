@@ -50,7 +50,7 @@ def test_sandwich(width):
 
 def test_sandwich_of_other_frequencies():
     f = pe.axial(8, 1, 500.0)
-    double = pe.Frequencies(f.turns, f.dim, attention_factor=2.0)
+    double = pe.Frequencies(f.cycles, f.dim, attention_factor=2.0)
     of = lambda p, angular: [pe.sandwich(p, p, 4, f), pe.sandwich(p, p, 4, double), pe.sandwich(p[:3], p[:3], 4, angular)]  # noqa: E731  # fmt: skip
     single, fourfold, learned = map(np.asarray, quick(of)(NEAR, np.float32(f.angular)))
     np.testing.assert_allclose(fourfold, 4 * single, rtol=1e-6, atol=1e-5)

@@ -277,7 +277,7 @@ X, B = np.zeros((4, 3), np.float32), np.zeros((3, 5), np.float32)
         (lambda: pe.fourier_features(X, B, layout="sines"), ValueError, "fourier_features: layout must be one of .* got 'sines'"),  # type: ignore
         (lambda: pe.fourier_features(X, B, dtype=jnp.int32), TypeError, "fourier_features: dtype must be a float dtype, got int32"),
         (lambda: pe.timestep_embedding(1, -1), ValueError, "timestep_embedding: dim must be at least 0, got -1"),
-        (lambda: pe.timestep_embedding(1, 64, max_period=1e-10), ValueError, "timestep_embedding: max_period must let no pair turn 2²⁸ times"),
+        (lambda: pe.timestep_embedding(1, 64, max_period=1e-10), ValueError, "timestep_embedding: max_period must keep every pair below 2²⁸ cycles"),
         (lambda: pe.timestep_embedding(1, 8.0), TypeError, "timestep_embedding: dim must be an integer, got float 8.0"),  # type: ignore
         (lambda: pe.timestep_embedding(1, 8, downscale_freq_shift=4), ValueError, r"timestep_embedding: downscale_freq_shift must be below dim // 2 = 4, got 4.0"),
         (lambda: pe.timestep_embedding(1, 4, downscale_freq_shift=2), ValueError, r"timestep_embedding: downscale_freq_shift must be below dim // 2 = 2, got 2.0"),

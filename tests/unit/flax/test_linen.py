@@ -114,7 +114,7 @@ def test_in_a_model_under_jit_and_bound():
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_sharded_input(kind, on_cpu):
-    content = linen.ContentBias(9, 8, of="query", scale=1.0, out_of_range="nearest")
+    content = linen.ContentBias(9, 8, source="query", scale=1.0, out_of_range="nearest")
     attend = linen.positional_attention(6, bias=linen.T5Bias(3), content_bias=content)
     rotary = linen.RotaryEncoding(8, head_axis=-2)
     x, positions = RNG.normal(size=(8, 5, 3, 8)).astype(np.float32), np.arange(40).reshape(8, 5)

@@ -65,19 +65,19 @@ BIASES = [
     (
         "ContentBias",
         (5, 4),
-        {"of": "query", "scale": 0.3, "out_of_range": "nearest"},
+        {"source": "query", "scale": 0.3, "out_of_range": "nearest"},
         lambda p, q, k, x, _: 0.3 * pe.content_bias(q, k, p["embedding"], query=x, out_of_range="nearest"),
         {"embedding": (5, 4)},
     ),
     (
         "ContentBias",
         (8, 4),
-        {"of": "key", "scale": 2, "num_heads": 3, "max_distance": 900},
+        {"source": "key", "scale": 2, "num_heads": 3, "max_distance": 900},
         lambda p, q, k, _, x: 2 * pe.content_bias(q, k, p["embedding"], key=x, max_distance=900),
         {"embedding": (8, 3, 4)},
     ),
     ("KERPLE", (3,), {}, lambda p, q, k: pe.kerple_log(q, k, *free_kerple(p, softplus)), FREE),
-    ("KERPLE", (3,), {"form": "power"}, lambda p, q, k: pe.kerple_power(q, k, *free_kerple(p, twice_sigmoid)), FREE),
+    ("KERPLE", (3,), {"variant": "power"}, lambda p, q, k: pe.kerple_power(q, k, *free_kerple(p, twice_sigmoid)), FREE),
     (
         "FIRE",
         (3,),
@@ -156,7 +156,7 @@ def test_is_the_function_in_both_stacks(name, sizes, settings, function, shapes)
     exact = name not in ("FIRE", "ContentBias")
     assert_within(part, got[..., 1:, 2:4], 0 if exact else 1e-6, against="the whole bias's tile")
     # A GPU's power of 10¹¹ is off by more than a CPU's.
-    relative = 5e-6 if settings == {"form": "power"} and jax.default_backend() != "cpu" else 2e-6
+    relative = 5e-6 if settings == {"variant": "power"} and jax.default_backend() != "cpu" else 2e-6
     assert_within(got, want, relative * np.abs(want) + 1e-6, against="the function")
 
 
@@ -197,10 +197,10 @@ def test_all_parameters_and_nothing_else_is_learned(name, sizes, settings, funct
         assert_within(grads[n], wanted[n], 1e-5 * np.abs(wanted[n]), against=f"Linen's derivative by {n}")
 
 
-@pytest.mark.parametrize(("form", "first", "second"), [thorough("log", 2, 1), ("power", 1, 2)])
-def test_kerple_begins_as_the_authors_do(form, first, second):
-    for p in drawn_in_both("KERPLE", 20_000, form=form):
-        r1, r2 = softplus(p["free_r1"]), (twice_sigmoid if form == "power" else softplus)(p["free_r2"])
+@pytest.mark.parametrize(("variant", "first", "second"), [thorough("log", 2, 1), ("power", 1, 2)])
+def test_kerple_begins_as_the_authors_do(variant, first, second):
+    for p in drawn_in_both("KERPLE", 20_000, variant=variant):
+        r1, r2 = softplus(p["free_r1"]), (twice_sigmoid if variant == "power" else softplus)(p["free_r2"])
         for values, high in ((r1, first), (r2, second)):
             assert 0.0099 < values.min() < 0.02 and 0.99 * high < values.max() < high
             quartiles = np.array([1, 2, 3]) * high / 4
@@ -241,7 +241,7 @@ def test_t5_begins_as_t5x_does():
     ],
 )
 def test_initialisers_dtype_and_metadata_pass_through(name, init, of):
-    content = {"of": "query", "scale": 1.0, "out_of_range": "nearest", "num_heads": 3}
+    content = {"source": "query", "scale": 1.0, "out_of_range": "nearest", "num_heads": 3}
     sizes, settings = ((5, 4), content) if name == "ContentBias" else ((4,), {})
     arrays = called_with(name, QUERIES, KEYS)
     inits = dict.fromkeys(init, lambda key, shape, dtype: np.full(shape, 0.5, dtype))
@@ -267,11 +267,11 @@ def test_initialisers_dtype_and_metadata_pass_through(name, init, of):
 # Settings, and how the loops are told of them; an offset without a row has the nearest one where `outside` is None.
 CONTENT = {
     "one table, of queries": (
-        {"of": "query", "scale": 8**-0.5, "out_of_range": "nearest"},
+        {"source": "query", "scale": 8**-0.5, "out_of_range": "nearest"},
         {"of": "query", "first": -2, "outside": None},
     ),
     "a table a head, of keys": (
-        {"of": "key", "scale": 0.7, "num_heads": 2, "first": -3, "out_of_range": "zeros"},
+        {"source": "key", "scale": 0.7, "num_heads": 2, "first": -3, "out_of_range": "zeros"},
         {"of": "key", "first": -3, "outside": 0.0},
     ),
 }
@@ -294,7 +294,7 @@ def test_content_bias_is_that_of_loops_in_both_stacks():
 
     for n, (got, same, slope) in compute(tables).items():
         settings, told = CONTENT[n]
-        scale, x = settings["scale"], q if settings["of"] == "query" else k
+        scale, x = settings["scale"], q if settings["source"] == "query" else k
         loops = lambda table, x=x, told=told: content_by_loops(i, j, x, table, **told)  # noqa: E731
         want = scale * loops(tables[n])
         assert_within(got, want, 1e-6, against=f"loops in float64, {n}")
@@ -341,8 +341,8 @@ def test_fourier_features(learned):
 
 
 def test_kerple_begins_at_least_a_hundredth_from_its_limits():
-    """As the authors' code: r₁ of the power form within (0.01, 1), its exponent r₂ within (0.01, 1.99)."""
-    module = quick(lambda: parameters(made("KERPLE", 2**20, form="power")))()
+    """As the authors' code: r₁ of the power variant within (0.01, 1), its exponent r₂ within (0.01, 1.99)."""
+    module = quick(lambda: parameters(made("KERPLE", 2**20, variant="power")))()
     found = softplus(module["free_r1"]), twice_sigmoid(module["free_r2"])
     for values, ends in zip(found, [(0.01, 1), (0.01, 1.99)], strict=True):
         assert_within([values.min(), values.max()], ends, [7e-6, 2e-5], against="the ends of the interval")
@@ -379,7 +379,7 @@ def test_timestep_embedding(settings):
     assert module(t).dtype == same.apply({}, t).dtype == want.dtype
 
 
-TERM = {"of": "query", "scale": 1.0}
+TERM = {"source": "query", "scale": 1.0}
 
 
 @pytest.mark.parametrize("stack", ["nnx", "linen"])
@@ -406,10 +406,10 @@ TERM = {"of": "query", "scale": 1.0}
         ("ContentBias", (2**30 + 1, 4), TERM, ValueError, "ContentBias: num_rows must be below 2³⁰, got 1073741825"),
         ("ContentBias", (5, 0), TERM, ValueError, "ContentBias: head_dim must be at least 1, got 0"),
         ("ContentBias", (5, np.ones(1)), TERM, TypeError, "ContentBias: head_dim must be an integer"),
-        ("ContentBias", (5, 4), {"scale": 1.0}, TypeError, "'?of'?$"),
-        ("ContentBias", (5, 4), {"of": "key"}, TypeError, "'?scale'?$"),
-        ("ContentBias", (5, 4), TERM | {"of": "value"}, ValueError, r"ContentBias: of must be one of \('query', 'key'\), got 'value'"),
-        ("ContentBias", (5, 4), TERM | {"of": None}, ValueError, "ContentBias: of must be one of .* got None"),
+        ("ContentBias", (5, 4), {"scale": 1.0}, TypeError, "'?source'?$"),
+        ("ContentBias", (5, 4), {"source": "key"}, TypeError, "'?scale'?$"),
+        ("ContentBias", (5, 4), TERM | {"source": "value"}, ValueError, r"ContentBias: source must be one of \('query', 'key'\), got 'value'"),
+        ("ContentBias", (5, 4), TERM | {"source": None}, ValueError, "ContentBias: source must be one of .* got None"),
         ("ContentBias", (5, 4), TERM | {"scale": "1"}, TypeError, "ContentBias: scale must be a number, got str '1'"),
         ("ContentBias", (5, 4), TERM | {"scale": np.ones(2)}, TypeError, "ContentBias: scale must be a number"),
         ("ContentBias", (5, 4), TERM | {"scale": float("nan")}, ValueError, "ContentBias: scale must be finite, got nan"),
@@ -427,7 +427,7 @@ TERM = {"of": "query", "scale": 1.0}
         ("ContentBias", (5, 4), TERM | {"out_of_range": "clip"}, ValueError, "ContentBias: out_of_range must be one of"),
         ("ContentBias", (5, 4), TERM | {"param_dtype": int}, TypeError, "ContentBias: param_dtype must be a float dtype"),
         ("KERPLE", (0,), {}, ValueError, "KERPLE: num_heads must be at least 1"),
-        ("KERPLE", (2,), {"form": "exp"}, ValueError, "KERPLE: form must be one of .* got 'exp'"),
+        ("KERPLE", (2,), {"variant": "exp"}, ValueError, "KERPLE: variant must be one of .* got 'exp'"),
         ("KERPLE", (2,), {"param_dtype": int}, TypeError, "KERPLE: param_dtype must be a float dtype"),
         ("FIRE", (-1,), {}, ValueError, "FIRE: num_heads must be at least 1"),
         ("FIRE", (2,), {"hidden": 0}, ValueError, "FIRE: hidden must be at least 1"),

@@ -427,7 +427,7 @@ LEARNED = {
     ),
     # Shaw's: a function of the layer's queries and keys
     "ContentBias": (
-        {"num_rows": 5, "of": "query", "scale": 8**-0.5, "out_of_range": "nearest"},
+        {"num_rows": 5, "source": "query", "scale": 8**-0.5, "out_of_range": "nearest"},
         lambda p: lambda q, k: 8**-0.5 * of_content(q, p["embedding"], of="query", first=-2, outside=None),
     ),
 }
@@ -571,7 +571,7 @@ def test_a_content_bias_reads_what_the_layer_projected():
 
 def content_of(stack):
     """With keys, a table for each head, and rows for the offsets from −3 to 2."""
-    settings = {"of": "key", "scale": 0.7, "num_heads": 2, "first": -3, "out_of_range": "zeros"}
+    settings = {"source": "key", "scale": 0.7, "num_heads": 2, "first": -3, "out_of_range": "zeros"}
     settings |= {"embedding_init": from_rng} | ({"rngs": nnx.Rngs(0)} if stack is nnx_modules else {})
     return stack.ContentBias(6, 8, **settings)
 

@@ -105,7 +105,7 @@ def test_a_step_of_flaxs_cache_and_positions_of_several_axes():
 
 
 def of_linen(attention):
-    modules = {"bias": linen.T5Bias(2), "content_bias": linen.ContentBias(11, 8, of="query", scale=1.0)}
+    modules = {"bias": linen.T5Bias(2), "content_bias": linen.ContentBias(11, 8, source="query", scale=1.0)}
     attend = linen.positional_attention(8, **modules, attention=attention)
     return nn.MultiHeadDotProductAttention(2, attention_fn=attend)
 
@@ -113,7 +113,7 @@ def of_linen(attention):
 def of_nnx(attention):
     rngs = nnx.Rngs(0)
     modules = {"bias": nnx_modules.T5Bias(2, rngs=rngs)}
-    modules["content_bias"] = nnx_modules.ContentBias(11, 8, of="query", scale=1.0, rngs=rngs)
+    modules["content_bias"] = nnx_modules.ContentBias(11, 8, source="query", scale=1.0, rngs=rngs)
     attend = nnx_modules.positional_attention(8, **modules, attention=attention)
     return nnx.MultiHeadAttention(2, 16, attention_fn=attend, decode=False, rngs=rngs)
 

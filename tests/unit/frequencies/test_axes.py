@@ -28,7 +28,7 @@ def test_axial_repeats_a_given_spectrum():
     assert pe.axial(pe.geometric(8), 3) == pe.axial(24, 3) == pe.axial(24, 3, 10_000)
     yarn = pe.yarn(16, 1e4, 8, 4096).with_precision("float32")
     two = pe.axial(yarn, 2)
-    assert two.turns == yarn.turns * 2 and two.axes == (0,) * 8 + (1,) * 8 and two.dim == 32
+    assert two.cycles == yarn.cycles * 2 and two.axes == (0,) * 8 + (1,) * 8 and two.dim == 32
     assert two.attention_factor == yarn.attention_factor > 1 and two.precision == "float32"
     assert pe.axial(yarn, 1) == yarn
 
@@ -83,14 +83,14 @@ def test_image_and_video_models_of_diffusers(case):
 def test_each_part_of_a_joined_spectrum_keeps_its_frequencies():
     f, g = pe.geometric(8, 100.0), pe.linear_scaling(pe.geometric(4), 2)
     same = pe.join(f, g)
-    assert same.turns == f.turns + g.turns and same.axes == (0,) * 6 and same.dim == 12
+    assert same.cycles == f.cycles + g.cycles and same.axes == (0,) * 6 and same.dim == 12
     other = pe.join(g, pe.multi_section(f, (1, 3)), g, axes=(2, 0, 3))
-    assert other.turns == g.turns + f.turns + g.turns and other.axes == (2, 2, 0, 1, 1, 1, 3, 3)
+    assert other.cycles == g.cycles + f.cycles + g.cycles and other.axes == (2, 2, 0, 1, 1, 1, 3, 3)
     assert pe.join(pe.multi_section(f, (1, 3)), g).axes == (0, 1, 1, 1, 0, 0)
     yarn = pe.yarn(16, 1e4, 8, 4096).with_precision("float32")
     joined = pe.join(pe.geometric(0), yarn, axes=(5, 1))  # features alone have an amplitude
     assert joined.attention_factor == yarn.attention_factor > 1 and joined.precision == "float32"
-    assert joined.axes == (1,) * 8 and joined.turns == yarn.turns
+    assert joined.axes == (1,) * 8 and joined.cycles == yarn.cycles
     assert pe.join(f) == f and pe.join(0, 0) == pe.geometric(0) and pe.join(8) == pe.geometric(8)
 
 
@@ -112,7 +112,7 @@ def test_contiguous_sections(sections):
     f = pe.geometric(2 * sum(sections), 1e6)
     got = pe.multi_section(f, sections)
     assert got.axes == tuple(spectra.axes_of(sections).tolist())
-    assert got.turns == f.turns and got.num_axes == len(sections)
+    assert got.cycles == f.cycles and got.num_axes == len(sections)
     assert pe.multi_section(f, np.array(sections)) == pe.multi_section(f, list(sections)) == got
 
 
@@ -122,7 +122,7 @@ def test_contiguous_sections(sections):
 def test_interleaved_sections(sections):
     f = pe.geometric(2 * sum(sections), 1e6)
     got = pe.multi_section(f, sections, interleaved=True)
-    assert got.axes == tuple(spectra.axes_of(sections, interleaved=True).tolist()) and got.turns == f.turns
+    assert got.axes == tuple(spectra.axes_of(sections, interleaved=True).tolist()) and got.cycles == f.cycles
     assert tuple(got.axes.count(axis) for axis in range(len(sections))) == sections
 
 
@@ -191,7 +191,7 @@ F = pe.geometric(12)
         (lambda: pe.axial(pe.axial(8, 2), 2), ValueError, "axial: frequencies must have one axis, got 2"),
         (lambda: pe.axial(pe.multi_section(F, (2, 2, 2)), 2), ValueError, "axial: frequencies must have one axis, got 3"),
         thorough(lambda: pe.axial(2**21, 2), ValueError, "axial: frequencies of all axes must have a width of at most 2²⁰, got 2097152"),
-        (lambda: pe.axial(32, 2, 1e-12), ValueError, "axial: base must let no pair turn 2²⁸ times a position, got 1e-12"),
+        (lambda: pe.axial(32, 2, 1e-12), ValueError, "axial: base must keep every pair below 2²⁸ cycles per position, got 1e-12"),
         (lambda: pe.axial(F, 10**9), ValueError, "axial: num_axes must be at most 2²⁰, got 1000000000"),
         (lambda: pe.axial(F, 10**6), ValueError, "axial: frequencies of all axes must have a width of at most 2²⁰, got 12000000"),
         (lambda: pe.axial(8), ValueError, "axial: num_axes must be given, unless frequencies is a sequence, got None"),

@@ -30,7 +30,7 @@ def test_geometric_is_correct_to_the_last_unit(dim, base, endpoint):
     assert (frequencies.dim, frequencies.num_pairs, frequencies.num_axes) == (dim, (dim + 1) // 2, 1)
     omegas = spectra.geometric(dim, base, endpoint)
     turns = spectra.exact_turns(omegas)
-    assert max(abs(t - mine) for t, mine in zip(turns, frequencies.turns, strict=True)) <= 0.51
+    assert max(abs(t - mine) for t, mine in zip(turns, frequencies.cycles, strict=True)) <= 0.51
     np.testing.assert_allclose(frequencies.angular, spectra.floats(omegas), rtol=4e-16)
     np.testing.assert_allclose(frequencies.wavelengths, spectra.wavelengths(omegas), rtol=4e-16)
 
@@ -55,15 +55,15 @@ def test_a_pair_that_does_not_turn():
 
 def test_fields_are_plain_values():
     f = pe.Frequencies([3 << 120, 5], np.int64(4), [0, 1], np.float32(0.5))  # type: ignore
-    assert (f.turns, f.dim, f.axes, f.attention_factor) == ((3 << 120, 5), 4, (0, 1), 0.5)
-    assert [type(v) for v in (f.turns, f.dim, f.axes, f.attention_factor)] == [tuple, int, tuple, float]
+    assert (f.cycles, f.dim, f.axes, f.attention_factor) == ((3 << 120, 5), 4, (0, 1), 0.5)
+    assert [type(v) for v in (f.cycles, f.dim, f.axes, f.attention_factor)] == [tuple, int, tuple, float]
 
 
 def test_no_frequency_of_2_to_the_28_turns():
     limit = 2 ** (128 + 28)
     assert pe.Frequencies((limit - 1, 1 - limit), 4).num_pairs == 2
     for turns in (limit, -limit):
-        with pytest.raises(ValueError, match="Frequencies: turns must be integers below 2²⁸ turns a position"):
+        with pytest.raises(ValueError, match="Frequencies: cycles must be integers below 2²⁸ cycles per position"):
             pe.Frequencies((turns,), 2)
 
 
@@ -124,7 +124,7 @@ def test_other_frequencies_are_taken_at_their_exact_value():
     axes, values = pe.axial(8, 2), np.array([1.0, 0.1, -0.3, 1e-7], np.float32)
     f = dataclasses.replace(axes, attention_factor=1.5).with_angular(values)
     assert (f.axes, f.dim, f.attention_factor) == (axes.axes, 8, 1.5)
-    assert f.turns == spectra.turns(values.tolist())
+    assert f.cycles == spectra.turns(values.tolist())
     np.testing.assert_array_equal(f.angular.astype(np.float32), values)
     assert f.with_angular(list(axes.angular)).angular.tolist() == axes.angular.tolist()
 
@@ -143,10 +143,10 @@ def test_other_frequencies_are_taken_at_their_exact_value():
         (lambda: pe.geometric(4, endpoint=1), TypeError, "geometric: endpoint must be True or False, got int 1"),  # type: ignore
         (lambda: pe.geometric(10**30), ValueError, "geometric: dim must be at most 2²⁰, got 1000"),
         (lambda: pe.geometric(4, 10**400), ValueError, "geometric: base must be finite, got inf"),
-        (lambda: pe.geometric(16, 1e-12), ValueError, "geometric: base must let no pair turn 2²⁸ times a position, got 1e-12"),
-        (lambda: pe.Frequencies(3, 2), TypeError, "Frequencies: turns must be a sequence of integers, got int 3"),  # type: ignore
+        (lambda: pe.geometric(16, 1e-12), ValueError, "geometric: base must keep every pair below 2²⁸ cycles per position, got 1e-12"),
+        (lambda: pe.Frequencies(3, 2), TypeError, "Frequencies: cycles must be a sequence of integers, got int 3"),  # type: ignore
         (lambda: pe.Frequencies((1, 1), 4, 3), TypeError, "Frequencies: axes must be a sequence of integers, got int 3"),  # type: ignore
-        (lambda: pe.Frequencies((1.5,), 2), ValueError, "Frequencies: turns must be integers"),  # type: ignore
+        (lambda: pe.Frequencies((1.5,), 2), ValueError, "Frequencies: cycles must be integers"),  # type: ignore
         (lambda: pe.Frequencies((1, 2), 4.0), TypeError, "Frequencies: dim must be an integer, got float 4.0"),  # type: ignore
         (lambda: pe.Frequencies((1,), 2, attention_factor="1"), TypeError, "Frequencies: attention_factor must be a number, got str '1'"),  # type: ignore
         (lambda: pe.Frequencies((1,), 2, attention_factor=1e39), ValueError, "attention_factor must fit into float32, got 1e"),
@@ -216,7 +216,7 @@ def test_what_no_features_give():
         assert shape_of(lambda: pe.rotation_matrix(p, f)) == (2, 5, 0, 0)  # noqa: B023
         assert shape_of(lambda: pe.offset_similarity(p, f)) == (2, 5)  # noqa: B023
         assert shape_of(lambda: pe.sandwich(p, p, 4, f)) == (2, 4, 5, 5)  # noqa: B023
-        assert kernels.tuning_words(f).shape == (6, 0)
+        assert kernels.phase_constants(f).shape == (6, 0)
         for layout in ("half", "interleaved"):
             assert shape_of(lambda x: pe.rotary(x, p, f, head_axis=-2, layout=layout), x) == x.shape  # noqa: B023
             assert shape_of(lambda x: pe.xpos(x, x, p, f, head_axis=-2, layout=layout), x) == (x.shape,) * 2  # noqa: B023
@@ -261,7 +261,7 @@ def test_float64_frequencies_of_numpy_are_exact():
         x = np.ones((4, 1, 64), np.float32)
         exact = pe.geometric(64).with_angular(omega)
         np.testing.assert_array_equal(pe.rotary(x, p, omega, head_axis=-2), pe.rotary(x, p, exact, head_axis=-2))
-        np.testing.assert_array_equal(kernels.tuning_words(omega), kernels.tuning_words(exact))
+        np.testing.assert_array_equal(kernels.phase_constants(omega), kernels.phase_constants(exact))
         with pytest.raises(
             ValueError, match=r"^rotary: frequencies must be float32 if they have several axes .* got float64"
         ):

@@ -18,8 +18,8 @@ from oracles import encodings, spectra
 def test_ntk(dim, base, factor):
     got = pe.ntk(dim, base, factor)
     assert_exact(got, spectra.ntk(dim, base, factor), 0.51)
-    slowest = pe.linear_scaling(pe.geometric(dim, base), factor).turns[-1]
-    assert got.turns[0] == pe.geometric(dim, base).turns[0] and abs(got.turns[-1] - slowest) <= 2
+    slowest = pe.linear_scaling(pe.geometric(dim, base), factor).cycles[-1]
+    assert got.cycles[0] == pe.geometric(dim, base).cycles[0] and abs(got.cycles[-1] - slowest) <= 2
 
 
 @pytest.mark.parametrize(("dim", "base"), WIDTHS)
@@ -159,8 +159,8 @@ nan, inf = float("nan"), float("inf")
         (lambda: pe.ntk(8, 1e4, 0.5), ValueError, "ntk: factor must be at least 1, got 0.5"),
         (lambda: pe.ntk(8, 1e4, nan), ValueError, "ntk: factor must be finite, got nan"),
         (lambda: pe.ntk(8, 1e4, True), TypeError, "ntk: factor must be a number, got bool True"),
-        (lambda: pe.ntk(16, 1e-12, 1), ValueError, "ntk: base must let no pair turn 2²⁸ times a position, got 1e-12"),
-        (lambda: pe.dynamic_ntk(16, 1e-12, 1, 8, 9), ValueError, "dynamic_ntk: base must let no pair turn 2²⁸ times"),
+        (lambda: pe.ntk(16, 1e-12, 1), ValueError, "ntk: base must keep every pair below 2²⁸ cycles per position, got 1e-12"),
+        (lambda: pe.dynamic_ntk(16, 1e-12, 1, 8, 9), ValueError, "dynamic_ntk: base must keep every pair below 2²⁸ cycles"),
         (lambda: pe.dynamic_ntk(2, 1e4, 2, 64, 64), ValueError, "dynamic_ntk: dim must be 0, or even and from 4 to 2²⁰, got 2"),
         (lambda: pe.dynamic_ntk(9, 1e4, 2, 64, np.asarray(64)), ValueError, "dynamic_ntk: dim must be 0, or even and from 4 to 2²⁰, got 9"),
         (lambda: pe.dynamic_ntk(8, 0.0, 2, 64, 64), ValueError, "dynamic_ntk: base must be positive, got 0.0"),

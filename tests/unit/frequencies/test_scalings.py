@@ -53,7 +53,7 @@ def test_yarn(dim, base, factor, original_max, settings):
 @pytest.mark.parametrize(("truncate", "low", "high"), [(False, 8.092779, 17.398025), (True, 8, 18)])
 def test_the_ramp_of_gpt_oss(truncate, low, high):
     got = pe.yarn(64, 150_000, 32, 4096, truncate=truncate)
-    weight = [a / b for a, b in zip(got.turns, pe.geometric(64, 150_000).turns, strict=True)]
+    weight = [a / b for a, b in zip(got.cycles, pe.geometric(64, 150_000).cycles, strict=True)]
     share = [(1 - w) / (1 - 1 / 32) for w in weight]
     slope = (share[17] - share[9]) / 8
     assert (9 - share[9] / slope, 17 + (1 - share[17]) / slope) == pytest.approx((low, high), abs=5e-7)
@@ -98,16 +98,16 @@ def test_llama3_with_one_bound_is_a_step():
     got = pe.llama3(f, 16, low_freq_factor=1, high_freq_factor=1, original_max=8192).angular
     np.testing.assert_allclose(got, np.where(f.wavelengths < 8192, f.angular, f.angular / 16), rtol=1e-15)
     # At the bound itself a pair is divided: ω = 2π/8192, as turns of exactly 2⁻¹³.
-    edge = dataclasses.replace(pe.geometric(2), turns=(1 << 115,))
-    assert pe.llama3(edge, 16, low_freq_factor=1, high_freq_factor=1, original_max=8192).turns == (1 << 111,)
+    edge = dataclasses.replace(pe.geometric(2), cycles=(1 << 115,))
+    assert pe.llama3(edge, 16, low_freq_factor=1, high_freq_factor=1, original_max=8192).cycles == (1 << 111,)
 
 
 def test_llama3_of_pairs_that_rest_or_turn_backwards():
-    turns = pe.geometric(64, 5e5).turns
+    turns = pe.geometric(64, 5e5).cycles
     settings = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192}
     forwards = pe.llama3(pe.Frequencies((0, *turns), 66), **settings)
     backwards = pe.llama3(pe.Frequencies(tuple(-t for t in (0, *turns)), 66), **settings)
-    assert forwards.turns[0] == 0 and backwards.turns == tuple(-t for t in forwards.turns)
+    assert forwards.cycles[0] == 0 and backwards.cycles == tuple(-t for t in forwards.cycles)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_llama3_of_pairs_that_rest_or_turn_backwards():
 def test_proportional(dim, fraction, turning, factor):
     got = pe.proportional(dim, 1e6, fraction, factor)
     assert_exact(got, spectra.proportional(dim, 1e6, fraction, factor), 1.01)
-    assert all(got.turns[:turning])
-    assert got.turns[turning:] == (0,) * (dim // 2 - turning)
+    assert all(got.cycles[:turning])
+    assert got.cycles[turning:] == (0,) * (dim // 2 - turning)
 
 
 def test_what_leaves_a_spectrum_as_it_is():
@@ -190,12 +190,12 @@ def test_scalings_and_axes_compose_in_either_order(scale, give_axes):
     assert got == give_axes(scale(f)) and got.axes == give_axes(f).axes
     assert got.precision == "float32" and got.num_axes == 3
     assert got.attention_factor == (1.5 * math.sqrt(1.5) if scale is scale_longrope else 1.5)
-    assert got.turns != give_axes(f).turns
+    assert got.cycles != give_axes(f).cycles
 
 
 def test_scalings_of_scalings():
     twice, once = pe.linear_scaling(pe.linear_scaling(16, 2), 4), pe.linear_scaling(16, 8)
-    assert max(abs(a - b) for a, b in zip(twice.turns, once.turns, strict=True)) <= 1
+    assert max(abs(a - b) for a, b in zip(twice.cycles, once.cycles, strict=True)) <= 1
     yarn = pe.yarn(16, 1e4, 8, 4096)
     both = pe.linear_scaling(yarn, 2)
     assert both.attention_factor == yarn.attention_factor
@@ -246,7 +246,7 @@ def test_static_under_jit():
 
 def test_the_callers_decimal_context_changes_nothing():
     expected = [pe.yarn(34, 1234.5, 3, 4096, truncate=False), pe.ntk(34, 1234.5, 3)]
-    frequencies.spectrum.cache_clear()
+    frequencies.geometric_cycles.cache_clear()
     with decimal.localcontext(prec=3, rounding=decimal.ROUND_UP, traps=[decimal.Inexact]):
         assert [pe.yarn(34, 1234.5, 3, 4096, truncate=False), pe.ntk(34, 1234.5, 3)] == expected
 
@@ -266,14 +266,14 @@ nan, inf = float("nan"), float("inf")
         (lambda: pe.linear_scaling(8, True), TypeError, "linear_scaling: factor must be a number, got bool True"),
         (lambda: pe.linear_scaling(8, "2"), TypeError, "linear_scaling: factor must be a number, got str '2'"),  # type: ignore
         (lambda: pe.linear_scaling(8, jax.device_put(np.float32(2))), TypeError, "linear_scaling: factor must be a number, got float32 of shape"),  # type: ignore
-        (lambda: pe.linear_scaling(pe.Frequencies((1 << 155,), 2), 0.5), ValueError, "linear_scaling: factor must let no pair turn 2²⁸ times"),
-        (lambda: pe.linear_scaling(8, 1e-10), ValueError, "linear_scaling: factor must let no pair turn 2²⁸ times a position, got 1e-10"),
+        (lambda: pe.linear_scaling(pe.Frequencies((1 << 155,), 2), 0.5), ValueError, "linear_scaling: factor must keep every pair below 2²⁸ cycles"),
+        (lambda: pe.linear_scaling(8, 1e-10), ValueError, "linear_scaling: factor must keep every pair below 2²⁸ cycles per position, got 1e-10"),
         (lambda: pe.linear_scaling(jax.device_put(np.ones(4, np.float32)), 2), TypeError, "linear_scaling: frequencies must be Frequencies or an integer width"),  # type: ignore
         (lambda: pe.linear_scaling(-2, 2), ValueError, r"linear_scaling: frequencies \(a width\) must be at least 0, got -2"),
         (lambda: pe.linear_scaling(True, 2), TypeError, "linear_scaling: frequencies must be Frequencies"),
         (lambda: pe.linear_scaling(8.0, 2), TypeError, "linear_scaling: frequencies must be Frequencies"),  # type: ignore
-        (lambda: pe.proportional(8, 10_000, 0.5, 1e-10), ValueError, "proportional: factor must let no pair turn 2²⁸ times a position, got 1e-10"),
-        (lambda: pe.longrope(4, **{**LISTS, "short_factor": [1e-10, 1]}), ValueError, r"longrope: short_factor must let no pair turn 2²⁸ times a position, got \[1e-10, 1.0\]"),
+        (lambda: pe.proportional(8, 10_000, 0.5, 1e-10), ValueError, "proportional: factor must keep every pair below 2²⁸ cycles per position, got 1e-10"),
+        (lambda: pe.longrope(4, **{**LISTS, "short_factor": [1e-10, 1]}), ValueError, r"longrope: short_factor must keep every pair below 2²⁸ cycles per position, got \[1e-10, 1.0\]"),
         (lambda: pe.longrope(4, **LISTS, attention_factor=1e39), ValueError, "longrope: attention_factor must fit into float32, got 1e\\+39"),
         (lambda: pe.yarn(8, 10_000, 4, 64, attention_factor=1e39), ValueError, "yarn: attention_factor must fit into float32, got 1e\\+39"),
         (lambda: pe.yarn(7, 1e4, 2, 64), ValueError, "yarn: dim must be 0, or even and from 2 to 2²⁰, got 7"),
@@ -321,7 +321,7 @@ nan, inf = float("nan"), float("inf")
         (lambda: pe.proportional(8, 1e4, 1.5), ValueError, "proportional: fraction must be over 0 and at most 1, got 1.5"),
         (lambda: pe.proportional(8, 1e4, nan), ValueError, "proportional: fraction must be finite, got nan"),
         (lambda: pe.proportional(8, 1e4, True), TypeError, "proportional: fraction must be a number, got bool True"),
-        (lambda: pe.proportional(8, 1e4, 0.2), ValueError, "proportional: fraction must leave a pair of the 8 features to turn, got 0.2"),
+        (lambda: pe.proportional(8, 1e4, 0.2), ValueError, "proportional: fraction must leave a pair of the 8 features to rotate, got 0.2"),
         (lambda: pe.proportional(8, 1e4, 0.5, 0), ValueError, "proportional: factor must be positive, got 0.0"),
     ],
 )  # fmt: skip

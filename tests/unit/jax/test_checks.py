@@ -125,7 +125,7 @@ CALLS = {
     "positional_attention, NNX": lambda error: positional(raising(error)),
     "positional_attention, Linen": lambda error: Submodule(error).init(KEY),
     "positional_attention, content": lambda error: nnx_modules.positional_attention(8, content_bias=raising(error))(X, X, X),
-    "ContentBias, NNX": lambda error: nnx_modules.ContentBias(3, 8, of="key", scale=1.0, embedding_init=raising(error), rngs=nnx.Rngs(0)),
+    "ContentBias, NNX": lambda error: nnx_modules.ContentBias(3, 8, source="key", scale=1.0, embedding_init=raising(error), rngs=nnx.Rngs(0)),
     "LearnedEncoding, NNX": lambda error: nnx_modules.LearnedEncoding(4, 8, embedding_init=raising(error), rngs=nnx.Rngs(0)),
     "T5Bias, NNX": lambda error: nnx_modules.T5Bias(2, embedding_init=raising(error), rngs=nnx.Rngs(0)),
     "KERPLE, NNX": lambda error: nnx_modules.KERPLE(2, r1_init=raising(error), rngs=nnx.Rngs(0)),

@@ -14,8 +14,8 @@ def test_tuning_words_on_host_and_device_agree():
     rng = np.random.default_rng(1)
     angular = (10.0 ** rng.uniform(-12, 6, 400) * rng.choice([-1, 1], 400)).astype(np.float32)
     angular[:6] = [0.0, np.pi, -np.pi, 2 * np.pi, 1.0, -1.0]
-    host = fixed_point.word_from_turns(spectra.turns(map(float, angular)))
-    device = jax.device_get(jax.jit(fixed_point.word_from_angular)(angular))
+    host = fixed_point.increment_from_cycles(spectra.turns(map(float, angular)))
+    device = jax.device_get(jax.jit(fixed_point.increment_from_angular)(angular))
 
     def value(word):  # step + remainder, in units of 2⁻⁴⁷ turn, mod a turn; whole turns aside
         step = [(int(s) << 15) + int(r) for s, r in zip(word.step, word.step_low, strict=True)]
@@ -27,7 +27,7 @@ def test_tuning_words_on_host_and_device_agree():
         assert np.abs(distance).max() <= 1
     exact = [Fraction(t, 2**128) for t in spectra.turns(map(float, angular))]
     for word in (host, device):
-        whole = np.array([int(w) + int(s) / 2**32 for w, s in zip(word.turns, word.step, strict=True)])
+        whole = np.array([int(w) + int(s) / 2**32 for w, s in zip(word.cycles, word.step, strict=True)])
         assert np.abs(whole - np.array([float(x) for x in exact])).max() < 2**-32 + 2**-53 * 2e5
 
 
@@ -36,8 +36,8 @@ def test_tuning_words_on_host_and_device_agree():
     "fraction", [2**-33, 1 - 2**-33, 0.5 - 2**-34, 0.5, 0.5 + 2**-33, 1 - 2**-20, 0.5 - 2**-40, 1 - 2**-40]
 )
 def test_whole_turns_round_with_the_step(fraction):
-    word = fixed_point.word_from_turns((int(fraction * 2**128) + (3 << 128), int(fraction * 2**128) - (5 << 128)))
-    value = word.turns + word.step / 2**32 + word.step_low / 2**47
+    word = fixed_point.increment_from_cycles((int(fraction * 2**128) + (3 << 128), int(fraction * 2**128) - (5 << 128)))
+    value = word.cycles + word.step / 2**32 + word.step_low / 2**47
     np.testing.assert_allclose(value, [3 + fraction, fraction - 5], rtol=0, atol=2**-46)
 
 
@@ -49,7 +49,10 @@ def test_a_phase_is_within_three_units():
     turns = spectra.turns(map(float, angular))
     true = np.array([[int(p) * t % 2**128 / 2**96 for t in turns] for p in positions])  # in units
     phase = jax.jit(fixed_point.phase)
-    for word in (fixed_point.word_from_turns(turns), jax.device_get(jax.jit(fixed_point.word_from_angular)(angular))):
-        row = fixed_point.Word(*(part[None] for part in word))
+    for word in (
+        fixed_point.increment_from_cycles(turns),
+        jax.device_get(jax.jit(fixed_point.increment_from_angular)(angular)),
+    ):
+        row = fixed_point.PhaseIncrement(*(part[None] for part in word))
         found = np.float64(phase(np.int32(positions)[:, None], row, np.zeros((1, 1), np.int32)))
         assert 1 < np.abs((found - true + 2**31) % 2**32 - 2**31).max() < 3

@@ -53,7 +53,7 @@ def test_sine_of_a_phase():
     phase = np.concatenate([rng.integers(INT32.min, INT32.max, 2**20), np.arange(-(2**31), 2**31, 2**12)]).astype(
         np.int32
     )
-    got = np.asarray(jax.jit(sines.sine)(phase), np.float64)
+    got = np.asarray(jax.jit(sines.sine_of_phase)(phase), np.float64)
     want = np.sin(2 * np.pi * (phase.astype(np.float64) / 2**32 - 0.25))
     assert_within(got, want, 8.6e-8, against="the sine in float64")
     assert np.abs(got).max() <= 1.0
@@ -61,7 +61,7 @@ def test_sine_of_a_phase():
 
 def test_quarter_turns_are_exact():
     quarters = np.array([-(2**31), -(2**30), 0, 2**30], np.int32)  # a quarter turn behind: sin at 180°, 270°… of φ−90°
-    sine, origin = jax.jit(lambda phase, p: (sines.sine(phase), pe.sinusoidal(p, 8)))(quarters, np.int32(0))
+    sine, origin = jax.jit(lambda phase, p: (sines.sine_of_phase(phase), pe.sinusoidal(p, 8)))(quarters, np.int32(0))
     np.testing.assert_array_equal(sine, [1.0, 0.0, -1.0, 0.0])
     np.testing.assert_array_equal(origin, [0, 1] * 4)
 
@@ -254,7 +254,7 @@ def test_no_sine_no_matmul_no_gather_no_float64_in_the_phase_path(positions, fre
 
 def test_the_truth_of_figures():
     positions, quarter = np.array([0, 1, 4095, 2**31 - 1, 2**40]), np.array([0, 1])
-    got = sines.wave_float64(positions, pe.geometric(4).turns, quarter)
+    got = sines.sine_float64(positions, pe.geometric(4).cycles, quarter)
     want = np.stack([w[:, i] for i, w in enumerate(encodings.waves(positions, spectra.geometric(4, 10_000)))], -1)
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-15)
 

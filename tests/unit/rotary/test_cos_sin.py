@@ -32,7 +32,7 @@ def test_waves_are_exact():
     places = {name: FAR if f.num_axes == 1 else np.stack([FAR, FAR[::-1]], -1) for name, f in SPECTRA.items()}
     waves = quick(lambda places: {name: pe.cos_sin(places[name], f) for name, f in SPECTRA.items()})(places)
     for name, f in SPECTRA.items():
-        rows, pairs = places[name].reshape(5, f.num_axes).tolist(), list(zip(f.turns, f.axes, strict=True))
+        rows, pairs = places[name].reshape(5, f.num_axes).tolist(), list(zip(f.cycles, f.axes, strict=True))
         fractions = np.array([[row[axis] * turns % 2**128 / 2**128 for turns, axis in pairs] for row in rows])
         for wave, function in zip(waves[name], (np.cos, np.sin), strict=True):
             assert wave.dtype == np.float32

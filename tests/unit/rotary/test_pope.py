@@ -200,7 +200,7 @@ def test_both_forms_give_the_same_bits(layout):
 
 
 def test_an_amplitude_and_float32_phases():
-    f = pe.Frequencies(pe.geometric(12).turns, 12, attention_factor=1.5)
+    f = pe.Frequencies(pe.geometric(12).cycles, 12, attention_factor=1.5)
     near = lambda f: pope(X[:, :3], FAR[:3], f, phase=PHASE)  # noqa: E731
     amplified, exact, rounded = quick(lambda: (pope(X, FAR, f), near(f), near(f.with_precision("float32"))))()
     assert_within(amplified, 1.5 * formula(X, FAR), 1e-6 * np.abs(X).max())

@@ -15,7 +15,7 @@ from helpers.tiers import thorough, tiered
 from posenc_jax._frequencies.angles import Angles
 from posenc_jax._jax import workarounds
 from posenc_jax._rotary import lowerings
-from posenc_jax._rotary.rotation import Rotation, TurnSettings
+from posenc_jax._rotary.rotation import Rotation, RotationSettings
 
 LAYOUTS = ["half", "interleaved"]
 
@@ -39,7 +39,7 @@ FORMS = {
     "split and stack": form("split_and_stack"),
     "split and concatenate, halves, GPU": form("split_and_concatenate", workarounds.GPU),
     "pad and select": form("pad_and_select"),
-    "rotate words, pairs, GPU": form("rotate_words", workarounds.GPU),
+    "rotate words, pairs, GPU": form("rotate_in_words", workarounds.GPU),
     "sum columns": form("sum_columns"),
     "reverse halves in place": form("reverse_halves_in_place"),
 }
@@ -49,7 +49,7 @@ ELSEWHERE = {
     "split and concatenate, halves": form("split_and_concatenate"),
     "pad and select, GPU": form("pad_and_select", workarounds.GPU),
     "pad and select, TPU": form("pad_and_select", workarounds.TPU),
-    "rotate words, pairs": form("rotate_words"),
+    "rotate words, pairs": form("rotate_in_words"),
     "reverse halves in place, TPU": form("reverse_halves_in_place", workarounds.TPU),
 }
 EVERY = pytest.mark.parametrize("every", [FORMS, thorough(ELSEWHERE)], ids=["forms", "forms elsewhere"])
@@ -102,7 +102,7 @@ def assert_same(name, got, want):
     ],
 )
 def test_every_form_computes_the_same(layout, dtype, last, backward, dim, heads):
-    x, settings, frequencies = vectors(heads, dtype), TurnSettings(layout, last, backward), pe.geometric(dim)
+    x, settings, frequencies = vectors(heads, dtype), RotationSettings(layout, last, backward), pe.geometric(dim)
     every = forms(FORMS, layout, dim == 16, dtype)
     turned = jax.jit(lambda x, p: {name: rotate(settings, x, p, frequencies) for name, rotate in every.items()})
     results = jax.device_get(turned(x, AROUND_ZERO))
@@ -123,7 +123,7 @@ def test_every_form_alone_computes_the_same(layout, dtype, ends_and_ways):
         def turned(x, p):
             return {
                 (last, backward, dim, heads): rotate(
-                    TurnSettings(layout, last, backward), x[heads], p, pe.geometric(dim)
+                    RotationSettings(layout, last, backward), x[heads], p, pe.geometric(dim)
                 )
                 for last, backward, dim, heads in cases
                 if (rotate := forms(FORMS | ELSEWHERE, layout, dim == 16, dtype).get(name))
@@ -143,7 +143,9 @@ def test_frequencies_of_each_head(layout, every):
     x, w = normal(5, 6, 2, 8), np.float32([[1.3, 0.2, 0.7, 2], [3, 0.1, 0.5, 1]])
     p = 1_000_003 * np.arange(5, dtype=np.int32).reshape(5, 1, 1, 1)
     every = forms(every, layout, True)
-    turned = jax.jit(lambda x, p, w: {name: rotate(TurnSettings(layout), x, p, w) for name, rotate in every.items()})
+    turned = jax.jit(
+        lambda x, p, w: {name: rotate(RotationSettings(layout), x, p, w) for name, rotate in every.items()}
+    )
     results = jax.device_get(turned(x, p, w.reshape(1, 1, 2, 4)))
     for head in range(2):
         want = np.asarray(pe.rotary(x[:, :, head], p[:, 0, 0, 0], w[head], layout=layout, head_axis=-2))
@@ -171,22 +173,22 @@ def of(shape, dtype=np.int32):
 def test_a_table_pays_if_vectors_share_positions_and_frequencies():
     x, p = of((7, 8, 16), np.float32), of((7, 1, 1))
     for w, shared in ((pe.geometric(16), True), (of((1, 1, 8)), True), (of((1, 8, 8)), False)):
-        assert fact(lambda r: r.shared, TurnSettings("half"), x, p, w) == shared, w
-    assert not fact(lambda r: r.shared, TurnSettings("half"), x, of((7, 8, 1)), pe.geometric(16))
+        assert fact(lambda r: r.shared, RotationSettings("half"), x, p, w) == shared, w
+    assert not fact(lambda r: r.shared, RotationSettings("half"), x, of((7, 8, 1)), pe.geometric(16))
 
 
 def test_every_row_of_the_table_is_taken():
     shapes = [(length, heads, width) for length in (7, 128) for heads in (1, 8) for width in (16, 15, 12, 100)]
-    forms_of = lambda r: [(platform, lowerings.form_of(platform, r)) for platform in lowerings.FORMS]  # noqa: E731
+    forms_of = lambda r: [(platform, lowerings.lowering_of(platform, r)) for platform in lowerings.LOWERINGS]  # noqa: E731
     taken = {
         each
         for shape in shapes
         for dtype in (jnp.float32, jnp.bfloat16)
         for layout in LAYOUTS
         for f in (pe.geometric(8), pe.geometric(shape[-1] // 2 * 2))
-        for each in fact(forms_of, TurnSettings(layout), of(shape, dtype), of((shape[0], 1, 1)), f)
+        for each in fact(forms_of, RotationSettings(layout), of(shape, dtype), of((shape[0], 1, 1)), f)
     }
-    rows = {(platform, form) for platform, rows in lowerings.FORMS.items() for _, form in rows}
+    rows = {(platform, form) for platform, rows in lowerings.LOWERINGS.items() for _, form in rows}
     assert taken == rows - (set() if workarounds.KEEPS_BARRIERS else {("cpu", lowerings.sum_columns)})
 
 
@@ -237,7 +239,7 @@ def test_halves_are_reversed_where_a_tpu_puts_them_in_different_registers(shape,
 @pytest.mark.parametrize("shape", tiered([(0, 5, 3, 8), (2, 0, 3, 8), (2, 0, 4, 8), (5, 0, 8)], [(2, 0, 4, 8)]))
 @pytest.mark.parametrize("layout", tiered(LAYOUTS, ["half"]))
 def test_nothing_to_turn(shape, layout, every):
-    settings, p = TurnSettings(layout), np.zeros((1,) * len(shape), np.int32)
+    settings, p = RotationSettings(layout), np.zeros((1,) * len(shape), np.int32)
 
     @quick
     def turned(x, p):
@@ -267,7 +269,7 @@ def test_an_infinity_stays_in_its_pair(layout, every):
     @quick
     def turned(inputs, p):
         return {
-            (width, name): rotate(TurnSettings(layout), x, p, pe.geometric(8))
+            (width, name): rotate(RotationSettings(layout), x, p, pe.geometric(8))
             for width, x in inputs.items()
             for name, rotate in forms(every, layout, width == 8).items()
         }
@@ -281,7 +283,7 @@ def test_an_infinity_stays_in_its_pair(layout, every):
 @pytest.mark.parametrize("last", [False, True])
 def test_words_that_do_not_rotate_keep_their_bits(dtype, last):
     x = np.arange(2**16, dtype=np.uint16).reshape(-1, 4, 16)  # every number and every NaN
-    rotate = functools.partial(form("rotate_words", workarounds.GPU), TurnSettings("interleaved", last))
+    rotate = functools.partial(form("rotate_in_words", workarounds.GPU), RotationSettings("interleaved", last))
     y = jax.jit(lambda x, p: rotate(x, p, pe.geometric(6)))(x.view(jnp.dtype(dtype)), np.ones((1, 1, 1), np.int32))
     kept = slice(10) if last else slice(6, 16)
     np.testing.assert_array_equal(np.asarray(y).view(np.uint16)[..., kept], x[..., kept])
