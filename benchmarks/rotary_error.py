@@ -23,7 +23,7 @@ LAYOUTS = ("half", "interleaved")
 BOUND, SCORES = 3e-7, 1e-5
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max": 8192}
 LONGROPE = {"original_max": 4096, "factor": 32.0, "length": 131_072}
-# The truth of a scaled spectrum starts from the library's own frequencies, to 2⁻¹²⁸ turn: these have their own tests.
+# The truth of a scaled spectrum starts from the library's own frequencies, to 2⁻¹²⁸ cycle: these have their own tests.
 SPECTRA = {
     **{f"width {dim}, base {base:,.0f}": (dim, base) for dim, base in ((2, 1e4), (64, 1e4), (128, 5e5), (512, 1e7))},
     "linear": pe.linear_scaling(128, 4.0),

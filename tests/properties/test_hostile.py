@@ -118,7 +118,7 @@ PLAN = hf.RotaryPlan(
 )
 # Another token, size or mask may be valid and not fit the grids.
 TOGETHER |= {(name, x) for name in ("positions_from_tokens", "hf.positions_from_tokens") for x in VALID[name]}
-TOGETHER |= {("Frequencies", "turns"), ("axial", "frequencies"), ("longrope", "frequencies")}
+TOGETHER |= {("Frequencies", "cycles"), ("axial", "frequencies"), ("longrope", "frequencies")}
 
 
 SLICED = hf.VisionPlan(

@@ -74,7 +74,7 @@ ROTARY = partial(pe.rotary, head_axis=-2)
 POSES = cameras.poses(RNG, BATCH, LENGTH).astype(np.float32)
 LENS = cameras.lenses(RNG, image_size=(96, 160)).astype(np.float32)
 IN_VIEW = partial(pe.prope, role="query", head_axis=-2, image_size=(96, 160), width=4)
-BY_HEAD = normal(HEADS, 2, 1)  # of one pair: batch and sequence do not split tuning words, 68 bytes for each frequency
+BY_HEAD = normal(HEADS, 2, 1)  # of one pair: batch and sequence do not split increments, 68 bytes for each frequency
 # name → function, its arguments with what shards them, what shards the result
 CASES = {
     "sinusoidal": (partial(pe.sinusoidal, frequencies=DIM), [(EACH, ROWS)], ROWS),

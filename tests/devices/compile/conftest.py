@@ -58,7 +58,7 @@ class Case:
 
     @property
     def kept(self):
-        """Bytes that a compiler may keep: two words for each row's position, seven if it is a float, the tuning words
+        """Bytes that a compiler may keep: two words for each row's position, seven if it is a float, the phase increments
         that are made of an array, and a table where there is one.
         """
         shape = self.result.shape
