@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack, overload
@@ -10,27 +9,24 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from posenc_jax._attention.blockwise import attend
+from posenc_jax._attention import blockwise
 from posenc_jax._attention.hopper import attend as hopper
 from posenc_jax._attention.parser import (
-    by_batch,
-    check_sharded_like,
+    parse_bias,
     parse_data,
     parse_operands,
-    parse_positions_of_sides,
     parse_scale,
     parse_settings,
-    parse_sides,
     parse_sinks,
-    refuse_recurring,
+    parse_tokens,
+    trace_bias,
 )
-from posenc_jax._attention.tiles import Operands, Settings, Side, by_query_heads, grid
-from posenc_jax._jax import checks, errors, sharding
+from posenc_jax._attention.tiles import Operands, Settings
+from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.errors import public
-from posenc_jax._jax.primitives import retyped, varying
+from posenc_jax._jax.primitives import varying
 
 
 class _Options(TypedDict, total=False):
@@ -170,78 +166,48 @@ def attention(
     query, scale = parse_scale(query, scale)
     if implementation is not None:
         checks.one_of("implementation", implementation, ("xla", "mosaic_gpu"))
-    sinks, returned = parse_sinks(sinks, query), checks.flag("return_residual", return_residual)
+    sinks, return_residual = parse_sinks(sinks, query), checks.flag("return_residual", return_residual)
     settings = parse_settings(causal, window, logits_soft_cap, scale, block_size)
-    errors.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
-    orders = parse_sides("order", query_order, key_order, query, key)
-    if orders:
-        errors.require(settings.causal, "causal must be True if query_order and key_order are given, got False")
-        settings = settings._replace(causal=False)
-    needed = settings.masked or bias is not None
-    positions = parse_positions_of_sides(query_positions, key_positions, query, key, needed)
-    segments = parse_sides("segments", query_segments, key_segments, query, key) or (None, None)
-    told_apart = orders or query_segments is not None or query_data is not None or key_data is not None
-    if key_positions is not None and not told_apart and (settings.causal or settings.window[1] is not None):
-        refuse_recurring(*positions, settings.window[0], settings.causal)
-    settings = settings._replace(skips=settings.masked or bool(orders) or query_segments is not None)
-
-    batch = query.shape[:-3]
-    sides = tuple(map(Side, *(by_batch(x, batch) for x in (positions, segments, orders or (None, None)))))
+    has_data = parse_bias(bias, query_data, key_data)
+    settings, query_tokens, key_tokens = parse_tokens(
+        settings,
+        query,
+        key,
+        positions=(query_positions, key_positions),
+        order=(query_order, key_order),
+        segments=(query_segments, key_segments),
+        has_bias=bias is not None,
+        has_data=has_data,
+    )
     q, k, v = (x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
-    data = parse_data("query_data", query_data, "query", query)
-    data = data, parse_data("key_data", key_data, "key", key)
-    given = query_data is not None or key_data is not None
-    errors.require(bias is not None or not given, "bias must be given with query_data or key_data, got None")
-    # Makes all operands vary along the same manual axes; the transpose sums their cotangents over these axes once.
-    query_leaves, key_leaves = (tuple(jax.tree.leaves(of_side)) for of_side in data)
-    x, run = Operands(q, k, v, sinks, sides, query_leaves, key_leaves, ()), attend
+    data = parse_data(query_data, key_data, query, key)
+
+    x = Operands(q, k, v, sinks, query_tokens, key_tokens, data.query, data.key, ())
+    attend = blockwise.attend
     if implementation == "mosaic_gpu":
-        settings, x = hopper.prepare(settings, x, bias, counted=query_positions is None, reads_data=given)
-        run = hopper.attend
-    axes = frozenset().union(*map(varying, jax.tree.leaves(x)))
-    x = jax.tree.map(functools.partial(sharding.vary, axes=axes), x)
+        settings, x = hopper.prepare(settings, x, bias, counted=query_positions is None, reads_data=has_data)
+        attend = hopper.attend
+    x = sharding.vary_like(x, x)
     if bias is not None:
-        structures = map(jax.tree.structure, data) if given else ()
-        settings, x = _trace_bias(settings, bias, x, tuple(structures))
+        settings, x = _with_bias(settings, x, bias, data.structures)
     leaves, tree = jax.tree.flatten(x)
-    out, total, top = run(settings._replace(tree=tree), *leaves)
+    out, total, maximum = attend(settings._replace(tree=tree), *leaves)
     out = out.reshape(*query.shape[:-1], value.shape[-1])
-    return (out, (top + jnp.log(total)).reshape(query.shape[:-1])) if returned else out
+    return (out, (maximum + jnp.log(total)).reshape(query.shape[:-1])) if return_residual else out
 
 
-def _trace_bias(
-    settings: Settings, bias: Callable[..., Any], x: Operands, structures: tuple[Any, ...]
+def _with_bias(
+    settings: Settings, x: Operands, bias: Callable[..., Any], structures: tuple[Any, ...]
 ) -> tuple[Settings, Operands]:
-    """Traces the bias to a jaxpr. Returns the settings with it, and the operands with the arrays it closes over.
-
-    `structures` are those of the data of queries and of keys, or () if the bias takes positions alone.
-    """
-    positions = [jax.typeof(side.positions) for side in x.sides]
-    sizes = [grid(settings.block_size, p.shape[-1])[1] for p in positions]
-    tiles = [retyped(p, (*p.shape[:-1], n)) for p, n in zip(positions, sizes, strict=True)]
-    group = x.query.shape[2] // x.key.shape[2]
-    leaves = x.query_data, [jax.eval_shape(functools.partial(by_query_heads, group=group), a) for a in x.key_data]
-    data = [
-        structure.unflatten([retyped(a, (a.shape[0], size, *a.shape[2:])) for a in map(jax.typeof, of_side)])
-        for structure, of_side, size in zip(structures, leaves, sizes, strict=False)
-    ]
-    with errors.callback():
-        traced = jax.make_jaxpr(bias)(*tiles, *data)
-    outputs: Any = traced.out_avals
-    arrays = tuple(traced.consts)
-    checks.one_float_array("bias", outputs)
-    target = x.query.shape[0], x.query.shape[2], *sizes
-    checks.broadcastable("bias", outputs[0].shape, "a tile (batch, heads, queries, keys)", target)
-    batch, _, heads, _ = jax.typeof(x.query).sharding.spec
-    want = PartitionSpec(batch, heads, None, None)
-    check_sharded_like("a tile of bias", outputs[0].sharding.spec, "query", want)
-    # What is added to scores makes them vary. The positions stay as they are in the jaxpr.
-    axes = frozenset().union(*map(varying, (x.query, *arrays)))
-    varied = jax.tree.map(functools.partial(sharding.vary, axes=axes), x._replace(sides=None))
+    """The settings with the jaxpr of the bias, and the operands with the arrays that it closes over."""
+    jaxpr, arrays = trace_bias(settings, bias, x, structures)
+    # The scores vary like the bias that is added to them. The positions stay as they are in the jaxpr.
+    scored = x.query, x.key, x.value, x.sinks, x.kernel
+    query, key, value, sinks, kernel = sharding.vary_like(scored, (x.query, arrays))
     # Only tracers can have a derivative. For parameters that do not vary along all axes, a tile sums cotangents over
     # devices, so no device may skip it.
-    read = *arrays, *x.query_data, *x.key_data
-    learned = [a for a in read if isinstance(a, Tracer) and jnp.issubdtype(a.dtype, jnp.floating)]
-    skips = settings.skips and all(varying(a) == axes for a in learned)
-    kept = {"sides": x.sides, "query_data": x.query_data, "key_data": x.key_data, "arrays": arrays}
-    return settings._replace(skips=skips, bias=traced.jaxpr), varied._replace(**kept)
+    parameters = [a for a in (*arrays, *x.query_data, *x.key_data) if isinstance(a, Tracer)]
+    floats = [a for a in parameters if jnp.issubdtype(a.dtype, jnp.floating)]
+    skips = settings.skips and all(varying(a) == varying(query) for a in floats)
+    settings = settings._replace(skips=skips, bias=jaxpr)
+    return settings, x._replace(query=query, key=key, value=value, sinks=sinks, kernel=kernel, arrays=arrays)
