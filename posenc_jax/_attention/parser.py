@@ -77,8 +77,8 @@ def parse_sinks(sinks: Any, query: jax.Array) -> jax.Array | None:
 def parse_settings(causal: Any, window: Any, soft_cap: Any, scale: float, block_size: Any) -> Settings:
     """The settings that are plain values."""
     causal, block_size = checks.flag("causal", causal), checks.positive_int("block_size", block_size)
-    pair = isinstance(window, tuple) and len(window) == 2
-    errors.require_type(pair, "window", "a pair (left, right) of integers or None", window)
+    is_pair = isinstance(window, tuple) and len(window) == 2
+    errors.require_type(is_pair, "window", "a pair (left, right) of integers or None", window)
     window = tuple(n if n is None else checks.integer(f"window[{i}]", n, 0) for i, n in enumerate(window))
     if soft_cap is not None:  # in these bounds neither scores divided by it nor their derivatives leave float32
         soft_cap = checks.positive("logits_soft_cap", soft_cap)
@@ -245,7 +245,9 @@ def _parse_data(name: str, data: Any, tokens: str, x: jax.Array) -> Any:
     return jax.tree_util.tree_map_with_path(parse, data)
 
 
-def trace_bias(settings: Settings, bias: Callable[..., Any], x: Operands, structures: tuple[Any, ...]) -> Any:
+def trace_bias(
+    settings: Settings, bias: Callable[..., Any], x: Operands, structures: tuple[Any, ...]
+) -> tuple[Any, tuple[Any, ...]]:
     """The bias of a tile as a jaxpr, whose result fits the scores, and the arrays that it closes over.
 
     `structures` are the tree structures of its data, () if it takes positions alone.
