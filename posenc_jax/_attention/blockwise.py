@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from posenc_jax._attention import tiles
-from posenc_jax._attention.tiles import Operands, Settings
+from posenc_jax._attention.tiles import BiasOperands, Operands, Settings
 from posenc_jax._jax.arrays import align, compute_dtype
 from posenc_jax._jax.derivatives import operation
 from posenc_jax._jax.primitives import differentiated, retyped
@@ -49,108 +49,110 @@ def _forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
     queries, keys = tiles.blocks(settings, x)
 
     def row(block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        q, q_data, q_side = block
+        q, q_data, q_tokens = block
 
         def step(sums: Any, block: Any) -> tuple[Any, None]:
-            k, v, k_data, k_side = block
-            top, total, out = sums
+            k, v, k_data, k_tokens = block
+            maximum, total, out = sums
 
             def visit() -> Any:
-                read = x.arrays, q_data, k_data
-                scores = tiles.scores(settings, tiles.logits(settings, q, k), q_side, k_side, read)
-                higher = jnp.maximum(top, jnp.max(scores, -1))
-                p, shrink = jnp.exp(scores - _finite(higher)[..., None]), jnp.exp(top - _finite(higher))
+                bias_operands = BiasOperands(x.arrays, q_data, k_data)
+                scores = tiles.scores(settings, tiles.logits(settings, q, k), q_tokens, k_tokens, bias_operands)
+                higher = jnp.maximum(maximum, jnp.max(scores, -1))
+                p, shrink = jnp.exp(scores - _finite(higher)[..., None]), jnp.exp(maximum - _finite(higher))
                 return higher, total * shrink + jnp.sum(p, -1), out * shrink[..., None] + _weighted(p, v)
 
-            return tiles.visit_or_skip(settings, q_side, k_side, visit, lambda: sums), None
+            return tiles.visit_or_skip(settings, q_tokens, k_tokens, visit, lambda: sums), None
 
-        (top, total, out), _ = lax.scan(step, _start(x, q), keys)
+        (maximum, total, out), _ = lax.scan(step, _start(x, q), keys)
         total = jnp.where(total == 0, 1, total)  # 0 if the query sees no key
-        return (out / total[..., None]).astype(q.dtype), total, top
+        return (out / total[..., None]).astype(q.dtype), total, maximum
 
-    out, total, top = lax.map(row, queries)
+    out, total, maximum = lax.map(row, queries)
     length = x.query.shape[1]
-    return [tiles.join(out, length), *(tiles.join(y, length, 0) for y in (total, top))]
+    return [tiles.join(out, length), *(tiles.join(y, length, has_width=False) for y in (total, maximum))]
 
 
 def _start(x: Operands, q: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The maximum, the sum of weights and the output before any key: those of the sink."""
     out = jnp.broadcast_to(tiles.full(q[..., :1], 0), (*q.shape[:-1], x.value.shape[-1]))
-    top = tiles.full(q[..., 0], -jnp.inf if x.sinks is None else 0)
+    maximum = tiles.full(q[..., 0], -jnp.inf if x.sinks is None else 0)
     if x.sinks is None:
-        return top, tiles.full(q[..., 0], 0), out
-    top += x.sinks.astype(top.dtype).reshape(1, *q.shape[1:3], 1)
-    return top, jnp.exp(top - _finite(top)), out
+        return maximum, tiles.full(q[..., 0], 0), out
+    maximum += x.sinks.astype(maximum.dtype).reshape(1, *q.shape[1:3], 1)
+    return maximum, jnp.exp(maximum - _finite(maximum)), out
 
 
-def _cut_tops(settings: Settings, top: jax.Array, kv_heads: int) -> jax.Array:
+def _cut_maxima(settings: Settings, maximum: jax.Array, kv_heads: int) -> jax.Array:
     """Blocks of the maxima, ∞ in the padding: its weights are 0 under any bias, and so are their derivatives."""
-    return tiles.cut_queries(settings, _finite(top), kv_heads, jnp.inf)
+    return tiles.cut_queries(settings, _finite(maximum), kv_heads, jnp.inf)
 
 
-def _sink_weights(x: Operands, total: jax.Array, top: jax.Array) -> jax.Array:
+def _sink_weights(x: Operands, total: jax.Array, maximum: jax.Array) -> jax.Array:
     """The weight of each query's sink, (batch, queries, heads)."""
-    return jnp.exp(align(x.sinks.astype(total.dtype), 3) - _finite(top)) / total
+    return jnp.exp(align(x.sinks.astype(total.dtype), 3) - _finite(maximum)) / total
 
 
-def cotangent_of_sinks(x: Operands, total: jax.Array, top: jax.Array, delta: jax.Array) -> jax.Array:
-    """From δ of each query, (batch, queries, heads)."""
-    return -jnp.sum(_sink_weights(x, total, top) * delta, (0, 1)).astype(x.sinks.dtype)
+def cotangent_of_sinks(x: Operands, total: jax.Array, maximum: jax.Array, delta: jax.Array) -> jax.Array:
+    """The cotangent of the sinks, from the δ of each query, (batch, queries, heads)."""
+    return -jnp.sum(_sink_weights(x, total, maximum) * delta, (0, 1)).astype(x.sinks.dtype)
 
 
-def _finite(top: jax.Array) -> jax.Array:
+def _finite(maximum: jax.Array) -> jax.Array:
     """The maximum, or 0 where it is −∞, like all scores, because the query sees no key."""
-    return jnp.where(jnp.isneginf(top), 0, top)
+    return jnp.where(jnp.isneginf(maximum), 0, maximum)
 
 
 def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: Sequence[Any]) -> list[jax.Array]:
+    """The tangents of o and t; a tangent of None is zero."""
     x, d = (settings.tree.unflatten(y) for y in (leaves, tangents))
     queries, keys = tiles.blocks(settings, x)
     kv_heads = x.key.shape[2]
     d_queries, d_keys = tiles.cut_operands(settings, d, kv_heads)
-    out, total, top = outputs
-    of_sinks = None if d.sinks is None else _sink_weights(x, total, top) * align(d.sinks.astype(total.dtype), 3)
-    known = jax.tree.map(lambda y: tiles.cut_queries(settings, y, kv_heads), (out, 1 / total, of_sinks))
-    tops = _cut_tops(settings, top, kv_heads)
+    out, total, maximum = outputs
+    # p ṡ of the sink
+    sink_terms = None if d.sinks is None else _sink_weights(x, total, maximum) * align(d.sinks.astype(total.dtype), 3)
+    per_query = jax.tree.map(lambda y: tiles.cut_queries(settings, y, kv_heads), (out, 1 / total, sink_terms))
+    maxima = _cut_maxima(settings, maximum, kv_heads)
 
     def row(block: Any) -> tuple[jax.Array, jax.Array]:
-        (q, q_data, q_side), (dq, dq_data), (out, share, of_sink), top = block
-        zeros = tiles.zeros((share, out, out))
+        (q, q_data, q_tokens), (dq, dq_data), (out, inverse_total, sink_term), maximum = block
+        zeros = tiles.zeros((inverse_total, out, out))
 
         def step(sums: Any, block: Any) -> tuple[Any, None]:
-            (k, v, k_data, k_side), (dk, dv, dk_data) = block
+            (k, v, k_data, k_tokens), (dk, dv, dk_data) = block
 
-            def score(q: Any, k: Any, read: Any) -> jax.Array:
-                return tiles.scores(settings, tiles.logits(settings, q, k), q_side, k_side, read)
+            def score(q: Any, k: Any, bias_operands: BiasOperands) -> jax.Array:
+                return tiles.scores(settings, tiles.logits(settings, q, k), q_tokens, k_tokens, bias_operands)
 
             def visit() -> Any:
-                moves = (dq, dk, (d.arrays, dq_data, dk_data))
-                scores, ds = _jvp(score, (q, k, (x.arrays, q_data, k_data)), moves)
-                p = jnp.exp(scores - top[..., None]) * share[..., None]
-                d_total, d_out, again = zeros
+                primals = q, k, BiasOperands(x.arrays, q_data, k_data)
+                scores, ds = _jvp(score, primals, (dq, dk, BiasOperands(d.arrays, dq_data, dk_data)))
+                p = jnp.exp(scores - maximum[..., None]) * inverse_total[..., None]
+                d_total, d_out, same_out = zeros
                 if ds is not None:
                     ds = jnp.where(p == 0, 0, ds)
-                    d_total, again = jnp.sum(p * ds, -1), _weighted(p, v)
+                    d_total, same_out = jnp.sum(p * ds, -1), _weighted(p, v)
                     # Σ p ṡ v as Σ p (ṡ − r) v + r Σ p v: relative to their mean, ṡ are small when they are rounded.
                     r = _mean(p, ds)
-                    d_out = _weighted(p * (ds - r), v) + r * again
+                    d_out = _weighted(p * (ds - r), v) + r * same_out
                 if dv is not None:
                     d_out += _weighted(p, dv)
-                return d_total, d_out, again
+                return d_total, d_out, same_out
 
-            tile = tiles.recomputed(settings, q_side, k_side, visit, lambda: zeros)
+            tile = tiles.recomputed(settings, q_tokens, k_tokens, visit, lambda: zeros)
             return jax.tree.map(jnp.add, sums, tile), None
 
-        (d_total, d_out, again), _ = lax.scan(step, zeros, (keys, d_keys))
-        # The output again, by the same roundings: what is common to all ṡ cancels.
-        d_out -= d_total[..., None] * again
-        if of_sink is not None:
-            d_total, d_out = d_total + of_sink, d_out - of_sink[..., None] * out.astype(d_out.dtype)
+        (d_total, d_out, same_out), _ = lax.scan(step, zeros, (keys, d_keys))
+        # The output is summed again, by the same roundings, so that what is common to all ṡ cancels.
+        d_out -= d_total[..., None] * same_out
+        if sink_term is not None:
+            d_total, d_out = d_total + sink_term, d_out - sink_term[..., None] * out.astype(d_out.dtype)
         return d_out.astype(out.dtype), d_total
 
-    d_out, d_total = lax.map(row, (queries, d_queries, known, tops))
+    d_out, d_total = lax.map(row, (queries, d_queries, per_query, maxima))
     length = x.query.shape[1]
-    return [tiles.join(d_out, length), tiles.join(d_total, length, 0) * total]
+    return [tiles.join(d_out, length), tiles.join(d_total, length, has_width=False) * total]
 
 
 def _weighted(p: jax.Array, v: jax.Array) -> jax.Array:
@@ -165,94 +167,99 @@ def _mean(p: jax.Array, ds: jax.Array) -> jax.Array:
 
 
 def _jvp(f: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """Applies f and its tangent, where tangents that are None do not move; None if none moves."""
+    """The result of f and its tangent; a tangent of None is zero."""
     leaves, tree = jax.tree.flatten(primals)
-    moved = tree.flatten_up_to(tangents)
-    if all(t is None for t in moved):
+    tangents = tree.flatten_up_to(tangents)
+    if all(t is None for t in tangents):
         return f(*primals), None
-    return differentiated(lambda *leaves: f(*tree.unflatten(leaves)), leaves, moved)
+    return differentiated(lambda *leaves: f(*tree.unflatten(leaves)), leaves, tangents)
 
 
 def transpose(
-    settings: Settings, leaves: Sequence[Any], outputs: Any, cotangents: Any, moving: tuple[bool, ...]
+    settings: Settings, leaves: Sequence[Any], outputs: Any, cotangents: Any, has_tangent: tuple[bool, ...]
 ) -> list[Any]:
+    """The cotangents of the operands with a tangent, from those of o and t."""
     x: Operands = settings.tree.unflatten(leaves)
     kv_heads, dtype = x.key.shape[2], compute_dtype(x.query)
-    out, total, top = outputs
+    out, total, maximum = outputs
     d_out, d_total = cotangents
-    known = d_out, out, 1 / total, d_total * total
-    d_outs, outs, shares, d_totals = (tiles.cut_queries(settings, y, kv_heads) for y in known)
+    per_query = d_out, out, 1 / total, d_total * total
+    d_outs, outs, inverse_totals, d_totals = (tiles.cut_queries(settings, y, kv_heads) for y in per_query)
     deltas = jnp.sum(d_outs.astype(dtype) * outs.astype(dtype), -1) - d_totals
     queries, keys = tiles.blocks(settings, x)
-    blocks = queries, d_outs, (_cut_tops(settings, top, kv_heads), shares, deltas)
-    moved: Operands = settings.tree.unflatten(moving)
-    moved_read = moved.arrays, moved.query_data, moved.key_data
+    blocks = queries, d_outs, (_cut_maxima(settings, maximum, kv_heads), inverse_totals, deltas)
+    flags: Operands = settings.tree.unflatten(has_tangent)
+    bias_flags = BiasOperands(flags.arrays, flags.query_data, flags.key_data)
 
     def column(carry: Any, block: Any) -> tuple[Any, Any]:
-        k, v, k_data, k_side = block
+        k, v, k_data, k_tokens = block
         columns = jnp.swapaxes(k, -1, -2), jnp.swapaxes(v, -1, -2)
 
         def step(carry: Any, block: Any) -> tuple[Any, None]:
-            i, ((q, q_data, q_side), do, (top, share, delta)) = block
-            read = x.arrays, q_data, k_data
-            learned = _moving(read, moved_read)
+            i, ((q, q_data, q_tokens), do, (maximum, inverse_total, delta)) = block
+            bias_operands = BiasOperands(x.arrays, q_data, k_data)
+            variables = BiasOperands(*map(_flagged, bias_operands, bias_flags))
 
-            def score(logits: Any, learned: Any) -> jax.Array:
-                values = (iter(values) for values in learned)
-                whole = [
-                    [next(new) if moves else old for old, moves in zip(group, flags, strict=True)]
-                    for group, flags, new in zip(read, moved_read, values, strict=True)
-                ]
-                return tiles.scores(settings, logits, q_side, k_side, (whole[0], whole[1], whole[2]))
+            def score(logits: Any, variables: BiasOperands) -> jax.Array:
+                operands = BiasOperands(*map(_with_flagged, bias_operands, bias_flags, variables))
+                return tiles.scores(settings, logits, q_tokens, k_tokens, operands)
 
             def visit() -> Any:
-                scores, pull = jax.vjp(score, tiles.logits(settings, q, k), learned)
-                p = jnp.exp(scores - top[..., None]) * share[..., None]
+                scores, pull = jax.vjp(score, tiles.logits(settings, q, k), variables)
+                p = jnp.exp(scores - maximum[..., None]) * inverse_total[..., None]
                 ds = p * (tiles.dot("bkgqd,bksd->bkgqs", do, v) - delta[..., None])
                 dv = tiles.sums_over_queries(do, p, like=v)
-                ds, d_learned = pull(ds)
+                ds, d_variables = pull(ds)
                 ds = ds.astype(q.dtype)
                 dq, dk = tiles.dot("bkgqs,bksd->bkgqd", ds, k), tiles.sums_over_queries(q, ds, like=k)
-                d_arrays, dq_data, dk_data = jax.tree.map(lambda y: y.astype(compute_dtype(y)), d_learned)
+                d_arrays, dq_data, dk_data = jax.tree.map(lambda y: y.astype(compute_dtype(y)), d_variables)
                 return (dq, dq_data), (dk, dv, dk_data, d_arrays)
 
+            def skip() -> Any:
+                d_query, d_key = (q, variables.query_data), (*columns, variables.key_data, variables.arrays)
+                return tiles.zeros((d_query, d_key))
+
             d_queries, sums = carry
-            skip = lambda: tiles.zeros(((q, learned[1]), (*columns, learned[2], learned[0])))  # noqa: E731
-            tile = tiles.recomputed(settings, q_side, k_side, visit, skip)
+            tile = tiles.recomputed(settings, q_tokens, k_tokens, visit, skip)
             d_queries = jax.tree.map(lambda d, new: d.at[i].add(new), d_queries, tile[0])
             return (d_queries, jax.tree.map(jnp.add, sums, tile[1])), None
 
         d_queries, d_arrays = carry
         index = jnp.arange(len(queries[0]), dtype=jnp.int32)
-        sums = (*tiles.zeros((*columns, _moving([k_data], [moved.key_data])[0])), d_arrays)
+        sums = (*tiles.zeros((*columns, _flagged(k_data, flags.key_data))), d_arrays)
         (d_queries, (dk, dv, dk_data, d_arrays)), _ = lax.scan(step, (d_queries, sums), (index, blocks))
         rows = (jnp.swapaxes(d, -1, -2).astype(k.dtype) for d in (dk * settings.scale, dv))
         return (d_queries, d_arrays), (*rows, dk_data)
 
-    arrays, q_data = _moving([x.arrays, queries[1]], [moved.arrays, moved.query_data])
-    start = tiles.zeros(((queries[0], q_data), arrays))
+    q, q_data, _ = queries
+    start = tiles.zeros(((q, _flagged(q_data, flags.query_data)), _flagged(x.arrays, flags.arrays)))
     ((dq, dq_data), d_arrays), (dk, dv, dk_data) = lax.scan(column, start, keys)
-    at: Operands = settings.tree.unflatten(range(len(leaves)))
-    lengths = x.query.shape[1], x.key.shape[1]
-    found = {
-        at.query: tiles.join((dq * settings.scale).astype(x.query.dtype), lengths[0]),
-        at.key: tiles.join(dk, lengths[1]),
-        at.value: tiles.join(dv, lengths[1]),
+    index: Operands = settings.tree.unflatten(range(len(leaves)))
+    n, m = x.query.shape[1], x.key.shape[1]
+    result = {
+        index.query: tiles.join((dq * settings.scale).astype(x.query.dtype), n),
+        index.key: tiles.join(dk, m),
+        index.value: tiles.join(dv, m),
     }
-    d_read = d_arrays, *([tiles.join_data(y, n) for y in d] for d, n in zip((dq_data, dk_data), lengths, strict=True))
-    places = _moving([at.arrays, at.query_data, at.key_data], moved_read)
-    for place, y in zip(jax.tree.leaves(places), jax.tree.leaves(d_read), strict=True):
-        found[place] = y.astype(leaves[place].dtype)
+    bias_index = map(_flagged, (index.arrays, index.query_data, index.key_data), bias_flags)
+    d_bias = d_arrays, [tiles.join_data(y, n) for y in dq_data], [tiles.join_data(y, m) for y in dk_data]
+    for i, y in zip(jax.tree.leaves([*bias_index]), jax.tree.leaves(d_bias), strict=True):
+        result[i] = y.astype(leaves[i].dtype)
     if x.sinks is not None:
-        found[at.sinks] = cotangent_of_sinks(x, total, top, tiles.join(deltas, lengths[0], 0))
-    found |= {i: jnp.zeros_like(leaves[i]) for i in at.kernel}  # all of theirs is that of `arrays`
-    return [found[i] for i, moves in enumerate(moving) if moves]
+        result[index.sinks] = cotangent_of_sinks(x, total, maximum, tiles.join(deltas, n, has_width=False))
+    result |= {i: jnp.zeros_like(leaves[i]) for i in index.kernel}  # the cotangents of `arrays` are all of theirs
+    return [result[i] for i, has in enumerate(has_tangent) if has]
 
 
-def _moving(groups: Sequence[Any], flags: Sequence[Any]) -> list[list[Any]]:
-    """What moves of each group."""
-    pairs = zip(groups, flags, strict=True)
-    return [[x for x, moves in zip(group, moved, strict=True) if moves] for group, moved in pairs]
+def _flagged(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    """The values whose flag is set."""
+    return [x for x, flag in zip(values, flags, strict=True) if flag]
+
+
+def _with_flagged(values: Sequence[Any], flags: Sequence[bool], flagged: Sequence[Any]) -> list[Any]:
+    """The values, those whose flag is set replaced in turn by the `flagged`."""
+    new = iter(flagged)
+    return [next(new) if flag else x for x, flag in zip(values, flags, strict=True)]
 
 
 attend = operation("attention", types=types, compute=_forward, tangent=tangent, transpose=transpose)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from posenc_jax._attention.tiles import Settings
+from posenc_jax._attention.tiles import Operands, Settings, TokenAttributes, by_query_heads, grid
 from posenc_jax._biases.parser import parse_tile
 from posenc_jax._jax import checks, errors, sharding
 from posenc_jax._jax.arrays import align, compute_dtype, unwrap_array
 from posenc_jax._jax.errors import invalid, require, wrong_type
+from posenc_jax._jax.primitives import retyped
 
 
 def parse_operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -42,42 +45,19 @@ def parse_operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Arr
     for name, x in {"query": query, "key": key, "value": value}.items():
         for axis in (-3, -1):
             checks.unsharded(name, x, axis)
-    return query, _sharded_as_query("key", key, query), _sharded_as_query("value", value, query)
-
-
-def parse_data(name: str, data: Any, side: str, x: jax.Array) -> Any:
-    """A tree of arrays that belong to queries or keys x, (batch or 1, length, heads or 1, …)."""
-    axes, spec = x.shape[:-1], jax.typeof(x).sharding.spec
-
-    def parse(path: Any, leaf: Any) -> jax.Array:
-        at = name + jax.tree_util.keystr(path)
-        leaf = checks.data(at, leaf)
-        shape, rest = leaf.shape[: len(axes)], leaf.shape[len(axes) :]
-        fits = (
-            len(shape) == len(axes)
-            and shape[-2] == axes[-2]
-            and all(a in (1, b) for a, b in zip(shape, axes, strict=True))
-        )
-        message = "{} must begin with the axes of {} before its last, {}, where all but {} may be 1, got {}"
-        require(fits, message, at, side, axes, axes[-2], leaf.shape)
-        want = PartitionSpec(*spec[:-3], None, spec[-2] if shape[-1] > 1 else None, *(None for _ in rest))
-        check_sharded_like(at, jax.typeof(leaf).sharding.spec, side, want)
-        if math.prod(shape[:-2]) != 1:
-            leaf = jnp.broadcast_to(leaf, (*axes[:-2], *shape[-2:], *rest))
-        return leaf.reshape(math.prod(leaf.shape[: len(axes) - 2]), *shape[-2:], *rest)
-
-    return jax.tree_util.tree_map_with_path(parse, data)
+    key, value = (sharding.sharded_as_query(name, x, query) for name, x in (("key", key), ("value", value)))
+    return query, key, value
 
 
 def parse_scale(query: jax.Array, scale: Any) -> tuple[jax.Array, float]:
-    """The query and its scale as a number; an array multiplies the query, and leaves 1."""
+    """The query and its scale as a number: 1 if the scale is an array, which multiplies the query."""
     scale = unwrap_array(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if not checks.is_array(scale):
         return query, checks.number("scale", scale, float32=True)
     scale = checks.array("scale", scale, checks.FLOATS)
     checks.broadcastable("scale", scale.shape, "query without head_dim", query.shape[:-1])
-    want = PartitionSpec(*jax.typeof(query).sharding.spec[:-1])
-    check_sharded_like("scale", jax.typeof(scale).sharding.spec, "query", want)
+    spec = PartitionSpec(*jax.typeof(query).sharding.spec[:-1])
+    checks.sharded_like("scale", jax.typeof(scale).sharding.spec, "query", spec)
     scale = align(jnp.asarray(scale), query.ndim - 1)[..., None]
     dtype = compute_dtype(query)
     return (query.astype(dtype) * scale.astype(dtype)).astype(query.dtype), 1.0
@@ -89,81 +69,106 @@ def parse_sinks(sinks: Any, query: jax.Array) -> jax.Array | None:
         return None
     sinks, heads = checks.floats("sinks", sinks, ("heads",)), query.shape[-2]
     require(sinks.shape == (heads,), "sinks must have shape (heads,) = ({},), got {}", heads, sinks.shape)
-    want = PartitionSpec(jax.typeof(query).sharding.spec[-2])
-    check_sharded_like("sinks", jax.typeof(sinks).sharding.spec, "the heads of query", want)
-    return sharding.resharded(sinks, want, query)
+    spec = PartitionSpec(jax.typeof(query).sharding.spec[-2])
+    checks.sharded_like("sinks", jax.typeof(sinks).sharding.spec, "the heads of query", spec)
+    return sharding.resharded(sinks, spec, query)
 
 
-def _sharded_as_query(name: str, x: jax.Array, query: jax.Array) -> jax.Array:
-    """Reshards unsharded axes of keys or values like the queries'; a single head only along the batch."""
-    want = sharding.spec_of_keys(x, query)
-    check_sharded_like(name, jax.typeof(x).sharding.spec, "query", want)
-    parts = math.prod(jax.typeof(query).sharding.mesh.shape[axis] for axis in jax.tree.leaves(want[-2]))
-    if x.shape[-2] % parts:
-        message = f"as many as query's are split into on Explicit axes of a mesh, {parts}, or a multiple, or one"
-        raise invalid(f"the heads of {name} must be {message}, got {x.shape[-2]}")
-    return sharding.resharded(x, want, query)
+def parse_settings(causal: Any, window: Any, soft_cap: Any, scale: float, block_size: Any) -> Settings:
+    """The settings that are plain values."""
+    causal, block_size = checks.flag("causal", causal), checks.positive_int("block_size", block_size)
+    is_pair = isinstance(window, tuple) and len(window) == 2
+    errors.require_type(is_pair, "window", "a pair (left, right) of integers or None", window)
+    window = tuple(n if n is None else checks.integer(f"window[{i}]", n, 0) for i, n in enumerate(window))
+    if soft_cap is not None:  # in these bounds neither scores divided by it nor their derivatives leave float32
+        soft_cap = checks.positive("logits_soft_cap", soft_cap)
+        bounds = "logits_soft_cap must be from 1e-30 to 1e30, or None for no bound, got {}"
+        errors.require(1e-30 <= soft_cap <= 1e30, bounds, soft_cap)
+    return Settings(causal, window, soft_cap, scale, block_size)
 
 
-def check_sharded_like(name: str, got: Any, like: str, want: Any) -> None:
-    """Raises unless Explicit axes shard each of the last axes as `want` says, or not at all."""
-    if not all(a in (None, b) for a, b in zip(got[::-1], want[::-1], strict=False)):
-        message = f"sharded on Explicit axes of a mesh as {like} is, {want}, or not at all"
-        raise invalid(f"{name} must be {message}, got {got}")
+Pair = tuple[Any, Any]  # an argument for queries and one for keys
 
 
-def parse_sides(
-    what: str, queries: Any, keys: Any, query: jax.Array, key: jax.Array
-) -> tuple[jax.Array, jax.Array] | None:
-    """Positions or segments of both sides, whose shapes broadcast to (..., length), or None if neither is given."""
-    if queries is None and keys is None:
-        return None
-    require(queries is not None and keys is not None, "query_{} and key_{} must be given together", what, what)
-    queries, keys = parse_tile(queries, keys, checks.INTEGERS, what)
-    for side, x, of in ("query", queries, query), ("key", keys, key):
-        name, length, spec = f"{side}_{what}", of.shape[-3], jax.typeof(of).sharding.spec
+def parse_tokens(
+    settings: Settings,
+    query: jax.Array,
+    key: jax.Array,
+    *,
+    positions: Pair,
+    order: Pair,
+    segments: Pair,
+    has_bias: bool,
+    has_data: bool,
+) -> tuple[Settings, TokenAttributes, TokenAttributes]:
+    """The settings with the masks that these arguments make, and the attributes of queries and of keys."""
+    order = _parse_pair("order", order, query, key)
+    is_ordered = order[0] is not None
+    if is_ordered:
+        require(settings.causal, "causal must be True if query_order and key_order are given, got False")
+        settings = settings._replace(causal=False)
+    positions = _parse_pair("positions", positions, query, key)
+    are_counted = positions[0] is None
+    if are_counted:
+        positions = _count_tokens(query, key, needed=settings.masked or has_bias)
+    segments = _parse_pair("segments", segments, query, key)
+    has_segments = segments[0] is not None
+    may_return = are_counted or is_ordered or has_segments or has_data
+    if not may_return and (settings.causal or settings.window[1] is not None):
+        reject_returning_positions(*positions, settings.window[0], settings.causal)
+    attributes = (_flatten_batch(pair, query.shape[:-3]) for pair in (positions, segments, order))
+    query_tokens, key_tokens = map(TokenAttributes, *attributes)
+    skips = settings.masked or is_ordered or has_segments
+    return settings._replace(skips=skips), query_tokens, key_tokens
+
+
+def _parse_pair(attribute: str, pair: Pair, query: jax.Array, key: jax.Array) -> Pair:
+    """An attribute of queries and of keys, whose shapes broadcast to (..., length); None stays None for both."""
+    if all(x is None for x in pair):
+        return pair
+    complete = all(x is not None for x in pair)
+    require(complete, "query_{} and key_{} must be given together", attribute, attribute)
+    pair = parse_tile(*pair, checks.INTEGERS, attribute)
+    for tokens, x, operand in zip(("query", "key"), pair, (query, key), strict=True):
+        name, length, spec = f"{tokens}_{attribute}", operand.shape[-3], jax.typeof(operand).sharding.spec
         require(x.shape[-1] == length, "{} must have shape (..., {}), got {}", name, length, x.shape)
-        checks.broadcastable(name, x.shape, f"{side} without heads", of.shape[:-2])
+        checks.broadcastable(name, x.shape, f"{tokens} without heads", operand.shape[:-2])
         checks.unsharded(name, x)
-        check_sharded_like(name, jax.typeof(x).sharding.spec, side, PartitionSpec(*spec[:-3], None))
-    return queries, keys
+        checks.sharded_like(name, jax.typeof(x).sharding.spec, tokens, PartitionSpec(*spec[:-3], None))
+    return pair
 
 
-def parse_positions_of_sides(
-    queries: Any, keys: Any, query: jax.Array, key: jax.Array, needed: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Query and key positions, 0, 1, … by default; `needed` says whether a mask or a bias reads them."""
-    if given := parse_sides("positions", queries, keys, query, key):
-        return given
+def _count_tokens(query: jax.Array, key: jax.Array, needed: bool) -> Pair:
+    """The default positions, 0, 1, …; `needed` says whether a mask or a bias reads them."""
     n, m = query.shape[-3], key.shape[-3]
     require(n == m or not needed, "query_positions and key_positions must be given for {} queries and {} keys", n, m)
-    return counted("query", n), counted("key", m)
+    return checks.counted("query", n), checks.counted("key", m)
 
 
-def refuse_recurring(queries: Any, keys: Any, left: int | None, causal: bool) -> None:
+def reject_returning_positions(queries: Any, keys: Any, left: int | None, causal: bool) -> None:
     """Raises if a query may see a position at two places of a row of keys with another between, as in packed rows.
 
-    Slots at the greatest int32 hold nothing. On an accelerator, positions of queries beside more keys are not read:
-    each decode step would wait for the device.
+    Slots at the greatest int32 are empty. On an accelerator, positions of queries beside more keys are not read: each
+    decode step would wait for the device.
     """
-    step = queries.shape[-1] < keys.shape[-1]
-    if not checks.is_concrete(queries, keys) or step and not all(map(_on_host, (queries, keys))):
+    is_step = queries.shape[-1] < keys.shape[-1]
+    if not checks.is_concrete(queries, keys) or is_step and not all(map(_is_on_host, (queries, keys))):
         return
     rows, queries, empty = np.asarray(keys), np.asarray(queries), np.iinfo(np.int32).max
     changes, drops = rows[..., 1:] != rows[..., :-1], (rows[..., 1:] < rows[..., :-1]).sum(-1)
-    from_oldest = (drops == 1) & (rows[..., -1:] < rows[..., :1]).all(-1)
-    if ((drops == 0) | from_oldest).all() or not queries.size:
+    is_ring = (drops == 1) & (rows[..., -1:] < rows[..., :1]).all(-1)  # sorted from its oldest slot on
+    if ((drops == 0) | is_ring).all() or not queries.size:
         return
     last = np.where(queries == empty, ~empty, queries).max(-1, keepdims=True)
     first = queries.min(-1, keepdims=True).astype(np.int64) - (2**32 if left is None else left)
-    seen = (first <= rows) & (rows <= last) & np.insert(changes, 0, True, axis=-1)  # one of a run of equal positions
+    # Of a run of equal positions, the first.
+    visible = (first <= rows) & (rows <= last) & np.insert(changes, 0, True, axis=-1)
+    rows, visible = (x.reshape(-1, rows.shape[-1]) for x in (np.broadcast_to(rows, visible.shape), visible))
     size = 4 << rows.shape[-1].bit_length()
-    for row, own in zip(
-        np.broadcast_to(rows, seen.shape).reshape(-1, rows.shape[-1]), seen.reshape(-1, rows.shape[-1]), strict=True
-    ):
-        positions, found = row[own], np.zeros(size, bool)
-        found[positions & (size - 1)] = True
-        if np.count_nonzero(found) < positions.size:  # two remainders are equal, which dense positions never have
+    for row, is_visible in zip(rows, visible, strict=True):
+        positions, remainders = row[is_visible], np.zeros(size, bool)
+        remainders[positions & (size - 1)] = True
+        if np.count_nonzero(remainders) < positions.size:  # two are equal, which they never are of dense positions
             values, counts = np.unique(positions, return_counts=True)
             message = (
                 "key_positions must not return to a position after another, got {} twice in a row of keys: pass "
@@ -173,36 +178,95 @@ def refuse_recurring(queries: Any, keys: Any, left: int | None, causal: bool) ->
             require((counts == 1).all(), message, *values[counts > 1][:1], f", {orders}" if causal else "")
 
 
-def _on_host(x: Any) -> bool:
+def _is_on_host(x: Any) -> bool:
     return isinstance(x, np.ndarray) or all(device.platform == "cpu" for device in x.devices())
 
 
-def counted(name: str, length: Any) -> jax.Array:
-    """The default positions, 0 to length − 1, along the argument `name`."""
-    return jnp.arange(checks.countable(name, length), dtype=jnp.int32)
+def _flatten_batch(pair: Pair, batch: tuple[int, ...]) -> Pair:
+    """Both of shape (length,) if all sequences share them, else (batch or 1, length)."""
+    if all(x is None or x.ndim == 1 for x in pair):
+        return pair
 
-
-def parse_settings(causal: Any, window: Any, soft_cap: Any, scale: float, block_size: Any) -> Settings:
-    """The settings that are plain values."""
-    causal, block_size = checks.flag("causal", causal), checks.positive_int("block_size", block_size)
-    pair = isinstance(window, tuple) and len(window) == 2
-    errors.require_type(pair, "window", "a pair (left, right) of integers or None", window)
-    window = tuple(n if n is None else checks.integer(f"window[{i}]", n, 0) for i, n in enumerate(window))
-    if soft_cap is not None:  # in these bounds neither scores divided by it nor their derivatives leave float32
-        soft_cap = checks.positive("logits_soft_cap", soft_cap)
-        bounds = "logits_soft_cap must be from 1e-30 to 1e30, or None for no bound, got {}"
-        errors.require(1e-30 <= soft_cap <= 1e30, bounds, soft_cap)
-    return Settings(causal, window, soft_cap, scale, block_size)
-
-
-def by_batch(sides: tuple[Any, Any], batch: tuple[int, ...]) -> tuple[Any, Any]:
-    """Both sides: (length,) if all sequences share them, else (batch or 1, length) with the batch axes flattened."""
-    if all(x is None or x.ndim == 1 for x in sides):
-        return sides
-
-    def flat(x: jax.Array) -> jax.Array:
+    def flatten(x: jax.Array) -> jax.Array:
         if math.prod(x.shape[:-1]) != 1:
             x = jnp.broadcast_to(align(x, len(batch) + 1), (*batch, x.shape[-1]))
         return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
-    return flat(sides[0]), flat(sides[1])
+    return flatten(pair[0]), flatten(pair[1])
+
+
+def parse_bias(bias: Any, query_data: Any, key_data: Any) -> bool:
+    """Whether a bias reads data of the tokens."""
+    errors.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
+    has_data = query_data is not None or key_data is not None
+    require(bias is not None or not has_data, "bias must be given with query_data or key_data, got None")
+    return has_data
+
+
+class Data(NamedTuple):
+    """The arrays that a bias reads of tokens, and how to make its arguments of them."""
+
+    query: tuple[jax.Array, ...] = ()  # (batch or 1, queries, heads or 1, …)
+    key: tuple[jax.Array, ...] = ()  # (batch or 1, keys, kv_heads or 1, …)
+    structures: tuple[Any, ...] = ()  # the tree structures of query_data and key_data; none if the bias reads neither
+
+
+def parse_data(query_data: Any, key_data: Any, query: jax.Array, key: jax.Array) -> Data:
+    """The data of queries and of keys."""
+    if query_data is None and key_data is None:
+        return Data()
+    data = _parse_data("query_data", query_data, "query", query), _parse_data("key_data", key_data, "key", key)
+    (query_leaves, query_tree), (key_leaves, key_tree) = map(jax.tree.flatten, data)
+    return Data(tuple(query_leaves), tuple(key_leaves), (query_tree, key_tree))
+
+
+def _parse_data(name: str, data: Any, tokens: str, x: jax.Array) -> Any:
+    """A tree of arrays that belong to queries or keys x, (batch or 1, length, heads or 1, …)."""
+    axes, spec = x.shape[:-1], jax.typeof(x).sharding.spec
+
+    def parse(path: Any, leaf: Any) -> jax.Array:
+        leaf_name = name + jax.tree_util.keystr(path)
+        leaf = checks.data(leaf_name, leaf)
+        shape, trailing = leaf.shape[: len(axes)], leaf.shape[len(axes) :]
+        fits = (
+            len(shape) == len(axes)
+            and shape[-2] == axes[-2]
+            and all(a in (1, b) for a, b in zip(shape, axes, strict=True))
+        )
+        message = "{} must begin with the axes of {} before its last, {}, where all but {} may be 1, got {}"
+        require(fits, message, leaf_name, tokens, axes, axes[-2], leaf.shape)
+        heads = spec[-2] if shape[-1] > 1 else None
+        like_spec = PartitionSpec(*spec[:-3], None, heads, *(None for _ in trailing))
+        checks.sharded_like(leaf_name, jax.typeof(leaf).sharding.spec, tokens, like_spec)
+        if math.prod(shape[:-2]) != 1:
+            leaf = jnp.broadcast_to(leaf, (*axes[:-2], *shape[-2:], *trailing))
+        return leaf.reshape(math.prod(leaf.shape[: len(axes) - 2]), *shape[-2:], *trailing)
+
+    return jax.tree_util.tree_map_with_path(parse, data)
+
+
+def trace_bias(
+    settings: Settings, bias: Callable[..., Any], x: Operands, structures: tuple[Any, ...]
+) -> tuple[Any, tuple[Any, ...]]:
+    """The bias of a tile as a jaxpr, whose result fits the scores, and the arrays that it closes over.
+
+    `structures` are the tree structures of its data, () if it takes positions alone.
+    """
+    positions = [jax.typeof(tokens.positions) for tokens in (x.query_tokens, x.key_tokens)]
+    sizes = [grid(settings.block_size, p.shape[-1])[1] for p in positions]
+    arguments: list[Any] = [retyped(p, (*p.shape[:-1], n)) for p, n in zip(positions, sizes, strict=True)]
+    group = x.query.shape[2] // x.key.shape[2]
+    key_data = [jax.eval_shape(functools.partial(by_query_heads, group=group), a) for a in x.key_data]
+    for structure, leaves, size in zip(structures, (x.query_data, key_data), sizes, strict=False):
+        types = [retyped(a, (a.shape[0], size, *a.shape[2:])) for a in map(jax.typeof, leaves)]
+        arguments.append(structure.unflatten(types))
+    with errors.callback():
+        traced = jax.make_jaxpr(bias)(*arguments)
+    outputs: Any = traced.out_avals
+    checks.one_float_array("bias", outputs)
+    tile = x.query.shape[0], x.query.shape[2], *sizes
+    checks.broadcastable("bias", outputs[0].shape, "a tile (batch, heads, queries, keys)", tile)
+    batch, _, heads, _ = jax.typeof(x.query).sharding.spec
+    like_spec = PartitionSpec(batch, heads, None, None)
+    checks.sharded_like("a tile of bias", outputs[0].sharding.spec, "query", like_spec)
+    return traced.jaxpr, tuple(traced.consts)

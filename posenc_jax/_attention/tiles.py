@@ -26,14 +26,14 @@ from posenc_jax._numerics.distances import difference
 class Settings(NamedTuple):
     """How to mask, bias and tile the scores."""
 
-    causal: bool  # whether a key at a later position is masked; if sides have an order, False, because that masks
-    window: tuple[int | None, int | None]  # how many keys before and after a query's position it sees; None: all
+    causal: bool  # whether keys at later positions are masked; False if tokens have an order, which masks instead
+    window: tuple[int | None, int | None]  # how far before and after its position a query sees keys; None: no bound
     soft_cap: float | None
     scale: float
     block_size: int
     skips: bool = False  # whether to skip a tile in which no query sees a key
     bias: Any = None  # a jaxpr that takes the positions of a tile, and the data of its queries and keys
-    tree: Any = None  # how to make `Operands` of their leaves
+    tree: Any = None  # the tree structure of `Operands`
     kernel: Any = None  # `hopper.attend.Kernel`, if kernels compute attention
 
     @property
@@ -42,30 +42,37 @@ class Settings(NamedTuple):
         return self.causal or self.window != (None, None)
 
 
-class Side(NamedTuple):
-    """What masks and bias read of queries or keys: (length,) on both sides, or (batch or 1, length) on both."""
+class TokenAttributes(NamedTuple):
+    """What masks and bias read of queries or keys: (length,) for both, or (batch or 1, length) for both."""
 
     positions: jax.Array
     segments: jax.Array | None = None
     order: jax.Array | None = None  # a query sees no key of a later order
-    real: jax.Array | None = None  # for keys: False in the padding of the last block, None without padding
+    is_token: jax.Array | None = None  # for keys: False in the padding of the last block, None without padding
 
 
 class Operands(NamedTuple):
-    """The arrays of attention, or their tangents, None for what does not move."""
+    """The arrays of attention, or their tangents, None for an array without one."""
 
     query: Any  # (batch, queries, heads, head_dim)
     key: Any  # (batch, keys, kv_heads, head_dim)
     value: Any  # (batch, keys, kv_heads, value_dim)
     sinks: Any  # (heads,) or None
-    sides: Any  # of queries and of keys, each a `Side`
-    query_data: tuple[Any, ...]  # what the bias reads of queries, (batch or 1, queries, heads or 1, …)
-    key_data: tuple[Any, ...]  # what it reads of keys, (batch or 1, keys, kv_heads or 1, …)
-    arrays: tuple[Any, ...]  # what it closes over
-    kernel: tuple[Any, ...] = ()  # what a kernel reads of the bias, computed from what that closes over
+    query_tokens: Any  # `TokenAttributes`
+    key_tokens: Any
+    query_data: tuple[Any, ...]  # data of the queries, which the bias reads, (batch or 1, queries, heads or 1, …)
+    key_data: tuple[Any, ...]  # data of the keys, (batch or 1, keys, kv_heads or 1, …)
+    arrays: tuple[Any, ...]  # arrays that the bias closes over
+    kernel: tuple[Any, ...] = ()  # the operands of a kernel's bias program, computed from `arrays`
 
 
-Read = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]  # what the bias of a tile reads: arrays, query and key data
+class BiasOperands(NamedTuple):
+    """What the bias of a tile reads besides positions, or a value for each of these arrays."""
+
+    arrays: Sequence[Any]
+    query_data: Sequence[Any]
+    key_data: Sequence[Any]
+
 
 # Scores
 
@@ -75,26 +82,39 @@ def logits(settings: Settings, q: jax.Array, k: jax.Array) -> jax.Array:
     return dot("bkgqd,bksd->bkgqs", q, k) * settings.scale
 
 
-def scores(settings: Settings, logits: Any, q_side: Side, k_side: Side, read: Read) -> jax.Array:
+def scores(
+    settings: Settings,
+    logits: Any,
+    q_tokens: TokenAttributes,
+    k_tokens: TokenAttributes,
+    operands: BiasOperands,
+) -> jax.Array:
     """The scores with their cap and bias, −∞ where a query does not see a key."""
     if settings.soft_cap is not None:
         logits = settings.soft_cap * jnp.tanh(logits / settings.soft_cap)
-    result, seen = _biased(settings, logits, q_side, k_side, read), _seen(settings, q_side, k_side)
+    result, seen = _biased(settings, logits, q_tokens, k_tokens, operands), _seen(settings, q_tokens, k_tokens)
     if seen is None:
         return result
     return jnp.where(seen[..., None, None, :, :] if seen.ndim == 3 else align(seen, 5), result, -jnp.inf)
 
 
-def _biased(settings: Settings, scores: Any, q_side: Side, k_side: Side, read: Read) -> jax.Array:
+def _biased(
+    settings: Settings,
+    scores: Any,
+    q_tokens: TokenAttributes,
+    k_tokens: TokenAttributes,
+    operands: BiasOperands,
+) -> jax.Array:
     """Adds the bias of the tile to its scores."""
     if settings.bias is None:
         return scores
-    groups, (arrays, q_data, k_data) = scores.shape[1:3], read
-    data = *q_data, *(by_query_heads(x, groups[1]) for x in k_data)
-    (bias,) = map(jnp.asarray, eval_jaxpr(settings.bias, arrays, q_side.positions, k_side.positions, *data))
+    kv_heads, group = scores.shape[1:3]
+    data = *operands.query_data, *(by_query_heads(x, group) for x in operands.key_data)
+    positions = q_tokens.positions, k_tokens.positions
+    (bias,) = map(jnp.asarray, eval_jaxpr(settings.bias, operands.arrays, *positions, *data))
     batch, heads, *tile = align(bias, 4).shape
-    groups = groups if heads > 1 else (1, 1)
-    return scores + bias.reshape(batch, *groups, *tile).astype(scores.dtype)
+    heads = (kv_heads, group) if heads > 1 else (1, 1)
+    return scores + bias.reshape(batch, *heads, *tile).astype(scores.dtype)
 
 
 def by_query_heads(x: jax.Array, group: int) -> jax.Array:
@@ -105,66 +125,74 @@ def by_query_heads(x: jax.Array, group: int) -> jax.Array:
     return jnp.broadcast_to(x[:, :, :, None], shape).reshape(*x.shape[:2], x.shape[2] * group, *x.shape[3:])
 
 
-def _seen(settings: Settings, q_side: Side, k_side: Side) -> jax.Array | None:
+def _seen(settings: Settings, q_tokens: TokenAttributes, k_tokens: TokenAttributes) -> jax.Array | None:
     """Whether a query sees a key, (queries, keys) or (batch or 1, queries, keys); None if nothing is masked."""
-    seen = []
+    masks = []
     if settings.masked:
-        distance, after = difference(q_side.positions[..., :, None], k_side.positions[..., None, :])
-        seen += _within(settings, distance, after)
-    if q_side.order is not None and k_side.order is not None:
-        seen.append(q_side.order[..., :, None] >= k_side.order[..., None, :])
-    if q_side.segments is not None and k_side.segments is not None:
-        seen.append(q_side.segments[..., :, None] == k_side.segments[..., None, :])
-    if k_side.real is not None:
-        seen.append(k_side.real[None, :])
-    ndim = max((x.ndim for x in seen), default=0)
-    return functools.reduce(jnp.logical_and, (align(x, ndim) for x in seen)) if seen else None
+        distance, after = difference(q_tokens.positions[..., :, None], k_tokens.positions[..., None, :])
+        masks += _masks_by_distance(settings, distance, after)
+    if q_tokens.order is not None and k_tokens.order is not None:
+        masks.append(q_tokens.order[..., :, None] >= k_tokens.order[..., None, :])
+    if q_tokens.segments is not None and k_tokens.segments is not None:
+        masks.append(q_tokens.segments[..., :, None] == k_tokens.segments[..., None, :])
+    if k_tokens.is_token is not None:
+        masks.append(k_tokens.is_token[None, :])
+    ndim = max((x.ndim for x in masks), default=0)
+    return functools.reduce(jnp.logical_and, (align(x, ndim) for x in masks)) if masks else None
 
 
-def _within(settings: Settings, distance: jax.Array, after: jax.Array) -> list[jax.Array]:
-    """What causality and the window say of keys at this distance, which come after the query or not."""
-    rules, (left, right), most = [], settings.window, np.iinfo(distance.dtype).max
+def _masks_by_distance(settings: Settings, distance: jax.Array, after: jax.Array) -> list[jax.Array]:
+    """Whether the causal mask and the window show keys at a distance; `after` says whether they follow the query."""
+    masks, (left, right), most = [], settings.window, np.iinfo(distance.dtype).max
     if settings.causal:
-        rules.append(~after)
+        masks.append(~after)
     elif right is not None and right < most:
-        rules.append(~after | (distance <= np.asarray(right, distance.dtype)))
+        masks.append(~after | (distance <= np.asarray(right, distance.dtype)))
     if left is not None and left < most:
-        rules.append(after | (distance <= np.asarray(left, distance.dtype)))
-    return rules
+        masks.append(after | (distance <= np.asarray(left, distance.dtype)))
+    return masks
 
 
 def visit_or_skip(
-    settings: Settings, q_side: Side, k_side: Side, visit: Callable[[], Any], skip: Callable[[], Any]
+    settings: Settings,
+    q_tokens: TokenAttributes,
+    k_tokens: TokenAttributes,
+    visit: Callable[[], Any],
+    skip: Callable[[], Any],
 ) -> Any:
-    """Runs `visit` for a tile, or `skip` if its sides show that no query sees a key."""
-    seen = _may_see(settings, q_side, k_side) if settings.skips else None
-    return visit() if seen is None else lax.cond(jnp.any(seen), visit, skip)
+    """Runs `visit` for a tile, or `skip` if the attributes of its tokens show that no query sees a key."""
+    may_see = _may_see(settings, q_tokens, k_tokens) if settings.skips else None
+    return visit() if may_see is None else lax.cond(jnp.any(may_see), visit, skip)
 
 
 def recomputed(
-    settings: Settings, q_side: Side, k_side: Side, visit: Callable[[], Any], skip: Callable[[], Any]
+    settings: Settings,
+    q_tokens: TokenAttributes,
+    k_tokens: TokenAttributes,
+    visit: Callable[[], Any],
+    skip: Callable[[], Any],
 ) -> Any:
     """`visit_or_skip` whose derivative computes the tile again instead of storing its scores."""
-    return jax.checkpoint(functools.partial(visit_or_skip, settings, q_side, k_side, visit, skip))()
+    return jax.checkpoint(functools.partial(visit_or_skip, settings, q_tokens, k_tokens, visit, skip))()
 
 
-def _may_see(settings: Settings, q_side: Side, k_side: Side) -> jax.Array | None:
-    """Whether a query may see a key, by the least and the greatest of what masks read; None if any may."""
+def _may_see(settings: Settings, q_tokens: TokenAttributes, k_tokens: TokenAttributes) -> jax.Array | None:
+    """Whether a query may see a key, by the least and the greatest of each attribute; None if any query may."""
     rules = []
     if settings.masked:
-        (q_low, q_high), (k_low, k_high) = map(_range, (q_side.positions, k_side.positions))
+        (q_low, q_high), (k_low, k_high) = map(_extremes, (q_tokens.positions, k_tokens.positions))
         # If all keys are after all queries, or before them, the nearest two decide.
         for apart, q, k in (q_high < k_low, q_high, k_low), (k_high < q_low, q_low, k_high):
-            rules += [~apart | rule for rule in _within(settings, *difference(q, k))]
-    if q_side.order is not None and k_side.order is not None:
-        rules.append(_range(q_side.order)[1] >= _range(k_side.order)[0])
-    if q_side.segments is not None and k_side.segments is not None:
-        (q_low, q_high), (k_low, k_high) = map(_range, (q_side.segments, k_side.segments))
+            rules += [~apart | mask for mask in _masks_by_distance(settings, *difference(q, k))]
+    if q_tokens.order is not None and k_tokens.order is not None:
+        rules.append(_extremes(q_tokens.order)[1] >= _extremes(k_tokens.order)[0])
+    if q_tokens.segments is not None and k_tokens.segments is not None:
+        (q_low, q_high), (k_low, k_high) = map(_extremes, (q_tokens.segments, k_tokens.segments))
         rules.append((q_low <= k_high) & (k_low <= q_high))
     return functools.reduce(jnp.logical_and, rules) if rules else None
 
 
-def _range(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _extremes(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.min(x, -1), jnp.max(x, -1)
 
 
@@ -173,15 +201,15 @@ def dot(axes: str, a: jax.Array, b: jax.Array, out_sharding: Any = None) -> jax.
     return jnp.einsum(axes, a, b, preferred_element_type=compute_dtype(a), out_sharding=out_sharding)
 
 
-def sums_over_queries(a: jax.Array, weights: jax.Array, like: jax.Array) -> jax.Array:
-    """The sums of the rows of a (..., queries, width) by weights (..., queries, keys), as columns (..., width, keys).
+def sums_over_queries(rows: jax.Array, weights: jax.Array, like: jax.Array) -> jax.Array:
+    """Sums of rows (..., queries, width), weighted by (..., queries, keys), as columns (..., width, keys).
 
     They are sharded like keys: they sum over groups of query heads, which Explicit axes may shard. XLA:CPU transposes
-    the first operand of this product (JAX 0.10 and 0.12). Rows (..., keys, width) would have it transpose the weights,
-    which takes as long as the product.
+    the first operand of this product (JAX 0.10 and 0.12). For sums as rows (..., keys, width), it would transpose the
+    weights, which takes as long as the product.
     """
     like_keys = sharding.named_sharding(jax.typeof(like).sharding.spec, like)
-    return dot("bkgqd,bkgqs->bkds", a, weights.astype(a.dtype), like_keys)
+    return dot("bkgqd,bkgqs->bkds", rows, weights.astype(rows.dtype), like_keys)
 
 
 # Cutting arrays (batch, length, heads, width) into blocks of equal size, and joining them
@@ -194,17 +222,17 @@ def grid(block_size: int, length: int) -> tuple[int, int]:
 
 
 def blocks(settings: Settings, x: Operands) -> tuple[Any, Any]:
-    """Cuts queries, their data and side, and keys, values, their data and side, into blocks."""
-    (q_side, k_side), length = x.sides, x.key.shape[1]
+    """Blocks of (query, data, token attributes) and of (key, value, data, token attributes)."""
+    q_tokens, k_tokens, length = x.query_tokens, x.key_tokens, x.key.shape[1]
     if length != math.prod(grid(settings.block_size, length)):  # for queries, `join` drops the padding
-        k_side = k_side._replace(real=jnp.ones(length, bool))
-    q_side, k_side = (jax.tree.map(functools.partial(_cut_side, settings), side) for side in (q_side, k_side))
+        k_tokens = k_tokens._replace(is_token=jnp.ones(length, bool))
+    q_tokens, k_tokens = jax.tree.map(functools.partial(_cut_attribute, settings), (q_tokens, k_tokens))
     queries, keys = cut_operands(settings, x, x.key.shape[2])
-    return (*queries, q_side), (*keys, k_side)
+    return (*queries, q_tokens), (*keys, k_tokens)
 
 
 def cut_operands(settings: Settings, x: Operands, kv_heads: int) -> tuple[Any, Any]:
-    """Cuts queries and their data, and keys, values and their data, into blocks; None stays None."""
+    """Blocks of (query, data) and of (key, value, data); None stays None."""
     query = None if x.query is None else cut_queries(settings, x.query, kv_heads)
     key, value = (None if a is None else _cut(settings, jnp.swapaxes(a, 1, 2)) for a in (x.key, x.value))
     q_data, k_data = jax.tree.map(functools.partial(_cut_data, settings), (x.query_data, x.key_data))
@@ -212,7 +240,7 @@ def cut_operands(settings: Settings, x: Operands, kv_heads: int) -> tuple[Any, A
 
 
 def _cut_data(settings: Settings, x: jax.Array) -> jax.Array:
-    """Cuts data (batch, length, …) into blocks, the last one padded with the last token's, as `_cut_side` says."""
+    """Cuts data (batch, length, …) into blocks, padded as by `_cut_attribute`, for its reason."""
     length = x.shape[1]
     missing = math.prod(grid(settings.block_size, length)) - length
     if missing and length:
@@ -220,8 +248,8 @@ def _cut_data(settings: Settings, x: jax.Array) -> jax.Array:
     return _cut(settings, x, 1 - x.ndim)
 
 
-def _cut_side(settings: Settings, x: jax.Array) -> jax.Array:
-    """Cuts positions, segments or a mask into blocks."""
+def _cut_attribute(settings: Settings, x: jax.Array) -> jax.Array:
+    """Cuts an attribute of tokens into blocks."""
     if x.dtype == np.bool_ or not x.shape[-1]:
         return _cut(settings, x, -1)
     # Pads with the last position: elsewhere the bias may not be finite, and its derivative would be 0 · NaN = NaN.
@@ -231,7 +259,7 @@ def _cut_side(settings: Settings, x: jax.Array) -> jax.Array:
 
 
 def cut_queries(settings: Settings, x: jax.Array, kv_heads: int, padding: float = 0) -> jax.Array:
-    """Cuts what there is of each query, (batch, queries, heads) or (batch, queries, heads, width), into blocks."""
+    """Cuts an array of queries, (batch, queries, heads) or (batch, queries, heads, width), into blocks."""
     batch, length, heads, *width = x.shape
     x = x.reshape(batch, length, kv_heads, heads // kv_heads, *width)
     return _cut(settings, jnp.moveaxis(x, 1, 3), -1 - len(width), padding)
@@ -247,13 +275,13 @@ def _cut(settings: Settings, x: jax.Array, axis: int = -2, padding: float = 0) -
     return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
 
 
-def join(blocks: jax.Array, length: int, width: int = 1) -> jax.Array:
-    """Joins blocks (blocks, batch, ..., block, width) to (batch, length, heads, width), or without width, if 0 axes."""
-    x = jnp.moveaxis(blocks, 0, -2 - width)
-    *outer, count, size = x.shape[: x.ndim - width]
-    x = x.reshape(*outer, count * size, *x.shape[x.ndim - width :])
+def join(blocks: jax.Array, length: int, *, has_width: bool = True) -> jax.Array:
+    """Joins blocks (blocks, batch, ..., block, width) to (batch, length, heads, width); either may lack the width."""
+    x = jnp.moveaxis(blocks, 0, -2 - has_width)
+    *outer, count, size = x.shape[: x.ndim - has_width]
+    x = x.reshape(*outer, count * size, *x.shape[x.ndim - has_width :])
     x = jnp.moveaxis(x, len(outer), 1)[:, :length]
-    return x.reshape(*x.shape[:2], math.prod(outer[1:]), *x.shape[x.ndim - width :])
+    return x.reshape(*x.shape[:2], math.prod(outer[1:]), *x.shape[x.ndim - has_width :])
 
 
 def join_data(blocks: jax.Array, length: int) -> jax.Array:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax._attention.parser import counted
 from posenc_jax._frequencies.angles import Angles
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._frequencies.parser import parse_positions, parse_static
@@ -122,9 +121,9 @@ class PositionalSettings:
             return options
         if self.frequencies.num_axes == 1:
             options |= {"query_positions": queries}
-            options |= {"key_positions": counted("key", lengths["key"]) if keys is None else keys}
+            options |= {"key_positions": checks.counted("key", lengths["key"]) if keys is None else keys}
         if causal:  # Flax's causal mask goes by the index, whatever the positions are
-            options |= {f"{side}_order": counted(side, n) for side, n in lengths.items()}
+            options |= {f"{side}_order": checks.counted(side, n) for side, n in lengths.items()}
         return options
 
     def _placed(
@@ -209,8 +208,8 @@ def _add_biases(
 ) -> ArrayLike | None:
     """Adds what `biases` return, which must be for all heads, queries and keys, to `bias`."""
     shape = query.shape[-2], query.shape[-3], key.shape[-3]
-    queries = counted("query", shape[1]) if queries is None else queries
-    keys = counted("key", shape[2]) if keys is None else keys
+    queries = checks.counted("query", shape[1]) if queries is None else queries
+    keys = checks.counted("key", shape[2]) if keys is None else keys
     arguments = {"bias": (queries, keys), "content_bias": (queries, keys, query, key)}
     for (name, given), function in zip(arguments.items(), biases, strict=True):
         if function is None:

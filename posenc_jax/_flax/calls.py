@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax._attention.parser import counted
 from posenc_jax._biases.content import content_bias
 from posenc_jax._biases.formulas import kerple_log, kerple_power
 from posenc_jax._biases.learned import fire
@@ -69,7 +68,7 @@ def scaled_content_bias(module: Any, queries: Any, keys: Any, query: Any, key: A
 
 def sinusoidal_table(length: int, frequencies: Frequencies | int, layout: Layout, dtype: Any) -> jax.Array:
     """The encodings of positions 0 to length − 1, shape (length, dim)."""
-    positions = counted("table", checks.positive_int("length", length))
+    positions = checks.counted("table", checks.positive_int("length", length))
     return sinusoidal(positions, frequencies, layout=layout, dtype=dtype)
 
 

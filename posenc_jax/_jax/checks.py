@@ -366,6 +366,11 @@ def countable(name: str, n: Any) -> Any:
     return n
 
 
+def counted(name: str, length: Any) -> jax.Array:
+    """The default positions, 0 to length − 1, along the argument `name`."""
+    return jnp.arange(countable(name, length), dtype=jnp.int32)
+
+
 def require_static_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
     """Raises if one of these axes is symbolic."""
     for axis in axes:
@@ -386,6 +391,13 @@ def unsharded(name: str, x: Any, axis: int = -1) -> None:
     spec = jax.typeof(x).sharding.spec
     message = "{} must not be sharded along axis {} on Explicit axes of a mesh, got {}"
     require(spec[axis] is None, message + "; reshard it, or use jax.shard_map", name, axis % x.ndim, spec)
+
+
+def sharded_like(name: str, spec: Any, like: str, like_spec: Any) -> None:
+    """Raises unless Explicit axes shard each of the last axes as `like_spec`, the sharding of `like`, or not at all."""
+    fits = all(axes in (None, other) for axes, other in zip(spec[::-1], like_spec[::-1], strict=False))
+    message = "{} must be sharded on Explicit axes of a mesh as {} is, {}, or not at all, got {}"
+    require(fits, message, name, like, like_spec, spec)
 
 
 def sharded_together(specs: dict[str, tuple[Any, ...]]) -> None:

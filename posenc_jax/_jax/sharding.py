@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import invalid
 from posenc_jax._jax.primitives import varying
 
 
@@ -47,10 +50,16 @@ def count_along(x: jax.Array, axis: int) -> jax.Array:
     return lax.broadcasted_iota(jnp.int32, shape, axis, out_sharding=named_sharding(spec, x))
 
 
-def spec_of_keys(x: jax.Array, query: jax.Array) -> PartitionSpec:
-    """How to shard keys or values (..., keys, heads, head_dim) like a query; a single head only along the batch."""
+def sharded_as_query(name: str, x: jax.Array, query: jax.Array) -> jax.Array:
+    """Keys or values (..., keys, heads, width), resharded like the query; a single head only along the batch."""
     *batch, _, heads, _ = jax.typeof(query).sharding.spec
-    return PartitionSpec(*batch, None, heads if x.shape[-2] > 1 else None, None)
+    spec = PartitionSpec(*batch, None, heads if x.shape[-2] > 1 else None, None)
+    checks.sharded_like(name, jax.typeof(x).sharding.spec, "query", spec)
+    shards = math.prod(jax.typeof(query).sharding.mesh.shape[axis] for axis in jax.tree.leaves(spec[-2]))
+    if x.shape[-2] % shards:
+        message = f"as many as query's are split into on Explicit axes of a mesh, {shards}, or a multiple, or one"
+        raise invalid(f"the heads of {name} must be {message}, got {x.shape[-2]}")
+    return resharded(x, spec, query)
 
 
 def resharded(x: jax.Array, spec: PartitionSpec, *like: jax.Array) -> jax.Array:
@@ -64,13 +73,17 @@ def vary(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
     return lax.pcast(x, tuple(missing), to="varying") if missing else x
 
 
+def vary_like(x: Any, like: Any) -> Any:
+    """Marks the arrays of x as varying along all manual axes along which an array of `like` varies."""
+    axes = frozenset[Any]().union(*map(varying, jax.tree.leaves(like)))
+    return jax.tree.map(lambda array: vary(array, axes), x)
+
+
 def recomputed(like: jax.Array | list[jax.Array], f: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
     """f(*arguments), sharded like `like`, arrays of the result's rank. Reverse mode stores only the arguments."""
     like = like if isinstance(like, list) else [like]
     # Arguments vary like the result before f broadcasts them, so that devices exchange sums of the arguments' shapes.
-    axes = frozenset[Any]().union(*map(varying, like))
-    arguments = jax.tree.map(lambda x: vary(x, axes), arguments)
-    return sharded_as(like, jax.checkpoint(f, prevent_cse=False), *arguments)
+    return sharded_as(like, jax.checkpoint(f, prevent_cse=False), *vary_like(arguments, like))
 
 
 def agreeing(arrays: Sequence[jax.Array]) -> list[jax.Array]:

@@ -54,7 +54,7 @@ def prepare(
     if bias is not None:
         lengths = x.query.shape[1], x.key.shape[1]
         padded = lengths[0] + -lengths[0] % BLOCK, lengths[1] + -lengths[1] % BLOCK
-        axes = x.sides[0].positions.ndim
+        axes = x.query_tokens.positions.ndim
         program, operands = bias_programs.plan(bias, x.query.shape[2], axes, lengths if counted else None, padded)
     return settings._replace(kernel=Kernel(_width(x), counted, program)), x._replace(kernel=operands)
 
@@ -80,7 +80,7 @@ def _check(settings: Settings, x: Operands, counted: bool) -> None:
     )
     sizes = x.query.shape, x.key.shape
     require(x.query.size and x.key.size, "query and key must not be empty" + of, sizes)
-    ptxas, given = workarounds.ptxas(), (x.sides[0].segments, x.sides[0].order)
+    ptxas, given = workarounds.ptxas(), (x.query_tokens.segments, x.query_tokens.order)
     masks = settings.masked or any(s is not None for s in given) or x.key.shape[1] % BLOCK
     require(
         not masks or ptxas is None or not (12, 8) <= ptxas < (12, 9, 86),
@@ -94,7 +94,7 @@ def _check(settings: Settings, x: Operands, counted: bool) -> None:
     require(1e-6 <= settings.scale <= 1e6, "scale must be from 1e-6 to 1e6" + of, settings.scale)
     most = max(n or 0 for n in settings.window)
     require(most < 2**31, "window must be below 2³¹" + of, most)
-    odd = [str(a.dtype) for a in jax.tree.leaves(x.sides) if a.dtype != np.int32]
+    odd = [str(a.dtype) for a in jax.tree.leaves((x.query_tokens, x.key_tokens)) if a.dtype != np.int32]
     require(not odd, "positions, orders and segments must be int32" + of, ", ".join(odd))
     spec = jax.typeof(x.query).sharding.spec
     require(not any(spec), "query must not be sharded on Explicit axes of a mesh, but by jax.shard_map," + of, spec)
@@ -117,10 +117,10 @@ class _Tokens(NamedTuple):
 
 def _tokens(settings: Settings, x: Operands) -> _Tokens:
     lengths, counted = (x.query.shape[1], x.key.shape[1]), settings.kernel.counted
-    given = [n for n in ("segments", "order") if getattr(x.sides[0], n) is not None]
+    given = [n for n in ("segments", "order") if getattr(x.query_tokens, n) is not None]
     if not counted and (settings.masked or settings.kernel.bias is not None):
         given = ["positions", *given]
-    sides = {n: [jnp.atleast_2d(getattr(side, n)) for side in x.sides] for n in given}
+    sides = {n: [jnp.atleast_2d(getattr(tokens, n)) for tokens in (x.query_tokens, x.key_tokens)] for n in given}
     if counted:
         sides = {"positions": [np.arange(n, dtype=np.int32)[None] for n in lengths]} | sides
     reach = settings.window[0], 0 if settings.causal else settings.window[1]

@@ -13,7 +13,7 @@ from helpers.quick import quick
 from helpers.tiers import thorough, tiered
 from oracles.attention import may_see
 from posenc_jax._attention import tiles
-from posenc_jax._attention.tiles import Settings, Side
+from posenc_jax._attention.tiles import Settings, TokenAttributes
 
 RNG = np.random.default_rng(0)
 INT, TRIES = np.iinfo(np.int32), 600
@@ -53,7 +53,7 @@ def test_no_pair_is_dropped(rule):
     @jax.vmap
     def of_tile(i, j, a, b):
         of = lambda *sides: (tiles._seen(settings(*rule), *sides), tiles._may_see(settings(*rule), *sides))  # noqa: E731
-        return of(Side(i), Side(j)), of(Side(i, a), Side(j, b))
+        return of(TokenAttributes(i), TokenAttributes(j)), of(TokenAttributes(i, a), TokenAttributes(j, b))
 
     for (seen, visited), segments in zip(of_tile(i, j, *parts), (None, parts), strict=True):
         seen, visited = np.asarray(seen), np.asarray(visited)
@@ -71,7 +71,7 @@ def test_no_pair_is_dropped_by_order():
     @quick
     @jax.vmap
     def of_tile(i, j, a, b):
-        rule, sides = settings(False, (None, None)), (Side(i, order=a), Side(j, order=b))
+        rule, sides = settings(False, (None, None)), (TokenAttributes(i, order=a), TokenAttributes(j, order=b))
         return tiles._seen(rule, *sides), tiles._may_see(rule, *sides)
 
     seen, visited = map(np.asarray, of_tile(i, j, *order))
@@ -94,7 +94,7 @@ def test_nothing_is_visited_in_vain(rule):
     @quick
     @jax.vmap
     def visited(i, j, a, b):
-        both = (Side(i), Side(j)), (Side(i, a), Side(j, b))
+        both = (TokenAttributes(i), TokenAttributes(j)), (TokenAttributes(i, a), TokenAttributes(j, b))
         return [tiles._may_see(settings(*rule), *sides) for sides in both]
 
     for got, segments in zip(visited(i, j, *parts), (None, parts), strict=True):
@@ -116,7 +116,7 @@ def test_a_tile_of_several_sequences_is_visited_for_any_of_them():
         (causal, a[0], a[0], one, two, True),  # one row of positions for all sequences
         (causal, a[0], b[0], one, two, False),
     ]
-    visited = quick(lambda: [tiles._may_see(settings(*rule), Side(i, p), Side(j, q)).any() for rule, i, j, p, q, _ in cases])()  # fmt: skip
+    visited = quick(lambda: [tiles._may_see(settings(*rule), TokenAttributes(i, p), TokenAttributes(j, q)).any() for rule, i, j, p, q, _ in cases])()  # fmt: skip
     for case, got in zip(cases, visited, strict=True):
         assert bool(got) is case[-1], case
 
@@ -195,7 +195,7 @@ def test_what_is_cut_is_joined(length):
 def test_padding_repeats_the_last_position():
     ends = np.int32([INT.max, INT.min, 5, 0, INT.min])
     sides = ends, ends == 5, np.stack([ends, ends[::-1]])
-    cut = quick(lambda sides: [tiles._cut_side(settings(True, (None, None)), side) for side in sides])
+    cut = quick(lambda sides: [tiles._cut_attribute(settings(True, (None, None)), side) for side in sides])
     of_all, of_booleans, of_each = map(np.asarray, cut(sides))
     np.testing.assert_array_equal(of_all, [[INT.max, INT.min, 5], [0, INT.min, INT.min]])
     np.testing.assert_array_equal(of_booleans, [[False, False, True], [False, False, False]])

@@ -38,13 +38,13 @@ def tangent(settings, operands, outputs, tangents):
     return [dy]
 
 
-def transpose(settings, operands, outputs, cotangents, moving):
+def transpose(settings, operands, outputs, cotangents, has_tangent):
     (x, w, n), (dy,) = operands, cotangents
-    RAN.append(("transpose", *moving[:2]))
-    assert not moving[2] and len(outputs) == 2
+    RAN.append(("transpose", *has_tangent[:2]))
+    assert not has_tangent[2] and len(outputs) == 2
     by_w = jnp.broadcast_to(settings * jnp.sum(jnp.sin(x) * dy) * n.astype(x.dtype), w.shape)
     found = settings * jnp.cos(x) * jnp.sum(w) * n.astype(x.dtype) * dy, by_w
-    return [y for y, moves in zip(found, moving, strict=False) if moves]
+    return [y for y, has in zip(found, has_tangent, strict=False) if has]
 
 
 example = operation("example", types=types, compute=compute, tangent=tangent, transpose=transpose)
@@ -186,7 +186,7 @@ def test_of_outputs_that_are_not_used_the_cotangents_are_zeros():
         types=lambda _, x: [x, x, x],
         compute=lambda _, x: [2 * x, 3 * x, x],
         tangent=lambda _, operands, outputs, tangents: [2 * tangents[0], 3 * tangents[0]],
-        transpose=lambda _, operands, outputs, cotangents, moving: [2 * cotangents[0] + 3 * cotangents[1]],
+        transpose=lambda _, operands, outputs, cotangents, has_tangent: [2 * cotangents[0] + 3 * cotangents[1]],
     )
     gradients = quick(lambda x: [jax.grad(lambda x: jnp.sum(two(None, x)[n]))(x) for n in (0, 1)])(X)  # noqa: B023
     np.testing.assert_array_equal(gradients, np.repeat([[2], [3]], len(X), 1))
@@ -208,25 +208,25 @@ def test_a_mapped_axis_keeps_its_place(axis):
 # Kernels
 
 
-def without_derivative(settings, operands, outputs, cotangents, moving):
+def without_derivative(settings, operands, outputs, cotangents, has_tangent):
     """`transpose`, as JAX could not differentiate it."""
     RAN.append("kernel")
-    of = lambda *x: transpose(settings, x[:3], x[3:5], x[5:], moving)  # noqa: E731
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x, moves in zip(operands, moving, strict=True) if moves]
+    of = lambda *x: transpose(settings, x[:3], x[3:5], x[5:], has_tangent)  # noqa: E731
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x, has in zip(operands, has_tangent, strict=True) if has]
     return jax.pure_callback(of, shapes, *operands, *outputs, *cotangents, vmap_method="sequential")
 
 
-KERNELS = Kernels({None: without_derivative}, lambda settings, moving: settings == 2.0 or not moving[1])
+KERNELS = Kernels({None: without_derivative}, lambda settings, has_tangent: settings == 2.0 or not has_tangent[1])
 by_kernels = operation("kept", types=types, compute=compute, tangent=tangent, transpose=transpose, kernels=KERNELS)
 
 
-@pytest.mark.parametrize(("moving", "settings", "count"), [((0, 1), 2.0, 1), ((0, 1), 3.0, 0), (0, 3.0, 1)])
-def test_kernels_compute_what_they_hold(moving, settings, count):
+@pytest.mark.parametrize(("argnums", "settings", "count"), [((0, 1), 2.0, 1), ((0, 1), 3.0, 0), (0, 3.0, 1)])
+def test_kernels_compute_what_they_hold(argnums, settings, count):
     RAN.clear()
     f = lambda x, w: jnp.sum(by_kernels(settings, x, w, N)[0])  # noqa: E731
-    got = jax.jit(jax.grad(f, moving))(X, W)
+    got = jax.jit(jax.grad(f, argnums))(X, W)
     assert RAN.count("kernel") == count
-    check(got, jax.grad(lambda x, w: jnp.sum(theirs(x, w)) * (settings / 2), moving)(X, W))
+    check(got, jax.grad(lambda x, w: jnp.sum(theirs(x, w)) * (settings / 2), argnums)(X, W))
 
 
 @pytest.mark.thorough
