@@ -70,7 +70,7 @@ def computed(program, operands, i, j, head):
     """The bias of one head by its program, for positions of one shape."""
     if program.kind in ("table", "near"):
         near = program.kind == "near"
-        difference = jnp.clip(i - j, -program.end, program.end) if near else i - j
+        difference = jnp.clip(i - j, -program.constant_from, program.constant_from) if near else i - j
         return operands[0][head][difference + (bias_programs.NEAR if near else PADDED[1])]
     numbers = [x[n, head] for x in operands for n in range(len(x))]
     if program.kind == "linear":
@@ -120,7 +120,7 @@ PULLBACKS = {
     "ALiBi": (pe.alibi, 1),
     "KERPLE, logarithm": (pe.kerple_log, 2),
     "KERPLE, power": (pe.kerple_power, 2),
-    "own": (lambda i, j, *x: curved(i, j, *(a[:, None, None] for a in x)), 3),
+    "custom": (lambda i, j, *x: curved(i, j, *(a[:, None, None] for a in x)), 3),
     "of functions of parameters": (lambda i, j, x: pe.alibi(i, j, jax.nn.softplus(x) + jax.nn.relu(x - 0.5)), 1),
     "of no position": (lambda i, j, x: x[:, None, None], 1),
 }
