@@ -134,10 +134,10 @@ def computed_where_used(f: Callable[[A], Any], x: jax.Array, angles: A) -> Any:
     tests/devices/compile/test_tpu.py::test_an_addition_costs_a_copy
     """
 
-    def of_each(first: jax.Array, *others: Any) -> Any:
+    def broadcast(first: jax.Array, *others: Any) -> Any:
         return f(type(angles)(jnp.broadcast_to(first, (*x.shape[:-1], first.shape[-1])), *others))
 
-    return sharding.sharded_as([x, angles[0]], of_each, *angles)
+    return sharding.sharded_as([x, angles[0]], broadcast, *angles)
 
 
 class Target(NamedTuple):

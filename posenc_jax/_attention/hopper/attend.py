@@ -123,6 +123,7 @@ class _Tokens(NamedTuple):
 
 
 def _tokens(settings: Settings, x: Operands) -> _Tokens:
+    """The attributes that these settings mask and bias by."""
     lengths, counted = (x.query.shape[1], x.key.shape[1]), settings.kernel.counted
     names = [n for n in ("segments", "order") if getattr(x.sides[0], n) is not None]
     if not counted and (settings.masked or settings.kernel.bias is not None):
@@ -140,7 +141,7 @@ def _padded_arrays(settings: Settings, *arrays: Any) -> list[Any]:
     return [_pad(wide(a), BLOCK) for a in arrays]
 
 
-def _static(settings: Settings, tokens: _Tokens, block: int, side: int = 1) -> Any:
+def _static_settings(settings: Settings, tokens: _Tokens, block: int, side: int = 1) -> Any:
     """The static settings of a kernel that loads tiles of `block` queries (side 0) or keys."""
     from posenc_jax._attention.hopper.scores import StaticSettings  # noqa: PLC0415 - it imports Pallas
 
@@ -171,6 +172,7 @@ def _unbounded(kernel: KernelSettings, tokens: _Tokens) -> bool:
 
 
 def forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
+    """The output, the sums of weights, and the maximum scores times log₂ e."""
     from posenc_jax._attention.hopper import forward_kernel  # noqa: PLC0415 - it imports Pallas
     from posenc_jax._attention.hopper.scores import LOG2E, LOWEST  # noqa: PLC0415
 
@@ -182,7 +184,7 @@ def forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
     query, key, value = _padded_arrays(settings, x.query, x.key, x.value)
     tile_ranges, (queries, keys) = _tile_ranges(*tokens.visible_tiles((BLOCK, block_kv))), map(tokens.padded, range(2))
     inputs = forward_kernel.Inputs(query, key, value, tile_ranges, queries, keys, sinks, x.kernel)
-    out, *statistics = forward_kernel.attend(_static(settings, tokens, block_kv), inputs)
+    out, *statistics = forward_kernel.attend(_static_settings(settings, tokens, block_kv), inputs)
     total, top = (jnp.swapaxes(y, 1, 2)[:, : tokens.lengths[0]] for y in statistics)
     out = out[:, : tokens.lengths[0], :, : x.value.shape[-1]]
     return [out, jnp.where(total == 0, 1, total), jnp.where(total == 0, -jnp.inf, top)]
@@ -200,13 +202,14 @@ def _with_natural_maximum(outputs: Any) -> tuple[Any, Any, Any]:
 
 def holds_backward(settings: Settings, has_tangent: tuple[bool, ...]) -> bool:
     """Whether `backward` can compute the cotangents of the leaves that have a tangent."""
-    kernel, of_bias = settings.kernel, settings.tree.unflatten(has_tangent).kernel
-    return kernel.width in BACKWARD and (not any(of_bias) or kernel.bias.pullback is not None)
+    kernel, bias_has_tangent = settings.kernel, settings.tree.unflatten(has_tangent).kernel
+    return kernel.width in BACKWARD and (not any(bias_has_tangent) or kernel.bias.pullback is not None)
 
 
 def backward(
     settings: Settings, leaves: Any, outputs: Any, cotangents: Any, has_tangent: tuple[bool, ...]
 ) -> list[jax.Array]:
+    """The cotangents of the leaves that have a tangent."""
     from posenc_jax._attention.hopper import backward_kernel, table_kernel  # noqa: PLC0415
     from posenc_jax._attention.hopper.scores import LOWEST  # noqa: PLC0415
 
@@ -227,10 +230,10 @@ def backward(
     if numbers and len(settings.kernel.bias.pullback[0]) > bias_programs.MANY_STEPS:
         block_kv = 64  # the results of so many steps for 128 keys do not fit in registers
     inputs = arguments._replace(tile_ranges=_tile_ranges(*tokens.visible_tiles((BLOCK, block_kv))))
-    dq, *d_numbers = backward_kernel.d_query(_static(settings, tokens, block_kv), inputs, numbers)
+    dq, *d_numbers = backward_kernel.d_query(_static_settings(settings, tokens, block_kv), inputs, numbers)
     tiles = tokens.visible_tiles((block_q, BLOCK), transposed=True)
     inputs = arguments._replace(tile_ranges=_tile_ranges(*tiles, masked_first=True))
-    dk, dv = backward_kernel.d_key_value(_static(settings, tokens, block_q, side=0), inputs)
+    dk, dv = backward_kernel.d_key_value(_static_settings(settings, tokens, block_q, side=0), inputs)
 
     index_of: Operands = settings.tree.unflatten(range(len(leaves)))
     results = {index_of.query: dq, index_of.key: dk, index_of.value: dv}
@@ -243,7 +246,8 @@ def backward(
         tiles = tokens.visible_tiles((BLOCK, block))
         offsets = table_kernel.band_offsets(tokens.reach, tiles[0].shape[1:])
         inputs = arguments._replace(tile_ranges=_tile_ranges(*(table_kernel.along_bands(offsets, y) for y in tiles)))
-        results[index_of.kernel[0]] = table_kernel.d_table(_static(settings, tokens, block, side=0), inputs, offsets)
+        static = _static_settings(settings, tokens, block, side=0)
+        results[index_of.kernel[0]] = table_kernel.d_table(static, inputs, offsets)
     if x.sinks is not None:
         results[index_of.sinks] = blockwise.cotangent_of_sinks(x, total, top * LN2, delta)
     # Of arrays that the bias closes over, the cotangents are 0 here: they come from those of its numbers or its table.

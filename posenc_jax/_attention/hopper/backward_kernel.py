@@ -117,7 +117,7 @@ def _over_keys(
             plgpu.copy_gmem_to_smem(x.at[block.batch, rows, block.head], ref, ready)
         attributes = [plgpu.load(x.at[block.row(x), rows], layout=ROWS, optimized=False) for x in inputs.queries]
         statistics = inputs.statistics.at[block.batch, block.head]
-        top, share, delta = (plgpu.load(statistics.at[n, rows], layout=ROWS, optimized=False) for n in range(3))
+        top, inverse_total, delta = (plgpu.load(statistics.at[n, rows], layout=ROWS, optimized=False) for n in range(3))
         numbers = bias_numbers(static, inputs, block.head)
         plgpu.barrier_wait(ready)
 
@@ -131,13 +131,14 @@ def _over_keys(
             origin = TileOrigin(base, step * static.block, warpgroup * ROWS_OF_TILE + static.block)
             score_inputs = score_inputs_of(memory.keys, slot, attributes, numbers)
             e, cap_derivative = weights(static, x, origin, score_inputs, top, unmasked)
-            ds = e * (dp * per_query(share, origin, dp.shape) - per_query(share * delta, origin, dp.shape))
+            scaled = dp * per_query(inverse_total, origin, dp.shape)
+            ds = e * (scaled - per_query(inverse_total * delta, origin, dp.shape))
             dq, *d_numbers = sums
             if d_numbers:
-                of_scores = cotangents(static, ds, origin, score_inputs)
+                per_score = cotangents(static, ds, origin, score_inputs)
                 if not unmasked and static.keys % static.block:  # the bias may be NaN beyond the last key
-                    of_scores = [jnp.where(is_key(static, origin, x.shape), x, 0.0) for x in of_scores]
-                d_numbers = [total + jnp.sum(x, 1) for total, x in zip(d_numbers, of_scores, strict=True)]
+                    per_score = [jnp.where(is_key(static, origin, x.shape), x, 0.0) for x in per_score]
+                d_numbers = [total + jnp.sum(x, 1) for total, x in zip(d_numbers, per_score, strict=True)]
             ds16 = (ds if cap_derivative is None else ds * cap_derivative).astype(q.dtype)
             (dq,) = add_products(static, [(dq, ds16, key)])
             release(memory.keys.k_free.at[slot], read=bool(static.attributes) or static.looks_up)
@@ -229,18 +230,17 @@ def _over_queries(
                 slot = lax.rem(n * tiles + step - first, jnp.int32(static.stages))
                 q, d_out, statistics = (x.at[slot] for x in (memory.query, memory.d_out, memory.statistics))
                 plgpu.barrier_wait(memory.q_ready.at[slot])
-                rows = warpgroup + (unknown_zero(step) if k.shape[-1] > 64 else 0)
-                x, dp = products(static, (memory.key.at[rows], q), (memory.value.at[rows], d_out))
+                half = warpgroup + (unknown_zero(step) if k.shape[-1] > 64 else 0)
+                x, dp = products(static, (memory.key.at[half], q), (memory.value.at[half], d_out))
                 queries = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.attributes]
                 origin = TileOrigin(step * static.block, base, BLOCK - warpgroup * ROWS_OF_TILE, transposed=True)
                 statistic = lambda n: plgpu.load(statistics.at[n], layout=COLUMNS, optimized=False)  # noqa: E731
                 table = None if memory.table is None else memory.table.at[slot]
                 score_inputs = ScoreInputs(queries, attributes, numbers, table)
                 e, cap_derivative = weights(static, x, origin, score_inputs, statistic(0), unmasked)
+                # A thread holds 16 numbers of each statistic, so each is read when it is needed.
                 p = e * per_query(statistic(1), origin, dp.shape)
-                dp -= per_query(
-                    statistic(2), origin, dp.shape
-                )  # δ is read last: a thread holds 16 numbers of each statistic
+                dp -= per_query(statistic(2), origin, dp.shape)
                 ds = p * (dp if cap_derivative is None else dp * cap_derivative)
                 p16, ds16 = (y.astype(k.dtype) for y in (p, ds))
                 dk, dv = add_products(static, [(sums[0], ds16, q), (sums[1], p16, d_out)])
@@ -265,9 +265,9 @@ def _over_queries(
         def _(n: Any) -> None:
             head = kv_head * group + lax.div(n, jnp.maximum(tiles, 1))
             start = (first + lax.rem(n, jnp.maximum(tiles, 1))) * static.block
-            slot, again = lax.rem(n, jnp.int32(static.stages)), n >= static.stages
+            slot, reused = lax.rem(n, jnp.int32(static.stages)), n >= static.stages
             rows, q_ready = pl.ds(start, static.block), memory.q_ready.at[slot]
-            pl.when(again)(lambda: plgpu.barrier_wait(memory.free.at[slot]))
+            pl.when(reused)(lambda: plgpu.barrier_wait(memory.free.at[slot]))
             for x, ref in zip(inputs.queries, memory.attributes, strict=True):
                 plgpu.copy_gmem_to_smem(x.at[row(x), rows], ref.at[slot], q_ready)
             if memory.table is not None:

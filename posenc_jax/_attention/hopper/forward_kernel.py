@@ -110,6 +110,7 @@ class _QueryMemory(NamedTuple):
 
 
 def key_tiles(static: StaticSettings, query: Any) -> KeyTiles:
+    """The memory and the barriers for tiles of keys."""
     tile = plgpu.SMEM((static.stages, static.block, query.shape[-1]), query.dtype, transforms=TILED)
     free = plgpu.Barrier(num_barriers=static.stages, num_arrivals=WARPGROUPS)
     return KeyTiles(
@@ -165,8 +166,8 @@ def load_keys(static: StaticSettings, inputs: Any, block: QueryBlock, memory: Ke
     @pl.loop(first, last)
     def _(step: Any) -> None:
         slot, start = lax.rem(step, jnp.int32(static.stages)), step * static.block
-        rows, again = pl.ds(start, static.block), step >= first + static.stages
-        pl.when(again)(lambda: plgpu.barrier_wait(memory.k_free.at[slot]))
+        rows, reused = pl.ds(start, static.block), step >= first + static.stages
+        pl.when(reused)(lambda: plgpu.barrier_wait(memory.k_free.at[slot]))
         for x, ref in zip(inputs.keys, memory.attributes, strict=True):
             plgpu.copy_gmem_to_smem(x.at[block.row(x), rows], ref.at[slot], memory.k_ready.at[slot])
         if memory.table is not None:
@@ -175,7 +176,7 @@ def load_keys(static: StaticSettings, inputs: Any, block: QueryBlock, memory: Ke
             plgpu.copy_gmem_to_smem(source, memory.table.at[slot], memory.k_ready.at[slot])
         key, value = (x.at[block.batch, rows, kv_head] for x in (inputs.key, inputs.value))
         plgpu.copy_gmem_to_smem(key, memory.key.at[slot], memory.k_ready.at[slot])
-        pl.when(again)(lambda: plgpu.barrier_wait(memory.v_free.at[slot]))
+        pl.when(reused)(lambda: plgpu.barrier_wait(memory.v_free.at[slot]))
         plgpu.copy_gmem_to_smem(value, memory.value.at[slot], memory.v_ready.at[slot])
 
     observe(static, first, last, (memory.k_free, memory.v_free))
@@ -226,7 +227,7 @@ def _kernel(static: StaticSettings, index: dict[str, Any], inputs: Inputs, outpu
 
 
 def _registers_are_scarce(static: StaticSettings, q: Any) -> bool:
-    """Whether a bias of many steps and sums for wide heads leave no register free."""
+    """Whether a bias of many steps and the sums for wide heads leave no register free."""
     return q.shape[-1] > 64 and static.bias is not None and len(static.bias.steps) > MANY_STEPS
 
 
@@ -299,8 +300,8 @@ def _compute(
     if masked:
         sums = lax.fori_loop(unmasked_to, last, functools.partial(visit, unmasked=False), sums)
     pl.when(warpgroup == 0)(alternate)
-    share = 1 / jnp.where(sums.total == 0, 1, sums.total)
-    out = sums.out * lax.broadcast_in_dim(share, sums.out.shape, (0,))
+    inverse_total = 1 / jnp.where(sums.total == 0, 1, sums.total)
+    out = sums.out * lax.broadcast_in_dim(inverse_total, sums.out.shape, (0,))
     return out, sums.total, sums.top
 
 

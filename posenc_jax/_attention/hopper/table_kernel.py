@@ -57,13 +57,13 @@ def band_offsets(reach: tuple[int | None, int | None], tiles: tuple[int, int]) -
     return np.arange(low, high + 1, dtype=np.int32)
 
 
-def along_bands(offsets: np.ndarray, seen: Any) -> Any:
+def along_bands(offsets: np.ndarray, tiles: Any) -> Any:
     """Reads an array of tiles (batch, queries, keys) along bands: (batch, bands, queries)."""
-    xp: Any = np if isinstance(seen, np.ndarray) else jnp
-    query = np.arange(seen.shape[1], dtype=np.int32)[None]
+    xp: Any = np if isinstance(tiles, np.ndarray) else jnp
+    query = np.arange(tiles.shape[1], dtype=np.int32)[None]
     key = RATIO * query - offsets[:, None]
-    within = ((key >= 0) & (key < seen.shape[2]))[None]
-    return xp.where(within, seen[:, query, key.clip(0, seen.shape[2] - 1)], False)
+    within = ((key >= 0) & (key < tiles.shape[2]))[None]
+    return xp.where(within, tiles[:, query, key.clip(0, tiles.shape[2] - 1)], False)
 
 
 class _BandMemory(NamedTuple):
@@ -144,13 +144,14 @@ def _along_band(
             plgpu.barrier_wait(memory.ready.at[slot])
             q, d_out = (x.at[slot, rows] for x in (memory.query, memory.d_out))
             x, dp = products(static, (q, memory.key.at[slot]), (d_out, memory.value.at[slot]))
-            top, share, delta = (plgpu.load(memory.statistics.at[slot, n, rows], **layout) for n in range(3))
+            top, inverse_total, delta = (plgpu.load(memory.statistics.at[slot, n, rows], **layout) for n in range(3))
             queries = [plgpu.load(x.at[slot, rows], **layout) for x in memory.queries]
             keys = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.keys]
             release(memory.free.at[slot])
             origin = TileOrigin(step * BLOCK + base, (step * RATIO - offset) * BLOCK_KV, None)
             e, _ = weights(static, x, origin, ScoreInputs(queries, keys, (), bias=bias), top, unmasked)
-            ds = e * (dp * per_query(share, origin, tile_shape) - per_query(share * delta, origin, tile_shape))
+            scaled = dp * per_query(inverse_total, origin, tile_shape)
+            ds = e * (scaled - per_query(inverse_total * delta, origin, tile_shape))
             return sums + ds
 
         ends = static.masked and static.ragged, static.masked or static.keys % static.block
@@ -180,9 +181,9 @@ def _along_band(
 
         @pl.loop(first, last)
         def _(step: Any) -> None:
-            slot, again = lax.rem(step, jnp.int32(static.stages)), step >= first + static.stages
+            slot, reused = lax.rem(step, jnp.int32(static.stages)), step >= first + static.stages
             queries, keys = pl.ds(step * BLOCK, BLOCK), pl.ds((step * RATIO - offset) * BLOCK_KV, BLOCK_KV)
-            pl.when(again)(lambda: plgpu.barrier_wait(memory.free.at[slot]))
+            pl.when(reused)(lambda: plgpu.barrier_wait(memory.free.at[slot]))
             copies = [
                 (inputs.query.at[batch, queries, head], memory.query),
                 (inputs.d_out.at[batch, queries, head], memory.d_out),
