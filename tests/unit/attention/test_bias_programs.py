@@ -1,4 +1,4 @@
-"""Biases as the kernel for NVIDIA GPUs computes them: which form a bias gets, and that it has the bias's values."""
+"""Biases as the kernel for NVIDIA GPUs computes them: the kind of a bias's program, and that it has the bias's values."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def distance(i, j):
     return jnp.abs(i[:, None] - j[None])[None]
 
 
-# name → the bias, its form if positions are counted, and if they are given, its form or the number of its operations
+# name → the bias, the kind of its program if positions are counted, and if they are given, the kind or the number of steps
 BIASES = {
     "ALiBi": (lambda i, j: pe.alibi(i, j, HEADS), "linear", 8),
     "ALiBi by hand": (lambda i, j: -NUMBERS[:, None, None] * distance(i, j).astype(jnp.float32), "linear", 4),
@@ -146,12 +146,12 @@ def test_a_pullback_is_that_of_the_bias(name, counted):
         tile, rows = [jnp.asarray(x) for x in np.broadcast_arrays(i[:, None], j[None])], []
         for head in range(HEADS):
             if programs[0].kind in ("linear", "table"):
-                found = [ds[head] * abs(i[:, None] - j[None]).astype(np.float32)]
+                per_score = [ds[head] * abs(i[:, None] - j[None]).astype(np.float32)]
             else:
-                steps, places = programs[0].pullback
+                steps, indices = programs[0].pullback
                 values = evaluated(steps, [*tile, *(jnp.full(COUNTS, x) for x in numbers[:, head]), ds[head]])
-                found = [values[place] for place in places]
-            rows.append(jnp.stack([jnp.sum(x) for x in found]))
+                per_score = [values[index] for index in indices]
+            rows.append(jnp.stack([jnp.sum(x) for x in per_score]))
         if programs[0].kind == "table":  # its cotangent is a sum along diagonals
             index = i[:, None] - j[None] + PADDED[1]
             rows = [jnp.zeros(sum(PADDED), jnp.float32).at[index].add(x) for x in ds]

@@ -1,4 +1,4 @@
-"""Attention by the kernel for NVIDIA GPUs: what it computes in interpret mode, what it lowers to, what it refuses."""
+"""Attention by the kernel for NVIDIA GPUs: its values in interpret mode, its programs for CUDA, and its errors."""
 
 import contextlib
 import functools
@@ -17,8 +17,8 @@ from helpers.hopper_cases import BFLOAT16, BIASES, CASES, FAR, MLP, RNG, SHUFFLE
 from helpers.tiers import tiered
 from oracles.attention import may_see
 from posenc_jax._attention.hopper import attend as hopper
-from posenc_jax._attention.hopper import scores as gpu
-from posenc_jax._attention.hopper import table_kernel as of_table
+from posenc_jax._attention.hopper import scores as kernel_scores
+from posenc_jax._attention.hopper import table_kernel
 from posenc_jax._jax import workarounds
 
 HAS_KERNEL = jax.__version_info__ >= (0, 11)
@@ -158,11 +158,9 @@ def test_it_lowers_for_cuda(name):
 @needs_kernel
 def test_only_the_fastest_axis_of_a_grid_is_long(monkeypatch):
     """The others may have 65,535 blocks."""
-    # noqa: PLC0415
-
-    grids, kernel = [], gpu.plgpu.kernel
+    grids, kernel = [], kernel_scores.plgpu.kernel
     monkeypatch.setattr(
-        gpu.plgpu, "kernel", lambda *x, grid, **more: grids.append(grid) or kernel(*x, grid=grid, **more)
+        kernel_scores.plgpu, "kernel", lambda *x, grid, **more: grids.append(grid) or kernel(*x, grid=grid, **more)
     )
     key = typed(1, 128, 1, 64)
     lowered(functools.partial(pe.attention, implementation="mosaic_gpu"), typed(1, 70_000 * 128, 1, 64), key, key)
@@ -177,12 +175,10 @@ def on_a_mesh(axis_types=None):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_thread_has_one_difference(transposed, monkeypatch):
     """Interpret mode cannot see it: a thread of wgmma has rows 8 apart, and pairs of columns 8 apart."""
-    # noqa: PLC0415
-
     iota = lambda dtype, shape, axis, layout: np.indices(shape)[axis].astype(dtype)  # noqa: E731
-    monkeypatch.setattr(gpu.plgpu, "broadcasted_iota", iota)
-    shape = gpu.StaticSettings(128, 128, 2, 1.0, None, (None, 0), (), None, unbounded=False, interpret=True)
-    near, far = gpu._difference_within(shape, (64, 128), gpu.TileOrigin(0, 0, 0, transposed))
+    monkeypatch.setattr(kernel_scores.plgpu, "broadcasted_iota", iota)
+    shape = kernel_scores.StaticSettings(128, 128, 2, 1.0, None, (None, 0), (), None, unbounded=False, interpret=True)
+    near, far = kernel_scores._difference_within(shape, (64, 128), kernel_scores.TileOrigin(0, 0, 0, transposed))
     row, column = np.indices((64, 128))
     np.testing.assert_array_equal(near + far, column - row if transposed else row - column)
     thread = row // 16 * 32 + row % 8 * 4 + column % 8 // 2
@@ -382,12 +378,12 @@ def check_bands(reach, sides, seen, lengths):
     """Each score that is seen is in a tile that one band visits."""
 
     tiles = hopper._visible_tiles(reach, sides, lengths, (128, 64))
-    which = of_table.band_offsets(reach, tiles[0].shape[1:])
-    steps = hopper._tile_ranges(*(of_table.along_bands(which, x) for x in tiles))
+    offsets = table_kernel.band_offsets(reach, tiles[0].shape[1:])
+    steps = hopper._tile_ranges(*(table_kernel.along_bands(offsets, x) for x in tiles))
     seen = np.broadcast_to(seen, (len(steps), *lengths))
     visited = np.zeros(seen.shape, int)
     for batch, row in enumerate(steps):
-        for band, (first, whole_from, whole_to, last) in zip(which, row, strict=True):
+        for band, (first, whole_from, whole_to, last) in zip(offsets, row, strict=True):
             assert 0 <= first <= whole_from <= whole_to <= last
             for step in range(first, last):
                 key = (2 * step - band) * 64
