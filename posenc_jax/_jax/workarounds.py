@@ -93,8 +93,9 @@ product.defjvp(_product_jvp, symbolic_zeros=True)
 def is_product(eqn: Any) -> bool:
     """Whether an equation of a jaxpr calls `product`; JAX keeps the name and the file of a `jax.custom_jvp` there.
 
-    A kernel that computes the bias of a jaxpr may contract products. It computes a·b instead, with derivatives. Gains
-    registers, and gradients by kernels.
+    A kernel that computes the bias of a jaxpr may contract products: it computes a·b instead, with derivatives. Gains
+    registers, and gradients by kernels. `rounded_product` alone has no such name: Pallas adds operations for a named
+    scope, and lowers no `jax.custom_jvp` with symbolic zeros for a TPU (JAX 0.10 and 0.12).
     tests/unit/attention/test_bias_programs.py::test_a_pullback_is_that_of_the_bias
     """
     if eqn.primitive.name != "custom_jvp_call":
