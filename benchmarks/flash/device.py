@@ -202,7 +202,7 @@ def work(arguments: argparse.Namespace) -> None:
     wanted = [c for c in cases() if not arguments.only or any(text in c.name for text in arguments.only)]
     if arguments.interpret:
         sys.path.insert(0, str(FOLDER.parents[1] / "tests"))
-        from helpers.flash import interpreted  # noqa: PLC0415
+        from helpers.hopper import interpreted  # noqa: PLC0415
 
         interpreted()
         wanted = [c._replace(problem=small(c.problem)) for c in wanted if c.name.startswith("right")]

@@ -34,7 +34,7 @@ class Settings(NamedTuple):
     skips: bool = False  # whether to skip a tile in which no query sees a key
     bias: Any = None  # a jaxpr that takes the positions of a tile, and the data of its queries and keys
     tree: Any = None  # the tree structure of `Operands`
-    kernel: Any = None  # `hopper.attend.Kernel`, if kernels compute attention
+    kernel: Any = None  # `hopper.attend.KernelSettings`, if kernels compute attention
 
     @property
     def masked(self) -> bool:

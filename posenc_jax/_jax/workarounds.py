@@ -39,7 +39,7 @@ def compiled(name: str, **static: Any) -> Callable[[Callable[P, R]], Callable[P,
 KEEPS_BARRIERS = jax.__version_info__ >= (0, 12)
 
 
-# JAX before 0.11 does not lower Pallas kernels as `attention` has one for NVIDIA GPUs.
+# JAX before 0.11 does not lower the Pallas kernels of `attention` for NVIDIA GPUs.
 # tests/unit/attention/test_hopper.py::test_it_refuses_an_older_jax
 HAS_MOSAIC_GPU = jax.__version_info__ >= (0, 11)
 
@@ -48,8 +48,8 @@ HAS_MOSAIC_GPU = jax.__version_info__ >= (0, 11)
 def ptxas() -> tuple[int, ...] | None:
     """The version of CUDA 12's compiler that is installed for JAX, such as (12, 8, 61) of CUDA 12.8.0; else None.
 
-    From CUDA 12.8.0 to before 12.9.1 it miscompiles the selects that mask scores, says JAX, whose `attention_mgpu`
-    refuses causal masks there.
+    From CUDA 12.8.0 to before 12.9.1 it miscompiles the selects that mask scores, according to JAX, whose
+    `attention_mgpu` rejects causal masks there.
     tests/unit/attention/test_hopper.py::test_it_masks_nothing_where_ptxas_miscompiles_it
     """
     try:
@@ -70,12 +70,8 @@ def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
     """
     result = lax.mul(a, b)
     bits = lax.bitcast_convert_type(result, np.dtype(f"int{8 * result.dtype.itemsize}"))
-    return lax.bitcast_convert_type(lax.min(bits, lax.full_like(bits, largest_kept(bits.dtype))), result.dtype)
-
-
-def largest_kept(integers: Any) -> int:
-    """The bits below the NaN of all ones, to which `rounded_product` limits those of a product."""
-    return int(np.iinfo(integers).max) - 1
+    most = np.iinfo(bits.dtype).max - 1
+    return lax.bitcast_convert_type(lax.min(bits, lax.full_like(bits, most)), result.dtype)
 
 
 @jax.custom_jvp
@@ -94,6 +90,20 @@ def _product_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
 product.defjvp(_product_jvp, symbolic_zeros=True)
 
 
+def is_product(eqn: Any) -> bool:
+    """Whether an equation of a jaxpr calls `product`; JAX keeps the name and the file of a `jax.custom_jvp` there.
+
+    A kernel that computes the bias of a jaxpr may contract products: it computes a·b instead, with derivatives. Gains
+    registers, and gradients by kernels. `rounded_product` alone has no such name: Pallas adds operations for a named
+    scope, and lowers no `jax.custom_jvp` with symbolic zeros for a TPU (JAX 0.10 and 0.12).
+    tests/unit/attention/test_bias_programs.py::test_a_pullback_is_that_of_the_bias
+    """
+    if eqn.primitive.name != "custom_jvp_call":
+        return False
+    called = eqn.params["call_jaxpr"].jaxpr.debug_info
+    return (called.func_name, called.func_filename) == ("product", __file__)
+
+
 def positive_product(a: Any, b: Any) -> jax.Array:
     """a·b for a·b ≥ 0, rounded before anything is added to it.
 
@@ -107,8 +117,8 @@ def materialized(x: jax.Array) -> jax.Array:
     """Makes XLA:CPU store an array of floats instead of recomputing it at each use (JAX 0.10 and 0.12).
 
     XLA does not duplicate an integer remainder, and in 32 bits `bits % (2³² − 1)` leaves all smaller bit patterns
-    unchanged. The only other pattern, the NaN of all ones, becomes another NaN. Gains a table of waves that all heads
-    share.
+    unchanged. The only other pattern, the NaN of all ones, becomes another NaN. Gains a table of cosines and sines that
+    all heads share.
     tests/properties/test_rotary_memory.py::test_one_pass_on_a_cpu
     """
     bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
@@ -120,15 +130,15 @@ def materialized(x: jax.Array) -> jax.Array:
 def computed_where_used(f: Callable[[A], Any], x: jax.Array, angles: A) -> Any:
     """f(angles), whose first array (..., axes) is broadcast to the vectors of x, sharded like both.
 
-    XLA computes a wave inside the loop over x only if the wave has the shape of x. It stores a wave that is broadcast
-    to that shape, which costs a TPU or a GPU more than computing each element (JAX 0.10 and 0.12).
+    XLA computes sines inside the loop over x only if they have the shape of x. It stores sines that are broadcast to
+    that shape, which costs a TPU or a GPU more than computing each element (JAX 0.10 and 0.12).
     tests/devices/compile/test_tpu.py::test_an_addition_costs_a_copy
     """
 
-    def of_each(first: jax.Array, *others: Any) -> Any:
+    def broadcast(first: jax.Array, *others: Any) -> Any:
         return f(type(angles)(jnp.broadcast_to(first, (*x.shape[:-1], first.shape[-1])), *others))
 
-    return sharding.sharded_as([x, angles[0]], of_each, *angles)
+    return sharding.sharded_as([x, angles[0]], broadcast, *angles)
 
 
 class Target(NamedTuple):
@@ -157,7 +167,7 @@ def own_loop(x: jax.Array) -> jax.Array:
 def bits_where(mask: np.ndarray, a: jax.Array, b: jax.Array) -> jax.Array:
     """`jnp.where(mask, a, b)` for a constant mask, by operations on bits.
 
-    LLVM computes a loop over interleaved pairs number by number if it ends with a select (JAX 0.12).
+    LLVM does not vectorize a loop over interleaved pairs that ends with a select (JAX 0.12).
     tests/unit/jax/test_workarounds.py::test_bits_where
     """
     integers = np.dtype(f"int{8 * a.dtype.itemsize}")

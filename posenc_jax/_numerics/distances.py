@@ -42,5 +42,5 @@ def tile_distance(queries: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def per_head(x: jax.Array | np.ndarray, like: jax.Array) -> jax.Array:
-    """Reshapes a value for each head, (heads,), to broadcast over a tile."""
+    """Reshapes one value per head, (heads,), to broadcast over a tile."""
     return align(x.astype(jnp.float32).reshape(-1, 1, 1), like.ndim)

@@ -1,7 +1,7 @@
 r"""Softplus and e^x − 1 with the same bits in every program.
 
-XLA's own differ between programs in the last place: LLVM contracts a product and a sum to an FMA in some but not in
-others (JAX 0.12 on a CPU). Here products are exact where they are added, or a compiler cannot contract them.
+Those of XLA differ between programs in the last place: LLVM contracts a product and a sum to an FMA in some programs
+but not in others (JAX 0.12 on a CPU). Here, a product in a sum is exact, or a compiler cannot contract it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ARTANH = tuple(np.float32(c) for c in (1, 0.3333321, 0.20010763, 0.14000903, 0.1
 
 @jax.custom_jvp
 def softplus(x: jax.Array) -> jax.Array:
-    """ln(1 + e^x), within 3e-7 of its size, and 5e-38 below −86; of float64 by `jax.nn.softplus`."""
+    """ln(1 + e^x), to a relative error of 3e-7, and within 5e-38 below −86; `jax.nn.softplus` for float64."""
     if x.dtype == np.float64:
         return jax.nn.softplus(x)
     # With u = e^−|x| and z = u / (2 + u), it is max(x, 0) + ln(1 + u), and ln(1 + u) = 2 artanh z.
@@ -58,9 +58,9 @@ softplus.defjvp(_jvp)
 def expm1(x: jax.Array) -> jax.Array:
     """e^x − 1, float32, within 1.7 units in the last place; beyond 87, as at 87.
 
-    It has the same bits in every program, where `jnp.expm1` has others for a constant: a unit in the last place of a
-    frequency is a tenth of a radian at a million positions, between cached keys and later queries. With x = n ln 2 + r,
-    it is 2ⁿ(e^r − 1) + 2ⁿ − 1, and e^r − 1 is the series up to r⁷/5040.
+    It has the same bits in every program, whereas `jnp.expm1` of a constant has other bits than that of a traced array:
+    a unit in the last place of a frequency is a tenth of a radian at a million positions, between cached keys and later
+    queries. With x = n ln 2 + r, it is 2ⁿ(e^r − 1) + 2ⁿ − 1, and e^r − 1 is the series up to r⁷/5040.
     """
     x = jnp.clip(x, -87, 87)
     n = jnp.round(x * np.float32(1 / np.log(2)))

@@ -32,7 +32,7 @@ _INVERSE_TWO_PI = (0x28BE, 0x60DB, 0x9391, 0x054A, 0x7F09, 0xD5F4)
 
 
 class PhaseIncrement(NamedTuple):
-    """The phase increment of a frequency: int32 arrays, one entry for each column of the result."""
+    """The phase increment of a frequency: int32 arrays with one entry per column of the result."""
 
     cycles: Any  # whole cycles per position; only fractional positions need them
     step: Any  # cycles per position, in units of 2⁻³² cycle, wrapped
@@ -83,7 +83,7 @@ def _digits(x: jax.Array) -> list[jax.Array]:
 
 
 def _signed(increment: PhaseIncrement, x: jax.Array) -> PhaseIncrement:
-    """Applies the sign of x to the word of |x|."""
+    """Applies the sign of x to the phase increment of |x|."""
     negative = x < 0
     sign = jnp.where(negative, np.int32(-1), np.int32(1))
     cycles, *parts = (part * sign for part in increment)
@@ -160,7 +160,7 @@ def in_range(positions: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         return positions, (nearest >= -(2.0**31)) & (nearest < 2.0**31)  # false for NaN
     if positions.dtype == jnp.int32:
         return positions, None
-    narrow = positions.astype(jnp.int32)  # int64, uint32 or uint64 with unknown values
+    narrow = positions.astype(jnp.int32)  # int64, uint32 or uint64 whose values are traced
     return narrow, (narrow.astype(positions.dtype) == positions) & ((narrow < 0) == (positions < 0))
 
 

@@ -85,7 +85,7 @@ def sine(
     Args:
       positions: integers or floats of shape (..., 1) or (..., columns); (..., axes) for several arrays of ω.
       frequencies: static, in units of 2⁻¹²⁸ cycle per position; or arrays of ω, (columns,) or of positions' rank, one
-        for each coordinate of the positions, whose angles are added.
+        per coordinate of the positions, whose angles are added.
       quarter: integers (columns,) or (): 0 for the sine, 1 for the cosine, 2 for the negated sine.
       start: the angle at position 0, floats of positions' rank; None for 0.
 
@@ -93,25 +93,26 @@ def sine(
       float32 (..., columns); NaN where a position is NaN or outside int32, or where |ω| or |start| ≥ 2³¹.
     """
     row = (1,) * (positions.ndim - 1) + (-1,)  # explicit, for jax_numpy_rank_promotion="raise"
-    # `sine` lags by a quarter cycle.
+    # `sine_of_phase` lags by a quarter cycle.
     offset = ((quarter.astype(np.int32) + 1) << 30).reshape(row)
     positions, valid = fixed_point.in_range(positions)
-    # A start is an array of ω at position 1. It comes first: its phase is added to the quarters, in a small array.
-    ones = [] if start is None else [np.ones((1,) * positions.ndim, np.int32)]
+    # A start is added as a frequency at position 1. It comes first: its phase is added to the quarters, a small array.
+    unit_positions = [] if start is None else [np.ones((1,) * positions.ndim, np.int32)]
     arrays = [] if start is None else [start]
     if isinstance(frequencies, tuple):
         increment = PhaseIncrement(*(part.reshape(row) for part in fixed_point.increment_from_cycles(frequencies)))
         if positions.dtype == jnp.int32 and start is None:
             return _masked(sine_of_phase(fixed_point.phase(positions, increment, offset)), valid)
         angular = fixed_point.angular_from_cycles(frequencies).astype(np.float32).reshape(row)
-        terms, multiples = [(positions, angular, increment)], ones
+        terms, coordinates = [(positions, angular, increment)], unit_positions
     else:
         arrays += [align(angular, positions.ndim) for angular in frequencies]
-        many = len(frequencies) > 1
-        terms, multiples = [], ones + (jnp.split(positions, len(frequencies), axis=-1) if many else [positions])
-        valid = jnp.all(valid, axis=-1, keepdims=True) if many and valid is not None else valid
+        several = len(frequencies) > 1
+        columns = jnp.split(positions, len(frequencies), axis=-1) if several else [positions]
+        terms, coordinates = [], unit_positions + columns
+        valid = jnp.all(valid, axis=-1, keepdims=True) if several and valid is not None else valid
     increments = [fixed_point.increment_from_angular(lax.stop_gradient(angular)) for angular in arrays]
-    result = _sine_of_sum([*zip(multiples, arrays, increments, strict=True), *terms], offset)
+    result = _sine_of_sum([*zip(coordinates, arrays, increments, strict=True), *terms], offset)
     for angular in arrays:
         fits = jnp.abs(angular) < 2.0**31
         valid = fits if valid is None else valid & fits
@@ -126,7 +127,7 @@ def _masked(result: jax.Array, valid: jax.Array | None) -> jax.Array:
 def sine_float32(
     positions: jax.Array, frequencies: tuple[int, ...], quarter: Any, start: jax.Array | None = None
 ) -> jax.Array:
-    """`wave` as float32 references compute it: rounds ω, and then ω·p, to float32."""
+    """`sine` as float32 references compute it: rounds ω, and then ω·p, to float32."""
     row = (1,) * (positions.ndim - 1) + (-1,)
     angular = fixed_point.angular_from_cycles(frequencies).astype(np.float32).reshape(row)
     phase = positions.astype(jnp.float32) * angular
@@ -136,7 +137,7 @@ def sine_float32(
 
 
 def sine_float64(positions: np.ndarray, frequencies: tuple[int, ...], quarter: np.ndarray) -> np.ndarray:
-    """`wave` in float64 on the host, from exact integers of any size; figures compare with it."""
+    """`sine` in float64 on the host, from exact integers of any size; figures compare with it."""
     cycle = 1 << fixed_point.CYCLE_BITS
     phases = [[int(p) * f % cycle / cycle for f in frequencies] for p in positions]
     return np.sin(2 * np.pi * np.array(phases) + np.pi / 2 * quarter)

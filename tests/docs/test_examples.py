@@ -190,7 +190,7 @@ def test_t5_shares_one_table_and_learns_what_stood_before(examples):
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need JAX 0.11")
 def test_t5_trains_by_the_kernels_for_gpus(examples, monkeypatch):
     """In interpret mode: losses differ from XLA's in float32 by no more than bfloat16 rounds, and the table learns the same."""
-    from helpers.flash import interpreted
+    from helpers.hopper import interpreted
 
     interpreted(monkeypatch.setattr)
     t5, runs = examples("t5"), ((0, "xla"), (3, "xla"), (3, "mosaic_gpu"))

@@ -22,7 +22,7 @@ import posenc_jax as pe
 from devices.aot import Compiled
 from helpers.biases import BIASES
 from helpers.closeness import assert_within
-from helpers.flash import interpreted
+from helpers.hopper import interpreted
 from helpers.quick import compiler_options, quick
 from helpers.tiers import thorough, tiered
 from oracles import cameras

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from helpers.closeness import assert_within
-from helpers.flash import interpreted
+from helpers.hopper import interpreted
 from helpers.quick import quick
 from helpers.tiers import thorough
 from oracles import recorded

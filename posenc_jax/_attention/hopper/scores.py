@@ -4,9 +4,9 @@ With raw products $x$, a scale $c$ and a bias $b$, both the maximum and the weig
 
 $$x'_{ij} = x_{ij} + b(i, j) / c, \qquad p_{ij} = 2^{c' x'_{ij} - m_i}, \qquad c' = c \log_2 e,$$
 
-so that without a bias, the weights cost one fused multiply-add and one exponential a score.
+so that without a bias, the weights cost one fused multiply-add and one exponential per score.
 
-Interpret mode runs other lines in four places: `add_products`, `look_up`, `same_in_thread` and `write`.
+Interpret mode runs other lines in four functions: `add_products`, `look_up`, `same_in_thread` and `write`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from jax.experimental.pallas import mosaic_gpu
 from posenc_jax._attention.hopper.bias_programs import NEAR, BiasProgram, Constant, Step
 
 plgpu: Any = mosaic_gpu  # what it exports is not all typed
-ROWS_OF_TILE, WARPGROUPS = 64, 2  # rows of a warpgroup, and how many compute
+ROWS_OF_TILE, WARPGROUPS = 64, 2  # the rows of a warpgroup, and the number of warpgroups that compute
 BLOCK = ROWS_OF_TILE * WARPGROUPS
 LOG2E = math.log2(math.e)
-LOWEST = -1e37  # a maximum before any key; finite, so that no difference of two is NaN
+LOWEST = -1e37  # the maximum before any key; finite, so that no difference of two maxima is NaN
 TILE, ROWS, COLUMNS = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
 TILED = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
-REGISTERS = 240, 24  # of threads that compute, and of those that load
+REGISTERS = 240, 24  # those of a thread that computes, and of one that loads
 
 
-class Shape(NamedTuple):
-    """What is known when a kernel is traced."""
+class StaticSettings(NamedTuple):
+    """What a kernel is compiled for, besides the shapes of its operands."""
 
     keys: int  # without padding
     block: int  # the columns of a tile: keys, or queries in a kernel whose rows are keys
@@ -43,19 +43,19 @@ class Shape(NamedTuple):
     scale: float
     soft_cap: float | None
     reach: tuple[int | None, int | None]  # how many keys before and after a query's position it sees; None: all
-    sides: tuple[str, ...]  # what is given of each token, of "positions", "segments" and "order"
+    attributes: tuple[str, ...]  # those of tokens that masks and bias read: of "positions", "segments" and "order"
     bias: BiasProgram | None
-    unbounded: bool  # whether columns of the padding, which are queries, may have scores that are not numbers
+    unbounded: bool  # whether columns are queries, and scores of queries of the padding may be NaN
     interpret: bool
 
     @property
     def masked(self) -> bool:
-        return self.reach != (None, None) or bool({"segments", "order"} & {*self.sides})
+        return self.reach != (None, None) or bool({"segments", "order"} & {*self.attributes})
 
     @property
     def ragged(self) -> bool:
-        """Whether tiles with a mask may come at both ends of a row."""
-        return self.reach[0] is not None or bool(self.sides)
+        """Whether tiles with a mask may be at both ends of a row."""
+        return self.reach[0] is not None or bool(self.attributes)
 
     @property
     def near(self) -> bool:
@@ -67,44 +67,50 @@ class Shape(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """The entries of a table for a block's rows and the columns of a tile."""
+        """The number of a table's entries that the rows of a block and the columns of a tile need."""
         return 2 * NEAR if self.near else BLOCK + self.block
 
 
-class At(NamedTuple):
-    """Where a tile is."""
+class TileOrigin(NamedTuple):
+    """The start of a tile."""
 
-    query: Any  # its first
-    key: Any
-    entry: Any  # of a table, for these two
+    query: Any  # the index of its first query
+    key: Any  # the index of its first key
+    entry: Any  # the index in the loaded part of a table of the entry for that query and key
     transposed: bool = False  # whether rows are keys, and columns queries
 
 
-class Read(NamedTuple):
-    """What masks and bias read of a tile."""
+class ScoreInputs(NamedTuple):
+    """What the masks and the bias of a tile are computed from."""
 
-    queries: Any  # the sides
-    keys: Any
-    numbers: Any  # of the head
-    table: Any = None  # in shared memory
-    bias: Any = None  # the bias itself, if it is known
+    queries: Any  # the attributes of its queries
+    keys: Any  # the attributes of its keys
+    numbers: Any  # those of the head that the bias reads
+    table: Any = None  # the part of a table that the tile needs, in shared memory
+    bias: Any = None  # the bias of the tile, if it is already computed
 
 
-class Scores(NamedTuple):
-    """Those of a tile divided by the scale, −∞ for keys that a query does not see."""
+class TileScores(NamedTuple):
+    """The scores of a tile divided by the scale; −∞ for keys that a query does not see."""
 
     x: Any
-    left: Any  # what is left to add to the scores of a query, times log₂ e, or None
-    slope: Any  # the derivative of the cap, if there is one
+    query_term: Any  # a term that all scores of a query lack, times log₂ e, or None
+    cap_derivative: Any  # the derivative of the soft cap, or None
 
 
 def kernel(
-    name: str, run: Callable[..., None], shape: Shape, grid: dict[str, int], inputs: Any, memory: Any, out: Any
+    name: str,
+    run: Callable[..., None],
+    static: StaticSettings,
+    grid: dict[str, int],
+    inputs: Any,
+    memory: Any,
+    out: Any,
 ) -> Any:
     """Runs `run(index, inputs, outputs, memory)` in blocks of two warpgroups that compute and one that loads.
 
-    `inputs` are a tree of arrays, of which it gets one of references; `memory` is what a block shares. `index` is
-    its number along each of the three axes of the grid, of which the last is the fastest.
+    `inputs` is a tree of arrays, which `run` gets as a tree of references, and `memory` the shared memory and barriers
+    of a block. `index` has the block's index along each of the three axes of the grid. The last axis is the fastest.
     """
     leaves, tree = jax.tree.flatten(inputs)
     outer, middle, inner = grid
@@ -112,146 +118,153 @@ def kernel(
     def entry(*refs: Any) -> None:
         both, count = lax.axis_index("both"), jnp.int32(grid[inner])
         index = {outer: lax.axis_index("outer"), middle: lax.div(both, count), inner: lax.rem(both, count)}
-        of_block = functools.partial(run, index, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
-        pl.run_scoped(of_block, memory, collective_axes="warpgroup")
+        run_block = functools.partial(run, index, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
+        pl.run_scoped(run_block, memory, collective_axes="warpgroup")
 
     entry.__name__ = name  # what the compiler writes is named after it
     return plgpu.kernel(
         entry,
         out_type=out,
-        # A grid has at most 65,535 blocks along its slower axes, and all levels of `jax.vmap` are along the slowest.
+        # A grid has at most 65,535 blocks along its slower axes, and `jax.vmap` makes the slowest axis longer.
         grid=(grid[outer], grid[middle] * grid[inner]),
         grid_names=("outer", "both"),
         num_threads=WARPGROUPS + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
-        interpret=plgpu.InterpretGPUParams() if shape.interpret else None,
+        interpret=plgpu.InterpretGPUParams() if static.interpret else None,
     )(*leaves)
 
 
 def release(barrier: Any, read: bool = True) -> None:
-    """Lets the next tile be loaded to a slot; what was `read` of it other than by matrix products is fenced."""
+    """Lets the next tile be loaded to a slot, after a fence if the slot was `read` other than by matrix products."""
     if read:
         plgpu.commit_smem()
     plgpu.barrier_arrive(barrier)
 
 
-def scores(shape: Shape, x: Any, at: At, read: Read, whole: bool) -> Scores:
-    """The scores of a tile of products, where all keys are seen if it is `whole`."""
-    bias, slope = shape.bias, None
-    if shape.soft_cap is not None:
-        x = _tanh(x * (shape.scale / shape.soft_cap))
-        slope = 1 - x * x
-        x *= shape.soft_cap / shape.scale
-    i, j, near, far, q_sides, k_sides = _positions(shape, x.shape, at, read)
-    if whole and bias is not None and bias.kind == "linear" and shape.reach[1] == 0:
-        # b = −m (i − j) in two parts, of which one is the same for all keys.
-        axis, layout, bits = (1, COLUMNS, 6) if at.transposed else (0, ROWS, ~8)  # those bits are equal in a thread
-        each = plgpu.broadcasted_iota(jnp.int32, x.shape[axis : axis + 1], 0, layout=layout)
-        _, k_number = _numbers_within(x.shape, at)
-        x -= k_number.astype(jnp.float32) * (read.numbers[0] * (1 / shape.scale))
-        difference = (at.query - at.key + (each & bits)).astype(jnp.float32) + (each & ~bits).astype(jnp.float32)
-        return Scores(x, difference * (read.numbers[0] * LOG2E), slope)
+def scores(static: StaticSettings, x: Any, origin: TileOrigin, score_inputs: ScoreInputs, unmasked: bool) -> TileScores:
+    """The scores of a tile of products. In an `unmasked` tile, each query sees all keys."""
+    bias, cap_derivative = static.bias, None
+    if static.soft_cap is not None:
+        x = _tanh(x * (static.scale / static.soft_cap))
+        cap_derivative = 1 - x * x
+        x *= static.soft_cap / static.scale
+    i, j, thread_part, constant_part, query_attributes, key_attributes = _positions(
+        static, x.shape, origin, score_inputs
+    )
+    if unmasked and bias is not None and bias.kind == "linear" and static.reach[1] == 0:
+        # b = −m (i − j) in two terms, of which one is the same for all keys.
+        axis, layout, bits = (1, COLUMNS, 6) if origin.transposed else (0, ROWS, ~8)  # those bits are equal in a thread
+        query_number = plgpu.broadcasted_iota(jnp.int32, x.shape[axis : axis + 1], 0, layout=layout)
+        _, key_number = _numbers_within(x.shape, origin)
+        x -= key_number.astype(jnp.float32) * (score_inputs.numbers[0] * (1 / static.scale))
+        difference = (origin.query - origin.key + (query_number & bits)).astype(jnp.float32)
+        difference += (query_number & ~bits).astype(jnp.float32)
+        return TileScores(x, difference * (score_inputs.numbers[0] * LOG2E), cap_derivative)
     if bias is not None:
-        added = read.bias
-        if added is None:
-            added = bias_of(shape, x.shape, at, read)
-        x += added * (1 / shape.scale)
-    if whole:
-        return Scores(x, None, slope)
-    if "positions" not in shape.sides:
-        i, j = near, -far
-    for seen in _seen(shape, i, j, q_sides, k_sides):
+        bias_of_tile = score_inputs.bias
+        if bias_of_tile is None:
+            bias_of_tile = tile_bias(static, x.shape, origin, score_inputs)
+        x += bias_of_tile * (1 / static.scale)
+    if unmasked:
+        return TileScores(x, None, cap_derivative)
+    if "positions" not in static.attributes:
+        i, j = thread_part, -constant_part
+    for seen in _masks(static, i, j, query_attributes, key_attributes):
         x = jnp.where(seen, x, -jnp.inf)
-    if shape.keys % shape.block and not at.transposed:
-        x = jnp.where(is_key(shape, at, x.shape), x, -jnp.inf)
-    return Scores(x, None, slope)
+    if static.keys % static.block and not origin.transposed:
+        x = jnp.where(is_key(static, origin, x.shape), x, -jnp.inf)
+    return TileScores(x, None, cap_derivative)
 
 
-def is_key(shape: Shape, at: At, tile: Any) -> Any:
-    """Whether a column is a key, not padding."""
-    column = plgpu.broadcasted_iota(jnp.int32, tile, 1, layout=TILE)
-    return (column & 6) < shape.keys - at.key - (column & ~6)
+def is_key(static: StaticSettings, origin: TileOrigin, tile_shape: Any) -> Any:
+    """Whether a column is a key and not padding."""
+    column = plgpu.broadcasted_iota(jnp.int32, tile_shape, 1, layout=TILE)
+    return (column & 6) < static.keys - origin.key - (column & ~6)
 
 
-def bias_of(shape: Shape, tile: Any, at: At, read: Read) -> Any:
+def tile_bias(static: StaticSettings, tile_shape: Any, origin: TileOrigin, score_inputs: ScoreInputs) -> Any:
     """The bias of a tile, float32."""
-    bias: Any = shape.bias
+    bias: Any = static.bias
     if bias.kind == "table":
-        of_thread, constant = _difference_within(shape, tile, at)
-        return look_up(read.table, constant + at.entry + of_thread, shape.interpret)
-    i, j, near, far, *_ = _positions(shape, tile, at, read)
-    if bias.kind == "near":  # |i − j| ≤ end, without overflow
-        to = jnp.maximum(j, jnp.maximum(i, bias.end - 2**31) - bias.end)
-        to = jnp.minimum(to, jnp.minimum(i, 2**31 - 1 - bias.end) + bias.end)
-        return look_up(read.table, i - to + NEAR, shape.interpret)
+        per_thread, constant = _difference_within(static, tile_shape, origin)
+        return look_up(score_inputs.table, constant + origin.entry + per_thread, static.interpret)
+    i, j, thread_part, constant_part, *_ = _positions(static, tile_shape, origin, score_inputs)
+    if bias.kind == "near":  # j is limited to |i − j| ≤ reach, without overflow
+        reach = bias.constant_from
+        j = jnp.maximum(j, jnp.maximum(i, reach - 2**31) - reach)
+        j = jnp.minimum(j, jnp.minimum(i, 2**31 - 1 - reach) + reach)
+        return look_up(score_inputs.table, i - j + NEAR, static.interpret)
     if bias.kind == "linear":
-        return jnp.abs(near + far) * read.numbers[0]
-    return _evaluate(bias.steps, [i, j, *read.numbers], near + far)[-1]
+        return jnp.abs(thread_part + constant_part) * score_inputs.numbers[0]
+    return _evaluate(bias.steps, [i, j, *score_inputs.numbers], thread_part + constant_part)[-1]
 
 
-def cotangents(shape: Shape, ds: Any, at: At, read: Read) -> list[Any]:
-    """Of each score's bias, those of the numbers that it reads, from the cotangent of the score."""
-    i, j, near, far, *_ = _positions(shape, ds.shape, at, read)
-    program: Any = shape.bias
+def cotangents(static: StaticSettings, ds: Any, origin: TileOrigin, score_inputs: ScoreInputs) -> list[Any]:
+    """The cotangents of the numbers that each score's bias reads, from the cotangent of the score."""
+    i, j, thread_part, constant_part, *_ = _positions(static, ds.shape, origin, score_inputs)
+    program: Any = static.bias
     if program.kind == "linear":
-        return [ds * jnp.abs(near + far)]
-    steps, results = program.pullback
-    values = _evaluate(steps, [i, j, *read.numbers, ds], near + far)
-    return [values[n] for n in results]
+        return [ds * jnp.abs(thread_part + constant_part)]
+    steps, indices = program.pullback
+    values = _evaluate(steps, [i, j, *score_inputs.numbers, ds], thread_part + constant_part)
+    return [values[n] for n in indices]
 
 
-def _positions(shape: Shape, tile: Any, at: At, read: Read) -> Any:
-    """The positions of queries and keys, their difference in two parts if they are counted, and the sides."""
-    q_axis = 1 if at.transposed else 0
-    spread = lambda sides, axis: [lax.broadcast_in_dim(s, tile, (axis,)) for s in sides]  # noqa: E731
-    q_sides = dict(zip(shape.sides, spread(read.queries, q_axis), strict=True))
-    k_sides = dict(zip(shape.sides, spread(read.keys, 1 - q_axis), strict=True))
-    q_number, k_number = _numbers_within(tile, at)
-    i: Any = q_sides.get("positions", at.query + q_number)
-    j: Any = k_sides.get("positions", at.key + k_number)
-    of_thread, constant = _difference_within(shape, tile, at)
-    near, far = (at.query - at.key + of_thread).astype(jnp.float32), constant.astype(jnp.float32)
-    return i, j, near, far, q_sides, k_sides
+def _positions(static: StaticSettings, tile_shape: Any, origin: TileOrigin, score_inputs: ScoreInputs) -> Any:
+    """The positions of queries and keys, their difference in two parts if they are counted, and all attributes."""
+    query_axis = 1 if origin.transposed else 0
+    broadcast = lambda attributes, axis: [lax.broadcast_in_dim(x, tile_shape, (axis,)) for x in attributes]  # noqa: E731
+    query_attributes = dict(zip(static.attributes, broadcast(score_inputs.queries, query_axis), strict=True))
+    key_attributes = dict(zip(static.attributes, broadcast(score_inputs.keys, 1 - query_axis), strict=True))
+    query_number, key_number = _numbers_within(tile_shape, origin)
+    i: Any = query_attributes.get("positions", origin.query + query_number)
+    j: Any = key_attributes.get("positions", origin.key + key_number)
+    per_thread, constant = _difference_within(static, tile_shape, origin)
+    thread_part, constant_part = (
+        (origin.query - origin.key + per_thread).astype(jnp.float32),
+        constant.astype(jnp.float32),
+    )
+    return i, j, thread_part, constant_part, query_attributes, key_attributes
 
 
-def _numbers_within(tile: Any, at: At) -> tuple[Any, Any]:
-    """The number of each score's query, and of its key, within the tile."""
-    row, column = (plgpu.broadcasted_iota(jnp.int32, tile, axis, layout=TILE) for axis in range(2))
-    return (column, row) if at.transposed else (row, column)
+def _numbers_within(tile_shape: Any, origin: TileOrigin) -> tuple[Any, Any]:
+    """The number of each score's query within the tile, and that of its key."""
+    row, column = (plgpu.broadcasted_iota(jnp.int32, tile_shape, axis, layout=TILE) for axis in range(2))
+    return (column, row) if origin.transposed else (row, column)
 
 
-def _difference_within(shape: Shape, tile: Any, at: At) -> tuple[Any, Any]:
-    """The first of these less the second, in two parts: one number for each thread, and a constant.
+def _difference_within(static: StaticSettings, tile_shape: Any, origin: TileOrigin) -> tuple[Any, Any]:
+    """The number of a score's query within the tile minus that of its key, as one number per thread and a constant.
 
     A thread has the same differences in its two rows, so the compiler computes each once.
     """
-    row, column = (plgpu.broadcasted_iota(jnp.int32, tile, axis, layout=TILE) for axis in range(2))
-    of_thread, constant = (row & ~8) - (column & 6), (row & 8) - (column & ~6)
-    if at.transposed:
-        of_thread, constant = -of_thread, -constant
-    return same_in_thread(of_thread, shape.interpret), constant
+    row, column = (plgpu.broadcasted_iota(jnp.int32, tile_shape, axis, layout=TILE) for axis in range(2))
+    per_thread, constant = (row & ~8) - (column & 6), (row & 8) - (column & ~6)
+    if origin.transposed:
+        per_thread, constant = -per_thread, -constant
+    return same_in_thread(per_thread, static.interpret), constant
 
 
-def _seen(shape: Shape, i: Any, j: Any, queries: Any, keys: Any) -> list[Any]:
-    """What masks say of each score."""
-    (left, right), most, explicit, rules = shape.reach, 2**31 - 1, "positions" in shape.sides, []
+def _masks(static: StaticSettings, i: Any, j: Any, queries: Any, keys: Any) -> list[Any]:
+    """Whether each mask lets a query see a key."""
+    (left, right), most, explicit, masks = static.reach, 2**31 - 1, "positions" in static.attributes, []
     if right is not None:
-        rules.append(j <= (jnp.minimum(i, most - right) + right if explicit and right else i + right))
+        masks.append(j <= (jnp.minimum(i, most - right) + right if explicit and right else i + right))
     if left is not None:
-        rules.append(j >= (jnp.maximum(i, left - most) - left if explicit else i - left))
-    if "segments" in shape.sides:
-        rules.append(queries["segments"] == keys["segments"])
-    if "order" in shape.sides:
-        rules.append(queries["order"] >= keys["order"])
-    return rules
+        masks.append(j >= (jnp.maximum(i, left - most) - left if explicit else i - left))
+    if "segments" in static.attributes:
+        masks.append(queries["segments"] == keys["segments"])
+    if "order" in static.attributes:
+        masks.append(queries["order"] >= keys["order"])
+    return masks
 
 
 # Biases
 
 
 def _evaluate(steps: tuple[Step, ...], values: list[Any], difference: Any) -> list[Any]:
-    """The given values of a tile, of which the first is one of each score, and the results of the steps."""
+    """The given values, of which the first has the shape of the tile, and the results of the steps."""
     values, shape = list(values), values[0].shape
     for operation, inputs, parameters in steps:
         if isinstance(operation, str):
@@ -262,28 +275,28 @@ def _evaluate(steps: tuple[Step, ...], values: list[Any], difference: Any) -> li
             for x in inputs
         )
         bind = functools.partial(operation.bind, **dict(parameters))
-        values.append(INSTEAD.get(operation.name, bind)(*tiles))
+        values.append(REPLACEMENTS.get(operation.name, bind)(*tiles))
     return values
 
 
 def _tanh(x: Any) -> Any:
-    """The hyperbolic tangent within 2e-7; the device's own is within 5e-4."""
+    """The hyperbolic tangent with an error of 2e-7; that of the device's own is 5e-4."""
     return 1 - 2 / (jnp.exp2(x * (2 * LOG2E)) + 1)
 
 
 def _log1p(x: Any) -> Any:
-    """As `kernels.kerple_log` computes it."""
+    """ln(1 + x), as `kernels.kerple_log` computes it."""
     u = 1 + x
     return jnp.log(u) + jnp.where(u == x, 0.0, (x - (u - 1)) * (1 / u))
 
 
 def _div(x: Any, y: Any) -> Any:
-    """Without the rescaling of the device's own division, which takes five instructions."""
+    """A division without the rescaling of the device's own, which takes five instructions."""
     return x * (1 / y) if x.dtype == jnp.float32 else lax.div(x, y)
 
 
-# Operations that Mosaic GPU does not lower, or not well.
-INSTEAD = {
+# By the name of an operation that Mosaic GPU does not lower, or not well, what computes it.
+REPLACEMENTS = {
     "div": _div,
     "tanh": _tanh,
     "log1p": _log1p,
@@ -306,64 +319,67 @@ def look_up(table: Any, index: Any, interpret: bool) -> Any:
     def gather(ctx: Any, table: Any, index: Any) -> Any:
         def load(i: Any, _: Any) -> Any:
             i = arith.index_castui(ir.IndexType.get(), i)
-            if not of_two:
+            if not has_rows:
                 return memref.load(table, [i])
-            each: Any = arith.constant(ir.IndexType.get(), width)
-            return memref.load(table, [arith.divui(i, each), arith.remui(i, each)])
+            row_width: Any = arith.constant(ir.IndexType.get(), width)
+            return memref.load(table, [arith.divui(i, row_width), arith.remui(i, row_width)])
 
         return index.foreach(load, create_array=True)
 
-    of_two = len(table.shape) == 2
+    has_rows = len(table.shape) == 2
     return gather(table, index)
 
 
-def same_in_thread(tile: Any, interpret: bool) -> Any:
+def same_in_thread(tile_shape: Any, interpret: bool) -> Any:
     """An int32 tile in which a thread has one number for all its scores, which the compiler does not always see."""
     if interpret:
-        return tile
+        return tile_shape
 
-    @plgpu.inline_mgpu(arg_types=(TILE,), return_type=plgpu.ShapeDtypeStruct(tile.shape, tile.dtype, TILE))
-    def first(ctx: Any, tile: Any) -> Any:
+    @plgpu.inline_mgpu(arg_types=(TILE,), return_type=plgpu.ShapeDtypeStruct(tile_shape.shape, tile_shape.dtype, TILE))
+    def first(ctx: Any, tile_shape: Any) -> Any:
         number: list[Any] = []
-        tile.foreach(lambda x, _: number.append(x))
-        return tile.foreach(lambda *_: number[0], create_array=True, is_signed=True)
+        tile_shape.foreach(lambda x, _: number.append(x))
+        return tile_shape.foreach(lambda *_: number[0], create_array=True, is_signed=True)
 
-    return first(tile)
+    return first(tile_shape)
 
 
-def write(array: Any, tile: Any, interpret: bool) -> None:
+def write(array: Any, tile_shape: Any, interpret: bool) -> None:
     """Writes a tile to an array in shared memory that `look_up` reads."""
     if interpret:
-        array[...] = tile
+        array[...] = tile_shape
         return
     from jaxlib.mlir.dialects import memref  # noqa: PLC0415
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), TILE))
-    def scatter(ctx: Any, array: Any, tile: Any) -> None:
-        tile.foreach(lambda x, index: memref.store(x, array, index))
+    def scatter(ctx: Any, array: Any, tile_shape: Any) -> None:
+        tile_shape.foreach(lambda x, index: memref.store(x, array, index))
 
-    scatter(array, tile)
+    scatter(array, tile_shape)
 
 
 # Registers
 
 
 def unknown_zero(number: Any) -> Any:
-    """0, from the number of a tile or warpgroup, of which none reaches 2³⁰; the compiler does not know that.
+    """0, computed from the index of a tile or warpgroup, which is below 2³⁰; the compiler does not know that.
 
     Added to an index, it makes the compiler compute addresses where they are used, instead of keeping them in registers
-    that others need. Where no register is short it would only cost instructions.
+    that other values need. Where registers are not scarce, it would only cost instructions.
     """
     return lax.shift_right_logical(number, jnp.int32(30))
 
 
-def zeros(shape: tuple[int, ...], layout: Any, value: Any = 0.0) -> Any:
+def full(shape: tuple[int, ...], layout: Any, value: Any = 0.0) -> Any:
+    """A float32 array of one value in registers."""
     return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
 
 
-def add_products(shape: Shape, terms: Sequence[tuple[Any, Any, Any]], then: Callable[[], None] = lambda: None) -> Any:
+def add_products(
+    static: StaticSettings, terms: Sequence[tuple[Any, Any, Any]], then: Callable[[], None] = lambda: None
+) -> Any:
     """The sums `total` + a b of all terms (total, a, b); `then` runs after the products are issued."""
-    if shape.interpret:  # the interpreter has no accumulators with a start
+    if static.interpret:  # the interpreter has no accumulators with an initial value
         then()
         return [total + jnp.dot(a, b[...], preferred_element_type=jnp.float32) for total, a, b in terms]
 

@@ -1,8 +1,8 @@
 r"""The cotangent of a bias that a table of differences gives, on a Hopper GPU.
 
-A block of threads sums one band: tiles of queries and keys whose starts have one difference, so that a score at one
-place of these tiles has one difference too. The sums of all tiles are those of one tile in registers, in the same order
-each time. Only at the end are its diagonals summed:
+A block of threads sums one band: the tiles of queries and keys whose starts have the same difference, so that scores
+with the same indices in these tiles have the same difference too. The tiles are added to one tile in registers, in the
+same order each time. Only at the end are the diagonals of that tile summed:
 
 $$\bar b_d = \sum_{i - j = d} \bar s_{ij}.$$
 """
@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from posenc_jax._attention.hopper.backward_kernel import Inputs, products, spread, visit_all, weights
+from posenc_jax._attention.hopper.backward_kernel import Inputs, per_query, products, visit_all, weights
 from posenc_jax._attention.hopper.forward_kernel import observe
 from posenc_jax._attention.hopper.scores import (
     BLOCK,
@@ -29,25 +29,25 @@ from posenc_jax._attention.hopper.scores import (
     TILE,
     TILED,
     WARPGROUPS,
-    At,
-    Read,
-    Shape,
-    bias_of,
+    ScoreInputs,
+    StaticSettings,
+    TileOrigin,
+    full,
     kernel,
     look_up,
     plgpu,
     release,
+    tile_bias,
     write,
-    zeros,
 )
 
 BLOCK_KV = ROWS_OF_TILE  # keys of a tile
 RATIO = BLOCK // BLOCK_KV
-DIAGONALS = 2 * ROWS_OF_TILE  # of a tile of a warpgroup, and one more that has nothing
+DIAGONALS = 2 * ROWS_OF_TILE  # those of a tile of a warpgroup, and one more, which is empty
 
 
-def bands(reach: tuple[int | None, int | None], tiles: tuple[int, int]) -> np.ndarray:
-    """The differences of the starts of tiles, in tiles of keys, where a query may see a key by counted positions."""
+def band_offsets(reach: tuple[int | None, int | None], tiles: tuple[int, int]) -> np.ndarray:
+    """The offset of each band: the difference of its tiles' starts, in tiles of keys. In others no query sees a key."""
     (left, right), (queries, keys) = reach, tiles
     low, high = 1 - keys, RATIO * (queries - 1)
     if right is not None:
@@ -57,141 +57,143 @@ def bands(reach: tuple[int | None, int | None], tiles: tuple[int, int]) -> np.nd
     return np.arange(low, high + 1, dtype=np.int32)
 
 
-def along_bands(which: np.ndarray, seen: Any) -> Any:
-    """Of tiles (batch, queries, keys), those of each band by their tile of queries: (batch, bands, queries)."""
-    xp: Any = np if isinstance(seen, np.ndarray) else jnp
-    query = np.arange(seen.shape[1], dtype=np.int32)[None]
-    key = RATIO * query - which[:, None]
-    within = ((key >= 0) & (key < seen.shape[2]))[None]
-    return xp.where(within, seen[:, query, key.clip(0, seen.shape[2] - 1)], False)
+def along_bands(offsets: np.ndarray, tiles: Any) -> Any:
+    """Reads an array of tiles (batch, queries, keys) along bands: (batch, bands, queries)."""
+    xp: Any = np if isinstance(tiles, np.ndarray) else jnp
+    query = np.arange(tiles.shape[1], dtype=np.int32)[None]
+    key = RATIO * query - offsets[:, None]
+    within = ((key >= 0) & (key < tiles.shape[2]))[None]
+    return xp.where(within, tiles[:, query, key.clip(0, tiles.shape[2] - 1)], False)
 
 
-class _Memory(NamedTuple):
-    """What a block shares."""
+class _BandMemory(NamedTuple):
+    """The shared memory and the barriers of a block."""
 
     query: Any
     d_out: Any
     key: Any
     value: Any
-    known: Any
-    queries: tuple[Any, ...]  # the sides
-    keys: tuple[Any, ...]
-    table: Any
-    tile: Any  # the sums of a warpgroup
-    sums: Any
-    t_ready: Any
-    ready: Any
-    free: Any
-    order: Any
+    statistics: Any
+    queries: tuple[Any, ...]  # the attributes of queries
+    keys: tuple[Any, ...]  # the attributes of keys
+    table: Any  # the part of the table for the band
+    tile: Any  # the sum of a warpgroup's tiles, first of one warpgroup and then of the other
+    sums: Any  # those of its diagonals
+    t_ready: Any  # a barrier for the table
+    ready: Any  # for a pair of tiles, which is loaded
+    free: Any  # for a pair of tiles, which the next one may replace
+    first_done: Any  # a barrier by which the second warpgroup waits until the first has read `tile`
 
 
-def d_table(shape: Shape, inputs: Inputs, which: np.ndarray) -> jax.Array:
-    """The cotangent of the table, float32 (heads, entries); `steps` of the inputs are tiles of queries of each band."""
-    query, stages, dtype = inputs.query, shape.stages, inputs.query.dtype
+def d_table(static: StaticSettings, inputs: Inputs, offsets: np.ndarray) -> jax.Array:
+    """The cotangent of the table, float32 (heads, entries); the tile ranges of the inputs are those of each band."""
+    query, stages, dtype = inputs.query, static.stages, inputs.query.dtype
     (batch, _, heads, width), entries = query.shape, inputs.bias[0].shape[1]
-    of_queries = plgpu.SMEM((stages, BLOCK, width), dtype, transforms=TILED)
-    of_keys = plgpu.SMEM((stages, BLOCK_KV, width), dtype, transforms=TILED)
-    memory = _Memory(
-        of_queries,
-        of_queries,
-        of_keys,
-        of_keys,
+    query_tile = plgpu.SMEM((stages, BLOCK, width), dtype, transforms=TILED)
+    key_tile = plgpu.SMEM((stages, BLOCK_KV, width), dtype, transforms=TILED)
+    memory = _BandMemory(
+        query_tile,
+        query_tile,
+        key_tile,
+        key_tile,
         plgpu.SMEM((stages, 3, BLOCK), jnp.float32),
-        tuple(plgpu.SMEM((stages, BLOCK), jnp.int32) for _ in shape.sides),
-        tuple(plgpu.SMEM((stages, BLOCK_KV), jnp.int32) for _ in shape.sides),
-        plgpu.SMEM((shape.entries,), jnp.float32),
+        tuple(plgpu.SMEM((stages, BLOCK), jnp.int32) for _ in static.attributes),
+        tuple(plgpu.SMEM((stages, BLOCK_KV), jnp.int32) for _ in static.attributes),
+        plgpu.SMEM((static.entries,), jnp.float32),
         plgpu.SMEM((ROWS_OF_TILE, BLOCK_KV), jnp.float32),
         plgpu.SMEM((WARPGROUPS, DIAGONALS), jnp.float32),
         plgpu.Barrier(),
-        plgpu.Barrier(num_barriers=stages, num_arrivals=5 + 2 * len(shape.sides)),
+        plgpu.Barrier(num_barriers=stages, num_arrivals=5 + 2 * len(static.attributes)),
         plgpu.Barrier(num_barriers=stages, num_arrivals=WARPGROUPS),
         plgpu.Barrier(),
     )
 
-    grid = {"head": heads, "band": len(which), "batch": batch}
-    out = [jax.ShapeDtypeStruct((batch, heads, len(which), WARPGROUPS, DIAGONALS), jnp.float32)]
-    run = functools.partial(_along_band, shape, int(which[0]))
-    (sums,) = kernel("d_table", run, shape, grid, inputs, memory, out)
+    grid = {"head": heads, "band": len(offsets), "batch": batch}
+    out = [jax.ShapeDtypeStruct((batch, heads, len(offsets), WARPGROUPS, DIAGONALS), jnp.float32)]
+    run = functools.partial(_along_band, static, int(offsets[0]))
+    (sums,) = kernel("d_table", run, static, grid, inputs, memory, out)
     sums = jnp.sum(sums, 0)
-    # Those of the second warpgroup are those of the next band's first; half of a band's are half of the next band's.
+    # The second warpgroup of a band has the diagonals of the next band's first one, and the next band has half of them.
     rows = jnp.pad(sums[:, :, 0], ((0, 0), (0, 1), (0, 0))) + jnp.pad(sums[:, :, 1], ((0, 0), (1, 0), (0, 0)))
     halves = rows[..., :ROWS_OF_TILE], rows[..., ROWS_OF_TILE:]
     joined = jnp.pad(halves[0], ((0, 0), (0, 1), (0, 0))) + jnp.pad(halves[1], ((0, 0), (1, 0), (0, 0)))
     joined = joined.reshape(heads, -1)[:, :-1]
-    first = BLOCK_KV * int(which[0]) + 1 - BLOCK_KV + inputs.key.shape[1]
+    first = BLOCK_KV * int(offsets[0]) + 1 - BLOCK_KV + inputs.key.shape[1]
     return jnp.pad(joined, ((0, 0), (first, entries - first - joined.shape[1])))
 
 
 def _along_band(
-    shape: Shape, lowest: int, index: dict[str, Any], inputs: Inputs, outputs: Any, memory: _Memory
+    static: StaticSettings, lowest: int, index: dict[str, Any], inputs: Inputs, outputs: Any, memory: _BandMemory
 ) -> None:
     batch, head, band, warpgroup = index["batch"], index["head"], index["band"], lax.axis_index("warpgroup")
     row = lambda ref: 0 if ref.shape[0] == 1 else batch  # noqa: E731
-    steps = [inputs.steps[row(inputs.steps), band, n] for n in range(4)]
-    first, last, apart = steps[0], steps[3], band + lowest
+    tile_range = [inputs.tile_ranges[row(inputs.tile_ranges), band, n] for n in range(4)]
+    first, last, offset = tile_range[0], tile_range[3], band + lowest
 
     @pl.when(warpgroup < WARPGROUPS)
     def compute() -> None:
         plgpu.set_max_registers(REGISTERS[0], action="increase")
-        base, own = warpgroup * ROWS_OF_TILE, pl.ds(warpgroup * ROWS_OF_TILE, ROWS_OF_TILE)
-        tile, layout = (ROWS_OF_TILE, BLOCK_KV), {"layout": ROWS, "optimized": False}
+        base, rows = warpgroup * ROWS_OF_TILE, pl.ds(warpgroup * ROWS_OF_TILE, ROWS_OF_TILE)
+        tile_shape, layout = (ROWS_OF_TILE, BLOCK_KV), {"layout": ROWS, "optimized": False}
         plgpu.barrier_wait(memory.t_ready)
-        at = At(base, apart * -BLOCK_KV, base + BLOCK_KV)
-        bias = bias_of(shape, tile, at, Read((), (), (), memory.table))
+        origin = TileOrigin(base, offset * -BLOCK_KV, base + BLOCK_KV)
+        bias = tile_bias(static, tile_shape, origin, ScoreInputs((), (), (), memory.table))
 
-        def visit(step: Any, sums: Any, whole: bool) -> Any:
-            slot = lax.rem(step, jnp.int32(shape.stages))
+        def visit(step: Any, sums: Any, unmasked: bool) -> Any:
+            slot = lax.rem(step, jnp.int32(static.stages))
             plgpu.barrier_wait(memory.ready.at[slot])
-            q, d_out = (x.at[slot, own] for x in (memory.query, memory.d_out))
-            x, dp = products(shape, (q, memory.key.at[slot]), (d_out, memory.value.at[slot]))
-            top, share, delta = (plgpu.load(memory.known.at[slot, n, own], **layout) for n in range(3))
-            queries = [plgpu.load(x.at[slot, own], **layout) for x in memory.queries]
+            q, d_out = (x.at[slot, rows] for x in (memory.query, memory.d_out))
+            x, dp = products(static, (q, memory.key.at[slot]), (d_out, memory.value.at[slot]))
+            top, inverse_total, delta = (plgpu.load(memory.statistics.at[slot, n, rows], **layout) for n in range(3))
+            queries = [plgpu.load(x.at[slot, rows], **layout) for x in memory.queries]
             keys = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.keys]
             release(memory.free.at[slot])
-            at = At(step * BLOCK + base, (step * RATIO - apart) * BLOCK_KV, None)
-            e, _ = weights(shape, x, at, Read(queries, keys, (), bias=bias), top, whole)
-            return sums + e * (dp * spread(share, at, tile) - spread(share * delta, at, tile))
+            origin = TileOrigin(step * BLOCK + base, (step * RATIO - offset) * BLOCK_KV, None)
+            e, _ = weights(static, x, origin, ScoreInputs(queries, keys, (), bias=bias), top, unmasked)
+            scaled = dp * per_query(inverse_total, origin, tile_shape)
+            ds = e * (scaled - per_query(inverse_total * delta, origin, tile_shape))
+            return sums + ds
 
-        ends = shape.masked and shape.ragged, shape.masked or shape.keys % shape.block
-        sums = visit_all(visit, steps, zeros(tile, TILE), *ends)
-        pl.when(warpgroup == 1)(lambda: plgpu.barrier_wait(memory.order))
-        write(memory.tile, sums, shape.interpret)
+        ends = static.masked and static.ragged, static.masked or static.keys % static.block
+        sums = visit_all(visit, tile_range, full(tile_shape, TILE), *ends)
+        pl.when(warpgroup == 1)(lambda: plgpu.barrier_wait(memory.first_done))
+        write(memory.tile, sums, static.interpret)
         plgpu.commit_smem()
-        row, column = (plgpu.broadcasted_iota(jnp.int32, tile, axis, layout=TILE) for axis in range(2))
-        for half in range(2):  # the rows are diagonals, and the columns are the queries of each
+        row, column = (plgpu.broadcasted_iota(jnp.int32, tile_shape, axis, layout=TILE) for axis in range(2))
+        for half in range(2):  # a row for each diagonal, and a column for each query
             key = column - row + (BLOCK_KV - 1 - half * ROWS_OF_TILE)
             within = (key >= 0) & (key < BLOCK_KV)
-            found = look_up(memory.tile, jnp.where(within, column * BLOCK_KV + key, 0), shape.interpret)
-            to = memory.sums.at[warpgroup, pl.ds(half * ROWS_OF_TILE, ROWS_OF_TILE)]
-            to[...] = jnp.sum(jnp.where(within, found, 0.0), 1)
+            diagonals = look_up(memory.tile, jnp.where(within, column * BLOCK_KV + key, 0), static.interpret)
+            stored = memory.sums.at[warpgroup, pl.ds(half * ROWS_OF_TILE, ROWS_OF_TILE)]
+            stored[...] = jnp.sum(jnp.where(within, diagonals, 0.0), 1)
         plgpu.commit_smem()
-        pl.when(warpgroup == 0)(lambda: plgpu.barrier_arrive(memory.order))
+        pl.when(warpgroup == 0)(lambda: plgpu.barrier_arrive(memory.first_done))
         plgpu.copy_smem_to_gmem(memory.sums.at[warpgroup], outputs[0].at[batch, head, band, warpgroup])
         plgpu.wait_smem_to_gmem(0)
 
     @pl.when(warpgroup == WARPGROUPS)
     def load() -> None:
         plgpu.set_max_registers(REGISTERS[1], action="decrease")
-        heads, (keys, kv_heads) = inputs.query.shape[2], inputs.key.shape[1:3]
+        heads, (length, kv_heads) = inputs.query.shape[2], inputs.key.shape[1:3]
         kv_head = lax.div(head, jnp.int32(heads // kv_heads))
-        source = inputs.bias[0].at[head, pl.ds(apart * BLOCK_KV + (keys - BLOCK_KV), shape.entries)]
+        source = inputs.bias[0].at[head, pl.ds(offset * BLOCK_KV + (length - BLOCK_KV), static.entries)]
         plgpu.copy_gmem_to_smem(source, memory.table, memory.t_ready)
 
         @pl.loop(first, last)
         def _(step: Any) -> None:
-            slot, again = lax.rem(step, jnp.int32(shape.stages)), step >= first + shape.stages
-            queries, of_keys = pl.ds(step * BLOCK, BLOCK), pl.ds((step * RATIO - apart) * BLOCK_KV, BLOCK_KV)
-            pl.when(again)(lambda: plgpu.barrier_wait(memory.free.at[slot]))
-            parts = [
+            slot, reused = lax.rem(step, jnp.int32(static.stages)), step >= first + static.stages
+            queries, keys = pl.ds(step * BLOCK, BLOCK), pl.ds((step * RATIO - offset) * BLOCK_KV, BLOCK_KV)
+            pl.when(reused)(lambda: plgpu.barrier_wait(memory.free.at[slot]))
+            copies = [
                 (inputs.query.at[batch, queries, head], memory.query),
                 (inputs.d_out.at[batch, queries, head], memory.d_out),
-                (inputs.known.at[batch, head, pl.ds(0, 3), queries], memory.known),
-                (inputs.key.at[batch, of_keys, kv_head], memory.key),
-                (inputs.value.at[batch, of_keys, kv_head], memory.value),
+                (inputs.statistics.at[batch, head, pl.ds(0, 3), queries], memory.statistics),
+                (inputs.key.at[batch, keys, kv_head], memory.key),
+                (inputs.value.at[batch, keys, kv_head], memory.value),
                 *((x.at[row(x), queries], ref) for x, ref in zip(inputs.queries, memory.queries, strict=True)),
-                *((x.at[row(x), of_keys], ref) for x, ref in zip(inputs.keys, memory.keys, strict=True)),
+                *((x.at[row(x), keys], ref) for x, ref in zip(inputs.keys, memory.keys, strict=True)),
             ]
-            for source, ref in parts:
+            for source, ref in copies:
                 plgpu.copy_gmem_to_smem(source, ref.at[slot], memory.ready.at[slot])
 
-        observe(shape, first, last, (memory.free,))
+        observe(static, first, last, (memory.free,))

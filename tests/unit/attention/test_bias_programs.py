@@ -1,4 +1,4 @@
-"""Biases as the kernel for NVIDIA GPUs computes them: which form a bias gets, and that it has the bias's values."""
+"""Biases as the kernel for NVIDIA GPUs computes them: the kind of a bias's program, and that it has the bias's values."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def distance(i, j):
     return jnp.abs(i[:, None] - j[None])[None]
 
 
-# name → the bias, its form if positions are counted, and if they are given, its form or the number of its operations
+# name → the bias, the kind of its program if positions are counted, and if they are given, the kind or the number of steps
 BIASES = {
     "ALiBi": (lambda i, j: pe.alibi(i, j, HEADS), "linear", 8),
     "ALiBi by hand": (lambda i, j: -NUMBERS[:, None, None] * distance(i, j).astype(jnp.float32), "linear", 4),
@@ -70,7 +70,7 @@ def computed(program, operands, i, j, head):
     """The bias of one head by its program, for positions of one shape."""
     if program.kind in ("table", "near"):
         near = program.kind == "near"
-        difference = jnp.clip(i - j, -program.end, program.end) if near else i - j
+        difference = jnp.clip(i - j, -program.constant_from, program.constant_from) if near else i - j
         return operands[0][head][difference + (bias_programs.NEAR if near else PADDED[1])]
     numbers = [x[n, head] for x in operands for n in range(len(x))]
     if program.kind == "linear":
@@ -120,7 +120,7 @@ PULLBACKS = {
     "ALiBi": (pe.alibi, 1),
     "KERPLE, logarithm": (pe.kerple_log, 2),
     "KERPLE, power": (pe.kerple_power, 2),
-    "own": (lambda i, j, *x: curved(i, j, *(a[:, None, None] for a in x)), 3),
+    "custom": (lambda i, j, *x: curved(i, j, *(a[:, None, None] for a in x)), 3),
     "of functions of parameters": (lambda i, j, x: pe.alibi(i, j, jax.nn.softplus(x) + jax.nn.relu(x - 0.5)), 1),
     "of no position": (lambda i, j, x: x[:, None, None], 1),
 }
@@ -146,12 +146,12 @@ def test_a_pullback_is_that_of_the_bias(name, counted):
         tile, rows = [jnp.asarray(x) for x in np.broadcast_arrays(i[:, None], j[None])], []
         for head in range(HEADS):
             if programs[0].kind in ("linear", "table"):
-                found = [ds[head] * abs(i[:, None] - j[None]).astype(np.float32)]
+                per_score = [ds[head] * abs(i[:, None] - j[None]).astype(np.float32)]
             else:
-                steps, places = programs[0].pullback
+                steps, indices = programs[0].pullback
                 values = evaluated(steps, [*tile, *(jnp.full(COUNTS, x) for x in numbers[:, head]), ds[head]])
-                found = [values[place] for place in places]
-            rows.append(jnp.stack([jnp.sum(x) for x in found]))
+                per_score = [values[index] for index in indices]
+            rows.append(jnp.stack([jnp.sum(x) for x in per_score]))
         if programs[0].kind == "table":  # its cotangent is a sum along diagonals
             index = i[:, None] - j[None] + PADDED[1]
             rows = [jnp.zeros(sum(PADDED), jnp.float32).at[index].add(x) for x in ds]

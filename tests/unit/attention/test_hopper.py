@@ -1,4 +1,4 @@
-"""Attention by the kernel for NVIDIA GPUs: what it computes in interpret mode, what it lowers to, what it refuses."""
+"""Attention by the kernel for NVIDIA GPUs: its values in interpret mode, its programs for CUDA, and its errors."""
 
 import contextlib
 import functools
@@ -13,12 +13,12 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from helpers.flash_cases import BFLOAT16, BIASES, CASES, FAR, MLP, RNG, SHUFFLED, SIDES, TABLE, operands, truth
+from helpers.hopper_cases import BFLOAT16, BIASES, CASES, FAR, MLP, RNG, SHUFFLED, SIDES, TABLE, operands, truth
 from helpers.tiers import tiered
 from oracles.attention import may_see
 from posenc_jax._attention.hopper import attend as hopper
-from posenc_jax._attention.hopper import scores as gpu
-from posenc_jax._attention.hopper import table_kernel as of_table
+from posenc_jax._attention.hopper import scores as kernel_scores
+from posenc_jax._attention.hopper import table_kernel
 from posenc_jax._jax import workarounds
 
 HAS_KERNEL = jax.__version_info__ >= (0, 11)
@@ -29,7 +29,7 @@ needs_kernel = pytest.mark.skipif(not HAS_KERNEL, reason="the kernel needs JAX 0
 @pytest.mark.parametrize("name", tiered(CASES, ["few tokens"]))
 def test_against_the_dense_formula(name, monkeypatch):
     """Within 1.5 times the error of rounding weights and outputs to bfloat16."""
-    from helpers.flash import interpreted
+    from helpers.hopper import interpreted
 
     interpreted(monkeypatch.setattr)
     *sizes, bias, options = CASES[name]
@@ -49,7 +49,7 @@ def test_against_the_dense_formula(name, monkeypatch):
 @pytest.mark.parametrize("bias", ["ALiBi", "T5"])
 def test_a_model_trains_as_by_xla(bias, monkeypatch):
     """Five steps; the losses differ by no more than bfloat16 rounds."""
-    from helpers.flash import interpreted
+    from helpers.hopper import interpreted
 
     interpreted(monkeypatch.setattr)
     tokens = RNG.integers(0, 7, (2, 129))
@@ -136,7 +136,7 @@ PROGRAMS = {
     "derivative of wide heads": (jax.grad(squared), *[typed(1, 200, 2, 256)] * 3, SLOPES),
     "T5": (functools.partial(attend, bias="T5"), X, X, X),
     "vmap": (jax.vmap(of_rows, (0, None, 0, 0)), ROWS_OF_X, X, ROWS_OF_X, ROWS_OF_SLOPES),
-    "heads of 256": (functools.partial(attend, bias="own"), *[jax.ShapeDtypeStruct((1, 200, 2, 256), BFLOAT16)] * 3),
+    "heads of 256": (functools.partial(attend, bias="custom"), *[jax.ShapeDtypeStruct((1, 200, 2, 256), BFLOAT16)] * 3),
     "far": (
         functools.partial(attend, bias="KERPLE, logarithm", **FAR),
         *[jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.float16)] * 3,
@@ -158,11 +158,9 @@ def test_it_lowers_for_cuda(name):
 @needs_kernel
 def test_only_the_fastest_axis_of_a_grid_is_long(monkeypatch):
     """The others may have 65,535 blocks."""
-    # noqa: PLC0415
-
-    grids, kernel = [], gpu.plgpu.kernel
+    grids, kernel = [], kernel_scores.plgpu.kernel
     monkeypatch.setattr(
-        gpu.plgpu, "kernel", lambda *x, grid, **more: grids.append(grid) or kernel(*x, grid=grid, **more)
+        kernel_scores.plgpu, "kernel", lambda *x, grid, **more: grids.append(grid) or kernel(*x, grid=grid, **more)
     )
     key = typed(1, 128, 1, 64)
     lowered(functools.partial(pe.attention, implementation="mosaic_gpu"), typed(1, 70_000 * 128, 1, 64), key, key)
@@ -174,17 +172,15 @@ def on_a_mesh(axis_types=None):
 
 
 @needs_kernel
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_thread_has_one_difference(turned, monkeypatch):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_thread_has_one_difference(transposed, monkeypatch):
     """Interpret mode cannot see it: a thread of wgmma has rows 8 apart, and pairs of columns 8 apart."""
-    # noqa: PLC0415
-
     iota = lambda dtype, shape, axis, layout: np.indices(shape)[axis].astype(dtype)  # noqa: E731
-    monkeypatch.setattr(gpu.plgpu, "broadcasted_iota", iota)
-    shape = gpu.Shape(128, 128, 2, 1.0, None, (None, 0), (), None, unbounded=False, interpret=True)
-    near, far = gpu._difference_within(shape, (64, 128), gpu.At(0, 0, 0, turned))
+    monkeypatch.setattr(kernel_scores.plgpu, "broadcasted_iota", iota)
+    shape = kernel_scores.StaticSettings(128, 128, 2, 1.0, None, (None, 0), (), None, unbounded=False, interpret=True)
+    near, far = kernel_scores._difference_within(shape, (64, 128), kernel_scores.TileOrigin(0, 0, 0, transposed))
     row, column = np.indices((64, 128))
-    np.testing.assert_array_equal(near + far, column - row if turned else row - column)
+    np.testing.assert_array_equal(near + far, column - row if transposed else row - column)
     thread = row // 16 * 32 + row % 8 * 4 + column % 8 // 2
     assert all(np.ptp(near[thread == t]) == 0 for t in range(128))
 
@@ -355,12 +351,12 @@ def test_tiles_that_are_skipped_or_seen_whole(name):
     seen = may_see(*sides["positions"], bool(causal), window=(left, right), **masks)
     seen = seen.reshape(-1, queries, keys)
     rows = {k: [np.atleast_2d(x) for x in v] for k, v in sides.items()}
-    steps = hopper._steps(*hopper._seen_tiles(reach, rows, (queries, keys), blocks))
+    steps = hopper._tile_ranges(*hopper._visible_tiles(reach, rows, (queries, keys), blocks))
     check_steps(steps, seen, blocks, keys)
-    turned = hopper._steps(
-        *hopper._seen_tiles(reach, rows, (queries, keys), blocks, transposed=True), masked_first=True
+    transposed = hopper._tile_ranges(
+        *hopper._visible_tiles(reach, rows, (queries, keys), blocks, transposed=True), masked_first=True
     )
-    check_steps(turned, np.swapaxes(seen, -1, -2), blocks[::-1])
+    check_steps(transposed, np.swapaxes(seen, -1, -2), blocks[::-1])
     if "key_positions" not in options and HAS_KERNEL:
         check_bands(reach, rows, seen, (queries, keys))
 
@@ -381,13 +377,13 @@ def check_steps(steps, seen, blocks, most=None):
 def check_bands(reach, sides, seen, lengths):
     """Each score that is seen is in a tile that one band visits."""
 
-    tiles = hopper._seen_tiles(reach, sides, lengths, (128, 64))
-    which = of_table.bands(reach, tiles[0].shape[1:])
-    steps = hopper._steps(*(of_table.along_bands(which, x) for x in tiles))
+    tiles = hopper._visible_tiles(reach, sides, lengths, (128, 64))
+    offsets = table_kernel.band_offsets(reach, tiles[0].shape[1:])
+    steps = hopper._tile_ranges(*(table_kernel.along_bands(offsets, x) for x in tiles))
     seen = np.broadcast_to(seen, (len(steps), *lengths))
     visited = np.zeros(seen.shape, int)
     for batch, row in enumerate(steps):
-        for band, (first, whole_from, whole_to, last) in zip(which, row, strict=True):
+        for band, (first, whole_from, whole_to, last) in zip(offsets, row, strict=True):
             assert 0 <= first <= whole_from <= whole_to <= last
             for step in range(first, last):
                 key = (2 * step - band) * 64
@@ -400,8 +396,8 @@ def check_bands(reach, sides, seen, lengths):
 
 def test_most_tiles_of_a_causal_mask_are_seen_whole():
     count = np.arange(1024, dtype=np.int32)[None]
-    tiles = lambda *reach: hopper._seen_tiles(reach, {"positions": [count, count]}, (1024, 1024), (128, 128))  # noqa: E731
-    steps = hopper._steps(*tiles(None, 0))
+    tiles = lambda *reach: hopper._visible_tiles(reach, {"positions": [count, count]}, (1024, 1024), (128, 128))  # noqa: E731
+    steps = hopper._tile_ranges(*tiles(None, 0))
     np.testing.assert_array_equal(steps[0], [[0, 0, n, n + 1] for n in range(8)])
-    steps = hopper._steps(*tiles(255, 0))
+    steps = hopper._tile_ranges(*tiles(255, 0))
     np.testing.assert_array_equal(steps[0, 4:], [[n - 2, n - 1, n, n + 1] for n in range(4, 8)])

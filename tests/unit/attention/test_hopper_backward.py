@@ -9,7 +9,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from helpers.flash_cases import BFLOAT16, BIASES, CASES, RNG, operands, truth
+from helpers.hopper_cases import BFLOAT16, BIASES, CASES, RNG, operands, truth
 from helpers.tiers import tiered
 
 pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need JAX 0.11")
@@ -18,7 +18,7 @@ DTYPES = {"ALiBi, heads of 128": np.float16}
 
 @pytest.fixture(autouse=True)
 def interpret(monkeypatch):
-    from helpers.flash import interpreted
+    from helpers.hopper import interpreted
 
     interpreted(monkeypatch.setattr)
 

@@ -159,7 +159,7 @@ def test_memory_is_linear_in_a_layer(as_flax):
 @pytest.mark.thorough
 def test_the_kernel_in_a_layer(as_flax, monkeypatch):
     """A layer trains by it: outputs, and gradients of the weights and of T5's table."""
-    from helpers.flash import interpreted
+    from helpers.hopper import interpreted
 
     interpreted(monkeypatch.setattr)
     x, found = np.random.default_rng(5).normal(size=(1, 130, 128)).astype(np.float32), []

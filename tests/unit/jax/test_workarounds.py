@@ -64,6 +64,19 @@ def test_products_are_rounded_first():
     assert "minimum" in text.mlir_module()
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, jax.vmap, jax.checkpoint, lambda f: lambda *x: jax.jvp(f, x, x)[0]])
+def test_a_product_says_what_it_is(transform):
+    """Another function of its name does not."""
+    other = jax.custom_jvp(lambda a, b: a - b)
+    other.__wrapped__.__name__ = "product"
+    for f, expected in (workarounds.product, True), (other, False):
+        other.defjvp(lambda primals, tangents: (other(*primals), tangents[0]))
+        jaxpr = jax.make_jaxpr(transform(lambda a, b, f=f: f(a, b)))(*[np.ones(2, np.float32)] * 2).jaxpr
+        equations = getattr(jaxpr.eqns[0].params.get("jaxpr"), "eqns", jaxpr.eqns)  # those under jax.checkpoint
+        assert "custom_jvp_call" in [eqn.primitive.name for eqn in equations]
+        assert any(map(workarounds.is_product, equations)) == expected
+
+
 def test_rounded_products_keep_their_values():
     bits = np.random.default_rng(0).integers(0, 2**32, (2, 4096), dtype=np.uint32)
     a, b = np.where(np.abs(bits.view(np.float32)) < 1e-19, np.float32([[0], [-0.0]]), bits.view(np.float32))

@@ -28,14 +28,14 @@ class Bias(NamedTuple):
         return self.of(i, j, *self.learned)
 
 
-def own(i: Any, j: Any, size: Any, rate: Any) -> Any:
+def custom(i: Any, j: Any, size: Any, rate: Any) -> Any:
     """A bias that is not in the library, and no function of i − j."""
     i, j = (x.astype(jnp.float32) for x in (i[..., None, :, None], j[..., None, None, :]))
     size, rate = (x[:, None, None] for x in (size, rate))
     return jnp.where(i > j, size, np.float32(-0.25)) * jnp.tanh(rate * i)
 
 
-def own64(i: Any, j: Any, size: Any, rate: Any) -> np.ndarray:
+def custom64(i: Any, j: Any, size: Any, rate: Any) -> np.ndarray:
     return np.where(i > j, size[:, None, None], -0.25) * np.tanh(rate[:, None, None] * i)
 
 
@@ -85,7 +85,7 @@ BIASES = {
     "KERPLE, logarithm": Bias(pe.kerple_log, KERPLE, of_distance(oracle.kerple_log)),
     "KERPLE, power": Bias(pe.kerple_power, KERPLE, of_distance(oracle.kerple_power)),
     "FIRE": Bias(lambda i, j, *mlp: pe.fire(i, j, mlp, c=0.1, threshold=30.0), MLP, fire64),
-    "own": Bias(own, (np.float32([0.5, -1]), np.float32([0.01, 0.02])), own64),
+    "custom": Bias(custom, (np.float32([0.5, -1]), np.float32([0.01, 0.02])), custom64),
     "network": Bias(network, (np.float32([0.5, -2]), np.float32([[1, 0.5], [0.25, -1]])), network64),
     "to the end": Bias(to_the_end, (np.float32([0.5, -0.25]),), to_the_end64),
     "in the window": Bias(
@@ -111,11 +111,11 @@ SINKS = {"sinks": np.float32([0.5, -1])}
 CASES = {  # queries, keys, head_dim, value_dim, bias, options
     "no bias": (200, 333, 64, 64, None, {}),
     "every option": (
-        *(256, 256, 64, 64, "own"),
+        *(256, 256, 64, 64, "custom"),
         {"causal": True, "window": (90, None), "logits_soft_cap": 5.0, **SINKS, **DOCUMENTS},
     ),
     "few tokens": (
-        *(128, 128, 64, 64, "own"),
+        *(128, 128, 64, 64, "custom"),
         {
             "causal": True,
             "window": (40, None),
