@@ -109,14 +109,14 @@ def polar_vectors(
 ) -> jax.Array:
     """`pope` of parsed arguments."""
     angles = Angles(expand_positions(x, positions, heads), frequencies, phase)
-    places = [array for array in (angles.positions, angles.start) if array is not None]
-    # Otherwise the backward pass would store waves of the result's size.
-    return sharding.recomputed([x, *places], functools.partial(_polar, layout), x, angles)
+    arrays = [array for array in (angles.positions, angles.start) if array is not None]
+    # Otherwise the backward pass would store sines and cosines of the result's size.
+    return sharding.recomputed([x, *arrays], functools.partial(_polar, layout), x, angles)
 
 
 def _polar(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
-    """The magnitudes of x times the waves of angles, of x's rank, in the form that the platform takes."""
-    cpu, default = (functools.partial(form, layout) for form in (_stacked, _padded))
+    """The magnitudes of x times the sines and cosines of angles, of x's rank, by the lowering of the platform."""
+    cpu, default = (functools.partial(lowering, layout) for lowering in (_stacked, _padded))
     return lax.platform_dependent(x, angles, cpu=cpu, default=default)
 
 

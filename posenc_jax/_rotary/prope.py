@@ -20,7 +20,7 @@ from posenc_jax._rotary.rotary import expand_positions
 from posenc_jax._rotary.transforms import transform, transposed
 
 CameraRole = Literal["query", "key", "value", "output"]
-_CLOSE = 1e-3  # to which known cameras must be rigid
+_TOLERANCE = 1e-3  # to which concrete cameras must be rigid
 
 
 @public
@@ -93,8 +93,8 @@ def prope(
       ...     of = lambda x, role: pe.prope(x, cameras, role=role, head_axis=-2)
       ...     out = jax.nn.dot_product_attention(of(q, "query"), of(k, "key"), of(v, "value"))
       ...     return of(out, "output")
-      >>> moved = cameras @ here.at[0, 3].set(-1.0)  # another origin of the world
-      >>> bool(jnp.allclose(attend(moved), attend(cameras), atol=1e-4))
+      >>> elsewhere = cameras @ here.at[0, 3].set(-1.0)  # another origin of the world
+      >>> bool(jnp.allclose(attend(elsewhere), attend(cameras), atol=1e-4))
       True
 
     Reference:
@@ -140,48 +140,50 @@ def _parse_size(image_size: Any, intrinsics: Any) -> tuple[float, float] | None:
 def _parse_camera(name: str, value: Any, n: int, x: jax.Array, heads: tuple[int, ...]) -> jax.Array:
     """A float array (..., n, n) whose leading axes broadcast to the rows of x."""
     camera = checks.floats(name, value, (..., str(n), str(n)), static_axes=(-2, -1))
-    wide = camera.dtype.itemsize >= 4
-    errors.require_type(wide, name, f"float32 of shape (..., {n}, {n}), because 16 bits lose places", value)
+    fits = camera.dtype.itemsize >= 4
+    errors.require_type(fits, name, f"float32 of shape (..., {n}, {n}), because 16 bits lose places", value)
     require(camera.shape[-2:] == (n, n), "{} must have shape (..., {}, {}), got {}", name, n, n, camera.shape)
     for axis in (-2, -1):
         checks.unsharded(name, camera, axis)
-    fits_beside(name, camera, "x", x, "x without its head axis and its last", heads, own=2)
+    fits_beside(name, camera, "x", x, "x without its head axis and its last", heads, own_axes=2)
     return camera
 
 
-def _known(camera: jax.Array) -> np.ndarray | None:
-    """The values of a camera in float64, if they are known on this host."""
+def _concrete_values(camera: jax.Array) -> np.ndarray | None:
+    """The values of a camera in float64, if they are concrete."""
     return np.asarray(camera, np.float64) if checks.is_concrete(camera) else None
 
 
 def _check_rigid(extrinsics: jax.Array) -> None:
-    """Raises for known extrinsics that are no rigid motions: their inverse is taken for a transpose."""
-    if (known := _known(extrinsics)) is None:
+    """Raises for concrete extrinsics that are not rigid motions: their inverse is computed as a transpose."""
+    if (values := _concrete_values(extrinsics)) is None:
         return
-    rotation = known[..., :3, :3]
+    rotation = values[..., :3, :3]
     with np.errstate(all="ignore"):
         off = np.abs(rotation.swapaxes(-1, -2) @ rotation - np.eye(3)).max((-2, -1), initial=0)
     message = "extrinsics must be rigid, RᵀR = 1 to {}, got a rotation that is off by {:.2g}"
-    require((off <= _CLOSE).all(), message, _CLOSE, off.max(initial=0))
-    last = np.abs(known[..., 3, :] - np.eye(4)[3]).max(initial=0)
-    require(last <= _CLOSE, "extrinsics must end with the row (0, 0, 0, 1), got one that is off by {:.2g}", last)
-    far = np.abs(known[..., :3, 3]).max(-1, initial=0)
+    require((off <= _TOLERANCE).all(), message, _TOLERANCE, off.max(initial=0))
+    last = np.abs(values[..., 3, :] - np.eye(4)[3]).max(initial=0)
+    require(last <= _TOLERANCE, "extrinsics must end with the row (0, 0, 0, 1), got one that is off by {:.2g}", last)
+    far = np.abs(values[..., :3, 3]).max(-1, initial=0)
     require(np.isfinite(far).all(), "extrinsics must be finite, got a translation that is not")
     message = "extrinsics must be rigid to {} of their translation, got a rotation that is off by {:.2g} at {:.3g}"
     worst = (off * far).argmax() if off.size else 0
-    require(not off.size or (off * far).flat[worst] <= _CLOSE, message, _CLOSE, off.flat[worst], far.flat[worst])
+    require(
+        not off.size or (off * far).flat[worst] <= _TOLERANCE, message, _TOLERANCE, off.flat[worst], far.flat[worst]
+    )
 
 
 def _check_triangular(intrinsics: jax.Array, size: Any) -> None:
-    """Raises for known intrinsics that are not upper triangular with 1 in the corner, or have another unit."""
-    if (known := _known(intrinsics)) is None:
+    """Raises for concrete intrinsics that are not upper triangular with 1 in the corner, or have another unit."""
+    if (values := _concrete_values(intrinsics)) is None:
         return
-    below = np.abs(known[..., [1, 2, 2, 2], [0, 0, 1, 2]] - np.eye(4)[3]).max(initial=0)
+    below = np.abs(values[..., [1, 2, 2, 2], [0, 0, 1, 2]] - np.eye(4)[3]).max(initial=0)
     message = "intrinsics must be upper triangular with 1 in the corner, got an entry that is off by {:.2g}"
-    require(below <= _CLOSE, message, below)
-    usable = np.isfinite(known).all() and (known[..., [0, 1], [0, 1]] != 0).all()
-    require(usable, "intrinsics must be finite, with focal lengths other than 0, got {}", known.reshape(-1, 9)[:1])
-    focal = np.abs(known[..., [0, 1], [0, 1]]) / np.array(size)[::-1]
+    require(below <= _TOLERANCE, message, below)
+    usable = np.isfinite(values).all() and (values[..., [0, 1], [0, 1]] != 0).all()
+    require(usable, "intrinsics must be finite, with focal lengths other than 0, got {}", values.reshape(-1, 9)[:1])
+    focal = np.abs(values[..., [0, 1], [0, 1]]) / np.array(size)[::-1]
     message = "intrinsics must be in the unit of image_size, got a focal length of {:.3g} times a side, {}"
     worst = focal.flat[np.abs(np.log(focal)).argmax()] if focal.size else 1
     require(0.02 <= worst <= 50, message, worst, size)
@@ -228,8 +230,8 @@ def _rows_of_projection(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) 
 
 def _columns_of_inverse(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) -> list[jax.Array]:
     """The columns of P⁻¹ = [RᵀK⁻¹ | −Rᵀt], lifted, from the rows of [R | t]; those of RᵀK⁻¹ by substitution."""
-    columns, moved = [row[..., :3] for row in r], [_times(row[..., 3:], row[..., :3]) for row in r]
-    centre = -(moved[0] + moved[1] + moved[2])
+    columns, terms = [row[..., :3] for row in r], [_times(row[..., 3:], row[..., :3]) for row in r]
+    centre = -(terms[0] + terms[1] + terms[2])
     if lens is not None:
         f, s, c, g, d = lens
         # Reciprocals, because XLA makes a · (1 / f) of a / f in some versions but not in others.

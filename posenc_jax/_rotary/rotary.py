@@ -138,9 +138,9 @@ def _expand_frequencies(x: jax.Array, frequencies: AnyFrequencies, heads: tuple[
     """Expands an array (axes, pairs) or (heads, axes, pairs) to x's rank and (..., axes·pairs)."""
     if not isinstance(frequencies, jax.Array) or frequencies.ndim == 1:
         return frequencies
-    own = heads if frequencies.ndim == 3 else ()
-    flat = frequencies.reshape(*(x.shape[axis] for axis in own), -1)
-    return jnp.expand_dims(flat, [axis for axis in range(x.ndim - 1) if axis not in own])
+    head_axes = heads if frequencies.ndim == 3 else ()
+    flat = frequencies.reshape(*(x.shape[axis] for axis in head_axes), -1)
+    return jnp.expand_dims(flat, [axis for axis in range(x.ndim - 1) if axis not in head_axes])
 
 
 @public

@@ -173,8 +173,8 @@ def of(shape, dtype=np.int32):
 def test_a_table_pays_if_vectors_share_positions_and_frequencies():
     x, p = of((7, 8, 16), np.float32), of((7, 1, 1))
     for w, shared in ((pe.geometric(16), True), (of((1, 1, 8)), True), (of((1, 8, 8)), False)):
-        assert fact(lambda r: r.shared, RotationSettings("half"), x, p, w) == shared, w
-    assert not fact(lambda r: r.shared, RotationSettings("half"), x, of((7, 8, 1)), pe.geometric(16))
+        assert fact(lambda r: r.shares_table, RotationSettings("half"), x, p, w) == shared, w
+    assert not fact(lambda r: r.shares_table, RotationSettings("half"), x, of((7, 8, 1)), pe.geometric(16))
 
 
 def test_every_row_of_the_table_is_taken():
