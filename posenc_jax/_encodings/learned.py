@@ -144,44 +144,7 @@ def resize_table(
     $$
 
     and at 0 if $n = 1$. By the first formula rows are at the centres of equal cells; by the second the first and the
-    last row stay where they are. In PyTorch this is
-
-    | PyTorch | here |
-    | --- | --- |
-    | `interpolate` "bilinear", antialias=True | "linear" |
-    | `interpolate` "bilinear" | "linear", antialias=False |
-    | `interpolate` "bilinear", align_corners=True | "linear", antialias=False, align_corners=True |
-    | `interpolate` "bicubic", antialias=True; timm's `resample_abs_pos_embed` | "cubic" |
-    | `interpolate` "bicubic" | "torch_cubic", antialias=False |
-    | `interpolate` "bicubic", align_corners=True | "torch_cubic", antialias=False, align_corners=True |
-    | `grid_sample` at these places, padding_mode="border" | as `interpolate` without antialias |
-    | `grid_sample` at these places, padding_mode="zeros" | the same with zeros_outside=True |
-
-    where `interpolate` and `grid_sample` have align_corners=False and antialias=False unless the table says otherwise,
-    and "linear" and "bilinear" stand for any number of axes.
-
-    Args:
-      table: floats of shape (length, dim), or (height, width, dim) and so on for a grid.
-      shape: the new length, or the new grid with one entry for each axis of the table before the last.
-      method: "linear"; "cubic", Keys' kernel with a = −½; or "torch_cubic", a = −¾.
-      antialias: whether shrinking averages rows, over a kernel that is wider by $L/n$. Must be False for "torch_cubic",
-        align_corners and zeros_outside.
-      align_corners: whether the first and the last row stay where they are. Not for "cubic".
-      zeros_outside: whether the rows before the first and after the last are zeros, so that the border of a larger
-        table fades. If not, "torch_cubic" repeats the first and the last row, and the other methods share their weight
-        among the rows that exist. Not for "cubic".
-      size_offset: $o$, from 0 to below 1, which is added to $n$ in the first formula. The authors of DINO and DINOv2
-        resize by the factor $(n + 0.1)/L$: for their tables it is 0.1. Not for antialias, align_corners and "cubic".
-
-    Returns:
-      The table, of shape (*shape, dim) and its dtype, computed in at least float32. The same shape gives the same bits,
-      unless there is a size_offset. A NaN or an infinity in the table spreads to all rows.
-
-    Raises:
-      TypeError: if table is not a float array, or shape is not integers.
-      ValueError: if shape does not have one positive entry for each axis before the last, if method is unknown, if
-        antialias is True with "torch_cubic", align_corners or zeros_outside, if "cubic" is with one of these two, or if
-        size_offset is not from 0 to below 1, or not 0 with antialias, align_corners or "cubic".
+    last row stay where they are.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -197,6 +160,37 @@ def resize_table(
       [0.75 1.25 1.75 1.5 ]
       >>> pe.resize_table(jnp.zeros((14, 14, 384)), (16, 24)).shape
       (16, 24, 384)
+
+    Args:
+      table: floats of shape (length, dim), or (height, width, dim) and so on for a grid.
+      shape: the new length, or the new grid with one entry for each axis of the table before the last.
+      method: "linear"; "cubic", Keys' kernel with a = −½; or "torch_cubic", a = −¾.
+      antialias: whether shrinking averages rows, over a kernel that is wider by $L/n$. Must be False for "torch_cubic",
+        align_corners and zeros_outside.
+      align_corners: whether the first and the last row stay where they are. Not for "cubic".
+      zeros_outside: whether the rows before the first and after the last are zeros, so that the border of a larger
+        table fades. Not for "cubic".
+      size_offset: $o$, from 0 to below 1, which is added to $n$ in the first formula. Not for antialias, align_corners
+        and "cubic".
+
+    Returns:
+      The table, of shape (*shape, dim) and its dtype.
+
+    Raises:
+      TypeError: if table is not a float array, or shape is not integers.
+      ValueError: if shape does not have one positive entry for each axis before the last, if method is unknown, if
+        antialias is True with "torch_cubic", align_corners or zeros_outside, if "cubic" is with one of these two, or if
+        size_offset is not from 0 to below 1, or not 0 with antialias, align_corners or "cubic".
+
+    Notes:
+      - Computed in at least float32. The same shape gives the same bits, unless there is a size_offset. A NaN or an
+        infinity in the table spreads to all rows.
+      - Without zeros_outside, "torch_cubic" repeats the first and the last row beyond the border, and the other methods
+        share their weight among the rows that exist.
+
+    See Also:
+      The guide to learned tables, section "What PyTorch calls it": the arguments for each mode of `interpolate` and
+      `grid_sample`, and for the tables of DINO and DINOv2.
 
     Reference:
       Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, section 3.2; Keys, "Cubic Convolution Interpolation for

@@ -41,53 +41,15 @@ def prope(
 
     $$P^\top \text{ (query)}, \qquad P^{-1} \text{ (key, value)}, \qquad P \text{ (output)}.$$
 
-    Scores then depend on $P_i P_j^{-1}$, which maps the image of camera $j$ to that of camera $i$, and the output of
-    token $i$ is $\sum_j a_{ij} P_i P_j^{-1} v_j$. Another frame of the world replaces every $P$ by $P G$ and cancels:
-    only the relative poses of cameras matter. Keys and values depend on their own camera alone, so they can be cached.
-    To encode where in its image a patch is, rotate the other features: queries, keys and values by `rotary`, outputs by
-    `rotary(inverse=True)`.
-
-    These maps are not rotations. A translation multiplies features, so scale scenes until cameras are about 1 apart.
-    Scores are differences of numbers that grow with the distance of the cameras from the world's origin, and lose bits
-    accordingly: choose an origin among the cameras.
-
-    Args:
-      x: queries, keys, values or the output of attention, floats of shape (..., seq, heads, head_dim). head_dim is a
-        multiple of 4.
-      extrinsics: $[R \mid t]$ over a row (0, 0, 0, 1), which takes the world to the camera, of rigid motions: float32
-        of shape (..., 4, 4). Invert poses that take the camera to the world: both are rigid, so no check can tell them
-        apart. $R^{-1}$ is computed as $R^\top$, so derivatives are those along rigid motions; traced values are not
-        checked. The leading axes broadcast to those of x without its heads: (seq, 4, 4), (batch, seq, 4, 4), (batch, 1,
-        4, 4) or (4, 4). Where the patches of an image share a camera, give x the shape (batch, images, patches, heads,
-        head_dim) and extrinsics (batch, images, 1, 4, 4): a matrix is then computed for each image.
-      intrinsics: $K$, which takes the camera to pixels: float32 of shape (..., 3, 3), broadcast in the same way. Upper
-        triangular, with 1 in the corner. `None` means the identity, which is GTA.
-      role: what x is: "query", "key", "value" or "output".
-      head_axis: as for `rotary`.
-      image_size: height and width in the unit of the intrinsics; must be given with them. Focal lengths become
-        fractions of it, from 0.02 to 50, and the principal point counts from the centre of the image. For intrinsics in
-        units of the image, (1, 1).
-      width: the number of features that are transformed, a multiple of 4; the others pass through. The paper takes
-        half of them. `None` means all, 0 none.
-
-    Returns:
-      The transformed x, with its shape and dtype. It is computed in float32 and rounded once; in float64 if any
-      argument is float64. Differentiable in x, extrinsics and intrinsics, in forward and reverse mode and in any order
-      of both. The derivative in x alone stores only the cameras.
-
-    Raises:
-      TypeError: if x, extrinsics or intrinsics are not float arrays, or if cameras are in 16 bits.
-      ValueError: if shapes do not fit, if role is unknown, if head_axis is not an axis of x before its last, if
-        image_size is given without intrinsics or is missing with them, or if cameras whose values are known are not
-        rigid or upper triangular, or have another unit than image_size.
+    Scores and outputs then depend on $P_i P_j^{-1}$, which maps the image of camera $j$ to that of camera $i$: only the
+    relative poses of cameras matter.
 
     Examples:
       >>> import jax
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> here = jnp.eye(4)
-      >>> there = here.at[2, 3].set(0.5)  # the world is half a unit further ahead
-      >>> cameras = jnp.stack([here, there])  # one for each of two tokens
+      >>> cameras = jnp.stack([here, here.at[2, 3].set(0.5)])  # one per token
       >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 4, 64))  # seq, heads, head_dim
       >>> def attend(cameras):
       ...     of = lambda x, role: pe.prope(x, cameras, role=role, head_axis=-2)
@@ -96,6 +58,37 @@ def prope(
       >>> elsewhere = cameras @ here.at[0, 3].set(-1.0)  # another origin of the world
       >>> bool(jnp.allclose(attend(elsewhere), attend(cameras), atol=1e-4))
       True
+
+    Args:
+      x: floats (..., seq, heads, head_dim), head_dim a multiple of 4.
+      extrinsics: $[R \mid t]$ over a row (0, 0, 0, 1), rigid, from the world to the camera: float32 (..., 4, 4), whose
+        leading axes broadcast to (..., seq).
+      intrinsics: $K$, from the camera to pixels, upper triangular with 1 in the corner: float32 (..., 3, 3), broadcast
+        likewise. `None` means the identity, which is GTA.
+      role: what x is: "query", "key", "value" or, for the output of attention, "output".
+      head_axis: as for `rotary`.
+      image_size: height and width in the unit of the intrinsics, with which it must be given.
+      width: the number of features that are transformed, a multiple of 4; the others pass through. `None` means all.
+
+    Returns:
+      The transformed x, with its shape and dtype.
+
+    Raises:
+      TypeError: if x, extrinsics or intrinsics are not float arrays, or cameras are in 16 bits.
+      ValueError: if shapes or head_axis do not fit, role is unknown, or only one of image_size and intrinsics is given.
+      ValueError: if concrete cameras are not rigid or upper triangular, or a focal length is not 0.02 to 50 times a
+        side.
+
+    Notes:
+      - These maps are not rotations: scale scenes until cameras are about 1 apart, and choose an origin among them.
+      - Invert poses that take the camera to the world; no check can tell them apart. Traced cameras are not checked.
+        $R^{-1}$ is computed as $R^\top$, so derivatives are those along rigid motions.
+      - Computed in float32 (float64 if an argument is float64) and rounded once. Differentiable in x and cameras, in
+        forward and reverse mode and any order. The derivative in x alone stores only the cameras.
+
+    See Also:
+      The guide to several coordinates, section "Several cameras: PRoPE", for shapes of cameras, units and rounding;
+      `rotary`, for where in its image a patch is.
 
     Reference:
       Li et al., "Cameras as Relative Positional Encoding", 2025, section 4; Miyato et al., "GTA: A Geometry-Aware

@@ -177,6 +177,13 @@ def test_a_table_pays_if_vectors_share_positions_and_frequencies():
     assert not fact(lambda r: r.shares_table, RotationSettings("half"), x, of((7, 8, 1)), pe.geometric(16))
 
 
+def test_pairs_of_8_bits_compile_for_a_gpu():
+    """They are no words of 32 bits."""
+    x = of((7, 8, 16), jnp.float8_e4m3fn)
+    traced = jax.jit(lambda x: pe.rotary(x, head_axis=-2, layout="interleaved")).trace(x)
+    assert "f8E4M3FN" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
 def test_every_row_of_the_table_is_taken():
     shapes = [(length, heads, width) for length in (7, 128) for heads in (1, 8) for width in (16, 15, 12, 100)]
     forms_of = lambda r: [(platform, lowerings.lowering_of(platform, r)) for platform in lowerings.LOWERINGS]  # noqa: E731
