@@ -199,6 +199,6 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
         dealt = tuple(axes.count(axis) for axis in range(n))
         # A coordinate can run out of pairs before its section is complete.
         if dealt != sections:
-            message = "sections must leave each its share when the pairs are dealt out in turn"
-            raise invalid(f"{message}, got {sections}, of which {dealt} found a place")
+            message = "sections must give each coordinate its pairs when they are dealt out in turn"
+            raise invalid(f"{message}, got {sections}, which deals out {dealt}")
     return dataclasses.replace(frequencies, axes=axes)

@@ -159,10 +159,10 @@ def parse_positions_of(
         if not shared:
             refuse_no_position(name, x_name, x, rows)
         return None
-    _reject_ambiguous_axes(name, unwrap_array(positions), rows, num_axes_of(frequencies))
+    _refuse_ambiguous_axes(name, unwrap_array(positions), rows, num_axes_of(frequencies))
     width_hint = f"; for a width, pass frequencies={positions}" if type(positions) is int else ""
     positions = parse_positions(name, positions, frequencies)
-    fits_beside(name, positions, x_name, x, rows_name, heads)
+    require_rows_fit(name, positions, x_name, x, rows_name, heads)
     if not shared:
         refuse_one_position(name, positions.shape[:-1], x_name, rows, hint + width_hint, axes=positions.shape[-1])
     return positions
@@ -191,7 +191,7 @@ def refuse_one_position(
         raise invalid(f"{name} must not be one for all {rows[-1]} vectors of {x_name}, got shape {shape}: {ways}")
 
 
-def _reject_ambiguous_axes(name: str, positions: Any, rows: tuple[int, ...], axes: int) -> None:
+def _refuse_ambiguous_axes(name: str, positions: Any, rows: tuple[int, ...], axes: int) -> None:
     """Raises if the last axis may hold coordinates or one position for each row, or if the first holds coordinates."""
     shape = getattr(positions, "shape", ())
     if axes == 1 or shape[-1:] not in ((1,), (axes,)):
@@ -212,7 +212,7 @@ def shape_of_rows(x: jax.Array, heads: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n for axis, n in enumerate(x.shape[:-1]) if axis not in heads)
 
 
-def fits_beside(
+def require_rows_fit(
     name: str,
     positions: jax.Array,
     x_name: str,

@@ -18,7 +18,7 @@ from posenc_jax._jax import sharding
 from posenc_jax._jax.primitives import primitive, retyped
 
 
-def broadcasting(
+def broadcasting_primitive(
     name: str,
     programs: Mapping[str | None, Callable[..., Any]],
     *,
@@ -26,7 +26,7 @@ def broadcasting(
     dtype: Callable[..., Any],
     mapped: Callable[..., dict[str, Any]] = dict,
 ) -> Any:
-    """Makes a primitive of such operands.
+    """Makes a primitive of operands whose leading axes broadcast.
 
     Args:
       name: as for `primitive`.

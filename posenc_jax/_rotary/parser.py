@@ -12,10 +12,10 @@ import numpy as np
 from posenc_jax._frequencies.frequencies import AnyFrequencies
 from posenc_jax._frequencies.parser import (
     dim_of,
-    fits_beside,
     parse,
     parse_positions_of,
     refuse_one_position,
+    require_rows_fit,
     shape_of_rows,
 )
 from posenc_jax._jax import checks, errors, sharding
@@ -84,7 +84,7 @@ def parse_rotary_by_cos_sin(
     _unsharded_pairs("x", x, layout, dim)
     for each in (cosine, sine):
         checks.unsharded("cos_sin", each)
-        fits_beside("cos_sin", each, "x", x, "x without its head axis and its last", heads)
+        require_rows_fit("cos_sin", each, "x", x, "x without its head axis and its last", heads)
     if dim:
         rows, hint = shape_of_rows(x, heads), _one_position_hint("x", x, heads)
         refuse_one_position("cos_sin", cosine.shape[:-1], "x", rows, hint, positions="positions")

@@ -44,7 +44,7 @@ from posenc_jax._frequencies.angles import Angles, SinCosTable, coordinates, exp
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax import sharding, workarounds
 from posenc_jax._jax.arrays import align
-from posenc_jax._jax.bilinear import bilinear_jvp, bind, broadcast_axes, broadcasting, sum_to
+from posenc_jax._jax.bilinear import bilinear_jvp, bind, broadcast_axes, broadcasting_primitive, sum_to
 from posenc_jax._jax.primitives import optional_tangents, set_jvp, set_transpose, unknown
 from posenc_jax._rotary.lowerings import lowering_of
 from posenc_jax._rotary.rotation import Rotation, RotationSettings, split
@@ -232,7 +232,7 @@ def _under_vmap(*, settings: RotationSettings, **static: Any) -> dict[str, Any]:
 
 _KINDS = {None: "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 _programs = {platform: functools.partial(_program, kind) for platform, kind in _KINDS.items()}
-_primitive = functools.partial(broadcasting, dtype=_dtype, mapped=_under_vmap)
+_primitive = functools.partial(broadcasting_primitive, dtype=_dtype, mapped=_under_vmap)
 _rotation = _primitive("rotation", _programs, parameters=("settings", "structure"))
 _parameters = "settings", "structure", "has_tangent"
 _derivative = _primitive("rotation_derivative", {None: _rotate_tangent}, parameters=_parameters)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from posenc_jax._frequencies.parser import fits_beside
+from posenc_jax._frequencies.parser import require_rows_fit
 from posenc_jax._jax import checks, errors, sharding
 from posenc_jax._jax.arrays import align, compute_dtype
 from posenc_jax._jax.errors import public, require
@@ -134,11 +134,11 @@ def _parse_camera(name: str, value: Any, n: int, x: jax.Array, heads: tuple[int,
     """A float array (..., n, n) whose leading axes broadcast to the rows of x."""
     camera = checks.floats(name, value, (..., str(n), str(n)), static_axes=(-2, -1))
     fits = camera.dtype.itemsize >= 4
-    errors.require_type(fits, name, f"float32 of shape (..., {n}, {n}), because 16 bits lose places", value)
+    errors.require_type(fits, name, f"float32 of shape (..., {n}, {n}), because 16 bits are too coarse", value)
     require(camera.shape[-2:] == (n, n), "{} must have shape (..., {}, {}), got {}", name, n, n, camera.shape)
     for axis in (-2, -1):
         checks.unsharded(name, camera, axis)
-    fits_beside(name, camera, "x", x, "x without its head axis and its last", heads, own_axes=2)
+    require_rows_fit(name, camera, "x", x, "x without its head axis and its last", heads, own_axes=2)
     return camera
 
 
@@ -153,18 +153,18 @@ def _check_rigid(extrinsics: jax.Array) -> None:
         return
     rotation = values[..., :3, :3]
     with np.errstate(all="ignore"):
-        off = np.abs(rotation.swapaxes(-1, -2) @ rotation - np.eye(3)).max((-2, -1), initial=0)
+        error = np.abs(rotation.swapaxes(-1, -2) @ rotation - np.eye(3)).max((-2, -1), initial=0)
     message = "extrinsics must be rigid, RᵀR = 1 to {}, got a rotation that is off by {:.2g}"
-    require((off <= _TOLERANCE).all(), message, _TOLERANCE, off.max(initial=0))
+    require((error <= _TOLERANCE).all(), message, _TOLERANCE, error.max(initial=0))
     last = np.abs(values[..., 3, :] - np.eye(4)[3]).max(initial=0)
     require(last <= _TOLERANCE, "extrinsics must end with the row (0, 0, 0, 1), got one that is off by {:.2g}", last)
-    far = np.abs(values[..., :3, 3]).max(-1, initial=0)
-    require(np.isfinite(far).all(), "extrinsics must be finite, got a translation that is not")
+    distance = np.abs(values[..., :3, 3]).max(-1, initial=0)
+    require(np.isfinite(distance).all(), "extrinsics must be finite, got a translation that is not")
     message = "extrinsics must be rigid to {} of their translation, got a rotation that is off by {:.2g} at {:.3g}"
-    worst = (off * far).argmax() if off.size else 0
-    require(
-        not off.size or (off * far).flat[worst] <= _TOLERANCE, message, _TOLERANCE, off.flat[worst], far.flat[worst]
-    )
+    if error.size:
+        worst = (error * distance).argmax()
+        fits = (error * distance).flat[worst] <= _TOLERANCE
+        require(fits, message, _TOLERANCE, error.flat[worst], distance.flat[worst])
 
 
 def _check_triangular(intrinsics: jax.Array, size: Any) -> None:

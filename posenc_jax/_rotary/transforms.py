@@ -20,7 +20,7 @@ from jax import lax
 
 from posenc_jax._jax import workarounds
 from posenc_jax._jax.arrays import align, compute_dtype
-from posenc_jax._jax.bilinear import bilinear_jvp, bind, broadcast_axes, broadcasting, sum_to
+from posenc_jax._jax.bilinear import bilinear_jvp, bind, broadcast_axes, broadcasting_primitive, sum_to
 from posenc_jax._jax.primitives import set_jvp, set_transpose, unknown
 from posenc_jax._jax.workarounds import Target, compiled
 
@@ -109,6 +109,8 @@ PROGRAMS = {
     "rocm": functools.partial(_by_columns, target=workarounds.GPU),
     "tpu": _by_shifts,
 }
-_transform = broadcasting("groups", PROGRAMS, parameters=("width", "result"), dtype=lambda x, *, result, **_: result)
+_transform = broadcasting_primitive(
+    "groups", PROGRAMS, parameters=("width", "result"), dtype=lambda x, *, result, **_: result
+)
 set_jvp(_transform, _jvp)
 set_transpose(_transform, _transpose)

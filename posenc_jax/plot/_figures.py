@@ -77,7 +77,7 @@ def columns(
     *,
     title: str = "Single features against position",
 ) -> Figure:
-    """Columns of a table plotted against position: fast waves in the first features, slow waves in the last.
+    """Columns of a table plotted against position: high frequencies in the first features, low ones in the last.
 
     Args:
       table: as for `heatmap`.
