@@ -203,14 +203,14 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
     """
     checks.layout("layout", layout)
     _check_floats("x", x)
-    dim, wide = x.shape[-1] if x.shape else 0, x.astype(compute_dtype(x))
+    dim, members = x.shape[-1] if x.shape else 0, x.astype(compute_dtype(x))
     require(dim and dim % 2 == 0, "x must have an even number of features, got shape {}", x.shape)
     for name, each in (("cosine", cosine), ("sine", sine)):
-        _check_floats(name, each, wide.dtype)
+        _check_floats(name, each, members.dtype)
         fits = each.shape[-1:] == (dim,)
         require(fits, "{} must have {} columns, one for each feature, got shape {}", name, dim, each.shape)
         checks.broadcastable(name, each.shape, "x", x.shape)
-    operands = wide, _partners(wide, layout), jnp.broadcast_to(cosine, x.shape), jnp.broadcast_to(sine, x.shape)
+    operands = members, _partners(members, layout), jnp.broadcast_to(cosine, x.shape), jnp.broadcast_to(sine, x.shape)
     # In interpret mode, the compiler of a CPU or a GPU could contract a product and the sum to an FMA.
     rounded, plain = (functools.partial(two_products, target=target) for target in (workarounds.GPU, workarounds.TPU))
     y = lax.platform_dependent(*operands, cpu=rounded, cuda=rounded, rocm=rounded, default=plain)
@@ -219,8 +219,8 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
 
 def _check_floats(name: str, x: Any, dtype: Any = None) -> None:
     """Raises unless x is a tile of floats, of this dtype if one is given."""
-    found = getattr(x, "dtype", np.bool_) if hasattr(x, "shape") else np.bool_
-    fits = jnp.issubdtype(found, jnp.floating) and dtype in (None, found)
+    x_dtype = getattr(x, "dtype", np.bool_) if hasattr(x, "shape") else np.bool_
+    fits = jnp.issubdtype(x_dtype, jnp.floating) and dtype in (None, x_dtype)
     require_type(fits, name, "a float tile" if dtype is None else f"a {np.dtype(dtype)} tile", x)
 
 
@@ -230,13 +230,13 @@ def _partners(x: jax.Array, layout: Layout) -> jax.Array:
     if layout == "half" and dim >= _LANES:
         return jnp.roll(x, dim // 2, last)
 
-    def moved(x: jax.Array) -> jax.Array:
+    def partners(x: jax.Array) -> jax.Array:
         lane = lax.broadcasted_iota(np.int32, x.shape, last)
         half = np.int32(dim // 2)
         source = lane ^ np.int32(1) if layout == "interleaved" else jnp.where(lane < half, lane + half, lane - half)
         return jnp.take_along_axis(x, source, last, mode="promise_in_bounds")
 
-    parts = [moved(lax.slice_in_dim(x, i, min(i + _LANES, dim), axis=last)) for i in range(0, dim, _LANES)]
+    parts = [partners(lax.slice_in_dim(x, i, min(i + _LANES, dim), axis=last)) for i in range(0, dim, _LANES)]
     return lax.concatenate(parts, last)
 
 
@@ -275,8 +275,8 @@ def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Arra
     for name, tile, dtype in (("x2", x2, x1.dtype), ("cosine", cosine, None), ("sine", sine, None)):
         _check_floats(name, tile, dtype or compute_dtype(x1))
         require(tile.shape == x1.shape, "{} must have the shape of x1, {}, got {}", name, x1.shape, tile.shape)
-    wide1, wide2 = (x.astype(compute_dtype(x1)) for x in (x1, x2))
-    y1, y2 = rotate_members(wide1, wide2, (sine, cosine), workarounds.GPU)
+    member1, member2 = (x.astype(compute_dtype(x1)) for x in (x1, x2))
+    y1, y2 = rotate_members(member1, member2, (sine, cosine), workarounds.GPU)
     return y1.astype(x1.dtype), y2.astype(x1.dtype)
 
 

@@ -144,44 +144,7 @@ def resize_table(
     $$
 
     and at 0 if $n = 1$. By the first formula rows are at the centres of equal cells; by the second the first and the
-    last row stay where they are. In PyTorch this is
-
-    | PyTorch | here |
-    | --- | --- |
-    | `interpolate` "bilinear", antialias=True | "linear" |
-    | `interpolate` "bilinear" | "linear", antialias=False |
-    | `interpolate` "bilinear", align_corners=True | "linear", antialias=False, align_corners=True |
-    | `interpolate` "bicubic", antialias=True; timm's `resample_abs_pos_embed` | "cubic" |
-    | `interpolate` "bicubic" | "torch_cubic", antialias=False |
-    | `interpolate` "bicubic", align_corners=True | "torch_cubic", antialias=False, align_corners=True |
-    | `grid_sample` at these places, padding_mode="border" | as `interpolate` without antialias |
-    | `grid_sample` at these places, padding_mode="zeros" | the same with zeros_outside=True |
-
-    where `interpolate` and `grid_sample` have align_corners=False and antialias=False unless the table says otherwise,
-    and "linear" and "bilinear" stand for any number of axes.
-
-    Args:
-      table: floats of shape (length, dim), or (height, width, dim) and so on for a grid.
-      shape: the new length, or the new grid with one entry for each axis of the table before the last.
-      method: "linear"; "cubic", Keys' kernel with a = −½; or "torch_cubic", a = −¾.
-      antialias: whether shrinking averages rows, over a kernel that is wider by $L/n$. Must be False for "torch_cubic",
-        align_corners and zeros_outside.
-      align_corners: whether the first and the last row stay where they are. Not for "cubic".
-      zeros_outside: whether the rows before the first and after the last are zeros, so that the border of a larger
-        table fades. If not, "torch_cubic" repeats the first and the last row, and the other methods share their weight
-        among the rows that exist. Not for "cubic".
-      size_offset: $o$, from 0 to below 1, which is added to $n$ in the first formula. The authors of DINO and DINOv2
-        resize by the factor $(n + 0.1)/L$: for their tables it is 0.1. Not for antialias, align_corners and "cubic".
-
-    Returns:
-      The table, of shape (*shape, dim) and its dtype, computed in at least float32. The same shape gives the same bits,
-      unless there is a size_offset. A NaN or an infinity in the table spreads to all rows.
-
-    Raises:
-      TypeError: if table is not a float array, or shape is not integers.
-      ValueError: if shape does not have one positive entry for each axis before the last, if method is unknown, if
-        antialias is True with "torch_cubic", align_corners or zeros_outside, if "cubic" is with one of these two, or if
-        size_offset is not from 0 to below 1, or not 0 with antialias, align_corners or "cubic".
+    last row stay where they are.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -198,6 +161,37 @@ def resize_table(
       >>> pe.resize_table(jnp.zeros((14, 14, 384)), (16, 24)).shape
       (16, 24, 384)
 
+    Args:
+      table: floats of shape (length, dim), or (height, width, dim) and so on for a grid.
+      shape: the new length, or the new grid with one entry for each axis of the table before the last.
+      method: "linear"; "cubic", Keys' kernel with a = −½; or "torch_cubic", a = −¾.
+      antialias: whether shrinking averages rows, over a kernel that is wider by $L/n$. Must be False for "torch_cubic",
+        align_corners and zeros_outside.
+      align_corners: whether the first and the last row stay where they are. Not for "cubic".
+      zeros_outside: whether the rows before the first and after the last are zeros, so that the border of a larger
+        table fades. Not for "cubic".
+      size_offset: $o$, from 0 to below 1, which is added to $n$ in the first formula. Not for antialias, align_corners
+        and "cubic".
+
+    Returns:
+      The table, of shape (*shape, dim) and its dtype.
+
+    Raises:
+      TypeError: if table is not a float array, or shape is not integers.
+      ValueError: if shape does not have one positive entry for each axis before the last, if method is unknown, if
+        antialias is True with "torch_cubic", align_corners or zeros_outside, if "cubic" is with one of these two, or if
+        size_offset is not from 0 to below 1, or not 0 with antialias, align_corners or "cubic".
+
+    Notes:
+      - Computed in at least float32. The same shape gives the same bits, unless there is a size_offset. A NaN or an
+        infinity in the table spreads to all rows.
+      - Without zeros_outside, "torch_cubic" repeats the first and the last row beyond the border, and the other methods
+        share their weight among the rows that exist.
+
+    See Also:
+      The guide to learned tables, section "What PyTorch calls it": the arguments for each mode of `interpolate` and
+      `grid_sample`, and for the tables of DINO and DINOv2.
+
     Reference:
       Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, section 3.2; Keys, "Cubic Convolution Interpolation for
       Digital Image Processing", 1981, equation 8.
@@ -205,20 +199,16 @@ def resize_table(
     checks.one_of("method", method, ("linear", "cubic", "torch_cubic"))
     antialias, align_corners = checks.flag("antialias", antialias), checks.flag("align_corners", align_corners)
     zeros_outside = checks.flag("zeros_outside", zeros_outside)
-    aliased = method != "torch_cubic" or not antialias
-    require(aliased, "antialias must be False for method='torch_cubic'; PyTorch's antialiased bicubic is 'cubic'")
+    fits = method != "torch_cubic" or not antialias
+    require(fits, "antialias must be False for method='torch_cubic'; PyTorch's antialiased bicubic is 'cubic'")
     for name, flag in (("align_corners", align_corners), ("zeros_outside", zeros_outside)):
         require(not (flag and antialias), "antialias must be False for {}=True, got True", name)
         fits = not (flag and method == "cubic")
         require(fits, "method must be 'linear' or 'torch_cubic' for {}=True, got 'cubic'", name)
     size_offset = checks.number("size_offset", size_offset)
     require(0 <= size_offset < 1, "size_offset must be from 0 to below 1, got {}", size_offset)
-    offsets = method != "cubic" and not antialias and not align_corners
-    require(
-        offsets or not size_offset,
-        "size_offset must be 0 with antialias, align_corners or 'cubic', got {}",
-        size_offset,
-    )
+    fits = not size_offset or method != "cubic" and not antialias and not align_corners
+    require(fits, "size_offset must be 0 with antialias, align_corners or 'cubic', got {}", size_offset)
     table = checks.floats("table", table, ("length", "dim"))
     entries: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
     grid = tuple(checks.positive_int("each entry of shape", n) for n in entries)
@@ -226,8 +216,8 @@ def resize_table(
     if len(grid) != table.ndim - 1:
         raise invalid(f"shape must have {table.ndim - 1} entries for a table of shape {table.shape}, got {grid}")
     require(math.prod(grid) < 2**31, "shape must have fewer than 2³¹ rows, got {}", grid)
-    how = {"antialias": antialias, "align_corners": align_corners, "zeros_outside": zeros_outside}
-    return _resize_table(table, grid=grid, method=method, **how, size_offset=size_offset)
+    flags = {"antialias": antialias, "align_corners": align_corners, "zeros_outside": zeros_outside}
+    return _resize_table(table, grid=grid, method=method, **flags, size_offset=size_offset)
 
 
 @compiled(
@@ -246,15 +236,15 @@ def _resize_table(
     x = table.astype(compute_dtype(table))
     if method == "torch_cubic" or align_corners or zeros_outside or size_offset:
         for axis, length in enumerate(grid):
-            places = _places(x.shape[axis], length, align_corners, size_offset)
-            x = _sampled(x, axis, *(_linear if method == "linear" else _torch_cubic)(*places), zeros_outside)
+            samples = _sampled_rows(x.shape[axis], length, align_corners, size_offset)
+            x = _sampled(x, axis, *(_linear if method == "linear" else _torch_cubic)(*samples), zeros_outside)
     else:
         precision = jax.lax.Precision.HIGHEST
         x = jax.image.resize(x, (*grid, table.shape[-1]), method, antialias=antialias, precision=precision)
     return x.astype(table.dtype)
 
 
-def _places(old: int, length: int, align_corners: bool, size_offset: float) -> tuple[np.ndarray, np.ndarray]:
+def _sampled_rows(old: int, length: int, align_corners: bool, size_offset: float) -> tuple[np.ndarray, np.ndarray]:
     """Where each of `length` new rows samples the old ones: a whole number, exact, and a fraction."""
     j = np.arange(length)
     if align_corners:
@@ -267,12 +257,12 @@ def _places(old: int, length: int, align_corners: bool, size_offset: float) -> t
 
 
 def _linear(whole: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows on either side of each place, and their weights."""
+    """The rows on either side of each sample, and their weights."""
     return np.stack([whole, whole + 1]), np.stack([1 - rest, rest])
 
 
 def _torch_cubic(whole: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The four rows about each place, and their weights by Keys' kernel with a = −¾."""
+    """The four rows around each sample, and their weights by Keys' kernel with a = −¾."""
     taps = np.arange(-1, 3)[:, None]
     d = np.abs(taps - rest)
     weights = np.where(d <= 1, (1.25 * d - 2.25) * d * d + 1, -0.75 * (((d - 5) * d + 8) * d - 4))
@@ -281,10 +271,10 @@ def _torch_cubic(whole: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def _sampled(x: jax.Array, axis: int, rows: np.ndarray, weights: np.ndarray, zeros_outside: bool) -> jax.Array:
     """Weighted sums of rows along an axis of x; rows outside are zeros, or repeat the first and the last."""
-    old = x.shape[axis]
+    length = x.shape[axis]
     if zeros_outside:
-        weights = np.where((rows >= 0) & (rows < old), weights, 0)
-    sources, weights = np.clip(rows, 0, old - 1).astype(np.int32), weights.astype(x.dtype)
-    row = jax.lax.broadcasted_iota(jnp.int32, (old, rows.shape[1]), 0)
-    matrix = sum(jnp.where(row == i[None], w[None], 0) for i, w in zip(sources, weights, strict=True))
+        weights = np.where((rows >= 0) & (rows < length), weights, 0)
+    rows, weights = np.clip(rows, 0, length - 1).astype(np.int32), weights.astype(x.dtype)
+    row = jax.lax.broadcasted_iota(jnp.int32, (length, rows.shape[1]), 0)
+    matrix = sum(jnp.where(row == i[None], w[None], 0) for i, w in zip(rows, weights, strict=True))
     return jnp.moveaxis(jnp.tensordot(x, matrix, (axis, 0), precision="highest"), -1, axis)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import jax
+from jax.errors import InconclusiveDimensionOperation
 
 from posenc_jax._frequencies.frequencies import AnyFrequencies
 from posenc_jax._frequencies.parser import (
@@ -56,8 +57,8 @@ def parse_shift(
         checks.unsharded("encodings", encodings)
     # To `parse_positions_of`, None means 0, 1, …
     errors.require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
-    rows_of = "encodings without their last axis"
-    offset = parse_positions_of("offset", offset, "encodings", encodings, frequencies, rows_of, shared=True)
+    rows_name = "encodings without their last axis"
+    offset = parse_positions_of("offset", offset, "encodings", encodings, frequencies, rows_name, shared=True)
     return encodings, cast(jax.Array, offset), frequencies
 
 
@@ -123,7 +124,7 @@ def _first_rows(x: jax.Array, table: jax.Array) -> None:
     length, seq = table.shape[0], x.shape[-2]
     try:
         longer = bool(seq > length)
-    except Exception:  # InconclusiveDimensionOperation, whose import brings in Pallas
+    except InconclusiveDimensionOperation:  # a symbolic size, without a constraint that decides
         size = f"of known size, or with a constraint such as 'seq <= {length}'"
         raise invalid(f"x must have a sequence {size}, got shape {x.shape}") from None
     require(not longer, "table of {} rows is too small for a sequence of {}", length, seq)

@@ -59,8 +59,8 @@ def rotation_matrix(
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> M = pe.rotation_matrix(5, 8)
-      >>> moved = jnp.matmul(M, pe.sinusoidal(3, 8), precision="highest")
-      >>> bool(jnp.allclose(moved, pe.sinusoidal(8, 8), atol=5e-7))
+      >>> shifted = jnp.matmul(M, pe.sinusoidal(3, 8), precision="highest")
+      >>> bool(jnp.allclose(shifted, pe.sinusoidal(8, 8), atol=5e-7))
       True
 
     Reference:

@@ -35,9 +35,9 @@ def sinusoidal(
     Args:
       positions: integers or float32 of shape (...,), or (..., axes) if the frequencies use several axes. The unit is
         one token. Float arrays are taken at their exact values; with x64, float64 too. Without x64, a NumPy float64
-        array is read exactly if all its values are integers. Otherwise it is rounded to float32, and refused if that
+        array is read exactly if all its values are integers. Otherwise it is rounded to float32, and rejected if that
         moves a position by more than 0.001, such as 10⁹ + ½. The same holds for a Python float. Floats of 16 bits or
-        fewer are refused, because they skip integers: in bfloat16, 257 becomes 256.
+        fewer are rejected, because they skip integers: in bfloat16, 257 becomes 256.
       frequencies: `Frequencies`, an int (a width: `geometric(width)`), or a float array of angular frequencies of
         shape (num_pairs,), learned or traced. The encoding is differentiable in such an array and in float positions.
         NumPy's float64 is taken at its exact values, as `Frequencies` are.
@@ -138,8 +138,8 @@ def _add_sinusoidal(
     *,
     layout: Layout,
 ) -> jax.Array:
-    places = align(sharding.count_along(x, x.ndim - 2) if positions is None else positions, x.ndim)
-    encoding = _encoding_of(x, Angles(places, frequencies), layout).astype(compute_dtype(x))
+    positions = align(sharding.count_along(x, x.ndim - 2) if positions is None else positions, x.ndim)
+    encoding = _encoding_of(x, Angles(positions, frequencies), layout).astype(compute_dtype(x))
     scaled = x.astype(encoding.dtype)
     if scale is not None:
         scaled = product(scale.astype(encoding.dtype), scaled)

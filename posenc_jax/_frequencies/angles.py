@@ -23,7 +23,7 @@ from posenc_jax._numerics.sines import sine, sine_float32
 class Angles(NamedTuple):
     """The angles Σ ω·p + start over the axes of positions; `apply_rotation` takes them without a start."""
 
-    positions: Any  # integers or floats (..., axes); None for 0, 1, …, until they have their place
+    positions: Any  # integers or floats (..., axes); None for 0, 1, …, until they are counted
     frequencies: AnyFrequencies  # an array has shape (..., axes·pairs), one axis after the other
     start: Any = None  # the angles at position 0, floats (..., pairs) of positions' rank; None for 0
 
@@ -52,7 +52,7 @@ class SinCosTable(NamedTuple):
 
 
 def is_shared(x: jax.Array, angles: Angles | SinCosTable) -> bool:
-    """Whether at least four vectors of x share each of their waves, so that a table of waves pays."""
+    """Whether at least four vectors of x share each of the angles, so that a table of sines and cosines pays."""
     rows = lax.broadcast_shapes(*(array.shape[:-1] for array in jax.tree.leaves(angles)))
     sizes = zip(x.shape[:-1], rows, strict=False)
     return math.prod(n for n, m in sizes if m == 1 and isinstance(n, int)) >= 4
@@ -76,17 +76,17 @@ def expand(x: Any, layout: Layout, dim: int, margin: tuple[int, int] = (0, 0)) -
     return (np if isinstance(x, np.ndarray) else jnp).pad(twice, around) if any(margin) else twice
 
 
-def _columns(angles: Angles, of_pairs: Callable[[Any], Any], quarter: Any) -> jax.Array:
-    """The sine of ω·p + quarter·π/2 in each column; `of_pairs` maps one entry per pair to one entry per column."""
+def _columns(angles: Angles, to_columns: Callable[[Any], Any], quarter: Any) -> jax.Array:
+    """The sine of ω·p + quarter·π/2 in each column; `to_columns` maps one entry per pair to one entry per column."""
     positions, frequencies, start = angles
-    start = None if start is None else of_pairs(start)
+    start = None if start is None else to_columns(start)
     if not isinstance(frequencies, Frequencies):
         axes = positions.shape[-1]
         angulars = [frequencies] if axes == 1 else jnp.split(frequencies, axes, axis=-1)
-        return sine(positions, [of_pairs(angular) for angular in angulars], quarter, start)
-    pair = of_pairs(np.arange(1, frequencies.num_pairs + 1))  # 0 for a column without a pair
-    of_pair = (0, *frequencies.cycles)
-    cycles = tuple(of_pair[i] for i in pair)
+        return sine(positions, [to_columns(angular) for angular in angulars], quarter, start)
+    pair = to_columns(np.arange(1, frequencies.num_pairs + 1))  # 0 for a column without a pair
+    cycles_by_pair = (0, *frequencies.cycles)
+    cycles = tuple(cycles_by_pair[i] for i in pair)
     coordinate = coordinates(positions, np.pad(np.array(frequencies.axes), (1, 0))[pair])
     compute = sine if frequencies.precision == "exact" else sine_float32
     result = compute(coordinate, cycles, quarter, start)
@@ -101,21 +101,21 @@ def features(
 
     Args:
       angles: of dim features.
-      layout: which columns hold the two waves of a pair.
-      quarter: (dim,), which wave of its pair each feature is, sin(ω·p + quarter·π/2); None for sines and cosines.
+      layout: which columns hold the sine and the cosine of a pair.
+      quarter: (dim,), makes each feature sin(ω·p + quarter·π/2) of its pair; None for sines and cosines.
       margin: the number of columns without a frequency to add before and after.
     """
     dim = angles.dim
     if quarter is None:
         quarter = np.arange(dim) % 2 if layout == "interleaved" else np.arange(dim) // ((dim + 1) // 2)
-    of_pairs = functools.partial(expand, layout=layout, dim=dim, margin=margin)
-    if isinstance(angles, SinCosTable):  # of one wave in all columns
-        return of_pairs(pair_sines(angles, quarter[0]))
-    return _columns(angles, of_pairs, np.pad(quarter, margin))
+    to_columns = functools.partial(expand, layout=layout, dim=dim, margin=margin)
+    if isinstance(angles, SinCosTable):  # all columns are sines, or all are cosines
+        return to_columns(pair_sines(angles, quarter[0]))
+    return _columns(angles, to_columns, np.pad(quarter, margin))
 
 
 def pair_sines(angles: Angles | SinCosTable, quarter: np.integer) -> jax.Array:
-    """One wave of each pair, sin(ω·p + quarter·π/2), float32 (..., num_pairs)."""
+    """sin(ω·p + quarter·π/2) of each pair, the sine or the cosine, float32 (..., num_pairs)."""
     if isinstance(angles, SinCosTable):
         return jnp.split(angles.table, 2, axis=-1)[quarter]
     return _columns(angles, lambda x: x, quarter)

@@ -68,27 +68,27 @@ def axial(
 def _parse_axes(frequencies: Any, num_axes: Any, base: Any) -> list[Frequencies]:
     """The spectrum of each coordinate, of even width."""
     if isinstance(frequencies, (Sequence, np.ndarray)) and not isinstance(frequencies, (str, bytes)):
-        given = checks.sequence("frequencies", frequencies, "Frequencies or widths, one for each coordinate")
-        require(given, "frequencies must hold a spectrum for each coordinate, got none")
+        spectra = checks.sequence("frequencies", frequencies, "Frequencies or widths, one for each coordinate")
+        require(spectra, "frequencies must hold a spectrum for each coordinate, got none")
         message = "num_axes must not be given with a sequence of {} spectra, one for each coordinate, got {!r}"
-        require(num_axes is None, message, len(given), num_axes)
-        return [_parse_axis(f"frequencies[{i}]", one, base) for i, one in enumerate(given)]
+        require(num_axes is None, message, len(spectra), num_axes)
+        return [_parse_axis(f"frequencies[{i}]", spectrum, base) for i, spectrum in enumerate(spectra)]
     require(num_axes is not None, "num_axes must be given, unless frequencies is a sequence, got None")
-    num_axes, one = checks.size("num_axes", num_axes), frequencies
+    num_axes, spectrum = checks.size("num_axes", num_axes), frequencies
     if not isinstance(frequencies, Frequencies):
-        one = checks.integer("frequencies (a width)", frequencies, 0)
+        width = checks.integer("frequencies (a width)", frequencies, 0)
         message = "frequencies (a width) must be a multiple of 2·num_axes = {}, got {}"
-        require(one % (2 * num_axes) == 0, message, 2 * num_axes, one)
-        one //= num_axes
-    return [_parse_axis("frequencies", one, base)] * num_axes
+        require(width % (2 * num_axes) == 0, message, 2 * num_axes, width)
+        spectrum = width // num_axes
+    return [_parse_axis("frequencies", spectrum, base)] * num_axes
 
 
-def _parse_axis(name: str, one: Any, base: Any) -> Frequencies:
-    """The spectrum of one coordinate, of even width."""
-    if isinstance(one, Frequencies):
+def _parse_axis(name: str, spectrum: Any, base: Any) -> Frequencies:
+    """The spectrum of one coordinate, of even width, from Frequencies or a width."""
+    if isinstance(spectrum, Frequencies):
         require(base is None, "base must not be given with Frequencies, which have their own, got {!r}", base)
-        return one_axis(parse_static(one, even=True))
-    width = checks.size(f"{name} (a width)", one, 0)
+        return one_axis(parse_static(spectrum, even=True))
+    width = checks.size(f"{name} (a width)", spectrum, 0)
     require(width % 2 == 0, "{} (a width) must be even, got {}", name, width)
     return from_base(width, 10_000.0 if base is None else base)
 
@@ -97,7 +97,8 @@ def _parse_axis(name: str, one: Any, base: Any) -> Frequencies:
 def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> Frequencies:
     r"""Joins spectra: the pairs of the first, then those of the second, ….
 
-    With `axial`, `multi_section` and a choice of pairs, `f[::2]`, it spells any assignment of pairs to coordinates.
+    With `axial`, `multi_section` and a choice of pairs, `f[::2]`, it can express any assignment of pairs to
+    coordinates.
 
     Args:
       *frequencies: the spectra in order, as Frequencies of even width, or as int widths for `geometric(width)`.
@@ -127,7 +128,7 @@ def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> 
       Kong et al., "HunyuanVideo: A Systematic Framework for Large Video Generative Models", 2024, whose RoPE has
       channels for time, height and width side by side.
     """
-    parts = [parse_static(one, even=True) for one in frequencies]
+    parts = [parse_static(spectrum, even=True) for spectrum in frequencies]
     require(parts, "frequencies must hold at least one spectrum, got none")
     first = (0,) * len(parts)
     if axes is not None:
@@ -167,7 +168,7 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
     Args:
       frequencies: Frequencies with one axis, or an int width for `geometric(width)`.
       sections: how many pairs each coordinate (time, height, width) drives; positive integers that sum to the number
-        of pairs. A section of 0 is refused: `Frequencies` know a coordinate by the pairs that it drives.
+        of pairs. A section of 0 is rejected: `Frequencies` know a coordinate by the pairs that it drives.
       interleaved: whether to deal the pairs out in turn (Qwen3-VL) rather than in contiguous blocks (Qwen2-VL).
 
     Returns:
@@ -196,8 +197,8 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
     if checks.flag("interleaved", interleaved):
         axes = tuple(i % n if i < n * sections[i % n] else 0 for i in range(pairs))
         dealt = tuple(axes.count(axis) for axis in range(n))
-        # A coordinate can run out of places before its section is complete.
+        # A coordinate can run out of pairs before its section is complete.
         if dealt != sections:
-            message = "sections must leave each its share when the pairs are dealt out in turn"
-            raise invalid(f"{message}, got {sections}, of which {dealt} found a place")
+            message = "sections must give each coordinate its pairs when they are dealt out in turn"
+            raise invalid(f"{message}, got {sections}, which deals out {dealt}")
     return dataclasses.replace(frequencies, axes=axes)

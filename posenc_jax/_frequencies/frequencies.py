@@ -160,8 +160,8 @@ class Frequencies:
                     f"index must be a slice of integers, with a step other than 0, got {index!r:.60}"
                 ) from error
         else:
-            named = checks.sequence("index", index, "integers, or a slice")
-            chosen = [checks.integer(f"index[{i}]", pair) for i, pair in enumerate(named)]
+            indices = checks.sequence("index", index, "integers, or a slice")
+            chosen = [checks.integer(f"index[{i}]", pair) for i, pair in enumerate(indices)]
             fits = all(-self.num_pairs <= pair < self.num_pairs for pair in chosen)
             require(fits, "index must name pairs below {}, got {}", self.num_pairs, chosen)
         cycles, axes = (tuple(values[pair] for pair in chosen) for values in (self.cycles, self._axes))
@@ -195,11 +195,11 @@ def _cycles(angular: Decimal) -> int:
 
 def cycles_of(name: str, angular: Any) -> tuple[int, ...]:
     """A sequence of ω at their exact values, in units of 2⁻¹²⁸ cycle."""
-    given = checks.sequence(name, angular, "numbers")
-    for w in (angular, *given):
+    values = checks.sequence(name, angular, "numbers")
+    for w in (angular, *values):
         checks.refuse_narrow_frequencies(name, w)
-    values = [checks.number(name, w) for w in given]
-    return limited(name, angular, tuple(_cycles(Decimal(w)) for w in values))
+    numbers = [checks.number(name, w) for w in values]
+    return limited(name, angular, tuple(_cycles(Decimal(w)) for w in numbers))
 
 
 @functools.lru_cache(maxsize=256)

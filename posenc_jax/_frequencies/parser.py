@@ -38,11 +38,11 @@ def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False, ndim
         return frequencies
     expected = "Frequencies, an integer width or a float array of angular frequencies"
     require_type(isinstance(frequencies, (jax.Array, np.ndarray)), "frequencies", expected, frequencies)
-    wide = checks.needs_x64(frequencies)
-    x: Any = frequencies if wide else checks.array("frequencies", frequencies, checks.FREQUENCIES)
+    needs_x64 = checks.needs_x64(frequencies)
+    x: Any = frequencies if needs_x64 else checks.array("frequencies", frequencies, checks.FREQUENCIES)
     shapes, fits = " or ".join(SHAPES[:ndim]), 1 <= x.ndim <= ndim and all(n != 0 for n in x.shape[:-1])
     require(fits, "frequencies as an array must have shape {}, got {}", shapes, x.shape)
-    if wide:
+    if needs_x64:
         message = "frequencies must be float32 if they have several axes and jax_enable_x64 is off, got {}"
         require(x.ndim == 1, message, errors.describe(x))
         return Frequencies(cycles_of("frequencies", x), 2 * x.size)
@@ -57,8 +57,8 @@ def parse_static(frequencies: Any, *, even: bool = False) -> Frequencies:
     frequencies, expected = unwrap_array(frequencies), "Frequencies or an integer width"
     if isinstance(frequencies, (jax.Array, np.ndarray)):
         raise wrong_type(f"frequencies must be {expected}, got an array")
-    known = isinstance(frequencies, (Frequencies, int, np.integer)) and not isinstance(frequencies, bool)
-    require_type(known, "frequencies", expected, frequencies)
+    fits = isinstance(frequencies, (Frequencies, int, np.integer)) and not isinstance(frequencies, bool)
+    require_type(fits, "frequencies", expected, frequencies)
     return cast(Frequencies, parse(frequencies, even=even))
 
 
@@ -80,8 +80,8 @@ def parse_positions(name: str, positions: Any, frequencies: AnyFrequencies) -> j
     """Converts positions to integers or floats (..., num_axes), whose last axis holds the coordinates."""
     positions = checks.array(name, positions)
     if not isinstance(frequencies, Frequencies):
-        places, pairs = (jax.typeof(x).sharding.spec for x in (positions, frequencies))
-        checks.sharded_together({name: (*places, None), "frequencies": pairs[-1:]})
+        spec, frequencies_spec = (jax.typeof(x).sharding.spec for x in (positions, frequencies))
+        checks.sharded_together({name: (*spec, None), "frequencies": frequencies_spec[-1:]})
     num_axes = num_axes_of(frequencies)
     if num_axes == 1:
         if not isinstance(positions, jax.Array):  # stays NumPy's: JAX would compile a program for each shape
@@ -139,7 +139,7 @@ def parse_positions_of(
     x_name: str,
     x: jax.Array,
     frequencies: AnyFrequencies,
-    rows_of: str,
+    rows_name: str,
     *,
     heads: tuple[int, ...] = (),
     shared: bool = False,
@@ -147,7 +147,8 @@ def parse_positions_of(
 ) -> jax.Array | None:
     """Positions (..., axes) that broadcast to x without its last axis and its head axes; None if they are counted.
 
-    `shared` allows one for a whole sequence, as an offset is, and None for one token; `hint` ends the error for one.
+    `shared` allows one position for a whole sequence, as an offset is, and None for one token; `hint` ends the error
+    about such a position.
     """
     rows = shape_of_rows(x, heads)
     if positions is None:
@@ -158,12 +159,12 @@ def parse_positions_of(
         if not shared:
             refuse_no_position(name, x_name, x, rows)
         return None
-    _refuse_two_readings(name, unwrap_array(positions), rows, num_axes_of(frequencies))
-    width = f"; for a width, pass frequencies={positions}" if type(positions) is int else ""
+    _refuse_ambiguous_axes(name, unwrap_array(positions), rows, num_axes_of(frequencies))
+    width_hint = f"; for a width, pass frequencies={positions}" if type(positions) is int else ""
     positions = parse_positions(name, positions, frequencies)
-    fits_beside(name, positions, x_name, x, rows_of, heads)
+    require_rows_fit(name, positions, x_name, x, rows_name, heads)
     if not shared:
-        refuse_one_position(name, positions.shape[:-1], x_name, rows, hint + width, axes=positions.shape[-1])
+        refuse_one_position(name, positions.shape[:-1], x_name, rows, hint + width_hint, axes=positions.shape[-1])
     return positions
 
 
@@ -183,15 +184,15 @@ def refuse_one_position(
     axes: int = 1,
     positions: str = "",
 ) -> None:
-    """Raises if positions of this shape, without coordinates, put all vectors of a sequence at one place."""
+    """Raises if positions of this shape, without coordinates, give all vectors of a sequence one position."""
     if rows and isinstance(rows[-1], int) and rows[-1] > 1 and shape[-1:] in ((), (1,)):
         shape, target = ((*each, axes) if axes > 1 else each for each in (shape, rows))
         ways = f"if they share it, use jnp.broadcast_to({positions or name}, {target}){hint}"
         raise invalid(f"{name} must not be one for all {rows[-1]} vectors of {x_name}, got shape {shape}: {ways}")
 
 
-def _refuse_two_readings(name: str, positions: Any, rows: tuple[int, ...], axes: int) -> None:
-    """Raises if a last axis may be that of coordinates, or that of one position for each row; or if a first axis is."""
+def _refuse_ambiguous_axes(name: str, positions: Any, rows: tuple[int, ...], axes: int) -> None:
+    """Raises if the last axis may hold coordinates or one position for each row, or if the first holds coordinates."""
     shape = getattr(positions, "shape", ())
     if axes == 1 or shape[-1:] not in ((1,), (axes,)):
         return
@@ -199,11 +200,11 @@ def _refuse_two_readings(name: str, positions: Any, rows: tuple[int, ...], axes:
         "{} of shape {} must have {} axes with frequencies of {} axes, the last for the coordinates; pass "
         "{}[..., None] if all coordinates are equal, as those of text are"
     )
-    by_row = math.prod(shape) != 1 and checks.broadcasts(shape, rows)
-    require(not by_row, message, name, shape, len(rows) + 1, axes, name)
-    first = shape[:1] == (axes,) and not checks.broadcasts(shape[:-1], rows) and checks.broadcasts(shape[1:], rows)
+    is_ambiguous = math.prod(shape) != 1 and checks.broadcasts(shape, rows)
+    require(not is_ambiguous, message, name, shape, len(rows) + 1, axes, name)
+    is_first = shape[:1] == (axes,) and not checks.broadcasts(shape[:-1], rows) and checks.broadcasts(shape[1:], rows)
     message = "{} of shape {} must have the axis of coordinates last; pass jnp.moveaxis({}, 0, -1)"
-    require(not first, message, name, shape, name)
+    require(not is_first, message, name, shape, name)
 
 
 def shape_of_rows(x: jax.Array, heads: tuple[int, ...]) -> tuple[int, ...]:
@@ -211,14 +212,21 @@ def shape_of_rows(x: jax.Array, heads: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n for axis, n in enumerate(x.shape[:-1]) if axis not in heads)
 
 
-def fits_beside(
-    name: str, positions: jax.Array, x_name: str, x: jax.Array, rows_of: str, heads: tuple[int, ...], own: int = 1
+def require_rows_fit(
+    name: str,
+    positions: jax.Array,
+    x_name: str,
+    x: jax.Array,
+    rows_name: str,
+    heads: tuple[int, ...],
+    own_axes: int = 1,
 ) -> None:
-    """Raises unless positions (..., axes), or with so many own axes, broadcast to the rows of x, sharded alike."""
-    said = name if own == 1 else f"{name} without their last {own} axes,"
-    checks.broadcastable(said, positions.shape[:-own], rows_of, shape_of_rows(x, heads))
-    places: list[Any] = [None] * x.ndim
-    of_rows = [axis for axis in range(x.ndim - 1) if axis not in heads]
-    for axis, place in zip(of_rows[::-1], jax.typeof(positions).sharding.spec[:-own][::-1], strict=False):
-        places[axis] = place
-    checks.sharded_together({name: tuple(places), x_name: tuple(jax.typeof(x).sharding.spec)})
+    """Raises unless positions, without the last `own_axes`, broadcast to the rows of x and are sharded alike."""
+    leading_name = name if own_axes == 1 else f"{name} without their last {own_axes} axes,"
+    checks.broadcastable(leading_name, positions.shape[:-own_axes], rows_name, shape_of_rows(x, heads))
+    spec: list[Any] = [None] * x.ndim
+    row_axes = [axis for axis in range(x.ndim - 1) if axis not in heads]
+    leading_spec = jax.typeof(positions).sharding.spec[:-own_axes]
+    for axis, mesh_axes in zip(row_axes[::-1], leading_spec[::-1], strict=False):
+        spec[axis] = mesh_axes
+    checks.sharded_together({name: tuple(spec), x_name: tuple(jax.typeof(x).sharding.spec)})

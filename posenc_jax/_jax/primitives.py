@@ -8,7 +8,7 @@ calls methods of types that JAX does not document.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -67,7 +67,7 @@ def primitive(
     for platform, program in programs.items():
         rule = mlir.lower_fun(program, multiple_results=several)
         mlir.register_lowering(new, _for_one_device(name, rule) if platform in kernels else rule, platform=platform)
-    set_jvp(new, lambda *moves, **static: differentiated(functools.partial(programs[None], **static), *moves))
+    set_jvp(new, lambda *both, **static: differentiated(functools.partial(programs[None], **static), *both))
     return new
 
 
@@ -115,15 +115,21 @@ def unknown(operand: Any) -> Any:
     return operand.aval if ad.is_undefined_primal(operand) else None
 
 
-def differentiated(program: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    """The result of a program and its tangent, for operands that move, whose tangents are not None."""
-    moving = {i: t for i, t in enumerate(tangents) if t is not None}
+def optional_tangents(has_tangent: Sequence[bool], tangents: Iterable[Any]) -> list[Any]:
+    """The tangent of each operand, or None for one without, from the tangents of those that have one."""
+    given = iter(tangents)
+    return [next(given) if has else None for has in has_tangent]
 
-    def of_moving(*values: Any) -> Any:
-        operands = dict(enumerate(primals)) | dict(zip(moving, values, strict=True))
+
+def differentiated(program: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """The result of a program and its tangent; a tangent of None is zero."""
+    given = {i: t for i, t in enumerate(tangents) if t is not None}
+
+    def of_those(*values: Any) -> Any:
+        operands = dict(enumerate(primals)) | dict(zip(given, values, strict=True))
         return program(*operands.values())
 
-    return jax.jvp(of_moving, [primals[i] for i in moving], [*moving.values()])
+    return jax.jvp(of_those, [primals[i] for i in given], [*given.values()])
 
 
 def evaluated(eqn: Any, operands: Sequence[Any]) -> list[Any]:

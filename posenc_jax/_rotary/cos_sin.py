@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import jax
-import jax.export
 import numpy as np
 from jax.typing import ArrayLike
 

@@ -6,7 +6,6 @@ import contextlib
 from typing import Any
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike

@@ -12,10 +12,10 @@ import numpy as np
 from posenc_jax._frequencies.frequencies import AnyFrequencies
 from posenc_jax._frequencies.parser import (
     dim_of,
-    fits_beside,
     parse,
     parse_positions_of,
     refuse_one_position,
+    require_rows_fit,
     shape_of_rows,
 )
 from posenc_jax._jax import checks, errors, sharding
@@ -23,10 +23,10 @@ from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import require, wrong_type
 
 
-def _hint(name: str, x: jax.Array, heads: tuple[int, ...]) -> str:
-    """What else one position for a sequence may be meant as."""
-    by_head = "" if heads or x.ndim < 3 else "; if axis -2 is that of heads, pass head_axis=-2"
-    return by_head + ("; to move rotated keys, use shift_keys" if name == "x" else "")
+def _one_position_hint(name: str, x: jax.Array, heads: tuple[int, ...]) -> str:
+    """The end of the error for one position that serves a whole sequence: what the caller may have wanted instead."""
+    head_axis_hint = "" if heads or x.ndim < 3 else "; if axis -2 is that of heads, pass head_axis=-2"
+    return head_axis_hint + ("; to move rotated keys, use shift_keys" if name == "x" else "")
 
 
 def _parse_vectors(name: str, x: Any, layout: Any, head_axis: Any, part: Any) -> tuple[jax.Array, tuple[int, ...]]:
@@ -42,10 +42,11 @@ def parse_head_axis(name: str, x: jax.Array, head_axis: Any) -> tuple[int, ...]:
     """The head axes of x counted from the front, in their order; none for None."""
     if head_axis is None:
         return ()
-    one, expected = not isinstance(head_axis, (tuple, list)), "an integer, a tuple of integers or None"
-    axes = [checks.integer("head_axis", axis, expected=expected) for axis in ([head_axis] if one else head_axis)]
-    ok = all(-x.ndim <= axis < x.ndim and axis not in (-1, x.ndim - 1) for axis in axes)
-    require(ok, "head_axis must be an axis of {} other than its last, shape {}, got {}", name, x.shape, head_axis)
+    given = head_axis if isinstance(head_axis, (tuple, list)) else [head_axis]
+    expected = "an integer, a tuple of integers or None"
+    axes = [checks.integer("head_axis", axis, expected=expected) for axis in given]
+    fits = all(-x.ndim <= axis < x.ndim and axis not in (-1, x.ndim - 1) for axis in axes)
+    require(fits, "head_axis must be an axis of {} other than its last, shape {}, got {}", name, x.shape, head_axis)
     heads = {axis % x.ndim for axis in axes}
     require(len(heads) == len(axes), "head_axis must name each axis of {} once, got {}", name, head_axis)
     return tuple(sorted(heads))
@@ -64,14 +65,14 @@ def parse_rotary_by_cos_sin(
     x, heads = _parse_vectors("x", x, layout, head_axis, part)
     columns: Any = getattr(cos_sin, "columns", None)  # of a `CosSin`
     if columns is None:
-        raw = 'CosSin(cosine, sine, columns=…) with columns "pair", "half" or "interleaved"'
-        raise wrong_type(f"cos_sin must be what cos_sin returns, or {raw}, got {type(cos_sin).__name__}")
+        constructor = 'CosSin(cosine, sine, columns=…) with columns "pair", "half" or "interleaved"'
+        raise wrong_type(f"cos_sin must be what cos_sin returns, or {constructor}, got {type(cos_sin).__name__}")
     names = "cos_sin[0]", "cos_sin[1]"
     cosine, sine = (
         checks.floats(*each, (..., "columns"), static_axes=(-1,)) for each in zip(names, cos_sin, strict=True)
     )
-    alike = cosine.shape == sine.shape and cosine.dtype == sine.dtype
-    require(alike, "cos_sin must have one shape and one dtype, got {} and {}", *map(errors.describe, (cosine, sine)))
+    agree = cosine.shape == sine.shape and cosine.dtype == sine.dtype
+    require(agree, "cos_sin must have one shape and one dtype, got {} and {}", *map(errors.describe, (cosine, sine)))
     if columns != "pair":
         message = "cos_sin must have a column per pair, or per feature in layout {!r}, got columns={!r}"
         require(columns == layout, message, layout, columns)
@@ -83,9 +84,9 @@ def parse_rotary_by_cos_sin(
     _unsharded_pairs("x", x, layout, dim)
     for each in (cosine, sine):
         checks.unsharded("cos_sin", each)
-        fits_beside("cos_sin", each, "x", x, "x without its head axis and its last", heads)
+        require_rows_fit("cos_sin", each, "x", x, "x without its head axis and its last", heads)
     if dim:
-        rows, hint = shape_of_rows(x, heads), _hint("x", x, heads)
+        rows, hint = shape_of_rows(x, heads), _one_position_hint("x", x, heads)
         refuse_one_position("cos_sin", cosine.shape[:-1], "x", rows, hint, positions="positions")
     return x, jnp.concatenate(sharding.agreeing((sine, cosine)), axis=-1), heads
 
@@ -98,14 +99,14 @@ def _columns_of_pairs(name: str, x: jax.Array, layout: Layout) -> jax.Array:
         pairs = x.reshape(*x.shape[:-1], *((2, x.shape[-1] // 2) if layout == "half" else (x.shape[-1] // 2, 2)))
         return [pairs[..., i, :] if layout == "half" else pairs[..., i] for i in range(2)]
 
-    near = 0.01  # a compiler and 16 bits may round the two differently
+    tolerance = 0.01  # a compiler and 16 bits may round the two differently
     if checks.is_concrete(x):
         first, second = members(np.asarray(x, np.float32))
         order = "all of them and then all again" if layout == "half" else "each twice in a row"
         message = "{} with columns={!r} must have {}"
-        require(not (np.abs(first - second) > near).any(), message, name, layout, order)
+        require(not (np.abs(first - second) > tolerance).any(), message, name, layout, order)
     first, second = members(x)
-    return jnp.where(jnp.abs(first - second) > near, np.array(np.nan, x.dtype), first)
+    return jnp.where(jnp.abs(first - second) > tolerance, np.array(np.nan, x.dtype), first)
 
 
 def parse_rotary(
@@ -128,21 +129,22 @@ def parse_rotary(
     frequencies. A width of 0 reads no positions, unless a scale does.
     """
     x, heads = _parse_vectors(name, x, layout, head_axis, part)
-    given = x.shape[-1] if frequencies is None and not shared else frequencies
-    frequencies = parse(given, even=True, unsharded=True, ndim=ndim)
+    if frequencies is None and not shared:
+        frequencies = x.shape[-1]
+    frequencies = parse(frequencies, even=True, unsharded=True, ndim=ndim)
     dim = dim_of(frequencies)
-    hint = f"; for a base of {dim}, pass geometric({x.shape[-1]}, {dim})" if dim >= 2**12 else ""
+    base_hint = f"; for a base of {dim}, pass geometric({x.shape[-1]}, {dim})" if dim >= 2**12 else ""
     message = "frequencies of width {} must fit into head_dim, {} has shape {}{}"
-    require(dim <= x.shape[-1], message, dim, name, x.shape, hint)
+    require(dim <= x.shape[-1], message, dim, name, x.shape, base_hint)
     _unsharded_pairs(name, x, layout, dim)
     if isinstance(frequencies, jax.Array) and frequencies.ndim == 3:
         fits = heads and frequencies.shape[0] == math.prod(x.shape[axis] for axis in heads)
         message = "frequencies must have one entry for each head of {}, shape {}, got shape {}"
         require(fits, message, name, x.shape, frequencies.shape)
-    rows_of = f"{name} without its head axis and its last"
-    options: Any = {"heads": heads, "hint": _hint(name, x, heads)}
+    rows_name = f"{name} without its head axis and its last"
+    options: Any = {"heads": heads, "hint": _one_position_hint(name, x, heads)}
     shared = shared or not (dim or reads_positions)
-    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, shared=shared, **options)
+    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_name, shared=shared, **options)
     return x, positions, frequencies, heads
 
 
@@ -164,23 +166,23 @@ def parse_pope(
     frequencies = parse(width if frequencies is None else frequencies, even=True, unsharded=True)
     message = "frequencies must have width {}, twice the features of {}, shape {}, got {}"
     require(dim_of(frequencies) == width, message, width, name, x.shape, dim_of(frequencies))
-    rows_of = f"{name} without its head axis and its last"
-    options: Any = {"heads": heads, "hint": _hint(name, x, heads)}
-    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_of, **options)
+    rows_name = f"{name} without its head axis and its last"
+    options: Any = {"heads": heads, "hint": _one_position_hint(name, x, heads)}
+    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_name, **options)
     return x, positions, frequencies, None if phase is None else _phase_beside(name, x, phase, heads), heads
 
 
 def _phase_beside(name: str, x: jax.Array, phase: Any, heads: tuple[int, ...]) -> jax.Array:
     """A phase (head_dim,) or (heads, head_dim), at x's rank."""
     phase = checks.on_device(checks.array("phase", phase, checks.FLOATS))
-    own, features = [x.shape[axis] for axis in heads], x.shape[-1]
-    shapes = [(features,), *([(math.prod(own), features)] if heads else [])]
+    head_counts, features = [x.shape[axis] for axis in heads], x.shape[-1]
+    shapes = [(features,), *([(math.prod(head_counts), features)] if heads else [])]
     message = "phase must have shape {} beside {}, shape {}, got {}"
     require(phase.shape in shapes, message, " or ".join(map(str, shapes)), name, x.shape, phase.shape)
     checks.unsharded("phase", phase)
-    own_axes = heads if phase.ndim == 2 else ()
-    if len(own_axes) > 1:
-        phase = phase.reshape(*own, features)
-    phase = jnp.expand_dims(phase, [i for i in range(x.ndim - 1) if i not in own_axes])
+    phase_axes = heads if phase.ndim == 2 else ()
+    if len(phase_axes) > 1:
+        phase = phase.reshape(*head_counts, features)
+    phase = jnp.expand_dims(phase, [i for i in range(x.ndim - 1) if i not in phase_axes])
     checks.sharded_together({each: tuple(jax.typeof(a).sharding.spec) for each, a in (("phase", phase), (name, x))})
     return phase

@@ -46,48 +46,50 @@ def pope(
 
     $$a^2 \sum_i \mu_i(u)\,\mu_i(v)\,\cos\bigl(\omega_i (q - p) + \delta_i\bigr)$$
 
-    The result is twice as wide as x, with one frequency for each feature, so scores take twice the work. Scale them by
-    $1/\sqrt{d}$ for the $d$ features of x, not by the width of the result. Angles are correct at every int32 position,
-    and a position gives the same bits in a full sequence and in a decode step. To move cached keys, use
-    `shift_keys` with the same layout and frequencies.
-
-    Args:
-      x: queries or keys, floats of shape (..., seq, heads, head_dim).
-      positions: as for `rotary`.
-      frequencies: `Frequencies`, an int (a width: `geometric(width)`) or a float array of angular frequencies of shape
-        (head_dim,). There is one frequency for each feature, so the width is twice head_dim. `None` means
-        `geometric(2 * head_dim)`, with $\omega_i = 10000^{-i/d}$.
-      head_axis: as for `rotary`.
-      phase: $\delta$ in radians, a float array of shape (head_dim,) or (heads, head_dim), learned or traced; `None`
-        for 0. PoPE-pytorch learns one for each head of the keys, clipped to $[-2\pi, 0]$.
-      layout: how a pair is stored. "half": features i and i + head_dim, all cosines before all sines. "interleaved":
-        features 2i and 2i + 1. Scores of queries and keys in one layout do not depend on it.
-
-    Returns:
-      The pairs, of shape (..., 2 · head_dim) and x's dtype. They are computed in float32 and rounded once; for float64
-      x, magnitudes and products are float64, but sines and cosines remain float32. NaN where a position lies outside
-      int32 but could not be rejected at trace time, or where $|\delta| \ge 2^{31}$. Differentiable in x, in float
-      positions, in an array of frequencies and in the phase, in forward and reverse mode; reverse mode stores only the
-      arguments.
-
-    Raises:
-      TypeError: if x or the phase is not a float array, positions are not integers or float32, or head_axis is not an
-        integer.
-      ValueError: if the width is not twice head_dim, if the phase has another shape, if positions do not broadcast or
-        are `None` where they cannot be counted, if head_dim is symbolic, if the layout is unknown, or if head_axis is
-        not an axis of x before its last.
-
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
-      >>> query = key = jnp.ones((2, 5, 4, 64), jnp.bfloat16)  # batch, seq, heads, head_dim
+      >>> query = key = value = jnp.ones((2, 5, 4, 64), jnp.bfloat16)  # batch, seq, heads, head_dim
       >>> delta = jnp.zeros((4, 64))  # learned, one for each head of the keys
       >>> query, key = pe.pope(query, head_axis=-2), pe.pope(key, head_axis=-2, phase=delta)
       >>> query.shape
       (2, 5, 4, 128)
-      >>> value = jnp.ones((2, 5, 4, 64), jnp.bfloat16)
       >>> pe.attention(query, key, value, causal=True, scale=64**-0.5).shape
       (2, 5, 4, 64)
+
+    Args:
+      x: queries or keys, floats of shape (..., seq, heads, head_dim).
+      positions: as for `rotary`.
+      frequencies: `Frequencies`, a width (`geometric(width)`) or a float array of angular frequencies (head_dim,). The
+        width is twice head_dim. `None` means `geometric(2 * head_dim)`, with $\omega_i = 10000^{-i/d}$.
+      head_axis: as for `rotary`.
+      phase: $\delta$ in radians, a float array of shape (head_dim,) or (heads, head_dim), learned or traced; `None`
+        for 0.
+      layout: how a pair is stored. "half": features i and i + head_dim, all cosines before all sines. "interleaved":
+        features 2i and 2i + 1. Scores of queries and keys in one layout do not depend on it.
+
+    Returns:
+      The pairs, of shape (..., 2 · head_dim) and x's dtype. NaN where a position lies outside int32 but could not be
+      rejected at trace time, or where $|\delta| \ge 2^{31}$.
+
+    Raises:
+      TypeError: if x or the phase is not a float array, positions are not integers or float32, or head_axis is not an
+        integer.
+      ValueError: if the width is not twice head_dim, the phase has another shape, the layout is unknown, or as `rotary`
+        for x, positions and head_axis.
+
+    Notes:
+      - The result is twice as wide as x, so scores take twice the work. Scale them by $1/\sqrt{d}$ for the $d$ features
+        of x, not by the width of the result.
+      - Angles are correct at every int32 position, and a position gives the same bits in a full sequence and in a
+        decode step. Magnitudes and products are float32 (float64 for float64 x), rounded once; sines and cosines are
+        float32.
+      - Differentiable in x, float positions, an array of frequencies and the phase, in forward and reverse mode;
+        reverse mode stores only the arguments.
+
+    See Also:
+      `shift_keys`, with the same layout and frequencies, to move cached keys; the guide to RoPE, section "What and
+      where apart: PoPE".
 
     Reference:
       Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", 2025,
@@ -109,14 +111,14 @@ def polar_vectors(
 ) -> jax.Array:
     """`pope` of parsed arguments."""
     angles = Angles(expand_positions(x, positions, heads), frequencies, phase)
-    places = [array for array in (angles.positions, angles.start) if array is not None]
-    # Otherwise the backward pass would store waves of the result's size.
-    return sharding.recomputed([x, *places], functools.partial(_polar, layout), x, angles)
+    arrays = [array for array in (angles.positions, angles.start) if array is not None]
+    # Otherwise the backward pass would store sines and cosines of the result's size.
+    return sharding.recomputed([x, *arrays], functools.partial(_polar, layout), x, angles)
 
 
 def _polar(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
-    """The magnitudes of x times the waves of angles, of x's rank, in the form that the platform takes."""
-    cpu, default = (functools.partial(form, layout) for form in (_stacked, _padded))
+    """The magnitudes of x times the sines and cosines of angles, of x's rank, by the lowering of the platform."""
+    cpu, default = (functools.partial(lowering, layout) for lowering in (_stacked, _padded))
     return lax.platform_dependent(x, angles, cpu=cpu, default=default)
 
 

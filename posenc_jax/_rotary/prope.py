@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from posenc_jax._frequencies.parser import fits_beside
+from posenc_jax._frequencies.parser import require_rows_fit
 from posenc_jax._jax import checks, errors, sharding
 from posenc_jax._jax.arrays import align, compute_dtype
 from posenc_jax._jax.errors import public, require
@@ -20,7 +20,7 @@ from posenc_jax._rotary.rotary import expand_positions
 from posenc_jax._rotary.transforms import transform, transposed
 
 CameraRole = Literal["query", "key", "value", "output"]
-_CLOSE = 1e-3  # to which known cameras must be rigid
+_TOLERANCE = 1e-3  # to which concrete cameras must be rigid
 
 
 @public
@@ -41,61 +41,54 @@ def prope(
 
     $$P^\top \text{ (query)}, \qquad P^{-1} \text{ (key, value)}, \qquad P \text{ (output)}.$$
 
-    Scores then depend on $P_i P_j^{-1}$, which maps the image of camera $j$ to that of camera $i$, and the output of
-    token $i$ is $\sum_j a_{ij} P_i P_j^{-1} v_j$. Another frame of the world replaces every $P$ by $P G$ and cancels:
-    only the relative poses of cameras matter. Keys and values depend on their own camera alone, so they can be cached.
-    To encode where in its image a patch is, rotate the other features: queries, keys and values by `rotary`, outputs by
-    `rotary(inverse=True)`.
-
-    These maps are not rotations. A translation multiplies features, so scale scenes until cameras are about 1 apart.
-    Scores are differences of numbers that grow with the distance of the cameras from the world's origin, and lose bits
-    accordingly: choose an origin among the cameras.
-
-    Args:
-      x: queries, keys, values or the output of attention, floats of shape (..., seq, heads, head_dim). head_dim is a
-        multiple of 4.
-      extrinsics: $[R \mid t]$ over a row (0, 0, 0, 1), which takes the world to the camera, of rigid motions: float32
-        of shape (..., 4, 4). Invert poses that take the camera to the world: both are rigid, so no check can tell them
-        apart. $R^{-1}$ is computed as $R^\top$, so derivatives are those along rigid motions; traced values are not
-        checked. The leading axes broadcast to those of x without its heads: (seq, 4, 4), (batch, seq, 4, 4), (batch, 1,
-        4, 4) or (4, 4). Where the patches of an image share a camera, give x the shape (batch, images, patches, heads,
-        head_dim) and extrinsics (batch, images, 1, 4, 4): a matrix is then computed for each image.
-      intrinsics: $K$, which takes the camera to pixels: float32 of shape (..., 3, 3), broadcast in the same way. Upper
-        triangular, with 1 in the corner. `None` means the identity, which is GTA.
-      role: what x is: "query", "key", "value" or "output".
-      head_axis: as for `rotary`.
-      image_size: height and width in the unit of the intrinsics; must be given with them. Focal lengths become
-        fractions of it, from 0.02 to 50, and the principal point counts from the centre of the image. For intrinsics in
-        units of the image, (1, 1).
-      width: the number of features that are transformed, a multiple of 4; the others pass through. The paper takes
-        half of them. `None` means all, 0 none.
-
-    Returns:
-      The transformed x, with its shape and dtype. It is computed in float32 and rounded once; in float64 if any
-      argument is float64. Differentiable in x, extrinsics and intrinsics, in forward and reverse mode and in any order
-      of both. The derivative in x alone stores only the cameras.
-
-    Raises:
-      TypeError: if x, extrinsics or intrinsics are not float arrays, or if cameras are in 16 bits.
-      ValueError: if shapes do not fit, if role is unknown, if head_axis is not an axis of x before its last, if
-        image_size is given without intrinsics or is missing with them, or if cameras whose values are known are not
-        rigid or upper triangular, or have another unit than image_size.
+    Scores and outputs then depend on $P_i P_j^{-1}$, which maps the image of camera $j$ to that of camera $i$: only the
+    relative poses of cameras matter.
 
     Examples:
       >>> import jax
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> here = jnp.eye(4)
-      >>> there = here.at[2, 3].set(0.5)  # the world is half a unit further ahead
-      >>> cameras = jnp.stack([here, there])  # one for each of two tokens
+      >>> cameras = jnp.stack([here, here.at[2, 3].set(0.5)])  # one per token
       >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 4, 64))  # seq, heads, head_dim
       >>> def attend(cameras):
       ...     of = lambda x, role: pe.prope(x, cameras, role=role, head_axis=-2)
       ...     out = jax.nn.dot_product_attention(of(q, "query"), of(k, "key"), of(v, "value"))
       ...     return of(out, "output")
-      >>> moved = cameras @ here.at[0, 3].set(-1.0)  # another origin of the world
-      >>> bool(jnp.allclose(attend(moved), attend(cameras), atol=1e-4))
+      >>> elsewhere = cameras @ here.at[0, 3].set(-1.0)  # another origin of the world
+      >>> bool(jnp.allclose(attend(elsewhere), attend(cameras), atol=1e-4))
       True
+
+    Args:
+      x: floats (..., seq, heads, head_dim), head_dim a multiple of 4.
+      extrinsics: $[R \mid t]$ over a row (0, 0, 0, 1), rigid, from the world to the camera: float32 (..., 4, 4), whose
+        leading axes broadcast to (..., seq).
+      intrinsics: $K$, from the camera to pixels, upper triangular with 1 in the corner: float32 (..., 3, 3), broadcast
+        likewise. `None` means the identity, which is GTA.
+      role: what x is: "query", "key", "value" or, for the output of attention, "output".
+      head_axis: as for `rotary`.
+      image_size: height and width in the unit of the intrinsics, with which it must be given.
+      width: the number of features that are transformed, a multiple of 4; the others pass through. `None` means all.
+
+    Returns:
+      The transformed x, with its shape and dtype.
+
+    Raises:
+      TypeError: if x, extrinsics or intrinsics are not float arrays, or cameras are in 16 bits.
+      ValueError: if shapes or head_axis do not fit, role is unknown, or only one of image_size and intrinsics is given.
+      ValueError: if concrete cameras are not rigid or upper triangular, or a focal length is not 0.02 to 50 times a
+        side.
+
+    Notes:
+      - These maps are not rotations: scale scenes until cameras are about 1 apart, and choose an origin among them.
+      - Invert poses that take the camera to the world; no check can tell them apart. Traced cameras are not checked.
+        $R^{-1}$ is computed as $R^\top$, so derivatives are those along rigid motions.
+      - Computed in float32 (float64 if an argument is float64) and rounded once. Differentiable in x and cameras, in
+        forward and reverse mode and any order. The derivative in x alone stores only the cameras.
+
+    See Also:
+      The guide to several coordinates, section "Several cameras: PRoPE", for shapes of cameras, units and rounding;
+      `rotary`, for where in its image a patch is.
 
     Reference:
       Li et al., "Cameras as Relative Positional Encoding", 2025, section 4; Miyato et al., "GTA: A Geometry-Aware
@@ -140,48 +133,50 @@ def _parse_size(image_size: Any, intrinsics: Any) -> tuple[float, float] | None:
 def _parse_camera(name: str, value: Any, n: int, x: jax.Array, heads: tuple[int, ...]) -> jax.Array:
     """A float array (..., n, n) whose leading axes broadcast to the rows of x."""
     camera = checks.floats(name, value, (..., str(n), str(n)), static_axes=(-2, -1))
-    wide = camera.dtype.itemsize >= 4
-    errors.require_type(wide, name, f"float32 of shape (..., {n}, {n}), because 16 bits lose places", value)
+    fits = camera.dtype.itemsize >= 4
+    errors.require_type(fits, name, f"float32 of shape (..., {n}, {n}), because 16 bits are too coarse", value)
     require(camera.shape[-2:] == (n, n), "{} must have shape (..., {}, {}), got {}", name, n, n, camera.shape)
     for axis in (-2, -1):
         checks.unsharded(name, camera, axis)
-    fits_beside(name, camera, "x", x, "x without its head axis and its last", heads, own=2)
+    require_rows_fit(name, camera, "x", x, "x without its head axis and its last", heads, own_axes=2)
     return camera
 
 
-def _known(camera: jax.Array) -> np.ndarray | None:
-    """The values of a camera in float64, if they are known on this host."""
+def _concrete_values(camera: jax.Array) -> np.ndarray | None:
+    """The values of a camera in float64, if they are concrete."""
     return np.asarray(camera, np.float64) if checks.is_concrete(camera) else None
 
 
 def _check_rigid(extrinsics: jax.Array) -> None:
-    """Raises for known extrinsics that are no rigid motions: their inverse is taken for a transpose."""
-    if (known := _known(extrinsics)) is None:
+    """Raises for concrete extrinsics that are not rigid motions: their inverse is computed as a transpose."""
+    if (values := _concrete_values(extrinsics)) is None:
         return
-    rotation = known[..., :3, :3]
+    rotation = values[..., :3, :3]
     with np.errstate(all="ignore"):
-        off = np.abs(rotation.swapaxes(-1, -2) @ rotation - np.eye(3)).max((-2, -1), initial=0)
+        error = np.abs(rotation.swapaxes(-1, -2) @ rotation - np.eye(3)).max((-2, -1), initial=0)
     message = "extrinsics must be rigid, RᵀR = 1 to {}, got a rotation that is off by {:.2g}"
-    require((off <= _CLOSE).all(), message, _CLOSE, off.max(initial=0))
-    last = np.abs(known[..., 3, :] - np.eye(4)[3]).max(initial=0)
-    require(last <= _CLOSE, "extrinsics must end with the row (0, 0, 0, 1), got one that is off by {:.2g}", last)
-    far = np.abs(known[..., :3, 3]).max(-1, initial=0)
-    require(np.isfinite(far).all(), "extrinsics must be finite, got a translation that is not")
+    require((error <= _TOLERANCE).all(), message, _TOLERANCE, error.max(initial=0))
+    last = np.abs(values[..., 3, :] - np.eye(4)[3]).max(initial=0)
+    require(last <= _TOLERANCE, "extrinsics must end with the row (0, 0, 0, 1), got one that is off by {:.2g}", last)
+    distance = np.abs(values[..., :3, 3]).max(-1, initial=0)
+    require(np.isfinite(distance).all(), "extrinsics must be finite, got a translation that is not")
     message = "extrinsics must be rigid to {} of their translation, got a rotation that is off by {:.2g} at {:.3g}"
-    worst = (off * far).argmax() if off.size else 0
-    require(not off.size or (off * far).flat[worst] <= _CLOSE, message, _CLOSE, off.flat[worst], far.flat[worst])
+    if error.size:
+        worst = (error * distance).argmax()
+        fits = (error * distance).flat[worst] <= _TOLERANCE
+        require(fits, message, _TOLERANCE, error.flat[worst], distance.flat[worst])
 
 
 def _check_triangular(intrinsics: jax.Array, size: Any) -> None:
-    """Raises for known intrinsics that are not upper triangular with 1 in the corner, or have another unit."""
-    if (known := _known(intrinsics)) is None:
+    """Raises for concrete intrinsics that are not upper triangular with 1 in the corner, or have another unit."""
+    if (values := _concrete_values(intrinsics)) is None:
         return
-    below = np.abs(known[..., [1, 2, 2, 2], [0, 0, 1, 2]] - np.eye(4)[3]).max(initial=0)
+    below = np.abs(values[..., [1, 2, 2, 2], [0, 0, 1, 2]] - np.eye(4)[3]).max(initial=0)
     message = "intrinsics must be upper triangular with 1 in the corner, got an entry that is off by {:.2g}"
-    require(below <= _CLOSE, message, below)
-    usable = np.isfinite(known).all() and (known[..., [0, 1], [0, 1]] != 0).all()
-    require(usable, "intrinsics must be finite, with focal lengths other than 0, got {}", known.reshape(-1, 9)[:1])
-    focal = np.abs(known[..., [0, 1], [0, 1]]) / np.array(size)[::-1]
+    require(below <= _TOLERANCE, message, below)
+    usable = np.isfinite(values).all() and (values[..., [0, 1], [0, 1]] != 0).all()
+    require(usable, "intrinsics must be finite, with focal lengths other than 0, got {}", values.reshape(-1, 9)[:1])
+    focal = np.abs(values[..., [0, 1], [0, 1]]) / np.array(size)[::-1]
     message = "intrinsics must be in the unit of image_size, got a focal length of {:.3g} times a side, {}"
     worst = focal.flat[np.abs(np.log(focal)).argmax()] if focal.size else 1
     require(0.02 <= worst <= 50, message, worst, size)
@@ -228,8 +223,8 @@ def _rows_of_projection(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) 
 
 def _columns_of_inverse(r: list[jax.Array], lens: tuple[jax.Array, ...] | None) -> list[jax.Array]:
     """The columns of P⁻¹ = [RᵀK⁻¹ | −Rᵀt], lifted, from the rows of [R | t]; those of RᵀK⁻¹ by substitution."""
-    columns, moved = [row[..., :3] for row in r], [_times(row[..., 3:], row[..., :3]) for row in r]
-    centre = -(moved[0] + moved[1] + moved[2])
+    columns, terms = [row[..., :3] for row in r], [_times(row[..., 3:], row[..., :3]) for row in r]
+    centre = -(terms[0] + terms[1] + terms[2])
     if lens is not None:
         f, s, c, g, d = lens
         # Reciprocals, because XLA makes a · (1 / f) of a / f in some versions but not in others.

@@ -36,80 +36,63 @@ def rotary(
     inverse: bool = False,
     cos_sin: CosSin | None = None,
 ) -> jax.Array:
-    r"""Rotary position embedding (RoPE): rotates queries or keys by their positions, in one read and one write of x.
+    r"""Rotary position embedding (RoPE): rotates queries or keys by their positions.
 
     Feature pair $i$ at position $p$ rotates by the angle $\omega_i p$:
 
-    $$\begin{bmatrix} y_1 \\ y_2 \end{bmatrix} = a
-      \begin{bmatrix} \cos\omega_i p & -\sin\omega_i p \\ \sin\omega_i p & \cos\omega_i p \end{bmatrix}
-      \begin{bmatrix} x_1 \\ x_2 \end{bmatrix}$$
+    $$y_1 = a\,(x_1 \cos\omega_i p - x_2 \sin\omega_i p), \qquad y_2 = a\,(x_2 \cos\omega_i p + x_1 \sin\omega_i p),$$
 
     where $a$ is the `attention_factor` of the frequencies. The score of a query at $p$ and a key at $q$ depends only on
-    $p - q$. Angles are correct at every int32 position, and a position gives the same bits in a full sequence and in a
-    decode step. To move keys that are already rotated, use `shift_keys`.
-
-    The frequencies also define positions of several coordinates (`axial`), M-RoPE sections (`multi_section`), context
-    extension (`yarn` and others) and partial rotation (a width below head_dim).
-
-    Args:
-      x: queries or keys, floats of shape (..., seq, heads, head_dim), as `jax.nn.dot_product_attention` takes them.
-        NumPy's float64 is rounded to float32 where x64 is off, as `jnp` does.
-      positions: integers or float32 of a shape that broadcasts to the shape of x without its head axis and its last
-        axis: (seq,) or (batch, seq); (tokens,) for x of shape (tokens, heads, head_dim). A scalar, (1,) and (batch, 1)
-        are for one token; tokens that share a position take it from `jnp.broadcast_to`. Frequencies of several axes
-        need one more axis at the end, of size 1 if all coordinates are equal, as in text: `positions[..., None]`.
-        `None` means 0, 1, 2, … along the sequence axis, which must not hold a single token: a decode step has its own
-        position. NumPy's float64: as for `sinusoidal`.
-      frequencies: `Frequencies`, an int (a width: `geometric(width)`) or a float array of angular frequencies of shape
-        (num_pairs,), (axes, num_pairs) or (heads, axes, num_pairs). With several axes, an array rotates each pair by
-        the sum $\sum_c \omega_{c,i}\,p_c$ over the coordinates of a position; by heads, each head has its own
-        (RoPE-Mixed). The width must be even and at most head_dim; the other features pass through. A width of 0
-        rotates nothing, as in layers without positions (NoPE). `None` means `geometric(head_dim)`.
-      layout: which of the rotated features form a pair. "half": features i and i + num_pairs (Llama and most models, as
-        stored by Hugging Face). "interleaved": features 2i and 2i + 1 (GPT-J, Cohere, Meta's own Llama weights).
-      head_axis: the axis of the heads: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None`
-        for (..., seq, head_dim); (-3, -2) for two, as in (..., seq, kv_heads, group, head_dim). It has no default,
-        because shapes cannot tell which axis is the sequence.
-      part: which features rotate if the width is below head_dim: the "first" or the "last".
-      inverse: applies the inverse, $y \mapsto x$, which rotates by $-\omega_i p$ and divides by $a$.
-      cos_sin: what `cos_sin` returns, which is computed once for all layers, in place of positions and frequencies; or
-        a `CosSin` of arrays from elsewhere. Their leading axes broadcast as those of positions do. If they differ by
-        head, head_axis is None. The result has the same bits. The arrays already include the amplitude.
-
-    Returns:
-      The rotated x, with its shape and dtype. It is computed in float32 and rounded once; for float64 x, products and
-      sums are float64, but sines and cosines remain float32. Where a position lies outside int32 but could not be
-      rejected at trace time, the result is NaN, and so is the gradient for the frequencies, even if such rows are
-      masked. Differentiable in x, in float positions, in an array of frequencies and in cos_sin, in forward and reverse
-      mode and in any order of both. The derivative in x alone stores only the positions, and the frequencies if they
-      are an array. JAX sees one operation: `checkify` does not look inside it, and Pallas kernels for a TPU or GPU
-      cannot call it; they call `posenc_jax.kernels`.
-
-    Raises:
-      TypeError: if x is not a float array, positions are not integers or float32, or head_axis has another type.
-      ValueError: if head_axis is not an axis of x before its last, or head_dim is symbolic.
-      ValueError: if the width is odd or above head_dim, or layout or part is unknown.
-      ValueError: if positions do not broadcast, or are `None` where they cannot be counted (several axes, no sequence
-        axis, more than 2³¹ of them).
-      ValueError: if frequencies by heads do not have one entry for each.
-      ValueError: if one position, or one row of cos_sin, serves several tokens, or a single token has no position.
-      ValueError: if positions, frequencies or inverse are given beside cos_sin, or its columns do not fit the layout.
-      ValueError: if inverse is True and float32 cannot hold the inverse of the attention_factor.
+    $p - q$.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> query = jnp.ones((2, 5, 4, 64), jnp.bfloat16)  # batch, seq, heads, head_dim
-      >>> f = pe.geometric(64, 500_000.0)
-      >>> pe.rotary(query, None, f, head_axis=-2).shape
-      (2, 5, 4, 64)
-      >>> step = pe.rotary(query[:, 3:4], jnp.full((2, 1), 3), f, head_axis=-2)  # a decode step
-      >>> bool(jnp.all(step == pe.rotary(query, None, f, head_axis=-2)[:, 3:4]))
+      >>> rotated = pe.rotary(query, head_axis=-2)
+      >>> step = pe.rotary(query[:, 3:4], jnp.array([3]), head_axis=-2)  # decode step
+      >>> bool(jnp.all(step == rotated[:, 3:4]))
       True
 
+    Args:
+      x: queries or keys, floats of shape (..., seq, heads, head_dim).
+      positions: integers or float32 that broadcast to (..., seq), with a last axis of coordinates if the frequencies
+        have several. `None` counts 0, 1, 2, ….
+      frequencies: `Frequencies`, a width (`geometric(width)`) or a float array of angular frequencies, (num_pairs,),
+        (axes, num_pairs) or (heads, axes, num_pairs). Features beyond the width pass through. `None` rotates all.
+      layout: how features form pairs. "half": i and i + num_pairs (most models of Hugging Face). "interleaved": 2i and
+        2i + 1 (GPT-J, Cohere, Meta's Llama weights).
+      head_axis: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None` for (..., seq,
+        head_dim); a tuple for several.
+      part: the features that rotate if not all do: the "first" or the "last".
+      inverse: whether to rotate by $-\omega_i p$ and divide by $a$, which undoes the rotation.
+      cos_sin: a `CosSin`, such as `cos_sin` returns, in place of positions and frequencies.
+
+    Returns:
+      The rotated x, with its shape and dtype. NaN where a position that could not be checked lies outside int32.
+
+    Raises:
+      TypeError: if an argument has the wrong type or dtype.
+      ValueError: if shapes do not fit, or head_dim is symbolic.
+      ValueError: if positions are `None` for several axes, a single token, no sequence axis or over 2³¹ tokens.
+      ValueError: if one position, or one row of cos_sin, serves several tokens.
+      ValueError: if positions, frequencies or inverse are given beside cos_sin, or its columns do not fit the layout.
+      ValueError: if layout or part is unknown, the width is odd, or inverse needs a $1/a$ beyond float32.
+
+    Notes:
+      - Angles are correct at every int32 position, with the same bits in a decode step. Products and sums are float32
+        (float64 for float64 x), rounded once; sines and cosines are float32.
+      - Differentiable in all float arrays, in forward and reverse mode and any order. The derivative in x alone stores
+        only positions and frequencies.
+      - JAX sees one operation: `checkify` does not look inside, and Pallas kernels call `posenc_jax.kernels`.
+
+    See Also:
+      The guide to RoPE, section "In a model", for shapes and dtypes; `shift_keys`, for rotated keys; `axial`, for
+      several coordinates; `yarn`, for longer contexts.
+
     Reference:
-      Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, section 3.2.2, equation 15;
-      Heo et al., "Rotary Position Embedding for Vision Transformer", 2024, section 3.2, for frequencies by heads.
+      Su et al., "RoFormer", 2021, section 3.2.2, equation 15; Heo et al., "Rotary Position Embedding for Vision
+      Transformer", 2024, section 3.2 (by heads).
     """
     inverse = checks.flag("inverse", inverse)
     if cos_sin is not None:
@@ -138,9 +121,9 @@ def _expand_frequencies(x: jax.Array, frequencies: AnyFrequencies, heads: tuple[
     """Expands an array (axes, pairs) or (heads, axes, pairs) to x's rank and (..., axes·pairs)."""
     if not isinstance(frequencies, jax.Array) or frequencies.ndim == 1:
         return frequencies
-    own = heads if frequencies.ndim == 3 else ()
-    flat = frequencies.reshape(*(x.shape[axis] for axis in own), -1)
-    return jnp.expand_dims(flat, [axis for axis in range(x.ndim - 1) if axis not in own])
+    head_axes = heads if frequencies.ndim == 3 else ()
+    flat = frequencies.reshape(*(x.shape[axis] for axis in head_axes), -1)
+    return jnp.expand_dims(flat, [axis for axis in range(x.ndim - 1) if axis not in head_axes])
 
 
 @public

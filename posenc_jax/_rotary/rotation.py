@@ -1,4 +1,4 @@
-r"""Pairs of features, the formula that rotates them, and a rotation as one value, which its forms read.
+r"""Pairs of features, the formula that rotates them, and a rotation as one value, which its lowerings read.
 
 With $c = a\cos\omega p$ and $s = a\sin\omega p$ for the frequency of a pair and the position of a vector, the forward
 rotation is
@@ -70,9 +70,9 @@ def split(x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Rotation:
-    """The rotation of x by angles, and what decides about its form. It holds tracers, so it ends with their trace.
+    """The rotation of x by angles, and what decides about its lowering. It holds tracers, so it ends with their trace.
 
-    x and the angles have one rank, and their leading axes broadcast. `broadcast` comes before a form; the rules of
+    x and the angles have one rank, and their leading axes broadcast. `broadcast` comes before a lowering; the rules of
     derivatives use x as it is.
     """
 
@@ -117,7 +117,7 @@ class Rotation:
 
     @property
     def rotates(self) -> np.ndarray:
-        """Whether each feature rotates. Forms select x where it does not: it must pass with its bits."""
+        """Whether each feature rotates. Lowerings select x where it does not: it must pass with its bits."""
         return align(np.pad(np.ones(self.dim, bool), self.margin), self.x.ndim)
 
     @property
@@ -130,9 +130,10 @@ class Rotation:
         """The partner of each feature that rotates, from two padded reads and a select."""
         layout, unpadded = self.settings.layout, [(0, 0, 0)] * (self.x.ndim - 1)
         distance = self.dim // 2 if layout == "half" else 1
-        # Feature i − by of x at i
+        # Feature i − offset of x at i
         before, after = (
-            lax.pad(self.x, np.zeros((), self.x.dtype), [*unpadded, (by, -by, 0)]) for by in (distance, -distance)
+            lax.pad(self.x, np.zeros((), self.x.dtype), [*unpadded, (offset, -offset, 0)])
+            for offset in (distance, -distance)
         )
         return jnp.where(align(np.pad(is_second(layout, self.dim), self.margin), self.x.ndim), before, after)
 
@@ -142,59 +143,62 @@ class Rotation:
         """The sines and the cosines, each (..., pairs); the compiler is told to store what vectors share."""
         if isinstance(self.angles, SinCosTable):
             return jnp.split(self.angles.table, 2, axis=-1)
-        if stored and self.shared:
+        if stored and self.shares_table:
             return jnp.split(self.target.stored(features(self.angles, "half")), 2, axis=-1)
         return [pair_sines(self.angles, quarter) for quarter in np.arange(2, dtype=np.int32)]
 
     def sin_cos_of_all_pairs(self) -> list[jax.Array]:
-        """`waves`, stored, with zeros for the pairs of interleaved features that do not rotate."""
+        """`sin_cos`, stored, with zeros for the pairs of interleaved features that do not rotate."""
         around = [(0, 0, 0)] * (self.x.ndim - 1) + [(self.margin[0] // 2, self.margin[1] // 2, 0)]
         return [lax.pad(each, np.zeros((), each.dtype), around) for each in self.sin_cos(stored=True)]
 
-    # What decides about the form
+    # What decides about the lowering
 
     @property
-    def shared(self) -> bool:
-        """Whether a table of waves pays: at least four vectors share each of its rows."""
+    def shares_table(self) -> bool:
+        """Whether a table of sines and cosines pays: at least four vectors share each of its rows."""
         return is_shared(self.x, self.angles)
 
     @property
-    def wide(self) -> bool:
-        """Whether x is in the compute dtype, not in 16 bits."""
-        return self.x.dtype == self.dtype
+    def is_narrow(self) -> bool:
+        """Whether x is in 16 bits or fewer, and products and sums are not."""
+        return self.x.dtype != self.dtype
 
     @property
-    def half(self) -> bool:
+    def is_half(self) -> bool:
         """Whether the layout is that of halves."""
         return self.settings.layout == "half"
 
     @property
-    def whole(self) -> bool:
+    def rotates_all(self) -> bool:
         """Whether all features rotate."""
         return self.width == self.dim
 
     @property
-    def paired(self) -> bool:
+    def has_adjacent_pairs(self) -> bool:
         """Whether features are interleaved and even in number."""
-        return not self.half and self.width % 2 == 0
+        return not self.is_half and self.width % 2 == 0
 
     @property
-    def slices(self) -> float:
+    def num_slices(self) -> float:
         """Into how many equal slices x is cut so that no slice holds both members of a pair."""
-        return self.width // math.gcd(self.dim // 2, self.width) if self.half else 2 if self.paired else math.inf
+        if self.is_half:
+            return self.width // math.gcd(self.dim // 2, self.width)
+        return 2 if self.has_adjacent_pairs else math.inf
 
     @property
-    def words(self) -> bool:
-        """Whether each pair is one word of 32 bits, in x and in the result."""
-        return self.paired and not self.wide and self.settings.result in (None, self.x.dtype)
+    def has_32_bit_pairs(self) -> bool:
+        """Whether each pair is 32 adjacent bits, in x and in the result."""
+        return self.has_adjacent_pairs and self.x.dtype.itemsize == 2 and self.settings.result in (None, self.x.dtype)
 
     @property
-    def lanes(self) -> bool:
+    def fills_tpu_lanes(self) -> bool:
         """Whether a TPU puts positions on the 128 lanes of its registers, and the halves of x in different ones."""
-        fill_lanes = any(isinstance(n, int) and n >= 128 for n in self.angles[0].shape[:-1])
-        return self.half and self.width < 128 and self.width % 16 == 0 and fill_lanes
+        has_128_positions = any(isinstance(n, int) and n >= 128 for n in self.angles[0].shape[:-1])
+        return self.is_half and self.width < 128 and self.width % 16 == 0 and has_128_positions
 
     @property
-    def loops_alone(self) -> bool:
+    def loops_over_pairs(self) -> bool:
         """Whether XLA:CPU can loop over pairs by themselves, without storing more than a table."""
-        return workarounds.KEEPS_BARRIERS and (self.shared or not workarounds.unit_axes(self.x, self.settings.batch))
+        stores_a_table_at_most = self.shares_table or not workarounds.unit_axes(self.x, self.settings.batch)
+        return workarounds.KEEPS_BARRIERS and stores_a_table_at_most

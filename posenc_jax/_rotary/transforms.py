@@ -1,7 +1,7 @@
 r"""A matrix times each group of four features, as one linear operation, for `prope`.
 
 The transform $y_g = M x_g$ of each group $g$ is a primitive of JAX, because compilers for CPUs and TPUs need different
-forms of it. It is linear in $x$ and in $M$, so its derivative is $M\,dx + dM\,x$. Its transpose takes $\bar y$ to
+lowerings of it. It is linear in $x$ and in $M$, so its derivative is $M\,dx + dM\,x$. Its transpose takes $\bar y$ to
 $\bar x = M^\top \bar y$, the same transform, and to $\bar M = \sum_g \bar y_g x_g^\top$.
 
 A matrix is an array (..., 16), row by row, of the rank of x.
@@ -18,15 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax._jax import sharding, workarounds
+from posenc_jax._jax import workarounds
 from posenc_jax._jax.arrays import align, compute_dtype
-from posenc_jax._jax.primitives import primitive, retyped, set_jvp, set_transpose, unknown
+from posenc_jax._jax.bilinear import bilinear_jvp, bind, broadcast_axes, broadcasting_primitive, sum_to
+from posenc_jax._jax.primitives import set_jvp, set_transpose, unknown
 from posenc_jax._jax.workarounds import Target, compiled
 
 
 def transform(x: jax.Array, matrix: jax.Array, *, width: int, result: Any) -> jax.Array:
     """M times each group of the first `width` features of x, rounded once to `result`."""
-    return _grouped.bind(*sharding.agreeing((x, matrix)), width=width, result=np.dtype(result))
+    return bind(_transform, x, matrix, width=width, result=np.dtype(result))
 
 
 def transposed(matrix: jax.Array) -> jax.Array:
@@ -34,7 +35,7 @@ def transposed(matrix: jax.Array) -> jax.Array:
     return jnp.concatenate([matrix[..., i::4] for i in range(4)], axis=-1)
 
 
-# The forms
+# The lowerings
 
 
 def _by_columns(x: jax.Array, matrix: jax.Array, *, width: int, result: np.dtype, target: Target) -> jax.Array:
@@ -70,31 +71,15 @@ def _by_shifts(x: jax.Array, matrix: jax.Array, *, width: int, result: np.dtype)
     return y if width == x.shape[-1] else jnp.where(align(features < width, x.ndim), y, x.astype(result))
 
 
-# The primitive, and its derivatives
-
-
-def _type(x: Any, matrix: Any, *, width: int, result: np.dtype) -> Any:
-    rows = jnp.broadcast_shapes(x.shape[:-1], matrix.shape[:-1])
-    return retyped(x, (*rows, x.shape[-1]), dtype=result, sharding=sharding.common_sharding((x, matrix)))
-
-
-def _mapped(of: Any, _: Any, axes: Any, *operands: Any, **parameters: Any) -> Any:
-    return transform(*(x[None] if axis is None else x for x, axis in zip(operands, axes, strict=True)), **parameters)
+# The derivatives
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, width: int, result: np.dtype) -> tuple[Any, Any]:
     """M dx + dM x, rounded once."""
-    (x, matrix), (dx, d_matrix) = primals, tangents
-    y = transform(x, matrix, width=width, result=result)
-    if d_matrix is None:
-        return y, transform(dx, matrix, width=width, result=result)
-    if width < x.shape[-1]:  # features that pass through do not depend on M
-        x = jnp.where(align(np.arange(x.shape[-1]) < width, x.ndim), x, np.zeros((), x.dtype))
-    if dx is None:
-        return y, transform(x, d_matrix, width=width, result=result)
-    wide = compute_dtype(x, matrix)
-    terms = [transform(*pair, width=width, result=wide) for pair in ((dx, matrix), (x, d_matrix))]
-    return y, (terms[0] + terms[1]).astype(result)
+    x, dtype = primals[0], compute_dtype(*primals)
+    multiplied = align(np.arange(x.shape[-1]) < width, x.ndim)
+    f = functools.partial(transform, width=width)
+    return bilinear_jvp(f, primals, tangents, result=result, compute_dtype=dtype, multiplied=multiplied)
 
 
 def _transpose(dy: Any, x: Any, matrix: Any, *, width: int, result: np.dtype) -> list[Any]:
@@ -106,22 +91,16 @@ def _transpose(dy: Any, x: Any, matrix: Any, *, width: int, result: np.dtype) ->
 @compiled("prope_transpose", static_argnames=("like", "width"))
 def _cotangent_of_features(dy: jax.Array, matrix: jax.Array, *, like: Any, width: int) -> jax.Array:
     """Mᵀȳ."""
-    return _sum_to(like, transform(dy, transposed(matrix), width=width, result=like.dtype))
+    return sum_to(like, transform(dy, transposed(matrix), width=width, result=like.dtype))
 
 
 @compiled("prope_matrix_transpose", static_argnames=("like", "width"))
 def _cotangent_of_matrix(dy: jax.Array, x: jax.Array, *, like: Any, width: int) -> jax.Array:
     """Σ ȳxᵀ over all groups that share a matrix."""
-    slopes, groups = (a[..., :width].reshape(*a.shape[:-1], width // 4, 4).astype(like.dtype) for a in (dy, x))
-    summed = [axis for axis, n in enumerate(like.shape[:-1]) if isinstance(n, int) and n == 1]
-    outer = jnp.sum(slopes[..., :, None] * groups[..., None, :], axis=(*summed, dy.ndim - 1), keepdims=True)
+    dy, x = (a[..., :width].reshape(*a.shape[:-1], width // 4, 4).astype(like.dtype) for a in (dy, x))
+    axes = (*broadcast_axes(like), dy.ndim - 2)  # of rows, and of groups
+    outer = jnp.sum(dy[..., :, None] * x[..., None, :], axis=axes, keepdims=True)
     return outer.reshape(*outer.shape[:-3], 16)
-
-
-def _sum_to(like: Any, x: jax.Array) -> jax.Array:
-    """Sums over the axes along which an operand was broadcast."""
-    axes = [axis for axis, n in enumerate(like.shape[:-1]) if isinstance(n, int) and n == 1 and x.shape[axis] != 1]
-    return jnp.sum(x, axis=axes, keepdims=True) if axes else x
 
 
 PROGRAMS = {
@@ -130,6 +109,8 @@ PROGRAMS = {
     "rocm": functools.partial(_by_columns, target=workarounds.GPU),
     "tpu": _by_shifts,
 }
-_grouped = primitive("groups", _type, PROGRAMS, _mapped, parameters=("width", "result"))
-set_jvp(_grouped, _jvp)
-set_transpose(_grouped, _transpose)
+_transform = broadcasting_primitive(
+    "groups", PROGRAMS, parameters=("width", "result"), dtype=lambda x, *, result, **_: result
+)
+set_jvp(_transform, _jvp)
+set_transpose(_transform, _transpose)

@@ -101,8 +101,8 @@ def xpos(
     origin = checks.zero_dimensional("origin", origin)
     settings = {"scale_base": scale_base, "gamma": gamma, "layout": layout}
     rotated_query, rotated_key = (
-        _xpos(x, positions, geometric_cycles, origin, heads=heads, sign=sign, **settings)
-        for (x, positions, geometric_cycles, heads), sign in ((queries, 1), (keys, -1))
+        _xpos(x, positions, frequencies, origin, heads=heads, sign=sign, **settings)
+        for (x, positions, frequencies, heads), sign in ((queries, 1), (keys, -1))
     )
     return rotated_query, rotated_key
 
@@ -130,11 +130,7 @@ def _xpos(
     gamma: float,
     layout: Layout,
 ) -> jax.Array:
-    angles, dtype, dim = (
-        Angles(expand_positions(x, positions, heads), frequencies),
-        compute_dtype(x),
-        dim_of(frequencies),
-    )
+    angles, dim = Angles(expand_positions(x, positions, heads), frequencies), dim_of(frequencies)
     if not dim:
         return apply_rotation(RotationSettings(layout), x, angles)
     n = dim // 2
@@ -142,7 +138,7 @@ def _xpos(
     columns = np.repeat(decays, 2) if layout == "interleaved" else np.tile(decays, 2)
     columns = np.pad(columns, (0, x.shape[-1] - dim)).astype(np.float32)
     distance = _distance(angles.positions, origin)
-    rotated: Any = apply_rotation(RotationSettings(layout, result=np.dtype(dtype)), x, angles)
+    rotated: Any = apply_rotation(RotationSettings(layout, result=np.dtype(compute_dtype(x))), x, angles)
     return _scaled(rotated, distance, align(columns, x.ndim)).astype(x.dtype)
 
 
@@ -155,7 +151,7 @@ def _distance(positions: jax.Array, origin: jax.Array) -> jax.Array:
 
 
 def _integer_part(x: jax.Array) -> tuple[Any, Any]:
-    """The nearest int32 and the rest. Where the cast wraps, the waves are already NaN."""
+    """The nearest int32 and the rest. Where the cast wraps, sines and cosines are already NaN."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         return x.astype(jnp.int32), np.float32(0)
     nearest = jnp.round(x)

@@ -29,8 +29,8 @@ MARKERS = ("o", "s", "D", "^", "v")
 def matrix(name: str, value: Any, axes: str) -> np.ndarray:
     """`value` as a float64 matrix; float64 holds every entry of every table dtype."""
     value = unwrap_array(value)
-    kinds, known = (jnp.integer, jnp.floating), isinstance(value, (jax.Array, np.ndarray))
-    fits = known and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
+    kinds, is_array = (jnp.integer, jnp.floating), isinstance(value, (jax.Array, np.ndarray))
+    fits = is_array and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
     errors.require_type(fits, name, f"an integer or float array of shape {axes}", value)
     require(value.ndim == 2 and value.size, "{} must have shape {}, not empty, got {}", name, axes, value.shape)
     result = np.asarray(value).astype(np.float64)

@@ -77,7 +77,7 @@ def columns(
     *,
     title: str = "Single features against position",
 ) -> Figure:
-    """Columns of a table plotted against position: fast waves in the first features, slow waves in the last.
+    """Columns of a table plotted against position: high frequencies in the first features, low ones in the last.
 
     Args:
       table: as for `heatmap`.
@@ -306,10 +306,10 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
         image = _drawing.image(axes, weights, "magma", 0.0, largest, "equal")
         if tokens is not None:
             shown = range(0, seq, -(-seq // 12))
-            words = [str(tokens[i]) for i in shown]
-            upright = len(words) * max(map(len, words)) > 20
-            axes.set_xticks(shown, words, rotation=90 if upright else 0)
-            axes.set_yticks(shown, words)
+            texts = [str(tokens[i]) for i in shown]
+            upright = len(texts) * max(map(len, texts)) > 20
+            axes.set_xticks(shown, texts, rotation=90 if upright else 0)
+            axes.set_yticks(shown, texts)
         if seq <= 6:
             _drawing.write_cells(axes, image, weights)
     both[0].set_ylabel("query")

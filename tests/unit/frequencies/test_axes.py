@@ -232,8 +232,8 @@ F = pe.geometric(12)
         (lambda: pe.multi_section(F, (5, True)), TypeError, r"multi_section: sections\[1\] must be an integer, got bool True"),
         (lambda: pe.multi_section(F, 6), TypeError, "multi_section: sections must be a sequence of integers, got int 6"),  # type: ignore
         (lambda: pe.multi_section(F, "222"), TypeError, "multi_section: sections must be a sequence of integers, got str '222'"),  # type: ignore
-        (lambda: pe.multi_section(F, (1, 2, 3), interleaved=True), ValueError, r"multi_section: sections must leave each its share when the pairs are dealt out in turn, got \(1, 2, 3\), of which \(2, 2, 2\) found a place"),
-        (lambda: pe.multi_section(pe.geometric(128), (16, 24, 24), interleaved=True), ValueError, r"got \(16, 24, 24\), of which \(22, 21, 21\) found a place"),
+        (lambda: pe.multi_section(F, (1, 2, 3), interleaved=True), ValueError, r"multi_section: sections must give each coordinate its pairs when they are dealt out in turn, got \(1, 2, 3\), which deals out \(2, 2, 2\)"),
+        (lambda: pe.multi_section(pe.geometric(128), (16, 24, 24), interleaved=True), ValueError, r"got \(16, 24, 24\), which deals out \(22, 21, 21\)"),
         (lambda: pe.multi_section(F, (2, 2, 2), interleaved=1), TypeError, "multi_section: interleaved must be True or False, got int 1"),  # type: ignore
         (lambda: pe.multi_section(pe.axial(12, 2), (3, 3)), ValueError, "multi_section: frequencies must have one axis, got 2"),
         (lambda: pe.multi_section(np.ones(6, np.float32), (3, 3)), TypeError, "multi_section: frequencies must be Frequencies or an integer width"),  # type: ignore

@@ -297,7 +297,7 @@ key = functools.partial(pe.prope, role="key", head_axis=-2)
         (lambda: key(X, E4[:3]), ValueError, r"prope: extrinsics must have shape \(..., 4, 4\), got \(3, 4\)"),
         (lambda: key(X, np.stack([E4] * 4)), ValueError, r"prope: extrinsics without their last 2 axes, of shape \(4,\) must broadcast to x without its head axis and its last, shape \(2, 5\)"),
         (lambda: key(X, E4.astype(int)), TypeError, r"prope: extrinsics must be a float array of shape \(..., 4, 4\), got int64"),
-        (lambda: key(X, E4.astype(jnp.bfloat16)), TypeError, "prope: extrinsics must be float32 .* because 16 bits lose places, got bfloat16"),
+        (lambda: key(X, E4.astype(jnp.bfloat16)), TypeError, "prope: extrinsics must be float32 .* because 16 bits are too coarse, got bfloat16"),
         (lambda: key(X, 1.1 * E4), ValueError, "prope: extrinsics must be rigid, RᵀR = 1 to 0.001, got a rotation that is off by 0.21"),
         (lambda: key(X, np.float32(cameras.projection(E4, K3, SIZE))), ValueError, "prope: extrinsics must be rigid"),
         (lambda: key(X, E4 + np.eye(4, k=-3, dtype=np.float32)), ValueError, r"prope: extrinsics must end with the row \(0, 0, 0, 1\), got one that is off by 1"),

@@ -173,8 +173,15 @@ def of(shape, dtype=np.int32):
 def test_a_table_pays_if_vectors_share_positions_and_frequencies():
     x, p = of((7, 8, 16), np.float32), of((7, 1, 1))
     for w, shared in ((pe.geometric(16), True), (of((1, 1, 8)), True), (of((1, 8, 8)), False)):
-        assert fact(lambda r: r.shared, RotationSettings("half"), x, p, w) == shared, w
-    assert not fact(lambda r: r.shared, RotationSettings("half"), x, of((7, 8, 1)), pe.geometric(16))
+        assert fact(lambda r: r.shares_table, RotationSettings("half"), x, p, w) == shared, w
+    assert not fact(lambda r: r.shares_table, RotationSettings("half"), x, of((7, 8, 1)), pe.geometric(16))
+
+
+def test_pairs_of_8_bits_compile_for_a_gpu():
+    """They are no words of 32 bits."""
+    x = of((7, 8, 16), jnp.float8_e4m3fn)
+    traced = jax.jit(lambda x: pe.rotary(x, head_axis=-2, layout="interleaved")).trace(x)
+    assert "f8E4M3FN" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def test_every_row_of_the_table_is_taken():
