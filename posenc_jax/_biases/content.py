@@ -46,79 +46,54 @@ def content_bias(
 
     $$q_i \cdot t_{i - j - f} \qquad \text{or} \qquad k_j \cdot t_{i - j - f}$$
 
-    for every head, where row $t_0$ of the table is that of offset $f$. Shaw's relative keys clip the offset
-    (`out_of_range="nearest"`), Inkling's bank and VITS end at the last one ("zeros"), ViTDet and SAM add one such term
-    for the rows and one for the columns of a grid, Transformer-XL computes its table from sinusoids, and DeBERTa puts
-    offsets into buckets (max_distance). The bias is not scaled: where a model adds it inside the scale of the scores,
-    multiply it by that scale.
+    for every head, where the first row of the table, $t_0$, is that of offset $f$.
 
-    DeBERTa's table has $2n$ rows and $m = \lfloor n/2 \rfloor$. Offsets $\pm d$ with $d \le m$ have rows of their own,
-    $n \pm d$. Others share row $n \pm b$ (clipped to the table), with
+    Examples:
+      A query with the feature 1 and rows for offsets from −2 to 2:
 
-    $$b = m + \left\lceil \frac{\ln(d/m)}{\ln((\text{max} - 1)/m)} \, (m - 1) \right\rceil .$$
-
-    Integer arithmetic finds the distance at which each bucket begins, so the bucket is right at every distance.
-
-    `attention` calls this function on tiles: pass query and key as its query_data and key_data. Its memory then grows
-    with the length and not with its square. Products have the default precision of `jax.lax.dot_general`, as those of
-    queries and keys have.
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> i, j, rows = jnp.array([3]), jnp.arange(7), jnp.arange(5.0)[:, None]
+      >>> print(pe.content_bias(i, j, rows, query=jnp.ones((1, 1, 1)), out_of_range="nearest")[0])
+      [[4. 4. 3. 2. 1. 0. 0.]]
 
     Args:
       query_positions: $i$, integers of shape (..., queries).
       key_positions: $j$, integers of shape (..., keys); leading axes broadcast.
       table: floats of shape (rows, heads, features), or (rows, features) if all heads share it. Rows that no query and
         key select must be finite too.
-      query: $q$, floats of shape (..., queries, heads or 1, features). Give either query or key.
-      key: $k$, floats of shape (..., keys, heads or 1, features).
-      first: $f$, the offset $i - j$ of the first row. None: the middle row of an odd number is that of offset 0.
-        Reverse a table whose rows are in the order of $j - i$.
-      max_distance: the number by which offsets fall into buckets, DeBERTa's `max_relative_positions`, or its
-        `max_position_embeddings` where that is -1. Every offset has a row then, first must be None, and the number of
-        rows must be even.
-      out_of_range: for offsets that the table does not hold. "error" raises a `ValueError` if all positions are known,
-        and gives NaN if some are traced, as in `attention` all are. "nan" gives NaN and checks nothing. "zeros" gives
-        0. "nearest" takes the first or the last row.
+      query: $q$, floats of shape (..., queries, heads or 1, features).
+      key: $k$, floats of shape (..., keys, heads or 1, features), instead of query.
+      first: $f$, the offset $i - j$ of the first row. None: the middle row, of an odd number, is that of offset 0.
+      max_distance: DeBERTa's `max_relative_positions`, by which offsets fall into buckets. Every offset has a row then,
+        first must be None, and the number of rows must be even.
+      out_of_range: for offsets without a row. "error" raises if all positions are concrete, and gives NaN if some are
+        traced. "nan" gives NaN, "zeros" gives 0, and "nearest" takes the first or the last row.
 
     Returns:
-      An array of shape (..., heads, queries, keys), float32 (float64 if query, key or table is), differentiable in
-      query, key and table in forward and reverse mode and any order of both.
+      An array of shape (..., heads, queries, keys), float32 (float64 if query, key or table is).
 
     Raises:
-      TypeError: if positions are not integers or have no common dtype, table, query or key is not a float array, or
-        first or max_distance is not an integer.
-      ValueError: if query and key are both given or both missing, shapes do not match, out_of_range is unknown, or
-        positions are known to be out of range. Without max_distance: if first is missing for an even number of rows.
-        With it: if first or out_of_range is given, the number of rows is odd, below 8 or above 2¹², or max_distance is
-        at most $m + 1$.
+      TypeError: if positions are not integers of a common dtype, table, query or key is not a float array, or first or
+        max_distance is not an integer.
+      ValueError: if query and key are both given or both missing, shapes do not match, out_of_range is unknown,
+        concrete positions are out of range, or first is missing for an even number of rows. With max_distance: if first
+        or out_of_range is given, the number of rows is odd, below 8 or above 2¹², or max_distance is at most a quarter
+        of the rows, rounded down, plus 1.
 
-    Examples:
-      Shaw's relative keys, with rows for $j - i$ from −2 to 2:
+    Notes:
+      The bias is not scaled: if the model scales it with the scores, multiply it by the same scale. As a bias of
+      `attention`, with query and key as its query_data and key_data, it is computed in tiles, in memory linear in the
+      length. Products have the default precision of `jax.lax.dot_general`. The bias is differentiable in query, key and
+      table in forward and reverse mode and any order of both.
 
-      >>> import jax, jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 100, 8, 16))
-      >>> table = jax.random.normal(jax.random.key(1), (5, 16))
-      >>> @jax.jit
-      ... def attend(q, k, v, table):
-      ...     def bias(i, j, q, _):
-      ...         return pe.content_bias(i, j, table[::-1], query=q, out_of_range="nearest") / 4
-      ...     return pe.attention(q, k, v, bias=bias, query_data=q)
-      >>> attend(q, k, v, table).shape
-      (2, 100, 8, 16)
-
-      One query with the feature 1, so that the bias is the row of each offset:
-
-      >>> rows, one = jnp.arange(5.0)[:, None], jnp.ones((1, 1, 1))
-      >>> given = jnp.array([3]), jnp.arange(7), rows
-      >>> print(pe.content_bias(*given, query=one, out_of_range="nearest")[0])
-      [[4. 4. 3. 2. 1. 0. 0.]]
-      >>> print(pe.content_bias(*given, query=one, first=0, out_of_range="zeros")[0])
-      [[3. 2. 1. 0. 0. 0. 0.]]
+    See Also:
+      The guide to biases of the tokens, for the call of each model and DeBERTa's buckets.
 
     Reference:
       Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1; Dai et al.,
-      "Transformer-XL", 2019, section 3.3; He et al., "DeBERTa", 2021, section 3.1, with the buckets of its code for
-      DeBERTa-v2 and the sign of its code: the paper has the rows of $j - i$ in the term of keys.
+      "Transformer-XL", 2019, section 3.3; He et al., "DeBERTa", 2021, section 3.1, with the buckets and the sign of its
+      code.
     """
     queries, keys = parse_tile(query_positions, key_positions, checks.INTEGERS)
     given = [name for name, x in (("query", query), ("key", key)) if x is not None]

@@ -38,40 +38,12 @@ def relative_position_bias(
 ) -> jax.Array:
     r"""The bias of vision transformers: one learned value for each head and each offset on a grid.
 
-    For a query at the coordinates $p$ and a key at $q$, in a window of $w_a$ places along axis $a$, the bias of all
-    heads is
+    For a query at $p$ and a key at $q$, in a window of $w_a$ positions along axis $a$, the bias of all heads is
 
     $$\text{table}[p_1 - q_1 + w_1 - 1, \;\dots,\; p_n - q_n + w_n - 1] \qquad \text{or} \qquad
       \text{table}[|p_1 - q_1|, \;\dots,\; |p_n - q_n|] \;\text{ (symmetric).}$$
 
-    Only differences of positions count: they may start anywhere and have gaps, as those of queries on a coarser grid
-    do.
-
-    Args:
-      query_positions: $p$, integers of shape (..., queries, axes), as `grid_positions` returns them; (..., queries) for
-        a table with one axis of offsets, as for the other biases.
-      key_positions: $q$, integers of shape (..., keys, axes) or (..., keys); leading axes broadcast.
-      table: floats of shape ($2w_1 - 1, \dots, 2w_n - 1$, heads), or ($w_1, \dots, w_n$, heads) if symmetric, for any
-        number of axes.
-      prefix: floats of shape (3, heads) for tokens outside the grid, such as a class token: the bias of grid tokens as
-        keys of such a token, of such a token as a key of grid tokens, and of such tokens for each other. These are the
-        last three rows of BEiT's table. A token is outside the grid if its first coordinate is negative. Without
-        prefix, a negative coordinate is a place like any other.
-      symmetric: whether the table holds distances instead of offsets, as in LeViT.
-      out_of_range: for offsets that the table does not hold. "error" raises a `ValueError` if all positions are known,
-        and gives NaN if some are traced, as in `attention` all are. "nan" gives NaN and checks nothing. "zeros" gives
-        0.
-
-    Returns:
-      A float32 array of shape (..., heads, queries, keys), differentiable in the table and in prefix, in forward and in
-      reverse mode.
-
-    Raises:
-      TypeError: if positions are not integers or have no common dtype, or table or prefix is not a float array.
-      ValueError: if positions do not have one coordinate for each axis of the table (for one axis, if they are known to
-        be the points of a grid), their leading axes do not broadcast, the table has an even number of offsets along an
-        axis, no heads, or a symbolic number of offsets, prefix does not have shape (3, heads), or positions are known
-        to be out of range.
+    Only differences of positions count: positions may start anywhere and have gaps.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -82,22 +54,43 @@ def relative_position_bias(
       [[7. 6. 5. 2. 1. 0.]
        [8. 7. 6. 3. 2. 1.]]
 
-      Swin holds the same table as (offsets, heads), and LeViT's `attention_biases` are (heads, distances). BEiT has
-      three more rows. MaxViT's offset is $q - p$:
+      With a class token before the grid, as in BEiT:
 
-      >>> swin, beit, levit = jnp.zeros((15, 8)), jnp.zeros((18, 8)), jnp.zeros((8, 6))
-      >>> maxvit = jnp.zeros((8, 3, 5))
-      >>> of_swin = pe.relative_position_bias(grid, grid, swin.reshape(3, 5, 8))
-      >>> table = jnp.moveaxis(maxvit, 0, -1)[::-1, ::-1]
-      >>> of_maxvit = pe.relative_position_bias(grid, grid, table)
-      >>> table = levit.T.reshape(2, 3, 8)
-      >>> of_levit = pe.relative_position_bias(grid, grid, table, symmetric=True)
-      >>> # a class token before the grid
       >>> tokens = jnp.pad(grid, ((1, 0), (0, 0)), constant_values=-1)
+      >>> beit = jnp.zeros((18, 8))
       >>> table, prefix = beit[:-3].reshape(3, 5, 8), beit[-3:]
-      >>> of_beit = pe.relative_position_bias(tokens, tokens, table, prefix=prefix)
-      >>> of_beit.shape
+      >>> pe.relative_position_bias(tokens, tokens, table, prefix=prefix).shape
       (8, 7, 7)
+
+    Args:
+      query_positions: $p$, integers of shape (..., queries, axes), as `grid_positions` returns them; (..., queries) for
+        a table with one axis of offsets.
+      key_positions: $q$, integers of shape (..., keys, axes) or (..., keys); leading axes broadcast.
+      table: floats of shape ($2w_1 - 1, \dots, 2w_n - 1$, heads), or ($w_1, \dots, w_n$, heads) if symmetric, for any
+        number of axes.
+      prefix: floats of shape (3, heads) for tokens outside the grid, whose first coordinate is negative: the bias of
+        grid tokens as keys of such a token, of such a token as key of grid tokens, and of such tokens for each other.
+        Without prefix, a negative coordinate is like any other.
+      symmetric: whether the table holds distances instead of offsets, as in LeViT.
+      out_of_range: for offsets that the table does not have. "error" raises a `ValueError` if all positions are
+        concrete, and gives NaN if some are traced, as all are in `attention`. "nan" gives NaN and checks nothing.
+        "zeros" gives 0.
+
+    Returns:
+      A float32 array of shape (..., heads, queries, keys).
+
+    Raises:
+      TypeError: if positions are not integers of a common dtype, or table or prefix is not a float array.
+      ValueError: if positions do not have one coordinate for each axis of the table (for one axis, if concrete
+        positions are the points of a grid), their leading axes do not broadcast, the table has an even number of
+        offsets along an axis, no heads, or a symbolic number of offsets, prefix does not have shape (3, heads), or
+        concrete positions are out of range.
+
+    Notes:
+      The bias is differentiable in the table and in prefix, in forward and in reverse mode.
+
+    See Also:
+      The guide to tables of offsets, for the checkpoints of Swin, BEiT, MaxViT and LeViT, and for another window.
 
     Reference:
       Liu et al., "Swin Transformer", 2021, section 3.2, equation 4; Graham et al., "LeViT", 2021, section 4.2;

@@ -76,20 +76,18 @@ def positions_from_tokens(
 ) -> jax.Array:
     r"""Positions for M-RoPE from token ids with placeholders of images and videos: (time, row, column) of each token.
 
-    Finds the parts of each row and places them as `multimodal_positions` does. Where the part after a grid starts
-    depends on the model: in transformers 5, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5, GLM-4V, ERNIE-4.5-VL and
-    PaddleOCR-VL take "side", and Qwen2.5-Omni and Qwen3-Omni take "maximum".
+    Finds the texts, images and videos of each row, and gives them the positions of `multimodal_positions`.
 
-    `posenc_jax.hf.positions_from_tokens` reads this from a model's config, with the placeholders and the times of
-    frames. Only it can place frames between whole positions, as Qwen3-Omni does, and among the audio of their video.
-
-    The next text position of each row is `positions.max((-2, -1)) + 1` in all three coordinates. The `rope_deltas` of
-    transformers are this minus the number of tokens, `mask.sum(-1)`.
+    Examples:
+      >>> import numpy as np
+      >>> import posenc_jax as pe
+      >>> tokens = np.array([5, 9, 9, 9, 9, 6])
+      >>> pe.positions_from_tokens(tokens, image_token=9, image_grids=[(1, 4, 4)]).tolist()
+      [[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]]
 
     Args:
-      tokens: token ids, integers of shape (length,) or (batch, length), known on the host. The `mm_token_type_ids` of a
-        processor of transformers serve as well, with 1 for `image_token` and 2 for `video_token`. GLM-4V needs them,
-        because it has one placeholder for images and videos.
+      tokens: token ids, concrete integers of shape (length,) or (batch, length); or the `mm_token_type_ids` of a
+        processor of transformers, with 1 for `image_token` and 2 for `video_token`, which GLM-4V needs.
       image_token: the placeholder of images; `None` if there is none.
       video_token: the placeholder of videos; `None` if there is none.
       image_grids: (time, height, width) of all images of the batch in their order, in patches before the model merges
@@ -100,7 +98,7 @@ def positions_from_tokens(
         times the processor's `second_per_grid_ts` in float32, or `tokens_per_second` without it.
       spatial_merge_size: the model merges squares of this side into one token.
       mask: marks tokens, as for `positions_from_mask`, with the shape of `tokens`. Padding, on any side, is at 0.
-      following: where the part after a grid starts, as for `multimodal_positions`.
+      following: where the part after a grid starts, as for `multimodal_positions`; it depends on the model.
 
     Returns:
       An int32 array of shape (length, 3) or (batch, length, 3), for `multi_section`.
@@ -111,12 +109,13 @@ def positions_from_tokens(
         if spatial_merge_size does not divide a grid, if there is not one step for each video, if a video whose frames
         are separate runs has a step other than 1, if both placeholders are equal, or if a position is beyond int32.
 
-    Examples:
-      >>> import numpy as np
-      >>> import posenc_jax as pe
-      >>> tokens = np.array([5, 9, 9, 9, 9, 6])
-      >>> pe.positions_from_tokens(tokens, image_token=9, image_grids=[(1, 4, 4)]).tolist()
-      [[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]]
+    Notes:
+      The next text position of each row is `positions.max((-2, -1)) + 1` in all three coordinates. The `rope_deltas` of
+      transformers are this minus the number of tokens, `mask.sum(-1)`.
+
+    See Also:
+      `posenc_jax.hf.positions_from_tokens`, which reads all settings from a model's config. Only that function gives
+      frames fractional positions, as in Qwen3-Omni, and the audio of a video positions among its frames.
 
     Reference:
       Wang et al., "Qwen2-VL", 2024, section 2.1; Bai et al., "Qwen3-VL", 2025, for timestamps between frames.
