@@ -5,8 +5,8 @@ keys). Positions are data, so one call computes the bias for a tile, a decode st
 packed segments (whose positions restart; a mask separates them). A tile has the same bits as the corresponding part of
 the full bias. In `sandwich` the last bit may differ, because the compiler chooses the order of its sum. Integer
 distances are computed exactly and then rounded to float32. If one side has float positions, the other is converted to
-float as well. Coordinates of a grid, (tokens, 2), have the shape of a batch of sequences of two tokens. Known ones are
-an error; traced ones are taken for a batch. Bias each coordinate by itself, and add the biases.
+float as well. Coordinates of a grid, (tokens, 2), have the shape of a batch of sequences of two tokens. Concrete
+coordinates are rejected; traced ones are read as a batch. Bias each coordinate by itself, and add the biases.
 
 A custom kernel computes the bias of its own tile and takes the parameters as inputs. This Pallas kernel runs in
 interpret mode, without an accelerator; one that is compiled calls `posenc_jax.kernels.alibi` of tiles instead:
@@ -224,7 +224,7 @@ def sandwich(
     heads: int,
     frequencies: Frequencies | int | jax.Array,
 ) -> jax.Array:
-    r"""Sandwich: the dot product of sinusoidal encodings, which decays with distance, scaled by a rate for each head.
+    r"""Sandwich: the dot product of sinusoidal encodings, which decays with distance, scaled by a rate per head.
 
     $$\frac{n}{8h} \left(PE(i) \cdot PE(j) - \|PE\|^2\right)
       = \frac{n}{8h} \left(\sum_k \cos \omega_k (i - j) - \frac d2\right), \qquad h = 1 \dots n$$
@@ -269,7 +269,7 @@ def _sandwich(queries: jax.Array, keys: jax.Array, frequencies: AnyFrequencies, 
     ndim = 1 + max(queries.ndim, keys.ndim)
     queries, keys = (align(sinusoidal(p, frequencies, layout="half"), ndim) for p in (queries, keys))
     keys, matmul = jnp.swapaxes(keys, -1, -2), functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-    # Multiplies exact waves; computing a cosine for every distance would take many times as long.
+    # Multiplies exact sines and cosines; computing a cosine for every distance would take many times as long.
     similarity = sharding.sharded_as([queries, keys], matmul, queries, keys)[..., None, :, :]
     norm = np.float32(dim_of(frequencies) / 2 * amplitude_of(frequencies) ** 2)
     rate = (heads / (8 * np.arange(1, heads + 1))).astype(np.float32)

@@ -36,7 +36,7 @@ def t5(
 ) -> jax.Array:
     r"""T5's bias: one learned value for each head and bucket of distances.
 
-    Of the $n$ buckets in each direction, the first $e = \lfloor n/2 \rfloor$ hold one distance each. A distance
+    Of the $n$ buckets in each direction, the first $e = \lfloor n/2 \rfloor$ have one distance each. A distance
     $d \ge e$ falls into bucket
 
     $$\min\left(n - 1,\; e + \left\lfloor \frac{\ln(d/e)}{\ln(\text{max}/e)}\,(n - e) \right\rfloor\right).$$
@@ -285,7 +285,7 @@ def _by_product(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: j
 
 
 def _by_units(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> jax.Array:
-    """As one elementwise expression: an array of hidden features would be several times the size of the bias."""
+    """As one elementwise expression, because an array of hidden features would be several times the bias's size."""
     y = jnp.broadcast_to(per_head(b2, x), (*x.shape[:-3], b2.shape[0], *x.shape[-2:]))
     for unit in range(w1.shape[0]):
         y += per_head(w2[unit], x) * jax.nn.relu(per_head(w1[unit, None], x) * x + per_head(b1[unit, None], x))

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
 from posenc_jax._positions import spans
-from posenc_jax._positions.spans import Following, Grid, Run, Span
+from posenc_jax._positions.spans import FollowingRule, Grid, Span, TokenRun
 
 
 @public
@@ -58,7 +58,7 @@ def multimodal_positions(
     """
     checks.one_of("following", following, ("maximum", "side"))
     items = enumerate(checks.sequence("parts", parts, "integers and grids"))
-    return jax.device_put(spans.placed([_parse_part(f"parts[{i}]", part, following) for i, part in items]))
+    return jax.device_put(spans.positions_of([_parse_span(f"parts[{i}]", part, following) for i, part in items]))
 
 
 @public
@@ -121,28 +121,29 @@ def positions_from_tokens(
       Wang et al., "Qwen2-VL", 2024, section 2.1; Bai et al., "Qwen3-VL", 2025, for timestamps between frames.
     """
     checks.one_of("following", following, ("maximum", "side"))
-    tokens, kept = spans.parse_tokens(tokens, mask)
+    tokens, is_token = spans.parse_tokens(tokens, mask)
     kinds = _kinds(tokens, image_token, video_token)
     merge = checks.positive_int("spatial_merge_size", spatial_merge_size)
     images = deque(spans.parse_grids("image_grids", image_grids, merge))
     videos = deque(spans.parse_grids("video_grids", video_grids, merge, video_steps))
     positions = np.zeros((*tokens.shape, 3), np.int32)
     for row in np.ndindex(tokens.shape[:-1]):
-        runs = spans.runs_of(row, kinds[row], kept[row])
-        positions[row][kept[row]] = spans.placed(_part_of(run, images, videos, following) for run in runs)
+        runs = spans.runs_of(row, kinds[row], is_token[row])
+        row_spans = (_span_of(run, images, videos, following) for run in runs)
+        positions[row][is_token[row]] = spans.positions_of(row_spans)
     spans.check_all_taken((*images, *videos))
     return jax.device_put(positions)
 
 
-def _parse_part(name: str, part: Any, following: Following) -> Span:
-    """The part of a length, or of (time, height, width) with or without Δ."""
+def _parse_span(name: str, part: Any, following: FollowingRule) -> Span:
+    """The span of a length, or of (time, height, width) with or without Δ."""
     if isinstance(part, (int, np.integer)):
         return spans.text(spans.countable(name, checks.positive_int(name, part)))
     numbers = checks.sequence(name, part, "numbers, or an integer")
     require(len(numbers) in (3, 4), "{} must be a length, (time, height, width) or these and Δ, got {!r}", name, part)
     time, height, width = (checks.positive_int(f"{name}[{i}]", n) for i, n in enumerate(numbers[:3]))
     step = checks.positive_float32(f"{name}[3]", numbers[3]) if len(numbers) == 4 else 1.0
-    return Grid(name, time, height, width, step).fitting().part(following)
+    return Grid(name, time, height, width, step).check_int32().span(following)
 
 
 def _kinds(tokens: np.ndarray, image_token: Any, video_token: Any) -> np.ndarray:
@@ -150,16 +151,16 @@ def _kinds(tokens: np.ndarray, image_token: Any, video_token: Any) -> np.ndarray
     kinds = np.zeros(tokens.shape, np.int8)
     for kind, name, value in ((1, "image_token", image_token), (2, "video_token", video_token)):
         if value is not None:
-            same = tokens == int(checks.array(name, checks.integer(name, value)))
+            matches = tokens == int(checks.array(name, checks.integer(name, value)))
             require(
                 name == "image_token" or value != image_token, "{} must differ from image_token, got {}", name, value
             )
-            kinds[same] = kind
+            kinds[matches] = kind
     return kinds
 
 
-def _part_of(run: Run, images: deque[Grid], videos: deque[Grid], following: Following) -> Span:
-    """The part of a run: text, the next grid, or the next frame of a video whose frames are separate runs."""
+def _span_of(run: TokenRun, images: deque[Grid], videos: deque[Grid], following: FollowingRule) -> Span:
+    """The span of a run: text, the next grid, or the next frame of a video whose frames are separate runs."""
     if run.kind == 0:
         return spans.text(run.length)
     grids = images if run.kind == 1 else videos
@@ -169,4 +170,4 @@ def _part_of(run: Run, images: deque[Grid], videos: deque[Grid], following: Foll
         require(grid.step == 1, message, grid.name, grid.step)
         grid, *others = spans.frames_of(grid)
         grids.extendleft(reversed(others))
-    return grid.check(run.length, run.where).part(following)
+    return grid.check(run.length, run.where).span(following)

@@ -37,7 +37,7 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
 
     Raises:
       TypeError: if ids are not an integer array, or padding is not an integer.
-      ValueError: if ids have no axis or a length above 2³¹, or if ids or padding are known not to fit into int32.
+      ValueError: if ids have no axis or a length above 2³¹, or if concrete ids or padding do not fit into int32.
 
     Examples:
       >>> import numpy as np
@@ -48,14 +48,14 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
     Reference:
       Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2.
     """
-    ids = _sequences("ids", checks.array("ids", ids, checks.INTEGERS))
+    ids = _parse_sequences("ids", checks.array("ids", ids, checks.INTEGERS))
     if padding is not None:
         padding = int(checks.array("padding", checks.integer("padding", padding)))
     return _positions_from_segments(ids, padding=padding)
 
 
-def _sequences(name: str, x: Any, shape: str = "(..., length)") -> jax.Array:
-    """Checks that positions can be counted along the last axis of x."""
+def _parse_sequences(name: str, x: Any, shape: str = "(..., length)") -> jax.Array:
+    """Returns x, along whose last axis positions can be counted."""
     require(x.ndim, "{} must have shape {}, got {}", name, shape, x.shape)
     checks.countable(name, x.shape[-1])
     checks.unsharded(name, x)
@@ -90,14 +90,14 @@ def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
       total: the static length of the pack. After the last document it is padding, at position 0.
 
     Returns:
-      An int32 array of shape (..., total). Traced lengths cannot raise. If they sum to more than total, the pack holds
+      An int32 array of shape (..., total). Traced lengths cannot raise. If they sum to more than total, the pack has
       the first `total` tokens, each at its position in its document. If one of them is negative, all positions of its
       pack are −1, which no other pack contains and for which `learned` returns NaN.
 
     Raises:
       TypeError: if lengths are not an integer array, or total is not an integer.
-      ValueError: if lengths have no axis, if total is not from 1 to 2³¹ − 1, or if lengths are known and one of them is
-        negative or they sum to more than total.
+      ValueError: if lengths have no axis, if total is not from 1 to 2³¹ − 1, or if lengths are concrete and one of them
+        is negative or they sum to more than total.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -113,35 +113,35 @@ def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
     return _positions_from_lengths(_parse_lengths(lengths, "total", total), total=total)
 
 
-def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1, of: str = "") -> jax.Array:
-    """Lengths of documents; known ones must fit into `total`, the argument `name`, and be multiples, called `of`."""
+def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1, multiple_name: str = "") -> jax.Array:
+    """Lengths of documents. Concrete ones must fit into `total`, the argument `name`, and be multiples."""
     lengths = checks.array("lengths", lengths, checks.INTEGERS)
-    result = _sequences("lengths", lengths, "(..., documents)")
+    result = _parse_sequences("lengths", lengths, "(..., documents)")
     checks.require_static_size("lengths", lengths.shape, -1)
     if checks.is_concrete(lengths) and lengths.size:
         checks.within(lengths, 0, LIMIT, "lengths must be at least 0, got {}")
-        known = np.asarray(lengths)  # on the host, in int64: int32 would wrap
-        used, wrong = int(known.sum(-1, dtype=np.int64).max()), known[known % multiple != 0][:1]
-        require(used <= total, "lengths must sum to at most {} = {}, got {}", name, total, used)
-        require(not wrong.size, "lengths must be multiples of {}, got {}", of, *wrong.tolist())
+        host = np.asarray(lengths)  # summed on the host, in int64: int32 would wrap
+        longest, wrong = int(host.sum(-1, dtype=np.int64).max()), host[host % multiple != 0][:1]
+        require(longest <= total, "lengths must sum to at most {} = {}, got {}", name, total, longest)
+        require(not wrong.size, "lengths must be multiples of {}, got {}", multiple_name, *wrong.tolist())
     return result
 
 
 def _ends(lengths: jax.Array) -> jax.Array:
-    """Where each document ends: sums that stay at 2³¹ − 1 instead of wrapping around."""
+    """The end of each document: sums that stay at 2³¹ − 1 instead of wrapping around."""
     most = np.uint32(LIMIT - 1)
     x = jnp.clip(lengths, 0, LIMIT - 1).astype(jnp.uint32)
     return lax.associative_scan(lambda a, b: lax.min(a + b, lax.full_like(a, most)), x, axis=-1).astype(jnp.int32)
 
 
 def _starts(ends: jax.Array, total: int) -> jax.Array:
-    """The largest end of a document up to each place, or 0."""
+    """The largest end of a document up to each index, or 0."""
     row = jnp.vectorize(lambda e: jnp.zeros(total, jnp.int32).at[e].max(e, mode="drop"), signature="(n)->(t)")
     return lax.cummax(row(ends), ends.ndim - 1)
 
 
 def _stops(ends: jax.Array, total: int) -> jax.Array:
-    """The smallest end of a document above each place, or total."""
+    """The smallest end of a document above each index, or total."""
 
     def row(e: jax.Array) -> jax.Array:
         return jnp.full(total, total, jnp.int32).at[jnp.where(e > 0, e - 1, total)].min(e, mode="drop")
@@ -180,7 +180,7 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
 
     Raises:
       TypeError: if the mask is not a boolean or integer array. A float mask is one that is added to scores.
-      ValueError: if the mask has no axis or a length above 2³¹, or is known to hold integers other than 0 and 1.
+      ValueError: if the mask has no axis or a length above 2³¹, or concrete integers are not all 0 or 1.
 
     Examples:
       >>> import numpy as np
@@ -192,11 +192,11 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
     Reference:
       Wolf et al., "Transformers", 2020: `position_ids` in generation with left padding.
     """
-    return _positions_from_mask(_sequences("mask", parse_mask(mask)))
+    return _positions_from_mask(_parse_sequences("mask", parse_mask(mask)))
 
 
 def parse_mask(mask: Any) -> Any:
-    """Returns booleans or integers; integers that are known must be 0 or 1."""
+    """Booleans or integers. Concrete integers must be 0 or 1."""
     mask = unwrap_array(mask)
     if checks.is_array(mask) and mask.dtype == np.bool_:
         return mask

@@ -96,13 +96,13 @@ def shard_positions(
 @compiled("shard_positions", static_argnames=("length", "shards", "order"))
 def _shard_positions(lengths: jax.Array | None, *, length: int, shards: int, order: str) -> jax.Array:
     # Computed from the index alone, so that indexing by device compiles to one row.
-    part = length // shards
-    start, stop, batch = 0, part, ()
+    shard_length = length // shards
+    start, stop, batch = 0, shard_length, ()
     if lengths is not None:
         chunks, batch = 2 * shards if order == "zigzag" else shards, lengths.shape[:-1]
-        spans = functools.partial(_spans_of_shard, length=length, shards=shards, chunks=chunks)
-        start, stop = (x[..., None, :] for x in sharding.sharded_as(([lengths], [lengths]), spans, lengths))
-    shape = (*batch, shards, part)
+        bounds = functools.partial(_document_bounds, length=length, shards=shards, chunks=chunks)
+        start, stop = (x[..., None, :] for x in sharding.sharded_as(([lengths], [lengths]), bounds, lengths))
+    shape = (*batch, shards, shard_length)
     shard, index = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (len(batch), len(batch) + 1))
     size, offset = stop - start, index - start
     if order == "contiguous":
@@ -113,9 +113,9 @@ def _shard_positions(lengths: jax.Array | None, *, length: int, shards: int, ord
     return shards * start + offset + jnp.where(offset < half, half * shard, half * (2 * shards - 2 - shard))
 
 
-def _spans_of_shard(lengths: jax.Array, length: int, shards: int, chunks: int) -> tuple[jax.Array, jax.Array]:
-    """Where the document at each place of a shard starts and stops there; one document if the lengths do not fit."""
-    ends, part = _ends(lengths), length // shards
+def _document_bounds(lengths: jax.Array, length: int, shards: int, chunks: int) -> tuple[jax.Array, jax.Array]:
+    """The start and stop, in a shard, of the document at each index; of one document if the lengths do not fit."""
+    ends, shard_length = _ends(lengths), length // shards
     fits = ((lengths >= 0) & (lengths % chunks == 0) & (ends <= length)).all(-1, keepdims=True)
-    ends = jnp.where(fits, ends // shards, part)
-    return _starts(ends, part), _stops(ends, part)
+    ends = jnp.where(fits, ends // shards, shard_length)
+    return _starts(ends, shard_length), _stops(ends, shard_length)

@@ -30,13 +30,13 @@ class PositionalAttention(nn.Module):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """Names all arguments that are passed on: Linen's layer drops those that it does not find here, even masks."""
-        own = inspect.signature(nn.dot_product_attention).parameters.values()
-        ours = (
+        """All arguments that are passed on, because Linen's layer drops those that are not here, even masks."""
+        of_flax = inspect.signature(nn.dot_product_attention).parameters.values()
+        of_positions = (
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
             for name in ("input_positions", "key_positions")
         )
-        return inspect.Signature([*own, *ours])
+        return inspect.Signature([*of_flax, *of_positions])
 
     @naming("positional_attention")
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
@@ -45,14 +45,14 @@ class PositionalAttention(nn.Module):
         if self.pope is not None:
             kwargs |= {"phase": bounded_phase(self.pope.delta)}
         if self.attention is not None:
-            biases = tuple(map(_unbound, biases, ((), (query, key))))
+            biases = tuple(map(_without_scope, biases, ((), (query, key))))
         return self.settings.attend(
             nn.dot_product_attention, self.attention, biases, query, key, value, *args, **kwargs
         )
 
 
-def _unbound(bias: Any, data: tuple[Any, ...]) -> Any:
-    """A bias as a function that JAX may trace, which a module inside another is not; makes its parameters."""
+def _without_scope(bias: Any, data: tuple[Any, ...]) -> Any:
+    """A bias as a function that JAX may trace, unlike a module inside another; initializes its parameters first."""
     if not isinstance(bias, nn.Module) or bias.scope is None:
         return bias
     if bias.is_initializing():
@@ -102,8 +102,8 @@ def positional_attention(
     Args:
       frequencies: the width that rotates, even and at most head_dim, or `Frequencies` of that width. 0: no rotation. Or
         `PoPE` with head_axis -2, which replaces the rotation.
-      bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys), as a module of
-        `posenc_jax.linen` or `functools.partial(pe.alibi, heads=8)`.
+      bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys), as a module
+        of `posenc_jax.linen` or `functools.partial(pe.alibi, heads=8)`.
       content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
         `ContentBias`, or a module of your own.
       attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
@@ -140,6 +140,6 @@ def positional_attention(
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
-    settings = PositionalSettings.of(frequencies, layout, part, PoPE)
+    settings = PositionalSettings.parse(frequencies, layout, part, PoPE)
     pope = frequencies if isinstance(frequencies, PoPE) else None
     return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias), parse_attention(attention))

@@ -13,11 +13,12 @@ from flax import linen as nn
 from jax.typing import ArrayLike
 
 from posenc_jax._biases import content
+from posenc_jax._biases.content import ContentSource
 from posenc_jax._biases.formulas import alibi
 from posenc_jax._biases.learned import check_scale, t5
 from posenc_jax._flax import calls, initializers, settings
 from posenc_jax._flax.initializers import default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
-from posenc_jax._flax.settings import ContentSource, Variant
+from posenc_jax._flax.settings import Variant
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import OutOfRange
 from posenc_jax._jax.errors import public
@@ -257,8 +258,7 @@ class RelativePositionBias(nn.Module):
     r"""The bias of vision transformers, a learned value for each offset, `posenc_jax.relative_position_bias`.
 
     Args:
-      window: the number of places along each axis of the grid: (7, 7) in Swin, (frames, height, width) for video,
-        (length,) for a sequence.
+      window: the sides of the grid: (7, 7) in Swin, (frames, height, width) for video, (length,) for a sequence.
       num_heads: number of heads.
       class_token: whether tokens outside the grid have a bias of their own: the argument `prefix` of
         `posenc_jax.relative_position_bias`.
@@ -315,7 +315,7 @@ class RelativePositionBias(nn.Module):
     @nn.compact
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
-        shape = settings.offsets_shape(tuple(self.window), self.num_heads, self.symmetric)
+        shape = initializers.offsets_shape(tuple(self.window), self.num_heads, self.symmetric)
         table, prefix = self.param("embedding", self.embedding_init, shape, self.param_dtype), None
         if self.class_token:
             prefix = self.param("prefix", self.prefix_init, (3, self.num_heads), self.param_dtype)
@@ -333,18 +333,17 @@ class ContentBias(nn.Module):
       source: the tokens whose vectors are multiplied, "query" or "key". The others are not read.
       scale: $s$: head_dim ** -0.5 where the model adds the term inside the scale of the scores, as Shaw's does, and 1.0
         where it adds the term after it, as ViTDet does.
-      num_heads: number of heads if each has a table of its own; None: all share one.
+      num_heads: number of heads if each has its own table; None: all share one.
       first: as for `posenc_jax.content_bias`.
       max_distance: as for `posenc_jax.content_bias`.
       out_of_range: as for `posenc_jax.content_bias`.
       param_dtype: dtype of the table.
-      embedding_init: initialiser of the table, (num_rows, head_dim) or (num_rows, num_heads, head_dim), which may
-        add metadata (`nn.with_partitioning`);
-        normal with deviation 0.02 by default.
+      embedding_init: initialiser of the table, (num_rows, head_dim) or (num_rows, num_heads, head_dim), which may add
+        metadata (`nn.with_partitioning`); normal with deviation 0.02 by default.
 
     Raises:
       TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
-      ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` refuses the number of
+      ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` rejects the number of
         rows, first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
 
     Examples:
@@ -393,6 +392,6 @@ class ContentBias(nn.Module):
         self, query_positions: ArrayLike, key_positions: ArrayLike, query: ArrayLike, key: ArrayLike
     ) -> jax.Array:
         """Float32 (..., heads, queries, keys), of query (..., queries, heads, head_dim) and key likewise."""
-        shape = settings.rows_shape(self.num_rows, self.num_heads, self.head_dim)
+        shape = initializers.rows_shape(self.num_rows, self.num_heads, self.head_dim)
         table = self.param("embedding", self.embedding_init, shape, self.param_dtype)
         return calls.scaled_content_bias(self, query_positions, key_positions, query, key, table)

@@ -232,10 +232,10 @@ class PoPE(nn.Module):
         *,
         key_positions: ArrayLike | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """`pope` of query and key, (..., seq, heads, head_dim); keys stand at `positions` unless they have others."""
-        at = positions if key_positions is None else key_positions
+        """`pope` of query and key, (..., seq, heads, head_dim); keys have the same positions unless given others."""
+        key_positions = positions if key_positions is None else key_positions
         counted = functools.partial(calls.counted_at_init, self, head_axis=self.head_axis)
-        return calls.polar(self, query, key, counted(query, positions), counted(key, at), self.delta)
+        return calls.polar(self, query, key, counted(query, positions), counted(key, key_positions), self.delta)
 
 
 class FourierFeatures(nn.Module):

@@ -41,16 +41,16 @@ class PositionalAttention(nnx.Module):
         """`nnx.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
         function, biases = nnx.dot_product_attention, (self.bias, self.content_bias)
         if self.pope is not None:
-            function, kwargs = _of_narrow_values, kwargs | {"phase": bounded_phase(self.pope.phase[...])}
+            function, kwargs = _with_narrow_values, kwargs | {"phase": bounded_phase(self.pope.phase[...])}
         return self.settings.attend(function, self.attention, biases, query, key, value, *args, **kwargs)
 
 
 @functools.wraps(nnx.dot_product_attention)
-def _of_narrow_values(query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-    """`nnx.dot_product_attention` of values narrower than keys, which JAX's own function refuses."""
-    around = [(0, 0, 0)] * (value.ndim - 1) + [(0, key.shape[-1] - value.shape[-1], 0)]
-    wide = lax.pad(value, np.zeros((), value.dtype), around)
-    return nnx.dot_product_attention(query, key, wide, *args, **kwargs)[..., : value.shape[-1]]
+def _with_narrow_values(query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    """`nnx.dot_product_attention` of values narrower than keys, which JAX's own function rejects."""
+    padding = [(0, 0, 0)] * (value.ndim - 1) + [(0, key.shape[-1] - value.shape[-1], 0)]
+    padded = lax.pad(value, np.zeros((), value.dtype), padding)
+    return nnx.dot_product_attention(query, key, padded, *args, **kwargs)[..., : value.shape[-1]]
 
 
 @public
@@ -96,8 +96,8 @@ def positional_attention(
     Args:
       frequencies: the width that rotates, even and at most head_dim, or `Frequencies` of that width. 0: no rotation. Or
         `PoPE` with head_axis -2, which replaces the rotation.
-      bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys), as a module of
-        `posenc_jax.nnx` or `functools.partial(pe.alibi, heads=8)`.
+      bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys), as a module
+        of `posenc_jax.nnx` or `functools.partial(pe.alibi, heads=8)`.
       content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
         `ContentBias`, or a module of your own.
       attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
@@ -131,6 +131,6 @@ def positional_attention(
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
-    settings = PositionalSettings.of(frequencies, layout, part, PoPE)
+    settings = PositionalSettings.parse(frequencies, layout, part, PoPE)
     pope = frequencies if isinstance(frequencies, PoPE) else None
     return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias), parse_attention(attention))

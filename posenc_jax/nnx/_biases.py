@@ -12,11 +12,12 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from posenc_jax._biases import content
+from posenc_jax._biases.content import ContentSource
 from posenc_jax._biases.formulas import alibi
 from posenc_jax._biases.learned import check_scale, t5
 from posenc_jax._flax import calls, initializers, settings
 from posenc_jax._flax.initializers import default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
-from posenc_jax._flax.settings import ContentSource, Variant
+from posenc_jax._flax.settings import Variant
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import OutOfRange
 from posenc_jax._jax.errors import callback, public
@@ -173,10 +174,8 @@ class KERPLE(nnx.Module):
         metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads, self.variant = (
-            checks.positive_int("num_heads", num_heads),
-            settings.parse_variant("variant", variant),
-        )
+        self.num_heads = checks.positive_int("num_heads", num_heads)
+        self.variant = settings.parse_variant("variant", variant)
         param_dtype = checks.floating_dtype("param_dtype", param_dtype)
         default_r1_init, default_r2_init = initializers.default_kerple_inits(self.variant)
         with callback():
@@ -268,8 +267,7 @@ class RelativePositionBias(nnx.Module):
     r"""The bias of vision transformers, a learned value for each offset, `posenc_jax.relative_position_bias`.
 
     Args:
-      window: the number of places along each axis of the grid: (7, 7) in Swin, (frames, height, width) for video,
-        (length,) for a sequence.
+      window: the sides of the grid: (7, 7) in Swin, (frames, height, width) for video, (length,) for a sequence.
       num_heads: number of heads.
       class_token: whether tokens outside the grid have a bias of their own: the argument `prefix` of
         `posenc_jax.relative_position_bias`.
@@ -337,7 +335,7 @@ class RelativePositionBias(nnx.Module):
         self.symmetric = checks.flag("symmetric", symmetric)
         self.out_of_range = checks.out_of_range("out_of_range", out_of_range)
         param_dtype = checks.floating_dtype("param_dtype", param_dtype)
-        shape = settings.offsets_shape(self.window, self.num_heads, self.symmetric)
+        shape = initializers.offsets_shape(self.window, self.num_heads, self.symmetric)
         with callback():
             table = embedding_init(rngs.params(), shape, param_dtype)
             prefix = prefix_init(rngs.params(), (3, self.num_heads), param_dtype) if class_token else None
@@ -361,7 +359,7 @@ class ContentBias(nnx.Module):
       source: the tokens whose vectors are multiplied, "query" or "key". The others are not read.
       scale: $s$: head_dim ** -0.5 where the model adds the term inside the scale of the scores, as Shaw's does, and 1.0
         where it adds the term after it, as ViTDet does.
-      num_heads: number of heads if each has a table of its own; None: all share one.
+      num_heads: number of heads if each has its own table; None: all share one.
       first: as for `posenc_jax.content_bias`.
       max_distance: as for `posenc_jax.content_bias`.
       out_of_range: as for `posenc_jax.content_bias`.
@@ -373,7 +371,7 @@ class ContentBias(nnx.Module):
 
     Raises:
       TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
-      ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` refuses the number of
+      ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` rejects the number of
         rows, first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
 
     Examples:
@@ -425,7 +423,7 @@ class ContentBias(nnx.Module):
         self.out_of_range = out_of_range
         settings.check_rows(self)
         param_dtype = checks.floating_dtype("param_dtype", param_dtype)
-        shape = settings.rows_shape(self.num_rows, self.num_heads, self.head_dim)
+        shape = initializers.rows_shape(self.num_rows, self.num_heads, self.head_dim)
         with callback():
             value = embedding_init(rngs.params(), shape, param_dtype)
         self.embedding = nnx.Param(value, **embedding_metadata)

@@ -255,9 +255,9 @@ class PoPE(nnx.Module):
         *,
         key_positions: ArrayLike | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """`pope` of query and key, (..., seq, heads, head_dim); keys stand at `positions` unless they have others."""
-        at = positions if key_positions is None else key_positions
-        return calls.polar(self, query, key, positions, at, self.phase[...])
+        """`pope` of query and key, (..., seq, heads, head_dim); keys have the same positions unless given others."""
+        key_positions = positions if key_positions is None else key_positions
+        return calls.polar(self, query, key, positions, key_positions, self.phase[...])
 
 
 class FourierFeatures(nnx.Module):
