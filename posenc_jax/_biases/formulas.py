@@ -64,20 +64,6 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
     largest power of two below $n$, followed by every other slope for twice that power. With a causal mask this is the
     paper's bias; without one it is the symmetric form.
 
-    Args:
-      query_positions: $i$, integers or float32 of shape (..., queries).
-      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
-      heads: the number of heads, for the paper's slopes; or a float array (heads,) of slopes, which may be learned.
-
-    Returns:
-      A float32 array of shape (..., heads, queries, keys), differentiable in the slopes and in float positions.
-
-    Raises:
-      TypeError: if positions are neither integers nor floats, traced integer positions have no common dtype, or heads
-        is neither an integer nor a float array.
-      ValueError: if positions are scalars, their leading axes do not broadcast, heads is below 1, or an array of slopes
-        does not have shape (heads,).
-
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
@@ -93,6 +79,20 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
       >>> print(pe.alibi(positions[2:], positions[:2], 8)[0])
       [[-1.  -0.5]
        [-1.5 -1. ]]
+
+    Args:
+      query_positions: $i$, integers or float32 of shape (..., queries).
+      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
+      heads: the number of heads, for the paper's slopes; or a float array (heads,) of slopes, which may be learned.
+
+    Returns:
+      A float32 array of shape (..., heads, queries, keys), differentiable in the slopes and in float positions.
+
+    Raises:
+      TypeError: if positions are neither integers nor floats, traced integer positions have no common dtype, or heads
+        is neither an integer nor a float array.
+      ValueError: if positions are scalars, their leading axes do not broadcast, heads is below 1, or an array of slopes
+        does not have shape (heads,).
 
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3; slopes for other head counts follow the authors' code.
@@ -131,6 +131,16 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
     as `jax.nn.softplus` of unconstrained ones. (The authors' code instead resets them to 0.01 when an update takes them
     below it.)
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> positions = jnp.arange(3)
+      >>> one = jnp.array([1.0])
+      >>> print(pe.kerple_log(positions, positions, one, one)[0].round(1))
+      [[-0.  -0.7 -1.1]
+       [-0.7 -0.  -0.7]
+       [-1.1 -0.7 -0. ]]
+
     Args:
       query_positions: $i$, integers or float32 of shape (..., queries).
       key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
@@ -143,16 +153,6 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
     Raises:
       TypeError: if scale or rate is not a float array, or as for `alibi`.
       ValueError: if scale and rate do not both have shape (heads,), or as for `alibi`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> positions = jnp.arange(3)
-      >>> one = jnp.array([1.0])
-      >>> print(pe.kerple_log(positions, positions, one, one)[0].round(1))
-      [[-0.  -0.7 -1.1]
-       [-0.7 -0.  -0.7]
-       [-1.1 -0.7 -0. ]]
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -178,6 +178,14 @@ def kerple_power(
     The kernel is conditionally positive definite for $r_1 > 0$ and $0 < r_2 \le 2$. To keep learned parameters in that
     range, compute $r_1$ as `jax.nn.softplus` and $r_2$ as 2 · `jax.nn.sigmoid` of unconstrained ones.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> scale, exponent = jnp.array([1.0]), jnp.array([0.5])
+      >>> bias = pe.kerple_power(jnp.array([4]), jnp.arange(5), scale, exponent)
+      >>> print(bias[0, 0].round(1))
+      [-2.  -1.7 -1.4 -1.  -0. ]
+
     Args:
       query_positions: $i$, integers or float32 of shape (..., queries).
       key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
@@ -191,14 +199,6 @@ def kerple_power(
     Raises:
       TypeError: if scale or exponent is not a float array, or as for `alibi`.
       ValueError: if scale and exponent do not both have shape (heads,), or as for `alibi`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> scale, exponent = jnp.array([1.0]), jnp.array([0.5])
-      >>> bias = pe.kerple_power(jnp.array([4]), jnp.arange(5), scale, exponent)
-      >>> print(bias[0, 0].round(1))
-      [-2.  -1.7 -1.4 -1.  -0. ]
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -232,6 +232,13 @@ def sandwich(
     for $n$ heads. The bias is 0 at distance 0, up to the rounding of a sum. Each sine and cosine is within 9e-8 of the
     truth at every int32 position.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> print(pe.sandwich(jnp.array([100]), jnp.array([99, 90, 0]), 8, 128)[:2, 0].round(1))
+      [[ -1.9 -21.2 -33.5]
+       [ -1.  -10.6 -16.7]]
+
     Args:
       query_positions: $i$, integers or float32 of shape (..., queries).
       key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
@@ -244,13 +251,6 @@ def sandwich(
     Raises:
       TypeError: if heads is not an integer, or as for `alibi` or `sinusoidal`.
       ValueError: if heads is below 1, the width is odd, the frequencies have several axes, or as for `alibi`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> print(pe.sandwich(jnp.array([100]), jnp.array([99, 90, 0]), 8, 128)[:2, 0].round(1))
-      [[ -1.9 -21.2 -33.5]
-       [ -1.  -10.6 -16.7]]
 
     Reference:
       Chi et al., "Dissecting Transformer Length Extrapolation via The Lens of Receptive Field Analysis", 2023,

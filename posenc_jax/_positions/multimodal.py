@@ -26,6 +26,13 @@ def multimodal_positions(
     $(s + \lfloor t\Delta \rfloor, s + y, s + x)$. The next token to decode is at `positions.max() + 1` in all three
     coordinates, and later tokens count up from there.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.multimodal_positions([2, (1, 2, 2), 1]).tolist()
+      [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [2, 3, 2], [2, 3, 3], [4, 4, 4]]
+      >>> pe.multimodal_positions([(3, 1, 1, 2.0)])[:, 0].tolist()
+      [0, 2, 4]
+
     Args:
       parts: the parts of the sequence. An integer is a number of text tokens. (time, height, width) is an image
         (time 1) or a video, in tokens, that is, after the model merges patches. (time, height, width, Δ) is a video
@@ -45,13 +52,6 @@ def multimodal_positions(
       TypeError: if parts are not integers and sequences of numbers.
       ValueError: if a length or side is below 1, if Δ is not positive in float32, if a grid does not have three or four
         numbers, if following is unknown, or if a position is beyond int32.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> pe.multimodal_positions([2, (1, 2, 2), 1]).tolist()
-      [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [2, 3, 2], [2, 3, 3], [4, 4, 4]]
-      >>> pe.multimodal_positions([(3, 1, 1, 2.0)])[:, 0].tolist()
-      [0, 2, 4]
 
     Reference:
       Wang et al., "Qwen2-VL", 2024, section 2.1; Bai et al., "Qwen2.5-VL", 2025, section 2.1.2, for Δ.

@@ -26,6 +26,12 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
 
     A segment is a run of equal ids, whatever their values. An id that returns after another id starts a new segment.
 
+    Examples:
+      >>> import numpy as np
+      >>> import posenc_jax as pe
+      >>> print(pe.positions_from_segments(np.array([7, 7, 7, 3, 3, 0, 0]), padding=0))
+      [0 1 2 0 1 0 0]
+
     Args:
       ids: $s$, integers of shape (..., length).
       padding: the id of padding tokens, whose positions are all 0. With `None`, no id is special, and padding is
@@ -38,12 +44,6 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
     Raises:
       TypeError: if ids are not an integer array, or padding is not an integer.
       ValueError: if ids have no axis or a length above 2³¹, or if concrete ids or padding do not fit into int32.
-
-    Examples:
-      >>> import numpy as np
-      >>> import posenc_jax as pe
-      >>> print(pe.positions_from_segments(np.array([7, 7, 7, 3, 3, 0, 0]), padding=0))
-      [0 1 2 0 1 0 0]
 
     Reference:
       Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2.
@@ -85,6 +85,13 @@ def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
     `jnp.diff(cu_seqlens)`. Segment ids for `attention` are `jnp.cumsum(positions == 0, axis=-1)`: every document begins
     at 0, and each token of the padding is a segment of its own.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> positions = pe.positions_from_lengths(jnp.array([3, 2]), 7)
+      >>> print(positions, jnp.cumsum(positions == 0))
+      [0 1 2 0 1 0 0] [1 1 1 2 2 3 4]
+
     Args:
       lengths: $n$, integers of shape (..., documents). A document of length 0 has no token.
       total: the static length of the pack. After the last document it is padding, at position 0.
@@ -98,13 +105,6 @@ def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
       TypeError: if lengths are not an integer array, or total is not an integer.
       ValueError: if lengths have no axis, if total is not from 1 to 2³¹ − 1, or if lengths are concrete and one of them
         is negative or they sum to more than total.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> positions = pe.positions_from_lengths(jnp.array([3, 2]), 7)
-      >>> print(positions, jnp.cumsum(positions == 0))
-      [0 1 2 0 1 0 0] [1 1 1 2 2 3 4]
 
     Reference:
       Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2.
@@ -171,6 +171,13 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
     pass `attention` the mask, as integers, as key_segments, and ones as query_segments. No check can tell padding on
     the left from tokens that share a position. The next token to decode is at `mask.sum(-1)`.
 
+    Examples:
+      >>> import numpy as np
+      >>> import posenc_jax as pe
+      >>> print(pe.positions_from_mask(np.array([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])))
+      [[0 0 0 1 2]
+       [0 1 0 0 0]]
+
     Args:
       mask: $m$, of shape (..., length): booleans, or integers 0 and 1 as in Hugging Face's `attention_mask`. True and 1
         mark tokens.
@@ -181,13 +188,6 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
     Raises:
       TypeError: if the mask is not a boolean or integer array. A float mask is one that is added to scores.
       ValueError: if the mask has no axis or a length above 2³¹, or concrete integers are not all 0 or 1.
-
-    Examples:
-      >>> import numpy as np
-      >>> import posenc_jax as pe
-      >>> print(pe.positions_from_mask(np.array([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])))
-      [[0 0 0 1 2]
-       [0 1 0 0 0]]
 
     Reference:
       Wolf et al., "Transformers", 2020: `position_ids` in generation with left padding.

@@ -27,18 +27,18 @@ from posenc_jax._jax.errors import public
 class ALiBi(nn.Module):
     r"""ALiBi's bias $-m_h\,|i - j|$ with the paper's slopes, `posenc_jax.alibi`; it has no variables.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax.linen import ALiBi
+      >>> ALiBi(8).apply({}, jnp.arange(5), jnp.arange(7)).shape
+      (8, 5, 7)
+
     Args:
       num_heads: number of heads.
 
     Raises:
       TypeError: if num_heads is not an integer.
       ValueError: if it is not positive.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax.linen import ALiBi
-      >>> ALiBi(8).apply({}, jnp.arange(5), jnp.arange(7)).shape
-      (8, 5, 7)
 
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3.
@@ -59,19 +59,6 @@ class ALiBi(nn.Module):
 
 class T5Bias(nn.Module):
     r"""T5's learned bias for each bucket of distances, `posenc_jax.t5`; the layers of T5 share one.
-
-    Args:
-      num_heads: number of heads.
-      num_buckets: rows of the table, for both directions together.
-      max_distance: as for `posenc_jax.t5`.
-      bidirectional: as for `posenc_jax.t5`; `False` in T5's decoder.
-      param_dtype: dtype of the table.
-      embedding_init: initialiser of the table (num_buckets, num_heads), which may add metadata
-        (`nn.with_partitioning`); T5X's by default.
-
-    Raises:
-      TypeError: if a number is not an integer or bidirectional is not a bool.
-      ValueError: if a number is not positive. When called: as `posenc_jax.t5`.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -101,6 +88,19 @@ class T5Bias(nn.Module):
       >>> variables = Stack().init(jax.random.key(0), jnp.ones((1, 5, 16), jnp.float32))
       >>> variables["params"]["T5Bias_0"]["embedding"].shape
       (32, 2)
+
+    Args:
+      num_heads: number of heads.
+      num_buckets: rows of the table, for both directions together.
+      max_distance: as for `posenc_jax.t5`.
+      bidirectional: as for `posenc_jax.t5`; `False` in T5's decoder.
+      param_dtype: dtype of the table.
+      embedding_init: initialiser of the table (num_buckets, num_heads), which may add metadata
+        (`nn.with_partitioning`); T5X's by default.
+
+    Raises:
+      TypeError: if a number is not an integer or bidirectional is not a bool.
+      ValueError: if a number is not positive. When called: as `posenc_jax.t5`.
 
     Reference:
       Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1.
@@ -138,6 +138,14 @@ class KERPLE(nn.Module):
     The parameters `free_r1` and `free_r2` are unconstrained. `jax.nn.softplus` maps them to $r_1$ and to the
     logarithm's $r_2$, 2 · `jax.nn.sigmoid` to the exponent $r_2$, so the kernel stays conditionally positive definite.
 
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from posenc_jax.linen import KERPLE
+      >>> bias, positions = KERPLE(8), jnp.arange(5)
+      >>> variables = bias.init(jax.random.key(0), positions, positions)
+      >>> bias.apply(variables, positions, jnp.arange(7)).shape
+      (8, 5, 7)
+
     Args:
       num_heads: number of heads.
       variant: "log" or "power".
@@ -149,14 +157,6 @@ class KERPLE(nn.Module):
     Raises:
       TypeError: if num_heads is not an integer.
       ValueError: if it is not positive or variant is unknown.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> from posenc_jax.linen import KERPLE
-      >>> bias, positions = KERPLE(8), jnp.arange(5)
-      >>> variables = bias.init(jax.random.key(0), positions, positions)
-      >>> bias.apply(variables, positions, jnp.arange(7)).shape
-      (8, 5, 7)
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -193,6 +193,14 @@ class FIRE(nn.Module):
     initial value times `jax.nn.softplus` of `free_multiplier`, a factor that begins at 1, so that one step size
     suits both.
 
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from posenc_jax.linen import FIRE
+      >>> bias, positions = FIRE(8), jnp.arange(5)
+      >>> variables = bias.init(jax.random.key(0), positions, positions)
+      >>> bias.apply(variables, positions, jnp.arange(7)).shape
+      (8, 5, 7)
+
     Args:
       num_heads: number of heads.
       hidden: number of hidden units.
@@ -208,14 +216,6 @@ class FIRE(nn.Module):
     Raises:
       TypeError: if a size is not an integer, or c or threshold is not a number.
       ValueError: if one of these is not positive.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> from posenc_jax.linen import FIRE
-      >>> bias, positions = FIRE(8), jnp.arange(5)
-      >>> variables = bias.init(jax.random.key(0), positions, positions)
-      >>> bias.apply(variables, positions, jnp.arange(7)).shape
-      (8, 5, 7)
 
     Reference:
       Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers", 2024, section 3
@@ -257,6 +257,15 @@ class FIRE(nn.Module):
 class RelativePositionBias(nn.Module):
     r"""The bias of vision transformers, a learned value for each offset, `posenc_jax.relative_position_bias`.
 
+    Examples:
+      >>> import jax
+      >>> import posenc_jax as pe
+      >>> from posenc_jax.linen import RelativePositionBias
+      >>> bias, grid = RelativePositionBias((7, 7), 4), pe.grid_positions((7, 7))
+      >>> variables = bias.init(jax.random.key(0), grid, grid)
+      >>> bias.apply(variables, grid, grid).shape
+      (4, 49, 49)
+
     Args:
       window: the sides of the grid: (7, 7) in Swin, (frames, height, width) for video, (length,) for a sequence.
       num_heads: number of heads.
@@ -277,15 +286,6 @@ class RelativePositionBias(nn.Module):
         flat is not a bool.
       ValueError: if a number is not positive or out_of_range is unknown. When called: as
         `posenc_jax.relative_position_bias`.
-
-    Examples:
-      >>> import jax
-      >>> import posenc_jax as pe
-      >>> from posenc_jax.linen import RelativePositionBias
-      >>> bias, grid = RelativePositionBias((7, 7), 4), pe.grid_positions((7, 7))
-      >>> variables = bias.init(jax.random.key(0), grid, grid)
-      >>> bias.apply(variables, grid, grid).shape
-      (4, 49, 49)
 
     Reference:
       Liu et al., "Swin Transformer", 2021, section 3.2, equation 4.
@@ -327,6 +327,20 @@ class ContentBias(nn.Module):
 
     $$s \, q_i \cdot t_{i - j - f} \qquad \text{or} \qquad s \, k_j \cdot t_{i - j - f}$$
 
+    Examples:
+      Shaw's relative keys, clipped at a distance of 16, in a layer:
+
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> from posenc_jax.linen import ContentBias, positional_attention
+      >>> shaw = ContentBias(33, 8, source="query", scale=8**-0.5, out_of_range="nearest")
+      >>> attend = positional_attention(0, content_bias=shaw)
+      >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
+      >>> x = jnp.ones((1, 50, 16), jnp.float32)
+      >>> variables = layer.init(jax.random.key(0), x)
+      >>> variables["params"]["attention_fn"]["content_bias"]["embedding"].shape
+      (33, 8)
+
     Args:
       num_rows: number of rows of the table $t$.
       head_dim: features of a head.
@@ -345,20 +359,6 @@ class ContentBias(nn.Module):
       TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
       ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` rejects the number of
         rows, first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
-
-    Examples:
-      Shaw's relative keys, clipped at a distance of 16, in a layer:
-
-      >>> import jax, jax.numpy as jnp
-      >>> from flax import linen as nn
-      >>> from posenc_jax.linen import ContentBias, positional_attention
-      >>> shaw = ContentBias(33, 8, source="query", scale=8**-0.5, out_of_range="nearest")
-      >>> attend = positional_attention(0, content_bias=shaw)
-      >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
-      >>> x = jnp.ones((1, 50, 16), jnp.float32)
-      >>> variables = layer.init(jax.random.key(0), x)
-      >>> variables["params"]["attention_fn"]["content_bias"]["embedding"].shape
-      (33, 8)
 
     Reference:
       Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1, equation 4, and 3.2.

@@ -26,18 +26,18 @@ from posenc_jax._jax.errors import callback, public
 class ALiBi(nnx.Module):
     r"""ALiBi's bias $-m_h\,|i - j|$ with the paper's slopes, `posenc_jax.alibi`; it has no parameters and no state.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax.nnx import ALiBi
+      >>> ALiBi(8)(jnp.arange(5), jnp.arange(7)).shape
+      (8, 5, 7)
+
     Args:
       num_heads: number of heads.
 
     Raises:
       TypeError: if num_heads is not an integer.
       ValueError: if it is not positive.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax.nnx import ALiBi
-      >>> ALiBi(8)(jnp.arange(5), jnp.arange(7)).shape
-      (8, 5, 7)
 
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3.
@@ -54,20 +54,6 @@ class ALiBi(nnx.Module):
 
 class T5Bias(nnx.Module):
     r"""T5's learned bias for each bucket of distances, `posenc_jax.t5`; the layers of T5 share one.
-
-    Args:
-      num_heads: number of heads.
-      num_buckets: rows of the table, for both directions together.
-      max_distance: as for `posenc_jax.t5`.
-      bidirectional: as for `posenc_jax.t5`; `False` in T5's decoder.
-      param_dtype: dtype of the table.
-      embedding_init: initialiser of the table (num_buckets, num_heads); T5X's by default.
-      embedding_metadata: metadata of the parameter, such as its sharding.
-      rngs: source of the initial values.
-
-    Raises:
-      TypeError: if a number is not an integer or bidirectional is not a bool.
-      ValueError: if a number is not positive. When called: as `posenc_jax.t5`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -94,6 +80,20 @@ class T5Bias(nnx.Module):
       >>> stack = nnx.scan(lambda x, block, bias: block(x, bias), **axes)
       >>> stack(jnp.ones((1, 5, 16), jnp.float32), blocks, t5(positions, positions)).shape
       (1, 5, 16)
+
+    Args:
+      num_heads: number of heads.
+      num_buckets: rows of the table, for both directions together.
+      max_distance: as for `posenc_jax.t5`.
+      bidirectional: as for `posenc_jax.t5`; `False` in T5's decoder.
+      param_dtype: dtype of the table.
+      embedding_init: initialiser of the table (num_buckets, num_heads); T5X's by default.
+      embedding_metadata: metadata of the parameter, such as its sharding.
+      rngs: source of the initial values.
+
+    Raises:
+      TypeError: if a number is not an integer or bidirectional is not a bool.
+      ValueError: if a number is not positive. When called: as `posenc_jax.t5`.
 
     Reference:
       Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1.
@@ -135,6 +135,13 @@ class KERPLE(nnx.Module):
     The parameters `free_r1` and `free_r2` are unconstrained. `jax.nn.softplus` maps them to $r_1$ and to the
     logarithm's $r_2$, 2 · `jax.nn.sigmoid` to the exponent $r_2$, so the kernel stays conditionally positive definite.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import KERPLE
+      >>> KERPLE(8, rngs=nnx.Rngs(0))(jnp.arange(5), jnp.arange(7)).shape
+      (8, 5, 7)
+
     Args:
       num_heads: number of heads.
       variant: "log" or "power".
@@ -148,13 +155,6 @@ class KERPLE(nnx.Module):
     Raises:
       TypeError: if num_heads is not an integer.
       ValueError: if it is not positive or variant is unknown.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from posenc_jax.nnx import KERPLE
-      >>> KERPLE(8, rngs=nnx.Rngs(0))(jnp.arange(5), jnp.arange(7)).shape
-      (8, 5, 7)
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -196,6 +196,13 @@ class FIRE(nnx.Module):
     initial value times `jax.nn.softplus` of `free_multiplier`, a factor that begins at 1, so that one step size
     suits both.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import FIRE
+      >>> FIRE(8, rngs=nnx.Rngs(0))(jnp.arange(5), jnp.arange(7)).shape
+      (8, 5, 7)
+
     Args:
       num_heads: number of heads.
       hidden: number of hidden units.
@@ -214,13 +221,6 @@ class FIRE(nnx.Module):
     Raises:
       TypeError: if a size is not an integer, or c or threshold is not a number.
       ValueError: if one of these is not positive.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from posenc_jax.nnx import FIRE
-      >>> FIRE(8, rngs=nnx.Rngs(0))(jnp.arange(5), jnp.arange(7)).shape
-      (8, 5, 7)
 
     Reference:
       Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers", 2024, section 3
@@ -266,6 +266,25 @@ class FIRE(nnx.Module):
 class RelativePositionBias(nnx.Module):
     r"""The bias of vision transformers, a learned value for each offset, `posenc_jax.relative_position_bias`.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import RelativePositionBias
+      >>> grid = pe.grid_positions((7, 7))
+      >>> RelativePositionBias((7, 7), 4, rngs=nnx.Rngs(0))(grid, grid).shape
+      (4, 49, 49)
+
+      In a layer, with a class token before the grid:
+
+      >>> rngs = nnx.Rngs(0)
+      >>> bias = RelativePositionBias((7, 7), 4, class_token=True, flat=True, rngs=rngs)
+      >>> attend = pe.nnx.positional_attention(0, bias=bias)
+      >>> settings = {"attention_fn": attend, "decode": False, "rngs": rngs}
+      >>> attention = nnx.MultiHeadAttention(4, 16, **settings)
+      >>> attention(jnp.ones((2, 50, 16), jnp.float32)).shape
+      (2, 50, 16)
+
     Args:
       window: the sides of the grid: (7, 7) in Swin, (frames, height, width) for video, (length,) for a sequence.
       num_heads: number of heads.
@@ -288,25 +307,6 @@ class RelativePositionBias(nnx.Module):
         flat is not a bool.
       ValueError: if a number is not positive or out_of_range is unknown. When called: as
         `posenc_jax.relative_position_bias`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> from flax import nnx
-      >>> from posenc_jax.nnx import RelativePositionBias
-      >>> grid = pe.grid_positions((7, 7))
-      >>> RelativePositionBias((7, 7), 4, rngs=nnx.Rngs(0))(grid, grid).shape
-      (4, 49, 49)
-
-      In a layer, with a class token before the grid:
-
-      >>> rngs = nnx.Rngs(0)
-      >>> bias = RelativePositionBias((7, 7), 4, class_token=True, flat=True, rngs=rngs)
-      >>> attend = pe.nnx.positional_attention(0, bias=bias)
-      >>> settings = {"attention_fn": attend, "decode": False, "rngs": rngs}
-      >>> attention = nnx.MultiHeadAttention(4, 16, **settings)
-      >>> attention(jnp.ones((2, 50, 16), jnp.float32)).shape
-      (2, 50, 16)
 
     Reference:
       Liu et al., "Swin Transformer", 2021, section 3.2, equation 4.
@@ -353,6 +353,22 @@ class ContentBias(nnx.Module):
 
     $$s \, q_i \cdot t_{i - j - f} \qquad \text{or} \qquad s \, k_j \cdot t_{i - j - f}$$
 
+    Examples:
+      Shaw's relative keys, clipped at a distance of 16, in a layer:
+
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import ContentBias, positional_attention
+      >>> rngs = nnx.Rngs(0)
+      >>> shaw = ContentBias(33, 8, source="query", scale=8**-0.5, out_of_range="nearest", rngs=rngs)
+      >>> attend = positional_attention(0, content_bias=shaw)
+      >>> settings = {"attention_fn": attend, "decode": False, "rngs": rngs}
+      >>> layer = nnx.MultiHeadAttention(2, 16, **settings)
+      >>> layer(jnp.ones((1, 50, 16), jnp.float32)).shape
+      (1, 50, 16)
+      >>> layer.attention_fn.content_bias.embedding.shape
+      (33, 8)
+
     Args:
       num_rows: number of rows of the table $t$.
       head_dim: features of a head.
@@ -373,22 +389,6 @@ class ContentBias(nnx.Module):
       TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
       ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` rejects the number of
         rows, first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
-
-    Examples:
-      Shaw's relative keys, clipped at a distance of 16, in a layer:
-
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from posenc_jax.nnx import ContentBias, positional_attention
-      >>> rngs = nnx.Rngs(0)
-      >>> shaw = ContentBias(33, 8, source="query", scale=8**-0.5, out_of_range="nearest", rngs=rngs)
-      >>> attend = positional_attention(0, content_bias=shaw)
-      >>> settings = {"attention_fn": attend, "decode": False, "rngs": rngs}
-      >>> layer = nnx.MultiHeadAttention(2, 16, **settings)
-      >>> layer(jnp.ones((1, 50, 16), jnp.float32)).shape
-      (1, 50, 16)
-      >>> layer.attention_fn.content_bias.embedding.shape
-      (33, 8)
 
     Reference:
       Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1, equation 4, and 3.2.
