@@ -1,8 +1,9 @@
-r"""Attention biases that multiply what a token is by how far away the other one stands, for any tile of scores.
+r"""Attention biases that are products of a token with the row of a table for the offset, for any tile of scores.
 
-The bias of a tile is a product of its tokens with the rows of a table, and a selection by offset. Of a table with more
-rows than the tile has offsets, only those that it needs are multiplied, if its positions are consecutive; else the
-parts of the table are, one after the other. So the products need no more memory than twice the scores of the tile.
+The tokens of a tile are multiplied by rows of the table, and each product is selected by its offset. If the table has
+more rows than the tile has offsets, only the rows of these offsets are multiplied, provided that the positions are
+consecutive. Otherwise blocks of the table are multiplied, one after the other. So the products need no more memory than
+twice the scores of the tile.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from posenc_jax._jax.primitives import varying
 from posenc_jax._jax.workarounds import compiled
 from posenc_jax._numerics.distances import tile_difference
 
+ContentSource = Literal["query", "key"]
 OutOfRange = Literal["error", "nan", "zeros", "nearest"]
 _WINDOW = 512  # the fewest rows of a table that are multiplied at once
 
@@ -46,107 +48,82 @@ def content_bias(
 
     $$q_i \cdot t_{i - j - f} \qquad \text{or} \qquad k_j \cdot t_{i - j - f}$$
 
-    for every head, where row $t_0$ of the table is that of offset $f$. Shaw's relative keys clip the offset
-    (`out_of_range="nearest"`), Inkling's bank and VITS end at the last one ("zeros"), ViTDet and SAM add one such term
-    for the rows and one for the columns of a grid, Transformer-XL computes its table from sinusoids, and DeBERTa puts
-    offsets into buckets (max_distance). The bias is not scaled: where a model adds it inside the scale of the scores,
-    multiply it by that scale.
+    for every head, where the first row of the table, $t_0$, is that of offset $f$.
 
-    DeBERTa's table has $2n$ rows and $m = \lfloor n/2 \rfloor$. Offsets $\pm d$ with $d \le m$ have rows of their own,
-    $n \pm d$. Others share row $n \pm b$ (clipped to the table), with
+    Examples:
+      A query with the feature 1 and rows for offsets from −2 to 2:
 
-    $$b = m + \left\lceil \frac{\ln(d/m)}{\ln((\text{max} - 1)/m)} \, (m - 1) \right\rceil .$$
-
-    Integer arithmetic finds the distance at which each bucket begins, so the bucket is right at every distance.
-
-    `attention` calls this function on tiles: pass query and key as its query_data and key_data. Its memory then grows
-    with the length and not with its square. Products have the default precision of `jax.lax.dot_general`, as those of
-    queries and keys have.
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> i, j, rows = jnp.array([3]), jnp.arange(7), jnp.arange(5.0)[:, None]
+      >>> print(pe.content_bias(i, j, rows, query=jnp.ones((1, 1, 1)), out_of_range="nearest")[0])
+      [[4. 4. 3. 2. 1. 0. 0.]]
 
     Args:
       query_positions: $i$, integers of shape (..., queries).
       key_positions: $j$, integers of shape (..., keys); leading axes broadcast.
       table: floats of shape (rows, heads, features), or (rows, features) if all heads share it. Rows that no query and
         key select must be finite too.
-      query: $q$, floats of shape (..., queries, heads or 1, features). Give either query or key.
-      key: $k$, floats of shape (..., keys, heads or 1, features).
-      first: $f$, the offset $i - j$ of the first row. None: the middle row of an odd number is that of offset 0.
-        Reverse a table whose rows are in the order of $j - i$.
-      max_distance: the number by which offsets fall into buckets, DeBERTa's `max_relative_positions`, or its
-        `max_position_embeddings` where that is -1. Every offset has a row then, first must be None, and the number of
-        rows must be even.
-      out_of_range: for offsets that the table does not hold. "error" raises a `ValueError` if all positions are known,
-        and gives NaN if some are traced, as in `attention` all are. "nan" gives NaN and checks nothing. "zeros" gives
-        0. "nearest" takes the first or the last row.
+      query: $q$, floats of shape (..., queries, heads or 1, features).
+      key: $k$, floats of shape (..., keys, heads or 1, features), instead of query.
+      first: $f$, the offset $i - j$ of the first row. None: the middle row, of an odd number, is that of offset 0.
+      max_distance: DeBERTa's `max_relative_positions`, by which offsets fall into buckets. Every offset has a row then,
+        first must be None, and the number of rows must be even.
+      out_of_range: for offsets without a row. "error" raises if all positions are concrete, and gives NaN if some are
+        traced. "nan" gives NaN, "zeros" gives 0, and "nearest" takes the first or the last row.
 
     Returns:
-      An array of shape (..., heads, queries, keys), float32 (float64 if query, key or table is), differentiable in
-      query, key and table in forward and reverse mode and any order of both.
+      An array of shape (..., heads, queries, keys), float32 (float64 if query, key or table is).
 
     Raises:
-      TypeError: if positions are not integers or have no common dtype, table, query or key is not a float array, or
-        first or max_distance is not an integer.
-      ValueError: if query and key are both given or both missing, shapes do not match, out_of_range is unknown, or
-        positions are known to be out of range. Without max_distance: if first is missing for an even number of rows.
-        With it: if first or out_of_range is given, the number of rows is odd, below 8 or above 2¹², or max_distance is
-        at most $m + 1$.
+      TypeError: if positions are not integers of a common dtype, table, query or key is not a float array, or first or
+        max_distance is not an integer.
+      ValueError: if query and key are both given or both missing, shapes do not match, out_of_range is unknown,
+        concrete positions are out of range, or first is missing for an even number of rows. With max_distance: if first
+        or out_of_range is given, the number of rows is odd, below 8 or above 2¹², or max_distance is at most a quarter
+        of the rows, rounded down, plus 1.
 
-    Examples:
-      Shaw's relative keys, with rows for $j - i$ from −2 to 2:
+    Notes:
+      The bias is not scaled: if the model scales it with the scores, multiply it by the same scale. As a bias of
+      `attention`, with query and key as its query_data and key_data, it is computed in tiles, in memory linear in the
+      length. Products have the default precision of `jax.lax.dot_general`. The bias is differentiable in query, key and
+      table in forward and reverse mode and any order of both.
 
-      >>> import jax, jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 100, 8, 16))
-      >>> table = jax.random.normal(jax.random.key(1), (5, 16))
-      >>> @jax.jit
-      ... def attend(q, k, v, table):
-      ...     def bias(i, j, q, _):
-      ...         return pe.content_bias(i, j, table[::-1], query=q, out_of_range="nearest") / 4
-      ...     return pe.attention(q, k, v, bias=bias, query_data=q)
-      >>> attend(q, k, v, table).shape
-      (2, 100, 8, 16)
-
-      One query with the feature 1, so that the bias is the row of each offset:
-
-      >>> rows, one = jnp.arange(5.0)[:, None], jnp.ones((1, 1, 1))
-      >>> given = jnp.array([3]), jnp.arange(7), rows
-      >>> print(pe.content_bias(*given, query=one, out_of_range="nearest")[0])
-      [[4. 4. 3. 2. 1. 0. 0.]]
-      >>> print(pe.content_bias(*given, query=one, first=0, out_of_range="zeros")[0])
-      [[3. 2. 1. 0. 0. 0. 0.]]
+    See Also:
+      The guide to biases of the tokens, for the call of each model and DeBERTa's buckets.
 
     Reference:
       Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1; Dai et al.,
-      "Transformer-XL", 2019, section 3.3; He et al., "DeBERTa", 2021, section 3.1, with the buckets of its code for
-      DeBERTa-v2 and the sign of its code: the paper has the rows of $j - i$ in the term of keys.
+      "Transformer-XL", 2019, section 3.3; He et al., "DeBERTa", 2021, section 3.1, with the buckets and the sign of its
+      code.
     """
     queries, keys = parse_tile(query_positions, key_positions, checks.INTEGERS)
     given = [name for name, x in (("query", query), ("key", key)) if x is not None]
     require(len(given) == 1, "either query or key must be given, got {}", " and ".join(given) or "neither")
-    name, content = ("query", query) if key is None else ("key", key)
-    content, table = _parse_content(name, content, queries, keys, table)
-    _check_sharding(queries, keys, name, content, table)
+    source: ContentSource = "query" if key is None else "key"
+    content, table = _parse_content(source, query if key is None else key, queries, keys, table)
+    _check_sharding(queries, keys, source, content, table)
     rows = parse_rows(table.shape[0], first, max_distance, out_of_range)
     if out_of_range == "error" and max_distance is None:
-        _check_concrete(queries, keys, rows)
-    return _content_bias(queries, keys, content, table, rows=rows, of_keys=query is None)
+        _check_reach(queries, keys, rows)
+    return _content_bias(queries, keys, content, table, rows=rows, source=source)
 
 
 class Rows(NamedTuple):
-    """Which row of the table an offset has."""
+    """The offset, or the bucket of offsets, that each row of the table is for."""
 
     number: int
     first: int  # the offset of the first row, in buckets if there are edges
-    edges: tuple[int, ...]  # the least distance of each bucket after the first `edges[0]`, which hold one distance each
-    outside: Literal["nan", "zeros", "nearest"]  # the bias of offsets that the table does not hold
+    edges: tuple[int, ...]  # the least distance of each bucket after the first `edges[0]`, which have one distance each
+    outside: Literal["nan", "zeros", "nearest"]  # the bias of offsets without a row
 
-    def of(self, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The row of each query and key, (..., 1, queries, keys), a valid one in any case, and whether it is theirs."""
+    def indices(self, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The index of the row nearest to each offset, (..., 1, queries, keys), and whether it is the offset's own."""
         distance, after = tile_difference(queries, keys)
         last = self.first + self.number - 1
         if self.edges:
-            kept = [edge for edge in self.edges if edge <= np.iinfo(distance.dtype).max]
-            edges = np.array(kept, distance.dtype)
+            reachable = [edge for edge in self.edges if edge <= np.iinfo(distance.dtype).max]
+            edges = np.array(reachable, distance.dtype)
             beyond = jnp.searchsorted(edges, distance, side="right", method="scan_unrolled").astype(jnp.int32)
             exact = np.asarray(self.edges[0] - 1, distance.dtype)
             offset = jnp.minimum(distance, exact).astype(jnp.int32) + beyond
@@ -154,8 +131,8 @@ class Rows(NamedTuple):
             most = np.asarray(max(abs(self.first), abs(last)) + 1, distance.dtype)
             offset = jnp.minimum(distance, most).astype(jnp.int32)
         offset = jnp.where(after, -offset, offset)
-        unwrap_array = (offset >= np.int32(self.first)) & (offset <= np.int32(last))
-        return jnp.clip(offset, np.int32(self.first), np.int32(last)) - np.int32(self.first), unwrap_array
+        in_table = (offset >= np.int32(self.first)) & (offset <= np.int32(last))
+        return jnp.clip(offset, np.int32(self.first), np.int32(last)) - np.int32(self.first), in_table
 
 
 @functools.lru_cache(maxsize=64)
@@ -176,34 +153,34 @@ def _edges(span: int, max_distance: int) -> tuple[int, ...]:
     return tuple(start(k) for k in range(span - middle))
 
 
-@compiled("content_bias", static_argnames=("rows", "of_keys"))
+@compiled("content_bias", static_argnames=("rows", "source"))
 def _content_bias(
-    queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array, *, rows: Rows, of_keys: bool
+    queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array, *, rows: Rows, source: ContentSource
 ) -> jax.Array:
     ndim = max(queries.ndim, keys.ndim, content.ndim - 2)
     queries, keys, content = align(queries, ndim), align(keys, ndim), align(content, ndim + 2)
     if content.dtype != table.dtype:
         content, table = (x.astype(compute_dtype(content, table)) for x in (content, table))
-    like = _tiles_like(queries, keys, content, table, of_keys)
-    # Here the cotangents of replicated operands are summed over devices, once. Inside a branch of `lax.cond` the sum
-    # would wait forever for devices that take the other branch.
+    like = _of_tile_shape(queries, keys, content, table, source)
+    # The transpose of `vary` sums the cotangents of replicated operands over devices, here and once. Inside a branch of
+    # `lax.cond` the sum would wait forever for devices that take the other branch.
     axes = frozenset().union(*map(varying, (queries, keys, content, table)))
     arrays = (sharding.vary(x, axes) for x in (queries, keys, content, table))
-    return sharding.sharded_as(like, functools.partial(_tile, rows, of_keys), *arrays)
+    return sharding.sharded_as(like, functools.partial(_tile, rows, source), *arrays)
 
 
 def _tile(
-    rows: Rows, of_keys: bool, queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array
+    rows: Rows, source: ContentSource, queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array
 ) -> jax.Array:
-    row, unwrap_array = rows.of(queries, keys)
-    if of_keys:
+    row, in_table = rows.indices(queries, keys)
+    if source == "key":
         row = jnp.swapaxes(row, -1, -2)
     result = _selected_products(content, table, row)
-    if of_keys:
+    if source == "key":
         result = jnp.swapaxes(result, -1, -2)
     if rows.outside == "nearest":
         return result
-    return jnp.where(unwrap_array, result, np.asarray(0 if rows.outside == "zeros" else np.nan, result.dtype))
+    return jnp.where(in_table, result, np.asarray(0 if rows.outside == "zeros" else np.nan, result.dtype))
 
 
 def _selected_products(content: jax.Array, table: jax.Array, row: jax.Array) -> jax.Array:
@@ -214,31 +191,32 @@ def _selected_products(content: jax.Array, table: jax.Array, row: jax.Array) -> 
         return _products(content, table, row)
     least, most = jnp.min(row, initial=rows), jnp.max(row, initial=0)
 
-    @jax.checkpoint  # from one branch to its derivative, a TPU would store the one-hot matrix
-    def of_window() -> jax.Array:  # where positions are consecutive, all offsets of a tile are in one
+    @jax.checkpoint  # otherwise a TPU would store the one-hot matrix, from the branch to its derivative
+    def window_products() -> jax.Array:  # if positions are consecutive, one window has all offsets of a tile
         start = jnp.minimum(least, rows - size)
         return _products(content, lax.dynamic_slice_in_dim(table, start, size), jnp.clip(row - start, 0, size - 1))
 
-    return lax.cond(most - least < size, of_window, functools.partial(_by_parts, content, table, row, size))
+    in_blocks = functools.partial(_products_in_blocks, content, table, row, size)
+    return lax.cond(most - least < size, window_products, in_blocks)
 
 
-def _by_parts(content: jax.Array, table: jax.Array, row: jax.Array, size: int) -> jax.Array:
-    """`_products` as a sum over parts of the table of this size."""
+def _products_in_blocks(content: jax.Array, table: jax.Array, row: jax.Array, size: int) -> jax.Array:
+    """`_products` as a sum over blocks of `size` rows of the table."""
     starts = np.arange(0, table.shape[0], size, dtype=np.int32)
     missing = len(starts) * size - table.shape[0]
     table = jnp.pad(table, [(0, missing), *[(0, 0)] * (table.ndim - 1)])
-    parts = table.reshape(-1, size, *table.shape[1:])
+    blocks = table.reshape(-1, size, *table.shape[1:])
 
     @jax.checkpoint
-    def of_part(start: Any, part: jax.Array) -> jax.Array:
-        at = row - start
-        found = _products(content, part, jnp.clip(at, 0, size - 1))
-        return jnp.where((at >= 0) & (at < size), found, np.zeros((), found.dtype))
+    def block_products(start: Any, block: jax.Array) -> jax.Array:
+        row_in_block = row - start
+        products = _products(content, block, jnp.clip(row_in_block, 0, size - 1))
+        return jnp.where((row_in_block >= 0) & (row_in_block < size), products, np.zeros((), products.dtype))
 
-    def step(total: jax.Array, part: Any) -> tuple[jax.Array, None]:
-        return total + of_part(*part), None
+    def step(total: jax.Array, start_and_block: Any) -> tuple[jax.Array, None]:
+        return total + block_products(*start_and_block), None
 
-    return lax.scan(step, of_part(starts[0], parts[0]), (starts[1:], parts[1:]))[0]
+    return lax.scan(step, block_products(starts[0], blocks[0]), (starts[1:], blocks[1:]))[0]
 
 
 def _products(content: jax.Array, table: jax.Array, row: jax.Array) -> jax.Array:
@@ -263,50 +241,54 @@ def _select_by_product(products: jax.Array, row: jax.Array) -> jax.Array:
 
 
 def _parse_content(
-    name: str, content: Any, queries: jax.Array, keys: jax.Array, table: Any
+    source: ContentSource, content: Any, queries: jax.Array, keys: jax.Array, table: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Content (..., n, heads or 1, features) at n positions, and its table."""
-    tokens, length = ("queries", queries.shape[-1]) if name == "query" else ("keys", keys.shape[-1])
-    content = checks.floats(name, content, (..., tokens, "heads", "features"))
+    tokens, length = ("queries", queries.shape[-1]) if source == "query" else ("keys", keys.shape[-1])
+    content = checks.floats(source, content, (..., tokens, "heads", "features"))
     table = checks.floats("table", table, ("rows", "features"), static_axes=(0,))
     shapes = "(rows, heads, features) or (rows, features)"
     require(table.ndim in (2, 3) and 0 not in table.shape[:-1], "table must have shape {}, got {}", shapes, table.shape)
     require(table.shape[0] < 2**30, "table must have fewer than 2³⁰ rows, got {}", table.shape)
-    of_table = table.shape[1] if table.ndim == 3 else 1
+    table_heads = table.shape[1] if table.ndim == 3 else 1
     (n, heads, width), leading = content.shape[-3:], content.shape[:-3]
-    fits = n == length and width == table.shape[-1] and (heads == of_table or 1 in (heads, of_table))
-    want = f"(..., {length}, {'heads' if of_table == 1 else f'{of_table} or 1'}, {table.shape[-1]})"
-    require(fits, "{} must have shape {}, by {}_positions and table, got {}", name, want, name, content.shape)
+    fits = n == length and width == table.shape[-1] and (heads == table_heads or 1 in (heads, table_heads))
+    expected = f"(..., {length}, {'heads' if table_heads == 1 else f'{table_heads} or 1'}, {table.shape[-1]})"
+    require(fits, "{} must have shape {}, by {}_positions and table, got {}", source, expected, source, content.shape)
     try:
         jnp.broadcast_shapes(queries.shape[:-1], keys.shape[:-1], leading)
     except ValueError:
         positions = f"positions, {queries.shape[:-1]} and {keys.shape[:-1]}"
-        raise invalid(f"the leading axes of {name}, {leading}, must broadcast with those of {positions}") from None
+        raise invalid(f"the leading axes of {source}, {leading}, must broadcast with those of {positions}") from None
     return content, table
 
 
-def _check_sharding(queries: jax.Array, keys: jax.Array, name: str, content: jax.Array, table: jax.Array) -> None:
-    """Raises if arguments shard the tile differently, or an axis that is summed or looked up."""
-    for of, x, axis in (("table", table, 0), ("table", table, -1), (name, content, -1)):
-        checks.unsharded(of, x, axis)
+def _check_sharding(
+    queries: jax.Array, keys: jax.Array, source: ContentSource, content: jax.Array, table: jax.Array
+) -> None:
+    """Raises if arguments shard the tile differently, or shard an axis that is summed or looked up."""
+    for name, x, axis in (("table", table, 0), ("table", table, -1), (source, content, -1)):
+        checks.unsharded(name, x, axis)
     (*batch, row), (*other, column), (*leading, tokens, heads, _) = (
         jax.typeof(x).sharding.spec for x in (queries, keys, content)
     )
-    of_content = (tokens, None) if name == "query" else (None, tokens)
+    rows_and_columns = (tokens, None) if source == "query" else (None, tokens)
     specs = {
         "query_positions": (*batch, None, row, None),
         "key_positions": (*other, None, None, column),
-        name: (*leading, heads, *of_content),
+        source: (*leading, heads, *rows_and_columns),
     }
     if table.ndim == 3:
         specs["table"] = (jax.typeof(table).sharding.spec[1], None, None)
     checks.sharded_together(specs)
 
 
-def _tiles_like(queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array, of_keys: bool) -> list[Any]:
-    """What is sharded as the tile, (..., heads, queries, keys), because of each argument."""
+def _of_tile_shape(
+    queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array, source: ContentSource
+) -> list[Any]:
+    """The arguments with axes like the tile's, (..., heads, queries, keys), to show how each shards it."""
     ndim = max(queries.ndim + 2, keys.ndim + 2, content.ndim)
-    by_head = jnp.moveaxis(content[..., :1], -3, -1 if of_keys else -2)
+    by_head = jnp.moveaxis(content[..., :1], -3, -1 if source == "key" else -2)
     tiles = [queries[..., None, :, None], keys[..., None, None, :], by_head]
     if table.ndim == 3:
         tiles.append(table[0, :, :1, None])
@@ -314,7 +296,7 @@ def _tiles_like(queries: jax.Array, keys: jax.Array, content: jax.Array, table: 
 
 
 def parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) -> Rows:
-    """Which offsets have a row."""
+    """The offsets or buckets of `count` rows."""
     out_of_range = checks.one_of("out_of_range", out_of_range, ("error", "nan", "zeros", "nearest"))
     if max_distance is None:
         if first is None:
@@ -333,10 +315,9 @@ def parse_rows(count: int, first: Any, max_distance: Any, out_of_range: Any) -> 
     return Rows(count, -span, _edges(span, max_distance), "nearest")
 
 
-def _check_concrete(queries: Any, keys: Any, rows: Rows) -> None:
-    """Raises if all positions are known, and a query and a key are further apart than the table reaches."""
-    sides = queries, keys
-    if not checks.is_concrete(*sides) or not all(x.size for x in sides):
+def _check_reach(queries: Any, keys: Any, rows: Rows) -> None:
+    """Raises if all positions are concrete, and a query and a key are further apart than the table reaches."""
+    if not checks.is_concrete(queries, keys) or not queries.size or not keys.size:
         return
     queries, keys = (np.asarray(x, np.int64) for x in (queries, keys))
     least, most = (queries.min(-1) - keys.max(-1)).min(), (queries.max(-1) - keys.min(-1)).max()

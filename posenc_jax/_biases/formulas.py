@@ -5,8 +5,8 @@ keys). Positions are data, so one call computes the bias for a tile, a decode st
 packed segments (whose positions restart; a mask separates them). A tile has the same bits as the corresponding part of
 the full bias. In `sandwich` the last bit may differ, because the compiler chooses the order of its sum. Integer
 distances are computed exactly and then rounded to float32. If one side has float positions, the other is converted to
-float as well. Coordinates of a grid, (tokens, 2), have the shape of a batch of sequences of two tokens. Known ones are
-an error; traced ones are taken for a batch. Bias each coordinate by itself, and add the biases.
+float as well. Coordinates of a grid, (tokens, 2), have the shape of a batch of sequences of two tokens. Concrete
+coordinates are rejected; traced ones are read as a batch. Bias each coordinate by itself, and add the biases.
 
 A custom kernel computes the bias of its own tile and takes the parameters as inputs. This Pallas kernel runs in
 interpret mode, without an accelerator; one that is compiled calls `posenc_jax.kernels.alibi` of tiles instead:
@@ -64,20 +64,6 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
     largest power of two below $n$, followed by every other slope for twice that power. With a causal mask this is the
     paper's bias; without one it is the symmetric form.
 
-    Args:
-      query_positions: $i$, integers or float32 of shape (..., queries).
-      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
-      heads: the number of heads, for the paper's slopes; or a float array (heads,) of slopes, which may be learned.
-
-    Returns:
-      A float32 array of shape (..., heads, queries, keys), differentiable in the slopes and in float positions.
-
-    Raises:
-      TypeError: if positions are neither integers nor floats, traced integer positions have no common dtype, or heads
-        is neither an integer nor a float array.
-      ValueError: if positions are scalars, their leading axes do not broadcast, heads is below 1, or an array of slopes
-        does not have shape (heads,).
-
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
@@ -93,6 +79,20 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
       >>> print(pe.alibi(positions[2:], positions[:2], 8)[0])
       [[-1.  -0.5]
        [-1.5 -1. ]]
+
+    Args:
+      query_positions: $i$, integers or float32 of shape (..., queries).
+      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
+      heads: the number of heads, for the paper's slopes; or a float array (heads,) of slopes, which may be learned.
+
+    Returns:
+      A float32 array of shape (..., heads, queries, keys), differentiable in the slopes and in float positions.
+
+    Raises:
+      TypeError: if positions are neither integers nor floats, traced integer positions have no common dtype, or heads
+        is neither an integer nor a float array.
+      ValueError: if positions are scalars, their leading axes do not broadcast, heads is below 1, or an array of slopes
+        does not have shape (heads,).
 
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3; slopes for other head counts follow the authors' code.
@@ -131,6 +131,16 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
     as `jax.nn.softplus` of unconstrained ones. (The authors' code instead resets them to 0.01 when an update takes them
     below it.)
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> positions = jnp.arange(3)
+      >>> one = jnp.array([1.0])
+      >>> print(pe.kerple_log(positions, positions, one, one)[0].round(1))
+      [[-0.  -0.7 -1.1]
+       [-0.7 -0.  -0.7]
+       [-1.1 -0.7 -0. ]]
+
     Args:
       query_positions: $i$, integers or float32 of shape (..., queries).
       key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
@@ -143,16 +153,6 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
     Raises:
       TypeError: if scale or rate is not a float array, or as for `alibi`.
       ValueError: if scale and rate do not both have shape (heads,), or as for `alibi`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> positions = jnp.arange(3)
-      >>> one = jnp.array([1.0])
-      >>> print(pe.kerple_log(positions, positions, one, one)[0].round(1))
-      [[-0.  -0.7 -1.1]
-       [-0.7 -0.  -0.7]
-       [-1.1 -0.7 -0. ]]
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -178,6 +178,14 @@ def kerple_power(
     The kernel is conditionally positive definite for $r_1 > 0$ and $0 < r_2 \le 2$. To keep learned parameters in that
     range, compute $r_1$ as `jax.nn.softplus` and $r_2$ as 2 · `jax.nn.sigmoid` of unconstrained ones.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> scale, exponent = jnp.array([1.0]), jnp.array([0.5])
+      >>> bias = pe.kerple_power(jnp.array([4]), jnp.arange(5), scale, exponent)
+      >>> print(bias[0, 0].round(1))
+      [-2.  -1.7 -1.4 -1.  -0. ]
+
     Args:
       query_positions: $i$, integers or float32 of shape (..., queries).
       key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
@@ -191,14 +199,6 @@ def kerple_power(
     Raises:
       TypeError: if scale or exponent is not a float array, or as for `alibi`.
       ValueError: if scale and exponent do not both have shape (heads,), or as for `alibi`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> scale, exponent = jnp.array([1.0]), jnp.array([0.5])
-      >>> bias = pe.kerple_power(jnp.array([4]), jnp.arange(5), scale, exponent)
-      >>> print(bias[0, 0].round(1))
-      [-2.  -1.7 -1.4 -1.  -0. ]
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -224,13 +224,20 @@ def sandwich(
     heads: int,
     frequencies: Frequencies | int | jax.Array,
 ) -> jax.Array:
-    r"""Sandwich: the dot product of sinusoidal encodings, which decays with distance, scaled by a rate for each head.
+    r"""Sandwich: the dot product of sinusoidal encodings, which decays with distance, scaled by a rate per head.
 
     $$\frac{n}{8h} \left(PE(i) \cdot PE(j) - \|PE\|^2\right)
       = \frac{n}{8h} \left(\sum_k \cos \omega_k (i - j) - \frac d2\right), \qquad h = 1 \dots n$$
 
     for $n$ heads. The bias is 0 at distance 0, up to the rounding of a sum. Each sine and cosine is within 9e-8 of the
     truth at every int32 position.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> print(pe.sandwich(jnp.array([100]), jnp.array([99, 90, 0]), 8, 128)[:2, 0].round(1))
+      [[ -1.9 -21.2 -33.5]
+       [ -1.  -10.6 -16.7]]
 
     Args:
       query_positions: $i$, integers or float32 of shape (..., queries).
@@ -244,13 +251,6 @@ def sandwich(
     Raises:
       TypeError: if heads is not an integer, or as for `alibi` or `sinusoidal`.
       ValueError: if heads is below 1, the width is odd, the frequencies have several axes, or as for `alibi`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> print(pe.sandwich(jnp.array([100]), jnp.array([99, 90, 0]), 8, 128)[:2, 0].round(1))
-      [[ -1.9 -21.2 -33.5]
-       [ -1.  -10.6 -16.7]]
 
     Reference:
       Chi et al., "Dissecting Transformer Length Extrapolation via The Lens of Receptive Field Analysis", 2023,
@@ -269,7 +269,7 @@ def _sandwich(queries: jax.Array, keys: jax.Array, frequencies: AnyFrequencies, 
     ndim = 1 + max(queries.ndim, keys.ndim)
     queries, keys = (align(sinusoidal(p, frequencies, layout="half"), ndim) for p in (queries, keys))
     keys, matmul = jnp.swapaxes(keys, -1, -2), functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-    # Multiplies exact waves; computing a cosine for every distance would take many times as long.
+    # Multiplies exact sines and cosines; computing a cosine for every distance would take many times as long.
     similarity = sharding.sharded_as([queries, keys], matmul, queries, keys)[..., None, :, :]
     norm = np.float32(dim_of(frequencies) / 2 * amplitude_of(frequencies) ** 2)
     rate = (heads / (8 * np.arange(1, heads + 1))).astype(np.float32)

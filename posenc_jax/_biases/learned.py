@@ -36,13 +36,21 @@ def t5(
 ) -> jax.Array:
     r"""T5's bias: one learned value for each head and bucket of distances.
 
-    Of the $n$ buckets in each direction, the first $e = \lfloor n/2 \rfloor$ hold one distance each. A distance
+    Of the $n$ buckets in each direction, the first $e = \lfloor n/2 \rfloor$ have one distance each. A distance
     $d \ge e$ falls into bucket
 
     $$\min\left(n - 1,\; e + \left\lfloor \frac{\ln(d/e)}{\ln(\text{max}/e)}\,(n - e) \right\rfloor\right).$$
 
     Integer arithmetic finds the distance at which each bucket begins, so the bucket is right at every distance; a
     float32 logarithm is off by one at some edges. The lookup is elementwise: one select for each row, no gather.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> table = jnp.arange(32.0)[:, None]  # one head; each bucket's value is its index
+      >>> keys = jnp.array([1000, 999, 992, 991, 900, 0, 1001])
+      >>> print(pe.t5(jnp.array([1000]), keys, table)[0, 0])
+      [ 0.  1.  8.  8. 15. 15. 17.]
 
     Args:
       query_positions: integers of shape (..., queries).
@@ -61,14 +69,6 @@ def t5(
       TypeError: if positions are not integers, the table is not a float array, or as for `alibi`.
       ValueError: if the table does not have two axes, has fewer than two rows per direction, or has an odd number of
         rows for two directions; if max_distance is not above $e$; or as for `alibi`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> table = jnp.arange(32.0)[:, None]  # one head; each bucket's value is its index
-      >>> keys = jnp.array([1000, 999, 992, 991, 900, 0, 1001])
-      >>> print(pe.t5(jnp.array([1000]), keys, table)[0, 0])
-      [ 0.  1.  8.  8. 15. 15. 17.]
 
     Reference:
       Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1; the buckets follow the
@@ -193,6 +193,15 @@ def fire(
     their distance, so that values and gradients are finite. To keep learned $c$ and $L$ positive, compute them as
     `jax.nn.softplus` of unconstrained ones.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> mlp = jnp.array([1.0]), jnp.array([0.0]), jnp.array([[-2.0]]), jnp.array([0.0])
+      >>> # relative distance 1
+      >>> print(pe.fire(jnp.array([2, 8]), jnp.array([0]), mlp, c=1.0, threshold=2)[0])
+      [[-2.]
+       [-2.]]
+
     Args:
       query_positions: $i$, integers or float32 of shape (..., queries).
       key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
@@ -211,15 +220,6 @@ def fire(
       ValueError: if the shapes in mlp do not match, c or threshold is an array but not a scalar, or as for `alibi`. For
         c and threshold given as numbers, also if one is not positive, or if float32 cannot hold it, $cL$ or $c$ times
         any distance.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> mlp = jnp.array([1.0]), jnp.array([0.0]), jnp.array([[-2.0]]), jnp.array([0.0])
-      >>> # relative distance 1
-      >>> print(pe.fire(jnp.array([2, 8]), jnp.array([0]), mlp, c=1.0, threshold=2)[0])
-      [[-2.]
-       [-2.]]
 
     Reference:
       Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers", 2024, section 3
@@ -285,7 +285,7 @@ def _by_product(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: j
 
 
 def _by_units(x: jax.Array, w1: jax.Array, b1: jax.Array, w2: jax.Array, b2: jax.Array) -> jax.Array:
-    """As one elementwise expression: an array of hidden features would be several times the size of the bias."""
+    """As one elementwise expression, because an array of hidden features would be several times the bias's size."""
     y = jnp.broadcast_to(per_head(b2, x), (*x.shape[:-3], b2.shape[0], *x.shape[-2:]))
     for unit in range(w1.shape[0]):
         y += per_head(w2[unit], x) * jax.nn.relu(per_head(w1[unit, None], x) * x + per_head(b1[unit, None], x))

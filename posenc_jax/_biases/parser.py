@@ -1,4 +1,4 @@
-"""Parses the arguments of biases: the positions of a tile of scores, and parameters of each head."""
+"""Parses the arguments of biases: the positions of a tile of scores, and parameters per head."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parse_tile(
 
 
 def of_one_dtype(names: tuple[str, str], a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two arrays of integers, of the dtype that holds both."""
+    """Two arrays of integers, in their common dtype."""
     common = np.promote_types(a.dtype, b.dtype)
     if common.kind == "f" or jax.dtypes.canonicalize_dtype(common) != common:
         both = f"{names[0]} of {a.dtype} and {names[1]} of {b.dtype}"
@@ -45,7 +45,7 @@ def of_one_dtype(names: tuple[str, str], a: jax.Array, b: jax.Array) -> tuple[ja
 
 
 def check_no_coordinates(name: str, x: Any) -> None:
-    """Raises if known positions (..., 2 or 3) are the points of a full grid; short sequences of a batch never are."""
+    """Raises if concrete positions (..., 2 or 3) are all points of a grid; a batch of short sequences never is one."""
     if not checks.is_concrete(x) or x.ndim < 2 or x.shape[-1] not in (2, 3):
         return
     rows = np.unique(np.asarray(x).reshape(-1, x.shape[-1]), axis=0)
@@ -60,7 +60,7 @@ def check_no_coordinates(name: str, x: Any) -> None:
 def check_tile_sharded_together(
     queries: jax.Array, keys: jax.Array, per_head: dict[str, jax.Array], what: str = "positions", axes: int = 0
 ) -> None:
-    """Raises if both sides, (..., tokens) and `axes` axes more, and arrays (..., heads) shard a tile differently."""
+    """Raises if positions (..., tokens), with `axes` axes more, and arrays (..., heads) shard a tile differently."""
     (*batch, row), (*other, column) = (jax.typeof(x).sharding.spec[: x.ndim - axes] for x in (queries, keys))
     specs = {f"query_{what}": (*batch, None, row, None), f"key_{what}": (*other, None, None, column)}
     heads = {name: (jax.typeof(x).sharding.spec[-1], None, None) for name, x in per_head.items()}

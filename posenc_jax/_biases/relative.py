@@ -2,8 +2,8 @@ r"""A learned attention bias for each offset on a grid, as in vision transformer
 
 Positions are the coordinates of tokens, so one call computes the bias of a window, of a tile, or of queries on a
 coarser grid than the keys. A tile has the same bits as the corresponding part of the full bias. On CPUs and GPUs, XLA
-computes an index where it looks up a value, so nothing else of the size of the bias is stored; on TPUs it stores what
-it looks up, with heads padded to 128. Derivatives store only positions.
+computes each index where it looks up the value, so nothing else of the size of the bias is stored. On TPUs it stores
+the values with heads padded to 128. Derivatives store only positions.
 """
 
 from __future__ import annotations
@@ -38,40 +38,12 @@ def relative_position_bias(
 ) -> jax.Array:
     r"""The bias of vision transformers: one learned value for each head and each offset on a grid.
 
-    For a query at the coordinates $p$ and a key at $q$, in a window of $w_a$ places along axis $a$, the bias of all
-    heads is
+    For a query at $p$ and a key at $q$, in a window of $w_a$ positions along axis $a$, the bias of all heads is
 
     $$\text{table}[p_1 - q_1 + w_1 - 1, \;\dots,\; p_n - q_n + w_n - 1] \qquad \text{or} \qquad
       \text{table}[|p_1 - q_1|, \;\dots,\; |p_n - q_n|] \;\text{ (symmetric).}$$
 
-    Only differences of positions count: they may start anywhere and have gaps, as those of queries on a coarser grid
-    do.
-
-    Args:
-      query_positions: $p$, integers of shape (..., queries, axes), as `grid_positions` returns them; (..., queries) for
-        a table with one axis of offsets, as for the other biases.
-      key_positions: $q$, integers of shape (..., keys, axes) or (..., keys); leading axes broadcast.
-      table: floats of shape ($2w_1 - 1, \dots, 2w_n - 1$, heads), or ($w_1, \dots, w_n$, heads) if symmetric, for any
-        number of axes.
-      prefix: floats of shape (3, heads) for tokens outside the grid, such as a class token: the bias of grid tokens as
-        keys of such a token, of such a token as a key of grid tokens, and of such tokens for each other. These are the
-        last three rows of BEiT's table. A token is outside the grid if its first coordinate is negative. Without
-        prefix, a negative coordinate is a place like any other.
-      symmetric: whether the table holds distances instead of offsets, as in LeViT.
-      out_of_range: for offsets that the table does not hold. "error" raises a `ValueError` if all positions are known,
-        and gives NaN if some are traced, as in `attention` all are. "nan" gives NaN and checks nothing. "zeros" gives
-        0.
-
-    Returns:
-      A float32 array of shape (..., heads, queries, keys), differentiable in the table and in prefix, in forward and in
-      reverse mode.
-
-    Raises:
-      TypeError: if positions are not integers or have no common dtype, or table or prefix is not a float array.
-      ValueError: if positions do not have one coordinate for each axis of the table (for one axis, if they are known to
-        be the points of a grid), their leading axes do not broadcast, the table has an even number of offsets along an
-        axis, no heads, or a symbolic number of offsets, prefix does not have shape (3, heads), or positions are known
-        to be out of range.
+    Only differences of positions count: positions may start anywhere and have gaps.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -82,22 +54,43 @@ def relative_position_bias(
       [[7. 6. 5. 2. 1. 0.]
        [8. 7. 6. 3. 2. 1.]]
 
-      Swin holds the same table as (offsets, heads), and LeViT's `attention_biases` are (heads, distances). BEiT has
-      three more rows. MaxViT's offset is $q - p$:
+      With a class token before the grid, as in BEiT:
 
-      >>> swin, beit, levit = jnp.zeros((15, 8)), jnp.zeros((18, 8)), jnp.zeros((8, 6))
-      >>> maxvit = jnp.zeros((8, 3, 5))
-      >>> of_swin = pe.relative_position_bias(grid, grid, swin.reshape(3, 5, 8))
-      >>> table = jnp.moveaxis(maxvit, 0, -1)[::-1, ::-1]
-      >>> of_maxvit = pe.relative_position_bias(grid, grid, table)
-      >>> table = levit.T.reshape(2, 3, 8)
-      >>> of_levit = pe.relative_position_bias(grid, grid, table, symmetric=True)
-      >>> # a class token before the grid
       >>> tokens = jnp.pad(grid, ((1, 0), (0, 0)), constant_values=-1)
+      >>> beit = jnp.zeros((18, 8))
       >>> table, prefix = beit[:-3].reshape(3, 5, 8), beit[-3:]
-      >>> of_beit = pe.relative_position_bias(tokens, tokens, table, prefix=prefix)
-      >>> of_beit.shape
+      >>> pe.relative_position_bias(tokens, tokens, table, prefix=prefix).shape
       (8, 7, 7)
+
+    Args:
+      query_positions: $p$, integers of shape (..., queries, axes), as `grid_positions` returns them; (..., queries) for
+        a table with one axis of offsets.
+      key_positions: $q$, integers of shape (..., keys, axes) or (..., keys); leading axes broadcast.
+      table: floats of shape ($2w_1 - 1, \dots, 2w_n - 1$, heads), or ($w_1, \dots, w_n$, heads) if symmetric, for any
+        number of axes.
+      prefix: floats of shape (3, heads) for tokens outside the grid, whose first coordinate is negative: the bias of
+        grid tokens as keys of such a token, of such a token as key of grid tokens, and of such tokens for each other.
+        Without prefix, a negative coordinate is like any other.
+      symmetric: whether the table holds distances instead of offsets, as in LeViT.
+      out_of_range: for offsets that the table does not have. "error" raises a `ValueError` if all positions are
+        concrete, and gives NaN if some are traced, as all are in `attention`. "nan" gives NaN and checks nothing.
+        "zeros" gives 0.
+
+    Returns:
+      A float32 array of shape (..., heads, queries, keys).
+
+    Raises:
+      TypeError: if positions are not integers of a common dtype, or table or prefix is not a float array.
+      ValueError: if positions do not have one coordinate for each axis of the table (for one axis, if concrete
+        positions are the points of a grid), their leading axes do not broadcast, the table has an even number of
+        offsets along an axis, no heads, or a symbolic number of offsets, prefix does not have shape (3, heads), or
+        concrete positions are out of range.
+
+    Notes:
+      The bias is differentiable in the table and in prefix, in forward and in reverse mode.
+
+    See Also:
+      The guide to tables of offsets, for the checkpoints of Swin, BEiT, MaxViT and LeViT, and for another window.
 
     Reference:
       Liu et al., "Swin Transformer", 2021, section 3.2, equation 4; Graham et al., "LeViT", 2021, section 4.2;
@@ -113,23 +106,23 @@ def relative_position_bias(
 
 
 class Window(NamedTuple):
-    """Which row of the flattened table an offset has."""
+    """The window of a table, which gives each offset its row of the flattened table."""
 
     sides: tuple[int, ...]  # w for each axis
     symmetric: bool
     has_prefix: bool  # three more rows
-    outside: float | None  # the bias of offsets that the table does not hold; None for NaN, which equals nothing
+    outside: float | None  # the bias of offsets without a row; None for NaN, because NaN is not equal to itself
 
-    def rows(self, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The row of each query and key, (..., queries, keys), a valid one in any case, and whether it is theirs."""
+    def indices(self, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The index of the row nearest to each offset, (..., queries, keys), and whether it is the offset's own."""
         ndim = max(queries.ndim, keys.ndim) + 1
         queries, keys = align(queries[..., :, None, :], ndim), align(keys[..., None, :, :], ndim)
         row: Any = np.int32(0)
-        unwrap_array: Any = np.True_
+        in_table: Any = np.True_
         for axis, side in enumerate(self.sides):
             distance, after = difference(queries[..., axis], keys[..., axis])
             last = np.asarray(side - 1, distance.dtype)
-            unwrap_array = unwrap_array & (distance <= last)
+            in_table = in_table & (distance <= last)
             step = jnp.minimum(distance, last).astype(jnp.int32)  # exact: the distance is unsigned
             if not self.symmetric:
                 step = jnp.where(after, np.int32(side - 1) - step, np.int32(side - 1) + step)
@@ -138,8 +131,8 @@ class Window(NamedTuple):
             from_outside, to_outside, n = queries[..., 0] < 0, keys[..., 0] < 0, self.offsets
             row = jnp.where(to_outside, np.int32(n + 1), row)
             row = jnp.where(from_outside, jnp.where(to_outside, np.int32(n + 2), np.int32(n)), row)
-            unwrap_array = unwrap_array | from_outside | to_outside
-        return row, unwrap_array
+            in_table = in_table | from_outside | to_outside
+        return row, in_table
 
     @property
     def offsets(self) -> int:
@@ -160,12 +153,12 @@ def _relative_position_bias(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _look_up(window: Window, queries: jax.Array, keys: jax.Array, table: jax.Array) -> jax.Array:
-    row, unwrap_array = window.rows(queries, keys)
+    row, in_table = window.indices(queries, keys)
     # On Explicit axes of a mesh, JAX must be told how the result is sharded.
     spec = (*jax.typeof(row).sharding.spec, jax.typeof(table).sharding.spec[1])
     values = table.at[row].get(mode="promise_in_bounds", out_sharding=sharding.named_sharding(spec, row, table))
     outside = np.float32(np.nan if window.outside is None else window.outside)
-    return jnp.moveaxis(jnp.where(unwrap_array[..., None], values, outside), -1, -3)
+    return jnp.moveaxis(jnp.where(in_table[..., None], values, outside), -1, -3)
 
 
 @_look_up.defjvp
@@ -176,20 +169,20 @@ def _look_up_jvp(window: Window, primals: Any, tangents: Any) -> tuple[jax.Array
 
 
 def _tangent(window: Window, queries: jax.Array, keys: jax.Array, table: jax.Array) -> jax.Array:
-    """`_look_up` where each of up to 64 parts of the queries has a copy of the table.
+    """`_look_up` with a copy of the table for each of up to 64 groups of queries.
 
-    The transpose sums each copy first: a running float32 sum of ones stalls at 2²⁴.
+    The transpose sums each group first, because a running float32 sum of ones stalls at 2²⁴.
     """
     *_, n, axes = queries.shape
-    parts = max(1, min(64, n)) if isinstance(n, int) else 1
-    queries = jnp.pad(queries, [*[(0, 0)] * (queries.ndim - 2), (0, -n % parts), (0, 0)])
+    groups = max(1, min(64, n)) if isinstance(n, int) else 1
+    queries = jnp.pad(queries, [*[(0, 0)] * (queries.ndim - 2), (0, -n % groups), (0, 0)])
     *batch, padded, _ = queries.shape
-    row, unwrap_array = window.rows(queries.reshape(*batch, parts, padded // parts, axes), keys[..., None, :, :])
+    row, in_table = window.indices(queries.reshape(*batch, groups, padded // groups, axes), keys[..., None, :, :])
     copies = jnp.broadcast_to(align(table, row.ndim), (*row.shape[:-2], *table.shape))
     look_up = jnp.vectorize(
         lambda table, row: table.at[row].get(mode="promise_in_bounds"), signature="(n,h),(q,k)->(q,k,h)"
     )
-    values = jnp.moveaxis(jnp.where(unwrap_array[..., None], look_up(copies, row), np.float32(0)), -1, -4)
+    values = jnp.moveaxis(jnp.where(in_table[..., None], look_up(copies, row), np.float32(0)), -1, -4)
     return values.reshape(*values.shape[:-3], padded, values.shape[-1])[..., :n, :]
 
 
@@ -197,7 +190,7 @@ def _tangent(window: Window, queries: jax.Array, keys: jax.Array, table: jax.Arr
 
 
 def _parse_table(table: Any, prefix: Any, symmetric: bool) -> tuple[jax.Array, jax.Array | None, tuple[int, ...]]:
-    """A table, its prefix, and the places along each axis of its window."""
+    """A table, its prefix, and the side of its window along each axis."""
     table = checks.floats("table", table, (..., "offsets", "heads"))
     rows, heads = table.shape[:-1], table.shape[-1]
     require(table.ndim > 1 and heads, "table must have shape (..., offsets, heads), got {}", table.shape)
@@ -215,24 +208,25 @@ def _parse_table(table: Any, prefix: Any, symmetric: bool) -> tuple[jax.Array, j
     return table, prefix, tuple(n if symmetric else (n + 1) // 2 for n in rows)
 
 
-def _parse_positions(queries: Any, keys: Any, window: Window, in_range: bool) -> tuple[jax.Array, jax.Array]:
-    """Coordinates (..., queries, axes) and (..., keys, axes) of one dtype; `in_range` asks to check known ones."""
+def _parse_positions(queries: Any, keys: Any, window: Window, check_reach: bool) -> tuple[jax.Array, jax.Array]:
+    """Coordinates (..., queries, axes) and (..., keys, axes) of one dtype. `check_reach` is for concrete ones."""
     axes = len(window.sides)
-    sides = _coordinates("query_positions", "queries", queries, axes), _coordinates("key_positions", "keys", keys, axes)
-    batch, other = (x.shape[: -1 if axes == 1 else -2] for x in sides)
+    queries = _parse_coordinates("query_positions", "queries", queries, axes)
+    keys = _parse_coordinates("key_positions", "keys", keys, axes)
+    batch, other = (x.shape[: -1 if axes == 1 else -2] for x in (queries, keys))
     try:
         jnp.broadcast_shapes(batch, other)
     except ValueError:
         both = f"query_positions, {batch}, and of key_positions, {other}"
         raise invalid(f"the leading axes of {both}, must broadcast") from None
-    if in_range:
-        _check_concrete(*sides, window)
-    queries, keys = (x[..., None] if axes == 1 else x for x in sides)
+    if check_reach:
+        _check_reach(queries, keys, window)
+    queries, keys = (x[..., None] if axes == 1 else x for x in (queries, keys))
     return of_one_dtype(("query_positions", "key_positions"), queries, keys)
 
 
-def _coordinates(name: str, tokens: str, positions: Any, axes: int) -> Any:
-    """Integers (..., tokens, axes), or (..., tokens) for one axis; known ones stay known."""
+def _parse_coordinates(name: str, tokens: str, positions: Any, axes: int) -> Any:
+    """Integers (..., tokens, axes), or (..., tokens) for one axis. Concrete ones stay concrete."""
     x = checks.array(name, positions, checks.INTEGERS)
     if axes == 1:
         require(x.ndim, "{} must have shape (..., {}), got ()", name, tokens)
@@ -245,16 +239,15 @@ def _coordinates(name: str, tokens: str, positions: Any, axes: int) -> Any:
     return x
 
 
-def _check_concrete(queries: Any, keys: Any, window: Window) -> None:
-    """Raises if all positions are known, and two are further apart than the table reaches."""
-    sides = queries, keys
-    if not checks.is_concrete(*sides) or not all(x.size for x in sides):
+def _check_reach(queries: Any, keys: Any, window: Window) -> None:
+    """Raises if all positions are concrete, and a query and a key are further apart than the table reaches."""
+    if not checks.is_concrete(queries, keys) or not queries.size or not keys.size:
         return
-    (low, high), (first, last) = (_extent(np.asarray(x, np.int64), window) for x in sides)
+    (low, high), (first, last) = (_extent(np.asarray(x, np.int64), window) for x in (queries, keys))
     reach = np.maximum(high - first, last - low).reshape(-1, len(window.sides)).max(axis=0)
-    for axis, (found, side) in enumerate(zip(reach.tolist(), window.sides, strict=True)):
+    for axis, (distance, side) in enumerate(zip(reach.tolist(), window.sides, strict=True)):
         message = "query_positions and key_positions must differ by at most {} in coordinate {} for this table, got {}"
-        require(found < side, message, side - 1, axis, found)
+        require(distance < side, message, side - 1, axis, distance)
 
 
 def _extent(x: np.ndarray, window: Window) -> tuple[np.ndarray, np.ndarray]:

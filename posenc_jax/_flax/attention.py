@@ -27,10 +27,11 @@ from posenc_jax._rotary.rotary import rotate_vectors
 from posenc_jax._rotary.rotation import RotationSettings
 
 Biases = tuple[Callable[..., Any] | None, Callable[..., Any] | None]  # of positions; of positions and content
-# What `attention` gets from here, besides the operands, and the options of Flax's function that change nothing in it.
-GIVEN = {f"{side}_{what}" for side in ("query", "key") for what in ("data", "positions", "order", "segments")}
-GIVEN |= {"bias", "return_residual"}
-UNUSED = ("dropout_rng", "broadcast_dropout", "force_fp32_for_softmax")
+# Options of `attention` that the attention_fn sets, so that they cannot be bound.
+RESERVED = {f"{side}_{what}" for side in ("query", "key") for what in ("data", "positions", "order", "segments")}
+RESERVED |= {"bias", "return_residual"}
+# Options of Flax's function that change nothing in `attention`.
+IGNORED = ("dropout_rng", "broadcast_dropout", "force_fp32_for_softmax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class PositionalSettings:
         checks.part("part", self.part)
 
     @classmethod
-    def of(cls, frequencies: Any, layout: Any, part: Any, pope: Any) -> PositionalSettings:
+    def parse(cls, frequencies: Any, layout: Any, part: Any, pope: Any) -> PositionalSettings:
         """The settings of a rotation, or of `frequencies` if that is a module of the class `pope`."""
         if not isinstance(frequencies, pope):
             return cls(frequencies, layout, part)
@@ -60,12 +61,12 @@ class PositionalSettings:
         return cls(module.frequencies, module.layout, part, polar=True)
 
     def parse_biases(self, bias: Any, content_bias: Any) -> Biases:
-        """Returns both; raises if these settings do not allow them."""
-        given, axes = bias is not None or content_bias is not None, self.frequencies.num_axes
+        """Returns both functions, or raises if these settings do not allow them."""
+        biased, axes = bias is not None or content_bias is not None, self.frequencies.num_axes
         message = "bias or content_bias must be given with frequencies of width 0, got None"
-        require(given or self.frequencies.dim, message)
-        of = {"bias": (bias, "positions"), "content_bias": (content_bias, "positions, query and key")}
-        for name, (function, arguments) in of.items():
+        require(biased or self.frequencies.dim, message)
+        functions = {"bias": (bias, "positions"), "content_bias": (content_bias, "positions, query and key")}
+        for name, (function, arguments) in functions.items():
             if function is not None:
                 errors.require_type(callable(function), name, f"a function of {arguments}", function)
                 require(axes == 1, "{} must be None with frequencies of {} axes: it has positions of one", name, axes)
@@ -99,22 +100,22 @@ class PositionalSettings:
             options |= self._tile_options(biases, query, key, queries, keys, options.get("causal", False))
             if self.polar and "scale" not in getattr(attention, "keywords", ()):
                 options["scale"] = query.shape[-1] ** -0.5
-            return attention(*self._placed(query, key, queries, keys, phase), value, **options)
-        placed = self._placed(query, key, queries, keys, phase, math.sqrt(2))  # Flax divides by √(2d) with PoPE
+            return attention(*self._encode(query, key, queries, keys, phase), value, **options)
+        encoded = self._encode(query, key, queries, keys, phase, math.sqrt(2))  # Flax divides by √(2d) with PoPE
         if any(function is not None for function in biases):
             bias = _add_biases(bias, biases, query, key, queries, keys)
             with jax.numpy_dtype_promotion("standard"):  # 16-bit scores plus a float32 bias are float32
-                return attention_fn(*placed, value, bias, *args, **kwargs)
-        return attention_fn(*placed, value, bias, *args, **kwargs)
+                return attention_fn(*encoded, value, bias, *args, **kwargs)
+        return attention_fn(*encoded, value, bias, *args, **kwargs)
 
     def _tile_options(
         self, biases: Biases, query: Any, key: Any, queries: Any, keys: Any, causal: bool
     ) -> dict[str, Any]:
-        """The biases, positions and orders for `posenc_jax.attention`."""
+        """The biases, positions and orders of queries and keys, as options of `posenc_jax.attention`."""
         lengths = {"query": query.shape[-3], "key": key.shape[-3]}
         options: dict[str, Any] = {}
         if any(function is not None for function in biases):
-            options["bias"] = functools.partial(_tile_of, biases)
+            options["bias"] = functools.partial(_tile_bias, biases)
         if biases[1] is not None:
             options |= {"query_data": query, "key_data": key}
         if queries is None:
@@ -122,27 +123,27 @@ class PositionalSettings:
         if self.frequencies.num_axes == 1:
             options |= {"query_positions": queries}
             options |= {"key_positions": checks.counted("key", lengths["key"]) if keys is None else keys}
-        if causal:  # Flax's causal mask goes by the index, whatever the positions are
+        if causal:  # Flax's causal mask compares indices, not positions
             options |= {f"{side}_order": checks.counted(side, n) for side, n in lengths.items()}
         return options
 
-    def _placed(
-        self, query: Any, key: Any, queries: Any, keys: Any, phase: jax.Array | None, times: float = 1.0
+    def _encode(
+        self, query: Any, key: Any, queries: Any, keys: Any, phase: jax.Array | None, factor: float = 1.0
     ) -> tuple[Any, Any]:
-        """Query and key at their positions; a query of PoPE is multiplied by `times`."""
+        """Query and key, rotated or by PoPE, which multiplies the query by the factor."""
         if not self.frequencies.dim:
             return query, key
         if queries is None and self.frequencies.num_axes == query.shape[-3] == 1:
-            queries = keys = np.zeros(1, np.int32)  # their place does not matter: no other key is seen
-        of_keys = "input_positions" if keys is queries else "key_positions"
+            queries = keys = np.zeros(1, np.int32)  # any position gives the same score: there is one key
+        keys_name = "input_positions" if keys is queries else "key_positions"
         if self.polar:
-            query = self._polar("query", query, "input_positions", queries, None, times)
-            return query, self._polar("key", key, of_keys, keys, phase)
+            query = self._pope("query", query, "input_positions", queries, None, factor)
+            return query, self._pope("key", key, keys_name, keys, phase)
         query = self._rotate("query", query, "input_positions", queries)
-        return query, self._rotate("key", key, of_keys, keys)
+        return query, self._rotate("key", key, keys_name, keys)
 
     def _rotate(self, name: str, x: Any, positions_name: str, positions: Any) -> jax.Array:
-        """Rotates the query or the key, which errors call `name`, as `rotary` does."""
+        """`rotary` of the query or the key, which errors call `name`."""
         options = self.frequencies, self.layout, -2, self.part
         parsed = parse_rotary(x, positions, *options, name=name, positions_name=positions_name)
         x, positions, frequencies, axis = parsed
@@ -150,18 +151,18 @@ class PositionalSettings:
             RotationSettings(self.layout, self.part == "last"), x, Angles(positions, frequencies), axis
         )
 
-    def _polar(
-        self, name: str, x: Any, positions_name: str, positions: Any, phase: jax.Array | None, times: float = 1.0
+    def _pope(
+        self, name: str, x: Any, positions_name: str, positions: Any, phase: jax.Array | None, factor: float = 1.0
     ) -> jax.Array:
         """`pope` of the query or the key, which errors call `name`, times a factor."""
-        frequencies = self.frequencies.with_attention_factor(times * self.frequencies.attention_factor)
+        frequencies = self.frequencies.with_attention_factor(factor * self.frequencies.attention_factor)
         options = frequencies, phase, self.layout, -2
         parsed = parse_pope(x, positions, *options, name=name, positions_name=positions_name)
         x, positions, frequencies, phase, heads = parsed
         return polar_vectors(x, positions, frequencies, phase, layout=self.layout, heads=heads)
 
     def _parse_positions(self, query: Any, key: Any, input_positions: Any, key_positions: Any) -> tuple[Any, Any]:
-        """The positions of queries and of keys, each an array or None where they are counted."""
+        """The positions of queries and of keys, each an array, or None if they are counted."""
         axes = (..., "seq", "heads", "head_dim")
         queries, keys = (checks.floats(n, x, axes).shape[-3] for n, x in (("query", query), ("key", key)))
         differ = f"where queries and keys differ in number, {queries} and {keys}"
@@ -169,18 +170,18 @@ class PositionalSettings:
             require(key_positions is None, "input_positions must be given with key_positions, got None")
             require(queries == keys, "input_positions must be given {}, got None", differ)
             return None, None
-        input_positions = self._parse_side("input_positions", input_positions, "query", query)
+        input_positions = self._parse_each("input_positions", input_positions, "query", query)
         if key_positions is not None:
-            return input_positions, self._parse_side("key_positions", key_positions, "key", key)
+            return input_positions, self._parse_each("key_positions", key_positions, "key", key)
         return input_positions, input_positions if queries == keys else None
 
-    def _parse_side(self, name: str, positions: ArrayLike, side: str, x: jax.Array) -> jax.Array:
-        """Positions, one for each token: a single one would put all tokens at the same place."""
+    def _parse_each(self, name: str, positions: ArrayLike, side: str, x: jax.Array) -> jax.Array:
+        """Positions, one per token: a single one would give all tokens the same position."""
         frequencies = self.frequencies
         coordinates = parse_positions(name, positions, frequencies)
-        given, length = coordinates.shape[:-1], x.shape[-3]
-        shape = given or (1,)
-        require(shape[-1] == length, "{} must hold {} along the sequence, got shape {}", name, length, given)
+        batch, length = coordinates.shape[:-1], x.shape[-3]
+        shape = batch or (1,)
+        require(shape[-1] == length, "{} must hold {} along the sequence, got shape {}", name, length, batch)
         checks.broadcastable(name, shape, f"{side} without heads", x.shape[:-2])
         return coordinates.reshape(shape if frequencies.num_axes == 1 else (*shape, frequencies.num_axes))
 
@@ -188,7 +189,8 @@ class PositionalSettings:
 def _require_cache(query: Any, key: Any, positions: jax.Array, mask: Any, is_causal: Any) -> None:
     """Raises unless the keys may be Flax's cache: a step has one query, at the same slot in all rows, and a mask.
 
-    With several queries, without a mask or with positions that differ by row, the keys are others, and so are theirs.
+    With several queries, without a mask or with per-row positions, the keys are not Flax's cache, and neither are their
+    positions the slots of one.
     """
     sizes = query.shape[-3], key.shape[-3]
     if sizes[0] != 1 or mask is None:
@@ -206,16 +208,16 @@ def _require_cache(query: Any, key: Any, positions: jax.Array, mask: Any, is_cau
 def _add_biases(
     bias: ArrayLike | None, biases: Biases, query: Any, key: Any, queries: Any, keys: Any
 ) -> ArrayLike | None:
-    """Adds what `biases` return, which must be for all heads, queries and keys, to `bias`."""
+    """The sum of `bias` and of what the functions `biases` return, (..., heads, queries, keys)."""
     shape = query.shape[-2], query.shape[-3], key.shape[-3]
     queries = checks.counted("query", shape[1]) if queries is None else queries
     keys = checks.counted("key", shape[2]) if keys is None else keys
     arguments = {"bias": (queries, keys), "content_bias": (queries, keys, query, key)}
-    for (name, given), function in zip(arguments.items(), biases, strict=True):
+    for (name, inputs), function in zip(arguments.items(), biases, strict=True):
         if function is None:
             continue
         with errors.callback():
-            values = function(*given)
+            values = function(*inputs)
         values = checks.floats(f"what {name} returns", values, (..., "heads", "queries", "keys"))
         if values.shape[-3:] != shape:
             raise invalid(f"{name} must return shape (..., {', '.join(map(str, shape))}), got {values.shape}")
@@ -231,20 +233,20 @@ def _sum(values: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def parse_attention(attention: Any) -> Callable[..., jax.Array] | None:
-    """Returns it; raises if it cannot be called, or has options bound that the attention_fn gives it."""
+    """Returns the function, or raises if it cannot be called or binds options that the attention_fn sets."""
     if attention is None:
         return None
     errors.require_type(callable(attention), "attention", "posenc_jax.attention or None", attention)
-    bound = sorted(GIVEN & {*getattr(attention, "keywords", ())})
+    bound = sorted(RESERVED & {*getattr(attention, "keywords", ())})
     require(not bound, "attention must not bind {}: the attention_fn gives it", ", ".join(bound))
     return attention
 
 
 def _parse_options(attention_fn: Callable[..., Any], *args: Any, is_causal: Any = False, **kwargs: Any) -> dict:
-    """The arguments of Flax's function as `posenc_jax.attention` takes them; raises for those that it has not."""
-    given = inspect.signature(attention_fn).bind(*args, **kwargs)
-    defaults = {name: parameter.default for name, parameter in given.signature.parameters.items()}
-    options = {n: x for n, x in given.arguments.items() if n not in UNUSED and x is not defaults[n]}
+    """The arguments of Flax's function as `posenc_jax.attention` takes them; raises for those that it does not take."""
+    bound = inspect.signature(attention_fn).bind(*args, **kwargs)
+    defaults = {name: parameter.default for name, parameter in bound.signature.parameters.items()}
+    options = {n: x for n, x in bound.arguments.items() if n not in IGNORED and x is not defaults[n]}
     query, key, _ = (options.pop(name) for name in ("query", "key", "value"))
     is_causal = options.pop("is_causal", is_causal)
     if options.pop("deterministic", False):
@@ -258,7 +260,7 @@ def _parse_options(attention_fn: Callable[..., Any], *args: Any, is_causal: Any 
         message = "{} must be {} with attention (Flax's own attention takes it), got {}"
         require(False, message, name, defaults[name], getattr(x, "shape", x))
     result: dict[str, Any] = {"causal": True} if checks.flag("is_causal", is_causal) else {}
-    if mask is not None:  # one for all queries hides keys, as a segment of their own does
+    if mask is not None:  # the same for all queries, so it hides keys as another segment does
         mask, keys = jnp.asarray(mask), key.shape[-3]
         fits = mask.ndim >= 3 and mask.shape[-3:] == (1, 1, keys)
         message = "mask must be one for all heads and queries with attention, (..., 1, 1, {}), got shape {}; {}"
@@ -268,7 +270,7 @@ def _parse_options(attention_fn: Callable[..., Any], *args: Any, is_causal: Any 
     return result
 
 
-def _tile_of(biases: Biases, i: Any, j: Any, *data: Any) -> jax.Array:
+def _tile_bias(biases: Biases, i: Any, j: Any, *data: Any) -> jax.Array:
     """The sum of the biases of a tile of scores."""
     terms = [f(i, j, *extra) for f, extra in zip(biases, ((), data), strict=True) if f is not None]
     return terms[0] if len(terms) == 1 else _sum(*sorted(terms, key=jnp.ndim, reverse=True))

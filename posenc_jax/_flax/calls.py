@@ -14,12 +14,13 @@ from jax.typing import ArrayLike
 from posenc_jax._biases.content import content_bias
 from posenc_jax._biases.formulas import kerple_log, kerple_power
 from posenc_jax._biases.learned import fire
+from posenc_jax._biases.parser import check_no_coordinates
 from posenc_jax._biases.relative import relative_position_bias
 from posenc_jax._encodings.fourier import timestep_embedding
 from posenc_jax._encodings.sinusoidal import sinusoidal
-from posenc_jax._flax.settings import Variant, coordinates
+from posenc_jax._flax.settings import Variant
 from posenc_jax._frequencies.frequencies import Frequencies
-from posenc_jax._jax import checks
+from posenc_jax._jax import checks, errors
 from posenc_jax._jax.checks import Layout
 from posenc_jax._rotary.pope import pope
 
@@ -31,7 +32,7 @@ def bounded_phase(phase: jax.Array) -> jax.Array:
 
 
 def counted_at_init(module: Any, x: Any, positions: Any, head_axis: Any = None) -> Any:
-    """The positions for a call of a Linen module, of which `init` may give one token without its position."""
+    """The positions for a call of a Linen module; `init` may pass one token without its position."""
     axes = getattr(getattr(module, "frequencies", None), "num_axes", 1)
     if positions is not None or axes > 1 or not module.is_initializing():
         return positions
@@ -53,10 +54,26 @@ def relative_bias(module: Any, queries: Any, keys: Any, table: jax.Array, prefix
     """`relative_position_bias` with the settings of a module."""
     if module.flat:
         window = tuple(module.window)
-        queries = coordinates("query_positions", queries, window, prefix is not None)
-        keys = coordinates("key_positions", keys, window, prefix is not None)
+        queries = _coordinates("query_positions", queries, window, prefix is not None)
+        keys = _coordinates("key_positions", keys, window, prefix is not None)
     settings: dict[str, Any] = {"symmetric": module.symmetric, "out_of_range": module.out_of_range}
     return relative_position_bias(queries, keys, table, prefix=prefix, **settings)
+
+
+def _coordinates(name: str, tokens: Any, window: tuple[int, ...], class_token: bool) -> Any:
+    """Coordinates of tokens from their indices, row by row. A class token comes first and has row −1."""
+    tokens = checks.array(name, tokens, checks.INTEGERS)
+    errors.require_type(jnp.issubdtype(tokens.dtype, jnp.signedinteger), name, "an array of signed integers", tokens)
+    check_no_coordinates(name, tokens)
+    index: Any = tokens - np.asarray(class_token, tokens.dtype)
+    inner = []  # all coordinates but the first, from the last one on
+    for side in window[:0:-1]:
+        side = np.asarray(side, tokens.dtype)
+        inner.append(index % side)
+        index = index // side
+    # NumPy's indices give NumPy's coordinates, which are concrete.
+    stack: Any = np.stack if isinstance(index, (np.ndarray, np.generic)) else jnp.stack
+    return stack([index, *inner[::-1]], axis=-1) if inner else index
 
 
 def scaled_content_bias(module: Any, queries: Any, keys: Any, query: Any, key: Any, table: jax.Array) -> jax.Array:

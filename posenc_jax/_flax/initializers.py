@@ -1,4 +1,4 @@
-"""Initial values of the parameters of the NNX and Linen modules."""
+"""Shapes and initial values of the parameters of the NNX and Linen modules."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def fire_bias_init(key: Any, shape: Any, dtype: Any = jnp.float32, out_sharding:
 
 def default_kerple_inits(variant: Variant) -> tuple[Initializer, Initializer]:
     """Initialisers of the authors' code: r₁ begins below 2 (log) or 1 (power), r₂ below 1 (log) or 2 (power)."""
-    return (
-        (_softplus_uniform(2.0), _softplus_uniform(1.0)) if variant == "log" else (_softplus_uniform(1.0), _exponents)
-    )
+    if variant == "log":
+        return _softplus_uniform(2.0), _softplus_uniform(1.0)
+    return _softplus_uniform(1.0), _exponents
 
 
 def _softplus_uniform(high: float) -> Initializer:
@@ -51,3 +51,13 @@ def _exponents(key: Any, shape: Any, dtype: Any = jnp.float32, out_sharding: Any
 def inverse_softplus(value: float) -> float:
     """The number whose softplus is `value`."""
     return value + math.log(-math.expm1(-value))
+
+
+def offsets_shape(window: tuple[int, ...], num_heads: int, symmetric: bool) -> tuple[int, ...]:
+    """The shape of the table of `relative_position_bias`."""
+    return *(n if symmetric else 2 * n - 1 for n in window), num_heads
+
+
+def rows_shape(num_rows: int, num_heads: int | None, head_dim: int) -> tuple[int, ...]:
+    """The shape of the table of `content_bias`."""
+    return (num_rows, head_dim) if num_heads is None else (num_rows, num_heads, head_dim)

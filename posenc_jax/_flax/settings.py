@@ -9,19 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-import jax.numpy as jnp
-import numpy as np
-
-from posenc_jax._biases.content import parse_rows
-from posenc_jax._biases.parser import check_no_coordinates
+from posenc_jax._biases.content import ContentSource, parse_rows
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._frequencies.parser import parse_static
-from posenc_jax._jax import checks, errors
+from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout, RotatedPart
 from posenc_jax._jax.errors import require
 
 Variant = Literal["log", "power"]
-ContentSource = Literal["query", "key"]
 T = TypeVar("T")
 
 
@@ -31,7 +26,7 @@ def parse_variant(name: str, value: Any) -> Variant:
 
 
 def parse_source(name: str, value: Any) -> ContentSource:
-    """`value` as the side of a score whose tokens are read."""
+    """`value` as the tokens that a bias of the tokens reads."""
     return checks.one_of(name, value, ("query", "key"))
 
 
@@ -41,7 +36,7 @@ def parse_scale(name: str, value: Any) -> float:
 
 
 def optional(check: Callable[[str, Any], T], name: str, value: Any) -> T | None:
-    """`value` by the check, or None."""
+    """None, or what the check returns for `value`."""
     return None if value is None else check(name, value)
 
 
@@ -58,39 +53,10 @@ def parse_sinusoidal(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequen
 
 def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies, Layout, RotatedPart]:
     """Settings of `RotaryEncoding` except the head axis, which can be checked only against an array."""
-    return (
-        parse_static(frequencies, even=True),
-        checks.layout("layout", layout),
-        checks.part("part", part),
-    )
+    return parse_static(frequencies, even=True), checks.layout("layout", layout), checks.part("part", part)
 
 
 def check_fields(module: Any, check: Callable[[str, Any], Any], names: str) -> None:
     """Raises what the check raises for these fields of a Linen module."""
     for name in names.split():
         check(name, getattr(module, name))
-
-
-def offsets_shape(window: tuple[int, ...], num_heads: int, symmetric: bool) -> tuple[int, ...]:
-    """The shape of the table of `relative_position_bias`."""
-    return *(n if symmetric else 2 * n - 1 for n in window), num_heads
-
-
-def rows_shape(num_rows: int, num_heads: int | None, head_dim: int) -> tuple[int, ...]:
-    """The shape of the table of `content_bias`."""
-    return (num_rows, head_dim) if num_heads is None else (num_rows, num_heads, head_dim)
-
-
-def coordinates(name: str, tokens: Any, window: tuple[int, ...], class_token: bool) -> Any:
-    """Coordinates of tokens from their indices, row by row; a class token comes first, and so is at row −1."""
-    tokens = checks.array(name, tokens, checks.INTEGERS)
-    errors.require_type(jnp.issubdtype(tokens.dtype, jnp.signedinteger), name, "an array of signed integers", tokens)
-    check_no_coordinates(name, tokens)
-    index: Any = tokens - np.asarray(class_token, tokens.dtype)
-    found = []
-    for side in window[:0:-1]:
-        side = np.asarray(side, tokens.dtype)
-        found.append(index % side)
-        index = index // side
-    stack: Any = np.stack if isinstance(index, (np.ndarray, np.generic)) else jnp.stack  # known indices stay known
-    return stack([index, *found[::-1]], axis=-1) if found else index

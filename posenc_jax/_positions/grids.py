@@ -22,6 +22,18 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
 
     Token $i$ of an $h \times w$ grid is at $(\lfloor i/w \rfloor, i \bmod w)$, row before column.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.grid_positions((2, 3)).tolist()
+      [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+      >>> pe.grid_positions((2, 3), order="column").tolist()
+      [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1]]
+      >>> encoding = pe.sinusoidal(pe.grid_positions((14, 24)), pe.axial(384, 2))
+      >>> columns_first = pe.grid_positions((14, 24), order="column")
+      >>> mae = pe.sinusoidal(columns_first, 384 // 2, layout="half").reshape(-1, 384)
+      >>> encoding.shape == mae.shape == (14 * 24, 384)
+      True
+
     Args:
       shape: the sides of the grid: (height, width), (time, height, width), or any other number of sides.
       order: the order of the coordinates, not of the tokens. "row" keeps the order of the sides: (row, column) or
@@ -39,18 +51,6 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
       TypeError: if shape is not a sequence of integers, or leading is not an integer.
       ValueError: if a side is below 1, if leading is below 0, if order is unknown or is "column" for a single side, or
         if there are 2³¹ tokens or more.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> pe.grid_positions((2, 3)).tolist()
-      [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
-      >>> pe.grid_positions((2, 3), order="column").tolist()
-      [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1]]
-      >>> encoding = pe.sinusoidal(pe.grid_positions((14, 24)), pe.axial(384, 2))
-      >>> columns_first = pe.grid_positions((14, 24), order="column")
-      >>> mae = pe.sinusoidal(columns_first, 384 // 2, layout="half").reshape(-1, 384)
-      >>> encoding.shape == mae.shape == (14 * 24, 384)
-      True
 
     Reference:
       He et al., "Masked Autoencoders Are Scalable Vision Learners", 2022, appendix A.1, and its `pos_embed.py`.

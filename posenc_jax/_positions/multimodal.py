@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
 from posenc_jax._positions import spans
-from posenc_jax._positions.spans import Following, Grid, Run, Span
+from posenc_jax._positions.spans import FollowingRule, Grid, Span, TokenRun
 
 
 @public
@@ -25,6 +25,13 @@ def multimodal_positions(
     Each text token advances all three coordinates by 1. Token $(t, y, x)$ of a grid that starts at $s$ is at
     $(s + \lfloor t\Delta \rfloor, s + y, s + x)$. The next token to decode is at `positions.max() + 1` in all three
     coordinates, and later tokens count up from there.
+
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.multimodal_positions([2, (1, 2, 2), 1]).tolist()
+      [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [2, 3, 2], [2, 3, 3], [4, 4, 4]]
+      >>> pe.multimodal_positions([(3, 1, 1, 2.0)])[:, 0].tolist()
+      [0, 2, 4]
 
     Args:
       parts: the parts of the sequence. An integer is a number of text tokens. (time, height, width) is an image
@@ -46,19 +53,12 @@ def multimodal_positions(
       ValueError: if a length or side is below 1, if Δ is not positive in float32, if a grid does not have three or four
         numbers, if following is unknown, or if a position is beyond int32.
 
-    Examples:
-      >>> import posenc_jax as pe
-      >>> pe.multimodal_positions([2, (1, 2, 2), 1]).tolist()
-      [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [2, 3, 2], [2, 3, 3], [4, 4, 4]]
-      >>> pe.multimodal_positions([(3, 1, 1, 2.0)])[:, 0].tolist()
-      [0, 2, 4]
-
     Reference:
       Wang et al., "Qwen2-VL", 2024, section 2.1; Bai et al., "Qwen2.5-VL", 2025, section 2.1.2, for Δ.
     """
     checks.one_of("following", following, ("maximum", "side"))
     items = enumerate(checks.sequence("parts", parts, "integers and grids"))
-    return jax.device_put(spans.placed([_parse_part(f"parts[{i}]", part, following) for i, part in items]))
+    return jax.device_put(spans.positions_of([_parse_span(f"parts[{i}]", part, following) for i, part in items]))
 
 
 @public
@@ -76,20 +76,18 @@ def positions_from_tokens(
 ) -> jax.Array:
     r"""Positions for M-RoPE from token ids with placeholders of images and videos: (time, row, column) of each token.
 
-    Finds the parts of each row and places them as `multimodal_positions` does. Where the part after a grid starts
-    depends on the model: in transformers 5, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5, GLM-4V, ERNIE-4.5-VL and
-    PaddleOCR-VL take "side", and Qwen2.5-Omni and Qwen3-Omni take "maximum".
+    Finds the texts, images and videos of each row, and gives them the positions of `multimodal_positions`.
 
-    `posenc_jax.hf.positions_from_tokens` reads this from a model's config, with the placeholders and the times of
-    frames. Only it can place frames between whole positions, as Qwen3-Omni does, and among the audio of their video.
-
-    The next text position of each row is `positions.max((-2, -1)) + 1` in all three coordinates. The `rope_deltas` of
-    transformers are this minus the number of tokens, `mask.sum(-1)`.
+    Examples:
+      >>> import numpy as np
+      >>> import posenc_jax as pe
+      >>> tokens = np.array([5, 9, 9, 9, 9, 6])
+      >>> pe.positions_from_tokens(tokens, image_token=9, image_grids=[(1, 4, 4)]).tolist()
+      [[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]]
 
     Args:
-      tokens: token ids, integers of shape (length,) or (batch, length), known on the host. The `mm_token_type_ids` of a
-        processor of transformers serve as well, with 1 for `image_token` and 2 for `video_token`. GLM-4V needs them,
-        because it has one placeholder for images and videos.
+      tokens: token ids, concrete integers of shape (length,) or (batch, length); or the `mm_token_type_ids` of a
+        processor of transformers, with 1 for `image_token` and 2 for `video_token`, which GLM-4V needs.
       image_token: the placeholder of images; `None` if there is none.
       video_token: the placeholder of videos; `None` if there is none.
       image_grids: (time, height, width) of all images of the batch in their order, in patches before the model merges
@@ -100,7 +98,7 @@ def positions_from_tokens(
         times the processor's `second_per_grid_ts` in float32, or `tokens_per_second` without it.
       spatial_merge_size: the model merges squares of this side into one token.
       mask: marks tokens, as for `positions_from_mask`, with the shape of `tokens`. Padding, on any side, is at 0.
-      following: where the part after a grid starts, as for `multimodal_positions`.
+      following: where the part after a grid starts, as for `multimodal_positions`; it depends on the model.
 
     Returns:
       An int32 array of shape (length, 3) or (batch, length, 3), for `multi_section`.
@@ -111,39 +109,41 @@ def positions_from_tokens(
         if spatial_merge_size does not divide a grid, if there is not one step for each video, if a video whose frames
         are separate runs has a step other than 1, if both placeholders are equal, or if a position is beyond int32.
 
-    Examples:
-      >>> import numpy as np
-      >>> import posenc_jax as pe
-      >>> tokens = np.array([5, 9, 9, 9, 9, 6])
-      >>> pe.positions_from_tokens(tokens, image_token=9, image_grids=[(1, 4, 4)]).tolist()
-      [[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]]
+    Notes:
+      The next text position of each row is `positions.max((-2, -1)) + 1` in all three coordinates. The `rope_deltas` of
+      transformers are this minus the number of tokens, `mask.sum(-1)`.
+
+    See Also:
+      `posenc_jax.hf.positions_from_tokens`, which reads all settings from a model's config. Only that function gives
+      frames fractional positions, as in Qwen3-Omni, and the audio of a video positions among its frames.
 
     Reference:
       Wang et al., "Qwen2-VL", 2024, section 2.1; Bai et al., "Qwen3-VL", 2025, for timestamps between frames.
     """
     checks.one_of("following", following, ("maximum", "side"))
-    tokens, kept = spans.parse_tokens(tokens, mask)
+    tokens, is_token = spans.parse_tokens(tokens, mask)
     kinds = _kinds(tokens, image_token, video_token)
     merge = checks.positive_int("spatial_merge_size", spatial_merge_size)
     images = deque(spans.parse_grids("image_grids", image_grids, merge))
     videos = deque(spans.parse_grids("video_grids", video_grids, merge, video_steps))
     positions = np.zeros((*tokens.shape, 3), np.int32)
     for row in np.ndindex(tokens.shape[:-1]):
-        runs = spans.runs_of(row, kinds[row], kept[row])
-        positions[row][kept[row]] = spans.placed(_part_of(run, images, videos, following) for run in runs)
+        runs = spans.runs_of(row, kinds[row], is_token[row])
+        row_spans = (_span_of(run, images, videos, following) for run in runs)
+        positions[row][is_token[row]] = spans.positions_of(row_spans)
     spans.check_all_taken((*images, *videos))
     return jax.device_put(positions)
 
 
-def _parse_part(name: str, part: Any, following: Following) -> Span:
-    """The part of a length, or of (time, height, width) with or without Δ."""
+def _parse_span(name: str, part: Any, following: FollowingRule) -> Span:
+    """The span of a length, or of (time, height, width) with or without Δ."""
     if isinstance(part, (int, np.integer)):
         return spans.text(spans.countable(name, checks.positive_int(name, part)))
     numbers = checks.sequence(name, part, "numbers, or an integer")
     require(len(numbers) in (3, 4), "{} must be a length, (time, height, width) or these and Δ, got {!r}", name, part)
     time, height, width = (checks.positive_int(f"{name}[{i}]", n) for i, n in enumerate(numbers[:3]))
     step = checks.positive_float32(f"{name}[3]", numbers[3]) if len(numbers) == 4 else 1.0
-    return Grid(name, time, height, width, step).fitting().part(following)
+    return Grid(name, time, height, width, step).check_int32().span(following)
 
 
 def _kinds(tokens: np.ndarray, image_token: Any, video_token: Any) -> np.ndarray:
@@ -151,16 +151,16 @@ def _kinds(tokens: np.ndarray, image_token: Any, video_token: Any) -> np.ndarray
     kinds = np.zeros(tokens.shape, np.int8)
     for kind, name, value in ((1, "image_token", image_token), (2, "video_token", video_token)):
         if value is not None:
-            same = tokens == int(checks.array(name, checks.integer(name, value)))
+            matches = tokens == int(checks.array(name, checks.integer(name, value)))
             require(
                 name == "image_token" or value != image_token, "{} must differ from image_token, got {}", name, value
             )
-            kinds[same] = kind
+            kinds[matches] = kind
     return kinds
 
 
-def _part_of(run: Run, images: deque[Grid], videos: deque[Grid], following: Following) -> Span:
-    """The part of a run: text, the next grid, or the next frame of a video whose frames are separate runs."""
+def _span_of(run: TokenRun, images: deque[Grid], videos: deque[Grid], following: FollowingRule) -> Span:
+    """The span of a run: text, the next grid, or the next frame of a video whose frames are separate runs."""
     if run.kind == 0:
         return spans.text(run.length)
     grids = images if run.kind == 1 else videos
@@ -170,4 +170,4 @@ def _part_of(run: Run, images: deque[Grid], videos: deque[Grid], following: Foll
         require(grid.step == 1, message, grid.name, grid.step)
         grid, *others = spans.frames_of(grid)
         grids.extendleft(reversed(others))
-    return grid.check(run.length, run.where).part(following)
+    return grid.check(run.length, run.where).span(following)

@@ -26,6 +26,12 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
 
     A segment is a run of equal ids, whatever their values. An id that returns after another id starts a new segment.
 
+    Examples:
+      >>> import numpy as np
+      >>> import posenc_jax as pe
+      >>> print(pe.positions_from_segments(np.array([7, 7, 7, 3, 3, 0, 0]), padding=0))
+      [0 1 2 0 1 0 0]
+
     Args:
       ids: $s$, integers of shape (..., length).
       padding: the id of padding tokens, whose positions are all 0. With `None`, no id is special, and padding is
@@ -37,25 +43,19 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
 
     Raises:
       TypeError: if ids are not an integer array, or padding is not an integer.
-      ValueError: if ids have no axis or a length above 2³¹, or if ids or padding are known not to fit into int32.
-
-    Examples:
-      >>> import numpy as np
-      >>> import posenc_jax as pe
-      >>> print(pe.positions_from_segments(np.array([7, 7, 7, 3, 3, 0, 0]), padding=0))
-      [0 1 2 0 1 0 0]
+      ValueError: if ids have no axis or a length above 2³¹, or if concrete ids or padding do not fit into int32.
 
     Reference:
       Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2.
     """
-    ids = _sequences("ids", checks.array("ids", ids, checks.INTEGERS))
+    ids = _parse_sequences("ids", checks.array("ids", ids, checks.INTEGERS))
     if padding is not None:
         padding = int(checks.array("padding", checks.integer("padding", padding)))
     return _positions_from_segments(ids, padding=padding)
 
 
-def _sequences(name: str, x: Any, shape: str = "(..., length)") -> jax.Array:
-    """Checks that positions can be counted along the last axis of x."""
+def _parse_sequences(name: str, x: Any, shape: str = "(..., length)") -> jax.Array:
+    """Returns x, along whose last axis positions can be counted."""
     require(x.ndim, "{} must have shape {}, got {}", name, shape, x.shape)
     checks.countable(name, x.shape[-1])
     checks.unsharded(name, x)
@@ -85,26 +85,26 @@ def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
     `jnp.diff(cu_seqlens)`. Segment ids for `attention` are `jnp.cumsum(positions == 0, axis=-1)`: every document begins
     at 0, and each token of the padding is a segment of its own.
 
-    Args:
-      lengths: $n$, integers of shape (..., documents). A document of length 0 has no token.
-      total: the static length of the pack. After the last document it is padding, at position 0.
-
-    Returns:
-      An int32 array of shape (..., total). Traced lengths cannot raise. If they sum to more than total, the pack holds
-      the first `total` tokens, each at its position in its document. If one of them is negative, all positions of its
-      pack are −1, which no other pack contains and for which `learned` returns NaN.
-
-    Raises:
-      TypeError: if lengths are not an integer array, or total is not an integer.
-      ValueError: if lengths have no axis, if total is not from 1 to 2³¹ − 1, or if lengths are known and one of them is
-        negative or they sum to more than total.
-
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> positions = pe.positions_from_lengths(jnp.array([3, 2]), 7)
       >>> print(positions, jnp.cumsum(positions == 0))
       [0 1 2 0 1 0 0] [1 1 1 2 2 3 4]
+
+    Args:
+      lengths: $n$, integers of shape (..., documents). A document of length 0 has no token.
+      total: the static length of the pack. After the last document it is padding, at position 0.
+
+    Returns:
+      An int32 array of shape (..., total). Traced lengths cannot raise. If they sum to more than total, the pack has
+      the first `total` tokens, each at its position in its document. If one of them is negative, all positions of its
+      pack are −1, which no other pack contains and for which `learned` returns NaN.
+
+    Raises:
+      TypeError: if lengths are not an integer array, or total is not an integer.
+      ValueError: if lengths have no axis, if total is not from 1 to 2³¹ − 1, or if lengths are concrete and one of them
+        is negative or they sum to more than total.
 
     Reference:
       Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2.
@@ -113,35 +113,35 @@ def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
     return _positions_from_lengths(_parse_lengths(lengths, "total", total), total=total)
 
 
-def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1, of: str = "") -> jax.Array:
-    """Lengths of documents; known ones must fit into `total`, the argument `name`, and be multiples, called `of`."""
+def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1, multiple_name: str = "") -> jax.Array:
+    """Lengths of documents. Concrete ones must fit into `total`, the argument `name`, and be multiples."""
     lengths = checks.array("lengths", lengths, checks.INTEGERS)
-    result = _sequences("lengths", lengths, "(..., documents)")
+    result = _parse_sequences("lengths", lengths, "(..., documents)")
     checks.require_static_size("lengths", lengths.shape, -1)
     if checks.is_concrete(lengths) and lengths.size:
         checks.within(lengths, 0, LIMIT, "lengths must be at least 0, got {}")
-        known = np.asarray(lengths)  # on the host, in int64: int32 would wrap
-        used, wrong = int(known.sum(-1, dtype=np.int64).max()), known[known % multiple != 0][:1]
-        require(used <= total, "lengths must sum to at most {} = {}, got {}", name, total, used)
-        require(not wrong.size, "lengths must be multiples of {}, got {}", of, *wrong.tolist())
+        host = np.asarray(lengths)  # summed on the host, in int64: int32 would wrap
+        longest, wrong = int(host.sum(-1, dtype=np.int64).max()), host[host % multiple != 0][:1]
+        require(longest <= total, "lengths must sum to at most {} = {}, got {}", name, total, longest)
+        require(not wrong.size, "lengths must be multiples of {}, got {}", multiple_name, *wrong.tolist())
     return result
 
 
 def _ends(lengths: jax.Array) -> jax.Array:
-    """Where each document ends: sums that stay at 2³¹ − 1 instead of wrapping around."""
+    """The end of each document: sums that stay at 2³¹ − 1 instead of wrapping around."""
     most = np.uint32(LIMIT - 1)
     x = jnp.clip(lengths, 0, LIMIT - 1).astype(jnp.uint32)
     return lax.associative_scan(lambda a, b: lax.min(a + b, lax.full_like(a, most)), x, axis=-1).astype(jnp.int32)
 
 
 def _starts(ends: jax.Array, total: int) -> jax.Array:
-    """The largest end of a document up to each place, or 0."""
+    """The largest end of a document up to each index, or 0."""
     row = jnp.vectorize(lambda e: jnp.zeros(total, jnp.int32).at[e].max(e, mode="drop"), signature="(n)->(t)")
     return lax.cummax(row(ends), ends.ndim - 1)
 
 
 def _stops(ends: jax.Array, total: int) -> jax.Array:
-    """The smallest end of a document above each place, or total."""
+    """The smallest end of a document above each index, or total."""
 
     def row(e: jax.Array) -> jax.Array:
         return jnp.full(total, total, jnp.int32).at[jnp.where(e > 0, e - 1, total)].min(e, mode="drop")
@@ -171,6 +171,13 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
     pass `attention` the mask, as integers, as key_segments, and ones as query_segments. No check can tell padding on
     the left from tokens that share a position. The next token to decode is at `mask.sum(-1)`.
 
+    Examples:
+      >>> import numpy as np
+      >>> import posenc_jax as pe
+      >>> print(pe.positions_from_mask(np.array([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])))
+      [[0 0 0 1 2]
+       [0 1 0 0 0]]
+
     Args:
       mask: $m$, of shape (..., length): booleans, or integers 0 and 1 as in Hugging Face's `attention_mask`. True and 1
         mark tokens.
@@ -180,23 +187,16 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
 
     Raises:
       TypeError: if the mask is not a boolean or integer array. A float mask is one that is added to scores.
-      ValueError: if the mask has no axis or a length above 2³¹, or is known to hold integers other than 0 and 1.
-
-    Examples:
-      >>> import numpy as np
-      >>> import posenc_jax as pe
-      >>> print(pe.positions_from_mask(np.array([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])))
-      [[0 0 0 1 2]
-       [0 1 0 0 0]]
+      ValueError: if the mask has no axis or a length above 2³¹, or concrete integers are not all 0 or 1.
 
     Reference:
       Wolf et al., "Transformers", 2020: `position_ids` in generation with left padding.
     """
-    return _positions_from_mask(_sequences("mask", parse_mask(mask)))
+    return _positions_from_mask(_parse_sequences("mask", parse_mask(mask)))
 
 
 def parse_mask(mask: Any) -> Any:
-    """Returns booleans or integers; integers that are known must be 0 or 1."""
+    """Booleans or integers. Concrete integers must be 0 or 1."""
     mask = unwrap_array(mask)
     if checks.is_array(mask) and mask.dtype == np.bool_:
         return mask

@@ -24,39 +24,13 @@ def shard_positions(
     order: Literal["contiguous", "zigzag", "striped"] = "contiguous",
     lengths: ArrayLike | None = None,
 ) -> jax.Array:
-    r"""The places of a sequence that each shard holds, for context parallelism and ring attention.
+    r"""The indices of the tokens of a sequence in each shard, for context parallelism and ring attention.
 
-    With the sequence split into chunks $c_0, c_1, …$ of equal length, shard $s$ of $n$ holds
+    With the sequence split into chunks $c_0, c_1, …$ of equal length, shard $s$ of $n$ has
 
     - "contiguous": chunk $c_s$ of $n$ chunks;
     - "zigzag": chunks $c_s$ and $c_{2n-1-s}$ of $2n$ chunks, which gives every shard the same work in causal attention;
-    - "striped": places $s, s + n, s + 2n, …$, which also spreads the work.
-
-    With `lengths`, the sequence is a pack, and each shard holds these chunks of every document, one document after the
-    other, and of the padding after the last, as in Transformer Engine and Megatron.
-
-    Use `x[places.reshape(-1)]` to put a sequence x into this order and `y[jnp.argsort(places.reshape(-1))]` to restore
-    it. Without lengths, places are positions. In a pack, each document counts from 0: the positions are
-    `positions_from_lengths(lengths, length)[places]`. Inside `jax.shard_map` over an axis "context", index with
-    `places[jax.lax.axis_index("context")]`, or pass the places as an argument that is split along its first axis.
-
-    Args:
-      length: the length of the whole sequence.
-      shards: $n$, the number of shards.
-      order: "contiguous", "zigzag" or "striped", as above.
-      lengths: the lengths of the documents of a pack, integers of shape (..., documents) that sum to at most `length`.
-        With leading axes, each pack has places of its own, for `jnp.take_along_axis`.
-
-    Returns:
-      An int32 array of shape (shards, length / shards), or (..., shards, length / shards) with lengths. It holds every
-      place once. Traced lengths cannot raise; a pack in which they do not fit is ordered as if it were one document,
-      which is no less right, but shares the work differently.
-
-    Raises:
-      TypeError: if length or shards is not an integer, or lengths are not an integer array.
-      ValueError: if length or shards is below 1, if length is 2³¹ or more or not a multiple of shards (of 2·shards for
-        "zigzag"), if known lengths are not such multiples, are negative or sum to more than length, or if order is
-        unknown.
+    - "striped": tokens $s, s + n, s + 2n, …$, which also spreads the work.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -67,12 +41,42 @@ def shard_positions(
       [[0, 1, 6, 7], [2, 3, 4, 5]]
       >>> pe.shard_positions(8, 2, order="striped").tolist()
       [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+      Of a pack of two documents, and the positions within each:
+
       >>> lengths = jnp.array([4, 8])
-      >>> places = pe.shard_positions(12, 2, order="zigzag", lengths=lengths)
-      >>> places.tolist()
+      >>> indices = pe.shard_positions(12, 2, order="zigzag", lengths=lengths)
+      >>> indices.tolist()
       [[0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9]]
-      >>> pe.positions_from_lengths(lengths, 12)[places].tolist()
+      >>> pe.positions_from_lengths(lengths, 12)[indices].tolist()
       [[0, 3, 0, 1, 6, 7], [1, 2, 2, 3, 4, 5]]
+
+    Args:
+      length: the length of the whole sequence.
+      shards: $n$, the number of shards.
+      order: "contiguous", "zigzag" or "striped", as above.
+      lengths: the lengths of the documents of a pack, integers of shape (..., documents) that sum to at most `length`.
+        Each shard then has these chunks of every document, one document after the other, and of the padding after the
+        last, as in Transformer Engine and Megatron.
+
+    Returns:
+      An int32 array of shape (shards, length / shards), or (..., shards, length / shards) with lengths. It has every
+      index once. Without lengths, the indices are the positions.
+
+    Raises:
+      TypeError: if length or shards is not an integer, or lengths are not an integer array.
+      ValueError: if length or shards is below 1, if length is 2³¹ or more or not a multiple of shards (of 2·shards for
+        "zigzag"), if concrete lengths are not such multiples, are negative or sum to more than length, or if order is
+        unknown.
+
+    Notes:
+      `x[indices.reshape(-1)]` puts a sequence x into this order, and `y[jnp.argsort(indices.reshape(-1))]` restores it.
+      If lengths have leading axes, each pack has indices of its own, for `jnp.take_along_axis`. Inside `jax.shard_map`
+      over an axis "context", index with `indices[jax.lax.axis_index("context")]`, which computes that row alone, or
+      pass the indices as an argument that is split along its first axis.
+
+      Traced lengths cannot raise; a pack in which they do not fit is ordered as if it were one document, which is still
+      correct, but balanced differently.
 
     Reference:
       Liu et al., "Ring Attention", 2023; Brandon et al., "Striped Attention", 2023, section 3; zigzag as in Llama 3,
@@ -92,13 +96,13 @@ def shard_positions(
 @compiled("shard_positions", static_argnames=("length", "shards", "order"))
 def _shard_positions(lengths: jax.Array | None, *, length: int, shards: int, order: str) -> jax.Array:
     # Computed from the index alone, so that indexing by device compiles to one row.
-    part = length // shards
-    start, stop, batch = 0, part, ()
+    shard_length = length // shards
+    start, stop, batch = 0, shard_length, ()
     if lengths is not None:
         chunks, batch = 2 * shards if order == "zigzag" else shards, lengths.shape[:-1]
-        spans = functools.partial(_spans_of_shard, length=length, shards=shards, chunks=chunks)
-        start, stop = (x[..., None, :] for x in sharding.sharded_as(([lengths], [lengths]), spans, lengths))
-    shape = (*batch, shards, part)
+        bounds = functools.partial(_document_bounds, length=length, shards=shards, chunks=chunks)
+        start, stop = (x[..., None, :] for x in sharding.sharded_as(([lengths], [lengths]), bounds, lengths))
+    shape = (*batch, shards, shard_length)
     shard, index = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (len(batch), len(batch) + 1))
     size, offset = stop - start, index - start
     if order == "contiguous":
@@ -109,9 +113,9 @@ def _shard_positions(lengths: jax.Array | None, *, length: int, shards: int, ord
     return shards * start + offset + jnp.where(offset < half, half * shard, half * (2 * shards - 2 - shard))
 
 
-def _spans_of_shard(lengths: jax.Array, length: int, shards: int, chunks: int) -> tuple[jax.Array, jax.Array]:
-    """Where the document at each place of a shard starts and stops there; one document if the lengths do not fit."""
-    ends, part = _ends(lengths), length // shards
+def _document_bounds(lengths: jax.Array, length: int, shards: int, chunks: int) -> tuple[jax.Array, jax.Array]:
+    """The start and stop, in a shard, of the document at each index; of one document if the lengths do not fit."""
+    ends, shard_length = _ends(lengths), length // shards
     fits = ((lengths >= 0) & (lengths % chunks == 0) & (ends <= length)).all(-1, keepdims=True)
-    ends = jnp.where(fits, ends // shards, part)
-    return _starts(ends, part), _stops(ends, part)
+    ends = jnp.where(fits, ends // shards, shard_length)
+    return _starts(ends, shard_length), _stops(ends, shard_length)

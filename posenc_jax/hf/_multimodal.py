@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, public, require
 from posenc_jax._positions import spans
-from posenc_jax._positions.spans import Grid, Run, Span
+from posenc_jax._positions.spans import Grid, Span, TokenRun
 from posenc_jax.hf._config import check_spelling
 from posenc_jax.hf._keys import Keys, check_case, check_read, mapping_of_strings, parse_config
 from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
@@ -81,18 +81,18 @@ def positions_from_tokens(
       Hugging Face transformers 5.23.0: get_rope_index of the models' own modules.
     """
     keys, facts = _model_of(config)
-    tokens, kept = spans.parse_tokens(tokens, mask)
+    tokens, is_token = spans.parse_tokens(tokens, mask)
     kinds = _kinds(keys, facts, tokens)
     images, videos = _grids(keys, facts, image_grids, video_grids, video_seconds)
     dtype = np.int64 if facts.whole_times else np.float32
     positions = np.zeros((*tokens.shape, 3), np.int32 if facts.whole_times else dtype)
     for row in np.ndindex(tokens.shape[:-1]):
-        runs = list(spans.runs_of(row, kinds[row], kept[row]))
+        runs = list(spans.runs_of(row, kinds[row], is_token[row]))
         if facts.audio is None:
             parts = (_part_of(facts, run, images, videos) for run in runs)
         else:
             parts = _omni_parts(facts, runs, images, videos)
-        positions[row][kept[row]] = spans.placed(parts, dtype)
+        positions[row][is_token[row]] = spans.positions_of(parts, dtype)
     spans.check_all_taken((*images, *videos))
     return jax.device_put(positions)
 
@@ -191,24 +191,24 @@ def _timed(keys: Keys, facts: Multimodal, rate: tuple[str, str, int], grid: Grid
     keys = _part(keys, part, name)
     per_second = checks.positive_float32(keys.label + name, keys.number(name, default))
     if facts.seconds_first:
-        return grid._replace(rate=per_second, whole=facts.whole_times).fitting()
+        return grid._replace(rate=per_second, whole=facts.whole_times).check_int32()
     step = per_second * float(np.float32(grid.step))  # the processor writes the seconds as float32
     step = checks.positive_float32(f"{keys.label}{name} times the seconds of {grid.name}", step)
-    return grid._replace(step=step).fitting()
+    return grid._replace(step=step).check_int32()
 
 
-def _part_of(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Grid]) -> Span:
+def _part_of(facts: Multimodal, run: TokenRun, images: deque[Grid], videos: deque[Grid]) -> Span:
     """A text, an image, a video or a frame."""
     if run.kind == TEXT:
         return spans.text(run.length)
     grid = spans.next_grid(images, "image", run) if run.kind == IMAGE else spans.next_grid(videos, "video", run)
-    return grid.check(run.length, run.where).part(facts.following)
+    return grid.check(run.length, run.where).span(facts.following)
 
 
 # Omni models: audio, and audio inside a video
 
 
-def _omni_parts(facts: Multimodal, runs: list[Run], images: deque[Grid], videos: deque[Grid]) -> Iterator[Span]:
+def _omni_parts(facts: Multimodal, runs: list[TokenRun], images: deque[Grid], videos: deque[Grid]) -> Iterator[Span]:
     """The parts of a row.
 
     One token starts an image, a video or audio, and one ends it; two start and end a video with audio inside. They are
@@ -227,7 +227,7 @@ def _omni_parts(facts: Multimodal, runs: list[Run], images: deque[Grid], videos:
             yield _part_of(facts, group[0], images, videos)
 
 
-def _text_between(facts: Multimodal, run: Run, ends: int, starts: int) -> list[Span]:
+def _text_between(facts: Multimodal, run: TokenRun, ends: int, starts: int) -> list[Span]:
     """Text whose first tokens end what comes before, and whose last tokens start what follows."""
     needed = 2 * ((ends == 2) + (starts == 2))
     message = "{} must have two tokens that end, and two that start, a video with audio beside it"
@@ -242,7 +242,7 @@ def _text_between(facts: Multimodal, run: Run, ends: int, starts: int) -> list[S
 _SHARED = Span(np.zeros((2, 3), np.int64), 1)  # two tokens at one position
 
 
-def _video_with_audio(facts: Multimodal, span: list[Run], videos: deque[Grid]) -> Span:
+def _video_with_audio(facts: Multimodal, span: list[TokenRun], videos: deque[Grid]) -> Span:
     """Frames and audio, each counted by itself; the part after them starts above their last token."""
     where = f"{span[0].where} to {span[-1].where}"
     kinds = np.repeat([run.kind for run in span], [run.length for run in span])
@@ -251,6 +251,6 @@ def _video_with_audio(facts: Multimodal, span: list[Run], videos: deque[Grid]) -
     require({run.kind for run in span} == {VIDEO, AUDIO}, message, where)
     grid = spans.next_grid(videos, "video", span[0]).check(int(frames.sum()), where)
     offsets = np.zeros((len(kinds), 3), np.int64 if facts.whole_times else np.float32)
-    offsets[frames] = grid.part(facts.following).offsets
+    offsets[frames] = grid.span(facts.following).offsets
     offsets[~frames] = spans.text(int((~frames).sum())).offsets
     return Span(offsets, None, last=1)

@@ -30,13 +30,13 @@ class PositionalAttention(nn.Module):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """Names all arguments that are passed on: Linen's layer drops those that it does not find here, even masks."""
-        own = inspect.signature(nn.dot_product_attention).parameters.values()
-        ours = (
+        """All arguments that are passed on, because Linen's layer drops those that are not here, even masks."""
+        of_flax = inspect.signature(nn.dot_product_attention).parameters.values()
+        of_positions = (
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
             for name in ("input_positions", "key_positions")
         )
-        return inspect.Signature([*own, *ours])
+        return inspect.Signature([*of_flax, *of_positions])
 
     @naming("positional_attention")
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
@@ -45,14 +45,14 @@ class PositionalAttention(nn.Module):
         if self.pope is not None:
             kwargs |= {"phase": bounded_phase(self.pope.delta)}
         if self.attention is not None:
-            biases = tuple(map(_unbound, biases, ((), (query, key))))
+            biases = tuple(map(_without_scope, biases, ((), (query, key))))
         return self.settings.attend(
             nn.dot_product_attention, self.attention, biases, query, key, value, *args, **kwargs
         )
 
 
-def _unbound(bias: Any, data: tuple[Any, ...]) -> Any:
-    """A bias as a function that JAX may trace, which a module inside another is not; makes its parameters."""
+def _without_scope(bias: Any, data: tuple[Any, ...]) -> Any:
+    """A bias as a function that JAX may trace, unlike a module inside another; initializes its parameters first."""
     if not isinstance(bias, nn.Module) or bias.scope is None:
         return bias
     if bias.is_initializing():
@@ -78,49 +78,6 @@ def positional_attention(
 
     $$(R_p q) \cdot (R_t k) / \sqrt{\text{head\_dim}} + \text{bias}(p, t) + \text{content\_bias}(p, t, q, k)$$
 
-    The rest is `nn.dot_product_attention` with all of its arguments; a bias given there is added to these.
-
-    The attention_fn takes two more arguments, with one position for each query or key; bind them with
-    `functools.partial`. `input_positions` are for the inputs, queries and keys alike. `key_positions` are for keys
-    at other positions, as in cross-attention. With neither, both count from zero. If queries and keys differ in number,
-    give both.
-
-    Only a step of a layer with `decode=True` needs no key_positions: a single query with a mask attends to Flax's
-    cache, which holds position i in slot i. There, `input_positions` is the query's slot, one for all rows. It also
-    works for left-padded rows if scores depend only on the distance (with `FIRE`, they do not). Flax caches keys
-    before they are rotated, so each step rotates all of them; a cache of rotated keys, as in the example of
-    `posenc_jax.nnx.RotaryEncoding`, is cheaper.
-
-    Args:
-      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no rotation. Or
-        `PoPE` with head_axis -2, which replaces the rotation; its phase is under "attention_fn" and "pope". Its queries
-        are multiplied by √2, because attention functions divide by the root of their width, twice head_dim.
-      bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
-        `posenc_jax.linen`, or for example `functools.partial(pe.alibi, heads=8)`. A module made outside any other
-        becomes part of the layer; its variables are under "attention_fn" and "bias". A module made in another's `setup`
-        or `@nn.compact` belongs to that one: layers that are given it share its parameters, and positions can be bound.
-      content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
-        `ContentBias`, or a module of your own; its variables are under "attention_fn" and "content_bias". query
-        (..., queries, heads, head_dim) and key (..., keys, heads, head_dim) are as the layer projected them, neither
-        rotated nor scaled. The result is not scaled either.
-      attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
-        `posenc_jax.attention`, with options bound by `functools.partial`, whose memory is linear in the length; a
-        module with learned options, such as sinks, may call it. Bind causal=True instead of passing a causal mask; it
-        masks by position. A mask must be the same for all heads and queries, (..., 1, 1, keys), such as that of padding
-        or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and other options of Flax's
-        function are refused.
-      layout: as for `posenc_jax.rotary`; `PoPE` has its own.
-      part: as for `posenc_jax.rotary`.
-
-    Returns:
-      The attention_fn: a module, and a hashable value without arrays, equal to any other with the same settings.
-
-    Raises:
-      TypeError: if frequencies is an array, or bias, content_bias or attention cannot be called.
-      ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, a bias comes and
-        positions have several axes, or attention binds what it gets from here. When called: if positions are missing,
-        or not one for each token, a bias does not have the shape above, or attention cannot take an argument.
-
     Examples:
       >>> import functools
       >>> import jax, jax.numpy as jnp
@@ -131,7 +88,9 @@ def positional_attention(
       >>> x = jnp.ones((1, 5, 16), jnp.float32)
       >>> layer.init(jax.random.key(0), x)["params"]["attention_fn"]["bias"]["embedding"].shape
       (32, 2)
-      >>> # nothing to learn, so positions can be bound here too
+
+      Positions are bound to the attention_fn:
+
       >>> attend = positional_attention(8, bias=ALiBi(2))
       >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
       >>> variables = layer.init(jax.random.key(0), x)
@@ -140,9 +99,47 @@ def positional_attention(
       >>> bool(jnp.allclose(layer.apply(variables, x), far.apply(variables, x), atol=1e-5))
       True
 
+    Args:
+      frequencies: the width that rotates, even and at most head_dim, or `Frequencies` of that width. 0: no rotation. Or
+        `PoPE` with head_axis -2, which replaces the rotation.
+      bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys), as a module
+        of `posenc_jax.linen` or `functools.partial(pe.alibi, heads=8)`.
+      content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
+        `ContentBias`, or a module of your own.
+      attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
+        `posenc_jax.attention`, with options bound by `functools.partial`, in memory linear in the length.
+      layout: as for `posenc_jax.rotary`; `PoPE` has its own.
+      part: as for `posenc_jax.rotary`.
+
+    Returns:
+      The attention_fn: a module, and a hashable value without arrays, equal to any other with the same settings. Its
+      variables are under "attention_fn" and then "bias", "content_bias" or "pope".
+
+    Raises:
+      TypeError: if frequencies is an array, or bias, content_bias or attention cannot be called.
+      ValueError: if a setting is unknown, the width is 0 and there is no bias, there is a bias and positions have
+        several axes, or attention binds an argument of the attention_fn. When called: if positions are missing or not
+        one per token, a bias has another shape, or attention cannot take an argument.
+
+    Notes:
+      The attention_fn takes the arguments of `nn.dot_product_attention`, whose bias is added to these, and two more,
+      with one position for each query or key; bind them with `functools.partial`. `input_positions` are for the inputs,
+      queries and keys alike. `key_positions` are for other keys, as in cross-attention. With neither, both count from
+      zero. If queries and keys differ in number, give both, except in a step of a layer with `decode=True`, whose keys
+      are Flax's cache.
+
+      content_bias gets query and key, (..., seq, heads, head_dim), neither rotated nor scaled. Its result is not scaled
+      either.
+
+      A bias made outside any other module becomes part of the layer. One made in another module's `setup` or
+      `@nn.compact` belongs to that one: layers that are given it share its parameters, and positions can be bound.
+
+    See Also:
+      The guide to Flax models: where positions come from, decoding with Flax's cache, attention in tiles.
+
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
-    settings = PositionalSettings.of(frequencies, layout, part, PoPE)
+    settings = PositionalSettings.parse(frequencies, layout, part, PoPE)
     pope = frequencies if isinstance(frequencies, PoPE) else None
     return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias), parse_attention(attention))

@@ -13,11 +13,12 @@ from flax import linen as nn
 from jax.typing import ArrayLike
 
 from posenc_jax._biases import content
+from posenc_jax._biases.content import ContentSource
 from posenc_jax._biases.formulas import alibi
 from posenc_jax._biases.learned import check_scale, t5
 from posenc_jax._flax import calls, initializers, settings
 from posenc_jax._flax.initializers import default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
-from posenc_jax._flax.settings import ContentSource, Variant
+from posenc_jax._flax.settings import Variant
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import OutOfRange
 from posenc_jax._jax.errors import public
@@ -26,18 +27,18 @@ from posenc_jax._jax.errors import public
 class ALiBi(nn.Module):
     r"""ALiBi's bias $-m_h\,|i - j|$ with the paper's slopes, `posenc_jax.alibi`; it has no variables.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax.linen import ALiBi
+      >>> ALiBi(8).apply({}, jnp.arange(5), jnp.arange(7)).shape
+      (8, 5, 7)
+
     Args:
       num_heads: number of heads.
 
     Raises:
       TypeError: if num_heads is not an integer.
       ValueError: if it is not positive.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax.linen import ALiBi
-      >>> ALiBi(8).apply({}, jnp.arange(5), jnp.arange(7)).shape
-      (8, 5, 7)
 
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3.
@@ -58,19 +59,6 @@ class ALiBi(nn.Module):
 
 class T5Bias(nn.Module):
     r"""T5's learned bias for each bucket of distances, `posenc_jax.t5`; the layers of T5 share one.
-
-    Args:
-      num_heads: number of heads.
-      num_buckets: rows of the table, for both directions together.
-      max_distance: as for `posenc_jax.t5`.
-      bidirectional: as for `posenc_jax.t5`; `False` in T5's decoder.
-      param_dtype: dtype of the table.
-      embedding_init: initialiser of the table (num_buckets, num_heads), which may add metadata
-        (`nn.with_partitioning`); T5X's by default.
-
-    Raises:
-      TypeError: if a number is not an integer or bidirectional is not a bool.
-      ValueError: if a number is not positive. When called: as `posenc_jax.t5`.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -100,6 +88,19 @@ class T5Bias(nn.Module):
       >>> variables = Stack().init(jax.random.key(0), jnp.ones((1, 5, 16), jnp.float32))
       >>> variables["params"]["T5Bias_0"]["embedding"].shape
       (32, 2)
+
+    Args:
+      num_heads: number of heads.
+      num_buckets: rows of the table, for both directions together.
+      max_distance: as for `posenc_jax.t5`.
+      bidirectional: as for `posenc_jax.t5`; `False` in T5's decoder.
+      param_dtype: dtype of the table.
+      embedding_init: initialiser of the table (num_buckets, num_heads), which may add metadata
+        (`nn.with_partitioning`); T5X's by default.
+
+    Raises:
+      TypeError: if a number is not an integer or bidirectional is not a bool.
+      ValueError: if a number is not positive. When called: as `posenc_jax.t5`.
 
     Reference:
       Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1.
@@ -137,6 +138,14 @@ class KERPLE(nn.Module):
     The parameters `free_r1` and `free_r2` are unconstrained. `jax.nn.softplus` maps them to $r_1$ and to the
     logarithm's $r_2$, 2 · `jax.nn.sigmoid` to the exponent $r_2$, so the kernel stays conditionally positive definite.
 
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from posenc_jax.linen import KERPLE
+      >>> bias, positions = KERPLE(8), jnp.arange(5)
+      >>> variables = bias.init(jax.random.key(0), positions, positions)
+      >>> bias.apply(variables, positions, jnp.arange(7)).shape
+      (8, 5, 7)
+
     Args:
       num_heads: number of heads.
       variant: "log" or "power".
@@ -148,14 +157,6 @@ class KERPLE(nn.Module):
     Raises:
       TypeError: if num_heads is not an integer.
       ValueError: if it is not positive or variant is unknown.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> from posenc_jax.linen import KERPLE
-      >>> bias, positions = KERPLE(8), jnp.arange(5)
-      >>> variables = bias.init(jax.random.key(0), positions, positions)
-      >>> bias.apply(variables, positions, jnp.arange(7)).shape
-      (8, 5, 7)
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -192,6 +193,14 @@ class FIRE(nn.Module):
     initial value times `jax.nn.softplus` of `free_multiplier`, a factor that begins at 1, so that one step size
     suits both.
 
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from posenc_jax.linen import FIRE
+      >>> bias, positions = FIRE(8), jnp.arange(5)
+      >>> variables = bias.init(jax.random.key(0), positions, positions)
+      >>> bias.apply(variables, positions, jnp.arange(7)).shape
+      (8, 5, 7)
+
     Args:
       num_heads: number of heads.
       hidden: number of hidden units.
@@ -207,14 +216,6 @@ class FIRE(nn.Module):
     Raises:
       TypeError: if a size is not an integer, or c or threshold is not a number.
       ValueError: if one of these is not positive.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> from posenc_jax.linen import FIRE
-      >>> bias, positions = FIRE(8), jnp.arange(5)
-      >>> variables = bias.init(jax.random.key(0), positions, positions)
-      >>> bias.apply(variables, positions, jnp.arange(7)).shape
-      (8, 5, 7)
 
     Reference:
       Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers", 2024, section 3
@@ -256,9 +257,17 @@ class FIRE(nn.Module):
 class RelativePositionBias(nn.Module):
     r"""The bias of vision transformers, a learned value for each offset, `posenc_jax.relative_position_bias`.
 
+    Examples:
+      >>> import jax
+      >>> import posenc_jax as pe
+      >>> from posenc_jax.linen import RelativePositionBias
+      >>> bias, grid = RelativePositionBias((7, 7), 4), pe.grid_positions((7, 7))
+      >>> variables = bias.init(jax.random.key(0), grid, grid)
+      >>> bias.apply(variables, grid, grid).shape
+      (4, 49, 49)
+
     Args:
-      window: the number of places along each axis of the grid: (7, 7) in Swin, (frames, height, width) for video,
-        (length,) for a sequence.
+      window: the sides of the grid: (7, 7) in Swin, (frames, height, width) for video, (length,) for a sequence.
       num_heads: number of heads.
       class_token: whether tokens outside the grid have a bias of their own: the argument `prefix` of
         `posenc_jax.relative_position_bias`.
@@ -277,15 +286,6 @@ class RelativePositionBias(nn.Module):
         flat is not a bool.
       ValueError: if a number is not positive or out_of_range is unknown. When called: as
         `posenc_jax.relative_position_bias`.
-
-    Examples:
-      >>> import jax
-      >>> import posenc_jax as pe
-      >>> from posenc_jax.linen import RelativePositionBias
-      >>> bias, grid = RelativePositionBias((7, 7), 4), pe.grid_positions((7, 7))
-      >>> variables = bias.init(jax.random.key(0), grid, grid)
-      >>> bias.apply(variables, grid, grid).shape
-      (4, 49, 49)
 
     Reference:
       Liu et al., "Swin Transformer", 2021, section 3.2, equation 4.
@@ -315,7 +315,7 @@ class RelativePositionBias(nn.Module):
     @nn.compact
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
-        shape = settings.offsets_shape(tuple(self.window), self.num_heads, self.symmetric)
+        shape = initializers.offsets_shape(tuple(self.window), self.num_heads, self.symmetric)
         table, prefix = self.param("embedding", self.embedding_init, shape, self.param_dtype), None
         if self.class_token:
             prefix = self.param("prefix", self.prefix_init, (3, self.num_heads), self.param_dtype)
@@ -326,26 +326,6 @@ class ContentBias(nn.Module):
     r"""The product of a token and a learned vector for each offset, `posenc_jax.content_bias`, times a scale.
 
     $$s \, q_i \cdot t_{i - j - f} \qquad \text{or} \qquad s \, k_j \cdot t_{i - j - f}$$
-
-    Args:
-      num_rows: number of rows of the table $t$.
-      head_dim: features of a head.
-      source: the tokens whose vectors are multiplied, "query" or "key". The others are not read.
-      scale: $s$: head_dim ** -0.5 where the model adds the term inside the scale of the scores, as Shaw's does, and 1.0
-        where it adds the term after it, as ViTDet does.
-      num_heads: number of heads if each has a table of its own; None: all share one.
-      first: as for `posenc_jax.content_bias`.
-      max_distance: as for `posenc_jax.content_bias`.
-      out_of_range: as for `posenc_jax.content_bias`.
-      param_dtype: dtype of the table.
-      embedding_init: initialiser of the table, (num_rows, head_dim) or (num_rows, num_heads, head_dim), which may
-        add metadata (`nn.with_partitioning`);
-        normal with deviation 0.02 by default.
-
-    Raises:
-      TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
-      ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` refuses the number of
-        rows, first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
 
     Examples:
       Shaw's relative keys, clipped at a distance of 16, in a layer:
@@ -360,6 +340,25 @@ class ContentBias(nn.Module):
       >>> variables = layer.init(jax.random.key(0), x)
       >>> variables["params"]["attention_fn"]["content_bias"]["embedding"].shape
       (33, 8)
+
+    Args:
+      num_rows: number of rows of the table $t$.
+      head_dim: features of a head.
+      source: the tokens whose vectors are multiplied, "query" or "key". The others are not read.
+      scale: $s$: head_dim ** -0.5 where the model adds the term inside the scale of the scores, as Shaw's does, and 1.0
+        where it adds the term after it, as ViTDet does.
+      num_heads: number of heads if each has its own table; None: all share one.
+      first: as for `posenc_jax.content_bias`.
+      max_distance: as for `posenc_jax.content_bias`.
+      out_of_range: as for `posenc_jax.content_bias`.
+      param_dtype: dtype of the table.
+      embedding_init: initialiser of the table, (num_rows, head_dim) or (num_rows, num_heads, head_dim), which may add
+        metadata (`nn.with_partitioning`); normal with deviation 0.02 by default.
+
+    Raises:
+      TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
+      ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` rejects the number of
+        rows, first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
 
     Reference:
       Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1, equation 4, and 3.2.
@@ -393,6 +392,6 @@ class ContentBias(nn.Module):
         self, query_positions: ArrayLike, key_positions: ArrayLike, query: ArrayLike, key: ArrayLike
     ) -> jax.Array:
         """Float32 (..., heads, queries, keys), of query (..., queries, heads, head_dim) and key likewise."""
-        shape = settings.rows_shape(self.num_rows, self.num_heads, self.head_dim)
+        shape = initializers.rows_shape(self.num_rows, self.num_heads, self.head_dim)
         table = self.param("embedding", self.embedding_init, shape, self.param_dtype)
         return calls.scaled_content_bias(self, query_positions, key_positions, query, key, table)

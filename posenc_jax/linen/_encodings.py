@@ -27,15 +27,6 @@ from posenc_jax._rotary.rotary import rotary
 class SinusoidalEncoding(nn.Module):
     r"""Adds the sinusoidal encoding to embeddings, $\text{scale} \cdot x + PE$; it has no variables.
 
-    Args:
-      frequencies: the width d_model, or `Frequencies` of that width.
-      layout: as for `posenc_jax.sinusoidal`.
-      scale: a Python number that multiplies x.
-
-    Raises:
-      TypeError: if frequencies is an array or scale is not a number.
-      ValueError: as `posenc_jax.sinusoidal`.
-
     Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax.linen import SinusoidalEncoding
@@ -44,6 +35,15 @@ class SinusoidalEncoding(nn.Module):
       (2, 5, 8)
       >>> encoding.table(10).shape
       (10, 8)
+
+    Args:
+      frequencies: the width d_model, or `Frequencies` of that width.
+      layout: as for `posenc_jax.sinusoidal`.
+      scale: a Python number that multiplies x.
+
+    Raises:
+      TypeError: if frequencies is an array or scale is not a number.
+      ValueError: as `posenc_jax.sinusoidal`.
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
@@ -74,6 +74,14 @@ class SinusoidalEncoding(nn.Module):
 class LearnedEncoding(nn.Module):
     r"""Adds rows of a learned table to embeddings, $\text{scale} \cdot x + \text{embedding}_p$.
 
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from posenc_jax.linen import LearnedEncoding
+      >>> encoding, x = LearnedEncoding(16, 8), jnp.zeros((2, 5, 8))
+      >>> variables = encoding.init(jax.random.key(0), x)
+      >>> encoding.apply(variables, x).shape
+      (2, 5, 8)
+
     Args:
       num_embeddings: length of the table.
       features: width of the table, d_model.
@@ -86,14 +94,6 @@ class LearnedEncoding(nn.Module):
     Raises:
       TypeError: if a size is not an integer or scale is not a number.
       ValueError: if a size is not positive or out_of_range is unknown.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> from posenc_jax.linen import LearnedEncoding
-      >>> encoding, x = LearnedEncoding(16, 8), jnp.zeros((2, 5, 8))
-      >>> variables = encoding.init(jax.random.key(0), x)
-      >>> encoding.apply(variables, x).shape
-      (2, 5, 8)
 
     Reference:
       Devlin et al., "BERT", 2019, section 3.
@@ -127,6 +127,13 @@ class LearnedEncoding(nn.Module):
 class RotaryEncoding(nn.Module):
     r"""Rotates queries or keys by their positions, `posenc_jax.rotary`; it has no variables.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax.linen import RotaryEncoding
+      >>> rope = RotaryEncoding(8, head_axis=-2)
+      >>> rope.apply({}, jnp.ones((1, 5, 2, 8))).shape
+      (1, 5, 2, 8)
+
     Args:
       frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim.
       layout: as for `posenc_jax.rotary`.
@@ -137,13 +144,6 @@ class RotaryEncoding(nn.Module):
     Raises:
       TypeError: if frequencies is an array (for learned frequencies, call `posenc_jax.rotary`).
       ValueError: as `posenc_jax.rotary`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax.linen import RotaryEncoding
-      >>> rope = RotaryEncoding(8, head_axis=-2)
-      >>> rope.apply({}, jnp.ones((1, 5, 2, 8))).shape
-      (1, 5, 2, 8)
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2.
@@ -174,6 +174,15 @@ class PoPE(nn.Module):
     The phase acts clipped to $[-2\pi, 0]$, as in PoPE-pytorch. Both results are twice as wide as head_dim, so give the
     attention function a scale of $1/\sqrt{\text{head\_dim}}$; `positional_attention` does, in a Flax layer.
 
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from posenc_jax.linen import PoPE
+      >>> pope, x = PoPE(2, 16, head_axis=-2), jnp.ones((1, 5, 2, 8))
+      >>> variables = pope.init(jax.random.key(0), x, x)
+      >>> query, key = pope.apply(variables, x, x)
+      >>> query.shape, variables["params"]["phase"].shape
+      ((1, 5, 2, 16), (2, 8))
+
     Args:
       num_heads: number of heads of the keys.
       frequencies: the width of the result, twice head_dim, or `Frequencies` of that width.
@@ -186,15 +195,6 @@ class PoPE(nn.Module):
     Raises:
       TypeError: if num_heads is not an integer or frequencies is an array.
       ValueError: if num_heads is not positive or the width is odd. When called: as `posenc_jax.pope`.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> from posenc_jax.linen import PoPE
-      >>> pope, x = PoPE(2, 16, head_axis=-2), jnp.ones((1, 5, 2, 8))
-      >>> variables = pope.init(jax.random.key(0), x, x)
-      >>> query, key = pope.apply(variables, x, x)
-      >>> query.shape, variables["params"]["phase"].shape
-      ((1, 5, 2, 16), (2, 8))
 
     Reference:
       Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", 2025,
@@ -232,14 +232,22 @@ class PoPE(nn.Module):
         *,
         key_positions: ArrayLike | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """`pope` of query and key, (..., seq, heads, head_dim); keys stand at `positions` unless they have others."""
-        at = positions if key_positions is None else key_positions
+        """`pope` of query and key, (..., seq, heads, head_dim); keys have the same positions unless given others."""
+        key_positions = positions if key_positions is None else key_positions
         counted = functools.partial(calls.counted_at_init, self, head_axis=self.head_axis)
-        return calls.polar(self, query, key, counted(query, positions), counted(key, at), self.delta)
+        return calls.polar(self, query, key, counted(query, positions), counted(key, key_positions), self.delta)
 
 
 class FourierFeatures(nn.Module):
     r"""Random Fourier features of coordinates, $[\sin 2\pi x B,\ \cos 2\pi x B]$ with a Gaussian $B$ drawn once.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from posenc_jax.linen import FourierFeatures
+      >>> features, x = FourierFeatures(2, 64, scale=10.0), jnp.zeros((5, 2))
+      >>> variables = features.init(jax.random.key(0), x)
+      >>> features.apply(variables, x).shape
+      (5, 128)
 
     Args:
       in_features: number of coordinates of x.
@@ -254,14 +262,6 @@ class FourierFeatures(nn.Module):
     Raises:
       TypeError: if a size is not an integer, scale is not a number or learned is not a bool.
       ValueError: if a size or scale is not positive.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> from posenc_jax.linen import FourierFeatures
-      >>> features, x = FourierFeatures(2, 64, scale=10.0), jnp.zeros((5, 2))
-      >>> variables = features.init(jax.random.key(0), x)
-      >>> features.apply(variables, x).shape
-      (5, 128)
 
     Reference:
       Tancik et al., "Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional Domains", 2020,
@@ -305,6 +305,13 @@ class FourierFeatures(nn.Module):
 class TimestepEmbedding(nn.Module):
     r"""The embedding of diffusion timesteps, `posenc_jax.timestep_embedding`; it has no variables.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax.linen import TimestepEmbedding
+      >>> embedding = TimestepEmbedding(320, flip_sin_to_cos=True, downscale_freq_shift=0)
+      >>> embedding.apply({}, jnp.array([0, 999])).shape
+      (2, 320)
+
     Args:
       dim: number of features.
       flip_sin_to_cos: as for `posenc_jax.timestep_embedding`, as are all others.
@@ -316,13 +323,6 @@ class TimestepEmbedding(nn.Module):
     Raises:
       TypeError: as `posenc_jax.timestep_embedding`.
       ValueError: as `posenc_jax.timestep_embedding`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax.linen import TimestepEmbedding
-      >>> embedding = TimestepEmbedding(320, flip_sin_to_cos=True, downscale_freq_shift=0)
-      >>> embedding.apply({}, jnp.array([0, 999])).shape
-      (2, 320)
 
     Reference:
       Ho et al., "Denoising Diffusion Probabilistic Models", 2020, appendix B.

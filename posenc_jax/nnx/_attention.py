@@ -41,16 +41,16 @@ class PositionalAttention(nnx.Module):
         """`nnx.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
         function, biases = nnx.dot_product_attention, (self.bias, self.content_bias)
         if self.pope is not None:
-            function, kwargs = _of_narrow_values, kwargs | {"phase": bounded_phase(self.pope.phase[...])}
+            function, kwargs = _with_narrow_values, kwargs | {"phase": bounded_phase(self.pope.phase[...])}
         return self.settings.attend(function, self.attention, biases, query, key, value, *args, **kwargs)
 
 
 @functools.wraps(nnx.dot_product_attention)
-def _of_narrow_values(query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-    """`nnx.dot_product_attention` of values narrower than keys, which JAX's own function refuses."""
-    around = [(0, 0, 0)] * (value.ndim - 1) + [(0, key.shape[-1] - value.shape[-1], 0)]
-    wide = lax.pad(value, np.zeros((), value.dtype), around)
-    return nnx.dot_product_attention(query, key, wide, *args, **kwargs)[..., : value.shape[-1]]
+def _with_narrow_values(query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    """`nnx.dot_product_attention` of values narrower than keys, which JAX's own function rejects."""
+    padding = [(0, 0, 0)] * (value.ndim - 1) + [(0, key.shape[-1] - value.shape[-1], 0)]
+    padded = lax.pad(value, np.zeros((), value.dtype), padding)
+    return nnx.dot_product_attention(query, key, padded, *args, **kwargs)[..., : value.shape[-1]]
 
 
 @public
@@ -69,74 +69,68 @@ def positional_attention(
 
     $$(R_p q) \cdot (R_t k) / \sqrt{\text{head\_dim}} + \text{bias}(p, t) + \text{content\_bias}(p, t, q, k)$$
 
-    The rest is `nnx.dot_product_attention` with all of its arguments; a bias given there is added to these.
-
-    The attention_fn takes two more arguments, with one position for each query or key. `input_positions` are for
-    the inputs, queries and keys alike; `nnx.MultiHeadAttention` passes them on (since flax 0.12.9). `key_positions` are
-    for keys at other positions, as in cross-attention. With neither, both count from zero. If queries and keys differ
-    in number, give both.
-
-    Only a step of a layer with `decode=True` needs no key_positions: a single query with a mask attends to Flax's
-    cache, which holds position i in slot i. There, `input_positions` is the query's slot, `layer.cache_index[...]`,
-    one for all rows. It also works for left-padded rows if scores depend only on the distance (with `FIRE`, they do
-    not). Flax caches keys before they are rotated, so each step rotates all of them; a cache of rotated keys, as in
-    the example of `RotaryEncoding`, is cheaper.
-
-    Args:
-      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim. 0: no rotation. Or
-        `PoPE` with head_axis -2, which replaces the rotation; its phase becomes a parameter of the layer. Its queries
-        are multiplied by √2, because attention functions divide by the root of their width, twice head_dim.
-      bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys): a module of
-        `posenc_jax.nnx`, whose parameters become those of the layer, or for example
-        `functools.partial(pe.alibi, heads=8)`. Layers that are given the same module share its parameters.
-      content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
-        `ContentBias`, or a module of your own. query (..., queries, heads, head_dim) and key (..., keys, heads,
-        head_dim) are as the layer projected them, neither rotated nor scaled. The result is not scaled either.
-      attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
-        `posenc_jax.attention`, with options bound by `functools.partial`, whose memory is linear in the length; a
-        module with learned options, such as sinks, may call it. `is_causal` masks by token index, as in Flax; a bound
-        causal=True masks by position. A mask must be the same for all heads and queries, (..., 1, 1, keys), such as
-        that of padding or of Flax's cache. A query that sees no key gives zeros. Dropout of weights and other options
-        of Flax's function are refused.
-      layout: as for `posenc_jax.rotary`; `PoPE` has its own.
-      part: as for `posenc_jax.rotary`.
-
-    Returns:
-      The attention_fn, a module whose only parameters are those of the biases and of `PoPE`.
-
-    Raises:
-      TypeError: if frequencies is an array, or bias, content_bias or attention cannot be called.
-      ValueError: if a setting is not one of the above, frequencies of width 0 come without a bias, a bias comes and
-        positions have several axes, or attention binds what it gets from here. When called: if positions are missing,
-        or not one for each token, a bias does not have the shape above, or attention cannot take an argument.
-
     Examples:
       >>> import jax, jax.numpy as jnp
       >>> from flax import nnx
       >>> from posenc_jax.nnx import T5Bias, positional_attention
-      >>> attend = positional_attention(8, bias=T5Bias(2, rngs=nnx.Rngs(1)))
-      >>> settings = {"decode": False, "attention_fn": attend, "rngs": nnx.Rngs(0)}
+      >>> rngs = nnx.Rngs(0)
+      >>> bias = T5Bias(2, rngs=rngs)
+      >>> attend = positional_attention(8, bias=bias)
+      >>> settings = {"decode": False, "attention_fn": attend, "rngs": rngs}
       >>> layer = nnx.MultiHeadAttention(2, 16, **settings)
-      >>> # batch, seq, heads, head_dim
-      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))
-      >>> whole = attend(q, k, v, is_causal=True)
-      >>> written = (jnp.arange(5) <= 3)[None, None, None]
-      >>> step = attend(q[:, 3:4], k, v, input_positions=jnp.array([3]), mask=written)
-      >>> bool(jnp.allclose(step, whole[:, 3:4], atol=1e-6))
-      True
+      >>> layer(jnp.ones((1, 5, 16), jnp.float32)).shape
+      (1, 5, 16)
 
       The same in tiles, with a window of 128 keys:
 
       >>> import functools
       >>> import posenc_jax as pe
       >>> tiles = functools.partial(pe.attention, window=(127, 0))
-      >>> attend = positional_attention(8, bias=T5Bias(2, rngs=nnx.Rngs(1)), attention=tiles)
-      >>> bool(jnp.allclose(attend(q, k, v, is_causal=True), whole, atol=1e-6))
+      >>> of_tiles = positional_attention(8, bias=bias, attention=tiles)
+      >>> # batch, seq, heads, head_dim
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))
+      >>> whole = attend(q, k, v, is_causal=True)
+      >>> bool(jnp.allclose(of_tiles(q, k, v, is_causal=True), whole, atol=1e-6))
       True
+
+    Args:
+      frequencies: the width that rotates, even and at most head_dim, or `Frequencies` of that width. 0: no rotation. Or
+        `PoPE` with head_axis -2, which replaces the rotation.
+      bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys), as a module
+        of `posenc_jax.nnx` or `functools.partial(pe.alibi, heads=8)`.
+      content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
+        `ContentBias`, or a module of your own.
+      attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
+        `posenc_jax.attention`, with options bound by `functools.partial`, in memory linear in the length.
+      layout: as for `posenc_jax.rotary`; `PoPE` has its own.
+      part: as for `posenc_jax.rotary`.
+
+    Returns:
+      The attention_fn, a module whose only parameters are those of the biases and of `PoPE`. They become those of the
+      layer; layers that are given the same module share them.
+
+    Raises:
+      TypeError: if frequencies is an array, or bias, content_bias or attention cannot be called.
+      ValueError: if a setting is unknown, the width is 0 and there is no bias, there is a bias and positions have
+        several axes, or attention binds an argument of the attention_fn. When called: if positions are missing or not
+        one per token, a bias has another shape, or attention cannot take an argument.
+
+    Notes:
+      The attention_fn takes the arguments of `nnx.dot_product_attention`, whose bias is added to these, and two more,
+      with one position for each query or key. `input_positions` are for the inputs, queries and keys alike;
+      `nnx.MultiHeadAttention` passes them on (since Flax 0.12.9). `key_positions` are for other keys, as in
+      cross-attention. With neither, both count from zero. If queries and keys differ in number, give both, except in a
+      step of a layer with `decode=True`, whose keys are Flax's cache.
+
+      content_bias gets query and key, (..., seq, heads, head_dim), neither rotated nor scaled. Its result is not scaled
+      either.
+
+    See Also:
+      The guide to Flax models: where positions come from, decoding with Flax's cache, attention in tiles.
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
-    settings = PositionalSettings.of(frequencies, layout, part, PoPE)
+    settings = PositionalSettings.parse(frequencies, layout, part, PoPE)
     pope = frequencies if isinstance(frequencies, PoPE) else None
     return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias), parse_attention(attention))

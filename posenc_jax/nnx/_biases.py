@@ -12,11 +12,12 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from posenc_jax._biases import content
+from posenc_jax._biases.content import ContentSource
 from posenc_jax._biases.formulas import alibi
 from posenc_jax._biases.learned import check_scale, t5
 from posenc_jax._flax import calls, initializers, settings
 from posenc_jax._flax.initializers import default_embedding_init, default_t5_init, fire_bias_init, fire_kernel_init
-from posenc_jax._flax.settings import ContentSource, Variant
+from posenc_jax._flax.settings import Variant
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import OutOfRange
 from posenc_jax._jax.errors import callback, public
@@ -25,18 +26,18 @@ from posenc_jax._jax.errors import callback, public
 class ALiBi(nnx.Module):
     r"""ALiBi's bias $-m_h\,|i - j|$ with the paper's slopes, `posenc_jax.alibi`; it has no parameters and no state.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax.nnx import ALiBi
+      >>> ALiBi(8)(jnp.arange(5), jnp.arange(7)).shape
+      (8, 5, 7)
+
     Args:
       num_heads: number of heads.
 
     Raises:
       TypeError: if num_heads is not an integer.
       ValueError: if it is not positive.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax.nnx import ALiBi
-      >>> ALiBi(8)(jnp.arange(5), jnp.arange(7)).shape
-      (8, 5, 7)
 
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3.
@@ -53,20 +54,6 @@ class ALiBi(nnx.Module):
 
 class T5Bias(nnx.Module):
     r"""T5's learned bias for each bucket of distances, `posenc_jax.t5`; the layers of T5 share one.
-
-    Args:
-      num_heads: number of heads.
-      num_buckets: rows of the table, for both directions together.
-      max_distance: as for `posenc_jax.t5`.
-      bidirectional: as for `posenc_jax.t5`; `False` in T5's decoder.
-      param_dtype: dtype of the table.
-      embedding_init: initialiser of the table (num_buckets, num_heads); T5X's by default.
-      embedding_metadata: metadata of the parameter, such as its sharding.
-      rngs: source of the initial values.
-
-    Raises:
-      TypeError: if a number is not an integer or bidirectional is not a bool.
-      ValueError: if a number is not positive. When called: as `posenc_jax.t5`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -93,6 +80,20 @@ class T5Bias(nnx.Module):
       >>> stack = nnx.scan(lambda x, block, bias: block(x, bias), **axes)
       >>> stack(jnp.ones((1, 5, 16), jnp.float32), blocks, t5(positions, positions)).shape
       (1, 5, 16)
+
+    Args:
+      num_heads: number of heads.
+      num_buckets: rows of the table, for both directions together.
+      max_distance: as for `posenc_jax.t5`.
+      bidirectional: as for `posenc_jax.t5`; `False` in T5's decoder.
+      param_dtype: dtype of the table.
+      embedding_init: initialiser of the table (num_buckets, num_heads); T5X's by default.
+      embedding_metadata: metadata of the parameter, such as its sharding.
+      rngs: source of the initial values.
+
+    Raises:
+      TypeError: if a number is not an integer or bidirectional is not a bool.
+      ValueError: if a number is not positive. When called: as `posenc_jax.t5`.
 
     Reference:
       Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1.
@@ -134,6 +135,13 @@ class KERPLE(nnx.Module):
     The parameters `free_r1` and `free_r2` are unconstrained. `jax.nn.softplus` maps them to $r_1$ and to the
     logarithm's $r_2$, 2 · `jax.nn.sigmoid` to the exponent $r_2$, so the kernel stays conditionally positive definite.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import KERPLE
+      >>> KERPLE(8, rngs=nnx.Rngs(0))(jnp.arange(5), jnp.arange(7)).shape
+      (8, 5, 7)
+
     Args:
       num_heads: number of heads.
       variant: "log" or "power".
@@ -147,13 +155,6 @@ class KERPLE(nnx.Module):
     Raises:
       TypeError: if num_heads is not an integer.
       ValueError: if it is not positive or variant is unknown.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from posenc_jax.nnx import KERPLE
-      >>> KERPLE(8, rngs=nnx.Rngs(0))(jnp.arange(5), jnp.arange(7)).shape
-      (8, 5, 7)
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -173,10 +174,8 @@ class KERPLE(nnx.Module):
         metadata: Mapping[str, Any] = MappingProxyType({}),
         rngs: nnx.Rngs,
     ):
-        self.num_heads, self.variant = (
-            checks.positive_int("num_heads", num_heads),
-            settings.parse_variant("variant", variant),
-        )
+        self.num_heads = checks.positive_int("num_heads", num_heads)
+        self.variant = settings.parse_variant("variant", variant)
         param_dtype = checks.floating_dtype("param_dtype", param_dtype)
         default_r1_init, default_r2_init = initializers.default_kerple_inits(self.variant)
         with callback():
@@ -197,6 +196,13 @@ class FIRE(nnx.Module):
     initial value times `jax.nn.softplus` of `free_multiplier`, a factor that begins at 1, so that one step size
     suits both.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import FIRE
+      >>> FIRE(8, rngs=nnx.Rngs(0))(jnp.arange(5), jnp.arange(7)).shape
+      (8, 5, 7)
+
     Args:
       num_heads: number of heads.
       hidden: number of hidden units.
@@ -215,13 +221,6 @@ class FIRE(nnx.Module):
     Raises:
       TypeError: if a size is not an integer, or c or threshold is not a number.
       ValueError: if one of these is not positive.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from posenc_jax.nnx import FIRE
-      >>> FIRE(8, rngs=nnx.Rngs(0))(jnp.arange(5), jnp.arange(7)).shape
-      (8, 5, 7)
 
     Reference:
       Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers", 2024, section 3
@@ -267,9 +266,27 @@ class FIRE(nnx.Module):
 class RelativePositionBias(nnx.Module):
     r"""The bias of vision transformers, a learned value for each offset, `posenc_jax.relative_position_bias`.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import RelativePositionBias
+      >>> grid = pe.grid_positions((7, 7))
+      >>> RelativePositionBias((7, 7), 4, rngs=nnx.Rngs(0))(grid, grid).shape
+      (4, 49, 49)
+
+      In a layer, with a class token before the grid:
+
+      >>> rngs = nnx.Rngs(0)
+      >>> bias = RelativePositionBias((7, 7), 4, class_token=True, flat=True, rngs=rngs)
+      >>> attend = pe.nnx.positional_attention(0, bias=bias)
+      >>> settings = {"attention_fn": attend, "decode": False, "rngs": rngs}
+      >>> attention = nnx.MultiHeadAttention(4, 16, **settings)
+      >>> attention(jnp.ones((2, 50, 16), jnp.float32)).shape
+      (2, 50, 16)
+
     Args:
-      window: the number of places along each axis of the grid: (7, 7) in Swin, (frames, height, width) for video,
-        (length,) for a sequence.
+      window: the sides of the grid: (7, 7) in Swin, (frames, height, width) for video, (length,) for a sequence.
       num_heads: number of heads.
       class_token: whether tokens outside the grid have a bias of their own: the argument `prefix` of
         `posenc_jax.relative_position_bias`.
@@ -290,25 +307,6 @@ class RelativePositionBias(nnx.Module):
         flat is not a bool.
       ValueError: if a number is not positive or out_of_range is unknown. When called: as
         `posenc_jax.relative_position_bias`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> from flax import nnx
-      >>> from posenc_jax.nnx import RelativePositionBias
-      >>> grid = pe.grid_positions((7, 7))
-      >>> RelativePositionBias((7, 7), 4, rngs=nnx.Rngs(0))(grid, grid).shape
-      (4, 49, 49)
-
-      In a layer, with a class token before the grid:
-
-      >>> rngs = nnx.Rngs(0)
-      >>> bias = RelativePositionBias((7, 7), 4, class_token=True, flat=True, rngs=rngs)
-      >>> attend = pe.nnx.positional_attention(0, bias=bias)
-      >>> settings = {"attention_fn": attend, "decode": False, "rngs": rngs}
-      >>> attention = nnx.MultiHeadAttention(4, 16, **settings)
-      >>> attention(jnp.ones((2, 50, 16), jnp.float32)).shape
-      (2, 50, 16)
 
     Reference:
       Liu et al., "Swin Transformer", 2021, section 3.2, equation 4.
@@ -337,7 +335,7 @@ class RelativePositionBias(nnx.Module):
         self.symmetric = checks.flag("symmetric", symmetric)
         self.out_of_range = checks.out_of_range("out_of_range", out_of_range)
         param_dtype = checks.floating_dtype("param_dtype", param_dtype)
-        shape = settings.offsets_shape(self.window, self.num_heads, self.symmetric)
+        shape = initializers.offsets_shape(self.window, self.num_heads, self.symmetric)
         with callback():
             table = embedding_init(rngs.params(), shape, param_dtype)
             prefix = prefix_init(rngs.params(), (3, self.num_heads), param_dtype) if class_token else None
@@ -355,27 +353,6 @@ class ContentBias(nnx.Module):
 
     $$s \, q_i \cdot t_{i - j - f} \qquad \text{or} \qquad s \, k_j \cdot t_{i - j - f}$$
 
-    Args:
-      num_rows: number of rows of the table $t$.
-      head_dim: features of a head.
-      source: the tokens whose vectors are multiplied, "query" or "key". The others are not read.
-      scale: $s$: head_dim ** -0.5 where the model adds the term inside the scale of the scores, as Shaw's does, and 1.0
-        where it adds the term after it, as ViTDet does.
-      num_heads: number of heads if each has a table of its own; None: all share one.
-      first: as for `posenc_jax.content_bias`.
-      max_distance: as for `posenc_jax.content_bias`.
-      out_of_range: as for `posenc_jax.content_bias`.
-      param_dtype: dtype of the table.
-      embedding_init: initialiser of the table, (num_rows, head_dim) or (num_rows, num_heads, head_dim);
-        normal with deviation 0.02 by default.
-      embedding_metadata: metadata of the table, such as its sharding.
-      rngs: source of the initial values.
-
-    Raises:
-      TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
-      ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` refuses the number of
-        rows, first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
-
     Examples:
       Shaw's relative keys, clipped at a distance of 16, in a layer:
 
@@ -391,6 +368,27 @@ class ContentBias(nnx.Module):
       (1, 50, 16)
       >>> layer.attention_fn.content_bias.embedding.shape
       (33, 8)
+
+    Args:
+      num_rows: number of rows of the table $t$.
+      head_dim: features of a head.
+      source: the tokens whose vectors are multiplied, "query" or "key". The others are not read.
+      scale: $s$: head_dim ** -0.5 where the model adds the term inside the scale of the scores, as Shaw's does, and 1.0
+        where it adds the term after it, as ViTDet does.
+      num_heads: number of heads if each has its own table; None: all share one.
+      first: as for `posenc_jax.content_bias`.
+      max_distance: as for `posenc_jax.content_bias`.
+      out_of_range: as for `posenc_jax.content_bias`.
+      param_dtype: dtype of the table.
+      embedding_init: initialiser of the table, (num_rows, head_dim) or (num_rows, num_heads, head_dim);
+        normal with deviation 0.02 by default.
+      embedding_metadata: metadata of the table, such as its sharding.
+      rngs: source of the initial values.
+
+    Raises:
+      TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
+      ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` rejects the number of
+        rows, first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
 
     Reference:
       Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1, equation 4, and 3.2.
@@ -425,7 +423,7 @@ class ContentBias(nnx.Module):
         self.out_of_range = out_of_range
         settings.check_rows(self)
         param_dtype = checks.floating_dtype("param_dtype", param_dtype)
-        shape = settings.rows_shape(self.num_rows, self.num_heads, self.head_dim)
+        shape = initializers.rows_shape(self.num_rows, self.num_heads, self.head_dim)
         with callback():
             value = embedding_init(rngs.params(), shape, param_dtype)
         self.embedding = nnx.Param(value, **embedding_metadata)

@@ -27,6 +27,15 @@ from posenc_jax._rotary.rotary import rotary
 class SinusoidalEncoding(nnx.Module):
     r"""Adds the sinusoidal encoding to embeddings, $\text{scale} \cdot x + PE$; it has no parameters and no state.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax.nnx import SinusoidalEncoding
+      >>> encoding = SinusoidalEncoding(8)
+      >>> encoding(jnp.zeros((2, 5, 8))).shape
+      (2, 5, 8)
+      >>> encoding.table(10).shape
+      (10, 8)
+
     Args:
       frequencies: the width d_model, or `Frequencies` of that width.
       layout: as for `posenc_jax.sinusoidal`.
@@ -36,15 +45,6 @@ class SinusoidalEncoding(nnx.Module):
       TypeError: if frequencies is an array (for learned frequencies, call `posenc_jax.add_sinusoidal`) or scale is not
         a number.
       ValueError: as `posenc_jax.sinusoidal`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax.nnx import SinusoidalEncoding
-      >>> encoding = SinusoidalEncoding(8)
-      >>> encoding(jnp.zeros((2, 5, 8))).shape
-      (2, 5, 8)
-      >>> encoding.table(10).shape
-      (10, 8)
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
@@ -69,6 +69,14 @@ class SinusoidalEncoding(nnx.Module):
 class LearnedEncoding(nnx.Module):
     r"""Adds rows of a learned table to embeddings, $\text{scale} \cdot x + \text{embedding}_p$.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import LearnedEncoding
+      >>> encoding = LearnedEncoding(16, 8, rngs=nnx.Rngs(0))
+      >>> encoding(jnp.zeros((2, 5, 8))).shape
+      (2, 5, 8)
+
     Args:
       num_embeddings: length of the table.
       features: width of the table, d_model.
@@ -82,14 +90,6 @@ class LearnedEncoding(nnx.Module):
     Raises:
       TypeError: if a size is not an integer or scale is not a number.
       ValueError: if a size is not positive or out_of_range is unknown.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from posenc_jax.nnx import LearnedEncoding
-      >>> encoding = LearnedEncoding(16, 8, rngs=nnx.Rngs(0))
-      >>> encoding(jnp.zeros((2, 5, 8))).shape
-      (2, 5, 8)
 
     Reference:
       Devlin et al., "BERT", 2019, section 3.
@@ -131,18 +131,6 @@ class RotaryEncoding(nnx.Module):
     `nnx.dot_product_attention_with_rope(query, key, value, rope=RotaryEncoding(head_dim, head_axis=None))`. There
     Flax 0.12.12 raises if `input_positions` are given, for its own RoPE too; `positional_attention` takes them.
 
-    Args:
-      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim.
-      layout: as for `posenc_jax.rotary`.
-      head_axis: as for `posenc_jax.rotary`: -2 for (..., seq, heads, head_dim), `None` for (..., seq, head_dim). It has
-        no default because both conventions are in use: `posenc_jax.rotary` takes the former, `flax.nnx.RoPE` the
-        latter. The wrong one rotates x by the indices of its heads, without an error.
-      part: as for `posenc_jax.rotary`.
-
-    Raises:
-      TypeError: if frequencies is an array (for learned frequencies, call `posenc_jax.rotary`).
-      ValueError: as `posenc_jax.rotary`.
-
     Examples:
       A cache of rotated keys, prefilled and then extended, is bitwise equal to rotating the whole sequence.
 
@@ -159,6 +147,18 @@ class RotaryEncoding(nnx.Module):
       ...     out = jax.nn.dot_product_attention(query, cache, v, mask=seen)
       >>> bool(jnp.all(cache == rope(k)) and jnp.all(query == rope(q)[:, 5:]))
       True
+
+    Args:
+      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim.
+      layout: as for `posenc_jax.rotary`.
+      head_axis: as for `posenc_jax.rotary`: -2 for (..., seq, heads, head_dim), `None` for (..., seq, head_dim). It has
+        no default because both conventions are in use: `posenc_jax.rotary` takes the former, `flax.nnx.RoPE` the
+        latter. The wrong one rotates x by the indices of its heads, without an error.
+      part: as for `posenc_jax.rotary`.
+
+    Raises:
+      TypeError: if frequencies is an array (for learned frequencies, call `posenc_jax.rotary`).
+      ValueError: as `posenc_jax.rotary`.
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2.
@@ -190,6 +190,20 @@ class PoPE(nnx.Module):
     The phase acts clipped to $[-2\pi, 0]$, as in PoPE-pytorch. Both results are twice as wide as head_dim, so give the
     attention function a scale of $1/\sqrt{\text{head\_dim}}$; `positional_attention` does, in a Flax layer.
 
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import PoPE
+      >>> pope = PoPE(2, 16, head_axis=-2, rngs=nnx.Rngs(0))
+      >>> # batch, seq, heads, head_dim
+      >>> q, k = jax.random.normal(jax.random.key(0), (2, 1, 5, 2, 8))
+      >>> query, key = pope(q, k)
+      >>> query.shape
+      (1, 5, 2, 16)
+      >>> step, cached = pope(q[:, 3:4], k[:, 3:4], jnp.array([3]))  # a decode step
+      >>> bool(jnp.all(step == query[:, 3:4]) and jnp.all(cached == key[:, 3:4]))
+      True
+
     Args:
       num_heads: number of heads of the keys.
       frequencies: the width of the result, twice head_dim, or `Frequencies` of that width.
@@ -204,20 +218,6 @@ class PoPE(nnx.Module):
     Raises:
       TypeError: if num_heads is not an integer or frequencies is an array.
       ValueError: if num_heads is not positive or the width is odd. When called: as `posenc_jax.pope`.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from posenc_jax.nnx import PoPE
-      >>> pope = PoPE(2, 16, head_axis=-2, rngs=nnx.Rngs(0))
-      >>> # batch, seq, heads, head_dim
-      >>> q, k = jax.random.normal(jax.random.key(0), (2, 1, 5, 2, 8))
-      >>> query, key = pope(q, k)
-      >>> query.shape
-      (1, 5, 2, 16)
-      >>> step, cached = pope(q[:, 3:4], k[:, 3:4], jnp.array([3]))  # a decode step
-      >>> bool(jnp.all(step == query[:, 3:4]) and jnp.all(cached == key[:, 3:4]))
-      True
 
     Reference:
       Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", 2025,
@@ -255,13 +255,20 @@ class PoPE(nnx.Module):
         *,
         key_positions: ArrayLike | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """`pope` of query and key, (..., seq, heads, head_dim); keys stand at `positions` unless they have others."""
-        at = positions if key_positions is None else key_positions
-        return calls.polar(self, query, key, positions, at, self.phase[...])
+        """`pope` of query and key, (..., seq, heads, head_dim); keys have the same positions unless given others."""
+        key_positions = positions if key_positions is None else key_positions
+        return calls.polar(self, query, key, positions, key_positions, self.phase[...])
 
 
 class FourierFeatures(nnx.Module):
     r"""Random Fourier features of coordinates, $[\sin 2\pi x B,\ \cos 2\pi x B]$ with a Gaussian $B$ drawn once.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import FourierFeatures
+      >>> FourierFeatures(2, 64, scale=10.0, rngs=nnx.Rngs(0))(jnp.zeros((5, 2))).shape
+      (5, 128)
 
     Args:
       in_features: number of coordinates of x.
@@ -278,13 +285,6 @@ class FourierFeatures(nnx.Module):
     Raises:
       TypeError: if a size is not an integer, scale is not a number or learned is not a bool.
       ValueError: if a size or scale is not positive.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from posenc_jax.nnx import FourierFeatures
-      >>> FourierFeatures(2, 64, scale=10.0, rngs=nnx.Rngs(0))(jnp.zeros((5, 2))).shape
-      (5, 128)
 
     Reference:
       Tancik et al., "Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional Domains", 2020,
@@ -324,6 +324,13 @@ class FourierFeatures(nnx.Module):
 class TimestepEmbedding(nnx.Module):
     r"""The embedding of diffusion timesteps, `posenc_jax.timestep_embedding`; it has no parameters and no state.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax.nnx import TimestepEmbedding
+      >>> embed = TimestepEmbedding(320, flip_sin_to_cos=True, downscale_freq_shift=0)
+      >>> embed(jnp.array([0, 999])).shape
+      (2, 320)
+
     Args:
       dim: number of features.
       flip_sin_to_cos: as for `posenc_jax.timestep_embedding`, as are all others.
@@ -335,13 +342,6 @@ class TimestepEmbedding(nnx.Module):
     Raises:
       TypeError: as `posenc_jax.timestep_embedding`.
       ValueError: as `posenc_jax.timestep_embedding`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax.nnx import TimestepEmbedding
-      >>> embed = TimestepEmbedding(320, flip_sin_to_cos=True, downscale_freq_shift=0)
-      >>> embed(jnp.array([0, 999])).shape
-      (2, 320)
 
     Reference:
       Ho et al., "Denoising Diffusion Probabilistic Models", 2020, appendix B.

@@ -26,15 +26,24 @@ class Bias(NamedTuple):
     rounded: bool = False  # its last bit depends on the order of a sum, or on how the compiler divides
 
     def of(self, heads: int) -> tuple[Callable[..., jax.Array], tuple[np.ndarray, ...]]:
-        """The function of positions and parameters, and the parameters."""
-        leaves, tree = jax.tree.flatten(self.arguments(heads))
+        """The function of positions and parameters, and the parameters, in the order of the arguments."""
+        leaves, tree = jax.tree.flatten([*self.arguments(heads).items()])
         at = [n for n, leaf in enumerate(leaves) if isinstance(leaf, np.ndarray)]
 
         def call(queries: Any, keys: Any, *parameters: Any) -> jax.Array:
             given = dict(enumerate(leaves)) | dict(zip(at, parameters, strict=True))
-            return self.function(queries, keys, **tree.unflatten(given.values()))
+            return self.function(queries, keys, **dict(tree.unflatten(given.values())))
 
         return call, tuple(leaves[n] for n in at)
+
+    def parameter_names(self, heads: int) -> list[str]:
+        """A pattern for the name of each parameter in errors: of an argument, or of an array in it."""
+        return [
+            name if isinstance(value, np.ndarray) else rf"\w+ of {name}"
+            for name, value in self.arguments(heads).items()
+            for leaf in jax.tree.leaves(value)
+            if isinstance(leaf, np.ndarray)
+        ]
 
     def beside(
         self, heads: int

@@ -10,10 +10,10 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import posenc_jax as pe
-from helpers.biases import CASES, FAR, HEADS, NEAR, RATE, SCALE, facts
+from helpers.biases import BIASES, CASES, FAR, HEADS, NEAR, RATE, SCALE, facts
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
-from oracles.biases import bucket
+from oracles.biases import bucket, exact_tile
 
 RNG = np.random.default_rng(0)
 GIVEN = {name: parameters for name, (_, parameters) in CASES.items()}
@@ -32,6 +32,19 @@ def check(got, want, name):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=4e-6, err_msg=name)
     else:
         np.testing.assert_array_equal(got, want, err_msg=name)
+
+
+@pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
+def test_every_bias_has_the_values_of_its_formula(program):
+    """Near 0 and at the ends of int32; what only one bias promises stands in tests/unit/biases."""
+    each = {name: bias.beside(HEADS) for name, bias in BIASES.items()}
+    sides = lambda name, *x: [p & np.int32(2**31 - 1) for p in x] if BIASES[name].absolute else x  # noqa: E731
+    values = program(lambda q, k: {name: call(*sides(name, q, k)) for name, (call, *_) in each.items()})
+    for q, k in ((NEAR, NEAR[::-1]), (FAR, FAR[::-1])):
+        for name, got in jax.device_get(values(q, k)).items():
+            at, distance, after = exact_tile(*sides(name, q, k))
+            atol = 2e-5 if BIASES[name].rounded else 0
+            np.testing.assert_allclose(got, each[name][1](distance, at, after), rtol=6e-7, atol=atol, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from devices.aot import Compiled
 from helpers import pages
+from helpers.biases import BIASES
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
@@ -22,10 +23,6 @@ D, H = "data", "heads"
 AT, X = np.arange(128, dtype=np.int32).reshape(8, 16), np.ones((8, 16, 8, 16), np.float32)
 GRID = AT[..., None].repeat(2, -1)
 ONES, SQUARE = np.ones(8, np.float32), np.ones((8, 8), np.float32)
-
-
-def fire(i, j, w1, b1, w2, b2):
-    return pe.fire(i, j, (w1, b1, w2, b2), c=0.1, threshold=9.0)
 
 
 def relative(i, j, table):
@@ -56,6 +53,52 @@ def mesh():
         yield mesh
 
 
+class OfBias:
+    """Cases of a bias with parameters of eight heads."""
+
+    def __init__(self, bias):
+        self.call, self.parameters = bias.of(8)
+        self.names = bias.parameter_names(8)
+        self.per_head = [n for n, x in enumerate(self.parameters) if x.shape[-1:] == (8,)]
+
+    def by_head(self, first, others):
+        """The parameters; the first that is per head is split over an axis of the mesh, and others over another."""
+        split = [
+            (x, P(*[None] * (x.ndim - 1), others)) if n in self.per_head else x for n, x in enumerate(self.parameters)
+        ]
+        n = self.per_head[0]
+        split[n] = self.parameters[n], P(*[None] * (self.parameters[n].ndim - 1), first)
+        return split
+
+    def whole(self):
+        """A call, its arguments, the name of one in errors, its axis that must be whole, and its index."""
+        for n, (name, x) in enumerate(zip(self.names, self.parameters, strict=True)):
+            for axis in range(x.ndim - (n in self.per_head)):
+                if x.shape[axis] % 2 == 0:  # or no mesh of two devices could split it
+                    yield self.call, [AT, AT, *self.parameters], name, axis, 2 + n
+
+    def split(self):
+        """A call, its arguments, the index of one of them and its axis that may be split."""
+        for n in self.per_head:
+            yield self.call, [AT, AT, *self.parameters], 2 + n, self.parameters[n].ndim - 1
+
+    def apart(self):
+        """A call, its arguments as they may be split, some split so that they fit no more, and what the error names."""
+        batch, rows, columns = (AT, P(D)), (AT, P(None, D)), (AT, P(None, H))
+        sides, given = "query_positions, key_positions", self.parameters
+        yield self.call, [rows, columns, *given], [rows, rows, *given], f"{sides}(, .+)?"
+        yield self.call, [batch, batch, *given], [batch, (AT, P(H)), *given], f"{sides}(, .+)?"
+        names = ", ".join([sides, *(self.names[n] for n in self.per_head)])
+        if self.per_head:
+            given = self.by_head(H, H)
+            yield self.call, [batch, AT, *given], [(AT, P(H)), AT, *given], names
+            yield self.call, [rows, AT, *given], [columns, AT, *given], names
+            yield self.call, [AT, rows, *given], [AT, columns, *given], names
+        if len(self.per_head) > 1:
+            yield self.call, [AT, AT, *given], [AT, AT, *self.by_head(D, H)], names
+
+
+EACH_BIAS = {name: OfBias(bias) for name, bias in BIASES.items()}
 POSE, LENS = np.eye(4, dtype=np.float32), np.eye(3, dtype=np.float32)
 POSES = np.broadcast_to(POSE, (*AT.shape, 4, 4)).copy()
 IN_VIEW = partial(pe.prope, role="key", head_axis=-2, image_size=(1, 1))
@@ -82,15 +125,11 @@ WHOLE = [
     ("shift", partial(pe.shift, offset=3, frequencies=16, layout="half"), [X], "encodings", 3),
     ("shift", lambda x, f: pe.shift(x, 3, f), [X, ONES], "frequencies", 0),
     ("rotation_matrix", partial(pe.rotation_matrix, layout="half"), [AT, ONES], "frequencies", 0),
-    ("t5", pe.t5, [AT, AT, SQUARE], "table", 0),
     ("relative_position_bias", relative, [AT, AT, SQUARE], "table", 0),
     ("relative_position_bias", relative, [GRID, GRID, np.ones((8, 8, 8), np.float32)], "key_positions", 2),
     ("content_bias", content, [X[..., :8], AT, SQUARE], "table", 0),
     ("content_bias", content, [X[..., :8], AT, SQUARE], "table", 1),
     ("content_bias", content, [X[..., :8], AT, SQUARE], "query", 3),
-    ("fire", fire, [AT, AT, ONES, ONES, SQUARE, ONES], "w1 of mlp", 0),
-    ("fire", fire, [AT, AT, ONES, ONES, SQUARE, ONES], "b1 of mlp", 0),
-    ("fire", fire, [AT, AT, ONES, ONES, SQUARE, ONES], "w2 of mlp", 0),
     ("sandwich", lambda i, j, f: pe.sandwich(i, j, 2, f), [AT, AT, ONES], "frequencies", 0),
     ("attention", pe.attention, [X, X, X], "query", 1),
     ("attention", pe.attention, [X, X, X], "key", 1),
@@ -105,16 +144,18 @@ WHOLE = [
 ]  # fmt: skip
 INDEX = {
     "phase": 2, "query": 0, "key": 1, "cos_sin": 2, "value": 2, "extrinsics": 1, "x": 0, "encodings": 0, "frequencies": -1, "table": 2, "matrix": 1, "positions": 0,
-    "w1 of mlp": 2, "b1 of mlp": 3, "w2 of mlp": 4, "query_positions": 1, "key_positions": 1, "key_segments": 2, "ids": 0, "mask": 0, "lengths": 0, "weights": 0,
+    "query_positions": 1, "key_positions": 1, "key_segments": 2, "ids": 0, "mask": 0, "lengths": 0, "weights": 0,
 }  # fmt: skip
+WHOLE = [(*case, INDEX[case[3]]) for case in WHOLE]
+WHOLE += [(name, *case) for name, bias in EACH_BIAS.items() for case in bias.whole()]
 
 
-@pytest.mark.parametrize(("where", "f", "arguments", "name", "axis"), WHOLE)
-def test_what_must_be_whole(mesh, where, f, arguments, name, axis):
+@pytest.mark.parametrize(("where", "f", "arguments", "name", "axis", "index"), WHOLE)
+def test_what_must_be_whole(mesh, where, f, arguments, name, axis, index):
     arguments = list(arguments)
     jax.eval_shape(f, *place(*arguments))
     split = P(*[None] * axis, D)
-    arguments[INDEX[name]] = arguments[INDEX[name]], split
+    arguments[index] = arguments[index], split
     message = f"{where}: {name} must not be sharded along axis {axis} on Explicit axes of a mesh"
     message = rf"^{message}, got P.*'data'.*; reshard it, or use jax.shard_map"
     with pytest.raises(ValueError, match=message):
@@ -144,9 +185,8 @@ SPLIT = [
     (pe.sinusoidal, [AT, ONES], 1, 0),
     (pe.rotation_matrix, [AT, ONES], 1, 0),
     (partial(pe.fourier_features, layout="interleaved"), [SQUARE, SQUARE], 1, 1),
-    (fire, [AT, AT, ONES, ONES, SQUARE, ONES], 4, 1),
-    (fire, [AT, AT, ONES, ONES, SQUARE, ONES], 5, 0),
 ]
+SPLIT += [case for bias in EACH_BIAS.values() for case in bias.split()]
 
 
 def placed_split(arguments, index, axis):
@@ -198,22 +238,13 @@ APART = [
     (lambda x, d: pe.pope(x, phase=d, head_axis=-2), [(X, ROWS), (np.ones((8, 16), np.float32), P(H))], [(X, ROWS), (np.ones((8, 16), np.float32), P(D))], "phase, x"),
     (lambda x, p: pe.xpos(x, x, p, head_axis=-2), [(X, ROWS), (AT, P(D))], [(X, ROWS), (AT, P(None, D))], "positions, query"),
     (lambda x, p: pe.shift(x, p, 16), [(Y, P(D)), (AT[:, :1], P(D))], [(Y, P(D)), (AT[:, :1], P(H))], "offset, encodings"),
-    (lambda i, j: pe.alibi(i, j, 2), [(AT, P(D)), (AT, P(None, H))], [(AT, P(None, D)), (AT, P(None, D))], "query_positions, key_positions"),
-    (lambda i, j: pe.alibi(i, j, 2), [(AT, P(D)), (AT, P(D))], [(AT, P(D)), (AT, P(H))], "query_positions, key_positions"),
-    (lambda i, j: pe.sandwich(i, j, 2, 16), [(AT, P(D)), (AT, P(None, H))], [(AT, P(D)), (AT, P(None, D))], "query_positions, key_positions"),
-    (pe.alibi, [(AT, P(D)), AT, (ONES, P(H))], [(AT, P(None, H)), AT, (ONES, P(H))], "query_positions, key_positions, heads"),
-    (pe.kerple_log, [(AT, P(D)), AT, (ONES, P(H)), ONES], [(AT, P(D)), AT, (ONES, P(D)), ONES], "query_positions, key_positions, scale, rate"),
-    (pe.kerple_power, [(AT, P(D)), AT, ONES, (ONES, P(H))], [(AT, P(H)), AT, (ONES, P(D)), (ONES, P(H))], "query_positions, key_positions, scale, exponent"),
-    (relative, [AT, (AT, P(None, D)), (SQUARE, P(None, H))], [AT, (AT, P(None, H)), (SQUARE, P(None, H))], "query_positions, key_positions, table"),
-    (relative, [(AT, P(None, D)), (AT, P(None, H)), SQUARE], [(AT, P(None, D)), (AT, P(None, D)), SQUARE], "query_positions, key_positions, table"),
     (lambda x, i, j: pe.content_bias(i, j, SQUARE, query=x, first=0, out_of_range="zeros"), [(X[..., :8], P(None, D)), (AT, P(None, D)), (AT, P(None, H))], [(X[..., :8], P(None, H)), (AT, P(None, D)), AT], "query_positions, key_positions, query"),
     (content, [(X[..., :8], P(D)), (AT, P(D)), (np.ones((8, 8, 8), np.float32), P(None, H))], [(X[..., :8], P(H)), (AT, P(D)), (np.ones((8, 8, 8), np.float32), P(None, H))], "query_positions, key_positions, query, table"),
-    (pe.t5, [AT, (AT, P(None, D)), (SQUARE, P(None, H))], [AT, (AT, P(None, H)), (SQUARE, P(None, H))], "query_positions, key_positions, table"),
-    (fire, [(AT, P(D)), AT, ONES, ONES, (SQUARE, P(None, H)), ONES], [(AT, P(H)), AT, ONES, ONES, SQUARE, (ONES, P(H))], "query_positions, key_positions, w2 of mlp, b2 of mlp"),
     (pe.learned, [(AT % 8, P(D)), (SQUARE, P(None, H))], [(AT % 8, P(None, D)), (SQUARE, P(None, D))], "positions, table"),
     (lambda x, t, p: pe.add_learned(x, t, p), [(Y[..., :8], P(D)), TABLE, (AT[0] % 8, P(H))], [(Y[..., :8], P(D)), TABLE, (AT[0] % 8, P(D))], "x, positions, table"),
     (pe.add_learned, [(Y[..., :8], P(H, D)), (TABLE, P(D))], [(Y[..., :8], P(H, D)), (TABLE, P(None, D))], "x, table"),
 ]  # fmt: skip
+APART += [case for bias in EACH_BIAS.values() for case in bias.apart()]
 
 
 @pytest.mark.thorough
@@ -369,7 +400,7 @@ def test_attention_to_keys_that_are_whole(mesh, kv_heads, q_spec, k_spec, v_spec
     assert Compiled(forward, 0, 0).collectives == ([], [])
 
 
-BIASES = {
+OF_ATTENTION = {
     "none": None,
     "t5": lambda i, j: pe.t5(i, j, np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)),
     "sandwich": lambda i, j: pe.sandwich(i, j, 8, 16),
@@ -378,7 +409,7 @@ BIASES = {
 
 def attend(q, i, j, bias, causal):
     sides = {"query_positions": i, "key_positions": j, "causal": causal}
-    return pe.attention(q, q, q, bias=BIASES[bias], block_size=8, **sides)
+    return pe.attention(q, q, q, bias=OF_ATTENTION[bias], block_size=8, **sides)
 
 
 @pytest.mark.thorough
