@@ -16,8 +16,14 @@ from posenc_jax._jax.errors import invalid, public, require
 from posenc_jax._positions import spans
 from posenc_jax._positions.spans import Grid, Run, Span
 from posenc_jax.hf._config import check_spelling
-from posenc_jax.hf._keys import Keys, check_case, check_read, mapping_of_strings, parse_config
 from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
+from posenc_jax.hf._tracked_mapping import (
+    TrackedMapping,
+    check_case,
+    parse_config,
+    parse_string_mapping,
+    reject_refused,
+)
 
 TEXT, IMAGE, VIDEO, AUDIO = range(4)
 
@@ -80,19 +86,19 @@ def positions_from_tokens(
     Reference:
       Hugging Face transformers 5.23.0: get_rope_index of the models' own modules.
     """
-    keys, facts = _model_of(config)
-    tokens, kept = spans.parse_tokens(tokens, mask)
-    kinds = _kinds(keys, facts, tokens)
-    images, videos = _grids(keys, facts, image_grids, video_grids, video_seconds)
+    config, facts = _model_of(config)
+    tokens, marked = spans.parse_tokens(tokens, mask)
+    kinds = _kinds(config, facts, tokens)
+    images, videos = _grids(config, facts, image_grids, video_grids, video_seconds)
     dtype = np.int64 if facts.whole_times else np.float32
     positions = np.zeros((*tokens.shape, 3), np.int32 if facts.whole_times else dtype)
     for row in np.ndindex(tokens.shape[:-1]):
-        runs = list(spans.runs_of(row, kinds[row], kept[row]))
+        runs = list(spans.runs_of(row, kinds[row], marked[row]))
         if facts.audio is None:
-            parts = (_part_of(facts, run, images, videos) for run in runs)
+            spans_of_row = (_span_of(facts, run, images, videos) for run in runs)
         else:
-            parts = _omni_parts(facts, runs, images, videos)
-        positions[row][kept[row]] = spans.placed(parts, dtype)
+            spans_of_row = _omni_spans(facts, runs, images, videos)
+        positions[row][marked[row]] = spans.placed(spans_of_row, dtype)
     spans.check_all_taken((*images, *videos))
     return jax.device_put(positions)
 
@@ -100,71 +106,71 @@ def positions_from_tokens(
 # The config
 
 
-def _model_of(config: Any) -> tuple[Keys, Multimodal]:
+def _model_of(config: Any) -> tuple[TrackedMapping, Multimodal]:
     """The part of a config that has the placeholders, and the facts of its model_type."""
-    keys = parse_config(config)
-    name = keys.string("model_type")
+    config, name = parse_config(config)
     if name is None:
         raise invalid("model_type is missing: it says how a model places images and videos")
     if name in THINKERS:
-        keys = Keys(mapping_of_strings("thinker_config", keys.need("thinker_config")), "thinker_config")
-        name, inner = THINKERS[name], keys.string("model_type")
-        require(inner in (None, name), "thinker_config.model_type must be {!r}, got {!r:.60}", name, inner)
-    check_read(name, REFUSED)
+        thinker = parse_string_mapping("thinker_config", config.get_required("thinker_config"))
+        config = TrackedMapping(thinker, "thinker_config")
+        name, inner_name = THINKERS[name], config.get_string("model_type")
+        require(inner_name in (None, name), "thinker_config.model_type must be {!r}, got {!r:.60}", name, inner_name)
+    reject_refused(name, REFUSED)
     if name not in MULTIMODAL:
         check_case(name, [*MULTIMODAL, *THINKERS])
         raise invalid(
             f"model_type {name!r:.60} is not known as a whole model with positions of several coordinates: if it "
             "places images and videos as a known type does, write that type in its place"
         )
-    return keys, MULTIMODAL[name]
+    return config, MULTIMODAL[name]
 
 
-def _token(keys: Keys, name: str, default: int) -> int:
+def _token(config: TrackedMapping, name: str, default: int) -> int:
     """A token id, which may also be called an index."""
     names = f"{name}_id", f"{name}_index"
-    return checks.integer(keys.spelled(*names), keys.get(*names, default=default))
+    return checks.integer(config.spelling(*names), config.get(*names, default=default))
 
 
-def _part(keys: Keys, name: str, key: str) -> Keys:
-    """The part `name` of a config that `key` is read from, which may be missing; for "", the config itself."""
-    result = keys.within(name) if name else keys
+def _part(config: TrackedMapping, name: str, key: str) -> TrackedMapping:
+    """The part `name` of a config that may have `key`, empty if it is missing; for "", the config itself."""
+    result = config.get_mapping(name) if name else config
     check_spelling(result.values, [key], "the model reads")
     return result
 
 
-def _count(keys: Keys, name: str, default: int) -> int:
+def _count(config: TrackedMapping, name: str, default: int) -> int:
     """The value of a key that counts something."""
-    return checks.positive_int(keys.label + name, keys.get(name, default=default))
+    return checks.positive_int(config.label + name, config.get(name, default=default))
 
 
 # Tokens and grids
 
 
-def _kinds(keys: Keys, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
+def _kinds(config: TrackedMapping, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
     """The kind of each token."""
-    kinds, taken = np.zeros(tokens.shape, np.int8), {}
+    kinds, names = np.zeros(tokens.shape, np.int8), {}
     for kind, name in ((IMAGE, "image"), (VIDEO, "video"), (AUDIO, "audio")):
         default = getattr(facts, name)
         if default is not None:
-            token = _token(keys, f"{name}_token", default)
+            token = _token(config, f"{name}_token", default)
             message = "the token of {} must differ from that of {}, got {}"
-            require(token not in taken, message, name, taken.get(token), token)
-            taken[token] = name
+            require(token not in names, message, name, names.get(token), token)
+            names[token] = name
             kinds[tokens == token] = kind
     if facts.video_edges:
-        names = zip(("video_start_token", "video_end_token"), facts.video_edges, strict=True)
-        starts, ends = (np.cumsum(tokens == _token(keys, *name), -1) for name in names)
+        edges = zip(("video_start_token", "video_end_token"), facts.video_edges, strict=True)
+        starts, ends = (np.cumsum(tokens == _token(config, *edge), -1) for edge in edges)
         kinds[(kinds == IMAGE) & (starts > ends)] = VIDEO
     return kinds
 
 
 def _grids(
-    keys: Keys, facts: Multimodal, image_grids: Any, video_grids: Any, video_seconds: Any
+    config: TrackedMapping, facts: Multimodal, image_grids: Any, video_grids: Any, video_seconds: Any
 ) -> tuple[deque[Grid], deque[Grid]]:
     """The grids of images and of videos, in tokens; of single frames, where these are separate."""
     merge, frames = (
-        _count(_part(keys, facts.merge_part, name), name, 2) if name in facts.merge_keys else 1
+        _count(_part(config, facts.merge_part, name), name, 2) if name in facts.merge_keys else 1
         for name in ("spatial_merge_size", "temporal_merge_size")
     )
     images = spans.parse_grids("image_grids", image_grids, merge)
@@ -179,25 +185,25 @@ def _grids(
     else:
         missing = "video_seconds must be given: the times of frames depend on them"
         require(video_seconds is not None or not videos, missing)
-        videos = [_timed(keys, facts, facts.rate, grid) for grid in videos]
+        videos = [_with_times(config, facts, facts.rate, grid) for grid in videos]
     if facts.separate_frames:
         videos = [frame for grid in videos for frame in spans.frames_of(grid)]
     return deque(images), deque(videos)
 
 
-def _timed(keys: Keys, facts: Multimodal, rate: tuple[str, str, int], grid: Grid) -> Grid:
+def _with_times(config: TrackedMapping, facts: Multimodal, rate: tuple[str, str, int], grid: Grid) -> Grid:
     """The video with its step in positions instead of seconds."""
-    part, name, default = rate
-    keys = _part(keys, part, name)
-    per_second = checks.positive_float32(keys.label + name, keys.number(name, default))
+    part_name, name, default = rate
+    part = _part(config, part_name, name)
+    per_second = checks.positive_float32(part.label + name, part.get_number(name, default))
     if facts.seconds_first:
         return grid._replace(rate=per_second, whole=facts.whole_times).fitting()
     step = per_second * float(np.float32(grid.step))  # the processor writes the seconds as float32
-    step = checks.positive_float32(f"{keys.label}{name} times the seconds of {grid.name}", step)
+    step = checks.positive_float32(f"{part.label}{name} times the seconds of {grid.name}", step)
     return grid._replace(step=step).fitting()
 
 
-def _part_of(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Grid]) -> Span:
+def _span_of(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Grid]) -> Span:
     """A text, an image, a video or a frame."""
     if run.kind == TEXT:
         return spans.text(run.length)
@@ -208,11 +214,11 @@ def _part_of(facts: Multimodal, run: Run, images: deque[Grid], videos: deque[Gri
 # Omni models: audio, and audio inside a video
 
 
-def _omni_parts(facts: Multimodal, runs: list[Run], images: deque[Grid], videos: deque[Grid]) -> Iterator[Span]:
-    """The parts of a row.
+def _omni_spans(facts: Multimodal, runs: list[Run], images: deque[Grid], videos: deque[Grid]) -> Iterator[Span]:
+    """The spans of a row.
 
-    One token starts an image, a video or audio, and one ends it; two start and end a video with audio inside. They are
-    parts of their own, because the model rounds every sum of fractional positions.
+    One token starts an image, a video or audio, and one ends it; two start and end a video with audio inside. These
+    tokens are spans of their own, because the model rounds every sum of fractional positions.
     """
     groups = [list(group) for _, group in itertools.groupby(runs, lambda run: run.kind == TEXT)]
     edges = [0 if group[0].kind == TEXT else min(len(group), 2) for group in groups]
@@ -224,7 +230,7 @@ def _omni_parts(facts: Multimodal, runs: list[Run], images: deque[Grid], videos:
         elif group[0].kind == AUDIO:
             yield spans.text(group[0].length)._replace(extent=None)
         else:
-            yield _part_of(facts, group[0], images, videos)
+            yield _span_of(facts, group[0], images, videos)
 
 
 def _text_between(facts: Multimodal, run: Run, ends: int, starts: int) -> list[Span]:
@@ -242,14 +248,14 @@ def _text_between(facts: Multimodal, run: Run, ends: int, starts: int) -> list[S
 _SHARED = Span(np.zeros((2, 3), np.int64), 1)  # two tokens at one position
 
 
-def _video_with_audio(facts: Multimodal, span: list[Run], videos: deque[Grid]) -> Span:
-    """Frames and audio, each counted by itself; the part after them starts above their last token."""
-    where = f"{span[0].where} to {span[-1].where}"
-    kinds = np.repeat([run.kind for run in span], [run.length for run in span])
+def _video_with_audio(facts: Multimodal, runs: list[Run], videos: deque[Grid]) -> Span:
+    """Frames and audio, each counted by itself; the next span starts above their last token."""
+    where = f"{runs[0].where} to {runs[-1].where}"
+    kinds = np.repeat([run.kind for run in runs], [run.length for run in runs])
     frames = kinds == VIDEO
     message = "{} must have text between placeholders, unless they are those of a video and its audio"
-    require({run.kind for run in span} == {VIDEO, AUDIO}, message, where)
-    grid = spans.next_grid(videos, "video", span[0]).check(int(frames.sum()), where)
+    require({run.kind for run in runs} == {VIDEO, AUDIO}, message, where)
+    grid = spans.next_grid(videos, "video", runs[0]).check(int(frames.sum()), where)
     offsets = np.zeros((len(kinds), 3), np.int64 if facts.whole_times else np.float32)
     offsets[frames] = grid.part(facts.following).offsets
     offsets[~frames] = spans.text(int((~frames).sum())).offsets

@@ -249,21 +249,24 @@ class RotaryPlan:
           Hugging Face transformers 5.23.0: the attention of the models' own modules.
         """
         role, scaled = self._parse_role_and_scaled(role, scaled)
-        index = _apply.parse_layer(layer, [z.head_dim for z in self.layers])
+        index = _apply.parse_layer(layer, [rotary_layer.head_dim for rotary_layer in self.layers])
         if role in ("value", "output") and not self.rotates_values:
             x = _apply.parse_width(x)
             parse_head_axis("x", x, head_axis)
             return x
         softmax_scale = self.softmax_scale if scaled and role == "query" else 1.0
-        layers = tuple(
-            _apply.LayerTurn(
-                how.frequencies, how.query_scale if role == "query" else None, softmax_scale, how.learned_log_factor
+        rotations = tuple(
+            _apply.LayerRotation(
+                rotary_layer.frequencies,
+                rotary_layer.query_scale if role == "query" else None,
+                softmax_scale,
+                rotary_layer.learned_log_factor,
             )
-            for how in self.layers
+            for rotary_layer in self.layers
         )
         x = _apply.parse_width(x, self._widths(index))
         settings = RotationSettings(self.layout, self.part == "last", backward=role == "output")
-        return _apply.rotate(settings, layers, x, positions, index, head_axis, parameters)
+        return _apply.rotate(settings, rotations, x, positions, index, head_axis, parameters)
 
     @public
     def shift_keys(
@@ -302,23 +305,27 @@ class RotaryPlan:
           True
         """
         require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
-        index = _apply.parse_layer(layer, [z.head_dim for z in self.layers])
-        layers = tuple(
-            _apply.LayerTurn(how.frequencies.with_attention_factor(1.0), learned_log_factor=how.learned_log_factor)
-            for how in self.layers
+        index = _apply.parse_layer(layer, [rotary_layer.head_dim for rotary_layer in self.layers])
+        rotations = tuple(
+            _apply.LayerRotation(
+                rotary_layer.frequencies.with_attention_factor(1.0),
+                learned_log_factor=rotary_layer.learned_log_factor,
+            )
+            for rotary_layer in self.layers
         )
         keys = _apply.parse_width(keys, self._widths(index), "keys")
         names = {"name": "keys", "positions_name": "offset", "shared": True}
         settings = RotationSettings(self.layout, self.part == "last")
-        return _apply.rotate(settings, layers, keys, offset, index, head_axis, parameters, **names)
+        return _apply.rotate(settings, rotations, keys, offset, index, head_axis, parameters, **names)
 
     def _widths(self, index: int | jax.Array) -> set[int]:
         """The widths that x may have: head_dim, and the rotated width if it is the same in all possible layers."""
         layer = self.layers[index if isinstance(index, int) else 0]
         if isinstance(index, int) and layer.rotary_dim:
             return {layer.head_dim, layer.rotary_dim}
-        rotating = {how.rotary_dim for how in self.layers if how.rotary_dim and how.head_dim == layer.head_dim}
-        return {layer.head_dim, *(rotating if len(rotating) == 1 else ())}
+        alike = [other for other in self.layers if other.rotary_dim and other.head_dim == layer.head_dim]
+        widths = {other.rotary_dim for other in alike}
+        return {layer.head_dim, *(widths if len(widths) == 1 else ())}
 
     def _parse_role_and_scaled(self, role: Any, scaled: Any) -> tuple[Role | None, bool]:
         """The role and whether to scale; each must be given if it matters."""
@@ -331,7 +338,7 @@ class RotaryPlan:
         message = "role must be one of {}, because the values of this model rotate too, got None"
         require(role or not self.rotates_values, message, ROLES)
         require(role or not scaled, 'role must be "query" or "key" with scaled=True, got None')
-        said = scaled is not None or role not in ("query", None) or self.softmax_scale == 1  # queries alone are scaled
+        is_scaled = role in ("query", None) and self.softmax_scale != 1  # queries alone are scaled
         message = "scaled must be True or False, because the plan has a softmax_scale of {}, got None"
-        require(said, message, self.softmax_scale)
+        require(scaled is not None or not is_scaled, message, self.softmax_scale)
         return role, bool(scaled)

@@ -67,14 +67,14 @@ class VisionPlan(RotaryPlan):
         require_type(fits, "grids", f"a sequence of {len(self.layers)} PatchGrid, one for each layer", self.grids)
         object.__setattr__(self, "grids", grids)
         slices = checks.positive_int("slices", self.slices)
-        fits = slices == 1 or all(_spectra(layer, slices) for layer in self.layers)
+        fits = slices == 1 or all(_slices_of(layer, slices) for layer in self.layers)
         require(fits, "slices must be 1, or the number of equal spectra that fill each head, got {}", slices)
         checks.one_of("table", self.table, TABLES)
 
     @property
     @public
     def resampling(self) -> dict[str, Any] | None:
-        """The settings with which `resize_table` resizes the tower's table; None if the tower has none.
+        """The settings with which `resize_table` resizes the tower's table; None if the tower has no table.
 
         Raises a `ValueError` if the plan does not know it, or if the tower does something else: see `table_rows`.
         """
@@ -212,9 +212,9 @@ class VisionPlan(RotaryPlan):
         require(fits, "positions must have a last axis of size {}, got shape {}", slices, positions.shape)
         head_axis = parse_head_axis("x", x, head_axis)
         refuse_one_position("positions", positions.shape[:-1], "x", shape_of_rows(x, head_axis), axes=slices)
-        spectra = [_spectra(how, slices) for how in self.layers]
-        layers = [RotaryLayer(dataclasses.replace(f[0], axes=None), head_dim // slices) for f in spectra]
-        plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in spectra[0] if f.axes])
+        frequencies = [_slices_of(layer, slices) for layer in self.layers]
+        layers = [RotaryLayer(dataclasses.replace(f[0], axes=None), head_dim // slices) for f in frequencies]
+        plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in frequencies[0] if f.axes])
         sliced = x.reshape(*x.shape[:-1], slices, head_dim // slices)  # slices as a sequence at their coordinates
         y = plan.rotate(sliced, layer, positions[..., order], head_axis=head_axis, **options)
         return y.reshape(x.shape)
@@ -228,14 +228,14 @@ class VisionPlan(RotaryPlan):
         return super().shift_keys(keys, layer, offset, **options)
 
 
-def _spectra(layer: RotaryLayer, slices: int) -> list[Frequencies]:
-    """The spectrum of each slice of a head; none unless they are equal, have one coordinate each and fill the head."""
+def _slices_of(layer: RotaryLayer, slices: int) -> list[Frequencies]:
+    """The frequencies of each slice of a head; none unless they are equal, fill the head, and have one coordinate."""
     f = layer.frequencies
     if f.dim != layer.head_dim or f.num_pairs % slices or f.num_axes != slices:
         return []
     size = f.num_pairs // slices
-    found = [f[i * size : (i + 1) * size] for i in range(slices)]
-    return found if all(len({*(g.axes or ())}) == 1 and g.cycles == found[0].cycles for g in found) else []
+    parts = [f[i * size : (i + 1) * size] for i in range(slices)]
+    return parts if all(len({*(part.axes or ())}) == 1 and part.cycles == parts[0].cycles for part in parts) else []
 
 
 def _with_merge_size(grid: PatchGrid, merge_size: Any) -> PatchGrid:
