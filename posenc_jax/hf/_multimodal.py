@@ -41,38 +41,7 @@ def positions_from_tokens(
     r"""Positions for M-RoPE from the token ids of a Hugging Face model: (time, row, column) of each token.
 
     These are the positions of the model's own `get_rope_index` in transformers 5.23.0. A token $(t, y, x)$ of a grid
-    that starts at $s$ is at $(s + \tau_t, s + y, s + x)$. The config and its model_type say which ids are placeholders,
-    how many patches become a token, the times $\tau_t$ of frames, whether a video is one run of placeholders or one for
-    each frame, and where the part after a grid starts: at $s + \max(\text{height}, \text{width})$ ("side" of
-    `pe.positions_from_tokens`), or in Qwen2.5-Omni and Qwen3-Omni above all positions of the grid ("maximum").
-
-    In the Omni models, audio counts like text. The tokens of audio inside a video are interleaved with those of its
-    frames; both count by themselves from the same start.
-
-    Args:
-      config: a parsed config.json, or an object whose to_dict() returns one, of the whole model. For the talker of an
-        Omni model, its talker_config, with a model_type: transformers 5.23.0 gives Qwen3-Omni's none, so write
-        "qwen3_omni_moe_talker".
-      tokens: token ids, integers of shape (length,) or (batch, length), known on the host. The model's processor
-        writes them, with a placeholder for each token of an image or a video.
-      image_grids: (time, height, width) of all images of the batch in their order, in patches before the model merges
-        them: the processor's `image_grid_thw`. For GLM-Image, those of the prompt alone.
-      video_grids: the same for videos: `video_grid_thw`.
-      video_seconds: the seconds from one step of each video's grid to the next. They must be given with videos of
-        Qwen2.5-VL (`second_per_grid_ts`) and of the Omni models (`video_second_per_grid`), and are not read by others.
-      mask: marks tokens, as for `positions_from_mask`, with the shape of `tokens`. Padding, on any side, is at 0.
-
-    Returns:
-      An array of shape (length, 3) or (batch, length, 3), for the plan of `rotary_from_config`. It is int32, but
-      float32 for Qwen3-Omni, whose frames may stand between whole positions. The next text position of each row is
-      `positions.max((-2, -1)) + 1` in all three coordinates.
-
-    Raises:
-      TypeError: if config is not a mapping, tokens or mask are traced or of another dtype, or grids are not sequences
-        of integers.
-      ValueError: if the model_type is not known or not read; if a run of placeholders does not have the tokens of its
-        grid, or a run has no grid or a grid no run; if video_seconds are missing or not read; if a grid does not divide
-        into tokens, or a position is beyond int32.
+    that starts at $s$ is at $(s + \tau_t, s + y, s + x)$; frame $t$ is at the time $\tau_t$.
 
     Examples:
       >>> import numpy as np
@@ -83,22 +52,55 @@ def positions_from_tokens(
       ...     config, tokens, video_grids=[(2, 2, 2)], video_seconds=[2.0])[:, 0].tolist()
       [0, 1, 2, 52, 53, 54]
 
+    Args:
+      config: a parsed config.json, or an object whose to_dict() returns one, of the whole model; for the talker of an
+        Omni model, its talker_config, with a model_type.
+      tokens: concrete token ids, integers of shape (length,) or (batch, length). The model's processor writes them,
+        with a placeholder for each token of an image or a video.
+      image_grids: (time, height, width) of all images of the batch in their order, in patches before the model merges
+        them: the processor's `image_grid_thw`. For GLM-Image, those of the prompt alone.
+      video_grids: the same for videos: `video_grid_thw`.
+      video_seconds: the seconds from one step of each video's grid to the next, for Qwen2.5-VL (`second_per_grid_ts`)
+        and the Omni models (`video_second_per_grid`) alone.
+      mask: marks tokens, as for `positions_from_mask`, with the shape of `tokens`. Padding, on any side, is at 0.
+
+    Returns:
+      An array of shape (length, 3) or (batch, length, 3), for the plan of `rotary_from_config`. It is int32, but
+      float32 for Qwen3-Omni, whose frames may be between integers. The next text position of each row is
+      `positions.max((-2, -1)) + 1` in all three coordinates.
+
+    Raises:
+      TypeError: if config is not a mapping, tokens or mask are traced or of another dtype, or grids are not sequences
+        of integers.
+      ValueError: if the model_type is not known or not read; if a run of placeholders does not have the tokens of its
+        grid, or a run has no grid or a grid no run; if video_seconds are missing or not read; if a grid does not divide
+        into tokens, or a position is beyond int32.
+
+    Notes:
+      - The config and its model_type determine the ids of placeholders, the number of patches of a token, the times
+        $\tau_t$, whether a video is one run of placeholders or one for each frame, and the start of the text after a
+        grid: $s + \max(\text{height}, \text{width})$ ("side" of `pe.positions_from_tokens`), or in Qwen2.5-Omni and
+        Qwen3-Omni above all positions of the grid ("maximum").
+      - In the Omni models, audio counts like text. The tokens of audio inside a video are interleaved with those of its
+        frames; both count by themselves from the same start.
+      - transformers 5.23.0 gives the talker of Qwen3-Omni no model_type: write "qwen3_omni_moe_talker".
+
     Reference:
       Hugging Face transformers 5.23.0: get_rope_index of the models' own modules.
     """
     config, facts = _model_of(config)
-    tokens, marked = spans.parse_tokens(tokens, mask)
+    tokens, is_token = spans.parse_tokens(tokens, mask)
     kinds = _kinds(config, facts, tokens)
     images, videos = _grids(config, facts, image_grids, video_grids, video_seconds)
     dtype = np.int64 if facts.whole_times else np.float32
     positions = np.zeros((*tokens.shape, 3), np.int32 if facts.whole_times else dtype)
     for row in np.ndindex(tokens.shape[:-1]):
-        runs = list(spans.runs_of(row, kinds[row], marked[row]))
+        runs = list(spans.runs_of(row, kinds[row], is_token[row]))
         if facts.audio is None:
             spans_of_row = (_span_of(facts, run, images, videos) for run in runs)
         else:
             spans_of_row = _omni_spans(facts, runs, images, videos)
-        positions[row][marked[row]] = spans.placed(spans_of_row, dtype)
+        positions[row][is_token[row]] = spans.placed(spans_of_row, dtype)
     spans.check_all_taken((*images, *videos))
     return jax.device_put(positions)
 

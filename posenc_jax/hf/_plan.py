@@ -205,36 +205,7 @@ class RotaryPlan:
 
         $$\text{softmax\_scale} \cdot \text{query\_scale}(p)\, R_p q$$
 
-        and a key $k$ becomes $R_p k$. The factor softmax_scale comes with `scaled=True`. The result is rounded once.
-        A layer without positions does not turn x.
-
-        Where values rotate (`rotates_values`), a value $v$ at position $p$ becomes $R_p v$, and the output $o$ of a
-        query at position $p$ becomes $R_{-p}\, o$, so that only the value's distance from the query matters. Both have
-        the amplitude of the frequencies. In all other models, values and outputs are returned unchanged.
-
-        Args:
-          x: queries or keys, floats of shape (..., seq, heads, head_dim), where head_dim is that of the layer; or only
-            their features that rotate. Values and outputs that rotate have that shape too.
-          layer: the index of the layer, from 0. A traced index, as in a scan over the layers, chooses at run time; the
-            result is then NaN where it is outside the layers.
-          positions: as for `rotary`; at least 0 if a layer scales its queries. Known ones are checked; traced ones
-            below 0 give NaN or infinities.
-          head_axis: as for `rotary`.
-          role: "query", "key", "value" or "output". It must be given if a layer of the plan scales its queries, if
-            values rotate, or with `scaled=True`.
-          scaled: whether queries are multiplied by softmax_scale; False if your attention multiplies the scores by it.
-            If softmax_scale is not 1, it must be given for queries and for x without a role.
-          parameters: the arrays of this layer that the model has learned, by the names of `plan.parameters`. An array
-            with one number per head must fit the heads of x. Keys need only the parameters of the frequencies.
-
-        Returns:
-          An array with the shape and dtype of x. Differentiable in x, in float positions and in parameters.
-
-        Raises:
-          TypeError: if layer is not an integer, parameters are not a mapping of names to float arrays, or as `rotary`.
-          ValueError: if layer is outside the layers, x does not have the width of the layer, role or scaled is missing,
-            role is not one of the four, a parameter is missing or has another shape, head_axis is None where each head
-            has its own scale, layer is traced and the layers differ in head_dim, or as `rotary`.
+        and a key $k$ becomes $R_p k$. The factor softmax_scale comes with `scaled=True`.
 
         Examples:
           >>> import jax.numpy as jnp
@@ -244,6 +215,36 @@ class RotaryPlan:
           >>> x = jnp.ones((1, 5, 2, 8))
           >>> [bool((plan.rotate(x, layer, head_axis=-2) == x).all()) for layer in range(4)]
           [False, False, False, True]
+
+        Args:
+          x: queries or keys, floats of shape (..., seq, heads, head_dim), where head_dim is that of the layer; or only
+            their features that rotate. Values and outputs that rotate have that shape too.
+          layer: the index of the layer, from 0; traced, as in a scan over the layers, it selects the layer at run time.
+          positions: as for `rotary`; at least 0 if a layer scales its queries.
+          head_axis: as for `rotary`.
+          role: "query", "key", "value" or "output". It must be given if a layer of the plan scales its queries, if
+            values rotate, or with `scaled=True`.
+          scaled: whether queries are multiplied by softmax_scale; False if your attention multiplies the scores by it.
+            If softmax_scale is not 1, it must be given for queries and for x without a role.
+          parameters: the learned arrays of this layer, by the names of `plan.parameters`. An array with one number per
+            head must fit the heads of x. Keys need only the parameters of the frequencies.
+
+        Returns:
+          An array with the shape and dtype of x, rounded once. Differentiable in x, in float positions and in
+          parameters. NaN if a traced layer is outside the layers; NaN or infinite where a traced position is below 0
+          and the layer scales its queries.
+
+        Raises:
+          TypeError: if layer is not an integer, parameters are not a mapping of names to float arrays, or as `rotary`.
+          ValueError: if layer is outside the layers, x does not have the width of the layer, role or scaled is missing,
+            role is not one of the four, a parameter is missing or has another shape, head_axis is None where each head
+            has its own scale, layer is traced and the layers differ in head_dim, or as `rotary`.
+
+        Notes:
+          - A layer without positions does not rotate x.
+          - Where values rotate (`rotates_values`), a value $v$ at position $p$ becomes $R_p v$, and the output $o$ of a
+            query at position $p$ becomes $R_{-p}\, o$, so that only the value's distance from the query matters. Both
+            have the amplitude of the frequencies. In all other models, values and outputs are returned unchanged.
 
         Reference:
           Hugging Face transformers 5.23.0: the attention of the models' own modules.

@@ -39,24 +39,22 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     $$\text{score} = \frac{\text{softmax\_scale}}{\sqrt{\text{head\_dim}}}\,
         \text{query\_scale}(p)\, (R_p q) \cdot (R_{p'} k)$$
 
-    The settings are those of `rope_parameters`, or of the older `rope_scaling`, `rope_theta`, `rotary_pct` and so on,
-    for all layers or for each layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3,
-    proportional; with `mrope_section`, positions have several coordinates. For some 260 model types, the library knows
-    what transformers keeps in code and not in the config, such as the layout or the layers without positions.
-
-    Every key about rotations must be understood: an unknown, unused or misspelled key is an error, and so are two keys
-    that contradict each other. Missing rope settings are an error too if the model's class in transformers has its own
-    defaults for them, or if releases have different ones and `transformers_version` names none. The order in which
-    rotated features are stored does not change the scores, as long as queries and keys share it: transformers sorts the
-    interleaved pairs of DeepSeek's latent attention into halves.
+    Examples:
+      >>> from posenc_jax.hf import rotary_from_config
+      >>> llama = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096}
+      >>> llama |= {"num_attention_heads": 32, "rope_theta": 500000.0}
+      >>> llama |= {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+      >>> plan = rotary_from_config(llama)
+      >>> plan.layout, plan.part, plan.layers[0].frequencies
+      ('half', 'first', Frequencies(dim=128, angular=0.125 … 3.06893e-07))
 
     Args:
-      config: a parsed config.json, or an object whose to_dict() returns one. In multimodal ones, text_config is read.
+      config: a parsed config.json, or an object whose to_dict() returns one; in that of a multimodal model, text_config
+        is read.
       layout: "half" or "interleaved", for weights in another layout than the model_type's. It must be given for a
         config without a model_type, unless that has `rope_interleave`.
-      length: the longest sequence, prompt and answer, that the frequencies are for. It must be given for the rope types
-        "dynamic" and "longrope", whose spectra depend on it, and may be given for any config. Use one length for the
-        lifetime of a KV cache.
+      length: the length, prompt and answer together, of the longest sequence. It must be given for the rope types
+        "dynamic" and "longrope", whose frequencies depend on it. Use one length for the lifetime of a KV cache.
 
     Returns:
       RotaryPlan: layers (frequencies, head_dim, query_scale), layout, part, softmax_scale; `rotate` applies it.
@@ -66,14 +64,18 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
       ValueError: if a key is missing, misspelled, not used or contradicts another, a value is outside its range,
         length or layout is needed and not given, or the model rotates in a way that a plan cannot express.
 
-    Examples:
-      >>> from posenc_jax.hf import rotary_from_config
-      >>> llama = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096}
-      >>> llama |= {"num_attention_heads": 32, "rope_theta": 500000.0}
-      >>> llama |= {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-      >>> plan = rotary_from_config(llama)
-      >>> plan.layout, plan.part, plan.layers[0].frequencies
-      ('half', 'first', Frequencies(dim=128, angular=0.125 … 3.06893e-07))
+    Notes:
+      - For some 260 model types, the library knows what transformers keeps in code and not in the config, such as the
+        layout or the layers without positions.
+      - The settings are those of `rope_parameters`, or of the older `rope_scaling`, `rope_theta`, `rotary_pct` and so
+        on, for all layers or for each layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3,
+        proportional; with `mrope_section`, positions have several coordinates.
+      - Every key about rotations must be understood: an unknown, unused or misspelled key is rejected, and so are two
+        keys that contradict each other.
+      - Missing rope settings are rejected if the model's class in transformers has its own defaults for them, or if
+        releases have different defaults and `transformers_version` names no release.
+      - The order in which rotated features are stored does not change the scores if queries and keys share it:
+        transformers sorts the interleaved pairs of DeepSeek's latent attention into halves.
 
     Reference:
       Hugging Face transformers 5.23.0: modeling_rope_utils.py, configuration_utils.py and the models' own modules.

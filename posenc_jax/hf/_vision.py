@@ -28,28 +28,10 @@ _ORDER = re.compile("window_size|fullatt|global_attn|merge_size|merge_kernel|reg
 def vision_rotary_from_config(config: Any) -> VisionPlan:
     r"""How the vision tower of a Hugging Face config rotates its queries and keys, and where its patches are.
 
-    Each pair of features turns by one coordinate of its patch, row, column or frame, by the rotation $R$ of `rotary`:
+    Each pair of features rotates by one coordinate of its patch, row, column or frame, with the rotation $R$ of
+    `rotary`:
 
     $$\text{score} \propto (R_{r, c}\, q) \cdot (R_{r', c'}\, k)$$
-
-    For 38 model types the library knows what transformers keeps in code: which coordinate turns which pair, the layout,
-    the offset or scale of coordinates, the order of the patches, the tokens beside them, and how a learned table is
-    resized. Missing rope settings take the values of the class. Every key about rotations must be understood. The plan
-    is for inference: DINOv3 also draws random shifts and scales of its coordinates in training.
-
-    Args:
-      config: a parsed config.json, or an object whose to_dict() returns one: of a tower, or of a model with a
-        vision_config. SAM 2, SAM 3's tracker and EdgeTAM rotate in the memory attention of their video models; to read
-        the tower of SAM 3's tracker, pass its vision_config.
-
-    Returns:
-      VisionPlan: layers, layout, grids, table. `positions` gives the coordinates of a grid of patches, `rotate` applies
-      them, and `table_rows` resizes the learned table of the tower as its code does.
-
-    Raises:
-      TypeError: if config is not a mapping, or a value does not have the type of its key.
-      ValueError: if a key is missing, not known, not used or contradicts another, a value is outside its range, or the
-        tower is not known, does not rotate, or rotates in a way that a plan cannot express.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -61,6 +43,28 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
       >>> queries = jnp.ones((1, 15, 16, 64))
       >>> plan.rotate(queries, 0, positions, head_axis=-2).shape
       (1, 15, 16, 64)
+
+    Args:
+      config: a parsed config.json, or an object whose to_dict() returns one: of a tower, or of a model with a
+        vision_config.
+
+    Returns:
+      VisionPlan: layers, layout, grids, table. `positions` gives the coordinates of a grid of patches, `rotate` applies
+      them, and `table_rows` resizes the learned table of the tower as its code does.
+
+    Raises:
+      TypeError: if config is not a mapping, or a value does not have the type of its key.
+      ValueError: if a key is missing, not known, not used or contradicts another, a value is outside its range, or the
+        tower is not known, does not rotate, or rotates in a way that a plan cannot express.
+
+    Notes:
+      - For 38 model types the library knows what transformers keeps in code: which coordinate rotates which pair, the
+        layout, the offset or scale of coordinates, the order of the patches, the tokens beside them, and how a learned
+        table is resized. Missing rope settings have the defaults of the class.
+      - Every key about rotations must be understood.
+      - SAM 2, SAM 3's tracker and EdgeTAM rotate in the memory attention of their video models; to read the tower of
+        SAM 3's tracker, pass its vision_config.
+      - The plan is for inference: DINOv3 also draws random shifts and scales of its coordinates in training.
 
     Reference:
       Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.

@@ -37,7 +37,7 @@ class VisionPlan(RotaryPlan):
       rotates_values: as in `RotaryPlan`.
       grids: how the patches are counted, for each layer.
       slices: the number of slices of a head that rotate by themselves, each by one coordinate, so that the layout is
-        that of a slice; 1 for the whole head. Gemma 4 turns half of a head by the column, and half by the row.
+        that of a slice; 1 for the whole head. Gemma 4 rotates half of a head by the column, and half by the row.
       table: how the learned table that the tower adds to its patches becomes one of another grid. "none" if the tower
         has none, and "unknown" if this plan does not say. Resized by PyTorch's `interpolate` or `grid_sample` with
         half-pixel centres: "linear"; "torch_cubic"; "linear_zeros_exchanged", with zeros outside the table and to
@@ -84,6 +84,17 @@ class VisionPlan(RotaryPlan):
     def table_rows(self, table: jax.typing.ArrayLike, shape: Sequence[int]) -> jax.Array:
         r"""The rows of the learned table that the tower adds to the patches of one image or video.
 
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from posenc_jax.hf import vision_rotary_from_config
+          >>> plan = vision_rotary_from_config(
+          ...     {"model_type": "qwen3_vl_vision", "hidden_size": 64, "num_heads": 2, "depth": 3})
+          >>> plan.table, plan.resampling["align_corners"]
+          ('linear_aligned', True)
+          >>> table = jnp.array([[[0.0], [3.0]], [[10.0], [13.0]]])
+          >>> plan.table_rows(table, (2, 4))[:, 0].tolist()
+          [0.0, 1.0, 10.0, 11.0, 2.0, 3.0, 12.0, 13.0]
+
         Args:
           table: floats of shape (rows, columns, dim), without rows of class tokens. For Gemma 4, as its checkpoint has
             it: (2, positions, dim), the first half for columns.
@@ -98,17 +109,6 @@ class VisionPlan(RotaryPlan):
           ValueError: if the plan does not know what the tower does with a table, the tower has none, the table does not
             have these axes, or the tower does not take the shape.
 
-        Examples:
-          >>> import jax.numpy as jnp
-          >>> from posenc_jax.hf import vision_rotary_from_config
-          >>> plan = vision_rotary_from_config(
-          ...     {"model_type": "qwen3_vl_vision", "hidden_size": 64, "num_heads": 2, "depth": 3})
-          >>> plan.table, plan.resampling["align_corners"]
-          ('linear_aligned', True)
-          >>> table = jnp.array([[[0.0], [3.0]], [[10.0], [13.0]]])
-          >>> plan.table_rows(table, (2, 4))[:, 0].tolist()
-          [0.0, 1.0, 10.0, 11.0, 2.0, 3.0, 12.0, 13.0]
-
         Reference:
           Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
         """
@@ -116,26 +116,9 @@ class VisionPlan(RotaryPlan):
 
     @public
     def positions(self, shape: Sequence[int], layer: int | None = None, *, merge_size: int | None = None) -> jax.Array:
-        r"""The coordinates of the tokens of one image or video, in the order in which the tower holds them.
+        r"""The coordinates of the tokens of one image or video, in the order of the tower.
 
         Concatenate those of several images that share a sequence.
-
-        Args:
-          shape: (height, width) or (time, height, width), in patches, before the tower merges any.
-          layer: the layer that they are for. It must be given where layers differ: those of SAM 3 attend within windows
-            or to the whole grid, and the last ones of EoMT hold queries before the class token.
-          merge_size: for VideoLLaMA 3, whose processor gives it with each image: 1 for an image, 2 for a video.
-
-        Returns:
-          An array of shape (tokens, axes): (row, column), or (time, row, column) where time turns pairs. It is int32,
-          or float32 where coordinates are centres of patches (DINOv3). Class and register tokens are at 0 and do not
-          turn. For a layer that attends within windows, it has the tokens of one window.
-
-        Raises:
-          TypeError: if shape is not a sequence of integers, or layer or merge_size is not an integer.
-          ValueError: if shape does not have two or three sides, or has sides that the tower cannot merge or does not
-            take; if layer is missing where layers differ, or outside them; if merge_size is missing, or given to
-            another tower.
 
         Examples:
           >>> import jax.numpy as jnp
@@ -147,6 +130,23 @@ class VisionPlan(RotaryPlan):
           [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]
           >>> plan.rotate(jnp.ones((8, 2, 32)), 0, positions, head_axis=-2).shape
           (8, 2, 32)
+
+        Args:
+          shape: (height, width) or (time, height, width), in patches, before the tower merges any.
+          layer: the layer of the tokens. It must be given where layers differ: those of SAM 3 attend within windows
+            or to the whole grid, and the last ones of EoMT have queries before the class token.
+          merge_size: for VideoLLaMA 3, whose processor gives it with each image: 1 for an image, 2 for a video.
+
+        Returns:
+          An array of shape (tokens, axes): (row, column), or (time, row, column) where time rotates pairs. It is int32,
+          or float32 where coordinates are centres of patches (DINOv3). Class and register tokens are at 0 and do not
+          rotate. For a layer that attends within windows, it has the tokens of one window.
+
+        Raises:
+          TypeError: if shape is not a sequence of integers, or layer or merge_size is not an integer.
+          ValueError: if shape does not have two or three sides, or has sides that the tower cannot merge or does not
+            take; if layer is missing where layers differ, or outside them; if merge_size is missing, or given to
+            another tower.
 
         Reference:
           Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
@@ -173,7 +173,7 @@ class VisionPlan(RotaryPlan):
         r"""Rotates the queries or the keys of one layer as the tower does.
 
         Args:
-          x: queries or keys, floats of shape (..., tokens, heads, head_dim). EfficientLoFTR turns all heads as one:
+          x: queries or keys, floats of shape (..., tokens, heads, head_dim). EfficientLoFTR rotates all heads as one:
             (..., tokens, hidden_size), with head_axis None.
           layer: as for `RotaryPlan.rotate`.
           positions: as `positions` gives them, (tokens, axes), or of a shape that broadcasts to (..., tokens, axes).
@@ -223,7 +223,7 @@ class VisionPlan(RotaryPlan):
     def shift_keys(
         self, keys: jax.typing.ArrayLike, layer: int | jax.Array, offset: jax.typing.ArrayLike, **options: Any
     ) -> jax.Array:
-        """`RotaryPlan.shift_keys`, which is an error where each slice of a head has a coordinate of its own."""
+        """`RotaryPlan.shift_keys`, which raises where each slice of a head has a coordinate of its own."""
         require(self.slices == 1, "slices must be 1 to move keys, got {}: rotate them at other positions", self.slices)
         return super().shift_keys(keys, layer, offset, **options)
 

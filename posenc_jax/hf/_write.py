@@ -17,27 +17,28 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
 
     `rotary_from_config(plan_to_config(plan), length=plan.length) == plan`.
 
-    They leave nothing to defaults and name no model_type. `rope_interleave` says the layout, and
-    `no_rope_layers` or a null in `rope_parameters` says which layers have no positions. Where layers differ, their
-    `layer_types` are rope_0, rope_1, …, one for each spectrum.
-
-    Args:
-      plan: as `rotary_from_config` made it.
-
-    Returns:
-      A dict that json can write: rope_parameters, num_hidden_layers, head_dim or qk_nope_head_dim and
-      qk_rope_head_dim, and whatever else the plan needs.
-
-    Raises:
-      TypeError: if plan is not a RotaryPlan.
-      ValueError: if no config gives this plan, because the plan was made or changed by hand.
-
     Examples:
       >>> from posenc_jax.hf import plan_to_config, rotary_from_config
       >>> config = {"model_type": "gpt_neox", "head_dim": 64, "num_hidden_layers": 2}
       >>> config |= {"rotary_emb_base": 5000}
       >>> plan_to_config(rotary_from_config(config))["rope_parameters"]
       {'partial_rotary_factor': 0.25, 'rope_theta': 5000.0, 'rope_type': 'default'}
+
+    Args:
+      plan: as `rotary_from_config` made it.
+
+    Returns:
+      A dict that json can write: rope_parameters, num_hidden_layers, head_dim or qk_nope_head_dim and
+      qk_rope_head_dim, and the other keys that the plan needs.
+
+    Raises:
+      TypeError: if plan is not a RotaryPlan.
+      ValueError: if no config gives this plan, because the plan was made or changed by hand.
+
+    Notes:
+      The keys leave nothing to defaults and contain no model_type. `rope_interleave` is the layout; `no_rope_layers` or
+      a null in `rope_parameters` marks the layers without positions. Where layers differ, their `layer_types` are
+      rope_0, rope_1, …, one for each set of settings.
 
     Reference:
       Hugging Face transformers 5.23.0, modeling_rope_utils.py, RopeParameters.
