@@ -126,9 +126,9 @@ def _check_no_text_config(config: TrackedMapping, model_type: str | None) -> Non
         message = "the key {} = {!r:.60} is not known and holds a language model: write text_config if that is meant"
         require(not (holds and _TEXT_KEY_NAMES.search(key)), message, key, value)
     tower = next(iter(config.look_up("vision_config", "audio_config")), None)
-    known = not model_type or canonical_type(model_type) or model_type in REFUSED
+    is_whole = not model_type or canonical_type(model_type) or model_type in REFUSED
     message = "text_config is missing beside {}, with the language model of model_type {!r}"
-    require(not tower or known or config.look_up(*COUNTS), message, tower, model_type)
+    require(not tower or is_whole or config.look_up(*COUNTS), message, tower, model_type)
 
 
 def _rope_settings(text_config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Mapping[str, Any]]:
@@ -179,8 +179,8 @@ def _repeats(
     """
     model, settings = _facts_of(text_config), _rope_settings(text_config, layer_type)
     nested = not _rope_settings(text_config).keys() <= {*RAW}
-    is_known = bool(settings) if nested else layer_type in ROTATING
-    if layer_type is not None and not is_known:
+    has_type = bool(settings) if nested else layer_type in ROTATING
+    if layer_type is not None and not has_type:
         return False
     if model.thetas and not nested and layer_type not in (None, *model.scaled_types):
         settings = {}  # an old rope_scaling is for the other layers

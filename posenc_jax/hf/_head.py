@@ -15,19 +15,19 @@ _SHARE = SHARES[0]
 _WIDTHS = "rotary_dim", "rope_dim", "attn_rotary_emb"
 
 
-def widths_of(config: Config, kind: str) -> tuple[int, int]:
-    """head_dim in layers of type `kind`, and how many of its features may rotate: fewer in latent attention."""
+def widths_of(config: Config, layer_type: str) -> tuple[int, int]:
+    """head_dim in layers of type `layer_type`, and how many of its features may rotate: fewer in latent attention."""
     if not config.latent:
         if "qk_rope_head_dim" in config.model.reads:
             config.mark_read("qk_rope_head_dim")  # absent or 0
-        head_dim = _head_dim_of(config, kind)
+        head_dim = _head_dim_of(config, layer_type)
         return head_dim, head_dim
     width, rest = config.get_integer("qk_rope_head_dim"), config.get_integer("qk_nope_head_dim")
     head_dim = checks.size("qk_nope_head_dim + qk_rope_head_dim", rest + width)
     return head_dim, _parse_even("qk_rope_head_dim", width, head_dim)
 
 
-def _head_dim_of(config: Config, kind: str) -> int:
+def _head_dim_of(config: Config, layer_type: str) -> int:
     model, others = config.model, ("kv_channels", "attention_head_dim")
     names = ("head_dim", *(name for name in others if name in model.reads))
     name, spellings = config.spelling(*names), config.read(*names)
@@ -37,7 +37,7 @@ def _head_dim_of(config: Config, kind: str) -> int:
         result = config.default_unless_null(model.head_dim, *names)
     else:
         result = _hidden_per_head(config)
-    if model.global_head_dim and kind == "full_attention":
+    if model.global_head_dim and layer_type == "full_attention":
         widths = config.read("global_head_dim")
         name = next(iter(widths), name)
         if "per_layer_config" in config.values:  # it holds the widths that differ

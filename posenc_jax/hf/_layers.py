@@ -112,9 +112,9 @@ def rotating(config: Config, types: list[str]) -> list[bool]:
     """Whether each layer has positions, by its type and by the keys outside the rope settings."""
     count = len(types)
     if config.model.sliding_only and not _all_without_window(config):
-        result = [kind == "sliding_attention" for kind in types]
+        result = [layer_type == "sliding_attention" for layer_type in types]
     else:
-        result = [kind not in WITHOUT_POSITIONS for kind in types]
+        result = [layer_type not in WITHOUT_POSITIONS for layer_type in types]
     flags = _no_rope_flags(config, count)
     name = "cross_attention_layers"
     cross_attention = _layer_indices(name, _get_list(config, name) or (), count)  # these layers have no positions

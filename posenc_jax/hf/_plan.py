@@ -301,8 +301,8 @@ class RotaryPlan:
           >>> config = {"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 4}
           >>> plan, x = rotary_from_config(config), jnp.ones((1, 5, 2, 8))
           >>> cached = plan.rotate(x, 0, jnp.arange(1000, 1005), head_axis=-2)
-          >>> moved = plan.shift_keys(cached, 0, -1000, head_axis=-2)
-          >>> bool(jnp.allclose(moved, plan.rotate(x, 0, head_axis=-2), atol=1e-6))
+          >>> shifted = plan.shift_keys(cached, 0, -1000, head_axis=-2)
+          >>> bool(jnp.allclose(shifted, plan.rotate(x, 0, head_axis=-2), atol=1e-6))
           True
         """
         require_type(offset is not None, "offset", checks.POSITIONS.text, offset)

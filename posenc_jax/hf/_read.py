@@ -194,12 +194,12 @@ def _all_layers(config: Config, settings: TrackedMapping, length: int | None) ->
     by_type, overrides = settings_by_type(config, settings, types), layer_overrides(config, count)
     rotates, bases = rotating(config, types), bases_of(config, count)
     layers, shared = [], {}
-    for i, (kind, base) in enumerate(zip(types, bases, strict=True)):
-        layer_settings = by_type.get(kind) if rotates[i] and base != 0 else None
+    for i, (layer_type, base) in enumerate(zip(types, bases, strict=True)):
+        layer_settings = by_type.get(layer_type) if rotates[i] and base != 0 else None
         layer_values = overrides.get(i, {})
-        key = kind, base, layer_settings is None, _identity(layer_values)
+        key = layer_type, base, layer_settings is None, _identity(layer_values)
         if key not in shared:
-            shared[key] = _layer(config.with_overrides(layer_values), kind, layer_settings, base, length)
+            shared[key] = _layer(config.with_overrides(layer_values), layer_type, layer_settings, base, length)
         layers.append(shared[key])
     return layers
 
@@ -210,13 +210,13 @@ def _identity(values: Mapping[str, Any]) -> frozenset[Any]:
 
 
 def _layer(
-    config: Config, kind: str, settings: TrackedMapping | None, base: float | None, length: int | None
+    config: Config, layer_type: str, settings: TrackedMapping | None, base: float | None, length: int | None
 ) -> RotaryLayer:
-    """A layer of type `kind` with these rope settings (None: without positions); `base` replaces their base."""
-    head_dim, width = widths_of(config, kind)
+    """A layer of type `layer_type` with these rope settings (None: without positions); `base` replaces their base."""
+    head_dim, width = widths_of(config, layer_type)
     if settings is None:
         return RotaryLayer(geometric(0), head_dim, scale_without_positions(config))
-    width, base_of_type = rotary_dim_of(settings, config, head_dim, width), base_of(settings, config, kind)
+    width, base_of_type = rotary_dim_of(settings, config, head_dim, width), base_of(settings, config, layer_type)
     rope = Rope(settings, config, width, base_of_type if base is None else base, length)
     frequencies, completed = frequencies_of(rope)
     scale = scale_with_positions(rope)

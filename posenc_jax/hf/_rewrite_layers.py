@@ -114,7 +114,7 @@ def cohere2_moe(config: dict[str, Any]) -> None:
     require(config.get("sliding_window", 0) is not None, "sliding_window must not be null in model_type 'cohere2_moe'")
     refuse(config, "rope_scaling")
     pairs = zip(types, dense, strict=True)
-    put_flags(config, [kind == SLIDING or (mlp == "dense" and prefix == 1) for kind, mlp in pairs])
+    put_flags(config, [layer_type == SLIDING or (mlp == "dense" and prefix == 1) for layer_type, mlp in pairs])
 
 
 def gemma4(config: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ def zamba2(config: dict[str, Any]) -> None:
         config["max_position_embeddings"] = 16384
     put_flags(config, [tracked.get_flag("use_mem_rope")] * count_of(tracked))
     config.pop("use_mem_rope", None)
-    types = {str(kind) for kind in tracked.get_list("layers_block_type", "layer_types") or ()}
+    types = {str(layer_type) for layer_type in tracked.get_list("layers_block_type", "layer_types") or ()}
     unknown = sorted(types - {"hybrid", "mamba", LINEAR})
     named = tracked.spelling("layers_block_type", "layer_types")
     require(not unknown, "{} must hold 'hybrid', 'mamba' or 'linear_attention', got {}", named, unknown)
@@ -176,9 +176,9 @@ def hrm(config: dict[str, Any]) -> None:
 
 def granitemoehybrid(config: dict[str, Any]) -> None:
     """Layers have positions only if position_embedding_type is "rope"."""
-    kind, known = TrackedMapping(config).get_string("position_embedding_type"), ("nope", "rope")
-    require(kind is None or kind in known, "position_embedding_type = {!r} is not one of {}", kind, known)
-    config["position_embedding_type"] = kind or "nope"
+    name, names = TrackedMapping(config).get_string("position_embedding_type"), ("nope", "rope")
+    require(name is None or name in names, "position_embedding_type = {!r} is not one of {}", name, names)
+    config["position_embedding_type"] = name or "nope"
 
 
 def mllama(config: Mapping[str, Any]) -> None:
@@ -200,6 +200,6 @@ def openelm(config: dict[str, Any]) -> None:
 
 def esm(config: Mapping[str, Any]) -> None:
     """position_embedding_type must be "rotary"; the code reads no scaling."""
-    kind = TrackedMapping(config).get_required("position_embedding_type")
-    require(equal(kind, "rotary"), "position_embedding_type must be 'rotary', got {!r:.60}", kind)
+    name = TrackedMapping(config).get_required("position_embedding_type")
+    require(equal(name, "rotary"), "position_embedding_type must be 'rotary', got {!r:.60}", name)
     refuse(config, *RAW)

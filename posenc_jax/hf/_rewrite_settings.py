@@ -57,7 +57,7 @@ def mimo_v2(config: dict[str, Any]) -> None:
         _check_older_bases(tracked, nested)
     else:
         settings = _settings_of_mimo(config)
-        config["rope_parameters"] = {kind: settings[kind] for kind in types}
+        config["rope_parameters"] = {layer_type: settings[layer_type] for layer_type in types}
     for name in ("swa_rope_theta", "swa_v_head_dim", "swa_num_attention_heads", "swa_num_key_value_heads"):
         config.pop(name, None)
 
@@ -66,9 +66,9 @@ def _check_older_bases(config: TrackedMapping, nested: Mapping[str, Any]) -> Non
     """Raises if swa_rope_theta, or rope_theta beside it, is not the base of its layer type."""
     if not config.look_up("swa_rope_theta"):
         return
-    for kind, key in {SLIDING: "swa_rope_theta", FULL: "rope_theta"}.items():
-        if kind in nested and (older := config.look_up(key)):
-            settings = TrackedMapping(nested[kind], f"rope_parameters.{kind}")
+    for layer_type, key in {SLIDING: "swa_rope_theta", FULL: "rope_theta"}.items():
+        if layer_type in nested and (older := config.look_up(key)):
+            settings = TrackedMapping(nested[layer_type], f"rope_parameters.{layer_type}")
             check_agreement({f"{settings.label}rope_theta": settings.get_required("rope_theta")} | older)
 
 
@@ -102,9 +102,9 @@ def step3p5(config: dict[str, Any]) -> None:
     if share is not None:  # errors name the key of the config, which the settings lack
         require(0 < share <= 1, "{} must be more than 0 and at most 1, got {!r:.60}", next(iter(shares)), share)
     for name in TrackedMapping(config).look_up(*RAW) if shares else ():
-        for kind, values in TrackedMapping(config).get_mapping(name).values.items():
+        for layer_type, values in TrackedMapping(config).get_mapping(name).values.items():
             if isinstance(values, Mapping) and values.get("partial_rotary_factor") is None:
-                config[name] = {**config[name], kind: {**values, "partial_rotary_factor": share}}
+                config[name] = {**config[name], layer_type: {**values, "partial_rotary_factor": share}}
 
 
 def _put_settings_by_type(config: dict[str, Any], types: Sequence[Any], more: str) -> None:
@@ -119,12 +119,12 @@ def _put_settings_by_type(config: dict[str, Any], types: Sequence[Any], more: st
     bases, shares = by_type("rope_theta", types, bases or ()), by_type("partial_rotary_factors", types, shares or ())
     scaling = take_settings(config)
     config["rope_parameters"] = {
-        kind: extended(
-            scaling if kind == FULL else {},
-            rope_theta=default if bases[kind] is None else bases[kind],
-            partial_rotary_factor=shares[kind],
+        layer_type: extended(
+            scaling if layer_type == FULL else {},
+            rope_theta=default if bases[layer_type] is None else bases[layer_type],
+            partial_rotary_factor=shares[layer_type],
         )
-        for kind in types
+        for layer_type in types
     }
 
 
@@ -139,7 +139,7 @@ def ultrabert(config: dict[str, Any]) -> None:
     elif config.get("rope_theta") is not None and types:
         refuse(config, *RAW)
         bases = by_type("rope_theta", types, take_layers(config, "rope_theta") or ())
-        config["rope_parameters"] = {kind: {"rope_theta": base} for kind, base in bases.items()}
+        config["rope_parameters"] = {layer_type: {"rope_theta": base} for layer_type, base in bases.items()}
 
 
 def molmo2(config: dict[str, Any]) -> None:
@@ -159,18 +159,18 @@ def molmo2(config: dict[str, Any]) -> None:
     scaled = extended(scaled, rope_theta=config.pop("rope_theta", None))
     scaled.setdefault("rope_theta", default)
     scaled = extended(scaled, original_max_position_embeddings=config.pop(ORIGINAL, None))
-    by_kind = {"scaled": scaled, "plain": {"rope_theta": scaled["rope_theta"]}}
+    by_layer_type = {"scaled": scaled, "plain": {"rope_theta": scaled["rope_theta"]}}
     config["layer_types"] = types = ["scaled" if i in layers else "plain" for i in range(count)]
-    config["rope_parameters"] = {kind: by_kind[kind] for kind in types}
+    config["rope_parameters"] = {layer_type: by_layer_type[layer_type] for layer_type in types}
 
 
 def neomme(config: dict[str, Any]) -> None:
     """Pairs alternate between row and column."""
     head_dim = checks.size("head_dim", TrackedMapping(config).get("head_dim", default=64))
     rope_parameters = settings_of_types(config)
-    for kind, (base, share) in {FULL: (1e6, 0.25), SLIDING: (1e4, 1.0)}.items():
-        name = f"rope_parameters.{kind}"
-        settings = TrackedMapping(parse_mapping(name, rope_parameters.get(kind, {})), name)
+    for layer_type, (base, share) in {FULL: (1e6, 0.25), SLIDING: (1e4, 1.0)}.items():
+        name = f"rope_parameters.{layer_type}"
+        settings = TrackedMapping(parse_mapping(name, rope_parameters.get(layer_type, {})), name)
         rotated = head_dim * settings.get_number("partial_rotary_factor", share)
         pairs = int(checks.number("partial_rotary_factor", rotated)) // 2
         refuse({"model_type": "neomme", **settings.values}, "mrope_section", "mrope_interleaved", "interleaved")
@@ -178,7 +178,7 @@ def neomme(config: dict[str, Any]) -> None:
         defaults: dict[str, Any] = {"partial_rotary_factor": share}
         if outside is not None or settings.get("rope_type", "type", default="default") == "default":
             defaults["rope_theta"] = base if outside is None else outside
-        rope_parameters[kind] = defaults | dict(settings.values) | {"mrope_section": [pairs // 2] * 2}
+        rope_parameters[layer_type] = defaults | dict(settings.values) | {"mrope_section": [pairs // 2] * 2}
     config["rope_parameters"] = rope_parameters
 
 
@@ -210,16 +210,21 @@ def dots3(config: dict[str, Any]) -> None:
         windows = tracked.get_flag("use_sliding_window", default=True)
         full = [i < 2 or i % 4 == 1 or not windows for i in range(count_of(tracked))]
         config["layer_types"] = [FULL if x else SLIDING for x in full]
-    types = [str(kind) for kind in tracked.get_list("layer_types") or ()]
+    types = [str(layer_type) for layer_type in tracked.get_list("layer_types") or ()]
     if not tracked.look_up("rope_parameters"):
-        bases = {kind: ("swa_rope_theta", 5e4) if kind == SLIDING else ("rope_theta", 8e7) for kind in types}
-        config["rope_parameters"] = {kind: {"rope_theta": tracked.get_number(*base)} for kind, base in bases.items()}
+        bases = {
+            layer_type: ("swa_rope_theta", 5e4) if layer_type == SLIDING else ("rope_theta", 8e7)
+            for layer_type in types
+        }
+        config["rope_parameters"] = {
+            layer_type: {"rope_theta": tracked.get_number(*base)} for layer_type, base in bases.items()
+        }
         config.pop("rope_theta", None)
     if not tracked.look_up("per_layer_config"):
         head_dim, nope = tracked.get_number("swa_head_dim", 256), tracked.get_number("swa_qk_nope_head_dim", 192)
         rotated = tracked.get_number("swa_qk_rope_head_dim", head_dim - nope)
         widths = {"qk_nope_head_dim": int(nope), "qk_rope_head_dim": int(rotated)}
-        config["per_layer_config"] = {str(i): widths for i, kind in enumerate(types) if kind == SLIDING}
+        config["per_layer_config"] = {str(i): widths for i, layer_type in enumerate(types) if layer_type == SLIDING}
     for name in ("rope_theta", "head_dim", "qk_nope_head_dim", "qk_rope_head_dim", *_DOTS3_SIZES):
         config.pop(f"swa_{name}", None)
     width, head_dim = tracked.get_integer("qk_rope_head_dim"), tracked.get_number("head_dim", 256)
@@ -227,12 +232,12 @@ def dots3(config: dict[str, Any]) -> None:
     if share is not None and int(head_dim * share) == width:
         del config["partial_rotary_factor"]
     settings = settings_of_types(config)
-    for kind, values in settings.items():
-        of_type = TrackedMapping(parse_mapping(kind, values), f"rope_parameters.{kind}")
+    for layer_type, values in settings.items():
+        of_type = TrackedMapping(parse_mapping(layer_type, values), f"rope_parameters.{layer_type}")
         share = of_type.get_number("partial_rotary_factor", None)  # of head_dim
         fits = share is None or int(head_dim * share) == width
         require(fits, "partial_rotary_factor = {} contradicts qk_rope_head_dim = {} of {}", share, width, head_dim)
-        settings[kind] = {k: x for k, x in values.items() if k != "partial_rotary_factor"}
+        settings[layer_type] = {k: x for k, x in values.items() if k != "partial_rotary_factor"}
     config["rope_parameters"] = settings
 
 
@@ -497,7 +502,9 @@ def deepseek_v4(config: dict[str, Any]) -> None:
         config.pop(name, None)
     config |= {"qk_nope_head_dim": head_dim - width, "qk_rope_head_dim": width, "rope_on_values": True}
     config |= {"layer_types": types, "indexer_part": "last"}
-    config["rope_parameters"] = {kind: by_name["main" if kind == SLIDING else "compress"] for kind in types}
+    config["rope_parameters"] = {
+        layer_type: by_name["main" if layer_type == SLIDING else "compress"] for layer_type in types
+    }
 
 
 def _layer_types_of_v4(config: dict[str, Any]) -> list[str]:
@@ -513,7 +520,7 @@ def _layer_types_of_v4(config: dict[str, Any]) -> list[str]:
         return [*of_ratios]
     if types is None:
         return [names[1]] * count  # or [2], in turn: both have the settings "compress"
-    require(all(kind in names for kind in types), "layer_types must be of {}, got {!r:.60}", names, types)
+    require(all(layer_type in names for layer_type in types), "layer_types must be of {}, got {!r:.60}", names, types)
     return [*types]
 
 

@@ -98,15 +98,17 @@ def settings_of_types(config: Mapping[str, Any]) -> dict[str, Any]:
 def take_repeated(config: dict[str, Any], types: Sequence[Any], name: str, key: str = "", *, more: str = "") -> None:
     """Takes out a value, or a list for each layer, that repeats `key` of the layer types' settings."""
     value, settings = config.get(name), parse_mapping("rope_parameters", config["rope_parameters"])
-    kinds = dict.fromkeys(map(str, types))
-    values = {kind: TrackedMapping(settings).get_mapping(kind).values.get(key or name) for kind in kinds}
+    by_layer_type = {x: TrackedMapping(settings).get_mapping(x) for x in dict.fromkeys(map(str, types))}
+    values = {layer_type: inner.values.get(key or name) for layer_type, inner in by_layer_type.items()}
     if value is None:
         return
     if None in values.values():
         refuse(config, name)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        for kind, item in by_type(name, types, take_layers(config, name, more=more) or ()).items():
-            check_agreement({f"rope_parameters.{kind}.{key or name}": values[kind], f"{name} of {kind}": item})
+        for layer_type, item in by_type(name, types, take_layers(config, name, more=more) or ()).items():
+            check_agreement(
+                {f"rope_parameters.{layer_type}.{key or name}": values[layer_type], f"{name} of {layer_type}": item}
+            )
     else:
         message = "{} = {!r:.60} contradicts rope_parameters, whose layer types have {}"
         require(any(equal(value, x) for x in values.values()), message, name, value, list(values.values()))
@@ -168,10 +170,10 @@ def by_type(name: str, types: Sequence[Any], items: Sequence[Any]) -> dict[str, 
     """The item of each layer type; layers of one type must have the same."""
     require(len(types) == len(items), "{} must have {} items, one for each layer, got {}", name, len(types), len(items))
     result: dict[str, Any] = {}
-    for kind, item in zip(map(str, types), items, strict=True):
-        first = result.setdefault(kind, item)
+    for layer_type, item in zip(map(str, types), items, strict=True):
+        first = result.setdefault(layer_type, item)
         message = "{} must be the same in all layers of type {!r}, got {!r:.60} and {!r:.60}"
-        require(equal(item, first), message, name, kind, first, item)
+        require(equal(item, first), message, name, layer_type, first, item)
     return result
 
 

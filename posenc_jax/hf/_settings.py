@@ -50,13 +50,13 @@ def settings_by_type(config: Config, settings: TrackedMapping, types: list[str])
 
 def _nested(config: Config, settings: TrackedMapping, types: list[str]) -> dict[str, TrackedMapping | None]:
     """Settings that have an entry for each layer type."""
-    result = {kind: _settings_of_type(config, settings, kind, types) for kind in settings.values}
+    result = {layer_type: _settings_of_type(config, settings, layer_type, types) for layer_type in settings.values}
     has_types = config.look_up("layer_types", "layers_block_type") or config.model.pattern
     message = "layer_types is missing, and {} has settings for {}"
     require(has_types or result.keys() <= set(types), message, settings.name, sorted(result))
     _check_types(config, types, result)
-    for kind in sorted(ROTATING.intersection(types)):
-        require(kind in result, "{}.{} is missing", settings.name, kind)
+    for layer_type in sorted(ROTATING.intersection(types)):
+        require(layer_type in result, "{}.{} is missing", settings.name, layer_type)
     rotating = [type_settings for type_settings in result.values() if type_settings is not None]
     if not config.model.thetas:
         bases = [type_settings.values.get(_BASES[0]) for type_settings in rotating]
@@ -72,14 +72,18 @@ def _check_types(config: Config, types: list[str], with_settings: Collection[str
     require(not unknown, "the layer types {} of {} are not known", unknown, spelling)
 
 
-def _settings_of_type(config: Config, settings: TrackedMapping, kind: str, types: list[str]) -> TrackedMapping | None:
+def _settings_of_type(
+    config: Config, settings: TrackedMapping, layer_type: str, types: list[str]
+) -> TrackedMapping | None:
     """The settings of one layer type; None if it has no positions."""
-    name, value = f"{settings.name}.{kind}", settings.values[kind]
-    require(kind in types or kind in ROTATING, "the key {} = {!r:.60} is none of the layer_types", name, value)
+    name, value = f"{settings.name}.{layer_type}", settings.values[layer_type]
+    require(
+        layer_type in types or layer_type in ROTATING, "the key {} = {!r:.60} is none of the layer_types", name, value
+    )
     if value is not None:
         return TrackedMapping(parse_mapping(name, value), name, of_layer_type=True)
     message = "{} must be a mapping, got None: in model_type {!r} every layer type has positions"
-    require(config.model.null_settings or kind not in ROTATING, message, name, config.model_type)
+    require(config.model.null_settings or layer_type not in ROTATING, message, name, config.model_type)
     return None
 
 
@@ -110,13 +114,13 @@ def _drop_repeated_share(config: Config, name: str, rotating: list[TrackedMappin
 
 def _flat(config: Config, settings: TrackedMapping, types: list[str]) -> dict[str, TrackedMapping | None]:
     """Settings that are the same for all layer types."""
-    model, kinds = config.model, sorted(set(types))
+    model, distinct_types = config.model, sorted(set(types))
     _check_types(config, types)
     if model.nested or (model.thetas and settings.name == "rope_parameters" and settings.values):
-        rotating = [kind for kind in kinds if kind not in WITHOUT_POSITIONS]
+        rotating = [layer_type for layer_type in distinct_types if layer_type not in WITHOUT_POSITIONS]
         raise invalid(f"{settings.name} must hold settings for each of the layer types {rotating}")
-    scaled = model.scaled_types if model.thetas else kinds
-    return {kind: settings if kind in scaled else TrackedMapping({}) for kind in kinds}
+    scaled_types = model.scaled_types if model.thetas else distinct_types
+    return {x: settings if x in scaled_types else TrackedMapping({}) for x in distinct_types}
 
 
 def check_base_kept(settings: TrackedMapping) -> None:
@@ -130,27 +134,34 @@ def check_base_kept(settings: TrackedMapping) -> None:
     require(fits, message, settings.label, rope_type)
 
 
-def _check_unread_base(config: Config, kind: str, outside: Mapping[str, Any]) -> None:
+def _check_unread_base(config: Config, layer_type: str, outside: Mapping[str, Any]) -> None:
     """Raises for a base that transformers 5 does not read, and code before it does, unless the config is older."""
-    key, kinds, default = _UNREAD_BASES.get(config.model_type or "", ("", (), 0.0))
-    if kind not in kinds or key not in outside or equal(outside[key], default) or () < config.release < (5, 0):
+    key, unread_types, default = _UNREAD_BASES.get(config.model_type or "", ("", (), 0.0))
+    if layer_type not in unread_types or key not in outside or equal(outside[key], default):
+        return
+    if () < config.release < (5, 0):
         return
     message = (
         "{} = {!r:.60} is the base of all layers in code before transformers 5.0, and in releases since, {} have {}: "
         "write rope_parameters, or the release that the config is for as transformers_version, got {!r:.60}"
     )
-    layers = f"those of type {kind}" if config.model.thetas else "they"
+    layers = f"those of type {layer_type}" if config.model.thetas else "they"
     raise invalid(message.format(key, outside[key], layers, default, config.values.get(VERSION)))
 
 
-def base_of(settings: TrackedMapping, config: Config, kind: str) -> float:
+def base_of(settings: TrackedMapping, config: Config, layer_type: str) -> float:
     """The base of a layer type with these rope settings."""
     model, inside = config.model, settings.read("rope_theta")
     key, default, keys_with_default, unread = _BASES[0], None, (), {}
     if model.thetas:
-        require(kind in model.thetas, "the layer type {!r} is not known for model_type {!r}", kind, config.model_type)
+        require(
+            layer_type in model.thetas,
+            "the layer type {!r} is not known for model_type {!r}",
+            layer_type,
+            config.model_type,
+        )
         config.mark_read(*(key for key, _ in model.thetas.values()))  # the others are for layers of other types
-        key, default = model.thetas[kind]
+        key, default = model.thetas[layer_type]
         outside, keys_with_default = config.look_up(key), (key,)
     else:
         keys_read = tuple(name for name in _BASES if name in model.reads)
@@ -166,7 +177,7 @@ def base_of(settings: TrackedMapping, config: Config, kind: str) -> float:
         config.default_unless_null(default, *keys_with_default)
         default = config.default_in_release(key, default)
     if not inside:
-        _check_unread_base(config, kind, outside)
+        _check_unread_base(config, layer_type, outside)
     spellings = inside | outside
     if not spellings and default is not None:
         spellings = {f"the base of model_type {config.model_type!r}": default}

@@ -25,10 +25,10 @@ def lfm3_vl(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     usual = ["conv" if i < 2 or i % 2 else "full_attention" for i in range(count)]
     types = config.get_list("layer_types")
     types = usual if types is None else types
-    fits = len(types) == count and all(kind in ("conv", "full_attention") for kind in types)
+    fits = len(types) == count and all(layer_type in ("conv", "full_attention") for layer_type in types)
     require(fits, "layer_types must hold {} times 'conv' or 'full_attention', got {!r:.60}", count, list(types))
     without = RotaryLayer(geometric(0), plan.layers[0].head_dim)
-    layers = [without if kind == "conv" else layer for kind, layer in zip(types, plan.layers, strict=True)]
+    layers = [without if layer_type == "conv" else layer for layer_type, layer in zip(types, plan.layers, strict=True)]
     return dataclasses.replace(plan, layers=tuple(layers))
 
 

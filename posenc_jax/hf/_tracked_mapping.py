@@ -212,7 +212,7 @@ def reject_refused(name: str | None, refused: Mapping[str, str]) -> None:
     require(not reason, "model_type {!r} is not read: {}", name, reason)
 
 
-def check_case(name: str, known: Collection[str]) -> None:
-    """Raises for a model_type that differs from a known one in case and separators alone."""
-    right = spelled_like(name, known)
-    require(right in (None, name), "model_type {!r} is not known: write {!r} if that is meant", name, right)
+def check_case(name: str, model_types: Collection[str]) -> None:
+    """Raises for a model_type that differs from one of `model_types` in case and separators alone."""
+    correct = spelled_like(name, model_types)
+    require(correct in (None, name), "model_type {!r} is not known: write {!r} if that is meant", name, correct)
