@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from posenc_jax.hf._composite import text_of
+from posenc_jax.hf._composite import parse_text_config
 from posenc_jax.hf._models import MODELS, Model, canonical_type
 from posenc_jax.hf._multimodal_models import MULTIMODAL, THINKERS, Multimodal
 from posenc_jax.hf._multimodal_models import REFUSED as MULTIMODAL_REFUSED
@@ -47,7 +47,11 @@ def recorded() -> set[str]:
         for case in json.loads((VALUES / f"{name}.json").read_text(encoding="utf-8"))["cases"]
     ]
     # A published config has a string or null for layers if transformers does not read it.
-    types = {str(text_of(case["config"])["model_type"]) for case in cases if isinstance(case.get("layers", []), list)}
+    types = {
+        str(parse_text_config(case["config"])["model_type"])
+        for case in cases
+        if isinstance(case.get("layers", []), list)
+    }
     return {name for name in map(canonical_type, types) if name}
 
 
@@ -113,9 +117,10 @@ def _base(model: Model) -> Iterator[str]:
             yield "an old `rope_scaling` is for full layers"
     elif model.theta != USUAL.theta:
         yield f"base {model.theta:,.0f}"
-    if moved := model.moved:
-        key = "" if moved.key == "rope_theta" else f"`{moved.key}` "
-        yield f"before transformers {moved.since} {key}{moved.before:,.0f}; a config without it must name its release"
+    if changed := model.changed_default:
+        key = "" if changed.key == "rope_theta" else f"`{changed.key}` "
+        before = f"{key}{changed.before:,.0f}"
+        yield f"before transformers {changed.since} {before}; a config without it must name its release"
     if model.needs_settings:
         yield "rope settings must be given"
     if model.nested:

@@ -8,7 +8,7 @@ import numpy as np
 
 import posenc_jax as pe
 from posenc_jax import hf
-from posenc_jax.hf._composite import text_of
+from posenc_jax.hf._composite import parse_text_config
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "tests" / "oracles" / "recorded" / "hf_published.json"
 MODELS = {
@@ -49,7 +49,7 @@ def base(f: pe.Frequencies) -> int:
 
 def model(name: str, config: dict[str, Any]) -> str:
     """A row: what the plan of a config says, and the scaling by the config's own name."""
-    plan, text = hf.rotary_from_config(config), text_of(config)
+    plan, text = hf.rotary_from_config(config), parse_text_config(config)
     turning = [layer for layer in plan.layers if layer.frequencies.dim]
     settings = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = settings.get("rope_type") or settings.get("type")

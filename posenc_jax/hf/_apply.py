@@ -30,13 +30,13 @@ Role = Literal["query", "key", "value", "output"]
 ROLES: tuple[Role, ...] = ("query", "key", "value", "output")
 
 
-class LayerTurn(NamedTuple):
-    """What a layer does to its queries or to its keys; equal for layers that do the same."""
+class LayerRotation(NamedTuple):
+    """How a layer rotates and scales its queries or its keys; equal for layers that do the same."""
 
     frequencies: Frequencies
     query_scale: Callable[[jax.Array], jax.Array] | HeadScale | None = None
     softmax_scale: float = 1.0
-    learned_log_factor: str | None = None  # the name of what the model has learned of its frequencies
+    learned_log_factor: str | None = None  # the name of the learned parameter of the frequencies
 
 
 def parse_layer(layer: Any, head_dims: Sequence[int]) -> int | jax.Array:
@@ -65,7 +65,7 @@ def parse_width(x: Any, widths: set[int] | None = None, name: str = "x") -> jax.
 
 def rotate(
     settings: RotationSettings,
-    layers: tuple[LayerTurn, ...],
+    rotations: tuple[LayerRotation, ...],
     x: jax.Array,
     positions: Any,
     layer: int | jax.Array,
@@ -77,43 +77,44 @@ def rotate(
 
     `names` are options of `parse_rotary`: those of the arguments in errors, and whether one position may be shared.
     """
-    applied, index = (layers[layer : layer + 1], None) if isinstance(layer, int) else (layers, layer)
-    first, *others = dict.fromkeys(how.frequencies for how in applied if how.frequencies.dim) or [geometric(0)]
+    candidates, index = (rotations[layer : layer + 1], None) if isinstance(layer, int) else (rotations, layer)
+    rotating = dict.fromkeys(rotation.frequencies for rotation in candidates if rotation.frequencies.dim)
+    first, *others = rotating or [geometric(0)]
     if not first.dim:
-        positions = _first_coordinate(positions, layers)
+        positions = _first_coordinate(positions, rotations)
     options = settings.layout, head_axis, "last" if settings.last else "first"
     parse = functools.partial(parse_rotary, **names)
     for frequencies in others:  # a traced layer may choose any
         parse(x, positions, frequencies, *options)
-    scaled = any(how.query_scale for how in applied)
+    scaled = any(rotation.query_scale for rotation in candidates)
     x, positions, _, heads = parse(x, positions, first, *options, reads_positions=scaled)
     if positions is not None and scaled:
-        _check_scaled(positions)
-    arrays = parse_parameters(parameters, _shapes(applied, x, heads))
-    for name in dict.fromkeys(how.learned_log_factor for how in applied):
+        _check_scaled_positions(positions)
+    arrays = parse_parameters(parameters, _shapes(candidates, x, heads))
+    for name in dict.fromkeys(rotation.learned_log_factor for rotation in candidates):
         if name is not None:
             checks.unsharded(f"parameters[{name!r}]", arrays[name])
-    return _rotate(settings, applied, x, positions, index, arrays, heads)
+    return _rotate(settings, candidates, x, positions, index, arrays, heads)
 
 
-def _shapes(layers: Sequence[LayerTurn], x: jax.Array, heads: tuple[int, ...]) -> Shapes:
-    """The parameters that these layers need."""
-    if not heads and any(isinstance(how.query_scale, HeadScale) for how in layers):
+def _shapes(rotations: Sequence[LayerRotation], x: jax.Array, heads: tuple[int, ...]) -> Shapes:
+    """The shapes of the parameters that these rotations need."""
+    if not heads and any(isinstance(rotation.query_scale, HeadScale) for rotation in rotations):
         raise invalid("head_axis must be given, because each head has its own scale of queries, got None")
     count = math.prod(x.shape[axis] for axis in heads)
-    return {name: shape for how in dict.fromkeys(layers) for name, shape in shapes_of(how, count).items()}
+    return {name: shape for rotation in dict.fromkeys(rotations) for name, shape in shapes_of(rotation, count).items()}
 
 
-def _first_coordinate(positions: Any, layers: Sequence[LayerTurn]) -> Any:
+def _first_coordinate(positions: Any, rotations: Sequence[LayerRotation]) -> Any:
     """The first coordinate, if other layers read several: query scales of layers that do not rotate depend on it."""
-    widest = max((how.frequencies for how in layers), key=lambda f: f.num_axes)
+    widest = max((rotation.frequencies for rotation in rotations), key=lambda f: f.num_axes)
     if positions is None or widest.num_axes == 1:
         return positions
     return parse_positions("positions", positions, widest)[..., 0]
 
 
-def _check_scaled(positions: jax.Array) -> None:
-    """Raises for known positions below 0, at which a query scale may be infinite."""
+def _check_scaled_positions(positions: jax.Array) -> None:
+    """Raises for concrete positions below 0, at which a query scale may be infinite."""
     if positions.size and not isinstance(positions, Tracer):
         with jax.ensure_compile_time_eval():
             least = positions.min()
@@ -123,22 +124,22 @@ def _check_scaled(positions: jax.Array) -> None:
 @compiled("rotate", static_argnums=(0, 1, 6))
 def _rotate(
     settings: RotationSettings,
-    layers: tuple[LayerTurn, ...],
+    rotations: tuple[LayerRotation, ...],
     x: jax.Array,
     positions: jax.Array | None,
     layer: jax.Array | None,
     parameters: dict[str, jax.Array],
     heads: tuple[int, ...],
 ) -> jax.Array:
-    """Applies to x the turn that `layer` selects, NaN if there is none; without a layer, the only turn."""
-    positions, distinct = expand_positions(x, positions, heads), list(dict.fromkeys(layers))
-    branches: list[Callable[..., Any]] = [functools.partial(_applied, settings, heads, how) for how in distinct]
+    """Applies to x the rotation that `layer` selects, NaN if there is none; without a layer, the only rotation."""
+    positions, distinct = expand_positions(x, positions, heads), list(dict.fromkeys(rotations))
+    branches: list[Callable[..., Any]] = [functools.partial(_rotate_and_scale, settings, heads, r) for r in distinct]
     if layer is None:
         return branches[0](x, positions, parameters)
     branches.append(functools.partial(_nan, settings))
-    branch_of_layer = np.array([distinct.index(how) for how in layers], np.int32)
+    branch_of_layer = np.array([distinct.index(rotation) for rotation in rotations], np.int32)
     branch = lax.dynamic_index_in_dim(branch_of_layer, layer, keepdims=False)
-    chosen = jnp.where((layer >= 0) & (layer < len(layers)), branch, len(distinct))
+    chosen = jnp.where((layer >= 0) & (layer < len(rotations)), branch, len(distinct))
     return lax.switch(chosen, branches, x, positions, parameters)
 
 
@@ -146,24 +147,24 @@ def _nan(settings: RotationSettings, x: jax.Array, positions: jax.Array, _: Any)
     return apply_rotation(settings, x, Angles(positions, geometric(0))) * np.array(np.nan, x.dtype)
 
 
-def _applied(
+def _rotate_and_scale(
     settings: RotationSettings,
     heads: tuple[int, ...],
-    how: LayerTurn,
+    rotation: LayerRotation,
     x: jax.Array,
     positions: jax.Array,
     parameters: Mapping[str, jax.Array],
 ) -> jax.Array:
     """Rotates and scales x, rounded once."""
-    dtype, angles = np.dtype(compute_dtype(x)), Angles(positions, how.frequencies)
-    if how.learned_log_factor is not None:
-        angles = learned_sines(how.frequencies, parameters[how.learned_log_factor], positions)
-    if how.query_scale is None and how.softmax_scale == 1:
+    dtype, angles = np.dtype(compute_dtype(x)), Angles(positions, rotation.frequencies)
+    if rotation.learned_log_factor is not None:
+        angles = learned_sines(rotation.frequencies, parameters[rotation.learned_log_factor], positions)
+    if rotation.query_scale is None and rotation.softmax_scale == 1:
         return apply_rotation(settings, x, angles)
     y = apply_rotation(settings._replace(result=dtype), x, angles)
     scale = np.ones((), dtype)
-    if isinstance(how.query_scale, HeadScale):
-        scale = head_factors(how.query_scale, positions[..., :1], parameters, x, heads).astype(dtype)
-    elif how.query_scale:
-        scale = how.query_scale(positions[..., :1]).astype(dtype)
-    return (y * (scale * np.array(how.softmax_scale, dtype))).astype(x.dtype)
+    if isinstance(rotation.query_scale, HeadScale):
+        scale = head_factors(rotation.query_scale, positions[..., :1], parameters, x, heads).astype(dtype)
+    elif rotation.query_scale:
+        scale = rotation.query_scale(positions[..., :1]).astype(dtype)
+    return (y * (scale * np.array(rotation.softmax_scale, dtype))).astype(x.dtype)

@@ -12,22 +12,30 @@ from posenc_jax.hf._config import (
     ORIGINAL,
     POSITIONS,
     RAW,
+    REDUNDANT_FLAGS,
     SWITCHES,
     VERSION,
-    WORDS,
     canonical,
     check_spelling,
     model_of,
 )
-from posenc_jax.hf._keys import Keys, agreed, check_agreement, check_read, equal, parse_config, speaks_of_positions
 from posenc_jax.hf._layers import COUNTS, ROTATING
 from posenc_jax.hf._models import MODELS, UNNAMED, Model, canonical_type
 from posenc_jax.hf._refused import REFUSED
-from posenc_jax.hf._typos import same_word
+from posenc_jax.hf._tracked_mapping import (
+    TrackedMapping,
+    agreed_value,
+    check_agreement,
+    concerns_positions,
+    equal,
+    parse_config,
+    reject_refused,
+)
+from posenc_jax.hf._typos import spelled_like
 
 # The keys under which a composite config holds its language model.
-_PARTS = "thinker_config", "text_config", "language_config", "llm_config", "lm_config"
-_PARTS_OF = {
+_TEXT_KEYS = "thinker_config", "text_config", "language_config", "llm_config", "lm_config"
+_TEXT_KEYS_OF = {
     "dia": ("decoder_config",),
     "esmfold2": ("esmc_config",),
     "t5gemma": ("decoder",),
@@ -50,164 +58,185 @@ _SHARED_KEYS = {"DeepseekOCR", "deepseek_vl_v2"}
 # Keys of a composite that do not concern its language model.
 _UNRELATED_KEYS = {"glmasr": ("use_rope",), "musicflamingo": ("rope_parameters",)}
 # Keys of the language model that people write beside it.
-_OVERRIDDEN = (
+_TEXT_SETTINGS = (
     "rope_scaling",
     "rope_parameters",
     "rope_theta",
     "partial_rotary_factor",
     ORIGINAL,
 )
-# In names of keys that are meant for one of them.
-_NAMES_OF_PARTS = re.compile(r"text|languag|llm|(?<![a-z])lm(?![a-z])|^decoder(.?config)?$", re.IGNORECASE)
-_TYPE = "rope_type", "type"
-# Keys that speak of positions, but not of bases and shares.
-_NO_SETTINGS = "layer_types", "position_embedding_type", "rope_interleave", *WORDS
+# In the names of keys that people write for one of them.
+_TEXT_KEY_NAMES = re.compile(r"text|languag|llm|(?<![a-z])lm(?![a-z])|^decoder(.?config)?$", re.IGNORECASE)
+_ROPE_TYPE = "rope_type", "type"
+# Keys that concern positions, but neither bases nor shares.
+_NEUTRAL_KEYS = "layer_types", "position_embedding_type", "rope_interleave", *REDUNDANT_FLAGS
 # What a composite's class writes into its language model's config where it lacks the key, whatever its type.
-_OWN_DEFAULTS = {
+_TEXT_DEFAULTS = {
     "voxtral": {"rope_theta": 1e8, "head_dim": 128},
     "voxtral_realtime": {"rope_theta": 1e6, "head_dim": 128},
 }
-_BESIDE = "the key {} = {!r:.60} stands beside {}, where nothing reads it: write it into {}"
+_MISPLACED = "the key {} = {!r:.60} stands beside {}, where nothing reads it: write it into {}"
 
 
-def text_of(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any]:
+def parse_text_config(config: Any, depth: int = 4, label: str = "config") -> dict[str, Any]:
     """The language model's part of a config, at most `depth` levels deep; errors call the config `label`."""
     require(depth, "config must hold its text_config within four levels")
-    outer = parse_config(config, label)
-    name = outer.string("model_type")
-    parts = outer.found(*_PARTS, *_PARTS_OF.get(name or "", ()))
+    composite, model_type = parse_config(config, label)
+    parts = composite.look_up(*_TEXT_KEYS, *_TEXT_KEYS_OF.get(model_type or "", ()))
     if not parts:
-        _check_parts(outer, name)
-        return dict(outer.values)
-    check_read(name, REFUSED)
-    inner = agreed({key: text_of(part, depth - 1, key) for key, part in parts.items()})
-    own_type = _LANGUAGE_TYPES.get(name or "") or inner.get("model_type") or _DEFAULT_TYPES.get(name or "")
-    message = "{}.model_type is missing: model_type {!r} may hold any language model"
-    fits = own_type or not name or canonical_type(name) or name in _SHARED_KEYS or same_word(name, NAMES)
-    require(fits, message, next(iter(parts)), name)
-    inner["model_type"] = own_type or name
-    own = MODELS.get(f"{name}_text")
-    if own and inner["model_type"] != name and MODELS.get(str(inner["model_type"])) != own:
-        expected, got = f"{name}_text", inner["model_type"]
-        raise invalid(f"model_type must be {expected!r} in the language model of {name!r}, got {got!r}")
-    if name in _SHARED_KEYS:
-        return {key: value for key, value in outer.values.items() if key not in _PARTS} | inner
+        _check_no_text_config(composite, model_type)
+        return dict(composite.values)
+    reject_refused(model_type, REFUSED)
+    text_config = agreed_value({key: parse_text_config(part, depth - 1, key) for key, part in parts.items()})
+    text_key = next(iter(parts))
+    text_config["model_type"] = _parse_text_type(text_config.get("model_type"), model_type, text_key)
+    if model_type in _SHARED_KEYS:
+        return {key: value for key, value in composite.values.items() if key not in _TEXT_KEYS} | text_config
     # transformers 4 wrote some settings in both places; transformers 5 reads the inner one.
-    part = next(iter(parts))
-    outer.use(*(name for name, value in inner.items() if equal(value, outer.values.get(name))))
-    outer.use(*_UNRELATED_KEYS.get(name or "", ()), *(key for key in SWITCHES if outer.values.get(key) is False))
-    check_spelling(outer.values, _OVERRIDDEN, "the language model may have")
-    inner = _with_own_defaults(inner, name or "", part)
-    _check_beside(outer, inner, part)
-    _take_words_beside(outer, inner, part)
-    outer.finish(speaks_of_positions)
-    if inner["model_type"] and outer.found(VERSION):
-        inner.setdefault(VERSION, outer.values[VERSION])
-    return inner
+    composite.mark_read(*(key for key, value in text_config.items() if equal(value, composite.values.get(key))))
+    composite.mark_read(*_UNRELATED_KEYS.get(model_type or "", ()))
+    composite.mark_read(*(key for key in SWITCHES if composite.values.get(key) is False))
+    check_spelling(composite.values, _TEXT_SETTINGS, "the language model may have")
+    text_config = _with_defaults(text_config, model_type or "", text_key)
+    _check_misplaced(composite, text_config, text_key)
+    _move_redundant_flags(composite, text_config, text_key)
+    composite.reject_unread(concerns_positions)
+    if text_config["model_type"] and composite.look_up(VERSION):
+        text_config.setdefault(VERSION, composite.values[VERSION])
+    return text_config
 
 
-def _check_parts(outer: Keys, name: str | None) -> None:
+def _parse_text_type(written: Any, composite_type: str | None, text_key: str) -> Any:
+    """The language model's type: as the composite's class says, as it is written, or that of the composite."""
+    name = composite_type or ""
+    text_type = _LANGUAGE_TYPES.get(name) or written or _DEFAULT_TYPES.get(name)
+    message = "{}.model_type is missing: model_type {!r} may hold any language model"
+    fits = text_type or not name or canonical_type(name) or name in _SHARED_KEYS or spelled_like(name, NAMES)
+    require(fits, message, text_key, composite_type)
+    text_type, usual = text_type or composite_type, f"{composite_type}_text"
+    if usual in MODELS and text_type != composite_type and MODELS.get(str(text_type)) != MODELS[usual]:
+        raise invalid(f"model_type must be {usual!r} in the language model of {composite_type!r}, got {text_type!r}")
+    return text_type
+
+
+def _check_no_text_config(config: TrackedMapping, model_type: str | None) -> None:
     """Raises if a key that is not known holds the language model, or a composite holds none."""
-    for key, value in outer.values.items():
-        holds = isinstance(value, Mapping) and not value.keys().isdisjoint((*COUNTS, *_OVERRIDDEN))
+    for key, value in config.values.items():
+        holds = isinstance(value, Mapping) and not value.keys().isdisjoint((*COUNTS, *_TEXT_SETTINGS))
         message = "the key {} = {!r:.60} is not known and holds a language model: write text_config if that is meant"
-        require(not (holds and _NAMES_OF_PARTS.search(key)), message, key, value)
-    tower = next(iter(outer.found("vision_config", "audio_config")), None)
-    whole = tower and name and not canonical_type(name) and name not in REFUSED and not outer.found(*COUNTS)
-    require(not whole, "text_config is missing beside {}, with the language model of model_type {!r}", tower, name)
+        require(not (holds and _TEXT_KEY_NAMES.search(key)), message, key, value)
+    tower = next(iter(config.look_up("vision_config", "audio_config")), None)
+    is_whole = not model_type or canonical_type(model_type) or model_type in REFUSED
+    message = "text_config is missing beside {}, with the language model of model_type {!r}"
+    require(not tower or is_whole or config.look_up(*COUNTS), message, tower, model_type)
 
 
-def _own_settings(inner: Mapping[str, Any], kind: str | None = None) -> dict[str, Mapping[str, Any]]:
-    """The rope settings of a language model by where they stand: those of all layers, or of one layer type."""
-    written = {name: d for name in RAW if isinstance(d := inner.get(name), Mapping)}
-    nested = {f"{name}.{k}": x for name, d in written.items() for k, x in d.items() if isinstance(x, Mapping)}
-    if kind is None or not nested:
-        return nested or written
-    return {f"{name}.{kind}": nested[f"{name}.{kind}"] for name in written if f"{name}.{kind}" in nested}
+def _rope_settings(text_config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Mapping[str, Any]]:
+    """The rope settings of a language model by their dotted names: those of all layers, or of one layer type."""
+    flat = {name: settings for name in RAW if isinstance(settings := text_config.get(name), Mapping)}
+    nested = {
+        f"{name}.{key}": value
+        for name, settings in flat.items()
+        for key, value in settings.items()
+        if isinstance(value, Mapping)
+    }
+    if layer_type is None or not nested:
+        return nested or flat
+    names = [f"{name}.{layer_type}" for name in flat]
+    return {name: nested[name] for name in names if name in nested}
 
 
-def _check_beside(outer: Keys, inner: Mapping[str, Any], part: str) -> None:
+def _check_misplaced(composite: TrackedMapping, text_config: Mapping[str, Any], text_key: str) -> None:
     """Raises for settings beside the language model, where nothing reads them, unless its own mean the same."""
-    for key, value in outer.found(*_OVERRIDDEN).items():
-        if key not in outer.used and not (key == ORIGINAL and _repeats_length(value, inner)):
-            for kind, label, settings in _groups(key, value):
-                for name, said in settings.items():
-                    fits = said is None or _repeats(f"{label}{name}", name, said, inner, part, kind)
-                    shown = (f"{label}{name}", said) if kind else (key, value)
-                    require(fits, _BESIDE, *shown, part, part)
-        outer.use(key)
+    for key, value in composite.look_up(*_TEXT_SETTINGS).items():
+        if key not in composite.keys_read and not (key == ORIGINAL and _repeats_length(value, text_config)):
+            for layer_type, label, settings in _by_layer_type(key, value):
+                for name, setting in settings.items():
+                    repeats = setting is None or _repeats(
+                        f"{label}{name}", name, setting, text_config, text_key, layer_type
+                    )
+                    shown = (f"{label}{name}", setting) if layer_type else (key, value)
+                    require(repeats, _MISPLACED, *shown, text_key, text_key)
+        composite.mark_read(key)
 
 
-def _groups(key: str, value: Any) -> list[tuple[str | None, str, Mapping[str, Any]]]:
+def _by_layer_type(key: str, value: Any) -> list[tuple[str | None, str, Mapping[str, Any]]]:
     """Settings for all layers and for each layer type: the type, how errors begin their names, the settings."""
     if not isinstance(value, Mapping):
         return [(None, "", {key: value})]
-    nested = {kind: d for kind, d in value.items() if isinstance(d, Mapping)}
-    flat = {k: nested and x is None or x for k, x in value.items() if k not in nested}  # a null may be a layer type's
-    return [(None, f"{key}.", flat), *((kind, f"{key}.{kind}.", d) for kind, d in nested.items())]
+    nested = {name: settings for name, settings in value.items() if isinstance(settings, Mapping)}
+    # A null may be a layer type's.
+    flat = {name: nested and x is None or x for name, x in value.items() if name not in nested}
+    return [(None, f"{key}.", flat), *((name, f"{key}.{name}.", settings) for name, settings in nested.items())]
 
 
-def _repeats(label: str, name: str, said: Any, inner: Mapping[str, Any], part: str, kind: str | None) -> bool:
-    """Whether the language model's config says the same for a key, or leaves it out and means the same.
+def _repeats(
+    label: str, name: str, value: Any, text_config: Mapping[str, Any], text_key: str, layer_type: str | None
+) -> bool:
+    """Whether the language model's config has the same value for a setting, by default too.
 
-    Raises if it says something else.
+    Raises if it has another one.
     """
-    model, own, nested = _facts_of(inner), _own_settings(inner, kind), not _own_settings(inner).keys() <= {*RAW}
-    known_kind = bool(own) if nested else kind in ROTATING
-    if kind is not None and not known_kind:
+    model, settings = _facts_of(text_config), _rope_settings(text_config, layer_type)
+    nested = not _rope_settings(text_config).keys() <= {*RAW}
+    has_type = bool(settings) if nested else layer_type in ROTATING
+    if layer_type is not None and not has_type:
         return False
-    if model.thetas and not nested and kind not in (None, *model.scaled_types):
-        own = {}  # an old rope_scaling is for the other layers
-    theta, base = (model.thetas or {}).get(kind or "", ("rope_theta", model.theta))
-    names = _TYPE if name in _TYPE else (name,)
-    found = {f"{part}.{where}.{k}": d[k] for where, d in own.items() for k in names if d.get(k) is not None}
-    if kind is None or not found:
-        outside = (theta,) if name == "rope_theta" else names
-        found |= {f"{part}.{k}": inner[k] for k in outside if inner.get(k) is not None}
-    if found:
-        written = {label: said} | found
-        check_agreement({key: canonical(x) if name in _TYPE else x for key, x in written.items()}, written)
+    if model.thetas and not nested and layer_type not in (None, *model.scaled_types):
+        settings = {}  # an old rope_scaling is for the other layers
+    base_key, base = (model.thetas or {}).get(layer_type or "", ("rope_theta", model.theta))
+    names = _ROPE_TYPE if name in _ROPE_TYPE else (name,)
+    spellings = {
+        f"{text_key}.{where}.{k}": d[k] for where, d in settings.items() for k in names if d.get(k) is not None
+    }
+    if layer_type is None or not spellings:
+        outside = (base_key,) if name == "rope_theta" else names
+        spellings |= {f"{text_key}.{k}": text_config[k] for k in outside if text_config.get(k) is not None}
+    if spellings:
+        written = {label: value} | spellings
+        check_agreement({key: canonical(x) if name in _ROPE_TYPE else x for key, x in written.items()}, written)
         return True
-    usual: dict[str, Any] = {**dict.fromkeys(_TYPE, "default"), "beta_fast": 32, "beta_slow": 1, "truncate": True}
-    read = *RAW, *_OVERRIDDEN, *(key for key, _ in (model.thetas or {}).values()), *_NO_SETTINGS
-    others = (key for key, value in inner.items() if value is not None and key not in read)
-    if not any(map(speaks_of_positions, others)):  # they may say it in other words
-        usual["rope_theta"] = None if model.moved or model.nested else base
-        by_itself = model.whole_if_scaled or model.rotary_dim or inner.get("model_type") == "neomme"
-        usual["partial_rotary_factor"] = None if by_itself else model.partial or 1.0
-    return name in usual and equal(canonical(said), usual[name])
+    usual: dict[str, Any] = {**dict.fromkeys(_ROPE_TYPE, "default"), "beta_fast": 32, "beta_slow": 1, "truncate": True}
+    base_keys = [key for key, _ in (model.thetas or {}).values()]
+    read = *RAW, *_TEXT_SETTINGS, *base_keys, *_NEUTRAL_KEYS
+    others = (key for key, x in text_config.items() if x is not None and key not in read)
+    if not any(map(concerns_positions, others)):  # other keys may set the base or the share
+        usual["rope_theta"] = None if model.changed_default or model.nested else base
+        differs = model.whole_if_scaled or model.rotary_dim or text_config.get("model_type") == "neomme"
+        usual["partial_rotary_factor"] = None if differs else model.partial or 1.0
+    return name in usual and equal(canonical(value), usual[name])
 
 
-def _facts_of(inner: Mapping[str, Any]) -> Model:
-    return MODELS.get(canonical_type(str(inner.get("model_type"))) or "", UNNAMED)
+def _facts_of(text_config: Mapping[str, Any]) -> Model:
+    return MODELS.get(canonical_type(str(text_config.get("model_type"))) or "", UNNAMED)
 
 
-def _take_words_beside(outer: Keys, inner: dict[str, Any], part: str) -> None:
-    """Moves words that only say what the code does into the language model's config, where they are checked."""
-    for key, value in outer.found(*WORDS, "rope_traditional", POSITIONS).items():
-        if key in outer.used:
+def _move_redundant_flags(composite: TrackedMapping, text_config: dict[str, Any], text_key: str) -> None:
+    """Moves keys that repeat what the code does into the language model's config, where they are checked."""
+    for key, value in composite.look_up(*REDUNDANT_FLAGS, "rope_traditional", POSITIONS).items():
+        if key in composite.keys_read:
             continue
-        check_agreement({key: value} | Keys(inner, part).found(key))
-        require(key not in model_of(inner).reads, _BESIDE, key, value, part, part)
-        inner[key] = value
-        outer.use(key)
+        check_agreement({key: value} | TrackedMapping(text_config, text_key).look_up(key))
+        require(key not in model_of(text_config).reads, _MISPLACED, key, value, text_key, text_key)
+        text_config[key] = value
+        composite.mark_read(key)
 
 
-def _with_own_defaults(inner: dict[str, Any], name: str, part: str) -> dict[str, Any]:
+def _with_defaults(text_config: dict[str, Any], composite_type: str, text_key: str) -> dict[str, Any]:
     """The language model's config with the defaults that the composite's class has for it."""
-    own = dict(_OWN_DEFAULTS.get(name, {}))
-    if any(d.get("rope_theta") is not None for d in _own_settings(inner).values()):
-        own.pop("rope_theta", None)
-    elif own:
-        Keys(inner, part).or_default(own["rope_theta"], "rope_theta")  # raises for a null
-    return own | inner  # where a null head_dim means hidden_size / num_attention_heads
+    defaults = dict(_TEXT_DEFAULTS.get(composite_type, {}))
+    if any(settings.get("rope_theta") is not None for settings in _rope_settings(text_config).values()):
+        defaults.pop("rope_theta", None)
+    elif defaults:
+        TrackedMapping(text_config, text_key).default_unless_null(defaults["rope_theta"], "rope_theta")
+    return defaults | text_config  # where a null head_dim means hidden_size / num_attention_heads
 
 
-def _repeats_length(value: Any, inner: Mapping[str, Any]) -> bool:
+def _repeats_length(value: Any, text_config: Mapping[str, Any]) -> bool:
     """Whether an original length beside the language model is the one inside, or none is needed there."""
-    settings = _own_settings(inner).values()
-    lengths = [d[ORIGINAL] for d in (inner, *settings) if d.get(ORIGINAL) is not None]
-    model = MODELS.get(str(inner.get("model_type")))
+    settings = _rope_settings(text_config).values()
+    lengths = [d[ORIGINAL] for d in (text_config, *settings) if d.get(ORIGINAL) is not None]
+    model = MODELS.get(str(text_config.get("model_type")))
     if not lengths and model and model.original_max:
         lengths = [model.original_max]
     if not lengths:

@@ -7,8 +7,8 @@ from typing import Any
 
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
-from posenc_jax.hf._config import ALIBI, POSITIONS, WORDS, Config
-from posenc_jax.hf._keys import Keys
+from posenc_jax.hf._config import ALIBI, POSITIONS, REDUNDANT_FLAGS, Config
+from posenc_jax.hf._tracked_mapping import TrackedMapping
 
 ROTATING = {
     "chunked_attention", "full_attention", "hybrid", "hybrid_sliding", "indexed_attention",
@@ -22,10 +22,10 @@ _LEGACY = {
 }  # fmt: skip
 
 
-def count_of(config: Keys) -> int:
+def count_of(config: TrackedMapping) -> int:
     """The number of layers."""
-    count = config.integer(*COUNTS)
-    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelled(*COUNTS), count)
+    count = config.get_integer(*COUNTS)
+    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelling(*COUNTS), count)
     return count
 
 
@@ -46,39 +46,41 @@ def layer_types(config: Config, count: int) -> list[str]:
     if not (config.model.hybrid or pattern and pattern.other in WITHOUT_POSITIONS):
         unknown = sorted(WITHOUT_POSITIONS.intersection(types))
         message = "the layer types {} of {} are not known for model_type {!r}"
-        require(not unknown, message, unknown, config.spelled("layer_types"), config.model_type)
+        require(not unknown, message, unknown, config.spelling("layer_types"), config.model_type)
     return types
 
 
 def _written_types(config: Config, count: int) -> list[str] | None:
+    """The types that the config lists, one for each layer."""
     names = "layer_types", *(("layers_block_type",) if config.model.hybrid else ())
-    types = config.items(*names)
+    types = config.get_list(*names)
     if types is None:
         return None
     fits = len(types) == count and all(isinstance(name, str) for name in types)
     message = "{} must name the {} layers of num_hidden_layers, got {}: {!r:.60}"
-    require(fits, message, config.spelled(*names), count, len(types), types)
+    require(fits, message, config.spelling(*names), count, len(types), types)
     return [_LEGACY.get(str(name), str(name)) for name in types]
 
 
 def _listed_types(config: Config, count: int) -> list[str] | None:
     """The types by a list of the layers with full attention, or of blocks that repeat."""
     names = "attn_layer_indices", "full_attn_idxs"
-    full, blocks = _list(config, *names), _list(config, "block_types")
+    full, blocks = _get_list(config, *names), _get_list(config, "block_types")
     if blocks:  # RecurrentGemma
         blocks = [checks.one_of("block_types", block, ("recurrent", "attention")) for block in blocks]
         full = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
     if full is None:
         return None
-    indices = _layer_indices(config.spelled(*names), full, count)
+    indices = _layer_indices(config.spelling(*names), full, count)
     return ["full_attention" if i in indices else "linear_attention" for i in range(count)]
 
 
 def _types_by_pattern(config: Config, count: int) -> list[str]:
+    """The types by the model's pattern; "full_attention" without one."""
     pattern = config.model.pattern
     if pattern is None or _all_without_window(config):
         return ["full_attention"] * count
-    period = config.integer_or(pattern.period, pattern.key) if pattern.key else pattern.period
+    period = config.get_integer_or(pattern.period, pattern.key) if pattern.key else pattern.period
     full = [(i + pattern.phase) % period == 0 or (pattern.last and i == count - 1) for i in range(count)]
     return ["full_attention" if x else pattern.other for x in full]
 
@@ -88,15 +90,16 @@ def _all_without_window(config: Config) -> bool:
     return config.model.all_without_window and config.is_null("sliding_window")
 
 
-def _list(config: Config, *names: str) -> tuple[Any, ...] | None:
+def _get_list(config: Config, *names: str) -> tuple[Any, ...] | None:
     """A list of layers; raises if the config has one that the model's code does not read."""
-    for name, value in config.found(*names).items():
+    for name, value in config.look_up(*names).items():
         message = "the key {} = {!r:.60} is not used by model_type {!r}"
         require(name in config.model.reads, message, name, value, config.model_type)
-    return config.items(*names)
+    return config.get_list(*names)
 
 
 def _layer_indices(name: str, indices: Sequence[Any], count: int) -> set[int]:
+    """The indices of layers in a list."""
     for i in indices:
         require(isinstance(i, int) and i in range(count), "{} must be of the {} layers, got {!r:.60}", name, count, i)
     return set(indices)
@@ -109,36 +112,36 @@ def rotating(config: Config, types: list[str]) -> list[bool]:
     """Whether each layer has positions, by its type and by the keys outside the rope settings."""
     count = len(types)
     if config.model.sliding_only and not _all_without_window(config):
-        result = [kind == "sliding_attention" for kind in types]
+        result = [layer_type == "sliding_attention" for layer_type in types]
     else:
-        result = [kind not in WITHOUT_POSITIONS for kind in types]
+        result = [layer_type not in WITHOUT_POSITIONS for layer_type in types]
     flags = _no_rope_flags(config, count)
     name = "cross_attention_layers"
-    crossed = _layer_indices(name, _list(config, name) or (), count)  # they have no positions
+    cross_attention = _layer_indices(name, _get_list(config, name) or (), count)  # these layers have no positions
     if config.model.never_rotates or not _has_positions(config):
         result = [False] * count
-    result = [result[i] and flags[i] and i not in crossed for i in range(count)]
-    _check_words(config, any(result))
+    result = [result[i] and flags[i] and i not in cross_attention for i in range(count)]
+    _check_redundant_flags(config, any(result))
     return result
 
 
-def _check_words(config: Config, rotates: bool) -> None:
+def _check_redundant_flags(config: Config, rotates: bool) -> None:
     """Raises if a flag contradicts whether the model has a rotary embedding."""
-    for name, usual in WORDS.items():
-        said = config.flag(name, default=usual)
+    for name, usual in REDUNDANT_FLAGS.items():
+        flag = config.get_flag(name, default=usual)
         none, one = "the model has no rotary embedding: {} is {}", "{} = {} contradicts the layers: none has positions"
-        require(said == usual or not rotates and name not in ALIBI, none, name, said)
-        require(said != usual or rotates or name in ALIBI or not config.found(name), one, name, said)
-    _check_name_of_positions(config, rotates)
+        require(flag == usual or not rotates and name not in ALIBI, none, name, flag)
+        require(flag != usual or rotates or name in ALIBI or not config.look_up(name), one, name, flag)
+    _check_position_type(config, rotates)
 
 
-def _check_name_of_positions(config: Config, rotates: bool) -> None:
-    """Raises if position_embedding_type, which the code does not read, names other positions than it has."""
-    name = config.string(POSITIONS)
+def _check_position_type(config: Config, rotates: bool) -> None:
+    """Raises if position_embedding_type, which the code does not read, names other positions than those of the code."""
+    name = config.get_string(POSITIONS)
     if name is None or POSITIONS in config.model.reads:
         return
     usual = {"rope", "rotary"} if rotates else {"nope"}
-    usual |= {"rope_gptj"} if rotates and config.model.layout == "interleaved" else set()  # Cohere's word for its pairs
+    usual |= {"rope_gptj"} if rotates and config.model.layout == "interleaved" else set()  # Cohere's name for its pairs
     message = (
         "{} = {!r:.60} is not read by the code of model_type {!r}, whose layers have {}: remove it if that is right"
     )
@@ -151,30 +154,29 @@ def _no_rope_flags(config: Config, count: int) -> list[bool]:
     if config.model.no_rope_interval is None:
         return [True] * count
     # The list wins: transformers writes an interval even if it contradicts the list.
-    flags, interval = config.items("no_rope_layers"), config.get("no_rope_layer_interval")
+    flags, interval = config.get_list("no_rope_layers"), config.get("no_rope_layer_interval")
     if flags:
         fits = len(flags) == count and all(flag in (0, 1) for flag in flags)
         require(fits, "no_rope_layers must hold {} times 0 or 1, got {!r:.60}", count, list(flags))
         return [bool(flag) for flag in flags]
-    name = "no_rope_layer_interval"
-    usual = config.model.no_rope_interval
-    period = config.or_default(usual or None, name) if interval is None else checks.positive_int(name, interval)
+    name, default = "no_rope_layer_interval", config.model.no_rope_interval or None
+    period = config.default_unless_null(default, name) if interval is None else checks.positive_int(name, interval)
     return [not period or (i + 1) % period != 0 for i in range(count)]
 
 
 def _has_positions(config: Config) -> bool:
     """Whether position_embedding_type lets layers have positions."""
-    name, known = config.string(POSITIONS), ("nope", "rope", "rotary")
+    name, names = config.get_string(POSITIONS), ("nope", "rope", "rotary")
     if name is None or POSITIONS not in config.model.reads:
         return True
-    require(name in known, "{} = {!r} is not one of {}", POSITIONS, name, known)
+    require(name in names, "{} = {!r} is not one of {}", POSITIONS, name, names)
     return name != "nope"
 
 
 def bases_of(config: Config, count: int) -> list[float | None]:
     """The base of each layer by layer_rope_theta: 0 for a layer without positions, None if there is no list."""
     key = "layer_rope_theta"
-    bases = config.items(key) if key in config.model.reads else None
+    bases = config.get_list(key) if key in config.model.reads else None
     if bases is None:
         return [None] * count
     numbers = [checks.number(key, 0 if base is None else base) for base in bases]

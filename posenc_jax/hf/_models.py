@@ -1,10 +1,10 @@
-"""What the model code of transformers 5.23.0 and 5.24.0 does that a config.json does not say.
+"""What the model code of transformers 5.23.0 and 5.24.0 does that no config.json contains.
 
 Every entry was read from the model's `modeling_*.py` (which features make a pair, which layers rotate) and
-`configuration_*.py` (the values that stand for missing keys). `Moved` says where releases differ.
+`configuration_*.py` (the defaults of missing keys). A `ChangedDefault` differs between releases.
 
-A field of `Model` holds a fact that at least two model types share. What one type alone does is a rewriter, in
-`_rewrites.py`: it says the same in the keys that `plan_to_config` writes, and `reads` lets its type read them.
+A field of `Model` is a fact that at least two model types share. What one type alone does is a rewriter, in
+`_rewrites.py`: it writes the keys that `plan_to_config` writes, and `reads` lets its type read them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Indexer:
     head_dim: int | None = None  # by default; None: without the key there is no indexer
 
 
-class Moved(NamedTuple):
-    """A default that differs between releases: the value of `Model` holds since one, and `before` in those before it.
+class ChangedDefault(NamedTuple):
+    """A default that differs between releases: that of `Model` since the release `since`, `before` in older ones.
 
-    Code that a model was published with counts as before the release that has its type.
+    Code that a model was published with counts as older than the release that has its type.
     """
 
     since: str
@@ -54,15 +54,15 @@ class Model:
     "By default" means: where the config does not have the key.
     """
 
-    layout: Literal["half", "interleaved"] | None = "half"  # None: as the config says
+    layout: Literal["half", "interleaved"] | None = "half"  # None: as the config sets it
     reads: tuple[str, ...] = _USUAL_KEYS  # the keys that apply to this type, of those that apply to some only
 
     # The base and the settings
     theta: float | None = 10_000.0  # the base by default; None: it must be given
     thetas: Mapping[str, tuple[str, float]] | None = None  # layer type → the key of its base in old configs, default
-    moved: Moved | None = None  # which of these bases by default releases differ in
+    changed_default: ChangedDefault | None = None  # the one of these bases that differs between releases
     scaled_types: tuple[str, ...] = ("full_attention",)  # of `thetas`, the layer types that an old rope_scaling scales
-    needs_settings: bool = False  # rope settings must be given: the class has several by default, not guessed here
+    needs_settings: bool = False  # rope settings must be given: the class has several defaults, which are not guessed
     nested: bool | None = False  # rope_parameters has an entry for each layer type; None: it may
     null_settings: bool = False  # a null in them: layers of this type have no positions
     original_max: int | None = None  # a top-level original_max_position_embeddings by default (Phi-3)
@@ -87,8 +87,8 @@ class Model:
 
     # Coordinates, query scales, indexers
     sections: tuple[int, ...] | None = None  # mrope_section by default; (): no sections; None: not read
-    interleaved_sections: bool | None = False  # coordinates take pairs in turn; None: as the config says
-    query_scale: Literal["llama4", "beta", "beam", "logn"] | None = None  # which one
+    interleaved_sections: bool | None = False  # coordinates take pairs in turn; None: as the config sets it
+    query_scale: Literal["llama4", "beta", "beam", "logn"] | None = None  # None: queries are not scaled
     indexer: Indexer | None = None
 
 
@@ -120,8 +120,8 @@ MODELS: dict[str, Model] = {
         "mistral moshi olmo olmo2 olmoe pocket_tts pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder "
         "pocket_tts_audio_tokenizer_encoder qwen2 qwen2_moe qwen3_moe starcoder2 unlimited_ocr_text"
     ),
-    **_all("falcon_h1 kyutai_speech_to_text", moved=Moved("5.0", 1e5)),
-    **_all("exaone", theta=5e5, moved=Moved("5.24", 1e4)),
+    **_all("falcon_h1 kyutai_speech_to_text", changed_default=ChangedDefault("5.0", 1e5)),
+    **_all("exaone", theta=5e5, changed_default=ChangedDefault("5.24", 1e4)),
     **_all("hunyuan_v1_dense hunyuan_v1_moe", also="alpha"),
     **_all("nanochat", also="rope_backward"),
     **_all("esm", also="position_embedding_type"),
@@ -150,7 +150,7 @@ MODELS: dict[str, Model] = {
     **_all("gpt_neox gpt_neox_reward_model", reads=_NEOX, partial=0.25),
     **_all("stablelm", partial=0.25),
     **_all("dots3_note_audio_encoder glm4_moe glmasr_encoder nemotron phi", partial=0.5),
-    **_all("persimmon", partial=0.5, moved=Moved("5.0", 25_000.0)),
+    **_all("persimmon", partial=0.5, changed_default=ChangedDefault("5.0", 25_000.0)),
     **_all("gpt_neox_japanese", reads=_NEOX, partial=1.0),
     **_all("nemotron3_diarization_audio", partial=1.0),
     **_all("nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp", partial=1.0, needs_settings=True),
@@ -162,7 +162,7 @@ MODELS: dict[str, Model] = {
     # pairs of neighbours
     **_all("blt_patcher roformer", layout="interleaved"),
     **_all("blt_global_transformer blt_local_decoder blt_local_encoder ernie4_5_moe", layout="interleaved", theta=5e5),
-    **_all("cohere", layout="interleaved", theta=5e5, moved=Moved("5.0", 1e4)),
+    **_all("cohere", layout="interleaved", theta=5e5, changed_default=ChangedDefault("5.0", 1e4)),
     **_all(
         "pe_audio_encoder pe_audio_video_encoder pe_video_encoder", layout="interleaved", theta=20_000.0, head_dim=128
     ),
@@ -201,8 +201,8 @@ MODELS: dict[str, Model] = {
     **_all("gemma3_text t5gemma2_text t5gemma2_decoder", head_dim=256, thetas=_GEMMA3, pattern=_SIX),
     **_all("gemma3n_text", head_dim=256, thetas=_GEMMA3, pattern=Pattern(5)),
     **_all("modernbert", **_MODERNBERT),
-    **_all("modernbert-decoder", **_MODERNBERT, moved=Moved("5.0", 160_000.0, "local_rope_theta")),
-    **_all("olmo3", thetas=_OLMO3, moved=Moved("5.13", 1e4), pattern=Pattern(4)),
+    **_all("modernbert-decoder", **_MODERNBERT, changed_default=ChangedDefault("5.0", 160_000.0, "local_rope_theta")),
+    **_all("olmo3", thetas=_OLMO3, changed_default=ChangedDefault("5.13", 1e4), pattern=Pattern(4)),
     **_all("molmo2_text", head_dim=128, nested=None),
     **_all(
         "gemma4_text gemma4_unified_text diffusion_gemma_text",
@@ -284,11 +284,11 @@ MODELS: dict[str, Model] = {
     **_all("glm4v_text glm_ocr_text", layout="interleaved", partial=1.0, sections=(8, 12, 12)),
     **_all("glm4v_moe_text", partial=0.5, sections=(8, 12, 12)),
     **_all("glm_image_text", partial=1.0, sections=(8, 12, 12)),
-    **_all("qwen3_vl_text", theta=5e5, moved=Moved("5.0", 5e6), head_dim=128, **_QWEN3_VL),
+    **_all("qwen3_vl_text", theta=5e5, changed_default=ChangedDefault("5.0", 5e6), head_dim=128, **_QWEN3_VL),
     **_all("qwen3_omni_moe_talker_text", **_QWEN3_VL),
     **_all("cosmos3_edge_text", theta=1e8, head_dim=128, needs_settings=True, **_QWEN3_VL),
     **_all("cohere_compass_text", theta=None, **_NESTED, null_settings=True, **_QWEN3_VL),
-    **_all("qwen3_vl_moe_text", theta=5e5, moved=Moved("5.0", 5e6), **_QWEN3_VL),
+    **_all("qwen3_vl_moe_text", theta=5e5, changed_default=ChangedDefault("5.0", 5e6), **_QWEN3_VL),
     **_all("qwen3_omni_moe_text", theta=1e6, **_QWEN3_VL),
     **_all(
         "qwen3_5_text qwen3_5_moe_text",
@@ -307,7 +307,7 @@ MODELS: dict[str, Model] = {
         interleaved_sections=True,
         indexer=Indexer("half"),
     ),
-    # not in transformers: as the code that the models were published with has it
+    # not in transformers: as in the code with which the models were published
     **_all(
         "aquila baichuan deepseek Dream dream internlm internlm2 llada mimo minicpm openelm orion "
         "PanguEmbedded RefinedWeb RefinedWebModel sdar_moe solar xverse Yi"
@@ -336,10 +336,10 @@ def canonical_type(name: str) -> str | None:
 
     A multimodal config from before text_config existed has the model_type of the whole model.
     """
-    return next((known for known in (name, f"{name}_text") if known in MODELS), None)
+    return next((candidate for candidate in (name, f"{name}_text") if candidate in MODELS), None)
 
 
-# A config without a model_type must say everything, in the keys that `plan_to_config` writes.
+# A config without a model_type must have everything, in the keys that `plan_to_config` writes.
 UNNAMED = Model(
     layout=None,
     reads=(

@@ -1,7 +1,7 @@
 """How multimodal models of transformers 5.23.0 place images and videos among text, by model_type.
 
 Every entry was read from the model's `get_rope_index`, from its processor, which writes the placeholders, and from
-`configuration_*.py`, whose values stand for missing keys. A field holds a fact that at least two model types share.
+`configuration_*.py`, whose defaults stand for missing keys. A field is a fact that at least two model types share.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Multimodal:
     following: Literal["maximum", "side"] = "side"  # where the part after a grid starts
     separate_frames: bool = False  # each frame of a video is its own run, with a timestamp before it
     merge_keys: tuple[str, ...] = ("spatial_merge_size",)  # for the patches of a token along an axis, 2 by default
-    merge_part: str = "vision_config"  # the part of the config that holds them; "": the config itself
+    merge_part: str = "vision_config"  # the part of the config with these keys; "": the config itself
 
     # The times of a video's frames
     rate: tuple[str, str, int] | None = None  # positions per second: the part of the config, the key, the default
@@ -71,7 +71,7 @@ MULTIMODAL: dict[str, Multimodal] = {
     **_all("glm4v_moe", image=151363, video=None, video_edges=(151341, 151342), separate_frames=True),
     **_all("glm46v glmga", image=151343, video=None, video_edges=(151361, 151362), separate_frames=True),
     **_all("glm_ocr", image=59280, video=None, video_edges=(59258, 59259), separate_frames=True),
-    # there are none
+    # no videos
     **_all("glm_image", image=167855, video=None, merge_keys=()),
 }
 # Composites: the model_type of the part that has the placeholders.

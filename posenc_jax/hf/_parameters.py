@@ -1,4 +1,4 @@
-r"""What a model learns about positions, and `plan.rotate` takes as arrays: factors of frequencies, scales of queries.
+r"""Learned parameters, which `plan.rotate` takes as arrays: factors of frequencies, scales of queries.
 
 A learned factor $e^\alpha$ of a frequency $\omega$ is applied as a correction of the exact one,
 
@@ -22,7 +22,7 @@ from posenc_jax._frequencies.angles import Angles, SinCosTable, pair_sines
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import compute_dtype
-from posenc_jax._jax.errors import public, require, require_type
+from posenc_jax._jax.errors import invalid, public, require, require_type
 from posenc_jax._jax.workarounds import product
 from posenc_jax._numerics.exponentials import expm1
 
@@ -62,35 +62,36 @@ class HeadScale:
         object.__setattr__(self, "num_heads", checks.positive_int("num_heads", self.num_heads))
 
 
-def shapes_of(how: Any, num_heads: Any = None) -> Shapes:
-    """The parameters of a layer, with one number for each of `num_heads` heads, by default all heads of the model."""
+def shapes_of(layer: Any, num_heads: Any = None) -> Shapes:
+    """The shapes of a layer's parameters, for `num_heads` heads, by default all heads of the model."""
     result: Shapes = {}
-    if how.learned_log_factor is not None:
-        result[how.learned_log_factor] = (how.frequencies.num_pairs,)
-    scale = how.query_scale
+    if layer.learned_log_factor is not None:
+        result[layer.learned_log_factor] = (layer.frequencies.num_pairs,)
+    scale = layer.query_scale
     if isinstance(scale, HeadScale):
         result |= dict.fromkeys((scale.scale, scale.bias), (scale.num_heads if num_heads is None else num_heads,))
     return result
 
 
-def parse_parameters(given: Any, shapes: Shapes) -> dict[str, jax.Array]:
-    """The arrays of these names, float arrays of these shapes; others are not looked at."""
-    require_type(given is None or isinstance(given, Mapping), "parameters", "a mapping of names to arrays", given)
-    given = given or {}
-    if missing := [f"{name!r} of shape {shape}" for name, shape in shapes.items() if name not in given]:
-        got = sorted(map(str, given)) or "none"
-        require(False, "parameters must hold {}, which this model has learned, got {}", ", ".join(missing), got)
-    return {name: _parse(f"parameters[{name!r}]", given[name], shape) for name, shape in shapes.items()}
+def parse_parameters(parameters: Any, shapes: Shapes) -> dict[str, jax.Array]:
+    """The arrays of these names, float arrays of these shapes; other parameters are ignored."""
+    fits = parameters is None or isinstance(parameters, Mapping)
+    require_type(fits, "parameters", "a mapping of names to arrays", parameters)
+    arrays = parameters or {}
+    if missing := [f"{name!r} of shape {shape}" for name, shape in shapes.items() if name not in arrays]:
+        names = sorted(map(str, arrays)) or "none"
+        raise invalid(f"parameters must hold {', '.join(missing)}, which this model has learned, got {names}")
+    return {name: _parse_array(f"parameters[{name!r}]", arrays[name], shape) for name, shape in shapes.items()}
 
 
-def _parse(name: str, value: Any, shape: tuple[Any, ...]) -> jax.Array:
+def _parse_array(name: str, value: Any, shape: tuple[Any, ...]) -> jax.Array:
     array = checks.floats(name, value, ("size",))
     require(array.shape == shape, "{} must have shape {}, got {}", name, shape, array.shape)
     return array
 
 
 def learned_sines(frequencies: Frequencies, log_factor: jax.Array, positions: jax.Array) -> SinCosTable:
-    """The waves at positions (..., 1) by the frequencies times exp(log_factor), with their amplitude."""
+    """The sines and cosines at positions (..., 1) by the frequencies times exp(log_factor), with the amplitude."""
     exact = frequencies.angular
     high = exact.astype(np.float32)
     low = (exact - high).astype(np.float32)

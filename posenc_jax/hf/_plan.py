@@ -205,36 +205,7 @@ class RotaryPlan:
 
         $$\text{softmax\_scale} \cdot \text{query\_scale}(p)\, R_p q$$
 
-        and a key $k$ becomes $R_p k$. The factor softmax_scale comes with `scaled=True`. The result is rounded once.
-        A layer without positions does not turn x.
-
-        Where values rotate (`rotates_values`), a value $v$ at position $p$ becomes $R_p v$, and the output $o$ of a
-        query at position $p$ becomes $R_{-p}\, o$, so that only the value's distance from the query matters. Both have
-        the amplitude of the frequencies. In all other models, values and outputs are returned unchanged.
-
-        Args:
-          x: queries or keys, floats of shape (..., seq, heads, head_dim), where head_dim is that of the layer; or only
-            their features that rotate. Values and outputs that rotate have that shape too.
-          layer: the index of the layer, from 0. A traced index, as in a scan over the layers, chooses at run time; the
-            result is then NaN where it is outside the layers.
-          positions: as for `rotary`; at least 0 if a layer scales its queries. Known ones are checked; traced ones
-            below 0 give NaN or infinities.
-          head_axis: as for `rotary`.
-          role: "query", "key", "value" or "output". It must be given if a layer of the plan scales its queries, if
-            values rotate, or with `scaled=True`.
-          scaled: whether queries are multiplied by softmax_scale; False if your attention multiplies the scores by it.
-            If softmax_scale is not 1, it must be given for queries and for x without a role.
-          parameters: the arrays of this layer that the model has learned, by the names of `plan.parameters`. An array
-            with one number per head must fit the heads of x. Keys need only the parameters of the frequencies.
-
-        Returns:
-          An array with the shape and dtype of x. Differentiable in x, in float positions and in parameters.
-
-        Raises:
-          TypeError: if layer is not an integer, parameters are not a mapping of names to float arrays, or as `rotary`.
-          ValueError: if layer is outside the layers, x does not have the width of the layer, role or scaled is missing,
-            role is not one of the four, a parameter is missing or has another shape, head_axis is None where each head
-            has its own scale, layer is traced and the layers differ in head_dim, or as `rotary`.
+        and a key $k$ becomes $R_p k$. The factor softmax_scale comes with `scaled=True`.
 
         Examples:
           >>> import jax.numpy as jnp
@@ -245,25 +216,58 @@ class RotaryPlan:
           >>> [bool((plan.rotate(x, layer, head_axis=-2) == x).all()) for layer in range(4)]
           [False, False, False, True]
 
+        Args:
+          x: queries or keys, floats of shape (..., seq, heads, head_dim), where head_dim is that of the layer; or only
+            their features that rotate. Values and outputs that rotate have that shape too.
+          layer: the index of the layer, from 0; traced, as in a scan over the layers, it selects the layer at run time.
+          positions: as for `rotary`; at least 0 if a layer scales its queries.
+          head_axis: as for `rotary`.
+          role: "query", "key", "value" or "output". It must be given if a layer of the plan scales its queries, if
+            values rotate, or with `scaled=True`.
+          scaled: whether queries are multiplied by softmax_scale; False if your attention multiplies the scores by it.
+            If softmax_scale is not 1, it must be given for queries and for x without a role.
+          parameters: the learned arrays of this layer, by the names of `plan.parameters`. An array with one number per
+            head must fit the heads of x. Keys need only the parameters of the frequencies.
+
+        Returns:
+          An array with the shape and dtype of x, rounded once. Differentiable in x, in float positions and in
+          parameters. NaN if a traced layer is outside the layers; NaN or infinite where a traced position is below 0
+          and the layer scales its queries.
+
+        Raises:
+          TypeError: if layer is not an integer, parameters are not a mapping of names to float arrays, or as `rotary`.
+          ValueError: if layer is outside the layers, x does not have the width of the layer, role or scaled is missing,
+            role is not one of the four, a parameter is missing or has another shape, head_axis is None where each head
+            has its own scale, layer is traced and the layers differ in head_dim, or as `rotary`.
+
+        Notes:
+          - A layer without positions does not rotate x.
+          - Where values rotate (`rotates_values`), a value $v$ at position $p$ becomes $R_p v$, and the output $o$ of a
+            query at position $p$ becomes $R_{-p}\, o$, so that only the value's distance from the query matters. Both
+            have the amplitude of the frequencies. In all other models, values and outputs are returned unchanged.
+
         Reference:
           Hugging Face transformers 5.23.0: the attention of the models' own modules.
         """
         role, scaled = self._parse_role_and_scaled(role, scaled)
-        index = _apply.parse_layer(layer, [z.head_dim for z in self.layers])
+        index = _apply.parse_layer(layer, [rotary_layer.head_dim for rotary_layer in self.layers])
         if role in ("value", "output") and not self.rotates_values:
             x = _apply.parse_width(x)
             parse_head_axis("x", x, head_axis)
             return x
         softmax_scale = self.softmax_scale if scaled and role == "query" else 1.0
-        layers = tuple(
-            _apply.LayerTurn(
-                how.frequencies, how.query_scale if role == "query" else None, softmax_scale, how.learned_log_factor
+        rotations = tuple(
+            _apply.LayerRotation(
+                rotary_layer.frequencies,
+                rotary_layer.query_scale if role == "query" else None,
+                softmax_scale,
+                rotary_layer.learned_log_factor,
             )
-            for how in self.layers
+            for rotary_layer in self.layers
         )
         x = _apply.parse_width(x, self._widths(index))
         settings = RotationSettings(self.layout, self.part == "last", backward=role == "output")
-        return _apply.rotate(settings, layers, x, positions, index, head_axis, parameters)
+        return _apply.rotate(settings, rotations, x, positions, index, head_axis, parameters)
 
     @public
     def shift_keys(
@@ -297,28 +301,32 @@ class RotaryPlan:
           >>> config = {"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 4}
           >>> plan, x = rotary_from_config(config), jnp.ones((1, 5, 2, 8))
           >>> cached = plan.rotate(x, 0, jnp.arange(1000, 1005), head_axis=-2)
-          >>> moved = plan.shift_keys(cached, 0, -1000, head_axis=-2)
-          >>> bool(jnp.allclose(moved, plan.rotate(x, 0, head_axis=-2), atol=1e-6))
+          >>> shifted = plan.shift_keys(cached, 0, -1000, head_axis=-2)
+          >>> bool(jnp.allclose(shifted, plan.rotate(x, 0, head_axis=-2), atol=1e-6))
           True
         """
         require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
-        index = _apply.parse_layer(layer, [z.head_dim for z in self.layers])
-        layers = tuple(
-            _apply.LayerTurn(how.frequencies.with_attention_factor(1.0), learned_log_factor=how.learned_log_factor)
-            for how in self.layers
+        index = _apply.parse_layer(layer, [rotary_layer.head_dim for rotary_layer in self.layers])
+        rotations = tuple(
+            _apply.LayerRotation(
+                rotary_layer.frequencies.with_attention_factor(1.0),
+                learned_log_factor=rotary_layer.learned_log_factor,
+            )
+            for rotary_layer in self.layers
         )
         keys = _apply.parse_width(keys, self._widths(index), "keys")
         names = {"name": "keys", "positions_name": "offset", "shared": True}
         settings = RotationSettings(self.layout, self.part == "last")
-        return _apply.rotate(settings, layers, keys, offset, index, head_axis, parameters, **names)
+        return _apply.rotate(settings, rotations, keys, offset, index, head_axis, parameters, **names)
 
     def _widths(self, index: int | jax.Array) -> set[int]:
         """The widths that x may have: head_dim, and the rotated width if it is the same in all possible layers."""
         layer = self.layers[index if isinstance(index, int) else 0]
         if isinstance(index, int) and layer.rotary_dim:
             return {layer.head_dim, layer.rotary_dim}
-        rotating = {how.rotary_dim for how in self.layers if how.rotary_dim and how.head_dim == layer.head_dim}
-        return {layer.head_dim, *(rotating if len(rotating) == 1 else ())}
+        alike = [other for other in self.layers if other.rotary_dim and other.head_dim == layer.head_dim]
+        widths = {other.rotary_dim for other in alike}
+        return {layer.head_dim, *(widths if len(widths) == 1 else ())}
 
     def _parse_role_and_scaled(self, role: Any, scaled: Any) -> tuple[Role | None, bool]:
         """The role and whether to scale; each must be given if it matters."""
@@ -331,7 +339,7 @@ class RotaryPlan:
         message = "role must be one of {}, because the values of this model rotate too, got None"
         require(role or not self.rotates_values, message, ROLES)
         require(role or not scaled, 'role must be "query" or "key" with scaled=True, got None')
-        said = scaled is not None or role not in ("query", None) or self.softmax_scale == 1  # queries alone are scaled
+        is_scaled = role in ("query", None) and self.softmax_scale != 1  # queries alone are scaled
         message = "scaled must be True or False, because the plan has a softmax_scale of {}, got None"
-        require(said, message, self.softmax_scale)
+        require(scaled is not None or not is_scaled, message, self.softmax_scale)
         return role, bool(scaled)

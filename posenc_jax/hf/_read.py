@@ -12,19 +12,19 @@ from posenc_jax._frequencies.scalings import temperature
 from posenc_jax._jax import checks, errors
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import invalid, public, require
-from posenc_jax.hf._composite import text_of
-from posenc_jax.hf._config import Config, model_of, overrides
+from posenc_jax.hf._composite import parse_text_config
+from posenc_jax.hf._config import Config, layer_overrides, model_of
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
-from posenc_jax.hf._keys import Keys, agreed, equal, speaks_of_positions
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._rewrites import note_of, rewritten
-from posenc_jax.hf._rope import LEARNED, MAXIMUM, Rope, spectrum
+from posenc_jax.hf._rope import LEARNED, MAXIMUM, Rope, frequencies_of
 from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, with_written_scales
 from posenc_jax.hf._settings import base_of, rope_settings, settings_by_type
-from posenc_jax.hf._typos import meant
+from posenc_jax.hf._tracked_mapping import TrackedMapping, agreed_value, concerns_positions, equal
+from posenc_jax.hf._typos import similar_keys
 
-# What an error is about: the first key that it names, and one that contradicts it.
+# The keys that an error is about: the first that it names, and one that contradicts it.
 _SUBJECTS = re.compile(r"(?:^(?:the key |the layer types \[.*?\] of )?|contradicts )([\w.]+)")
 # A config without a model_type may have these keys, although nothing is read from them.
 _SIZES = "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"
@@ -39,33 +39,6 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     $$\text{score} = \frac{\text{softmax\_scale}}{\sqrt{\text{head\_dim}}}\,
         \text{query\_scale}(p)\, (R_p q) \cdot (R_{p'} k)$$
 
-    The settings are those of `rope_parameters`, or of the older `rope_scaling`, `rope_theta`, `rotary_pct` and so on,
-    for all layers or for each layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3,
-    proportional; with `mrope_section`, positions have several coordinates. For some 260 model types, the library knows
-    what transformers keeps in code and not in the config, such as the layout or the layers without positions.
-
-    Every key about rotations must be understood: an unknown, unused or misspelled key is an error, and so are two keys
-    that contradict each other. Missing rope settings are an error too if the model's class in transformers has its own
-    defaults for them, or if releases have different ones and `transformers_version` names none. The order in which
-    rotated features are stored does not change the scores, as long as queries and keys share it: transformers sorts the
-    interleaved pairs of DeepSeek's latent attention into halves.
-
-    Args:
-      config: a parsed config.json, or an object whose to_dict() returns one. In multimodal ones, text_config is read.
-      layout: "half" or "interleaved", for weights in another layout than the model_type's. It must be given for a
-        config without a model_type, unless that has `rope_interleave`.
-      length: the longest sequence, prompt and answer, that the frequencies are for. It must be given for the rope types
-        "dynamic" and "longrope", whose spectra depend on it, and may be given for any config. Use one length for the
-        lifetime of a KV cache.
-
-    Returns:
-      RotaryPlan: layers (frequencies, head_dim, query_scale), layout, part, softmax_scale; `rotate` applies it.
-
-    Raises:
-      TypeError: if config is not a mapping, or a value does not have the type of its key.
-      ValueError: if a key is missing, misspelled, not used or contradicts another, a value is outside its range,
-        length or layout is needed and not given, or the model rotates in a way that a plan cannot express.
-
     Examples:
       >>> from posenc_jax.hf import rotary_from_config
       >>> llama = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096}
@@ -75,17 +48,46 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
       >>> plan.layout, plan.part, plan.layers[0].frequencies
       ('half', 'first', Frequencies(dim=128, angular=0.125 … 3.06893e-07))
 
+    Args:
+      config: a parsed config.json, or an object whose to_dict() returns one; in that of a multimodal model, text_config
+        is read.
+      layout: "half" or "interleaved", for weights in another layout than the model_type's. It must be given for a
+        config without a model_type, unless that has `rope_interleave`.
+      length: the length, prompt and answer together, of the longest sequence. It must be given for the rope types
+        "dynamic" and "longrope", whose frequencies depend on it. Use one length for the lifetime of a KV cache.
+
+    Returns:
+      RotaryPlan: layers (frequencies, head_dim, query_scale), layout, part, softmax_scale; `rotate` applies it.
+
+    Raises:
+      TypeError: if config is not a mapping, or a value does not have the type of its key.
+      ValueError: if a key is missing, misspelled, not used or contradicts another, a value is outside its range,
+        length or layout is needed and not given, or the model rotates in a way that a plan cannot express.
+
+    Notes:
+      - For some 260 model types, the library knows what transformers keeps in code and not in the config, such as the
+        layout or the layers without positions.
+      - The settings are those of `rope_parameters`, or of the older `rope_scaling`, `rope_theta`, `rotary_pct` and so
+        on, for all layers or for each layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3,
+        proportional; with `mrope_section`, positions have several coordinates.
+      - Every key about rotations must be understood: an unknown, unused or misspelled key is rejected, and so are two
+        keys that contradict each other.
+      - Missing rope settings are rejected if the model's class in transformers has its own defaults for them, or if
+        releases have different defaults and `transformers_version` names no release.
+      - The order in which rotated features are stored does not change the scores if queries and keys share it:
+        transformers sorts the interleaved pairs of DeepSeek's latent attention into halves.
+
     Reference:
       Hugging Face transformers 5.23.0: modeling_rope_utils.py, configuration_utils.py and the models' own modules.
     """
     length = None if length is None else checks.positive_int("length", length)
-    values = text_of(config)
-    new = rewritten(values)
+    values = parse_text_config(config)
+    rewritten_values = rewritten(values)
     try:
-        return _agreed_plan(new, layout, length)
+        return _agreed_plan(rewritten_values, layout, length)
     except (TypeError, ValueError) as error:
         message = str(error).removeprefix(errors.prefixed(""))
-        if message != str(error) and _names_rewritten(message, values, new):
+        if message != str(error) and _names_rewritten_key(message, values, rewritten_values):
             error.args = (f"{error} (by the spelling of model_type {values['model_type']!r}: {note_of(values)})",)
         elif " is missing" in message and (typo := _misspelled(values, message)):
             error.args = (f"{error}; is the key {typo} meant for it?",)
@@ -93,73 +95,73 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
 
 def _misspelled(values: Mapping[str, Any], message: str) -> str | None:
-    """The first key that is near the missing ones that a message names."""
+    """The first key of a config that is near one of the missing keys that a message names."""
     missing = re.findall(r"(\w+)(?![\w.])", message.partition(" is missing")[0])  # the ends of dotted names
-    settings = [d for found in rope_settings(values) for d in (found.values, *found.values.values())]
+    settings = [d for spelling in rope_settings(values) for d in (spelling.values, *spelling.values.values())]
     keys = [key for d in (values, *settings) if isinstance(d, Mapping) for key, value in d.items() if value is not None]
-    return next((key for key in keys if isinstance(key, str) and meant(key, missing)), None)
+    return next((key for key in keys if isinstance(key, str) and similar_keys(key, missing)), None)
 
 
-def _names_rewritten(message: str, old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
+def _names_rewritten_key(message: str, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
     """Whether a message is about a key that a rewriter wrote."""
-    words = {word for match in _SUBJECTS.finditer(message) for word in match[1].split(".")}
-    for key in [key for key, value in new.items() if key in words and old.get(key) is not value]:
-        if equal(old.get(key), new[key]):
+    subjects = {key for match in _SUBJECTS.finditer(message) for key in match[1].split(".")}
+    for key in [key for key, value in after.items() if key in subjects and before.get(key) is not value]:
+        if equal(before.get(key), after[key]):
             continue
-        both = isinstance(old.get(key), Mapping) and isinstance(new[key], Mapping)
-        if not both or _names_rewritten(message, old[key], new[key]):
+        both = isinstance(before.get(key), Mapping) and isinstance(after[key], Mapping)
+        if not both or _names_rewritten_key(message, before[key], after[key]):
             return True
     return False
 
 
 def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> RotaryPlan:
     """The plan; all spellings of the rope settings must give the same."""
-    written = rope_settings(values)
-    plans = [_plan(values, settings, layout, length) for settings in reversed(written)]  # rope_parameters first
+    spellings = rope_settings(values)
+    plans = [_plan(values, settings, layout, length) for settings in reversed(spellings)]  # rope_parameters first
     if plans[0] != plans[-1]:  # transformers takes rope_scaling
-        both = " contradicts ".join(f"{d.name} = {d.values!r:.60}" for d in written)
+        both = " contradicts ".join(f"{settings.name} = {settings.values!r:.60}" for settings in spellings)
         raise invalid(f"{both}: write all settings into one of them, the base of the model too")
     return plans[0]
 
 
-def _plan(values: Mapping[str, Any], settings: Keys, layout: Any, length: int | None) -> RotaryPlan:
+def _plan(values: Mapping[str, Any], settings: TrackedMapping, layout: Any, length: int | None) -> RotaryPlan:
     """The plan of a config from one spelling of its rope settings."""
     config = Config(values, model_of(values))
     layers = with_written_scales(config, "query_scales", _all_layers(config, settings, length))
     layout = _layout(config, layout)
     _check_switches(config)
     _check_chunks(config, length)
-    spectra = [dict(d) for d in dict.fromkeys(layer.settings for layer in layers) if d]
-    by_length = any("short_factor" in d or MAXIMUM in d for d in spectra)
-    length = length if by_length else None
+    spectra = [dict(settings) for settings in dict.fromkeys(layer.settings for layer in layers) if settings]
+    depends_on_length = any("short_factor" in settings or MAXIMUM in settings for settings in spectra)
+    length = length if depends_on_length else None
     indexer = _indexer(config, layers, length)
-    rotates_values = "rope_on_values" in config.model.reads and config.flag("rope_on_values")
+    rotates_values = "rope_on_values" in config.model.reads and config.get_flag("rope_on_values")
     if not config.model_type:
-        config.use(*_SIZES)
-        config.finish()
+        config.mark_read(*_SIZES)
+        config.reject_unread()
     config.check_spelling()
     if config.model_type and spectra:  # if no layer rotates, keys may stay unused
-        config.finish(speaks_of_positions)
+        config.reject_unread(concerns_positions)
     part = "last" if config.latent and spectra else "first"
     return RotaryPlan(tuple(layers), layout, part, _softmax_scale(spectra), length, indexer, rotates_values)
 
 
 def _check_switches(config: Config) -> None:
     """Raises if a switch is true that the model_type does not read."""
-    for name, read in config.switches.items():
-        fits = not config.found(name) or not config.flag(name) or read
+    for name, is_read in config.switches.items():
+        fits = not config.look_up(name) or not config.get_flag(name) or is_read
         require(fits, "the key {} = True is not known or not used here", name)
 
 
 def _check_chunks(config: Config, length: int | None) -> None:
     """Raises beyond one chunk of Qwen2.5-1M: dual-chunk attention equals plain RoPE only within one."""
-    d = config.within("dual_chunk_attention_config")
-    if d.values:
-        last = d.integer("chunk_size") - d.integer("local_size")
+    chunks = config.get_mapping("dual_chunk_attention_config")
+    if chunks.values:
+        longest = chunks.get_integer("chunk_size") - chunks.get_integer("local_size")
         reason = "dual-chunk attention equals plain RoPE only within one chunk"
         if length is None:
-            raise invalid(f"length must be given, at most {last}: {reason}")
-        require(length <= last, "length must be at most {}: {}, got {}", last, reason, length)
+            raise invalid(f"length must be given, at most {longest}: {reason}")
+        require(length <= longest, "length must be at most {}: {}, got {}", longest, reason, length)
 
 
 def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> RotaryPlan | None:
@@ -167,81 +169,89 @@ def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> R
     names, flag, reads = ("index_head_dim", "indexer_head_dim"), "indexer_rope_interleave", config.model.reads
     part = config.get("indexer_part", default="first") if "indexer_part" in reads else "first"
     part, facts = checks.one_of("indexer_part", part, ("first", "last")), config.model.indexer
-    if not (facts and (config.found(*names) or facts.head_dim)):
+    if not facts:
         return None
-    head_dim = config.integer(*names) if config.found(*names) else config.or_default(facts.head_dim, *names)
+    if config.look_up(*names):
+        head_dim = config.get_integer(*names)
+    elif facts.head_dim:
+        head_dim = config.default_unless_null(facts.head_dim, *names)
+    else:
+        return None
     layout = facts.layout
-    if flag in reads and config.found(flag):
-        layout = "interleaved" if config.flag(flag) else "half"
+    if flag in reads and config.look_up(flag):
+        layout = "interleaved" if config.get_flag(flag) else "half"
     widest = max(layer.rotary_dim for layer in layers)
-    require(head_dim >= widest, "{} must be at least {}, got {}", config.spelled(*names), widest, head_dim)
-    own = {layer: dataclasses.replace(layer, head_dim=head_dim, query_scale=None) for layer in set(layers)}
-    layers = with_written_scales(config, "indexer_query_scales", [own[layer] for layer in layers])
+    require(head_dim >= widest, "{} must be at least {}, got {}", config.spelling(*names), widest, head_dim)
+    narrowed = {layer: dataclasses.replace(layer, head_dim=head_dim, query_scale=None) for layer in set(layers)}
+    layers = with_written_scales(config, "indexer_query_scales", [narrowed[layer] for layer in layers])
     return RotaryPlan(tuple(layers), layout, part, length=length)
 
 
-def _all_layers(config: Config, settings: Keys, length: int | None) -> list[RotaryLayer]:
+def _all_layers(config: Config, settings: TrackedMapping, length: int | None) -> list[RotaryLayer]:
     """All layers; equal ones are read once."""
     count = count_of(config)
     types = layer_types(config, count)
-    by_type, own = settings_by_type(config, settings, types), overrides(config, count)
+    by_type, overrides = settings_by_type(config, settings, types), layer_overrides(config, count)
     rotates, bases = rotating(config, types), bases_of(config, count)
     layers, shared = [], {}
-    for i, (kind, base) in enumerate(zip(types, bases, strict=True)):
-        d = by_type.get(kind) if rotates[i] and base != 0 else None
-        key = kind, base, d is None, _identity(own.get(i, {}))
+    for i, (layer_type, base) in enumerate(zip(types, bases, strict=True)):
+        layer_settings = by_type.get(layer_type) if rotates[i] and base != 0 else None
+        layer_values = overrides.get(i, {})
+        key = layer_type, base, layer_settings is None, _identity(layer_values)
         if key not in shared:
-            shared[key] = _layer(config.with_own(own.get(i, {})), kind, d, base, length)
+            shared[key] = _layer(config.with_overrides(layer_values), layer_type, layer_settings, base, length)
         layers.append(shared[key])
     return layers
 
 
-def _identity(own: Mapping[str, Any]) -> frozenset[Any]:
-    """A key that is equal only for values that read alike; 1, 1.0 and True do not."""
-    return frozenset((k, type(v), v if isinstance(v, (str, int, float)) else id(v)) for k, v in own.items())
+def _identity(values: Mapping[str, Any]) -> frozenset[Any]:
+    """A key that is equal only for values that are read alike; 1, 1.0 and True are not."""
+    return frozenset((k, type(v), v if isinstance(v, (str, int, float)) else id(v)) for k, v in values.items())
 
 
-def _layer(config: Config, kind: str, d: Keys | None, base: float | None, length: int | None) -> RotaryLayer:
-    """A layer of type `kind` with the rope settings `d` (None: without positions); `base` replaces their base."""
-    head_dim, width = widths_of(config, kind)
-    if d is None:
+def _layer(
+    config: Config, layer_type: str, settings: TrackedMapping | None, base: float | None, length: int | None
+) -> RotaryLayer:
+    """A layer of type `layer_type` with these rope settings (None: without positions); `base` replaces their base."""
+    head_dim, width = widths_of(config, layer_type)
+    if settings is None:
         return RotaryLayer(geometric(0), head_dim, scale_without_positions(config))
-    width, by_type = rotary_dim_of(d, config, head_dim, width), base_of(d, config, kind)
-    rope = Rope(d, config, width, by_type if base is None else base, length)
-    frequencies, settings = spectrum(rope)
+    width, base_of_type = rotary_dim_of(settings, config, head_dim, width), base_of(settings, config, layer_type)
+    rope = Rope(settings, config, width, base_of_type if base is None else base, length)
+    frequencies, completed = frequencies_of(rope)
     scale = scale_with_positions(rope)
-    d.finish()
+    settings.reject_unread()
     if not config.latent or config.model.latent == "unscaled":
-        settings.pop("mscale_all_dim", None)  # its scores are not scaled
+        completed.pop("mscale_all_dim", None)  # its scores are not scaled
     if not config.latent:
-        settings |= {"partial_rotary_factor": share_for(width, head_dim)} if width < head_dim else {}
-    learned = settings.get(LEARNED)
-    return RotaryLayer(frequencies, head_dim, scale, tuple(sorted(settings.items())), learned)
+        completed |= {"partial_rotary_factor": share_for(width, head_dim)} if width < head_dim else {}
+    learned = completed.get(LEARNED)
+    return RotaryLayer(frequencies, head_dim, scale, tuple(sorted(completed.items())), learned)
 
 
-def _layout(config: Config, given: Any) -> Layout:
+def _layout(config: Config, layout: Any) -> Layout:
     """Which features make a pair, as the caller, the model's code or the config says, in this order."""
     model, names = config.model, ("rope_interleave", "rope_interleaved", "rotary_emb_interleaved")
     # A value that is not a flag is an error even if the caller overrules it.
-    said: dict[str, Layout] = {n: "interleaved" if config.flag(n) else "half" for n in config.found(*names)}
-    read = names[0] in model.reads and bool(said)
+    layouts: dict[str, Layout] = {n: "interleaved" if config.get_flag(n) else "half" for n in config.look_up(*names)}
+    is_set = names[0] in model.reads and bool(layouts)
     # rope_traditional is MLX's; where positions have coordinates, `interleaved` may be about these.
     others = ("rope_traditional", "interleaved") if model.sections is None else ("rope_traditional",)
-    said |= {n: "interleaved" if config.flag(n) else "half" for n in config.found(*others)}
-    written = config.found(*said)
-    if given is not None:
-        return checks.layout("layout", given)
-    if names[0] in model.reads and not read:
-        config.or_default(model.layout == "interleaved" or None, names[0])  # a null means halves
-    if model.layout and not read:
-        said[f"the layout of model_type {config.model_type!r}"] = model.layout
-    require(said, 'layout must be given, "half" or "interleaved", for a config without a model_type')
-    return agreed(said, written=written)
+    layouts |= {n: "interleaved" if config.get_flag(n) else "half" for n in config.look_up(*others)}
+    written = config.look_up(*layouts)
+    if layout is not None:
+        return checks.layout("layout", layout)
+    if names[0] in model.reads and not is_set:
+        config.default_unless_null(model.layout == "interleaved" or None, names[0])  # a null means halves
+    if model.layout and not is_set:
+        layouts[f"the layout of model_type {config.model_type!r}"] = model.layout
+    require(layouts, 'layout must be given, "half" or "interleaved", for a config without a model_type')
+    return agreed_value(layouts, written=written)
 
 
 def _softmax_scale(spectra: list[dict[str, Any]]) -> float:
     """The factor by which mscale_all_dim multiplies the scores of latent attention."""
-    roots = [temperature(d["factor"], d["mscale_all_dim"]) for d in spectra if "mscale_all_dim" in d]
+    roots = [temperature(x["factor"], x["mscale_all_dim"]) for x in spectra if "mscale_all_dim" in x]
     scales = {checks.number("the square that mscale_all_dim asks for", x * x) for x in roots} or {1.0}
     require(len(scales) == 1, "mscale_all_dim asks for different scales of the scores, {}", sorted(scales))
     return scales.pop()

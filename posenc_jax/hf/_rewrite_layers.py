@@ -1,4 +1,4 @@
-"""Rewriters of keys that say which layers there are and which of them rotate."""
+"""Rewriters of the keys about layers: how many there are, their types, and which of them rotate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require, require_type
 from posenc_jax.hf._config import RAW
-from posenc_jax.hf._keys import Keys, equal, mapping
 from posenc_jax.hf._layers import COUNTS, count_of
 from posenc_jax.hf._rewriting import (
     FULL,
@@ -24,6 +23,7 @@ from posenc_jax.hf._rewriting import (
     take_layers,
     take_only,
 )
+from posenc_jax.hf._tracked_mapping import TrackedMapping, equal, parse_mapping
 
 
 def exaone4(config: dict[str, Any]) -> None:
@@ -34,17 +34,17 @@ def exaone4(config: dict[str, Any]) -> None:
     fits = letters and set(letters) <= {"L", "G"}
     require(fits, "sliding_window_pattern must be a number or letters L and G, got {!r:.60}", letters)
     del config["sliding_window_pattern"]
-    if not Keys(config).found("layer_types", "layers_block_type"):
-        count = count_of(Keys(config))
+    if not TrackedMapping(config).look_up("layer_types", "layers_block_type"):
+        count = count_of(TrackedMapping(config))
         config["layer_types"] = [SLIDING if letters[i % len(letters)] == "L" else FULL for i in range(count)]
 
 
 def dory(config: dict[str, Any]) -> None:
     """layer_types may have an "mlp" after each layer, which num_hidden_layers then counts too."""
-    types = Keys(config).items("layer_types")
+    types = TrackedMapping(config).get_list("layer_types")
     if not types or "mlp" not in types:
         return
-    count = count_of(Keys(config))
+    count = count_of(TrackedMapping(config))
     fits = len(types) == count and set(types[1::2]) == {"mlp"} and "mlp" not in types[::2]
     require(fits, 'layer_types must have {} items, an "mlp" after each layer, got {!r:.60}', count, list(types))
     for name in COUNTS:
@@ -54,16 +54,16 @@ def dory(config: dict[str, Any]) -> None:
 
 def lara_mini(config: dict[str, Any]) -> None:
     """Layer i is a full one where i % 5 is 3, a sliding one where it is 1 or 4; the others have no attention."""
-    if not Keys(config).found("layer_types"):
+    if not TrackedMapping(config).look_up("layer_types"):
         period = LINEAR, SLIDING, LINEAR, FULL, SLIDING
-        config["layer_types"] = [period[i % 5] for i in range(count_of(Keys(config)))]
+        config["layer_types"] = [period[i % 5] for i in range(count_of(TrackedMapping(config)))]
 
 
 def nemotron_h(config: dict[str, Any]) -> None:
     """hybrid_override_pattern or layers_block_type has an item for each layer."""
     letters = config.get("hybrid_override_pattern")
     require_type(letters is None or isinstance(letters, str), "hybrid_override_pattern", "a string", letters)
-    blocks = Keys(config).items("layers_block_type", "layer_types")
+    blocks = TrackedMapping(config).get_list("layers_block_type", "layer_types")
     blocks = letters if blocks is None else blocks
     counts = () if blocks is None else COUNTS
     for name in ("layers_block_type", "layer_types", "hybrid_override_pattern", *counts):
@@ -76,10 +76,14 @@ def nemotron_nas(config: dict[str, Any]) -> None:
     """block_configs says which layers have no attention."""
     blocks = take_layers(config, "block_configs")
     if blocks is not None:
-        of_blocks = [Keys(mapping("block_configs", block), "block_configs") for block in blocks]
-        attention = [Keys(mapping("block_configs.attention", d.need("attention"))) for d in of_blocks]
-        without = [d.flag("no_op") or d.flag("replace_with_linear") for d in attention]
-        put_types(config, "block_configs", [LINEAR if x else FULL for x in without])
+        put_types(config, "block_configs", [FULL if _has_attention(block) else LINEAR for block in blocks])
+
+
+def _has_attention(block: Any) -> bool:
+    """Whether a block of block_configs has attention."""
+    block = TrackedMapping(parse_mapping("block_configs", block), "block_configs")
+    attention = TrackedMapping(parse_mapping("block_configs.attention", block.get_required("attention")))
+    return not (attention.get_flag("no_op") or attention.get_flag("replace_with_linear"))
 
 
 def minimax(config: dict[str, Any]) -> None:
@@ -91,7 +95,7 @@ def minimax(config: dict[str, Any]) -> None:
 
 def muse(config: dict[str, Any]) -> None:
     """layer_rope_theta is 0 for layers without positions; by default they are every fourth, counted from the last."""
-    count, bases = count_of(Keys(config)), take_layers(config, "layer_rope_theta")
+    count, bases = count_of(TrackedMapping(config)), take_layers(config, "layer_rope_theta")
     if bases is None:
         bases = [(count - 1 - i) % 4 for i in range(count)]
     put_flags(config, [checks.number("layer_rope_theta", base) for base in bases])
@@ -100,17 +104,17 @@ def muse(config: dict[str, Any]) -> None:
 def cohere2_moe(config: dict[str, Any]) -> None:
     """Sliding layers rotate, and so do dense layers where prefix_dense_sliding_window_pattern is 1."""
     drop_default_base(config, 10_000.0)
-    d = Keys(config)
-    count, first = count_of(d), parse_natural(config, "first_k_dense_replace", 0)
-    prefix = d.integer_or(1, "prefix_dense_sliding_window_pattern")
-    period = d.integer_or(4, "sliding_window_pattern")
+    tracked = TrackedMapping(config)
+    count, first = count_of(tracked), parse_natural(config, "first_k_dense_replace", 0)
+    prefix = tracked.get_integer_or(1, "prefix_dense_sliding_window_pattern")
+    period = tracked.get_integer_or(4, "sliding_window_pattern")
     dense = take_layers(config, "mlp_layer_types") or ["dense" if i < first else "sparse" for i in range(count)]
     full = [(i + 1) % prefix == 0 if i < first else (i - first + 1) % period == 0 for i in range(count)]
     types = take_layers(config, "layer_types") or [FULL if x else SLIDING for x in full]
     require(config.get("sliding_window", 0) is not None, "sliding_window must not be null in model_type 'cohere2_moe'")
     refuse(config, "rope_scaling")
     pairs = zip(types, dense, strict=True)
-    put_flags(config, [kind == SLIDING or (mlp == "dense" and prefix == 1) for kind, mlp in pairs])
+    put_flags(config, [layer_type == SLIDING or (mlp == "dense" and prefix == 1) for layer_type, mlp in pairs])
 
 
 def gemma4(config: dict[str, Any]) -> None:
@@ -122,48 +126,48 @@ def gemma4(config: dict[str, Any]) -> None:
 
 def zamba2(config: dict[str, Any]) -> None:
     """use_mem_rope says whether attention, whose heads are twice as wide as usual, has positions."""
-    d = Keys(config)
+    tracked = TrackedMapping(config)
     config.pop("kv_channels", None)  # half the width of a head
-    if not d.found("head_dim", "attention_head_dim"):
-        usual = 2 * d.integer("hidden_size") // d.integer("num_attention_heads")
-        config["head_dim"] = d.or_default(usual, "attention_head_dim")
-    if d.flag("use_long_context"):
+    if not tracked.look_up("head_dim", "attention_head_dim"):
+        usual = 2 * tracked.get_integer("hidden_size") // tracked.get_integer("num_attention_heads")
+        config["head_dim"] = tracked.default_unless_null(usual, "attention_head_dim")
+    if tracked.get_flag("use_long_context"):
         config["max_position_embeddings"] = 16384
-    put_flags(config, [d.flag("use_mem_rope")] * count_of(d))
+    put_flags(config, [tracked.get_flag("use_mem_rope")] * count_of(tracked))
     config.pop("use_mem_rope", None)
-    types = {str(kind) for kind in d.items("layers_block_type", "layer_types") or ()}
+    types = {str(layer_type) for layer_type in tracked.get_list("layers_block_type", "layer_types") or ()}
     unknown = sorted(types - {"hybrid", "mamba", LINEAR})
-    named = d.spelled("layers_block_type", "layer_types")
+    named = tracked.spelling("layers_block_type", "layer_types")
     require(not unknown, "{} must hold 'hybrid', 'mamba' or 'linear_attention', got {}", named, unknown)
 
 
 def latent_without_positions(config: dict[str, Any]) -> None:
     """Latent attention never rotates; the width of its heads is qk_nope_head_dim + qk_rope_head_dim, not head_dim."""
     take_only(config, True, "mla_use_nope")
-    rest = Keys(config).need("qk_rope_head_dim")
-    width = 0 if isinstance(rest, int) and rest == 0 else Keys(config).integer("qk_rope_head_dim")
-    config["head_dim"] = Keys(config).integer("qk_nope_head_dim") + width
+    rest = TrackedMapping(config).get_required("qk_rope_head_dim")
+    width = 0 if isinstance(rest, int) and rest == 0 else TrackedMapping(config).get_integer("qk_rope_head_dim")
+    config["head_dim"] = TrackedMapping(config).get_integer("qk_nope_head_dim") + width
 
 
 def longcat(config: dict[str, Any]) -> None:
     """num_layers counts pairs of attentions; head_dim is the rotated width, qk_rope_head_dim."""
-    d = Keys(config)
-    if d.found("num_layers"):
-        count = 2 * d.integer("num_layers")
+    tracked = TrackedMapping(config)
+    if tracked.look_up("num_layers"):
+        count = 2 * tracked.get_integer("num_layers")
         take_only(config, count, "num_hidden_layers")
         del config["num_layers"]
         config["num_hidden_layers"] = count
-    if d.found("qk_rope_head_dim"):
-        take_only(config, d.integer("qk_rope_head_dim"), "head_dim")
+    if tracked.look_up("qk_rope_head_dim"):
+        take_only(config, tracked.get_integer("qk_rope_head_dim"), "head_dim")
 
 
 def hrm(config: dict[str, Any]) -> None:
     """Without num_layers_per_stack, num_hidden_layers counts the layers of one stack, which runs several times."""
-    d = Keys(config)
-    high, low = d.integer_or(2, "H_cycles"), d.integer_or(3, "L_cycles")
-    count, runs = count_of(d), high * (low + 1)
-    if d.found("num_layers_per_stack"):
-        stack = d.integer("num_layers_per_stack")
+    tracked = TrackedMapping(config)
+    high, low = tracked.get_integer_or(2, "H_cycles"), tracked.get_integer_or(3, "L_cycles")
+    count, runs = count_of(tracked), high * (low + 1)
+    if tracked.look_up("num_layers_per_stack"):
+        stack = tracked.get_integer("num_layers_per_stack")
         message = "num_hidden_layers must be {} times num_layers_per_stack = {}, got {}"
         require(count == stack * runs, message, runs, stack, count)
     else:
@@ -172,19 +176,19 @@ def hrm(config: dict[str, Any]) -> None:
 
 def granitemoehybrid(config: dict[str, Any]) -> None:
     """Layers have positions only if position_embedding_type is "rope"."""
-    kind, known = Keys(config).string("position_embedding_type"), ("nope", "rope")
-    require(kind is None or kind in known, "position_embedding_type = {!r} is not one of {}", kind, known)
-    config["position_embedding_type"] = kind or "nope"
+    name, names = TrackedMapping(config).get_string("position_embedding_type"), ("nope", "rope")
+    require(name is None or name in names, "position_embedding_type = {!r} is not one of {}", name, names)
+    config["position_embedding_type"] = name or "nope"
 
 
 def mllama(config: Mapping[str, Any]) -> None:
     """cross_attention_layers must be given."""
-    Keys(config).need("cross_attention_layers")
+    TrackedMapping(config).get_required("cross_attention_layers")
 
 
 def baichuan(config: dict[str, Any]) -> None:
     """Only the smaller models have a rotary embedding."""
-    hidden = Keys(config).integer("hidden_size")
+    hidden = TrackedMapping(config).get_integer("hidden_size")
     require(hidden == 4096, "hidden_size must be 4096, got {}: the larger models of this type have ALiBi", hidden)
 
 
@@ -196,6 +200,6 @@ def openelm(config: dict[str, Any]) -> None:
 
 def esm(config: Mapping[str, Any]) -> None:
     """position_embedding_type must be "rotary"; the code reads no scaling."""
-    kind = Keys(config).need("position_embedding_type")
-    require(equal(kind, "rotary"), "position_embedding_type must be 'rotary', got {!r:.60}", kind)
+    name = TrackedMapping(config).get_required("position_embedding_type")
+    require(equal(name, "rotary"), "position_embedding_type must be 'rotary', got {!r:.60}", name)
     refuse(config, *RAW)

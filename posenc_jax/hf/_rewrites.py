@@ -1,4 +1,4 @@
-"""What single types and families do or spell in their own way, rewritten in the keys that the reader knows.
+"""What one type or family alone does or spells, rewritten in the keys that `plan_to_config` writes.
 
 A rewriter changes some keys of a config; the others are read as in every config. Its docstring says what is special:
 the site's table of model types and errors about rewritten keys show it.
@@ -12,7 +12,7 @@ from typing import Any
 from posenc_jax.hf import _rewrite_layers as layers
 from posenc_jax.hf import _rewrite_settings as settings
 from posenc_jax.hf._models import canonical_type
-from posenc_jax.hf._rewriting import Asked, Rewriter, only, renamed
+from posenc_jax.hf._rewriting import Rewriter, RewrittenConfig, only, renamed
 
 _FAMILIES: dict[str, Rewriter] = {
     "baichuan": layers.baichuan,
@@ -83,9 +83,9 @@ _FAMILIES: dict[str, Rewriter] = {
 REWRITERS = {name: rewrite for names, rewrite in _FAMILIES.items() for name in names.split()}
 
 
-def rewritten(values: Mapping[str, Any]) -> Asked:
-    """The keys of a config, rewritten for its model_type; it records which keys the rewriter looked for."""
-    result, rewrite = Asked(values), _rewriter_of(values)
+def rewritten(values: Mapping[str, Any]) -> RewrittenConfig:
+    """A config, rewritten for its model_type; it records which keys the rewriter looked up."""
+    result, rewrite = RewrittenConfig(values), _rewriter_of(values)
     if rewrite:
         rewrite(result)
     return result

@@ -1,4 +1,4 @@
-"""What rewriters share: they take keys out of a config, check them, and put others in."""
+"""Functions of several rewriters, which take keys out of a config, check them, and put others in."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Any
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import RAW
-from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping
 from posenc_jax.hf._layers import count_of
+from posenc_jax.hf._tracked_mapping import TrackedMapping, agreed_value, check_agreement, equal, parse_mapping
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 Rewriter = Callable[[dict[str, Any]], None]
 
 
-class Asked(dict[str, Any]):
-    """A config that records which keys were looked for, and which of them are refused."""
+class RewrittenConfig(dict[str, Any]):
+    """A config that records which keys its rewriter looked up, and which of them are refused."""
 
     def __init__(self, values: Mapping[str, Any]):
         super().__init__(values)
-        self.asked: set[str] = set()
+        self.keys_looked_up: set[str] = set()
         self.refused: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key."""
-        self.asked.add(key)
+        self.keys_looked_up.add(key)
         return super().get(key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
         """Takes out a key."""
-        self.asked.add(key)
+        self.keys_looked_up.add(key)
         return super().pop(key, *default)
 
     def __contains__(self, key: object) -> bool:
-        self.asked.add(str(key))
+        self.keys_looked_up.add(str(key))
         return super().__contains__(key)
 
 
@@ -44,11 +44,11 @@ class Asked(dict[str, Any]):
 
 def take_layers(config: dict[str, Any], name: str, *, more: str = "") -> tuple[Any, ...] | None:
     """Takes out a list with an item for each layer; the key `more` says how many more items it may have."""
-    items = Keys(config).items(name)
+    items = TrackedMapping(config).get_list(name)
     config.pop(name, None)
     if items is None:
         return None
-    count = count_of(Keys(config))
+    count = count_of(TrackedMapping(config))
     rest = config.get(more) if more else 0
     fits = len(items) == count or isinstance(rest, int) and len(items) == count + rest
     require(fits, "{} must have {} items, one for each layer, got {}", name, count, len(items))
@@ -80,15 +80,15 @@ def _same(value: Any, usual: Any) -> bool:
 
 def take_settings(config: dict[str, Any]) -> dict[str, Any]:
     """Takes out the rope settings, in either spelling."""
-    found = {name: dict(mapping(name, value)) for name, value in Keys(config).found(*RAW).items()}
+    spellings = {name: dict(parse_mapping(name, value)) for name, value in TrackedMapping(config).look_up(*RAW).items()}
     for name in RAW:
         config.pop(name, None)
-    return agreed({name: value for name, value in found.items() if value}, {})
+    return agreed_value({name: settings for name, settings in spellings.items() if settings}, {})
 
 
 def settings_of_types(config: Mapping[str, Any]) -> dict[str, Any]:
     """The rope settings of a type that has an entry for each layer type."""
-    settings = mapping("rope_parameters", Keys(config).need("rope_parameters"))
+    settings = parse_mapping("rope_parameters", TrackedMapping(config).get_required("rope_parameters"))
     flat = settings and not any(value is None or isinstance(value, Mapping) for value in settings.values())
     message = "rope_parameters must hold settings for each layer type, got {!r:.60}"
     require(not flat, message, settings)
@@ -97,24 +97,27 @@ def settings_of_types(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def take_repeated(config: dict[str, Any], types: Sequence[Any], name: str, key: str = "", *, more: str = "") -> None:
     """Takes out a value, or a list for each layer, that repeats `key` of the layer types' settings."""
-    value, settings = config.get(name), mapping("rope_parameters", config["rope_parameters"])
-    of_types = {kind: Keys(settings).within(kind).values.get(key or name) for kind in dict.fromkeys(map(str, types))}
+    value, settings = config.get(name), parse_mapping("rope_parameters", config["rope_parameters"])
+    by_layer_type = {x: TrackedMapping(settings).get_mapping(x) for x in dict.fromkeys(map(str, types))}
+    values = {layer_type: inner.values.get(key or name) for layer_type, inner in by_layer_type.items()}
     if value is None:
         return
-    if None in of_types.values():
+    if None in values.values():
         refuse(config, name)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        for kind, item in by_type(name, types, take_layers(config, name, more=more) or ()).items():
-            check_agreement({f"rope_parameters.{kind}.{key or name}": of_types[kind], f"{name} of {kind}": item})
+        for layer_type, item in by_type(name, types, take_layers(config, name, more=more) or ()).items():
+            check_agreement(
+                {f"rope_parameters.{layer_type}.{key or name}": values[layer_type], f"{name} of {layer_type}": item}
+            )
     else:
         message = "{} = {!r:.60} contradicts rope_parameters, whose layer types have {}"
-        require(any(equal(value, x) for x in of_types.values()), message, name, value, list(of_types.values()))
+        require(any(equal(value, x) for x in values.values()), message, name, value, list(values.values()))
         del config[name]
 
 
 def refuse(config: Mapping[str, Any], *names: str) -> None:
     """Raises if a config has one of these keys: the code of its model_type does not read them."""
-    if isinstance(config, Asked):
+    if isinstance(config, RewrittenConfig):
         config.refused.update(names)
     for name in names:
         value, model_type = config.get(name), config["model_type"]
@@ -126,9 +129,9 @@ def refuse(config: Mapping[str, Any], *names: str) -> None:
 
 
 def put_types(config: dict[str, Any], source: str, types: Iterable[str]) -> None:
-    """Writes the types of layers, which the key `source` says; the config must not contradict them."""
+    """Writes the types of layers, which come from the key `source`; the config must not contradict them."""
     types = list(types)
-    for name, value in Keys(config).found("layer_types", "layers_block_type").items():
+    for name, value in TrackedMapping(config).look_up("layer_types", "layers_block_type").items():
         same = isinstance(value, Sequence) and list(value) == types
         require(same, "{} contradicts {} = {!r:.60}", source, name, value)
     config["layer_types"] = types
@@ -142,15 +145,16 @@ def put_flags(config: dict[str, Any], rotates: Iterable[Any]) -> None:
 
 def put_settings(config: dict[str, Any], *unread: str, **more: Any) -> None:
     """Writes what the code does into the rope settings, in the config's spelling, and drops `unread` ones."""
-    for name in [name for name in RAW if Keys(config).within(name).values] or RAW[1:]:
-        settings = Keys(config).within(name).values
+    for name in [name for name in RAW if TrackedMapping(config).get_mapping(name).values] or RAW[1:]:
+        settings = TrackedMapping(config).get_mapping(name).values
         refuse({"model_type": config["model_type"], **settings}, *more)
         config[name] = {key: value for key, value in settings.items() if key not in unread} | more
 
 
 def drop_default_base(config: dict[str, Any], base: float) -> None:
     """Takes out a base that is the class's, which transformers writes beside the base in rope_parameters."""
-    if equal(config.get("rope_theta"), base) and Keys(config).within("rope_parameters").found("rope_theta"):
+    settings = TrackedMapping(config).get_mapping("rope_parameters")
+    if equal(config.get("rope_theta"), base) and settings.look_up("rope_theta"):
         del config["rope_theta"]
 
 
@@ -166,10 +170,10 @@ def by_type(name: str, types: Sequence[Any], items: Sequence[Any]) -> dict[str, 
     """The item of each layer type; layers of one type must have the same."""
     require(len(types) == len(items), "{} must have {} items, one for each layer, got {}", name, len(types), len(items))
     result: dict[str, Any] = {}
-    for kind, item in zip(map(str, types), items, strict=True):
-        first = result.setdefault(kind, item)
+    for layer_type, item in zip(map(str, types), items, strict=True):
+        first = result.setdefault(layer_type, item)
         message = "{} must be the same in all layers of type {!r}, got {!r:.60} and {!r:.60}"
-        require(equal(item, first), message, name, kind, first, item)
+        require(equal(item, first), message, name, layer_type, first, item)
     return result
 
 
@@ -179,8 +183,9 @@ def renamed(**names: str) -> Rewriter:
     def rewrite(config: dict[str, Any]) -> None:
         for old, new in names.items():
             if old in config:
-                d = Keys(config)
-                config[new] = d.or_default(agreed(d.found(old, new), None), old, new)  # raises for a null beside it
+                tracked = TrackedMapping(config)
+                value = agreed_value(tracked.look_up(old, new), None)
+                config[new] = tracked.default_unless_null(value, old, new)  # raises for a null beside the value
                 del config[old]
 
     rewrite.__doc__ = "; ".join(f"{old} is another name of {new}" for old, new in names.items()) + "."
@@ -203,7 +208,7 @@ def only(usual: Mapping[str, Any], *ignored: str) -> Rewriter:
 
 def parse_natural(config: Mapping[str, Any], name: str, default: int) -> int:
     """The value of a key, an integer of at least 0."""
-    value = Keys(config).get(name, default=default)
+    value = TrackedMapping(config).get(name, default=default)
     fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     require(fits, "{} must be an integer of at least 0, got {!r:.60}", name, value)
     return checks.integer(name, value)

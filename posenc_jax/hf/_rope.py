@@ -1,6 +1,6 @@
-"""The rope types: each reads its settings and names the function that makes the spectrum.
+"""The rope types: each reads its settings and names the function that makes the frequencies.
 
-`spectrum` calls that function once all settings are read, and prefixes its errors with the rope type.
+`frequencies_of` calls that function once all settings are read, and prefixes its errors with the rope type.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from posenc_jax._frequencies.scalings import linear_scaling, llama3, longrope, p
 from posenc_jax._jax import checks, errors
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import ORIGINAL, Config, canonical
-from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal
-from posenc_jax.hf._typos import meant
+from posenc_jax.hf._tracked_mapping import TrackedMapping, agreed_value, check_agreement, equal
+from posenc_jax.hf._typos import similar_keys
 
 MAXIMUM = "max_position_embeddings"
 SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 LEARNED = "learned_log_factor"  # written by the rewriter of Mistral Large 4: the name of the parameter
 _STEPS = "dynamic_steps"  # written by the rewriter of Qwen 1, whose configs say it in other keys
-# Settings of scalings, without which a rope type means nothing.
+# Settings of scalings, which mean nothing without a rope type.
 _SCALED = (
     "factor", "alpha", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
     "attention_factor", "attn_factor", "extrapolation_factor", "truncate", "short_factor", "long_factor",
 )  # fmt: skip
-_NONE: Any = object()  # for a null key that has no default: it is an error all the same
+_NO_DEFAULT: Any = object()  # of a key that has none: a null is an error all the same
 _REFUSED_TYPES = {
     "mllama4": "it is that of Llama 4's vision tower, which vision_rotary_from_config reads",
     "xdrope": "its two features of a pair may turn by different coordinates",
@@ -40,187 +40,199 @@ Settings = dict[str, Any]
 Make = Callable[[], Any]  # makes the Frequencies
 
 
-def rope_type_of(d: Keys) -> str:
+def rope_type_of(settings: TrackedMapping) -> str:
     """The rope type, by its name in transformers 5."""
-    found = d.take("rope_type", "type")
-    for name, value in found.items():
-        reason = _REFUSED_TYPES.get(str(value))
-        require(not reason, "{} = {!r} is not read: {}", name, value, reason)
-    names = {name: canonical(value) for name, value in found.items()}
-    result = agreed(names, written=found) if names else d.or_default("default", "rope_type", "type")
+    written = settings.read("rope_type", "type")
+    for key, name in written.items():
+        reason = _REFUSED_TYPES.get(str(name))
+        require(not reason, "{} = {!r} is not read: {}", key, name, reason)
+    names = {key: canonical(name) for key, name in written.items()}
+    if not names:
+        return settings.default_unless_null("default", "rope_type", "type")
+    result = agreed_value(names, written=written)
     if not equal(result, _STEPS):
-        known, name = sorted(set(_TYPES) - {_STEPS}), next(iter(found), "")
-        near = meant(str(result), known)
+        key, candidates = next(iter(written)), sorted(set(_TYPES) - {_STEPS})
+        similar = similar_keys(str(result), candidates)
         message = "{} must be one of {}, got {!r:.60}: is {} meant?"
-        require(not near, message, name, known, result, " or ".join(map(repr, near)))
-        result = checks.one_of(name, result, known)
-    require("mrope" not in found.values() or d.found("mrope_section"), "{}mrope_section is missing", d.label)
+        require(not similar, message, key, candidates, result, " or ".join(map(repr, similar)))
+        result = checks.one_of(key, result, candidates)
+    has_sections = "mrope" not in written.values() or settings.look_up("mrope_section")
+    require(has_sections, "{}mrope_section is missing", settings.label)
     return result
 
 
-def default_share(d: Keys, config: Config) -> float:
-    """The share of a head that rotates if no key says it. A null raises where it means something else, or nothing."""
+def default_share(settings: TrackedMapping, config: Config) -> float:
+    """The share of a head that rotates if no key sets it. A null raises where it means something else, or nothing."""
     model = config.model
-    share = 1.0 if model.whole_if_scaled and rope_type_of(d) != "default" else model.partial or 1.0
+    share = 1.0 if model.whole_if_scaled and rope_type_of(settings) != "default" else model.partial or 1.0
     # A null partial_rotary_factor means the whole head, but the classes of Phi-3 have no null.
     names = SHARES if share < 1 or model.original_max else SHARES[1:]
-    return config.or_default(share, *(name for name in names if name in model.reads))
+    return config.default_unless_null(share, *(name for name in names if name in model.reads))
 
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """The rope settings `d` of a layer, and the values outside that they depend on."""
+    """The rope settings of a layer, and the values outside them on which they depend."""
 
-    d: Keys
+    settings: TrackedMapping
     config: Config
     width: int
     theta: float
     length: int | None
 
-    def plain(self) -> Frequencies:
-        """The unscaled spectrum."""
+    def unscaled(self) -> Frequencies:
+        """The frequencies without scaling."""
         return geometric(self.width, self.theta)
 
     def maximum(self) -> int:
         """The maximum sequence length of the model."""
-        return _length(self.d.take(MAXIMUM) | self.config.take(MAXIMUM), MAXIMUM)
+        return _parse_length(self.settings.read(MAXIMUM) | self.config.read(MAXIMUM), MAXIMUM)
 
     def original(self) -> int:
-        """The length that the model was trained for before its spectrum was scaled."""
-        within, outside = self.d.take(ORIGINAL), self.config.take(ORIGINAL)
-        default, own = self.config.model.original_max, self.d.nested or self.config.model.thetas
-        if not own:
-            self.config.or_default(default or _NONE, ORIGINAL)
-        if own or not (outside or default):
-            self.d.or_default(_NONE, ORIGINAL)
+        """The length that the model was trained for before its frequencies were scaled."""
+        inside, outside = self.settings.read(ORIGINAL), self.config.read(ORIGINAL)
+        default = self.config.model.original_max
+        of_layer_type = self.settings.of_layer_type or self.config.model.thetas
+        if not of_layer_type:
+            self.config.default_unless_null(default or _NO_DEFAULT, ORIGINAL)
+        if of_layer_type or not (outside or default):
+            self.settings.default_unless_null(_NO_DEFAULT, ORIGINAL)
         if default and not outside:
             outside = {f"{ORIGINAL}, where absent,": default}
-        check_agreement(within | outside)  # releases and types differ in which one wins
-        found = within if own else within | outside  # beside settings for layer types, it is not read
+        check_agreement(inside | outside)  # releases and types differ in which one wins
+        spellings = inside if of_layer_type else inside | outside
         message = (
             "{}{} is missing: write the length that the model was trained for before its scaling; transformers takes "
             "max_position_embeddings = {!r:.60}, which may be that after it"
         )
-        require(found, message, self.d.label, ORIGINAL, self.config.values.get(MAXIMUM))
-        return _length(found, ORIGINAL)
+        require(spellings, message, self.settings.label, ORIGINAL, self.config.values.get(MAXIMUM))
+        return _parse_length(spellings, ORIGINAL)
 
     def factor(self) -> float:
         """How many times longer the model's sequences are than the original ones."""
-        value = self.d.number("factor", None)
+        value = self.settings.get_number("factor", None)
         return self.maximum() / self.original() if value is None else value
 
-    def needed_factor(self) -> float:
+    def required_factor(self) -> float:
         """The factor, which the config must give."""
-        require(self.d.found("factor"), "{}factor is missing", self.d.label)
+        require(self.settings.look_up("factor"), "{}factor is missing", self.settings.label)
         return self.factor()
 
-    def needed_length(self) -> int:
+    def required_length(self) -> int:
         """The length, which the caller must give."""
         if self.length is None:
-            raise invalid(f"length must be given: the spectrum of {self.d.spelled('rope_type', 'type')} depends on it")
+            name = self.settings.spelling("rope_type", "type")
+            raise invalid(f"length must be given: the spectrum of {name} depends on it")
         return self.length
 
 
-def _length(found: dict[str, Any], missing: str) -> int:
+def _parse_length(spellings: dict[str, Any], missing: str) -> int:
     """A number of positions by its spellings; a file may have it as a float."""
-    value = agreed(found, missing=missing)
+    value = agreed_value(spellings, missing=missing)
     whole = isinstance(value, float) and value.is_integer()
-    return checks.length(next(iter(found)), int(value) if whole else value)
+    return checks.length(next(iter(spellings)), int(value) if whole else value)
 
 
-def _default(x: Rope) -> tuple[Settings, Make]:
-    return {}, x.plain
+def _default(rope: Rope) -> tuple[Settings, Make]:
+    return {}, rope.unscaled
 
 
-def _linear(x: Rope) -> tuple[Settings, Make]:
-    factor = x.needed_factor()
-    return {"factor": factor}, lambda: linear_scaling(x.plain(), factor)
+def _linear(rope: Rope) -> tuple[Settings, Make]:
+    factor = rope.required_factor()
+    return {"factor": factor}, lambda: linear_scaling(rope.unscaled(), factor)
 
 
-def _dynamic(x: Rope) -> tuple[Settings, Make]:
-    if "alpha" in x.config.model.reads and (alpha := x.d.number("alpha", None)):
+def _dynamic(rope: Rope) -> tuple[Settings, Make]:
+    if "alpha" in rope.config.model.reads and (alpha := rope.settings.get_number("alpha", None)):
         # Hunyuan's configs also have a factor of 1 and YaRN's keys, which its code does not read.
-        x.d.use("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-        check_agreement(x.d.take("factor") | {"the factor that goes with alpha": 1.0})
-        return {"alpha": alpha}, partial(ntk, x.width, x.theta, alpha)
-    factor, maximum = x.needed_factor(), x.maximum()
-    result = partial(dynamic_ntk, x.width, x.theta, factor, maximum, x.needed_length())
+        rope.settings.mark_read("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+        check_agreement(rope.settings.read("factor") | {"the factor that goes with alpha": 1.0})
+        return {"alpha": alpha}, partial(ntk, rope.width, rope.theta, alpha)
+    factor, maximum = rope.required_factor(), rope.maximum()
+    result = partial(dynamic_ntk, rope.width, rope.theta, factor, maximum, rope.required_length())
     return {"factor": factor, MAXIMUM: maximum}, result
 
 
-def _dynamic_steps(x: Rope) -> tuple[Settings, Make]:
+def _dynamic_steps(rope: Rope) -> tuple[Settings, Make]:
     """Dynamic NTK of Qwen 1: the base grows when the length passes the maximum times a power of two."""
-    maximum = x.maximum()
-    steps = math.ceil(math.log2(x.needed_length() / maximum) + 1)
-    return {MAXIMUM: maximum}, partial(ntk, x.width, x.theta, max(2.0**steps - 1, 1.0))
+    maximum = rope.maximum()
+    steps = math.ceil(math.log2(rope.required_length() / maximum) + 1)
+    return {MAXIMUM: maximum}, partial(ntk, rope.width, rope.theta, max(2.0**steps - 1, 1.0))
 
 
-def _yarn(x: Rope) -> tuple[Settings, Make]:
+def _yarn(rope: Rope) -> tuple[Settings, Make]:
+    settings = rope.settings
     # A null factor means the ratio of the lengths; an absent one is an error.
-    factor = x.factor() if x.d.is_null("factor") else x.needed_factor()
-    truncate = x.d.get("truncate", default=True)
+    factor = rope.factor() if settings.is_null("factor") else rope.required_factor()
+    truncate = settings.get("truncate", default=True)
     message = "{}truncate = False, which transformers does not read in settings for a layer type"
-    require(truncate is not False or not (x.d.nested or x.config.model.thetas), message, x.d.label)
-    original = x.original()
-    mscale, all_dim = x.d.number("mscale", None), x.d.number("mscale_all_dim", None)
-    if "deepseek_yarn" in x.d.found("rope_type", "type").values():  # vLLM's name, with its own defaults
-        own = temperature(factor, 1.0 if mscale is None else mscale) / temperature(factor, all_dim or 0.0)
+    is_read = not (settings.of_layer_type or rope.config.model.thetas)
+    require(truncate is not False or is_read, message, settings.label)
+    original = rope.original()
+    mscale, all_dim = settings.get_number("mscale", None), settings.get_number("mscale_all_dim", None)
+    if "deepseek_yarn" in settings.look_up("rope_type", "type").values():  # vLLM's name, with its own defaults
+        default = temperature(factor, 1.0 if mscale is None else mscale) / temperature(factor, all_dim or 0.0)
+    elif mscale and all_dim:
+        default = temperature(factor, mscale) / temperature(factor, all_dim)
     else:
-        own = temperature(factor, mscale) / temperature(factor, all_dim) if mscale and all_dim else temperature(factor)
-    own, given = _scaled_amplitude(x.d, own), x.d.number("attention_factor", None)
-    settings = {
-        "beta_fast": x.d.number("beta_fast", None) or 32.0,
-        "beta_slow": x.d.number("beta_slow", None) or 1.0,
+        default = temperature(factor)
+    default, amplitude = _scaled_amplitude(settings, default), settings.get_number("attention_factor", None)
+    options = {
+        "beta_fast": settings.get_number("beta_fast", None) or 32.0,
+        "beta_slow": settings.get_number("beta_slow", None) or 1.0,
         "truncate": truncate,
-        "attention_factor": own if given is None else given,
+        "attention_factor": default if amplitude is None else amplitude,
     }
-    result = partial(yarn, x.width, x.theta, factor, original, **settings)
-    rest = {"factor": factor, ORIGINAL: original} | ({"mscale_all_dim": all_dim} if all_dim else {})
-    return settings | rest, result
+    make = partial(yarn, rope.width, rope.theta, factor, original, **options)
+    others = {"factor": factor, ORIGINAL: original} | ({"mscale_all_dim": all_dim} if all_dim else {})
+    return options | others, make
 
 
-def _scaled_amplitude(d: Keys, own: float) -> float:
-    """The amplitude `own`, multiplied or dropped by keys of the first YaRN code and of vLLM."""
-    d.use("finetuned")
+def _scaled_amplitude(settings: TrackedMapping, amplitude: float) -> float:
+    """The amplitude, multiplied or dropped by keys of the first YaRN code and of vLLM."""
+    settings.mark_read("finetuned")
     message = "{}extrapolation_factor must be 1, which keeps fast pairs as they are, got {}"
-    extrapolation = d.number("extrapolation_factor", 1.0)
-    require(extrapolation == 1, message, d.label, extrapolation)
-    factor, scaled = d.number("attn_factor", 1.0), d.flag("apply_yarn_scaling", default=True)
-    for name, value in d.found("attention_factor").items():
-        others = ", ".join(d.found("attn_factor", "apply_yarn_scaling"))
-        require(factor == 1 and scaled, "{} = {!r:.60} contradicts {}", name, value, others)
-    return factor * (own if scaled else 1.0)
+    extrapolation = settings.get_number("extrapolation_factor", 1.0)
+    require(extrapolation == 1, message, settings.label, extrapolation)
+    factor, is_scaled = settings.get_number("attn_factor", 1.0), settings.get_flag("apply_yarn_scaling", default=True)
+    for name, value in settings.look_up("attention_factor").items():
+        others = ", ".join(settings.look_up("attn_factor", "apply_yarn_scaling"))
+        require(factor == 1 and is_scaled, "{} = {!r:.60} contradicts {}", name, value, others)
+    return factor * (amplitude if is_scaled else 1.0)
 
 
-def _longrope(x: Rope) -> tuple[Settings, Make]:
-    names = ("short_factor", "long_factor")
-    lists = {name: checks.sequence(x.d.label + name, x.d.need(name), "numbers") for name in names}
-    lengths = {"original_max": x.original(), "factor": x.factor(), "length": x.needed_length()}
+def _longrope(rope: Rope) -> tuple[Settings, Make]:
+    settings = rope.settings
+    lists = {
+        name: checks.sequence(settings.label + name, settings.get_required(name), "numbers")
+        for name in ("short_factor", "long_factor")
+    }
+    lengths = {"original_max": rope.original(), "factor": rope.factor(), "length": rope.required_length()}
     # Phi-3-small and Phi-3.5-MoE have one amplitude for each list.
-    own = {name: x.d.number(name, None) for name in ("short_mscale", "long_mscale")}
-    chosen = own["long_mscale" if lengths["length"] > lengths["original_max"] else "short_mscale"]
-    given = x.d.number("attention_factor", None)
-    amplitude = chosen if given is None else given
+    amplitudes = {name: settings.get_number(name, None) for name in ("short_mscale", "long_mscale")}
+    of_list = amplitudes["long_mscale" if lengths["length"] > lengths["original_max"] else "short_mscale"]
+    amplitude = settings.get_number("attention_factor", None)
+    amplitude = of_list if amplitude is None else amplitude
     message = "{}attention_factor = {} contradicts short_mscale and long_mscale"
-    require(chosen in (None, amplitude), message, x.d.label, amplitude)
-    settings = {"factor": lengths["factor"], ORIGINAL: lengths["original_max"], "attention_factor": amplitude}
-    return lists | settings, lambda: longrope(x.plain(), **lists, **lengths, attention_factor=amplitude)
+    require(of_list in (None, amplitude), message, settings.label, amplitude)
+    others = {"factor": lengths["factor"], ORIGINAL: lengths["original_max"], "attention_factor": amplitude}
+    return lists | others, lambda: longrope(rope.unscaled(), **lists, **lengths, attention_factor=amplitude)
 
 
-def _llama3(x: Rope) -> tuple[Settings, Make]:
-    factor = x.needed_factor()
-    bounds = {name: x.d.number(name) for name in ("low_freq_factor", "high_freq_factor")}
-    original = x.original()
-    settings = {"factor": factor, ORIGINAL: original}
-    return bounds | settings, lambda: llama3(x.plain(), factor, original_max=original, **bounds)
+def _llama3(rope: Rope) -> tuple[Settings, Make]:
+    factor = rope.required_factor()
+    bounds = {name: rope.settings.get_number(name) for name in ("low_freq_factor", "high_freq_factor")}
+    original = rope.original()
+    others = {"factor": factor, ORIGINAL: original}
+    return bounds | others, lambda: llama3(rope.unscaled(), factor, original_max=original, **bounds)
 
 
-def _proportional(x: Rope) -> tuple[Settings, Make]:
+def _proportional(rope: Rope) -> tuple[Settings, Make]:
     name = SHARES[0]
-    found = x.d.take(name) | ({} if x.d.nested else x.config.take(name))
-    fraction = agreed(found) if found else default_share(x.d, x.config)
-    factor = x.d.number("factor", 1.0)
-    return {name: fraction, "factor": factor}, partial(proportional, x.width, x.theta, fraction, factor)
+    shares = rope.settings.read(name) | ({} if rope.settings.of_layer_type else rope.config.read(name))
+    fraction = agreed_value(shares) if shares else default_share(rope.settings, rope.config)
+    factor = rope.settings.get_number("factor", 1.0)
+    return {name: fraction, "factor": factor}, partial(proportional, rope.width, rope.theta, fraction, factor)
 
 
 _TYPES: dict[str, Callable[[Rope], tuple[Settings, Make]]] = {
@@ -235,26 +247,26 @@ _TYPES: dict[str, Callable[[Rope], tuple[Settings, Make]]] = {
 }
 
 
-def _coordinates(x: Rope, frequencies: Frequencies, said: str) -> tuple[Frequencies, Settings]:
-    """The spectrum with its pairs divided among coordinates, and the settings that say how, if any do."""
-    model = x.config.model
-    sections = None if model.sections is None else x.d.get("mrope_section", default=model.sections or None)
+def _with_coordinates(rope: Rope, frequencies: Frequencies, label: str) -> tuple[Frequencies, Settings]:
+    """The frequencies with their pairs divided among coordinates, and the settings for that, if there are any."""
+    model, settings, model_type = rope.config.model, rope.settings, rope.config.model_type
+    sections = None if model.sections is None else settings.get("mrope_section", default=model.sections or None)
     if sections is None:
         return frequencies, {}
-    name, count = f"{x.d.label}mrope_section", frequencies.num_pairs
+    name, count = f"{settings.label}mrope_section", frequencies.num_pairs
     message = "{} is missing, and {} of model_type {!r} do not sum to {} pairs"
-    fits = x.d.found("mrope_section") or sum(sections) == count
-    require(fits, message, name, sections, x.config.model_type, count)
+    fits = settings.look_up("mrope_section") or sum(sections) == count
+    require(fits, message, name, sections, model_type, count)
     sections = checks.positive_ints(name, sections)
-    few = len(sections) <= 3 or not x.config.model_type
-    require(few, "{}mrope_section must have three sections, got {}", x.d.label, sections)
-    if "mrope_alternating" in model.reads and x.d.flag("mrope_alternating"):
+    require(len(sections) <= 3 or not model_type, "{} must have three sections, got {}", name, sections)
+    if "mrope_alternating" in model.reads and settings.get_flag("mrope_alternating"):
         frequencies = _alternating(frequencies, sections)
         return frequencies, {"mrope_section": sections, "mrope_alternating": True}
-    own = {f"that of model_type {x.config.model_type!r}": model.interleaved_sections}
-    own = {} if model.interleaved_sections is None else own
-    interleaved = agreed(x.d.take("mrope_interleaved", "interleaved") | own, False)
-    with errors.labelled(said):
+    flags = settings.read("mrope_interleaved", "interleaved")
+    if model.interleaved_sections is not None:
+        flags[f"that of model_type {model_type!r}"] = model.interleaved_sections
+    interleaved = agreed_value(flags, False)
+    with errors.labelled(label):
         frequencies = multi_section(frequencies, sections, interleaved=interleaved)
     return frequencies, {"mrope_section": sections, "mrope_interleaved": bool(interleaved)}
 
@@ -267,31 +279,30 @@ def _alternating(frequencies: Frequencies, sections: tuple[int, ...]) -> Frequen
     return dataclasses.replace(frequencies, axes=(1, 2) * sections[0] + (0,) * sections[2])
 
 
-def spectrum(x: Rope) -> tuple[Frequencies, Settings]:
-    """The spectrum of the settings, and the completed settings."""
-    name, model = rope_type_of(x.d), x.config.model
-    if x.d.found(MAXIMUM):  # repeated, as in Ministral 3, it must agree with the config
-        x.maximum()
-    known = name != _STEPS or model.query_scale == "logn" or not x.config.model_type
-    require(known, "{}rope_type = {!r} is not known", x.d.label, name)
-    settings, make = _TYPES[name](x)
-    backward = "rope_backward" in model.reads and x.d.flag("rope_backward")
-    said = next((f"{key} {value!r}" for key, value in x.d.found("rope_type", "type").items()), x.d.name or "rope_type")
-    with errors.labelled(said):
+def frequencies_of(rope: Rope) -> tuple[Frequencies, Settings]:
+    """The frequencies of the rope settings, and the settings with all defaults."""
+    settings, model = rope.settings, rope.config.model
+    rope_type, written = rope_type_of(settings), settings.look_up("rope_type", "type")
+    if settings.look_up(MAXIMUM):  # repeated, as in Ministral 3, it must agree with the config
+        rope.maximum()
+    is_known = rope_type != _STEPS or model.query_scale == "logn" or not rope.config.model_type
+    require(is_known, "{}rope_type = {!r} is not known", settings.label, rope_type)
+    completed, make = _TYPES[rope_type](rope)
+    backward = "rope_backward" in model.reads and settings.get_flag("rope_backward")
+    label = next((f"{key} {name!r}" for key, name in written.items()), settings.name or "rope_type")
+    with errors.labelled(label):
         frequencies = make()
-    frequencies, coordinates = _coordinates(x, frequencies, said)
+    frequencies, coordinates = _with_coordinates(rope, frequencies, label)
     if backward:
         frequencies = dataclasses.replace(frequencies, cycles=tuple(-cycles for cycles in frequencies.cycles))
-        settings["rope_backward"] = True
-    if LEARNED in model.reads and (learned := x.d.string(LEARNED)):
-        settings[LEARNED] = learned
-    if "attention_factor" in settings:
-        settings["attention_factor"] = frequencies.attention_factor
-    if "truncate" in settings:
-        settings["truncate"] = bool(settings["truncate"])  # not NumPy's
-    scaled = x.d.found(*(key for key in _SCALED if key not in x.d.used))
-    typed = not scaled or x.d.found("rope_type", "type")
-    require(
-        typed, "{}rope_type is missing beside {}", x.d.label, ", ".join(f"{k} = {v!r:.60}" for k, v in scaled.items())
-    )
-    return frequencies, {"rope_type": name, "rope_theta": x.theta} | settings | coordinates
+        completed["rope_backward"] = True
+    if LEARNED in model.reads and (learned := settings.get_string(LEARNED)):
+        completed[LEARNED] = learned
+    if "attention_factor" in completed:
+        completed["attention_factor"] = frequencies.attention_factor
+    if "truncate" in completed:
+        completed["truncate"] = bool(completed["truncate"])  # not NumPy's
+    unread = settings.look_up(*(key for key in _SCALED if key not in settings.keys_read))
+    shown = ", ".join(f"{key} = {value!r:.60}" for key, value in unread.items())
+    require(not unread or written, "{}rope_type is missing beside {}", settings.label, shown)
+    return frequencies, {"rope_type": rope_type, "rope_theta": rope.theta} | completed | coordinates

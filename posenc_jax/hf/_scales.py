@@ -10,21 +10,21 @@ from typing import Any
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
 from posenc_jax.hf._config import Config
-from posenc_jax.hf._keys import Keys, mapping
 from posenc_jax.hf._parameters import HeadScale
 from posenc_jax.hf._plan import QueryScale, RotaryLayer
 from posenc_jax.hf._rope import Rope
+from posenc_jax.hf._tracked_mapping import TrackedMapping, parse_mapping
 
 
 def scale_with_positions(rope: Rope) -> QueryScale | None:
     """The query scale of layers that rotate."""
     config = rope.config
     if config.model.query_scale == "llama4":
-        config.use("attn_temperature_tuning", "attn_scale", "floor_scale")  # of layers without positions
+        config.mark_read("attn_temperature_tuning", "attn_scale", "floor_scale")  # of layers without positions
     if config.model.query_scale == "beta":
-        return QueryScale(rope.d.number("llama_4_scaling_beta"), rope.original())
-    if config.model.query_scale == "logn" and config.flag("use_logn_attn"):
-        length = checks.length("seq_length", config.need("seq_length"))
+        return QueryScale(rope.settings.get_number("llama_4_scaling_beta"), rope.original())
+    if config.model.query_scale == "logn" and config.get_flag("use_logn_attn"):
+        length = checks.length("seq_length", config.get_required("seq_length"))
         require(length > 1, "seq_length must be over 1, got {}", length)
         return QueryScale(1 / math.log(length), length, 1, "log")
     return None
@@ -36,10 +36,10 @@ def scale_without_positions(config: Config) -> QueryScale | None:
         return QueryScale(0.1, 2048, 1, "power")
     if config.model.query_scale != "llama4":
         return None
-    config.use("attn_scale", "floor_scale")
-    if not config.flag("attn_temperature_tuning", default=True):
+    config.mark_read("attn_scale", "floor_scale")
+    if not config.get_flag("attn_temperature_tuning", default=True):
         return None
-    coefficient = config.number("attn_scale", 0.1)
+    coefficient = config.get_number("attn_scale", 0.1)
     period = checks.length("floor_scale", config.get("floor_scale", default=8192))
     require(period > 1, "floor_scale must be over 1, got {}", period)  # above the offset
     return QueryScale(coefficient, period, 1)
@@ -47,23 +47,30 @@ def scale_without_positions(config: Config) -> QueryScale | None:
 
 def with_written_scales(config: Config, key: str, layers: list[RotaryLayer]) -> list[RotaryLayer]:
     """The layers, with the query scales that `written_scales` or a rewriter put into a config."""
-    scales = config.items(key) if key in config.model.reads else None
+    scales = config.get_list(key) if key in config.model.reads else None
     if scales is None:
         return layers
     count = len(layers)
     require(len(scales) == count, "{} must hold a mapping or null for {} layers, got {}", key, count, len(scales))
     return [
-        layer if scale is None else dataclasses.replace(layer, query_scale=_scale_of(Keys(mapping(name, scale), name)))
-        for name, layer, scale in zip((f"{key}[{i}]" for i in range(count)), layers, scales, strict=True)
+        layer if scale is None else dataclasses.replace(layer, query_scale=_parse_scale(f"{key}[{i}]", scale))
+        for i, (layer, scale) in enumerate(zip(layers, scales, strict=True))
     ]
 
 
-def _scale_of(d: Keys) -> QueryScale | HeadScale:
-    if d.found("num_heads"):
-        result = HeadScale(d.need("scale"), d.need("bias"), d.integer("num_heads"))
+def _parse_scale(name: str, scale: Any) -> QueryScale | HeadScale:
+    """A query scale, whose fields are the keys of a mapping."""
+    fields = TrackedMapping(parse_mapping(name, scale), name)
+    if fields.look_up("num_heads"):
+        result = HeadScale(fields.get_required("scale"), fields.get_required("bias"), fields.get_integer("num_heads"))
     else:
-        result = QueryScale(d.number("coefficient"), d.need("period"), d.get("offset", default=0), d.need("form"))
-    d.finish()
+        result = QueryScale(
+            fields.get_number("coefficient"),
+            fields.get_required("period"),
+            fields.get("offset", default=0),
+            fields.get_required("form"),
+        )
+    fields.reject_unread()
     return result
 
 

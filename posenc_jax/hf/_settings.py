@@ -8,153 +8,180 @@ from typing import Any
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import VERSION, Config
-from posenc_jax.hf._keys import Keys, agreed, check_agreement, equal, mapping, mapping_of_strings
 from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
 from posenc_jax.hf._rope import SHARES, rope_type_of
+from posenc_jax.hf._tracked_mapping import (
+    TrackedMapping,
+    agreed_value,
+    check_agreement,
+    equal,
+    parse_mapping,
+    parse_string_mapping,
+)
 
 _BASES = "rope_theta", "rotary_emb_base"
-# Bases that transformers 5 does not read in some layer types, and what these have.
-_FORGOTTEN = {
+# Bases that transformers 5 does not read in some layer types, and the base of these types.
+_UNREAD_BASES = {
     "nomic_bert": ("rotary_emb_base", ROTATING, 1_000.0),
     "olmo3": ("rope_theta", {"sliding_attention"}, 500_000.0),
 }
 
 
-def rope_settings(values: Mapping[str, Any]) -> list[Keys]:
+def rope_settings(values: Mapping[str, Any]) -> list[TrackedMapping]:
     """The rope settings in each spelling that a config has; empty ones if it has none."""
-    found = Keys(values).found("rope_scaling", "rope_parameters")
-    settings = [Keys(mapping_of_strings(name, value), name) for name, value in found.items()]
-    return [d for d in settings if d.values] or [Keys({}, "rope_parameters")]
+    spellings = TrackedMapping(values).look_up("rope_scaling", "rope_parameters")
+    result = [TrackedMapping(parse_string_mapping(name, value), name) for name, value in spellings.items()]
+    return [settings for settings in result if settings.values] or [TrackedMapping({}, "rope_parameters")]
 
 
-def settings_by_type(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
+def settings_by_type(config: Config, settings: TrackedMapping, types: list[str]) -> dict[str, TrackedMapping | None]:
     """The rope settings of each layer type; a type with None, or without an entry, has no positions."""
-    config.use("rope_scaling", "rope_parameters")
+    config.mark_read("rope_scaling", "rope_parameters")
     message = "{} is missing, and model_type {!r} has its own default"
     require(settings.values or not config.model.needs_settings, message, settings.name, config.model_type)
     if any(key in types or isinstance(value, Mapping) for key, value in settings.values.items()):
         model = config.model
-        read = model.nested is not False or model.thetas and settings.name == "rope_parameters"
+        is_read = model.nested is not False or model.thetas and settings.name == "rope_parameters"
         message = "{} must hold one set of settings, not those of layer types, got {!r:.60}"
-        require(read, message, settings.name, settings.values)  # transformers ignores them, or fails
+        require(is_read, message, settings.name, settings.values)  # transformers ignores them, or fails
         return _nested(config, settings, types)
     return _flat(config, settings, types)
 
 
-def _nested(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
+def _nested(config: Config, settings: TrackedMapping, types: list[str]) -> dict[str, TrackedMapping | None]:
     """Settings that have an entry for each layer type."""
-    result = {kind: _entry(config, settings, kind, types) for kind in settings.values}
-    known = config.found("layer_types", "layers_block_type") or config.model.pattern
+    result = {layer_type: _settings_of_type(config, settings, layer_type, types) for layer_type in settings.values}
+    has_types = config.look_up("layer_types", "layers_block_type") or config.model.pattern
     message = "layer_types is missing, and {} has settings for {}"
-    require(known or result.keys() <= set(types), message, settings.name, sorted(result))
+    require(has_types or result.keys() <= set(types), message, settings.name, sorted(result))
     _check_types(config, types, result)
-    for kind in sorted(ROTATING.intersection(types)):
-        require(kind in result, "{}.{} is missing", settings.name, kind)
-    own = [d for d in result.values() if d is not None]
+    for layer_type in sorted(ROTATING.intersection(types)):
+        require(layer_type in result, "{}.{} is missing", settings.name, layer_type)
+    rotating = [type_settings for type_settings in result.values() if type_settings is not None]
     if not config.model.thetas:
-        _outer_fits(config, settings.name, _BASES, [d.values.get(_BASES[0]) for d in own])
-    _settle_outer_share(config, settings.name, own)
+        bases = [type_settings.values.get(_BASES[0]) for type_settings in rotating]
+        _check_outer_value(config, settings.name, _BASES, bases)
+    _drop_repeated_share(config, settings.name, rotating)
     return result
 
 
-def _check_types(config: Config, types: list[str], own: Collection[str] = ()) -> None:
+def _check_types(config: Config, types: list[str], with_settings: Collection[str] = ()) -> None:
     """Raises for layer types that are not known and have no settings of their own: they would have no positions."""
-    unknown = sorted(set(types) - ROTATING - WITHOUT_POSITIONS - set(own))
-    named = config.spelled("layer_types", "layers_block_type")
-    require(not unknown, "the layer types {} of {} are not known", unknown, named)
+    unknown = sorted(set(types) - ROTATING - WITHOUT_POSITIONS - set(with_settings))
+    spelling = config.spelling("layer_types", "layers_block_type")
+    require(not unknown, "the layer types {} of {} are not known", unknown, spelling)
 
 
-def _entry(config: Config, settings: Keys, kind: str, types: list[str]) -> Keys | None:
-    name, value = f"{settings.name}.{kind}", settings.values[kind]
-    require(kind in types or kind in ROTATING, "the key {} = {!r:.60} is none of the layer_types", name, value)
+def _settings_of_type(
+    config: Config, settings: TrackedMapping, layer_type: str, types: list[str]
+) -> TrackedMapping | None:
+    """The settings of one layer type; None if it has no positions."""
+    name, value = f"{settings.name}.{layer_type}", settings.values[layer_type]
+    require(
+        layer_type in types or layer_type in ROTATING, "the key {} = {!r:.60} is none of the layer_types", name, value
+    )
     if value is not None:
-        return Keys(mapping(name, value), name, nested=True)
+        return TrackedMapping(parse_mapping(name, value), name, of_layer_type=True)
     message = "{} must be a mapping, got None: in model_type {!r} every layer type has positions"
-    require(config.model.null_settings or kind not in ROTATING, message, name, config.model_type)
+    require(config.model.null_settings or layer_type not in ROTATING, message, name, config.model_type)
     return None
 
 
-def _outer_fits(config: Config, name: str, keys: tuple[str, ...], own: list[Any]) -> None:
-    """Raises if every layer type has its own value and none equals the one outside."""
-    outer = agreed(config.found(*keys), None)
-    if outer is not None and not any(x is None or equal(x, outer) for x in own):
-        of_types = f"whose layer types have {own or 'no positions'}"
-        raise invalid(f"{config.spelled(*keys)} = {outer!r:.60} contradicts {name}, {of_types}")
+def _check_outer_value(config: Config, name: str, keys: tuple[str, ...], inner_values: list[Any]) -> None:
+    """Raises if every layer type has a value of its own and none equals the one outside the settings."""
+    outer = agreed_value(config.look_up(*keys), None)
+    if outer is not None and not any(value is None or equal(value, outer) for value in inner_values):
+        of_types = f"whose layer types have {inner_values or 'no positions'}"
+        raise invalid(f"{config.spelling(*keys)} = {outer!r:.60} contradicts {name}, {of_types}")
 
 
-def _settle_outer_share(config: Config, name: str, own: list[Keys]) -> None:
+def _drop_repeated_share(config: Config, name: str, rotating: list[TrackedMapping]) -> None:
     """Drops a share outside the settings if a layer type has the same, by default too.
 
     Another share stays, and contradicts the widths of the layer types without one.
     """
-    outer, shares = agreed(config.found(*SHARES), None), [d.values.get(SHARES[0]) for d in own]
+    outer = agreed_value(config.look_up(*SHARES), None)
     if outer is None:
         return
-    given = any(share is not None for share in shares)
-    if given:
-        _outer_fits(config, name, SHARES, shares)
-    default = 1.0 if given and config.model.partial == 1 else None  # for a layer type without a share
+    shares = [type_settings.values.get(SHARES[0]) for type_settings in rotating]
+    some = any(share is not None for share in shares)
+    if some:
+        _check_outer_value(config, name, SHARES, shares)
+    default = 1.0 if some and config.model.partial == 1 else None  # for a layer type without a share
     if any(equal(default if share is None else share, outer) for share in shares):
         config.values = {k: x for k, x in config.values.items() if k not in SHARES}
 
 
-def _flat(config: Config, settings: Keys, types: list[str]) -> dict[str, Keys | None]:
+def _flat(config: Config, settings: TrackedMapping, types: list[str]) -> dict[str, TrackedMapping | None]:
     """Settings that are the same for all layer types."""
-    model, kinds = config.model, sorted(set(types))
-    named = [kind for kind in kinds if kind not in WITHOUT_POSITIONS]
+    model, distinct_types = config.model, sorted(set(types))
     _check_types(config, types)
     if model.nested or (model.thetas and settings.name == "rope_parameters" and settings.values):
-        raise invalid(f"{settings.name} must hold settings for each of the layer types {named}")
-    scaled = model.scaled_types if model.thetas else kinds
-    return {kind: settings if kind in scaled else Keys({}) for kind in kinds}
+        rotating = [layer_type for layer_type in distinct_types if layer_type not in WITHOUT_POSITIONS]
+        raise invalid(f"{settings.name} must hold settings for each of the layer types {rotating}")
+    scaled_types = model.scaled_types if model.thetas else distinct_types
+    return {x: settings if x in scaled_types else TrackedMapping({}) for x in distinct_types}
 
 
-def check_not_replaced(d: Keys) -> None:
+def check_base_kept(settings: TrackedMapping) -> None:
     """Raises for a scaling without a base in rope_parameters: files have both, unless the scaling replaced them."""
-    kind = rope_type_of(d)
+    rope_type = rope_type_of(settings)
     message = (
         "{}rope_theta is missing beside rope_type = {!r}: settings that replace those of a file lose its base, "
         "so write that base into them"
     )
-    require(kind == "default" or not d.name.startswith("rope_parameters"), message, d.label, kind)
+    fits = rope_type == "default" or not settings.name.startswith("rope_parameters")
+    require(fits, message, settings.label, rope_type)
 
 
-def _check_forgotten(config: Config, kind: str, outside: Mapping[str, Any]) -> None:
+def _check_unread_base(config: Config, layer_type: str, outside: Mapping[str, Any]) -> None:
     """Raises for a base that transformers 5 does not read, and code before it does, unless the config is older."""
-    key, kinds, default = _FORGOTTEN.get(config.model_type or "", ("", (), 0.0))
-    if kind not in kinds or key not in outside or equal(outside[key], default) or () < config.release < (5, 0):
+    key, unread_types, default = _UNREAD_BASES.get(config.model_type or "", ("", (), 0.0))
+    if layer_type not in unread_types or key not in outside or equal(outside[key], default):
+        return
+    if () < config.release < (5, 0):
         return
     message = (
         "{} = {!r:.60} is the base of all layers in code before transformers 5.0, and in releases since, {} have {}: "
         "write rope_parameters, or the release that the config is for as transformers_version, got {!r:.60}"
     )
-    layers = f"those of type {kind}" if config.model.thetas else "they"
+    layers = f"those of type {layer_type}" if config.model.thetas else "they"
     raise invalid(message.format(key, outside[key], layers, default, config.values.get(VERSION)))
 
 
-def base_of(d: Keys, config: Config, kind: str) -> float:
-    """The base of a layer type with the settings `d`."""
-    own, model, default, others, null, key = d.take("rope_theta"), config.model, None, {}, (), _BASES[0]
+def base_of(settings: TrackedMapping, config: Config, layer_type: str) -> float:
+    """The base of a layer type with these rope settings."""
+    model, inside = config.model, settings.read("rope_theta")
+    key, default, keys_with_default, unread = _BASES[0], None, (), {}
     if model.thetas:
-        require(kind in model.thetas, "the layer type {!r} is not known for model_type {!r}", kind, config.model_type)
-        config.use(*(key for key, _ in model.thetas.values()))  # the others are for layers of other types
-        key, default = model.thetas[kind]
-        outside, null = config.found(key), (key,)
+        require(
+            layer_type in model.thetas,
+            "the layer type {!r} is not known for model_type {!r}",
+            layer_type,
+            config.model_type,
+        )
+        config.mark_read(*(key for key, _ in model.thetas.values()))  # the others are for layers of other types
+        key, default = model.thetas[layer_type]
+        outside, keys_with_default = config.look_up(key), (key,)
     else:
-        outside = config.take(*(name for name in _BASES if name in model.reads))
-        others = config.take(*(name for name in _BASES if name not in model.reads))  # the code does not read them
-        if d.nested:
-            outside = {} if own else outside  # a base outside is for layer types without one
+        keys_read = tuple(name for name in _BASES if name in model.reads)
+        outside = config.read(*keys_read)
+        unread = config.read(*(name for name in _BASES if name not in keys_read))  # by the code
+        if settings.of_layer_type:
+            outside = {} if inside else outside  # a base outside is for layer types without one
         else:
-            default, null = model.theta, tuple(name for name in _BASES if name in model.reads)
-    d.or_default(default or outside or None, "rope_theta")
-    if not own and not outside:
-        check_not_replaced(d)
-        config.or_default(default, *null)
-        default = config.default_of(key, default)
-    if not own:
-        _check_forgotten(config, kind, outside)
-    found = own | outside or ({} if default is None else {f"the base of model_type {config.model_type!r}": default})
-    base = agreed(found, missing="rope_theta")
-    check_agreement({next(iter(found)): base} | others)
-    return checks.positive(next(iter(found)), base)
+            default, keys_with_default = model.theta, keys_read
+    settings.default_unless_null(default or outside or None, "rope_theta")
+    if not inside and not outside:
+        check_base_kept(settings)
+        config.default_unless_null(default, *keys_with_default)
+        default = config.default_in_release(key, default)
+    if not inside:
+        _check_unread_base(config, layer_type, outside)
+    spellings = inside | outside
+    if not spellings and default is not None:
+        spellings = {f"the base of model_type {config.model_type!r}": default}
+    base = agreed_value(spellings, missing="rope_theta")
+    name = next(iter(spellings))
+    check_agreement({name: base} | unread)
+    return checks.positive(name, base)

@@ -7,61 +7,68 @@ from typing import Any
 
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
-from posenc_jax.hf._keys import Keys, agreed, check_case, check_read, mapping_of_strings, parse_config
 from posenc_jax.hf._towers import CHOSEN, FIXED, REFUSED, TOWERS, Tower
+from posenc_jax.hf._tracked_mapping import (
+    TrackedMapping,
+    agreed_value,
+    check_case,
+    parse_config,
+    parse_string_mapping,
+    reject_refused,
+)
 
 # The keys under which a composite config holds its tower, and its language model.
 _PARTS = "vision_config", "thinker_config", "backbone_config"
 _TEXT = "text_config", "language_config", "llm_config"
 # Composites that rotate outside their tower; the tower does not rotate, or has its own config.
-_OWN = "edgetam_video", "sam2_video", "sam3_tracker_video"
+_ROTATE_OUTSIDE_TOWER = "edgetam_video", "sam2_video", "sam3_tracker_video"
 
 
-class TowerConfig(Keys):
-    """The keys of a tower's config and of its rope settings, and the facts of its model_type."""
+class TowerConfig(TrackedMapping):
+    """A tower's config and its rope settings, and the facts of its model_type."""
 
     def __init__(self, values: Mapping[str, Any]):
-        """`values` as `tower_of` returns them."""
+        """`values` as `parse_tower_config` returns them."""
         super().__init__(values)
         self.model_type, self.facts = _facts_of(values)
-        settings = self.take("rope_scaling", "rope_parameters")
-        self.settings = [Keys(mapping_of_strings(name, value), name) for name, value in settings.items()]
+        settings = self.read("rope_scaling", "rope_parameters")
+        self.settings = [TrackedMapping(parse_string_mapping(name, value), name) for name, value in settings.items()]
 
 
-def parse_count(config: Keys, name: str, default: int, least: int = 1) -> int:
+def parse_count(config: TrackedMapping, name: str, default: int, least: int = 1) -> int:
     """The value of a key that counts something."""
     value = checks.integer(config.label + name, value_of(config, name, default), least)
     require(value < 2**16, "{}{} must be below 65,536, got {!r:.60}", config.label, name, value)
     return value
 
 
-def value_of(config: Keys, name: str, default: Any) -> Any:
+def value_of(config: TrackedMapping, name: str, default: Any) -> Any:
     """The value of a key, by default that of the class; a null is an error."""
     require(not config.is_null(name), "{} is missing", name)
     return config.get(name, default=default)
 
 
-def tower_of(config: Any, label: str = "config", depth: int = 4) -> dict[str, Any]:
+def parse_tower_config(config: Any, label: str = "config", depth: int = 4) -> dict[str, Any]:
     """The tower's part of a config, at most `depth` levels deep; errors call the config `label`."""
     require(depth, "config must hold its vision_config within four levels")
-    keys = parse_config(config, label)
-    name = keys.string("model_type")
-    check_read(name, REFUSED)
-    parts = {} if name in _OWN else keys.found(*_PARTS)
+    config, name = parse_config(config, label)
+    reject_refused(name, REFUSED)
+    parts = {} if name in _ROTATE_OUTSIDE_TOWER else config.look_up(*_PARTS)
     if not parts:
-        outer = next(iter(keys.found(*_TEXT)), "")
-        require(not outer, "vision_config is missing beside {}", outer)
+        text_key = next(iter(config.look_up(*_TEXT)), "")
+        require(not text_key, "vision_config is missing beside {}", text_key)
         # An old tower may have the name of the whole model, but a whole model has no patch_size.
-        whole = label == "config" and name not in TOWERS and name in FIXED | CHOSEN and not keys.found("patch_size")
-        require(not whole, "vision_config is missing: model_type {!r} is a whole model", name)
-        return dict(keys.values)
-    inner = agreed({key: tower_of(part, key, depth - 1) for key, part in parts.items()})
-    found, fixed = inner.get("model_type"), FIXED.get(name or "")
-    fits = fixed is None or found in (None, name) or _tower_named(found) == _tower_named(fixed)
-    require(fits, "model_type must be {!r} in the vision tower of {!r}, got {!r}", fixed, name, found)
-    if found is None:
-        inner["model_type"] = fixed or CHOSEN.get(name or "")
-    return inner
+        is_composite = name not in TOWERS and name in FIXED | CHOSEN and not config.look_up("patch_size")
+        message = "vision_config is missing: model_type {!r} is a whole model"
+        require(label != "config" or not is_composite, message, name)
+        return dict(config.values)
+    tower = agreed_value({key: parse_tower_config(part, key, depth - 1) for key, part in parts.items()})
+    tower_type, fixed_type = tower.get("model_type"), FIXED.get(name or "")
+    fits = fixed_type is None or tower_type in (None, name) or _tower_named(tower_type) == _tower_named(fixed_type)
+    require(fits, "model_type must be {!r} in the vision tower of {!r}, got {!r}", fixed_type, name, tower_type)
+    if tower_type is None:
+        tower["model_type"] = fixed_type or CHOSEN.get(name or "")
+    return tower
 
 
 def _tower_named(name: str) -> str:
@@ -71,15 +78,15 @@ def _tower_named(name: str) -> str:
 
 def _facts_of(values: Mapping[str, Any]) -> tuple[str, Tower]:
     """The tower's model_type and its facts."""
-    name = Keys(values).string("model_type")
+    name = TrackedMapping(values).get_string("model_type")
     if not name:
         raise invalid("model_type is missing: no key says how a vision tower rotates")
-    own = _tower_named(name)
-    if own not in TOWERS:
+    tower_name = _tower_named(name)
+    if tower_name not in TOWERS:
         check_case(name, [*TOWERS, *FIXED, *CHOSEN])
         raise invalid(
             f"model_type {name!r} is not known as a vision tower, and no key says which coordinate turns which pair: "
             "a known type may be written in its place only if the code of both turns the same pairs by the same "
             "coordinates"
         )
-    return own, TOWERS[own]
+    return tower_name, TOWERS[tower_name]

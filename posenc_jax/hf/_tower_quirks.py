@@ -1,4 +1,4 @@
-"""What single vision towers do in their own way: each quirk changes the plan that the tower's facts give.
+"""What one vision tower alone does: each quirk changes the plan that the tower's facts give.
 
 Its docstring says what is special: the site's table of towers shows it.
 """
@@ -13,9 +13,9 @@ from posenc_jax._frequencies.frequencies import geometric
 from posenc_jax._frequencies.scalings import linear_scaling
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
-from posenc_jax.hf._keys import Keys, agreed
 from posenc_jax.hf._plan import RotaryLayer
 from posenc_jax.hf._tower_config import TowerConfig, parse_count, value_of
+from posenc_jax.hf._tracked_mapping import TrackedMapping, agreed_value
 from posenc_jax.hf._vision_plan import VisionPlan
 
 
@@ -23,12 +23,12 @@ def lfm3_vl(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     """Layers of convolutions, which layer_types lists, have no positions."""
     count = len(plan.layers)
     usual = ["conv" if i < 2 or i % 2 else "full_attention" for i in range(count)]
-    types = config.items("layer_types")
+    types = config.get_list("layer_types")
     types = usual if types is None else types
-    fits = len(types) == count and all(kind in ("conv", "full_attention") for kind in types)
+    fits = len(types) == count and all(layer_type in ("conv", "full_attention") for layer_type in types)
     require(fits, "layer_types must hold {} times 'conv' or 'full_attention', got {!r:.60}", count, list(types))
     without = RotaryLayer(geometric(0), plan.layers[0].head_dim)
-    layers = [without if kind == "conv" else layer for kind, layer in zip(types, plan.layers, strict=True)]
+    layers = [without if layer_type == "conv" else layer for layer_type, layer in zip(types, plan.layers, strict=True)]
     return dataclasses.replace(plan, layers=tuple(layers))
 
 
@@ -48,14 +48,14 @@ def sam3(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     (width, height), (patch_width, patch_height) = _pair(config, "image_size", 1008), _pair(config, "patch_size", 14)
     rows, columns = height // patch_height, width // patch_width
     require(rows and columns, "image_size must hold a patch, got {}", (width, height))
-    indices = config.items("global_attn_indexes")
+    indices = config.get_list("global_attn_indexes")
     indices = (7, 15, 23, 31) if indices is None else indices
-    whole = {checks.integer(f"global_attn_indexes[{i}]", index, 0) for i, index in enumerate(indices)}
+    global_layers = {checks.integer(f"global_attn_indexes[{i}]", index, 0) for i, index in enumerate(indices)}
     layer, grid, count = plan.layers[0], plan.grids[0], len(plan.layers)
     scaled = dataclasses.replace(layer, frequencies=linear_scaling(layer.frequencies, columns / window))
-    inside, all_of_it = dataclasses.replace(grid, inside=window), dataclasses.replace(grid, shapes=((rows, columns),))
-    layers = tuple(scaled if i in whole else layer for i in range(count))
-    grids = tuple(all_of_it if i in whole else inside for i in range(count))
+    windowed, whole = dataclasses.replace(grid, inside=window), dataclasses.replace(grid, shapes=((rows, columns),))
+    layers = tuple(scaled if i in global_layers else layer for i in range(count))
+    grids = tuple(whole if i in global_layers else windowed for i in range(count))
     return dataclasses.replace(plan, layers=layers, grids=grids)
 
 
@@ -71,22 +71,22 @@ def sam2(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
 
 
 def edgetam(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
-    """As for sam2_video; keys of a frame are latents without a place, then a grid of memory_attention_rope_k_sizes."""
+    """As for sam2_video; keys of a frame are latents at no position, then a grid of memory_attention_rope_k_sizes."""
     plan = sam2(config, plan)
     return _with_grid(plan, shapes=(*plan.grids[0].shapes, _grid(config, "memory_attention_rope_k_sizes", 16)))
 
 
 def sam3_tracker(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     """The memory attention; it takes a grid of image_size / patch_size alone, or several such frames."""
-    tower = config.within("vision_config").within("backbone_config")
+    tower = config.get_mapping("vision_config").get_mapping("backbone_config")
     side = _side(tower, parse_count(config, "image_size", 1008))
-    found = config.take("memory_attention_rope_feat_sizes")
-    sizes = {name: checks.positive_ints(name, value) for name, value in found.items()}
-    return _with_grid(plan, shapes=(agreed({"image_size / patch_size": (side, side)} | sizes),))
+    sizes = config.read("memory_attention_rope_feat_sizes")
+    sizes = {name: checks.positive_ints(name, value) for name, value in sizes.items()}
+    return _with_grid(plan, shapes=(agreed_value({"image_size / patch_size": (side, side)} | sizes),))
 
 
 def gemma4(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
-    """Each half of a head turns by itself."""
+    """Each half of a head rotates by itself."""
     return dataclasses.replace(plan, slices=2)
 
 
@@ -97,11 +97,11 @@ def video_llama3(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
 
 def efficientloftr(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     """All heads rotate as one; partial_rotary_factor must be half of their number."""
-    hidden, heads = config.integer(*config.facts.hidden), config.integer("num_attention_heads")
+    hidden, heads = config.get_integer(*config.facts.hidden), config.get_integer("num_attention_heads")
     require(hidden % heads == 0, "{} = {} must be a multiple of {}", config.facts.hidden[0], hidden, heads)
-    for d in (*config.settings, config):
-        share = "partial_rotary_factor"
-        for key, value in (d.take(share) or {f"{share}, where absent,": 4.0}).items():
+    name = "partial_rotary_factor"
+    for settings in (*config.settings, config):
+        for key, value in (settings.read(name) or {f"{name}, where absent,": 4.0}).items():
             fits = checks.number(key, value) == heads / 2
             require(fits, "{} must be {}, half of the heads, got {}", key, heads / 2, value)
     return plan
@@ -127,21 +127,21 @@ def _with_grid(plan: VisionPlan, **changes: Any) -> VisionPlan:
     return dataclasses.replace(plan, grids=(grid,) * len(plan.grids))
 
 
-def _side(config: Keys, image: int) -> int:
+def _side(config: TrackedMapping, image: int) -> int:
     """The side of an image in patches."""
     side = image // parse_count(config, "patch_size", 14)
     require(side, "image_size must hold a patch, got {}", image)
     return side
 
 
-def _grid(config: Keys, name: str, default: int) -> tuple[int, int]:
+def _grid(config: TrackedMapping, name: str, default: int) -> tuple[int, int]:
     """(height, width), which the config has as width and height."""
     sides = checks.positive_ints(name, value_of(config, name, (default, default)))
     require(len(sides) == 2, "{} must hold a width and a height, got {}", name, sides)
     return sides[1], sides[0]
 
 
-def _pair(config: Keys, name: str, default: int) -> tuple[int, int]:
+def _pair(config: TrackedMapping, name: str, default: int) -> tuple[int, int]:
     """(width, height), which are one number if they are equal."""
     value = value_of(config, name, default)
     sides = checks.positive_ints(name, (value, value) if isinstance(value, int) else value)

@@ -41,38 +41,38 @@ def resampling_of(table: TowerTable) -> dict[str, Any] | None:
     return {**RESAMPLING[table]}
 
 
-def rows_of(how: TowerTable, grid: PatchGrid, table: Any, shape: Any) -> jax.Array:
+def rows_of(method: TowerTable, grid: PatchGrid, table: Any, shape: Any) -> jax.Array:
     """The rows of an image's or video's patches, (patches, dim), in the tower's order."""
-    _check_known(how)
-    require(how != "none", "table must be left out: this tower has no learned table")
-    axes = ("2", "positions", "dim") if how == "by_coordinate" else ("rows", "columns", "dim")
+    _check_known(method)
+    require(method != "none", "table must be left out: this tower has no learned table")
+    axes = ("2", "positions", "dim") if method == "by_coordinate" else ("rows", "columns", "dim")
     table = checks.floats("table", table, axes)
-    fits = table.ndim == 3 and 0 not in table.shape[:2] and (how != "by_coordinate" or table.shape[0] == 2)
+    fits = table.ndim == 3 and 0 not in table.shape[:2] and (method != "by_coordinate" or table.shape[0] == 2)
     require(fits, "table must have shape {}, got {}", f"({', '.join(axes)})", table.shape)
     checks.unsharded("table", table, 0)
     checks.unsharded("table", table, 1)
     height, width, row, column = patch_indices(grid, shape)
-    if how == "by_coordinate":
+    if method == "by_coordinate":
         longest = max(height, width)
         require(longest <= table.shape[1], "table of {} positions is too small for {}", table.shape[1], shape)
-    same = how != "fixed" or table.shape[:2] == (height, width)
+    same = method != "fixed" or table.shape[:2] == (height, width)
     require(same, "table of {} rows and columns must be of the grid {}", table.shape[:2], (height, width))
     row, column = (checks.on_device(x.astype(np.int32)) for x in (row, column))
-    return _rows_of(table, row, column, how=how, size=(height, width))
+    return _rows_of(table, row, column, method=method, size=(height, width))
 
 
-@compiled("table_rows", static_argnames=("how", "size"))
+@compiled("table_rows", static_argnames=("method", "size"))
 def _rows_of(
-    table: jax.Array, row: jax.Array, column: jax.Array, *, how: TowerTable, size: tuple[int, int]
+    table: jax.Array, row: jax.Array, column: jax.Array, *, method: TowerTable, size: tuple[int, int]
 ) -> jax.Array:
-    if how == "by_coordinate":
+    if method == "by_coordinate":
         return table[0, column] + table[1, row]
-    if how == "tiled":
+    if method == "tiled":
         return table[row % table.shape[0], column % table.shape[1]]
-    if how == "linear_zeros_exchanged":
+    if method == "linear_zeros_exchanged":
         table = resize_table(table, size[::-1], zeros_outside=True, **_LINEAR).reshape(*size, -1)
-    elif how != "fixed":
-        table = resize_table(table, size, **RESAMPLING[how])
+    elif method != "fixed":
+        table = resize_table(table, size, **RESAMPLING[method])
     return table[row, column]
 
 

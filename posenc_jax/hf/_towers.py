@@ -1,8 +1,8 @@
-"""What the code of vision towers in transformers 5.23.0 does that a config.json does not say.
+"""What the code of vision towers in transformers 5.23.0 does that no config.json contains.
 
 Every entry was read from the tower's `modeling_*.py` and `configuration_*.py`.
 
-A field of `Tower` holds a fact that at least two towers share. What one tower alone does is in `_tower_quirks.py`.
+A field of `Tower` is a fact that at least two towers share. What one tower alone does is in `_tower_quirks.py`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TowerTable = Literal[
     "by_coordinate",
     "fixed",
 ]
-_MAPPED = ("num_heads", "num_attention_heads")
-_PLAIN = ("num_attention_heads",)
+_HEADS = ("num_attention_heads",)
+_EITHER_HEADS = ("num_heads", *_HEADS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +37,10 @@ class Tower:
     # The spectrum
     theta: float = 10_000.0  # the base by default
     axes: tuple[int, ...] = (0, 1)  # the coordinate of each spectrum: row, column, or of three: frame, row, column
-    pairs: Literal["blocks", "alternating", "halved"] = "blocks"  # how the spectra lie; halved: one, its pairs in turn
+    # The pairs of the axes: one block each; in turn; or halved, the frequencies of one spectrum in turn
+    pairs: Literal["blocks", "alternating", "halved"] = "blocks"
     layout: Literal["half", "interleaved"] = "half"
-    in_cycles: bool = False  # coordinates count turns, not radians
+    in_cycles: bool = False  # coordinates are in cycles, not radians
 
     # The positions
     centres: bool = False  # centres of patches from -1 to 1, instead of indices
@@ -54,20 +55,20 @@ class Tower:
 
     # The keys
     hidden: tuple[str, ...] = ("hidden_size",)
-    heads: tuple[str, ...] = _PLAIN  # hidden / heads features rotate together; (): hidden features
+    heads: tuple[str, ...] = _HEADS  # hidden / heads features rotate together; (): hidden features
     depth: tuple[str, ...] = ("num_hidden_layers",)
     rope_types: tuple[str, ...] = ("axial", "default")  # transformers takes "default" for "axial"
     base_keys: tuple[str, ...] = ("rope_theta",)  # outside rope_parameters
     ignores_settings: bool = False  # rope_parameters are not read
     defaults: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of keys that other towers may not read
-    unread: tuple[str, ...] = ()  # keys that speak of positions and change no rotation
+    unread: tuple[str, ...] = ()  # keys that concern positions and change no rotation
 
 
 def _all(names: str, **facts: Any) -> dict[str, Tower]:
     return {name: Tower(**facts) for name in names.split()}
 
 
-_DEPTH: Any = {"heads": _MAPPED, "depth": ("depth", "num_hidden_layers")}
+_DEPTH: Any = {"heads": _EITHER_HEADS, "depth": ("depth", "num_hidden_layers")}
 _SQUARES: Any = {"squares": "spatial_merge_size"}
 _DINO: Any = {
     "theta": 100.0,
@@ -113,7 +114,7 @@ TOWERS: dict[str, Tower] = {
         "dots3_note_vision_encoder",
         **_SQUARES,
         hidden=("embed_dim", "hidden_size"),
-        heads=_MAPPED,
+        heads=_EITHER_HEADS,
         unread=("adapter_merge_size",),
     ),
     **_all("lfm3_vl_vision", **_SQUARES, theta=1e6),
@@ -190,7 +191,7 @@ TOWERS: dict[str, Tower] = {
     **_all("dinov3_vit", **_DINO, defaults={"num_register_tokens": 0}, ignores_settings=True),
     **_all("sapiens2", **_DINO, defaults={"num_register_tokens": 8}, ignores_settings=True),
     **_all("eomt_dinov3", **_DINO, defaults={"num_register_tokens": 4}),
-    # not of images themselves, but of what is made of them
+    # not of images, but of features or memories of images
     **_all("edgetam_video sam2_video sam3_tracker_video", **_MEMORY),
     **_all(
         "efficientloftr",

@@ -1,4 +1,4 @@
-"""Misspelled keys: near a key that is read, and known to no model."""
+"""Misspelled keys: they are near a key that is read, and no model has them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection
 from functools import lru_cache
 
-# What people and other programs write for keys whose names are not near, without separators and plurals.
-_NAMES = {
+# Other names of keys, by people and other programs, which are not near; without separators and plurals.
+_OTHER_NAMES_OF = {
     "rope_theta rotary_emb_base global_rope_theta local_rope_theta rope_local_base_freq": """
         base basefreq basefrequency basetheta basevalue embeddingbase freqbase frequencybase globalbasefreq inversefreq
         invfreq invfreqbase localbasefreq maxwavelength rotbase ropebase ropefreqbase ropefrequencybase rotarybase theta
@@ -38,10 +38,10 @@ _NAMES = {
         originalmaxseqlength originalseqlen""",
     "attn_temperature_tuning": "attentiontemperature attntemperature",
 }
-_OTHER_NAMES = {word: names.split() for names, words in _NAMES.items() for word in words.split()}
+_KEYS_BY_OTHER_NAME = {other: keys.split() for keys, others in _OTHER_NAMES_OF.items() for other in others.split()}
 # Of these, names that are true where the key is false: NeoX pairs halves.
-_OPPOSITES = {"isneox", "isneoxstyle", "neoxstyle"}
-# Words that people shorten, or write in other forms.
+_NEGATED = {"isneox", "isneoxstyle", "neoxstyle"}
+# Abbreviations and variants of words in names of keys.
 _WORDS = {
     "attn": "attention",
     "ctx": "context",
@@ -59,7 +59,7 @@ _WORDS = {
     "scales": "scaling",
     "temp": "temperature",
 }
-# Keys that some types read, and what the others read in their place.
+# Keys that some types read, and the keys that the others read in their place.
 SAME = {
     **dict.fromkeys(("rotary_pct", "rotary_emb_fraction"), "partial_rotary_factor"),
     **dict.fromkeys(("kv_channels", "attention_head_dim"), "head_dim"),
@@ -67,8 +67,8 @@ SAME = {
     "rope_scaling": "rope_parameters",
     "rotary_emb_base": "rope_theta",
 }
-# Keys that are near another one and known all the same: to a config class of transformers 5.23.0 or 5.24.0, or in a
-# published file (`nox -s parity` finds those that are missing here), or as names of something else.
+# Keys that are near another one and no misspellings: a config class of transformers 5.23.0 or 5.24.0 or a published
+# file has them (`nox -s parity` finds those that are missing here), or they name something else.
 KNOWN = set(
     """
     H_cycles L_bp_cycles L_cycles attention_window block_types channels compress_rates feat_dim global_rope_theta
@@ -80,7 +80,8 @@ KNOWN = set(
     v_channels v_head_dim
     """.split()
 )
-# An error says that one of these is missing, no spectrum depends on it, or all keys near it speak of positions.
+# Keys that are no candidates: an error says that one is missing, no frequency depends on it, or all keys near it
+# concern positions.
 _SIZES = set(
     """
     alibi_bias_max compression_ratio d_model decoder_num_attention_heads decoder_num_hidden_layers depth embed_dim
@@ -93,26 +94,26 @@ _SIZES = set(
 )
 
 
-def meant(key: str, read: Collection[str]) -> list[str]:
-    """The keys that are read that `key` may be a misspelling of."""
-    if key in read or key.startswith("_"):  # transformers 4 wrote some private attributes
+def similar_keys(key: str, names: Collection[str]) -> list[str]:
+    """Those of `names` of which `key` may be a misspelling."""
+    if key in names or key.startswith("_"):  # transformers 4 wrote some private attributes
         return []
-    names = sorted(name for name in read if name not in _SIZES)
-    others = _OTHER_NAMES.get(_folded(key)) or _OTHER_NAMES.get(_plain(key), ())
-    same = [name for name in names if name in others or _folded(name) == _folded(key)]
-    same = same or [name for name in names if key not in KNOWN and _words(name) == _words(key)]
-    near = ([] if key in KNOWN else [name for name in names if _near(key, name, edits)] for edits in (1, 2))
+    candidates = sorted(name for name in names if name not in _SIZES)
+    by_other_name = _KEYS_BY_OTHER_NAME.get(_folded(key)) or _KEYS_BY_OTHER_NAME.get(_plain(key), ())
+    same = [name for name in candidates if name in by_other_name or _folded(name) == _folded(key)]
+    same = same or [name for name in candidates if key not in KNOWN and _words(name) == _words(key)]
+    near = ([] if key in KNOWN else [name for name in candidates if _near(key, name, edits)] for edits in (1, 2))
     return same or next(filter(None, near), [])
 
 
-def means_opposite(key: str) -> bool:
-    """Whether `key` is true where the key that it means is false."""
-    return not _OPPOSITES.isdisjoint((_folded(key), _plain(key)))
+def is_negated(key: str) -> bool:
+    """Whether `key` is true where the similar key is false."""
+    return not _NEGATED.isdisjoint((_folded(key), _plain(key)))
 
 
-def same_word(word: str, known: Collection[str]) -> str | None:
-    """The known word that differs in case and separators alone."""
-    return next((name for name in known if _plain(name) == _plain(word)), None)
+def spelled_like(name: str, names: Collection[str]) -> str | None:
+    """The first of `names` that differs from `name` in case and separators alone."""
+    return next((candidate for candidate in names if _plain(candidate) == _plain(name)), None)
 
 
 @lru_cache(maxsize=4096)
@@ -123,10 +124,10 @@ def _folded(key: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _words(key: str) -> tuple[str, ...]:
-    """The words of a key in one form, whatever their order."""
+    """The words of a key, sorted, without plurals and abbreviations."""
     words: list[str] = re.findall("[a-z0-9]+", re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", key).lower())
-    one = (word if word in _WORDS else word.removesuffix("s") for word in words)
-    return tuple(sorted(_WORDS.get(word, word) for word in one))
+    singular = (word if word in _WORDS else word.removesuffix("s") for word in words)
+    return tuple(sorted(_WORDS.get(word, word) for word in singular))
 
 
 def _plain(key: str) -> str:
@@ -136,13 +137,13 @@ def _plain(key: str) -> str:
 
 @lru_cache(maxsize=65536)
 def _near(key: str, name: str, edits: int) -> bool:
-    """Whether two keys are so many letters apart; two are too many for a short one."""
-    forms = [(form(key), form(name)) for form in (_folded, _plain)]
-    return any(min(len(a), len(b)) > 6 * (edits - 1) and _within(a, b, edits) for a, b in forms)
+    """Whether two keys differ by at most `edits` letters; short keys by one at most."""
+    pairs = [(normalized(key), normalized(name)) for normalized in (_folded, _plain)]
+    return any(min(len(a), len(b)) > 6 * (edits - 1) and _within(a, b, edits) for a, b in pairs)
 
 
 def _within(a: str, b: str, edits: int) -> bool:
-    """Whether so many insertions, deletions, substitutions and transpositions make `b` of `a`."""
+    """Whether at most `edits` insertions, deletions, substitutions and transpositions turn `a` into `b`."""
     if abs(len(a) - len(b)) > edits:
         return False
     if a == b or not edits:

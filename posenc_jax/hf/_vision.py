@@ -12,15 +12,15 @@ from posenc_jax._frequencies.scalings import linear_scaling
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
 from posenc_jax.hf._config import check_spelling
-from posenc_jax.hf._keys import agreed, speaks_of_positions
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import RotaryLayer
-from posenc_jax.hf._tower_config import TowerConfig, parse_count, tower_of
+from posenc_jax.hf._tower_config import TowerConfig, parse_count, parse_tower_config
 from posenc_jax.hf._tower_quirks import QUIRKS
 from posenc_jax.hf._towers import Tower
+from posenc_jax.hf._tracked_mapping import agreed_value, check_agreement, concerns_positions
 from posenc_jax.hf._vision_plan import VisionPlan
 
-# In the names of keys that say in which order patches are held, or which tokens are added.
+# In the names of keys that set the order of the patches, or the tokens that are added.
 _ORDER = re.compile("window_size|fullatt|global_attn|merge_size|merge_kernel|register_tokens|pos_enc|freqs?_|rotat")
 
 
@@ -28,28 +28,10 @@ _ORDER = re.compile("window_size|fullatt|global_attn|merge_size|merge_kernel|reg
 def vision_rotary_from_config(config: Any) -> VisionPlan:
     r"""How the vision tower of a Hugging Face config rotates its queries and keys, and where its patches are.
 
-    Each pair of features turns by one coordinate of its patch, row, column or frame, by the rotation $R$ of `rotary`:
+    Each pair of features rotates by one coordinate of its patch, row, column or frame, with the rotation $R$ of
+    `rotary`:
 
     $$\text{score} \propto (R_{r, c}\, q) \cdot (R_{r', c'}\, k)$$
-
-    For 38 model types the library knows what transformers keeps in code: which coordinate turns which pair, the layout,
-    the offset or scale of coordinates, the order of the patches, the tokens beside them, and how a learned table is
-    resized. Missing rope settings take the values of the class. Every key about rotations must be understood. The plan
-    is for inference: DINOv3 also draws random shifts and scales of its coordinates in training.
-
-    Args:
-      config: a parsed config.json, or an object whose to_dict() returns one: of a tower, or of a model with a
-        vision_config. SAM 2, SAM 3's tracker and EdgeTAM rotate in the memory attention of their video models; to read
-        the tower of SAM 3's tracker, pass its vision_config.
-
-    Returns:
-      VisionPlan: layers, layout, grids, table. `positions` gives the coordinates of a grid of patches, `rotate` applies
-      them, and `table_rows` resizes the learned table of the tower as its code does.
-
-    Raises:
-      TypeError: if config is not a mapping, or a value does not have the type of its key.
-      ValueError: if a key is missing, not known, not used or contradicts another, a value is outside its range, or the
-        tower is not known, does not rotate, or rotates in a way that a plan cannot express.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -62,71 +44,96 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
       >>> plan.rotate(queries, 0, positions, head_axis=-2).shape
       (1, 15, 16, 64)
 
+    Args:
+      config: a parsed config.json, or an object whose to_dict() returns one: of a tower, or of a model with a
+        vision_config.
+
+    Returns:
+      VisionPlan: layers, layout, grids, table. `positions` gives the coordinates of a grid of patches, `rotate` applies
+      them, and `table_rows` resizes the learned table of the tower as its code does.
+
+    Raises:
+      TypeError: if config is not a mapping, or a value does not have the type of its key.
+      ValueError: if a key is missing, not known, not used or contradicts another, a value is outside its range, or the
+        tower is not known, does not rotate, or rotates in a way that a plan cannot express.
+
+    Notes:
+      - For 38 model types the library knows what transformers keeps in code: which coordinate rotates which pair, the
+        layout, the offset or scale of coordinates, the order of the patches, the tokens beside them, and how a learned
+        table is resized. Missing rope settings have the defaults of the class.
+      - Every key about rotations must be understood.
+      - SAM 2, SAM 3's tracker and EdgeTAM rotate in the memory attention of their video models; to read the tower of
+        SAM 3's tracker, pass its vision_config.
+      - The plan is for inference: DINOv3 also draws random shifts and scales of its coordinates in training.
+
     Reference:
       Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
     """
-    return _plan(TowerConfig(tower_of(config)))
+    return _plan(TowerConfig(parse_tower_config(config)))
 
 
 def _plan(config: TowerConfig) -> VisionPlan:
     facts = config.facts
-    config.use("model_type", *facts.unread)
-    count, head_dim = config.integer(*facts.depth), _head_dim(config)
-    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelled(*facts.depth), count)
-    layer = RotaryLayer(_spectrum(facts, _base(config), head_dim), head_dim)
+    config.mark_read("model_type", *facts.unread)
+    count, head_dim = config.get_integer(*facts.depth), _head_dim(config)
+    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelling(*facts.depth), count)
+    layer = RotaryLayer(_frequencies(facts, _base(config), head_dim), head_dim)
     plan = VisionPlan((layer,) * count, facts.layout, grids=(_grid(config),) * count, table=facts.table)
     if config.model_type in QUIRKS:
         plan = QUIRKS[config.model_type](config, plan)
     for settings in config.settings:
-        settings.finish()
-    check_spelling(config.values, config.asked, f"model_type {config.model_type!r} reads")
-    config.finish(lambda key: speaks_of_positions(key) or bool(_ORDER.search(key)))
+        settings.reject_unread()
+    check_spelling(config.values, config.keys_looked_up, f"model_type {config.model_type!r} reads")
+    config.reject_unread(lambda key: concerns_positions(key) or bool(_ORDER.search(key)))
     return plan
 
 
 def _head_dim(config: TowerConfig) -> int:
     """The features that rotate together."""
-    facts, own = config.facts, config.take("head_dim")
+    facts, head_dims = config.facts, config.read("head_dim")
     if not facts.heads:
         (name,) = facts.hidden
         width = config.get(name, default=facts.defaults.get(name))
         require(width is not None, "{} is missing", name)
         return checks.size(name, width)
-    name, hidden, heads = config.spelled(*facts.hidden), config.integer(*facts.hidden), config.integer(*facts.heads)
+    name = config.spelling(*facts.hidden)
+    hidden, heads = config.get_integer(*facts.hidden), config.get_integer(*facts.heads)
     rate = "memory_attention_downsample_rate"
     heads *= parse_count(config, rate, facts.defaults[rate]) if rate in facts.defaults else 1
     require(hidden % heads == 0, "{} = {} must be a multiple of {}", name, hidden, heads)
-    agreed({f"{name} / heads": hidden // heads} | own)
+    check_agreement({f"{name} / heads": hidden // heads} | head_dims)
     return checks.size("head_dim", hidden // heads)
 
 
 def _base(config: TowerConfig) -> float:
     """The base; the rope settings hold nothing else but a rope type of the tower."""
-    facts, outside, bases = config.facts, config.take(*config.facts.base_keys), {}
+    facts, bases = config.facts, {}
+    outside = config.read(*facts.base_keys)
     require(not config.is_null(*facts.base_keys), "{} is missing", " or ".join(facts.base_keys))
     if facts.ignores_settings:
         outside = outside or {f"the base of model_type {config.model_type!r}": facts.theta}
-    for d in config.settings:
-        require(not d.is_null("rope_theta"), "{}rope_theta is missing", d.label)
-        found = outside | d.take("rope_theta")
-        bases[next(iter(found), d.name)] = agreed(found, facts.theta)
-        for key, kind in d.take("rope_type", "type").items():
-            checks.one_of(key, kind, facts.rope_types)
+    for settings in config.settings:
+        require(not settings.is_null("rope_theta"), "{}rope_theta is missing", settings.label)
+        spellings = outside | settings.read("rope_theta")
+        bases[next(iter(spellings), settings.name)] = agreed_value(spellings, facts.theta)
+        for key, rope_type in settings.read("rope_type", "type").items():
+            checks.one_of(key, rope_type, facts.rope_types)
     bases = bases or outside
-    return checks.positive(next(iter(bases), "rope_theta"), agreed(bases, facts.theta))
+    return checks.positive(next(iter(bases), "rope_theta"), agreed_value(bases, facts.theta))
 
 
-def _spectrum(facts: Tower, base: float, head_dim: int) -> Frequencies:
+def _frequencies(facts: Tower, base: float, head_dim: int) -> Frequencies:
     """The frequencies of a head."""
     axes = len(facts.axes)
     require(axes == 3 or head_dim % 4 == 0, "head_dim must be a multiple of 4, got {}", head_dim)
-    one = geometric(2 * (head_dim // (2 * axes)), base)
-    result = join(*[one] * axes, axes=facts.axes)
+    of_axis = geometric(2 * (head_dim // (2 * axes)), base)
+    result = join(*[of_axis] * axes, axes=facts.axes)
     if facts.pairs == "halved":
-        whole = geometric(head_dim, base)
-        result = join(whole[::2], whole[1::2], axes=facts.axes)
+        of_head = geometric(head_dim, base)
+        result = join(of_head[::2], of_head[1::2], axes=facts.axes)
     elif facts.pairs == "alternating":
-        result = result[[i + part * one.num_pairs for i in range(one.num_pairs) for part in range(axes)]]
+        count = of_axis.num_pairs
+        result = result[[i + axis * count for i in range(count) for axis in range(axes)]]
     return linear_scaling(result, 1 / (2 * math.pi)) if facts.in_cycles else result
 
 

@@ -37,7 +37,7 @@ class VisionPlan(RotaryPlan):
       rotates_values: as in `RotaryPlan`.
       grids: how the patches are counted, for each layer.
       slices: the number of slices of a head that rotate by themselves, each by one coordinate, so that the layout is
-        that of a slice; 1 for the whole head. Gemma 4 turns half of a head by the column, and half by the row.
+        that of a slice; 1 for the whole head. Gemma 4 rotates half of a head by the column, and half by the row.
       table: how the learned table that the tower adds to its patches becomes one of another grid. "none" if the tower
         has none, and "unknown" if this plan does not say. Resized by PyTorch's `interpolate` or `grid_sample` with
         half-pixel centres: "linear"; "torch_cubic"; "linear_zeros_exchanged", with zeros outside the table and to
@@ -67,14 +67,14 @@ class VisionPlan(RotaryPlan):
         require_type(fits, "grids", f"a sequence of {len(self.layers)} PatchGrid, one for each layer", self.grids)
         object.__setattr__(self, "grids", grids)
         slices = checks.positive_int("slices", self.slices)
-        fits = slices == 1 or all(_spectra(layer, slices) for layer in self.layers)
+        fits = slices == 1 or all(_slices_of(layer, slices) for layer in self.layers)
         require(fits, "slices must be 1, or the number of equal spectra that fill each head, got {}", slices)
         checks.one_of("table", self.table, TABLES)
 
     @property
     @public
     def resampling(self) -> dict[str, Any] | None:
-        """The settings with which `resize_table` resizes the tower's table; None if the tower has none.
+        """The settings with which `resize_table` resizes the tower's table; None if the tower has no table.
 
         Raises a `ValueError` if the plan does not know it, or if the tower does something else: see `table_rows`.
         """
@@ -83,6 +83,17 @@ class VisionPlan(RotaryPlan):
     @public
     def table_rows(self, table: jax.typing.ArrayLike, shape: Sequence[int]) -> jax.Array:
         r"""The rows of the learned table that the tower adds to the patches of one image or video.
+
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from posenc_jax.hf import vision_rotary_from_config
+          >>> plan = vision_rotary_from_config(
+          ...     {"model_type": "qwen3_vl_vision", "hidden_size": 64, "num_heads": 2, "depth": 3})
+          >>> plan.table, plan.resampling["align_corners"]
+          ('linear_aligned', True)
+          >>> table = jnp.array([[[0.0], [3.0]], [[10.0], [13.0]]])
+          >>> plan.table_rows(table, (2, 4))[:, 0].tolist()
+          [0.0, 1.0, 10.0, 11.0, 2.0, 3.0, 12.0, 13.0]
 
         Args:
           table: floats of shape (rows, columns, dim), without rows of class tokens. For Gemma 4, as its checkpoint has
@@ -98,17 +109,6 @@ class VisionPlan(RotaryPlan):
           ValueError: if the plan does not know what the tower does with a table, the tower has none, the table does not
             have these axes, or the tower does not take the shape.
 
-        Examples:
-          >>> import jax.numpy as jnp
-          >>> from posenc_jax.hf import vision_rotary_from_config
-          >>> plan = vision_rotary_from_config(
-          ...     {"model_type": "qwen3_vl_vision", "hidden_size": 64, "num_heads": 2, "depth": 3})
-          >>> plan.table, plan.resampling["align_corners"]
-          ('linear_aligned', True)
-          >>> table = jnp.array([[[0.0], [3.0]], [[10.0], [13.0]]])
-          >>> plan.table_rows(table, (2, 4))[:, 0].tolist()
-          [0.0, 1.0, 10.0, 11.0, 2.0, 3.0, 12.0, 13.0]
-
         Reference:
           Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
         """
@@ -116,26 +116,9 @@ class VisionPlan(RotaryPlan):
 
     @public
     def positions(self, shape: Sequence[int], layer: int | None = None, *, merge_size: int | None = None) -> jax.Array:
-        r"""The coordinates of the tokens of one image or video, in the order in which the tower holds them.
+        r"""The coordinates of the tokens of one image or video, in the order of the tower.
 
         Concatenate those of several images that share a sequence.
-
-        Args:
-          shape: (height, width) or (time, height, width), in patches, before the tower merges any.
-          layer: the layer that they are for. It must be given where layers differ: those of SAM 3 attend within windows
-            or to the whole grid, and the last ones of EoMT hold queries before the class token.
-          merge_size: for VideoLLaMA 3, whose processor gives it with each image: 1 for an image, 2 for a video.
-
-        Returns:
-          An array of shape (tokens, axes): (row, column), or (time, row, column) where time turns pairs. It is int32,
-          or float32 where coordinates are centres of patches (DINOv3). Class and register tokens are at 0 and do not
-          turn. For a layer that attends within windows, it has the tokens of one window.
-
-        Raises:
-          TypeError: if shape is not a sequence of integers, or layer or merge_size is not an integer.
-          ValueError: if shape does not have two or three sides, or has sides that the tower cannot merge or does not
-            take; if layer is missing where layers differ, or outside them; if merge_size is missing, or given to
-            another tower.
 
         Examples:
           >>> import jax.numpy as jnp
@@ -147,6 +130,23 @@ class VisionPlan(RotaryPlan):
           [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]
           >>> plan.rotate(jnp.ones((8, 2, 32)), 0, positions, head_axis=-2).shape
           (8, 2, 32)
+
+        Args:
+          shape: (height, width) or (time, height, width), in patches, before the tower merges any.
+          layer: the layer of the tokens. It must be given where layers differ: those of SAM 3 attend within windows
+            or to the whole grid, and the last ones of EoMT have queries before the class token.
+          merge_size: for VideoLLaMA 3, whose processor gives it with each image: 1 for an image, 2 for a video.
+
+        Returns:
+          An array of shape (tokens, axes): (row, column), or (time, row, column) where time rotates pairs. It is int32,
+          or float32 where coordinates are centres of patches (DINOv3). Class and register tokens are at 0 and do not
+          rotate. For a layer that attends within windows, it has the tokens of one window.
+
+        Raises:
+          TypeError: if shape is not a sequence of integers, or layer or merge_size is not an integer.
+          ValueError: if shape does not have two or three sides, or has sides that the tower cannot merge or does not
+            take; if layer is missing where layers differ, or outside them; if merge_size is missing, or given to
+            another tower.
 
         Reference:
           Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
@@ -173,7 +173,7 @@ class VisionPlan(RotaryPlan):
         r"""Rotates the queries or the keys of one layer as the tower does.
 
         Args:
-          x: queries or keys, floats of shape (..., tokens, heads, head_dim). EfficientLoFTR turns all heads as one:
+          x: queries or keys, floats of shape (..., tokens, heads, head_dim). EfficientLoFTR rotates all heads as one:
             (..., tokens, hidden_size), with head_axis None.
           layer: as for `RotaryPlan.rotate`.
           positions: as `positions` gives them, (tokens, axes), or of a shape that broadcasts to (..., tokens, axes).
@@ -212,9 +212,9 @@ class VisionPlan(RotaryPlan):
         require(fits, "positions must have a last axis of size {}, got shape {}", slices, positions.shape)
         head_axis = parse_head_axis("x", x, head_axis)
         refuse_one_position("positions", positions.shape[:-1], "x", shape_of_rows(x, head_axis), axes=slices)
-        spectra = [_spectra(how, slices) for how in self.layers]
-        layers = [RotaryLayer(dataclasses.replace(f[0], axes=None), head_dim // slices) for f in spectra]
-        plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in spectra[0] if f.axes])
+        frequencies = [_slices_of(layer, slices) for layer in self.layers]
+        layers = [RotaryLayer(dataclasses.replace(f[0], axes=None), head_dim // slices) for f in frequencies]
+        plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in frequencies[0] if f.axes])
         sliced = x.reshape(*x.shape[:-1], slices, head_dim // slices)  # slices as a sequence at their coordinates
         y = plan.rotate(sliced, layer, positions[..., order], head_axis=head_axis, **options)
         return y.reshape(x.shape)
@@ -223,19 +223,19 @@ class VisionPlan(RotaryPlan):
     def shift_keys(
         self, keys: jax.typing.ArrayLike, layer: int | jax.Array, offset: jax.typing.ArrayLike, **options: Any
     ) -> jax.Array:
-        """`RotaryPlan.shift_keys`, which is an error where each slice of a head has a coordinate of its own."""
+        """`RotaryPlan.shift_keys`, which raises where each slice of a head has a coordinate of its own."""
         require(self.slices == 1, "slices must be 1 to move keys, got {}: rotate them at other positions", self.slices)
         return super().shift_keys(keys, layer, offset, **options)
 
 
-def _spectra(layer: RotaryLayer, slices: int) -> list[Frequencies]:
-    """The spectrum of each slice of a head; none unless they are equal, have one coordinate each and fill the head."""
+def _slices_of(layer: RotaryLayer, slices: int) -> list[Frequencies]:
+    """The frequencies of each slice of a head; none unless they are equal, fill the head, and have one coordinate."""
     f = layer.frequencies
     if f.dim != layer.head_dim or f.num_pairs % slices or f.num_axes != slices:
         return []
     size = f.num_pairs // slices
-    found = [f[i * size : (i + 1) * size] for i in range(slices)]
-    return found if all(len({*(g.axes or ())}) == 1 and g.cycles == found[0].cycles for g in found) else []
+    parts = [f[i * size : (i + 1) * size] for i in range(slices)]
+    return parts if all(len({*(part.axes or ())}) == 1 and part.cycles == parts[0].cycles for part in parts) else []
 
 
 def _with_merge_size(grid: PatchGrid, merge_size: Any) -> PatchGrid:

@@ -17,27 +17,28 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
 
     `rotary_from_config(plan_to_config(plan), length=plan.length) == plan`.
 
-    They leave nothing to defaults and name no model_type. `rope_interleave` says the layout, and
-    `no_rope_layers` or a null in `rope_parameters` says which layers have no positions. Where layers differ, their
-    `layer_types` are rope_0, rope_1, …, one for each spectrum.
-
-    Args:
-      plan: as `rotary_from_config` made it.
-
-    Returns:
-      A dict that json can write: rope_parameters, num_hidden_layers, head_dim or qk_nope_head_dim and
-      qk_rope_head_dim, and whatever else the plan needs.
-
-    Raises:
-      TypeError: if plan is not a RotaryPlan.
-      ValueError: if no config gives this plan, because the plan was made or changed by hand.
-
     Examples:
       >>> from posenc_jax.hf import plan_to_config, rotary_from_config
       >>> config = {"model_type": "gpt_neox", "head_dim": 64, "num_hidden_layers": 2}
       >>> config |= {"rotary_emb_base": 5000}
       >>> plan_to_config(rotary_from_config(config))["rope_parameters"]
       {'partial_rotary_factor': 0.25, 'rope_theta': 5000.0, 'rope_type': 'default'}
+
+    Args:
+      plan: as `rotary_from_config` made it.
+
+    Returns:
+      A dict that json can write: rope_parameters, num_hidden_layers, head_dim or qk_nope_head_dim and
+      qk_rope_head_dim, and the other keys that the plan needs.
+
+    Raises:
+      TypeError: if plan is not a RotaryPlan.
+      ValueError: if no config gives this plan, because the plan was made or changed by hand.
+
+    Notes:
+      The keys leave nothing to defaults and contain no model_type. `rope_interleave` is the layout; `no_rope_layers` or
+      a null in `rope_parameters` marks the layers without positions. Where layers differ, their `layer_types` are
+      rope_0, rope_1, …, one for each set of settings.
 
     Reference:
       Hugging Face transformers 5.23.0, modeling_rope_utils.py, RopeParameters.
@@ -62,12 +63,13 @@ def _widths(plan: RotaryPlan) -> dict[str, Any]:
     """The widths of heads; those that differ from the first rotating layer's are in per_layer_config."""
     width = next((layer.rotary_dim for layer in plan.layers if layer.rotary_dim), 0)
     of_layers = [_widths_of(layer, plan.part, layer.rotary_dim or width) for layer in plan.layers]
-    usual = next((w for w, layer in zip(of_layers, plan.layers, strict=True) if layer.rotary_dim), of_layers[0])
-    others = {str(i): widths for i, widths in enumerate(of_layers) if widths != usual}
-    return usual | ({"per_layer_config": others} if others else {})
+    first = next((w for w, layer in zip(of_layers, plan.layers, strict=True) if layer.rotary_dim), of_layers[0])
+    others = {str(i): widths for i, widths in enumerate(of_layers) if widths != first}
+    return first | ({"per_layer_config": others} if others else {})
 
 
 def _widths_of(layer: RotaryLayer, part: str, width: int) -> dict[str, int]:
+    """The widths of a layer's heads, of which `width` features may rotate."""
     if part == "first":
         return {"head_dim": layer.head_dim}
     return {"qk_nope_head_dim": layer.head_dim - width, "qk_rope_head_dim": width}
@@ -75,15 +77,15 @@ def _widths_of(layer: RotaryLayer, part: str, width: int) -> dict[str, int]:
 
 def _settings(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
     """The rope settings, by layer type if there are several, and which layers have none."""
-    groups = list(dict.fromkeys(layer.settings for layer in layers if layer.settings))
-    dicts = [{k: list(v) if isinstance(v, tuple) else v for k, v in group} for group in groups]
+    distinct = list(dict.fromkeys(layer.settings for layer in layers if layer.settings))
+    dicts = [{k: list(v) if isinstance(v, tuple) else v for k, v in settings} for settings in distinct]
     lengths = [d.pop(MAXIMUM) for d in dicts if MAXIMUM in d]
     outside = {MAXIMUM: lengths[-1]} if lengths else {}
     if len(dicts) > 1:
-        names = {group: f"rope_{i}" for i, group in enumerate(groups)}
+        names = {settings: f"rope_{i}" for i, settings in enumerate(distinct)}
         types = [names.get(layer.settings, "no_rope") for layer in layers]
         by_type = dict.fromkeys(types) | dict(zip(names.values(), dicts, strict=True))
         return outside | {"layer_types": types, "rope_parameters": by_type}
     flags = [int(bool(layer.settings)) for layer in layers]
-    some = {} if all(flags) else {"no_rope_layers": flags}
-    return outside | {"rope_parameters": dicts[0] if dicts else None} | some
+    without = {} if all(flags) else {"no_rope_layers": flags}
+    return outside | {"rope_parameters": dicts[0] if dicts else None} | without

@@ -9,7 +9,7 @@ from huggingface.published import DEEPSEEK_V3, MODERNBERT
 from oracles import configs
 from posenc_jax import geometric, linear_scaling
 from posenc_jax.hf import rotary_from_config
-from posenc_jax.hf._config import WORDS
+from posenc_jax.hf._config import REDUNDANT_FLAGS
 from posenc_jax.hf._models import MODELS
 
 SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 3, "max_position_embeddings": 4096}
@@ -249,9 +249,9 @@ def test_settings_beside_those_of_layer_types():
 TEXT = SIZES | {"model_type": "llama"}
 
 
-@pytest.mark.parametrize("word", [*WORDS, "rope_traditional"])
+@pytest.mark.parametrize("word", [*REDUNDANT_FLAGS, "rope_traditional"])
 def test_words_beside_the_language_model(word):
-    usual = WORDS.get(word, False)
+    usual = REDUNDANT_FLAGS.get(word, False)
     for outer, text in (("llava", TEXT), ("kimi_k25", DEEPSEEK_V3)):
         right = text is not TEXT if word == "rope_traditional" else usual
         whole, plan = {"model_type": outer, "text_config": text}, read(text)

@@ -10,7 +10,7 @@ from helpers.tiers import thorough, tiered
 from huggingface.published import llama
 from oracles import configs, recorded
 from posenc_jax.hf import _config, rotary_from_config
-from posenc_jax.hf._typos import _SIZES, KNOWN, _near, meant
+from posenc_jax.hf._typos import _SIZES, KNOWN, _near, similar_keys
 
 TYPES = {case["config"]["model_type"]: case["config"] for case in configs.RECORDED.values()}
 
@@ -23,8 +23,8 @@ def outcome(config):
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """The keys that the configs read so far were asked for."""
+def looked_up(monkeypatch):
+    """The keys that were looked up in the configs read so far."""
     made, init = [], _config.Config.__init__
 
     def recording(self, *arguments):
@@ -32,7 +32,7 @@ def asked(monkeypatch):
         made.append(self)
 
     monkeypatch.setattr(_config.Config, "__init__", recording)
-    keys = lambda: {name for config in made for name in config.asked}  # noqa: E731
+    keys = lambda: {name for config in made for name in config.keys_looked_up}  # noqa: E731
     keys.clear = made.clear
     return keys
 
@@ -73,17 +73,17 @@ def one_letter(word):
             yield word[:i] + word[i + 1] + word[i] + word[i + 2 :]
 
 
-def test_every_key_in_every_way(asked):
+def test_every_key_in_every_way(looked_up):
     for config in TYPES.values():
         outcome(config)
-    keys = asked() - _SIZES
+    keys = looked_up() - _SIZES
     assert len(keys) > 80
     count = 0
     for key in keys:
         for word in ways(key):
             if word in KNOWN | keys or word.startswith("_") or len(re.sub("[^a-z0-9]", "", word.lower())) < 3:
                 continue
-            assert meant(word, {key}) == [key], word
+            assert similar_keys(word, {key}) == [key], word
             count += 1
     assert count > 9_000
 
@@ -144,10 +144,10 @@ def test_an_error_names_the_key_that_is_meant(word, key):
 
 def test_how_near_a_key_must_be():
     """Two letters are too many for six; a plural is none beside them, nor is an attribute that transformers 4 wrote."""
-    assert meant("layers_tpe", {"layer_types"}) == ["layer_types"]
-    assert meant("rotarz", {"rotary"}) == ["rotary"]
-    assert meant("notarx", {"rotary"}) == meant("_rotarx", {"rotary"}) == []
-    assert meant("notaryx_", {"rotary_"}) == meant("rotors", {"rotary"}) == []
+    assert similar_keys("layers_tpe", {"layer_types"}) == ["layer_types"]
+    assert similar_keys("rotarz", {"rotary"}) == ["rotary"]
+    assert similar_keys("notarx", {"rotary"}) == similar_keys("_rotarx", {"rotary"}) == []
+    assert similar_keys("notaryx_", {"rotary_"}) == similar_keys("rotors", {"rotary"}) == []
 
 
 # What people write for keys, none of them near in letters, and the keys that they mean.
@@ -185,7 +185,7 @@ COMMON = [keys for keys in FAR if re.match("rope_theta|rope_scaling|head_dim|ori
 @pytest.mark.parametrize("keys", FAR)
 def test_other_names_mean_a_key(keys):
     for word in FAR[keys].split():
-        assert {*meant(word, keys.split())} & {*keys.split()}, word
+        assert {*similar_keys(word, keys.split())} & {*keys.split()}, word
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_other_names_mean_a_key(keys):
 def test_words_in_another_order_or_form(word, key):
     """Shortened, in full, or exchanged, as long as none is more or less."""
     known = {"layer_types", "rope_theta", "rope_scaling", key or "head_dim"}
-    assert meant(word, known) == ([key] if key else [])
+    assert similar_keys(word, known) == ([key] if key else [])
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,14 @@ def test_a_name_that_means_the_opposite(word, turned):
 
 @pytest.mark.parametrize("part", [0, *map(thorough, range(1, 4))])
 @pytest.mark.parametrize("keys", tiered(FAR, [key for key in FAR if key == "head_dim"]))
-def test_other_names(keys, part, asked):
+def test_other_names(keys, part, looked_up):
     """Of a quarter of the model types, where they read one of the keys."""
     count, yarn = 0, {"rope_type": "yarn", "rope_theta": 1e5, "factor": 2.0, "original_max_position_embeddings": 1024}
     for name in sorted(TYPES)[part::4]:
         config = TYPES[name] | ({"rope_parameters": yarn} if "original" in keys else {})
         if isinstance(outcome(config), str):
             continue
-        found = asked() & {*keys.split()}
+        found = looked_up() & {*keys.split()}
         for word in FAR[keys].split():
             got = str(outcome(config | {word: 3}))
             if name in WITHOUT_SCALING and keys == "rope_scaling":
@@ -252,18 +252,18 @@ def test_other_names(keys, part, asked):
                 assert {*named[1].split(" or ")} <= found
                 assert named[2] == "which" or "reads rope_parameters: write" in got
             count += bool(named)
-        asked.clear()
+        looked_up.clear()
     assert count > 150 or keys not in COMMON
 
 
 @pytest.mark.parametrize("part", [0, *map(thorough, range(1, 20))])
-def test_advice_is_no_other_error(part, asked):
+def test_advice_is_no_other_error(part, looked_up):
     """The key that an error advises is read by the type; where none is, the advice is to remove the other one."""
     removed, written = 0, 0
     for name in sorted(TYPES)[part::20]:
         config = TYPES[name]
         outcome(config)
-        for key in asked() - _SIZES:
+        for key in looked_up() - _SIZES:
             word = key[:-1] + ("x" if key[-1] == "z" else "z")
             got = str(outcome(config | {word: 3}))
             if advice := re.search(rf"the key {word} = 3 is near .*: write ([\w ]+?) if that is meant", got):
@@ -275,7 +275,7 @@ def test_advice_is_no_other_error(part, asked):
             elif "is near" in got:
                 assert got.endswith(f"which is no key that model_type {name!r} reads: remove it"), got
                 removed += 1
-        asked.clear()
+        looked_up.clear()
     assert written > 150
     assert removed > 100
 

@@ -12,7 +12,7 @@ from posenc_jax.hf._layers import _LEGACY
 from posenc_jax.hf._models import MODELS
 
 RELEASES = of_releases(recorded.read("hf_defaults"))
-MOVED = {name: model.moved for name, model in MODELS.items() if model.moved}
+CHANGED = {name: model.changed_default for name, model in MODELS.items() if model.changed_default}
 SIZES = {"head_dim": 128, "num_hidden_layers": 6, "max_position_embeddings": 4096}
 PUBLISHED = {"exaone": 1e4}  # what the code that a model was published with has, where no release has that
 
@@ -22,9 +22,9 @@ def numbers(release):
 
 
 def base_of(name, **keys):
-    """The base that MOVED is about."""
+    """The base that CHANGED is about."""
     found = bases(rotary_from_config(SIZES | {"model_type": name} | keys))
-    return found[1] if MOVED[name].key == "local_rope_theta" else found[0]
+    return found[1] if CHANGED[name].key == "local_rope_theta" else found[0]
 
 
 def same(value):
@@ -40,31 +40,31 @@ def test_all_that_moved_is_in_the_table():
             if name in MODELS and same(old) != same(new):
                 assert name not in found
                 found[name] = (key, old, new, numbers(before), numbers(after))
-    assert found.keys() == MOVED.keys() - PUBLISHED.keys()
+    assert found.keys() == CHANGED.keys() - PUBLISHED.keys()
     for name, (key, old, new, before, after) in found.items():
-        since = numbers(MOVED[name].since)
-        assert (MOVED[name].key, MOVED[name].before) == (key, old) and before < since <= after
+        since = numbers(CHANGED[name].since)
+        assert (CHANGED[name].key, CHANGED[name].before) == (key, old) and before < since <= after
         assert base_of(name, transformers_version=".".join(map(str, after))) == new
 
 
 def test_what_was_published_before_a_release_had_it():
     for name, before in PUBLISHED.items():
         with_it = [release for release, types in RELEASES.items() if name in types]
-        assert MOVED[name].before == before and numbers(MOVED[name].since) == numbers(with_it[0])
+        assert CHANGED[name].before == before and numbers(CHANGED[name].since) == numbers(with_it[0])
         assert (
             base_of(name, transformers_version=with_it[0])
             == RELEASES[with_it[0]][name]["rope_parameters"]["rope_theta"]
         )
 
 
-@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize("name", CHANGED)
 def test_the_release_of_the_file_decides(name):
-    key, (major, minor) = MOVED[name].key, numbers(MOVED[name].since)
+    key, (major, minor) = CHANGED[name].key, numbers(CHANGED[name].since)
     after = base_of(name, transformers_version=f"{major}.{minor}.0")
-    assert after != MOVED[name].before
+    assert after != CHANGED[name].before
     before = f"{major}.{minor - 1}.9" if minor else f"{major - 1}.57.6"
     old, new = ("4.0.0", before, "4.1.0.dev0", "v4.2.0"), ("9.1", "9.1.0.dev0", f" {major}.{minor}.0")
-    for release, base in [(release, MOVED[name].before) for release in old] + [(release, after) for release in new]:
+    for release, base in [(release, CHANGED[name].before) for release in old] + [(release, after) for release in new]:
         assert base_of(name, transformers_version=release) == base
         outer = {"model_type": "a_composite", "transformers_version": release}
         plan = rotary_from_config(outer | {"text_config": SIZES | {"model_type": name}})
@@ -79,16 +79,16 @@ def test_the_release_of_the_file_decides(name):
     ):
         with pytest.raises(ValueError, match="is missing; its default is") as error:
             base_of(name, **unsaid)
-        words = key, str(after), str(MOVED[name].before), MOVED[name].since, f"write {key}", "transformers_version"
+        words = key, str(after), str(CHANGED[name].before), CHANGED[name].since, f"write {key}", "transformers_version"
         assert all(word in str(error.value) for word in words)
     with pytest.raises(TypeError, match="transformers_version must be a string, got float 5.0"):
         base_of(name, transformers_version=5.0)
 
 
-@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize("name", CHANGED)
 def test_a_base_that_is_written_needs_no_release(name):
     full = {"layer_types": ["full_attention"] * SIZES["num_hidden_layers"]}  # sliding layers forget it
-    config = SIZES | {"model_type": name, MOVED[name].key: 123.0} | (full if name == "olmo3" else {})
+    config = SIZES | {"model_type": name, CHANGED[name].key: 123.0} | (full if name == "olmo3" else {})
     plan = rotary_from_config(config)
     for release in ("4.0.0", "9.0.0", "main"):
         assert rotary_from_config(config | {"transformers_version": release}) == plan

@@ -12,11 +12,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from oracles import configs
 from posenc_jax.hf import _config, rotary_from_config
 from posenc_jax.hf._models import MODELS
-from posenc_jax.hf._typos import _SIZES, KNOWN, _near, _words, meant
+from posenc_jax.hf._typos import _SIZES, KNOWN, _near, _words, similar_keys
 
 
-def asked_by(config, monkeypatch):
-    """The keys that are looked for in a config."""
+def keys_looked_up(config, monkeypatch):
+    """The keys that are looked up in a config."""
     made, init = [], _config.Config.__init__
 
     def recording(self, *arguments):
@@ -26,16 +26,17 @@ def asked_by(config, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(_config.Config, "__init__", recording)
         rotary_from_config(config, length=5000)
-    return {name for config in made for name in config.asked}
+    return {name for config in made for name in config.keys_looked_up}
 
 
 def test_the_keys_of_a_class_are_no_misspellings(monkeypatch, tally):
     everything = set()
     for name in sorted(MODELS.keys() & configs.RECORDED.keys() & {*CONFIG_MAPPING}):
-        asked = asked_by(configs.RECORDED[name]["config"], monkeypatch)
-        everything |= asked - _SIZES
-        found = {key: meant(key, asked) for key in keys_of(CONFIG_MAPPING[name]) if meant(key, asked)}
-        assert not found, (name, json.dumps(found))
+        looked_up = keys_looked_up(configs.RECORDED[name]["config"], monkeypatch)
+        everything |= looked_up - _SIZES
+        similar = {key: similar_keys(key, looked_up) for key in keys_of(CONFIG_MAPPING[name])}
+        misspelled = {key: names for key, names in similar.items() if names}
+        assert not misspelled, (name, json.dumps(misspelled))
     near = set()
     for name in CONFIG_MAPPING:
         near |= {key for key in keys_of(CONFIG_MAPPING[name]) if any(_is_near(key, other) for other in everything)}

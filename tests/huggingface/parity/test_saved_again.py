@@ -75,7 +75,7 @@ def _parts():
     for name, whole in CONFIG_MAPPING.items():
         for key, spec in whole.sub_configs_defaults.items():
             inner = spec.model_type or getattr(spec.config_class, "model_type", None)
-            if key in (*_composite._PARTS, *_composite._PARTS_OF.get(name, ())) and inner in _models.MODELS:
+            if key in (*_composite._TEXT_KEYS, *_composite._TEXT_KEYS_OF.get(name, ())) and inner in _models.MODELS:
                 yield name, key, inner
 
 
