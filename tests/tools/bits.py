@@ -354,7 +354,7 @@ def modules(draw: Draw) -> Any:
         "TimestepEmbedding": ((8,), {}, (i,)),
         "ALiBi": ((2,), {}, (i, j)),
         "T5Bias": ((2,), {}, (i, j)),
-        "KERPLE": ((2,), {"form": pick(draw, "log", "power")}, (i, j)),
+        "KERPLE": ((2,), {"variant": pick(draw, "log", "power")}, (i, j)),
         "FIRE": ((2,), {}, (i, j)),
     }
     for name, (arguments, settings, inputs) in made.items():
