@@ -393,7 +393,7 @@ def needs_rope_type(config: dict[str, Any]) -> None:
 
 
 def modernbert(config: dict[str, Any]) -> None:
-    """The code reads rope_type in an old rope_scaling, and not position_embedding_type, a rest of BERT's config.
+    """The code reads rope_type in an old rope_scaling, and not position_embedding_type, left over from BERT.
 
     It is "absolute" in ModernBERT's files and "sans_pos" in those of mmBERT and Ettin.
     """
