@@ -133,6 +133,10 @@ class Outcomes:
         items[:] = [item for item in items if item.nodeid in self.rank or item.nodeid not in self.known]
         items.sort(key=lambda item: self.rank.get(item.nodeid, len(self.rank)))
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:  # a file of tests calls the library when it is imported
+            self._write("fail", report.nodeid)
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.failed = False
         self._write("start", nodeid)
@@ -266,7 +270,7 @@ def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], tier: str,
             import posenc_jax.hf  # noqa: F401
         except Exception:
             return pytest.ExitCode.USAGE_ERROR
-        files = sorted({test.split("::")[0] for test in tests})
+        files = [*dict.fromkeys(test.split("::")[0] for test in tests)]  # those of its own room first
         return pytest.main([*FLAGS, "-m", tier, *files], plugins=[Outcomes(tests, known, file, seconds)])
 
     return fork(work)
@@ -308,7 +312,7 @@ def run(
                 code = None if late else os.waitstatus_to_exitcode(status)
                 failed |= {hanging} - {None}  # it hangs, or Python itself dies
                 if not failed | passed and code in (2, 4):
-                    failed = {"import"}  # of the library, or of a file of tests
+                    failed = {"import"}  # of the library, which every test does
                 yield mutant, "late" if late else "killed" if failed else "survived" if passed else "unclear", failed
         time.sleep(0.02)
 
@@ -362,7 +366,8 @@ def kill(drawn: list[Mutant], total: int, found: dict[str, Any], reasons: dict[s
     rows = [(m, reached, SHORT if m.name in reasons else LONG) for m, reached in waiting.values()]
     for mutant, outcome, failed in run(rows, tests, options.tier, options.jobs):
         dead = outcome in DEAD
-        finder = "own" if any(test.startswith(own_tests(mutant.room)) for test in failed) else "others"
+        own = any(test.startswith((*own_tests(mutant.room), "import")) for test in failed)
+        finder = "own" if own else "others"
         verdict = finder if dead else "judged" if mutant.name in reasons else "none"
         by = f" by {min(failed)}" if failed else f" ({reasons[mutant.name]})" if verdict == "judged" else ""
         outcomes[mutant.name] = {"room": mutant.room, "file": mutant.file, "line": mutant.line, "verdict": verdict}
