@@ -486,6 +486,12 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def budget(session: nox.Session) -> None:
+    """What the project holds, in tokens, words and pages, against tests/budget.toml; needs Python 3.12 or newer."""
+    session.run("python", "tests/tools/budget.py", *session.posargs)
+
+
+@nox.session
 def mutation(session: nox.Session) -> None:
     """Puts small faults into the library and shows which tests find them, hours; `-- --sample 60` draws sixty."""
     install(session, *TESTED, "coverage>=7.6")

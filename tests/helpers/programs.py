@@ -1,12 +1,12 @@
 """How many programs the tests compile, and for how long: a plugin of pytest that counts them by file.
 
 A run that starts with an empty cache leaves one entry for each distinct program, whatever the machine and the number of
-workers. That number has a budget, `tests/programs.txt`; seconds are printed and have none.
+workers. That number has a budget, `tests/budget.toml`; seconds are printed and have none.
 """
 
 from __future__ import annotations
 
-import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,15 @@ from typing import Any
 import jax
 import pytest
 
-BUDGET = Path(__file__).parents[1] / "programs.txt"
+BUDGET = Path(__file__).parents[1] / "budget.toml"
 COMPILED, FOUND = "/jax/core/compile/backend_compile_duration", "/jax/compilation_cache/cache_hits"
 CACHED = "/jax/compilation_cache/compile_requests_use_cache"
 
 
 def budget(text: str, version: tuple[int, ...] = jax.__version_info__) -> int:
-    """The number for the newest JAX listed that is not newer than `version`, and all additions."""
-    listed = [tuple(map(int, row)) for row in re.findall(r"^(\d+) on JAX (\d+)\.(\d+)", text, re.MULTILINE)]
-    (number, *_) = max((row for row in listed if row[1:] <= version[:2]), key=lambda row: row[1:])
-    return number + sum(map(int, re.findall(r"^\+(\d+) ", text, re.MULTILINE)))
+    """The number for the newest JAX listed that is not newer than `version`."""
+    by_version = {tuple(map(int, key.split("."))): number for key, number in tomllib.loads(text)["programs"].items()}
+    return by_version[max(key for key in by_version if key <= version[:2])]
 
 
 class Programs:
@@ -92,7 +91,7 @@ class Programs:
         seconds = sum(self.seconds.values())
         line = f"{self.total()} programs compiled in {seconds:.0f} CPU seconds"
         if self.whole:
-            line += f", of a budget of {budget(BUDGET.read_text(encoding='utf-8'))} (tests/programs.txt)"
+            line += f", of a budget of {budget(BUDGET.read_text(encoding='utf-8'))} (tests/budget.toml)"
         elif self.before:
             line += f", beside {self.before} that earlier runs left in {self.folder}"
         terminalreporter.section("programs compiled, and seconds, of the ten dearest files")

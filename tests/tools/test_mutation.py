@@ -74,3 +74,60 @@ def test_a_sample_outlives_a_change_of_other_lines(monkeypatch, tmp_path):
     (tmp_path / "kernels.py").write_text("y = -1\n" + source.replace("x + 7", "x * 7"))
     names = [{m.name for m in run.draw(["kernels"], 12, seed)[0]} for seed in (0, 1)]
     assert len(names[0] & {m.name for m in before}) >= 10 and names[0] != names[1]
+
+
+def test_calls_lose_and_swap_arguments_and_dtypes_change():
+    from mutants import mutants_of
+
+    found = {(m.before, m.after) for m in mutants_of("f.py", "y = f(a, b, axis=0, dtype=jnp.float32)\n")}
+    assert found >= {
+        ("f(a, b, axis=0, dtype=jnp.float32)", "f(b, a, axis=0, dtype=jnp.float32)"),
+        ("f(a, b, axis=0, dtype=jnp.float32)", "f(a, b, dtype=jnp.float32)"),
+        ("f(a, b, axis=0, dtype=jnp.float32)", "f(a, b, axis=0)"),
+        ("jnp.float32", "jnp.float16"),
+        ("0", "1"),
+    }
+
+
+def test_a_judgement_outlives_a_move():
+    from mutants import mutants_of
+
+    source = "def f(x):\n    return x + 1\n\n\ndef g(x):\n    return x + 1\n"
+    here, there = ({m.name for m in mutants_of(file, source)} for file in ("_rotary/a.py", "hf/b.py"))
+    assert here == there and len(here) == 4 and any(name.startswith("g, return x + 1: ") for name in here)
+
+
+def test_a_sample_has_the_share_of_each_room():
+    from run import draw
+
+    modules = ["_positions.spans", "_positions.grids", "_jax.errors", "_flax.settings"]
+    every, total = draw(modules, None, 0)
+    drawn, same = draw(modules, 30, 7)
+    assert len(every) == total == same and len(drawn) == 30
+    for room in ("_positions", "_jax", "_flax"):
+        share = sum(m.room == room for m in every) / total * 30
+        assert abs(sum(m.room == room for m in drawn) - share) <= 1, room
+
+
+def test_the_tests_of_its_own_room_come_first():
+    from run import own_tests, tests_for
+
+    mutant = SimpleNamespace(file="_rotary/rotary.py", room="_rotary", lines=(3,))
+    own, other = "tests/unit/rotary/test_rotary.py::a", "tests/properties/test_sharding.py::b"
+    cases = [f"{name}[{i}]" for name in (other, own) for i in range(2)]
+    found = {"lines": {mutant.file: {"3": [cases[0], cases[2]]}}, "seconds": {case: i for i, case in enumerate(cases)}}
+    assert tests_for(mutant, found) == [*cases[2:], *cases[:2]]
+    assert own_tests("hf") == ("tests/huggingface/",) and own_tests("nnx") == ("tests/unit/flax/",)
+
+
+def test_the_table_counts_by_room():
+    from run import table
+
+    outcomes = [
+        {"room": room, "verdict": verdict} for room, verdict in (("hf", "own"), ("hf", "none"), ("_jax", "others"))
+    ]
+    assert table(outcomes).split("\n")[2:] == [
+        "| _jax | 0 | 1 | 0 | 0 |",
+        "| hf | 1 | 0 | 1 | 0 |",
+        "| all | 1 | 1 | 1 | 0 |",
+    ]

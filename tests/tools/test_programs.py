@@ -8,10 +8,10 @@ from helpers import programs
 from helpers.programs import CACHED, COMPILED, FOUND, Programs
 
 
-def test_a_budget_is_that_of_the_version_and_the_additions():
-    text = "# 7 lines\n2600 on JAX 0.10\n2700 on JAX 0.12\n+60 a capability, in 3 files\n\n+5 another\n"
+def test_a_budget_is_that_of_the_version():
+    text = '[programs]\n"0.10" = 2_600\n"0.12" = 2_700\n'
     found = {version: programs.budget(text, version) for version in ((0, 10, 0), (0, 11, 2), (0, 12, 0, 1), (1, 0, 0))}
-    assert list(found.values()) == [2665, 2665, 2765, 2765]
+    assert list(found.values()) == [2600, 2600, 2700, 2700]
     assert programs.budget(programs.BUDGET.read_text(encoding="utf-8")) > 1000
 
 
@@ -26,8 +26,8 @@ def session_of(**changes):
     [(3, {}, 1), (2, {}, 0), (3, {"markexpr": ""}, 0), (3, {"keyword": "rotary"}, 0)],
 )
 def test_the_default_tests_fail_over_their_budget(tmp_path, monkeypatch, entries, session, status):
-    monkeypatch.setattr(programs, "BUDGET", tmp_path / "programs.txt")
-    programs.BUDGET.write_text("3 on JAX 0.1\n", encoding="utf-8")
+    monkeypatch.setattr(programs, "BUDGET", tmp_path / "budget.toml")
+    programs.BUDGET.write_text('[programs]\n"0.1" = 3\n', encoding="utf-8")
     counted = Programs(tmp_path)
     counted.pytest_runtest_logstart("tests/test_a.py::test")
     for events in ([CACHED], [CACHED, FOUND], []):  # compiled, found in the cache, compiled where there is none

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 from helpers.pages import program
+from tools import budget
 
 ROOT = Path(__file__).parents[3]
 SITE = ROOT / "site"
@@ -306,3 +307,8 @@ def test_no_mathematics_is_left_as_text(pages):
     for name in pages:
         text = re.sub(r"<(pre|code|script|style)\b.*?</\1>", "", (SITE / name).read_text(encoding="utf-8"), flags=re.S)
         assert not re.search(r"(?<!\\)\$[^$\n]{1,80}\$", re.sub(r"<[^>]*>", "", text)), name
+
+
+def test_the_home_page_is_within_its_budget():
+    limits = budget.allowed(budget.BUDGET.read_text(encoding="utf-8"))
+    assert budget.measured(ROOT)["site.home_kilobytes"] <= limits["site.home_kilobytes"]

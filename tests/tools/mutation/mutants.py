@@ -57,7 +57,7 @@ CALLS = BUILTINS | {  # of jnp, lax and np, which have both
     "bitwise_and": "bitwise_or",
 }
 WORDING = "require", "require_type"  # what raises an error with the strings that it is given
-SWAPPED = {"where": (1, 2), "select": (1, 2)}  # the two values between which a call chooses
+DTYPES = {"float32": "float16", "int32": "int16", "uint32": "int32", "float64": "float32"}  # of jnp and np
 
 
 class Mutant(NamedTuple):
@@ -65,6 +65,7 @@ class Mutant(NamedTuple):
 
     file: str  # in the package
     line: int
+    within: str  # the function or class around it, "" for the module
     text: str  # of that line, numbered where the same fault is there again
     before: str
     after: str
@@ -73,8 +74,13 @@ class Mutant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """By which it is known while other lines change."""
-        return f"{self.file}, {self.text}: {self.before} → {self.after}"
+        """By which it is known while other lines change, and its file moves."""
+        return f"{self.within or 'module'}, {self.text}: {self.before} → {self.after}"
+
+    @property
+    def room(self) -> str:
+        """The folder of the package that it is in, or the module at its top."""
+        return self.file.partition("/")[0].removesuffix(".py")
 
 
 def variants(node: ast.AST) -> Iterator[ast.AST]:
@@ -90,6 +96,8 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
                 yield changed(ops=[COMPARE[type(op)]() if i == j else o for j, o in enumerate(node.ops)])
         case ast.BoolOp():
             yield changed(op=ast.And() if isinstance(node.op, ast.Or) else ast.Or())
+        case ast.Attribute(attr=name) if name in DTYPES and _name(node.value) in ("jnp", "np"):
+            yield changed(attr=DTYPES[name])
         case ast.UnaryOp(op=ast.Not() | ast.USub()):
             yield node.operand
         case ast.IfExp():
@@ -115,8 +123,12 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
                 and _name(node.func.value) in ("jnp", "lax", "np")
             ):
                 yield changed(func=_replaced(node.func, attr=CALLS[name]))
-            if name in SWAPPED and len(args) == 3:
-                yield changed(args=[args[0], args[2], args[1]])
+            plain = not any(isinstance(x, ast.Starred) for x in args) and name not in WORDING
+            if plain and len(args) > 1 and ast.dump(args[-2]) != ast.dump(args[-1]):
+                yield changed(args=[*args[:-2], args[-1], args[-2]])
+            for i, keyword in enumerate(node.keywords if name not in WORDING else []):
+                if keyword.arg:
+                    yield changed(keywords=[*node.keywords[:i], *node.keywords[i + 1 :]])
 
 
 def _name(node: ast.AST) -> str | None:
@@ -165,12 +177,13 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
         starts.append(starts[-1] + len(line))
     found, again = [], Counter()
 
-    def visit(node: Any, lines: tuple[int, ...]) -> None:
+    def visit(node: Any, lines: tuple[int, ...], within: str) -> None:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
             if getattr(node.value.value, "id", "") == "Literal":  # a type
                 return
         if isinstance(node, ast.FunctionDef):  # defaults are seen where the function runs
             lines = tuple(range(node.lineno, node.end_lineno + 1))
+            within = node.name
         elif isinstance(node, ast.stmt) and lines:
             lines = tuple(_lines(node))
         for new in variants(node):
@@ -190,12 +203,12 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
             mutated = (text[:start] + inside.encode() + text[end:]).decode()
             line = node.lineno
             row = rows[line - 1].strip()
-            again[row, before, after] += 1
-            if (count := again[row, before, after]) > 1:
+            again[within, row, before, after] += 1
+            if (count := again[within, row, before, after]) > 1:
                 row += f" ({count})"
-            found.append(Mutant(file, line, row, before, after, lines, mutated))
+            found.append(Mutant(file, line, within, row, before, after, lines, mutated))
         for child in _children(node):
-            visit(child, lines)
+            visit(child, lines, within)
 
-    visit(ast.parse(source), ())
+    visit(ast.parse(source), (), "")
     return found

@@ -1,15 +1,22 @@
 r"""Small faults put into the library, to see which tests find them.
 
-    python tests/tools/mutation/run.py [--sample N] [--seed S] [--default] [MODULE …]
+    python tests/tools/mutation/run.py [--sample N] [--seed S] [--default] [--without TEST …] [MODULE …]
 
 The tests first run once as they are, to learn which lines each of them runs and what it costs; that is kept in
 `build/mutation` until the library or a test changes. Then each mutant (see `mutants.py`) is imported in place of its
-module in a process of its own, which runs the tests that reach its statement, the cheapest case of every test first,
-until one fails.
+module in a process of its own, which runs the tests that reach its statement until one fails: first those of its own
+room (`tests/unit/ROOM`, and `tests/huggingface` for `hf`), then the others, the cheapest case of every test first.
 
-`--default` uses the tests of `nox -s tests` alone, and `--sample` draws so many of all mutants. `survivors.json` gives
-the reason for the mutants that no test can kill: most change the speed alone, or nothing. The exit status is 1 if fewer
-than 95 % of the others are killed, or if all were tried and one survives.
+`--default` uses the tests of `nox -s tests` alone. `--sample` draws so many mutants, as many of each room as its size
+asks for. `--without` leaves out tests that are to be deleted, by the beginnings of their names (`tests/unit/x.py::test`), and
+tries only the mutants that they reach. What becomes of a mutant is kept in `build/mutation` too, so that a run that is
+interrupted goes on; `--fresh` starts over.
+
+The draw by which tests are cut must not be the one by which the cut is accepted: take another seed.
+
+`survivors.json` gives the reason for the mutants that no test can kill: most change the speed alone, or nothing. It names
+them by their function and text, so it outlives a move. The exit status is 1 if fewer than 95 % of the others are killed,
+or if all were tried and one survives.
 """
 
 from __future__ import annotations
@@ -57,6 +64,11 @@ LOOK_AT_NAMES = "tests/tools/test_api.py", "tests/properties/test_package.py"
 SHORT, LONG = 60.0, 480.0  # CPU seconds of the tests of a mutant that is known to survive, and of another
 HANGS = 3 * LONG  # seconds, of any mutant
 DEAD = "killed", "late"
+OWN = {
+    "hf": ("tests/huggingface/",),
+    "kernels": ("tests/unit/test_kernel_tiles.py", "tests/properties/test_kernels.py"),
+}
+OWN |= {room: ("tests/unit/flax/",) for room in ("nnx", "linen")}  # of rooms whose tests are not in tests/unit/ROOM
 FLAGS = [
     *("-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"),
     "-Wignore::pytest.PytestAssertRewriteWarning",
@@ -120,6 +132,10 @@ class Outcomes:
         """The tests chosen, and last those to which the mutant gives other names."""
         items[:] = [item for item in items if item.nodeid in self.rank or item.nodeid not in self.known]
         items.sort(key=lambda item: self.rank.get(item.nodeid, len(self.rank)))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:  # a file of tests calls the library when it is imported
+            self._write("fail", report.nodeid)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.failed = False
@@ -216,8 +232,16 @@ def users_of(file: str) -> list[str]:
     return [file, *(other for other in FILES if imports.search((FOLDER / other).read_text(encoding="utf-8")))]
 
 
+def own_tests(room: str) -> tuple[str, ...]:
+    """How the names of a room's own tests begin."""
+    return OWN.get(room, (f"tests/unit/{room.removeprefix('_')}/",))
+
+
 def tests_for(mutant: Mutant, found: dict[str, Any]) -> list[str]:
-    """Those that reach its statement: the cheapest case of every test, then the second, and so on."""
+    """Those that reach its statement, its own room's first: the cheapest case of each test, then the second, ….
+
+    A case of another room comes after all cases of the own room, however cheap it is.
+    """
     lines, seconds = found["lines"].get(mutant.file, {}), found["seconds"]
     here = {test for line in mutant.lines for test in lines.get(str(line), [])}
     if not here:  # it runs at import: every test of the module, of its importers and of tables
@@ -231,8 +255,9 @@ def tests_for(mutant: Mutant, found: dict[str, Any]) -> list[str]:
     for test in sorted(seconds, key=seconds.get):
         if (function := test.split("[")[0]) in here:
             cases[function].append(test)
-    ranked = [(i, seconds[test], test) for tests in cases.values() for i, test in enumerate(tests)]
-    return [test for _, _, test in sorted(ranked)]
+    own = own_tests(mutant.room)
+    of_all = [(test, i) for tests in cases.values() for i, test in enumerate(tests)]
+    return [test for *_, test in sorted((not test.startswith(own), i, seconds[test], test) for test, i in of_all)]
 
 
 def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], tier: str, file: Path, seconds: float) -> int:
@@ -245,7 +270,7 @@ def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], tier: str,
             import posenc_jax.hf  # noqa: F401
         except Exception:
             return pytest.ExitCode.USAGE_ERROR
-        files = sorted({test.split("::")[0] for test in tests})
+        files = [*dict.fromkeys(test.split("::")[0] for test in tests)]  # those of its own room first
         return pytest.main([*FLAGS, "-m", tier, *files], plugins=[Outcomes(tests, known, file, seconds)])
 
     return fork(work)
@@ -287,7 +312,7 @@ def run(
                 code = None if late else os.waitstatus_to_exitcode(status)
                 failed |= {hanging} - {None}  # it hangs, or Python itself dies
                 if not failed | passed and code in (2, 4):
-                    failed = {"import"}  # of the library, or of a file of tests
+                    failed = {"import"}  # of the library, which every test does
                 yield mutant, "late" if late else "killed" if failed else "survived" if passed else "unclear", failed
         time.sleep(0.02)
 
@@ -295,42 +320,84 @@ def run(
 def draw(modules: Iterable[str], sample: int | None, seed: int) -> tuple[list[Mutant], int]:
     """(mutants of the modules, how many there are in all)
 
-    A sample takes those of the smallest hashes: a change of some lines leaves the others in it.
+    A sample takes the share of each room, and in it the mutants of the smallest hashes: a change of some lines leaves the
+    others in it.
     """
     from mutants import mutants_of
 
     sources = {MODULES[module]: (FOLDER / MODULES[module]).read_text(encoding="utf-8") for module in modules}
-    every = [mutant for file, source in sources.items() for mutant in mutants_of(file, source)]
-    every.sort(key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest())
-    return every[:sample], len(every)
+    rooms = defaultdict(list)
+    for file, source in sources.items():
+        for mutant in mutants_of(file, source):
+            rooms[mutant.room].append(mutant)
+    total = sum(map(len, rooms.values()))
+    drawn, before = [], 0
+    for mutants in rooms.values():
+        mutants.sort(key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest())
+        after = before + len(mutants)
+        # The shares are rounded so that they sum to the sample.
+        share = len(mutants) if sample is None else sample * after // total - sample * before // total
+        drawn += mutants[:share]
+        before = after
+    return drawn, total
 
 
-def kill(
-    drawn: list[Mutant], total: int, found: dict[str, Any], tier: str, reasons: dict[str, str], options: Any
-) -> int:
-    """Whether a test kills each mutant drawn; prints what becomes of them, and the share."""
-    known, start, outcomes, counts = set(found["seconds"]), time.monotonic(), [], Counter()
+def kill(drawn: list[Mutant], total: int, found: dict[str, Any], reasons: dict[str, str], options: Any) -> int:
+    """Whether a test kills each mutant drawn; prints what becomes of them, and a table of the rooms."""
+    tests, start = set(found["seconds"]), time.monotonic()
+    chosen = {mutant.name: (mutant, tests_for(mutant, found)) for mutant in drawn}
+    left_out = {test for test in tests if test.startswith(tuple(options.without))} if options.without else set()
+    if left_out:
+        chosen = {name: (mutant, reached) for name, (mutant, reached) in chosen.items() if left_out & {*reached}}
+        chosen = {
+            name: (mutant, [t for t in reached if t not in left_out]) for name, (mutant, reached) in chosen.items()
+        }
+        print(f"{len(left_out)} tests are left out; they reach {len(chosen)} of {len(drawn)} mutants", flush=True)
+    print(f"kept in {options.json}", flush=True)
+    outcomes = {} if options.fresh or not options.json.exists() else json.loads(options.json.read_text())
+    outcomes = {name: outcome for name, outcome in outcomes.items() if name in chosen}
+    waiting = {name: pair for name, pair in chosen.items() if name not in outcomes}
     # Each module as it is, seen through the same eyes: no test may fail.
-    controls = {m.file: m._replace(source=(FOLDER / m.file).read_text(encoding="utf-8")) for m in drawn}.values()
-    chosen = [(m, tests_for(m, found)[:20], LONG) for m in controls]
-    for control, outcome, _ in run(chosen, known, tier, options.jobs):
-        if outcome != "survived":
+    controls = {m.file: m._replace(source=(FOLDER / m.file).read_text(encoding="utf-8")) for m, _ in waiting.values()}
+    of_controls = [(m, [t for t in tests_for(m, found) if t not in left_out][:20], LONG) for m in controls.values()]
+    for control, outcome, _ in run(of_controls, tests, options.tier, options.jobs):
+        if outcome not in ("survived", "not run by any test"):
             sys.exit(f"{control.file} as it is fails a test")
-    chosen = [(m, tests_for(m, found), SHORT if m.name in reasons else LONG) for m in drawn]
-    for mutant, outcome, failed in run(chosen, known, tier, options.jobs):
-        dead, why = outcome in DEAD, reasons.get(mutant.name)
-        counts["dead" if dead else "explained" if why else "alive"] += 1
-        by = f" by {min(failed)}" if failed else f" ({why})" if why else ""
-        print(f"{sum(counts.values())} of {len(drawn)}: {outcome}{by}: {mutant.line}: {mutant.name}", flush=True)
-        outcomes.append({"line": mutant.line, "name": mutant.name, "outcome": outcome, "by": sorted(failed)})
-        if options.json:
-            options.json.write_text(json.dumps(outcomes, indent=1))
-    judged = counts["dead"] + counts["alive"]
+    rows = [(m, reached, SHORT if m.name in reasons else LONG) for m, reached in waiting.values()]
+    for mutant, outcome, failed in run(rows, tests, options.tier, options.jobs):
+        dead = outcome in DEAD
+        own = any(test.startswith((*own_tests(mutant.room), "import")) for test in failed)
+        finder = "own" if own else "others"
+        verdict = finder if dead else "judged" if mutant.name in reasons else "none"
+        by = f" by {min(failed)}" if failed else f" ({reasons[mutant.name]})" if verdict == "judged" else ""
+        outcomes[mutant.name] = {"room": mutant.room, "file": mutant.file, "line": mutant.line, "verdict": verdict}
+        print(
+            f"{len(outcomes)} of {len(chosen)}: {outcome}{by}: {mutant.file}:{mutant.line}: {mutant.name}", flush=True
+        )
+        options.json.write_text(json.dumps(outcomes, indent=1, ensure_ascii=False), encoding="utf-8")
+    print(table(outcomes.values()))
+    counts = Counter(outcome["verdict"] for outcome in outcomes.values())
+    dead, judged = counts["own"] + counts["others"], counts["judged"]
+    without_reason = dead + counts["none"]
     print(
-        f"{counts['dead']} of {judged} without a reason killed, {counts['dead'] / max(judged, 1):.1%}; "
-        f"{counts['explained']} others have one; of {total} mutants in all; {time.monotonic() - start:.0f} s"
+        f"{dead} of {without_reason} without a reason killed, {dead / max(without_reason, 1):.1%}; {judged} others have "
+        f"one; of {total} mutants in all; {time.monotonic() - start:.0f} s"
     )
-    return counts["alive"] > (0.05 * judged if options.sample else 0)
+    return counts["none"] > (0.05 * without_reason if options.sample else 0)
+
+
+def table(outcomes: Iterable[dict[str, Any]]) -> str:
+    """For each room, how many faults its own tests find, how many others alone, and none; and those judged."""
+    counts = defaultdict(Counter)
+    for outcome in outcomes:
+        for room in (outcome["room"], "all"):
+            counts[room][outcome["verdict"]] += 1
+    names = "own", "others", "none", "judged"
+    rows = [(room, *(counts[room][name] for name in names)) for room in sorted(counts, key=lambda r: (r == "all", r))]
+    lines = [f"| {room} | {' | '.join(map(str, numbers))} |" for room, *numbers in rows]
+    return "\n".join(
+        ["| room | found by its own tests | by others | by none | judged |", "| --- | --- | --- | --- | --- |", *lines]
+    )
 
 
 def main() -> int:
@@ -340,8 +407,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the drawing (default: 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="J", help="at once (default: one a core)")
     parser.add_argument("--default", action="store_true", help="the tests of `nox -s tests` alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what became of each mutant")
+    parser.add_argument("--without", nargs="+", default=[], metavar="TEST", help="tests that are to be deleted")
+    parser.add_argument("--fresh", action="store_true", help="start over instead of going on where a run ended")
     options = parser.parse_args()
+    options.tier = "not thorough" if options.default else ""
     if unknown := set(options.modules) - MODULES.keys():
         parser.error(f"no module {', '.join(sorted(unknown))}; there are {', '.join(MODULES)}")
 
@@ -357,12 +426,14 @@ def main() -> int:
         "mutation", database=None, derandomize=True, deadline=None, phases=list(hypothesis.Phase)[:3]
     )
     hypothesis.settings.load_profile("mutation")
-    start, tier = time.monotonic(), "not thorough" if options.default else ""
-    found = reach(options.jobs, tier)
+    start = time.monotonic()
+    found = reach(options.jobs, options.tier)
     print(f"{len(found['seconds'])} tests, looked at in {time.monotonic() - start:.0f} s", flush=True)
     reasons = json.loads((Path(__file__).parent / "survivors.json").read_text(encoding="utf-8"))
     drawn, total = draw(options.modules or MODULES, options.sample, options.seed)
-    return kill(drawn, total, found, tier, reasons, options)
+    asked = f"{fingerprint()} {options.tier} {options.seed} {sorted(options.without)}"
+    options.json = WORK / f"outcomes-{hashlib.sha256(asked.encode()).hexdigest()[:12]}.json"
+    return kill(drawn, total, found, reasons, options)
 
 
 if __name__ == "__main__":

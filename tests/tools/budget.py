@@ -1,0 +1,91 @@
+"""What the project holds, against `tests/budget.toml`: `python tests/tools/budget.py [--lower]`.
+
+It prints each number beside its budget, and its exit status is 1 if one is exceeded. `--lower` writes numbers that have
+become smaller; none is ever raised by a program. The programs that tests compile are counted by the tests, and the home page
+by `nox -s docs`, whose site this reads if it is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import sys
+import tokenize
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BUDGET = ROOT / "tests" / "budget.toml"
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def tokens(source: str) -> int:
+    """The tokens of a module without its docstrings, comments and layout; Python 3.12 and later split f-strings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
+    first = [body[0] for body in bodies if body]
+    docstrings = {
+        node.lineno
+        for node in first
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
+    return sum(
+        token.type not in LAYOUT and not (token.type == tokenize.STRING and token.start[0] in docstrings)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+    )
+
+
+def measured(root: Path) -> dict[str, int]:
+    """The numbers by their names in the budget; the home page only where a site was built."""
+    read = lambda path: path.read_text(encoding="utf-8")  # noqa: E731
+    python = {name: sum(tokens(read(path)) for path in (root / name).rglob("*.py")) for name in ("posenc_jax", "tests")}
+    pages = [*(root / "docs").glob("*.md"), *(root / "docs").glob("*/*.md")]
+    result = {
+        "tokens.package": python["posenc_jax"],
+        "tokens.hf": sum(tokens(read(path)) for path in (root / "posenc_jax" / "hf").rglob("*.py")),
+        "tokens.tests": python["tests"],
+        "site.words": sum(len(read(path).split()) for path in pages),
+        "site.pages": len(re.findall(r"^ +- [^\n]*\.md$", read(root / "mkdocs.yml").partition("\nnav:")[2], re.M)),
+    }
+    home = root / "site" / "index.html"
+    return result | ({"site.home_kilobytes": -(-home.stat().st_size // 1000)} if home.exists() else {})
+
+
+def allowed(text: str) -> dict[str, int]:
+    """The numbers of the budget, as "table.name"."""
+    tables = tomllib.loads(text)
+    return {f"{table}.{name}": number for table, rows in tables.items() for name, number in rows.items()}
+
+
+def lowered(text: str, found: dict[str, int]) -> str:
+    """The text of the budget with each number that is larger than what was measured."""
+    for name, number in allowed(text).items():
+        if name in found and found[name] < number:
+            key = name.partition(".")[2]
+            text = re.sub(rf"(?m)^{key} = [\d_]+", f"{key} = {found[name]:_}", text)
+    return text
+
+
+def main(root: Path = ROOT, budget: Path = BUDGET, arguments: list[str] | None = None) -> int:
+    """Prints the table; 1 if a number is exceeded, else 0."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lower", action="store_true", help="write the numbers that have become smaller")
+    options = parser.parse_args(arguments)
+    text = budget.read_text(encoding="utf-8")
+    limits, found = allowed(text), measured(root)
+    for name, number in found.items():
+        over = f", {number - limits[name]:,} too many" if number > limits[name] else ""
+        print(f"{name:22} {number:9,} of {limits[name]:9,}{over}")
+    if options.lower:
+        budget.write_text(lowered(text, found), encoding="utf-8")
+    if too_many := [name for name, number in found.items() if number > limits[name]]:
+        print(f"Over budget: {', '.join(too_many)}. Cut, or raise the line in {budget.name} and say why in the commit.")
+    return bool(too_many)
+
+
+if __name__ == "__main__":
+    if sys.version_info < (3, 12):
+        sys.exit("the budget counts tokens as Python 3.12 and later read them: nox --force-python 3.13 -s budget")
+    sys.exit(main())
