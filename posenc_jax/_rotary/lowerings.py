@@ -2,7 +2,7 @@ r"""The lowerings of a rotation, by which compilers make it one read and one wri
 
 `reference` is the formula of `rotation`. The other lowerings compute the same bits, because every product is rounded
 before it is summed, as always on a TPU. `LOWERINGS` says which platform takes which; what they cite as measured stands
-in benchmarks/results/forms_*.md.
+in benchmarks/results/lowerings_*.md.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What each form of a rotation wins: `python benchmarks/forms.py [--target v5e v6e h200] [--write]`.
+"""What each lowering of a rotation wins: `python benchmarks/lowerings.py [--target v5e v6e h200] [--write]`.
 
 Without a target, times every form that can compute a case on the device that is here, in rounds that alternate between
-the forms and a plain copy of x. With targets, compiles the forms for them, without a device, in the environment that
-`nox -s "bench_compiled(tpu)"` makes. In bold stands the form that `lowerings.LOWERINGS` takes. Where another is ahead,
+the lowerings and a plain copy of x. With targets, compiles the lowerings for them, without a device, in the environment that
+`nox -s "bench_compiled(tpu)"` makes. In bold stands the lowering that `lowerings.LOWERINGS` takes. Where another is ahead,
 that table should change.
-`--write` writes results/forms_TARGET_JAX.md for each target.
+`--write` writes results/lowerings_TARGET_JAX.md for each target.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from posenc_jax._rotary import lowerings
 from posenc_jax._rotary.lowerings import lowering_of
 from posenc_jax._rotary.rotation import Rotation, RotationSettings
 
-FORMS = (
+LOWERINGS = (
     lowerings.reference,
     lowerings.split_and_stack,
     lowerings.split_and_concatenate,
@@ -77,7 +77,7 @@ def functions_of(platform, shape, dim, layout, dtype):
     taken = lowering_of(platform, rotation(jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32))).__name__
     functions = {
         form.__name__: lambda x, p, form=form: form(rotation(x, p))
-        for form in FORMS
+        for form in LOWERINGS
         if fits(form, settings, shape, dim, dtype)
     }
     return functions, rows, taken
@@ -129,9 +129,9 @@ def table(where, platform, told, measure, grow=False):
         shape, dim, layout, dtype = case
         functions, rows, taken = functions_of(platform, *case)
         cells = measure(functions, rows, shape, dtype)
-        cells = [f"**{cells[f.__name__]}**" if f.__name__ == taken else cells.get(f.__name__, "–") for f in FORMS]
+        cells = [f"**{cells[f.__name__]}**" if f.__name__ == taken else cells.get(f.__name__, "–") for f in LOWERINGS]
         lines.append([str(shape).replace(" ", ""), f"{dim} of {shape[-1]}", layout, dtype, *cells])
-    head = ["x", "rotates", "layout", "dtype", *(f"`{form.__name__}`" for form in FORMS)]
+    head = ["x", "rotates", "layout", "dtype", *(f"`{form.__name__}`" for form in LOWERINGS)]
     return f"{where}, JAX {jax.__version__}. {told}\n\n{markdown(head, lines)}\n"
 
 
@@ -161,9 +161,9 @@ def main():
     for name, text in texts.items():
         print(text)
         if options.write:
-            path = Path(__file__).with_name("results") / f"forms_{name}_{jax.__version__}.md"
+            path = Path(__file__).with_name("results") / f"lowerings_{name}_{jax.__version__}.md"
             path.write_text(
-                f"Written by `python benchmarks/forms.py`; in bold the form taken. {text}", encoding="utf-8"
+                f"Written by `python benchmarks/lowerings.py`; in bold the lowering taken. {text}", encoding="utf-8"
             )
 
 
