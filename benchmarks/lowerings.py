@@ -1,9 +1,9 @@
 """What each lowering of a rotation wins: `python benchmarks/lowerings.py [--target v5e v6e h200] [--write]`.
 
-Without a target, times every form that can compute a case on the device that is here, in rounds that alternate between
-the lowerings and a plain copy of x. With targets, compiles the lowerings for them, without a device, in the environment that
-`nox -s "bench_compiled(tpu)"` makes. In bold stands the lowering that `lowerings.LOWERINGS` takes. Where another is ahead,
-that table should change.
+Without a target, times every lowering that can compute a case on the device that is here, in rounds that alternate
+between them and a plain copy of x. With targets, compiles them for these, without a device, in the environment that
+`nox -s "bench_compiled(tpu)"` makes. In bold stands what `lowerings.LOWERINGS` takes. Where another is ahead, that table
+should change.
 `--write` writes results/lowerings_TARGET_JAX.md for each target.
 """
 
@@ -76,8 +76,8 @@ def functions_of(platform, shape, dim, layout, dtype):
 
     taken = lowering_of(platform, rotation(jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32))).__name__
     functions = {
-        form.__name__: lambda x, p, form=form: form(rotation(x, p))
-        for form in LOWERINGS
+        lowering.__name__: lambda x, p, lowering=lowering: lowering(rotation(x, p))
+        for lowering in LOWERINGS
         if fits(form, settings, shape, dim, dtype)
     }
     return functions, rows, taken
@@ -131,7 +131,7 @@ def table(where, platform, told, measure, grow=False):
         cells = measure(functions, rows, shape, dtype)
         cells = [f"**{cells[f.__name__]}**" if f.__name__ == taken else cells.get(f.__name__, "–") for f in LOWERINGS]
         lines.append([str(shape).replace(" ", ""), f"{dim} of {shape[-1]}", layout, dtype, *cells])
-    head = ["x", "rotates", "layout", "dtype", *(f"`{form.__name__}`" for form in LOWERINGS)]
+    head = ["x", "rotates", "layout", "dtype", *(f"`{lowering.__name__}`" for lowering in LOWERINGS)]
     return f"{where}, JAX {jax.__version__}. {told}\n\n{markdown(head, lines)}\n"
 
 
