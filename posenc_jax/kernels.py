@@ -75,6 +75,12 @@ def phase_constants(frequencies: Frequencies | int | jax.Array, layout: Layout |
     A column holds the phase increment of a frequency, $\omega/2\pi$ in fixed point (four integers), and the bits of two
     float32 amplitudes $a$: of the cosine and of the sine.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> from posenc_jax import kernels
+      >>> kernels.phase_constants(pe.geometric(64)).shape, kernels.phase_constants(64, "half").shape
+      ((6, 32), (6, 64))
+
     Args:
       frequencies: as for `rotary`, of one axis. For several axes, give `cos_sin` the coordinate of each pair, and this
         function `dataclasses.replace(f, axes=None)`.
@@ -88,12 +94,6 @@ def phase_constants(frequencies: Frequencies | int | jax.Array, layout: Layout |
       TypeError: if frequencies are not `Frequencies`, a width or a float array.
       ValueError: if frequencies have several axes or precision "float32", if their dim is odd and layout is given, if
         layout is unknown, or if a derivative by frequencies is taken.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> from posenc_jax import kernels
-      >>> kernels.phase_constants(pe.geometric(64)).shape, kernels.phase_constants(64, "half").shape
-      ((6, 32), (6, 64))
 
     Reference:
       Tierney, Rader and Gold, "A Digital Frequency Synthesizer", 1971, section II: a phase accumulator that wraps.
@@ -131,6 +131,13 @@ def _refuse_derivative(primals: Any, tangents: Any) -> Any:
 def cos_sin(positions: jax.Array, constants: jax.Array | Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
     r"""$a\cos\omega p$ and $a\sin\omega p$ of a tile of positions; within 9e-8 at every int32 position if $a = 1$.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax import kernels
+      >>> cosine, sine = kernels.cos_sin(jnp.array([[0], [1]]), kernels.phase_constants(2))
+      >>> print(cosine.round(1).ravel(), sine.round(1).ravel())
+      [1.  0.5] [0.  0.8]
+
     Args:
       positions: int32 tile that broadcasts to the result: (rows, 1) on a TPU. In a tile (rows, columns), each column
         may have a coordinate of its own.
@@ -142,13 +149,6 @@ def cos_sin(positions: jax.Array, constants: jax.Array | Sequence[jax.Array]) ->
     Raises:
       TypeError: if positions or constants are not int32.
       ValueError: if constants do not have six rows.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax import kernels
-      >>> cosine, sine = kernels.cos_sin(jnp.array([[0], [1]]), kernels.phase_constants(2))
-      >>> print(cosine.round(1).ravel(), sine.round(1).ravel())
-      [1.  0.5] [0.  0.8]
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
@@ -175,6 +175,15 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
 
     With the partner $x'$ of each feature, $y = x \cos\omega p + x'\,(\mp\sin\omega p)$; the sine comes with its sign.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax import kernels
+      >>> x = jnp.array([[1.0, 0.0], [1.0, 0.0]])
+      >>> cos_sin = kernels.cos_sin(jnp.array([[0], [1]]), kernels.phase_constants(2, "half"))
+      >>> print(kernels.rotate(x, *cos_sin).round(1))
+      [[1.  0. ]
+       [0.5 0.8]]
+
     Args:
       x: a float tile (..., dim), all of whose features rotate.
       cosine: (..., dim), of `cos_sin` with `phase_constants(frequencies, layout)`; broadcasts to x.
@@ -188,15 +197,6 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
       TypeError: if x is not a float tile, or cosine or sine does not have the dtype that x is computed in.
       ValueError: if cosine or sine does not have a column for each feature of x or does not broadcast to x, if
         their number is odd, or if layout is unknown.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax import kernels
-      >>> x = jnp.array([[1.0, 0.0], [1.0, 0.0]])
-      >>> cos_sin = kernels.cos_sin(jnp.array([[0], [1]]), kernels.phase_constants(2, "half"))
-      >>> print(kernels.rotate(x, *cos_sin).round(1))
-      [[1.  0. ]
-       [0.5 0.8]]
 
     Reference:
       Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 34.
@@ -246,6 +246,15 @@ def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Arra
 
     $$y_1 = x_1 \cos\omega p - x_2 \sin\omega p, \qquad y_2 = x_2 \cos\omega p + x_1 \sin\omega p$$
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax import kernels
+      >>> x1, x2 = jnp.array([[1.0], [1.0]]), jnp.array([[0.0], [0.0]])
+      >>> cos_sin = kernels.cos_sin(jnp.array([[0], [1]]), kernels.phase_constants(2))
+      >>> y1, y2 = kernels.rotate_pairs(x1, x2, *cos_sin)
+      >>> print(y1.round(1).ravel(), y2.round(1).ravel())
+      [1.  0.5] [0.  0.8]
+
     Args:
       x1: a float tile of the first members, (..., num_pairs).
       x2: a tile of the second members, of the same shape and dtype.
@@ -258,15 +267,6 @@ def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Arra
     Raises:
       TypeError: if x1 is not a float tile, x2 has another dtype, or cosine or sine not that of the computation.
       ValueError: if the shapes differ.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax import kernels
-      >>> x1, x2 = jnp.array([[1.0], [1.0]]), jnp.array([[0.0], [0.0]])
-      >>> cos_sin = kernels.cos_sin(jnp.array([[0], [1]]), kernels.phase_constants(2))
-      >>> y1, y2 = kernels.rotate_pairs(x1, x2, *cos_sin)
-      >>> print(y1.round(1).ravel(), y2.round(1).ravel())
-      [1.  0.5] [0.  0.8]
 
     Reference:
       Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 13.
@@ -284,6 +284,12 @@ def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Arra
 def alibi(query_positions: jax.Array, key_positions: jax.Array, slopes: jax.Array) -> jax.Array:
     r"""ALiBi's bias of a tile of scores, $-m\,|i - j|$, with the bits of `posenc_jax.alibi`.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax import kernels
+      >>> print(kernels.alibi(jnp.array([[3]]), jnp.array([[0, 1, 2, 3]]), jnp.float32(0.5)))
+      [[-1.5 -1.  -0.5 -0. ]]
+
     Args:
       query_positions: $i$, int32, (queries, 1).
       key_positions: $j$, int32, (1, keys).
@@ -294,12 +300,6 @@ def alibi(query_positions: jax.Array, key_positions: jax.Array, slopes: jax.Arra
 
     Raises:
       TypeError: if positions are not int32.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax import kernels
-      >>> print(kernels.alibi(jnp.array([[3]]), jnp.array([[0, 1, 2, 3]]), jnp.float32(0.5)))
-      [[-1.5 -1.  -0.5 -0. ]]
 
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3.
@@ -314,6 +314,13 @@ def kerple_log(query_positions: jax.Array, key_positions: jax.Array, scale: jax.
     Mosaic GPU has a logarithm, but no log1p. With $x = r_2\,|i - j|$ and $u = 1 + x$ rounded,
     $\ln(1 + x) \approx \ln u + (x - (u - 1))/u$, within 3e-7 of `posenc_jax.kerple_log`, relatively.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax import kernels
+      >>> one, query, keys = jnp.float32(1), jnp.array([[2]]), jnp.array([[0, 1, 2]])
+      >>> print(kernels.kerple_log(query, keys, one, one).round(1))
+      [[-1.1 -0.7 -0. ]]
+
     Args:
       query_positions: as for `alibi`.
       key_positions: as for `alibi`.
@@ -325,13 +332,6 @@ def kerple_log(query_positions: jax.Array, key_positions: jax.Array, scale: jax.
 
     Raises:
       TypeError: if positions are not int32.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax import kernels
-      >>> one, query, keys = jnp.float32(1), jnp.array([[2]]), jnp.array([[0, 1, 2]])
-      >>> print(kernels.kerple_log(query, keys, one, one).round(1))
-      [[-1.1 -0.7 -0. ]]
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -351,6 +351,13 @@ def kerple_power(
 
     Mosaic GPU has no power. The bias is within 1e-5 of `posenc_jax.kerple_power`, relatively, at every distance.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from posenc_jax import kernels
+      >>> i, j = jnp.array([[4]]), jnp.arange(5)[None]
+      >>> print(kernels.kerple_power(i, j, jnp.float32(1), jnp.float32(0.5)).round(1))
+      [[-2.  -1.7 -1.4 -1.  -0. ]]
+
     Args:
       query_positions: as for `alibi`.
       key_positions: as for `alibi`.
@@ -362,13 +369,6 @@ def kerple_power(
 
     Raises:
       TypeError: if positions are not int32.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> from posenc_jax import kernels
-      >>> i, j = jnp.array([[4]]), jnp.arange(5)[None]
-      >>> print(kernels.kerple_power(i, j, jnp.float32(1), jnp.float32(0.5)).round(1))
-      [[-2.  -1.7 -1.4 -1.  -0. ]]
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.

@@ -35,6 +35,16 @@ def fourier_features(
     $\sin(2^k\pi x), \cos(2^k\pi x)$ of each coordinate, $k = 0, …, L - 1$, use exactly the matrix
     `np.kron(np.eye(inputs), 2.0 ** np.arange(-1, L - 1))` and the interleaved layout.
 
+    Examples:
+      >>> import numpy as np
+      >>> import posenc_jax as pe
+      >>> B = np.array([[1.0, 0.0], [0.0, 0.5]], np.float32)
+      >>> print(np.asarray(pe.fourier_features(np.array([0.25, 0.5], np.float32), B)).round(4))
+      [1. 1. 0. 0.]
+      >>> octaves = np.kron(np.eye(3), 2.0 ** np.arange(-1, 9)).astype(np.float32)
+      >>> pe.fourier_features(np.zeros((5, 3), np.float32), octaves, layout="interleaved").shape
+      (5, 60)
+
     Args:
       x: $x$, floats or integers of shape (..., inputs), of magnitude below 2³¹.
       matrix: $B$, floats of shape (inputs, n), in cycles per unit of each coordinate, of magnitude below 2²⁸.
@@ -51,16 +61,6 @@ def fourier_features(
         is off.
       ValueError: if the matrix does not have two axes, if the last axis of x does not match its inputs, or if the
         layout is unknown.
-
-    Examples:
-      >>> import numpy as np
-      >>> import posenc_jax as pe
-      >>> B = np.array([[1.0, 0.0], [0.0, 0.5]], np.float32)
-      >>> print(np.asarray(pe.fourier_features(np.array([0.25, 0.5], np.float32), B)).round(4))
-      [1. 1. 0. 0.]
-      >>> octaves = np.kron(np.eye(3), 2.0 ** np.arange(-1, 9)).astype(np.float32)
-      >>> pe.fourier_features(np.zeros((5, 3), np.float32), octaves, layout="interleaved").shape
-      (5, 60)
 
     Reference:
       Tancik et al., "Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional Domains", 2020,
@@ -110,6 +110,13 @@ def timestep_embedding(
     Frequencies are exact, and features are within 9e-8 of their true values for every timestep below 2³¹ that an array
     can hold. A float32 reference is already off by 1e-4 at $t = 1000$. The names and defaults are those of diffusers.
 
+    Examples:
+      >>> import numpy as np
+      >>> import posenc_jax as pe
+      >>> t = np.array([0.5], np.float32)
+      >>> print(np.asarray(pe.timestep_embedding(t, 5, flip_sin_to_cos=True)).round(4))
+      [[0.8776 1.     0.4794 0.     0.    ]]
+
     Args:
       timesteps: $t$, integers or float32 of shape (...,).
       dim: number of features. An odd width ends in a zero.
@@ -130,13 +137,6 @@ def timestep_embedding(
         another argument has the wrong type.
       ValueError: if dim is negative, if the shift is not below n, if scale or max_period is not positive, or if a
         frequency would reach 2²⁸ cycles per timestep.
-
-    Examples:
-      >>> import numpy as np
-      >>> import posenc_jax as pe
-      >>> t = np.array([0.5], np.float32)
-      >>> print(np.asarray(pe.timestep_embedding(t, 5, flip_sin_to_cos=True)).round(4))
-      [[0.8776 1.     0.4794 0.     0.    ]]
 
     Reference:
       Ho et al., "Denoising Diffusion Probabilistic Models", 2020, appendix B; `get_timestep_embedding` of diffusers.

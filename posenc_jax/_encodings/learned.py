@@ -23,6 +23,17 @@ from posenc_jax._jax.workarounds import compiled, product
 def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange = "error") -> jax.Array:
     r"""Looks up rows of a learned table, $PE(p) = \text{table}_p$, and never returns the wrong row.
 
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> table = jnp.array([[0.0, 1.0], [2.0, 3.0]])
+      >>> print(pe.learned(jnp.array([1, 0]), table))
+      [[2. 3.]
+       [0. 1.]]
+      >>> print(jax.jit(pe.learned)(jnp.array([1, 2]), table))
+      [[ 2.  3.]
+       [nan nan]]
+
     Args:
       positions: integers of shape (...,), each from 0 to length − 1. A negative position is out of range: it does
         not count from the end.
@@ -37,17 +48,6 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
     Raises:
       TypeError: if positions are not integers, or the table is not a float array.
       ValueError: if the table does not have two axes, or positions are known to be out of range.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> table = jnp.array([[0.0, 1.0], [2.0, 3.0]])
-      >>> print(pe.learned(jnp.array([1, 0]), table))
-      [[2. 3.]
-       [0. 1.]]
-      >>> print(jax.jit(pe.learned)(jnp.array([1, 2]), table))
-      [[ 2.  3.]
-       [nan nan]]
 
     Reference:
       Gehring et al., "Convolutional Sequence to Sequence Learning", 2017, section 3.1; Devlin et al., "BERT", 2019.
@@ -81,6 +81,13 @@ def add_learned(
 ) -> jax.Array:
     r"""Adds rows of a learned table to embeddings, $\text{scale} \cdot x + \text{table}_p$.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> x, table = jnp.ones((2, 3, 4)), jnp.full((8, 4), 0.5)
+      >>> float(pe.add_learned(x, table)[1, 2, 3])
+      1.5
+
     Args:
       x: floats of shape (..., seq, d_model), or (d_model,) for one vector.
       table: floats of shape (length, d_model).
@@ -97,13 +104,6 @@ def add_learned(
       TypeError: if x or table is not a float array, or positions are not integers.
       ValueError: if the widths differ, if positions do not broadcast or are known to be out of range, or if positions
         are `None` and the sequence is longer than the table (for any `out_of_range`, because the length is static).
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> x, table = jnp.ones((2, 3, 4)), jnp.full((8, 4), 0.5)
-      >>> float(pe.add_learned(x, table)[1, 2, 3])
-      1.5
 
     Reference:
       Devlin et al., "BERT", 2019, section 3, figure 2.

@@ -42,6 +42,14 @@ def rotation_matrix(
     The matrix depends only on $k$, with $M_j M_k = M_{j+k}$ and $M_k^{-1} = M_{-k} = M_k^T$. It does not include the
     amplitude of the frequencies (`attention_factor`).
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> M = pe.rotation_matrix(5, 8)
+      >>> shifted = jnp.matmul(M, pe.sinusoidal(3, 8), precision="highest")
+      >>> bool(jnp.allclose(shifted, pe.sinusoidal(8, 8), atol=5e-7))
+      True
+
     Args:
       offset: $k$, integers or float32 of shape (...,), or (..., axes) if the frequencies use several axes.
       frequencies: as for `sinusoidal`; the width must be even.
@@ -54,14 +62,6 @@ def rotation_matrix(
     Raises:
       TypeError: if the offset is not integers or float32, or as for `sinusoidal`.
       ValueError: if the width is odd (a pair without its cosine has no rotation), or as for `sinusoidal`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> M = pe.rotation_matrix(5, 8)
-      >>> shifted = jnp.matmul(M, pe.sinusoidal(3, 8), precision="highest")
-      >>> bool(jnp.allclose(shifted, pe.sinusoidal(8, 8), atol=5e-7))
-      True
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5: "for any fixed offset k, PE(pos+k) can be
@@ -96,6 +96,14 @@ def shift(
 
     Each shift rounds to the dtype of the encodings. In 16 bits shift once, by the sum of the offsets, not step by step.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> table = pe.sinusoidal(jnp.arange(10), 8)
+      >>> there = pe.sinusoidal(jnp.arange(100, 110), 8)
+      >>> bool(jnp.allclose(pe.shift(table, 100, 8), there, atol=5e-7))
+      True
+
     Args:
       encodings: floats of shape (..., dim).
       offset: $k$, integers or float32 of a shape that broadcasts to the shape of the encodings without their last axis.
@@ -110,14 +118,6 @@ def shift(
     Raises:
       TypeError: if encodings are not floats, or as for `rotation_matrix`.
       ValueError: if the width does not match or the offset does not broadcast, or as for `rotation_matrix`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> table = pe.sinusoidal(jnp.arange(10), 8)
-      >>> there = pe.sinusoidal(jnp.arange(100, 110), 8)
-      >>> bool(jnp.allclose(pe.shift(table, 100, 8), there, atol=5e-7))
-      True
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
@@ -141,6 +141,13 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
 
     This holds exactly, at every $p$. The square of the frequencies' `attention_factor` multiplies the sum.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> print(pe.offset_similarity(0, 16))
+      8.0
+      >>> print(pe.offset_similarity(-3, 16) == pe.offset_similarity(3, 16))
+      True
+
     Args:
       offset: $k$, integers or float32 of shape (...,), or (..., axes) if the frequencies use several axes.
       frequencies: as for `sinusoidal`; the width must be even.
@@ -153,13 +160,6 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
       TypeError: as for `rotation_matrix`.
       ValueError: if the width is odd (without its last cosine, the product depends on the position), or as for
         `rotation_matrix`.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> print(pe.offset_similarity(0, 16))
-      8.0
-      >>> print(pe.offset_similarity(-3, 16) == pe.offset_similarity(3, 16))
-      True
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5; the sum follows from the identity

@@ -32,6 +32,16 @@ def sinusoidal(
     The `attention_factor` of the frequencies multiplies every feature. In float32 and with a factor of 1, each feature
     is within 9e-8 of its true value at every int32 position, positive or negative, for every width and base.
 
+    Examples:
+      >>> import numpy as np
+      >>> import posenc_jax as pe
+      >>> print(np.asarray(pe.sinusoidal(np.arange(3), 4)).round(3))
+      [[ 0.     1.     0.     1.   ]
+       [ 0.841  0.54   0.01   1.   ]
+       [ 0.909 -0.416  0.02   1.   ]]
+      >>> pe.sinusoidal(2**31 - 1, 4).shape
+      (4,)
+
     Args:
       positions: integers or float32 of shape (...,), or (..., axes) if the frequencies use several axes. The unit is
         one token. Float arrays are taken at their exact values; with x64, float64 too. Without x64, a NumPy float64
@@ -54,16 +64,6 @@ def sinusoidal(
       TypeError: if positions are not integers or float32, or if dtype is float64 while x64 is off.
       ValueError: if integer positions are known to lie outside int32, if rounding to float32 would move a position, or
         if a shape or the layout is not one of the above.
-
-    Examples:
-      >>> import numpy as np
-      >>> import posenc_jax as pe
-      >>> print(np.asarray(pe.sinusoidal(np.arange(3), 4)).round(3))
-      [[ 0.     1.     0.     1.   ]
-       [ 0.841  0.54   0.01   1.   ]
-       [ 0.909 -0.416  0.02   1.   ]]
-      >>> pe.sinusoidal(2**31 - 1, 4).shape
-      (4,)
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
@@ -91,6 +91,14 @@ def add_sinusoidal(
     On a CPU, the call stores the encodings, float32 (seq, d_model), if at least four sequences share integer positions
     and the frequencies are static.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> x = jnp.zeros((2, 5, 8), jnp.bfloat16)
+      >>> y = pe.add_sinusoidal(x)
+      >>> y.shape, y.dtype
+      ((2, 5, 8), dtype(bfloat16))
+
     Args:
       x: floats of shape (..., seq, d_model), or (d_model,) for one vector. NumPy's float64 is rounded to float32 where
         x64 is off, as `jnp` does.
@@ -111,14 +119,6 @@ def add_sinusoidal(
       ValueError: if the width differs from that of x, if positions do not broadcast, if positions are `None` with
         frequencies of several axes or with more than 2³¹ rows, if d_model is symbolic, if scale is not a scalar, or as
         for `sinusoidal`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> x = jnp.zeros((2, 5, 8), jnp.bfloat16)
-      >>> y = pe.add_sinusoidal(x)
-      >>> y.shape, y.dtype
-      ((2, 5, 8), dtype(bfloat16))
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5.

@@ -27,6 +27,18 @@ def axial(
 
     In the interleaved layout, the encoding of $(p_0, p_1, …)$ thus concatenates the encodings of $p_0$, $p_1$, ….
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> f = pe.axial(8, 2)
+      >>> f.axes
+      (0, 0, 1, 1)
+      >>> f.angular.round(6).tolist()
+      [1.0, 0.01, 1.0, 0.01]
+      >>> pe.axial((2, 6)).axes
+      (0, 1, 1, 1)
+      >>> pe.axial(pe.linear_scaling(4, 2), 2).angular.round(6).tolist()
+      [0.5, 0.005, 0.5, 0.005]
+
     Args:
       frequencies: a sequence with the spectrum of each coordinate, as Frequencies with one axis, an even width and any
         scaling, or as an int, a width w for `geometric(w, base)`: (16, 56, 56) for time, row and column in Flux and
@@ -44,18 +56,6 @@ def axial(
       ValueError: if num_axes is missing, or given with a sequence; if an int width is not a multiple of 2·num_axes, or
         one in a sequence is odd; if the total width exceeds 2²⁰ features; if given Frequencies have several axes or an
         odd width, differ in attention_factor or precision, or base is given too; if base is not positive.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> f = pe.axial(8, 2)
-      >>> f.axes
-      (0, 0, 1, 1)
-      >>> f.angular.round(6).tolist()
-      [1.0, 0.01, 1.0, 0.01]
-      >>> pe.axial((2, 6)).axes
-      (0, 1, 1, 1)
-      >>> pe.axial(pe.linear_scaling(4, 2), 2).angular.round(6).tolist()
-      [0.5, 0.005, 0.5, 0.005]
 
     Reference:
       Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, appendix D.4, whose 2-D encoding is learned;
@@ -100,6 +100,16 @@ def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> 
     With `axial`, `multi_section` and a choice of pairs, `f[::2]`, it can express any assignment of pairs to
     coordinates.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.join(4, 8, axes=(0, 1)) == pe.axial((4, 8))
+      True
+      >>> f = pe.geometric(8)
+      >>> # every second frequency by the row, the others by the column
+      >>> pixtral = pe.join(f[::2], f[1::2], axes=(0, 1))
+      >>> pixtral.axes, pixtral.angular.round(3).tolist()
+      ((0, 0, 1, 1), [1.0, 0.01, 0.1, 0.001])
+
     Args:
       *frequencies: the spectra in order, as Frequencies of even width, or as int widths for `geometric(width)`.
       axes: for each spectrum, the coordinate of a position that drives it. One with several axes takes that coordinate
@@ -113,16 +123,6 @@ def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> 
       ValueError: if no spectrum is given, if one has an odd width, if those with features differ in attention_factor or
         precision, if axes does not hold one coordinate of at least 0 for each spectrum, or if the total width exceeds
         2²⁰ features.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> pe.join(4, 8, axes=(0, 1)) == pe.axial((4, 8))
-      True
-      >>> f = pe.geometric(8)
-      >>> # every second frequency by the row, the others by the column
-      >>> pixtral = pe.join(f[::2], f[1::2], axes=(0, 1))
-      >>> pixtral.axes, pixtral.angular.round(3).tolist()
-      ((0, 0, 1, 1), [1.0, 0.01, 0.1, 0.001])
 
     Reference:
       Kong et al., "HunyuanVideo: A Systematic Framework for Large Video Generative Models", 2024, whose RoPE has
@@ -165,6 +165,13 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
 
     A token whose coordinates are all $p$ is thus encoded exactly as `frequencies` encodes position $p$.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.multi_section(12, (2, 3, 1)).axes
+      (0, 0, 1, 1, 1, 2)
+      >>> pe.multi_section(12, (3, 2, 1), interleaved=True).axes
+      (0, 1, 2, 0, 1, 0)
+
     Args:
       frequencies: Frequencies with one axis, or an int width for `geometric(width)`.
       sections: how many pairs each coordinate (time, height, width) drives; positive integers that sum to the number
@@ -178,13 +185,6 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
       TypeError: if sections are not integers, or frequencies or interleaved has the wrong type.
       ValueError: if the sections do not sum to the number of pairs, if a section does not get all its pairs when they
         are dealt out in turn, or if the frequencies already have several axes.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> pe.multi_section(12, (2, 3, 1)).axes
-      (0, 0, 1, 1, 1, 2)
-      >>> pe.multi_section(12, (3, 2, 1), interleaved=True).axes
-      (0, 1, 2, 0, 1, 0)
 
     Reference:
       Wang et al., "Qwen2-VL", 2024, section 2.1; Qwen3-VL, 2025, for the interleaved form.

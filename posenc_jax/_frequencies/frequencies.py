@@ -36,6 +36,14 @@ class Frequencies:
     attributes of a Flax module. Most are created by `geometric` or `axial`. `f[index]` is the spectrum of some pairs,
     chosen by a slice or a sequence of integers: `f[::2]`, `f[:8]`, `f[[1, 0]]`.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> f = pe.geometric(6)
+      >>> f.dim, f.num_pairs, f.num_axes
+      (6, 3, 1)
+      >>> [round(float(w), 4) for w in 1 / f.angular]
+      [1.0, 21.5443, 464.1589]
+
     Args:
       cycles: $\omega_i / 2\pi$, the cycles per unit of position, as integers in units of $2^{-128}$ cycle.
       dim: the number of features: twice the number of pairs, or one less, which drops the last cosine.
@@ -47,14 +55,6 @@ class Frequencies:
     Raises:
       TypeError: if dim or attention_factor is not a number.
       ValueError: if the arguments are inconsistent, or if a pair reaches 2²⁸ cycles per position.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> f = pe.geometric(6)
-      >>> f.dim, f.num_pairs, f.num_axes
-      (6, 3, 1)
-      >>> [round(float(w), 4) for w in 1 / f.angular]
-      [1.0, 21.5443, 464.1589]
     """
 
     cycles: tuple[int, ...]
@@ -220,6 +220,13 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
 
     Wavelengths run from $2\pi$ to $2\pi\cdot\text{base}^{(d-2)/d}$, one step short of $2\pi\cdot\text{base}$.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.geometric(4).angular.round(6).tolist()
+      [1.0, 0.01]
+      >>> pe.geometric(4, endpoint=True).angular.round(6).tolist()
+      [1.0, 0.0001]
+
     Args:
       dim: number of features. An odd width has (dim + 1)/2 pairs and drops the last cosine. A width of 0 is that of a
         layer without positions (NoPE): `rotary` then rotates nothing, and every function of features returns none.
@@ -234,13 +241,6 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
       TypeError: if dim is not an integer, base is not a number or endpoint is not a bool.
       ValueError: if dim is not from 0 to 2²⁰, or if base is not positive and finite or is so small that a pair would
         reach 2²⁸ cycles per position.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> pe.geometric(4).angular.round(6).tolist()
-      [1.0, 0.01]
-      >>> pe.geometric(4, endpoint=True).angular.round(6).tolist()
-      [1.0, 0.0001]
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.

@@ -25,6 +25,11 @@ def ntk(dim: int, base: float, factor: float) -> Frequencies:
 
     The fastest pair is unchanged and the slowest is fully interpolated, $\omega'_{r/2-1} = \omega_{r/2-1} / s$.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.ntk(6, 1000, 8).angular.round(6).tolist()
+      [1.0, 0.035355, 0.00125]
+
     Args:
       dim: $r$, the number of features, even and at least 4.
       base: $b$, positive.
@@ -36,11 +41,6 @@ def ntk(dim: int, base: float, factor: float) -> Frequencies:
     Raises:
       TypeError: if dim is not an integer, or another argument is not a number.
       ValueError: if dim is odd or below 4, base is not positive, or factor is below 1.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> pe.ntk(6, 1000, 8).angular.round(6).tolist()
-      [1.0, 0.035355, 0.00125]
 
     Reference:
       bloc97, "NTK-Aware Scaled RoPE", 2023; Peng et al., "YaRN", 2024, section 3.1 (arXiv version 2).
@@ -64,6 +64,14 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
 
     Keys rotated for one length do not match queries rotated for another: use one length for the lifetime of a KV cache.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> pe.dynamic_ntk(4, 10_000, 2, original_max=2048, length=4096).angular.round(6).tolist()
+      [1.0, 0.003333]
+      >>> print(pe.dynamic_ntk(4, 10_000, 2, 2048, jnp.int32(4096)).round(6))
+      [1.       0.003333]
+
     Args:
       dim: $r$, the number of features, even and at least 4.
       base: $b$, positive.
@@ -81,14 +89,6 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
         argument is not a number.
       ValueError: if dim is odd or below 4, base is not positive, factor is below 1 (or, if length is an array, above
         2⁹⁶), original_max or length is not from 1 to 2³¹ − 1, or an array is not a scalar.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> pe.dynamic_ntk(4, 10_000, 2, original_max=2048, length=4096).angular.round(6).tolist()
-      [1.0, 0.003333]
-      >>> print(pe.dynamic_ntk(4, 10_000, 2, 2048, jnp.int32(4096)).round(6))
-      [1.       0.003333]
 
     Reference:
       emozilla, "Dynamically Scaled RoPE", 2023; Peng et al., "YaRN", 2024, section 3.3 (arXiv version 2).

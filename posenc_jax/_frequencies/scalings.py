@@ -54,6 +54,11 @@ def temperature(factor: float, mscale: float = 1.0) -> float:
 def linear_scaling(frequencies: Frequencies | int, factor: float) -> Frequencies:
     r"""Position interpolation: slows every pair down by the same factor, $\omega'_i = \omega_i / s$.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.linear_scaling(4, 8).angular.round(6).tolist()
+      [0.125, 0.00125]
+
     Args:
       frequencies: Frequencies, or an int width for `geometric(width)`.
       factor: $s$, positive.
@@ -64,11 +69,6 @@ def linear_scaling(frequencies: Frequencies | int, factor: float) -> Frequencies
     Raises:
       TypeError: if frequencies is neither Frequencies nor an integer, or factor is not a number.
       ValueError: if factor is not positive, or is so small that a pair would reach 2²⁸ cycles per position.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> pe.linear_scaling(4, 8).angular.round(6).tolist()
-      [0.125, 0.00125]
 
     Reference:
       Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation", 2023, equation 4.
@@ -100,6 +100,12 @@ def yarn(
     $h = l + 0.001$. If $h < l$, which takes an extreme original_max, the ramp falls, as in reference implementations:
     where every pair makes fewer than beta_slow cycles, none is interpolated.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> f = pe.yarn(8, 10_000, 4, original_max=2048)
+      >>> (f.angular / pe.geometric(8).angular).round(6).tolist(), round(f.attention_factor, 6)
+      ([1.0, 1.0, 0.625, 0.25], 1.138629)
+
     Args:
       dim: $r$, the number of features, even.
       base: $b$, above 1.
@@ -116,12 +122,6 @@ def yarn(
     Raises:
       TypeError: if dim or original_max is not an integer, truncate is not a bool, or another argument is not a number.
       ValueError: if an argument is out of range, or original_max is not from 1 to 2³¹ − 1.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> f = pe.yarn(8, 10_000, 4, original_max=2048)
-      >>> (f.angular / pe.geometric(8).angular).round(6).tolist(), round(f.attention_factor, 6)
-      ([1.0, 1.0, 0.625, 0.25], 1.138629)
 
     Reference:
       Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2024, sections 3.2 and 3.4.
@@ -162,6 +162,12 @@ def longrope(
     Keys rotated with one list do not match queries rotated with the other: use one length for the lifetime of a KV
     cache.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> f = pe.longrope(4, [1, 1], [1, 8], original_max=4096, factor=32, length=100_000)
+      >>> f.angular.round(6).tolist(), round(f.attention_factor, 6)
+      ([1.0, 0.00125], 1.190238)
+
     Args:
       frequencies: Frequencies, or an int width for `geometric(width)`.
       short_factor: $\lambda$ for a length of at most $L$: a positive number for each pair.
@@ -179,12 +185,6 @@ def longrope(
         number.
       ValueError: if a list does not have one entry for each pair, an argument is out of range, or original_max or
         length is not from 1 to 2³¹ − 1.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> f = pe.longrope(4, [1, 1], [1, 8], original_max=4096, factor=32, length=100_000)
-      >>> f.angular.round(6).tolist(), round(f.attention_factor, 6)
-      ([1.0, 0.00125], 1.190238)
 
     Reference:
       Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", 2024, section 3; the amplitude
@@ -223,6 +223,13 @@ def llama3(
     $$\omega'_i = \omega_i \left(\frac{1 - \sigma_i}{s} + \sigma_i\right), \qquad
       \sigma_i = \operatorname{clip}\left(\frac{L\,|\omega_i| / 2\pi - \alpha}{\beta - \alpha}, 0, 1\right)$$
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> f = pe.geometric(128, 500_000)
+      >>> scaled = pe.llama3(f, 8, low_freq_factor=1, high_freq_factor=4, original_max=8192)
+      >>> (scaled.angular / f.angular)[[0, 28, 29, 34, 35, 63]].round(4).tolist()
+      [1.0, 1.0, 0.8282, 0.1902, 0.125, 0.125]
+
     Args:
       frequencies: Frequencies, or an int width for `geometric(width)`.
       factor: $s$, at least 1.
@@ -237,13 +244,6 @@ def llama3(
     Raises:
       TypeError: if original_max is not an integer, or another argument is not a number.
       ValueError: if an argument is out of range, or original_max is not from 1 to 2³¹ − 1.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> f = pe.geometric(128, 500_000)
-      >>> scaled = pe.llama3(f, 8, low_freq_factor=1, high_freq_factor=4, original_max=8192)
-      >>> (scaled.angular / f.angular)[[0, 28, 29, 34, 35, 63]].round(4).tolist()
-      [1.0, 1.0, 0.8282, 0.1902, 0.125, 0.125]
 
     Reference:
       Grattafiori et al., "The Llama 3 Herd of Models", 2024; `apply_scaling` of Meta's llama-models.
@@ -265,6 +265,11 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
 
     $$\omega_i = \begin{cases} b^{-2i/d} / s & i < \lfloor \rho d / 2 \rfloor \\ 0 & \text{otherwise} \end{cases}$$
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> pe.proportional(8, 10_000, 0.5).angular.round(6).tolist()
+      [1.0, 0.1, 0.0, 0.0]
+
     Args:
       dim: $d$, the number of features, even.
       base: $b$, positive.
@@ -277,11 +282,6 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
     Raises:
       TypeError: if dim is not an integer, or another argument is not a number.
       ValueError: if an argument is out of range, or fraction is so small that no pair rotates.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> pe.proportional(8, 10_000, 0.5).angular.round(6).tolist()
-      [1.0, 0.1, 0.0, 0.0]
 
     Reference:
       Barbero et al., "Round and Round We Go! What Makes Rotary Positional Encodings Useful?", 2025 (p-RoPE), and the

@@ -25,14 +25,6 @@ class CosSin(tuple[Any, Any]):
     `cos_sin` returns one. Build one of arrays from elsewhere, such as the `cos` and `sin` of a Hugging Face model, and
     say which columns they have: where a part of the head rotates, the arrays cannot tell.
 
-    Args:
-      cosine: floats of shape (..., columns).
-      sine: the same of sines.
-      columns: "pair": a column per pair of features. "half": a column per feature that rotates, those of all pairs and
-        then the same again, as Hugging Face's Llama and ONNX have them. "interleaved": a column per feature that
-        rotates, each twice in a row, as GPT-J and timm have them. `rotary` raises `ValueError` for known values that
-        are not in that order, and gives NaN for traced ones.
-
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
@@ -41,6 +33,14 @@ class CosSin(tuple[Any, Any]):
       >>> cosine, sine = c
       >>> pe.rotary(jnp.ones((5, 8)), cos_sin=c, head_axis=None).shape
       (5, 8)
+
+    Args:
+      cosine: floats of shape (..., columns).
+      sine: the same of sines.
+      columns: "pair": a column per pair of features. "half": a column per feature that rotates, those of all pairs and
+        then the same again, as Hugging Face's Llama and ONNX have them. "interleaved": a column per feature that
+        rotates, each twice in a row, as GPT-J and timm have them. `rotary` raises `ValueError` for known values that
+        are not in that order, and gives NaN for traced ones.
     """
 
     columns: Columns
@@ -67,6 +67,17 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array, *,
     `rotary(x, cos_sin=cos_sin(positions, frequencies), …)` has the same bits as `rotary(x, positions, frequencies, …)`.
     FlashAttention's `apply_rotary_emb` takes such arrays too, and FlashInfer both as one, `jnp.concatenate(c, -1)`.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> query = jnp.ones((2, 5, 4, 64))  # batch, seq, heads, head_dim
+      >>> c = pe.cos_sin(jnp.arange(5), 64)
+      >>> [x.shape for x in c]
+      [(5, 32), (5, 32)]
+      >>> same = pe.rotary(query, cos_sin=c, head_axis=-2) == pe.rotary(query, head_axis=-2)
+      >>> bool(same.all())
+      True
+
     Args:
       positions: integers or float32 of shape (...,), or (..., axes) for frequencies of several axes.
       frequencies: `Frequencies`, whose attention_factor is $a$; an int (a width: `geometric(width)`); or a float array
@@ -83,17 +94,6 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array, *,
       TypeError: if positions are not integers or float32, or frequencies have the wrong type.
       ValueError: if positions are known to lie outside int32, do not have one coordinate for each axis, or columns is
         unknown.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> query = jnp.ones((2, 5, 4, 64))  # batch, seq, heads, head_dim
-      >>> c = pe.cos_sin(jnp.arange(5), 64)
-      >>> [x.shape for x in c]
-      [(5, 32), (5, 32)]
-      >>> same = pe.rotary(query, cos_sin=c, head_axis=-2) == pe.rotary(query, head_axis=-2)
-      >>> bool(same.all())
-      True
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.4.2, equation 34.

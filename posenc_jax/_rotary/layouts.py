@@ -35,6 +35,13 @@ def convert_layout(
     feature $2i$ of the interleaved layout is feature $i$ of the half layout, and feature $2i + 1$ is feature $i + n$.
     Attention scores do not change if the query projection, the key projection and the rotation all change layout.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> layouts = {"source": "interleaved", "target": "half"}
+      >>> print(pe.convert_layout(jnp.arange(8), 4, **layouts, axis=0, num_heads=2))
+      [0 2 1 3 4 6 5 7]
+
     Args:
       weights: a kernel, a bias, or one matrix of a low-rank adapter. Along `axis` it holds num_heads · head_dim
         outputs, head by head. For a Flax kernel (inputs, heads, head_dim), num_heads is 1 and axis is -1.
@@ -53,13 +60,6 @@ def convert_layout(
       TypeError: if weights are not an array, or axis or num_heads is not an integer.
       ValueError: if axis is not an axis of weights, if num_heads does not divide its size, if the width is odd or above
         head_dim, or if a setting is unknown.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> layouts = {"source": "interleaved", "target": "half"}
-      >>> print(pe.convert_layout(jnp.arange(8), 4, **layouts, axis=0, num_heads=2))
-      [0 2 1 3 4 6 5 7]
 
     Reference:
       Su et al., "RoFormer", 2021, equation 34, uses interleaved pairs; GPT-NeoX and Hugging Face's Llama use halves.

@@ -146,6 +146,15 @@ def shift_keys(
     position leave the slow pairs behind, off by several standard deviations. If keys must move at every step, store
     them unrotated and rotate them when they are read.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> keys, f = jnp.ones((1, 5, 4, 64)), pe.yarn(64, 1e4, factor=4, original_max=4096)
+      >>> cached = pe.rotary(keys, jnp.arange(1000, 1005), f, head_axis=-2)
+      >>> moved = pe.shift_keys(cached, -1000, f, head_axis=-2)
+      >>> bool(jnp.allclose(moved, pe.rotary(keys, None, f, head_axis=-2), atol=1e-6))
+      True
+
     Args:
       keys: keys that `rotary` or `pope` has rotated, floats of shape (..., seq, heads, head_dim).
       offset: $k$, integers or float32: a scalar, or of a shape that broadcasts to the shape of keys without its head
@@ -161,15 +170,6 @@ def shift_keys(
     Raises:
       TypeError: if keys are not a float array, or offset is not an integer or float32 array.
       ValueError: if offset does not broadcast, or as `rotary`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> keys, f = jnp.ones((1, 5, 4, 64)), pe.yarn(64, 1e4, factor=4, original_max=4096)
-      >>> cached = pe.rotary(keys, jnp.arange(1000, 1005), f, head_axis=-2)
-      >>> moved = pe.shift_keys(cached, -1000, f, head_axis=-2)
-      >>> bool(jnp.allclose(moved, pe.rotary(keys, None, f, head_axis=-2), atol=1e-6))
-      True
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16; Xiao et al., "Efficient Streaming Language Models with

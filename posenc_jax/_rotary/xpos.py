@@ -57,6 +57,15 @@ def xpos(
     origin. Farther away, one of the two scales becomes infinite and the other becomes zero, so choose an origin near
     the window that attends.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> x = jnp.ones((1, 600, 2, 64))
+      >>> query, key = pe.xpos(x, x, head_axis=-2)
+      >>> near, far = (jnp.vdot(query[0, 599, 0], key[0, i, 0]) for i in (598, 0))
+      >>> bool(far < near)
+      True
+
     Args:
       query: floats of shape (..., seq, heads, head_dim).
       key: floats with the same axes; its length and its number of heads may differ.
@@ -78,15 +87,6 @@ def xpos(
       TypeError: as for `rotary`, or if a setting is not a number.
       ValueError: as for `rotary`, or if the frequencies have several axes, if scale_base or gamma is not positive, or
         if together they give exponents beyond float32.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> x = jnp.ones((1, 600, 2, 64))
-      >>> query, key = pe.xpos(x, x, head_axis=-2)
-      >>> near, far = (jnp.vdot(query[0, 599, 0], key[0, i, 0]) for i in (598, 0))
-      >>> bool(far < near)
-      True
 
     Reference:
       Sun et al., "A Length-Extrapolatable Transformer", 2023, section 2.2. The origin is fixed here; the authors' code

@@ -36,17 +36,17 @@ class HeadScale:
 
     Mistral Large 4 has one. It holds names, not arrays: pass the arrays as `parameters` of `RotaryPlan.rotate`.
 
-    Args:
-      scale: the name of $s$, one number for each head.
-      bias: the name of $b$, one number for each head.
-      num_heads: the number of heads.
-
     Examples:
       >>> from posenc_jax.hf import HeadScale, RotaryLayer, RotaryPlan
       >>> scale = HeadScale("scaling.s", "scaling.b", num_heads=64)
       >>> plan = RotaryPlan((RotaryLayer(32, head_dim=128, query_scale=scale),), "half")
       >>> plan.parameters
       (('scaling.s', (64,)), ('scaling.b', (64,)))
+
+    Args:
+      scale: the name of $s$, one number for each head.
+      bias: the name of $b$, one number for each head.
+      num_heads: the number of heads.
     """
 
     scale: str

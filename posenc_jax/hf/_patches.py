@@ -22,6 +22,14 @@ class PatchGrid:
     The patch in row $r$ and column $c$ is at $(r + o, c + o)$, or, on a grid of $h \times w$ patches with
     `centres=True`, at $((2r + 1)/h - 1, (2c + 1)/w - 1)$.
 
+    Examples:
+      >>> from posenc_jax.hf import PatchGrid
+      >>> qwen, dino = PatchGrid(merge=2, window=4), PatchGrid(leading=5, centres=True)
+      >>> qwen == PatchGrid(merge=2), qwen.window
+      (False, 4)
+      >>> dino.leading, dino.offset
+      (5, 0)
+
     Args:
       merge: the side of squares whose patches follow each other; the squares go row by row. 1 if the patches do, 0 if
         the side comes with each image.
@@ -35,14 +43,6 @@ class PatchGrid:
       frames: whether a grid may have several frames. If not `timed`, they repeat the same coordinates.
       shapes: the grids, (height, width), that the tower takes; empty if it takes any.
       inside: the side of the windows if a layer's positions are those within a window, or 0.
-
-    Examples:
-      >>> from posenc_jax.hf import PatchGrid
-      >>> qwen, dino = PatchGrid(merge=2, window=4), PatchGrid(leading=5, centres=True)
-      >>> qwen == PatchGrid(merge=2), qwen.window
-      (False, 4)
-      >>> dino.leading, dino.offset
-      (5, 0)
     """
 
     merge: int = 1

@@ -34,17 +34,17 @@ class QueryScale:
     | "log" | $1 + c \ln \max\left((p + o) / n, 1\right)$ | Qwen 1 ($o = 1$, $c = 1 / \ln n$) |
     | "power" | $\left(1 + (p + o) / n\right)^c$ | Beam ($o = 1$) |
 
-    Args:
-      coefficient: $c$.
-      period: $n$, an integer of at least 1.
-      offset: $o$, an integer from 0 to below the period.
-      form: which of the three.
-
     Examples:
       >>> import jax.numpy as jnp
       >>> from posenc_jax.hf import QueryScale
       >>> QueryScale(0.1, 8192, 1)(jnp.array([0, 8190, 8191])).round(3).tolist()
       [1.0, 1.0, 1.069000005722046]
+
+    Args:
+      coefficient: $c$.
+      period: $n$, an integer of at least 1.
+      offset: $o$, an integer from 0 to below the period.
+      form: which of the three.
     """
 
     coefficient: float
@@ -90,6 +90,12 @@ def _periods(positions: jax.Array, scale: QueryScale) -> jax.Array:
 class RotaryLayer:
     r"""How one layer rotates.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> from posenc_jax.hf import RotaryLayer
+      >>> RotaryLayer(pe.geometric(32), head_dim=128).rotary_dim
+      32
+
     Args:
       frequencies: `Frequencies` of an even width; of width 0 for a layer without positions.
       head_dim: the number of features of a query or key; `rotary_dim` of them rotate.
@@ -97,12 +103,6 @@ class RotaryLayer:
       settings: the rope settings, complete and sorted, for `plan_to_config` to write.
       learned_log_factor: the name of a learned parameter $\alpha$, a number for each pair, whose frequency is
         $\omega_i e^{\alpha_i}$; None if frequencies are not learned.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> from posenc_jax.hf import RotaryLayer
-      >>> RotaryLayer(pe.geometric(32), head_dim=128).rotary_dim
-      32
     """
 
     frequencies: Frequencies
@@ -138,6 +138,13 @@ class RotaryLayer:
 class RotaryPlan:
     r"""How a model rotates its queries and keys: immutable, hashable, static under `jax.jit`.
 
+    Examples:
+      >>> from posenc_jax.hf import rotary_from_config
+      >>> config = {"model_type": "gpt_neox", "head_dim": 64, "num_hidden_layers": 2}
+      >>> plan = rotary_from_config(config)
+      >>> plan.layers[0].frequencies
+      Frequencies(dim=16, angular=1 … 0.000316228)
+
     Args:
       layers: one for each layer of the model.
       layout: which features make a pair, as `rotary` takes it.
@@ -147,13 +154,6 @@ class RotaryPlan:
       length: the length for which the spectra were chosen; None if they do not depend on it.
       indexer: the plan of the indexer's own queries and keys, where sparse attention has an indexer.
       rotates_values: whether values rotate as keys do, and outputs of attention rotate back (DeepSeek-V4).
-
-    Examples:
-      >>> from posenc_jax.hf import rotary_from_config
-      >>> config = {"model_type": "gpt_neox", "head_dim": 64, "num_hidden_layers": 2}
-      >>> plan = rotary_from_config(config)
-      >>> plan.layers[0].frequencies
-      Frequencies(dim=16, angular=1 … 0.000316228)
     """
 
     layers: tuple[RotaryLayer, ...]
@@ -281,6 +281,16 @@ class RotaryPlan:
     ) -> jax.Array:
         r"""Moves rotated keys of one layer by an offset, as `posenc_jax.shift_keys`; values, where they rotate, too.
 
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from posenc_jax.hf import rotary_from_config
+          >>> config = {"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 4}
+          >>> plan, x = rotary_from_config(config), jnp.ones((1, 5, 2, 8))
+          >>> cached = plan.rotate(x, 0, jnp.arange(1000, 1005), head_axis=-2)
+          >>> shifted = plan.shift_keys(cached, 0, -1000, head_axis=-2)
+          >>> bool(jnp.allclose(shifted, plan.rotate(x, 0, head_axis=-2), atol=1e-6))
+          True
+
         Args:
           keys: keys that `rotate` has rotated, of a shape that it takes.
           layer: as for `rotate`. A layer without positions moves nothing.
@@ -294,16 +304,6 @@ class RotaryPlan:
         Raises:
           TypeError: as `rotate`.
           ValueError: as `rotate`.
-
-        Examples:
-          >>> import jax.numpy as jnp
-          >>> from posenc_jax.hf import rotary_from_config
-          >>> config = {"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 4}
-          >>> plan, x = rotary_from_config(config), jnp.ones((1, 5, 2, 8))
-          >>> cached = plan.rotate(x, 0, jnp.arange(1000, 1005), head_axis=-2)
-          >>> shifted = plan.shift_keys(cached, 0, -1000, head_axis=-2)
-          >>> bool(jnp.allclose(shifted, plan.rotate(x, 0, head_axis=-2), atol=1e-6))
-          True
         """
         require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
         index = _apply.parse_layer(layer, [rotary_layer.head_dim for rotary_layer in self.layers])

@@ -27,6 +27,14 @@ from posenc_jax.hf._towers import TowerTable
 class VisionPlan(RotaryPlan):
     r"""How a vision tower rotates its queries and keys: a `RotaryPlan` that knows where the patches are.
 
+    Examples:
+      >>> from posenc_jax.hf import vision_rotary_from_config
+      >>> config = {"model_type": "dinov3_vit", "hidden_size": 384}
+      >>> config |= {"num_attention_heads": 6, "num_hidden_layers": 12}
+      >>> plan = vision_rotary_from_config(config)
+      >>> plan.layers[0].head_dim, plan.layout, plan.grids[0].leading, plan.grids[0].centres
+      (64, 'half', 1, True)
+
     Args:
       layers: as in `RotaryPlan`; their frequencies have one axis for each coordinate of a patch.
       layout: as in `RotaryPlan`.
@@ -44,14 +52,6 @@ class VisionPlan(RotaryPlan):
         (width, height), whose rows the patches then take in their order, row by row (Muse). Resized with aligned
         corners: "linear_aligned" (Qwen3-VL). Not resized: "tiled", repeated (SAM 3); "by_coordinate", a row for the
         column plus one for the row (Gemma 4); "fixed", for one grid (Llama 4).
-
-    Examples:
-      >>> from posenc_jax.hf import vision_rotary_from_config
-      >>> config = {"model_type": "dinov3_vit", "hidden_size": 384}
-      >>> config |= {"num_attention_heads": 6, "num_hidden_layers": 12}
-      >>> plan = vision_rotary_from_config(config)
-      >>> plan.layers[0].head_dim, plan.layout, plan.grids[0].leading, plan.grids[0].centres
-      (64, 'half', 1, True)
     """
 
     grids: tuple[PatchGrid, ...] = ()
@@ -172,6 +172,14 @@ class VisionPlan(RotaryPlan):
     ) -> jax.Array:
         r"""Rotates the queries or the keys of one layer as the tower does.
 
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from posenc_jax.hf import vision_rotary_from_config
+          >>> plan = vision_rotary_from_config(
+          ...     {"model_type": "gemma4_vision", "head_dim": 64, "num_hidden_layers": 2})
+          >>> plan.rotate(jnp.ones((2, 15, 4, 64)), 0, plan.positions((3, 5)), head_axis=-2).shape
+          (2, 15, 4, 64)
+
         Args:
           x: queries or keys, floats of shape (..., tokens, heads, head_dim). EfficientLoFTR rotates all heads as one:
             (..., tokens, hidden_size), with head_axis None.
@@ -188,14 +196,6 @@ class VisionPlan(RotaryPlan):
         Raises:
           TypeError: as `RotaryPlan.rotate`.
           ValueError: as `RotaryPlan.rotate`, or if positions are None.
-
-        Examples:
-          >>> import jax.numpy as jnp
-          >>> from posenc_jax.hf import vision_rotary_from_config
-          >>> plan = vision_rotary_from_config(
-          ...     {"model_type": "gemma4_vision", "head_dim": 64, "num_hidden_layers": 2})
-          >>> plan.rotate(jnp.ones((2, 15, 4, 64)), 0, plan.positions((3, 5)), head_axis=-2).shape
-          (2, 15, 4, 64)
 
         Reference:
           Hugging Face transformers 5.23.0: the attention of the towers' own modules.

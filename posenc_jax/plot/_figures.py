@@ -36,6 +36,14 @@ _INT32_MAX = 2**31 - 1
 def heatmap(table: ArrayLike | Frequencies, *, title: str = "Positional encoding") -> Figure:
     """A table of encodings, positions × features: red above zero, blue below, white at zero.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> from posenc_jax import plot
+      >>> figure = plot.heatmap(pe.sinusoidal(jnp.arange(50), 16))
+      >>> figure.axes[0].images[0].get_clim()
+      (-1.0, 1.0)
+
     Args:
       table: finite numbers of shape (length, dim), sinusoidal or learned; or `Frequencies` or a width, for their
         sinusoidal encoding of positions 0 to 49. Position 0 is at the top.
@@ -47,14 +55,6 @@ def heatmap(table: ArrayLike | Frequencies, *, title: str = "Positional encoding
     Raises:
       TypeError: if the table is not an array of integers or floats.
       ValueError: if the table does not have shape (length, dim), is empty, or has entries that are not finite.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> from posenc_jax import plot
-      >>> figure = plot.heatmap(pe.sinusoidal(jnp.arange(50), 16))
-      >>> figure.axes[0].images[0].get_clim()
-      (-1.0, 1.0)
     """
     values = _drawing.matrix("table", _encoded(table), "(length, dim)")
     limit = float(np.abs(values).max()) or 1.0
@@ -79,6 +79,14 @@ def columns(
 ) -> Figure:
     """Columns of a table plotted against position: high frequencies in the first features, low ones in the last.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> from posenc_jax import plot
+      >>> figure = plot.columns(pe.sinusoidal(jnp.arange(50), 16))
+      >>> [line.get_label() for line in figure.axes[0].lines]
+      ['0', '2', '4', '8', '14']
+
     Args:
       table: as for `heatmap`.
       features: the columns to draw, from 0 to dim − 1. `None` draws the columns at 0, 1/8, 1/4, 1/2 and 7/8 of the
@@ -91,14 +99,6 @@ def columns(
     Raises:
       TypeError: if the table is not an array of integers or floats, or features are not integers.
       ValueError: if features is empty or has a column outside the table, or as for `heatmap`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> from posenc_jax import plot
-      >>> figure = plot.columns(pe.sinusoidal(jnp.arange(50), 16))
-      >>> [line.get_label() for line in figure.axes[0].lines]
-      ['0', '2', '4', '8', '14']
     """
     values = _drawing.matrix("table", _encoded(table), "(length, dim)")
     length, dim = values.shape
@@ -121,6 +121,14 @@ def columns(
 def similarity(table: ArrayLike | Frequencies, *, title: str = "Cosine similarity of positions") -> Figure:
     r"""Cosine similarity between the encodings of each pair of positions, $t_p \cdot t_q / |t_p||t_q|$.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> from posenc_jax import plot
+      >>> figure = plot.similarity(pe.sinusoidal(jnp.arange(50), 16))
+      >>> figure.axes[0].images[0].get_array().shape
+      (50, 50)
+
     Args:
       table: as for `heatmap`, without rows of zeros.
       title: the title of the figure.
@@ -131,14 +139,6 @@ def similarity(table: ArrayLike | Frequencies, *, title: str = "Cosine similarit
     Raises:
       TypeError: if the table is not an array of integers or floats.
       ValueError: if a row is all zeros and so has no direction, or as for `heatmap`.
-
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> from posenc_jax import plot
-      >>> figure = plot.similarity(pe.sinusoidal(jnp.arange(50), 16))
-      >>> figure.axes[0].images[0].get_array().shape
-      (50, 50)
     """
     values = _drawing.matrix("table", _encoded(table), "(length, dim)")
     # Divides by the largest entry first, so that no sum of squares overflows or underflows.
@@ -162,6 +162,12 @@ def offset_products(
 ) -> Figure:
     r"""Dot products $PE(p) \cdot PE(p+k)$ for several $p$, all on the curve $\sum_i \cos \omega_i k$.
 
+    Examples:
+      >>> from posenc_jax import plot
+      >>> figure = plot.offset_products(16)
+      >>> [line.get_label() for line in figure.axes[0].lines]
+      ['any p (exact)', 'p = 0', 'p = 5', 'p = 10', 'p = 20']
+
     Args:
       frequencies: as for `sinusoidal`, with one axis and an even width.
       starts: the positions $p$.
@@ -175,12 +181,6 @@ def offset_products(
       TypeError: if starts or max_offset are not integers, or as for `offset_similarity`.
       ValueError: if a position does not fit into int32, max_offset is below 1, the frequencies have several axes, or as
         for `offset_similarity`.
-
-    Examples:
-      >>> from posenc_jax import plot
-      >>> figure = plot.offset_products(16)
-      >>> [line.get_label() for line in figure.axes[0].lines]
-      ['any p (exact)', 'p = 0', 'p = 5', 'p = 10', 'p = 20']
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
@@ -213,6 +213,14 @@ def spectrum(
 ) -> Figure:
     r"""The wavelength of each pair of features, $2\pi/\omega_i$ positions per cycle, on a logarithmic axis.
 
+    Examples:
+      >>> import posenc_jax as pe
+      >>> from posenc_jax import plot
+      >>> bases = {"base 10⁴": pe.geometric(64), "base 10⁶": pe.geometric(64, 1e6)}
+      >>> figure = plot.spectrum(bases)
+      >>> figure.axes[0].get_ylabel()
+      'wavelength (positions per cycle)'
+
     Args:
       frequencies: as for `sinusoidal`, or a mapping from labels to frequencies, to compare them. Pairs that do not
         rotate have no wavelength and are omitted.
@@ -223,14 +231,6 @@ def spectrum(
     Raises:
       TypeError: as for `sinusoidal`.
       ValueError: if the mapping is empty, or as for `sinusoidal`.
-
-    Examples:
-      >>> import posenc_jax as pe
-      >>> from posenc_jax import plot
-      >>> bases = {"base 10⁴": pe.geometric(64), "base 10⁶": pe.geometric(64, 1e6)}
-      >>> figure = plot.spectrum(bases)
-      >>> figure.axes[0].get_ylabel()
-      'wavelength (positions per cycle)'
     """
     labelled = frequencies if isinstance(frequencies, Mapping) else {"": frequencies}
     require(labelled, "frequencies as a mapping must hold at least one spectrum, got none")
@@ -258,6 +258,16 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
     One panel shows $h = x$, the other $h = \sqrt d\,x + PE$. Without positions, permuting the tokens only permutes the
     weights: the order of the tokens has no influence.
 
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> from posenc_jax import plot
+      >>> x = 0.1 * jax.random.normal(jax.random.key(0), (4, 16))
+      >>> table = pe.sinusoidal(jnp.arange(4), 16)
+      >>> figure = plot.attention_weights(x, table, tokens=["The", "cat", "sat", "down"])
+      >>> [axes.get_title() for axes in figure.axes[:2]]
+      ['without positions', 'with positions']
+
     Args:
       x: embeddings, finite numbers of shape (seq, dim).
       table: encodings, finite numbers of shape (length, dim) with length ≥ seq. The first seq rows are added.
@@ -271,16 +281,6 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
       TypeError: if x or table is not an array of integers or floats.
       ValueError: if the widths differ, the table is shorter than x, there is not one token for each row of x, or as for
         `heatmap`.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp
-      >>> import posenc_jax as pe
-      >>> from posenc_jax import plot
-      >>> x = 0.1 * jax.random.normal(jax.random.key(0), (4, 16))
-      >>> table = pe.sinusoidal(jnp.arange(4), 16)
-      >>> figure = plot.attention_weights(x, table, tokens=["The", "cat", "sat", "down"])
-      >>> [axes.get_title() for axes in figure.axes[:2]]
-      ['without positions', 'with positions']
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, sections 3.2.1 and 3.4.
@@ -324,6 +324,13 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
     Textbook code rounds $\omega$ and the product $\omega p$ to float32. Each rounding shifts the phase by up to
     $2^{-24}\omega p$ radians, so the error grows with the position until no digit is right.
 
+    Examples:
+      >>> from posenc_jax import plot
+      >>> figure = plot.phase_error(16, samples=50)
+      >>> textbook, exact, bound = (line.get_ydata() for line in figure.axes[0].lines)
+      >>> bool(textbook[-1] > 0.1), bool(exact.max() < 9e-8)
+      (True, True)
+
     Args:
       frequencies: `Frequencies` with one axis, or a width. The figure always shows both precisions at amplitude 1; the
         precision and amplitude of the frequencies are ignored.
@@ -338,13 +345,6 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
     Raises:
       TypeError: if frequencies is an array (whose cycles are not known exactly), or another argument is not an integer.
       ValueError: if the frequencies have several axes, max_position does not fit into int32, or an argument is below 1.
-
-    Examples:
-      >>> from posenc_jax import plot
-      >>> figure = plot.phase_error(16, samples=50)
-      >>> textbook, exact, bound = (line.get_ydata() for line in figure.axes[0].lines)
-      >>> bool(textbook[-1] > 0.1), bool(exact.max() < 9e-8)
-      (True, True)
     """
     parsed = one_axis(parse_static(frequencies))
     max_position, samples = checks.length("max_position", max_position), checks.positive_int("samples", samples)
