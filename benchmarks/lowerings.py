@@ -2,8 +2,8 @@
 
 Without a target, times every lowering that can compute a case on the device that is here, in rounds that alternate
 between them and a plain copy of x. With targets, compiles them for these, without a device, in the environment that
-`nox -s "bench_compiled(tpu)"` makes. In bold stands what `lowerings.LOWERINGS` takes. Where another is ahead, that table
-should change.
+`nox -s "bench_compiled(tpu)"` makes. In bold stands what `lowerings.LOWERINGS` takes. Where another is ahead, that
+table should change.
 `--write` writes results/lowerings_TARGET_JAX.md for each target.
 """
 
@@ -67,7 +67,7 @@ def fits(form, settings, shape, dim, dtype):
 
 
 def functions_of(platform, shape, dim, layout, dtype):
-    """Each form by name, the shape of its positions, and the name of the form that is taken."""
+    """Each lowering by name, the shape of its positions, and the name of the one that is taken."""
     rows = (shape[0], 1, 1, 1) if shape[1] == 1 else (1, shape[1], 1, 1)  # a decode step, or a sequence
     settings, frequencies, target = RotationSettings(layout), pe.geometric(dim), workarounds.TARGETS[platform]
 
@@ -78,7 +78,7 @@ def functions_of(platform, shape, dim, layout, dtype):
     functions = {
         lowering.__name__: lambda x, p, lowering=lowering: lowering(rotation(x, p))
         for lowering in LOWERINGS
-        if fits(form, settings, shape, dim, dtype)
+        if fits(lowering, settings, shape, dim, dtype)
     }
     return functions, rows, taken
 

@@ -62,7 +62,7 @@ from posenc_jax._numerics.distances import difference
 from posenc_jax._numerics.fixed_point import PhaseIncrement
 from posenc_jax._rotary.rotation import is_second, rotate_members, two_products
 
-__all__ = ["alibi", "cos_sin", "kerple_log", "kerple_power", "rotate", "rotate_pairs", "phase_constants"]
+__all__ = ["alibi", "cos_sin", "kerple_log", "kerple_power", "phase_constants", "rotate", "rotate_pairs"]
 
 _LANES = 128  # of a TPU's register
 _ROWS = 6  # four of a phase increment, and the amplitudes of the cosine and of the sine

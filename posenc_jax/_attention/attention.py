@@ -115,10 +115,10 @@ def attention(
       query_positions: integers of shape (..., queries), broadcast to query's leading axes. None counts from 0, which
         requires as many keys as queries if a mask or bias reads positions.
       key_positions: likewise, (..., keys). Give both or neither, as with orders and segments.
-      query_order: integers shaped like query_positions, such as cache slots. If given, causal masks by them and
+      query_order: integers of shape (..., queries), broadcast likewise, such as cache slots. Causal masks by them,
         not by positions.
       key_order: likewise for the keys.
-      query_segments: integers shaped like query_positions. A query sees only keys with the same number.
+      query_segments: integers of shape (..., queries). A query sees only keys with the same number.
       key_segments: likewise for the keys.
       causal: whether to mask keys at positions after the query's, or of a later order.
       window: (left, right): a query at $p$ sees keys at positions $p - \text{left}$ to $p + \text{right}$; None for no
@@ -139,9 +139,9 @@ def attention(
     Raises:
       TypeError: if an argument, the dtype of key or value, or what bias returns is of the wrong type.
       ValueError: if shapes or shardings do not fit, or a size other than a leading axis is symbolic.
-      ValueError: if one of two arguments that belong together is missing, or data have no bias, or orders no causal.
-      ValueError: if concrete key positions return, as in packed rows, and a mask of later ones has no segments, orders
-        or data to tell them apart.
+      ValueError: if one of a pair of arguments is missing, data are given without bias, or orders without causal.
+      ValueError: if concrete key positions return, as in packed rows, under a causal mask or a window bounded on the
+        right, without segments, orders or data.
       ValueError: if a number is out of bounds, or the implementation is unknown or cannot compute this.
 
     Notes:

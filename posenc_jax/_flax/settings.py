@@ -30,7 +30,7 @@ def parse_source(name: str, value: Any) -> ContentSource:
     return checks.one_of(name, value, ("query", "key"))
 
 
-def parse_scale(name: str, value: Any) -> float:
+def parse_factor(name: str, value: Any) -> float:
     """`value` as a factor of scores."""
     return checks.number(name, value, float32=True)
 
@@ -46,12 +46,12 @@ def check_rows(module: Any) -> None:
     parse_rows(module.num_rows, module.first, module.max_distance, module.out_of_range)
 
 
-def parse_sinusoidal(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequencies, Layout, float]:
+def parse_sinusoidal_settings(frequencies: Any, layout: Any, scale: Any) -> tuple[Frequencies, Layout, float]:
     """Settings of `SinusoidalEncoding`."""
     return parse_static(frequencies), checks.layout("layout", layout), checks.number("scale", scale)
 
 
-def parse_rotary(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies, Layout, RotatedPart]:
+def parse_rotary_settings(frequencies: Any, layout: Any, part: Any) -> tuple[Frequencies, Layout, RotatedPart]:
     """Settings of `RotaryEncoding` except the head axis, which can be checked only against an array."""
     return parse_static(frequencies, even=True), checks.layout("layout", layout), checks.part("part", part)
 

@@ -115,7 +115,7 @@ def check_energy(frequencies: AnyFrequencies, times: float) -> None:
         raise invalid(f"frequencies must have an attention_factor {allowed}, got {amplitude}")
 
 
-# Scaled spectra
+# Arguments of scalings
 
 
 def parse_even_width(dim: Any, least: int = 2) -> int:
@@ -131,6 +131,9 @@ def parse_growth(factor: Any) -> Fraction:
     result = checks.number("factor", factor)
     require(result >= 1, "factor must be at least 1, got {}", result)
     return Fraction(result)
+
+
+# Positions beside the vectors that they belong to
 
 
 def parse_positions_of(

@@ -1,4 +1,4 @@
-r"""Context extension: slower spectra, for positions beyond those that a model was trained on.
+r"""Scalings for longer contexts: slower spectra, for positions beyond those that a model was trained on.
 
 Arguments are taken at their exact values. Spectra are computed to 60 digits or as fractions, and are accurate to one
 or two units of 2⁻¹²⁸ cycle.

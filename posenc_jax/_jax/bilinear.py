@@ -41,16 +41,16 @@ def broadcasting_primitive(
         common = sharding.common_sharding(operands)
         return retyped(x, (*rows, x.shape[-1]), dtype=dtype(x, **static), sharding=common)
 
-    def batch(of: Any, _: Any, axes: Any, *operands: Any, **static: Any) -> Any:
+    def batch(bound: Any, _: Any, axes: Any, *operands: Any, **static: Any) -> Any:
         batched = (x[None] if axis is None else x for x, axis in zip(operands, axes, strict=True))
-        return bind(of, *batched, **mapped(**static))
+        return bind(bound, *batched, **mapped(**static))
 
     return primitive(name, type_of, programs, batch, parameters=parameters)
 
 
-def bind(of: Any, *operands: jax.Array, **parameters: Any) -> jax.Array:
+def bind(bound: Any, *operands: jax.Array, **parameters: Any) -> jax.Array:
     """Binds a primitive to operands that vary along one set of manual axes and are sharded alike."""
-    return of.bind(*sharding.agreeing(operands), **parameters)
+    return bound.bind(*sharding.agreeing(operands), **parameters)
 
 
 def bilinear_jvp(

@@ -251,7 +251,7 @@ def _fit_int32(name: str, x: np.ndarray) -> None:
 
 
 def _as_int32(name: str, value: Any) -> Any:
-    """Integers as int32. Wide ones with unknown values stay as they are; their waves are NaN outside int32."""
+    """Integers as int32. Wide ones with unknown values stay as they are; their encodings are NaN outside int32."""
     wide = value.dtype.itemsize > 4 or value.dtype == np.uint32
     if isinstance(value, Tracer):
         return value if wide else value.astype(np.int32)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from posenc_jax._jax.primitives import differentiated, primitive, retyped, set_jvp, set_transpose
+from posenc_jax._jax.primitives import differentiated, optional_tangents, primitive, retyped, set_jvp, set_transpose
 from posenc_jax._jax.workarounds import compiled
 
 Function = Callable[..., Sequence[Any]]
@@ -67,8 +67,7 @@ def operation(
 
     def compute_tangent(settings: Any, *x: Any, has_tangent: tuple[bool, ...]) -> Sequence[Any]:
         operands, outputs, tangents = _split(x, has_tangent)
-        given = iter(tangents)
-        return tangent(settings, operands, outputs, [next(given) if has else None for has in has_tangent])
+        return tangent(settings, operands, outputs, optional_tangents(has_tangent, tangents))
 
     def types_of_tangent(settings: Any, *x: Any, has_tangent: tuple[bool, ...]) -> Sequence[Any]:
         return _split(x, has_tangent)[1][:-1]

@@ -117,19 +117,19 @@ def unknown(operand: Any) -> Any:
 
 def optional_tangents(has_tangent: Sequence[bool], tangents: Iterable[Any]) -> list[Any]:
     """The tangent of each operand, or None for one without, from the tangents of those that have one."""
-    given = iter(tangents)
-    return [next(given) if has else None for has in has_tangent]
+    remaining = iter(tangents)
+    return [next(remaining) if has else None for has in has_tangent]
 
 
 def differentiated(program: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     """The result of a program and its tangent; a tangent of None is zero."""
-    given = {i: t for i, t in enumerate(tangents) if t is not None}
+    by_index = {i: t for i, t in enumerate(tangents) if t is not None}
 
-    def of_those(*values: Any) -> Any:
-        operands = dict(enumerate(primals)) | dict(zip(given, values, strict=True))
+    def differentiable(*values: Any) -> Any:
+        operands = dict(enumerate(primals)) | dict(zip(by_index, values, strict=True))
         return program(*operands.values())
 
-    return jax.jvp(of_those, [primals[i] for i in given], [*given.values()])
+    return jax.jvp(differentiable, [primals[i] for i in by_index], [*by_index.values()])
 
 
 def evaluated(eqn: Any, operands: Sequence[Any]) -> list[Any]:

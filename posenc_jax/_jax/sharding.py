@@ -96,9 +96,9 @@ def agreeing(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     axes, common = frozenset[Any]().union(*map(varying, arrays)), _spec(map(jax.typeof, arrays))
     result = []
     for x in arrays:
-        own = jax.typeof(x).sharding.spec
-        leading = (mine if n == 1 else name for n, mine, name in zip(x.shape[:-1], own, common, strict=False))
-        result.append(vary(resharded(x, PartitionSpec(*leading, own[-1]), *arrays), axes))
+        spec = jax.typeof(x).sharding.spec
+        leading = (name if n == 1 else shared for n, name, shared in zip(x.shape[:-1], spec, common, strict=False))
+        result.append(vary(resharded(x, PartitionSpec(*leading, spec[-1]), *arrays), axes))
     return result
 
 

@@ -110,10 +110,10 @@ def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
       Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2.
     """
     total = checks.length("total", total)
-    return _positions_from_lengths(_parse_lengths(lengths, "total", total), total=total)
+    return _positions_from_lengths(parse_lengths(lengths, "total", total), total=total)
 
 
-def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1, multiple_name: str = "") -> jax.Array:
+def parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1, multiple_name: str = "") -> jax.Array:
     """Lengths of documents. Concrete ones must fit into `total`, the argument `name`, and be multiples."""
     lengths = checks.array("lengths", lengths, checks.INTEGERS)
     result = _parse_sequences("lengths", lengths, "(..., documents)")
@@ -127,20 +127,20 @@ def _parse_lengths(lengths: Any, name: str, total: int, multiple: int = 1, multi
     return result
 
 
-def _ends(lengths: jax.Array) -> jax.Array:
+def document_ends(lengths: jax.Array) -> jax.Array:
     """The end of each document: sums that stay at 2³¹ − 1 instead of wrapping around."""
     most = np.uint32(LIMIT - 1)
     x = jnp.clip(lengths, 0, LIMIT - 1).astype(jnp.uint32)
     return lax.associative_scan(lambda a, b: lax.min(a + b, lax.full_like(a, most)), x, axis=-1).astype(jnp.int32)
 
 
-def _starts(ends: jax.Array, total: int) -> jax.Array:
+def document_starts(ends: jax.Array, total: int) -> jax.Array:
     """The largest end of a document up to each index, or 0."""
     row = jnp.vectorize(lambda e: jnp.zeros(total, jnp.int32).at[e].max(e, mode="drop"), signature="(n)->(t)")
     return lax.cummax(row(ends), ends.ndim - 1)
 
 
-def _stops(ends: jax.Array, total: int) -> jax.Array:
+def document_stops(ends: jax.Array, total: int) -> jax.Array:
     """The smallest end of a document above each index, or total."""
 
     def row(e: jax.Array) -> jax.Array:
@@ -152,10 +152,10 @@ def _stops(ends: jax.Array, total: int) -> jax.Array:
 @compiled("positions_from_lengths", static_argnames=("total",))
 def _positions_from_lengths(lengths: jax.Array, *, total: int) -> jax.Array:
     def positions(lengths: jax.Array) -> jax.Array:
-        ends = _ends(lengths)
+        ends = document_ends(lengths)
         index = lax.broadcasted_iota(jnp.int32, (*ends.shape[:-1], total), ends.ndim - 1)
         last, negative = ends.max(-1, keepdims=True, initial=0), (lengths < 0).any(-1, keepdims=True)
-        return jnp.where(negative, -1, jnp.where(index < last, index - _starts(ends, total), 0))
+        return jnp.where(negative, -1, jnp.where(index < last, index - document_starts(ends, total), 0))
 
     return sharding.sharded_as([lengths], positions, lengths)
 

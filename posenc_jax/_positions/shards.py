@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.errors import public, require
 from posenc_jax._jax.workarounds import compiled
-from posenc_jax._positions.sequences import LIMIT, _ends, _parse_lengths, _starts, _stops
+from posenc_jax._positions.sequences import LIMIT, document_ends, document_starts, document_stops, parse_lengths
 
 
 @public
@@ -89,7 +89,7 @@ def shard_positions(
     require(length % chunks == 0, "length must be a multiple of {}, got {}", multiple, length)
     require(length < LIMIT, "length must be below 2³¹, got {}", length)
     if lengths is not None:
-        lengths = _parse_lengths(lengths, "length", length, chunks, multiple)
+        lengths = parse_lengths(lengths, "length", length, chunks, multiple)
     return _shard_positions(lengths, length=length, shards=shards, order=order)
 
 
@@ -115,7 +115,7 @@ def _shard_positions(lengths: jax.Array | None, *, length: int, shards: int, ord
 
 def _document_bounds(lengths: jax.Array, length: int, shards: int, chunks: int) -> tuple[jax.Array, jax.Array]:
     """The start and stop, in a shard, of the document at each index; of one document if the lengths do not fit."""
-    ends, shard_length = _ends(lengths), length // shards
+    ends, shard_length = document_ends(lengths), length // shards
     fits = ((lengths >= 0) & (lengths % chunks == 0) & (ends <= length)).all(-1, keepdims=True)
     ends = jnp.where(fits, ends // shards, shard_length)
-    return _starts(ends, shard_length), _stops(ends, shard_length)
+    return document_starts(ends, shard_length), document_stops(ends, shard_length)

@@ -158,7 +158,7 @@ def _rotate_back(dy: Any, *arrays: Any, settings: RotationSettings, structure: A
     return sum_to(like, apply_rotation(settings, dy, structure.unflatten(arrays)))
 
 
-@workarounds.compiled("rotation_waves_transpose", static_argnames=("settings", "like"))
+@workarounds.compiled("rotation_table_transpose", static_argnames=("settings", "like"))
 def _cotangent_of_table(dy: jax.Array, x: jax.Array, *, settings: RotationSettings, like: Any) -> jax.Array:
     """The cotangents of the sines and the cosines, of the type `like`."""
     r, shared = Rotation(settings, x, SinCosTable(like)), broadcast_axes(like)

@@ -59,7 +59,7 @@ def rotary(
       positions: integers or float32 that broadcast to (..., seq), with a last axis of coordinates if the frequencies
         have several. `None` counts 0, 1, 2, ….
       frequencies: `Frequencies`, a width (`geometric(width)`) or a float array of angular frequencies, (num_pairs,),
-        (axes, num_pairs) or (heads, axes, num_pairs). Features beyond the width pass through. `None` rotates all.
+        (axes, num_pairs) or (heads, axes, num_pairs). Features beyond the width pass through. `None`: base 10,000.
       layout: how features form pairs. "half": i and i + num_pairs (most models of Hugging Face). "interleaved": 2i and
         2i + 1 (GPT-J, Cohere, Meta's Llama weights).
       head_axis: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None` for (..., seq,

@@ -28,7 +28,7 @@ from posenc_jax.hf._parameters import HeadScale, shapes_of
 class QueryScale:
     r"""A factor of the queries that grows with their position $p$, so that attention stays sharp in long contexts.
 
-    | form | factor | for example |
+    | variant | factor | for example |
     | --- | --- | --- |
     | "steps" | $1 + c \ln\left(1 + \lfloor (p + o) / n \rfloor\right)$ | Llama 4 ($o = 1$), Ministral 3 ($o = 0$) |
     | "log" | $1 + c \ln \max\left((p + o) / n, 1\right)$ | Qwen 1 ($o = 1$, $c = 1 / \ln n$) |
@@ -44,13 +44,13 @@ class QueryScale:
       coefficient: $c$.
       period: $n$, an integer of at least 1.
       offset: $o$, an integer from 0 to below the period.
-      form: which of the three.
+      variant: which of the three.
     """
 
     coefficient: float
     period: int
     offset: int = 0
-    form: Literal["steps", "log", "power"] = "steps"
+    variant: Literal["steps", "log", "power"] = "steps"
 
     @public
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class QueryScale:
         offset = self.offset
         fits = isinstance(offset, int) and not isinstance(offset, bool) and 0 <= offset < period
         require(fits, "offset must be an integer from 0 to below {}, got {!r}", period, offset)
-        checks.one_of("form", self.form, ("steps", "log", "power"))
+        checks.one_of("variant", self.variant, ("steps", "log", "power"))
         object.__setattr__(self, "coefficient", coefficient)
         object.__setattr__(self, "period", period)
 
@@ -72,10 +72,10 @@ class QueryScale:
 @compiled("query_scale", static_argnums=1)
 def _query_scale(positions: jax.Array, scale: QueryScale) -> jax.Array:
     c, n = scale.coefficient, scale.period
-    if scale.form == "steps":
+    if scale.variant == "steps":
         return c * jnp.log1p(_periods(positions, scale).astype(jnp.float32)) + 1
     share = (positions.astype(jnp.float32) + scale.offset) / n
-    return c * jnp.log(jnp.maximum(share, 1)) + 1 if scale.form == "log" else jnp.exp(c * jnp.log1p(share))
+    return c * jnp.log(jnp.maximum(share, 1)) + 1 if scale.variant == "log" else jnp.exp(c * jnp.log1p(share))
 
 
 def _periods(positions: jax.Array, scale: QueryScale) -> jax.Array:

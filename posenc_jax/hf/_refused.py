@@ -32,7 +32,7 @@ _REASONS = {
         unlimited_ocr_sam_vision_model vitdet vits xlnet""",
     "it has no rotary embedding: its bias is t5 times a gate of each token, which attention takes as query_data": """
         wavlm""",
-    "the two features of a pair may turn by different coordinates": "hunyuan_vl hunyuan_vl_text",
+    "the two features of a pair may rotate by different coordinates": "hunyuan_vl hunyuan_vl_text",
     "it is four models: read its global_config, encoder_config, decoder_config and patcher_config": "blt",
     "it holds an encoder with a config of its own: read its encoder_config": "deepseek_ocr2_vision lasr_ctc",
     "it holds an audio encoder with a config of its own: read its audio_config": "nemotron3_diarization",

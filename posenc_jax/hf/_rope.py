@@ -33,7 +33,7 @@ _SCALED = (
 _NO_DEFAULT: Any = object()  # of a key that has none: a null is an error all the same
 _REFUSED_TYPES = {
     "mllama4": "it is that of Llama 4's vision tower, which vision_rotary_from_config reads",
-    "xdrope": "its two features of a pair may turn by different coordinates",
+    "xdrope": "its two features of a pair may rotate by different coordinates",
 }
 
 Settings = dict[str, Any]

@@ -68,7 +68,7 @@ def _parse_scale(name: str, scale: Any) -> QueryScale | HeadScale:
             fields.get_number("coefficient"),
             fields.get_required("period"),
             fields.get("offset", default=0),
-            fields.get_required("form"),
+            fields.get_required("variant"),
         )
     fields.reject_unread()
     return result

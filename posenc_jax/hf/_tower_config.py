@@ -85,8 +85,8 @@ def _facts_of(values: Mapping[str, Any]) -> tuple[str, Tower]:
     if tower_name not in TOWERS:
         check_case(name, [*TOWERS, *FIXED, *CHOSEN])
         raise invalid(
-            f"model_type {name!r} is not known as a vision tower, and no key says which coordinate turns which pair: "
-            "a known type may be written in its place only if the code of both turns the same pairs by the same "
+            f"model_type {name!r} is not known as a vision tower, and no key says which coordinate rotates which pair: "
+            "a known type may be written in its place only if the code of both rotates the same pairs by the same "
             "coordinates"
         )
     return tower_name, TOWERS[tower_name]

@@ -381,7 +381,7 @@ class ContentBias(nn.Module):
         """Checks the settings."""
         settings.check_fields(self, checks.positive_int, "num_rows head_dim")
         settings.check_fields(self, settings.parse_source, "source")
-        settings.check_fields(self, settings.parse_scale, "scale")
+        settings.check_fields(self, settings.parse_factor, "scale")
         settings.check_fields(self, functools.partial(settings.optional, checks.positive_int), "num_heads")
         settings.check_rows(self)
         settings.check_fields(self, checks.floating_dtype, "param_dtype")

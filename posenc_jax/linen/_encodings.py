@@ -56,7 +56,7 @@ class SinusoidalEncoding(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        frequencies, *_ = settings.parse_sinusoidal(self.frequencies, self.layout, self.scale)
+        frequencies, *_ = settings.parse_sinusoidal_settings(self.frequencies, self.layout, self.scale)
         object.__setattr__(self, "frequencies", frequencies)
         super().__post_init__()
 
@@ -158,7 +158,7 @@ class RotaryEncoding(nn.Module):
     @public
     def __post_init__(self) -> None:
         """Checks the settings."""
-        frequencies, *_ = settings.parse_rotary(self.frequencies, self.layout, self.part)
+        frequencies, *_ = settings.parse_rotary_settings(self.frequencies, self.layout, self.part)
         object.__setattr__(self, "frequencies", frequencies)
         super().__post_init__()
 

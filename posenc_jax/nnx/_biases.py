@@ -416,7 +416,7 @@ class ContentBias(nnx.Module):
     ):
         self.num_rows = checks.positive_int("num_rows", num_rows)
         self.head_dim = checks.positive_int("head_dim", head_dim)
-        self.source, self.scale = settings.parse_source("source", source), settings.parse_scale("scale", scale)
+        self.source, self.scale = settings.parse_source("source", source), settings.parse_factor("scale", scale)
         self.num_heads = settings.optional(checks.positive_int, "num_heads", num_heads)
         self.first = settings.optional(checks.integer, "first", first)
         self.max_distance = settings.optional(checks.integer, "max_distance", max_distance)

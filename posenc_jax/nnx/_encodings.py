@@ -54,7 +54,7 @@ class SinusoidalEncoding(nnx.Module):
 
     @public
     def __init__(self, frequencies: Frequencies | int, *, layout: Layout = "interleaved", scale: float = 1.0):
-        self.frequencies, self.layout, self.scale = settings.parse_sinusoidal(frequencies, layout, scale)
+        self.frequencies, self.layout, self.scale = settings.parse_sinusoidal_settings(frequencies, layout, scale)
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
         """`add_sinusoidal` of x, (..., seq, d_model), with these settings."""
@@ -176,7 +176,7 @@ class RotaryEncoding(nnx.Module):
         head_axis: int | tuple[int, ...] | None,
         part: RotatedPart = "first",
     ):
-        self.frequencies, self.layout, self.part = settings.parse_rotary(frequencies, layout, part)
+        self.frequencies, self.layout, self.part = settings.parse_rotary_settings(frequencies, layout, part)
         self.head_axis = head_axis
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:

@@ -106,7 +106,7 @@ OWN = [
     {"num_hidden_layers": 2, "head_dim": 128, "rope_interleave": False}
     | {"rope_parameters": {"rope_theta": 1e4, "rope_backward": True}},
     {"num_hidden_layers": 3, "head_dim": 128, "rope_interleave": True, "rope_parameters": {"rope_theta": 5e5}}
-    | {"query_scales": [None, {"coefficient": 0.1, "period": 8192, "offset": 1, "form": "steps"}, None]}
+    | {"query_scales": [None, {"coefficient": 0.1, "period": 8192, "offset": 1, "variant": "steps"}, None]}
     | {"index_head_dim": 160, "indexer_rope_interleave": False, "indexer_part": "last"},
     _SIZES | {"model_type": "deepseek_v2", "use_mla": False, "qk_rope_head_dim": 0, "qk_nope_head_dim": 0},
     _SIZES

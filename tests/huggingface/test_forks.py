@@ -85,5 +85,5 @@ def test_a_base_that_the_settings_must_say():
 
 def test_towers():
     for name in TOWERS:
-        with pytest.raises(ValueError, match="only if the code of both turns the same pairs by the same coordinates"):
+        with pytest.raises(ValueError, match="only if the code of both rotates the same pairs by the same coordinates"):
             vision_rotary_from_config({"model_type": f"{name}_x"})

@@ -40,7 +40,7 @@ SCALES = [
 @pytest.mark.parametrize("scale", SCALES)
 def test_query_scale(scale):
     positions = [0, 1, 2, 3, 8190, 8191, 8192, 16383, 16384, 131071, 10**6, 2**31 - 2, 2**31 - 1]
-    want = query_scale(positions, scale.coefficient, scale.period, scale.offset, scale.form)
+    want = query_scale(positions, scale.coefficient, scale.period, scale.offset, scale.variant)
     positions = np.array(positions, np.int32)
     got, of_floats = jax.jit(lambda p, few: (scale(p), scale(few)))(positions, positions[:10].astype(np.float32))
     assert got.dtype == jnp.float32

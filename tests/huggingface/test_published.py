@@ -221,14 +221,14 @@ def test_llama_4():
 def test_query_scales_of_a_config_without_a_model_type():
     keys = {"head_dim": 64, "num_hidden_layers": 2, "no_rope_layers": [1, 0]}
     scale = QueryScale(0.2, 16, 1, "power")
-    written = [None, {"coefficient": 0.2, "period": 16, "offset": 1, "form": "power"}]
+    written = [None, {"coefficient": 0.2, "period": 16, "offset": 1, "variant": "power"}]
     plan = rotary_from_config(keys | {"query_scales": written}, layout="half")
     assert [layer.query_scale for layer in plan.layers] == [None, scale]
     assert rotary_from_config(plan_to_config(plan)) == plan
     for changes, match in (
         ({"query_scales": written[:1]}, "query_scales must hold a mapping or null for 2 layers, got 1"),
-        ({"query_scales": [None, {"period": 16, "form": "log"}]}, r"query_scales\[1\].coefficient is missing"),
-        ({"query_scales": [None, written[1] | {"form": "exp"}]}, "form must be one of"),
+        ({"query_scales": [None, {"period": 16, "variant": "log"}]}, r"query_scales\[1\].coefficient is missing"),
+        ({"query_scales": [None, written[1] | {"variant": "exp"}]}, "variant must be one of"),
         ({"attn_temperature_tuning": True}, "the key attn_temperature_tuning = True is not known"),
     ):
         with pytest.raises(ValueError, match=match):

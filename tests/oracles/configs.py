@@ -540,7 +540,7 @@ def scales_of(config: Mapping[str, Any], name: str, key: str) -> list[tuple[Any,
         return [(*names, said(config, heads, default=32))] * count
     if name in KNOWN or not config.get(key):
         return [None] * count
-    keys = ("scale", "bias", "num_heads"), ("coefficient", "period", "offset", "form")
+    keys = ("scale", "bias", "num_heads"), ("coefficient", "period", "offset", "variant")
     return [scale and tuple(scale.get(k, 0) for k in keys["period" in scale]) for scale in config[key]]
 
 

@@ -10,7 +10,7 @@ from oracles import spectra
 from posenc_jax._numerics import fixed_point
 
 
-def test_tuning_words_on_host_and_device_agree():
+def test_increments_on_host_and_device_agree():
     rng = np.random.default_rng(1)
     angular = (10.0 ** rng.uniform(-12, 6, 400) * rng.choice([-1, 1], 400)).astype(np.float32)
     angular[:6] = [0.0, np.pi, -np.pi, 2 * np.pi, 1.0, -1.0]
