@@ -159,12 +159,12 @@ def cos_sin(positions: jax.Array, constants: jax.Array | Sequence[jax.Array]) ->
     require_type(fits, "constants", "an int32 array, as phase_constants gives it, or six int32 tiles", constants)
     count = len(constants) if isinstance(constants, Sequence) else (*constants.shape, 0)[0]
     require(count == _ROWS, "constants must have {} rows, those of phase_constants, got {}", _ROWS, count)
-    *increment, of_cosine, of_sine = (align(constants[i], positions.ndim) for i in range(_ROWS))
+    *increment, cosine_amplitude, sine_amplitude = (align(constants[i], positions.ndim) for i in range(_ROWS))
     quarter = np.int32(2**30)
     # `sine_of_phase` lags by a quarter cycle.
     phase = fixed_point.phase(positions, PhaseIncrement(None, *increment), lax.full_like(positions, quarter))
     sin_cos = [sines.sine_of_phase(lax.add(phase, lax.full_like(phase, quarter))), sines.sine_of_phase(phase)]
-    amplitudes = [lax.bitcast_convert_type(row, np.float32) for row in (of_cosine, of_sine)]
+    amplitudes = [lax.bitcast_convert_type(row, np.float32) for row in (cosine_amplitude, sine_amplitude)]
     cosine, sine = map(workarounds.rounded_product, sin_cos, amplitudes)
     return cosine, sine
 

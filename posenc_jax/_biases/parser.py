@@ -32,10 +32,10 @@ def parse_tile(
         raise invalid(f"the leading axes of {both}, must broadcast") from None
     check_tile_sharded_together(queries, keys, {}, what)
     integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys))
-    return of_one_dtype(names, queries, keys) if integers else (queries, keys)
+    return to_common_dtype(names, queries, keys) if integers else (queries, keys)
 
 
-def of_one_dtype(names: tuple[str, str], a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+def to_common_dtype(names: tuple[str, str], a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Two arrays of integers, in their common dtype."""
     common = np.promote_types(a.dtype, b.dtype)
     if common.kind == "f" or jax.dtypes.canonicalize_dtype(common) != common:

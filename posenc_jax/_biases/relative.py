@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax._biases.parser import check_no_coordinates, check_tile_sharded_together, of_one_dtype
+from posenc_jax._biases.parser import check_no_coordinates, check_tile_sharded_together, to_common_dtype
 from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align
 from posenc_jax._jax.checks import OutOfRange
@@ -222,7 +222,7 @@ def _parse_positions(queries: Any, keys: Any, window: Window, check_reach: bool)
     if check_reach:
         _check_reach(queries, keys, window)
     queries, keys = (x[..., None] if axes == 1 else x for x in (queries, keys))
-    return of_one_dtype(("query_positions", "key_positions"), queries, keys)
+    return to_common_dtype(("query_positions", "key_positions"), queries, keys)
 
 
 def _parse_coordinates(name: str, tokens: str, positions: Any, axes: int) -> Any:

@@ -61,8 +61,8 @@ def axial(
       Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, appendix D.4, whose 2-D encoding is learned;
       this is its sinusoidal counterpart.
     """
-    parts = _parse_axes(frequencies, num_axes, base)
-    return _joined(parts, range(len(parts)))
+    spectra = _parse_axes(frequencies, num_axes, base)
+    return _joined(spectra, range(len(spectra)))
 
 
 def _parse_axes(frequencies: Any, num_axes: Any, base: Any) -> list[Frequencies]:
@@ -128,29 +128,29 @@ def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> 
       Kong et al., "HunyuanVideo: A Systematic Framework for Large Video Generative Models", 2024, whose RoPE has
       channels for time, height and width side by side.
     """
-    parts = [parse_static(spectrum, even=True) for spectrum in frequencies]
-    require(parts, "frequencies must hold at least one spectrum, got none")
-    first = (0,) * len(parts)
+    spectra = [parse_static(spectrum, even=True) for spectrum in frequencies]
+    require(spectra, "frequencies must hold at least one spectrum, got none")
+    first = (0,) * len(spectra)
     if axes is not None:
         first = tuple(
             checks.integer(f"axes[{i}]", c, 0) for i, c in enumerate(checks.sequence("axes", axes, "integers"))
         )
         message = "axes must hold one coordinate for each of {} spectra, got {}"
-        require(len(first) == len(parts), message, len(parts), first)
-    return _joined(parts, first)
+        require(len(first) == len(spectra), message, len(spectra), first)
+    return _joined(spectra, first)
 
 
-def _joined(parts: Sequence[Frequencies], first: Sequence[int]) -> Frequencies:
-    """The pairs of all parts; coordinate c of a part becomes coordinate first + c."""
-    dim = sum(part.dim for part in parts)
+def _joined(spectra: Sequence[Frequencies], first: Sequence[int]) -> Frequencies:
+    """The pairs of all spectra; coordinate c of a spectrum becomes coordinate first + c."""
+    dim = sum(spectrum.dim for spectrum in spectra)
     require(dim <= 2**20, "frequencies of all axes must have a width of at most 2²⁰, got {!r:.60}", dim)
-    like = next((part for part in parts if part.dim), parts[0])
-    for part in parts:
-        same = part.attention_factor == like.attention_factor and part.precision == like.precision
+    like = next((spectrum for spectrum in spectra if spectrum.dim), spectra[0])
+    for spectrum in spectra:
+        same = spectrum.attention_factor == like.attention_factor and spectrum.precision == like.precision
         message = "frequencies must have one attention_factor and one precision, got {} and {}"
-        require(same or not part.dim, message, like, part)
-    cycles = tuple(each for part in parts for each in part.cycles)
-    axes = tuple(start + c for part, start in zip(parts, first, strict=True) for c in part.axes or ())
+        require(same or not spectrum.dim, message, like, spectrum)
+    cycles = tuple(each for spectrum in spectra for each in spectrum.cycles)
+    axes = tuple(start + c for spectrum, start in zip(spectra, first, strict=True) for c in spectrum.axes or ())
     return dataclasses.replace(like, cycles=cycles, dim=dim, axes=axes)
 
 

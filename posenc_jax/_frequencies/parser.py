@@ -222,14 +222,14 @@ def require_rows_fit(
     x: jax.Array,
     rows_name: str,
     heads: tuple[int, ...],
-    own_axes: int = 1,
+    trailing_axes: int = 1,
 ) -> None:
-    """Raises unless positions, without the last `own_axes`, broadcast to the rows of x and are sharded alike."""
-    leading_name = name if own_axes == 1 else f"{name} without their last {own_axes} axes,"
-    checks.broadcastable(leading_name, positions.shape[:-own_axes], rows_name, shape_of_rows(x, heads))
+    """Raises unless positions, without the last `trailing_axes`, broadcast to the rows of x and are sharded alike."""
+    leading_name = name if trailing_axes == 1 else f"{name} without their last {trailing_axes} axes,"
+    checks.broadcastable(leading_name, positions.shape[:-trailing_axes], rows_name, shape_of_rows(x, heads))
     spec: list[Any] = [None] * x.ndim
     row_axes = [axis for axis in range(x.ndim - 1) if axis not in heads]
-    leading_spec = jax.typeof(positions).sharding.spec[:-own_axes]
+    leading_spec = jax.typeof(positions).sharding.spec[:-trailing_axes]
     for axis, mesh_axes in zip(row_axes[::-1], leading_spec[::-1], strict=False):
         spec[axis] = mesh_axes
     checks.sharded_together({name: tuple(spec), x_name: tuple(jax.typeof(x).sharding.spec)})

@@ -197,8 +197,8 @@ def _refuse_narrow(name: str, x: Any, kind: Kind) -> None:
         if kind.integers
         else ("float32", f"which rounds them by up to one part in {2**bits}", "float32")
     )
-    meant = f"pass {ways}; .astype(jnp.float32) if these rounded values are meant"
-    raise wrong_type(f"{name} must be {expected}, got {describe(x)}, {fault}: {meant}")
+    hint = f"pass {ways}; .astype(jnp.float32) if these rounded values are meant"
+    raise wrong_type(f"{name} must be {expected}, got {describe(x)}, {fault}: {hint}")
 
 
 def refuse_narrow_frequencies(name: str, x: Any) -> None:
@@ -227,17 +227,19 @@ def _narrowed(name: str, x: Any, *, whole: bool = False) -> Any:
         return x.astype(np.int32)
     with np.errstate(over="ignore"):
         rounded = x.astype(np.float32)
-    kept = np.isfinite(rounded).sum() == finite.size
-    require(kept, "{} must fit into float32, got float64 values up to {:.3g}", name, np.abs(finite).max(initial=0))
+    all_finite = np.isfinite(rounded).sum() == finite.size
+    require(
+        all_finite, "{} must fit into float32, got float64 values up to {:.3g}", name, np.abs(finite).max(initial=0)
+    )
     if whole and finite.size:
-        moved = np.abs(finite - rounded[np.isfinite(x)])
+        rounding = np.abs(finite - rounded[np.isfinite(x)])
         ways = "subtract a common origin first, or pass .astype(np.float32) if these rounded values are meant"
         message = (
             "{} must be integers or floats that float32 holds within 0.001, got float64 {!r}, which becomes {!r}: {}"
         )
-        worst = moved.argmax()
+        worst = rounding.argmax()
         got = float(finite[worst]), float(finite[worst].astype(np.float32))
-        require(moved[worst] <= 1e-3, message, name, *got, ways)
+        require(rounding[worst] <= 1e-3, message, name, *got, ways)
     return rounded
 
 
@@ -257,14 +259,14 @@ def _as_int32(name: str, value: Any) -> Any:
         return value if wide else value.astype(np.int32)
     if wide:
         within(value, _INT32.min, _INT32.max, f"{name} must fit into int32, got {value.dtype} values from {{}} to {{}}")
-    with jax.ensure_compile_time_eval():  # stays known
+    with jax.ensure_compile_time_eval():  # stays concrete
         return value.astype(np.int32)
 
 
 def within(x: Any, low: int, high: int, message: str) -> None:
-    """Raises if known integers are not all from low to high; the message shows the least and the largest."""
+    """Raises if concrete integers are not all from low to high; the message shows the least and the largest."""
     if not isinstance(x, Tracer) and x.size:
-        with jax.ensure_compile_time_eval():  # known also while another function is traced
+        with jax.ensure_compile_time_eval():  # concrete also while another function is traced
             least, largest = int(x.min()), int(x.max())
         require(low <= least and largest <= high, message, least, largest)
 

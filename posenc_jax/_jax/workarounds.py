@@ -154,7 +154,7 @@ TPU = Target(lax.optimization_barrier, lax.mul)  # it has no FMA to contract to
 TARGETS = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
 
 
-def own_loop(x: jax.Array) -> jax.Array:
+def separate_loop(x: jax.Array) -> jax.Array:
     """Keeps XLA:CPU from fusing what computes x with what reads it (JAX 0.12; see `KEEPS_BARRIERS`).
 
     XLA compiles an expression of pairs to a loop over pairs and one over their members, which LLVM vectorizes. Fused

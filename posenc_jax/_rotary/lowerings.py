@@ -122,7 +122,7 @@ def sum_columns(r: Rotation) -> jax.Array:
     y = two_products(x1, x2, jnp.where(first, cosine, sine), jnp.where(first, -sine, cosine), r.target)
     if not r.rotates_all:
         y = workarounds.bits_where(r.rotates[..., ::2, None], y, jnp.where(first, x1, x2))
-    return workarounds.own_loop(r.result(y)).reshape(r.x.shape)
+    return workarounds.separate_loop(r.result(y)).reshape(r.x.shape)
 
 
 def reverse_halves_in_place(r: Rotation) -> jax.Array:

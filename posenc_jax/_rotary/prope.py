@@ -138,7 +138,7 @@ def _parse_camera(name: str, value: Any, n: int, x: jax.Array, heads: tuple[int,
     require(camera.shape[-2:] == (n, n), "{} must have shape (..., {}, {}), got {}", name, n, n, camera.shape)
     for axis in (-2, -1):
         checks.unsharded(name, camera, axis)
-    require_rows_fit(name, camera, "x", x, "x without its head axis and its last", heads, own_axes=2)
+    require_rows_fit(name, camera, "x", x, "x without its head axis and its last", heads, trailing_axes=2)
     return camera
 
 

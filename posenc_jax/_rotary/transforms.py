@@ -49,7 +49,7 @@ def _by_columns(x: jax.Array, matrix: jax.Array, *, width: int, result: np.dtype
     if width < x.shape[-1]:
         transformed = align(np.arange(x.shape[-1] // 4)[:, None] < width // 4, y.ndim)
         y = workarounds.bits_where(transformed, y, groups.astype(result))
-    y = workarounds.own_loop(y) if target is workarounds.CPU else y
+    y = workarounds.separate_loop(y) if target is workarounds.CPU else y
     return y.reshape(*y.shape[:-2], x.shape[-1])
 
 

@@ -51,7 +51,7 @@ def _backward(settings: Any, leaves: Any, outputs: Any, cotangents: Any, moving:
 
 ATTEND = operation(
     "interpreted_attention",
-    **attend.PROGRAMS,
+    **attend.RULES,
     compute=_compute,
     kernels=Kernels({None: _backward}, attend.holds_backward),
 )

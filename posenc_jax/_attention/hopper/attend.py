@@ -16,7 +16,7 @@ import numpy as np
 
 from posenc_jax._attention import blockwise
 from posenc_jax._attention.hopper import bias_programs
-from posenc_jax._attention.hopper.bias_programs import OR_XLA, BiasProgram
+from posenc_jax._attention.hopper.bias_programs import FALLBACK_HINT, BiasProgram
 from posenc_jax._attention.tiles import Operands, Settings
 from posenc_jax._jax import workarounds
 from posenc_jax._jax.derivatives import Kernels, operation
@@ -50,9 +50,8 @@ def prepare(
 ) -> tuple[Settings, Operands]:
     """The settings and the operands of the kernel; raises for arguments that it does not support."""
     _check(settings, x, counted)
-    constraint = (
-        f"bias must be of positions alone with implementation='mosaic_gpu', or {OR_XLA}; got query_data or key_data"
-    )
+    name = "implementation='mosaic_gpu'"
+    constraint = f"bias must be of positions alone with {name}, or {FALLBACK_HINT}; got query_data or key_data"
     require(not reads_data, constraint)
     program, operands = None, ()
     if bias is not None:
@@ -74,9 +73,9 @@ def _check(settings: Settings, x: Operands, counted: bool) -> None:
     name = "implementation='mosaic_gpu'"
     require(
         workarounds.HAS_MOSAIC_GPU,
-        f"{name} needs JAX 0.11 or later, this is {jax.__version__}; {OR_XLA}; {EXPERIMENTAL}",
+        f"{name} needs JAX 0.11 or later, this is {jax.__version__}; {FALLBACK_HINT}; {EXPERIMENTAL}",
     )
-    or_xla = f" with {name}, or {OR_XLA}; got {{}}"
+    or_xla = f" with {name}, or {FALLBACK_HINT}; got {{}}"
     dtype, most = x.query.dtype, max(BLOCK_KV)
     require(dtype in (jnp.bfloat16, jnp.float16), "query must be bfloat16 or float16" + or_xla, dtype)
     require(
@@ -86,11 +85,12 @@ def _check(settings: Settings, x: Operands, counted: bool) -> None:
     )
     sizes = x.query.shape, x.key.shape
     require(x.query.size and x.key.size, "query and key must not be empty" + or_xla, sizes)
-    ptxas, groups = workarounds.ptxas(), (x.query_tokens.segments, x.query_tokens.order)
-    masked = settings.masked or any(g is not None for g in groups) or x.key.shape[1] % BLOCK
+    ptxas, attributes = workarounds.ptxas(), (x.query_tokens.segments, x.query_tokens.order)
+    masked = settings.masked or any(a is not None for a in attributes) or x.key.shape[1] % BLOCK
     require(
         not masked or ptxas is None or not (12, 8) <= ptxas < (12, 9, 86),
-        f"{name} cannot mask scores with CUDA from 12.8.0 to before 12.9.1, whose ptxas miscompiles that; {OR_XLA}; "
+        f"{name} cannot mask scores with CUDA from 12.8.0 to before 12.9.1, whose ptxas miscompiles that; "
+        f"{FALLBACK_HINT}; "
         "got a mask, segments, orders or a number of keys that is no multiple of 128, with nvidia-cuda-nvcc-cu12 {}",
         ".".join(map(str, ptxas or ())),
     )
@@ -312,7 +312,7 @@ def _tile_ranges(visible: Any, unmasked: Any, masked_first: bool = False) -> jax
 def _other_platform(*_: Any) -> list[jax.Array]:
     """The program for platforms other than CUDA, which raises."""
     only = "attention: implementation='mosaic_gpu' compiles for NVIDIA GPUs alone; elsewhere"
-    raise ValueError(f"{only}, {OR_XLA}; {EXPERIMENTAL}")
+    raise ValueError(f"{only}, {FALLBACK_HINT}; {EXPERIMENTAL}")
 
 
 def _tangent(settings: Settings, leaves: Any, outputs: Any, tangents: Any) -> list[jax.Array]:
@@ -323,10 +323,10 @@ def _transpose(settings: Settings, leaves: Any, outputs: Any, cotangents: Any, h
     return blockwise.transpose(settings, leaves, _with_natural_maximum(outputs), cotangents, has_tangent)
 
 
-PROGRAMS = {"types": blockwise.types, "tangent": _tangent, "transpose": _transpose}
+RULES = {"types": blockwise.types, "tangent": _tangent, "transpose": _transpose}
 kernels = operation(
     "flash_attention",
-    **PROGRAMS,
+    **RULES,
     compute=_other_platform,
     cuda=forward,
     kernels=Kernels({None: _other_platform, "cuda": backward}, holds_backward),

@@ -23,7 +23,7 @@ from posenc_jax._jax.errors import invalid, require
 from posenc_jax._jax.primitives import evaluated
 from posenc_jax._jax.workarounds import is_product
 
-OR_XLA = "use implementation='xla'"
+FALLBACK_HINT = "use implementation='xla'"
 MOST_STEPS, MOST_NUMBERS = 3, 16  # more steps take longer than a lookup; more numbers do not fit in registers
 MANY_STEPS = 8  # a program with more steps needs registers that kernels otherwise use
 NEAR = 128  # a table of near differences has those from −128 to 127
@@ -118,7 +118,7 @@ def plan(
     out: Any = traced.out_avals[0]
     shape = (1, 1, 1, *out.shape)
     fits = shape[-3] in (1, heads) and math.prod(shape) == shape[-3]
-    require(fits, "bias must be one number for each head and score, or " + OR_XLA + "; got shape {}", shape[3:])
+    require(fits, "bias must be one number for each head and score, or " + FALLBACK_HINT + "; got shape {}", shape[3:])
     interpreter = _Interpreter(heads, counted=counts is not None)
     (result,) = interpreter.run(traced.jaxpr, traced.consts, _given_values("i", "j"))
     if not isinstance(result, _Value):
@@ -140,10 +140,15 @@ def plan(
     if result.unsupported:
         raise _unsupported(result.unsupported)
     fit = len(numbers) <= MOST_NUMBERS
-    require(fit, "bias must have at most {} numbers for each head, or {}; got {}", MOST_NUMBERS, OR_XLA, len(numbers))
+    require(
+        fit, "bias must have at most {} numbers for each head, or {}; got {}", MOST_NUMBERS, FALLBACK_HINT, len(numbers)
+    )
     other_dtype = next((str(x.dtype) for x in numbers if x.dtype != np.float32 or x.size not in (1, heads)), "")
     require(
-        not other_dtype, "bias must compute scores from float32 numbers of heads, or {}; got {}", OR_XLA, other_dtype
+        not other_dtype,
+        "bias must compute scores from float32 numbers of heads, or {}; got {}",
+        FALLBACK_HINT,
+        other_dtype,
     )
     if not numbers:
         return BiasProgram("steps", steps), ()
@@ -195,7 +200,7 @@ def _table(bias: Callable[..., Any], differences: np.ndarray, axes: int, heads: 
 
 
 def _unsupported(operation: str) -> ValueError:
-    return invalid(f"implementation='mosaic_gpu' cannot compute {operation!r} in a bias; {OR_XLA}")
+    return invalid(f"implementation='mosaic_gpu' cannot compute {operation!r} in a bias; {FALLBACK_HINT}")
 
 
 def _per_head(x: Any, heads: int) -> jax.Array:
@@ -267,8 +272,8 @@ class _Interpreter(NamedTuple):
         values, dtype = [x for x in inputs if isinstance(x, _Value)], str(out.dtype)
         patterns = tuple(x.pattern if isinstance(x, _Value) else "" for x in inputs)
         pattern = patterns[0] if name == "convert_element_type" else PATTERNS.get((name, *patterns), "")
-        of_i_and_j = name in ("sub", *COMPARISONS) and {*patterns} == {"i", "j"}
-        by_difference = all(x.by_difference for x in values) or of_i_and_j
+        linear_in_positions = name in ("sub", *COMPARISONS) and {*patterns} == {"i", "j"}
+        by_difference = all(x.by_difference for x in values) or linear_in_positions
         unsupported = next((x.unsupported for x in values if x.unsupported), "")
         if name not in ELEMENTWISE:
             unsupported = name
