@@ -412,7 +412,7 @@ LEARNED = {
     "T5Bias": ({}, lambda p: oracle_biases.t5(D, AFTER, p["embedding"])),
     "KERPLE": ({}, lambda p: oracle_biases.kerple_log(D, softplus(p["free_r1"]), softplus(p["free_r2"]))),
     "KERPLE, power": (
-        {"form": "power"},
+        {"variant": "power"},
         lambda p: oracle_biases.kerple_power(D, softplus(p["free_r1"]), twice_sigmoid(p["free_r2"])),
     ),
     "FIRE": (
