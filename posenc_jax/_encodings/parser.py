@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 import jax
-from jax.errors import InconclusiveDimensionOperation
 
 from posenc_jax._frequencies.frequencies import AnyFrequencies
 from posenc_jax._frequencies.parser import (
@@ -16,7 +15,7 @@ from posenc_jax._frequencies.parser import (
     refuse_no_position,
     refuse_one_position,
 )
-from posenc_jax._jax import checks, errors
+from posenc_jax._jax import checks, errors, workarounds
 from posenc_jax._jax.errors import invalid, require
 
 # Encodings: of positions, by frequencies
@@ -124,7 +123,7 @@ def _first_rows(x: jax.Array, table: jax.Array) -> None:
     length, seq = table.shape[0], x.shape[-2]
     try:
         longer = bool(seq > length)
-    except InconclusiveDimensionOperation:  # a symbolic size, without a constraint that decides
+    except workarounds.InconclusiveDimensionOperation:  # a symbolic size, without a constraint that decides
         size = f"of known size, or with a constraint such as 'seq <= {length}'"
         raise invalid(f"x must have a sequence {size}, got shape {x.shape}") from None
     require(not longer, "table of {} rows is too small for a sequence of {}", length, seq)

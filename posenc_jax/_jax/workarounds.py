@@ -39,6 +39,11 @@ def compiled(name: str, **static: Any) -> Callable[[Callable[P, R]], Callable[P,
 KEEPS_BARRIERS = jax.__version_info__ >= (0, 12)
 
 
+# What a comparison of symbolic sizes raises. JAX before 0.10.2 has it in no public module.
+# tests/properties/test_hostile.py::test_a_symbolic_length_needs_a_bound_for_a_table
+InconclusiveDimensionOperation = getattr(jax.errors, "InconclusiveDimensionOperation", Exception)
+
+
 # JAX before 0.11 does not lower the Pallas kernels of `attention` for NVIDIA GPUs.
 # tests/unit/attention/test_hopper.py::test_it_refuses_an_older_jax
 HAS_MOSAIC_GPU = jax.__version_info__ >= (0, 11)
