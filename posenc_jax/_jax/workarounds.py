@@ -65,8 +65,9 @@ def ptxas() -> tuple[int, ...] | None:
     return tuple(map(int, version.split(".")[:3]))
 
 
+@jax.custom_jvp
 def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """a·b, rounded before anything is added to it; without derivatives.
+    """a·b, rounded before anything is added to it.
 
     LLVM and NVIDIA's compiler contract a·b + c to an FMA in some programs but not in others, so the bits differ (JAX
     0.10 and 0.12). An integer minimum blocks the contraction, and changes nothing: it replaces the positive NaN of all
@@ -79,9 +80,15 @@ def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(lax.min(bits, lax.full_like(bits, most)), result.dtype)
 
 
+@rounded_product.defjvp
+def _rounded_product_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (a, b), (da, db) = primals, tangents
+    return rounded_product(a, b), da * b + a * db
+
+
 @jax.custom_jvp
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`rounded_product` with derivatives."""
+    """`rounded_product` whose derivatives skip zero tangents, which Pallas does not lower for a TPU (JAX 0.12)."""
     return rounded_product(a, b)
 
 
@@ -96,17 +103,16 @@ product.defjvp(_product_jvp, symbolic_zeros=True)
 
 
 def is_product(eqn: Any) -> bool:
-    """Whether an equation of a jaxpr calls `product`; JAX keeps the name and the file of a `jax.custom_jvp` there.
+    """Whether an equation of a jaxpr calls one of these products: JAX keeps the name and the file of a `jax.custom_jvp`.
 
     A kernel that computes the bias of a jaxpr may contract products: it computes a·b instead, with derivatives. Gains
-    registers, and gradients by kernels. `rounded_product` alone has no such name: Pallas adds operations for a named
-    scope, and lowers no `jax.custom_jvp` with symbolic zeros for a TPU (JAX 0.10 and 0.12).
+    registers, and gradients by kernels.
     tests/unit/attention/test_bias_programs.py::test_a_pullback_is_that_of_the_bias
     """
     if eqn.primitive.name != "custom_jvp_call":
         return False
     called = eqn.params["call_jaxpr"].jaxpr.debug_info
-    return (called.func_name, called.func_filename) == ("product", __file__)
+    return called.func_name in ("product", "rounded_product") and called.func_filename == __file__
 
 
 def positive_product(a: Any, b: Any) -> jax.Array:

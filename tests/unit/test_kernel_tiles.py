@@ -220,6 +220,26 @@ def test_kerple_is_within_its_bounds(name, parameters):
         assert_within(got, theirs, bound * np.abs(theirs), against="the public function")
 
 
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_the_derivative_of_a_rotation_outside_a_kernel(layout):
+    x, constants = np.float32([[1, 2, 3, 4]]), kernels.phase_constants(4, layout)
+    cosine, sine = kernels.cos_sin(jnp.array([[3]]), constants)
+    got = jax.grad(lambda x: (kernels.rotate(x, cosine, sine, layout) ** 3).sum())(x)
+    want = jax.grad(lambda x: (pe.rotary(x, np.array([3]), layout=layout, head_axis=None) ** 3).sum())(x)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    first, second = (x[:, :2], x[:, 2:]) if layout == "half" else (x[:, ::2], x[:, 1::2])
+    pair = kernels.cos_sin(jnp.array([[3]]), kernels.phase_constants(4))
+    cubes = lambda x1, x2: sum((y**3).sum() for y in kernels.rotate_pairs(x1, x2, *pair))  # noqa: E731
+    parts = jnp.stack(jax.grad(cubes, (0, 1))(first, second), -2 if layout == "half" else -1)
+    np.testing.assert_allclose(parts.reshape(1, 4), want, rtol=1e-6)
+
+
+def test_the_derivative_of_kerple_by_its_rate():
+    i, j, two = jnp.array([[10]]), jnp.array([[3]]), np.float32([0.5, 0.3])
+    got = jax.grad(lambda p: kernels.kerple_log(i, j, *p).sum())(two)
+    np.testing.assert_allclose(got, [-np.log1p(7 * 0.3), -0.5 * 7 / (1 + 7 * 0.3)], rtol=1e-6)
+
+
 def test_kerple_of_products_beyond_float32():
     np.testing.assert_array_equal(bias(kernels.kerple_log, NEAR[:1], NEAR[2:3], 1.0, 3e38), [[-np.inf]])
 
