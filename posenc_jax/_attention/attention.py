@@ -12,15 +12,14 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from posenc_jax._attention import blockwise
-from posenc_jax._attention.hopper import attend as hopper
 from posenc_jax._attention.parser import (
+    parse_attributes,
     parse_bias,
     parse_data,
     parse_operands,
     parse_scale,
     parse_settings,
     parse_sinks,
-    parse_tokens,
     trace_bias,
 )
 from posenc_jax._attention.tiles import Operands, Settings
@@ -169,7 +168,7 @@ def attention(
     sinks, return_residual = parse_sinks(sinks, query), checks.flag("return_residual", return_residual)
     settings = parse_settings(causal, window, logits_soft_cap, scale, block_size)
     has_data = parse_bias(bias, query_data, key_data)
-    settings, query_tokens, key_tokens = parse_tokens(
+    settings, query_tokens, key_tokens = parse_attributes(
         settings,
         query,
         key,
@@ -185,6 +184,8 @@ def attention(
     x = Operands(q, k, v, sinks, query_tokens, key_tokens, data.query, data.key, ())
     attend = blockwise.attend
     if implementation == "mosaic_gpu":
+        from posenc_jax._attention.hopper import attend as hopper  # noqa: PLC0415 - for few, and a tenth of the import
+
         settings, x = hopper.prepare(settings, x, bias, counted=query_positions is None, reads_data=has_data)
         attend = hopper.attend
     x = sharding.vary_like(x, x)

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec
 
 from posenc_jax._attention.tiles import Operands, Settings, TokenAttributes, by_query_heads, grid
 from posenc_jax._biases.parser import parse_tile
-from posenc_jax._jax import checks, errors, sharding
+from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align, compute_dtype, unwrap_array
-from posenc_jax._jax.errors import invalid, require, wrong_type
+from posenc_jax._jax.errors import callback, invalid, require, require_type, wrong_type
 from posenc_jax._jax.primitives import retyped
 
 
@@ -78,19 +78,19 @@ def parse_settings(causal: Any, window: Any, soft_cap: Any, scale: float, block_
     """The settings that are plain values."""
     causal, block_size = checks.flag("causal", causal), checks.positive_int("block_size", block_size)
     is_pair = isinstance(window, tuple) and len(window) == 2
-    errors.require_type(is_pair, "window", "a pair (left, right) of integers or None", window)
+    require_type(is_pair, "window", "a pair (left, right) of integers or None", window)
     window = tuple(n if n is None else checks.integer(f"window[{i}]", n, 0) for i, n in enumerate(window))
     if soft_cap is not None:  # in these bounds neither scores divided by it nor their derivatives leave float32
         soft_cap = checks.positive("logits_soft_cap", soft_cap)
         bounds = "logits_soft_cap must be from 1e-30 to 1e30, or None for no bound, got {}"
-        errors.require(1e-30 <= soft_cap <= 1e30, bounds, soft_cap)
+        require(1e-30 <= soft_cap <= 1e30, bounds, soft_cap)
     return Settings(causal, window, soft_cap, scale, block_size)
 
 
 Pair = tuple[Any, Any]  # an argument for queries and one for keys
 
 
-def parse_tokens(
+def parse_attributes(
     settings: Settings,
     query: jax.Array,
     key: jax.Array,
@@ -197,7 +197,7 @@ def _flatten_batch(pair: Pair, batch: tuple[int, ...]) -> Pair:
 
 def parse_bias(bias: Any, query_data: Any, key_data: Any) -> bool:
     """Whether a bias reads data of the tokens."""
-    errors.require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
+    require_type(bias is None or callable(bias), "bias", "a function of positions", bias)
     has_data = query_data is not None or key_data is not None
     require(bias is not None or not has_data, "bias must be given with query_data or key_data, got None")
     return has_data
@@ -260,7 +260,7 @@ def trace_bias(
     for structure, leaves, size in zip(structures, (x.query_data, key_data), sizes, strict=False):
         types = [retyped(a, (a.shape[0], size, *a.shape[2:])) for a in map(jax.typeof, leaves)]
         arguments.append(structure.unflatten(types))
-    with errors.callback():
+    with callback():
         traced = jax.make_jaxpr(bias)(*arguments)
     outputs: Any = traced.out_avals
     checks.one_float_array("bias", outputs)

@@ -18,9 +18,9 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from posenc_jax._biases.parser import check_tile_sharded_together, parse_tile
-from posenc_jax._jax import checks, errors, sharding
+from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align
-from posenc_jax._jax.errors import invalid, public, require
+from posenc_jax._jax.errors import invalid, public, require, require_type
 from posenc_jax._jax.workarounds import compiled
 from posenc_jax._numerics.distances import per_head, tile_difference, tile_distance
 
@@ -233,7 +233,7 @@ def fire(
 
 def _perceptron_weights(positions: tuple[jax.Array, jax.Array], mlp: Any) -> tuple[jax.Array, ...]:
     """Parses mlp into w₁ (hidden,), b₁ (hidden,), W₂ (hidden, heads) and b₂ (heads,)."""
-    errors.require_type(isinstance(mlp, (tuple, list)) and len(mlp) == 4, "mlp", "four arrays, (w1, b1, w2, b2)", mlp)
+    require_type(isinstance(mlp, (tuple, list)) and len(mlp) == 4, "mlp", "four arrays, (w1, b1, w2, b2)", mlp)
     axes = {"w1": ("hidden",), "b1": ("hidden",), "w2": ("hidden", "heads"), "b2": ("heads",)}
     named = {f"{n} of mlp": checks.floats(f"{n} of mlp", x, axes[n], (0,)) for n, x in zip(axes, mlp, strict=True)}
     shapes = tuple(w.shape for w in named.values())

@@ -15,8 +15,8 @@ from posenc_jax._frequencies.parser import (
     refuse_no_position,
     refuse_one_position,
 )
-from posenc_jax._jax import checks, errors, workarounds
-from posenc_jax._jax.errors import invalid, require
+from posenc_jax._jax import checks, workarounds
+from posenc_jax._jax.errors import invalid, require, require_type
 
 # Encodings: of positions, by frequencies
 
@@ -55,7 +55,7 @@ def parse_shift(
     if layout == "half":
         checks.unsharded("encodings", encodings)
     # To `parse_positions_of`, None means 0, 1, …
-    errors.require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
+    require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
     rows_name = "encodings without their last axis"
     offset = parse_positions_of("offset", offset, "encodings", encodings, frequencies, rows_name, shared=True)
     return encodings, cast(jax.Array, offset), frequencies

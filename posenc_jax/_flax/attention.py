@@ -17,10 +17,10 @@ from jax.typing import ArrayLike
 from posenc_jax._frequencies.angles import Angles
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._frequencies.parser import parse_positions, parse_static
-from posenc_jax._jax import checks, errors
+from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import align, compute_dtype, unwrap_array
 from posenc_jax._jax.checks import Layout, RotatedPart
-from posenc_jax._jax.errors import invalid, require
+from posenc_jax._jax.errors import callback, invalid, require, require_type
 from posenc_jax._rotary.parser import parse_pope, parse_rotary
 from posenc_jax._rotary.pope import polar_vectors
 from posenc_jax._rotary.rotary import rotate_vectors
@@ -68,7 +68,7 @@ class PositionalSettings:
         functions = {"bias": (bias, "positions"), "content_bias": (content_bias, "positions, query and key")}
         for name, (function, arguments) in functions.items():
             if function is not None:
-                errors.require_type(callable(function), name, f"a function of {arguments}", function)
+                require_type(callable(function), name, f"a function of {arguments}", function)
                 require(axes == 1, "{} must be None with frequencies of {} axes: it has positions of one", name, axes)
         return bias, content_bias
 
@@ -216,7 +216,7 @@ def _add_biases(
     for (name, inputs), function in zip(arguments.items(), biases, strict=True):
         if function is None:
             continue
-        with errors.callback():
+        with callback():
             values = function(*inputs)
         values = checks.floats(f"what {name} returns", values, (..., "heads", "queries", "keys"))
         if values.shape[-3:] != shape:
@@ -236,7 +236,7 @@ def parse_attention(attention: Any) -> Callable[..., jax.Array] | None:
     """Returns the function, or raises if it cannot be called or binds options that the attention_fn sets."""
     if attention is None:
         return None
-    errors.require_type(callable(attention), "attention", "posenc_jax.attention or None", attention)
+    require_type(callable(attention), "attention", "posenc_jax.attention or None", attention)
     bound = sorted(RESERVED & {*getattr(attention, "keywords", ())})
     require(not bound, "attention must not bind {}: the attention_fn gives it", ", ".join(bound))
     return attention

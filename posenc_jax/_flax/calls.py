@@ -20,8 +20,9 @@ from posenc_jax._encodings.fourier import timestep_embedding
 from posenc_jax._encodings.sinusoidal import sinusoidal
 from posenc_jax._flax.settings import Variant
 from posenc_jax._frequencies.frequencies import Frequencies
-from posenc_jax._jax import checks, errors
+from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
+from posenc_jax._jax.errors import require_type
 from posenc_jax._rotary.pope import pope
 
 
@@ -63,7 +64,7 @@ def relative_bias(module: Any, queries: Any, keys: Any, table: jax.Array, prefix
 def _coordinates(name: str, tokens: Any, window: tuple[int, ...], class_token: bool) -> Any:
     """Coordinates of tokens from their indices, row by row. A class token comes first and has row −1."""
     tokens = checks.array(name, tokens, checks.INTEGERS)
-    errors.require_type(jnp.issubdtype(tokens.dtype, jnp.signedinteger), name, "an array of signed integers", tokens)
+    require_type(jnp.issubdtype(tokens.dtype, jnp.signedinteger), name, "an array of signed integers", tokens)
     check_no_coordinates(name, tokens)
     index: Any = tokens - np.asarray(class_token, tokens.dtype)
     inner = []  # all coordinates but the first, from the last one on

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from posenc_jax._jax import checks, errors
+from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import unwrap_array
-from posenc_jax._jax.errors import invalid, public, require, wrong_type
+from posenc_jax._jax.errors import describe, invalid, public, require, wrong_type
 from posenc_jax._numerics import fixed_point
 
 Precision = Literal["exact", "float32"]
@@ -257,7 +257,7 @@ def from_base(dim: int, base: float, endpoint: bool = False) -> Frequencies:
             else f"jnp.arange(0, {dim}, 2) / {dim}"
         )
         array = f"as frequencies, pass the array base ** (-{step})"
-        raise wrong_type(f"base must be a number, got {errors.describe(base)}; where base is an array, {array}")
+        raise wrong_type(f"base must be a number, got {describe(base)}; where base is an array, {array}")
     return _from_base(dim, checks.positive("base", base), checks.flag("endpoint", endpoint))
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from jax import lax
 
 from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies, cycles_of, geometric
-from posenc_jax._jax import checks, errors
+from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import unwrap_array
-from posenc_jax._jax.errors import invalid, require, require_type, wrong_type
+from posenc_jax._jax.errors import describe, invalid, require, require_type, wrong_type
 
 F = TypeVar("F", bound="AnyFrequencies")
 
@@ -44,7 +44,7 @@ def parse(frequencies: Any, *, even: bool = False, unsharded: bool = False, ndim
     require(fits, "frequencies as an array must have shape {}, got {}", shapes, x.shape)
     if needs_x64:
         message = "frequencies must be float32 if they have several axes and jax_enable_x64 is off, got {}"
-        require(x.ndim == 1, message, errors.describe(x))
+        require(x.ndim == 1, message, describe(x))
         return Frequencies(cycles_of("frequencies", x), 2 * x.size)
     checks.require_static_size("frequencies", x.shape, *range(x.ndim))
     for axis in range(1, 1 + min(2, x.ndim) * unsharded):

@@ -103,7 +103,7 @@ product.defjvp(_product_jvp, symbolic_zeros=True)
 
 
 def is_product(eqn: Any) -> bool:
-    """Whether an equation of a jaxpr calls one of these products: JAX keeps the name and the file of a `jax.custom_jvp`.
+    """Whether an equation of a jaxpr calls one of these products, by the name and the file of a `jax.custom_jvp`.
 
     A kernel that computes the bias of a jaxpr may contract products: it computes a·b instead, with derivatives. Gains
     registers, and gradients by kernels.

@@ -12,10 +12,10 @@ from jax.typing import ArrayLike
 
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._frequencies.parser import parse_static
-from posenc_jax._jax import checks, errors
+from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import unwrap_array
 from posenc_jax._jax.checks import Layout, RotatedPart
-from posenc_jax._jax.errors import invalid, public, require, wrong_type
+from posenc_jax._jax.errors import invalid, public, require, require_type, wrong_type
 
 
 @public
@@ -84,7 +84,7 @@ def _projection(weights: Any, frequencies: Any, axis: Any, num_heads: Any) -> tu
     weights = unwrap_array(weights)
     with contextlib.suppress(TypeError):  # strings, dates and times, another byte order
         array = jnp.asarray(weights) if checks.is_array(weights) else None
-    errors.require_type(array is not None, "weights", "an array that JAX can hold", weights)
+    require_type(array is not None, "weights", "an array that JAX can hold", weights)
     axis = checks.integer("axis", axis)
     require(-array.ndim <= axis < array.ndim, "axis must be one of weights, shape {}, got {}", array.shape, axis)
     dtype = getattr(weights, "dtype", None)

@@ -18,9 +18,9 @@ from posenc_jax._frequencies.parser import (
     require_rows_fit,
     shape_of_rows,
 )
-from posenc_jax._jax import checks, errors, sharding
+from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.checks import Layout
-from posenc_jax._jax.errors import require, wrong_type
+from posenc_jax._jax.errors import describe, require, wrong_type
 
 
 def _one_position_hint(name: str, x: jax.Array, heads: tuple[int, ...]) -> str:
@@ -72,7 +72,7 @@ def parse_rotary_by_cos_sin(
         checks.floats(*each, (..., "columns"), static_axes=(-1,)) for each in zip(names, cos_sin, strict=True)
     )
     agree = cosine.shape == sine.shape and cosine.dtype == sine.dtype
-    require(agree, "cos_sin must have one shape and one dtype, got {} and {}", *map(errors.describe, (cosine, sine)))
+    require(agree, "cos_sin must have one shape and one dtype, got {} and {}", *map(describe, (cosine, sine)))
     if columns != "pair":
         message = "cos_sin must have a column per pair, or per feature in layout {!r}, got columns={!r}"
         require(columns == layout, message, layout, columns)

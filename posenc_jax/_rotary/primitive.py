@@ -4,8 +4,8 @@ r"""A rotation as one linear operation, with its derivative and its transpose, f
 
 $$y = a\,R(\theta)\,x,$$
 
-linear in $x$; its transpose $a\,R(-\theta)$ is the same rotation backward. Let $J$ be a quarter cycle, which takes the
-pair $(x_1, x_2)$ to $(-x_2, x_1)$. The derivative
+linear in $x$; its transpose $a\,R(-\theta)$ is the same rotation backward. Let $J$ be the rotation by 90°, which takes
+a pair $(x_1, x_2)$ to $(-x_2, x_1)$. The derivative
 
 $$dy = a\,R(\theta)\,(dx + Jx\,d\theta), \qquad d\theta = \omega\,dp + p\,d\omega,$$
 

@@ -11,9 +11,9 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from posenc_jax._frequencies.parser import require_rows_fit
-from posenc_jax._jax import checks, errors, sharding
+from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align, compute_dtype
-from posenc_jax._jax.errors import public, require
+from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax._jax.workarounds import compiled, product
 from posenc_jax._rotary.parser import parse_head_axis
 from posenc_jax._rotary.rotary import expand_positions
@@ -134,7 +134,7 @@ def _parse_camera(name: str, value: Any, n: int, x: jax.Array, heads: tuple[int,
     """A float array (..., n, n) whose leading axes broadcast to the rows of x."""
     camera = checks.floats(name, value, (..., str(n), str(n)), static_axes=(-2, -1))
     fits = camera.dtype.itemsize >= 4
-    errors.require_type(fits, name, f"float32 of shape (..., {n}, {n}), because 16 bits are too coarse", value)
+    require_type(fits, name, f"float32 of shape (..., {n}, {n}), because 16 bits are too coarse", value)
     require(camera.shape[-2:] == (n, n), "{} must have shape (..., {}, {}), got {}", name, n, n, camera.shape)
     for axis in (-2, -1):
         checks.unsharded(name, camera, axis)

@@ -13,10 +13,10 @@ from jax.typing import ArrayLike
 
 from posenc_jax._frequencies.angles import Angles, SinCosTable
 from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
-from posenc_jax._jax import checks, errors, sharding
+from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align
 from posenc_jax._jax.checks import Layout, RotatedPart
-from posenc_jax._jax.errors import invalid, public, require
+from posenc_jax._jax.errors import describe, invalid, public, require, require_type
 from posenc_jax._jax.workarounds import compiled
 from posenc_jax._rotary.cos_sin import CosSin
 from posenc_jax._rotary.parser import parse_rotary, parse_rotary_by_cos_sin
@@ -97,7 +97,7 @@ def rotary(
     inverse = checks.flag("inverse", inverse)
     if cos_sin is not None:
         for name, value in {"positions": positions, "frequencies": frequencies, "inverse": inverse or None}.items():
-            require(value is None, "{} must not be given beside cos_sin, got {}", name, errors.describe(value))
+            require(value is None, "{} must not be given beside cos_sin, got {}", name, describe(value))
         x, table, heads = parse_rotary_by_cos_sin(x, cos_sin, layout, head_axis, part)
         return rotate_vectors(RotationSettings(layout, part == "last"), x, SinCosTable(table), heads)
     x, positions, frequencies, heads = parse_rotary(x, positions, frequencies, layout, head_axis, part, ndim=3)
@@ -175,7 +175,7 @@ def shift_keys(
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16; Xiao et al., "Efficient Streaming Language Models with
       Attention Sinks", 2024, section 3.2, for positions within a cache.
     """
-    errors.require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
+    require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
     names: dict[str, Any] = {"name": "keys", "positions_name": "offset"}
     x, positions, frequencies, heads = parse_rotary(
         keys, offset, frequencies, layout, head_axis, part, ndim=3, shared=True, **names

@@ -9,9 +9,9 @@ from typing import Any
 
 from posenc_jax._frequencies.frequencies import geometric
 from posenc_jax._frequencies.scalings import temperature
-from posenc_jax._jax import checks, errors
+from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
-from posenc_jax._jax.errors import invalid, public, require
+from posenc_jax._jax.errors import invalid, prefixed, public, require
 from posenc_jax.hf._composite import parse_text_config
 from posenc_jax.hf._config import Config, layer_overrides, model_of
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
@@ -86,7 +86,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     try:
         return _agreed_plan(rewritten_values, layout, length)
     except (TypeError, ValueError) as error:
-        message = str(error).removeprefix(errors.prefixed(""))
+        message = str(error).removeprefix(prefixed(""))
         if message != str(error) and _names_rewritten_key(message, values, rewritten_values):
             error.args = (f"{error} (by the spelling of model_type {values['model_type']!r}: {note_of(values)})",)
         elif " is missing" in message and (typo := _misspelled(values, message)):

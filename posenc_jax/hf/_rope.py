@@ -15,8 +15,8 @@ from posenc_jax._frequencies.axes import multi_section
 from posenc_jax._frequencies.frequencies import Frequencies, geometric
 from posenc_jax._frequencies.ntk import dynamic_ntk, ntk
 from posenc_jax._frequencies.scalings import linear_scaling, llama3, longrope, proportional, temperature, yarn
-from posenc_jax._jax import checks, errors
-from posenc_jax._jax.errors import invalid, require
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import invalid, labelled, require
 from posenc_jax.hf._config import ORIGINAL, Config, canonical
 from posenc_jax.hf._tracked_mapping import TrackedMapping, agreed_value, check_agreement, equal
 from posenc_jax.hf._typos import similar_keys
@@ -266,7 +266,7 @@ def _with_coordinates(rope: Rope, frequencies: Frequencies, label: str) -> tuple
     if model.interleaved_sections is not None:
         flags[f"that of model_type {model_type!r}"] = model.interleaved_sections
     interleaved = agreed_value(flags, False)
-    with errors.labelled(label):
+    with labelled(label):
         frequencies = multi_section(frequencies, sections, interleaved=interleaved)
     return frequencies, {"mrope_section": sections, "mrope_interleaved": bool(interleaved)}
 
@@ -290,7 +290,7 @@ def frequencies_of(rope: Rope) -> tuple[Frequencies, Settings]:
     completed, make = _TYPES[rope_type](rope)
     backward = "rope_backward" in model.reads and settings.get_flag("rope_backward")
     label = next((f"{key} {name!r}" for key, name in written.items()), settings.name or "rope_type")
-    with errors.labelled(label):
+    with labelled(label):
         frequencies = make()
     frequencies, coordinates = _with_coordinates(rope, frequencies, label)
     if backward:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from posenc_jax._jax import checks, errors
-from posenc_jax._jax.errors import describe, invalid, require, require_type, wrong_type
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import callback, describe, invalid, require, require_type, wrong_type
 from posenc_jax.hf._typos import similar_keys, spelled_like
 
 # Parts of the names of keys that concern rotations, positions, or which layers have positions.
@@ -196,7 +196,7 @@ class TrackedMapping:
 def parse_config(config: Any, label: str = "config") -> tuple[TrackedMapping, str | None]:
     """A config, which is a mapping or has to_dict(), and its model_type."""
     if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
-        with errors.callback():
+        with callback():
             config = config.to_dict()
     values = parse_string_mapping(label, config, "a mapping or have to_dict()")
     model_type = values.get("model_type")

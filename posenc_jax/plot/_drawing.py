@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
-from posenc_jax._jax import errors
 from posenc_jax._jax.arrays import unwrap_array
-from posenc_jax._jax.errors import invalid, require, wrong_type
+from posenc_jax._jax.errors import invalid, require, require_type, wrong_type
 
 # Okabe and Ito's colours without black and yellow, which vanish on dark and on light backgrounds, and with a lighter
 # blue, whose contrast is about 4:1 on both. There are 6 colours but 5 dashes and 5 markers, so that combinations repeat
@@ -31,7 +30,7 @@ def matrix(name: str, value: Any, axes: str) -> np.ndarray:
     value = unwrap_array(value)
     kinds, is_array = (jnp.integer, jnp.floating), isinstance(value, (jax.Array, np.ndarray))
     fits = is_array and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
-    errors.require_type(fits, name, f"an integer or float array of shape {axes}", value)
+    require_type(fits, name, f"an integer or float array of shape {axes}", value)
     require(value.ndim == 2 and value.size, "{} must have shape {}, not empty, got {}", name, axes, value.shape)
     result = np.asarray(value).astype(np.float64)
     if not np.isfinite(result).all():

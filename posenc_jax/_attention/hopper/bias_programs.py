@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax._jax import checks, errors
-from posenc_jax._jax.errors import invalid, require
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import callback, invalid, require
 from posenc_jax._jax.primitives import evaluated
 from posenc_jax._jax.workarounds import is_product
 
@@ -112,7 +112,7 @@ def plan(
       padded: the numbers of queries and keys with padding. A table begins at the difference −keys, and has one entry
         for each of queries + keys differences.
     """
-    with errors.callback():
+    with callback():
         traced = jax.make_jaxpr(bias)(*[jax.ShapeDtypeStruct((1,) * axes, jnp.int32)] * 2)
     checks.one_float_array("bias", traced.out_avals)
     out: Any = traced.out_avals[0]
@@ -194,7 +194,7 @@ def _table(bias: Callable[..., Any], differences: np.ndarray, axes: int, heads: 
     """The bias at these differences, float32 (heads, differences)."""
     shape = (1,) * (axes - 1)
     positions = jnp.asarray(differences, jnp.int32).reshape(*shape, -1), jnp.zeros((*shape, 1), jnp.int32)
-    with errors.callback():
+    with callback():
         table = bias(*positions).reshape(-1, len(differences)).astype(jnp.float32)
     return jnp.broadcast_to(table, (heads, len(differences)))
 
@@ -272,8 +272,8 @@ class _Interpreter(NamedTuple):
         values, dtype = [x for x in inputs if isinstance(x, _Value)], str(out.dtype)
         patterns = tuple(x.pattern if isinstance(x, _Value) else "" for x in inputs)
         pattern = patterns[0] if name == "convert_element_type" else PATTERNS.get((name, *patterns), "")
-        linear_in_positions = name in ("sub", *COMPARISONS) and {*patterns} == {"i", "j"}
-        by_difference = all(x.by_difference for x in values) or linear_in_positions
+        compares_positions = name in ("sub", *COMPARISONS) and {*patterns} == {"i", "j"}
+        by_difference = all(x.by_difference for x in values) or compares_positions
         unsupported = next((x.unsupported for x in values if x.unsupported), "")
         if name not in ELEMENTWISE:
             unsupported = name
