@@ -120,14 +120,61 @@ def test_the_tests_of_its_own_room_come_first():
     assert own_tests("hf") == ("tests/huggingface/",) and own_tests("nnx") == ("tests/unit/flax/",)
 
 
-def test_the_table_counts_by_room():
-    from run import table
+@pytest.fixture
+def judged(monkeypatch, tmp_path):
+    """Judges the same four faults, two in each of two files, by four tests that are not run: `failing` fails."""
+    import run
+    from mutants import mutants_of
 
-    outcomes = [
-        {"room": room, "verdict": verdict} for room, verdict in (("hf", "own"), ("hf", "none"), ("_jax", "others"))
+    source, files, tried = "def f(x):\n    return x + 1\n", ("linen/a.py", "hf/a.py"), []
+    monkeypatch.setattr(run, "FOLDER", tmp_path)
+    for file in files:
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text(source)
+    drawn = [mutant for file in files for mutant in mutants_of(file, source)]
+    own, other = "tests/unit/flax/test_a.py::a", "tests/docs/test_b.py::b"
+    found = {"lines": {files[0]: {"2": [own, other]}, files[1]: {"2": [other]}}, "seconds": {own: 1, other: 2}}
+
+    def judge(failing, stop=9, reasons={}, **options):
+        def tests_run(chosen, *_):
+            for mutant, tests, _ in chosen:
+                if mutant.source != source:
+                    if len(tried) == stop:
+                        raise KeyboardInterrupt
+                    tried.append((mutant.room, mutant.after, len(tests)))
+                failed = {failing} & {*tests} if mutant.source != source else set()
+                yield mutant, "killed" if failed else "survived", failed
+
+        tried.clear()
+        monkeypatch.setattr(run, "run", tests_run)
+        given = {"without": [], "fresh": False, "sample": None, "tier": "", "jobs": 1, "kept": tmp_path / "kept"}
+        return run.kill(drawn, 4, found, reasons, SimpleNamespace(**given | options))
+
+    judge.own, judge.other, judge.tried, judge.names = own, other, tried, [mutant.name for mutant in drawn]
+    return judge
+
+
+def test_an_interrupted_run_goes_on(judged, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        judged(judged.own, stop=3)
+    assert [room for room, *_ in judged.tried] == ["linen", "linen", "hf"]
+    assert judged(judged.own) == 1 and judged.tried == [("hf", "2", 1)]
+    assert capsys.readouterr().out.endswith(" s\n") and judged(judged.own) == 1 and not judged.tried
+    assert capsys.readouterr().out.split("\n")[1:6] == [
+        "| room | found by its own tests | by others | by none | judged |",
+        "| --- | --- | --- | --- | --- |",
+        "| hf | 0 | 0 | 2 | 0 |",
+        "| linen | 2 | 0 | 0 | 0 |",
+        "| all | 2 | 0 | 2 | 0 |",
     ]
-    assert table(outcomes).split("\n")[2:] == [
-        "| _jax | 0 | 1 | 0 | 0 |",
-        "| hf | 1 | 0 | 1 | 0 |",
-        "| all | 1 | 1 | 1 | 0 |",
-    ]
+    reasons = dict.fromkeys(judged.names, "nothing changes")
+    assert judged(judged.own, reasons=reasons) == 0 and not judged.tried
+    assert "| hf | 0 | 0 | 0 | 2 |" in capsys.readouterr().out
+    assert judged(judged.other, fresh=True) == 0 and len(judged.tried) == 4
+    assert "| all | 0 | 4 | 0 | 0 |" in capsys.readouterr().out
+
+
+def test_tests_that_are_to_be_deleted_do_not_run(judged):
+    assert judged(judged.other, without=["tests/unit/flax"]) == 0
+    assert judged.tried == [("linen", "x - 1", 1), ("linen", "2", 1)]
+    assert judged(judged.own, without=["tests/nowhere"]) == 0 and not judged.tried

@@ -65,7 +65,7 @@ class Mutant(NamedTuple):
 
     file: str  # in the package
     line: int
-    within: str  # the function or class around it, "" for the module
+    within: str  # the function around it, "" for the module
     text: str  # of that line, numbered where the same fault is there again
     before: str
     after: str
@@ -76,6 +76,11 @@ class Mutant(NamedTuple):
     def name(self) -> str:
         """By which it is known while other lines change, and its file moves."""
         return f"{self.within or 'module'}, {self.text}: {self.before} → {self.after}"
+
+    @property
+    def address(self) -> str:
+        """Its name in its file: other files may hold the same fault."""
+        return f"{self.file}, {self.name}"
 
     @property
     def room(self) -> str:
@@ -123,10 +128,12 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
                 and _name(node.func.value) in ("jnp", "lax", "np")
             ):
                 yield changed(func=_replaced(node.func, attr=CALLS[name]))
-            plain = not any(isinstance(x, ast.Starred) for x in args) and name not in WORDING
-            if plain and len(args) > 1 and ast.dump(args[-2]) != ast.dump(args[-1]):
+            if name in WORDING:
+                return
+            starred = any(isinstance(x, ast.Starred) for x in args)
+            if not starred and len(args) > 1 and ast.dump(args[-2]) != ast.dump(args[-1]):
                 yield changed(args=[*args[:-2], args[-1], args[-2]])
-            for i, keyword in enumerate(node.keywords if name not in WORDING else []):
+            for i, keyword in enumerate(node.keywords):
                 if keyword.arg:
                     yield changed(keywords=[*node.keywords[:i], *node.keywords[i + 1 :]])
 
@@ -187,26 +194,19 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
         elif isinstance(node, ast.stmt) and lines:
             lines = tuple(_lines(node))
         for new in variants(node):
-            start, end = (
-                starts[line - 1] + column
-                for line, column in ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
-            )
-            before, after = ast.unparse(node), ast.unparse(ast.fix_missing_locations(new))
+            old = node
             if isinstance(node, ast.If):  # its test alone
-                test = node.test
-                start, end = (
-                    starts[line - 1] + column
-                    for line, column in ((test.lineno, test.col_offset), (test.end_lineno, test.end_col_offset))
-                )
-                before, after = ast.unparse(test), ast.unparse(new.test)
-            inside = f"({after})" if isinstance(node, (ast.expr, ast.If)) else after
+                old, new = node.test, new.test
+            start = starts[old.lineno - 1] + old.col_offset
+            end = starts[old.end_lineno - 1] + old.end_col_offset
+            before, after = ast.unparse(old), ast.unparse(ast.fix_missing_locations(new))
+            inside = f"({after})" if isinstance(old, ast.expr) else after
             mutated = (text[:start] + inside.encode() + text[end:]).decode()
-            line = node.lineno
-            row = rows[line - 1].strip()
+            row = rows[node.lineno - 1].strip()
             again[within, row, before, after] += 1
             if (count := again[within, row, before, after]) > 1:
                 row += f" ({count})"
-            found.append(Mutant(file, line, within, row, before, after, lines, mutated))
+            found.append(Mutant(file, node.lineno, within, row, before, after, lines, mutated))
         for child in _children(node):
             visit(child, lines, within)
 

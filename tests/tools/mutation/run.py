@@ -1,6 +1,6 @@
 r"""Small faults put into the library, to see which tests find them.
 
-    python tests/tools/mutation/run.py [--sample N] [--seed S] [--default] [--without TEST …] [MODULE …]
+    python tests/tools/mutation/run.py [MODULE …] [--default] [--sample N] [--seed S] [--without TEST …]
 
 The tests first run once as they are, to learn which lines each of them runs and what it costs; that is kept in
 `build/mutation` until the library or a test changes. Then each mutant (see `mutants.py`) is imported in place of its
@@ -22,6 +22,7 @@ or if all were tried and one survives.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import importlib.abc
@@ -57,18 +58,23 @@ NOT_RUN = {
     "test_closeness",
     "test_mutation",
 }
-BY_ROOM = ROOT.glob("tests/*/test_*.py"), ROOT.glob("tests/unit/*/test_*.py")
-ROOMS = [path for paths in BY_ROOM for path in paths if path.stem not in NOT_RUN]
-TESTS = sorted(path.relative_to(ROOT).as_posix() for path in ROOMS)
+FOLDERS = "tests/*", "tests/unit/*"
+TESTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in FOLDERS
+    for path in ROOT.glob(f"{folder}/test_*.py")
+    if path.stem not in NOT_RUN
+)
 LOOK_AT_NAMES = "tests/tools/test_api.py", "tests/properties/test_package.py"
 SHORT, LONG = 60.0, 480.0  # CPU seconds of the tests of a mutant that is known to survive, and of another
 HANGS = 3 * LONG  # seconds, of any mutant
 DEAD = "killed", "late"
-OWN = {
+OWN = {  # of rooms whose tests are not in tests/unit/ROOM
     "hf": ("tests/huggingface/",),
     "kernels": ("tests/unit/test_kernel_tiles.py", "tests/properties/test_kernels.py"),
+    "linen": ("tests/unit/flax/",),
+    "nnx": ("tests/unit/flax/",),
 }
-OWN |= {room: ("tests/unit/flax/",) for room in ("nnx", "linen")}  # of rooms whose tests are not in tests/unit/ROOM
 FLAGS = [
     *("-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"),
     "-Wignore::pytest.PytestAssertRewriteWarning",
@@ -179,7 +185,7 @@ def fork(work: Callable[[], Any], log: str | Path = os.devnull) -> int:
     status = 3
     try:
         os.setsid()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
         status = int(work())
@@ -188,6 +194,17 @@ def fork(work: Callable[[], Any], log: str | Path = os.devnull) -> int:
     finally:
         sys.stdout.flush()
         os._exit(status)
+
+
+@contextlib.contextmanager
+def ending(children: Iterable[int]) -> Iterator[None]:
+    """Ends the processes that are left in `children`, and those that they began, also where this one is interrupted."""
+    try:
+        yield
+    finally:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
 
 
 def fingerprint() -> str:
@@ -210,11 +227,15 @@ def reach(jobs: int, tier: str) -> dict[str, Any]:
         (WORK / f"{i}.json").write_text(json.dumps({"seconds": plugin.seconds, "lines": plugin.lines()}))
         return status
 
-    children = [fork(functools.partial(work, i), WORK / f"{i}.log") for i in range(jobs)]
+    children = {i: fork(functools.partial(work, i), WORK / f"{i}.log") for i in range(jobs)}
+    with ending(children.values()):
+        for i in range(jobs):
+            _, status = os.waitpid(children[i], 0)
+            del children[i]
+            if status:
+                sys.exit((WORK / f"{i}.log").read_text() + "\nthe tests fail without a mutant")
     found = {"seconds": {}, "lines": defaultdict(lambda: defaultdict(list))}
-    for i, child in enumerate(children):
-        if os.waitpid(child, 0)[1]:
-            sys.exit((WORK / f"{i}.log").read_text() + "\nthe tests fail without a mutant")
+    for i in range(jobs):
         part = json.loads((WORK / f"{i}.json").read_text())
         found["seconds"] |= part["seconds"]
         for file, lines in part["lines"].items():
@@ -256,8 +277,12 @@ def tests_for(mutant: Mutant, found: dict[str, Any]) -> list[str]:
         if (function := test.split("[")[0]) in here:
             cases[function].append(test)
     own = own_tests(mutant.room)
-    of_all = [(test, i) for tests in cases.values() for i, test in enumerate(tests)]
-    return [test for *_, test in sorted((not test.startswith(own), i, seconds[test], test) for test, i in of_all)]
+    ranks = {
+        test: (not test.startswith(own), i, seconds[test], test)
+        for tests in cases.values()
+        for i, test in enumerate(tests)
+    }
+    return sorted(ranks, key=ranks.__getitem__)
 
 
 def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], tier: str, file: Path, seconds: float) -> int:
@@ -289,32 +314,34 @@ def run(
 ) -> Iterator[tuple[Mutant, str, set[str]]]:
     """Yields (mutant, outcome, tests that fail) as they end, for (mutant, tests, CPU seconds) in `chosen`."""
     waiting, running = list(chosen)[::-1], {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            mutant, tests, seconds = waiting.pop()
-            if not tests:
-                yield mutant, "not run by any test", set()
-                continue
-            file = WORK / f"{time.monotonic_ns()}.txt"
-            file.touch()
-            child = try_mutant(mutant, tests, known, tier, file, seconds)
-            running[child] = mutant, file, time.monotonic() + HANGS
-        for child, (mutant, file, deadline) in list(running.items()):
-            done, status = os.waitpid(child, os.WNOHANG)
-            late = not done and time.monotonic() > deadline
-            if late:
-                os.killpg(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-            if done or late:
-                del running[child]
-                failed, passed, hanging = outcomes_in(file)
-                file.unlink()
-                code = None if late else os.waitstatus_to_exitcode(status)
-                failed |= {hanging} - {None}  # it hangs, or Python itself dies
-                if not failed | passed and code in (2, 4):
-                    failed = {"import"}  # of the library, which every test does
-                yield mutant, "late" if late else "killed" if failed else "survived" if passed else "unclear", failed
-        time.sleep(0.02)
+    with ending(running):
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                mutant, tests, seconds = waiting.pop()
+                if not tests:
+                    yield mutant, "not run by any test", set()
+                    continue
+                file = WORK / f"{time.monotonic_ns()}.txt"
+                file.touch()
+                child = try_mutant(mutant, tests, known, tier, file, seconds)
+                running[child] = mutant, file, time.monotonic() + HANGS
+            for child, (mutant, file, deadline) in list(running.items()):
+                done, status = os.waitpid(child, os.WNOHANG)
+                late = not done and time.monotonic() > deadline
+                if late:
+                    os.killpg(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                if done or late:
+                    del running[child]
+                    failed, passed, hanging = outcomes_in(file)
+                    file.unlink()
+                    code = None if late else os.waitstatus_to_exitcode(status)
+                    failed |= {hanging} - {None}  # it hangs, or Python itself dies
+                    if not failed | passed and code in (2, 4):
+                        failed = {"import"}  # of the library, which every test does
+                    word = "late" if late else "killed" if failed else "survived" if passed else "unclear"
+                    yield mutant, word, failed
+            time.sleep(0.02)
 
 
 def draw(modules: Iterable[str], sample: int | None, seed: int) -> tuple[list[Mutant], int]:
@@ -325,79 +352,72 @@ def draw(modules: Iterable[str], sample: int | None, seed: int) -> tuple[list[Mu
     """
     from mutants import mutants_of
 
-    sources = {MODULES[module]: (FOLDER / MODULES[module]).read_text(encoding="utf-8") for module in modules}
     rooms = defaultdict(list)
-    for file, source in sources.items():
-        for mutant in mutants_of(file, source):
+    for file in map(MODULES.__getitem__, modules):
+        for mutant in mutants_of(file, (FOLDER / file).read_text(encoding="utf-8")):
             rooms[mutant.room].append(mutant)
     total = sum(map(len, rooms.values()))
+    sample = total if sample is None else sample
     drawn, before = [], 0
     for mutants in rooms.values():
         mutants.sort(key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest())
         after = before + len(mutants)
         # The shares are rounded so that they sum to the sample.
-        share = len(mutants) if sample is None else sample * after // total - sample * before // total
-        drawn += mutants[:share]
+        drawn += mutants[: sample * after // total - sample * before // total]
         before = after
     return drawn, total
 
 
 def kill(drawn: list[Mutant], total: int, found: dict[str, Any], reasons: dict[str, str], options: Any) -> int:
-    """Whether a test kills each mutant drawn; prints what becomes of them, and a table of the rooms."""
+    """Tries the mutants drawn that no earlier run tried; prints what becomes of all of them, and a table of the rooms."""
     tests, start = set(found["seconds"]), time.monotonic()
-    chosen = {mutant.name: (mutant, tests_for(mutant, found)) for mutant in drawn}
-    left_out = {test for test in tests if test.startswith(tuple(options.without))} if options.without else set()
-    if left_out:
-        chosen = {name: (mutant, reached) for name, (mutant, reached) in chosen.items() if left_out & {*reached}}
-        chosen = {
-            name: (mutant, [t for t in reached if t not in left_out]) for name, (mutant, reached) in chosen.items()
-        }
+    chosen = [(mutant, tests_for(mutant, found)) for mutant in drawn]
+    if options.without:
+        left_out = {test for test in tests if test.startswith(tuple(options.without))}
+        chosen = [(m, [t for t in reached if t not in left_out]) for m, reached in chosen if left_out & {*reached}]
         print(f"{len(left_out)} tests are left out; they reach {len(chosen)} of {len(drawn)} mutants", flush=True)
-    print(f"kept in {options.json}", flush=True)
-    outcomes = {} if options.fresh or not options.json.exists() else json.loads(options.json.read_text())
-    outcomes = {name: outcome for name, outcome in outcomes.items() if name in chosen}
-    waiting = {name: pair for name, pair in chosen.items() if name not in outcomes}
+    print(f"kept in {options.kept}", flush=True)
+    if options.fresh:
+        options.kept.unlink(missing_ok=True)
+    options.kept.touch()
+    finders = dict(map(json.loads, options.kept.read_text().splitlines()))
+    waiting = [(m, reached, SHORT if m.name in reasons else LONG) for m, reached in chosen if m.address not in finders]
     # Each module as it is, seen through the same eyes: no test may fail.
-    controls = {m.file: m._replace(source=(FOLDER / m.file).read_text(encoding="utf-8")) for m, _ in waiting.values()}
-    of_controls = [(m, [t for t in tests_for(m, found) if t not in left_out][:20], LONG) for m in controls.values()]
-    for control, outcome, _ in run(of_controls, tests, options.tier, options.jobs):
+    controls = {
+        m.file: (m._replace(source=(FOLDER / m.file).read_text(encoding="utf-8")), reached[:20], LONG)
+        for m, reached, _ in waiting
+    }
+    for control, outcome, _ in run(controls.values(), tests, options.tier, options.jobs):
         if outcome not in ("survived", "not run by any test"):
             sys.exit(f"{control.file} as it is fails a test")
-    rows = [(m, reached, SHORT if m.name in reasons else LONG) for m, reached in waiting.values()]
-    for mutant, outcome, failed in run(rows, tests, options.tier, options.jobs):
-        dead = outcome in DEAD
+    tried = run(waiting, tests, options.tier, options.jobs)
+    for i, (mutant, outcome, failed) in enumerate(tried, len(chosen) - len(waiting) + 1):
         own = any(test.startswith((*own_tests(mutant.room), "import")) for test in failed)
-        finder = "own" if own else "others"
-        verdict = finder if dead else "judged" if mutant.name in reasons else "none"
-        by = f" by {min(failed)}" if failed else f" ({reasons[mutant.name]})" if verdict == "judged" else ""
-        outcomes[mutant.name] = {"room": mutant.room, "file": mutant.file, "line": mutant.line, "verdict": verdict}
-        print(
-            f"{len(outcomes)} of {len(chosen)}: {outcome}{by}: {mutant.file}:{mutant.line}: {mutant.name}", flush=True
-        )
-        options.json.write_text(json.dumps(outcomes, indent=1, ensure_ascii=False), encoding="utf-8")
-    print(table(outcomes.values()))
-    counts = Counter(outcome["verdict"] for outcome in outcomes.values())
-    dead, judged = counts["own"] + counts["others"], counts["judged"]
-    without_reason = dead + counts["none"]
-    print(
-        f"{dead} of {without_reason} without a reason killed, {dead / max(without_reason, 1):.1%}; {judged} others have "
-        f"one; of {total} mutants in all; {time.monotonic() - start:.0f} s"
-    )
-    return counts["none"] > (0.05 * without_reason if options.sample else 0)
-
-
-def table(outcomes: Iterable[dict[str, Any]]) -> str:
-    """For each room, how many faults its own tests find, how many others alone, and none; and those judged."""
+        finders[mutant.address] = ("own" if own else "others") if outcome in DEAD else "none"
+        with options.kept.open("a") as file:
+            print(json.dumps([mutant.address, finders[mutant.address]]), file=file)
+        by = f" by {min(failed)}" if failed else f" ({reasons[mutant.name]})" if mutant.name in reasons else ""
+        print(f"{i} of {len(chosen)}: {outcome}{by}: {mutant.file}:{mutant.line}: {mutant.name}", flush=True)
     counts = defaultdict(Counter)
-    for outcome in outcomes:
-        for room in (outcome["room"], "all"):
-            counts[room][outcome["verdict"]] += 1
+    for mutant, _ in chosen:
+        finder = finders[mutant.address]
+        for room in (mutant.room, "all"):
+            counts[room]["judged" if finder == "none" and mutant.name in reasons else finder] += 1
+    print(table(counts))
+    dead, alive = counts["all"]["own"] + counts["all"]["others"], counts["all"]["none"]
+    print(
+        f"{dead} of {dead + alive} without a reason killed, {dead / max(dead + alive, 1):.1%}; "
+        f"{counts['all']['judged']} others have one; of {total} mutants in all; {time.monotonic() - start:.0f} s"
+    )
+    return alive > (0.05 * (dead + alive) if options.sample else 0)
+
+
+def table(counts: dict[str, Counter[str]]) -> str:
+    """For each room, how many faults its own tests find, how many others alone, and none; and those judged."""
     names = "own", "others", "none", "judged"
     rows = [(room, *(counts[room][name] for name in names)) for room in sorted(counts, key=lambda r: (r == "all", r))]
-    lines = [f"| {room} | {' | '.join(map(str, numbers))} |" for room, *numbers in rows]
-    return "\n".join(
-        ["| room | found by its own tests | by others | by none | judged |", "| --- | --- | --- | --- | --- |", *lines]
-    )
+    header = ("room", "found by its own tests", "by others", "by none", "judged"), ("---",) * 5
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in [*header, *rows])
 
 
 def main() -> int:
@@ -431,8 +451,8 @@ def main() -> int:
     print(f"{len(found['seconds'])} tests, looked at in {time.monotonic() - start:.0f} s", flush=True)
     reasons = json.loads((Path(__file__).parent / "survivors.json").read_text(encoding="utf-8"))
     drawn, total = draw(options.modules or MODULES, options.sample, options.seed)
-    asked = f"{fingerprint()} {options.tier} {options.seed} {sorted(options.without)}"
-    options.json = WORK / f"outcomes-{hashlib.sha256(asked.encode()).hexdigest()[:12]}.json"
+    asked = f"{fingerprint()} {options.tier} {sorted(options.without)}"
+    options.kept = WORK / f"outcomes-{hashlib.sha256(asked.encode()).hexdigest()[:12]}.jsonl"
     return kill(drawn, total, found, reasons, options)
 
 
