@@ -18,21 +18,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BUDGET = ROOT / "tests" / "budget.toml"
+FOLDERS = {"package": "posenc_jax", "hf": "posenc_jax/hf", "tests": "tests"}
+DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def tokens(source: str) -> int:
     """The tokens of a module without its docstrings, comments and layout; Python 3.12 and later split f-strings."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    bodies = [node.body for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
-    first = [body[0] for body in bodies if body]
     docstrings = {
-        node.lineno
-        for node in first
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        (node.body[0].lineno, node.body[0].col_offset)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None
     }
     return sum(
-        token.type not in LAYOUT and not (token.type == tokenize.STRING and token.start[0] in docstrings)
+        token.type not in LAYOUT and token.start not in docstrings
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
     )
 
@@ -40,13 +39,11 @@ def tokens(source: str) -> int:
 def measured(root: Path) -> dict[str, int]:
     """The numbers by their names in the budget; the home page only where a site was built."""
     read = lambda path: path.read_text(encoding="utf-8")  # noqa: E731
-    python = {name: sum(tokens(read(path)) for path in (root / name).rglob("*.py")) for name in ("posenc_jax", "tests")}
-    pages = [*(root / "docs").glob("*.md"), *(root / "docs").glob("*/*.md")]
     result = {
-        "tokens.package": python["posenc_jax"],
-        "tokens.hf": sum(tokens(read(path)) for path in (root / "posenc_jax" / "hf").rglob("*.py")),
-        "tokens.tests": python["tests"],
-        "site.words": sum(len(read(path).split()) for path in pages),
+        f"tokens.{name}": sum(tokens(read(path)) for path in (root / folder).rglob("*.py"))
+        for name, folder in FOLDERS.items()
+    } | {
+        "site.words": sum(len(read(path).split()) for path in (root / "docs").glob("**/*.md")),
         "site.pages": len(re.findall(r"^ +- [^\n]*\.md$", read(root / "mkdocs.yml").partition("\nnav:")[2], re.M)),
     }
     home = root / "site" / "index.html"
