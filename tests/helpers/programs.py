@@ -19,9 +19,10 @@ COMPILED, FOUND = "/jax/core/compile/backend_compile_duration", "/jax/compilatio
 CACHED = "/jax/compilation_cache/compile_requests_use_cache"
 
 
-def budget(text: str, version: tuple[int, ...] = jax.__version_info__) -> int:
+def budget(version: tuple[int, ...] = jax.__version_info__) -> int:
     """The number for the newest JAX listed that is not newer than `version`."""
-    by_version = {tuple(map(int, key.split("."))): number for key, number in tomllib.loads(text)["programs"].items()}
+    listed = tomllib.loads(BUDGET.read_text(encoding="utf-8"))["programs"]
+    by_version = {tuple(map(int, key.split("."))): number for key, number in listed.items()}
     return by_version[max(key for key in by_version if key <= version[:2])]
 
 
@@ -72,7 +73,7 @@ class Programs:
             return
         default = config.option.markexpr == "not thorough" and not config.option.keyword
         self.whole = default and not self.before and config.args == [*config.getini("testpaths")]
-        if self.whole and self.total() > budget(BUDGET.read_text(encoding="utf-8")):
+        if self.whole and self.total() > budget():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     # Where there is a terminal
@@ -91,7 +92,7 @@ class Programs:
         seconds = sum(self.seconds.values())
         line = f"{self.total()} programs compiled in {seconds:.0f} CPU seconds"
         if self.whole:
-            line += f", of a budget of {budget(BUDGET.read_text(encoding='utf-8'))} (tests/budget.toml)"
+            line += f", of a budget of {budget()} (tests/budget.toml)"
         elif self.before:
             line += f", beside {self.before} that earlier runs left in {self.folder}"
         terminalreporter.section("programs compiled, and seconds, of the ten dearest files")

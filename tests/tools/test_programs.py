@@ -8,11 +8,12 @@ from helpers import programs
 from helpers.programs import CACHED, COMPILED, FOUND, Programs
 
 
-def test_a_budget_is_that_of_the_version():
-    text = '[programs]\n"0.10" = 2_600\n"0.12" = 2_700\n'
-    found = {version: programs.budget(text, version) for version in ((0, 10, 0), (0, 11, 2), (0, 12, 0, 1), (1, 0, 0))}
-    assert list(found.values()) == [2600, 2600, 2700, 2700]
-    assert programs.budget(programs.BUDGET.read_text(encoding="utf-8")) > 1000
+def test_a_budget_is_that_of_the_version(monkeypatch, tmp_path):
+    assert programs.budget() > 1000
+    monkeypatch.setattr(programs, "BUDGET", tmp_path / "budget.toml")
+    programs.BUDGET.write_text('[programs]\n"0.10" = 2_600\n"0.12" = 2_700\n', encoding="utf-8")
+    found = [programs.budget(version) for version in ((0, 10, 0), (0, 11, 2), (0, 12, 0, 1), (1, 0, 0))]
+    assert found == [2600, 2600, 2700, 2700]
 
 
 def session_of(**changes):
