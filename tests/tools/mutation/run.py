@@ -58,17 +58,15 @@ NOT_RUN = {
     "test_closeness",
     "test_mutation",
 }
-FOLDERS = "tests/*", "tests/unit/*"
 TESTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in FOLDERS
+    for folder in ("tests/*", "tests/unit/*")
     for path in ROOT.glob(f"{folder}/test_*.py")
     if path.stem not in NOT_RUN
 )
 LOOK_AT_NAMES = "tests/tools/test_api.py", "tests/properties/test_package.py"
 SHORT, LONG = 60.0, 480.0  # CPU seconds of the tests of a mutant that is known to survive, and of another
 HANGS = 3 * LONG  # seconds, of any mutant
-DEAD = "killed", "late"
 OWN = {  # of rooms whose tests are not in tests/unit/ROOM
     "hf": ("tests/huggingface/",),
     "kernels": ("tests/unit/test_kernel_tiles.py", "tests/properties/test_kernels.py"),
@@ -393,7 +391,7 @@ def kill(drawn: list[Mutant], total: int, found: dict[str, Any], reasons: dict[s
     tried = run(waiting, tests, options.tier, options.jobs)
     for i, (mutant, outcome, failed) in enumerate(tried, len(chosen) - len(waiting) + 1):
         own = any(test.startswith((*own_tests(mutant.room), "import")) for test in failed)
-        finders[mutant.address] = ("own" if own else "others") if outcome in DEAD else "none"
+        finders[mutant.address] = ("own" if own else "others") if outcome in ("killed", "late") else "none"
         with options.kept.open("a") as file:
             print(json.dumps([mutant.address, finders[mutant.address]]), file=file)
         by = f" by {min(failed)}" if failed else f" ({reasons[mutant.name]})" if mutant.name in reasons else ""
