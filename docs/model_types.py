@@ -21,7 +21,7 @@ USUAL = Model()
 READS = {
     "alpha": 'reads `alpha` of rope type "dynamic"',
     "layer_rope_theta": "`layer_rope_theta` has the base of each layer, 0 for none",
-    "rope_interleave": "`rope_interleave` says the layout if it is there",
+    "rope_interleave": "`rope_interleave` sets the layout if it is there",
     # written by rewriters, whose docstrings say when
     **dict.fromkeys(("indexer_part", "mrope_alternating", "position_embedding_type", "rope_backward"), ""),
     **dict.fromkeys(("indexer_query_scales", "learned_log_factor", "query_scales", "rope_on_values"), ""),
@@ -36,11 +36,11 @@ SCALES = {
 
 def names(types: list[str]) -> str:
     """Model types as a list of code."""
-    return ", ".join(f"`{name}`" for name in sorted(types, key=str.lower))
+    return ", ".join(f"`{name}`" for name in sorted(types, key=lambda name: (name.lower(), name)))
 
 
 def recorded() -> set[str]:
-    """The model types that a recorded value of transformers holds to what it computes."""
+    """The model types of which a value that transformers computed is recorded."""
     cases = [
         case
         for name in ("hf_model_types", "hf_frequencies", "hf_published")
@@ -63,32 +63,32 @@ def releases() -> dict[str, set[str]]:
     """The model types of each release whose defaults are recorded, oldest first."""
     result: dict[str, set[str]] = {}
     types: dict[str, Any] = {}
-    recorded = json.loads((VALUES / "hf_defaults.json").read_text(encoding="utf-8"))
-    for release, changes in recorded["releases"].items():
+    defaults = json.loads((VALUES / "hf_defaults.json").read_text(encoding="utf-8"))
+    for release, changes in defaults["releases"].items():
         types = types | changes
-        result[release] = {name for name, defaults in types.items() if defaults is not None}
+        result[release] = {name for name, values in types.items() if values is not None}
     return result
 
 
-def held(name: str, types: dict[str, set[str]]) -> str:
-    """Those of the compared releases that have a type, and so the facts in the table; a dash if none has it."""
+def compared(name: str, types: dict[str, set[str]]) -> str:
+    """The compared releases that have a type; a dash if none has it."""
     return ", ".join(release for release in COMPARED if name in types[release]) or "–"
 
 
 def census() -> Iterator[str]:
     """The lines of the table of what is recorded."""
-    found = recorded()
-    yield f"## Recorded: {len(found)} of {len(MODELS)} model types {{ #recorded }}"
+    types = recorded()
+    yield f"## Recorded: {len(types)} of {len(MODELS)} model types {{ #recorded }}"
     yield ""
     yield "| what the tests without torch compare with | model types |"
     yield "| --- | --- |"
-    yield f"| values that transformers computed | {names([*found])} |"
+    yield f"| values that transformers computed | {names([*types])} |"
     without = "no value of transformers, which lacks the type or a class for its frequencies"
-    yield f"| {without} | {names([*MODELS.keys() - found])} |"
+    yield f"| {without} | {names([*MODELS.keys() - types])} |"
 
 
 def facts(model: Model) -> Iterator[str]:
-    """What the model's code does beside what a config says, in words."""
+    """What the model's code does that no config contains, in words."""
     if model.never_rotates:
         yield "no layer has positions"
         return
@@ -98,8 +98,8 @@ def facts(model: Model) -> Iterator[str]:
     more = (READS.get(name, f"reads `{name}`") for name in model.reads if name not in USUAL.reads)
     yield from filter(None, more)
     if model.sections:
-        form = "alternating" if "mrope_alternating" in model.reads else "contiguous"
-        yield f"M-RoPE {model.sections}, {'interleaved' if model.interleaved_sections else form}"
+        order = "alternating" if "mrope_alternating" in model.reads else "contiguous"
+        yield f"M-RoPE {model.sections}, {'interleaved' if model.interleaved_sections else order}"
     if model.query_scale:
         yield SCALES[model.query_scale]
     if model.indexer:
@@ -111,7 +111,7 @@ def _base(model: Model) -> Iterator[str]:
         yield "a base must be given"
     elif model.thetas:
         bases = {f"{base:,.0f}" for _, base in model.thetas.values()}
-        by_type = ", ".join(f"{base:,.0f} ({kind.split('_')[0]})" for kind, (_, base) in model.thetas.items())
+        by_type = ", ".join(f"{base:,.0f} ({name.split('_')[0]})" for name, (_, base) in model.thetas.items())
         yield f"base {by_type if len(bases) > 1 else bases.pop()}"
         if model.scaled_types == USUAL.scaled_types:
             yield "an old `rope_scaling` is for full layers"
@@ -175,13 +175,13 @@ TOWER_TABLES = {
     "fixed": "not resized",
 }
 NOTES = {
-    "mlcd_vision_model": "the class token, first, turns by learned angles, which are no positions: "
+    "mlcd_vision_model": "the class token, first, rotates by learned angles, which are no positions: "
     '`rotary(x, 1, class_pos_emb, layout="half", head_axis=…)`',
 }
 
 
 def tower_pairs(tower: Tower) -> str:
-    """Which coordinates turn which pairs."""
+    """Which coordinates rotate which pairs."""
     if len(tower.axes) == 3:
         return "the pairs of the frame, of the row, of the column"
     return PAIRS[tower.pairs].format(*(("row", "column")[axis] for axis in tower.axes))
@@ -192,7 +192,7 @@ def tower_facts(tower: Tower) -> Iterator[str]:
     if tower.theta != Tower.theta:
         yield f"base {tower.theta:,.0f}"
     if tower.centres:
-        yield "coordinates are centres from -1 to 1, in turns"
+        yield "coordinates are centres from -1 to 1, in cycles"
     if tower.offset:
         yield f"coordinates count from {tower.offset}"
     if tower.leading:
@@ -237,7 +237,7 @@ def frames(model: Multimodal) -> str:
     if "temporal_merge_size" in model.merge_keys:
         run += ", `temporal_merge_size` of them in a token"
     if model.rate:
-        run += f"; `{model.rate[1]}` and `video_seconds` say their times"
+        run += f"; `{model.rate[1]}` and `video_seconds` set their times"
     return run if model.whole_times else f"{run}, not rounded"
 
 
@@ -267,16 +267,16 @@ def lines() -> Iterator[str]:
     types_of = releases()
     for name, model in MODELS.items():
         hashable = dataclasses.replace(model, thetas=model.thetas and tuple(model.thetas.items()))
-        groups.setdefault((hashable, REWRITERS.get(name), held(name, types_of)), []).append(name)
+        groups.setdefault((hashable, REWRITERS.get(name), compared(name, types_of)), []).append(name)
     yield f"## Read: {len(MODELS)} model types"
     yield ""
     yield "| model types | transformers | pairs | where no key says otherwise |"
     yield "| --- | --- | --- | --- |"
     for types in sorted(groups.values(), key=lambda types: sorted(map(str.lower, types))):
-        model, spelled = MODELS[types[0]], REWRITERS.get(types[0])
+        model, rewrite = MODELS[types[0]], REWRITERS.get(types[0])
         text = "; ".join(facts(model)) or f"base {model.theta:,.0f}"
-        text += f". {spelled.__doc__}" if spelled else ""
-        yield f"| {names(types)} | {held(types[0], types_of)} | {model.layout} | {text[0].upper()}{text[1:]} |"
+        text += f". {rewrite.__doc__}" if rewrite else ""
+        yield f"| {names(types)} | {compared(types[0], types_of)} | {model.layout} | {text[0].upper()}{text[1:]} |"
     yield ""
     yield from census()
     yield ""

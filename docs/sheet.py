@@ -36,37 +36,37 @@ def bases() -> str:
     rows.append("| ---: | ---: |" + " ---: |" * len(LENGTHS))
     for base in BASES:
         wavelengths = pe.geometric(128, base).wavelengths
-        turning = (f"{(wavelengths <= n).sum()} of 64" for n in LENGTHS)
-        rows.append(f"| {base:,} | {wavelengths[-1]:,.0f} | {' | '.join(turning)} |")
+        counts = (f"{(wavelengths <= n).sum()} of 64" for n in LENGTHS)
+        rows.append(f"| {base:,} | {wavelengths[-1]:,.0f} | {' | '.join(counts)} |")
     return "\n".join(rows)
 
 
 def base(f: pe.Frequencies) -> int:
-    """Of a spectrum whose first two pairs keep their ratio, as under every scaling here."""
+    """The base of a spectrum whose first two pairs keep their ratio, as under every scaling here."""
     fast, slower = f.angular[:2]
     return int(float(f"{(fast / slower) ** f.num_pairs:.4g}"))
 
 
 def model(name: str, config: dict[str, Any]) -> str:
-    """A row: what the plan of a config says, and the scaling by the config's own name."""
+    """A row: the plan of a config, and the scaling by the name in the config."""
     plan, text = hf.rotary_from_config(config), parse_text_config(config)
-    turning = [layer for layer in plan.layers if layer.frequencies.dim]
+    rotating = [layer for layer in plan.layers if layer.frequencies.dim]
     settings = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    kind = settings.get("rope_type") or settings.get("type")
+    rope_type = settings.get("rope_type") or settings.get("type")
     scaled = [
         f
-        for f in (layer.frequencies for layer in turning)
+        for f in (layer.frequencies for layer in rotating)
         if not np.allclose(f.angular, pe.geometric(f.dim, base(f)).angular)
     ]
-    some = f" in {len(scaled)} of {len(turning)} layers" if len(scaled) < len(turning) else ""
-    widths = {f"{layer.frequencies.dim} of {layer.head_dim}" for layer in turning}
-    layers = "all" if len(turning) == len(plan.layers) else f"{len(turning)} of {len(plan.layers)}"
+    some = f" in {len(scaled)} of {len(rotating)} layers" if len(scaled) < len(rotating) else ""
+    widths = {f"{layer.frequencies.dim} of {layer.head_dim}" for layer in rotating}
+    layers = "all" if len(rotating) == len(plan.layers) else f"{len(rotating)} of {len(plan.layers)}"
     cells = (
-        " and ".join(f"{b:,}" for b in sorted({base(layer.frequencies) for layer in turning})),
+        " and ".join(f"{b:,}" for b in sorted({base(layer.frequencies) for layer in rotating})),
         plan.layout,
         ", ".join(sorted(widths)),
         layers,
-        f"{SCALINGS[kind]}, $s = {settings['factor']:g}${some}" if kind in SCALINGS else "–",
+        f"{SCALINGS[rope_type]}, $s = {settings['factor']:g}${some}" if rope_type in SCALINGS else "–",
     )
     return f"| {name} | {' | '.join(cells)} |"
 

@@ -75,7 +75,7 @@ def rotate(
 ) -> jax.Array:
     """Checks positions, head_axis and parameters, then rotates and scales x as one layer does.
 
-    `names` are options of `parse_rotary`: those of the arguments in errors, and whether one position may be shared.
+    `names` are options of `parse_rotary`: how errors name the arguments, and whether all vectors may share a position.
     """
     candidates, index = (rotations[layer : layer + 1], None) if isinstance(layer, int) else (rotations, layer)
     rotating = dict.fromkeys(rotation.frequencies for rotation in candidates if rotation.frequencies.dim)

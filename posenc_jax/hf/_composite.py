@@ -20,7 +20,7 @@ from posenc_jax.hf._config import (
     model_of,
 )
 from posenc_jax.hf._layers import COUNTS, ROTATING
-from posenc_jax.hf._models import MODELS, UNNAMED, Model, canonical_type
+from posenc_jax.hf._models import MODELS, UNNAMED, canonical_type
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._tracked_mapping import (
     TrackedMapping,
@@ -58,14 +58,8 @@ _SHARED_KEYS = {"DeepseekOCR", "deepseek_vl_v2"}
 # Keys of a composite that do not concern its language model.
 _UNRELATED_KEYS = {"glmasr": ("use_rope",), "musicflamingo": ("rope_parameters",)}
 # Keys of the language model that people write beside it.
-_TEXT_SETTINGS = (
-    "rope_scaling",
-    "rope_parameters",
-    "rope_theta",
-    "partial_rotary_factor",
-    ORIGINAL,
-)
-# In the names of keys that people write for one of them.
+_TEXT_SETTINGS = *RAW, "rope_theta", "partial_rotary_factor", ORIGINAL
+# Parts of the names of keys that people write for one of _TEXT_KEYS.
 _TEXT_KEY_NAMES = re.compile(r"text|languag|llm|(?<![a-z])lm(?![a-z])|^decoder(.?config)?$", re.IGNORECASE)
 _ROPE_TYPE = "rope_type", "type"
 # Keys that concern positions, but neither bases nor shares.
@@ -107,7 +101,7 @@ def parse_text_config(config: Any, depth: int = 4, label: str = "config") -> dic
 
 
 def _parse_text_type(written: Any, composite_type: str | None, text_key: str) -> Any:
-    """The language model's type: as the composite's class says, as it is written, or that of the composite."""
+    """The language model's type: by the composite's class, as written, by default, or that of the composite."""
     name = composite_type or ""
     text_type = _LANGUAGE_TYPES.get(name) or written or _DEFAULT_TYPES.get(name)
     message = "{}.model_type is missing: model_type {!r} may hold any language model"
@@ -177,7 +171,8 @@ def _repeats(
 
     Raises if it has another one.
     """
-    model, settings = _facts_of(text_config), _rope_settings(text_config, layer_type)
+    model = MODELS.get(canonical_type(str(text_config.get("model_type"))) or "", UNNAMED)
+    settings = _rope_settings(text_config, layer_type)
     nested = not _rope_settings(text_config).keys() <= {*RAW}
     has_type = bool(settings) if nested else layer_type in ROTATING
     if layer_type is not None and not has_type:
@@ -198,17 +193,13 @@ def _repeats(
         return True
     usual: dict[str, Any] = {**dict.fromkeys(_ROPE_TYPE, "default"), "beta_fast": 32, "beta_slow": 1, "truncate": True}
     base_keys = [key for key, _ in (model.thetas or {}).values()]
-    read = *RAW, *_TEXT_SETTINGS, *base_keys, *_NEUTRAL_KEYS
+    read = *_TEXT_SETTINGS, *base_keys, *_NEUTRAL_KEYS
     others = (key for key, x in text_config.items() if x is not None and key not in read)
     if not any(map(concerns_positions, others)):  # other keys may set the base or the share
         usual["rope_theta"] = None if model.changed_default or model.nested else base
         differs = model.whole_if_scaled or model.rotary_dim or text_config.get("model_type") == "neomme"
         usual["partial_rotary_factor"] = None if differs else model.partial or 1.0
     return name in usual and equal(canonical(value), usual[name])
-
-
-def _facts_of(text_config: Mapping[str, Any]) -> Model:
-    return MODELS.get(canonical_type(str(text_config.get("model_type"))) or "", UNNAMED)
 
 
 def _move_redundant_flags(composite: TrackedMapping, text_config: dict[str, Any], text_key: str) -> None:

@@ -25,7 +25,7 @@ NAMES = *MODELS, *(name.removesuffix("_text") for name in MODELS), *REFUSED
 VERSION = "transformers_version"
 # What per_layer_config may set for a layer.
 _LAYER_WIDTHS = "head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
-# The name of the kind of positions, in many files whose code does not read it.
+# Names the kind of positions, in many files whose code does not read it.
 POSITIONS = "position_embedding_type"
 ALIBI = "alibi", "use_alibi"
 # Flags that many configs have and no code reads, and their values where layers have positions.
@@ -47,8 +47,8 @@ class Config(TrackedMapping):
         super().__init__(values)
         self.model, self.model_type = model, values.get("model_type")
         # The keys that a rewriter looked up, and those that it refuses.
-        self.rewritten, self.refused = (set(getattr(values, name, ())) for name in ("keys_looked_up", "refused"))
-        self.keys_looked_up |= self.rewritten
+        self.rewriter_keys, self.refused = (set(getattr(values, name, ())) for name in ("keys_looked_up", "refused"))
+        self.keys_looked_up |= self.rewriter_keys
 
     def with_overrides(self, layer_values: Mapping[str, Any]) -> Config:
         """The config of a layer that has some values of its own; both configs record keys in the same sets."""
@@ -89,7 +89,7 @@ class Config(TrackedMapping):
         read = {*model.reads, *(name for name, read in self.switches.items() if read)}
         read |= {"layers_block_type"} if model.hybrid else set()
         read |= {"qk_rope_head_dim"} if model.latent else set()
-        unread = set(optional) - read - self.rewritten | self.refused
+        unread = set(optional) - read - self.rewriter_keys | self.refused
         unread |= {"partial_rotary_factor"} if model.partial is None else set()
         check_spelling(self.values, self.keys_looked_up, f"model_type {self.model_type!r} reads", unread)
 

@@ -22,10 +22,10 @@ _LEGACY = {
 }  # fmt: skip
 
 
-def count_of(config: TrackedMapping) -> int:
+def count_of(config: TrackedMapping, names: Sequence[str] = COUNTS) -> int:
     """The number of layers."""
-    count = config.get_integer(*COUNTS)
-    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelling(*COUNTS), count)
+    count = config.get_integer(*names)
+    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelling(*names), count)
     return count
 
 

@@ -141,11 +141,6 @@ def _part(config: TrackedMapping, name: str, key: str) -> TrackedMapping:
     return result
 
 
-def _count(config: TrackedMapping, name: str, default: int) -> int:
-    """The value of a key that counts something."""
-    return checks.positive_int(config.label + name, config.get(name, default=default))
-
-
 # Tokens and grids
 
 
@@ -172,7 +167,7 @@ def _grids(
 ) -> tuple[deque[Grid], deque[Grid]]:
     """The grids of images and of videos, in tokens; of single frames, where these are separate."""
     merge, frames = (
-        _count(_part(config, facts.merge_part, name), name, 2) if name in facts.merge_keys else 1
+        _part(config, facts.merge_part, name).get_integer_or(2, name) if name in facts.merge_keys else 1
         for name in ("spatial_merge_size", "temporal_merge_size")
     )
     images = spans.parse_grids("image_grids", image_grids, merge)

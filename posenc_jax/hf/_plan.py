@@ -180,12 +180,12 @@ class RotaryPlan:
 
     @property
     def parameters(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The names and the shapes of the learned parameters that `rotate` needs; those of its indexer are its own.
+        """The names and the shapes of the learned parameters that `rotate` needs. An indexer has its own.
 
         Names are those of the checkpoint, with `{layer}` in place of the layer's index: `name.format(layer=3)` is the
         name in the fourth layer. For an indexer, a checkpoint has only the layers that have one.
         """
-        return tuple(dict.fromkeys(shape for layer in self.layers for shape in shapes_of(layer).items()))
+        return tuple(dict.fromkeys(item for layer in self.layers for item in shapes_of(layer).items()))
 
     @public
     def rotate(
@@ -324,8 +324,7 @@ class RotaryPlan:
         layer = self.layers[index if isinstance(index, int) else 0]
         if isinstance(index, int) and layer.rotary_dim:
             return {layer.head_dim, layer.rotary_dim}
-        alike = [other for other in self.layers if other.rotary_dim and other.head_dim == layer.head_dim]
-        widths = {other.rotary_dim for other in alike}
+        widths = {other.rotary_dim for other in self.layers if other.rotary_dim and other.head_dim == layer.head_dim}
         return {layer.head_dim, *(widths if len(widths) == 1 else ())}
 
     def _parse_role_and_scaled(self, role: Any, scaled: Any) -> tuple[Role | None, bool]:

@@ -131,8 +131,8 @@ def _plan(values: Mapping[str, Any], settings: TrackedMapping, layout: Any, leng
     layout = _layout(config, layout)
     _check_switches(config)
     _check_chunks(config, length)
-    spectra = [dict(settings) for settings in dict.fromkeys(layer.settings for layer in layers) if settings]
-    depends_on_length = any("short_factor" in settings or MAXIMUM in settings for settings in spectra)
+    completed = [dict(items) for items in dict.fromkeys(layer.settings for layer in layers) if items]
+    depends_on_length = any("short_factor" in x or MAXIMUM in x for x in completed)
     length = length if depends_on_length else None
     indexer = _indexer(config, layers, length)
     rotates_values = "rope_on_values" in config.model.reads and config.get_flag("rope_on_values")
@@ -140,10 +140,10 @@ def _plan(values: Mapping[str, Any], settings: TrackedMapping, layout: Any, leng
         config.mark_read(*_SIZES)
         config.reject_unread()
     config.check_spelling()
-    if config.model_type and spectra:  # if no layer rotates, keys may stay unused
+    if config.model_type and completed:  # if no layer rotates, keys may stay unused
         config.reject_unread(concerns_positions)
-    part = "last" if config.latent and spectra else "first"
-    return RotaryPlan(tuple(layers), layout, part, _softmax_scale(spectra), length, indexer, rotates_values)
+    part = "last" if config.latent and completed else "first"
+    return RotaryPlan(tuple(layers), layout, part, _softmax_scale(completed), length, indexer, rotates_values)
 
 
 def _check_switches(config: Config) -> None:
@@ -171,17 +171,15 @@ def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> R
     part, facts = checks.one_of("indexer_part", part, ("first", "last")), config.model.indexer
     if not facts:
         return None
-    if config.look_up(*names):
-        head_dim = config.get_integer(*names)
-    elif facts.head_dim:
-        head_dim = config.default_unless_null(facts.head_dim, *names)
-    else:
+    name, head_dim = config.spelling(*names), config.get(*names, default=facts.head_dim)
+    if head_dim is None:
         return None
+    head_dim = checks.positive_int(name, head_dim)
     layout = facts.layout
     if flag in reads and config.look_up(flag):
         layout = "interleaved" if config.get_flag(flag) else "half"
     widest = max(layer.rotary_dim for layer in layers)
-    require(head_dim >= widest, "{} must be at least {}, got {}", config.spelling(*names), widest, head_dim)
+    require(head_dim >= widest, "{} must be at least {}, got {}", name, widest, head_dim)
     narrowed = {layer: dataclasses.replace(layer, head_dim=head_dim, query_scale=None) for layer in set(layers)}
     layers = with_written_scales(config, "indexer_query_scales", [narrowed[layer] for layer in layers])
     return RotaryPlan(tuple(layers), layout, part, length=length)
@@ -249,9 +247,9 @@ def _layout(config: Config, layout: Any) -> Layout:
     return agreed_value(layouts, written=written)
 
 
-def _softmax_scale(spectra: list[dict[str, Any]]) -> float:
+def _softmax_scale(completed: list[dict[str, Any]]) -> float:
     """The factor by which mscale_all_dim multiplies the scores of latent attention."""
-    roots = [temperature(x["factor"], x["mscale_all_dim"]) for x in spectra if "mscale_all_dim" in x]
+    roots = [temperature(x["factor"], x["mscale_all_dim"]) for x in completed if "mscale_all_dim" in x]
     scales = {checks.number("the square that mscale_all_dim asks for", x * x) for x in roots} or {1.0}
     require(len(scales) == 1, "mscale_all_dim asks for different scales of the scores, {}", sorted(scales))
     return scales.pop()

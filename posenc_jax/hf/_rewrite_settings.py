@@ -294,12 +294,12 @@ def minimax_m3(config: dict[str, Any]) -> None:
     tracked = TrackedMapping(config)
     sparse = tracked.get_mapping("sparse_attention_config")
     if sparse.look_up("sparse_index_dim"):
-        width = {f"{sparse.label}sparse_index_dim": sparse.get_integer("sparse_index_dim")}
-        config["index_head_dim"] = agreed_value(width | tracked.look_up("index_head_dim"))
+        widths = {f"{sparse.label}sparse_index_dim": sparse.get_integer("sparse_index_dim")}
+        config["index_head_dim"] = agreed_value(widths | tracked.look_up("index_head_dim"))
     settings = TrackedMapping(take_settings(dict(config)))
-    shares = [values.look_up("partial_rotary_factor") for values in (tracked, settings)]
+    shares = tracked.look_up("partial_rotary_factor") | settings.look_up("partial_rotary_factor")
     message = "partial_rotary_factor is missing: transformers ignores rotary_dim, and other code reads it"
-    require(any(shares) or config.get("rotary_dim") is None, message)
+    require(shares or config.get("rotary_dim") is None, message)
 
 
 def olmo_hybrid(config: dict[str, Any]) -> None:

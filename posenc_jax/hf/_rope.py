@@ -149,8 +149,8 @@ def _dynamic(rope: Rope) -> tuple[Settings, Make]:
         check_agreement(rope.settings.read("factor") | {"the factor that goes with alpha": 1.0})
         return {"alpha": alpha}, partial(ntk, rope.width, rope.theta, alpha)
     factor, maximum = rope.required_factor(), rope.maximum()
-    result = partial(dynamic_ntk, rope.width, rope.theta, factor, maximum, rope.required_length())
-    return {"factor": factor, MAXIMUM: maximum}, result
+    make = partial(dynamic_ntk, rope.width, rope.theta, factor, maximum, rope.required_length())
+    return {"factor": factor, MAXIMUM: maximum}, make
 
 
 def _dynamic_steps(rope: Rope) -> tuple[Settings, Make]:

@@ -166,7 +166,7 @@ def base_of(settings: TrackedMapping, config: Config, layer_type: str) -> float:
     else:
         keys_read = tuple(name for name in _BASES if name in model.reads)
         outside = config.read(*keys_read)
-        unread = config.read(*(name for name in _BASES if name not in keys_read))  # by the code
+        unread = config.read(*(name for name in _BASES if name not in keys_read))  # the code does not read them
         if settings.of_layer_type:
             outside = {} if inside else outside  # a base outside is for layer types without one
         else:

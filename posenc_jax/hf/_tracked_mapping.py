@@ -76,11 +76,9 @@ def agreed_value(
     written: Mapping[str, Any] | None = None,
 ) -> Any:
     """The value on which all spellings of a setting agree, or the default; errors show the values of `written`."""
-    if not spellings:
-        require(default is not _MISSING, "{} is missing", missing)
-        return default
+    require(spellings or default is not _MISSING, "{} is missing", missing)
     check_agreement(spellings, written)
-    return next(iter(spellings.values()))
+    return next(iter(spellings.values()), default)
 
 
 class TrackedMapping:
@@ -198,12 +196,8 @@ def parse_config(config: Any, label: str = "config") -> tuple[TrackedMapping, st
     if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
         with callback():
             config = config.to_dict()
-    values = parse_string_mapping(label, config, "a mapping or have to_dict()")
-    model_type = values.get("model_type")
-    require_type(model_type is None or isinstance(model_type, str), "model_type", "a string", model_type)
-    result = TrackedMapping(values)
-    result.mark_read("model_type")
-    return result, model_type
+    result = TrackedMapping(parse_string_mapping(label, config, "a mapping or have to_dict()"))
+    return result, result.get_string("model_type")
 
 
 def reject_refused(name: str | None, refused: Mapping[str, str]) -> None:

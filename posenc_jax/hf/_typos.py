@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from functools import lru_cache
 
-# Other names of keys, by people and other programs, which are not near; without separators and plurals.
+# Names that people and other programs give to keys, and that are not near them; without separators and plurals.
 _OTHER_NAMES_OF = {
     "rope_theta rotary_emb_base global_rope_theta local_rope_theta rope_local_base_freq": """
         base basefreq basefrequency basetheta basevalue embeddingbase freqbase frequencybase globalbasefreq inversefreq

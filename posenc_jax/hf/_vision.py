@@ -12,6 +12,7 @@ from posenc_jax._frequencies.scalings import linear_scaling
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
 from posenc_jax.hf._config import check_spelling
+from posenc_jax.hf._layers import count_of
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import RotaryLayer
 from posenc_jax.hf._tower_config import TowerConfig, parse_count, parse_tower_config
@@ -75,8 +76,7 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
 def _plan(config: TowerConfig) -> VisionPlan:
     facts = config.facts
     config.mark_read("model_type", *facts.unread)
-    count, head_dim = config.get_integer(*facts.depth), _head_dim(config)
-    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelling(*facts.depth), count)
+    count, head_dim = count_of(config, facts.depth), _head_dim(config)
     layer = RotaryLayer(_frequencies(facts, _base(config), head_dim), head_dim)
     plan = VisionPlan((layer,) * count, facts.layout, grids=(_grid(config),) * count, table=facts.table)
     if config.model_type in QUIRKS:
@@ -89,7 +89,7 @@ def _plan(config: TowerConfig) -> VisionPlan:
 
 
 def _head_dim(config: TowerConfig) -> int:
-    """The features that rotate together."""
+    """The number of features that rotate together."""
     facts, head_dims = config.facts, config.read("head_dim")
     if not facts.heads:
         (name,) = facts.hidden

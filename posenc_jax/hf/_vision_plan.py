@@ -212,9 +212,9 @@ class VisionPlan(RotaryPlan):
         require(fits, "positions must have a last axis of size {}, got shape {}", slices, positions.shape)
         head_axis = parse_head_axis("x", x, head_axis)
         refuse_one_position("positions", positions.shape[:-1], "x", shape_of_rows(x, head_axis), axes=slices)
-        frequencies = [_slices_of(layer, slices) for layer in self.layers]
-        layers = [RotaryLayer(dataclasses.replace(f[0], axes=None), head_dim // slices) for f in frequencies]
-        plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in frequencies[0] if f.axes])
+        parts = [_slices_of(layer, slices) for layer in self.layers]
+        layers = [RotaryLayer(dataclasses.replace(first, axes=None), head_dim // slices) for first, *_ in parts]
+        plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in parts[0] if f.axes])
         sliced = x.reshape(*x.shape[:-1], slices, head_dim // slices)  # slices as a sequence at their coordinates
         y = plan.rotate(sliced, layer, positions[..., order], head_axis=head_axis, **options)
         return y.reshape(x.shape)

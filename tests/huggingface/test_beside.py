@@ -244,27 +244,27 @@ def test_settings_beside_those_of_layer_types():
         refused(whole | {key: value}, f"rope_theta = .* contradicts text_config.rope_parameters.*rope_theta = {own}")
 
 
-# Words that only say what the code does
+# Flags that repeat what the code does
 
 TEXT = SIZES | {"model_type": "llama"}
 
 
-@pytest.mark.parametrize("word", [*REDUNDANT_FLAGS, "rope_traditional"])
-def test_words_beside_the_language_model(word):
-    usual = REDUNDANT_FLAGS.get(word, False)
+@pytest.mark.parametrize("flag", [*REDUNDANT_FLAGS, "rope_traditional"])
+def test_redundant_flags_beside_the_language_model(flag):
+    usual = REDUNDANT_FLAGS.get(flag, False)
     for outer, text in (("llava", TEXT), ("kimi_k25", DEEPSEEK_V3)):
-        right = text is not TEXT if word == "rope_traditional" else usual
+        right = text is not TEXT if flag == "rope_traditional" else usual
         whole, plan = {"model_type": outer, "text_config": text}, read(text)
-        assert read(whole | {word: right}) == read(whole | {word: None}) == plan
+        assert read(whole | {flag: right}) == read(whole | {flag: None}) == plan
         refused(
-            whole | {word: not right},
-            f"{word} is {not right}|{word} = {not right} contradicts|the layout of .* contradicts",
+            whole | {flag: not right},
+            f"{flag} is {not right}|{flag} = {not right} contradicts|the layout of .* contradicts",
         )
-        inside = {"model_type": outer, "text_config": text | {word: right}}
-        assert read(inside | {word: right}) == plan
-        refused(inside | {word: not right}, f"{word} = {not right} contradicts text_config.{word} = {right}")
-        with pytest.raises(TypeError, match=f"{word} must be true or false"):
-            read(whole | {word: "yes"})
+        inside = {"model_type": outer, "text_config": text | {flag: right}}
+        assert read(inside | {flag: right}) == plan
+        refused(inside | {flag: not right}, f"{flag} = {not right} contradicts text_config.{flag} = {right}")
+        with pytest.raises(TypeError, match=f"{flag} must be true or false"):
+            read(whole | {flag: "yes"})
 
 
 OTHERS = "alibi absolute relative relative_key learned sinusoidal xpos nope none t5 bloom rope_2d sans_pos".split()

@@ -168,14 +168,14 @@ def check_layer(layer, length):
     share = 1 if rope["rope_type"] == "proportional" else rope.get("partial_rotary_factor", 1)
     if layer.rotary_dim != int(head_dim * share):
         head_dim = layer.rotary_dim  # of latent attention
-    turns, amplitude = true_spectrum(layer.settings, head_dim, rope.get("max_position_embeddings", 1), length)
-    assert max(abs(a - b) for a, b in zip(layer.frequencies.cycles, turns, strict=True)) <= 2
+    cycles, amplitude = true_spectrum(layer.settings, head_dim, rope.get("max_position_embeddings", 1), length)
+    assert max(abs(a - b) for a, b in zip(layer.frequencies.cycles, cycles, strict=True)) <= 2
     assert abs(layer.frequencies.attention_factor - amplitude) <= 4e-16 * abs(amplitude)
     if "mrope_alternating" in rope:  # height and width in turn, then time
         height, _, time = rope["mrope_section"]
         assert layer.frequencies.axes == (1, 2) * height + (0,) * time
     elif "mrope_section" in rope:
-        assert layer.frequencies.axes == tuple(spectra.axes_from_parameters(rope, len(turns)))
+        assert layer.frequencies.axes == tuple(spectra.axes_from_parameters(rope, len(cycles)))
 
 
 # Rope settings that a layer's own must repeat wherever they are written.

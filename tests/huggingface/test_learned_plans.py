@@ -41,8 +41,8 @@ VALUES = RotaryPlan((RotaryLayer(YARN, 8), RotaryLayer(pe.geometric(6, 50.0), 8)
 def angles(frequencies, alpha):
     """The angles at positions AT, float64, of 60 digits."""
     with mpmath.workdps(60):
-        turns = [mpmath.mpf(t) / 2**128 * mpmath.exp(mpmath.mpf(float(a))) for t, a in zip(frequencies.cycles, alpha, strict=True)]  # fmt: skip
-        return np.array([[[float((t * int(p) % 1) * 2 * mpmath.pi) for t in turns] for p in row] for row in AT])
+        cycles = [mpmath.mpf(t) / 2**128 * mpmath.exp(mpmath.mpf(float(a))) for t, a in zip(frequencies.cycles, alpha, strict=True)]  # fmt: skip
+        return np.array([[[float((t * int(p) % 1) * 2 * mpmath.pi) for t in cycles] for p in row] for row in AT])
 
 
 def rotated(x, angles, layout, amplitude, sign=1):
@@ -103,8 +103,8 @@ def test_the_error_of_a_phase_is_that_of_a_small_correction():
         y = np.float64(turn({"alpha": alpha}))
         with mpmath.workdps(60):
             for i, place in enumerate(map(int, places)):
-                for k, turns in enumerate(f.cycles):
-                    omega, a = 2 * mpmath.pi * turns / mpmath.mpf(2) ** 128, mpmath.mpf(float(alpha[k]))
+                for k, cycles in enumerate(f.cycles):
+                    omega, a = 2 * mpmath.pi * cycles / mpmath.mpf(2) ** 128, mpmath.mpf(float(alpha[k]))
                     error = abs(mpmath.mpc(*y[i, [k, 32 + k]]) * mpmath.expj(-omega * mpmath.exp(a) * place) - 1)
                     bound = 2.0**-22 * abs(omega * mpmath.expm1(a) * place) + 2.0**-48 * omega * abs(place) + 2e-7
                     assert error <= bound, (size, place, k)

@@ -390,6 +390,8 @@ def test_minimax_m3():
     )
     assert widths(plan) == [8, 8] and bases(plan) == [5e6] * 2
     assert plan.indexer and [(x.head_dim, x.rotary_dim) for x in plan.indexer.layers] == [(32, 8)] * 2
+    inside = {"rope_theta": 5e6, "partial_rotary_factor": 0.5}
+    assert widths(read("minimax_m3_vl_text", **keys, rotary_dim=8, rope_parameters=inside)) == [8, 8]
     with pytest.raises(ValueError, match="partial_rotary_factor is missing: transformers ignores rotary_dim"):
         rotary_from_config({"model_type": "minimax_m3_vl_text", "rotary_dim": 8} | keys)
 

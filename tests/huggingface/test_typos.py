@@ -286,6 +286,7 @@ def test_advice_is_no_other_error(part, looked_up):
         ("gpt_neox", "rotarypct", "rotary_pct", "rotary_pct"),
         ("phi", "rotarypct", "rotary_pct", "partial_rotary_factor"),
         ("llama", "rotarypct", "rotary_pct", None),
+        ("minimax_m3", "rotary_dims", "rotary_dim", "rotary_dim"),
         ("llama", "kv_channel", "kv_channels", "head_dim"),
         ("llama", "layers_block_types", "layers_block_type", "layer_types"),
         ("llama", "rotary_emb_bases", "rotary_emb_base", "rope_theta"),

@@ -1,4 +1,4 @@
-"""Defaults that releases of transformers moved: the file's own release decides, and none is guessed."""
+"""Defaults that releases of transformers changed: the file's own release decides, and none is guessed."""
 
 import itertools
 
@@ -32,8 +32,8 @@ def same(value):
     return [_LEGACY.get(item, item) for item in value] if isinstance(value, list) else value
 
 
-def test_all_that_moved_is_in_the_table():
-    """Between any two releases that are recorded, no default of a type that is read moved, but for these bases."""
+def test_every_changed_default_is_in_the_table():
+    """Between any two recorded releases, no default of a type that is read changed, but for these bases."""
     found = {}
     for before, after in itertools.pairwise(RELEASES):
         for name, key, old, new in moved(RELEASES[before], RELEASES[after]):
