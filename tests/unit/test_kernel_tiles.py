@@ -234,9 +234,9 @@ def test_the_derivative_of_a_rotation_outside_a_kernel(layout):
     np.testing.assert_allclose(parts.reshape(1, 4), want, rtol=1e-6)
 
 
-def test_the_derivative_of_kerple_by_its_rate():
-    i, j, two = jnp.array([[10]]), jnp.array([[3]]), np.float32([0.5, 0.3])
-    got = jax.grad(lambda p: kernels.kerple_log(i, j, *p).sum())(two)
+def test_the_derivative_of_kerple_by_its_parameters():
+    i, j, parameters = jnp.array([[10]]), jnp.array([[3]]), np.float32([0.5, 0.3])
+    got = jax.grad(lambda p: kernels.kerple_log(i, j, *p).sum())(parameters)
     np.testing.assert_allclose(got, [-np.log1p(7 * 0.3), -0.5 * 7 / (1 + 7 * 0.3)], rtol=1e-6)
 
 
@@ -358,7 +358,7 @@ def test_errors(function, arguments, error, match):
         function(*arguments)
 
 
-def test_words_have_no_derivative():
+def test_phase_constants_have_no_derivative():
     loss = lambda w: kernels.cos_sin(PLACES, kernels.phase_constants(w))[0].sum()  # noqa: E731
     with pytest.raises(ValueError, match="^phase_constants: frequencies must pass lax.stop_gradient"):
         jax.eval_shape(jax.grad(loss), np.ones(4, np.float32))
@@ -367,9 +367,9 @@ def test_words_have_no_derivative():
 
 
 @pytest.mark.thorough
-def test_words_are_computed_under_jit():
+def test_phase_constants_are_computed_under_jit():
     f, omega = functools.partial(kernels.phase_constants, layout="half"), OMEGA
-    if jax.default_backend() != "cpu":  # above 2³¹ there is no word, and a GPU answers as it likes
+    if jax.default_backend() != "cpu":  # above 2³¹ there is no increment, and a GPU answers as it likes
         omega = OMEGA[OMEGA < 2.0**31]
     np.testing.assert_array_equal(jax.jit(f)(omega), f(omega))
     np.testing.assert_array_equal(jax.jit(lambda: f(8))(), f(8))
