@@ -88,9 +88,10 @@ def _rounded_product_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Ar
 
 @jax.custom_jvp
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`rounded_product` whose derivative skips zero tangents.
+    """`rounded_product` whose derivative skips zero tangents, which give NaN if an infinity multiplies them.
 
     Functions of tiles call `rounded_product`: Pallas does not lower `symbolic_zeros` for a TPU (JAX 0.10 and 0.12).
+    tests/unit/jax/test_workarounds.py::test_the_derivative_of_a_product
     """
     return rounded_product(a, b)
 
