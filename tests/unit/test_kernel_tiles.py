@@ -54,7 +54,7 @@ def same_bits(got, want):
     np.testing.assert_array_equal(got.view(integers), want.view(integers))
 
 
-def waves(positions, constants, interpret=True):
+def cos_sin(positions, constants, interpret=True):
     def kernel(positions, constants, cosine, sine):
         cosine[...], sine[...] = kernels.cos_sin(positions[...], constants[...])
 
@@ -74,16 +74,16 @@ def waves(positions, constants, interpret=True):
     ],
     ids=["geometric-generic", "yarn-generic", "array-generic", "yarn-tpu", "geometric-tpu", "array-tpu"],
 )
-def test_waves_are_those_of_the_encoding(name, interpret):
-    cosine, sine = waves(POSITIONS[:, None], phase_constants(SPECTRA[name]), interpret)
+def test_cosines_and_sines_are_those_of_the_encoding(name, interpret):
+    cosine, sine = cos_sin(POSITIONS[:, None], phase_constants(SPECTRA[name]), interpret)
     table = pe.sinusoidal(POSITIONS, SPECTRA[name], layout="half")
     same_bits(np.concatenate([sine, cosine], 1), table)
 
 
-def test_waves_are_right():
+def test_cosines_and_sines_are_right():
     f = pe.geometric(64, 500_000.0)
     sine, cosine = np.split(encodings.encode(POSITIONS, 64, 500_000.0, layout="half"), 2, axis=1)
-    got = waves(POSITIONS[:, None], phase_constants(f))
+    got = cos_sin(POSITIONS[:, None], phase_constants(f))
     for wave, want in zip(got, (cosine, sine), strict=True):
         assert_within(wave, want, 9e-8, against="mpmath at 60 digits")
 
@@ -93,8 +93,8 @@ def test_a_column_for_each_feature(layout):
     f = SPECTRA["yarn"]
     order = np.tile(np.arange(32), 2) if layout == "half" else np.repeat(np.arange(32), 2)
     first = np.repeat([True, False], 32) if layout == "half" else np.tile([True, False], 32)
-    cosine, sine = waves(POSITIONS[:, None], phase_constants(f))
-    wide = waves(POSITIONS[:, None], phase_constants(f, layout))
+    cosine, sine = cos_sin(POSITIONS[:, None], phase_constants(f))
+    wide = cos_sin(POSITIONS[:, None], phase_constants(f, layout))
     cosine, sine = (np.asarray(wave)[:, order] for wave in (cosine, sine))
     same_bits(wide[0], cosine)
     same_bits(wide[1], np.where(first, -sine, sine))
