@@ -163,9 +163,9 @@ def cos_sin(positions: jax.Array, constants: jax.Array | Sequence[jax.Array]) ->
     quarter = np.int32(2**30)
     # `sine_of_phase` lags by a quarter cycle.
     phase = fixed_point.phase(positions, PhaseIncrement(None, *increment), lax.full_like(positions, quarter))
-    sin_cos = [sines.sine_of_phase(lax.add(phase, lax.full_like(phase, quarter))), sines.sine_of_phase(phase)]
+    cosine, sine = sines.sine_of_phase(lax.add(phase, lax.full_like(phase, quarter))), sines.sine_of_phase(phase)
     amplitudes = [lax.bitcast_convert_type(row, np.float32) for row in (cosine_amplitude, sine_amplitude)]
-    cosine, sine = map(workarounds.rounded_product, sin_cos, amplitudes)
+    cosine, sine = map(workarounds.rounded_product, (cosine, sine), amplitudes)
     return cosine, sine
 
 

@@ -38,16 +38,16 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
       positions: integers of shape (...,), each from 0 to length − 1. A negative position is out of range: it does
         not count from the end.
       table: floats of shape (length, dim).
-      out_of_range: "error" raises a `ValueError` if positions are known and returns NaN rows if they are traced (code
-        under `jax.jit` cannot raise). "nan" returns NaN rows in both cases and does not check the positions first.
-        "zeros" returns rows of zeros, for padding that is marked by a position such as −1.
+      out_of_range: "error" raises a `ValueError` if positions are concrete, and returns NaN rows if they are traced
+        (code under `jax.jit` cannot raise). "nan" returns NaN rows in both cases and does not check the positions
+        first. "zeros" returns rows of zeros, for padding that is marked by a position such as −1.
 
     Returns:
       The rows, of shape (..., dim) and the dtype of the table. Out-of-range positions pass no gradient to the table.
 
     Raises:
       TypeError: if positions are not integers, or the table is not a float array.
-      ValueError: if the table does not have two axes, or positions are known to be out of range.
+      ValueError: if the table does not have two axes, or concrete positions are out of range.
 
     Reference:
       Gehring et al., "Convolutional Sequence to Sequence Learning", 2017, section 3.1; Devlin et al., "BERT", 2019.
@@ -102,8 +102,8 @@ def add_learned(
 
     Raises:
       TypeError: if x or table is not a float array, or positions are not integers.
-      ValueError: if the widths differ, if positions do not broadcast or are known to be out of range, or if positions
-        are `None` and the sequence is longer than the table (for any `out_of_range`, because the length is static).
+      ValueError: if the widths differ, if positions do not broadcast, if concrete positions are out of range, or if
+        positions are `None` and the sequence is longer than the table, for any `out_of_range`: the length is static.
 
     Reference:
       Devlin et al., "BERT", 2019, section 3, figure 2.

@@ -62,7 +62,7 @@ def sinusoidal(
 
     Raises:
       TypeError: if positions are not integers or float32, or if dtype is float64 while x64 is off.
-      ValueError: if integer positions are known to lie outside int32, if rounding to float32 would move a position, or
+      ValueError: if concrete integer positions lie outside int32, if rounding to float32 would move a position, or
         if a shape or the layout is not one of the above.
 
     Reference:

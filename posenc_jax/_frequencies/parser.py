@@ -16,8 +16,7 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import unwrap_array
 from posenc_jax._jax.errors import describe, invalid, require, require_type, wrong_type
 
-F = TypeVar("F", bound="AnyFrequencies")
-
+F = TypeVar("F", bound=AnyFrequencies)
 
 # The shapes of frequencies that are an array, by rank.
 SHAPES = "(num_pairs,)", "(axes, num_pairs)", "(heads, axes, num_pairs)"

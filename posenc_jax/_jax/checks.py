@@ -1,6 +1,6 @@
-"""Checks of single arguments: Python values, then arrays, then how a mesh shards them.
+"""Checks of arguments: Python values, then arrays, then how a mesh shards them.
 
-Each returns its argument in the form that computations take.
+A check that returns an argument returns it in the form that computations take.
 """
 
 from __future__ import annotations
@@ -227,10 +227,8 @@ def _narrowed(name: str, x: Any, *, whole: bool = False) -> Any:
         return x.astype(np.int32)
     with np.errstate(over="ignore"):
         rounded = x.astype(np.float32)
-    all_finite = np.isfinite(rounded).sum() == finite.size
-    require(
-        all_finite, "{} must fit into float32, got float64 values up to {:.3g}", name, np.abs(finite).max(initial=0)
-    )
+    fits = np.isfinite(rounded).sum() == finite.size
+    require(fits, "{} must fit into float32, got float64 values up to {:.3g}", name, np.abs(finite).max(initial=0))
     if whole and finite.size:
         rounding = np.abs(finite - rounded[np.isfinite(x)])
         ways = "subtract a common origin first, or pass .astype(np.float32) if these rounded values are meant"
@@ -376,13 +374,8 @@ def counted(name: str, length: Any) -> jax.Array:
 def require_static_size(name: str, shape: tuple[int, ...], *axes: int) -> None:
     """Raises if one of these axes is symbolic."""
     for axis in axes:
-        require(
-            isinstance(shape[axis], int),
-            "{} must have a known size along axis {}, got shape {}",
-            name,
-            axis % len(shape),
-            shape,
-        )
+        fits = isinstance(shape[axis], int)
+        require(fits, "{} must have a known size along axis {}, got shape {}", name, axis % len(shape), shape)
 
 
 # Explicit axes of a mesh

@@ -23,7 +23,7 @@ from posenc_jax._jax.primitives import differentiated, optional_tangents, primit
 from posenc_jax._jax.workarounds import compiled
 
 Function = Callable[..., Sequence[Any]]
-_STATIC = "settings", "levels", "has_tangent"
+_STATIC = "settings", "levels", "has_tangent", "result_axes"
 
 
 class Level(NamedTuple):
@@ -119,7 +119,7 @@ def _transpose(name: str, transpose: Function, kernels: Kernels | None) -> Funct
 
         return run
 
-    @compiled(f"{name}_transpose", static_argnames=(*_STATIC, "result_axes"))
+    @compiled(f"{name}_transpose", static_argnames=_STATIC)
     def by_xla(*x: Any, settings: Any, **static: Any) -> Sequence[Any]:
         return _run(flat(transpose), settings, *x, **static)
 
@@ -167,13 +167,13 @@ def _primitive(name: str, types: Function, programs: Mapping[str | None, Functio
             rows = [x if axis is None else _row(x) for x, axis in zip(rows, level.axes, strict=True)]
         return [_with_axes(x, mapped_axes) for x in types(settings, *rows, **static)]
 
-    def mapped(new: Any, data: Any, axes: Any, *operands: Any, levels: tuple[Level, ...], **static: Any) -> Any:
-        level = Level(tuple(axes), data.name, data.spmd_name)
-        return new.bind(*operands, levels=(*levels, level), **static)
+    def mapped(bound: Any, axis_data: Any, axes: Any, *operands: Any, levels: tuple[Level, ...], **static: Any) -> Any:
+        level = Level(tuple(axes), axis_data.name, axis_data.spmd_name)
+        return bound.bind(*operands, levels=(*levels, level), **static)
 
     runs = {platform: functools.partial(run, program) for platform, program in programs.items()}
     kernels = [platform for platform in programs if platform]
-    return primitive(name, type_of, runs, mapped, parameters=(*_STATIC, "result_axes"), several=True, kernels=kernels)
+    return primitive(name, type_of, runs, mapped, parameters=_STATIC, several=True, kernels=kernels)
 
 
 def _run(

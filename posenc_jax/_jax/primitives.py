@@ -37,8 +37,8 @@ def primitive(
       name: its name in programs.
       type_of: type_of(*operand_types, **parameters) is the type of the result.
       programs: the program of each platform; None stands for the platforms not named.
-      mapped: mapped(primitive, level, axes, *operands, **parameters) binds the primitive under one more `jax.vmap`. The
-        new axis is the first of the results, and of the operands for which axes holds 0 and not None.
+      mapped: mapped(primitive, axis_data, axes, *operands, **parameters) binds the primitive under one more `jax.vmap`.
+        The new axis is the first of the results, and of the operands for which axes holds 0 and not None.
       parameters: the names of the parameters, which are hashable.
       several: whether there are several results, a list.
       kernels: the platforms whose program XLA cannot partition.
@@ -53,12 +53,12 @@ def primitive(
             return programs[None](*operands, **static)
         return jitted(*operands, **static)
 
-    def batch(level: Any, operands: Sequence[Any], axes: Sequence[Any], **static: Any) -> tuple[Any, Any]:
+    def batch(axis_data: Any, operands: Sequence[Any], axes: Sequence[Any], **static: Any) -> tuple[Any, Any]:
         if all(axis is None for axis in axes):  # JAX calls this rule for any operands under a named axis
             axis, y = None, new.bind(*operands, **static)
         else:
             firsts = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
-            axis, y = 0, mapped(new, level, [None if axis is None else 0 for axis in axes], *firsts, **static)
+            axis, y = 0, mapped(new, axis_data, [None if axis is None else 0 for axis in axes], *firsts, **static)
         return y, [axis] * len(y) if several else axis
 
     new.def_impl(evaluate)

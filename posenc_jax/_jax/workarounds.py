@@ -88,7 +88,11 @@ def _rounded_product_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Ar
 
 @jax.custom_jvp
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`rounded_product` whose derivatives skip zero tangents, which Pallas does not lower for a TPU (JAX 0.12)."""
+    """`rounded_product` whose derivative skips zero tangents, which give NaN if an infinity multiplies them.
+
+    Functions of tiles call `rounded_product`: Pallas does not lower `symbolic_zeros` for a TPU (JAX 0.10 and 0.12).
+    tests/unit/jax/test_workarounds.py::test_the_derivative_of_a_product
+    """
     return rounded_product(a, b)
 
 
@@ -146,10 +150,10 @@ def computed_where_used(f: Callable[[A], Any], x: jax.Array, angles: A) -> Any:
     tests/devices/compile/test_tpu.py::test_an_addition_costs_a_copy
     """
 
-    def broadcast(first: jax.Array, *others: Any) -> Any:
+    def compute(first: jax.Array, *others: Any) -> Any:
         return f(type(angles)(jnp.broadcast_to(first, (*x.shape[:-1], first.shape[-1])), *others))
 
-    return sharding.sharded_as([x, angles[0]], broadcast, *angles)
+    return sharding.sharded_as([x, angles[0]], compute, *angles)
 
 
 class Target(NamedTuple):

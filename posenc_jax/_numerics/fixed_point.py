@@ -51,9 +51,9 @@ def _increment_from_digits(digits: Any) -> PhaseIncrement:
     def join(high: Any, low: Any, below: Any) -> tuple[Any, Any]:
         # Joins two digits and adds one where the digit below rounds up; unsigned integers wrap.
         up = below >> 15
-        increment = (high << 16) + low + up
+        joined = (high << 16) + low + up
         remainder = ((below + 1) >> 1) - (up << 15)
-        return increment.astype(np.int32), remainder.astype(np.int32)
+        return joined.astype(np.int32), remainder.astype(np.int32)
 
     step, step_low = join(a, b, c)
     jump, jump_low = join(b, c, d)

@@ -15,7 +15,7 @@ from posenc_jax._jax.arrays import unwrap_array
 from posenc_jax._jax.errors import public, require
 from posenc_jax._jax.workarounds import compiled
 
-LIMIT = 2**31
+LIMIT = 2**31  # above every position
 
 
 @public

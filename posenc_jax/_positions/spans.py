@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from posenc_jax._jax import checks
-from posenc_jax._jax.errors import require, require_type
+from posenc_jax._jax.errors import invalid, require, require_type
 from posenc_jax._positions.sequences import LIMIT, parse_mask
 
 FollowingRule = Literal["maximum", "side"]
@@ -174,4 +174,4 @@ def next_grid(grids: deque[Grid], kind: str, run: TokenRun) -> Grid:
 def check_all_taken(grids: Iterable[Grid]) -> None:
     """Raises if a grid is left, which has no run of tokens."""
     for grid in grids:
-        require(False, "{} must have {} placeholders in tokens, got none", grid.name, grid.tokens)
+        raise invalid(f"{grid.name} must have {grid.tokens} placeholders in tokens, got none")

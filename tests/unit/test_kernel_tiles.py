@@ -54,7 +54,7 @@ def same_bits(got, want):
     np.testing.assert_array_equal(got.view(integers), want.view(integers))
 
 
-def waves(positions, constants, interpret=True):
+def cos_sin(positions, constants, interpret=True):
     def kernel(positions, constants, cosine, sine):
         cosine[...], sine[...] = kernels.cos_sin(positions[...], constants[...])
 
@@ -74,16 +74,16 @@ def waves(positions, constants, interpret=True):
     ],
     ids=["geometric-generic", "yarn-generic", "array-generic", "yarn-tpu", "geometric-tpu", "array-tpu"],
 )
-def test_waves_are_those_of_the_encoding(name, interpret):
-    cosine, sine = waves(POSITIONS[:, None], phase_constants(SPECTRA[name]), interpret)
+def test_cosines_and_sines_are_those_of_the_encoding(name, interpret):
+    cosine, sine = cos_sin(POSITIONS[:, None], phase_constants(SPECTRA[name]), interpret)
     table = pe.sinusoidal(POSITIONS, SPECTRA[name], layout="half")
     same_bits(np.concatenate([sine, cosine], 1), table)
 
 
-def test_waves_are_right():
+def test_cosines_and_sines_are_right():
     f = pe.geometric(64, 500_000.0)
     sine, cosine = np.split(encodings.encode(POSITIONS, 64, 500_000.0, layout="half"), 2, axis=1)
-    got = waves(POSITIONS[:, None], phase_constants(f))
+    got = cos_sin(POSITIONS[:, None], phase_constants(f))
     for wave, want in zip(got, (cosine, sine), strict=True):
         assert_within(wave, want, 9e-8, against="mpmath at 60 digits")
 
@@ -93,8 +93,8 @@ def test_a_column_for_each_feature(layout):
     f = SPECTRA["yarn"]
     order = np.tile(np.arange(32), 2) if layout == "half" else np.repeat(np.arange(32), 2)
     first = np.repeat([True, False], 32) if layout == "half" else np.tile([True, False], 32)
-    cosine, sine = waves(POSITIONS[:, None], phase_constants(f))
-    wide = waves(POSITIONS[:, None], phase_constants(f, layout))
+    cosine, sine = cos_sin(POSITIONS[:, None], phase_constants(f))
+    wide = cos_sin(POSITIONS[:, None], phase_constants(f, layout))
     cosine, sine = (np.asarray(wave)[:, order] for wave in (cosine, sine))
     same_bits(wide[0], cosine)
     same_bits(wide[1], np.where(first, -sine, sine))
@@ -234,9 +234,9 @@ def test_the_derivative_of_a_rotation_outside_a_kernel(layout):
     np.testing.assert_allclose(parts.reshape(1, 4), want, rtol=1e-6)
 
 
-def test_the_derivative_of_kerple_by_its_rate():
-    i, j, two = jnp.array([[10]]), jnp.array([[3]]), np.float32([0.5, 0.3])
-    got = jax.grad(lambda p: kernels.kerple_log(i, j, *p).sum())(two)
+def test_the_derivative_of_kerple_by_its_parameters():
+    i, j, parameters = jnp.array([[10]]), jnp.array([[3]]), np.float32([0.5, 0.3])
+    got = jax.grad(lambda p: kernels.kerple_log(i, j, *p).sum())(parameters)
     np.testing.assert_allclose(got, [-np.log1p(7 * 0.3), -0.5 * 7 / (1 + 7 * 0.3)], rtol=1e-6)
 
 
@@ -358,7 +358,7 @@ def test_errors(function, arguments, error, match):
         function(*arguments)
 
 
-def test_words_have_no_derivative():
+def test_phase_constants_have_no_derivative():
     loss = lambda w: kernels.cos_sin(PLACES, kernels.phase_constants(w))[0].sum()  # noqa: E731
     with pytest.raises(ValueError, match="^phase_constants: frequencies must pass lax.stop_gradient"):
         jax.eval_shape(jax.grad(loss), np.ones(4, np.float32))
@@ -367,9 +367,9 @@ def test_words_have_no_derivative():
 
 
 @pytest.mark.thorough
-def test_words_are_computed_under_jit():
+def test_phase_constants_are_computed_under_jit():
     f, omega = functools.partial(kernels.phase_constants, layout="half"), OMEGA
-    if jax.default_backend() != "cpu":  # above 2³¹ there is no word, and a GPU answers as it likes
+    if jax.default_backend() != "cpu":  # above 2³¹ there is no increment, and a GPU answers as it likes
         omega = OMEGA[OMEGA < 2.0**31]
     np.testing.assert_array_equal(jax.jit(f)(omega), f(omega))
     np.testing.assert_array_equal(jax.jit(lambda: f(8))(), f(8))

@@ -155,7 +155,7 @@ def test_heatmap_of_the_encoding_and_of_special_tables(table):
     np.testing.assert_array_equal(image(plot.heatmap(bits).axes[0]), bits)
 
 
-def test_waves(table):
+def test_columns(table):
     axes = plot.columns(table).axes[0]
     assert [line.get_label() for line in axes.lines] == ["0", "2", "4", "8", "14"]
     for line in axes.lines:
@@ -174,7 +174,7 @@ def test_a_width_or_a_spectrum_is_drawn_by_its_encoding(name):
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 5, 64])
-def test_waves_by_default_are_sines_that_the_table_has(dim):
+def test_columns_by_default_are_sines_that_the_table_has(dim):
     shown = [int(line.get_label()) for line in plot.columns(np.ones((2, dim))).axes[0].lines]
     assert shown == sorted(set(shown)) and shown[0] == 0 and shown[-1] < dim
     assert all(feature % 2 == 0 for feature in shown)

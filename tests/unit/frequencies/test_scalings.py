@@ -97,16 +97,16 @@ def test_llama3_with_one_bound_is_a_step():
     f = pe.geometric(128, 500_000)
     got = pe.llama3(f, 16, low_freq_factor=1, high_freq_factor=1, original_max=8192).angular
     np.testing.assert_allclose(got, np.where(f.wavelengths < 8192, f.angular, f.angular / 16), rtol=1e-15)
-    # At the bound itself a pair is divided: ω = 2π/8192, as turns of exactly 2⁻¹³.
+    # At the bound itself a pair is divided: ω = 2π/8192, exactly 2⁻¹³ cycle per position.
     edge = dataclasses.replace(pe.geometric(2), cycles=(1 << 115,))
     assert pe.llama3(edge, 16, low_freq_factor=1, high_freq_factor=1, original_max=8192).cycles == (1 << 111,)
 
 
 def test_llama3_of_pairs_that_rest_or_turn_backwards():
-    turns = pe.geometric(64, 5e5).cycles
+    cycles = pe.geometric(64, 5e5).cycles
     settings = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192}
-    forwards = pe.llama3(pe.Frequencies((0, *turns), 66), **settings)
-    backwards = pe.llama3(pe.Frequencies(tuple(-t for t in (0, *turns)), 66), **settings)
+    forwards = pe.llama3(pe.Frequencies((0, *cycles), 66), **settings)
+    backwards = pe.llama3(pe.Frequencies(tuple(-t for t in (0, *cycles)), 66), **settings)
     assert forwards.cycles[0] == 0 and backwards.cycles == tuple(-t for t in forwards.cycles)
 
 
@@ -228,14 +228,6 @@ def test_a_part_of_a_head_turns_by_several_coordinates_scaled_and_amplified():
         expected = rotations.turn(x[:, 0, i].astype(float), x[:, 0, i + 8].astype(float), sine, cosine)
         amplitude = float(spectra.temperature(40))
         np.testing.assert_allclose(got[:, 0, [i, i + 8]].T, amplitude * np.array(expected), rtol=0, atol=1.5e-6)
-
-
-def test_as_float32_references_compute_it():
-    f = pe.llama3(pe.geometric(64, 5e5), 8, low_freq_factor=1, high_freq_factor=4, original_max=8192)
-    positions = np.arange(0, 8192, 321)
-    phases = encodings.float32_phases(positions, spectra.llama3(64, 5e5, 8, 1, 4, 8192))
-    got = pe.sinusoidal(positions, f.with_precision("float32"), layout="half")
-    np.testing.assert_allclose(got, np.concatenate([np.sin(phases), np.cos(phases)], axis=1), rtol=0, atol=2e-7)
 
 
 def test_static_under_jit():

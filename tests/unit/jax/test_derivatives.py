@@ -156,7 +156,7 @@ def test_tangents_and_cotangents_alone_may_be_mapped(program):
     check(*program(lambda v, u: [mapped(f, v, u) for f in (ours, theirs)])(normal(4, 5), normal(4, 5)))
 
 
-def test_only_what_moves_is_computed():
+def test_only_what_has_a_tangent_is_computed():
     f = lambda x, w: example(5.0, x, w, N)[0]  # noqa: E731  # of other settings than before, so that it is traced anew
     RAN.clear()
     jax.eval_shape(lambda x: jax.jvp(lambda x: f(x, W), (x,), (x,)), X)
@@ -217,11 +217,13 @@ def without_derivative(settings, operands, outputs, cotangents, has_tangent):
 
 
 KERNELS = Kernels({None: without_derivative}, lambda settings, has_tangent: settings == 2.0 or not has_tangent[1])
-by_kernels = operation("kept", types=types, compute=compute, tangent=tangent, transpose=transpose, kernels=KERNELS)
+by_kernels = operation(
+    "by_kernels", types=types, compute=compute, tangent=tangent, transpose=transpose, kernels=KERNELS
+)
 
 
 @pytest.mark.parametrize(("argnums", "settings", "count"), [((0, 1), 2.0, 1), ((0, 1), 3.0, 0), (0, 3.0, 1)])
-def test_kernels_compute_what_they_hold(argnums, settings, count):
+def test_kernels_compute_what_they_support(argnums, settings, count):
     RAN.clear()
     f = lambda x, w: jnp.sum(by_kernels(settings, x, w, N)[0])  # noqa: E731
     got = jax.jit(jax.grad(f, argnums))(X, W)

@@ -64,6 +64,15 @@ def test_products_are_rounded_first():
     assert "minimum" in text.mlir_module()
 
 
+@pytest.mark.parametrize("f", [workarounds.rounded_product, workarounds.product])
+def test_the_derivative_of_a_product(f):
+    x, dx = np.float32([3, 5]), np.float32([7, 11])
+    assert jax.jvp(f, [*x], [*dx]) == (15, 3 * 11 + 7 * 5)
+    assert jax.grad(f, (0, 1))(*x) == (5, 3)
+    infinity, one = (np.float32(np.inf),), (np.float32(1),)
+    assert jax.jvp(lambda a: workarounds.product(a, x[1]), infinity, one)[1] == 5
+
+
 @pytest.mark.parametrize("transform", [lambda f: f, jax.vmap, jax.checkpoint, lambda f: lambda *x: jax.jvp(f, x, x)[0]])
 def test_a_product_says_what_it_is(transform):
     """Another function of its name does not."""

@@ -1,4 +1,4 @@
-"""Tuning words: exact on host and device, and rounded where a turn ends."""
+"""Phase increments: exact on host and device, and rounded where a cycle ends."""
 
 from fractions import Fraction
 
@@ -17,42 +17,43 @@ def test_increments_on_host_and_device_agree():
     host = fixed_point.increment_from_cycles(spectra.turns(map(float, angular)))
     device = jax.device_get(jax.jit(fixed_point.increment_from_angular)(angular))
 
-    def value(word):  # step + remainder, in units of 2⁻⁴⁷ turn, mod a turn; whole turns aside
-        step = [(int(s) << 15) + int(r) for s, r in zip(word.step, word.step_low, strict=True)]
-        jump = [(int(s) << 15) + int(r) for s, r in zip(word.jump, word.jump_low, strict=True)]
+    def value(increment):  # step + remainder, in units of 2⁻⁴⁷ cycle, without whole cycles
+        step = [(int(s) << 15) + int(r) for s, r in zip(increment.step, increment.step_low, strict=True)]
+        jump = [(int(s) << 15) + int(r) for s, r in zip(increment.jump, increment.jump_low, strict=True)]
         return np.array(step), np.array(jump)
 
     for mine, theirs in zip(value(host), value(device), strict=True):
         distance = (mine - theirs + 2**46) % 2**47 - 2**46
         assert np.abs(distance).max() <= 1
     exact = [Fraction(t, 2**128) for t in spectra.turns(map(float, angular))]
-    for word in (host, device):
-        whole = np.array([int(w) + int(s) / 2**32 for w, s in zip(word.cycles, word.step, strict=True)])
+    for increment in (host, device):
+        whole = np.array([int(c) + int(s) / 2**32 for c, s in zip(increment.cycles, increment.step, strict=True)])
         assert np.abs(whole - np.array([float(x) for x in exact])).max() < 2**-32 + 2**-53 * 2e5
 
 
-# The last two are rounded to half a turn and to a whole one, in the step.
+# The last two are rounded to half a cycle and to a whole one, in the step.
 @pytest.mark.parametrize(
     "fraction", [2**-33, 1 - 2**-33, 0.5 - 2**-34, 0.5, 0.5 + 2**-33, 1 - 2**-20, 0.5 - 2**-40, 1 - 2**-40]
 )
-def test_whole_turns_round_with_the_step(fraction):
-    word = fixed_point.increment_from_cycles((int(fraction * 2**128) + (3 << 128), int(fraction * 2**128) - (5 << 128)))
-    value = word.cycles + word.step / 2**32 + word.step_low / 2**47
+def test_whole_cycles_round_with_the_step(fraction):
+    part = int(fraction * 2**128)
+    increment = fixed_point.increment_from_cycles((part + (3 << 128), part - (5 << 128)))
+    value = increment.cycles + increment.step / 2**32 + increment.step_low / 2**47
     np.testing.assert_allclose(value, [3 + fraction, fraction - 5], rtol=0, atol=2**-46)
 
 
 def test_a_phase_is_within_three_units():
-    """As README says: units of 2⁻³² turn, against integers of 128 bits."""
+    """As README says: units of 2⁻³² cycle, against integers of 128 bits."""
     rng = np.random.default_rng(2)
     angular = (10.0 ** rng.uniform(-12, 1, 300) * rng.choice([-1, 1], 300)).astype(np.float32)
     positions = np.concatenate([rng.integers(-(2**31), 2**31, 94), [-(2**31), -65537, -1, 65535, 2**30 - 1, 2**31 - 1]])
-    turns = spectra.turns(map(float, angular))
-    true = np.array([[int(p) * t % 2**128 / 2**96 for t in turns] for p in positions])  # in units
+    cycles = spectra.turns(map(float, angular))
+    true = np.array([[int(p) * t % 2**128 / 2**96 for t in cycles] for p in positions])  # in units
     phase = jax.jit(fixed_point.phase)
-    for word in (
-        fixed_point.increment_from_cycles(turns),
+    for increment in (
+        fixed_point.increment_from_cycles(cycles),
         jax.device_get(jax.jit(fixed_point.increment_from_angular)(angular)),
     ):
-        row = fixed_point.PhaseIncrement(*(part[None] for part in word))
+        row = fixed_point.PhaseIncrement(*(part[None] for part in increment))
         found = np.float64(phase(np.int32(positions)[:, None], row, np.zeros((1, 1), np.int32)))
         assert 1 < np.abs((found - true + 2**31) % 2**32 - 2**31).max() < 3

@@ -1,4 +1,4 @@
-"""Exact phases and their waves: the error bound, the derivatives, the edges."""
+"""Exact phases and their sines: the error bound, the derivatives, the edges."""
 
 import ast
 import functools
@@ -59,8 +59,8 @@ def test_sine_of_a_phase():
     assert np.abs(got).max() <= 1.0
 
 
-def test_quarter_turns_are_exact():
-    quarters = np.array([-(2**31), -(2**30), 0, 2**30], np.int32)  # a quarter turn behind: sin at 180°, 270°… of φ−90°
+def test_quarter_cycles_are_exact():
+    quarters = np.array([-(2**31), -(2**30), 0, 2**30], np.int32)  # a quarter cycle behind: sin at 180°, 270°… of φ−90°
     sine, origin = jax.jit(lambda phase, p: (sines.sine_of_phase(phase), pe.sinusoidal(p, 8)))(quarters, np.int32(0))
     np.testing.assert_array_equal(sine, [1.0, 0.0, -1.0, 0.0])
     np.testing.assert_array_equal(origin, [0, 1] * 4)
@@ -229,8 +229,8 @@ def test_float64_frequencies_are_exact_under_x64():
     assert_within(got, exact(positions, angular), BOUND, against="mpmath at 60 digits")
 
 
-def test_half_a_turn_a_position():
-    # −2³¹ units of 2⁻³² turn, which has no positive; whole turns count where positions are not whole.
+def test_half_a_cycle_per_position():
+    # −2³¹ units of 2⁻³² cycle, which has no positive; whole cycles count where positions are not whole.
     positions = np.array([-1.5, -0.25, 0.25, 0.5, 1.25, 3.75, 100_000.125])
     angular = np.pi * np.array([-1, 1, -3, 3])
     with jax.enable_x64(True):

@@ -380,14 +380,6 @@ def test_tables_of_timm(case):
     np.testing.assert_allclose(np.reshape(got, (-1, 12)), np.reshape(case["values"], (-1, 12)), rtol=0, atol=5e-7)
 
 
-def test_three_coordinates():
-    shape, width = (2, 3, 4), 24
-    got = jax.jit(lambda: pe.sinusoidal(pe.grid_positions(shape), pe.axial(width, 3)))()
-    assert got.shape == (24, width)
-    want = np.concatenate([encodings.encode(p, width // 3) for p in loops.grid(shape).T], 1)
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-7)
-
-
 IDS = np.array([1, 1, 2], np.int32)
 KNOWN = jax.device_put(np.int32([[1, 2], [3, 1]]))
 
