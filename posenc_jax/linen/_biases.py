@@ -247,7 +247,7 @@ class FIRE(nn.Module):
         b2 = self.param("bias2", self.bias_init, (self.num_heads,), self.param_dtype)
         c_init = nn.initializers.constant(initializers.inverse_softplus(self.c))
         c = self.param("free_c", c_init, (), self.param_dtype)
-        multiplier_init = nn.initializers.constant(initializers.SOFTPLUS_IS_ONE)
+        multiplier_init = nn.initializers.constant(initializers.inverse_softplus(1.0))
         multiplier = self.param("free_multiplier", multiplier_init, (), self.param_dtype)
         mlp = w1, b1, w2, b2
         return calls.unconstrained_fire(query_positions, key_positions, mlp, c, multiplier, self.threshold)

@@ -253,7 +253,7 @@ class FIRE(nnx.Module):
         self.kernel1, self.kernel2 = nnx.Param(w1, **kernel_metadata), nnx.Param(w2, **kernel_metadata)
         self.bias1, self.bias2 = nnx.Param(b1, **bias_metadata), nnx.Param(b2, **bias_metadata)
         self.free_c = nnx.Param(jnp.asarray(initializers.inverse_softplus(c), param_dtype))
-        self.free_multiplier = nnx.Param(jnp.asarray(initializers.SOFTPLUS_IS_ONE, param_dtype))
+        self.free_multiplier = nnx.Param(jnp.asarray(initializers.inverse_softplus(1.0), param_dtype))
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
